@@ -1,0 +1,194 @@
+// Package accel holds the vocabulary that all parts of Divvy share: devices,
+// units, requests, grants and the reasons for a refusal.
+//
+// It is values only: standard library, no clients, no clock of its own, no
+// logging. Values are safe to copy; those that hold slices or maps must not be
+// changed once they were handed on.
+package accel
+
+import (
+	"errors"
+	"fmt"
+	"time"
+)
+
+// DeviceID is the stable identity of a device, the uuid that the vendor's
+// library reports. It is unique on a node and, for real hardware, everywhere.
+type DeviceID string
+
+// Resource is the name of an extended resource, such as
+// "enflame.com/gcu-memory".
+type Resource string
+
+// Units counts an extended resource in the integers that pods request. It is
+// signed, so that a subtraction that goes wrong shows as a negative number and
+// not as a huge one.
+type Units int64
+
+// NoNUMA is the NUMANode of a device whose node is not known.
+const NoNUMA = -1
+
+// Device is one schedulable accelerator as its vendor's library describes it.
+type Device struct {
+	// Index is the vendor's 0-based number of the device on its node.
+	Index int
+	// ID is the vendor's uuid.
+	ID DeviceID
+	// Model is the vendor's product name, "" when unknown.
+	Model string
+	// MemoryBytes is the total device memory in bytes.
+	MemoryBytes int64
+	// NUMANode is the node's NUMA node, or NoNUMA.
+	NUMANode int
+	// Board names the board that carries the device, "" when it is the device
+	// itself.
+	Board string
+	// PCI is the PCI address, domain:bus:device.function, "" when unknown.
+	PCI string
+	// Health says whether new pods may be placed on the device.
+	Health Health
+}
+
+// Health is the state of a device. The zero value is healthy.
+type Health struct {
+	// Unhealthy is true when no new pod may be placed on the device.
+	Unhealthy bool
+	// Reason says why, in words that a person reads; "" when healthy.
+	Reason string
+}
+
+// Share is a device together with the units that a resource cuts it into.
+type Share struct {
+	Device
+	// Units is how many units of the resource the device holds in all.
+	Units Units
+}
+
+// Inventory is what a node publishes of one resource.
+type Inventory struct {
+	Resource Resource
+	// Unit is the size of one unit as configured, such as "0.1" for a tenth of
+	// a GB; "" for resources that are not counted in memory.
+	Unit string
+	// Shares are the devices in ascending order of Index.
+	Shares []Share
+}
+
+// ContainerKind tells when a container runs relative to the others of its pod.
+type ContainerKind uint8
+
+// The kinds of containers, in the order in which kubelet starts them.
+const (
+	// InitContainer runs to its end before the next container starts.
+	InitContainer ContainerKind = iota
+	// SidecarContainer is an init container that keeps running
+	// (restartPolicy Always).
+	SidecarContainer
+	// AppContainer runs beside all other app containers.
+	AppContainer
+)
+
+// ContainerRequest is what one container asks of a resource.
+type ContainerRequest struct {
+	Name  string
+	Kind  ContainerKind
+	Units Units
+}
+
+// Request is what one pod asks of one resource. All of it is served by a
+// single device.
+type Request struct {
+	Resource Resource
+	// Containers are those that ask for at least one unit, in the order in
+	// which kubelet allocates: init containers and sidecars as written, then
+	// app containers.
+	Containers []ContainerRequest
+}
+
+// Peak returns the units that the pod holds at its highest: init containers
+// run one after the other beside the sidecars started before them, then all
+// app containers run beside all sidecars. The formula is that of
+// kube-scheduler (k8s.io/component-helpers/resource, PodRequests).
+func (r Request) Peak() Units {
+	var sidecars, initPeak, apps Units
+	for _, c := range r.Containers {
+		switch c.Kind {
+		case SidecarContainer:
+			sidecars += c.Units
+			initPeak = max(initPeak, sidecars)
+		case InitContainer:
+			initPeak = max(initPeak, sidecars+c.Units)
+		case AppContainer:
+			apps += c.Units
+		}
+	}
+	return max(initPeak, sidecars+apps)
+}
+
+// PodRef identifies a pod. UID decides; the names are for people.
+type PodRef struct {
+	UID       string
+	Namespace string
+	Name      string
+}
+
+// String returns namespace/name.
+func (p PodRef) String() string { return p.Namespace + "/" + p.Name }
+
+// Grant says which device of which node serves a pod.
+type Grant struct {
+	Resource Resource
+	Node     string
+	Device   DeviceID
+	// Index is the device's Index at the time of the grant.
+	Index int
+	// DeviceUnits are all units of the device.
+	DeviceUnits Units
+	// Units are the pod's peak.
+	Units Units
+	// At is when the device was chosen; kubelet serves the oldest grant first.
+	At time.Time
+	// Confirmed is true once the node has seen kubelet hand the units out.
+	Confirmed bool
+}
+
+// ReasonCode classifies why a node refuses a pod.
+type ReasonCode uint8
+
+// The reasons. Fits is the zero value.
+const (
+	Fits ReasonCode = iota
+	// NodeUnknown: the node is not known or publishes no inventory of the
+	// resource.
+	NodeUnknown
+	// NoDeviceFits: no healthy device has enough free units now; pods that end
+	// may change that.
+	NoDeviceFits
+	// LargerThanDevice: the request is larger than any device of the node, so
+	// no eviction can help.
+	LargerThanDevice
+)
+
+// Unresolvable reports whether evicting pods from the node cannot help.
+func (c ReasonCode) Unresolvable() bool { return c == NodeUnknown || c == LargerThanDevice }
+
+// ErrNoFit is the error of a placement for which no device has room. Test with
+// errors.Is; errors that wrap it say how much was asked and where.
+var ErrNoFit = errors.New("no device has enough free units")
+
+// NoFitError says what was asked for and what would have been there.
+type NoFitError struct {
+	Node     string
+	Resource Resource
+	// Need and Largest are in units; Largest is the most that any one healthy
+	// device has free.
+	Need, Largest Units
+}
+
+func (e *NoFitError) Error() string {
+	return fmt.Sprintf("node %s: %d units of %s requested on one device, at most %d are free on any: %v",
+		e.Node, e.Need, e.Resource, e.Largest, ErrNoFit)
+}
+
+// Unwrap makes errors.Is(err, ErrNoFit) true.
+func (e *NoFitError) Unwrap() error { return ErrNoFit }
