@@ -1,0 +1,145 @@
+// Package backend is the contract between Divvy's node daemon and the vendors
+// of accelerators. A vendor is three things: which devices there are, how they
+// are, and what a container needs to reach one. It knows nothing of sharing,
+// kubelet or scheduling.
+//
+// A vendor implements Backend, and Notifier if its library can tell of changes
+// by itself. The vendors stand in one list, in package vendors below this one.
+// Package backendtest has the suite that every vendor passes.
+//
+// Health has no call of its own: Discover returns devices with their health,
+// and Watch calls it again and again. So loss, recovery, a driver that is
+// loaded late and a card that got another index all take the one path that is
+// used every few seconds, and a missed event costs one interval at most. A
+// contract that reports single changes was turned down, because every vendor
+// would need its own poll loop and its own idea of what a change is.
+package backend
+
+import (
+	"context"
+	"time"
+
+	"github.com/divvy-gpu/divvy/internal/accel"
+)
+
+// Backend reaches one vendor's devices on this node. Its methods are safe for
+// concurrent use.
+type Backend interface {
+	// Vendor is the vendor's name as the configuration spells it: "enflame".
+	Vendor() string
+
+	// Discover lists the devices as they are now. Devices that cannot be used
+	// are in Found.Faults and never hide the others.
+	//
+	// An error means that nothing is known about any device now. It is an
+	// *UnavailableError when the vendor's library or driver is missing, broken
+	// or does not answer; the caller calls again later, which starts afresh and
+	// finds what has appeared since. It wraps ctx's error when ctx ended first.
+	// Discover never outlives ctx, whatever the library does.
+	Discover(ctx context.Context) (Found, error)
+
+	// Edits returns what a container needs to reach the devices, all of which
+	// an earlier Discover listed; the last one that did so decides. It calls
+	// no library, so it also answers while the library does not. Without ids,
+	// and for an id that was never listed, it is an error.
+	Edits(ids ...accel.DeviceID) (Edits, error)
+
+	// Close lets go of the library. Calls after Close return ErrClosed; Close
+	// again returns nil.
+	Close() error
+}
+
+// Notifier is an optional ability of a Backend: it hears of changes without
+// asking. Devices of a Backend without it are only polled.
+type Notifier interface {
+	// AwaitChange returns nil once something may have changed that Discover
+	// would tell. It returns an error when ctx ends, and when the library
+	// cannot be asked now; the caller then waits a while before the next call.
+	// One caller at a time.
+	AwaitChange(ctx context.Context) error
+}
+
+// Options say where a vendor's library is and how long to wait for it.
+// Configuration fills them in; the zero value is a driver installed in "/".
+type Options struct {
+	// DriverRoot is the folder that this process sees the vendor's driver
+	// installation in: "/" (the default), or "/host" in a container that has
+	// the host's root mounted there. Symbolic links are followed inside it.
+	DriverRoot string
+	// HostDriverRoot is the same folder as the container runtime on the host
+	// sees it, "/" by default. It is the prefix of DeviceNode.HostPath.
+	HostDriverRoot string
+	// LibraryPath names the library's file, as this process sees it. When it
+	// is set, no other file is tried.
+	LibraryPath string
+	// CallTimeout bounds every single call of the vendor's library,
+	// DefaultCallTimeout when zero.
+	CallTimeout time.Duration
+}
+
+// DefaultCallTimeout is the limit for one call of a vendor's library. Calls
+// take microseconds to some milliseconds; a driver that resets a card may hold
+// one up for seconds.
+const DefaultCallTimeout = 5 * time.Second
+
+// Found is the outcome of one discovery.
+type Found struct {
+	// Driver is the version of the vendor's driver, "" when it does not tell.
+	Driver string
+	// Devices are those that can be described, healthy or not, in ascending
+	// order of Index. Their IDs differ from each other.
+	Devices []accel.Device
+	// Faults are the devices that the library counts but that cannot be used
+	// at all, in ascending order of Index.
+	Faults []Fault
+}
+
+// Fault is a device that the vendor's library counts but cannot describe, or
+// describes in a way that cannot be true, such as an empty uuid.
+type Fault struct {
+	// Index is the vendor's number of the device.
+	Index int
+	// ID is the device's identity: as the library gave it, or as an earlier
+	// Discover of the same Backend listed it under this Index. It is "" when
+	// neither is known.
+	ID accel.DeviceID
+	// Err says what is wrong, for people, and names the device.
+	Err error
+}
+
+// Edits is what one container needs to reach its devices. Which of the parts
+// are put into the container is for the configuration to say: the environment
+// alone (the vendor's container runtime does the rest), with the device nodes,
+// or with the CDI names.
+type Edits struct {
+	// Env names the devices in the variable that the vendor's software reads.
+	Env map[string]string
+	// DeviceNodes are the device nodes, in the order of the devices' Index.
+	DeviceNodes []DeviceNode
+	// CDIDevices are the CDI names, in the order of the devices' Index, one
+	// per device. The CDI specification must define each of them with the
+	// DeviceNodes that Edits returns for that device alone. It must not define
+	// Env, which names all devices of the container in one variable.
+	CDIDevices []CDIDevice
+}
+
+// DeviceNode is a device file that a container gets.
+type DeviceNode struct {
+	// Path is the file inside the container.
+	Path string
+	// HostPath is the file as the container runtime sees it.
+	HostPath string
+	// Permissions are cgroup device permissions, a subset of "rwm".
+	Permissions string
+}
+
+// CDIDevice is a device's name in the Container Device Interface.
+type CDIDevice struct {
+	// Kind is the CDI vendor and class: "enflame.com/gcu".
+	Kind string
+	// Name is the device's name within its kind.
+	Name string
+}
+
+// String returns the fully qualified name: "enflame.com/gcu=GCU-U53000090104".
+func (d CDIDevice) String() string { return d.Kind + "=" + d.Name }

@@ -1,0 +1,27 @@
+package backend
+
+import "errors"
+
+// ErrClosed is returned by a Backend that was closed.
+var ErrClosed = errors.New("backend is closed")
+
+// UnavailableError says that a vendor's devices cannot be asked for now: no
+// library, no driver, or a library that fails or does not answer. It is a
+// state to report and to wait out, not a reason to end. Test with errors.As.
+type UnavailableError struct {
+	// Vendor is the Backend's vendor.
+	Vendor string
+	// Err is the exact reason, for people.
+	Err error
+}
+
+func (e *UnavailableError) Error() string {
+	return e.Vendor + " devices are unavailable: " + e.Err.Error()
+}
+
+// Unwrap returns the reason.
+func (e *UnavailableError) Unwrap() error { return e.Err }
+
+// Reason is the reason alone, without the vendor, for status texts that name
+// the vendor elsewhere.
+func (e *UnavailableError) Reason() string { return e.Err.Error() }

@@ -1,0 +1,128 @@
+package backend
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"time"
+)
+
+// DefaultInterval is how often Watch asks when nothing else makes it ask.
+const DefaultInterval = 5 * time.Second
+
+// minGap is the least time between two discoveries that events ask for, so
+// that a card in distress, which sends them by the hundred, cannot keep the
+// library busy.
+const minGap = 200 * time.Millisecond
+
+// Watch discovers the devices of b at once, then every interval
+// (DefaultInterval when it is not positive) and whenever b tells of a change,
+// until ctx ends. It calls report with the first outcome
+// and then with each outcome that differs from the one before; err is that of
+// Discover, and found is empty when it is not nil. The calls of report come
+// one after the other, from the goroutine that called Watch.
+//
+// A device that was there before and is not in found.Devices has been lost;
+// what that means for the pods on it is for the caller to decide. With an
+// error nothing is known about any device.
+//
+// Watch returns when ctx has ended and all that it started has stopped.
+func Watch(ctx context.Context, b Backend, interval time.Duration, report func(found Found, err error)) {
+	if interval <= 0 {
+		interval = DefaultInterval
+	}
+	changed := make(chan struct{}, 1)
+	var listening sync.WaitGroup
+	defer listening.Wait()
+	if n, ok := b.(Notifier); ok {
+		listening.Go(func() { listen(ctx, n, interval, changed) })
+	}
+
+	var last Found
+	var lastErr error
+	for first := true; ; first = false {
+		found, err := b.Discover(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		if err != nil {
+			found = Found{}
+		}
+		if first || !found.Equal(last) || errorText(err) != errorText(lastErr) {
+			last, lastErr = found, err
+			report(found, err)
+		}
+		if !pause(ctx, interval, changed) {
+			return
+		}
+	}
+}
+
+// listen puts a token into changed whenever n tells of a change.
+func listen(ctx context.Context, n Notifier, interval time.Duration, changed chan<- struct{}) {
+	for ctx.Err() == nil {
+		if err := n.AwaitChange(ctx); err != nil {
+			// The reason also keeps Discover from working, which reports it.
+			sleep(ctx, interval)
+			continue
+		}
+		select {
+		case changed <- struct{}{}:
+		default: // one is waiting already, and one discovery serves both
+		}
+	}
+}
+
+// pause waits until the next discovery is due. It returns false when ctx ended.
+func pause(ctx context.Context, interval time.Duration, changed <-chan struct{}) bool {
+	gap := min(minGap, interval)
+	if !sleep(ctx, gap) {
+		return false
+	}
+	rest := time.NewTimer(interval - gap)
+	defer rest.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-changed:
+	case <-rest.C:
+	}
+	return true
+}
+
+func sleep(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-t.C:
+		return true
+	}
+}
+
+// Equal reports whether f and g tell the same; errors count by their text.
+func (f Found) Equal(g Found) bool {
+	return f.Driver == g.Driver &&
+		slices.Equal(f.Devices, g.Devices) &&
+		slices.EqualFunc(f.Faults, g.Faults, func(a, b Fault) bool {
+			return a.Index == b.Index && a.ID == b.ID && errorText(a.Err) == errorText(b.Err)
+		})
+}
+
+// Unavailable returns the *UnavailableError in err, or nil.
+func Unavailable(err error) *UnavailableError {
+	var u *UnavailableError
+	if errors.As(err, &u) {
+		return u
+	}
+	return nil
+}
+
+func errorText(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
+}
