@@ -1,0 +1,180 @@
+// Package logging sets up the one logger of a program: structured lines to
+// standard error and, when asked for, to a rotated file that outlives the
+// container.
+//
+// The logger also becomes klog's, so what client-go says arrives in the same
+// place and form, and klog.FromContext finds it without further wiring.
+//
+// A log is never a reason to stop: when the file cannot be written, say because
+// the disk is full, lines still go to standard error, which tells once that the
+// file is missing them and once that it recovered.
+package logging
+
+import (
+	"flag"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+
+	"github.com/go-logr/logr"
+	"gopkg.in/natefinch/lumberjack.v2"
+	"k8s.io/klog/v2"
+)
+
+// Format is the form of a log line.
+type Format string
+
+// The formats.
+const (
+	// Text is key=value, for people.
+	Text Format = "text"
+	// JSON is one object per line, for machines.
+	JSON Format = "json"
+)
+
+// Defaults of Options.
+const (
+	DefaultMaxSizeMB  = 50
+	DefaultMaxBackups = 5
+)
+
+// Options says where log lines go and which are kept. The zero value logs text
+// of level info to standard error.
+type Options struct {
+	// File receives a copy of every line; "" for none. Its folder is created.
+	File string
+	// MaxSizeMB is the size in MB at which the file is rotated, 0 for
+	// DefaultMaxSizeMB.
+	MaxSizeMB int
+	// MaxBackups is how many rotated files are kept, 0 for DefaultMaxBackups.
+	MaxBackups int
+	// Level is the least severe level that is written; see ParseLevel.
+	Level slog.Level
+	// Format is the form of a line, "" for Text.
+	Format Format
+	// Stderr replaces os.Stderr, for tests.
+	Stderr io.Writer
+}
+
+// levels in the order in which an error message lists them.
+var levels = []struct {
+	name  string
+	level slog.Level
+}{
+	{"error", slog.LevelError},
+	{"warn", slog.LevelWarn},
+	{"info", slog.LevelInfo},
+	{"debug", slog.LevelDebug}, // logr's V(4) and below
+	{"trace", -8},              // logr's V(8) and below: client-go shows its requests
+}
+
+// ParseLevel turns the name of a level, one of error, warn, info, debug and
+// trace, into the level.
+func ParseLevel(name string) (slog.Level, error) {
+	var names []string
+	for _, l := range levels {
+		if l.name == name {
+			return l.level, nil
+		}
+		names = append(names, l.name)
+	}
+	return 0, fmt.Errorf("log level %q: must be one of %s", name, strings.Join(names, ", "))
+}
+
+// ParseFormat checks the name of a format, text or json.
+func ParseFormat(name string) (Format, error) {
+	if f := Format(name); slices.Contains([]Format{Text, JSON}, f) {
+		return f, nil
+	}
+	return "", fmt.Errorf("log format %q: must be one of %s, %s", name, Text, JSON)
+}
+
+// Setup builds the logger, installs it as klog's and slog's default, and
+// returns it with a function that closes the file. Call it once, before other
+// goroutines log: klog's logger must not be replaced while it is used.
+func Setup(o Options) (logr.Logger, func() error) {
+	stderr := o.Stderr
+	if stderr == nil {
+		stderr = os.Stderr
+	}
+	out, closeFile := stderr, func() error { return nil }
+	if o.File != "" {
+		file := &lumberjack.Logger{
+			Filename:   o.File,
+			MaxSize:    orDefault(o.MaxSizeMB, DefaultMaxSizeMB),
+			MaxBackups: orDefault(o.MaxBackups, DefaultMaxBackups),
+			LocalTime:  false,
+		}
+		out, closeFile = &tee{console: stderr, file: file, name: o.File}, file.Close
+	}
+
+	handlerOptions := &slog.HandlerOptions{Level: o.Level, AddSource: true, ReplaceAttr: shorten}
+	var handler slog.Handler = slog.NewTextHandler(out, handlerOptions)
+	if o.Format == JSON {
+		handler = slog.NewJSONHandler(out, handlerOptions)
+	}
+
+	logger := slog.New(handler)
+	slog.SetDefault(logger)
+	klog.SetSlogLogger(logger)
+	setKlogVerbosity(o.Level)
+	return logr.FromSlogHandler(handler), closeFile
+}
+
+// setKlogVerbosity makes klog.V(n) agree with the level. klog has no function
+// for it, only its flag.
+func setKlogVerbosity(level slog.Level) {
+	fs := flag.NewFlagSet("klog", flag.ContinueOnError)
+	klog.InitFlags(fs)
+	// The value is a number, which is all that the flag asks for.
+	_ = fs.Set("v", strconv.Itoa(max(0, -int(level))))
+}
+
+// shorten turns the source position into file.go:123. The whole path of the
+// build machine says nothing to a reader.
+func shorten(_ []string, a slog.Attr) slog.Attr {
+	if src, ok := a.Value.Any().(*slog.Source); ok && a.Key == slog.SourceKey && src != nil {
+		a.Value = slog.StringValue(filepath.Base(src.File) + ":" + strconv.Itoa(src.Line))
+	}
+	return a
+}
+
+// tee writes every line to the console and to the file, neither of which can
+// keep the line from the other.
+type tee struct {
+	console io.Writer
+	file    io.Writer
+	name    string
+
+	mu     sync.Mutex // guards failed and keeps lines whole
+	failed bool       // the last write to file failed
+}
+
+func (t *tee) Write(line []byte) (int, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	// The console's error has nowhere to be told.
+	_, _ = t.console.Write(line)
+	_, err := t.file.Write(line)
+	switch {
+	case err != nil && !t.failed:
+		fmt.Fprintf(t.console, "log file %s cannot be written, lines go to standard error only: %v\n", t.name, err)
+	case err == nil && t.failed:
+		fmt.Fprintf(t.console, "log file %s is written again\n", t.name)
+	}
+	t.failed = err != nil
+	return len(line), nil
+}
+
+func orDefault(n, def int) int {
+	if n == 0 {
+		return def
+	}
+	return n
+}
