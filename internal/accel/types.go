@@ -9,6 +9,7 @@ package accel
 import (
 	"errors"
 	"fmt"
+	"math"
 	"time"
 )
 
@@ -24,6 +25,24 @@ type Resource string
 // signed, so that a subtraction that goes wrong shows as a negative number and
 // not as a huge one.
 type Units int64
+
+// MaxUnits bounds what one device is taken to hold and what one pod is counted
+// with: over a million GB at the finest unit, and small enough that the sum
+// over all pods of a node cannot overflow.
+const MaxUnits Units = 1 << 40
+
+// plus returns u+v, where a negative v counts as nothing and a sum beyond the
+// range stays at its end: a request that overflowed to a small number would
+// fit everywhere.
+func (u Units) plus(v Units) Units {
+	if v <= 0 {
+		return u
+	}
+	if u > math.MaxInt64-v {
+		return math.MaxInt64
+	}
+	return u + v
+}
 
 // NoNUMA is the NUMANode of a device whose node is not known.
 const NoNUMA = -1
@@ -108,21 +127,22 @@ type Request struct {
 // Peak returns the units that the pod holds at its highest: init containers
 // run one after the other beside the sidecars started before them, then all
 // app containers run beside all sidecars. The formula is that of
-// kube-scheduler (k8s.io/component-helpers/resource, PodRequests).
+// kube-scheduler (k8s.io/component-helpers/resource, PodRequests). Amounts below
+// zero count as nothing, sums beyond the range stay at its end.
 func (r Request) Peak() Units {
 	var sidecars, initPeak, apps Units
 	for _, c := range r.Containers {
 		switch c.Kind {
 		case SidecarContainer:
-			sidecars += c.Units
+			sidecars = sidecars.plus(c.Units)
 			initPeak = max(initPeak, sidecars)
 		case InitContainer:
-			initPeak = max(initPeak, sidecars+c.Units)
+			initPeak = max(initPeak, sidecars.plus(c.Units))
 		case AppContainer:
-			apps += c.Units
+			apps = apps.plus(c.Units)
 		}
 	}
-	return max(initPeak, sidecars+apps)
+	return max(initPeak, sidecars.plus(apps))
 }
 
 // PodRef identifies a pod. UID decides; the names are for people.

@@ -1,0 +1,46 @@
+package wire
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+)
+
+// ErrSignature is the error of a grant that is well formed but was not signed
+// for this pod with this key.
+var ErrSignature = errors.New("the signature does not match")
+
+// SyntaxError is the error of a value that cannot be read: no JSON, of an
+// unknown version, too long, or with content that makes no sense.
+type SyntaxError struct {
+	// What names the value, such as "grant".
+	What string
+	Err  error
+}
+
+func (e *SyntaxError) Error() string { return fmt.Sprintf("unreadable %s: %v", e.What, e.Err) }
+
+// Unwrap returns the cause.
+func (e *SyntaxError) Unwrap() error { return e.Err }
+
+// unmarshal reads exactly one JSON value of at most limit bytes. Unknown
+// fields are ignored, so that a later release may add some without raising the
+// version.
+func unmarshal(s string, limit int, into any) error {
+	if len(s) > limit {
+		return fmt.Errorf("%d bytes, at most %d are read", len(s), limit)
+	}
+	d := json.NewDecoder(bytes.NewReader([]byte(s)))
+	if err := d.Decode(into); err != nil {
+		if errors.Is(err, io.EOF) {
+			return errors.New("the value is empty")
+		}
+		return err
+	}
+	if _, err := d.Token(); !errors.Is(err, io.EOF) {
+		return errors.New("text follows the end of the JSON value")
+	}
+	return nil
+}

@@ -1,0 +1,188 @@
+package wire
+
+import (
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+	"unicode/utf8"
+
+	"github.com/divvy-gpu/divvy/internal/accel"
+)
+
+// GrantAnnotation is the annotation of a Pod that carries its grant.
+const GrantAnnotation = "divvy.dev/grant"
+
+// MinKeyBytes is the shortest key that NewSigner takes.
+const MinKeyBytes = sha256.Size
+
+const (
+	grantVersion  = 1
+	maxGrantBytes = 4 << 10
+	// macDomain keeps a MAC of a grant from ever being one of something else
+	// that is signed with the same key.
+	macDomain = "divvy.dev/grant/v1"
+)
+
+// grantV1 is the grant as written. Its JSON without the MAC, in the order of
+// these fields, is also what is signed; so the order and the tags are part of
+// version 1.
+type grantV1 struct {
+	Version     int            `json:"v"`
+	Resource    accel.Resource `json:"resource"`
+	Node        string         `json:"node"`
+	Device      accel.DeviceID `json:"device"`
+	Index       int            `json:"index"`
+	DeviceUnits accel.Units    `json:"deviceUnits"`
+	Units       accel.Units    `json:"units"`
+	At          time.Time      `json:"at"`
+	Confirmed   bool           `json:"confirmed,omitempty"`
+	// MAC is HMAC-SHA256 in unpadded URL-safe base64.
+	MAC string `json:"mac,omitempty"`
+}
+
+// Signer writes grants and reads those that were written with the same key. It
+// is safe for concurrent use.
+type Signer struct{ key []byte }
+
+// NewSigner returns a signer for a key of at least MinKeyBytes. The key is
+// used as it is, a trailing newline included.
+func NewSigner(key []byte) (*Signer, error) {
+	if len(key) < MinKeyBytes {
+		return nil, fmt.Errorf("the grant key has %d bytes, at least %d are needed", len(key), MinKeyBytes)
+	}
+	return &Signer{key: slices.Clone(key)}, nil
+}
+
+// EncodeGrant returns the annotation's value for the pod. The signature covers
+// the pod's UID and every field, so the value means nothing on another pod. At
+// is kept to the nanosecond and read back in UTC.
+func (s *Signer) EncodeGrant(podUID string, g accel.Grant) (string, error) {
+	doc := grantV1{
+		Version: grantVersion, Resource: g.Resource, Node: g.Node, Device: g.Device, Index: g.Index,
+		DeviceUnits: g.DeviceUnits, Units: g.Units, At: g.At.UTC(), Confirmed: g.Confirmed,
+	}
+	if podUID == "" {
+		return "", errors.New("encode grant: the pod has no UID")
+	}
+	if err := doc.validate(); err != nil {
+		return "", fmt.Errorf("encode grant: %w", err)
+	}
+	mac, err := s.mac(podUID, doc)
+	if err != nil {
+		return "", fmt.Errorf("encode grant: %w", err)
+	}
+	doc.MAC = base64.RawURLEncoding.EncodeToString(mac)
+	b, err := json.Marshal(doc)
+	if err != nil {
+		return "", fmt.Errorf("encode grant: %w", err)
+	}
+	if len(b) > maxGrantBytes {
+		return "", fmt.Errorf("encode grant: %d bytes, at most %d are read", len(b), maxGrantBytes)
+	}
+	return string(b), nil
+}
+
+// DecodeGrant reads the annotation's value of the pod with that UID. It
+// returns an error that wraps ErrSignature when the value was not signed for
+// this pod with this key, and a *SyntaxError when it cannot be read at all.
+// The caller compares the grant's Node with the node that the pod is bound to.
+func (s *Signer) DecodeGrant(podUID, value string) (accel.Grant, error) {
+	doc, err := parseGrant(value)
+	if err != nil {
+		return accel.Grant{}, err
+	}
+	got, err := base64.RawURLEncoding.Strict().DecodeString(doc.MAC)
+	if err != nil || podUID == "" {
+		return accel.Grant{}, fmt.Errorf("grant of pod %q: %w", podUID, ErrSignature)
+	}
+	want, err := s.mac(podUID, doc)
+	if err != nil {
+		return accel.Grant{}, &SyntaxError{What: "grant", Err: err}
+	}
+	if !hmac.Equal(got, want) {
+		return accel.Grant{}, fmt.Errorf("grant of pod %q: %w", podUID, ErrSignature)
+	}
+	return doc.grant(), nil
+}
+
+// DecodeGrantUnverified reads the annotation's value without a look at its
+// signature. It is for reports to people only: whoever may write the pod may
+// have written the value.
+func DecodeGrantUnverified(value string) (accel.Grant, error) {
+	doc, err := parseGrant(value)
+	if err != nil {
+		return accel.Grant{}, err
+	}
+	return doc.grant(), nil
+}
+
+func parseGrant(value string) (grantV1, error) {
+	var doc grantV1
+	if err := unmarshal(value, maxGrantBytes, &doc); err != nil {
+		return grantV1{}, &SyntaxError{What: "grant", Err: err}
+	}
+	doc.At = doc.At.UTC()
+	if err := doc.validate(); err != nil {
+		return grantV1{}, &SyntaxError{What: "grant", Err: err}
+	}
+	return doc, nil
+}
+
+func (doc *grantV1) grant() accel.Grant {
+	return accel.Grant{
+		Resource: doc.Resource, Node: doc.Node, Device: doc.Device, Index: doc.Index,
+		DeviceUnits: doc.DeviceUnits, Units: doc.Units, At: doc.At, Confirmed: doc.Confirmed,
+	}
+}
+
+func (doc *grantV1) validate() error {
+	if doc.Version != grantVersion {
+		return versionError(doc.Version, grantVersion)
+	}
+	var errs []error
+	for _, f := range []struct{ name, value string }{
+		{"resource", string(doc.Resource)}, {"node", doc.Node}, {"device", string(doc.Device)},
+	} {
+		if f.value == "" {
+			errs = append(errs, fmt.Errorf("no %s", f.name))
+		}
+		if !utf8.ValidString(f.value) {
+			errs = append(errs, fmt.Errorf("%s %q is not valid UTF-8", f.name, f.value))
+		}
+	}
+	if doc.Index < 0 {
+		errs = append(errs, fmt.Errorf("index %d is below 0", doc.Index))
+	}
+	if doc.Units <= 0 || doc.Units > accel.MaxUnits {
+		errs = append(errs, fmt.Errorf("%d units, not from 1 to %d", doc.Units, accel.MaxUnits))
+	}
+	if doc.DeviceUnits < 0 || doc.DeviceUnits > accel.MaxUnits {
+		errs = append(errs, fmt.Errorf("a device of %d units, not from 0 to %d", doc.DeviceUnits, accel.MaxUnits))
+	}
+	return errors.Join(errs...)
+}
+
+// mac signs the document without its MAC field. The UID goes in front with its
+// length, so that no two pairs of UID and document give the same bytes.
+func (s *Signer) mac(podUID string, doc grantV1) ([]byte, error) {
+	doc.MAC = ""
+	payload, err := json.Marshal(doc)
+	if err != nil {
+		return nil, err
+	}
+	msg := make([]byte, 0, len(macDomain)+1+binary.MaxVarintLen64+len(podUID)+len(payload))
+	msg = append(msg, macDomain...)
+	msg = append(msg, 0)
+	msg = binary.AppendUvarint(msg, uint64(len(podUID)))
+	msg = append(msg, podUID...)
+	msg = append(msg, payload...)
+	h := hmac.New(sha256.New, s.key)
+	h.Write(msg)
+	return h.Sum(nil), nil
+}

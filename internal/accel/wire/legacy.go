@@ -1,0 +1,40 @@
+package wire
+
+import (
+	"strconv"
+
+	"github.com/divvy-gpu/divvy/internal/accel"
+)
+
+// legacyPrefixes are the annotation prefixes, per resource, that pods carried
+// before Divvy. Scripts read them, so Divvy writes them; nobody in Divvy ever
+// decides by them, because every user may write them too.
+var legacyPrefixes = map[accel.Resource]string{
+	"enflame.com/gcu-memory": "enflame.com/gcu-device-",
+}
+
+// LegacyAnnotations returns the five annotations of the grant's resource that
+// older systems wrote, or nil for a resource that had none:
+//
+//	<prefix>id              the device's index on its node
+//	<prefix>memory          all units of the device
+//	<prefix>memory-request  the pod's units
+//	<prefix>assigned        "true" once the node confirmed the grant
+//	<prefix>assign-time     Unix time in ns at which the device was chosen
+func LegacyAnnotations(g accel.Grant) map[string]string {
+	prefix, ok := legacyPrefixes[g.Resource]
+	if !ok {
+		return nil
+	}
+	var ns int64
+	if !g.At.IsZero() { // the zero time is outside the range of UnixNano
+		ns = g.At.UnixNano()
+	}
+	return map[string]string{
+		prefix + "id":             strconv.Itoa(g.Index),
+		prefix + "memory":         strconv.FormatInt(int64(g.DeviceUnits), 10),
+		prefix + "memory-request": strconv.FormatInt(int64(g.Units), 10),
+		prefix + "assigned":       strconv.FormatBool(g.Confirmed),
+		prefix + "assign-time":    strconv.FormatInt(ns, 10),
+	}
+}
