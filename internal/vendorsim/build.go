@@ -1,0 +1,109 @@
+package vendorsim
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"embed"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+)
+
+const (
+	// LibraryName is the file that Build makes.
+	LibraryName = "libefml.so.1.0.0"
+	// TopologyName is the file that a stand-in reads, in the folder of the
+	// library's own file. Symbolic links to the library are followed first.
+	TopologyName = "topology.ini"
+	// TopologyEnv is the environment variable that names another file. A
+	// stand-in looks at it once, in its first call.
+	TopologyEnv = "DIVVY_SIM_TOPOLOGY"
+)
+
+//go:embed c/*.c c/*.h
+var sources embed.FS
+
+// BuildOption changes what Build makes.
+type BuildOption func(*build)
+
+type build struct {
+	without []string
+}
+
+// Without leaves functions out of the library, as an older release of the
+// vendor's would.
+func Without(functions ...string) BuildOption {
+	return func(b *build) { b.without = append(b.without, functions...) }
+}
+
+// Build compiles the stand-in for Enflame's library into dir, which it makes
+// if need be, under LibraryName, and returns the file's path. It takes about a
+// second. A library that is there already is replaced in one step, which does
+// not disturb processes that have loaded it.
+//
+// The compiler is $CC, or cc; it needs a C library's headers and nothing else.
+// The error of a failed compilation holds what the compiler wrote.
+func Build(ctx context.Context, dir string, options ...BuildOption) (path string, err error) {
+	var b build
+	for _, o := range options {
+		o(&b)
+	}
+	compiler := strings.Fields(cmp.Or(os.Getenv("CC"), "cc")) // CC may hold flags
+	if len(compiler) == 0 {
+		return "", errors.New("build libefml: CC is blank")
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return "", fmt.Errorf("build libefml: %w", err)
+	}
+	// The library is linked in a folder beside its place, so that moving it
+	// there is a rename.
+	work, err := os.MkdirTemp(dir, ".build-")
+	if err != nil {
+		return "", fmt.Errorf("build libefml: %w", err)
+	}
+	defer func() {
+		err = errors.Join(err, os.RemoveAll(work))
+	}()
+	if err := os.CopyFS(work, sources); err != nil {
+		return "", fmt.Errorf("build libefml: unpack the sources: %w", err)
+	}
+	files, err := fs.Glob(sources, "c/*.c")
+	if err != nil {
+		return "", fmt.Errorf("build libefml: %w", err)
+	}
+
+	args := append(compiler[1:],
+		"-std=c11", "-D_GNU_SOURCE", "-O2", "-Wall", "-Wextra",
+		"-fPIC", "-shared", "-pthread",
+		// Only the vendor's functions are exported, so that two copies of a
+		// stand-in in one process have nothing in common.
+		"-fvisibility=hidden", "-Wl,-soname,libefml.so.1")
+	for _, f := range b.without {
+		args = append(args, fmt.Sprintf("-D%s=left_out_%s", f, f))
+	}
+	args = append(args, "-o", LibraryName)
+	args = append(args, files...)
+	args = append(args, "-ldl")
+
+	run := exec.CommandContext(ctx, compiler[0], args...)
+	run.Dir = work
+	var said bytes.Buffer
+	run.Stdout, run.Stderr = &said, &said
+	if err := run.Run(); err != nil {
+		err = fmt.Errorf("build libefml with %s: %w", compiler[0], cmp.Or(ctx.Err(), err))
+		if text := strings.TrimSpace(said.String()); text != "" {
+			err = fmt.Errorf("%w\n%s", err, text)
+		}
+		return "", err
+	}
+	path = filepath.Join(dir, LibraryName)
+	if err := os.Rename(filepath.Join(work, LibraryName), path); err != nil {
+		return "", fmt.Errorf("build libefml: %w", err)
+	}
+	return path, nil
+}

@@ -1,0 +1,236 @@
+#include "sim.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+enum {
+	STEP_NS = 10 * SIM_NS_PER_MS,	/* how often a waiting call looks at the file */
+	MAX_FILE_BYTES = 1024 * 1024,	/* far above what TOPOLOGY_MAX_CARDS cards need */
+};
+
+int64_t sim_now_ns(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+/* Sleeps for a step, or for ns nanoseconds if they are less. */
+static void sleep_step(int64_t ns)
+{
+	struct timespec t = {.tv_nsec = ns < STEP_NS ? (long)ns : STEP_NS};
+
+	while (nanosleep(&t, &t) != 0 && errno == EINTR)
+		;
+}
+
+/* Finds the topology file: by the environment, else beside this library. */
+static void locate(struct sim *s)
+{
+	const char *given = getenv("DIVVY_SIM_TOPOLOGY");
+	if (given && *given) {
+		snprintf(s->path, sizeof s->path, "%s", given);
+		return;
+	}
+
+	static const char here; /* an address inside this very library */
+	char real[PATH_MAX] = "topology.ini";
+	Dl_info info;
+	if (dladdr(&here, &info) && info.dli_fname && !realpath(info.dli_fname, real))
+		snprintf(real, sizeof real, "%s", info.dli_fname);
+	char *slash = strrchr(real, '/');
+	int folder = slash ? (int)(slash - real) + 1 : 0;
+	if (folder + (int)sizeof "topology.ini" > (int)sizeof s->path)
+		folder = 0; /* too long to be opened anyway */
+	snprintf(s->path, sizeof s->path, "%.*stopology.ini", folder, real);
+}
+
+static bool same_file(const struct stat *a, const struct stat *b)
+{
+	return a->st_dev == b->st_dev && a->st_ino == b->st_ino && a->st_size == b->st_size &&
+	       a->st_mtim.tv_sec == b->st_mtim.tv_sec && a->st_mtim.tv_nsec == b->st_mtim.tv_nsec;
+}
+
+static bool set_mistake(struct sim *s, const char *text)
+{
+	s->broken = true;
+	snprintf(s->mistake, sizeof s->mistake, "%.300s:%.200s", s->path, text);
+	fprintf(stderr, "%s\n", s->mistake);
+	return false;
+}
+
+/* Reads the file into *out. Returns false after set_mistake. */
+static bool read_file(struct sim *s, struct topology *out)
+{
+	char text[256];
+
+	int fd = open(s->path, O_RDONLY | O_CLOEXEC);
+	if (fd < 0) {
+		snprintf(text, sizeof text, " %s", strerror(errno));
+		return set_mistake(s, text);
+	}
+	char *data = malloc(MAX_FILE_BYTES + 1);
+	size_t size = 0;
+	ssize_t n = -1;
+	if (data && fstat(fd, &s->file) == 0) {
+		while (size <= MAX_FILE_BYTES && (n = read(fd, data + size, MAX_FILE_BYTES + 1 - size)) != 0) {
+			if (n > 0)
+				size += (size_t)n;
+			else if (errno != EINTR)
+				break;
+		}
+	}
+	int error = errno;
+	close(fd);
+
+	bool ok = false;
+	if (!data || n < 0) {
+		snprintf(text, sizeof text, " %s", strerror(data ? error : ENOMEM));
+		set_mistake(s, text);
+	} else if (size > MAX_FILE_BYTES) {
+		snprintf(text, sizeof text, " the file is larger than %d bytes", MAX_FILE_BYTES);
+		set_mistake(s, text);
+	} else {
+		ok = topology_parse(data, size, out, text, sizeof text);
+		if (!ok)
+			set_mistake(s, text);
+	}
+	free(data);
+	return ok;
+}
+
+static void push_event(struct sim *s, int card, enum sim_change change)
+{
+	if (s->pending == SIM_EVENTS) {
+		s->first = (s->first + 1) % SIM_EVENTS;
+		s->pending--;
+	}
+	s->events[(s->first + s->pending++) % SIM_EVENTS] = (struct sim_event){.card = card, .change = change};
+}
+
+/* Lists the cards of the vendor in *cards; returns how many, or -1. */
+static int select_cards(const struct sim *s, struct topology *t, struct card ***cards)
+{
+	struct card **list = malloc(sizeof *list * ((size_t)t->count + 1));
+	int n = 0;
+
+	if (!list)
+		return -1;
+	for (int i = 0; i < t->count; i++) {
+		if (strcmp(t->cards[i].vendor, s->vendor) == 0)
+			list[n++] = &t->cards[i];
+	}
+	*cards = list;
+	return n;
+}
+
+/* Puts what differs between the old cards and the new ones into the queue. */
+static void compare_cards(struct sim *s, struct card **cards, int count)
+{
+	for (int i = 0; i < count || i < s->count; i++) {
+		bool was = i < s->count && !s->cards[i]->lost;
+		bool is = i < count && !cards[i]->lost;
+		if (was != is)
+			push_event(s, i, is ? SIM_CARD_BACK : SIM_CARD_LOST);
+		else if (is && s->cards[i]->healthy != cards[i]->healthy)
+			push_event(s, i, cards[i]->healthy ? SIM_CARD_HEALTHY : SIM_CARD_UNHEALTHY);
+	}
+}
+
+/* Reads the file again if it is another one than last time. The lock is held. */
+static void refresh(struct sim *s)
+{
+	struct stat now;
+
+	if (!s->path[0])
+		locate(s);
+	if (stat(s->path, &now) != 0)
+		now = (struct stat){0}; /* no file: the same as itself until one is there */
+	if (s->read && same_file(&now, &s->file))
+		return;
+	s->read = true;
+	s->file = now;
+
+	struct topology t;
+	if (!read_file(s, &t))
+		return;
+	struct card **cards;
+	int count = select_cards(s, &t, &cards);
+	if (count < 0) {
+		topology_free(&t);
+		set_mistake(s, " out of memory");
+		return;
+	}
+	if (s->valid)
+		compare_cards(s, cards, count);
+	free(s->cards);
+	topology_free(&s->topology);
+	s->topology = t; /* cards point into t.cards, which stays where it is */
+	s->cards = cards;
+	s->count = count;
+	s->valid = true;
+	s->broken = false;
+}
+
+struct sim_entry sim_enter(struct sim *s, const char *function, int card)
+{
+	int64_t start = sim_now_ns();
+
+	pthread_mutex_lock(&s->lock);
+	for (;;) {
+		refresh(s);
+		int64_t delay = s->broken ? 0 : (int64_t)s->topology.delay_ms * SIM_NS_PER_MS;
+		int64_t left = start + delay - sim_now_ns();
+		if (left <= 0)
+			break;
+		pthread_mutex_unlock(&s->lock);
+		sleep_step(left);
+		pthread_mutex_lock(&s->lock);
+	}
+
+	struct sim_entry e = {.broken = s->broken};
+	if (!e.broken) {
+		e.failure = failures_find(&s->topology.failures, function);
+		if (e.failure == 0 && card >= 0 && card < s->count)
+			e.failure = failures_find(&s->cards[card]->failures, function);
+	}
+	return e;
+}
+
+void sim_leave(struct sim *s)
+{
+	pthread_mutex_unlock(&s->lock);
+}
+
+bool sim_next_event(struct sim *s, int card, struct sim_event *out)
+{
+	for (int i = 0; i < s->pending; i++) {
+		struct sim_event e = s->events[(s->first + i) % SIM_EVENTS];
+		if (card != TOPOLOGY_NO_CARD && e.card != card)
+			continue;
+		for (; i > 0; i--) /* close the gap by moving the older ones up */
+			s->events[(s->first + i) % SIM_EVENTS] = s->events[(s->first + i - 1) % SIM_EVENTS];
+		s->first = (s->first + 1) % SIM_EVENTS;
+		s->pending--;
+		*out = e;
+		return true;
+	}
+	return false;
+}
+
+bool sim_wait_step(struct sim *s, int64_t ns)
+{
+	pthread_mutex_unlock(&s->lock);
+	sleep_step(ns);
+	pthread_mutex_lock(&s->lock);
+	refresh(s);
+	return !s->broken;
+}
