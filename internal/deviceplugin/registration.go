@@ -1,0 +1,290 @@
+package deviceplugin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/fsnotify/fsnotify"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/klog/v2"
+	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"github.com/divvy-gpu/divvy/internal/accel"
+)
+
+// kubeletSocket is the name of kubelet's registration socket.
+const kubeletSocket = "kubelet.sock"
+
+// Intervals of the registration.
+const (
+	// callTimeout bounds one call of kubelet or of ourselves.
+	callTimeout = 5 * time.Second
+	// checkInterval is how often it is made sure that kubelet still listens,
+	// beside what the file system tells.
+	checkInterval = 5 * time.Second
+	// streamGrace is how long kubelet may take from the registration to
+	// ListAndWatch.
+	streamGrace = 15 * time.Second
+)
+
+// Server offers one resource to the kubelet of this node.
+type Server struct {
+	dir     string
+	socket  string
+	service *service
+
+	mu sync.Mutex
+	// registered is when kubelet last accepted the registration of the
+	// listener that is open now; zero when it has not.
+	registered time.Time
+	// problem is why kubelet does not list the resource, nil when it does.
+	problem error
+	// registrations counts those that kubelet accepted.
+	registrations int
+}
+
+// NewServer returns the server of a resource whose sockets live in dir,
+// kubelet's device-plugins folder.
+func NewServer(dir string, resource accel.Resource, allocator Allocator) *Server {
+	name := "divvy-" + strings.NewReplacer("/", "_").Replace(string(resource)) + ".sock"
+	return &Server{
+		dir:    dir,
+		socket: filepath.Join(dir, name),
+		service: &service{
+			resource:  resource,
+			allocator: allocator,
+			changed:   make(chan struct{}),
+		},
+		problem: errors.New("not registered with kubelet yet"),
+	}
+}
+
+// SetUnits replaces the units that kubelet knows. The first call lets Run
+// register; until then kubelet knows nothing of the resource. A list that
+// kubelet would not accept is a *TooManyUnitsError and changes nothing.
+func (s *Server) SetUnits(units []Unit) error { return s.service.setUnits(units) }
+
+// Ready returns nil while kubelet is connected and watches the units, else what
+// is missing.
+func (s *Server) Ready() error {
+	s.service.mu.Lock()
+	streams := s.service.streams
+	s.service.mu.Unlock()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.problem != nil {
+		return fmt.Errorf("%s: %w", s.service.resource, s.problem)
+	}
+	if streams == 0 {
+		return fmt.Errorf("%s: kubelet accepted the registration but does not watch the units", s.service.resource)
+	}
+	return nil
+}
+
+// Alive asks the plugin's own socket as kubelet would. Before there is
+// anything to serve it is alive.
+func (s *Server) Alive(ctx context.Context) error {
+	s.mu.Lock()
+	serving := !s.registered.IsZero()
+	s.mu.Unlock()
+	if !serving {
+		return nil
+	}
+	return call(ctx, s.socket, func(ctx context.Context, conn *grpc.ClientConn) error {
+		_, err := pluginapi.NewDevicePluginClient(conn).GetDevicePluginOptions(ctx, &pluginapi.Empty{})
+		return err
+	})
+}
+
+// Registrations returns how often kubelet accepted the registration.
+func (s *Server) Registrations() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.registrations
+}
+
+// Run serves until ctx ends: it waits for the first units, listens, registers,
+// and begins again whenever kubelet restarts or takes the socket away. It
+// returns nil when ctx ends and all that it started has stopped.
+func (s *Server) Run(ctx context.Context) error {
+	log := klog.FromContext(ctx).WithValues("resource", s.service.resource)
+	for {
+		list, changed := s.service.current()
+		if list != nil {
+			break
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-changed:
+		}
+	}
+	// Kubelet needs the units again before it looks at its running pods, so
+	// the pause stays short.
+	backoff := wait.Backoff{Duration: 100 * time.Millisecond, Factor: 2, Steps: 5, Cap: time.Second}
+	pause := backoff
+	var told string
+	for ctx.Err() == nil {
+		err := s.session(ctx)
+		s.mu.Lock()
+		if !s.registered.IsZero() {
+			pause, told = backoff, ""
+		}
+		s.registered = time.Time{}
+		s.problem = err
+		s.mu.Unlock()
+		if ctx.Err() != nil {
+			break
+		}
+		if reason := err.Error(); reason != told {
+			log.Info("Registering with kubelet again", "reason", reason)
+			told = reason
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(pause.Step()):
+		}
+	}
+	return nil
+}
+
+// session listens and registers once, and returns why that is over. The error
+// is never nil.
+func (s *Server) session(ctx context.Context) error {
+	watcher, err := fsnotify.NewWatcher()
+	if err != nil {
+		return fmt.Errorf("watch %s: %w", s.dir, err)
+	}
+	defer watcher.Close() //nolint:errcheck // nothing was written
+	// Before looking at the sockets, so that no change is missed.
+	if err := watcher.Add(s.dir); err != nil {
+		return fmt.Errorf("watch %s: %w", s.dir, err)
+	}
+	kubelet := filepath.Join(s.dir, kubeletSocket)
+	if _, err := os.Stat(kubelet); err != nil {
+		if !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		return fmt.Errorf("kubelet is not listening on %s", kubelet)
+	}
+	stop, err := s.serve(ctx)
+	if err != nil {
+		return err
+	}
+	defer stop()
+	if err := s.register(ctx, kubelet); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	s.registered, s.problem = time.Now(), nil
+	s.registrations++
+	s.mu.Unlock()
+	klog.FromContext(ctx).Info("Registered with kubelet", "resource", s.service.resource, "socket", s.socket)
+
+	ticker := time.NewTicker(checkInterval)
+	defer ticker.Stop()
+	var alone time.Duration
+	for {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case err, ok := <-watcher.Errors:
+			if !ok {
+				return errors.New("the file watch ended")
+			}
+			// Events may be lost, so nothing is certain: begin again.
+			return fmt.Errorf("watch %s: %w", s.dir, err)
+		case event, ok := <-watcher.Events:
+			if !ok {
+				return errors.New("the file watch ended")
+			}
+			switch {
+			case event.Name == kubelet && event.Has(fsnotify.Create):
+				return errors.New("kubelet restarted")
+			case event.Name == s.socket && event.Has(fsnotify.Remove|fsnotify.Rename):
+				return errors.New("the socket was removed, as kubelet does when it starts")
+			}
+		case <-ticker.C:
+			if _, err := os.Stat(s.socket); err != nil {
+				return fmt.Errorf("the socket is gone: %w", err)
+			}
+			s.service.mu.Lock()
+			streams := s.service.streams
+			s.service.mu.Unlock()
+			if alone += checkInterval; streams > 0 {
+				alone = 0
+			}
+			if _, err := os.Stat(kubelet); err == nil && alone >= streamGrace {
+				return errors.New("kubelet is there but does not watch the units")
+			}
+		}
+	}
+}
+
+// serve listens on the plugin's socket. stop ends it and removes the socket.
+func (s *Server) serve(ctx context.Context) (stop func(), err error) {
+	if err := os.Remove(s.socket); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("remove the socket of an earlier run: %w", err)
+	}
+	listener, err := new(net.ListenConfig).Listen(ctx, "unix", s.socket)
+	if err != nil {
+		return nil, fmt.Errorf("listen: %w", err)
+	}
+	server := grpc.NewServer(
+		grpc.MaxRecvMsgSize(maxRequestBytes),
+		// Handlers log with the logger that Run was given.
+		grpc.UnaryInterceptor(func(rpc context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+			return handler(klog.NewContext(rpc, klog.FromContext(ctx)), req)
+		}),
+	)
+	pluginapi.RegisterDevicePluginServer(server, s.service)
+	var serving sync.WaitGroup
+	serving.Go(func() {
+		if err := server.Serve(listener); err != nil {
+			klog.FromContext(ctx).Error(err, "Serving kubelet ended", "resource", s.service.resource)
+		}
+	})
+	return func() {
+		// Not gracefully: kubelet's ListAndWatch never ends by itself.
+		server.Stop()
+		serving.Wait()
+	}, nil
+}
+
+func (s *Server) register(ctx context.Context, kubelet string) error {
+	err := call(ctx, kubelet, func(ctx context.Context, conn *grpc.ClientConn) error {
+		_, err := pluginapi.NewRegistrationClient(conn).Register(ctx, &pluginapi.RegisterRequest{
+			Version:      pluginapi.Version,
+			Endpoint:     filepath.Base(s.socket),
+			ResourceName: string(s.service.resource),
+			Options:      options(),
+		})
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("register with kubelet: %w", err)
+	}
+	return nil
+}
+
+// call connects to a socket of this node for one call.
+func call(ctx context.Context, socket string, do func(context.Context, *grpc.ClientConn) error) error {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	conn, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		return err
+	}
+	defer conn.Close() //nolint:errcheck // the call's own error says what matters
+	return do(ctx, conn)
+}

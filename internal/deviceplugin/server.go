@@ -1,0 +1,178 @@
+// Package deviceplugin is kubelet's side of a resource: the device-plugin gRPC
+// service, its registration, and the list of units that kubelet is told.
+// Which units a container gets is decided by an Allocator.
+//
+// The protocol is k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1.
+package deviceplugin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	"k8s.io/klog/v2"
+	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"github.com/divvy-gpu/divvy/internal/accel"
+)
+
+// Allocator decides which units a container gets. Kubelet admits one pod at a
+// time and waits for each answer, so an answer must not take longer than about
+// a second.
+type Allocator interface {
+	// Prefer returns size of the available ids, all of must among them.
+	Prefer(ctx context.Context, available, must []string, size int) ([]string, error)
+	// Allocate returns what the container that got ids needs. A change of the
+	// answer's maps is the caller's own.
+	Allocate(ctx context.Context, ids []string) (*pluginapi.ContainerAllocateResponse, error)
+}
+
+// Unit is one id of the resource.
+type Unit struct {
+	ID        string
+	Unhealthy bool
+}
+
+// maxListBytes is what kubelet's gRPC client accepts in one message, gRPC's
+// default.
+const maxListBytes = 4 << 20
+
+// maxRequestBytes is what this server accepts: kubelet sends all free ids with
+// GetPreferredAllocation, 1.3 MB for 256 000.
+const maxRequestBytes = 16 << 20
+
+// TooManyUnitsError says that kubelet would not accept the list of units.
+type TooManyUnitsError struct {
+	Resource accel.Resource
+	Units    int
+	Bytes    int
+}
+
+func (e *TooManyUnitsError) Error() string {
+	return fmt.Sprintf("%s: the list of %d units takes %d bytes and kubelet accepts %d at most; choose a larger memoryUnit",
+		e.Resource, e.Units, e.Bytes, maxListBytes)
+}
+
+// service is the gRPC service. It outlives the listeners that Server opens for
+// it, one after the other.
+type service struct {
+	pluginapi.UnimplementedDevicePluginServer
+
+	resource  accel.Resource
+	allocator Allocator
+
+	mu sync.Mutex
+	// list is what kubelet is to know, nil before the first SetUnits. It is
+	// replaced, never changed.
+	list *pluginapi.ListAndWatchResponse
+	// changed is closed and replaced whenever list is.
+	changed chan struct{}
+	// streams counts the open ListAndWatch calls: kubelet has one.
+	streams int
+}
+
+// setUnits replaces the list.
+func (s *service) setUnits(units []Unit) error {
+	devices := make([]pluginapi.Device, len(units))
+	list := &pluginapi.ListAndWatchResponse{Devices: make([]*pluginapi.Device, len(units))}
+	for i, u := range units {
+		devices[i].ID, devices[i].Health = u.ID, pluginapi.Healthy
+		if u.Unhealthy {
+			devices[i].Health = pluginapi.Unhealthy
+		}
+		list.Devices[i] = &devices[i]
+	}
+	if size := proto.Size(list); size > maxListBytes {
+		return &TooManyUnitsError{Resource: s.resource, Units: len(units), Bytes: size}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.list = list
+	close(s.changed)
+	s.changed = make(chan struct{})
+	return nil
+}
+
+func (s *service) current() (*pluginapi.ListAndWatchResponse, <-chan struct{}) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.list, s.changed
+}
+
+func (s *service) countStream(by int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.streams += by
+}
+
+func options() *pluginapi.DevicePluginOptions {
+	return &pluginapi.DevicePluginOptions{GetPreferredAllocationAvailable: true}
+}
+
+// GetDevicePluginOptions tells kubelet to ask GetPreferredAllocation.
+func (s *service) GetDevicePluginOptions(context.Context, *pluginapi.Empty) (*pluginapi.DevicePluginOptions, error) {
+	return options(), nil
+}
+
+// ListAndWatch sends the list of units now and after each change, until kubelet
+// hangs up or the server stops. It never returns an error of its own: kubelet
+// would take all units for unhealthy.
+func (s *service) ListAndWatch(_ *pluginapi.Empty, stream grpc.ServerStreamingServer[pluginapi.ListAndWatchResponse]) error {
+	s.countStream(1)
+	defer s.countStream(-1)
+	for {
+		list, changed := s.current()
+		if list != nil {
+			if err := stream.Send(list); err != nil {
+				return err
+			}
+		}
+		select {
+		case <-stream.Context().Done():
+			return nil
+		case <-changed:
+		}
+	}
+}
+
+// GetPreferredAllocation names the units that kubelet then asks Allocate for.
+func (s *service) GetPreferredAllocation(ctx context.Context, r *pluginapi.PreferredAllocationRequest) (*pluginapi.PreferredAllocationResponse, error) {
+	answer := &pluginapi.PreferredAllocationResponse{}
+	for _, c := range r.GetContainerRequests() {
+		ids, err := s.allocator.Prefer(ctx, c.GetAvailableDeviceIDs(), c.GetMustIncludeDeviceIDs(), int(c.GetAllocationSize()))
+		if err != nil {
+			return nil, s.refuse(ctx, err)
+		}
+		answer.ContainerResponses = append(answer.ContainerResponses, &pluginapi.ContainerPreferredAllocationResponse{DeviceIDs: ids})
+	}
+	return answer, nil
+}
+
+// Allocate answers what the containers need.
+func (s *service) Allocate(ctx context.Context, r *pluginapi.AllocateRequest) (*pluginapi.AllocateResponse, error) {
+	answer := &pluginapi.AllocateResponse{}
+	for _, c := range r.GetContainerRequests() {
+		one, err := s.allocator.Allocate(ctx, c.GetDevicesIds())
+		if err != nil {
+			return nil, s.refuse(ctx, err)
+		}
+		answer.ContainerResponses = append(answer.ContainerResponses, one)
+	}
+	return answer, nil
+}
+
+// refuse logs an error where it leaves the program and gives it the form that
+// kubelet puts into the pod's status.
+func (s *service) refuse(ctx context.Context, err error) error {
+	klog.FromContext(ctx).Error(err, "Refused a container", "resource", s.resource)
+	code := codes.ResourceExhausted
+	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
+		code = codes.DeadlineExceeded
+	}
+	return status.Errorf(code, "%s: %v", s.resource, err)
+}
