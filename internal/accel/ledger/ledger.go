@@ -1,0 +1,115 @@
+// Package ledger keeps the books of who holds which device, over all nodes of
+// a cluster and all resources that are shared.
+//
+// It learns of nodes (SetNode, DeleteNode) and of bound pods (Observe, Forget)
+// from whoever watches the cluster, answers where a pod fits (Check), and
+// plans ahead of the watch: Reserve picks a device for a pod that is about to
+// be bound and holds it until the pod is observed, the reservation is undone
+// or it expires. Nothing is written anywhere; what the ledger hands out counts
+// only because all that was handed out is in its books.
+//
+// # What is true
+//
+// The node is the authority. A pod is on the device that its latest Holding
+// names. A Holding without a device, of a pod whose annotation is missing or
+// was tampered with, moves nothing: the device known for the pod on that node
+// stays, be it reserved or observed. And once a Holding was Confirmed, only
+// another confirmed one moves the pod, so an old grant of the same pod that is
+// written back has no effect. A pod that was never on a known device is
+// unplaced: its units count for the node as a whole and on no device.
+//
+// Pods are told apart by UID alone. A re-created pod of a StatefulSet counts
+// beside the one of the same name until Forget is called for the old UID, as
+// containers of both may run for a while.
+//
+// # Cost
+//
+// Every change is booked where it happens: Observe, Forget and Reserve touch
+// one node and cost the same in a cluster of any size. Check costs one map
+// look-up and one look at the devices per candidate node and allocates nothing.
+//
+// # Concurrency
+//
+// All methods are safe for concurrent use. One lock guards everything: writers
+// hold it for the change of one node, and readers (Check, Nodes) let it go
+// every few nodes. So a Check of many nodes is not a snapshot of one moment.
+// It need not be: Reserve decides again, on the newest state.
+package ledger
+
+import (
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/divvy-gpu/divvy/internal/accel"
+	"github.com/divvy-gpu/divvy/internal/accel/place"
+)
+
+// DefaultReservationTTL is how long a reservation waits for its pod to be
+// observed when Options do not say. It is several times the longest that
+// kube-scheduler waits for a bind and that a healthy watch lags.
+const DefaultReservationTTL = time.Minute
+
+var (
+	// ErrNodeUnknown is the error of a reservation on a node that is not known
+	// or has no inventory of the resource.
+	ErrNodeUnknown = errors.New("the node is not known or publishes no inventory of the resource")
+	// ErrHeldElsewhere is the error of a reservation for a pod that holds units
+	// on another node, or on this one with its device not known yet.
+	ErrHeldElsewhere = errors.New("the pod holds units already")
+	// ErrNothingAsked is the error of a reservation for a pod that asks for no
+	// units.
+	ErrNothingAsked = errors.New("the pod asks for no units of the resource")
+)
+
+// Options are the choices at New; the zero value has good defaults.
+type Options struct {
+	// Policy picks the device and rates the nodes.
+	Policy place.Policy
+	// ReservationTTL is how long an unobserved reservation lasts;
+	// DefaultReservationTTL when it is not above zero.
+	ReservationTTL time.Duration
+	// Now is the clock; time.Now when nil. It is called under the ledger's lock
+	// and must not call back.
+	Now func() time.Time
+}
+
+// Ledger is the books of a cluster. Use New.
+type Ledger struct {
+	policy place.Policy
+	ttl    time.Duration
+	now    func() time.Time
+
+	mu sync.RWMutex // guards all below and everything reachable from it
+	// books has one book per resource.
+	books map[accel.Resource]book
+	// pods maps a pod's UID to its holdings, a list over resources.
+	pods map[string]*holding
+	// pending are the holdings of pods that are not bound yet as far as known.
+	pending map[*holding]struct{}
+	// lastAt is the time of the latest grant; the next one gets a later time,
+	// because nodes serve grants in the order of their times.
+	lastAt time.Time
+}
+
+// book is one resource in the whole cluster, by node name. It has the nodes
+// that publish the resource and those on which pods hold some of it.
+type book map[string]*node
+
+// New returns an empty ledger.
+func New(o Options) *Ledger {
+	if o.ReservationTTL <= 0 {
+		o.ReservationTTL = DefaultReservationTTL
+	}
+	if o.Now == nil {
+		o.Now = time.Now
+	}
+	return &Ledger{
+		policy:  o.Policy,
+		ttl:     o.ReservationTTL,
+		now:     o.Now,
+		books:   make(map[accel.Resource]book),
+		pods:    make(map[string]*holding),
+		pending: make(map[*holding]struct{}),
+	}
+}

@@ -1,0 +1,130 @@
+package ledger
+
+import (
+	"cmp"
+	"slices"
+	"time"
+
+	"github.com/divvy-gpu/divvy/internal/accel"
+)
+
+// NodeUsage is a node as a person sees it. All amounts are in units of the
+// resource.
+type NodeUsage struct {
+	Name string
+	// Unit is the size of one unit as the node is configured, such as "0.1".
+	Unit string
+	// Total is the sum over the devices, unhealthy ones included. Used is the
+	// sum over the pods, unplaced ones included; so it may exceed the sum over
+	// the devices, and even Total when a device was lost under its pods.
+	Total, Used accel.Units
+	// Devices are in the order in which the node publishes them.
+	Devices []DeviceUsage
+	// Unplaced are pods on no device that the node has now: their device is not
+	// known yet, or was lost.
+	Unplaced []PodUsage
+}
+
+// DeviceUsage is a device and the pods on it.
+type DeviceUsage struct {
+	accel.Share
+	Used accel.Units
+	Pods []PodUsage
+}
+
+// PodUsage is a pod and what it holds.
+type PodUsage struct {
+	Pod     accel.PodRef
+	Units   accel.Units
+	Created time.Time
+	// Confirmed is true once the node has seen kubelet hand the units out.
+	Confirmed bool
+	// Device is the device that the books name, also where the node does not
+	// have it any more; "" when none was ever known.
+	Device accel.DeviceID
+}
+
+// usageChunk is how many nodes are copied before writers get a turn.
+const usageChunk = 16
+
+// Nodes returns the nodes that publish the resource, sorted by name. Each node
+// is consistent in itself; nodes may be from moments that lie a little apart.
+func (l *Ledger) Nodes(res accel.Resource) []NodeUsage {
+	names := l.names(res)
+	slices.Sort(names)
+	out := make([]NodeUsage, 0, len(names))
+	for chunk := range slices.Chunk(names, usageChunk) {
+		out = l.appendUsage(out, res, chunk)
+	}
+	for i := range out {
+		out[i].sort()
+	}
+	return out
+}
+
+// Node returns one node, and false when it does not publish the resource.
+func (l *Ledger) Node(res accel.Resource, name string) (NodeUsage, bool) {
+	out := l.appendUsage(nil, res, []string{name})
+	if len(out) == 0 {
+		return NodeUsage{}, false
+	}
+	out[0].sort()
+	return out[0], true
+}
+
+func (l *Ledger) names(res accel.Resource) []string {
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	out := make([]string, 0, len(l.books[res]))
+	for name := range l.books[res] {
+		out = append(out, name)
+	}
+	return out
+}
+
+func (l *Ledger) appendUsage(out []NodeUsage, res accel.Resource, names []string) []NodeUsage {
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	for _, name := range names {
+		if n := l.books[res][name]; n != nil && n.known {
+			out = append(out, n.usage())
+		}
+	}
+	return out
+}
+
+// usage copies the node, with the pods in no order.
+func (n *node) usage() NodeUsage {
+	u := NodeUsage{Name: n.name, Unit: n.unit, Used: n.used, Devices: make([]DeviceUsage, len(n.shares))}
+	for i, s := range n.shares {
+		u.Total += s.Units
+		u.Devices[i] = DeviceUsage{Share: s, Used: s.Units - n.slots[i].Free}
+	}
+	for _, h := range n.pods {
+		p := PodUsage{Pod: h.Pod, Units: h.Units, Created: h.Created, Confirmed: h.Confirmed, Device: h.Device}
+		if h.slot < 0 {
+			u.Unplaced = append(u.Unplaced, p)
+			continue
+		}
+		d := &u.Devices[h.slot]
+		d.Pods = append(d.Pods, p)
+	}
+	return u
+}
+
+// sort orders the pods by age, so that equal books print equal.
+func (u *NodeUsage) sort() {
+	slices.SortFunc(u.Unplaced, comparePods)
+	for i := range u.Devices {
+		slices.SortFunc(u.Devices[i].Pods, comparePods)
+	}
+}
+
+func comparePods(a, b PodUsage) int {
+	return cmp.Or(
+		a.Created.Compare(b.Created),
+		cmp.Compare(a.Pod.Namespace, b.Pod.Namespace),
+		cmp.Compare(a.Pod.Name, b.Pod.Name),
+		cmp.Compare(a.Pod.UID, b.Pod.UID),
+	)
+}
