@@ -1,0 +1,157 @@
+# Everything here sets itself up: Go, make, gcc, git and, for what starts a
+# Kubernetes on this machine, root are all that must be there beforehand.
+# `make help` lists the targets.
+
+SHELL := /usr/bin/env bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+MODULE  := github.com/divvy-gpu/divvy
+VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
+COMMIT  ?= $(shell git rev-parse --short=12 HEAD 2>/dev/null || echo unknown)
+LDFLAGS := -s -w -X $(MODULE)/internal/version.Version=$(VERSION) -X $(MODULE)/internal/version.Commit=$(COMMIT)
+
+BIN   := $(CURDIR)/bin
+DIST  := $(CURDIR)/dist
+# Tools are built once per version and survive `make clean`.
+CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/divvy
+tool_dir = $(CACHE)/tools/$(firstword $(shell sha256sum $(1)/go.sum | cut -c1-12))
+GOLANGCI_LINT := $(call tool_dir,tools)/golangci-lint
+HELM          := $(call tool_dir,lab)/helm
+
+# What the lab installs: make lab-install TOPOLOGY=file MEMORY_UNIT=0.1
+ifdef TOPOLOGY
+override TOPOLOGY := $(abspath $(TOPOLOGY))
+export TOPOLOGY
+endif
+ifdef MEMORY_UNIT
+export MEMORY_UNIT
+endif
+
+FUZZTIME     ?= 30s
+BENCH        ?= .
+SOAK_MINUTES ?= 3
+export SOAK_MINUTES
+
+SUITES := unit seeds lab-unit kubelet e2e
+
+##@ Start here
+
+.PHONY: help
+help: ## List the targets.
+	@awk 'BEGIN { FS = ":.*## " } \
+	  /^##@/ { printf "\n%s\n", substr($$0, 5) } \
+	  /^[a-z0-9-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@printf '\nVariables: TOPOLOGY=file (simulated cards), MEMORY_UNIT=1|0.1|0.01|0.001, BENCH=regexp, FUZZTIME=30s, SOAK_MINUTES=3\n'
+
+.PHONY: demo
+demo: root ## Start a Kubernetes here, install Divvy and show four pods sharing two cards.
+	@cd lab && go run ./cmd/demo
+
+.PHONY: demo-down
+demo-down: lab-down ## Remove what `make demo` started, without a trace.
+
+.PHONY: test
+test: root ## Run all tests: unit, fuzz seeds, race detector, kubelet's device manager, the lab.
+	@rm -rf $(DIST)/tests
+	@for suite in test-unit test-lab-unit test-kubelet test-e2e; do $(MAKE) $$suite || true; done
+	@go run ./hack/testsum report -out $(DIST)/tests $(SUITES)
+
+##@ Develop
+
+.PHONY: build
+build: ## Build the programs into bin/.
+	@mkdir -p $(BIN)
+	CGO_ENABLED=0 go build -trimpath -ldflags '$(LDFLAGS)' -o $(BIN)/ ./cmd/...
+
+.PHONY: lint
+lint: $(GOLANGCI_LINT) verify-chart ## Run gofmt, go vet, go mod tidy -diff, golangci-lint and helm lint.
+	@unformatted=$$(git ls-files -co --exclude-standard '*.go' | xargs -r gofmt -l); \
+	  [ -z "$$unformatted" ] || { printf 'not formatted by gofmt:\n%s\n' "$$unformatted" >&2; exit 1; }
+	@for module in . lab tools; do (cd $$module && echo "go mod tidy -diff in $$module" && go mod tidy -diff); done
+	go vet ./...
+	cd lab && go vet -tags e2e ./...
+	$(GOLANGCI_LINT) run ./...
+	cd lab && $(GOLANGCI_LINT) run --build-tags e2e ./...
+
+.PHONY: test-unit
+test-unit: ## Run unit tests and fuzz seeds under the race detector (no root needed).
+	@CGO_ENABLED=1 go run ./hack/testsum run -out $(DIST)/tests -suite unit -seeds seeds \
+	  go test -json -race -timeout 15m ./...
+
+.PHONY: test-lab-unit
+test-lab-unit: ## Run the lab's own unit tests (no root needed).
+	@$(call testsum-lab,lab-unit) go test -json -timeout 10m $$(cd lab && go list ./... | grep -v /devicemanager)
+
+.PHONY: test-kubelet
+test-kubelet: ## Run the tests against kubelet's real device manager (no root needed).
+	@$(call testsum-lab,kubelet) go test -json -timeout 10m ./devicemanager/...
+
+.PHONY: test-e2e
+test-e2e: root ## Run the end-to-end tests on the lab.
+	@$(call testsum-lab,e2e) go test -json -tags e2e -count=1 -timeout 40m ./e2e/...
+
+# testsum runs in lab/, where the tests of the lab's module are.
+testsum-lab = mkdir -p $(BIN) && go build -o $(BIN)/testsum ./hack/testsum && cd lab && $(BIN)/testsum run -out $(DIST)/tests -suite $(1)
+
+.PHONY: bench
+bench: ## Run the benchmarks of the core and of the extender's HTTP calls.
+	go test -run '^$$' -bench '$(BENCH)' -benchmem ./internal/accel/... ./internal/extender/...
+
+.PHONY: fuzz
+fuzz: ## Fuzz every target for FUZZTIME.
+	@go list -f '{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}{{end}}' ./... | while read -r package; do \
+	  go test -list '^Fuzz' "$$package" | { grep '^Fuzz' || true; } | while read -r target; do \
+	    echo "fuzz $$package $$target"; \
+	    go test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) "$$package"; \
+	  done; \
+	done
+
+.PHONY: verify
+verify: lint test ## Run all that a change must pass.
+
+.PHONY: verify-chart
+verify-chart: $(HELM) ## Check the chart: helm lint, schema, and the configuration that it renders.
+	@go run ./hack/chartcheck -helm $(HELM) charts/divvy
+
+.PHONY: images
+images: ## Build the container images with docker.
+	docker build -f build/divvy-node.Dockerfile --build-arg VERSION=$(VERSION) --build-arg COMMIT=$(COMMIT) -t ghcr.io/divvy-gpu/divvy-node:dev .
+	docker build -f build/divvy-control.Dockerfile --build-arg VERSION=$(VERSION) --build-arg COMMIT=$(COMMIT) -t ghcr.io/divvy-gpu/divvy-control:dev .
+
+.PHONY: clean
+clean: ## Remove bin/ and dist/. Caches of tools and of the lab stay.
+	rm -rf $(BIN) $(DIST)
+
+##@ The lab: a real Kubernetes on this machine
+
+.PHONY: lab-up
+lab-up: root ## Start it (etcd to kubelet, built from source the first time) and print the KUBECONFIG line.
+	@cd lab && go run ./cmd/lab up
+
+.PHONY: lab-install
+lab-install: root ## Build the images, load them and install the chart on simulated cards.
+	@cd lab && go run ./cmd/lab install
+
+.PHONY: lab-down
+lab-down: root ## Stop it and remove every process, mount, interface and file of it.
+	@cd lab && go run ./cmd/lab down
+
+.PHONY: soak
+soak: root ## Create and delete pods at random with restarts in between, then compare all books.
+	@cd lab && go run ./cmd/soak
+
+.PHONY: root
+root:
+	@[ "$$(id -u)" = 0 ] || { echo "This starts a Kubernetes on this machine and therefore needs root: sudo make $(firstword $(MAKECMDGOALS))" >&2; exit 1; }
+
+$(GOLANGCI_LINT):
+	@echo "Building golangci-lint into $(@D); the first time takes some minutes."
+	@mkdir -p $(@D)
+	@cd tools && CGO_ENABLED=0 go build -o $@.tmp github.com/golangci/golangci-lint/v2/cmd/golangci-lint && mv $@.tmp $@
+
+$(HELM):
+	@echo "Building helm into $(@D)."
+	@mkdir -p $(@D)
+	@cd lab && CGO_ENABLED=0 go build -o $@.tmp helm.sh/helm/v3/cmd/helm && mv $@.tmp $@

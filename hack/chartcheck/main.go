@@ -1,0 +1,182 @@
+// Chartcheck renders the chart with helm in several ways and checks what comes
+// out: that good values render, that bad values are refused with a sentence
+// that names them, and that divvy-node accepts the configuration it is given.
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strings"
+
+	yaml "go.yaml.in/yaml/v3"
+
+	"github.com/divvy-gpu/divvy/api/config/v1alpha1"
+)
+
+func main() {
+	helm := flag.String("helm", "helm", "helm 3 program")
+	flag.Parse()
+	if err := run(context.Background(), *helm, flag.Args(), os.Stdout); err != nil {
+		fmt.Fprintln(os.Stderr, "chartcheck:", err)
+		os.Exit(1)
+	}
+}
+
+// kubeVersion is what the chart is rendered for.
+const kubeVersion = "1.37.1"
+
+// vendors are those of the chart's examples.
+var vendors = []string{"enflame"}
+
+// good values render, and everything in want stands in the result.
+var good = []struct {
+	name string
+	set  []string
+	want []string
+}{
+	{name: "defaults", want: []string{
+		"image: ghcr.io/divvy-gpu/divvy-node:", "hostNetwork: true", "runAsUser: 0", "type: Recreate", `memoryUnit: "1"`,
+		"path: /var/log/topscloud/gcushare", "kind: ValidatingAdmissionPolicy",
+	}},
+	{
+		name: "finest unit", set: []string{"--set-string", "memoryUnit=0.001"},
+		want: []string{`memoryUnit: "0.001"`},
+	},
+	{
+		name: "images of one's own", set: []string{"--set", "image.registry=example.com/x/,image.tag=v9,node.image.tag=v10"},
+		want: []string{"image: example.com/x/divvy-node:v10", "image: example.com/x/divvy-control:v9"},
+	},
+	{
+		name: "injection by CDI", set: []string{"--set", "node.injection=cdi"},
+		want: []string{"injection: cdi", "path: /var/run/cdi"},
+	},
+	{
+		name: "no log files", set: []string{"--set", "node.logDir=,extender.logDir="},
+		want: []string{"runAsUser: 65532", "runAsNonRoot: true"},
+	},
+	{
+		name: "key of one's own", set: []string{"--set", "grantKey.existingSecret=mine"},
+		want: []string{"secretName: mine"},
+	},
+	{
+		name: "two replicas", set: []string{"--set", "extender.replicas=2,extender.hostNetwork=false"},
+		want: []string{"--leader-elect", "resources: [leases]", "maxSurge: 1"},
+	},
+	{
+		name: "loopback alone", set: []string{"--set", "extender.listenAddress=127.0.0.1"},
+		want: []string{"--listen=127.0.0.1:32766", `host: "127.0.0.1"`},
+	},
+	{
+		name: "a library in an unusual place", set: []string{"--set", "node.libraries.enflame=/host/opt/libefml.so"},
+		want: []string{"enflame: /host/opt/libefml.so"},
+	},
+	{
+		name: "another kubelet directory", set: []string{"--set", "node.kubeletDir=/data/kubelet/"},
+		want: []string{"path: /data/kubelet/device-plugins", "kubeletDir: /var/lib/kubelet"},
+	},
+}
+
+// bad values are refused, with a text that names what is wrong.
+var bad = []struct {
+	name string
+	set  []string
+	want string
+}{
+	{"unknown unit", []string{"--set-string", "memoryUnit=0.5"}, "memoryUnit"},
+	{"unit that is a number", []string{"--set-json", "memoryUnit=0.1"}, "memoryUnit"},
+	{"misspelt key", []string{"--set", "memroyUnit=1"}, "memroyUnit"},
+	{"misspelt inner key", []string{"--set", "node.injektion=cdi"}, "injektion"},
+	{"unknown injection", []string{"--set", "node.injection=magic"}, "injection"},
+	{"unknown policy", []string{"--set", "extender.policy=random"}, "policy"},
+	{"relative folder", []string{"--set", "node.stateDir=divvy"}, "stateDir"},
+	{"bad resource name", []string{"--set", "sharedResources[0].name=gcu,sharedResources[0].vendor=enflame"}, "sharedResources"},
+}
+
+func run(ctx context.Context, helm string, args []string, out io.Writer) error {
+	if len(args) != 1 {
+		return errors.New("say which chart: chartcheck -helm PROGRAM CHART")
+	}
+	chart := args[0]
+	if _, err := output(ctx, helm, "lint", "--strict", "--quiet", "--kube-version", kubeVersion, chart); err != nil {
+		return fmt.Errorf("helm lint: %w", err)
+	}
+	var problems []error
+	for _, c := range good {
+		if err := renders(ctx, helm, chart, c.set, c.want); err != nil {
+			problems = append(problems, fmt.Errorf("%s: %w", c.name, err))
+		}
+	}
+	for _, c := range bad {
+		text, err := template(ctx, helm, chart, c.set)
+		switch {
+		case err == nil:
+			problems = append(problems, fmt.Errorf("%s: rendered %d bytes; it should have been refused", c.name, len(text)))
+		case !strings.Contains(err.Error(), c.want):
+			problems = append(problems, fmt.Errorf("%s: refused without naming %s: %w", c.name, c.want, err))
+		}
+	}
+	if err := errors.Join(problems...); err != nil {
+		return err
+	}
+	fmt.Fprintf(out, "chart: helm lint, %d ways to render and %d values to refuse checked\n", len(good), len(bad))
+	return nil
+}
+
+func renders(ctx context.Context, helm, chart string, set, want []string) error {
+	text, err := template(ctx, helm, chart, set)
+	if err != nil {
+		return err
+	}
+	for _, w := range want {
+		if !strings.Contains(string(text), w) {
+			return fmt.Errorf("%q is missing in what was rendered", w)
+		}
+	}
+	configs := 0
+	for dec := yaml.NewDecoder(bytes.NewReader(text)); ; {
+		// Decoding refuses keys that occur twice, which helm does not.
+		var object struct {
+			Kind     string            `yaml:"kind"`
+			Metadata map[string]any    `yaml:"metadata"`
+			Data     map[string]string `yaml:"data"`
+			Rest     map[string]any    `yaml:",inline"`
+		}
+		if err := dec.Decode(&object); errors.Is(err, io.EOF) {
+			break
+		} else if err != nil {
+			return fmt.Errorf("not good YAML: %w", err)
+		}
+		if object.Kind == "ConfigMap" {
+			configs++
+			if _, err := v1alpha1.Parse([]byte(object.Data["config.yaml"]), "config.yaml", vendors); err != nil {
+				return fmt.Errorf("divvy-node would refuse its configuration: %w", err)
+			}
+		}
+	}
+	if configs != 1 {
+		return fmt.Errorf("%d configurations of divvy-node were rendered, 1 expected", configs)
+	}
+	return nil
+}
+
+func template(ctx context.Context, helm, chart string, set []string) ([]byte, error) {
+	args := []string{"template", "divvy", chart, "--namespace", "divvy-system", "--kube-version", kubeVersion}
+	return output(ctx, helm, append(args, set...)...)
+}
+
+// output runs a program; an error holds what it printed.
+func output(ctx context.Context, program string, args ...string) ([]byte, error) {
+	var stdout, stderr bytes.Buffer
+	cmd := exec.CommandContext(ctx, program, args...)
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	if err := cmd.Run(); err != nil {
+		return nil, fmt.Errorf("%w\n%s%s", err, &stdout, &stderr)
+	}
+	return stdout.Bytes(), nil
+}

@@ -1,0 +1,273 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strings"
+)
+
+// event is one line of `go test -json`; see `go doc test2json`.
+type event struct {
+	Action     string
+	Package    string
+	Test       string
+	ImportPath string // of build-output and build-fail, in place of Package
+	Elapsed    float64
+	Output     string
+}
+
+// counts is what became of the tests of one suite. Tests that have subtests are
+// not counted themselves, their subtests are.
+type counts struct {
+	Suite string `json:"suite"`
+	// Command is what ran.
+	Command []string `json:"command"`
+	// Error says that the command itself failed, "" otherwise.
+	Error string `json:"error,omitempty"`
+	// Seconds is how long the command took.
+	Seconds float64 `json:"seconds"`
+	Passed  int     `json:"passed"`
+	// Failed and Skipped name tests and say why.
+	Failed  []outcome `json:"failed"`
+	Skipped []outcome `json:"skipped"`
+	// Race is true when the race detector was on, and Races is how often it
+	// reported.
+	Race  bool `json:"race"`
+	Races int  `json:"races"`
+}
+
+// ran is how many tests ran to an end, good or bad.
+func (c counts) ran() int { return c.Passed + len(c.Failed) }
+
+// outcome is a test that did not pass.
+type outcome struct {
+	Name string `json:"name"`
+	Text string `json:"text"`
+}
+
+// recorder turns events into counts and prints what a person wants to see
+// meanwhile: a line per package, and all output of what failed.
+type recorder struct {
+	out io.Writer
+	// module is cut off package names.
+	module string
+
+	tests map[key]*test
+	// packages maps import paths to the output outside of tests.
+	packages map[string]*strings.Builder
+	// broken names packages that failed as a whole.
+	broken map[string]bool
+	races  int
+}
+
+type key struct{ pkg, name string }
+
+type test struct {
+	action string // pass, fail, skip, or "" while it runs
+	parent bool   // it has subtests
+	output strings.Builder
+}
+
+func newRecorder(out io.Writer, module string) *recorder {
+	return &recorder{
+		out: out, module: module, tests: map[key]*test{}, packages: map[string]*strings.Builder{}, broken: map[string]bool{},
+	}
+}
+
+// maxLine bounds one line of JSON; a test's output comes line by line.
+const maxLine = 16 << 20
+
+// read handles all lines of r. Lines that are not JSON are printed as they are.
+func (r *recorder) read(in io.Reader) error {
+	lines := bufio.NewScanner(in)
+	lines.Buffer(nil, maxLine)
+	for lines.Scan() {
+		var e event
+		if line := bytes.TrimSpace(lines.Bytes()); len(line) == 0 || line[0] != '{' || json.Unmarshal(line, &e) != nil {
+			fmt.Fprintln(r.out, lines.Text())
+			continue
+		}
+		r.handle(e)
+	}
+	return lines.Err()
+}
+
+func (r *recorder) handle(e event) {
+	if e.Action == "output" && strings.Contains(e.Output, "WARNING: DATA RACE") {
+		r.races++
+	}
+	switch {
+	case e.Action == "build-output":
+		fmt.Fprint(r.out, e.Output)
+	case e.Package == "":
+		// build-fail: the package's own fail follows.
+	case e.Test == "":
+		r.handlePackage(e)
+	default:
+		r.handleTest(e)
+	}
+}
+
+func (r *recorder) handlePackage(e event) {
+	log, ok := r.packages[e.Package]
+	if !ok {
+		log = &strings.Builder{}
+		r.packages[e.Package] = log
+	}
+	switch e.Action {
+	case "output":
+		log.WriteString(e.Output)
+	case "pass", "fail":
+		if e.Action == "fail" {
+			r.broken[e.Package] = true
+		}
+		n := r.count(e.Package)
+		if n == 0 && e.Action == "pass" {
+			return // A package without tests has nothing to say.
+		}
+		fmt.Fprintf(r.out, "%-5s %-50s %5d tests %8.1fs\n", strings.ToUpper(e.Action), r.short(e.Package), n, e.Elapsed)
+		if e.Action == "fail" {
+			r.printFailures(e.Package, log.String())
+		}
+	}
+}
+
+func (r *recorder) handleTest(e event) {
+	k := key{e.Package, e.Test}
+	t, ok := r.tests[k]
+	if !ok {
+		t = &test{}
+		r.tests[k] = t
+		if i := strings.LastIndexByte(e.Test, '/'); i >= 0 {
+			// Subtest names may hold slashes of their own; every prefix that is
+			// a test is a parent.
+			for ; i >= 0; i = strings.LastIndexByte(e.Test[:i], '/') {
+				if p, ok := r.tests[key{e.Package, e.Test[:i]}]; ok {
+					p.parent = true
+				}
+			}
+		}
+	}
+	switch e.Action {
+	case "output":
+		t.output.WriteString(e.Output)
+	case "pass", "fail", "skip":
+		t.action = e.Action
+		if e.Action == "pass" {
+			t.output.Reset() // Long runs print a lot that nobody reads.
+		}
+	}
+}
+
+// count returns how many tests of a package are done.
+func (r *recorder) count(pkg string) int {
+	n := 0
+	for k, t := range r.tests {
+		if k.pkg == pkg && !t.parent && t.action != "skip" {
+			n++
+		}
+	}
+	return n
+}
+
+func (r *recorder) printFailures(pkg, log string) {
+	for _, k := range r.sorted() {
+		if t := r.tests[k]; k.pkg == pkg && t.action != "pass" && t.action != "skip" {
+			fmt.Fprint(r.out, indent(t.output.String()))
+		}
+	}
+	fmt.Fprint(r.out, indent(log))
+}
+
+// split returns the counts of the tests, and those of fuzz targets when they
+// are wanted apart.
+func (r *recorder) split(apart bool) (tests, seeds counts) {
+	blamed := map[string]bool{} // packages with a test that explains the failure
+	for _, k := range r.sorted() {
+		c := &tests
+		if apart && strings.HasPrefix(k.name, "Fuzz") {
+			c = &seeds
+		}
+		t := r.tests[k]
+		name := r.short(k.pkg) + "." + k.name
+		switch {
+		case t.action == "" && !(t.parent && r.failedBelow(k)):
+			blamed[k.pkg] = true
+			c.Failed = append(c.Failed, outcome{name, "did not finish"})
+		case t.action == "fail" && !(t.parent && r.failedBelow(k)):
+			blamed[k.pkg] = true
+			c.Failed = append(c.Failed, outcome{name, strings.TrimSpace(t.output.String())})
+		case t.action == "skip":
+			c.Skipped = append(c.Skipped, outcome{name, skipReason(t.output.String())})
+		case t.action == "pass" && !t.parent:
+			c.Passed++
+		}
+	}
+	for _, pkg := range slices.Sorted(maps.Keys(r.broken)) {
+		if !blamed[pkg] {
+			text := strings.TrimSpace(r.packages[pkg].String())
+			tests.Failed = append(tests.Failed, outcome{r.short(pkg), text})
+		}
+	}
+	tests.Races = r.races
+	return tests, seeds
+}
+
+// failedBelow reports whether a subtest of k failed or did not finish, which
+// then explains why k did not pass.
+func (r *recorder) failedBelow(k key) bool {
+	for sub, t := range r.tests {
+		if sub.pkg == k.pkg && strings.HasPrefix(sub.name, k.name+"/") && (t.action == "fail" || t.action == "") {
+			return true
+		}
+	}
+	return false
+}
+
+func (r *recorder) sorted() []key {
+	return slices.SortedFunc(maps.Keys(r.tests), func(a, b key) int {
+		return strings.Compare(a.pkg+"\x00"+a.name, b.pkg+"\x00"+b.name)
+	})
+}
+
+func (r *recorder) short(pkg string) string {
+	if pkg == r.module {
+		return "."
+	}
+	return strings.TrimPrefix(pkg, r.module+"/")
+}
+
+// skipReason finds what a test said when it skipped itself.
+func skipReason(output string) string {
+	reason := "no reason given"
+	for line := range strings.Lines(output) {
+		line = strings.TrimSpace(line)
+		if line == "" || strings.HasPrefix(line, "=== ") || strings.HasPrefix(line, "--- ") {
+			continue
+		}
+		// file_test.go:12: reason
+		if _, after, ok := strings.Cut(line, ".go:"); ok {
+			if _, text, ok := strings.Cut(after, ": "); ok {
+				line = text
+			}
+		}
+		reason = line
+	}
+	return reason
+}
+
+func indent(text string) string {
+	var b strings.Builder
+	for line := range strings.Lines(text) {
+		b.WriteString("    " + line)
+	}
+	if text != "" && !strings.HasSuffix(text, "\n") {
+		b.WriteByte('\n')
+	}
+	return b.String()
+}

@@ -1,0 +1,139 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// stream makes the lines of `go test -json` from short ones: action, test and
+// output, apart by "|".
+func stream(lines ...string) string {
+	var b strings.Builder
+	for _, l := range lines {
+		f := strings.SplitN(l, "|", 3)
+		b.WriteString(`{"Action":"` + f[0] + `","Package":"example.com/m/p"`)
+		if f[1] != "" {
+			b.WriteString(`,"Test":"` + f[1] + `"`)
+		}
+		if len(f) > 2 {
+			b.WriteString(`,"Output":"` + f[2] + `\n"`)
+		}
+		b.WriteString("}\n")
+	}
+	return b.String()
+}
+
+func TestCounts(t *testing.T) {
+	tests := map[string]struct {
+		in    string
+		want  counts
+		seeds counts
+	}{
+		"subtests are counted, not their parent": {
+			in:   stream("run|TestA", "run|TestA/x", "run|TestA/y", "pass|TestA/x", "pass|TestA/y", "pass|TestA", "pass|"),
+			want: counts{Passed: 2},
+		},
+		"a subtest whose name holds a slash": {
+			in:   stream("run|TestA", "run|TestA/x/y", "pass|TestA/x/y", "pass|TestA", "pass|"),
+			want: counts{Passed: 1},
+		},
+		"a failed subtest is one failure": {
+			in:   stream("run|TestA", "run|TestA/x", "output|TestA/x|boom", "fail|TestA/x", "fail|TestA", "fail|"),
+			want: counts{Failed: []outcome{{"p.TestA/x", "boom"}}},
+		},
+		"a parent that fails by itself is a failure": {
+			in:   stream("run|TestA", "run|TestA/x", "pass|TestA/x", "output|TestA|leaked", "fail|TestA", "fail|"),
+			want: counts{Passed: 1, Failed: []outcome{{"p.TestA", "leaked"}}},
+		},
+		"skips keep their reason": {
+			in: stream("run|TestA", "output|TestA|=== RUN   TestA", "output|TestA|    a_test.go:7: needs a card: none here",
+				"output|TestA|--- SKIP: TestA (0.00s)", "skip|TestA", "pass|"),
+			want: counts{Skipped: []outcome{{"p.TestA", "needs a card: none here"}}},
+		},
+		"fuzz seeds are counted apart": {
+			in: stream("run|TestA", "pass|TestA", "run|FuzzA", "run|FuzzA/seed#0", "run|FuzzA/seed#1", "pass|FuzzA/seed#0",
+				"pass|FuzzA/seed#1", "pass|FuzzA", "pass|"),
+			want:  counts{Passed: 1},
+			seeds: counts{Passed: 2},
+		},
+		"a package that does not build is a failure": {
+			in:   `{"ImportPath":"example.com/m/p","Action":"build-output","Output":"x.go:1: bad\n"}` + "\n" + stream("output||FAIL [build failed]", "fail|"),
+			want: counts{Failed: []outcome{{"p", "FAIL [build failed]"}}},
+		},
+		"a test that never ended is a failure": {
+			in:   stream("run|TestA", "output|TestA|panic: test timed out", "fail|"),
+			want: counts{Failed: []outcome{{"p.TestA", "did not finish"}}},
+		},
+		"races are counted": {
+			in:   stream("run|TestA", "output|TestA|WARNING: DATA RACE", "fail|TestA", "fail|"),
+			want: counts{Failed: []outcome{{"p.TestA", "WARNING: DATA RACE"}}, Races: 1},
+		},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			r := newRecorder(&strings.Builder{}, "example.com/m")
+			if err := r.read(strings.NewReader(tt.in)); err != nil {
+				t.Fatal(err)
+			}
+			got, seeds := r.split(true)
+			if diff := cmp.Diff(tt.want, got); diff != "" {
+				t.Errorf("tests (-want +got):\n%s", diff)
+			}
+			if diff := cmp.Diff(tt.seeds, seeds); diff != "" {
+				t.Errorf("seeds (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestRunAndReport(t *testing.T) {
+	dir := t.TempDir()
+	input := filepath.Join(dir, "stream")
+	write := func(lines ...string) {
+		t.Helper()
+		if err := os.WriteFile(input, []byte(stream(lines...)), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	testsum := func(args ...string) (string, error) {
+		t.Helper()
+		var out strings.Builder
+		err := run(t.Context(), args, &out)
+		return out.String(), err
+	}
+
+	write("run|TestA", "pass|TestA", "run|FuzzB", "run|FuzzB/seed#0", "pass|FuzzB/seed#0", "pass|FuzzB", "pass|")
+	if out, err := testsum("run", "-out", dir, "-suite", "unit", "-seeds", "seeds", "cat", input); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	out, err := testsum("report", "-out", dir, "unit", "seeds")
+	if err != nil || !strings.HasSuffix(out, "\n2 passed, 0 failed, 0 skipped\n") {
+		t.Errorf("report of two good suites: %v\n%s", err, out)
+	}
+
+	out, err = testsum("report", "-out", dir, "unit", "absent")
+	if err == nil || !strings.Contains(out, "problem: absent did not run") {
+		t.Errorf("report with a suite that did not run: %v\n%s", err, out)
+	}
+
+	write("run|TestA", "skip|TestA", "pass|")
+	if out, err := testsum("run", "-out", dir, "-suite", "empty", "cat", input); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	out, err = testsum("report", "-out", dir, "unit", "empty")
+	if err == nil || !strings.Contains(out, "problem: empty ran no test") || !strings.Contains(out, "skipped: ") {
+		t.Errorf("report with a suite in which all was skipped: %v\n%s", err, out)
+	}
+
+	if out, err := testsum("run", "-out", dir, "-suite", "crashed", "false"); err == nil {
+		t.Errorf("a command that fails: no error\n%s", out)
+	}
+	out, err = testsum("report", "-out", dir, "crashed")
+	if err == nil || !strings.Contains(out, "exit status 1") {
+		t.Errorf("report of a command that failed without a test: %v\n%s", err, out)
+	}
+}

@@ -1,0 +1,92 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"time"
+)
+
+// report prints one line per suite and the sum. The error says how many
+// problems there are; each is printed.
+func report(dir string, suites []string, out io.Writer) error {
+	var (
+		problems                []string
+		skipped                 []outcome
+		passed, failed          int
+		underRace, races, width = 0, 0, len("suite")
+	)
+	for _, name := range suites {
+		width = max(width, len(name))
+	}
+	line := func(format string, args ...any) { fmt.Fprintf(out, format+"\n", args...) }
+	line("%-*s  %7s  %7s  %7s  %8s", width, "suite", "passed", "failed", "skipped", "time")
+	for _, name := range suites {
+		c, err := read(file(dir, name))
+		switch {
+		case errors.Is(err, os.ErrNotExist):
+			line("%-*s  %7s", width, name, "did not run")
+			problems = append(problems, name+" did not run")
+			continue
+		case err != nil:
+			return err
+		}
+		elapsed := time.Duration(c.Seconds * float64(time.Second)).Round(time.Second)
+		line("%-*s  %7d  %7d  %7d  %8s", width, name, c.Passed, len(c.Failed), len(c.Skipped), elapsed)
+		passed += c.Passed
+		failed += len(c.Failed)
+		skipped = append(skipped, c.Skipped...)
+		if c.Race {
+			underRace += c.ran()
+			races += c.Races
+		}
+		for _, f := range c.Failed {
+			problems = append(problems, fmt.Sprintf("%s: %s failed: %s", name, f.Name, lastLine(f.Text)))
+		}
+		if c.Error != "" {
+			problems = append(problems, fmt.Sprintf("%s: %s: %s", name, strings.Join(c.Command, " "), c.Error))
+		}
+		if c.ran() == 0 {
+			problems = append(problems, name+" ran no test")
+		}
+	}
+	line("race detector: watched %d of these tests, reported %d races", underRace, races)
+	for _, s := range skipped {
+		line("skipped: %s: %s", s.Name, s.Text)
+	}
+	for _, p := range problems {
+		line("problem: %s", p)
+	}
+	line("%d passed, %d failed, %d skipped", passed, failed, len(skipped))
+	if len(problems) > 0 {
+		return fmt.Errorf("%d problems", len(problems))
+	}
+	return nil
+}
+
+func read(path string) (counts, error) {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return counts{}, fmt.Errorf("read the counts: %w", err)
+	}
+	var c counts
+	if err := json.Unmarshal(data, &c); err != nil {
+		return counts{}, fmt.Errorf("read the counts in %s: %w", path, err)
+	}
+	return c, nil
+}
+
+// lastLine shortens what a failed test printed; all of it was printed when it
+// failed.
+func lastLine(text string) string {
+	lines := strings.Split(strings.TrimSpace(text), "\n")
+	for i := len(lines) - 1; i >= 0; i-- {
+		if l := strings.TrimSpace(lines[i]); l != "" && !strings.HasPrefix(l, "--- FAIL") && !strings.HasPrefix(l, "FAIL") {
+			return l
+		}
+	}
+	return "no output"
+}

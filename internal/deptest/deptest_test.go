@@ -1,0 +1,317 @@
+package deptest
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+
+	gocmp "github.com/google/go-cmp/cmp"
+)
+
+const module = "github.com/divvy-gpu/divvy"
+
+// A rule limits what packages may import. Patterns are paths below the module
+// ("internal/accel"), or full import paths ("k8s.io/client-go"); "/..." at the
+// end stands for the package and all below it. "std" is the standard library.
+type rule struct {
+	// packages are those that the rule speaks of; each pattern must match one.
+	packages []string
+	// except are packages that the rule does not speak of although packages
+	// matches them.
+	except []string
+	// only, when set, lists everything that they may import directly.
+	only []string
+	// never lists what they may not depend on, directly or through others.
+	never []string
+	// why is printed with a violation.
+	why string
+}
+
+var rules = []rule{
+	{
+		packages: []string{"internal/accel/..."},
+		only:     []string{"std", "internal/accel/..."},
+		why: "the core decides who gets which device; without clients, clocks and logging it can be tabled, fuzzed and " +
+			"benchmarked alone, and every program can use it",
+	},
+	{
+		packages: []string{"internal/accel", "internal/accel/place", "internal/accel/ledger", "internal/accel/wire"},
+		never:    []string{"net", "os/exec", "log", "log/slog"},
+		why:      "the standard library has clients and loggers as well; the core uses none",
+	},
+	{
+		packages: []string{"internal/sharing/..."},
+		never:    []string{"internal/backend/...", "internal/deviceplugin/...", "k8s.io/..."},
+		why:      "how a device is cut into units is the same for every vendor and does not depend on how kubelet is spoken to",
+	},
+	{
+		packages: []string{"internal/backend/..."},
+		never: []string{
+			"internal/sharing/...", "internal/deviceplugin/...", "internal/nodeagent/...", "internal/extender/...",
+			"internal/accel/ledger", "internal/accel/place", "k8s.io/...",
+		},
+		why: "a vendor is discovery, health and what a container needs; it knows nothing of sharing, kubelet or scheduling, " +
+			"so a new vendor is one package",
+	},
+	{
+		packages: []string{"internal/extender/...", "internal/kube/...", "internal/inspect/...", "internal/accel/ledger"},
+		never: []string{
+			"internal/backend/...", "internal/deviceplugin/...", "internal/sharing/...",
+			"github.com/ebitengine/purego/...",
+		},
+		why: "the scheduler's side has no vendor code: it follows what nodes publish, so a new vendor changes nothing here",
+	},
+	{
+		packages: []string{"internal/app/extender", "internal/app/inspect"},
+		never:    []string{"internal/backend/...", "internal/deviceplugin/...", "github.com/ebitengine/purego/..."},
+		why:      "these programs run where there are no devices and must not need a vendor's library or C",
+	},
+	{
+		packages: []string{"internal/deviceplugin/...", "internal/podresources/..."},
+		never:    []string{"internal/backend/enflame", "internal/extender/...", "k8s.io/client-go/..."},
+		why:      "talking to kubelet is the same for every vendor and needs no API server",
+	},
+	{
+		packages: []string{"..."},
+		except:   []string{"internal/vendorsim/..."},
+		never:    []string{"internal/vendorsim/..."},
+		why:      "stand-ins for vendor libraries belong to tests and the lab, never into a program that users run",
+	},
+	{
+		packages: []string{"cmd/..."},
+		only:     []string{"std", "internal/app/...", "internal/version", "github.com/spf13/cobra"},
+		why:      "a main says which role it runs; all else is behind internal/app, where tests reach it",
+	},
+	{
+		packages: []string{"internal/..."},
+		except:   []string{"internal/app/..."},
+		never:    []string{"internal/app/...", "github.com/spf13/cobra/..."},
+		why:      "imports point inward: programs know their parts, no part knows a program or its flags",
+	},
+	{
+		packages: []string{"api/..."},
+		only:     []string{"std", "go.yaml.in/yaml/v3"},
+		why:      "whoever generates a configuration file imports these types and should get nothing else with them",
+	},
+}
+
+// pkg is what `go list` says of a package.
+type pkg struct {
+	ImportPath string
+	Standard   bool
+	Imports    []string
+}
+
+// graph holds packages by import path.
+type graph map[string]pkg
+
+func TestImportRules(t *testing.T) {
+	for _, violation := range check(load(t), rules) {
+		t.Error(violation)
+	}
+}
+
+// load asks the go command for every package of the module and all that they
+// depend on, tests left out.
+func load(t *testing.T) graph {
+	t.Helper()
+	cmd := exec.Command("go", "list", "-deps", "-json=ImportPath,Standard,Imports", module+"/...")
+	var stderr strings.Builder
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("%v: %v\n%s", cmd, err, &stderr)
+	}
+	g := graph{}
+	for dec := json.NewDecoder(strings.NewReader(string(out))); ; {
+		var p pkg
+		err := dec.Decode(&p)
+		if errors.Is(err, io.EOF) {
+			return g
+		}
+		if err != nil {
+			t.Fatalf("decode the answer of go list: %v", err)
+		}
+		g[p.ImportPath] = p
+	}
+}
+
+// check returns one sentence per violation, in a fixed order.
+func check(g graph, rules []rule) []string {
+	var own []string
+	for path := range g {
+		if path == module || strings.HasPrefix(path, module+"/") {
+			own = append(own, path)
+		}
+	}
+	slices.Sort(own)
+
+	var out []string
+	for _, r := range rules {
+		var subjects []string
+		for _, pattern := range r.packages {
+			found := false
+			for _, path := range own {
+				if !match(pattern, path) {
+					continue
+				}
+				found = true
+				if !matchAny(r.except, path) {
+					subjects = append(subjects, path)
+				}
+			}
+			if !found {
+				out = append(out, fmt.Sprintf("a rule names %s, which matches no package: mend or remove the rule (%s)", pattern, r.why))
+			}
+		}
+		for _, path := range subjects {
+			for _, imported := range g[path].Imports {
+				if r.only != nil && !matchAny(r.only, imported) && !(slices.Contains(r.only, "std") && g[imported].Standard) {
+					out = append(out, fmt.Sprintf("%s imports %s; it may import %s only: %s",
+						short(path), short(imported), strings.Join(r.only, ", "), r.why))
+				}
+			}
+			for _, chain := range reach(g, path, r.never) {
+				out = append(out, fmt.Sprintf("%s depends on %s (%s): %s",
+					short(path), short(chain[len(chain)-1]), strings.Join(shorten(chain), " -> "), r.why))
+			}
+		}
+	}
+	return out
+}
+
+// reach returns, for each package that matches a pattern and that path depends
+// on, a shortest chain of imports to it. The standard library is not looked
+// into: that net/http uses net is not what a rule about net means.
+func reach(g graph, path string, patterns []string) [][]string {
+	if len(patterns) == 0 {
+		return nil
+	}
+	var chains [][]string
+	seen := map[string]bool{path: true}
+	for queue := [][]string{{path}}; len(queue) > 0; queue = queue[1:] {
+		chain := queue[0]
+		last := chain[len(chain)-1]
+		if len(chain) > 1 && matchAny(patterns, last) && !matchSame(patterns, path, last) {
+			chains = append(chains, chain)
+			continue // What is behind it follows from it.
+		}
+		if g[last].Standard {
+			continue
+		}
+		for _, imported := range g[last].Imports {
+			if !seen[imported] {
+				seen[imported] = true
+				queue = append(queue, append(slices.Clone(chain), imported))
+			}
+		}
+	}
+	slices.SortFunc(chains, func(a, b []string) int { return cmp.Compare(a[len(a)-1], b[len(b)-1]) })
+	return chains
+}
+
+// matchSame reports whether one pattern matches both: a package may import its
+// own neighbours.
+func matchSame(patterns []string, a, b string) bool {
+	return slices.ContainsFunc(patterns, func(p string) bool { return match(p, a) && match(p, b) })
+}
+
+func matchAny(patterns []string, path string) bool {
+	return slices.ContainsFunc(patterns, func(p string) bool { return match(p, path) })
+}
+
+// match reports whether an import path matches a pattern, which is tried as
+// written and below the module.
+func match(pattern, path string) bool {
+	prefix, tree := strings.CutSuffix(pattern, "/...")
+	if pattern == "..." {
+		return path == module || strings.HasPrefix(path, module+"/")
+	}
+	for _, p := range []string{prefix, module + "/" + prefix} {
+		if path == p || tree && strings.HasPrefix(path, p+"/") {
+			return true
+		}
+	}
+	return false
+}
+
+func short(path string) string { return strings.TrimPrefix(path, module+"/") }
+
+func shorten(paths []string) []string {
+	out := make([]string, len(paths))
+	for i, p := range paths {
+		out[i] = short(p)
+	}
+	return out
+}
+
+// TestCheckFindsViolations makes sure that the test above would notice.
+func TestCheckFindsViolations(t *testing.T) {
+	own := func(path string, imports ...string) pkg {
+		return pkg{ImportPath: module + "/" + path, Imports: imports}
+	}
+	g := graph{}
+	for _, p := range []pkg{
+		own("core", "sort", "k8s.io/api"),
+		own("shell", module+"/core", module+"/shell/inner", "net/http"),
+		own("shell/inner", module+"/vendor1"),
+		own("vendor1"),
+		own("cmd/x", module+"/shell", "sort"),
+		{ImportPath: "sort", Standard: true},
+		{ImportPath: "net/http", Standard: true, Imports: []string{"net"}},
+		{ImportPath: "net", Standard: true},
+		{ImportPath: "k8s.io/api"},
+	} {
+		g[p.ImportPath] = p
+	}
+	tests := map[string]struct {
+		rule rule
+		want []string
+	}{
+		"an import that is not on the list": {
+			rule: rule{packages: []string{"core"}, only: []string{"std"}, why: "pure"},
+			want: []string{"core imports k8s.io/api; it may import std only: pure"},
+		},
+		"all imports on the list": {
+			rule: rule{packages: []string{"cmd/..."}, only: []string{"std", "shell"}},
+		},
+		"a dependency through others, with the way to it": {
+			rule: rule{packages: []string{"cmd/x"}, never: []string{"vendor1"}, why: "no vendors"},
+			want: []string{"cmd/x depends on vendor1 (cmd/x -> shell -> shell/inner -> vendor1): no vendors"},
+		},
+		"a tree of another module": {
+			rule: rule{packages: []string{"core"}, never: []string{"k8s.io/..."}, why: "pure"},
+			want: []string{"core depends on k8s.io/api (core -> k8s.io/api): pure"},
+		},
+		"neighbours in one tree": {
+			rule: rule{packages: []string{"shell"}, never: []string{"shell/..."}},
+		},
+		"an excepted package": {
+			rule: rule{packages: []string{"..."}, except: []string{"core"}, never: []string{"k8s.io/api"}, why: "pure"},
+			want: []string{
+				"cmd/x depends on k8s.io/api (cmd/x -> shell -> core -> k8s.io/api): pure",
+				"shell depends on k8s.io/api (shell -> core -> k8s.io/api): pure",
+			},
+		},
+		"inside of the standard library": {
+			rule: rule{packages: []string{"shell"}, never: []string{"net"}},
+		},
+		"a rule about nothing": {
+			rule: rule{packages: []string{"gone/..."}, never: []string{"net"}, why: "old"},
+			want: []string{"a rule names gone/..., which matches no package: mend or remove the rule (old)"},
+		},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			if diff := gocmp.Diff(tt.want, check(g, []rule{tt.rule})); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}
