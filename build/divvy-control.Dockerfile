@@ -10,7 +10,9 @@ RUN CGO_ENABLED=0 GOOS=$TARGETOS GOARCH=$TARGETARCH go build -trimpath \
     -ldflags "-s -w -X github.com/divvy-gpu/divvy/internal/version.Version=$VERSION -X github.com/divvy-gpu/divvy/internal/version.Commit=$COMMIT" \
     -o /out/divvy-control ./cmd/divvy-control
 
-FROM gcr.io/distroless/static-debian12:nonroot
+# One static program; the certificate of the API server comes with the service
+# account.
+FROM scratch
 COPY --from=build /out/divvy-control /usr/bin/divvy-control
 LABEL org.opencontainers.image.source=https://github.com/divvy-gpu/divvy \
       org.opencontainers.image.licenses=Apache-2.0
