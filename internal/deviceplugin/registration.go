@@ -182,6 +182,15 @@ func (s *Server) session(ctx context.Context) error {
 		return err
 	}
 	defer stop()
+	own, err := os.Lstat(s.socket)
+	if err != nil {
+		return fmt.Errorf("the socket is gone: %w", err)
+	}
+	// An event may be about the file that was there before.
+	taken := func() bool {
+		now, err := os.Lstat(s.socket)
+		return err != nil || !os.SameFile(own, now)
+	}
 	if err := s.register(ctx, kubelet); err != nil {
 		return err
 	}
@@ -211,12 +220,12 @@ func (s *Server) session(ctx context.Context) error {
 			switch {
 			case event.Name == kubelet && event.Has(fsnotify.Create):
 				return errors.New("kubelet restarted")
-			case event.Name == s.socket && event.Has(fsnotify.Remove|fsnotify.Rename):
+			case event.Name == s.socket && taken():
 				return errors.New("the socket was removed, as kubelet does when it starts")
 			}
 		case <-ticker.C:
-			if _, err := os.Stat(s.socket); err != nil {
-				return fmt.Errorf("the socket is gone: %w", err)
+			if taken() {
+				return errors.New("the socket is gone")
 			}
 			s.service.mu.Lock()
 			streams := s.service.streams
