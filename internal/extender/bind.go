@@ -1,0 +1,152 @@
+package extender
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"k8s.io/klog/v2"
+
+	"github.com/divvy-gpu/divvy/internal/accel"
+	"github.com/divvy-gpu/divvy/internal/accel/ledger"
+	"github.com/divvy-gpu/divvy/internal/accel/wire"
+	"github.com/divvy-gpu/divvy/internal/kube"
+)
+
+// bind gives the pod a device of the node and binds it there.
+func (e *Extender) bind(ctx context.Context, body, out []byte) ([]byte, error) {
+	if err := e.ready(); err != nil {
+		return nil, err
+	}
+	args, err := decodeBindArgs(body)
+	if err != nil {
+		return nil, err
+	}
+	// kube-scheduler that no longer waits is no reason to leave the pod half
+	// way: the bind goes on, for a bounded time.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), e.config.BindTimeout)
+	defer cancel()
+	unlock, err := e.binds.lock(ctx, args.PodUID)
+	if err != nil {
+		return nil, fmt.Errorf("another bind of pod %s/%s is under way: %w", args.PodNamespace, args.PodName, err)
+	}
+	defer unlock()
+
+	pod, err := e.podToBind(ctx, args)
+	if err == nil {
+		err = e.bindPod(ctx, pod, args.Node)
+	}
+	if err != nil {
+		e.metrics.bindErrors.WithLabelValues(bindCause(err)).Inc()
+		return nil, err
+	}
+	return appendError(out, ""), nil
+}
+
+// podToBind returns the pod that the arguments mean. The books usually have
+// it. When they do not, because the pod is newer than the last event or asks
+// for nothing of ours, the API server is asked.
+func (e *Extender) podToBind(ctx context.Context, args bindArgs) (kube.Pod, error) {
+	pod, known := e.config.Cluster.Pod(args.PodNamespace, args.PodName)
+	if !known || pod.Ref.UID != args.PodUID {
+		var err error
+		if pod, err = e.config.Binder.Get(ctx, args.PodNamespace, args.PodName); err != nil {
+			return kube.Pod{}, err
+		}
+	}
+	if pod.Ref.UID != args.PodUID {
+		return kube.Pod{}, fmt.Errorf("pod %s has the UID %s by now, not %s: %w", pod.Ref, pod.Ref.UID, args.PodUID, kube.ErrPodGone)
+	}
+	if pod.Ended {
+		return kube.Pod{}, fmt.Errorf("pod %s has ended", pod.Ref)
+	}
+	if pod.Node != "" && pod.Node != args.Node {
+		return kube.Pod{}, fmt.Errorf("pod %s is bound to %s already", pod.Ref, pod.Node)
+	}
+	return pod, nil
+}
+
+// bindPod reserves, binds, and takes the reservation back when that failed. A
+// pod that is bound to the node already is left as it is.
+func (e *Extender) bindPod(ctx context.Context, pod kube.Pod, node string) error {
+	if pod.Node == node {
+		return nil
+	}
+	switch len(pod.Requests) {
+	case 0:
+		return e.config.Binder.Bind(ctx, pod.Ref, node, nil)
+	case 1:
+	default:
+		// A grant names one device of one resource.
+		return fmt.Errorf("pod %s asks for %s and %s: one pod can have one shared resource",
+			pod.Ref, pod.Requests[0].Resource, pod.Requests[1].Resource)
+	}
+	signer, err := e.config.Signer()
+	if err != nil {
+		return err
+	}
+	grant, undo, err := e.reserve(ctx, pod, node)
+	if err != nil {
+		return err
+	}
+	value, err := signer.EncodeGrant(pod.Ref.UID, grant)
+	if err != nil {
+		undo()
+		return fmt.Errorf("grant of pod %s: %w", pod.Ref, err)
+	}
+	annotations := wire.LegacyAnnotations(grant)
+	if annotations == nil {
+		annotations = map[string]string{}
+	}
+	annotations[wire.GrantAnnotation] = value
+
+	if err := e.config.Binder.Bind(ctx, pod.Ref, node, annotations); err != nil {
+		// If nobody knows whether the pod was bound, the device stays
+		// reserved: the watch confirms it, or it expires.
+		if !errors.Is(err, kube.ErrOutcomeUnknown) {
+			undo()
+		}
+		return err
+	}
+	klog.FromContext(ctx).Info("Bound", "pod", pod.Ref.String(), "node", node, "resource", grant.Resource,
+		"device", grant.Device, "index", grant.Index, "units", grant.Units)
+	return nil
+}
+
+// reserve takes a device for the pod. A reservation on another node can only
+// be left from a bind whose outcome was not known; if the API server says that
+// the pod is not bound, that reservation holds nothing and goes.
+func (e *Extender) reserve(ctx context.Context, pod kube.Pod, node string) (accel.Grant, func(), error) {
+	grant, undo, err := e.config.Ledger.Reserve(pod.Ref, pod.Created, node, pod.Requests[0])
+	if !errors.Is(err, ledger.ErrHeldElsewhere) {
+		return grant, undo, err
+	}
+	now, getErr := e.config.Binder.Get(ctx, pod.Ref.Namespace, pod.Ref.Name)
+	switch {
+	case getErr != nil:
+		return accel.Grant{}, nil, fmt.Errorf("%w; then %w", err, getErr)
+	case now.Ref.UID != pod.Ref.UID:
+		return accel.Grant{}, nil, fmt.Errorf("pod %s was replaced by another: %w", pod.Ref, kube.ErrPodGone)
+	case now.Node != "":
+		return accel.Grant{}, nil, fmt.Errorf("pod %s is bound to %s already: %w", pod.Ref, now.Node, err)
+	}
+	e.config.Ledger.Forget(pod.Ref.UID)
+	return e.config.Ledger.Reserve(pod.Ref, pod.Created, node, pod.Requests[0])
+}
+
+// bindCause is the label of a failed bind in the metrics.
+func bindCause(err error) string {
+	switch {
+	case errors.Is(err, accel.ErrNoFit):
+		return "noFit"
+	case errors.Is(err, ledger.ErrNodeUnknown):
+		return "nodeUnknown"
+	case errors.Is(err, kube.ErrPodGone):
+		return "podGone"
+	case errors.Is(err, kube.ErrOutcomeUnknown):
+		return "outcomeUnknown"
+	case errors.Is(err, ledger.ErrHeldElsewhere):
+		return "heldElsewhere"
+	}
+	return "other"
+}

@@ -1,0 +1,104 @@
+package extender
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/divvy-gpu/divvy/internal/accel"
+	"github.com/divvy-gpu/divvy/internal/accel/ledger"
+	"github.com/divvy-gpu/divvy/internal/accel/wire"
+	"github.com/divvy-gpu/divvy/internal/kube"
+)
+
+// DefaultBindTimeout bounds a bind. It is below the 5 s that kube-scheduler
+// waits for an extender by default, so that the scheduler hears what happened.
+const DefaultBindTimeout = 4 * time.Second
+
+// Ledger is what the extender asks of the books. *ledger.Ledger is one.
+type Ledger interface {
+	Check(resource accel.Resource, need accel.Units, nodes []string, out []ledger.Verdict)
+	Reserve(pod accel.PodRef, created time.Time, node string, request accel.Request) (grant accel.Grant, undo func(), err error)
+	Forget(podUID string)
+	Nodes(resource accel.Resource) []ledger.NodeUsage
+	Node(resource accel.Resource, name string) (ledger.NodeUsage, bool)
+}
+
+// Cluster is what the extender knows of pods and nodes without asking the API
+// server. *kube.Books is one.
+type Cluster interface {
+	// Pod returns a pod that asks for something of ours, if it was seen.
+	Pod(namespace, name string) (kube.Pod, bool)
+	// Problem says why nothing can be placed on the node, "" when unknown.
+	Problem(node string) string
+}
+
+// Binder reads and binds pods at the API server. *kube.Binder is one; its
+// errors are those that package kube names.
+type Binder interface {
+	Get(ctx context.Context, namespace, name string) (kube.Pod, error)
+	Bind(ctx context.Context, pod accel.PodRef, node string, annotations map[string]string) error
+}
+
+// Config is what an Extender needs. All of it is required but where said.
+type Config struct {
+	Ledger  Ledger
+	Cluster Cluster
+	Binder  Binder
+	// Signer returns the signer of grants, or why there is none yet.
+	Signer func() (*wire.Signer, error)
+	// Ready returns nil, or why the extender cannot answer yet.
+	Ready func() error
+	// Resources are those that the extender manages, in the order in which
+	// they are checked; the first is what inspect shows unless asked otherwise.
+	Resources []accel.Resource
+	// Version is what /version answers.
+	Version string
+	// Registry receives the metrics; nil for none.
+	Registry prometheus.Registerer
+	// BindTimeout bounds a bind, 0 for DefaultBindTimeout.
+	BindTimeout time.Duration
+}
+
+// Extender holds what the handlers share. It is safe for concurrent use.
+type Extender struct {
+	config  Config
+	metrics *metrics
+	binds   *keyedLock
+	// large lets one request with a large body in at a time: see readBody.
+	large chan struct{}
+}
+
+// New checks the configuration.
+func New(c Config) (*Extender, error) {
+	if len(c.Resources) == 0 {
+		return nil, errors.New("the extender manages no resource")
+	}
+	if c.Ledger == nil || c.Cluster == nil || c.Binder == nil || c.Signer == nil || c.Ready == nil {
+		return nil, errors.New("the extender lacks one of its parts")
+	}
+	if c.BindTimeout == 0 {
+		c.BindTimeout = DefaultBindTimeout
+	}
+	c.Resources = slices.Clone(c.Resources)
+	m, err := newMetrics(c.Registry)
+	if err != nil {
+		return nil, fmt.Errorf("metrics of the extender: %w", err)
+	}
+	return &Extender{config: c, metrics: m, binds: newKeyedLock(), large: make(chan struct{}, 1)}, nil
+}
+
+// errNotReady is in every error of ready.
+var errNotReady = errors.New("the extender is not ready")
+
+// ready wraps why the extender cannot answer yet.
+func (e *Extender) ready() error {
+	if err := e.config.Ready(); err != nil {
+		return fmt.Errorf("%w: %w", errNotReady, err)
+	}
+	return nil
+}

@@ -1,0 +1,93 @@
+package extender
+
+import (
+	"context"
+	"strconv"
+
+	"k8s.io/klog/v2"
+
+	"github.com/divvy-gpu/divvy/internal/accel"
+	"github.com/divvy-gpu/divvy/internal/accel/ledger"
+	"github.com/divvy-gpu/divvy/internal/kube"
+)
+
+// filter answers which of the nodes have a device with room for the pod. It
+// only reads. A pod that asks for nothing of ours passes everywhere.
+func (e *Extender) filter(ctx context.Context, body, out []byte) ([]byte, error) {
+	args, requests, verdicts, err := e.check(body)
+	if err != nil {
+		return nil, err
+	}
+	result := filterResult{fits: make([]int, 0, len(args.names))}
+	var counts [accel.LargerThanDevice + 1]int
+	for i, name := range args.names {
+		code, resource := accel.Fits, accel.Resource("")
+		// Every resource must fit; the first that does not gives the reason,
+		// unless a later one can never fit.
+		for r := range requests {
+			if c := verdicts[r][i].Code; c != accel.Fits && (code == accel.Fits || c.Unresolvable() && !code.Unresolvable()) {
+				code, resource = c, requests[r].Resource
+			}
+		}
+		if int(code) < len(counts) {
+			counts[code]++
+		}
+		if code == accel.Fits {
+			result.fits = append(result.fits, i)
+			continue
+		}
+		result.refusals = append(result.refusals, refusal{
+			node: name, reason: e.reason(resource, code, name), unresolvable: code.Unresolvable(),
+		})
+	}
+	for code, n := range counts {
+		e.metrics.nodes.WithLabelValues(codeName(accel.ReasonCode(code))).Add(float64(n))
+	}
+	klog.FromContext(ctx).V(4).Info("Filtered", "pod", klog.KObj(args.pod), "fit", len(result.fits), "refused", len(result.refusals))
+	return appendFilterResult(out, args, result), nil
+}
+
+// prioritize rates the nodes from 0 to 10. With several resources the worst
+// rate counts.
+func (e *Extender) prioritize(_ context.Context, body, out []byte) ([]byte, error) {
+	args, requests, verdicts, err := e.check(body)
+	if err != nil {
+		return nil, err
+	}
+	out = append(out, '[')
+	for i, name := range args.names {
+		var score int64
+		for r := range requests {
+			if s := verdicts[r][i].Score; r == 0 || s < score {
+				score = s
+			}
+		}
+		if i > 0 {
+			out = append(out, ',')
+		}
+		out = append(out, `{"Host":`...)
+		out = appendString(out, name)
+		out = append(out, `,"Score":`...)
+		out = strconv.AppendInt(out, score, 10)
+		out = append(out, '}')
+	}
+	return append(out, ']'), nil
+}
+
+// check decodes the question and asks the ledger, once for each resource that
+// the pod asks for: verdicts[r][i] is for requests[r] on args.names[i].
+func (e *Extender) check(body []byte) (args filterArgs, requests []accel.Request, verdicts [][]ledger.Verdict, err error) {
+	if err := e.ready(); err != nil {
+		return filterArgs{}, nil, nil, err
+	}
+	if args, err = decodeFilterArgs(body); err != nil {
+		return filterArgs{}, nil, nil, err
+	}
+	requests = kube.RequestsOf(args.pod, e.config.Resources)
+	verdicts = make([][]ledger.Verdict, len(requests))
+	for r, request := range requests {
+		verdicts[r] = make([]ledger.Verdict, len(args.names))
+		e.config.Ledger.Check(request.Resource, request.Peak(), args.names, verdicts[r])
+	}
+	return args, requests, verdicts, nil
+}

@@ -1,0 +1,242 @@
+package extender
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"mime"
+	"net/http"
+	"runtime/debug"
+	"sync"
+	"time"
+
+	"k8s.io/klog/v2"
+)
+
+// Prefix stands before the routes of the verbs, as in the guide.
+const Prefix = "/gcushare-scheduler"
+
+// Limits of a request's body in bytes. A client that sends whole nodes sends
+// some 15 KB for each, names take some 20 bytes.
+const (
+	maxFilterBody = 32 << 20
+	maxBindBody   = 64 << 10
+	// largeBody is from where on bodies are let in one at a time, so that a
+	// few of the largest do not take the memory of the process. 5000 names
+	// and a pod are far below.
+	largeBody = 2 << 20
+	// keepBuffer is the largest buffer that is kept for the next request.
+	keepBuffer = 1 << 20
+)
+
+// verb is one question of kube-scheduler.
+type verb struct {
+	name    string
+	maxBody int64
+	// answer appends the result to out. An error goes to fail.
+	answer func(ctx context.Context, body, out []byte) ([]byte, error)
+	// fail appends the result that tells the error. A nil fail means that the
+	// result has no place for one: the status tells.
+	fail func(out []byte, text string) []byte
+}
+
+// Handler returns the routes, without listening:
+//
+//	POST /gcushare-scheduler/filter, /prioritize, /bind
+//	GET  /gcushare-scheduler/inspect, /inspect/{node}
+//	GET  /version, /healthz, /readyz
+func (e *Extender) Handler() http.Handler {
+	mux := http.NewServeMux()
+	for _, v := range []verb{
+		{name: "filter", maxBody: maxFilterBody, answer: e.filter, fail: appendFilterError},
+		{name: "prioritize", maxBody: maxFilterBody, answer: e.prioritize},
+		{name: "bind", maxBody: maxBindBody, answer: e.bind, fail: appendError},
+	} {
+		mux.Handle(Prefix+"/"+v.name, e.handleVerb(v))
+	}
+	mux.HandleFunc("GET "+Prefix+"/inspect", e.handleInspect)
+	mux.HandleFunc("GET "+Prefix+"/inspect/{node}", e.handleInspect)
+	mux.HandleFunc("GET /version", func(w http.ResponseWriter, _ *http.Request) { writeText(w, http.StatusOK, e.config.Version) })
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { writeText(w, http.StatusOK, "ok") })
+	mux.HandleFunc("GET /readyz", e.handleReady)
+	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
+		writeError(w, http.StatusNotFound, fmt.Sprintf("no route %s %s", r.Method, r.URL.Path))
+	})
+	return e.recoverPanics(mux)
+}
+
+func (e *Extender) handleReady(w http.ResponseWriter, _ *http.Request) {
+	if err := e.ready(); err != nil {
+		writeText(w, http.StatusServiceUnavailable, err.Error())
+		return
+	}
+	writeText(w, http.StatusOK, "ok")
+}
+
+// recoverPanics answers a panic like any other failure and lets the process
+// live. Handlers write their answer last, so there is none half written.
+func (e *Extender) recoverPanics(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		defer func() {
+			p := recover()
+			if p == nil {
+				return
+			}
+			e.metrics.panics.Inc()
+			klog.FromContext(r.Context()).Error(fmt.Errorf("panic: %v", p), "A request failed within the extender",
+				"path", r.URL.Path, "stack", string(debug.Stack()))
+			writeError(w, http.StatusOK, "the extender failed on this request; its log says where")
+		}()
+		next.ServeHTTP(w, r)
+	})
+}
+
+func (e *Extender) handleVerb(v verb) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		start := time.Now()
+		status, err := http.StatusOK, error(nil)
+		out := getBuffer()
+		defer func() { putBuffer(out) }()
+		body := getBuffer()
+		defer func() { putBuffer(body) }()
+
+		if status, err = checkRequest(w, r); err == nil {
+			var done func()
+			if *body, done, err = e.readBody(w, r, v.maxBody, (*body)[:0]); err == nil {
+				var answer []byte
+				answer, err = v.answer(r.Context(), *body, (*out)[:0])
+				if err == nil {
+					*out = answer
+				}
+				done()
+			}
+		}
+		if err != nil {
+			klog.FromContext(r.Context()).Error(err, "Answered with an error", "verb", v.name)
+			if v.fail == nil && status == http.StatusOK {
+				status = http.StatusBadRequest
+				if errors.Is(err, errNotReady) {
+					status = http.StatusServiceUnavailable
+				}
+			}
+			fail := v.fail
+			if fail == nil {
+				fail = appendError
+			}
+			*out = fail((*out)[:0], err.Error())
+		}
+		e.metrics.observe(v.name, err, time.Since(start))
+		writeJSON(w, status, *out)
+	})
+}
+
+// checkRequest refuses what is no question of kube-scheduler's.
+func checkRequest(w http.ResponseWriter, r *http.Request) (status int, err error) {
+	if r.Method != http.MethodPost {
+		w.Header().Set("Allow", http.MethodPost)
+		return http.StatusMethodNotAllowed, fmt.Errorf("method %s: only POST is answered here", r.Method)
+	}
+	// No type at all is let pass for people who ask by hand.
+	if header := r.Header.Get("Content-Type"); header != "" {
+		if mediaType, _, err := mime.ParseMediaType(header); err != nil || mediaType != "application/json" {
+			return http.StatusOK, fmt.Errorf("content type %q: must be application/json", header)
+		}
+	}
+	return http.StatusOK, nil
+}
+
+// readBody reads the request into buf. The caller calls done when it needs the
+// body no more.
+func (e *Extender) readBody(w http.ResponseWriter, r *http.Request, limit int64, buf []byte) (body []byte, done func(), err error) {
+	tooLarge := fmt.Errorf("the request is larger than %d bytes", limit)
+	if r.ContentLength > limit {
+		return buf, nil, tooLarge
+	}
+	done = func() {}
+	// -1 says that the client did not tell.
+	if r.ContentLength > largeBody || (r.ContentLength < 0 && limit > largeBody) {
+		select {
+		case e.large <- struct{}{}:
+			done = func() { <-e.large }
+		case <-r.Context().Done():
+			return buf, nil, context.Cause(r.Context())
+		}
+	}
+	into := bytes.NewBuffer(buf)
+	if r.ContentLength > 0 {
+		into.Grow(int(r.ContentLength) + bytes.MinRead) // so that ReadFrom never grows it
+	}
+	_, err = into.ReadFrom(http.MaxBytesReader(w, r.Body, limit))
+	var max *http.MaxBytesError
+	if errors.As(err, &max) {
+		err = tooLarge
+	} else if err != nil {
+		err = fmt.Errorf("read the request: %w", err)
+	}
+	if err != nil {
+		done()
+		return into.Bytes(), nil, err
+	}
+	return into.Bytes(), done, nil
+}
+
+// buffers are the bodies of requests and answers.
+var buffers = sync.Pool{New: func() any { return new([]byte) }}
+
+func getBuffer() *[]byte {
+	b, ok := buffers.Get().(*[]byte)
+	if !ok {
+		return new([]byte)
+	}
+	return b
+}
+
+func putBuffer(b *[]byte) {
+	if cap(*b) <= keepBuffer {
+		buffers.Put(b)
+	}
+}
+
+func appendFilterError(b []byte, text string) []byte {
+	b = append(b, `{"Nodes":null,"NodeNames":null,"FailedNodes":null,"FailedAndUnresolvableNodes":null,"Error":`...)
+	b = appendString(b, text)
+	return append(b, '}')
+}
+
+func appendError(b []byte, text string) []byte {
+	b = append(b, `{"Error":`...)
+	b = appendString(b, text)
+	return append(b, '}')
+}
+
+// A client that went away is nobody to tell that the answer did not arrive, so
+// these ignore the error of writing.
+
+func writeJSON(w http.ResponseWriter, status int, body []byte) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	_, _ = w.Write(body)
+}
+
+func writeError(w http.ResponseWriter, status int, text string) {
+	writeJSON(w, status, appendError(nil, text))
+}
+
+func writeText(w http.ResponseWriter, status int, text string) {
+	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	w.WriteHeader(status)
+	_, _ = io.WriteString(w, text+"\n")
+}
+
+// writeIndented writes a value for people and for tools.
+func writeIndented(w http.ResponseWriter, status int, v any) error {
+	body, err := json.MarshalIndent(v, "", "    ")
+	if err != nil {
+		return err
+	}
+	writeJSON(w, status, append(body, '\n'))
+	return nil
+}

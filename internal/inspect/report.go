@@ -1,0 +1,159 @@
+// Package inspect shows which pods hold which devices: the report as the guide
+// documents it in JSON, and the same as a table for people.
+//
+// A report is made from the ledger's books. The extender answers with one, and
+// kubectl-divvy makes its own from what nodes and pods carry when the extender
+// does not answer.
+package inspect
+
+import (
+	"time"
+
+	"github.com/divvy-gpu/divvy/internal/accel"
+	"github.com/divvy-gpu/divvy/internal/accel/ledger"
+)
+
+// Report is the state of some nodes. In the guide's form its JSON has exactly
+// the guide's fields in the guide's order; what Divvy adds is left out when it
+// is empty and comes after them.
+type Report struct {
+	Nodes []Node `json:"nodes"`
+	// Error says why there are no nodes; "" when all is well.
+	Error string `json:"error,omitempty"`
+}
+
+// Node is one node. Amounts are in units of the resource.
+type Node struct {
+	Name  string      `json:"name"`
+	Total accel.Units `json:"totalGCU"`
+	// Used counts all pods, also those in Unplaced.
+	Used accel.Units `json:"usedGCU"`
+	// Available is what Total leaves over Used, never below 0.
+	Available accel.Units `json:"availableGCU"`
+	// Devices are sorted by ID.
+	Devices []Device `json:"devices"`
+	// Unplaced are pods that hold units of a device that the node has not
+	// named yet, or has lost.
+	Unplaced []Pod `json:"unplacedPods,omitempty"`
+
+	// Details.
+
+	Resource accel.Resource `json:"resource,omitempty"`
+	// Unit is the size of one unit in GB, such as "0.1"; "" when the resource
+	// does not count memory.
+	Unit string `json:"unit,omitempty"`
+}
+
+// Device is one device of a node.
+type Device struct {
+	// ID is the device's index on its node.
+	ID        int         `json:"id"`
+	Total     accel.Units `json:"totalGCU"`
+	Used      accel.Units `json:"usedGCU"`
+	Available accel.Units `json:"availableGCU"`
+	// Pods are sorted by age.
+	Pods []Pod `json:"pods"`
+
+	// Details.
+
+	UUID  accel.DeviceID `json:"uuid,omitempty"`
+	Model string         `json:"model,omitempty"`
+	// NUMANode is nil when it is not known.
+	NUMANode  *int   `json:"numaNode,omitempty"`
+	Board     string `json:"board,omitempty"`
+	Unhealthy bool   `json:"unhealthy,omitempty"`
+	// Reason says why the device is unhealthy.
+	Reason string `json:"reason,omitempty"`
+}
+
+// Pod is a pod and what it holds of one device.
+type Pod struct {
+	Name       string      `json:"name"`
+	Namespace  string      `json:"namespace"`
+	UID        string      `json:"uid"`
+	CreateTime time.Time   `json:"createTime"`
+	Used       accel.Units `json:"usedGCU"`
+
+	// Details.
+
+	// Confirmed is true once the node has seen kubelet hand the units out.
+	Confirmed bool `json:"confirmed,omitempty"`
+	// Device is the uuid of the device of an unplaced pod, when it was known.
+	Device accel.DeviceID `json:"device,omitempty"`
+}
+
+// Failed is a report that says why there is none.
+func Failed(text string) Report { return Report{Nodes: []Node{}, Error: text} }
+
+// FromUsage makes a report, with details, of nodes in the order given.
+func FromUsage(resource accel.Resource, usages []ledger.NodeUsage) Report {
+	report := Report{Nodes: make([]Node, 0, len(usages))}
+	for _, u := range usages {
+		node := Node{
+			Name: u.Name, Total: u.Total, Used: u.Used, Available: max(u.Total-u.Used, 0),
+			Devices:  make([]Device, 0, len(u.Devices)),
+			Resource: resource, Unit: u.Unit,
+		}
+		for _, d := range u.Devices {
+			device := Device{
+				ID: d.Index, Total: d.Units, Used: d.Used, Available: max(d.Units-d.Used, 0),
+				Pods: podsOf(d.Pods),
+				UUID: d.ID, Model: d.Model, Board: d.Board,
+				Unhealthy: d.Health.Unhealthy, Reason: d.Health.Reason,
+			}
+			if d.NUMANode != accel.NoNUMA {
+				device.NUMANode = &d.NUMANode
+			}
+			node.Devices = append(node.Devices, device)
+		}
+		if len(u.Unplaced) > 0 {
+			node.Unplaced = podsOf(u.Unplaced)
+			for i, p := range u.Unplaced {
+				node.Unplaced[i].Device = p.Device
+			}
+		}
+		report.Nodes = append(report.Nodes, node)
+	}
+	return report
+}
+
+func podsOf(usages []ledger.PodUsage) []Pod {
+	pods := make([]Pod, 0, len(usages))
+	for _, u := range usages {
+		pods = append(pods, Pod{
+			Name: u.Pod.Name, Namespace: u.Pod.Namespace, UID: u.Pod.UID,
+			CreateTime: u.Created.UTC().Truncate(time.Second), Used: u.Units,
+			Confirmed: u.Confirmed,
+		})
+	}
+	return pods
+}
+
+// Guide returns the report in the guide's form, without details. The original
+// is not changed.
+func (r Report) Guide() Report {
+	out := Report{Nodes: make([]Node, 0, len(r.Nodes)), Error: r.Error}
+	for _, n := range r.Nodes {
+		node := Node{Name: n.Name, Total: n.Total, Used: n.Used, Available: n.Available,
+			Devices: make([]Device, 0, len(n.Devices))}
+		for _, d := range n.Devices {
+			node.Devices = append(node.Devices, Device{
+				ID: d.ID, Total: d.Total, Used: d.Used, Available: d.Available, Pods: withoutDetails(d.Pods),
+			})
+		}
+		if len(n.Unplaced) > 0 {
+			node.Unplaced = withoutDetails(n.Unplaced)
+		}
+		out.Nodes = append(out.Nodes, node)
+	}
+	return out
+}
+
+func withoutDetails(pods []Pod) []Pod {
+	out := make([]Pod, 0, len(pods))
+	for _, p := range pods {
+		p.Confirmed, p.Device = false, ""
+		out = append(out, p)
+	}
+	return out
+}

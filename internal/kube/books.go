@@ -1,0 +1,332 @@
+package kube
+
+import (
+	"context"
+	"crypto/sha256"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/metadata"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
+
+	"github.com/divvy-gpu/divvy/internal/accel"
+	"github.com/divvy-gpu/divvy/internal/accel/ledger"
+	"github.com/divvy-gpu/divvy/internal/accel/wire"
+)
+
+// maxBackoff bounds the time between two attempts to reach the API server. The
+// usual 30 s would leave the books behind for that long after it came back; the
+// API server defends itself against too many by its own means.
+const maxBackoff = 2 * time.Second
+
+// Ledger is what the books write into. *ledger.Ledger is one.
+type Ledger interface {
+	SetNode(node string, inventory []accel.Inventory)
+	DeleteNode(node string)
+	Observe(h ledger.Holding)
+	Forget(podUID string)
+}
+
+// Grants verifies the grant annotation of a pod. *Keyring is one.
+type Grants interface {
+	DecodeGrant(podUID, value string) (accel.Grant, error)
+}
+
+// Label is a label that a node must carry.
+type Label struct{ Key, Value string }
+
+func (l Label) String() string { return l.Key + "=" + l.Value }
+
+// ParseLabel reads key=value.
+func ParseLabel(s string) (Label, error) {
+	key, value, ok := strings.Cut(s, "=")
+	if !ok || key == "" {
+		return Label{}, fmt.Errorf("node label %q: must be key=value", s)
+	}
+	return Label{Key: key, Value: value}, nil
+}
+
+// BooksConfig is what Books need. Ledger and Grants are required.
+type BooksConfig struct {
+	Ledger Ledger
+	Grants Grants
+	// Resources are those that are followed; whatever else nodes publish or
+	// pods ask for is ignored.
+	Resources []accel.Resource
+	// NodeLabels are the labels without which a node's inventory of a resource
+	// does not count. A resource that is not in it needs none.
+	NodeLabels map[accel.Resource]Label
+}
+
+// Books follow the nodes and pods of a cluster and keep a ledger true to them.
+// All methods are safe for concurrent use.
+type Books struct {
+	config BooksConfig
+	logger klog.Logger
+
+	mu          sync.RWMutex // guards what follows; the ledger's lock nests in it
+	nodes       map[string]nodeRecord
+	pods        map[string]podRecord // by namespace/name; only pods that ask for something of ours
+	nodesSynced bool
+	podsSynced  bool
+}
+
+// nodeRecord is what the books remember of a node.
+type nodeRecord struct {
+	// digest is over all that the ledger was told from; the node is looked at
+	// again only when it changes.
+	digest [sha256.Size]byte
+	// problem says, for people, why the node's inventory does not count; ""
+	// when it does, and when there is none.
+	problem string
+}
+
+// podRecord is what the books remember of a pod.
+type podRecord struct {
+	pod Pod
+	// unverified is the grant annotation of a bound pod when it did not
+	// verify: another key may make it good.
+	unverified string
+	// granted is true when a grant placed the pod on a device.
+	granted bool
+}
+
+// NewBooks returns books with nothing in them.
+func NewBooks(c BooksConfig) *Books {
+	return &Books{
+		config: c,
+		logger: klog.Background(),
+		nodes:  map[string]nodeRecord{},
+		pods:   map[string]podRecord{},
+	}
+}
+
+// Run follows the API server until the context ends. Nodes are followed by
+// their metadata alone, a tenth of their size; pods only until they end.
+func (b *Books) Run(ctx context.Context, client kubernetes.Interface, meta metadata.Interface) {
+	b.logger = klog.FromContext(ctx)
+	nodes := meta.Resource(v1.SchemeGroupVersion.WithResource("nodes"))
+	pods := client.CoreV1().Pods(metav1.NamespaceAll)
+	running := fields.AndSelectors(
+		fields.OneTermNotEqualSelector("status.phase", string(v1.PodSucceeded)),
+		fields.OneTermNotEqualSelector("status.phase", string(v1.PodFailed)),
+	).String()
+
+	var group wait.Group
+	group.StartWithContext(ctx, reflector("nodes", &metav1.PartialObjectMetadata{}, nodeStore{b},
+		cache.ToListWatcherWithWatchListSemantics(&cache.ListWatch{
+			ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+				return nodes.List(ctx, o)
+			},
+			WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+				return nodes.Watch(ctx, o)
+			},
+		}, meta)).RunWithContext)
+	group.StartWithContext(ctx, reflector("pods", &v1.Pod{}, podStore{b},
+		cache.ToListWatcherWithWatchListSemantics(&cache.ListWatch{
+			ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+				o.FieldSelector = running
+				return pods.List(ctx, o)
+			},
+			WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+				o.FieldSelector = running
+				return pods.Watch(ctx, o)
+			},
+		}, client)).RunWithContext)
+	group.Wait()
+}
+
+func reflector(name string, example runtime.Object, store cache.ReflectorStore, lw cache.ListerWatcher) *cache.Reflector {
+	return cache.NewReflectorWithOptions(lw, example, store, cache.ReflectorOptions{
+		Name: name,
+		Backoff: &wait.Backoff{
+			Duration: 200 * time.Millisecond, Factor: 2, Jitter: 0.5, Steps: 5, Cap: maxBackoff,
+		},
+	})
+}
+
+// Synced reports whether the ledger has everything that the API server had
+// when the books were opened.
+func (b *Books) Synced() bool {
+	b.mu.RLock()
+	defer b.mu.RUnlock()
+	return b.nodesSynced && b.podsSynced
+}
+
+// Pod returns what the books know of a pod that asks for something of ours.
+func (b *Books) Pod(namespace, name string) (Pod, bool) {
+	b.mu.RLock()
+	defer b.mu.RUnlock()
+	r, ok := b.pods[namespace+"/"+name]
+	return r.pod, ok
+}
+
+// Problem says, for people, why nothing can be placed on a node; "" when no
+// reason is known. It tells an unlabelled node and a broken inventory from a
+// node that publishes nothing.
+func (b *Books) Problem(node string) string {
+	b.mu.RLock()
+	defer b.mu.RUnlock()
+	return b.nodes[node].problem
+}
+
+// Size is how much the books hold.
+type Size struct {
+	// Nodes are all nodes of the cluster, BadNodes those with a Problem.
+	Nodes, BadNodes int
+	// Pods are those that ask for something of ours: waiting for a node, and
+	// on a node with and without a grant that verifies.
+	Waiting, Granted, Ungranted int
+}
+
+// Size counts what the books hold.
+func (b *Books) Size() Size {
+	b.mu.RLock()
+	defer b.mu.RUnlock()
+	s := Size{Nodes: len(b.nodes)}
+	for _, n := range b.nodes {
+		if n.problem != "" {
+			s.BadNodes++
+		}
+	}
+	for _, p := range b.pods {
+		switch {
+		case p.pod.Node == "":
+			s.Waiting++
+		case p.granted:
+			s.Granted++
+		default:
+			s.Ungranted++
+		}
+	}
+	return s
+}
+
+// KeyChanged looks again at the grants that did not verify.
+func (b *Books) KeyChanged() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, r := range b.pods {
+		if r.unverified != "" {
+			b.setPod(&slimPod{Pod: r.pod, grant: r.unverified})
+		}
+	}
+}
+
+// setPod takes in the newest state of a pod. b.mu is held.
+func (b *Books) setPod(p *slimPod) {
+	key := p.Ref.String()
+	old, known := b.pods[key]
+	if known && old.pod.Ref.UID != p.Ref.UID {
+		// Re-created under its name, and the deletion was not seen.
+		b.forgetPod(key, old)
+	}
+	if p.Ended || len(p.Requests) == 0 {
+		b.deletePod(p)
+		return
+	}
+	record := podRecord{pod: p.Pod}
+	if p.Node != "" {
+		grant, err := accel.Grant{}, error(nil)
+		if p.grant != "" {
+			if grant, err = b.config.Grants.DecodeGrant(p.Ref.UID, p.grant); err != nil {
+				// Told once; it counts on its node, on no device.
+				if old.unverified != p.grant {
+					b.logger.Info("The pod's grant does not verify and is ignored", "pod", p.Ref.String(), "reason", err.Error())
+				}
+				grant, record.unverified = accel.Grant{}, p.grant
+			}
+		}
+		for _, request := range p.Requests {
+			h := ledger.Holding{
+				Pod: p.Ref, Node: p.Node, Resource: request.Resource, Units: request.Peak(), Created: p.Created,
+			}
+			if grant.Node == p.Node && grant.Resource == request.Resource {
+				h.Device, h.Confirmed = grant.Device, grant.Confirmed
+				record.granted = true
+			}
+			b.config.Ledger.Observe(h)
+		}
+	}
+	b.pods[key] = record
+}
+
+// deletePod takes a pod that is gone or ended out of the books and the ledger.
+// The ledger may know a pod that the books do not: one that was bound before
+// its watch event came. b.mu is held.
+func (b *Books) deletePod(p *slimPod) {
+	key := p.Ref.String()
+	if old, known := b.pods[key]; known && old.pod.Ref.UID == p.Ref.UID {
+		b.forgetPod(key, old)
+	} else if len(p.Requests) > 0 {
+		b.config.Ledger.Forget(p.Ref.UID)
+	}
+}
+
+func (b *Books) forgetPod(key string, r podRecord) {
+	delete(b.pods, key)
+	b.config.Ledger.Forget(r.pod.Ref.UID)
+}
+
+// setNode tells the ledger what a node publishes, if that changed. b.mu is
+// held.
+func (b *Books) setNode(n *metav1.PartialObjectMetadata) {
+	inventory, digest := b.published(n)
+	if old, known := b.nodes[n.Name]; known && old.digest == digest {
+		return
+	}
+	record := nodeRecord{digest: digest}
+	var counted []accel.Inventory
+	if inventory != "" {
+		all, err := wire.DecodeInventory(inventory)
+		if err != nil {
+			record.problem = "the inventory that the node publishes is broken"
+			b.logger.Error(err, "The node counts as publishing nothing", "node", klog.KObj(n))
+		}
+		for _, inv := range all {
+			if !slices.Contains(b.config.Resources, inv.Resource) {
+				continue
+			}
+			if label, ok := b.config.NodeLabels[inv.Resource]; ok && n.Labels[label.Key] != label.Value {
+				record.problem = "the node is not labelled " + label.String()
+				continue
+			}
+			counted = append(counted, inv)
+		}
+	}
+	b.nodes[n.Name] = record
+	b.config.Ledger.SetNode(n.Name, counted)
+}
+
+// published returns the node's inventory annotation and a digest over it and
+// the labels that matter.
+func (b *Books) published(n *metav1.PartialObjectMetadata) (string, [sha256.Size]byte) {
+	inventory := n.Annotations[wire.InventoryAnnotation]
+	if inventory == "" {
+		return "", [sha256.Size]byte{}
+	}
+	h := sha256.New()
+	for _, resource := range b.config.Resources {
+		label := b.config.NodeLabels[resource]
+		fmt.Fprintf(h, "%t\n", label.Key == "" || n.Labels[label.Key] == label.Value)
+	}
+	h.Write([]byte(inventory))
+	return inventory, [sha256.Size]byte(h.Sum(nil))
+}
+
+// deleteNode takes a node out of the books and the ledger. b.mu is held.
+func (b *Books) deleteNode(name string) {
+	delete(b.nodes, name)
+	b.config.Ledger.DeleteNode(name)
+}

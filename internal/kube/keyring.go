@@ -1,0 +1,150 @@
+package kube
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/divvy-gpu/divvy/internal/accel"
+	"github.com/divvy-gpu/divvy/internal/accel/wire"
+)
+
+// keyPoll is how often the key file is read. It is small and read from memory;
+// a mounted Secret changes by a swap of links that file watches tend to miss.
+const keyPoll = 2 * time.Second
+
+// maxKeyBytes bounds what is read as a key, so that a wrong path does no harm.
+const maxKeyBytes = 64 << 10
+
+// ErrNoKey says that no key to sign grants with was read yet.
+var ErrNoKey = errors.New("no grant key yet")
+
+// Keyring holds the key that signs and verifies grants and follows its file.
+// The bytes of the file are the key, exactly as they are: nothing is trimmed.
+//
+// While a Secret's new content reaches the programs one after the other, grants
+// signed with either key are around, so the key before the current one still
+// verifies. A file that becomes unreadable or too short leaves the keys as
+// they were. Keyring is safe for concurrent use.
+type Keyring struct {
+	path string
+
+	mu       sync.RWMutex // guards what follows
+	content  []byte       // of the file that current was made from
+	current  *wire.Signer // nil before the first good read
+	previous *wire.Signer
+	err      error // of the last read
+}
+
+// NewKeyring reads the file at path. That it is missing or bad is no failure
+// of NewKeyring but a state of the ring: see Signer.
+func NewKeyring(path string) *Keyring {
+	k := &Keyring{path: path}
+	k.reload()
+	return k
+}
+
+// Signer returns the signer with the current key, or an error that wraps
+// ErrNoKey and says what is wrong with the file.
+func (k *Keyring) Signer() (*wire.Signer, error) {
+	k.mu.RLock()
+	defer k.mu.RUnlock()
+	if k.current == nil {
+		return nil, fmt.Errorf("%w: %w", ErrNoKey, k.err)
+	}
+	return k.current, nil
+}
+
+// DecodeGrant verifies a grant annotation of the pod with the current key and
+// then with the one before.
+func (k *Keyring) DecodeGrant(podUID, value string) (accel.Grant, error) {
+	k.mu.RLock()
+	current, previous := k.current, k.previous
+	k.mu.RUnlock()
+	if current == nil {
+		return accel.Grant{}, ErrNoKey
+	}
+	grant, err := current.DecodeGrant(podUID, value)
+	if err == nil || previous == nil {
+		return grant, err
+	}
+	if grant, err := previous.DecodeGrant(podUID, value); err == nil {
+		return grant, nil
+	}
+	return accel.Grant{}, err
+}
+
+// Run follows the file until the context ends and calls changed after every
+// new key.
+func (k *Keyring) Run(ctx context.Context, changed func()) {
+	logger := klog.FromContext(ctx)
+	ticker := time.NewTicker(keyPoll)
+	defer ticker.Stop()
+	// reported is the last problem that was logged; each is logged once.
+	reported := ""
+	for {
+		k.mu.RLock()
+		err := k.err
+		k.mu.RUnlock()
+		switch {
+		case err == nil:
+			reported = ""
+		case err.Error() != reported:
+			reported = err.Error()
+			logger.Error(err, "The grant key cannot be used; waiting for a good one")
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+			if k.reload() {
+				logger.Info("Read a new grant key", "file", k.path)
+				changed()
+			}
+		}
+	}
+}
+
+// reload reads the file and reports whether it brought another key.
+func (k *Keyring) reload() bool {
+	content, err := readKey(k.path)
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if err == nil && k.current != nil && bytes.Equal(content, k.content) {
+		k.err = nil
+		return false
+	}
+	var signer *wire.Signer
+	if err == nil {
+		if signer, err = wire.NewSigner(content); err != nil {
+			err = fmt.Errorf("grant key file %s: %w", k.path, err)
+		}
+	}
+	k.err = err
+	if err != nil {
+		return false
+	}
+	k.previous, k.current, k.content = k.current, signer, content
+	return true
+}
+
+func readKey(path string) ([]byte, error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return nil, fmt.Errorf("read the grant key: %w", err)
+	}
+	if !info.Mode().IsRegular() || info.Size() > maxKeyBytes {
+		return nil, fmt.Errorf("grant key file %s: not a regular file of at most %d bytes", path, maxKeyBytes)
+	}
+	content, err := os.ReadFile(path)
+	if err != nil {
+		return nil, fmt.Errorf("read the grant key: %w", err)
+	}
+	return content, nil
+}

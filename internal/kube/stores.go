@@ -1,0 +1,189 @@
+package kube
+
+import (
+	"fmt"
+
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/divvy-gpu/divvy/internal/accel"
+	"github.com/divvy-gpu/divvy/internal/accel/wire"
+)
+
+var (
+	_ cache.TransformingStore = podStore{}
+	_ cache.TransformingStore = nodeStore{}
+)
+
+// slimPod is a pod reduced to what the books need. A reflector that streams
+// the first list keeps all of it until the end, in this form.
+type slimPod struct {
+	Pod
+	// grant is the grant annotation as it is on the pod.
+	grant string
+}
+
+// GetObjectMeta lets the reflector's first store find the pod's name.
+func (p *slimPod) GetObjectMeta() metav1.Object {
+	return &metav1.ObjectMeta{Namespace: p.Ref.Namespace, Name: p.Ref.Name}
+}
+
+// podStore is the books as a reflector of pods writes into them.
+type podStore struct{ books *Books }
+
+func (s podStore) slim(obj any) (*slimPod, error) {
+	switch pod := obj.(type) {
+	case *slimPod:
+		return pod, nil
+	case *v1.Pod:
+		return &slimPod{Pod: podOf(pod, s.books.config.Resources), grant: pod.Annotations[wire.GrantAnnotation]}, nil
+	}
+	return nil, fmt.Errorf("the watch of pods delivered a %T", obj)
+}
+
+// Transformer reduces pods before they are kept.
+func (s podStore) Transformer() cache.TransformFunc {
+	return func(obj any) (any, error) { return s.slim(obj) }
+}
+
+// Add takes in a new pod.
+func (s podStore) Add(obj any) error { return s.Update(obj) }
+
+// Update takes in a changed pod.
+func (s podStore) Update(obj any) error {
+	pod, err := s.slim(obj)
+	if err != nil {
+		return err
+	}
+	s.books.mu.Lock()
+	defer s.books.mu.Unlock()
+	s.books.setPod(pod)
+	return nil
+}
+
+// Delete takes out a pod that is gone or has ended.
+func (s podStore) Delete(obj any) error {
+	pod, err := s.slim(obj)
+	if err != nil {
+		return err
+	}
+	s.books.mu.Lock()
+	defer s.books.mu.Unlock()
+	s.books.deletePod(pod)
+	return nil
+}
+
+// Replace takes in a whole list; whatever is not in it is gone. While it runs
+// nothing else sees the books.
+func (s podStore) Replace(list []any, _ string) error {
+	pods := make([]*slimPod, 0, len(list))
+	listed := make(map[accel.PodRef]bool, len(list))
+	for _, obj := range list {
+		pod, err := s.slim(obj)
+		if err != nil {
+			return err
+		}
+		if len(pod.Requests) > 0 {
+			pods = append(pods, pod)
+			listed[pod.Ref] = true
+		}
+	}
+	s.books.mu.Lock()
+	defer s.books.mu.Unlock()
+	for key, record := range s.books.pods {
+		if !listed[record.pod.Ref] {
+			s.books.forgetPod(key, record)
+		}
+	}
+	for _, pod := range pods {
+		s.books.setPod(pod)
+	}
+	s.books.podsSynced = true
+	return nil
+}
+
+// Resync has nothing to do: the books never lag behind what they were told.
+func (podStore) Resync() error { return nil }
+
+// nodeStore is the books as a reflector of node metadata writes into them.
+type nodeStore struct{ books *Books }
+
+func nodeOf(obj any) (*metav1.PartialObjectMetadata, error) {
+	node, ok := obj.(*metav1.PartialObjectMetadata)
+	if !ok {
+		return nil, fmt.Errorf("the watch of nodes delivered a %T", obj)
+	}
+	return node, nil
+}
+
+// Transformer reduces nodes before they are kept.
+func (nodeStore) Transformer() cache.TransformFunc {
+	return func(obj any) (any, error) {
+		node, err := nodeOf(obj)
+		if err != nil {
+			return nil, err
+		}
+		slim := &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Name: node.Name, Labels: node.Labels}}
+		if inventory, ok := node.Annotations[wire.InventoryAnnotation]; ok {
+			slim.Annotations = map[string]string{wire.InventoryAnnotation: inventory}
+		}
+		return slim, nil
+	}
+}
+
+// Add takes in a new node.
+func (s nodeStore) Add(obj any) error { return s.Update(obj) }
+
+// Update takes in a changed node.
+func (s nodeStore) Update(obj any) error {
+	node, err := nodeOf(obj)
+	if err != nil {
+		return err
+	}
+	s.books.mu.Lock()
+	defer s.books.mu.Unlock()
+	s.books.setNode(node)
+	return nil
+}
+
+// Delete takes out a node that left the cluster.
+func (s nodeStore) Delete(obj any) error {
+	node, err := nodeOf(obj)
+	if err != nil {
+		return err
+	}
+	s.books.mu.Lock()
+	defer s.books.mu.Unlock()
+	s.books.deleteNode(node.Name)
+	return nil
+}
+
+// Replace takes in a whole list; whatever is not in it is gone.
+func (s nodeStore) Replace(list []any, _ string) error {
+	listed := make(map[string]bool, len(list))
+	nodes := make([]*metav1.PartialObjectMetadata, 0, len(list))
+	for _, obj := range list {
+		node, err := nodeOf(obj)
+		if err != nil {
+			return err
+		}
+		nodes = append(nodes, node)
+		listed[node.Name] = true
+	}
+	s.books.mu.Lock()
+	defer s.books.mu.Unlock()
+	for name := range s.books.nodes {
+		if !listed[name] {
+			s.books.deleteNode(name)
+		}
+	}
+	for _, node := range nodes {
+		s.books.setNode(node)
+	}
+	s.books.nodesSynced = true
+	return nil
+}
+
+// Resync has nothing to do: the books never lag behind what they were told.
+func (nodeStore) Resync() error { return nil }
