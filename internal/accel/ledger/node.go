@@ -107,18 +107,16 @@ func (l *Ledger) sweep(res accel.Resource, n *node) {
 	}
 }
 
-// usable returns the shares that can be counted on. It returns its argument
-// when all can, and does not change it.
+// usable returns the shares that can be counted on, see SetNode. It does not
+// change its argument.
 func usable(shares []accel.Share) []accel.Share {
-	bad := func(i int) bool {
-		return shares[i].ID == "" ||
-			slices.ContainsFunc(shares[:i], func(s accel.Share) bool { return s.ID == shares[i].ID })
-	}
 	out := make([]accel.Share, 0, len(shares))
-	for i, s := range shares {
-		if bad(i) {
+	seen := make(map[accel.DeviceID]bool, len(shares))
+	for _, s := range shares {
+		if s.ID == "" || seen[s.ID] {
 			continue
 		}
+		seen[s.ID] = true
 		s.Units = min(max(s.Units, 0), accel.MaxUnits)
 		out = append(out, s)
 	}

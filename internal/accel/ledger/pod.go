@@ -74,6 +74,9 @@ func (l *Ledger) Observe(o Holding) {
 	if moved {
 		l.unbook(h)
 	}
+	if o.Node != h.Node {
+		h.at = time.Time{} // it was the time of a grant on the other node
+	}
 	h.Holding = o
 	if !h.observed {
 		h.observed = true

@@ -1,7 +1,6 @@
 package ledger
 
 import (
-	"errors"
 	"fmt"
 	"time"
 
@@ -25,7 +24,7 @@ func (l *Ledger) Reserve(pod accel.PodRef, created time.Time, nodeName string, r
 	need := req.Peak()
 	switch {
 	case pod.UID == "":
-		return refuse(fmt.Errorf("reserve for pod %s: %w", pod, errors.New("the pod has no UID")))
+		return refuse(fmt.Errorf("reserve for pod %s: it has no UID", pod))
 	case need <= 0:
 		return refuse(fmt.Errorf("reserve %s for pod %s: %w", req.Resource, pod, ErrNothingAsked))
 	}
@@ -57,12 +56,12 @@ func (l *Ledger) Reserve(pod accel.PodRef, created time.Time, nodeName string, r
 		n.charge(h, -h.Units)
 	}
 	i, err := place.Pick(n.slots, need, l.policy)
-	noFit := &accel.NoFitError{Node: nodeName, Resource: req.Resource, Need: need, Largest: n.largestFree}
+	largest := n.largestFree
 	if h != nil {
 		n.charge(h, h.Units)
 	}
 	if err != nil {
-		return refuse(noFit)
+		return refuse(&accel.NoFitError{Node: nodeName, Resource: req.Resource, Need: need, Largest: largest})
 	}
 
 	now := l.now()
