@@ -37,6 +37,14 @@ func unmarshal(s string, limit int, into any) error {
 		if errors.Is(err, io.EOF) {
 			return errors.New("the value is empty")
 		}
+		// Its own text names Go types, which mean nothing to whoever wrote the
+		// value.
+		if te := (*json.UnmarshalTypeError)(nil); errors.As(err, &te) {
+			if te.Field == "" {
+				return fmt.Errorf("a JSON %s where an object is expected", te.Value)
+			}
+			return fmt.Errorf("field %s: unexpected JSON %s", te.Field, te.Value)
+		}
 		return err
 	}
 	if _, err := d.Token(); !errors.Is(err, io.EOF) {
