@@ -17,6 +17,10 @@ import (
 type Waiting struct {
 	Pod     accel.PodRef
 	Request accel.Request
+	// Admitting is true when kubelet counts the pod as active. Kubelet takes up
+	// one pod, admits it, and takes up the next, so of the pods that wait it is
+	// the one that kubelet asks for.
+	Admitting bool
 	// Next is the position in Request.Containers of the first container that
 	// was not served yet.
 	Next int
@@ -59,16 +63,17 @@ var ErrNoRoom = errors.New("no device of this node has enough free units")
 // units that kubelet wants reused and reused their number ("" and 0 for none).
 //
 // Kubelet admits one pod at a time and serves its containers in order. So, in
-// this order: units to be reused name the device; a pod of which some
-// containers were served is the one being admitted, and stays on its device;
-// else it is the pod with the oldest grant whose first container asks for this
-// many units, and it gets the granted device, or the best fit if that has no
-// room any more; else a pod without a grant, or an unknown one (a static pod),
-// which gets the best fit beside what was granted to others.
+// this order: units to be reused name the device; the question is for a pod
+// that is being admitted, if one is known; a pod of which some containers were
+// served stays on its device; else it is the pod with the oldest grant whose
+// first container asks for this many units, and it gets the granted device, or
+// the best fit if that has no room any more; else a pod without a grant, or an
+// unknown one (a static pod), which gets the best fit beside what was granted
+// to others.
 //
-// Two waiting pods whose questions look alike may be taken for each other.
-// That cannot take more of a device than it has, and the books follow what
-// kubelet reports afterwards.
+// When it is not known who is being admitted, two pods whose questions look
+// alike may be taken for each other. That cannot take more of a device than it
+// has, and the books follow what kubelet reports afterwards.
 func Choose(size accel.Units, must accel.DeviceID, reused accel.Units, slots []place.Slot, waiting []Waiting) (Choice, error) {
 	p := &plan{slots: slots, waiting: waiting}
 	if must != "" {
@@ -119,13 +124,19 @@ type plan struct {
 }
 
 // order returns the waiting pods whose next container asks for size, granted
-// ones first, oldest first.
+// ones first, oldest first; only those being admitted, if there are any.
 func (p *plan) order(size accel.Units) []int {
 	var out []int
+	admitting := false
 	for i := range p.waiting {
-		if p.waiting[i].asks() == size {
-			out = append(out, i)
+		w := &p.waiting[i]
+		if w.asks() != size || admitting && !w.Admitting {
+			continue
 		}
+		if w.Admitting && !admitting {
+			admitting, out = true, nil
+		}
+		out = append(out, i)
 	}
 	slices.SortFunc(out, func(a, b int) int {
 		x, y := &p.waiting[a], &p.waiting[b]

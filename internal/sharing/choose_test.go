@@ -34,6 +34,8 @@ func (w Waiting) served(n int, device string) Waiting {
 	return w
 }
 
+func (w Waiting) admitting() Waiting { w.Admitting = true; return w }
+
 func TestChoose(t *testing.T) {
 	two := []place.Slot{slot(0, "a", 16), slot(1, "b", 16)}
 	tests := map[string]struct {
@@ -48,6 +50,13 @@ func TestChoose(t *testing.T) {
 	}{
 		"the granted device": {
 			size: 4, slots: two, waiting: []Waiting{pod("p", "b", 1, 4)}, want: "b", pod: 0,
+		},
+		"the one that kubelet has taken up": {
+			size: 4, slots: two, waiting: []Waiting{pod("old", "a", 1, 4), pod("now", "b", 2, 4).admitting(), pod("next", "a", 0, 4)}, want: "b", pod: 1,
+		},
+		"the one that kubelet has taken up, though it has no grant": {
+			size: 4, slots: []place.Slot{slot(0, "a", 16), slot(1, "b", 11)},
+			waiting: []Waiting{pod("old", "a", 1, 4), pod("now", "", 2, 4).admitting()}, want: "b", pod: 1,
 		},
 		"the oldest grant of that size": {
 			size: 4, slots: two, waiting: []Waiting{pod("young", "a", 2, 4), pod("old", "b", 1, 4), pod("other", "a", 0, 8)}, want: "b", pod: 1,
@@ -159,6 +168,7 @@ func FuzzChoose(f *testing.F) {
 		var waiting []Waiting
 		for range next(6) {
 			w := pod(string(rune('p'+next(9))), names[next(4)], next(5), 1+next(12), 1+next(12))
+			w.Admitting = next(4) == 0
 			if next(3) == 0 {
 				w = w.served(1, names[1+next(3)])
 			}
