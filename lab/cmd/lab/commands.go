@@ -1,0 +1,181 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/divvy-gpu/divvy/lab/internal/build"
+	"github.com/divvy-gpu/divvy/lab/internal/cluster"
+	"github.com/divvy-gpu/divvy/lab/internal/host"
+	"github.com/divvy-gpu/divvy/lab/internal/layout"
+	"github.com/divvy-gpu/divvy/lab/internal/progress"
+)
+
+func newRootCommand() *cobra.Command {
+	root := &cobra.Command{
+		Use:           "lab",
+		Short:         "A real Kubernetes with simulated accelerators on this machine",
+		SilenceUsage:  true,
+		SilenceErrors: true,
+		Args:          cobra.NoArgs,
+	}
+	root.AddCommand(
+		newBuildCommand(), newUpCommand(), newDownCommand(), newStatusCommand(),
+		newControlCommand("start", "Start a component and wait until it is ready", (*cluster.Cluster).Start),
+		newControlCommand("stop", "Stop a component gracefully and leave it down", (*cluster.Cluster).Stop),
+		newControlCommand("restart", "Restart a component and wait until it is ready", (*cluster.Cluster).Restart),
+		newControlCommand("kill", "Kill a component with SIGKILL and leave it down", (*cluster.Cluster).Kill),
+	)
+	return root
+}
+
+// rootCommand wraps what needs root and must not run twice at once.
+func exclusive(run func(cmd *cobra.Command, args []string) error) func(*cobra.Command, []string) error {
+	return func(cmd *cobra.Command, args []string) (err error) {
+		if err := host.RequireRoot(cmd.CommandPath()); err != nil {
+			return err
+		}
+		unlock, err := cluster.Lock(cmd.Context(), cmd.OutOrStdout())
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, unlock()) }()
+		return run(cmd, args)
+	}
+}
+
+func newBuildCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "build",
+		Short: "Build the programs of a Kubernetes into the cache",
+		Args:  cobra.NoArgs,
+		RunE: exclusive(func(cmd *cobra.Command, _ []string) error {
+			_, bin, err := buildAll(cmd.Context(), cmd.OutOrStdout())
+			if err != nil {
+				return err
+			}
+			fmt.Fprintln(cmd.OutOrStdout(), "The programs are in", bin)
+			return nil
+		}),
+	}
+}
+
+// buildAll makes sure that everything the lab runs is built, and returns the
+// folder of the lab's module and that of the programs.
+func buildAll(ctx context.Context, out io.Writer) (labDir, binDir string, err error) {
+	labDir, err = layout.LabDir()
+	if err != nil {
+		return "", "", err
+	}
+	report := func(format string, args ...any) { fmt.Fprintf(out, format+"\n", args...) }
+	if err := host.InstallPackages(ctx, host.Packages(), report); err != nil {
+		return "", "", err
+	}
+	cache, err := layout.CacheDir()
+	if err != nil {
+		return "", "", err
+	}
+	builder := &build.Builder{Dir: labDir, CacheDir: cache, Components: build.Components(), Out: out}
+	binDir, err = builder.Run(ctx)
+	if err != nil {
+		return "", "", err
+	}
+	return labDir, binDir, nil
+}
+
+func newUpCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "up",
+		Short: "Bring the cluster up, or what is missing of it",
+		Long: "Bring a one-node Kubernetes up on this machine: etcd, the control plane, containerd and kubelet.\n" +
+			"What has to be built is built first. Where the cluster is up already, nothing changes.",
+		Args: cobra.NoArgs,
+		RunE: exclusive(func(cmd *cobra.Command, _ []string) error {
+			started := time.Now()
+			out := cmd.OutOrStdout()
+			labDir, binDir, err := buildAll(cmd.Context(), out)
+			if err != nil {
+				return err
+			}
+			c, err := cluster.Up(cmd.Context(), cluster.UpOptions{LabDir: labDir, BinDir: binDir, Out: out})
+			if err != nil {
+				return err
+			}
+			fmt.Fprintf(out, "The lab is up after %s. kubectl is in %s:\n  export PATH=$PATH:%s\n",
+				progress.Elapsed(time.Since(started)), c.BinDir(), c.BinDir())
+			fmt.Fprintf(out, "export KUBECONFIG=%s\n", c.Kubeconfig())
+			return nil
+		}),
+	}
+}
+
+func newDownCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "down",
+		Short: "Take the cluster away without a trace; the built programs stay",
+		Args:  cobra.NoArgs,
+		RunE: exclusive(func(cmd *cobra.Command, _ []string) error {
+			return cluster.Down(cmd.Context(), cmd.OutOrStdout())
+		}),
+	}
+}
+
+func newStatusCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "status",
+		Short: "Show what runs and whether it is ready",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := host.RequireRoot(cmd.CommandPath()); err != nil {
+				return err
+			}
+			c, err := cluster.Open()
+			if err != nil {
+				return err
+			}
+			return c.PrintStatus(cmd.Context(), cmd.OutOrStdout())
+		},
+	}
+}
+
+func newControlCommand(verb, short string, act func(*cluster.Cluster, context.Context, cluster.Component) error) *cobra.Command {
+	var names []string
+	for _, component := range cluster.Components() {
+		names = append(names, string(component))
+	}
+	return &cobra.Command{
+		Use:       verb + " COMPONENT...",
+		Short:     short,
+		Long:      short + ".\nComponents: " + strings.Join(names, ", ") + ".",
+		ValidArgs: names,
+		Args:      cobra.MinimumNArgs(1),
+		RunE: exclusive(func(cmd *cobra.Command, args []string) error {
+			c, err := cluster.Open()
+			if err != nil {
+				return err
+			}
+			var components []cluster.Component
+			for _, name := range args {
+				component, err := cluster.ParseComponent(name)
+				if err != nil {
+					return err
+				}
+				components = append(components, component)
+			}
+			for _, component := range components {
+				started := time.Now()
+				if err := act(c, cmd.Context(), component); err != nil {
+					return err
+				}
+				fmt.Fprintf(cmd.OutOrStdout(), "%s %s: done in %s\n", verb, component, progress.Elapsed(time.Since(started)))
+			}
+			return nil
+		}),
+	}
+}

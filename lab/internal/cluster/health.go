@@ -1,0 +1,182 @@
+package cluster
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os/exec"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/divvy-gpu/divvy/lab/internal/layout"
+	"github.com/divvy-gpu/divvy/lab/internal/scheduler"
+)
+
+// probeTimeout bounds one question about a component's health.
+const probeTimeout = 5 * time.Second
+
+// readyTimeout is how long a component may take to become ready on a slow,
+// busy machine.
+const readyTimeout = 3 * time.Minute
+
+// insecureClient asks servers on the loopback interface whose certificates they
+// signed themselves. Nothing secret is sent, and the answer is only shown.
+var insecureClient = &http.Client{
+	Timeout: probeTimeout,
+	Transport: &http.Transport{
+		TLSClientConfig:   &tls.Config{InsecureSkipVerify: true}, //nolint:gosec // see above
+		DisableKeepAlives: true,
+	},
+}
+
+// Healthy asks a component whether it is ready, once.
+func (c *Cluster) Healthy(ctx context.Context, component Component) error {
+	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
+	defer cancel()
+	switch component {
+	case Containerd:
+		out, err := exec.CommandContext(ctx, c.Program("ctr"), "--address", layout.ContainerdSocket, "version").CombinedOutput()
+		if err != nil {
+			return fmt.Errorf("%w: %s", err, strings.TrimSpace(string(out)))
+		}
+		return nil
+	case Etcd:
+		return get(ctx, "http://"+etcdMetricsAddress+"/health?serializable=true")
+	case APIServer:
+		client, err := c.Client()
+		if err != nil {
+			return err
+		}
+		_, err = client.Discovery().RESTClient().Get().AbsPath("/readyz").DoRaw(ctx)
+		return err
+	case ControllerManager:
+		return get(ctx, "https://"+controllerManagerAddress+"/healthz")
+	case Kubelet:
+		return get(ctx, "http://"+kubeletHealthAddress+"/healthz")
+	case Proxy:
+		return get(ctx, "http://"+proxyHealthAddress+"/healthz")
+	case Scheduler:
+		return c.schedulerHealthy(ctx)
+	}
+	return fmt.Errorf("unknown component %q", component)
+}
+
+// schedulerHealthy reports whether the scheduler of the present manifest runs,
+// is ready, and leads: one that was killed leaves a lease behind that its
+// successor has to wait for.
+func (c *Cluster) schedulerHealthy(ctx context.Context) error {
+	if err := get(ctx, "https://"+schedulerAddress+"/readyz"); err != nil {
+		return err
+	}
+	client, err := c.Client()
+	if err != nil {
+		return err
+	}
+	pod, err := client.CoreV1().Pods(scheduler.Namespace).Get(ctx, scheduler.PodName+"-"+layout.NodeName, metav1.GetOptions{})
+	if err != nil {
+		return fmt.Errorf("kubelet has not reported the static pod: %w", err)
+	}
+	wanted, err := readManifest()
+	if err != nil {
+		return err
+	}
+	if !scheduler.SamePod(wanted, pod) {
+		return errors.New("kubelet has not taken the new manifest yet")
+	}
+	if len(pod.Status.ContainerStatuses) == 0 {
+		return errors.New("the scheduler's container does not run yet")
+	}
+	status := pod.Status.ContainerStatuses[0]
+	if status.State.Running == nil || !status.Ready {
+		return errors.New("the scheduler's container is not ready yet")
+	}
+	lease, err := client.CoordinationV1().Leases(scheduler.Namespace).Get(ctx, scheduler.PodName, metav1.GetOptions{})
+	if err != nil {
+		return fmt.Errorf("read the scheduler's lease: %w", err)
+	}
+	holder, renewed := lease.Spec.HolderIdentity, lease.Spec.RenewTime
+	if holder == nil || *holder == "" || renewed == nil || !renewed.After(status.State.Running.StartedAt.Time) {
+		return errors.New("the scheduler waits for the lease of the one before it")
+	}
+	return nil
+}
+
+// nodeReady reports whether the node is ready for pods.
+func (c *Cluster) nodeReady(ctx context.Context) error {
+	client, err := c.Client()
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
+	defer cancel()
+	node, err := client.CoreV1().Nodes().Get(ctx, layout.NodeName, metav1.GetOptions{})
+	if err != nil {
+		return err
+	}
+	for _, condition := range node.Status.Conditions {
+		if condition.Type != corev1.NodeReady {
+			continue
+		}
+		// After a long stop the last word of the old kubelet still stands.
+		if condition.Status != corev1.ConditionTrue {
+			return fmt.Errorf("node is not ready: %s", condition.Message)
+		}
+		return nil
+	}
+	return errors.New("kubelet has not reported on the node yet")
+}
+
+func get(ctx context.Context, url string) error {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return err
+	}
+	response, err := insecureClient.Do(request)
+	if err != nil {
+		return err
+	}
+	body, err := io.ReadAll(io.LimitReader(response.Body, 2048))
+	if err := errors.Join(err, response.Body.Close()); err != nil {
+		return err
+	}
+	if response.StatusCode != http.StatusOK {
+		return fmt.Errorf("%s: %s", response.Status, strings.TrimSpace(string(body)))
+	}
+	return nil
+}
+
+// pollInterval is the pause between two questions while waiting.
+const pollInterval = 200 * time.Millisecond
+
+// waitFor asks until the answer is nil. While it waits, alive may tell that
+// waiting is pointless.
+func waitFor(ctx context.Context, what string, timeout time.Duration, alive func() error, ask func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	started := time.Now()
+	for {
+		err := ask(ctx)
+		if err == nil {
+			return nil
+		}
+		if alive != nil {
+			if dead := alive(); dead != nil {
+				return dead
+			}
+		}
+		select {
+		case <-ctx.Done():
+			if errors.Is(ctx.Err(), context.Canceled) {
+				return ctx.Err()
+			}
+			return fmt.Errorf("%s is not ready after %s: %w", what, time.Since(started).Round(time.Second), err)
+		case <-time.After(pollInterval):
+		}
+	}
+}

@@ -1,0 +1,167 @@
+package proc
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+)
+
+var bootID = sync.OnceValue(func() string {
+	data, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(string(data))
+})
+
+// Lookup returns the identity of a living process.
+func Lookup(pid int) (ID, error) {
+	state, ticks, err := readStat(pid)
+	if err != nil {
+		return ID{}, err
+	}
+	if state == 'Z' || state == 'X' {
+		return ID{}, fmt.Errorf("process %d has ended", pid)
+	}
+	return ID{PID: pid, StartTicks: ticks, Boot: bootID()}, nil
+}
+
+// All returns every living process of the machine, without kernel threads'
+// executables being known. Processes that end meanwhile are left out.
+func All() []ID {
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		return nil
+	}
+	var all []ID
+	for _, entry := range entries {
+		pid, err := strconv.Atoi(entry.Name())
+		if err != nil {
+			continue
+		}
+		if id, err := Lookup(pid); err == nil {
+			all = append(all, id)
+		}
+	}
+	return all
+}
+
+// Alive reports whether this very process still runs; a zombie does not.
+func (id ID) Alive() bool {
+	now, err := Lookup(id.PID)
+	return err == nil && now == id
+}
+
+// Executable returns the path of the program, also after the file was replaced.
+func (id ID) Executable() (string, error) {
+	exe, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", id.PID))
+	return strings.TrimSuffix(exe, " (deleted)"), err
+}
+
+// CommandLine returns the arguments of the process, its name first.
+func (id ID) CommandLine() []string {
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", id.PID))
+	if err != nil || len(data) == 0 {
+		return nil
+	}
+	return strings.Split(strings.TrimRight(string(data), "\x00"), "\x00")
+}
+
+// Cgroups returns the paths of the control groups that the process is in.
+func (id ID) Cgroups() []string {
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", id.PID))
+	if err != nil {
+		return nil
+	}
+	var paths []string
+	for line := range strings.Lines(string(data)) {
+		if parts := strings.SplitN(strings.TrimSpace(line), ":", 3); len(parts) == 3 {
+			paths = append(paths, parts[2])
+		}
+	}
+	return paths
+}
+
+// Signal sends a signal; a process that is gone is no error.
+func (id ID) Signal(signal syscall.Signal) error {
+	if !id.Alive() {
+		return nil
+	}
+	if err := syscall.Kill(id.PID, signal); err != nil && !errors.Is(err, syscall.ESRCH) {
+		return fmt.Errorf("signal process %d: %w", id.PID, err)
+	}
+	return nil
+}
+
+// killWait is how long a process may take to go after SIGKILL: one in an
+// uninterruptible call goes only when that returns.
+const killWait = 20 * time.Second
+
+// End sends first, waits up to grace for the process to end, sends SIGKILL then
+// and waits again.
+func (id ID) End(ctx context.Context, first syscall.Signal, grace time.Duration) error {
+	if first != syscall.SIGKILL {
+		if err := id.Signal(first); err != nil {
+			return err
+		}
+		if id.wait(ctx, grace) {
+			return nil
+		}
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+	}
+	if err := id.Signal(syscall.SIGKILL); err != nil {
+		return err
+	}
+	if !id.wait(ctx, killWait) {
+		return fmt.Errorf("process %d did not end: %w", id.PID, errors.Join(ctx.Err(), context.DeadlineExceeded))
+	}
+	return nil
+}
+
+func (id ID) wait(ctx context.Context, limit time.Duration) bool {
+	deadline := time.Now().Add(limit)
+	for id.Alive() {
+		if ctx.Err() != nil || time.Now().After(deadline) {
+			return !id.Alive()
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	return true
+}
+
+// readStat reads the state letter and the start time from /proc/PID/stat. The
+// program's name in it may hold blanks and parentheses, so fields are counted
+// behind the last one.
+func readStat(pid int) (state byte, startTicks uint64, err error) {
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return 0, 0, err
+	}
+	return parseStat(string(data))
+}
+
+func parseStat(text string) (state byte, startTicks uint64, err error) {
+	end := strings.LastIndexByte(text, ')')
+	if end < 0 {
+		return 0, 0, errors.New("unexpected form of a process's stat file")
+	}
+	// The state is field 3 and the first one here; the start time is field 22.
+	fields := strings.Fields(text[end+1:])
+	const startField = 22 - 3
+	if len(fields) <= startField {
+		return 0, 0, errors.New("unexpected form of a process's stat file")
+	}
+	startTicks, err = strconv.ParseUint(fields[startField], 10, 64)
+	if err != nil {
+		return 0, 0, fmt.Errorf("start time of a process: %w", err)
+	}
+	return fields[0][0], startTicks, nil
+}
