@@ -1,0 +1,143 @@
+package enflame
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+)
+
+// lane runs calls of the library one at a time. C code cannot be interrupted,
+// so a call that takes longer than the limit is left to itself, on a goroutine
+// of its own, and keeps the lane occupied: calls that come meanwhile fail at
+// once instead of piling up behind it, until it returns.
+type lane struct {
+	limit time.Duration
+	// free has room for one token, which is there when no call runs.
+	free chan struct{}
+
+	mu    sync.Mutex
+	name  string    // of the call that runs
+	since time.Time // when it began
+}
+
+func newLane(limit time.Duration) *lane {
+	l := &lane{limit: limit, free: make(chan struct{}, 1)}
+	l.free <- struct{}{}
+	return l
+}
+
+// hungError says that a call did not return in time. Its text stays the same
+// for as long as the call does not return.
+type hungError struct {
+	name  string
+	limit time.Duration
+}
+
+func (e *hungError) Error() string {
+	return fmt.Sprintf("%s did not answer within %v", e.name, e.limit)
+}
+
+// acquire waits until no call runs and occupies the lane for the call of that
+// name. The lane is the caller's until it calls release. acquire fails with a
+// *hungError, which names the call that occupies the lane for too long, and
+// with ctx's error.
+func (l *lane) acquire(ctx context.Context, name string) (release func(), err error) {
+	for {
+		// Without this check a call could still begin after ctx has ended,
+		// since select chooses at random among what is ready.
+		if err := ctx.Err(); err != nil {
+			return nil, fmt.Errorf("%s: %w", name, err)
+		}
+		l.mu.Lock()
+		running, left := l.name, l.limit-time.Since(l.since)
+		l.mu.Unlock()
+		if running != "" && left <= 0 {
+			return nil, &hungError{running, l.limit}
+		}
+		// A lane that is free now or soon is waited for as long as a call may
+		// take; then it is looked at again.
+		if running == "" {
+			left = l.limit
+		}
+		timer := time.NewTimer(left)
+		select {
+		case <-l.free:
+			timer.Stop()
+			l.mu.Lock()
+			l.name, l.since = name, time.Now()
+			l.mu.Unlock()
+			return l.release, nil
+		case <-ctx.Done():
+			timer.Stop()
+		case <-timer.C:
+		}
+	}
+}
+
+func (l *lane) release() {
+	l.mu.Lock()
+	l.name = ""
+	l.mu.Unlock()
+	l.free <- struct{}{}
+}
+
+// run calls f on the lane and waits for it as await does.
+func run[T any](ctx context.Context, l *lane, name string, f func() (T, error)) (T, error) {
+	release, err := l.acquire(ctx, name)
+	if err != nil {
+		var none T
+		return none, err
+	}
+	return await(ctx, l.limit, name, func() (T, error) {
+		defer release()
+		return f()
+	})
+}
+
+// runOnBoth is run with two lanes occupied, the second of which decides how
+// long f may take. All who take both take them in the same order.
+func runOnBoth[T any](ctx context.Context, one, two *lane, name string, f func() (T, error)) (T, error) {
+	release, err := one.acquire(ctx, name)
+	if err != nil {
+		var none T
+		return none, err
+	}
+	releaseTwo, err := two.acquire(ctx, name)
+	if err != nil {
+		release()
+		var none T
+		return none, err
+	}
+	return await(ctx, two.limit, name, func() (T, error) {
+		defer release()
+		defer releaseTwo()
+		return f()
+	})
+}
+
+// await calls f on a goroutine of its own and waits for it until ctx ends or
+// the limit is over. What f returns after that is dropped, so f must keep by
+// itself what must not get lost.
+func await[T any](ctx context.Context, limit time.Duration, name string, f func() (T, error)) (T, error) {
+	type result struct {
+		value T
+		err   error
+	}
+	done := make(chan result, 1) // room for the result that nobody waits for any more
+	go func() {
+		value, err := f()
+		done <- result{value, err}
+	}()
+	timer := time.NewTimer(limit)
+	defer timer.Stop()
+	var none T
+	select {
+	case r := <-done:
+		return r.value, r.err
+	case <-timer.C:
+		return none, &hungError{name, limit}
+	case <-ctx.Done():
+		return none, fmt.Errorf("%s: %w", name, ctx.Err())
+	}
+}

@@ -1,0 +1,38 @@
+// Package vendors lists the vendors that this build knows. It is the one place
+// that names them; adding a vendor is a package and a line here.
+package vendors
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/divvy-gpu/divvy/internal/backend"
+	"github.com/divvy-gpu/divvy/internal/backend/enflame"
+)
+
+// Vendor is an entry of the list.
+type Vendor struct {
+	// Name is what the configuration calls the vendor.
+	Name string
+	// New makes the vendor's backend. It touches no library and no device.
+	New func(backend.Options) (backend.Backend, error)
+}
+
+// All returns the vendors, in the order of their names.
+func All() []Vendor {
+	return []Vendor{
+		{enflame.Vendor, func(o backend.Options) (backend.Backend, error) { return enflame.New(o) }},
+	}
+}
+
+// New makes the backend of the vendor with that name.
+func New(name string, o backend.Options) (backend.Backend, error) {
+	var names []string
+	for _, v := range All() {
+		if v.Name == name {
+			return v.New(o)
+		}
+		names = append(names, v.Name)
+	}
+	return nil, fmt.Errorf("unknown vendor %q, known are: %s", name, strings.Join(names, ", "))
+}

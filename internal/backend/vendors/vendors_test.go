@@ -1,0 +1,50 @@
+package vendors_test
+
+import (
+	"cmp"
+	"slices"
+	"testing"
+
+	"github.com/divvy-gpu/divvy/internal/backend"
+	"github.com/divvy-gpu/divvy/internal/backend/vendors"
+)
+
+func TestAll(t *testing.T) {
+	all := vendors.All()
+	if !slices.IsSortedFunc(all, func(a, b vendors.Vendor) int { return cmp.Compare(a.Name, b.Name) }) {
+		t.Errorf("vendors are not in the order of their names: %v", all)
+	}
+	for _, v := range all {
+		b, err := vendors.New(v.Name, backend.Options{})
+		if err != nil {
+			t.Errorf("New(%q): %v", v.Name, err)
+			continue
+		}
+		if b.Vendor() != v.Name {
+			t.Errorf("the backend of %q calls itself %q", v.Name, b.Vendor())
+		}
+		if err := b.Close(); err != nil {
+			t.Errorf("close the backend of %q: %v", v.Name, err)
+		}
+	}
+}
+
+func TestNewErrors(t *testing.T) {
+	for name, tt := range map[string]struct {
+		vendor  string
+		options backend.Options
+		want    string
+	}{
+		"unknown vendor": {"acme", backend.Options{}, `unknown vendor "acme", known are: enflame`},
+		"relative root": {
+			"enflame", backend.Options{DriverRoot: "host", LibraryPath: "libefml.so"},
+			"enflame: driver root \"host\" is not an absolute path\nlibrary path \"libefml.so\" is not an absolute path",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if _, err := vendors.New(tt.vendor, tt.options); err == nil || err.Error() != tt.want {
+				t.Errorf("error is %v, want %s", err, tt.want)
+			}
+		})
+	}
+}
