@@ -1,0 +1,87 @@
+package nodeagent
+
+import (
+	"context"
+	"fmt"
+	"maps"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/divvy-gpu/divvy/internal/accel/wire"
+)
+
+// nodePods are the pods bound to this node. It is safe for concurrent use.
+type nodePods struct {
+	client   kubernetes.Interface
+	selector string
+	informer cache.SharedIndexInformer
+}
+
+// newNodePods watches the pods of a node once the factory is started; changed
+// is called after each change.
+func newNodePods(client kubernetes.Interface, node string, changed func()) (*nodePods, informers.SharedInformerFactory, error) {
+	p := &nodePods{client: client, selector: fields.OneTermEqualSelector("spec.nodeName", node).String()}
+	factory := informers.NewSharedInformerFactoryWithOptions(client, 0,
+		informers.WithTweakListOptions(func(o *metav1.ListOptions) { o.FieldSelector = p.selector }),
+		informers.WithTransform(strip))
+	p.informer = factory.Core().V1().Pods().Informer()
+	_, err := p.informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc:    func(any) { changed() },
+		UpdateFunc: func(any, any) { changed() },
+		DeleteFunc: func(any) { changed() },
+	})
+	if err != nil {
+		return nil, nil, fmt.Errorf("watch the node's pods: %w", err)
+	}
+	return p, factory, nil
+}
+
+// strip drops what nobody here reads; a node's pods may carry megabytes of it.
+func strip(object any) (any, error) {
+	pod, ok := object.(*corev1.Pod)
+	if !ok {
+		return object, nil
+	}
+	pod.ManagedFields = nil
+	maps.DeleteFunc(pod.Annotations, func(key, _ string) bool {
+		return key != wire.GrantAnnotation && !isLegacyAnnotation(key)
+	})
+	pod.Spec.Volumes = nil
+	for _, containers := range [][]corev1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
+		for i := range containers {
+			c := &containers[i]
+			c.Env, c.EnvFrom, c.VolumeMounts, c.Command, c.Args = nil, nil, nil, nil, nil
+		}
+	}
+	return pod, nil
+}
+
+// Cached returns what the watch has delivered. The pods must not be changed.
+func (p *nodePods) Cached() []*corev1.Pod {
+	objects := p.informer.GetStore().List()
+	pods := make([]*corev1.Pod, 0, len(objects))
+	for _, o := range objects {
+		if pod, ok := o.(*corev1.Pod); ok {
+			pods = append(pods, pod)
+		}
+	}
+	return pods
+}
+
+// Fresh asks the API server.
+func (p *nodePods) Fresh(ctx context.Context) ([]*corev1.Pod, error) {
+	list, err := p.client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{FieldSelector: p.selector})
+	if err != nil {
+		return nil, fmt.Errorf("list the node's pods: %w", err)
+	}
+	pods := make([]*corev1.Pod, len(list.Items))
+	for i := range list.Items {
+		pods[i] = &list.Items[i]
+	}
+	return pods, nil
+}

@@ -1,0 +1,627 @@
+package nodeagent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	config "github.com/divvy-gpu/divvy/api/config/v1alpha1"
+	"github.com/divvy-gpu/divvy/internal/accel"
+	"github.com/divvy-gpu/divvy/internal/accel/wire"
+	"github.com/divvy-gpu/divvy/internal/backend"
+	"github.com/divvy-gpu/divvy/internal/deviceplugin"
+	"github.com/divvy-gpu/divvy/internal/kube"
+	"github.com/divvy-gpu/divvy/internal/podresources"
+	"github.com/divvy-gpu/divvy/internal/sharing"
+)
+
+const (
+	gcuMemory = accel.Resource("enflame.com/gcu-memory")
+	thisNode  = "node-1"
+)
+
+// fakeBackend answers Edits; what it discovers is handed to the pool directly.
+type fakeBackend struct{}
+
+func (fakeBackend) Vendor() string                                  { return "enflame" }
+func (fakeBackend) Discover(context.Context) (backend.Found, error) { return backend.Found{}, nil }
+func (fakeBackend) Close() error                                    { return nil }
+
+func (fakeBackend) Edits(ids ...accel.DeviceID) (backend.Edits, error) {
+	if len(ids) != 1 {
+		return backend.Edits{}, fmt.Errorf("%d devices", len(ids))
+	}
+	return backend.Edits{
+		Env:         map[string]string{"ENFLAME_VISIBLE_DEVICES": string(ids[0])},
+		DeviceNodes: []backend.DeviceNode{{Path: "/dev/" + string(ids[0]), HostPath: "/dev/" + string(ids[0]), Permissions: "rw"}},
+		CDIDevices:  []backend.CDIDevice{{Kind: "enflame.com/gcu", Name: string(ids[0])}},
+	}, nil
+}
+
+// world is one pool between a kubelet and an API server that the test plays.
+type world struct {
+	*pool
+	t *testing.T
+	// units is what kubelet was told last, id to health.
+	units []deviceplugin.Unit
+	// tooMany makes kubelet's end refuse the list.
+	tooMany error
+	// admitted are the pods that kubelet has taken up.
+	admitted []*corev1.Pod
+	// cached is what the watch delivered, api what the API server has.
+	cached, api []*corev1.Pod
+	// held is kubelet's checkpoint: container to ids, by pod.
+	held    map[types.UID]map[string][]string
+	down    error // of kubelet's pod-resources API
+	apiDown error
+	events  []string
+	signer  *wire.Signer
+}
+
+func newWorld(t *testing.T, unit string) *world {
+	t.Helper()
+	u, err := sharing.ParseMemoryUnit(unit)
+	if err != nil {
+		t.Fatal(err)
+	}
+	signer, err := wire.NewSigner([]byte("0123456789abcdef0123456789abcdef"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := &world{t: t, held: map[types.UID]map[string][]string{}, signer: signer}
+	w.pool = &pool{
+		resource: gcuMemory, wanted: u, injection: config.InjectDeviceNodes, backend: fakeBackend{},
+		store: sharing.NewStore(t.TempDir(), gcuMemory), kubelet: w, pods: w, sink: w,
+		metrics: newMetrics(prometheus.NewRegistry()),
+		changed: func() {},
+		event:   func(_, reason, message string) { w.events = append(w.events, reason+": "+message) },
+		grant: func(p *corev1.Pod) (accel.Grant, bool) {
+			g, err := signer.DecodeGrant(string(p.UID), p.Annotations[wire.GrantAnnotation])
+			return g, err == nil && g.Node == thisNode
+		},
+	}
+	if err := w.open(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	return w
+}
+
+// restart is the daemon's: only the state file survives.
+func (w *world) restart(unit string) *world {
+	w.t.Helper()
+	next := newWorld(w.t, unit)
+	next.store = w.store
+	next.cached, next.api, next.admitted, next.held, next.down = w.cached, w.api, w.admitted, w.held, w.down
+	if err := next.open(w.t.Context()); err != nil {
+		w.t.Fatal(err)
+	}
+	return next
+}
+
+func (w *world) SetUnits(units []deviceplugin.Unit) error {
+	if w.tooMany != nil {
+		return w.tooMany
+	}
+	w.units = units
+	return nil
+}
+
+func (w *world) Cached() []*corev1.Pod                        { return w.cached }
+func (w *world) Fresh(context.Context) ([]*corev1.Pod, error) { return w.api, w.apiDown }
+func (w *world) List(context.Context) ([]podresources.Pod, error) {
+	if w.down != nil {
+		return nil, w.down
+	}
+	var out []podresources.Pod
+	for _, p := range w.admitted {
+		one := podresources.Pod{Namespace: p.Namespace, Name: p.Name}
+		for _, c := range append(sidecars(p), p.Spec.Containers...) {
+			one.Containers = append(one.Containers, podresources.Container{
+				Name: c.Name, Units: map[accel.Resource][]string{gcuMemory: w.held[p.UID][c.Name]},
+			})
+		}
+		out = append(out, one)
+	}
+	return out, nil
+}
+
+func sidecars(p *corev1.Pod) []corev1.Container {
+	var out []corev1.Container
+	for _, c := range p.Spec.InitContainers {
+		if c.RestartPolicy != nil {
+			out = append(out, c)
+		}
+	}
+	return out
+}
+
+// admit does what kubelet's device manager does for a new pod (devicesToAllocate
+// in pkg/kubelet/cm/devicemanager) and returns the pod's device by container.
+func (w *world) admit(p *corev1.Pod) (map[string]string, error) {
+	w.t.Helper()
+	w.admitted = append(w.admitted, p)
+	w.held[p.UID] = map[string][]string{}
+	devices := map[string]string{}
+	var reusable []string
+	serve := func(c *corev1.Container, plainInit bool) error {
+		q, asks := c.Resources.Limits[corev1.ResourceName(gcuMemory)]
+		if !asks {
+			return nil
+		}
+		size := int(q.Value())
+		reused := reusable[:min(size, len(reusable))]
+		ids := slices.Clone(reused)
+		if len(ids) < size {
+			var err error
+			if ids, err = w.Prefer(w.t.Context(), append(w.available(), ids...), slices.Clone(ids), size); err != nil {
+				return err
+			}
+			if len(ids) != size {
+				return fmt.Errorf("%d ids preferred of %d", len(ids), size)
+			}
+		}
+		answer, err := w.Allocate(w.t.Context(), ids)
+		if err != nil {
+			return err
+		}
+		w.held[p.UID][c.Name] = ids
+		devices[c.Name] = answer.GetEnvs()["ENFLAME_VISIBLE_DEVICES"]
+		if plainInit {
+			reusable = slices.Compact(slices.Sorted(slices.Values(append(reusable, ids...))))
+		} else {
+			reusable = slices.DeleteFunc(reusable, func(id string) bool { return slices.Contains(ids, id) })
+		}
+		return nil
+	}
+	for i := range p.Spec.InitContainers {
+		c := &p.Spec.InitContainers[i]
+		if err := serve(c, c.RestartPolicy == nil); err != nil {
+			w.remove(p)
+			return nil, err
+		}
+	}
+	for i := range p.Spec.Containers {
+		if err := serve(&p.Spec.Containers[i], false); err != nil {
+			w.remove(p)
+			return nil, err
+		}
+	}
+	return devices, nil
+}
+
+func (w *world) remove(p *corev1.Pod) {
+	delete(w.held, p.UID)
+	gone := func(q *corev1.Pod) bool { return q.UID == p.UID }
+	w.admitted = slices.DeleteFunc(w.admitted, gone)
+	w.cached = slices.DeleteFunc(w.cached, gone)
+	w.api = slices.DeleteFunc(w.api, gone)
+}
+
+func (w *world) available() []string {
+	inUse := map[string]bool{}
+	for _, containers := range w.held {
+		for _, ids := range containers {
+			for _, id := range ids {
+				inUse[id] = true
+			}
+		}
+	}
+	var out []string
+	for _, u := range w.units {
+		if !u.Unhealthy && !inUse[u.ID] {
+			out = append(out, u.ID)
+		}
+	}
+	return out
+}
+
+// counts returns healthy/all units by device.
+func (w *world) counts() map[string]string {
+	healthy, all := map[string]int{}, map[string]int{}
+	for _, u := range w.units {
+		d, _ := w.layout.Device(u.ID)
+		all[string(d)]++
+		if !u.Unhealthy {
+			healthy[string(d)]++
+		}
+	}
+	out := map[string]string{}
+	for d, n := range all {
+		out[d] = fmt.Sprintf("%d/%d", healthy[d], n)
+	}
+	return out
+}
+
+// see delivers pods to the API server and the watch.
+func (w *world) see(pods ...*corev1.Pod) {
+	w.api = append(w.api, pods...)
+	w.cached = append(w.cached, pods...)
+}
+
+func card(index int, id string, gb int) accel.Device {
+	return accel.Device{Index: index, ID: accel.DeviceID(id), MemoryBytes: int64(gb) << 30, NUMANode: accel.NoNUMA}
+}
+
+func found(devices ...accel.Device) backend.Found { return backend.Found{Devices: devices} }
+
+// newPod returns a pending pod with one app container per size.
+func newPod(name string, sizes ...int) *corev1.Pod {
+	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name, UID: types.UID("uid-" + name), Annotations: map[string]string{}}}
+	p.Status.Phase = corev1.PodPending
+	for i, s := range sizes {
+		p.Spec.Containers = append(p.Spec.Containers, container(fmt.Sprint("c", i), s))
+	}
+	return p
+}
+
+func container(name string, size int) corev1.Container {
+	q := *resource.NewQuantity(int64(size), resource.DecimalSI)
+	return corev1.Container{Name: name, Resources: corev1.ResourceRequirements{Limits: corev1.ResourceList{corev1.ResourceName(gcuMemory): q}}}
+}
+
+// grantTo signs a grant as the extender does.
+func (w *world) grantTo(p *corev1.Pod, device string, at int) *corev1.Pod {
+	w.t.Helper()
+	text, err := w.signer.EncodeGrant(string(p.UID), accel.Grant{
+		Resource: gcuMemory, Node: thisNode, Device: accel.DeviceID(device), DeviceUnits: 16,
+		Units: max(1, kube.RequestOf(p, gcuMemory).Peak()), At: time.Unix(int64(1000+at), 0),
+	})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	p.Annotations[wire.GrantAnnotation] = text
+	return p
+}
+
+func TestPoolOffersUnits(t *testing.T) {
+	w := newWorld(t, "0.1")
+	w.update(t.Context(), found(card(0, "a", 16), card(1, "b", 32)), nil)
+	if diff := cmp.Diff(map[string]string{"a": "160/160", "b": "320/320"}, w.counts()); diff != "" {
+		t.Errorf("units (-want +got):\n%s", diff)
+	}
+	if err := w.ready(); err != nil {
+		t.Error(err)
+	}
+	inv := w.inventory()
+	if inv.Unit != "0.1" || len(inv.Shares) != 2 || inv.Shares[1].Units != 320 {
+		t.Errorf("inventory is %+v", inv)
+	}
+}
+
+func TestPoolWaitsForTheDriver(t *testing.T) {
+	w := newWorld(t, "1")
+	w.update(t.Context(), backend.Found{}, &backend.UnavailableError{Vendor: "enflame", Err: errors.New("libefml.so not found")})
+	if w.units != nil {
+		t.Error("units were offered without a device")
+	}
+	if err := w.ready(); err == nil || !strings.Contains(err.Error(), "libefml.so not found") {
+		t.Errorf("readiness says %v", err)
+	}
+	w.update(t.Context(), found(card(0, "a", 16)), nil)
+	if got := w.counts()["a"]; got != "16/16" || w.ready() != nil {
+		t.Errorf("units %s, ready %v", got, w.ready())
+	}
+}
+
+func TestPoolKeepsUnitsOfADeviceThatGoesAway(t *testing.T) {
+	w := newWorld(t, "1")
+	w.update(t.Context(), found(card(0, "a", 16), card(1, "b", 16)), nil)
+	p := newPod("p", 4)
+	w.see(w.grantTo(p, "b", 1))
+	if _, err := w.admit(p); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.refresh(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+
+	w.update(t.Context(), found(card(0, "a", 16)), nil) // b is lost
+	if diff := cmp.Diff(map[string]string{"a": "16/16", "b": "4/16"}, w.counts()); diff != "" {
+		t.Errorf("a lost card under a pod (-want +got):\n%s", diff)
+	}
+	if s, _ := w.device("b"); !s.Health.Unhealthy || s.Index != 1 {
+		t.Errorf("the lost card is published as %+v", s)
+	}
+
+	w = w.restart("1") // while the card is away, and before kubelet answers
+	w.down = errors.New("no kubelet")
+	w.update(t.Context(), found(card(0, "a", 16)), nil)
+	if diff := cmp.Diff(map[string]string{"a": "16/16", "b": "16/16"}, w.counts()); diff != "" {
+		t.Errorf("after a restart, holders unknown (-want +got):\n%s", diff)
+	}
+	w.down = nil
+	if _, err := w.refresh(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(map[string]string{"a": "16/16", "b": "4/16"}, w.counts()); diff != "" {
+		t.Errorf("after a restart (-want +got):\n%s", diff)
+	}
+
+	w.remove(p)
+	if _, err := w.refresh(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if got := w.counts()["b"]; got != "0/16" {
+		t.Errorf("units given back on a lost card: %s, want 0/16", got)
+	}
+	w.update(t.Context(), found(card(0, "a", 16), card(1, "b", 16)), nil)
+	if diff := cmp.Diff(map[string]string{"a": "16/16", "b": "16/16"}, w.counts()); diff != "" {
+		t.Errorf("after recovery (-want +got):\n%s", diff)
+	}
+	if !slices.ContainsFunc(w.events, func(e string) bool { return strings.HasPrefix(e, "DeviceRecovered") }) {
+		t.Errorf("no event tells of the recovery: %q", w.events)
+	}
+}
+
+func TestPoolGivesALostCardAnIndexOfItsOwn(t *testing.T) {
+	w := newWorld(t, "1")
+	w.update(t.Context(), found(card(0, "a", 16), card(1, "b", 16), card(2, "c", 16)), nil)
+	w.update(t.Context(), found(card(0, "a", 16), card(1, "c", 16)), nil) // b lost, c moved up
+	var got []string
+	for _, s := range w.inventory().Shares {
+		got = append(got, fmt.Sprint(s.Index, s.ID))
+	}
+	if diff := cmp.Diff([]string{"0a", "1c", "2b"}, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+func TestPoolChangesTheMemoryUnitOnlyWhenNobodyHoldsUnits(t *testing.T) {
+	w := newWorld(t, "1")
+	w.update(t.Context(), found(card(0, "a", 16)), nil)
+	p := newPod("p", 4)
+	w.see(w.grantTo(p, "a", 1))
+	if _, err := w.admit(p); err != nil {
+		t.Fatal(err)
+	}
+	w = w.restart("0.1")
+	w.update(t.Context(), found(card(0, "a", 16)), nil)
+	if _, err := w.refresh(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if got := w.counts()["a"]; got != "16/16" || w.inventory().Unit != "1" {
+		t.Errorf("units %s of %s GB while a pod holds some", got, w.inventory().Unit)
+	}
+	if err := w.ready(); err == nil || !strings.Contains(err.Error(), "memoryUnit stays 1 until the pods that hold such units are gone, then becomes 0.1: ns/p") {
+		t.Errorf("readiness says %v", err)
+	}
+	w.remove(p)
+	if _, err := w.refresh(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if got := w.counts()["a"]; got != "160/160" || w.inventory().Unit != "0.1" || w.ready() != nil {
+		t.Errorf("afterwards units %s of %s GB, ready: %v", got, w.inventory().Unit, w.ready())
+	}
+}
+
+func TestPoolSaysWhatIsWrongWithItsDevices(t *testing.T) {
+	tests := map[string]struct {
+		unit    string
+		found   backend.Found
+		tooMany error
+		want    string
+	}{
+		"smaller than a unit":      {"1", found(accel.Device{ID: "a", MemoryBytes: 1 << 20}), nil, "device a has 1048576 bytes of memory, less than one unit of 1 GB"},
+		"no devices":               {"1", found(), nil, "the vendor's library reports no enflame device"},
+		"too many units":           {"0.001", found(card(0, "a", 32)), &deviceplugin.TooManyUnitsError{Resource: gcuMemory, Units: 9, Bytes: 9}, "choose a larger memoryUnit"},
+		"more than can be counted": {"0.001", found(accel.Device{ID: "a", MemoryBytes: 1 << 62}), nil, "choose a larger memoryUnit"},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, tt.unit)
+			w.tooMany = tt.tooMany
+			w.update(t.Context(), tt.found, nil)
+			if err := w.ready(); err == nil || !strings.Contains(err.Error(), tt.want) {
+				t.Errorf("readiness says %v, want %q", err, tt.want)
+			}
+		})
+	}
+}
+
+func TestPoolServesPods(t *testing.T) {
+	always := corev1.ContainerRestartPolicyAlways
+	initContainer := func(p *corev1.Pod, name string, size int, sidecar bool) *corev1.Pod {
+		c := container(name, size)
+		if sidecar {
+			c.RestartPolicy = &always
+		}
+		p.Spec.InitContainers = append(p.Spec.InitContainers, c)
+		return p
+	}
+	tests := map[string]struct {
+		cards   []accel.Device
+		pods    func(w *world) []*corev1.Pod // in the order of admission
+		unseen  bool                         // by the watch
+		lost    bool                         // the API server does not answer either
+		want    []map[string]string          // device by container, nil for a refusal
+		refused string
+	}{
+		"two pods of one size, admitted in the other order than granted": {
+			pods: func(w *world) []*corev1.Pod {
+				return []*corev1.Pod{w.grantTo(newPod("late", 4), "b", 2), w.grantTo(newPod("early", 4), "a", 1)}
+			},
+			want: []map[string]string{{"c0": "b"}, {"c0": "a"}},
+		},
+		"all containers of a pod on one card": {
+			pods: func(w *world) []*corev1.Pod {
+				return []*corev1.Pod{w.grantTo(newPod("p", 4, 8, 4), "b", 1)}
+			},
+			want: []map[string]string{{"c0": "b", "c1": "b", "c2": "b"}},
+		},
+		"pods of equal containers stay apart": {
+			pods: func(w *world) []*corev1.Pod {
+				return []*corev1.Pod{w.grantTo(newPod("p", 4, 4), "a", 1), w.grantTo(newPod("q", 4, 4), "b", 2), w.grantTo(newPod("r", 4), "a", 3)}
+			},
+			want: []map[string]string{{"c0": "a", "c1": "a"}, {"c0": "b", "c1": "b"}, {"c0": "a"}},
+		},
+		"an init container's units are used again": {
+			pods: func(w *world) []*corev1.Pod {
+				return []*corev1.Pod{
+					w.grantTo(initContainer(initContainer(newPod("p", 6, 10), "i0", 4, false), "i1", 8, false), "b", 1),
+					w.grantTo(newPod("q", 16), "a", 2),
+				}
+			},
+			want: []map[string]string{{"i0": "b", "i1": "b", "c0": "b", "c1": "b"}, {"c0": "a"}},
+		},
+		"a sidecar's are not": {
+			pods: func(w *world) []*corev1.Pod {
+				return []*corev1.Pod{
+					w.grantTo(initContainer(initContainer(newPod("p", 8), "side", 4, true), "i", 8, false), "b", 1),
+					w.grantTo(newPod("q", 4), "b", 2),
+				}
+			},
+			want: []map[string]string{{"side": "b", "i": "b", "c0": "b"}, {"c0": "b"}},
+		},
+		"the watch has not delivered them": {
+			unseen: true,
+			pods: func(w *world) []*corev1.Pod {
+				return []*corev1.Pod{w.grantTo(newPod("p", 4), "b", 1), w.grantTo(newPod("q", 4), "a", 2)}
+			},
+			want: []map[string]string{{"c0": "b"}, {"c0": "a"}},
+		},
+		"nobody knows them": {
+			unseen: true, lost: true,
+			pods: func(*world) []*corev1.Pod { return []*corev1.Pod{newPod("p", 4), newPod("q", 16), newPod("r", 16)} },
+			want: []map[string]string{{"c0": "a"}, {"c0": "b"}, nil}, refused: "needs 16 units of one device, at most 12 are free",
+		},
+		"without a grant: the best fit": {
+			pods: func(w *world) []*corev1.Pod {
+				return []*corev1.Pod{w.grantTo(newPod("p", 4), "b", 1), newPod("byhand", 12)}
+			},
+			want: []map[string]string{{"c0": "b"}, {"c0": "b"}},
+		},
+		"a grant that somebody else signed is no grant": {
+			pods: func(w *world) []*corev1.Pod {
+				forged := newPod("forged", 4)
+				forged.Annotations[wire.GrantAnnotation] = w.grantTo(newPod("p", 4), "b", 1).Annotations[wire.GrantAnnotation]
+				forged.Annotations["enflame.com/gcu-device-id"] = "1"
+				return []*corev1.Pod{forged}
+			},
+			want: []map[string]string{{"c0": "a"}},
+		},
+		"larger than a card": {
+			pods:    func(*world) []*corev1.Pod { return []*corev1.Pod{newPod("p", 20)} },
+			want:    []map[string]string{nil},
+			refused: "ns/p needs 20 units of one device, at most 16 are free",
+		},
+		"larger than a card in sum": {
+			pods:    func(*world) []*corev1.Pod { return []*corev1.Pod{newPod("p", 10, 10)} },
+			want:    []map[string]string{nil},
+			refused: "ns/p needs 20 units",
+		},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, "1")
+			w.update(t.Context(), found(card(0, "a", 16), card(1, "b", 16)), nil)
+			pods := tt.pods(w)
+			w.api = slices.Clone(pods)
+			if !tt.unseen {
+				w.cached = slices.Clone(pods)
+			}
+			if tt.lost {
+				w.apiDown = errors.New("no API server")
+			}
+			for i, p := range slices.Clone(pods) {
+				got, err := w.admit(p)
+				if tt.want[i] == nil {
+					if err == nil || !strings.Contains(err.Error(), tt.refused) {
+						t.Errorf("pod %s: got %v, %v; want a refusal with %q", p.Name, got, err, tt.refused)
+					}
+					continue
+				}
+				if err != nil {
+					t.Fatalf("pod %s: %v", p.Name, err)
+				}
+				if diff := cmp.Diff(tt.want[i], got); diff != "" {
+					t.Errorf("pod %s (-want +got):\n%s", p.Name, diff)
+				}
+			}
+		})
+	}
+}
+
+func TestPoolNeverHandsOutUnitsTwice(t *testing.T) {
+	w := newWorld(t, "1")
+	w.update(t.Context(), found(card(0, "a", 16)), nil)
+	p, q := newPod("p", 4), newPod("q", 4)
+	w.see(w.grantTo(p, "a", 1), w.grantTo(q, "a", 2))
+	if _, err := w.admit(p); err != nil {
+		t.Fatal(err)
+	}
+	// Kubelet forgot that p's units are taken (see pool.turn) and offers all.
+	w.admitted = append(w.admitted, q)
+	all := w.layout.IDs(nil, "a")
+	got, err := w.Prefer(t.Context(), all, nil, 4)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, id := range got {
+		if slices.Contains(w.held[p.UID]["c0"], id) {
+			t.Errorf("unit %q is held by p and was preferred for q", id)
+		}
+	}
+}
+
+func TestPoolAllocateRefusesMixedAndUnknownUnits(t *testing.T) {
+	w := newWorld(t, "1")
+	w.update(t.Context(), found(card(0, "a", 16), card(1, "b", 16)), nil)
+	a, b := w.layout.IDs(nil, "a")[0], w.layout.IDs(nil, "b")[0]
+	for name, tt := range map[string]struct {
+		ids  []string
+		want string
+	}{
+		"two devices": {[]string{a, b}, "kubelet chose units of two devices, a and b, for one container"},
+		"unknown":     {[]string{a, "zzz"}, `unit id "zzz" belongs to no device`},
+		"none":        {nil, "no units"},
+	} {
+		if got, err := w.Allocate(t.Context(), tt.ids); err == nil || !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("%s: %v, %v", name, got, err)
+		}
+	}
+}
+
+func TestPoolInjects(t *testing.T) {
+	for mode, want := range map[config.Injection]string{
+		config.InjectEnvironment: "devices 0, cdi 0",
+		config.InjectDeviceNodes: "devices 1, cdi 0",
+		config.InjectCDI:         "devices 0, cdi 1",
+	} {
+		w := newWorld(t, "1")
+		w.injection = mode
+		w.update(t.Context(), found(card(0, "a", 16)), nil)
+		got, err := w.Allocate(t.Context(), w.layout.IDs(nil, "a")[:2])
+		if err != nil {
+			t.Fatal(err)
+		}
+		if s := fmt.Sprintf("devices %d, cdi %d", len(got.GetDevices()), len(got.GetCdiDevices())); s != want || got.GetEnvs()["ENFLAME_VISIBLE_DEVICES"] != "a" {
+			t.Errorf("%s: %s, want %s; environment %v", mode, s, want, got.GetEnvs())
+		}
+	}
+}
+
+func TestPoolStartsWithADamagedState(t *testing.T) {
+	w := newWorld(t, "1")
+	w.update(t.Context(), found(card(0, "a", 16)), nil)
+	path, err := w.store.Quarantine() // tells where it is
+	if err != nil {
+		t.Fatal(err)
+	}
+	writeFile(t, strings.TrimSuffix(path, ".damaged"), "{")
+	w = w.restart("1")
+	w.update(t.Context(), found(card(0, "a", 16)), nil)
+	if got := w.counts()["a"]; got != "16/16" {
+		t.Errorf("units %s, want 16/16", got)
+	}
+}

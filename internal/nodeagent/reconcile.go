@@ -1,0 +1,188 @@
+package nodeagent
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/klog/v2"
+
+	"github.com/divvy-gpu/divvy/internal/accel"
+	"github.com/divvy-gpu/divvy/internal/accel/wire"
+	"github.com/divvy-gpu/divvy/internal/kube"
+)
+
+// forgetInitsAfter is how long the record of a served init container is kept
+// for a pod that the watch does not show.
+const forgetInitsAfter = time.Minute
+
+// corrector writes into the pods of this node what they really hold.
+type corrector struct {
+	node    string
+	client  kubernetes.Interface
+	keys    *kube.Keyring
+	metrics *metrics
+}
+
+// isLegacyAnnotation reports whether key is one of those that users of GCUShare
+// read.
+func isLegacyAnnotation(key string) bool { return strings.HasPrefix(key, "enflame.com/gcu-device-") }
+
+// reconcile asks kubelet what the pool's pods hold and corrects what their
+// annotations say. An error means that it is to be tried again.
+func (c *corrector) reconcile(ctx context.Context, p *pool) error {
+	truth, err := p.refresh(ctx)
+	if err != nil {
+		return err
+	}
+	var failed []error
+	for _, t := range truth {
+		if err := c.correct(ctx, p.resource, t); err != nil {
+			failed = append(failed, err)
+		}
+	}
+	return errors.Join(failed...)
+}
+
+// fact is a pod and the device that it holds units of.
+type fact struct {
+	pod    *corev1.Pod
+	device accel.Share
+}
+
+// refresh asks kubelet who holds what and returns what is certain of the pods
+// that the watch shows.
+func (p *pool) refresh(ctx context.Context) ([]fact, error) {
+	p.turn.Lock()
+	h, err := p.list(ctx)
+	pods := p.pods.Cached()
+	inits := p.forgetInits(pods, time.Now())
+	p.turn.Unlock()
+	if err != nil {
+		return nil, err
+	}
+	// Units that were given back on an unhealthy device are healthy no more, and
+	// a change of the memory unit may be due.
+	p.sync(ctx)
+
+	log := klog.FromContext(ctx)
+	if len(h.foreign) > 0 {
+		log.Error(nil, "Containers hold unit ids that belong to no device", "resource", p.resource, "ids", h.foreign[:min(10, len(h.foreign))], "count", len(h.foreign))
+	}
+	var out []fact
+	mixed := 0
+	for _, pod := range pods {
+		if terminal(pod) || len(kube.RequestOf(pod, p.resource).Containers) == 0 {
+			continue
+		}
+		id := inits[string(pod.UID)].device
+		if held, ok := h.pods[podKey{pod.Namespace, pod.Name}]; ok {
+			if held.device == "" {
+				mixed++
+				log.Error(nil, "A pod holds units of several devices", "resource", p.resource, "pod", klog.KObj(pod), "containers", len(held.containers))
+				continue
+			}
+			id = held.device
+		}
+		if share, known := p.device(id); known {
+			out = append(out, fact{pod: pod, device: share})
+		}
+	}
+	p.metrics.mismatches.WithLabelValues(string(p.resource)).Set(float64(mixed))
+	p.metrics.observe(p, h)
+	return out, nil
+}
+
+// forgetInits drops records of pods that are gone and returns a copy. The
+// caller holds turn.
+func (p *pool) forgetInits(pods []*corev1.Pod, now time.Time) map[string]initServed {
+	alive := map[string]bool{}
+	for _, pod := range pods {
+		alive[string(pod.UID)] = !terminal(pod)
+	}
+	maps.DeleteFunc(p.inits, func(uid string, s initServed) bool {
+		active, listed := alive[uid]
+		return listed && !active || !listed && now.Sub(s.at) > forgetInitsAfter
+	})
+	return maps.Clone(p.inits)
+}
+
+// correct patches one pod if its annotations do not say what it holds.
+func (c *corrector) correct(ctx context.Context, resource accel.Resource, f fact) error {
+	uid := string(f.pod.UID)
+	before, err := c.keys.DecodeGrant(uid, f.pod.Annotations[wire.GrantAnnotation])
+	valid := err == nil && before.Node == c.node && before.Resource == resource
+	want := accel.Grant{
+		Resource:    resource,
+		Node:        c.node,
+		Device:      f.device.ID,
+		Index:       f.device.Index,
+		DeviceUnits: f.device.Units,
+		Units:       kube.RequestOf(f.pod, resource).Peak(),
+		At:          grantedAt(time.Now(), before, valid),
+		Confirmed:   true,
+	}
+	legacy := wire.LegacyAnnotations(want)
+	if valid && sameGrant(before, want) && hasAll(f.pod.Annotations, legacy) {
+		return nil
+	}
+	signer, err := c.keys.Signer()
+	if err != nil {
+		return fmt.Errorf("pod %s: %w", klog.KObj(f.pod), err)
+	}
+	grant, err := signer.EncodeGrant(uid, want)
+	if err != nil {
+		return fmt.Errorf("pod %s: %w", klog.KObj(f.pod), err)
+	}
+	annotations := maps.Clone(legacy)
+	if annotations == nil {
+		annotations = map[string]string{}
+	}
+	annotations[wire.GrantAnnotation] = grant
+	// The uid makes the patch fail on another pod of the same name.
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"uid": uid, "annotations": annotations}})
+	if err != nil {
+		return fmt.Errorf("pod %s: %w", klog.KObj(f.pod), err)
+	}
+	_, err = c.client.CoreV1().Pods(f.pod.Namespace).Patch(ctx, f.pod.Name, types.MergePatchType, patch, metav1.PatchOptions{FieldManager: "divvy-node"})
+	switch {
+	case apierrors.IsNotFound(err), apierrors.IsConflict(err), apierrors.IsInvalid(err):
+		return nil // gone, or another of the same name: the watch will tell
+	case err != nil:
+		c.metrics.patchErrors.Inc()
+		return fmt.Errorf("write what pod %s holds: %w", klog.KObj(f.pod), err)
+	}
+	log := klog.FromContext(ctx).WithValues("pod", klog.KObj(f.pod), "device", want.Device)
+	if valid && before.Device == want.Device {
+		log.Info("Confirmed a grant")
+	} else {
+		c.metrics.corrections.WithLabelValues(string(resource)).Inc()
+		log.Info("Corrected what the books say a pod holds", "granted", before.Device)
+	}
+	return nil
+}
+
+// sameGrant compares what the books need; the index and size of a device follow
+// its id but may change with the hardware.
+func sameGrant(a, b accel.Grant) bool {
+	a.At, b.At = time.Time{}, time.Time{}
+	return a == b
+}
+
+func hasAll(have, want map[string]string) bool {
+	for k, v := range want {
+		if have[k] != v {
+			return false
+		}
+	}
+	return true
+}

@@ -1,0 +1,253 @@
+package nodeagent
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
+
+	"github.com/divvy-gpu/divvy/internal/accel"
+	"github.com/divvy-gpu/divvy/internal/accel/wire"
+	"github.com/divvy-gpu/divvy/internal/kube"
+)
+
+func writeFile(t *testing.T, path, text string) {
+	t.Helper()
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// newCorrector returns a corrector whose API server has the world's pods, with
+// the world's key.
+func newCorrector(t *testing.T, w *world) (*corrector, *fake.Clientset) {
+	t.Helper()
+	client := fake.NewClientset()
+	for _, p := range w.api {
+		if _, err := client.CoreV1().Pods(p.Namespace).Create(t.Context(), p, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	key := filepath.Join(t.TempDir(), "key")
+	writeFile(t, key, "0123456789abcdef0123456789abcdef")
+	client.ClearActions()
+	return &corrector{node: thisNode, client: client, keys: kube.NewKeyring(key), metrics: newMetrics(prometheus.NewRegistry())}, client
+}
+
+func patches(client *fake.Clientset) int {
+	n := 0
+	for _, a := range client.Actions() {
+		if _, ok := a.(clienttesting.PatchAction); ok {
+			n++
+		}
+	}
+	return n
+}
+
+func TestReconcileWritesWhatPodsHold(t *testing.T) {
+	w := newWorld(t, "1")
+	w.update(t.Context(), found(card(0, "a", 16), card(1, "b", 16)), nil)
+	granted := w.grantTo(newPod("granted", 4), "b", 1)
+	byHand := newPod("by-hand", 2, 2)
+	byHand.Annotations["enflame.com/gcu-device-id"] = "7"
+	byHand.Annotations["enflame.com/gcu-device-memory-request"] = "0"
+	forged := newPod("forged", 8)
+	forged.Annotations[wire.GrantAnnotation] = granted.Annotations[wire.GrantAnnotation]
+	waiting := w.grantTo(newPod("waiting", 1), "a", 9)
+	done := w.grantTo(newPod("done", 4), "a", 1)
+	done.Status.Phase = corev1.PodSucceeded
+	other := newPod("other")
+	w.see(granted, byHand, forged, waiting, done, other)
+	for _, p := range []*corev1.Pod{granted, byHand, forged} {
+		if _, err := w.admit(p); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c, client := newCorrector(t, w)
+	if err := c.reconcile(t.Context(), w.pool); err != nil {
+		t.Fatal(err)
+	}
+
+	got := map[string]string{}
+	list, err := client.CoreV1().Pods("ns").List(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.api, w.cached = nil, nil
+	for i := range list.Items {
+		p := &list.Items[i]
+		w.see(p)
+		for i, q := range w.admitted {
+			if q.UID == p.UID {
+				w.admitted[i] = p
+			}
+		}
+		g, err := w.signer.DecodeGrant(string(p.UID), p.Annotations[wire.GrantAnnotation])
+		if err != nil {
+			got[p.Name] = "no grant"
+			continue
+		}
+		got[p.Name] = strings.Join([]string{
+			string(g.Device), p.Annotations["enflame.com/gcu-device-id"], p.Annotations["enflame.com/gcu-device-memory"],
+			p.Annotations["enflame.com/gcu-device-memory-request"], p.Annotations["enflame.com/gcu-device-assigned"],
+		}, " ")
+	}
+	want := map[string]string{
+		"granted": "b 1 16 4 true",
+		"by-hand": "b 1 16 4 true",
+		"forged":  "b 1 16 8 true",
+		"waiting": "a    ", // as the extender left it
+		"done":    "a    ",
+		"other":   "no grant",
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("device, and annotations id, memory, memory-request, assigned (-want +got):\n%s", diff)
+	}
+
+	client.ClearActions()
+	if err := c.reconcile(t.Context(), w.pool); err != nil {
+		t.Fatal(err)
+	}
+	if n := patches(client); n != 0 {
+		t.Errorf("a second turn wrote %d times, want calm", n)
+	}
+
+	// What a user writes afterwards is put right.
+	for _, p := range w.cached {
+		if p.Name == "granted" {
+			p.Annotations["enflame.com/gcu-device-memory-request"] = "0"
+		}
+	}
+	if err := c.reconcile(t.Context(), w.pool); err != nil {
+		t.Fatal(err)
+	}
+	if n := patches(client); n != 1 {
+		t.Errorf("%d writes after a user changed an annotation, want 1", n)
+	}
+}
+
+func TestReconcileFollowsInitContainersThatKubeletDoesNotList(t *testing.T) {
+	w := newWorld(t, "1")
+	w.update(t.Context(), found(card(0, "a", 16), card(1, "b", 16)), nil)
+	p := newPod("p")
+	p.Spec.InitContainers = []corev1.Container{container("i", 4)}
+	p.Spec.Containers = []corev1.Container{{Name: "c"}}
+	w.see(w.grantTo(p, "b", 1))
+	if _, err := w.admit(p); err != nil {
+		t.Fatal(err)
+	}
+	facts, err := w.refresh(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(facts) != 1 || facts[0].device.ID != "b" {
+		t.Errorf("known of the pod: %+v, want device b", facts)
+	}
+}
+
+func TestReconcileLeavesNamesThatKubeletListsTwice(t *testing.T) {
+	w := newWorld(t, "1")
+	w.update(t.Context(), found(card(0, "a", 16), card(1, "b", 16)), nil)
+	old := w.grantTo(newPod("web-0", 4), "a", 1)
+	w.see(old)
+	if _, err := w.admit(old); err != nil {
+		t.Fatal(err)
+	}
+	// Deleted by force and created again by its StatefulSet, while kubelet still
+	// ends the old one.
+	young := newPod("web-0", 4)
+	young.UID = "uid-young"
+	w.api, w.cached = nil, nil
+	w.see(w.grantTo(young, "b", 2))
+	if _, err := w.admit(young); err != nil {
+		t.Fatal(err)
+	}
+	if facts, err := w.refresh(t.Context()); err != nil || len(facts) != 0 {
+		t.Errorf("known while two have the name: %v, %v", facts, err)
+	}
+	w.remove(old)
+	facts, err := w.refresh(t.Context())
+	if err != nil || len(facts) != 1 || facts[0].pod.UID != young.UID || facts[0].device.ID != "b" {
+		t.Errorf("known afterwards: %v, %v", facts, err)
+	}
+}
+
+func TestPublishWritesWhatDiffers(t *testing.T) {
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: thisNode}}
+	client := fake.NewClientset(node)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	p, factory, err := newPublisher(client, thisNode, newMetrics(prometheus.NewRegistry()), func() {})
+	if err != nil {
+		t.Fatal(err)
+	}
+	factory.StartWithContext(ctx)
+	factory.WaitForCacheSyncWithContext(ctx)
+	inventory := []accel.Inventory{{Resource: gcuMemory, Unit: "1", Shares: []accel.Share{{Device: card(0, "a", 16), Units: 16}}}}
+	counts := map[string]int{"enflame.com/gcu-count": 1}
+
+	publishUntilCalm := func(want int) {
+		t.Helper()
+		client.ClearActions()
+		for range 200 {
+			before := patches(client)
+			if err := p.publish(ctx, inventory, counts); err != nil {
+				t.Fatal(err)
+			}
+			if patches(client) == before {
+				break
+			}
+			waitForWatch(t, client, p)
+		}
+		if n := patches(client); n != want {
+			t.Errorf("%d writes, want %d", n, want)
+		}
+	}
+	publishUntilCalm(2)
+	got, err := client.CoreV1().Nodes().Get(ctx, thisNode, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	back, err := wire.DecodeInventory(got.Annotations[wire.InventoryAnnotation])
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(inventory, back); diff != "" {
+		t.Errorf("published (-want +got):\n%s", diff)
+	}
+	count := got.Status.Capacity["enflame.com/gcu-count"]
+	if count.Value() != 1 {
+		t.Errorf("gcu-count is %v", count)
+	}
+
+	// Kubelet sets what it does not know to zero when it registers anew.
+	got.Status.Capacity["enflame.com/gcu-count"] = resource.MustParse("0")
+	if _, err := client.CoreV1().Nodes().UpdateStatus(ctx, got, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	waitForWatch(t, client, p)
+	publishUntilCalm(1)
+}
+
+// waitForWatch returns once the publisher sees the node as it is.
+func waitForWatch(t *testing.T, client *fake.Clientset, p *publisher) {
+	t.Helper()
+	eventually(t, "the watch delivers the node", func() bool {
+		want, err := client.CoreV1().Nodes().Get(t.Context(), thisNode, metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := p.nodes.Get(thisNode)
+		return err == nil && got.Annotations[wire.InventoryAnnotation] == want.Annotations[wire.InventoryAnnotation] &&
+			cmp.Equal(got.Status.Capacity, want.Status.Capacity)
+	})
+}
