@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"maps"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -50,14 +49,20 @@ func newPublisher(client kubernetes.Interface, node string, m *metrics, changed 
 	return &publisher{node: node, client: client, nodes: nodes.Lister(), metrics: m}, factory, nil
 }
 
+// stripNode drops what nobody here reads.
 func stripNode(object any) (any, error) {
-	if n, ok := object.(*corev1.Node); ok {
-		n.ManagedFields = nil
-		n.Status.Images = nil
-		n.Status.Conditions = nil
-		maps.DeleteFunc(n.Annotations, func(key, _ string) bool { return key != wire.InventoryAnnotation })
+	n, ok := object.(*corev1.Node)
+	if !ok {
+		return object, nil
 	}
-	return object, nil
+	kept := &corev1.Node{TypeMeta: n.TypeMeta, ObjectMeta: n.ObjectMeta}
+	kept.ManagedFields = nil
+	kept.Annotations = map[string]string{}
+	if v, ok := n.Annotations[wire.InventoryAnnotation]; ok {
+		kept.Annotations[wire.InventoryAnnotation] = v
+	}
+	kept.Status.Capacity = n.Status.Capacity
+	return kept, nil
 }
 
 // publish writes what differs. counts gives the number of devices by the
