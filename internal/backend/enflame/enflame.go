@@ -149,7 +149,7 @@ func (b *Backend) ready(ctx context.Context) (lib *library, fresh bool, err erro
 	b.mu.Lock()
 	clear(b.suspended) // of before the driver was loaded
 	b.mu.Unlock()
-	klog.FromContext(ctx).Info("Initialised the vendor's library", "vendor", Vendor, "path", lib.path)
+	klog.FromContext(ctx).V(2).Info("Initialised the vendor's library", "vendor", Vendor, "path", lib.path)
 	return lib, true, nil
 }
 
@@ -167,6 +167,9 @@ func (b *Backend) load(ctx context.Context) (*library, error) {
 		b.mu.Lock()
 		defer b.mu.Unlock()
 		b.lib = lib
+		if lib != nil && lib != old {
+			klog.FromContext(ctx).Info("Loaded the vendor's library", "vendor", Vendor, "path", lib.path)
+		}
 		return lib, err
 	})
 }

@@ -62,7 +62,9 @@ func (b *Backend) AwaitChange(ctx context.Context) error {
 // no function to ask.
 func (b *Backend) note(ctx context.Context, e event) {
 	message := cString(e.Message[:])
-	klog.FromContext(ctx).Info("The vendor's library tells of an event",
+	// Not shown by default: a card in distress sends them by the hundred, and
+	// what changes is reported by whoever discovers.
+	klog.FromContext(ctx).V(2).Info("The vendor's library tells of an event",
 		"vendor", Vendor, "card", e.Card, "type", e.Type, "message", message)
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -175,13 +175,15 @@ func joinLine(errs []error) string {
 }
 
 // compareVersions compares versions such as 1.9.0 and 1.14.0 number by number.
+// What is no number, as in 1.14.0-beta, comes before all that is.
 func compareVersions(a, b string) int {
-	return slices.CompareFunc(strings.Split(a, "."), strings.Split(b, "."), func(x, y string) int {
-		m, errX := strconv.Atoi(x)
-		n, errY := strconv.Atoi(y)
-		if errX != nil || errY != nil {
-			return cmp.Compare(x, y)
+	number := func(s string) int {
+		if n, err := strconv.Atoi(s); err == nil {
+			return n
 		}
-		return cmp.Compare(m, n)
+		return -1
+	}
+	return slices.CompareFunc(strings.Split(a, "."), strings.Split(b, "."), func(x, y string) int {
+		return cmp.Or(cmp.Compare(number(x), number(y)), cmp.Compare(x, y))
 	})
 }

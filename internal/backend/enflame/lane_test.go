@@ -1,0 +1,83 @@
+package enflame
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// call is a call that returns when told to.
+func call(release <-chan struct{}) func() (int, error) {
+	return func() (int, error) {
+		<-release
+		return 1, nil
+	}
+}
+
+func TestLaneGivesUpWaiting(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLane(5 * time.Second)
+		release := make(chan struct{})
+		start := time.Now()
+		_, err := run(t.Context(), l, "first", call(release))
+		if d := time.Since(start); d != 5*time.Second || err == nil || err.Error() != "first did not answer within 5s" {
+			t.Errorf("after %v: %v", d, err)
+		}
+		// Those who come now do not wait, and blame the one that hangs.
+		start = time.Now()
+		_, err = run(t.Context(), l, "second", call(nil))
+		if d := time.Since(start); d != 0 || err == nil || err.Error() != "first did not answer within 5s" {
+			t.Errorf("after %v: %v", d, err)
+		}
+		close(release)
+		synctest.Wait()
+		if v, err := run(t.Context(), l, "third", call(release)); v != 1 || err != nil {
+			t.Errorf("with the lane free again: %v, %v", v, err)
+		}
+	})
+}
+
+func TestLaneQueues(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLane(5 * time.Second)
+		sleep := func() (int, error) {
+			time.Sleep(4 * time.Second)
+			return 1, nil
+		}
+		errs := make(chan error)
+		for range 3 {
+			go func() {
+				_, err := run(t.Context(), l, "sleep", sleep)
+				errs <- err
+			}()
+		}
+		start := time.Now()
+		for range 3 {
+			if err := <-errs; err != nil {
+				t.Errorf("a call that waited for its turn: %v", err)
+			}
+		}
+		if d := time.Since(start); d != 12*time.Second {
+			t.Errorf("three calls of 4 s took %v", d)
+		}
+	})
+}
+
+func TestLaneHonoursContext(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLane(5 * time.Second)
+		release := make(chan struct{})
+		for _, name := range []string{"running", "waiting for it"} {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			start := time.Now()
+			_, err := run(ctx, l, name, call(release))
+			cancel()
+			if d := time.Since(start); d != time.Second || !errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("%s: after %v: %v", name, d, err)
+			}
+		}
+		close(release)
+	})
+}
