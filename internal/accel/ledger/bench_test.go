@@ -3,6 +3,7 @@ package ledger
 import (
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -44,8 +45,14 @@ func cluster(tb testing.TB, nodes int, policy place.Policy) (*Ledger, []string) 
 			})
 		}
 	}
-	r.Shuffle(nodes, func(i, j int) { names[i], names[j] = names[j], names[i] })
 	return l, names
+}
+
+// shuffled is the order in which the scheduler asks: any but the ledger's.
+func shuffled(names []string) []string {
+	out := slices.Clone(names)
+	rand.New(rand.NewPCG(7, 7)).Shuffle(len(out), func(i, j int) { out[i], out[j] = out[j], out[i] })
+	return out
 }
 
 func deviceOf(node, device int) accel.DeviceID {
@@ -61,6 +68,7 @@ func BenchmarkFilter5000x8(b *testing.B) {
 	for _, policy := range []place.Policy{place.Binpack, place.Spread} {
 		b.Run(policy.String(), func(b *testing.B) {
 			l, names := cluster(b, 5000, policy)
+			names = shuffled(names)
 			out := make([]Verdict, len(names))
 			b.ReportAllocs()
 			for b.Loop() {
@@ -75,6 +83,7 @@ func BenchmarkFilter5000x8(b *testing.B) {
 // as it can: how much do writers hold a filter up?
 func BenchmarkFilterUnderLoad(b *testing.B) {
 	l, names := cluster(b, 5000, place.Binpack)
+	asked := shuffled(names)
 	out := make([]Verdict, len(names))
 	stop := make(chan struct{})
 	events := 0
@@ -95,7 +104,7 @@ func BenchmarkFilterUnderLoad(b *testing.B) {
 	})
 	b.ReportAllocs()
 	for b.Loop() {
-		l.Check(gcu, filterNeed, names, out)
+		l.Check(gcu, filterNeed, asked, out)
 	}
 	elapsed := b.Elapsed()
 	close(stop)
@@ -130,31 +139,38 @@ func BenchmarkReserve(b *testing.B) {
 func BenchmarkObserve(b *testing.B) {
 	events := []struct {
 		name string
-		do   func(l *Ledger, h *Holding, i int)
+		do   func(l *Ledger, h Holding, other accel.DeviceID)
 	}{
-		{"new", func(l *Ledger, h *Holding, _ int) {
-			l.Observe(*h)
+		{"new", func(l *Ledger, h Holding, _ accel.DeviceID) {
+			h.Pod.UID = "new"
+			l.Observe(h)
 			l.Forget(h.Pod.UID)
 		}},
-		{"same", func(l *Ledger, h *Holding, _ int) { l.Observe(*h) }},
-		{"moved", func(l *Ledger, h *Holding, i int) {
-			h.Device = deviceOf(i/2, i%2)
-			l.Observe(*h)
+		{"same", func(l *Ledger, h Holding, _ accel.DeviceID) { l.Observe(h) }},
+		{"moved and back", func(l *Ledger, h Holding, other accel.DeviceID) {
+			back := h.Device
+			h.Device = other
+			l.Observe(h)
+			h.Device = back
+			l.Observe(h)
 		}},
 	}
 	for _, event := range events {
 		for _, nodes := range benchSizes {
 			b.Run(fmt.Sprintf("%s/nodes=%d", event.name, nodes), func(b *testing.B) {
 				l, names := cluster(b, nodes, place.Binpack)
-				h := Holding{Pod: pod("busy"), Resource: gcu, Units: 4, Confirmed: true, Device: deviceOf(0, 0)}
-				h.Node = names[0]
-				l.Observe(h)
+				running := make([]Holding, nodes)
+				others := make([]accel.DeviceID, nodes)
+				for i, n := range names {
+					running[i] = Holding{
+						Pod: pod(fmt.Sprint("busy", i)), Node: n, Resource: gcu, Units: 4, Confirmed: true, Device: deviceOf(i, 0),
+					}
+					others[i] = deviceOf(i, 1)
+					l.Observe(running[i])
+				}
 				b.ReportAllocs()
 				for i := 0; b.Loop(); i++ {
-					if event.name != "same" {
-						h.Node = names[i/2%nodes]
-					}
-					event.do(l, &h, i%(2*nodes))
+					event.do(l, running[i%nodes], others[i%nodes])
 				}
 			})
 		}

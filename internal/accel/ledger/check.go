@@ -59,6 +59,6 @@ func (n *node) verdict(need accel.Units, p place.Policy) Verdict {
 	case need > n.largestFree:
 		return Verdict{Code: accel.NoDeviceFits, Largest: n.largestFree}
 	default:
-		return Verdict{Largest: n.largestFree, Score: place.Score(n.slots, need, p)}
+		return Verdict{Largest: n.largestFree, Score: place.ScoreFree(n.free, need, p)}
 	}
 }

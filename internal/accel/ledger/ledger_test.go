@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -143,6 +144,7 @@ func (w *world) check() {
 			}
 			holdings -= len(n.pods)
 			var used, free, total accel.Units
+			var healthy []accel.Units
 			for i, s := range n.slots {
 				left := n.shares[i].Units
 				for _, h := range n.pods {
@@ -155,13 +157,14 @@ func (w *world) check() {
 				}
 				if !s.Unhealthy {
 					free = max(free, left)
+					healthy = append(healthy, left)
 				}
 				total = max(total, s.Total)
 			}
 			for _, h := range n.pods {
 				used += h.Units
 			}
-			if n.used != used || n.largestFree != free || n.largestTotal != total {
+			if n.used != used || n.largestFree != free || n.largestTotal != total || !slices.Equal(n.free, healthy) {
 				w.t.Fatalf("%s: used %d, largest %d of %d; recounted %d, %d of %d",
 					name, n.used, n.largestFree, n.largestTotal, used, free, total)
 			}

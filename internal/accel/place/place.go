@@ -3,8 +3,8 @@
 // and equal inputs give equal answers. Who holds what is package ledger's
 // business.
 //
-// A policy is one comparator over slots and one scale for scores, both in a
-// table; the loop that looks for the best slot is shared by all.
+// A policy is one comparator over free amounts and one scale for scores, both in a
+// table; the loops that look for the best are shared by all.
 package place
 
 import (
@@ -52,9 +52,9 @@ const MaxScore = 10
 // policies is indexed by Policy.
 var policies = [...]struct {
 	name string
-	// compare is below zero when a is the better slot. It decides by Free
-	// alone; ties are broken by the caller.
-	compare func(a, b *Slot) int
+	// compare is below zero when a slot with a free units is better than one
+	// with b. Both hold the request; ties are broken by the caller.
+	compare func(a, b accel.Units) int
 	// score rates a slot with free units for a request of need units, where
 	// 0 < need <= free. It never rates a slot above one that compare prefers:
 	// for one need it falls (or rises) with free alone.
@@ -62,12 +62,12 @@ var policies = [...]struct {
 }{
 	Binpack: {
 		name:    "binpack",
-		compare: func(a, b *Slot) int { return cmp.Compare(a.Free, b.Free) },
+		compare: func(a, b accel.Units) int { return cmp.Compare(a, b) },
 		score:   tightness,
 	},
 	Spread: {
 		name:    "spread",
-		compare: func(a, b *Slot) int { return cmp.Compare(b.Free, a.Free) },
+		compare: func(a, b accel.Units) int { return cmp.Compare(b, a) },
 		score:   func(need, free accel.Units) int64 { return MaxScore - tightness(need, free) },
 	},
 }
@@ -125,7 +125,7 @@ func Pick(slots []Slot, need accel.Units, p Policy) (int, error) {
 			best = i
 			continue
 		}
-		c := compare(s, &slots[best])
+		c := compare(s.Free, slots[best].Free)
 		if c == 0 {
 			c = cmp.Or(cmp.Compare(s.Index, slots[best].Index), cmp.Compare(s.ID, slots[best].ID))
 		}
@@ -153,4 +153,24 @@ func Score(slots []Slot, need accel.Units, p Policy) int64 {
 		return 0
 	}
 	return policies[p.known()].score(need, slots[i].Free)
+}
+
+// ScoreFree is Score for a caller that rates thousands of nodes: it takes just
+// the free units of the node's healthy devices, in any order, which are packed
+// in memory where slots are not.
+func ScoreFree(free []accel.Units, need accel.Units, p Policy) int64 {
+	if need <= 0 {
+		return 0
+	}
+	policy := &policies[p.known()]
+	var best accel.Units
+	for _, f := range free {
+		if f >= need && (best == 0 || policy.compare(f, best) < 0) {
+			best = f
+		}
+	}
+	if best == 0 {
+		return 0
+	}
+	return policy.score(need, best)
 }

@@ -104,6 +104,15 @@ func TestScore(t *testing.T) {
 			if got := Score(tc.slots, tc.need, tc.policy); got != tc.want {
 				t.Errorf("Score = %d, want %d", got, tc.want)
 			}
+			var free []accel.Units
+			for _, s := range tc.slots {
+				if !s.Unhealthy {
+					free = append(free, s.Free)
+				}
+			}
+			if got := ScoreFree(free, tc.need, tc.policy); got != tc.want {
+				t.Errorf("ScoreFree = %d, want %d", got, tc.want)
+			}
 		})
 	}
 }
@@ -163,6 +172,15 @@ func FuzzPick(f *testing.F) {
 		want, ok := naivePick(slots, n, p)
 		if ok != (err == nil) || ok && slots[i].ID != want {
 			t.Fatalf("Pick(%v, %d, %v) = %d, %v; want %q, %t", slots, n, p, i, err, want, ok)
+		}
+		var free []accel.Units
+		for _, s := range slots {
+			if !s.Unhealthy {
+				free = append(free, s.Free)
+			}
+		}
+		if a, b := Score(slots, n, p), ScoreFree(free, n, p); a != b {
+			t.Fatalf("Score(%v, %d, %v) = %d, ScoreFree %d", slots, n, p, a, b)
 		}
 		if !ok {
 			return
