@@ -9,6 +9,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 
 	"google.golang.org/grpc"
@@ -76,7 +77,7 @@ type service struct {
 	streams int
 }
 
-// setUnits replaces the list.
+// setUnits replaces the list, unless it is the same.
 func (s *service) setUnits(units []Unit) error {
 	devices := make([]pluginapi.Device, len(units))
 	list := &pluginapi.ListAndWatchResponse{Devices: make([]*pluginapi.Device, len(units))}
@@ -92,10 +93,17 @@ func (s *service) setUnits(units []Unit) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.list != nil && slices.EqualFunc(s.list.GetDevices(), list.GetDevices(), sameDevice) {
+		return nil
+	}
 	s.list = list
 	close(s.changed)
 	s.changed = make(chan struct{})
 	return nil
+}
+
+func sameDevice(a, b *pluginapi.Device) bool {
+	return a.GetID() == b.GetID() && a.GetHealth() == b.GetHealth()
 }
 
 func (s *service) current() (*pluginapi.ListAndWatchResponse, <-chan struct{}) {

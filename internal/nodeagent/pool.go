@@ -92,6 +92,14 @@ type pool struct {
 	held      *holdings // nil until kubelet was asked once
 	problem   error     // why the resource cannot be offered as configured
 	unhealthy map[accel.DeviceID]string
+	offered   []offeredRange // what kubelet's list was made from
+}
+
+// offeredRange is what decides about the units of one device in kubelet's list.
+type offeredRange struct {
+	start     int64
+	units     accel.Units
+	unhealthy bool
 }
 
 // question is the last answer to GetPreferredAllocation.
@@ -164,12 +172,14 @@ func (p *pool) sync(ctx context.Context) {
 	p.mu.Lock()
 	units, problem := p.derive(ctx)
 	p.mu.Unlock()
+	var refused error
 	if units != nil {
-		if err := p.sink.SetUnits(units); err != nil {
-			problem = err
-		}
+		refused = p.offerUnits(units)
 	}
 	p.mu.Lock()
+	if refused != nil {
+		problem, p.offered = refused, nil
+	}
 	if problem != nil && (p.problem == nil || p.problem.Error() != problem.Error()) {
 		klog.FromContext(ctx).Error(problem, "Cannot offer the resource as configured", "resource", p.resource)
 		defer p.event(corev1.EventTypeWarning, "ResourceNotOffered", fmt.Sprintf("%s: %v", p.resource, problem))
@@ -177,6 +187,23 @@ func (p *pool) sync(ctx context.Context) {
 	p.problem = problem
 	p.mu.Unlock()
 	p.changed()
+}
+
+// offerUnits hands the list to kubelet's server. An entry of an unhealthy unit
+// is two bytes longer than one of a healthy unit, so cards that fail may make a
+// list too long that was just short enough; then those units, which nobody can
+// get anyway, are left out.
+func (p *pool) offerUnits(units []deviceplugin.Unit) error {
+	err := p.sink.SetUnits(units)
+	var tooMany *deviceplugin.TooManyUnitsError
+	if !errors.As(err, &tooMany) {
+		return err
+	}
+	healthy := slices.DeleteFunc(units, func(u deviceplugin.Unit) bool { return u.Unhealthy })
+	if len(healthy) == 0 || len(healthy) == tooMany.Units {
+		return err
+	}
+	return p.sink.SetUnits(healthy)
 }
 
 // derive computes shares and units; nil units mean that kubelet is to keep what
@@ -219,7 +246,26 @@ func (p *pool) derive(ctx context.Context) ([]deviceplugin.Unit, error) {
 	for _, s := range p.shares {
 		p.listed[s.ID] = true
 	}
+	if !p.stale() {
+		return nil, problem
+	}
 	return p.units(), problem
+}
+
+// stale reports whether kubelet's list has to be made anew; it may have some
+// hundred thousand entries. With an unhealthy device it also depends on who
+// holds what.
+func (p *pool) stale() bool {
+	now := make([]offeredRange, 0, len(p.shares))
+	sick := false
+	for _, s := range p.shares {
+		r, _ := p.layout.Range(s.ID)
+		now = append(now, offeredRange{start: r.Start, units: r.Units, unhealthy: s.Health.Unhealthy})
+		sick = sick || s.Health.Unhealthy
+	}
+	same := p.offered != nil && slices.Equal(now, p.offered)
+	p.offered = now
+	return sick || !same
 }
 
 // switchUnit takes over the configured memory unit once nobody holds units of

@@ -57,6 +57,10 @@ type world struct {
 	units []deviceplugin.Unit
 	// tooMany makes kubelet's end refuse the list.
 	tooMany error
+	// maxUnhealthy makes it refuse lists with more unhealthy units, if positive.
+	maxUnhealthy int
+	// offers counts the lists.
+	offers int
 	// admitted are the pods that kubelet has taken up.
 	admitted []*corev1.Pod
 	// cached is what the watch delivered, api what the API server has.
@@ -110,8 +114,18 @@ func (w *world) restart(unit string) *world {
 }
 
 func (w *world) SetUnits(units []deviceplugin.Unit) error {
+	w.offers++
 	if w.tooMany != nil {
 		return w.tooMany
+	}
+	unhealthy := 0
+	for _, u := range units {
+		if u.Unhealthy {
+			unhealthy++
+		}
+	}
+	if w.maxUnhealthy > 0 && unhealthy > w.maxUnhealthy {
+		return &deviceplugin.TooManyUnitsError{Resource: gcuMemory, Units: len(units)}
 	}
 	w.units = units
 	return nil
@@ -426,6 +440,47 @@ func TestPoolSaysWhatIsWrongWithItsDevices(t *testing.T) {
 				t.Errorf("readiness says %v, want %q", err, tt.want)
 			}
 		})
+	}
+}
+
+func TestPoolTellsKubeletOfChangesOnly(t *testing.T) {
+	w := newWorld(t, "1")
+	w.update(t.Context(), found(card(0, "a", 16)), nil)
+	for range 3 {
+		if _, err := w.refresh(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if w.offers != 1 {
+		t.Errorf("kubelet was told %d times of the same units", w.offers)
+	}
+	w.tooMany = &deviceplugin.TooManyUnitsError{Resource: gcuMemory}
+	w.update(t.Context(), found(card(0, "a", 16), card(1, "b", 16)), nil)
+	for range 3 {
+		if _, err := w.refresh(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if w.ready() == nil {
+			t.Error("ready though kubelet would not take the units")
+		}
+	}
+}
+
+func TestPoolLeavesOutUnhealthyUnitsThatMakeTheListTooLong(t *testing.T) {
+	w := newWorld(t, "1")
+	w.update(t.Context(), found(card(0, "a", 16), card(1, "b", 16)), nil)
+	p := newPod("p", 4)
+	w.see(w.grantTo(p, "b", 1))
+	if _, err := w.admit(p); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.refresh(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	w.maxUnhealthy = 3
+	w.update(t.Context(), found(card(0, "a", 16)), nil)
+	if diff := cmp.Diff(map[string]string{"a": "16/16", "b": "4/4"}, w.counts()); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
 	}
 }
 
