@@ -26,7 +26,7 @@ func newRootCommand() *cobra.Command {
 		Args:          cobra.NoArgs,
 	}
 	root.AddCommand(
-		newBuildCommand(), newUpCommand(), newDownCommand(), newStatusCommand(),
+		newBuildCommand(), newUpCommand(), newInstallCommand(), newDownCommand(), newStatusCommand(),
 		newControlCommand("start", "Start a component and wait until it is ready", (*cluster.Cluster).Start),
 		newControlCommand("stop", "Stop a component gracefully and leave it down", (*cluster.Cluster).Stop),
 		newControlCommand("restart", "Restart a component and wait until it is ready", (*cluster.Cluster).Restart),
@@ -35,7 +35,7 @@ func newRootCommand() *cobra.Command {
 	return root
 }
 
-// rootCommand wraps what needs root and must not run twice at once.
+// exclusive wraps what needs root and must not run twice at once.
 func exclusive(run func(cmd *cobra.Command, args []string) error) func(*cobra.Command, []string) error {
 	return func(cmd *cobra.Command, args []string) (err error) {
 		if err := host.RequireRoot(cmd.CommandPath()); err != nil {

@@ -18,9 +18,15 @@ import (
 	"github.com/divvy-gpu/divvy/lab/internal/scheduler"
 )
 
-// stopGrace is how long a component may take to end after SIGTERM. The API
-// server first waits for the requests that it serves, up to a minute.
-const stopGrace = 70 * time.Second
+// stopGrace is how long a component may take to end after SIGTERM.
+func stopGrace(component Component) time.Duration {
+	if component == APIServer {
+		// It answers nothing new from the first moment on, and then waits up to
+		// a minute for watches that clients have no reason to end.
+		return 5 * time.Second
+	}
+	return 30 * time.Second
+}
 
 // manifestPath is the static pod that kubelet runs, parkedManifest where it is
 // kept while the scheduler is stopped.
@@ -41,12 +47,12 @@ func (c *Cluster) Start(ctx context.Context, component Component) error {
 // stopped by taking its manifest away from kubelet, which must run.
 func (c *Cluster) Stop(ctx context.Context, component Component) error {
 	if d := c.daemon(component); d != nil {
-		return d.Stop(ctx, stopGrace)
+		return d.Stop(ctx, stopGrace(component))
 	}
 	if err := os.Rename(manifestPath, parkedManifest); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("take the scheduler's manifest away: %w", err)
 	}
-	return waitFor(ctx, "the end of kube-scheduler", stopGrace, nil, func(context.Context) error {
+	return waitFor(ctx, "the end of kube-scheduler", stopGrace(component), nil, func(context.Context) error {
 		if processes := c.schedulerProcesses(); len(processes) > 0 {
 			return fmt.Errorf("process %d still runs", processes[0].PID)
 		}

@@ -3,6 +3,7 @@ package cluster
 import (
 	"context"
 	"crypto/tls"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -58,7 +59,10 @@ func (c *Cluster) Healthy(ctx context.Context, component Component) error {
 	case ControllerManager:
 		return get(ctx, "https://"+controllerManagerAddress+"/healthz")
 	case Kubelet:
-		return get(ctx, "http://"+kubeletHealthAddress+"/healthz")
+		if err := get(ctx, "http://"+kubeletHealthAddress+"/healthz"); err != nil {
+			return err
+		}
+		return c.kubeletKnowsPods(ctx)
 	case Proxy:
 		return get(ctx, "http://"+proxyHealthAddress+"/healthz")
 	case Scheduler:
@@ -103,6 +107,41 @@ func (c *Cluster) schedulerHealthy(ctx context.Context) error {
 	holder, renewed := lease.Spec.HolderIdentity, lease.Spec.RenewTime
 	if holder == nil || *holder == "" || renewed == nil || !renewed.After(status.State.Running.StartedAt.Time) {
 		return errors.New("the scheduler waits for the lease of the one before it")
+	}
+	return nil
+}
+
+// kubeletKnowsPods reports whether kubelet has heard of every pod that runs on
+// the node: one that just started is healthy before it has, and refuses to
+// show logs or run commands until then. Without an API server it cannot hear
+// of any, so nothing is asked.
+func (c *Cluster) kubeletKnowsPods(ctx context.Context) error {
+	client, err := c.Client()
+	if err != nil {
+		return err
+	}
+	running, err := client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{
+		FieldSelector: "spec.nodeName=" + layout.NodeName + ",status.phase=Running",
+	})
+	if err != nil {
+		return nil //nolint:nilerr // see above
+	}
+	data, err := client.CoreV1().RESTClient().Get().Resource("nodes").Name(layout.NodeName).SubResource("proxy").Suffix("pods").DoRaw(ctx)
+	if err != nil {
+		return fmt.Errorf("ask kubelet for its pods: %w", err)
+	}
+	var known corev1.PodList
+	if err := json.Unmarshal(data, &known); err != nil {
+		return fmt.Errorf("ask kubelet for its pods: %w", err)
+	}
+	names := make(map[string]bool, len(known.Items))
+	for _, pod := range known.Items {
+		names[pod.Namespace+"/"+pod.Name] = true
+	}
+	for _, pod := range running.Items {
+		if !names[pod.Namespace+"/"+pod.Name] {
+			return fmt.Errorf("kubelet has not heard of pod %s/%s yet", pod.Namespace, pod.Name)
+		}
 	}
 	return nil
 }

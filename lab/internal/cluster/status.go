@@ -53,6 +53,10 @@ func (c *Cluster) PrintStatus(ctx context.Context, out io.Writer) error {
 
 func firstLine(err error) string {
 	line, _, _ := strings.Cut(err.Error(), "\n")
+	const width = 100
+	if len(line) > width {
+		line = line[:width] + "..."
+	}
 	return line
 }
 

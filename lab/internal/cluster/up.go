@@ -206,7 +206,7 @@ func (c *Cluster) writeConfig() error {
 // an earlier version, and waits until it is ready.
 func (c *Cluster) ensure(ctx context.Context, component Component) error {
 	if d := c.daemon(component); d != nil && d.Stale() {
-		if err := d.Stop(ctx, stopGrace); err != nil {
+		if err := d.Stop(ctx, stopGrace(component)); err != nil {
 			return err
 		}
 	}

@@ -1,0 +1,286 @@
+// Package product builds Divvy from the checkout and installs it into the
+// lab's cluster as a user would: container images, the chart, and
+// kube-scheduler's configuration, on simulated hardware.
+package product
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/divvy-gpu/divvy/lab/internal/build"
+	"github.com/divvy-gpu/divvy/lab/internal/cluster"
+	"github.com/divvy-gpu/divvy/lab/internal/hardware"
+	"github.com/divvy-gpu/divvy/lab/internal/image"
+	"github.com/divvy-gpu/divvy/lab/internal/layout"
+	"github.com/divvy-gpu/divvy/lab/internal/progress"
+	"github.com/divvy-gpu/divvy/lab/internal/scheduler"
+)
+
+// Names in the cluster.
+const (
+	Namespace = "divvy-system"
+	Release   = "divvy"
+	// NodeImage and ControlImage are the images without their tags.
+	NodeImage    = "ghcr.io/divvy-gpu/divvy-node"
+	ControlImage = "ghcr.io/divvy-gpu/divvy-control"
+	// NodeLabel marks nodes that share their cards.
+	NodeLabel = "enflame.com/gcushare"
+	// Resource is what pods ask for.
+	Resource corev1.ResourceName = "enflame.com/gcu-memory"
+)
+
+// Options say what to install.
+type Options struct {
+	// Cluster is the lab to install into.
+	Cluster *cluster.Cluster
+	// RepositoryDir is the root of the checkout.
+	RepositoryDir string
+	// Topology is the file that describes the simulated cards.
+	Topology string
+	// MemoryUnit is the size of a unit in GB: "1", "0.1", "0.01" or "0.001".
+	MemoryUnit string
+	// Set holds more values of the chart, as helm's --set takes them.
+	Set []string
+	// Out receives the progress.
+	Out io.Writer
+}
+
+// module is the import path of the product.
+const module = "github.com/divvy-gpu/divvy"
+
+// Install installs Divvy, or brings an installation up to date with the
+// checkout and the options: pods restart where their image or configuration
+// changed.
+func Install(ctx context.Context, o Options) error {
+	report := progress.New(o.Out, 5)
+	var err error
+	step := func(name string, run func() error) {
+		if err != nil {
+			return
+		}
+		task := report.Begin(name)
+		if err = run(); err != nil {
+			task.Failed()
+			return
+		}
+		task.Done()
+	}
+	var tags map[string]string
+	step("programs", func() error { return buildPrograms(ctx, o.RepositoryDir) })
+	step("images", func() (err error) {
+		tags, err = loadImages(ctx, o.Cluster)
+		return err
+	})
+	step("simulated cards", func() error { return hardware.Default.Install(ctx, o.Topology) })
+	step("chart", func() error { return installChart(ctx, o, tags) })
+	step("kube-scheduler's extender", func() error {
+		return o.Cluster.WriteSchedulerConfig(ctx, scheduler.DivvyExtender.Config())
+	})
+	if err != nil {
+		return fmt.Errorf("Divvy was not installed: %w", err) //nolint:revive,staticcheck // a name
+	}
+	return nil
+}
+
+// programDir holds the product's programs; images are made from there.
+var programDir = filepath.Join(layout.StateDir, "bin")
+
+// Programs returns the folder that Install puts the product's programs into,
+// kubectl-divvy among them.
+func Programs() string { return programDir }
+
+func buildPrograms(ctx context.Context, repository string) error {
+	if err := os.MkdirAll(programDir, 0o755); err != nil {
+		return fmt.Errorf("make a folder for programs: %w", err)
+	}
+	ldflags := "-s -w"
+	for variable, args := range map[string][]string{
+		"Version": {"describe", "--tags", "--always", "--dirty"},
+		"Commit":  {"rev-parse", "--short=12", "HEAD"},
+	} {
+		cmd := exec.CommandContext(ctx, "git", args...)
+		cmd.Dir = repository
+		// Without git the program says that it does not know.
+		if out, err := cmd.Output(); err == nil {
+			ldflags += fmt.Sprintf(" -X %s/internal/version.%s=%s", module, variable, strings.TrimSpace(string(out)))
+		}
+	}
+	err := build.RunGo(ctx, repository, []string{"CGO_ENABLED=0"}, nil,
+		"build", "-buildvcs=false", "-trimpath", "-ldflags", ldflags, "-o", programDir,
+		"./cmd/divvy-node", "./cmd/divvy-control", "./cmd/kubectl-divvy")
+	if err != nil {
+		return fmt.Errorf("build the programs: %w", err)
+	}
+	return nil
+}
+
+// vendorLibraryNeeds are what vendors' libraries name besides what divvy-node
+// itself does: it loads them while it runs.
+var vendorLibraryNeeds = []string{
+	"libc.so.6", "libdl.so.2", "libpthread.so.0", "librt.so.1", "libm.so.6", "libgcc_s.so.1", "libstdc++.so.6",
+}
+
+// loadImages makes the product's images and loads them into the node. It
+// returns the tag of each, which changes with the content.
+func loadImages(ctx context.Context, c *cluster.Cluster) (map[string]string, error) {
+	nodeProgram := filepath.Join(programDir, "divvy-node")
+	libraries, err := image.Libraries(nodeProgram, vendorLibraryNeeds...)
+	if err != nil {
+		return nil, err
+	}
+	tmp := image.File{Path: "/tmp", Dir: true, Mode: 0o777 | fs.ModeSticky}
+	specs := []image.Spec{
+		{
+			Name:       NodeImage,
+			Entrypoint: []string{"/usr/bin/divvy-node"},
+			Files:      append(libraries, tmp, image.File{Path: "/usr/bin/divvy-node", Source: nodeProgram}),
+			// Where Enflame's container runtime is in use, the daemon sees all cards.
+			Env: []string{"ENFLAME_VISIBLE_DEVICES=all"},
+		},
+		{
+			Name:       ControlImage,
+			Entrypoint: []string{"/usr/bin/divvy-control"},
+			User:       "65532:65532",
+			Files:      []image.File{tmp, {Path: "/usr/bin/divvy-control", Source: filepath.Join(programDir, "divvy-control")}},
+		},
+	}
+	tags := make(map[string]string, len(specs))
+	for _, spec := range specs {
+		img, err := image.Build(spec)
+		if err != nil {
+			return nil, err
+		}
+		digest, err := img.Digest()
+		if err != nil {
+			return nil, fmt.Errorf("digest of image %s: %w", spec.Name, err)
+		}
+		// A tag of its own for every content: kubelet and the chart notice a
+		// new program by its name.
+		tags[spec.Name] = "dev-" + digest.Hex[:12]
+		if _, err := c.Images().Load(ctx, img, spec.Name+":"+tags[spec.Name], spec.Name+":dev"); err != nil {
+			return nil, err
+		}
+	}
+	return tags, nil
+}
+
+// chartTimeout is how long pods may take to become ready.
+const chartTimeout = 3 * time.Minute
+
+func installChart(ctx context.Context, o Options, tags map[string]string) error {
+	if err := o.Cluster.LabelNode(ctx, NodeLabel, "true"); err != nil {
+		return err
+	}
+	if err := forgetInterrupted(ctx, o.Cluster); err != nil {
+		return err
+	}
+	args := []string{
+		"upgrade", Release, filepath.Join(o.RepositoryDir, "charts", "divvy"),
+		"--install", "--namespace", Namespace, "--create-namespace",
+		"--values", filepath.Join(o.RepositoryDir, "lab", "values.yaml"),
+		"--set-string", "memoryUnit=" + o.MemoryUnit,
+		"--set-string", "node.image.tag=" + tags[NodeImage],
+		"--set-string", "extender.image.tag=" + tags[ControlImage],
+		"--wait", "--timeout", chartTimeout.String(),
+	}
+	for _, value := range o.Set {
+		args = append(args, "--set", value)
+	}
+	if out, err := helm(ctx, o.Cluster, args...); err != nil {
+		return fmt.Errorf("helm: %w: %s\n%s", err, out, describePods(ctx, o.Cluster))
+	}
+	return nil
+}
+
+func helm(ctx context.Context, c *cluster.Cluster, args ...string) (string, error) {
+	cmd := exec.CommandContext(ctx, c.Program("helm"), args...)
+	home := filepath.Join(layout.StateDir, "helm")
+	cmd.Env = append(os.Environ(),
+		"KUBECONFIG="+c.Kubeconfig(),
+		"HELM_CACHE_HOME="+filepath.Join(home, "cache"),
+		"HELM_CONFIG_HOME="+filepath.Join(home, "config"),
+		"HELM_DATA_HOME="+filepath.Join(home, "data"))
+	out, err := cmd.CombinedOutput()
+	return strings.TrimSpace(string(out)), err
+}
+
+// forgetInterrupted removes the notes of an installation that was interrupted,
+// which would make helm refuse every later one.
+func forgetInterrupted(ctx context.Context, c *cluster.Cluster) error {
+	client, err := c.Client()
+	if err != nil {
+		return err
+	}
+	err = client.CoreV1().Secrets(Namespace).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{
+		LabelSelector: "owner=helm,name=" + Release + ",status in (pending-install,pending-upgrade,pending-rollback)",
+	})
+	if err != nil {
+		return fmt.Errorf("clean up after an interrupted installation: %w", err)
+	}
+	return nil
+}
+
+// describePods says in a line each what is wrong with the product's pods.
+func describePods(ctx context.Context, c *cluster.Cluster) string {
+	client, err := c.Client()
+	if err != nil {
+		return err.Error()
+	}
+	pods, err := client.CoreV1().Pods(Namespace).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return err.Error()
+	}
+	var lines []string
+	for _, pod := range pods.Items {
+		state := string(pod.Status.Phase)
+		for _, status := range pod.Status.ContainerStatuses {
+			switch {
+			case status.State.Waiting != nil:
+				state = status.State.Waiting.Reason + ": " + status.State.Waiting.Message
+			case !status.Ready:
+				state = "not ready"
+			}
+			if last := status.LastTerminationState.Terminated; last != nil && last.Message != "" {
+				state += "; it ended before with: " + strings.TrimSpace(last.Message)
+			}
+		}
+		lines = append(lines, fmt.Sprintf("pod %s: %s", pod.Name, state))
+	}
+	return strings.Join(lines, "\n")
+}
+
+// WaitForResource waits until the node offers the shared memory, and returns
+// the number of units.
+func WaitForResource(ctx context.Context, c *cluster.Cluster, timeout time.Duration) (int64, error) {
+	client, err := c.Client()
+	if err != nil {
+		return 0, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	for {
+		node, err := client.CoreV1().Nodes().Get(ctx, c.NodeName(), metav1.GetOptions{})
+		if err == nil {
+			if quantity := node.Status.Allocatable[Resource]; quantity.Value() > 0 {
+				return quantity.Value(), nil
+			}
+			err = fmt.Errorf("node %s offers no %s", c.NodeName(), Resource)
+		}
+		select {
+		case <-ctx.Done():
+			return 0, errors.Join(err, ctx.Err())
+		case <-time.After(200 * time.Millisecond):
+		}
+	}
+}
