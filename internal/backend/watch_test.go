@@ -75,7 +75,7 @@ type outcome struct {
 // was reported so far.
 func watched(t *testing.T, b backend.Backend) func() []outcome {
 	t.Helper()
-	ctx, cancel := context.WithCancel(context.Background())
+	ctx, cancel := context.WithCancel(t.Context())
 	start := time.Now()
 	var mu sync.Mutex
 	var got []outcome

@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 )
 
@@ -77,12 +78,13 @@ func Build(ctx context.Context, dir string, options ...BuildOption) (path string
 		return "", fmt.Errorf("build libefml: %w", err)
 	}
 
-	args := append(compiler[1:],
+	args := slices.Concat(compiler[1:], []string{
 		"-std=c11", "-D_GNU_SOURCE", "-O2", "-Wall", "-Wextra",
 		"-fPIC", "-shared", "-pthread",
 		// Only the vendor's functions are exported, so that two copies of a
 		// stand-in in one process have nothing in common.
-		"-fvisibility=hidden", "-Wl,-soname,libefml.so.1")
+		"-fvisibility=hidden", "-Wl,-soname,libefml.so.1",
+	})
 	for _, f := range b.without {
 		args = append(args, fmt.Sprintf("-D%s=left_out_%s", f, f))
 	}

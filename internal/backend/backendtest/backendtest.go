@@ -42,31 +42,28 @@ type Harness struct {
 
 // Run tests the vendor's backend.
 func Run(t *testing.T, h Harness) {
-	for name, test := range map[string]func(*testing.T, Harness){
-		"describes devices":                    testDescribes,
-		"order and ids are stable":             testStable,
-		"health changes and recovers":          testHealth,
-		"a lost device leaves the others":      testLost,
-		"a failing call concerns one device":   testFailingCall,
-		"driver absent, then there":            testDriverLate,
-		"driver goes and comes back":           testDriverReload,
-		"broken driver":                        testDriverBroken,
-		"duplicate uuids are named":            testDuplicates,
-		"impossible devices are named":         testImpossible,
-		"a slow library is waited for":         testSlow,
-		"a hung library keeps nobody":          testHung,
-		"a canceled context ends a discovery":  testCanceled,
-		"edits name the devices":               testEdits,
-		"edits refuse what was never found":    testEditsRefuse,
-		"edits need no library":                testEditsWhileHung,
-		"close is final":                       testClose,
-		"close while in use":                   testCloseInUse,
-		"safe for concurrent use":              testConcurrent,
-		"a change wakes whoever waits for one": testNotifier,
-		"watched from absence to recovery":     testWatch,
-	} {
-		t.Run(name, func(t *testing.T) { test(t, h) })
-	}
+	t.Helper()
+	t.Run("describes devices", h.testDescribes)
+	t.Run("order and ids are stable", h.testStable)
+	t.Run("health changes and recovers", h.testHealth)
+	t.Run("a lost device leaves the others", h.testLost)
+	t.Run("a failing call concerns one device", h.testFailingCall)
+	t.Run("driver absent, then there", h.testDriverLate)
+	t.Run("driver goes and comes back", h.testDriverReload)
+	t.Run("broken driver", h.testDriverBroken)
+	t.Run("duplicate uuids are named", h.testDuplicates)
+	t.Run("impossible devices are named", h.testImpossible)
+	t.Run("a slow library is waited for", h.testSlow)
+	t.Run("a hung library keeps nobody", h.testHung)
+	t.Run("a canceled context ends a discovery", h.testCanceled)
+	t.Run("edits name the devices", h.testEdits)
+	t.Run("edits refuse what was never found", h.testEditsRefuse)
+	t.Run("edits need no library", h.testEditsWhileHung)
+	t.Run("close is final", h.testClose)
+	t.Run("close while in use", h.testCloseInUse)
+	t.Run("safe for concurrent use", h.testConcurrent)
+	t.Run("a change wakes whoever waits for one", h.testNotifier)
+	t.Run("watched from absence to recovery", h.testWatch)
 }
 
 // patience is how long the suite waits for what must happen, generous so that
@@ -121,8 +118,8 @@ func (n *node) found() backend.Found {
 	return found
 }
 
-// unavailable discovers and wants the state to be reported.
-func (n *node) unavailable() *backend.UnavailableError {
+// unavailable discovers, wants the state to be reported and returns its reason.
+func (n *node) unavailable() (reason string) {
 	n.t.Helper()
 	ctx, cancel := context.WithTimeout(n.t.Context(), patience)
 	defer cancel()
@@ -134,7 +131,7 @@ func (n *node) unavailable() *backend.UnavailableError {
 	if u.Vendor != n.Vendor() || u.Reason() == "" {
 		n.t.Errorf("UnavailableError of vendor %q with reason %q", u.Vendor, u.Reason())
 	}
-	return u
+	return u.Reason()
 }
 
 func (h Harness) topology(cards int) vendorsim.Topology {
@@ -180,7 +177,7 @@ func wantFault(t *testing.T, found backend.Found, index int, id accel.DeviceID, 
 	}
 }
 
-func testDescribes(t *testing.T, h Harness) {
+func (h Harness) testDescribes(t *testing.T) {
 	topology := h.topology(3)
 	topology.Cards[1].MemoryMiB = 49152
 	topology.Cards[1].NUMA = 1
@@ -222,7 +219,7 @@ func testDescribes(t *testing.T, h Harness) {
 	}
 }
 
-func testStable(t *testing.T, h Harness) {
+func (h Harness) testStable(t *testing.T) {
 	topology := h.topology(8)
 	slices.Reverse(topology.Cards) // ids are not in the order of the cards
 	n := open(t, h, topology)
@@ -238,7 +235,7 @@ func testStable(t *testing.T, h Harness) {
 	}
 }
 
-func testHealth(t *testing.T, h Harness) {
+func (h Harness) testHealth(t *testing.T) {
 	n := open(t, h, h.topology(2))
 	before := n.found()
 	for range 2 {
@@ -254,7 +251,7 @@ func testHealth(t *testing.T, h Harness) {
 	}
 }
 
-func testLost(t *testing.T, h Harness) {
+func (h Harness) testLost(t *testing.T) {
 	topology := h.topology(3)
 	n := open(t, h, topology)
 	before := n.found()
@@ -290,7 +287,7 @@ func testLost(t *testing.T, h Harness) {
 	wantFault(t, found, 0, "")
 }
 
-func testFailingCall(t *testing.T, h Harness) {
+func (h Harness) testFailingCall(t *testing.T) {
 	topology := h.topology(3)
 	n := open(t, h, topology)
 	before := n.found()
@@ -306,19 +303,19 @@ func testFailingCall(t *testing.T, h Harness) {
 	}
 }
 
-func testDriverLate(t *testing.T, h Harness) {
+func (h Harness) testDriverLate(t *testing.T) {
 	topology := h.topology(1)
 	topology.Driver.State = vendorsim.DriverAbsent
 	n := open(t, h, topology)
-	first := n.unavailable().Reason()
-	if again := n.unavailable().Reason(); again != first {
+	first := n.unavailable()
+	if again := n.unavailable(); again != first {
 		t.Errorf("the reason changes from %q to %q, so it would be reported again and again", first, again)
 	}
 	n.change(func(topology *vendorsim.Topology) { topology.Driver.State = vendorsim.DriverLoaded })
 	wantIDs(t, h, n.found(), topology.Cards...)
 }
 
-func testDriverReload(t *testing.T, h Harness) {
+func (h Harness) testDriverReload(t *testing.T) {
 	topology := h.topology(2)
 	n := open(t, h, topology)
 	for range 3 {
@@ -330,7 +327,7 @@ func testDriverReload(t *testing.T, h Harness) {
 	wantIDs(t, h, n.found(), topology.Cards...)
 }
 
-func testDriverBroken(t *testing.T, h Harness) {
+func (h Harness) testDriverBroken(t *testing.T) {
 	topology := h.topology(1)
 	topology.Driver.State = vendorsim.DriverBroken
 	n := open(t, h, topology)
@@ -339,7 +336,7 @@ func testDriverBroken(t *testing.T, h Harness) {
 	wantIDs(t, h, n.found(), topology.Cards...)
 }
 
-func testDuplicates(t *testing.T, h Harness) {
+func (h Harness) testDuplicates(t *testing.T) {
 	topology := h.topology(4)
 	topology.Cards[3].UUID = topology.Cards[1].UUID
 	n := open(t, h, topology)
@@ -363,7 +360,7 @@ func testDuplicates(t *testing.T, h Harness) {
 	}
 }
 
-func testImpossible(t *testing.T, h Harness) {
+func (h Harness) testImpossible(t *testing.T) {
 	for name, spoil := range map[string]func(*vendorsim.Card){
 		"empty uuid":       func(c *vendorsim.Card) { c.UUID = "" },
 		"garbage for uuid": func(c *vendorsim.Card) { c.UUID = "two words/and\x1b[31m" },
@@ -384,7 +381,7 @@ func testImpossible(t *testing.T, h Harness) {
 	}
 }
 
-func testSlow(t *testing.T, h Harness) {
+func (h Harness) testSlow(t *testing.T) {
 	topology := h.topology(1)
 	topology.Library.Delay = 50 * time.Millisecond
 	n := open(t, h, topology)
@@ -419,18 +416,18 @@ func (n *node) revive() backend.Found {
 	}
 }
 
-func testHung(t *testing.T, h Harness) {
+func (h Harness) testHung(t *testing.T) {
 	const limit = 200 * time.Millisecond
 	topology := h.topology(2)
 	n := openLimited(t, h, topology, limit)
 	before := n.revive()
 	n.hang()
-	first := n.unavailable().Reason()
+	first := n.unavailable()
 	goroutines := runtime.NumGoroutine()
 	start := time.Now()
 	const more = 100
 	for range more {
-		if again := n.unavailable().Reason(); again != first {
+		if again := n.unavailable(); again != first {
 			t.Fatalf("the reason changes from %q to %q, so it would be reported again and again", first, again)
 		}
 	}
@@ -445,7 +442,7 @@ func testHung(t *testing.T, h Harness) {
 	}
 }
 
-func testCanceled(t *testing.T, h Harness) {
+func (h Harness) testCanceled(t *testing.T) {
 	n := open(t, h, h.topology(1))
 	before := n.found()
 	n.hang()
@@ -466,7 +463,7 @@ func testCanceled(t *testing.T, h Harness) {
 	}
 }
 
-func testEdits(t *testing.T, h Harness) {
+func (h Harness) testEdits(t *testing.T) {
 	n := open(t, h, h.topology(3))
 	all := ids(n.found())
 
@@ -526,7 +523,7 @@ func testEdits(t *testing.T, h Harness) {
 	}
 }
 
-func testEditsRefuse(t *testing.T, h Harness) {
+func (h Harness) testEditsRefuse(t *testing.T) {
 	n := open(t, h, h.topology(1))
 	good := h.ID(n.topology.Cards[0].UUID)
 	if _, err := n.Edits(good); err == nil {
@@ -547,7 +544,7 @@ func testEditsRefuse(t *testing.T, h Harness) {
 	}
 }
 
-func testEditsWhileHung(t *testing.T, h Harness) {
+func (h Harness) testEditsWhileHung(t *testing.T) {
 	n := openLimited(t, h, h.topology(1), 200*time.Millisecond)
 	id := ids(n.revive())[0]
 	want, err := n.Edits(id)
@@ -573,7 +570,7 @@ func testEditsWhileHung(t *testing.T, h Harness) {
 	}
 }
 
-func testClose(t *testing.T, h Harness) {
+func (h Harness) testClose(t *testing.T) {
 	n := open(t, h, h.topology(1))
 	id := ids(n.found())[0]
 	for range 3 {
@@ -597,14 +594,14 @@ func testClose(t *testing.T, h Harness) {
 	}
 }
 
-func testCloseInUse(t *testing.T, h Harness) {
+func (h Harness) testCloseInUse(t *testing.T) {
 	for range 10 {
 		n := open(t, h, h.topology(4))
 		var users sync.WaitGroup
 		for range 4 {
 			users.Go(func() {
 				for {
-					_, err := n.Discover(context.Background())
+					_, err := n.Discover(t.Context())
 					if errors.Is(err, backend.ErrClosed) {
 						return
 					}
@@ -623,7 +620,7 @@ func testCloseInUse(t *testing.T, h Harness) {
 	}
 }
 
-func testConcurrent(t *testing.T, h Harness) {
+func (h Harness) testConcurrent(t *testing.T) {
 	topology := h.topology(4)
 	n := open(t, h, topology)
 	want := ids(n.found())
@@ -673,7 +670,7 @@ func testConcurrent(t *testing.T, h Harness) {
 	users.Wait()
 }
 
-func testNotifier(t *testing.T, h Harness) {
+func (h Harness) testNotifier(t *testing.T) {
 	n := open(t, h, h.topology(2))
 	notifier, ok := n.Backend.(backend.Notifier)
 	if !ok {
@@ -707,7 +704,7 @@ func testNotifier(t *testing.T, h Harness) {
 	}
 }
 
-func testWatch(t *testing.T, h Harness) {
+func (h Harness) testWatch(t *testing.T) {
 	topology := h.topology(2)
 	topology.Driver.State = vendorsim.DriverAbsent
 	n := open(t, h, topology)

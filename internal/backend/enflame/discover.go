@@ -220,7 +220,7 @@ func deviceID(uuid string) (accel.DeviceID, error) {
 	for _, c := range []byte(uuid) {
 		letter := c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9'
 		if !letter && c != '-' && c != '_' && c != '.' && c != ':' {
-			return "", fmt.Errorf("its uuid %q has other characters than letters, digits, and - _ . :", uuid)
+			return "", fmt.Errorf("its uuid %q has characters other than letters, digits and -_.: in it", uuid)
 		}
 	}
 	return accel.DeviceID(idPrefix + uuid), nil

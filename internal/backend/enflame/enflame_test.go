@@ -42,7 +42,10 @@ type root struct {
 	dir string
 }
 
-func newRoot(t *testing.T) root { return root{t, t.TempDir()} }
+func newRoot(t *testing.T) root {
+	t.Helper()
+	return root{t, t.TempDir()}
+}
 
 func (r root) put(path string, data []byte) string {
 	r.t.Helper()
@@ -120,6 +123,7 @@ func TestConformance(t *testing.T) {
 		CardCall: "EfmlGetDevMem",
 		FailCode: 254,
 		Open: func(t *testing.T, first vendorsim.Topology, callTimeout time.Duration) (backend.Backend, string) {
+			t.Helper()
 			r := newRoot(t)
 			path := r.install(first)
 			b, err := New(backend.Options{DriverRoot: r.dir, CallTimeout: callTimeout})
@@ -373,7 +377,7 @@ func TestLibraryReplaced(t *testing.T) {
 		t.Fatal(err)
 	}
 	reason(t, b)
-	r.library("/usr/local/efsmi/efsmi-1.15.0/lib", one("new"))
+	newPath := r.library("/usr/local/efsmi/efsmi-1.15.0/lib", one("new"))
 	r.link("/usr/lib/libefml.so", "/usr/local/efsmi/efsmi-1.15.0/lib/"+vendorsim.LibraryName)
 	if got := uuids(t, b); got != "new" {
 		t.Errorf("found %q, want new", got)
@@ -381,7 +385,7 @@ func TestLibraryReplaced(t *testing.T) {
 	// And it is taken away.
 	topology = one("new")
 	topology.Driver.State = vendorsim.DriverAbsent
-	if err := topology.Write(filepath.Join(r.dir, "/usr/local/efsmi/efsmi-1.15.0/lib", vendorsim.TopologyName)); err != nil {
+	if err := topology.Write(newPath); err != nil {
 		t.Fatal(err)
 	}
 	reason(t, b)
