@@ -22,7 +22,7 @@ import (
 	"sync"
 	"syscall"
 
-	"k8s.io/klog/v2"
+	"github.com/go-logr/logr"
 
 	"github.com/divvy-gpu/divvy/internal/accel"
 	"github.com/divvy-gpu/divvy/internal/backend"
@@ -149,7 +149,7 @@ func (b *Backend) ready(ctx context.Context) (lib *library, fresh bool, err erro
 	b.mu.Lock()
 	clear(b.suspended) // of before the driver was loaded
 	b.mu.Unlock()
-	klog.FromContext(ctx).V(2).Info("Initialised the vendor's library", "vendor", Vendor, "path", lib.path)
+	logr.FromContextOrDiscard(ctx).V(2).Info("Initialised the vendor's library", "vendor", Vendor, "path", lib.path)
 	return lib, true, nil
 }
 
@@ -168,7 +168,7 @@ func (b *Backend) load(ctx context.Context) (*library, error) {
 		defer b.mu.Unlock()
 		b.lib = lib
 		if lib != nil && lib != old {
-			klog.FromContext(ctx).Info("Loaded the vendor's library", "vendor", Vendor, "path", lib.path)
+			logr.FromContextOrDiscard(ctx).Info("Loaded the vendor's library", "vendor", Vendor, "path", lib.path)
 		}
 		return lib, err
 	})

@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"time"
 
-	"k8s.io/klog/v2"
+	"github.com/go-logr/logr"
 )
 
 // Types of the library's events.
@@ -64,7 +64,7 @@ func (b *Backend) note(ctx context.Context, e event) {
 	message := cString(e.Message[:])
 	// Not shown by default: a card in distress sends them by the hundred, and
 	// what changes is reported by whoever discovers.
-	klog.FromContext(ctx).V(2).Info("The vendor's library tells of an event",
+	logr.FromContextOrDiscard(ctx).V(2).Info("The vendor's library tells of an event",
 		"vendor", Vendor, "card", e.Card, "type", e.Type, "message", message)
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -25,14 +25,21 @@ func All() []Vendor {
 	}
 }
 
+// Names returns the names of all vendors, in order.
+func Names() []string {
+	var names []string
+	for _, v := range All() {
+		names = append(names, v.Name)
+	}
+	return names
+}
+
 // New makes the backend of the vendor with that name.
 func New(name string, o backend.Options) (backend.Backend, error) {
-	var names []string
 	for _, v := range All() {
 		if v.Name == name {
 			return v.New(o)
 		}
-		names = append(names, v.Name)
 	}
-	return nil, fmt.Errorf("unknown vendor %q, known are: %s", name, strings.Join(names, ", "))
+	return nil, fmt.Errorf("unknown vendor %q, known are: %s", name, strings.Join(Names(), ", "))
 }
