@@ -22,7 +22,6 @@ HELM          := $(call tool_dir,lab)/helm
 
 # What the lab installs: make lab-install TOPOLOGY=file MEMORY_UNIT=0.1
 ifdef TOPOLOGY
-override TOPOLOGY := $(abspath $(TOPOLOGY))
 export TOPOLOGY
 endif
 ifdef MEMORY_UNIT
@@ -43,7 +42,7 @@ help: ## List the targets.
 	@awk 'BEGIN { FS = ":.*## " } \
 	  /^##@/ { printf "\n%s\n", substr($$0, 5) } \
 	  /^[a-z0-9-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
-	@printf '\nVariables: TOPOLOGY=file (simulated cards), MEMORY_UNIT=1|0.1|0.01|0.001, BENCH=regexp, FUZZTIME=30s, SOAK_MINUTES=3\n'
+	@printf '\nVariables: TOPOLOGY=file (simulated cards; a path, or a name in lab/topologies),\n  MEMORY_UNIT=1|0.1|0.01|0.001, BENCH=regexp, FUZZTIME=30s, SOAK_MINUTES=3\n'
 
 .PHONY: demo
 demo: root ## Start a Kubernetes here, install Divvy and show four pods sharing two cards.
