@@ -18,8 +18,9 @@ type node struct {
 	// largestFree is the most free units of any healthy slot, at least 0;
 	// largestTotal the size of the largest slot, healthy or not.
 	largestFree, largestTotal accel.Units
-	// free are the free units of the healthy slots.
+	// free are the free units of the healthy slots, in few where they fit.
 	free []accel.Units
+	few  [8]accel.Units
 
 	name string
 	unit string
@@ -133,7 +134,7 @@ func usable(shares []accel.Share) []accel.Share {
 func (n *node) setShares(shares []accel.Share) {
 	n.shares = shares
 	n.slots = make([]place.Slot, len(shares))
-	n.free = make([]accel.Units, 0, len(shares))
+	n.free = n.few[:0]
 	for i, s := range shares {
 		n.slots[i] = place.Slot{ID: s.ID, Index: s.Index, Total: s.Units, Free: s.Units, Unhealthy: s.Health.Unhealthy}
 	}
