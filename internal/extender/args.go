@@ -144,9 +144,9 @@ func syntaxError(err error) error {
 	if errors.As(err, &wrongType) {
 		field := wrongType.Field
 		if field == "" {
-			return fmt.Errorf("the request is not a JSON object but a %s", wrongType.Value)
+			return fmt.Errorf("the request is a JSON %s, not an object", wrongType.Value)
 		}
-		return fmt.Errorf("the request's field %s cannot be a %s", field, wrongType.Value)
+		return fmt.Errorf("the request's field %s cannot be a JSON %s", field, wrongType.Value)
 	}
 	return fmt.Errorf("the request is not valid JSON: %w", err)
 }

@@ -124,7 +124,7 @@ func (b *Books) Run(ctx context.Context, client kubernetes.Interface, meta metad
 	).String()
 
 	var group wait.Group
-	group.StartWithContext(ctx, reflector("nodes", &metav1.PartialObjectMetadata{}, nodeStore{b},
+	group.StartWithContext(ctx, reflector("nodes", &metav1.PartialObjectMetadata{}, b.Nodes(),
 		cache.ToListWatcherWithWatchListSemantics(&cache.ListWatch{
 			ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 				return nodes.List(ctx, o)
@@ -133,7 +133,7 @@ func (b *Books) Run(ctx context.Context, client kubernetes.Interface, meta metad
 				return nodes.Watch(ctx, o)
 			},
 		}, meta)).RunWithContext)
-	group.StartWithContext(ctx, reflector("pods", &v1.Pod{}, podStore{b},
+	group.StartWithContext(ctx, reflector("pods", &v1.Pod{}, b.Pods(),
 		cache.ToListWatcherWithWatchListSemantics(&cache.ListWatch{
 			ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 				o.FieldSelector = running
@@ -155,6 +155,12 @@ func reflector(name string, example runtime.Object, store cache.ReflectorStore, 
 		},
 	})
 }
+
+// Nodes returns the books as a reflector of node metadata writes into them.
+func (b *Books) Nodes() cache.TransformingStore { return nodeStore{b} }
+
+// Pods returns the books as a reflector of pods writes into them.
+func (b *Books) Pods() cache.TransformingStore { return podStore{b} }
 
 // Synced reports whether the ledger has everything that the API server had
 // when the books were opened.

@@ -1,0 +1,221 @@
+package extender
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/pflag"
+	"k8s.io/apimachinery/pkg/util/validation"
+
+	"github.com/divvy-gpu/divvy/internal/accel"
+	"github.com/divvy-gpu/divvy/internal/accel/ledger"
+	"github.com/divvy-gpu/divvy/internal/accel/place"
+	"github.com/divvy-gpu/divvy/internal/kube"
+	"github.com/divvy-gpu/divvy/internal/logging"
+)
+
+// EnvPrefix and a flag's name in capitals, with "_" for "-", make the
+// environment variable that gives the flag's value when the flag is absent:
+// DIVVY_LOG_LEVEL for --log-level.
+const EnvPrefix = "DIVVY_"
+
+// minReservationTTL is above the time that a bind may take, so that no
+// reservation expires under a bind that is under way.
+const minReservationTTL = 10 * time.Second
+
+// Options are the settings of the extender. A flag wins over its environment
+// variable, and that over the default.
+type Options struct {
+	// Listen and MetricsListen are host:port; the host may be empty. An empty
+	// MetricsListen serves no metrics.
+	Listen, MetricsListen string
+	// Kubeconfig is a file, "" for the pod's service account.
+	Kubeconfig string
+	// Policy is the name of a placement policy.
+	Policy string
+	// GrantKeyFile holds the key that grants are signed with.
+	GrantKeyFile string
+	// Resources are the extended resources that are managed.
+	Resources []string
+	// NodeLabel, as key=value, is the label that a node needs for its inventory
+	// to count; "" for none.
+	NodeLabel string
+	// ReservationTTL is how long a reservation waits for its pod to be seen
+	// bound.
+	ReservationTTL time.Duration
+
+	LogFile, LogLevel, LogFormat string
+
+	// LeaderElect lets one of several replicas answer. The Lease is named
+	// LeaderElectName and is in LeaderElectNamespace, which is the pod's own
+	// when empty.
+	LeaderElect                           bool
+	LeaderElectName, LeaderElectNamespace string
+}
+
+// DefaultOptions returns the defaults.
+func DefaultOptions() Options {
+	return Options{
+		Listen:          ":32766",
+		MetricsListen:   ":9401",
+		Policy:          place.Binpack.String(),
+		GrantKeyFile:    "/etc/divvy/grant/key",
+		Resources:       []string{"enflame.com/gcu-memory"},
+		NodeLabel:       "enflame.com/gcushare=true",
+		ReservationTTL:  ledger.DefaultReservationTTL,
+		LogLevel:        "info",
+		LogFormat:       string(logging.Text),
+		LeaderElectName: "divvy-extender",
+	}
+}
+
+// AddFlags adds a flag for every option, with its present value as default.
+func (o *Options) AddFlags(fs *pflag.FlagSet) {
+	fs.StringVar(&o.Listen, "listen", o.Listen, "address to answer kube-scheduler on")
+	fs.StringVar(&o.MetricsListen, "metrics-listen", o.MetricsListen, "address to serve Prometheus metrics on; empty for none")
+	fs.StringVar(&o.Kubeconfig, "kubeconfig", o.Kubeconfig, "kubeconfig file; empty for the pod's service account")
+	fs.StringVar(&o.Policy, "policy", o.Policy, "which device is preferred: binpack (the fullest that has room) or spread (the emptiest)")
+	fs.StringVar(&o.GrantKeyFile, "grant-key-file", o.GrantKeyFile, "file with the key, of 32 bytes or more, that grants are signed with; read again when it changes")
+	fs.StringSliceVar(&o.Resources, "resources", o.Resources, "extended resources that are managed; inspect shows the first")
+	fs.StringVar(&o.NodeLabel, "node-label", o.NodeLabel, "label, as key=value, that a node needs to get shared pods; empty for none")
+	fs.DurationVar(&o.ReservationTTL, "reservation-ttl", o.ReservationTTL, "how long a device stays reserved for a pod that is not seen bound")
+	fs.StringVar(&o.LogFile, "log-file", o.LogFile, "file that gets a copy of the log, rotated; empty for none")
+	fs.StringVar(&o.LogLevel, "log-level", o.LogLevel, "error, warn, info, debug or trace")
+	fs.StringVar(&o.LogFormat, "log-format", o.LogFormat, "text or json")
+	fs.BoolVar(&o.LeaderElect, "leader-elect", o.LeaderElect, "answer only while holding the Lease, for more than one replica")
+	fs.StringVar(&o.LeaderElectName, "leader-elect-name", o.LeaderElectName, "name of the Lease")
+	fs.StringVar(&o.LeaderElectNamespace, "leader-elect-namespace", o.LeaderElectNamespace, "namespace of the Lease; empty for that of the pod (POD_NAMESPACE)")
+}
+
+// FromEnvironment sets the flags that were not given from their environment
+// variables. It reports all values that do not parse.
+func FromEnvironment(fs *pflag.FlagSet, lookup func(string) (string, bool)) error {
+	var errs []error
+	fs.VisitAll(func(f *pflag.Flag) {
+		if f.Changed || f.Name == "help" || f.Name == "version" {
+			return
+		}
+		name := EnvPrefix + strings.ToUpper(strings.ReplaceAll(f.Name, "-", "_"))
+		value, ok := lookup(name)
+		if !ok {
+			return
+		}
+		if err := fs.Set(f.Name, value); err != nil {
+			errs = append(errs, fmt.Errorf("environment variable %s: %w", name, err))
+		}
+	})
+	return errors.Join(errs...)
+}
+
+// settings are options that were checked and turned into what they mean.
+type settings struct {
+	Options
+	policy    place.Policy
+	logging   logging.Options
+	resources []accel.Resource
+	labels    map[accel.Resource]kube.Label
+	identity  string
+}
+
+// Validate reports all mistakes at once.
+func (o Options) Validate() error {
+	_, err := o.settings()
+	return err
+}
+
+func (o Options) settings() (settings, error) {
+	s := settings{Options: o}
+	var errs []error
+	check := func(flag string, err error) {
+		if err != nil {
+			errs = append(errs, fmt.Errorf("--%s: %w", flag, err))
+		}
+	}
+	var err error
+
+	check("listen", checkAddress(o.Listen))
+	if o.MetricsListen != "" {
+		check("metrics-listen", checkAddress(o.MetricsListen))
+		if o.MetricsListen == o.Listen {
+			check("metrics-listen", fmt.Errorf("%s is the address of --listen", o.MetricsListen))
+		}
+	}
+	s.policy, err = place.ParsePolicy(o.Policy)
+	check("policy", err)
+	if o.GrantKeyFile == "" {
+		check("grant-key-file", errors.New("must name a file"))
+	}
+
+	if len(o.Resources) == 0 {
+		check("resources", errors.New("must name at least one"))
+	}
+	seen := map[string]bool{}
+	for _, name := range o.Resources {
+		check("resources", checkResource(name))
+		if seen[name] {
+			check("resources", fmt.Errorf("%s is named twice", name))
+		}
+		seen[name] = true
+		s.resources = append(s.resources, accel.Resource(name))
+	}
+	if o.NodeLabel != "" {
+		label, err := kube.ParseLabel(o.NodeLabel)
+		check("node-label", err)
+		s.labels = map[accel.Resource]kube.Label{}
+		for _, r := range s.resources {
+			s.labels[r] = label
+		}
+	}
+	if o.ReservationTTL < minReservationTTL {
+		check("reservation-ttl", fmt.Errorf("%s: must be at least %s", o.ReservationTTL, minReservationTTL))
+	}
+
+	s.logging.File = o.LogFile
+	s.logging.Level, err = logging.ParseLevel(o.LogLevel)
+	check("log-level", err)
+	s.logging.Format, err = logging.ParseFormat(o.LogFormat)
+	check("log-format", err)
+
+	if o.LeaderElect {
+		if o.LeaderElectName == "" {
+			check("leader-elect-name", errors.New("must not be empty"))
+		}
+		if s.LeaderElectNamespace == "" {
+			s.LeaderElectNamespace = os.Getenv("POD_NAMESPACE")
+		}
+		if s.LeaderElectNamespace == "" {
+			check("leader-elect-namespace", errors.New("must be given where POD_NAMESPACE is not set"))
+		}
+		if s.identity = os.Getenv("POD_NAME"); s.identity == "" {
+			s.identity, err = os.Hostname()
+			check("leader-elect", err)
+		}
+	}
+	return s, errors.Join(errs...)
+}
+
+func checkAddress(address string) error {
+	_, port, err := net.SplitHostPort(address)
+	if err != nil {
+		return fmt.Errorf("%q: must be host:port, where the host may be empty", address)
+	}
+	if n, err := strconv.Atoi(port); err != nil || n < 0 || n > 65535 {
+		return fmt.Errorf("%q: the port must be a number up to 65535", address)
+	}
+	return nil
+}
+
+func checkResource(name string) error {
+	if !strings.Contains(name, "/") {
+		return fmt.Errorf("%q: must be an extended resource, domain/name", name)
+	}
+	if problems := validation.IsQualifiedName(name); len(problems) > 0 {
+		return fmt.Errorf("%q: %s", name, strings.Join(problems, "; "))
+	}
+	return nil
+}

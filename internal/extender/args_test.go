@@ -1,0 +1,134 @@
+package extender
+
+import (
+	"bytes"
+	"encoding/json"
+	"reflect"
+	"testing"
+
+	v1 "k8s.io/api/core/v1"
+	extenderv1 "k8s.io/kube-scheduler/extender/v1"
+)
+
+// What kube-scheduler sends takes the fast way; the slow one gives the same.
+func TestFastWayIsTaken(t *testing.T) {
+	names := []string{"node-a", "node_b.example", "c"}
+	for name, nodes := range map[string][]string{"some": names, "one": names[:1], "none": {}} {
+		body, err := json.Marshal(extenderv1.ExtenderArgs{Pod: benchPodSpec("odd \"name\" \\ {[", 4), NodeNames: &nodes})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, got, ok := splitFilterArgs(body); !ok || !reflect.DeepEqual(got, nodes) {
+			t.Errorf("%s: %q, %v", name, got, ok)
+		}
+		sameBothWays(t, body)
+	}
+}
+
+func FuzzFilterArgs(f *testing.F) {
+	pod, err := json.Marshal(newPod("p", 4, 2))
+	if err != nil {
+		f.Fatal(err)
+	}
+	for _, seed := range []string{
+		`{"Pod":` + string(pod) + `,"Nodes":null,"NodeNames":["a","b"]}`,
+		`{"Pod":{},"Nodes":null,"NodeNames":[]}`,
+		`{"Pod":{},"Nodes":null,"NodeNames":["a"]}` + "\n",
+		`{"Pod":{},"Nodes":null,"NodeNames":["a",]}`,
+		`{"Pod":{},"Nodes":null,"NodeNames":["a"],"NodeNames":["b"]}`,
+		`{"Pod":{},"Nodes":null,"NodeNames":["a\"","\u00e9","é","<"]}`,
+		`{"Pod":{"metadata":{"name":"}{\\\""}},"Nodes":null,"NodeNames":["a"]}`,
+		`{"Pod":{]},"Nodes":null,"NodeNames":["a"]}`,
+		`{"Pod":{},"Nodes":null,"NodeNames":["a"]}]}`,
+		`{"Pod":{},"Nodes":{"items":[{"metadata":{"name":"a"}}]},"NodeNames":null}`,
+		`{"pod":{"spec":{"initContainers":[{"restartPolicy":"Always"}]}},"nodenames":null}`,
+		`null`, `[]`, ``, `{"Pod":`,
+	} {
+		f.Add([]byte(seed))
+	}
+	f.Fuzz(func(t *testing.T, body []byte) { sameBothWays(t, body) })
+}
+
+// sameBothWays compares the two ways of reading, and the result with what a
+// whole decode into kube-scheduler's own type gives.
+func sameBothWays(t *testing.T, body []byte) {
+	t.Helper()
+	before := bytes.Clone(body)
+	got, err := decodeFilterArgs(body)
+	want, wantErr := decodeAnyFilterArgs(body)
+	if (err == nil) != (wantErr == nil) {
+		t.Fatalf("%q: error %v, by encoding/json %v", body, err, wantErr)
+	}
+	if !bytes.Equal(before, body) {
+		t.Fatalf("%q was changed to %q", before, body)
+	}
+	if err != nil {
+		return
+	}
+	if len(got.names) != len(want.names) || len(got.names) > 0 && !reflect.DeepEqual(got.names, want.names) {
+		t.Fatalf("%q: names %q, by encoding/json %q", body, got.names, want.names)
+	}
+	if !reflect.DeepEqual(got.pod, want.pod) {
+		t.Fatalf("%q: pod %+v, by encoding/json %+v", body, got.pod, want.pod)
+	}
+	var whole extenderv1.ExtenderArgs
+	if json.Unmarshal(body, &whole) != nil || whole.Pod == nil {
+		return // a field that does not decide is wrong
+	}
+	sameContainers(t, whole.Pod.Spec.Containers, got.pod.Spec.Containers)
+	sameContainers(t, whole.Pod.Spec.InitContainers, got.pod.Spec.InitContainers)
+
+	// What is read can be answered.
+	var answer extenderv1.ExtenderFilterResult
+	out := appendFilterResult(nil, got, filterResult{fits: make([]int, min(len(got.names), 1))})
+	if err := json.Unmarshal(out, &answer); err != nil {
+		t.Fatalf("%q: answer %q: %v", body, out, err)
+	}
+}
+
+func sameContainers(t *testing.T, whole, got []v1.Container) {
+	t.Helper()
+	if len(whole) != len(got) {
+		t.Fatalf("%d containers, want %d", len(got), len(whole))
+	}
+	for i := range whole {
+		w, g := &whole[i], &got[i]
+		if w.Name != g.Name || !reflect.DeepEqual(w.RestartPolicy, g.RestartPolicy) ||
+			!reflect.DeepEqual(w.Resources.Limits, g.Resources.Limits) || !reflect.DeepEqual(w.Resources.Requests, g.Resources.Requests) {
+			t.Fatalf("container %+v, want %+v", g, w)
+		}
+	}
+}
+
+func FuzzBindArgs(f *testing.F) {
+	f.Add([]byte(`{"PodName":"p","PodNamespace":"n","PodUID":"u","Node":"a"}`))
+	f.Add([]byte(`{"PodName":null}`))
+	f.Fuzz(func(t *testing.T, body []byte) {
+		args, err := decodeBindArgs(body)
+		var want extenderv1.ExtenderBindingArgs
+		if json.Unmarshal(body, &want) != nil {
+			if err == nil {
+				t.Fatalf("%q was read as %+v", body, args)
+			}
+			return
+		}
+		got := extenderv1.ExtenderBindingArgs{PodName: args.PodName, PodNamespace: args.PodNamespace, PodUID: want.PodUID, Node: args.Node}
+		if err == nil && (got != want || args.PodUID != string(want.PodUID)) {
+			t.Fatalf("%q was read as %+v, want %+v", body, args, want)
+		}
+	})
+}
+
+func FuzzString(f *testing.F) {
+	f.Add("plain")
+	f.Add("q\"\\<\n\xff\u2028é")
+	f.Fuzz(func(t *testing.T, s string) {
+		want, err := json.Marshal(s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := appendString(nil, s); !bytes.Equal(got, want) {
+			t.Fatalf("%q written as %s, want %s", s, got, want)
+		}
+	})
+}

@@ -1,0 +1,251 @@
+package extender
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http/httptest"
+	"os"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	extenderv1 "k8s.io/kube-scheduler/extender/v1"
+
+	"github.com/divvy-gpu/divvy/internal/accel"
+	"github.com/divvy-gpu/divvy/internal/accel/ledger"
+	"github.com/divvy-gpu/divvy/internal/accel/wire"
+	"github.com/divvy-gpu/divvy/internal/kube"
+)
+
+// The size at which other extenders of this kind were measured.
+const (
+	benchNodes = 5000
+	benchCards = 8
+	benchPods  = 20_000
+)
+
+// BenchmarkHTTPFilter measures filter as kube-scheduler sees it: over a real
+// connection, with 5000 node names of 8 cards each and 20 000 pods in the
+// books, from sending the request to the last byte of the answer. It reports
+// the resident memory of the whole process, which is more than the extender's
+// own: the client is in it.
+func BenchmarkHTTPFilter(b *testing.B) {
+	server := benchServer(b)
+	for _, kind := range []struct {
+		name string
+		ask  int64 // units
+	}{
+		{"fitsSome", 12}, {"fitsAll", 1}, {"fitsNone", 20},
+	} {
+		body := benchRequest(b, kind.ask)
+		b.Run(kind.name, func(b *testing.B) {
+			took := make([]time.Duration, 0, b.N)
+			var answer bytes.Buffer
+			for b.Loop() {
+				start := time.Now()
+				resp, err := server.Client().Post(server.URL+Prefix+"/filter", "application/json", bytes.NewReader(body))
+				if err != nil {
+					b.Fatal(err)
+				}
+				answer.Reset()
+				_, err = answer.ReadFrom(resp.Body)
+				if err := resp.Body.Close(); err != nil {
+					b.Fatal(err)
+				}
+				if err != nil {
+					b.Fatal(err)
+				}
+				took = append(took, time.Since(start))
+			}
+			b.StopTimer()
+			var result extenderv1.ExtenderFilterResult
+			if err := json.Unmarshal(answer.Bytes(), &result); err != nil || result.Error != "" {
+				b.Fatalf("answer: %v %s", err, result.Error)
+			}
+			slices.Sort(took)
+			b.ReportMetric(took[len(took)/2].Seconds()*1e3, "p50-ms")
+			b.ReportMetric(took[len(took)*99/100].Seconds()*1e3, "p99-ms")
+			b.ReportMetric(float64(len(*result.NodeNames)), "nodes-fit")
+			b.ReportMetric(residentMB(b), "resident-MB")
+		})
+	}
+}
+
+// benchServer serves an extender whose books were filled as a reflector fills
+// them, from whole objects.
+func benchServer(b *testing.B) *httptest.Server {
+	b.Helper()
+	books := ledger.New(ledger.Options{})
+	keys := newKeys(b)
+	resources := []accel.Resource{gcuMemory}
+	follower := kube.NewBooks(kube.BooksConfig{Ledger: books, Grants: keys, Resources: resources})
+	signer, err := keys.Signer()
+	if err != nil {
+		b.Fatal(err)
+	}
+
+	nodes := make([]any, benchNodes)
+	for i := range nodes {
+		nodes[i] = benchNode(b, i)
+	}
+	if err := follower.Nodes().Replace(nodes, ""); err != nil {
+		b.Fatal(err)
+	}
+	pods := make([]any, benchPods)
+	for i := range pods {
+		pods[i] = benchPod(b, i, signer)
+	}
+	if err := follower.Pods().Replace(pods, ""); err != nil {
+		b.Fatal(err)
+	}
+	nodes, pods = nil, nil
+	runtime.GC()
+
+	e, err := New(Config{
+		Ledger: books, Cluster: follower, Binder: noBinder{}, Signer: keys.Signer,
+		Ready: func() error { return nil }, Resources: resources, Version: "bench",
+	})
+	if err != nil {
+		b.Fatal(err)
+	}
+	server := httptest.NewServer(e.Handler())
+	b.Cleanup(server.Close)
+	return server
+}
+
+func benchNodeName(i int) string { return fmt.Sprintf("accelerator-node-%04d", i) }
+
+func benchNode(b *testing.B, i int) *metav1.PartialObjectMetadata {
+	b.Helper()
+	units := accel.Units(16)
+	if i%2 == 1 {
+		units = 8 // every other node has smaller cards, so that some requests fit some nodes
+	}
+	inv := accel.Inventory{Resource: gcuMemory, Unit: "1"}
+	for c := range benchCards {
+		inv.Shares = append(inv.Shares, accel.Share{Units: units, Device: accel.Device{
+			Index: c, ID: accel.DeviceID(fmt.Sprintf("U5300%04d%02d", i, c)), Model: "S60", MemoryBytes: int64(units) << 30, NUMANode: c / 4,
+		}})
+	}
+	annotation, err := wire.EncodeInventory([]accel.Inventory{inv})
+	if err != nil {
+		b.Fatal(err)
+	}
+	return &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{
+		Name: benchNodeName(i), Annotations: map[string]string{wire.InventoryAnnotation: annotation},
+	}}
+}
+
+// benchPod is one of four pods on each node, on cards that differ from node to
+// node.
+func benchPod(b *testing.B, i int, signer *wire.Signer) *v1.Pod {
+	b.Helper()
+	node, uid := i%benchNodes, types.UID(fmt.Sprintf("00000000-0000-0000-0000-%012d", i))
+	card, units := (i/benchNodes+node)%benchCards, int64(1+(node*7+i/benchNodes)%8)
+	value, err := signer.EncodeGrant(string(uid), accel.Grant{
+		Resource: gcuMemory, Node: benchNodeName(node), Device: accel.DeviceID(fmt.Sprintf("U5300%04d%02d", node, card)),
+		Index: card, DeviceUnits: 16, Units: accel.Units(units), At: time.Unix(1, 0), Confirmed: true,
+	})
+	if err != nil {
+		b.Fatal(err)
+	}
+	pod := benchPodSpec("pod-"+strconv.Itoa(i), units)
+	pod.UID, pod.Spec.NodeName = uid, benchNodeName(node)
+	pod.Annotations = map[string]string{wire.GrantAnnotation: value}
+	return pod
+}
+
+// benchPodSpec is a pod as it comes from the API server, of usual size.
+func benchPodSpec(name string, units int64) *v1.Pod {
+	amount := v1.ResourceList{v1.ResourceName(gcuMemory): *resource.NewQuantity(units, resource.DecimalSI)}
+	pod := &v1.Pod{
+		ObjectMeta: metav1.ObjectMeta{
+			Name: name, Namespace: "team", UID: types.UID("uid-of-" + name), CreationTimestamp: metav1.Unix(1662450043, 0),
+			Labels: map[string]string{"app": name, "team": "vision"},
+			ManagedFields: []metav1.ManagedFieldsEntry{{Manager: "kubectl", Operation: metav1.ManagedFieldsOperationUpdate, APIVersion: "v1",
+				FieldsV1: metav1.NewFieldsV1(`{"f:spec":{` + strings.Repeat(`"f:containers":{},`, 60) + `"f:x":{}}}`)}},
+		},
+		Spec: v1.PodSpec{Containers: []v1.Container{{
+			Name: "main", Image: "registry.example/vision/serving:1.2.3",
+			Resources: v1.ResourceRequirements{Limits: amount, Requests: amount},
+		}}},
+	}
+	for i := range 20 {
+		pod.Spec.Containers[0].Env = append(pod.Spec.Containers[0].Env, v1.EnvVar{Name: "VARIABLE_" + strconv.Itoa(i), Value: "some value of it"})
+	}
+	return pod
+}
+
+func benchRequest(b *testing.B, units int64) []byte {
+	b.Helper()
+	names := make([]string, benchNodes)
+	for i := range names {
+		names[i] = benchNodeName(i)
+	}
+	body, err := json.Marshal(extenderv1.ExtenderArgs{Pod: benchPodSpec("candidate", units), NodeNames: &names})
+	if err != nil {
+		b.Fatal(err)
+	}
+	return body
+}
+
+type noBinder struct{}
+
+func (noBinder) Get(context.Context, string, string) (kube.Pod, error) {
+	return kube.Pod{}, kube.ErrPodGone
+}
+
+func (noBinder) Bind(context.Context, accel.PodRef, string, map[string]string) error {
+	return kube.ErrPodGone
+}
+
+// residentMB reads the resident memory of this process from the kernel.
+func residentMB(b *testing.B) float64 {
+	b.Helper()
+	file, err := os.Open("/proc/self/status")
+	if err != nil {
+		b.Skipf("no resident memory to read: %v", err)
+	}
+	defer file.Close() //nolint:errcheck // opened for reading
+	status, err := io.ReadAll(file)
+	if err != nil {
+		b.Fatal(err)
+	}
+	for line := range strings.Lines(string(status)) {
+		if rest, ok := strings.CutPrefix(line, "VmRSS:"); ok {
+			kb, err := strconv.ParseFloat(strings.Fields(rest)[0], 64)
+			if err != nil {
+				b.Fatal(err)
+			}
+			return kb / 1024
+		}
+	}
+	b.Fatal("/proc/self/status has no VmRSS")
+	return 0
+}
+
+// BenchmarkDecodeFilterArgs compares the reading of kube-scheduler's own form
+// with that of any other.
+func BenchmarkDecodeFilterArgs(b *testing.B) {
+	body := benchRequest(b, 4)
+	for name, decode := range map[string]func([]byte) (filterArgs, error){"fast": decodeFilterArgs, "any": decodeAnyFilterArgs} {
+		b.Run(name, func(b *testing.B) {
+			b.SetBytes(int64(len(body)))
+			for b.Loop() {
+				if _, err := decode(body); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}

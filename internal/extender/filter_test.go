@@ -1,0 +1,188 @@
+package extender
+
+import (
+	"encoding/json"
+	"fmt"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	extenderv1 "k8s.io/kube-scheduler/extender/v1"
+	"k8s.io/utils/ptr"
+
+	"github.com/divvy-gpu/divvy/internal/accel"
+	"github.com/divvy-gpu/divvy/internal/accel/ledger"
+)
+
+func TestFilter(t *testing.T) {
+	sidecarPod := newPod("sidecars", 4)
+	sidecarPod.Spec.InitContainers = []v1.Container{newContainer("init", gcuMemory, 9), newContainer("side", gcuMemory, 5)}
+	sidecarPod.Spec.InitContainers[1].RestartPolicy = ptr.To(v1.ContainerRestartPolicyAlways)
+
+	tests := map[string]struct {
+		pod          *v1.Pod
+		nodes        []string
+		fit          []string
+		failed       extenderv1.FailedNodesMap
+		unresolvable extenderv1.FailedNodesMap
+	}{
+		"fits both": {pod: newPod("p", 4), nodes: []string{"node-a", "node-b"}, fit: []string{"node-a", "node-b"}},
+		"larger than the card of one node": {
+			pod: newPod("p", 9), nodes: []string{"node-a", "node-b"}, fit: []string{"node-a"},
+			unresolvable: extenderv1.FailedNodesMap{"node-b": noRoom},
+		},
+		"the guide's 20 GB": {
+			pod: newPod("p", 20), nodes: []string{"node-a", "node-b"}, fit: []string{},
+			unresolvable: extenderv1.FailedNodesMap{"node-a": noRoom, "node-b": noRoom},
+		},
+		"never across cards, whatever is free in all": {
+			pod: newPod("p", 14), nodes: []string{"node-full"}, fit: []string{},
+			failed: extenderv1.FailedNodesMap{"node-full": noRoom},
+		},
+		"the sum of containers counts": {
+			pod: newPod("p", 5, 4), nodes: []string{"node-b"}, fit: []string{},
+			unresolvable: extenderv1.FailedNodesMap{"node-b": noRoom},
+		},
+		"the peak of init and sidecar containers counts": {
+			pod: sidecarPod, nodes: []string{"node-b", "node-a"}, fit: []string{"node-a"},
+			unresolvable: extenderv1.FailedNodesMap{"node-b": noRoom},
+		},
+		"unknown, unlabelled and odd names": {
+			pod: newPod("p", 1), nodes: []string{"nowhere", "unlabelled", "", "na\"me\n", "node-a"}, fit: []string{"node-a"},
+			unresolvable: extenderv1.FailedNodesMap{
+				"nowhere": "the node offers no enflame.com/gcu-memory", "unlabelled": "the node is not labelled x=y",
+				"": "the node offers no enflame.com/gcu-memory", "na\"me\n": "the node offers no enflame.com/gcu-memory",
+			},
+		},
+		"asks for nothing of ours": {pod: newPod("p"), nodes: []string{"nowhere", "node-a"}, fit: []string{"nowhere", "node-a"}},
+		"no candidates":            {pod: newPod("p", 1), nodes: []string{}, fit: []string{}},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			w.cluster.problems["unlabelled"] = "the node is not labelled x=y"
+			w.ledger.SetNode("node-full", []accel.Inventory{cards(gcuMemory, "f", 16, 16)})
+			for i := range 2 {
+				w.ledger.Observe(ledger.Holding{
+					Pod: accel.PodRef{UID: fmt.Sprint(i)}, Node: "node-full", Resource: gcuMemory, Units: 8, Device: accel.DeviceID(fmt.Sprintf("f%d", i)),
+				})
+			}
+			got := w.filter(extenderv1.ExtenderArgs{Pod: tt.pod, NodeNames: &tt.nodes})
+			want := extenderv1.ExtenderFilterResult{NodeNames: &tt.fit, FailedNodes: tt.failed, FailedAndUnresolvableNodes: tt.unresolvable}
+			if want.FailedNodes == nil {
+				want.FailedNodes = extenderv1.FailedNodesMap{}
+			}
+			if want.FailedAndUnresolvableNodes == nil {
+				want.FailedAndUnresolvableNodes = extenderv1.FailedNodesMap{}
+			}
+			if diff := cmp.Diff(want, got); diff != "" {
+				t.Errorf("answer (-want +got):\n%s", diff)
+			}
+
+			// Whoever sends whole nodes gets whole nodes back.
+			list := &v1.NodeList{}
+			for _, n := range tt.nodes {
+				if n == "" {
+					return // a Node has a name
+				}
+				list.Items = append(list.Items, v1.Node{
+					ObjectMeta: metav1.ObjectMeta{Name: n, Labels: map[string]string{"zone": "z"}},
+					Status:     v1.NodeStatus{Addresses: []v1.NodeAddress{{Type: v1.NodeHostName, Address: n}}},
+				})
+			}
+			got = w.filter(extenderv1.ExtenderArgs{Pod: tt.pod, Nodes: list})
+			fit := []v1.Node{}
+			for _, item := range list.Items {
+				for _, n := range tt.fit {
+					if n == item.Name {
+						fit = append(fit, item)
+					}
+				}
+			}
+			want.NodeNames, want.Nodes = nil, &v1.NodeList{Items: fit}
+			if diff := cmp.Diff(want, got); diff != "" {
+				t.Errorf("answer with whole nodes (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestFilterEveryResourceMustFit(t *testing.T) {
+	w := newWorld(t, func(c *Config) { c.Resources = []accel.Resource{gcuMemory, otherMem} })
+	w.ledger.SetNode("both", []accel.Inventory{cards(gcuMemory, "g", 16), cards(otherMem, "o", 4)})
+	pod := newPod("p", 4)
+	nodes := []string{"both", "node-a"}
+	for amount, want := range map[int64]extenderv1.ExtenderFilterResult{
+		4: {NodeNames: &[]string{"both"}, FailedAndUnresolvableNodes: extenderv1.FailedNodesMap{"node-a": "the node offers no example.com/other-memory"}},
+		5: {NodeNames: &[]string{}, FailedAndUnresolvableNodes: extenderv1.FailedNodesMap{
+			"both": "insufficient example.com/other-memory in one device", "node-a": "the node offers no example.com/other-memory"}},
+	} {
+		pod.Spec.Containers = []v1.Container{newContainer("g", gcuMemory, 4), newContainer("o", otherMem, amount)}
+		want.FailedNodes = extenderv1.FailedNodesMap{}
+		if diff := cmp.Diff(want, w.filter(extenderv1.ExtenderArgs{Pod: pod, NodeNames: &nodes})); diff != "" {
+			t.Errorf("%d units of the other (-want +got):\n%s", amount, diff)
+		}
+	}
+}
+
+// An unhealthy card takes no new pods but may come back, so its node is not
+// beyond help.
+func TestFilterUnhealthy(t *testing.T) {
+	w := newWorld(t)
+	sick := cards(gcuMemory, "s", 16)
+	sick.Shares[0].Health = accel.Health{Unhealthy: true, Reason: "ECC"}
+	w.ledger.SetNode("sick", []accel.Inventory{sick})
+	nodes := []string{"sick"}
+	got := w.filter(extenderv1.ExtenderArgs{Pod: newPod("p", 1), NodeNames: &nodes})
+	if diff := cmp.Diff(extenderv1.FailedNodesMap{"sick": noRoom}, got.FailedNodes); diff != "" {
+		t.Errorf("while it is unhealthy (-want +got):\n%s", diff)
+	}
+	w.ledger.SetNode("sick", []accel.Inventory{cards(gcuMemory, "s", 16)})
+	if got := w.filter(extenderv1.ExtenderArgs{Pod: newPod("p", 1), NodeNames: &nodes}); len(*got.NodeNames) != 1 {
+		t.Errorf("after it recovered: %+v", got)
+	}
+}
+
+func TestPrioritize(t *testing.T) {
+	w := newWorld(t)
+	nodes := []string{"node-a", "node-b", "nowhere"}
+	var got extenderv1.HostPriorityList
+	w.ask("/prioritize", extenderv1.ExtenderArgs{Pod: newPod("p", 4), NodeNames: &nodes}, &got)
+	if len(got) != 3 {
+		t.Fatalf("answer %+v, want a score for each node", got)
+	}
+	for i, hp := range got {
+		if hp.Host != nodes[i] || hp.Score < extenderv1.MinExtenderPriority || hp.Score > extenderv1.MaxExtenderPriority {
+			t.Errorf("score %+v of %s", hp, nodes[i])
+		}
+	}
+	// binpack: 8 units are a tighter fit for 4 than 16.
+	if got[1].Score <= got[0].Score || got[2].Score != 0 {
+		t.Errorf("scores %+v, want node-b above node-a and none for nowhere", got)
+	}
+
+	w.ask("/prioritize", extenderv1.ExtenderArgs{Pod: newPod("p"), NodeNames: &nodes}, &got)
+	for _, hp := range got {
+		if hp.Score != 0 {
+			t.Errorf("a pod that asks for nothing got the score %+v", hp)
+		}
+	}
+}
+
+// The answer is what marshalling kube-scheduler's own type gives.
+func TestFilterResultFields(t *testing.T) {
+	body := appendFilterResult(nil, filterArgs{names: []string{"fits", "full", "tiny"}}, filterResult{
+		fits: []int{0}, refusals: []refusal{{node: "full", reason: "a"}, {node: "tiny", reason: "b", unresolvable: true}},
+	})
+	want, err := json.Marshal(extenderv1.ExtenderFilterResult{
+		NodeNames: &[]string{"fits"}, FailedNodes: extenderv1.FailedNodesMap{"full": "a"},
+		FailedAndUnresolvableNodes: extenderv1.FailedNodesMap{"tiny": "b"},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(want), string(body)); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
