@@ -42,7 +42,8 @@ var good = []struct {
 }{
 	{name: "defaults", want: []string{
 		"image: ghcr.io/divvy-gpu/divvy-node:", "hostNetwork: true", "runAsUser: 0", "type: Recreate", `memoryUnit: "1"`,
-		"path: /var/log/topscloud/gcushare", "kind: ValidatingAdmissionPolicy",
+		"path: /var/log/topscloud/gcushare", "kind: ValidatingAdmissionPolicy", "--resources=enflame.com/gcu-memory",
+		"--node-label=enflame.com/gcushare=true",
 	}},
 	{
 		name: "finest unit", set: []string{"--set-string", "memoryUnit=0.001"},
@@ -66,7 +67,7 @@ var good = []struct {
 	},
 	{
 		name: "two replicas", set: []string{"--set", "extender.replicas=2,extender.hostNetwork=false"},
-		want: []string{"--leader-elect", "resources: [leases]", "maxSurge: 1"},
+		want: []string{"--leader-elect", "resources: [leases]", "maxUnavailable: 100%"},
 	},
 	{
 		name: "loopback alone", set: []string{"--set", "extender.listenAddress=127.0.0.1"},
@@ -75,6 +76,11 @@ var good = []struct {
 	{
 		name: "a library in an unusual place", set: []string{"--set", "node.libraries.enflame=/host/opt/libefml.so"},
 		want: []string{"enflame: /host/opt/libefml.so"},
+	},
+	{
+		name: "nodes by another label",
+		set:  []string{"--set", `node.nodeSelector.enflame\.com/gcushare=null,node.nodeSelector.pool=gcu`},
+		want: []string{"--node-label=pool=gcu", "pool: gcu"},
 	},
 	{
 		name: "another kubelet directory", set: []string{"--set", "node.kubeletDir=/data/kubelet/"},

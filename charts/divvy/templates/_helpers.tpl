@@ -32,6 +32,18 @@ helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace 
 {{- if or .Values.extender.leaderElection (gt (int .Values.extender.replicas) 1) -}}true{{- end -}}
 {{- end }}
 
+{{/* The label, as key=value, that the extender asks of a node: the selector's
+gcushare label, or the only one that there is. A node that lost it gets no pods,
+even while its inventory is still there. */}}
+{{- define "divvy.extender.nodeLabel" -}}
+{{- $s := .Values.node.nodeSelector -}}
+{{- if hasKey $s "enflame.com/gcushare" -}}
+enflame.com/gcushare={{ get $s "enflame.com/gcushare" }}
+{{- else if eq (len $s) 1 -}}
+{{- range $k, $v := $s }}{{ $k }}={{ $v }}{{ end -}}
+{{- end -}}
+{{- end }}
+
 {{/* Prometheus annotations; (list $ 9400). */}}
 {{- define "divvy.scrape" -}}
 {{- if (index . 0).Values.metrics.scrapeAnnotations -}}
