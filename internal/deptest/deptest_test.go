@@ -79,9 +79,9 @@ var rules = []rule{
 	},
 	{
 		packages: []string{"..."},
-		except:   []string{"internal/vendorsim/..."},
-		never:    []string{"internal/vendorsim/..."},
-		why:      "stand-ins for vendor libraries belong to tests and the lab, never into a program that users run",
+		except:   []string{"internal/vendorsim/...", "internal/backend/backendtest"},
+		never:    []string{"internal/vendorsim/...", "internal/backend/backendtest", "testing"},
+		why:      "stand-ins and test suites belong to tests and the lab, never into a program that users run",
 	},
 	{
 		packages: []string{"cmd/..."},
