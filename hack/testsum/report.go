@@ -80,13 +80,16 @@ func read(path string) (counts, error) {
 }
 
 // lastLine shortens what a failed test printed; all of it was printed when it
-// failed.
+// failed. The lines in which the go command says that it failed tell nothing,
+// unless there are no others.
 func lastLine(text string) string {
-	lines := strings.Split(strings.TrimSpace(text), "\n")
-	for i := len(lines) - 1; i >= 0; i-- {
-		if l := strings.TrimSpace(lines[i]); l != "" && !strings.HasPrefix(l, "--- FAIL") && !strings.HasPrefix(l, "FAIL") {
-			return l
+	last := "no output"
+	for line := range strings.Lines(text) {
+		line = strings.TrimSpace(line)
+		summary := strings.HasPrefix(line, "--- FAIL") || strings.HasPrefix(line, "FAIL")
+		if line != "" && (!summary || last == "no output") {
+			last = line
 		}
 	}
-	return "no output"
+	return last
 }
