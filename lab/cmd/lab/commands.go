@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"strings"
 	"time"
 
@@ -17,13 +18,15 @@ import (
 	"github.com/divvy-gpu/divvy/lab/internal/progress"
 )
 
+// geteuid is replaced by tests, which may run as root.
+var geteuid = os.Geteuid
+
 func newRootCommand() *cobra.Command {
 	root := &cobra.Command{
 		Use:           "lab",
 		Short:         "A real Kubernetes with simulated accelerators on this machine",
 		SilenceUsage:  true,
 		SilenceErrors: true,
-		Args:          cobra.NoArgs,
 	}
 	root.AddCommand(
 		newBuildCommand(), newUpCommand(), newInstallCommand(), newDownCommand(), newStatusCommand(),
@@ -38,7 +41,7 @@ func newRootCommand() *cobra.Command {
 // exclusive wraps what needs root and must not run twice at once.
 func exclusive(run func(cmd *cobra.Command, args []string) error) func(*cobra.Command, []string) error {
 	return func(cmd *cobra.Command, args []string) (err error) {
-		if err := host.RequireRoot(cmd.CommandPath()); err != nil {
+		if err := host.RequireRoot(geteuid(), cmd.CommandPath()); err != nil {
 			return err
 		}
 		unlock, err := cluster.Lock(cmd.Context(), cmd.OutOrStdout())
@@ -132,7 +135,7 @@ func newStatusCommand() *cobra.Command {
 		Short: "Show what runs and whether it is ready",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := host.RequireRoot(cmd.CommandPath()); err != nil {
+			if err := host.RequireRoot(geteuid(), cmd.CommandPath()); err != nil {
 				return err
 			}
 			c, err := cluster.Open()

@@ -56,7 +56,7 @@ func newInstallCommand() *cobra.Command {
 			}
 			units, err := product.WaitForResource(cmd.Context(), c, resourceTimeout)
 			if err != nil {
-				return fmt.Errorf("Divvy is installed, but the node does not offer its cards: %w", err) //nolint:revive,staticcheck // a name
+				return fmt.Errorf("Divvy is installed, but the node does not offer its cards: %w", err) //nolint:staticcheck // a name
 			}
 			fmt.Fprintf(out, "Divvy is installed after %s: node %s offers %d units of %s.\n",
 				progress.Elapsed(time.Since(started)), c.NodeName(), units, product.Resource)

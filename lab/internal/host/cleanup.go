@@ -124,7 +124,10 @@ func RemoveCgroups(ctx context.Context, name string) error {
 			return fmt.Errorf("remove control groups: %w", err)
 		}
 		if err != nil {
-			time.Sleep(100 * time.Millisecond)
+			select {
+			case <-ctx.Done():
+			case <-time.After(100 * time.Millisecond):
+			}
 		}
 	}
 }
@@ -197,7 +200,7 @@ func RemoveLinks(bridge string) error {
 // FilterTables returns the packet filter tables of the machine as "family
 // name"; none where the machine has no nft.
 func FilterTables(ctx context.Context) ([]string, error) {
-	if _, err := exec.LookPath("nft"); err != nil {
+	if _, err := exec.LookPath("nft"); errors.Is(err, exec.ErrNotFound) {
 		return nil, nil
 	}
 	out, err := exec.CommandContext(ctx, "nft", "list", "tables").Output()

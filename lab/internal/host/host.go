@@ -14,10 +14,10 @@ import (
 	"strings"
 )
 
-// RequireRoot returns an error of one sentence where the program lacks the
-// rights to run a Kubernetes.
-func RequireRoot(command string) error {
-	if os.Geteuid() != 0 {
+// RequireRoot returns an error of one sentence where a user, by the effective
+// user id, lacks the rights to run a Kubernetes.
+func RequireRoot(euid int, command string) error {
+	if euid != 0 {
 		return fmt.Errorf("%s needs root: it starts a real Kubernetes with containers on this machine; run it with sudo", command)
 	}
 	return nil

@@ -200,7 +200,7 @@ func (s Store) KeyPair(name string) error {
 	return write(pub, public, 0o644)
 }
 
-func (s Store) ensure(name string, make func() (*Authority, error), fits func(*Authority) bool) (*Authority, error) {
+func (s Store) ensure(name string, create func() (*Authority, error), fits func(*Authority) bool) (*Authority, error) {
 	a, err := s.load(name)
 	switch {
 	case err == nil && (fits == nil || fits(a)) && time.Now().Before(a.Certificate.NotAfter):
@@ -208,7 +208,7 @@ func (s Store) ensure(name string, make func() (*Authority, error), fits func(*A
 	case err != nil && !errors.Is(err, fs.ErrNotExist):
 		return nil, err
 	}
-	if a, err = make(); err != nil {
+	if a, err = create(); err != nil {
 		return nil, err
 	}
 	key, err := a.KeyPEM()

@@ -132,7 +132,10 @@ func (id ID) wait(ctx context.Context, limit time.Duration) bool {
 		if ctx.Err() != nil || time.Now().After(deadline) {
 			return !id.Alive()
 		}
-		time.Sleep(20 * time.Millisecond)
+		select {
+		case <-ctx.Done():
+		case <-time.After(20 * time.Millisecond):
+		}
 	}
 	return true
 }

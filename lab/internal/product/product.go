@@ -88,7 +88,7 @@ func Install(ctx context.Context, o Options) error {
 		return o.Cluster.WriteSchedulerConfig(ctx, scheduler.DivvyExtender.Config())
 	})
 	if err != nil {
-		return fmt.Errorf("Divvy was not installed: %w", err) //nolint:revive,staticcheck // a name
+		return fmt.Errorf("Divvy was not installed: %w", err) //nolint:staticcheck // a name
 	}
 	return nil
 }
