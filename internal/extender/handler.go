@@ -3,7 +3,6 @@ package extender
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -229,14 +228,4 @@ func writeText(w http.ResponseWriter, status int, text string) {
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	w.WriteHeader(status)
 	_, _ = io.WriteString(w, text+"\n")
-}
-
-// writeIndented writes a value for people and for tools.
-func writeIndented(w http.ResponseWriter, status int, v any) error {
-	body, err := json.MarshalIndent(v, "", "    ")
-	if err != nil {
-		return err
-	}
-	writeJSON(w, status, append(body, '\n'))
-	return nil
 }

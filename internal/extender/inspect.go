@@ -17,10 +17,13 @@ import (
 // query may ask for details=true, which adds fields, and for another resource.
 func (e *Extender) handleInspect(w http.ResponseWriter, r *http.Request) {
 	status, report := e.inspect(r)
-	if err := writeIndented(w, status, report); err != nil {
-		klog.FromContext(r.Context()).Error(err, "Cannot write the report")
-		writeError(w, http.StatusInternalServerError, "the report cannot be written: "+err.Error())
+	body, err := inspect.Marshal(report)
+	if err != nil {
+		klog.FromContext(r.Context()).Error(err, "Cannot answer inspect")
+		writeError(w, http.StatusInternalServerError, err.Error())
+		return
 	}
+	writeJSON(w, status, body)
 }
 
 func (e *Extender) inspect(r *http.Request) (status int, report inspect.Report) {

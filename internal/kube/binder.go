@@ -85,7 +85,7 @@ func (b *Binder) Bind(ctx context.Context, ref accel.PodRef, node string, annota
 	case err == nil:
 		return nil
 	case apierrors.IsNotFound(err):
-		return fmt.Errorf("bind pod %s to %s: %w", ref, node, ErrPodGone)
+		return fmt.Errorf("bind pod %s to %s: %w: %w", ref, node, ErrPodGone, err)
 	case refused(err):
 		return fmt.Errorf("bind pod %s to %s: %w", ref, node, err)
 	}

@@ -3,6 +3,7 @@ package kube
 import (
 	"context"
 	"crypto/sha256"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -15,9 +16,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apimachinery/pkg/watch"
-	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/pager"
 	"k8s.io/klog/v2"
 
 	"github.com/divvy-gpu/divvy/internal/accel"
@@ -73,9 +73,9 @@ type BooksConfig struct {
 // All methods are safe for concurrent use.
 type Books struct {
 	config BooksConfig
-	logger klog.Logger
 
 	mu          sync.RWMutex // guards what follows; the ledger's lock nests in it
+	logger      klog.Logger
 	nodes       map[string]nodeRecord
 	pods        map[string]podRecord // by namespace/name; only pods that ask for something of ours
 	nodesSynced bool
@@ -112,16 +112,23 @@ func NewBooks(c BooksConfig) *Books {
 	}
 }
 
-// Run follows the API server until the context ends. Nodes are followed by
-// their metadata alone, a tenth of their size; pods only until they end.
-func (b *Books) Run(ctx context.Context, client kubernetes.Interface, meta metadata.Interface) {
-	b.logger = klog.FromContext(ctx)
-	nodes := meta.Resource(v1.SchemeGroupVersion.WithResource("nodes"))
-	pods := client.CoreV1().Pods(metav1.NamespaceAll)
-	running := fields.AndSelectors(
+// nodesResource and running say what the books are made of: all nodes, by
+// their metadata alone, a tenth of their size; pods until they end.
+var (
+	nodesResource = v1.SchemeGroupVersion.WithResource("nodes")
+	running       = fields.AndSelectors(
 		fields.OneTermNotEqualSelector("status.phase", string(v1.PodSucceeded)),
 		fields.OneTermNotEqualSelector("status.phase", string(v1.PodFailed)),
 	).String()
+)
+
+// Run follows the API server until the context ends.
+func (b *Books) Run(ctx context.Context, clients Clients) {
+	b.mu.Lock()
+	b.logger = klog.FromContext(ctx)
+	b.mu.Unlock()
+	nodes := clients.Metadata.Resource(nodesResource)
+	pods := clients.Kubernetes.CoreV1().Pods(metav1.NamespaceAll)
 
 	var group wait.Group
 	group.StartWithContext(ctx, reflector("nodes", &metav1.PartialObjectMetadata{}, b.Nodes(),
@@ -132,7 +139,7 @@ func (b *Books) Run(ctx context.Context, client kubernetes.Interface, meta metad
 			WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
 				return nodes.Watch(ctx, o)
 			},
-		}, meta)).RunWithContext)
+		}, clients.Metadata)).RunWithContext)
 	group.StartWithContext(ctx, reflector("pods", &v1.Pod{}, b.Pods(),
 		cache.ToListWatcherWithWatchListSemantics(&cache.ListWatch{
 			ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
@@ -143,8 +150,34 @@ func (b *Books) Run(ctx context.Context, client kubernetes.Interface, meta metad
 				o.FieldSelector = running
 				return pods.Watch(ctx, o)
 			},
-		}, client)).RunWithContext)
+		}, clients.Kubernetes)).RunWithContext)
 	group.Wait()
+}
+
+// Load reads everything once, for a program that only wants to look.
+func (b *Books) Load(ctx context.Context, clients Clients) error {
+	load := func(what string, store cache.TransformingStore, list pager.ListPageFunc) error {
+		var items []any
+		err := pager.New(list).EachListItem(ctx, metav1.ListOptions{}, func(obj runtime.Object) error {
+			// Pages are thrown away as they come.
+			item, err := store.Transformer()(obj)
+			items = append(items, item)
+			return err
+		})
+		if err != nil {
+			return fmt.Errorf("list the %s: %w", what, err)
+		}
+		return store.Replace(items, "")
+	}
+	return errors.Join(
+		load("nodes", b.Nodes(), func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+			return clients.Metadata.Resource(nodesResource).List(ctx, o)
+		}),
+		load("pods", b.Pods(), func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+			o.FieldSelector = running
+			return clients.Kubernetes.CoreV1().Pods(metav1.NamespaceAll).List(ctx, o)
+		}),
+	)
 }
 
 func reflector(name string, example runtime.Object, store cache.ReflectorStore, lw cache.ListerWatcher) *cache.Reflector {

@@ -165,7 +165,7 @@ func (p *program) run(ctx context.Context, listener, metricsListener net.Listene
 	defer stopParts()
 
 	var parts sync.WaitGroup
-	parts.Go(func() { p.books.Run(partsCtx, p.clients.Kubernetes, p.clients.Metadata) })
+	parts.Go(func() { p.books.Run(partsCtx, p.clients) })
 	parts.Go(func() { p.keys.Run(partsCtx, p.books.KeyChanged) })
 	parts.Go(func() { p.expire(partsCtx) })
 	parts.Go(func() { p.announce(partsCtx) })

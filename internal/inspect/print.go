@@ -1,0 +1,74 @@
+package inspect
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+
+	"sigs.k8s.io/yaml"
+)
+
+// Format is a way to print a report.
+type Format string
+
+// The formats.
+const (
+	Table Format = "table"
+	Wide  Format = "wide"
+	JSON  Format = "json"
+	YAML  Format = "yaml"
+)
+
+var formats = []Format{Table, Wide, JSON, YAML}
+
+// ParseFormat reads the name of a format.
+func ParseFormat(name string) (Format, error) {
+	if f := Format(name); slices.Contains(formats, f) {
+		return f, nil
+	}
+	names := make([]string, len(formats))
+	for i, f := range formats {
+		names[i] = string(f)
+	}
+	return "", fmt.Errorf("output format %q: must be one of %s", name, strings.Join(names, ", "))
+}
+
+// Print writes a report that has details. JSON and YAML are in the guide's
+// form, without them.
+func Print(w io.Writer, r Report, f Format) error {
+	switch f {
+	case JSON:
+		body, err := Marshal(r.Guide())
+		if err != nil {
+			return err
+		}
+		_, err = w.Write(body)
+		return err
+	case YAML:
+		body, err := yaml.Marshal(r.Guide())
+		if err != nil {
+			return fmt.Errorf("write the report: %w", err)
+		}
+		_, err = w.Write(body)
+		return err
+	case Table, Wide:
+		return writeTable(w, r, f == Wide)
+	}
+	return fmt.Errorf("output format %q is not known", f)
+}
+
+// Marshal writes a report as JSON that people can read, and that is the same
+// wherever it comes from.
+func Marshal(r Report) ([]byte, error) {
+	var b bytes.Buffer
+	e := json.NewEncoder(&b)
+	e.SetEscapeHTML(false) // names are shown as they are
+	e.SetIndent("", "    ")
+	if err := e.Encode(r); err != nil {
+		return nil, fmt.Errorf("write the report: %w", err)
+	}
+	return b.Bytes(), nil
+}

@@ -1,0 +1,191 @@
+package inspect
+
+import (
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/divvy-gpu/divvy/internal/accel"
+)
+
+// barWidth is the number of signs in a bar.
+const barWidth = 20
+
+// writeTable prints the report, with details, for people.
+func writeTable(w io.Writer, r Report, wide bool) error {
+	if len(r.Nodes) == 0 {
+		_, err := fmt.Fprintln(w, "no node shares devices")
+		return err
+	}
+	for i, n := range r.Nodes {
+		if i > 0 {
+			if _, err := fmt.Fprintln(w); err != nil {
+				return err
+			}
+		}
+		if err := writeNode(w, n, wide); err != nil {
+			return err
+		}
+	}
+	if len(r.Nodes) == 1 {
+		return nil
+	}
+	_, err := fmt.Fprintf(w, "\n%s\n", total(r.Nodes))
+	return err
+}
+
+func writeNode(w io.Writer, n Node, wide bool) error {
+	if _, err := fmt.Fprintf(w, "NODE %s: %s, %s in %s\n", n.Name, count(len(n.Devices), "card"), n.Resource, unitName(n.Unit)); err != nil {
+		return err
+	}
+	g := &grid{columns: []column{{title: "CARD"}}}
+	if wide {
+		g.columns = append(g.columns, column{title: "UUID"}, column{title: "NUMA"}, column{title: "BOARD"})
+	}
+	g.columns = append(g.columns, column{title: "MODEL"}, column{title: "HEALTH"},
+		column{title: "TOTAL", right: true}, column{title: "USED", right: true}, column{title: "FREE", right: true}, column{title: "USE"},
+		column{title: "POD"}, column{title: "HOLDS", right: true})
+	if wide {
+		g.columns = append(g.columns, column{title: "CONFIRMED"}, column{title: "CREATED"}, column{title: "POD UID"})
+	}
+	// device begins the row of a device.
+	device := func(card, uuid, numa, board string, rest ...string) []string {
+		row := []string{card}
+		if wide {
+			row = append(row, uuid, numa, board)
+		}
+		return append(row, rest...)
+	}
+	var notes []string
+	for _, d := range n.Devices {
+		health := "healthy"
+		if d.Unhealthy {
+			health = "UNHEALTHY"
+			notes = append(notes, fmt.Sprintf("card %d gets no new pods: %s", d.ID, orDash(d.Reason)))
+		}
+		numa := "-"
+		if d.NUMANode != nil {
+			numa = strconv.Itoa(*d.NUMANode)
+		}
+		g.addPods(d.Pods, wide, device(strconv.Itoa(d.ID), string(d.UUID), numa, orDash(d.Board),
+			orDash(d.Model), health, number(d.Total), number(d.Used), number(d.Available), bar(d.Used, d.Total)))
+	}
+	if len(n.Unplaced) > 0 {
+		var used accel.Units
+		for _, p := range n.Unplaced {
+			used += p.Used
+		}
+		g.addPods(n.Unplaced, wide, device("?", "", "", "", "", "", "", number(used), "", ""))
+		notes = append(notes, "?: the node has not said yet which card these pods hold, or has lost it")
+	}
+	g.add(device("sum", "", "", "", "", "", number(n.Total), number(n.Used), number(n.Available), bar(n.Used, n.Total))...)
+	if err := g.write(w, "  "); err != nil {
+		return err
+	}
+	for _, note := range notes {
+		if _, err := fmt.Fprintln(w, "  "+note); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// addPods adds one row for each pod; the first begins with the device.
+func (g *grid) addPods(pods []Pod, wide bool, device []string) {
+	if len(pods) == 0 {
+		g.add(append(device, "-")...)
+		return
+	}
+	for i, p := range pods {
+		row := make([]string, len(device), len(g.columns))
+		if i == 0 {
+			copy(row, device)
+		}
+		row = append(row, p.Namespace+"/"+p.Name, number(p.Used))
+		if wide {
+			confirmed := "no"
+			if p.Confirmed {
+				confirmed = "yes"
+			}
+			row = append(row, confirmed, p.CreateTime.Format(time.RFC3339), p.UID)
+		}
+		g.add(row...)
+	}
+}
+
+// total is the last line of a report with several nodes. Nodes may count in
+// different units, so then it counts in GB.
+func total(nodes []Node) string {
+	var all, used, available, cards int64
+	unit, mixed := nodes[0].Unit, false
+	for _, n := range nodes {
+		mixed = mixed || n.Unit != unit
+		cards += int64(len(n.Devices))
+	}
+	per := func(Node) int64 { return 1 }
+	format := func(n int64) string { return strconv.FormatInt(n, 10) }
+	in := unitName(unit)
+	if mixed {
+		per, format, in = func(n Node) int64 { return milliGB(n.Unit) }, fromMilli, "GB"
+	}
+	for _, n := range nodes {
+		all += int64(n.Total) * per(n)
+		used += int64(n.Used) * per(n)
+		available += int64(n.Available) * per(n)
+	}
+	return fmt.Sprintf("%s, %s: total %s, used %s, free %s, in %s  %s",
+		count(len(nodes), "node"), count(int(cards), "card"), format(all), format(used), format(available), in,
+		bar(accel.Units(used), accel.Units(all)))
+}
+
+// bar draws how much is used. Only nothing is drawn as nothing, and only all as
+// all.
+func bar(used, total accel.Units) string {
+	n := 0
+	switch {
+	case used <= 0 || total <= 0:
+	case used >= total:
+		n = barWidth
+	default:
+		n = min(max(int(float64(used)/float64(total)*barWidth+0.5), 1), barWidth-1)
+	}
+	return "[" + strings.Repeat("#", n) + strings.Repeat("-", barWidth-n) + "]"
+}
+
+// unitName says what is counted.
+func unitName(unit string) string {
+	if unit == "" {
+		return "units"
+	}
+	return "units of " + unit + " GB"
+}
+
+// milliGB is the size of a unit in thousandths of a GB, 0 when unknown.
+func milliGB(unit string) int64 {
+	f, err := strconv.ParseFloat(unit, 64)
+	if err != nil || f <= 0 || f > 1e6 {
+		return 0
+	}
+	return int64(f*1000 + 0.5)
+}
+
+// fromMilli writes thousandths without trailing zeros.
+func fromMilli(n int64) string { return strconv.FormatFloat(float64(n)/1000, 'f', -1, 64) }
+
+func number(n accel.Units) string { return strconv.FormatInt(int64(n), 10) }
+
+func count(n int, noun string) string {
+	if n == 1 {
+		return "1 " + noun
+	}
+	return strconv.Itoa(n) + " " + noun + "s"
+}
+
+func orDash(s string) string {
+	if s == "" {
+		return "-"
+	}
+	return s
+}
