@@ -151,6 +151,11 @@ func (a *Agent) offer(ctx context.Context, r config.Resource, m *metrics) (offer
 	}
 	server := deviceplugin.NewServer(filepath.Join(a.o.Config.KubeletDir, "device-plugins"), resource, p)
 	p.sink = server
+	a.o.Registry.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{
+		Namespace: "divvy", Subsystem: "node", Name: "registrations_total",
+		Help:        "Registrations that kubelet accepted.",
+		ConstLabels: prometheus.Labels{"resource": r.Name},
+	}, func() float64 { return float64(server.Registrations()) }))
 	if err := p.open(ctx); err != nil {
 		return offer{}, err
 	}
