@@ -118,7 +118,7 @@ func buildPrograms(ctx context.Context, repository string) error {
 	}
 	err := build.RunGo(ctx, repository, []string{"CGO_ENABLED=0"}, nil,
 		"build", "-buildvcs=false", "-trimpath", "-ldflags", ldflags, "-o", programDir,
-		"./cmd/divvy-node", "./cmd/divvy-control", "./cmd/kubectl-divvy")
+		"./cmd/...")
 	if err != nil {
 		return fmt.Errorf("build the programs: %w", err)
 	}
