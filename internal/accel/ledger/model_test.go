@@ -19,7 +19,7 @@ import (
 // recounts everything from it for every answer. TestModel and FuzzLedger drive
 // both with the same operations and compare all answers.
 
-var modelSteps = flag.Int("ledger.steps", 0, "steps of TestModel; 0 is a million, or a hundred thousand with -short")
+var modelSteps = flag.Int("ledger.steps", 0, "steps of TestModel; 0 is a million, or a hundred thousand with -short or -race")
 
 type model struct {
 	policy place.Policy
@@ -422,7 +422,7 @@ func TestModel(t *testing.T) {
 	steps := *modelSteps
 	if steps == 0 {
 		steps = 1_000_000
-		if testing.Short() {
+		if testing.Short() || raceDetector { // it has one goroutine
 			steps = 100_000
 		}
 	}
