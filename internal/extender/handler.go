@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"k8s.io/klog/v2"
+
+	"github.com/divvy-gpu/divvy/internal/inspect"
 )
 
 // Prefix stands before the routes of the verbs, as in the guide.
@@ -56,8 +58,8 @@ func (e *Extender) Handler() http.Handler {
 	} {
 		mux.Handle(Prefix+"/"+v.name, e.handleVerb(v))
 	}
-	mux.HandleFunc("GET "+Prefix+"/inspect", e.handleInspect)
-	mux.HandleFunc("GET "+Prefix+"/inspect/{node}", e.handleInspect)
+	mux.HandleFunc("GET "+inspect.Route, e.handleInspect)
+	mux.HandleFunc("GET "+inspect.Route+"/{node}", e.handleInspect)
 	mux.HandleFunc("GET /version", func(w http.ResponseWriter, _ *http.Request) { writeText(w, http.StatusOK, e.config.Version) })
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { writeText(w, http.StatusOK, "ok") })
 	mux.HandleFunc("GET /readyz", e.handleReady)

@@ -13,6 +13,10 @@ import (
 	"github.com/divvy-gpu/divvy/internal/accel/ledger"
 )
 
+// Route is where the extender answers with a Report of all nodes, and below it,
+// at /NODE, with one of a single node. With details=true the report has details.
+const Route = "/gcushare-scheduler/inspect"
+
 // Report is the state of some nodes. In the guide's form its JSON has exactly
 // the guide's fields in the guide's order; what Divvy adds is left out when it
 // is empty and comes after them.

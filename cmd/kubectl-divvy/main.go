@@ -1,0 +1,39 @@
+// kubectl-divvy is what a person uses: "kubectl divvy inspect" shows which pods
+// hold how much of which device.
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/spf13/cobra"
+
+	"github.com/divvy-gpu/divvy/internal/app/inspect"
+	"github.com/divvy-gpu/divvy/internal/version"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	defer stop()
+	if err := command().ExecuteContext(ctx); err != nil {
+		fmt.Fprintln(os.Stderr, "error:", err)
+		os.Exit(1) //nolint:gocritic // the one exit of the program; stop has nothing left to do
+	}
+}
+
+func command() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:           "kubectl-divvy",
+		Short:         "See how accelerators are shared",
+		Version:       version.Version,
+		Annotations:   map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl divvy"},
+		SilenceUsage:  true,
+		SilenceErrors: true,
+	}
+	cmd.SetVersionTemplate(version.String("kubectl-divvy") + "\n")
+	cmd.AddCommand(inspect.Command())
+	return cmd
+}

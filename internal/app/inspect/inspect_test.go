@@ -1,0 +1,304 @@
+package inspect
+
+import (
+	"bytes"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
+
+	"github.com/divvy-gpu/divvy/internal/accel"
+	"github.com/divvy-gpu/divvy/internal/accel/ledger"
+	"github.com/divvy-gpu/divvy/internal/accel/wire"
+	"github.com/divvy-gpu/divvy/internal/inspect"
+	"github.com/divvy-gpu/divvy/internal/kube"
+)
+
+var update = flag.Bool("update", false, "write the golden files anew")
+
+const gcuMemory accel.Resource = "enflame.com/gcu-memory"
+
+// apiServer is as much of an API server as kubectl-divvy asks.
+type apiServer struct {
+	nodes []metav1.PartialObjectMetadata
+	pods  []v1.Pod
+	// extender answers behind the service; nil for a service without pods.
+	extender http.Handler
+	// refuse, when not 0, is the status of every list.
+	refuse int
+	// asked are the paths, with their queries.
+	asked []string
+}
+
+func (s *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	s.asked = append(s.asked, r.URL.RequestURI())
+	const service = "/api/v1/namespaces/divvy-system/services/divvy-extender:32766/proxy"
+	switch path := r.URL.Path; {
+	case strings.HasPrefix(path, service) && s.extender != nil:
+		http.StripPrefix(service, s.extender).ServeHTTP(w, r)
+	case strings.HasPrefix(path, service):
+		answer(w, http.StatusServiceUnavailable, status(http.StatusServiceUnavailable, `no endpoints available for service "divvy-extender"`))
+	case s.refuse != 0:
+		answer(w, s.refuse, status(s.refuse, "lists are not for you"))
+	case path == "/api/v1/nodes":
+		answer(w, http.StatusOK, &metav1.PartialObjectMetadataList{
+			TypeMeta: metav1.TypeMeta{APIVersion: "meta.k8s.io/v1", Kind: "PartialObjectMetadataList"}, Items: s.nodes})
+	case path == "/api/v1/pods":
+		answer(w, http.StatusOK, &v1.PodList{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "PodList"}, Items: s.pods})
+	default:
+		answer(w, http.StatusNotFound, status(http.StatusNotFound, "the server could not find the requested resource"))
+	}
+}
+
+func status(code int, text string) *metav1.Status {
+	reason := map[int]metav1.StatusReason{
+		http.StatusServiceUnavailable: metav1.StatusReasonServiceUnavailable,
+		http.StatusNotFound:           metav1.StatusReasonNotFound,
+		http.StatusForbidden:          metav1.StatusReasonForbidden,
+	}[code]
+	return &metav1.Status{
+		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Status"},
+		Status:   metav1.StatusFailure, Message: text, Reason: reason, Code: int32(code),
+	}
+}
+
+func answer(w http.ResponseWriter, code int, object any) {
+	body, err := json.Marshal(object)
+	if err != nil {
+		panic(err)
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(code)
+	w.Write(body) //nolint:errcheck // a test's client
+}
+
+// newServer has two nodes with pods on one of them.
+func newServer(t *testing.T) *apiServer {
+	t.Helper()
+	s := &apiServer{}
+	for _, name := range []string{"node-a", "node-b"} {
+		inv := accel.Inventory{Resource: gcuMemory, Unit: "1"}
+		for i := range 2 {
+			inv.Shares = append(inv.Shares, accel.Share{Units: 16, Device: accel.Device{
+				Index: i, ID: accel.DeviceID(fmt.Sprintf("%s-%d", name, i)), Model: "S60", NUMANode: i}})
+		}
+		value, err := wire.EncodeInventory([]accel.Inventory{inv})
+		if err != nil {
+			t.Fatal(err)
+		}
+		node := metav1.PartialObjectMetadata{TypeMeta: metav1.TypeMeta{APIVersion: "meta.k8s.io/v1", Kind: "PartialObjectMetadata"}}
+		node.Name, node.Annotations = name, map[string]string{wire.InventoryAnnotation: value}
+		s.nodes = append(s.nodes, node)
+	}
+	s.nodes = append(s.nodes, metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Name: "plain"}})
+
+	signer, err := wire.NewSigner(bytes.Repeat([]byte("k"), wire.MinKeyBytes))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, units := range []int64{4, 8, 2, 0} {
+		pod := v1.Pod{ObjectMeta: metav1.ObjectMeta{
+			Namespace: "team", Name: fmt.Sprintf("pod-%d", i), UID: types.UID(fmt.Sprintf("uid-%d", i)), CreationTimestamp: metav1.Unix(1662450043+int64(i), 0)}}
+		pod.Spec.NodeName = "node-a"
+		list := v1.ResourceList{v1.ResourceName(gcuMemory): *resource.NewQuantity(units, resource.DecimalSI)}
+		pod.Spec.Containers = []v1.Container{{Name: "main", Resources: v1.ResourceRequirements{Requests: list, Limits: list}}}
+		if i < 2 { // the third was placed by hand
+			value, err := signer.EncodeGrant(string(pod.UID), accel.Grant{
+				Resource: gcuMemory, Node: "node-a", Device: "node-a-0", DeviceUnits: 16, Units: accel.Units(units), At: time.Unix(1, 0), Confirmed: i == 0})
+			if err != nil {
+				t.Fatal(err)
+			}
+			pod.Annotations = map[string]string{wire.GrantAnnotation: value}
+		}
+		s.pods = append(s.pods, pod)
+	}
+	return s
+}
+
+// extenderOf answers inspect as the extender does. That both agree on the
+// route and the shape is tested with the extender itself, in the lab.
+func extenderOf(usages func() []ledger.NodeUsage) http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET "+inspect.Route, func(w http.ResponseWriter, _ *http.Request) {
+		answer(w, http.StatusOK, inspect.FromUsage(gcuMemory, usages()))
+	})
+	mux.HandleFunc("GET "+inspect.Route+"/{node}", func(w http.ResponseWriter, r *http.Request) {
+		for _, u := range usages() {
+			if u.Name == r.PathValue("node") {
+				answer(w, http.StatusOK, inspect.FromUsage(gcuMemory, []ledger.NodeUsage{u}))
+				return
+			}
+		}
+		answer(w, http.StatusNotFound, inspect.Failed(fmt.Sprintf("node %q is not known or offers no %s", r.PathValue("node"), gcuMemory)))
+	})
+	return mux
+}
+
+func twoNodes() []ledger.NodeUsage {
+	l := ledger.New(ledger.Options{})
+	for _, name := range []string{"extender-a", "extender-b"} {
+		l.SetNode(name, []accel.Inventory{{Resource: gcuMemory, Unit: "0.1", Shares: []accel.Share{
+			{Units: 160, Device: accel.Device{ID: accel.DeviceID(name), Model: "S60", NUMANode: accel.NoNUMA}}}}})
+	}
+	l.Observe(ledger.Holding{Pod: accel.PodRef{UID: "u", Namespace: "team", Name: "p"}, Node: "extender-a", Resource: gcuMemory,
+		Units: 40, Device: "extender-a", Created: time.Unix(1662450043, 0)})
+	return l.Nodes(gcuMemory)
+}
+
+func run(t *testing.T, s *apiServer, node string, change func(*Options)) (out, errOut string, err error) {
+	t.Helper()
+	server := httptest.NewServer(s)
+	defer server.Close()
+	clients, err := kube.NewClients(&rest.Config{Host: server.URL}, "test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	o := DefaultOptions()
+	o.Timeout = 2 * time.Second
+	if change != nil {
+		change(&o)
+	}
+	var outBuffer, errBuffer bytes.Buffer
+	err = Run(t.Context(), o, clients, node, &outBuffer, &errBuffer)
+	return outBuffer.String(), errBuffer.String(), err
+}
+
+func TestRun(t *testing.T) {
+	notReady := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		answer(w, http.StatusServiceUnavailable, inspect.Failed("the extender is not ready: no grant key yet"))
+	})
+	garbage := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { answer(w, http.StatusOK, "hello") })
+	strange := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		answer(w, http.StatusOK, map[string]string{"kind": "Pod"})
+	})
+	mute := http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() })
+
+	tests := map[string]struct {
+		extender http.Handler
+		refuse   int
+		node     string
+		change   func(*Options)
+		golden   string // of the output
+		said     string // part of what standard error says; "" for nothing
+		err      string // part of the error
+	}{
+		"all":          {extender: extenderOf(twoNodes), golden: "all"},
+		"one node":     {extender: extenderOf(twoNodes), node: "extender-a", golden: "one"},
+		"guide's json": {extender: extenderOf(twoNodes), node: "extender-a", change: func(o *Options) { o.Output = "json" }, golden: "json"},
+		"unknown node": {extender: extenderOf(twoNodes), node: "nowhere",
+			err: `node "nowhere" is not known or offers no enflame.com/gcu-memory; there are: extender-a, extender-b`},
+		"extender is down":        {golden: "fallback", said: "no endpoints available"},
+		"extender is not ready":   {extender: notReady, golden: "fallback", said: "no grant key yet"},
+		"extender is another":     {extender: garbage, golden: "fallback", said: "something else than a report"},
+		"extender is a pod":       {extender: strange, golden: "fallback", said: "something else than a report"},
+		"extender says nothing":   {extender: mute, change: func(o *Options) { o.Timeout = 50 * time.Millisecond }, golden: "fallback", said: "deadline exceeded"},
+		"no such service":         {change: func(o *Options) { o.Service = "other" }, golden: "fallback", said: "could not find"},
+		"down, one node":          {node: "node-b", golden: "fallback-one", said: "no endpoints available"},
+		"down, unknown node":      {node: "nowhere", said: "no endpoints", err: "there are: node-a, node-b"},
+		"down, another resource":  {change: func(o *Options) { o.Resource = "example.com/none" }, golden: "fallback-none", said: "no endpoints"},
+		"down, and lists refused": {refuse: http.StatusForbidden, said: "no endpoints", err: "lists are not for you"},
+		"a node without devices":  {node: "plain", said: "no endpoints", err: `node "plain" is not known or offers no`},
+		"options that make no sense": {change: func(o *Options) { o.Output, o.Namespace, o.Port, o.Timeout = "xml", "", 0, 0 },
+			err: "output format \"xml\": must be one of table, wide, json, yaml\n--namespace must not be empty\n--port 0: must be from 1 to 65535\n--extender-timeout 0s: must be above zero"},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			s := newServer(t)
+			s.extender, s.refuse = tt.extender, tt.refuse
+			out, errOut, err := run(t, s, tt.node, tt.change)
+			if tt.err == "" && err != nil {
+				t.Fatal(err)
+			}
+			if tt.err != "" && (err == nil || !strings.Contains(err.Error(), tt.err)) {
+				t.Fatalf("error %v, want %s", err, tt.err)
+			}
+			if !strings.Contains(errOut, tt.said) || (tt.said == "") != (errOut == "") {
+				t.Errorf("said %q, want %q", errOut, tt.said)
+			}
+			if tt.golden == "" {
+				if out != "" {
+					t.Errorf("printed %q beside the error", out)
+				}
+				return
+			}
+			golden := filepath.Join("testdata", tt.golden+".txt")
+			if *update {
+				if err := os.WriteFile(golden, []byte(out), 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			want, err := os.ReadFile(golden)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(string(want), out); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// One question is one request, and only the pods that have not ended are read.
+func TestRequests(t *testing.T) {
+	s := newServer(t)
+	s.extender = extenderOf(twoNodes)
+	if _, _, err := run(t, s, "extender-a", nil); err != nil {
+		t.Fatal(err)
+	}
+	const proxy = "/api/v1/namespaces/divvy-system/services/divvy-extender:32766/proxy"
+	want := []string{proxy + "/gcushare-scheduler/inspect/extender-a?details=true&resource=enflame.com%2Fgcu-memory"}
+	if diff := cmp.Diff(want, s.asked); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	s = newServer(t)
+	if _, _, err := run(t, s, "", nil); err != nil {
+		t.Fatal(err)
+	}
+	if len(s.asked) != 3 || !strings.Contains(s.asked[2], "fieldSelector=status.phase%21%3DSucceeded%2Cstatus.phase%21%3DFailed") {
+		t.Errorf("asked %q, want the extender, the nodes, and the pods that have not ended", s.asked)
+	}
+}
+
+func TestUnknownNodeInALargeCluster(t *testing.T) {
+	var all inspect.Report
+	for i := range 30 {
+		all.Nodes = append(all.Nodes, inspect.Node{Name: fmt.Sprintf("n%02d", i)})
+	}
+	err := unknownNode("text", all)
+	if want := "n18, n19 and 10 more"; !strings.HasSuffix(err.Error(), want) {
+		t.Errorf("error %q, want it to end with %q", err, want)
+	}
+	if got := unknownNode("text", inspect.Report{}).Error(); got != "text; no node does" {
+		t.Errorf("error %q", got)
+	}
+}
+
+func TestCommand(t *testing.T) {
+	server := httptest.NewServer(newServer(t))
+	defer server.Close()
+	var out, errOut bytes.Buffer
+	cmd := Command()
+	cmd.SetArgs([]string{"--server", server.URL, "-o", "json", "node-b"})
+	cmd.SetOut(&out)
+	cmd.SetErr(&errOut)
+	if err := cmd.ExecuteContext(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	var report inspect.Report
+	if err := json.Unmarshal(out.Bytes(), &report); err != nil || len(report.Nodes) != 1 || report.Nodes[0].Name != "node-b" {
+		t.Errorf("printed %s: %v", out.String(), err)
+	}
+}
