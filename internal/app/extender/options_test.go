@@ -1,0 +1,101 @@
+package extender
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/spf13/pflag"
+
+	"github.com/divvy-gpu/divvy/internal/accel"
+	"github.com/divvy-gpu/divvy/internal/accel/place"
+	"github.com/divvy-gpu/divvy/internal/kube"
+)
+
+func TestDefaultsAreValid(t *testing.T) {
+	s, err := DefaultOptions().settings()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s.policy != place.Binpack {
+		t.Errorf("policy %s", s.policy)
+	}
+	want := map[accel.Resource]kube.Label{"enflame.com/gcu-memory": {Key: "enflame.com/gcushare", Value: "true"}}
+	if diff := cmp.Diff(want, s.labels); diff != "" {
+		t.Errorf("labels (-want +got):\n%s", diff)
+	}
+}
+
+// All mistakes are told at once, each with its flag.
+func TestValidate(t *testing.T) {
+	t.Setenv("POD_NAMESPACE", "")
+	err := Options{
+		Listen: "32766", MetricsListen: ":metrics", Policy: "best", Resources: []string{"gcu-memory", "a.example/x", "a.example/x", "a.example/b c"},
+		NodeLabel: "gcushare", ReservationTTL: 1, LogLevel: "loud", LogFormat: "xml", LeaderElect: true,
+	}.Validate()
+	if err == nil {
+		t.Fatal("options full of mistakes are valid")
+	}
+	want := []string{
+		`--listen: "32766": must be host:port, where the host may be empty`,
+		`--metrics-listen: ":metrics": the port must be a number up to 65535`,
+		`--policy: unknown placement policy "best", known are: binpack, spread`,
+		`--grant-key-file: must name a file`,
+		`--resources: "gcu-memory": must be an extended resource, domain/name`,
+		`--resources: a.example/x is named twice`,
+		`--resources: "a.example/b c": name part must consist of`,
+		`--node-label: node label "gcushare": must be key=value`,
+		`--reservation-ttl: 1ns: must be at least 10s`,
+		`--log-level: log level "loud": must be one of error, warn, info, debug, trace`,
+		`--log-format: log format "xml": must be one of text, json`,
+		`--leader-elect-name: must not be empty`,
+		`--leader-elect-namespace: must be given where POD_NAMESPACE is not set`,
+	}
+	lines := strings.Split(err.Error(), "\n")
+	if len(lines) != len(want) {
+		t.Fatalf("%d mistakes told, want %d:\n%v", len(lines), len(want), err)
+	}
+	for i := range want {
+		if !strings.HasPrefix(lines[i], want[i]) {
+			t.Errorf("mistake %d: %s\nwant %s", i, lines[i], want[i])
+		}
+	}
+
+	o := DefaultOptions()
+	o.MetricsListen = o.Listen
+	if err := o.Validate(); err == nil || err.Error() != "--metrics-listen: :32766 is the address of --listen" {
+		t.Errorf("the same address twice: %v", err)
+	}
+	o = DefaultOptions()
+	o.Resources = nil
+	if err := o.Validate(); err == nil || err.Error() != "--resources: must name at least one" {
+		t.Errorf("no resources: %v", err)
+	}
+}
+
+// A flag wins over its environment variable, and that over the default.
+func TestEnvironment(t *testing.T) {
+	o := DefaultOptions()
+	fs := pflag.NewFlagSet("test", pflag.ContinueOnError)
+	o.AddFlags(fs)
+	if err := fs.Parse([]string{"--policy=spread"}); err != nil {
+		t.Fatal(err)
+	}
+	env := map[string]string{"DIVVY_POLICY": "binpack", "DIVVY_LOG_LEVEL": "debug", "DIVVY_RESOURCES": "a.example/x,b.example/y"}
+	lookup := func(name string) (string, bool) { v, ok := env[name]; return v, ok }
+	if err := FromEnvironment(fs, lookup); err != nil {
+		t.Fatal(err)
+	}
+	want := DefaultOptions()
+	want.Policy, want.LogLevel, want.Resources = "spread", "debug", []string{"a.example/x", "b.example/y"}
+	if diff := cmp.Diff(want, o); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+
+	env = map[string]string{"DIVVY_RESERVATION_TTL": "long", "DIVVY_LEADER_ELECT": "perhaps"}
+	err := FromEnvironment(fs, lookup)
+	if err == nil || !strings.Contains(err.Error(), "environment variable DIVVY_LEADER_ELECT") ||
+		!strings.Contains(err.Error(), "environment variable DIVVY_RESERVATION_TTL") {
+		t.Errorf("error %v, want both variables in it", err)
+	}
+}
