@@ -1,0 +1,368 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/yaml"
+
+	"github.com/divvy-gpu/divvy/lab/internal/audit"
+	"github.com/divvy-gpu/divvy/lab/internal/cluster"
+	"github.com/divvy-gpu/divvy/lab/internal/product"
+	"github.com/divvy-gpu/divvy/lab/internal/stage"
+)
+
+// Waits of the demo. A machine of two cores needs a tenth of them.
+const (
+	podTimeout    = 90 * time.Second
+	freeTimeout   = 30 * time.Second
+	configTimeout = 2 * time.Minute
+)
+
+// cardGB is the memory of each card in GB.
+const cardGB = 16
+
+// demo plays the scenario.
+type demo struct {
+	stage  *stage.Stage
+	out    io.Writer
+	checks checks
+}
+
+func (d *demo) title(text string) {
+	fmt.Fprintf(d.out, "\n=== %s %s\n", text, strings.Repeat("=", max(0, 74-len(text))))
+}
+
+func (d *demo) say(text string) { fmt.Fprintf(d.out, "%s\n\n", text) }
+
+// shell prints a command as a person types it, runs it and prints its output.
+func (d *demo) shell(ctx context.Context, input string, command ...string) (string, error) {
+	fmt.Fprintf(d.out, "$ %s\n", strings.Join(command, " "))
+	program := command[0]
+	args := command[1:]
+	if program == "kubectl" || program == "helm" {
+		program = d.stage.Cluster.Program(program)
+	}
+	text, err := d.stage.Command(ctx, input, program, args...)
+	if text != "" {
+		fmt.Fprintln(d.out, text)
+	}
+	return text, err
+}
+
+// node shows what the node offers, once kubelet has reported it.
+func (d *demo) node(ctx context.Context, memory int64) error {
+	amounts := func(ctx context.Context) (gcuMemory, gcuCount int64, err error) {
+		node, err := d.stage.Client.CoreV1().Nodes().Get(ctx, d.stage.Cluster.NodeName(), metav1.GetOptions{})
+		if err != nil {
+			return 0, 0, err
+		}
+		m, c := node.Status.Allocatable[product.Resource], node.Status.Allocatable["enflame.com/gcu-count"]
+		return m.Value(), c.Value(), nil
+	}
+	// That it comes late is a difference, not the end of the demo.
+	_ = stage.Poll(ctx, configTimeout, "the node's memory", func(ctx context.Context) error {
+		m, c, err := amounts(ctx)
+		if err == nil && (m != memory || c != 8) {
+			err = fmt.Errorf("it has %d units on %d cards", m, c)
+		}
+		return err
+	})
+	_, err := d.shell(ctx, "", "kubectl", "get", "node", "--output",
+		`custom-columns=NAME:.metadata.name,GCU-COUNT:.status.allocatable.enflame\.com/gcu-count,GCU-MEMORY:.status.allocatable.enflame\.com/gcu-memory`)
+	if err != nil {
+		return err
+	}
+	m, c, err := amounts(ctx)
+	if err != nil {
+		return err
+	}
+	d.checks.equal(d.out, "units of enflame.com/gcu-memory", m, memory)
+	d.checks.equal(d.out, "cards in enflame.com/gcu-count", c, int64(8))
+	return nil
+}
+
+// holding is what the pods of the demo hold, in units.
+type holding struct {
+	pod   string
+	card  int
+	units int64
+}
+
+// scenario is the guide's, with so many units to a GB.
+func (d *demo) scenario(ctx context.Context, perGB int64) error {
+	var now []holding
+	run := func(number int, gb int64, card int, why string) error {
+		name := fmt.Sprintf("gcushare-pod-%d", number)
+		d.title(fmt.Sprintf("Pod %d asks for %d GB: %d units", number, gb, gb*perGB))
+		d.say(why)
+		if err := d.create(ctx, name, gb*perGB); err != nil {
+			return err
+		}
+		if err := d.stage.WaitPhase(ctx, podTimeout, corev1.PodRunning, name); err != nil {
+			return err
+		}
+		if err := d.list(ctx); err != nil {
+			return err
+		}
+		if err := d.look(ctx, name, card); err != nil {
+			return err
+		}
+		now = append(now, holding{name, card, gb * perGB})
+		return d.inspect(ctx, now, perGB)
+	}
+	if err := run(1, 4, 0, `All cards are empty, so the first serves it. The container sees that card's
+device node and no other.`); err != nil {
+		return err
+	}
+	if err := run(2, 8, 0, `The scheduler asks Divvy's extender, which chooses the fullest card that still
+has room: both pods share card 0 now.`); err != nil {
+		return err
+	}
+	if err := run(3, 12, 1, `Card 0 has 4 GB left, and a request is never split over cards: card 1.`); err != nil {
+		return err
+	}
+	if err := d.tooLarge(ctx, "gcushare-pod-4", 20*perGB, now, perGB); err != nil {
+		return err
+	}
+
+	d.title("Pod 2 is deleted")
+	d.say(`Its memory is free as soon as the pod has ended.`)
+	if _, err := d.shell(ctx, "", "kubectl", "delete", "pod", "gcushare-pod-2", "--namespace", namespace); err != nil {
+		return err
+	}
+	now = slices.Delete(now, 1, 2)
+	if err := d.inspect(ctx, now, perGB); err != nil {
+		return err
+	}
+	d.title("All pods are deleted")
+	if _, err := d.shell(ctx, "", "kubectl", "delete", "pod", "--all", "--namespace", namespace); err != nil {
+		return err
+	}
+	return d.inspect(ctx, nil, perGB)
+}
+
+// create makes the pod of a file in examples/, with the lab's image.
+func (d *demo) create(ctx context.Context, name string, units int64) error {
+	manifest, err := d.manifest(name, units)
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(d.out, "$ kubectl create -f %s.yaml --namespace %s\n", name, namespace)
+	text, err := d.stage.Command(ctx, manifest, d.stage.Cluster.Program("kubectl"), "create", "-f", "-", "--namespace", namespace)
+	if err != nil {
+		return err
+	}
+	fmt.Fprintln(d.out, text)
+	return nil
+}
+
+func (d *demo) manifest(name string, units int64) (string, error) {
+	data, err := os.ReadFile(filepath.Join(d.stage.Repository, "examples", name+".yaml"))
+	if err != nil {
+		return "", fmt.Errorf("read the example: %w", err)
+	}
+	return withUnits(data, units)
+}
+
+// withUnits returns the pod of an example with the lab's image, which needs no
+// download, and another request.
+func withUnits(example []byte, units int64) (string, error) {
+	var pod corev1.Pod
+	if err := yaml.UnmarshalStrict(example, &pod); err != nil {
+		return "", fmt.Errorf("read the example: %w", err)
+	}
+	for i := range pod.Spec.Containers {
+		c := &pod.Spec.Containers[i]
+		c.Image = cluster.ShellImage
+		c.Resources.Limits[product.Resource] = *resource.NewQuantity(units, resource.DecimalSI)
+	}
+	manifest, err := yaml.Marshal(pod)
+	if err != nil {
+		return "", fmt.Errorf("write the example: %w", err)
+	}
+	return string(manifest), nil
+}
+
+func (d *demo) list(ctx context.Context) error {
+	_, err := d.shell(ctx, "", "kubectl", "get", "pod", "--namespace", namespace)
+	return err
+}
+
+// look runs ls in the container, as the guide does, and reads the variable and
+// the annotation that name the card.
+func (d *demo) look(ctx context.Context, name string, card int) error {
+	text, err := d.shell(ctx, "", "kubectl", "exec", name, "--namespace", namespace, "--", "ls", "/dev")
+	if err != nil {
+		return err
+	}
+	var cards []string
+	for _, file := range strings.Fields(text) {
+		if strings.HasPrefix(file, "gcu") {
+			cards = append(cards, file)
+		}
+	}
+	d.checks.equal(d.out, "cards in /dev of "+name, cards, []string{fmt.Sprintf("gcu%d", card)})
+	variable, err := d.stage.Exec(ctx, name, "pod-gcu-example", "sh", "-c", "echo $ENFLAME_VISIBLE_DEVICES")
+	if err != nil {
+		return err
+	}
+	d.checks.equal(d.out, "ENFLAME_VISIBLE_DEVICES in "+name, variable, fmt.Sprint(card))
+	var assigned string
+	err = stage.Poll(ctx, freeTimeout, "annotations of "+name, func(ctx context.Context) error {
+		pod, err := d.stage.Get(ctx, name)
+		if err != nil {
+			return err
+		}
+		a := pod.Annotations
+		assigned = fmt.Sprintf("card %s, assigned %s", a["enflame.com/gcu-device-id"], a["enflame.com/gcu-device-assigned"])
+		if a["enflame.com/gcu-device-assigned"] != "true" {
+			return fmt.Errorf("%s", assigned)
+		}
+		return nil
+	})
+	if err != nil && ctx.Err() != nil {
+		return err
+	}
+	d.checks.equal(d.out, "annotations of "+name, assigned, fmt.Sprintf("card %d, assigned true", card))
+	return nil
+}
+
+// tooLarge shows the pod that no card can serve.
+func (d *demo) tooLarge(ctx context.Context, name string, units int64, now []holding, perGB int64) error {
+	d.title(fmt.Sprintf("Pod 4 asks for 20 GB: %d units", units))
+	d.say(`All cards together have far more free, but no single card has 20 GB. The pod
+stays Pending, and its event says why.`)
+	if err := d.create(ctx, name, units); err != nil {
+		return err
+	}
+	pod, err := d.stage.Get(ctx, name)
+	if err != nil {
+		return err
+	}
+	const documented = "0/1 nodes are available: 1 insufficient GCU Memory in one gcu device"
+	message, eventErr := d.stage.WaitEvent(ctx, podTimeout, pod, documented)
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	if err := d.list(ctx); err != nil {
+		return err
+	}
+	if _, err := d.shell(ctx, "", "kubectl", "get", "events", "--namespace", namespace,
+		"--field-selector", "involvedObject.name="+name+",reason=FailedScheduling",
+		"--output", "custom-columns=TYPE:.type,REASON:.reason,FROM:.reportingComponent,MESSAGE:.message"); err != nil {
+		return err
+	}
+	if eventErr != nil {
+		message = eventErr.Error()
+	}
+	d.checks.contains(d.out, "the event of "+name, message, documented)
+	if pod, err = d.stage.Get(ctx, name); err != nil {
+		return err
+	}
+	d.checks.equal(d.out, "phase of "+name, pod.Status.Phase, corev1.PodPending)
+	return d.inspect(ctx, now, perGB)
+}
+
+// inspect shows the books in both forms and checks them against what the pods
+// hold, once the last pod's end has been noticed.
+func (d *demo) inspect(ctx context.Context, now []holding, perGB int64) error {
+	want := wanted(now, perGB)
+	url := stage.ExtenderURL + "/gcushare-scheduler/inspect/" + d.stage.Cluster.NodeName()
+	var body []byte
+	var got map[int]string
+	_ = stage.Poll(ctx, freeTimeout, "inspect", func(ctx context.Context) (err error) {
+		if body, err = audit.Fetch(ctx, url); err != nil {
+			return err
+		}
+		node, err := audit.ParseReport(body)
+		if err != nil {
+			return err
+		}
+		if got = shown(node); fmt.Sprint(got) != fmt.Sprint(want) {
+			return fmt.Errorf("it shows %v", got)
+		}
+		return nil
+	})
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	if _, err := d.shell(ctx, "", "kubectl", "divvy", "inspect"); err != nil {
+		return err
+	}
+	fmt.Fprintf(d.out, "\n$ curl -s %s\n%s\n", url, abridge(strings.TrimSpace(string(body)), 2))
+	for index := range 8 {
+		if len(now) > 0 && index > 1 && got[index] == want[index] {
+			d.checks.made++ // eight lines that say "empty" help nobody
+			continue
+		}
+		d.checks.equal(d.out, fmt.Sprintf("inspect, card %d", index), got[index], want[index])
+	}
+	return nil
+}
+
+// wanted is what inspect is to show of each card.
+func wanted(now []holding, perGB int64) map[int]string {
+	cards := map[int]string{}
+	for index := range 8 {
+		var used int64
+		var pods []string
+		for _, h := range now {
+			if h.card == index {
+				used += h.units
+				pods = append(pods, fmt.Sprintf("%s holds %d", h.pod, h.units))
+			}
+		}
+		cards[index] = card(used, cardGB*perGB, pods)
+	}
+	return cards
+}
+
+// shown is what inspect shows.
+func shown(node audit.Node) map[int]string {
+	cards := map[int]string{}
+	for _, device := range node.Devices {
+		var pods []string
+		for _, occupant := range device.Pods {
+			pods = append(pods, fmt.Sprintf("%s holds %d", occupant.Name, occupant.Used))
+		}
+		cards[device.ID] = card(device.Used, device.Total, pods)
+	}
+	return cards
+}
+
+func card(used, total int64, pods []string) string {
+	if len(pods) == 0 {
+		return fmt.Sprintf("%d of %d used", used, total)
+	}
+	return fmt.Sprintf("%d of %d used, %s", used, total, strings.Join(pods, ", "))
+}
+
+// changeUnit upgrades the release, as a user does.
+func (d *demo) changeUnit(ctx context.Context, unit string) error {
+	args := d.stage.UpgradeArgs("memoryUnit=" + unit)
+	shown := slices.Clone(args)
+	for i, arg := range shown {
+		if rest, ok := strings.CutPrefix(arg, d.stage.Repository+"/"); ok {
+			shown[i] = rest
+		}
+	}
+	fmt.Fprintf(d.out, "$ helm %s\n", strings.Join(shown, " "))
+	if _, err := d.stage.Helm(ctx, args...); err != nil {
+		return err
+	}
+	if err := d.stage.WaitDivvy(ctx, configTimeout); err != nil {
+		return err
+	}
+	fmt.Fprintf(d.out, "Divvy is ready again, in units of %s GB.\n", unit)
+	return nil
+}

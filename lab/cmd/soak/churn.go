@@ -1,0 +1,197 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/divvy-gpu/divvy/lab/internal/stage"
+)
+
+const (
+	// churnInterval is the pause between two turns of the churn.
+	churnInterval = 200 * time.Millisecond
+	// maxWaiting is how many pods may wait for room: some must, or the cards
+	// would not fill.
+	maxWaiting = 6
+	// burstEvery is about how often many pods go at once.
+	burstEvery = 25 * time.Second
+)
+
+// churn makes and deletes pods at random.
+type churn struct {
+	stage    *stage.Stage
+	rng      *rand.Rand
+	capacity int64
+
+	mu      sync.Mutex // guards what follows
+	created int
+	// ran are the pods that were seen running, by UID.
+	ran map[types.UID]bool
+	// refused are the pods that kubelet did not admit, with its words.
+	refused map[types.UID]string
+	// died are pods that ran and ended though nothing asked them to.
+	died map[types.UID]string
+}
+
+func newChurn(s *stage.Stage, rng *rand.Rand, capacity int64) *churn {
+	return &churn{
+		stage: s, rng: rng, capacity: capacity,
+		ran: map[types.UID]bool{}, refused: map[types.UID]string{}, died: map[types.UID]string{},
+	}
+}
+
+// run churns until ctx ends. Calls that fail because the API server is being
+// restarted are made again at the next turn.
+func (c *churn) run(ctx context.Context) {
+	ticker := time.NewTicker(churnInterval)
+	defer ticker.Stop()
+	burst := time.Now().Add(burstEvery)
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+		living, waiting, err := c.observe(ctx)
+		if err != nil {
+			continue
+		}
+		var demand int64
+		for _, pod := range living {
+			demand += stage.Units(pod)
+		}
+		// Ask for a little more than there is.
+		if demand < c.capacity*106/100 && waiting < maxWaiting {
+			c.create(ctx)
+		}
+		switch {
+		case time.Now().After(burst):
+			burst = time.Now().Add(burstEvery)
+			for _, pod := range living {
+				if c.rng.IntN(2) == 0 {
+					c.delete(ctx, pod)
+				}
+			}
+		case len(living) > 0 && c.rng.IntN(4) == 0:
+			c.delete(ctx, living[c.rng.IntN(len(living))])
+		}
+	}
+}
+
+// observe notes what became of the pods and clears away those that ended. It
+// returns the others that are not being deleted, and how many of those wait for
+// a node.
+func (c *churn) observe(ctx context.Context) (living []*corev1.Pod, waiting int, err error) {
+	asking, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	list, err := c.stage.Client.CoreV1().Pods(c.stage.Namespace).List(asking, metav1.ListOptions{})
+	if err != nil {
+		return nil, 0, err
+	}
+	for i := range list.Items {
+		pod := &list.Items[i]
+		c.note(pod)
+		switch {
+		case stage.Ended(pod):
+			c.delete(ctx, pod)
+		case pod.DeletionTimestamp == nil:
+			living = append(living, pod)
+			if pod.Spec.NodeName == "" {
+				waiting++
+			}
+		}
+	}
+	return living, waiting, nil
+}
+
+// note remembers how a pod fares.
+func (c *churn) note(pod *corev1.Pod) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch {
+	case pod.Status.Phase == corev1.PodRunning, pod.Status.Phase == corev1.PodSucceeded:
+		c.ran[pod.UID] = true
+	case pod.Status.Phase == corev1.PodFailed && pod.DeletionTimestamp == nil:
+		if len(pod.Status.ContainerStatuses) == 0 || pod.Status.Reason == "UnexpectedAdmissionError" {
+			c.refused[pod.UID] = stage.Describe(pod)
+			return
+		}
+		c.died[pod.UID] = stage.Describe(pod)
+	}
+}
+
+func (c *churn) create(ctx context.Context) {
+	c.mu.Lock()
+	c.created++
+	pod := newPod(c.stage, c.rng, fmt.Sprintf("soak-%04d", c.created))
+	c.mu.Unlock()
+	// What was not made is made under another name.
+	_, _ = c.stage.Create(ctx, pod)
+}
+
+func (c *churn) delete(ctx context.Context, pod *corev1.Pod) {
+	err := c.stage.Client.CoreV1().Pods(pod.Namespace).Delete(ctx, pod.Name, metav1.DeleteOptions{
+		Preconditions: metav1.NewUIDPreconditions(string(pod.UID)),
+	})
+	if err != nil && !apierrors.IsNotFound(err) {
+		return // the next turn may choose it again
+	}
+}
+
+// fill asks for more until the cards are as full as chance lets them be, for a
+// comparison at the end that has many pods in it.
+func (c *churn) fill(ctx context.Context, until time.Time) {
+	for time.Now().Before(until) && ctx.Err() == nil {
+		living, waiting, err := c.observe(ctx)
+		if err == nil && waiting >= maxWaiting && len(living) > waiting {
+			return
+		}
+		if err == nil {
+			c.create(ctx)
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(churnInterval):
+		}
+	}
+}
+
+// settle deletes the pods that wait for room and those that end by themselves,
+// and waits until every other pod runs.
+func (c *churn) settle(ctx context.Context) error {
+	return stage.Poll(ctx, 2*time.Minute, "all pods to run or be gone", func(ctx context.Context) error {
+		list, err := c.stage.Client.CoreV1().Pods(c.stage.Namespace).List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return err
+		}
+		for i := range list.Items {
+			pod := &list.Items[i]
+			c.note(pod)
+			if pod.DeletionTimestamp == nil && (stage.Ended(pod) || pod.Spec.NodeName == "" || endsByItself(pod)) {
+				c.delete(ctx, pod)
+				err = fmt.Errorf("%s, and is being deleted", stage.Describe(pod))
+			} else if pod.DeletionTimestamp != nil || pod.Status.Phase != corev1.PodRunning {
+				err = fmt.Errorf("%s", stage.Describe(pod))
+			}
+		}
+		return err
+	})
+}
+
+// endsByItself reports whether a container of the pod runs for a while only.
+func endsByItself(pod *corev1.Pod) bool {
+	for _, container := range pod.Spec.Containers {
+		if len(container.Command) == 2 && container.Command[1] != "infinity" {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,72 @@
+// Command soak creates and deletes pods at random on the lab, fills the cards,
+// restarts parts of the cluster meanwhile, and then compares all books: what
+// every container really sees, what kubelet gave it, its annotations, and
+// inspect. All the time it watches that no card is used beyond its size.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"os/signal"
+	"strconv"
+	"syscall"
+	"time"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	err := run(ctx, os.Args[1:], os.Stdout)
+	stop()
+	if errors.Is(err, flag.ErrHelp) {
+		return
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "soak:", err)
+		os.Exit(1)
+	}
+}
+
+// options are the flags.
+type options struct {
+	duration time.Duration
+	seed     uint64
+	keep     bool
+}
+
+// minDuration is the shortest run that can show something: filling the cards
+// takes about half of it.
+const minDuration = time.Minute
+
+func parse(args []string, out io.Writer) (options, error) {
+	o := options{duration: 4 * time.Minute}
+	if minutes := os.Getenv("SOAK_MINUTES"); minutes != "" {
+		n, err := strconv.ParseFloat(minutes, 64)
+		if err != nil {
+			return o, fmt.Errorf("SOAK_MINUTES is %q: must be a number", minutes)
+		}
+		o.duration = time.Duration(n * float64(time.Minute))
+	}
+	flags := flag.NewFlagSet("soak", flag.ContinueOnError)
+	flags.SetOutput(out)
+	flags.DurationVar(&o.duration, "duration", o.duration, "how long pods come and go (environment SOAK_MINUTES)")
+	flags.Uint64Var(&o.seed, "seed", 0, "seed of what happens by chance; 0 for another each time")
+	flags.BoolVar(&o.keep, "keep", false, "leave the lab and the pods as they are at the end, to look at them")
+	if err := flags.Parse(args); err != nil {
+		return o, err
+	}
+	switch {
+	case flags.NArg() > 0:
+		return o, fmt.Errorf("unknown argument %q", flags.Arg(0))
+	case o.duration < minDuration:
+		return o, fmt.Errorf("a duration of %v is too short: at least %v are needed to fill the cards", o.duration, minDuration)
+	}
+	if o.seed == 0 {
+		o.seed = rand.Uint64() //nolint:gosec // chance, not secrecy
+	}
+	return o, nil
+}

@@ -1,0 +1,155 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/divvy-gpu/divvy/lab/internal/audit"
+	"github.com/divvy-gpu/divvy/lab/internal/product"
+	"github.com/divvy-gpu/divvy/lab/internal/progress"
+	"github.com/divvy-gpu/divvy/lab/internal/stage"
+)
+
+const (
+	namespace = "divvy-soak"
+	// convergeWithin is how long the books may take to agree once everything
+	// is up and no pod starts or ends.
+	convergeWithin = 5 * time.Second
+	// fillTime is the part of the end in which pods only come.
+	fillTime = 20 * time.Second
+)
+
+func run(ctx context.Context, args []string, out io.Writer) (err error) {
+	o, err := parse(args, out)
+	if err != nil {
+		return err
+	}
+	s, err := stage.SetUp(ctx, stage.Options{Topology: stage.Guide, MemoryUnit: "1", Namespace: namespace, Out: out})
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if !o.keep {
+			err = errors.Join(err, s.Restore(context.WithoutCancel(ctx), out))
+		}
+		err = errors.Join(err, s.Close())
+	}()
+	capacity, err := waitCapacity(ctx, s)
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(out, "\nFor %s pods come and go on 8 cards of %d units, and parts of the cluster are restarted. Seed %d.\n", o.duration, cardUnits, o.seed)
+	r, err := soak(ctx, s, o, capacity, out)
+	if err != nil {
+		return errors.Join(err, r.faults())
+	}
+	if table, err := s.Kubectl(ctx, "divvy", "inspect"); err == nil {
+		fmt.Fprintf(out, "\n%s\n", table)
+	}
+	fmt.Fprintf(out, "\n%s\n", r)
+	return r.faults()
+}
+
+// waitCapacity waits until the node offers all cards and returns their units.
+func waitCapacity(ctx context.Context, s *stage.Stage) (int64, error) {
+	var units int64
+	err := stage.Poll(ctx, time.Minute, "the node to offer the cards", func(ctx context.Context) error {
+		node, err := s.Client.CoreV1().Nodes().Get(ctx, s.Cluster.NodeName(), metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		quantity := node.Status.Allocatable[product.Resource]
+		if units = quantity.Value(); units != 8*cardUnits {
+			return fmt.Errorf("it offers %d units", units)
+		}
+		return nil
+	})
+	return units, err
+}
+
+// soak lets pods come and go, and compares the books at the end.
+func soak(ctx context.Context, s *stage.Stage, o options, capacity int64, out io.Writer) (result, error) {
+	auditor := audit.New(s)
+	watch := audit.NewWatch(auditor)
+	churn := newChurn(s, rand.New(rand.NewPCG(o.seed, 1)), capacity) //nolint:gosec // chance, not secrecy
+
+	var work, watching sync.WaitGroup
+	watchCtx, stopWatch := context.WithCancel(ctx)
+	defer watching.Wait()
+	defer stopWatch()
+	watching.Go(func() { watch.Run(watchCtx) })
+
+	running, stop := context.WithTimeout(ctx, o.duration-fillTime)
+	defer stop()
+	r := result{duration: o.duration}
+	var disturbed error
+	work.Go(func() { churn.run(running) })
+	work.Go(func() {
+		defer stop()                            // without all parts there is nothing more to see
+		rng := rand.New(rand.NewPCG(o.seed, 2)) //nolint:gosec // chance, not secrecy
+		r.restarts, disturbed = disturb(running, s, rng, out)
+	})
+	work.Go(func() { report(running, churn, watch, out) })
+	work.Wait()
+	collect := func() result {
+		r.watch = watch.Summary()
+		churn.mu.Lock()
+		defer churn.mu.Unlock()
+		r.created, r.ran = churn.created, len(churn.ran)
+		r.refused, r.died = sorted(churn.refused), sorted(churn.died)
+		return r
+	}
+	if err := errors.Join(ctx.Err(), disturbed); err != nil {
+		return collect(), err
+	}
+
+	churn.fill(ctx, time.Now().Add(fillTime))
+	if err := churn.settle(ctx); err != nil {
+		return collect(), err
+	}
+	settled := time.Now()
+	var books audit.Books
+	compared := stage.Poll(ctx, convergeWithin, "all books to agree", func(ctx context.Context) (err error) {
+		books, err = auditor.Check(ctx, audit.DeviceNodes)
+		return err
+	})
+	r.converged = time.Since(settled)
+	r.pods = len(books.Pods)
+	for _, pod := range books.Pods {
+		r.containers += len(pod.Containers)
+	}
+	if compared != nil {
+		// All of them, not the bounded list of the error.
+		if r.mismatches = audit.Compare(books, audit.DeviceNodes); len(r.mismatches) == 0 {
+			return collect(), compared
+		}
+	}
+	return collect(), ctx.Err()
+}
+
+// report prints a line about the pods from time to time.
+func report(ctx context.Context, c *churn, w *audit.Watch, out io.Writer) {
+	started := time.Now()
+	ticker := time.NewTicker(15 * time.Second)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+		c.mu.Lock()
+		ran, refused := len(c.ran), len(c.refused)
+		c.mu.Unlock()
+		s := w.Summary()
+		fmt.Fprintf(out, "  %6s  %d pods ran, %d were refused by kubelet; fullest so far: %.0f %% of all cards, %d of %d units of one\n",
+			progress.Elapsed(time.Since(started)), ran, refused, 100*s.Fill, s.Largest, s.Size)
+	}
+}

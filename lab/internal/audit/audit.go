@@ -1,0 +1,189 @@
+package audit
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/divvy-gpu/divvy/lab/internal/layout"
+	"github.com/divvy-gpu/divvy/lab/internal/product"
+	"github.com/divvy-gpu/divvy/lab/internal/stage"
+)
+
+// stateDir is the daemon's folder on the host.
+const stateDir = "/var/lib/divvy"
+
+// Auditor reads the books of one node.
+type Auditor struct {
+	Client      kubernetes.Interface
+	Node        string
+	ExtenderURL string
+	// CTR is the path of containerd's command line, Containerd its socket.
+	CTR, Containerd string
+}
+
+// New returns an auditor of the lab's node.
+func New(s *stage.Stage) *Auditor {
+	return &Auditor{
+		Client: s.Client, Node: s.Cluster.NodeName(), ExtenderURL: stage.ExtenderURL,
+		CTR: s.Cluster.Program("ctr"), Containerd: layout.ContainerdSocket,
+	}
+}
+
+// Books are what all sources say at about one time.
+type Books struct {
+	// Cards are the cards that the node publishes.
+	Cards []Card
+	Pods  []Pod
+	// Given is kubelet's word.
+	Given []Given
+	Units Units
+	// Inspect is the extender's word.
+	Inspect Node
+}
+
+// Card is one card as the node publishes it.
+type Card struct {
+	Index int    `json:"index"`
+	UUID  string `json:"id"`
+	Units int64  `json:"units"`
+}
+
+// Pod is one pod that uses the resource and has not ended.
+type Pod struct {
+	Namespace, Name, UID string
+	// Units is what it counts for, from its specification.
+	Units       int64
+	Annotations map[string]string
+	Containers  []Container
+}
+
+// Container is one container of a Pod that asks for units.
+type Container struct {
+	Name  string
+	Units int64
+	// Listed is true for those that kubelet lists: all but plain init
+	// containers.
+	Listed bool
+	// Started is false while the container has not run.
+	Started bool
+	Sight   Sight
+}
+
+// Read reads all sources.
+func (a *Auditor) Read(ctx context.Context) (Books, error) {
+	var b Books
+	node, err := a.Client.CoreV1().Nodes().Get(ctx, a.Node, metav1.GetOptions{})
+	if err != nil {
+		return b, fmt.Errorf("read the node: %w", err)
+	}
+	if b.Cards, err = cardsOf(node.Annotations["divvy.dev/inventory"]); err != nil {
+		return b, err
+	}
+	if b.Units, err = readUnits(stateFile(stateDir, string(product.Resource))); err != nil {
+		return b, err
+	}
+	pods, err := a.Client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{FieldSelector: "spec.nodeName=" + a.Node})
+	if err != nil {
+		return b, fmt.Errorf("list the node's pods: %w", err)
+	}
+	for i := range pods.Items {
+		pod := &pods.Items[i]
+		if stage.Ended(pod) || stage.Units(pod) == 0 {
+			continue
+		}
+		one, err := a.readPod(ctx, pod)
+		if err != nil {
+			return b, err
+		}
+		b.Pods = append(b.Pods, one)
+	}
+	asking, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	if b.Given, err = askKubelet(asking); err != nil {
+		return b, err
+	}
+	if b.Inspect, err = a.Inspect(ctx); err != nil {
+		return b, err
+	}
+	return b, nil
+}
+
+func (a *Auditor) readPod(ctx context.Context, pod *corev1.Pod) (Pod, error) {
+	one := Pod{
+		Namespace: pod.Namespace, Name: pod.Name, UID: string(pod.UID),
+		Units: stage.Units(pod), Annotations: pod.Annotations,
+	}
+	statuses := map[string]corev1.ContainerStatus{}
+	for _, status := range pod.Status.InitContainerStatuses {
+		statuses[status.Name] = status
+	}
+	for _, status := range pod.Status.ContainerStatuses {
+		statuses[status.Name] = status
+	}
+	add := func(c *corev1.Container, listed bool) error {
+		quantity := c.Resources.Limits[product.Resource]
+		if quantity.IsZero() {
+			return nil
+		}
+		container := Container{Name: c.Name, Units: quantity.Value(), Listed: listed}
+		status := statuses[c.Name]
+		if container.Started = status.State.Running != nil || status.State.Terminated != nil; container.Started {
+			sight, err := a.see(ctx, status)
+			if err != nil {
+				return fmt.Errorf("container %s of pod %s/%s: %w", c.Name, pod.Namespace, pod.Name, err)
+			}
+			container.Sight = sight
+		}
+		one.Containers = append(one.Containers, container)
+		return nil
+	}
+	for i := range pod.Spec.InitContainers {
+		c := &pod.Spec.InitContainers[i]
+		sidecar := c.RestartPolicy != nil && *c.RestartPolicy == corev1.ContainerRestartPolicyAlways
+		if err := add(c, sidecar); err != nil {
+			return Pod{}, err
+		}
+	}
+	for i := range pod.Spec.Containers {
+		if err := add(&pod.Spec.Containers[i], true); err != nil {
+			return Pod{}, err
+		}
+	}
+	return one, nil
+}
+
+// cardsOf reads the annotation in which a node publishes its cards.
+func cardsOf(annotation string) ([]Card, error) {
+	var inventory struct {
+		Resources []struct {
+			Resource string `json:"resource"`
+			Devices  []Card `json:"devices"`
+		} `json:"resources"`
+	}
+	if err := json.Unmarshal([]byte(annotation), &inventory); err != nil {
+		return nil, fmt.Errorf("the cards that the node publishes, %q: %w", annotation, err)
+	}
+	for _, r := range inventory.Resources {
+		if r.Resource == string(product.Resource) {
+			return r.Devices, nil
+		}
+	}
+	return nil, fmt.Errorf("the node publishes no %s", product.Resource)
+}
+
+// Check reads the books and returns an error that lists where they differ, a
+// line each, or nil. It is for times at which no pod is being started or
+// ended.
+func (a *Auditor) Check(ctx context.Context, injection Injection) (Books, error) {
+	books, err := a.Read(ctx)
+	if err != nil {
+		return books, err
+	}
+	return books, differences(Compare(books, injection))
+}

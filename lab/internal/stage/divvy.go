@@ -1,0 +1,241 @@
+package stage
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/divvy-gpu/divvy/lab/internal/cluster"
+	"github.com/divvy-gpu/divvy/lab/internal/layout"
+	"github.com/divvy-gpu/divvy/lab/internal/product"
+)
+
+// The parts of Divvy, as their pods are labelled.
+const (
+	NodeDaemon = "divvy-node"
+	Extender   = "divvy-extender"
+)
+
+// ExtenderURL is where the extender answers on the lab's node.
+const ExtenderURL = "http://127.0.0.1:32766"
+
+// restartTimeout is how long a part may take to be back. Kubelet waits longer
+// and longer before it starts a container that keeps ending, 40 s the fourth
+// time.
+const restartTimeout = 2 * time.Minute
+
+var probes = &http.Client{Timeout: 3 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
+
+// probe asks for a page that answers 200 when all is well.
+func probe(ctx context.Context, url string) error {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return err
+	}
+	response, err := probes.Do(request)
+	if err != nil {
+		return err
+	}
+	body, err := io.ReadAll(io.LimitReader(response.Body, 4096))
+	if err := errors.Join(err, response.Body.Close()); err != nil {
+		return err
+	}
+	if response.StatusCode != http.StatusOK {
+		return fmt.Errorf("%s: %s", response.Status, strings.TrimSpace(string(body)))
+	}
+	return nil
+}
+
+// DivvyPods returns the pods of a part that are not being deleted.
+func (s *Stage) DivvyPods(ctx context.Context, part string) ([]corev1.Pod, error) {
+	list, err := s.Client.CoreV1().Pods(product.Namespace).List(ctx, metav1.ListOptions{
+		LabelSelector: "app.kubernetes.io/name=" + part,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list the pods of %s: %w", part, err)
+	}
+	var pods []corev1.Pod
+	for _, pod := range list.Items {
+		if pod.DeletionTimestamp == nil && !Ended(&pod) {
+			pods = append(pods, pod)
+		}
+	}
+	return pods, nil
+}
+
+// DivvyPod returns the one pod of a part.
+func (s *Stage) DivvyPod(ctx context.Context, part string) (*corev1.Pod, error) {
+	pods, err := s.DivvyPods(ctx, part)
+	if err != nil {
+		return nil, err
+	}
+	if len(pods) != 1 {
+		return nil, fmt.Errorf("%s has %d pods", part, len(pods))
+	}
+	return &pods[0], nil
+}
+
+// WaitDivvy waits until the newest settings of both parts are at work.
+func (s *Stage) WaitDivvy(ctx context.Context, timeout time.Duration) error {
+	return Poll(ctx, timeout, "Divvy to be ready", s.DivvyReady)
+}
+
+// DivvyReady returns nil when the newest settings of both parts are at work.
+// It asks the programs themselves: kubelet's word on them is some seconds old.
+func (s *Stage) DivvyReady(ctx context.Context) error {
+	apps := s.Client.AppsV1()
+	daemons, err := apps.DaemonSets(product.Namespace).Get(ctx, NodeDaemon, metav1.GetOptions{})
+	if err != nil {
+		return err
+	}
+	if d := daemons.Status; d.ObservedGeneration < daemons.Generation || d.UpdatedNumberScheduled < d.DesiredNumberScheduled || d.DesiredNumberScheduled == 0 {
+		return fmt.Errorf("%s: %d of %d pods have the newest settings", NodeDaemon, d.UpdatedNumberScheduled, d.DesiredNumberScheduled)
+	}
+	deployment, err := apps.Deployments(product.Namespace).Get(ctx, Extender, metav1.GetOptions{})
+	if err != nil {
+		return err
+	}
+	if d := deployment.Status; d.ObservedGeneration < deployment.Generation || d.UpdatedReplicas < 1 {
+		return fmt.Errorf("%s: no pod has the newest settings", Extender)
+	}
+	return s.DivvyAnswers(ctx)
+}
+
+// DivvyAnswers returns nil when both programs say that they are ready.
+func (s *Stage) DivvyAnswers(ctx context.Context) error {
+	pod, err := s.DivvyPod(ctx, NodeDaemon)
+	if err != nil {
+		return err
+	}
+	if pod.Status.PodIP == "" {
+		return errors.New(Describe(pod))
+	}
+	if err := probe(ctx, "http://"+pod.Status.PodIP+":9400/readyz"); err != nil {
+		return fmt.Errorf("%s: %w", NodeDaemon, err)
+	}
+	if err := probe(ctx, ExtenderURL+"/readyz"); err != nil {
+		return fmt.Errorf("%s: %w", Extender, err)
+	}
+	return nil
+}
+
+// DeleteDivvyPods deletes the pods of a part and waits until they are gone;
+// their controller makes others.
+func (s *Stage) DeleteDivvyPods(ctx context.Context, part string) error {
+	pods, err := s.DivvyPods(ctx, part)
+	if err != nil {
+		return err
+	}
+	api := s.Client.CoreV1().Pods(product.Namespace)
+	for _, pod := range pods {
+		if err := api.Delete(ctx, pod.Name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
+			return fmt.Errorf("delete pod %s: %w", pod.Name, err)
+		}
+	}
+	for _, pod := range pods {
+		err := Poll(ctx, restartTimeout, "pod "+pod.Name+" to be gone", func(ctx context.Context) error {
+			_, err := api.Get(ctx, pod.Name, metav1.GetOptions{})
+			if apierrors.IsNotFound(err) {
+				return nil
+			}
+			return errors.Join(err, errors.New("it is still there"))
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// KillDivvy ends the program of a part with SIGKILL; kubelet starts it again.
+func (s *Stage) KillDivvy(ctx context.Context, part string) error {
+	pod, err := s.DivvyPod(ctx, part)
+	if err != nil {
+		return err
+	}
+	if len(pod.Status.ContainerStatuses) == 0 {
+		return errors.New(Describe(pod))
+	}
+	pid, err := ContainerPID(pod.Status.ContainerStatuses[0].ContainerID)
+	if err != nil {
+		return err
+	}
+	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+		return fmt.Errorf("kill %s: %w", part, err)
+	}
+	// Not ready until kubelet has started another.
+	return Poll(ctx, restartTimeout, part+" to have ended", func(context.Context) error {
+		if syscall.Kill(pid, 0) == nil {
+			return fmt.Errorf("process %d still runs", pid)
+		}
+		return nil
+	})
+}
+
+// ContainerPID returns the first process of a running container. The id is
+// that of a pod's status, containerd://....
+func ContainerPID(id string) (int, error) {
+	_, id, _ = strings.Cut(id, "://")
+	if id == "" {
+		return 0, errors.New("the container was not started")
+	}
+	data, err := os.ReadFile(filepath.Join(layout.ContainerdRunDir, "io.containerd.runtime.v2.task", "k8s.io", id, "init.pid"))
+	if err != nil {
+		return 0, fmt.Errorf("the container does not run: %w", err)
+	}
+	pid, err := strconv.Atoi(strings.TrimSpace(string(data)))
+	if err != nil {
+		return 0, fmt.Errorf("process of the container: %w", err)
+	}
+	return pid, nil
+}
+
+// Restart is one way to disturb the cluster. Do returns once everything says
+// that it is ready again.
+type Restart struct {
+	Name string
+	Do   func(context.Context) error
+}
+
+// Restarts are all ways in which a part of the cluster is restarted.
+func (s *Stage) Restarts() []Restart {
+	component := func(verb string, c cluster.Component, end func(*cluster.Cluster, context.Context, cluster.Component) error) Restart {
+		return Restart{Name: string(c) + " " + verb, Do: func(ctx context.Context) error {
+			if err := end(s.Cluster, ctx, c); err != nil {
+				return err
+			}
+			return errors.Join(s.Cluster.Start(ctx, c), s.WaitDivvy(ctx, restartTimeout))
+		}}
+	}
+	part := func(verb, part string, end func(context.Context, string) error) Restart {
+		return Restart{Name: part + " " + verb, Do: func(ctx context.Context) error {
+			if err := end(ctx, part); err != nil {
+				return err
+			}
+			return s.WaitDivvy(ctx, restartTimeout)
+		}}
+	}
+	return []Restart{
+		component("restarted", cluster.Kubelet, (*cluster.Cluster).Stop),
+		component("killed", cluster.Kubelet, (*cluster.Cluster).Kill),
+		part("deleted", NodeDaemon, s.DeleteDivvyPods),
+		part("killed", NodeDaemon, s.KillDivvy),
+		part("deleted", Extender, s.DeleteDivvyPods),
+		part("killed", Extender, s.KillDivvy),
+		component("killed", cluster.Scheduler, (*cluster.Cluster).Kill),
+		component("restarted", cluster.APIServer, (*cluster.Cluster).Stop),
+		component("killed", cluster.APIServer, (*cluster.Cluster).Kill),
+	}
+}

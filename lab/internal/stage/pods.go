@@ -1,0 +1,234 @@
+package stage
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	resourcehelper "k8s.io/component-helpers/resource"
+	"k8s.io/utils/ptr"
+
+	"github.com/divvy-gpu/divvy/lab/internal/cluster"
+	"github.com/divvy-gpu/divvy/lab/internal/product"
+)
+
+// Container returns a container that asks for units, 0 for none, and waits for
+// ever, or runs the command.
+func Container(name string, units int64, command ...string) corev1.Container {
+	if len(command) == 0 {
+		command = []string{"sleep", "infinity"}
+	}
+	c := corev1.Container{
+		Name: name, Image: cluster.ShellImage, ImagePullPolicy: corev1.PullIfNotPresent, Command: command,
+	}
+	if units > 0 {
+		amount := corev1.ResourceList{product.Resource: *resource.NewQuantity(units, resource.DecimalSI)}
+		// The API server would copy one to the other.
+		c.Resources = corev1.ResourceRequirements{Limits: amount, Requests: amount}
+	}
+	return c
+}
+
+// Sidecar returns an init container that keeps running.
+func Sidecar(name string, units int64) corev1.Container {
+	c := Container(name, units)
+	c.RestartPolicy = ptr.To(corev1.ContainerRestartPolicyAlways)
+	return c
+}
+
+// Pod returns a pod that ends at once when it is deleted, and is not started
+// again by kubelet.
+func (s *Stage) Pod(name string, containers ...corev1.Container) *corev1.Pod {
+	return &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: s.Namespace},
+		Spec: corev1.PodSpec{
+			Containers:                    containers,
+			RestartPolicy:                 corev1.RestartPolicyNever,
+			TerminationGracePeriodSeconds: ptr.To[int64](0),
+			AutomountServiceAccountToken:  ptr.To(false),
+			EnableServiceLinks:            ptr.To(false),
+		},
+	}
+}
+
+// Ended reports whether the pod's containers have ended for good.
+func Ended(pod *corev1.Pod) bool {
+	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
+}
+
+// Units returns what the pod counts for: the most that its containers hold at
+// one time, by Kubernetes' own formula.
+func Units(pod *corev1.Pod) int64 {
+	requests := resourcehelper.PodRequests(pod, resourcehelper.PodResourcesOptions{})
+	quantity := requests[product.Resource]
+	return quantity.Value()
+}
+
+// Describe says in a line what a pod is doing, for messages of failure.
+func Describe(pod *corev1.Pod) string {
+	parts := []string{fmt.Sprintf("pod %s is %s", pod.Name, pod.Status.Phase)}
+	if pod.Status.Reason != "" || pod.Status.Message != "" {
+		parts = append(parts, strings.TrimSpace(pod.Status.Reason+" "+pod.Status.Message))
+	}
+	for _, condition := range pod.Status.Conditions {
+		if condition.Status != corev1.ConditionTrue && condition.Message != "" {
+			parts = append(parts, string(condition.Type)+": "+condition.Message)
+		}
+	}
+	for _, status := range append(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses...) {
+		if waiting := status.State.Waiting; waiting != nil && waiting.Message != "" {
+			parts = append(parts, status.Name+": "+waiting.Message)
+		}
+	}
+	return strings.Join(parts, "; ")
+}
+
+// Create makes pods one after the other and returns them as the API server
+// has them.
+func (s *Stage) Create(ctx context.Context, pods ...*corev1.Pod) ([]*corev1.Pod, error) {
+	made := make([]*corev1.Pod, 0, len(pods))
+	for _, pod := range pods {
+		created, err := s.Client.CoreV1().Pods(pod.Namespace).Create(ctx, pod, metav1.CreateOptions{})
+		if err != nil {
+			return made, fmt.Errorf("create pod %s: %w", pod.Name, err)
+		}
+		made = append(made, created)
+	}
+	return made, nil
+}
+
+// Get returns the present state of a pod of the stage's namespace.
+func (s *Stage) Get(ctx context.Context, name string) (*corev1.Pod, error) {
+	pod, err := s.Client.CoreV1().Pods(s.Namespace).Get(ctx, name, metav1.GetOptions{})
+	if err != nil {
+		return nil, fmt.Errorf("read pod %s: %w", name, err)
+	}
+	return pod, nil
+}
+
+// errHopeless marks a state that waiting does not change.
+var errHopeless = errors.New("it will not change")
+
+// WaitPhase waits until the pods have the phase and, for Running, all their
+// containers are ready. A pod that has ended otherwise is an error at once.
+func (s *Stage) WaitPhase(ctx context.Context, timeout time.Duration, phase corev1.PodPhase, names ...string) error {
+	return Poll(ctx, timeout, fmt.Sprintf("pods %s to be %s", strings.Join(names, ", "), phase), func(ctx context.Context) error {
+		pods, err := s.Client.CoreV1().Pods(s.Namespace).List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return err
+		}
+		found := map[string]*corev1.Pod{}
+		for i := range pods.Items {
+			found[pods.Items[i].Name] = &pods.Items[i]
+		}
+		for _, name := range names {
+			pod, ok := found[name]
+			switch {
+			case !ok:
+				return fmt.Errorf("there is no pod %s", name)
+			case pod.Status.Phase != phase && Ended(pod):
+				return fmt.Errorf("%w: %s", errHopeless, Describe(pod))
+			case pod.Status.Phase != phase, phase == corev1.PodRunning && !allReady(pod):
+				return errors.New(Describe(pod))
+			}
+		}
+		return nil
+	})
+}
+
+func allReady(pod *corev1.Pod) bool {
+	for _, condition := range pod.Status.Conditions {
+		if condition.Type == corev1.PodReady {
+			return condition.Status == corev1.ConditionTrue
+		}
+	}
+	return false
+}
+
+// Delete deletes pods and waits until they are gone.
+func (s *Stage) Delete(ctx context.Context, names ...string) error {
+	for _, name := range names {
+		err := s.Client.CoreV1().Pods(s.Namespace).Delete(ctx, name, metav1.DeleteOptions{})
+		if err != nil && !apierrors.IsNotFound(err) {
+			return fmt.Errorf("delete pod %s: %w", name, err)
+		}
+	}
+	return s.WaitGone(ctx, names...)
+}
+
+// WaitGone waits until there are no pods of these names.
+func (s *Stage) WaitGone(ctx context.Context, names ...string) error {
+	for _, name := range names {
+		err := Poll(ctx, time.Minute, "pod "+name+" to be gone", func(ctx context.Context) error {
+			pod, err := s.Client.CoreV1().Pods(s.Namespace).Get(ctx, name, metav1.GetOptions{})
+			if apierrors.IsNotFound(err) {
+				return nil
+			}
+			if err != nil {
+				return err
+			}
+			return errors.New(Describe(pod))
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// DeleteAllPods deletes every pod of the stage's namespace and waits until
+// they are gone.
+func (s *Stage) DeleteAllPods(ctx context.Context) error {
+	pods := s.Client.CoreV1().Pods(s.Namespace)
+	now := metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)}
+	return Poll(ctx, 2*time.Minute, "the pods of namespace "+s.Namespace+" to be gone", func(ctx context.Context) error {
+		list, err := pods.List(ctx, metav1.ListOptions{})
+		if err != nil || len(list.Items) == 0 {
+			return err
+		}
+		for i := range list.Items {
+			pod := &list.Items[i]
+			if pod.DeletionTimestamp != nil && pod.Spec.NodeName != "" {
+				continue
+			}
+			options := metav1.DeleteOptions{}
+			if pod.Spec.NodeName == "" {
+				options = now
+			}
+			if err := pods.Delete(ctx, pod.Name, options); err != nil && !apierrors.IsNotFound(err) {
+				return err
+			}
+		}
+		return fmt.Errorf("%d are left, among them %s", len(list.Items), list.Items[0].Name)
+	})
+}
+
+// WaitEvent waits for an event of a pod whose message contains the text and
+// returns the message.
+func (s *Stage) WaitEvent(ctx context.Context, timeout time.Duration, pod *corev1.Pod, text string) (string, error) {
+	var message string
+	err := Poll(ctx, timeout, fmt.Sprintf("an event of pod %s that says %q", pod.Name, text), func(ctx context.Context) error {
+		events, err := s.Client.CoreV1().Events(pod.Namespace).List(ctx, metav1.ListOptions{
+			FieldSelector: "involvedObject.uid=" + string(pod.UID),
+		})
+		if err != nil {
+			return err
+		}
+		var seen []string
+		for _, event := range events.Items {
+			if strings.Contains(event.Message, text) {
+				message = event.Message
+				return nil
+			}
+			seen = append(seen, fmt.Sprintf("%s: %s", event.Reason, event.Message))
+		}
+		return fmt.Errorf("seen so far: %q", seen)
+	})
+	return message, err
+}

@@ -1,0 +1,315 @@
+// Package stage is the lab with Divvy on it, as the demo, the soak and the
+// end-to-end tests use it: brought up and put back as it was, with the pods,
+// commands and restarts that they have in common.
+package stage
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/divvy-gpu/divvy/lab/internal/build"
+	"github.com/divvy-gpu/divvy/lab/internal/cluster"
+	"github.com/divvy-gpu/divvy/lab/internal/hardware"
+	"github.com/divvy-gpu/divvy/lab/internal/host"
+	"github.com/divvy-gpu/divvy/lab/internal/layout"
+	"github.com/divvy-gpu/divvy/lab/internal/product"
+)
+
+// Guide is the topology of the user guide: 8 cards of 16 GB.
+const Guide = "gcu-8x16.ini"
+
+// startTimeout is how long Divvy may take to be ready after it was installed.
+const startTimeout = 2 * time.Minute
+
+// Options say what SetUp brings about.
+type Options struct {
+	// Topology is the name of a file in lab/topologies.
+	Topology string
+	// MemoryUnit is the size of a unit in GB.
+	MemoryUnit string
+	// Namespace is for the pods of the caller; it is emptied first.
+	Namespace string
+	// Out receives the progress.
+	Out io.Writer
+}
+
+// Stage is a lab that runs Divvy. It is safe for concurrent use, but not for
+// two calls that restart or configure the same thing at once.
+type Stage struct {
+	Cluster *cluster.Cluster
+	Client  kubernetes.Interface
+	// Repository is the root of the checkout.
+	Repository string
+	Namespace  string
+
+	unlock func() error
+	before found
+}
+
+// found is what SetUp met, to be put back.
+type found struct {
+	up        bool
+	installed bool
+	topology  []byte // of the simulated cards
+	values    []byte // of the release
+}
+
+// SetUp brings the lab up and Divvy on it, with all of the checkout's present
+// state, and keeps other commands of the lab waiting until Close.
+func SetUp(ctx context.Context, o Options) (s *Stage, err error) {
+	if err := host.RequireRoot(os.Geteuid(), "this"); err != nil {
+		return nil, err
+	}
+	unlock, err := cluster.Lock(ctx, o.Out)
+	if err != nil {
+		return nil, err
+	}
+	s = &Stage{Namespace: o.Namespace, unlock: unlock}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, unlock())
+		}
+	}()
+	if s.Repository, err = layout.RepositoryDir(); err != nil {
+		return nil, err
+	}
+	if c, err := cluster.Open(); err == nil {
+		s.before.up = true
+		if err := s.adopt(c); err != nil {
+			return nil, err
+		}
+	} else if !errors.Is(err, cluster.ErrDown) {
+		return nil, err
+	}
+	if err := s.bringUp(ctx, o.Out); err != nil {
+		return nil, err
+	}
+	if s.before.up {
+		if err := s.remember(ctx); err != nil {
+			return nil, err
+		}
+		if err := s.refuseWhereUsed(ctx); err != nil {
+			return nil, err
+		}
+	}
+	if err := s.install(ctx, o); err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+func (s *Stage) adopt(c *cluster.Cluster) (err error) {
+	s.Cluster = c
+	s.Client, err = c.Client()
+	return err
+}
+
+// bringUp does what `lab up` does: nothing where all is up.
+func (s *Stage) bringUp(ctx context.Context, out io.Writer) error {
+	labDir := filepath.Join(s.Repository, "lab")
+	report := func(format string, args ...any) { fmt.Fprintf(out, format+"\n", args...) }
+	if err := host.InstallPackages(ctx, host.Packages(), report); err != nil {
+		return err
+	}
+	cache, err := layout.CacheDir()
+	if err != nil {
+		return err
+	}
+	builder := &build.Builder{Dir: labDir, CacheDir: cache, Components: build.Components(), Out: out}
+	binDir, err := builder.Run(ctx)
+	if err != nil {
+		return err
+	}
+	c, err := cluster.Up(ctx, cluster.UpOptions{LabDir: labDir, BinDir: binDir, Out: out})
+	if err != nil {
+		return err
+	}
+	return s.adopt(c)
+}
+
+// install does what `lab install` does, and waits until Divvy is at work.
+func (s *Stage) install(ctx context.Context, o Options) error {
+	err := product.Install(ctx, product.Options{
+		Cluster:       s.Cluster,
+		RepositoryDir: s.Repository,
+		Topology:      s.topologyPath(o.Topology),
+		MemoryUnit:    o.MemoryUnit,
+		Set:           []string{"node.injection=deviceNodes"},
+		Out:           o.Out,
+	})
+	if err != nil {
+		return err
+	}
+	// Cards of another topology that an earlier daemon offered would be shown
+	// as lost ones by the same process.
+	if s.before.installed {
+		if err := s.DeleteDivvyPods(ctx, NodeDaemon); err != nil {
+			return err
+		}
+	}
+	if err := s.WaitDivvy(ctx, startTimeout); err != nil {
+		return err
+	}
+	return s.ensureNamespace(ctx)
+}
+
+func (s *Stage) topologyPath(name string) string {
+	return filepath.Join(s.Repository, "lab", "topologies", name)
+}
+
+// Topology returns the text of a file in lab/topologies.
+func (s *Stage) Topology(name string) (string, error) {
+	data, err := os.ReadFile(s.topologyPath(name))
+	if err != nil {
+		return "", fmt.Errorf("read a topology: %w", err)
+	}
+	return string(data), nil
+}
+
+// SetCards changes the simulated cards under the running programs.
+func (s *Stage) SetCards(topology string) error {
+	return hardware.Default.SetTopology([]byte(topology))
+}
+
+// remember notes how Divvy is installed.
+func (s *Stage) remember(ctx context.Context) error {
+	if err := s.emptyNamespace(ctx); err != nil {
+		return err
+	}
+	releases, err := s.Helm(ctx, "list", "--namespace", product.Namespace, "--short", "--filter", "^"+product.Release+"$")
+	if err != nil || releases == "" {
+		return err
+	}
+	s.before.installed = true
+	values, err := s.Helm(ctx, "get", "values", product.Release, "--namespace", product.Namespace, "--output", "yaml")
+	if err != nil {
+		return err
+	}
+	s.before.values = []byte(values)
+	s.before.topology, err = os.ReadFile(hardware.Default.TopologyPath())
+	if err != nil {
+		return fmt.Errorf("read the topology in use: %w", err)
+	}
+	return nil
+}
+
+// refuseWhereUsed keeps from changing cards under somebody's pods.
+func (s *Stage) refuseWhereUsed(ctx context.Context) error {
+	pods, err := s.Client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return fmt.Errorf("list pods: %w", err)
+	}
+	var users []string
+	for i := range pods.Items {
+		if pod := &pods.Items[i]; !Ended(pod) && Units(pod) > 0 {
+			users = append(users, pod.Namespace+"/"+pod.Name)
+		}
+	}
+	if len(users) > 0 {
+		return fmt.Errorf("these pods in the lab use %s, and what is to come changes its size: delete them first: %s",
+			product.Resource, strings.Join(users, ", "))
+	}
+	return nil
+}
+
+// Restore puts the lab back as SetUp met it.
+func (s *Stage) Restore(ctx context.Context, out io.Writer) error {
+	if !s.before.up {
+		return cluster.Down(ctx, out)
+	}
+	if err := s.removeNamespace(ctx); err != nil {
+		return err
+	}
+	if !s.before.installed {
+		fmt.Fprintln(out, "Removing Divvy from the lab, where it was not before.")
+		_, err := s.Helm(ctx, "uninstall", product.Release, "--namespace", product.Namespace, "--wait")
+		return errors.Join(err, s.Cluster.WriteSchedulerConfig(ctx, nil), hardware.Default.Remove())
+	}
+	fmt.Fprintln(out, "Putting Divvy in the lab back to the settings that it had.")
+	file, err := os.CreateTemp("", "divvy-values-*.yaml")
+	if err != nil {
+		return fmt.Errorf("restore the release: %w", err)
+	}
+	defer os.Remove(file.Name()) //nolint:errcheck // a file in a temporary folder
+	_, err = file.Write(s.before.values)
+	if err := errors.Join(err, file.Close()); err != nil {
+		return fmt.Errorf("restore the release: %w", err)
+	}
+	if err := s.SetCards(string(s.before.topology)); err != nil {
+		return err
+	}
+	if _, err := s.Helm(ctx, "upgrade", product.Release, s.chart(), "--namespace", product.Namespace,
+		"--reset-values", "--values", file.Name()); err != nil {
+		return err
+	}
+	if err := s.DeleteDivvyPods(ctx, NodeDaemon); err != nil {
+		return err
+	}
+	return s.WaitDivvy(ctx, startTimeout)
+}
+
+// Close lets other commands of the lab go on.
+func (s *Stage) Close() error { return s.unlock() }
+
+func (s *Stage) chart() string { return filepath.Join(s.Repository, "charts", "divvy") }
+
+// Upgrade changes values of the release, each as KEY=TEXT. It does not wait
+// for their effect; WaitDivvy does.
+func (s *Stage) Upgrade(ctx context.Context, values ...string) error {
+	_, err := s.Helm(ctx, s.UpgradeArgs(values...)...)
+	return err
+}
+
+// UpgradeArgs are the arguments of helm that Upgrade uses.
+func (s *Stage) UpgradeArgs(values ...string) []string {
+	args := []string{"upgrade", product.Release, s.chart(), "--namespace", product.Namespace, "--reuse-values"}
+	for _, value := range values {
+		args = append(args, "--set-string", value)
+	}
+	return args
+}
+
+// ensureNamespace makes the namespace and waits until pods can be made in it.
+func (s *Stage) ensureNamespace(ctx context.Context) error {
+	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: s.Namespace}}
+	_, err := s.Client.CoreV1().Namespaces().Create(ctx, namespace, metav1.CreateOptions{})
+	if err != nil && !apierrors.IsAlreadyExists(err) {
+		return fmt.Errorf("make namespace %s: %w", s.Namespace, err)
+	}
+	return Poll(ctx, time.Minute, "service account of namespace "+s.Namespace, func(ctx context.Context) error {
+		_, err := s.Client.CoreV1().ServiceAccounts(s.Namespace).Get(ctx, "default", metav1.GetOptions{})
+		return err
+	})
+}
+
+// emptyNamespace deletes all pods of the namespace, which an interrupted run
+// may have left.
+func (s *Stage) emptyNamespace(ctx context.Context) error {
+	apps := s.Client.AppsV1().StatefulSets(s.Namespace)
+	if err := apps.DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}); err != nil {
+		return fmt.Errorf("empty namespace %s: %w", s.Namespace, err)
+	}
+	return s.DeleteAllPods(ctx)
+}
+
+func (s *Stage) removeNamespace(ctx context.Context) error {
+	if err := s.emptyNamespace(ctx); err != nil {
+		return err
+	}
+	err := s.Client.CoreV1().Namespaces().Delete(ctx, s.Namespace, metav1.DeleteOptions{})
+	if err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("remove namespace %s: %w", s.Namespace, err)
+	}
+	return nil
+}
