@@ -8,7 +8,7 @@ import (
 	"io"
 	"net/http/httptest"
 	"os"
-	"runtime"
+	"runtime/debug"
 	"slices"
 	"strconv"
 	"strings"
@@ -19,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/cache"
 	extenderv1 "k8s.io/kube-scheduler/extender/v1"
 
 	"github.com/divvy-gpu/divvy/internal/accel"
@@ -94,22 +95,20 @@ func benchServer(b *testing.B) *httptest.Server {
 		b.Fatal(err)
 	}
 
-	nodes := make([]any, benchNodes)
-	for i := range nodes {
-		nodes[i] = benchNode(b, i)
+	fill := func(store cache.TransformingStore, n int, object func(i int) any) {
+		items := make([]any, n)
+		for i := range items {
+			if items[i], err = store.Transformer()(object(i)); err != nil {
+				b.Fatal(err)
+			}
+		}
+		if err := store.Replace(items, ""); err != nil {
+			b.Fatal(err)
+		}
 	}
-	if err := follower.Nodes().Replace(nodes, ""); err != nil {
-		b.Fatal(err)
-	}
-	pods := make([]any, benchPods)
-	for i := range pods {
-		pods[i] = benchPod(b, i, signer)
-	}
-	if err := follower.Pods().Replace(pods, ""); err != nil {
-		b.Fatal(err)
-	}
-	nodes, pods = nil, nil
-	runtime.GC()
+	fill(follower.Nodes(), benchNodes, func(i int) any { return benchNode(b, i) })
+	fill(follower.Pods(), benchPods, func(i int) any { return benchPod(b, i, signer) })
+	debug.FreeOSMemory() // what making the objects took is not the extender's
 
 	e, err := New(Config{
 		Ledger: books, Cluster: follower, Binder: noBinder{}, Signer: keys.Signer,

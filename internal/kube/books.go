@@ -277,8 +277,9 @@ func (b *Books) setPod(p *slimPod) {
 	}
 	record := podRecord{pod: p.Pod}
 	if p.Node != "" {
-		grant, err := accel.Grant{}, error(nil)
+		var grant accel.Grant
 		if p.grant != "" {
+			var err error
 			if grant, err = b.config.Grants.DecodeGrant(p.Ref.UID, p.grant); err != nil {
 				// Told once; it counts on its node, on no device.
 				if old.unverified != p.grant {

@@ -37,7 +37,6 @@ func TestMain(m *testing.M) {
 type instance struct {
 	t            *testing.T
 	url, metrics string
-	client       *fake.Clientset
 	stop         context.CancelFunc
 	done         chan error
 }
