@@ -26,9 +26,10 @@ import (
 	"github.com/divvy-gpu/divvy/lab/internal/progress"
 )
 
-// Builder builds Components from the module in Dir into a cache folder.
+// Builder builds Components into a cache folder.
 type Builder struct {
-	// Dir is the folder of the Go module whose go.mod pins the versions.
+	// Dir is the folder of the lab's module. The module that pins the versions
+	// of the components lies in ModuleDir(Dir).
 	Dir string
 	// CacheDir is the folder that holds one folder per Key.
 	CacheDir string
@@ -37,6 +38,10 @@ type Builder struct {
 	// Out receives the progress.
 	Out io.Writer
 }
+
+// ModuleDir returns the folder of the Go module that requires the components,
+// below the folder of the lab's module.
+func ModuleDir(labDir string) string { return filepath.Join(labDir, "components") }
 
 // Run builds what is missing and returns the folder of the programs. Two
 // builders of one cache folder take turns.
@@ -62,7 +67,7 @@ func (b *Builder) Run(ctx context.Context) (string, error) {
 	}
 	defer lock.Unlock() //nolint:errcheck // the lock goes with the process anyway
 
-	versions, err := ReadVersions(b.Dir)
+	versions, err := ReadVersions(ModuleDir(b.Dir))
 	if err != nil {
 		return "", err
 	}
@@ -91,12 +96,12 @@ func (b *Builder) Run(ctx context.Context) (string, error) {
 
 // BinDir returns the folder that Run fills, without building anything.
 func (b *Builder) BinDir(ctx context.Context) (string, error) {
-	goSum, err := os.ReadFile(filepath.Join(b.Dir, "go.sum"))
+	goSum, err := os.ReadFile(filepath.Join(ModuleDir(b.Dir), "go.sum"))
 	if err != nil {
-		return "", fmt.Errorf("read the lab's checksums: %w", err)
+		return "", fmt.Errorf("read the components' checksums: %w", err)
 	}
 	cmd := exec.CommandContext(ctx, "go", "env", "GOVERSION")
-	cmd.Dir = b.Dir
+	cmd.Dir = ModuleDir(b.Dir)
 	out, err := cmd.Output()
 	if err != nil {
 		return "", fmt.Errorf("ask Go for its version: %w", err)
@@ -147,7 +152,7 @@ func (b *Builder) build(ctx context.Context, c Component, versions Versions, bin
 	if c.CGO {
 		cgo = "1"
 	}
-	if err := RunGo(ctx, b.Dir, []string{"CGO_ENABLED=" + cgo}, detail, append(args, c.Package)...); err != nil {
+	if err := RunGo(ctx, ModuleDir(b.Dir), []string{"CGO_ENABLED=" + cgo}, detail, append(args, c.Package)...); err != nil {
 		return fmt.Errorf("build %s: %w", c.Name, err)
 	}
 	if err := syncFile(temporary); err != nil {

@@ -13,11 +13,11 @@ import (
 )
 
 func TestComponentsAreImported(t *testing.T) {
-	imports, err := os.ReadFile("../../components.go")
+	imports, err := os.ReadFile("../../components/components.go")
 	if err != nil {
 		t.Fatal(err)
 	}
-	versions, err := ReadVersions("../..")
+	versions, err := ReadVersions("../../components")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -95,7 +95,7 @@ func testBuilder(t *testing.T) (*Builder, *bytes.Buffer) {
 		"bad/main.go":    "package main\n\nfunc main() { undefined() }\n",
 	}
 	for name, content := range files {
-		path := filepath.Join(dir, name)
+		path := filepath.Join(ModuleDir(dir), name)
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 			t.Fatal(err)
 		}

@@ -96,11 +96,11 @@ func ReadVersions(dir string) (Versions, error) {
 	path := filepath.Join(dir, "go.mod")
 	data, err := os.ReadFile(path)
 	if err != nil {
-		return nil, fmt.Errorf("read the lab's requirements: %w", err)
+		return nil, fmt.Errorf("read the components' requirements: %w", err)
 	}
 	file, err := modfile.ParseLax(path, data, nil)
 	if err != nil {
-		return nil, fmt.Errorf("parse the lab's requirements: %w", err)
+		return nil, fmt.Errorf("parse the components' requirements: %w", err)
 	}
 	versions := make(Versions, len(file.Require))
 	for _, r := range file.Require {

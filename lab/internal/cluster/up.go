@@ -105,7 +105,7 @@ func prepare(ctx context.Context, o UpOptions) (*Cluster, error) {
 	case !host.HasAddress(record.NodeIP):
 		return nil, fmt.Errorf("this machine no longer has the address %s that the lab was made for: run `lab down`, then `lab up`", record.NodeIP)
 	}
-	versions, err := build.ReadVersions(o.LabDir)
+	versions, err := build.ReadVersions(build.ModuleDir(o.LabDir))
 	if err != nil {
 		return nil, err
 	}

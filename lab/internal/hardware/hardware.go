@@ -12,7 +12,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -20,6 +19,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/divvy-gpu/divvy/internal/vendorsim"
 	"github.com/divvy-gpu/divvy/lab/internal/layout"
 )
 
@@ -54,7 +54,7 @@ type record struct {
 // TopologyPath is the file that describes the cards; the library reads it again
 // whenever it changes.
 func (s *Simulated) TopologyPath() string {
-	return filepath.Join(filepath.Dir(s.Library), "topology.ini")
+	return filepath.Join(filepath.Dir(s.Library), vendorsim.TopologyName)
 }
 
 // Install puts the cards of a topology on the machine, in place of simulated
@@ -64,18 +64,17 @@ func (s *Simulated) Install(ctx context.Context, topology string) error {
 	if err != nil {
 		return fmt.Errorf("read the topology: %w", err)
 	}
+	if _, err := vendorsim.Parse(topology, data); err != nil {
+		return fmt.Errorf("topology: %w", err)
+	}
 	if err := s.claim(s.Link); err != nil {
 		return err
 	}
 	if err := s.claim(s.Library); err != nil {
 		return err
 	}
-	dir := filepath.Dir(s.Library)
-	if err := os.MkdirAll(dir, 0o755); err != nil {
+	if _, err := vendorsim.Build(ctx, filepath.Dir(s.Library)); err != nil {
 		return fmt.Errorf("install the vendor's library: %w", err)
-	}
-	if err := buildLibrary(ctx, dir, topology); err != nil {
-		return err
 	}
 	if err := s.SetTopology(data); err != nil {
 		return err
@@ -284,42 +283,4 @@ func minors(topology string) []int {
 	}
 	slices.Sort(cards)
 	return slices.Compact(cards)
-}
-
-// buildLibrary checks the topology and compiles the stand-in into dir. Both
-// are done by the product's module: an overlay shows the go command a program
-// of the lab as if it lay there, so that neither module depends on the other.
-func buildLibrary(ctx context.Context, dir, topology string) error {
-	lab, err := layout.LabDir()
-	if err != nil {
-		return err
-	}
-	topology, err = filepath.Abs(topology)
-	if err != nil {
-		return fmt.Errorf("find the topology: %w", err)
-	}
-	repository := filepath.Dir(lab)
-	const place = "internal/vendorsim/simbuild"
-	overlay, err := json.Marshal(map[string]any{"Replace": map[string]string{
-		filepath.Join(repository, place, "main.go"): filepath.Join(lab, "internal", "hardware", "_simbuild", "main.go"),
-	}})
-	if err != nil {
-		return fmt.Errorf("build the vendor's library: %w", err)
-	}
-	work, err := os.MkdirTemp("", "divvy-lab-")
-	if err != nil {
-		return fmt.Errorf("build the vendor's library: %w", err)
-	}
-	defer os.RemoveAll(work) //nolint:errcheck // a file in a temporary folder
-	overlayPath := filepath.Join(work, "overlay.json")
-	if err := os.WriteFile(overlayPath, overlay, 0o644); err != nil {
-		return fmt.Errorf("build the vendor's library: %w", err)
-	}
-	cmd := exec.CommandContext(ctx, "go", "run", "-buildvcs=false", "-overlay="+overlayPath,
-		"./"+place, dir, topology)
-	cmd.Dir = repository
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("build the vendor's library: %w\n%s", err, strings.TrimSpace(string(out)))
-	}
-	return nil
 }

@@ -101,7 +101,7 @@ func LabDir() (string, error) {
 	for _, start := range starts {
 		for dir := start; ; dir = filepath.Dir(dir) {
 			for _, candidate := range []string{dir, filepath.Join(dir, "lab")} {
-				if isFile(filepath.Join(candidate, "components.go")) && isFile(filepath.Join(candidate, "go.mod")) {
+				if isFile(filepath.Join(candidate, "components", "components.go")) && isFile(filepath.Join(candidate, "go.mod")) {
 					return candidate, nil
 				}
 			}

@@ -5,7 +5,6 @@ package product
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"io/fs"
@@ -200,7 +199,7 @@ func installChart(ctx context.Context, o Options, tags map[string]string) error 
 	if out, err := helm(ctx, o.Cluster, args...); err != nil {
 		return fmt.Errorf("helm: %w: %s\n%s", err, out, describePods(ctx, o.Cluster))
 	}
-	return nil
+	return waitRollout(ctx, o.Cluster, chartTimeout)
 }
 
 func helm(ctx context.Context, c *cluster.Cluster, args ...string) (string, error) {
@@ -258,29 +257,4 @@ func describePods(ctx context.Context, c *cluster.Cluster) string {
 		lines = append(lines, fmt.Sprintf("pod %s: %s", pod.Name, state))
 	}
 	return strings.Join(lines, "\n")
-}
-
-// WaitForResource waits until the node offers the shared memory, and returns
-// the number of units.
-func WaitForResource(ctx context.Context, c *cluster.Cluster, timeout time.Duration) (int64, error) {
-	client, err := c.Client()
-	if err != nil {
-		return 0, err
-	}
-	ctx, cancel := context.WithTimeout(ctx, timeout)
-	defer cancel()
-	for {
-		node, err := client.CoreV1().Nodes().Get(ctx, c.NodeName(), metav1.GetOptions{})
-		if err == nil {
-			if quantity := node.Status.Allocatable[Resource]; quantity.Value() > 0 {
-				return quantity.Value(), nil
-			}
-			err = fmt.Errorf("node %s offers no %s", c.NodeName(), Resource)
-		}
-		select {
-		case <-ctx.Done():
-			return 0, errors.Join(err, ctx.Err())
-		case <-time.After(200 * time.Millisecond):
-		}
-	}
 }

@@ -1,6 +1,6 @@
 //go:build components
 
-package lab
+package components
 
 import (
 	_ "github.com/containerd/containerd/v2/cmd/containerd"

@@ -1,0 +1,151 @@
+package product
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/divvy-gpu/divvy/lab/internal/cluster"
+)
+
+// Names of the chart's workloads.
+const (
+	nodeDaemonSet      = "divvy-node"
+	extenderDeployment = "divvy-extender"
+)
+
+// inventoryAnnotation is where divvy-node publishes the cards of its node.
+const inventoryAnnotation = "divvy.dev/inventory"
+
+// waitRollout waits until the newest version of every pod is ready and no
+// older one is left. helm's own --wait is content with as many missing pods as
+// an update may take down at once: on one node, all.
+func waitRollout(ctx context.Context, c *cluster.Cluster, timeout time.Duration) error {
+	client, err := c.Client()
+	if err != nil {
+		return err
+	}
+	err = poll(ctx, timeout, func(ctx context.Context) error {
+		daemons, err := client.AppsV1().DaemonSets(Namespace).Get(ctx, nodeDaemonSet, metav1.GetOptions{})
+		if err != nil {
+			return fmt.Errorf("look at %s: %w", nodeDaemonSet, err)
+		}
+		deployment, err := client.AppsV1().Deployments(Namespace).Get(ctx, extenderDeployment, metav1.GetOptions{})
+		if err != nil {
+			return fmt.Errorf("look at %s: %w", extenderDeployment, err)
+		}
+		return errors.Join(daemonSetReady(daemons), deploymentReady(deployment))
+	})
+	if err != nil {
+		return fmt.Errorf("%w\n%s", err, describePods(ctx, c))
+	}
+	return nil
+}
+
+func daemonSetReady(d *appsv1.DaemonSet) error {
+	s := d.Status
+	if s.ObservedGeneration < d.Generation || s.DesiredNumberScheduled == 0 ||
+		s.UpdatedNumberScheduled < s.DesiredNumberScheduled || s.NumberReady < s.DesiredNumberScheduled {
+		return fmt.Errorf("%s: of %d pods %d are up to date and %d ready", d.Name, s.DesiredNumberScheduled, s.UpdatedNumberScheduled, s.NumberReady)
+	}
+	return nil
+}
+
+func deploymentReady(d *appsv1.Deployment) error {
+	wanted := int32(1)
+	if d.Spec.Replicas != nil {
+		wanted = *d.Spec.Replicas
+	}
+	s := d.Status
+	if s.ObservedGeneration < d.Generation || s.UpdatedReplicas < wanted || s.ReadyReplicas < wanted || s.Replicas > s.UpdatedReplicas {
+		return fmt.Errorf("%s: of %d pods %d are up to date and %d ready", d.Name, wanted, s.UpdatedReplicas, s.ReadyReplicas)
+	}
+	return nil
+}
+
+// WaitForResource waits until kubelet offers as many units as divvy-node has
+// published, and returns their number.
+func WaitForResource(ctx context.Context, c *cluster.Cluster, timeout time.Duration) (int64, error) {
+	client, err := c.Client()
+	if err != nil {
+		return 0, err
+	}
+	var units int64
+	err = poll(ctx, timeout, func(ctx context.Context) error {
+		units, err = offered(ctx, client, c.NodeName())
+		return err
+	})
+	return units, err
+}
+
+func offered(ctx context.Context, client kubernetes.Interface, name string) (int64, error) {
+	node, err := client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
+	if err != nil {
+		return 0, fmt.Errorf("look at the node: %w", err)
+	}
+	published, err := publishedUnits(node)
+	if err != nil {
+		return 0, err
+	}
+	quantity := node.Status.Allocatable[Resource]
+	if published == 0 || quantity.Value() != published {
+		return 0, fmt.Errorf("of %d published units of %s kubelet offers %d", published, Resource, quantity.Value())
+	}
+	return published, nil
+}
+
+// publishedUnits returns the units of the healthy cards in a node's inventory.
+func publishedUnits(node *corev1.Node) (int64, error) {
+	text, ok := node.Annotations[inventoryAnnotation]
+	if !ok {
+		return 0, fmt.Errorf("node %s has published no cards", node.Name)
+	}
+	var inventory struct {
+		Resources []struct {
+			Resource corev1.ResourceName
+			Devices  []struct {
+				Units     int64
+				Unhealthy bool
+			}
+		}
+	}
+	if err := json.Unmarshal([]byte(text), &inventory); err != nil {
+		return 0, fmt.Errorf("annotation %s of node %s: %w", inventoryAnnotation, node.Name, err)
+	}
+	var units int64
+	for _, resource := range inventory.Resources {
+		for _, device := range resource.Devices {
+			if resource.Resource == Resource && !device.Unhealthy {
+				units += device.Units
+			}
+		}
+	}
+	return units, nil
+}
+
+// poll asks until the answer is nil; after the timeout it returns the last one.
+func poll(ctx context.Context, timeout time.Duration, ask func(context.Context) error) error {
+	deadline, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	for {
+		err := ask(deadline)
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-deadline.Done():
+			if ctx.Err() != nil {
+				return ctx.Err()
+			}
+			return fmt.Errorf("after %s: %w", timeout, err)
+		case <-time.After(200 * time.Millisecond):
+		}
+	}
+}
