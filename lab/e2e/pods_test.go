@@ -1,0 +1,196 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/yaml"
+
+	"github.com/divvy-gpu/divvy/lab/internal/layout"
+	"github.com/divvy-gpu/divvy/lab/internal/stage"
+)
+
+// fill makes a pod of a whole card for each card.
+func fill(t *testing.T) []*corev1.Pod {
+	t.Helper()
+	var pods []*corev1.Pod
+	for i := range 8 {
+		pods = append(pods, one(fmt.Sprint("whole-", i), 16))
+	}
+	createAtOnce(t, pods)
+	running(t, namesOf(pods)...)
+	return pods
+}
+
+func TestPodsThatEndGiveTheirMemoryBack(t *testing.T) {
+	ctx := begin(t, guide)
+	create(t, one("good", 10, "true"), one("bad", 10, "false"))
+	must(t, lab.WaitPhase(ctx, podTimeout, corev1.PodSucceeded, "good"))
+	must(t, lab.WaitPhase(ctx, podTimeout, corev1.PodFailed, "bad"))
+	wantCards(t, map[string]int{}) // the objects are still there
+	fill(t)
+
+	// A pod that waits for room gets it when another ends by itself.
+	must(t, lab.Delete(ctx, "whole-3"))
+	start(t, one("short", 16, "sleep", "4"))
+	waits := create(t, one("waits", 16))[0]
+	pending(t, waits, "Insufficient enflame.com/gcu-memory")
+	running(t, "waits")
+	if got := cards(agree(t))["waits"]; got != 3 {
+		t.Errorf("the pod that waited got card %d, want 3, the only one that was free", got)
+	}
+}
+
+func TestDeletedWhilePending(t *testing.T) {
+	ctx := begin(t, guide)
+	fill(t)
+	must(t, lab.Delete(ctx, "whole-2"))
+	start(t, one("gap", 1))
+	pending(t, create(t, one("waits", 16))[0], noRoom)
+	must(t, lab.Delete(ctx, "waits"))
+	if got := cards(agree(t)); len(got) != 8 {
+		t.Errorf("inspect shows %v, want 8 pods", got)
+	}
+	must(t, lab.Delete(ctx, "gap"))
+	start(t, one("after", 16))
+	agree(t)
+}
+
+// TestDeletedAtOnce deletes pods right after they were made, wherever they are
+// on their way then.
+func TestDeletedAtOnce(t *testing.T) {
+	ctx := begin(t, guide)
+	var names []string
+	for i := range 16 {
+		pod := one(fmt.Sprint("brief-", i), 8)
+		names = append(names, pod.Name)
+		create(t, pod)
+		if i%2 == 1 {
+			must(t, lab.Client.CoreV1().Pods(namespace).Delete(ctx, names[i-1], metav1.DeleteOptions{}))
+		}
+	}
+	for _, name := range names {
+		err := lab.Client.CoreV1().Pods(namespace).Delete(ctx, name, metav1.DeleteOptions{})
+		if err != nil && !apierrors.IsNotFound(err) {
+			t.Fatal(err)
+		}
+	}
+	must(t, lab.WaitGone(ctx, names...))
+	must(t, emptied(ctx))
+	fill(t)
+	agree(t)
+}
+
+// TestEndingPodKeepsItsMemory: a pod that is being deleted still runs.
+func TestEndingPodKeepsItsMemory(t *testing.T) {
+	ctx := begin(t, guide)
+	slow := one("slow", 16) // sleep, as process 1, does not end on SIGTERM
+	slow.Spec.TerminationGracePeriodSeconds = ptr.To[int64](60)
+	start(t, slow)
+	must(t, lab.Client.CoreV1().Pods(namespace).Delete(ctx, "slow", metav1.DeleteOptions{}))
+	start(t, one("other", 16))
+	wantCards(t, map[string]int{"slow": 0, "other": 1})
+	must(t, lab.Client.CoreV1().Pods(namespace).Delete(ctx, "slow", metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](1)}))
+	must(t, lab.WaitGone(ctx, "slow"))
+	wantCards(t, map[string]int{"other": 1})
+}
+
+func TestStatefulSetPodComesBack(t *testing.T) {
+	ctx := begin(t, guide)
+	labels := map[string]string{"app": "stateful"}
+	template := one("", 4)
+	template.Spec.RestartPolicy = corev1.RestartPolicyAlways
+	template.Labels = labels
+	sets := lab.Client.AppsV1().StatefulSets(namespace)
+	_, err := sets.Create(ctx, &appsv1.StatefulSet{
+		ObjectMeta: metav1.ObjectMeta{Name: "stateful"},
+		Spec: appsv1.StatefulSetSpec{
+			Replicas: ptr.To[int32](2),
+			Selector: &metav1.LabelSelector{MatchLabels: labels},
+			Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: template.Spec},
+		},
+	}, metav1.CreateOptions{})
+	must(t, err)
+	t.Cleanup(func() {
+		if err := sets.Delete(context.WithoutCancel(ctx), "stateful", metav1.DeleteOptions{}); err != nil {
+			t.Errorf("remove the StatefulSet: %v", err)
+		}
+	})
+	running(t, "stateful-0", "stateful-1")
+	wantCards(t, map[string]int{"stateful-0": 0, "stateful-1": 0})
+	for range 3 {
+		before, err := lab.Get(ctx, "stateful-0")
+		must(t, err)
+		must(t, lab.Client.CoreV1().Pods(namespace).Delete(ctx, "stateful-0", metav1.DeleteOptions{}))
+		must(t, stage.Poll(ctx, podTimeout, "another stateful-0", func(ctx context.Context) error {
+			pod, err := lab.Get(ctx, "stateful-0")
+			if err == nil && pod.UID == before.UID {
+				err = errors.New("it is still the one before")
+			}
+			return err
+		}))
+		running(t, "stateful-0")
+		wantCards(t, map[string]int{"stateful-0": 0, "stateful-1": 0})
+	}
+}
+
+// TestStaticPod: kubelet starts it without the API server having been asked.
+func TestStaticPod(t *testing.T) {
+	ctx := begin(t, guide)
+	start(t, one("beside", 4))
+	pod := one("static", 8)
+	pod.TypeMeta = metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"}
+	pod.Spec.RestartPolicy = corev1.RestartPolicyAlways
+	manifest, err := yaml.Marshal(pod)
+	must(t, err)
+	path := filepath.Join(layout.ManifestDir, "divvy-e2e-static.yaml")
+	must(t, os.WriteFile(path, manifest, 0o600))
+	mirror := "static-" + lab.Cluster.NodeName()
+	gone := func() error {
+		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return err
+		}
+		return lab.WaitGone(context.WithoutCancel(ctx), mirror)
+	}
+	t.Cleanup(func() {
+		if err := gone(); err != nil {
+			t.Errorf("remove the static pod: %v", err)
+		}
+	})
+	running(t, mirror)
+	books := agree(t)
+	if got := cards(books); len(got) != 2 {
+		t.Errorf("inspect shows %v, want the static pod and the one beside it", got)
+	}
+	must(t, gone())
+	wantCards(t, map[string]int{"beside": 0})
+}
+
+// TestManyGenerations makes and ends more pods, one after the other, than there
+// are units: nothing may be lost on the way.
+func TestManyGenerations(t *testing.T) {
+	ctx := begin(t, guide)
+	started := time.Now()
+	for i := range 6 {
+		pods := []*corev1.Pod{one(fmt.Sprint("a-", i), 16), one(fmt.Sprint("b-", i), 9), one(fmt.Sprint("c-", i), 7), one(fmt.Sprint("d-", i), 1)}
+		createAtOnce(t, pods)
+		running(t, namesOf(pods)...)
+		must(t, lab.Delete(ctx, namesOf(pods)...))
+	}
+	t.Logf("6 generations of 4 pods in %v", time.Since(started).Round(time.Second))
+	must(t, emptied(ctx))
+	fill(t)
+	agree(t)
+}

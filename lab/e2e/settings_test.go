@@ -1,0 +1,179 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/divvy-gpu/divvy/lab/internal/audit"
+	"github.com/divvy-gpu/divvy/lab/internal/product"
+	"github.com/divvy-gpu/divvy/lab/internal/stage"
+)
+
+// The logs on the host that the guide promises.
+const (
+	nodeLog     = "/var/log/topscloud/gcushare/gcushare-device-plugin.log"
+	extenderLog = "/var/log/topscloud/gcushare/gcushare-scheduler-extender.log"
+)
+
+func logSize(t *testing.T, path string) int {
+	t.Helper()
+	info, err := os.Stat(path)
+	must(t, err)
+	return int(info.Size())
+}
+
+// logged checks that a log on the host has a text.
+func logged(t *testing.T, path, text string) {
+	t.Helper()
+	must(t, stage.Poll(t.Context(), agreeTimeout, fmt.Sprintf("%q in %s", text, path), func(context.Context) error {
+		data, err := os.ReadFile(path)
+		if err == nil && !strings.Contains(string(data), text) {
+			err = fmt.Errorf("not among its %d bytes", len(data))
+		}
+		return err
+	}))
+}
+
+func TestLogsOutliveTheContainers(t *testing.T) {
+	ctx := begin(t, guide)
+	start(t, one("logged-pod", 4))
+	agree(t)
+	logged(t, nodeLog, "logged-pod")
+	logged(t, extenderLog, "logged-pod")
+	size := map[string]int{nodeLog: logSize(t, nodeLog), extenderLog: logSize(t, extenderLog)}
+	for _, part := range []string{stage.NodeDaemon, stage.Extender} {
+		must(t, lab.DeleteDivvyPods(ctx, part))
+	}
+	must(t, lab.WaitDivvy(ctx, settingTimeout))
+	for path, before := range size {
+		logged(t, path, "logged-pod")
+		if after := logSize(t, path); after <= before {
+			t.Errorf("%s had %d bytes and has %d after a restart, want more", path, before, after)
+		}
+	}
+}
+
+func TestPrograms(t *testing.T) {
+	ctx := begin(t, guide)
+	for _, name := range []string{"divvy-node", "divvy-control", "kubectl-divvy"} {
+		text, err := lab.Command(ctx, "", filepath.Join(product.Programs(), name), "--version")
+		if err != nil || !strings.HasPrefix(text, name) || !strings.Contains(text, "go1.") {
+			t.Errorf("%s --version: %q, %v; want its name and version, and that of Go", name, text, err)
+		}
+	}
+	body, err := audit.Fetch(ctx, stage.ExtenderURL+"/version")
+	must(t, err)
+	if strings.TrimSpace(string(body)) == "" {
+		t.Error("/version of the extender is empty")
+	}
+}
+
+// TestWrongSettings: mistakes are told, all at once, before anything changes.
+func TestWrongSettings(t *testing.T) {
+	ctx := begin(t, guide)
+	for _, value := range []string{"memoryUnit=2", "memoryUnit=0.5", "node.injection=magic", "memoryunit=1"} {
+		err := lab.Upgrade(ctx, value)
+		if key, _, _ := strings.Cut(value, "="); err == nil || !strings.Contains(err.Error(), strings.ReplaceAll(key, ".", "/")) {
+			t.Errorf("helm upgrade with %s: %v; want an error that names the value", value, err)
+		}
+	}
+	path := filepath.Join(t.TempDir(), "config.yaml")
+	config := `apiVersion: config.divvy.dev/v1alpha1
+kind: NodeConfig
+logLevel: loud
+injection: magic
+resources:
+- name: enflame.com/gcu-memory
+  vendor: acme
+  mode: memory
+  memoryUnit: "2"
+`
+	must(t, os.WriteFile(path, []byte(config), 0o600))
+	_, err := lab.Command(ctx, "", filepath.Join(product.Programs(), "divvy-node"), "--node-name=x", "--config="+path)
+	if err == nil {
+		t.Fatal("divvy-node started with a broken configuration")
+	}
+	for _, want := range []string{path, "logLevel", "injection", "vendor", "memoryUnit"} {
+		if !strings.Contains(err.Error(), want) {
+			t.Errorf("the error does not name %s: %v", want, err)
+		}
+	}
+	must(t, lab.DivvyReady(ctx))
+}
+
+// TestUnitStaysWhilePodsRun: a request would mean another amount.
+func TestUnitStaysWhilePodsRun(t *testing.T) {
+	ctx := begin(t, guide)
+	start(t, one("holder", 4))
+	alive := lives(t)
+	must(t, lab.Upgrade(ctx, "memoryUnit=0.1"))
+	t.Cleanup(func() {
+		ctx := context.WithoutCancel(ctx)
+		if err := errors.Join(lab.DeleteAllPods(ctx), change(ctx, guide), offered(ctx, guide)); err != nil {
+			t.Errorf("put the unit back: %v", err)
+		}
+	})
+	must(t, stage.Poll(ctx, settingTimeout, "divvy-node to say why the unit stays", func(ctx context.Context) error {
+		err := lab.DivvyReady(ctx)
+		if err == nil {
+			return errors.New("it says that it is ready")
+		}
+		if !strings.Contains(err.Error(), "memoryUnit stays 1") || !strings.Contains(err.Error(), namespace+"/holder") {
+			return err
+		}
+		return nil
+	}))
+	node, err := auditor.Inspect(ctx)
+	must(t, err)
+	if node.Total != 128 || node.Unit != "1" {
+		t.Errorf("inspect shows %d units of %s GB, want 128 of 1", node.Total, node.Unit)
+	}
+	wantCards(t, map[string]int{"holder": 0})
+	undisturbed(t, alive)
+	start(t, one("second", 2)) // still in units of 1 GB
+	wantCards(t, map[string]int{"holder": 0, "second": 0})
+
+	must(t, lab.Delete(ctx, "holder", "second"))
+	finer := guide
+	finer.unit, finer.units = "0.1", 1280
+	must(t, lab.WaitDivvy(ctx, settingTimeout))
+	must(t, offered(ctx, finer))
+	current = finer
+	start(t, one("fine", 40), one("finer", 115))
+	wantCards(t, map[string]int{"fine": 0, "finer": 0})
+}
+
+func TestInjection(t *testing.T) {
+	t.Run("cdi", func(t *testing.T) {
+		with := guide
+		with.injection = audit.CDI
+		ctx := begin(t, with)
+		start(t, one("first", 12), one("second", 12))
+		wantCards(t, map[string]int{"first": 0, "second": 1})
+		specs, err := filepath.Glob("/var/run/cdi/divvy-*")
+		if err != nil || len(specs) == 0 {
+			t.Errorf("CDI specifications on the host: %v, %v; want one", specs, err)
+		}
+		must(t, lab.Cluster.Restart(ctx, "kubelet"))
+		wantCards(t, map[string]int{"first": 0, "second": 1})
+	})
+	t.Run("environment", func(t *testing.T) {
+		with := guide
+		with.injection = audit.Environment
+		ctx := begin(t, with)
+		start(t, one("first", 12), one("second", 12))
+		wantCards(t, map[string]int{"first": 0, "second": 1})
+		text, err := lab.Exec(ctx, "second", "app", "env")
+		must(t, err)
+		if !strings.Contains(text, "ENFLAME_VISIBLE_DEVICES=1") {
+			t.Errorf("the environment in the container has no ENFLAME_VISIBLE_DEVICES=1:\n%s", text)
+		}
+	})
+}
