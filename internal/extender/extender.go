@@ -71,6 +71,8 @@ type Extender struct {
 	binds   *keyedLock
 	// large lets one request with a large body in at a time: see readBody.
 	large chan struct{}
+	// inspecting lets one report be written at a time.
+	inspecting chan struct{}
 }
 
 // New checks the configuration.
@@ -89,7 +91,7 @@ func New(c Config) (*Extender, error) {
 	if err != nil {
 		return nil, fmt.Errorf("metrics of the extender: %w", err)
 	}
-	return &Extender{config: c, metrics: m, binds: newKeyedLock(), large: make(chan struct{}, 1)}, nil
+	return &Extender{config: c, metrics: m, binds: newKeyedLock(), large: make(chan struct{}, 1), inspecting: make(chan struct{}, 1)}, nil
 }
 
 // errNotReady is in every error of ready.

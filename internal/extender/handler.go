@@ -78,7 +78,7 @@ func (e *Extender) handleReady(w http.ResponseWriter, _ *http.Request) {
 }
 
 // recoverPanics answers a panic like any other failure and lets the process
-// live. Handlers write their answer last, so there is none half written.
+// live. Verbs write their answer last, so there is none half written.
 func (e *Extender) recoverPanics(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		defer func() {
@@ -216,10 +216,14 @@ func appendError(b []byte, text string) []byte {
 // A client that went away is nobody to tell that the answer did not arrive, so
 // these ignore the error of writing.
 
-func writeJSON(w http.ResponseWriter, status int, body []byte) {
+func writeHeader(w http.ResponseWriter, status int) {
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("X-Content-Type-Options", "nosniff")
 	w.WriteHeader(status)
+}
+
+func writeJSON(w http.ResponseWriter, status int, body []byte) {
+	writeHeader(w, status)
 	_, _ = w.Write(body) //nolint:gosec // JSON, which no browser takes for HTML
 }
 

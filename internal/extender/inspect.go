@@ -16,50 +16,84 @@ import (
 // handleInspect answers what every device holds, in the guide's shape. The
 // query may ask for details=true, which adds fields, and for another resource.
 func (e *Extender) handleInspect(w http.ResponseWriter, r *http.Request) {
-	status, report := e.inspect(r)
-	body, err := inspect.Marshal(report)
+	q, status, err := e.inspectQuery(r)
+	var usages []ledger.NodeUsage
+	if err == nil && q.node == "" {
+		// The report of a large cluster takes some memory: one at a time.
+		select {
+		case e.inspecting <- struct{}{}:
+			defer func() { <-e.inspecting }()
+		case <-r.Context().Done():
+			return // nobody is there to tell
+		}
+	}
+	if err == nil {
+		usages, status, err = e.usages(q)
+	}
 	if err != nil {
-		klog.FromContext(r.Context()).Error(err, "Cannot answer inspect")
-		writeError(w, http.StatusInternalServerError, err.Error())
+		body, marshalErr := inspect.Marshal(inspect.Failed(err.Error()))
+		if marshalErr != nil {
+			writeError(w, http.StatusInternalServerError, marshalErr.Error())
+			return
+		}
+		writeJSON(w, status, body)
 		return
 	}
-	writeJSON(w, status, body)
+	nodes := func(yield func(inspect.Node) bool) {
+		for _, u := range usages {
+			node := inspect.NodeFromUsage(q.resource, u)
+			if !q.details {
+				node = node.Guide()
+			}
+			if !yield(node) {
+				return
+			}
+		}
+	}
+	writeHeader(w, http.StatusOK)
+	if err := inspect.Stream(w, nodes); err != nil {
+		klog.FromContext(r.Context()).V(4).Info("The report was not read to its end", "reason", err.Error())
+	}
 }
 
-func (e *Extender) inspect(r *http.Request) (status int, report inspect.Report) {
-	if err := e.ready(); err != nil {
-		return http.StatusServiceUnavailable, inspect.Failed(err.Error())
-	}
-	resource := e.config.Resources[0]
-	query := r.URL.Query()
-	if asked := query.Get("resource"); asked != "" {
-		if resource = accel.Resource(asked); !slices.Contains(e.config.Resources, resource) {
-			return http.StatusNotFound, inspect.Failed(fmt.Sprintf("resource %q is not managed here", asked))
-		}
-	}
-	details := false
-	if asked := query.Get("details"); asked != "" {
-		var err error
-		if details, err = strconv.ParseBool(asked); err != nil {
-			return http.StatusBadRequest, inspect.Failed(fmt.Sprintf("details=%q: must be true or false", asked))
-		}
-	}
+// inspectQuery is what a request for a report asks.
+type inspectQuery struct {
+	node     string // "" for all
+	resource accel.Resource
+	details  bool
+}
 
-	usages := []ledger.NodeUsage{}
-	if name := r.PathValue("node"); name == "" {
-		usages = e.config.Ledger.Nodes(resource)
-	} else if usage, ok := e.config.Ledger.Node(resource, name); ok {
-		usages = append(usages, usage)
-	} else {
-		text := fmt.Sprintf("node %q is not known or offers no %s", name, resource)
-		if problem := e.config.Cluster.Problem(name); problem != "" {
-			text = fmt.Sprintf("node %q: %s", name, problem)
+// inspectQuery reads the question. An error comes with its status.
+func (e *Extender) inspectQuery(r *http.Request) (q inspectQuery, status int, err error) {
+	if err := e.ready(); err != nil {
+		return q, http.StatusServiceUnavailable, err
+	}
+	q = inspectQuery{node: r.PathValue("node"), resource: e.config.Resources[0]}
+	values := r.URL.Query()
+	if asked := values.Get("resource"); asked != "" {
+		if q.resource = accel.Resource(asked); !slices.Contains(e.config.Resources, q.resource) {
+			return q, http.StatusNotFound, fmt.Errorf("resource %q is not managed here", asked)
 		}
-		return http.StatusNotFound, inspect.Failed(text)
 	}
-	report = inspect.FromUsage(resource, usages)
-	if !details {
-		report = report.Guide()
+	if asked := values.Get("details"); asked != "" {
+		if q.details, err = strconv.ParseBool(asked); err != nil {
+			return q, http.StatusBadRequest, fmt.Errorf("details=%q: must be true or false", asked)
+		}
 	}
-	return http.StatusOK, report
+	return q, http.StatusOK, nil
+}
+
+// usages asks the ledger. An error comes with its status.
+func (e *Extender) usages(q inspectQuery) (usages []ledger.NodeUsage, status int, err error) {
+	if q.node == "" {
+		return e.config.Ledger.Nodes(q.resource), http.StatusOK, nil
+	}
+	usage, ok := e.config.Ledger.Node(q.resource, q.node)
+	if ok {
+		return []ledger.NodeUsage{usage}, http.StatusOK, nil
+	}
+	if problem := e.config.Cluster.Problem(q.node); problem != "" {
+		return nil, http.StatusNotFound, fmt.Errorf("node %q: %s", q.node, problem)
+	}
+	return nil, http.StatusNotFound, fmt.Errorf("node %q is not known or offers no %s", q.node, q.resource)
 }

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"iter"
 	"slices"
 	"strings"
 
@@ -71,4 +72,34 @@ func Marshal(r Report) ([]byte, error) {
 		return nil, fmt.Errorf("write the report: %w", err)
 	}
 	return b.Bytes(), nil
+}
+
+// Stream writes the same JSON as Marshal, node by node, so that the report of a
+// large cluster is never in memory as a whole.
+func Stream(w io.Writer, nodes iter.Seq[Node]) error {
+	var b bytes.Buffer
+	e := json.NewEncoder(&b)
+	e.SetEscapeHTML(false)
+	e.SetIndent("        ", "    ")
+	before, after := "{\n    \"nodes\": [", "]\n}\n"
+	for n := range nodes {
+		b.Reset()
+		b.WriteString(before)
+		b.WriteString("\n        ")
+		if err := e.Encode(n); err != nil {
+			return fmt.Errorf("write the report: %w", err)
+		}
+		b.Truncate(b.Len() - 1) // Encode ends the line
+		if _, err := w.Write(b.Bytes()); err != nil {
+			return fmt.Errorf("write the report: %w", err)
+		}
+		before, after = ",", "\n    ]\n}\n"
+	}
+	if after == "]\n}\n" {
+		after = before + after
+	}
+	if _, err := io.WriteString(w, after); err != nil {
+		return fmt.Errorf("write the report: %w", err)
+	}
+	return nil
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 	"time"
 
@@ -113,6 +114,13 @@ func TestRoundTrip(t *testing.T) {
 			body, err := Marshal(r)
 			if err != nil {
 				t.Fatal(err)
+			}
+			var streamed bytes.Buffer
+			if err := Stream(&streamed, slices.Values(r.Nodes)); err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(string(body), streamed.String()); diff != "" {
+				t.Errorf("%s streamed (-want +got):\n%s", name, diff)
 			}
 			var again Report
 			if err := json.Unmarshal(body, &again); err != nil {

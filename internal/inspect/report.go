@@ -93,32 +93,37 @@ func Failed(text string) Report { return Report{Nodes: []Node{}, Error: text} }
 func FromUsage(resource accel.Resource, usages []ledger.NodeUsage) Report {
 	report := Report{Nodes: make([]Node, 0, len(usages))}
 	for _, u := range usages {
-		node := Node{
-			Name: u.Name, Total: u.Total, Used: u.Used, Available: max(u.Total-u.Used, 0),
-			Devices:  make([]Device, 0, len(u.Devices)),
-			Resource: resource, Unit: u.Unit,
-		}
-		for _, d := range u.Devices {
-			device := Device{
-				ID: d.Index, Total: d.Units, Used: d.Used, Available: max(d.Units-d.Used, 0),
-				Pods: podsOf(d.Pods),
-				UUID: d.ID, Model: d.Model, Board: d.Board,
-				Unhealthy: d.Health.Unhealthy, Reason: d.Health.Reason,
-			}
-			if d.NUMANode != accel.NoNUMA {
-				device.NUMANode = &d.NUMANode
-			}
-			node.Devices = append(node.Devices, device)
-		}
-		if len(u.Unplaced) > 0 {
-			node.Unplaced = podsOf(u.Unplaced)
-			for i, p := range u.Unplaced {
-				node.Unplaced[i].Device = p.Device
-			}
-		}
-		report.Nodes = append(report.Nodes, node)
+		report.Nodes = append(report.Nodes, NodeFromUsage(resource, u))
 	}
 	return report
+}
+
+// NodeFromUsage makes one node of a report, with details.
+func NodeFromUsage(resource accel.Resource, u ledger.NodeUsage) Node {
+	node := Node{
+		Name: u.Name, Total: u.Total, Used: u.Used, Available: max(u.Total-u.Used, 0),
+		Devices:  make([]Device, 0, len(u.Devices)),
+		Resource: resource, Unit: u.Unit,
+	}
+	for _, d := range u.Devices {
+		device := Device{
+			ID: d.Index, Total: d.Units, Used: d.Used, Available: max(d.Units-d.Used, 0),
+			Pods: podsOf(d.Pods),
+			UUID: d.ID, Model: d.Model, Board: d.Board,
+			Unhealthy: d.Health.Unhealthy, Reason: d.Health.Reason,
+		}
+		if d.NUMANode != accel.NoNUMA {
+			device.NUMANode = &d.NUMANode
+		}
+		node.Devices = append(node.Devices, device)
+	}
+	if len(u.Unplaced) > 0 {
+		node.Unplaced = podsOf(u.Unplaced)
+		for i, p := range u.Unplaced {
+			node.Unplaced[i].Device = p.Device
+		}
+	}
+	return node
 }
 
 func podsOf(usages []ledger.PodUsage) []Pod {
@@ -138,17 +143,23 @@ func podsOf(usages []ledger.PodUsage) []Pod {
 func (r Report) Guide() Report {
 	out := Report{Nodes: make([]Node, 0, len(r.Nodes)), Error: r.Error}
 	for _, n := range r.Nodes {
-		node := Node{Name: n.Name, Total: n.Total, Used: n.Used, Available: n.Available,
-			Devices: make([]Device, 0, len(n.Devices))}
-		for _, d := range n.Devices {
-			node.Devices = append(node.Devices, Device{
-				ID: d.ID, Total: d.Total, Used: d.Used, Available: d.Available, Pods: withoutDetails(d.Pods),
-			})
-		}
-		if len(n.Unplaced) > 0 {
-			node.Unplaced = withoutDetails(n.Unplaced)
-		}
-		out.Nodes = append(out.Nodes, node)
+		out.Nodes = append(out.Nodes, n.Guide())
+	}
+	return out
+}
+
+// Guide returns the node in the guide's form, without details. The original is
+// not changed.
+func (n Node) Guide() Node {
+	out := Node{Name: n.Name, Total: n.Total, Used: n.Used, Available: n.Available,
+		Devices: make([]Device, 0, len(n.Devices))}
+	for _, d := range n.Devices {
+		out.Devices = append(out.Devices, Device{
+			ID: d.ID, Total: d.Total, Used: d.Used, Available: d.Available, Pods: withoutDetails(d.Pods),
+		})
+	}
+	if len(n.Unplaced) > 0 {
+		out.Unplaced = withoutDetails(n.Unplaced)
 	}
 	return out
 }

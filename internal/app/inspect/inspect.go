@@ -17,6 +17,8 @@ import (
 	"github.com/spf13/pflag"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/divvy-gpu/divvy/internal/accel"
@@ -176,8 +178,12 @@ func ask(ctx context.Context, o Options, clients kube.Clients, node string) (ins
 	if node != "" {
 		path += "/" + node
 	}
-	body, err := clients.Kubernetes.CoreV1().Services(o.Namespace).
-		ProxyGet("", o.Service, strconv.Itoa(o.Port), path, map[string]string{"details": "true", "resource": o.Resource}).
+	body, err := clients.Kubernetes.CoreV1().RESTClient().Get().
+		Namespace(o.Namespace).Resource("services").Name(net.JoinSchemeNamePort("", o.Service, strconv.Itoa(o.Port))).SubResource("proxy").Suffix(path).
+		Param("details", "true").Param("resource", o.Resource).
+		// The client prefers protobuf, in which the API server would word its
+		// own errors as well.
+		SetHeader("Accept", runtime.ContentTypeJSON).
 		DoRaw(ctx)
 	var report inspect.Report
 	decodeErr := json.Unmarshal(body, &report)
