@@ -18,7 +18,7 @@ DIST  := $(CURDIR)/dist
 CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/divvy
 tool_dir = $(CACHE)/tools/$(firstword $(shell sha256sum $(1)/go.sum | cut -c1-12))
 GOLANGCI_LINT := $(call tool_dir,tools)/golangci-lint
-HELM          := $(call tool_dir,lab)/helm
+HELM          := $(call tool_dir,lab/components)/helm
 
 # What the lab installs: make lab-install TOPOLOGY=file MEMORY_UNIT=0.1
 ifdef TOPOLOGY
@@ -27,11 +27,12 @@ endif
 ifdef MEMORY_UNIT
 export MEMORY_UNIT
 endif
-
-FUZZTIME     ?= 30s
-BENCH        ?= .
-SOAK_MINUTES ?= 3
+ifdef SOAK_MINUTES
 export SOAK_MINUTES
+endif
+
+FUZZTIME ?= 30s
+BENCH    ?= .
 
 SUITES := unit seeds lab-unit kubelet e2e
 
@@ -42,7 +43,7 @@ help: ## List the targets.
 	@awk 'BEGIN { FS = ":.*## " } \
 	  /^##@/ { printf "\n%s\n", substr($$0, 5) } \
 	  /^[a-z0-9-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
-	@printf '\nVariables: TOPOLOGY=file (simulated cards; a path, or a name in lab/topologies),\n  MEMORY_UNIT=1|0.1|0.01|0.001, BENCH=regexp, FUZZTIME=30s, SOAK_MINUTES=3\n'
+	@printf '\nVariables: TOPOLOGY=file (simulated cards; a path, or a name in lab/topologies),\n  MEMORY_UNIT=1|0.1|0.01|0.001, BENCH=regexp, FUZZTIME=30s, SOAK_MINUTES=4\n'
 
 .PHONY: demo
 demo: root ## Start a Kubernetes here, install Divvy and show four pods sharing two cards.
@@ -68,7 +69,7 @@ build: ## Build the programs into bin/.
 lint: $(GOLANGCI_LINT) verify-chart ## Run gofmt, go vet, go mod tidy -diff, golangci-lint and helm lint.
 	@unformatted=$$(git ls-files -co --exclude-standard '*.go' | xargs -r gofmt -l); \
 	  [ -z "$$unformatted" ] || { printf 'not formatted by gofmt:\n%s\n' "$$unformatted" >&2; exit 1; }
-	@for module in . lab tools; do (cd $$module && echo "go mod tidy -diff in $$module" && go mod tidy -diff); done
+	@for module in . lab lab/components tools; do (cd $$module && echo "go mod tidy -diff in $$module" && go mod tidy -diff); done
 	go vet ./...
 	cd lab && go vet -tags e2e ./...
 	$(GOLANGCI_LINT) run ./...
@@ -153,4 +154,4 @@ $(GOLANGCI_LINT):
 $(HELM):
 	@echo "Building helm into $(@D)."
 	@mkdir -p $(@D)
-	@cd lab && CGO_ENABLED=0 go build -o $@.tmp helm.sh/helm/v3/cmd/helm && mv $@.tmp $@
+	@cd lab/components && CGO_ENABLED=0 go build -o $@.tmp helm.sh/helm/v3/cmd/helm && mv $@.tmp $@
