@@ -73,7 +73,8 @@ func (c *Cluster) Healthy(ctx context.Context, component Component) error {
 
 // schedulerHealthy reports whether the scheduler of the present manifest runs,
 // is ready, and leads: one that was killed leaves a lease behind that its
-// successor has to wait for.
+// successor has to wait for. It asks the scheduler itself, which is ready long
+// before kubelet's first probe says so.
 func (c *Cluster) schedulerHealthy(ctx context.Context) error {
 	if err := get(ctx, "https://"+schedulerAddress+"/readyz"); err != nil {
 		return err
@@ -97,8 +98,8 @@ func (c *Cluster) schedulerHealthy(ctx context.Context) error {
 		return errors.New("the scheduler's container does not run yet")
 	}
 	status := pod.Status.ContainerStatuses[0]
-	if status.State.Running == nil || !status.Ready {
-		return errors.New("the scheduler's container is not ready yet")
+	if status.State.Running == nil {
+		return errors.New("the scheduler's container does not run yet")
 	}
 	lease, err := client.CoordinationV1().Leases(scheduler.Namespace).Get(ctx, scheduler.PodName, metav1.GetOptions{})
 	if err != nil {
