@@ -19,7 +19,12 @@ type Clients struct {
 // Connect makes clients from a kubeconfig file, or from the service account of
 // the pod when the path is "". It does not contact the API server.
 func Connect(kubeconfig, userAgent string) (Clients, error) {
-	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
+	// BuildConfigFromFlags would do both, with a warning in every pod's log.
+	load := rest.InClusterConfig
+	if kubeconfig != "" {
+		load = func() (*rest.Config, error) { return clientcmd.BuildConfigFromFlags("", kubeconfig) }
+	}
+	config, err := load()
 	if err != nil {
 		return Clients{}, fmt.Errorf("configuration of the Kubernetes client: %w", err)
 	}
