@@ -16,7 +16,7 @@ BIN   := $(CURDIR)/bin
 DIST  := $(CURDIR)/dist
 # Tools are built once per version and survive `make clean`.
 CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/divvy
-tool_dir = $(CACHE)/tools/$(firstword $(shell sha256sum $(1)/go.sum | cut -c1-12))
+tool_dir = $(CACHE)/tools/$(firstword $(shell sha256sum $(1)/go.mod | cut -c1-12))
 GOLANGCI_LINT := $(call tool_dir,tools)/golangci-lint
 HELM          := $(call tool_dir,lab/components)/helm
 
