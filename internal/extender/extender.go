@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 	"time"
 
@@ -58,6 +59,9 @@ type Config struct {
 	Resources []accel.Resource
 	// Version is what /version answers.
 	Version string
+	// BindFrom are addresses besides those of the extender's own host that may
+	// ask for a bind.
+	BindFrom []netip.Prefix
 	// Registry receives the metrics; nil for none.
 	Registry prometheus.Registerer
 	// BindTimeout bounds a bind, 0 for DefaultBindTimeout.

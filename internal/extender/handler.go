@@ -42,6 +42,8 @@ type verb struct {
 	// fail appends the result that tells the error. A nil fail means that the
 	// result has no place for one: the status tells.
 	fail func(out []byte, text string) []byte
+	// allow refuses a caller; nil admits all.
+	allow func(r *http.Request) error
 }
 
 // Handler returns the routes, without listening:
@@ -54,7 +56,7 @@ func (e *Extender) Handler() http.Handler {
 	for _, v := range []verb{
 		{name: "filter", maxBody: maxFilterBody, answer: e.filter, fail: appendFilterError},
 		{name: "prioritize", maxBody: maxFilterBody, answer: e.prioritize},
-		{name: "bind", maxBody: maxBindBody, answer: e.bind, fail: appendError},
+		{name: "bind", maxBody: maxBindBody, answer: e.bind, fail: appendError, allow: e.mayBind},
 	} {
 		mux.Handle(Prefix+"/"+v.name, e.handleVerb(v))
 	}
@@ -104,6 +106,9 @@ func (e *Extender) handleVerb(v verb) http.Handler {
 		defer func() { putBuffer(body) }()
 
 		status, err := checkRequest(w, r)
+		if err == nil && v.allow != nil {
+			err = v.allow(r)
+		}
 		if err == nil {
 			var done func()
 			if *body, done, err = e.readBody(w, r, v.maxBody, (*body)[:0]); err == nil {

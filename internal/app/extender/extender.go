@@ -127,6 +127,7 @@ func assemble(s settings, clients kube.Clients) (*program, error) {
 		Ready:     p.ready,
 		Resources: s.resources,
 		Version:   version.Version,
+		BindFrom:  s.bindFrom,
 		Registry:  registry,
 	})
 	if err != nil {

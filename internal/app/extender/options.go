@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"os"
 	"strconv"
 	"strings"
@@ -34,6 +35,9 @@ type Options struct {
 	// Listen and MetricsListen are host:port; the host may be empty. An empty
 	// MetricsListen serves no metrics.
 	Listen, MetricsListen string
+	// AllowBindFrom are networks, in CIDR notation, that may ask for a bind
+	// besides the extender's own host.
+	AllowBindFrom []string
 	// Kubeconfig is a file, "" for the pod's service account.
 	Kubeconfig string
 	// Policy is the name of a placement policy.
@@ -77,6 +81,7 @@ func DefaultOptions() Options {
 // AddFlags adds a flag for every option, with its present value as default.
 func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.Listen, "listen", o.Listen, "address to answer kube-scheduler on")
+	fs.StringSliceVar(&o.AllowBindFrom, "allow-bind-from", o.AllowBindFrom, "networks, such as 10.0.0.0/24, from which kube-scheduler may ask for a bind; its own host always may")
 	fs.StringVar(&o.MetricsListen, "metrics-listen", o.MetricsListen, "address to serve Prometheus metrics on; empty for none")
 	fs.StringVar(&o.Kubeconfig, "kubeconfig", o.Kubeconfig, "kubeconfig file; empty for the pod's service account")
 	fs.StringVar(&o.Policy, "policy", o.Policy, "which device is preferred: binpack (the fullest that has room) or spread (the emptiest)")
@@ -116,6 +121,7 @@ func FromEnvironment(fs *pflag.FlagSet, lookup func(string) (string, bool)) erro
 type settings struct {
 	Options
 	policy    place.Policy
+	bindFrom  []netip.Prefix
 	logging   logging.Options
 	resources []accel.Resource
 	labels    map[accel.Resource]kube.Label
@@ -144,6 +150,14 @@ func (o Options) settings() (settings, error) {
 		if o.MetricsListen == o.Listen {
 			check("metrics-listen", fmt.Errorf("%s is the address of --listen", o.MetricsListen))
 		}
+	}
+	for _, text := range o.AllowBindFrom {
+		prefix, err := netip.ParsePrefix(text)
+		if err != nil {
+			check("allow-bind-from", fmt.Errorf("%q: must be a network in CIDR notation, such as 10.0.0.0/24", text))
+			continue
+		}
+		s.bindFrom = append(s.bindFrom, prefix)
 	}
 	s.policy, err = place.ParsePolicy(o.Policy)
 	check("policy", err)
