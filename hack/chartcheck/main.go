@@ -70,6 +70,10 @@ var good = []struct {
 		want: []string{"--leader-elect", "resources: [leases]", "maxUnavailable: 100%"},
 	},
 	{
+		name: "control plane elsewhere", set: []string{"--set", "extender.allowBindFrom={10.0.0.0/24,fd00::/64}"},
+		want: []string{"--allow-bind-from=10.0.0.0/24,fd00::/64"},
+	},
+	{
 		name: "loopback alone", set: []string{"--set", "extender.listenAddress=127.0.0.1"},
 		want: []string{"--listen=127.0.0.1:32766", `host: "127.0.0.1"`},
 	},
@@ -100,6 +104,7 @@ var bad = []struct {
 	{"misspelt inner key", []string{"--set", "node.injektion=cdi"}, "injektion"},
 	{"unknown injection", []string{"--set", "node.injection=magic"}, "injection"},
 	{"unknown policy", []string{"--set", "extender.policy=random"}, "policy"},
+	{"network that is none", []string{"--set", "extender.allowBindFrom={everywhere}"}, "allowBindFrom"},
 	{"relative folder", []string{"--set", "node.stateDir=divvy"}, "stateDir"},
 	{"bad resource name", []string{"--set", "sharedResources[0].name=gcu,sharedResources[0].vendor=enflame"}, "sharedResources"},
 }
