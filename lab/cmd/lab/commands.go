@@ -58,14 +58,18 @@ func newBuildCommand() *cobra.Command {
 		Use:   "build",
 		Short: "Build the programs of a Kubernetes into the cache",
 		Args:  cobra.NoArgs,
-		RunE: exclusive(func(cmd *cobra.Command, _ []string) error {
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			// Packages may have to be installed. The builder takes turns by itself.
+			if err := host.RequireRoot(geteuid(), cmd.CommandPath()); err != nil {
+				return err
+			}
 			_, bin, err := buildAll(cmd.Context(), cmd.OutOrStdout())
 			if err != nil {
 				return err
 			}
 			fmt.Fprintln(cmd.OutOrStdout(), "The programs are in", bin)
 			return nil
-		}),
+		},
 	}
 }
 

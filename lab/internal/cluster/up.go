@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/divvy-gpu/divvy/lab/internal/build"
+	"github.com/divvy-gpu/divvy/lab/internal/hardware"
 	"github.com/divvy-gpu/divvy/lab/internal/host"
 	"github.com/divvy-gpu/divvy/lab/internal/layout"
 	"github.com/divvy-gpu/divvy/lab/internal/progress"
@@ -186,6 +187,9 @@ func (c *Cluster) writeConfig() error {
 	// etcd insists on a folder that is its own.
 	if err := os.MkdirAll(layout.EtcdDir, 0o700); err != nil {
 		return fmt.Errorf("make a folder of the lab: %w", err)
+	}
+	if err := hardware.Default.Restore(); err != nil {
+		return err
 	}
 	if err := ensureCredentials(c.nodeIP); err != nil {
 		return err

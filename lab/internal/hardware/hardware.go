@@ -105,6 +105,21 @@ func (s *Simulated) SetTopology(data []byte) error {
 	return nil
 }
 
+// Restore makes the device nodes again that Install made: they do not outlive
+// a reboot, unlike the files.
+func (s *Simulated) Restore() error {
+	r, err := s.load()
+	if err != nil {
+		return err
+	}
+	for _, path := range r.Devices {
+		if err := s.mknod(path); err != nil && !errors.Is(err, fs.ErrExist) {
+			return fmt.Errorf("make the simulated card %s: %w", path, err)
+		}
+	}
+	return nil
+}
+
 // Remove takes everything away that Install put on the machine.
 func (s *Simulated) Remove() error {
 	r, err := s.load()

@@ -56,6 +56,13 @@ func TestInstallChangeRemove(t *testing.T) {
 			t.Errorf("%s: devices %v, want %d", topology, devices(t, s), n)
 		}
 	}
+	before := devices(t, s)
+	if err := os.Remove(filepath.Join(s.DeviceDir, before[0])); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Restore(); err != nil || !slices.Equal(devices(t, s), before) {
+		t.Errorf("restored %v (%v), want %v", devices(t, s), err, before)
+	}
 	if info, err := os.Stat(s.Link); err != nil || info.Size() == 0 {
 		t.Errorf("the library does not lie behind its link: %v", err)
 	}
