@@ -131,7 +131,7 @@ func (s *Server) Run(ctx context.Context) error {
 	}
 	// Kubelet needs the units again before it looks at its running pods, so
 	// the pause stays short.
-	backoff := wait.Backoff{Duration: 100 * time.Millisecond, Factor: 2, Steps: 5, Cap: time.Second}
+	backoff := wait.Backoff{Duration: 10 * time.Millisecond, Factor: 2, Steps: 8, Cap: time.Second}
 	pause := backoff
 	var told string
 	for ctx.Err() == nil {
