@@ -137,3 +137,22 @@ func TestRunAndReport(t *testing.T) {
 		t.Errorf("report of a command that failed without a test: %v\n%s", err, out)
 	}
 }
+
+func TestShorten(t *testing.T) {
+	tests := map[string]struct{ in, want string }{
+		"what the test said, not what a program logged": {
+			in:   "=== RUN   TestA\nI1120 starting\n    a_test.go:12: want 1, got 2\n    a_test.go:13: and more\nI1120 stopping\n--- FAIL: TestA (0.1s)\n",
+			want: "a_test.go:12: want 1, got 2",
+		},
+		"a panic":           {in: "panic: no\n\ngoroutine 1\nFAIL\texample.com/m 0.1s\n", want: "goroutine 1"},
+		"no more than FAIL": {in: "FAIL\texample.com/m [build failed]\n", want: "FAIL\texample.com/m [build failed]"},
+		"nothing":           {want: "no output"},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			if got := shorten(tt.in); got != tt.want {
+				t.Errorf("got %q, want %q", got, tt.want)
+			}
+		})
+	}
+}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"regexp"
 	"strings"
 	"time"
 )
@@ -44,7 +45,7 @@ func report(dir string, suites []string, out io.Writer) error {
 			races += c.Races
 		}
 		for _, f := range c.Failed {
-			problems = append(problems, fmt.Sprintf("%s: %s failed: %s", name, f.Name, lastLine(f.Text)))
+			problems = append(problems, fmt.Sprintf("%s: %s failed: %s", name, f.Name, shorten(f.Text)))
 		}
 		if c.Error != "" {
 			problems = append(problems, fmt.Sprintf("%s: %s: %s", name, strings.Join(c.Command, " "), c.Error))
@@ -79,13 +80,19 @@ func read(path string) (counts, error) {
 	return c, nil
 }
 
-// lastLine shortens what a failed test printed; all of it was printed when it
-// failed. The lines in which the go command says that it failed tell nothing,
-// unless there are no others.
-func lastLine(text string) string {
+// reported is how the testing package starts what a test said itself.
+var reported = regexp.MustCompile(`^\w+_test\.go:\d+: `)
+
+// shorten takes one line of what a failed test printed; all of it was printed
+// when it failed. It is the first that the test itself said, else the last that
+// is more than the go command's word that it failed.
+func shorten(text string) string {
 	last := "no output"
 	for line := range strings.Lines(text) {
 		line = strings.TrimSpace(line)
+		if reported.MatchString(line) {
+			return line
+		}
 		summary := strings.HasPrefix(line, "--- FAIL") || strings.HasPrefix(line, "FAIL")
 		if line != "" && (!summary || last == "no output") {
 			last = line
