@@ -155,7 +155,7 @@ func (s *Server) Run(ctx context.Context) error {
 		case <-time.After(pause.Step()):
 		}
 	}
-	return nil
+	return nil //nolint:nilerr // the session's error is why it ended; here it ended because ctx did
 }
 
 // session listens and registers once, and returns why that is over. The error

@@ -2,6 +2,7 @@ package extender
 
 import (
 	"net"
+	"net/http"
 	"net/http/httptest"
 	"net/netip"
 	"strings"
@@ -37,7 +38,7 @@ func TestMayBind(t *testing.T) {
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
 			e := &Extender{config: Config{BindFrom: tt.allowed}}
-			r := httptest.NewRequest("POST", Prefix+"/bind", nil)
+			r := httptest.NewRequest(http.MethodPost, Prefix+"/bind", nil)
 			r.RemoteAddr = tt.remote
 			err := e.mayBind(r)
 			if tt.refused == "" && err != nil {
@@ -52,14 +53,14 @@ func TestMayBind(t *testing.T) {
 
 func TestBindFromAfarIsRefusedInTheAnswer(t *testing.T) {
 	w := newWorld(t)
-	r := httptest.NewRequest("POST", Prefix+"/bind", strings.NewReader(`{"podName":"p"}`))
+	r := httptest.NewRequest(http.MethodPost, Prefix+"/bind", strings.NewReader(`{"podName":"p"}`))
 	r.RemoteAddr = "192.0.2.77:4000"
 	answer := httptest.NewRecorder()
 	w.server.Config.Handler.ServeHTTP(answer, r)
 	if answer.Code != 200 || !strings.Contains(answer.Body.String(), "bind refused: 192.0.2.77") {
 		t.Errorf("answer is %d %s", answer.Code, answer.Body)
 	}
-	r = httptest.NewRequest("POST", Prefix+"/filter", strings.NewReader(`{"nodenames":["node-a"],"pod":{}}`))
+	r = httptest.NewRequest(http.MethodPost, Prefix+"/filter", strings.NewReader(`{"nodenames":["node-a"],"pod":{}}`))
 	r.RemoteAddr = "192.0.2.77:4000"
 	answer = httptest.NewRecorder()
 	w.server.Config.Handler.ServeHTTP(answer, r)

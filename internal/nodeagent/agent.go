@@ -193,8 +193,12 @@ func (a *Agent) Run(ctx context.Context) error {
 	defer a.events.Shutdown()
 	for _, f := range a.factories {
 		f.StartWithContext(ctx)
-		defer f.Shutdown()
 	}
+	defer func() {
+		for _, f := range a.factories {
+			f.Shutdown()
+		}
+	}()
 	var work sync.WaitGroup
 	defer work.Wait()
 	work.Go(func() { a.o.Keys.Run(ctx, a.wakeUp) })

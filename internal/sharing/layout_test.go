@@ -32,7 +32,7 @@ func place1(t *testing.T, l *Layout, held func(accel.DeviceID) int, shares ...ac
 func TestIDs(t *testing.T) {
 	seen := map[string]bool{}
 	longest := 0
-	for n := int64(0); n < 256000; n++ {
+	for n := range int64(256000) {
 		id := formatID(n)
 		if seen[id] {
 			t.Fatalf("id %q is given out twice", id)

@@ -25,6 +25,7 @@ type world struct {
 }
 
 func newWorld(t testing.TB, o Options) *world {
+	t.Helper()
 	w := &world{t: t, clock: time.Unix(1_700_000_000, 0)}
 	o.Now = func() time.Time { return w.clock }
 	w.Ledger = New(o)

@@ -260,6 +260,7 @@ var (
 const modelPods = 28
 
 func newDriver(t testing.TB, policy place.Policy, next func(int) int) *driver {
+	t.Helper()
 	w := newWorld(t, Options{Policy: policy, ReservationTTL: time.Minute})
 	return &driver{
 		world: w, next: next, count: make(map[string]int),

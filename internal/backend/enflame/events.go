@@ -40,7 +40,7 @@ func (b *Backend) AwaitChange(ctx context.Context) error {
 		}
 		start := time.Now()
 		e, err := query(ctx, b.events, lib, "EfmlGetEvent", func(e *event) int32 {
-			return lib.event(int32(wait.Milliseconds()), e)
+			return lib.event(int32(wait.Milliseconds()), e) //nolint:gosec // eventWait at most, some seconds
 		})
 		switch {
 		case err == nil:

@@ -258,5 +258,7 @@ func query[T any](ctx context.Context, on *lane, lib *library, name string, f fu
 
 // queryCard is query for a function about one card.
 func queryCard[T any](ctx context.Context, on *lane, lib *library, name string, index int, f func(uint32, *T) int32) (T, error) {
-	return query(ctx, on, lib, fmt.Sprintf("%s(%d)", name, index), func(out *T) int32 { return f(uint32(index), out) })
+	return query(ctx, on, lib, fmt.Sprintf("%s(%d)", name, index), func(out *T) int32 {
+		return f(uint32(index), out) //nolint:gosec // below the count of cards, which is 128 at most
+	})
 }
