@@ -105,6 +105,12 @@ func TestWithUnits(t *testing.T) {
 	}
 }
 
+func TestFold(t *testing.T) {
+	if got, want := fold([]string{"core", "fd", "full", "gcu0", "null"}, 10), "core  fd\nfull  gcu0\nnull"; got != want {
+		t.Errorf("folded to %q, want %q", got, want)
+	}
+}
+
 func TestChecks(t *testing.T) {
 	var c checks
 	var out bytes.Buffer
