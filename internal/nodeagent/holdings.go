@@ -1,7 +1,12 @@
 package nodeagent
 
 import (
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+
 	"github.com/divvy-gpu/divvy/internal/accel"
+	"github.com/divvy-gpu/divvy/internal/kube"
 	"github.com/divvy-gpu/divvy/internal/podresources"
 	"github.com/divvy-gpu/divvy/internal/sharing"
 )
@@ -39,6 +44,38 @@ type holdings struct {
 	perDevice map[accel.DeviceID]int
 	// foreign are ids held that belong to no device of the layout.
 	foreign []string
+	// partial is true when kubelet did not list a pod that runs: just after its
+	// start it lists those that it has looked at since. Nothing may be taken
+	// for free then.
+	partial bool
+	// inits are the devices of pods with plain init containers, of whose units
+	// kubelet keeps more than it lists.
+	inits map[accel.DeviceID]bool
+}
+
+// complete adds what the pods of the API server tell about kubelet's list.
+func (h *holdings) complete(pods podSource, resource accel.Resource, grant func(*corev1.Pod) (accel.Grant, bool)) {
+	h.partial = !pods.Synced()
+	h.inits = map[accel.DeviceID]bool{}
+	for _, pod := range pods.Cached() {
+		request := kube.RequestOf(pod, resource)
+		if len(request.Containers) == 0 || terminal(pod) {
+			continue
+		}
+		key := podKey{pod.Namespace, pod.Name}
+		if !h.active[key] {
+			h.partial = h.partial || started(pod)
+			continue
+		}
+		if !slices.ContainsFunc(request.Containers, func(c accel.ContainerRequest) bool { return c.Kind == accel.InitContainer }) {
+			continue
+		}
+		device := h.pods[key].device
+		if g, ok := grant(pod); ok && device == "" {
+			device = g.Device
+		}
+		h.inits[device] = true
+	}
 }
 
 // holdingsOf reads kubelet's list. A list that is nil gives no holdings.

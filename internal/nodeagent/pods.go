@@ -73,6 +73,9 @@ func (p *nodePods) Cached() []*corev1.Pod {
 	return pods
 }
 
+// Synced reports whether the watch has delivered all pods once.
+func (p *nodePods) Synced() bool { return p.informer.HasSynced() }
+
 // Fresh asks the API server.
 func (p *nodePods) Fresh(ctx context.Context) ([]*corev1.Pod, error) {
 	list, err := p.client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{FieldSelector: p.selector})

@@ -12,6 +12,8 @@ import (
 	"sync"
 	"time"
 
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/klog/v2"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
@@ -21,6 +23,7 @@ import (
 	"github.com/divvy-gpu/divvy/internal/accel/place"
 	"github.com/divvy-gpu/divvy/internal/backend"
 	"github.com/divvy-gpu/divvy/internal/deviceplugin"
+	"github.com/divvy-gpu/divvy/internal/kube"
 	"github.com/divvy-gpu/divvy/internal/podresources"
 	"github.com/divvy-gpu/divvy/internal/sharing"
 )
@@ -28,6 +31,11 @@ import (
 // lookupTimeout bounds a question to kubelet or the API server while kubelet
 // waits for an answer: it admits no other pod of the node meanwhile.
 const lookupTimeout = time.Second
+
+// askAgain is the pause before kubelet is asked again that was asked too often:
+// it answers all of a node 100 times a second (podresources.DefaultQPS in its
+// code), and a burst of pods takes more.
+const askAgain = 15 * time.Millisecond
 
 // unitSink is the part of deviceplugin.Server that a pool needs.
 type unitSink interface {
@@ -38,6 +46,8 @@ type unitSink interface {
 type podSource interface {
 	// Cached returns what the watch has delivered.
 	Cached() []*corev1.Pod
+	// Synced reports whether the watch has delivered all pods once.
+	Synced() bool
 	// Fresh asks the API server.
 	Fresh(ctx context.Context) ([]*corev1.Pod, error)
 }
@@ -74,9 +84,18 @@ type pool struct {
 	// (UpdateAllocatedDevices in its device manager), so the two must not
 	// overlap.
 	turn sync.Mutex
-	// inits and asked are guarded by turn.
+	// inits, asked and strangers are guarded by turn.
 	inits map[string]initServed
 	asked question
+	// strangers are the pods that kubelet lists and the API server does not
+	// know, such as static pods before their mirror, with the device of the
+	// containers served; stranger is the one served last.
+	strangers map[podKey]accel.DeviceID
+	stranger  podKey
+
+	// syncing is held from the derivation of kubelet's list until it is
+	// handed over, so that an older list never replaces a newer one.
+	syncing sync.Mutex
 
 	mu sync.Mutex // guards what follows
 	// unit is the memory unit in force; it differs from wanted while pods hold
@@ -105,6 +124,7 @@ type offeredRange struct {
 // question is the last answer to GetPreferredAllocation.
 type question struct {
 	uid       string // of the pod that the question was taken to be for, or ""
+	stranger  podKey // or that pod, if the API server does not know it
 	request   accel.Request
 	container int // position in request
 	device    accel.DeviceID
@@ -115,6 +135,7 @@ type question struct {
 func (p *pool) open(ctx context.Context) error {
 	log := klog.FromContext(ctx).WithValues("resource", p.resource)
 	p.inits = map[string]initServed{}
+	p.strangers = map[podKey]accel.DeviceID{}
 	p.listed = map[accel.DeviceID]bool{}
 	p.unhealthy = map[accel.DeviceID]string{}
 	p.unit = p.wanted
@@ -153,6 +174,9 @@ func (p *pool) list(ctx context.Context) (*holdings, error) {
 	ctx, cancel := context.WithTimeout(ctx, lookupTimeout)
 	defer cancel()
 	pods, err := p.kubelet.List(ctx)
+	for status.Code(err) == codes.ResourceExhausted && sleep(ctx, askAgain) {
+		pods, err = p.kubelet.List(ctx)
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if err != nil {
@@ -163,12 +187,24 @@ func (p *pool) list(ctx context.Context) (*holdings, error) {
 		return holdingsOf(nil, p.resource, p.layout), err
 	}
 	p.held = holdingsOf(pods, p.resource, p.layout)
+	p.held.complete(p.pods, p.resource, p.grant)
 	return p.held, nil
+}
+
+func sleep(ctx context.Context, d time.Duration) bool {
+	select {
+	case <-ctx.Done():
+		return false
+	case <-time.After(d):
+		return true
+	}
 }
 
 // sync derives units and inventory from devices, layout and holdings, and tells
 // kubelet.
 func (p *pool) sync(ctx context.Context) {
+	p.syncing.Lock()
+	defer p.syncing.Unlock()
 	p.mu.Lock()
 	units, problem := p.derive(ctx)
 	p.mu.Unlock()
@@ -275,7 +311,7 @@ func (p *pool) switchUnit() error {
 		p.unit = p.wanted
 		return nil
 	}
-	if p.held == nil {
+	if p.held == nil || p.held.partial {
 		return fmt.Errorf("memoryUnit is to change from %s to %s; waiting for kubelet to tell whether pods hold units", p.unit, p.wanted)
 	}
 	if len(p.held.ids) > 0 {
@@ -293,7 +329,7 @@ func (p *pool) switchUnit() error {
 // heldOf counts the units that containers hold of a device. Before kubelet was
 // asked, every device counts as held.
 func (p *pool) heldOf(d accel.DeviceID) int {
-	if p.held == nil {
+	if p.held == nil || p.held.partial {
 		return 1
 	}
 	return p.held.perDevice[d]
@@ -392,7 +428,7 @@ func (p *pool) units() []deviceplugin.Unit {
 		ids = p.layout.IDs(ids[:0], s.ID)
 		for _, id := range ids {
 			u := deviceplugin.Unit{ID: id}
-			if s.Health.Unhealthy && p.held != nil {
+			if s.Health.Unhealthy && p.held != nil && !p.held.partial && !p.held.inits[s.ID] {
 				_, inUse := p.held.ids[id]
 				u.Unhealthy = !inUse
 			}
@@ -441,7 +477,9 @@ func (p *pool) Prefer(ctx context.Context, available, must []string, size int) (
 	log := klog.FromContext(ctx).WithValues("resource", p.resource, "units", size)
 	h, err := p.list(ctx)
 	if err != nil {
-		log.Error(err, "Answering from what kubelet told before")
+		// Which pod kubelet asks for and what it holds already would be a guess,
+		// and could put the pod on two devices.
+		return nil, fmt.Errorf("kubelet does not tell which pod it admits: %w", err)
 	}
 	p.mu.Lock()
 	layout, shares := p.layout, slices.Clone(p.shares)
@@ -451,12 +489,18 @@ func (p *pool) Prefer(ctx context.Context, available, must []string, size int) (
 	if err != nil {
 		return nil, err
 	}
-	free := freeUnits(layout, available, must, h)
+	pods := p.podsOf(ctx, h)
+	kept := p.keptByInits(pods, h)
+	free := freeUnits(layout, slices.DeleteFunc(available, func(id string) bool { return kept[id] }), must, h)
 	slots := make([]place.Slot, 0, len(shares))
 	for _, s := range shares {
 		slots = append(slots, place.Slot{ID: s.ID, Index: s.Index, Total: s.Units, Free: accel.Units(len(free[s.ID])), Unhealthy: s.Health.Unhealthy})
 	}
-	waiting := waitingPods(p.podsOf(ctx, h), p.resource, h, p.inits, p.grant)
+	waiting := waitingPods(pods, p.resource, h, p.inits, p.grant)
+	stranger := p.strangerOf(pods, h)
+	if d := p.strangers[stranger]; d != "" && mustDevice == "" && !slices.ContainsFunc(waiting, func(w sharing.Waiting) bool { return w.Admitting }) {
+		mustDevice = d
+	}
 	choice, err := sharing.Choose(accel.Units(size), mustDevice, accel.Units(len(must)), slots, waiting)
 	if err != nil {
 		p.metrics.refused.WithLabelValues(string(p.resource)).Inc()
@@ -468,6 +512,8 @@ func (p *pool) Prefer(ctx context.Context, available, must []string, size int) (
 		w := waiting[choice.Pod]
 		p.asked.uid, p.asked.request, p.asked.container = w.Pod.UID, w.Request, w.Next
 		log = log.WithValues("pod", w.Pod, "granted", w.Granted)
+	} else {
+		p.asked.stranger = stranger
 	}
 	log.Info("Preferring units of one device", "device", choice.Device)
 	return ids, nil
@@ -486,6 +532,9 @@ func (p *pool) podsOf(ctx context.Context, h *holdings) []*corev1.Pod {
 	for key := range h.active {
 		missing = missing || !seen[key]
 	}
+	for _, pod := range pods {
+		missing = missing || p.replaced(pod, h)
+	}
 	if !missing {
 		return pods
 	}
@@ -497,6 +546,59 @@ func (p *pool) podsOf(ctx context.Context, h *holdings) []*corev1.Pod {
 		return pods
 	}
 	return fresh
+}
+
+// keptByInits returns the ids that kubelet keeps for plain init containers of
+// active pods. They are not on kubelet's list, and kubelet itself may have
+// forgotten them (see turn).
+func (p *pool) keptByInits(pods []*corev1.Pod, h *holdings) map[string]bool {
+	kept := map[string]bool{}
+	for _, pod := range pods {
+		if s, ok := p.inits[string(pod.UID)]; ok && !terminal(pod) && h.active[podKey{pod.Namespace, pod.Name}] {
+			for _, id := range s.ids {
+				kept[id] = true
+			}
+		}
+	}
+	return kept
+}
+
+// replaced reports whether kubelet has taken up another pod of the same name:
+// one that is shown as served holds less than it must.
+func (p *pool) replaced(pod *corev1.Pod, h *holdings) bool {
+	key := podKey{pod.Namespace, pod.Name}
+	if !h.active[key] {
+		return false
+	}
+	if g, ok := p.grant(pod); !started(pod) && (!ok || !g.Confirmed) {
+		return false
+	}
+	for _, c := range kube.RequestOf(pod, p.resource).Containers {
+		if c.Kind != accel.InitContainer && h.pods[key].containers[c.Name].units != c.Units {
+			return true
+		}
+	}
+	return false
+}
+
+// strangerOf returns the pod that the API server does not know and that kubelet
+// may be admitting: one of which nothing was served, or else the one that was
+// served last.
+func (p *pool) strangerOf(pods []*corev1.Pod, h *holdings) podKey {
+	unknown := maps.Clone(h.active)
+	for _, pod := range pods {
+		delete(unknown, podKey{pod.Namespace, pod.Name})
+	}
+	maps.DeleteFunc(p.strangers, func(key podKey, _ accel.DeviceID) bool { return !unknown[key] })
+	for key := range unknown {
+		if _, served := p.strangers[key]; !served && h.pods[key].units == 0 {
+			return key
+		}
+	}
+	if unknown[p.stranger] {
+		return p.stranger
+	}
+	return podKey{}
 }
 
 // freeUnits groups the ids that kubelet offers by device, without those that
@@ -593,6 +695,10 @@ func (p *pool) allocate(ids []string) (*pluginapi.ContainerAllocateResponse, acc
 func (p *pool) remember(ids []string, device accel.DeviceID) {
 	asked := p.asked
 	p.asked = question{}
+	if asked.device == device && sameIDs(asked.ids, ids) && asked.stranger != (podKey{}) {
+		p.stranger = asked.stranger
+		p.strangers[asked.stranger] = device
+	}
 	if asked.device != device || !sameIDs(asked.ids, ids) {
 		asked.uid = ""
 		// Kubelet reuses units of an earlier init container and did not ask.
@@ -611,6 +717,7 @@ func (p *pool) remember(ids []string, device accel.DeviceID) {
 		next:    asked.container + 1,
 		device:  device,
 		units:   max(p.inits[asked.uid].units, accel.Units(len(ids))),
+		ids:     slices.Concat(p.inits[asked.uid].ids, ids),
 		at:      time.Now(),
 	}
 }

@@ -132,6 +132,7 @@ func (w *world) SetUnits(units []deviceplugin.Unit) error {
 }
 
 func (w *world) Cached() []*corev1.Pod                        { return w.cached }
+func (w *world) Synced() bool                                 { return true }
 func (w *world) Fresh(context.Context) ([]*corev1.Pod, error) { return w.api, w.apiDown }
 func (w *world) List(context.Context) ([]podresources.Pod, error) {
 	if w.down != nil {

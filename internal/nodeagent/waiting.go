@@ -20,6 +20,9 @@ type initServed struct {
 	device accel.DeviceID
 	// units is the most that any of them got.
 	units accel.Units
+	// ids are what they got; kubelet keeps them for the pod and does not list
+	// those that no other container uses.
+	ids []string
 	// at is when the last one was served.
 	at time.Time
 }
@@ -40,7 +43,9 @@ func waitingPods(pods []*corev1.Pod, resource accel.Resource, h *holdings, inits
 			At:        pod.CreationTimestamp.Time,
 		}
 		if g, ok := grant(pod); ok {
-			if g.Confirmed {
+			_, begun := inits[string(pod.UID)]
+			// A pod that kubelet is in the midst of may be confirmed already.
+			if g.Confirmed && !begun && len(h.pods[podKey{pod.Namespace, pod.Name}].containers) == 0 {
 				continue
 			}
 			w.Granted, w.At = g.Device, g.At

@@ -6,8 +6,10 @@ package podresources
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/credentials/insecure"
 	podresourcesv1 "k8s.io/kubelet/pkg/apis/podresources/v1"
 
@@ -17,6 +19,14 @@ import (
 // maxAnswerBytes bounds kubelet's answer. 256 000 units with ids of three
 // characters are 1.3 MB; gRPC's default of 4 MiB would do, but not by much.
 const maxAnswerBytes = 64 << 20
+
+// reconnect is how often the socket is tried while kubelet is away. gRPC's own
+// default grows to two minutes; pods that start right after kubelet would be
+// refused for that long.
+var reconnect = grpc.ConnectParams{
+	Backoff:           backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 300 * time.Millisecond},
+	MinConnectTimeout: time.Second,
+}
 
 // Pod is one pod of the node that kubelet counts as active. Kubelet names pods
 // here without their UID.
@@ -47,6 +57,7 @@ type Client struct {
 func NewClient(path string) (*Client, error) {
 	conn, err := grpc.NewClient("unix://"+path,
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithConnectParams(reconnect),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxAnswerBytes)))
 	if err != nil {
 		return nil, fmt.Errorf("pod-resources socket %s: %w", path, err)
@@ -57,10 +68,10 @@ func NewClient(path string) (*Client, error) {
 // Close ends the connection.
 func (c *Client) Close() error { return c.conn.Close() }
 
-// List returns the active pods and the units that their containers hold. It
-// fails at once while kubelet does not answer.
+// List returns the active pods and the units that their containers hold. While
+// kubelet is away it waits for it until ctx ends, so ctx needs a deadline.
 func (c *Client) List(ctx context.Context) ([]Pod, error) {
-	answer, err := c.lister.List(ctx, &podresourcesv1.ListPodResourcesRequest{})
+	answer, err := c.lister.List(ctx, &podresourcesv1.ListPodResourcesRequest{}, grpc.WaitForReady(true))
 	if err != nil {
 		return nil, fmt.Errorf("ask kubelet for pod resources: %w", err)
 	}

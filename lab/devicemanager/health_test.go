@@ -1,0 +1,173 @@
+package devicemanager
+
+import (
+	"fmt"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/divvy-gpu/divvy/internal/vendorsim"
+)
+
+// health returns nil when the inventory shows the card at that position so and
+// kubelet knows: it counts its free units among the allocatable ones or not.
+func (n *node) health(card int, healthy bool) error {
+	used, err := n.disjoint()
+	if err != nil {
+		return err
+	}
+	var want int64
+	for _, s := range n.inventory().Shares {
+		if s.ID == n.card(card) && s.Health.Unhealthy == healthy {
+			return fmt.Errorf("card %d: the inventory shows %+v", card, s.Health)
+		}
+		if s.Health.Unhealthy {
+			want += int64(used[s.ID])
+		} else {
+			want += int64(s.Units)
+		}
+	}
+	if _, got := n.kubelet.capacity(); got != want {
+		return fmt.Errorf("kubelet shows %d allocatable units, want %d", got, want)
+	}
+	return nil
+}
+
+func TestUnhealthyAndRecovered(t *testing.T) {
+	t.Parallel()
+	n, pods := settled(t)
+	before := n.snapshot(pods)
+	set := func(unhealthy bool) {
+		n.topology.Cards[1].Unhealthy = unhealthy
+		n.writeTopology()
+		eventually(t, soon, func() error { return n.health(1, !unhealthy) })
+	}
+	set(true)
+	n.same(before, pods)
+	// Granted a moment before the card fell ill: it gets a healthy one.
+	moved := n.bind(1, "moved", app(2))
+	n.admit(moved)
+	n.on(0, moved)
+	n.refused(n.bind(1, "nowhere", app(2, 1)), "no device of this node has enough free units")
+	// Kubelet restarts meanwhile: running pods stay.
+	n.restartKubelet()
+	n.awaitReady()
+	n.same(before, pods)
+	// Units that are given back are not healthy any more.
+	n.kubelet.remove(pods[4])
+	eventually(t, soon, func() error { return n.health(1, false) })
+	set(false)
+	next := n.bind(1, "next", app(10))
+	n.admit(next)
+	n.on(1, next)
+	n.same(n.snapshot(pods[:4]), pods[:4])
+}
+
+func TestLostCard(t *testing.T) {
+	t.Parallel()
+	n, pods := settled(t)
+	before := n.snapshot(pods)
+	for range 2 {
+		n.topology.Cards[0].Lost = true
+		n.writeTopology()
+		eventually(t, soon, func() error { return n.health(0, false) })
+		n.same(before, pods)
+		n.converged()
+		moved := n.bind(0, "moved", app(2, 1))
+		n.admit(moved)
+		n.on(1, moved)
+		n.kubelet.remove(moved)
+		n.topology.Cards[0].Lost = false
+		n.writeTopology()
+		eventually(t, soon, func() error { return n.health(0, true) })
+		n.same(before, pods)
+		next := n.bind(0, "next", app(4))
+		n.admit(next)
+		n.on(0, next)
+		n.kubelet.remove(next)
+	}
+}
+
+func TestDriverAbsentAndBack(t *testing.T) {
+	t.Parallel()
+	n, pods := settled(t)
+	before := n.snapshot(pods)
+	for _, state := range []vendorsim.DriverState{vendorsim.DriverAbsent, vendorsim.DriverBroken} {
+		n.topology.Driver.State = state
+		n.writeTopology()
+		for card := range n.topology.Cards {
+			eventually(t, soon, func() error { return n.health(card, false) })
+		}
+		n.same(before, pods)
+		if err := n.kubelet.add(n.bind(0, "refused-"+string(state), app(3, 1))); err == nil {
+			t.Errorf("driver %s: a pod was admitted", state)
+		}
+		n.topology.Driver.State = vendorsim.DriverLoaded
+		n.writeTopology()
+		for card := range n.topology.Cards {
+			eventually(t, soon, func() error { return n.health(card, true) })
+		}
+		n.same(before, pods)
+		next := n.bind(0, "next-"+string(state), app(2))
+		n.admit(next)
+		n.on(0, next)
+		pods = append(pods, next)
+		before = n.snapshot(pods)
+	}
+}
+
+// A node whose driver is loaded late.
+func TestDriverComesLate(t *testing.T) {
+	t.Parallel()
+	n := prepareNode(t, "1", vendorsim.GCUs(1, 16<<10))
+	n.topology.Driver.State = vendorsim.DriverAbsent
+	n.writeTopology()
+	n.kubelet.start()
+	n.startAgent()
+	eventually(t, soon, func() error {
+		if err := n.agent.Ready(); err == nil {
+			return errUnexpected(err)
+		}
+		if c, _ := n.kubelet.capacity(); c != 0 {
+			return fmt.Errorf("%d units", c)
+		}
+		return nil
+	})
+	n.topology.Driver.State = vendorsim.DriverLoaded
+	n.writeTopology()
+	n.awaitReady()
+	pod := n.bind(0, "pod", app(16))
+	n.admit(pod)
+	n.on(0, pod)
+}
+
+// The index of a card is that of the driver and shifts when a card is taken
+// out; the units stay with the card.
+func TestIndexShifts(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, "1", vendorsim.GCUs(3, 16<<10))
+	pods := []*corev1.Pod{n.bind(1, "b", app(4)), n.bind(2, "c", app(5))}
+	n.admit(pods...)
+	n.converged()
+	held := n.snapshot(pods)
+	all := n.topology.Cards
+	n.setCards(all[1], all[2])
+	eventually(t, soon, func() error {
+		for _, s := range n.inventory().Shares {
+			if s.ID == n.card(1) && s.Index == 1 && !s.Health.Unhealthy {
+				return nil
+			}
+		}
+		return fmt.Errorf("inventory: %+v", n.inventory().Shares)
+	})
+	n.same(held, pods)
+	next := n.bind(1, "next", app(11))
+	n.admit(next)
+	d, err := n.where(next)
+	if err != nil || d != n.card(1) {
+		t.Fatalf("the pod is on %s (%v), want %s", d, err, n.card(1))
+	}
+	if used := n.used(1); used != 16 {
+		t.Errorf("%d units of the card are used, want 16", used)
+	}
+}
