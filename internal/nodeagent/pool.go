@@ -489,7 +489,7 @@ func (p *pool) Prefer(ctx context.Context, available, must []string, size int) (
 	if err != nil {
 		return nil, err
 	}
-	pods := p.podsOf(ctx, h)
+	pods := p.podsOf(ctx, accel.Units(size), h)
 	kept := p.keptByInits(pods, h)
 	free := freeUnits(layout, slices.DeleteFunc(available, func(id string) bool { return kept[id] }), must, h)
 	slots := make([]place.Slot, 0, len(shares))
@@ -520,22 +520,25 @@ func (p *pool) Prefer(ctx context.Context, available, must []string, size int) (
 }
 
 // podsOf returns the pods of this node, among them all that kubelet has taken
-// up: when the watch has not delivered one of those yet, the API server is
-// asked.
-func (p *pool) podsOf(ctx context.Context, h *holdings) []*corev1.Pod {
+// up. When the watch has not delivered one of those yet, or none of those that
+// it has delivered can be behind the question for size units, the API server
+// is asked.
+func (p *pool) podsOf(ctx context.Context, size accel.Units, h *holdings) []*corev1.Pod {
 	pods := p.pods.Cached()
 	seen := make(map[podKey]bool, len(pods))
 	for _, pod := range pods {
 		seen[podKey{pod.Namespace, pod.Name}] = true
 	}
-	missing := false
+	late := !slices.ContainsFunc(waitingPods(pods, p.resource, h, p.inits, p.grant), func(w sharing.Waiting) bool {
+		return w.Admitting && w.Request.Containers[w.Next].Units == size
+	})
 	for key := range h.active {
-		missing = missing || !seen[key]
+		late = late || !seen[key]
 	}
 	for _, pod := range pods {
-		missing = missing || p.replaced(pod, h)
+		late = late || p.replaced(pod, h)
 	}
-	if !missing {
+	if !late {
 		return pods
 	}
 	ctx, cancel := context.WithTimeout(ctx, lookupTimeout)

@@ -608,6 +608,23 @@ func TestPoolServesPods(t *testing.T) {
 	}
 }
 
+func TestPoolLooksUpAPodThatTookAnothersName(t *testing.T) {
+	w := newWorld(t, "1")
+	w.update(t.Context(), found(card(0, "a", 16), card(1, "b", 16)), nil)
+	// The watch still shows a pod of this name that waited for something else.
+	w.cached = []*corev1.Pod{newPod("p", 3)}
+	young := newPod("p", 6, 6)
+	young.UID = "uid-young"
+	w.api = []*corev1.Pod{w.grantTo(young, "b", 1)}
+	got, err := w.admit(young)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(map[string]string{"c0": "b", "c1": "b"}, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
 func TestPoolNeverHandsOutUnitsTwice(t *testing.T) {
 	w := newWorld(t, "1")
 	w.update(t.Context(), found(card(0, "a", 16)), nil)
