@@ -18,8 +18,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"github.com/spf13/cobra"
-	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/klog/v2"
 
 	config "github.com/divvy-gpu/divvy/api/config/v1alpha1"
@@ -91,7 +89,7 @@ func Run(ctx context.Context, o Options) error {
 		return err
 	}
 	defer unlock()
-	client, err := newClient(o.Kubeconfig)
+	clients, err := kube.Connect(o.Kubeconfig, "divvy-node/"+version.Version)
 	if err != nil {
 		return err
 	}
@@ -111,7 +109,7 @@ func Run(ctx context.Context, o Options) error {
 	agent, err := nodeagent.New(ctx, nodeagent.Options{
 		Config:   cfg,
 		Node:     o.NodeName,
-		Client:   client,
+		Client:   clients.Kubernetes,
 		Keys:     kube.NewKeyring(cfg.GrantKeyFile),
 		Backends: backends,
 		Registry: registry,
@@ -120,24 +118,6 @@ func Run(ctx context.Context, o Options) error {
 		return err
 	}
 	return serve(ctx, cfg.Listen, agent, registry)
-}
-
-func newClient(kubeconfig string) (kubernetes.Interface, error) {
-	rest, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
-	if err != nil {
-		return nil, fmt.Errorf("how to reach the API server: %w", err)
-	}
-	rest.UserAgent = "divvy-node/" + version.Version
-	rest.ContentType = "application/vnd.kubernetes.protobuf"
-	rest.AcceptContentTypes = "application/vnd.kubernetes.protobuf,application/json"
-	// A node has at most some hundred pods; the API server's own priority and
-	// fairness limits what comes in bursts.
-	rest.QPS, rest.Burst = 50, 100
-	client, err := kubernetes.NewForConfig(rest)
-	if err != nil {
-		return nil, fmt.Errorf("client of the API server: %w", err)
-	}
-	return client, nil
 }
 
 // open makes the backends that the resources name.
