@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"time"
 
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -24,11 +23,6 @@ import (
 	"github.com/divvy-gpu/divvy/internal/accel/ledger"
 	"github.com/divvy-gpu/divvy/internal/accel/wire"
 )
-
-// maxBackoff bounds the time between two attempts to reach the API server. The
-// usual 30 s would leave the books behind for that long after it came back; the
-// API server defends itself against too many by its own means.
-const maxBackoff = 2 * time.Second
 
 // Ledger is what the books write into. *ledger.Ledger is one.
 type Ledger interface {
@@ -131,7 +125,7 @@ func (b *Books) Run(ctx context.Context, clients Clients) {
 	pods := clients.Kubernetes.CoreV1().Pods(metav1.NamespaceAll)
 
 	var group wait.Group
-	group.StartWithContext(ctx, reflector("nodes", &metav1.PartialObjectMetadata{}, b.Nodes(),
+	group.StartWithContext(ctx, NewReflector("nodes", &metav1.PartialObjectMetadata{}, b.Nodes(),
 		cache.ToListWatcherWithWatchListSemantics(&cache.ListWatch{
 			ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 				return nodes.List(ctx, o)
@@ -140,7 +134,7 @@ func (b *Books) Run(ctx context.Context, clients Clients) {
 				return nodes.Watch(ctx, o)
 			},
 		}, clients.Metadata)).RunWithContext)
-	group.StartWithContext(ctx, reflector("pods", &v1.Pod{}, b.Pods(),
+	group.StartWithContext(ctx, NewReflector("pods", &v1.Pod{}, b.Pods(),
 		cache.ToListWatcherWithWatchListSemantics(&cache.ListWatch{
 			ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 				o.FieldSelector = running
@@ -178,15 +172,6 @@ func (b *Books) Load(ctx context.Context, clients Clients) error {
 			return clients.Kubernetes.CoreV1().Pods(metav1.NamespaceAll).List(ctx, o)
 		}),
 	)
-}
-
-func reflector(name string, example runtime.Object, store cache.ReflectorStore, lw cache.ListerWatcher) *cache.Reflector {
-	return cache.NewReflectorWithOptions(lw, example, store, cache.ReflectorOptions{
-		Name: name,
-		Backoff: &wait.Backoff{
-			Duration: 200 * time.Millisecond, Factor: 2, Jitter: 0.5, Steps: 5, Cap: maxBackoff,
-		},
-	})
 }
 
 // Nodes returns the books as a reflector of node metadata writes into them.

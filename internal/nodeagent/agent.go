@@ -19,7 +19,6 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/scheme"
 	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
@@ -68,7 +67,6 @@ type Agent struct {
 	pods      *nodePods
 	publisher *publisher
 	corrector *corrector
-	factories []informers.SharedInformerFactory
 	recorder  record.EventRecorder
 	events    record.EventBroadcaster
 	wake      chan struct{}
@@ -107,14 +105,8 @@ func New(ctx context.Context, o Options) (*Agent, error) {
 	}
 	a.recorder = a.events.NewRecorder(scheme.Scheme, corev1.EventSource{Component: "divvy-node", Host: o.Node})
 	m := newMetrics(o.Registry)
-	var podFactory, nodeFactory informers.SharedInformerFactory
-	if a.pods, podFactory, err = newNodePods(o.Client, o.Node, a.wakeUp); err != nil {
-		return nil, errors.Join(err, kubelet.Close())
-	}
-	if a.publisher, nodeFactory, err = newPublisher(o.Client, o.Node, m, a.wakeUp); err != nil {
-		return nil, errors.Join(err, kubelet.Close())
-	}
-	a.factories = []informers.SharedInformerFactory{podFactory, nodeFactory}
+	a.pods = newNodePods(o.Client, o.Node, a.wakeUp)
+	a.publisher = newPublisher(o.Client, o.Node, m, a.wakeUp)
 	a.corrector = &corrector{node: o.Node, client: o.Client, keys: o.Keys, metrics: m}
 	for _, r := range o.Config.Resources {
 		one, err := a.offer(ctx, r, m)
@@ -191,16 +183,10 @@ func (a *Agent) Run(ctx context.Context) error {
 	defer a.kubelet.Close() //nolint:errcheck // nothing is lost
 	a.events.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: a.o.Client.CoreV1().Events("")})
 	defer a.events.Shutdown()
-	for _, f := range a.factories {
-		f.StartWithContext(ctx)
-	}
-	defer func() {
-		for _, f := range a.factories {
-			f.Shutdown()
-		}
-	}()
 	var work sync.WaitGroup
 	defer work.Wait()
+	work.Go(func() { a.pods.Run(ctx) })
+	work.Go(func() { a.publisher.Run(ctx) })
 	work.Go(func() { a.o.Keys.Run(ctx, a.wakeUp) })
 	for vendor, b := range a.o.Backends {
 		work.Go(func() { a.watch(ctx, vendor, b) })
@@ -298,9 +284,6 @@ func (a *Agent) publish(ctx context.Context) error {
 		if err := a.specify(o.pool, one.Shares); err != nil {
 			return err
 		}
-	}
-	if !a.pods.informer.HasSynced() {
-		return errors.New("the API server's objects were not read yet")
 	}
 	return a.publisher.publish(ctx, inventory, counts)
 }

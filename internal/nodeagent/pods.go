@@ -8,37 +8,45 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/client-go/informers"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/divvy-gpu/divvy/internal/accel/wire"
+	"github.com/divvy-gpu/divvy/internal/kube"
 )
 
 // nodePods are the pods bound to this node. It is safe for concurrent use.
 type nodePods struct {
 	client   kubernetes.Interface
 	selector string
-	informer cache.SharedIndexInformer
+	objects  *objects
 }
 
-// newNodePods watches the pods of a node once the factory is started; changed
-// is called after each change.
-func newNodePods(client kubernetes.Interface, node string, changed func()) (*nodePods, informers.SharedInformerFactory, error) {
-	p := &nodePods{client: client, selector: fields.OneTermEqualSelector("spec.nodeName", node).String()}
-	factory := informers.NewSharedInformerFactoryWithOptions(client, 0,
-		informers.WithTweakListOptions(func(o *metav1.ListOptions) { o.FieldSelector = p.selector }),
-		informers.WithTransform(strip))
-	p.informer = factory.Core().V1().Pods().Informer()
-	_, err := p.informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(any) { changed() },
-		UpdateFunc: func(any, any) { changed() },
-		DeleteFunc: func(any) { changed() },
-	})
-	if err != nil {
-		return nil, nil, fmt.Errorf("watch the node's pods: %w", err)
+// newNodePods makes the copy of a node's pods, which Run keeps; changed is
+// called after each change.
+func newNodePods(client kubernetes.Interface, node string, changed func()) *nodePods {
+	return &nodePods{
+		client:   client,
+		selector: fields.OneTermEqualSelector("spec.nodeName", node).String(),
+		objects:  newObjects(strip, changed),
 	}
-	return p, factory, nil
+}
+
+// Run follows the API server until ctx ends.
+func (p *nodePods) Run(ctx context.Context) {
+	pods := p.client.CoreV1().Pods(metav1.NamespaceAll)
+	kube.NewReflector("pods of the node", &corev1.Pod{}, p.objects, cache.ToListWatcherWithWatchListSemantics(&cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+			o.FieldSelector = p.selector
+			return pods.List(ctx, o)
+		},
+		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+			o.FieldSelector = p.selector
+			return pods.Watch(ctx, o)
+		},
+	}, p.client)).RunWithContext(ctx)
 }
 
 // strip drops what nobody here reads; a node's pods may carry megabytes of it.
@@ -63,7 +71,7 @@ func strip(object any) (any, error) {
 
 // Cached returns what the watch has delivered. The pods must not be changed.
 func (p *nodePods) Cached() []*corev1.Pod {
-	objects := p.informer.GetStore().List()
+	objects := p.objects.List()
 	pods := make([]*corev1.Pod, 0, len(objects))
 	for _, o := range objects {
 		if pod, ok := o.(*corev1.Pod); ok {
@@ -74,7 +82,7 @@ func (p *nodePods) Cached() []*corev1.Pod {
 }
 
 // Synced reports whether the watch has delivered all pods once.
-func (p *nodePods) Synced() bool { return p.informer.HasSynced() }
+func (p *nodePods) Synced() bool { return p.objects.synced.Load() }
 
 // Fresh asks the API server.
 func (p *nodePods) Fresh(ctx context.Context) ([]*corev1.Pod, error) {

@@ -9,15 +9,16 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/informers"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes"
-	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 
 	"github.com/divvy-gpu/divvy/internal/accel"
 	"github.com/divvy-gpu/divvy/internal/accel/wire"
+	"github.com/divvy-gpu/divvy/internal/kube"
 )
 
 // publisher writes the node's inventory and its number of devices into the node
@@ -26,27 +27,43 @@ import (
 type publisher struct {
 	node    string
 	client  kubernetes.Interface
-	nodes   corelisters.NodeLister
+	objects *objects
 	metrics *metrics
 }
 
-// newPublisher watches the node object once the factory is started; changed is
+// newPublisher makes the copy of the node object, which Run keeps; changed is
 // called after each change of it.
-func newPublisher(client kubernetes.Interface, node string, m *metrics, changed func()) (*publisher, informers.SharedInformerFactory, error) {
-	factory := informers.NewSharedInformerFactoryWithOptions(client, 0,
-		informers.WithTweakListOptions(func(o *metav1.ListOptions) {
-			o.FieldSelector = fields.OneTermEqualSelector("metadata.name", node).String()
-		}),
-		informers.WithTransform(stripNode))
-	nodes := factory.Core().V1().Nodes()
-	_, err := nodes.Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(any) { changed() },
-		UpdateFunc: func(any, any) { changed() },
-	})
+func newPublisher(client kubernetes.Interface, node string, m *metrics, changed func()) *publisher {
+	return &publisher{node: node, client: client, objects: newObjects(stripNode, changed), metrics: m}
+}
+
+// Run follows the API server until ctx ends.
+func (p *publisher) Run(ctx context.Context) {
+	nodes := p.client.CoreV1().Nodes()
+	selector := fields.OneTermEqualSelector("metadata.name", p.node).String()
+	kube.NewReflector("the node", &corev1.Node{}, p.objects, cache.ToListWatcherWithWatchListSemantics(&cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+			o.FieldSelector = selector
+			return nodes.List(ctx, o)
+		},
+		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+			o.FieldSelector = selector
+			return nodes.Watch(ctx, o)
+		},
+	}, p.client)).RunWithContext(ctx)
+}
+
+// current returns the node object as the watch has delivered it.
+func (p *publisher) current() (*corev1.Node, error) {
+	object, exists, err := p.objects.GetByKey(p.node)
 	if err != nil {
-		return nil, nil, fmt.Errorf("watch the node: %w", err)
+		return nil, fmt.Errorf("read node %s: %w", p.node, err)
 	}
-	return &publisher{node: node, client: client, nodes: nodes.Lister(), metrics: m}, factory, nil
+	node, ok := object.(*corev1.Node)
+	if !exists || !ok {
+		return nil, fmt.Errorf("the API server has not shown node %s yet", p.node)
+	}
+	return node, nil
 }
 
 // stripNode drops what nobody here reads.
@@ -68,9 +85,9 @@ func stripNode(object any) (any, error) {
 // publish writes what differs. counts gives the number of devices by the
 // resource that shows it.
 func (p *publisher) publish(ctx context.Context, inventory []accel.Inventory, counts map[string]int) error {
-	node, err := p.nodes.Get(p.node)
+	node, err := p.current()
 	if err != nil {
-		return fmt.Errorf("read node %s: %w", p.node, err)
+		return err
 	}
 	want, err := wire.EncodeInventory(inventory)
 	if err != nil {

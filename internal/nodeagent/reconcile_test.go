@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -185,13 +186,12 @@ func TestPublishWritesWhatDiffers(t *testing.T) {
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: thisNode}}
 	client := fake.NewClientset(node)
 	ctx, cancel := context.WithCancel(t.Context())
+	p := newPublisher(client, thisNode, newMetrics(prometheus.NewRegistry()), func() {})
+	var watching sync.WaitGroup
+	defer watching.Wait()
 	defer cancel()
-	p, factory, err := newPublisher(client, thisNode, newMetrics(prometheus.NewRegistry()), func() {})
-	if err != nil {
-		t.Fatal(err)
-	}
-	factory.StartWithContext(ctx)
-	factory.WaitForCacheSyncWithContext(ctx)
+	watching.Go(func() { p.Run(ctx) })
+	waitForWatch(t, client, p)
 	inventory := []accel.Inventory{{Resource: gcuMemory, Unit: "1", Shares: []accel.Share{{Device: card(0, "a", 16), Units: 16}}}}
 	counts := map[string]int{"enflame.com/gcu-count": 1}
 
@@ -246,7 +246,7 @@ func waitForWatch(t *testing.T, client *fake.Clientset, p *publisher) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		got, err := p.nodes.Get(thisNode)
+		got, err := p.current()
 		return err == nil && got.Annotations[wire.InventoryAnnotation] == want.Annotations[wire.InventoryAnnotation] &&
 			cmp.Equal(got.Status.Capacity, want.Status.Capacity)
 	})

@@ -26,10 +26,21 @@ func Lookup(pid int) (ID, error) {
 	if err != nil {
 		return ID{}, err
 	}
-	if state == 'Z' || state == 'X' {
+	// The first thread of a killed process may be a zombie while others still
+	// end; until the last has, the process keeps its sockets.
+	if state == 'X' || state == 'Z' && threads(pid) <= 1 {
 		return ID{}, fmt.Errorf("process %d has ended", pid)
 	}
 	return ID{PID: pid, StartTicks: ticks, Boot: bootID()}, nil
+}
+
+// threads counts the threads of a process that are not reaped yet.
+func threads(pid int) int {
+	entries, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
+	if err != nil {
+		return 0
+	}
+	return len(entries)
 }
 
 // All returns every living process of the machine, without kernel threads'

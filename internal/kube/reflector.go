@@ -1,0 +1,26 @@
+package kube
+
+import (
+	"time"
+
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/tools/cache"
+)
+
+// maxBackoff bounds the time between two attempts to reach the API server. The
+// usual 30 s would leave the books behind for that long after it came back; the
+// API server defends itself against too many by its own means.
+const maxBackoff = 2 * time.Second
+
+// NewReflector returns a reflector that writes what lw delivers into store and
+// is back within maxBackoff of the API server's return. A shared informer would
+// take up to half a minute, and its own reflector cannot be told otherwise.
+func NewReflector(name string, example runtime.Object, store cache.ReflectorStore, lw cache.ListerWatcher) *cache.Reflector {
+	return cache.NewReflectorWithOptions(lw, example, store, cache.ReflectorOptions{
+		Name: name,
+		Backoff: &wait.Backoff{
+			Duration: 200 * time.Millisecond, Factor: 2, Jitter: 0.5, Steps: 5, Cap: maxBackoff,
+		},
+	})
+}
