@@ -132,12 +132,15 @@ func (c *corrector) correct(ctx context.Context, resource accel.Resource, f fact
 		Confirmed:   true,
 	}
 	legacy := wire.LegacyAnnotations(want)
-	if valid && sameGrant(before, want) && hasAll(f.pod.Annotations, legacy) {
-		return nil
-	}
 	signer, err := c.keys.Signer()
 	if err != nil {
 		return fmt.Errorf("pod %s: %w", klog.KObj(f.pod), err)
+	}
+	// A grant that was signed with the key before is signed anew: a program that
+	// starts from now on does not know that key.
+	_, outdated := signer.DecodeGrant(uid, f.pod.Annotations[wire.GrantAnnotation])
+	if valid && outdated == nil && sameGrant(before, want) && hasAll(f.pod.Annotations, legacy) {
+		return nil
 	}
 	grant, err := signer.EncodeGrant(uid, want)
 	if err != nil {

@@ -41,6 +41,7 @@ func TestPodsThatEndGiveTheirMemoryBack(t *testing.T) {
 	must(t, lab.WaitPhase(ctx, podTimeout, corev1.PodFailed, "bad"))
 	wantCards(t, map[string]int{}) // the objects are still there
 	fill(t)
+	free := cards(agree(t))["whole-3"]
 
 	// A pod that waits for room gets it when another ends by itself.
 	must(t, lab.Delete(ctx, "whole-3"))
@@ -48,24 +49,26 @@ func TestPodsThatEndGiveTheirMemoryBack(t *testing.T) {
 	waits := create(t, one("waits", 16))[0]
 	pending(t, waits, "Insufficient enflame.com/gcu-memory")
 	running(t, "waits")
-	if got := cards(agree(t))["waits"]; got != 3 {
-		t.Errorf("the pod that waited got card %d, want 3, the only one that was free", got)
+	if got := cards(agree(t))["waits"]; got != free {
+		t.Errorf("the pod that waited got card %d, want %d, the only one that was free", got, free)
 	}
 }
 
 func TestDeletedWhilePending(t *testing.T) {
 	ctx := begin(t, guide)
 	fill(t)
-	must(t, lab.Delete(ctx, "whole-2"))
-	start(t, one("gap", 1))
+	must(t, lab.Delete(ctx, "whole-2", "whole-4", "whole-6"))
+	// 7 units are free on each of three cards: more than 16, but not on one.
+	start(t, one("part-2", 9), one("part-4", 9), one("part-6", 9))
 	pending(t, create(t, one("waits", 16))[0], noRoom)
+	before := cards(agree(t))
 	must(t, lab.Delete(ctx, "waits"))
-	if got := cards(agree(t)); len(got) != 8 {
-		t.Errorf("inspect shows %v, want 8 pods", got)
-	}
-	must(t, lab.Delete(ctx, "gap"))
+	wantCards(t, before)
+	must(t, lab.Delete(ctx, "part-4"))
 	start(t, one("after", 16))
-	agree(t)
+	if got, want := cards(agree(t))["after"], before["part-4"]; got != want {
+		t.Errorf("the next pod got card %d, want %d, the only one that was free", got, want)
+	}
 }
 
 // TestDeletedAtOnce deletes pods right after they were made, wherever they are
@@ -97,12 +100,11 @@ func TestDeletedAtOnce(t *testing.T) {
 func TestEndingPodKeepsItsMemory(t *testing.T) {
 	ctx := begin(t, guide)
 	slow := one("slow", 16) // sleep, as process 1, does not end on SIGTERM
-	slow.Spec.TerminationGracePeriodSeconds = ptr.To[int64](60)
+	slow.Spec.TerminationGracePeriodSeconds = ptr.To[int64](10)
 	start(t, slow)
 	must(t, lab.Client.CoreV1().Pods(namespace).Delete(ctx, "slow", metav1.DeleteOptions{}))
 	start(t, one("other", 16))
 	wantCards(t, map[string]int{"slow": 0, "other": 1})
-	must(t, lab.Client.CoreV1().Pods(namespace).Delete(ctx, "slow", metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](1)}))
 	must(t, lab.WaitGone(ctx, "slow"))
 	wantCards(t, map[string]int{"other": 1})
 }
