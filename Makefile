@@ -63,7 +63,7 @@ test: root ## Run all tests: unit, fuzz seeds, race detector, kubelet's device m
 .PHONY: build
 build: ## Build the programs into bin/.
 	@mkdir -p $(BIN)
-	CGO_ENABLED=0 go build -trimpath -ldflags '$(LDFLAGS)' -o $(BIN)/ ./cmd/...
+	CGO_ENABLED=0 go build -buildvcs=false -trimpath -ldflags '$(LDFLAGS)' -o $(BIN)/ ./cmd/...
 
 .PHONY: lint
 lint: $(GOLANGCI_LINT) verify-chart ## Run gofmt, go vet, go mod tidy -diff, golangci-lint and helm lint.
@@ -93,7 +93,7 @@ test-e2e: root ## Run the end-to-end tests on the lab.
 	@$(call testsum-lab,e2e) go test -json -tags e2e -count=1 -timeout 40m ./e2e/...
 
 # testsum runs in lab/, where the tests of the lab's module are.
-testsum-lab = mkdir -p $(BIN) && go build -o $(BIN)/testsum ./hack/testsum && cd lab && $(BIN)/testsum run -out $(DIST)/tests -suite $(1)
+testsum-lab = mkdir -p $(BIN) && go build -buildvcs=false -o $(BIN)/testsum ./hack/testsum && cd lab && $(BIN)/testsum run -out $(DIST)/tests -suite $(1)
 
 .PHONY: bench
 bench: ## Run the benchmarks of the core and of the extender's HTTP calls.

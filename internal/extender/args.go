@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 )
 
 // filterArgs is what filter and prioritize need of an ExtenderArgs (package
@@ -32,28 +33,155 @@ type filterArgs struct {
 // two together.
 func decodeFilterArgs(body []byte) (filterArgs, error) {
 	if podJSON, names, ok := splitFilterArgs(body); ok {
-		pod := new(argsPod)
-		if err := json.Unmarshal(podJSON, pod); err != nil {
-			return filterArgs{}, syntaxError(err)
+		pod, err := decodePod(podJSON)
+		if err != nil {
+			return filterArgs{}, err
 		}
 		return filterArgs{pod: pod.object(), names: names}, nil
 	}
 	return decodeAnyFilterArgs(body)
 }
 
+// Limits of what a body may unfold to: some bytes of JSON become many times as
+// many in memory. All are far beyond what a cluster can have.
+const (
+	maxNodes      = 100_000
+	maxContainers = 1000
+	maxPodBytes   = 4 << 20 // the API server takes 3 MiB
+)
+
+func decodePod(podJSON []byte) (*argsPod, error) {
+	if len(podJSON) > maxPodBytes {
+		return nil, fmt.Errorf("the request's Pod is larger than %d bytes", maxPodBytes)
+	}
+	pod := new(argsPod)
+	if err := json.Unmarshal(podJSON, pod); err != nil {
+		if wrongType := (*json.UnmarshalTypeError)(nil); errors.As(err, &wrongType) && wrongType.Field == "" {
+			wrongType.Field = "Pod"
+		}
+		return nil, syntaxError(err)
+	}
+	return pod, nil
+}
+
+// limitError says that a list is longer than anything sensible.
+type limitError struct {
+	what string
+	most int
+}
+
+func (e *limitError) Error() string {
+	return fmt.Sprintf("the request has more than %d %s", e.most, e.what)
+}
+
+// decodeList appends the values of a JSON array to list, and stops at most of
+// them. null is an empty list.
+func decodeList[T any](list []T, data []byte, what string, most int) ([]T, error) {
+	if bytes.Equal(data, []byte("null")) {
+		return nil, nil
+	}
+	d := json.NewDecoder(bytes.NewReader(data))
+	if t, err := d.Token(); err != nil || t != json.Delim('[') {
+		return nil, json.Unmarshal(data, &list) // its error names the field
+	}
+	list = []T{}
+	for d.More() {
+		if len(list) == most {
+			return nil, &limitError{what, most}
+		}
+		var one T
+		if err := d.Decode(&one); err != nil {
+			return nil, err
+		}
+		list = append(list, one)
+	}
+	return list, nil
+}
+
+type nodeNames []string
+
+// UnmarshalJSON reads at most maxNodes names.
+func (n *nodeNames) UnmarshalJSON(data []byte) (err error) {
+	*n, err = decodeList(*n, data, "node names", maxNodes)
+	return err
+}
+
+type nodeItems []json.RawMessage
+
+// UnmarshalJSON reads at most maxNodes nodes.
+func (n *nodeItems) UnmarshalJSON(data []byte) (err error) {
+	*n, err = decodeList(*n, data, "nodes", maxNodes)
+	return err
+}
+
+type argsContainers []argsContainer
+
+// UnmarshalJSON reads at most maxContainers containers.
+func (c *argsContainers) UnmarshalJSON(data []byte) (err error) {
+	*c, err = decodeList(*c, data, "containers", maxContainers)
+	return err
+}
+
+// amounts are a ResourceList without the numbers that take seconds and
+// hundreds of megabytes to read.
+type amounts v1.ResourceList
+
+// UnmarshalJSON looks at each number's text before it is read.
+func (a *amounts) UnmarshalJSON(data []byte) error {
+	var texts map[v1.ResourceName]json.RawMessage
+	if err := json.Unmarshal(data, &texts); err != nil {
+		return err
+	}
+	if texts == nil {
+		*a = nil
+		return nil
+	}
+	*a = make(amounts, len(texts))
+	for name, text := range texts {
+		if isAbsurd(text) {
+			return fmt.Errorf("the amount of %.100s has more digits than any resource", string(name))
+		}
+		var q resource.Quantity
+		if err := q.UnmarshalJSON(text); err != nil {
+			return err
+		}
+		(*a)[name] = q
+	}
+	return nil
+}
+
+// isAbsurd reports whether Quantity would unfold the text into a number of
+// thousands of digits: it does unless the digits before the exponent fit an
+// int64 and the exponent is not negative.
+func isAbsurd(text []byte) bool {
+	if len(text) > 64 {
+		return true
+	}
+	text = bytes.Trim(text, "\" ")
+	i := bytes.LastIndexAny(text, "eE")
+	if i < 0 || len(text)-i-1 <= 3 {
+		return false
+	}
+	return text[i+1] == '-' || i > 15
+}
+
 func decodeAnyFilterArgs(body []byte) (filterArgs, error) {
 	var raw struct {
-		Pod       *argsPod
-		Nodes     *struct{ Items []json.RawMessage }
-		NodeNames *[]string
+		Pod       json.RawMessage
+		Nodes     *struct{ Items nodeItems }
+		NodeNames *nodeNames
 	}
 	if err := decodeObject(body, &raw); err != nil {
 		return filterArgs{}, err
 	}
-	if raw.Pod == nil {
+	if len(raw.Pod) == 0 || bytes.Equal(raw.Pod, []byte("null")) {
 		return filterArgs{}, errors.New("the request has no Pod")
 	}
-	args := filterArgs{pod: raw.Pod.object()}
+	pod, err := decodePod(raw.Pod)
+	if err != nil {
+		return filterArgs{}, err
+	}
+	args := filterArgs{pod: pod.object()}
 	switch {
 	case raw.NodeNames != nil:
 		args.names = *raw.NodeNames
@@ -80,24 +208,24 @@ func decodeAnyFilterArgs(body []byte) (filterArgs, error) {
 // argsPod is the part of a pod that decides. Decoding into it skips the rest.
 type argsPod struct {
 	Metadata struct{ Name, Namespace string }
-	Spec     struct{ InitContainers, Containers []argsContainer }
+	Spec     struct{ InitContainers, Containers argsContainers }
 }
 
 type argsContainer struct {
 	Name          string
 	RestartPolicy *v1.ContainerRestartPolicy
-	Resources     struct{ Requests, Limits v1.ResourceList }
+	Resources     struct{ Requests, Limits amounts }
 }
 
 // object returns the pod in the form that the one formula for requests reads.
 func (p *argsPod) object() *v1.Pod {
 	pod := new(v1.Pod)
 	pod.Name, pod.Namespace = p.Metadata.Name, p.Metadata.Namespace
-	convert := func(containers []argsContainer) []v1.Container {
+	convert := func(containers argsContainers) []v1.Container {
 		out := make([]v1.Container, len(containers))
 		for i, c := range containers {
 			out[i].Name, out[i].RestartPolicy = c.Name, c.RestartPolicy
-			out[i].Resources.Requests, out[i].Resources.Limits = c.Resources.Requests, c.Resources.Limits
+			out[i].Resources.Requests, out[i].Resources.Limits = v1.ResourceList(c.Resources.Requests), v1.ResourceList(c.Resources.Limits)
 		}
 		return out
 	}
@@ -140,6 +268,10 @@ func decodeObject(body []byte, into any) error {
 }
 
 func syntaxError(err error) error {
+	var limit *limitError
+	if errors.As(err, &limit) {
+		return err
+	}
 	var wrongType *json.UnmarshalTypeError
 	if errors.As(err, &wrongType) {
 		field := wrongType.Field
@@ -216,7 +348,11 @@ func splitNames(s string) ([]string, bool) {
 	if s == "" {
 		return []string{}, true
 	}
-	names := make([]string, 0, strings.Count(s, ",")+1)
+	n := strings.Count(s, ",") + 1
+	if n > maxNodes {
+		return nil, false // the slow way tells what is wrong
+	}
+	names := make([]string, 0, n)
 	for {
 		if len(s) < 2 || s[0] != '"' {
 			return nil, false

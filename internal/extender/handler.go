@@ -112,12 +112,14 @@ func (e *Extender) handleVerb(v verb) http.Handler {
 		if err == nil {
 			var done func()
 			if *body, done, err = e.readBody(w, r, v.maxBody, (*body)[:0]); err == nil {
-				var answer []byte
-				answer, err = v.answer(r.Context(), *body, (*out)[:0])
-				if err == nil {
-					*out = answer
-				}
-				done()
+				err = func() error {
+					defer done() // a panic must not keep large bodies out for ever
+					answer, err := v.answer(r.Context(), *body, (*out)[:0])
+					if err == nil {
+						*out = answer
+					}
+					return err
+				}()
 			}
 		}
 		if err != nil {

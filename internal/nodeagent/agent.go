@@ -13,7 +13,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
-	"slices"
+	"reflect"
 	"sync"
 	"time"
 
@@ -70,9 +70,10 @@ type Agent struct {
 	recorder  record.EventRecorder
 	events    record.EventBroadcaster
 	wake      chan struct{}
-	// specified are the devices that the CDI specifications on disk define, by
-	// resource; only the loop reads and writes it.
-	specified map[accel.Resource][]accel.DeviceID
+	// specified are the CDI specifications on disk, by resource; only the loop
+	// reads and writes it. The devices' ids would not do: a device that was not
+	// found yet has no specification, and a driver may number its files anew.
+	specified map[accel.Resource]map[string]*cdiSpec
 
 	mu        sync.Mutex // guards what follows
 	turned    time.Time  // the last turn of the loop
@@ -97,7 +98,7 @@ func New(ctx context.Context, o Options) (*Agent, error) {
 		o:         o,
 		kubelet:   kubelet,
 		wake:      make(chan struct{}, 1),
-		specified: map[accel.Resource][]accel.DeviceID{},
+		specified: map[accel.Resource]map[string]*cdiSpec{},
 		turned:    time.Now(),
 		published: errors.New("the inventory was not published yet"),
 		corrected: errors.New("kubelet was not asked yet who holds what"),
@@ -107,7 +108,7 @@ func New(ctx context.Context, o Options) (*Agent, error) {
 	m := newMetrics(o.Registry)
 	a.pods = newNodePods(o.Client, o.Node, a.wakeUp)
 	a.publisher = newPublisher(o.Client, o.Node, m, a.wakeUp)
-	a.corrector = &corrector{node: o.Node, client: o.Client, keys: o.Keys, metrics: m}
+	a.corrector = &corrector{node: o.Node, client: o.Client, keys: o.Keys, metrics: m, event: a.tell, unwritable: map[string]bool{}}
 	for _, r := range o.Config.Resources {
 		one, err := a.offer(ctx, r, m)
 		if err != nil {
@@ -274,7 +275,7 @@ func (a *Agent) publish(ctx context.Context) error {
 	counts := map[string]int{}
 	for _, o := range a.offers {
 		if !o.pool.known() {
-			return errors.New("the devices were not looked for yet")
+			return errors.New("the inventory is not known yet")
 		}
 		one := o.pool.inventory()
 		inventory = append(inventory, one)
@@ -294,17 +295,14 @@ func (a *Agent) specify(p *pool, shares []accel.Share) error {
 	if a.o.Config.Injection != config.InjectCDI {
 		return nil
 	}
-	var ids []accel.DeviceID
-	for _, s := range shares {
-		ids = append(ids, s.ID)
-	}
-	if written, ok := a.specified[p.resource]; ok && slices.Equal(written, ids) {
+	specs := specsOf(p.backend, shares)
+	if reflect.DeepEqual(a.specified[p.resource], specs) {
 		return nil
 	}
-	if err := writeCDI(a.o.Config.CDIDir, p.backend, shares); err != nil {
+	if err := writeCDI(a.o.Config.CDIDir, specs); err != nil {
 		return err
 	}
-	a.specified[p.resource] = ids
+	a.specified[p.resource] = specs
 	return nil
 }
 

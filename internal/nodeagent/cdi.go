@@ -11,11 +11,10 @@ import (
 	"github.com/divvy-gpu/divvy/internal/backend"
 )
 
-// writeCDI writes the CDI specifications of the devices into dir, one file per
-// kind. Every device's name is defined with its device nodes alone; the
-// environment names all devices of a container together and travels in
-// kubelet's answer.
-func writeCDI(dir string, b backend.Backend, shares []accel.Share) error {
+// specsOf returns the CDI specifications of the devices, by kind. Every
+// device's name is defined with its device nodes alone; the environment names
+// all devices of a container together and travels in kubelet's answer.
+func specsOf(b backend.Backend, shares []accel.Share) map[string]*cdiSpec {
 	specs := map[string]*cdiSpec{}
 	for _, s := range shares {
 		edits, err := b.Edits(s.ID)
@@ -31,6 +30,11 @@ func writeCDI(dir string, b backend.Backend, shares []accel.Share) error {
 			spec.Devices = append(spec.Devices, cdiDevice(name.Name, edits.DeviceNodes))
 		}
 	}
+	return specs
+}
+
+// writeCDI writes the specifications into dir, one file per kind.
+func writeCDI(dir string, specs map[string]*cdiSpec) error {
 	registry, err := cdi.NewCache(cdi.WithSpecDirs(dir), cdi.WithAutoRefresh(false))
 	if err != nil {
 		return fmt.Errorf("open the CDI folder %s: %w", dir, err)

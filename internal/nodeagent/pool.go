@@ -88,10 +88,10 @@ type pool struct {
 	inits map[string]initServed
 	asked question
 	// strangers are the pods that kubelet lists and the API server does not
-	// know, such as static pods before their mirror, with the device of the
-	// containers served; stranger is the one served last.
-	strangers map[podKey]accel.DeviceID
-	stranger  podKey
+	// know, such as static pods before their mirror, as of the last question;
+	// strangerDevice is what the one that was served last got.
+	strangers      map[podKey]bool
+	strangerDevice accel.DeviceID
 
 	// syncing is held from the derivation of kubelet's list until it is
 	// handed over, so that an older list never replaces a newer one.
@@ -100,8 +100,12 @@ type pool struct {
 	mu sync.Mutex // guards what follows
 	// unit is the memory unit in force; it differs from wanted while pods hold
 	// units of the other size.
-	unit      sharing.MemoryUnit
-	layout    *sharing.Layout
+	unit   sharing.MemoryUnit
+	layout *sharing.Layout
+	// lost is true while there is no state although pods may hold units: before
+	// the first state was made, and after it was lost or damaged.
+	lost      bool
+	answer    []podresources.Pod // kubelet's last list
 	saved     sharing.State
 	found     backend.Found
 	foundErr  error
@@ -124,7 +128,7 @@ type offeredRange struct {
 // question is the last answer to GetPreferredAllocation.
 type question struct {
 	uid       string // of the pod that the question was taken to be for, or ""
-	stranger  podKey // or that pod, if the API server does not know it
+	stranger  bool   // it is for a pod that the API server does not know
 	request   accel.Request
 	container int // position in request
 	device    accel.DeviceID
@@ -135,7 +139,6 @@ type question struct {
 func (p *pool) open(ctx context.Context) error {
 	log := klog.FromContext(ctx).WithValues("resource", p.resource)
 	p.inits = map[string]initServed{}
-	p.strangers = map[podKey]accel.DeviceID{}
 	p.listed = map[accel.DeviceID]bool{}
 	p.unhealthy = map[accel.DeviceID]string{}
 	p.unit = p.wanted
@@ -145,12 +148,12 @@ func (p *pool) open(ctx context.Context) error {
 		if moveErr != nil {
 			return errors.Join(err, moveErr)
 		}
-		log.Error(err, "Starting with new unit ids; running pods keep their devices", "movedTo", aside)
+		log.Error(err, "Finding out anew which units belong to which device", "movedTo", aside)
 		state, layout = sharing.State{}, &sharing.Layout{}
 	} else if err != nil {
 		return err
 	}
-	p.layout, p.saved = layout, state
+	p.layout, p.saved, p.lost = layout, state, state.Unit == ""
 	if state.Unit != "" {
 		unit, err := sharing.ParseMemoryUnit(state.Unit)
 		if err != nil {
@@ -186,9 +189,15 @@ func (p *pool) list(ctx context.Context) (*holdings, error) {
 		}
 		return holdingsOf(nil, p.resource, p.layout), err
 	}
-	p.held = holdingsOf(pods, p.resource, p.layout)
-	p.held.complete(p.pods, p.resource, p.grant)
+	p.answer = pods
+	p.hold()
 	return p.held, nil
+}
+
+// hold derives from kubelet's last list who holds what. The caller holds mu.
+func (p *pool) hold() {
+	p.held = holdingsOf(p.answer, p.resource, p.layout)
+	p.held.complete(p.pods, p.resource, p.grant)
 }
 
 func sleep(ctx context.Context, d time.Duration) bool {
@@ -264,6 +273,9 @@ func (p *pool) derive(ctx context.Context) ([]deviceplugin.Unit, error) {
 				problem = fmt.Errorf("device %s has %d bytes of memory, less than one unit of %s GB; it is left out", s.ID, s.MemoryBytes, p.unit)
 			}
 		}
+		if err := p.restore(present); err != nil {
+			return nil, err
+		}
 		layout, err := p.layout.Place(present, p.heldOf)
 		if err != nil {
 			problem = err
@@ -304,10 +316,48 @@ func (p *pool) stale() bool {
 	return sick || !same
 }
 
+// restore makes a layout where there is no saved one. Units that pods hold
+// belong to the device that the pod's grant names, which is signed. Without
+// kubelet's whole list there is no telling, and a layout that is merely made
+// anew could give ids that a pod holds to another card.
+func (p *pool) restore(present []accel.Share) error {
+	if !p.lost {
+		return nil
+	}
+	if p.held == nil || p.held.partial {
+		return errors.New("there is no saved state; waiting for kubelet and the API server to tell which units are held")
+	}
+	granted := map[podKey]accel.DeviceID{}
+	for _, pod := range p.pods.Cached() {
+		if g, ok := p.grant(pod); ok && !terminal(pod) {
+			granted[podKey{pod.Namespace, pod.Name}] = g.Device
+		}
+	}
+	claims := map[accel.DeviceID][]string{}
+	for _, pod := range p.answer {
+		device := granted[podKey{pod.Namespace, pod.Name}]
+		for _, c := range pod.Containers {
+			ids := c.Units[p.resource]
+			if len(ids) > 0 && device == "" {
+				return fmt.Errorf("the saved state is lost, and nothing tells on which device pod %s/%s is, which holds units", pod.Namespace, pod.Name)
+			}
+			claims[device] = append(claims[device], ids...)
+		}
+	}
+	delete(claims, "")
+	layout, err := sharing.Recover(present, claims)
+	if err != nil {
+		return fmt.Errorf("the saved state is lost and cannot be made anew while these pods run: %w", err)
+	}
+	p.layout, p.lost = layout, false
+	p.hold()
+	return nil
+}
+
 // switchUnit takes over the configured memory unit once nobody holds units of
 // the old size.
 func (p *pool) switchUnit() error {
-	if p.unit == p.wanted || len(p.layout.Ranges()) == 0 {
+	if p.unit == p.wanted || p.lost || len(p.layout.Ranges()) == 0 {
 		p.unit = p.wanted
 		return nil
 	}
@@ -497,8 +547,7 @@ func (p *pool) Prefer(ctx context.Context, available, must []string, size int) (
 		slots = append(slots, place.Slot{ID: s.ID, Index: s.Index, Total: s.Units, Free: accel.Units(len(free[s.ID])), Unhealthy: s.Health.Unhealthy})
 	}
 	waiting := waitingPods(pods, p.resource, h, p.inits, p.grant)
-	stranger := p.strangerOf(pods, h)
-	if d := p.strangers[stranger]; d != "" && mustDevice == "" && !slices.ContainsFunc(waiting, func(w sharing.Waiting) bool { return w.Admitting }) {
+	if d := p.strangersDevice(pods, h); d != "" && mustDevice == "" && !slices.ContainsFunc(waiting, func(w sharing.Waiting) bool { return w.Admitting }) {
 		mustDevice = d
 	}
 	choice, err := sharing.Choose(accel.Units(size), mustDevice, accel.Units(len(must)), slots, waiting)
@@ -506,14 +555,18 @@ func (p *pool) Prefer(ctx context.Context, available, must []string, size int) (
 		p.metrics.refused.WithLabelValues(string(p.resource)).Inc()
 		return nil, err
 	}
-	ids := append(slices.Clone(must), free[choice.Device][:size-len(must)]...)
+	more := size - len(must)
+	if more < 0 || more > len(free[choice.Device]) {
+		return nil, fmt.Errorf("kubelet asks for %d units with %d among them; device %s has %d more: %w", size, len(must), choice.Device, len(free[choice.Device]), sharing.ErrNoRoom)
+	}
+	ids := append(slices.Clone(must), free[choice.Device][:more]...)
 	p.asked = question{device: choice.Device, ids: ids}
 	if choice.Pod >= 0 {
 		w := waiting[choice.Pod]
 		p.asked.uid, p.asked.request, p.asked.container = w.Pod.UID, w.Request, w.Next
 		log = log.WithValues("pod", w.Pod, "granted", w.Granted)
 	} else {
-		p.asked.stranger = stranger
+		p.asked.stranger = true
 	}
 	log.Info("Preferring units of one device", "device", choice.Device)
 	return ids, nil
@@ -584,24 +637,28 @@ func (p *pool) replaced(pod *corev1.Pod, h *holdings) bool {
 	return false
 }
 
-// strangerOf returns the pod that the API server does not know and that kubelet
-// may be admitting: one of which nothing was served, or else the one that was
-// served last.
-func (p *pool) strangerOf(pods []*corev1.Pod, h *holdings) podKey {
+// strangersDevice returns the device of a pod that the API server does not know
+// and that kubelet may be in the midst of, "" when there is none. Kubelet takes
+// up one pod, admits it, and takes up the next: with a pod that was not there
+// at the last question, this is the first question for it or another new one;
+// without, it is for the one that was served last.
+func (p *pool) strangersDevice(pods []*corev1.Pod, h *holdings) accel.DeviceID {
 	unknown := maps.Clone(h.active)
 	for _, pod := range pods {
 		delete(unknown, podKey{pod.Namespace, pod.Name})
 	}
-	maps.DeleteFunc(p.strangers, func(key podKey, _ accel.DeviceID) bool { return !unknown[key] })
+	holds := false
 	for key := range unknown {
-		if _, served := p.strangers[key]; !served && h.pods[key].units == 0 {
-			return key
+		if !p.strangers[key] {
+			p.strangerDevice = ""
 		}
+		holds = holds || h.pods[key].device == p.strangerDevice
 	}
-	if unknown[p.stranger] {
-		return p.stranger
+	p.strangers = unknown
+	if !holds {
+		return ""
 	}
-	return podKey{}
+	return p.strangerDevice
 }
 
 // freeUnits groups the ids that kubelet offers by device, without those that
@@ -698,9 +755,8 @@ func (p *pool) allocate(ids []string) (*pluginapi.ContainerAllocateResponse, acc
 func (p *pool) remember(ids []string, device accel.DeviceID) {
 	asked := p.asked
 	p.asked = question{}
-	if asked.device == device && sameIDs(asked.ids, ids) && asked.stranger != (podKey{}) {
-		p.stranger = asked.stranger
-		p.strangers[asked.stranger] = device
+	if asked.stranger && asked.device == device && sameIDs(asked.ids, ids) {
+		p.strangerDevice = device
 	}
 	if asked.device != device || !sameIDs(asked.ids, ids) {
 		asked.uid = ""
@@ -741,11 +797,13 @@ func sameIDs(a, b []string) bool {
 	return true
 }
 
-// known reports whether the devices were looked for.
+// known reports whether the inventory is worth publishing: the devices were
+// looked for, and the units that pods hold have their devices. What an earlier
+// run published stays until then.
 func (p *pool) known() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.looked
+	return p.looked && (!p.lost || p.foundErr != nil)
 }
 
 // present counts the devices that the vendor's library lists now.

@@ -113,6 +113,19 @@ func (w *world) restart(unit string) *world {
 	return next
 }
 
+// update is what the agent does after a discovery: the pool takes it, and the
+// loop turns.
+func (w *world) update(ctx context.Context, found backend.Found, err error) {
+	w.t.Helper()
+	w.pool.update(ctx, found, err)
+	if w.down != nil || !w.lost {
+		return
+	}
+	if _, err := w.refresh(ctx); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
 func (w *world) SetUnits(units []deviceplugin.Unit) error {
 	w.offers++
 	if w.tooMany != nil {
@@ -681,6 +694,48 @@ func TestPoolInjects(t *testing.T) {
 		if s := fmt.Sprintf("devices %d, cdi %d", len(got.GetDevices()), len(got.GetCdiDevices())); s != want || got.GetEnvs()["ENFLAME_VISIBLE_DEVICES"] != "a" {
 			t.Errorf("%s: %s, want %s; environment %v", mode, s, want, got.GetEnvs())
 		}
+	}
+}
+
+// TestPoolFindsItsLayoutAgain loses the state of cards that were not laid out
+// in the order of their indexes, under a pod: its units stay those of its card.
+func TestPoolFindsItsLayoutAgain(t *testing.T) {
+	w := newWorld(t, "1")
+	w.update(t.Context(), found(card(0, "b", 16)), nil)
+	w.update(t.Context(), found(card(0, "a", 8), card(1, "b", 16)), nil) // a came later
+	p := newPod("p", 4)
+	w.see(w.grantTo(p, "b", 1))
+	if _, err := w.admit(p); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.store.Quarantine(); err != nil {
+		t.Fatal(err)
+	}
+	grant := p.Annotations[wire.GrantAnnotation]
+	delete(p.Annotations, wire.GrantAnnotation)
+	w = w.restart("1")
+	w.update(t.Context(), found(card(0, "a", 8), card(1, "b", 16)), nil)
+	if err := w.ready(); w.units != nil || err == nil || !strings.Contains(err.Error(), "nothing tells on which device pod ns/p is") {
+		t.Errorf("without a grant: %d units offered, readiness says %v", len(w.units), err)
+	}
+
+	p.Annotations[wire.GrantAnnotation] = grant
+	w = w.restart("1")
+	w.down = errors.New("no kubelet")
+	w.update(t.Context(), found(card(0, "a", 8), card(1, "b", 16)), nil)
+	if w.units != nil {
+		t.Error("units were offered before kubelet told which are held")
+	}
+	w.down = nil
+	facts, err := w.refresh(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(facts) != 1 || facts[0].device.ID != "b" {
+		t.Errorf("known of the pod: %+v, want device b", facts)
+	}
+	if diff := cmp.Diff(map[string]string{"a": "8/8", "b": "16/16"}, w.counts()); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
 	}
 }
 

@@ -31,6 +31,11 @@ type corrector struct {
 	client  kubernetes.Interface
 	keys    *kube.Keyring
 	metrics *metrics
+	// event tells the users of the node.
+	event func(kind, reason, message string)
+	// unwritable are the pods, by UID, whose annotations the API server would
+	// not take; each is told once. Only the agent's loop uses it.
+	unwritable map[string]bool
 }
 
 // isLegacyAnnotation reports whether key is one of those that users of GCUShare
@@ -63,7 +68,7 @@ type fact struct {
 // that the watch shows.
 func (p *pool) refresh(ctx context.Context) ([]fact, error) {
 	p.turn.Lock()
-	h, err := p.list(ctx)
+	_, err := p.list(ctx)
 	pods := p.pods.Cached()
 	inits := p.forgetInits(pods, time.Now())
 	p.turn.Unlock()
@@ -73,6 +78,9 @@ func (p *pool) refresh(ctx context.Context) ([]fact, error) {
 	// Units that were given back on an unhealthy device are healthy no more, and
 	// a change of the memory unit may be due.
 	p.sync(ctx)
+	p.mu.Lock()
+	h := p.held
+	p.mu.Unlock()
 
 	log := klog.FromContext(ctx)
 	if len(h.foreign) > 0 {
@@ -158,8 +166,17 @@ func (c *corrector) correct(ctx context.Context, resource accel.Resource, f fact
 	}
 	_, err = c.client.CoreV1().Pods(f.pod.Namespace).Patch(ctx, f.pod.Name, types.MergePatchType, patch, metav1.PatchOptions{FieldManager: "divvy-node"})
 	switch {
-	case apierrors.IsNotFound(err), apierrors.IsConflict(err), apierrors.IsInvalid(err):
+	case apierrors.IsNotFound(err), apierrors.IsConflict(err):
 		return nil // gone, or another of the same name: the watch will tell
+	case apierrors.IsInvalid(err):
+		// Its author left no room for annotations. The node goes on; kubelet
+		// still counts the units.
+		if !c.unwritable[uid] {
+			c.unwritable[uid] = true
+			c.event(corev1.EventTypeWarning, "GrantNotWritten", fmt.Sprintf("what pod %s holds cannot be written into it: %v", klog.KObj(f.pod), err))
+			klog.FromContext(ctx).Error(err, "What a pod holds cannot be written into it; the extender does not know its device", "pod", klog.KObj(f.pod), "device", want.Device)
+		}
+		return nil
 	case err != nil:
 		c.metrics.patchErrors.Inc()
 		return fmt.Errorf("write what pod %s holds: %w", klog.KObj(f.pod), err)

@@ -11,8 +11,12 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 
@@ -41,7 +45,10 @@ func newCorrector(t *testing.T, w *world) (*corrector, *fake.Clientset) {
 	key := filepath.Join(t.TempDir(), "key")
 	writeFile(t, key, "0123456789abcdef0123456789abcdef")
 	client.ClearActions()
-	return &corrector{node: thisNode, client: client, keys: kube.NewKeyring(key), metrics: newMetrics(prometheus.NewRegistry())}, client
+	return &corrector{
+		node: thisNode, client: client, keys: kube.NewKeyring(key), metrics: newMetrics(prometheus.NewRegistry()),
+		event: w.event, unwritable: map[string]bool{},
+	}, client
 }
 
 func patches(client *fake.Clientset) int {
@@ -133,6 +140,34 @@ func TestReconcileWritesWhatPodsHold(t *testing.T) {
 	}
 	if n := patches(client); n != 1 {
 		t.Errorf("%d writes after a user changed an annotation, want 1", n)
+	}
+}
+
+func TestReconcileTellsOnceOfAPodWithoutRoomForAnnotations(t *testing.T) {
+	w := newWorld(t, "1")
+	w.update(t.Context(), found(card(0, "a", 16)), nil)
+	p := newPod("full", 4)
+	w.see(p)
+	if _, err := w.admit(p); err != nil {
+		t.Fatal(err)
+	}
+	c, client := newCorrector(t, w)
+	client.PrependReactor("patch", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
+		return true, nil, apierrors.NewInvalid(schema.GroupKind{Kind: "Pod"}, "full", field.ErrorList{field.TooLong(field.NewPath("metadata", "annotations"), "", 262144)})
+	})
+	for range 3 {
+		if err := c.reconcile(t.Context(), w.pool); err != nil {
+			t.Errorf("the node is to go on, but: %v", err)
+		}
+	}
+	told := 0
+	for _, e := range w.events {
+		if strings.HasPrefix(e, "GrantNotWritten: what pod ns/full holds cannot be written into it") {
+			told++
+		}
+	}
+	if told != 1 {
+		t.Errorf("told %d times, want once: %q", told, w.events)
 	}
 }
 

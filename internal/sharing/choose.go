@@ -77,7 +77,7 @@ var ErrNoRoom = errors.New("no device of this node has enough free units")
 func Choose(size accel.Units, must accel.DeviceID, reused accel.Units, slots []place.Slot, waiting []Waiting) (Choice, error) {
 	p := &plan{slots: slots, waiting: waiting}
 	if must != "" {
-		return p.reuse(size-reused, must)
+		return p.reuse(size, size-reused, must)
 	}
 	order := p.order(size)
 	var refusal error
@@ -98,7 +98,8 @@ func Choose(size accel.Units, must accel.DeviceID, reused accel.Units, slots []p
 		if w.Held != "" {
 			continue
 		}
-		need := w.outstanding()
+		// Not less than what is asked for, whatever is known of the pod.
+		need := max(w.outstanding(), size)
 		if w.Granted != "" && p.usable(w.Granted) && p.free(w.Granted) >= need {
 			return Choice{Device: w.Granted, Pod: i}, nil
 		}
@@ -159,13 +160,14 @@ func boolCompare(a, b bool) int {
 	return 1
 }
 
-func (p *plan) reuse(more accel.Units, must accel.DeviceID) (Choice, error) {
+func (p *plan) reuse(size, more accel.Units, must accel.DeviceID) (Choice, error) {
 	if free := p.free(must); free < more {
 		return Choice{}, fmt.Errorf("%w: the init containers of the pod hold units of device %s, which has %d of the %d more that the next container asks for",
 			ErrNoRoom, must, free, more)
 	}
+	// Others may hold units there: one that failed a moment ago, for example.
 	pod := -1
-	for i := range p.waiting {
+	for _, i := range p.order(size) {
 		if p.waiting[i].Held == must {
 			pod = i
 			break

@@ -138,12 +138,64 @@ func (l *Layout) Place(shares []accel.Share, held func(accel.DeviceID) int) (*La
 	next := &Layout{ranges: append(kept, away...)}
 	next.index()
 	for _, s := range fresh {
-		next.insert(Range{Device: s.ID, Index: s.Index, Units: s.Units, Model: s.Model, MemoryBytes: s.MemoryBytes, NUMANode: s.NUMANode})
+		next.insert(newRange(s, 0))
 	}
 	if n := len(next.ranges); n > 0 && next.ranges[n-1].end() > maxNumber {
 		return l, fmt.Errorf("the devices have %d units together, more than %d; choose a larger memoryUnit", next.ranges[n-1].end(), maxNumber)
 	}
 	return next, stuck
+}
+
+// Recover returns a layout in which each id in claims belongs to the device that
+// it is listed under, for a node whose state was lost while containers hold
+// units. Shares keep the numbers of units that they have. It is an error when
+// there is no such layout.
+func Recover(shares []accel.Share, claims map[accel.DeviceID][]string) (*Layout, error) {
+	type span struct {
+		share       accel.Share
+		first, last int64
+	}
+	var held []span
+	for d, ids := range claims {
+		s := span{first: -1}
+		for _, id := range ids {
+			n, ok := parseID(id)
+			if !ok {
+				return nil, fmt.Errorf("unit id %q, which is held of device %s, is none of this program's", id, d)
+			}
+			if s.first < 0 || n < s.first {
+				s.first = n
+			}
+			s.last = max(s.last, n)
+		}
+		if len(ids) == 0 {
+			continue
+		}
+		i := slices.IndexFunc(shares, func(s accel.Share) bool { return s.ID == d })
+		if i < 0 {
+			return nil, fmt.Errorf("containers hold %d units of device %s, which is not there now", len(ids), d)
+		}
+		s.share = shares[i]
+		held = append(held, s)
+	}
+	slices.SortFunc(held, func(a, b span) int { return cmp.Compare(a.first, b.first) })
+	l := &Layout{}
+	var end int64
+	for _, s := range held {
+		// As far down as the units held allow leaves most room for the next.
+		start := max(end, s.last+1-int64(s.share.Units), 0)
+		if start > s.first {
+			return nil, fmt.Errorf("the units held of device %s do not fit its %d units beside those of the others", s.share.ID, s.share.Units)
+		}
+		l.ranges = append(l.ranges, newRange(s.share, start))
+		end = start + int64(s.share.Units)
+	}
+	l.index()
+	return l.Place(shares, func(d accel.DeviceID) int { return len(claims[d]) })
+}
+
+func newRange(s accel.Share, start int64) Range {
+	return Range{Device: s.ID, Index: s.Index, Start: start, Units: s.Units, Model: s.Model, MemoryBytes: s.MemoryBytes, NUMANode: s.NUMANode}
 }
 
 // insert puts r into the first gap that is large enough.

@@ -157,6 +157,60 @@ func TestLayoutUnderRandomChange(t *testing.T) {
 	}
 }
 
+func TestRecover(t *testing.T) {
+	ids := func(numbers ...int64) []string {
+		var out []string
+		for _, n := range numbers {
+			out = append(out, formatID(n))
+		}
+		return out
+	}
+	shares := []accel.Share{share(0, "a", 16), share(1, "b", 16), share(2, "c", 8)}
+	tests := map[string]struct {
+		claims map[accel.DeviceID][]string
+		wrong  string
+	}{
+		"nothing is held":               {claims: nil},
+		"as laid out at first":          {claims: map[accel.DeviceID][]string{"a": ids(0, 15), "b": ids(16), "c": ids(39)}},
+		"in another order":              {claims: map[accel.DeviceID][]string{"b": ids(3), "a": ids(16, 20), "c": ids(32)}},
+		"with gaps":                     {claims: map[accel.DeviceID][]string{"c": ids(500), "a": ids(900)}},
+		"held apart as far as possible": {claims: map[accel.DeviceID][]string{"a": ids(100, 115), "b": ids(116, 131)}},
+		"too far apart":                 {claims: map[accel.DeviceID][]string{"a": ids(0, 16)}, wrong: "do not fit its 16 units"},
+		"across each other":             {claims: map[accel.DeviceID][]string{"a": ids(0, 10), "b": ids(5)}, wrong: "do not fit"},
+		"of a device that is away":      {claims: map[accel.DeviceID][]string{"z": ids(1)}, wrong: "device z, which is not there now"},
+		"of another program":            {claims: map[accel.DeviceID][]string{"a": {"GCU-_-1"}}, wrong: "is none of this program's"},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			l, err := Recover(shares, tt.claims)
+			if tt.wrong != "" {
+				if err == nil || !strings.Contains(err.Error(), tt.wrong) {
+					t.Errorf("want an error with %q, got %v", tt.wrong, err)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := NewLayout(l.Ranges()); err != nil {
+				t.Error(err)
+			}
+			for d, held := range tt.claims {
+				for _, id := range held {
+					if got, _ := l.Device(id); got != d {
+						t.Errorf("id %q belongs to %q, want %s", id, got, d)
+					}
+				}
+			}
+			for _, s := range shares {
+				if got := len(l.IDs(nil, s.ID)); got != int(s.Units) {
+					t.Errorf("device %s has %d ids, want %d", s.ID, got, s.Units)
+				}
+			}
+		})
+	}
+}
+
 func TestStore(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "state")
 	s := NewStore(dir, "enflame.com/gcu-memory")

@@ -68,7 +68,7 @@ func TestAgentBeforeKubelet(t *testing.T) {
 	n.startAgent()
 	eventually(t, patience, func() error {
 		err := n.agent.Ready()
-		if err != nil && strings.Contains(err.Error(), "kubelet is not listening") {
+		if err != nil && strings.Contains(err.Error(), "waiting for kubelet") {
 			return nil
 		}
 		return errUnexpected(err)

@@ -174,8 +174,15 @@ func validate(c *NodeConfig, vendors []string) []string {
 			seen[value] = i
 		}
 	}
+	sharedBy := map[string]int{}
 	for i, r := range c.Resources {
 		at := fmt.Sprintf("resources[%d].", i)
+		if first, dup := sharedBy[r.Vendor]; dup {
+			// Each resource would hand out the same memory once more.
+			wrong(at+"vendor", "resources[%d] shares the devices of %q already", first, r.Vendor)
+		} else {
+			sharedBy[r.Vendor] = i
+		}
 		name(at+"name", i, r.Name)
 		oneOf(at+"vendor", r.Vendor, vendors...)
 		oneOf(at+"mode", string(r.Mode), string(ModeMemory))

@@ -18,6 +18,7 @@ import (
 	"github.com/divvy-gpu/divvy/lab/internal/hardware"
 	"github.com/divvy-gpu/divvy/lab/internal/host"
 	"github.com/divvy-gpu/divvy/lab/internal/layout"
+	"github.com/divvy-gpu/divvy/lab/internal/proc"
 	"github.com/divvy-gpu/divvy/lab/internal/progress"
 	"github.com/divvy-gpu/divvy/lab/internal/scheduler"
 )
@@ -156,6 +157,13 @@ func newRecord(ctx context.Context) (*host.Record, error) {
 		return nil, err
 	}
 	record.Note(layout.SharedPaths()...)
+	// Down ends every process in kubepods. In a pod that sees its host's control
+	// groups that is every process here, this one included.
+	if self, err := proc.Lookup(os.Getpid()); err != nil {
+		return nil, err
+	} else if inKubepods(self) {
+		return nil, errors.New("this is itself a pod of a Kubernetes, whose control groups cannot be told from the lab's; use another machine")
+	}
 	cgroups, err := host.Cgroups(kubepods)
 	if err != nil {
 		return nil, err
