@@ -38,7 +38,7 @@ func TestMain(m *testing.M) {
 		code = max(code, 1)
 	}
 	if code != 0 {
-		os.Exit(code) //nolint:forbidigo // the main of a test program
+		os.Exit(code)
 	}
 }
 
