@@ -550,6 +550,11 @@ func (p *pool) Prefer(ctx context.Context, available, must []string, size int) (
 	if d := p.strangersDevice(pods, h); d != "" && mustDevice == "" && !slices.ContainsFunc(waiting, func(w sharing.Waiting) bool { return w.Admitting }) {
 		mustDevice = d
 	}
+	// One that was deleted without a grace period is on its way in kubelet while
+	// the API server has forgotten it. Another must not be taken for it.
+	for i := range waiting {
+		waiting[i].Later = len(p.strangers) > 0 && !waiting[i].Admitting
+	}
 	choice, err := sharing.Choose(accel.Units(size), mustDevice, accel.Units(len(must)), slots, waiting)
 	if err != nil {
 		p.metrics.refused.WithLabelValues(string(p.resource)).Inc()

@@ -67,8 +67,10 @@ func waitingPods(pods []*corev1.Pod, resource accel.Resource, h *holdings, inits
 		if w.Next >= len(request.Containers) {
 			continue
 		}
-		if pod.DeletionTimestamp != nil && w.Held == "" {
-			continue // kubelet does not admit a pod that is being deleted
+		if pod.DeletionTimestamp != nil && w.Held == "" && !w.Admitting {
+			// Kubelet does not admit a pod that is being deleted, unless it took
+			// the pod up before it heard of that.
+			continue
 		}
 		out = append(out, w)
 	}

@@ -21,6 +21,10 @@ type Waiting struct {
 	// one pod, admits it, and takes up the next, so of the pods that wait it is
 	// the one that kubelet asks for.
 	Admitting bool
+	// Later is true when kubelet has not taken the pod up and is admitting one
+	// that is not known: the question is not for this pod, but what it was
+	// granted is promised to it.
+	Later bool
 	// Next is the position in Request.Containers of the first container that
 	// was not served yet.
 	Next int
@@ -131,7 +135,7 @@ func (p *plan) order(size accel.Units) []int {
 	admitting := false
 	for i := range p.waiting {
 		w := &p.waiting[i]
-		if w.asks() != size || admitting && !w.Admitting {
+		if w.asks() != size || w.Later || admitting && !w.Admitting {
 			continue
 		}
 		if w.Admitting && !admitting {
