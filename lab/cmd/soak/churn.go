@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"strings"
 	"sync"
 	"time"
 
@@ -35,7 +36,8 @@ type churn struct {
 	created int
 	// ran are the pods that were seen running, by UID.
 	ran map[types.UID]bool
-	// refused are the pods that kubelet did not admit, with its words.
+	// refused are the pods that kubelet did not admit or could not start, with
+	// its words.
 	refused map[types.UID]string
 	// died are pods that ran and ended though nothing asked them to.
 	died map[types.UID]string
@@ -120,11 +122,12 @@ func (c *churn) note(pod *corev1.Pod) {
 	case pod.Status.Phase == corev1.PodRunning, pod.Status.Phase == corev1.PodSucceeded:
 		c.ran[pod.UID] = true
 	case pod.Status.Phase == corev1.PodFailed && pod.DeletionTimestamp == nil:
-		if len(pod.Status.ContainerStatuses) == 0 || pod.Status.Reason == "UnexpectedAdmissionError" {
-			c.refused[pod.UID] = stage.Describe(pod)
+		if c.ran[pod.UID] {
+			c.died[pod.UID] = stage.Describe(pod)
 			return
 		}
-		c.died[pod.UID] = stage.Describe(pod)
+		_, words, _ := strings.Cut(stage.Describe(pod), "; ")
+		c.refused[pod.UID] = words
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -17,16 +18,20 @@ import (
 // What a run must have done to say anything.
 const (
 	minPodsPerMinute = 15
-	minFill          = 0.9
-	minRestarts      = 4
+	// maxRefused is the part of all pods that kubelet may refuse: many only,
+	// and something else is wrong.
+	maxRefused  = 0.25
+	minFill     = 0.9
+	minRestarts = 4
 )
 
 // result is what a run found.
 type result struct {
 	duration     time.Duration
 	created, ran int
-	// refused are pods that kubelet did not admit, in its words: while its
-	// device plugin is away it cannot, and it does not try again.
+	// refused are pods that kubelet did not admit or could not start, in its
+	// words: while its device plugin is away it cannot, and it does not try
+	// again.
 	refused []string
 	// died are pods that ran and ended though nothing asked them to.
 	died     []string
@@ -55,7 +60,10 @@ func (r result) String() string {
 		fmt.Fprintf(&b, "  %-24s %d times\n", name, r.restarts[name])
 	}
 	if len(r.refused) > 0 {
-		fmt.Fprintf(&b, "  %d pods were refused by kubelet while their device plugin was away, such as:\n    %s\n", len(r.refused), r.refused[0])
+		fmt.Fprintf(&b, "  %d of %d pods were not started by kubelet, which itself or whose device plugin was being restarted. It said:\n", len(r.refused), r.created)
+		for _, reason := range reasons(r.refused) {
+			fmt.Fprintf(&b, "    %s\n", reason)
+		}
 	}
 	fmt.Fprintf(&b, "  looked at the cards %d times through the extender, %d times through kubelet\n", r.watch.Extender, r.watch.Kubelet)
 	fmt.Fprintf(&b, "  compared environment, /dev, kubelet's units, annotations and inspect of %d containers in %d pods; they agreed after %s\n",
@@ -63,6 +71,22 @@ func (r result) String() string {
 	fmt.Fprintf(&b, "soak: %d pods run, %d restarts done, %d mismatches, largest use of any card %d of %d units, fullest %.0f %% of all cards",
 		r.ran, r.restarted(), len(r.mismatches), r.watch.Largest, r.watch.Size, 100*r.watch.Fill)
 	return b.String()
+}
+
+// varying matches what differs between two refusals of one kind.
+var varying = regexp.MustCompile(namespace + `/[a-z0-9-]+|\d+`)
+
+// reasons counts refusals of one kind together.
+func reasons(refused []string) []string {
+	times := map[string]int{}
+	for _, words := range refused {
+		times[varying.ReplaceAllString(words, "N")]++
+	}
+	var out []string
+	for _, words := range slices.Sorted(maps.Keys(times)) {
+		out = append(out, fmt.Sprintf("%d times: %s", times[words], words))
+	}
+	return out
 }
 
 // faults returns everything that must not be, or nil.
@@ -80,6 +104,9 @@ func (r result) faults() error {
 	}
 	if wanted := int(r.duration.Minutes() * minPodsPerMinute); r.ran < wanted {
 		fault("only %d pods ran, expected %d or more in %v", r.ran, wanted, r.duration)
+	}
+	if float64(len(r.refused)) > maxRefused*float64(r.created) {
+		fault("kubelet refused %d of %d pods, such as: %s", len(r.refused), r.created, r.refused[0])
 	}
 	if r.watch.Fill < minFill {
 		fault("the cards were filled to %.0f %% only, expected %.0f %%", 100*r.watch.Fill, 100*minFill)

@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/utils/ptr"
 
 	"github.com/divvy-gpu/divvy/lab/internal/stage"
 )
@@ -19,6 +20,14 @@ var sizes = []int64{1, 1, 2, 2, 2, 3, 3, 4, 4, 4, 5, 6, 7, 8, 8, 10, 12, 16}
 // newPod returns a pod of a random shape and size. Its peak is never beyond a
 // card.
 func newPod(s *stage.Stage, rng *rand.Rand, name string) *corev1.Pod {
+	pod := shape(s, rng, name)
+	// Without a grace period the API server forgets a deleted pod at once, and
+	// kubelet ends it a little later.
+	pod.Spec.TerminationGracePeriodSeconds = ptr.To(rng.Int64N(3))
+	return pod
+}
+
+func shape(s *stage.Stage, rng *rand.Rand, name string) *corev1.Pod {
 	size := sizes[rng.IntN(len(sizes))]
 	var command []string
 	if rng.IntN(6) == 0 {

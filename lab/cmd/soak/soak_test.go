@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -49,7 +50,7 @@ func TestParse(t *testing.T) {
 // TestNewPod makes many pods: each must fit a card, and every shape must come.
 func TestNewPod(t *testing.T) {
 	s := &stage.Stage{Namespace: "n"}
-	rng := rand.New(rand.NewPCG(1, 1)) //nolint:gosec // chance, not secrecy
+	rng := rand.New(rand.NewPCG(1, 1))
 	shapes := map[string]bool{}
 	sum := int64(0)
 	const n = 500
@@ -77,7 +78,7 @@ func TestNewPod(t *testing.T) {
 
 func TestSameSeedSamePods(t *testing.T) {
 	s := &stage.Stage{}
-	one, two := rand.New(rand.NewPCG(7, 1)), rand.New(rand.NewPCG(7, 1)) //nolint:gosec // chance, not secrecy
+	one, two := rand.New(rand.NewPCG(7, 1)), rand.New(rand.NewPCG(7, 1))
 	for i := range 50 {
 		if a, b := newPod(s, one, "p").String(), newPod(s, two, "p").String(); a != b {
 			t.Fatalf("pod %d differs:\n%s\n%s", i, a, b)
@@ -100,9 +101,17 @@ func TestNote(t *testing.T) {
 	if len(c.refused) != 1 || len(c.died) != 0 {
 		t.Errorf("a refused pod: %v refused, %v died", c.refused, c.died)
 	}
-	c.note(pod("died", corev1.PodStatus{Phase: corev1.PodFailed, ContainerStatuses: []corev1.ContainerStatus{{Name: "app"}}}))
-	if len(c.died) != 1 {
-		t.Errorf("a pod that died: %v", c.died)
+	c.note(pod("running", corev1.PodStatus{Phase: corev1.PodFailed}))
+	if len(c.died) != 1 || len(c.refused) != 1 {
+		t.Errorf("the running pod died: %v died, %v refused", c.died, c.refused)
+	}
+}
+
+func TestReasons(t *testing.T) {
+	got := reasons([]string{"app: ended with 128", "divvy-soak/soak-0001 needs 4 units", "divvy-soak/soak-0022 needs 12 units"})
+	want := []string{"2 times: N needs N units", "1 times: app: ended with N"}
+	if !slices.Equal(got, want) {
+		t.Errorf("reasons %q, want %q", got, want)
 	}
 }
 
@@ -123,6 +132,7 @@ func TestResult(t *testing.T) {
 		"beyond its size: y": func(r *result) { r.watch.Violations = []string{"y"} },
 		"ended by itself: z": func(r *result) { r.died = []string{"z"} },
 		"only 10 pods ran":   func(r *result) { r.ran = 10 },
+		"refused 60 of 200":  func(r *result) { r.refused = slices.Repeat([]string{"away"}, 60) },
 		"filled to 80 %":     func(r *result) { r.watch.Fill = 0.8 },
 		"only 0 restarts":    func(r *result) { r.restarts = nil },
 		"no pod was left":    func(r *result) { r.pods = 0 },

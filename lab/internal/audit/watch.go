@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -18,7 +19,15 @@ type Watch struct {
 
 	mu      sync.Mutex // guards what follows
 	summary Summary
-	broken  map[string]int
+	// broken holds violations by what was violated.
+	broken map[string]*violation
+}
+
+// violation is what was seen, for the first time and how often.
+type violation struct {
+	text  string
+	first time.Time
+	times int
 }
 
 // Summary is what a Watch has seen so far.
@@ -35,7 +44,7 @@ type Summary struct {
 }
 
 // NewWatch returns a watch over the auditor's node.
-func NewWatch(a *Auditor) *Watch { return &Watch{auditor: a, broken: map[string]int{}} }
+func NewWatch(a *Auditor) *Watch { return &Watch{auditor: a, broken: map[string]*violation{}} }
 
 // sampleInterval is the pause between two looks at one source.
 const sampleInterval = 150 * time.Millisecond
@@ -68,10 +77,21 @@ func (w *Watch) Summary() Summary {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	s := w.summary
-	for _, text := range slices.Sorted(maps.Keys(w.broken)) {
-		s.Violations = append(s.Violations, fmt.Sprintf("%s (seen %d times)", text, w.broken[text]))
+	for _, key := range slices.Sorted(maps.Keys(w.broken)) {
+		v := w.broken[key]
+		s.Violations = append(s.Violations, fmt.Sprintf("%s (seen %d times, first at %s)", v.text, v.times, v.first.UTC().Format("15:04:05.000")))
 	}
 	return s
+}
+
+// violated notes a violation; the caller holds mu.
+func (w *Watch) violated(key, text string) {
+	v := w.broken[key]
+	if v == nil {
+		v = &violation{text: text, first: time.Now()}
+		w.broken[key] = v
+	}
+	v.times++
 }
 
 func (w *Watch) lookAtExtender(ctx context.Context) error {
@@ -85,7 +105,12 @@ func (w *Watch) lookAtExtender(ctx context.Context) error {
 	for _, device := range node.Devices {
 		w.use(device.Used, device.Total)
 		if device.Used > device.Total {
-			w.broken[fmt.Sprintf("the extender shows %d units of card %d in use, which has %d", device.Used, device.ID, device.Total)]++
+			var pods []string
+			for _, occupant := range device.Pods {
+				pods = append(pods, fmt.Sprintf("%s %d", occupant.Name, occupant.Used))
+			}
+			w.violated(fmt.Sprint("extender ", device.ID), fmt.Sprintf("the extender shows %d units of card %d in use, which has %d: %s",
+				device.Used, device.ID, device.Total, strings.Join(pods, ", ")))
 		}
 	}
 	return nil
@@ -123,7 +148,7 @@ func (w *Watch) lookAtKubelet(ctx context.Context) error {
 		w.summary.Fill = max(w.summary.Fill, float64(sum)/float64(total))
 	}
 	for _, text := range Overuse(given, units, cards) {
-		w.broken[text]++
+		w.violated(text, text)
 	}
 	return nil
 }

@@ -42,12 +42,17 @@ func TestDescribe(t *testing.T) {
 			{Type: corev1.PodReady, Status: corev1.ConditionTrue, Message: "not shown"},
 			{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Message: "no card"},
 		},
-		ContainerStatuses: []corev1.ContainerStatus{{Name: "app", State: corev1.ContainerState{
-			Waiting: &corev1.ContainerStateWaiting{Reason: "ErrImagePull", Message: "no image"},
-		}}},
+		ContainerStatuses: []corev1.ContainerStatus{
+			{Name: "app", State: corev1.ContainerState{
+				Waiting: &corev1.ContainerStateWaiting{Reason: "ErrImagePull", Message: "no image"},
+			}},
+			{Name: "other", State: corev1.ContainerState{
+				Terminated: &corev1.ContainerStateTerminated{ExitCode: 137, Reason: "Error"},
+			}},
+		},
 	}}
 	pod.Name = "p"
-	if got, want := Describe(pod), "pod p is Pending; PodScheduled: no card; app: no image"; got != want {
+	if got, want := Describe(pod), "pod p is Pending; PodScheduled: no card; app: no image; other: ended with 137, Error"; got != want {
 		t.Errorf("described as %q, want %q", got, want)
 	}
 }
