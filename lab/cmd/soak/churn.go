@@ -22,6 +22,8 @@ const (
 	// maxWaiting is how many pods may wait for room: some must, or the cards
 	// would not fill.
 	maxWaiting = 6
+	// refusalPause is how long no pod is made after kubelet refused one.
+	refusalPause = time.Second
 	// burstEvery is about how often many pods go at once.
 	burstEvery = 25 * time.Second
 )
@@ -39,6 +41,8 @@ type churn struct {
 	// refused are the pods that kubelet did not admit or could not start, with
 	// its words.
 	refused map[types.UID]string
+	// paused is until when no pod is made, because one was refused.
+	paused time.Time
 	// died are pods that ran and ended though nothing asked them to.
 	died map[types.UID]string
 }
@@ -70,8 +74,9 @@ func (c *churn) run(ctx context.Context) {
 		for _, pod := range living {
 			demand += stage.Units(pod)
 		}
-		// Ask for a little more than there is.
-		if demand < c.capacity*106/100 && waiting < maxWaiting {
+		// Ask for a little more than there is, but wait after a refusal, as a
+		// controller does.
+		if demand < c.capacity*106/100 && waiting < maxWaiting && time.Now().After(c.pauseUntil()) {
 			c.create(ctx)
 		}
 		switch {
@@ -128,7 +133,14 @@ func (c *churn) note(pod *corev1.Pod) {
 		}
 		_, words, _ := strings.Cut(stage.Describe(pod), "; ")
 		c.refused[pod.UID] = words
+		c.paused = time.Now().Add(refusalPause)
 	}
+}
+
+func (c *churn) pauseUntil() time.Time {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.paused
 }
 
 func (c *churn) create(ctx context.Context) {
