@@ -43,15 +43,16 @@ func TestMain(m *testing.M) {
 }
 
 func run(ctx context.Context, m *testing.M) (code int, err error) {
+	// DIVVY_E2E_KEEP=1 leaves everything for a look at it.
+	keep := os.Getenv("DIVVY_E2E_KEEP") != ""
 	s, err := stage.SetUp(ctx, stage.Options{
-		Topology: stage.Guide, MemoryUnit: guide.unit, Namespace: namespace, Out: os.Stderr,
+		Topology: stage.Guide, MemoryUnit: guide.unit, Namespace: namespace, Undo: !keep, Out: os.Stderr,
 	})
 	if err != nil {
 		return 1, err
 	}
 	defer func() {
-		// DIVVY_E2E_KEEP=1 leaves everything for a look at it.
-		if os.Getenv("DIVVY_E2E_KEEP") == "" {
+		if !keep {
 			err = errors.Join(err, s.Restore(context.WithoutCancel(ctx), os.Stderr))
 		}
 		err = errors.Join(err, s.Close())

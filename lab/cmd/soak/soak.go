@@ -31,7 +31,7 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 	if err != nil {
 		return err
 	}
-	s, err := stage.SetUp(ctx, stage.Options{Topology: stage.Guide, MemoryUnit: "1", Namespace: namespace, Out: out})
+	s, err := stage.SetUp(ctx, stage.Options{Topology: stage.Guide, MemoryUnit: "1", Namespace: namespace, Undo: !o.keep, Out: out})
 	if err != nil {
 		return err
 	}

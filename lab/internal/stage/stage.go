@@ -40,6 +40,9 @@ type Options struct {
 	MemoryUnit string
 	// Namespace is for the pods of the caller; it is emptied first.
 	Namespace string
+	// Undo takes a lab down again that SetUp itself brought up, when SetUp
+	// fails.
+	Undo bool
 	// Out receives the progress.
 	Out io.Writer
 }
@@ -76,10 +79,15 @@ func SetUp(ctx context.Context, o Options) (s *Stage, err error) {
 		return nil, err
 	}
 	s = &Stage{Namespace: o.Namespace, unlock: unlock}
+	brought := false
 	defer func() {
-		if err != nil {
-			err = errors.Join(err, unlock())
+		if err == nil {
+			return
 		}
+		if brought && o.Undo {
+			err = errors.Join(err, cluster.Down(context.WithoutCancel(ctx), o.Out))
+		}
+		err = errors.Join(err, unlock())
 	}()
 	if s.Repository, err = layout.RepositoryDir(); err != nil {
 		return nil, err
@@ -92,6 +100,7 @@ func SetUp(ctx context.Context, o Options) (s *Stage, err error) {
 	} else if !errors.Is(err, cluster.ErrDown) {
 		return nil, err
 	}
+	brought = !s.before.up
 	if err := s.bringUp(ctx, o.Out); err != nil {
 		return nil, err
 	}
