@@ -110,7 +110,7 @@ func Choose(size accel.Units, must accel.DeviceID, reused accel.Units, slots []p
 		if d, ok := p.pick(need, i, place.Binpack); ok {
 			return Choice{Device: d, Pod: i}, nil
 		}
-		refusal = cmp.Or(refusal, p.refuse(w.Pod.String(), need))
+		refusal = cmp.Or(refusal, p.refuse(w.Pod.String(), need, i))
 	}
 	if refusal != nil {
 		return Choice{}, refusal
@@ -120,7 +120,7 @@ func Choose(size accel.Units, must accel.DeviceID, reused accel.Units, slots []p
 	if d, ok := p.pick(size, -1, place.Spread); ok {
 		return Choice{Device: d, Pod: -1}, nil
 	}
-	return Choice{}, p.refuse("a pod that the API server does not know", size)
+	return Choice{}, p.refuse("a pod that the API server does not know", size, -1)
 }
 
 type plan struct {
@@ -225,11 +225,13 @@ func (p *plan) pick(need accel.Units, except int, policy place.Policy) (accel.De
 	return open[best].ID, true
 }
 
-func (p *plan) refuse(pod string, need accel.Units) error {
+// refuse says what there would be for the pod at position except of the waiting
+// ones.
+func (p *plan) refuse(pod string, need accel.Units, except int) error {
 	var largest accel.Units
 	for _, s := range p.slots {
 		if !s.Unhealthy {
-			largest = max(largest, s.Free-p.promised(s.ID, -1))
+			largest = max(largest, s.Free-p.promised(s.ID, except))
 		}
 	}
 	return fmt.Errorf("%w: %s needs %d units of one device, at most %d are free and not promised to other pods", ErrNoRoom, pod, need, largest)

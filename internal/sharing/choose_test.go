@@ -120,6 +120,9 @@ func TestChoose(t *testing.T) {
 		"nobody known and no room": {
 			size: 4, slots: []place.Slot{slot(0, "a", 3)}, pod: -1, refused: "does not know needs 4 units",
 		},
+		"a refusal does not count the pod's own promise": {
+			size: 4, slots: []place.Slot{slot(0, "a", 3)}, waiting: []Waiting{pod("p", "a", 1, 4)}, refused: "ns/p needs 4 units of one device, at most 3 are free",
+		},
 		"fits in sum, not on one": {
 			size: 20, slots: two, waiting: []Waiting{pod("p", "a", 1, 20)}, refused: "at most 16",
 		},
