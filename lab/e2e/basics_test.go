@@ -80,7 +80,7 @@ func TestOnlyEvictionHelps(t *testing.T) {
 		}
 	}
 	var fillers []*corev1.Pod
-	for i := range 7 {
+	for i := range 8 { // one of them joins the holder
 		fillers = append(fillers, one(fmt.Sprint("filler-", i), 9))
 	}
 	createAtOnce(t, fillers)

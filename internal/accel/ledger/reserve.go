@@ -99,6 +99,23 @@ func (l *Ledger) Expire() int {
 	return n
 }
 
+// Unseen returns up to limit pods whose reservation was made at least age ago
+// and that were not observed since. A watch usually shows a pod bound within
+// milliseconds; one that was bound and deleted while the watch was away is never
+// shown. The order is not defined.
+func (l *Ledger) Unseen(age time.Duration, limit int) []accel.PodRef {
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	before := l.now().Add(-age)
+	var out []accel.PodRef
+	for h := range l.pending {
+		if len(out) < limit && !h.at.After(before) {
+			out = append(out, h.Pod)
+		}
+	}
+	return out
+}
+
 // undo returns the function that gives back one call's part of a reservation.
 func (l *Ledger) undo(h *holding) func() {
 	done := false // guarded by l.mu

@@ -28,7 +28,11 @@ import (
 
 const (
 	// expireEvery is how often reservations are looked through.
-	expireEvery = 2 * time.Second
+	expireEvery = time.Second
+	// unseenFor is how long the watch may take to show a bound pod before the
+	// API server is asked about it, for up to verifyAtOnce pods a time.
+	unseenFor    = 1500 * time.Millisecond
+	verifyAtOnce = 50
 	// shutdownTimeout is what requests under way get when the program stops;
 	// a bind takes no longer than extender.DefaultBindTimeout.
 	shutdownTimeout = extender.DefaultBindTimeout + time.Second
@@ -97,6 +101,7 @@ type program struct {
 	ledger   *ledger.Ledger
 	keys     *kube.Keyring
 	books    *kube.Books
+	binder   *kube.Binder
 	handler  http.Handler
 	metrics  http.Handler
 	// leading is true while this replica may answer; always without election.
@@ -111,6 +116,7 @@ func assemble(s settings, clients kube.Clients) (*program, error) {
 		ledger:   ledger.New(ledger.Options{Policy: s.policy, ReservationTTL: s.ReservationTTL}),
 		keys:     kube.NewKeyring(s.GrantKeyFile),
 	}
+	p.binder = kube.NewBinder(clients.Kubernetes, s.resources)
 	p.leading.Store(!s.LeaderElect)
 	p.books = kube.NewBooks(kube.BooksConfig{
 		Ledger: p.ledger, Grants: p.keys, Resources: s.resources, NodeLabels: s.labels,
@@ -122,7 +128,7 @@ func assemble(s settings, clients kube.Clients) (*program, error) {
 	e, err := extender.New(extender.Config{
 		Ledger:    p.ledger,
 		Cluster:   p.books,
-		Binder:    kube.NewBinder(clients.Kubernetes, s.resources),
+		Binder:    p.binder,
 		Signer:    p.keys.Signer,
 		Ready:     p.ready,
 		Resources: s.resources,
@@ -223,9 +229,28 @@ func (p *program) expire(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-ticker.C:
+			p.verify(ctx)
 			if n := p.ledger.Expire(); n > 0 {
 				klog.FromContext(ctx).Info("Dropped reservations of pods that were not seen bound", "count", n)
 			}
+		}
+	}
+}
+
+// verify asks the API server about pods that were bound and that the watch has
+// not shown since: a pod that was deleted while the watch was away, as it is
+// when the API server restarts, is in no list and no event.
+func (p *program) verify(ctx context.Context) {
+	for _, ref := range p.ledger.Unseen(unseenFor, verifyAtOnce) {
+		lookup, cancel := context.WithTimeout(ctx, time.Second)
+		pod, err := p.binder.Get(lookup, ref.Namespace, ref.Name)
+		cancel()
+		switch {
+		case errors.Is(err, kube.ErrPodGone), err == nil && (pod.Ref.UID != ref.UID || pod.Ended):
+			p.ledger.Forget(ref.UID)
+			klog.FromContext(ctx).Info("Dropped the reservation of a pod that is gone", "pod", ref.String())
+		case err != nil:
+			return // the API server is away: nothing is known, and nothing is bound meanwhile
 		}
 	}
 }

@@ -1,0 +1,63 @@
+package extender
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
+
+	"github.com/divvy-gpu/divvy/internal/accel"
+	"github.com/divvy-gpu/divvy/internal/accel/ledger"
+	"github.com/divvy-gpu/divvy/internal/kube"
+)
+
+// TestVerifyDropsReservationsOfPodsThatWereNeverShown plays an outage of the
+// watch in which a pod is bound and deleted: no list and no event tells of it.
+func TestVerifyDropsReservationsOfPodsThatWereNeverShown(t *testing.T) {
+	const memory accel.Resource = "enflame.com/gcu-memory"
+	now := time.Unix(1000, 0)
+	pod := func(name, uid string) *v1.Pod {
+		return &v1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name, UID: types.UID("uid-" + uid)}}
+	}
+	client := fake.NewClientset(pod("lives", "lives"), pod("again", "young"))
+	books := ledger.New(ledger.Options{Now: func() time.Time { return now }})
+	books.SetNode("node", []accel.Inventory{{Resource: memory, Shares: []accel.Share{{Device: accel.Device{ID: "a"}, Units: 16}}}})
+	p := &program{ledger: books, binder: kube.NewBinder(client, []accel.Resource{memory})}
+	for _, name := range []string{"lives", "gone", "again"} {
+		_, _, err := books.Reserve(accel.PodRef{UID: "uid-" + name, Namespace: "ns", Name: name}, now, "node", accel.Request{
+			Resource: memory, Containers: []accel.ContainerRequest{{Name: "c", Kind: accel.AppContainer, Units: 4}},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	used := func() accel.Units {
+		n, _ := books.Node(memory, "node")
+		return n.Used
+	}
+
+	p.verify(t.Context())
+	if got := used(); got != 12 || len(client.Actions()) != 0 {
+		t.Errorf("at once %d units are held and %d questions were asked, want 12 and none", got, len(client.Actions()))
+	}
+	now = now.Add(2 * unseenFor)
+	away := true
+	client.PrependReactor("get", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
+		return away, nil, errors.New("no API server")
+	})
+	p.verify(t.Context())
+	if got := used(); got != 12 {
+		t.Errorf("while the API server is away %d units are held, want 12", got)
+	}
+	away = false
+	p.verify(t.Context())
+	if got := used(); got != 4 {
+		t.Errorf("afterwards %d units are held, want the 4 of the pod that lives", got)
+	}
+}
