@@ -170,6 +170,7 @@ func (p *pool) update(ctx context.Context, found backend.Found, err error) {
 	p.found, p.foundErr, p.looked = found, err, true
 	p.mu.Unlock()
 	p.sync(ctx)
+	p.changed()
 }
 
 // list asks kubelet who holds what. The caller holds turn.
@@ -210,7 +211,7 @@ func sleep(ctx context.Context, d time.Duration) bool {
 }
 
 // sync derives units and inventory from devices, layout and holdings, and tells
-// kubelet.
+// kubelet. The agent's loop calls it too, so it must not wake the loop.
 func (p *pool) sync(ctx context.Context) {
 	p.syncing.Lock()
 	defer p.syncing.Unlock()
@@ -231,7 +232,6 @@ func (p *pool) sync(ctx context.Context) {
 	}
 	p.problem = problem
 	p.mu.Unlock()
-	p.changed()
 }
 
 // offerUnits hands the list to kubelet's server. An entry of an unhealthy unit

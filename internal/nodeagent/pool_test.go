@@ -59,6 +59,8 @@ type world struct {
 	tooMany error
 	// maxUnhealthy makes it refuse lists with more unhealthy units, if positive.
 	maxUnhealthy int
+	// woken counts how often the agent's loop was woken.
+	woken int
 	// offers counts the lists.
 	offers int
 	// admitted are the pods that kubelet has taken up.
@@ -88,7 +90,7 @@ func newWorld(t *testing.T, unit string) *world {
 		resource: gcuMemory, wanted: u, injection: config.InjectDeviceNodes, backend: fakeBackend{},
 		store: sharing.NewStore(t.TempDir(), gcuMemory), kubelet: w, pods: w, sink: w,
 		metrics: newMetrics(prometheus.NewRegistry()),
-		changed: func() {},
+		changed: func() { w.woken++ },
 		event:   func(_, reason, message string) { w.events = append(w.events, reason+": "+message) },
 		grant: func(p *corev1.Pod) (accel.Grant, bool) {
 			g, err := signer.DecodeGrant(string(p.UID), p.Annotations[wire.GrantAnnotation])
@@ -464,6 +466,13 @@ func TestPoolTellsKubeletOfChangesOnly(t *testing.T) {
 		if _, err := w.refresh(t.Context()); err != nil {
 			t.Fatal(err)
 		}
+	}
+	before := w.woken
+	if _, err := w.refresh(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if w.woken != before {
+		t.Error("a turn of the loop wakes the loop: it would never rest")
 	}
 	if w.offers != 1 {
 		t.Errorf("kubelet was told %d times of the same units", w.offers)

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -37,10 +36,6 @@ type corrector struct {
 	// not take; each is told once. Only the agent's loop uses it.
 	unwritable map[string]bool
 }
-
-// isLegacyAnnotation reports whether key is one of those that users of GCUShare
-// read.
-func isLegacyAnnotation(key string) bool { return strings.HasPrefix(key, "enflame.com/gcu-device-") }
 
 // reconcile asks kubelet what the pool's pods hold and corrects what their
 // annotations say. An error means that it is to be tried again.

@@ -2,6 +2,7 @@ package wire
 
 import (
 	"strconv"
+	"strings"
 
 	"github.com/divvy-gpu/divvy/internal/accel"
 )
@@ -11,6 +12,16 @@ import (
 // decides by them, because every user may write them too.
 var legacyPrefixes = map[accel.Resource]string{
 	"enflame.com/gcu-memory": "enflame.com/gcu-device-",
+}
+
+// IsLegacyAnnotation reports whether key is one that LegacyAnnotations may write.
+func IsLegacyAnnotation(key string) bool {
+	for _, prefix := range legacyPrefixes {
+		if strings.HasPrefix(key, prefix) {
+			return true
+		}
+	}
+	return false
 }
 
 // LegacyAnnotations returns the five annotations of the grant's resource that
