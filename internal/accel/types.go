@@ -59,9 +59,11 @@ type Device struct {
 	MemoryBytes int64
 	// NUMANode is the node's NUMA node, or NoNUMA.
 	NUMANode int
-	// Board names the board that carries the device, "" when it is the device
-	// itself.
+	// Board names the board that carries the device, the same for all its
+	// chips; "" when the device is alone on its board.
 	Board string
+	// Chip is the device's 0-based position on its Board, 0 without one.
+	Chip int
 	// PCI is the PCI address, domain:bus:device.function, "" when unknown.
 	PCI string
 	// Health says whether new pods may be placed on the device.
@@ -74,7 +76,35 @@ type Health struct {
 	Unhealthy bool
 	// Reason says why, in words that a person reads; "" when healthy.
 	Reason string
+	// Cause classifies the reason, in words that a configuration names, such
+	// as "xid-79", "over-temperature" or CauseLost; "" when healthy or unknown.
+	Cause string
 }
+
+// CauseLost is the Cause of a device that was there and cannot be reached now.
+const CauseLost = "lost"
+
+// Link says how closely two devices of a node are connected.
+type Link struct {
+	// A and B are the devices, A < B.
+	A, B DeviceID
+	// Score is higher for a better connection: LinkSystem to LinkBoard for the
+	// way over PCIe, and LinkLane more for each direct lane (NVLink) between the
+	// two.
+	Score int
+}
+
+// Scores of a Link. The scale is the one that NVIDIA's and Iluvatar's device
+// plugins rank by: ten per level of nearness on PCIe, a hundred per lane.
+const (
+	LinkSystem     = 10  // across the interconnect between CPUs
+	LinkNode       = 20  // across host bridges of one NUMA node
+	LinkHostBridge = 30  // across one PCIe host bridge
+	LinkSwitches   = 40  // across several PCIe switches
+	LinkSwitch     = 50  // across one PCIe switch
+	LinkBoard      = 60  // on one board
+	LinkLane       = 100 // per direct lane, on top of the above
+)
 
 // Share is a device together with the units that a resource cuts it into.
 type Share struct {

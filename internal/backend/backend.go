@@ -3,8 +3,8 @@
 // are, and what a container needs to reach one. It knows nothing of sharing,
 // kubelet or scheduling.
 //
-// A vendor implements Backend, and Notifier if its library can tell of changes
-// by itself. The vendors stand in one list, in package vendors below this one.
+// A vendor implements Backend, Notifier if its library can tell of changes by
+// itself, and Labeler if it has names of its own for a node's labels. The vendors stand in one list, in package vendors below this one.
 // Package backendtest has the suite that every vendor passes.
 //
 // Health has no call of its own: Discover returns devices with their health,
@@ -36,6 +36,10 @@ type Backend interface {
 	// or does not answer; the caller calls again later, which starts afresh and
 	// finds what has appeared since. It wraps ctx's error when ctx ended first.
 	// Discover never outlives ctx, whatever the library does.
+	//
+	// Health is as it is now, without memory: Watch applies the policy of
+	// recovery. A fault that the vendor tells as an event, not as a state, is
+	// in the first Discover that begins after it and in no later one.
 	Discover(ctx context.Context) (Found, error)
 
 	// Edits returns what a container needs to reach the devices, all of which
@@ -59,8 +63,28 @@ type Notifier interface {
 	AwaitChange(ctx context.Context) error
 }
 
-// Options say where a vendor's library is and how long to wait for it.
-// Configuration fills them in; the zero value is a driver installed in "/".
+// Labeler is an optional ability of a Backend: it describes the node in the
+// labels that the vendor's own feature discovery gives a node, so that node
+// selectors written for it keep working.
+type Labeler interface {
+	// Labels returns whole label keys with their values, of the last Discover;
+	// none when it found no device. It calls no library.
+	Labels(Sharing) map[string]string
+}
+
+// Sharing says how the vendor's whole devices are offered, for Labels.
+type Sharing struct {
+	// Replicas is how many pods may share one device by time slices, 1 for
+	// none.
+	Replicas int
+	// Renamed is true when the shared resource has another name than the
+	// vendor's whole device.
+	Renamed bool
+}
+
+// Options say where a vendor's library is, how long to wait for it and what of
+// it counts. Configuration fills them in; the zero value is a driver installed
+// in "/".
 type Options struct {
 	// DriverRoot is the folder that this process sees the vendor's driver
 	// installation in: "/" (the default), or "/host" in a container that has
@@ -75,6 +99,18 @@ type Options struct {
 	// CallTimeout bounds every single call of the vendor's library,
 	// DefaultCallTimeout when zero.
 	CallTimeout time.Duration
+	// SysfsRoot is where the kernel's sysfs is seen, DriverRoot/sys when "".
+	SysfsRoot string
+	// IndexInEnv makes Edits.Env name devices by Index instead of by ID.
+	IndexInEnv bool
+	// CDIKind replaces the vendor's kind of CDI devices unless it is "".
+	CDIKind string
+	// Ignore are the causes of ill health (accel.Health.Cause) that do not
+	// count, as patterns with "*"; "all" stands for every cause and "default"
+	// for those that the vendor ignores without being told. Nil is "default".
+	Ignore []string
+	// Heed are the causes that count although Ignore names them, as patterns.
+	Heed []string
 }
 
 // DefaultCallTimeout is the limit for one call of a vendor's library. Calls
@@ -89,6 +125,12 @@ type Found struct {
 	// Devices are those that can be described, healthy or not, in ascending
 	// order of Index. Their IDs differ from each other.
 	Devices []accel.Device
+	// CUDA is the highest CUDA version that the driver serves, such as "12.4";
+	// "" for vendors without CUDA.
+	CUDA string
+	// Links are the connections between the Devices, in ascending order of A
+	// and then B; pairs that are not listed have none that is known.
+	Links []accel.Link
 	// Faults are the devices that the library counts but that cannot be used
 	// at all, in ascending order of Index.
 	Faults []Fault
@@ -112,8 +154,11 @@ type Fault struct {
 // alone (the vendor's container runtime does the rest), with the device nodes,
 // or with the CDI names.
 type Edits struct {
-	// Env names the devices in the variable that the vendor's software reads.
+	// Env names the devices in the variables that the vendor's software reads.
 	Env map[string]string
+	// ByMounts names the devices by mounts, for vendors whose runtime can be
+	// told so; nil for others. It takes the place of Env.
+	ByMounts *ByMounts
 	// DeviceNodes are the device nodes, in the order of the devices' Index.
 	DeviceNodes []DeviceNode
 	// CDIDevices are the CDI names, in the order of the devices' Index, one
@@ -121,6 +166,20 @@ type Edits struct {
 	// DeviceNodes that Edits returns for that device alone. It must not define
 	// Env, which names all devices of the container in one variable.
 	CDIDevices []CDIDevice
+}
+
+// ByMounts is a way to name devices that a container cannot forge: anybody may
+// set a variable, but not mount a host's path.
+type ByMounts struct {
+	Env    map[string]string
+	Mounts []Mount
+}
+
+// Mount is a file or folder of the host that a container gets.
+type Mount struct {
+	// Path is inside the container, HostPath as the container runtime sees it.
+	Path, HostPath string
+	ReadOnly       bool
 }
 
 // DeviceNode is a device file that a container gets.

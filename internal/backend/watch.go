@@ -20,15 +20,16 @@ const minGap = 200 * time.Millisecond
 // (DefaultInterval when it is not positive) and whenever b tells of a change,
 // until ctx ends. It calls report with the first outcome
 // and then with each outcome that differs from the one before; err is that of
-// Discover, and found is empty when it is not nil. The calls of report come
-// one after the other, from the goroutine that called Watch.
+// Discover, and found is empty when it is not nil. Devices that failed are shown
+// as unhealthy until policy trusts them again. The calls of report come one
+// after the other, from the goroutine that called Watch.
 //
 // A device that was there before and is not in found.Devices has been lost;
 // what that means for the pods on it is for the caller to decide. With an
 // error nothing is known about any device.
 //
 // Watch returns when ctx has ended and all that it started has stopped.
-func Watch(ctx context.Context, b Backend, interval time.Duration, report func(found Found, err error)) {
+func Watch(ctx context.Context, b Backend, interval time.Duration, policy Recovery, report func(found Found, err error)) {
 	if interval <= 0 {
 		interval = DefaultInterval
 	}
@@ -39,6 +40,7 @@ func Watch(ctx context.Context, b Backend, interval time.Duration, report func(f
 		listening.Go(func() { listen(ctx, n, interval, changed) })
 	}
 
+	trust := newRecovery(policy)
 	var last Found
 	var lastErr error
 	for first := true; ; first = false {
@@ -46,14 +48,21 @@ func Watch(ctx context.Context, b Backend, interval time.Duration, report func(f
 		if ctx.Err() != nil {
 			return
 		}
+		wait := interval
 		if err != nil {
 			found = Found{}
+		} else {
+			var due time.Time
+			now := time.Now()
+			if found, due = trust.apply(found, now); !due.IsZero() {
+				wait = min(wait, max(due.Sub(now), minGap))
+			}
 		}
 		if first || !found.Equal(last) || errorText(err) != errorText(lastErr) {
 			last, lastErr = found, err
 			report(found, err)
 		}
-		if !pause(ctx, interval, changed) {
+		if !pause(ctx, wait, changed) {
 			return
 		}
 	}
@@ -104,8 +113,9 @@ func sleep(ctx context.Context, d time.Duration) bool {
 
 // Equal reports whether f and g tell the same; errors count by their text.
 func (f Found) Equal(g Found) bool {
-	return f.Driver == g.Driver &&
+	return f.Driver == g.Driver && f.CUDA == g.CUDA &&
 		slices.Equal(f.Devices, g.Devices) &&
+		slices.Equal(f.Links, g.Links) &&
 		slices.EqualFunc(f.Faults, g.Faults, func(a, b Fault) bool {
 			return a.Index == b.Index && a.ID == b.ID && errorText(a.Err) == errorText(b.Err)
 		})

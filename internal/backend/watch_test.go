@@ -82,7 +82,7 @@ func watched(t *testing.T, b backend.Backend) func() []outcome {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		backend.Watch(ctx, b, time.Second, func(found backend.Found, err error) {
+		backend.Watch(ctx, b, time.Second, backend.Recovery{}, func(found backend.Found, err error) {
 			o := outcome{At: time.Since(start)}
 			if err != nil {
 				o.Err = err.Error()

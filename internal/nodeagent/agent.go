@@ -206,7 +206,7 @@ func (a *Agent) Run(ctx context.Context) error {
 // watch follows the devices of one vendor for all resources made of them.
 func (a *Agent) watch(ctx context.Context, vendor string, b backend.Backend) {
 	log := klog.FromContext(ctx).WithValues("vendor", vendor)
-	backend.Watch(ctx, b, time.Duration(a.o.Config.HealthInterval), func(found backend.Found, err error) {
+	backend.Watch(ctx, b, time.Duration(a.o.Config.HealthInterval), backend.Recovery{}, func(found backend.Found, err error) {
 		if err != nil {
 			log.Error(err, "No device can be asked for now; waiting")
 		} else {

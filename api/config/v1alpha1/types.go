@@ -36,7 +36,8 @@ type NodeConfig struct {
 	// GrantKeyFile holds the key (32 bytes or more) that grants are signed
 	// with; the extender has the same.
 	GrantKeyFile string `yaml:"grantKeyFile"`
-	// Injection is how a container reaches its device.
+	// Injection is how a container reaches its device, for vendors that say
+	// nothing else.
 	Injection Injection `yaml:"injection"`
 	// HealthInterval is how often devices are looked for and their health is
 	// asked.
@@ -44,11 +45,67 @@ type NodeConfig struct {
 	// Libraries gives the path of a vendor's library, by vendor, where it is
 	// not in a usual place. It is used as it is, not below DriverRoot.
 	Libraries map[string]string `yaml:"libraries"`
+	// Labels says which labels describe the node's devices.
+	Labels LabelPolicy `yaml:"labels"`
+	// Vendors holds what is particular to a vendor, by its name.
+	Vendors map[string]Vendor `yaml:"vendors"`
 	// Resources are what the node offers, one kubelet socket each.
 	Resources []Resource `yaml:"resources"`
 }
 
-// Resource is one extended resource that the node offers.
+// Vendor holds the settings of one vendor's devices.
+type Vendor struct {
+	// Injection is how a container reaches the devices; empty for
+	// NodeConfig.Injection. Several ways may be combined.
+	Injection []Injection `yaml:"injection"`
+	// DeviceIDs is how environment variables name devices: "uuid" (the default)
+	// or "index".
+	DeviceIDs string `yaml:"deviceIDs"`
+	// CDIKind is the vendor and class of CDI names, such as "nvidia.com/gpu".
+	// When it is set, the specification of that kind is somebody else's, such
+	// as the vendor's toolkit's, and this program writes none.
+	CDIKind string `yaml:"cdiKind"`
+	// Health says what makes a device unhealthy and what brings it back.
+	Health Health `yaml:"health"`
+}
+
+// Health is the policy of health of one vendor's devices. Causes are the words
+// that docs/health.md lists, such as "xid-79"; "*" in them stands for any text.
+type Health struct {
+	// Ignore are causes that do not count; "default" stands for those that the
+	// vendor ignores by default and "all" for every cause. Nil is [default].
+	Ignore []string `yaml:"ignore"`
+	// Heed are causes that count although Ignore names them.
+	Heed []string `yaml:"heed"`
+	// RecoverAfter is how long a device must be well before it takes pods
+	// again; nil is DefaultRecoverAfter.
+	RecoverAfter *Duration `yaml:"recoverAfter"`
+	// NeverRecover are causes after which the device takes no pods until
+	// divvy-node is restarted.
+	NeverRecover []string `yaml:"neverRecover"`
+}
+
+// DefaultRecoverAfter is how long a device must be well before it takes pods
+// again, where nothing else is said.
+const DefaultRecoverAfter = Duration(10 * time.Second)
+
+// LabelPolicy says which labels the node gets.
+type LabelPolicy string
+
+// The policies of labels.
+const (
+	// LabelAll gives the node the labels of the vendors' feature discovery and
+	// those of Divvy. A label that somebody else has set is left alone.
+	LabelAll LabelPolicy = "all"
+	// LabelDivvy gives the node those in the domain divvy.dev alone.
+	LabelDivvy LabelPolicy = "divvy"
+	// LabelNone gives the node none.
+	LabelNone LabelPolicy = "none"
+)
+
+// Resource is one extended resource that the node offers. Several resources may
+// be made of the same devices: a device of which a container holds something of
+// one resource is then withdrawn from the others until it is free again.
 type Resource struct {
 	// Name is the resource name that pods request.
 	Name string `yaml:"name"`
@@ -56,13 +113,65 @@ type Resource struct {
 	Vendor string `yaml:"vendor"`
 	// Mode is how devices are shared.
 	Mode Mode `yaml:"mode"`
+	// Devices chooses among the vendor's devices; nil for all.
+	Devices *DeviceSelector `yaml:"devices"`
+	// SplitBoards makes each chip of a board a device of its own; otherwise a
+	// board of several chips is one device. Memory is always a chip's own, so
+	// mode memory splits boards whatever this says.
+	SplitBoards bool `yaml:"splitBoards"`
+
 	// MemoryUnit is the size of one unit in GB (2^30 bytes): "1", "0.1",
 	// "0.01" or "0.001". Mode memory only.
 	MemoryUnit string `yaml:"memoryUnit"`
 	// CountResource names an extended resource in which the node's number of
-	// devices is shown, "" for none.
+	// devices is shown, "" for none. Mode memory only.
 	CountResource string `yaml:"countResource"`
+
+	// Replicas is how many pods may hold one device by turns. Mode timeSlicing
+	// only.
+	Replicas int `yaml:"replicas"`
+	// ReplicasFor gives other numbers of replicas to some devices; the first
+	// that matches counts. Mode timeSlicing only.
+	ReplicasFor []ReplicaRule `yaml:"replicasFor"`
+	// FailRequestsGreaterThanOne refuses containers that ask for more than one
+	// replica: more replicas are no more of a device. Mode timeSlicing only.
+	FailRequestsGreaterThanOne bool `yaml:"failRequestsGreaterThanOne"`
+	// Allocation is how replicas are chosen; DistributedAllocation when empty.
+	// Mode timeSlicing only.
+	Allocation Allocation `yaml:"allocation"`
 }
+
+// DeviceSelector chooses devices. A device is chosen when it matches any entry
+// of Models, IDs or Indexes (or all three are empty) and Except does not choose
+// it.
+type DeviceSelector struct {
+	// Models are product names as the vendor spells them, with "*" for any
+	// text.
+	Models []string `yaml:"models"`
+	// IDs are the devices' uuids.
+	IDs []string `yaml:"ids"`
+	// Indexes are the vendor's numbers of the devices.
+	Indexes []int `yaml:"indexes"`
+	// Except takes devices out again.
+	Except *DeviceSelector `yaml:"except"`
+}
+
+// ReplicaRule gives some devices a number of replicas of their own.
+type ReplicaRule struct {
+	Devices  DeviceSelector `yaml:"devices"`
+	Replicas int            `yaml:"replicas"`
+}
+
+// Allocation is how replicas are chosen for a container.
+type Allocation string
+
+// The ways to choose replicas.
+const (
+	// DistributedAllocation takes the device that the fewest pods share.
+	DistributedAllocation Allocation = "distributed"
+	// PackedAllocation takes the device that the most pods share.
+	PackedAllocation Allocation = "packed"
+)
 
 // Injection is how a container reaches the device that it was given. The
 // vendor's environment variable is always set.
@@ -75,15 +184,30 @@ const (
 	InjectEnvironment Injection = "environment"
 	// InjectDeviceNodes adds the device nodes.
 	InjectDeviceNodes Injection = "deviceNodes"
-	// InjectCDI names CDI devices, for runtimes that read /var/run/cdi.
+	// InjectVolumeMounts names the devices by mounts instead of the variable's
+	// value, for runtimes that are told to trust nothing else (NVIDIA).
+	InjectVolumeMounts Injection = "volumeMounts"
+	// InjectCDI names CDI devices in kubelet's own field, for runtimes that
+	// read /var/run/cdi.
 	InjectCDI Injection = "cdi"
+	// InjectCDIAnnotations names CDI devices in annotations of the container,
+	// for older kubelets.
+	InjectCDIAnnotations Injection = "cdiAnnotations"
 )
 
 // Mode is how a resource shares devices.
 type Mode string
 
-// ModeMemory shares a device by units of its memory.
-const ModeMemory Mode = "memory"
+// The sharing modes.
+const (
+	// ModeExclusive gives a device to one container as a whole.
+	ModeExclusive Mode = "exclusive"
+	// ModeTimeSlicing gives a device to several containers, which take turns.
+	// It isolates neither memory nor time.
+	ModeTimeSlicing Mode = "timeSlicing"
+	// ModeMemory shares a device by units of its memory.
+	ModeMemory Mode = "memory"
+)
 
 // Duration is a time.Duration written as in Go, such as "5s".
 type Duration time.Duration
@@ -102,6 +226,7 @@ func Default() NodeConfig {
 		Listen:         ":9400",
 		GrantKeyFile:   "/etc/divvy/grant/key",
 		Injection:      InjectDeviceNodes,
+		Labels:         LabelAll,
 		HealthInterval: Duration(5 * time.Second),
 		Resources: []Resource{{
 			Name:          "enflame.com/gcu-memory",

@@ -713,7 +713,7 @@ func (h Harness) testWatch(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	var watching sync.WaitGroup
 	watching.Go(func() {
-		backend.Watch(ctx, n, 100*time.Millisecond, func(found backend.Found, err error) {
+		backend.Watch(ctx, n, 100*time.Millisecond, backend.Recovery{}, func(found backend.Found, err error) {
 			if err != nil {
 				reports <- "unavailable"
 				return

@@ -9,6 +9,7 @@ import (
 
 	"github.com/divvy-gpu/divvy/internal/accel"
 	"github.com/divvy-gpu/divvy/internal/backend"
+	"github.com/divvy-gpu/divvy/internal/backend/lane"
 )
 
 // idPrefix makes a device's identity out of the library's uuid, as the
@@ -129,7 +130,7 @@ func (b *Backend) list(ctx context.Context, lib *library) (listing, error) {
 // isFatal tells an error that all further calls would run into from one that
 // the library returned about one card.
 func isFatal(err error) bool {
-	var hung *hungError
+	var hung *lane.HungError
 	return errors.As(err, &hung) || errors.Is(err, backend.ErrClosed) ||
 		errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
 }

@@ -26,6 +26,7 @@ import (
 
 	"github.com/divvy-gpu/divvy/internal/accel"
 	"github.com/divvy-gpu/divvy/internal/backend"
+	"github.com/divvy-gpu/divvy/internal/backend/lane"
 )
 
 // Vendor is this vendor's name in the configuration.
@@ -42,7 +43,7 @@ type Backend struct {
 	// event must not hold up other calls, so it has a lane of its own. Whoever
 	// takes both takes events first.
 	turn          chan struct{}
-	calls, events *lane
+	calls, events *lane.Lane
 
 	mu     sync.Mutex // guards what follows; not held during calls of the library
 	lib    *library   // nil when none is loaded
@@ -97,8 +98,8 @@ func New(o backend.Options) (*Backend, error) {
 		options:   o,
 		finder:    finder{root: filepath.Clean(o.DriverRoot), path: o.LibraryPath},
 		turn:      make(chan struct{}, 1),
-		calls:     newLane(o.CallTimeout),
-		events:    newLane(o.CallTimeout),
+		calls:     lane.New(o.CallTimeout),
+		events:    lane.New(o.CallTimeout),
 		cards:     map[accel.DeviceID]card{},
 		at:        map[int]accel.DeviceID{},
 		suspended: map[int]string{},
@@ -132,7 +133,7 @@ func (b *Backend) ready(ctx context.Context) (lib *library, fresh bool, err erro
 	if err != nil {
 		return nil, false, err
 	}
-	_, err = run(ctx, b.calls, "EfmlInit", func() (struct{}, error) {
+	_, err = lane.Run(ctx, b.calls, "EfmlInit", func() (struct{}, error) {
 		if lib.closed {
 			return struct{}{}, backend.ErrClosed
 		}
@@ -155,7 +156,7 @@ func (b *Backend) ready(ctx context.Context) (lib *library, fresh bool, err erro
 
 // load makes sure that the library is loaded from where it is found now.
 func (b *Backend) load(ctx context.Context) (*library, error) {
-	return runOnBoth(ctx, b.events, b.calls, "loading libefml.so", func() (*library, error) {
+	return lane.RunOnBoth(ctx, b.events, b.calls, "loading libefml.so", func() (*library, error) {
 		b.mu.Lock()
 		old, closed := b.lib, b.closed
 		b.mu.Unlock()
@@ -181,7 +182,7 @@ var ignoreSignals = sync.OnceFunc(func() { signal.Ignore(syscall.SIGUSR1, syscal
 
 // end shuts lib down, so that ready initialises it again.
 func (b *Backend) end(ctx context.Context, lib *library) error {
-	_, err := runOnBoth(ctx, b.events, b.calls, "EfmlShutdown", func() (struct{}, error) {
+	_, err := lane.RunOnBoth(ctx, b.events, b.calls, "EfmlShutdown", func() (struct{}, error) {
 		if !lib.closed {
 			lib.end()
 		}
@@ -248,7 +249,7 @@ func (b *Backend) Close() error {
 	if closed {
 		return nil
 	}
-	_, err := runOnBoth(context.Background(), b.events, b.calls, "EfmlShutdown", func() (struct{}, error) {
+	_, err := lane.RunOnBoth(context.Background(), b.events, b.calls, "EfmlShutdown", func() (struct{}, error) {
 		b.mu.Lock()
 		lib := b.lib
 		b.lib = nil

@@ -13,6 +13,7 @@ import (
 	"github.com/ebitengine/purego"
 
 	"github.com/divvy-gpu/divvy/internal/backend"
+	"github.com/divvy-gpu/divvy/internal/backend/lane"
 )
 
 // Return codes of libefml's older interface.
@@ -245,8 +246,8 @@ func hasCode(err error, code int32) bool {
 }
 
 // query runs a function that fills a T on the lane, and returns the T.
-func query[T any](ctx context.Context, on *lane, lib *library, name string, f func(*T) int32) (T, error) {
-	return run(ctx, on, name, func() (T, error) {
+func query[T any](ctx context.Context, on *lane.Lane, lib *library, name string, f func(*T) int32) (T, error) {
+	return lane.Run(ctx, on, name, func() (T, error) {
 		var out T
 		if lib.closed {
 			return out, backend.ErrClosed
@@ -257,7 +258,7 @@ func query[T any](ctx context.Context, on *lane, lib *library, name string, f fu
 }
 
 // queryCard is query for a function about one card.
-func queryCard[T any](ctx context.Context, on *lane, lib *library, name string, index int, f func(uint32, *T) int32) (T, error) {
+func queryCard[T any](ctx context.Context, on *lane.Lane, lib *library, name string, index int, f func(uint32, *T) int32) (T, error) {
 	return query(ctx, on, lib, fmt.Sprintf("%s(%d)", name, index), func(out *T) int32 {
 		return f(uint32(index), out) //nolint:gosec // below the count of cards, which is 128 at most
 	})

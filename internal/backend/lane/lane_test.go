@@ -1,4 +1,4 @@
-package enflame
+package lane
 
 import (
 	"context"
@@ -18,22 +18,22 @@ func call(release <-chan struct{}) func() (int, error) {
 
 func TestLaneGivesUpWaiting(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := newLane(5 * time.Second)
+		l := New(5 * time.Second)
 		release := make(chan struct{})
 		start := time.Now()
-		_, err := run(t.Context(), l, "first", call(release))
+		_, err := Run(t.Context(), l, "first", call(release))
 		if d := time.Since(start); d != 5*time.Second || err == nil || err.Error() != "first did not answer within 5s" {
 			t.Errorf("after %v: %v", d, err)
 		}
 		// Those who come now do not wait, and blame the one that hangs.
 		start = time.Now()
-		_, err = run(t.Context(), l, "second", call(nil))
+		_, err = Run(t.Context(), l, "second", call(nil))
 		if d := time.Since(start); d != 0 || err == nil || err.Error() != "first did not answer within 5s" {
 			t.Errorf("after %v: %v", d, err)
 		}
 		close(release)
 		synctest.Wait()
-		if v, err := run(t.Context(), l, "third", call(release)); v != 1 || err != nil {
+		if v, err := Run(t.Context(), l, "third", call(release)); v != 1 || err != nil {
 			t.Errorf("with the lane free again: %v, %v", v, err)
 		}
 	})
@@ -41,7 +41,7 @@ func TestLaneGivesUpWaiting(t *testing.T) {
 
 func TestLaneQueues(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := newLane(5 * time.Second)
+		l := New(5 * time.Second)
 		sleep := func() (int, error) {
 			time.Sleep(4 * time.Second)
 			return 1, nil
@@ -49,7 +49,7 @@ func TestLaneQueues(t *testing.T) {
 		errs := make(chan error)
 		for range 3 {
 			go func() {
-				_, err := run(t.Context(), l, "sleep", sleep)
+				_, err := Run(t.Context(), l, "sleep", sleep)
 				errs <- err
 			}()
 		}
@@ -67,12 +67,12 @@ func TestLaneQueues(t *testing.T) {
 
 func TestLaneHonoursContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := newLane(5 * time.Second)
+		l := New(5 * time.Second)
 		release := make(chan struct{})
 		for _, name := range []string{"running", "waiting for it"} {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 			start := time.Now()
-			_, err := run(ctx, l, name, call(release))
+			_, err := Run(ctx, l, name, call(release))
 			cancel()
 			if d := time.Since(start); d != time.Second || !errors.Is(err, context.DeadlineExceeded) {
 				t.Errorf("%s: after %v: %v", name, d, err)

@@ -1,4 +1,6 @@
-package enflame
+// Package lane keeps a vendor's library, which may hang at any call, from
+// holding up whoever asks it.
+package lane
 
 import (
 	"context"
@@ -7,11 +9,11 @@ import (
 	"time"
 )
 
-// lane runs calls of the library one at a time. C code cannot be interrupted,
+// Lane runs calls of the library one at a time. C code cannot be interrupted,
 // so a call that takes longer than the limit is left to itself, on a goroutine
 // of its own, and keeps the lane occupied: calls that come meanwhile fail at
 // once instead of piling up behind it, until it returns.
-type lane struct {
+type Lane struct {
 	limit time.Duration
 	// free has room for one token, which is there when no call runs.
 	free chan struct{}
@@ -21,28 +23,28 @@ type lane struct {
 	since time.Time // when it began
 }
 
-func newLane(limit time.Duration) *lane {
-	l := &lane{limit: limit, free: make(chan struct{}, 1)}
+func New(limit time.Duration) *Lane {
+	l := &Lane{limit: limit, free: make(chan struct{}, 1)}
 	l.free <- struct{}{}
 	return l
 }
 
-// hungError says that a call did not return in time. Its text stays the same
+// HungError says that a call did not return in time. Its text stays the same
 // for as long as the call does not return.
-type hungError struct {
+type HungError struct {
 	name  string
 	limit time.Duration
 }
 
-func (e *hungError) Error() string {
+func (e *HungError) Error() string {
 	return fmt.Sprintf("%s did not answer within %v", e.name, e.limit)
 }
 
 // acquire waits until no call runs and occupies the lane for the call of that
 // name. The lane is the caller's until it calls release. acquire fails with a
-// *hungError, which names the call that occupies the lane for too long, and
+// *HungError, which names the call that occupies the lane for too long, and
 // with ctx's error.
-func (l *lane) acquire(ctx context.Context, name string) (release func(), err error) {
+func (l *Lane) acquire(ctx context.Context, name string) (release func(), err error) {
 	for {
 		// Without this check a call could still begin after ctx has ended,
 		// since select chooses at random among what is ready.
@@ -53,7 +55,7 @@ func (l *lane) acquire(ctx context.Context, name string) (release func(), err er
 		running, left := l.name, l.limit-time.Since(l.since)
 		l.mu.Unlock()
 		if running != "" && left <= 0 {
-			return nil, &hungError{running, l.limit}
+			return nil, &HungError{running, l.limit}
 		}
 		// A lane that is free now or soon is waited for as long as a call may
 		// take; then it is looked at again.
@@ -75,15 +77,15 @@ func (l *lane) acquire(ctx context.Context, name string) (release func(), err er
 	}
 }
 
-func (l *lane) release() {
+func (l *Lane) release() {
 	l.mu.Lock()
 	l.name = ""
 	l.mu.Unlock()
 	l.free <- struct{}{}
 }
 
-// run calls f on the lane and waits for it as await does.
-func run[T any](ctx context.Context, l *lane, name string, f func() (T, error)) (T, error) {
+// Run calls f on the lane and waits for it as await does.
+func Run[T any](ctx context.Context, l *Lane, name string, f func() (T, error)) (T, error) {
 	release, err := l.acquire(ctx, name)
 	if err != nil {
 		var none T
@@ -95,9 +97,9 @@ func run[T any](ctx context.Context, l *lane, name string, f func() (T, error)) 
 	})
 }
 
-// runOnBoth is run with two lanes occupied, the second of which decides how
+// RunOnBoth is Run with two lanes occupied, the second of which decides how
 // long f may take. All who take both take them in the same order.
-func runOnBoth[T any](ctx context.Context, one, two *lane, name string, f func() (T, error)) (T, error) {
+func RunOnBoth[T any](ctx context.Context, one, two *Lane, name string, f func() (T, error)) (T, error) {
 	release, err := one.acquire(ctx, name)
 	if err != nil {
 		var none T
@@ -136,7 +138,7 @@ func await[T any](ctx context.Context, limit time.Duration, name string, f func(
 	case r := <-done:
 		return r.value, r.err
 	case <-timer.C:
-		return none, &hungError{name, limit}
+		return none, &HungError{name, limit}
 	case <-ctx.Done():
 		return none, fmt.Errorf("%s: %w", name, ctx.Err())
 	}
