@@ -156,6 +156,12 @@ type Fault struct {
 type Edits struct {
 	// Env names the devices in the variables that the vendor's software reads.
 	Env map[string]string
+	// ReplicaEnv are the names of variables in which the vendor's software
+	// expects the ids that kubelet gave the container, joined by commas: those
+	// of the units, "<uuid>::<n>" for a time slice. A backend knows devices and
+	// no units, so whoever answers kubelet sets them. It is sorted, and nil for
+	// vendors without such a variable.
+	ReplicaEnv []string
 	// ByMounts names the devices by mounts, for vendors whose runtime can be
 	// told so; nil for others. It takes the place of Env.
 	ByMounts *ByMounts
