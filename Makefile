@@ -12,6 +12,12 @@ VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 COMMIT  ?= $(shell git rev-parse --short=12 HEAD 2>/dev/null || echo unknown)
 LDFLAGS := -s -w -X $(MODULE)/internal/version.Version=$(VERSION) -X $(MODULE)/internal/version.Commit=$(COMMIT)
 
+# divvy-node binds NVML with cgo. Names and users are looked up without the C
+# library, and functions of vendors' libraries are bound at their first call, not
+# when the program starts, for the library comes later.
+NODE_TAGS    := netgo,osusergo
+NODE_LDFLAGS := $(LDFLAGS) -extldflags=-Wl,-z,lazy
+
 BIN   := $(CURDIR)/bin
 DIST  := $(CURDIR)/dist
 # Tools are built once per version and survive `make clean`.
@@ -63,7 +69,8 @@ test: root ## Run all tests: unit, fuzz seeds, race detector, kubelet's device m
 .PHONY: build
 build: ## Build the programs into bin/.
 	@mkdir -p $(BIN)
-	CGO_ENABLED=0 go build -buildvcs=false -trimpath -ldflags '$(LDFLAGS)' -o $(BIN)/ ./cmd/...
+	CGO_ENABLED=1 go build -buildvcs=false -trimpath -tags $(NODE_TAGS) -ldflags '$(NODE_LDFLAGS)' -o $(BIN)/ ./cmd/divvy-node
+	CGO_ENABLED=0 go build -buildvcs=false -trimpath -ldflags '$(LDFLAGS)' -o $(BIN)/ ./cmd/divvy-control ./cmd/kubectl-divvy
 
 .PHONY: lint
 lint: $(GOLANGCI_LINT) verify-chart ## Run gofmt, go vet, go mod tidy -diff, golangci-lint and helm lint.
@@ -96,8 +103,8 @@ test-e2e: root ## Run the end-to-end tests on the lab.
 testsum-lab = mkdir -p $(BIN) && go build -buildvcs=false -o $(BIN)/testsum ./hack/testsum && cd lab && $(BIN)/testsum run -out $(DIST)/tests -suite $(1)
 
 .PHONY: bench
-bench: ## Run the benchmarks of the core and of the extender's HTTP calls.
-	go test -run '^$$' -bench '$(BENCH)' -benchmem ./internal/accel/... ./internal/extender/...
+bench: ## Run the benchmarks: the core, preferred allocation, the extender's HTTP calls.
+	go test -run '^$$' -bench '$(BENCH)' -benchmem ./internal/accel/... ./internal/sharing/... ./internal/extender/...
 
 .PHONY: fuzz
 fuzz: ## Fuzz every target for FUZZTIME.

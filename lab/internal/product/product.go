@@ -115,11 +115,18 @@ func buildPrograms(ctx context.Context, repository string) error {
 			ldflags += fmt.Sprintf(" -X %s/internal/version.%s=%s", module, variable, strings.TrimSpace(string(out)))
 		}
 	}
-	err := build.RunGo(ctx, repository, []string{"CGO_ENABLED=0"}, nil,
-		"build", "-buildvcs=false", "-trimpath", "-ldflags", ldflags, "-o", programDir,
-		"./cmd/...")
-	if err != nil {
-		return fmt.Errorf("build the programs: %w", err)
+	for _, b := range []struct {
+		cgo, tags, ldflags string
+		programs           []string
+	}{
+		// As in the Makefile, which has the reasons.
+		{"1", "netgo,osusergo", ldflags + " -extldflags=-Wl,-z,lazy", []string{"./cmd/divvy-node"}},
+		{"0", "", ldflags, []string{"./cmd/divvy-control", "./cmd/kubectl-divvy"}},
+	} {
+		args := []string{"build", "-buildvcs=false", "-trimpath", "-tags", b.tags, "-ldflags", b.ldflags, "-o", programDir}
+		if err := build.RunGo(ctx, repository, []string{"CGO_ENABLED=" + b.cgo}, nil, append(args, b.programs...)...); err != nil {
+			return fmt.Errorf("build the programs: %w", err)
+		}
 	}
 	return nil
 }
@@ -144,8 +151,9 @@ func loadImages(ctx context.Context, c *cluster.Cluster) (map[string]string, err
 			Name:       NodeImage,
 			Entrypoint: []string{"/usr/bin/divvy-node"},
 			Files:      append(libraries, tmp, image.File{Path: "/usr/bin/divvy-node", Source: nodeProgram}),
-			// Where Enflame's container runtime is in use, the daemon sees all cards.
-			Env: []string{"ENFLAME_VISIBLE_DEVICES=all"},
+			// Where a vendor's container runtime is in use, the daemon sees all
+			// cards, and of NVIDIA's libraries the one for management.
+			Env: []string{"ENFLAME_VISIBLE_DEVICES=all", "NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=utility"},
 		},
 		{
 			Name:       ControlImage,
