@@ -69,29 +69,8 @@ type card struct {
 // New returns a backend. It does not load the library; the first Discover
 // does, and later ones do if that fails.
 func New(o backend.Options) (*Backend, error) {
-	if o.DriverRoot == "" {
-		o.DriverRoot = "/"
-	}
-	if o.HostDriverRoot == "" {
-		o.HostDriverRoot = "/"
-	}
-	if o.CallTimeout == 0 {
-		o.CallTimeout = backend.DefaultCallTimeout
-	}
-	var errs []error
-	for _, p := range []struct{ what, path string }{
-		{"driver root", o.DriverRoot},
-		{"host driver root", o.HostDriverRoot},
-		{"library path", o.LibraryPath},
-	} {
-		if p.path != "" && !filepath.IsAbs(p.path) {
-			errs = append(errs, fmt.Errorf("%s %q is not an absolute path", p.what, p.path))
-		}
-	}
-	if o.CallTimeout < 0 {
-		errs = append(errs, fmt.Errorf("call timeout %v is negative", o.CallTimeout))
-	}
-	if err := errors.Join(errs...); err != nil {
+	o, err := o.Complete()
+	if err != nil {
 		return nil, fmt.Errorf("enflame: %w", err)
 	}
 	return &Backend{

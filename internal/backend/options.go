@@ -1,0 +1,41 @@
+package backend
+
+import (
+	"errors"
+	"fmt"
+	"path/filepath"
+)
+
+// Complete returns o with the defaults filled in, for New of a vendor. Its
+// error tells all that is wrong, a line each.
+func (o Options) Complete() (Options, error) {
+	if o.DriverRoot == "" {
+		o.DriverRoot = "/"
+	}
+	if o.HostDriverRoot == "" {
+		o.HostDriverRoot = "/"
+	}
+	if o.SysfsRoot == "" {
+		o.SysfsRoot = filepath.Join(o.DriverRoot, "sys")
+	}
+	if o.CallTimeout == 0 {
+		o.CallTimeout = DefaultCallTimeout
+	}
+	var errs []error
+	for _, p := range []struct{ what, path string }{
+		{"driver root", o.DriverRoot},
+		{"host driver root", o.HostDriverRoot},
+		{"library path", o.LibraryPath},
+	} {
+		if p.path != "" && !filepath.IsAbs(p.path) {
+			errs = append(errs, fmt.Errorf("%s %q is not an absolute path", p.what, p.path))
+		}
+	}
+	if len(errs) == 0 && !filepath.IsAbs(o.SysfsRoot) {
+		errs = append(errs, fmt.Errorf("sysfs root %q is not an absolute path", o.SysfsRoot))
+	}
+	if o.CallTimeout < 0 {
+		errs = append(errs, fmt.Errorf("call timeout %v is negative", o.CallTimeout))
+	}
+	return o, errors.Join(errs...)
+}
