@@ -53,13 +53,31 @@ type Server struct {
 	registrations int
 }
 
-// NewServer returns the server of a resource whose sockets live in dir,
+// SocketNames returns the file names of the resources' sockets, each as the
+// vendors' own plugins call theirs: the first label of the domain and the name,
+// "nvidia-gpu.sock" for "nvidia.com/gpu". A resource whose name would be that of
+// one before it gets its whole name instead.
+func SocketNames(resources ...accel.Resource) []string {
+	out := make([]string, len(resources))
+	taken := map[string]bool{kubeletSocket: true}
+	for i, r := range resources {
+		domain, name, _ := strings.Cut(string(r), "/")
+		label, _, _ := strings.Cut(domain, ".")
+		out[i] = label + "-" + name + ".sock"
+		if taken[out[i]] {
+			out[i] = strings.ReplaceAll(string(r), "/", "_") + ".sock"
+		}
+		taken[out[i]] = true
+	}
+	return out
+}
+
+// NewServer returns the server of a resource on a socket of that name in dir,
 // kubelet's device-plugins folder.
-func NewServer(dir string, resource accel.Resource, allocator Allocator) *Server {
-	name := "divvy-" + strings.NewReplacer("/", "_").Replace(string(resource)) + ".sock"
+func NewServer(dir, socket string, resource accel.Resource, allocator Allocator) *Server {
 	return &Server{
 		dir:    dir,
-		socket: filepath.Join(dir, name),
+		socket: filepath.Join(dir, socket),
 		service: &service{
 			resource:  resource,
 			allocator: allocator,
@@ -177,20 +195,13 @@ func (s *Server) session(ctx context.Context) error {
 		}
 		return fmt.Errorf("kubelet is not listening on %s", kubelet)
 	}
-	stop, err := s.serve(ctx)
+	own, stop, err := s.serve(ctx)
 	if err != nil {
 		return err
 	}
 	defer stop()
-	own, err := os.Lstat(s.socket)
-	if err != nil {
-		return fmt.Errorf("the socket is gone: %w", err)
-	}
 	// An event may be about the file that was there before.
-	taken := func() bool {
-		now, err := os.Lstat(s.socket)
-		return err != nil || !os.SameFile(own, now)
-	}
+	taken := func() bool { return !s.is(own) }
 	if err := s.register(ctx, kubelet); err != nil {
 		return err
 	}
@@ -240,14 +251,39 @@ func (s *Server) session(ctx context.Context) error {
 	}
 }
 
-// serve listens on the plugin's socket. stop ends it and removes the socket.
-func (s *Server) serve(ctx context.Context) (stop func(), err error) {
-	if err := os.Remove(s.socket); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("remove the socket of an earlier run: %w", err)
-	}
-	listener, err := new(net.ListenConfig).Listen(ctx, "unix", s.socket)
+// vacant returns nil when nobody listens on the plugin's socket. One that somebody
+// listens on is not ours to take: it may be the vendor's own plugin, or a second
+// divvy-node with another state folder, and its pods would lose their plugin.
+func (s *Server) vacant(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	conn, err := new(net.Dialer).DialContext(ctx, "unix", s.socket)
 	if err != nil {
-		return nil, fmt.Errorf("listen: %w", err)
+		return nil //nolint:nilerr // not there, no socket, or the process behind it has ended
+	}
+	_ = conn.Close()
+	return fmt.Errorf("another device plugin serves on %s; waiting until it ends", s.socket)
+}
+
+// serve listens on the plugin's socket, whose file own describes. stop ends it
+// and removes the socket.
+func (s *Server) serve(ctx context.Context) (own fs.FileInfo, stop func(), err error) {
+	if err := s.vacant(ctx); err != nil {
+		return nil, nil, err
+	}
+	if err := os.Remove(s.socket); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, nil, fmt.Errorf("remove the socket of an earlier run: %w", err)
+	}
+	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: s.socket, Net: "unix"})
+	if err != nil {
+		return nil, nil, fmt.Errorf("listen: %w", err)
+	}
+	// By itself it would remove whatever has the name when it is closed, which
+	// may be another plugin's by then.
+	listener.SetUnlinkOnClose(false)
+	own, err = os.Lstat(s.socket)
+	if err != nil {
+		return nil, nil, errors.Join(fmt.Errorf("the socket is gone: %w", err), listener.Close())
 	}
 	server := grpc.NewServer(
 		grpc.MaxRecvMsgSize(maxRequestBytes),
@@ -263,11 +299,20 @@ func (s *Server) serve(ctx context.Context) (stop func(), err error) {
 			klog.FromContext(ctx).Error(err, "Serving kubelet ended", "resource", s.service.resource)
 		}
 	})
-	return func() {
+	return own, func() {
 		// Not gracefully: kubelet's ListAndWatch never ends by itself.
 		server.Stop()
 		serving.Wait()
+		if s.is(own) {
+			_ = os.Remove(s.socket) // a file that stays is taken over by the next listener
+		}
 	}, nil
+}
+
+// is reports whether the socket's file is still the one that own describes.
+func (s *Server) is(own fs.FileInfo) bool {
+	now, err := os.Lstat(s.socket)
+	return err == nil && os.SameFile(own, now)
 }
 
 func (s *Server) register(ctx context.Context, kubelet string) error {

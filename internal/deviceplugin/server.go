@@ -37,6 +37,9 @@ type Allocator interface {
 type Unit struct {
 	ID        string
 	Unhealthy bool
+	// NUMANodes are the NUMA nodes that it is near to, for kubelet's topology
+	// manager; none when that is not known or not to be weighed.
+	NUMANodes []int
 }
 
 // maxListBytes is what kubelet's gRPC client accepts in one message, gRPC's
@@ -86,6 +89,9 @@ func (s *service) setUnits(units []Unit) error {
 		if u.Unhealthy {
 			devices[i].Health = pluginapi.Unhealthy
 		}
+		if len(u.NUMANodes) > 0 {
+			devices[i].Topology = topologyOf(u.NUMANodes)
+		}
 		list.Devices[i] = &devices[i]
 	}
 	if size := proto.Size(list); size > maxListBytes {
@@ -102,8 +108,19 @@ func (s *service) setUnits(units []Unit) error {
 	return nil
 }
 
+func topologyOf(nodes []int) *pluginapi.TopologyInfo {
+	info := &pluginapi.TopologyInfo{}
+	for _, n := range nodes {
+		info.Nodes = append(info.Nodes, &pluginapi.NUMANode{ID: int64(n)})
+	}
+	return info
+}
+
 func sameDevice(a, b *pluginapi.Device) bool {
-	return a.GetID() == b.GetID() && a.GetHealth() == b.GetHealth()
+	return a.GetID() == b.GetID() && a.GetHealth() == b.GetHealth() &&
+		slices.EqualFunc(a.GetTopology().GetNodes(), b.GetTopology().GetNodes(), func(x, y *pluginapi.NUMANode) bool {
+			return x.GetID() == y.GetID()
+		})
 }
 
 func (s *service) current() (*pluginapi.ListAndWatchResponse, <-chan struct{}) {

@@ -160,7 +160,7 @@ const resource = "enflame.com/gcu-memory"
 
 func TestServerFollowsKubelet(t *testing.T) {
 	dir := t.TempDir()
-	s := NewServer(dir, resource, scripted{})
+	s := NewServer(dir, "gcu.sock", resource, scripted{})
 	run(t, s)
 	if err := s.Ready(); err == nil {
 		t.Error("ready before there is anything to offer")
@@ -205,7 +205,7 @@ func TestServerFollowsKubelet(t *testing.T) {
 
 func TestServerTakesOverAStaleSocket(t *testing.T) {
 	dir := t.TempDir()
-	s := NewServer(dir, resource, scripted{})
+	s := NewServer(dir, "gcu.sock", resource, scripted{})
 	if err := os.WriteFile(s.socket, []byte("of a run that was killed"), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -220,7 +220,7 @@ func TestServerTakesOverAStaleSocket(t *testing.T) {
 func TestServerRetriesARefusedRegistration(t *testing.T) {
 	dir := t.TempDir()
 	k := startKubelet(t, dir, errors.New("unsupported version"))
-	s := NewServer(dir, resource, scripted{})
+	s := NewServer(dir, "gcu.sock", resource, scripted{})
 	run(t, s)
 	if err := s.SetUnits([]Unit{{ID: "0"}}); err != nil {
 		t.Fatal(err)
@@ -235,7 +235,7 @@ func TestServerRetriesARefusedRegistration(t *testing.T) {
 }
 
 func TestServerRefusesAListThatKubeletWouldNot(t *testing.T) {
-	s := NewServer(t.TempDir(), resource, scripted{})
+	s := NewServer(t.TempDir(), "gcu.sock", resource, scripted{})
 	units := make([]Unit, 256000)
 	for i := range units {
 		units[i].ID = fmt.Sprintf("%03x", i)[:3]
@@ -258,7 +258,7 @@ func TestServerRefusesAListThatKubeletWouldNot(t *testing.T) {
 func TestServiceAnswers(t *testing.T) {
 	dir := t.TempDir()
 	k := startKubelet(t, dir, nil)
-	s := NewServer(dir, resource, scripted{})
+	s := NewServer(dir, "gcu.sock", resource, scripted{})
 	run(t, s)
 	if err := s.SetUnits([]Unit{{ID: "0"}}); err != nil {
 		t.Fatal(err)
