@@ -7,17 +7,15 @@ import (
 	"embed"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"os/exec"
+	"path"
 	"path/filepath"
 	"slices"
 	"strings"
 )
 
 const (
-	// LibraryName is the file that Build makes.
-	LibraryName = "libefml.so.1.0.0"
 	// TopologyName is the file that a stand-in reads, in the folder of the
 	// library's own file. Symbolic links to the library are followed first.
 	TopologyName = "topology.ini"
@@ -28,6 +26,26 @@ const (
 
 //go:embed c/*.c c/*.h
 var sources embed.FS
+
+// library is how the stand-in for a vendor's library is made.
+type library struct {
+	file, soname string
+	// source is the file in folder c that has the vendor's interface.
+	source string
+}
+
+var libraries = map[string]library{
+	Enflame:  {file: "libefml.so.1.0.0", soname: "libefml.so.1", source: "efml.c"},
+	NVIDIA:   {file: "libnvidia-ml.so.1", soname: "libnvidia-ml.so.1", source: "nvml.c"},
+	Iluvatar: {file: "libixml.so", soname: "libixml.so", source: "ixml.c"},
+}
+
+// commonSources are in every stand-in.
+var commonSources = []string{"sim.c", "topology.c"}
+
+// LibraryName is the file that Build makes for a vendor, one of Vendors; ""
+// for others.
+func LibraryName(vendor string) string { return libraries[vendor].file }
 
 // BuildOption changes what Build makes.
 type BuildOption func(*build)
@@ -42,40 +60,49 @@ func Without(functions ...string) BuildOption {
 	return func(b *build) { b.without = append(b.without, functions...) }
 }
 
-// Build compiles the stand-in for Enflame's library into dir, which it makes
+// Build compiles the stand-in for a vendor's library into dir, which it makes
 // if need be, under LibraryName, and returns the file's path. It takes about a
 // second. A library that is there already is replaced in one step, which does
 // not disturb processes that have loaded it.
 //
 // The compiler is $CC, or cc; it needs a C library's headers and nothing else.
 // The error of a failed compilation holds what the compiler wrote.
-func Build(ctx context.Context, dir string, options ...BuildOption) (path string, err error) {
+func Build(ctx context.Context, vendor, dir string, options ...BuildOption) (file string, err error) {
+	lib, ok := libraries[vendor]
+	if !ok {
+		return "", fmt.Errorf("there is no stand-in for the library of vendor %q, only for those of %s",
+			vendor, strings.Join(Vendors, ", "))
+	}
+	file, err = lib.build(ctx, dir, options...)
+	if err != nil {
+		return "", fmt.Errorf("build %s: %w", lib.file, err)
+	}
+	return file, nil
+}
+
+func (lib library) build(ctx context.Context, dir string, options ...BuildOption) (built string, err error) {
 	var b build
 	for _, o := range options {
 		o(&b)
 	}
 	compiler := strings.Fields(cmp.Or(os.Getenv("CC"), "cc")) // CC may hold flags
 	if len(compiler) == 0 {
-		return "", errors.New("build libefml: CC is blank")
+		return "", errors.New("CC is blank")
 	}
 	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return "", fmt.Errorf("build libefml: %w", err)
+		return "", err
 	}
 	// The library is linked in a folder beside its place, so that moving it
 	// there is a rename.
 	work, err := os.MkdirTemp(dir, ".build-")
 	if err != nil {
-		return "", fmt.Errorf("build libefml: %w", err)
+		return "", err
 	}
 	defer func() {
 		err = errors.Join(err, os.RemoveAll(work))
 	}()
 	if err := os.CopyFS(work, sources); err != nil {
-		return "", fmt.Errorf("build libefml: unpack the sources: %w", err)
-	}
-	files, err := fs.Glob(sources, "c/*.c")
-	if err != nil {
-		return "", fmt.Errorf("build libefml: %w", err)
+		return "", fmt.Errorf("unpack the sources: %w", err)
 	}
 
 	args := slices.Concat(compiler[1:], []string{
@@ -83,13 +110,15 @@ func Build(ctx context.Context, dir string, options ...BuildOption) (path string
 		"-fPIC", "-shared", "-pthread",
 		// Only the vendor's functions are exported, so that two copies of a
 		// stand-in in one process have nothing in common.
-		"-fvisibility=hidden", "-Wl,-soname,libefml.so.1",
+		"-fvisibility=hidden", "-Wl,-soname," + lib.soname,
 	})
 	for _, f := range b.without {
 		args = append(args, fmt.Sprintf("-D%s=left_out_%s", f, f))
 	}
-	args = append(args, "-o", LibraryName)
-	args = append(args, files...)
+	args = append(args, "-o", lib.file)
+	for _, source := range append([]string{lib.source}, commonSources...) {
+		args = append(args, path.Join("c", source))
+	}
 	args = append(args, "-ldl")
 
 	run := exec.CommandContext(ctx, compiler[0], args...)
@@ -97,15 +126,15 @@ func Build(ctx context.Context, dir string, options ...BuildOption) (path string
 	var said bytes.Buffer
 	run.Stdout, run.Stderr = &said, &said
 	if err := run.Run(); err != nil {
-		err = fmt.Errorf("build libefml with %s: %w", compiler[0], cmp.Or(ctx.Err(), err))
+		err = fmt.Errorf("%s: %w", compiler[0], cmp.Or(ctx.Err(), err))
 		if text := strings.TrimSpace(said.String()); text != "" {
 			err = fmt.Errorf("%w\n%s", err, text)
 		}
 		return "", err
 	}
-	path = filepath.Join(dir, LibraryName)
-	if err := os.Rename(filepath.Join(work, LibraryName), path); err != nil {
-		return "", fmt.Errorf("build libefml: %w", err)
+	built = filepath.Join(dir, lib.file)
+	if err := os.Rename(filepath.Join(work, lib.file), built); err != nil {
+		return "", err
 	}
-	return path, nil
+	return built, nil
 }

@@ -24,7 +24,7 @@ var built = sync.OnceValues(func() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	return vendorsim.Build(context.Background(), dir)
+	return vendorsim.Build(context.Background(), vendorsim.Enflame, dir)
 })
 
 func TestMain(m *testing.M) {
@@ -89,7 +89,7 @@ func load(t testing.TB, topology vendorsim.Topology) *efml {
 	if err != nil {
 		t.Fatal(err)
 	}
-	file := filepath.Join(l.dir, vendorsim.LibraryName)
+	file := filepath.Join(l.dir, vendorsim.LibraryName(vendorsim.Enflame))
 	if err := os.WriteFile(file, data, 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -452,14 +452,14 @@ func TestCopiesAreApart(t *testing.T) {
 func TestBuildErrors(t *testing.T) {
 	t.Run("the compiler's words", func(t *testing.T) {
 		t.Setenv("CC", "cc -include no-such-header.h")
-		_, err := vendorsim.Build(t.Context(), t.TempDir())
-		if err == nil || !strings.Contains(err.Error(), "no-such-header.h") || !strings.Contains(err.Error(), "build libefml with cc") {
+		_, err := vendorsim.Build(t.Context(), vendorsim.Enflame, t.TempDir())
+		if err == nil || !strings.Contains(err.Error(), "no-such-header.h") || !strings.Contains(err.Error(), "build libefml.so.1.0.0: cc: ") {
 			t.Errorf("error is %v, want one that holds what the compiler wrote", err)
 		}
 	})
 	t.Run("no compiler", func(t *testing.T) {
 		t.Setenv("CC", "no-such-compiler")
-		_, err := vendorsim.Build(t.Context(), t.TempDir())
+		_, err := vendorsim.Build(t.Context(), vendorsim.Enflame, t.TempDir())
 		if err == nil || !strings.Contains(err.Error(), "no-such-compiler") {
 			t.Errorf("error is %v, want one that names the compiler", err)
 		}
@@ -467,7 +467,7 @@ func TestBuildErrors(t *testing.T) {
 	t.Run("nothing left behind", func(t *testing.T) {
 		t.Setenv("CC", "cc -Werror -Wconversion")
 		dir := filepath.Join(t.TempDir(), "made", "on", "the", "way")
-		path, err := vendorsim.Build(t.Context(), dir)
+		path, err := vendorsim.Build(t.Context(), vendorsim.Enflame, dir)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -482,7 +482,7 @@ func TestBuildErrors(t *testing.T) {
 }
 
 func TestWithout(t *testing.T) {
-	path, err := vendorsim.Build(t.Context(), t.TempDir(), vendorsim.Without("EfmlGetEvent"))
+	path, err := vendorsim.Build(t.Context(), vendorsim.Enflame, t.TempDir(), vendorsim.Without("EfmlGetEvent"))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -25,7 +25,11 @@ func Read(path string) (Topology, error) {
 // Parse parses the text of a topology file. Its error tells all mistakes, a
 // line "NAME:LINE: what is wrong" each, in ascending order of the lines.
 func Parse(name string, data []byte) (Topology, error) {
-	p := parser{cards: map[int]*cardSection{}}
+	p := parser{
+		cards:     map[int]*cardSection{},
+		drivers:   map[string]*Driver{},
+		libraries: map[string]*Library{},
+	}
 	p.parse(data)
 	if len(p.mistakes) == 0 {
 		return p.topology, nil
@@ -49,9 +53,15 @@ type parser struct {
 	key     func(key, value string) error
 	seen    map[string]bool // keys of this section
 	card    *cardSection    // of this section, nil outside of cards
+	link    *linkSection    // of this section, nil outside of links
+	driver  *Driver         // of this section, when key is driverKey
+	library *Library        // of this section, when key is libraryKey
 	cards   map[int]*cardSection
-	// sections are those that can stand in a file once.
-	sections map[string]bool
+	links   []*linkSection
+	// drivers and libraries are the sections so far, by vendor, "" for the
+	// general ones.
+	drivers   map[string]*Driver
+	libraries map[string]*Library
 }
 
 type mistake struct {
@@ -61,6 +71,11 @@ type mistake struct {
 
 type cardSection struct {
 	Card
+	line int
+}
+
+type linkSection struct {
+	Link
 	line int
 }
 
@@ -79,13 +94,15 @@ func (p *parser) parse(data []byte) {
 		p.wrong(1, errors.New("the file is not text, it contains a NUL byte"))
 		return
 	}
-	p.sections = map[string]bool{}
 	for line := range strings.SplitSeq(string(data), "\n") {
 		p.line++
 		p.wrong(p.line, p.parseLine(trim(cutComment(line))))
 	}
 	p.endSection()
-	p.gatherCards()
+	if p.gatherCards() {
+		p.gatherLinks()
+	}
+	p.gatherSettings()
 }
 
 func (p *parser) parseLine(line string) error {
@@ -115,42 +132,102 @@ func (p *parser) parseLine(line string) error {
 }
 
 func (p *parser) beginSection(line string) error {
-	p.section, p.key, p.card, p.seen = line, nil, nil, map[string]bool{}
+	p.section, p.key, p.card, p.link, p.seen = line, nil, nil, nil, map[string]bool{}
 	if !strings.HasSuffix(line, "]") {
 		return errors.New("a section has no closing ]")
 	}
 	name := trim(line[1 : len(line)-1])
+	word, rest := name, ""
+	if i := strings.IndexAny(name, whiteSpace); i >= 0 {
+		word, rest = name[:i], trim(name[i:])
+	}
 	switch {
-	case name == "driver" || name == "library":
-		if p.sections[name] {
-			return fmt.Errorf("section [%s] is given twice", name)
+	case word == "driver":
+		d, err := beginSettings(p, p.drivers, word, rest)
+		if err == nil {
+			p.driver, p.key = d, p.driverKey
 		}
-		p.sections[name] = true
-		p.key = p.driverKey
-		if name == "library" {
-			p.key = p.libraryKey
+		return err
+	case word == "library":
+		l, err := beginSettings(p, p.libraries, word, rest)
+		if err == nil {
+			p.library, p.key = l, p.libraryKey
 		}
-		return nil
-	case len(name) > 4 && name[:4] == "card" && strings.ContainsRune(whiteSpace, rune(name[4])):
-		n, err := parseInteger("card", trim(name[4:]), 0, maxCards-1)
-		if err != nil {
-			return err
-		}
-		index := int(n)
-		if first := p.cards[index]; first != nil {
-			return fmt.Errorf("card %d is described twice, first in line %d", index, first.line)
-		}
-		p.section = fmt.Sprintf("[card %d]", index)
-		p.card = &cardSection{Card: Card{NUMA: -1}, line: p.line}
-		p.cards[index] = p.card
-		p.key = p.cardKey
-		return nil
+		return err
+	case word == "card" && rest != "":
+		return p.beginCard(rest)
+	case word == "link" && rest != "":
+		return p.beginLink(rest)
 	}
 	return fmt.Errorf("unknown section [%s]", name)
 }
 
+// beginSettings begins a section of one vendor, or the general one.
+func beginSettings[T any](p *parser, sections map[string]*T, word, vendor string) (*T, error) {
+	if vendor != "" && checkVendor(vendor) != nil {
+		return nil, fmt.Errorf("unknown section [%s %s]", word, vendor)
+	}
+	p.section = fmt.Sprintf("[%s]", trim(word+" "+vendor))
+	if sections[vendor] != nil {
+		return nil, fmt.Errorf("section %s is given twice", p.section)
+	}
+	sections[vendor] = new(T)
+	return sections[vendor], nil
+}
+
+func (p *parser) beginCard(number string) error {
+	n, err := parseInteger("card", number, 0, maxCards-1)
+	if err != nil {
+		return err
+	}
+	index := int(n)
+	if first := p.cards[index]; first != nil {
+		return fmt.Errorf("card %d is described twice, first in line %d", index, first.line)
+	}
+	p.section = fmt.Sprintf("[card %d]", index)
+	p.card = &cardSection{Card: Card{NUMA: -1}, line: p.line}
+	p.cards[index] = p.card
+	p.key = p.cardKey
+	return nil
+}
+
+func (p *parser) beginLink(numbers string) error {
+	first, second := numbers, ""
+	if i := strings.IndexAny(numbers, whiteSpace); i >= 0 {
+		first, second = numbers[:i], trim(numbers[i:])
+	}
+	var ends [2]int
+	for i, number := range []string{first, second} {
+		n, err := parseInteger("link", number, 0, maxCards-1)
+		if err != nil {
+			return err
+		}
+		ends[i] = int(n)
+	}
+	a, b := ends[0], ends[1]
+	if a == b {
+		return fmt.Errorf("link %d %d joins a card with itself", a, b)
+	}
+	for _, l := range p.links {
+		if l.A == a && l.B == b || l.A == b && l.B == a {
+			return fmt.Errorf("link %d %d is described twice, first in line %d", a, b, l.line)
+		}
+	}
+	if len(p.links) == maxLinks {
+		return fmt.Errorf("there are more than %d links", maxLinks)
+	}
+	p.link = &linkSection{Link: Link{A: a, B: b}, line: p.line}
+	p.links = append(p.links, p.link)
+	p.section = p.link.section()
+	p.key = p.linkKey
+	return nil
+}
+
 // endSection checks a section that has ended.
 func (p *parser) endSection() {
+	if p.link != nil && !p.seen["lanes"] {
+		p.wrong(p.link.line, fmt.Errorf("%s has no lanes", p.section))
+	}
 	if p.card == nil {
 		return
 	}
@@ -164,8 +241,9 @@ func (p *parser) endSection() {
 	}
 }
 
-// gatherCards moves the cards into the topology.
-func (p *parser) gatherCards() {
+// gatherCards moves the cards into the topology. It returns false when some
+// are missing.
+func (p *parser) gatherCards() bool {
 	last := -1
 	for index := range p.cards {
 		last = max(last, index)
@@ -174,14 +252,57 @@ func (p *parser) gatherCards() {
 		c := p.cards[index]
 		if c == nil {
 			p.wrong(p.cards[last].line, fmt.Errorf("there is a card %d but no card %d", last, index))
-			return
+			return false
 		}
 		p.topology.Cards = append(p.topology.Cards, c.Card)
 	}
+	return true
+}
+
+// gatherLinks moves the links into the topology; the cards are there.
+func (p *parser) gatherLinks() {
+	cards := p.topology.Cards
+	for _, l := range p.links {
+		switch {
+		case max(l.A, l.B) >= len(cards):
+			p.wrong(l.line, fmt.Errorf("%s names a card that is not there", l.section()))
+		case cards[l.A].Vendor != cards[l.B].Vendor:
+			p.wrong(l.line, fmt.Errorf("%s joins cards of two vendors", l.section()))
+		}
+		p.topology.Links = append(p.topology.Links, l.Link)
+	}
+}
+
+// gatherSettings moves drivers and libraries into the topology.
+func (p *parser) gatherSettings() {
+	for vendor, d := range p.drivers {
+		if vendor == "" {
+			p.topology.Driver = *d
+			continue
+		}
+		if p.topology.Drivers == nil {
+			p.topology.Drivers = map[string]Driver{}
+		}
+		p.topology.Drivers[vendor] = *d
+	}
+	for vendor, l := range p.libraries {
+		if vendor == "" {
+			p.topology.Library = *l
+			continue
+		}
+		if p.topology.Libraries == nil {
+			p.topology.Libraries = map[string]Library{}
+		}
+		p.topology.Libraries[vendor] = *l
+	}
+}
+
+func (p *parser) unknownKey(key string) error {
+	return fmt.Errorf("unknown key \"%s\" in %s", key, p.section)
 }
 
 func (p *parser) driverKey(key, value string) error {
-	d := &p.topology.Driver
+	d := p.driver
 	switch key {
 	case "state":
 		d.State = DriverState(value)
@@ -189,12 +310,15 @@ func (p *parser) driverKey(key, value string) error {
 	case "version":
 		d.Version = value
 		return checkText(key, value)
+	case "cuda":
+		d.CUDA = value
+		return checkVersion(key, value)
 	}
-	return fmt.Errorf("unknown key \"%s\" in [driver]", key)
+	return p.unknownKey(key)
 }
 
 func (p *parser) libraryKey(key, value string) (err error) {
-	l := &p.topology.Library
+	l := p.library
 	switch key {
 	case "delay_ms":
 		var ms int64
@@ -205,7 +329,7 @@ func (p *parser) libraryKey(key, value string) (err error) {
 		l.Fail, err = parseFailures(value)
 		return err
 	}
-	return fmt.Errorf("unknown key \"%s\" in [library]", key)
+	return p.unknownKey(key)
 }
 
 func (p *parser) cardKey(key, value string) (err error) {
@@ -243,16 +367,84 @@ func (p *parser) cardKey(key, value string) (err error) {
 		}
 		return nil
 	case "lost":
-		c.Lost = value == "true"
-		if !c.Lost && value != "false" {
-			return fmt.Errorf("lost = \"%s\" is not true or false", value)
-		}
-		return nil
+		c.Lost, err = parseBool(key, value)
+		return err
 	case "fail":
 		c.Fail, err = parseFailures(value)
 		return err
 	}
-	return fmt.Errorf("unknown key \"%s\" in %s", key, p.section)
+	return p.placeKey(key, value)
+}
+
+// placeKey sets what is said of a card besides what it is.
+func (p *parser) placeKey(key, value string) (err error) {
+	c := p.card
+	switch key {
+	case "serial":
+		c.Serial = value
+		return checkText(key, value)
+	case "board":
+		c.Board = value
+		return checkText(key, value)
+	case "chip":
+		var n int64
+		n, err = parseInteger(key, value, 0, maxPosition)
+		c.Chip = int(n)
+		return err
+	case "pci":
+		c.PCI = value
+		return checkPCI(value)
+	case "switch":
+		c.Switch = value
+		return checkText(key, value)
+	case "compute":
+		c.Compute = value
+		return checkVersion(key, value)
+	case "mig":
+		c.MIG = MIG(value)
+		return checkMIG(value)
+	case "xid":
+		c.XID, err = parseXID(value)
+		return err
+	case "health_bits":
+		if !bitsSyntax.MatchString(value) {
+			return fmt.Errorf("health_bits = \"%s\" is not a mask such as 0x4", value)
+		}
+		c.HealthBits, err = strconv.ParseUint(value, 0, 64)
+		return err
+	}
+	return p.unknownKey(key)
+}
+
+func (p *parser) linkKey(key, value string) (err error) {
+	switch key {
+	case "lanes":
+		var n int64
+		n, err = parseInteger(key, value, 1, maxLanes)
+		p.link.Lanes = int(n)
+		return err
+	case "one_way":
+		p.link.OneWay, err = parseBool(key, value)
+		return err
+	}
+	return p.unknownKey(key)
+}
+
+func parseBool(key, value string) (bool, error) {
+	if value != "true" && value != "false" {
+		return false, fmt.Errorf("%s = \"%s\" is not true or false", key, value)
+	}
+	return value == "true", nil
+}
+
+func parseXID(value string) (XID, error) {
+	code, number, numbered := strings.Cut(value, "@")
+	n, err := parseInteger("xid", trim(code), 1, maxXID)
+	if err != nil || !numbered {
+		return XID{Code: int(n)}, err
+	}
+	m, err := parseInteger("number of the xid", trim(number), 0, maxXIDNumber)
+	return XID{Code: int(n), Number: int(m)}, err
 }
 
 func parseFailures(value string) (Failures, error) {

@@ -1,12 +1,14 @@
 package vendorsim
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
 	"math"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -18,11 +20,17 @@ import (
 // It may describe hardware that cannot be, such as two cards with one uuid, an
 // empty uuid or a card without memory: the programs under test must cope.
 type Topology struct {
-	Driver  Driver
-	Library Library
+	// Driver and Library are those of the vendors that are not in Drivers and
+	// Libraries, which hold a vendor's own. Keys are of Vendors.
+	Driver    Driver
+	Library   Library
+	Drivers   map[string]Driver
+	Libraries map[string]Library
 	// Cards are the cards of all vendors. A card's number is its place here.
 	// Each vendor's library sees its own cards only and numbers those from 0.
 	Cards []Card
+	// Links are the direct connections between cards (NVLink).
+	Links []Link
 }
 
 // Driver is the vendor's driver in the kernel.
@@ -31,6 +39,9 @@ type Driver struct {
 	State DriverState
 	// Version is DefaultDriverVersion when empty.
 	Version string
+	// CUDA is the highest CUDA version that the driver serves, such as "12.4",
+	// DefaultCUDA when empty.
+	CUDA string
 }
 
 // DriverState says whether the driver works.
@@ -46,6 +57,9 @@ const (
 
 // DefaultDriverVersion is the version of a driver for which none is given.
 const DefaultDriverVersion = "1.0.0"
+
+// DefaultCUDA is the CUDA version of a driver for which none is given.
+const DefaultCUDA = "12.4"
 
 // Library is the behaviour of the vendor's library.
 type Library struct {
@@ -65,8 +79,10 @@ type Card struct {
 	// Vendor is one of Vendors.
 	Vendor string
 	Model  string
-	// UUID is the vendor's uuid; for Enflame's without the prefix "GCU-".
-	UUID string
+	// UUID is what the vendor's library returns: Enflame's has no prefix,
+	// NVIDIA's and Iluvatar's begin with "GPU-".
+	UUID   string
+	Serial string
 	// MemoryMiB and UsedMiB are in MiB.
 	MemoryMiB, UsedMiB int64
 	// NUMA is the card's NUMA node, -1 when not known.
@@ -74,6 +90,25 @@ type Card struct {
 	// Minor is the number in the name of the card's device file, the card's
 	// number when nil.
 	Minor *int
+	// Board names the board that carries the card; cards of one vendor with the
+	// same name are chips of one board. "" is a board of its own.
+	Board string
+	// Chip is the card's position on its Board.
+	Chip int
+	// PCI is the PCI address, such as "0000:3b:00.0"; when empty it is derived
+	// from the card's number.
+	PCI string
+	// Switch names the PCIe switch that the card is behind, "" for none.
+	Switch string
+	// Compute is the compute capability, such as "9.0"; "8.0" when empty.
+	Compute string
+	// MIG says whether the card can be cut into partitions, and is.
+	MIG MIG
+	// XID is the critical error that happened last. Another value than before
+	// is one more error.
+	XID XID
+	// HealthBits are the faults of a card whose vendor tells them as bits.
+	HealthBits uint64
 	// Unhealthy makes the library call the card unhealthy.
 	Unhealthy bool
 	// Lost makes all calls about the card fail. It is still counted.
@@ -82,11 +117,52 @@ type Card struct {
 	Fail Failures
 }
 
-// Vendors are the vendors that a card can be of.
-var Vendors = []string{Enflame, "nvidia", "iluvatar"}
+// MIG says whether a card can be cut into partitions, and is.
+type MIG string
 
-// Enflame is the vendor of GCUs.
-const Enflame = "enflame"
+// The modes of partitions.
+const (
+	MIGNotSupported MIG = ""
+	MIGDisabled     MIG = "disabled"
+	MIGEnabled      MIG = "enabled"
+)
+
+// XID is a critical error of a card. The zero value is none.
+type XID struct {
+	// Code is the vendor's number of the kind of error, 1 to 999.
+	Code int
+	// Number tells errors of one Code apart, 0 to 1000000.
+	Number int
+}
+
+// String returns CODE or CODE@NUMBER, as a topology file has it.
+func (x XID) String() string {
+	if x.Number == 0 {
+		return fmt.Sprint(x.Code)
+	}
+	return fmt.Sprintf("%d@%d", x.Code, x.Number)
+}
+
+// Link is a direct connection between two cards of one vendor.
+type Link struct {
+	// A and B are numbers of cards, places in Topology.Cards.
+	A, B int
+	// Lanes is how many lanes connect the two, 1 to 18.
+	Lanes int
+	// OneWay makes B know nothing of A: its lanes to A are down, and the
+	// question how near A is fails.
+	OneWay bool
+}
+
+// Vendors are the vendors that a card can be of.
+var Vendors = []string{Enflame, NVIDIA, Iluvatar}
+
+// The vendors by name.
+const (
+	Enflame  = "enflame"
+	NVIDIA   = "nvidia"
+	Iluvatar = "iluvatar"
+)
 
 // Limits of the format, the same as in c/topology.h.
 const (
@@ -95,6 +171,11 @@ const (
 	maxFailures  = 32      // functions in one fail key
 	maxMinor     = 1048575 // Linux has 20 bits for it
 	maxNUMA      = 1023
+	maxPosition  = 1023 // of a chip on its board
+	maxLinks     = 4096
+	maxLanes     = 18 // NVML has room for no more
+	maxXID       = 999
+	maxXIDNumber = 1000000
 	maxFileBytes = 1024 * 1024
 	maxDelay     = time.Hour
 )
@@ -114,9 +195,85 @@ func GCUs(n int, memoryMiB int64) []Card {
 	return cards
 }
 
+// GPUs returns n healthy cards of NVIDIA's with memoryMiB MiB each, on NUMA
+// node 0, with uuids that differ. AllLinked links them.
+func GPUs(n int, memoryMiB int64) []Card {
+	cards := make([]Card, n)
+	for i := range cards {
+		cards[i] = Card{
+			Vendor:    NVIDIA,
+			Model:     "NVIDIA A100-SXM4-40GB",
+			UUID:      fmt.Sprintf("GPU-a1000000-0000-4000-8000-%012d", i),
+			Serial:    fmt.Sprintf("16501%05d", i),
+			MemoryMiB: memoryMiB,
+			Compute:   "8.0",
+			MIG:       MIGDisabled,
+		}
+	}
+	return cards
+}
+
+// IXBoards returns the chips of that many of Iluvatar's boards, with memoryMiB
+// MiB for each chip, on NUMA node 0, with uuids that differ.
+func IXBoards(boards, chips int, memoryMiB int64) []Card {
+	var cards []Card
+	for board := range boards {
+		for chip := range chips {
+			c := Card{
+				Vendor:    Iluvatar,
+				Model:     "Iluvatar BI-V150",
+				UUID:      fmt.Sprintf("GPU-b1500000-0000-4000-8000-%08d%04d", board, chip),
+				Serial:    fmt.Sprintf("2405%06d", board),
+				MemoryMiB: memoryMiB,
+				Chip:      chip,
+			}
+			if chips > 1 {
+				c.Board = fmt.Sprintf("board%d", board)
+			}
+			cards = append(cards, c)
+		}
+	}
+	return cards
+}
+
+// AllLinked returns links between any two of n cards, the first of which is
+// number first in the topology.
+func AllLinked(first, n, lanes int) []Link {
+	var links []Link
+	for a := first; a < first+n; a++ {
+		for b := a + 1; b < first+n; b++ {
+			links = append(links, Link{A: a, B: b, Lanes: lanes})
+		}
+	}
+	return links
+}
+
+// DriverOf returns the driver that serves a vendor.
+func (t Topology) DriverOf(vendor string) Driver {
+	if d, ok := t.Drivers[vendor]; ok {
+		return d
+	}
+	return t.Driver
+}
+
+// LibraryOf returns the behaviour of a vendor's library.
+func (t Topology) LibraryOf(vendor string) Library {
+	if l, ok := t.Libraries[vendor]; ok {
+		return l
+	}
+	return t.Library
+}
+
 // Clone returns a copy that shares nothing with t.
 func (t Topology) Clone() Topology {
 	t.Library.Fail = maps.Clone(t.Library.Fail)
+	t.Drivers = maps.Clone(t.Drivers)
+	t.Libraries = maps.Clone(t.Libraries)
+	for vendor, l := range t.Libraries {
+		l.Fail = maps.Clone(l.Fail)
+		t.Libraries[vendor] = l
+	}
+	t.Links = slices.Clone(t.Links)
 	t.Cards = slices.Clone(t.Cards)
 	for i := range t.Cards {
 		c := &t.Cards[i]
@@ -137,15 +294,34 @@ func (t Topology) Validate() error {
 			errs = append(errs, fmt.Errorf("%s: %w", where, err))
 		}
 	}
-	if t.Driver.State != "" {
-		check("[driver]", checkState(string(t.Driver.State)))
+	driver := func(where string, d Driver) {
+		if d.State != "" {
+			check(where, checkState(string(d.State)))
+		}
+		check(where, checkWritable("version", d.Version))
+		if d.CUDA != "" {
+			check(where, checkVersion("cuda", d.CUDA))
+		}
 	}
-	check("[driver]", checkWritable("version", t.Driver.Version))
-	if d := t.Library.Delay; d < 0 || d > maxDelay || d%time.Millisecond != 0 {
-		check("[library]", fmt.Errorf("delay of %v is not in whole milliseconds from 0 to %v", d, maxDelay))
+	library := func(where string, l Library) {
+		if d := l.Delay; d < 0 || d > maxDelay || d%time.Millisecond != 0 {
+			check(where, fmt.Errorf("delay of %v is not in whole milliseconds from 0 to %v", d, maxDelay))
+		}
+		for _, err := range l.Fail.check() {
+			check(where, err)
+		}
 	}
-	for _, err := range t.Library.Fail.check() {
-		check("[library]", err)
+	driver("[driver]", t.Driver)
+	for _, vendor := range slices.Sorted(maps.Keys(t.Drivers)) {
+		where := fmt.Sprintf("[driver %s]", vendor)
+		check(where, checkVendor(vendor))
+		driver(where, t.Drivers[vendor])
+	}
+	library("[library]", t.Library)
+	for _, vendor := range slices.Sorted(maps.Keys(t.Libraries)) {
+		where := fmt.Sprintf("[library %s]", vendor)
+		check(where, checkVendor(vendor))
+		library(where, t.Libraries[vendor])
 	}
 	if len(t.Cards) > maxCards {
 		check("cards", fmt.Errorf("there are %d, at most %d are possible", len(t.Cards), maxCards))
@@ -164,12 +340,62 @@ func (t Topology) Validate() error {
 		if c.Minor != nil {
 			check(where, checkRange("minor", int64(*c.Minor), 0, maxMinor))
 		}
+		for _, err := range c.checkPlace() {
+			check(where, err)
+		}
 		for _, err := range c.Fail.check() {
 			check(where, err)
 		}
 	}
+	if len(t.Links) > maxLinks {
+		check("links", fmt.Errorf("there are more than %d links", maxLinks))
+	}
+	pairs := map[[2]int]bool{}
+	for _, l := range t.Links {
+		where := l.section()
+		pair := [2]int{min(l.A, l.B), max(l.A, l.B)}
+		switch {
+		case l.A == l.B:
+			check(where, errors.New("joins a card with itself"))
+		case pair[0] < 0 || pair[1] >= len(t.Cards):
+			check(where, errors.New("names a card that is not there"))
+		case t.Cards[l.A].Vendor != t.Cards[l.B].Vendor:
+			check(where, errors.New("joins cards of two vendors"))
+		case pairs[pair]:
+			check(where, errors.New("is described twice"))
+		}
+		pairs[pair] = true
+		check(where, checkRange("lanes", int64(l.Lanes), 1, maxLanes))
+	}
 	return errors.Join(errs...)
 }
+
+// checkPlace checks what is said of the card besides what it is.
+func (c Card) checkPlace() []error {
+	errs := []error{
+		checkWritable("serial", c.Serial),
+		checkWritable("board", c.Board),
+		checkRange("chip", int64(c.Chip), 0, maxPosition),
+		checkWritable("switch", c.Switch),
+	}
+	if c.PCI != "" {
+		errs = append(errs, checkPCI(c.PCI))
+	}
+	if c.Compute != "" {
+		errs = append(errs, checkVersion("compute", c.Compute))
+	}
+	if c.MIG != MIGNotSupported {
+		errs = append(errs, checkMIG(string(c.MIG)))
+	}
+	if c.XID != (XID{}) {
+		errs = append(errs,
+			checkRange("xid", int64(c.XID.Code), 1, maxXID),
+			checkRange("number of the xid", int64(c.XID.Number), 0, maxXIDNumber))
+	}
+	return errs
+}
+
+func (l Link) section() string { return fmt.Sprintf("[link %d %d]", l.A, l.B) }
 
 // Encode returns the topology as the text of its file.
 func (t Topology) Encode() ([]byte, error) {
@@ -178,17 +404,13 @@ func (t Topology) Encode() ([]byte, error) {
 	}
 	var b strings.Builder
 	b.WriteString("# Simulated hardware. docs/simulated-hardware.md describes this file.\n")
-	state := t.Driver.State
-	if state == "" {
-		state = DriverLoaded
+	t.Driver.encode(&b, "[driver]")
+	for _, vendor := range slices.Sorted(maps.Keys(t.Drivers)) {
+		t.Drivers[vendor].encode(&b, fmt.Sprintf("\n[driver %s]", vendor))
 	}
-	fmt.Fprintf(&b, "[driver]\nstate = %s\n", state)
-	if t.Driver.Version != "" {
-		fmt.Fprintf(&b, "version = %s\n", t.Driver.Version)
-	}
-	fmt.Fprintf(&b, "\n[library]\ndelay_ms = %d\n", t.Library.Delay.Milliseconds())
-	if len(t.Library.Fail) > 0 {
-		fmt.Fprintf(&b, "fail = %s\n", t.Library.Fail)
+	t.Library.encode(&b, "\n[library]")
+	for _, vendor := range slices.Sorted(maps.Keys(t.Libraries)) {
+		t.Libraries[vendor].encode(&b, fmt.Sprintf("\n[library %s]", vendor))
 	}
 	for i, c := range t.Cards {
 		fmt.Fprintf(&b, "\n[card %d]\nvendor = %s\nmodel = %s\nuuid = %s\nmemory_mib = %d\nnuma = %d\n",
@@ -201,11 +423,51 @@ func (t Topology) Encode() ([]byte, error) {
 			health = "unhealthy"
 		}
 		fmt.Fprintf(&b, "health = %s\nlost = %t\nused_mib = %d\n", health, c.Lost, c.UsedMiB)
+		for _, text := range []struct{ key, value string }{
+			{"serial", c.Serial}, {"board", c.Board}, {"pci", c.PCI}, {"switch", c.Switch},
+			{"compute", c.Compute}, {"mig", string(c.MIG)},
+		} {
+			if text.value != "" {
+				fmt.Fprintf(&b, "%s = %s\n", text.key, text.value)
+			}
+		}
+		if c.Chip != 0 {
+			fmt.Fprintf(&b, "chip = %d\n", c.Chip)
+		}
+		if c.XID != (XID{}) {
+			fmt.Fprintf(&b, "xid = %s\n", c.XID)
+		}
+		if c.HealthBits != 0 {
+			fmt.Fprintf(&b, "health_bits = %#x\n", c.HealthBits)
+		}
 		if len(c.Fail) > 0 {
 			fmt.Fprintf(&b, "fail = %s\n", c.Fail)
 		}
 	}
+	for _, l := range t.Links {
+		fmt.Fprintf(&b, "\n%s\nlanes = %d\n", l.section(), l.Lanes)
+		if l.OneWay {
+			b.WriteString("one_way = true\n")
+		}
+	}
 	return []byte(b.String()), nil
+}
+
+func (d Driver) encode(b *strings.Builder, section string) {
+	fmt.Fprintf(b, "%s\nstate = %s\n", section, cmp.Or(d.State, DriverLoaded))
+	if d.Version != "" {
+		fmt.Fprintf(b, "version = %s\n", d.Version)
+	}
+	if d.CUDA != "" {
+		fmt.Fprintf(b, "cuda = %s\n", d.CUDA)
+	}
+}
+
+func (l Library) encode(b *strings.Builder, section string) {
+	fmt.Fprintf(b, "%s\ndelay_ms = %d\n", section, l.Delay.Milliseconds())
+	if len(l.Fail) > 0 {
+		fmt.Fprintf(b, "fail = %s\n", l.Fail)
+	}
 }
 
 // Write puts the topology into the file at path in one step: a stand-in that
@@ -277,6 +539,34 @@ func checkVendor(vendor string) error {
 		return nil
 	}
 	return fmt.Errorf("vendor = \"%s\" is not enflame, nvidia or iluvatar", vendor)
+}
+
+var (
+	versionSyntax = regexp.MustCompile(`^[0-9]{1,2}\.[0-9]$`)
+	pciSyntax     = regexp.MustCompile(`^[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[01][0-9a-fA-F]\.[0-7]$`)
+	bitsSyntax    = regexp.MustCompile(`^0x[0-9a-fA-F]{1,16}$`)
+)
+
+func checkVersion(key, value string) error {
+	if versionSyntax.MatchString(value) {
+		return nil
+	}
+	return fmt.Errorf("%s = \"%s\" is not a version such as 12.4", key, value)
+}
+
+func checkPCI(value string) error {
+	if pciSyntax.MatchString(value) {
+		return nil
+	}
+	return fmt.Errorf("pci = \"%s\" is not an address such as 0000:3b:00.0", value)
+}
+
+func checkMIG(value string) error {
+	switch MIG(value) {
+	case MIGDisabled, MIGEnabled:
+		return nil
+	}
+	return fmt.Errorf("mig = \"%s\" is not disabled or enabled", value)
 }
 
 func checkRange(key string, n, low, high int64) error {

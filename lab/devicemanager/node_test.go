@@ -55,7 +55,7 @@ func TestMain(m *testing.M) {
 	klog.SetLogger(textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(io.Discard))))
 	dir, err := os.MkdirTemp("", "efml")
 	if err == nil {
-		libefml, err = vendorsim.Build(context.Background(), dir)
+		libefml, err = vendorsim.Build(context.Background(), vendorsim.Enflame, dir)
 	}
 	code := 1
 	if err != nil {
@@ -110,7 +110,7 @@ func prepareNode(t *testing.T, unit string, cards []vendorsim.Card) *node {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for name, content := range map[string][]byte{"key": []byte(grantKey), vendorsim.LibraryName: library} {
+	for name, content := range map[string][]byte{"key": []byte(grantKey), vendorsim.LibraryName(vendorsim.Enflame): library} {
 		if err := os.WriteFile(filepath.Join(dir, name), content, 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -155,7 +155,7 @@ func (n *node) startAgent() {
 	cfg.GrantKeyFile = filepath.Join(n.dir, "key")
 	cfg.HealthInterval = config.Duration(200 * time.Millisecond)
 	cfg.Resources[0].MemoryUnit = n.unit
-	vendor, err := vendors.New("enflame", backend.Options{DriverRoot: n.dir, LibraryPath: filepath.Join(n.dir, vendorsim.LibraryName)})
+	vendor, err := vendors.New("enflame", backend.Options{DriverRoot: n.dir, LibraryPath: filepath.Join(n.dir, vendorsim.LibraryName(vendorsim.Enflame))})
 	if err != nil {
 		n.t.Fatal(err)
 	}

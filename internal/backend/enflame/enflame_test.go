@@ -26,12 +26,15 @@ var built = sync.OnceValues(func() ([]byte, error) {
 		return nil, err
 	}
 	defer func() { _ = os.RemoveAll(dir) }() // in the temporary folder
-	path, err := vendorsim.Build(context.Background(), dir)
+	path, err := vendorsim.Build(context.Background(), vendorsim.Enflame, dir)
 	if err != nil {
 		return nil, err
 	}
 	return os.ReadFile(path)
 })
+
+// libraryName is the file of the stand-in.
+var libraryName = vendorsim.LibraryName(vendorsim.Enflame)
 
 // installFolder is where the vendor's package puts the library.
 const installFolder = "/usr/local/efsmi/efsmi-1.14.0/lib"
@@ -84,7 +87,7 @@ func (r root) library(folder string, topology vendorsim.Topology) string {
 	if err != nil {
 		r.t.Fatal(err)
 	}
-	file := r.put(filepath.Join(folder, vendorsim.LibraryName), data)
+	file := r.put(filepath.Join(folder, libraryName), data)
 	path := filepath.Join(filepath.Dir(file), vendorsim.TopologyName)
 	if err := topology.Write(path); err != nil {
 		r.t.Fatal(err)
@@ -97,7 +100,7 @@ func (r root) library(folder string, topology vendorsim.Topology) string {
 func (r root) install(topology vendorsim.Topology) (topologyPath string) {
 	r.t.Helper()
 	path := r.library(installFolder, topology)
-	r.link("/usr/lib/libefml.so", installFolder+"/"+vendorsim.LibraryName)
+	r.link("/usr/lib/libefml.so", installFolder+"/"+libraryName)
 	return path
 }
 
@@ -285,7 +288,7 @@ func TestLibraryThatCannotBeUsed(t *testing.T) {
 	t.Run("functions missing", func(t *testing.T) {
 		r := newRoot(t)
 		dir := t.TempDir()
-		path, err := vendorsim.Build(t.Context(), dir, vendorsim.Without("EfmlGetDevUuid", "EfmlGetDevMem", "EfmlGetEvent"))
+		path, err := vendorsim.Build(t.Context(), vendorsim.Enflame, dir, vendorsim.Without("EfmlGetDevUuid", "EfmlGetDevMem", "EfmlGetEvent"))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -327,7 +330,7 @@ func TestFindsLibrary(t *testing.T) {
 		"by the vendor's link": {func(r root) { r.install(one("a")) }, "a"},
 		"a link by another name": {func(r root) {
 			r.library("/opt/enflame", one("a"))
-			r.link("/usr/lib/x86_64-linux-gnu/libefml.so.2.1", "../../../opt/enflame/"+vendorsim.LibraryName)
+			r.link("/usr/lib/x86_64-linux-gnu/libefml.so.2.1", "../../../opt/enflame/"+libraryName)
 		}, "a"},
 		"through a linked folder": {func(r root) {
 			r.library("/data/libraries", one("a"))
@@ -335,7 +338,7 @@ func TestFindsLibrary(t *testing.T) {
 		}, "a"},
 		"a link that leads out of the root stays in": {func(r root) {
 			r.library("/usr/local", one("inside"))
-			r.link("/usr/lib/libefml.so", "../../../../../../../../usr/local/"+vendorsim.LibraryName)
+			r.link("/usr/lib/libefml.so", "../../../../../../../../usr/local/"+libraryName)
 		}, "inside"},
 		"a dead link is passed over": {func(r root) {
 			r.link("/usr/lib/libefml.so", "/nowhere/libefml.so")
@@ -349,7 +352,7 @@ func TestFindsLibrary(t *testing.T) {
 		"the link before the tools": {func(r root) {
 			r.library("/usr/local/efsmi/efsmi-1.14.0/lib", one("new"))
 			r.library("/usr/local/efsmi/efsmi-1.9.0/lib", one("old"))
-			r.link("/usr/lib/libefml.so", "/usr/local/efsmi/efsmi-1.9.0/lib/"+vendorsim.LibraryName)
+			r.link("/usr/lib/libefml.so", "/usr/local/efsmi/efsmi-1.9.0/lib/"+libraryName)
 		}, "old"},
 	}
 	for name, tt := range tests {
@@ -378,7 +381,7 @@ func TestLibraryReplaced(t *testing.T) {
 	}
 	reason(t, b)
 	newPath := r.library("/usr/local/efsmi/efsmi-1.15.0/lib", one("new"))
-	r.link("/usr/lib/libefml.so", "/usr/local/efsmi/efsmi-1.15.0/lib/"+vendorsim.LibraryName)
+	r.link("/usr/lib/libefml.so", "/usr/local/efsmi/efsmi-1.15.0/lib/"+libraryName)
 	if got := uuids(t, b); got != "new" {
 		t.Errorf("found %q, want new", got)
 	}
@@ -437,7 +440,7 @@ func TestOlderLibraries(t *testing.T) {
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
-			file, err := vendorsim.Build(t.Context(), dir, vendorsim.Without(tt.without...))
+			file, err := vendorsim.Build(t.Context(), vendorsim.Enflame, dir, vendorsim.Without(tt.without...))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -496,7 +499,7 @@ func TestAwaitChangeWithoutEvents(t *testing.T) {
 	if err := b.AwaitChange(t.Context()); err == nil {
 		t.Error("AwaitChange without a library")
 	}
-	file, err := vendorsim.Build(t.Context(), t.TempDir(), vendorsim.Without("EfmlGetEvent"))
+	file, err := vendorsim.Build(t.Context(), vendorsim.Enflame, t.TempDir(), vendorsim.Without("EfmlGetEvent"))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -64,7 +64,7 @@ static bool initialised;
 /* The code for the state of the driver. The lock is held. */
 static int driver_code(void)
 {
-	switch (sim.topology.driver) {
+	switch (sim.driver->state) {
 	case DRIVER_LOADED:
 		return EFML_SUCCESS;
 	case DRIVER_ABSENT:
@@ -191,7 +191,7 @@ EFML_API int EfmlGetDriverVer(char *out)
 	if (code == EFML_SUCCESS && !out)
 		code = EFML_FAILURE;
 	if (code == EFML_SUCCESS)
-		put_text(out, sim.topology.driver_version);
+		put_text(out, sim.driver->version);
 	sim_leave(&sim);
 	return code;
 }
@@ -272,8 +272,10 @@ EFML_API int EfmlGetDevInfo(uint32_t index, struct efml_info *out)
 		*out = (struct efml_info){
 			.vendor = 0x1e36, /* Enflame's PCI vendor id */
 			.device = 1,
-			.domain = (uint32_t)card->index / 0x80, /* a bus of its own for each card */
-			.bus = 0x10 + (uint32_t)card->index % 0x80,
+			.domain = card->pci_domain,
+			.bus = card->pci_bus,
+			.dev = card->pci_device,
+			.func = card->pci_function,
 			.logic = (uint32_t)card->minor,
 		};
 		put_text(out->name, card->model);
@@ -329,6 +331,16 @@ EFML_API int EfmlGetNumaNode(uint32_t index, int *out)
 	return code;
 }
 
+/* Takes the next event of a kind that this library tells of. */
+static bool next_event(int card, struct sim_event *out)
+{
+	while (sim_next_event(&sim, card, out)) {
+		if (out->change <= SIM_CARD_BACK)
+			return true;
+	}
+	return false;
+}
+
 static void put_event(struct efml_event *out, struct sim_event e)
 {
 	static const char *const texts[] = {
@@ -356,7 +368,7 @@ EFML_API int EfmlGetEvent(int ms, struct efml_event *out)
 		code = EFML_FAILURE;
 	while (code == EFML_SUCCESS) {
 		struct sim_event e;
-		if (sim_next_event(&sim, TOPOLOGY_NO_CARD, &e)) {
+		if (next_event(TOPOLOGY_NO_CARD, &e)) {
 			put_event(out, e);
 			break;
 		}
@@ -384,7 +396,7 @@ EFML_API int EfmlGetEventV2(uint32_t index, struct efml_event *out)
 	if (code == EFML_SUCCESS && (!out || index >= (uint32_t)sim.count))
 		code = EFML_FAILURE;
 	if (code == EFML_SUCCESS) {
-		if (sim_next_event(&sim, (int)index, &e))
+		if (next_event((int)index, &e))
 			put_event(out, e);
 		else
 			code = EFML_TIMEOUT;

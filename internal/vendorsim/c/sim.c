@@ -107,13 +107,18 @@ static bool read_file(struct sim *s, struct topology *out)
 	return ok;
 }
 
-static void push_event(struct sim *s, int card, enum sim_change change)
+static void push_event(struct sim *s, int card, enum sim_change change, uint64_t value)
 {
 	if (s->pending == SIM_EVENTS) {
 		s->first = (s->first + 1) % SIM_EVENTS;
 		s->pending--;
 	}
-	s->events[(s->first + s->pending++) % SIM_EVENTS] = (struct sim_event){.card = card, .change = change};
+	s->events[(s->first + s->pending++) % SIM_EVENTS] = (struct sim_event){
+		.card = card,
+		.change = change,
+		.value = value,
+		.number = ++s->happened,
+	};
 }
 
 /* Lists the cards of the vendor in *cards; returns how many, or -1. */
@@ -136,12 +141,20 @@ static int select_cards(const struct sim *s, struct topology *t, struct card ***
 static void compare_cards(struct sim *s, struct card **cards, int count)
 {
 	for (int i = 0; i < count || i < s->count; i++) {
-		bool was = i < s->count && !s->cards[i]->lost;
-		bool is = i < count && !cards[i]->lost;
+		const struct card *old = i < s->count ? s->cards[i] : NULL;
+		const struct card *new = i < count ? cards[i] : NULL;
+		bool was = old && !old->lost;
+		bool is = new && !new->lost;
 		if (was != is)
-			push_event(s, i, is ? SIM_CARD_BACK : SIM_CARD_LOST);
-		else if (is && s->cards[i]->healthy != cards[i]->healthy)
-			push_event(s, i, cards[i]->healthy ? SIM_CARD_HEALTHY : SIM_CARD_UNHEALTHY);
+			push_event(s, i, is ? SIM_CARD_BACK : SIM_CARD_LOST, 0);
+		else if (is && old->healthy != new->healthy)
+			push_event(s, i, new->healthy ? SIM_CARD_HEALTHY : SIM_CARD_UNHEALTHY, 0);
+		if (!old || !new)
+			continue;
+		if (new->xid != 0 && (old->xid != new->xid || old->xid_number != new->xid_number))
+			push_event(s, i, SIM_CARD_XID, (uint64_t)new->xid);
+		if (old->health_bits != new->health_bits)
+			push_event(s, i, SIM_CARD_BITS, new->health_bits);
 	}
 }
 
@@ -176,6 +189,8 @@ static void refresh(struct sim *s)
 	s->topology = t; /* cards point into t.cards, which stays where it is */
 	s->cards = cards;
 	s->count = count;
+	s->driver = topology_driver(&s->topology, s->vendor);
+	s->library = topology_library(&s->topology, s->vendor);
 	s->valid = true;
 	s->broken = false;
 }
@@ -187,7 +202,7 @@ struct sim_entry sim_enter(struct sim *s, const char *function, int card)
 	pthread_mutex_lock(&s->lock);
 	for (;;) {
 		refresh(s);
-		int64_t delay = s->broken ? 0 : (int64_t)s->topology.delay_ms * SIM_NS_PER_MS;
+		int64_t delay = s->broken ? 0 : (int64_t)s->library->delay_ms * SIM_NS_PER_MS;
 		int64_t left = start + delay - sim_now_ns();
 		if (left <= 0)
 			break;
@@ -198,7 +213,7 @@ struct sim_entry sim_enter(struct sim *s, const char *function, int card)
 
 	struct sim_entry e = {.broken = s->broken};
 	if (!e.broken) {
-		e.failure = failures_find(&s->topology.failures, function);
+		e.failure = failures_find(&s->library->failures, function);
 		if (e.failure == 0 && card >= 0 && card < s->count)
 			e.failure = failures_find(&s->cards[card]->failures, function);
 	}
@@ -222,6 +237,18 @@ bool sim_next_event(struct sim *s, int card, struct sim_event *out)
 		s->pending--;
 		*out = e;
 		return true;
+	}
+	return false;
+}
+
+bool sim_event_after(const struct sim *s, uint64_t after, struct sim_event *out)
+{
+	for (int i = 0; i < s->pending; i++) {
+		const struct sim_event *e = &s->events[(s->first + i) % SIM_EVENTS];
+		if (e->number > after) {
+			*out = *e;
+			return true;
+		}
 	}
 	return false;
 }

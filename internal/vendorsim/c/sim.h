@@ -16,11 +16,20 @@
 #include <sys/stat.h>
 
 /* What happened to a card, as the vendor's interface numbers cards. */
-enum sim_change { SIM_CARD_UNHEALTHY, SIM_CARD_HEALTHY, SIM_CARD_LOST, SIM_CARD_BACK };
+enum sim_change {
+	SIM_CARD_UNHEALTHY,
+	SIM_CARD_HEALTHY,
+	SIM_CARD_LOST,
+	SIM_CARD_BACK,
+	SIM_CARD_XID,  /* value is the code of a critical error */
+	SIM_CARD_BITS, /* value is the new health_bits */
+};
 
 struct sim_event {
 	int card;
 	enum sim_change change;
+	uint64_t value;
+	uint64_t number; /* 1 for the first event of the process, then 2 */
 };
 
 enum { SIM_EVENTS = 256 }; /* older ones are dropped, as a driver's queue would */
@@ -39,6 +48,9 @@ struct sim {
 	bool valid;		  /* there has been one */
 	struct card **cards;	  /* the cards of vendor, as it numbers them */
 	int count;
+	const struct driver *driver;   /* the one that serves vendor */
+	const struct library *library; /* how the library of vendor behaves */
+	uint64_t happened;	       /* events so far */
 	struct sim_event events[SIM_EVENTS]; /* a ring */
 	int first, pending;
 };
@@ -66,6 +78,13 @@ void sim_leave(struct sim *s);
  * TOPOLOGY_NO_CARD. Returns false when there is none. The lock is held.
  */
 bool sim_next_event(struct sim *s, int card, struct sim_event *out);
+
+/*
+ * Copies the oldest event whose number is above after, and leaves it in the
+ * queue, for interfaces with several listeners. Returns false when there is
+ * none. The lock is held.
+ */
+bool sim_event_after(const struct sim *s, uint64_t after, struct sim_event *out);
 
 /*
  * Gives the lock away for ns nanoseconds at most, and at most for one step, in

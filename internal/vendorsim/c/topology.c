@@ -8,7 +8,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum section { NO_SECTION, DRIVER, LIBRARY, CARD };
+enum section { NO_SECTION, DRIVER, LIBRARY, CARD, LINK };
+
+const char *const topology_vendors[TOPOLOGY_VENDORS] = {"enflame", "nvidia", "iluvatar"};
+
+enum { MAX_POSITION = 1023 }; /* of a chip on its board */
 
 /* Keys of a section, to notice those that are missing or given twice. */
 enum key {
@@ -25,17 +29,30 @@ enum key {
 	KEY_HEALTH = 1 << 10,
 	KEY_LOST = 1 << 11,
 	KEY_USED = 1 << 12,
+	KEY_CUDA = 1 << 13,
+	KEY_BOARD = 1 << 14,
+	KEY_CHIP = 1 << 15,
+	KEY_PCI = 1 << 16,
+	KEY_SWITCH = 1 << 17,
+	KEY_COMPUTE = 1 << 18,
+	KEY_MIG = 1 << 19,
+	KEY_XID = 1 << 20,
+	KEY_BITS = 1 << 21,
+	KEY_SERIAL = 1 << 22,
+	KEY_LANES = 1 << 23,
+	KEY_ONE_WAY = 1 << 24,
 };
 
 struct parser {
 	struct topology *topology;
 	int line;
 	enum section section;
+	char name[48];	    /* of the section, as messages show it */
 	unsigned seen;	    /* keys of the section so far */
-	bool driver_seen;   /* [driver] was there */
-	bool library_seen;  /* [library] was there */
 	struct card *slots; /* TOPOLOGY_MAX_CARDS of them by index; line 0 is an empty slot */
-	int current;	    /* index of the card of this section */
+	int current;	    /* index of this section's driver, library or card */
+	struct link *links; /* TOPOLOGY_MAX_LINKS of them */
+	int link_count;	    /* the last is that of a section [link] */
 	char *error;
 	size_t error_size;
 };
@@ -158,38 +175,153 @@ static bool once(struct parser *p, enum key key, const char *name)
 	return true;
 }
 
+static bool unknown_key(struct parser *p, const char *key)
+{
+	return fail(p, p->line, "unknown key \"%s\" in [%s]", key, p->name);
+}
+
+static bool is_digit(char c)
+{
+	return c >= '0' && c <= '9';
+}
+
+/* Parses a version such as 12.4: two digits at most, a point, a digit. */
+static bool parse_version(struct parser *p, const char *key, const char *value, int *major, int *minor)
+{
+	const char *c = value;
+	int n = 0;
+
+	for (; is_digit(*c) && c < value + 2; c++)
+		n = 10 * n + (*c - '0');
+	if (c == value || c[0] != '.' || !is_digit(c[1]) || c[2] != '\0')
+		return fail(p, p->line, "%s = \"%s\" is not a version such as 12.4", key, value);
+	*major = n;
+	*minor = c[1] - '0';
+	return true;
+}
+
+/*
+ * Parses hexadecimal digits, low to high of them, and moves *s behind them.
+ * Another number of digits is a mistake of the caller's text.
+ */
+static bool parse_hex(const char **s, int low, int high, uint64_t *out)
+{
+	int n = 0;
+
+	*out = 0;
+	for (; n < high; n++, (*s)++) {
+		char c = **s;
+		if (is_digit(c))
+			*out = *out << 4 | (uint64_t)(c - '0');
+		else if (c >= 'a' && c <= 'f')
+			*out = *out << 4 | (uint64_t)(c - 'a' + 10);
+		else if (c >= 'A' && c <= 'F')
+			*out = *out << 4 | (uint64_t)(c - 'A' + 10);
+		else
+			break;
+	}
+	return n >= low;
+}
+
+/* Parses a PCI address such as 0000:3b:00.0. */
+static bool parse_pci(struct parser *p, const char *value, struct card *out)
+{
+	uint64_t domain, bus, device, function;
+	const char *c = value;
+
+	bool ok = parse_hex(&c, 4, 8, &domain) && *c++ == ':' && parse_hex(&c, 2, 2, &bus) && *c++ == ':' &&
+		  parse_hex(&c, 2, 2, &device) && *c++ == '.' && parse_hex(&c, 1, 1, &function) && *c == '\0';
+	if (!ok || device > 31 || function > 7)
+		return fail(p, p->line, "pci = \"%s\" is not an address such as 0000:3b:00.0", value);
+	out->pci_domain = (uint32_t)domain;
+	out->pci_bus = (uint32_t)bus;
+	out->pci_device = (uint32_t)device;
+	out->pci_function = (uint32_t)function;
+	return true;
+}
+
+static bool parse_bits(struct parser *p, const char *value, uint64_t *out)
+{
+	const char *c = value;
+
+	if (*c++ != '0' || *c++ != 'x' || !parse_hex(&c, 1, 16, out) || *c != '\0')
+		return fail(p, p->line, "health_bits = \"%s\" is not a mask such as 0x4", value);
+	return true;
+}
+
+/* Parses CODE or CODE@NUMBER. */
+static bool parse_xid(struct parser *p, char *value, struct card *out)
+{
+	long long code, number = 0;
+
+	char *at = strchr(value, '@');
+	if (at)
+		*at++ = '\0';
+	if (!parse_integer(p, "xid", trim(value), 1, 999, &code))
+		return false;
+	if (at && !parse_integer(p, "number of the xid", trim(at), 0, 1000000, &number))
+		return false;
+	out->xid = (int)code;
+	out->xid_number = (int)number;
+	return true;
+}
+
+static bool parse_bool(struct parser *p, const char *key, const char *value, bool *out)
+{
+	*out = strcmp(value, "true") == 0;
+	if (!*out && strcmp(value, "false") != 0)
+		return fail(p, p->line, "%s = \"%s\" is not true or false", key, value);
+	return true;
+}
+
 static bool driver_key(struct parser *p, const char *key, const char *value)
 {
+	struct driver *d = &p->topology->drivers[p->current];
+
 	if (strcmp(key, "state") == 0) {
 		if (!once(p, KEY_STATE, key))
 			return false;
 		if (strcmp(value, "loaded") == 0)
-			p->topology->driver = DRIVER_LOADED;
+			d->state = DRIVER_LOADED;
 		else if (strcmp(value, "absent") == 0)
-			p->topology->driver = DRIVER_ABSENT;
+			d->state = DRIVER_ABSENT;
 		else if (strcmp(value, "broken") == 0)
-			p->topology->driver = DRIVER_BROKEN;
+			d->state = DRIVER_BROKEN;
 		else
 			return fail(p, p->line, "state = \"%s\" is not loaded, absent or broken", value);
 		return true;
 	}
 	if (strcmp(key, "version") == 0)
-		return once(p, KEY_VERSION, key) && parse_text(p, key, value, p->topology->driver_version);
-	return fail(p, p->line, "unknown key \"%s\" in [driver]", key);
+		return once(p, KEY_VERSION, key) && parse_text(p, key, value, d->version);
+	if (strcmp(key, "cuda") == 0)
+		return once(p, KEY_CUDA, key) && parse_version(p, key, value, &d->cuda_major, &d->cuda_minor);
+	return unknown_key(p, key);
 }
 
 static bool library_key(struct parser *p, const char *key, char *value)
 {
+	struct library *l = &p->topology->libraries[p->current];
+
 	if (strcmp(key, "delay_ms") == 0) {
 		long long n;
 		if (!once(p, KEY_DELAY, key) || !parse_integer(p, key, value, 0, 3600 * 1000, &n))
 			return false;
-		p->topology->delay_ms = (int)n;
+		l->delay_ms = (int)n;
 		return true;
 	}
 	if (strcmp(key, "fail") == 0)
-		return once(p, KEY_FAIL, key) && parse_failures(p, value, &p->topology->failures);
-	return fail(p, p->line, "unknown key \"%s\" in [library]", key);
+		return once(p, KEY_FAIL, key) && parse_failures(p, value, &l->failures);
+	return unknown_key(p, key);
+}
+
+/* The place of a vendor in topology_vendors, or -1. */
+static int vendor_number(const char *vendor)
+{
+	for (int i = 0; i < TOPOLOGY_VENDORS; i++) {
+		if (strcmp(topology_vendors[i], vendor) == 0)
+			return i;
+	}
+	return -1;
 }
 
 static bool card_key(struct parser *p, const char *key, char *value)
@@ -198,9 +330,11 @@ static bool card_key(struct parser *p, const char *key, char *value)
 	long long n;
 
 	if (strcmp(key, "vendor") == 0) {
-		if (strcmp(value, "enflame") != 0 && strcmp(value, "nvidia") != 0 && strcmp(value, "iluvatar") != 0)
+		if (!once(p, KEY_VENDOR, key))
+			return false;
+		if (vendor_number(value) < 0)
 			return fail(p, p->line, "vendor = \"%s\" is not enflame, nvidia or iluvatar", value);
-		return once(p, KEY_VENDOR, key) && parse_text(p, key, value, c->vendor);
+		return parse_text(p, key, value, c->vendor);
 	}
 	if (strcmp(key, "model") == 0)
 		return once(p, KEY_MODEL, key) && parse_text(p, key, value, c->model);
@@ -231,25 +365,73 @@ static bool card_key(struct parser *p, const char *key, char *value)
 		return true;
 	}
 	if (strcmp(key, "health") == 0) {
+		if (!once(p, KEY_HEALTH, key))
+			return false;
 		c->healthy = strcmp(value, "healthy") == 0;
 		if (!c->healthy && strcmp(value, "unhealthy") != 0)
 			return fail(p, p->line, "health = \"%s\" is not healthy or unhealthy", value);
-		return once(p, KEY_HEALTH, key);
+		return true;
 	}
 	if (strcmp(key, "lost") == 0) {
-		c->lost = strcmp(value, "true") == 0;
-		if (!c->lost && strcmp(value, "false") != 0)
-			return fail(p, p->line, "lost = \"%s\" is not true or false", value);
-		return once(p, KEY_LOST, key);
+		return once(p, KEY_LOST, key) && parse_bool(p, key, value, &c->lost);
 	}
+	if (strcmp(key, "serial") == 0)
+		return once(p, KEY_SERIAL, key) && parse_text(p, key, value, c->serial);
+	if (strcmp(key, "board") == 0)
+		return once(p, KEY_BOARD, key) && parse_text(p, key, value, c->board);
+	if (strcmp(key, "chip") == 0) {
+		if (!once(p, KEY_CHIP, key) || !parse_integer(p, key, value, 0, MAX_POSITION, &n))
+			return false;
+		c->chip = (int)n;
+		return true;
+	}
+	if (strcmp(key, "pci") == 0)
+		return once(p, KEY_PCI, key) && parse_pci(p, value, c);
+	if (strcmp(key, "switch") == 0)
+		return once(p, KEY_SWITCH, key) && parse_text(p, key, value, c->pci_switch);
+	if (strcmp(key, "compute") == 0)
+		return once(p, KEY_COMPUTE, key) && parse_version(p, key, value, &c->compute_major, &c->compute_minor);
+	if (strcmp(key, "mig") == 0) {
+		if (!once(p, KEY_MIG, key))
+			return false;
+		if (strcmp(value, "disabled") == 0)
+			c->mig = MIG_DISABLED;
+		else if (strcmp(value, "enabled") == 0)
+			c->mig = MIG_ENABLED;
+		else
+			return fail(p, p->line, "mig = \"%s\" is not disabled or enabled", value);
+		return true;
+	}
+	if (strcmp(key, "xid") == 0)
+		return once(p, KEY_XID, key) && parse_xid(p, value, c);
+	if (strcmp(key, "health_bits") == 0)
+		return once(p, KEY_BITS, key) && parse_bits(p, value, &c->health_bits);
 	if (strcmp(key, "fail") == 0)
 		return once(p, KEY_FAIL, key) && parse_failures(p, value, &c->failures);
-	return fail(p, p->line, "unknown key \"%s\" in [card %d]", key, p->current);
+	return unknown_key(p, key);
+}
+
+static bool link_key(struct parser *p, const char *key, const char *value)
+{
+	struct link *l = &p->links[p->link_count - 1];
+	long long n;
+
+	if (strcmp(key, "lanes") == 0) {
+		if (!once(p, KEY_LANES, key) || !parse_integer(p, key, value, 1, TOPOLOGY_MAX_LANES, &n))
+			return false;
+		l->lanes = (int)n;
+		return true;
+	}
+	if (strcmp(key, "one_way") == 0)
+		return once(p, KEY_ONE_WAY, key) && parse_bool(p, key, value, &l->one_way);
+	return unknown_key(p, key);
 }
 
 /* Checks a section that has ended. */
 static bool end_section(struct parser *p)
 {
+	if (p->section == LINK && !(p->seen & KEY_LANES))
+		return fail(p, p->links[p->link_count - 1].line, "[%s] has no lanes", p->name);
 	if (p->section != CARD)
 		return true;
 
@@ -268,9 +450,92 @@ static bool end_section(struct parser *p)
 	return true;
 }
 
+/*
+ * Whether name begins with word, alone or followed by white space and more,
+ * which *rest then is.
+ */
+static bool begins_with(char *name, const char *word, char **rest)
+{
+	size_t n = strlen(word);
+
+	if (strncmp(name, word, n) != 0 || (name[n] != '\0' && !is_space(name[n])))
+		return false;
+	*rest = trim(name + n);
+	return true;
+}
+
+/* Begins [driver], [library] or one of them for a vendor. */
+static bool begin_settings(struct parser *p, enum section section, const char *word, const char *vendor, bool *seen)
+{
+	int number = *vendor ? vendor_number(vendor) : -1;
+
+	if (*vendor && number < 0)
+		return fail(p, p->line, "unknown section [%s %s]", word, vendor);
+	snprintf(p->name, sizeof p->name, "%s%s%s", word, *vendor ? " " : "", vendor);
+	p->current = number + 1;
+	if (seen[p->current])
+		return fail(p, p->line, "section [%s] is given twice", p->name);
+	seen[p->current] = true;
+	p->section = section;
+	return true;
+}
+
+static bool begin_card(struct parser *p, char *number)
+{
+	long long index;
+
+	if (!parse_integer(p, "card", number, 0, TOPOLOGY_MAX_CARDS - 1, &index))
+		return false;
+	struct card *c = &p->slots[index];
+	if (c->line != 0)
+		return fail(p, p->line, "card %lld is described twice, first in line %d", index, c->line);
+	*c = (struct card){
+		.index = (int)index,
+		.line = p->line,
+		.minor = (int)index,
+		.numa = -1,
+		.healthy = true,
+		.pci_domain = (uint32_t)index / 0x80, /* a bus of its own for each card */
+		.pci_bus = 0x10 + (uint32_t)index % 0x80,
+		.compute_major = 8,
+	};
+	snprintf(p->name, sizeof p->name, "card %lld", index);
+	p->current = (int)index;
+	p->section = CARD;
+	return true;
+}
+
+static bool begin_link(struct parser *p, char *numbers)
+{
+	long long a, b;
+
+	char *second = numbers;
+	while (*second && !is_space(*second))
+		second++;
+	if (*second)
+		*second++ = '\0';
+	if (!parse_integer(p, "link", numbers, 0, TOPOLOGY_MAX_CARDS - 1, &a) ||
+	    !parse_integer(p, "link", trim(second), 0, TOPOLOGY_MAX_CARDS - 1, &b))
+		return false;
+	if (a == b)
+		return fail(p, p->line, "link %lld %lld joins a card with itself", a, b);
+	for (int i = 0; i < p->link_count; i++) {
+		const struct link *l = &p->links[i];
+		if ((l->a == a && l->b == b) || (l->a == b && l->b == a))
+			return fail(p, p->line, "link %lld %lld is described twice, first in line %d", a, b, l->line);
+	}
+	if (p->link_count == TOPOLOGY_MAX_LINKS)
+		return fail(p, p->line, "there are more than %d links", TOPOLOGY_MAX_LINKS);
+	p->links[p->link_count++] = (struct link){.a = (int)a, .b = (int)b, .line = p->line};
+	snprintf(p->name, sizeof p->name, "link %lld %lld", a, b);
+	p->section = LINK;
+	return true;
+}
+
 static bool begin_section(struct parser *p, char *name)
 {
 	size_t n = strlen(name);
+	char *rest;
 
 	if (!end_section(p))
 		return false;
@@ -279,38 +544,14 @@ static bool begin_section(struct parser *p, char *name)
 	name[n - 1] = '\0';
 	name = trim(name + 1);
 	p->seen = 0;
-	if (strcmp(name, "driver") == 0) {
-		if (p->driver_seen)
-			return fail(p, p->line, "section [driver] is given twice");
-		p->driver_seen = true;
-		p->section = DRIVER;
-		return true;
-	}
-	if (strcmp(name, "library") == 0) {
-		if (p->library_seen)
-			return fail(p, p->line, "section [library] is given twice");
-		p->library_seen = true;
-		p->section = LIBRARY;
-		return true;
-	}
-	if (strncmp(name, "card", 4) == 0 && is_space(name[4])) {
-		long long index;
-		if (!parse_integer(p, "card", trim(name + 4), 0, TOPOLOGY_MAX_CARDS - 1, &index))
-			return false;
-		struct card *c = &p->slots[index];
-		if (c->line != 0)
-			return fail(p, p->line, "card %lld is described twice, first in line %d", index, c->line);
-		*c = (struct card){
-			.index = (int)index,
-			.line = p->line,
-			.minor = (int)index,
-			.numa = -1,
-			.healthy = true,
-		};
-		p->current = (int)index;
-		p->section = CARD;
-		return true;
-	}
+	if (begins_with(name, "driver", &rest))
+		return begin_settings(p, DRIVER, "driver", rest, p->topology->has_driver);
+	if (begins_with(name, "library", &rest))
+		return begin_settings(p, LIBRARY, "library", rest, p->topology->has_library);
+	if (begins_with(name, "card", &rest) && *rest)
+		return begin_card(p, rest);
+	if (begins_with(name, "link", &rest) && *rest)
+		return begin_link(p, rest);
 	return fail(p, p->line, "unknown section [%s]", name);
 }
 
@@ -336,6 +577,8 @@ static bool parse_line(struct parser *p, char *line)
 		return library_key(p, key, value);
 	case CARD:
 		return card_key(p, key, value);
+	case LINK:
+		return link_key(p, key, value);
 	case NO_SECTION:
 		break;
 	}
@@ -367,6 +610,28 @@ static bool gather_cards(struct parser *p)
 	return true;
 }
 
+/* Moves the links into the topology; the cards are there. */
+static bool gather_links(struct parser *p)
+{
+	struct topology *t = p->topology;
+
+	for (int i = 0; i < p->link_count; i++) {
+		const struct link *l = &p->links[i];
+		if (l->a >= t->count || l->b >= t->count)
+			return fail(p, l->line, "[link %d %d] names a card that is not there", l->a, l->b);
+		if (strcmp(t->cards[l->a].vendor, t->cards[l->b].vendor) != 0)
+			return fail(p, l->line, "[link %d %d] joins cards of two vendors", l->a, l->b);
+	}
+	if (p->link_count == 0)
+		return true;
+	t->links = malloc((size_t)p->link_count * sizeof *p->links);
+	if (!t->links)
+		return fail(p, p->line, "out of memory");
+	memcpy(t->links, p->links, (size_t)p->link_count * sizeof *p->links);
+	t->link_count = p->link_count;
+	return true;
+}
+
 static bool parse(struct parser *p, char *text)
 {
 	for (char *line = text; line;) {
@@ -378,18 +643,22 @@ static bool parse(struct parser *p, char *text)
 			return false;
 		line = next;
 	}
-	return end_section(p) && gather_cards(p);
+	return end_section(p) && gather_cards(p) && gather_links(p);
 }
 
 bool topology_parse(const char *text, size_t size, struct topology *out, char *error, size_t error_size)
 {
-	struct topology t = {.driver = DRIVER_LOADED, .driver_version = "1.0.0"};
+	struct topology t = {0};
 	struct parser p = {.topology = &t, .error = error, .error_size = error_size};
 	bool ok = false;
 
+	for (int i = 0; i <= TOPOLOGY_VENDORS; i++)
+		t.drivers[i] = (struct driver){.version = "1.0.0", .cuda_major = 12, .cuda_minor = 4};
+
 	char *copy = malloc(size + 1);
 	p.slots = calloc(TOPOLOGY_MAX_CARDS, sizeof *p.slots);
-	if (!copy || !p.slots) {
+	p.links = calloc(TOPOLOGY_MAX_LINKS, sizeof *p.links);
+	if (!copy || !p.slots || !p.links) {
 		fail(&p, 1, "out of memory");
 	} else if (memchr(text, '\0', size)) {
 		fail(&p, 1, "the file is not text, it contains a NUL byte");
@@ -400,6 +669,7 @@ bool topology_parse(const char *text, size_t size, struct topology *out, char *e
 	}
 	free(copy);
 	free(p.slots);
+	free(p.links);
 	if (ok)
 		*out = t;
 	else
@@ -410,7 +680,31 @@ bool topology_parse(const char *text, size_t size, struct topology *out, char *e
 void topology_free(struct topology *t)
 {
 	free(t->cards);
+	free(t->links);
 	*t = (struct topology){0};
+}
+
+const struct driver *topology_driver(const struct topology *t, const char *vendor)
+{
+	int i = vendor_number(vendor) + 1;
+
+	return &t->drivers[t->has_driver[i] ? i : 0];
+}
+
+const struct library *topology_library(const struct topology *t, const char *vendor)
+{
+	int i = vendor_number(vendor) + 1;
+
+	return &t->libraries[t->has_library[i] ? i : 0];
+}
+
+enum nearness topology_nearness(const struct card *a, const struct card *b)
+{
+	if (a->board[0] && strcmp(a->board, b->board) == 0)
+		return NEAR_BOARD;
+	if (a->pci_switch[0] && strcmp(a->pci_switch, b->pci_switch) == 0)
+		return NEAR_SWITCH;
+	return a->numa >= 0 && a->numa == b->numa ? NEAR_HOST_BRIDGE : NEAR_SYSTEM;
 }
 
 int failures_find(const struct failures *f, const char *function)

@@ -15,10 +15,20 @@ enum {
 	TOPOLOGY_TEXT = 64,	   /* bytes of a model, uuid or version, with the NUL */
 	TOPOLOGY_MAX_CARDS = 1024, /* more than any vendor's library allows, so that too many can be simulated */
 	TOPOLOGY_MAX_FAILURES = 32,
+	TOPOLOGY_MAX_LINKS = 4096,
+	TOPOLOGY_MAX_LANES = 18, /* of a card; NVML has room for no more */
+	TOPOLOGY_VENDORS = 3,
 	TOPOLOGY_NO_CARD = -1,
 };
 
 enum driver_state { DRIVER_LOADED, DRIVER_ABSENT, DRIVER_BROKEN };
+
+/* A [driver] section. */
+struct driver {
+	enum driver_state state;
+	char version[TOPOLOGY_TEXT];
+	int cuda_major, cuda_minor; /* the highest version that the driver serves */
+};
 
 /* A function of the vendor's library that is to fail, and how. */
 struct failure {
@@ -31,29 +41,71 @@ struct failures {
 	int count;
 };
 
+/* A [library] section. */
+struct library {
+	int delay_ms;
+	struct failures failures; /* for all calls */
+};
+
+/* Whether a card can be cut into partitions (MIG) and is. */
+enum mig { MIG_NOT_SUPPORTED, MIG_DISABLED, MIG_ENABLED };
+
 struct card {
 	int index; /* N of [card N] */
 	int line;  /* of its section */
 	char vendor[TOPOLOGY_TEXT];
 	char model[TOPOLOGY_TEXT];
 	char uuid[TOPOLOGY_TEXT]; /* "" and duplicates are allowed: clients have to cope */
+	char serial[TOPOLOGY_TEXT];
 	uint64_t memory_mib;
 	uint64_t used_mib;
 	int numa; /* -1: unknown */
 	int minor;
+	char board[TOPOLOGY_TEXT]; /* "": the card is alone on its board */
+	int chip;		   /* its position on the board */
+	char pci_switch[TOPOLOGY_TEXT];
+	uint32_t pci_domain, pci_bus, pci_device, pci_function;
+	int compute_major, compute_minor; /* compute capability */
+	enum mig mig;
 	bool healthy;
 	bool lost;
+	uint64_t health_bits; /* what is wrong, for vendors that tell it as bits */
+	int xid;	      /* the critical error that happened last, 0 for none */
+	int xid_number;	      /* tells two errors of one code apart */
 	struct failures failures; /* for calls about this card */
 };
 
-struct topology {
-	enum driver_state driver;
-	char driver_version[TOPOLOGY_TEXT];
-	int delay_ms;
-	struct failures failures; /* for all calls */
-	struct card *cards;	  /* in ascending order of index, which are 0..count-1 */
-	int count;
+/* A direct connection between two cards (NVLink). */
+struct link {
+	int a, b; /* indices of cards */
+	int line; /* of its section */
+	int lanes;
+	bool one_way; /* b knows nothing of it */
 };
+
+struct topology {
+	/* The general section, then those of topology_vendors. */
+	struct driver drivers[1 + TOPOLOGY_VENDORS];
+	struct library libraries[1 + TOPOLOGY_VENDORS];
+	bool has_driver[1 + TOPOLOGY_VENDORS];
+	bool has_library[1 + TOPOLOGY_VENDORS];
+	struct card *cards; /* in ascending order of index, which are 0..count-1 */
+	int count;
+	struct link *links; /* in the order of the file */
+	int link_count;
+};
+
+/* The vendors that a card can be of. */
+extern const char *const topology_vendors[TOPOLOGY_VENDORS];
+
+/* The driver or library of a vendor: of its own section, else of the general one. */
+const struct driver *topology_driver(const struct topology *t, const char *vendor);
+const struct library *topology_library(const struct topology *t, const char *vendor);
+
+/* How near two cards are to each other over PCIe, nearest first. */
+enum nearness { NEAR_BOARD, NEAR_SWITCH, NEAR_HOST_BRIDGE, NEAR_SYSTEM };
+
+enum nearness topology_nearness(const struct card *a, const struct card *b);
 
 /*
  * Parses text of size bytes, which need not end in NUL. Returns true and fills
