@@ -100,6 +100,14 @@ type SlotDevice struct {
 	Avoid bool
 }
 
+// has reports whether the device has that replica now.
+func (d *SlotDevice) has(replica int) bool {
+	if d.Replicas == 0 {
+		return replica == WholeDevice
+	}
+	return replica >= 0 && replica < d.Replicas
+}
+
 // SlotQuestion is one question of kubelet: which slots should one container
 // get?
 type SlotQuestion struct {
@@ -189,6 +197,8 @@ func newChooser(q SlotQuestion) (*chooser, error) {
 	c.held = make([]int, len(ids))
 	must := map[string]bool{}
 	for _, id := range q.Must {
+		// A replica beyond the present number is one from before a change of the
+		// configuration, and the pod's all the same.
 		i, replica, ok := c.find(id)
 		if !ok {
 			return nil, fmt.Errorf("%s: %q, which is to be reused, is none of its devices", q.Resource, id)
@@ -204,7 +214,7 @@ func newChooser(q SlotQuestion) (*chooser, error) {
 			continue
 		}
 		i, replica, ok := c.find(id)
-		if !ok {
+		if !ok || !c.devices[i].has(replica) {
 			c.strangers++
 			continue
 		}
@@ -213,7 +223,7 @@ func newChooser(q SlotQuestion) (*chooser, error) {
 	for i, d := range c.devices {
 		slices.Sort(c.free[i])
 		c.free[i] = slices.Compact(c.free[i])
-		c.held[i] = max(d.Replicas, 1) - len(c.free[i]) - len(c.picked[i])
+		c.held[i] = max(0, max(d.Replicas, 1)-len(c.free[i])-len(c.picked[i]))
 	}
 	return c, nil
 }
@@ -224,14 +234,8 @@ func (c *chooser) find(id string) (device, replica int, ok bool) {
 	if err != nil {
 		return 0, 0, false
 	}
-	i, ok := c.graph.Position(s.Device)
-	if !ok {
-		return 0, 0, false
-	}
-	if n := c.devices[i].Replicas; (n == 0) != (s.Replica == WholeDevice) || s.Replica >= n && n > 0 {
-		return 0, 0, false
-	}
-	return i, s.Replica, true
+	device, ok = c.graph.Position(s.Device)
+	return device, s.Replica, ok
 }
 
 // tier returns the positions of the devices that are equally good, but for
