@@ -37,18 +37,41 @@ type Grants interface {
 	DecodeGrant(podUID, value string) (accel.Grant, error)
 }
 
-// Label is a label that a node must carry.
+// Label is a label that a node may carry.
 type Label struct{ Key, Value string }
 
 func (l Label) String() string { return l.Key + "=" + l.Value }
 
-// ParseLabel reads key=value.
-func ParseLabel(s string) (Label, error) {
-	key, value, ok := strings.Cut(s, "=")
-	if !ok || key == "" {
-		return Label{}, fmt.Errorf("node label %q: must be key=value", s)
+// Labels are labels of which a node must carry any one; none asks for nothing.
+type Labels []Label
+
+// ParseLabels reads key=value, several joined by commas.
+func ParseLabels(s string) (Labels, error) {
+	var out Labels
+	for one := range strings.SplitSeq(s, ",") {
+		key, value, ok := strings.Cut(one, "=")
+		if !ok || key == "" {
+			return nil, fmt.Errorf("node label %q: must be key=value", one)
+		}
+		out = append(out, Label{Key: key, Value: value})
 	}
-	return Label{Key: key, Value: value}, nil
+	return out, nil
+}
+
+// allow reports whether a node with these labels carries what l asks for.
+func (l Labels) allow(carried map[string]string) bool {
+	return len(l) == 0 || slices.ContainsFunc(l, func(one Label) bool {
+		value, ok := carried[one.Key]
+		return ok && value == one.Value
+	})
+}
+
+func (l Labels) String() string {
+	var all []string
+	for _, one := range l {
+		all = append(all, one.String())
+	}
+	return strings.Join(all, " or ")
 }
 
 // BooksConfig is what Books need. Ledger and Grants are required.
@@ -58,9 +81,9 @@ type BooksConfig struct {
 	// Resources are those that are followed; whatever else nodes publish or
 	// pods ask for is ignored.
 	Resources []accel.Resource
-	// NodeLabels are the labels without which a node's inventory of a resource
-	// does not count. A resource that is not in it needs none.
-	NodeLabels map[accel.Resource]Label
+	// NodeLabels are the labels without any of which a node's inventory of a
+	// resource does not count. A resource that is not in it needs none.
+	NodeLabels map[accel.Resource]Labels
 }
 
 // Books follow the nodes and pods of a cluster and keep a ledger true to them.
@@ -323,8 +346,8 @@ func (b *Books) setNode(n *metav1.PartialObjectMetadata) {
 			if !slices.Contains(b.config.Resources, inv.Resource) {
 				continue
 			}
-			if label, ok := b.config.NodeLabels[inv.Resource]; ok && n.Labels[label.Key] != label.Value {
-				record.problem = "the node is not labelled " + label.String()
+			if labels := b.config.NodeLabels[inv.Resource]; !labels.allow(n.Labels) {
+				record.problem = "the node is not labelled " + labels.String()
 				continue
 			}
 			counted = append(counted, inv)
@@ -343,8 +366,7 @@ func (b *Books) published(n *metav1.PartialObjectMetadata) (string, [sha256.Size
 	}
 	h := sha256.New()
 	for _, resource := range b.config.Resources {
-		label := b.config.NodeLabels[resource]
-		fmt.Fprintf(h, "%t\n", label.Key == "" || n.Labels[label.Key] == label.Value)
+		fmt.Fprintf(h, "%t\n", b.config.NodeLabels[resource].allow(n.Labels))
 	}
 	h.Write([]byte(inventory))
 	return inventory, [sha256.Size]byte(h.Sum(nil))

@@ -49,7 +49,7 @@ func newFixture(t *testing.T) *fixture {
 	f.keys = NewKeyring(f.file)
 	f.books = NewBooks(BooksConfig{
 		Ledger: f.ledger, Grants: f.keys, Resources: []accel.Resource{gcuMemory},
-		NodeLabels: map[accel.Resource]Label{gcuMemory: shareLabel},
+		NodeLabels: map[accel.Resource]Labels{gcuMemory: {{Key: "divvy.dev/enabled", Value: "true"}, shareLabel}},
 	})
 	return f
 }
@@ -162,7 +162,7 @@ func TestNodes(t *testing.T) {
 	unlabelled.Labels = nil
 	f.ok(nodes.Update(unlabelled))
 	f.want("b: 0")
-	if got := f.books.Problem("a"); got != "the node is not labelled enflame.com/gcushare=true" {
+	if got := f.books.Problem("a"); got != "the node is not labelled divvy.dev/enabled=true or enflame.com/gcushare=true" {
 		t.Errorf("problem of a: %q", got)
 	}
 	f.ok(nodes.Update(f.node("a", 16, 8)))
@@ -435,13 +435,43 @@ func TestTransformers(t *testing.T) {
 	}
 }
 
-func TestParseLabel(t *testing.T) {
-	if l, err := ParseLabel("a.example/b=true"); err != nil || l.String() != "a.example/b=true" {
-		t.Errorf("%v, %v", l, err)
+func TestParseLabels(t *testing.T) {
+	tests := map[string]string{
+		"a.example/b=true":            "a.example/b=true",
+		"a.example/b=true,c=d":        "a.example/b=true or c=d",
+		"a.example/b=true,c=d,e=,f=g": "a.example/b=true or c=d or e= or f=g",
 	}
-	for _, bad := range []string{"", "a", "=b"} {
-		if _, err := ParseLabel(bad); err == nil {
+	for text, want := range tests {
+		if l, err := ParseLabels(text); err != nil || l.String() != want {
+			t.Errorf("%q: %v, %v", text, l, err)
+		}
+	}
+	for _, bad := range []string{"", "a", "=b", "a=b,", "a=b,c"} {
+		if _, err := ParseLabels(bad); err == nil {
 			t.Errorf("%q was taken", bad)
 		}
+	}
+}
+
+// Nodes of several vendors are labelled by several words.
+func TestAnyOfTheLabelsIsEnough(t *testing.T) {
+	labels := Labels{{Key: "a", Value: "1"}, {Key: "b", Value: ""}}
+	tests := map[string]struct {
+		carried map[string]string
+		want    bool
+	}{
+		"none":              {nil, false},
+		"another":           {map[string]string{"c": "1"}, false},
+		"another value":     {map[string]string{"a": "2"}, false},
+		"the first":         {map[string]string{"a": "1", "c": "1"}, true},
+		"one without value": {map[string]string{"b": ""}, true},
+	}
+	for name, tt := range tests {
+		if got := labels.allow(tt.carried); got != tt.want {
+			t.Errorf("%s: %t", name, got)
+		}
+	}
+	if !(Labels{}).allow(nil) {
+		t.Error("no label is asked for, and the node is refused")
 	}
 }

@@ -47,7 +47,7 @@ type Options struct {
 	// Resources are the extended resources that are managed.
 	Resources []string
 	// NodeLabel, as key=value, is the label that a node needs for its inventory
-	// to count; "" for none.
+	// to count; of several, joined by commas, any one is enough. "" for none.
 	NodeLabel string
 	// ReservationTTL is how long a reservation waits for its pod to be seen
 	// bound.
@@ -87,7 +87,7 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.Policy, "policy", o.Policy, "which device is preferred: binpack (the fullest that has room) or spread (the emptiest)")
 	fs.StringVar(&o.GrantKeyFile, "grant-key-file", o.GrantKeyFile, "file with the key, of 32 bytes or more, that grants are signed with; read again when it changes")
 	fs.StringSliceVar(&o.Resources, "resources", o.Resources, "extended resources that are managed; inspect shows the first")
-	fs.StringVar(&o.NodeLabel, "node-label", o.NodeLabel, "label, as key=value, that a node needs to get shared pods; empty for none")
+	fs.StringVar(&o.NodeLabel, "node-label", o.NodeLabel, "label, as key=value, that a node needs to get shared pods; of several, joined by commas, any is enough; empty for none")
 	fs.DurationVar(&o.ReservationTTL, "reservation-ttl", o.ReservationTTL, "how long a device stays reserved for a pod that is not seen bound")
 	fs.StringVar(&o.LogFile, "log-file", o.LogFile, "file that gets a copy of the log, rotated; empty for none")
 	fs.StringVar(&o.LogLevel, "log-level", o.LogLevel, "error, warn, info, debug or trace")
@@ -124,7 +124,7 @@ type settings struct {
 	bindFrom  []netip.Prefix
 	logging   logging.Options
 	resources []accel.Resource
-	labels    map[accel.Resource]kube.Label
+	labels    map[accel.Resource]kube.Labels
 	identity  string
 }
 
@@ -178,11 +178,11 @@ func (o Options) settings() (settings, error) {
 		s.resources = append(s.resources, accel.Resource(name))
 	}
 	if o.NodeLabel != "" {
-		label, err := kube.ParseLabel(o.NodeLabel)
+		labels, err := kube.ParseLabels(o.NodeLabel)
 		check("node-label", err)
-		s.labels = map[accel.Resource]kube.Label{}
+		s.labels = map[accel.Resource]kube.Labels{}
 		for _, r := range s.resources {
-			s.labels[r] = label
+			s.labels[r] = labels
 		}
 	}
 	if o.ReservationTTL < minReservationTTL {

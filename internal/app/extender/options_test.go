@@ -20,7 +20,7 @@ func TestDefaultsAreValid(t *testing.T) {
 	if s.policy != place.Binpack {
 		t.Errorf("policy %s", s.policy)
 	}
-	want := map[accel.Resource]kube.Label{"enflame.com/gcu-memory": {Key: "enflame.com/gcushare", Value: "true"}}
+	want := map[accel.Resource]kube.Labels{"enflame.com/gcu-memory": {{Key: "enflame.com/gcushare", Value: "true"}}}
 	if diff := cmp.Diff(want, s.labels); diff != "" {
 		t.Errorf("labels (-want +got):\n%s", diff)
 	}
