@@ -32,16 +32,171 @@ helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace 
 {{- if or .Values.extender.leaderElection (gt (int .Values.extender.replicas) 1) -}}true{{- end -}}
 {{- end }}
 
-{{/* The label, as key=value, that the extender asks of a node: the selector's
-gcushare label, or the only one that there is. A node that lost it gets no pods,
-even while its inventory is still there. */}}
+{{/* The named configurations of node.configs as JSON, name -> text of the file. A
+map, and the text of a NodeConfig, are laid over what the values say, because
+only they know the paths inside the container; an old file is taken as it is. */}}
+{{- define "divvy.node.configs" -}}
+{{- $root := . -}}
+{{- $out := dict -}}
+{{- range $name, $config := .Values.node.configs -}}
+{{- $over := $config -}}
+{{- if kindIs "string" $config -}}
+{{- $over = fromYaml $config -}}
+{{- if hasKey $over "Error" -}}
+{{- fail (printf "node.configs.%s: %s" $name $over.Error) -}}
+{{- end -}}
+{{- end -}}
+{{- if or (kindIs "map" $config) (eq (toString $over.kind) "NodeConfig") -}}
+{{- $over = deepCopy $over -}}
+{{- if $over.resources -}}
+{{- $resources := list -}}
+{{- range $i, $r := $over.resources -}}
+{{- $resources = append $resources (include "divvy.resource" (list $root (printf "node.configs.%s.resources[%d]" $name $i) $r) | fromYaml) -}}
+{{- end -}}
+{{- $over = set $over "resources" $resources -}}
+{{- end -}}
+{{- $out = set $out $name (mustMergeOverwrite (include "divvy.node.config" $root | fromYaml) $over | toYaml) -}}
+{{- else -}}
+{{- $out = set $out $name $config -}}
+{{- end -}}
+{{- end -}}
+{{- if and $out (not (hasKey $out "default")) -}}
+{{- $out = set $out "default" (include "divvy.node.config" $root) -}}
+{{- end -}}
+{{- $out | toJson -}}
+{{- end }}
+
+{{/* All resources that some node may offer, as a JSON list of their entries. */}}
+{{- define "divvy.resources" -}}
+{{- $all := list -}}
+{{- range .Values.sharedResources -}}
+{{- $all = append $all . -}}
+{{- end -}}
+{{- range include "divvy.node.configs" . | fromJson -}}
+{{- $all = concat $all ((fromYaml .).resources | default list | kindIs "slice" | ternary ((fromYaml .).resources | default list) list) -}}
+{{- end -}}
+{{- $all | toJson -}}
+{{- end }}
+
+{{/* The resources that the extender manages, those of mode memory, joined by
+commas. */}}
+{{- define "divvy.memoryResources" -}}
+{{- $names := list -}}
+{{- range include "divvy.resources" . | fromJsonArray -}}
+{{- if eq (.mode | default "memory") "memory" -}}
+{{- $names = append $names .name -}}
+{{- end -}}
+{{- end -}}
+{{- concat $names .Values.extender.managedResources | uniq | join "," -}}
+{{- end }}
+
+{{/* The vendors whose devices some node may offer, as a JSON list. The chart does
+not see into ConfigMaps of one's own, so these may be anybody's. */}}
+{{- define "divvy.vendors" -}}
+{{- $vendors := list -}}
+{{- range include "divvy.resources" . | fromJsonArray -}}
+{{- $vendors = append $vendors .vendor -}}
+{{- end -}}
+{{- range include "divvy.node.configs" . | fromJson -}}
+{{- $file := fromYaml . -}}
+{{- if ne (toString $file.kind) "NodeConfig" -}}
+{{- $vendors = append $vendors (ternary "nvidia" "iluvatar" (eq (toString $file.version) "v1")) -}}
+{{- end -}}
+{{- end -}}
+{{- if .Values.node.ixConfigMap -}}
+{{- $vendors = append $vendors "iluvatar" -}}
+{{- end -}}
+{{- if .Values.node.existingConfigMap -}}
+{{- $vendors = concat $vendors (list "enflame" "iluvatar" "nvidia") -}}
+{{- end -}}
+{{- $vendors | uniq | sortAlpha | toJson -}}
+{{- end }}
+
+{{/* The labels, as a JSON map, all of which a node needs for the daemon to run
+there; empty when any of divvy.node.anyLabel is enough. */}}
+{{- define "divvy.node.selector" -}}
+{{- $s := dict -}}
+{{- range $key, $value := .Values.node.nodeSelector -}}
+{{- if not (kindIs "invalid" $value) -}}
+{{- $s = set $s $key $value -}}
+{{- end -}}
+{{- end -}}
+{{- if .Values.node.gpuOperator.enabled -}}
+{{- $s = set $s "nvidia.com/gpu.present" "true" -}}
+{{- end -}}
+{{- $s | toJson -}}
+{{- end }}
+
+{{/* The labels, as a JSON list of key=value, any of which is enough for the
+daemon to run on a node. */}}
+{{- define "divvy.node.anyLabel" -}}
+{{- $labels := list -}}
+{{- range include "divvy.vendors" . | fromJsonArray -}}
+{{- $labels = append $labels (get (dict "enflame" "enflame.com/gcushare=true" "iluvatar" "iluvatar.com/gpu.present=true" "nvidia" "nvidia.com/gpu.present=true") .) -}}
+{{- end -}}
+{{- append $labels "divvy.dev/enabled=true" | toJson -}}
+{{- end }}
+
+{{/* The affinity of the daemon's pods: the labels above and what the values add,
+both of which must hold. A node that says divvy.dev/enabled=false gets none: the
+daemon itself writes some of the labels that it is chosen by, so taking a label
+away is not always a way to be rid of it. */}}
+{{- define "divvy.node.affinity" -}}
+{{- $ours := list -}}
+{{- if include "divvy.node.selector" . | fromJson -}}
+{{- $ours = list list -}}
+{{- else -}}
+{{- range include "divvy.node.anyLabel" . | fromJsonArray -}}
+{{- $kv := splitn "=" 2 . -}}
+{{- $ours = append $ours (list (dict "key" $kv._0 "operator" "In" "values" (list $kv._1))) -}}
+{{- end -}}
+{{- end -}}
+{{- $affinity := deepCopy .Values.node.affinity -}}
+{{- $node := $affinity.nodeAffinity | default dict -}}
+{{- $key := "requiredDuringSchedulingIgnoredDuringExecution" -}}
+{{- $theirs := (get $node $key | default dict).nodeSelectorTerms | default (list dict) -}}
+{{- $enabled := dict "key" "divvy.dev/enabled" "operator" "NotIn" "values" (list "false") -}}
+{{- $terms := list -}}
+{{- range $their := $theirs -}}
+{{- range $our := $ours -}}
+{{- $term := deepCopy $their -}}
+{{- $term = set $term "matchExpressions" (concat $our (list $enabled) ($their.matchExpressions | default list)) -}}
+{{- $terms = append $terms $term -}}
+{{- end -}}
+{{- end -}}
+{{- $node = set $node $key (dict "nodeSelectorTerms" $terms) -}}
+{{- set $affinity "nodeAffinity" $node | toYaml -}}
+{{- end }}
+
+{{/* The labels, as key=value and joined by commas, any of which the extender asks
+of a node. A node that lost them gets no pods, even while its inventory is still
+there. */}}
 {{- define "divvy.extender.nodeLabel" -}}
-{{- $s := .Values.node.nodeSelector -}}
-{{- if hasKey $s "enflame.com/gcushare" -}}
+{{- $s := include "divvy.node.selector" . | fromJson -}}
+{{- if not $s -}}
+{{- include "divvy.node.anyLabel" . | fromJsonArray | join "," -}}
+{{- else if hasKey $s "enflame.com/gcushare" -}}
 enflame.com/gcushare={{ get $s "enflame.com/gcushare" }}
 {{- else if eq (len $s) 1 -}}
 {{- range $k, $v := $s }}{{ $k }}={{ $v }}{{ end -}}
 {{- end -}}
+{{- end }}
+
+{{/* What the daemon sees of the host's files: libraries of drivers, and /sys and
+/proc in them. */}}
+{{- define "divvy.node.hostMounts" -}}
+- name: host
+  mountPath: /host
+  readOnly: true
+  mountPropagation: {{ .Values.node.hostMountPropagation }}
+{{- if .Values.node.gpuOperator.enabled }}
+# The operator's driver container mounts its root below this folder, perhaps
+# later.
+- name: driver
+  mountPath: /host{{ dir .Values.node.gpuOperator.driverRoot }}
+  readOnly: true
+  mountPropagation: HostToContainer
+{{- end }}
 {{- end }}
 
 {{/* Prometheus annotations; (list $ 9400). */}}
@@ -53,35 +208,57 @@ prometheus.io/path: /metrics
 {{- end -}}
 {{- end }}
 
+{{/* One entry of a list of resources, complete and checked;
+(list $ "sharedResources[0]" entry). */}}
+{{- define "divvy.resource" -}}
+{{- $root := index . 0 -}}
+{{- $at := index . 1 -}}
+{{- $r := deepCopy (index . 2) -}}
+{{- $mode := $r.mode | default "memory" -}}
+{{- $r = set $r "mode" $mode -}}
+{{- range $key, $of := dict "memoryUnit" "memory" "countResource" "memory" "replicas" "timeSlicing" "replicasFor" "timeSlicing" "failRequestsGreaterThanOne" "timeSlicing" "allocation" "timeSlicing" -}}
+{{- if and (hasKey $r $key) (ne $mode $of) -}}
+{{- fail (printf "%s (%s): %s is for mode %s, and the mode is %s" $at $r.name $key $of $mode) -}}
+{{- end -}}
+{{- end -}}
+{{- if and (eq $mode "timeSlicing") (not $r.replicas) (not $r.replicasFor) -}}
+{{- fail (printf "%s (%s): mode timeSlicing needs replicas" $at $r.name) -}}
+{{- end -}}
+{{- if eq $mode "memory" -}}
+{{- $r = set $r "memoryUnit" ($r.memoryUnit | default $root.Values.memoryUnit) -}}
+{{- end -}}
+{{- toYaml $r -}}
+{{- end }}
+
 {{/* The configuration file of divvy-node, api/config/v1alpha1. Paths are those
 inside the container. */}}
 {{- define "divvy.node.config" -}}
+{{- $node := .Values.node -}}
 apiVersion: config.divvy.dev/v1alpha1
 kind: NodeConfig
 driverRoot: /host
 kubeletDir: /var/lib/kubelet
 stateDir: /var/lib/divvy
 cdiDir: /var/run/cdi
-{{- if .Values.node.logDir }}
-logFile: {{ .Values.node.logDir | trimSuffix "/" }}/gcushare-device-plugin.log
+{{- if $node.logDir }}
+logFile: {{ $node.logDir | trimSuffix "/" }}/gcushare-device-plugin.log
 {{- end }}
-logLevel: {{ .Values.node.logLevel }}
+logLevel: {{ $node.logLevel }}
 listen: ":9400"
 grantKeyFile: /etc/divvy/grant/key
-injection: {{ .Values.node.injection }}
-healthInterval: {{ .Values.node.healthInterval }}
-{{- with .Values.node.libraries }}
+injection: {{ $node.injection }}
+healthInterval: {{ $node.healthInterval }}
+labels: {{ $node.labels }}
+{{- with $node.libraries }}
 libraries:
   {{- toYaml . | nindent 2 }}
 {{- end }}
+{{- with $node.vendors }}
+vendors:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
 resources:
-{{- range .Values.sharedResources }}
-- name: {{ .name }}
-  vendor: {{ .vendor }}
-  mode: {{ .mode | default "memory" }}
-  memoryUnit: {{ .memoryUnit | default $.Values.memoryUnit | quote }}
-  {{- with .countResource }}
-  countResource: {{ . }}
-  {{- end }}
+{{- range $i, $r := .Values.sharedResources }}
+-{{ include "divvy.resource" (list $ (printf "sharedResources[%d]" $i) $r) | indent 2 | trimPrefix " " }}
 {{- end }}
 {{- end }}
