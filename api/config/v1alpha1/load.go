@@ -1,15 +1,12 @@
 package v1alpha1
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"os"
-	"path/filepath"
 	"regexp"
-	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -39,36 +36,66 @@ func (e *MistakesError) Error() string {
 // Load reads, decodes strictly, completes with defaults and validates the file
 // at path. vendors are the names of the backends that this program has.
 func Load(path string, vendors []string) (NodeConfig, error) {
+	data, err := ReadFile(path)
+	if err != nil {
+		return NodeConfig{}, err
+	}
+	return Parse(data, path, vendors)
+}
+
+// ReadFile returns what is in a configuration file, unless it is too large to
+// be one.
+func ReadFile(path string) ([]byte, error) {
 	f, err := os.Open(path)
 	if err != nil {
-		return NodeConfig{}, fmt.Errorf("read configuration: %w", err)
+		return nil, fmt.Errorf("read configuration: %w", err)
 	}
 	defer f.Close() //nolint:errcheck // opened for reading
 	data, err := io.ReadAll(io.LimitReader(f, maxFileBytes+1))
 	if err != nil {
-		return NodeConfig{}, fmt.Errorf("read configuration %s: %w", path, err)
+		return nil, fmt.Errorf("read configuration %s: %w", path, err)
 	}
 	if len(data) > maxFileBytes {
-		return NodeConfig{}, fmt.Errorf("configuration %s is larger than %d bytes", path, maxFileBytes)
+		return nil, fmt.Errorf("configuration %s is larger than %d bytes", path, maxFileBytes)
 	}
-	return Parse(data, path, vendors)
+	return data, nil
 }
 
 // Parse is Load for a configuration that is in memory; source names it in
 // errors. All mistakes are reported at once in a *MistakesError.
 func Parse(data []byte, source string, vendors []string) (NodeConfig, error) {
-	c := Default()
-	defaults := c.Resources
-	c.APIVersion, c.Kind, c.Resources = "", "", nil
+	c := Base()
+	mistakes, err := Decode(data, &c)
+	if err != nil {
+		return NodeConfig{}, &MistakesError{Source: source, Mistakes: []string{err.Error()}}
+	}
+	Complete(&c)
+	if mistakes = append(mistakes, Validate(c, vendors)...); len(mistakes) > 0 {
+		return NodeConfig{}, &MistakesError{Source: source, Mistakes: mistakes}
+	}
+	return c, nil
+}
 
-	var mistakes []string
-	dec := yaml.NewDecoder(strings.NewReader(string(data)))
+// Base returns what configurations are decoded over: the defaults without
+// resources, as these hold only where no file names any.
+func Base() NodeConfig {
+	c := Default()
+	c.Resources = nil
+	return c
+}
+
+// Decode reads one document strictly over c: keys that it has replace what c
+// has, lists and the entries of maps as a whole, the others stay. It returns
+// the mistakes of form, each with its line; what could be read is in c all the
+// same. An error means that the data is no YAML, so nothing was read.
+func Decode(data []byte, c *NodeConfig) (mistakes []string, err error) {
+	c.APIVersion, c.Kind = "", ""
+	dec := yaml.NewDecoder(bytes.NewReader(data))
 	dec.KnownFields(true)
-	if err := dec.Decode(&c); err != nil && !errors.Is(err, io.EOF) {
+	if err := dec.Decode(c); err != nil && !errors.Is(err, io.EOF) {
 		var typeErr *yaml.TypeError
 		if !errors.As(err, &typeErr) {
-			// Not YAML: nothing that follows would be worth reading.
-			return NodeConfig{}, &MistakesError{Source: source, Mistakes: []string{strings.TrimPrefix(err.Error(), "yaml: ")}}
+			return nil, errors.New(strings.TrimPrefix(err.Error(), "yaml: "))
 		}
 		for _, m := range typeErr.Errors {
 			mistakes = append(mistakes, plain(m))
@@ -77,22 +104,31 @@ func Parse(data []byte, source string, vendors []string) (NodeConfig, error) {
 	if err := dec.Decode(new(yaml.Node)); err == nil {
 		mistakes = append(mistakes, "the file holds more than one YAML document; one is read")
 	}
+	if c.APIVersion != APIVersion {
+		mistakes = append(mistakes, fmt.Sprintf("apiVersion: %q is not served; write %s", c.APIVersion, APIVersion))
+	}
+	if c.Kind != Kind {
+		mistakes = append(mistakes, fmt.Sprintf("kind: %q is not known; write %s", c.Kind, Kind))
+	}
+	return mistakes, nil
+}
+
+// Complete fills in what the configuration leaves to defaults that depend on
+// the rest of it.
+func Complete(c *NodeConfig) {
+	c.APIVersion, c.Kind = APIVersion, Kind
 	if c.Resources == nil {
-		c.Resources = defaults
+		c.Resources = Default().Resources
 	}
 	for i := range c.Resources {
-		if c.Resources[i].Mode == "" {
-			c.Resources[i].Mode = ModeMemory
+		r := &c.Resources[i]
+		if r.Mode == "" {
+			r.Mode = ModeMemory
 		}
-		if c.Resources[i].MemoryUnit == "" && c.Resources[i].Mode == ModeMemory {
-			c.Resources[i].MemoryUnit = "1"
+		if r.MemoryUnit == "" && r.Mode == ModeMemory {
+			r.MemoryUnit = "1"
 		}
 	}
-	mistakes = append(mistakes, validate(&c, vendors)...)
-	if len(mistakes) > 0 {
-		return NodeConfig{}, &MistakesError{Source: source, Mistakes: mistakes}
-	}
-	return c, nil
 }
 
 var unknownField = regexp.MustCompile(`^(line \d+): field (\S+) not found in type v1alpha1\.(\S+)$`)
@@ -106,96 +142,6 @@ func plain(m string) string {
 	return strings.ReplaceAll(m, "v1alpha1.", "")
 }
 
-// MemoryUnits are the sizes in GB that a unit of memory sharing may have.
-var MemoryUnits = []string{"1", "0.1", "0.01", "0.001"}
-
-var (
-	domainPattern = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)+$`)
-	namePattern   = regexp.MustCompile(`^[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$`)
-)
-
-func validate(c *NodeConfig, vendors []string) []string {
-	var out []string
-	wrong := func(field, format string, args ...any) {
-		out = append(out, field+": "+fmt.Sprintf(format, args...))
-	}
-	oneOf := func(field, got string, allowed ...string) {
-		if !slices.Contains(allowed, got) {
-			wrong(field, "%q is not known; use one of %s", got, strings.Join(allowed, ", "))
-		}
-	}
-	if c.APIVersion != APIVersion {
-		wrong("apiVersion", "%q is not served; write %s", c.APIVersion, APIVersion)
-	}
-	if c.Kind != Kind {
-		wrong("kind", "%q is not known; write %s", c.Kind, Kind)
-	}
-	for _, p := range []struct{ field, path string }{
-		{"driverRoot", c.DriverRoot}, {"kubeletDir", c.KubeletDir}, {"stateDir", c.StateDir},
-		{"cdiDir", c.CDIDir}, {"grantKeyFile", c.GrantKeyFile},
-	} {
-		if !filepath.IsAbs(p.path) {
-			wrong(p.field, "%q is not an absolute path", p.path)
-		}
-	}
-	if c.LogFile != "" && !filepath.IsAbs(c.LogFile) {
-		wrong("logFile", "%q is not an absolute path", c.LogFile)
-	}
-	oneOf("logLevel", c.LogLevel, "error", "warn", "info", "debug")
-	if _, port, err := net.SplitHostPort(c.Listen); err != nil {
-		wrong("listen", "%q is not host:port", c.Listen)
-	} else if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
-		wrong("listen", "%q is not a port from 1 to 65535", port)
-	}
-	oneOf("injection", string(c.Injection), string(InjectEnvironment), string(InjectDeviceNodes), string(InjectCDI))
-	if d := time.Duration(c.HealthInterval); d < 100*time.Millisecond || d > time.Hour {
-		wrong("healthInterval", "%v is out of range; use 100ms to 1h", d)
-	}
-	for vendor, path := range c.Libraries {
-		oneOf("libraries", vendor, vendors...)
-		if !filepath.IsAbs(path) {
-			wrong("libraries."+vendor, "%q is not an absolute path", path)
-		}
-	}
-	if len(c.Resources) == 0 {
-		wrong("resources", "the list is empty; name at least one resource or leave the key out")
-	}
-	seen := map[string]int{}
-	name := func(field string, i int, value string) {
-		domain, base, ok := strings.Cut(value, "/")
-		if !ok || !domainPattern.MatchString(domain) || !namePattern.MatchString(base) {
-			wrong(field, "%q is not the name of an extended resource; write domain/name, such as enflame.com/gcu-memory", value)
-		} else if domain == "kubernetes.io" || strings.HasSuffix(domain, ".kubernetes.io") {
-			wrong(field, "%q is in a domain that Kubernetes keeps for itself", value)
-		}
-		if first, dup := seen[value]; dup {
-			wrong(field, "%q is used by resources[%d] already", value, first)
-		} else {
-			seen[value] = i
-		}
-	}
-	sharedBy := map[string]int{}
-	for i, r := range c.Resources {
-		at := fmt.Sprintf("resources[%d].", i)
-		if first, dup := sharedBy[r.Vendor]; dup {
-			// Each resource would hand out the same memory once more.
-			wrong(at+"vendor", "resources[%d] shares the devices of %q already", first, r.Vendor)
-		} else {
-			sharedBy[r.Vendor] = i
-		}
-		name(at+"name", i, r.Name)
-		oneOf(at+"vendor", r.Vendor, vendors...)
-		oneOf(at+"mode", string(r.Mode), string(ModeMemory))
-		if !slices.Contains(MemoryUnits, r.MemoryUnit) {
-			wrong(at+"memoryUnit", "%q is not known; use one of %s", r.MemoryUnit, strings.Join(MemoryUnits, ", "))
-		}
-		if r.CountResource != "" {
-			name(at+"countResource", i, r.CountResource)
-		}
-	}
-	return out
-}
-
 // UnmarshalYAML reads a Go duration.
 func (d *Duration) UnmarshalYAML(n *yaml.Node) error {
 	v, err := time.ParseDuration(n.Value)
@@ -205,3 +151,9 @@ func (d *Duration) UnmarshalYAML(n *yaml.Node) error {
 	*d = Duration(v)
 	return nil
 }
+
+// MarshalYAML writes the duration as UnmarshalYAML reads it.
+func (d Duration) MarshalYAML() (any, error) { return time.Duration(d).String(), nil }
+
+// String is the duration as in Go.
+func (d Duration) String() string { return time.Duration(d).String() }

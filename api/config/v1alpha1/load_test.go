@@ -11,7 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-var vendors = []string{"enflame"}
+var vendors = []string{"enflame", "iluvatar", "nvidia"}
 
 const head = "apiVersion: config.divvy.dev/v1alpha1\nkind: NodeConfig\n"
 
@@ -44,6 +44,32 @@ resources:
   mode: memory
   memoryUnit: "0.01"
   countResource: example.com/count
+- name: nvidia.com/gpu
+  vendor: nvidia
+  mode: timeSlicing
+  devices:
+    models: ["NVIDIA A100*"]
+    ids: [GPU-1]
+    indexes: [0, 1]
+    except: {indexes: [7]}
+  splitBoards: true
+  replicas: 4
+  replicasFor: [{devices: {indexes: [0]}, replicas: 8}]
+  failRequestsGreaterThanOne: true
+  allocation: packed
+labels: divvy
+vendors:
+  nvidia:
+    driverRoot: /run/nvidia/driver
+    devRoot: /
+    injection: [volumeMounts, cdi]
+    deviceIDs: index
+    cdiKind: nvidia.com/gpu
+    health:
+      ignore: [default, xid-48]
+      heed: [xid-94]
+      recoverAfter: 0s
+      neverRecover: ["ecc-*"]
 `), "node.yaml", vendors)
 	if err != nil {
 		t.Fatal(err)
@@ -52,9 +78,55 @@ resources:
 		APIVersion: APIVersion, Kind: Kind, DriverRoot: "/host", KubeletDir: "/k", StateDir: "/s", CDIDir: "/c",
 		LogFile: "/l", LogLevel: "debug", Listen: "127.0.0.1:1", GrantKeyFile: "/g", Injection: InjectCDI,
 		HealthInterval: Duration(90 * time.Second), Libraries: map[string]string{"enflame": "/opt/libefml.so"},
-		Resources: []Resource{{Name: "example.com/mem", Vendor: "enflame", Mode: ModeMemory, MemoryUnit: "0.01", CountResource: "example.com/count"}},
+		Resources: []Resource{{Name: "example.com/mem", Vendor: "enflame", Mode: ModeMemory, MemoryUnit: "0.01", CountResource: "example.com/count"}, {
+			Name: "nvidia.com/gpu", Vendor: "nvidia", Mode: ModeTimeSlicing, SplitBoards: true,
+			Devices:  &DeviceSelector{Models: []string{"NVIDIA A100*"}, IDs: []string{"GPU-1"}, Indexes: []int{0, 1}, Except: &DeviceSelector{Indexes: []int{7}}},
+			Replicas: 4, ReplicasFor: []ReplicaRule{{Devices: DeviceSelector{Indexes: []int{0}}, Replicas: 8}},
+			FailRequestsGreaterThanOne: true, Allocation: PackedAllocation,
+		}},
+		Labels: LabelDivvy,
+		Vendors: map[string]Vendor{"nvidia": {
+			DriverRoot: "/run/nvidia/driver", DevRoot: "/", Injection: []Injection{InjectVolumeMounts, InjectCDI}, DeviceIDs: "index", CDIKind: "nvidia.com/gpu",
+			Health: Health{Ignore: []string{"default", "xid-48"}, Heed: []string{"xid-94"}, RecoverAfter: new(Duration(0)), NeverRecover: []string{"ecc-*"}},
+		}},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	text, err := Encode(got)
+	if err != nil {
+		t.Fatal(err)
+	}
+	again, err := Parse(text, "encoded", vendors)
+	if err != nil {
+		t.Fatalf("%v in:\n%s", err, text)
+	}
+	if diff := cmp.Diff(got, again); diff != "" {
+		t.Errorf("what Encode wrote reads as something else (-want +got):\n%s\n%s", diff, text)
+	}
+}
+
+func TestEncodeWritesWhatDiffersFromTheDefaults(t *testing.T) {
+	c := Default()
+	c.LogLevel = "debug"
+	c.Vendors = map[string]Vendor{"nvidia": {Health: Health{Ignore: []string{}}}}
+	got, err := Encode(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := head + `logLevel: debug
+vendors:
+    nvidia:
+        health:
+            ignore: []
+resources:
+    - name: enflame.com/gcu-memory
+      vendor: enflame
+      mode: memory
+      memoryUnit: "1"
+      countResource: enflame.com/gcu-count
+`
+	if diff := cmp.Diff(want, string(got)); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 }
@@ -70,9 +142,9 @@ func TestParseReportsAllMistakesAtOnce(t *testing.T) {
 				`line 3: unknown key "colour"`,
 				`line 4: "often" is not a duration`,
 				`line 10: unknown key "size"`,
-				`injection: "magic" is not known; use one of environment, deviceNodes, cdi`,
+				`injection: "magic" is not known; use one of environment, deviceNodes, cdi, cdiAnnotations`,
 				`resources[0].name: "gcu" is not the name of an extended resource`,
-				`resources[0].vendor: "acme" is not known; use one of enflame`,
+				`resources[0].vendor: "acme" is not known; use one of enflame, iluvatar, nvidia`,
 				`resources[0].memoryUnit: "2" is not known; use one of 1, 0.1, 0.01, 0.001`,
 			},
 		},
@@ -125,6 +197,7 @@ func TestLoadNamesTheFile(t *testing.T) {
 }
 
 func FuzzParse(f *testing.F) {
+	f.Add(head + "vendors: {nvidia: {health: {recoverAfter: 1s}}}\nresources: [{name: n.com/g, vendor: nvidia, mode: timeSlicing, replicas: 2, devices: {indexes: [1], except: {ids: [a]}}}]")
 	f.Add(head)
 	f.Add("a: &a [*a]")
 	f.Add(head + "resources: [{}]")
@@ -132,6 +205,20 @@ func FuzzParse(f *testing.F) {
 		c, err := Parse([]byte(text), "fuzz", vendors)
 		if err == nil && len(c.Resources) == 0 {
 			t.Error("accepted a configuration without resources")
+		}
+		if err != nil {
+			return
+		}
+		encoded, err := Encode(c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		again, err := Parse(encoded, "encoded", vendors)
+		if err != nil {
+			t.Fatalf("%v in what Encode wrote:\n%s", err, encoded)
+		}
+		if twice, err := Encode(again); err != nil || string(twice) != string(encoded) {
+			t.Errorf("encoded twice, it differs: %v\n%s\n%s", err, encoded, twice)
 		}
 	})
 }

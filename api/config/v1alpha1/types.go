@@ -55,6 +55,14 @@ type NodeConfig struct {
 
 // Vendor holds the settings of one vendor's devices.
 type Vendor struct {
+	// DriverRoot is the folder on the host that the vendor's driver is installed
+	// in, where that is not "/": a driver that a container brought may be in
+	// /run/nvidia/driver. This program looks for it below
+	// NodeConfig.DriverRoot.
+	DriverRoot string `yaml:"driverRoot"`
+	// DevRoot is the folder on the host whose dev folder has the device nodes;
+	// empty for DriverRoot.
+	DevRoot string `yaml:"devRoot"`
 	// Injection is how a container reaches the devices; empty for
 	// NodeConfig.Injection. Several ways may be combined.
 	Injection []Injection `yaml:"injection"`
@@ -127,8 +135,8 @@ type Resource struct {
 	// devices is shown, "" for none. Mode memory only.
 	CountResource string `yaml:"countResource"`
 
-	// Replicas is how many pods may hold one device by turns. Mode timeSlicing
-	// only.
+	// Replicas is how many pods may hold one device by turns, 1 to MaxReplicas.
+	// Mode timeSlicing only.
 	Replicas int `yaml:"replicas"`
 	// ReplicasFor gives other numbers of replicas to some devices; the first
 	// that matches counts. Mode timeSlicing only.
@@ -155,6 +163,11 @@ type DeviceSelector struct {
 	// Except takes devices out again.
 	Except *DeviceSelector `yaml:"except"`
 }
+
+// MaxReplicas bounds how many pods may hold one device by turns. More are a
+// slip of the pen: each would get a thousandth of the device's time. It also
+// keeps 64 devices within what kubelet accepts in one message, 4 MiB.
+const MaxReplicas = 1024
 
 // ReplicaRule gives some devices a number of replicas of their own.
 type ReplicaRule struct {

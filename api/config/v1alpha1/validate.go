@@ -1,0 +1,346 @@
+package v1alpha1
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"net"
+	"path"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// MemoryUnits are the sizes in GB that a unit of memory sharing may have.
+var MemoryUnits = []string{"1", "0.1", "0.01", "0.001"}
+
+// maxRecoverAfter bounds how long a device that is well again may be kept from
+// pods; NeverRecover is for those that should stay away.
+const maxRecoverAfter = 24 * time.Hour
+
+var (
+	domainPattern = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)+$`)
+	namePattern   = regexp.MustCompile(`^[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$`)
+	// cdiPattern is the form that the CDI specification gives to a vendor and a
+	// class, with a slash between the two.
+	cdiPattern = regexp.MustCompile(`^[A-Za-z]([A-Za-z0-9_.-]*[A-Za-z0-9])?/[A-Za-z]([A-Za-z0-9_-]*[A-Za-z0-9])?$`)
+	// causePattern is what the causes of ill health are written with.
+	causePattern = regexp.MustCompile(`^[a-z0-9*-]+$`)
+)
+
+// maxDomain leaves room for the prefix "requests." that quotas put before a
+// resource's name, whose domain may have 253 characters.
+const maxDomain = 253 - len("requests.")
+
+// Validate returns everything that is wrong with a completed configuration,
+// each a sentence that begins with the field. vendors are the names of the
+// backends that there are.
+func Validate(c NodeConfig, vendors []string) []string {
+	k := &checker{vendors: vendors, names: map[string]int{}}
+	k.node(c)
+	for _, vendor := range slices.Sorted(maps.Keys(c.Vendors)) {
+		k.vendor("vendors."+vendor, vendor, c)
+	}
+	if len(c.Resources) == 0 {
+		k.wrong("resources", "the list is empty; name at least one resource or leave the key out")
+	}
+	for i, r := range c.Resources {
+		k.resource(i, r)
+	}
+	k.memoryTwice(c.Resources)
+	return k.mistakes
+}
+
+// checker collects mistakes.
+type checker struct {
+	vendors  []string
+	mistakes []string
+	names    map[string]int // names of resources, with the resource that has them
+}
+
+func (k *checker) wrong(field, format string, args ...any) {
+	k.mistakes = append(k.mistakes, field+": "+fmt.Sprintf(format, args...))
+}
+
+func (k *checker) oneOf(field, got string, allowed ...string) {
+	if !slices.Contains(allowed, got) {
+		k.wrong(field, "%q is not known; use one of %s", got, strings.Join(allowed, ", "))
+	}
+}
+
+func (k *checker) absolute(field, value string) {
+	if !filepath.IsAbs(value) {
+		k.wrong(field, "%q is not an absolute path", value)
+	}
+}
+
+func (k *checker) node(c NodeConfig) {
+	for _, p := range []struct{ field, path string }{
+		{"driverRoot", c.DriverRoot}, {"kubeletDir", c.KubeletDir}, {"stateDir", c.StateDir},
+		{"cdiDir", c.CDIDir}, {"grantKeyFile", c.GrantKeyFile},
+	} {
+		k.absolute(p.field, p.path)
+	}
+	if c.LogFile != "" {
+		k.absolute("logFile", c.LogFile)
+	}
+	k.oneOf("logLevel", c.LogLevel, "error", "warn", "info", "debug")
+	if _, port, err := net.SplitHostPort(c.Listen); err != nil {
+		k.wrong("listen", "%q is not host:port", c.Listen)
+	} else if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
+		k.wrong("listen", "%q is not a port from 1 to 65535", port)
+	}
+	k.oneOf("injection", string(c.Injection),
+		string(InjectEnvironment), string(InjectDeviceNodes), string(InjectCDI), string(InjectCDIAnnotations))
+	if d := time.Duration(c.HealthInterval); d < 100*time.Millisecond || d > time.Hour {
+		k.wrong("healthInterval", "%v is out of range; use 100ms to 1h", d)
+	}
+	k.oneOf("labels", string(c.Labels), string(LabelAll), string(LabelDivvy), string(LabelNone))
+	for _, vendor := range slices.Sorted(maps.Keys(c.Libraries)) {
+		k.oneOf("libraries", vendor, k.vendors...)
+		k.absolute("libraries."+vendor, c.Libraries[vendor])
+	}
+}
+
+// vendorOfVolumeMounts is the one whose container runtime reads mounts.
+const vendorOfVolumeMounts = "nvidia"
+
+func (k *checker) vendor(at, name string, c NodeConfig) {
+	v := c.Vendors[name]
+	if !slices.Contains(k.vendors, name) {
+		k.wrong(at, "there is no vendor %q; use one of %s", name, strings.Join(k.vendors, ", "))
+	}
+	if v.DriverRoot != "" {
+		k.absolute(at+".driverRoot", v.DriverRoot)
+	}
+	if v.DevRoot != "" {
+		k.absolute(at+".devRoot", v.DevRoot)
+	}
+	seen := map[Injection]bool{}
+	for _, way := range v.Injection {
+		k.oneOf(at+".injection", string(way), string(InjectEnvironment), string(InjectDeviceNodes),
+			string(InjectVolumeMounts), string(InjectCDI), string(InjectCDIAnnotations))
+		if seen[way] {
+			k.wrong(at+".injection", "%q is there twice; once is enough", way)
+		}
+		seen[way] = true
+	}
+	if seen[InjectEnvironment] && seen[InjectVolumeMounts] {
+		k.wrong(at+".injection", "environment and volumeMounts both set the vendor's variable, one to the devices and one to a "+
+			"folder; keep one of them")
+	}
+	if seen[InjectVolumeMounts] && name != vendorOfVolumeMounts {
+		k.wrong(at+".injection", "volumeMounts is read by NVIDIA's container runtime alone; use environment, deviceNodes or cdi")
+	}
+	if v.DeviceIDs != "" {
+		k.oneOf(at+".deviceIDs", v.DeviceIDs, "uuid", "index")
+	}
+	if v.CDIKind != "" {
+		if !cdiPattern.MatchString(v.CDIKind) {
+			k.wrong(at+".cdiKind", "%q is not a kind of CDI devices; write vendor/class, such as nvidia.com/gpu", v.CDIKind)
+		}
+		cdi := seen[InjectCDI] || seen[InjectCDIAnnotations]
+		if len(v.Injection) == 0 {
+			cdi = c.Injection == InjectCDI || c.Injection == InjectCDIAnnotations
+		}
+		if !cdi {
+			k.wrong(at+".cdiKind", "%q is never used, as containers are given no CDI names; add cdi or cdiAnnotations to %s.injection, or leave the key out",
+				v.CDIKind, at)
+		}
+	}
+	k.causes(at+".health.ignore", v.Health.Ignore, true)
+	k.causes(at+".health.heed", v.Health.Heed, false)
+	k.causes(at+".health.neverRecover", v.Health.NeverRecover, false)
+	if after := v.Health.RecoverAfter; after != nil && (*after < 0 || time.Duration(*after) > maxRecoverAfter) {
+		k.wrong(at+".health.recoverAfter", "%v is out of range; use 0s to %v, or name causes in neverRecover", *after, maxRecoverAfter)
+	}
+}
+
+// causes checks patterns of causes; words are those that stand for several.
+func (k *checker) causes(field string, patterns []string, words bool) {
+	for _, p := range patterns {
+		switch {
+		case !causePattern.MatchString(p):
+			k.wrong(field, "%q is not a cause; write one such as xid-79 or over-temperature, with * for any text", p)
+		case !words && (p == "all" || p == "default"):
+			k.wrong(field, "%q has a meaning in ignore alone; write * for every cause", p)
+		}
+	}
+}
+
+func (k *checker) resource(i int, r Resource) {
+	at := fmt.Sprintf("resources[%d].", i)
+	k.name(at+"name", i, r.Name)
+	k.oneOf(at+"vendor", r.Vendor, k.vendors...)
+	k.oneOf(at+"mode", string(r.Mode), string(ModeExclusive), string(ModeTimeSlicing), string(ModeMemory))
+	if r.Devices != nil {
+		k.selector(at+"devices", *r.Devices, false)
+	}
+
+	known := slices.Contains([]Mode{ModeExclusive, ModeTimeSlicing, ModeMemory}, r.Mode)
+	// only says that a key which is set has no meaning in the resource's mode.
+	only := func(mode Mode, key string, set bool) {
+		if set && known && r.Mode != mode {
+			k.wrong(at+key, "the key belongs to mode %s, and the mode is %s; leave it out or change the mode", mode, r.Mode)
+		}
+	}
+	only(ModeMemory, "memoryUnit", r.MemoryUnit != "")
+	only(ModeMemory, "countResource", r.CountResource != "")
+	only(ModeTimeSlicing, "replicas", r.Replicas != 0)
+	only(ModeTimeSlicing, "replicasFor", len(r.ReplicasFor) > 0)
+	only(ModeTimeSlicing, "failRequestsGreaterThanOne", r.FailRequestsGreaterThanOne)
+	only(ModeTimeSlicing, "allocation", r.Allocation != "")
+
+	if r.CountResource != "" {
+		k.name(at+"countResource", i, r.CountResource)
+	}
+	switch r.Mode {
+	case ModeMemory:
+		if !slices.Contains(MemoryUnits, r.MemoryUnit) {
+			k.wrong(at+"memoryUnit", "%q is not known; use one of %s", r.MemoryUnit, strings.Join(MemoryUnits, ", "))
+		}
+	case ModeTimeSlicing:
+		k.replicas(at+"replicas", r.Replicas)
+		if r.Allocation != "" {
+			k.oneOf(at+"allocation", string(r.Allocation), string(DistributedAllocation), string(PackedAllocation))
+		}
+		for j, rule := range r.ReplicasFor {
+			at := fmt.Sprintf("%sreplicasFor[%d].", at, j)
+			if rule.Devices.isZero() {
+				k.wrong(at+"devices", "no device is named, so the rule is for all; put its number into replicas instead")
+			}
+			k.selector(at+"devices", rule.Devices, false)
+			k.replicas(at+"replicas", rule.Replicas)
+		}
+	case ModeExclusive:
+	}
+}
+
+func (k *checker) replicas(field string, n int) {
+	if n < 1 || n > MaxReplicas {
+		k.wrong(field, "%d is out of range; use 1 to %d, or mode exclusive for devices that are not shared", n, MaxReplicas)
+	}
+}
+
+func (k *checker) name(field string, i int, value string) {
+	domain, base, ok := strings.Cut(value, "/")
+	if !ok || !domainPattern.MatchString(domain) || len(domain) > maxDomain || !namePattern.MatchString(base) {
+		k.wrong(field, "%q is not the name of an extended resource; write domain/name, such as enflame.com/gcu-memory", value)
+	} else if domain == "kubernetes.io" || strings.HasSuffix(domain, ".kubernetes.io") {
+		k.wrong(field, "%q is in a domain that Kubernetes keeps for itself", value)
+	}
+	if first, dup := k.names[value]; dup {
+		k.wrong(field, "%q is used by resources[%d] already; give each its own name", value, first)
+	} else {
+		k.names[value] = i
+	}
+}
+
+func (k *checker) selector(field string, s DeviceSelector, inner bool) {
+	for _, m := range s.Models {
+		if strings.TrimSpace(m) == "" {
+			k.wrong(field+".models", "%q is no model; write the product name, with * for any text", m)
+		} else if _, err := path.Match(m, ""); err != nil {
+			k.wrong(field+".models", "%q is not a pattern; write the product name, with * for any text", m)
+		}
+	}
+	for _, id := range s.IDs {
+		switch {
+		case strings.TrimSpace(id) != id || id == "":
+			k.wrong(field+".ids", "%q is no uuid of a device", id)
+		case strings.Contains(id, "::"):
+			k.wrong(field+".ids", "%q names a replica; write the device's uuid, without :: and what follows", id)
+		}
+	}
+	for _, n := range s.Indexes {
+		if n < 0 {
+			k.wrong(field+".indexes", "%d is negative; devices are counted from 0", n)
+		}
+	}
+	if s.Except == nil {
+		return
+	}
+	switch {
+	case inner:
+		k.wrong(field+".except", "an exception has no exceptions; name the devices in %s", strings.TrimSuffix(field, ".except"))
+	case s.Except.isZero():
+		k.wrong(field+".except", "no device is named, so all are taken out; name some or leave the key out")
+	default:
+		k.selector(field+".except", *s.Except, true)
+	}
+}
+
+func (s DeviceSelector) isZero() bool {
+	return len(s.Models) == 0 && len(s.IDs) == 0 && len(s.Indexes) == 0 && s.Except == nil
+}
+
+// memoryTwice refuses two memory resources that may be made of one device. The
+// node would withdraw a device from the one while the other is in use, but the
+// scheduler's extender counts each resource by itself and would grant the same
+// memory twice, again and again, for the node to refuse.
+func (k *checker) memoryTwice(resources []Resource) {
+	for i, r := range resources {
+		for j, other := range resources[:i] {
+			if r.Mode != ModeMemory || other.Mode != ModeMemory || r.Vendor != other.Vendor || r.Vendor == "" {
+				continue
+			}
+			if !disjoint(r.Devices, other.Devices) {
+				k.wrong(fmt.Sprintf("resources[%d].devices", i), "resources[%d] may share the memory of the same devices of %q, and the "+
+					"scheduler would promise it twice; choose devices for both that cannot be the same, by indexes, by ids or by models", j, r.Vendor)
+			}
+		}
+	}
+}
+
+// disjoint reports whether no device can be chosen by both. It knows only what
+// the selectors say: a uuid and an index may be the same device.
+func disjoint(a, b *DeviceSelector) bool {
+	a, b = cmp.Or(a, &DeviceSelector{}), cmp.Or(b, &DeviceSelector{})
+	if a.Except != nil && takesOut(*a.Except, *b) || b.Except != nil && takesOut(*b.Except, *a) {
+		return true
+	}
+	kinds := func(s *DeviceSelector) [3]bool {
+		return [3]bool{len(s.Models) > 0, len(s.IDs) > 0, len(s.Indexes) > 0}
+	}
+	one := map[[3]bool]bool{{true, false, false}: true, {false, true, false}: true, {false, false, true}: true}
+	if kinds(a) != kinds(b) || !one[kinds(a)] {
+		return false
+	}
+	return !slices.ContainsFunc(a.IDs, func(id string) bool { return slices.Contains(b.IDs, id) }) &&
+		!slices.ContainsFunc(a.Indexes, func(n int) bool { return slices.Contains(b.Indexes, n) }) &&
+		!slices.ContainsFunc(a.Models, func(m string) bool {
+			return slices.ContainsFunc(b.Models, func(n string) bool { return mayMatchBoth(m, n) })
+		})
+}
+
+// takesOut reports whether an exception names all that s chooses.
+func takesOut(except, s DeviceSelector) bool {
+	if len(s.Models)+len(s.IDs)+len(s.Indexes) == 0 {
+		return false
+	}
+	return containsAll(except.Models, s.Models) && containsAll(except.IDs, s.IDs) && containsAll(except.Indexes, s.Indexes)
+}
+
+func containsAll[T comparable](all, some []T) bool {
+	return !slices.ContainsFunc(some, func(v T) bool { return !slices.Contains(all, v) })
+}
+
+// mayMatchBoth reports whether some model may match two patterns. It errs to
+// the side of true.
+func mayMatchBoth(a, b string) bool {
+	if !strings.Contains(a, "*") {
+		a, b = b, a
+	}
+	if !strings.Contains(b, "*") {
+		ok, err := path.Match(a, b)
+		return err != nil || ok
+	}
+	// Both have stars: what stands before the first and after the last decides.
+	headA, headB := a[:strings.Index(a, "*")], b[:strings.Index(b, "*")]
+	tailA, tailB := a[strings.LastIndex(a, "*")+1:], b[strings.LastIndex(b, "*")+1:]
+	return (strings.HasPrefix(headA, headB) || strings.HasPrefix(headB, headA)) &&
+		(strings.HasSuffix(tailA, tailB) || strings.HasSuffix(tailB, tailA))
+}

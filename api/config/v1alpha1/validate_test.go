@@ -1,0 +1,127 @@
+package v1alpha1
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// resource is a configuration of one resource with more keys.
+func resource(keys string) string {
+	return head + "resources:\n- {name: nvidia.com/gpu, vendor: nvidia, " + keys + "}\n"
+}
+
+// vendor is a configuration with keys of one vendor.
+func vendor(name, keys string) string {
+	return head + "vendors: {" + name + ": {" + keys + "}}\n"
+}
+
+func two(a, b string) string {
+	return head + "resources:\n- {name: a.com/x, vendor: nvidia, " + a + "}\n- {name: a.com/y, vendor: nvidia, " + b + "}\n"
+}
+
+func TestEachMistakeNamesItsFieldAndWhatWouldBeRight(t *testing.T) {
+	tests := map[string]struct {
+		text string
+		want string
+	}{
+		"unknown mode":                  {resource("mode: split"), `resources[0].mode: "split" is not known; use one of exclusive, timeSlicing, memory`},
+		"unknown vendor":                {head + "resources: [{name: a.com/b, vendor: acme}]", `resources[0].vendor: "acme" is not known; use one of enflame, iluvatar, nvidia`},
+		"no vendor":                     {head + "resources: [{name: a.com/b}]", `resources[0].vendor: "" is not known`},
+		"negative replicas":             {resource("mode: timeSlicing, replicas: -1"), "resources[0].replicas: -1 is out of range; use 1 to 1024, or mode exclusive"},
+		"no replicas":                   {resource("mode: timeSlicing"), "resources[0].replicas: 0 is out of range"},
+		"absurd replicas":               {resource("mode: timeSlicing, replicas: 1000000"), "resources[0].replicas: 1000000 is out of range"},
+		"no truth":                      {resource("mode: timeSlicing, replicas: 2, failRequestsGreaterThanOne: many"), "line 4: cannot unmarshal !!str `many` into bool"},
+		"replicas of exclusive":         {resource("mode: exclusive, replicas: 4"), "resources[0].replicas: the key belongs to mode timeSlicing, and the mode is exclusive"},
+		"replicas of memory":            {resource("replicas: 4"), "resources[0].replicas: the key belongs to mode timeSlicing, and the mode is memory"},
+		"rules of exclusive":            {resource("mode: exclusive, replicasFor: [{replicas: 2}]"), "resources[0].replicasFor: the key belongs to mode timeSlicing"},
+		"refusal of exclusive":          {resource("mode: exclusive, failRequestsGreaterThanOne: true"), "resources[0].failRequestsGreaterThanOne: the key belongs to mode timeSlicing"},
+		"allocation of memory":          {resource("allocation: packed"), "resources[0].allocation: the key belongs to mode timeSlicing"},
+		"unit of exclusive":             {resource(`mode: exclusive, memoryUnit: "1"`), "resources[0].memoryUnit: the key belongs to mode memory, and the mode is exclusive"},
+		"count of exclusive":            {resource("mode: exclusive, countResource: a.com/n"), "resources[0].countResource: the key belongs to mode memory"},
+		"unknown allocation":            {resource("mode: timeSlicing, replicas: 2, allocation: random"), `resources[0].allocation: "random" is not known; use one of distributed, packed`},
+		"a rule for all":                {resource("mode: timeSlicing, replicas: 2, replicasFor: [{replicas: 3}]"), "resources[0].replicasFor[0].devices: no device is named"},
+		"a rule without replicas":       {resource("mode: timeSlicing, replicas: 2, replicasFor: [{devices: {indexes: [0]}}]"), "resources[0].replicasFor[0].replicas: 0 is out of range"},
+		"count collides":                {head + "resources: [{name: a.com/x, vendor: enflame, countResource: a.com/x}]", `resources[0].countResource: "a.com/x" is used by resources[0] already`},
+		"count of another":              {two("mode: exclusive", "countResource: a.com/x"), `resources[1].countResource: "a.com/x" is used by resources[0] already`},
+		"a bad model":                   {resource(`mode: exclusive, devices: {models: ["A[1"]}`), `resources[0].devices.models: "A[1" is not a pattern`},
+		"an empty model":                {resource(`mode: exclusive, devices: {models: [" "]}`), `resources[0].devices.models: " " is no model`},
+		"a replica's id":                {resource(`mode: exclusive, devices: {ids: ["GPU-1::0"]}`), `resources[0].devices.ids: "GPU-1::0" names a replica`},
+		"an empty id":                   {resource(`mode: exclusive, devices: {ids: [""]}`), `resources[0].devices.ids: "" is no uuid`},
+		"a negative index":              {resource("mode: exclusive, devices: {indexes: [0, -2]}"), "resources[0].devices.indexes: -2 is negative; devices are counted from 0"},
+		"an exception of all":           {resource("mode: exclusive, devices: {except: {}}"), "resources[0].devices.except: no device is named"},
+		"exceptions of exceptions":      {resource("mode: exclusive, devices: {except: {indexes: [1], except: {indexes: [2]}}}"), "resources[0].devices.except.except: an exception has no exceptions"},
+		"a negative index in the rule":  {resource("mode: timeSlicing, replicas: 2, replicasFor: [{devices: {indexes: [-1]}, replicas: 2}]"), "resources[0].replicasFor[0].devices.indexes: -1"},
+		"a long domain":                 {head + "resources: [{name: " + strings.Repeat("a.", 130) + "com/x, vendor: nvidia}]", "is not the name of an extended resource"},
+		"a long name":                   {head + "resources: [{name: a.com/" + strings.Repeat("x", 64) + ", vendor: nvidia}]", "is not the name of an extended resource"},
+		"settings of an unknown vendor": {vendor("acme", ""), `vendors.acme: there is no vendor "acme"; use one of enflame, iluvatar, nvidia`},
+		"unknown injection":             {vendor("nvidia", "injection: [magic]"), `vendors.nvidia.injection: "magic" is not known; use one of environment, deviceNodes, volumeMounts, cdi, cdiAnnotations`},
+		"injection twice":               {vendor("nvidia", "injection: [cdi, cdi]"), `vendors.nvidia.injection: "cdi" is there twice`},
+		"two meanings of the variable":  {vendor("nvidia", "injection: [environment, volumeMounts]"), "vendors.nvidia.injection: environment and volumeMounts both set the vendor's variable"},
+		"mounts of another vendor":      {vendor("iluvatar", "injection: [volumeMounts]"), "vendors.iluvatar.injection: volumeMounts is read by NVIDIA's container runtime alone"},
+		"mounts for all":                {head + "injection: volumeMounts", `injection: "volumeMounts" is not known`},
+		"unknown ids":                   {vendor("nvidia", "deviceIDs: serial"), `vendors.nvidia.deviceIDs: "serial" is not known; use one of uuid, index`},
+		"no kind":                       {vendor("nvidia", "injection: [cdi], cdiKind: gpu"), `vendors.nvidia.cdiKind: "gpu" is not a kind of CDI devices`},
+		"an unused kind":                {vendor("nvidia", "cdiKind: nvidia.com/gpu"), `vendors.nvidia.cdiKind: "nvidia.com/gpu" is never used`},
+		"a relative root":               {vendor("nvidia", "driverRoot: run"), `vendors.nvidia.driverRoot: "run" is not an absolute path`},
+		"a relative root of nodes":      {vendor("nvidia", "devRoot: run"), `vendors.nvidia.devRoot: "run" is not an absolute path`},
+		"a bad cause":                   {vendor("nvidia", `health: {ignore: ["xid 79"]}`), `vendors.nvidia.health.ignore: "xid 79" is not a cause`},
+		"an empty cause":                {vendor("nvidia", `health: {neverRecover: [""]}`), `vendors.nvidia.health.neverRecover: "" is not a cause`},
+		"a word out of place":           {vendor("nvidia", `health: {heed: [all]}`), `vendors.nvidia.health.heed: "all" has a meaning in ignore alone; write *`},
+		"a negative time":               {vendor("nvidia", `health: {recoverAfter: -1s}`), "vendors.nvidia.health.recoverAfter: -1s is out of range"},
+		"an endless time":               {vendor("nvidia", `health: {recoverAfter: 100h}`), "vendors.nvidia.health.recoverAfter: 100h0m0s is out of range"},
+		"unknown labels":                {head + "labels: some", `labels: "some" is not known; use one of all, divvy, none`},
+		"memory twice":                  {two("mode: memory", "mode: memory"), `resources[1].devices: resources[0] may share the memory of the same devices of "nvidia"`},
+		"memory twice, by uuid and by index": {
+			two("mode: memory, devices: {ids: [GPU-1]}", "mode: memory, devices: {indexes: [1]}"), "resources[1].devices: resources[0] may share the memory",
+		},
+		"memory twice, by two patterns": {
+			two(`mode: memory, devices: {models: ["*A100*"]}`, `mode: memory, devices: {models: ["NVIDIA*"]}`), "resources[1].devices: resources[0] may share the memory",
+		},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			_, err := Parse([]byte(tt.text), "node.yaml", vendors)
+			var mistakes *MistakesError
+			if !errors.As(err, &mistakes) {
+				t.Fatalf("want *MistakesError, got %v", err)
+			}
+			if !slices.ContainsFunc(mistakes.Mistakes, func(m string) bool { return strings.HasPrefix(m, tt.want) || strings.Contains(m, tt.want) }) {
+				t.Errorf("missing %q in:\n%v", tt.want, err)
+			}
+			if len(mistakes.Mistakes) != 1 {
+				t.Errorf("one mistake is told as %d:\n%v", len(mistakes.Mistakes), err)
+			}
+		})
+	}
+}
+
+func TestParseAccepts(t *testing.T) {
+	tests := map[string]string{
+		"whole cards beside memory":         two("mode: exclusive", "mode: memory"),
+		"whole cards twice":                 two("mode: exclusive", "mode: exclusive, splitBoards: true"),
+		"one replica":                       resource("mode: timeSlicing, replicas: 1"),
+		"the most replicas":                 resource("mode: timeSlicing, replicas: 1024"),
+		"some devices with one replica":     resource("mode: timeSlicing, replicas: 4, replicasFor: [{devices: {indexes: [0]}, replicas: 1}]"),
+		"no ill health counts":              vendor("nvidia", "health: {ignore: [all], heed: [xid-94]}"),
+		"any cause is for good":             vendor("nvidia", `health: {neverRecover: ["*"]}`),
+		"the specification of another":      vendor("nvidia", "injection: [cdiAnnotations], cdiKind: nvidia.com/gpu"),
+		"a kind with the injection for all": head + "injection: cdi\nvendors: {nvidia: {cdiKind: nvidia.com/gpu}}\n",
+		"two ways of CDI":                   vendor("nvidia", "injection: [cdi, cdiAnnotations]"),
+		"memory of different indexes":       two("mode: memory, devices: {indexes: [0]}", "mode: memory, devices: {indexes: [1, 2]}"),
+		"memory of different ids":           two("mode: memory, devices: {ids: [a]}", "mode: memory, devices: {ids: [b]}"),
+		"memory of different models":        two("mode: memory, devices: {models: [A]}", "mode: memory, devices: {models: [B]}"),
+		"memory of a model and a pattern":   two("mode: memory, devices: {models: [A]}", `mode: memory, devices: {models: ["B*"]}`),
+		"memory of different patterns":      two(`mode: memory, devices: {models: ["A*"]}`, `mode: memory, devices: {models: ["B*"]}`),
+		"memory of the rest":                two("mode: memory, devices: {indexes: [0]}", "mode: memory, devices: {except: {indexes: [0]}}"),
+		"a selector of all":                 resource("mode: exclusive, devices: {}"),
+	}
+	for name, text := range tests {
+		t.Run(name, func(t *testing.T) {
+			if _, err := Parse([]byte(text), "node.yaml", vendors); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
