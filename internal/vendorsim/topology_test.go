@@ -3,6 +3,7 @@ package vendorsim_test
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -35,6 +36,33 @@ fail = EfmlGetDevUuid:253
 vendor = enflame
 uuid = U53000090104
 memory_mib = 0
+[ driver   nvidia ]
+state = absent
+cuda = 12.4
+[library iluvatar]
+delay_ms = 7
+[card 2]
+vendor = nvidia
+uuid = GPU-1
+memory_mib = 40960
+serial = 1650
+board = b0
+chip = 1
+pci = 00000000:3B:1f.7
+switch = s 0
+compute = 9.0
+mig = enabled
+xid = 79 @ 2
+[card 3]
+vendor = nvidia
+uuid = GPU-2
+memory_mib = 40960
+mig = disabled
+xid = 31
+health_bits = 0x8000000000000004
+[link 2  3]
+lanes = 12
+one_way = true
 `
 
 func TestParse(t *testing.T) {
@@ -48,6 +76,9 @@ func TestParse(t *testing.T) {
 			Delay: 15 * time.Millisecond,
 			Fail:  vendorsim.Failures{"EfmlGetDevMem": 254, "EfmlInit": 6},
 		},
+		Drivers:   map[string]vendorsim.Driver{"nvidia": {State: vendorsim.DriverAbsent, CUDA: "12.4"}},
+		Libraries: map[string]vendorsim.Library{"iluvatar": {Delay: 7 * time.Millisecond}},
+		Links:     []vendorsim.Link{{A: 2, B: 3, Lanes: 12, OneWay: true}},
 		Cards: []vendorsim.Card{
 			{
 				Vendor: "enflame", Model: "S60", UUID: "U53000090104",
@@ -55,6 +86,15 @@ func TestParse(t *testing.T) {
 				Fail: vendorsim.Failures{"EfmlGetDevUuid": 253},
 			},
 			{Vendor: "enflame", UUID: "U53000090104", NUMA: -1},
+			{
+				Vendor: "nvidia", UUID: "GPU-1", MemoryMiB: 40960, NUMA: -1, Serial: "1650",
+				Board: "b0", Chip: 1, PCI: "00000000:3B:1f.7", Switch: "s 0", Compute: "9.0",
+				MIG: vendorsim.MIGEnabled, XID: vendorsim.XID{Code: 79, Number: 2},
+			},
+			{
+				Vendor: "nvidia", UUID: "GPU-2", MemoryMiB: 40960, NUMA: -1,
+				MIG: vendorsim.MIGDisabled, XID: vendorsim.XID{Code: 31}, HealthBits: 1<<63 | 4,
+			},
 		},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
@@ -113,6 +153,49 @@ var brokenFiles = map[string]struct {
 			`8: minor = "-1" is not an integer from 0 to 1048575`,
 		},
 	},
+	"settings of a vendor": {
+		"[driver acme]\n[driver  nvidia]\ncuda = 12\n[ driver nvidia ]\n[library iluvatar]\nspeed = 3\n",
+		[]string{
+			`1: unknown section [driver acme]`,
+			`3: cuda = "12" is not a version such as 12.4`,
+			`4: section [driver nvidia] is given twice`,
+			`6: unknown key "speed" in [library iluvatar]`,
+		},
+	},
+	"where a card is": {
+		"[card 0]\nvendor = nvidia\nuuid = a\nmemory_mib = 1\nchip = -1\npci = 0:0:0.0\ncompute = 9.0.1\nmig = on\n" +
+			"xid = 0\nhealth_bits = 4\nboard = " + strings.Repeat("b", 64) + "\nvendor = acme\nhealth_bits = 0x1\n",
+		[]string{
+			`5: chip = "-1" is not an integer from 0 to 1023`,
+			`6: pci = "0:0:0.0" is not an address such as 0000:3b:00.0`,
+			`7: compute = "9.0.1" is not a version such as 12.4`,
+			`8: mig = "on" is not disabled or enabled`,
+			`9: xid = "0" is not an integer from 1 to 999`,
+			`10: health_bits = "4" is not a mask such as 0x4`,
+			`11: board is longer than 63 bytes`,
+			`12: vendor is given twice in this section`,
+			`13: health_bits is given twice in this section`,
+		},
+	},
+	"pci of 33 devices":  {"[card 0]\nvendor = nvidia\nuuid = a\nmemory_mib = 1\npci = 0000:00:20.0\n", []string{`5: pci = "0000:00:20.0" is not an address such as 0000:3b:00.0`}},
+	"number of an error": {"[card 0]\nvendor = nvidia\nuuid = a\nmemory_mib = 1\nxid = 79@\n", []string{`5: number of the xid = "" is not an integer from 0 to 1000000`}},
+	"links": {
+		"[card 0]\nvendor = nvidia\nuuid = a\nmemory_mib = 1\n[card 1]\nvendor = enflame\nuuid = b\nmemory_mib = 1\n" +
+			"[link]\n[link 0]\n[link 0 x]\n[link 0 0]\n[link 0 1]\n[link 1 0]\n[link 0 7]\nlanes = 19\none_way = maybe\nspeed = 3\n",
+		[]string{
+			`9: unknown section [link]`,
+			`10: link = "" is not an integer from 0 to 1023`,
+			`11: link = "x" is not an integer from 0 to 1023`,
+			`12: link 0 0 joins a card with itself`,
+			`13: [link 0 1] has no lanes`,
+			`13: [link 0 1] joins cards of two vendors`,
+			`14: link 1 0 is described twice, first in line 13`,
+			`15: [link 0 7] names a card that is not there`,
+			`16: lanes = "19" is not an integer from 1 to 18`,
+			`17: one_way = "maybe" is not true or false`,
+			`18: unknown key "speed" in [link 0 7]`,
+		},
+	},
 	"not text": {"[driver]\nversion = 1\x00\n", []string{"1: the file is not text, it contains a NUL byte"}},
 }
 
@@ -135,8 +218,18 @@ func TestWriteAndReadBack(t *testing.T) {
 	want := vendorsim.Topology{
 		Driver:  vendorsim.Driver{State: vendorsim.DriverAbsent, Version: "2"},
 		Library: vendorsim.Library{Delay: time.Second, Fail: vendorsim.Failures{"b": 2, "a": 1}},
-		Cards:   vendorsim.GCUs(2, 32768),
+		Drivers: map[string]vendorsim.Driver{
+			"nvidia":   {State: vendorsim.DriverLoaded, Version: "550.54.15", CUDA: "12.4"},
+			"iluvatar": {State: vendorsim.DriverBroken},
+		},
+		Libraries: map[string]vendorsim.Library{"iluvatar": {Fail: vendorsim.Failures{"c": 3}}},
+		Cards:     slices.Concat(vendorsim.GCUs(2, 32768), vendorsim.GPUs(3, 40960), vendorsim.IXBoards(2, 2, 32768)),
+		Links:     vendorsim.AllLinked(2, 3, 4),
 	}
+	want.Links[1].OneWay = true
+	want.Cards[2].PCI, want.Cards[2].Switch, want.Cards[2].HealthBits = "0000:3b:00.0", "s0", 0x14
+	want.Cards[3].XID = vendorsim.XID{Code: 79, Number: 4}
+	want.Cards[4].XID = vendorsim.XID{Code: 48}
 	want.Cards[1].Minor = new(9)
 	want.Cards[1].UUID = want.Cards[0].UUID // hardware that cannot be
 	want.Cards[1].Fail = vendorsim.Failures{"EfmlGetDevMem": 254}
@@ -157,6 +250,13 @@ func TestWriteAndReadBack(t *testing.T) {
 	if diff := cmp.Diff(want, want.Clone()); diff != "" {
 		t.Errorf("clone (-want +got):\n%s", diff)
 	}
+	other := want.Clone()
+	other.Drivers["nvidia"] = vendorsim.Driver{}
+	other.Libraries["iluvatar"].Fail["c"] = 4
+	other.Links[0].Lanes = 1
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("a clone shares something with the original (-want +got):\n%s", diff)
+	}
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		t.Fatal(err)
@@ -173,14 +273,22 @@ func TestValidate(t *testing.T) {
 		Cards: []vendorsim.Card{
 			{Vendor: "enflame", UUID: "a\nlost = true", Model: "S60 #2", MemoryMiB: -1},
 			{Vendor: "enflame", UUID: "b", MemoryMiB: 1, UsedMiB: 2, NUMA: -2, Minor: new(-1)},
-			{},
+			{Chip: -1, PCI: "3b:00.0", Compute: "9", MIG: "on", XID: vendorsim.XID{Number: 1}, Board: " b"},
+		},
+		Drivers:   map[string]vendorsim.Driver{"acme": {CUDA: "12"}},
+		Libraries: map[string]vendorsim.Library{"nvidia": {Delay: -1}},
+		Links: []vendorsim.Link{
+			{A: 0, B: 1, Lanes: 1}, {A: 1, B: 0, Lanes: 1}, {A: 1, B: 1, Lanes: 1}, {A: 0, B: 3, Lanes: 1}, {A: 2, B: 0},
 		},
 	}
 	want := `[driver]: state = "asleep" is not loaded, absent or broken
 [driver]: version = " 1" cannot be written: line breaks, outer white space or a comment
+[driver acme]: vendor = "acme" is not enflame, nvidia or iluvatar
+[driver acme]: cuda = "12" is not a version such as 12.4
 [library]: delay of 1µs is not in whole milliseconds from 0 to 1h0m0s
 [library]: fail code = "1000" is not an integer from 1 to 999
 [library]: fail names "two words", which is no function
+[library nvidia]: delay of -1ns is not in whole milliseconds from 0 to 1h0m0s
 [card 0]: model = "S60 #2" cannot be written: line breaks, outer white space or a comment
 [card 0]: uuid = "a\nlost = true" cannot be written: line breaks, outer white space or a comment
 [card 0]: memory_mib = "-1" is not an integer from 0 to 4294967295
@@ -188,7 +296,18 @@ func TestValidate(t *testing.T) {
 [card 1]: has used_mib above memory_mib
 [card 1]: numa = "-2" is not an integer from -1 to 1023
 [card 1]: minor = "-1" is not an integer from 0 to 1048575
-[card 2]: vendor = "" is not enflame, nvidia or iluvatar`
+[card 2]: vendor = "" is not enflame, nvidia or iluvatar
+[card 2]: board = " b" cannot be written: line breaks, outer white space or a comment
+[card 2]: chip = "-1" is not an integer from 0 to 1023
+[card 2]: pci = "3b:00.0" is not an address such as 0000:3b:00.0
+[card 2]: compute = "9" is not a version such as 12.4
+[card 2]: mig = "on" is not disabled or enabled
+[card 2]: xid = "0" is not an integer from 1 to 999
+[link 1 0]: is described twice
+[link 1 1]: joins a card with itself
+[link 0 3]: names a card that is not there
+[link 2 0]: joins cards of two vendors
+[link 2 0]: lanes = "0" is not an integer from 1 to 18`
 	err := topology.Validate()
 	if err == nil {
 		t.Fatal("no mistake was found")
