@@ -200,7 +200,7 @@ func TestTopologyManagerPolicies(t *testing.T) {
 			cards := vendorsim.GCUs(3, 16<<10)
 			cards[1].NUMA, cards[2].NUMA = 1, 1
 			n := prepareNode(t, "1", cards)
-			n.kubelet.policy = policy
+			n.kubelet.Policy = policy
 			n.kubelet.start()
 			n.startAgent()
 			n.awaitReady()

@@ -63,7 +63,7 @@ func TestPodResourcesRefuses(t *testing.T) {
 	other := n.bind(0, "other", app(6))
 	n.admit(other)
 	n.on(0, other)
-	n.kubelet.refuseLists.Store(true)
+	n.kubelet.RefuseLists.Store(true)
 	var pods []*corev1.Pod
 	for i, shapes := range [][]shape{{app(3, 3, 5)}, {initial(4), app(3, 3)}, {sidecar(2), app(1)}, {app(2)}} {
 		pod := n.bind(1-i%2, fmt.Sprintf("pod%d", i), shapes...)
@@ -80,7 +80,7 @@ func TestPodResourcesRefuses(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	n.kubelet.refuseLists.Store(false)
+	n.kubelet.RefuseLists.Store(false)
 	n.converged()
 	for _, pod := range pods {
 		n.kubelet.remove(pod)

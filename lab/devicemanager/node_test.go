@@ -127,7 +127,7 @@ func prepareNode(t *testing.T, unit string, cards []vendorsim.Card) *node {
 	n.setCards(cards...)
 	t.Cleanup(func() {
 		n.stop()
-		if n.kubelet.ctx != nil {
+		if n.kubelet.Started() {
 			n.kubelet.stop()
 		}
 	})

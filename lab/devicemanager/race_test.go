@@ -37,7 +37,7 @@ func TestKubeletForgetsUnits(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			n := prepareNode(t, "1", vendorsim.GCUs(2, 16<<10))
-			n.kubelet.lists = rate.Inf // what is shown here is not slowed down by it
+			n.kubelet.Lists = rate.Inf // what is shown here is not slowed down by it
 			n.kubelet.start()
 			n.startAgent()
 			n.awaitReady()
@@ -47,7 +47,7 @@ func TestKubeletForgetsUnits(t *testing.T) {
 			hammers.Go(func() {
 				for !stop.Load() {
 					if !pause.Load() {
-						n.kubelet.devices.UpdateAllocatedDevices(n.log) // as every question for the pod resources does
+						n.kubelet.Devices().UpdateAllocatedDevices(n.log) // as every question for the pod resources does
 					}
 					<-time.After(20 * time.Microsecond)
 				}
@@ -103,7 +103,7 @@ func TestKubeletForgetsUnits(t *testing.T) {
 // forgotten counts the units that containers of the pods hold and that kubelet
 // would offer to others.
 func (n *node) forgotten(pods []*corev1.Pod) int {
-	manager := reflect.ValueOf(n.kubelet.devices).Elem()
+	manager := reflect.ValueOf(n.kubelet.Devices()).Elem()
 	mutex := (*sync.Mutex)(manager.FieldByName("mutex").Addr().UnsafePointer())
 	held := map[string]types.UID{}
 	for _, p := range pods {

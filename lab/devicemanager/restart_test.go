@@ -9,7 +9,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/kubernetes/pkg/kubelet/lifecycle"
 
 	"github.com/divvy-gpu/divvy/internal/vendorsim"
 )
@@ -210,15 +209,8 @@ func TestRestartInTheMiddleOfAPod(t *testing.T) {
 // admitUntil is the part of an admission up to some container.
 func (n *node) admitUntil(pod *corev1.Pod, containers int) {
 	n.t.Helper()
-	n.kubelet.loop.Lock()
-	defer n.kubelet.loop.Unlock()
-	n.kubelet.mu.Lock()
-	n.kubelet.known[pod.UID] = pod
-	n.kubelet.mu.Unlock()
-	for _, c := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers)[:containers] {
-		if err := n.kubelet.devices.Allocate(n.kubelet.ctx, pod, &c, lifecycle.AddOperation); err != nil {
-			n.t.Fatal(err)
-		}
+	if err := n.kubelet.AddPart(pod, containers); err != nil {
+		n.t.Fatal(err)
 	}
 }
 
