@@ -34,13 +34,13 @@ func setCards(t *testing.T, ctx context.Context, topology string) {
 	t.Cleanup(func() {
 		guides, err := lab.Topology(stage.Guide)
 		if err == nil {
-			err = lab.SetCards(guides)
+			err = lab.SetCards(context.WithoutCancel(ctx), guides)
 		}
 		if err := errors.Join(err, offered(context.WithoutCancel(ctx), guide)); err != nil {
 			t.Errorf("put the cards back: %v", err)
 		}
 	})
-	must(t, lab.SetCards(topology))
+	must(t, lab.SetCards(ctx, topology))
 }
 
 // waitHealth waits until inspect shows the cards healthy or not.
@@ -95,7 +95,7 @@ func TestCardBreaksUnderPods(t *testing.T) {
 
 			topology, err := lab.Topology(stage.Guide)
 			must(t, err)
-			must(t, lab.SetCards(topology))
+			must(t, lab.SetCards(ctx, topology))
 			waitHealth(t, func(int) bool { return false })
 			waitUnits(t, 128)
 			start(t, one("after", 12))
@@ -124,7 +124,7 @@ func TestDriverGoesAndComes(t *testing.T) {
 	waits := create(t, one("waits", 8))[0]
 	pending(t, waits, "Insufficient enflame.com/gcu-memory")
 
-	must(t, lab.SetCards(topology))
+	must(t, lab.SetCards(ctx, topology))
 	running(t, "waits")
 	wantCards(t, map[string]int{"before": 0, "waits": 0})
 	undisturbed(t, alive)

@@ -82,7 +82,7 @@ func change(ctx context.Context, want setting) error {
 		if err != nil {
 			return err
 		}
-		if err := lab.SetCards(topology); err != nil {
+		if err := lab.SetCards(ctx, topology); err != nil {
 			return err
 		}
 	}

@@ -1,108 +1,195 @@
-// Package hardware puts simulated cards on the machine as a vendor's driver
-// package would: the vendor's library under its real name, a character device
-// for each card, and a topology file that says what there is and that may be
-// changed at any time. It never touches hardware software that it did not put
-// there.
+// Package hardware puts simulated cards on the machine as the vendors' driver
+// packages would: each vendor's library under its real name, a character device
+// for each card, and one topology file that says what there is of all vendors
+// and that may be changed at any time. It never touches hardware software that
+// it did not put there.
 package hardware
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/divvy-gpu/divvy/internal/vendorsim"
-	"github.com/divvy-gpu/divvy/lab/internal/layout"
 )
 
-// Simulated is a set of simulated Enflame cards.
+// Simulated is a machine with simulated cards.
 type Simulated struct {
-	// Library is the file of the vendor's library, Link the name by which
-	// programs find it.
-	Library, Link string
-	// DeviceDir holds the cards' device nodes gcu0, gcu1, ...
-	DeviceDir string
-	// RecordPath remembers what was put on the machine.
-	RecordPath string
+	// topology is the file that describes the cards of all vendors.
+	topology string
+	// deviceDir holds the device nodes.
+	deviceDir string
+	// recordPath remembers what was put on the machine.
+	recordPath string
+	places     []place
 
-	mknod func(path string) error
+	mknod  func(path string) error
+	isNode func(path string) bool
 }
 
-// Default is the place where Enflame's own packages install themselves.
-var Default = &Simulated{
-	Library:    "/usr/local/efsmi/efsmi-1.14.0/lib/libefml.so.1.0.0",
-	Link:       "/usr/lib/libefml.so",
-	DeviceDir:  "/dev",
-	RecordPath: filepath.Join(layout.StateDir, "hardware.json"),
-	mknod:      makeNullDevice,
-}
-
-// record holds everything that Remove takes away.
-type record struct {
-	Paths   []string `json:"paths"`
-	Devices []string `json:"devices"`
-}
-
-// TopologyPath is the file that describes the cards; the library reads it again
-// whenever it changes.
-func (s *Simulated) TopologyPath() string {
-	return filepath.Join(filepath.Dir(s.Library), vendorsim.TopologyName)
-}
+// TopologyPath is the file that describes the cards; the libraries read it
+// again whenever it changes.
+func (s *Simulated) TopologyPath() string { return s.topology }
 
 // Install puts the cards of a topology on the machine, in place of simulated
 // ones that are there. It refuses to replace a real library or device.
-func (s *Simulated) Install(ctx context.Context, topology string) error {
-	data, err := os.ReadFile(topology)
+func (s *Simulated) Install(ctx context.Context, path string) error {
+	data, err := os.ReadFile(path)
 	if err != nil {
 		return fmt.Errorf("read the topology: %w", err)
 	}
-	if _, err := vendorsim.Parse(topology, data); err != nil {
+	topology, err := vendorsim.Parse(path, data)
+	if err != nil {
 		return fmt.Errorf("topology: %w", err)
 	}
-	if err := s.claim(s.Link); err != nil {
+	if err := s.claimAll(topology); err != nil {
 		return err
 	}
-	if err := s.claim(s.Library); err != nil {
+	for _, p := range s.placesOf(topology) {
+		// A library of an earlier checkout is replaced.
+		if err := s.installLibrary(ctx, p); err != nil {
+			return err
+		}
+	}
+	return s.setTopology(topology, data)
+}
+
+// SetTopology changes the cards while programs use them: libraries of vendors
+// that are new, then device nodes, then the topology file in one step.
+func (s *Simulated) SetTopology(ctx context.Context, data []byte) error {
+	topology, err := vendorsim.Parse(vendorsim.TopologyName, data)
+	if err != nil {
+		return fmt.Errorf("topology: %w", err)
+	}
+	if err := s.claimAll(topology); err != nil {
 		return err
 	}
-	if _, err := vendorsim.Build(ctx, filepath.Dir(s.Library)); err != nil {
-		return fmt.Errorf("install the vendor's library: %w", err)
+	for _, p := range s.placesOf(topology) {
+		if _, err := os.Stat(p.library); err == nil {
+			continue
+		}
+		if err := s.installLibrary(ctx, p); err != nil {
+			return err
+		}
 	}
-	if err := s.SetTopology(data); err != nil {
+	return s.setTopology(topology, data)
+}
+
+// placesOf returns the places of the vendors that a topology has cards of. The
+// others keep what they have: a driver stays when the last card is unplugged.
+func (s *Simulated) placesOf(topology vendorsim.Topology) []place {
+	var found []place
+	for _, p := range s.places {
+		if slices.ContainsFunc(topology.Cards, func(c vendorsim.Card) bool { return c.Vendor == p.vendor }) {
+			found = append(found, p)
+		}
+	}
+	return found
+}
+
+// claimAll notes all that a topology puts on the machine before any of it is
+// made, and refuses where something of that is not the lab's.
+func (s *Simulated) claimAll(topology vendorsim.Topology) error {
+	paths := []string{s.topology}
+	for _, p := range s.placesOf(topology) {
+		for _, real := range p.real {
+			if _, err := os.Lstat(real); err == nil {
+				return fmt.Errorf("%s exists: this machine seems to have the real driver of %s, beside which the lab puts no simulated one", real, p.vendor)
+			}
+		}
+		for _, l := range p.links {
+			paths = append(paths, l.path)
+		}
+		paths = append(paths, p.library, p.topology())
+	}
+	r, err := s.load()
+	if err != nil {
 		return err
 	}
-	temporary := s.Link + ".divvy-lab"
-	if err := os.Remove(temporary); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("install the vendor's library: %w", err)
+	for _, path := range s.nodes(topology) {
+		if _, err := os.Lstat(path); err == nil && !slices.Contains(r.Devices, path) {
+			return fmt.Errorf("%s exists and is not the lab's: this machine seems to have a real card", path)
+		}
 	}
-	if err := errors.Join(os.Symlink(s.Library, temporary), os.Rename(temporary, s.Link)); err != nil {
-		return fmt.Errorf("install the vendor's library: %w", err)
+	for _, path := range paths {
+		if err := s.claim(path); err != nil {
+			return err
+		}
 	}
 	return nil
 }
 
-// SetTopology changes the cards while programs use them: device nodes first,
-// then the topology file in one step.
-func (s *Simulated) SetTopology(data []byte) error {
-	if err := s.syncDevices(minors(string(data))); err != nil {
+func (s *Simulated) installLibrary(ctx context.Context, p place) error {
+	if _, err := vendorsim.Build(ctx, p.vendor, filepath.Dir(p.library)); err != nil {
+		return fmt.Errorf("install the library of %s: %w", p.vendor, err)
+	}
+	// A container sees the machine below some folder, where an absolute link
+	// would lead out of it.
+	target, err := filepath.Rel(filepath.Dir(p.library), s.topology)
+	if err != nil {
+		return fmt.Errorf("install the library of %s: %w", p.vendor, err)
+	}
+	for _, l := range append([]link{{p.topology(), target}}, p.links...) {
+		if err := replaceLink(l); err != nil {
+			return fmt.Errorf("install the library of %s: %w", p.vendor, err)
+		}
+	}
+	return nil
+}
+
+// replaceLink makes a symbolic link in one step, in place of one that is there.
+func replaceLink(l link) error {
+	temporary := l.path + ".divvy-lab"
+	if err := os.Remove(temporary); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	temporary := filepath.Join(filepath.Dir(s.Library), ".topology.tmp")
+	if err := os.Symlink(l.target, temporary); err != nil {
+		return err
+	}
+	return os.Rename(temporary, l.path)
+}
+
+func (s *Simulated) setTopology(topology vendorsim.Topology, data []byte) error {
+	if err := s.syncDevices(s.nodes(topology)); err != nil {
+		return err
+	}
+	temporary := s.topology + ".tmp"
 	if err := os.WriteFile(temporary, data, 0o644); err != nil {
 		return fmt.Errorf("write the topology: %w", err)
 	}
-	if err := os.Rename(temporary, s.TopologyPath()); err != nil {
+	if err := os.Rename(temporary, s.topology); err != nil {
 		return fmt.Errorf("write the topology: %w", err)
 	}
 	return nil
+}
+
+// nodes returns the device nodes that a machine with these cards has.
+func (s *Simulated) nodes(topology vendorsim.Topology) []string {
+	var paths []string
+	for _, p := range s.placesOf(topology) {
+		for _, name := range p.control {
+			paths = append(paths, filepath.Join(s.deviceDir, name))
+		}
+		for i, c := range topology.Cards {
+			if c.Vendor != p.vendor {
+				continue
+			}
+			minor := i
+			if c.Minor != nil {
+				minor = *c.Minor
+			}
+			paths = append(paths, p.node(s.deviceDir, minor))
+		}
+	}
+	slices.Sort(paths)
+	return slices.Compact(paths)
 }
 
 // Restore makes the device nodes again that Install made: they do not outlive
@@ -140,7 +227,7 @@ func (s *Simulated) Remove() error {
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
-	if err := os.Remove(s.RecordPath); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := os.Remove(s.recordPath); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("forget simulated hardware: %w", err)
 	}
 	return nil
@@ -150,21 +237,31 @@ func (s *Simulated) Remove() error {
 // is remembered or not.
 func (s *Simulated) Installed() ([]string, error) {
 	var found []string
-	if target, err := os.Readlink(s.Link); err == nil && target == s.Library {
-		found = append(found, s.Link)
-	}
-	if _, err := os.Stat(s.TopologyPath()); err == nil {
-		found = append(found, s.TopologyPath())
-	}
-	devices, err := filepath.Glob(filepath.Join(s.DeviceDir, "gcu[0-9]*"))
-	if err != nil {
-		return nil, fmt.Errorf("look for simulated cards: %w", err)
-	}
-	for _, device := range devices {
-		var stat unix.Stat_t
-		if err := unix.Stat(device, &stat); err == nil && stat.Rdev == nullDevice {
-			found = append(found, device)
+	for _, p := range s.places {
+		for _, l := range p.links {
+			if target, err := os.Readlink(l.path); err == nil && target == l.target {
+				found = append(found, l.path)
+			}
 		}
+		// Nobody else puts a file of this name there.
+		if _, err := os.Lstat(p.topology()); err == nil {
+			found = append(found, p.topology())
+		}
+		candidates, err := filepath.Glob(filepath.Join(s.deviceDir, p.card+"[0-9]*"))
+		if err != nil {
+			return nil, fmt.Errorf("look for simulated cards: %w", err)
+		}
+		for _, name := range p.control {
+			candidates = append(candidates, filepath.Join(s.deviceDir, name))
+		}
+		for _, path := range candidates {
+			if s.isNode(path) {
+				found = append(found, path)
+			}
+		}
+	}
+	if _, err := os.Lstat(s.topology); err == nil {
+		found = append(found, s.topology)
 	}
 	return found, nil
 }
@@ -196,31 +293,23 @@ func (s *Simulated) claim(path string) error {
 	return s.save(r)
 }
 
-// syncDevices makes the device nodes of the minor numbers and removes those of
-// others.
-func (s *Simulated) syncDevices(wanted []int) error {
+// syncDevices makes the device nodes that are wanted, which nobody else has, and
+// removes others of the lab's.
+func (s *Simulated) syncDevices(wanted []string) error {
 	r, err := s.load()
 	if err != nil {
 		return err
 	}
-	var paths []string
-	for _, minor := range wanted {
-		paths = append(paths, filepath.Join(s.DeviceDir, "gcu"+strconv.Itoa(minor)))
-	}
-	for _, path := range paths {
-		if slices.Contains(r.Devices, path) {
-			continue
+	for _, path := range wanted {
+		if !slices.Contains(r.Devices, path) {
+			r.Devices = append(r.Devices, path)
 		}
-		if _, err := os.Lstat(path); err == nil {
-			return fmt.Errorf("%s exists and is not the lab's: this machine seems to have a real card", path)
-		}
-		r.Devices = append(r.Devices, path)
 	}
 	if err := s.save(r); err != nil {
 		return err
 	}
 	for _, path := range slices.Clone(r.Devices) {
-		if slices.Contains(paths, path) {
+		if slices.Contains(wanted, path) {
 			if err := s.mknod(path); err != nil && !errors.Is(err, fs.ErrExist) {
 				return fmt.Errorf("make the simulated card %s: %w", path, err)
 			}
@@ -234,33 +323,6 @@ func (s *Simulated) syncDevices(wanted []int) error {
 	return s.save(r)
 }
 
-func (s *Simulated) load() (record, error) {
-	var r record
-	data, err := os.ReadFile(s.RecordPath)
-	if errors.Is(err, fs.ErrNotExist) {
-		return r, nil
-	}
-	if err != nil {
-		return r, fmt.Errorf("read the record of simulated hardware: %w", err)
-	}
-	if err := json.Unmarshal(data, &r); err != nil {
-		return r, fmt.Errorf("the record of simulated hardware %s is damaged: %w", s.RecordPath, err)
-	}
-	return r, nil
-}
-
-func (s *Simulated) save(r record) error {
-	data, err := json.MarshalIndent(r, "", "  ")
-	if err != nil {
-		return fmt.Errorf("encode the record of simulated hardware: %w", err)
-	}
-	temporary := s.RecordPath + ".tmp"
-	if err := errors.Join(os.WriteFile(temporary, append(data, '\n'), 0o644), os.Rename(temporary, s.RecordPath)); err != nil {
-		return fmt.Errorf("write the record of simulated hardware: %w", err)
-	}
-	return nil
-}
-
 // nullDevice is the number of /dev/null, major 1 and minor 3: a device that
 // anybody may open.
 const nullDevice = 1<<8 | 3
@@ -272,30 +334,7 @@ func makeNullDevice(path string) error {
 	return os.Chmod(path, 0o666) // past the umask
 }
 
-// minors returns the minor number of every card of a topology: its "minor", or
-// else its index. Lines that mean nothing to it are the library's concern.
-func minors(topology string) []int {
-	var cards []int
-	inCard := false
-	for line := range strings.Lines(topology) {
-		line, _, _ = strings.Cut(line, "#")
-		line = strings.TrimSpace(line)
-		if section, ok := strings.CutPrefix(line, "["); ok {
-			kind, index, _ := strings.Cut(strings.TrimSuffix(section, "]"), " ")
-			n, err := strconv.Atoi(strings.TrimSpace(index))
-			if inCard = kind == "card" && err == nil && n >= 0; inCard {
-				cards = append(cards, n)
-			}
-			continue
-		}
-		key, value, _ := strings.Cut(line, "=")
-		if !inCard || strings.TrimSpace(key) != "minor" {
-			continue
-		}
-		if n, err := strconv.Atoi(strings.TrimSpace(value)); err == nil && n >= 0 {
-			cards[len(cards)-1] = n
-		}
-	}
-	slices.Sort(cards)
-	return slices.Compact(cards)
+func isNullDevice(path string) bool {
+	var stat unix.Stat_t
+	return unix.Stat(path, &stat) == nil && stat.Rdev == nullDevice
 }

@@ -2,11 +2,16 @@ package hardware
 
 import (
 	"bytes"
+	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/divvy-gpu/divvy/internal/vendorsim"
+	"github.com/divvy-gpu/divvy/lab/internal/layout"
 )
 
 // simulated returns simulated hardware below a temporary folder, whose device
@@ -14,80 +19,159 @@ import (
 func simulated(t *testing.T) *Simulated {
 	t.Helper()
 	root := t.TempDir()
-	for _, dir := range []string{"dev", "usr/lib", "usr/local", "state"} {
+	for _, dir := range []string{"dev", "usr/lib/" + multiarch(), "usr/local", layout.StateDir} {
 		if err := os.MkdirAll(filepath.Join(root, dir), 0o755); err != nil {
 			t.Fatal(err)
 		}
 	}
-	return &Simulated{
-		Library:    filepath.Join(root, "usr/local/efsmi/efsmi-1.14.0/lib/libefml.so.1.0.0"),
-		Link:       filepath.Join(root, "usr/lib/libefml.so"),
-		DeviceDir:  filepath.Join(root, "dev"),
-		RecordPath: filepath.Join(root, "state/hardware.json"),
-		mknod: func(path string) error {
-			file, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL, 0o600)
-			if err != nil {
-				return err
-			}
-			return file.Close()
-		},
+	s := below(root)
+	s.mknod = func(path string) error {
+		file, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL, 0o600)
+		if err != nil {
+			return err
+		}
+		return file.Close()
 	}
+	s.isNode = func(path string) bool {
+		_, err := os.Lstat(path)
+		return err == nil
+	}
+	return s
 }
 
 func TestInstallChangeRemove(t *testing.T) {
 	s := simulated(t)
+	before := files(t, s)
 	topologies, err := filepath.Glob("../../topologies/*.ini")
-	if err != nil || len(topologies) < 4 {
+	if err != nil || len(topologies) < 7 {
 		t.Fatalf("topologies: %v, %v", topologies, err)
 	}
-	for _, topology := range topologies {
-		if err := s.Install(t.Context(), topology); err != nil {
-			t.Fatalf("%s: %v", topology, err)
+	for _, path := range topologies {
+		if err := s.Install(t.Context(), path); err != nil {
+			t.Fatalf("%s: %v", path, err)
 		}
-		want, err := os.ReadFile(topology)
-		if err != nil {
-			t.Fatal(err)
-		}
-		got, err := os.ReadFile(s.TopologyPath())
-		if err != nil || !bytes.Equal(got, want) {
-			t.Errorf("%s: the topology beside the library differs (%v)", topology, err)
-		}
-		if n := strings.Count(string(want), "[card "); len(devices(t, s)) != n {
-			t.Errorf("%s: devices %v, want %d", topology, devices(t, s), n)
-		}
+		checkInstalled(t, s, path)
 	}
-	before := devices(t, s)
-	if err := os.Remove(filepath.Join(s.DeviceDir, before[0])); err != nil {
+	nodes := devices(t, s)
+	if err := os.Remove(filepath.Join(s.deviceDir, nodes[0])); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.Restore(); err != nil || !slices.Equal(devices(t, s), before) {
-		t.Errorf("restored %v (%v), want %v", devices(t, s), err, before)
-	}
-	if info, err := os.Stat(s.Link); err != nil || info.Size() == 0 {
-		t.Errorf("the library does not lie behind its link: %v", err)
+	if err := s.Restore(); err != nil || !slices.Equal(devices(t, s), nodes) {
+		t.Errorf("restored %v (%v), want %v", devices(t, s), err, nodes)
 	}
 	if err := s.Remove(); err != nil {
 		t.Fatal(err)
 	}
-	if left := devices(t, s); len(left) > 0 {
-		t.Errorf("devices left: %v", left)
+	if after := files(t, s); !slices.Equal(after, before) {
+		t.Errorf("the machine has %v, had %v", after, before)
 	}
-	for _, path := range []string{s.Link, filepath.Join(filepath.Dir(s.Link), "../local/efsmi"), s.RecordPath} {
-		if _, err := os.Lstat(path); err == nil {
-			t.Errorf("%s is left", path)
-		}
+	if left, err := s.Installed(); err != nil || len(left) > 0 {
+		t.Errorf("left are %v, %v", left, err)
 	}
 	if err := s.Remove(); err != nil {
 		t.Errorf("removing nothing: %v", err)
 	}
 }
 
+// checkInstalled checks that every vendor of a topology finds its library, its
+// nodes and the one topology.
+func checkInstalled(t *testing.T, s *Simulated, path string) {
+	t.Helper()
+	want, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	topology, err := vendorsim.Parse(path, want)
+	if err != nil {
+		t.Fatal(err)
+	}
+	installed, err := s.Installed()
+	if err != nil {
+		t.Fatal(err)
+	}
+	nodes := s.nodes(topology)
+	for i, node := range nodes {
+		nodes[i] = filepath.Base(node)
+	}
+	slices.Sort(nodes)
+	if got := devices(t, s); !slices.Equal(got, nodes) {
+		t.Errorf("%s: devices %v, want %v", path, got, nodes)
+	}
+	for _, p := range s.placesOf(topology) {
+		for _, l := range p.links {
+			if !slices.Contains(installed, l.path) {
+				t.Errorf("%s: %s is not told as installed", path, l.path)
+			}
+			if info, err := os.Stat(l.path); err != nil || info.Size() == 0 {
+				t.Errorf("%s: nothing lies behind %s: %v", path, l.path, err)
+			}
+		}
+		if info, err := os.Stat(p.library); err != nil || info.Size() == 0 {
+			t.Errorf("%s: the library of %s: %v", path, p.vendor, err)
+		}
+		if got, err := os.ReadFile(p.topology()); err != nil || !bytes.Equal(got, want) {
+			t.Errorf("%s: the topology beside the library of %s differs (%v)", path, p.vendor, err)
+		}
+	}
+}
+
+// A vendor may appear while others are in use.
+func TestAVendorAppears(t *testing.T) {
+	s := simulated(t)
+	if err := s.SetTopology(t.Context(), []byte(card(0, "enflame", ""))); err != nil {
+		t.Fatal(err)
+	}
+	library := s.places[0].library
+	before, err := os.Stat(library)
+	if err != nil {
+		t.Fatal(err)
+	}
+	both := filepath.Join(t.TempDir(), "both.ini")
+	if err := os.WriteFile(both, []byte(card(0, "enflame", "")+card(1, "nvidia", "minor = 0")), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	data, err := os.ReadFile(both)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.SetTopology(t.Context(), data); err != nil {
+		t.Fatal(err)
+	}
+	checkInstalled(t, s, both)
+	if after, err := os.Stat(library); err != nil || !os.SameFile(before, after) {
+		t.Errorf("a library in use was replaced (%v)", err)
+	}
+	// The last card may go; the driver stays.
+	if err := s.SetTopology(t.Context(), []byte(card(0, "enflame", ""))); err != nil {
+		t.Fatal(err)
+	}
+	if got := devices(t, s); !slices.Equal(got, []string{"gcu0"}) {
+		t.Errorf("devices %v, want gcu0 alone", got)
+	}
+	if _, err := os.Stat(s.places[1].library); err != nil {
+		t.Errorf("the library went with the last card: %v", err)
+	}
+}
+
 func TestInstallRefusesRealSoftware(t *testing.T) {
-	topology := "../../topologies/gcu-2x16.ini"
+	dir := t.TempDir()
+	topology := filepath.Join(dir, "all.ini")
+	text := card(0, "enflame", "") + card(1, "nvidia", "") + card(2, "iluvatar", "")
+	if err := os.WriteFile(topology, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	for name, path := range map[string]func(*Simulated) string{
-		"library": func(s *Simulated) string { return s.Library },
-		"link":    func(s *Simulated) string { return s.Link },
-		"card":    func(s *Simulated) string { return filepath.Join(s.DeviceDir, "gcu1") },
+		"Enflame's library":      func(s *Simulated) string { return s.places[0].library },
+		"Enflame's link":         func(s *Simulated) string { return s.places[0].links[0].path },
+		"Enflame's card":         func(s *Simulated) string { return s.places[0].node(s.deviceDir, 0) },
+		"NVIDIA's library":       func(s *Simulated) string { return s.places[1].library },
+		"NVIDIA's link":          func(s *Simulated) string { return s.places[1].links[0].path },
+		"NVIDIA's kernel driver": func(s *Simulated) string { return s.places[1].real[0] },
+		"NVIDIA's card":          func(s *Simulated) string { return s.places[1].node(s.deviceDir, 1) },
+		"NVIDIA's control node":  func(s *Simulated) string { return filepath.Join(s.deviceDir, "nvidiactl") },
+		"Iluvatar's software":    func(s *Simulated) string { return s.places[2].links[0].path },
+		"Iluvatar's card":        func(s *Simulated) string { return s.places[2].node(s.deviceDir, 2) },
+		"Iluvatar's control":     func(s *Simulated) string { return filepath.Join(s.deviceDir, "itrctl") },
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := simulated(t)
@@ -98,6 +182,7 @@ func TestInstallRefusesRealSoftware(t *testing.T) {
 			if err := os.WriteFile(existing, []byte("real"), 0o600); err != nil {
 				t.Fatal(err)
 			}
+			before := files(t, s)
 			if err := s.Install(t.Context(), topology); err == nil || !strings.Contains(err.Error(), existing) {
 				t.Errorf("got %v, want an error that names %s", err, existing)
 			}
@@ -106,6 +191,9 @@ func TestInstallRefusesRealSoftware(t *testing.T) {
 			}
 			if data, err := os.ReadFile(existing); err != nil || string(data) != "real" {
 				t.Errorf("the real file is gone or changed: %q, %v", data, err)
+			}
+			if after := files(t, s); !slices.Equal(after, before) {
+				t.Errorf("the machine has %v, had %v", after, before)
 			}
 		})
 	}
@@ -121,25 +209,32 @@ func TestInstallReportsAWrongTopology(t *testing.T) {
 	}
 }
 
-func TestMinors(t *testing.T) {
-	for text, want := range map[string][]int{
-		"":                              nil,
-		"[driver]\nminor = 3\n":         nil,
-		"[card 0]\n[card 1]\n":          {0, 1},
-		"[card 1]\nminor=7\n[card 0]":   {0, 7},
-		"[card 0] # first\nminor = 2#":  {2},
-		"[card 0]\nminor = x\nnuma = 1": {0},
-		"[card x]\nminor = 1\n[card 0]\nminor=4\n[card 1]\nminor=4": {4},
+func TestNodes(t *testing.T) {
+	s := below("/")
+	for text, want := range map[string][]string{
+		"":                        nil,
+		"[driver]\nversion = 3\n": nil,
+		card(0, "enflame", ""):    {"/dev/gcu0"},
+		card(0, "nvidia", "") + card(1, "enflame", "minor = 0"):             {"/dev/gcu0", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia0", "/dev/nvidiactl"},
+		card(0, "iluvatar", "minor = 4") + card(1, "iluvatar", "minor = 4"): {"/dev/iluvatar4", "/dev/itrctl"},
 	} {
-		if got := minors(text); !slices.Equal(got, want) {
+		topology, err := vendorsim.Parse("test", []byte(text))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := s.nodes(topology); !slices.Equal(got, want) {
 			t.Errorf("%q: %v, want %v", text, got, want)
 		}
 	}
 }
 
+func card(number int, vendor, lines string) string {
+	return fmt.Sprintf("[card %d]\nvendor = %s\nuuid = GPU-%d\nmemory_mib = 1024\n%s\n", number, vendor, number, lines)
+}
+
 func devices(t *testing.T, s *Simulated) []string {
 	t.Helper()
-	entries, err := os.ReadDir(s.DeviceDir)
+	entries, err := os.ReadDir(s.deviceDir)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -148,4 +243,18 @@ func devices(t *testing.T, s *Simulated) []string {
 		names = append(names, entry.Name())
 	}
 	return names
+}
+
+// files lists all below the root of a simulated machine.
+func files(t *testing.T, s *Simulated) []string {
+	t.Helper()
+	var paths []string
+	err := filepath.WalkDir(filepath.Dir(s.deviceDir), func(path string, _ fs.DirEntry, err error) error {
+		paths = append(paths, path)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return paths
 }

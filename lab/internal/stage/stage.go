@@ -187,8 +187,8 @@ func (s *Stage) Topology(name string) (string, error) {
 }
 
 // SetCards changes the simulated cards under the running programs.
-func (s *Stage) SetCards(topology string) error {
-	return hardware.Default.SetTopology([]byte(topology))
+func (s *Stage) SetCards(ctx context.Context, topology string) error {
+	return hardware.Default.SetTopology(ctx, []byte(topology))
 }
 
 // remember notes how Divvy is installed.
@@ -255,7 +255,7 @@ func (s *Stage) Restore(ctx context.Context, out io.Writer) error {
 	if err := errors.Join(err, file.Close()); err != nil {
 		return fmt.Errorf("restore the release: %w", err)
 	}
-	if err := s.SetCards(string(s.before.topology)); err != nil {
+	if err := s.SetCards(ctx, string(s.before.topology)); err != nil {
 		return err
 	}
 	if _, err := s.Helm(ctx, "upgrade", product.Release, s.chart(), "--namespace", product.Namespace,
