@@ -1,124 +1,153 @@
 package sharing
 
 import (
-	"encoding/json"
-	"errors"
 	"fmt"
-	"hash/crc32"
-	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/divvy-gpu/divvy/internal/accel"
 )
 
-// stateVersion is the version of the state file that this code writes.
-const stateVersion = 1
+// The names of state files: a prefix, the resource with "_" for "/", a suffix.
+const (
+	memoryPrefix = "units-"
+	slotPrefix   = "slots-"
+	stateSuffix  = ".json"
+)
 
-// State is what a node remembers of one resource between restarts.
+func statePath(dir, prefix string, resource accel.Resource) string {
+	return filepath.Join(dir, prefix+strings.ReplaceAll(string(resource), "/", "_")+stateSuffix)
+}
+
+// Stored returns the resources of which a state file is in dir, in ascending
+// order: those that this node offers or has offered while containers held
+// something of them.
+func Stored(dir string) ([]accel.Resource, error) {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		if os.IsNotExist(err) {
+			return nil, nil
+		}
+		return nil, fmt.Errorf("read the state folder: %w", err)
+	}
+	var out []accel.Resource
+	for _, e := range entries {
+		name, isState := strings.CutSuffix(e.Name(), stateSuffix)
+		if !isState {
+			continue
+		}
+		for _, prefix := range []string{memoryPrefix, slotPrefix} {
+			// A domain has no "_", so the first one stands for the "/".
+			if r, ok := strings.CutPrefix(name, prefix); ok && strings.Contains(r, "_") {
+				out = append(out, accel.Resource(strings.Replace(r, "_", "/", 1)))
+			}
+		}
+	}
+	slices.Sort(out)
+	return slices.Compact(out), nil
+}
+
+// State is what a node remembers of a resource of memory between restarts.
 type State struct {
+	// Vendor is whose devices they are; "" in files of before there were several.
+	Vendor string `json:"vendor,omitempty"`
 	// Unit is the memory unit that the ranges are counted in.
 	Unit string `json:"unit"`
 	// Ranges say which ids belong to which device.
 	Ranges []Range `json:"ranges"`
 }
 
-// stateFile is State on disk. Sum is the CRC-32 (IEEE) of the State's JSON, so
-// that a file that a crash or an editor damaged is not taken for the truth.
-type stateFile struct {
-	Version int             `json:"version"`
-	Sum     uint32          `json:"sum"`
-	State   json.RawMessage `json:"state"`
-}
-
 // Store keeps the State of one resource in a file. It is not safe for
 // concurrent use.
-type Store struct{ path string }
+type Store struct{ stateFile }
 
 // NewStore returns the store of a resource below dir.
 func NewStore(dir string, resource accel.Resource) *Store {
-	return &Store{path: filepath.Join(dir, "units-"+strings.ReplaceAll(string(resource), "/", "_")+".json")}
+	return &Store{stateFile{statePath(dir, memoryPrefix, resource)}}
 }
-
-// ErrDamaged is the error of a state file that cannot be trusted.
-var ErrDamaged = errors.New("state file is damaged")
 
 // Load returns the saved state; a file that does not exist is the empty state.
 // A damaged file is an error that wraps ErrDamaged.
 func (s *Store) Load() (State, *Layout, error) {
-	data, err := os.ReadFile(s.path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return State{}, &Layout{}, nil
-	}
-	if err != nil {
-		return State{}, nil, fmt.Errorf("read unit state: %w", err)
-	}
-	var f stateFile
-	if err := json.Unmarshal(data, &f); err != nil {
-		return State{}, nil, fmt.Errorf("%w: %s: %w", ErrDamaged, s.path, err)
-	}
-	if f.Version != stateVersion {
-		return State{}, nil, fmt.Errorf("%w: %s has version %d, this program reads %d", ErrDamaged, s.path, f.Version, stateVersion)
-	}
-	if sum := crc32.ChecksumIEEE(f.State); sum != f.Sum {
-		return State{}, nil, fmt.Errorf("%w: %s: checksum %08x, recorded %08x", ErrDamaged, s.path, sum, f.Sum)
-	}
 	var st State
-	if err := json.Unmarshal(f.State, &st); err != nil {
-		return State{}, nil, fmt.Errorf("%w: %s: %w", ErrDamaged, s.path, err)
+	if exists, err := s.load(&st); err != nil || !exists {
+		return State{}, &Layout{}, err
 	}
 	layout, err := NewLayout(st.Ranges)
 	if err != nil {
-		return State{}, nil, fmt.Errorf("%w: %s: %w", ErrDamaged, s.path, err)
+		return State{}, nil, s.damaged(err)
 	}
 	return st, layout, nil
 }
 
 // Save replaces the saved state at once: a crash leaves the old file or the
 // new one.
-func (s *Store) Save(st State) (err error) {
-	state, err := json.Marshal(st)
-	if err != nil {
-		return fmt.Errorf("encode unit state: %w", err)
-	}
-	data, err := json.Marshal(stateFile{Version: stateVersion, Sum: crc32.ChecksumIEEE(state), State: state})
-	if err != nil {
-		return fmt.Errorf("encode unit state: %w", err)
-	}
-	dir := filepath.Dir(s.path)
-	if err := os.MkdirAll(dir, 0o750); err != nil {
-		return fmt.Errorf("save unit state: %w", err)
-	}
-	tmp, err := os.CreateTemp(dir, filepath.Base(s.path)+".*")
-	if err != nil {
-		return fmt.Errorf("save unit state: %w", err)
-	}
-	defer func() {
-		if err != nil {
-			_ = tmp.Close()
-			_ = os.Remove(tmp.Name())
-			err = fmt.Errorf("save unit state: %w", err)
-		}
-	}()
-	if _, err = tmp.Write(data); err != nil {
-		return err
-	}
-	if err = tmp.Sync(); err != nil {
-		return err
-	}
-	if err = tmp.Close(); err != nil {
-		return err
-	}
-	return os.Rename(tmp.Name(), s.path)
+func (s *Store) Save(st State) error { return s.save(st) }
+
+// SlotState is what a node remembers of a resource of whole devices or time
+// slices between restarts.
+type SlotState struct {
+	// Vendor is whose devices they are.
+	Vendor string `json:"vendor"`
+	// Cards are those that are offered and those that are away or offered no
+	// more while containers hold slots of them.
+	Cards []StoredCard `json:"cards"`
+	// Boards are what Boards.Known returned.
+	Boards []Board `json:"boards,omitempty"`
+	// Held are the slots that containers hold.
+	Held []HeldSlot `json:"held,omitempty"`
 }
 
-// Quarantine moves a damaged file aside, so that it can be looked at, and
-// returns its new name.
-func (s *Store) Quarantine() (string, error) {
-	to := s.path + ".damaged"
-	if err := os.Rename(s.path, to); err != nil {
-		return "", fmt.Errorf("move damaged unit state aside: %w", err)
-	}
-	return to, nil
+// StoredCard describes a card while it is away.
+type StoredCard struct {
+	ID          accel.DeviceID   `json:"id"`
+	Index       int              `json:"index"`
+	Model       string           `json:"model,omitempty"`
+	MemoryBytes int64            `json:"memoryBytes"`
+	NUMANode    int              `json:"numaNode"`
+	NUMANodes   []int            `json:"numaNodes,omitempty"`
+	Board       string           `json:"board,omitempty"`
+	Chips       []accel.DeviceID `json:"chips"`
 }
+
+// HeldSlot is a slot that was given to a container.
+type HeldSlot struct {
+	ID string `json:"id"`
+	// Chips are those that the container got with it: the same id may mean
+	// others after a change of the configuration. None when that is not known.
+	Chips []accel.DeviceID `json:"chips,omitempty"`
+	// Inits are the UIDs of the pods one of whose plain init containers may be
+	// the holder; kubelet does not list what those hold.
+	Inits []string `json:"inits,omitempty"`
+}
+
+// SlotStore keeps the SlotState of one resource in a file. It is not safe for
+// concurrent use.
+type SlotStore struct{ stateFile }
+
+// NewSlotStore returns the store of a resource below dir.
+func NewSlotStore(dir string, resource accel.Resource) *SlotStore {
+	return &SlotStore{stateFile{statePath(dir, slotPrefix, resource)}}
+}
+
+// Load returns the saved state, false when there is none. A damaged file is an
+// error that wraps ErrDamaged.
+func (s *SlotStore) Load() (SlotState, bool, error) {
+	var st SlotState
+	exists, err := s.load(&st)
+	if err != nil {
+		return SlotState{}, false, err
+	}
+	for _, c := range st.Cards {
+		if c.ID == "" || len(c.Chips) == 0 {
+			return SlotState{}, false, s.damaged(fmt.Errorf("a card has no id or no chips: %+v", c))
+		}
+	}
+	return st, exists, nil
+}
+
+// Save replaces the saved state at once: a crash leaves the old file or the
+// new one.
+func (s *SlotStore) Save(st SlotState) error { return s.save(st) }
