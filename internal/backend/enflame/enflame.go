@@ -27,6 +27,7 @@ import (
 	"github.com/divvy-gpu/divvy/internal/accel"
 	"github.com/divvy-gpu/divvy/internal/backend"
 	"github.com/divvy-gpu/divvy/internal/backend/lane"
+	"github.com/divvy-gpu/divvy/internal/backend/libfile"
 )
 
 // Vendor is this vendor's name in the configuration.
@@ -36,7 +37,7 @@ const Vendor = "enflame"
 // backend.Notifier.
 type Backend struct {
 	options backend.Options
-	finder  finder
+	places  libfile.Places
 
 	// turn is held by the discovery that runs; its limit is of no matter.
 	// calls and events are where functions of the library run: the wait for an
@@ -75,7 +76,7 @@ func New(o backend.Options) (*Backend, error) {
 	}
 	return &Backend{
 		options:   o,
-		finder:    finder{root: filepath.Clean(o.DriverRoot), path: o.LibraryPath},
+		places:    places(o),
 		turn:      make(chan struct{}, 1),
 		calls:     lane.New(o.CallTimeout),
 		events:    lane.New(o.CallTimeout),
@@ -129,7 +130,7 @@ func (b *Backend) ready(ctx context.Context) (lib *library, fresh bool, err erro
 	b.mu.Lock()
 	clear(b.suspended) // of before the driver was loaded
 	b.mu.Unlock()
-	logr.FromContextOrDiscard(ctx).V(2).Info("Initialised the vendor's library", "vendor", Vendor, "path", lib.path)
+	logr.FromContextOrDiscard(ctx).V(2).Info("Initialised the vendor's library", "vendor", Vendor, "path", lib.Path)
 	return lib, true, nil
 }
 
@@ -143,12 +144,12 @@ func (b *Backend) load(ctx context.Context) (*library, error) {
 			return nil, backend.ErrClosed
 		}
 		ignoreSignals()
-		lib, err := b.finder.open(old)
+		lib, err := libfile.Open(b.places, old, load)
 		b.mu.Lock()
 		defer b.mu.Unlock()
 		b.lib = lib
 		if lib != nil && lib != old {
-			logr.FromContextOrDiscard(ctx).Info("Loaded the vendor's library", "vendor", Vendor, "path", lib.path)
+			logr.FromContextOrDiscard(ctx).Info("Loaded the vendor's library", "vendor", Vendor, "path", lib.Path)
 		}
 		return lib, err
 	})
@@ -236,7 +237,7 @@ func (b *Backend) Close() error {
 		if lib == nil {
 			return struct{}{}, nil
 		}
-		return struct{}{}, lib.close()
+		return struct{}{}, lib.Close()
 	})
 	if err != nil {
 		return fmt.Errorf("enflame: %w", err)

@@ -558,19 +558,6 @@ func TestSameDeviceFile(t *testing.T) {
 	}
 }
 
-func TestCompareVersions(t *testing.T) {
-	ordered := []string{"1", "1.2", "1.9.0", "1.10.0", "1.14.0-beta", "1.14.0", "2.0.0"}
-	for i, a := range ordered {
-		for j, b := range ordered {
-			if got, want := sign(compareVersions(a, b)), sign(i-j); got != want {
-				t.Errorf("compareVersions(%s, %s) = %d, want %d", a, b, got, want)
-			}
-		}
-	}
-}
-
-func sign(n int) int { return max(-1, min(1, n)) }
-
 func ExampleBackend_Edits() {
 	b, err := New(backend.Options{DriverRoot: "/nowhere"})
 	if err != nil {

@@ -30,7 +30,7 @@ func (b *Backend) AwaitChange(ctx context.Context) error {
 	case lib == nil:
 		return errors.New("enflame: no library is loaded")
 	case lib.event == nil:
-		return fmt.Errorf("enflame: %s lacks EfmlGetEvent", lib.path)
+		return fmt.Errorf("enflame: %s lacks EfmlGetEvent", lib.Path)
 	}
 	// A wait must not look like a call that hangs.
 	wait := max(min(eventWait, b.options.CallTimeout/2), time.Millisecond)

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"runtime"
 	"strings"
 	"sync/atomic"
@@ -14,6 +13,7 @@ import (
 
 	"github.com/divvy-gpu/divvy/internal/backend"
 	"github.com/divvy-gpu/divvy/internal/backend/lane"
+	"github.com/divvy-gpu/divvy/internal/backend/libfile"
 )
 
 // Return codes of libefml's older interface.
@@ -65,11 +65,7 @@ func cString(b []byte) string {
 // library is a loaded libefml. Its functions run on the lanes of a Backend
 // only; the fields that change are guarded as their comments say.
 type library struct {
-	// path is the file that was loaded, or a bare name that the dynamic loader
-	// searched for.
-	path string
-	// file is the state of the file when it was loaded, nil for a bare name.
-	file   os.FileInfo
+	libfile.File
 	handle uintptr
 
 	// initialised is true from a successful EfmlInit to EfmlShutdown.
@@ -99,18 +95,15 @@ type library struct {
 
 // load loads the file at path, or the library of that bare name.
 func load(path string) (*library, error) {
-	var file os.FileInfo
-	if strings.Contains(path, "/") {
-		var err error
-		if file, err = os.Stat(path); err != nil {
-			return nil, err
-		}
+	file, err := libfile.Stat(path)
+	if err != nil {
+		return nil, err
 	}
 	handle, err := dlopen(path)
 	if err != nil {
 		return nil, err
 	}
-	l := &library{path: path, file: file, handle: handle}
+	l := &library{File: file, handle: handle}
 	if err := l.bind(); err != nil {
 		return nil, errors.Join(err, purego.Dlclose(handle))
 	}
@@ -152,7 +145,7 @@ func (l *library) bind() error {
 		}
 	}
 	if len(missing) > 0 {
-		return fmt.Errorf("%s lacks %s", l.path, strings.Join(missing, ", "))
+		return fmt.Errorf("%s lacks %s", l.Path, strings.Join(missing, ", "))
 	}
 
 	find(&l.errorString, "EfmlErrorString")
@@ -169,17 +162,8 @@ func (l *library) bind() error {
 	return nil
 }
 
-// unchanged reports whether the file at path is the one that was loaded.
-func (l *library) unchanged(path string) bool {
-	if l.file == nil || path != l.path {
-		return false
-	}
-	now, err := os.Stat(path)
-	return err == nil && os.SameFile(now, l.file) && now.Size() == l.file.Size() && now.ModTime().Equal(l.file.ModTime())
-}
-
-// close shuts the library down and unloads it. Both lanes are the caller's.
-func (l *library) close() error {
+// Close shuts the library down and unloads it. Both lanes are the caller's.
+func (l *library) Close() error {
 	if l.closed {
 		return nil
 	}
