@@ -109,8 +109,12 @@ const (
 // Share is a device together with the units that a resource cuts it into.
 type Share struct {
 	Device
-	// Units is how many units of the resource the device holds in all.
+	// Units is how many units of the resource the device holds in all: 1 for a
+	// device that is given out as a whole, its replicas for time slices.
 	Units Units
+	// Chips is how many chips the device is made of, when it is a whole board;
+	// 0 for a single chip.
+	Chips int
 }
 
 // Inventory is what a node publishes of one resource.

@@ -117,9 +117,9 @@ func Value(text string) string {
 			b[i] = '-'
 		}
 	}
-	edge := func(r rune) bool { return r > 0x7f || !alphanumeric(byte(r)) }
-	s := strings.TrimLeftFunc(string(b), edge)
-	return strings.TrimRightFunc(s[:min(len(s), maxValue)], edge)
+	const edge = "-_."
+	s := strings.TrimLeft(string(b), edge)
+	return strings.TrimRight(s[:min(len(s), maxValue)], edge)
 }
 
 func alphanumeric(c byte) bool {

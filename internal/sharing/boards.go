@@ -13,7 +13,9 @@ import (
 type Card struct {
 	// Device describes the card. For a board, ID, Index, Model, PCI and
 	// NUMANode are those of the chip at position 0, MemoryBytes is the sum over
-	// all chips and Health the worst of them.
+	// all chips and Health the worst of them. While that chip is away, Index is
+	// that of the first chip that is there: the vendor may have given the
+	// number of the other to somebody else.
 	accel.Device
 	// Chips are the ids of the chips that the card is made of, in the order of
 	// their positions; those of a board that are away as well. There is at
@@ -45,8 +47,7 @@ func cardOf(d accel.Device) Card {
 type Board struct {
 	// ID is the id of the chip at position 0, which is the board's.
 	ID accel.DeviceID `json:"id"`
-	// Index and Model are those of that chip when it was last seen.
-	Index int         `json:"index"`
+	// Model is that of this chip when it was last seen.
 	Model string      `json:"model,omitempty"`
 	Chips []BoardChip `json:"chips"`
 }
@@ -127,14 +128,13 @@ func (b *Boards) card(id accel.DeviceID, present []accel.Device) Card {
 	c.ID, c.Board, c.Chip, c.MemoryBytes, c.Health = id, string(id), 0, 0, accel.Health{}
 	k := b.known[id]
 	if k == nil {
-		k = &Board{ID: id, Index: first.Index, Model: first.Model}
+		k = &Board{ID: id, Model: first.Model}
 		b.known[id] = k
 	}
 	if first.Chip == 0 {
-		k.Index, k.Model = first.Index, first.Model
-	} else {
-		// What describes the board is away: it is where it was last seen.
-		c.Index, c.Model, c.PCI, c.NUMANode = k.Index, cmp.Or(k.Model, first.Model), "", accel.NoNUMA
+		k.Model = first.Model
+	} else { // what describes the board is away
+		c.Model, c.PCI, c.NUMANode = cmp.Or(k.Model, first.Model), "", accel.NoNUMA
 	}
 	missing := slices.Clone(k.Chips)
 	k.Chips = nil

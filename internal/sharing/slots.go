@@ -52,7 +52,7 @@ func ParseSlotID(id string) (SlotID, error) {
 	if err != nil || n > maxReplica || strconv.FormatUint(n, 10) != digits {
 		return SlotID{}, fmt.Errorf("slot id %q: %q is not the number of a replica", id, digits)
 	}
-	return SlotID{Device: accel.DeviceID(device), Replica: int(n)}, nil //nolint:gosec // at most maxReplica
+	return SlotID{Device: accel.DeviceID(device), Replica: int(n)}, nil
 }
 
 func cutLast(s, sep string) (before, after string, found bool) {

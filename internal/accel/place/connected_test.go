@@ -203,7 +203,7 @@ func TestPreferredSetIsExactForSixteenDevices(t *testing.T) {
 		m := random(16, seed, []int{2, 4, 1000}[seed%3])
 		g := m.graph()
 		for _, size := range []int{4, 8, 9, 15} {
-			required := []int{int(seed)} //nolint:gosec // below 6
+			required := []int{int(seed)}
 			got, err := Connected(g, upTo(16), required, size)
 			if want := m.brute(upTo(16), required, size); err != nil || !slices.Equal(got, want) {
 				t.Errorf("seed %d, %d of 16: got %v (%d), %v; want %v (%d)", seed, size, got, m.sum(got), err, want, m.sum(want))

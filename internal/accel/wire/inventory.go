@@ -42,6 +42,8 @@ type deviceV1 struct {
 	// NUMA is absent when it is not known.
 	NUMA      *int   `json:"numa,omitempty"`
 	Board     string `json:"board,omitempty"`
+	Chip      int    `json:"chip,omitempty"`
+	Chips     int    `json:"chips,omitempty"`
 	PCI       string `json:"pci,omitempty"`
 	Unhealthy bool   `json:"unhealthy,omitempty"`
 	Reason    string `json:"reason,omitempty"`
@@ -57,7 +59,7 @@ func EncodeInventory(inv []accel.Inventory) (string, error) {
 		for _, s := range in.Shares {
 			d := deviceV1{
 				Index: s.Index, ID: s.ID, Units: s.Units, MemoryBytes: s.MemoryBytes, Model: s.Model,
-				Board: s.Board, PCI: s.PCI, Unhealthy: s.Health.Unhealthy, Reason: s.Health.Reason,
+				Board: s.Board, Chip: s.Chip, Chips: s.Chips, PCI: s.PCI, Unhealthy: s.Health.Unhealthy, Reason: s.Health.Reason,
 			}
 			if s.NUMANode >= 0 {
 				d.NUMA = &s.NUMANode
@@ -94,9 +96,9 @@ func DecodeInventory(s string) ([]accel.Inventory, error) {
 	for _, r := range doc.Resources {
 		in := accel.Inventory{Resource: r.Resource, Unit: r.Unit, Shares: make([]accel.Share, 0, len(r.Devices))}
 		for _, d := range r.Devices {
-			s := accel.Share{Units: d.Units, Device: accel.Device{
+			s := accel.Share{Units: d.Units, Chips: d.Chips, Device: accel.Device{
 				Index: d.Index, ID: d.ID, Model: d.Model, MemoryBytes: d.MemoryBytes, NUMANode: accel.NoNUMA,
-				Board: d.Board, PCI: d.PCI, Health: accel.Health{Unhealthy: d.Unhealthy, Reason: d.Reason},
+				Board: d.Board, Chip: d.Chip, PCI: d.PCI, Health: accel.Health{Unhealthy: d.Unhealthy, Reason: d.Reason},
 			}}
 			if d.NUMA != nil && *d.NUMA >= 0 {
 				s.NUMANode = *d.NUMA
@@ -159,6 +161,9 @@ func (r *resourceV1) mistakes() []error {
 		}
 		if d.MemoryBytes < 0 {
 			errs = append(errs, fmt.Errorf("device %q has %d bytes of memory, below 0", d.ID, d.MemoryBytes))
+		}
+		if d.Chip < 0 || d.Chips < 0 {
+			errs = append(errs, fmt.Errorf("device %q is chip %d, made of %d chips, below 0", d.ID, d.Chip, d.Chips))
 		}
 		for _, s := range []string{string(d.ID), d.Model, d.Board, d.PCI, d.Reason} {
 			if !utf8.ValidString(s) {

@@ -39,6 +39,31 @@ func twoCards() []accel.Inventory {
 	}}
 }
 
+// Boards and chips are in the inventory, so that a report can show them.
+func TestInventoryOfBoardsRoundTrip(t *testing.T) {
+	want := []accel.Inventory{
+		{Resource: "iluvatar.com/gpu", Shares: []accel.Share{
+			{Units: 1, Chips: 2, Device: accel.Device{Index: 0, ID: "GPU-a", Board: "GPU-a", NUMANode: accel.NoNUMA}},
+			{Units: 1, Chips: 2, Device: accel.Device{Index: 2, ID: "GPU-c", Board: "GPU-c", NUMANode: accel.NoNUMA}},
+		}},
+		{Resource: "iluvatar.com/gpu-memory", Unit: "1", Shares: []accel.Share{
+			{Units: 16, Device: accel.Device{Index: 0, ID: "GPU-a", Board: "GPU-a", NUMANode: accel.NoNUMA}},
+			{Units: 16, Device: accel.Device{Index: 1, ID: "GPU-b", Board: "GPU-a", Chip: 1, NUMANode: accel.NoNUMA}},
+		}},
+	}
+	text, err := EncodeInventory(want)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := DecodeInventory(text)
+	if err != nil || !reflect.DeepEqual(got, want) {
+		t.Errorf("got %+v, %v; want %+v", got, err, want)
+	}
+	if _, err := DecodeInventory(strings.Replace(text, `"chip":1`, `"chip":-1`, 1)); err == nil {
+		t.Error("a chip at a position below 0 was read")
+	}
+}
+
 // guideGrant is the third pod of the guide: 12 units on card 1.
 func guideGrant() accel.Grant {
 	return accel.Grant{
