@@ -32,36 +32,28 @@ helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace 
 {{- if or .Values.extender.leaderElection (gt (int .Values.extender.replicas) 1) -}}true{{- end -}}
 {{- end }}
 
-{{/* The named configurations of node.configs as JSON, name -> text of the file. A
-map, and the text of a NodeConfig, are laid over what the values say, because
-only they know the paths inside the container; an old file is taken as it is. */}}
+{{/* The named configurations of node.configs as JSON, name -> text of the file. The
+daemon lays them over divvy.node.config, so a map needs only what differs. */}}
 {{- define "divvy.node.configs" -}}
 {{- $root := . -}}
 {{- $out := dict -}}
 {{- range $name, $config := .Values.node.configs -}}
-{{- $over := $config -}}
 {{- if kindIs "string" $config -}}
-{{- $over = fromYaml $config -}}
-{{- if hasKey $over "Error" -}}
-{{- fail (printf "node.configs.%s: %s" $name $over.Error) -}}
+{{- with (fromYaml $config).Error -}}
+{{- fail (printf "node.configs.%s: %s" $name .) -}}
 {{- end -}}
-{{- end -}}
-{{- if or (kindIs "map" $config) (eq (toString $over.kind) "NodeConfig") -}}
-{{- $over = deepCopy $over -}}
-{{- if $over.resources -}}
+{{- $out = set $out $name $config -}}
+{{- else -}}
+{{- $file := merge (dict "apiVersion" "config.divvy.dev/v1alpha1" "kind" "NodeConfig") (deepCopy $config) -}}
+{{- if $file.resources -}}
 {{- $resources := list -}}
-{{- range $i, $r := $over.resources -}}
+{{- range $i, $r := $file.resources -}}
 {{- $resources = append $resources (include "divvy.resource" (list $root (printf "node.configs.%s.resources[%d]" $name $i) $r) | fromYaml) -}}
 {{- end -}}
-{{- $over = set $over "resources" $resources -}}
+{{- $file = set $file "resources" $resources -}}
 {{- end -}}
-{{- $out = set $out $name (mustMergeOverwrite (include "divvy.node.config" $root | fromYaml) $over | toYaml) -}}
-{{- else -}}
-{{- $out = set $out $name $config -}}
+{{- $out = set $out $name (toYaml $file) -}}
 {{- end -}}
-{{- end -}}
-{{- if and $out (not (hasKey $out "default")) -}}
-{{- $out = set $out "default" (include "divvy.node.config" $root) -}}
 {{- end -}}
 {{- $out | toJson -}}
 {{- end }}
@@ -73,7 +65,10 @@ only they know the paths inside the container; an old file is taken as it is. */
 {{- $all = append $all . -}}
 {{- end -}}
 {{- range include "divvy.node.configs" . | fromJson -}}
-{{- $all = concat $all ((fromYaml .).resources | default list | kindIs "slice" | ternary ((fromYaml .).resources | default list) list) -}}
+{{- $file := fromYaml . -}}
+{{- if eq (toString $file.kind) "NodeConfig" -}}
+{{- $all = concat $all ($file.resources | default list) -}}
+{{- end -}}
 {{- end -}}
 {{- $all | toJson -}}
 {{- end }}
@@ -100,7 +95,14 @@ not see into ConfigMaps of one's own, so these may be anybody's. */}}
 {{- range include "divvy.node.configs" . | fromJson -}}
 {{- $file := fromYaml . -}}
 {{- if ne (toString $file.kind) "NodeConfig" -}}
-{{- $vendors = append $vendors (ternary "nvidia" "iluvatar" (eq (toString $file.version) "v1")) -}}
+{{- /* A file of NVIDIA's or of Iluvatar's plugin; where that is not sure, of
+either. */ -}}
+{{- if ne (toString $file.version) "v1" -}}
+{{- $vendors = append $vendors "iluvatar" -}}
+{{- end -}}
+{{- if or (not $file.version) (eq (toString $file.version) "v1") -}}
+{{- $vendors = append $vendors "nvidia" -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 {{- if .Values.node.ixConfigMap -}}
@@ -189,7 +191,7 @@ enflame.com/gcushare={{ get $s "enflame.com/gcushare" }}
   mountPath: /host
   readOnly: true
   mountPropagation: {{ .Values.node.hostMountPropagation }}
-{{- if .Values.node.gpuOperator.enabled }}
+{{- if and .Values.node.gpuOperator.enabled (ne (dir .Values.node.gpuOperator.driverRoot) "/") }}
 # The operator's driver container mounts its root below this folder, perhaps
 # later.
 - name: driver
@@ -230,6 +232,18 @@ prometheus.io/path: /metrics
 {{- toYaml $r -}}
 {{- end }}
 
+{{/* The vendors' settings as a JSON map. The GPU operator's driver is not in the
+host's root. */}}
+{{- define "divvy.node.vendors" -}}
+{{- $vendors := deepCopy .Values.node.vendors -}}
+{{- with .Values.node.gpuOperator -}}
+{{- if .enabled -}}
+{{- $vendors = merge $vendors (dict "nvidia" (dict "driverRoot" .driverRoot)) -}}
+{{- end -}}
+{{- end -}}
+{{- $vendors | toJson -}}
+{{- end }}
+
 {{/* The configuration file of divvy-node, api/config/v1alpha1. Paths are those
 inside the container. */}}
 {{- define "divvy.node.config" -}}
@@ -253,7 +267,7 @@ labels: {{ $node.labels }}
 libraries:
   {{- toYaml . | nindent 2 }}
 {{- end }}
-{{- with $node.vendors }}
+{{- with include "divvy.node.vendors" . | fromJson }}
 vendors:
   {{- toYaml . | nindent 2 }}
 {{- end }}
