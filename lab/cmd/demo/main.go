@@ -13,6 +13,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/divvy-gpu/divvy/lab/internal/checks"
 	"github.com/divvy-gpu/divvy/lab/internal/product"
 	"github.com/divvy-gpu/divvy/lab/internal/progress"
 	"github.com/divvy-gpu/divvy/lab/internal/stage"
@@ -45,14 +46,23 @@ cards of 16 GB stand in for them.
 	}
 	defer func() { err = errors.Join(err, s.Close()) }()
 
-	d := &demo{stage: s, out: out}
+	d := &demo{stage: s, out: out, checks: checks.Checks{Out: out}}
 	if err := d.play(ctx); err != nil {
-		return fmt.Errorf("the demo could not go on after %d checks: %w", d.checks.made, errors.Join(err, d.checks.err()))
+		return fmt.Errorf("the demo could not go on after %d checks: %w", d.checks.Made(), errors.Join(err, d.checks.Err()))
 	}
 	fmt.Fprintf(out, "\nThe cluster still runs, for you to play with; `make demo-down` takes it away without a trace.\n"+
 		"  export KUBECONFIG=%s PATH=%s:%s:$PATH\n\n", s.Cluster.Kubeconfig(), product.Programs(), s.Cluster.BinDir())
-	fmt.Fprintf(out, "%s (%s)\n", d.checks.verdict(), progress.Elapsed(time.Since(started)))
-	return d.checks.err()
+	fmt.Fprintf(out, "%s (%s)\n", verdict(&d.checks), progress.Elapsed(time.Since(started)))
+	return d.checks.Err()
+}
+
+// verdict says in one line what was checked.
+func verdict(c *checks.Checks) string {
+	const what = "cards that the pods see, events, and inspect's books over two units of memory"
+	if c.Failed() == 0 {
+		return fmt.Sprintf("demo: %d checks of %s: all are as the guide says", c.Made(), what)
+	}
+	return fmt.Sprintf("demo: %d checks of %s: %d DIFFER", c.Made(), what, c.Failed())
 }
 
 // play shows the scenario in units of 1 GB and of 0.1 GB.

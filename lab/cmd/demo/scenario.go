@@ -16,6 +16,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/divvy-gpu/divvy/lab/internal/audit"
+	"github.com/divvy-gpu/divvy/lab/internal/checks"
 	"github.com/divvy-gpu/divvy/lab/internal/cluster"
 	"github.com/divvy-gpu/divvy/lab/internal/product"
 	"github.com/divvy-gpu/divvy/lab/internal/stage"
@@ -38,7 +39,7 @@ const (
 type demo struct {
 	stage  *stage.Stage
 	out    io.Writer
-	checks checks
+	checks checks.Checks
 }
 
 func (d *demo) title(text string) {
@@ -84,8 +85,8 @@ func (d *demo) node(ctx context.Context, memory int64) error {
 	if err != nil {
 		return err
 	}
-	d.checks.equal(d.out, "units of enflame.com/gcu-memory", m, memory)
-	d.checks.equal(d.out, "cards in enflame.com/gcu-count", c, int64(numCards))
+	d.checks.Equal("units of enflame.com/gcu-memory", m, memory)
+	d.checks.Equal("cards in enflame.com/gcu-count", c, int64(numCards))
 	return nil
 }
 
@@ -211,12 +212,12 @@ func (d *demo) look(ctx context.Context, name string, card int) error {
 			cards = append(cards, file)
 		}
 	}
-	d.checks.equal(d.out, "cards in /dev of "+name, cards, []string{fmt.Sprintf("gcu%d", card)})
+	d.checks.Equal("cards in /dev of "+name, cards, []string{fmt.Sprintf("gcu%d", card)})
 	variable, err := d.stage.Exec(ctx, name, "pod-gcu-example", "sh", "-c", "echo $ENFLAME_VISIBLE_DEVICES")
 	if err != nil {
 		return err
 	}
-	d.checks.equal(d.out, "ENFLAME_VISIBLE_DEVICES in "+name, variable, fmt.Sprint(card))
+	d.checks.Equal("ENFLAME_VISIBLE_DEVICES in "+name, variable, fmt.Sprint(card))
 	var assigned string
 	err = stage.Poll(ctx, freeTimeout, "annotations of "+name, func(ctx context.Context) error {
 		pod, err := d.stage.Get(ctx, name)
@@ -233,7 +234,7 @@ func (d *demo) look(ctx context.Context, name string, card int) error {
 	if err != nil && ctx.Err() != nil {
 		return err
 	}
-	d.checks.equal(d.out, "annotations of "+name, assigned, fmt.Sprintf("card %d, assigned true", card))
+	d.checks.Equal("annotations of "+name, assigned, fmt.Sprintf("card %d, assigned true", card))
 	return nil
 }
 
@@ -289,11 +290,11 @@ stays Pending, and its event says why.`)
 	if eventErr != nil {
 		message = eventErr.Error()
 	}
-	d.checks.contains(d.out, "the event of "+name, message, documented)
+	d.checks.Contains("the event of "+name, message, documented)
 	if pod, err = d.stage.Get(ctx, name); err != nil {
 		return err
 	}
-	d.checks.equal(d.out, "phase of "+name, pod.Status.Phase, corev1.PodPending)
+	d.checks.Equal("phase of "+name, pod.Status.Phase, corev1.PodPending)
 	return d.inspect(ctx, now, perGB)
 }
 
@@ -326,7 +327,7 @@ func (d *demo) inspect(ctx context.Context, now []holding, perGB int64) error {
 	fmt.Fprintf(d.out, "\n$ curl -s %s\n%s\n", url, abridge(strings.TrimSpace(string(body)), 2))
 	const used = 2 // cards that the scenario uses, the first ones
 	for index := range used {
-		d.checks.equal(d.out, fmt.Sprintf("inspect, card %d", index), got[index], want[index])
+		d.checks.Equal(fmt.Sprintf("inspect, card %d", index), got[index], want[index])
 	}
 	// Six lines that say the same would help nobody.
 	others := func(cards map[int]string) []string {
@@ -336,7 +337,7 @@ func (d *demo) inspect(ctx context.Context, now []holding, perGB int64) error {
 		}
 		return slices.Compact(states)
 	}
-	d.checks.equal(d.out, "inspect, every other card", others(got), others(want))
+	d.checks.Equal("inspect, every other card", others(got), others(want))
 	return nil
 }
 

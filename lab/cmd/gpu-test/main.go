@@ -1,0 +1,93 @@
+// Command gpu-test tests the node daemon on a real NVIDIA GPU: discovery through
+// NVML, registration with kubelet's own device manager, allocation, health and
+// labels. It needs neither root nor a cluster nor Go, and leaves nothing behind.
+//
+// It ends with 0 when all is right, 1 when something is not, and 3 where there
+// is no NVIDIA GPU: then nothing was tested, and that is no success.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"github.com/divvy-gpu/divvy/internal/version"
+	"github.com/divvy-gpu/divvy/lab/internal/checks"
+	"github.com/divvy-gpu/divvy/lab/internal/progress"
+)
+
+// Exit codes.
+const (
+	exitFailed = 1
+	exitUsage  = 2
+	exitNoGPU  = 3
+)
+
+// errNoGPU says that there is nothing to test.
+var errNoGPU = errors.New("there is no NVIDIA GPU here, so nothing was tested")
+
+// options are the flags.
+type options struct {
+	// root is where the driver is installed; tests have another than "/".
+	root string
+	// library is NVML's file; "" for where the driver puts it.
+	library string
+	// watch is how long health is watched.
+	watch time.Duration
+	// verbose shows what kubelet and the daemon log.
+	verbose bool
+}
+
+func main() {
+	o := options{root: "/"}
+	flag.StringVar(&o.library, "library", "", "NVML's `file`, where it is not in a usual place")
+	flag.DurationVar(&o.watch, "watch", 10*time.Second, "how long to watch the GPUs' health for false alarms")
+	flag.BoolVar(&o.verbose, "verbose", false, "show what kubelet and the daemon log")
+	flag.Parse()
+	if flag.NArg() > 0 {
+		fmt.Fprintln(os.Stderr, "gpu-test: takes flags only, see --help")
+		os.Exit(exitUsage)
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	err := run(ctx, os.Stdout, o)
+	stop()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "gpu-test:", err)
+		os.Exit(exitCode(err))
+	}
+}
+
+func exitCode(err error) int {
+	switch {
+	case err == nil:
+		return 0
+	case errors.Is(err, errNoGPU):
+		return exitNoGPU
+	default:
+		return exitFailed
+	}
+}
+
+func run(ctx context.Context, out io.Writer, o options) error {
+	started := time.Now()
+	fmt.Fprintln(out, version.String("gpu-test"))
+	t := &test{options: o, out: out, checks: checks.Checks{Out: out}}
+	if err := t.all(ctx); err != nil {
+		if errors.Is(err, errNoGPU) {
+			return err
+		}
+		return fmt.Errorf("could not go on after %d checks: %w", t.checks.Made(), errors.Join(err, t.checks.Err()))
+	}
+	verdict := "all are right"
+	if n := t.checks.Failed(); n > 0 {
+		verdict = fmt.Sprintf("%d DIFFER", n)
+	}
+	fmt.Fprintf(out, "\ngpu-test: %d checks on %d GPUs: %s (%s)\n", t.checks.Made(), len(t.found.Devices), verdict, progress.Elapsed(time.Since(started)))
+	return t.checks.Err()
+}

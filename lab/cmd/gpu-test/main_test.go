@@ -1,0 +1,59 @@
+package main
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/divvy-gpu/divvy/internal/vendorsim"
+)
+
+// Nothing may take a machine without a GPU for a successful test.
+func TestWithoutAGPU(t *testing.T) {
+	var out strings.Builder
+	err := run(t.Context(), &out, options{root: t.TempDir(), watch: time.Second})
+	if !errors.Is(err, errNoGPU) || exitCode(err) != 3 {
+		t.Errorf("got exit code %d, %v; want 3 and that there is no GPU\n%s", exitCode(err), err, &out)
+	}
+}
+
+// A driver that does not answer although there is a GPU is a failure.
+func TestWithABrokenDriver(t *testing.T) {
+	root := t.TempDir()
+	if err := os.Mkdir(filepath.Join(root, "dev"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(root, "dev", "nvidia0"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var out strings.Builder
+	if err := run(t.Context(), &out, options{root: root, watch: time.Second}); exitCode(err) != 1 {
+		t.Errorf("got exit code %d, %v; want 1\n%s", exitCode(err), err, &out)
+	}
+}
+
+// The whole test on simulated GPUs, and one that must fail.
+func TestOnSimulatedGPUs(t *testing.T) {
+	library, err := vendorsim.Build(t.Context(), vendor, t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	topology := vendorsim.Topology{Cards: vendorsim.GPUs(4, 40<<10)}
+	path := filepath.Join(filepath.Dir(library), vendorsim.TopologyName)
+	for name, ill := range map[string]bool{"healthy": false, "one is lost": true} {
+		t.Run(name, func(t *testing.T) {
+			topology.Cards[2].Lost = ill
+			if err := topology.Write(path); err != nil {
+				t.Fatal(err)
+			}
+			var out strings.Builder
+			err := run(t.Context(), &out, options{root: t.TempDir(), library: library, watch: 2 * time.Second})
+			if (err != nil) != ill || errors.Is(err, errNoGPU) {
+				t.Errorf("got %v\n%s", err, &out)
+			}
+		})
+	}
+}
