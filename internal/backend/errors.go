@@ -25,3 +25,14 @@ func (e *UnavailableError) Unwrap() error { return e.Err }
 // Reason is the reason alone, without the vendor, for status texts that name
 // the vendor elsewhere.
 func (e *UnavailableError) Reason() string { return e.Err.Error() }
+
+// RestartNeededError says that no later call can succeed in this process: a
+// library that it has loaded for good no longer goes with the driver. The
+// program reports itself as not alive, so that it is started again. It is
+// within an *UnavailableError; test with errors.As.
+type RestartNeededError struct {
+	// Reason says what does not go together, for people.
+	Reason string
+}
+
+func (e *RestartNeededError) Error() string { return e.Reason + "; divvy-node must be restarted" }
