@@ -2,6 +2,9 @@
 // vendor's simulated hardware. A vendor's test is one line:
 //
 //	backendtest.Run(t, harness)
+//
+// What a vendor need not have (boards, links, labels, events) is tested where it
+// is there: the harness says so, or the backend has the methods.
 package backendtest
 
 import (
@@ -9,6 +12,9 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"os"
+	"path/filepath"
+	"regexp"
 	"runtime"
 	"slices"
 	"strings"
@@ -28,16 +34,24 @@ import (
 type Harness struct {
 	// Cards returns n good cards of the vendor with memoryMiB MiB each.
 	Cards func(n int, memoryMiB int64) []vendorsim.Card
+	// Boards returns the chips of boards of the vendor, board by board and in
+	// the order of their positions. It is nil for a vendor whose cards have one
+	// chip each.
+	Boards func(boards, chips int, memoryMiB int64) []vendorsim.Card
 	// ID is the identity of the card with that uuid.
 	ID func(uuid string) accel.DeviceID
 	// CardCall is a function of the vendor's library without which a card
 	// cannot be described, and FailCode a code that it can fail with.
 	CardCall string
 	FailCode int
+	// LinkCall is the function of the vendor's library that tells how near two
+	// cards are to each other over PCIe, "" for a library that does not tell. It
+	// may be asked about either of the two first.
+	LinkCall string
 	// Open returns a new backend with hardware of its own, whose topology is
-	// the file at the returned path. Calls of the library are to be limited to
-	// callTimeout. The suite closes the backend.
-	Open func(t *testing.T, first vendorsim.Topology, callTimeout time.Duration) (b backend.Backend, topologyPath string)
+	// the file at the returned path. It sets DriverRoot and leaves the other
+	// options, which are the suite's, as they are. The suite closes the backend.
+	Open func(t *testing.T, first vendorsim.Topology, o backend.Options) (b backend.Backend, topologyPath string)
 }
 
 // Run tests the vendor's backend.
@@ -46,24 +60,32 @@ func Run(t *testing.T, h Harness) {
 	t.Run("describes devices", h.testDescribes)
 	t.Run("order and ids are stable", h.testStable)
 	t.Run("health changes and recovers", h.testHealth)
+	t.Run("causes are ignored and heeded", h.testIgnore)
 	t.Run("a lost device leaves the others", h.testLost)
 	t.Run("a failing call concerns one device", h.testFailingCall)
+	t.Run("a swapped device is seen", h.testSwapped)
+	t.Run("devices come and go", h.testHotPlug)
 	t.Run("driver absent, then there", h.testDriverLate)
 	t.Run("driver goes and comes back", h.testDriverReload)
 	t.Run("broken driver", h.testDriverBroken)
 	t.Run("duplicate uuids are named", h.testDuplicates)
 	t.Run("impossible devices are named", h.testImpossible)
+	t.Run("boards", h.testBoards)
+	t.Run("links", h.testLinks)
 	t.Run("a slow library is waited for", h.testSlow)
 	t.Run("a hung library keeps nobody", h.testHung)
 	t.Run("a canceled context ends a discovery", h.testCanceled)
 	t.Run("edits name the devices", h.testEdits)
+	t.Run("edits follow the options", h.testEditsOptions)
 	t.Run("edits refuse what was never found", h.testEditsRefuse)
 	t.Run("edits need no library", h.testEditsWhileHung)
+	t.Run("labels describe the node", h.testLabels)
 	t.Run("close is final", h.testClose)
 	t.Run("close while in use", h.testCloseInUse)
 	t.Run("safe for concurrent use", h.testConcurrent)
 	t.Run("a change wakes whoever waits for one", h.testNotifier)
 	t.Run("watched from absence to recovery", h.testWatch)
+	t.Run("watched until trusted again", h.testRecovery)
 }
 
 // patience is how long the suite waits for what must happen, generous so that
@@ -80,13 +102,17 @@ type node struct {
 
 func open(t *testing.T, h Harness, topology vendorsim.Topology) *node {
 	t.Helper()
-	return openLimited(t, h, topology, patience)
+	return openWith(t, h, topology, backend.Options{})
 }
 
-func openLimited(t *testing.T, h Harness, topology vendorsim.Topology, callTimeout time.Duration) *node {
+func openWith(t *testing.T, h Harness, topology vendorsim.Topology, o backend.Options) *node {
 	t.Helper()
+	if o.CallTimeout == 0 {
+		o.CallTimeout = patience
+	}
+	o.SysfsRoot = sysfs(t, topology.Cards)
 	n := &node{t: t, topology: topology.Clone()}
-	n.Backend, n.path = h.Open(t, topology, callTimeout)
+	n.Backend, n.path = h.Open(t, topology, o)
 	t.Cleanup(func() {
 		// A library that hangs is brought back, so that it can be closed.
 		n.change(func(topology *vendorsim.Topology) { topology.Library.Delay = 0 })
@@ -95,6 +121,26 @@ func openLimited(t *testing.T, h Harness, topology vendorsim.Topology, callTimeo
 		}
 	})
 	return n
+}
+
+// sysfs returns a folder that tells of the cards what the kernel would, for
+// vendors whose library does not tell a card's NUMA node.
+func sysfs(t *testing.T, cards []vendorsim.Card) string {
+	t.Helper()
+	root := t.TempDir()
+	for _, c := range cards {
+		if c.PCI == "" {
+			continue
+		}
+		dir := filepath.Join(root, "bus/pci/devices", c.PCI)
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, "numa_node"), fmt.Appendf(nil, "%d\n", c.NUMA), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return root
 }
 
 // change changes the hardware.
@@ -135,10 +181,15 @@ func (n *node) unavailable() (reason string) {
 }
 
 func (h Harness) topology(cards int) vendorsim.Topology {
-	return vendorsim.Topology{
-		Driver: vendorsim.Driver{Version: "1.3.0"},
-		Cards:  h.Cards(cards, 16384),
+	return machine(h.Cards(cards, 16384))
+}
+
+// machine is a machine with these cards, each in a slot of its own.
+func machine(cards []vendorsim.Card) vendorsim.Topology {
+	for i := range cards {
+		cards[i].PCI = fmt.Sprintf("%04x:%02x:00.0", i/0x80, 0x10+i%0x80)
 	}
+	return vendorsim.Topology{Driver: vendorsim.Driver{Version: "1.3.0"}, Cards: cards}
 }
 
 func ids(found backend.Found) []accel.DeviceID {
@@ -199,20 +250,16 @@ func (h Harness) testDescribes(t *testing.T) {
 			Model:       c.Model,
 			MemoryBytes: c.MemoryMiB << 20,
 			NUMANode:    []int{0, 1, accel.NoNUMA}[i],
+			PCI:         c.PCI,
 			Health:      accel.Health{Unhealthy: c.Unhealthy},
 		})
 	}
-	pci := map[string]bool{}
 	for i := range found.Devices {
 		d := &found.Devices[i]
-		if pci[d.PCI] {
-			t.Errorf("PCI address %q twice", d.PCI)
+		if d.Health.Unhealthy != (d.Health.Reason != "") || d.Health.Unhealthy != (d.Health.Cause != "") {
+			t.Errorf("device %d: unhealthy %v with reason %q and cause %q", i, d.Health.Unhealthy, d.Health.Reason, d.Health.Cause)
 		}
-		pci[d.PCI] = d.PCI != ""
-		if d.Health.Unhealthy != (d.Health.Reason != "") {
-			t.Errorf("device %d: unhealthy %v with reason %q", i, d.Health.Unhealthy, d.Health.Reason)
-		}
-		d.PCI, d.Health.Reason = "", "" // theirs are for the vendor to word
+		d.Health.Reason, d.Health.Cause = "", "" // theirs are for the vendor to word
 	}
 	if diff := cmp.Diff(want, found.Devices); diff != "" {
 		t.Errorf("devices (-want +got):\n%s", diff)
@@ -241,13 +288,45 @@ func (h Harness) testHealth(t *testing.T) {
 	for range 2 {
 		n.change(func(topology *vendorsim.Topology) { topology.Cards[1].Unhealthy = true })
 		sick := n.found()
-		if sick.Devices[0].Health.Unhealthy || !sick.Devices[1].Health.Unhealthy || sick.Devices[1].Health.Reason == "" {
-			t.Errorf("health is %+v and %+v, want the second unhealthy with a reason", sick.Devices[0].Health, sick.Devices[1].Health)
+		if h := sick.Devices[1].Health; sick.Devices[0].Health.Unhealthy || !h.Unhealthy || h.Reason == "" || h.Cause == "" {
+			t.Errorf("health is %+v and %+v, want the second unhealthy with reason and cause", sick.Devices[0].Health, h)
 		}
 		n.change(func(topology *vendorsim.Topology) { topology.Cards[1].Unhealthy = false })
 		if after := n.found(); !after.Equal(before) {
 			t.Errorf("after recovery:\n%s", cmp.Diff(before.Devices, after.Devices))
 		}
+	}
+}
+
+// sickCause returns the cause of the ill health that a topology can give a card.
+func (h Harness) sickCause(t *testing.T) string {
+	t.Helper()
+	n := open(t, h, h.topology(1))
+	n.found()
+	n.change(func(topology *vendorsim.Topology) { topology.Cards[0].Unhealthy = true })
+	return n.found().Devices[0].Health.Cause
+}
+
+func (h Harness) testIgnore(t *testing.T) {
+	cause := h.sickCause(t)
+	for name, tt := range map[string]struct {
+		options backend.Options
+		sick    bool
+	}{
+		"the cause is ignored":           {backend.Options{Ignore: []string{cause}}, false},
+		"another cause is ignored":       {backend.Options{Ignore: []string{"another-cause"}}, true},
+		"all are ignored":                {backend.Options{Ignore: []string{"all"}}, false},
+		"all but this cause are ignored": {backend.Options{Ignore: []string{"all"}, Heed: []string{cause}}, true},
+		"none is ignored":                {backend.Options{Ignore: []string{}}, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := openWith(t, h, h.topology(1), tt.options)
+			n.found()
+			n.change(func(topology *vendorsim.Topology) { topology.Cards[0].Unhealthy = true })
+			if got := n.found().Devices[0].Health; got.Unhealthy != tt.sick {
+				t.Errorf("health with cause %s is %+v, want unhealthy %v", cause, got, tt.sick)
+			}
+		})
 	}
 }
 
@@ -300,6 +379,43 @@ func (h Harness) testFailingCall(t *testing.T) {
 	n.change(func(topology *vendorsim.Topology) { topology.Cards[2].Fail = nil })
 	if after := n.found(); !after.Equal(before) {
 		t.Errorf("after recovery:\n%s", cmp.Diff(before.Devices, after.Devices))
+	}
+}
+
+// testSwapped puts another card into the place of one: as many cards as before,
+// with another uuid.
+func (h Harness) testSwapped(t *testing.T) {
+	cards := h.topology(4).Cards
+	topology := machine(cards[:3])
+	n := open(t, h, topology)
+	old := n.found().Devices[1].ID
+	n.change(func(topology *vendorsim.Topology) { topology.Cards[1].UUID = cards[3].UUID })
+	found := n.found()
+	wantIDs(t, h, found, topology.Cards[0], cards[3], topology.Cards[2])
+	if len(found.Faults) != 0 {
+		t.Errorf("faults are %v, want none", found.Faults)
+	}
+	for _, l := range found.Links {
+		if l.A == old || l.B == old {
+			t.Errorf("a link of the card that is gone: %+v", l)
+		}
+	}
+	if _, err := n.Edits(h.ID(cards[3].UUID)); err != nil {
+		t.Errorf("Edits of the card that came: %v", err)
+	}
+	if _, err := n.Edits(old); err == nil {
+		t.Error("Edits of the card that is gone")
+	}
+}
+
+func (h Harness) testHotPlug(t *testing.T) {
+	topology := h.topology(3)
+	three := topology.Cards
+	topology.Cards = three[:1]
+	n := open(t, h, topology)
+	for _, count := range []int{1, 3, 2, 3} {
+		n.change(func(topology *vendorsim.Topology) { topology.Cards = slices.Clone(three[:count]) })
+		wantIDs(t, h, n.found(), three[:count]...)
 	}
 }
 
@@ -381,6 +497,117 @@ func (h Harness) testImpossible(t *testing.T) {
 	}
 }
 
+func (h Harness) testBoards(t *testing.T) {
+	if h.Boards == nil {
+		for _, d := range open(t, h, h.topology(2)).found().Devices {
+			if d.Board != "" || d.Chip != 0 {
+				t.Errorf("device %d is chip %d of board %q, the vendor has no boards", d.Index, d.Chip, d.Board)
+			}
+		}
+		return
+	}
+	for _, chips := range []int{1, 2, 4} {
+		t.Run(fmt.Sprintf("of %d", chips), func(t *testing.T) {
+			topology := machine(h.Boards(2, chips, 16384))
+			slices.Reverse(topology.Cards) // the chip that names the board is not the first to be met
+			n := open(t, h, topology)
+			check := func(gone ...int) {
+				t.Helper()
+				for _, d := range n.found().Devices {
+					if slices.Contains(gone, d.Index) {
+						t.Errorf("device %d is listed", d.Index)
+					}
+					position := chips - 1 - d.Index%chips
+					first := d.Index - d.Index%chips + chips - 1
+					want := ""
+					if chips > 1 {
+						want = string(h.ID(topology.Cards[first].UUID))
+					}
+					if d.Board != want || d.Chip != position || d.Health.Unhealthy {
+						t.Errorf("device %d is chip %d of board %q with health %+v, want chip %d of board %q, healthy",
+							d.Index, d.Chip, d.Board, d.Health, position, want)
+					}
+				}
+			}
+			check()
+			// The board keeps its name without the chip that it has it from.
+			lost := chips - 1
+			n.change(func(topology *vendorsim.Topology) { topology.Cards[lost].Lost = true })
+			check(lost)
+			n.change(func(topology *vendorsim.Topology) { topology.Cards[lost].Lost = false })
+			check()
+		})
+	}
+}
+
+func (h Harness) testLinks(t *testing.T) {
+	if h.LinkCall == "" {
+		if found := open(t, h, h.topology(2)).found(); len(found.Links) != 0 {
+			t.Errorf("links are %v, the library tells of none", found.Links)
+		}
+		return
+	}
+	topology := h.topology(4)
+	slices.Reverse(topology.Cards) // ids are not in the order of the cards
+	topology = machine(topology.Cards)
+	topology.Cards[0].Switch, topology.Cards[1].Switch = "one", "one"
+	topology.Cards[3].NUMA = 1
+	score := func(found backend.Found, a, b int) int {
+		t.Helper()
+		one, two := h.ID(topology.Cards[a].UUID), h.ID(topology.Cards[b].UUID)
+		for _, l := range found.Links {
+			if l.A == min(one, two) && l.B == max(one, two) {
+				return l.Score
+			}
+		}
+		t.Errorf("no link between cards %d and %d", a, b)
+		return 0
+	}
+	check := func(found backend.Found) {
+		t.Helper()
+		if len(found.Links) != 6 {
+			t.Fatalf("%d links between 4 cards, want 6: %v", len(found.Links), found.Links)
+		}
+		for i, l := range found.Links {
+			if l.A >= l.B || i > 0 && (found.Links[i-1].A > l.A || found.Links[i-1].A == l.A && found.Links[i-1].B >= l.B) {
+				t.Errorf("links are not in order, lower ids first: %v", found.Links)
+			}
+		}
+		if one, bridge, far := score(found, 0, 1), score(found, 0, 2), score(found, 2, 3); one <= bridge || bridge <= far || far < accel.LinkSystem {
+			t.Errorf("scores behind one switch, on one NUMA node and on two are %d, %d and %d", one, bridge, far)
+		}
+	}
+	n := open(t, h, topology)
+	first := n.found()
+	check(first)
+
+	// How cards are connected is asked once.
+	n.change(func(topology *vendorsim.Topology) { topology.Library.Fail = vendorsim.Failures{h.LinkCall: h.FailCode} })
+	if again := n.found(); !again.Equal(first) {
+		t.Errorf("links are not remembered:\n%s", cmp.Diff(first.Links, again.Links))
+	}
+
+	// A library that knows a connection from one side alone, whichever it is.
+	oneWay := topology.Clone()
+	oneWay.Links = []vendorsim.Link{{A: 0, B: 2, Lanes: 1, OneWay: true}, {A: 3, B: 2, Lanes: 1, OneWay: true}}
+	found := open(t, h, oneWay).found()
+	if len(found.Links) != 6 || score(found, 0, 2) < accel.LinkSystem || score(found, 2, 3) < accel.LinkSystem {
+		t.Errorf("with connections known from one side alone, links are %v", found.Links)
+	}
+
+	// A library that fails to tell leaves the devices.
+	failing := topology.Clone()
+	failing.Library.Fail = vendorsim.Failures{h.LinkCall: h.FailCode}
+	n = open(t, h, failing)
+	found = n.found()
+	wantIDs(t, h, found, topology.Cards...)
+	if len(found.Links) != 0 {
+		t.Errorf("links are %v though the library fails to tell", found.Links)
+	}
+	n.change(func(topology *vendorsim.Topology) { topology.Library.Fail = nil })
+	check(n.found())
+}
+
 func (h Harness) testSlow(t *testing.T) {
 	topology := h.topology(1)
 	topology.Library.Delay = 50 * time.Millisecond
@@ -419,7 +646,7 @@ func (n *node) revive() backend.Found {
 func (h Harness) testHung(t *testing.T) {
 	const limit = 200 * time.Millisecond
 	topology := h.topology(2)
-	n := openLimited(t, h, topology, limit)
+	n := openWith(t, h, topology, backend.Options{CallTimeout: limit})
 	before := n.revive()
 	n.hang()
 	first := n.unavailable()
@@ -523,6 +750,35 @@ func (h Harness) testEdits(t *testing.T) {
 	}
 }
 
+func (h Harness) testEditsOptions(t *testing.T) {
+	n := openWith(t, h, h.topology(2), backend.Options{
+		HostDriverRoot: "/run/driver", IndexInEnv: true, CDIKind: "example.com/device",
+	})
+	found := n.found()
+	e, err := n.Edits(found.Devices[1].ID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for k, v := range e.Env {
+		if v != "1" {
+			t.Errorf("%s=%s of device 1, want its index", k, v)
+		}
+	}
+	for _, d := range e.DeviceNodes {
+		if d.HostPath != "/run/driver"+d.Path {
+			t.Errorf("device node %s is %s on the host, want it in the host's driver root", d.Path, d.HostPath)
+		}
+	}
+	for _, d := range e.CDIDevices {
+		if d.Kind != "example.com/device" {
+			t.Errorf("CDI device %s is not of the kind that was asked for", d)
+		}
+	}
+	if !slices.IsSorted(e.ReplicaEnv) {
+		t.Errorf("variables for unit ids are not in order: %v", e.ReplicaEnv)
+	}
+}
+
 func (h Harness) testEditsRefuse(t *testing.T) {
 	n := open(t, h, h.topology(1))
 	good := h.ID(n.topology.Cards[0].UUID)
@@ -545,7 +801,7 @@ func (h Harness) testEditsRefuse(t *testing.T) {
 }
 
 func (h Harness) testEditsWhileHung(t *testing.T) {
-	n := openLimited(t, h, h.topology(1), 200*time.Millisecond)
+	n := openWith(t, h, h.topology(1), backend.Options{CallTimeout: 200 * time.Millisecond})
 	id := ids(n.revive())[0]
 	want, err := n.Edits(id)
 	if err != nil {
@@ -567,6 +823,64 @@ func (h Harness) testEditsWhileHung(t *testing.T) {
 	}
 	if _, err := n.Edits(id); err != nil {
 		t.Errorf("Edits of a lost card: %v", err)
+	}
+}
+
+var (
+	labelKey   = regexp.MustCompile(`^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$`)
+	labelValue = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$`)
+)
+
+func (h Harness) testLabels(t *testing.T) {
+	topology := h.topology(3)
+	topology.Cards[1].Model = "Another (model) with a name of its own, and a long one at that"
+	topology.Cards[2].Unhealthy = true
+	n := open(t, h, topology)
+	labeler, ok := n.Backend.(backend.Labeler)
+	if !ok {
+		return // the ability is optional
+	}
+	unshared := backend.Sharing{Replicas: 1}
+	if labels := labeler.Labels(unshared); len(labels) != 0 {
+		t.Errorf("labels before any discovery: %v", labels)
+	}
+	n.found()
+	first := labeler.Labels(unshared)
+	if len(first) == 0 {
+		t.Error("no labels")
+	}
+	check := func(labels map[string]string) {
+		t.Helper()
+		for k, v := range labels {
+			if !labelKey.MatchString(k) || !labelValue.MatchString(v) {
+				t.Errorf("%s=%q is no label", k, v)
+			}
+		}
+	}
+	check(first)
+	check(labeler.Labels(backend.Sharing{Replicas: 4}))
+	check(labeler.Labels(backend.Sharing{Replicas: 4, Renamed: true}))
+	if !slices.Contains(slices.Collect(maps.Values(first)), "3") {
+		t.Errorf("no label tells how many devices there are, healthy or not: %v", first)
+	}
+	for range 5 {
+		n.found()
+		if diff := cmp.Diff(first, labeler.Labels(unshared)); diff != "" {
+			t.Errorf("labels change though nothing has changed:\n%s", diff)
+		}
+	}
+	// They are those of a node whatever the order of its models.
+	n.change(func(topology *vendorsim.Topology) {
+		topology.Cards[0].Model, topology.Cards[1].Model = topology.Cards[1].Model, topology.Cards[0].Model
+	})
+	n.found()
+	if diff := cmp.Diff(first, labeler.Labels(unshared)); diff != "" {
+		t.Errorf("labels follow the model that the fewest devices are of:\n%s", diff)
+	}
+	n.change(func(topology *vendorsim.Topology) { topology.Cards = nil })
+	n.found()
+	if labels := labeler.Labels(unshared); len(labels) != 0 {
+		t.Errorf("labels of a node without devices: %v", labels)
 	}
 }
 
@@ -758,4 +1072,79 @@ func (h Harness) testWatch(t *testing.T) {
 	if len(reports) > 0 {
 		t.Errorf("report %q though nothing has changed", <-reports)
 	}
+}
+
+// testRecovery watches a device that is ill for a moment.
+func (h Harness) testRecovery(t *testing.T) {
+	const dwell = 500 * time.Millisecond
+	type report struct {
+		driver string
+		health accel.Health
+	}
+	watch := func(t *testing.T, policy backend.Recovery) (n *node, next func() report) {
+		t.Helper()
+		n = open(t, h, h.topology(1))
+		reports := make(chan report, 100) // far more than changes here
+		ctx, cancel := context.WithCancel(t.Context())
+		var watching sync.WaitGroup
+		watching.Go(func() {
+			backend.Watch(ctx, n, 50*time.Millisecond, policy, func(found backend.Found, err error) {
+				if err != nil || len(found.Devices) != 1 {
+					t.Errorf("found %v, %v", found, err)
+					return
+				}
+				reports <- report{found.Driver, found.Devices[0].Health}
+			})
+		})
+		t.Cleanup(watching.Wait)
+		t.Cleanup(cancel)
+		return n, func() report {
+			t.Helper()
+			select {
+			case r := <-reports:
+				return r
+			case <-time.After(patience):
+				t.Fatal("no report")
+				return report{}
+			}
+		}
+	}
+	// fall makes the device ill and well again, and returns the cause.
+	fall := func(t *testing.T, n *node, next func() report) string {
+		t.Helper()
+		if r := next(); r.health.Unhealthy {
+			t.Fatalf("ill from the start: %+v", r.health)
+		}
+		n.change(func(topology *vendorsim.Topology) { topology.Cards[0].Unhealthy = true })
+		r := next()
+		if !r.health.Unhealthy {
+			t.Fatal("the device is not reported as ill")
+		}
+		n.change(func(topology *vendorsim.Topology) { topology.Cards[0].Unhealthy = false })
+		return r.health.Cause
+	}
+	t.Run("after a while", func(t *testing.T) {
+		n, next := watch(t, backend.Recovery{After: dwell})
+		cause := fall(t, n, next)
+		start := time.Now()
+		for r := next(); r.health.Unhealthy; r = next() {
+			if r.health.Cause != cause {
+				t.Errorf("cause became %q, was %q", r.health.Cause, cause)
+			}
+		}
+		if d := time.Since(start); d < dwell {
+			t.Errorf("trusted again after %v, want %v at least", d, dwell)
+		}
+	})
+	t.Run("never", func(t *testing.T) {
+		n, next := watch(t, backend.Recovery{Never: []string{"*"}})
+		fall(t, n, next)
+		time.Sleep(dwell)
+		n.change(func(topology *vendorsim.Topology) { topology.Driver.Version = "2.0.0" }) // for one more report
+		for r := (report{}); r.driver != "2.0.0"; {
+			if r = next(); !r.health.Unhealthy {
+				t.Fatal("the device is trusted again")
+			}
+		}
+	})
 }

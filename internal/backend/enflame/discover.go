@@ -187,8 +187,24 @@ func (b *Backend) describe(ctx context.Context, lib *library, index int) (descri
 
 // health asks how a card is. A library that can tell is believed; a card that
 // it cannot tell about takes no new pods. Without such a function events count.
-// Its error is one that isFatal.
+// Causes that the configuration ignores do not count. Its error is one that
+// isFatal.
 func (b *Backend) health(ctx context.Context, lib *library, index int) (accel.Health, error) {
+	health, err := b.rawHealth(ctx, lib, index)
+	if health.Unhealthy && !b.options.Counts(health.Cause) {
+		return accel.Health{}, err
+	}
+	return health, err
+}
+
+// Causes of ill health. A card that is lost cannot be described, and is a fault
+// instead.
+const (
+	causeLibrary     = "library"     // the library calls the card unhealthy
+	causeUnreachable = "unreachable" // the library cannot tell
+)
+
+func (b *Backend) rawHealth(ctx context.Context, lib *library, index int) (accel.Health, error) {
 	if lib.health != nil {
 		ok, err := queryCard(ctx, b.calls, lib, lib.healthName, index, lib.health)
 		switch {
@@ -196,9 +212,13 @@ func (b *Backend) health(ctx context.Context, lib *library, index int) (accel.He
 			return accel.Health{}, err
 		case hasCode(err, codeNotSupported):
 		case err != nil:
-			return accel.Health{Unhealthy: true, Reason: err.Error()}, nil
+			return accel.Health{Unhealthy: true, Reason: err.Error(), Cause: causeUnreachable}, nil
 		case ok == 0:
-			return accel.Health{Unhealthy: true, Reason: lib.healthName + " says that the card is unhealthy"}, nil
+			return accel.Health{
+				Unhealthy: true,
+				Reason:    lib.healthName + " says that the card is unhealthy",
+				Cause:     causeLibrary,
+			}, nil
 		default:
 			return accel.Health{}, nil
 		}
@@ -206,7 +226,7 @@ func (b *Backend) health(ctx context.Context, lib *library, index int) (accel.He
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if reason, ok := b.suspended[index]; ok {
-		return accel.Health{Unhealthy: true, Reason: reason}, nil
+		return accel.Health{Unhealthy: true, Reason: reason, Cause: causeLibrary}, nil
 	}
 	return accel.Health{}, nil
 }
@@ -262,6 +282,7 @@ func (b *Backend) record(l listing) backend.Found {
 		b.cards[d.ID] = card{index: d.Index, minor: d.minor}
 		b.at[d.Index] = d.ID
 	}
+	b.driver, b.listed = found.Driver, found.Devices
 	for i := range found.Faults {
 		f := &found.Faults[i]
 		if last := b.at[f.Index]; f.ID == "" && !listed[last] {

@@ -11,6 +11,7 @@
 package enflame
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -33,8 +34,8 @@ import (
 // Vendor is this vendor's name in the configuration.
 const Vendor = "enflame"
 
-// Backend reaches the GCUs of this node. It is a backend.Backend and a
-// backend.Notifier.
+// Backend reaches the GCUs of this node. It is a backend.Backend, a
+// backend.Notifier and a backend.Labeler.
 type Backend struct {
 	options backend.Options
 	places  libfile.Places
@@ -52,6 +53,9 @@ type Backend struct {
 	cards  map[accel.DeviceID]card // all that were ever listed
 	// at has the device that was listed last under each index.
 	at map[int]accel.DeviceID
+	// driver and listed are what the last discovery found, for Labels.
+	driver string
+	listed []accel.Device
 	// suspended has the cards that an event took out of use, by index, with
 	// the reason. It counts only when the library has no function for health.
 	suspended map[int]string
@@ -171,7 +175,9 @@ func (b *Backend) end(ctx context.Context, lib *library) error {
 	return err
 }
 
-// Edits returns what a container needs to reach the GCUs.
+// Edits returns what a container needs to reach the GCUs. The variable names
+// cards by index whatever Options.IndexInEnv says: the vendor's software knows
+// nothing else.
 func (b *Backend) Edits(ids ...accel.DeviceID) (backend.Edits, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -205,7 +211,10 @@ func (b *Backend) Edits(ids ...accel.DeviceID) (backend.Edits, error) {
 			HostPath:    filepath.Join(b.options.HostDriverRoot, file),
 			Permissions: "rw",
 		})
-		e.CDIDevices = append(e.CDIDevices, backend.CDIDevice{Kind: cdiKind, Name: string(id)})
+		e.CDIDevices = append(e.CDIDevices, backend.CDIDevice{
+			Kind: cmp.Or(b.options.CDIKind, cdiKind),
+			Name: string(id),
+		})
 	}
 	e.Env[visibleDevices] = strings.Join(indices, ",")
 	return e, nil
@@ -215,7 +224,8 @@ const (
 	// visibleDevices is the variable in which Enflame's container runtime and
 	// libraries expect the indices of the container's cards.
 	visibleDevices = "ENFLAME_VISIBLE_DEVICES"
-	// cdiKind is the kind of GCUs in the Container Device Interface.
+	// cdiKind is the kind of GCUs in the Container Device Interface, unless the
+	// configuration has another.
 	cdiKind = "enflame.com/gcu"
 )
 

@@ -125,11 +125,12 @@ func TestConformance(t *testing.T) {
 		ID:       func(uuid string) accel.DeviceID { return accel.DeviceID("GCU-" + uuid) },
 		CardCall: "EfmlGetDevMem",
 		FailCode: 254,
-		Open: func(t *testing.T, first vendorsim.Topology, callTimeout time.Duration) (backend.Backend, string) {
+		Open: func(t *testing.T, first vendorsim.Topology, o backend.Options) (backend.Backend, string) {
 			t.Helper()
 			r := newRoot(t)
 			path := r.install(first)
-			b, err := New(backend.Options{DriverRoot: r.dir, CallTimeout: callTimeout})
+			o.DriverRoot = r.dir
+			b, err := New(o)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -538,6 +539,59 @@ func TestEdits(t *testing.T) {
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("edits (-want +got):\n%s", diff)
+	}
+}
+
+func TestLabels(t *testing.T) {
+	r := newRoot(t)
+	topology := vendorsim.Topology{
+		Driver: vendorsim.Driver{Version: "1.14.0 beta"},
+		Cards:  append(vendorsim.GCUs(1, 1024), vendorsim.GCUs(3, 49152)[1:]...),
+	}
+	topology.Cards[1].Model, topology.Cards[2].Model = "S 90", "S 90"
+	r.install(topology)
+	b := r.open(backend.Options{})
+	uuids(t, b)
+	want := map[string]string{
+		"enflame.com/gcu.present":        "true",
+		"enflame.com/gcu.count":          "3",
+		"enflame.com/gcu.product":        "S-90",
+		"enflame.com/gcu.memory":         "49152",
+		"enflame.com/gcu.driver-version": "1.14.0-beta",
+	}
+	if diff := cmp.Diff(want, b.Labels(backend.Sharing{Replicas: 1})); diff != "" {
+		t.Errorf("labels (-want +got):\n%s", diff)
+	}
+}
+
+func TestCauses(t *testing.T) {
+	for name, tt := range map[string]struct {
+		change func(*vendorsim.Card)
+		want   string
+	}{
+		"the library says so":     {func(c *vendorsim.Card) { c.Unhealthy = true }, "library"},
+		"the library cannot tell": {func(c *vendorsim.Card) { c.Fail = vendorsim.Failures{"EfmlGetDevHealth": 253} }, "unreachable"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRoot(t)
+			topology := vendorsim.Topology{Cards: vendorsim.GCUs(1, 1024)}
+			tt.change(&topology.Cards[0])
+			r.install(topology)
+			found, err := r.open(backend.Options{}).Discover(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := found.Devices[0].Health; got.Cause != tt.want || !got.Unhealthy {
+				t.Errorf("health is %+v, want unhealthy by %s", got, tt.want)
+			}
+			found, err = r.open(backend.Options{Ignore: []string{tt.want}}).Discover(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := found.Devices[0].Health; got.Unhealthy {
+				t.Errorf("with this cause ignored, health is %+v", got)
+			}
+		})
 	}
 }
 
