@@ -77,9 +77,8 @@ func (e *Extender) bindPod(ctx context.Context, pod kube.Pod, node string) error
 		return e.config.Binder.Bind(ctx, pod.Ref, node, nil)
 	case 1:
 	default:
-		// A grant names one device of one resource.
-		return fmt.Errorf("pod %s asks for %s and %s: one pod can have one shared resource",
-			pod.Ref, pod.Requests[0].Resource, pod.Requests[1].Resource)
+		// filter has refused it already; this is for who does not ask filter.
+		return fmt.Errorf("pod %s: %s", pod.Ref, severalResources(pod.Requests))
 	}
 	signer, err := e.config.Signer()
 	if err != nil {

@@ -19,15 +19,19 @@ func (e *Extender) filter(ctx context.Context, body, out []byte) ([]byte, error)
 		return nil, err
 	}
 	result := filterResult{fits: make([]int, 0, len(args.names))}
+	if len(requests) > 1 {
+		reason := severalResources(requests)
+		for _, name := range args.names {
+			result.refusals = append(result.refusals, refusal{node: name, reason: reason, unresolvable: true})
+		}
+		e.metrics.nodes.WithLabelValues(verdictSeveral).Add(float64(len(args.names)))
+		return appendFilterResult(out, args, result), nil
+	}
 	var counts [accel.LargerThanDevice + 1]int
 	for i, name := range args.names {
 		code, resource := accel.Fits, accel.Resource("")
-		// Every resource must fit; the first that does not gives the reason,
-		// unless a later one can never fit.
-		for r := range requests {
-			if c := verdicts[r][i].Code; c != accel.Fits && (code == accel.Fits || c.Unresolvable() && !code.Unresolvable()) {
-				code, resource = c, requests[r].Resource
-			}
+		if len(requests) > 0 {
+			code, resource = verdicts[i].Code, requests[0].Resource
 		}
 		if int(code) < len(counts) {
 			counts[code]++
@@ -47,20 +51,17 @@ func (e *Extender) filter(ctx context.Context, body, out []byte) ([]byte, error)
 	return appendFilterResult(out, args, result), nil
 }
 
-// prioritize rates the nodes from 0 to 10. With several resources the worst
-// rate counts.
+// prioritize rates the nodes from 0 to 10.
 func (e *Extender) prioritize(_ context.Context, body, out []byte) ([]byte, error) {
-	args, requests, verdicts, err := e.check(body)
+	args, _, verdicts, err := e.check(body)
 	if err != nil {
 		return nil, err
 	}
 	out = append(out, '[')
 	for i, name := range args.names {
 		var score int64
-		for r := range requests {
-			if s := verdicts[r][i].Score; r == 0 || s < score {
-				score = s
-			}
+		if verdicts != nil {
+			score = verdicts[i].Score
 		}
 		if i > 0 {
 			out = append(out, ',')
@@ -74,9 +75,10 @@ func (e *Extender) prioritize(_ context.Context, body, out []byte) ([]byte, erro
 	return append(out, ']'), nil
 }
 
-// check decodes the question and asks the ledger, once for each resource that
-// the pod asks for: verdicts[r][i] is for requests[r] on args.names[i].
-func (e *Extender) check(body []byte) (args filterArgs, requests []accel.Request, verdicts [][]ledger.Verdict, err error) {
+// check decodes the question and asks the ledger, if the pod asks for one
+// resource: verdicts[i] is for requests[0] on args.names[i]. There are none for
+// a pod that asks for nothing of ours, or for several resources.
+func (e *Extender) check(body []byte) (args filterArgs, requests []accel.Request, verdicts []ledger.Verdict, err error) {
 	if err := e.ready(); err != nil {
 		return filterArgs{}, nil, nil, err
 	}
@@ -84,10 +86,9 @@ func (e *Extender) check(body []byte) (args filterArgs, requests []accel.Request
 		return filterArgs{}, nil, nil, err
 	}
 	requests = kube.RequestsOf(args.pod, e.config.Resources)
-	verdicts = make([][]ledger.Verdict, len(requests))
-	for r, request := range requests {
-		verdicts[r] = make([]ledger.Verdict, len(args.names))
-		e.config.Ledger.Check(request.Resource, request.Peak(), args.names, verdicts[r])
+	if len(requests) == 1 {
+		verdicts = make([]ledger.Verdict, len(args.names))
+		e.config.Ledger.Check(requests[0].Resource, requests[0].Peak(), args.names, verdicts)
 	}
 	return args, requests, verdicts, nil
 }

@@ -108,21 +108,83 @@ func TestFilter(t *testing.T) {
 	}
 }
 
-func TestFilterEveryResourceMustFit(t *testing.T) {
+// Each resource has its own books and its own words, and Enflame's alone has
+// the annotations of before.
+func TestMemoryOfEveryVendor(t *testing.T) {
+	vendors := map[accel.Resource]string{
+		gcuMemory:                 noRoom,
+		"nvidia.com/gpu-memory":   "insufficient GPU Memory in one nvidia device",
+		"iluvatar.com/gpu-memory": "insufficient GPU Memory in one iluvatar device",
+		otherMem:                  "insufficient example.com/other-memory in one device",
+	}
+	w := newWorld(t, func(c *Config) {
+		c.Resources = []accel.Resource{gcuMemory, "nvidia.com/gpu-memory", "iluvatar.com/gpu-memory", otherMem}
+	})
+	nodes := []string{"mixed", "node-b"}
+	inventories := []accel.Inventory{ // the first two are not the extender's business
+		{Resource: "nvidia.com/gpu", Shares: cards("nvidia.com/gpu", "n", 1, 1).Shares},
+		{Resource: "nvidia.com/gpu.shared", Shares: cards("nvidia.com/gpu.shared", "n", 4).Shares},
+	}
+	for resource := range vendors {
+		inventories = append(inventories, cards(resource, string(resource[0]), 4, 16))
+	}
+	w.ledger.SetNode("mixed", inventories)
+	for resource, text := range vendors {
+		pod := newPod("p-" + string(resource[0]))
+		pod.Spec.Containers = []v1.Container{newContainer("c", resource, 17)}
+		got := w.filter(extenderv1.ExtenderArgs{Pod: pod, NodeNames: &nodes})
+		want := extenderv1.FailedNodesMap{"mixed": text, "node-b": "the node offers no " + string(resource)}
+		if resource == gcuMemory {
+			want["node-b"] = text
+		}
+		if diff := cmp.Diff(want, got.FailedAndUnresolvableNodes); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", resource, diff)
+		}
+
+		pod.Spec.Containers = []v1.Container{newContainer("c", resource, 3)}
+		var scores extenderv1.HostPriorityList
+		w.ask("/prioritize", extenderv1.ExtenderArgs{Pod: pod, NodeNames: &nodes}, &scores)
+		if scores[0].Score != 7 {
+			t.Errorf("%s: 3 of 4 units score %d, want 7", resource, scores[0].Score)
+		}
+		w.add(pod, resource)
+		if text := w.bind(pod, "mixed"); text != "" {
+			t.Errorf("%s: bind: %s", resource, text)
+		}
+		usage, _ := w.ledger.Node(resource, "mixed")
+		if usage.Used != 3 || usage.Devices[0].Used != 3 {
+			t.Errorf("%s: after the bind %+v", resource, usage)
+		}
+		annotations := w.cluster.annotations["team/"+pod.Name]
+		if n := len(annotations); n != map[bool]int{true: 6, false: 1}[resource == gcuMemory] {
+			t.Errorf("%s: annotations %v", resource, annotations)
+		}
+	}
+}
+
+// A pod that asks for several shared resources is told so before it waits for
+// a node for ever, and what to do about it.
+func TestSeveralSharedResourcesAreRefusedAtFilter(t *testing.T) {
 	w := newWorld(t, func(c *Config) { c.Resources = []accel.Resource{gcuMemory, otherMem} })
 	w.ledger.SetNode("both", []accel.Inventory{cards(gcuMemory, "g", 16), cards(otherMem, "o", 4)})
 	pod := newPod("p", 4)
+	pod.Spec.Containers = append(pod.Spec.Containers, newContainer("o", otherMem, 1))
 	nodes := []string{"both", "node-a"}
-	for amount, want := range map[int64]extenderv1.ExtenderFilterResult{
-		4: {NodeNames: &[]string{"both"}, FailedAndUnresolvableNodes: extenderv1.FailedNodesMap{"node-a": "the node offers no example.com/other-memory"}},
-		5: {NodeNames: &[]string{}, FailedAndUnresolvableNodes: extenderv1.FailedNodesMap{
-			"both": "insufficient example.com/other-memory in one device", "node-a": "the node offers no example.com/other-memory"}},
-	} {
-		pod.Spec.Containers = []v1.Container{newContainer("g", gcuMemory, 4), newContainer("o", otherMem, amount)}
-		want.FailedNodes = extenderv1.FailedNodesMap{}
-		if diff := cmp.Diff(want, w.filter(extenderv1.ExtenderArgs{Pod: pod, NodeNames: &nodes})); diff != "" {
-			t.Errorf("%d units of the other (-want +got):\n%s", amount, diff)
-		}
+	const text = "the pod asks for enflame.com/gcu-memory and example.com/other-memory: a pod can have one shared resource, ask for the others in pods of their own"
+	want := extenderv1.ExtenderFilterResult{NodeNames: &[]string{}, FailedNodes: extenderv1.FailedNodesMap{},
+		FailedAndUnresolvableNodes: extenderv1.FailedNodesMap{"both": text, "node-a": text}}
+	if diff := cmp.Diff(want, w.filter(extenderv1.ExtenderArgs{Pod: pod, NodeNames: &nodes})); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	w.add(pod, gcuMemory, otherMem)
+	mustContain(t, w.bind(pod, "both"), text)
+	if used := w.used("both"); used[0] != 0 {
+		t.Errorf("%d units are held after the refusal", used[0])
+	}
+	// Beside a resource of whole devices, the shared one is the only one here.
+	pod.Spec.Containers[1] = newContainer("o", "nvidia.com/gpu", 1)
+	if got := w.filter(extenderv1.ExtenderArgs{Pod: pod, NodeNames: &nodes}); len(*got.NodeNames) != 2 {
+		t.Errorf("with a whole GPU beside it: %+v", got)
 	}
 }
 

@@ -237,7 +237,7 @@ func TestMetrics(t *testing.T) {
 # TYPE divvy_extender_bind_errors_total counter
 divvy_extender_bind_errors_total{cause="noFit"} 1
 divvy_extender_bind_errors_total{cause="podGone"} 1
-# HELP divvy_extender_node_verdicts_total Nodes that filter looked at, by verdict (fits, nodeUnknown, noDeviceFits, largerThanDevice).
+# HELP divvy_extender_node_verdicts_total Nodes that filter looked at, by verdict (fits, nodeUnknown, noDeviceFits, largerThanDevice, severalResources).
 # TYPE divvy_extender_node_verdicts_total counter
 divvy_extender_node_verdicts_total{verdict="fits"} 1
 divvy_extender_node_verdicts_total{verdict="largerThanDevice"} 1

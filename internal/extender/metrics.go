@@ -29,7 +29,7 @@ func newMetrics(registry prometheus.Registerer) (*metrics, error) {
 		}, []string{"verb"}),
 		nodes: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "divvy_extender_node_verdicts_total",
-			Help: "Nodes that filter looked at, by verdict (fits, nodeUnknown, noDeviceFits, largerThanDevice).",
+			Help: "Nodes that filter looked at, by verdict (fits, nodeUnknown, noDeviceFits, largerThanDevice, severalResources).",
 		}, []string{"verdict"}),
 		bindErrors: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "divvy_extender_bind_errors_total",

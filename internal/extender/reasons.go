@@ -1,13 +1,34 @@
 package extender
 
-import "github.com/divvy-gpu/divvy/internal/accel"
+import (
+	"strings"
+
+	"github.com/divvy-gpu/divvy/internal/accel"
+)
 
 // noFit is what the event of a pod says when no single device of a node has
 // room for it. The texts are part of the interface: users and scripts look for
 // them. A resource that is not listed gets a text made of its name.
 var noFit = map[accel.Resource]string{
-	"enflame.com/gcu-memory": "insufficient GCU Memory in one gcu device",
+	"enflame.com/gcu-memory":  "insufficient GCU Memory in one gcu device",
+	"nvidia.com/gpu-memory":   "insufficient GPU Memory in one nvidia device",
+	"iluvatar.com/gpu-memory": "insufficient GPU Memory in one iluvatar device",
 }
+
+// severalResources says why a pod is refused that asks for several shared
+// resources: a grant names one device of one resource, and units of a second
+// one would be nobody's.
+func severalResources(requests []accel.Request) string {
+	names := make([]string, len(requests))
+	for i, r := range requests {
+		names[i] = string(r.Resource)
+	}
+	return "the pod asks for " + strings.Join(names, " and ") + ": a pod can have one shared resource, ask for the others in pods of their own"
+}
+
+// verdictSeveral is the label of a node in the metrics that was refused for
+// that reason.
+const verdictSeveral = "severalResources"
 
 // reason says why a node was refused. A request that is larger than any device
 // reads the same as one that does not fit now, as it always did; that eviction
