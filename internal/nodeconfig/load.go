@@ -1,0 +1,94 @@
+package nodeconfig
+
+import (
+	"reflect"
+	"slices"
+	"strings"
+
+	yaml "go.yaml.in/yaml/v3"
+
+	config "github.com/divvy-gpu/divvy/api/config/v1alpha1"
+)
+
+// Loaded is a configuration together with what its reader should know.
+type Loaded struct {
+	Config config.NodeConfig
+	// Warnings are sentences about what has no effect, or another one than its
+	// author may expect, each with the file or variable that it is about.
+	Warnings []string
+	// Files are those that were read, in order.
+	Files []string
+}
+
+// Load reads files of any form, puts the later over the earlier, the overrides
+// over all of them, and validates what comes out. vendors are the names of the
+// backends that there are. All mistakes of all files are reported at once, in a
+// *config.MistakesError.
+func Load(files []string, overrides Overrides, vendors []string) (Loaded, error) {
+	l := Loaded{Config: config.Base(), Files: slices.Clone(files)}
+	var mistakes []string
+	source := "configuration"
+	for _, path := range files {
+		data, err := config.ReadFile(path)
+		if err != nil {
+			return Loaded{}, err
+		}
+		warnings, wrong := l.add(path, data)
+		for _, w := range warnings {
+			l.Warnings = append(l.Warnings, path+": "+w)
+		}
+		for _, m := range wrong {
+			if len(files) > 1 {
+				m = path + ": " + m
+			}
+			mistakes = append(mistakes, m)
+		}
+	}
+	if len(files) == 1 {
+		source = files[0]
+	}
+	config.Complete(&l.Config)
+	warnings, wrong := overrides.apply(&l.Config)
+	l.Warnings = append(l.Warnings, warnings...)
+	mistakes = append(mistakes, wrong...)
+	if mistakes = append(mistakes, config.Validate(l.Config, vendors)...); len(mistakes) > 0 {
+		return Loaded{}, &config.MistakesError{Source: source, Mistakes: mistakes}
+	}
+	return l, nil
+}
+
+// add puts one file over what was read before.
+func (l *Loaded) add(path string, data []byte) (warnings, mistakes []string) {
+	var root yaml.Node
+	if err := yaml.Unmarshal(data, &root); err != nil {
+		return nil, []string{strings.TrimPrefix(err.Error(), "yaml: ")}
+	}
+	form, err := formOf(path, &root)
+	if err != nil {
+		return nil, []string{err.Error()}
+	}
+	var o old
+	switch form {
+	case FormIX:
+		o, mistakes = convertIX(data, &root)
+	case FormNVIDIA:
+		o, mistakes = convertNVIDIA(data, &root)
+	default:
+		mistakes, err := config.Decode(data, &l.Config)
+		if err != nil {
+			mistakes = append(mistakes, err.Error())
+		}
+		return nil, mistakes
+	}
+	c := &l.Config
+	c.Resources = slices.DeleteFunc(slices.Clone(c.Resources), func(r config.Resource) bool { return r.Vendor == o.vendor })
+	c.Resources = append(c.Resources, o.resources...)
+	if c.Vendors == nil {
+		c.Vendors = map[string]config.Vendor{}
+	}
+	delete(c.Vendors, o.vendor)
+	if !reflect.ValueOf(o.settings).IsZero() {
+		c.Vendors[o.vendor] = o.settings
+	}
+	return o.warnings, mistakes
+}
