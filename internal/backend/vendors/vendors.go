@@ -8,6 +8,7 @@ import (
 
 	"github.com/divvy-gpu/divvy/internal/backend"
 	"github.com/divvy-gpu/divvy/internal/backend/enflame"
+	"github.com/divvy-gpu/divvy/internal/backend/iluvatar"
 )
 
 // Vendor is an entry of the list.
@@ -22,6 +23,7 @@ type Vendor struct {
 func All() []Vendor {
 	return []Vendor{
 		{enflame.Vendor, func(o backend.Options) (backend.Backend, error) { return enflame.New(o) }},
+		{iluvatar.Vendor, func(o backend.Options) (backend.Backend, error) { return iluvatar.New(o) }},
 	}
 }
 

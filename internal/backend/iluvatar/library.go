@@ -1,0 +1,373 @@
+package iluvatar
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"strings"
+	"sync/atomic"
+
+	"github.com/ebitengine/purego"
+
+	"github.com/divvy-gpu/divvy/internal/backend"
+	"github.com/divvy-gpu/divvy/internal/backend/lane"
+	"github.com/divvy-gpu/divvy/internal/backend/libfile"
+)
+
+// Return codes of libixml, which are those of NVML.
+const (
+	codeSuccess          = 0
+	codeUninitialised    = 1
+	codeInvalidArgument  = 2
+	codeNotSupported     = 3
+	codeNoPermission     = 4
+	codeNotFound         = 6
+	codeInsufficientSize = 7
+	codeDriverNotLoaded  = 9
+	codeTimeout          = 10
+	codeLibraryNotFound  = 12
+	codeFunctionNotFound = 13
+	codeLost             = 15
+	codeResetRequired    = 16
+	codeUnknown          = 999
+)
+
+// maxChips is more than a machine has slots for. A library that counts more
+// is out of its mind.
+const maxChips = 256
+
+// Sizes of the texts that the library fills in, as its header names them.
+const (
+	versionSize = 80
+	uuidSize    = 80
+	nameSize    = 64
+)
+
+// text has room for any of them.
+type text [128]byte
+
+// pciInfo is what nvmlDeviceGetPciInfo_v3 fills: 68 bytes. Both texts are
+// padded with NULs; the first fills its 16 bytes with them.
+type pciInfo struct {
+	BusIDLegacy             [16]byte
+	Domain, Bus, Device     uint32
+	PCIDevice, PCISubsystem uint32
+	BusID                   [32]byte
+}
+
+// memoryInfo is what nvmlDeviceGetMemoryInfo fills: 24 bytes, all of them
+// bytes of memory.
+type memoryInfo struct {
+	Total, Free, Used uint64
+}
+
+// event is what nvmlEventSetWait_v2 fills: 32 bytes.
+type event struct {
+	Device                       uintptr
+	Type, Data                   uint64
+	GPUInstance, ComputeInstance uint32
+}
+
+func cString(b []byte) string {
+	before, _, _ := bytes.Cut(b, []byte{0})
+	return strings.ToValidUTF8(strings.TrimSpace(string(before)), "?")
+}
+
+// library is a loaded libixml. Its functions run on the lanes of a Backend
+// only; the fields that change are guarded as their comments say.
+type library struct {
+	libfile.File
+	handle uintptr
+
+	// initialised is true from a successful nvmlInit_v2 to nvmlShutdown.
+	initialised atomic.Bool
+	// closed is true once the handle is closed and no function may be called.
+	// It is read on either lane, and written on both.
+	closed bool
+	// set is the set of events that are waited for, 0 when there is none. It is
+	// read and written on the lane of events.
+	set uintptr
+	// heard is the round of discovery whose chips are in set, 0 for none.
+	heard atomic.Uint64
+
+	// The functions without which chips cannot be told, described or handed
+	// out.
+	init     func() int32
+	shutdown func() int32
+	count    func(*uint32) int32
+	at       func(index uint32, chip *uintptr) int32
+	uuid     func(chip uintptr, _ *text, size uint32) int32
+	minor    func(uintptr, *uint32) int32
+	memory   func(uintptr, *memoryInfo) int32
+
+	// The functions that a release may lack; nil in these.
+	driverVersion func(_ *text, size uint32) int32
+	cudaVersion   func(*int32) int32
+	name          func(chip uintptr, _ *text, size uint32) int32
+	pci           func(uintptr, *pciInfo) int32
+	health        func(uintptr, *uint64) int32
+	position      func(uintptr, *uint32) int32
+	boardID       func(uintptr, *uint32) int32
+	multiBoard    func(uintptr, *uint32) int32
+	sameBoard     func(a, b uintptr, same *int32) int32
+	ancestor      func(a, b uintptr, level *int32) int32
+	newSet        func(set *uintptr) int32
+	freeSet       func(set uintptr) int32
+	eventTypes    func(chip uintptr, types *uint64) int32
+	listen        func(chip uintptr, types uint64, set uintptr) int32
+	wait          func(set uintptr, _ *event, milliseconds uint32) int32
+}
+
+// load loads the file at path, or the library of that bare name.
+func load(path string) (*library, error) {
+	file, err := libfile.Stat(path)
+	if err != nil {
+		return nil, err
+	}
+	handle, err := dlopen(path)
+	if err != nil {
+		return nil, err
+	}
+	l := &library{File: file, handle: handle}
+	if err := l.bind(); err != nil {
+		return nil, errors.Join(err, purego.Dlclose(handle))
+	}
+	return l, nil
+}
+
+// deepBind is RTLD_DEEPBIND of <dlfcn.h>: the library's own symbols come before
+// those of the process.
+const deepBind = 0x8
+
+// dlopen loads the library so that neither it nor NVIDIA's, which exports most
+// of the same names and may be in this process too, gets in the other's way.
+// RTLD_LOCAL keeps its names from answering NVIDIA's binding, which looks its
+// functions up in the whole process. RTLD_DEEPBIND keeps calls that the library
+// makes of its own exported functions from landing in NVIDIA's library when that
+// was loaded first and for the whole process.
+//
+// It keeps to one thread, since dlerror's text belongs to the thread.
+func dlopen(path string) (uintptr, error) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	return purego.Dlopen(path, purego.RTLD_LAZY|purego.RTLD_LOCAL|deepBind)
+}
+
+// bind looks up all functions. Its error names all that are missing of those
+// that must be there.
+func (l *library) bind() error {
+	type symbol struct {
+		function any
+		name     string
+	}
+	find := func(s symbol) bool {
+		address, err := purego.Dlsym(l.handle, s.name)
+		if err != nil {
+			return false
+		}
+		purego.RegisterFunc(s.function, address)
+		return true
+	}
+
+	var missing []string
+	for _, s := range []symbol{
+		{&l.init, "nvmlInit_v2"},
+		{&l.shutdown, "nvmlShutdown"},
+		{&l.count, "nvmlDeviceGetCount_v2"},
+		{&l.at, "nvmlDeviceGetHandleByIndex_v2"},
+		{&l.uuid, "nvmlDeviceGetUUID"},
+		{&l.minor, "nvmlDeviceGetMinorNumber"},
+		{&l.memory, "nvmlDeviceGetMemoryInfo"},
+	} {
+		if !find(s) {
+			missing = append(missing, s.name)
+		}
+	}
+	if len(missing) > 0 {
+		return fmt.Errorf("%s lacks %s", l.Path, strings.Join(missing, ", "))
+	}
+	for _, s := range []symbol{
+		{&l.driverVersion, "nvmlSystemGetDriverVersion"},
+		{&l.cudaVersion, "nvmlSystemGetCudaDriverVersion"},
+		{&l.cudaVersion, "nvmlSystemGetCudaDriverVersion_v2"}, // the better one wins
+		{&l.name, "nvmlDeviceGetName"},
+		{&l.pci, "nvmlDeviceGetPciInfo_v3"},
+		{&l.health, "ixmlDeviceGetHealth"},
+		{&l.position, "ixmlDeviceGetBoardPosition"},
+		{&l.boardID, "nvmlDeviceGetBoardId"},
+		{&l.multiBoard, "nvmlDeviceGetMultiGpuBoard"},
+		{&l.sameBoard, "nvmlDeviceOnSameBoard"},
+		{&l.ancestor, "nvmlDeviceGetTopologyCommonAncestor"},
+		{&l.newSet, "nvmlEventSetCreate"},
+		{&l.freeSet, "nvmlEventSetFree"},
+		{&l.eventTypes, "nvmlDeviceGetSupportedEventTypes"},
+		{&l.listen, "nvmlDeviceRegisterEvents"},
+		{&l.wait, "nvmlEventSetWait_v2"},
+	} {
+		find(s)
+	}
+	return nil
+}
+
+// Close shuts the library down and unloads it. Both lanes are the caller's.
+func (l *library) Close() error {
+	if l.closed {
+		return nil
+	}
+	l.end()
+	l.closed = true
+	return purego.Dlclose(l.handle)
+}
+
+// end shuts the library down. Both lanes are the caller's. What nvmlShutdown
+// returns is of no use: it refuses when the driver is gone, and the library is
+// to be initialised anew just the same.
+func (l *library) end() {
+	if l.initialised.Swap(false) {
+		l.forgetSet()
+		l.shutdown()
+	}
+}
+
+// forgetSet frees the set of events. The lane of events is the caller's.
+func (l *library) forgetSet() {
+	if l.set != 0 && l.freeSet != nil {
+		l.freeSet(l.set) // a set that cannot be freed is of no further use either
+	}
+	l.set = 0
+	l.heard.Store(0)
+}
+
+// codeError is a call that returned another code than success.
+type codeError struct {
+	call string
+	code int32
+}
+
+func (e *codeError) Error() string {
+	return fmt.Sprintf("%s: %s (%d)", e.call, codeText(e.code), e.code)
+}
+
+func check(call string, code int32) error {
+	if code == codeSuccess {
+		return nil
+	}
+	return &codeError{call, code}
+}
+
+func codeText(code int32) string {
+	switch code {
+	case codeUninitialised:
+		return "the library is not initialised"
+	case codeInvalidArgument:
+		return "invalid argument"
+	case codeNotSupported:
+		return "not supported"
+	case codeNoPermission:
+		return "no permission"
+	case codeNotFound:
+		return "not found"
+	case codeInsufficientSize:
+		return "insufficient size"
+	case codeDriverNotLoaded:
+		return "driver not loaded"
+	case codeTimeout:
+		return "timeout"
+	case codeLibraryNotFound:
+		return "library not found"
+	case codeFunctionNotFound:
+		return "the library lacks this function"
+	case codeLost:
+		return "the GPU is lost"
+	case codeResetRequired:
+		return "the GPU must be reset"
+	case codeUnknown:
+		return "unknown error"
+	}
+	return "unknown code"
+}
+
+// hasCode reports whether err is a call that returned one of codes.
+func hasCode(err error, codes ...int32) bool {
+	var e *codeError
+	if !errors.As(err, &e) {
+		return false
+	}
+	for _, c := range codes {
+		if e.code == c {
+			return true
+		}
+	}
+	return false
+}
+
+// unsupported reports whether err says that the library, the driver or the
+// chip has no such thing, be it that the function is missing altogether.
+func unsupported(err error) bool { return hasCode(err, codeNotSupported, codeFunctionNotFound) }
+
+// query runs a function that fills a T on the lane, and returns the T. has is
+// false when the library lacks the function; f is not called then.
+func query[T any](ctx context.Context, on *lane.Lane, lib *library, name string, has bool, f func(*T) int32) (T, error) {
+	if !has {
+		var none T
+		return none, &codeError{name, codeFunctionNotFound}
+	}
+	return lane.Run(ctx, on, name, func() (T, error) {
+		var out T
+		if lib.closed {
+			return out, backend.ErrClosed
+		}
+		return out, check(name, f(&out))
+	})
+}
+
+// queryChip is query for a function about one chip.
+func queryChip[T any](ctx context.Context, on *lane.Lane, lib *library, name string, c handle, f func(uintptr, *T) int32) (T, error) {
+	return query(ctx, on, lib, fmt.Sprintf("%s(%d)", name, c.index), f != nil, func(out *T) int32 {
+		return f(c.value, out)
+	})
+}
+
+// queryText is queryChip for a function that fills a text of that size.
+func queryText(ctx context.Context, on *lane.Lane, lib *library, name string, c handle, size uint32, f func(uintptr, *text, uint32) int32) (string, error) {
+	t, err := query(ctx, on, lib, fmt.Sprintf("%s(%d)", name, c.index), f != nil, func(out *text) int32 {
+		return f(c.value, out, size)
+	})
+	return cString(t[:]), err
+}
+
+// queryPair is queryChip for a function about two chips.
+func queryPair[T any](ctx context.Context, on *lane.Lane, lib *library, name string, a, b handle, f func(_, _ uintptr, _ *T) int32) (T, error) {
+	return query(ctx, on, lib, fmt.Sprintf("%s(%d, %d)", name, a.index, b.index), f != nil, func(out *T) int32 {
+		return f(a.value, b.value, out)
+	})
+}
+
+// eitherWay asks about a pair in one direction and, if that fails, in the
+// other: the answer is the same, and a driver may know one direction alone. Its
+// error is that of the first, unless isFatal.
+func eitherWay[T any](ctx context.Context, on *lane.Lane, lib *library, name string, a, b handle, f func(_, _ uintptr, _ *T) int32) (T, error) {
+	v, err := queryPair(ctx, on, lib, name, a, b, f)
+	if err == nil || isFatal(err) || hasCode(err, codeFunctionNotFound) {
+		return v, err
+	}
+	v, other := queryPair(ctx, on, lib, name, b, a, f)
+	switch {
+	case other == nil:
+		return v, nil
+	case isFatal(other):
+		return v, other
+	}
+	return v, err
+}
+
+// handle is a chip as the library numbers and knows it, until it is shut down.
+type handle struct {
+	index int
+	value uintptr
+}
+
+// oneLine is the text of errors that were joined, on one line.
+func oneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }

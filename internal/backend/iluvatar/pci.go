@@ -1,0 +1,14 @@
+package iluvatar
+
+import "github.com/divvy-gpu/divvy/internal/backend/sysfs"
+
+// address returns the PCI address in the kernel's spelling, "" when the library
+// gave none that can be.
+func (p pciInfo) address() string {
+	for _, field := range [][]byte{p.BusIDLegacy[:], p.BusID[:]} {
+		if a := sysfs.Address(string(field)); a != "" {
+			return a
+		}
+	}
+	return ""
+}
