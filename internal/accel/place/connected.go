@@ -3,6 +3,7 @@ package place
 import (
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 
 	"github.com/divvy-gpu/divvy/internal/accel"
@@ -19,8 +20,8 @@ type Graph struct {
 }
 
 // maxLinkScore bounds what one link counts for, so that no sum of scores
-// overflows. It is far beyond any number of lanes.
-const maxLinkScore = 1 << 30
+// overflows. It is beyond 40 lanes; no vendor links two devices by half of them.
+const maxLinkScore = 1 << 12
 
 // NewGraph returns the graph of these devices, which should come in ascending
 // order of Index: Connected prefers the first among equals. A pair without a
@@ -61,23 +62,27 @@ func (g *Graph) Position(d accel.DeviceID) (int, bool) {
 // score is the score between the devices at two positions.
 func (g *Graph) score(a, b int) int64 { return g.scores[a*g.n+b] }
 
-// searchSteps bounds the exact search of Connected: so many partial sets are
-// extended at most. It is beyond what any choice of up to 16 devices needs,
-// which is 16 over 8, and any choice among so few sets.
-const searchSteps = 1 << 14
+// searchWork bounds the exact search of Connected, in looks at single devices:
+// so many, divided by the number of candidates, partial sets are extended at
+// most. Choosing r of n extends as many as there are ways to choose r-1 of n;
+// for 16 candidates that is 16 over 8, below 2^14, and for 3 of 64 half of what
+// is allowed.
+const searchWork = 1 << 18
 
 // Connected returns the positions, ascending, of the size devices among
 // candidates and required that are connected best: the sum of the scores of all
 // pairs is the greatest of all sets that contain all of required. Of several
-// such sets it is the one with the lowest positions, compared from the lowest
-// on, so the order of the arguments does not matter. Required devices may be
-// listed as candidates or not.
+// such sets it is one that leaves the candidates that are left over connected
+// best, so that a single device does not tear a pair apart; and of those the one
+// with the lowest positions, compared from the lowest on. So the order of the
+// arguments does not matter. Required devices may be listed as candidates or
+// not.
 //
-// The answer is exact for up to 16 candidates, and for more as long as there
-// are at most 2^14 sets to choose from or the search can leave out enough of
-// them: sets that cannot be better than one that was found, and sets that
-// differ only in devices with the same connections, which is nearly all where
-// every device hangs on one kind of switch. Beyond that it is the best set that
+// The answer is exact for up to 16 candidates, for up to 4 of 32 and 3 of 64,
+// and for more as long as the search can leave out enough of the sets: those
+// that cannot be better than one that was found, and those that differ only in
+// devices with the same connections, which is nearly all where every device
+// hangs on one kind of switch. Beyond that it is the best set that
 // a search of bounded length finds, at least as good as greedy choices from
 // many starting points, each improved by exchanging single devices until none
 // helps. The time is bounded in any case, by a count and not by a clock: equal
@@ -144,13 +149,20 @@ func (g *Graph) check(candidates, required []int, size int) ([]int, error) {
 
 // search looks for the best want of the optional devices, which it numbers
 // from 0 in ascending order of position.
+//
+// It has one number to compare sets by, in which a point of connection counts
+// scale times and what is left over counts once. The devices left over lose the
+// scores of each chosen one with all optional ones, and get those between the
+// chosen back, which were counted twice: so this part is a sum over devices and
+// pairs of the set as well.
 type search struct {
 	n, want int
 	// pos are the positions in the graph.
 	pos []int
-	// scores has n*n entries.
+	// scores has n*n entries: what a pair adds.
 	scores []int64
-	// base is the score of each device with all required ones.
+	// base is what each device adds by itself: its scores with all required
+	// ones, less what those left over lose.
 	base []int64
 	// near holds per device, for r = 0..n-1, the sum of its r greatest scores
 	// with other optional devices: what r others can add at most.
@@ -172,6 +184,7 @@ type search struct {
 	// required and the chosen ones.
 	gain  [][]int64
 	score int64
+	// steps is how many sets may still be extended.
 	steps int
 	rank  []int64
 }
@@ -184,21 +197,24 @@ func newSearch(g *Graph, optional, required []int, want int) *search {
 		base:      make([]int64, n),
 		near:      make([]int64, n*max(n, 1)),
 		twin:      make([]int, n),
-		bestScore: -1,
+		bestScore: math.MinInt64 / 4,
 		in:        make([]bool, n),
 		gain:      make([][]int64, want+1),
 		rank:      make([]int64, 0, n),
+		steps:     searchWork / max(n, 16),
 	}
+	scale, rest := scaleOf(g, optional)
 	row := make([]int64, 0, n)
 	for a, p := range optional {
 		for _, r := range required {
-			s.base[a] += g.score(p, r)
+			s.base[a] += scale * g.score(p, r)
 		}
 		row = row[:0]
 		for b, q := range optional {
-			s.scores[a*n+b] = g.score(p, q)
+			s.base[a] -= rest * g.score(p, q)
+			s.scores[a*n+b] = (scale + rest) * g.score(p, q)
 			if b != a {
-				row = append(row, g.score(p, q))
+				row = append(row, s.scores[a*n+b])
 			}
 		}
 		slices.Sort(row)
@@ -220,6 +236,25 @@ func newSearch(g *Graph, optional, required []int, want int) *search {
 	}
 	copy(s.gain[0], s.base)
 	return s
+}
+
+// maxScaled is the number of devices up to which no sum of scaled scores
+// overflows: about 2^58 for 512 of them.
+const maxScaled = 512
+
+// scaleOf returns what a point of connection counts, and what one of the devices
+// left over counts: no difference in the second makes up for one in the first.
+func scaleOf(g *Graph, optional []int) (scale, rest int64) {
+	if len(optional) > maxScaled {
+		return 1, 0
+	}
+	scale = 1
+	for _, p := range optional {
+		for _, q := range optional {
+			scale += g.score(p, q)
+		}
+	}
+	return scale, 1
 }
 
 // twins reports whether two devices have the same score with every other
@@ -326,7 +361,7 @@ func (s *search) explore(from, depth int) {
 	if left == 0 { // nothing to choose, or all of it
 		return
 	}
-	if s.steps++; s.steps > searchSteps {
+	if s.steps--; s.steps < 0 {
 		return
 	}
 	gain := s.gain[depth]
@@ -339,7 +374,7 @@ func (s *search) explore(from, depth int) {
 		return
 	}
 	next := s.gain[depth+1]
-	for v := from; v <= s.n-left && s.steps <= searchSteps; v++ {
+	for v := from; v <= s.n-left && s.steps >= 0; v++ {
 		if t := s.twin[v]; t >= 0 && !s.in[t] {
 			continue
 		}

@@ -59,6 +59,11 @@ func (m matrix) sum(set []int) int {
 	return s
 }
 
+// rest is the sum over the candidates that are not in the set.
+func (m matrix) rest(all, set []int) int {
+	return m.sum(slices.DeleteFunc(slices.Clone(all), func(p int) bool { return slices.Contains(set, p) }))
+}
+
 // brute is the obvious way: try every set in ascending order.
 func (m matrix) brute(candidates, required []int, size int) []int {
 	var all []int
@@ -67,8 +72,8 @@ func (m matrix) brute(candidates, required []int, size int) []int {
 			all = append(all, p)
 		}
 	}
-	var best []int
-	var set []int
+	var best, set []int
+	var bestSum, bestRest int
 	var walk func(from int)
 	walk = func(from int) {
 		if len(set) == size {
@@ -77,8 +82,12 @@ func (m matrix) brute(candidates, required []int, size int) []int {
 					return
 				}
 			}
-			if best == nil || m.sum(set) > m.sum(best) {
-				best = slices.Clone(set)
+			sum := m.sum(set)
+			if best != nil && sum < bestSum {
+				return
+			}
+			if rest := m.rest(all, set); best == nil || sum > bestSum || rest > bestRest {
+				best, bestSum, bestRest = slices.Clone(set), sum, rest
 			}
 			return
 		}
@@ -336,6 +345,28 @@ func TestLinkedGroupsAreFoundOnLargeNodes(t *testing.T) {
 	}
 	if got, err = Connected(m.graph(), candidates, []int{1, 9}, 16); err != nil || m.sum(got) < m.sum([]int{1, 2, 3, 4, 5, 6, 7, 9, 10, 11, 12, 13, 14, 15, 17, 18}) {
 		t.Errorf("16 of %d: got %v, %v", len(candidates), got, err)
+	}
+}
+
+// A pod that asks for one device does not tear a linked pair apart for which the
+// next pod may ask.
+func TestWhatIsLeftStaysTogether(t *testing.T) {
+	m := pairedSwitches(8)
+	for _, tt := range []struct {
+		candidates []int
+		size       int
+		want       []int
+	}{
+		{[]int{0, 1, 2}, 1, []int{2}},
+		{[]int{0, 1, 2, 4, 5}, 1, []int{2}},
+		{[]int{0, 2, 3, 4, 5}, 2, []int{4, 5}}, // 0 is closer to 2 and 3
+		{upTo(8), 1, []int{0}},
+		{[]int{0, 1, 2, 3, 6}, 3, []int{0, 1, 2}}, // with 6 it would be across the sockets
+	} {
+		got, err := Connected(m.graph(), tt.candidates, nil, tt.size)
+		if err != nil || !slices.Equal(got, tt.want) {
+			t.Errorf("%d of %v: got %v, %v; want %v", tt.size, tt.candidates, got, err, tt.want)
+		}
 	}
 }
 
