@@ -144,6 +144,7 @@ func TestDaemonChangesNothingButItsOwn(t *testing.T) {
 		"a label of Divvy":                     {before, relabel(with(labels, "divvy.dev/nvidia.count", "2")), "a", true},
 		"labels of feature discovery":          {before, relabel(with(labels, "nvidia.com/gpu.present", "true", "nvidia.com/cuda.driver-version.full", "550", "nvidia.com/gpu.count", "3")), "a", true},
 		"labels of Iluvatar's":                 {before, relabel(with(labels, "iluvatar.com/gpu.product", "BI-V150", "iluvatar.com/ix.driver-version.full", "4.1.0", "iluvatar.com/cuda.runtime-version.full", "10.2")), "a", true},
+		"labels of Enflame's":                  {before, relabel(with(labels, "enflame.com/gcu.count", "2", "enflame.com/gcu.driver-version", "1.2.3")), "a", true},
 		"a label that is no longer true":       {before, relabel(without(labels, "nvidia.com/gpu.count")), "a", true},
 		"labels and their note in one":         {before, node("a", without(labels, "nvidia.com/gpu.count"), without(annotations, "divvy.dev/labels")), "a", true},
 		"the first labels of a node":           {node("a", nil, nil), node("a", map[string]string{"divvy.dev/nvidia.present": "true"}, map[string]string{"divvy.dev/labels": "x"}), "a", true},
