@@ -54,8 +54,9 @@ type Options struct {
 	MaxSizeMB int
 	// MaxBackups is how many rotated files are kept, 0 for DefaultMaxBackups.
 	MaxBackups int
-	// Level is the least severe level that is written; see ParseLevel.
-	Level slog.Level
+	// Level is the least severe level that is written, nil for info; see
+	// ParseLevel. A *slog.LevelVar may change it later, see SetVerbosity.
+	Level slog.Leveler
 	// Format is the form of a line, "" for Text.
 	Format Format
 	// Stderr replaces os.Stderr, for tests.
@@ -105,16 +106,16 @@ func Setup(o Options) (logr.Logger, func() error) {
 	}
 	out, closeFile := stderr, func() error { return nil }
 	if o.File != "" {
-		file := &lumberjack.Logger{
-			Filename:   o.File,
-			MaxSize:    orDefault(o.MaxSizeMB, DefaultMaxSizeMB),
-			MaxBackups: orDefault(o.MaxBackups, DefaultMaxBackups),
-			LocalTime:  false,
-		}
-		out, closeFile = &tee{console: stderr, file: file, name: o.File}, file.Close
+		output := NewOutput(stderr)
+		_ = output.copyTo(o.File, o) // nothing is open that could fail to close
+		out, closeFile = output, output.Close
+	}
+	level := o.Level
+	if level == nil {
+		level = slog.LevelInfo
 	}
 
-	handlerOptions := &slog.HandlerOptions{Level: o.Level, AddSource: true, ReplaceAttr: shorten}
+	handlerOptions := &slog.HandlerOptions{Level: level, AddSource: true, ReplaceAttr: shorten}
 	var handler slog.Handler = slog.NewTextHandler(out, handlerOptions)
 	if o.Format == JSON {
 		handler = slog.NewJSONHandler(out, handlerOptions)
@@ -123,13 +124,13 @@ func Setup(o Options) (logr.Logger, func() error) {
 	logger := slog.New(handler)
 	slog.SetDefault(logger)
 	klog.SetSlogLogger(logger)
-	setKlogVerbosity(o.Level)
+	SetVerbosity(level.Level())
 	return logr.FromSlogHandler(handler), closeFile
 }
 
-// setKlogVerbosity makes klog.V(n) agree with the level. klog has no function
-// for it, only its flag.
-func setKlogVerbosity(level slog.Level) {
+// SetVerbosity makes klog.V(n) agree with a level that changed after Setup. klog
+// has no function for it, only its flag.
+func SetVerbosity(level slog.Level) {
 	fs := flag.NewFlagSet("klog", flag.ContinueOnError)
 	klog.InitFlags(fs)
 	// The value is a number, which is all that the flag asks for.
@@ -145,22 +146,68 @@ func shorten(_ []string, a slog.Attr) slog.Attr {
 	return a
 }
 
-// tee writes every line to the console and to the file, neither of which can
-// keep the line from the other.
-type tee struct {
+// Output writes every line to the console and to a file, neither of which can
+// keep the line from the other. It is the Stderr of a program that learns the
+// name of its log file only after Setup. It is safe for concurrent use.
+type Output struct {
 	console io.Writer
-	file    io.Writer
-	name    string
 
-	mu     sync.Mutex // guards failed and keeps lines whole
-	failed bool       // the last write to file failed
+	mu     sync.Mutex // guards what follows and keeps lines whole
+	file   io.Writer  // nil for none
+	name   string
+	failed bool // the last write to file failed
 }
 
-func (t *tee) Write(line []byte) (int, error) {
+// NewOutput returns an output without a file.
+func NewOutput(console io.Writer) *Output { return &Output{console: console} }
+
+// CopyTo makes lines go to the named file too, rotated by the defaults, instead
+// of the one before; "" for none.
+func (t *Output) CopyTo(name string) error { return t.copyTo(name, Options{}) }
+
+func (t *Output) copyTo(name string, o Options) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if name == t.name {
+		return nil
+	}
+	err := t.closeFile()
+	if name != "" {
+		t.name, t.file = name, &lumberjack.Logger{
+			Filename:   name,
+			MaxSize:    orDefault(o.MaxSizeMB, DefaultMaxSizeMB),
+			MaxBackups: orDefault(o.MaxBackups, DefaultMaxBackups),
+			LocalTime:  false,
+		}
+	}
+	return err
+}
+
+// Close closes the file; lines still go to the console.
+func (t *Output) Close() error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.closeFile()
+}
+
+// closeFile closes the file; the caller holds mu.
+func (t *Output) closeFile() error {
+	file := t.file
+	t.file, t.name, t.failed = nil, "", false
+	if c, ok := file.(io.Closer); ok {
+		return c.Close()
+	}
+	return nil
+}
+
+func (t *Output) Write(line []byte) (int, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	// The console's error has nowhere to be told.
 	_, _ = t.console.Write(line)
+	if t.file == nil {
+		return len(line), nil
+	}
 	_, err := t.file.Write(line)
 	switch {
 	case err != nil && !t.failed:

@@ -74,10 +74,10 @@ func (f *brokenFile) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-func TestTeeSurvivesBrokenFile(t *testing.T) {
+func TestOutputSurvivesBrokenFile(t *testing.T) {
 	var console bytes.Buffer
 	file := &brokenFile{broken: true}
-	w := &tee{console: &console, file: file, name: "x.log"}
+	w := &Output{console: &console, file: file, name: "x.log"}
 	for _, line := range []string{"one\n", "two\n"} {
 		if n, err := w.Write([]byte(line)); n != len(line) || err != nil {
 			t.Errorf("Write(%q) = %d, %v", line, n, err)
@@ -92,6 +92,38 @@ func TestTeeSurvivesBrokenFile(t *testing.T) {
 		"two\nthree\nlog file x.log is written again\n"
 	if got := console.String(); got != want {
 		t.Errorf("console:\n%swant:\n%s", got, want)
+	}
+}
+
+func TestOutputMovesToAnotherFile(t *testing.T) {
+	var console bytes.Buffer
+	var level slog.LevelVar
+	out := NewOutput(&console)
+	logger, _ := Setup(Options{Level: &level, Stderr: out})
+	one, two := filepath.Join(t.TempDir(), "one.log"), filepath.Join(t.TempDir(), "two.log")
+	logger.Info("first")
+	for _, file := range []string{one, one, two} {
+		if err := out.CopyTo(file); err != nil {
+			t.Fatal(err)
+		}
+		logger.Info("to", "file", filepath.Base(file))
+	}
+	level.Set(slog.LevelError)
+	logger.Info("hidden")
+	if err := out.CopyTo(""); err != nil {
+		t.Fatal(err)
+	}
+	level.Set(slog.LevelDebug)
+	SetVerbosity(level.Level())
+	klog.V(4).InfoS("shown")
+	Setup(Options{Stderr: &console}) // back to info, for other tests
+	for file, want := range map[string]int{one: 2, two: 1} {
+		if data, err := os.ReadFile(file); err != nil || bytes.Count(data, []byte("\n")) != want {
+			t.Errorf("%s: %v\n%s", file, err, data)
+		}
+	}
+	if got := console.String(); strings.Count(got, "\n") != 5 || strings.Contains(got, "hidden") || !strings.Contains(got, "shown") {
+		t.Errorf("console:\n%s", got)
 	}
 }
 
