@@ -1,0 +1,100 @@
+package nvidia_test
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/divvy-gpu/divvy/internal/accel"
+	"github.com/divvy-gpu/divvy/internal/backend"
+	"github.com/divvy-gpu/divvy/internal/backend/backendtest"
+	"github.com/divvy-gpu/divvy/internal/backend/nvidia"
+	"github.com/divvy-gpu/divvy/internal/vendorsim"
+)
+
+// driverRoot is a driver installation with the stand-in for NVML. All tests of
+// the process use this one library, since the binding has room for one: each
+// test puts its own topology into the file that the library reads.
+var driverRoot string
+
+// libraryFolder is where a distribution puts the library.
+const libraryFolder = "usr/lib/x86_64-linux-gnu"
+
+func TestMain(m *testing.M) {
+	os.Exit(run(m))
+}
+
+func run(m *testing.M) int {
+	var err error
+	if driverRoot, err = os.MkdirTemp("", "nvidia-"); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	defer func() { _ = os.RemoveAll(driverRoot) }() // in the temporary folder
+	if _, err := vendorsim.Build(context.Background(), vendorsim.NVIDIA, filepath.Join(driverRoot, libraryFolder)); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return m.Run()
+}
+
+func topologyPath() string {
+	return filepath.Join(driverRoot, libraryFolder, vendorsim.TopologyName)
+}
+
+// write makes the topology the hardware of this process.
+func write(t testing.TB, topology vendorsim.Topology) {
+	t.Helper()
+	if err := topology.Write(topologyPath()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// sysfsOf returns a folder with what the kernel would say of the GPUs.
+func sysfsOf(t testing.TB, topology vendorsim.Topology) string {
+	t.Helper()
+	dir := t.TempDir()
+	for i, c := range topology.Cards {
+		address := c.PCI
+		if address == "" {
+			address = fmt.Sprintf("0000:%02x:00.0", 0x10+i)
+		}
+		put(t, dir, filepath.Join("bus/pci/devices", address, "numa_node"), fmt.Sprintln(c.NUMA))
+		put(t, dir, filepath.Join("bus/pci/devices", address, "class"), "0x030200\n")
+	}
+	put(t, dir, "class/dmi/id/product_name", "PowerEdge R740 / 2\n")
+	return dir
+}
+
+func put(t testing.TB, dir, file, text string) {
+	t.Helper()
+	full := filepath.Join(dir, file)
+	if err := os.MkdirAll(filepath.Dir(full), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(full, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestConformance(t *testing.T) {
+	backendtest.Run(t, backendtest.Harness{
+		Cards:    vendorsim.GPUs,
+		ID:       func(uuid string) accel.DeviceID { return accel.DeviceID(uuid) },
+		CardCall: "nvmlDeviceGetMemoryInfo",
+		FailCode: 999,
+		LinkCall: "nvmlDeviceGetTopologyCommonAncestor",
+		Open: func(t *testing.T, first vendorsim.Topology, o backend.Options) (backend.Backend, string) {
+			t.Helper()
+			write(t, first)
+			o.DriverRoot = driverRoot
+			b, err := nvidia.New(o)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return b, topologyPath()
+		},
+	})
+}

@@ -1,0 +1,239 @@
+package nvidia
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"time"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+	"github.com/go-logr/logr"
+
+	"github.com/divvy-gpu/divvy/internal/accel"
+	"github.com/divvy-gpu/divvy/internal/backend"
+)
+
+// eventWait is how long one call waits for an event. It is short, because the
+// library cannot be shut down meanwhile.
+const eventWait = 500 * time.Millisecond
+
+// wantedEvents are the types that tell of a fault. Errors of a single bit are
+// corrected and not among them.
+const wantedEvents = nvml.EventTypeXidCriticalError | nvml.EventTypeDoubleBitEccError
+
+// AwaitChange waits for an event of the library, and keeps what it says for the
+// next Discover. While there is no library, or no GPU was listed yet, it waits
+// for that.
+func (b *Backend) AwaitChange(ctx context.Context) error {
+	// A wait must not look like a call that hangs.
+	wait := max(min(eventWait, b.options.CallTimeout/2), time.Millisecond)
+	for {
+		lib, err := b.current()
+		if err != nil {
+			return err
+		}
+		b.mu.Lock()
+		round, places := b.round, b.facts.places
+		born, lost := b.born, b.lost
+		retry := len(b.unheard) > 0 && time.Since(b.listened) >= backend.DefaultInterval
+		b.mu.Unlock()
+		switch {
+		case lib == nil || !b.initialised.Load() || round == 0:
+			if err := b.awaitNews(ctx, wait); err != nil {
+				return err
+			}
+			continue
+		case !lib.has["nvmlEventSetCreate"] || !lib.has["nvmlEventSetWait_v2"] || !lib.has["nvmlDeviceRegisterEvents"]:
+			return fmt.Errorf("nvidia: %s tells of no events", lib.Path)
+		case b.heard.Load() != round || retry:
+			changed, err := b.hear(ctx, lib, born, round, places)
+			if err != nil {
+				return fmt.Errorf("nvidia: %w", err)
+			}
+			if changed {
+				return nil
+			}
+		}
+
+		start := time.Now()
+		_, err = query(ctx, b, b.events, lib, "nvmlEventSetWait_v2", func() (struct{}, nvml.Return) {
+			return struct{}{}, b.wait(ctx, lib, wait)
+		})
+		gone := hasCode(err, nvml.ERROR_GPU_IS_LOST)
+		b.mu.Lock()
+		b.lost = gone
+		b.mu.Unlock()
+		switch {
+		case err == nil:
+			return nil
+		case hasCode(err, nvml.ERROR_TIMEOUT):
+		case gone && !lost:
+			b.heard.Store(0) // the next set is made without it
+			return nil
+		default:
+			b.heard.Store(0)
+			return fmt.Errorf("nvidia: %w", err)
+		}
+		// A library that does not wait must not be asked without a pause.
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(wait - time.Since(start)):
+		}
+	}
+}
+
+// awaitNews waits until devices were listed, or for a while.
+func (b *Backend) awaitNews(ctx context.Context, wait time.Duration) error {
+	timer := time.NewTimer(wait)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-b.news:
+	case <-timer.C:
+	}
+	return nil
+}
+
+// wait waits for an event and keeps what it says. The events lane is the
+// caller's; what it returns may be heard by nobody.
+func (b *Backend) wait(ctx context.Context, lib *library, wait time.Duration) nvml.Return {
+	if b.set == nil {
+		return nvml.ERROR_UNINITIALIZED // shut down meanwhile
+	}
+	event, code := lib.api.EventSetWait(b.set, uint32(wait.Milliseconds())) //nolint:gosec // eventWait at most
+	if code == nvml.SUCCESS {
+		b.note(ctx, event)
+	}
+	return code
+}
+
+// note keeps what an event says, if it counts. The events lane is the caller's.
+func (b *Backend) note(ctx context.Context, e nvml.EventData) {
+	id, known := b.hears[e.Device]
+	// Not shown by default: a GPU in distress sends them by the hundred, and
+	// what changes is reported by whoever discovers.
+	logr.FromContextOrDiscard(ctx).V(2).Info("The vendor's library tells of an event",
+		"vendor", Vendor, "device", id, "type", e.EventType, "data", e.EventData)
+	of := ""
+	if !known {
+		of = " of a GPU that the library does not identify"
+	}
+	var h accel.Health
+	switch e.EventType {
+	case nvml.EventTypeXidCriticalError:
+		h = b.unwell(fmt.Sprintf("xid-%d", e.EventData), "critical error XID %d%s", e.EventData, of)
+	case nvml.EventTypeDoubleBitEccError:
+		h = b.unwell(causeDoubleBit, "an error in memory that could not be corrected (ECC, double bit)%s", of)
+	}
+	if !h.Unhealthy {
+		return
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if known {
+		b.told = b.told.add(id, h)
+	} else {
+		b.told = b.told.addAll(h)
+	}
+}
+
+// hear makes a set of the events of the GPUs that were found in that round, in
+// the place of the set before. changed is true when there are GPUs whose events
+// cannot be heard now, and could before, or the other way round.
+func (b *Backend) hear(ctx context.Context, lib *library, born, round uint64, places []place) (changed bool, err error) {
+	unheard := map[accel.DeviceID]error{}
+	_, failure := query(ctx, b, b.events, lib, "nvmlEventSetCreate", func() (struct{}, nvml.Return) {
+		b.forgetSet(lib)
+		set, code := lib.api.EventSetCreate()
+		if code == nvml.SUCCESS {
+			b.set, b.hears = set, map[nvml.Device]accel.DeviceID{}
+		}
+		return struct{}{}, code
+	})
+	switch {
+	case isFatal(failure) || unsupported(failure):
+		return false, failure
+	case failure != nil:
+		for _, p := range places {
+			unheard[p.id] = failure
+		}
+		places = nil
+	}
+	for _, p := range places {
+		err := b.hearGPU(ctx, lib, p)
+		switch {
+		case isFatal(err):
+			return false, err
+		case unsupported(err):
+			logr.FromContextOrDiscard(ctx).V(2).Info("A GPU tells of no events and is only asked",
+				"vendor", Vendor, "device", p.id, "err", err)
+		case hasCode(err, nvml.ERROR_GPU_IS_LOST): // whoever discovers finds out
+		case err != nil:
+			unheard[p.id] = err
+		}
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.born != born {
+		return false, errors.New("the library was initialised anew")
+	}
+	changed = !maps.EqualFunc(unheard, b.unheard, func(a, b error) bool { return a.Error() == b.Error() })
+	b.unheard, b.listened = unheard, time.Now()
+	if failure == nil {
+		b.heard.Store(round)
+	} else if !changed {
+		return false, failure
+	}
+	return changed, nil
+}
+
+// hearGPU adds a GPU's events to the set.
+func (b *Backend) hearGPU(ctx context.Context, lib *library, p place) error {
+	handle, err := queryGPU(ctx, b, b.events, lib, "nvmlDeviceGetHandleByIndex_v2", p.index, func() (nvml.Device, nvml.Return) {
+		return lib.api.DeviceGetHandleByIndex(p.index)
+	})
+	if err != nil {
+		return err
+	}
+	uuid, err := queryGPU(ctx, b, b.events, lib, "nvmlDeviceGetUUID", p.index, handle.GetUUID)
+	if err != nil {
+		return err
+	}
+	if accel.DeviceID(uuid) != p.id {
+		return nil // another GPU has its place; the next round knows
+	}
+	types := uint64(wantedEvents)
+	supported, err := queryGPU(ctx, b, b.events, lib, "nvmlDeviceGetSupportedEventTypes", p.index, handle.GetSupportedEventTypes)
+	switch {
+	case err == nil:
+		types &= supported
+	case !hasCode(err, nvml.ERROR_FUNCTION_NOT_FOUND):
+		return err
+	}
+	if types == 0 {
+		return nil
+	}
+	_, err = queryGPU(ctx, b, b.events, lib, "nvmlDeviceRegisterEvents", p.index, func() (struct{}, nvml.Return) {
+		if b.set == nil {
+			return struct{}{}, nvml.ERROR_UNINITIALIZED
+		}
+		code := handle.RegisterEvents(types, b.set)
+		if code == nvml.SUCCESS {
+			b.hears[handle] = p.id
+		}
+		return struct{}{}, code
+	})
+	return err
+}
+
+// forgetSet lets go of the set of events. The events lane is the caller's.
+func (b *Backend) forgetSet(lib *library) {
+	if b.set != nil && lib.has["nvmlEventSetFree"] {
+		lib.api.EventSetFree(b.set)
+	}
+	b.set, b.hears = nil, nil
+	b.heard.Store(0)
+}

@@ -1,0 +1,123 @@
+package nvidia
+
+import (
+	"context"
+	"fmt"
+	"maps"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"github.com/divvy-gpu/divvy/internal/accel"
+)
+
+// ignoredByDefault are the causes that do not count unless the configuration
+// says so: errors of the application and not of the GPU, the list of NVIDIA's
+// own device plugin.
+var ignoredByDefault = []string{"xid-13", "xid-31", "xid-43", "xid-45", "xid-68", "xid-109"}
+
+// Causes of ill health besides accel.CauseLost and "xid-N".
+const (
+	// causeUnreachable: a call about the GPU fails.
+	causeUnreachable = "unreachable"
+	// causeDoubleBit: an error in its memory that could not be corrected.
+	causeDoubleBit = "ecc-double-bit"
+	// causeRowRemap: a bad row of its memory could not be replaced by a spare
+	// one, which is a reason to have the GPU replaced.
+	causeRowRemap = "row-remap-failure"
+)
+
+// faults are what events told of, which is no state that could be asked for.
+// The zero value is none.
+type faults struct {
+	of map[accel.DeviceID]accel.Health
+	// all is a fault of a GPU that the library does not tell; it may be any.
+	all accel.Health
+}
+
+// add returns f with a fault of that GPU; the first one stays.
+func (f faults) add(id accel.DeviceID, h accel.Health) faults {
+	if f.of[id].Unhealthy {
+		return f
+	}
+	f.of = maps.Clone(f.of)
+	if f.of == nil {
+		f.of = map[accel.DeviceID]accel.Health{}
+	}
+	f.of[id] = h
+	return f
+}
+
+// addAll returns f with a fault of every GPU; the first one stays.
+func (f faults) addAll(h accel.Health) faults {
+	if !f.all.Unhealthy {
+		f.all = h
+	}
+	return f
+}
+
+// and returns the faults of f and those of later ones.
+func (f faults) and(later faults) faults {
+	for id, h := range later.of {
+		f = f.add(id, h)
+	}
+	if later.all.Unhealthy {
+		f = f.addAll(later.all)
+	}
+	return f
+}
+
+// at returns the fault of that GPU.
+func (f faults) at(id accel.DeviceID) accel.Health {
+	if h := f.of[id]; h.Unhealthy {
+		return h
+	}
+	return f.all
+}
+
+// unwell is ill health for a cause, or none when the cause does not count.
+func (b *Backend) unwell(cause, format string, args ...any) accel.Health {
+	if !b.options.Counts(cause, ignoredByDefault...) {
+		return accel.Health{}
+	}
+	return accel.Health{Unhealthy: true, Cause: cause, Reason: fmt.Sprintf(format, args...)}
+}
+
+// health says how a GPU is: what the library tells when it is asked, then what
+// events told of. Its error is one that isFatal.
+func (b *Backend) health(ctx context.Context, lib *library, g *gpu, told faults) (accel.Health, error) {
+	failed, err := queryGPU(ctx, b, b.calls, lib, "nvmlDeviceGetRemappedRows", g.Index, func() (bool, nvml.Return) {
+		_, _, _, failed, code := g.handle.GetRemappedRows()
+		return failed, code
+	})
+	var h accel.Health
+	switch {
+	case isFatal(err):
+		return accel.Health{}, err
+	case unsupported(err):
+	case err != nil:
+		h = b.unreachable(err)
+	case failed:
+		h = b.unwell(causeRowRemap, "a bad row of its memory could not be replaced, nvmlDeviceGetRemappedRows says")
+	}
+	if h.Unhealthy {
+		return h, nil
+	}
+	if h = told.at(g.ID); h.Unhealthy {
+		return h, nil
+	}
+	b.mu.Lock()
+	unheard := b.unheard[g.ID]
+	b.mu.Unlock()
+	if unheard != nil {
+		return b.unreachable(unheard), nil
+	}
+	return accel.Health{}, nil
+}
+
+// unreachable is the health of a GPU about which a call failed.
+func (b *Backend) unreachable(err error) accel.Health {
+	if hasCode(err, nvml.ERROR_GPU_IS_LOST) {
+		return b.unwell(accel.CauseLost, "%v", err)
+	}
+	return b.unwell(causeUnreachable, "%v", err)
+}
