@@ -1,11 +1,20 @@
 // Package nodeagent is the node daemon: it watches the node's devices, offers
-// their units to kubelet, answers which units a container gets, publishes the
-// inventory, and writes back to the pods what kubelet really gave them.
+// them to kubelet, answers which of them a container gets, publishes the
+// inventory and the node's labels, and writes back to the pods what kubelet
+// really gave them.
+//
+// A resource of the node is offered whole, by time slices or by units of memory,
+// and several resources may be made of the same devices: what containers hold of
+// one is withdrawn from the others.
 //
 // Ownership of truth: which unit ids a container holds is known by kubelet and
-// asked of it (pod-resources API); which device an id belongs to is known by
-// the layout in the state file. Annotations are written from these two and
-// never decide about anything that is handed out already.
+// asked of it (pod-resources API), once for all resources; which device an id
+// belongs to is known by the state files. Annotations are written from these two
+// and never decide about anything that is handed out already.
+//
+// An Agent can be stopped and another one made in the same process, which is how
+// a new configuration takes effect: all that matters is in the state files and
+// with kubelet.
 package nodeagent
 
 import (
@@ -13,7 +22,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
-	"reflect"
+	"slices"
 	"sync"
 	"time"
 
@@ -29,10 +38,8 @@ import (
 	"github.com/divvy-gpu/divvy/internal/accel"
 	"github.com/divvy-gpu/divvy/internal/accel/wire"
 	"github.com/divvy-gpu/divvy/internal/backend"
-	"github.com/divvy-gpu/divvy/internal/deviceplugin"
 	"github.com/divvy-gpu/divvy/internal/kube"
 	"github.com/divvy-gpu/divvy/internal/podresources"
-	"github.com/divvy-gpu/divvy/internal/sharing"
 )
 
 // Intervals of the agent's loop.
@@ -56,36 +63,44 @@ type Options struct {
 	Client   kubernetes.Interface
 	Keys     *kube.Keyring
 	Backends map[string]backend.Backend // by vendor
+	// Registry gets the agent's metrics, until Run returns.
 	Registry prometheus.Registerer
 }
 
 // Agent is the node daemon. Ready and Alive may be called while Run runs.
 type Agent struct {
 	o         Options
-	offers    []offer
+	offerings []*offering
+	records   *records
+	tenants   *tenants
 	kubelet   *podresources.Client
 	pods      *nodePods
 	publisher *publisher
 	corrector *corrector
+	annotator *annotator
+	health    *healthReporter
+	metrics   *metrics
 	recorder  record.EventRecorder
 	events    record.EventBroadcaster
 	wake      chan struct{}
-	// specified are the CDI specifications on disk, by resource; only the loop
-	// reads and writes it. The devices' ids would not do: a device that was not
-	// found yet has no specification, and a driver may number its files anew.
-	specified map[accel.Resource]map[string]*cdiSpec
+	// withdraw makes all resources tell kubelet what they offer, at once.
+	withdraw chan struct{}
+	cdi      *cdiWriter
 
 	mu        sync.Mutex // guards what follows
 	turned    time.Time  // the last turn of the loop
 	published error
 	corrected error
+	vendors   map[string]*vendorState
 }
 
-// offer is one resource with its server.
-type offer struct {
-	pool   *pool
-	server *deviceplugin.Server
-	count  string // resource that shows the number of devices, or ""
+// vendorState is what is known of one vendor's devices.
+type vendorState struct {
+	found backend.Found // of the last discovery that succeeded
+	err   error         // of the last one
+	// since is when err came up.
+	since  time.Time
+	looked bool
 }
 
 // New builds the agent; it starts nothing. Close it if Run is not called.
@@ -94,65 +109,46 @@ func New(ctx context.Context, o Options) (*Agent, error) {
 	if err != nil {
 		return nil, err
 	}
+	m := newMetrics(o.Registry)
 	a := &Agent{
 		o:         o,
+		tenants:   &tenants{},
 		kubelet:   kubelet,
+		metrics:   m,
 		wake:      make(chan struct{}, 1),
-		specified: map[accel.Resource]map[string]*cdiSpec{},
+		withdraw:  make(chan struct{}, 1),
+		cdi:       newCDIWriter(o.Config.CDIDir),
 		turned:    time.Now(),
 		published: errors.New("the inventory was not published yet"),
-		corrected: errors.New("kubelet was not asked yet who holds what"),
+		corrected: errNotAsked,
 		events:    record.NewBroadcaster(record.WithContext(ctx)),
+		vendors:   map[string]*vendorState{},
 	}
 	a.recorder = a.events.NewRecorder(scheme.Scheme, corev1.EventSource{Component: "divvy-node", Host: o.Node})
-	m := newMetrics(o.Registry)
 	a.pods = newNodePods(o.Client, o.Node, a.wakeUp)
+	a.records = &records{kubelet: kubelet, pods: a.pods, metrics: m}
 	a.publisher = newPublisher(o.Client, o.Node, m, a.wakeUp)
 	a.corrector = &corrector{node: o.Node, client: o.Client, keys: o.Keys, metrics: m, event: a.tell, unwritable: map[string]bool{}}
-	for _, r := range o.Config.Resources {
-		one, err := a.offer(ctx, r, m)
-		if err != nil {
-			return nil, errors.Join(err, kubelet.Close())
-		}
-		a.offers = append(a.offers, one)
+	a.annotator = newAnnotator(o.Client, m)
+	a.health = &healthReporter{metrics: m, node: a.tell, pods: a.pods, unhealthy: map[string]map[accel.DeviceID]string{},
+		pod: func(pod *corev1.Pod, kind, reason, message string) { a.recorder.Event(pod, kind, reason, message) }}
+	for vendor := range o.Backends {
+		a.vendors[vendor] = &vendorState{}
+	}
+	if a.offerings, err = a.build(ctx); err != nil {
+		return nil, errors.Join(err, a.Close())
+	}
+	for _, r := range a.offerings {
+		a.records.parts = append(a.records.parts, r.parts...)
 	}
 	return a, nil
 }
 
-func (a *Agent) offer(ctx context.Context, r config.Resource, m *metrics) (offer, error) {
-	unit, err := sharing.ParseMemoryUnit(r.MemoryUnit)
-	if err != nil {
-		return offer{}, err
-	}
-	b, ok := a.o.Backends[r.Vendor]
-	if !ok {
-		return offer{}, fmt.Errorf("resource %s: there is no backend for vendor %q", r.Name, r.Vendor)
-	}
-	resource := accel.Resource(r.Name)
-	p := &pool{
-		resource:  resource,
-		wanted:    unit,
-		injection: a.o.Config.Injection,
-		backend:   b,
-		store:     sharing.NewStore(a.o.Config.StateDir, resource),
-		kubelet:   a.kubelet,
-		pods:      a.pods,
-		grant:     func(pod *corev1.Pod) (accel.Grant, bool) { return a.grantOf(pod, resource) },
-		metrics:   m,
-		changed:   a.wakeUp,
-		event:     a.tell,
-	}
-	server := deviceplugin.NewServer(filepath.Join(a.o.Config.KubeletDir, "device-plugins"), resource, p)
-	p.sink = server
-	a.o.Registry.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{
-		Namespace: "divvy", Subsystem: "node", Name: "registrations_total",
-		Help:        "Registrations that kubelet accepted.",
-		ConstLabels: prometheus.Labels{"resource": r.Name},
-	}, func() float64 { return float64(server.Registrations()) }))
-	if err := p.open(ctx); err != nil {
-		return offer{}, err
-	}
-	return offer{pool: p, server: server, count: r.CountResource}, nil
+// Close lets go of what New has taken; Run does it by itself.
+func (a *Agent) Close() error {
+	a.metrics.close()
+	a.events.Shutdown()
+	return a.kubelet.Close()
 }
 
 // grantOf returns the grant that the extender, or this program, signed for the
@@ -171,6 +167,15 @@ func (a *Agent) tell(kind, reason, message string) {
 	a.recorder.Event(&corev1.ObjectReference{Kind: "Node", Name: a.o.Node, UID: "", APIVersion: "v1"}, kind, reason, message)
 }
 
+// withdrawn makes all resources tell kubelet soon what they offer now. It never
+// blocks.
+func (a *Agent) withdrawn() {
+	select {
+	case a.withdraw <- struct{}{}:
+	default:
+	}
+}
+
 // wakeUp makes the loop turn soon. It never blocks.
 func (a *Agent) wakeUp() {
 	select {
@@ -179,23 +184,30 @@ func (a *Agent) wakeUp() {
 	}
 }
 
-// Run works until ctx ends and returns once all that it started has stopped.
+// Run works until ctx ends and returns once all that it started has stopped and
+// its metrics and sockets are gone.
 func (a *Agent) Run(ctx context.Context) error {
-	defer a.kubelet.Close() //nolint:errcheck // nothing is lost
+	defer a.Close() //nolint:errcheck // nothing is lost
 	a.events.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: a.o.Client.CoreV1().Events("")})
-	defer a.events.Shutdown()
 	var work sync.WaitGroup
 	defer work.Wait()
 	work.Go(func() { a.pods.Run(ctx) })
 	work.Go(func() { a.publisher.Run(ctx) })
 	work.Go(func() { a.o.Keys.Run(ctx, a.wakeUp) })
+	work.Go(func() { a.follow(ctx) })
 	for vendor, b := range a.o.Backends {
 		work.Go(func() { a.watch(ctx, vendor, b) })
 	}
-	for _, o := range a.offers {
+	for _, r := range a.offerings {
+		if a.o.Backends[r.vendor] == nil {
+			// It is served for the sake of those who hold something of it.
+			for _, p := range r.parts {
+				p.update(ctx, backend.Found{}, fmt.Errorf("the vendor %q is not configured any more", r.vendor))
+			}
+		}
 		work.Go(func() {
-			if err := o.server.Run(ctx); err != nil {
-				klog.FromContext(ctx).Error(err, "Serving kubelet ended", "resource", o.pool.resource)
+			if err := r.server.Run(ctx); err != nil {
+				klog.FromContext(ctx).Error(err, "Serving kubelet ended", "resource", r.name)
 			}
 		})
 	}
@@ -203,10 +215,41 @@ func (a *Agent) Run(ctx context.Context) error {
 	return nil
 }
 
+// follow makes all resources tell kubelet what they offer whenever devices were
+// given out that several of them are made of.
+func (a *Agent) follow(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-a.withdraw:
+			a.sync(ctx)
+		}
+	}
+}
+
+func (a *Agent) sync(ctx context.Context) {
+	for _, r := range a.offerings {
+		for _, p := range r.parts {
+			p.sync(ctx)
+		}
+	}
+}
+
+// recovery is the configured policy of when a vendor's devices take pods again.
+func (a *Agent) recovery(vendor string) backend.Recovery {
+	health := a.o.Config.Vendors[vendor].Health
+	after := config.DefaultRecoverAfter
+	if health.RecoverAfter != nil {
+		after = *health.RecoverAfter
+	}
+	return backend.Recovery{After: time.Duration(after), Never: health.NeverRecover}
+}
+
 // watch follows the devices of one vendor for all resources made of them.
 func (a *Agent) watch(ctx context.Context, vendor string, b backend.Backend) {
 	log := klog.FromContext(ctx).WithValues("vendor", vendor)
-	backend.Watch(ctx, b, time.Duration(a.o.Config.HealthInterval), backend.Recovery{}, func(found backend.Found, err error) {
+	backend.Watch(ctx, b, time.Duration(a.o.Config.HealthInterval), a.recovery(vendor), func(found backend.Found, err error) {
 		if err != nil {
 			log.Error(err, "No device can be asked for now; waiting")
 		} else {
@@ -215,126 +258,70 @@ func (a *Agent) watch(ctx context.Context, vendor string, b backend.Backend) {
 		for _, f := range found.Faults {
 			log.Error(f.Err, "A device cannot be used", "index", f.Index)
 		}
-		for _, o := range a.offers {
-			if o.pool.backend == b {
-				o.pool.update(ctx, found, err)
+		a.mu.Lock()
+		v := a.vendors[vendor]
+		switch {
+		case err == nil:
+			v.found = found
+		case v.err == nil:
+			v.since = time.Now()
+		}
+		v.err, v.looked = err, true
+		a.mu.Unlock()
+		for _, r := range a.offerings {
+			if r.vendor == vendor {
+				for _, p := range r.parts {
+					p.update(ctx, found, err)
+				}
 			}
 		}
 	})
 }
 
-// loop brings the API server's books in line with the node, again and again.
-func (a *Agent) loop(ctx context.Context) {
-	tick := time.NewTicker(reconcileInterval)
-	defer tick.Stop()
-	var told string
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-		case <-a.wake:
-			select {
-			case <-ctx.Done():
-				return
-			case <-time.After(settle):
-			}
-			// What woke the loop in the meantime is served by this turn.
-			select {
-			case <-a.wake:
-			default:
-			}
-		}
-		err := a.turn(ctx)
-		if text := fmt.Sprint(err); err != nil && text != told && ctx.Err() == nil {
-			klog.FromContext(ctx).Error(err, "Bringing the books in line failed; trying again")
-			told = text
-		} else if err == nil {
-			told = ""
-		}
-	}
-}
-
-// turn publishes and corrects once.
-func (a *Agent) turn(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, stalled/2)
-	defer cancel()
-	var corrected error
-	for _, o := range a.offers {
-		corrected = errors.Join(corrected, a.corrector.reconcile(ctx, o.pool))
-	}
-	published := a.publish(ctx)
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.turned, a.published, a.corrected = time.Now(), published, corrected
-	return errors.Join(published, corrected)
-}
-
-func (a *Agent) publish(ctx context.Context) error {
-	var inventory []accel.Inventory
-	counts := map[string]int{}
-	for _, o := range a.offers {
-		if !o.pool.known() {
-			return errors.New("the inventory is not known yet")
-		}
-		one := o.pool.inventory()
-		inventory = append(inventory, one)
-		if o.count != "" {
-			counts[o.count] = o.pool.present()
-		}
-		if err := a.specify(o.pool, one.Shares); err != nil {
-			return err
-		}
-	}
-	return a.publisher.publish(ctx, inventory, counts)
-}
-
-// specify writes the CDI specifications of a resource's devices when there are
-// others than before.
-func (a *Agent) specify(p *pool, shares []accel.Share) error {
-	if a.o.Config.Injection != config.InjectCDI {
-		return nil
-	}
-	specs := specsOf(p.backend, shares)
-	if reflect.DeepEqual(a.specified[p.resource], specs) {
-		return nil
-	}
-	if err := writeCDI(a.o.Config.CDIDir, specs); err != nil {
-		return err
-	}
-	a.specified[p.resource] = specs
-	return nil
-}
-
-// Ready returns nil while the node's units can be given to pods: the devices
-// are known, kubelet watches them, the inventory is published and what pods
-// hold is known. Otherwise it says what is missing.
+// Ready returns nil while the node's devices can be given to pods: they are
+// known, kubelet watches them, the inventory is published and what pods hold is
+// known. Otherwise it says what is missing. A vendor that has nothing on this
+// node is not missed where another one has: one configuration serves nodes of
+// all kinds.
 func (a *Agent) Ready() error {
 	var missing []error
 	if _, err := a.o.Keys.Signer(); err != nil {
 		missing = append(missing, err)
 	}
-	for _, o := range a.offers {
-		missing = append(missing, o.pool.ready(), o.server.Ready())
+	present := slices.ContainsFunc(a.offerings, func(r *offering) bool { return r.configured && !r.parts[0].absent() })
+	for _, r := range a.offerings {
+		if r.configured && !(present && r.parts[0].absent()) {
+			missing = append(missing, r.parts[0].ready(), r.server.Ready())
+		}
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return errors.Join(append(missing, a.published, a.corrected)...)
 }
 
-// Alive returns an error when the program hangs: the loop stands still, or the
-// plugin's own socket does not answer. What the world outside lacks is not a
-// reason to be restarted.
+// Alive returns an error when a restart would help: the loop stands still, the
+// plugin's own socket does not answer, or a vendor's library asks for it. What
+// the world outside lacks is not a reason to be restarted.
 func (a *Agent) Alive(ctx context.Context) error {
 	a.mu.Lock()
 	age := time.Since(a.turned)
+	var restart error
+	for vendor, v := range a.vendors {
+		var needed *backend.RestartNeededError
+		if errors.As(v.err, &needed) {
+			restart = fmt.Errorf("%s: %w", vendor, v.err)
+		}
+	}
 	a.mu.Unlock()
+	if restart != nil {
+		return restart
+	}
 	if age > stalled {
 		return fmt.Errorf("the loop stands still since %v", age.Round(time.Second))
 	}
-	for _, o := range a.offers {
-		if err := o.server.Alive(ctx); err != nil {
-			return fmt.Errorf("%s: %w", o.pool.resource, err)
+	for _, r := range a.offerings {
+		if err := r.server.Alive(ctx); err != nil {
+			return fmt.Errorf("%s: %w", r.name, err)
 		}
 	}
 	return nil

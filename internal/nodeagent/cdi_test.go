@@ -35,12 +35,16 @@ func TestCDISpecificationOfADriverThatComesLate(t *testing.T) {
 	w.backend = b
 	dir := t.TempDir()
 	a := &Agent{
-		o:         Options{Config: config.NodeConfig{Injection: config.InjectCDI, CDIDir: dir}},
-		specified: map[accel.Resource]map[string]*cdiSpec{},
+		o: Options{
+			Config:   config.NodeConfig{Injection: config.InjectCDI, CDIDir: dir},
+			Backends: map[string]backend.Backend{"enflame": b},
+		},
+		offerings: []*offering{{name: gcuMemory, vendor: "enflame", parts: []part{w.memoryPool}, configured: true}},
+		cdi:       newCDIWriter(dir),
 	}
 	specify := func() {
 		t.Helper()
-		if err := a.specify(w.pool, w.inventory().Shares); err != nil {
+		if err := a.specify(); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -51,12 +51,15 @@ type holdings struct {
 	// inits are the devices of pods with plain init containers, of whose units
 	// kubelet keeps more than it lists.
 	inits map[accel.DeviceID]bool
+	// running are the granted devices of pods that run and that kubelet did not
+	// list.
+	running map[accel.DeviceID]bool
 }
 
 // complete adds what the pods of the API server tell about kubelet's list.
 func (h *holdings) complete(pods podSource, resource accel.Resource, grant func(*corev1.Pod) (accel.Grant, bool)) {
 	h.partial = !pods.Synced()
-	h.inits = map[accel.DeviceID]bool{}
+	h.inits, h.running = map[accel.DeviceID]bool{}, map[accel.DeviceID]bool{}
 	for _, pod := range pods.Cached() {
 		request := kube.RequestOf(pod, resource)
 		if len(request.Containers) == 0 || terminal(pod) {
@@ -64,7 +67,12 @@ func (h *holdings) complete(pods podSource, resource accel.Resource, grant func(
 		}
 		key := podKey{pod.Namespace, pod.Name}
 		if !h.active[key] {
-			h.partial = h.partial || started(pod)
+			if started(pod) {
+				h.partial = true
+				if g, ok := grant(pod); ok {
+					h.running[g.Device] = true
+				}
+			}
 			continue
 		}
 		if !slices.ContainsFunc(request.Containers, func(c accel.ContainerRequest) bool { return c.Kind == accel.InitContainer }) {
@@ -78,8 +86,9 @@ func (h *holdings) complete(pods podSource, resource accel.Resource, grant func(
 	}
 }
 
-// holdingsOf reads kubelet's list. A list that is nil gives no holdings.
-func holdingsOf(pods []podresources.Pod, resource accel.Resource, layout *sharing.Layout) *holdings {
+// holdingsOf reads kubelet's list. A list that is nil gives no holdings. Ids
+// that are foreign are another part's of the resource.
+func holdingsOf(pods []podresources.Pod, resource accel.Resource, layout *sharing.Layout, foreign func(id string) bool) *holdings {
 	h := &holdings{
 		active:    map[podKey]bool{},
 		pods:      map[podKey]podHolding{},
@@ -95,6 +104,9 @@ func holdingsOf(pods []podresources.Pod, resource accel.Resource, layout *sharin
 		h.active[key] = true
 		for _, c := range p.Containers {
 			ids := c.Units[resource]
+			if foreign != nil && slices.ContainsFunc(ids, foreign) {
+				continue // a container was given all of its ids by one part
+			}
 			if len(ids) == 0 {
 				continue
 			}

@@ -57,7 +57,7 @@ func strip(object any) (any, error) {
 	}
 	pod.ManagedFields = nil
 	maps.DeleteFunc(pod.Annotations, func(key, _ string) bool {
-		return key != wire.GrantAnnotation && !wire.IsLegacyAnnotation(key)
+		return key != wire.GrantAnnotation && key != DevicesAnnotation && !wire.IsLegacyAnnotation(key)
 	})
 	pod.Spec.Volumes = nil
 	for _, containers := range [][]corev1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {

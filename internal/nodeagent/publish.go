@@ -19,6 +19,7 @@ import (
 	"github.com/divvy-gpu/divvy/internal/accel"
 	"github.com/divvy-gpu/divvy/internal/accel/wire"
 	"github.com/divvy-gpu/divvy/internal/kube"
+	"github.com/divvy-gpu/divvy/internal/nodelabels"
 )
 
 // publisher writes the node's inventory and its number of devices into the node
@@ -29,6 +30,8 @@ type publisher struct {
 	client  kubernetes.Interface
 	objects *objects
 	metrics *metrics
+	// conflicts are those that were told. Only the agent's loop uses it.
+	conflicts map[nodelabels.Conflict]bool
 }
 
 // newPublisher makes the copy of the node object, which Run keeps; changed is
@@ -75,8 +78,10 @@ func stripNode(object any) (any, error) {
 	kept := &corev1.Node{TypeMeta: n.TypeMeta, ObjectMeta: n.ObjectMeta}
 	kept.ManagedFields = nil
 	kept.Annotations = map[string]string{}
-	if v, ok := n.Annotations[wire.InventoryAnnotation]; ok {
-		kept.Annotations[wire.InventoryAnnotation] = v
+	for _, key := range []string{wire.InventoryAnnotation, nodelabels.OwnedAnnotation} {
+		if v, ok := n.Annotations[key]; ok {
+			kept.Annotations[key] = v
+		}
 	}
 	kept.Status.Capacity = n.Status.Capacity
 	return kept, nil
@@ -128,8 +133,11 @@ func (p *publisher) patch(ctx context.Context, subresource string, body map[stri
 	if subresource != "" {
 		subresources = []string{subresource}
 	}
-	_, err = p.client.CoreV1().Nodes().Patch(ctx, p.node, types.StrategicMergePatchType, data,
-		metav1.PatchOptions{FieldManager: "divvy-node"}, subresources...)
+	return p.send(ctx, types.StrategicMergePatchType, data, subresources...)
+}
+
+func (p *publisher) send(ctx context.Context, kind types.PatchType, data []byte, subresources ...string) error {
+	_, err := p.client.CoreV1().Nodes().Patch(ctx, p.node, kind, data, metav1.PatchOptions{FieldManager: "divvy-node"}, subresources...)
 	if err != nil {
 		p.metrics.patchErrors.Inc()
 	}

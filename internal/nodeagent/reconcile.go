@@ -37,13 +37,10 @@ type corrector struct {
 	unwritable map[string]bool
 }
 
-// reconcile asks kubelet what the pool's pods hold and corrects what their
-// annotations say. An error means that it is to be tried again.
-func (c *corrector) reconcile(ctx context.Context, p *pool) error {
-	truth, err := p.refresh(ctx)
-	if err != nil {
-		return err
-	}
+// reconcile corrects what the annotations say of the pods that hold units of
+// the pool. An error means that it is to be tried again.
+func (c *corrector) reconcile(ctx context.Context, p *memoryPool) error {
+	truth := p.facts(ctx)
 	var failed []error
 	for _, t := range truth {
 		if err := c.correct(ctx, p.resource, t); err != nil {
@@ -59,24 +56,17 @@ type fact struct {
 	device accel.Share
 }
 
-// refresh asks kubelet who holds what and returns what is certain of the pods
-// that the watch shows.
-func (p *pool) refresh(ctx context.Context) ([]fact, error) {
-	p.turn.Lock()
-	_, err := p.list(ctx)
-	pods := p.pods.Cached()
+// facts returns what is certain of the pods that the watch shows, by kubelet's
+// last list.
+func (p *memoryPool) facts(ctx context.Context) []fact {
+	p.records.turn.Lock()
+	pods := p.records.pods.Cached()
 	inits := p.forgetInits(pods, time.Now())
-	p.turn.Unlock()
-	if err != nil {
-		return nil, err
+	p.records.turn.Unlock()
+	h := p.holdings()
+	if h == nil {
+		return nil
 	}
-	// Units that were given back on an unhealthy device are healthy no more, and
-	// a change of the memory unit may be due.
-	p.sync(ctx)
-	p.mu.Lock()
-	h := p.held
-	p.mu.Unlock()
-
 	log := klog.FromContext(ctx)
 	if len(h.foreign) > 0 {
 		log.Error(nil, "Containers hold unit ids that belong to no device", "resource", p.resource, "ids", h.foreign[:min(10, len(h.foreign))], "count", len(h.foreign))
@@ -101,13 +91,13 @@ func (p *pool) refresh(ctx context.Context) ([]fact, error) {
 		}
 	}
 	p.metrics.mismatches.WithLabelValues(string(p.resource)).Set(float64(mixed))
-	p.metrics.observe(p, h)
-	return out, nil
+	p.metrics.observe(p.inventory(), h.perDevice)
+	return out
 }
 
 // forgetInits drops records of pods that are gone and returns a copy. The
 // caller holds turn.
-func (p *pool) forgetInits(pods []*corev1.Pod, now time.Time) map[string]initServed {
+func (p *memoryPool) forgetInits(pods []*corev1.Pod, now time.Time) map[string]initServed {
 	alive := map[string]bool{}
 	for _, pod := range pods {
 		alive[string(pod.UID)] = !terminal(pod)
@@ -116,6 +106,7 @@ func (p *pool) forgetInits(pods []*corev1.Pod, now time.Time) map[string]initSer
 		active, listed := alive[uid]
 		return listed && !active || !listed && now.Sub(s.at) > forgetInitsAfter
 	})
+	p.noteInits()
 	return maps.Clone(p.inits)
 }
 

@@ -51,6 +51,15 @@ func newCorrector(t *testing.T, w *world) (*corrector, *fake.Clientset) {
 	}, client
 }
 
+// reconcileAll is what a turn of the agent's loop does for the world's pool.
+func reconcileAll(t *testing.T, c *corrector, w *world) error {
+	t.Helper()
+	if _, err := w.refresh(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	return c.reconcile(t.Context(), w.memoryPool)
+}
+
 func patches(client *fake.Clientset) int {
 	n := 0
 	for _, a := range client.Actions() {
@@ -81,7 +90,7 @@ func TestReconcileWritesWhatPodsHold(t *testing.T) {
 		}
 	}
 	c, client := newCorrector(t, w)
-	if err := c.reconcile(t.Context(), w.pool); err != nil {
+	if err := reconcileAll(t, c, w); err != nil {
 		t.Fatal(err)
 	}
 
@@ -122,7 +131,7 @@ func TestReconcileWritesWhatPodsHold(t *testing.T) {
 	}
 
 	client.ClearActions()
-	if err := c.reconcile(t.Context(), w.pool); err != nil {
+	if err := reconcileAll(t, c, w); err != nil {
 		t.Fatal(err)
 	}
 	if n := patches(client); n != 0 {
@@ -135,7 +144,7 @@ func TestReconcileWritesWhatPodsHold(t *testing.T) {
 			p.Annotations["enflame.com/gcu-device-memory-request"] = "0"
 		}
 	}
-	if err := c.reconcile(t.Context(), w.pool); err != nil {
+	if err := reconcileAll(t, c, w); err != nil {
 		t.Fatal(err)
 	}
 	if n := patches(client); n != 1 {
@@ -156,7 +165,7 @@ func TestReconcileTellsOnceOfAPodWithoutRoomForAnnotations(t *testing.T) {
 		return true, nil, apierrors.NewInvalid(schema.GroupKind{Kind: "Pod"}, "full", field.ErrorList{field.TooLong(field.NewPath("metadata", "annotations"), "", 262144)})
 	})
 	for range 3 {
-		if err := c.reconcile(t.Context(), w.pool); err != nil {
+		if err := reconcileAll(t, c, w); err != nil {
 			t.Errorf("the node is to go on, but: %v", err)
 		}
 	}

@@ -29,7 +29,7 @@ func TestReconcileSignsAnewAfterAKeyChange(t *testing.T) {
 	// reconcile writes the pod and shows the watch what was written.
 	reconcile := func() string {
 		t.Helper()
-		if err := c.reconcile(t.Context(), w.pool); err != nil {
+		if err := reconcileAll(t, c, w); err != nil {
 			t.Fatal(err)
 		}
 		written, err := client.CoreV1().Pods(pod.Namespace).Get(t.Context(), pod.Name, metav1.GetOptions{})

@@ -118,8 +118,8 @@ type HeldSlot struct {
 	// Chips are those that the container got with it: the same id may mean
 	// others after a change of the configuration. None when that is not known.
 	Chips []accel.DeviceID `json:"chips,omitempty"`
-	// Inits are the UIDs of the pods one of whose plain init containers may be
-	// the holder; kubelet does not list what those hold.
+	// Inits are the pods, as namespace/name/UID, one of whose plain init
+	// containers may be the holder; kubelet does not list what those hold.
 	Inits []string `json:"inits,omitempty"`
 }
 

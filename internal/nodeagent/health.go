@@ -1,0 +1,93 @@
+package nodeagent
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/klog/v2"
+
+	"github.com/divvy-gpu/divvy/internal/accel"
+)
+
+// healthReporter tells the users of each device that takes no pods any more or
+// takes them again, once, however many resources are made of it. Only the
+// agent's loop uses it.
+type healthReporter struct {
+	metrics *metrics
+	// node tells the users of the node, pod those of a pod.
+	node func(kind, reason, message string)
+	pod  func(pod *corev1.Pod, kind, reason, message string)
+	pods podSource
+	// unhealthy is why a device takes no pods, by vendor.
+	unhealthy map[string]map[accel.DeviceID]string
+}
+
+// report compares the devices of the parts with those of the last time.
+func (h *healthReporter) report(ctx context.Context, vendor string, parts []part) {
+	devices := map[accel.DeviceID]accel.Device{}
+	for _, p := range parts {
+		for _, d := range p.chips() {
+			if before, seen := devices[d.ID]; !seen || before.Health.Unhealthy && !d.Health.Unhealthy {
+				devices[d.ID] = d
+			}
+		}
+	}
+	log := klog.FromContext(ctx).WithValues("vendor", vendor)
+	now := map[accel.DeviceID]string{}
+	for _, d := range ordered(devices) {
+		reason, before := h.unhealthy[vendor][d.ID]
+		switch {
+		case d.Health.Unhealthy:
+			now[d.ID] = d.Health.Reason
+			if before && reason == d.Health.Reason {
+				continue
+			}
+			if !before {
+				h.metrics.transitions.WithLabelValues(vendor, "unhealthy").Inc()
+			}
+			log.Info("Device is unhealthy; it takes no new pods", "device", d.ID, "index", d.Index, "reason", d.Health.Reason, "cause", d.Health.Cause)
+			what := fmt.Sprintf("%s device %d (%s)", vendor, d.Index, d.ID)
+			h.node(corev1.EventTypeWarning, "DeviceUnhealthy", fmt.Sprintf("%s takes no new pods: %s", what, d.Health.Reason))
+			for _, pod := range h.holders(parts, d.ID) {
+				h.pod(pod, corev1.EventTypeWarning, "DeviceUnhealthy", fmt.Sprintf("%s, which the pod holds, is unhealthy: %s", what, d.Health.Reason))
+			}
+		case before:
+			h.metrics.transitions.WithLabelValues(vendor, "healthy").Inc()
+			log.Info("Device is healthy again", "device", d.ID, "index", d.Index)
+			h.node(corev1.EventTypeNormal, "DeviceRecovered", fmt.Sprintf("%s device %d (%s) takes pods again", vendor, d.Index, d.ID))
+		}
+	}
+	h.unhealthy[vendor] = now
+}
+
+// holders returns the pods that hold something of a device.
+func (h *healthReporter) holders(parts []part, chip accel.DeviceID) []*corev1.Pod {
+	keys := map[podKey]bool{}
+	for _, p := range parts {
+		for _, key := range p.holders(chip) {
+			keys[key] = true
+		}
+	}
+	var out []*corev1.Pod
+	for _, pod := range h.pods.Cached() {
+		if keys[podKey{pod.Namespace, pod.Name}] && !terminal(pod) {
+			out = append(out, pod)
+		}
+	}
+	slices.SortFunc(out, func(a, b *corev1.Pod) int {
+		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
+	})
+	return out
+}
+
+func ordered(devices map[accel.DeviceID]accel.Device) []accel.Device {
+	out := make([]accel.Device, 0, len(devices))
+	for _, d := range devices {
+		out = append(out, d)
+	}
+	slices.SortFunc(out, func(a, b accel.Device) int { return cmp.Or(cmp.Compare(a.Index, b.Index), cmp.Compare(a.ID, b.ID)) })
+	return out
+}

@@ -1,0 +1,147 @@
+package nodeagent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/divvy-gpu/divvy/internal/accel"
+)
+
+// loop brings the API server's books in line with the node, again and again.
+func (a *Agent) loop(ctx context.Context) {
+	tick := time.NewTicker(reconcileInterval)
+	defer tick.Stop()
+	var told string
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		case <-a.wake:
+			select {
+			case <-ctx.Done():
+				return
+			case <-time.After(settle):
+			}
+			// What woke the loop in the meantime is served by this turn.
+			select {
+			case <-a.wake:
+			default:
+			}
+		}
+		err := a.turn(ctx)
+		if text := fmt.Sprint(err); err != nil && text != told && ctx.Err() == nil {
+			klog.FromContext(ctx).Error(err, "Bringing the books in line failed; trying again")
+			told = text
+		} else if err == nil {
+			told = ""
+		}
+	}
+}
+
+// turn asks kubelet who holds what, once for all resources, and publishes and
+// corrects what follows from that.
+func (a *Agent) turn(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, stalled/2)
+	defer cancel()
+	corrected := a.records.refresh(ctx)
+	if corrected == nil {
+		// Units that were given back on an unhealthy device are healthy no more,
+		// devices that came free return to the other resources, and a change of
+		// the configuration may be due.
+		a.sync(ctx)
+		corrected = errors.Join(a.correct(ctx), a.release(ctx))
+	}
+	for vendor := range a.o.Backends {
+		a.health.report(ctx, vendor, a.partsOf(vendor))
+	}
+	published := a.publish(ctx)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.turned, a.published, a.corrected = time.Now(), published, corrected
+	return errors.Join(published, corrected)
+}
+
+// partsOf returns the parts of all resources of a vendor.
+func (a *Agent) partsOf(vendor string) []part {
+	var out []part
+	for _, r := range a.offerings {
+		if r.vendor == vendor {
+			out = append(out, r.parts...)
+		}
+	}
+	return out
+}
+
+// correct writes into the pods what they hold.
+func (a *Agent) correct(ctx context.Context) error {
+	var failed []error
+	var slots []*slotPool
+	for _, r := range a.offerings {
+		for _, p := range r.parts {
+			switch p := p.(type) {
+			case *memoryPool:
+				failed = append(failed, a.corrector.reconcile(ctx, p))
+			case *slotPool:
+				slots = append(slots, p)
+				if p == r.parts[0] {
+					perCard, _ := p.heldSlots()
+					a.metrics.observe(p.inventory(), perCard)
+				}
+			}
+		}
+	}
+	return errors.Join(append(failed, a.annotator.annotate(ctx, a.pods.Cached(), slots))...)
+}
+
+// release forgets what nobody holds any more of resources that are not
+// configured or were configured otherwise.
+func (a *Agent) release(ctx context.Context) error {
+	var failed []error
+	for _, r := range a.offerings {
+		for _, p := range r.parts {
+			if !p.drained() {
+				continue
+			}
+			if err := p.forget(); err != nil {
+				failed = append(failed, err)
+			}
+		}
+		if !r.configured && !r.released && !slices.ContainsFunc(r.parts, func(p part) bool { return !p.drained() }) {
+			r.released = true
+			klog.FromContext(ctx).Info("Nobody holds anything any more of a resource that is not configured", "resource", r.name)
+		}
+	}
+	return errors.Join(failed...)
+}
+
+// publish writes the node's object.
+func (a *Agent) publish(ctx context.Context) error {
+	var inventory []accel.Inventory
+	counts := map[string]int{}
+	for _, r := range a.offerings {
+		p := r.parts[0]
+		if !p.known() {
+			return errors.New("the inventory is not known yet")
+		}
+		one := p.inventory()
+		if r.configured || len(one.Shares) > 0 {
+			inventory = append(inventory, one)
+		}
+		if m, ok := p.(*memoryPool); ok && r.count != "" {
+			counts[r.count] = m.present()
+		}
+	}
+	if err := a.specify(); err != nil {
+		return err
+	}
+	return errors.Join(
+		a.publisher.publish(ctx, inventory, counts),
+		a.publishLabels(ctx),
+	)
+}

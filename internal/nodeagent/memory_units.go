@@ -1,0 +1,319 @@
+package nodeagent
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"reflect"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/klog/v2"
+
+	"github.com/divvy-gpu/divvy/internal/accel"
+	"github.com/divvy-gpu/divvy/internal/deviceplugin"
+	"github.com/divvy-gpu/divvy/internal/sharing"
+)
+
+// sync derives units and inventory from devices, layout and holdings, and tells
+// kubelet. The agent's loop calls it too, so it must not wake the loop.
+func (p *memoryPool) sync(ctx context.Context) {
+	p.syncing.Lock()
+	defer p.syncing.Unlock()
+	p.mu.Lock()
+	units, problem := p.derive()
+	p.mu.Unlock()
+	var refused error
+	if units != nil {
+		refused = p.offerUnits(units)
+	}
+	p.mu.Lock()
+	if refused != nil {
+		problem, p.offered = refused, nil
+	}
+	if problem != nil && (p.problem == nil || p.problem.Error() != problem.Error()) {
+		klog.FromContext(ctx).Error(problem, "Cannot offer the resource as configured", "resource", p.resource)
+		defer p.event(corev1.EventTypeWarning, "ResourceNotOffered", fmt.Sprintf("%s: %v", p.resource, problem))
+	}
+	p.problem = problem
+	p.mu.Unlock()
+}
+
+// offerUnits hands the list to kubelet's server. An entry of an unhealthy unit
+// is two bytes longer than one of a healthy unit, so cards that fail may make a
+// list too long that was just short enough; then those units, which nobody can
+// get anyway, are left out.
+func (p *memoryPool) offerUnits(units []deviceplugin.Unit) error {
+	err := p.sink.SetUnits(units)
+	var tooMany *deviceplugin.TooManyUnitsError
+	if !errors.As(err, &tooMany) {
+		return err
+	}
+	healthy := slices.DeleteFunc(units, func(u deviceplugin.Unit) bool { return u.Unhealthy })
+	if len(healthy) == 0 || len(healthy) == tooMany.Units {
+		return err
+	}
+	return p.sink.SetUnits(healthy)
+}
+
+// derive computes shares and units; nil units mean that kubelet is to keep what
+// it has. The caller holds mu.
+func (p *memoryPool) derive() ([]deviceplugin.Unit, error) {
+	if p.draining != "" {
+		return p.drain(), nil
+	}
+	var problem error
+	switch {
+	case !p.looked:
+		return nil, errors.New("the devices were not looked for yet")
+	case p.foundErr != nil:
+		problem = p.foundErr
+	case len(p.found.Devices) == 0 && len(p.found.Faults) == 0:
+		problem = fmt.Errorf("the vendor's library reports no %s device", p.vendor)
+	case len(p.found.Devices) > 0:
+		problem = p.injectable()
+	}
+	if err := p.switchUnit(); err != nil {
+		problem = err
+	}
+	if p.foundErr == nil {
+		present := sharing.Cut(p.found.Devices, p.unit)
+		for _, s := range present {
+			if s.Units == 0 {
+				problem = fmt.Errorf("device %s has %d bytes of memory, less than one unit of %s GB; it is left out", s.ID, s.MemoryBytes, p.unit)
+			}
+		}
+		if err := p.restore(present); err != nil {
+			return nil, err
+		}
+		layout, err := p.layout.Place(present, p.heldOf)
+		if err != nil {
+			problem = err
+		}
+		p.layout = layout
+	}
+	p.shares = p.assemble()
+	if err := p.save(); err != nil {
+		// Ids that a restart would give to another device must not be handed out.
+		return nil, err
+	}
+	if len(p.shares) == 0 && len(p.listed) == 0 {
+		return nil, problem
+	}
+	for _, s := range p.shares {
+		p.listed[s.ID] = true
+	}
+	if !p.stale() {
+		return nil, problem
+	}
+	return p.units(), problem
+}
+
+// injectable returns why containers cannot reach the devices as configured.
+func (p *memoryPool) injectable() error {
+	edits, err := p.backend.Edits(p.found.Devices[0].ID)
+	if err != nil {
+		return nil //nolint:nilerr // told when a container asks for it
+	}
+	return p.inject.check(p.vendor, edits)
+}
+
+// drain lists what containers hold of a resource that takes no new pods; before
+// that is known, all that they may hold.
+func (p *memoryPool) drain() []deviceplugin.Unit {
+	unknown := p.held == nil || p.held.partial
+	p.shares = nil
+	for _, s := range p.assemble() {
+		if unknown || p.held.perDevice[s.ID] > 0 || p.held.inits[s.ID] {
+			p.shares = append(p.shares, s)
+		}
+	}
+	out := []deviceplugin.Unit{}
+	for _, s := range p.shares {
+		for _, id := range p.layout.IDs(nil, s.ID) {
+			inUse := unknown || p.held.inits[s.ID]
+			if !inUse {
+				_, inUse = p.held.ids[id]
+			}
+			if inUse {
+				out = append(out, deviceplugin.Unit{ID: id})
+			}
+		}
+	}
+	return out
+}
+
+// stale reports whether kubelet's list has to be made anew; it may have some
+// hundred thousand entries. With an unhealthy device it also depends on who
+// holds what.
+func (p *memoryPool) stale() bool {
+	now := make([]offeredRange, 0, len(p.shares))
+	sick := false
+	for _, s := range p.offerable() {
+		r, _ := p.layout.Range(s.ID)
+		now = append(now, offeredRange{start: r.Start, units: r.Units, unhealthy: s.Health.Unhealthy})
+		sick = sick || s.Health.Unhealthy
+	}
+	same := p.offered != nil && slices.Equal(now, p.offered)
+	p.offered = now
+	return sick || !same
+}
+
+// restore makes a layout where there is no saved one. Units that pods hold
+// belong to the device that the pod's grant names, which is signed. Without
+// kubelet's whole list there is no telling, and a layout that is merely made
+// anew could give ids that a pod holds to another card.
+func (p *memoryPool) restore(present []accel.Share) error {
+	if !p.lost {
+		return nil
+	}
+	if p.held == nil || p.held.partial {
+		return errors.New("there is no saved state; waiting for kubelet and the API server to tell which units are held")
+	}
+	granted := map[podKey]accel.DeviceID{}
+	for _, pod := range p.records.pods.Cached() {
+		if g, ok := p.grant(pod); ok && !terminal(pod) {
+			granted[podKey{pod.Namespace, pod.Name}] = g.Device
+		}
+	}
+	claims := map[accel.DeviceID][]string{}
+	for _, pod := range p.answer {
+		device := granted[podKey{pod.Namespace, pod.Name}]
+		for _, c := range pod.Containers {
+			ids := c.Units[p.resource]
+			if len(ids) > 0 && device == "" {
+				return fmt.Errorf("the saved state is lost, and nothing tells on which device pod %s/%s is, which holds units", pod.Namespace, pod.Name)
+			}
+			claims[device] = append(claims[device], ids...)
+		}
+	}
+	delete(claims, "")
+	layout, err := sharing.Recover(present, claims)
+	if err != nil {
+		return fmt.Errorf("the saved state is lost and cannot be made anew while these pods run: %w", err)
+	}
+	p.layout, p.lost = layout, false
+	p.hold()
+	p.claim(recorded)
+	return nil
+}
+
+// switchUnit takes over the configured memory unit once nobody holds units of
+// the old size.
+func (p *memoryPool) switchUnit() error {
+	if p.unit == p.wanted || p.lost || len(p.layout.Ranges()) == 0 {
+		p.unit = p.wanted
+		return nil
+	}
+	if p.held == nil || p.held.partial {
+		return fmt.Errorf("memoryUnit is to change from %s to %s; waiting for kubelet to tell whether pods hold units", p.unit, p.wanted)
+	}
+	if len(p.held.ids) > 0 {
+		var names []string
+		for key := range p.held.pods {
+			names = append(names, key.namespace+"/"+key.name)
+		}
+		slices.Sort(names)
+		return fmt.Errorf("memoryUnit stays %s until the pods that hold such units are gone, then becomes %s: %s", p.unit, p.wanted, strings.Join(names, ", "))
+	}
+	p.unit, p.layout = p.wanted, &sharing.Layout{}
+	return nil
+}
+
+// heldOf counts the units that containers hold of a device. Before kubelet was
+// asked, every device counts as held.
+func (p *memoryPool) heldOf(d accel.DeviceID) int {
+	if p.held == nil || p.held.partial {
+		return 1
+	}
+	return p.held.perDevice[d]
+}
+
+// assemble joins layout and discovery into shares: what is there, and what has
+// gone away but was offered or is held.
+func (p *memoryPool) assemble() []accel.Share {
+	devices := map[accel.DeviceID]accel.Device{}
+	for _, d := range p.found.Devices {
+		devices[d.ID] = d
+	}
+	faults := map[accel.DeviceID]string{}
+	for _, f := range p.found.Faults {
+		if f.ID != "" && f.Err != nil {
+			faults[f.ID] = f.Err.Error()
+		}
+	}
+	var shares []accel.Share
+	taken := map[int]bool{}
+	var away []accel.Share
+	for _, r := range p.layout.Ranges() {
+		if d, ok := devices[r.Device]; ok && p.draining == "" {
+			shares = append(shares, accel.Share{Device: d, Units: r.Units})
+			taken[d.Index] = true
+			continue
+		}
+		if (!p.listed[r.Device] || p.left[r.Device] != "") && p.heldOf(r.Device) == 0 {
+			continue
+		}
+		reason := cmp.Or(p.left[r.Device], faults[r.Device], "the vendor's library does not list the device any more")
+		if p.foundErr != nil {
+			reason = p.foundErr.Error()
+		}
+		if p.draining != "" {
+			reason = p.draining
+		}
+		away = append(away, accel.Share{Units: r.Units, Device: accel.Device{
+			Index: r.Index, ID: r.Device, Model: r.Model, MemoryBytes: r.MemoryBytes, NUMANode: r.NUMANode,
+			Health: accel.Health{Unhealthy: true, Reason: reason},
+		}})
+	}
+	for _, s := range away {
+		// The library may have given its index to another device.
+		for taken[s.Index] {
+			s.Index++
+		}
+		taken[s.Index] = true
+		shares = append(shares, s)
+	}
+	slices.SortFunc(shares, func(a, b accel.Share) int { return cmp.Compare(a.Index, b.Index) })
+	return shares
+}
+
+// save writes the state when it changed.
+func (p *memoryPool) save() error {
+	next := sharing.State{Vendor: p.vendor, Unit: p.unit.String(), Ranges: p.layout.Ranges()}
+	if len(next.Ranges) == 0 && len(p.saved.Ranges) == 0 || reflect.DeepEqual(next, p.saved) {
+		return nil
+	}
+	if err := p.store.Save(next); err != nil {
+		return err
+	}
+	p.saved = next
+	return nil
+}
+
+// units lists what kubelet is told. Units that a container holds stay healthy
+// whatever happens to their device: kubelet refuses a running pod after its own
+// restart when they are not. No new pod can get them, since this program
+// answers which units a container gets.
+func (p *memoryPool) units() []deviceplugin.Unit {
+	var total accel.Units
+	for _, s := range p.shares {
+		total += s.Units
+	}
+	out := make([]deviceplugin.Unit, 0, total)
+	var ids []string
+	for _, s := range p.offerable() {
+		ids = p.layout.IDs(ids[:0], s.ID)
+		for _, id := range ids {
+			u := deviceplugin.Unit{ID: id}
+			if s.Health.Unhealthy && p.held != nil && !p.held.partial && !p.held.inits[s.ID] {
+				_, inUse := p.held.ids[id]
+				u.Unhealthy = !inUse
+			}
+			out = append(out, u)
+		}
+	}
+	return out
+}

@@ -1,0 +1,89 @@
+package nodeagent
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+
+	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"github.com/divvy-gpu/divvy/internal/accel"
+	"github.com/divvy-gpu/divvy/internal/deviceplugin"
+)
+
+// offering is one extended resource of the node with its socket. It joins the
+// lists of its parts for kubelet and passes kubelet's questions to the part that
+// is configured.
+type offering struct {
+	name   accel.Resource
+	vendor string
+	server *deviceplugin.Server
+	// count is the resource that shows the number of devices, or "".
+	count string
+	// parts are fixed. The first is as configured, unless the resource is not
+	// configured any more; the others are those that containers still hold
+	// something of.
+	parts      []part
+	configured bool
+	// released is true once it was told that nobody holds anything of a resource
+	// that is not configured. Only the agent's loop uses it.
+	released bool
+
+	mu sync.Mutex
+	// lists are what the parts offer, nil for nothing yet.
+	lists [][]deviceplugin.Unit
+}
+
+// add adds a part and returns where it puts its units.
+func (r *offering) add(p part) {
+	r.parts = append(r.parts, p)
+	r.lists = append(r.lists, nil)
+}
+
+// shelf is where one part of a resource puts its units.
+type shelf struct {
+	offering *offering
+	part     int
+}
+
+// SetUnits implements unitSink.
+func (s shelf) SetUnits(units []deviceplugin.Unit) error {
+	r := s.offering
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	before := r.lists[s.part]
+	r.lists[s.part] = units
+	all := units
+	if len(r.lists) > 1 {
+		all = slices.Concat(r.lists...)
+	}
+	if err := r.server.SetUnits(all); err != nil {
+		r.lists[s.part] = before
+		return err
+	}
+	return nil
+}
+
+// Prefer implements deviceplugin.Allocator.
+func (r *offering) Prefer(ctx context.Context, available, must []string, size int) ([]string, error) {
+	return r.parts[0].Prefer(ctx, available, must, size)
+}
+
+// Allocate implements deviceplugin.Allocator.
+func (r *offering) Allocate(ctx context.Context, ids []string) (*pluginapi.ContainerAllocateResponse, error) {
+	for _, p := range r.parts[1:] {
+		if i := slices.IndexFunc(ids, p.owns); i >= 0 && !r.parts[0].owns(ids[i]) {
+			return nil, fmt.Errorf("unit id %q of %s is of before the configuration changed, and nobody gets it any more", ids[i], r.name)
+		}
+	}
+	return r.parts[0].Allocate(ctx, ids)
+}
+
+// foreignTo returns the function that tells of an id whether it belongs to
+// another part than p.
+func (r *offering) foreignTo(own part) func(id string) bool {
+	return func(id string) bool {
+		return slices.ContainsFunc(r.parts, func(p part) bool { return p != own && p.owns(id) })
+	}
+}

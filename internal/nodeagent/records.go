@@ -1,0 +1,135 @@
+package nodeagent
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/klog/v2"
+
+	"github.com/divvy-gpu/divvy/internal/podresources"
+)
+
+// lookupTimeout bounds a question to kubelet or the API server while kubelet
+// waits for an answer: it admits no other pod of the node meanwhile.
+const lookupTimeout = time.Second
+
+// askAgain is the pause before kubelet is asked again that was asked too often:
+// it answers all of a node 100 times a second (podresources.DefaultQPS in its
+// code), and a burst of pods takes more.
+const askAgain = 15 * time.Millisecond
+
+// How long something that was given to a container counts as held although
+// kubelet does not list it.
+const (
+	// recorded is the time that kubelet may take from the answer of Allocate to
+	// its records.
+	recorded = time.Second
+	// recordedBefore is the same where kubelet asks the next question: it has
+	// recorded what it was answered before, but for containers that are given
+	// their devices anew beside the admission of pods.
+	recordedBefore = 100 * time.Millisecond
+)
+
+// podSource knows the pods of this node.
+type podSource interface {
+	// Cached returns what the watch has delivered.
+	Cached() []*corev1.Pod
+	// Synced reports whether the watch has delivered all pods once.
+	Synced() bool
+	// Fresh asks the API server.
+	Fresh(ctx context.Context) ([]*corev1.Pod, error)
+}
+
+// kubeletLister is the part of podresources.Client that is needed here.
+type kubeletLister interface {
+	List(ctx context.Context) ([]podresources.Pod, error)
+}
+
+// records are kubelet's records of who holds what, asked once for all resources
+// of the node.
+type records struct {
+	kubelet kubeletLister
+	pods    podSource
+	metrics *metrics
+
+	// turn is held while kubelet is being answered and while kubelet is asked
+	// who holds what. Kubelet forgets units that it is just handing out when
+	// it is asked in that moment and a pod has ended since the last time
+	// (UpdateAllocatedDevices in its device manager), so the two must not
+	// overlap, for none of the resources. It also makes one decision see what
+	// the one before has given out, whatever the resource.
+	turn sync.Mutex
+	// parts take each list that kubelet gives. It does not change once the first
+	// question was asked.
+	parts []part
+}
+
+// ask asks kubelet who holds what and tells all resources. What was given to a
+// container less than grace ago counts as held although kubelet does not show
+// it yet. The caller holds turn.
+func (r *records) ask(ctx context.Context, grace time.Duration) error {
+	ctx, cancel := context.WithTimeout(ctx, lookupTimeout)
+	defer cancel()
+	pods, err := r.kubelet.List(ctx)
+	for status.Code(err) == codes.ResourceExhausted && sleep(ctx, askAgain) {
+		pods, err = r.kubelet.List(ctx)
+	}
+	if err != nil {
+		r.metrics.podResourcesErrors.Inc()
+		return err
+	}
+	for _, p := range r.parts {
+		p.take(pods, grace)
+	}
+	return nil
+}
+
+// refresh asks kubelet on behalf of the agent's loop.
+func (r *records) refresh(ctx context.Context) error {
+	r.turn.Lock()
+	defer r.turn.Unlock()
+	return r.ask(ctx, recorded)
+}
+
+// seen returns the pods of this node, among them all that kubelet has taken up:
+// when the watch has not delivered one of those yet, or late says so, the API
+// server is asked.
+func (r *records) seen(ctx context.Context, active map[podKey]bool, late func([]*corev1.Pod) bool) []*corev1.Pod {
+	pods := r.pods.Cached()
+	known := make(map[podKey]bool, len(pods))
+	for _, pod := range pods {
+		known[podKey{pod.Namespace, pod.Name}] = true
+	}
+	ask := late(pods)
+	for key := range active {
+		ask = ask || !known[key]
+	}
+	if !ask {
+		return pods
+	}
+	ctx, cancel := context.WithTimeout(ctx, lookupTimeout)
+	defer cancel()
+	fresh, err := r.pods.Fresh(ctx)
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "Answering kubelet from what the watch has delivered")
+		return pods
+	}
+	return fresh
+}
+
+// errNotAsked is why nothing is known yet of what containers hold.
+var errNotAsked = errors.New("kubelet was not asked yet who holds what")
+
+func sleep(ctx context.Context, d time.Duration) bool {
+	select {
+	case <-ctx.Done():
+		return false
+	case <-time.After(d):
+		return true
+	}
+}

@@ -1,0 +1,351 @@
+package nodeagent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/klog/v2"
+
+	config "github.com/divvy-gpu/divvy/api/config/v1alpha1"
+	"github.com/divvy-gpu/divvy/internal/accel"
+	"github.com/divvy-gpu/divvy/internal/backend"
+	"github.com/divvy-gpu/divvy/internal/deviceplugin"
+	"github.com/divvy-gpu/divvy/internal/sharing"
+)
+
+// slotRules say how a slotPool cuts devices into slots.
+type slotRules struct {
+	// splitBoards makes each chip of a board a device of its own.
+	splitBoards bool
+	// selector chooses among the devices, nil for all.
+	selector *sharing.Selector
+	// sliced is true for time slices, of which each device has replicas, or as
+	// many as the first of rules that matches it says.
+	sliced   bool
+	replicas int
+	rules    []sharing.ReplicaRule
+	policy   sharing.SlotPolicy
+	// single refuses containers that ask for more than one slice.
+	single bool
+}
+
+// rulesOf reads the rules of a resource.
+func rulesOf(r *config.Resource) slotRules {
+	out := slotRules{
+		splitBoards: r.SplitBoards,
+		selector:    selectorOf(r.Devices),
+		sliced:      r.Mode == config.ModeTimeSlicing,
+		replicas:    max(r.Replicas, 1),
+		single:      r.Mode == config.ModeTimeSlicing && r.FailRequestsGreaterThanOne,
+	}
+	if r.Allocation == config.PackedAllocation {
+		out.policy = sharing.Packed
+	}
+	for i := range r.ReplicasFor {
+		out.rules = append(out.rules, sharing.ReplicaRule{
+			Devices: *selectorOf(&r.ReplicasFor[i].Devices), Replicas: max(r.ReplicasFor[i].Replicas, 1),
+		})
+	}
+	return out
+}
+
+func selectorOf(d *config.DeviceSelector) *sharing.Selector {
+	if d == nil {
+		return nil
+	}
+	out := &sharing.Selector{Models: d.Models, Indexes: d.Indexes, Except: selectorOf(d.Except)}
+	for _, id := range d.IDs {
+		out.IDs = append(out.IDs, accel.DeviceID(id))
+	}
+	return out
+}
+
+// replicasOf returns how many slices the card has, 0 for one that is given out
+// as a whole.
+func (r *slotRules) replicasOf(c sharing.Card) int {
+	if !r.sliced {
+		return 0
+	}
+	return sharing.Replicas(c, r.rules, r.replicas)
+}
+
+// slotPool is a resource of whole devices or of time slices: the cards behind
+// it, their slots, and which of them containers hold. It is a part.
+//
+// A slot that a container holds stays on kubelet's list, healthy, until the
+// container lets go of it, whatever becomes of the card or the configuration:
+// kubelet, when it restarts, fails a running pod otherwise. What a slot id meant
+// when it was given out is remembered with it.
+type slotPool struct {
+	resource accel.Resource
+	rules    slotRules
+	// draining says why the resource takes no new pods for good, "" while it is
+	// configured.
+	draining string
+	inject   injector
+	vendor   string
+	// backend is nil for a vendor that is not configured any more.
+	backend backend.Backend
+	store   *sharing.SlotStore
+	records *records
+	tenant  *tenant
+	// promised returns the devices that pods were granted by memory and that
+	// kubelet has not come to yet. The caller holds records.turn.
+	promised func([]*corev1.Pod) map[accel.DeviceID]bool
+	metrics  *metrics
+	sink     unitSink
+	// foreign reports whether an id belongs to another part of the resource. It
+	// is not called under mu.
+	foreign func(id string) bool
+	// changed is called, without locks, when the inventory or what the pods
+	// hold may have changed; withdrawn when devices were given out that other
+	// resources offer as well.
+	changed, withdrawn func()
+	// event tells the users of the node.
+	event func(kind, reason, message string)
+
+	// admitting are the pods that the last question of kubelet may have been
+	// for and that have plain init containers. Guarded by records.turn.
+	admitting []string
+
+	// syncing is held from the derivation of kubelet's list until it is
+	// handed over, so that an older list never replaces a newer one.
+	syncing sync.Mutex
+
+	mu       sync.Mutex // guards what follows
+	found    backend.Found
+	foundErr error
+	looked   bool
+	boards   *sharing.Boards
+	// cards are what is offered, and what is away and was offered by this
+	// process or is held.
+	cards []slotCard
+	links []accel.Link
+	// remembered describes the cards that were ever offered, by id.
+	remembered map[accel.DeviceID]sharing.StoredCard
+	// listed are the cards that this process offered.
+	listed map[accel.DeviceID]bool
+	holds  map[string]*slotHold
+	// certain is true once it is known which slots containers hold: they were
+	// remembered, or kubelet told of all its pods.
+	certain bool
+	// complete is true while kubelet's last list has all pods that run.
+	complete bool
+	listings map[podKey][]string       // slots by pod, of kubelet's last list
+	served   map[podKey]map[string]int // how many of them by container
+	active   map[podKey]bool
+	saved    sharing.SlotState
+	problem  error
+}
+
+// slotCard is a card that is offered.
+type slotCard struct {
+	sharing.Card
+	replicas int // 0 for one that is given out as a whole
+}
+
+// slotHold is a slot that a container holds.
+type slotHold struct {
+	// chips are those that came with it, none when that is not known.
+	chips []accel.DeviceID
+	// inits are the pods (initHolder) whose plain init containers may hold it.
+	inits []string
+	// at is when it was given out by this process.
+	at time.Time
+	// seen is true once kubelet listed it.
+	seen bool
+}
+
+// open restores what earlier runs remembered.
+func (p *slotPool) open(ctx context.Context) error {
+	p.remembered = map[accel.DeviceID]sharing.StoredCard{}
+	p.listed = map[accel.DeviceID]bool{}
+	p.holds = map[string]*slotHold{}
+	state, exists, err := p.store.Load()
+	if errors.Is(err, sharing.ErrDamaged) {
+		aside, moveErr := p.store.Quarantine()
+		if moveErr != nil {
+			return errors.Join(err, moveErr)
+		}
+		klog.FromContext(ctx).Error(err, "Finding out anew which devices containers hold", "resource", p.resource, "movedTo", aside)
+	} else if err != nil {
+		return err
+	}
+	p.boards = sharing.NewBoards(state.Boards)
+	p.saved, p.certain = state, exists
+	for _, c := range state.Cards {
+		p.remembered[c.ID] = c
+	}
+	held := map[accel.DeviceID]bool{}
+	for _, h := range state.Held {
+		p.holds[h.ID] = &slotHold{chips: h.Chips, inits: h.Inits, seen: true}
+		for _, c := range h.Chips {
+			held[c] = true
+		}
+	}
+	if exists {
+		p.tenant.set(held, 0)
+	}
+	return nil
+}
+
+// update implements part.
+func (p *slotPool) update(ctx context.Context, found backend.Found, err error) {
+	p.mu.Lock()
+	p.found, p.foundErr, p.looked = found, err, true
+	p.mu.Unlock()
+	p.sync(ctx)
+	p.changed()
+}
+
+// sync implements part.
+func (p *slotPool) sync(ctx context.Context) {
+	p.syncing.Lock()
+	defer p.syncing.Unlock()
+	p.mu.Lock()
+	units, problem := p.derive()
+	p.mu.Unlock()
+	if units != nil {
+		if err := p.sink.SetUnits(units); err != nil {
+			problem = err
+		}
+	}
+	p.mu.Lock()
+	if problem != nil && (p.problem == nil || p.problem.Error() != problem.Error()) {
+		klog.FromContext(ctx).Error(problem, "Cannot offer the resource as configured", "resource", p.resource)
+		defer p.event(corev1.EventTypeWarning, "ResourceNotOffered", fmt.Sprintf("%s: %v", p.resource, problem))
+	}
+	p.problem = problem
+	p.mu.Unlock()
+}
+
+// derive computes cards and units; nil units mean that kubelet is to keep what
+// it has. The caller holds mu.
+func (p *slotPool) derive() ([]deviceplugin.Unit, error) {
+	if !p.looked {
+		return nil, errors.New("the devices were not looked for yet")
+	}
+	var problem error
+	switch {
+	case p.draining != "":
+	case p.foundErr != nil:
+		problem = p.foundErr
+	case len(p.found.Devices) == 0 && len(p.found.Faults) == 0:
+		problem = fmt.Errorf("the vendor's library reports no %s device", p.vendor)
+	case len(p.found.Devices) > 0:
+		if edits, err := p.backend.Edits(p.found.Devices[0].ID); err == nil {
+			problem = p.inject.check(p.vendor, edits)
+		}
+	}
+	p.assemble()
+	if err := p.save(); err != nil {
+		// After a restart it would not be known what the ids stand for.
+		return nil, err
+	}
+	if len(p.cards) == 0 && len(p.holds) == 0 && len(p.listed) == 0 {
+		return nil, problem
+	}
+	for _, c := range p.cards {
+		p.listed[c.ID] = true
+	}
+	return p.units(), problem
+}
+
+// inventory implements part.
+func (p *slotPool) inventory() accel.Inventory {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	out := accel.Inventory{Resource: p.resource}
+	for _, c := range p.cards {
+		d := c.Device
+		if why := p.unusable(&c); why != "" && !d.Health.Unhealthy {
+			d.Health = accel.Health{Unhealthy: true, Reason: why}
+		}
+		out.Shares = append(out.Shares, accel.Share{Device: d, Units: accel.Units(max(c.replicas, 1))})
+	}
+	return out
+}
+
+// ready implements part.
+func (p *slotPool) ready() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	switch {
+	case p.draining != "":
+		return nil
+	case !p.looked:
+		return fmt.Errorf("%s: the devices were not looked for yet", p.resource)
+	case p.problem != nil:
+		return fmt.Errorf("%s: %w", p.resource, p.problem)
+	case !p.certain:
+		return fmt.Errorf("%s: %w", p.resource, errNotAsked)
+	}
+	return nil
+}
+
+// known implements part.
+func (p *slotPool) known() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.looked
+}
+
+// absent implements part.
+func (p *slotPool) absent() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.looked && len(p.found.Devices) == 0 && len(p.found.Faults) == 0 && len(p.cards) == 0
+}
+
+// drained implements part.
+func (p *slotPool) drained() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.draining != "" && p.complete && len(p.holds) == 0
+}
+
+// idle implements part.
+func (p *slotPool) idle() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.complete && len(p.holds) == 0
+}
+
+// forget implements part.
+func (p *slotPool) forget() error { return p.store.Remove() }
+
+// owns implements part.
+func (p *slotPool) owns(id string) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if _, held := p.holds[id]; held {
+		return true
+	}
+	s, err := sharing.ParseSlotID(id)
+	if err != nil {
+		return false
+	}
+	_, remembered := p.remembered[s.Device]
+	return remembered || slices.ContainsFunc(p.found.Devices, func(d accel.Device) bool { return d.ID == s.Device })
+}
+
+// holders implements part.
+func (p *slotPool) holders(chip accel.DeviceID) []podKey {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var out []podKey
+	for key, ids := range p.listings {
+		if slices.ContainsFunc(ids, func(id string) bool {
+			h := p.holds[id]
+			return h != nil && slices.Contains(h.chips, chip)
+		}) {
+			out = append(out, key)
+		}
+	}
+	return out
+}

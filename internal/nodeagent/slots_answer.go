@@ -1,0 +1,238 @@
+package nodeagent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/klog/v2"
+	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"github.com/divvy-gpu/divvy/internal/accel"
+	"github.com/divvy-gpu/divvy/internal/sharing"
+)
+
+// Prefer implements deviceplugin.Allocator: the whole devices that are connected
+// best, or slices of the devices that the fewest share. It asks nothing of the
+// vendor's library.
+func (p *slotPool) Prefer(ctx context.Context, available, must []string, size int) ([]string, error) {
+	p.records.turn.Lock()
+	defer p.records.turn.Unlock()
+	ids, err := p.prefer(ctx, available, must, size)
+	if err != nil {
+		p.metrics.refused.WithLabelValues(string(p.resource)).Inc()
+		return nil, err
+	}
+	klog.FromContext(ctx).Info("Preferring devices", "resource", p.resource, "ids", ids)
+	return ids, nil
+}
+
+func (p *slotPool) prefer(ctx context.Context, available, must []string, size int) ([]string, error) {
+	if err := p.admissible(size); err != nil {
+		return nil, err
+	}
+	if err := p.records.ask(ctx, recordedBefore); err != nil {
+		return nil, fmt.Errorf("kubelet does not tell which devices are held: %w", err)
+	}
+	if r, unknown := p.tenant.unknown(); unknown {
+		return nil, fmt.Errorf("it is not known yet which devices containers hold as %s", r)
+	}
+	p.mu.Lock()
+	active := p.active
+	p.mu.Unlock()
+	pods := p.records.seen(ctx, active, func([]*corev1.Pod) bool { return false })
+	p.noteAdmitting(pods)
+	promised := p.promised(pods)
+
+	p.mu.Lock()
+	q := sharing.SlotQuestion{Resource: p.resource, Size: size, Must: must, Links: p.links, Policy: p.rules.policy}
+	offered := make(map[string]bool, len(available))
+	for _, id := range available {
+		offered[id] = true
+	}
+	for i := range p.cards {
+		c := &p.cards[i]
+		q.Devices = append(q.Devices, sharing.SlotDevice{
+			ID: c.ID, Index: c.Index, Replicas: c.replicas, Unusable: p.unusable(c),
+			Avoid: slices.ContainsFunc(c.Chips, func(chip accel.DeviceID) bool { return promised[chip] }),
+		})
+		for _, id := range p.free(c) {
+			if offered[id] {
+				q.Available = append(q.Available, id)
+			}
+		}
+	}
+	p.mu.Unlock()
+	return sharing.ChooseSlots(q)
+}
+
+// admissible returns why a container that asks for so many slots is refused
+// whatever is free.
+func (p *slotPool) admissible(size int) error {
+	if p.draining != "" {
+		return fmt.Errorf("%s: what containers hold of it is served until they end, and nobody gets more", p.draining)
+	}
+	if p.rules.single && size > 1 {
+		return fmt.Errorf("invalid request: maximum request size for shared resources is 1; found %d", size)
+	}
+	return nil
+}
+
+// noteAdmitting remembers which pod with plain init containers kubelet may be
+// asking for. The caller holds records.turn.
+func (p *slotPool) noteAdmitting(pods []*corev1.Pod) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.admitting = nil
+	for _, pod := range pods {
+		if p.active[podKey{pod.Namespace, pod.Name}] && !started(pod) && p.unserved(pod) {
+			p.admitting = append(p.admitting, initHolder(pod))
+		}
+	}
+	slices.Sort(p.admitting)
+}
+
+// Allocate implements deviceplugin.Allocator. Kubelet may have settled on the
+// ids without asking Prefer.
+func (p *slotPool) Allocate(ctx context.Context, ids []string) (*pluginapi.ContainerAllocateResponse, error) {
+	p.records.turn.Lock()
+	defer p.records.turn.Unlock()
+	answer, chips, err := p.allocate(ctx, ids)
+	if err != nil {
+		p.metrics.refused.WithLabelValues(string(p.resource)).Inc()
+		return nil, err
+	}
+	p.tenant.give(chips...)
+	p.metrics.served.WithLabelValues(string(p.resource)).Inc()
+	klog.FromContext(ctx).Info("Allocated devices", "resource", p.resource, "ids", ids, "devices", chips)
+	p.withdrawn()
+	p.changed()
+	return answer, nil
+}
+
+func (p *slotPool) allocate(ctx context.Context, ids []string) (*pluginapi.ContainerAllocateResponse, []accel.DeviceID, error) {
+	if len(ids) == 0 {
+		return nil, nil, errors.New("kubelet asked to allocate no devices")
+	}
+	if err := p.admissible(len(ids)); err != nil {
+		return nil, nil, err
+	}
+	ids = slices.Clone(ids)
+	if len(p.admitting) == 0 {
+		p.noteAdmitting(p.records.pods.Cached())
+	}
+	cards, err := p.check(ids)
+	var conflict *conflictError
+	if errors.As(err, &conflict) {
+		// What is given out goes through here, but only kubelet knows what was
+		// given back. It is not asked otherwise, as it is handing out units (see
+		// records.turn).
+		if asked := p.records.ask(ctx, recordedBefore); asked != nil {
+			return nil, nil, fmt.Errorf("%w; and kubelet does not tell whether that is still so: %w", err, asked)
+		}
+		cards, err = p.check(ids)
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	var chips []accel.DeviceID
+	for _, c := range cards {
+		chips = append(chips, c.Chips...)
+	}
+	edits, err := p.backend.Edits(chips...)
+	if err != nil {
+		return nil, nil, fmt.Errorf("devices %v: %w", chips, err)
+	}
+	if err := p.inject.check(p.vendor, edits); err != nil {
+		return nil, nil, err
+	}
+	p.hold(ctx, ids, cards)
+	return p.inject.answer(edits, ids), chips, nil
+}
+
+// conflictError says that a slot that kubelet wants to give out is held.
+type conflictError struct{ text string }
+
+func (e *conflictError) Error() string { return e.text }
+
+// check returns the distinct cards behind the ids, in ascending order of index,
+// and sorts ids in that order. It is a *conflictError when they may be held.
+func (p *slotPool) check(ids []string) ([]slotCard, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	known := map[string]bool{}
+	var cards []slotCard
+	for i := range p.cards {
+		c := &p.cards[i]
+		used := false
+		for _, id := range sharing.SlotIDs(nil, c.ID, c.replicas) {
+			if !slices.Contains(ids, id) {
+				continue
+			}
+			used, known[id] = true, true
+			h := p.holds[id]
+			if h == nil {
+				continue
+			}
+			if !c.fits(id, h) || !slices.ContainsFunc(h.inits, func(pod string) bool { return slices.Contains(p.admitting, pod) }) {
+				return nil, &conflictError{fmt.Sprintf("%q of %s is held by another container", id, p.resource)}
+			}
+		}
+		if !used {
+			continue
+		}
+		if why := p.unusable(c); why != "" && !p.reused(c, ids) {
+			return nil, &conflictError{fmt.Sprintf("device %s may not be given out: %s", c.ID, why)}
+		}
+		cards = append(cards, *c)
+	}
+	for _, id := range ids {
+		if !known[id] {
+			return nil, fmt.Errorf("invalid allocation request for %q: unknown device: %s", p.resource, id)
+		}
+	}
+	order := map[accel.DeviceID]int{}
+	for i, c := range cards {
+		order[c.ID] = i
+	}
+	slices.SortFunc(ids, func(a, b string) int {
+		x, _ := sharing.ParseSlotID(a)
+		y, _ := sharing.ParseSlotID(b)
+		if x.Device != y.Device {
+			return order[x.Device] - order[y.Device]
+		}
+		return x.Replica - y.Replica
+	})
+	return cards, nil
+}
+
+// reused reports whether an init container of the pod has the card's ids
+// already.
+func (p *slotPool) reused(c *slotCard, ids []string) bool {
+	for _, id := range sharing.SlotIDs(nil, c.ID, c.replicas) {
+		if slices.Contains(ids, id) && p.holds[id] == nil {
+			return false
+		}
+	}
+	return true
+}
+
+// hold notes that a container gets slots. The caller holds records.turn.
+func (p *slotPool) hold(ctx context.Context, ids []string, cards []slotCard) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	chips := map[accel.DeviceID][]accel.DeviceID{}
+	for _, c := range cards {
+		chips[c.ID] = c.Chips
+	}
+	for _, id := range ids {
+		s, _ := sharing.ParseSlotID(id) // it is one of ours
+		p.holds[id] = &slotHold{chips: chips[s.Device], inits: p.admitting, at: time.Now()}
+	}
+	if err := p.save(); err != nil {
+		klog.FromContext(ctx).Error(err, "What was given out is not remembered over a restart until kubelet lists it", "resource", p.resource, "ids", ids)
+	}
+}

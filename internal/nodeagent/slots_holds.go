@@ -1,0 +1,172 @@
+package nodeagent
+
+import (
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/divvy-gpu/divvy/internal/accel"
+	"github.com/divvy-gpu/divvy/internal/kube"
+	"github.com/divvy-gpu/divvy/internal/podresources"
+	"github.com/divvy-gpu/divvy/internal/sharing"
+)
+
+// take implements part: slots that kubelet lists are held, and those that it
+// does not list any more are free, unless it does not list all of its pods yet
+// or a plain init container may be the holder.
+func (p *slotPool) take(pods []podresources.Pod, grace time.Duration) {
+	listings := map[podKey][]string{}
+	served := map[podKey]map[string]int{}
+	active := map[podKey]bool{}
+	ambiguous := map[podKey]bool{}
+	var listed []string
+	for _, pod := range pods {
+		key := podKey{pod.Namespace, pod.Name}
+		ambiguous[key] = active[key]
+		active[key] = true
+		for _, c := range pod.Containers {
+			for _, id := range c.Units[p.resource] {
+				if p.foreign == nil || !p.foreign(id) {
+					listings[key] = append(listings[key], id)
+					if served[key] == nil {
+						served[key] = map[string]int{}
+					}
+					served[key][c.Name]++
+					listed = append(listed, id)
+				}
+			}
+		}
+	}
+	holders := map[string]bool{} // of slots that kubelet does not list
+	named := map[podKey]bool{}
+	complete := p.records.pods.Synced()
+	for _, pod := range p.records.pods.Cached() {
+		key := podKey{pod.Namespace, pod.Name}
+		named[key] = true
+		if terminal(pod) {
+			continue
+		}
+		holders[initHolder(pod)] = true
+		if started(pod) && !active[key] && len(kube.RequestOf(pod, p.resource).Containers) > 0 {
+			complete = false
+		}
+	}
+	holds := func(pod string) bool {
+		key := initKey(pod)
+		return holders[pod] || active[key] && !named[key] // the watch is late
+	}
+	now := time.Now()
+
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	seen := map[string]bool{}
+	for _, id := range listed {
+		seen[id] = true
+		h := p.holds[id]
+		if h == nil {
+			h = &slotHold{chips: p.meaning(id)}
+			p.holds[id] = h
+		}
+		h.seen = true
+	}
+	held := map[accel.DeviceID]bool{}
+	for id, h := range p.holds {
+		switch {
+		case seen[id], !complete, !h.seen && now.Sub(h.at) < grace:
+		case slices.ContainsFunc(h.inits, holds):
+		default:
+			delete(p.holds, id)
+			continue
+		}
+		for _, c := range h.chips {
+			held[c] = true
+		}
+	}
+	for key := range ambiguous {
+		if ambiguous[key] {
+			delete(listings, key)
+		}
+	}
+	p.listings, p.served, p.active, p.complete = listings, served, active, complete
+	p.certain = p.certain || complete
+	if p.certain {
+		p.tenant.set(held, grace)
+	}
+}
+
+// meaning returns the chips of a slot that was given out by an earlier run whose
+// state is lost, or by the vendor's own plugin, whose ids are the same. The
+// caller holds mu.
+func (p *slotPool) meaning(id string) []accel.DeviceID {
+	s, err := sharing.ParseSlotID(id)
+	if err != nil {
+		return nil
+	}
+	for i := range p.cards {
+		if p.cards[i].ID == s.Device {
+			return p.cards[i].Chips
+		}
+	}
+	if c, ok := p.remembered[s.Device]; ok {
+		return c.Chips
+	}
+	return []accel.DeviceID{s.Device}
+}
+
+// unserved reports whether plain init containers of the pod may be what kubelet
+// asks for: it has some, and has not got all of its slots. The caller holds mu.
+func (p *slotPool) unserved(pod *corev1.Pod) bool {
+	request := kube.RequestOf(pod, p.resource)
+	inits, others := false, false
+	for _, c := range request.Containers {
+		if c.Kind == accel.InitContainer {
+			inits = true
+			continue
+		}
+		others = true
+		if p.served[podKey{pod.Namespace, pod.Name}][c.Name] < int(c.Units) {
+			return hasInits(request)
+		}
+	}
+	if !inits || others {
+		return false
+	}
+	var got accel.Units
+	for _, h := range p.holds {
+		if slices.Contains(h.inits, initHolder(pod)) {
+			got++
+		}
+	}
+	return got < request.Peak()
+}
+
+func hasInits(r accel.Request) bool {
+	return slices.ContainsFunc(r.Containers, func(c accel.ContainerRequest) bool { return c.Kind == accel.InitContainer })
+}
+
+// initHolder names a pod in slotHold.inits: namespace, name and UID.
+func initHolder(pod *corev1.Pod) string {
+	return pod.Namespace + "/" + pod.Name + "/" + string(pod.UID)
+}
+
+func initKey(holder string) podKey {
+	namespace, rest, _ := strings.Cut(holder, "/")
+	name, _, _ := strings.Cut(rest, "/")
+	return podKey{namespace, name}
+}
+
+// heldSlots returns how many slots of each card containers hold, and what each pod
+// holds.
+func (p *slotPool) heldSlots() (map[accel.DeviceID]int, map[podKey][]string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	perCard := map[accel.DeviceID]int{}
+	for id := range p.holds {
+		if s, err := sharing.ParseSlotID(id); err == nil {
+			perCard[s.Device]++
+		}
+	}
+	return perCard, p.listings
+}
