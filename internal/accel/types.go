@@ -81,6 +81,11 @@ type Health struct {
 	Cause string
 }
 
+// ReasonGivenOut begins the Reason of a device that is well but takes no new
+// pods of a resource, because containers hold it as another one; the name of
+// that one follows.
+const ReasonGivenOut = "given out as "
+
 // CauseLost is the Cause of a device that was there and cannot be reached now.
 const CauseLost = "lost"
 

@@ -1,6 +1,7 @@
 package extender
 
 import (
+	"errors"
 	"fmt"
 	"net/http"
 	"slices"
@@ -72,7 +73,7 @@ func (e *Extender) inspectQuery(r *http.Request) (q inspectQuery, status int, er
 	values := r.URL.Query()
 	if asked := values.Get("resource"); asked != "" {
 		if q.resource = accel.Resource(asked); !slices.Contains(e.config.Resources, q.resource) {
-			return q, http.StatusNotFound, fmt.Errorf("resource %q is not managed here", asked)
+			return q, http.StatusNotFound, errors.New(inspect.NotManaged(q.resource))
 		}
 	}
 	if asked := values.Get("details"); asked != "" {

@@ -7,6 +7,7 @@
 package inspect
 
 import (
+	"fmt"
 	"time"
 
 	"github.com/divvy-gpu/divvy/internal/accel"
@@ -63,9 +64,13 @@ type Device struct {
 	UUID  accel.DeviceID `json:"uuid,omitempty"`
 	Model string         `json:"model,omitempty"`
 	// NUMANode is nil when it is not known.
-	NUMANode  *int   `json:"numaNode,omitempty"`
-	Board     string `json:"board,omitempty"`
-	Unhealthy bool   `json:"unhealthy,omitempty"`
+	NUMANode *int   `json:"numaNode,omitempty"`
+	Board    string `json:"board,omitempty"`
+	// Chip is the device's position on its board.
+	Chip int `json:"chip,omitempty"`
+	// Chips is how many chips the device is made of, when it is a whole board.
+	Chips     int  `json:"chips,omitempty"`
+	Unhealthy bool `json:"unhealthy,omitempty"`
 	// Reason says why the device is unhealthy.
 	Reason string `json:"reason,omitempty"`
 }
@@ -84,6 +89,9 @@ type Pod struct {
 	Confirmed bool `json:"confirmed,omitempty"`
 	// Device is the uuid of the device of an unplaced pod, when it was known.
 	Device accel.DeviceID `json:"device,omitempty"`
+	// IDs are what the pod holds of a device that is given out as a whole or by
+	// time slices, as kubelet counts it.
+	IDs []string `json:"ids,omitempty"`
 }
 
 // Failed is a report that says why there is none.
@@ -106,16 +114,7 @@ func NodeFromUsage(resource accel.Resource, u ledger.NodeUsage) Node {
 		Resource: resource, Unit: u.Unit,
 	}
 	for _, d := range u.Devices {
-		device := Device{
-			ID: d.Index, Total: d.Units, Used: d.Used, Available: max(d.Units-d.Used, 0),
-			Pods: podsOf(d.Pods),
-			UUID: d.ID, Model: d.Model, Board: d.Board,
-			Unhealthy: d.Health.Unhealthy, Reason: d.Health.Reason,
-		}
-		if d.NUMANode != accel.NoNUMA {
-			device.NUMANode = &d.NUMANode
-		}
-		node.Devices = append(node.Devices, device)
+		node.Devices = append(node.Devices, deviceOf(d.Share, d.Used, podsOf(d.Pods)))
 	}
 	if len(u.Unplaced) > 0 {
 		node.Unplaced = podsOf(u.Unplaced)
@@ -124,6 +123,25 @@ func NodeFromUsage(resource accel.Resource, u ledger.NodeUsage) Node {
 		}
 	}
 	return node
+}
+
+// deviceOf makes one device of a report, with details.
+func deviceOf(s accel.Share, used accel.Units, pods []Pod) Device {
+	d := Device{
+		ID: s.Index, Total: s.Units, Used: used, Available: max(s.Units-used, 0), Pods: pods,
+		UUID: s.ID, Model: s.Model, Board: s.Board, Chip: s.Chip, Chips: s.Chips,
+		Unhealthy: s.Health.Unhealthy, Reason: s.Health.Reason,
+	}
+	if s.NUMANode != accel.NoNUMA {
+		d.NUMANode = &s.NUMANode
+	}
+	return d
+}
+
+// NotManaged is the error of a report of a resource that the extender does not
+// manage: whoever asks finds it on nodes and pods.
+func NotManaged(resource accel.Resource) string {
+	return fmt.Sprintf("resource %q is not managed here", resource)
 }
 
 func podsOf(usages []ledger.PodUsage) []Pod {
@@ -167,7 +185,7 @@ func (n Node) Guide() Node {
 func withoutDetails(pods []Pod) []Pod {
 	out := make([]Pod, 0, len(pods))
 	for _, p := range pods {
-		p.Confirmed, p.Device = false, ""
+		p.Confirmed, p.Device, p.IDs = false, "", nil
 		out = append(out, p)
 	}
 	return out

@@ -3,6 +3,7 @@ package inspect
 import (
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -32,15 +33,58 @@ func writeTable(w io.Writer, r Report, wide bool) error {
 	if len(r.Nodes) == 1 {
 		return nil
 	}
-	_, err := fmt.Fprintf(w, "\n%s\n", total(r.Nodes))
-	return err
+	return writeTotals(w, r.Nodes)
+}
+
+// writeTotals sums up every resource that several nodes offer, and names it
+// when there are others.
+func writeTotals(w io.Writer, nodes []Node) error {
+	var order []accel.Resource
+	byResource := map[accel.Resource][]Node{}
+	for _, n := range nodes {
+		if byResource[n.Resource] == nil {
+			order = append(order, n.Resource)
+		}
+		byResource[n.Resource] = append(byResource[n.Resource], n)
+	}
+	slices.Sort(order)
+	before := "\n"
+	for _, resource := range order {
+		some := byResource[resource]
+		if len(some) == 1 {
+			continue
+		}
+		if len(order) > 1 {
+			before += string(resource) + ": "
+		}
+		if _, err := fmt.Fprintf(w, "%s%s\n", before, total(some)); err != nil {
+			return err
+		}
+		before = ""
+	}
+	return nil
+}
+
+// shared says how the resource shares devices: how its units are counted.
+func (n Node) shared() string {
+	switch {
+	case n.Unit != "":
+		return "in " + unitName(n.Unit)
+	case slices.ContainsFunc(n.Devices, func(d Device) bool { return d.Total > 1 }):
+		return "in time slices"
+	}
+	return "as whole devices"
 }
 
 func writeNode(w io.Writer, n Node, wide bool) error {
-	if _, err := fmt.Fprintf(w, "NODE %s: %s, %s in %s\n", n.Name, count(len(n.Devices), "card"), n.Resource, unitName(n.Unit)); err != nil {
+	if _, err := fmt.Fprintf(w, "NODE %s: %s, %s %s\n", n.Name, count(len(n.Devices), "card"), n.Resource, n.shared()); err != nil {
 		return err
 	}
 	g := &grid{columns: []column{{title: "CARD"}}}
+	boards := slices.ContainsFunc(n.Devices, func(d Device) bool { return d.Chips > 1 })
+	if boards {
+		g.columns = append(g.columns, column{title: "CHIPS", right: true})
+	}
 	if wide {
 		g.columns = append(g.columns, column{title: "UUID"}, column{title: "NUMA"}, column{title: "BOARD"})
 	}
@@ -51,8 +95,11 @@ func writeNode(w io.Writer, n Node, wide bool) error {
 		g.columns = append(g.columns, column{title: "CONFIRMED"}, column{title: "CREATED"}, column{title: "POD UID"})
 	}
 	// device begins the row of a device.
-	device := func(card, uuid, numa, board string, rest ...string) []string {
+	device := func(card, chips, uuid, numa, board string, rest ...string) []string {
 		row := []string{card}
+		if boards {
+			row = append(row, chips)
+		}
 		if wide {
 			row = append(row, uuid, numa, board)
 		}
@@ -63,13 +110,16 @@ func writeNode(w io.Writer, n Node, wide bool) error {
 		health := "healthy"
 		if d.Unhealthy {
 			health = "UNHEALTHY"
+			if strings.HasPrefix(d.Reason, accel.ReasonGivenOut) {
+				health = "given out" // nothing is wrong with it
+			}
 			notes = append(notes, fmt.Sprintf("card %d gets no new pods: %s", d.ID, orDash(d.Reason)))
 		}
 		numa := "-"
 		if d.NUMANode != nil {
 			numa = strconv.Itoa(*d.NUMANode)
 		}
-		g.addPods(d.Pods, wide, device(strconv.Itoa(d.ID), string(d.UUID), numa, orDash(d.Board),
+		g.addPods(d.Pods, wide, device(strconv.Itoa(d.ID), strconv.Itoa(max(d.Chips, 1)), string(d.UUID), numa, place(d),
 			orDash(d.Model), health, number(d.Total), number(d.Used), number(d.Available), bar(d.Used, d.Total)))
 	}
 	if len(n.Unplaced) > 0 {
@@ -77,10 +127,10 @@ func writeNode(w io.Writer, n Node, wide bool) error {
 		for _, p := range n.Unplaced {
 			used += p.Used
 		}
-		g.addPods(n.Unplaced, wide, device("?", "", "", "", "", "", "", number(used), "", ""))
+		g.addPods(n.Unplaced, wide, device("?", "", "", "", "", "", "", "", number(used), "", ""))
 		notes = append(notes, "?: the node has not said yet which card these pods hold, or has lost it")
 	}
-	g.add(device("sum", "", "", "", "", "", number(n.Total), number(n.Used), number(n.Available), bar(n.Used, n.Total))...)
+	g.add(device("sum", "", "", "", "", "", "", number(n.Total), number(n.Used), number(n.Available), bar(n.Used, n.Total))...)
 	if err := g.write(w, "  "); err != nil {
 		return err
 	}
@@ -103,7 +153,7 @@ func (g *grid) addPods(pods []Pod, wide bool, device []string) {
 		if i == 0 {
 			copy(row, device)
 		}
-		row = append(row, p.Namespace+"/"+p.Name, number(p.Used))
+		row = append(row, p.Namespace+"/"+p.Name, holds(p))
 		if wide {
 			confirmed := "no"
 			if p.Confirmed {
@@ -115,28 +165,54 @@ func (g *grid) addPods(pods []Pod, wide bool, device []string) {
 	}
 }
 
-// total is the last line of a report with several nodes. Nodes may count in
-// different units, so then it counts in GB.
+// place is the device's board and, of a chip, its position there.
+func place(d Device) string {
+	if d.Board == "" || d.Chips > 1 {
+		return orDash(d.Board)
+	}
+	return d.Board + "/" + strconv.Itoa(d.Chip)
+}
+
+// holds says what a pod holds of a device: how many units, or that it has the
+// whole device, or which of its slices.
+func holds(p Pod) string {
+	if len(p.IDs) == 0 {
+		return number(p.Used)
+	}
+	slots := make([]string, len(p.IDs))
+	for i, id := range p.IDs {
+		slots[i] = "whole"
+		if cut := strings.LastIndex(id, "::"); cut >= 0 {
+			slots[i] = id[cut:]
+		}
+	}
+	return strings.Join(slots, " ")
+}
+
+// total is the last line of a resource that several nodes offer. Nodes may
+// count in different units, so then it counts in GB.
 func total(nodes []Node) string {
 	var all, used, available, cards int64
-	unit, mixed := nodes[0].Unit, false
+	unit, mixed, how := nodes[0].Unit, false, nodes[0].shared()
 	for _, n := range nodes {
 		mixed = mixed || n.Unit != unit
+		if n.shared() != how {
+			how = "as whole devices or slices"
+		}
 		cards += int64(len(n.Devices))
 	}
 	per := func(Node) int64 { return 1 }
 	format := func(n int64) string { return strconv.FormatInt(n, 10) }
-	in := unitName(unit)
 	if mixed {
-		per, format, in = func(n Node) int64 { return milliGB(n.Unit) }, fromMilli, "GB"
+		per, format, how = func(n Node) int64 { return milliGB(n.Unit) }, fromMilli, "in GB"
 	}
 	for _, n := range nodes {
 		all += int64(n.Total) * per(n)
 		used += int64(n.Used) * per(n)
 		available += int64(n.Available) * per(n)
 	}
-	return fmt.Sprintf("%s, %s: total %s, used %s, free %s, in %s  %s",
-		count(len(nodes), "node"), count(int(cards), "card"), format(all), format(used), format(available), in,
+	return fmt.Sprintf("%s, %s: total %s, used %s, free %s, %s  %s",
+		count(len(nodes), "node"), count(int(cards), "card"), format(all), format(used), format(available), how,
 		bar(accel.Units(used), accel.Units(all)))
 }
 
@@ -154,13 +230,8 @@ func bar(used, total accel.Units) string {
 	return "[" + strings.Repeat("#", n) + strings.Repeat("-", barWidth-n) + "]"
 }
 
-// unitName says what is counted.
-func unitName(unit string) string {
-	if unit == "" {
-		return "units"
-	}
-	return "units of " + unit + " GB"
-}
+// unitName says what is counted in memory.
+func unitName(unit string) string { return "units of " + unit + " GB" }
 
 // milliGB is the size of a unit in thousandths of a GB, 0 when unknown.
 func milliGB(unit string) int64 {

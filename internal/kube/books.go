@@ -175,14 +175,13 @@ func (b *Books) Run(ctx context.Context, clients Clients) {
 func (b *Books) Load(ctx context.Context, clients Clients) error {
 	load := func(what string, store cache.TransformingStore, list pager.ListPageFunc) error {
 		var items []any
-		err := pager.New(list).EachListItem(ctx, metav1.ListOptions{}, func(obj runtime.Object) error {
-			// Pages are thrown away as they come.
+		err := eachItem(ctx, what, list, func(obj runtime.Object) error {
 			item, err := store.Transformer()(obj)
 			items = append(items, item)
 			return err
 		})
 		if err != nil {
-			return fmt.Errorf("list the %s: %w", what, err)
+			return err
 		}
 		return store.Replace(items, "")
 	}
