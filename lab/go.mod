@@ -21,6 +21,7 @@ require (
 )
 
 require (
+	github.com/NVIDIA/go-nvml v0.13.1-0 // indirect
 	github.com/cenkalti/backoff/v5 v5.0.3 // indirect
 	github.com/docker/docker-credential-helpers v0.9.5 // indirect
 	github.com/ebitengine/purego v0.11.3 // indirect
