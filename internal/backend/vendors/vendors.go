@@ -9,6 +9,7 @@ import (
 	"github.com/divvy-gpu/divvy/internal/backend"
 	"github.com/divvy-gpu/divvy/internal/backend/enflame"
 	"github.com/divvy-gpu/divvy/internal/backend/iluvatar"
+	"github.com/divvy-gpu/divvy/internal/backend/nvidia"
 )
 
 // Vendor is an entry of the list.
@@ -24,6 +25,7 @@ func All() []Vendor {
 	return []Vendor{
 		{enflame.Vendor, func(o backend.Options) (backend.Backend, error) { return enflame.New(o) }},
 		{iluvatar.Vendor, func(o backend.Options) (backend.Backend, error) { return iluvatar.New(o) }},
+		{nvidia.Vendor, func(o backend.Options) (backend.Backend, error) { return nvidia.New(o) }},
 	}
 }
 

@@ -35,7 +35,7 @@ func TestNewErrors(t *testing.T) {
 		options backend.Options
 		want    string
 	}{
-		"unknown vendor": {"acme", backend.Options{}, `unknown vendor "acme", known are: enflame, iluvatar`},
+		"unknown vendor": {"acme", backend.Options{}, `unknown vendor "acme", known are: enflame, iluvatar, nvidia`},
 		"relative root": {
 			"enflame", backend.Options{DriverRoot: "host", LibraryPath: "libefml.so"},
 			"enflame: driver root \"host\" is not an absolute path\nlibrary path \"libefml.so\" is not an absolute path",
