@@ -126,8 +126,7 @@ func (n *node) found() backend.Found {
 	return found
 }
 
-// seats tells of each chip where it is, "INDEX: POSITION of BOARD", with the
-// board's name shortened to the chip's number in the topology.
+// seats returns where each chip is, by the chip's index.
 func (n *node) seats() map[int]seat {
 	n.t.Helper()
 	out := map[int]seat{}

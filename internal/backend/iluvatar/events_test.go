@@ -1,0 +1,72 @@
+package iluvatar
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/divvy-gpu/divvy/internal/backend"
+	"github.com/divvy-gpu/divvy/internal/vendorsim"
+)
+
+// awaited waits for a change on a goroutine of its own.
+func awaited(t *testing.T, n *node) <-chan error {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	woken := make(chan error, 1)
+	go func() { woken <- n.AwaitChange(ctx) }()
+	t.Cleanup(cancel)
+	// Until it listens: what happens before is for the next discovery.
+	for end := time.Now().Add(10 * time.Second); n.lib.heard.Load() == 0 && time.Now().Before(end); {
+		time.Sleep(time.Millisecond)
+	}
+	return woken
+}
+
+func TestCriticalErrorsWake(t *testing.T) {
+	for name, change := range map[string]func(*vendorsim.Card){
+		"XID":        func(c *vendorsim.Card) { c.XID = vendorsim.XID{Code: 62} },
+		"ECC":        func(c *vendorsim.Card) { c.HealthBits = 0x10 },
+		"health bit": func(c *vendorsim.Card) { c.HealthBits = 0x4 },
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := start(t, boards(1, 2), backend.Options{})
+			n.found()
+			woken := awaited(t, n)
+			n.change(func(topology *vendorsim.Topology) { change(&topology.Cards[1]) })
+			if err := <-woken; err != nil {
+				t.Errorf("AwaitChange = %v", err)
+			}
+		})
+	}
+}
+
+func TestChipThatCameIsListenedTo(t *testing.T) {
+	n := start(t, boards(1, 1), backend.Options{})
+	n.found()
+	woken := awaited(t, n)
+	n.change(func(topology *vendorsim.Topology) { topology.Cards = vendorsim.IXBoards(2, 1, 32768) })
+	n.found()
+	for end := time.Now().Add(10 * time.Second); n.lib.heard.Load() != n.round && time.Now().Before(end); {
+		time.Sleep(time.Millisecond)
+	}
+	n.change(func(topology *vendorsim.Topology) { topology.Cards[1].XID = vendorsim.XID{Code: 62} })
+	if err := <-woken; err != nil {
+		t.Errorf("AwaitChange = %v", err)
+	}
+}
+
+func TestNothingToListenTo(t *testing.T) {
+	n := start(t, boards(1, 1), backend.Options{})
+	if err := n.AwaitChange(t.Context()); err == nil {
+		t.Error("AwaitChange without a library")
+	}
+	n.change(func(topology *vendorsim.Topology) {
+		topology.Library.Fail = vendorsim.Failures{"nvmlDeviceRegisterEvents": codeNotSupported}
+	})
+	n.found()
+	if err := n.AwaitChange(t.Context()); err == nil || !strings.Contains(err.Error(), "nvmlDeviceRegisterEvents(0): not supported (3)") {
+		t.Errorf("AwaitChange = %v, want why no chip tells", err)
+	}
+}
