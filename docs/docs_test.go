@@ -34,6 +34,7 @@ func read(t *testing.T, path string) string {
 // page names them as a whole.
 var freeForm = []string{
 	"node.nodeSelector", "node.tolerations", "node.affinity", "node.libraries", "node.extraEnv", "node.resources", "node.podAnnotations",
+	"node.vendors", "node.configs",
 	"extender.nodeSelector", "extender.tolerations", "extender.affinity", "extender.extraEnv", "extender.resources",
 	"extender.podAnnotations", "image.pullSecrets",
 }
