@@ -157,6 +157,8 @@ func TestDaemonChangesNothingButItsOwn(t *testing.T) {
 		"whether it shares":                    {before, relabel(without(labels, "enflame.com/gcushare")), "a", false},
 		"what the operator deploys":            {before, relabel(with(labels, "nvidia.com/gpu.deploy.device-plugin", "false")), "a", false},
 		"the operator's workload":              {before, relabel(with(labels, "nvidia.com/gpu.workload.config", "vm-passthrough")), "a", false},
+		"how GPUs are partitioned":             {before, relabel(with(labels, "nvidia.com/mig.config", "all-1g.5gb")), "a", false},
+		"whether they can be":                  {before, relabel(with(labels, "nvidia.com/mig.capable", "true")), "a", true},
 		"NVIDIA's choice of a configuration":   {before, relabel(with(labels, "nvidia.com/device-plugin.config", "x")), "a", false},
 		"an annotation of somebody else":       {before, note(with(annotations, "node.alpha.kubernetes.io/ttl", "1")), "a", false},
 		"an annotation of somebody else, away": {before, note(without(annotations, "node.alpha.kubernetes.io/ttl")), "a", false},
