@@ -73,9 +73,21 @@ var rules = []rule{
 		why:      "these programs run where there are no devices and must not need a vendor's library or C",
 	},
 	{
+		packages: []string{"..."},
+		except: []string{
+			"internal/backend/nvidia", "internal/backend/vendors", "internal/app/node", "cmd/divvy-node",
+		},
+		never: []string{"github.com/NVIDIA/go-nvml/..."},
+		why: "NVIDIA's binding needs C, has one library per process, and ends the process when a function is missing; " +
+			"its one user looks each function up first, and the node's daemon alone is built with C",
+	},
+	{
 		packages: []string{"internal/deviceplugin/...", "internal/podresources/..."},
-		never:    []string{"internal/backend/enflame", "internal/extender/...", "k8s.io/client-go/..."},
-		why:      "talking to kubelet is the same for every vendor and needs no API server",
+		never: []string{
+			"internal/backend/enflame", "internal/backend/iluvatar", "internal/backend/nvidia",
+			"internal/extender/...", "k8s.io/client-go/...",
+		},
+		why: "talking to kubelet is the same for every vendor and needs no API server",
 	},
 	{
 		packages: []string{"..."},
