@@ -61,6 +61,19 @@ func Print(w io.Writer, r Report, f Format) error {
 	return fmt.Errorf("output format %q is not known", f)
 }
 
+// PrintDetails writes a report as JSON or YAML with its details.
+func PrintDetails(w io.Writer, r Report, f Format) error {
+	body, err := Marshal(r)
+	if f == YAML {
+		body, err = yaml.Marshal(r)
+	}
+	if err != nil {
+		return fmt.Errorf("write the report: %w", err)
+	}
+	_, err = w.Write(body)
+	return err
+}
+
 // Marshal writes a report as JSON that people can read, and that is the same
 // wherever it comes from.
 func Marshal(r Report) ([]byte, error) {

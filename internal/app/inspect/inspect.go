@@ -1,14 +1,18 @@
 // Package inspect is the subcommand "kubectl-divvy inspect": it asks the
-// extender, through the API server, what every device holds, and when the
-// extender does not answer it reads the same from nodes and pods itself.
+// extender, through the API server, what every device holds, and reads from
+// nodes and pods itself what the extender does not manage, and all when it does
+// not answer.
 package inspect
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"maps"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -39,20 +43,27 @@ type Options struct {
 	// Namespace, Service and Port say where the extender is.
 	Namespace, Service string
 	Port               int
-	// Resource is the one to show.
+	// Resource is the one to show, AllResources for all of them. Empty stands
+	// for all in a table, and for guideResource in JSON and YAML, whose readers
+	// know of no other.
 	Resource string
 	// Timeout bounds the wait for the extender. Reading nodes and pods after
 	// it takes as long as it takes.
 	Timeout time.Duration
 }
 
+// AllResources, as the name of a resource, stands for all.
+const AllResources = "all"
+
+// guideResource is the one that the guide's form of a report is about.
+const guideResource = "enflame.com/gcu-memory"
+
 // DefaultOptions returns the defaults, those of the chart.
 func DefaultOptions() Options {
 	return Options{
 		Output:    string(inspect.Table),
 		Namespace: "divvy-system", Service: "divvy-extender", Port: 32766,
-		Resource: "enflame.com/gcu-memory",
-		Timeout:  5 * time.Second,
+		Timeout: 5 * time.Second,
 	}
 }
 
@@ -62,7 +73,7 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVarP(&o.Namespace, "namespace", "n", o.Namespace, "namespace of the extender")
 	fs.StringVar(&o.Service, "service", o.Service, "service of the extender")
 	fs.IntVar(&o.Port, "port", o.Port, "port of the extender's service")
-	fs.StringVar(&o.Resource, "resource", o.Resource, "extended resource to show")
+	fs.StringVar(&o.Resource, "resource", o.Resource, "extended resource to show, or \"all\"; empty for all in a table, and "+guideResource+" in JSON and YAML")
 	fs.DurationVar(&o.Timeout, "extender-timeout", o.Timeout, "how long to wait for the extender")
 }
 
@@ -72,7 +83,7 @@ func (o Options) Validate() error {
 	if _, err := inspect.ParseFormat(o.Output); err != nil {
 		errs = append(errs, err)
 	}
-	for _, f := range []struct{ flag, value string }{{"namespace", o.Namespace}, {"service", o.Service}, {"resource", o.Resource}} {
+	for _, f := range []struct{ flag, value string }{{"namespace", o.Namespace}, {"service", o.Service}} {
 		if f.value == "" {
 			errs = append(errs, fmt.Errorf("--%s must not be empty", f.flag))
 		}
@@ -97,8 +108,9 @@ func Command() *cobra.Command {
 		Use:   "inspect [NODE]",
 		Short: "Show which pods hold how much of which device",
 		Long: "Show which pods hold how much of which device, on all nodes or on one.\n\n" +
-			"The extender is asked through the API server. When it does not answer, the same is\n" +
-			"read from the nodes' inventories and the pods' grants, which is said on standard error.",
+			"Shared memory is asked of the extender, through the API server. When it does not answer,\n" +
+			"the same is read from the nodes' inventories and the pods' grants, which is said on standard\n" +
+			"error. Whole devices and time slices are always read from nodes and pods.",
 		Args:    cobra.MaximumNArgs(1),
 		PreRunE: func(*cobra.Command, []string) error { return o.Validate() },
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -131,16 +143,124 @@ func Run(ctx context.Context, o Options, clients kube.Clients, node string, out,
 	if err := o.Validate(); err != nil {
 		return err
 	}
-	report, err := fromExtender(ctx, o, clients, node)
-	var unanswered *unansweredError
-	if errors.As(err, &unanswered) {
-		fmt.Fprintf(errOut, "The extender does not answer (%v).\nShown is what nodes and pods carry; a pod that is being bound at this moment may be missing.\n", unanswered.cause)
-		report, err = fromCluster(ctx, o, clients, node)
+	q := &question{options: o, clients: clients, node: node, errOut: errOut}
+	format := inspect.Format(o.Output)
+	forPeople := format == inspect.Table || format == inspect.Wide
+	switch {
+	case o.Resource == AllResources, o.Resource == "" && forPeople:
+		report, err := q.all(ctx)
+		if err != nil {
+			return err
+		}
+		if forPeople {
+			return inspect.Print(out, report, format)
+		}
+		// The guide's form has no place for the name of a resource.
+		return inspect.PrintDetails(out, report, format)
+	case o.Resource == "":
+		q.options.Resource = guideResource
 	}
+	report, err := q.one(ctx)
 	if err != nil {
 		return err
 	}
-	return inspect.Print(out, report, inspect.Format(o.Output))
+	return inspect.Print(out, report, format)
+}
+
+// question is what is asked, and what was found out so far.
+type question struct {
+	options Options
+	clients kube.Clients
+	node    string // "" for all
+	errOut  io.Writer
+	// silent is true once the extender gave no answer and that was said.
+	silent bool
+}
+
+// one makes the report of the resource in the options.
+func (q *question) one(ctx context.Context) (inspect.Report, error) {
+	resource := accel.Resource(q.options.Resource)
+	report, err := q.managed(ctx, resource)
+	if !errors.Is(err, errElsewhere) {
+		return report, err
+	}
+	c, err := q.read(ctx)
+	if err != nil {
+		return inspect.Report{}, err
+	}
+	all := c.report(resource)
+	if q.node == "" {
+		return all, nil
+	}
+	for _, n := range all.Nodes {
+		if n.Name == q.node {
+			return inspect.Report{Nodes: []inspect.Node{n}}, nil
+		}
+	}
+	return inspect.Report{}, unknownNode(fmt.Sprintf("node %q is not known or offers no %s", q.node, resource), all)
+}
+
+// errElsewhere says that nodes and pods have the answer, not the extender.
+var errElsewhere = errors.New("the extender does not tell")
+
+// managed asks the extender for a resource. It returns errElsewhere when the
+// extender does not manage the resource, or does not answer, which it says to
+// the user the first time.
+func (q *question) managed(ctx context.Context, resource accel.Resource) (inspect.Report, error) {
+	if q.silent {
+		return inspect.Report{}, errElsewhere
+	}
+	o := q.options
+	o.Resource = string(resource)
+	report, err := fromExtender(ctx, o, q.clients, q.node)
+	var unanswered *unansweredError
+	if errors.As(err, &unanswered) {
+		q.silent = true
+		fmt.Fprintf(q.errOut, "The extender does not answer (%v).\nShown is what nodes and pods carry; a pod that is being bound at this moment may be missing.\n", unanswered.cause)
+		return inspect.Report{}, errElsewhere
+	}
+	return report, err
+}
+
+// all makes the report of all resources, by node and then resource. What the
+// extender manages is asked of it: it knows of pods that are being bound.
+func (q *question) all(ctx context.Context) (inspect.Report, error) {
+	c, readErr := q.read(ctx)
+	if readErr != nil {
+		// Not everybody may list nodes and pods; the extender may tell something.
+		q.options.Resource = guideResource
+		report, err := q.managed(ctx, guideResource)
+		if err != nil {
+			return inspect.Report{}, readErr
+		}
+		fmt.Fprintf(q.errOut, "Shown is %s alone: %v.\n", guideResource, readErr)
+		return report, nil
+	}
+	if q.node != "" && c.view.Inventories[q.node] == nil {
+		return inspect.Report{}, unknownNode(fmt.Sprintf("node %q is not known or offers no devices", q.node), c.report(""))
+	}
+	report := inspect.Report{Nodes: []inspect.Node{}}
+	for _, resource := range c.resources(q.node) {
+		some, err := inspect.Report{}, errElsewhere
+		if c.memory(q.node, resource) {
+			some, err = q.managed(ctx, resource)
+		}
+		if err != nil {
+			// Not managed, or the extender has not seen the node yet.
+			some = c.report(resource)
+		}
+		for _, n := range some.Nodes {
+			if q.node == "" || n.Name == q.node {
+				report.Nodes = append(report.Nodes, n)
+			}
+		}
+	}
+	slices.SortStableFunc(report.Nodes, byNodeAndResource)
+	return report, nil
+}
+
+func byNodeAndResource(a, b inspect.Node) int {
+	return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.Resource, b.Resource))
 }
 
 // unansweredError says that the extender gave no answer that could be used.
@@ -161,7 +281,10 @@ func fromExtender(ctx context.Context, o Options, clients kube.Clients, node str
 		}
 		return report, err
 	}
-	// The extender itself said that there is no such node, or resource.
+	if report.Error == inspect.NotManaged(accel.Resource(o.Resource)) {
+		return inspect.Report{}, errElsewhere
+	}
+	// The extender itself said that there is no such node.
 	if node == "" {
 		return inspect.Report{}, errors.New(report.Error)
 	}
@@ -205,24 +328,87 @@ func ask(ctx context.Context, o Options, clients kube.Clients, node string) (ins
 	return report, err
 }
 
-// fromCluster makes a report from what nodes publish and pods carry. The key of
-// the grants is not at hand, so they are taken for true: this is a report.
-func fromCluster(ctx context.Context, o Options, clients kube.Clients, node string) (inspect.Report, error) {
-	resource := accel.Resource(o.Resource)
-	l := ledger.New(ledger.Options{})
-	books := kube.NewBooks(kube.BooksConfig{Ledger: l, Grants: trusting{}, Resources: []accel.Resource{resource}})
-	if err := books.Load(ctx, clients); err != nil {
-		return inspect.Report{}, err
+// cluster is what nodes publish and pods carry. The key of the grants is not at
+// hand, so they are taken for true: this is a report.
+type cluster struct {
+	ledger *ledger.Ledger
+	view   kube.View
+}
+
+// read reads nodes and pods, and says which nodes cannot be shown.
+func (q *question) read(ctx context.Context) (cluster, error) {
+	c := cluster{ledger: ledger.New(ledger.Options{})}
+	var err error
+	if c.view, err = kube.LoadView(ctx, q.clients, c.ledger, trusting{}); err != nil {
+		return cluster{}, err
 	}
-	all := inspect.FromUsage(resource, l.Nodes(resource))
-	if node == "" {
-		return all, nil
+	for _, name := range slices.Sorted(maps.Keys(c.view.Broken)) {
+		if q.node == "" || q.node == name {
+			fmt.Fprintf(q.errOut, "Node %s is not shown: %v.\n", name, c.view.Broken[name])
+		}
 	}
-	usage, ok := l.Node(resource, node)
-	if !ok {
-		return inspect.Report{}, unknownNode(fmt.Sprintf("node %q is not known or offers no %s", node, resource), all)
+	return c, nil
+}
+
+// resources returns what the node, or any node when it is "", offers.
+func (c cluster) resources(node string) []accel.Resource {
+	names := map[accel.Resource]bool{}
+	for name, inventories := range c.view.Inventories {
+		for _, inv := range inventories {
+			if node == "" || node == name {
+				names[inv.Resource] = true
+			}
+		}
 	}
-	return inspect.FromUsage(resource, []ledger.NodeUsage{usage}), nil
+	return slices.Sorted(maps.Keys(names))
+}
+
+// memory reports whether the node, or any node when it is "", counts the
+// resource in memory.
+func (c cluster) memory(node string, resource accel.Resource) bool {
+	for name, inventories := range c.view.Inventories {
+		for _, inv := range inventories {
+			if (node == "" || node == name) && inv.Resource == resource && inv.Unit != "" {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// report makes the report of a resource, or of all when it is "", by node and
+// then resource.
+func (c cluster) report(resource accel.Resource) inspect.Report {
+	report := inspect.Report{Nodes: []inspect.Node{}}
+	for name, inventories := range c.view.Inventories {
+		for _, inv := range inventories {
+			if resource != "" && inv.Resource != resource {
+				continue
+			}
+			usage, counted := c.ledger.Node(inv.Resource, name)
+			if counted && inv.Unit != "" {
+				report.Nodes = append(report.Nodes, inspect.NodeFromUsage(inv.Resource, usage))
+				continue
+			}
+			report.Nodes = append(report.Nodes, inspect.NodeFromHolders(name, inv, c.holders(name, inv.Resource)))
+		}
+	}
+	slices.SortFunc(report.Nodes, byNodeAndResource)
+	return report
+}
+
+// holders returns the pods on the node that ask for whole devices or slices of
+// the resource.
+func (c cluster) holders(node string, resource accel.Resource) []inspect.Holder {
+	var out []inspect.Holder
+	for _, h := range c.view.Holders {
+		for _, request := range h.Requests {
+			if h.Node == node && request.Resource == resource {
+				out = append(out, inspect.Holder{Pod: h.Pod, Created: h.Created, Units: request.Peak(), IDs: h.Held[resource]})
+			}
+		}
+	}
+	return out
 }
 
 // trusting reads grants without a key.
@@ -238,12 +424,13 @@ func unknownNode(text string, all inspect.Report) error {
 	if len(all.Nodes) == 0 {
 		return fmt.Errorf("%s; no node does", text)
 	}
-	names := make([]string, 0, maxNames)
+	names := make([]string, 0, len(all.Nodes))
 	for _, n := range all.Nodes {
-		if len(names) == maxNames {
-			return fmt.Errorf("%s; there are %s and %d more", text, strings.Join(names, ", "), len(all.Nodes)-maxNames)
-		}
 		names = append(names, n.Name)
+	}
+	names = slices.Compact(names) // a node is there once for each resource
+	if more := len(names) - maxNames; more > 0 {
+		return fmt.Errorf("%s; there are %s and %d more", text, strings.Join(names[:maxNames], ", "), more)
 	}
 	return fmt.Errorf("%s; there are: %s", text, strings.Join(names, ", "))
 }

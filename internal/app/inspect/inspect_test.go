@@ -85,25 +85,34 @@ func answer(w http.ResponseWriter, code int, object any) {
 	w.Write(body) //nolint:errcheck // a test's client
 }
 
+// nodeWith publishes these inventories.
+func nodeWith(t *testing.T, name string, inventories ...accel.Inventory) metav1.PartialObjectMetadata {
+	t.Helper()
+	value, err := wire.EncodeInventory(inventories)
+	if err != nil {
+		t.Fatal(err)
+	}
+	node := metav1.PartialObjectMetadata{TypeMeta: metav1.TypeMeta{APIVersion: "meta.k8s.io/v1", Kind: "PartialObjectMetadata"}}
+	node.Name, node.Annotations = name, map[string]string{wire.InventoryAnnotation: value}
+	return node
+}
+
+// gcuNode has two cards.
+func gcuNode(t *testing.T, name string) metav1.PartialObjectMetadata {
+	t.Helper()
+	inv := accel.Inventory{Resource: gcuMemory, Unit: "1"}
+	for i := range 2 {
+		inv.Shares = append(inv.Shares, accel.Share{Units: 16, Device: accel.Device{
+			Index: i, ID: accel.DeviceID(fmt.Sprintf("%s-%d", name, i)), Model: "S60", NUMANode: i}})
+	}
+	return nodeWith(t, name, inv)
+}
+
 // newServer has two nodes with pods on one of them.
 func newServer(t *testing.T) *apiServer {
 	t.Helper()
 	s := &apiServer{}
-	for _, name := range []string{"node-a", "node-b"} {
-		inv := accel.Inventory{Resource: gcuMemory, Unit: "1"}
-		for i := range 2 {
-			inv.Shares = append(inv.Shares, accel.Share{Units: 16, Device: accel.Device{
-				Index: i, ID: accel.DeviceID(fmt.Sprintf("%s-%d", name, i)), Model: "S60", NUMANode: i}})
-		}
-		value, err := wire.EncodeInventory([]accel.Inventory{inv})
-		if err != nil {
-			t.Fatal(err)
-		}
-		node := metav1.PartialObjectMetadata{TypeMeta: metav1.TypeMeta{APIVersion: "meta.k8s.io/v1", Kind: "PartialObjectMetadata"}}
-		node.Name, node.Annotations = name, map[string]string{wire.InventoryAnnotation: value}
-		s.nodes = append(s.nodes, node)
-	}
-	s.nodes = append(s.nodes, metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Name: "plain"}})
+	s.nodes = []metav1.PartialObjectMetadata{gcuNode(t, "node-a"), gcuNode(t, "node-b"), {ObjectMeta: metav1.ObjectMeta{Name: "plain"}}}
 
 	signer, err := wire.NewSigner(bytes.Repeat([]byte("k"), wire.MinKeyBytes))
 	if err != nil {
@@ -197,8 +206,15 @@ func TestRun(t *testing.T) {
 	}{
 		"all":          {extender: extenderOf(twoNodes), golden: "all"},
 		"one node":     {extender: extenderOf(twoNodes), node: "extender-a", golden: "one"},
+		"one resource": {extender: extenderOf(twoNodes), change: func(o *Options) { o.Resource = string(gcuMemory) }, golden: "all"},
+		"one resource of one node, and no lists": {extender: extenderOf(twoNodes), refuse: http.StatusForbidden, node: "extender-a",
+			change: func(o *Options) { o.Resource = string(gcuMemory) }, golden: "one"},
+		"all that may be seen without lists": {extender: extenderOf(twoNodes), refuse: http.StatusForbidden, node: "extender-a", golden: "one",
+			said: "Shown is enflame.com/gcu-memory alone: list the nodes: lists are not for you."},
 		"guide's json": {extender: extenderOf(twoNodes), node: "extender-a", change: func(o *Options) { o.Output = "json" }, golden: "json"},
 		"unknown node": {extender: extenderOf(twoNodes), node: "nowhere",
+			err: `node "nowhere" is not known or offers no devices; there are: extender-a, extender-b`},
+		"unknown node, for one resource": {extender: extenderOf(twoNodes), node: "nowhere", change: func(o *Options) { o.Resource = string(gcuMemory) },
 			err: `node "nowhere" is not known or offers no enflame.com/gcu-memory; there are: extender-a, extender-b`},
 		"extender is down":        {golden: "fallback", said: "no endpoints available"},
 		"extender is not ready":   {extender: notReady, golden: "fallback", said: "no grant key yet"},
@@ -207,10 +223,12 @@ func TestRun(t *testing.T) {
 		"extender says nothing":   {extender: mute, change: func(o *Options) { o.Timeout = 50 * time.Millisecond }, golden: "fallback", said: "deadline exceeded"},
 		"no such service":         {change: func(o *Options) { o.Service = "other" }, golden: "fallback", said: "could not find"},
 		"down, one node":          {node: "node-b", golden: "fallback-one", said: "no endpoints available"},
-		"down, unknown node":      {node: "nowhere", said: "no endpoints", err: "there are: node-a, node-b"},
+		"down, unknown node":      {node: "nowhere", err: "there are: node-a, node-b"},
 		"down, another resource":  {change: func(o *Options) { o.Resource = "example.com/none" }, golden: "fallback-none", said: "no endpoints"},
 		"down, and lists refused": {refuse: http.StatusForbidden, said: "no endpoints", err: "lists are not for you"},
-		"a node without devices":  {node: "plain", said: "no endpoints", err: `node "plain" is not known or offers no`},
+		"a node without devices":  {node: "plain", err: `node "plain" is not known or offers no devices`},
+		"a node without the resource": {node: "plain", change: func(o *Options) { o.Resource = string(gcuMemory) }, said: "no endpoints",
+			err: `node "plain" is not known or offers no enflame.com/gcu-memory`},
 		"options that make no sense": {change: func(o *Options) { o.Output, o.Namespace, o.Port, o.Timeout = "xml", "", 0, 0 },
 			err: "output format \"xml\": must be one of table, wide, json, yaml\n--namespace must not be empty\n--port 0: must be from 1 to 65535\n--extender-timeout 0s: must be above zero"},
 	}
@@ -218,6 +236,9 @@ func TestRun(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := newServer(t)
 			s.extender, s.refuse = tt.extender, tt.refuse
+			if tt.golden == "all" || tt.golden == "one" || tt.golden == "json" || strings.Contains(tt.err, "extender-a") {
+				s.nodes = []metav1.PartialObjectMetadata{gcuNode(t, "extender-a"), gcuNode(t, "extender-b")}
+			}
 			out, errOut, err := run(t, s, tt.node, tt.change)
 			if tt.err == "" && err != nil {
 				t.Fatal(err)
@@ -255,7 +276,7 @@ func TestRun(t *testing.T) {
 func TestRequests(t *testing.T) {
 	s := newServer(t)
 	s.extender = extenderOf(twoNodes)
-	if _, _, err := run(t, s, "extender-a", nil); err != nil {
+	if _, _, err := run(t, s, "extender-a", func(o *Options) { o.Resource = string(gcuMemory) }); err != nil {
 		t.Fatal(err)
 	}
 	const proxy = "/api/v1/namespaces/divvy-system/services/divvy-extender:32766/proxy"
@@ -267,8 +288,143 @@ func TestRequests(t *testing.T) {
 	if _, _, err := run(t, s, "", nil); err != nil {
 		t.Fatal(err)
 	}
-	if len(s.asked) != 3 || !strings.Contains(s.asked[2], "fieldSelector=status.phase%21%3DSucceeded%2Cstatus.phase%21%3DFailed") {
-		t.Errorf("asked %q, want the extender, the nodes, and the pods that have not ended", s.asked)
+	if len(s.asked) != 3 || !strings.Contains(s.asked[1], "fieldSelector=status.phase%21%3DSucceeded%2Cstatus.phase%21%3DFailed") {
+		t.Errorf("asked %q, want the nodes, the pods that have not ended, and the extender", s.asked)
+	}
+}
+
+// newMixedServer has a node with every way of sharing and an older one.
+func newMixedServer(t *testing.T) *apiServer {
+	t.Helper()
+	givenOut := func(as string) accel.Health {
+		return accel.Health{Unhealthy: true, Reason: accel.ReasonGivenOut + as}
+	}
+	gpu := func(i int, units accel.Units, health accel.Health) accel.Share {
+		return accel.Share{Units: units, Device: accel.Device{Index: i, ID: accel.DeviceID(fmt.Sprint("GPU-n", i)),
+			Model: "NVIDIA A100-SXM4-80GB", NUMANode: i / 2, Health: health}}
+	}
+	chip := func(i, position int, health accel.Health) accel.Share {
+		return accel.Share{Units: 32, Device: accel.Device{Index: i, ID: accel.DeviceID(fmt.Sprint("GPU-i", i)), Board: "GPU-i0",
+			Chip: position, Model: "Iluvatar BI-V150", NUMANode: accel.NoNUMA, Health: health}}
+	}
+	board := accel.Share{Units: 1, Chips: 2, Device: accel.Device{ID: "GPU-i0", Board: "GPU-i0", Model: "Iluvatar BI-V150", NUMANode: accel.NoNUMA}}
+	well, lost := accel.Health{}, accel.Health{Unhealthy: true, Reason: "XID 79: the GPU has fallen off the bus"}
+	s := &apiServer{nodes: []metav1.PartialObjectMetadata{
+		nodeWith(t, "mixed",
+			accel.Inventory{Resource: "nvidia.com/gpu", Shares: []accel.Share{gpu(0, 1, well), gpu(1, 1, lost), gpu(2, 1, givenOut("nvidia.com/gpu-memory"))}},
+			accel.Inventory{Resource: "nvidia.com/gpu.shared", Shares: []accel.Share{gpu(3, 4, well)}},
+			accel.Inventory{Resource: "nvidia.com/gpu-memory", Unit: "1", Shares: []accel.Share{gpu(0, 80, givenOut("nvidia.com/gpu")), gpu(2, 80, well)}},
+			accel.Inventory{Resource: "iluvatar.com/gpu", Shares: []accel.Share{board}},
+			accel.Inventory{Resource: "iluvatar.com/gpu-memory", Unit: "1", Shares: []accel.Share{
+				chip(0, 0, givenOut("iluvatar.com/gpu")), chip(1, 1, givenOut("iluvatar.com/gpu"))}}),
+		nodeWith(t, "plain-gpus", accel.Inventory{Resource: "nvidia.com/gpu", Shares: []accel.Share{gpu(0, 1, well)}}),
+		gcuNode(t, "gcus"),
+	}}
+	broken := metav1.PartialObjectMetadata{}
+	broken.Name, broken.Annotations = "broken", map[string]string{wire.InventoryAnnotation: "{"}
+	s.nodes = append(s.nodes, broken)
+	add := func(name string, held map[accel.Resource][]string, asks ...any) {
+		pod := v1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: name, UID: types.UID("uid-" + name),
+			CreationTimestamp: metav1.Unix(1662450043+int64(len(s.pods)), 0), Annotations: map[string]string{}}}
+		pod.Spec.NodeName = "mixed"
+		list := v1.ResourceList{}
+		for i := 0; i < len(asks); i += 2 {
+			list[v1.ResourceName(asks[i].(string))] = *resource.NewQuantity(int64(asks[i+1].(int)), resource.DecimalSI)
+		}
+		pod.Spec.Containers = []v1.Container{{Name: "main", Resources: v1.ResourceRequirements{Requests: list, Limits: list}}}
+		value, err := wire.EncodeDevices(held)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if value != "" {
+			pod.Annotations[wire.DevicesAnnotation] = value
+		}
+		s.pods = append(s.pods, pod)
+	}
+	type held = map[accel.Resource][]string
+	add("train", held{"nvidia.com/gpu": {"GPU-n0"}, "nvidia.com/gpu.shared": {"GPU-n3::2"}}, "nvidia.com/gpu", 1, "nvidia.com/gpu.shared", 1)
+	add("slices", held{"nvidia.com/gpu.shared": {"GPU-n3::0", "GPU-n3::3"}}, "nvidia.com/gpu.shared", 2)
+	add("on-a-board", held{"iluvatar.com/gpu": {"GPU-i0"}}, "iluvatar.com/gpu", 1)
+	add("starting", nil, "nvidia.com/gpu", 1)
+	add("on-a-lost-one", held{"nvidia.com/gpu": {"GPU-gone"}}, "nvidia.com/gpu", 1)
+	add("memory", nil, "nvidia.com/gpu-memory", 20)
+	s.pods[len(s.pods)-1].Annotations[wire.DevicesAnnotation] = "{garbage"
+	signer, err := wire.NewSigner(bytes.Repeat([]byte("k"), wire.MinKeyBytes))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s.pods[len(s.pods)-1].Annotations[wire.GrantAnnotation], err = signer.EncodeGrant("uid-memory", accel.Grant{Resource: "nvidia.com/gpu-memory",
+		Node: "mixed", Device: "GPU-n2", DeviceUnits: 80, Units: 20, At: time.Unix(1, 0), Confirmed: true}); err != nil {
+		t.Fatal(err)
+	}
+	add("nothing", nil)
+	return s
+}
+
+// onlyGCUs is an extender that manages Enflame's memory alone.
+func onlyGCUs() http.Handler {
+	books := ledger.New(ledger.Options{})
+	books.SetNode("gcus", []accel.Inventory{{Resource: gcuMemory, Unit: "1", Shares: []accel.Share{
+		{Units: 16, Device: accel.Device{ID: "gcus-0", Model: "as the extender says", NUMANode: accel.NoNUMA}}}}})
+	next := extenderOf(func() []ledger.NodeUsage { return books.Nodes(gcuMemory) })
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if asked := r.URL.Query().Get("resource"); asked != string(gcuMemory) {
+			answer(w, http.StatusNotFound, inspect.Failed(inspect.NotManaged(accel.Resource(asked))))
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+// All resources of a node are shown, whoever manages them; what the extender
+// does not manage is read from nodes and pods.
+func TestEveryResourceIsShown(t *testing.T) {
+	for name, tt := range map[string]struct {
+		extender http.Handler
+		node     string
+		change   func(*Options)
+		said     string
+	}{
+		"mixed":          {extender: onlyGCUs(), said: "Node broken is not shown: unreadable inventory"},
+		"mixed-down":     {said: "The extender does not answer"},
+		"mixed-wide":     {extender: onlyGCUs(), node: "mixed", change: func(o *Options) { o.Output = "wide" }},
+		"mixed-resource": {extender: onlyGCUs(), change: func(o *Options) { o.Resource = "nvidia.com/gpu" }, said: "broken"},
+		"mixed-slices":   {extender: onlyGCUs(), node: "mixed", change: func(o *Options) { o.Resource = "nvidia.com/gpu.shared" }},
+		"mixed-json":     {extender: onlyGCUs(), change: func(o *Options) { o.Output = "json" }},
+		"mixed-json-gpu": {extender: onlyGCUs(), node: "plain-gpus", change: func(o *Options) { o.Output, o.Resource = "json", "nvidia.com/gpu" }},
+		"mixed-json-all": {extender: onlyGCUs(), node: "mixed", change: func(o *Options) { o.Output, o.Resource = "json", "all" }},
+		"mixed-yaml-all": {extender: onlyGCUs(), node: "plain-gpus", change: func(o *Options) { o.Output, o.Resource = "yaml", "all" }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newMixedServer(t)
+			s.extender = tt.extender
+			out, errOut, err := run(t, s, tt.node, tt.change)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !strings.Contains(errOut, tt.said) || (tt.said == "") != (errOut == "") {
+				t.Errorf("said %q, want %q", errOut, tt.said)
+			}
+			golden := filepath.Join("testdata", name+".txt")
+			if *update {
+				if err := os.WriteFile(golden, []byte(out), 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			want, err := os.ReadFile(golden)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(string(want), out); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+	s := newMixedServer(t)
+	s.extender = onlyGCUs()
+	_, _, err := run(t, s, "gcus", func(o *Options) { o.Resource = "nvidia.com/gpu" })
+	if want := `node "gcus" is not known or offers no nvidia.com/gpu; there are: mixed, plain-gpus`; err == nil || err.Error() != want {
+		t.Errorf("got %v, want %s", err, want)
 	}
 }
 
