@@ -103,6 +103,8 @@ func (b *Backend) seatOthers(ctx context.Context, lib *library, firsts, others [
 		case b.seats[m.ID].board != "":
 			m.Board, m.Chip = b.seats[m.ID].board, m.position
 		default:
+			// A number that a chip on another board has too is not the board's.
+			m.hasID = m.hasID && !slices.ContainsFunc(firsts, func(f member) bool { return f.hasID && f.id == m.id })
 			orphans = append(orphans, m)
 		}
 	}
@@ -114,6 +116,7 @@ func (b *Backend) seatOthers(ctx context.Context, lib *library, firsts, others [
 // one that isFatal.
 func (b *Backend) firstOf(ctx context.Context, lib *library, firsts []member, m member) (first *member, failure, _ error) {
 	var failures []error
+	var alike []*member // that the library fails to tell of, with the same number of their board
 	for i := range firsts {
 		same, err := eitherWay(ctx, b.calls, lib, "nvmlDeviceOnSameBoard", m.handle, firsts[i].handle, lib.sameBoard)
 		switch {
@@ -122,14 +125,14 @@ func (b *Backend) firstOf(ctx context.Context, lib *library, firsts []member, m 
 		case err != nil:
 			failures = append(failures, err)
 			if m.hasID && firsts[i].hasID && m.id == firsts[i].id {
-				first = &firsts[i]
+				alike = append(alike, &firsts[i])
 			}
 		case same != 0:
 			return &firsts[i], nil, nil
 		}
 	}
-	if first != nil {
-		return first, nil, nil
+	if len(alike) == 1 {
+		return alike[0], nil, nil
 	}
 	return nil, errors.Join(failures...), nil
 }
@@ -140,7 +143,8 @@ func (b *Backend) firstOf(ctx context.Context, lib *library, firsts []member, m 
 func (b *Backend) seatOrphans(ctx context.Context, lib *library, orphans []member) error {
 	slices.SortStableFunc(orphans, func(a, b member) int { return cmp.Compare(a.position, b.position) })
 	for i, m := range orphans {
-		if m.hasID {
+		samePlace := func(o member) bool { return o.ID != m.ID && o.hasID && o.id == m.id && o.position == m.position }
+		if m.hasID && !slices.ContainsFunc(orphans, samePlace) {
 			m.Board, m.Chip = fmt.Sprintf("board-%d", m.id), m.position
 			continue
 		}

@@ -6,6 +6,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/divvy-gpu/divvy/internal/accel"
 	"github.com/divvy-gpu/divvy/internal/backend"
 	"github.com/divvy-gpu/divvy/internal/vendorsim"
 )
@@ -90,6 +91,34 @@ func TestOrphanChipOfABoardThatWasNeverKnown(t *testing.T) {
 		first, second := string(n.id(1)), string(n.id(3))
 		wantSeats(t, n, map[int]seat{1: {first, 1}, 2: {first, 2}, 3: {second, 0}, 4: {second, 1}, 5: {second, 2}})
 	})
+}
+
+// Some drivers have one number for all boards, which must not make one board of
+// them.
+func TestBoardNumbersThatSayNothing(t *testing.T) {
+	members := func(position int, ids ...uint32) []member {
+		var out []member
+		for i, id := range ids {
+			c := &chip{Device: accel.Device{ID: accel.DeviceID(rune('a' + i))}}
+			out = append(out, member{chip: c, position: position, id: id, hasID: true})
+		}
+		return out
+	}
+	b := newRoot(t).open(backend.Options{})
+	orphans := members(1, 7, 7, 8)
+	if err := b.seatOrphans(t.Context(), &library{}, orphans); err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, m := range orphans {
+		got = append(got, m.Board)
+	}
+	if diff := cmp.Diff([]string{"a", "b", "board-8"}, got); diff != "" {
+		t.Errorf("boards of chips at one position (-want +got):\n%s", diff)
+	}
+	if h := orphans[1].Health; !h.Unhealthy {
+		t.Error("a chip whose board cannot be told takes pods")
+	}
 }
 
 // A first chip that is alone because the other one is lost from the start is

@@ -1,11 +1,14 @@
 package iluvatar
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 	"unsafe"
 
 	"github.com/google/go-cmp/cmp"
@@ -170,6 +173,42 @@ func TestHotPlugInitialisesAnew(t *testing.T) {
 	if !inits() {
 		t.Error("not initialised anew when a chip went")
 	}
+}
+
+// Nothing is called while the library is shut down and initialised anew.
+func TestLibraryIsNotShutDownDuringACall(t *testing.T) {
+	sys := t.TempDir()
+	driver := filepath.Join(sys, "bus/pci/drivers/iluvatar")
+	n := start(t, boards(2, 2), backend.Options{SysfsRoot: sys})
+	n.found()
+	ctx, cancel := context.WithCancel(t.Context())
+	var users sync.WaitGroup
+	for range 3 {
+		users.Go(func() {
+			for ctx.Err() == nil {
+				if found, err := n.Discover(ctx); ctx.Err() == nil && (err != nil || len(found.Devices) != 4) {
+					t.Errorf("Discover = %v, %v", found, err)
+					return
+				}
+			}
+		})
+	}
+	users.Go(func() {
+		for ctx.Err() == nil {
+			if err := n.AwaitChange(ctx); hasCode(err, codeUninitialised) {
+				t.Errorf("AwaitChange: %v", err)
+				return
+			}
+		}
+	})
+	for i := range 30 { // each makes the library be initialised anew, twice
+		if err := os.MkdirAll(filepath.Join(driver, fmt.Sprintf("0000:%02x:00.0", i)), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	cancel()
+	users.Wait()
 }
 
 func TestLinkScores(t *testing.T) {
