@@ -30,7 +30,8 @@ const (
 	recheck = 10 * time.Second
 )
 
-// DefaultName is the named configuration of nodes without a label.
+// DefaultName is the named configuration of nodes without a label. Where it is
+// not there, the files alone hold.
 const DefaultName = "default"
 
 // SourceOptions are what a Source needs.
@@ -131,7 +132,7 @@ func (s *Source) first(ctx context.Context) (Loaded, error) {
 	if errors.As(err, &unknown) {
 		klog.FromContext(ctx).Error(err, "The node's label names no configuration; using the default one", "configuration", DefaultName)
 		s.trouble = err.Error()
-		files, err = s.named(DefaultName)
+		files, err = s.unnamed()
 		if err != nil {
 			return Loaded{}, errors.Join(unknown, err)
 		}
@@ -267,13 +268,23 @@ func (s *Source) files() ([]string, error) {
 	}
 	label, name := s.label.chosen()
 	if name == "" {
-		return s.named(DefaultName)
+		return s.unnamed()
 	}
 	files, err := s.named(name)
 	if err != nil {
 		return nil, &unknownNameError{label: label, err: err}
 	}
 	return files, nil
+}
+
+// unnamed returns the files of a node whose labels name none: with the default
+// configuration last, or without where there is none and the files say enough.
+func (s *Source) unnamed() ([]string, error) {
+	files, err := s.named(DefaultName)
+	if err != nil && len(s.o.Places.Files) > 0 {
+		return s.o.Places.Files, nil
+	}
+	return files, err
 }
 
 // named returns the files with the named configuration last.

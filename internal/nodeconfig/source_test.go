@@ -292,6 +292,22 @@ func TestNamedConfigurationsGoOverTheFiles(t *testing.T) {
 	}
 }
 
+// The administrator of a few special nodes need not write a configuration for all
+// the others.
+func TestWithoutADefaultTheFilesAloneHold(t *testing.T) {
+	t.Parallel()
+	base := write(t, "base.yaml", head+"stateDir: /base\nlogLevel: debug\n")
+	dir := mount(t, map[string]string{"loud": level("error")})
+	f := follow(t, Places{Files: []string{base}, Dir: dir}, nil)
+	if u := f.next("at the start"); u.Config.StateDir != "/base" || u.Config.LogLevel != "debug" {
+		t.Errorf("%+v", u)
+	}
+	f.labels(map[string]string{"divvy.dev/config": "loud"})
+	f.level("chosen", "error")
+	f.labels(nil)
+	f.level("without label", "debug")
+}
+
 func TestWithoutAnyGoodConfigurationTheSourceEnds(t *testing.T) {
 	t.Parallel()
 	tests := map[string]struct {
