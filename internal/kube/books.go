@@ -3,7 +3,6 @@ package kube
 import (
 	"context"
 	"crypto/sha256"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -16,7 +15,6 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/tools/cache"
-	"k8s.io/client-go/tools/pager"
 	"k8s.io/klog/v2"
 
 	"github.com/divvy-gpu/divvy/internal/accel"
@@ -169,31 +167,6 @@ func (b *Books) Run(ctx context.Context, clients Clients) {
 			},
 		}, clients.Kubernetes)).RunWithContext)
 	group.Wait()
-}
-
-// Load reads everything once, for a program that only wants to look.
-func (b *Books) Load(ctx context.Context, clients Clients) error {
-	load := func(what string, store cache.TransformingStore, list pager.ListPageFunc) error {
-		var items []any
-		err := eachItem(ctx, what, list, func(obj runtime.Object) error {
-			item, err := store.Transformer()(obj)
-			items = append(items, item)
-			return err
-		})
-		if err != nil {
-			return err
-		}
-		return store.Replace(items, "")
-	}
-	return errors.Join(
-		load("nodes", b.Nodes(), func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-			return clients.Metadata.Resource(nodesResource).List(ctx, o)
-		}),
-		load("pods", b.Pods(), func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-			o.FieldSelector = running
-			return clients.Kubernetes.CoreV1().Pods(metav1.NamespaceAll).List(ctx, o)
-		}),
-	)
 }
 
 // Nodes returns the books as a reflector of node metadata writes into them.

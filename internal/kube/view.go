@@ -64,13 +64,13 @@ func LoadView(ctx context.Context, clients Clients, ledger Ledger, grants Grants
 		if text == "" {
 			return nil
 		}
-		all, err := wire.DecodeInventory(text)
-		if err != nil {
-			view.Broken[node.Name] = err
-			return nil
+		all, broken := wire.DecodeInventory(text)
+		if broken != nil {
+			view.Broken[node.Name] = broken // the others can be shown
+		} else {
+			nodes = append(nodes, item)
+			view.Inventories[node.Name] = all
 		}
-		nodes = append(nodes, item)
-		view.Inventories[node.Name] = all
 		for _, inv := range all {
 			memory[inv.Resource] = memory[inv.Resource] || inv.Unit != ""
 		}

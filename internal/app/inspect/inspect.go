@@ -52,7 +52,7 @@ type Options struct {
 	Timeout time.Duration
 }
 
-// AllResources, as the name of a resource, stands for all.
+// AllResources stands for all resources where one is named.
 const AllResources = "all"
 
 // guideResource is the one that the guide's form of a report is about.
