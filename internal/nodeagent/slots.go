@@ -266,7 +266,11 @@ func (p *slotPool) inventory() accel.Inventory {
 		if why := p.unusable(&c); why != "" && !d.Health.Unhealthy {
 			d.Health = accel.Health{Unhealthy: true, Reason: why}
 		}
-		out.Shares = append(out.Shares, accel.Share{Device: d, Units: accel.Units(max(c.replicas, 1))})
+		share := accel.Share{Device: d, Units: accel.Units(max(c.replicas, 1))}
+		if len(c.Chips) > 1 {
+			share.Chips = len(c.Chips)
+		}
+		out.Shares = append(out.Shares, share)
 	}
 	return out
 }

@@ -106,4 +106,4 @@ func (t *tenant) unknown() (accel.Resource, bool) {
 }
 
 // givenOutAs is the reason of a device that is withdrawn.
-func givenOutAs(r accel.Resource) string { return "given out as " + string(r) }
+func givenOutAs(r accel.Resource) string { return accel.ReasonGivenOut + string(r) }
