@@ -17,6 +17,6 @@ func main() {
 	defer stop()
 	if err := node.Command("divvy-node").ExecuteContext(ctx); err != nil {
 		fmt.Fprintln(os.Stderr, "divvy-node:", err)
-		os.Exit(1) //nolint:gocritic // the one exit of the program; stop has nothing left to do
+		os.Exit(node.ExitCode(err)) //nolint:gocritic // the one exit of the program; stop has nothing left to do
 	}
 }

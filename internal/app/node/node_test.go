@@ -9,23 +9,45 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
 	config "github.com/divvy-gpu/divvy/api/config/v1alpha1"
+	"github.com/divvy-gpu/divvy/internal/backend"
+	"github.com/divvy-gpu/divvy/internal/nodeconfig"
 )
 
-func TestRunRefusesBadSettings(t *testing.T) {
-	broken := filepath.Join(t.TempDir(), "node.yaml")
-	text := "apiVersion: config.divvy.dev/v1alpha1\nkind: NodeConfig\ncolour: blue\nresources:\n- {name: enflame.com/gcu-memory, vendor: acme, memoryUnit: \"3\"}\n"
-	if err := os.WriteFile(broken, []byte(text), 0o600); err != nil {
+const head = "apiVersion: config.divvy.dev/v1alpha1\nkind: NodeConfig\n"
+
+// write puts a file into a folder of its own.
+func write(t *testing.T, name, content string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), name)
+	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
 		t.Fatal(err)
 	}
+	return path
+}
+
+// hasAll fails the test for each part that the text lacks.
+func hasAll(t *testing.T, text string, parts ...string) {
+	t.Helper()
+	for _, p := range parts {
+		if !strings.Contains(text, p) {
+			t.Errorf("missing %q in:\n%s", p, text)
+		}
+	}
+}
+
+func TestRunRefusesBadSettings(t *testing.T) {
+	broken := write(t, "node.yaml", head+"colour: blue\nresources:\n- {name: enflame.com/gcu-memory, vendor: acme, memoryUnit: \"3\"}\n")
 	tests := map[string]struct {
 		options Options
 		want    []string
 	}{
 		"no node name": {Options{}, []string{"--node-name", "NODE_NAME"}},
-		"no such file": {Options{NodeName: "n", ConfigFile: "/nowhere/node.yaml"}, []string{"/nowhere/node.yaml"}},
+		"no such file": {Options{NodeName: "n", Places: nodeconfig.Places{Files: []string{"/nowhere/node.yaml"}}}, []string{"/nowhere/node.yaml"}},
 		"all mistakes of a file": {
-			Options{NodeName: "n", ConfigFile: broken},
+			Options{NodeName: "n", Places: nodeconfig.Places{Files: []string{broken}}},
 			[]string{broken, "3 mistakes", `line 3: unknown key "colour"`, `vendor: "acme" is not known; use one of enflame`, `memoryUnit: "3"`},
 		},
 	}
@@ -35,10 +57,9 @@ func TestRunRefusesBadSettings(t *testing.T) {
 			if err == nil {
 				t.Fatal("accepted")
 			}
-			for _, w := range tt.want {
-				if !strings.Contains(err.Error(), w) {
-					t.Errorf("missing %q in: %v", w, err)
-				}
+			hasAll(t, err.Error(), tt.want...)
+			if ExitCode(err) == 0 {
+				t.Error("the exit code says that all is well")
 			}
 		})
 	}
@@ -85,7 +106,7 @@ func TestClaimLetsOneDaemonRun(t *testing.T) {
 func TestOpenMakesEachBackendOnce(t *testing.T) {
 	cfg := config.Default()
 	cfg.Resources = append(cfg.Resources, cfg.Resources[0])
-	got, err := open(cfg)
+	got, err := openBackends(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -93,12 +114,35 @@ func TestOpenMakesEachBackendOnce(t *testing.T) {
 		t.Errorf("backends: %v", got)
 	}
 	cfg.Resources[0].Vendor = "acme"
-	if _, err := open(cfg); err == nil {
+	if _, err := openBackends(cfg); err == nil {
 		t.Error("an unknown vendor was opened")
 	}
-	for _, b := range got {
-		if err := b.Close(); err != nil {
-			t.Error(err)
+	if err := got.close(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestBackendOptionsAreThoseOfTheVendor(t *testing.T) {
+	c := config.Default()
+	c.DriverRoot = "/host"
+	c.Libraries = map[string]string{"iluvatar": "/opt/libixml.so"}
+	c.Vendors = map[string]config.Vendor{
+		"nvidia": {
+			DriverRoot: "/run/nvidia/driver", DeviceIDs: "index", CDIKind: "nvidia.com/gpu",
+			Health: config.Health{Ignore: []string{"all"}, Heed: []string{"xid-94"}},
+		},
+		"iluvatar": {DeviceIDs: "uuid", DevRoot: "/devices"},
+	}
+	for vendor, want := range map[string]backend.Options{
+		"enflame": {DriverRoot: "/host", SysfsRoot: "/host/sys"},
+		"nvidia": {
+			DriverRoot: "/host/run/nvidia/driver", HostDriverRoot: "/run/nvidia/driver", SysfsRoot: "/host/sys",
+			IndexInEnv: true, CDIKind: "nvidia.com/gpu", Ignore: []string{"all"}, Heed: []string{"xid-94"},
+		},
+		"iluvatar": {DriverRoot: "/host", HostDriverRoot: "/devices", SysfsRoot: "/host/sys", LibraryPath: "/opt/libixml.so"},
+	} {
+		if diff := cmp.Diff(want, backendOptions(c, vendor)); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", vendor, diff)
 		}
 	}
 }

@@ -1,0 +1,335 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"reflect"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/scheme"
+	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/client-go/tools/record"
+	"k8s.io/klog/v2"
+
+	config "github.com/divvy-gpu/divvy/api/config/v1alpha1"
+	"github.com/divvy-gpu/divvy/internal/kube"
+	"github.com/divvy-gpu/divvy/internal/nodeagent"
+	"github.com/divvy-gpu/divvy/internal/nodeconfig"
+	"github.com/divvy-gpu/divvy/internal/version"
+)
+
+// stalled is how long a change of the configuration may take before the
+// program counts as hung: stopping an agent waits for calls of the vendors'
+// libraries, which are limited to seconds each.
+const stalled = 2 * time.Minute
+
+// maxEvent is how long the message of an event may be.
+const maxEvent = 1000
+
+// agent is the node agent as the supervisor needs it.
+type agent interface {
+	Run(context.Context) error
+	Ready() error
+	Alive(context.Context) error
+}
+
+// supervisor runs one agent after the other, each made from one configuration.
+// Probes, metrics and the lock on the node outlive the agents.
+//
+// A new agent in place of a changed one is the decision of
+// docs/design/008-configuration-sources.md: it takes the way that a restart of
+// the program takes, which is tested anyway, instead of a second way for every
+// key of the configuration.
+type supervisor struct {
+	node   string
+	client kubernetes.Interface
+	log    logger
+	// open and build make the parts of an agent.
+	open  func(config.NodeConfig) (backends, error)
+	build func(context.Context, config.NodeConfig, backends, prometheus.Registerer) (agent, error)
+
+	process  *prometheus.Registry // metrics that outlive agents
+	reloads  *prometheus.CounterVec
+	events   record.EventBroadcaster
+	recorder record.EventRecorder
+
+	mu      sync.Mutex // guards what follows
+	current *running   // nil while there is none
+	since   time.Time  // when current was set or taken away
+}
+
+// running is an agent that runs.
+type running struct {
+	agent
+	config   config.NodeConfig
+	registry *prometheus.Registry
+	cancel   context.CancelFunc
+	// ended has Run's error once everything of the agent has stopped and the
+	// backends are closed.
+	ended chan error
+}
+
+func newSupervisor(node string, client kubernetes.Interface, log logger) *supervisor {
+	s := &supervisor{
+		node: node, client: client, log: log, open: openBackends,
+		process: prometheus.NewRegistry(),
+		reloads: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Namespace: "divvy", Subsystem: "node", Name: "config_reloads_total",
+			Help: "Changes of the configuration, by whether they were applied or rejected.",
+		}, []string{"result"}),
+		since: time.Now(),
+	}
+	s.build = func(ctx context.Context, c config.NodeConfig, b backends, r prometheus.Registerer) (agent, error) {
+		return nodeagent.New(ctx, nodeagent.Options{
+			Config: c, Node: node, Client: client, Keys: kube.NewKeyring(c.GrantKeyFile), Backends: b, Registry: r,
+		})
+	}
+	s.process.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), s.reloads)
+	for _, result := range []string{applied, rejected} {
+		s.reloads.WithLabelValues(result) // so that both are there from the start
+	}
+	return s
+}
+
+// The results of a reload.
+const (
+	applied  = "applied"
+	rejected = "rejected"
+)
+
+// run takes configurations until ctx ends or an agent fails. It returns once
+// everything has stopped.
+func (s *supervisor) run(ctx context.Context, updates <-chan nodeconfig.Update) error {
+	var first nodeconfig.Update
+	select {
+	case <-ctx.Done():
+		return nil
+	case first = <-updates:
+	}
+	log := klog.FromContext(ctx)
+	c := first.Config
+	if err := s.log.set(c.LogFile, c.LogLevel); err != nil {
+		return err
+	}
+	log.Info("Starting", "version", version.Version, "commit", version.Commit, "node", s.node, "configuration", first.Files)
+	s.warn(ctx, first.Warnings)
+
+	unlock, err := claim(ctx, c.StateDir)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	s.events = record.NewBroadcaster(record.WithContext(ctx))
+	s.recorder = s.events.NewRecorder(scheme.Scheme, corev1.EventSource{Component: "divvy-node", Host: s.node})
+	s.events.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: s.client.CoreV1().Events("")})
+	defer s.events.Shutdown()
+	serve, stop, err := listen(ctx, c.Listen, s)
+	if err != nil {
+		return err
+	}
+	served := make(chan error, 1)
+	go func() { served <- serve() }()
+	defer func() {
+		stop()
+		if served != nil {
+			<-served
+		}
+	}()
+
+	b, err := s.open(c)
+	if err != nil {
+		return err
+	}
+	now, err := s.start(ctx, c, b)
+	if err != nil {
+		return err
+	}
+	for {
+		select {
+		case <-ctx.Done():
+			return s.stop(now)
+		case err := <-served:
+			served = nil
+			return errors.Join(err, s.stop(now))
+		case err := <-now.ended:
+			if err == nil && ctx.Err() == nil {
+				err = errors.New("the node agent ended by itself")
+			}
+			return err
+		case u := <-updates:
+			if now, err = s.update(ctx, now, u); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// update goes over to another configuration and returns what runs then: the
+// agent before if the new one cannot be used. An error means that nothing runs.
+func (s *supervisor) update(ctx context.Context, now *running, u nodeconfig.Update) (*running, error) {
+	log := klog.FromContext(ctx)
+	if u.Err != nil {
+		s.reject(ctx, u.Err)
+		return now, nil
+	}
+	s.warn(ctx, u.Warnings)
+	c := s.keep(ctx, now.config, u.Config)
+	if err := s.log.set(c.LogFile, c.LogLevel); err != nil {
+		log.Error(err, "Changing the log")
+	}
+	if quietly(now.config, c) {
+		now.config = c
+		s.accept(ctx, u.Files)
+		return now, nil
+	}
+	b, err := s.open(c)
+	if err != nil {
+		s.reject(ctx, err)
+		return now, nil
+	}
+	log.Info("The configuration changed; going over to it", "files", u.Files)
+	if err := s.stop(now); err != nil {
+		log.Error(err, "Stopping what ran with the configuration before")
+	}
+	next, err := s.start(ctx, c, b)
+	if err == nil {
+		s.accept(ctx, u.Files)
+		return next, nil
+	}
+	s.reject(ctx, err)
+	if err := s.log.set(now.config.LogFile, now.config.LogLevel); err != nil {
+		log.Error(err, "Changing the log")
+	}
+	if b, err = s.open(now.config); err == nil {
+		now, err = s.start(ctx, now.config, b)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("go back to the configuration before: %w", err)
+	}
+	return now, nil
+}
+
+// quietly reports whether the change is one that no agent sees.
+func quietly(before, after config.NodeConfig) bool {
+	after.LogFile, after.LogLevel = before.LogFile, before.LogLevel
+	return reflect.DeepEqual(before, after)
+}
+
+// keep returns c with the keys as they are that hold for the life of the
+// process, and says which of them should have changed.
+func (s *supervisor) keep(ctx context.Context, before, c config.NodeConfig) config.NodeConfig {
+	for _, k := range []struct {
+		name string
+		old  string
+		now  *string
+		why  string
+	}{
+		{"listen", before.Listen, &c.Listen, "probes may be asked at the old address"},
+		{"stateDir", before.StateDir, &c.StateDir, "the lock and what pods hold are in the old folder"},
+	} {
+		if *k.now != k.old {
+			klog.FromContext(ctx).Info("A change of the configuration takes effect when divvy-node is restarted", "key", k.name, "now", k.old, "then", *k.now, "because", k.why)
+			*k.now = k.old
+		}
+	}
+	return c
+}
+
+// start makes an agent and runs it. The backends are its own from then on.
+func (s *supervisor) start(ctx context.Context, c config.NodeConfig, b backends) (*running, error) {
+	r := &running{config: c, registry: prometheus.NewRegistry(), ended: make(chan error, 1)}
+	var err error
+	ctx, r.cancel = context.WithCancel(ctx)
+	if r.agent, err = s.build(ctx, c, b, r.registry); err != nil {
+		r.cancel()
+		return nil, errors.Join(err, b.close())
+	}
+	go func() {
+		err := r.Run(ctx)
+		r.ended <- errors.Join(err, b.close())
+	}()
+	s.set(r)
+	return r, nil
+}
+
+// stop ends what runs and waits for it.
+func (s *supervisor) stop(r *running) error {
+	s.set(nil)
+	r.cancel()
+	return <-r.ended
+}
+
+func (s *supervisor) set(r *running) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.current, s.since = r, time.Now()
+}
+
+// now returns what runs, nil while there is nothing, and since when that is so.
+func (s *supervisor) now() (*running, time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.current, s.since
+}
+
+// Ready returns nil while pods can be given devices.
+func (s *supervisor) Ready() error {
+	r, since := s.now()
+	if r == nil {
+		return fmt.Errorf("the configuration is being applied since %v", time.Since(since).Round(time.Millisecond))
+	}
+	return r.Ready()
+}
+
+// Alive returns an error when the program hangs.
+func (s *supervisor) Alive(ctx context.Context) error {
+	r, since := s.now()
+	if r != nil {
+		return r.Alive(ctx)
+	}
+	if age := time.Since(since); age > stalled {
+		return fmt.Errorf("the configuration is being applied since %v", age.Round(time.Second))
+	}
+	return nil
+}
+
+// gatherer has the metrics of the process and of the agent that runs.
+func (s *supervisor) gatherer() prometheus.Gatherer {
+	if r, _ := s.now(); r != nil {
+		return prometheus.Gatherers{s.process, r.registry}
+	}
+	return s.process
+}
+
+func (s *supervisor) warn(ctx context.Context, warnings []string) {
+	for _, w := range warnings {
+		klog.FromContext(ctx).Info("Warning about the configuration", "warning", w)
+	}
+}
+
+func (s *supervisor) accept(ctx context.Context, files []string) {
+	klog.FromContext(ctx).Info("The new configuration is in use", "files", files)
+	s.reloads.WithLabelValues(applied).Inc()
+	s.tell(corev1.EventTypeNormal, "ConfigurationReloaded", "the new configuration is in use: "+strings.Join(files, ", "))
+}
+
+func (s *supervisor) reject(ctx context.Context, err error) {
+	klog.FromContext(ctx).Error(err, "The new configuration cannot be used; the one before stays")
+	s.reloads.WithLabelValues(rejected).Inc()
+	s.tell(corev1.EventTypeWarning, "ConfigurationRejected", "the configuration before stays in use: "+strings.Join(strings.Fields(err.Error()), " "))
+}
+
+// tell records an event on the node.
+func (s *supervisor) tell(kind, reason, message string) {
+	if len(message) > maxEvent {
+		message = strings.ToValidUTF8(message[:maxEvent], "") + "..."
+	}
+	s.recorder.Event(&corev1.ObjectReference{Kind: "Node", Name: s.node, UID: "", APIVersion: "v1"}, kind, reason, message)
+}

@@ -1,0 +1,180 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	config "github.com/divvy-gpu/divvy/api/config/v1alpha1"
+	"github.com/divvy-gpu/divvy/internal/backend"
+	"github.com/divvy-gpu/divvy/internal/backend/vendors"
+	"github.com/divvy-gpu/divvy/internal/nodeconfig"
+)
+
+// askAgain is how long wait waits between two attempts.
+const askAgain = time.Second
+
+// waiting is what the command wait waits for.
+type waiting struct {
+	vendor string
+	// toolkit asks for the container toolkit too.
+	toolkit bool
+	// validations is the folder in which NVIDIA's GPU operator says what is
+	// ready, "" for none.
+	validations string
+	// root is "/", where a container has what the container toolkit put there.
+	root string
+	// open makes the backend that is asked for devices.
+	open func(inContainer bool) (backend.Backend, error)
+	// every is the time between two attempts.
+	every time.Duration
+}
+
+func waitCommand() *cobra.Command {
+	w := waiting{root: "/", every: askAgain}
+	var (
+		places  nodeconfig.Places
+		timeout time.Duration
+	)
+	cmd := &cobra.Command{
+		Use:   "wait --vendor VENDOR",
+		Short: "Waits until a vendor's driver answers and lists a device",
+		Long: "Waits until the library of the vendor's driver answers and lists a device, for an init container before divvy-node or\n" +
+			"before any pod that needs the driver. It prints what it waits for, each time that changes.\n\n" +
+			"With --validations it first waits for the file driver-ready in that folder, which NVIDIA's GPU operator writes, and\n" +
+			"with --toolkit for toolkit-ready too. With --toolkit alone it looks at its own container, which must be one that the\n" +
+			"NVIDIA container runtime started: the library and /dev/nvidiactl have to be there, and the library has to list a device.\n\n" +
+			"Exit codes: 0 a device is there, 1 this process cannot find out and another may, 2 wrong use, 3 the time is over.",
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := w.check(); err != nil {
+				return usageError(err)
+			}
+			places, _ = places.Find(os.LookupEnv)
+			l, err := nodeconfig.Load(places.Files, nodeconfig.Collect(cmd.Flags(), os.LookupEnv, vendors.Names()), vendors.Names())
+			if err != nil {
+				return err
+			}
+			w.open = func(inContainer bool) (backend.Backend, error) {
+				return vendors.New(w.vendor, w.options(l.Config, inContainer))
+			}
+			ctx := cmd.Context()
+			if timeout > 0 {
+				var cancel context.CancelFunc
+				ctx, cancel = context.WithTimeout(ctx, timeout)
+				defer cancel()
+			}
+			return w.wait(ctx, cmd.OutOrStdout())
+		},
+	}
+	cmd.Flags().StringVar(&w.vendor, "vendor", "", "whose device: "+strings.Join(vendors.Names(), ", "))
+	cmd.Flags().DurationVar(&timeout, "timeout", 0, "how long to wait, such as 5m; without it, for ever")
+	cmd.Flags().BoolVar(&w.toolkit, "toolkit", false, "wait for NVIDIA's container toolkit too")
+	cmd.Flags().StringVar(&w.validations, "validations", "", "folder in which NVIDIA's GPU operator says what is ready, such as /run/nvidia/validations")
+	cmd.Flags().StringArrayVar(&places.Files, "config", nil, "configuration file that says where the driver is; may be repeated")
+	nodeconfig.AddFlags(cmd.Flags(), vendors.Names())
+	return cmd
+}
+
+// check returns what is wrong with the command line.
+func (w *waiting) check() error {
+	if !slices.Contains(vendors.Names(), w.vendor) {
+		return fmt.Errorf("--vendor %q is not known; use one of %s", w.vendor, strings.Join(vendors.Names(), ", "))
+	}
+	if (w.toolkit || w.validations != "") && w.vendor != "nvidia" {
+		return errors.New("--toolkit and --validations are for --vendor nvidia alone")
+	}
+	return nil
+}
+
+// options are those of the backend: as configured, or as a container sees what
+// its runtime put into it.
+func (w *waiting) options(c config.NodeConfig, inContainer bool) backend.Options {
+	if inContainer {
+		return backend.Options{DriverRoot: w.root}
+	}
+	return backendOptions(c, w.vendor)
+}
+
+// wait returns once everything is there. It prints what it waits for, and what
+// it found.
+func (w *waiting) wait(ctx context.Context, out io.Writer) error {
+	var told string
+	for {
+		found, err := w.attempt(ctx)
+		if err == nil {
+			fmt.Fprintln(out, found)
+			return nil
+		}
+		var restart *backend.RestartNeededError
+		if errors.As(err, &restart) {
+			return err // kubelet starts the init container again
+		}
+		if text := strings.TrimSpace(err.Error()); text != told && ctx.Err() == nil {
+			fmt.Fprintln(out, "waiting:", text)
+			told = text
+		}
+		select {
+		case <-ctx.Done():
+			if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+				return &exitError{ExitTimeout, fmt.Errorf("the time is over; last: %s", told)}
+			}
+			return ctx.Err()
+		case <-time.After(w.every):
+		}
+	}
+}
+
+// attempt looks once. Its error says what is missing.
+func (w *waiting) attempt(ctx context.Context) (found string, err error) {
+	for _, name := range w.files() {
+		if _, err := os.Stat(name); err != nil {
+			return "", fmt.Errorf("%s is not there yet", name)
+		}
+	}
+	// A new backend each time: what an earlier one has learnt of a driver that
+	// was not complete is not to be relied on.
+	b, err := w.open(w.inContainer())
+	if err != nil {
+		return "", err
+	}
+	defer b.Close() //nolint:errcheck // nothing is lost
+	devices, err := b.Discover(ctx)
+	if err != nil {
+		return "", err
+	}
+	if len(devices.Devices) == 0 {
+		var errs []error
+		for _, f := range devices.Faults {
+			errs = append(errs, f.Err)
+		}
+		return "", errors.Join(append(errs, fmt.Errorf("the driver of %s answers and lists no device that can be used", w.vendor))...)
+	}
+	return fmt.Sprintf("%s: %d devices, driver %s", w.vendor, len(devices.Devices), devices.Driver), nil
+}
+
+// inContainer reports whether this container is looked at instead of the host.
+func (w *waiting) inContainer() bool { return w.toolkit && w.validations == "" }
+
+// files are those that have to be there.
+func (w *waiting) files() []string {
+	switch {
+	case w.inContainer():
+		return []string{filepath.Join(w.root, "dev/nvidiactl")}
+	case w.validations == "":
+		return nil
+	}
+	files := []string{filepath.Join(w.validations, "driver-ready")}
+	if w.toolkit {
+		files = append(files, filepath.Join(w.validations, "toolkit-ready"))
+	}
+	return files
+}
