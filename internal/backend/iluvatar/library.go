@@ -319,7 +319,8 @@ func query[T any](ctx context.Context, on *lane.Lane, lib *library, name string,
 		if lib.closed {
 			return out, backend.ErrClosed
 		}
-		return out, check(name, f(&out))
+		err := check(name, f(&out))
+		return out, err
 	})
 }
 
