@@ -14,7 +14,9 @@ LDFLAGS := -s -w -X $(MODULE)/internal/version.Version=$(VERSION) -X $(MODULE)/i
 
 # divvy-node binds NVML with cgo. Names and users are looked up without the C
 # library, and functions of vendors' libraries are bound at their first call, not
-# when the program starts, for the library comes later.
+# when the program starts, for the library comes later. NVML's header calls some of
+# its functions deprecated, which the binding binds all the same.
+NODE_ENV     := CGO_ENABLED=1 CGO_CFLAGS='-g -O2 -Wno-deprecated-declarations'
 NODE_TAGS    := netgo,osusergo
 NODE_LDFLAGS := $(LDFLAGS) -extldflags=-Wl,-z,lazy
 
@@ -55,8 +57,16 @@ help: ## List the targets.
 demo: root ## Start a Kubernetes here, install Divvy and show four pods sharing two cards.
 	@cd lab && go run ./cmd/demo
 
+.PHONY: demo-vendors
+demo-vendors: root ## Show cards of three vendors on one node, served by one daemon.
+	@cd lab && go run ./cmd/vendors
+
+.PHONY: faults
+faults: root ## Break cards of three vendors under running pods and bring them back.
+	@cd lab && go run ./cmd/faults
+
 .PHONY: demo-down
-demo-down: lab-down ## Remove what `make demo` started, without a trace.
+demo-down: lab-down ## Remove what these started, without a trace.
 
 .PHONY: test
 test: root ## Run all tests: unit, fuzz seeds, race detector, kubelet's device manager, the lab.
@@ -69,7 +79,7 @@ test: root ## Run all tests: unit, fuzz seeds, race detector, kubelet's device m
 .PHONY: build
 build: ## Build the programs into bin/.
 	@mkdir -p $(BIN)
-	CGO_ENABLED=1 go build -buildvcs=false -trimpath -tags $(NODE_TAGS) -ldflags '$(NODE_LDFLAGS)' -o $(BIN)/ ./cmd/divvy-node
+	$(NODE_ENV) go build -buildvcs=false -trimpath -tags $(NODE_TAGS) -ldflags '$(NODE_LDFLAGS)' -o $(BIN)/ ./cmd/divvy-node
 	CGO_ENABLED=0 go build -buildvcs=false -trimpath -ldflags '$(LDFLAGS)' -o $(BIN)/ ./cmd/divvy-control ./cmd/kubectl-divvy
 
 .PHONY: lint
@@ -101,6 +111,18 @@ test-e2e: root ## Run the end-to-end tests on the lab.
 
 # testsum runs in lab/, where the tests of the lab's module are.
 testsum-lab = mkdir -p $(BIN) && go build -buildvcs=false -o $(BIN)/testsum ./hack/testsum && cd lab && $(BIN)/testsum run -out $(DIST)/tests -suite $(1)
+
+.PHONY: build-gpu-test
+build-gpu-test: ## Build bin/gpu-test, which runs elsewhere without Go and without a network.
+	@mkdir -p $(BIN)
+	cd lab && $(NODE_ENV) go build -buildvcs=false -trimpath -tags $(NODE_TAGS) -ldflags '$(NODE_LDFLAGS)' -o $(BIN)/gpu-test ./cmd/gpu-test
+
+# gpu-test exits with 3 where there is no NVIDIA GPU; make fails then, too.
+.PHONY: test-gpu
+test-gpu: ## Test on this machine's NVIDIA GPUs; exit code 3 of bin/gpu-test: there is none.
+	@if command -v go >/dev/null; then $(MAKE) build-gpu-test; \
+	  elif [ ! -x $(BIN)/gpu-test ]; then echo "There is neither Go here nor bin/gpu-test; run \"make build-gpu-test\" where Go is, and bring bin/gpu-test." >&2; exit 1; fi
+	@$(BIN)/gpu-test
 
 .PHONY: bench
 bench: ## Run the benchmarks: the core, preferred allocation, the extender's HTTP calls.

@@ -79,6 +79,11 @@ type node struct {
 	pods    int // created so far
 
 	topology vendorsim.Topology
+	// configure changes the configuration of the next divvy-node, wrap its
+	// backend; nil for neither.
+	configure func(*config.NodeConfig)
+	wrap      func(backend.Backend) backend.Backend
+	metrics   *prometheus.Registry
 
 	agent *nodeagent.Agent
 	stop  func() // the agent, waits
@@ -155,14 +160,25 @@ func (n *node) startAgent() {
 	cfg.GrantKeyFile = filepath.Join(n.dir, "key")
 	cfg.HealthInterval = config.Duration(200 * time.Millisecond)
 	cfg.Resources[0].MemoryUnit = n.unit
+	cfg.Vendors = map[string]config.Vendor{"enflame": {Health: config.Health{RecoverAfter: new(config.Duration(300 * time.Millisecond))}}}
+	if n.configure != nil {
+		n.configure(&cfg)
+	}
 	vendor, err := vendors.New("enflame", backend.Options{DriverRoot: n.dir, LibraryPath: filepath.Join(n.dir, vendorsim.LibraryName(vendorsim.Enflame))})
 	if err != nil {
 		n.t.Fatal(err)
 	}
+	var served backend.Backend = vendor
+	if n.wrap != nil {
+		served = n.wrap(vendor)
+	}
+	if n.metrics == nil {
+		n.metrics = prometheus.NewRegistry() // of the process, which may outlive the agent
+	}
 	ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), klog.LoggerWithName(n.log, "divvy-node")))
 	n.agent, err = nodeagent.New(ctx, nodeagent.Options{
 		Config: cfg, Node: thisNode, Client: n.api, Keys: kube.NewKeyring(cfg.GrantKeyFile),
-		Backends: map[string]backend.Backend{"enflame": vendor}, Registry: prometheus.NewRegistry(),
+		Backends: map[string]backend.Backend{"enflame": served}, Registry: n.metrics,
 	})
 	if err != nil {
 		cancel()
@@ -246,10 +262,15 @@ func (n *node) inventory() accel.Inventory {
 		return accel.Inventory{}
 	}
 	all, err := wire.DecodeInventory(value)
-	if err != nil || len(all) != 1 {
-		n.t.Fatalf("inventory %q: %d resources, %v", value, len(all), err)
+	if err != nil {
+		n.t.Fatalf("inventory %q: %v", value, err)
 	}
-	return all[0]
+	for _, in := range all {
+		if in.Resource == gcuMemory {
+			return in
+		}
+	}
+	return accel.Inventory{}
 }
 
 // card returns the id of a card by its position in the topology.

@@ -22,13 +22,7 @@ func TestWithoutAGPU(t *testing.T) {
 
 // A driver that does not answer although there is a GPU is a failure.
 func TestWithABrokenDriver(t *testing.T) {
-	root := t.TempDir()
-	if err := os.Mkdir(filepath.Join(root, "dev"), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(root, "dev", "nvidia0"), nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	root := withNodes(t, "nvidia0")
 	var out strings.Builder
 	if err := run(t.Context(), &out, options{root: root, watch: time.Second}); exitCode(err) != 1 {
 		t.Errorf("got exit code %d, %v; want 1\n%s", exitCode(err), err, &out)
@@ -43,6 +37,7 @@ func TestOnSimulatedGPUs(t *testing.T) {
 	}
 	topology := vendorsim.Topology{Cards: vendorsim.GPUs(4, 40<<10)}
 	path := filepath.Join(filepath.Dir(library), vendorsim.TopologyName)
+	root := withNodes(t, "nvidiactl", "nvidia-uvm", "nvidia0", "nvidia1", "nvidia2", "nvidia3")
 	for name, ill := range map[string]bool{"healthy": false, "one is lost": true} {
 		t.Run(name, func(t *testing.T) {
 			topology.Cards[2].Lost = ill
@@ -50,10 +45,25 @@ func TestOnSimulatedGPUs(t *testing.T) {
 				t.Fatal(err)
 			}
 			var out strings.Builder
-			err := run(t.Context(), &out, options{root: t.TempDir(), library: library, watch: 2 * time.Second})
+			err := run(t.Context(), &out, options{root: root, library: library, watch: 2 * time.Second})
 			if (err != nil) != ill || errors.Is(err, errNoGPU) {
 				t.Errorf("got %v\n%s", err, &out)
 			}
 		})
 	}
+}
+
+// withNodes returns a machine's root folder with files in /dev.
+func withNodes(t *testing.T, names ...string) string {
+	t.Helper()
+	root := t.TempDir()
+	if err := os.Mkdir(filepath.Join(root, "dev"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range names {
+		if err := os.WriteFile(filepath.Join(root, "dev", name), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return root
 }

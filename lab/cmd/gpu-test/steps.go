@@ -291,7 +291,7 @@ func (t *test) labels(ctx context.Context) error {
 		fmt.Fprintf(t.out, "  %s=%s\n", key, labels[key])
 	}
 	first := t.found.Devices[0]
-	for key, want := range map[string]string{
+	wanted := map[string]string{
 		"nvidia.com/gpu.present":              "true",
 		"nvidia.com/gpu.count":                fmt.Sprint(t.gpus()),
 		"nvidia.com/gpu.product":              strings.ReplaceAll(first.Model, " ", "-"),
@@ -299,8 +299,9 @@ func (t *test) labels(ctx context.Context) error {
 		"nvidia.com/cuda.driver-version.full": t.found.Driver,
 		"divvy.dev/nvidia.present":            "true",
 		"divvy.dev/nvidia.count":              fmt.Sprint(t.gpus()),
-	} {
-		t.checks.Equal(key, labels[key], want)
+	}
+	for _, key := range slices.Sorted(maps.Keys(wanted)) {
+		t.checks.Equal(key, labels[key], wanted[key])
 	}
 	return nil
 }
@@ -324,7 +325,7 @@ func (t *test) health(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	t.checks.Equal("GPUs, as before", now.Devices, t.found.Devices)
+	t.checks.True("the GPUs are as before", slices.Equal(now.Devices, t.found.Devices), fmt.Sprintf("%d, all as they were: %t", len(now.Devices), slices.Equal(now.Devices, t.found.Devices)))
 	notifier, ok := t.backend.(backend.Notifier)
 	if !ok {
 		return nil

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-func TestFindTopology(t *testing.T) {
+func TestFindFile(t *testing.T) {
 	repository, err := filepath.Abs("../../..")
 	if err != nil {
 		t.Fatal(err)
@@ -28,9 +28,9 @@ func TestFindTopology(t *testing.T) {
 		"lab/topologies/gcu-mixed.ini":     filepath.Join(repository, "lab/topologies/gcu-mixed.ini"),
 		filepath.Join("..", "no-such.ini"): "",
 	} {
-		got, err := findTopology(repository, name)
+		got, err := findFile(repository, "topologies", name)
 		if got != want || (err == nil) != (want != "") {
-			t.Errorf("findTopology(%s) = %q, %v; want %q", name, got, err, want)
+			t.Errorf("findFile(%s) = %q, %v; want %q", name, got, err, want)
 		}
 	}
 }

@@ -4,6 +4,7 @@
 package product
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -49,6 +50,13 @@ type Options struct {
 	Topology string
 	// MemoryUnit is the size of a unit in GB: "1", "0.1", "0.01" or "0.001".
 	MemoryUnit string
+	// Values are files of more values, later ones over earlier ones.
+	Values []string
+	// Label is the label that the node needs for the daemon to run there,
+	// NodeLabel when empty.
+	Label string
+	// Unlabelled leaves the node without that label, and so without the daemon.
+	Unlabelled bool
 	// Set holds more values of the chart, as helm's --set takes them.
 	Set []string
 	// Out receives the progress.
@@ -116,15 +124,16 @@ func buildPrograms(ctx context.Context, repository string) error {
 		}
 	}
 	for _, b := range []struct {
-		cgo, tags, ldflags string
-		programs           []string
+		env           []string
+		tags, ldflags string
+		programs      []string
 	}{
 		// As in the Makefile, which has the reasons.
-		{"1", "netgo,osusergo", ldflags + " -extldflags=-Wl,-z,lazy", []string{"./cmd/divvy-node"}},
-		{"0", "", ldflags, []string{"./cmd/divvy-control", "./cmd/kubectl-divvy"}},
+		{[]string{"CGO_ENABLED=1", "CGO_CFLAGS=-g -O2 -Wno-deprecated-declarations"}, "netgo,osusergo", ldflags + " -extldflags=-Wl,-z,lazy", []string{"./cmd/divvy-node"}},
+		{[]string{"CGO_ENABLED=0"}, "", ldflags, []string{"./cmd/divvy-control", "./cmd/kubectl-divvy"}},
 	} {
 		args := []string{"build", "-buildvcs=false", "-trimpath", "-tags", b.tags, "-ldflags", b.ldflags, "-o", programDir}
-		if err := build.RunGo(ctx, repository, []string{"CGO_ENABLED=" + b.cgo}, nil, append(args, b.programs...)...); err != nil {
+		if err := build.RunGo(ctx, repository, b.env, nil, append(args, b.programs...)...); err != nil {
 			return fmt.Errorf("build the programs: %w", err)
 		}
 	}
@@ -186,8 +195,11 @@ func loadImages(ctx context.Context, c *cluster.Cluster) (map[string]string, err
 const chartTimeout = 3 * time.Minute
 
 func installChart(ctx context.Context, o Options, tags map[string]string) error {
-	if err := o.Cluster.LabelNode(ctx, NodeLabel, "true"); err != nil {
-		return err
+	label := cmp.Or(o.Label, NodeLabel)
+	if !o.Unlabelled {
+		if err := o.Cluster.LabelNode(ctx, label, "true"); err != nil {
+			return err
+		}
 	}
 	if err := forgetInterrupted(ctx, o.Cluster); err != nil {
 		return err
@@ -195,17 +207,24 @@ func installChart(ctx context.Context, o Options, tags map[string]string) error 
 	args := []string{
 		"upgrade", Release, filepath.Join(o.RepositoryDir, "charts", "divvy"),
 		"--install", "--namespace", Namespace, "--create-namespace",
-		"--values", filepath.Join(o.RepositoryDir, "lab", "values.yaml"),
-		"--set-string", "memoryUnit=" + o.MemoryUnit,
-		"--set-string", "node.image.tag=" + tags[NodeImage],
-		"--set-string", "extender.image.tag=" + tags[ControlImage],
-		"--wait", "--timeout", chartTimeout.String(),
+		"--values", filepath.Join(o.RepositoryDir, "lab", "values", "lab.yaml"),
 	}
+	for _, file := range o.Values {
+		args = append(args, "--values", file)
+	}
+	args = append(args,
+		"--set-string", "memoryUnit="+o.MemoryUnit,
+		"--set-string", "node.image.tag="+tags[NodeImage],
+		"--set-string", "extender.image.tag="+tags[ControlImage],
+		"--wait", "--timeout", chartTimeout.String())
 	for _, value := range o.Set {
 		args = append(args, "--set", value)
 	}
 	if out, err := helm(ctx, o.Cluster, args...); err != nil {
 		return fmt.Errorf("helm: %w: %s\n%s", err, out, describePods(ctx, o.Cluster))
+	}
+	if o.Unlabelled {
+		return unlabel(ctx, o.Cluster, label, chartTimeout)
 	}
 	return waitRollout(ctx, o.Cluster, chartTimeout)
 }

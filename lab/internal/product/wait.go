@@ -10,6 +10,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/divvy-gpu/divvy/lab/internal/cluster"
@@ -49,6 +50,43 @@ func waitRollout(ctx context.Context, c *cluster.Cluster, timeout time.Duration)
 	return nil
 }
 
+// unlabel takes the label off the node until the daemon has gone. One that still
+// runs may put it back, since it tells of the cards.
+func unlabel(ctx context.Context, c *cluster.Cluster, label string, timeout time.Duration) error {
+	client, err := c.Client()
+	if err != nil {
+		return err
+	}
+	return poll(ctx, timeout, func(ctx context.Context) error { return unlabelled(ctx, client, c.NodeName(), label) })
+}
+
+// unlabelled returns nil when the node has neither label nor daemon. It takes
+// the label off.
+func unlabelled(ctx context.Context, client kubernetes.Interface, name, label string) error {
+	node, err := client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
+	if err != nil {
+		return fmt.Errorf("look at the node: %w", err)
+	}
+	if _, labelled := node.Labels[label]; labelled {
+		remove, err := json.Marshal(map[string]any{"metadata": map[string]any{"labels": map[string]any{label: nil}}})
+		if err == nil {
+			_, err = client.CoreV1().Nodes().Patch(ctx, name, types.MergePatchType, remove, metav1.PatchOptions{})
+		}
+		if err != nil {
+			return fmt.Errorf("unlabel the node: %w", err)
+		}
+		return fmt.Errorf("the node had the label %s", label)
+	}
+	pods, err := client.CoreV1().Pods(Namespace).List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/name=" + nodeDaemonSet})
+	if err != nil {
+		return fmt.Errorf("look at the pods of %s: %w", nodeDaemonSet, err)
+	}
+	if len(pods.Items) > 0 {
+		return fmt.Errorf("%s still runs", pods.Items[0].Name)
+	}
+	return nil
+}
+
 func daemonSetReady(d *appsv1.DaemonSet) error {
 	s := d.Status
 	if s.ObservedGeneration < d.Generation || s.DesiredNumberScheduled == 0 ||
@@ -70,42 +108,52 @@ func deploymentReady(d *appsv1.Deployment) error {
 	return nil
 }
 
-// WaitForResource waits until kubelet offers as many units as divvy-node has
-// published, and returns their number.
-func WaitForResource(ctx context.Context, c *cluster.Cluster, timeout time.Duration) (int64, error) {
-	client, err := c.Client()
-	if err != nil {
-		return 0, err
-	}
-	var units int64
-	err = poll(ctx, timeout, func(ctx context.Context) error {
-		units, err = offered(ctx, client, c.NodeName())
-		return err
-	})
-	return units, err
+// Offer is a resource that the node offers.
+type Offer struct {
+	Resource corev1.ResourceName
+	Units    int64
 }
 
-func offered(ctx context.Context, client kubernetes.Interface, name string) (int64, error) {
+// WaitForResources waits until kubelet offers as much of each resource as
+// divvy-node has published, and returns what that is.
+func WaitForResources(ctx context.Context, c *cluster.Cluster, timeout time.Duration) ([]Offer, error) {
+	client, err := c.Client()
+	if err != nil {
+		return nil, err
+	}
+	var offers []Offer
+	err = poll(ctx, timeout, func(ctx context.Context) error {
+		offers, err = offered(ctx, client, c.NodeName())
+		return err
+	})
+	return offers, err
+}
+
+func offered(ctx context.Context, client kubernetes.Interface, name string) ([]Offer, error) {
 	node, err := client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
-		return 0, fmt.Errorf("look at the node: %w", err)
+		return nil, fmt.Errorf("look at the node: %w", err)
 	}
 	published, err := publishedUnits(node)
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
-	quantity := node.Status.Allocatable[Resource]
-	if published == 0 || quantity.Value() != published {
-		return 0, fmt.Errorf("of %d published units of %s kubelet offers %d", published, Resource, quantity.Value())
+	if len(published) == 0 {
+		return nil, fmt.Errorf("node %s has published no healthy cards", name)
+	}
+	for _, p := range published {
+		if quantity := node.Status.Allocatable[p.Resource]; quantity.Value() != p.Units {
+			return nil, fmt.Errorf("of %d published units of %s kubelet offers %d", p.Units, p.Resource, quantity.Value())
+		}
 	}
 	return published, nil
 }
 
 // publishedUnits returns the units of the healthy cards in a node's inventory.
-func publishedUnits(node *corev1.Node) (int64, error) {
+func publishedUnits(node *corev1.Node) ([]Offer, error) {
 	text, ok := node.Annotations[inventoryAnnotation]
 	if !ok {
-		return 0, fmt.Errorf("node %s has published no cards", node.Name)
+		return nil, fmt.Errorf("node %s has published no cards", node.Name)
 	}
 	var inventory struct {
 		Resources []struct {
@@ -117,17 +165,21 @@ func publishedUnits(node *corev1.Node) (int64, error) {
 		}
 	}
 	if err := json.Unmarshal([]byte(text), &inventory); err != nil {
-		return 0, fmt.Errorf("annotation %s of node %s: %w", inventoryAnnotation, node.Name, err)
+		return nil, fmt.Errorf("annotation %s of node %s: %w", inventoryAnnotation, node.Name, err)
 	}
-	var units int64
+	var offers []Offer
 	for _, resource := range inventory.Resources {
+		offer := Offer{Resource: resource.Resource}
 		for _, device := range resource.Devices {
-			if resource.Resource == Resource && !device.Unhealthy {
-				units += device.Units
+			if !device.Unhealthy {
+				offer.Units += device.Units
 			}
 		}
+		if offer.Units > 0 {
+			offers = append(offers, offer)
+		}
 	}
-	return units, nil
+	return offers, nil
 }
 
 // poll asks until the answer is nil; after the timeout it returns the last one.

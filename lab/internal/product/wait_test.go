@@ -3,6 +3,7 @@ package product
 import (
 	"context"
 	"errors"
+	"slices"
 	"testing"
 	"time"
 
@@ -53,26 +54,55 @@ func TestDeploymentReady(t *testing.T) {
 func TestOffered(t *testing.T) {
 	const inventory = `{"v":1,"resources":[
 		{"resource":"enflame.com/gcu-memory","devices":[{"units":16},{"units":8},{"units":4,"unhealthy":true}]},
-		{"resource":"other","devices":[{"units":100}]}]}`
+		{"resource":"nvidia.com/gpu","devices":[{"units":1},{"units":1}]},
+		{"resource":"iluvatar.com/gpu","devices":[{"units":1,"unhealthy":true}]}]}`
 	for name, test := range map[string]struct {
-		annotation, allocatable string
-		want                    int64
+		annotation, memory, gpus string
+		want                     []Offer
 	}{
-		"both agree":        {inventory, "24", 24},
-		"kubelet is behind": {inventory, "16", 0},
-		"nothing offered":   {inventory, "0", 0},
-		"no inventory":      {"", "24", 0},
-		"garbage":           {"{", "24", 0},
-		"no cards":          {`{"v":1}`, "0", 0},
+		"all agree":              {inventory, "24", "2", []Offer{{"enflame.com/gcu-memory", 24}, {"nvidia.com/gpu", 2}}},
+		"kubelet is behind":      {inventory, "16", "2", nil},
+		"one resource is behind": {inventory, "24", "0", nil},
+		"nothing offered":        {inventory, "0", "0", nil},
+		"no inventory":           {"", "24", "2", nil},
+		"garbage":                {"{", "24", "2", nil},
+		"no cards":               {`{"v":1}`, "0", "0", nil},
 	} {
 		node := &corev1.Node{
 			ObjectMeta: metav1.ObjectMeta{Name: "n", Annotations: map[string]string{inventoryAnnotation: test.annotation}},
-			Status:     corev1.NodeStatus{Allocatable: corev1.ResourceList{Resource: resource.MustParse(test.allocatable)}},
+			Status: corev1.NodeStatus{Allocatable: corev1.ResourceList{
+				Resource: resource.MustParse(test.memory), "nvidia.com/gpu": resource.MustParse(test.gpus),
+			}},
 		}
 		got, err := offered(t.Context(), fake.NewClientset(node), "n")
-		if got != test.want || (err == nil) != (test.want > 0) {
-			t.Errorf("%s: %d, %v; want %d", name, got, err, test.want)
+		if !slices.Equal(got, test.want) || (err == nil) != (test.want != nil) {
+			t.Errorf("%s: %v, %v; want %v", name, got, err, test.want)
 		}
+	}
+}
+
+// The daemon puts the label back while it runs, and goes because of it.
+func TestUnlabel(t *testing.T) {
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n", Labels: map[string]string{"a/b": "true", "stays": "x"}}}
+	client := fake.NewClientset(node)
+	if err := unlabelled(t.Context(), client, "n", "a/b"); err == nil {
+		t.Error("no error although the label was there")
+	}
+	if err := unlabelled(t.Context(), client, "n", "a/b"); err != nil {
+		t.Errorf("without label and daemon: %v", err)
+	}
+	got, err := client.CoreV1().Nodes().Get(t.Context(), "n", metav1.GetOptions{})
+	if err != nil || len(got.Labels) != 1 || got.Labels["stays"] != "x" {
+		t.Errorf("labels %v, %v; want stays alone", got.Labels, err)
+	}
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{
+		Name: "p", Namespace: Namespace, Labels: map[string]string{"app.kubernetes.io/name": nodeDaemonSet},
+	}}
+	if _, err := client.CoreV1().Pods(Namespace).Create(t.Context(), pod, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if err := unlabelled(t.Context(), client, "n", "a/b"); err == nil {
+		t.Error("no error although the daemon runs")
 	}
 }
 

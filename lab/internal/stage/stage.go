@@ -38,6 +38,13 @@ type Options struct {
 	Topology string
 	// MemoryUnit is the size of a unit in GB.
 	MemoryUnit string
+	// Values are names of files in lab/values, which go over the lab's own.
+	Values []string
+	// Label is the label that the daemon needs on the node, product.NodeLabel
+	// when empty.
+	Label string
+	// Unlabelled leaves the node without it: no daemon runs after SetUp.
+	Unlabelled bool
 	// Namespace is for the pods of the caller; it is emptied first.
 	Namespace string
 	// Undo takes a lab down again that SetUp itself brought up, when SetUp
@@ -154,11 +161,17 @@ func (s *Stage) install(ctx context.Context, o Options) error {
 		RepositoryDir: s.Repository,
 		Topology:      s.topologyPath(o.Topology),
 		MemoryUnit:    o.MemoryUnit,
+		Values:        s.valuesPaths(o.Values),
+		Label:         o.Label,
+		Unlabelled:    o.Unlabelled,
 		Set:           []string{"node.injection=deviceNodes"},
 		Out:           o.Out,
 	})
 	if err != nil {
 		return err
+	}
+	if o.Unlabelled {
+		return s.ensureNamespace(ctx)
 	}
 	// Cards of another topology that an earlier daemon offered would be shown
 	// as lost ones by the same process.
@@ -171,6 +184,14 @@ func (s *Stage) install(ctx context.Context, o Options) error {
 		return err
 	}
 	return s.ensureNamespace(ctx)
+}
+
+func (s *Stage) valuesPaths(names []string) []string {
+	var paths []string
+	for _, name := range names {
+		paths = append(paths, filepath.Join(s.Repository, "lab", "values", name))
+	}
+	return paths
 }
 
 func (s *Stage) topologyPath(name string) string {
@@ -221,13 +242,13 @@ func (s *Stage) refuseWhereUsed(ctx context.Context) error {
 	}
 	var users []string
 	for i := range pods.Items {
-		if pod := &pods.Items[i]; !Ended(pod) && Units(pod) > 0 {
+		if pod := &pods.Items[i]; !Ended(pod) && usesCards(pod) {
 			users = append(users, pod.Namespace+"/"+pod.Name)
 		}
 	}
 	if len(users) > 0 {
-		return fmt.Errorf("these pods in the lab use %s, and what is to come changes its size: delete them first: %s",
-			product.Resource, strings.Join(users, ", "))
+		return fmt.Errorf("these pods in the lab use cards, and what is to come changes them: delete the pods first: %s",
+			strings.Join(users, ", "))
 	}
 	return nil
 }
@@ -238,6 +259,9 @@ func (s *Stage) Restore(ctx context.Context, out io.Writer) error {
 		return cluster.Down(ctx, out)
 	}
 	if err := s.removeNamespace(ctx); err != nil {
+		return err
+	}
+	if err := s.Label(ctx, ConfigLabel, ""); err != nil {
 		return err
 	}
 	if !s.before.installed {

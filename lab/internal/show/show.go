@@ -1,0 +1,152 @@
+// Package show is what the shows on the lab have in common: commands as a person
+// types them with what they print, and checks below them.
+package show
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/divvy-gpu/divvy/lab/internal/checks"
+	"github.com/divvy-gpu/divvy/lab/internal/product"
+	"github.com/divvy-gpu/divvy/lab/internal/progress"
+	"github.com/divvy-gpu/divvy/lab/internal/stage"
+)
+
+// Waits of a show. A machine of two cores needs a tenth of them.
+const (
+	PodTimeout    = 90 * time.Second
+	OfferTimeout  = time.Minute
+	ConfigTimeout = 2 * time.Minute
+)
+
+// Mixed is the topology of cards of three vendors, MixedValues the values that
+// offer them, and Present the label by which the daemon is put on a node.
+const (
+	Mixed       = "mixed.ini"
+	MixedValues = "mixed.yaml"
+	Present     = "nvidia.com/gpu.present"
+)
+
+// Show prints what it does on a stage and checks what it finds.
+type Show struct {
+	*stage.Stage
+	Checks checks.Checks
+
+	name    string
+	out     io.Writer
+	started time.Time
+}
+
+// New returns a show that prints to out.
+func New(name string, s *stage.Stage, out io.Writer) *Show {
+	return &Show{Stage: s, Checks: checks.Checks{Out: out}, name: name, out: out, started: time.Now()}
+}
+
+// Title begins a part of the show.
+func (s *Show) Title(text string) {
+	fmt.Fprintf(s.out, "\n=== %s %s\n", text, strings.Repeat("=", max(0, 74-len(text))))
+}
+
+// Say prints a text.
+func (s *Show) Say(text string) { fmt.Fprintf(s.out, "%s\n\n", text) }
+
+// Tell prints a line beside the checks.
+func (s *Show) Tell(format string, args ...any) { fmt.Fprintf(s.out, "      "+format+"\n", args...) }
+
+// Run prints a command of kubectl as a person types it, runs it and prints its
+// output.
+func (s *Show) Run(ctx context.Context, args ...string) (string, error) {
+	shown := make([]string, len(args))
+	for i, arg := range args {
+		if shown[i] = arg; strings.ContainsAny(arg, " ;$|'") {
+			shown[i] = "'" + arg + "'"
+		}
+	}
+	fmt.Fprintf(s.out, "$ kubectl %s\n", strings.Join(shown, " "))
+	text, err := s.Kubectl(ctx, args...)
+	if text != "" {
+		fmt.Fprintln(s.out, text)
+	}
+	return text, err
+}
+
+// Offer waits until the node offers so much of a resource, checks it and tells
+// the time.
+func (s *Show) Offer(ctx context.Context, name corev1.ResourceName, capacity, allocatable int64) (time.Duration, error) {
+	took, _ := s.WaitAllocatable(ctx, OfferTimeout, name, allocatable) // a difference, not the end of the show
+	if err := ctx.Err(); err != nil {
+		return took, err
+	}
+	gotCapacity, gotAllocatable, err := s.Offered(ctx, name)
+	if err != nil {
+		return took, err
+	}
+	if capacity == allocatable && gotCapacity == gotAllocatable {
+		s.Checks.Equal(fmt.Sprint(name), gotAllocatable, allocatable)
+	} else {
+		s.Checks.Equal(fmt.Sprintf("%s, capacity and allocatable", name), []int64{gotCapacity, gotAllocatable}, []int64{capacity, allocatable})
+	}
+	return took, nil
+}
+
+// Start makes pods and waits until they run.
+func (s *Show) Start(ctx context.Context, pods ...*corev1.Pod) error {
+	var names []string
+	for _, pod := range pods {
+		if _, err := s.Create(ctx, pod); err != nil {
+			return err
+		}
+		names = append(names, pod.Name)
+		for name, amount := range pod.Spec.Containers[0].Resources.Limits {
+			fmt.Fprintf(s.out, "pod %s asks for %s: %s\n", pod.Name, name, amount.String())
+		}
+	}
+	return s.WaitPhase(ctx, PodTimeout, corev1.PodRunning, names...)
+}
+
+// One returns a pod of one container that asks for so much of a resource.
+func (s *Show) One(name string, what corev1.ResourceName, amount int64) *corev1.Pod {
+	return s.Pod(name, stage.Asking("app", what, amount))
+}
+
+// Pending checks that a pod stays Pending with an event that says the text.
+func (s *Show) Pending(ctx context.Context, pod *corev1.Pod, text string) error {
+	made, err := s.Create(ctx, pod)
+	if err != nil {
+		return err
+	}
+	for name, amount := range pod.Spec.Containers[0].Resources.Limits {
+		fmt.Fprintf(s.out, "pod %s asks for %s: %s\n", pod.Name, name, amount.String())
+	}
+	message, err := s.WaitEvent(ctx, PodTimeout, made[0], text)
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	if err != nil {
+		message = err.Error()
+	}
+	s.Checks.Contains("the event of "+pod.Name, message, text)
+	now, err := s.Get(ctx, pod.Name)
+	if err != nil {
+		return err
+	}
+	s.Checks.Equal("phase of "+pod.Name, now.Status.Phase, corev1.PodPending)
+	return nil
+}
+
+// End says how the show went; the error is nil only when nothing differed.
+func (s *Show) End() error {
+	fmt.Fprintf(s.out, "\nThe cluster still runs, for you to play with; `make demo-down` takes it away without a trace.\n"+
+		"  export KUBECONFIG=%s PATH=%s:%s:$PATH\n\n", s.Cluster.Kubeconfig(), product.Programs(), s.Cluster.BinDir())
+	verdict := "all are as they should be"
+	if n := s.Checks.Failed(); n > 0 {
+		verdict = fmt.Sprintf("%d DIFFER", n)
+	}
+	fmt.Fprintf(s.out, "%s: %d checks: %s (%s)\n", s.name, s.Checks.Made(), verdict, progress.Elapsed(time.Since(s.started)))
+	return s.Checks.Err()
+}
