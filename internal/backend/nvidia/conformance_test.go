@@ -52,22 +52,6 @@ func write(t testing.TB, topology vendorsim.Topology) {
 	}
 }
 
-// sysfsOf returns a folder with what the kernel would say of the GPUs.
-func sysfsOf(t testing.TB, topology vendorsim.Topology) string {
-	t.Helper()
-	dir := t.TempDir()
-	for i, c := range topology.Cards {
-		address := c.PCI
-		if address == "" {
-			address = fmt.Sprintf("0000:%02x:00.0", 0x10+i)
-		}
-		put(t, dir, filepath.Join("bus/pci/devices", address, "numa_node"), fmt.Sprintln(c.NUMA))
-		put(t, dir, filepath.Join("bus/pci/devices", address, "class"), "0x030200\n")
-	}
-	put(t, dir, "class/dmi/id/product_name", "PowerEdge R740 / 2\n")
-	return dir
-}
-
 func put(t testing.TB, dir, file, text string) {
 	t.Helper()
 	full := filepath.Join(dir, file)
