@@ -281,7 +281,7 @@ func address(pci nvml.PciInfo) string {
 func chars[T ~int8 | ~uint8](field []T) []uint8 {
 	out := make([]uint8, len(field))
 	for i, c := range field {
-		out[i] = uint8(c) //nolint:gosec // the same bits
+		out[i] = uint8(c)
 	}
 	return out
 }

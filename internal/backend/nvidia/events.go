@@ -232,7 +232,7 @@ func (b *Backend) hearGPU(ctx context.Context, lib *library, p place) error {
 // forgetSet lets go of the set of events. The events lane is the caller's.
 func (b *Backend) forgetSet(lib *library) {
 	if b.set != nil && lib.has["nvmlEventSetFree"] {
-		lib.api.EventSetFree(b.set)
+		_ = lib.api.EventSetFree(b.set) // refused when the driver is gone, and the set with it
 	}
 	b.set, b.hears = nil, nil
 	b.heard.Store(0)

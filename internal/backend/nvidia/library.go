@@ -158,7 +158,7 @@ func (c *candidate) bind() error {
 
 func (l *library) init() nvml.Return { return l.api.Init() }
 
-func (l *library) shutdown() { l.api.Shutdown() }
+func (l *library) shutdown() nvml.Return { return l.api.Shutdown() }
 
 // codeError is a call that returned another code than success.
 type codeError struct {

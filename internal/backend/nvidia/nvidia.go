@@ -220,7 +220,7 @@ func (b *Backend) shutdown() {
 	}
 	b.forgetSet(lib)
 	if b.initialised.Swap(false) {
-		lib.shutdown()
+		_ = lib.shutdown()
 	}
 }
 

@@ -26,7 +26,7 @@ func (r Root) Read(file string) string {
 	if err != nil {
 		return ""
 	}
-	data, err := os.ReadFile(full) //nolint:gosec // resolved inside the root of sysfs
+	data, err := os.ReadFile(full)
 	if err != nil {
 		return ""
 	}
