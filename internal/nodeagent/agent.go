@@ -130,7 +130,7 @@ func New(ctx context.Context, o Options) (*Agent, error) {
 	a.publisher = newPublisher(o.Client, o.Node, m, a.wakeUp)
 	a.corrector = &corrector{node: o.Node, client: o.Client, keys: o.Keys, metrics: m, event: a.tell, unwritable: map[string]bool{}}
 	a.annotator = newAnnotator(o.Client, m)
-	a.health = &healthReporter{metrics: m, node: a.tell, pods: a.pods, unhealthy: map[string]map[accel.DeviceID]string{},
+	a.health = &healthReporter{metrics: m, node: a.tell, pods: a.pods, unhealthy: map[string]map[accel.DeviceID]accel.Health{},
 		pod: func(pod *corev1.Pod, kind, reason, message string) { a.recorder.Event(pod, kind, reason, message) }}
 	for vendor := range o.Backends {
 		a.vendors[vendor] = &vendorState{}

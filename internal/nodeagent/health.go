@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/klog/v2"
@@ -22,7 +23,7 @@ type healthReporter struct {
 	pod  func(pod *corev1.Pod, kind, reason, message string)
 	pods podSource
 	// unhealthy is why a device takes no pods, by vendor.
-	unhealthy map[string]map[accel.DeviceID]string
+	unhealthy map[string]map[accel.DeviceID]accel.Health
 }
 
 // report compares the devices of the parts with those of the last time.
@@ -36,13 +37,13 @@ func (h *healthReporter) report(ctx context.Context, vendor string, parts []part
 		}
 	}
 	log := klog.FromContext(ctx).WithValues("vendor", vendor)
-	now := map[accel.DeviceID]string{}
+	now := map[accel.DeviceID]accel.Health{}
 	for _, d := range ordered(devices) {
-		reason, before := h.unhealthy[vendor][d.ID]
+		was, before := h.unhealthy[vendor][d.ID]
 		switch {
 		case d.Health.Unhealthy:
-			now[d.ID] = d.Health.Reason
-			if before && reason == d.Health.Reason {
+			now[d.ID] = d.Health
+			if before && sameTrouble(was, d.Health) {
 				continue
 			}
 			if !before {
@@ -61,6 +62,15 @@ func (h *healthReporter) report(ctx context.Context, vendor string, parts []part
 		}
 	}
 	h.unhealthy[vendor] = now
+}
+
+// sameTrouble reports whether a device is unhealthy for the same cause as before,
+// also when it is well again and not trusted yet.
+func sameTrouble(was, is accel.Health) bool {
+	if was.Cause != "" || is.Cause != "" {
+		return was.Cause == is.Cause
+	}
+	return strings.HasPrefix(is.Reason, was.Reason) || strings.HasPrefix(was.Reason, is.Reason)
 }
 
 // holders returns the pods that hold something of a device.

@@ -183,6 +183,9 @@ func (p *memoryPool) restore(present []accel.Share) error {
 		device := granted[podKey{pod.Namespace, pod.Name}]
 		for _, c := range pod.Containers {
 			ids := c.Units[p.resource]
+			if p.foreign != nil && slices.ContainsFunc(ids, p.foreign) {
+				continue
+			}
 			if len(ids) > 0 && device == "" {
 				return fmt.Errorf("the saved state is lost, and nothing tells on which device pod %s/%s is, which holds units", pod.Namespace, pod.Name)
 			}

@@ -66,6 +66,9 @@ func (p *slotPool) take(pods []podresources.Pod, grace time.Duration) {
 		seen[id] = true
 		h := p.holds[id]
 		if h == nil {
+			if p.draining != "" {
+				continue // given out since, in the other way
+			}
 			h = &slotHold{chips: p.meaning(id)}
 			p.holds[id] = h
 		}
