@@ -32,7 +32,7 @@ func main() {
 const kubeVersion = "1.37.1"
 
 // vendors are those of the chart's examples.
-var vendors = []string{"enflame"}
+var vendors = []string{"enflame", "iluvatar", "nvidia"}
 
 // good values render, and everything in want stands in the result.
 var good = []struct {
@@ -43,7 +43,7 @@ var good = []struct {
 	{name: "defaults", want: []string{
 		"image: ghcr.io/divvy-gpu/divvy-node:", "hostNetwork: true", "runAsUser: 0", "type: Recreate", `memoryUnit: "1"`,
 		"path: /var/log/topscloud/gcushare", "kind: ValidatingAdmissionPolicy", "--resources=enflame.com/gcu-memory",
-		"--node-label=enflame.com/gcushare=true",
+		"--node-label=enflame.com/gcushare=true,divvy.dev/enabled=true",
 	}},
 	{
 		name: "finest unit", set: []string{"--set-string", "memoryUnit=0.001"},
@@ -78,11 +78,28 @@ var good = []struct {
 		want: []string{"--listen=127.0.0.1:32766", `host: "127.0.0.1"`},
 	},
 	{
+		name: "a label of one's own", set: []string{"--set", "node.nodeSelector.pool=gcu"},
+		want: []string{"--node-label=pool=gcu", "pool: gcu"},
+	},
+	{
+		name: "any label of two vendors",
+		set:  []string{"--set", "sharedResources[0].name=enflame.com/gcu-memory,sharedResources[0].vendor=enflame,sharedResources[1].name=nvidia.com/gpu-memory,sharedResources[1].vendor=nvidia"},
+		want: []string{"--node-label=enflame.com/gcushare=true,nvidia.com/gpu.present=true,divvy.dev/enabled=true", "--resources=enflame.com/gcu-memory,nvidia.com/gpu-memory"},
+	},
+	{
+		name: "Iluvatar's file", set: []string{"--set", "node.ixConfigMap=ix-config"},
+		want: []string{"--config=/ixconfig/ix-config", "mountPath: /ixconfig", "name: ix-config"},
+	},
+	{
+		name: "configurations of one's own", set: []string{"--set", "node.existingConfigMap=mine"},
+		want: []string{"--config-dir=/etc/divvy/configs", "name: mine"},
+	},
+	{
 		name: "a library in an unusual place", set: []string{"--set", "node.libraries.enflame=/host/opt/libefml.so"},
 		want: []string{"enflame: /host/opt/libefml.so"},
 	},
 	{
-		name: "nodes by another label",
+		name: "nodes by another label, as it was written before",
 		set:  []string{"--set", `node.nodeSelector.enflame\.com/gcushare=null,node.nodeSelector.pool=gcu`},
 		want: []string{"--node-label=pool=gcu", "pool: gcu"},
 	},
@@ -106,6 +123,14 @@ var bad = []struct {
 	{"unknown policy", []string{"--set", "extender.policy=random"}, "policy"},
 	{"network that is none", []string{"--set", "extender.allowBindFrom={everywhere}"}, "allowBindFrom"},
 	{"relative folder", []string{"--set", "node.stateDir=divvy"}, "stateDir"},
+	{"unknown vendor", []string{"--set", "sharedResources[0].name=a.example/b,sharedResources[0].vendor=acme"}, "vendor"},
+	{"unknown mode", []string{"--set", "sharedResources[0].name=a.example/b,sharedResources[0].vendor=enflame,sharedResources[0].mode=half"}, "mode"},
+	{"replicas of a whole device", []string{"--set", "sharedResources[0].name=a.example/b,sharedResources[0].vendor=enflame,sharedResources[0].mode=exclusive,sharedResources[0].replicas=2"}, "replicas is for mode timeSlicing"},
+	{"turns without a number", []string{"--set", "sharedResources[0].name=a.example/b,sharedResources[0].vendor=enflame,sharedResources[0].mode=timeSlicing"}, "needs replicas"},
+	{"absurd replicas", []string{"--set", "sharedResources[0].name=a.example/b,sharedResources[0].vendor=enflame,sharedResources[0].mode=timeSlicing,sharedResources[0].replicas=100000"}, "replicas"},
+	{"bad cause", []string{"--set", "node.vendors.nvidia.health.ignore={XID 79}"}, "ignore"},
+	{"two sources of configurations", []string{"--set", "node.existingConfigMap=a,node.configs.b.logLevel=debug"}, "node.existingConfigMap"},
+	{"a text that is no configuration", []string{"--set-string", "node.configs.a=nonsense"}, "node.configs.a"},
 	{"bad resource name", []string{"--set", "sharedResources[0].name=gcu,sharedResources[0].vendor=enflame"}, "sharedResources"},
 }
 

@@ -1,0 +1,585 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"fmt"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	yaml "go.yaml.in/yaml/v3"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/serializer/json"
+	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
+
+	"github.com/divvy-gpu/divvy/internal/nodeconfig"
+)
+
+const (
+	root     = "../.."
+	chartDir = root + "/charts/divvy"
+)
+
+// helm is the program that `make verify-chart` uses; it is built where it is
+// not there yet.
+var helm = sync.OnceValues(func() (string, error) {
+	module := filepath.Join(root, "lab", "components")
+	data, err := os.ReadFile(filepath.Join(module, "go.mod"))
+	if err != nil {
+		return "", err
+	}
+	cache, err := os.UserCacheDir()
+	if err != nil {
+		return "", err
+	}
+	program := filepath.Join(cache, "divvy", "tools", fmt.Sprintf("%x", sha256.Sum256(data))[:12], "helm")
+	if _, err := os.Stat(program); err == nil {
+		return program, nil
+	}
+	cmd := exec.Command("go", "build", "-o", program, "helm.sh/helm/v3/cmd/helm")
+	cmd.Dir, cmd.Env = module, append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("build helm: %w\n%s", err, out)
+	}
+	return program, nil
+})
+
+// rendered returns the text of all objects with values that are set as helm's
+// command line sets them.
+func rendered(t *testing.T, set ...string) []byte {
+	t.Helper()
+	program, err := helm()
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := template(t.Context(), program, chartDir, set)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return text
+}
+
+// objects decodes what was rendered, and refuses fields that do not exist.
+func objects(t *testing.T, text []byte) []runtime.Object {
+	t.Helper()
+	decoder := json.NewSerializerWithOptions(json.DefaultMetaFactory, scheme.Scheme, scheme.Scheme, json.SerializerOptions{Yaml: true, Strict: true})
+	var out []runtime.Object
+	for document := range bytes.SplitSeq(text, []byte("\n---\n")) {
+		object, _, err := decoder.Decode(document, nil, nil)
+		if err != nil {
+			t.Fatalf("%v in\n%s", err, document)
+		}
+		out = append(out, object)
+	}
+	return out
+}
+
+// one returns the only object of a type with that name.
+func one[T runtime.Object](t *testing.T, all []runtime.Object, name string) T {
+	t.Helper()
+	var found []T
+	for _, o := range all {
+		if typed, ok := o.(T); ok && nameOf(t, o) == name {
+			found = append(found, typed)
+		}
+	}
+	if len(found) != 1 {
+		t.Fatalf("there are %d %T named %s", len(found), *new(T), name)
+	}
+	return found[0]
+}
+
+func nameOf(t *testing.T, o runtime.Object) string {
+	t.Helper()
+	object, err := meta.Accessor(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return object.GetName()
+}
+
+// valuesFiles are the ready-made ones, and none for the defaults.
+func valuesFiles(t *testing.T) map[string][]string {
+	t.Helper()
+	files, err := filepath.Glob(root + "/examples/values/*.yaml")
+	if err != nil || len(files) < 5 {
+		t.Fatalf("%d files of values, %v", len(files), err)
+	}
+	out := map[string][]string{"defaults": nil, "replicas": {"--set", "extender.replicas=2"}}
+	for _, f := range files {
+		out[strings.TrimSuffix(filepath.Base(f), ".yaml")] = []string{"--values", f}
+	}
+	return out
+}
+
+// podSpecs returns the pods' specifications, by the name of their owner.
+func podSpecs(all []runtime.Object) map[string]corev1.PodTemplateSpec {
+	out := map[string]corev1.PodTemplateSpec{}
+	for _, o := range all {
+		switch w := o.(type) {
+		case *appsv1.DaemonSet:
+			out[w.Name] = w.Spec.Template
+		case *appsv1.Deployment:
+			out[w.Name] = w.Spec.Template
+		}
+	}
+	return out
+}
+
+// TestObjectsHaveOnlyFieldsThatExist: the API server refuses others, or drops
+// them in silence.
+func TestObjectsHaveOnlyFieldsThatExist(t *testing.T) {
+	for name, set := range valuesFiles(t) {
+		t.Run(name, func(t *testing.T) {
+			if got := len(objects(t, rendered(t, set...))); got < 8 {
+				t.Errorf("only %d objects", got)
+			}
+		})
+	}
+}
+
+// TestEveryValueHasAnEffect: a value that a template reads under another name
+// does nothing.
+func TestEveryValueHasAnEffect(t *testing.T) {
+	var values map[string]any
+	data, err := os.ReadFile(chartDir + "/values.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := yaml.Unmarshal(data, &values); err != nil {
+		t.Fatal(err)
+	}
+	// What a value is set to, where its type does not tell what is allowed, and
+	// what else has to be set for it to matter.
+	other := map[string]string{
+		"memoryUnit":                      `"0.1"`,
+		"sharedResources":                 `[{"name":"a.example/b","vendor":"enflame"}]`,
+		"image.pullPolicy":                `"Never"`,
+		"image.pullSecrets":               `[{"name":"s"}]`,
+		"node.nodeSelector":               `{"a":"b"}`,
+		"node.tolerations":                `[]`,
+		"node.affinity":                   `{"podAffinity":{}}`,
+		"node.injection":                  `"cdi"`,
+		"node.vendors":                    `{"enflame":{"deviceIDs":"index"}}`,
+		"node.labels":                     `"none"`,
+		"node.configs":                    `{"a":{"logLevel":"debug"}}`,
+		"node.libraries":                  `{"enflame":"/x"}`,
+		"node.healthInterval":             `"9s"`,
+		"node.logLevel":                   `"debug"`,
+		"node.hostMountPropagation":       `"HostToContainer"`,
+		"node.extraEnv":                   `[{"name":"A","value":"b"}]`,
+		"node.podAnnotations":             `{"a":"b"}`,
+		"node.resources":                  `{"limits":{"cpu":"7"}}`,
+		"node.gpuOperator.timeout":        `"9s"`,
+		"extender.managedResources":       `["a.example/b"]`,
+		"extender.policy":                 `"spread"`,
+		"extender.listenAddress":          `"127.0.0.1"`,
+		"extender.allowBindFrom":          `["10.0.0.0/8"]`,
+		"extender.logLevel":               `"debug"`,
+		"extender.runAsUser":              `7`,
+		"extender.nodeSelector":           `{"a":"b"}`,
+		"extender.tolerations":            `[]`,
+		"extender.affinity":               `{"nodeAffinity":null}`,
+		"extender.extraEnv":               `[{"name":"A","value":"b"}]`,
+		"extender.podAnnotations":         `{"a":"b"}`,
+		"extender.resources":              `{"limits":{"cpu":"7"}}`,
+		"extender.image.tag":              `"t"`,
+		"node.gpuOperator.driverRoot":     `"/x/y"`,
+		"node.gpuOperator.validationsDir": `"/x/z"`,
+	}
+	basis := map[string][]string{"node.gpuOperator.": {"--set", "node.gpuOperator.enabled=true"}}
+	plain := map[string]string{}
+	var walk func(path string, value any)
+	walk = func(path string, value any) {
+		text, known := other[path]
+		if inner, ok := value.(map[string]any); ok && !known {
+			for key, v := range inner {
+				walk(strings.TrimPrefix(path+"."+key, "."), v)
+			}
+			return
+		}
+		if !known {
+			switch v := value.(type) {
+			case bool:
+				text = fmt.Sprint(!v)
+			case int:
+				text = fmt.Sprint(v + 1)
+			case string:
+				text = fmt.Sprintf("%q", "/another")
+				if !strings.HasPrefix(v, "/") {
+					text = `"another"`
+				}
+			default:
+				t.Errorf("%s: the test does not know what to set it to", path)
+				return
+			}
+		}
+		var base []string
+		for prefix, set := range basis {
+			if strings.HasPrefix(path, prefix) && path != prefix+"enabled" {
+				base = set
+			}
+		}
+		key := strings.Join(base, " ")
+		if plain[key] == "" {
+			plain[key] = keyless(rendered(t, base...))
+		}
+		if keyless(rendered(t, append(slices.Clone(base), "--set-json", path+"="+text)...)) == plain[key] {
+			t.Errorf("%s=%s changes nothing", path, text)
+		}
+	}
+	walk("", values)
+}
+
+// keyless is the text without the key of the grants, which is a new one each
+// time.
+func keyless(text []byte) string {
+	var out []string
+	for line := range strings.Lines(string(text)) {
+		if !strings.HasPrefix(line, "  key: ") {
+			out = append(out, line)
+		}
+	}
+	return strings.Join(out, "")
+}
+
+// TestProgramsHaveProbesAndMetrics, with the question that matters: whether the
+// program does its work, and not whether some file is there.
+func TestProgramsHaveProbesAndMetrics(t *testing.T) {
+	specs := podSpecs(objects(t, rendered(t)))
+	if len(specs) != 2 {
+		t.Fatalf("%d workloads", len(specs))
+	}
+	for name, spec := range specs {
+		c := spec.Spec.Containers[0]
+		for probe, path := range map[*corev1.Probe]string{c.LivenessProbe: "/healthz", c.ReadinessProbe: "/readyz"} {
+			if probe == nil || probe.HTTPGet == nil || probe.HTTPGet.Path != path {
+				t.Errorf("%s has no probe that asks for %s", name, path)
+			}
+		}
+		if spec.Annotations["prometheus.io/scrape"] != "true" || spec.Annotations["prometheus.io/path"] != "/metrics" {
+			t.Errorf("%s does not say where its metrics are: %v", name, spec.Annotations)
+		}
+	}
+}
+
+// TestSelectorsOfPartsDiffer: pods of one part must not be counted as those of
+// another.
+func TestSelectorsOfPartsDiffer(t *testing.T) {
+	all := objects(t, rendered(t))
+	daemon := one[*appsv1.DaemonSet](t, all, "divvy-node")
+	extender := one[*appsv1.Deployment](t, all, "divvy-extender")
+	service := one[*corev1.Service](t, all, "divvy-extender")
+	matches := func(selector *metav1.LabelSelector, of map[string]string) bool {
+		s, err := metav1.LabelSelectorAsSelector(selector)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s.Matches(labels.Set(of))
+	}
+	for name, tt := range map[string]struct {
+		selector *metav1.LabelSelector
+		own      map[string]string
+		others   map[string]string
+	}{
+		"daemon":   {daemon.Spec.Selector, daemon.Spec.Template.Labels, extender.Spec.Template.Labels},
+		"extender": {extender.Spec.Selector, extender.Spec.Template.Labels, daemon.Spec.Template.Labels},
+		"service":  {&metav1.LabelSelector{MatchLabels: service.Spec.Selector}, extender.Spec.Template.Labels, daemon.Spec.Template.Labels},
+	} {
+		if !matches(tt.selector, tt.own) || matches(tt.selector, tt.others) {
+			t.Errorf("%s: selects its own %t, the other's %t", name, matches(tt.selector, tt.own), matches(tt.selector, tt.others))
+		}
+	}
+}
+
+// TestEveryVolumeIsMounted, and every mount has its volume: one that is
+// forgotten is seen on some node at last.
+func TestEveryVolumeIsMounted(t *testing.T) {
+	cases := valuesFiles(t)
+	cases["everything"] = []string{"--set", "node.gpuOperator.enabled=true,node.ixConfigMap=ix-config,node.existingConfigMap=mine"}
+	cases["no logs"] = []string{"--set", "node.logDir=,extender.logDir="}
+	for name, set := range cases {
+		for owner, spec := range podSpecs(objects(t, rendered(t, set...))) {
+			volumes, mounts := map[string]bool{}, map[string]bool{}
+			for _, v := range spec.Spec.Volumes {
+				if volumes[v.Name] {
+					t.Errorf("%s: %s has two volumes %s", name, owner, v.Name)
+				}
+				volumes[v.Name] = true
+			}
+			for _, c := range slices.Concat(spec.Spec.InitContainers, spec.Spec.Containers) {
+				paths := map[string]bool{}
+				for _, m := range c.VolumeMounts {
+					mounts[m.Name] = true
+					if paths[m.MountPath] {
+						t.Errorf("%s: %s mounts two volumes at %s", name, c.Name, m.MountPath)
+					}
+					paths[m.MountPath] = true
+				}
+			}
+			if diff := cmp.Diff(volumes, mounts); diff != "" {
+				t.Errorf("%s: %s: volumes and mounts differ (-volumes +mounts):\n%s", name, owner, diff)
+			}
+		}
+	}
+}
+
+// TestEveryObjectIsInTheReleasesNamespace, whichever that is.
+func TestEveryObjectIsInTheReleasesNamespace(t *testing.T) {
+	for _, o := range objects(t, rendered(t, "--namespace", "elsewhere", "--set", "extender.replicas=2", "--set", "node.configs.a.logLevel=debug")) {
+		object, err := meta.Accessor(o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		kind := o.GetObjectKind().GroupVersionKind().Kind
+		wide := strings.HasPrefix(kind, "Cluster") || strings.HasPrefix(kind, "ValidatingAdmissionPolicy")
+		if wide != (object.GetNamespace() == "") || !wide && object.GetNamespace() != "elsewhere" {
+			t.Errorf("%s %s is in namespace %q", kind, object.GetName(), object.GetNamespace())
+		}
+		if binding, ok := o.(*rbacv1.ClusterRoleBinding); ok && binding.Subjects[0].Namespace != "elsewhere" {
+			t.Errorf("%s binds an account of namespace %q", binding.Name, binding.Subjects[0].Namespace)
+		}
+	}
+}
+
+// TestAccountsMayDoWhatTheyMustAndNoMore. Whoever adds a right here says in
+// docs/security.md why.
+func TestAccountsMayDoWhatTheyMustAndNoMore(t *testing.T) {
+	all := objects(t, rendered(t))
+	rights := func(rules []rbacv1.PolicyRule) []string {
+		var out []string
+		for _, r := range rules {
+			if len(r.NonResourceURLs) > 0 || slices.Contains(r.APIGroups, "*") {
+				t.Errorf("a rule that is not about resources of one group: %v", r)
+			}
+			for _, resource := range r.Resources {
+				for _, verb := range r.Verbs {
+					out = append(out, verb+" "+strings.TrimPrefix(strings.Join(r.APIGroups, ",")+"/"+resource, "/"))
+				}
+			}
+		}
+		slices.Sort(out)
+		return out
+	}
+	for name, want := range map[string][]string{
+		"divvy-node": {
+			"create events", "list nodes", "list pods", "patch events", "patch nodes", "patch nodes/status", "patch pods", "watch nodes", "watch pods",
+		},
+		"divvy-extender": {"create pods/binding", "get pods", "list nodes", "list pods", "watch nodes", "watch pods"},
+	} {
+		if diff := cmp.Diff(want, rights(one[*rbacv1.ClusterRole](t, all, name).Rules)); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", name, diff)
+		}
+	}
+	for _, o := range all {
+		switch o.(type) {
+		case *rbacv1.Role, *rbacv1.RoleBinding:
+			t.Errorf("without an election nobody needs %s", nameOf(t, o))
+		}
+	}
+}
+
+// TestDaemonStaysOffNodesWithoutDevices: one that finds nothing there is never
+// ready.
+func TestDaemonStaysOffNodesWithoutDevices(t *testing.T) {
+	for name, tt := range map[string]struct {
+		set   []string
+		nodes map[string]bool // a label, and whether a node with it alone gets the daemon
+	}{
+		"defaults": {nil, map[string]bool{
+			"": false, "enflame.com/gcushare=true": true, "divvy.dev/enabled=true": true, "nvidia.com/gpu.present=true": false, "enflame.com/gcushare=false": false,
+		}},
+		"mixed": {[]string{"--values", root + "/examples/values/mixed.yaml"}, map[string]bool{
+			"": false, "enflame.com/gcushare=true": true, "nvidia.com/gpu.present=true": true, "iluvatar.com/gpu.present=true": true,
+			"nvidia.com/gpu.present=true,divvy.dev/enabled=false": false,
+		}},
+		"a label of one's own": {[]string{"--set", "node.nodeSelector.pool=gpu"}, map[string]bool{
+			"": false, "pool=gpu": true, "enflame.com/gcushare=true": false, "pool=gpu,divvy.dev/enabled=false": false,
+		}},
+		"the GPU operator's nodes": {[]string{"--values", root + "/examples/values/gpu-operator.yaml"}, map[string]bool{
+			"": false, "nvidia.com/gpu.present=true": true, "divvy.dev/enabled=true": false,
+		}},
+		"narrowed by an affinity": {
+			[]string{"--set-json", `node.affinity={"nodeAffinity":{"requiredDuringSchedulingIgnoredDuringExecution":{"nodeSelectorTerms":[{"matchExpressions":[{"key":"zone","operator":"Exists"}]}]}}}`},
+			map[string]bool{"enflame.com/gcushare=true": false, "enflame.com/gcushare=true,zone=a": true, "zone=a": false},
+		},
+		"old files": {
+			[]string{"--set-json", `node.configs={"old":"version: v1\nflags: {migStrategy: none}\n"}`, "--set", "node.ixConfigMap=ix-config"},
+			map[string]bool{"nvidia.com/gpu.present=true": true, "iluvatar.com/gpu.present=true": true, "enflame.com/gcushare=true": true},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			spec := one[*appsv1.DaemonSet](t, objects(t, rendered(t, tt.set...)), "divvy-node").Spec.Template.Spec
+			for labels, want := range tt.nodes {
+				node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n", Labels: map[string]string{}}}
+				for label := range strings.SplitSeq(labels, ",") {
+					key, value, _ := strings.Cut(label, "=")
+					node.Labels[key] = value
+				}
+				got, err := nodeaffinity.GetRequiredNodeAffinity(&corev1.Pod{Spec: spec}).Match(node)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if got != want {
+					t.Errorf("a node labelled %q gets a daemon: %t", labels, got)
+				}
+			}
+		})
+	}
+}
+
+// TestConfigurationChangesRestartNoDaemon: what the daemon reads again by itself
+// is in no part of its pods.
+func TestConfigurationChangesRestartNoDaemon(t *testing.T) {
+	before := podSpecs(objects(t, rendered(t, "--set", "node.configs.a.logLevel=debug")))["divvy-node"]
+	for _, c := range before.Spec.Containers {
+		for _, m := range c.VolumeMounts {
+			if m.SubPath != "" {
+				t.Errorf("kubelet brings no change to %s, which is mounted by a path inside its volume", m.MountPath)
+			}
+		}
+	}
+	for _, set := range []string{
+		"memoryUnit=\"0.1\"", "node.injection=\"cdi\"", "node.healthInterval=\"9s\"", "node.labels=\"none\"", "node.logLevel=\"debug\"",
+		`node.vendors={"enflame":{"health":{"ignore":["all"]}}}`, `node.configs={"a":{"logLevel":"info"},"b":{"labels":"none"}}`,
+		`sharedResources=[{"name":"enflame.com/gcu","vendor":"enflame","mode":"exclusive"},{"name":"enflame.com/gcu-memory","vendor":"enflame"}]`,
+	} {
+		after := podSpecs(objects(t, rendered(t, "--set", "node.configs.a.logLevel=debug", "--set-json", set)))["divvy-node"]
+		if diff := cmp.Diff(before, after); diff != "" {
+			t.Errorf("%s changes the pods:\n%s", set, diff)
+		}
+	}
+}
+
+// TestDaemonAcceptsItsConfiguration, on every node: what the values say, with
+// each of the named configurations over it.
+func TestDaemonAcceptsItsConfiguration(t *testing.T) {
+	for name, set := range valuesFiles(t) {
+		t.Run(name, func(t *testing.T) {
+			all := objects(t, rendered(t, set...))
+			base := filepath.Join(t.TempDir(), "config.yaml")
+			write(t, base, one[*corev1.ConfigMap](t, all, "divvy-node").Data["config.yaml"])
+			named := map[string]string{"": ""}
+			for _, o := range all {
+				if m, ok := o.(*corev1.ConfigMap); ok && m.Name == "divvy-node-configs" {
+					maps.Copy(named, m.Data)
+				}
+			}
+			if name == "mixed" && len(named) < 3 {
+				t.Errorf("named configurations: %v", slices.Collect(maps.Keys(named)))
+			}
+			for which, text := range named {
+				files := []string{base}
+				if which != "" {
+					files = append(files, filepath.Join(t.TempDir(), which))
+					write(t, files[1], text)
+				}
+				loaded, err := nodeconfig.Load(files, nodeconfig.Overrides{}, vendors)
+				if err != nil {
+					t.Errorf("configuration %q: %v", which, err)
+				}
+				if len(loaded.Warnings) > 0 {
+					t.Errorf("configuration %q: %v", which, loaded.Warnings)
+				}
+				if loaded.Config.DriverRoot != "/host" {
+					t.Errorf("configuration %q: the host's files are looked for in %q", which, loaded.Config.DriverRoot)
+				}
+			}
+		})
+	}
+}
+
+// TestExtenderManagesMemoryAndNothingElse: kube-scheduler counts the rest by
+// itself, and a cluster without memory sharing needs no extender.
+func TestExtenderManagesMemoryAndNothingElse(t *testing.T) {
+	args := func(set ...string) []string {
+		spec, ok := podSpecs(objects(t, rendered(t, set...)))["divvy-extender"]
+		if !ok {
+			return nil
+		}
+		return spec.Spec.Containers[0].Args
+	}
+	for name, tt := range map[string]struct{ values, want string }{
+		"nvidia": {"nvidia", "--resources=nvidia.com/gpu-memory"},
+		"mixed":  {"mixed", "--resources=nvidia.com/gpu-memory,iluvatar.com/gpu-memory,enflame.com/gcu-memory"},
+	} {
+		if got := args("--values", root+"/examples/values/"+tt.values+".yaml"); !slices.Contains(got, tt.want) {
+			t.Errorf("%s: no %s in %v", name, tt.want, got)
+		}
+	}
+	if got := args("--set", "node.configs.a.resources[0].name=a.example/b,node.configs.a.resources[0].vendor=nvidia"); !slices.Contains(got, "--resources=enflame.com/gcu-memory,a.example/b") {
+		t.Errorf("a named configuration: %v", got)
+	}
+	for _, o := range objects(t, rendered(t, "--values", root+"/examples/values/gpu-operator.yaml")) {
+		if nameOf(t, o) == "divvy-extender" {
+			t.Errorf("there is a %s of an extender that has nothing to do", reflect.TypeOf(o))
+		}
+	}
+}
+
+// TestGPUOperatorIsWaitedFor before the daemon starts, and what it mounts later
+// is seen.
+func TestGPUOperatorIsWaitedFor(t *testing.T) {
+	all := objects(t, rendered(t, "--values", root+"/examples/values/gpu-operator.yaml"))
+	spec := one[*appsv1.DaemonSet](t, all, "divvy-node").Spec.Template.Spec
+	if len(spec.InitContainers) != 1 {
+		t.Fatalf("%d init containers", len(spec.InitContainers))
+	}
+	wait := spec.InitContainers[0]
+	for _, want := range []string{"wait", "--vendor=nvidia", "--toolkit", "--validations=/run/nvidia/validations", "--timeout=5m"} {
+		if !slices.Contains(wait.Args, want) {
+			t.Errorf("no %s in %v", want, wait.Args)
+		}
+	}
+	for _, c := range []corev1.Container{wait, spec.Containers[0]} {
+		at := slices.IndexFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool { return m.MountPath == "/host/run/nvidia" })
+		if at < 0 {
+			t.Errorf("%s does not see the operator's driver", c.Name)
+			continue
+		}
+		m := c.VolumeMounts[at]
+		if !m.ReadOnly || m.MountPropagation == nil || *m.MountPropagation != corev1.MountPropagationHostToContainer {
+			t.Errorf("%s mounts the driver as %+v", c.Name, m)
+		}
+	}
+	if got := one[*corev1.ConfigMap](t, all, "divvy-node").Data["config.yaml"]; !strings.Contains(got, "driverRoot: /run/nvidia/driver") {
+		t.Errorf("the driver's root is not in\n%s", got)
+	}
+	if len(podSpecs(objects(t, rendered(t)))["divvy-node"].Spec.InitContainers) != 0 {
+		t.Error("without the operator something is waited for")
+	}
+}
+
+// TestGoodAndBadValues are those that `make verify-chart` checks.
+func TestGoodAndBadValues(t *testing.T) {
+	program, err := helm()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := run(context.Background(), program, []string{chartDir}, &bytes.Buffer{}); err != nil {
+		t.Error(err)
+	}
+}
+
+func write(t *testing.T, path, text string) {
+	t.Helper()
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
