@@ -5,7 +5,8 @@
 //
 // Precedence: command line > environment > files > defaults. Of several files
 // the later one goes before the earlier one; a file of another plugin replaces
-// the resources and settings of its vendor and touches nothing else.
+// the resources of its vendor and the settings that it makes, and touches
+// nothing else.
 //
 // What an old file or variable asks for and this program does not do is never
 // dropped in silence: it is a warning that says why and what to do. A file of

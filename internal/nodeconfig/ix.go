@@ -77,8 +77,9 @@ func convertIX(data []byte, root *yaml.Node) (o old, mistakes []string) {
 
 // old is what the file of another device plugin says of its vendor.
 type old struct {
-	vendor    string
-	settings  config.Vendor
+	vendor string
+	// settings are those of the vendor from now on, nil for those before.
+	settings  *config.Vendor
 	resources []config.Resource
 	warnings  []string
 }

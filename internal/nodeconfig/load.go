@@ -1,7 +1,6 @@
 package nodeconfig
 
 import (
-	"reflect"
 	"slices"
 	"strings"
 
@@ -57,7 +56,9 @@ func Load(files []string, overrides Overrides, vendors []string) (Loaded, error)
 	return l, nil
 }
 
-// add puts one file over what was read before.
+// add puts one file over what was read before. One of another plugin replaces
+// the resources of its vendor; of the vendor's settings it replaces those that
+// it makes, since where the driver is, say, may be known to another file alone.
 func (l *Loaded) add(path string, data []byte) (warnings, mistakes []string) {
 	var root yaml.Node
 	if err := yaml.Unmarshal(data, &root); err != nil {
@@ -67,28 +68,27 @@ func (l *Loaded) add(path string, data []byte) (warnings, mistakes []string) {
 	if err != nil {
 		return nil, []string{err.Error()}
 	}
+	c := &l.Config
 	var o old
 	switch form {
 	case FormIX:
 		o, mistakes = convertIX(data, &root)
 	case FormNVIDIA:
-		o, mistakes = convertNVIDIA(data, &root)
+		o, mistakes = convertNVIDIA(data, &root, c.Vendors[nvidia])
 	default:
-		mistakes, err := config.Decode(data, &l.Config)
+		mistakes, err := config.Decode(data, c)
 		if err != nil {
 			mistakes = append(mistakes, err.Error())
 		}
 		return nil, mistakes
 	}
-	c := &l.Config
 	c.Resources = slices.DeleteFunc(slices.Clone(c.Resources), func(r config.Resource) bool { return r.Vendor == o.vendor })
 	c.Resources = append(c.Resources, o.resources...)
-	if c.Vendors == nil {
-		c.Vendors = map[string]config.Vendor{}
-	}
-	delete(c.Vendors, o.vendor)
-	if !reflect.ValueOf(o.settings).IsZero() {
-		c.Vendors[o.vendor] = o.settings
+	if o.settings != nil {
+		if c.Vendors == nil {
+			c.Vendors = map[string]config.Vendor{}
+		}
+		c.Vendors[o.vendor] = *o.settings
 	}
 	return o.warnings, mistakes
 }

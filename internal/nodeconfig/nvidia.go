@@ -177,22 +177,24 @@ func isMIGIndex(text string) bool {
 	return ok && err1 == nil && err2 == nil
 }
 
-// convertNVIDIA brings NVIDIA's file into this program's form.
-func convertNVIDIA(data []byte, root *yaml.Node) (o old, mistakes []string) {
-	o.vendor = nvidia
+// convertNVIDIA brings NVIDIA's file into this program's form. Settings that it
+// does not make are those before, or else as the plugin has them.
+func convertNVIDIA(data []byte, root *yaml.Node, before config.Vendor) (o old, mistakes []string) {
+	o.vendor, o.settings = nvidia, &before
 	var f nvidiaFile
 	o.warnings, mistakes = decodeOld(data, root, &f)
 	if f.Version != "" && f.Version != "v1" {
 		mistakes = append(mistakes, fmt.Sprintf("version: %q is not known; write v1", f.Version))
 	}
-	// What the plugin does where the file says nothing.
-	o.settings.Injection = []config.Injection{config.InjectEnvironment}
+	if len(before.Injection) == 0 {
+		before.Injection = []config.Injection{config.InjectEnvironment}
+	}
 	for _, s := range nvidiaSettings {
 		value, set := s.get(&f)
 		if !set {
 			continue
 		}
-		warning, err := s.apply(&o.settings, value)
+		warning, err := s.apply(o.settings, value)
 		if err != nil {
 			mistakes = append(mistakes, s.field+": "+err.Error())
 		}

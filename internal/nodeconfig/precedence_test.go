@@ -219,7 +219,7 @@ func TestAllChecksDisabledButOneWatchesThatOne(t *testing.T) {
 func TestALaterFileGoesOverAnEarlierOne(t *testing.T) {
 	base := write(t, "base.yaml", head+`logLevel: warn
 stateDir: /base
-vendors: {nvidia: {deviceIDs: index}, iluvatar: {deviceIDs: index}}
+vendors: {nvidia: {deviceIDs: index, driverRoot: /run/nvidia/driver}, iluvatar: {deviceIDs: index}}
 resources:
 - {name: enflame.com/gcu, vendor: enflame, mode: exclusive}
 - {name: nvidia.com/gpu, vendor: nvidia, mode: exclusive}
@@ -230,7 +230,10 @@ resources:
 	c := load(t, nil, base, own, ixFile, nvidiaFile).Config
 	want := config.Default()
 	want.LogLevel, want.StateDir = "debug", "/base"
-	want.Vendors = map[string]config.Vendor{"nvidia": environment}
+	want.Vendors = map[string]config.Vendor{
+		"nvidia":   {DeviceIDs: "index", DriverRoot: "/run/nvidia/driver", Injection: environment.Injection},
+		"iluvatar": {DeviceIDs: "index"},
+	}
 	want.Resources = slices.Concat(
 		[]config.Resource{{Name: "enflame.com/gcu", Vendor: "enflame", Mode: config.ModeExclusive}},
 		ix(func(r *config.Resource) { r.SplitBoards = true }), sliced(nil))

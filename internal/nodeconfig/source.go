@@ -142,7 +142,7 @@ func (s *Source) first(ctx context.Context) (Loaded, error) {
 	}
 	l, err := Load(files, s.o.Overrides, s.o.Vendors)
 	if err == nil && unknown != nil {
-		l.Warnings = append(l.Warnings, unknown.Error()+"; the configuration "+DefaultName+" is used")
+		l.Warnings = append(l.Warnings, unknown.Error()+"; that of nodes without a label is used")
 	}
 	return l, err
 }

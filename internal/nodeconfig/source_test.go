@@ -270,7 +270,7 @@ func TestAnUnknownNameAtTheStartGetsTheDefault(t *testing.T) {
 	if u.Err != nil || u.Config.LogLevel != "info" {
 		t.Fatalf("%+v", u)
 	}
-	hasAll(t, u.Warnings, `no configuration "nobodys"`, "the configuration default is used")
+	hasAll(t, u.Warnings, `no configuration "nobodys"`, "that of nodes without a label is used")
 	f.nothing("the label is still unknown")
 	f.source.Reload()
 	f.refused("asked again", `no configuration "nobodys"`)
