@@ -74,7 +74,7 @@ func (b *Backend) discover(ctx context.Context, told faults) (backend.Found, err
 	if err != nil {
 		return backend.Found{}, err
 	}
-	return b.record(ctx, l), nil
+	return b.record(ctx, l, told), nil
 }
 
 // wantsInit reports whether the outcome of list is one that another
@@ -133,7 +133,7 @@ func (b *Backend) list(ctx context.Context, lib *library, told faults) (listing,
 			return listing{}, err
 		case err != nil:
 			l.faults = append(l.faults, backend.Fault{Index: index, ID: g.ID, Err: err})
-		case g.Model == displayOnly:
+		case slices.Contains(displayOnly, g.Model):
 		default:
 			l.gpus = append(l.gpus, g)
 		}
@@ -145,9 +145,9 @@ func (b *Backend) list(ctx context.Context, lib *library, told faults) (listing,
 	return l, err
 }
 
-// displayOnly is the card of NVIDIA's workstations that drives the screen and
-// is not for computing.
-const displayOnly = "NVIDIA DGX Display"
+// displayOnly are the names of the card of NVIDIA's workstations that drives the
+// screen and is not for computing.
+var displayOnly = []string{"NVIDIA DGX Display", "DGX Display"}
 
 // versions asks for the versions of the driver and of CUDA, such as "12.4". Its
 // error is one that isFatal; what the library does not tell is "".
@@ -327,7 +327,7 @@ func (l *listing) rejectDuplicates(what string, property func(*gpu) any) {
 
 // record keeps what Edits, Labels, AwaitChange and later discoveries need of a
 // listing, and returns it as the outcome of a discovery.
-func (b *Backend) record(ctx context.Context, l listing) backend.Found {
+func (b *Backend) record(ctx context.Context, l listing, told faults) backend.Found {
 	found := backend.Found{Driver: l.driver, CUDA: l.cuda, Links: l.links, Faults: l.faults}
 	f := facts{driver: l.driver, cuda: l.cuda, machine: l.machine, traits: map[accel.DeviceID]traits{}}
 	seenBefore := b.facts.traits
@@ -345,6 +345,13 @@ func (b *Backend) record(ctx context.Context, l listing) backend.Found {
 		}
 	}
 	f.devices = found.Devices
+	for id, h := range told.of {
+		if _, listed := f.traits[id]; !listed {
+			// A GPU often has an error and is lost at once. It is told of when
+			// the GPU is back, for those whom the error keeps from trusting it.
+			b.told = b.told.add(id, h)
+		}
+	}
 	for i := range found.Faults {
 		fault := &found.Faults[i]
 		last := b.at[fault.Index]

@@ -83,7 +83,8 @@ type Backend struct {
 	// round counts the sets of GPUs that were found one after the other, from
 	// 1; events are asked for anew when it changes.
 	round uint64
-	// told are the faults that events told of since the last discovery.
+	// told are the faults that events told of and no discovery did: since the
+	// last one, and of GPUs that it could not list.
 	told faults
 	// unheard are the GPUs whose events cannot be heard although they have
 	// some, with the reason; listened is when that was found out.
@@ -176,7 +177,7 @@ func (b *Backend) ready(ctx context.Context) (lib *library, fresh bool, err erro
 	b.near = nearness{} // GPUs may sit in other slots since
 	b.mu.Lock()
 	b.born++
-	b.unheard, b.told = nil, faults{} // of before the driver was loaded
+	b.unheard = nil // of before the driver was loaded
 	b.mu.Unlock()
 	logr.FromContextOrDiscard(ctx).V(2).Info("Initialised the vendor's library", "vendor", Vendor, "path", lib.Path)
 	return lib, true, nil

@@ -298,6 +298,23 @@ func TestEventsOutliveAFailedDiscovery(t *testing.T) {
 	m.wantCauses("in the end", "- xid-79")
 }
 
+// A GPU that has an error and falls off the bus is not as good as new when it
+// is back.
+func TestErrorOfALostGPUIsToldWhenItIsBack(t *testing.T) {
+	m := newMachine(t, backend.Options{}, vendorsim.GPUs(2, 1024)...)
+	m.found()
+	woken := m.listening()
+	m.raise(1, 79)
+	m.wantWoken(woken)
+	m.change(func(topology *vendorsim.Topology) { topology.Cards[1].Lost = true })
+	for range 2 {
+		m.wantCauses("lost", "-")
+	}
+	m.change(func(topology *vendorsim.Topology) { topology.Cards[1].Lost = false })
+	m.wantCauses("back", "- xid-79")
+	m.wantCauses("later", "- -")
+}
+
 func TestWaitingEndsWhenAsked(t *testing.T) {
 	m := newMachine(t, backend.Options{}, vendorsim.GPUs(1, 1024)...)
 	soon := func(what string, done <-chan error, want error) {
