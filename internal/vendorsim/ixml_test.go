@@ -270,6 +270,8 @@ func TestIXMLDescribesChips(t *testing.T) {
 		t.Errorf("memory is %+v, want %+v", memory, want)
 	}
 	var v2 ixmlMemoryV2
+	wantCode(t, "nvmlDeviceGetMemoryInfo_v2 without a version", l.MemoryV2(chip, &v2), 25)
+	v2.Version = 40 | 2<<24
 	wantCode(t, "nvmlDeviceGetMemoryInfo_v2", l.MemoryV2(chip, &v2), ixmlSuccess)
 	if v2.Total != memory.Total || v2.Used != memory.Used || v2.Free != memory.Free {
 		t.Errorf("memory v2 is %+v, want the same as %+v", v2, memory)

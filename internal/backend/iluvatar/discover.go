@@ -200,16 +200,10 @@ func (b *Backend) describe(ctx context.Context, lib *library, index int) (*chip,
 	}
 	c.minor = int(minor)
 
-	memory, err := queryChip(ctx, b.calls, lib, "nvmlDeviceGetMemoryInfo", c.handle, lib.memory)
-	switch {
-	case err != nil:
+	c.MemoryBytes, err = b.memory(ctx, lib, c.handle)
+	if err != nil {
 		return c, err
-	case memory.Total == 0:
-		return c, fmt.Errorf("chip %d: it has no memory, nvmlDeviceGetMemoryInfo says 0 bytes", index)
-	case memory.Total > math.MaxInt64:
-		return c, fmt.Errorf("chip %d: nvmlDeviceGetMemoryInfo says %d bytes, which cannot be", index, memory.Total)
 	}
-	c.MemoryBytes = int64(memory.Total)
 
 	pci, err := queryChip(ctx, b.calls, lib, "nvmlDeviceGetPciInfo_v3", c.handle, lib.pci)
 	switch {
@@ -223,6 +217,30 @@ func (b *Backend) describe(ctx context.Context, lib *library, index int) (*chip,
 	}
 	c.Health, err = b.health(ctx, lib, c.handle)
 	return c, err
+}
+
+// memory asks for a chip's memory in bytes. Releases differ in which of two
+// functions works.
+func (b *Backend) memory(ctx context.Context, lib *library, c handle) (int64, error) {
+	info, err := queryChip(ctx, b.calls, lib, "nvmlDeviceGetMemoryInfo", c, lib.memory)
+	total := info.Total
+	if unsupported(err) && lib.memoryV2 != nil {
+		var v2 memoryInfoV2
+		v2, err = queryChip(ctx, b.calls, lib, "nvmlDeviceGetMemoryInfo_v2", c, func(at uintptr, out *memoryInfoV2) int32 {
+			out.Version = memoryVersion2
+			return lib.memoryV2(at, out)
+		})
+		total = v2.Total
+	}
+	switch {
+	case err != nil:
+		return 0, err
+	case total == 0:
+		return 0, fmt.Errorf("chip %d: it has no memory, nvmlDeviceGetMemoryInfo says 0 bytes", c.index)
+	case total > math.MaxInt64:
+		return 0, fmt.Errorf("chip %d: nvmlDeviceGetMemoryInfo says %d bytes, which cannot be", c.index, total)
+	}
+	return int64(total), nil
 }
 
 // deviceID makes an ID of the library's uuid. An ID becomes part of CDI names,

@@ -20,8 +20,15 @@ import (
 )
 
 func TestStructSizes(t *testing.T) {
-	if p, m, e := unsafe.Sizeof(pciInfo{}), unsafe.Sizeof(memoryInfo{}), unsafe.Sizeof(event{}); p != 68 || m != 24 || e != 32 {
-		t.Errorf("PCI info, memory and event have %d, %d and %d bytes, want 68, 24 and 32", p, m, e)
+	for name, sizes := range map[string][2]uintptr{
+		"PCI info":  {unsafe.Sizeof(pciInfo{}), 68},
+		"memory":    {unsafe.Sizeof(memoryInfo{}), 24},
+		"memory v2": {unsafe.Sizeof(memoryInfoV2{}), 40},
+		"event":     {unsafe.Sizeof(event{}), 32},
+	} {
+		if sizes[0] != sizes[1] {
+			t.Errorf("%s has %d bytes, want %d", name, sizes[0], sizes[1])
+		}
 	}
 }
 
@@ -107,6 +114,22 @@ func TestMemoryIsInBytes(t *testing.T) {
 	d := start(t, boards(1, 1), backend.Options{}).found().Devices[0]
 	if d.MemoryBytes != 32768<<20 {
 		t.Errorf("memory is %d bytes, want %d", d.MemoryBytes, 32768<<20)
+	}
+}
+
+func TestMemoryByEitherFunction(t *testing.T) {
+	topology := boards(1, 1)
+	topology.Library.Fail = vendorsim.Failures{"nvmlDeviceGetMemoryInfo": codeNotSupported}
+	if d := start(t, topology, backend.Options{}).found().Devices[0]; d.MemoryBytes != 32768<<20 {
+		t.Errorf("with the first function not supported, memory is %d bytes, want %d", d.MemoryBytes, 32768<<20)
+	}
+	file, _ := build(t, one("a"), "nvmlDeviceGetMemoryInfo")
+	if got := uuids(t, newRoot(t).open(backend.Options{LibraryPath: file})); got != "a" {
+		t.Errorf("with the first function missing: %q, want a", got)
+	}
+	file, _ = build(t, one("a"), "nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMemoryInfo_v2")
+	if got := reason(t, newRoot(t).open(backend.Options{LibraryPath: file})); !strings.HasSuffix(got, " lacks nvmlDeviceGetMemoryInfo") {
+		t.Errorf("with both missing, the reason is %q", got)
 	}
 }
 

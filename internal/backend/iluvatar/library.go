@@ -63,6 +63,18 @@ type memoryInfo struct {
 	Total, Free, Used uint64
 }
 
+// memoryInfoV2 is what nvmlDeviceGetMemoryInfo_v2 fills: 40 bytes. Version must
+// be memoryVersion2 before the call.
+type memoryInfoV2 struct {
+	Version                     uint32
+	_                           uint32
+	Total, Reserved, Free, Used uint64
+}
+
+// memoryVersion2 is the version of memoryInfoV2: NVML puts the size of a struct
+// into the lower bits.
+const memoryVersion2 = 40 | 2<<24
+
 // event is what nvmlEventSetWait_v2 fills: 32 bytes.
 type event struct {
 	Device                       uintptr
@@ -100,7 +112,9 @@ type library struct {
 	at       func(index uint32, chip *uintptr) int32
 	uuid     func(chip uintptr, _ *text, size uint32) int32
 	minor    func(uintptr, *uint32) int32
+	// Either of the two is enough.
 	memory   func(uintptr, *memoryInfo) int32
+	memoryV2 func(uintptr, *memoryInfoV2) int32
 
 	// The functions that a release may lack; nil in these.
 	driverVersion func(_ *text, size uint32) int32
@@ -179,11 +193,14 @@ func (l *library) bind() error {
 		{&l.at, "nvmlDeviceGetHandleByIndex_v2"},
 		{&l.uuid, "nvmlDeviceGetUUID"},
 		{&l.minor, "nvmlDeviceGetMinorNumber"},
-		{&l.memory, "nvmlDeviceGetMemoryInfo"},
 	} {
 		if !find(s) {
 			missing = append(missing, s.name)
 		}
+	}
+	memory := find(symbol{&l.memory, "nvmlDeviceGetMemoryInfo"})
+	if !find(symbol{&l.memoryV2, "nvmlDeviceGetMemoryInfo_v2"}) && !memory {
+		missing = append(missing, "nvmlDeviceGetMemoryInfo")
 	}
 	if len(missing) > 0 {
 		return fmt.Errorf("%s lacks %s", l.Path, strings.Join(missing, ", "))

@@ -25,6 +25,7 @@ enum {
 	IXML_DRIVER_NOT_LOADED = 9,
 	IXML_TIMEOUT = 10,
 	IXML_GPU_IS_LOST = 15,
+	IXML_ARGUMENT_VERSION_MISMATCH = 25,
 	IXML_UNKNOWN = 999,
 };
 
@@ -533,6 +534,9 @@ IXML_API int nvmlDeviceGetMemoryInfo_v2(ixml_device device, struct ixml_memory_v
 	const struct card *card;
 	int code = begin_card("nvmlDeviceGetMemoryInfo_v2", device, out, &card);
 
+	/* The caller says in version which struct it has room for. */
+	if (code == IXML_SUCCESS && out->version != (sizeof *out | 2 << 24))
+		code = IXML_ARGUMENT_VERSION_MISMATCH;
 	if (code == IXML_SUCCESS) {
 		out->total = card->memory_mib << 20;
 		out->reserved = 0;
