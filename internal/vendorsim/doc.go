@@ -7,5 +7,6 @@
 // interface runs as it would on real hardware. They read the topology again
 // whenever the file changes. docs/simulated-hardware.md describes the file.
 //
-// There is one stand-in so far, for Enflame's libefml.so.
+// There are stand-ins for Enflame's libefml.so, NVIDIA's libnvidia-ml.so and
+// Iluvatar's libixml.so.
 package vendorsim
