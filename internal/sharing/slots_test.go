@@ -200,6 +200,29 @@ func TestSlotChoiceDoesNotDependOnTheOrder(t *testing.T) {
 	}
 }
 
+// NVIDIA 10: the configured policy, and links and NUMA nodes by their scores,
+// decide on replicas as well.
+func TestReplicaChoiceHeedsPolicyAndLinks(t *testing.T) {
+	devices := node(4, 4, 4, 4)
+	links := []accel.Link{{A: "d0", B: "d1", Score: accel.LinkSystem}, {A: "d0", B: "d3", Score: accel.LinkNode}, {A: "d2", B: "d3", Score: accel.LinkSystem}}
+	for _, tt := range []struct {
+		policy SlotPolicy
+		held   []string
+		size   int
+		want   string
+	}{
+		{Distributed, nil, 2, "d0::0 d3::0"},
+		{Distributed, []string{"d0::0"}, 2, "d2::0 d3::0"},
+		{Packed, []string{"d0::0", "d1::0", "d1::1"}, 1, "d1::2"},
+		{Packed, []string{"d1::0"}, 2, "d0::0 d1::1"},
+	} {
+		got, err := ChooseSlots(SlotQuestion{Resource: "r", Size: tt.size, Available: all(devices, tt.held...), Devices: devices, Links: links, Policy: tt.policy})
+		if err != nil || strings.Join(got, " ") != tt.want {
+			t.Errorf("%d beside %v: got %v, %v; want %s", tt.size, tt.held, got, err, tt.want)
+		}
+	}
+}
+
 // NVIDIA 12: replicas of one request land on different devices as long as
 // there are any, and are spread evenly over many requests.
 func TestReplicasAreSpreadOverTheLeastSharedDevices(t *testing.T) {

@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/divvy-gpu/divvy/internal/accel"
 )
@@ -324,6 +325,29 @@ func TestLargeNodesGetAGoodSetInBoundedTime(t *testing.T) {
 						t.Fatalf("%s, %d of %d: %d in place of %d scores %d, more than %d", machine.name, ask.size, ask.n, in, out, s, have)
 					}
 				}
+			}
+		}
+	}
+}
+
+// NVIDIA 9 and Iluvatar 11: the number of ways to cut all devices into groups,
+// 2e6 for 16/2 and 2e17 for 32/2, is no measure of the time. What takes seconds
+// or for ever there is allowed a tenth of a second here, which is a hundred
+// times what it takes.
+func TestTimeDoesNotExplode(t *testing.T) {
+	for _, machine := range machines {
+		for _, ask := range []struct{ n, size int }{{16, 2}, {16, 4}, {16, 8}, {32, 2}, {32, 4}, {32, 8}, {32, 16}} {
+			g := machine.make(ask.n).graph()
+			quickest := time.Hour
+			for range 3 { // a busy machine may be slow once
+				start := time.Now()
+				if _, err := Connected(g, upTo(ask.n), nil, ask.size); err != nil {
+					t.Fatal(err)
+				}
+				quickest = min(quickest, time.Since(start))
+			}
+			if quickest > 100*time.Millisecond {
+				t.Errorf("%s, %d of %d: %v", machine.name, ask.size, ask.n, quickest)
 			}
 		}
 	}

@@ -1,6 +1,7 @@
 package extender
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
@@ -97,5 +98,26 @@ func TestEnvironment(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "environment variable DIVVY_LEADER_ELECT") ||
 		!strings.Contains(err.Error(), "environment variable DIVVY_RESERVATION_TTL") {
 		t.Errorf("error %v, want both variables in it", err)
+	}
+}
+
+// One extender manages the memory of all vendors, each resource on the labelled
+// nodes.
+func TestSeveralResources(t *testing.T) {
+	o := DefaultOptions()
+	fs := pflag.NewFlagSet("test", pflag.ContinueOnError)
+	o.AddFlags(fs)
+	if err := fs.Parse([]string{"--resources", "enflame.com/gcu-memory,nvidia.com/gpu-memory", "--resources", "iluvatar.com/gpu-memory", "--node-label", "a=b,c=d"}); err != nil {
+		t.Fatal(err)
+	}
+	s, err := o.settings()
+	want := []accel.Resource{"enflame.com/gcu-memory", "nvidia.com/gpu-memory", "iluvatar.com/gpu-memory"}
+	if err != nil || !slices.Equal(s.resources, want) {
+		t.Fatalf("resources %v, %v; want %v", s.resources, err, want)
+	}
+	for _, r := range want {
+		if got := s.labels[r].String(); got != "a=b or c=d" {
+			t.Errorf("%s needs the label %q", r, got)
+		}
 	}
 }
