@@ -60,6 +60,9 @@ func (b *Backend) AwaitChange(ctx context.Context) error {
 		_, err = query(ctx, b, b.events, lib, "nvmlEventSetWait_v2", func() (struct{}, nvml.Return) {
 			return struct{}{}, b.wait(ctx, lib, wait)
 		})
+		if err != nil && b.heard.Load() != round {
+			continue // the library was shut down meanwhile, and with it the set
+		}
 		gone := hasCode(err, nvml.ERROR_GPU_IS_LOST)
 		b.mu.Lock()
 		b.lost = gone
@@ -154,7 +157,7 @@ func (b *Backend) hear(ctx context.Context, lib *library, born, round uint64, pl
 		return struct{}{}, code
 	})
 	switch {
-	case isFatal(failure) || unsupported(failure):
+	case isFatal(failure) || unsupported(failure) || hasCode(failure, nvml.ERROR_UNINITIALIZED, nvml.ERROR_DRIVER_NOT_LOADED):
 		return false, failure
 	case failure != nil:
 		for _, p := range places {

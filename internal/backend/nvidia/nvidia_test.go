@@ -597,6 +597,32 @@ func TestLabels(t *testing.T) {
 	}
 }
 
+// NVML counts its GPUs when it is initialised. The kernel says when that is to
+// be done again.
+func TestLibraryStartsAnewWhenGPUsComeAndGo(t *testing.T) {
+	dir := t.TempDir()
+	driver := filepath.Join("bus/pci/drivers/nvidia")
+	put(t, dir, driver+"/0000:10:00.0", "")
+	m := newMachine(t, backend.Options{SysfsRoot: dir}, vendorsim.GPUs(2, 1024)...)
+	m.found()
+	woken := m.listening()
+	m.change(func(topology *vendorsim.Topology) { topology.Library.Fail = vendorsim.Failures{"nvmlInit_v2": 4} })
+	m.wantCauses("nothing has changed", "- -")
+	put(t, dir, driver+"/0000:11:00.0", "")
+	if got, want := m.reason(), "nvmlInit_v2: insufficient permissions (4)"; got != want {
+		t.Errorf("reason is %q, want %q", got, want)
+	}
+	m.change(func(topology *vendorsim.Topology) { topology.Library.Fail = nil })
+	for range 3 {
+		m.wantCauses("in the end", "- -")
+	}
+	// Whoever waits for an event does not notice.
+	time.Sleep(100 * time.Millisecond)
+	m.raise(1, 79)
+	m.wantWoken(woken)
+	m.wantCauses("after the error", "- xid-79")
+}
+
 func TestRestartIsAskedForWhenOnlyThatHelps(t *testing.T) {
 	var restart *backend.RestartNeededError
 	t.Run("the driver was replaced", func(t *testing.T) {
