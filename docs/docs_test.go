@@ -11,6 +11,7 @@ import (
 	"reflect"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -162,3 +163,114 @@ func anchor(heading string) string {
 	text := notInAnchors.ReplaceAllString(strings.ToLower(strings.TrimSpace(heading)), "")
 	return strings.ReplaceAll(text, " ", "-")
 }
+
+var guard = regexp.MustCompile("`([a-z0-9/]+)\\.((?:Test|Benchmark)[A-Za-z0-9]+)`")
+
+// TestGuardsOfOldFaultsExist: docs/compatibility.md promises for each fault of
+// the programs that Divvy takes the place of that a test would fail if it came
+// back.
+func TestGuardsOfOldFaultsExist(t *testing.T) {
+	page := read(t, "docs/compatibility.md")
+	sources := map[string]string{}
+	source := func(pkg string) string {
+		if text, ok := sources[pkg]; ok {
+			return text
+		}
+		files, err := filepath.Glob(filepath.Join(root, filepath.FromSlash(pkg), "*_test.go"))
+		if err != nil || len(files) == 0 {
+			t.Errorf("%s has no tests: %v", pkg, err)
+		}
+		var all strings.Builder
+		for _, f := range files {
+			data, err := os.ReadFile(f)
+			if err != nil {
+				t.Fatal(err)
+			}
+			all.Write(data)
+		}
+		sources[pkg] = all.String()
+		return sources[pkg]
+	}
+	for _, m := range guard.FindAllStringSubmatch(page, -1) {
+		if !strings.Contains(source(m[1]), "\nfunc "+m[2]+"(") {
+			t.Errorf("there is no %s in %s", m[2], m[1])
+		}
+	}
+	for heading, rows := range map[string][]string{
+		"### NVIDIA's device plugin":                      numbers(21),
+		"### Iluvatar's device plugin":                    append(numbers(26), "12b"),
+		"### What a better plugin should be able to show": numbers(12),
+	} {
+		_, section, found := strings.Cut(page, heading+"\n")
+		if !found {
+			t.Errorf("docs/compatibility.md has no section %q", heading)
+			continue
+		}
+		section, _, _ = strings.Cut(section, "\n##")
+		for _, number := range rows {
+			_, row, found := strings.Cut(section, "\n| "+number+" |")
+			if row, _, _ = strings.Cut(row, "\n"); !found || !guard.MatchString(row) {
+				t.Errorf("%s: no test guards number %s", heading, number)
+			}
+		}
+	}
+}
+
+// numbers are 1 to n, as text.
+func numbers(n int) []string {
+	var out []string
+	for i := range n {
+		out = append(out, strconv.Itoa(i+1))
+	}
+	return out
+}
+
+// TestExamplesAskForWhatTheValuesOffer, and examples/README.md lists them all.
+func TestExamplesAskForWhatTheValuesOffer(t *testing.T) {
+	page := read(t, "examples/README.md")
+	files := func(pattern string) []string {
+		found, err := filepath.Glob(filepath.Join(root, filepath.FromSlash(pattern)))
+		if err != nil || len(found) == 0 {
+			t.Fatalf("%s: no files, %v", pattern, err)
+		}
+		for _, f := range found {
+			name, err := filepath.Rel(filepath.Join(root, "examples"), f)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if listed := strings.Contains(page, "("+filepath.ToSlash(name)+")"); !listed && !fourPods.MatchString(name) {
+				t.Errorf("examples/README.md does not list %s", name)
+			}
+		}
+		return found
+	}
+	offered := map[string]bool{}
+	for _, f := range files("examples/values/*.yaml") {
+		var values struct {
+			SharedResources []struct{ Name string } `yaml:"sharedResources"`
+		}
+		if err := yaml.Unmarshal([]byte(read(t, strings.TrimPrefix(f, root+"/"))), &values); err != nil {
+			t.Fatal(err)
+		}
+		for _, r := range values.SharedResources {
+			offered[r.Name] = true
+		}
+	}
+	for _, f := range files("examples/*.yaml") {
+		asked := asks.FindAllStringSubmatch(read(t, strings.TrimPrefix(f, root+"/")), -1)
+		if len(asked) == 0 {
+			t.Errorf("%s asks for nothing", f)
+		}
+		for _, m := range asked {
+			if !offered[m[1]] {
+				t.Errorf("%s asks for %s, which no file in examples/values offers", f, m[1])
+			}
+		}
+	}
+}
+
+var (
+	asks = regexp.MustCompile(`(?m)^ +([a-z]+\.com/[a-z.-]+): [0-9]+$`)
+	// fourPods are listed by the first and the last.
+	fourPods = regexp.MustCompile(`^gcushare-pod-[23]\.yaml$`)
+)
