@@ -142,6 +142,7 @@ func (a *Agent) publish(ctx context.Context) error {
 	}
 	return errors.Join(
 		a.publisher.publish(ctx, inventory, counts),
+		a.publishAllocatable(ctx),
 		a.publishLabels(ctx),
 	)
 }

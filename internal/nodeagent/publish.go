@@ -83,7 +83,7 @@ func stripNode(object any) (any, error) {
 			kept.Annotations[key] = v
 		}
 	}
-	kept.Status.Capacity = n.Status.Capacity
+	kept.Status.Capacity, kept.Status.Allocatable = n.Status.Capacity, n.Status.Allocatable
 	return kept, nil
 }
 

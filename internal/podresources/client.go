@@ -91,3 +91,28 @@ func (c *Client) List(ctx context.Context) ([]Pod, error) {
 	}
 	return pods, nil
 }
+
+// Allocatable returns how many healthy ids kubelet knows of each resource, held
+// or free: what it will report as allocatable. Unlike List it leaves kubelet's
+// books as they are, so it may be called at any moment.
+func (c *Client) Allocatable(ctx context.Context) (map[accel.Resource]int, error) {
+	answer, err := c.lister.GetAllocatableResources(ctx, &podresourcesv1.AllocatableResourcesRequest{}, grpc.WaitForReady(true))
+	if err != nil {
+		return nil, fmt.Errorf("ask kubelet for allocatable resources: %w", err)
+	}
+	ids := map[accel.Resource]map[string]struct{}{}
+	for _, d := range answer.GetDevices() {
+		r := accel.Resource(d.GetResourceName())
+		if ids[r] == nil {
+			ids[r] = map[string]struct{}{}
+		}
+		for _, id := range d.GetDeviceIds() {
+			ids[r][id] = struct{}{}
+		}
+	}
+	out := make(map[accel.Resource]int, len(ids))
+	for r, set := range ids {
+		out[r] = len(set)
+	}
+	return out, nil
+}

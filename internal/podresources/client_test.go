@@ -24,6 +24,10 @@ func (s stubKubelet) List(context.Context, *podresourcesv1.ListPodResourcesReque
 	return s.answer, nil
 }
 
+func (s stubKubelet) GetAllocatableResources(context.Context, *podresourcesv1.AllocatableResourcesRequest) (*podresourcesv1.AllocatableResourcesResponse, error) {
+	return &podresourcesv1.AllocatableResourcesResponse{Devices: s.answer.GetPodResources()[0].GetContainers()[0].GetDevices()}, nil
+}
+
 func serve(t *testing.T, socket string, s stubKubelet) (stop func()) {
 	t.Helper()
 	l, err := net.Listen("unix", socket)
@@ -89,5 +93,26 @@ func TestListFindsAKubeletThatWasAwayForLong(t *testing.T) {
 	defer cancel()
 	if _, err := c.List(ctx); err != nil {
 		t.Errorf("within a second of kubelet's return: %v", err)
+	}
+}
+
+func TestAllocatableCountsEachIDOnce(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "k.sock")
+	list := answer()
+	// A board near two NUMA nodes is listed for each of them.
+	c := list.PodResources[0].Containers[0]
+	c.Devices = append(c.Devices, &podresourcesv1.ContainerDevices{ResourceName: "e.com/b", DeviceIds: []string{"9", "8"}})
+	defer serve(t, socket, stubKubelet{answer: list})()
+	client, err := NewClient(socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close() //nolint:errcheck // the test is over
+	got, err := client.Allocatable(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(map[accel.Resource]int{"e.com/a": 3, "e.com/b": 2}, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
 	}
 }

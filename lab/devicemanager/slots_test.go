@@ -653,3 +653,35 @@ func TestHealthEventsComeOncePerDevice(t *testing.T) {
 		t.Errorf("%d events of one failure", a)
 	}
 }
+
+// By itself kubelet tells the API server every 10 seconds what is allocatable,
+// and pods that the scheduler sends meanwhile fail.
+func TestAllocatableIsPublishedAtOnce(t *testing.T) {
+	t.Parallel()
+	n := offer(t, vendorsim.GCUs(3, 16<<10), whole)
+	n.shows(gcuWhole, 3)
+	node, err := n.api.CoreV1().Nodes().Get(t.Context(), thisNode, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	three := corev1.ResourceList{corev1.ResourceName(gcuWhole): resource.MustParse("3")}
+	node.Status.Capacity, node.Status.Allocatable = three, three.DeepCopy() // as kubelet reports
+	if _, err := n.api.CoreV1().Nodes().UpdateStatus(t.Context(), node, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	for _, lost := range []bool{true, false} {
+		n.topology.Cards[2].Lost = lost
+		n.writeTopology()
+		eventually(t, soon, func() error {
+			node, err := n.api.CoreV1().Nodes().Get(t.Context(), thisNode, metav1.GetOptions{})
+			if err != nil {
+				return err
+			}
+			got := node.Status.Allocatable[corev1.ResourceName(gcuWhole)]
+			if want := map[bool]int64{true: 2, false: 3}[lost]; got.Value() != want {
+				return fmt.Errorf("the node shows %v allocatable, want %d", got.String(), want)
+			}
+			return nil
+		})
+	}
+}
