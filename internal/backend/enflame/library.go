@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"runtime"
 	"strings"
 	"sync/atomic"
 
@@ -66,7 +65,7 @@ func cString(b []byte) string {
 // only; the fields that change are guarded as their comments say.
 type library struct {
 	libfile.File
-	handle uintptr
+	shared libfile.Shared
 
 	// initialised is true from a successful EfmlInit to EfmlShutdown.
 	initialised atomic.Bool
@@ -99,29 +98,22 @@ func load(path string) (*library, error) {
 	if err != nil {
 		return nil, err
 	}
-	handle, err := dlopen(path)
+	shared, err := libfile.LoadShared(path, purego.RTLD_LAZY|purego.RTLD_GLOBAL)
 	if err != nil {
 		return nil, err
 	}
-	l := &library{File: file, handle: handle}
+	l := &library{File: file, shared: shared}
 	if err := l.bind(); err != nil {
-		return nil, errors.Join(err, purego.Dlclose(handle))
+		return nil, errors.Join(err, shared.Close())
 	}
 	return l, nil
-}
-
-// dlopen keeps to one thread, since dlerror's text belongs to the thread.
-func dlopen(path string) (uintptr, error) {
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	return purego.Dlopen(path, purego.RTLD_LAZY|purego.RTLD_GLOBAL)
 }
 
 // bind looks up all functions. Its error names all that are missing.
 func (l *library) bind() error {
 	find := func(function any, name string) bool {
-		address, err := purego.Dlsym(l.handle, name)
-		if err != nil {
+		address, ok := l.shared.Symbol(name)
+		if !ok {
 			return false
 		}
 		purego.RegisterFunc(function, address)
@@ -169,7 +161,7 @@ func (l *library) Close() error {
 	}
 	l.end()
 	l.closed = true
-	return purego.Dlclose(l.handle)
+	return l.shared.Close()
 }
 
 // end shuts the library down. Both lanes are the caller's. What EfmlShutdown

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"runtime"
 	"strings"
 	"sync/atomic"
 
@@ -91,7 +90,7 @@ func cString(b []byte) string {
 // only; the fields that change are guarded as their comments say.
 type library struct {
 	libfile.File
-	handle uintptr
+	shared libfile.Shared
 
 	// initialised is true from a successful nvmlInit_v2 to nvmlShutdown.
 	initialised atomic.Bool
@@ -140,34 +139,27 @@ func load(path string) (*library, error) {
 	if err != nil {
 		return nil, err
 	}
-	handle, err := dlopen(path)
+	shared, err := libfile.LoadShared(path, openFlags)
 	if err != nil {
 		return nil, err
 	}
-	l := &library{File: file, handle: handle}
+	l := &library{File: file, shared: shared}
 	if err := l.bind(); err != nil {
-		return nil, errors.Join(err, purego.Dlclose(handle))
+		return nil, errors.Join(err, shared.Close())
 	}
 	return l, nil
 }
 
-// deepBind is RTLD_DEEPBIND of <dlfcn.h>: the library's own symbols come before
-// those of the process.
-const deepBind = 0x8
-
-// dlopen loads the library so that neither it nor NVIDIA's, which exports most
+// openFlags load the library so that neither it nor NVIDIA's, which exports most
 // of the same names and may be in this process too, gets in the other's way.
 // RTLD_LOCAL keeps its names from answering NVIDIA's binding, which looks its
 // functions up in the whole process. RTLD_DEEPBIND keeps calls that the library
 // makes of its own exported functions from landing in NVIDIA's library when that
 // was loaded first and for the whole process.
-//
-// It keeps to one thread, since dlerror's text belongs to the thread.
-func dlopen(path string) (uintptr, error) {
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	return purego.Dlopen(path, purego.RTLD_LAZY|purego.RTLD_LOCAL|deepBind)
-}
+const (
+	openFlags = purego.RTLD_LAZY | purego.RTLD_LOCAL | deepBind
+	deepBind  = 0x8 // RTLD_DEEPBIND of <dlfcn.h>
+)
 
 // bind looks up all functions. Its error names all that are missing of those
 // that must be there.
@@ -177,8 +169,8 @@ func (l *library) bind() error {
 		name     string
 	}
 	find := func(s symbol) bool {
-		address, err := purego.Dlsym(l.handle, s.name)
-		if err != nil {
+		address, ok := l.shared.Symbol(s.name)
+		if !ok {
 			return false
 		}
 		purego.RegisterFunc(s.function, address)
@@ -235,7 +227,7 @@ func (l *library) Close() error {
 	}
 	l.end()
 	l.closed = true
-	return purego.Dlclose(l.handle)
+	return l.shared.Close()
 }
 
 // end shuts the library down. Both lanes are the caller's. What nvmlShutdown
