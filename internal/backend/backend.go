@@ -4,8 +4,9 @@
 // kubelet or scheduling.
 //
 // A vendor implements Backend, Notifier if its library can tell of changes by
-// itself, and Labeler if it has names of its own for a node's labels. The vendors stand in one list, in package vendors below this one.
-// Package backendtest has the suite that every vendor passes.
+// itself, and Labeler if it has names of its own for a node's labels. The
+// vendors stand in one list, in package vendors below this one. Package
+// backendtest has the suite that every vendor passes.
 //
 // Health has no call of its own: Discover returns devices with their health,
 // and Watch calls it again and again. So loss, recovery, a driver that is

@@ -23,6 +23,7 @@ type Lane struct {
 	since time.Time // when it began
 }
 
+// New returns a Lane whose calls may take as long as limit.
 func New(limit time.Duration) *Lane {
 	l := &Lane{limit: limit, free: make(chan struct{}, 1)}
 	l.free <- struct{}{}
