@@ -307,9 +307,11 @@ func newPod(name string, sizes ...int) *corev1.Pod {
 	return p
 }
 
-func container(name string, size int) corev1.Container {
+func container(name string, size int) corev1.Container { return containerAsking(name, gcuMemory, size) }
+
+func containerAsking(name string, r accel.Resource, size int) corev1.Container {
 	q := *resource.NewQuantity(int64(size), resource.DecimalSI)
-	return corev1.Container{Name: name, Resources: corev1.ResourceRequirements{Limits: corev1.ResourceList{corev1.ResourceName(gcuMemory): q}}}
+	return corev1.Container{Name: name, Resources: corev1.ResourceRequirements{Limits: corev1.ResourceList{corev1.ResourceName(r): q}}}
 }
 
 // grantTo signs a grant as the extender does.

@@ -221,12 +221,17 @@ func (n *node) awaitReady() {
 		if err := n.agent.Ready(); err != nil {
 			return err
 		}
-		want := int64(0)
+		want, healthy := int64(0), false
 		for _, s := range n.inventory().Shares {
 			want += int64(s.Units)
+			healthy = healthy || !s.Health.Unhealthy
 		}
-		if got, _ := n.kubelet.capacity(); got != want {
+		got, allocatable := n.kubelet.capacity()
+		if got != want {
 			return fmt.Errorf("kubelet shows %d units, the inventory has %d", got, want)
+		}
+		if healthy && allocatable == 0 {
+			return errors.New("kubelet has not taken in the list of the new connection")
 		}
 		return nil
 	})

@@ -3,6 +3,7 @@ package devicemanager
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -527,6 +528,12 @@ func TestSwappedDevice(t *testing.T) {
 	if c, a := n.kubelet.capacityOf(gcuWhole); c != 2 || a != 2 {
 		t.Errorf("kubelet shows %d of %d devices, want 2 of 2", a, c)
 	}
+	eventually(t, soon, func() error {
+		if _, ok := n.kubelet.Devices().GetAllocatableDevices(n.log)[string(gcuWhole)][string(n.card(1))]; !ok {
+			return errors.New("kubelet does not know the new card")
+		}
+		return nil
+	})
 	next := n.start("next", of(gcuWhole, 1))
 	if got := n.kubelet.held(next.UID, "app0", gcuWhole); !slices.Equal(got, []string{string(n.card(1))}) {
 		t.Errorf("the pod holds %v, want the new card %s", got, n.card(1))
