@@ -143,3 +143,33 @@ func TestParse(t *testing.T) {
 		t.Errorf("ParseFormat(xml): %v, want %s", err, want)
 	}
 }
+
+// A log that grows without end fills the host's disk, which ends every pod of
+// the node.
+func TestFileOnTheHostIsRotated(t *testing.T) {
+	dir := t.TempDir()
+	logger, closeLog := Setup(Options{File: filepath.Join(dir, "divvy.log"), MaxSizeMB: 1, Stderr: &bytes.Buffer{}})
+	text := strings.Repeat("x", 1<<10)
+	for range 3 << 10 {
+		logger.Info(text)
+	}
+	if err := closeLog(); err != nil {
+		t.Fatal(err)
+	}
+	files, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(files) < 3 {
+		t.Errorf("3 MB of lines went to %d files of 1 MB", len(files))
+	}
+	for _, f := range files {
+		info, err := f.Info()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if info.Size() > 1<<20 {
+			t.Errorf("%s has %d bytes", f.Name(), info.Size())
+		}
+	}
+}
