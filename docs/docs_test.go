@@ -164,7 +164,9 @@ func anchor(heading string) string {
 	return strings.ReplaceAll(text, " ", "-")
 }
 
-var guard = regexp.MustCompile("`([a-z0-9/]+)\\.((?:Test|Benchmark)[A-Za-z0-9]+)`")
+// guard is a test: its package, its function and perhaps the name of a subtest as
+// the go command prints it.
+var guard = regexp.MustCompile("`([a-z0-9/]+)\\.((?:Test|Benchmark)[A-Za-z0-9]+)(?:/([^`]+))?`")
 
 // TestGuardsOfOldFaultsExist: docs/compatibility.md promises for each fault of
 // the programs that Divvy takes the place of that a test would fail if it came
@@ -191,9 +193,14 @@ func TestGuardsOfOldFaultsExist(t *testing.T) {
 		sources[pkg] = all.String()
 		return sources[pkg]
 	}
+	// The suite that every vendor passes is no test file.
+	suite := read(t, "internal/backend/backendtest/backendtest.go")
 	for _, m := range guard.FindAllStringSubmatch(page, -1) {
 		if !strings.Contains(source(m[1]), "\nfunc "+m[2]+"(") {
 			t.Errorf("there is no %s in %s", m[2], m[1])
+		}
+		if name := strconv.Quote(strings.ReplaceAll(m[3], "_", " ")); m[3] != "" && !strings.Contains(source(m[1])+suite, name) {
+			t.Errorf("there is no %s in %s.%s", name, m[1], m[2])
 		}
 	}
 	for heading, rows := range map[string][]string{
