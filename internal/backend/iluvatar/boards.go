@@ -184,10 +184,6 @@ func (b *Backend) keepSeat(ctx context.Context, c *chip, err error) {
 		return
 	}
 	if !c.Health.Unhealthy {
-		c.Health = accel.Health{
-			Unhealthy: true,
-			Cause:     causeUnreachable,
-			Reason:    "its board cannot be told: " + oneLine(err),
-		}
+		c.Health = b.unreachable(fmt.Errorf("its board cannot be told: %w", err))
 	}
 }

@@ -78,5 +78,5 @@ func (b *Backend) unreachable(err error) accel.Health {
 	if !b.options.Counts(cause) {
 		return accel.Health{}
 	}
-	return accel.Health{Unhealthy: true, Cause: cause, Reason: err.Error()}
+	return accel.Health{Unhealthy: true, Cause: cause, Reason: oneLine(err)}
 }
