@@ -8,8 +8,6 @@ import (
 	"slices"
 
 	"github.com/go-logr/logr"
-
-	"github.com/divvy-gpu/divvy/internal/accel"
 )
 
 // seat is where a chip is on its board.
