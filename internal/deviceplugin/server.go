@@ -58,7 +58,7 @@ type TooManyUnitsError struct {
 }
 
 func (e *TooManyUnitsError) Error() string {
-	return fmt.Sprintf("%s: the list of %d units takes %d bytes and kubelet accepts %d at most; choose a larger memoryUnit",
+	return fmt.Sprintf("%s: the list of %d units takes %d bytes and kubelet accepts %d at most; choose a larger memoryUnit or fewer replicas",
 		e.Resource, e.Units, e.Bytes, maxListBytes)
 }
 

@@ -120,14 +120,20 @@ func (a *Agent) release(ctx context.Context) error {
 	return errors.Join(failed...)
 }
 
-// publish writes the node's object.
+// publish writes the node's object. What is not known yet of a resource stays as
+// an earlier run wrote it, and holds up none of the others.
 func (a *Agent) publish(ctx context.Context) error {
 	var inventory []accel.Inventory
+	var failed []error
 	counts := map[string]int{}
 	for _, r := range a.offerings {
 		p := r.parts[0]
 		if !p.known() {
-			return errors.New("the inventory is not known yet")
+			failed = append(failed, fmt.Errorf("%s: the inventory is not known yet", r.name))
+			if before, ok := a.publisher.before(r.name); ok {
+				inventory = append(inventory, before)
+			}
+			continue
 		}
 		one := p.inventory()
 		if r.configured || len(one.Shares) > 0 {
@@ -137,12 +143,13 @@ func (a *Agent) publish(ctx context.Context) error {
 			counts[r.count] = m.present()
 		}
 	}
+	// A container must not be told of a CDI device before it is specified.
 	if err := a.specify(); err != nil {
-		return err
+		return errors.Join(append(failed, err)...)
 	}
-	return errors.Join(
+	return errors.Join(append(failed,
 		a.publisher.publish(ctx, inventory, counts),
 		a.publishAllocatable(ctx),
 		a.publishLabels(ctx),
-	)
+	)...)
 }

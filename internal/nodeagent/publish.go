@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -67,6 +68,23 @@ func (p *publisher) current() (*corev1.Node, error) {
 		return nil, fmt.Errorf("the API server has not shown node %s yet", p.node)
 	}
 	return node, nil
+}
+
+// before returns what the node's object says of a resource.
+func (p *publisher) before(name accel.Resource) (accel.Inventory, bool) {
+	node, err := p.current()
+	if err != nil {
+		return accel.Inventory{}, false
+	}
+	all, err := wire.DecodeInventory(node.Annotations[wire.InventoryAnnotation])
+	if err != nil {
+		return accel.Inventory{}, false
+	}
+	i := slices.IndexFunc(all, func(in accel.Inventory) bool { return in.Resource == name })
+	if i < 0 {
+		return accel.Inventory{}, false
+	}
+	return all[i], true
 }
 
 // stripNode drops what nobody here reads.

@@ -41,7 +41,6 @@ func rulesOf(r *config.Resource) slotRules {
 		selector:    selectorOf(r.Devices),
 		sliced:      r.Mode == config.ModeTimeSlicing,
 		replicas:    max(r.Replicas, 1),
-		single:      r.Mode == config.ModeTimeSlicing && r.FailRequestsGreaterThanOne,
 	}
 	if r.Allocation == config.PackedAllocation {
 		out.policy = sharing.Packed
@@ -51,6 +50,9 @@ func rulesOf(r *config.Resource) slotRules {
 			Devices: *selectorOf(&r.ReplicasFor[i].Devices), Replicas: max(r.ReplicasFor[i].Replicas, 1),
 		})
 	}
+	// With one replica each, several are several whole devices.
+	out.single = out.sliced && r.FailRequestsGreaterThanOne &&
+		(out.replicas > 1 || slices.ContainsFunc(out.rules, func(r sharing.ReplicaRule) bool { return r.Replicas > 1 }))
 	return out
 }
 

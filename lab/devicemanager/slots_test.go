@@ -66,9 +66,27 @@ func (n *node) reload(resources ...config.Resource) {
 	n.awaitOffer()
 }
 
+// awaitOffer waits until divvy-node says that it works and kubelet has taken in
+// what it offers.
 func (n *node) awaitOffer() {
 	n.t.Helper()
-	eventually(n.t, patience, func() error { return n.agent.Ready() })
+	eventually(n.t, patience, func() error {
+		if err := n.agent.Ready(); err != nil {
+			return err
+		}
+		var c config.NodeConfig
+		n.configure(&c)
+		for _, r := range c.Resources {
+			healthy := false
+			for _, s := range n.sharesOf(accel.Resource(r.Name)) {
+				healthy = healthy || !s.Health.Unhealthy
+			}
+			if _, got := n.kubelet.capacityOf(accel.Resource(r.Name)); healthy && got == 0 {
+				return fmt.Errorf("kubelet shows no %s", r.Name)
+			}
+		}
+		return nil
+	})
 }
 
 // capacityOf is what the node's status shows of a resource.
