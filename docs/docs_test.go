@@ -281,3 +281,58 @@ var (
 	// fourPods are listed by the first and the last.
 	fourPods = regexp.MustCompile(`^gcushare-pod-[23]\.yaml$`)
 )
+
+// causeInCode is a cause of ill health: a constant, or an entry of the list of
+// Iluvatar's bits.
+var causeInCode = regexp.MustCompile(`(?m)^\s*(?:const )?(?:[cC]ause[A-Z]\w* *=|[0-9]+:) "([a-z-]+)",?(?: *//.*)?$`)
+
+// TestEveryCauseIsDocumented: a cause that nobody knows can neither be ignored nor
+// heeded.
+func TestEveryCauseIsDocumented(t *testing.T) {
+	page := read(t, "docs/health.md")
+	found := 0
+	for _, pattern := range []string{"internal/accel/*.go", "internal/backend/*/*.go"} {
+		files, err := filepath.Glob(filepath.Join(root, filepath.FromSlash(pattern)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, f := range files {
+			for _, m := range causeInCode.FindAllStringSubmatch(read(t, strings.TrimPrefix(f, root+"/")), -1) {
+				found++
+				if !strings.Contains(page, "| `"+m[1]+"` |") {
+					t.Errorf("docs/health.md has no row for the cause %s of %s", m[1], f)
+				}
+			}
+		}
+	}
+	if found < 10 {
+		t.Errorf("only %d causes were found", found)
+	}
+}
+
+var metricInCode = regexp.MustCompile(`(?:(?:gauge|counters?)\(|Name: )"([a-z]+(?:_[a-z]+)+)"`)
+
+func TestEveryMetricOfTheNodeIsDocumented(t *testing.T) {
+	page := read(t, "docs/node.md")
+	found := 0
+	for _, dir := range []string{"internal/nodeagent", "internal/app/node"} {
+		files, err := filepath.Glob(filepath.Join(root, filepath.FromSlash(dir), "*.go"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, f := range files {
+			if strings.HasSuffix(f, "_test.go") {
+				continue
+			}
+			for _, m := range metricInCode.FindAllStringSubmatch(read(t, strings.TrimPrefix(f, root+"/")), -1) {
+				found++
+				if !strings.Contains(page, "| `divvy_node_"+m[1]+"` |") {
+					t.Errorf("docs/node.md has no row for divvy_node_%s of %s", m[1], f)
+				}
+			}
+		}
+	}
+	if found < 10 {
+		t.Errorf("only %d metrics were found", found)
+	}
+}
