@@ -2,7 +2,6 @@ package nvidia
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"time"
@@ -48,10 +47,12 @@ func (b *Backend) AwaitChange(ctx context.Context) error {
 			return fmt.Errorf("nvidia: %s tells of no events", lib.Path)
 		case b.heard.Load() != round || retry:
 			changed, err := b.hear(ctx, lib, born, round, places)
-			if err != nil {
+			switch {
+			case err != nil && !isFatal(err) && !b.initialised.Load():
+				continue // the library was shut down meanwhile
+			case err != nil:
 				return fmt.Errorf("nvidia: %w", err)
-			}
-			if changed {
+			case changed:
 				return nil
 			}
 		}
@@ -143,18 +144,29 @@ func (b *Backend) note(ctx context.Context, e nvml.EventData) {
 	}
 }
 
+// maxLeft bounds how many events of a set are taken before it goes.
+const maxLeft = 64
+
 // hear makes a set of the events of the GPUs that were found in that round, in
-// the place of the set before. changed is true when there are GPUs whose events
-// cannot be heard now, and could before, or the other way round.
+// the place of the set before. changed is true when that one had something to
+// tell, and when there are GPUs whose events cannot be heard now, and could
+// before, or the other way round.
 func (b *Backend) hear(ctx context.Context, lib *library, born, round uint64, places []place) (changed bool, err error) {
 	unheard := map[accel.DeviceID]error{}
-	_, failure := query(ctx, b, b.events, lib, "nvmlEventSetCreate", func() (struct{}, nvml.Return) {
+	left, failure := query(ctx, b, b.events, lib, "nvmlEventSetCreate", func() (left bool, code nvml.Return) {
+		// What the set before has not told yet would be lost with it.
+		for range maxLeft {
+			if b.set == nil || b.wait(ctx, lib, 0) != nvml.SUCCESS {
+				break
+			}
+			left = true
+		}
 		b.forgetSet(lib)
 		set, code := lib.api.EventSetCreate()
 		if code == nvml.SUCCESS {
 			b.set, b.hears = set, map[nvml.Device]accel.DeviceID{}
 		}
-		return struct{}{}, code
+		return left, code
 	})
 	switch {
 	case isFatal(failure) || unsupported(failure) || hasCode(failure, nvml.ERROR_UNINITIALIZED, nvml.ERROR_DRIVER_NOT_LOADED):
@@ -181,9 +193,9 @@ func (b *Backend) hear(ctx context.Context, lib *library, born, round uint64, pl
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.born != born {
-		return false, errors.New("the library was initialised anew")
+		return false, nil // the library was initialised anew, and the set with it
 	}
-	changed = !maps.EqualFunc(unheard, b.unheard, func(a, b error) bool { return a.Error() == b.Error() })
+	changed = left || !maps.EqualFunc(unheard, b.unheard, func(a, b error) bool { return a.Error() == b.Error() })
 	b.unheard, b.listened = unheard, time.Now()
 	if failure == nil {
 		b.heard.Store(round)

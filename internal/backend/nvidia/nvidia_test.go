@@ -315,6 +315,24 @@ func TestErrorOfALostGPUIsToldWhenItIsBack(t *testing.T) {
 	m.wantCauses("later", "- -")
 }
 
+// The set of GPUs that are listened to changes at the worst moment.
+func TestEventsOutliveTheLossOfAnotherGPU(t *testing.T) {
+	m := newMachine(t, backend.Options{}, vendorsim.GPUs(3, 1024)...)
+	m.found()
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- m.AwaitChange(ctx) }()
+	time.Sleep(100 * time.Millisecond) // they are listened to
+	cancel()
+	<-done
+	time.Sleep(time.Second) // and the wait in the library is over
+	m.raise(2, 79)
+	m.change(func(topology *vendorsim.Topology) { topology.Cards[0].Lost = true })
+	m.wantCauses("before anybody listens again", "- -")
+	m.wantWoken(m.await())
+	m.wantCauses("in the end", "- xid-79")
+}
+
 func TestWaitingEndsWhenAsked(t *testing.T) {
 	m := newMachine(t, backend.Options{}, vendorsim.GPUs(1, 1024)...)
 	soon := func(what string, done <-chan error, want error) {
