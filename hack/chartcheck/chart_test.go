@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"reflect"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -28,6 +29,7 @@ import (
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 
+	backends "github.com/divvy-gpu/divvy/internal/backend/vendors"
 	"github.com/divvy-gpu/divvy/internal/nodeconfig"
 )
 
@@ -502,6 +504,23 @@ func TestDaemonAcceptsItsConfiguration(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestChartKnowsTheDaemonsVendors: each in the schema, with a label that chooses
+// its nodes and labels that the daemon may write.
+func TestChartKnowsTheDaemonsVendors(t *testing.T) {
+	if diff := cmp.Diff(backends.Names(), vendors); diff != "" {
+		t.Errorf("vendors of the daemon and of this check differ (-daemon +check):\n%s", diff)
+	}
+	for _, vendor := range backends.Names() {
+		text := string(rendered(t, "--set", "sharedResources[0].name=a.example/b,sharedResources[0].mode=exclusive,sharedResources[0].vendor="+vendor))
+		if !strings.Contains(text, "key: "+vendor+".com/") {
+			t.Errorf("no label chooses nodes with devices of %s", vendor)
+		}
+		if !regexp.MustCompile(`divvy\\.dev/\([a-z|]*\b` + vendor + `\b`).MatchString(text) {
+			t.Errorf("the admission policy lets the daemon write no label about %s", vendor)
+		}
 	}
 }
 
