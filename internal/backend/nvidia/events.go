@@ -117,6 +117,11 @@ func (b *Backend) wait(ctx context.Context, lib *library, wait time.Duration) nv
 // note keeps what an event says, if it counts. The events lane is the caller's.
 func (b *Backend) note(ctx context.Context, e nvml.EventData) {
 	id, known := b.hears[e.Device]
+	if !known && e.Device != nil {
+		if uuid, code := e.Device.GetUUID(); code == nvml.SUCCESS {
+			id, known = accel.DeviceID(uuid), true
+		}
+	}
 	// Not shown by default: a GPU in distress sends them by the hundred, and
 	// what changes is reported by whoever discovers.
 	logr.FromContextOrDiscard(ctx).V(2).Info("The vendor's library tells of an event",

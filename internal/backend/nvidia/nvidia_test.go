@@ -188,6 +188,47 @@ func TestDescribes(t *testing.T) {
 	}
 }
 
+// Whatever fails about one GPU, from the start or later, the others are offered
+// with all that is known of them.
+func TestOneGPUThatCannotBeAskedLeavesTheOthers(t *testing.T) {
+	for call, offered := range map[string]string{
+		"nvmlDeviceGetHandleByIndex_v2":       "- -",
+		"nvmlDeviceGetUUID":                   "- -",
+		"nvmlDeviceGetName":                   "- -",
+		"nvmlDeviceGetMinorNumber":            "- -",
+		"nvmlDeviceGetMemoryInfo":             "- -",
+		"nvmlDeviceGetPciInfo_v3":             "- -",
+		"nvmlDeviceGetRemappedRows":           "- unreachable -",
+		"nvmlDeviceGetMemoryAffinity":         "- - -",
+		"nvmlDeviceGetCudaComputeCapability":  "- - -",
+		"nvmlDeviceGetMigMode":                "- - -",
+		"nvmlDeviceGetNvLinkState":            "- - -",
+		"nvmlDeviceGetTopologyCommonAncestor": "- - -",
+	} {
+		t.Run(call, func(t *testing.T) {
+			cards := vendorsim.GPUs(3, 1024)
+			cards[1].Fail = vendorsim.Failures{call: 999}
+			m := newMachine(t, backend.Options{}, cards...)
+			m.change(func(topology *vendorsim.Topology) { topology.Links = vendorsim.AllLinked(0, 3, 2) })
+			m.wantCauses("from the start", offered)
+			found := m.found()
+			if missing := 3 - len(found.Devices); len(found.Faults) != missing {
+				t.Errorf("faults are %v, want %d", found.Faults, missing)
+			}
+			want := accel.Link{A: accel.DeviceID(cards[0].UUID), B: accel.DeviceID(cards[2].UUID), Score: 230}
+			if !slices.Contains(found.Links, want) {
+				t.Errorf("links are %v, want %v among them", found.Links, want)
+			}
+			m.change(func(topology *vendorsim.Topology) { topology.Cards[1].Fail = nil })
+			m.wantCauses("after the repair", "- - -")
+			m.change(func(topology *vendorsim.Topology) { topology.Cards[1].Fail = vendorsim.Failures{call: 15} })
+			if got := m.causes(); !strings.HasPrefix(got, "-") || !strings.HasSuffix(got, "-") {
+				t.Errorf("when it is lost: causes are %q", got)
+			}
+		})
+	}
+}
+
 // A bus id ends in NULs and has eight digits of domain; the kernel writes both
 // otherwise, and a wrong name there is a lost NUMA node.
 func TestNUMANodeOfLongBusIDs(t *testing.T) {
