@@ -35,7 +35,20 @@ const (
 	// streamGrace is how long kubelet may take from the registration to
 	// ListAndWatch.
 	streamGrace = 15 * time.Second
+	// letGo is how long a server that ends leaves kubelet to notice, before
+	// another one may register: see stillConnected.
+	letGo = 100 * time.Millisecond
 )
+
+// stillConnected is kubelet's answer to a registration on a socket whose last
+// listener it has not seen ending. In that moment it forgets who was connected,
+// and so it never sees that listener ending: it refuses the same path until it is
+// restarted (connectClient and deregisterClient in its
+// plugin/v1beta1/handler.go). Another path is the only way out.
+const stillConnected = "device plugin already connected"
+
+// errKubeletStarts ends a session because there is another kubelet.
+var errKubeletStarts = errors.New("kubelet has started")
 
 // Server offers one resource to the kubelet of this node.
 type Server struct {
@@ -44,6 +57,8 @@ type Server struct {
 	service *service
 
 	mu sync.Mutex
+	// aside counts the paths that kubelet has refused; 0 while socket is used.
+	aside int
 	// registered is when kubelet last accepted the registration of the
 	// listener that is open now; zero when it has not.
 	registered time.Time
@@ -118,7 +133,7 @@ func (s *Server) Alive(ctx context.Context) error {
 	if !serving {
 		return nil
 	}
-	return call(ctx, s.socket, func(ctx context.Context, conn *grpc.ClientConn) error {
+	return call(ctx, s.path(), func(ctx context.Context, conn *grpc.ClientConn) error {
 		_, err := pluginapi.NewDevicePluginClient(conn).GetDevicePluginOptions(ctx, &pluginapi.Empty{})
 		return err
 	})
@@ -152,14 +167,22 @@ func (s *Server) Run(ctx context.Context) error {
 	backoff := wait.Backoff{Duration: 10 * time.Millisecond, Factor: 2, Steps: 8, Cap: time.Second}
 	pause := backoff
 	var told string
+	var registered bool
 	for ctx.Err() == nil {
 		err := s.session(ctx)
 		s.mu.Lock()
-		if !s.registered.IsZero() {
+		registered = !s.registered.IsZero()
+		if registered {
 			pause, told = backoff, ""
 		}
 		s.registered = time.Time{}
 		s.problem = err
+		switch {
+		case errors.Is(err, errKubeletStarts):
+			s.aside = 0
+		case strings.Contains(err.Error(), stillConnected):
+			s.aside++
+		}
 		s.mu.Unlock()
 		if ctx.Err() != nil {
 			break
@@ -173,7 +196,21 @@ func (s *Server) Run(ctx context.Context) error {
 		case <-time.After(pause.Step()):
 		}
 	}
+	if registered {
+		time.Sleep(letGo)
+	}
 	return nil //nolint:nilerr // the session's error is why it ended; here it ended because ctx did
+}
+
+// path is the socket that is served on.
+func (s *Server) path() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.aside > 0 {
+		// No resource has a "~" in its name.
+		return fmt.Sprintf("%s~%d.sock", strings.TrimSuffix(s.socket, ".sock"), s.aside+1)
+	}
+	return s.socket
 }
 
 // session listens and registers once, and returns why that is over. The error
@@ -209,7 +246,7 @@ func (s *Server) session(ctx context.Context) error {
 	s.registered, s.problem = time.Now(), nil
 	s.registrations++
 	s.mu.Unlock()
-	klog.FromContext(ctx).Info("Registered with kubelet", "resource", s.service.resource, "socket", s.socket)
+	klog.FromContext(ctx).Info("Registered with kubelet", "resource", s.service.resource, "socket", s.path())
 
 	ticker := time.NewTicker(checkInterval)
 	defer ticker.Stop()
@@ -230,9 +267,9 @@ func (s *Server) session(ctx context.Context) error {
 			}
 			switch {
 			case event.Name == kubelet && event.Has(fsnotify.Create):
-				return errors.New("kubelet restarted")
-			case event.Name == s.socket && taken():
-				return errors.New("the socket was removed, as kubelet does when it starts")
+				return errKubeletStarts
+			case event.Name == s.path() && taken():
+				return fmt.Errorf("the socket was removed: %w", errKubeletStarts)
 			}
 		case <-ticker.C:
 			if taken() {
@@ -257,12 +294,12 @@ func (s *Server) session(ctx context.Context) error {
 func (s *Server) vacant(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	conn, err := new(net.Dialer).DialContext(ctx, "unix", s.socket)
+	conn, err := new(net.Dialer).DialContext(ctx, "unix", s.path())
 	if err != nil {
 		return nil //nolint:nilerr // not there, no socket, or the process behind it has ended
 	}
 	_ = conn.Close()
-	return fmt.Errorf("another device plugin serves on %s; waiting until it ends", s.socket)
+	return fmt.Errorf("another device plugin serves on %s; waiting until it ends", s.path())
 }
 
 // serve listens on the plugin's socket, whose file own describes. stop ends it
@@ -271,17 +308,17 @@ func (s *Server) serve(ctx context.Context) (own fs.FileInfo, stop func(), err e
 	if err := s.vacant(ctx); err != nil {
 		return nil, nil, err
 	}
-	if err := os.Remove(s.socket); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := os.Remove(s.path()); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, nil, fmt.Errorf("remove the socket of an earlier run: %w", err)
 	}
-	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: s.socket, Net: "unix"})
+	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: s.path(), Net: "unix"})
 	if err != nil {
 		return nil, nil, fmt.Errorf("listen: %w", err)
 	}
 	// By itself it would remove whatever has the name when it is closed, which
 	// may be another plugin's by then.
 	listener.SetUnlinkOnClose(false)
-	own, err = os.Lstat(s.socket)
+	own, err = os.Lstat(s.path())
 	if err != nil {
 		return nil, nil, errors.Join(fmt.Errorf("the socket is gone: %w", err), listener.Close())
 	}
@@ -304,14 +341,14 @@ func (s *Server) serve(ctx context.Context) (own fs.FileInfo, stop func(), err e
 		server.Stop()
 		serving.Wait()
 		if s.is(own) {
-			_ = os.Remove(s.socket) // a file that stays is taken over by the next listener
+			_ = os.Remove(s.path()) // a file that stays is taken over by the next listener
 		}
 	}, nil
 }
 
 // is reports whether the socket's file is still the one that own describes.
 func (s *Server) is(own fs.FileInfo) bool {
-	now, err := os.Lstat(s.socket)
+	now, err := os.Lstat(s.path())
 	return err == nil && os.SameFile(own, now)
 }
 
@@ -319,7 +356,7 @@ func (s *Server) register(ctx context.Context, kubelet string) error {
 	err := call(ctx, kubelet, func(ctx context.Context, conn *grpc.ClientConn) error {
 		_, err := pluginapi.NewRegistrationClient(conn).Register(ctx, &pluginapi.RegisterRequest{
 			Version:      pluginapi.Version,
-			Endpoint:     filepath.Base(s.socket),
+			Endpoint:     filepath.Base(s.path()),
 			ResourceName: string(s.service.resource),
 			Options:      options(),
 		})

@@ -28,6 +28,8 @@ type stubKubelet struct {
 	dir    string
 	server *grpc.Server
 	refuse error
+	// connected makes kubelet refuse the first so many paths.
+	connected int
 
 	mu       sync.Mutex
 	requests []*pluginapi.RegisterRequest
@@ -72,6 +74,10 @@ func (k *stubKubelet) Register(_ context.Context, r *pluginapi.RegisterRequest) 
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.requests = append(k.requests, r)
+	if len(k.requests) <= k.connected {
+		cancel()
+		return nil, fmt.Errorf("device plugin already connected: %s", filepath.Join(k.dir, r.GetEndpoint()))
+	}
 	k.cancel = cancel
 	k.watching.Go(func() { k.watch(ctx, r.GetEndpoint()) })
 	return &pluginapi.Empty{}, nil

@@ -206,3 +206,43 @@ func TestUnitsCarryTheirNUMANodes(t *testing.T) {
 	}
 	eventually(t, "kubelet learns of the change", func() bool { return nodes() == "1|01" })
 }
+
+// A kubelet that was asked too soon after the last listener ended refuses its
+// path until it is restarted.
+func TestPathThatKubeletTakesForConnectedIsLeft(t *testing.T) {
+	dir := t.TempDir()
+	k := startKubelet(t, dir, nil)
+	k.connected = 2
+	s := NewServer(dir, "nvidia-gpu.sock", "nvidia.com/gpu", scripted{})
+	run(t, s)
+	if err := s.SetUnits([]Unit{{ID: "0"}}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "kubelet knows the units", func() bool { return k.last() == "0=Healthy" })
+	eventually(t, "it is ready", func() bool { return s.Ready() == nil && s.Alive(t.Context()) == nil })
+	k.mu.Lock()
+	var got []string
+	for _, r := range k.requests {
+		got = append(got, r.GetEndpoint())
+	}
+	k.mu.Unlock()
+	if diff := cmp.Diff([]string{"nvidia-gpu.sock", "nvidia-gpu~2.sock", "nvidia-gpu~3.sock"}, got); diff != "" {
+		t.Errorf("registered on (-want +got):\n%s", diff)
+	}
+	files, err := filepath.Glob(filepath.Join(dir, "nvidia*"))
+	if err != nil || len(files) != 1 {
+		t.Errorf("sockets left: %v, want the last one alone", files)
+	}
+	// Another kubelet knows nothing of that.
+	k.stop()
+	for _, f := range files {
+		_ = os.Remove(f)
+	}
+	k = startKubelet(t, dir, nil)
+	eventually(t, "the new kubelet knows the units", func() bool { return k.last() == "0=Healthy" })
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if got := k.requests[len(k.requests)-1].GetEndpoint(); got != "nvidia-gpu.sock" {
+		t.Errorf("registered on %s with the new kubelet", got)
+	}
+}
