@@ -365,7 +365,9 @@ func TestEventsOutliveTheLossOfAnotherGPU(t *testing.T) {
 	go func() { done <- m.AwaitChange(ctx) }()
 	time.Sleep(100 * time.Millisecond) // they are listened to
 	cancel()
-	<-done
+	if err := <-done; !errors.Is(err, context.Canceled) {
+		t.Errorf("AwaitChange = %v", err)
+	}
 	time.Sleep(time.Second) // and the wait in the library is over
 	m.raise(2, 79)
 	m.change(func(topology *vendorsim.Topology) { topology.Cards[0].Lost = true })
@@ -660,7 +662,7 @@ func TestLabels(t *testing.T) {
 // be done again.
 func TestLibraryStartsAnewWhenGPUsComeAndGo(t *testing.T) {
 	dir := t.TempDir()
-	driver := filepath.Join("bus/pci/drivers/nvidia")
+	const driver = "bus/pci/drivers/nvidia"
 	put(t, dir, driver+"/0000:10:00.0", "")
 	m := newMachine(t, backend.Options{SysfsRoot: dir}, vendorsim.GPUs(2, 1024)...)
 	m.found()
