@@ -286,7 +286,7 @@ func (v *vendors) labels(ctx context.Context) error {
 	wanted := map[string]string{
 		"nvidia.com/gpu.present": "true", "nvidia.com/gpu.count": "2", "nvidia.com/gpu.product": "NVIDIA-A100-SXM4-40GB",
 		"nvidia.com/gpu.memory": "40960", "nvidia.com/cuda.driver-version.full": "550.54.15", "nvidia.com/cuda.runtime-version.full": "12.4",
-		"iluvatar.com/gpu.present": "true", "iluvatar.com/gpu.product": "Iluvatar-BI-V150", "iluvatar.com/gpu.memory": "32768",
+		"iluvatar.com/gpu.present": "true", "iluvatar.com/gpu.product": "BI-V150", "iluvatar.com/gpu.memory": "32768",
 		"iluvatar.com/ix.driver-version.full": "4.2.0",
 		"divvy.dev/nvidia.present":            "true", "divvy.dev/nvidia.count": "2",
 		"divvy.dev/iluvatar.present": "true", "divvy.dev/iluvatar.count": "4", "divvy.dev/iluvatar.memory": "32768",
@@ -320,8 +320,27 @@ func (v *vendors) labels(ctx context.Context) error {
 // memory shares memory of all three vendors through the extender.
 func (v *vendors) memory(ctx context.Context) error {
 	v.Title("Memory of all three vendors, through the extender")
+	v.Say(`More than one card has is refused, with the reason of that resource; what fits
+shares a card, the fullest that has room.`)
 	for name, units := range map[corev1.ResourceName]int64{gpuMemory: 80, ixMemory: 128, gcuMemory: 32} {
 		if _, err := v.Offer(ctx, name, units, units); err != nil {
+			return err
+		}
+	}
+	for _, refused := range []struct {
+		pod    string
+		what   corev1.ResourceName
+		amount int64
+		reason string
+	}{
+		{"nvidia-41", gpuMemory, 41, "insufficient GPU Memory in one nvidia device"},
+		{"iluvatar-33", ixMemory, 33, "insufficient GPU Memory in one iluvatar device"},
+		{"enflame-17", gcuMemory, 17, "insufficient GCU Memory in one gcu device"},
+	} {
+		if err := v.Pending(ctx, v.One(refused.pod, refused.what, refused.amount), refused.reason); err != nil {
+			return err
+		}
+		if err := v.Delete(ctx, refused.pod); err != nil {
 			return err
 		}
 	}
@@ -352,20 +371,6 @@ func (v *vendors) memory(ctx context.Context) error {
 			on[i] = sight.Env[pair.variable]
 		}
 		v.Checks.Equal(pair.pods[0]+" and "+pair.pods[1]+" fill one card together", on[0], on[1])
-	}
-	for _, refused := range []struct {
-		pod    string
-		what   corev1.ResourceName
-		amount int64
-		reason string
-	}{
-		{"nvidia-41", gpuMemory, 41, "insufficient GPU Memory in one nvidia device"},
-		{"iluvatar-33", ixMemory, 33, "insufficient GPU Memory in one iluvatar device"},
-		{"enflame-17", gcuMemory, 17, "insufficient GCU Memory in one gcu device"},
-	} {
-		if err := v.Pending(ctx, v.One(refused.pod, refused.what, refused.amount), refused.reason); err != nil {
-			return err
-		}
 	}
 	// The first card of each vendor is in use by memory.
 	for name, want := range map[corev1.ResourceName]int64{gpu: 1, ix: 1, gcu: 1} {

@@ -18,7 +18,7 @@ type Extender struct {
 // of the control-plane node, under the routes that the user guide documents.
 var DivvyExtender = Extender{
 	URL:       "http://127.0.0.1:32766/gcushare-scheduler",
-	Resources: []string{"enflame.com/gcu-memory"},
+	Resources: []string{"enflame.com/gcu-memory", "iluvatar.com/gpu-memory", "nvidia.com/gpu-memory"},
 }
 
 // Config returns a KubeSchedulerConfiguration that is like the one of a

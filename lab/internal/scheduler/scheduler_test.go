@@ -73,7 +73,7 @@ func TestConfigDecodesStrictly(t *testing.T) {
 		e.BindVerb != "bind" || e.Weight != 1 || !e.NodeCacheCapable || e.Ignorable || e.HTTPTimeout.Seconds() != 10 {
 		t.Errorf("unexpected extender: %+v", e)
 	}
-	want := []configv1.ExtenderManagedResource{{Name: "enflame.com/gcu-memory", IgnoredByScheduler: false}}
+	want := []configv1.ExtenderManagedResource{{Name: "enflame.com/gcu-memory"}, {Name: "iluvatar.com/gpu-memory"}, {Name: "nvidia.com/gpu-memory"}}
 	if diff := cmp.Diff(want, e.ManagedResources); diff != "" {
 		t.Errorf("managed resources (-want +got):\n%s", diff)
 	}

@@ -94,6 +94,38 @@ func (s *Stage) WaitAllocatable(ctx context.Context, timeout time.Duration, name
 	return time.Since(begun), err
 }
 
+// Published is a card as the node publishes it.
+type Published struct {
+	Index     int    `json:"index"`
+	ID        string `json:"id"`
+	Units     int64  `json:"units"`
+	Unhealthy bool   `json:"unhealthy"`
+	Reason    string `json:"reason"`
+}
+
+// Published returns the cards of a resource as the node publishes them.
+func (s *Stage) Published(ctx context.Context, name corev1.ResourceName) ([]Published, error) {
+	node, err := s.Node(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var inventory struct {
+		Resources []struct {
+			Resource corev1.ResourceName `json:"resource"`
+			Devices  []Published         `json:"devices"`
+		} `json:"resources"`
+	}
+	if err := json.Unmarshal([]byte(node.Annotations["divvy.dev/inventory"]), &inventory); err != nil {
+		return nil, fmt.Errorf("what the node publishes: %w", err)
+	}
+	for _, r := range inventory.Resources {
+		if r.Resource == name {
+			return r.Devices, nil
+		}
+	}
+	return nil, fmt.Errorf("the node publishes no %s", name)
+}
+
 // DaemonLife tells one life of the daemon from another: its pod and how often
 // its container was started again.
 func (s *Stage) DaemonLife(ctx context.Context) (string, error) {

@@ -1,0 +1,256 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/divvy-gpu/divvy/internal/vendorsim"
+	"github.com/divvy-gpu/divvy/lab/internal/show"
+	"github.com/divvy-gpu/divvy/lab/internal/stage"
+)
+
+// faults plays the show.
+type faults struct {
+	*show.Show
+
+	hardware vendorsim.Topology
+	times    []string
+}
+
+// fault is one way in which a card breaks.
+type fault struct {
+	title, text string
+	vendor      string
+	// what is shared of the cards, and the variable that names a container's.
+	what     corev1.ResourceName
+	variable string
+	// all is what the node offers, card what one card has.
+	all, card int64
+	// inflict breaks the card, mend puts it right; mend may do nothing where the
+	// card recovers by itself.
+	inflict, mend func(*vendorsim.Card)
+	// cause is what the node says of the card.
+	cause string
+}
+
+// all are the faults that the show shows.
+var all = []fault{
+	{
+		title: "NVIDIA: a critical error on a GPU (XID 79)",
+		text: `The driver tells of it once. The GPU takes new pods again when it can be asked and
+has told of no other error for 15 seconds, which is a setting.`,
+		vendor: vendorsim.NVIDIA, what: "nvidia.com/gpu-memory", variable: "NVIDIA_VISIBLE_DEVICES", all: 80, card: 40,
+		inflict: func(c *vendorsim.Card) { c.XID = vendorsim.XID{Code: 79} },
+		mend:    func(*vendorsim.Card) {},
+		cause:   "79",
+	},
+	{
+		title: "Iluvatar: a health bit on a chip (over temperature)",
+		text: `The library tells it as long as it is so. The chip takes new pods again 3 seconds
+after, which is a setting; the other chip of its board is not concerned.`,
+		vendor: vendorsim.Iluvatar, what: "iluvatar.com/gpu-memory", variable: "IX_VISIBLE_DEVICES", all: 128, card: 32,
+		inflict: func(c *vendorsim.Card) { c.HealthBits = 1 << 2 },
+		mend:    func(c *vendorsim.Card) { c.HealthBits = 0 },
+		cause:   "temperature",
+	},
+	{
+		title:  "Enflame: a GCU is lost",
+		text:   `It is counted, but does not answer. The other one is not concerned.`,
+		vendor: vendorsim.Enflame, what: "enflame.com/gcu-memory", variable: "ENFLAME_VISIBLE_DEVICES", all: 32, card: 16,
+		inflict: func(c *vendorsim.Card) { c.Lost = true },
+		mend:    func(c *vendorsim.Card) { c.Lost = false },
+		cause:   "",
+	},
+}
+
+func (f *faults) play(ctx context.Context) (err error) {
+	if f.hardware, err = f.Cards(show.Mixed); err != nil {
+		return err
+	}
+	daemon, err := f.DaemonLife(ctx)
+	if err != nil {
+		return err
+	}
+	for _, one := range all {
+		if err := f.show(ctx, one); err != nil {
+			return err
+		}
+		if err := f.DeleteAllPods(ctx); err != nil {
+			return err
+		}
+	}
+	f.Title("Times")
+	for _, line := range f.times {
+		f.Tell("%s", line)
+	}
+	life, err := f.DaemonLife(ctx)
+	if err != nil {
+		return err
+	}
+	f.Checks.Equal("the daemon through all this", life, daemon)
+	return nil
+}
+
+const held = 4 // units that each pod asks for
+
+// show breaks the card under a pod and puts it right again.
+func (f *faults) show(ctx context.Context, one fault) error {
+	f.Title(one.title)
+	f.Say(one.text)
+	if _, err := f.Offer(ctx, one.what, one.all, one.all); err != nil {
+		return err
+	}
+	before := one.vendor + "-before"
+	if err := f.Start(ctx, f.One(before, one.what, held)); err != nil {
+		return err
+	}
+	number, err := f.cardOf(ctx, before, one)
+	if err != nil {
+		return err
+	}
+	alive, err := f.lives(ctx, before)
+	if err != nil {
+		return err
+	}
+
+	hardware := f.hardware.Clone()
+	one.inflict(&hardware.Cards[number])
+	broken := time.Now()
+	if err := f.SetHardware(ctx, hardware); err != nil {
+		return err
+	}
+	reason, err := f.waitReason(ctx, one.what, hardware.Cards[number], true)
+	if err != nil {
+		return err
+	}
+	f.note("%s: the node tells of it", one.vendor, time.Since(broken))
+	f.Checks.True("what the node says of the card", strings.Contains(reason, one.cause), reason)
+	// What the pod holds stays, what nobody holds is taken away.
+	if _, err := f.Offer(ctx, one.what, one.all, one.all-one.card+held); err != nil {
+		return err
+	}
+	f.note("%s: its free memory is offered no more", one.vendor, time.Since(broken))
+
+	during := one.vendor + "-during"
+	if err := f.Start(ctx, f.One(during, one.what, held)); err != nil {
+		return err
+	}
+	f.note("%s: a new pod runs on another card", one.vendor, time.Since(broken))
+	other, err := f.cardOf(ctx, during, one)
+	if err != nil {
+		return err
+	}
+	f.Checks.True("the new pod is on another card", other != number, fmt.Sprintf("card %d, not %d", other, number))
+	now, err := f.lives(ctx, before)
+	if err != nil {
+		return err
+	}
+	f.Checks.Equal("the pod that was there", now, alive)
+
+	one.mend(&hardware.Cards[number])
+	mended := time.Now()
+	if err := f.SetHardware(ctx, hardware); err != nil {
+		return err
+	}
+	if _, err := f.waitReason(ctx, one.what, hardware.Cards[number], false); err != nil {
+		return err
+	}
+	if _, err := f.Offer(ctx, one.what, one.all, one.all); err != nil {
+		return err
+	}
+	if hardware.Cards[number].XID.Code != 0 {
+		mended = broken
+	}
+	f.note("%s: all is offered again after the fault was over", one.vendor, time.Since(mended))
+	// The card that is used most and has room is taken: the one that was broken.
+	if err := f.Delete(ctx, during); err != nil {
+		return err
+	}
+	after := one.vendor + "-after"
+	if err := f.Start(ctx, f.One(after, one.what, one.card-held)); err != nil {
+		return err
+	}
+	back, err := f.cardOf(ctx, after, one)
+	if err != nil {
+		return err
+	}
+	f.Checks.Equal("a new pod is on the card again: card", back, number)
+	now, err = f.lives(ctx, before)
+	if err != nil {
+		return err
+	}
+	f.Checks.Equal("the pod that was there", now, alive)
+	return f.SetHardware(ctx, f.hardware)
+}
+
+// note remembers a time for the end and prints it.
+func (f *faults) note(format, vendor string, took time.Duration) {
+	line := fmt.Sprintf(format+": %.1f s", vendor, took.Seconds())
+	f.times = append(f.times, line)
+	f.Tell("%s", line)
+}
+
+// cardOf returns the place in the topology of the card that a pod has.
+func (f *faults) cardOf(ctx context.Context, pod string, one fault) (int, error) {
+	sight, err := f.See(ctx, pod)
+	if err != nil {
+		return 0, err
+	}
+	number := 0
+	for i, c := range f.hardware.Cards {
+		if c.Vendor != one.vendor {
+			continue
+		}
+		if value := sight.Env[one.variable]; value == c.UUID || value == fmt.Sprint(number) {
+			return i, nil
+		}
+		number++
+	}
+	return 0, fmt.Errorf("pod %s has %v, which is no card of %s", pod, sight.Env, one.vendor)
+}
+
+// waitReason waits until the node says that the card is ill, or that it is well,
+// and returns the reason.
+func (f *faults) waitReason(ctx context.Context, what corev1.ResourceName, card vendorsim.Card, ill bool) (reason string, err error) {
+	err = stage.Poll(ctx, show.OfferTimeout, "the node to tell of the card", func(ctx context.Context) error {
+		cards, err := f.Published(ctx, what)
+		if err != nil {
+			return err
+		}
+		for _, c := range cards {
+			if strings.HasSuffix(c.ID, card.UUID) {
+				if reason = c.Reason; c.Unhealthy == ill {
+					return nil
+				}
+				return fmt.Errorf("it says %+v", c)
+			}
+		}
+		return errors.New("it does not show the card")
+	})
+	return reason, err
+}
+
+// lives tells one life of a pod's containers from another.
+func (f *faults) lives(ctx context.Context, name string) (string, error) {
+	pod, err := f.Client.CoreV1().Pods(namespace).Get(ctx, name, metav1.GetOptions{})
+	if err != nil {
+		return "", err
+	}
+	lives := map[string]string{}
+	for _, c := range pod.Status.ContainerStatuses {
+		lives[c.Name] = fmt.Sprintf("%s, started again %d times", c.ContainerID[max(0, len(c.ContainerID)-12):], c.RestartCount)
+	}
+	var parts []string
+	for _, container := range slices.Sorted(maps.Keys(lives)) {
+		parts = append(parts, container+" "+lives[container])
+	}
+	return fmt.Sprintf("%s, %s", pod.Status.Phase, strings.Join(parts, "; ")), nil
+}
