@@ -10,7 +10,6 @@ import (
 
 	config "github.com/divvy-gpu/divvy/api/config/v1alpha1"
 	"github.com/divvy-gpu/divvy/internal/accel"
-	"github.com/divvy-gpu/divvy/internal/backend"
 	"github.com/divvy-gpu/divvy/internal/vendorsim"
 )
 
@@ -34,7 +33,7 @@ func TestMixedResources(t *testing.T) {
 		t.Run(fmt.Sprint("seed ", *seed+i), func(t *testing.T) {
 			t.Parallel()
 			n := prepareNode(t, "1", vendorsim.GCUs(6, 16<<10))
-			n.wrap = func(b backend.Backend) backend.Backend { return boarded{b} }
+			n.asBoards()
 			m := &mixed{node: n, random: rand.New(rand.NewPCG(*seed+i, 1)), count: map[string]int{}} //nolint:gosec // to be repeatable
 			m.offered = []config.Resource{memoryUnits, whole, boards, sliced(3)}
 			n.resources(m.offered...)

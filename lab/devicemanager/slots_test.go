@@ -293,20 +293,29 @@ func TestOnePodOfBothResources(t *testing.T) {
 	}
 }
 
-// boarded makes pairs of cards the chips of boards.
-type boarded struct{ backend.Backend }
+// boarded makes pairs of cards the chips of boards. A chip names its board also
+// while the other one is away, as the vendors' backends do.
+type boarded struct {
+	backend.Backend
+	cards []accel.DeviceID
+}
+
+// asBoards makes pairs of the node's cards the chips of boards.
+func (n *node) asBoards() {
+	var cards []accel.DeviceID
+	for i := range n.topology.Cards {
+		cards = append(cards, n.card(i))
+	}
+	n.wrap = func(b backend.Backend) backend.Backend { return boarded{b, cards} }
+}
 
 func (b boarded) Discover(ctx context.Context) (backend.Found, error) {
 	found, err := b.Backend.Discover(ctx)
 	found.Devices = slices.Clone(found.Devices)
 	for i := range found.Devices {
 		d := &found.Devices[i]
-		d.Chip = d.Index % 2
-		for _, other := range found.Devices {
-			if other.Index == d.Index-d.Chip {
-				d.Board = string(other.ID)
-			}
-		}
+		at := slices.Index(b.cards, d.ID)
+		d.Chip, d.Board = at%2, string(b.cards[at-at%2])
 	}
 	return found, err
 }
@@ -314,7 +323,7 @@ func (b boarded) Discover(ctx context.Context) (backend.Found, error) {
 func TestSplitAndWholeBoardsWithdrawFromEachOther(t *testing.T) {
 	t.Parallel()
 	n := prepareNode(t, "1", vendorsim.GCUs(4, 16<<10))
-	n.wrap = func(b backend.Backend) backend.Backend { return boarded{b} }
+	n.asBoards()
 	n.resources(whole, boards)
 	n.kubelet.start()
 	n.startAgent()
@@ -503,7 +512,7 @@ func TestSplitBoardsChangesUnderRunningPods(t *testing.T) {
 	split := boards
 	split.SplitBoards = true
 	n := prepareNode(t, "1", vendorsim.GCUs(4, 16<<10))
-	n.wrap = func(b backend.Backend) backend.Backend { return boarded{b} }
+	n.asBoards()
 	n.resources(boards)
 	n.kubelet.start()
 	n.startAgent()
