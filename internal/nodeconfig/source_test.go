@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fsnotify/fsnotify"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes/fake"
@@ -336,6 +337,22 @@ func TestWithoutAnyGoodConfigurationTheSourceEnds(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Defect 20 of the IX device plugin: errors of the file watch were not looked at.
+func TestLostEventsAreMadeUpFor(t *testing.T) {
+	t.Parallel()
+	path := write(t, "node.yaml", level("info"))
+	f := follow(t, Places{Files: []string{path}}, nil)
+	f.level("at the start", "info")
+	if err := f.source.events.Remove(filepath.Dir(path)); err != nil {
+		t.Fatal(err)
+	}
+	put(t, path, level("warn"))
+	f.source.events.Errors <- fsnotify.ErrEventOverflow
+	f.level("after the watch said that it lost events", "warn")
+	put(t, path, level("error"))
+	f.level("watched again", "error")
 }
 
 func TestAFolderThatComesLaterIsWatched(t *testing.T) {

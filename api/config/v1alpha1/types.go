@@ -89,7 +89,7 @@ type Health struct {
 	// again; nil is DefaultRecoverAfter.
 	RecoverAfter *Duration `yaml:"recoverAfter"`
 	// NeverRecover are causes after which the device takes no pods until
-	// divvy-node is restarted.
+	// divvy-node is restarted or its configuration changes.
 	NeverRecover []string `yaml:"neverRecover"`
 }
 

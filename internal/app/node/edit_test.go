@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 
@@ -128,6 +129,28 @@ func (k *kubelet) healthy() []string {
 	}
 	slices.Sort(out)
 	return out
+}
+
+// Defect 20 of the IX device plugin: on a node without devices it ended, and was
+// started and ended again for ever.
+func TestANodeWithoutADriverIsWaitedFor(t *testing.T) {
+	d := prepare(t, "healthInterval: 100ms
+libraries: {enflame: /nowhere/libefml.so}
+resources: [{name: enflame.com/gcu, vendor: enflame, mode: exclusive}]
+")
+	d.client = fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-1"}})
+	d.s = newSupervisor("node-1", d.client, d.s.log)
+	startKubelet(t, d.dir)
+	d.start()
+	eventually(t, "it says what is missing", func() bool { return strings.Contains(d.get("/readyz"), "/nowhere/libefml.so") })
+	if got := d.get("/healthz"); got != "ok\n" {
+		t.Errorf("/healthz: %q", got)
+	}
+	select {
+	case err := <-d.ended:
+		t.Fatalf("it ended: %v", err)
+	default:
+	}
 }
 
 // Neither Iluvatar's nor NVIDIA's device plugin takes a new configuration
