@@ -134,10 +134,7 @@ func (k *kubelet) healthy() []string {
 // Defect 20 of the IX device plugin: on a node without devices it ended, and was
 // started and ended again for ever.
 func TestANodeWithoutADriverIsWaitedFor(t *testing.T) {
-	d := prepare(t, "healthInterval: 100ms
-libraries: {enflame: /nowhere/libefml.so}
-resources: [{name: enflame.com/gcu, vendor: enflame, mode: exclusive}]
-")
+	d := prepare(t, "healthInterval: 100ms\nlibraries: {enflame: /nowhere/libefml.so}\nresources: [{name: enflame.com/gcu, vendor: enflame, mode: exclusive}]\n")
 	d.client = fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-1"}})
 	d.s = newSupervisor("node-1", d.client, d.s.log)
 	startKubelet(t, d.dir)
