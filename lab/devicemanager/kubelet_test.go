@@ -7,12 +7,12 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
-	real "github.com/divvy-gpu/divvy/lab/internal/kubelet"
+	lab "github.com/divvy-gpu/divvy/lab/internal/kubelet"
 )
 
 // kubelet is a real one whose own failures end the test.
 type kubelet struct {
-	*real.Kubelet
+	*lab.Kubelet
 	t *testing.T
 }
 
@@ -25,7 +25,7 @@ func (s server) Remove(uid types.UID)                           { s.remove(uid) 
 
 func newKubelet(t *testing.T, log klog.Logger, dir string, api *apiServer) *kubelet {
 	t.Helper()
-	k, err := real.New(real.Options{Log: log, Dir: dir, Node: thisNode, Server: server{api}})
+	k, err := lab.New(lab.Options{Log: log, Dir: dir, Node: thisNode, Server: server{api}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -34,7 +34,7 @@ func TestMixedResources(t *testing.T) {
 			t.Parallel()
 			n := prepareNode(t, "1", vendorsim.GCUs(6, 16<<10))
 			n.asBoards()
-			m := &mixed{node: n, random: rand.New(rand.NewPCG(*seed+i, 1)), count: map[string]int{}} //nolint:gosec // to be repeatable
+			m := &mixed{node: n, random: rand.New(rand.NewPCG(*seed+i, 1)), count: map[string]int{}}
 			m.offered = []config.Resource{memoryUnits, whole, boards, sliced(3)}
 			n.resources(m.offered...)
 			n.kubelet.start()

@@ -168,7 +168,7 @@ func (n *node) startAgent() {
 	if err != nil {
 		n.t.Fatal(err)
 	}
-	var served backend.Backend = vendor
+	served := vendor
 	if n.wrap != nil {
 		served = n.wrap(vendor)
 	}

@@ -42,6 +42,8 @@ var interrupted atomic.Bool
 type setting struct {
 	topology, unit string
 	injection      audit.Injection
+	// values is a file of lab/values, "" for none.
+	values string
 	// units and cards are what the node is to offer then.
 	units, cards int64
 }
@@ -68,11 +70,17 @@ func begin(t *testing.T, want setting) context.Context {
 			t.Errorf("after the test: %v", err)
 		}
 	})
+	beginWith(t, ctx, want)
+	return ctx
+}
+
+// beginWith brings a setting about, changing what differs.
+func beginWith(t *testing.T, ctx context.Context, want setting) {
+	t.Helper()
 	if current != want {
 		must(t, change(ctx, want))
 	}
 	must(t, offered(ctx, want))
-	return ctx
 }
 
 // change brings a setting about, with no pod around.
@@ -86,8 +94,23 @@ func change(ctx context.Context, want setting) error {
 			return err
 		}
 	}
-	if err := lab.Upgrade(ctx, "memoryUnit="+want.unit, "node.injection="+string(want.injection)); err != nil {
-		return err
+	settings := []string{"memoryUnit=" + want.unit, "node.injection=" + string(want.injection)}
+	if current.values == want.values {
+		if err := lab.Upgrade(ctx, settings...); err != nil {
+			return err
+		}
+	} else {
+		var files, args []string
+		if want.values != "" {
+			// The node has the label that the guide asks for.
+			files, args = []string{want.values}, []string{"--set", "node.nodeSelector=null"}
+		}
+		for _, s := range settings {
+			args = append(args, "--set-string", s)
+		}
+		if err := lab.Reconfigure(ctx, files, args...); err != nil {
+			return err
+		}
 	}
 	if current.topology != want.topology {
 		// A daemon that goes on would show the former cards as lost ones.

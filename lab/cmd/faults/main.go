@@ -44,8 +44,8 @@ of 2 chips and 2 GCUs, simulated.
 		return err
 	}
 	defer func() { err = errors.Join(err, s.Close()) }()
-	f := &faults{Show: show.New("faults", s, out)}
-	if err := f.play(ctx); err != nil {
+	f := show.New("faults", s, out)
+	if err := f.Faults(ctx); err != nil {
 		return fmt.Errorf("the show could not go on after %d checks: %w", f.Checks.Made(), errors.Join(err, f.Checks.Err()))
 	}
 	return f.End()

@@ -45,8 +45,8 @@ nodes and libraries that report 2 NVIDIA GPUs, 2 Iluvatar boards of 2 chips and
 		return err
 	}
 	defer func() { err = errors.Join(err, s.Close()) }()
-	v := &vendors{Show: show.New("vendors", s, out)}
-	if err := v.play(ctx); err != nil {
+	v := show.New("vendors", s, out)
+	if err := v.Vendors(ctx); err != nil {
 		return fmt.Errorf("the show could not go on after %d checks: %w", v.Checks.Made(), errors.Join(err, v.Checks.Err()))
 	}
 	return v.End()

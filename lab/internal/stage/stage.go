@@ -65,6 +65,7 @@ type Stage struct {
 
 	unlock func() error
 	before found
+	values string // of the release, as SetUp installed it
 }
 
 // found is what SetUp met, to be put back.
@@ -170,6 +171,11 @@ func (s *Stage) install(ctx context.Context, o Options) error {
 	if err != nil {
 		return err
 	}
+	values, err := s.Helm(ctx, "get", "values", product.Release, "--namespace", product.Namespace, "--output", "yaml")
+	if err != nil {
+		return err
+	}
+	s.values = values
 	if o.Unlabelled {
 		return s.ensureNamespace(ctx)
 	}
@@ -270,20 +276,10 @@ func (s *Stage) Restore(ctx context.Context, out io.Writer) error {
 		return errors.Join(err, s.Cluster.WriteSchedulerConfig(ctx, nil), hardware.Default.Remove())
 	}
 	fmt.Fprintln(out, "Putting Divvy in the lab back to the settings that it had.")
-	file, err := os.CreateTemp("", "divvy-values-*.yaml")
-	if err != nil {
-		return fmt.Errorf("restore the release: %w", err)
-	}
-	defer os.Remove(file.Name()) //nolint:errcheck // a file in a temporary folder
-	_, err = file.Write(s.before.values)
-	if err := errors.Join(err, file.Close()); err != nil {
-		return fmt.Errorf("restore the release: %w", err)
-	}
 	if err := s.SetCards(ctx, string(s.before.topology)); err != nil {
 		return err
 	}
-	if _, err := s.Helm(ctx, "upgrade", product.Release, s.chart(), "--namespace", product.Namespace,
-		"--reset-values", "--values", file.Name()); err != nil {
+	if err := s.resetValues(ctx, string(s.before.values)); err != nil {
 		return err
 	}
 	if err := s.DeleteDivvyPods(ctx, NodeDaemon); err != nil {
@@ -311,6 +307,32 @@ func (s *Stage) UpgradeArgs(values ...string) []string {
 		args = append(args, "--set-string", value)
 	}
 	return args
+}
+
+// Reconfigure puts the release back to the values of SetUp, with files of
+// lab/values and more arguments of helm over them. It does not wait for the
+// effect.
+func (s *Stage) Reconfigure(ctx context.Context, files []string, args ...string) error {
+	for _, path := range s.valuesPaths(files) {
+		args = append([]string{"--values", path}, args...)
+	}
+	return s.resetValues(ctx, s.values, args...)
+}
+
+// resetValues gives the release these values and no others.
+func (s *Stage) resetValues(ctx context.Context, values string, args ...string) error {
+	file, err := os.CreateTemp("", "divvy-values-*.yaml")
+	if err != nil {
+		return fmt.Errorf("values of the release: %w", err)
+	}
+	defer os.Remove(file.Name()) //nolint:errcheck // a file in a temporary folder
+	_, err = file.WriteString(values)
+	if err := errors.Join(err, file.Close()); err != nil {
+		return fmt.Errorf("values of the release: %w", err)
+	}
+	all := append([]string{"upgrade", product.Release, s.chart(), "--namespace", product.Namespace, "--reset-values", "--values", file.Name()}, args...)
+	_, err = s.Helm(ctx, all...)
+	return err
 }
 
 // ensureNamespace makes the namespace and waits until pods can be made in it.

@@ -1,4 +1,4 @@
-package main
+package show
 
 import (
 	"context"
@@ -13,13 +13,12 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/divvy-gpu/divvy/internal/vendorsim"
-	"github.com/divvy-gpu/divvy/lab/internal/show"
 	"github.com/divvy-gpu/divvy/lab/internal/stage"
 )
 
 // faults plays the show.
 type faults struct {
-	*show.Show
+	*Show
 
 	hardware vendorsim.Topology
 	times    []string
@@ -41,8 +40,8 @@ type fault struct {
 	cause string
 }
 
-// all are the faults that the show shows.
-var all = []fault{
+// allFaults are the faults that the show shows.
+var allFaults = []fault{
 	{
 		title: "NVIDIA: a critical error on a GPU (XID 79)",
 		text: `The driver tells of it once. The GPU takes new pods again when it can be asked and
@@ -71,16 +70,22 @@ after, which is a setting; the other chip of its board is not concerned.`,
 	},
 }
 
+// Faults breaks a card of each vendor under pods and puts it right again.
+func (s *Show) Faults(ctx context.Context) error {
+	f := &faults{Show: s}
+	return f.play(ctx)
+}
+
 func (f *faults) play(ctx context.Context) (err error) {
-	if f.hardware, err = f.Cards(show.Mixed); err != nil {
+	if f.hardware, err = f.Cards(Mixed); err != nil {
 		return err
 	}
 	daemon, err := f.DaemonLife(ctx)
 	if err != nil {
 		return err
 	}
-	for _, one := range all {
-		if err := f.show(ctx, one); err != nil {
+	for _, one := range allFaults {
+		if err := f.inflict(ctx, one); err != nil {
 			return err
 		}
 		if err := f.DeleteAllPods(ctx); err != nil {
@@ -101,8 +106,8 @@ func (f *faults) play(ctx context.Context) (err error) {
 
 const held = 4 // units that each pod asks for
 
-// show breaks the card under a pod and puts it right again.
-func (f *faults) show(ctx context.Context, one fault) error {
+// inflict breaks the card under a pod and puts it right again.
+func (f *faults) inflict(ctx context.Context, one fault) error {
 	f.Title(one.title)
 	f.Say(one.text)
 	if _, err := f.Offer(ctx, one.what, one.all, one.all); err != nil {
@@ -220,7 +225,7 @@ func (f *faults) cardOf(ctx context.Context, pod string, one fault) (int, error)
 // waitReason waits until the node says that the card is ill, or that it is well,
 // and returns the reason.
 func (f *faults) waitReason(ctx context.Context, what corev1.ResourceName, card vendorsim.Card, ill bool) (reason string, err error) {
-	err = stage.Poll(ctx, show.OfferTimeout, "the node to tell of the card", func(ctx context.Context) error {
+	err = stage.Poll(ctx, OfferTimeout, "the node to tell of the card", func(ctx context.Context) error {
 		cards, err := f.Published(ctx, what)
 		if err != nil {
 			return err
@@ -240,7 +245,7 @@ func (f *faults) waitReason(ctx context.Context, what corev1.ResourceName, card 
 
 // lives tells one life of a pod's containers from another.
 func (f *faults) lives(ctx context.Context, name string) (string, error) {
-	pod, err := f.Client.CoreV1().Pods(namespace).Get(ctx, name, metav1.GetOptions{})
+	pod, err := f.Client.CoreV1().Pods(f.Namespace).Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
 		return "", err
 	}

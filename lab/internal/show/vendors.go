@@ -1,4 +1,4 @@
-package main
+package show
 
 import (
 	"context"
@@ -11,38 +11,56 @@ import (
 
 	"github.com/divvy-gpu/divvy/internal/vendorsim"
 	"github.com/divvy-gpu/divvy/lab/internal/product"
-	"github.com/divvy-gpu/divvy/lab/internal/show"
 	"github.com/divvy-gpu/divvy/lab/internal/stage"
 )
 
-// The resources of lab/values/mixed.yaml.
+// The resources of MixedValues.
 const (
-	gpu       corev1.ResourceName = "nvidia.com/gpu"
-	gpuMemory corev1.ResourceName = "nvidia.com/gpu-memory"
-	ix        corev1.ResourceName = "iluvatar.com/gpu"
-	ixMemory  corev1.ResourceName = "iluvatar.com/gpu-memory"
-	gcu       corev1.ResourceName = "enflame.com/gcu"
-	gcuMemory corev1.ResourceName = "enflame.com/gcu-memory"
+	GPU       corev1.ResourceName = "nvidia.com/gpu"
+	GPUMemory corev1.ResourceName = "nvidia.com/gpu-memory"
+	IX        corev1.ResourceName = "iluvatar.com/gpu"
+	IXMemory  corev1.ResourceName = "iluvatar.com/gpu-memory"
+	GCU       corev1.ResourceName = "enflame.com/gcu"
+	GCUMemory corev1.ResourceName = "enflame.com/gcu-memory"
 )
 
 // vendors plays the show.
 type vendors struct {
-	*show.Show
+	*Show
 
 	hardware vendorsim.Topology
 	// life is the one of the daemon that nothing here may end.
 	life string
 }
 
-func (v *vendors) play(ctx context.Context) (err error) {
-	if v.hardware, err = v.Cards(show.Mixed); err != nil {
+// Vendors shows cards of three vendors behind one daemon. The daemon does not run
+// yet: the node lacks the label Present.
+func (s *Show) Vendors(ctx context.Context) (err error) {
+	v := &vendors{Show: s}
+	if v.hardware, err = v.Cards(Mixed); err != nil {
 		return err
 	}
 	// The second board is plugged in later.
 	if err := v.SetHardware(ctx, withoutBoard(v.hardware, "second")); err != nil {
 		return err
 	}
-	for _, part := range []func(context.Context) error{v.article, v.boards, v.wholeOrShared, v.labels, v.memory, v.lookBack} {
+	return v.play(ctx, v.article, v.boards, v.wholeOrShared, v.labels, v.memory, v.lookBack)
+}
+
+// VendorsAtWork is the part of Vendors for a daemon that runs already.
+func (s *Show) VendorsAtWork(ctx context.Context) (err error) {
+	v := &vendors{Show: s}
+	if v.hardware, err = v.Cards(Mixed); err != nil {
+		return err
+	}
+	if v.life, err = v.DaemonLife(ctx); err != nil {
+		return err
+	}
+	return v.play(ctx, v.wholeOrShared, v.labels, v.memory, v.lookBack)
+}
+
+func (v *vendors) play(ctx context.Context, parts ...func(context.Context) error) error {
+	for _, part := range parts {
 		if err := part(ctx); err != nil {
 			return err
 		}
@@ -66,7 +84,7 @@ func (v *vendors) article(ctx context.Context) error {
 	v.Title("NVIDIA, step by step as in the article")
 	v.Say(`The DaemonSet runs on nodes with the label nvidia.com/gpu.present=true, as the
 GPU operator's does. This node has not got it yet, so nothing runs there.`)
-	if _, err := v.Run(ctx, "get", "nodes", "-L", show.Present); err != nil {
+	if _, err := v.Run(ctx, "get", "nodes", "-L", Present); err != nil {
 		return err
 	}
 	desired, err := v.Run(ctx, "get", "daemonset", "divvy-node", "--namespace", product.Namespace,
@@ -75,13 +93,13 @@ GPU operator's does. This node has not got it yet, so nothing runs there.`)
 		return err
 	}
 	v.Checks.Equal("pods of the DaemonSet", strings.Fields(desired), []string{"divvy-node", "0", "0"})
-	if _, err := v.Run(ctx, "label", "node", node, show.Present+"=true"); err != nil {
+	if _, err := v.Run(ctx, "label", "node", node, Present+"=true"); err != nil {
 		return err
 	}
-	if err := v.WaitDivvy(ctx, show.ConfigTimeout); err != nil {
+	if err := v.WaitDivvy(ctx, ConfigTimeout); err != nil {
 		return err
 	}
-	if _, err := v.Run(ctx, "get", "nodes", "-L", show.Present); err != nil {
+	if _, err := v.Run(ctx, "get", "nodes", "-L", Present); err != nil {
 		return err
 	}
 	if _, err := v.Run(ctx, "get", "po", "--namespace", product.Namespace, "-l", "app.kubernetes.io/name=divvy-node"); err != nil {
@@ -90,7 +108,7 @@ GPU operator's does. This node has not got it yet, so nothing runs there.`)
 	if v.life, err = v.DaemonLife(ctx); err != nil {
 		return err
 	}
-	if _, err := v.Offer(ctx, gpu, 2, 2); err != nil {
+	if _, err := v.Offer(ctx, GPU, 2, 2); err != nil {
 		return err
 	}
 	logs, err := v.Run(ctx, "logs", "daemonset/divvy-node", "--namespace", product.Namespace, "--tail", "20")
@@ -99,16 +117,16 @@ GPU operator's does. This node has not got it yet, so nothing runs there.`)
 	}
 	v.Checks.Contains("the daemon's log", logs, "nvidia.com/gpu")
 
-	pod := v.Pod("test-gpu", stage.Asking("training", gpu, 1, "sh", "-c",
+	pod := v.Pod("test-gpu", stage.Asking("training", GPU, 1, "sh", "-c",
 		"echo NVIDIA_VISIBLE_DEVICES=$NVIDIA_VISIBLE_DEVICES; ls /dev | grep nvidia; sleep infinity"))
 	pod.Labels = map[string]string{"test-gpu": "true"}
 	if err := v.Start(ctx, pod); err != nil {
 		return err
 	}
-	if _, err := v.Run(ctx, "get", "po", "-l", "test-gpu=true", "--namespace", namespace); err != nil {
+	if _, err := v.Run(ctx, "get", "po", "-l", "test-gpu=true", "--namespace", v.Namespace); err != nil {
 		return err
 	}
-	if _, err := v.Run(ctx, "logs", "test-gpu", "--tail", "10", "--namespace", namespace); err != nil {
+	if _, err := v.Run(ctx, "logs", "test-gpu", "--tail", "10", "--namespace", v.Namespace); err != nil {
 		return err
 	}
 	return v.sees(ctx, "test-gpu", vendorsim.NVIDIA, "NVIDIA_VISIBLE_DEVICES")
@@ -159,7 +177,7 @@ func (v *vendors) boards(ctx context.Context) error {
 		if _, err := v.Run(ctx, "label", "node", v.Cluster.NodeName(), stage.ConfigLabel+"="+config, "--overwrite"); err != nil {
 			return err
 		}
-		took, err := v.Offer(ctx, ix, want, want)
+		took, err := v.Offer(ctx, IX, want, want)
 		v.Tell("offered %.1f s after the label changed", took.Seconds())
 		return err
 	}
@@ -170,7 +188,7 @@ reads them without being restarted.`)
 	if err := choose("board", 1); err != nil {
 		return err
 	}
-	if err := v.Start(ctx, v.One("corex-example", ix, 1)); err != nil {
+	if err := v.Start(ctx, v.One("corex-example", IX, 1)); err != nil {
 		return err
 	}
 	sight, err := v.See(ctx, "corex-example")
@@ -188,7 +206,7 @@ reads them without being restarted.`)
 	if err := choose("chips", 2); err != nil {
 		return err
 	}
-	if err := v.Start(ctx, v.One("one-chip", ix, 1)); err != nil {
+	if err := v.Start(ctx, v.One("one-chip", IX, 1)); err != nil {
 		return err
 	}
 	if err := v.sees(ctx, "one-chip", vendorsim.Iluvatar, "IX_VISIBLE_DEVICES"); err != nil {
@@ -202,7 +220,7 @@ reads them without being restarted.`)
 	if err := v.SetHardware(ctx, v.hardware); err != nil {
 		return err
 	}
-	took, err := v.Offer(ctx, ix, 4, 4)
+	took, err := v.Offer(ctx, IX, 4, 4)
 	if err != nil {
 		return err
 	}
@@ -219,7 +237,7 @@ reads them without being restarted.`)
 	if _, err := v.Run(ctx, "label", "node", v.Cluster.NodeName(), stage.ConfigLabel+"-"); err != nil {
 		return err
 	}
-	if _, err := v.Offer(ctx, ix, 2, 2); err != nil {
+	if _, err := v.Offer(ctx, IX, 2, 2); err != nil {
 		return err
 	}
 	life, err := v.DaemonLife(ctx)
@@ -235,28 +253,28 @@ func (v *vendors) wholeOrShared(ctx context.Context) error {
 	v.Title("Enflame: a GCU whole, another by memory")
 	v.Say(`Both resources are made of the same two cards of 16 GB. What one gives away is
 withdrawn from the other.`)
-	if _, err := v.Offer(ctx, gcuMemory, 32, 32); err != nil {
+	if _, err := v.Offer(ctx, GCUMemory, 32, 32); err != nil {
 		return err
 	}
-	if err := v.Start(ctx, v.One("whole", gcu, 1)); err != nil {
+	if err := v.Start(ctx, v.One("whole", GCU, 1)); err != nil {
 		return err
 	}
 	if err := v.sees(ctx, "whole", vendorsim.Enflame, "ENFLAME_VISIBLE_DEVICES"); err != nil {
 		return err
 	}
-	if _, err := v.Offer(ctx, gcuMemory, 32, 16); err != nil {
+	if _, err := v.Offer(ctx, GCUMemory, 32, 16); err != nil {
 		return err
 	}
-	if err := v.Start(ctx, v.One("share", gcuMemory, 4)); err != nil {
+	if err := v.Start(ctx, v.One("share", GCUMemory, 4)); err != nil {
 		return err
 	}
 	if err := v.sees(ctx, "share", vendorsim.Enflame, "ENFLAME_VISIBLE_DEVICES"); err != nil {
 		return err
 	}
-	if _, err := v.Offer(ctx, gcu, 2, 1); err != nil {
+	if _, err := v.Offer(ctx, GCU, 2, 1); err != nil {
 		return err
 	}
-	if err := v.Pending(ctx, v.One("no-card-left", gcu, 1), "Insufficient enflame.com/gcu"); err != nil {
+	if err := v.Pending(ctx, v.One("no-card-left", GCU, 1), "Insufficient enflame.com/gcu"); err != nil {
 		return err
 	}
 	whole, err := v.See(ctx, "whole")
@@ -271,13 +289,13 @@ withdrawn from the other.`)
 	if err := v.Delete(ctx, "no-card-left", "whole"); err != nil {
 		return err
 	}
-	if _, err := v.Offer(ctx, gcuMemory, 32, 32); err != nil {
+	if _, err := v.Offer(ctx, GCUMemory, 32, 32); err != nil {
 		return err
 	}
 	if err := v.Delete(ctx, "share"); err != nil {
 		return err
 	}
-	_, err = v.Offer(ctx, gcu, 2, 2)
+	_, err = v.Offer(ctx, GCU, 2, 2)
 	return err
 }
 
@@ -292,7 +310,7 @@ func (v *vendors) labels(ctx context.Context) error {
 		"divvy.dev/iluvatar.present": "true", "divvy.dev/iluvatar.count": "4", "divvy.dev/iluvatar.memory": "32768",
 		"divvy.dev/enflame.present": "true", "divvy.dev/enflame.count": "2", "divvy.dev/enflame.model": "S60",
 	}
-	err := stage.Poll(ctx, show.OfferTimeout, "labels", func(ctx context.Context) error {
+	err := stage.Poll(ctx, OfferTimeout, "labels", func(ctx context.Context) error {
 		node, err := v.Node(ctx)
 		if err != nil {
 			return err
@@ -322,7 +340,7 @@ func (v *vendors) memory(ctx context.Context) error {
 	v.Title("Memory of all three vendors, through the extender")
 	v.Say(`More than one card has is refused, with the reason of that resource; what fits
 shares a card, the fullest that has room.`)
-	for name, units := range map[corev1.ResourceName]int64{gpuMemory: 80, ixMemory: 128, gcuMemory: 32} {
+	for name, units := range map[corev1.ResourceName]int64{GPUMemory: 80, IXMemory: 128, GCUMemory: 32} {
 		if _, err := v.Offer(ctx, name, units, units); err != nil {
 			return err
 		}
@@ -333,9 +351,9 @@ shares a card, the fullest that has room.`)
 		amount int64
 		reason string
 	}{
-		{"nvidia-41", gpuMemory, 41, "insufficient GPU Memory in one nvidia device"},
-		{"iluvatar-33", ixMemory, 33, "insufficient GPU Memory in one iluvatar device"},
-		{"enflame-17", gcuMemory, 17, "insufficient GCU Memory in one gcu device"},
+		{"nvidia-41", GPUMemory, 41, "insufficient GPU Memory in one nvidia device"},
+		{"iluvatar-33", IXMemory, 33, "insufficient GPU Memory in one iluvatar device"},
+		{"enflame-17", GCUMemory, 17, "insufficient GCU Memory in one gcu device"},
 	} {
 		if err := v.Pending(ctx, v.One(refused.pod, refused.what, refused.amount), refused.reason); err != nil {
 			return err
@@ -345,9 +363,9 @@ shares a card, the fullest that has room.`)
 		}
 	}
 	err := v.Start(ctx,
-		v.One("nvidia-10", gpuMemory, 10), v.One("nvidia-30", gpuMemory, 30),
-		v.One("iluvatar-20", ixMemory, 20), v.One("iluvatar-12", ixMemory, 12),
-		v.One("enflame-4", gcuMemory, 4), v.One("enflame-12", gcuMemory, 12))
+		v.One("nvidia-10", GPUMemory, 10), v.One("nvidia-30", GPUMemory, 30),
+		v.One("iluvatar-20", IXMemory, 20), v.One("iluvatar-12", IXMemory, 12),
+		v.One("enflame-4", GCUMemory, 4), v.One("enflame-12", GCUMemory, 12))
 	if err != nil {
 		return err
 	}
@@ -373,7 +391,7 @@ shares a card, the fullest that has room.`)
 		v.Checks.Equal(pair.pods[0]+" and "+pair.pods[1]+" fill one card together", on[0], on[1])
 	}
 	// The first card of each vendor is in use by memory.
-	for name, want := range map[corev1.ResourceName]int64{gpu: 1, ix: 1, gcu: 1} {
+	for name, want := range map[corev1.ResourceName]int64{GPU: 1, IX: 1, GCU: 1} {
 		if _, err := v.Offer(ctx, name, 2, want); err != nil {
 			return err
 		}

@@ -1,0 +1,361 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/divvy-gpu/divvy/lab/internal/audit"
+	"github.com/divvy-gpu/divvy/lab/internal/cluster"
+	"github.com/divvy-gpu/divvy/lab/internal/product"
+	"github.com/divvy-gpu/divvy/lab/internal/show"
+	"github.com/divvy-gpu/divvy/lab/internal/stage"
+)
+
+// mixed is a node with cards of three vendors, whole and by memory.
+var mixed = setting{
+	topology: show.Mixed, values: show.MixedValues, unit: "1", injection: audit.DeviceNodes, units: 32, cards: 2,
+}
+
+// beginMixed starts a test on cards of three vendors, of which nothing is in
+// use, and puts cards and configuration back after it.
+func beginMixed(t *testing.T) context.Context {
+	t.Helper()
+	if interrupted.Load() {
+		t.Skip("interrupted")
+	}
+	ctx := t.Context()
+	t.Cleanup(func() {
+		ctx := context.WithoutCancel(ctx)
+		if t.Failed() {
+			t.Log(situation(ctx))
+		}
+		hardware, err := lab.Cards(show.Mixed)
+		err = errors.Join(err, lab.DeleteAllPods(ctx), lab.Label(ctx, stage.ConfigLabel, ""), lab.SetHardware(ctx, hardware), allFree(ctx))
+		if err != nil {
+			t.Errorf("after the test: %v", err)
+		}
+	})
+	beginWith(t, ctx, mixed)
+	must(t, allFree(ctx))
+	return ctx
+}
+
+// allFree waits until everything of mixed is offered.
+func allFree(ctx context.Context) error {
+	for name, want := range map[corev1.ResourceName]int64{
+		show.GPU: 2, show.GPUMemory: 80, show.IX: 2, show.IXMemory: 128, show.GCU: 2, show.GCUMemory: 32,
+	} {
+		if _, err := lab.WaitAllocatable(ctx, settingTimeout, name, want); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// offers waits until the node offers so much of a resource.
+func offers(t *testing.T, name corev1.ResourceName, want int64) {
+	t.Helper()
+	_, err := lab.WaitAllocatable(t.Context(), settingTimeout, name, want)
+	must(t, err)
+}
+
+// choose puts a configuration of mixed.yaml in force.
+func choose(t *testing.T, name string) {
+	t.Helper()
+	must(t, lab.Label(t.Context(), stage.ConfigLabel, name))
+}
+
+// asking returns a pod of one container.
+func asking(name string, what corev1.ResourceName, amount int64) *corev1.Pod {
+	return lab.Pod(name, stage.Asking("app", what, amount))
+}
+
+// sights returns what running pods see of cards.
+func sights(t *testing.T, names ...string) map[string]stage.Sight {
+	t.Helper()
+	seen := map[string]stage.Sight{}
+	for _, name := range names {
+		sight, err := lab.See(t.Context(), name)
+		must(t, err)
+		seen[name] = sight
+	}
+	return seen
+}
+
+// sameDaemon checks at the end that the daemon was not started again.
+func sameDaemon(t *testing.T) (check func()) {
+	t.Helper()
+	before, err := lab.DaemonLife(t.Context())
+	must(t, err)
+	return func() {
+		t.Helper()
+		if after, err := lab.DaemonLife(t.Context()); err != nil || after != before {
+			t.Errorf("the daemon was %s, and is %s (%v)", before, after, err)
+		}
+	}
+}
+
+// logWriter shows the lines of a show in a test's log.
+type logWriter struct{ t *testing.T }
+
+func (w logWriter) Write(p []byte) (int, error) {
+	w.t.Log(strings.TrimRight(string(p), "\n"))
+	return len(p), nil
+}
+
+// TestVendors is `make demo-vendors` from the point at which the daemon runs.
+func TestVendors(t *testing.T) {
+	ctx := beginMixed(t)
+	s := show.New("vendors", lab, logWriter{t})
+	must(t, s.VendorsAtWork(ctx))
+	must(t, s.Checks.Err())
+}
+
+// TestOldFilesAsTheyAre: files of both old device plugins work unchanged, and
+// change with the node's label.
+func TestOldFilesAsTheyAre(t *testing.T) {
+	ctx := beginMixed(t)
+	check := sameDaemon(t)
+	for config, want := range map[string]int64{"board": 2, "chips": 4, "replicas": 8} {
+		choose(t, config)
+		offers(t, show.IX, want)
+		offers(t, show.GPU, 2) // the other vendors' are not concerned
+	}
+	choose(t, "nvidia")
+	offers(t, show.GPU, 8)
+	offers(t, show.IX, 2)
+	must(t, stage.Poll(ctx, settingTimeout, "labels of time slices", func(ctx context.Context) error {
+		node, err := lab.Node(ctx)
+		if err != nil {
+			return err
+		}
+		l := node.Labels
+		if l["nvidia.com/gpu.replicas"] != "4" || l["nvidia.com/gpu.sharing-strategy"] != "time-slicing" || l["nvidia.com/gpu.product"] != "NVIDIA-A100-SXM4-40GB-SHARED" {
+			return fmt.Errorf("%s, %s, %s", l["nvidia.com/gpu.replicas"], l["nvidia.com/gpu.sharing-strategy"], l["nvidia.com/gpu.product"])
+		}
+		return nil
+	}))
+
+	// failRequestsGreaterThanOne
+	create(t, asking("two-replicas", show.GPU, 2))
+	must(t, lab.WaitPhase(ctx, podTimeout, corev1.PodFailed, "two-replicas"))
+	pod, err := lab.Get(ctx, "two-replicas")
+	must(t, err)
+	if !strings.Contains(pod.Status.Message, "maximum request size for shared resources is 1") {
+		t.Errorf("%s; want the reason", stage.Describe(pod))
+	}
+	// Four replicas on two cards are spread.
+	var names []string
+	for i := range 4 {
+		names = append(names, fmt.Sprint("replica-", i))
+		start(t, asking(names[i], show.GPU, 1))
+	}
+	sharers := map[string]int{}
+	for _, sight := range sights(t, names...) {
+		sharers[sight.Env["NVIDIA_VISIBLE_DEVICES"]]++
+	}
+	if len(sharers) != 2 || sharers[uuidOf(t, 0)] != 2 {
+		t.Errorf("pods on each GPU: %v, want two on each", sharers)
+	}
+	check()
+}
+
+// uuidOf returns the uuid of a card of mixed.
+func uuidOf(t *testing.T, number int) string {
+	t.Helper()
+	hardware, err := lab.Cards(show.Mixed)
+	must(t, err)
+	return hardware.Cards[number].UUID
+}
+
+// TestRestartsUnderEveryKind restarts kubelet and the daemon under pods of every
+// vendor and mode: they keep their cards and are not started again.
+func TestRestartsUnderEveryKind(t *testing.T) {
+	kinds := map[string][]*corev1.Pod{
+		"": {
+			asking("gpu-whole", show.GPU, 1), asking("gpu-part", show.GPUMemory, 4),
+			asking("ix-whole", show.IX, 1), asking("ix-part", show.IXMemory, 4),
+			asking("gcu-whole", show.GCU, 1), asking("gcu-part", show.GCUMemory, 4),
+		},
+		"slices": {
+			asking("gpu-1", show.GPU, 1), asking("gpu-2", show.GPU, 1), asking("gpu-3", show.GPU, 1),
+			asking("ix-1", show.IX, 1), asking("ix-2", show.IX, 2), asking("gcu-1", show.GCU, 1),
+		},
+	}
+	for config, pods := range kinds {
+		t.Run("config "+config, func(t *testing.T) {
+			ctx := beginMixed(t)
+			if config != "" {
+				choose(t, config)
+				offers(t, show.GPU, 4)
+				offers(t, show.IX, 4)
+				offers(t, show.GCU, 4)
+			}
+			start(t, pods...)
+			names := namesOf(pods)
+			before, alive := sights(t, names...), lives(t)
+			for _, restart := range lab.Restarts() {
+				if !slices.Contains([]string{"kubelet restarted", "kubelet killed", "divvy-node deleted", "divvy-node killed"}, restart.Name) {
+					continue
+				}
+				must(t, restart.Do(ctx))
+				running(t, names...)
+				if after := sights(t, names...); !reflect.DeepEqual(after, before) {
+					t.Errorf("%s: pods see %v, saw %v", restart.Name, after, before)
+				}
+				undisturbed(t, alive)
+			}
+			// What is left is still handed out.
+			if config == "" {
+				pending(t, create(t, asking("none-left", show.GPU, 1))[0], "Insufficient nvidia.com/gpu")
+				start(t, asking("gpu-more", show.GPUMemory, 36), asking("ix-more", show.IXMemory, 32), asking("gcu-more", show.GCUMemory, 12))
+			} else {
+				start(t, asking("gpu-4", show.GPU, 1), asking("gcu-2", show.GCU, 3))
+			}
+			undisturbed(t, alive)
+		})
+	}
+}
+
+func TestRequestForAllDevices(t *testing.T) {
+	beginMixed(t)
+	start(t, asking("gpus", show.GPU, 2), asking("boards", show.IX, 2), asking("gcus", show.GCU, 2))
+	for pod, want := range map[string]struct {
+		variable string
+		devices  int
+		nodes    []string
+	}{
+		"gpus":   {"NVIDIA_VISIBLE_DEVICES", 2, []string{"nvidia-uvm", "nvidia-uvm-tools", "nvidia0", "nvidia1", "nvidiactl"}},
+		"boards": {"IX_VISIBLE_DEVICES", 4, []string{"iluvatar0", "iluvatar1", "iluvatar2", "iluvatar3", "itrctl"}},
+		"gcus":   {"ENFLAME_VISIBLE_DEVICES", 2, []string{"gcu0", "gcu1"}},
+	} {
+		got := sights(t, pod)[pod]
+		if n := len(strings.Split(got.Env[want.variable], ",")); n != want.devices || !slices.Equal(got.Nodes, want.nodes) {
+			t.Errorf("pod %s sees %v, want %d devices in %s and the nodes %v", pod, got, want.devices, want.variable, want.nodes)
+		}
+	}
+	for _, memory := range []corev1.ResourceName{show.GPUMemory, show.IXMemory, show.GCUMemory} {
+		offers(t, memory, 0)
+	}
+}
+
+// TestResourceLeavesUnderPods: what is configured no more is served to those who
+// hold it, and to nobody else.
+func TestResourceLeavesUnderPods(t *testing.T) {
+	ctx := beginMixed(t)
+	check := sameDaemon(t)
+	start(t, asking("whole", show.GPU, 1), asking("part", show.GPUMemory, 4))
+	before, alive := sights(t, "whole", "part"), lives(t)
+	annotated(t, "whole", string(show.GPU))
+
+	choose(t, "slices") // no memory, and GPUs by turns
+	offers(t, show.GPUMemory, 4)
+	offers(t, show.IX, 4)
+	pending(t, create(t, asking("refused", show.GPUMemory, 1))[0], "Insufficient nvidia.com/gpu-memory")
+	must(t, lab.Cluster.Restart(ctx, cluster.Kubelet))
+	must(t, lab.WaitDivvy(ctx, settingTimeout))
+	running(t, "whole", "part")
+	undisturbed(t, alive)
+	if after := sights(t, "whole", "part"); !reflect.DeepEqual(after, before) {
+		t.Errorf("pods see %v, saw %v", after, before)
+	}
+	must(t, lab.Delete(ctx, "refused", "part", "whole"))
+	offers(t, show.GPUMemory, 0)
+	offers(t, show.GPU, 4)
+	choose(t, "")
+	must(t, allFree(ctx))
+	check()
+}
+
+// annotated waits until a pod's annotation tells of a device of the resource.
+func annotated(t *testing.T, name, what string) {
+	t.Helper()
+	must(t, stage.Poll(t.Context(), agreeTimeout, "the annotation of "+name, func(ctx context.Context) error {
+		pod, err := lab.Get(ctx, name)
+		if err == nil && !strings.Contains(pod.Annotations["divvy.dev/devices"], `"`+what+`":["GPU-`) {
+			err = fmt.Errorf("divvy.dev/devices is %q", pod.Annotations["divvy.dev/devices"])
+		}
+		return err
+	}))
+}
+
+// TestConfigMapChangesUnderPods: a good one is taken over without a restart, and
+// of a bad one is told while the last good one stays.
+func TestConfigMapChangesUnderPods(t *testing.T) {
+	ctx := beginMixed(t)
+	check := sameDaemon(t)
+	start(t, asking("whole", show.GCU, 1))
+	alive := lives(t)
+	t.Cleanup(func() {
+		ctx := context.WithoutCancel(ctx)
+		if err := errors.Join(lab.DeleteAllPods(ctx), lab.Reconfigure(ctx, []string{mixed.values}, "--set", "node.nodeSelector=null"), poke(ctx), allFree(ctx)); err != nil {
+			t.Errorf("put the configuration back: %v", err)
+		}
+	})
+	must(t, lab.Reconfigure(ctx, []string{mixed.values}, "--set", "node.nodeSelector=null", "--set-json",
+		`sharedResources=[{"name":"nvidia.com/gpu","vendor":"nvidia","mode":"timeSlicing","replicas":3},{"name":"enflame.com/gcu","vendor":"enflame","mode":"exclusive"}]`))
+	must(t, poke(ctx))
+	offers(t, show.GPU, 6)
+	offers(t, show.IX, 0)
+	undisturbed(t, alive)
+
+	since := logSize(t, nodeLog)
+	patch := []byte(`{"data":{"config.yaml":"apiVersion: config.divvy.dev/v1alpha1\nkind: NodeConfig\ncolour: red\nresources: []\n"}}`)
+	_, err := lab.Client.CoreV1().ConfigMaps(product.Namespace).Patch(ctx, "divvy-node", types.MergePatchType, patch, metav1.PatchOptions{})
+	must(t, err)
+	must(t, poke(ctx))
+	must(t, stage.Poll(ctx, 2*settingTimeout, "the log to tell of the mistake", func(context.Context) error {
+		data, err := os.ReadFile(nodeLog)
+		if err == nil && !strings.Contains(string(data[min(since, len(data)):]), "colour") {
+			err = errors.New("it does not yet")
+		}
+		return err
+	}))
+	offers(t, show.GPU, 6)
+	start(t, asking("replica", show.GPU, 1))
+	undisturbed(t, alive)
+	check()
+}
+
+// poke makes kubelet update at once what it has mounted into the daemon's pod.
+func poke(ctx context.Context) error {
+	pod, err := lab.DivvyPod(ctx, stage.NodeDaemon)
+	if err != nil {
+		return err
+	}
+	patch := fmt.Appendf(nil, `{"metadata":{"annotations":{"divvy-e2e/poke":"%d"}}}`, time.Now().UnixNano())
+	_, err = lab.Client.CoreV1().Pods(product.Namespace).Patch(ctx, pod.Name, types.MergePatchType, patch, metav1.PatchOptions{})
+	return err
+}
+
+// TestASecondDaemonWaits: it says so, and takes nothing from the first.
+func TestASecondDaemonWaits(t *testing.T) {
+	ctx := beginMixed(t)
+	check := sameDaemon(t)
+	config := filepath.Join(t.TempDir(), "config.yaml")
+	text := "apiVersion: config.divvy.dev/v1alpha1\nkind: NodeConfig\nresources:\n- {name: nvidia.com/gpu, vendor: nvidia, mode: timeSlicing, replicas: 9}\n"
+	must(t, os.WriteFile(config, []byte(text), 0o600))
+	second, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	_, err := lab.Command(second, "", filepath.Join(product.Programs(), "divvy-node"), "--node-name="+lab.Cluster.NodeName(), "--config="+config)
+	if err == nil || !strings.Contains(err.Error(), "Another divvy-node runs on this node") {
+		t.Errorf("a second daemon: %v; want it to say that another one runs", err)
+	}
+	must(t, allFree(ctx))
+	start(t, asking("served", show.GPU, 2))
+	check()
+}
