@@ -197,9 +197,9 @@ func (s *Server) Run(ctx context.Context) error {
 		}
 	}
 	if registered {
-		time.Sleep(letGo)
+		<-time.After(letGo)
 	}
-	return nil //nolint:nilerr // the session's error is why it ended; here it ended because ctx did
+	return nil
 }
 
 // path is the socket that is served on.
@@ -296,7 +296,7 @@ func (s *Server) vacant(ctx context.Context) error {
 	defer cancel()
 	conn, err := new(net.Dialer).DialContext(ctx, "unix", s.path())
 	if err != nil {
-		return nil //nolint:nilerr // not there, no socket, or the process behind it has ended
+		return nil // not there, no socket, or the process behind it has ended
 	}
 	_ = conn.Close()
 	return fmt.Errorf("another device plugin serves on %s; waiting until it ends", s.path())

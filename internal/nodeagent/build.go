@@ -74,11 +74,9 @@ func (a *Agent) configure(ctx context.Context, r *offering, c *config.Resource) 
 		if err != nil {
 			return fmt.Errorf("resource %s: %w", c.Name, err)
 		}
-		_, err = a.addMemory(ctx, r, func(p *memoryPool) { p.wanted, p.selector = unit, selectorOf(c.Devices) })
-		return err
+		return a.addMemory(ctx, r, func(p *memoryPool) { p.wanted, p.selector = unit, selectorOf(c.Devices) })
 	case config.ModeExclusive, config.ModeTimeSlicing:
-		_, err := a.addSlots(ctx, r, func(p *slotPool) { p.rules = rulesOf(c) })
-		return err
+		return a.addSlots(ctx, r, func(p *slotPool) { p.rules = rulesOf(c) })
 	default:
 		return fmt.Errorf("resource %s: there is no mode %q", c.Name, c.Mode)
 	}
@@ -109,7 +107,7 @@ func (a *Agent) leftovers(ctx context.Context, r *offering) error {
 			if r.vendor == "" {
 				r.vendor = vendorOf(state.Vendor)
 			}
-			if _, err := a.addMemory(ctx, r, func(p *memoryPool) { p.draining = why }); err != nil {
+			if err := a.addMemory(ctx, r, func(p *memoryPool) { p.draining = why }); err != nil {
 				return err
 			}
 		}
@@ -124,7 +122,7 @@ func (a *Agent) leftovers(ctx context.Context, r *offering) error {
 			if r.vendor == "" {
 				r.vendor = state.Vendor
 			}
-			if _, err := a.addSlots(ctx, r, func(p *slotPool) { p.draining = why }); err != nil {
+			if err := a.addSlots(ctx, r, func(p *slotPool) { p.draining = why }); err != nil {
 				return err
 			}
 		}
@@ -141,10 +139,10 @@ func vendorOf(name string) string {
 	return name
 }
 
-func (a *Agent) addMemory(ctx context.Context, r *offering, set func(*memoryPool)) (*memoryPool, error) {
+func (a *Agent) addMemory(ctx context.Context, r *offering, set func(*memoryPool)) error {
 	inject, err := newInjector(&a.o.Config, r.vendor, r.name)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	p := &memoryPool{
 		resource: r.name, inject: inject, vendor: r.vendor, backend: a.o.Backends[r.vendor],
@@ -156,13 +154,13 @@ func (a *Agent) addMemory(ctx context.Context, r *offering, set func(*memoryPool
 	p.sink = shelf{r, len(r.parts)}
 	p.foreign = r.foreignTo(p)
 	r.add(p)
-	return p, p.open(ctx)
+	return p.open(ctx)
 }
 
-func (a *Agent) addSlots(ctx context.Context, r *offering, set func(*slotPool)) (*slotPool, error) {
+func (a *Agent) addSlots(ctx context.Context, r *offering, set func(*slotPool)) error {
 	inject, err := newInjector(&a.o.Config, r.vendor, r.name)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	p := &slotPool{
 		resource: r.name, inject: inject, vendor: r.vendor, backend: a.o.Backends[r.vendor],
@@ -174,7 +172,7 @@ func (a *Agent) addSlots(ctx context.Context, r *offering, set func(*slotPool)) 
 	p.sink = shelf{r, len(r.parts)}
 	p.foreign = r.foreignTo(p)
 	r.add(p)
-	return p, p.open(ctx)
+	return p.open(ctx)
 }
 
 // promised returns the devices of a vendor that waiting pods were granted by
