@@ -72,7 +72,8 @@ func NewSource(o SourceOptions) (*Source, error) {
 // Close lets go of the watches. Call it once Run has returned.
 func (s *Source) Close() error { return s.events.Close() }
 
-// Reload makes Run read the files again soon, whether or not they changed.
+// Reload makes Run read the files again soon, and deliver what they say whether
+// or not it changed.
 func (s *Source) Reload() {
 	select {
 	case s.reload <- struct{}{}:
@@ -86,11 +87,14 @@ type Update struct {
 	// Err says why the configuration as it is now cannot be used. Loaded is
 	// empty then, and the configuration that was delivered last goes on.
 	Err error
+	// Asked is true when Reload was called: the configuration may be the one
+	// that was delivered last.
+	Asked bool
 }
 
 // Run follows the files and the node's label until ctx ends. It calls deliver
-// with each configuration that is good and differs from the one before, and
-// with each new reason why there is none. Before the first good one a reason
+// with each configuration that is good and differs from the one before, with
+// each new reason why there is none, and with either whenever Reload asks. Before the first good one a reason
 // ends Run: it is returned and not delivered.
 func (s *Source) Run(ctx context.Context, deliver func(Update)) error {
 	if s.o.Places.Dir != "" {
@@ -158,21 +162,18 @@ func (s *Source) read(ctx context.Context, forced bool, deliver func(Update)) {
 	if err != nil {
 		if forced || err.Error() != s.trouble {
 			s.trouble = err.Error()
-			deliver(Update{Err: err})
+			deliver(Update{Err: err, Asked: forced})
 		}
 		return
 	}
 	same := reflect.DeepEqual(l.Config, s.last)
-	switch {
-	case same && s.trouble != "":
-		log.Info("The configuration can be used again; it is the one in use", "files", files)
-	case same && forced:
-		log.Info("The configuration was read again; it is the one in use", "files", files)
+	if same && s.trouble != "" && !forced {
+		log.Info("The configuration can be used again; it is the one before", "files", files)
 	}
 	s.trouble = ""
-	if !same {
+	if !same || forced {
 		s.last = l.Config
-		deliver(Update{Loaded: l})
+		deliver(Update{Loaded: l, Asked: forced})
 	}
 }
 

@@ -170,7 +170,9 @@ func TestReloadReadsAndTellsAgain(t *testing.T) {
 	f := follow(t, Places{Files: []string{path}}, nil)
 	f.level("at the start", "info")
 	f.source.Reload()
-	f.nothing("nothing changed")
+	if u := f.next("nothing changed"); u.Err != nil || !u.Asked || u.Config.LogLevel != "info" {
+		t.Errorf("asked to read the same: %+v", u)
+	}
 	put(t, path, "colour: blue\n")
 	f.refused("a bad edit", `unknown key "colour"`)
 	f.source.Reload()

@@ -184,6 +184,10 @@ func (s *supervisor) update(ctx context.Context, now *running, u nodeconfig.Upda
 	if err := s.log.set(c.LogFile, c.LogLevel); err != nil {
 		log.Error(err, "Changing the log")
 	}
+	if u.Asked && reflect.DeepEqual(now.config, c) {
+		log.Info("The configuration was read again; it is the one in use", "files", u.Files)
+		return now, nil
+	}
 	if quietly(now.config, c) {
 		now.config = c
 		s.accept(ctx, u.Files)

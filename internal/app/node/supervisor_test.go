@@ -325,6 +325,43 @@ func TestAConfigurationThatCannotBeStartedGivesWayToTheOneBefore(t *testing.T) {
 	hasAll(t, d.get("/metrics"), `divvy_node_config_reloads_total{result="applied"} 0`, `divvy_node_config_reloads_total{result="rejected"} 1`)
 }
 
+func TestSIGHUPTriesARefusedConfigurationAgain(t *testing.T) {
+	d := prepare(t, "")
+	var broken atomic.Bool
+	build := d.s.build
+	d.s.build = func(ctx context.Context, c config.NodeConfig, b backends, r prometheus.Registerer) (agent, error) {
+		if broken.Load() && c.Injection == config.InjectCDI {
+			return nil, errors.New("no space left on device")
+		}
+		return build(ctx, c, b, r)
+	}
+	d.start()
+	d.agent(0)
+	broken.Store(true)
+	d.write("injection: cdi\n")
+	hasAll(t, d.event("ConfigurationRejected"), "no space left on device")
+	d.agent(1) // of the configuration before
+	broken.Store(false)
+	if err := syscall.Kill(os.Getpid(), syscall.SIGHUP); err != nil {
+		t.Fatal(err)
+	}
+	if got := d.agent(2).config.Injection; got != config.InjectCDI {
+		t.Errorf("tried again: %q", got)
+	}
+	d.event("ConfigurationReloaded")
+	if err := syscall.Kill(os.Getpid(), syscall.SIGHUP); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case err := <-d.ended:
+		t.Fatalf("it ended: %v", err)
+	case <-time.After(300 * time.Millisecond):
+	}
+	if d.count() != 3 {
+		t.Error("the configuration in use was started anew")
+	}
+}
+
 func TestTheLogChangesWithoutANewAgent(t *testing.T) {
 	d := prepare(t, "")
 	d.start()
