@@ -223,7 +223,7 @@ prometheus.io/path: /metrics
 {{- fail (printf "%s (%s): %s is for mode %s, and the mode is %s" $at $r.name $key $of $mode) -}}
 {{- end -}}
 {{- end -}}
-{{- if and (eq $mode "timeSlicing") (not $r.replicas) (not $r.replicasFor) -}}
+{{- if and (eq $mode "timeSlicing") (not $r.replicas) -}}
 {{- fail (printf "%s (%s): mode timeSlicing needs replicas" $at $r.name) -}}
 {{- end -}}
 {{- if eq $mode "memory" -}}
