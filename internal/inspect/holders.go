@@ -16,7 +16,7 @@ type Holder struct {
 	// Units are how many it asks for.
 	Units accel.Units
 	// IDs are those that it holds, "<uuid>" or "<uuid>::<replica>"; none until
-	// the node has said.
+	// the node has said. More than Units count as none.
 	IDs []string
 }
 
@@ -36,6 +36,11 @@ func NodeFromHolders(name string, inv accel.Inventory, holders []Holder) Node {
 		node.Total += s.Units
 	}
 	for _, h := range holders {
+		if accel.Units(len(h.IDs)) > h.Units {
+			// Kubelet gives no pod more than it asks for, so the node did not
+			// write that.
+			h.IDs = nil
+		}
 		if len(h.IDs) == 0 && h.Units > 0 {
 			node.Used += h.Units
 			node.Unplaced = append(node.Unplaced, h.pod(h.Units, nil))

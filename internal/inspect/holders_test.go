@@ -61,3 +61,25 @@ func TestNodeFromHolders(t *testing.T) {
 		t.Errorf("without devices: %+v", empty)
 	}
 }
+
+// Whoever may create pods may write what they hold into them.
+func TestForgedDevicesDoNotFillANode(t *testing.T) {
+	inv := accel.Inventory{Resource: "nvidia.com/gpu"}
+	var all []string
+	for _, id := range []string{"GPU-a", "GPU-b", "GPU-c"} {
+		inv.Shares = append(inv.Shares, accel.Share{Units: 1, Device: accel.Device{ID: accel.DeviceID(id), NUMANode: accel.NoNUMA}})
+		all = append(all, id)
+	}
+	got := NodeFromHolders("n", inv, []Holder{{Pod: accel.PodRef{Name: "forger"}, Units: 1, IDs: all}})
+	if got.Used != 1 || got.Available != 2 {
+		t.Errorf("a pod that asks for one device: %d used, %d available", got.Used, got.Available)
+	}
+	if len(got.Unplaced) != 1 || got.Unplaced[0].Used != 1 || got.Unplaced[0].Confirmed {
+		t.Errorf("unplaced: %+v", got.Unplaced)
+	}
+	for _, d := range got.Devices {
+		if len(d.Pods) > 0 {
+			t.Errorf("device %s is shown as held by %+v", d.UUID, d.Pods)
+		}
+	}
+}

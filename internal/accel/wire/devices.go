@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"unicode/utf8"
 
 	"github.com/divvy-gpu/divvy/internal/accel"
@@ -80,10 +81,19 @@ func validateDevices(doc map[accel.Resource][]string) error {
 			return errors.New("a resource has no name, or one that is too long or not valid UTF-8")
 		}
 		for _, id := range ids {
-			if id == "" || len(id) > maxIDBytes || !utf8.ValidString(id) {
-				return fmt.Errorf("resource %q: an id is empty, longer than %d bytes or not valid UTF-8", resource, maxIDBytes)
+			if id == "" || len(id) > maxIDBytes || strings.ContainsFunc(id, foreignToIDs) {
+				return fmt.Errorf("resource %q: an id is empty, longer than %d bytes or has characters other than letters, digits and -_.: in it",
+					resource, maxIDBytes)
 			}
 		}
 	}
 	return nil
+}
+
+// foreignToIDs reports whether no id that a node gives out has the character.
+// Ids are printed, and whoever may write a pod may write the annotation: what a
+// terminal would obey must not get there.
+func foreignToIDs(c rune) bool {
+	letter := c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9'
+	return !letter && !strings.ContainsRune("-_.:", c)
 }

@@ -1,6 +1,7 @@
 package wire
 
 import (
+	"encoding/json"
 	"errors"
 	"reflect"
 	"strings"
@@ -53,6 +54,19 @@ func TestDevicesRefuseGarbage(t *testing.T) {
 	for _, h := range []held{{"": {"a"}}, {"r": {""}}, {"r": {"\xff"}}, {"r": manyIDs(20000)}} {
 		if got, err := EncodeDevices(h); err == nil {
 			t.Errorf("wrote %.60s", got)
+		}
+	}
+}
+
+// Whoever may create pods may write the annotation, and reports print the ids.
+func TestForgedDevicesCannotSteerATerminal(t *testing.T) {
+	for _, id := range []string{"x::\x1b[2J", "GPU-1\n  0  healthy", "GPU-1\r", "GPU-1::\u202e0", "GPU 1", "GPU-é"} {
+		text, err := json.Marshal(held{"nvidia.com/gpu": {id}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, err := DecodeDevices(string(text)); err == nil {
+			t.Errorf("%q was read as %q", text, got)
 		}
 	}
 }
