@@ -37,7 +37,7 @@ const (
 	streamGrace = 15 * time.Second
 	// letGo is how long a server that ends leaves kubelet to notice, before
 	// another one may register: see stillConnected.
-	letGo = 100 * time.Millisecond
+	letGo = 50 * time.Millisecond
 )
 
 // stillConnected is kubelet's answer to a registration on a socket whose last

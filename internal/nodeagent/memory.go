@@ -91,6 +91,11 @@ type offeredRange struct {
 	start     int64
 	units     accel.Units
 	unhealthy bool
+	// Of an unhealthy device, of which only the units that are held are told to
+	// be healthy: whether all are all the same, and a sum that tells sets of held
+	// units apart.
+	allHealthy bool
+	held       uint64
 }
 
 // question is the last answer to GetPreferredAllocation.

@@ -773,3 +773,47 @@ func TestMemoryStartsWithADamagedState(t *testing.T) {
 		t.Errorf("units %s, want 16/16", got)
 	}
 }
+
+// A card that is given out as a whole is withdrawn from memory for as long as
+// that lasts, so its units must not be told again with every turn of the loop.
+func TestMemoryWithdrawsADeviceOnce(t *testing.T) {
+	w := newWorld(t, "1")
+	w.update(t.Context(), found(card(0, "a", 16), card(1, "b", 16)), nil)
+	other := w.tenant.tenants.join("enflame.com/gcu", "enflame")
+	other.set(map[accel.DeviceID]bool{"b": true}, 0)
+	p := newPod("p", 4)
+	w.see(w.grantTo(p, "b", 1))
+	devices, err := w.admit(p)
+	if err != nil || devices["c0"] != "a" {
+		t.Fatalf("%v, %v; want device a, the other is withdrawn", devices, err)
+	}
+	for range 3 {
+		if _, err := w.refresh(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if diff := cmp.Diff(map[string]string{"a": "16/16", "b": "0/16"}, w.counts()); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	if w.offers != 2 {
+		t.Errorf("kubelet was told %d times, want 2", w.offers)
+	}
+	if s := w.inventory().Shares[1]; s.Health.Reason != "given out as enflame.com/gcu" {
+		t.Errorf("the inventory shows %+v", s.Health)
+	}
+	for _, d := range w.chips() {
+		if d.Health.Unhealthy {
+			t.Errorf("a device that is withdrawn is not ill, but: %+v", d)
+		}
+	}
+	if _, err := w.Allocate(t.Context(), w.layout.IDs(nil, "b")[:2]); err == nil || !strings.Contains(err.Error(), "given out as enflame.com/gcu") {
+		t.Errorf("memory of a withdrawn device was given out: %v", err)
+	}
+	other.set(nil, 0)
+	if _, err := w.refresh(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(map[string]string{"a": "16/16", "b": "16/16"}, w.counts()); diff != "" {
+		t.Errorf("once it is free (-want +got):\n%s", diff)
+	}
+}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/fnv"
 	"reflect"
 	"slices"
 	"strings"
@@ -150,15 +151,35 @@ func (p *memoryPool) drain() []deviceplugin.Unit {
 // holds what.
 func (p *memoryPool) stale() bool {
 	now := make([]offeredRange, 0, len(p.shares))
-	sick := false
+	sick := map[accel.DeviceID]int{} // positions in now
 	for _, s := range p.offerable() {
 		r, _ := p.layout.Range(s.ID)
-		now = append(now, offeredRange{start: r.Start, units: r.Units, unhealthy: s.Health.Unhealthy})
-		sick = sick || s.Health.Unhealthy
+		one := offeredRange{start: r.Start, units: r.Units, unhealthy: s.Health.Unhealthy}
+		if s.Health.Unhealthy {
+			one.allHealthy = p.allHealthy(s.ID)
+			sick[s.ID] = len(now)
+		}
+		now = append(now, one)
+	}
+	if len(sick) > 0 && p.held != nil {
+		for id := range p.held.ids {
+			d, _ := p.layout.Device(id)
+			if i, ok := sick[d]; ok {
+				h := fnv.New64a()
+				_, _ = h.Write([]byte(id)) // it never fails
+				now[i].held += h.Sum64()
+			}
+		}
 	}
 	same := p.offered != nil && slices.Equal(now, p.offered)
 	p.offered = now
-	return sick || !same
+	return !same
+}
+
+// allHealthy reports whether all units of an unhealthy device are told to be
+// healthy, because containers may hold any of them.
+func (p *memoryPool) allHealthy(d accel.DeviceID) bool {
+	return p.held == nil || p.held.partial || p.held.inits[d]
 }
 
 // restore makes a layout where there is no saved one. Units that pods hold
@@ -311,7 +332,7 @@ func (p *memoryPool) units() []deviceplugin.Unit {
 		ids = p.layout.IDs(ids[:0], s.ID)
 		for _, id := range ids {
 			u := deviceplugin.Unit{ID: id}
-			if s.Health.Unhealthy && p.held != nil && !p.held.partial && !p.held.inits[s.ID] {
+			if s.Health.Unhealthy && !p.allHealthy(s.ID) {
 				_, inUse := p.held.ids[id]
 				u.Unhealthy = !inUse
 			}

@@ -40,7 +40,7 @@ type part interface {
 	ready() error
 	// known reports whether the inventory is worth publishing.
 	known() bool
-	// absent reports whether the vendor has nothing on this node.
+	// absent reports whether this node has nothing that it could be made of.
 	absent() bool
 	// drained reports whether a part that takes no new pods is held by nobody
 	// any more; false for others.

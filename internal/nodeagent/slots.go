@@ -245,6 +245,9 @@ func (p *slotPool) derive() ([]deviceplugin.Unit, error) {
 		}
 	}
 	p.assemble()
+	if problem == nil && p.draining == "" && len(p.found.Devices) > 0 && len(p.cards) == 0 {
+		problem = fmt.Errorf("the configuration chooses none of the %d %s devices for it", len(p.found.Devices), p.vendor)
+	}
 	if err := p.save(); err != nil {
 		// After a restart it would not be known what the ids stand for.
 		return nil, err
@@ -305,7 +308,7 @@ func (p *slotPool) known() bool {
 func (p *slotPool) absent() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.looked && len(p.found.Devices) == 0 && len(p.found.Faults) == 0 && len(p.cards) == 0
+	return p.looked && len(p.found.Faults) == 0 && len(p.cards) == 0 && len(p.holds) == 0
 }
 
 // drained implements part.

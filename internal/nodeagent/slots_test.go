@@ -485,3 +485,13 @@ func TestInitContainersAreRemembered(t *testing.T) {
 		t.Error("the device is still held after the pod has gone")
 	}
 }
+
+func TestSelectorThatChoosesNothingSaysSo(t *testing.T) {
+	r := exclusive
+	r.Devices = &config.DeviceSelector{Models: []string{"none like this"}}
+	w := newSlotWorld(t, t.TempDir(), r)
+	w.found(gpuDevice(0, "a"), gpuDevice(1, "b"))
+	if err := w.ready(); err == nil || !strings.Contains(err.Error(), "chooses none of the 2 nvidia devices") || !w.absent() {
+		t.Errorf("readiness says %v", err)
+	}
+}
