@@ -1,6 +1,7 @@
 package nodeconfig
 
 import (
+	"path/filepath"
 	"slices"
 	"strings"
 
@@ -63,6 +64,10 @@ func (l *Loaded) add(path string, data []byte) (warnings, mistakes []string) {
 	var root yaml.Node
 	if err := yaml.Unmarshal(data, &root); err != nil {
 		return nil, []string{strings.TrimPrefix(err.Error(), "yaml: ")}
+	}
+	if root.Kind == 0 && len(l.Files) > 1 && filepath.Base(path) != ixFileName {
+		// NVIDIA's operator calls such a named configuration "empty".
+		return []string{"the file is empty, so the other files hold as they are"}, nil
 	}
 	form, err := formOf(path, &root)
 	if err != nil {

@@ -242,6 +242,14 @@ resources:
 	}
 }
 
+func TestAnEmptyNamedConfigurationChangesNothing(t *testing.T) {
+	l := load(t, nil, write(t, "base.yaml", nvidiaWhole), write(t, "empty", "# nothing\n"))
+	if diff := cmp.Diff(wholeGPUs, l.Config.Resources); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	hasAll(t, l.Warnings, "empty: the file is empty, so the other files hold")
+}
+
 func TestOldFilesAloneOfferTheirDevicesAlone(t *testing.T) {
 	c := load(t, nil, write(t, "ix-config", "flags: {splitboard: true}")).Config
 	if diff := cmp.Diff(ix(func(r *config.Resource) { r.SplitBoards = true }), c.Resources); diff != "" {
