@@ -112,6 +112,10 @@ type Options struct {
 	Ignore []string
 	// Heed are the causes that count although Ignore names them, as patterns.
 	Heed []string
+	// NeverRecover are the causes, as patterns, after which a device takes no
+	// pods any more (Recovery.Never). A device that is ill for several causes at
+	// once is told to be so for one of these, see Gravest.
+	NeverRecover []string
 }
 
 // DefaultCallTimeout is the limit for one call of a vendor's library. Calls

@@ -121,3 +121,11 @@ func (o Options) Counts(cause string, ignoredByDefault ...string) bool {
 	}
 	return !Matches(ignore, cause)
 }
+
+// Gravest returns the position of the cause that accel.Health tells of several
+// that count and hold at once: the first of those after which the device does
+// not recover, else the first. Without it a harmless cause would hide one that
+// is to keep the device away. There must be at least one.
+func (o Options) Gravest(causes []string) int {
+	return max(0, slices.IndexFunc(causes, func(c string) bool { return Matches(o.NeverRecover, c) }))
+}

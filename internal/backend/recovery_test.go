@@ -80,3 +80,21 @@ func TestCounts(t *testing.T) {
 		})
 	}
 }
+
+func TestCauseThatNeverRecoversIsNotHiddenByOthers(t *testing.T) {
+	causes := []string{"over-temperature", "ecc", "pcie"}
+	for name, tt := range map[string]struct {
+		never []string
+		want  int
+	}{
+		"nothing said":     {nil, 0},
+		"another":          {[]string{"memory"}, 0},
+		"the second":       {[]string{"ecc"}, 1},
+		"two of them":      {[]string{"pcie", "ec*"}, 1},
+		"the first anyway": {[]string{"*"}, 0},
+	} {
+		if got := (Options{NeverRecover: tt.never}).Gravest(causes); got != tt.want {
+			t.Errorf("%s: tells cause %d, want %d", name, got, tt.want)
+		}
+	}
+}

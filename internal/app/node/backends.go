@@ -49,11 +49,12 @@ func backendOptions(c config.NodeConfig, vendor string) backend.Options {
 		HostDriverRoot: v.DevRoot,
 		LibraryPath:    c.Libraries[vendor],
 		// A driver that was installed into a folder of its own brings no sysfs.
-		SysfsRoot:  filepath.Join(c.DriverRoot, "sys"),
-		IndexInEnv: v.DeviceIDs == "index",
-		CDIKind:    v.CDIKind,
-		Ignore:     v.Health.Ignore,
-		Heed:       v.Health.Heed,
+		SysfsRoot:    filepath.Join(c.DriverRoot, "sys"),
+		IndexInEnv:   v.DeviceIDs == "index",
+		CDIKind:      v.CDIKind,
+		Ignore:       v.Health.Ignore,
+		Heed:         v.Health.Heed,
+		NeverRecover: v.Health.NeverRecover,
 	}
 	if v.DriverRoot != "" {
 		o.DriverRoot = filepath.Join(c.DriverRoot, v.DriverRoot)

@@ -64,7 +64,7 @@ func (b *Backend) health(ctx context.Context, lib *library, c handle) (accel.Hea
 	}
 	return accel.Health{
 		Unhealthy: true,
-		Cause:     counting[0],
+		Cause:     counting[b.options.Gravest(counting)],
 		Reason:    fmt.Sprintf("ixmlDeviceGetHealth reports %s (%#x)", strings.Join(counting, ", "), mask),
 	}, nil
 }

@@ -38,6 +38,10 @@ func TestHealthBits(t *testing.T) {
 			Unhealthy: true, Cause: "memory-controller",
 			Reason: "ixmlDeviceGetHealth reports memory-controller, ecc, pcie (0x52)",
 		}},
+		"several, one of which is never to recover": {
+			bits: 0x52, options: backend.Options{NeverRecover: []string{"ecc"}},
+			want: accel.Health{Unhealthy: true, Cause: "ecc", Reason: "ixmlDeviceGetHealth reports memory-controller, ecc, pcie (0x52)"},
+		},
 		"one that nobody knows": {bits: 0x80, want: accel.Health{
 			Unhealthy: true, Cause: "health-bit-7", Reason: "ixmlDeviceGetHealth reports health-bit-7 (0x80)",
 		}},
