@@ -336,3 +336,18 @@ func TestEveryMetricOfTheNodeIsDocumented(t *testing.T) {
 		t.Errorf("only %d metrics were found", found)
 	}
 }
+
+func TestEveryPageIsListed(t *testing.T) {
+	for list, pattern := range map[string]string{"docs/README.md": "docs/*.md", "docs/design/README.md": "docs/design/*.md"} {
+		text := read(t, list)
+		pages, err := filepath.Glob(filepath.Join(root, filepath.FromSlash(pattern)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, page := range pages {
+			if name := filepath.Base(page); name != "README.md" && !strings.Contains(text, "("+name+")") {
+				t.Errorf("%s does not list %s", list, name)
+			}
+		}
+	}
+}
