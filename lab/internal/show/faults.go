@@ -110,7 +110,7 @@ const held = 4 // units that each pod asks for
 func (f *faults) inflict(ctx context.Context, one fault) error {
 	f.Title(one.title)
 	f.Say(one.text)
-	if _, err := f.Offer(ctx, one.what, one.all, one.all); err != nil {
+	if _, err := f.Offer(ctx, one.what, one.all); err != nil {
 		return err
 	}
 	before := one.vendor + "-before"
@@ -139,7 +139,7 @@ func (f *faults) inflict(ctx context.Context, one fault) error {
 	f.note("%s: the node tells of it", one.vendor, time.Since(broken))
 	f.Checks.True("what the node says of the card", strings.Contains(reason, one.cause), reason)
 	// What the pod holds stays, what nobody holds is taken away.
-	if _, err := f.Offer(ctx, one.what, one.all, one.all-one.card+held); err != nil {
+	if _, err := f.Offer(ctx, one.what, one.all-one.card+held); err != nil {
 		return err
 	}
 	f.note("%s: its free memory is offered no more", one.vendor, time.Since(broken))
@@ -168,7 +168,7 @@ func (f *faults) inflict(ctx context.Context, one fault) error {
 	if _, err := f.waitReason(ctx, one.what, hardware.Cards[number], false); err != nil {
 		return err
 	}
-	if _, err := f.Offer(ctx, one.what, one.all, one.all); err != nil {
+	if _, err := f.Offer(ctx, one.what, one.all); err != nil {
 		return err
 	}
 	if hardware.Cards[number].XID.Code != 0 {

@@ -108,7 +108,7 @@ GPU operator's does. This node has not got it yet, so nothing runs there.`)
 	if v.life, err = v.DaemonLife(ctx); err != nil {
 		return err
 	}
-	if _, err := v.Offer(ctx, GPU, 2, 2); err != nil {
+	if _, err := v.Offer(ctx, GPU, 2); err != nil {
 		return err
 	}
 	logs, err := v.Run(ctx, "logs", "daemonset/divvy-node", "--namespace", product.Namespace, "--tail", "20")
@@ -177,9 +177,17 @@ func (v *vendors) boards(ctx context.Context) error {
 		if _, err := v.Run(ctx, "label", "node", v.Cluster.NodeName(), stage.ConfigLabel+"="+config, "--overwrite"); err != nil {
 			return err
 		}
-		took, err := v.Offer(ctx, IX, want, want)
+		took, err := v.Offer(ctx, IX, want)
+		if err != nil {
+			return err
+		}
 		v.Tell("offered %.1f s after the label changed", took.Seconds())
-		return err
+		capacity, _, err := v.Offered(ctx, IX)
+		if err != nil {
+			return err
+		}
+		v.Checks.Equal("Capacity, iluvatar.com/gpu", capacity, want)
+		return nil
 	}
 	v.Title("Iluvatar: a board of two chips is one GPU")
 	v.Say(`The node's label divvy.dev/config chooses a configuration: the files of the
@@ -220,7 +228,7 @@ reads them without being restarted.`)
 	if err := v.SetHardware(ctx, v.hardware); err != nil {
 		return err
 	}
-	took, err := v.Offer(ctx, IX, 4, 4)
+	took, err := v.Offer(ctx, IX, 4)
 	if err != nil {
 		return err
 	}
@@ -237,7 +245,7 @@ reads them without being restarted.`)
 	if _, err := v.Run(ctx, "label", "node", v.Cluster.NodeName(), stage.ConfigLabel+"-"); err != nil {
 		return err
 	}
-	if _, err := v.Offer(ctx, IX, 2, 2); err != nil {
+	if _, err := v.Offer(ctx, IX, 2); err != nil {
 		return err
 	}
 	life, err := v.DaemonLife(ctx)
@@ -253,7 +261,7 @@ func (v *vendors) wholeOrShared(ctx context.Context) error {
 	v.Title("Enflame: a GCU whole, another by memory")
 	v.Say(`Both resources are made of the same two cards of 16 GB. What one gives away is
 withdrawn from the other.`)
-	if _, err := v.Offer(ctx, GCUMemory, 32, 32); err != nil {
+	if _, err := v.Offer(ctx, GCUMemory, 32); err != nil {
 		return err
 	}
 	if err := v.Start(ctx, v.One("whole", GCU, 1)); err != nil {
@@ -262,7 +270,7 @@ withdrawn from the other.`)
 	if err := v.sees(ctx, "whole", vendorsim.Enflame, "ENFLAME_VISIBLE_DEVICES"); err != nil {
 		return err
 	}
-	if _, err := v.Offer(ctx, GCUMemory, 32, 16); err != nil {
+	if _, err := v.Offer(ctx, GCUMemory, 16); err != nil {
 		return err
 	}
 	if err := v.Start(ctx, v.One("share", GCUMemory, 4)); err != nil {
@@ -271,7 +279,7 @@ withdrawn from the other.`)
 	if err := v.sees(ctx, "share", vendorsim.Enflame, "ENFLAME_VISIBLE_DEVICES"); err != nil {
 		return err
 	}
-	if _, err := v.Offer(ctx, GCU, 2, 1); err != nil {
+	if _, err := v.Offer(ctx, GCU, 1); err != nil {
 		return err
 	}
 	if err := v.Pending(ctx, v.One("no-card-left", GCU, 1), "Insufficient enflame.com/gcu"); err != nil {
@@ -289,13 +297,13 @@ withdrawn from the other.`)
 	if err := v.Delete(ctx, "no-card-left", "whole"); err != nil {
 		return err
 	}
-	if _, err := v.Offer(ctx, GCUMemory, 32, 32); err != nil {
+	if _, err := v.Offer(ctx, GCUMemory, 32); err != nil {
 		return err
 	}
 	if err := v.Delete(ctx, "share"); err != nil {
 		return err
 	}
-	_, err = v.Offer(ctx, GCU, 2, 2)
+	_, err = v.Offer(ctx, GCU, 2)
 	return err
 }
 
@@ -341,7 +349,7 @@ func (v *vendors) memory(ctx context.Context) error {
 	v.Say(`More than one card has is refused, with the reason of that resource; what fits
 shares a card, the fullest that has room.`)
 	for name, units := range map[corev1.ResourceName]int64{GPUMemory: 80, IXMemory: 128, GCUMemory: 32} {
-		if _, err := v.Offer(ctx, name, units, units); err != nil {
+		if _, err := v.Offer(ctx, name, units); err != nil {
 			return err
 		}
 	}
@@ -392,7 +400,7 @@ shares a card, the fullest that has room.`)
 	}
 	// The first card of each vendor is in use by memory.
 	for name, want := range map[corev1.ResourceName]int64{GPU: 1, IX: 1, GCU: 1} {
-		if _, err := v.Offer(ctx, name, 2, want); err != nil {
+		if _, err := v.Offer(ctx, name, want); err != nil {
 			return err
 		}
 	}
