@@ -129,7 +129,7 @@ func TestBackendOptionsAreThoseOfTheVendor(t *testing.T) {
 	c.Vendors = map[string]config.Vendor{
 		"nvidia": {
 			DriverRoot: "/run/nvidia/driver", DeviceIDs: "index", CDIKind: "nvidia.com/gpu",
-			Health: config.Health{Ignore: []string{"all"}, Heed: []string{"xid-94"}},
+			Health: config.Health{Ignore: []string{"all"}, Heed: []string{"xid-94"}, NeverRecover: []string{"xid-79"}},
 		},
 		"iluvatar": {DeviceIDs: "uuid", DevRoot: "/devices"},
 	}
@@ -138,6 +138,7 @@ func TestBackendOptionsAreThoseOfTheVendor(t *testing.T) {
 		"nvidia": {
 			DriverRoot: "/host/run/nvidia/driver", HostDriverRoot: "/run/nvidia/driver", SysfsRoot: "/host/sys",
 			IndexInEnv: true, CDIKind: "nvidia.com/gpu", Ignore: []string{"all"}, Heed: []string{"xid-94"},
+			NeverRecover: []string{"xid-79"},
 		},
 		"iluvatar": {DriverRoot: "/host", HostDriverRoot: "/devices", SysfsRoot: "/host/sys", LibraryPath: "/opt/libixml.so"},
 	} {
