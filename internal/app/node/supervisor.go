@@ -119,7 +119,7 @@ func (s *supervisor) run(ctx context.Context, updates <-chan nodeconfig.Update) 
 		return err
 	}
 	log.Info("Starting", "version", version.Version, "commit", version.Commit, "node", s.node, "configuration", first.Files)
-	s.warn(ctx, first.Warnings)
+	s.warn(ctx, append(first.Warnings, unknownCauses(first.Config)...))
 
 	unlock, err := claim(ctx, c.StateDir)
 	if err != nil {
@@ -179,7 +179,7 @@ func (s *supervisor) update(ctx context.Context, now *running, u nodeconfig.Upda
 		s.reject(ctx, u.Err)
 		return now, nil
 	}
-	s.warn(ctx, u.Warnings)
+	s.warn(ctx, append(u.Warnings, unknownCauses(u.Config)...))
 	c := s.keep(ctx, now.config, u.Config)
 	if err := s.log.set(c.LogFile, c.LogLevel); err != nil {
 		log.Error(err, "Changing the log")

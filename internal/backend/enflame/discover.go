@@ -204,6 +204,10 @@ const (
 	causeUnreachable = "unreachable" // the library cannot tell
 )
 
+// Causes returns the causes that a device of the vendor can be unhealthy for, as
+// patterns with "*".
+func Causes() []string { return []string{causeLibrary, causeUnreachable, accel.CauseLost} }
+
 func (b *Backend) rawHealth(ctx context.Context, lib *library, index int) (accel.Health, error) {
 	if lib.health != nil {
 		ok, err := queryCard(ctx, b.calls, lib, lib.healthName, index, lib.health)

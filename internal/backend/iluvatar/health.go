@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/bits"
+	"slices"
 	"strings"
 
 	"github.com/divvy-gpu/divvy/internal/accel"
@@ -23,6 +24,12 @@ var healthCauses = [...]string{
 
 // causeUnreachable is the cause of a chip that the library cannot tell about.
 const causeUnreachable = "unreachable"
+
+// Causes returns the causes that a device of the vendor can be unhealthy for, as
+// patterns with "*".
+func Causes() []string {
+	return append(slices.Clone(healthCauses[:]), "health-bit-*", causeUnreachable, accel.CauseLost)
+}
 
 // causesOf returns the causes that a mask stands for, lowest bit first. Bits
 // that are not known are named by their number, "health-bit-7": a newer

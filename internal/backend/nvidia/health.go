@@ -26,6 +26,12 @@ const (
 	causeRowRemap = "row-remap-failure"
 )
 
+// Causes returns the causes that a device of the vendor can be unhealthy for, as
+// patterns with "*".
+func Causes() []string {
+	return []string{"xid-*", causeDoubleBit, causeRowRemap, causeUnreachable, accel.CauseLost}
+}
+
 // faults are what events told of, which is no state that could be asked for.
 // The zero value is none.
 type faults struct {

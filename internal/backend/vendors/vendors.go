@@ -18,14 +18,17 @@ type Vendor struct {
 	Name string
 	// New makes the vendor's backend. It touches no library and no device.
 	New func(backend.Options) (backend.Backend, error)
+	// Causes are the causes that a device of the vendor can be unhealthy for,
+	// as patterns with "*".
+	Causes []string
 }
 
 // All returns the vendors, in the order of their names.
 func All() []Vendor {
 	return []Vendor{
-		{enflame.Vendor, func(o backend.Options) (backend.Backend, error) { return enflame.New(o) }},
-		{iluvatar.Vendor, func(o backend.Options) (backend.Backend, error) { return iluvatar.New(o) }},
-		{nvidia.Vendor, func(o backend.Options) (backend.Backend, error) { return nvidia.New(o) }},
+		{enflame.Vendor, func(o backend.Options) (backend.Backend, error) { return enflame.New(o) }, enflame.Causes()},
+		{iluvatar.Vendor, func(o backend.Options) (backend.Backend, error) { return iluvatar.New(o) }, iluvatar.Causes()},
+		{nvidia.Vendor, func(o backend.Options) (backend.Backend, error) { return nvidia.New(o) }, nvidia.Causes()},
 	}
 }
 
@@ -36,6 +39,17 @@ func Names() []string {
 		names = append(names, v.Name)
 	}
 	return names
+}
+
+// Causes returns the causes that a device of the vendor with that name can be
+// unhealthy for, as patterns with "*"; none for a vendor that there is not.
+func Causes(name string) []string {
+	for _, v := range All() {
+		if v.Name == name {
+			return v.Causes
+		}
+	}
+	return nil
 }
 
 // New makes the backend of the vendor with that name.
