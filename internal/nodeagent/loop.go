@@ -82,6 +82,7 @@ func (a *Agent) partsOf(vendor string) []part {
 func (a *Agent) correct(ctx context.Context) error {
 	var failed []error
 	var slots []*slotPool
+	pods := a.records.before()
 	for _, r := range a.offerings {
 		for _, p := range r.parts {
 			switch p := p.(type) {
@@ -96,7 +97,7 @@ func (a *Agent) correct(ctx context.Context) error {
 			}
 		}
 	}
-	return errors.Join(append(failed, a.annotator.annotate(ctx, a.pods.Cached(), slots))...)
+	return errors.Join(append(failed, a.annotator.annotate(ctx, pods, slots))...)
 }
 
 // release forgets what nobody holds any more of resources that are not

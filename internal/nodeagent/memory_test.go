@@ -158,7 +158,7 @@ func (w *world) SetUnits(units []deviceplugin.Unit) error {
 	return nil
 }
 
-func (w *world) Cached() []*corev1.Pod                        { return w.cached }
+func (w *world) Cached() []*corev1.Pod                        { return slices.Clone(w.cached) }
 func (w *world) Synced() bool                                 { return true }
 func (w *world) Fresh(context.Context) ([]*corev1.Pod, error) { return w.api, w.apiDown }
 func (w *world) List(context.Context) ([]podresources.Pod, error) {

@@ -60,9 +60,9 @@ type fact struct {
 // last list.
 func (p *memoryPool) facts(ctx context.Context) []fact {
 	p.records.turn.Lock()
-	pods := p.records.pods.Cached()
-	inits := p.forgetInits(pods, time.Now())
+	inits := p.forgetInits(p.records.pods.Cached(), time.Now())
 	p.records.turn.Unlock()
+	pods := p.records.before()
 	h := p.holdings()
 	if h == nil {
 		return nil

@@ -295,3 +295,27 @@ func waitForWatch(t *testing.T, client *fake.Clientset, p *publisher) {
 			cmp.Equal(got.Status.Capacity, want.Status.Capacity)
 	})
 }
+
+// A pod takes the name of one that kubelet listed a moment ago: what the old one
+// held is not the new one's.
+func TestReconcileLeavesPodsThatCameAfterTheList(t *testing.T) {
+	w := newWorld(t, "1")
+	w.update(t.Context(), found(card(0, "a", 16), card(1, "b", 16)), nil)
+	old := w.grantTo(newPod("web-0", 4), "a", 1)
+	w.see(old)
+	if _, err := w.admit(old); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.records.refresh(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	w.remove(old)
+	young := newPod("web-0", 4)
+	young.UID = "uid-young"
+	w.see(w.grantTo(young, "b", 2))
+	for _, f := range w.facts(t.Context()) {
+		if f.pod.UID == young.UID {
+			t.Errorf("the new pod is said to hold %s, which was the old one's", f.device.ID)
+		}
+	}
+}

@@ -67,6 +67,21 @@ type records struct {
 	// parts take each list that kubelet gives. It does not change once the first
 	// question was asked.
 	parts []part
+
+	mu sync.Mutex
+	// shown are the pods that the watch had delivered before the last list of
+	// kubelet was asked for.
+	shown []*corev1.Pod
+}
+
+// before returns pods that the watch had delivered before kubelet made the list
+// that the parts know. Kubelet names pods without their UID, so a list must not
+// be held against pods that came later: one of them may have taken the name of a
+// pod that the list still shows.
+func (r *records) before() []*corev1.Pod {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.shown
 }
 
 // ask asks kubelet who holds what and tells all resources. What was given to a
@@ -75,8 +90,10 @@ type records struct {
 func (r *records) ask(ctx context.Context, grace time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, lookupTimeout)
 	defer cancel()
+	shown := r.pods.Cached()
 	pods, err := r.kubelet.List(ctx)
 	for status.Code(err) == codes.ResourceExhausted && sleep(ctx, askAgain) {
+		shown = r.pods.Cached()
 		pods, err = r.kubelet.List(ctx)
 	}
 	if err != nil {
@@ -86,6 +103,10 @@ func (r *records) ask(ctx context.Context, grace time.Duration) error {
 	for _, p := range r.parts {
 		p.take(pods, grace)
 	}
+	// Last, so that it is never newer than what the parts know.
+	r.mu.Lock()
+	r.shown = shown
+	r.mu.Unlock()
 	return nil
 }
 

@@ -128,10 +128,13 @@ func TestUnitChange(t *testing.T) {
 	for _, pod := range pods {
 		n.kubelet.remove(pod)
 	}
+	eventually(t, patience, func() error {
+		if c, _ := n.kubelet.capacity(); c != 320 {
+			return fmt.Errorf("kubelet shows %d units, want 320", c)
+		}
+		return nil
+	})
 	n.awaitReady()
-	if c, _ := n.kubelet.capacity(); c != 320 {
-		t.Errorf("kubelet shows %d units, want 320", c)
-	}
 	next := n.bind(1, "next", app(160))
 	n.admit(next)
 	n.on(1, next)
