@@ -331,6 +331,50 @@ func TestConfigMapChangesUnderPods(t *testing.T) {
 	check()
 }
 
+// ixConfigMap is the one of the README of Iluvatar's device plugin.
+const ixConfigMap = `apiVersion: v1
+kind: ConfigMap
+data:
+  ix-config: |-
+    version: "4.2.0"
+    flags:
+      splitboard: false
+    sharing:
+      timeSlicing:
+          replicas: 4
+metadata:
+  name: ix-config
+  namespace: ` + product.Namespace + "\n"
+
+// TestConfigMapOfIluvatarsGuide mounts it as it is, and changes it.
+func TestConfigMapOfIluvatarsGuide(t *testing.T) {
+	ctx := beginMixed(t)
+	reconfigure := func(ctx context.Context, args ...string) error {
+		return lab.Reconfigure(ctx, []string{mixed.values}, append(args, "--set", "node.nodeSelector=null")...)
+	}
+	kubectl := lab.Cluster.Program("kubectl")
+	t.Cleanup(func() {
+		ctx := context.WithoutCancel(ctx)
+		_, err := lab.Kubectl(ctx, "delete", "configmap", "ix-config", "--namespace", product.Namespace, "--ignore-not-found")
+		if err := errors.Join(err, reconfigure(ctx), lab.WaitDivvy(ctx, settingTimeout)); err != nil {
+			t.Errorf("put the configuration back: %v", err)
+		}
+	})
+	_, err := lab.Command(ctx, ixConfigMap, kubectl, "create", "-f", "-")
+	must(t, err)
+	must(t, reconfigure(ctx, "--set-string", "node.ixConfigMap=ix-config"))
+	must(t, lab.WaitDivvy(ctx, settingTimeout))
+	offers(t, show.IX, 8)
+	offers(t, show.GPU, 2)
+
+	check := sameDaemon(t)
+	_, err = lab.Command(ctx, strings.Replace(ixConfigMap, "replicas: 4", "replicas: 2", 1), kubectl, "replace", "-f", "-")
+	must(t, err)
+	must(t, poke(ctx))
+	offers(t, show.IX, 4)
+	check()
+}
+
 // poke makes kubelet update at once what it has mounted into the daemon's pod.
 func poke(ctx context.Context) error {
 	pod, err := lab.DivvyPod(ctx, stage.NodeDaemon)

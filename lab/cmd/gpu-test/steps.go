@@ -205,9 +205,9 @@ func (t *test) prefer(ctx context.Context) error {
 	for _, id := range ids(t.found) {
 		available = append(available, string(id))
 	}
-	for size := range len(available) {
+	for size := range available {
 		request := &deviceplugin.ContainerPreferredAllocationRequest{
-			AvailableDeviceIDs: available, MustIncludeDeviceIDs: available[len(available)-1:], AllocationSize: int32(size + 1), //nolint:gosec // few
+			AvailableDeviceIDs: available, MustIncludeDeviceIDs: available[len(available)-1:], AllocationSize: int32(size + 1),
 		}
 		begun := time.Now()
 		answer, err := client.GetPreferredAllocation(ctx, &deviceplugin.PreferredAllocationRequest{

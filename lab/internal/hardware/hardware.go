@@ -99,9 +99,9 @@ func (s *Simulated) placesOf(topology vendorsim.Topology) []place {
 func (s *Simulated) claimAll(topology vendorsim.Topology) error {
 	paths := []string{s.topology}
 	for _, p := range s.placesOf(topology) {
-		for _, real := range p.real {
-			if _, err := os.Lstat(real); err == nil {
-				return fmt.Errorf("%s exists: this machine seems to have the real driver of %s, beside which the lab puts no simulated one", real, p.vendor)
+		for _, path := range p.real {
+			if _, err := os.Lstat(path); err == nil {
+				return fmt.Errorf("%s exists: this machine seems to have the real driver of %s, beside which the lab puts no simulated one", path, p.vendor)
 			}
 		}
 		for _, l := range p.links {
