@@ -112,8 +112,10 @@ type slotPool struct {
 	event func(kind, reason, message string)
 
 	// admitting are the pods that the last question of kubelet may have been
-	// for and that have plain init containers. Guarded by records.turn.
+	// for and that have plain init containers; preferred is what it was answered.
+	// Guarded by records.turn.
 	admitting []string
+	preferred []string
 
 	// syncing is held from the derivation of kubelet's list until it is
 	// handed over, so that an older list never replaces a newer one.

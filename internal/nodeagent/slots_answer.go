@@ -26,6 +26,7 @@ func (p *slotPool) Prefer(ctx context.Context, available, must []string, size in
 		p.metrics.refused.WithLabelValues(string(p.resource)).Inc()
 		return nil, err
 	}
+	p.preferred = ids
 	klog.FromContext(ctx).Info("Preferring devices", "resource", p.resource, "ids", ids)
 	return ids, nil
 }
@@ -95,6 +96,38 @@ func (p *slotPool) noteAdmitting(pods []*corev1.Pod) {
 	slices.Sort(p.admitting)
 }
 
+// recallAdmitting makes admitting that of the container that gets the ids: kubelet
+// has asked for it just now, or it reuses what an init container of its pod has,
+// or kubelet did not ask. The caller holds records.turn.
+func (p *slotPool) recallAdmitting(ids []string) {
+	asked := sameIDs(p.preferred, ids)
+	p.preferred = nil
+	if asked {
+		return
+	}
+	p.mu.Lock()
+	var reused []string
+	for _, id := range ids {
+		h := p.holds[id]
+		if h == nil || len(h.inits) == 0 {
+			reused = nil
+			break
+		}
+		reused = h.inits
+	}
+	p.mu.Unlock()
+	pods := p.records.pods.Cached()
+	// A pod that runs has all of its devices and reuses none any more.
+	reused = slices.DeleteFunc(slices.Clone(reused), func(holder string) bool {
+		return slices.ContainsFunc(pods, func(pod *corev1.Pod) bool { return initHolder(pod) == holder && started(pod) })
+	})
+	if len(reused) > 0 {
+		p.admitting = reused
+		return
+	}
+	p.noteAdmitting(pods)
+}
+
 // Allocate implements deviceplugin.Allocator. Kubelet may have settled on the
 // ids without asking Prefer.
 func (p *slotPool) Allocate(ctx context.Context, ids []string) (*pluginapi.ContainerAllocateResponse, error) {
@@ -121,9 +154,7 @@ func (p *slotPool) allocate(ctx context.Context, ids []string) (*pluginapi.Conta
 		return nil, nil, err
 	}
 	ids = slices.Clone(ids)
-	if len(p.admitting) == 0 {
-		p.noteAdmitting(p.records.pods.Cached())
-	}
+	p.recallAdmitting(ids)
 	cards, err := p.check(ids)
 	var conflict *conflictError
 	if errors.As(err, &conflict) {
