@@ -83,7 +83,9 @@ type node struct {
 	// backend; nil for neither.
 	configure func(*config.NodeConfig)
 	wrap      func(backend.Backend) backend.Backend
-	metrics   *prometheus.Registry
+	// others are vendors that are there beside Enflame.
+	others  []string
+	metrics *prometheus.Registry
 
 	agent *nodeagent.Agent
 	stop  func() // the agent, waits
@@ -175,10 +177,17 @@ func (n *node) startAgent() {
 	if n.metrics == nil {
 		n.metrics = prometheus.NewRegistry() // of the process, which may outlive the agent
 	}
+	backends := map[string]backend.Backend{"enflame": served}
+	for _, name := range n.others {
+		backends[name], err = vendors.New(name, backend.Options{DriverRoot: n.dir, LibraryPath: filepath.Join(n.dir, vendorsim.LibraryName(name))})
+		if err != nil {
+			n.t.Fatal(err)
+		}
+	}
 	ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), klog.LoggerWithName(n.log, "divvy-node")))
 	n.agent, err = nodeagent.New(ctx, nodeagent.Options{
 		Config: cfg, Node: thisNode, Client: n.api, Keys: kube.NewKeyring(cfg.GrantKeyFile),
-		Backends: map[string]backend.Backend{"enflame": served}, Registry: n.metrics,
+		Backends: backends, Registry: n.metrics,
 	})
 	if err != nil {
 		cancel()
@@ -194,8 +203,10 @@ func (n *node) startAgent() {
 	n.stop = func() {
 		cancel()
 		running.Wait()
-		if err := vendor.Close(); err != nil {
-			n.t.Errorf("close the vendor's library: %v", err)
+		for _, b := range backends {
+			if err := b.Close(); err != nil {
+				n.t.Errorf("close the library of %s: %v", b.Vendor(), err)
+			}
 		}
 		n.stop = func() {}
 	}
