@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 
 	"google.golang.org/grpc"
@@ -199,5 +200,9 @@ func (s *service) refuse(ctx context.Context, err error) error {
 	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
 		code = codes.DeadlineExceeded
 	}
-	return status.Errorf(code, "%s: %v", s.resource, err)
+	text := err.Error()
+	if prefix := string(s.resource) + ": "; !strings.HasPrefix(text, prefix) {
+		text = prefix + text
+	}
+	return status.Error(code, text)
 }

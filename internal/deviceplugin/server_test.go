@@ -305,6 +305,11 @@ func TestServiceRefusesWithTheReason(t *testing.T) {
 	if status.Code(err) != codes.ResourceExhausted || !strings.Contains(err.Error(), "enflame.com/gcu-memory: device a has 3 of the 4 units") {
 		t.Errorf("Allocate: %v", err)
 	}
+	sv.allocator = scripted{err: errors.New("enflame.com/gcu-memory: nothing is free")}
+	_, err = sv.Allocate(context.Background(), &pluginapi.AllocateRequest{ContainerRequests: []*pluginapi.ContainerAllocateRequest{{}}})
+	if got := status.Convert(err).Message(); got != "enflame.com/gcu-memory: nothing is free" {
+		t.Errorf("the resource is named otherwise than once: %q", got)
+	}
 	_, err = sv.GetPreferredAllocation(context.Background(), &pluginapi.PreferredAllocationRequest{ContainerRequests: []*pluginapi.ContainerPreferredAllocationRequest{{}}})
 	if status.Code(err) != codes.ResourceExhausted {
 		t.Errorf("GetPreferredAllocation: %v", err)

@@ -124,7 +124,8 @@ func (p *slotPool) save() error {
 	if len(next.Boards) == 0 {
 		next.Boards = nil
 	}
-	if reflect.DeepEqual(next, p.saved) || p.draining != "" && len(next.Held) == 0 {
+	nothing := len(next.Cards)+len(next.Boards)+len(next.Held) == 0 && p.saved.Vendor == ""
+	if nothing || reflect.DeepEqual(next, p.saved) || p.draining != "" && len(next.Held) == 0 {
 		return nil
 	}
 	if err := p.store.Save(next); err != nil {

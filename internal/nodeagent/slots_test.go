@@ -495,3 +495,33 @@ func TestSelectorThatChoosesNothingSaysSo(t *testing.T) {
 		t.Errorf("readiness says %v", err)
 	}
 }
+
+// A container that gets all devices of the node is told of them as one that gets
+// some of them: all chips, under the host's names.
+func TestRequestForAllDevicesIsAnsweredAsAnyOther(t *testing.T) {
+	chip := func(index int, id, board string, position int) accel.Device {
+		d := gpuDevice(index, id)
+		d.Board, d.Chip = board, position
+		return d
+	}
+	r := exclusive
+	r.SplitBoards = false
+	w := newSlotWorld(t, t.TempDir(), r)
+	w.found(chip(4, "m", "m", 0), chip(5, "s", "m", 1), gpuDevice(7, "alone"))
+	ids, err := w.Prefer(t.Context(), []string{"alone", "m"}, nil, 2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := w.Allocate(t.Context(), ids)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var paths []string
+	for _, d := range got.GetDevices() {
+		paths = append(paths, d.GetHostPath()+" "+d.GetContainerPath())
+	}
+	want := []string{"/host/dev/m /dev/m", "/host/dev/s /dev/s", "/host/dev/alone /dev/alone"}
+	if diff := cmp.Diff(want, paths); diff != "" || got.GetEnvs()["DEVICES"] != "m,s,alone" || got.GetEnvs()["REPLICAS"] != "m,alone" {
+		t.Errorf("environment %v, device nodes (-want +got):\n%s", got.GetEnvs(), diff)
+	}
+}
