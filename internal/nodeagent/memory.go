@@ -297,6 +297,11 @@ func (p *memoryPool) known() bool {
 func (p *memoryPool) absent() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	return p.nothingHere()
+}
+
+// nothingHere is absent for a caller that holds mu.
+func (p *memoryPool) nothingHere() bool {
 	return p.looked && len(p.found.Devices) == 0 && len(p.found.Faults) == 0 && len(p.shares) == 0
 }
 

@@ -36,7 +36,11 @@ func (p *memoryPool) sync(ctx context.Context) {
 	}
 	if problem != nil && (p.problem == nil || p.problem.Error() != problem.Error()) {
 		klog.FromContext(ctx).Error(problem, "Cannot offer the resource as configured", "resource", p.resource)
-		defer p.event(corev1.EventTypeWarning, "ResourceNotOffered", fmt.Sprintf("%s: %v", p.resource, problem))
+		kind := corev1.EventTypeWarning
+		if p.nothingHere() {
+			kind = corev1.EventTypeNormal // one configuration serves nodes of all kinds
+		}
+		defer p.event(kind, "ResourceNotOffered", fmt.Sprintf("%s: %v", p.resource, problem))
 	}
 	p.problem = problem
 	p.mu.Unlock()

@@ -222,7 +222,11 @@ func (p *slotPool) sync(ctx context.Context) {
 	p.mu.Lock()
 	if problem != nil && (p.problem == nil || p.problem.Error() != problem.Error()) {
 		klog.FromContext(ctx).Error(problem, "Cannot offer the resource as configured", "resource", p.resource)
-		defer p.event(corev1.EventTypeWarning, "ResourceNotOffered", fmt.Sprintf("%s: %v", p.resource, problem))
+		kind := corev1.EventTypeWarning
+		if p.nothingHere() {
+			kind = corev1.EventTypeNormal // one configuration serves nodes of all kinds
+		}
+		defer p.event(kind, "ResourceNotOffered", fmt.Sprintf("%s: %v", p.resource, problem))
 	}
 	p.problem = problem
 	p.mu.Unlock()
@@ -310,6 +314,11 @@ func (p *slotPool) known() bool {
 func (p *slotPool) absent() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	return p.nothingHere()
+}
+
+// nothingHere is absent for a caller that holds mu.
+func (p *slotPool) nothingHere() bool {
 	return p.looked && len(p.found.Faults) == 0 && len(p.cards) == 0 && len(p.holds) == 0
 }
 
