@@ -95,14 +95,27 @@ func (b *Boards) Known() []Board {
 // board of which a remembered position is empty is unhealthy; a chip that
 // stands where another one was has replaced it. A board of which no chip is
 // there is not returned.
+//
+// While the chip at position 0 is away, a backend that has never seen it makes
+// up a name for the board. The board keeps the name that is remembered then.
 func (b *Boards) Group(chips []accel.Device) []Card {
 	var out []Card
+	firsts := map[accel.DeviceID]bool{}
+	for _, d := range chips {
+		if d.Chip == 0 {
+			firsts[d.ID] = true
+		}
+	}
+	homes := b.homes()
 	boards := map[accel.DeviceID][]accel.Device{}
 	for _, d := range chips {
 		id := accel.DeviceID(d.Board)
 		if id == "" && b.known[d.ID] != nil {
 			// The other chips are away, so the vendor sees a chip on its own.
 			id = d.ID
+		}
+		if home, ok := homes[d.ID]; ok && id != "" && !firsts[id] {
+			id = home
 		}
 		if id == "" {
 			out = append(out, cardOf(d))
@@ -113,7 +126,29 @@ func (b *Boards) Group(chips []accel.Device) []Card {
 	for id, present := range boards {
 		out = append(out, b.card(id, present))
 	}
+	// What was remembered under another name of a board that is here.
+	for id, k := range b.known {
+		if boards[id] == nil && slices.ContainsFunc(k.Chips, func(c BoardChip) bool {
+			return slices.ContainsFunc(chips, func(d accel.Device) bool { return d.ID == c.ID })
+		}) {
+			delete(b.known, id)
+		}
+	}
 	slices.SortFunc(out, func(a, b Card) int { return cmp.Or(cmp.Compare(a.Index, b.Index), cmp.Compare(a.ID, b.ID)) })
+	return out
+}
+
+// homes returns the remembered board of each chip.
+func (b *Boards) homes() map[accel.DeviceID]accel.DeviceID {
+	out := map[accel.DeviceID]accel.DeviceID{}
+	for id, k := range b.known {
+		for _, c := range k.Chips {
+			// Files may hold a chip twice; of two names the lower counts.
+			if other, twice := out[c.ID]; !twice || id < other {
+				out[c.ID] = id
+			}
+		}
+	}
 	return out
 }
 

@@ -109,6 +109,49 @@ func TestOrphanChipStaysVisible(t *testing.T) {
 	}
 }
 
+// A backend that was made while the chip at position 0 was away knows the board
+// by another name, or by the name of the chip that is there.
+func TestBoardKeepsItsNameWhileItsFirstChipIsAway(t *testing.T) {
+	for _, name := range []string{"board-7", "GPU-a-1"} {
+		devices := append(board(0, "GPU-a", 3), board(3, "GPU-b", 2)...)
+		before := NewBoards(nil)
+		before.Group(devices)
+		boards := NewBoards(before.Known())
+		left := slices.Clone(devices[1:])
+		left[0].Board, left[1].Board = name, name
+		cards := boards.Group(left)
+		if len(cards) != 2 || cards[0].ID != "GPU-a" || !cards[0].Health.Unhealthy || len(cards[0].Chips) != 3 {
+			t.Errorf("%s: got %+v, want the board GPU-a, ill, and GPU-b", name, cards)
+		}
+		if cards = boards.Group(devices); len(cards) != 2 || cards[0].ID != "GPU-a" || cards[0].Health.Unhealthy {
+			t.Errorf("%s: when the chip is back, got %+v", name, cards)
+		}
+		if diff := cmp.Diff(before.Known(), boards.Known()); diff != "" {
+			t.Errorf("%s: remembered (-want +got):\n%s", name, diff)
+		}
+	}
+}
+
+// The other way round: the chip at position 0 comes later, and gives the board
+// its name.
+func TestMadeUpNameOfABoardIsForgotten(t *testing.T) {
+	for _, name := range []string{"board-7", "GPU-a-1"} {
+		devices := board(0, "GPU-a", 2)
+		boards := NewBoards(nil)
+		orphan := devices[1]
+		orphan.Board = name
+		if cards := boards.Group([]accel.Device{orphan}); len(cards) != 1 || !cards[0].Health.Unhealthy {
+			t.Errorf("%s: got %+v", name, cards)
+		}
+		if cards := boards.Group(devices); len(cards) != 1 || cards[0].ID != "GPU-a" || cards[0].Health.Unhealthy {
+			t.Errorf("%s: when the first chip comes, got %+v", name, cards)
+		}
+		if known := boards.Known(); len(known) != 1 || known[0].ID != "GPU-a" {
+			t.Errorf("%s: remembered %+v", name, known)
+		}
+	}
+}
+
 func TestChipWithoutItsBoardsFirstIsIll(t *testing.T) {
 	c := NewBoards(nil).Group([]accel.Device{chip(1, "GPU-a", 1)})
 	if len(c) != 1 || c[0].ID != "GPU-a" || !c[0].Health.Unhealthy || !slices.Equal(c[0].Chips, []accel.DeviceID{"GPU-a", "GPU-a-1"}) {
