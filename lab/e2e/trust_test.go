@@ -127,11 +127,7 @@ func TestGrantKeyChanges(t *testing.T) {
 	// Kubelet updates what it has mounted about once a minute, or when the pod
 	// changes.
 	for _, part := range []string{stage.NodeDaemon, stage.Extender} {
-		pod, err := lab.DivvyPod(ctx, part)
-		must(t, err)
-		poke := fmt.Appendf(nil, `{"metadata":{"annotations":{"divvy-e2e/poke":%q}}}`, key[44:])
-		_, err = lab.Client.CoreV1().Pods(product.Namespace).Patch(ctx, pod.Name, types.MergePatchType, poke, metav1.PatchOptions{})
-		must(t, err)
+		must(t, lab.Poke(ctx, part))
 	}
 	for log, size := range since {
 		must(t, stage.Poll(ctx, 2*settingTimeout, log+" to tell of a new key", func(context.Context) error {

@@ -302,13 +302,12 @@ func TestConfigMapChangesUnderPods(t *testing.T) {
 	alive := lives(t)
 	t.Cleanup(func() {
 		ctx := context.WithoutCancel(ctx)
-		if err := errors.Join(lab.DeleteAllPods(ctx), lab.Reconfigure(ctx, []string{mixed.values}, "--set", "node.nodeSelector=null"), poke(ctx), allFree(ctx)); err != nil {
+		if err := errors.Join(lab.DeleteAllPods(ctx), lab.Reconfigure(ctx, []string{mixed.values}, "--set", "node.nodeSelector=null"), allFree(ctx)); err != nil {
 			t.Errorf("put the configuration back: %v", err)
 		}
 	})
 	must(t, lab.Reconfigure(ctx, []string{mixed.values}, "--set", "node.nodeSelector=null", "--set-json",
 		`sharedResources=[{"name":"nvidia.com/gpu","vendor":"nvidia","mode":"timeSlicing","replicas":3},{"name":"enflame.com/gcu","vendor":"enflame","mode":"exclusive"}]`))
-	must(t, poke(ctx))
 	offers(t, show.GPU, 6)
 	offers(t, show.IX, 0)
 	undisturbed(t, alive)
@@ -317,7 +316,7 @@ func TestConfigMapChangesUnderPods(t *testing.T) {
 	patch := []byte(`{"data":{"config.yaml":"apiVersion: config.divvy.dev/v1alpha1\nkind: NodeConfig\ncolour: red\nresources: []\n"}}`)
 	_, err := lab.Client.CoreV1().ConfigMaps(product.Namespace).Patch(ctx, "divvy-node", types.MergePatchType, patch, metav1.PatchOptions{})
 	must(t, err)
-	must(t, poke(ctx))
+	must(t, lab.Poke(ctx, stage.NodeDaemon))
 	must(t, stage.Poll(ctx, 2*settingTimeout, "the log to tell of the mistake", func(context.Context) error {
 		data, err := os.ReadFile(nodeLog)
 		if err == nil && !strings.Contains(string(data[min(since, len(data)):]), "colour") {
@@ -370,20 +369,9 @@ func TestConfigMapOfIluvatarsGuide(t *testing.T) {
 	check := sameDaemon(t)
 	_, err = lab.Command(ctx, strings.Replace(ixConfigMap, "replicas: 4", "replicas: 2", 1), kubectl, "replace", "-f", "-")
 	must(t, err)
-	must(t, poke(ctx))
+	must(t, lab.Poke(ctx, stage.NodeDaemon))
 	offers(t, show.IX, 4)
 	check()
-}
-
-// poke makes kubelet update at once what it has mounted into the daemon's pod.
-func poke(ctx context.Context) error {
-	pod, err := lab.DivvyPod(ctx, stage.NodeDaemon)
-	if err != nil {
-		return err
-	}
-	patch := fmt.Appendf(nil, `{"metadata":{"annotations":{"divvy-e2e/poke":"%d"}}}`, time.Now().UnixNano())
-	_, err = lab.Client.CoreV1().Pods(product.Namespace).Patch(ctx, pod.Name, types.MergePatchType, patch, metav1.PatchOptions{})
-	return err
 }
 
 // TestASecondDaemonWaits: it says so, and takes nothing from the first.

@@ -388,7 +388,7 @@ func (d *demo) changeUnit(ctx context.Context, unit string) error {
 		}
 	}
 	fmt.Fprintf(d.out, "$ helm %s\n", strings.Join(shown, " "))
-	if _, err := d.stage.Helm(ctx, args...); err != nil {
+	if err := d.stage.Upgrade(ctx, "memoryUnit="+unit); err != nil {
 		return err
 	}
 	if err := d.stage.WaitDivvy(ctx, configTimeout); err != nil {

@@ -293,11 +293,21 @@ func (s *Stage) Close() error { return s.unlock() }
 
 func (s *Stage) chart() string { return filepath.Join(s.Repository, "charts", "divvy") }
 
-// Upgrade changes values of the release, each as KEY=TEXT. It does not wait
-// for their effect; WaitDivvy does.
+// Upgrade changes values of the release, each as KEY=TEXT, and waits until the
+// daemon has read them. It does not wait for their effect; WaitDivvy does.
 func (s *Stage) Upgrade(ctx context.Context, values ...string) error {
-	_, err := s.Helm(ctx, s.UpgradeArgs(values...)...)
-	return err
+	return s.upgrade(ctx, s.UpgradeArgs(values...))
+}
+
+func (s *Stage) upgrade(ctx context.Context, args []string) error {
+	before, err := s.configured(ctx)
+	if err != nil {
+		return err
+	}
+	if _, err := s.Helm(ctx, args...); err != nil {
+		return err
+	}
+	return s.take(ctx, before)
 }
 
 // UpgradeArgs are the arguments of helm that Upgrade uses.
@@ -310,8 +320,8 @@ func (s *Stage) UpgradeArgs(values ...string) []string {
 }
 
 // Reconfigure puts the release back to the values of SetUp, with files of
-// lab/values and more arguments of helm over them. It does not wait for the
-// effect.
+// lab/values and more arguments of helm over them, and waits until the daemon has
+// read them.
 func (s *Stage) Reconfigure(ctx context.Context, files []string, args ...string) error {
 	for _, path := range s.valuesPaths(files) {
 		args = append([]string{"--values", path}, args...)
@@ -331,8 +341,7 @@ func (s *Stage) resetValues(ctx context.Context, values string, args ...string) 
 		return fmt.Errorf("values of the release: %w", err)
 	}
 	all := append([]string{"upgrade", product.Release, s.chart(), "--namespace", product.Namespace, "--reset-values", "--values", file.Name()}, args...)
-	_, err = s.Helm(ctx, all...)
-	return err
+	return s.upgrade(ctx, all)
 }
 
 // ensureNamespace makes the namespace and waits until pods can be made in it.

@@ -1,0 +1,119 @@
+package stage
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/divvy-gpu/divvy/lab/internal/product"
+)
+
+// configTimeout is how long a changed ConfigMap may take to be in use.
+const configTimeout = 2 * time.Minute
+
+// applied is a configuration and who uses it.
+type applied struct {
+	data    map[string]string
+	pod     types.UID
+	reloads int
+}
+
+// configured returns the configuration in the cluster, and how often the daemon
+// that runs has read a new one; "" for its pod when none runs.
+func (s *Stage) configured(ctx context.Context) (applied, error) {
+	var now applied
+	config, err := s.Client.CoreV1().ConfigMaps(product.Namespace).Get(ctx, NodeDaemon, metav1.GetOptions{})
+	if err != nil {
+		return now, fmt.Errorf("read the daemon's configuration: %w", err)
+	}
+	now.data = config.Data
+	pods, err := s.DivvyPods(ctx, NodeDaemon)
+	if err != nil || len(pods) == 0 {
+		return now, err
+	}
+	now.pod = pods[0].UID
+	if address := pods[0].Status.PodIP; address != "" {
+		// One that does not answer yet has read none.
+		now.reloads, _ = reloads(ctx, "http://"+address+":9400/metrics")
+	}
+	return now, nil
+}
+
+// take waits until the daemon uses a configuration that changed since before,
+// and makes kubelet bring it at once. A daemon that was started since read it
+// then.
+func (s *Stage) take(ctx context.Context, before applied) error {
+	now, err := s.configured(ctx)
+	if err != nil || before.pod == "" || maps.Equal(now.data, before.data) {
+		return err
+	}
+	poked := false
+	return Poll(ctx, configTimeout, "the daemon to use the new configuration", func(ctx context.Context) error {
+		now, err := s.configured(ctx)
+		if err != nil {
+			return err
+		}
+		if now.pod != before.pod || now.reloads > before.reloads {
+			return nil
+		}
+		if !poked {
+			poked = true
+			return errors.Join(s.Poke(ctx, NodeDaemon), errors.New("kubelet was told"))
+		}
+		return fmt.Errorf("it has read %d new ones", now.reloads)
+	})
+}
+
+// Poke makes kubelet update at once what it has mounted into a part's pod. By
+// itself it does so about once a minute.
+func (s *Stage) Poke(ctx context.Context, part string) error {
+	pod, err := s.DivvyPod(ctx, part)
+	if err != nil {
+		return err
+	}
+	patch := fmt.Appendf(nil, `{"metadata":{"annotations":{"divvy-lab/poke":"%d"}}}`, time.Now().UnixNano())
+	if _, err := s.Client.CoreV1().Pods(product.Namespace).Patch(ctx, pod.Name, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
+		return fmt.Errorf("poke %s: %w", part, err)
+	}
+	return nil
+}
+
+// reloads asks the daemon how many changed configurations it has read, used or
+// not.
+func reloads(ctx context.Context, url string) (int, error) {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return 0, err
+	}
+	response, err := probes.Do(request)
+	if err != nil {
+		return 0, err
+	}
+	defer response.Body.Close() //nolint:errcheck // nothing is lost
+	return countReloads(response.Body)
+}
+
+// countReloads adds up the counter of reloads in metrics.
+func countReloads(metrics io.Reader) (sum int, err error) {
+	lines := bufio.NewScanner(metrics)
+	for lines.Scan() {
+		if name, value, ok := strings.Cut(lines.Text(), "} "); ok && strings.HasPrefix(name, "divvy_node_config_reloads_total{") {
+			n, err := strconv.ParseFloat(value, 64)
+			if err != nil {
+				return 0, fmt.Errorf("metric %q: %w", lines.Text(), err)
+			}
+			sum += int(n)
+		}
+	}
+	return sum, lines.Err()
+}
