@@ -111,9 +111,9 @@ type slotPool struct {
 	// event tells the users of the node.
 	event func(kind, reason, message string)
 
-	// admitting are the pods that the last question of kubelet may have been
-	// for and that have plain init containers; preferred is what it was answered.
-	// Guarded by records.turn.
+	// admitting are the pods (initHolder) that the last question of kubelet may
+	// have been for and that have plain init containers; preferred is what it was
+	// answered. Guarded by records.turn.
 	admitting []string
 	preferred []string
 
@@ -159,6 +159,9 @@ type slotHold struct {
 	chips []accel.DeviceID
 	// inits are the pods (initHolder) whose plain init containers may hold it.
 	inits []string
+	// unasked is true when it is not known which pod it was given to: kubelet
+	// chose it without asking.
+	unasked bool
 	// at is when it was given out by this process.
 	at time.Time
 	// seen is true once kubelet listed it.

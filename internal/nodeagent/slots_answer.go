@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -12,6 +13,7 @@ import (
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/divvy-gpu/divvy/internal/accel"
+	"github.com/divvy-gpu/divvy/internal/kube"
 	"github.com/divvy-gpu/divvy/internal/sharing"
 )
 
@@ -82,50 +84,64 @@ func (p *slotPool) admissible(size int) error {
 	return nil
 }
 
-// noteAdmitting remembers which pod with plain init containers kubelet may be
-// asking for. The caller holds records.turn.
+// noteAdmitting remembers which pods with plain init containers kubelet may be
+// asking for: known ones or, when none waits, those that the API server does not
+// know, such as static pods before their mirror. The caller holds records.turn.
 func (p *slotPool) noteAdmitting(pods []*corev1.Pod) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.admitting = nil
+	unknown := maps.Clone(p.active)
+	waits := false
 	for _, pod := range pods {
-		if p.active[podKey{pod.Namespace, pod.Name}] && !started(pod) && p.unserved(pod) {
+		key := podKey{pod.Namespace, pod.Name}
+		delete(unknown, key)
+		if !p.active[key] || started(pod) {
+			continue
+		}
+		request := kube.RequestOf(pod, p.resource)
+		waits = waits || accel.Units(len(p.listings[key])) < request.Peak()
+		if p.unserved(pod) {
 			p.admitting = append(p.admitting, initHolder(pod))
+		}
+	}
+	if !waits {
+		for key := range unknown {
+			p.admitting = append(p.admitting, strangeHolder(key))
 		}
 	}
 	slices.Sort(p.admitting)
 }
 
-// recallAdmitting makes admitting that of the container that gets the ids: kubelet
-// has asked for it just now, or it reuses what an init container of its pod has,
-// or kubelet did not ask. The caller holds records.turn.
-func (p *slotPool) recallAdmitting(ids []string) {
-	asked := sameIDs(p.preferred, ids)
+// recallAdmitting makes admitting that of the container that gets the ids, and
+// reports whether kubelet has asked for it just now. If not, the container reuses
+// what an init container of its pod has, or nobody knows which pod it is until
+// kubelet lists it. The caller holds records.turn.
+func (p *slotPool) recallAdmitting(ids []string) (asked bool) {
+	asked = sameIDs(p.preferred, ids)
 	p.preferred = nil
 	if asked {
-		return
+		return true
 	}
 	p.mu.Lock()
 	var reused []string
 	for _, id := range ids {
 		h := p.holds[id]
-		if h == nil || len(h.inits) == 0 {
-			reused = nil
-			break
+		if h == nil {
+			continue
 		}
 		reused = h.inits
+		if len(reused) == 0 {
+			break
+		}
 	}
 	p.mu.Unlock()
 	pods := p.records.pods.Cached()
 	// A pod that runs has all of its devices and reuses none any more.
-	reused = slices.DeleteFunc(slices.Clone(reused), func(holder string) bool {
+	p.admitting = slices.DeleteFunc(slices.Clone(reused), func(holder string) bool {
 		return slices.ContainsFunc(pods, func(pod *corev1.Pod) bool { return initHolder(pod) == holder && started(pod) })
 	})
-	if len(reused) > 0 {
-		p.admitting = reused
-		return
-	}
-	p.noteAdmitting(pods)
+	return false
 }
 
 // Allocate implements deviceplugin.Allocator. Kubelet may have settled on the
@@ -154,15 +170,18 @@ func (p *slotPool) allocate(ctx context.Context, ids []string) (*pluginapi.Conta
 		return nil, nil, err
 	}
 	ids = slices.Clone(ids)
-	p.recallAdmitting(ids)
+	asked := p.recallAdmitting(ids)
 	cards, err := p.check(ids)
 	var conflict *conflictError
 	if errors.As(err, &conflict) {
 		// What is given out goes through here, but only kubelet knows what was
-		// given back. It is not asked otherwise, as it is handing out units (see
-		// records.turn).
-		if asked := p.records.ask(ctx, recordedBefore); asked != nil {
-			return nil, nil, fmt.Errorf("%w; and kubelet does not tell whether that is still so: %w", err, asked)
+		// given back, and to which pod it gave what it chose by itself. It is not
+		// asked otherwise, as it is handing out units (see records.turn).
+		if failed := p.records.ask(ctx, recordedBefore); failed != nil {
+			return nil, nil, fmt.Errorf("%w; and kubelet does not tell whether that is still so: %w", err, failed)
+		}
+		if !asked {
+			p.recallAdmitting(ids)
 		}
 		cards, err = p.check(ids)
 	}
@@ -180,7 +199,7 @@ func (p *slotPool) allocate(ctx context.Context, ids []string) (*pluginapi.Conta
 	if err := p.inject.check(p.vendor, edits); err != nil {
 		return nil, nil, err
 	}
-	p.hold(ctx, ids, cards)
+	p.hold(ctx, ids, cards, !asked && len(p.admitting) == 0)
 	return p.inject.answer(edits, ids), chips, nil
 }
 
@@ -194,6 +213,9 @@ func (e *conflictError) Error() string { return e.text }
 func (p *slotPool) check(ids []string) ([]slotCard, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if r, unknown := p.tenant.unknown(); unknown {
+		return nil, &conflictError{fmt.Sprintf("it is not known yet which devices containers hold as %s", r)}
+	}
 	known := map[string]bool{}
 	var cards []slotCard
 	for i := range p.cards {
@@ -251,8 +273,9 @@ func (p *slotPool) reused(c *slotCard, ids []string) bool {
 	return true
 }
 
-// hold notes that a container gets slots. The caller holds records.turn.
-func (p *slotPool) hold(ctx context.Context, ids []string, cards []slotCard) {
+// hold notes that a container gets slots; unasked is as in slotHold. The caller
+// holds records.turn.
+func (p *slotPool) hold(ctx context.Context, ids []string, cards []slotCard, unasked bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	chips := map[accel.DeviceID][]accel.DeviceID{}
@@ -261,7 +284,7 @@ func (p *slotPool) hold(ctx context.Context, ids []string, cards []slotCard) {
 	}
 	for _, id := range ids {
 		s, _ := sharing.ParseSlotID(id) // it is one of ours
-		p.holds[id] = &slotHold{chips: chips[s.Device], inits: p.admitting, at: time.Now()}
+		p.holds[id] = &slotHold{chips: chips[s.Device], inits: p.admitting, unasked: unasked, at: time.Now()}
 	}
 	if err := p.save(); err != nil {
 		klog.FromContext(ctx).Error(err, "What was given out is not remembered over a restart until kubelet lists it", "resource", p.resource, "ids", ids)

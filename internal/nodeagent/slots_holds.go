@@ -1,6 +1,7 @@
 package nodeagent
 
 import (
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -21,7 +22,7 @@ func (p *slotPool) take(pods []podresources.Pod, grace time.Duration) {
 	served := map[podKey]map[string]int{}
 	active := map[podKey]bool{}
 	ambiguous := map[podKey]bool{}
-	var listed []string
+	listed := map[string]podKey{} // who lists a slot
 	for _, pod := range pods {
 		key := podKey{pod.Namespace, pod.Name}
 		ambiguous[key] = active[key]
@@ -34,7 +35,7 @@ func (p *slotPool) take(pods []podresources.Pod, grace time.Duration) {
 						served[key] = map[string]int{}
 					}
 					served[key][c.Name]++
-					listed = append(listed, id)
+					listed[id] = key
 				}
 			}
 		}
@@ -42,14 +43,19 @@ func (p *slotPool) take(pods []podresources.Pod, grace time.Duration) {
 	holders := map[string]bool{} // of slots that kubelet does not list
 	named := map[podKey]bool{}
 	complete := p.records.pods.Synced()
-	for _, pod := range p.records.pods.Cached() {
+	cached := p.records.pods.Cached()
+	for _, pod := range cached {
 		key := podKey{pod.Namespace, pod.Name}
 		named[key] = true
 		if terminal(pod) {
 			continue
 		}
+		request := kube.RequestOf(pod, p.resource)
 		holders[initHolder(pod)] = true
-		if started(pod) && !active[key] && len(kube.RequestOf(pod, p.resource).Containers) > 0 {
+		if hasInits(request) {
+			holders[strangeHolder(key)] = true
+		}
+		if started(pod) && !active[key] && len(request.Containers) > 0 {
 			complete = false
 		}
 	}
@@ -61,28 +67,36 @@ func (p *slotPool) take(pods []podresources.Pod, grace time.Duration) {
 
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	seen := map[string]bool{}
-	for _, id := range listed {
-		seen[id] = true
+	for id, key := range listed {
 		h := p.holds[id]
 		if h == nil {
 			if p.draining != "" {
 				continue // given out since, in the other way
 			}
-			h = &slotHold{chips: p.meaning(id)}
+			h = &slotHold{}
 			p.holds[id] = h
 		}
-		h.seen = true
+		if h.chips == nil {
+			h.chips = p.meaning(id)
+		}
+		// Kubelet reuses what an init container has in its own pod only.
+		h.inits = slices.DeleteFunc(slices.Clone(h.inits), func(holder string) bool { return initKey(holder) != key })
+		h.seen, h.unasked = true, false
 	}
+	p.listings, p.served, p.active, p.complete = listings, served, active, complete
+	p.attribute(cached, named)
 	held := map[accel.DeviceID]bool{}
+	meant := true
 	for id, h := range p.holds {
+		_, seen := listed[id]
 		switch {
-		case seen[id], !complete, !h.seen && now.Sub(h.at) < grace:
+		case seen, !complete, !h.seen && now.Sub(h.at) < grace:
 		case slices.ContainsFunc(h.inits, holds):
 		default:
 			delete(p.holds, id)
 			continue
 		}
+		meant = meant && h.chips != nil
 		for _, c := range h.chips {
 			held[c] = true
 		}
@@ -92,20 +106,68 @@ func (p *slotPool) take(pods []podresources.Pod, grace time.Duration) {
 			delete(listings, key)
 		}
 	}
-	p.listings, p.served, p.active, p.complete = listings, served, active, complete
-	p.certain = p.certain || complete
+	p.certain = p.certain || complete && meant
 	if p.certain {
 		p.tenant.set(held, grace)
 	}
 }
 
+// attribute finds the pods of slots that kubelet chose by itself and does not
+// list: those of plain init containers. The caller holds mu.
+func (p *slotPool) attribute(pods []*corev1.Pod, named map[podKey]bool) {
+	if !slices.ContainsFunc(slices.Collect(maps.Values(p.holds)), func(h *slotHold) bool { return h.unasked }) {
+		return
+	}
+	var waiting, running, strange []string
+	for _, pod := range pods {
+		key := podKey{pod.Namespace, pod.Name}
+		request := kube.RequestOf(pod, p.resource)
+		switch {
+		case !p.active[key] || terminal(pod) || !hasInits(request) || p.got(pod) >= request.Peak():
+		case started(pod):
+			running = append(running, initHolder(pod))
+		default:
+			waiting = append(waiting, initHolder(pod))
+		}
+	}
+	for key := range p.active {
+		if !named[key] {
+			strange = append(strange, strangeHolder(key))
+		}
+	}
+	for _, holders := range [][]string{waiting, strange, running} {
+		if len(holders) == 0 {
+			continue
+		}
+		slices.Sort(holders)
+		for _, h := range p.holds {
+			if h.unasked {
+				h.inits = holders
+			}
+		}
+		return
+	}
+}
+
+// got counts the slots that are known to be the pod's. The caller holds mu.
+func (p *slotPool) got(pod *corev1.Pod) accel.Units {
+	ids := slices.Clone(p.listings[podKey{pod.Namespace, pod.Name}])
+	for id, h := range p.holds {
+		if !h.unasked && slices.Contains(h.inits, initHolder(pod)) {
+			ids = append(ids, id)
+		}
+	}
+	slices.Sort(ids)
+	return accel.Units(len(slices.Compact(ids)))
+}
+
 // meaning returns the chips of a slot that was given out by an earlier run whose
-// state is lost, or by the vendor's own plugin, whose ids are the same. The
-// caller holds mu.
+// state is lost, or by the vendor's own plugin, whose ids are the same; nil while
+// that is not known. The caller holds mu.
 func (p *slotPool) meaning(id string) []accel.DeviceID {
 	s, err := sharing.ParseSlotID(id)
 	if err != nil {
-		return nil
+		return []accel.DeviceID{} // of nothing that is known here
 	}
 	for i := range p.cards {
 		if p.cards[i].ID == s.Device {
@@ -115,7 +177,10 @@ func (p *slotPool) meaning(id string) []accel.DeviceID {
 	if c, ok := p.remembered[s.Device]; ok {
 		return c.Chips
 	}
-	return []accel.DeviceID{s.Device}
+	if !p.looked || p.foundErr != nil {
+		return nil // it may be a board
+	}
+	return p.boards.Chips(s.Device)
 }
 
 // unserved reports whether plain init containers of the pod may be what kubelet
@@ -153,6 +218,10 @@ func hasInits(r accel.Request) bool {
 func initHolder(pod *corev1.Pod) string {
 	return pod.Namespace + "/" + pod.Name + "/" + string(pod.UID)
 }
+
+// strangeHolder names a pod in slotHold.inits that the API server does not know:
+// namespace and name.
+func strangeHolder(key podKey) string { return key.namespace + "/" + key.name + "/" }
 
 func initKey(holder string) podKey {
 	namespace, rest, _ := strings.Cut(holder, "/")

@@ -90,6 +90,20 @@ func (b *Boards) Known() []Board {
 	return out
 }
 
+// Chips returns the chips that were seen on the board with that id, in the order
+// of their positions, or the id alone when it is not a board's.
+func (b *Boards) Chips(id accel.DeviceID) []accel.DeviceID {
+	k := b.known[id]
+	if k == nil {
+		return []accel.DeviceID{id}
+	}
+	out := make([]accel.DeviceID, 0, len(k.Chips))
+	for _, c := range k.Chips {
+		out = append(out, c.ID)
+	}
+	return out
+}
+
 // Group returns a card for each board and for each chip that is alone on its
 // board, in ascending order of Index and then ID, and remembers the boards. A
 // board of which a remembered position is empty is unhealthy; a chip that
