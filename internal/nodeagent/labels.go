@@ -66,7 +66,7 @@ func (p *publisher) label(ctx context.Context, wanted map[string]string) error {
 	if err != nil {
 		return err
 	}
-	change := nodelabels.Merge(node.Labels, node.Annotations[nodelabels.OwnedAnnotation], wanted)
+	change := p.labels.Merge(node.Labels, node.Annotations[nodelabels.OwnedAnnotation], wanted)
 	log := klog.FromContext(ctx)
 	for _, c := range change.Conflicts {
 		if !p.conflicts[c] {

@@ -31,7 +31,9 @@ type publisher struct {
 	client  kubernetes.Interface
 	objects *objects
 	metrics *metrics
-	// conflicts are those that were told. Only the agent's loop uses it.
+	// labels remembers the labels that were written, and conflicts are those
+	// that were told. Only the agent's loop uses them.
+	labels    nodelabels.Keeper
 	conflicts map[nodelabels.Conflict]bool
 }
 
