@@ -50,21 +50,26 @@ func (a *Agent) turn(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, stalled/2)
 	defer cancel()
 	corrected := a.records.refresh(ctx)
+	var described error
 	if corrected == nil {
 		// Units that were given back on an unhealthy device are healthy no more,
 		// devices that came free return to the other resources, and a change of
 		// the configuration may be due.
 		a.sync(ctx)
 		corrected = errors.Join(a.correct(ctx), a.release(ctx))
+		described = a.annotate(ctx)
 	}
 	for vendor := range a.o.Backends {
 		a.health.report(ctx, vendor, a.partsOf(vendor))
 	}
 	published := a.publish(ctx)
+	// Devices can be given to pods without what follows, so readiness leaves it
+	// out: a policy of the cluster may refuse it for good.
+	described = errors.Join(described, a.publishAllocatable(ctx), a.publishLabels(ctx))
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.turned, a.published, a.corrected = time.Now(), published, corrected
-	return errors.Join(published, corrected)
+	return errors.Join(published, corrected, described)
 }
 
 // partsOf returns the parts of all resources of a vendor.
@@ -78,26 +83,38 @@ func (a *Agent) partsOf(vendor string) []part {
 	return out
 }
 
-// correct writes into the pods what they hold.
+// correct writes into the pods what memory they hold, as the extender reads it.
 func (a *Agent) correct(ctx context.Context) error {
 	var failed []error
+	for _, r := range a.offerings {
+		for _, p := range r.parts {
+			if m, ok := p.(*memoryPool); ok {
+				failed = append(failed, a.corrector.reconcile(ctx, m))
+			}
+		}
+	}
+	return errors.Join(failed...)
+}
+
+// annotate writes into the pods which whole devices and slices they hold, for
+// people.
+func (a *Agent) annotate(ctx context.Context) error {
 	var slots []*slotPool
 	pods := a.records.before()
 	for _, r := range a.offerings {
 		for _, p := range r.parts {
-			switch p := p.(type) {
-			case *memoryPool:
-				failed = append(failed, a.corrector.reconcile(ctx, p))
-			case *slotPool:
-				slots = append(slots, p)
-				if p == r.parts[0] {
-					perCard, _ := p.heldSlots()
-					a.metrics.observe(p.inventory(), perCard)
-				}
+			s, ok := p.(*slotPool)
+			if !ok {
+				continue
+			}
+			slots = append(slots, s)
+			if p == r.parts[0] {
+				perCard, _ := s.heldSlots()
+				a.metrics.observe(s.inventory(), perCard)
 			}
 		}
 	}
-	return errors.Join(append(failed, a.annotator.annotate(ctx, pods, slots))...)
+	return a.annotator.annotate(ctx, pods, slots)
 }
 
 // release forgets what nobody holds any more of resources that are not
@@ -150,7 +167,5 @@ func (a *Agent) publish(ctx context.Context) error {
 	}
 	return errors.Join(append(failed,
 		a.publisher.publish(ctx, inventory, counts),
-		a.publishAllocatable(ctx),
-		a.publishLabels(ctx),
 	)...)
 }
