@@ -151,6 +151,17 @@ func TestStaleStreamSwallowsNoChange(t *testing.T) {
 		}
 	}
 	eventually(t, "the stream that is read has the last state", func() bool { return k.last() == "0=Healthy" })
+	// One at a time, so that no later change makes up for one that was swallowed.
+	for i := range 20 {
+		want := "0=Healthy"
+		if i%2 == 0 {
+			want = "0=Unhealthy"
+		}
+		if err := s.SetUnits([]Unit{{ID: "0", Unhealthy: i%2 == 0}}); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, "the stream that is read learns of each change", func() bool { return k.last() == want })
+	}
 	if first, err := stale.Recv(); err != nil || len(first.GetDevices()) != 1 {
 		t.Errorf("a new stream begins with %v, %v; want the whole state", first, err)
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -27,6 +28,8 @@ import (
 type vendorBackend struct {
 	gpuBackend
 	name string
+	// asking is held during Discover.
+	asking sync.Mutex
 
 	mu    sync.Mutex
 	found backend.Found
@@ -36,6 +39,8 @@ type vendorBackend struct {
 func (b *vendorBackend) Vendor() string { return b.name }
 
 func (b *vendorBackend) Discover(context.Context) (backend.Found, error) {
+	b.asking.Lock()
+	defer b.asking.Unlock()
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.found, b.err
@@ -145,6 +150,41 @@ func TestAgentCanBeMadeAgain(t *testing.T) {
 		}
 		if len(families) != 0 {
 			t.Fatalf("%d families of metrics are left, the first is %s", len(families), families[0].GetName())
+		}
+	}
+}
+
+// Who starts a goroutine waits for it: a new agent must not come up while the one
+// before still asks the vendor's library.
+func TestRunLeavesNothingBehind(t *testing.T) {
+	s := newStage(t)
+	slow := s.vendors["nvidia"]
+	slow.set(nil, gpuDevice(0, "a"))
+	s.vendors["iluvatar"].set(nil, gpuDevice(0, "x"))
+	a, stop := s.play()
+	eventually(t, "it publishes", func() bool {
+		_, ok := a.publisher.before("nvidia.com/gpu")
+		return ok
+	})
+	slow.asking.Lock()
+	time.Sleep(5 * time.Duration(s.config.HealthInterval)) // Discover waits now
+	stopped := make(chan struct{})
+	go func() {
+		defer close(stopped)
+		stop()
+	}()
+	select {
+	case <-stopped:
+		t.Error("Run returned during a call of the vendor's library")
+	case <-time.After(500 * time.Millisecond):
+	}
+	slow.asking.Unlock()
+	<-stopped
+	stacks := make([]byte, 1<<20)
+	stacks = stacks[:runtime.Stack(stacks, true)]
+	for _, one := range []string{"nodeagent.(*Agent)", "nodeagent.(*publisher)", "nodeagent.(*nodePods)", "backend.Watch", "deviceplugin.(*Server)", "cache.(*Reflector)"} {
+		if strings.Contains(string(stacks), one) {
+			t.Errorf("%s still runs:\n%s", one, stacks)
 		}
 	}
 }

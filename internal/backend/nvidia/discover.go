@@ -349,7 +349,7 @@ func (b *Backend) record(ctx context.Context, l listing, told faults) backend.Fo
 		if _, listed := f.traits[id]; !listed {
 			// A GPU often has an error and is lost at once. It is told of when
 			// the GPU is back, for those whom the error keeps from trusting it.
-			b.told = b.told.add(id, h)
+			b.told = b.told.add(id, h...)
 		}
 	}
 	for i := range found.Faults {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"slices"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
@@ -35,50 +36,52 @@ func Causes() []string {
 // faults are what events told of, which is no state that could be asked for.
 // The zero value is none.
 type faults struct {
-	of map[accel.DeviceID]accel.Health
-	// all is a fault of a GPU that the library does not tell; it may be any.
-	all accel.Health
+	of map[accel.DeviceID][]accel.Health
+	// all are faults of a GPU that the library does not tell; it may be any.
+	all []accel.Health
 }
 
-// add returns f with a fault of that GPU; the first one stays.
-func (f faults) add(id accel.DeviceID, h accel.Health) faults {
-	if f.of[id].Unhealthy {
-		return f
-	}
+// maxFaults bounds how many causes are kept; a library that makes up more tells
+// nothing.
+const maxFaults = 64
+
+// add returns f with a fault of that GPU; of each cause the first one stays.
+func (f faults) add(id accel.DeviceID, faults ...accel.Health) faults {
 	f.of = maps.Clone(f.of)
 	if f.of == nil {
-		f.of = map[accel.DeviceID]accel.Health{}
+		f.of = map[accel.DeviceID][]accel.Health{}
 	}
-	f.of[id] = h
+	f.of[id] = with(f.of[id], faults)
 	return f
 }
 
-// addAll returns f with a fault of every GPU; the first one stays.
-func (f faults) addAll(h accel.Health) faults {
-	if !f.all.Unhealthy {
-		f.all = h
-	}
+// addAll returns f with a fault of every GPU; of each cause the first one stays.
+func (f faults) addAll(faults ...accel.Health) faults {
+	f.all = with(f.all, faults)
 	return f
+}
+
+func with(list, more []accel.Health) []accel.Health {
+	list = slices.Clone(list)
+	for _, h := range more {
+		same := func(old accel.Health) bool { return old.Cause == h.Cause }
+		if len(list) < maxFaults && !slices.ContainsFunc(list, same) {
+			list = append(list, h)
+		}
+	}
+	return list
 }
 
 // and returns the faults of f and those of later ones.
 func (f faults) and(later faults) faults {
-	for id, h := range later.of {
-		f = f.add(id, h)
+	for id, faults := range later.of {
+		f = f.add(id, faults...)
 	}
-	if later.all.Unhealthy {
-		f = f.addAll(later.all)
-	}
-	return f
+	return f.addAll(later.all...)
 }
 
-// at returns the fault of that GPU.
-func (f faults) at(id accel.DeviceID) accel.Health {
-	if h := f.of[id]; h.Unhealthy {
-		return h
-	}
-	return f.all
-}
+// at returns the faults of that GPU, the oldest first.
+func (f faults) at(id accel.DeviceID) []accel.Health { return slices.Concat(f.of[id], f.all) }
 
 // unwell is ill health for a cause, or none when the cause does not count.
 func (b *Backend) unwell(cause, format string, args ...any) accel.Health {
@@ -89,35 +92,39 @@ func (b *Backend) unwell(cause, format string, args ...any) accel.Health {
 }
 
 // health says how a GPU is: what the library tells when it is asked, then what
-// events told of. Its error is one that isFatal.
+// events told of, unless one of these is to keep the GPU away for good. Its
+// error is one that isFatal.
 func (b *Backend) health(ctx context.Context, lib *library, g *gpu, told faults) (accel.Health, error) {
 	failed, err := queryGPU(ctx, b, b.calls, lib, "nvmlDeviceGetRemappedRows", g.Index, func() (bool, nvml.Return) {
 		_, _, _, failed, code := g.handle.GetRemappedRows()
 		return failed, code
 	})
-	var h accel.Health
+	var all []accel.Health
 	switch {
 	case isFatal(err):
 		return accel.Health{}, err
 	case unsupported(err):
 	case err != nil:
-		h = b.unreachable(err)
+		all = append(all, b.unreachable(err))
 	case failed:
-		h = b.unwell(causeRowRemap, "a bad row of its memory could not be replaced, nvmlDeviceGetRemappedRows says")
+		all = append(all, b.unwell(causeRowRemap, "a bad row of its memory could not be replaced, nvmlDeviceGetRemappedRows says"))
 	}
-	if h.Unhealthy {
-		return h, nil
-	}
-	if h = told.at(g.ID); h.Unhealthy {
-		return h, nil
-	}
+	all = append(all, told.at(g.ID)...)
 	b.mu.Lock()
 	unheard := b.unheard[g.ID]
 	b.mu.Unlock()
 	if unheard != nil {
-		return b.unreachable(unheard), nil
+		all = append(all, b.unreachable(unheard))
 	}
-	return accel.Health{}, nil
+	all = slices.DeleteFunc(all, func(h accel.Health) bool { return !h.Unhealthy }) // what does not count
+	if len(all) == 0 {
+		return accel.Health{}, nil
+	}
+	var causes []string
+	for _, h := range all {
+		causes = append(causes, h.Cause)
+	}
+	return all[b.options.Gravest(causes)], nil
 }
 
 // unreachable is the health of a GPU about which a call failed.

@@ -1,6 +1,8 @@
 package nvidia
 
 import (
+	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
@@ -21,14 +23,15 @@ func TestEventOfAnUnknownGPUMarksAll(t *testing.T) {
 	}
 	b.note(t.Context(), xid(13))
 	b.note(t.Context(), nvml.EventData{EventType: nvml.EventTypeClock})
-	if h := b.told.at("GPU-a"); h.Unhealthy {
+	if h := b.told.at("GPU-a"); len(h) > 0 {
 		t.Errorf("after what does not count, health is %+v", h)
 	}
 	b.note(t.Context(), xid(79))
 	b.note(t.Context(), xid(94))
-	want := accel.Health{
-		Unhealthy: true, Cause: "xid-79",
-		Reason: "critical error XID 79 of a GPU that the library does not identify",
+	b.note(t.Context(), xid(79))
+	want := []accel.Health{
+		{Unhealthy: true, Cause: "xid-79", Reason: "critical error XID 79 of a GPU that the library does not identify"},
+		{Unhealthy: true, Cause: "xid-94", Reason: "critical error XID 94 of a GPU that the library does not identify"},
 	}
 	for _, id := range []accel.DeviceID{"GPU-a", "GPU-b"} {
 		if diff := cmp.Diff(want, b.told.at(id)); diff != "" {
@@ -37,17 +40,29 @@ func TestEventOfAnUnknownGPUMarksAll(t *testing.T) {
 	}
 }
 
-func TestFaultsKeepTheFirst(t *testing.T) {
-	sick := func(cause string) accel.Health { return accel.Health{Unhealthy: true, Cause: cause} }
-	one := faults{}.add("a", sick("1")).add("a", sick("2"))
-	both := one.and(faults{}.add("a", sick("3")).add("b", sick("4")).addAll(sick("5")))
-	for id, want := range map[accel.DeviceID]string{"a": "1", "b": "4", "c": "5"} {
-		if got := both.at(id).Cause; got != want {
-			t.Errorf("cause of %s is %q, want %q", id, got, want)
+func TestFaultsKeepOneOfEachCause(t *testing.T) {
+	sick := func(cause, reason string) accel.Health {
+		return accel.Health{Unhealthy: true, Cause: cause, Reason: reason}
+	}
+	one := faults{}.add("a", sick("1", "first")).add("a", sick("2", "first")).add("a", sick("1", "second"))
+	both := one.and(faults{}.add("a", sick("2", "third"), sick("3", "third")).add("b", sick("4", "third")).addAll(sick("5", "third")))
+	for id, want := range map[accel.DeviceID]string{"a": "1first 2first 3third 5third", "b": "4third 5third", "c": "5third"} {
+		var got []string
+		for _, h := range both.at(id) {
+			got = append(got, h.Cause+h.Reason)
+		}
+		if strings.Join(got, " ") != want {
+			t.Errorf("faults of %s are %q, want %q", id, got, want)
 		}
 	}
-	if one.at("b").Unhealthy || one.at("c").Unhealthy {
+	if len(one.at("a")) != 2 || len(one.at("b")) > 0 || len(one.at("c")) > 0 {
 		t.Error("faults that were added to others changed these")
+	}
+	for n := range uint64(1000) {
+		one = one.add("a", sick(fmt.Sprint(n), ""))
+	}
+	if n := len(one.at("a")); n > maxFaults {
+		t.Errorf("%d faults are kept", n)
 	}
 }
 

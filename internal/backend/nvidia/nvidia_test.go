@@ -265,6 +265,25 @@ func TestXIDIsToldOnceAndTheGPURecovers(t *testing.T) {
 	m.wantCauses("after another error", "- xid-79 -")
 }
 
+// An error after which a GPU is to stay away is not hidden by one before it, nor
+// by what the library tells when it is asked.
+func TestErrorThatNeverRecoversIsNotHiddenByOthers(t *testing.T) {
+	m := newMachine(t, backend.Options{NeverRecover: []string{"xid-79"}}, vendorsim.GPUs(2, 1024)...)
+	m.found()
+	for _, code := range []int{94, 79, 63} {
+		woken := m.listening()
+		m.raise(0, code)
+		m.wantWoken(woken)
+	}
+	m.wantCauses("after three errors", "xid-79 -")
+	woken := m.listening()
+	m.raise(1, 79)
+	m.wantWoken(woken)
+	m.change(func(topology *vendorsim.Topology) { topology.Cards[1].Unhealthy = true })
+	m.wantCauses("with a bad row", "- xid-79")
+	m.wantCauses("later", "- row-remap-failure")
+}
+
 func TestDoubleBitErrorsCount(t *testing.T) {
 	m := newMachine(t, backend.Options{}, vendorsim.GPUs(2, 1024)...)
 	m.found()
