@@ -27,6 +27,27 @@ func LabelValue(text string) string {
 	return strings.TrimRightFunc(value[:min(len(value), maxLabelValue)], edge)
 }
 
+// Labels returns labels whose keys are prefix and a key of values, with each
+// value as LabelValue has it, and without those of which nothing is left.
+func Labels(prefix string, values map[string]string) map[string]string {
+	labels := map[string]string{}
+	for key, value := range values {
+		if value = LabelValue(value); value != "" {
+			labels[prefix+key] = value
+		}
+	}
+	return labels
+}
+
+// VersionLabels adds the first parts of a version to values, as far as it has
+// them, under prefix and the names of the parts.
+func VersionLabels(values map[string]string, prefix, version string, parts ...string) {
+	numbers := strings.Split(version, ".")
+	for i, part := range parts[:min(len(parts), len(numbers))] {
+		values[prefix+part] = numbers[i]
+	}
+}
+
 // MostFrequent returns the first device of the model that most devices are of;
 // among models with equally many, of the one that comes first. It is what
 // describes a node in labels, which have room for one model. There must be at

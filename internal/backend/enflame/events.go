@@ -2,11 +2,12 @@ package enflame
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"time"
 
 	"github.com/go-logr/logr"
+
+	"github.com/divvy-gpu/divvy/internal/backend/session"
 )
 
 // Types of the library's events.
@@ -17,45 +18,24 @@ const (
 	eventResetFinished = 11
 )
 
-// eventWait is how long one call waits for an event. It is short, because the
-// library cannot be shut down meanwhile.
-const eventWait = 500 * time.Millisecond
-
 // AwaitChange waits for an event of the library.
 func (b *Backend) AwaitChange(ctx context.Context) error {
-	lib, err := b.current()
-	switch {
-	case err != nil:
-		return err
-	case lib == nil:
-		return errors.New("enflame: no library is loaded")
-	case lib.event == nil:
-		return fmt.Errorf("enflame: %s lacks EfmlGetEvent", lib.Path)
-	}
-	// A wait must not look like a call that hangs.
-	wait := max(min(eventWait, b.options.CallTimeout/2), time.Millisecond)
-	for {
-		if !lib.initialised.Load() {
-			return errors.New("enflame: the library is not initialised")
+	return b.session.AwaitEvent(ctx, func(lib *library, wait time.Duration) (heard bool, err error) {
+		if lib.event == nil {
+			return false, fmt.Errorf("%s lacks EfmlGetEvent", lib.Path)
 		}
-		start := time.Now()
-		e, err := query(ctx, b.events, lib, "EfmlGetEvent", func(e *event) int32 {
-			return lib.event(int32(wait.Milliseconds()), e) //nolint:gosec // eventWait at most, some seconds
+		e, err := queryOn(ctx, b, b.session.Events, lib, "EfmlGetEvent", func(e *event) int32 {
+			return lib.event(int32(wait.Milliseconds()), e) //nolint:gosec // less than a second
 		})
 		switch {
 		case err == nil:
 			b.note(ctx, e)
-			return nil
-		case !hasCode(err, codeTimeout):
-			return fmt.Errorf("enflame: %w", err)
+			return true, nil
+		case session.HasCode(err, codeTimeout):
+			return false, nil
 		}
-		// A library that does not wait must not be asked without a pause.
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-time.After(wait - time.Since(start)):
-		}
-	}
+		return false, err
+	})
 }
 
 // note keeps what an event says about a card's health, for libraries that have

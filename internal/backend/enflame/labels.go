@@ -16,24 +16,16 @@ const labelPrefix = "enflame.com/gcu."
 // memory (in MiB) are those of the most frequent one, of the lowest index among
 // equals, and the count is that of all cards.
 func (b *Backend) Labels(backend.Sharing) map[string]string {
-	b.mu.Lock()
-	driver, devices := b.driver, b.listed
-	b.mu.Unlock()
-	if len(devices) == 0 {
+	last := b.roster.Last()
+	if len(last.Devices) == 0 {
 		return nil
 	}
-	model := backend.MostFrequent(devices)
-	labels := map[string]string{}
-	for key, value := range map[string]string{
+	model := backend.MostFrequent(last.Devices)
+	return backend.Labels(labelPrefix, map[string]string{
 		"present":        "true",
-		"count":          strconv.Itoa(len(devices)),
+		"count":          strconv.Itoa(len(last.Devices)),
 		"product":        model.Model,
 		"memory":         strconv.FormatInt(model.MemoryBytes>>20, 10),
-		"driver-version": driver,
-	} {
-		if value = backend.LabelValue(value); value != "" {
-			labels[labelPrefix+key] = value
-		}
-	}
-	return labels
+		"driver-version": last.Driver,
+	})
 }

@@ -2,17 +2,17 @@ package enflame
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"strings"
-	"sync/atomic"
 
 	"github.com/ebitengine/purego"
 
-	"github.com/divvy-gpu/divvy/internal/backend"
 	"github.com/divvy-gpu/divvy/internal/backend/lane"
 	"github.com/divvy-gpu/divvy/internal/backend/libfile"
+	"github.com/divvy-gpu/divvy/internal/backend/session"
 )
 
 // Return codes of libefml's older interface.
@@ -56,22 +56,16 @@ type event struct {
 // text is what the functions fill that return a string.
 type text [textSize]byte
 
+func (t text) String() string { return cString(t[:]) }
+
 func cString(b []byte) string {
 	before, _, _ := bytes.Cut(b, []byte{0})
 	return strings.ToValidUTF8(strings.TrimSpace(string(before)), "?")
 }
 
-// library is a loaded libefml. Its functions run on the lanes of a Backend
-// only; the fields that change are guarded as their comments say.
+// library is a loaded libefml. Its functions run on the lanes of a session only.
 type library struct {
-	libfile.File
-	shared libfile.Shared
-
-	// initialised is true from a successful EfmlInit to EfmlShutdown.
-	initialised atomic.Bool
-	// closed is true once the handle is closed and no function may be called.
-	// It is read on either lane, and written on both.
-	closed bool
+	libfile.Loaded
 
 	// The functions that every release has.
 	init     func(noDriver bool) int32
@@ -94,59 +88,39 @@ type library struct {
 
 // load loads the file at path, or the library of that bare name.
 func load(path string) (*library, error) {
-	file, err := libfile.Stat(path)
+	loaded, err := libfile.Load(path, purego.RTLD_LAZY|purego.RTLD_GLOBAL)
 	if err != nil {
 		return nil, err
 	}
-	shared, err := libfile.LoadShared(path, purego.RTLD_LAZY|purego.RTLD_GLOBAL)
-	if err != nil {
-		return nil, err
-	}
-	l := &library{File: file, shared: shared}
+	l := &library{Loaded: loaded}
 	if err := l.bind(); err != nil {
-		return nil, errors.Join(err, shared.Close())
+		return nil, errors.Join(err, l.Close())
 	}
 	return l, nil
 }
 
-// bind looks up all functions. Its error names all that are missing.
+// bind looks up all functions. Its error names all that are missing of those
+// that must be there.
 func (l *library) bind() error {
-	find := func(function any, name string) bool {
-		address, ok := l.shared.Symbol(name)
-		if !ok {
-			return false
-		}
-		purego.RegisterFunc(function, address)
-		return true
-	}
-
-	var missing []string
-	for _, f := range []struct {
-		function any
-		name     string
-	}{
+	if missing := l.Bind(libfile.Symbols{
 		{&l.init, "EfmlInit"},
 		{&l.shutdown, "EfmlShutdown"},
 		{&l.count, "EfmlGetDevCount"},
 		{&l.uuid, "EfmlGetDevUuid"},
 		{&l.info, "EfmlGetDevInfo"},
 		{&l.memory, "EfmlGetDevMem"},
-	} {
-		if !find(f.function, f.name) {
-			missing = append(missing, f.name)
-		}
-	}
-	if len(missing) > 0 {
+	}); missing != nil {
 		return fmt.Errorf("%s lacks %s", l.Path, strings.Join(missing, ", "))
 	}
-
-	find(&l.errorString, "EfmlErrorString")
-	find(&l.driverVersion, "EfmlGetDriverVer")
-	find(&l.name, "EfmlGetDevName")
-	find(&l.numa, "EfmlGetNumaNode")
-	find(&l.event, "EfmlGetEvent")
+	l.Bind(libfile.Symbols{
+		{&l.errorString, "EfmlErrorString"},
+		{&l.driverVersion, "EfmlGetDriverVer"},
+		{&l.name, "EfmlGetDevName"},
+		{&l.numa, "EfmlGetNumaNode"},
+		{&l.event, "EfmlGetEvent"},
+	})
 	for _, name := range []string{"EfmlGetDevHealth", "EfmlGetDevIsHealth"} {
-		if find(&l.health, name) {
+		if l.Bind(libfile.Symbols{{&l.health, name}}) == nil {
 			l.healthName = name
 			break
 		}
@@ -154,51 +128,17 @@ func (l *library) bind() error {
 	return nil
 }
 
-// Close shuts the library down and unloads it. Both lanes are the caller's.
-func (l *library) Close() error {
-	if l.closed {
-		return nil
-	}
-	l.end()
-	l.closed = true
-	return l.shared.Close()
-}
-
-// end shuts the library down. Both lanes are the caller's. What EfmlShutdown
-// returns is of no use: it refuses when the driver is gone, and the library is
-// to be initialised anew just the same.
-func (l *library) end() {
-	if l.initialised.Swap(false) {
-		l.shutdown()
-	}
-}
-
-// codeError is a call that returned another code than success.
-type codeError struct {
-	call string
-	code int32
-	text string
-}
-
-func (e *codeError) Error() string { return fmt.Sprintf("%s: %s (%d)", e.call, e.text, e.code) }
-
-// check turns a return code into an error, a *codeError. It asks the library
-// for words, so it runs on the lane of the call.
+// check turns a return code into an error, a *session.CodeError. It asks the
+// library for words, so it runs on the lane of the call.
 func (l *library) check(call string, code int32) error {
 	if code == codeSuccess {
 		return nil
 	}
-	e := &codeError{call: call, code: code}
-	if l.errorString != nil {
-		var t text
-		if l.errorString(code, &t) == codeSuccess {
-			e.text = cString(t[:])
-		}
+	var t text
+	if l.errorString != nil && l.errorString(code, &t) != codeSuccess {
+		t = text{}
 	}
-	if e.text == "" {
-		e.text = codeText(code)
-	}
-	return e
+	return &session.CodeError{Call: call, Code: code, Text: cmp.Or(t.String(), codeText(code))}
 }
 
 func codeText(code int32) string {
@@ -215,27 +155,23 @@ func codeText(code int32) string {
 	return "unknown code"
 }
 
-// hasCode reports whether err is a call that returned code.
-func hasCode(err error, code int32) bool {
-	var e *codeError
-	return errors.As(err, &e) && e.code == code
+// query runs a function that fills a T, and returns the T.
+func query[T any](ctx context.Context, b *Backend, lib *library, name string, f func(*T) int32) (T, error) {
+	return queryOn(ctx, b, b.session.Calls, lib, name, f)
 }
 
-// query runs a function that fills a T on the lane, and returns the T.
-func query[T any](ctx context.Context, on *lane.Lane, lib *library, name string, f func(*T) int32) (T, error) {
-	return lane.Run(ctx, on, name, func() (T, error) {
+// queryOn is query on that lane.
+func queryOn[T any](ctx context.Context, b *Backend, on *lane.Lane, lib *library, name string, f func(*T) int32) (T, error) {
+	return session.Call(ctx, b.session, on, lib, name, func() (T, error) {
 		var out T
-		if lib.closed {
-			return out, backend.ErrClosed
-		}
 		err := lib.check(name, f(&out))
 		return out, err
 	})
 }
 
 // queryCard is query for a function about one card.
-func queryCard[T any](ctx context.Context, on *lane.Lane, lib *library, name string, index int, f func(uint32, *T) int32) (T, error) {
-	return query(ctx, on, lib, fmt.Sprintf("%s(%d)", name, index), func(out *T) int32 {
+func queryCard[T any](ctx context.Context, b *Backend, lib *library, name string, index int, f func(uint32, *T) int32) (T, error) {
+	return query(ctx, b, lib, fmt.Sprintf("%s(%d)", name, index), func(out *T) int32 {
 		return f(uint32(index), out) //nolint:gosec // below the count of cards, which is 128 at most
 	})
 }

@@ -8,6 +8,8 @@ import (
 	"slices"
 
 	"github.com/go-logr/logr"
+
+	"github.com/divvy-gpu/divvy/internal/backend/session"
 )
 
 // seat is where a chip is on its board.
@@ -29,13 +31,13 @@ type member struct {
 // position and whether two chips are on one board; the chip at position 0 gives
 // the board its name. A board has as many chips as there are. failed are chips
 // that cannot be used but have an id, so that those beside them keep their
-// board. Its error is one that isFatal.
+// board. Its error is one that session.IsFatal.
 func (b *Backend) assignBoards(ctx context.Context, lib *library, chips, failed []*chip) error {
 	var firsts, others []member
 	for _, c := range slices.Concat(chips, failed) {
-		position, err := queryChip(ctx, b.calls, lib, "ixmlDeviceGetBoardPosition", c.handle, lib.position)
+		position, err := queryChip(ctx, b, lib, "ixmlDeviceGetBoardPosition", c.handle, lib.position)
 		switch {
-		case isFatal(err):
+		case session.IsFatal(err):
 			return err
 		case unsupported(err): // a card with this chip alone
 			continue
@@ -44,8 +46,8 @@ func (b *Backend) assignBoards(ctx context.Context, lib *library, chips, failed 
 			continue
 		}
 		m := member{chip: c, position: int(position)}
-		m.id, err = queryChip(ctx, b.calls, lib, "nvmlDeviceGetBoardId", c.handle, lib.boardID)
-		if isFatal(err) {
+		m.id, err = queryChip(ctx, b, lib, "nvmlDeviceGetBoardId", c.handle, lib.boardID)
+		if session.IsFatal(err) {
 			return err
 		}
 		m.hasID = err == nil
@@ -74,8 +76,8 @@ func (b *Backend) seatFirsts(ctx context.Context, lib *library, firsts []member)
 			b.sit(m, string(m.ID))
 			continue
 		}
-		multi, err := queryChip(ctx, b.calls, lib, "nvmlDeviceGetMultiGpuBoard", m.handle, lib.multiBoard)
-		if isFatal(err) {
+		multi, err := queryChip(ctx, b, lib, "nvmlDeviceGetMultiGpuBoard", m.handle, lib.multiBoard)
+		if session.IsFatal(err) {
 			return err
 		}
 		if err == nil && multi != 0 {
@@ -111,14 +113,14 @@ func (b *Backend) seatOthers(ctx context.Context, lib *library, firsts, others [
 
 // firstOf finds the chip at position 0 of m's board, nil when it is not among
 // firsts. A failure tells why it may be among them nevertheless. Its error is
-// one that isFatal.
+// one that session.IsFatal.
 func (b *Backend) firstOf(ctx context.Context, lib *library, firsts []member, m member) (first *member, failure, _ error) {
 	var failures []error
 	var alike []*member // that the library fails to tell of, with the same number of their board
 	for i := range firsts {
-		same, err := eitherWay(ctx, b.calls, lib, "nvmlDeviceOnSameBoard", m.handle, firsts[i].handle, lib.sameBoard)
+		same, err := eitherWay(ctx, b, lib, "nvmlDeviceOnSameBoard", m.handle, firsts[i].handle, lib.sameBoard)
 		switch {
-		case isFatal(err):
+		case session.IsFatal(err):
 			return nil, nil, err
 		case err != nil:
 			failures = append(failures, err)
@@ -148,8 +150,8 @@ func (b *Backend) seatOrphans(ctx context.Context, lib *library, orphans []membe
 		}
 		m.Board, m.Chip = string(m.ID), m.position
 		for _, lower := range orphans[:i] {
-			same, err := eitherWay(ctx, b.calls, lib, "nvmlDeviceOnSameBoard", m.handle, lower.handle, lib.sameBoard)
-			if isFatal(err) {
+			same, err := eitherWay(ctx, b, lib, "nvmlDeviceOnSameBoard", m.handle, lower.handle, lib.sameBoard)
+			if session.IsFatal(err) {
 				return err
 			}
 			if err != nil {

@@ -99,7 +99,8 @@ func TestBoardNumbersThatSayNothing(t *testing.T) {
 	members := func(position int, ids ...uint32) []member {
 		var out []member
 		for i, id := range ids {
-			c := &chip{Device: accel.Device{ID: accel.DeviceID(rune('a' + i))}}
+			c := &chip{}
+			c.ID = accel.DeviceID(rune('a' + i))
 			out = append(out, member{chip: c, position: position, id: id, hasID: true})
 		}
 		return out

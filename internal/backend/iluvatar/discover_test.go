@@ -16,6 +16,7 @@ import (
 	"github.com/divvy-gpu/divvy/internal/accel"
 	"github.com/divvy-gpu/divvy/internal/backend"
 	"github.com/divvy-gpu/divvy/internal/backend/libfile"
+	"github.com/divvy-gpu/divvy/internal/backend/session"
 	"github.com/divvy-gpu/divvy/internal/vendorsim"
 )
 
@@ -218,7 +219,7 @@ func TestLibraryIsNotShutDownDuringACall(t *testing.T) {
 	}
 	users.Go(func() {
 		for ctx.Err() == nil {
-			if err := n.AwaitChange(ctx); hasCode(err, codeUninitialised) {
+			if err := n.AwaitChange(ctx); session.HasCode(err, codeUninitialised) {
 				t.Errorf("AwaitChange: %v", err)
 				return
 			}

@@ -18,10 +18,19 @@ func awaited(t *testing.T, n *node) <-chan error {
 	go func() { woken <- n.AwaitChange(ctx) }()
 	t.Cleanup(cancel)
 	// Until it listens: what happens before is for the next discovery.
-	for end := time.Now().Add(10 * time.Second); n.lib.heard.Load() == 0 && time.Now().Before(end); {
-		time.Sleep(time.Millisecond)
-	}
+	n.listens(t)
 	return woken
+}
+
+// listens waits until the chips that were found last are listened to.
+func (n *node) listens(t *testing.T) {
+	t.Helper()
+	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) {
+		if lib, err := n.session.Current(); err == nil && lib.heard.Load() == n.roster.Last().Round {
+			return
+		}
+	}
+	t.Fatal("nobody listens")
 }
 
 func TestCriticalErrorsWake(t *testing.T) {
@@ -48,9 +57,7 @@ func TestChipThatCameIsListenedTo(t *testing.T) {
 	woken := awaited(t, n)
 	n.change(func(topology *vendorsim.Topology) { topology.Cards = vendorsim.IXBoards(2, 1, 32768) })
 	n.found()
-	for end := time.Now().Add(10 * time.Second); n.lib.heard.Load() != n.round && time.Now().Before(end); {
-		time.Sleep(time.Millisecond)
-	}
+	n.listens(t)
 	n.change(func(topology *vendorsim.Topology) { topology.Cards[1].XID = vendorsim.XID{Code: 62} })
 	if err := <-woken; err != nil {
 		t.Errorf("AwaitChange = %v", err)

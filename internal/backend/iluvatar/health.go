@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/divvy-gpu/divvy/internal/accel"
+	"github.com/divvy-gpu/divvy/internal/backend/session"
 )
 
 // healthCauses are the causes of ill health by their bit in the mask of
@@ -49,11 +50,11 @@ func causesOf(mask uint64) []string {
 
 // health asks how a chip is. A chip that the library cannot tell about takes no
 // new pods; without a function to ask, all chips are well. Causes that the
-// configuration ignores do not count. Its error is one that isFatal.
+// configuration ignores do not count. Its error is one that session.IsFatal.
 func (b *Backend) health(ctx context.Context, lib *library, c handle) (accel.Health, error) {
-	mask, err := queryChip(ctx, b.calls, lib, "ixmlDeviceGetHealth", c, lib.health)
+	mask, err := queryChip(ctx, b, lib, "ixmlDeviceGetHealth", c, lib.health)
 	switch {
-	case isFatal(err):
+	case session.IsFatal(err):
 		return accel.Health{}, err
 	case unsupported(err):
 		return accel.Health{}, nil
@@ -79,7 +80,7 @@ func (b *Backend) health(ctx context.Context, lib *library, c handle) (accel.Hea
 // unreachable is the health of a chip about which a call failed.
 func (b *Backend) unreachable(err error) accel.Health {
 	cause := causeUnreachable
-	if hasCode(err, codeLost) {
+	if session.HasCode(err, codeLost) {
 		cause = accel.CauseLost
 	}
 	if !b.options.Counts(cause) {

@@ -15,69 +15,49 @@
 package iluvatar
 
 import (
-	"context"
 	"fmt"
-	"sync"
-
-	"github.com/go-logr/logr"
 
 	"github.com/divvy-gpu/divvy/internal/accel"
 	"github.com/divvy-gpu/divvy/internal/backend"
-	"github.com/divvy-gpu/divvy/internal/backend/lane"
 	"github.com/divvy-gpu/divvy/internal/backend/libfile"
+	"github.com/divvy-gpu/divvy/internal/backend/links"
+	"github.com/divvy-gpu/divvy/internal/backend/roster"
+	"github.com/divvy-gpu/divvy/internal/backend/session"
 	"github.com/divvy-gpu/divvy/internal/backend/sysfs"
 )
 
 // Vendor is this vendor's name in the configuration.
 const Vendor = "iluvatar"
 
+// kind is what the vendor's devices are called. The shared file is there on
+// some drivers only.
+var kind = roster.Kind{
+	Vendor: Vendor,
+	Noun:   "chip",
+	File:   "dev/iluvatar",
+	Shared: []string{"dev/itrctl"},
+	CDI:    "iluvatar.com/gpu",
+}
+
 // Backend reaches the GPUs of this node. It is a backend.Backend, a
 // backend.Notifier and a backend.Labeler.
 type Backend struct {
 	options backend.Options
-	places  libfile.Places
 	sysfs   sysfs.Root
+	session *session.Session[*library]
+	roster  *roster.Roster
 
-	// turn is held by the discovery that runs; its limit is of no matter.
-	// calls and events are where functions of the library run: the wait for an
-	// event must not hold up other calls, so it has a lane of its own. Whoever
-	// takes both takes events first.
-	turn          chan struct{}
-	calls, events *lane.Lane
-
-	// What follows is for the discovery that has the turn.
+	// What follows is for the discovery that runs.
 
 	// seats have the board of each chip that was ever known, by the chip's id.
 	// Chips are soldered on, so it is true for good.
 	seats map[accel.DeviceID]seat
-	// near remembers how chips are connected.
-	near nearness
-	// plug notices chips that come and go.
-	plug sysfs.Plug
-
-	mu     sync.Mutex // guards what follows; not held during calls of the library
-	lib    *library   // nil when none is loaded
-	closed bool
-	chips  map[accel.DeviceID]known // all that were ever listed
-	// at has the device that was listed last under each index, owner that of
-	// each device file's number.
-	at, owner map[int]accel.DeviceID
-	// facts are what Labels tells of.
-	facts facts
-	// round counts the sets of chips that were found one after the other,
-	// from 1; events are asked for anew when it changes.
-	round uint64
-	// revived is true once the library was initialised anew because no chip
-	// could be asked, and until one can: it is tried once, for a driver that
-	// was loaded anew, and not for chips that are simply gone.
-	revived bool
+	// near remembers the scores of links.
+	near links.Memo[links.Pair, int]
 }
 
-// known is what Edits needs of a chip.
-type known struct {
-	index int
-	minor int // N of /dev/iluvatarN
-}
+// kernelDriver is the name of the vendor's driver in the kernel.
+const kernelDriver = "iluvatar"
 
 // New returns a backend. It does not load the library; the first Discover
 // does, and later ones do if that fails.
@@ -86,119 +66,30 @@ func New(o backend.Options) (*Backend, error) {
 	if err != nil {
 		return nil, fmt.Errorf("iluvatar: %w", err)
 	}
-	return &Backend{
+	b := &Backend{
 		options: o,
-		places:  places(o),
 		sysfs:   sysfs.Root(o.SysfsRoot),
-		turn:    make(chan struct{}, 1),
-		calls:   lane.New(o.CallTimeout),
-		events:  lane.New(o.CallTimeout),
+		roster:  roster.New(kind, o),
 		seats:   map[accel.DeviceID]seat{},
-		chips:   map[accel.DeviceID]known{},
-		at:      map[int]accel.DeviceID{},
-		owner:   map[int]accel.DeviceID{},
-	}, nil
+	}
+	b.session = session.New(o.CallTimeout, session.Steps[*library]{
+		Vendor:       Vendor,
+		Name:         "libixml.so",
+		InitCall:     "nvmlInit_v2",
+		ShutdownCall: "nvmlShutdown",
+		Load:         func(old *library) (*library, error) { return libfile.Open(places(o), old, load) },
+		Init:         func(l *library) error { return check("nvmlInit_v2", l.init()) },
+		Shutdown:     (*library).end,
+		Close:        (*library).Close,
+		Started:      func() { b.near = links.Memo[links.Pair, int]{} }, // chips may sit in other slots since
+		Bound:        func() string { return b.sysfs.Bound(kernelDriver) },
+	})
+	return b, nil
 }
 
 // Vendor returns "iluvatar".
 func (b *Backend) Vendor() string { return Vendor }
 
-// current returns the library that is loaded, or nil.
-func (b *Backend) current() (*library, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.closed {
-		return nil, backend.ErrClosed
-	}
-	return b.lib, nil
-}
-
-// ready returns the library, loaded and initialised. fresh is true when it was
-// not so before. The caller has the turn.
-func (b *Backend) ready(ctx context.Context) (lib *library, fresh bool, err error) {
-	lib, err = b.current()
-	if err != nil {
-		return nil, false, err
-	}
-	if lib != nil && lib.initialised.Load() {
-		return lib, false, nil
-	}
-	lib, err = b.load(ctx)
-	if err != nil {
-		return nil, false, err
-	}
-	_, err = lane.Run(ctx, b.calls, "nvmlInit_v2", func() (struct{}, error) {
-		if lib.closed {
-			return struct{}{}, backend.ErrClosed
-		}
-		if lib.initialised.Load() { // by a call that took too long to be waited for
-			return struct{}{}, nil
-		}
-		err := check("nvmlInit_v2", lib.init())
-		lib.initialised.Store(err == nil)
-		return struct{}{}, err
-	})
-	if err != nil {
-		return nil, false, err
-	}
-	b.near = nearness{} // chips may sit in other slots since
-	logr.FromContextOrDiscard(ctx).V(2).Info("Initialised the vendor's library", "vendor", Vendor, "path", lib.Path)
-	return lib, true, nil
-}
-
-// load makes sure that the library is loaded from where it is found now.
-func (b *Backend) load(ctx context.Context) (*library, error) {
-	return lane.RunOnBoth(ctx, b.events, b.calls, "loading libixml.so", func() (*library, error) {
-		b.mu.Lock()
-		old, closed := b.lib, b.closed
-		b.mu.Unlock()
-		if closed {
-			return nil, backend.ErrClosed
-		}
-		lib, err := libfile.Open(b.places, old, load)
-		b.mu.Lock()
-		defer b.mu.Unlock()
-		b.lib = lib
-		if lib != nil && lib != old {
-			logr.FromContextOrDiscard(ctx).Info("Loaded the vendor's library", "vendor", Vendor, "path", lib.Path)
-		}
-		return lib, err
-	})
-}
-
-// end shuts lib down, so that ready initialises it again.
-func (b *Backend) end(ctx context.Context, lib *library) error {
-	_, err := lane.RunOnBoth(ctx, b.events, b.calls, "nvmlShutdown", func() (struct{}, error) {
-		if !lib.closed {
-			lib.end()
-		}
-		return struct{}{}, nil
-	})
-	return err
-}
-
 // Close shuts the library down and unloads it. When a call does not return, it
 // leaves the library as it is and says so.
-func (b *Backend) Close() error {
-	b.mu.Lock()
-	closed := b.closed
-	b.closed = true
-	b.mu.Unlock()
-	if closed {
-		return nil
-	}
-	_, err := lane.RunOnBoth(context.Background(), b.events, b.calls, "nvmlShutdown", func() (struct{}, error) {
-		b.mu.Lock()
-		lib := b.lib
-		b.lib = nil
-		b.mu.Unlock()
-		if lib == nil {
-			return struct{}{}, nil
-		}
-		return struct{}{}, lib.Close()
-	})
-	if err != nil {
-		return fmt.Errorf("iluvatar: %w", err)
-	}
-	return nil
-}
+func (b *Backend) Close() error { return b.session.Close() }

@@ -4,19 +4,10 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/divvy-gpu/divvy/internal/accel"
 	"github.com/divvy-gpu/divvy/internal/backend"
 )
 
 var _ backend.Labeler = (*Backend)(nil)
-
-// facts are what the last discovery found for Labels.
-type facts struct {
-	driver, cuda string
-	machine      string // the DMI product name
-	devices      []accel.Device
-	places       []place
-}
 
 // labelPrefix is the domain of the labels.
 const labelPrefix = "iluvatar.com/"
@@ -26,38 +17,23 @@ const labelPrefix = "iluvatar.com/"
 // node with several models, product and memory are those of the most frequent
 // one, of the lowest index among equals, and the count is that of all chips.
 func (b *Backend) Labels(backend.Sharing) map[string]string {
-	b.mu.Lock()
-	f := b.facts
-	b.mu.Unlock()
-	if len(f.devices) == 0 {
+	last := b.roster.Last()
+	if len(last.Devices) == 0 {
 		return nil
 	}
-	model := backend.MostFrequent(f.devices)
+	model := backend.MostFrequent(last.Devices)
 	labels := map[string]string{
-		"gpu.present": "true",
-		"gpu.machine": f.machine,
-		"gpu.count":   strconv.Itoa(len(f.devices)),
-		"gpu.product": product(model.Model),
-		"gpu.memory":  strconv.FormatInt(model.MemoryBytes>>20, 10), // MiB
+		"gpu.present":               "true",
+		"gpu.machine":               last.Machine,
+		"gpu.count":                 strconv.Itoa(len(last.Devices)),
+		"gpu.product":               product(model.Model),
+		"gpu.memory":                strconv.FormatInt(model.MemoryBytes>>20, 10), // MiB
+		"ix.driver-version.full":    last.Driver,
+		"cuda.runtime-version.full": last.CUDA,
 	}
-	version(labels, "ix.driver-version", f.driver, "major", "minor", "revision")
-	version(labels, "cuda.runtime-version", f.cuda, "major", "minor")
-	out := map[string]string{}
-	for key, value := range labels {
-		if value = backend.LabelValue(value); value != "" {
-			out[labelPrefix+key] = value
-		}
-	}
-	return out
-}
-
-// version adds a version and its first parts, as far as it has them.
-func version(labels map[string]string, key, version string, parts ...string) {
-	labels[key+".full"] = version
-	numbers := strings.Split(version, ".")
-	for i, part := range parts[:min(len(parts), len(numbers))] {
-		labels[key+"."+part] = numbers[i]
-	}
+	backend.VersionLabels(labels, "ix.driver-version.", last.Driver, "major", "minor", "revision")
+	backend.VersionLabels(labels, "cuda.runtime-version.", last.CUDA, "major", "minor")
+	return backend.Labels(labelPrefix, labels)
 }
 
 // product is the model without the vendor's name in front of it: of "Iluvatar

@@ -10,9 +10,9 @@ import (
 
 	"github.com/ebitengine/purego"
 
-	"github.com/divvy-gpu/divvy/internal/backend"
 	"github.com/divvy-gpu/divvy/internal/backend/lane"
 	"github.com/divvy-gpu/divvy/internal/backend/libfile"
+	"github.com/divvy-gpu/divvy/internal/backend/session"
 )
 
 // Return codes of libixml, which are those of NVML.
@@ -81,22 +81,18 @@ type event struct {
 	GPUInstance, ComputeInstance uint32
 }
 
+func (t text) String() string { return cString(t[:]) }
+
 func cString(b []byte) string {
 	before, _, _ := bytes.Cut(b, []byte{0})
 	return strings.ToValidUTF8(strings.TrimSpace(string(before)), "?")
 }
 
-// library is a loaded libixml. Its functions run on the lanes of a Backend
+// library is a loaded libixml. Its functions run on the lanes of a session
 // only; the fields that change are guarded as their comments say.
 type library struct {
-	libfile.File
-	shared libfile.Shared
+	libfile.Loaded
 
-	// initialised is true from a successful nvmlInit_v2 to nvmlShutdown.
-	initialised atomic.Bool
-	// closed is true once the handle is closed and no function may be called.
-	// It is read on either lane, and written on both.
-	closed bool
 	// set is the set of events that are waited for, 0 when there is none. It is
 	// read and written on the lane of events.
 	set uintptr
@@ -135,17 +131,13 @@ type library struct {
 
 // load loads the file at path, or the library of that bare name.
 func load(path string) (*library, error) {
-	file, err := libfile.Stat(path)
+	loaded, err := libfile.Load(path, openFlags)
 	if err != nil {
 		return nil, err
 	}
-	shared, err := libfile.LoadShared(path, openFlags)
-	if err != nil {
-		return nil, err
-	}
-	l := &library{File: file, shared: shared}
+	l := &library{Loaded: loaded}
 	if err := l.bind(); err != nil {
-		return nil, errors.Join(err, shared.Close())
+		return nil, errors.Join(err, l.Close())
 	}
 	return l, nil
 }
@@ -164,40 +156,22 @@ const (
 // bind looks up all functions. Its error names all that are missing of those
 // that must be there.
 func (l *library) bind() error {
-	type symbol struct {
-		function any
-		name     string
-	}
-	find := func(s symbol) bool {
-		address, ok := l.shared.Symbol(s.name)
-		if !ok {
-			return false
-		}
-		purego.RegisterFunc(s.function, address)
-		return true
-	}
-
-	var missing []string
-	for _, s := range []symbol{
+	missing := l.Bind(libfile.Symbols{
 		{&l.init, "nvmlInit_v2"},
 		{&l.shutdown, "nvmlShutdown"},
 		{&l.count, "nvmlDeviceGetCount_v2"},
 		{&l.at, "nvmlDeviceGetHandleByIndex_v2"},
 		{&l.uuid, "nvmlDeviceGetUUID"},
 		{&l.minor, "nvmlDeviceGetMinorNumber"},
-	} {
-		if !find(s) {
-			missing = append(missing, s.name)
-		}
-	}
-	memory := find(symbol{&l.memory, "nvmlDeviceGetMemoryInfo"})
-	if !find(symbol{&l.memoryV2, "nvmlDeviceGetMemoryInfo_v2"}) && !memory {
-		missing = append(missing, "nvmlDeviceGetMemoryInfo")
+	})
+	noMemory := l.Bind(libfile.Symbols{{&l.memory, "nvmlDeviceGetMemoryInfo"}})
+	if l.Bind(libfile.Symbols{{&l.memoryV2, "nvmlDeviceGetMemoryInfo_v2"}}) != nil {
+		missing = append(missing, noMemory...)
 	}
 	if len(missing) > 0 {
 		return fmt.Errorf("%s lacks %s", l.Path, strings.Join(missing, ", "))
 	}
-	for _, s := range []symbol{
+	l.Bind(libfile.Symbols{
 		{&l.driverVersion, "nvmlSystemGetDriverVersion"},
 		{&l.cudaVersion, "nvmlSystemGetCudaDriverVersion"},
 		{&l.cudaVersion, "nvmlSystemGetCudaDriverVersion_v2"}, // the better one wins
@@ -214,30 +188,14 @@ func (l *library) bind() error {
 		{&l.eventTypes, "nvmlDeviceGetSupportedEventTypes"},
 		{&l.listen, "nvmlDeviceRegisterEvents"},
 		{&l.wait, "nvmlEventSetWait_v2"},
-	} {
-		find(s)
-	}
+	})
 	return nil
 }
 
-// Close shuts the library down and unloads it. Both lanes are the caller's.
-func (l *library) Close() error {
-	if l.closed {
-		return nil
-	}
-	l.end()
-	l.closed = true
-	return l.shared.Close()
-}
-
-// end shuts the library down. Both lanes are the caller's. What nvmlShutdown
-// returns is of no use: it refuses when the driver is gone, and the library is
-// to be initialised anew just the same.
+// end shuts the library down. Both lanes are the caller's.
 func (l *library) end() {
-	if l.initialised.Swap(false) {
-		l.forgetSet()
-		l.shutdown()
-	}
+	l.forgetSet()
+	l.shutdown()
 }
 
 // forgetSet frees the set of events. The lane of events is the caller's.
@@ -249,21 +207,12 @@ func (l *library) forgetSet() {
 	l.heard.Store(0)
 }
 
-// codeError is a call that returned another code than success.
-type codeError struct {
-	call string
-	code int32
-}
-
-func (e *codeError) Error() string {
-	return fmt.Sprintf("%s: %s (%d)", e.call, codeText(e.code), e.code)
-}
-
+// check turns a return code into an error, a *session.CodeError.
 func check(call string, code int32) error {
 	if code == codeSuccess {
 		return nil
 	}
-	return &codeError{call, code}
+	return &session.CodeError{Call: call, Code: code, Text: codeText(code)}
 }
 
 func codeText(code int32) string {
@@ -298,76 +247,69 @@ func codeText(code int32) string {
 	return "unknown code"
 }
 
-// hasCode reports whether err is a call that returned one of codes.
-func hasCode(err error, codes ...int32) bool {
-	var e *codeError
-	if !errors.As(err, &e) {
-		return false
-	}
-	for _, c := range codes {
-		if e.code == c {
-			return true
-		}
-	}
-	return false
-}
-
 // unsupported reports whether err says that the library, the driver or the
 // chip has no such thing, be it that the function is missing altogether.
-func unsupported(err error) bool { return hasCode(err, codeNotSupported, codeFunctionNotFound) }
+func unsupported(err error) bool { return session.HasCode(err, codeNotSupported, codeFunctionNotFound) }
 
-// query runs a function that fills a T on the lane, and returns the T. has is
-// false when the library lacks the function; f is not called then.
-func query[T any](ctx context.Context, on *lane.Lane, lib *library, name string, has bool, f func(*T) int32) (T, error) {
+// query runs a function that fills a T, and returns the T. has is false when the
+// library lacks the function; f is not called then.
+func query[T any](ctx context.Context, b *Backend, lib *library, name string, has bool, f func(*T) int32) (T, error) {
+	return queryOn(ctx, b, b.session.Calls, lib, name, has, f)
+}
+
+// queryOn is query on that lane.
+func queryOn[T any](ctx context.Context, b *Backend, on *lane.Lane, lib *library, name string, has bool, f func(*T) int32) (T, error) {
+	var out T
 	if !has {
-		var none T
-		return none, &codeError{name, codeFunctionNotFound}
+		return out, check(name, codeFunctionNotFound)
 	}
-	return lane.Run(ctx, on, name, func() (T, error) {
+	return session.Call(ctx, b.session, on, lib, name, func() (T, error) {
 		var out T
-		if lib.closed {
-			return out, backend.ErrClosed
-		}
 		err := check(name, f(&out))
 		return out, err
 	})
 }
 
 // queryChip is query for a function about one chip.
-func queryChip[T any](ctx context.Context, on *lane.Lane, lib *library, name string, c handle, f func(uintptr, *T) int32) (T, error) {
-	return query(ctx, on, lib, fmt.Sprintf("%s(%d)", name, c.index), f != nil, func(out *T) int32 {
+func queryChip[T any](ctx context.Context, b *Backend, lib *library, name string, c handle, f func(uintptr, *T) int32) (T, error) {
+	return queryChipOn(ctx, b, b.session.Calls, lib, name, c, f)
+}
+
+// queryChipOn is queryChip on that lane.
+func queryChipOn[T any](ctx context.Context, b *Backend, on *lane.Lane, lib *library, name string, c handle, f func(uintptr, *T) int32) (T, error) {
+	return queryOn(ctx, b, on, lib, fmt.Sprintf("%s(%d)", name, c.index), f != nil, func(out *T) int32 {
 		return f(c.value, out)
 	})
 }
 
 // queryText is queryChip for a function that fills a text of that size.
-func queryText(ctx context.Context, on *lane.Lane, lib *library, name string, c handle, size uint32, f func(uintptr, *text, uint32) int32) (string, error) {
-	t, err := query(ctx, on, lib, fmt.Sprintf("%s(%d)", name, c.index), f != nil, func(out *text) int32 {
+func queryText(ctx context.Context, b *Backend, lib *library, name string, c handle, size uint32, f func(uintptr, *text, uint32) int32) (string, error) {
+	t, err := query(ctx, b, lib, fmt.Sprintf("%s(%d)", name, c.index), f != nil, func(out *text) int32 {
 		return f(c.value, out, size)
 	})
-	return cString(t[:]), err
+	return t.String(), err
 }
 
 // queryPair is queryChip for a function about two chips.
-func queryPair[T any](ctx context.Context, on *lane.Lane, lib *library, name string, a, b handle, f func(_, _ uintptr, _ *T) int32) (T, error) {
-	return query(ctx, on, lib, fmt.Sprintf("%s(%d, %d)", name, a.index, b.index), f != nil, func(out *T) int32 {
-		return f(a.value, b.value, out)
+func queryPair[T any](ctx context.Context, b *Backend, lib *library, name string, one, two handle, f func(_, _ uintptr, _ *T) int32) (T, error) {
+	return query(ctx, b, lib, fmt.Sprintf("%s(%d, %d)", name, one.index, two.index), f != nil, func(out *T) int32 {
+		return f(one.value, two.value, out)
 	})
 }
 
 // eitherWay asks about a pair in one direction and, if that fails, in the
 // other: the answer is the same, and a driver may know one direction alone. Its
-// error is that of the first, unless isFatal.
-func eitherWay[T any](ctx context.Context, on *lane.Lane, lib *library, name string, a, b handle, f func(_, _ uintptr, _ *T) int32) (T, error) {
-	v, err := queryPair(ctx, on, lib, name, a, b, f)
-	if err == nil || isFatal(err) || hasCode(err, codeFunctionNotFound) {
+// error is that of the first, unless session.IsFatal.
+func eitherWay[T any](ctx context.Context, b *Backend, lib *library, name string, one, two handle, f func(_, _ uintptr, _ *T) int32) (T, error) {
+	v, err := queryPair(ctx, b, lib, name, one, two, f)
+	if err == nil || session.IsFatal(err) || session.HasCode(err, codeFunctionNotFound) {
 		return v, err
 	}
-	v, other := queryPair(ctx, on, lib, name, b, a, f)
+	v, other := queryPair(ctx, b, lib, name, two, one, f)
 	switch {
 	case other == nil:
 		return v, nil
-	case isFatal(other):
+	case session.IsFatal(other):
 		return v, other
 	}
 	return v, err

@@ -221,6 +221,9 @@ func Stat(path string) (File, error) {
 	return File{Path: path, info: info}, nil
 }
 
+// LoadedFrom returns Path, for whoever knows a library but not its type.
+func (f File) LoadedFrom() string { return f.Path }
+
 // Unchanged reports whether the file at path is f, and as it was.
 func (f File) Unchanged(path string) bool {
 	if f.info == nil || path != f.Path {

@@ -11,6 +11,23 @@ import (
 	"github.com/ebitengine/purego"
 )
 
+// Loaded is a shared library with the file that it was loaded from. With a
+// vendor's functions beside it, it is a Library.
+type Loaded struct {
+	File
+	Shared
+}
+
+// Load is LoadShared for a file that may be replaced later.
+func Load(path string, flags int) (Loaded, error) {
+	file, err := Stat(path)
+	if err != nil {
+		return Loaded{}, err
+	}
+	shared, err := LoadShared(path, flags)
+	return Loaded{file, shared}, err
+}
+
 // Shared is a shared library that is loaded. The zero value is none.
 type Shared struct {
 	handle uintptr
@@ -71,10 +88,25 @@ func missing(err error) string {
 	return name
 }
 
-// Symbol returns the address of a function, and whether the library has it.
-func (s Shared) Symbol(name string) (address uintptr, ok bool) {
-	address, err := purego.Dlsym(s.handle, name)
-	return address, err == nil
+// Symbols are functions of a library, and the Go functions that are to call
+// them.
+type Symbols []struct {
+	Function any // a pointer to a variable of a function type
+	Name     string
+}
+
+// Bind makes the variables call the library's functions. It returns the names
+// of those that the library lacks, whose variables stay as they are.
+func (s Shared) Bind(symbols Symbols) (missing []string) {
+	for _, symbol := range symbols {
+		address, err := purego.Dlsym(s.handle, symbol.Name)
+		if err != nil {
+			missing = append(missing, symbol.Name)
+			continue
+		}
+		purego.RegisterFunc(symbol.Function, address)
+	}
+	return missing
 }
 
 // Close unloads the library and those that were loaded for it.

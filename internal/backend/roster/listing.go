@@ -1,0 +1,127 @@
+package roster
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+
+	"github.com/divvy-gpu/divvy/internal/accel"
+	"github.com/divvy-gpu/divvy/internal/backend"
+	"github.com/divvy-gpu/divvy/internal/backend/session"
+)
+
+// Device is a device that the library describes. Vendors put it into a struct
+// with what else they know of a device.
+type Device struct {
+	accel.Device
+	// Minor is the number of its device file.
+	Minor int
+}
+
+// Entry returns d.
+func (d *Device) Entry() *Device { return d }
+
+// Entry is a pointer to a struct with a Device in it.
+type Entry interface{ Entry() *Device }
+
+// Listing is what the library says about all devices now.
+type Listing[E Entry] struct {
+	Driver, CUDA string
+	Machine      string // the product name of the machine, for labels
+	// Devices are in ascending order of Index, as are Faults.
+	Devices []E
+	Links   []accel.Link
+	Faults  []backend.Fault
+}
+
+// ErrSkip is what describe returns for a device that is not for pods.
+var ErrSkip = errors.New("skip this device")
+
+// List describes one device after the other, from 0 to count. What is wrong
+// with one device becomes a fault, with the ID if describe knows it; an error
+// that session.IsFatal ends it. Devices that share what must be a device's own
+// are faults as well.
+func List[E Entry](k Kind, count int, describe func(index int) (E, error)) (Listing[E], error) {
+	var l Listing[E]
+	for index := range count {
+		e, err := describe(index)
+		switch {
+		case session.IsFatal(err):
+			return Listing[E]{}, err
+		case errors.Is(err, ErrSkip):
+		case err != nil:
+			l.Faults = append(l.Faults, backend.Fault{Index: index, ID: e.Entry().ID, Err: err})
+		default:
+			l.Devices = append(l.Devices, e)
+		}
+	}
+	l.rejectDuplicates(k, "uuid", func(d *Device) any { return d.ID })
+	l.rejectDuplicates(k, "device file number", func(d *Device) any { return d.Minor })
+	slices.SortFunc(l.Faults, func(a, b backend.Fault) int { return cmp.Compare(a.Index, b.Index) })
+	return l, nil
+}
+
+// rejectDuplicates makes faults of all devices that share what must be a
+// device's own: which of them is the right one cannot be told, and to guess
+// would swap one user's device for another's.
+func (l *Listing[E]) rejectDuplicates(k Kind, what string, property func(*Device) any) {
+	sharing := map[any][]int{}
+	for _, e := range l.Devices {
+		d := e.Entry()
+		sharing[property(d)] = append(sharing[property(d)], d.Index)
+	}
+	l.Devices = slices.DeleteFunc(l.Devices, func(e E) bool {
+		d := e.Entry()
+		indices := sharing[property(d)]
+		if len(indices) == 1 {
+			return false
+		}
+		l.Faults = append(l.Faults, backend.Fault{
+			Index: d.Index,
+			ID:    d.ID,
+			Err:   fmt.Errorf("%s %d: %ss %v have the same %s %v", k.Noun, d.Index, k.Noun, indices, what, property(d)),
+		})
+		return true
+	})
+}
+
+// Unanswered reports whether there are devices, and the library returned an
+// error for each of them.
+func (l Listing[E]) Unanswered() bool {
+	return len(l.Devices) == 0 && len(l.Faults) > 0 && !slices.ContainsFunc(l.Faults, func(f backend.Fault) bool {
+		var code *session.CodeError
+		return !errors.As(f.Err, &code)
+	})
+}
+
+// CheckUUID returns what is wrong with the uuid that a library gives a device,
+// nil for one that can be its identity. That becomes part of CDI names,
+// annotations and logs, so it consists of letters, digits and those marks that
+// are allowed in all of them and that the vendor uses, such as "-_.".
+func CheckUUID(uuid, marks string) error {
+	if uuid == "" {
+		return errors.New("its uuid is empty")
+	}
+	if strings.ContainsFunc(uuid, func(c rune) bool {
+		letter := c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9'
+		return !letter && !strings.ContainsRune(marks, c)
+	}) {
+		return fmt.Errorf("its uuid %q has characters other than letters, digits and %s in it", uuid, marks)
+	}
+	return nil
+}
+
+// Memory returns the size of a device's memory in bytes, as a function of the
+// library says it, unless it cannot be.
+func Memory(function string, bytes uint64) (int64, error) {
+	switch {
+	case bytes == 0:
+		return 0, fmt.Errorf("it has no memory, %s says 0 bytes", function)
+	case bytes > math.MaxInt64:
+		return 0, fmt.Errorf("%s says %d bytes, which cannot be", function, bytes)
+	}
+	return int64(bytes), nil
+}

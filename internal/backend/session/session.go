@@ -1,0 +1,240 @@
+// Package session is the life of a vendor's library, which is the same for all
+// vendors: it is found, loaded and initialised when it is needed, initialised
+// anew when its driver was loaded anew, loaded again when another file is
+// there, shut down and unloaded. What differs is in Steps.
+//
+// Functions of the library run on two lanes: the wait for an event must not
+// hold up other calls, so it has a lane of its own. Whatever changes which
+// library there is, or whether it is initialised, takes both, events first, so
+// that nothing else is called meanwhile.
+package session
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/go-logr/logr"
+
+	"github.com/divvy-gpu/divvy/internal/backend"
+	"github.com/divvy-gpu/divvy/internal/backend/lane"
+	"github.com/divvy-gpu/divvy/internal/backend/sysfs"
+)
+
+// Library is a library that is loaded, as a vendor binds it: a pointer to a
+// struct with a libfile.File in it.
+type Library interface {
+	comparable
+	// LoadedFrom is the path or name that it was loaded from. File has it.
+	LoadedFrom() string
+}
+
+// Steps are what a vendor's library needs to live. The functions run on both
+// lanes, unless they say otherwise.
+type Steps[L Library] struct {
+	// Vendor is the vendor's name, Name that of the library's file.
+	Vendor, Name string
+	// InitCall and ShutdownCall are the library's functions that Init and
+	// Shutdown call, for messages.
+	InitCall, ShutdownCall string
+
+	// Load returns the library that is found now. It is given the one that is
+	// loaded, or the zero value, and returns or closes it. With an error, it
+	// returns what is loaded nevertheless.
+	Load func(old L) (L, error)
+	// Init initialises the library.
+	Init func(L) error
+	// Shutdown ends what Init began. It has no error: a library refuses it when
+	// the driver is gone, and is to be initialised anew just the same.
+	Shutdown func(L)
+	// Close unloads the library, which was shut down.
+	Close func(L) error
+
+	// Started, unless nil, is told that the library was initialised. It runs in
+	// a discovery, on no lane.
+	Started func()
+	// Bound, unless nil, tells which devices the kernel has for the driver, see
+	// sysfs.Root.Bound. It is for libraries that count their devices when they
+	// are initialised, and runs in a discovery, on no lane.
+	Bound func() string
+}
+
+// Session is the life of one library. It is safe for concurrent use.
+type Session[L Library] struct {
+	steps Steps[L]
+	limit time.Duration
+
+	// Calls and Events are where functions of the library run, with Call.
+	Calls, Events *lane.Lane
+
+	// turn is held by the discovery that runs. It guards plug and revived.
+	turn chan struct{}
+	plug sysfs.Plug
+	// revived is true once the library was initialised anew because no device
+	// could be asked, and until one can: it is tried once, for a driver that
+	// was loaded anew, and not for devices that are simply gone.
+	revived bool
+
+	// initialised is true from a successful Init to Shutdown. It is written on
+	// both lanes.
+	initialised atomic.Bool
+
+	mu     sync.Mutex // guards what follows; not held during calls of the library
+	lib    L          // zero when none is loaded; written on both lanes
+	closed bool
+}
+
+// New returns a session whose library is not loaded yet. Each call of it may
+// take as long as limit.
+func New[L Library](limit time.Duration, steps Steps[L]) *Session[L] {
+	return &Session[L]{
+		steps:  steps,
+		limit:  limit,
+		Calls:  lane.New(limit),
+		Events: lane.New(limit),
+		turn:   make(chan struct{}, 1),
+	}
+}
+
+// Current returns the library that is loaded, the zero value when none is, and
+// backend.ErrClosed after Close.
+func (s *Session[L]) Current() (L, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		var none L
+		return none, backend.ErrClosed
+	}
+	return s.lib, nil
+}
+
+// Initialised reports whether the library is loaded and initialised.
+func (s *Session[L]) Initialised() bool { return s.initialised.Load() }
+
+// Call runs f, which calls functions of lib, on one of the session's lanes; name
+// is what errors call it. It fails with backend.ErrClosed when lib is no longer
+// the library that is loaded.
+func Call[L Library, T any](ctx context.Context, s *Session[L], on *lane.Lane, lib L, name string, f func() (T, error)) (T, error) {
+	return lane.Run(ctx, on, name, func() (T, error) {
+		if s.loaded() != lib {
+			var none T
+			return none, backend.ErrClosed
+		}
+		return f()
+	})
+}
+
+// loaded returns the library that is loaded. It stays so for as long as the
+// caller has a lane.
+func (s *Session[L]) loaded() L {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.lib
+}
+
+// ready returns the library, loaded and initialised. fresh is true when it was
+// not so before. The caller has the turn.
+func (s *Session[L]) ready(ctx context.Context) (lib L, fresh bool, err error) {
+	var none L
+	lib, err = s.Current()
+	if err != nil {
+		return none, false, err
+	}
+	if lib != none && s.initialised.Load() {
+		return lib, false, nil
+	}
+	if lib, err = s.load(ctx); err != nil {
+		return none, false, err
+	}
+	_, err = lane.RunOnBoth(ctx, s.Events, s.Calls, s.steps.InitCall, func() (struct{}, error) {
+		if s.loaded() != lib {
+			return struct{}{}, backend.ErrClosed
+		}
+		if s.initialised.Load() { // by a call that took too long to be waited for
+			return struct{}{}, nil
+		}
+		err := s.steps.Init(lib)
+		s.initialised.Store(err == nil)
+		return struct{}{}, err
+	})
+	if err != nil {
+		return none, false, err
+	}
+	if s.steps.Started != nil {
+		s.steps.Started()
+	}
+	logr.FromContextOrDiscard(ctx).V(2).Info("Initialised the vendor's library", "vendor", s.steps.Vendor, "path", lib.LoadedFrom())
+	return lib, true, nil
+}
+
+// load makes sure that the library is loaded from where it is found now.
+func (s *Session[L]) load(ctx context.Context) (L, error) {
+	return lane.RunOnBoth(ctx, s.Events, s.Calls, "loading "+s.steps.Name, func() (L, error) {
+		var none L
+		old, err := s.Current()
+		if err != nil {
+			return none, err
+		}
+		if s.initialised.Load() { // by a call that took too long to be waited for
+			return old, nil
+		}
+		lib, err := s.steps.Load(old)
+		s.mu.Lock()
+		s.lib = lib
+		s.mu.Unlock()
+		if err != nil {
+			return none, err
+		}
+		if lib != old {
+			logr.FromContextOrDiscard(ctx).Info("Loaded the vendor's library", "vendor", s.steps.Vendor, "path", lib.LoadedFrom())
+		}
+		return lib, nil
+	})
+}
+
+// end shuts the library down, so that ready initialises it again.
+func (s *Session[L]) end(ctx context.Context) error {
+	_, err := lane.RunOnBoth(ctx, s.Events, s.Calls, s.steps.ShutdownCall, func() (struct{}, error) {
+		s.shutdown()
+		return struct{}{}, nil
+	})
+	return err
+}
+
+// shutdown shuts the library down if it is initialised. Both lanes are the
+// caller's.
+func (s *Session[L]) shutdown() {
+	if s.initialised.Swap(false) {
+		s.steps.Shutdown(s.loaded())
+	}
+}
+
+// Close shuts the library down and unloads it. When a call does not return, it
+// leaves the library as it is and says so. Close again returns nil.
+func (s *Session[L]) Close() error {
+	s.mu.Lock()
+	closed := s.closed
+	s.closed = true
+	s.mu.Unlock()
+	if closed {
+		return nil
+	}
+	_, err := lane.RunOnBoth(context.Background(), s.Events, s.Calls, s.steps.ShutdownCall, func() (struct{}, error) {
+		var none L
+		s.shutdown()
+		s.mu.Lock()
+		lib := s.lib
+		s.lib = none
+		s.mu.Unlock()
+		if lib == none {
+			return struct{}{}, nil
+		}
+		return struct{}{}, s.steps.Close(lib)
+	})
+	if err != nil {
+		return fmt.Errorf("%s: %w", s.steps.Vendor, err)
+	}
+	return nil
+}
