@@ -11,11 +11,9 @@ import (
 
 	"github.com/divvy-gpu/divvy/internal/accel"
 	"github.com/divvy-gpu/divvy/internal/backend"
+	"github.com/divvy-gpu/divvy/internal/backend/roster"
+	"github.com/divvy-gpu/divvy/internal/backend/session"
 )
-
-// eventWait is how long one call waits for an event. It is short, because the
-// library cannot be shut down meanwhile.
-const eventWait = 500 * time.Millisecond
 
 // wantedEvents are the types that tell of a fault. Errors of a single bit are
 // corrected and not among them.
@@ -25,30 +23,29 @@ const wantedEvents = nvml.EventTypeXidCriticalError | nvml.EventTypeDoubleBitEcc
 // next Discover. While there is no library, or no GPU was listed yet, it waits
 // for that.
 func (b *Backend) AwaitChange(ctx context.Context) error {
-	// A wait must not look like a call that hangs.
-	wait := max(min(eventWait, b.options.CallTimeout/2), time.Millisecond)
+	wait := b.session.EventWait()
 	for {
-		lib, err := b.current()
+		lib, err := b.session.Current()
 		if err != nil {
 			return err
 		}
+		last := b.roster.Last()
 		b.mu.Lock()
-		round, places := b.round, b.facts.places
 		born, lost := b.born, b.lost
 		retry := len(b.unheard) > 0 && time.Since(b.listened) >= backend.DefaultInterval
 		b.mu.Unlock()
 		switch {
-		case lib == nil || !b.initialised.Load() || round == 0:
+		case lib == nil || !b.session.Initialised() || last.Round == 0:
 			if err := b.awaitNews(ctx, wait); err != nil {
 				return err
 			}
 			continue
 		case !lib.has["nvmlEventSetCreate"] || !lib.has["nvmlEventSetWait_v2"] || !lib.has["nvmlDeviceRegisterEvents"]:
 			return fmt.Errorf("nvidia: %s tells of no events", lib.Path)
-		case b.heard.Load() != round || retry:
-			changed, err := b.hear(ctx, lib, born, round, places)
+		case b.heard.Load() != last.Round || retry:
+			changed, err := b.hear(ctx, lib, born, last)
 			switch {
-			case err != nil && !isFatal(err) && !b.initialised.Load():
+			case err != nil && !session.IsFatal(err) && !b.session.Initialised():
 				continue // the library was shut down meanwhile
 			case err != nil:
 				return fmt.Errorf("nvidia: %w", err)
@@ -58,20 +55,20 @@ func (b *Backend) AwaitChange(ctx context.Context) error {
 		}
 
 		start := time.Now()
-		_, err = query(ctx, b, b.events, lib, "nvmlEventSetWait_v2", func() (struct{}, nvml.Return) {
+		_, err = queryOn(ctx, b, b.session.Events, lib, "nvmlEventSetWait_v2", noGPU, func() (struct{}, nvml.Return) {
 			return struct{}{}, b.wait(ctx, lib, wait)
 		})
-		if err != nil && b.heard.Load() != round {
+		if err != nil && b.heard.Load() != last.Round {
 			continue // the library was shut down meanwhile, and with it the set
 		}
-		gone := hasCode(err, nvml.ERROR_GPU_IS_LOST)
+		gone := session.HasCode(err, nvml.ERROR_GPU_IS_LOST)
 		b.mu.Lock()
 		b.lost = gone
 		b.mu.Unlock()
 		switch {
 		case err == nil:
 			return nil
-		case hasCode(err, nvml.ERROR_TIMEOUT):
+		case session.HasCode(err, nvml.ERROR_TIMEOUT):
 		case gone && !lost:
 			b.heard.Store(0) // the next set is made without it
 			return nil
@@ -79,11 +76,8 @@ func (b *Backend) AwaitChange(ctx context.Context) error {
 			b.heard.Store(0)
 			return fmt.Errorf("nvidia: %w", err)
 		}
-		// A library that does not wait must not be asked without a pause.
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-time.After(wait - time.Since(start)):
+		if err := session.Rest(ctx, start.Add(wait)); err != nil {
+			return err
 		}
 	}
 }
@@ -107,7 +101,7 @@ func (b *Backend) wait(ctx context.Context, lib *library, wait time.Duration) nv
 	if b.set == nil {
 		return nvml.ERROR_UNINITIALIZED // shut down meanwhile
 	}
-	event, code := lib.api.EventSetWait(b.set, uint32(wait.Milliseconds())) //nolint:gosec // eventWait at most
+	event, code := lib.api.EventSetWait(b.set, uint32(wait.Milliseconds())) //nolint:gosec // less than a second
 	if code == nvml.SUCCESS {
 		b.note(ctx, event)
 	}
@@ -152,13 +146,14 @@ func (b *Backend) note(ctx context.Context, e nvml.EventData) {
 // maxLeft bounds how many events of a set are taken before it goes.
 const maxLeft = 64
 
-// hear makes a set of the events of the GPUs that were found in that round, in
-// the place of the set before. changed is true when that one had something to
+// hear makes a set of the events of the GPUs that were found last, in the place
+// of the set before. changed is true when that one had something to
 // tell, and when there are GPUs whose events cannot be heard now, and could
 // before, or the other way round.
-func (b *Backend) hear(ctx context.Context, lib *library, born, round uint64, places []place) (changed bool, err error) {
+func (b *Backend) hear(ctx context.Context, lib *library, born uint64, last roster.Last) (changed bool, err error) {
 	unheard := map[accel.DeviceID]error{}
-	left, failure := query(ctx, b, b.events, lib, "nvmlEventSetCreate", func() (left bool, code nvml.Return) {
+	gpus := last.Devices
+	left, failure := queryOn(ctx, b, b.session.Events, lib, "nvmlEventSetCreate", noGPU, func() (left bool, code nvml.Return) {
 		// What the set before has not told yet would be lost with it.
 		for range maxLeft {
 			if b.set == nil || b.wait(ctx, lib, 0) != nvml.SUCCESS {
@@ -174,25 +169,25 @@ func (b *Backend) hear(ctx context.Context, lib *library, born, round uint64, pl
 		return left, code
 	})
 	switch {
-	case isFatal(failure) || unsupported(failure) || hasCode(failure, nvml.ERROR_UNINITIALIZED, nvml.ERROR_DRIVER_NOT_LOADED):
+	case session.IsFatal(failure) || unsupported(failure) || session.HasCode(failure, nvml.ERROR_UNINITIALIZED, nvml.ERROR_DRIVER_NOT_LOADED):
 		return false, failure
 	case failure != nil:
-		for _, p := range places {
-			unheard[p.id] = failure
+		for _, g := range gpus {
+			unheard[g.ID] = failure
 		}
-		places = nil
+		gpus = nil
 	}
-	for _, p := range places {
-		err := b.hearGPU(ctx, lib, p)
+	for _, g := range gpus {
+		err := b.hearGPU(ctx, lib, g.Index, g.ID)
 		switch {
-		case isFatal(err):
+		case session.IsFatal(err):
 			return false, err
 		case unsupported(err):
 			logr.FromContextOrDiscard(ctx).V(2).Info("A GPU tells of no events and is only asked",
-				"vendor", Vendor, "device", p.id, "err", err)
-		case hasCode(err, nvml.ERROR_GPU_IS_LOST): // whoever discovers finds out
+				"vendor", Vendor, "device", g.ID, "err", err)
+		case session.HasCode(err, nvml.ERROR_GPU_IS_LOST): // whoever discovers finds out
 		case err != nil:
-			unheard[p.id] = err
+			unheard[g.ID] = err
 		}
 	}
 	b.mu.Lock()
@@ -203,7 +198,7 @@ func (b *Backend) hear(ctx context.Context, lib *library, born, round uint64, pl
 	changed = left || !maps.EqualFunc(unheard, b.unheard, func(a, b error) bool { return a.Error() == b.Error() })
 	b.unheard, b.listened = unheard, time.Now()
 	if failure == nil {
-		b.heard.Store(round)
+		b.heard.Store(last.Round)
 	} else if !changed {
 		return false, failure
 	}
@@ -211,38 +206,38 @@ func (b *Backend) hear(ctx context.Context, lib *library, born, round uint64, pl
 }
 
 // hearGPU adds a GPU's events to the set.
-func (b *Backend) hearGPU(ctx context.Context, lib *library, p place) error {
-	handle, err := queryGPU(ctx, b, b.events, lib, "nvmlDeviceGetHandleByIndex_v2", p.index, func() (nvml.Device, nvml.Return) {
-		return lib.api.DeviceGetHandleByIndex(p.index)
+func (b *Backend) hearGPU(ctx context.Context, lib *library, index int, id accel.DeviceID) error {
+	handle, err := queryOn(ctx, b, b.session.Events, lib, "nvmlDeviceGetHandleByIndex_v2", index, func() (nvml.Device, nvml.Return) {
+		return lib.api.DeviceGetHandleByIndex(index)
 	})
 	if err != nil {
 		return err
 	}
-	uuid, err := queryGPU(ctx, b, b.events, lib, "nvmlDeviceGetUUID", p.index, handle.GetUUID)
+	uuid, err := queryOn(ctx, b, b.session.Events, lib, "nvmlDeviceGetUUID", index, handle.GetUUID)
 	if err != nil {
 		return err
 	}
-	if accel.DeviceID(uuid) != p.id {
+	if accel.DeviceID(uuid) != id {
 		return nil // another GPU has its place; the next round knows
 	}
 	types := uint64(wantedEvents)
-	supported, err := queryGPU(ctx, b, b.events, lib, "nvmlDeviceGetSupportedEventTypes", p.index, handle.GetSupportedEventTypes)
+	supported, err := queryOn(ctx, b, b.session.Events, lib, "nvmlDeviceGetSupportedEventTypes", index, handle.GetSupportedEventTypes)
 	switch {
 	case err == nil:
 		types &= supported
-	case !hasCode(err, nvml.ERROR_FUNCTION_NOT_FOUND):
+	case !session.HasCode(err, nvml.ERROR_FUNCTION_NOT_FOUND):
 		return err
 	}
 	if types == 0 {
 		return nil
 	}
-	_, err = queryGPU(ctx, b, b.events, lib, "nvmlDeviceRegisterEvents", p.index, func() (struct{}, nvml.Return) {
+	_, err = queryOn(ctx, b, b.session.Events, lib, "nvmlDeviceRegisterEvents", index, func() (struct{}, nvml.Return) {
 		if b.set == nil {
 			return struct{}{}, nvml.ERROR_UNINITIALIZED
 		}
 		code := handle.RegisterEvents(types, b.set)
 		if code == nvml.SUCCESS {
-			b.hears[handle] = p.id
+			b.hears[handle] = id
 		}
 		return struct{}{}, code
 	})

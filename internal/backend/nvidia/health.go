@@ -9,6 +9,7 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
 	"github.com/divvy-gpu/divvy/internal/accel"
+	"github.com/divvy-gpu/divvy/internal/backend/session"
 )
 
 // ignoredByDefault are the causes that do not count unless the configuration
@@ -93,15 +94,15 @@ func (b *Backend) unwell(cause, format string, args ...any) accel.Health {
 
 // health says how a GPU is: what the library tells when it is asked, then what
 // events told of, unless one of these is to keep the GPU away for good. Its
-// error is one that isFatal.
+// error is one that session.IsFatal.
 func (b *Backend) health(ctx context.Context, lib *library, g *gpu, told faults) (accel.Health, error) {
-	failed, err := queryGPU(ctx, b, b.calls, lib, "nvmlDeviceGetRemappedRows", g.Index, func() (bool, nvml.Return) {
+	failed, err := queryGPU(ctx, b, lib, "nvmlDeviceGetRemappedRows", g.Index, func() (bool, nvml.Return) {
 		_, _, _, failed, code := g.handle.GetRemappedRows()
 		return failed, code
 	})
 	var all []accel.Health
 	switch {
-	case isFatal(err):
+	case session.IsFatal(err):
 		return accel.Health{}, err
 	case unsupported(err):
 	case err != nil:
@@ -129,7 +130,7 @@ func (b *Backend) health(ctx context.Context, lib *library, g *gpu, told faults)
 
 // unreachable is the health of a GPU about which a call failed.
 func (b *Backend) unreachable(err error) accel.Health {
-	if hasCode(err, nvml.ERROR_GPU_IS_LOST) {
+	if session.HasCode(err, nvml.ERROR_GPU_IS_LOST) {
 		return b.unwell(accel.CauseLost, "%v", err)
 	}
 	return b.unwell(causeUnreachable, "%v", err)

@@ -3,22 +3,12 @@ package nvidia
 import (
 	"context"
 	"strconv"
-	"strings"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
-	"github.com/divvy-gpu/divvy/internal/accel"
 	"github.com/divvy-gpu/divvy/internal/backend"
+	"github.com/divvy-gpu/divvy/internal/backend/session"
 )
-
-// facts are what the last discovery found for Labels and AwaitChange.
-type facts struct {
-	driver, cuda string
-	machine      string // the DMI product name
-	devices      []accel.Device
-	places       []place
-	traits       map[accel.DeviceID]traits
-}
 
 // traits are what labels tell of a GPU and nothing else needs.
 type traits struct {
@@ -28,26 +18,26 @@ type traits struct {
 	class        string
 }
 
-// traits asks for what labels tell of a GPU. Its error is one that isFatal;
+// askTraits asks for what labels tell of a GPU. Its error is one that session.IsFatal;
 // what the library does not tell is left out.
-func (b *Backend) traits(ctx context.Context, lib *library, g *gpu) (t traits, err error) {
+func (b *Backend) askTraits(ctx context.Context, lib *library, g *gpu) (t traits, err error) {
 	type numbers [2]int
-	compute, err := queryGPU(ctx, b, b.calls, lib, "nvmlDeviceGetCudaComputeCapability", g.Index, func() (numbers, nvml.Return) {
+	compute, err := queryGPU(ctx, b, lib, "nvmlDeviceGetCudaComputeCapability", g.Index, func() (numbers, nvml.Return) {
 		major, minor, code := g.handle.GetCudaComputeCapability()
 		return numbers{major, minor}, code
 	})
 	switch {
-	case isFatal(err):
+	case session.IsFatal(err):
 		return t, err
 	case err == nil:
 		t.major, t.minor = compute[0], compute[1]
 	}
-	mode, err := queryGPU(ctx, b, b.calls, lib, "nvmlDeviceGetMigMode", g.Index, func() (int, nvml.Return) {
+	mode, err := queryGPU(ctx, b, lib, "nvmlDeviceGetMigMode", g.Index, func() (int, nvml.Return) {
 		mode, _, code := g.handle.GetMigMode()
 		return mode, code
 	})
 	switch {
-	case isFatal(err):
+	case session.IsFatal(err):
 		return t, err
 	case err == nil:
 		t.migCapable, t.partitioned = true, mode == nvml.DEVICE_MIG_ENABLE
@@ -71,18 +61,18 @@ const (
 // node with several models, what is said of a GPU is said of the most frequent
 // one, of the lowest index among equals, and the count is that of all GPUs.
 func (b *Backend) Labels(sharing backend.Sharing) map[string]string {
-	b.mu.Lock()
-	f := b.facts
-	b.mu.Unlock()
-	if len(f.devices) == 0 {
+	last := b.roster.Last()
+	if len(last.Devices) == 0 {
 		return nil
 	}
-	model := backend.MostFrequent(f.devices)
-	t := f.traits[model.ID]
+	model := backend.MostFrequent(last.Devices)
+	b.mu.Lock()
+	t := b.traits[model.ID]
+	b.mu.Unlock()
 	labels := map[string]string{
 		"gpu.present":          "true",
-		"gpu.machine":          f.machine,
-		"gpu.count":            strconv.Itoa(len(f.devices)),
+		"gpu.machine":          last.Machine,
+		"gpu.count":            strconv.Itoa(len(last.Devices)),
 		"gpu.replicas":         strconv.Itoa(max(sharing.Replicas, 1)),
 		"gpu.sharing-strategy": "none",
 		"gpu.product":          model.Model,
@@ -103,28 +93,13 @@ func (b *Backend) Labels(sharing backend.Sharing) map[string]string {
 		labels["gpu.compute.major"] = strconv.Itoa(t.major)
 		labels["gpu.compute.minor"] = strconv.Itoa(t.minor)
 	}
-	version(labels, f.driver, "cuda.driver-version.", "major", "minor", "revision")
-	version(labels, f.cuda, "cuda.runtime-version.", "major", "minor")
-	labels["cuda.driver-version.full"], labels["cuda.runtime-version.full"] = f.driver, f.cuda
+	labels["cuda.driver-version.full"], labels["cuda.runtime-version.full"] = last.Driver, last.CUDA
+	backend.VersionLabels(labels, "cuda.driver-version.", last.Driver, "major", "minor", "revision")
+	backend.VersionLabels(labels, "cuda.runtime-version.", last.CUDA, "major", "minor")
 	// The names of earlier releases.
-	version(labels, f.driver, "cuda.driver.", "major", "minor", "rev")
-	version(labels, f.cuda, "cuda.runtime.", "major", "minor")
-
-	out := map[string]string{}
-	for key, value := range labels {
-		if value = backend.LabelValue(value); value != "" {
-			out[labelPrefix+key] = value
-		}
-	}
-	return out
-}
-
-// version adds the first parts of a version, as far as it has them.
-func version(labels map[string]string, version, prefix string, parts ...string) {
-	numbers := strings.Split(version, ".")
-	for i, part := range parts[:min(len(parts), len(numbers))] {
-		labels[prefix+part] = numbers[i]
-	}
+	backend.VersionLabels(labels, "cuda.driver.", last.Driver, "major", "minor", "rev")
+	backend.VersionLabels(labels, "cuda.runtime.", last.CUDA, "major", "minor")
+	return backend.Labels(labelPrefix, labels)
 }
 
 // family is the architecture of a compute capability.

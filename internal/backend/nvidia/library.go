@@ -14,6 +14,7 @@ import (
 	"github.com/divvy-gpu/divvy/internal/backend"
 	"github.com/divvy-gpu/divvy/internal/backend/lane"
 	"github.com/divvy-gpu/divvy/internal/backend/libfile"
+	"github.com/divvy-gpu/divvy/internal/backend/session"
 )
 
 // places returns where NVML can be: where distributions and NVIDIA's driver
@@ -66,10 +67,10 @@ var bound struct {
 	lib *library
 }
 
-// load returns NVML, loaded from one of the places; fresh is true when it was
-// not loaded before. Its error is a *backend.RestartNeededError when what was
-// loaded is no longer what is there.
-func load(p libfile.Places) (lib *library, fresh bool, err error) {
+// load returns NVML, loaded from one of the places; with an error it returns
+// old. Its error is a *backend.RestartNeededError when what was loaded is no
+// longer what is there.
+func load(p libfile.Places, old *library) (*library, error) {
 	bound.Lock()
 	defer bound.Unlock()
 	if bound.lib == nil {
@@ -78,25 +79,25 @@ func load(p libfile.Places) (lib *library, fresh bool, err error) {
 			err = lib.bind()
 		}
 		if err != nil {
-			return nil, false, err
+			return old, err
 		}
 		bound.lib = lib.library
-		return bound.lib, true, nil
+		return bound.lib, nil
 	}
 
 	candidates, err := p.Candidates()
 	if err != nil {
-		return nil, false, err
+		return old, err
 	}
 	path := bound.lib.Path
 	switch {
 	case slices.Contains(candidates, path) && (!strings.Contains(path, "/") || bound.lib.Unchanged(path)):
-		return bound.lib, false, nil
+		return bound.lib, nil
 	case !slices.ContainsFunc(candidates, func(c string) bool { return strings.Contains(c, "/") && isFile(c) }):
 		// The driver is not installed now. What comes next decides.
-		return nil, false, p.NotFound()
+		return old, p.NotFound()
 	}
-	return nil, false, &backend.RestartNeededError{Reason: path + ", which is loaded, was replaced or is no longer the driver's"}
+	return old, &backend.RestartNeededError{Reason: path + ", which is loaded, was replaced or is no longer the driver's"}
 }
 
 func isFile(path string) bool {
@@ -160,56 +161,48 @@ func (l *library) init() nvml.Return { return l.api.Init() }
 
 func (l *library) shutdown() nvml.Return { return l.api.Shutdown() }
 
-// codeError is a call that returned another code than success.
-type codeError struct {
-	call string
-	code nvml.Return
-	text string
-}
-
-func (e *codeError) Error() string { return fmt.Sprintf("%s: %s (%d)", e.call, e.text, e.code) }
-
-// check turns a return code into an error, a *codeError. It asks the library
-// for words, so it runs on the lane of the call.
+// check turns a return code into an error, a *session.CodeError. It asks the
+// library for words, so it runs on the lane of the call.
 func (l *library) check(call string, code nvml.Return) error {
 	if code == nvml.SUCCESS {
 		return nil
 	}
 	text := strings.TrimSpace(l.api.ErrorString(code))
-	return &codeError{call: call, code: code, text: strings.ToValidUTF8(strings.ToLower(text), "?")}
-}
-
-// hasCode reports whether err is a call that returned one of the codes.
-func hasCode(err error, codes ...nvml.Return) bool {
-	var e *codeError
-	return errors.As(err, &e) && slices.Contains(codes, e.code)
+	return &session.CodeError{Call: call, Code: int32(code), Text: strings.ToValidUTF8(strings.ToLower(text), "?")}
 }
 
 // unsupported reports whether err says that something does not exist, in this
 // release of the library or for this GPU.
 func unsupported(err error) bool {
-	return hasCode(err, nvml.ERROR_NOT_SUPPORTED, nvml.ERROR_FUNCTION_NOT_FOUND)
+	return session.HasCode(err, nvml.ERROR_NOT_SUPPORTED, nvml.ERROR_FUNCTION_NOT_FOUND)
 }
 
-// query runs a call of one of the library's functions on the lane. A function
-// that the library lacks is not supported.
-func query[T any](ctx context.Context, b *Backend, on *lane.Lane, lib *library, function string, call func() (T, nvml.Return)) (T, error) {
-	return queryFor(ctx, b, on, lib, function, function, call)
+// query runs a call of one of the library's functions. A function that the
+// library lacks is not supported.
+func query[T any](ctx context.Context, b *Backend, lib *library, function string, call func() (T, nvml.Return)) (T, error) {
+	return queryOn(ctx, b, b.session.Calls, lib, function, noGPU, call)
 }
 
 // queryGPU is query for a function about one GPU.
-func queryGPU[T any](ctx context.Context, b *Backend, on *lane.Lane, lib *library, function string, index int, call func() (T, nvml.Return)) (T, error) {
-	return queryFor(ctx, b, on, lib, function, fmt.Sprintf("%s(%d)", function, index), call)
+func queryGPU[T any](ctx context.Context, b *Backend, lib *library, function string, index int, call func() (T, nvml.Return)) (T, error) {
+	return queryOn(ctx, b, b.session.Calls, lib, function, index, call)
 }
 
-func queryFor[T any](ctx context.Context, b *Backend, on *lane.Lane, lib *library, function, name string, call func() (T, nvml.Return)) (T, error) {
-	return lane.Run(ctx, on, name, func() (T, error) {
-		var none T
-		switch {
-		case b.down:
-			return none, backend.ErrClosed
-		case !lib.has[function]:
-			return none, &codeError{call: name, code: nvml.ERROR_FUNCTION_NOT_FOUND, text: lib.Path + " has no such function"}
+// noGPU is the index for functions that are about no GPU.
+const noGPU = -1
+
+// queryOn is queryGPU on that lane.
+func queryOn[T any](ctx context.Context, b *Backend, on *lane.Lane, lib *library, function string, index int, call func() (T, nvml.Return)) (T, error) {
+	name := function
+	if index != noGPU {
+		name = fmt.Sprintf("%s(%d)", function, index)
+	}
+	return session.Call(ctx, b.session, on, lib, name, func() (T, error) {
+		if !lib.has[function] {
+			var none T
+			return none, &session.CodeError{
+				Call: name, Code: int32(nvml.ERROR_FUNCTION_NOT_FOUND), Text: lib.Path + " has no such function",
+			}
 		}
 		value, code := call()
 		return value, lib.check(name, code)
