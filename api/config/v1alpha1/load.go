@@ -90,6 +90,10 @@ func Base() NodeConfig {
 // same. An error means that the data is no YAML, so nothing was read.
 func Decode(data []byte, c *NodeConfig) (mistakes []string, err error) {
 	c.APIVersion, c.Kind = "", ""
+	var root yaml.Node
+	if err := yaml.Unmarshal(data, &root); err != nil {
+		return nil, errors.New(strings.TrimPrefix(err.Error(), "yaml: "))
+	}
 	dec := yaml.NewDecoder(bytes.NewReader(data))
 	dec.KnownFields(true)
 	if err := dec.Decode(c); err != nil && !errors.Is(err, io.EOF) {
@@ -101,6 +105,7 @@ func Decode(data []byte, c *NodeConfig) (mistakes []string, err error) {
 			mistakes = append(mistakes, plain(m))
 		}
 	}
+	mistakes = append(mistakes, Fractions(&root, c)...)
 	if err := dec.Decode(new(yaml.Node)); err == nil {
 		mistakes = append(mistakes, "the file holds more than one YAML document; one is read")
 	}

@@ -200,6 +200,7 @@ func FuzzParse(f *testing.F) {
 	f.Add(head + "vendors: {nvidia: {health: {recoverAfter: 1s}}}\nresources: [{name: n.com/g, vendor: nvidia, mode: timeSlicing, replicas: 2, devices: {indexes: [1], except: {ids: [a]}}}]")
 	f.Add(head)
 	f.Add("a: &a [*a]")
+	f.Add(head + "resources: [{replicas: 1.5, devices: &d {indexes: [0.5], except: *d}}]")
 	f.Add(head + "resources: [{}]")
 	f.Fuzz(func(t *testing.T, text string) {
 		c, err := Parse([]byte(text), "fuzz", vendors)

@@ -33,6 +33,10 @@ func TestEachMistakeNamesItsFieldAndWhatWouldBeRight(t *testing.T) {
 		"no replicas":                   {resource("mode: timeSlicing"), "resources[0].replicas: 0 is out of range"},
 		"absurd replicas":               {resource("mode: timeSlicing, replicas: 1000000"), "resources[0].replicas: 1000000 is out of range"},
 		"no truth":                      {resource("mode: timeSlicing, replicas: 2, failRequestsGreaterThanOne: many"), "line 4: cannot unmarshal !!str `many` into bool"},
+		"a part of a replica":           {resource("mode: timeSlicing, replicas: 2.9"), "line 4: 2.9 is not a whole number"},
+		"a part of an index":            {resource("mode: exclusive, devices: {indexes: [0, 1.5]}"), "line 4: 1.5 is not a whole number"},
+		"a part of a rule's replica":    {resource("mode: timeSlicing, replicas: 2, replicasFor: [{devices: {indexes: [0]}, replicas: 1.5}]"), "line 4: 1.5 is not a whole number"},
+		"a part that is merged in":      {head + "vendors:\nresources:\n- <<: {replicas: 2.5}\n  name: a.com/b\n  vendor: nvidia\n  mode: timeSlicing\n", "line 5: 2.5 is not a whole number"},
 		"replicas of exclusive":         {resource("mode: exclusive, replicas: 4"), "resources[0].replicas: the key belongs to mode timeSlicing, and the mode is exclusive"},
 		"replicas of memory":            {resource("replicas: 4"), "resources[0].replicas: the key belongs to mode timeSlicing, and the mode is memory"},
 		"rules of exclusive":            {resource("mode: exclusive, replicasFor: [{replicas: 2}]"), "resources[0].replicasFor: the key belongs to mode timeSlicing"},
@@ -101,6 +105,7 @@ func TestParseAccepts(t *testing.T) {
 	tests := map[string]string{
 		"whole cards beside memory":         two("mode: exclusive", "mode: memory"),
 		"whole cards twice":                 two("mode: exclusive", "mode: exclusive, splitBoards: true"),
+		"a whole number with a point":       resource("mode: timeSlicing, replicas: 2.0"),
 		"one replica":                       resource("mode: timeSlicing, replicas: 1"),
 		"the most replicas":                 resource("mode: timeSlicing, replicas: 1024"),
 		"some devices with one replica":     resource("mode: timeSlicing, replicas: 4, replicasFor: [{devices: {indexes: [0]}, replicas: 1}]"),
