@@ -2,8 +2,8 @@ package sharing
 
 import (
 	"slices"
-	"strings"
 
+	config "github.com/divvy-gpu/divvy/api/config/v1alpha1"
 	"github.com/divvy-gpu/divvy/internal/accel"
 )
 
@@ -35,7 +35,7 @@ func (s *Selector) names(c Card) bool {
 	}
 	return slices.Contains(s.Indexes, c.Index) ||
 		slices.ContainsFunc(s.IDs, func(id accel.DeviceID) bool { return id == c.ID || slices.Contains(c.Chips, id) }) ||
-		slices.ContainsFunc(s.Models, func(pattern string) bool { return glob(pattern, c.Model) })
+		slices.ContainsFunc(s.Models, func(pattern string) bool { return config.MatchModel(pattern, c.Model) })
 }
 
 // Select returns the cards that s chooses, in their order.
@@ -64,29 +64,4 @@ func Replicas(c Card, rules []ReplicaRule, otherwise int) int {
 		}
 	}
 	return otherwise
-}
-
-// glob reports whether all of text matches the pattern, in which "*" stands for
-// any text. It takes the parts between the stars from left to right, each at
-// the first place where it is found, so the time does not grow with the number
-// of ways to match.
-func glob(pattern, text string) bool {
-	head, rest, star := strings.Cut(pattern, "*")
-	if !star {
-		return pattern == text
-	}
-	text, ok := strings.CutPrefix(text, head)
-	if !ok {
-		return false
-	}
-	parts := strings.Split(rest, "*")
-	last := parts[len(parts)-1]
-	for _, part := range parts[:len(parts)-1] {
-		i := strings.Index(text, part)
-		if i < 0 {
-			return false
-		}
-		text = text[i+len(part):]
-	}
-	return strings.HasSuffix(text, last)
 }

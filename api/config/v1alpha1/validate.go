@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"maps"
 	"net"
-	"path"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -243,8 +242,6 @@ func (k *checker) selector(field string, s DeviceSelector, inner bool) {
 	for _, m := range s.Models {
 		if strings.TrimSpace(m) == "" {
 			k.wrong(field+".models", "%q is no model; write the product name, with * for any text", m)
-		} else if _, err := path.Match(m, ""); err != nil {
-			k.wrong(field+".models", "%q is not a pattern; write the product name, with * for any text", m)
 		}
 	}
 	for _, id := range s.IDs {
@@ -335,8 +332,7 @@ func mayMatchBoth(a, b string) bool {
 		a, b = b, a
 	}
 	if !strings.Contains(b, "*") {
-		ok, err := path.Match(a, b)
-		return err != nil || ok
+		return MatchModel(a, b)
 	}
 	// Both have stars: what stands before the first and after the last decides.
 	headA, headB := a[:strings.Index(a, "*")], b[:strings.Index(b, "*")]
