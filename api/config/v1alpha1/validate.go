@@ -50,6 +50,7 @@ func Validate(c NodeConfig, vendors []string) []string {
 		k.resource(i, r)
 	}
 	k.memoryTwice(c.Resources)
+	k.sockets(c)
 	return k.mistakes
 }
 
@@ -272,6 +273,42 @@ func (k *checker) selector(field string, s DeviceSelector, inner bool) {
 
 func (s DeviceSelector) isZero() bool {
 	return len(s.Models) == 0 && len(s.IDs) == 0 && len(s.Indexes) == 0 && s.Except == nil
+}
+
+const (
+	// maxSocket is how long the path of a Unix socket may be on Linux: sun_path of
+	// unix(7), less the zero byte at its end.
+	maxSocket = 107
+	// maxResourceSocket leaves room for the "~2" of a resource whose socket
+	// cannot be taken, and for a few more attempts.
+	maxResourceSocket = maxSocket - len("~99")
+)
+
+// sockets refuses paths that no socket can have. Such a resource would never
+// reach kubelet. What stands below kubeletDir is named as package deviceplugin
+// names it.
+func (k *checker) sockets(c NodeConfig) {
+	dir := filepath.Join(c.KubeletDir, "device-plugins")
+	const kubelet = "kubelet.sock"
+	if path := filepath.Join(dir, kubelet); len(path) > maxSocket {
+		k.wrong("kubeletDir", "kubelet's socket %s has %d bytes, and a socket's path may have %d; use a shorter folder", path, len(path), maxSocket)
+		return
+	}
+	taken := map[string]bool{kubelet: true}
+	for i, r := range c.Resources {
+		domain, name, _ := strings.Cut(r.Name, "/")
+		label, _, _ := strings.Cut(domain, ".")
+		socket := label + "-" + name + ".sock"
+		if taken[socket] {
+			socket = strings.ReplaceAll(r.Name, "/", "_") + ".sock"
+		}
+		taken[socket] = true
+		// A name that is no name has been told of.
+		if path := filepath.Join(dir, socket); len(path) > maxResourceSocket && namePattern.MatchString(name) && len(domain) <= maxDomain {
+			k.wrong(fmt.Sprintf("resources[%d].name", i), "the socket of %s below kubeletDir, %s, has %d bytes, and it may have %d; "+
+				"use a name that is shorter by %d", r.Name, path, len(path), maxResourceSocket, len(path)-maxResourceSocket)
+		}
+	}
 }
 
 // memoryTwice refuses two memory resources that may be made of one device. The
