@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 )
 
 const (
@@ -78,6 +79,41 @@ func Build(ctx context.Context, vendor, dir string, options ...BuildOption) (fil
 		return "", fmt.Errorf("build %s: %w", lib.file, err)
 	}
 	return file, nil
+}
+
+// compiled has what Compiled has made, by vendor.
+var compiled struct {
+	sync.Mutex
+	libraries map[string][]byte
+}
+
+// Compiled returns the stand-in for a vendor's library, for a process that wants
+// it in many places: it is compiled when it is wanted first, in a folder for
+// temporary files.
+func Compiled(vendor string) ([]byte, error) {
+	compiled.Lock()
+	defer compiled.Unlock()
+	if data, ok := compiled.libraries[vendor]; ok {
+		return data, nil
+	}
+	dir, err := os.MkdirTemp("", "vendorsim-")
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = os.RemoveAll(dir) }() // in the temporary folder
+	file, err := Build(context.Background(), vendor, dir)
+	if err != nil {
+		return nil, err
+	}
+	data, err := os.ReadFile(file)
+	if err != nil {
+		return nil, err
+	}
+	if compiled.libraries == nil {
+		compiled.libraries = map[string][]byte{}
+	}
+	compiled.libraries[vendor] = data
+	return data, nil
 }
 
 func (lib library) build(ctx context.Context, dir string, options ...BuildOption) (built string, err error) {

@@ -1,13 +1,11 @@
 package enflame
 
 import (
-	"context"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -19,149 +17,73 @@ import (
 	"github.com/divvy-gpu/divvy/internal/vendorsim"
 )
 
-// built is the stand-in for libefml, compiled once for all tests.
-var built = sync.OnceValues(func() ([]byte, error) {
-	dir, err := os.MkdirTemp("", "enflame-")
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = os.RemoveAll(dir) }() // in the temporary folder
-	path, err := vendorsim.Build(context.Background(), vendorsim.Enflame, dir)
-	if err != nil {
-		return nil, err
-	}
-	return os.ReadFile(path)
-})
-
 // libraryName is the file of the stand-in.
 var libraryName = vendorsim.LibraryName(vendorsim.Enflame)
 
 // installFolder is where the vendor's package puts the library.
 const installFolder = "/usr/local/efsmi/efsmi-1.14.0/lib"
 
-// root is a driver root with nothing in it yet.
+// root is a driver root.
 type root struct {
-	t   *testing.T
-	dir string
+	backendtest.Root
+	t *testing.T
 }
 
 func newRoot(t *testing.T) root {
 	t.Helper()
-	return root{t, t.TempDir()}
-}
-
-func (r root) put(path string, data []byte) string {
-	r.t.Helper()
-	full := filepath.Join(r.dir, path)
-	if err := os.MkdirAll(filepath.Dir(full), 0o755); err != nil {
-		r.t.Fatal(err)
-	}
-	// Written beside and renamed, as a package manager does: the old file may
-	// be in use.
-	if err := os.WriteFile(full+".new", data, 0o755); err != nil {
-		r.t.Fatal(err)
-	}
-	if err := os.Rename(full+".new", full); err != nil {
-		r.t.Fatal(err)
-	}
-	return full
-}
-
-func (r root) link(path, target string) {
-	r.t.Helper()
-	full := filepath.Join(r.dir, path)
-	if err := os.MkdirAll(filepath.Dir(full), 0o755); err != nil {
-		r.t.Fatal(err)
-	}
-	_ = os.Remove(full) // the link that it replaces, if any
-	if err := os.Symlink(target, full); err != nil {
-		r.t.Fatal(err)
-	}
-}
-
-// library puts the stand-in into the folder, with the topology beside it, and
-// returns the topology's path.
-func (r root) library(folder string, topology vendorsim.Topology) string {
-	r.t.Helper()
-	data, err := built()
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	file := r.put(filepath.Join(folder, libraryName), data)
-	path := filepath.Join(filepath.Dir(file), vendorsim.TopologyName)
-	if err := topology.Write(path); err != nil {
-		r.t.Fatal(err)
-	}
-	return path
+	return root{backendtest.NewRoot(t, vendorsim.Enflame), t}
 }
 
 // install puts the stand-in where the vendor's package puts the library, with
 // the link that the guide tells to check.
 func (r root) install(topology vendorsim.Topology) (topologyPath string) {
 	r.t.Helper()
-	path := r.library(installFolder, topology)
-	r.link("/usr/lib/libefml.so", installFolder+"/"+libraryName)
+	path := r.Install(installFolder, topology)
+	r.Link("/usr/lib/libefml.so", installFolder+"/"+libraryName)
 	return path
 }
 
 func (r root) open(o backend.Options) *Backend {
 	r.t.Helper()
-	o.DriverRoot = r.dir
+	o.DriverRoot = r.Dir
 	b, err := New(o)
 	if err != nil {
 		r.t.Fatal(err)
 	}
-	r.t.Cleanup(func() {
-		if err := b.Close(); err != nil {
-			r.t.Errorf("Close: %v", err)
-		}
-	})
+	backendtest.CloseAtEnd(r.t, b)
 	return b
 }
 
-func TestConformance(t *testing.T) {
-	backendtest.Run(t, backendtest.Harness{
-		Cards:    vendorsim.GCUs,
-		ID:       func(uuid string) accel.DeviceID { return accel.DeviceID("GCU-" + uuid) },
-		CardCall: "EfmlGetDevMem",
-		FailCode: 254,
-		Open: func(t *testing.T, first vendorsim.Topology, o backend.Options) (backend.Backend, string) {
-			t.Helper()
-			r := newRoot(t)
-			path := r.install(first)
-			o.DriverRoot = r.dir
-			b, err := New(o)
-			if err != nil {
-				t.Fatal(err)
-			}
-			return b, path
-		},
-	})
+// harness is what the tests of all vendors must know of this one.
+var harness = backendtest.Harness{
+	Cards:    vendorsim.GCUs,
+	ID:       func(uuid string) accel.DeviceID { return accel.DeviceID("GCU-" + uuid) },
+	CardCall: "EfmlGetDevMem",
+	FailCode: 254,
+	Open: func(t *testing.T, first vendorsim.Topology, o backend.Options) (backend.Backend, string) {
+		t.Helper()
+		r := newRoot(t)
+		path := r.install(first)
+		o.DriverRoot = r.Dir
+		b, err := New(o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return b, path
+	},
 }
 
-// reason discovers and returns why that is not possible.
+func TestConformance(t *testing.T) { backendtest.Run(t, harness) }
+
 func reason(t *testing.T, b *Backend) string {
 	t.Helper()
-	found, err := b.Discover(t.Context())
-	u := backend.Unavailable(err)
-	if u == nil {
-		t.Fatalf("Discover = %v, %v; want an UnavailableError", found, err)
-	}
-	return u.Reason()
+	return backendtest.Reason(t, b)
 }
 
 // uuids discovers and returns the uuids found, without their prefix.
 func uuids(t *testing.T, b *Backend) string {
 	t.Helper()
-	found, err := b.Discover(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	var out []string
-	for _, d := range found.Devices {
-		out = append(out, strings.TrimPrefix(string(d.ID), "GCU-"))
-	}
-	return strings.Join(out, " ")
+	return strings.ReplaceAll(backendtest.IDs(t, b), "GCU-", "")
 }
 
 func one(uuid string) vendorsim.Topology {
@@ -171,10 +93,7 @@ func one(uuid string) vendorsim.Topology {
 }
 
 func TestReasons(t *testing.T) {
-	tests := map[string]struct {
-		change func(*vendorsim.Topology)
-		want   string
-	}{
+	backendtest.RunBroken(t, harness, map[string]backendtest.Broken{
 		"no driver": {
 			func(topology *vendorsim.Topology) { topology.Driver.State = vendorsim.DriverAbsent },
 			"EfmlInit: driver not loaded (6)",
@@ -197,27 +116,7 @@ func TestReasons(t *testing.T) {
 			func(topology *vendorsim.Topology) { topology.Cards = vendorsim.GCUs(129, 1024) },
 			"EfmlGetDevCount says 129 cards, more than the 128 that libefml allows",
 		},
-	}
-	for name, tt := range tests {
-		t.Run(name, func(t *testing.T) {
-			r := newRoot(t)
-			topology := one("a")
-			tt.change(&topology)
-			path := r.install(topology)
-			b := r.open(backend.Options{})
-			for range 2 {
-				if got := reason(t, b); got != tt.want {
-					t.Errorf("reason is %q, want %q", got, tt.want)
-				}
-			}
-			if err := one("a").Write(path); err != nil {
-				t.Fatal(err)
-			}
-			if got := uuids(t, b); got != "a" {
-				t.Errorf("after the repair: %q, want a", got)
-			}
-		})
-	}
+	})
 }
 
 func TestHungReason(t *testing.T) {
@@ -257,7 +156,7 @@ func TestLibraryThatCannotBeUsed(t *testing.T) {
 		want := "libefml.so not found; looked in ROOT/usr/lib, ROOT/usr/lib64, ROOT/usr/lib/x86_64-linux-gnu, " +
 			"ROOT/usr/lib/aarch64-linux-gnu, ROOT/usr/local/efsmi/efsmi-*/lib for libefml.so, libefml.so.1, " +
 			"libefml.so.2, libefml.so.2.1, libefml.so.2.0, libefml.so.1.0.0"
-		if got := strings.ReplaceAll(reason(t, b), r.dir, "ROOT"); got != want {
+		if got := strings.ReplaceAll(reason(t, b), r.Dir, "ROOT"); got != want {
 			t.Errorf("reason is\n%s\nwant\n%s", got, want)
 		}
 		r.install(one("late"))
@@ -275,13 +174,13 @@ func TestLibraryThatCannotBeUsed(t *testing.T) {
 	})
 	t.Run("no library at all", func(t *testing.T) {
 		r := newRoot(t)
-		r.put(source, []byte("this is text, not a library, however long it may be"))
+		r.Put(source, []byte("this is text, not a library, however long it may be"))
 		b := r.open(backend.Options{})
-		got := strings.ReplaceAll(reason(t, b), r.dir, "ROOT")
+		got := strings.ReplaceAll(reason(t, b), r.Dir, "ROOT")
 		if want := "libefml.so cannot be loaded: ROOT/usr/lib/libefml.so: "; !strings.HasPrefix(got, want) || len(got) == len(want) {
 			t.Errorf("reason is %q, want %s...", got, want)
 		}
-		r.library("/usr/lib64", one("another"))
+		r.Install("/usr/lib64", one("another"))
 		if got := uuids(t, b); got != "another" {
 			t.Errorf("with a good one in another place: %q, want another", got)
 		}
@@ -315,7 +214,7 @@ func TestLibraryThatCannotBeUsed(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		r.put(source, data)
+		r.Put(source, data)
 		got := reason(t, r.open(backend.Options{}))
 		if want := "libefml.so cannot be loaded: libgone.so: "; !strings.HasPrefix(got, want) {
 			t.Errorf("reason is %q, want %s...", got, want)
@@ -330,30 +229,30 @@ func TestFindsLibrary(t *testing.T) {
 	}{
 		"by the vendor's link": {func(r root) { r.install(one("a")) }, "a"},
 		"a link by another name": {func(r root) {
-			r.library("/opt/enflame", one("a"))
-			r.link("/usr/lib/x86_64-linux-gnu/libefml.so.2.1", "../../../opt/enflame/"+libraryName)
+			r.Install("/opt/enflame", one("a"))
+			r.Link("/usr/lib/x86_64-linux-gnu/libefml.so.2.1", "../../../opt/enflame/"+libraryName)
 		}, "a"},
 		"through a linked folder": {func(r root) {
-			r.library("/data/libraries", one("a"))
-			r.link("/usr/lib64", "/data/libraries")
+			r.Install("/data/libraries", one("a"))
+			r.Link("/usr/lib64", "/data/libraries")
 		}, "a"},
 		"a link that leads out of the root stays in": {func(r root) {
-			r.library("/usr/local", one("inside"))
-			r.link("/usr/lib/libefml.so", "../../../../../../../../usr/local/"+libraryName)
+			r.Install("/usr/local", one("inside"))
+			r.Link("/usr/lib/libefml.so", "../../../../../../../../usr/local/"+libraryName)
 		}, "inside"},
 		"a dead link is passed over": {func(r root) {
-			r.link("/usr/lib/libefml.so", "/nowhere/libefml.so")
-			r.library("/usr/lib/aarch64-linux-gnu", one("a"))
+			r.Link("/usr/lib/libefml.so", "/nowhere/libefml.so")
+			r.Install("/usr/lib/aarch64-linux-gnu", one("a"))
 		}, "a"},
 		"without a link, the newest tools": {func(r root) {
-			r.library("/usr/local/efsmi/efsmi-1.9.0/lib", one("old"))
-			r.library("/usr/local/efsmi/efsmi-1.14.0/lib", one("new"))
-			r.library("/usr/local/efsmi/efsmi-1.14.0-beta/lib", one("beta"))
+			r.Install("/usr/local/efsmi/efsmi-1.9.0/lib", one("old"))
+			r.Install("/usr/local/efsmi/efsmi-1.14.0/lib", one("new"))
+			r.Install("/usr/local/efsmi/efsmi-1.14.0-beta/lib", one("beta"))
 		}, "new"},
 		"the link before the tools": {func(r root) {
-			r.library("/usr/local/efsmi/efsmi-1.14.0/lib", one("new"))
-			r.library("/usr/local/efsmi/efsmi-1.9.0/lib", one("old"))
-			r.link("/usr/lib/libefml.so", "/usr/local/efsmi/efsmi-1.9.0/lib/"+libraryName)
+			r.Install("/usr/local/efsmi/efsmi-1.14.0/lib", one("new"))
+			r.Install("/usr/local/efsmi/efsmi-1.9.0/lib", one("old"))
+			r.Link("/usr/lib/libefml.so", "/usr/local/efsmi/efsmi-1.9.0/lib/"+libraryName)
 		}, "old"},
 	}
 	for name, tt := range tests {
@@ -381,8 +280,8 @@ func TestLibraryReplaced(t *testing.T) {
 		t.Fatal(err)
 	}
 	reason(t, b)
-	newPath := r.library("/usr/local/efsmi/efsmi-1.15.0/lib", one("new"))
-	r.link("/usr/lib/libefml.so", "/usr/local/efsmi/efsmi-1.15.0/lib/"+libraryName)
+	newPath := r.Install("/usr/local/efsmi/efsmi-1.15.0/lib", one("new"))
+	r.Link("/usr/lib/libefml.so", "/usr/local/efsmi/efsmi-1.15.0/lib/"+libraryName)
 	if got := uuids(t, b); got != "new" {
 		t.Errorf("found %q, want new", got)
 	}
@@ -393,7 +292,7 @@ func TestLibraryReplaced(t *testing.T) {
 		t.Fatal(err)
 	}
 	reason(t, b)
-	if err := os.RemoveAll(filepath.Join(r.dir, "usr")); err != nil {
+	if err := os.RemoveAll(filepath.Join(r.Dir, "usr")); err != nil {
 		t.Fatal(err)
 	}
 	if got := reason(t, b); !strings.HasPrefix(got, "libefml.so not found") {

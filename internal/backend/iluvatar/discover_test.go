@@ -15,6 +15,7 @@ import (
 
 	"github.com/divvy-gpu/divvy/internal/accel"
 	"github.com/divvy-gpu/divvy/internal/backend"
+	"github.com/divvy-gpu/divvy/internal/backend/backendtest"
 	"github.com/divvy-gpu/divvy/internal/backend/libfile"
 	"github.com/divvy-gpu/divvy/internal/backend/session"
 	"github.com/divvy-gpu/divvy/internal/vendorsim"
@@ -288,10 +289,7 @@ func TestVersions(t *testing.T) {
 }
 
 func TestReasons(t *testing.T) {
-	tests := map[string]struct {
-		change func(*vendorsim.Topology)
-		want   string
-	}{
+	backendtest.RunBroken(t, harness, map[string]backendtest.Broken{
 		"no driver": {
 			func(topology *vendorsim.Topology) { topology.Driver.State = vendorsim.DriverAbsent },
 			"nvmlInit_v2: driver not loaded (9)",
@@ -314,23 +312,7 @@ func TestReasons(t *testing.T) {
 			func(topology *vendorsim.Topology) { topology.Cards = vendorsim.IXBoards(257, 1, 1024) },
 			"nvmlDeviceGetCount_v2 says 257 chips, more than the 256 that can be",
 		},
-	}
-	for name, tt := range tests {
-		t.Run(name, func(t *testing.T) {
-			topology := one("a")
-			tt.change(&topology)
-			n := start(t, topology, backend.Options{})
-			for range 2 {
-				if got := reason(t, n.Backend); got != tt.want {
-					t.Errorf("reason is %q, want %q", got, tt.want)
-				}
-			}
-			write(t, n.path, one("a"))
-			if got := uuids(t, n.Backend); got != "a" {
-				t.Errorf("after the repair: %q, want a", got)
-			}
-		})
-	}
+	})
 }
 
 // build compiles a stand-in that lacks functions.
@@ -397,25 +379,20 @@ func TestFindsLibrary(t *testing.T) {
 		prepare func(root)
 		want    string
 	}{
-		"where the vendor's package puts it": {func(r root) { r.install("/usr/local/corex/lib64", one("a")) }, "a"},
-		"in its other folder":                {func(r root) { r.install("/usr/local/corex/lib", one("a")) }, "a"},
-		"in a usual folder":                  {func(r root) { r.install("/usr/lib/x86_64-linux-gnu", one("a")) }, "a"},
+		"where the vendor's package puts it": {func(r root) { r.Install("/usr/local/corex/lib64", one("a")) }, "a"},
+		"in its other folder":                {func(r root) { r.Install("/usr/local/corex/lib", one("a")) }, "a"},
+		"in a usual folder":                  {func(r root) { r.Install("/usr/lib/x86_64-linux-gnu", one("a")) }, "a"},
 		"the vendor's folder before the usual ones": {func(r root) {
-			r.install("/usr/lib64", one("old"))
-			r.install("/usr/local/corex/lib64", one("new"))
+			r.Install("/usr/lib64", one("old"))
+			r.Install("/usr/local/corex/lib64", one("new"))
 		}, "new"},
 		"the newest of several releases": {func(r root) {
-			r.install("/usr/local/corex-4.2.0/lib64", one("old"))
-			r.install("/usr/local/corex-4.10.0/lib64", one("new"))
+			r.Install("/usr/local/corex-4.2.0/lib64", one("old"))
+			r.Install("/usr/local/corex-4.10.0/lib64", one("new"))
 		}, "new"},
 		"a link that leads out of the root stays in": {func(r root) {
-			r.install("/opt/corex", one("inside"))
-			if err := os.MkdirAll(filepath.Join(r.dir, "usr/lib"), 0o755); err != nil {
-				r.t.Fatal(err)
-			}
-			if err := os.Symlink("../../../../../../../../opt/corex/"+name, filepath.Join(r.dir, "usr/lib", name)); err != nil {
-				r.t.Fatal(err)
-			}
+			r.Install("/opt/corex", one("inside"))
+			r.Link("/usr/lib/"+name, "../../../../../../../../opt/corex/"+name)
 		}, "inside"},
 	}
 	for test, tt := range tests {
@@ -430,11 +407,11 @@ func TestFindsLibrary(t *testing.T) {
 	t.Run("not there, then there", func(t *testing.T) {
 		r := newRoot(t)
 		b := r.open(backend.Options{})
-		want := libfile.Places.NotFound(places(backend.Options{DriverRoot: r.dir})).Error()
-		if got := reason(t, b); got != want || !strings.Contains(got, r.dir+"/usr/local/corex/lib64") {
+		want := libfile.Places.NotFound(places(backend.Options{DriverRoot: r.Dir})).Error()
+		if got := reason(t, b); got != want || !strings.Contains(got, r.Dir+"/usr/local/corex/lib64") {
 			t.Errorf("reason is %q, want %q", got, want)
 		}
-		r.install(installFolder, one("late"))
+		r.Install(installFolder, one("late"))
 		if got := uuids(t, b); got != "late" {
 			t.Errorf("after it was installed: %q, want late", got)
 		}
@@ -445,7 +422,7 @@ func TestFindsLibrary(t *testing.T) {
 func TestLibraryReplaced(t *testing.T) {
 	r := newRoot(t)
 	topology := one("old")
-	path := r.install(installFolder, topology)
+	path := r.Install(installFolder, topology)
 	b := r.open(backend.Options{})
 	if got := uuids(t, b); got != "old" {
 		t.Fatalf("found %q, want old", got)
@@ -453,7 +430,7 @@ func TestLibraryReplaced(t *testing.T) {
 	topology.Driver.State = vendorsim.DriverAbsent
 	write(t, path, topology)
 	reason(t, b)
-	r.install(installFolder, one("new"))
+	r.Install(installFolder, one("new"))
 	if got := uuids(t, b); got != "new" {
 		t.Errorf("found %q, want new", got)
 	}

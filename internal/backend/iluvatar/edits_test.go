@@ -26,7 +26,7 @@ func TestEdits(t *testing.T) {
 	topology.Cards[0].UUID, topology.Cards[1].UUID = "GPU-b", "GPU-a"
 	n := start(t, topology, backend.Options{HostDriverRoot: "/run/corex"})
 	n.found()
-	n.root.put("/dev/itrctl", nil)
+	n.root.Put("/dev/itrctl", nil)
 	want := backend.Edits{
 		Env: map[string]string{
 			"IX_VISIBLE_DEVICES":             "GPU-b,GPU-a",

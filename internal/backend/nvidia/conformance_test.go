@@ -47,9 +47,7 @@ func topologyPath() string {
 // write makes the topology the hardware of this process.
 func write(t testing.TB, topology vendorsim.Topology) {
 	t.Helper()
-	if err := topology.Write(topologyPath()); err != nil {
-		t.Fatal(err)
-	}
+	backendtest.Write(t, topologyPath(), topology)
 }
 
 func put(t testing.TB, dir, file, text string) {
@@ -63,22 +61,23 @@ func put(t testing.TB, dir, file, text string) {
 	}
 }
 
-func TestConformance(t *testing.T) {
-	backendtest.Run(t, backendtest.Harness{
-		Cards:    vendorsim.GPUs,
-		ID:       func(uuid string) accel.DeviceID { return accel.DeviceID(uuid) },
-		CardCall: "nvmlDeviceGetMemoryInfo",
-		FailCode: 999,
-		LinkCall: "nvmlDeviceGetTopologyCommonAncestor",
-		Open: func(t *testing.T, first vendorsim.Topology, o backend.Options) (backend.Backend, string) {
-			t.Helper()
-			write(t, first)
-			o.DriverRoot = driverRoot
-			b, err := nvidia.New(o)
-			if err != nil {
-				t.Fatal(err)
-			}
-			return b, topologyPath()
-		},
-	})
+// harness is what the tests of all vendors must know of this one.
+var harness = backendtest.Harness{
+	Cards:    vendorsim.GPUs,
+	ID:       func(uuid string) accel.DeviceID { return accel.DeviceID(uuid) },
+	CardCall: "nvmlDeviceGetMemoryInfo",
+	FailCode: 999,
+	LinkCall: "nvmlDeviceGetTopologyCommonAncestor",
+	Open: func(t *testing.T, first vendorsim.Topology, o backend.Options) (backend.Backend, string) {
+		t.Helper()
+		write(t, first)
+		o.DriverRoot = driverRoot
+		b, err := nvidia.New(o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return b, topologyPath()
+	},
 }
+
+func TestConformance(t *testing.T) { backendtest.Run(t, harness) }

@@ -16,6 +16,7 @@ import (
 
 	"github.com/divvy-gpu/divvy/internal/accel"
 	"github.com/divvy-gpu/divvy/internal/backend"
+	"github.com/divvy-gpu/divvy/internal/backend/backendtest"
 	"github.com/divvy-gpu/divvy/internal/backend/nvidia"
 	"github.com/divvy-gpu/divvy/internal/vendorsim"
 )
@@ -44,11 +45,7 @@ func newMachine(t *testing.T, o backend.Options, cards ...vendorsim.Card) *machi
 	if m.Backend, err = nvidia.New(o); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
-		if err := m.Close(); err != nil {
-			t.Errorf("Close: %v", err)
-		}
-	})
+	backendtest.CloseAtEnd(t, m)
 	return m
 }
 
@@ -69,22 +66,13 @@ func (m *machine) raise(card, code int) {
 
 func (m *machine) found() backend.Found {
 	m.t.Helper()
-	found, err := m.Discover(m.t.Context())
-	if err != nil {
-		m.t.Fatalf("Discover: %v", err)
-	}
-	return found
+	return backendtest.Found(m.t, m)
 }
 
 // reason discovers and returns why that is not possible.
 func (m *machine) reason() string {
 	m.t.Helper()
-	found, err := m.Discover(m.t.Context())
-	u := backend.Unavailable(err)
-	if u == nil {
-		m.t.Fatalf("Discover = %v, %v; want an UnavailableError", found, err)
-	}
-	return u.Reason()
+	return backendtest.Reason(m.t, m)
 }
 
 // causes discovers and returns why the GPUs are unhealthy, "-" for those that
@@ -144,29 +132,12 @@ func (m *machine) wantWoken(done <-chan error) {
 }
 
 func TestReasons(t *testing.T) {
-	for name, tt := range map[string]struct {
-		change func(*vendorsim.Topology)
-		want   string
-	}{
+	backendtest.RunBroken(t, harness, map[string]backendtest.Broken{
 		"no driver":      {func(t *vendorsim.Topology) { t.Driver.State = vendorsim.DriverAbsent }, "nvmlInit_v2: driver not loaded (9)"},
 		"broken driver":  {func(t *vendorsim.Topology) { t.Driver.State = vendorsim.DriverBroken }, "nvmlInit_v2: unknown error (999)"},
 		"count fails":    {func(t *vendorsim.Topology) { t.Library.Fail = vendorsim.Failures{"nvmlDeviceGetCount_v2": 4} }, "nvmlDeviceGetCount_v2: insufficient permissions (4)"},
 		"other releases": {func(t *vendorsim.Topology) { t.Library.Fail = vendorsim.Failures{"nvmlInit_v2": 18} }, "nvmlInit_v2: driver/library version mismatch (18)"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			m := newMachine(t, backend.Options{}, vendorsim.GPUs(1, 1024)...)
-			m.change(tt.change)
-			for range 2 {
-				if got := m.reason(); got != tt.want {
-					t.Errorf("reason is %q, want %q", got, tt.want)
-				}
-			}
-			m.change(func(topology *vendorsim.Topology) {
-				topology.Driver.State, topology.Library.Fail = vendorsim.DriverLoaded, nil
-			})
-			m.wantCauses("after the repair", "-")
-		})
-	}
+	})
 }
 
 func TestDescribes(t *testing.T) {
