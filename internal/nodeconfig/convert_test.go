@@ -72,6 +72,7 @@ func TestIXFileIsReadAsItIs(t *testing.T) {
 		},
 		"renamed":         {"resourceName: iluvatar.com/bi150", ix(func(r *config.Resource) { r.Name = "iluvatar.com/bi150" }), nil},
 		"another version": {"version: 4.3.1\nflags: {splitboard: true}", ix(func(r *config.Resource) { r.SplitBoards = true }), []string{`version: "4.3.1" is not looked at`}},
+		"nothing after":   {"version: 4.2.0\n---\n# the end\n", ix(nil), nil},
 		"only a version":  {"version: 4.2.0", ix(nil), nil},
 		"nothing":         {"", ix(nil), nil},
 		"JSON":            {`{"version": "4.2.0", "flags": {"splitboard": true}}`, ix(func(r *config.Resource) { r.SplitBoards = true }), nil},
@@ -115,6 +116,11 @@ func TestIXResourceNameIsChecked(t *testing.T) {
 		"resourceName: iluvatar.com/gpu/x":                                "is not the name of an extended resource",
 		"sharing: {timeSlicing: {replicas: -1}}":                          "sharing.timeSlicing.replicas: -1 is out of range; use 1 to 1024, or 0",
 		"sharing: {timeSlicing: {replicas: 5000}}":                        "sharing.timeSlicing.replicas: 5000 is out of range",
+		"sharing: {timeSlicing: {replicas: 3.7}}":                         "line 1: 3.7 is not a whole number",
+		"Sharing: {TimeSlicing: {Replicas: 3.7}}":                         "line 1: 3.7 is not a whole number",
+		"version: 4.2.0\n---\nresourceName: a.com/b":                      "the file holds more than one YAML document",
+		"version: 4.2.0\n---\nresourceName: [":                            "did not find expected node content",
+		"flags: [splitboard]\nresourceName: a.com/b":                      "line 1: cannot unmarshal !!seq, where keys are expected",
 		"flags: {splitboard: maybe}":                                      "cannot unmarshal !!str `maybe` into bool",
 		"resourceName: a.com/b\nresources: {gpus: []}":                    "the file has keys of the IX device plugin and of NVIDIA's",
 		"resourceName: gpu\nsharing: {timeSlicing: {replicas: -1}}\na: b": "2 mistakes",
@@ -347,6 +353,10 @@ func TestNVIDIAFileWithMistakesIsRefused(t *testing.T) {
 		"flags: {plugin: {deviceIDStrategy: name}}":                                                            `flags.plugin.deviceIDStrategy: "name" is not known; use one of uuid, index`,
 		"flags: {plugin: {sharedDevicesAllocationPolicy: any}}":                                                `flags.plugin.sharedDevicesAllocationPolicy: "any" is not known; use one of distributed, packed`,
 		"flags: {plugin: {passDeviceSpecs: perhaps}}":                                                          "cannot unmarshal !!str `perhaps` into bool",
+		"version: v1\nsharing: {timeSlicing: {resources: [{name: gpu, replicas: 3.7}]}}":                       "line 2: 3.7 is not a whole number",
+		"version: v1\nresources: []":                                                                           "line 2: cannot unmarshal !!seq, where keys are expected",
+		"version: v1\nresources: {gpus: many}":                                                                 "line 2: cannot unmarshal !!str `many`, where a list is expected",
+		"version: v1\n---\nversion: v1\nsharing: {}":                                                           "the file holds more than one YAML document; one is read",
 		"version: v1\nsharing: {timeSlicing: {}}":                                                              "sharing.timeSlicing.resources: the list is empty",
 		"sharing: {timeSlicing: {resources: [{replicas: 2}]}}":                                                 "sharing.timeSlicing.resources[0].name: the name is missing",
 		"sharing: {timeSlicing: {resources: [{name: gpu}]}}":                                                   "sharing.timeSlicing.resources[0].replicas: 0 is out of range; use 2 to 1024",
@@ -404,6 +414,7 @@ func TestTheFormOfAFileIsSeen(t *testing.T) {
 	tests := map[string]struct{ name, text, want string }{
 		"neither":            {"c.yaml", "flags: {colour: red}", "add version: v1 for NVIDIA's"},
 		"ours without head":  {"c.yaml", "resourcs: []", `apiVersion: "" is not served`},
+		"a head forgotten":   {"c.yaml", "resources:\n- name: nvidia.com/gpu\n  vendor: nvidia\n", `apiVersion: "" is not served; write config.divvy.dev/v1alpha1`},
 		"an empty file":      {"c.yaml", "", `apiVersion: "" is not served`},
 		"both":               {"c.yaml", "flags: {splitboard: true, migStrategy: none}", "of the IX device plugin and of NVIDIA's"},
 		"a list":             {"c.yaml", "- a", "cannot unmarshal"},
@@ -415,6 +426,9 @@ func TestTheFormOfAFileIsSeen(t *testing.T) {
 			if err == nil || !strings.Contains(err.Error(), tt.want) {
 				t.Errorf("want %q, got %v", tt.want, err)
 			}
+			if err != nil && strings.Contains(err.Error(), "nodeconfig.") {
+				t.Errorf("the words of Go: %v", err)
+			}
 		})
 	}
 }
@@ -423,6 +437,7 @@ func FuzzLoad(f *testing.F) {
 	for _, cases := range nvidiaCases {
 		f.Add("version: v1\n" + cases[0].text)
 	}
+	f.Add("version: v1\nsharing: &s {timeSlicing: {resources: [{replicas: 2.5, devices: 1.5}]}}\n---\nimex: {channelIDs: [0.5]}")
 	f.Add("flags: {splitboard: true}\nsharing: {timeSlicing: {replicas: 4}}")
 	dir := f.TempDir()
 	f.Fuzz(func(t *testing.T, text string) {

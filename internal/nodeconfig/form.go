@@ -12,6 +12,8 @@ import (
 	"strings"
 
 	yaml "go.yaml.in/yaml/v3"
+
+	config "github.com/divvy-gpu/divvy/api/config/v1alpha1"
 )
 
 // Form is what a file is written for.
@@ -41,6 +43,9 @@ func formOf(path string, root *yaml.Node) (Form, error) {
 	version := ""
 	if n := find(root, "version"); n != nil {
 		version = n.Value
+	}
+	if n := find(root, "resources"); n != nil && n.Kind == yaml.SequenceNode && version == "" {
+		return FormDivvy, nil // its head was forgotten, NVIDIA's file has keys there
 	}
 	ix := has("resourceName") || has("flags", "splitboard") || has("flags", "usevolcano") || has("flags", "reset_gpu") ||
 		has("sharing", "timeSlicing", "replicas") || has("sharing", "mps", "replicas")
@@ -92,6 +97,7 @@ var unknownKey = regexp.MustCompile(`^line \d+: field (\S+) not found in type `)
 // did: letters of keys may be of either case, and unknown keys are no mistakes.
 // Those are returned as warnings.
 func decodeOld(data []byte, root *yaml.Node, out any) (warnings, mistakes []string) {
+	mistakes = furtherDocuments(data)
 	if spell(root, keysOf(reflect.TypeOf(out).Elem(), map[string]string{})) {
 		respelt, err := yaml.Marshal(root)
 		if err != nil {
@@ -113,10 +119,51 @@ func decodeOld(data []byte, root *yaml.Node, out any) (warnings, mistakes []stri
 				warnings = append(warnings, fmt.Sprintf("line %d: the key %q is not known and has no effect; is it misspelt?", lineOf(root, g[1]), g[1]))
 				continue
 			}
-			mistakes = append(mistakes, m)
+			mistakes = append(mistakes, plain(m))
 		}
 	}
+	if err == nil || wrong != nil {
+		mistakes = append(mistakes, config.Fractions(root, out)...)
+	}
 	return warnings, mistakes
+}
+
+// plain says what is expected in place of the decoder's Go types, which mean
+// nothing to the person who wrote the file.
+func plain(m string) string {
+	said, goType, ok := strings.Cut(m, " into ")
+	if !ok {
+		return m
+	}
+	switch {
+	case strings.HasPrefix(goType, "[]"):
+		return said + ", where a list is expected"
+	case strings.HasPrefix(goType, "struct") || strings.Contains(goType, "."):
+		return said + ", where keys are expected"
+	}
+	return m
+}
+
+// furtherDocuments refuses what stands after the first document, which alone is
+// read.
+func furtherDocuments(data []byte) (mistakes []string) {
+	dec := yaml.NewDecoder(bytes.NewReader(data))
+	if err := dec.Decode(new(yaml.Node)); err != nil {
+		return nil // the caller finds out
+	}
+	var next any
+	switch err := dec.Decode(&next); {
+	case errors.Is(err, io.EOF), err == nil && next == nil:
+		return nil
+	case err != nil && !isTypeError(err):
+		return []string{strings.TrimPrefix(err.Error(), "yaml: ")}
+	}
+	return []string{"the file holds more than one YAML document; one is read"}
+}
+
+func isTypeError(err error) bool {
+	var wrong *yaml.TypeError
+	return errors.As(err, &wrong)
 }
 
 // spell gives the keys of a document the case of letters that the decoder
