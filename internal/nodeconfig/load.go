@@ -79,7 +79,7 @@ func (l *Loaded) add(path string, data []byte) (warnings, mistakes []string) {
 	case FormIX:
 		o, mistakes = convertIX(data, &root)
 	case FormNVIDIA:
-		o, mistakes = convertNVIDIA(data, &root, c.Vendors[nvidia])
+		o, mistakes = convertNVIDIA(data, &root, c.Vendors[nvidia], c.Injection)
 	default:
 		mistakes, err := config.Decode(data, c)
 		if err != nil {

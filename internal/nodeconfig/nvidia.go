@@ -178,8 +178,9 @@ func isMIGIndex(text string) bool {
 }
 
 // convertNVIDIA brings NVIDIA's file into this program's form. Settings that it
-// does not make are those before, or else as the plugin has them.
-func convertNVIDIA(data []byte, root *yaml.Node, before config.Vendor) (o old, mistakes []string) {
+// does not make are those before, or else as the plugin has them; way is how
+// containers of all vendors reached devices before.
+func convertNVIDIA(data []byte, root *yaml.Node, before config.Vendor, way config.Injection) (o old, mistakes []string) {
 	o.vendor, o.settings = nvidia, &before
 	var f nvidiaFile
 	o.warnings, mistakes = decodeOld(data, root, &f)
@@ -188,6 +189,10 @@ func convertNVIDIA(data []byte, root *yaml.Node, before config.Vendor) (o old, m
 	}
 	if len(before.Injection) == 0 {
 		before.Injection = []config.Injection{config.InjectEnvironment}
+		if before.CDIKind != "" && isCDI(way) {
+			// A kind for these devices says that the way is meant for them too.
+			before.Injection = []config.Injection{way}
+		}
 	}
 	for _, s := range nvidiaSettings {
 		value, set := s.get(&f)

@@ -31,10 +31,13 @@ type Overrides []override
 type override struct {
 	origin string
 	set    func(c *config.NodeConfig) (warning string, err error)
+	// flag is the flag that makes the setting too, "" for none.
+	flag string
 }
 
 // apply puts the overrides over a configuration.
 func (o Overrides) apply(c *config.NodeConfig) (warnings, mistakes []string) {
+	unused := kindsUnused(*c)
 	for _, one := range o {
 		warning, err := one.set(c)
 		if err != nil {
@@ -44,8 +47,37 @@ func (o Overrides) apply(c *config.NodeConfig) (warnings, mistakes []string) {
 			warnings = append(warnings, fmt.Sprintf("%s: %s", one.origin, warning))
 		}
 	}
+	// Another way to reach devices has no use for the kind of CDI names that
+	// belonged to the way before. One that was of no use before, or that is
+	// asked for beside it, is a mistake that Validate tells of.
+	for vendor := range kindsUnused(*c) {
+		asked := slices.ContainsFunc(o, func(one override) bool { return one.flag == vendor+cdiKindFlag })
+		if v := c.Vendors[vendor]; !unused[vendor] && !asked {
+			v.CDIKind = ""
+			c.Vendors[vendor] = v
+		}
+	}
 	return warnings, mistakes
 }
+
+// kindsUnused returns the vendors whose kind of CDI names is set though
+// containers are given none.
+func kindsUnused(c config.NodeConfig) map[string]bool {
+	out := map[string]bool{}
+	for vendor, v := range c.Vendors {
+		ways := v.Injection
+		if len(ways) == 0 {
+			ways = []config.Injection{c.Injection}
+		}
+		if v.CDIKind != "" && !slices.ContainsFunc(ways, isCDI) {
+			out[vendor] = true
+		}
+	}
+	return out
+}
+
+// cdiKindFlag is what the flags end in that set the kind of a vendor's CDI names.
+const cdiKindFlag = "-cdi-kind"
 
 // setting is a key of the configuration that has a flag and a variable.
 type setting struct {
@@ -129,7 +161,7 @@ func vendorSettings(vendor string) []setting {
 			v.DeviceIDs = value
 			return nil
 		}),
-		of("cdi-kind", "kind of the CDI specification that somebody else writes", func(v *config.Vendor, value string) error {
+		of(strings.TrimPrefix(cdiKindFlag, "-"), "kind of the CDI specification that somebody else writes", func(v *config.Vendor, value string) error {
 			v.CDIKind = value
 			return nil
 		}),
@@ -190,7 +222,7 @@ func Collect(fs *pflag.FlagSet, lookup func(string) (string, bool), vendors []st
 }
 
 func (s setting) from(origin, value string) override {
-	return override{origin, func(c *config.NodeConfig) (string, error) { return "", s.set(c, value) }}
+	return override{origin, func(c *config.NodeConfig) (string, error) { return "", s.set(c, value) }, s.flag}
 }
 
 // oldEnvironment returns what the variables of the other device plugins say. An
@@ -199,7 +231,7 @@ func oldEnvironment(lookup func(string) (string, bool)) Overrides {
 	var out Overrides
 	add := func(name string, set func(c *config.NodeConfig, value string) (string, error)) {
 		if value, ok := lookup(name); ok && strings.TrimSpace(value) != "" {
-			out = append(out, override{"environment variable " + name, func(c *config.NodeConfig) (string, error) { return set(c, value) }})
+			out = append(out, override{origin: "environment variable " + name, set: func(c *config.NodeConfig) (string, error) { return set(c, value) }})
 		}
 	}
 	add("SPLIT_BOARD", func(c *config.NodeConfig, value string) (string, error) {

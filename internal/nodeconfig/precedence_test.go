@@ -242,6 +242,63 @@ resources:
 	}
 }
 
+// A kind of CDI names that the converter set, or that a file has for its own way,
+// does not forbid another way on the command line.
+func TestAnotherInjectionTakesTheKindOfCDIAway(t *testing.T) {
+	const (
+		converted = "version: v1\nflags: {plugin: {deviceListStrategy: cdi-cri}}\n"
+		own       = nvidiaWhole + "injection: cdi\nvendors: {nvidia: {cdiKind: nvidia.com/gpu}}\n"
+		ofVendor  = nvidiaWhole + "vendors: {nvidia: {injection: [cdi], cdiKind: nvidia.com/gpu}}\n"
+		idle      = nvidiaWhole + "vendors: {nvidia: {cdiKind: nvidia.com/gpu}}\n"
+	)
+	for name, tt := range map[string]struct {
+		text string
+		env  map[string]string
+		args []string
+		kind string
+		err  string
+	}{
+		"of a converted file":        {converted, nil, []string{"--nvidia-injection=environment"}, "", ""},
+		"of a converted variable":    {nvidiaWhole, map[string]string{"DEVICE_LIST_STRATEGY": "cdi-cri"}, []string{"--nvidia-injection=environment"}, "", ""},
+		"for all":                    {own, nil, []string{"--injection=environment"}, "", ""},
+		"in a variable":              {ofVendor, map[string]string{"DIVVY_NVIDIA_INJECTION": "deviceNodes"}, nil, "", ""},
+		"taken back by a flag":       {own, map[string]string{"DIVVY_INJECTION": "environment"}, []string{"--injection=cdiAnnotations"}, "nvidia.com/gpu", ""},
+		"for all, not for NVIDIA":    {ofVendor, nil, []string{"--injection=environment"}, "nvidia.com/gpu", ""},
+		"one way of CDI for another": {ofVendor, nil, []string{"--nvidia-injection=cdiAnnotations"}, "nvidia.com/gpu", ""},
+		"asked for with the kind":    {own, nil, []string{"--injection=environment", "--nvidia-cdi-kind=nvidia.com/gpu"}, "", "is never used"},
+		"of no use in the file":      {idle, nil, []string{"--log-level=debug"}, "", "is never used"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l, err := Load([]string{write(t, "node.yaml", tt.text)}, collect(t, tt.env, tt.args...), vendors)
+			if tt.err != "" {
+				if err == nil || !strings.Contains(err.Error(), tt.err) {
+					t.Fatalf("want %q, got %v", tt.err, err)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := l.Config.Vendors[nvidia].CDIKind; got != tt.kind {
+				t.Errorf("the kind is %q", got)
+			}
+		})
+	}
+}
+
+func TestAnOldFileKeepsTheWayThatItsKindOfCDIIsFor(t *testing.T) {
+	base := write(t, "base.yaml", head+"injection: cdi\nvendors: {nvidia: {cdiKind: nvidia.com/gpu}}\n")
+	got := load(t, nil, base, write(t, "v1.yaml", "version: v1\n")).Config.Vendors[nvidia]
+	want := config.Vendor{Injection: []config.Injection{config.InjectCDI}, CDIKind: "nvidia.com/gpu"}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	got = load(t, nil, base, write(t, "v1.yaml", "version: v1\nflags: {plugin: {deviceListStrategy: envvar}}\n")).Config.Vendors[nvidia]
+	if diff := cmp.Diff(environment, got); diff != "" {
+		t.Errorf("a strategy of its own (-want +got):\n%s", diff)
+	}
+}
+
 func TestAnEmptyNamedConfigurationChangesNothing(t *testing.T) {
 	l := load(t, nil, write(t, "base.yaml", nvidiaWhole), write(t, "empty", "# nothing\n"))
 	if diff := cmp.Diff(wholeGPUs, l.Config.Resources); diff != "" {

@@ -19,8 +19,10 @@ import (
 
 const thisNode = "node-1"
 
-// soon is how long a change may take to be delivered; the machine may be busy.
-const soon = 20 * time.Second
+// soon is how long a change may take to be delivered; the machine may be busy. It
+// is shorter than recheck, so that a change which nobody notices is not delivered
+// after all.
+const soon = recheck * 3 / 4
 
 // calm is how long nothing must be delivered where nothing is to be: longer
 // than a change takes on an idle machine.
@@ -33,12 +35,14 @@ type follower struct {
 	updates chan Update
 	ended   chan error
 	client  *fake.Clientset
+	// patience is how long a change may take to be delivered.
+	patience time.Duration
 }
 
 func follow(t *testing.T, places Places, labels map[string]string) *follower {
 	t.Helper()
 	f := &follower{
-		t: t, updates: make(chan Update, 100), ended: make(chan error, 1),
+		t: t, patience: soon, updates: make(chan Update, 100), ended: make(chan error, 1),
 		client: fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: thisNode, Labels: labels}}),
 	}
 	source, err := NewSource(SourceOptions{Places: places, Vendors: vendors, Node: thisNode, Client: f.client})
@@ -70,7 +74,7 @@ func (f *follower) next(what string) Update {
 		return u
 	case err := <-f.ended:
 		f.t.Fatalf("%s: the source ended: %v", what, err)
-	case <-time.After(soon):
+	case <-time.After(f.patience):
 		f.t.Fatalf("%s: nothing was delivered", what)
 	}
 	return Update{}
@@ -376,7 +380,9 @@ func TestAFolderThatComesLaterIsWatched(t *testing.T) {
 		t.Fatal(err)
 	}
 	put(t, path, level("warn"))
+	f.patience = 2 * recheck // nothing tells that a folder is there
 	f.level("the folder is back", "warn")
+	f.patience = soon
 	put(t, path, level("error"))
 	f.level("and edited", "error")
 }
