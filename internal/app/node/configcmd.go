@@ -54,7 +54,7 @@ func configCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "config",
 		Short: "Checks and converts configuration files",
-		Args:  cobra.NoArgs,
+		Args:  noArgs,
 		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	cmd.AddCommand(&cobra.Command{
@@ -79,6 +79,14 @@ func configCommand() *cobra.Command {
 	check.Flags().BoolVar(&strict, "strict", false, "take warnings for mistakes")
 	cmd.AddCommand(check)
 	return cmd
+}
+
+// noArgs refuses arguments, and commands that there are not.
+func noArgs(cmd *cobra.Command, args []string) error {
+	if err := cobra.NoArgs(cmd, args); err != nil {
+		return usageError(err)
+	}
+	return nil
 }
 
 func filesArgs(_ *cobra.Command, args []string) error {

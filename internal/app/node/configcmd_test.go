@@ -86,6 +86,14 @@ func TestCheckPrintsAllMistakesAndWarnings(t *testing.T) {
 	}
 }
 
+func TestCommandsThatThereAreNotAreWrongUse(t *testing.T) {
+	for _, args := range [][]string{{"config", "foo"}, {"config", "check"}, {"foo"}, {"config", "check", "--strickt", "x"}} {
+		if _, code, err := execute(t, args...); code != ExitUsage {
+			t.Errorf("%v: exit code %d, %v", args, code, err)
+		}
+	}
+}
+
 func TestExamplesAreGood(t *testing.T) {
 	const folder = "../../../examples/config"
 	files, err := os.ReadDir(folder)

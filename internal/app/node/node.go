@@ -47,7 +47,7 @@ func Command(name string) *cobra.Command {
 		Long: "Offers the accelerators of this node to its pods.\n\n" +
 			"What is offered stands in configuration files, which are followed: an edit takes effect without a restart, as does\n" +
 			"SIGHUP. A flag goes before its environment variable, that before the files, and those before the defaults.",
-		Args:          cobra.NoArgs,
+		Args:          noArgs,
 		Version:       version.Version,
 		SilenceUsage:  true,
 		SilenceErrors: true,

@@ -53,10 +53,13 @@ func waitCommand() *cobra.Command {
 			"with --toolkit for toolkit-ready too. With --toolkit alone it looks at its own container, which must be one that the\n" +
 			"NVIDIA container runtime started: the library and /dev/nvidiactl have to be there, and the library has to list a device.\n\n" +
 			"Exit codes: 0 a device is there, 1 this process cannot find out and another may, 2 wrong use, 3 the time is over.",
-		Args: cobra.NoArgs,
+		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := w.check(); err != nil {
 				return usageError(err)
+			}
+			if timeout < 0 {
+				return usageError(fmt.Errorf("--timeout %v is negative; leave it out to wait for ever", timeout))
 			}
 			places, _ = places.Find(os.LookupEnv)
 			l, err := nodeconfig.Load(places.Files, nodeconfig.Collect(cmd.Flags(), os.LookupEnv, vendors.Names()), vendors.Names())

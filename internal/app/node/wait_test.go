@@ -147,7 +147,9 @@ func TestWaitRefusesWrongUse(t *testing.T) {
 		"an unknown vendor":     {"--vendor=acme"},
 		"another's toolkit":     {"--vendor=enflame", "--toolkit"},
 		"another's validations": {"--vendor=enflame", "--validations=/x"},
-		"an argument":           {"--timeout=soon"},
+		"no duration":           {"--vendor=enflame", "--timeout=soon"},
+		"a negative duration":   {"--vendor=enflame", "--enflame-library=/nowhere/libefml.so", "--timeout=-3s"},
+		"an argument":           {"--vendor=enflame", "now"},
 	} {
 		if _, code, err := execute(t, append([]string{"wait"}, args...)...); code != ExitUsage {
 			t.Errorf("%s: exit code %d, %v", name, code, err)
