@@ -20,6 +20,18 @@ import (
 func (p *memoryPool) Prefer(ctx context.Context, available, must []string, size int) ([]string, error) {
 	p.records.turn.Lock()
 	defer p.records.turn.Unlock()
+	ids, err := p.prefer(ctx, available, must, size)
+	if errors.Is(err, sharing.ErrNoRoom) && p.tenant.settle(ctx) {
+		ids, err = p.prefer(ctx, available, must, size)
+	}
+	if errors.Is(err, sharing.ErrNoRoom) {
+		p.metrics.refused.WithLabelValues(string(p.resource)).Inc()
+	}
+	return ids, err
+}
+
+// prefer answers a question of kubelet. The caller holds records.turn.
+func (p *memoryPool) prefer(ctx context.Context, available, must []string, size int) ([]string, error) {
 	log := klog.FromContext(ctx).WithValues("resource", p.resource, "units", size)
 	if p.draining != "" {
 		return nil, p.refuse()
@@ -42,7 +54,7 @@ func (p *memoryPool) Prefer(ctx context.Context, available, must []string, size 
 	}
 	pods := p.podsOf(ctx, accel.Units(size), h)
 	kept := p.keptByInits(pods, h)
-	free := freeUnits(layout, slices.DeleteFunc(available, func(id string) bool { return kept[id] }), must, h)
+	free := freeUnits(layout, slices.DeleteFunc(slices.Clone(available), func(id string) bool { return kept[id] }), must, h)
 	slots := make([]place.Slot, 0, len(shares))
 	for _, s := range shares {
 		slots = append(slots, place.Slot{ID: s.ID, Index: s.Index, Total: s.Units, Free: accel.Units(len(free[s.ID])), Unhealthy: s.Health.Unhealthy})
@@ -58,7 +70,6 @@ func (p *memoryPool) Prefer(ctx context.Context, available, must []string, size 
 	}
 	choice, err := sharing.Choose(accel.Units(size), mustDevice, accel.Units(len(must)), slots, waiting)
 	if err != nil {
-		p.metrics.refused.WithLabelValues(string(p.resource)).Inc()
 		return nil, err
 	}
 	more := size - len(must)

@@ -24,6 +24,9 @@ func (p *slotPool) Prefer(ctx context.Context, available, must []string, size in
 	p.records.turn.Lock()
 	defer p.records.turn.Unlock()
 	ids, err := p.prefer(ctx, available, must, size)
+	if errors.Is(err, sharing.ErrTooFewSlots) && p.tenant.settle(ctx) {
+		ids, err = p.prefer(ctx, available, must, size)
+	}
 	if err != nil {
 		p.metrics.refused.WithLabelValues(string(p.resource)).Inc()
 		return nil, err
@@ -173,7 +176,10 @@ func (p *slotPool) allocate(ctx context.Context, ids []string) (*pluginapi.Conta
 	asked := p.recallAdmitting(ids)
 	cards, err := p.check(ids)
 	var conflict *conflictError
-	if errors.As(err, &conflict) {
+	for again := false; errors.As(err, &conflict); again = true {
+		if again && !p.tenant.settle(ctx) {
+			break
+		}
 		// What is given out goes through here, but only kubelet knows what was
 		// given back, and to which pod it gave what it chose by itself. It is not
 		// asked otherwise, as it is handing out units (see records.turn).
@@ -236,6 +242,11 @@ func (p *slotPool) check(ids []string) ([]slotCard, error) {
 		}
 		if !used {
 			continue
+		}
+		// Nobody else has what an init container of the pod has; if somebody does,
+		// the pod is gone.
+		if r, taken := p.tenant.elsewhere(c.Chips...); taken {
+			return nil, &conflictError{fmt.Sprintf("device %s may not be given out: %s", c.ID, givenOutAs(r))}
 		}
 		if why := p.unusable(c); why != "" && !p.reused(c, ids) {
 			return nil, &conflictError{fmt.Sprintf("device %s may not be given out: %s", c.ID, why)}

@@ -1,6 +1,8 @@
 package nodeagent
 
 import (
+	"context"
+	"maps"
 	"sync"
 	"time"
 
@@ -44,11 +46,8 @@ func (t *tenant) set(held map[accel.DeviceID]bool, grace time.Duration) {
 	t.tenants.mu.Lock()
 	defer t.tenants.mu.Unlock()
 	t.known, t.held = true, held
-	for chip, at := range t.given {
-		if held[chip] || now.Sub(at) >= grace {
-			delete(t.given, chip)
-		}
-	}
+	// Not those that are held: a slice may be held and another one be just given.
+	maps.DeleteFunc(t.given, func(_ accel.DeviceID, at time.Time) bool { return now.Sub(at) >= grace })
 }
 
 // give says that a container is just getting chips.
@@ -103,6 +102,31 @@ func (t *tenant) unknown() (accel.Resource, bool) {
 		}
 	}
 	return "", false
+}
+
+// settle waits until it is certain whether kubelet kept what it was given last:
+// a pod may be refused right after its containers were served, and the next must
+// not suffer for that. It is false when there is nothing to wait for.
+func (t *tenant) settle(ctx context.Context) bool {
+	return t.unsettled() && sleep(ctx, recordedBefore)
+}
+
+// unsettled reports whether chips of the vendor were given out just now.
+func (t *tenant) unsettled() bool {
+	now := time.Now()
+	t.tenants.mu.Lock()
+	defer t.tenants.mu.Unlock()
+	for _, one := range t.tenants.all {
+		if one.vendor != t.vendor {
+			continue
+		}
+		for _, at := range one.given {
+			if now.Sub(at) < recordedBefore {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // givenOutAs is the reason of a device that is withdrawn.

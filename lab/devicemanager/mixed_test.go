@@ -4,9 +4,11 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/kubernetes/pkg/kubelet/cm/topologymanager"
 
 	config "github.com/divvy-gpu/divvy/api/config/v1alpha1"
 	"github.com/divvy-gpu/divvy/internal/accel"
@@ -32,8 +34,15 @@ func TestMixedResources(t *testing.T) {
 	for i := range uint64(4) {
 		t.Run(fmt.Sprint("seed ", *seed+i), func(t *testing.T) {
 			t.Parallel()
-			n := prepareNode(t, "1", vendorsim.GCUs(6, 16<<10))
+			cards := vendorsim.GCUs(6, 16<<10)
+			for j := range cards {
+				cards[j].NUMA = j / 2 % 2
+			}
+			n := prepareNode(t, "1", cards)
 			n.asBoards()
+			n.kubelet.Policy = []string{
+				topologymanager.PolicyNone, topologymanager.PolicySingleNumaNode, topologymanager.PolicyBestEffort, topologymanager.PolicyRestricted,
+			}[i]
 			m := &mixed{node: n, random: rand.New(rand.NewPCG(*seed+i, 1)), count: map[string]int{}}
 			m.offered = []config.Resource{memoryUnits, whole, boards, sliced(3)}
 			n.resources(m.offered...)
@@ -118,11 +127,27 @@ func (m *mixed) begin() {
 	if kind == gcuMemory && len(m.inventory().Shares) > 0 {
 		card = m.random.IntN(len(m.topology.Cards))
 	}
-	pod := m.bind(card, fmt.Sprint("pod", m.n), shapes...)
+	if other := []accel.Resource{gcuMemory, gcuWhole, gcuBoard, gcuShared}[m.random.IntN(4)]; other != kind && m.random.IntN(8) == 0 {
+		shapes = append(shapes, of(other, 1))
+	}
+	var pod *corev1.Pod
+	static := m.random.IntN(8) == 0
+	if static { // the API server hears of it after kubelet
+		m.count["static pods"]++
+		pod = m.pod(fmt.Sprint("pod", m.n), shapes...)
+	} else {
+		pod = m.bind(card, fmt.Sprint("pod", m.n), shapes...)
+	}
 	if err := m.kubelet.add(pod); err != nil {
 		m.count["refused "+string(kind)]++
+		if strings.Contains(err.Error(), "held by another container") {
+			m.t.Fatalf("step %d: pod %s: %v", m.n, pod.Name, err)
+		}
 		m.api.remove(pod.UID)
 		return
+	}
+	if static {
+		m.api.create(pod)
 	}
 	if err := m.kubelet.run(pod); err != nil {
 		m.t.Fatal(err)
