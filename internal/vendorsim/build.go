@@ -31,14 +31,14 @@ var sources embed.FS
 // library is how the stand-in for a vendor's library is made.
 type library struct {
 	file, soname string
-	// source is the file in folder c that has the vendor's interface.
-	source string
+	// sources are the files in folder c that have the vendor's interface.
+	sources []string
 }
 
 var libraries = map[string]library{
-	Enflame:  {file: "libefml.so.1.0.0", soname: "libefml.so.1", source: "efml.c"},
-	NVIDIA:   {file: "libnvidia-ml.so.1", soname: "libnvidia-ml.so.1", source: "nvml.c"},
-	Iluvatar: {file: "libixml.so", soname: "libixml.so", source: "ixml.c"},
+	Enflame:  {file: "libefml.so.1.0.0", soname: "libefml.so.1", sources: []string{"efml.c"}},
+	NVIDIA:   {file: "libnvidia-ml.so.1", soname: "libnvidia-ml.so.1", sources: []string{"nvml.c", "nvmlabi.c"}},
+	Iluvatar: {file: "libixml.so", soname: "libixml.so", sources: []string{"ixml.c", "nvmlabi.c"}},
 }
 
 // commonSources are in every stand-in.
@@ -152,7 +152,7 @@ func (lib library) build(ctx context.Context, dir string, options ...BuildOption
 		args = append(args, fmt.Sprintf("-D%s=left_out_%s", f, f))
 	}
 	args = append(args, "-o", lib.file)
-	for _, source := range append([]string{lib.source}, commonSources...) {
+	for _, source := range slices.Concat(lib.sources, commonSources) {
 		args = append(args, path.Join("c", source))
 	}
 	args = append(args, "-ldl")

@@ -1,8 +1,6 @@
 package vendorsim_test
 
 import (
-	"bytes"
-	"context"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -17,23 +15,6 @@ import (
 
 	"github.com/divvy-gpu/divvy/internal/vendorsim"
 )
-
-// built is the stand-in, compiled once for all tests.
-var built = sync.OnceValues(func() (string, error) {
-	dir, err := os.MkdirTemp("", "vendorsim-")
-	if err != nil {
-		return "", err
-	}
-	return vendorsim.Build(context.Background(), vendorsim.Enflame, dir)
-})
-
-func TestMain(m *testing.M) {
-	code := m.Run()
-	if path, err := built(); err == nil {
-		_ = os.RemoveAll(filepath.Dir(path)) // a folder in the temporary folder is no reason to fail
-	}
-	os.Exit(code)
-}
 
 // Structs of the vendor's interface.
 type (
@@ -54,7 +35,7 @@ type (
 
 // efml is a copy of the stand-in with a topology of its own, loaded.
 type efml struct {
-	dir string
+	standIn
 
 	Init        func(noDriver bool) int32
 	Shutdown    func() int32
@@ -75,29 +56,10 @@ type efml struct {
 	EventV2     func(uint32, *efmlEvent) int32
 }
 
-// load copies the stand-in beside the topology and loads it. The copy is what
-// keeps one test's cards apart from another's.
 func load(t testing.TB, topology vendorsim.Topology) *efml {
 	t.Helper()
-	l := &efml{dir: t.TempDir()}
-	l.write(t, topology)
-	path, err := built()
-	if err != nil {
-		t.Fatal(err)
-	}
-	data, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	file := filepath.Join(l.dir, vendorsim.LibraryName(vendorsim.Enflame))
-	if err := os.WriteFile(file, data, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	handle, err := purego.Dlopen(file, purego.RTLD_LAZY|purego.RTLD_GLOBAL)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for name, f := range map[string]any{
+	l := &efml{}
+	l.standIn = loadStandIn(t, vendorsim.Enflame, purego.RTLD_LAZY|purego.RTLD_GLOBAL, topology, map[string]any{
 		"EfmlInit":           &l.Init,
 		"EfmlShutdown":       &l.Shutdown,
 		"EfmlErrorString":    &l.ErrorString,
@@ -115,19 +77,8 @@ func load(t testing.TB, topology vendorsim.Topology) *efml {
 		"EfmlGetNumaNode":    &l.NUMA,
 		"EfmlGetEvent":       &l.Event,
 		"EfmlGetEventV2":     &l.EventV2,
-	} {
-		purego.RegisterLibFunc(f, handle, name)
-	}
+	})
 	return l
-}
-
-func (l *efml) topologyPath() string { return filepath.Join(l.dir, vendorsim.TopologyName) }
-
-func (l *efml) write(t testing.TB, topology vendorsim.Topology) {
-	t.Helper()
-	if err := topology.Write(l.topologyPath()); err != nil {
-		t.Fatal(err)
-	}
 }
 
 func (l *efml) errorString(code int32) string {
@@ -139,18 +90,6 @@ func (l *efml) errorString(code int32) string {
 func (l *efml) mustInit(t testing.TB) {
 	t.Helper()
 	wantCode(t, "EfmlInit", l.Init(false), 0)
-}
-
-func text(b []byte) string {
-	before, _, _ := bytes.Cut(b, []byte{0})
-	return string(before)
-}
-
-func wantCode(t testing.TB, call string, got, want int32) {
-	t.Helper()
-	if got != want {
-		t.Fatalf("%s = %d, want %d", call, got, want)
-	}
 }
 
 func TestStructSizes(t *testing.T) {

@@ -1,10 +1,6 @@
 package vendorsim_test
 
 import (
-	"context"
-	"os"
-	"path/filepath"
-	"sync"
 	"testing"
 	"time"
 	"unsafe"
@@ -12,27 +8,6 @@ import (
 	"github.com/ebitengine/purego"
 
 	"github.com/divvy-gpu/divvy/internal/vendorsim"
-)
-
-// Structs of libixml.
-type (
-	ixmlPCI struct {
-		BusIDLegacy                                [16]byte
-		Domain, Bus, Device, DeviceID, SubsystemID uint32
-		BusID                                      [32]byte
-	}
-	ixmlMemory struct {
-		Total, Free, Used uint64
-	}
-	ixmlMemoryV2 struct {
-		Version                     uint32
-		Total, Reserved, Free, Used uint64
-	}
-	ixmlEvent struct {
-		Device                       uintptr
-		Type, Data                   uint64
-		GPUInstance, ComputeInstance uint32
-	}
 )
 
 // Codes of libixml.
@@ -52,7 +27,7 @@ const (
 // ixml is a copy of the stand-in for libixml with a topology of its own, loaded
 // as Divvy loads it.
 type ixml struct {
-	dir string
+	standIn
 
 	Init           func() int32
 	Shutdown       func() int32
@@ -78,9 +53,9 @@ type ixml struct {
 	Health         func(uintptr, *uint64) int32
 	ECC            func(uintptr, *uint32, *uint32) int32
 	Voltage        func(uintptr, *uint32, *uint32) int32
-	PCI            func(uintptr, *ixmlPCI) int32
-	Memory         func(uintptr, *ixmlMemory) int32
-	MemoryV2       func(uintptr, *ixmlMemoryV2) int32
+	PCI            func(uintptr, *nvmlPCI) int32
+	Memory         func(uintptr, *nvmlMemory) int32
+	MemoryV2       func(uintptr, *nvmlMemoryV2) int32
 	Utilization    func(uintptr, *[2]uint32) int32
 	Temperature    func(uintptr, int32, *uint32) int32
 	Processes      func(uintptr, *uint32, uintptr) int32
@@ -90,40 +65,14 @@ type ixml struct {
 	FreeSet        func(uintptr) int32
 	EventTypes     func(uintptr, *uint64) int32
 	Listen         func(uintptr, uint64, uintptr) int32
-	Wait           func(uintptr, *ixmlEvent, uint32) int32
+	Wait           func(uintptr, *nvmlEvent, uint32) int32
 }
-
-var builtIXML = sync.OnceValues(func() ([]byte, error) {
-	dir, err := os.MkdirTemp("", "vendorsim-")
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = os.RemoveAll(dir) }() // in the temporary folder
-	path, err := vendorsim.Build(context.Background(), vendorsim.Iluvatar, dir)
-	if err != nil {
-		return nil, err
-	}
-	return os.ReadFile(path)
-})
 
 func loadIXML(t *testing.T, topology vendorsim.Topology) *ixml {
 	t.Helper()
-	l := &ixml{dir: t.TempDir()}
-	l.write(t, topology)
-	data, err := builtIXML()
-	if err != nil {
-		t.Fatal(err)
-	}
-	file := filepath.Join(l.dir, vendorsim.LibraryName(vendorsim.Iluvatar))
-	if err := os.WriteFile(file, data, 0o755); err != nil {
-		t.Fatal(err)
-	}
 	const deepBind = 0x8
-	handle, err := purego.Dlopen(file, purego.RTLD_LAZY|purego.RTLD_LOCAL|deepBind)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for name, f := range map[string]any{
+	l := &ixml{}
+	l.standIn = loadStandIn(t, vendorsim.Iluvatar, purego.RTLD_LAZY|purego.RTLD_LOCAL|deepBind, topology, map[string]any{
 		"nvmlInit_v2":                          &l.Init,
 		"nvmlShutdown":                         &l.Shutdown,
 		"nvmlSystemGetDriverVersion":           &l.DriverVersion,
@@ -161,17 +110,8 @@ func loadIXML(t *testing.T, topology vendorsim.Topology) *ixml {
 		"nvmlDeviceGetSupportedEventTypes":     &l.EventTypes,
 		"nvmlDeviceRegisterEvents":             &l.Listen,
 		"nvmlEventSetWait_v2":                  &l.Wait,
-	} {
-		purego.RegisterLibFunc(f, handle, name)
-	}
+	})
 	return l
-}
-
-func (l *ixml) write(t *testing.T, topology vendorsim.Topology) {
-	t.Helper()
-	if err := topology.Write(filepath.Join(l.dir, vendorsim.TopologyName)); err != nil {
-		t.Fatal(err)
-	}
 }
 
 // chips initialises the library and returns the handles of n chips.
@@ -187,10 +127,10 @@ func (l *ixml) chips(t *testing.T, n int) []uintptr {
 
 func TestIXMLStructSizes(t *testing.T) {
 	for name, sizes := range map[string][2]uintptr{
-		"PCI info":  {unsafe.Sizeof(ixmlPCI{}), 68},
-		"memory":    {unsafe.Sizeof(ixmlMemory{}), 24},
-		"memory v2": {unsafe.Sizeof(ixmlMemoryV2{}), 40},
-		"event":     {unsafe.Sizeof(ixmlEvent{}), 32},
+		"PCI info":  {unsafe.Sizeof(nvmlPCI{}), 68},
+		"memory":    {unsafe.Sizeof(nvmlMemory{}), 24},
+		"memory v2": {unsafe.Sizeof(nvmlMemoryV2{}), 40},
+		"event":     {unsafe.Sizeof(nvmlEvent{}), 32},
 	} {
 		if sizes[0] != sizes[1] {
 			t.Errorf("%s has %d bytes, want %d", name, sizes[0], sizes[1])
@@ -256,7 +196,7 @@ func TestIXMLDescribesChips(t *testing.T) {
 			t.Errorf("%s says %d, want %d", call, got, tt.want)
 		}
 	}
-	var pci ixmlPCI
+	var pci nvmlPCI
 	wantCode(t, "nvmlDeviceGetPciInfo_v3", l.PCI(chip, &pci), ixmlSuccess)
 	if want := [16]byte([]byte("0001:3B:00.2\x00\x00\x00\x00")); pci.BusIDLegacy != want || text(pci.BusID[:]) != "00000001:3B:00.2" {
 		t.Errorf("PCI address is %q and %q", pci.BusIDLegacy, pci.BusID)
@@ -264,12 +204,12 @@ func TestIXMLDescribesChips(t *testing.T) {
 	if pci.Domain != 1 || pci.Bus != 0x3b || pci.Device != 0 {
 		t.Errorf("PCI numbers are %+v", pci)
 	}
-	var memory ixmlMemory
+	var memory nvmlMemory
 	wantCode(t, "nvmlDeviceGetMemoryInfo", l.Memory(chip, &memory), ixmlSuccess)
-	if want := (ixmlMemory{Total: 32768 << 20, Free: 32256 << 20, Used: 512 << 20}); memory != want {
+	if want := (nvmlMemory{Total: 32768 << 20, Free: 32256 << 20, Used: 512 << 20}); memory != want {
 		t.Errorf("memory is %+v, want %+v", memory, want)
 	}
-	var v2 ixmlMemoryV2
+	var v2 nvmlMemoryV2
 	wantCode(t, "nvmlDeviceGetMemoryInfo_v2 without a version", l.MemoryV2(chip, &v2), 25)
 	v2.Version = 40 | 2<<24
 	wantCode(t, "nvmlDeviceGetMemoryInfo_v2", l.MemoryV2(chip, &v2), ixmlSuccess)
@@ -420,7 +360,7 @@ func TestIXMLEvents(t *testing.T) {
 		wantCode(t, "nvmlDeviceRegisterEvents", l.Listen(c, types, all), ixmlSuccess)
 	}
 	wantCode(t, "nvmlDeviceRegisterEvents", l.Listen(chips[1], xidCritical, one), ixmlSuccess)
-	var e ixmlEvent
+	var e nvmlEvent
 	wantCode(t, "nvmlEventSetWait_v2 without events", l.Wait(all, &e, 20), ixmlTimeout)
 
 	topology.Cards[0].XID = vendorsim.XID{Code: 62}

@@ -2,10 +2,6 @@ package vendorsim_test
 
 import (
 	"bytes"
-	"context"
-	"os"
-	"path/filepath"
-	"sync"
 	"testing"
 	"time"
 	"unsafe"
@@ -15,29 +11,19 @@ import (
 	"github.com/divvy-gpu/divvy/internal/vendorsim"
 )
 
-// builtNVML is the stand-in for NVML, compiled once for all tests.
-var builtNVML = sync.OnceValues(func() ([]byte, error) {
-	dir, err := os.MkdirTemp("", "vendorsim-")
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = os.RemoveAll(dir) }() // in the temporary folder
-	path, err := vendorsim.Build(context.Background(), vendorsim.NVIDIA, dir)
-	if err != nil {
-		return nil, err
-	}
-	return os.ReadFile(path)
-})
-
-// Structs of NVML's interface.
+// Structs of NVML's interface, which libixml has as well.
 type (
 	nvmlPCI struct {
 		BusIDLegacy                                    [16]byte
 		Domain, Bus, Device, PCIDeviceID, PCISubSystem uint32
 		BusID                                          [32]byte
 	}
-	nvmlMemory struct{ Total, Free, Used uint64 }
-	nvmlEvent  struct {
+	nvmlMemory   struct{ Total, Free, Used uint64 }
+	nvmlMemoryV2 struct {
+		Version                     uint32
+		Total, Reserved, Free, Used uint64
+	}
+	nvmlEvent struct {
 		Device                       uintptr
 		Type, Data                   uint64
 		GPUInstance, ComputeInstance uint32
@@ -46,7 +32,7 @@ type (
 
 // nvml is a copy of the stand-in with a topology of its own, loaded.
 type nvml struct {
-	dir string
+	standIn
 
 	Init        func() int32
 	Shutdown    func() int32
@@ -80,21 +66,8 @@ type nvml struct {
 
 func loadNVML(t testing.TB, topology vendorsim.Topology) *nvml {
 	t.Helper()
-	data, err := builtNVML()
-	if err != nil {
-		t.Fatal(err)
-	}
-	l := &nvml{dir: t.TempDir()}
-	l.write(t, topology)
-	file := filepath.Join(l.dir, vendorsim.LibraryName(vendorsim.NVIDIA))
-	if err := os.WriteFile(file, data, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	handle, err := purego.Dlopen(file, purego.RTLD_LAZY|purego.RTLD_LOCAL)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for name, f := range map[string]any{
+	l := &nvml{}
+	l.standIn = loadStandIn(t, vendorsim.NVIDIA, purego.RTLD_LAZY|purego.RTLD_LOCAL, topology, map[string]any{
 		"nvmlInit_v2":                         &l.Init,
 		"nvmlShutdown":                        &l.Shutdown,
 		"nvmlErrorString":                     &l.ErrorString,
@@ -123,17 +96,8 @@ func loadNVML(t testing.TB, topology vendorsim.Topology) *nvml {
 		"nvmlDeviceRegisterEvents":            &l.Register,
 		"nvmlDeviceGetSupportedEventTypes":    &l.EventTypes,
 		"nvmlEventSetWait_v2":                 &l.Wait,
-	} {
-		purego.RegisterLibFunc(f, handle, name)
-	}
+	})
 	return l
-}
-
-func (l *nvml) write(t testing.TB, topology vendorsim.Topology) {
-	t.Helper()
-	if err := topology.Write(filepath.Join(l.dir, vendorsim.TopologyName)); err != nil {
-		t.Fatal(err)
-	}
 }
 
 // at returns the handle of a GPU.
