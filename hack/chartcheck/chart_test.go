@@ -15,6 +15,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	yaml "go.yaml.in/yaml/v3"
@@ -29,6 +30,7 @@ import (
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 
+	"github.com/divvy-gpu/divvy/api/config/v1alpha1"
 	backends "github.com/divvy-gpu/divvy/internal/backend/vendors"
 	"github.com/divvy-gpu/divvy/internal/nodeconfig"
 )
@@ -504,6 +506,57 @@ func TestDaemonAcceptsItsConfiguration(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestDurationsAreThoseOfTheDaemon: the chart takes none that divvy-node refuses,
+// and the bounds that divvy-node names.
+func TestDurationsAreThoseOfTheDaemon(t *testing.T) {
+	data, err := os.ReadFile(chartDir + "/values.schema.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var schema struct {
+		Definitions map[string]struct{ Pattern string }
+	}
+	if err := yaml.Unmarshal(data, &schema); err != nil {
+		t.Fatal(err)
+	}
+	durations := []string{"", "0", "s", "5", "-1s"}
+	for _, unit := range []string{"ns", "us", "ms", "s", "m", "h"} {
+		for _, n := range []string{"0", "0.05", "0.5", "1", "1.5", "9", "23", "24", "25", "59", "60", "61", "99", "100", "1439", "1440", "1441", "3599", "3600", "3601", "86399", "86400", "86401", "3600001", "86400001"} {
+			durations = append(durations, n+unit, "1h"+n+unit, "23h"+n+unit, "24h"+n+unit, "59m"+n+unit, "60m"+n+unit, "1440m"+n+unit)
+		}
+	}
+	for definition, tt := range map[string]struct {
+		set  func(*v1alpha1.NodeConfig, v1alpha1.Duration)
+		good []string
+	}{
+		"healthInterval": {
+			func(c *v1alpha1.NodeConfig, d v1alpha1.Duration) { c.HealthInterval = d },
+			[]string{"100ms", "0.5s", "1.5s", "5s", "3600s", "1m", "59m59s", "60m", "1h"},
+		},
+		"recoverAfter": {
+			func(c *v1alpha1.NodeConfig, d v1alpha1.Duration) {
+				c.Vendors = map[string]v1alpha1.Vendor{"nvidia": {Health: v1alpha1.Health{RecoverAfter: &d}}}
+			},
+			[]string{"0s", "10s", "1.5s", "5m", "1h", "1h30m", "23h59m59s", "1440m", "86400s", "24h"},
+		},
+	} {
+		pattern := regexp.MustCompile(schema.Definitions[definition].Pattern)
+		for _, text := range slices.Concat(durations, tt.good) {
+			c := v1alpha1.Default()
+			d, err := time.ParseDuration(text)
+			tt.set(&c, v1alpha1.Duration(d))
+			daemon := err == nil && len(v1alpha1.Validate(c, vendors)) == 0
+			chart := pattern.MatchString(text)
+			if chart && !daemon {
+				t.Errorf("%s: the chart takes %q, and divvy-node does not", definition, text)
+			}
+			if slices.Contains(tt.good, text) && !(chart && daemon) {
+				t.Errorf("%s: %q is refused by the chart (%t) or by divvy-node (%t)", definition, text, !chart, !daemon)
+			}
+		}
 	}
 }
 

@@ -104,6 +104,16 @@ var good = []struct {
 		want: []string{"--node-label=pool=gcu", "pool: gcu"},
 	},
 	{
+		name: "memory of different devices",
+		set: []string{"--set-json", `sharedResources=[{"name":"nvidia.com/a","vendor":"nvidia","devices":{"indexes":[0]}},` +
+			`{"name":"nvidia.com/b","vendor":"nvidia","devices":{"except":{"indexes":[0]}}},{"name":"enflame.com/a","vendor":"enflame"}]`},
+		want: []string{"--resources=nvidia.com/a,nvidia.com/b,enflame.com/a"},
+	},
+	{
+		name: "a kind with the injection of all", set: []string{"--set", "node.injection=cdi,node.vendors.nvidia.cdiKind=nvidia.com/gpu"},
+		want: []string{"cdiKind: nvidia.com/gpu"},
+	},
+	{
 		name: "another kubelet directory", set: []string{"--set", "node.kubeletDir=/data/kubelet/"},
 		want: []string{"path: /data/kubelet/device-plugins", "kubeletDir: /var/lib/kubelet"},
 	},
@@ -131,8 +141,32 @@ var bad = []struct {
 	{"bad cause", []string{"--set", "node.vendors.nvidia.health.ignore={XID 79}"}, "ignore"},
 	{"two sources of configurations", []string{"--set", "node.existingConfigMap=a,node.configs.b.logLevel=debug"}, "node.existingConfigMap"},
 	{"a text that is no configuration", []string{"--set-string", "node.configs.a=nonsense"}, "node.configs.a"},
+	{"one name twice", jsonSet("sharedResources", `[{"name":"a.example/b","vendor":"nvidia","mode":"exclusive"},{"name":"a.example/b","vendor":"enflame","mode":"exclusive"}]`), "sharedResources: a name is there twice"},
+	{"a name as a count", jsonSet("sharedResources", `[{"name":"a.example/b","vendor":"nvidia","countResource":"a.example/b"}]`), "sharedResources: a name is there twice"},
+	{"one name twice in a named configuration", jsonSet("node.configs.a.resources", `[{"name":"a.example/b","vendor":"nvidia","mode":"exclusive"},{"name":"a.example/b","vendor":"nvidia","mode":"exclusive"}]`), "node.configs.a.resources: a name is there twice"},
+	{"the same memory twice", jsonSet("sharedResources", `[{"name":"a.example/b","vendor":"nvidia"},{"name":"a.example/c","vendor":"nvidia","devices":{"indexes":[0]}}]`), "shares the memory of all devices of nvidia"},
+	{"a domain of Kubernetes", jsonSet("sharedResources", `[{"name":"x.kubernetes.io/b","vendor":"nvidia"}]`), "sharedResources"},
+	{"a name too long for its socket", jsonSet("sharedResources", `[{"name":"iluvatar.com/`+strings.Repeat("x", 63)+`","vendor":"iluvatar"}]`), "too long for the path of a socket"},
+	{"a folder too long for sockets", []string{"--set", "node.kubeletDir=/" + strings.Repeat("k", 80)}, "too long for the path of a socket"},
+	{"a rare look", []string{"--set", "node.healthInterval=5h"}, "healthInterval"},
+	{"a hasty look", []string{"--set", "node.healthInterval=1ms"}, "healthInterval"},
+	{"no interval", []string{"--set", "node.healthInterval=0s"}, "healthInterval"},
+	{"an exception of nothing", jsonSet("sharedResources", `[{"name":"a.example/b","vendor":"nvidia","devices":{"except":{}}}]`), "except"},
+	{"an exception of an exception", jsonSet("sharedResources", `[{"name":"a.example/b","vendor":"nvidia","devices":{"except":{"indexes":[1],"except":{"indexes":[0]}}}}]`), "except"},
+	{"the uuid of a replica", jsonSet("sharedResources", `[{"name":"a.example/b","vendor":"nvidia","devices":{"ids":["GPU-1::0"]}}]`), "ids"},
+	{"a rule for no device", jsonSet("sharedResources", `[{"name":"a.example/b","vendor":"nvidia","mode":"timeSlicing","replicas":2,"replicasFor":[{"devices":{},"replicas":3}]}]`), "replicasFor"},
+	{"a word for several causes", []string{"--set", "node.vendors.nvidia.health.heed={all}"}, "heed"},
+	{"a long wait", []string{"--set", "node.vendors.nvidia.health.recoverAfter=48h"}, "recoverAfter"},
+	{"mounts for Iluvatar", []string{"--set", "node.vendors.iluvatar.injection={volumeMounts}"}, "injection"},
+	{"two meanings of a variable", []string{"--set", "node.vendors.nvidia.injection={environment,volumeMounts}"}, "injection"},
+	{"mounts for all in a named configuration", []string{"--set", "node.configs.a.injection=volumeMounts"}, "injection"},
+	{"a kind of CDI without CDI", []string{"--set", "node.vendors.nvidia.cdiKind=nvidia.com/gpu"}, "vendors.nvidia.cdiKind is never used"},
+	{"a kind of CDI without CDI in a named configuration", []string{"--set", "node.injection=cdi,node.vendors.nvidia.cdiKind=nvidia.com/gpu,node.configs.a.injection=environment"}, "node.configs.a: vendors.nvidia.cdiKind is never used"},
 	{"bad resource name", []string{"--set", "sharedResources[0].name=gcu,sharedResources[0].vendor=enflame"}, "sharedResources"},
 }
+
+// jsonSet makes helm's flags that set one value to what a JSON text says.
+func jsonSet(key, text string) []string { return []string{"--set-json", key + "=" + text} }
 
 func run(ctx context.Context, helm string, args []string, out io.Writer) error {
 	if len(args) != 1 {

@@ -51,7 +51,13 @@ daemon lays them over divvy.node.config, so a map needs only what differs. */}}
 {{- $resources = append $resources (include "divvy.resource" (list $root (printf "node.configs.%s.resources[%d]" $name $i) $r) | fromYaml) -}}
 {{- end -}}
 {{- $file = set $file "resources" $resources -}}
+{{- include "divvy.checkResources" (list $root (printf "node.configs.%s.resources" $name) $resources) -}}
 {{- end -}}
+{{- $vendors := include "divvy.node.vendors" $root | fromJson -}}
+{{- range $vendor, $settings := $file.vendors -}}
+{{- $vendors = set $vendors $vendor $settings -}}
+{{- end -}}
+{{- include "divvy.checkVendors" (list (printf "node.configs.%s" $name) $vendors ($file.injection | default $root.Values.node.injection)) -}}
 {{- $out = set $out $name (toYaml $file) -}}
 {{- end -}}
 {{- end -}}
@@ -232,6 +238,54 @@ prometheus.io/path: /metrics
 {{- toYaml $r -}}
 {{- end }}
 
+{{/* Refuses lists of resources that divvy-node would refuse on every node;
+(list $ "sharedResources" resources). */}}
+{{- define "divvy.checkResources" -}}
+{{- $root := index . 0 -}}
+{{- $at := index . 1 -}}
+{{- $names := list -}}
+{{- $memory := dict -}}
+{{- range index . 2 -}}
+{{- $names = concat $names (list .name .countResource | compact) -}}
+{{- if eq (.mode | default "memory") "memory" -}}
+{{- $memory = set $memory .vendor (append (get $memory .vendor | default list) .) -}}
+{{- end -}}
+{{- /* Linux gives the path of a socket 107 bytes; three are left for another
+socket beside one that cannot be taken. Kubelet and the daemon see the folder
+under two names. */ -}}
+{{- $parts := splitn "/" 2 .name -}}
+{{- $socket := printf "/device-plugins/%s-%s.sock" (splitn "." 2 $parts._0)._0 $parts._1 -}}
+{{- range list "/var/lib/kubelet" ($root.Values.node.kubeletDir | trimSuffix "/") -}}
+{{- if gt (len (printf "%s%s" . $socket)) 104 -}}
+{{- fail (printf "%s: %s%s is too long for the path of a socket, which has 104 bytes; use a shorter name" $at . $socket) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- if ne (len $names) (len (uniq $names)) -}}
+{{- fail (printf "%s: a name is there twice: %s" $at (join ", " $names)) -}}
+{{- end -}}
+{{- range $vendor, $resources := $memory -}}
+{{- range $resources -}}
+{{- if and (gt (len $resources) 1) (not .devices) -}}
+{{- fail (printf "%s: %s shares the memory of all devices of %s, and another resource shares memory of the same; choose devices for both" $at .name $vendor) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end }}
+
+{{/* Refuses settings of vendors that divvy-node would refuse;
+(list "node" vendors injection). */}}
+{{- define "divvy.checkVendors" -}}
+{{- $at := index . 0 -}}
+{{- $injection := index . 2 -}}
+{{- range $vendor, $settings := index . 1 -}}
+{{- $ways := $settings.injection | default (list $injection) -}}
+{{- if and $settings.cdiKind (not (or (has "cdi" $ways) (has "cdiAnnotations" $ways))) -}}
+{{- fail (printf "%s: vendors.%s.cdiKind is never used, as containers are given no CDI names; add cdi or cdiAnnotations to vendors.%s.injection" $at $vendor $vendor) -}}
+{{- end -}}
+{{- end -}}
+{{- end }}
+
 {{/* The vendors' settings as a JSON map. The GPU operator's driver is not in the
 host's root. */}}
 {{- define "divvy.node.vendors" -}}
@@ -248,6 +302,8 @@ host's root. */}}
 inside the container. */}}
 {{- define "divvy.node.config" -}}
 {{- $node := .Values.node -}}
+{{- include "divvy.checkResources" (list $ "sharedResources" .Values.sharedResources) -}}
+{{- include "divvy.checkVendors" (list "node" (include "divvy.node.vendors" . | fromJson) $node.injection) -}}
 apiVersion: config.divvy.dev/v1alpha1
 kind: NodeConfig
 driverRoot: /host
