@@ -138,11 +138,14 @@ func (b *Backend) describe(ctx context.Context, lib *library, index int, told fa
 		return g, err
 	}
 	memory, err := queryGPU(ctx, b, lib, "nvmlDeviceGetMemoryInfo", index, handle.GetMemoryInfo)
-	if err != nil {
+	switch {
+	case unsupported(err): // the GPU shares the CPU's memory; it has none to be shared by, but is good as a whole
+	case err != nil:
 		return g, err
-	}
-	if g.MemoryBytes, err = roster.Memory("nvmlDeviceGetMemoryInfo", memory.Total); err != nil {
-		return g, fmt.Errorf("GPU %d: %w", index, err)
+	default:
+		if g.MemoryBytes, err = roster.Memory("nvmlDeviceGetMemoryInfo", memory.Total); err != nil {
+			return g, fmt.Errorf("GPU %d: %w", index, err)
+		}
 	}
 	if err := b.locate(ctx, lib, g); err != nil {
 		return g, err

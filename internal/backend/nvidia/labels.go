@@ -76,7 +76,6 @@ func (b *Backend) Labels(sharing backend.Sharing) map[string]string {
 		"gpu.replicas":         strconv.Itoa(max(sharing.Replicas, 1)),
 		"gpu.sharing-strategy": "none",
 		"gpu.product":          model.Model,
-		"gpu.memory":           strconv.FormatInt(model.MemoryBytes>>20, 10), // MiB
 		"gpu.family":           family(t.major, t.minor),
 		"gpu.mode":             mode(t.class),
 		"mig.capable":          strconv.FormatBool(t.migCapable),
@@ -88,6 +87,9 @@ func (b *Backend) Labels(sharing backend.Sharing) map[string]string {
 			product := backend.LabelValue(model.Model)
 			labels["gpu.product"] = product[:min(len(product), maxProduct)] + sharedSuffix
 		}
+	}
+	if model.MemoryBytes > 0 {
+		labels["gpu.memory"] = strconv.FormatInt(model.MemoryBytes>>20, 10) // MiB
 	}
 	if t.major > 0 {
 		labels["gpu.compute.major"] = strconv.Itoa(t.major)

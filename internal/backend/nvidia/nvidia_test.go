@@ -200,6 +200,21 @@ func TestOneGPUThatCannotBeAskedLeavesTheOthers(t *testing.T) {
 	}
 }
 
+// A GPU that shares the CPU's memory has no size of its own to tell, and is good
+// as a whole all the same.
+func TestGPUWithoutMemoryOfItsOwnIsListed(t *testing.T) {
+	cards := vendorsim.GPUs(1, 1024)
+	cards[0].Fail = vendorsim.Failures{"nvmlDeviceGetMemoryInfo": 3}
+	m := newMachine(t, backend.Options{}, cards...)
+	found := m.found()
+	if len(found.Devices) != 1 || found.Devices[0].MemoryBytes != 0 || found.Devices[0].Health.Unhealthy {
+		t.Fatalf("found %+v, want one healthy GPU without memory", found)
+	}
+	if got, is := m.Labels(backend.Sharing{})["nvidia.com/gpu.memory"]; is {
+		t.Errorf("its memory is told as %q", got)
+	}
+}
+
 // A bus id ends in NULs and has eight digits of domain; the kernel writes both
 // otherwise, and a wrong name there is a lost NUMA node.
 func TestNUMANodeOfLongBusIDs(t *testing.T) {
