@@ -57,12 +57,26 @@ func (s shelf) SetUnits(units []deviceplugin.Unit) error {
 	all := units
 	if len(r.lists) > 1 {
 		all = slices.Concat(r.lists...)
+		level(all)
 	}
 	if err := r.server.SetUnits(all); err != nil {
 		r.lists[s.part] = before
 		return err
 	}
 	return nil
+}
+
+// level takes the NUMA nodes from all units when some have none, as those of
+// memory: kubelet, when it restarts, fails a running pod whose units have none
+// as soon as any other unit of the resource has some and its topology manager
+// is strict. It costs the alignment of new pods until the others are given back.
+func level(units []deviceplugin.Unit) {
+	if !slices.ContainsFunc(units, func(u deviceplugin.Unit) bool { return len(u.NUMANodes) == 0 }) {
+		return
+	}
+	for i := range units {
+		units[i].NUMANodes = nil
+	}
 }
 
 // Prefer implements deviceplugin.Allocator.
