@@ -79,6 +79,7 @@ func Write(t testing.TB, path string, topology vendorsim.Topology) {
 
 // CloseAtEnd closes b when the test ends, which must work.
 func CloseAtEnd(t testing.TB, b backend.Backend) {
+	t.Helper()
 	t.Cleanup(func() {
 		if err := b.Close(); err != nil {
 			t.Errorf("Close: %v", err)

@@ -28,12 +28,12 @@ struct ixml_process_info {
 
 _Static_assert(sizeof(struct ixml_utilization) == 8, "nvmlDeviceGetUtilizationRates fills 8 bytes");
 _Static_assert(sizeof(struct ixml_process_info) == 16, "a process has 16 bytes");
+
 /* Who listens to which cards. */
-struct ixml_event_set_st {
+struct event_set {
 	uint64_t types[TOPOLOGY_MAX_CARDS]; /* by card */
 	uint64_t last;			    /* the last event that was looked at */
 };
-typedef struct ixml_event_set_st *ixml_event_set;
 
 struct sim sim = SIM_INIT("iluvatar");
 
@@ -160,7 +160,8 @@ NVML_API nvml_return nvmlDeviceGetTemperature(struct device *device, int sensor,
 	return code;
 }
 
-NVML_API nvml_return nvmlDeviceGetComputeRunningProcesses(struct device *device, uint32_t *count, struct ixml_process_info *out)
+NVML_API nvml_return nvmlDeviceGetComputeRunningProcesses(struct device *device, uint32_t *count,
+							  struct ixml_process_info *out)
 {
 	const struct card *card;
 	nvml_return code = nvml_begin_card("nvmlDeviceGetComputeRunningProcesses", device, count, &card);
@@ -187,14 +188,14 @@ NVML_VALUE(nvmlDeviceGetSupportedEventTypes, uint64_t,
 	   NVML_EVENT_SINGLE_BIT_ECC | NVML_EVENT_DOUBLE_BIT_ECC | NVML_EVENT_XID)
 
 /* The new set hears of what happens from now on. */
-NVML_API nvml_return nvmlEventSetCreate(ixml_event_set *out)
+NVML_API nvml_return nvmlEventSetCreate(struct event_set **out)
 {
 	nvml_return code = nvml_begin("nvmlEventSetCreate");
 
 	if (code == NVML_SUCCESS && !out)
 		code = NVML_ERROR_INVALID_ARGUMENT;
 	if (code == NVML_SUCCESS) {
-		ixml_event_set set = calloc(1, sizeof *set);
+		struct event_set *set = calloc(1, sizeof *set);
 		if (set) {
 			set->last = sim.happened;
 			*out = set;
@@ -207,7 +208,7 @@ NVML_API nvml_return nvmlEventSetCreate(ixml_event_set *out)
 }
 
 /* Works in every state: it is memory of the library's. */
-NVML_API nvml_return nvmlEventSetFree(ixml_event_set set)
+NVML_API nvml_return nvmlEventSetFree(struct event_set *set)
 {
 	if (!set)
 		return NVML_ERROR_INVALID_ARGUMENT;
@@ -215,7 +216,7 @@ NVML_API nvml_return nvmlEventSetFree(ixml_event_set set)
 	return NVML_SUCCESS;
 }
 
-NVML_API nvml_return nvmlDeviceRegisterEvents(struct device *device, uint64_t types, ixml_event_set set)
+NVML_API nvml_return nvmlDeviceRegisterEvents(struct device *device, uint64_t types, struct event_set *set)
 {
 	const struct card *card;
 	nvml_return code = nvml_begin_card("nvmlDeviceRegisterEvents", device, set, &card);
@@ -255,7 +256,7 @@ static bool tell(struct sim_event e, struct nvml_event_data *out)
 /* Takes the next event that the set listens to. */
 static nvml_return take(void *listener, struct nvml_event_data *out)
 {
-	ixml_event_set set = listener;
+	struct event_set *set = listener;
 	struct sim_event e;
 
 	while (sim_event_after(&sim, set->last, &e)) {
@@ -267,7 +268,7 @@ static nvml_return take(void *listener, struct nvml_event_data *out)
 }
 
 /* Waits up to ms milliseconds for an event that set listens to. */
-NVML_API nvml_return nvmlEventSetWait_v2(ixml_event_set set, struct nvml_event_data *out, uint32_t ms)
+NVML_API nvml_return nvmlEventSetWait_v2(struct event_set *set, struct nvml_event_data *out, uint32_t ms)
 {
 	nvml_return code = nvml_begin("nvmlEventSetWait_v2");
 

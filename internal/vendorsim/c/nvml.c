@@ -43,8 +43,6 @@ const uint32_t nvml_pci_device_id = 0x20b010de; /* an A100 */
 /* Guarded by sim.lock. */
 static struct event_set event_sets[MAX_EVENT_SETS];
 
-NVML_API nvml_return nvmlInit_v2(void);
-
 NVML_API nvml_return nvmlInitWithFlags(uint32_t flags)
 {
 	(void)flags;

@@ -87,6 +87,8 @@ extern const uint32_t nvml_pci_device_id; /* of its cards; the lower half is the
 /* A device per card. Its place is the card's. */
 extern struct device devices[TOPOLOGY_MAX_CARDS];
 
+NVML_API nvml_return nvmlInit_v2(void);
+
 /* The card of a handle, TOPOLOGY_NO_CARD for what is no handle. */
 int nvml_card_of(const struct device *handle);
 
