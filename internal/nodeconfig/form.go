@@ -77,15 +77,20 @@ func find(n *yaml.Node, keys ...string) *yaml.Node {
 	for n != nil && n.Kind == yaml.DocumentNode && len(n.Content) > 0 {
 		n = n.Content[0]
 	}
-	if len(keys) == 0 || n == nil {
-		return n
+	for _, key := range keys {
+		n = valueOf(n, key)
 	}
-	if n.Kind != yaml.MappingNode {
+	return n
+}
+
+// valueOf returns the value of a key, nil if n has none.
+func valueOf(n *yaml.Node, key string) *yaml.Node {
+	if n == nil || n.Kind != yaml.MappingNode {
 		return nil
 	}
 	for i := 0; i+1 < len(n.Content); i += 2 {
-		if strings.EqualFold(n.Content[i].Value, keys[0]) {
-			return find(n.Content[i+1], keys[1:]...)
+		if strings.EqualFold(n.Content[i].Value, key) {
+			return n.Content[i+1]
 		}
 	}
 	return nil

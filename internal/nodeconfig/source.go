@@ -120,7 +120,7 @@ func (s *Source) Run(ctx context.Context, deliver func(Update)) error {
 	for {
 		forced, err := s.change(ctx)
 		if err != nil {
-			return nil //nolint:nilerr // ctx ended, which is no failure
+			return nil // ctx ended, which is no failure
 		}
 		s.watch(ctx)
 		s.read(ctx, forced, deliver)

@@ -1,6 +1,7 @@
 package v1alpha1
 
 import (
+	"bytes"
 	"errors"
 	"os"
 	"path/filepath"
@@ -218,7 +219,7 @@ func FuzzParse(f *testing.F) {
 		if err != nil {
 			t.Fatalf("%v in what Encode wrote:\n%s", err, encoded)
 		}
-		if twice, err := Encode(again); err != nil || string(twice) != string(encoded) {
+		if twice, err := Encode(again); err != nil || !bytes.Equal(twice, encoded) {
 			t.Errorf("encoded twice, it differs: %v\n%s\n%s", err, encoded, twice)
 		}
 	})

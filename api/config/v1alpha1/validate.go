@@ -372,7 +372,8 @@ func mayMatchBoth(a, b string) bool {
 		return MatchModel(a, b)
 	}
 	// Both have stars: what stands before the first and after the last decides.
-	headA, headB := a[:strings.Index(a, "*")], b[:strings.Index(b, "*")]
+	headA, _, _ := strings.Cut(a, "*")
+	headB, _, _ := strings.Cut(b, "*")
 	tailA, tailB := a[strings.LastIndex(a, "*")+1:], b[strings.LastIndex(b, "*")+1:]
 	return (strings.HasPrefix(headA, headB) || strings.HasPrefix(headB, headA)) &&
 		(strings.HasSuffix(tailA, tailB) || strings.HasSuffix(tailB, tailA))

@@ -55,7 +55,7 @@ func startKubelet(t *testing.T, dir string, held ...string) *kubelet {
 		go func() { served <- server.Serve(l) }()
 		t.Cleanup(func() {
 			server.Stop()
-			<-served
+			<-served //nolint:errcheck // it was stopped
 		})
 	}
 	serve(k.dir, func(s *grpc.Server) { pluginapi.RegisterRegistrationServer(s, k) })

@@ -139,7 +139,7 @@ func (s *supervisor) run(ctx context.Context, updates <-chan nodeconfig.Update) 
 	defer func() {
 		stop()
 		if served != nil {
-			<-served
+			<-served //nolint:errcheck // it was stopped
 		}
 	}()
 
@@ -177,7 +177,7 @@ func (s *supervisor) update(ctx context.Context, now *running, u nodeconfig.Upda
 	log := klog.FromContext(ctx)
 	if u.Err != nil {
 		s.reject(ctx, u.Err)
-		return now, nil
+		return now, nil //nolint:nilerr // it was told, and what runs goes on
 	}
 	s.warn(ctx, append(u.Warnings, unknownCauses(u.Config)...))
 	c := s.keep(ctx, now.config, u.Config)

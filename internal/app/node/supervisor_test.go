@@ -18,10 +18,9 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
-
-	corev1 "k8s.io/api/core/v1"
 
 	config "github.com/divvy-gpu/divvy/api/config/v1alpha1"
 	"github.com/divvy-gpu/divvy/internal/accel"
