@@ -79,7 +79,8 @@ func (t *tenant) elsewhere(chips ...accel.DeviceID) (accel.Resource, bool) {
 	t.tenants.mu.Lock()
 	defer t.tenants.mu.Unlock()
 	for _, other := range t.tenants.all {
-		if other == t || other.vendor != t.vendor {
+		// Whatever its vendor: it may have been another one's, and ids are unique.
+		if other == t {
 			continue
 		}
 		for _, c := range chips {
