@@ -50,7 +50,8 @@ type Harness struct {
 	LinkCall string
 	// Open returns a new backend with hardware of its own, whose topology is
 	// the file at the returned path. It sets DriverRoot and leaves the other
-	// options, which are the suite's, as they are. The suite closes the backend.
+	// options, which are the suite's, as they are. The suite closes the backend;
+	// Open may do so as well when the test ends.
 	Open func(t *testing.T, first vendorsim.Topology, o backend.Options) (b backend.Backend, topologyPath string)
 }
 

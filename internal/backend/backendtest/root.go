@@ -69,6 +69,19 @@ func (r Root) Install(folder string, topology vendorsim.Topology) (topologyPath 
 	return topologyPath
 }
 
+// Open opens a backend whose driver is in the root, and closes it when the test
+// ends. open is the vendor's New.
+func Open[B backend.Backend](r Root, open func(backend.Options) (B, error), o backend.Options) B {
+	r.t.Helper()
+	o.DriverRoot = r.Dir
+	b, err := open(o)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	CloseAtEnd(r.t, b)
+	return b
+}
+
 // Write makes the topology the hardware of the stand-ins that read that file.
 func Write(t testing.TB, path string, topology vendorsim.Topology) {
 	t.Helper()

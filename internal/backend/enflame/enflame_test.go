@@ -24,34 +24,23 @@ var libraryName = vendorsim.LibraryName(vendorsim.Enflame)
 const installFolder = "/usr/local/efsmi/efsmi-1.14.0/lib"
 
 // root is a driver root.
-type root struct {
-	backendtest.Root
-	t *testing.T
-}
+type root struct{ backendtest.Root }
 
 func newRoot(t *testing.T) root {
 	t.Helper()
-	return root{backendtest.NewRoot(t, vendorsim.Enflame), t}
+	return root{backendtest.NewRoot(t, vendorsim.Enflame)}
 }
 
 // install puts the stand-in where the vendor's package puts the library, with
 // the link that the guide tells to check.
 func (r root) install(topology vendorsim.Topology) (topologyPath string) {
-	r.t.Helper()
 	path := r.Install(installFolder, topology)
 	r.Link("/usr/lib/libefml.so", installFolder+"/"+libraryName)
 	return path
 }
 
 func (r root) open(o backend.Options) *Backend {
-	r.t.Helper()
-	o.DriverRoot = r.Dir
-	b, err := New(o)
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	backendtest.CloseAtEnd(r.t, b)
-	return b
+	return backendtest.Open(r.Root, New, o)
 }
 
 // harness is what the tests of all vendors must know of this one.
@@ -64,12 +53,7 @@ var harness = backendtest.Harness{
 		t.Helper()
 		r := newRoot(t)
 		path := r.install(first)
-		o.DriverRoot = r.Dir
-		b, err := New(o)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return b, path
+		return r.open(o), path
 	},
 }
 

@@ -13,25 +13,15 @@ import (
 const installFolder = "/usr/local/corex/lib64"
 
 // root is a driver root.
-type root struct {
-	backendtest.Root
-	t *testing.T
-}
+type root struct{ backendtest.Root }
 
 func newRoot(t *testing.T) root {
 	t.Helper()
-	return root{backendtest.NewRoot(t, vendorsim.Iluvatar), t}
+	return root{backendtest.NewRoot(t, vendorsim.Iluvatar)}
 }
 
 func (r root) open(o backend.Options) *Backend {
-	r.t.Helper()
-	o.DriverRoot = r.Dir
-	b, err := New(o)
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	backendtest.CloseAtEnd(r.t, b)
-	return b
+	return backendtest.Open(r.Root, New, o)
 }
 
 func write(t *testing.T, path string, topology vendorsim.Topology) {
@@ -115,12 +105,7 @@ var harness = backendtest.Harness{
 		t.Helper()
 		r := newRoot(t)
 		path := r.Install(installFolder, first)
-		o.DriverRoot = r.Dir
-		b, err := New(o)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return b, path
+		return r.open(o), path
 	},
 }
 
