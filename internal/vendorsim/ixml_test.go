@@ -27,25 +27,12 @@ const (
 // ixml is a copy of the stand-in for libixml with a topology of its own, loaded
 // as Divvy loads it.
 type ixml struct {
-	standIn
+	nvmlABI
 
-	Init           func() int32
-	Shutdown       func() int32
-	DriverVersion  func(*byte, uint32) int32
 	LibraryVersion func(*byte, uint32) int32
-	CUDA           func(*int32) int32
-	CUDAv2         func(*int32) int32
-	Count          func(*uint32) int32
-	ByIndex        func(uint32, *uintptr) int32
-	ByUUID         func(string, *uintptr) int32
+	CUDAv1         func(*int32) int32
 	BySerial       func(string, *uintptr) int32
-	ByBusID        func(string, *uintptr) int32
-	UUID           func(uintptr, *byte, uint32) int32
-	Name           func(uintptr, *byte, uint32) int32
-	Serial         func(uintptr, *byte, uint32) int32
 	PartNumber     func(uintptr, *byte, uint32) int32
-	Minor          func(uintptr, *uint32) int32
-	Index          func(uintptr, *uint32) int32
 	BoardID        func(uintptr, *uint32) int32
 	MultiGPU       func(uintptr, *uint32) int32
 	Power          func(uintptr, *uint32) int32
@@ -53,43 +40,21 @@ type ixml struct {
 	Health         func(uintptr, *uint64) int32
 	ECC            func(uintptr, *uint32, *uint32) int32
 	Voltage        func(uintptr, *uint32, *uint32) int32
-	PCI            func(uintptr, *nvmlPCI) int32
-	Memory         func(uintptr, *nvmlMemory) int32
-	MemoryV2       func(uintptr, *nvmlMemoryV2) int32
 	Utilization    func(uintptr, *[2]uint32) int32
 	Temperature    func(uintptr, int32, *uint32) int32
 	Processes      func(uintptr, *uint32, uintptr) int32
 	SameBoard      func(a, b uintptr, _ *int32) int32
-	Ancestor       func(a, b uintptr, _ *int32) int32
-	NewSet         func(*uintptr) int32
-	FreeSet        func(uintptr) int32
-	EventTypes     func(uintptr, *uint64) int32
-	Listen         func(uintptr, uint64, uintptr) int32
-	Wait           func(uintptr, *nvmlEvent, uint32) int32
 }
 
 func loadIXML(t *testing.T, topology vendorsim.Topology) *ixml {
 	t.Helper()
 	const deepBind = 0x8
 	l := &ixml{}
-	l.standIn = loadStandIn(t, vendorsim.Iluvatar, purego.RTLD_LAZY|purego.RTLD_LOCAL|deepBind, topology, map[string]any{
-		"nvmlInit_v2":                          &l.Init,
-		"nvmlShutdown":                         &l.Shutdown,
-		"nvmlSystemGetDriverVersion":           &l.DriverVersion,
+	l.load(t, vendorsim.Iluvatar, purego.RTLD_LAZY|purego.RTLD_LOCAL|deepBind, topology, map[string]any{
 		"nvmlSystemGetNVMLVersion":             &l.LibraryVersion,
-		"nvmlSystemGetCudaDriverVersion":       &l.CUDA,
-		"nvmlSystemGetCudaDriverVersion_v2":    &l.CUDAv2,
-		"nvmlDeviceGetCount_v2":                &l.Count,
-		"nvmlDeviceGetHandleByIndex_v2":        &l.ByIndex,
-		"nvmlDeviceGetHandleByUUID":            &l.ByUUID,
+		"nvmlSystemGetCudaDriverVersion":       &l.CUDAv1,
 		"nvmlDeviceGetHandleBySerial":          &l.BySerial,
-		"nvmlDeviceGetHandleByPciBusId_v2":     &l.ByBusID,
-		"nvmlDeviceGetUUID":                    &l.UUID,
-		"nvmlDeviceGetName":                    &l.Name,
-		"nvmlDeviceGetSerial":                  &l.Serial,
 		"nvmlDeviceGetBoardPartNumber":         &l.PartNumber,
-		"nvmlDeviceGetMinorNumber":             &l.Minor,
-		"nvmlDeviceGetIndex":                   &l.Index,
 		"nvmlDeviceGetBoardId":                 &l.BoardID,
 		"nvmlDeviceGetMultiGpuBoard":           &l.MultiGPU,
 		"nvmlDeviceGetPowerUsage":              &l.Power,
@@ -97,19 +62,10 @@ func loadIXML(t *testing.T, topology vendorsim.Topology) *ixml {
 		"ixmlDeviceGetHealth":                  &l.Health,
 		"ixmlDeviceGetEccErros":                &l.ECC,
 		"ixmlDeviceGetGPUVoltage":              &l.Voltage,
-		"nvmlDeviceGetPciInfo_v3":              &l.PCI,
-		"nvmlDeviceGetMemoryInfo":              &l.Memory,
-		"nvmlDeviceGetMemoryInfo_v2":           &l.MemoryV2,
 		"nvmlDeviceGetUtilizationRates":        &l.Utilization,
 		"nvmlDeviceGetTemperature":             &l.Temperature,
 		"nvmlDeviceGetComputeRunningProcesses": &l.Processes,
 		"nvmlDeviceOnSameBoard":                &l.SameBoard,
-		"nvmlDeviceGetTopologyCommonAncestor":  &l.Ancestor,
-		"nvmlEventSetCreate":                   &l.NewSet,
-		"nvmlEventSetFree":                     &l.FreeSet,
-		"nvmlDeviceGetSupportedEventTypes":     &l.EventTypes,
-		"nvmlDeviceRegisterEvents":             &l.Listen,
-		"nvmlEventSetWait_v2":                  &l.Wait,
 	})
 	return l
 }
@@ -120,7 +76,7 @@ func (l *ixml) chips(t *testing.T, n int) []uintptr {
 	wantCode(t, "nvmlInit_v2", l.Init(), ixmlSuccess)
 	chips := make([]uintptr, n)
 	for i := range chips {
-		wantCode(t, "nvmlDeviceGetHandleByIndex_v2", l.ByIndex(uint32(i), &chips[i]), ixmlSuccess)
+		wantCode(t, "nvmlDeviceGetHandleByIndex_v2", l.At(uint32(i), &chips[i]), ixmlSuccess)
 	}
 	return chips
 }
@@ -158,7 +114,7 @@ func TestIXMLDescribesChips(t *testing.T) {
 		get  func(*byte, uint32) int32
 		want string
 	}{
-		"nvmlSystemGetDriverVersion":   {l.DriverVersion, "4.3.0"},
+		"nvmlSystemGetDriverVersion":   {l.Driver, "4.3.0"},
 		"nvmlDeviceGetUUID":            {func(b *byte, n uint32) int32 { return l.UUID(chip, b, n) }, cards[1].UUID},
 		"nvmlDeviceGetName":            {func(b *byte, n uint32) int32 { return l.Name(chip, b, n) }, "Iluvatar BI-V150"},
 		"nvmlDeviceGetSerial":          {func(b *byte, n uint32) int32 { return l.Serial(chip, b, n) }, cards[1].Serial},
@@ -174,7 +130,7 @@ func TestIXMLDescribesChips(t *testing.T) {
 		wantCode(t, call, tt.get(nil, 80), ixmlInvalidArgument)
 	}
 	var cuda int32
-	for call, get := range map[string]func(*int32) int32{"without suffix": l.CUDA, "_v2": l.CUDAv2} {
+	for call, get := range map[string]func(*int32) int32{"without suffix": l.CUDAv1, "_v2": l.CUDA} {
 		if code := get(&cuda); code != ixmlSuccess || cuda != 10020 {
 			t.Errorf("nvmlSystemGetCudaDriverVersion %s = %d with %d, want 10020", call, code, cuda)
 		}
@@ -229,7 +185,7 @@ func TestIXMLDescribesChips(t *testing.T) {
 	var found uintptr
 	for call, code := range map[string]int32{
 		"nvmlDeviceGetHandleByUUID":        l.ByUUID(cards[1].UUID, &found),
-		"nvmlDeviceGetHandleByPciBusId_v2": l.ByBusID("00000001:3B:00.2", &found),
+		"nvmlDeviceGetHandleByPciBusId_v2": l.ByAddress("00000001:3B:00.2", &found),
 	} {
 		wantCode(t, call, code, ixmlSuccess)
 	}
@@ -325,7 +281,7 @@ func TestIXMLStates(t *testing.T) {
 	if n != 2 {
 		t.Errorf("%d chips, want a lost one counted", n)
 	}
-	wantCode(t, "nvmlDeviceGetHandleByIndex_v2 of the lost one", l.ByIndex(0, &chips[0]), ixmlLost)
+	wantCode(t, "nvmlDeviceGetHandleByIndex_v2 of the lost one", l.At(0, &chips[0]), ixmlLost)
 	wantCode(t, "nvmlDeviceGetMinorNumber of the lost one", l.Minor(chips[0], &n), ixmlLost)
 	wantCode(t, "nvmlDeviceGetMinorNumber of the other", l.Minor(chips[1], &n), ixmlSuccess)
 	var same int32
@@ -357,9 +313,9 @@ func TestIXMLEvents(t *testing.T) {
 	var types uint64
 	wantCode(t, "nvmlDeviceGetSupportedEventTypes", l.EventTypes(chips[0], &types), ixmlSuccess)
 	for _, c := range chips {
-		wantCode(t, "nvmlDeviceRegisterEvents", l.Listen(c, types, all), ixmlSuccess)
+		wantCode(t, "nvmlDeviceRegisterEvents", l.Register(c, types, all), ixmlSuccess)
 	}
-	wantCode(t, "nvmlDeviceRegisterEvents", l.Listen(chips[1], xidCritical, one), ixmlSuccess)
+	wantCode(t, "nvmlDeviceRegisterEvents", l.Register(chips[1], xidCritical, one), ixmlSuccess)
 	var e nvmlEvent
 	wantCode(t, "nvmlEventSetWait_v2 without events", l.Wait(all, &e, 20), ixmlTimeout)
 

@@ -2,6 +2,7 @@ package vendorsim_test
 
 import (
 	"bytes"
+	"maps"
 	"testing"
 	"time"
 	"unsafe"
@@ -30,47 +31,40 @@ type (
 	}
 )
 
-// nvml is a copy of the stand-in with a topology of its own, loaded.
-type nvml struct {
+// nvmlABI is a stand-in for a library with NVML's functions.
+type nvmlABI struct {
 	standIn
 
-	Init        func() int32
-	Shutdown    func() int32
-	ErrorString func(int32) string
-	Driver      func(*byte, uint32) int32
-	CUDA        func(*int32) int32
-	Count       func(*uint32) int32
-	At          func(uint32, *uintptr) int32
-	ByUUID      func(string, *uintptr) int32
-	ByAddress   func(string, *uintptr) int32
-	Index       func(uintptr, *uint32) int32
-	UUID        func(uintptr, *byte, uint32) int32
-	Name        func(uintptr, *byte, uint32) int32
-	Serial      func(uintptr, *byte, uint32) int32
-	Minor       func(uintptr, *uint32) int32
-	PCI         func(uintptr, *nvmlPCI) int32
-	Memory      func(uintptr, *nvmlMemory) int32
-	Affinity    func(uintptr, uint32, *uint64, uint32) int32
-	Compute     func(uintptr, *int32, *int32) int32
-	MIG         func(uintptr, *uint32, *uint32) int32
-	Rows        func(_ uintptr, _, _, _, _ *uint32) int32
-	Ancestor    func(uintptr, uintptr, *int32) int32
-	LaneState   func(uintptr, uint32, *int32) int32
-	LanePCI     func(uintptr, uint32, *nvmlPCI) int32
-	NewSet      func(*uintptr) int32
-	FreeSet     func(uintptr) int32
-	Register    func(uintptr, uint64, uintptr) int32
-	EventTypes  func(uintptr, *uint64) int32
-	Wait        func(uintptr, *nvmlEvent, uint32) int32
+	Init       func() int32
+	Shutdown   func() int32
+	Driver     func(*byte, uint32) int32
+	CUDA       func(*int32) int32
+	Count      func(*uint32) int32
+	At         func(uint32, *uintptr) int32
+	ByUUID     func(string, *uintptr) int32
+	ByAddress  func(string, *uintptr) int32
+	Index      func(uintptr, *uint32) int32
+	UUID       func(uintptr, *byte, uint32) int32
+	Name       func(uintptr, *byte, uint32) int32
+	Serial     func(uintptr, *byte, uint32) int32
+	Minor      func(uintptr, *uint32) int32
+	PCI        func(uintptr, *nvmlPCI) int32
+	Memory     func(uintptr, *nvmlMemory) int32
+	MemoryV2   func(uintptr, *nvmlMemoryV2) int32
+	Ancestor   func(uintptr, uintptr, *int32) int32
+	NewSet     func(*uintptr) int32
+	FreeSet    func(uintptr) int32
+	Register   func(uintptr, uint64, uintptr) int32
+	EventTypes func(uintptr, *uint64) int32
+	Wait       func(uintptr, *nvmlEvent, uint32) int32
 }
 
-func loadNVML(t testing.TB, topology vendorsim.Topology) *nvml {
+// load loads the stand-in, with functions that the others lack.
+func (l *nvmlABI) load(t testing.TB, vendor string, flags int, topology vendorsim.Topology, functions map[string]any) {
 	t.Helper()
-	l := &nvml{}
-	l.standIn = loadStandIn(t, vendorsim.NVIDIA, purego.RTLD_LAZY|purego.RTLD_LOCAL, topology, map[string]any{
+	maps.Copy(functions, map[string]any{
 		"nvmlInit_v2":                         &l.Init,
 		"nvmlShutdown":                        &l.Shutdown,
-		"nvmlErrorString":                     &l.ErrorString,
 		"nvmlSystemGetDriverVersion":          &l.Driver,
 		"nvmlSystemGetCudaDriverVersion_v2":   &l.CUDA,
 		"nvmlDeviceGetCount_v2":               &l.Count,
@@ -84,18 +78,41 @@ func loadNVML(t testing.TB, topology vendorsim.Topology) *nvml {
 		"nvmlDeviceGetMinorNumber":            &l.Minor,
 		"nvmlDeviceGetPciInfo_v3":             &l.PCI,
 		"nvmlDeviceGetMemoryInfo":             &l.Memory,
-		"nvmlDeviceGetMemoryAffinity":         &l.Affinity,
-		"nvmlDeviceGetCudaComputeCapability":  &l.Compute,
-		"nvmlDeviceGetMigMode":                &l.MIG,
-		"nvmlDeviceGetRemappedRows":           &l.Rows,
+		"nvmlDeviceGetMemoryInfo_v2":          &l.MemoryV2,
 		"nvmlDeviceGetTopologyCommonAncestor": &l.Ancestor,
-		"nvmlDeviceGetNvLinkState":            &l.LaneState,
-		"nvmlDeviceGetNvLinkRemotePciInfo_v2": &l.LanePCI,
 		"nvmlEventSetCreate":                  &l.NewSet,
 		"nvmlEventSetFree":                    &l.FreeSet,
 		"nvmlDeviceRegisterEvents":            &l.Register,
 		"nvmlDeviceGetSupportedEventTypes":    &l.EventTypes,
 		"nvmlEventSetWait_v2":                 &l.Wait,
+	})
+	l.standIn = loadStandIn(t, vendor, flags, topology, functions)
+}
+
+// nvml is a copy of the stand-in with a topology of its own, loaded.
+type nvml struct {
+	nvmlABI
+
+	ErrorString func(int32) string
+	Affinity    func(uintptr, uint32, *uint64, uint32) int32
+	Compute     func(uintptr, *int32, *int32) int32
+	MIG         func(uintptr, *uint32, *uint32) int32
+	Rows        func(_ uintptr, _, _, _, _ *uint32) int32
+	LaneState   func(uintptr, uint32, *int32) int32
+	LanePCI     func(uintptr, uint32, *nvmlPCI) int32
+}
+
+func loadNVML(t testing.TB, topology vendorsim.Topology) *nvml {
+	t.Helper()
+	l := &nvml{}
+	l.load(t, vendorsim.NVIDIA, purego.RTLD_LAZY|purego.RTLD_LOCAL, topology, map[string]any{
+		"nvmlErrorString":                     &l.ErrorString,
+		"nvmlDeviceGetMemoryAffinity":         &l.Affinity,
+		"nvmlDeviceGetCudaComputeCapability":  &l.Compute,
+		"nvmlDeviceGetMigMode":                &l.MIG,
+		"nvmlDeviceGetRemappedRows":           &l.Rows,
+		"nvmlDeviceGetNvLinkState":            &l.LaneState,
+		"nvmlDeviceGetNvLinkRemotePciInfo_v2": &l.LanePCI,
 	})
 	return l
 }
