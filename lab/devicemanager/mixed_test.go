@@ -92,6 +92,7 @@ func (m *mixed) step() {
 		m.kubelet.stop()
 		m.kubelet.boot()
 		m.awaitOffer()
+		m.awaitHeld(m.running)
 		m.kubelet.readd()
 	case d < 97:
 		m.count["changes of health"]++

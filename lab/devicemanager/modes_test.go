@@ -17,8 +17,7 @@ import (
 
 // use is what a pod got when it was admitted.
 type use struct {
-	pod      *corev1.Pod
-	resource accel.Resource
+	pod *corev1.Pod
 	// how is the resource and the mode that it had then.
 	how   string
 	whole bool
@@ -54,7 +53,7 @@ func TestModesChangeAtRandom(t *testing.T) {
 				switch d := random.IntN(100); {
 				case d < 55:
 					r := resources[random.IntN(len(resources))]
-					one := use{resource: accel.Resource(r.Name), how: howOf(r), whole: r.Mode == config.ModeExclusive}
+					one := use{how: howOf(r), whole: r.Mode == config.ModeExclusive}
 					amount := 1 + random.Int64N(2)
 					if r.Mode == config.ModeMemory {
 						amount += random.Int64N(8)
@@ -90,27 +89,13 @@ func TestModesChangeAtRandom(t *testing.T) {
 					n.awaitServed()
 				case d < 87:
 					n.kubelet.stop()
-					held := map[accel.Resource]map[string]bool{}
+					var pods []*corev1.Pod
 					for _, one := range running {
-						for _, c := range slices.Concat(one.pod.Spec.InitContainers, one.pod.Spec.Containers) {
-							if held[one.resource] == nil {
-								held[one.resource] = map[string]bool{}
-							}
-							for _, id := range n.kubelet.held(one.pod.UID, c.Name, one.resource) {
-								held[one.resource][id] = true
-							}
-						}
+						pods = append(pods, one.pod)
 					}
 					n.kubelet.boot()
 					n.awaitServed()
-					eventually(t, patience, func() error {
-						for r, ids := range held {
-							if _, got := n.kubelet.capacityOf(r); got < int64(len(ids)) {
-								return fmt.Errorf("kubelet has %d healthy %s, containers hold %d", got, r, len(ids))
-							}
-						}
-						return nil
-					})
+					n.awaitHeld(pods)
 					n.kubelet.readd()
 				default:
 					count["reloads"]++
@@ -146,6 +131,28 @@ func (n *node) awaitServed() {
 			}
 			if strings.Contains(line, "not registered") && !strings.Contains(err.Error(), "chooses none") && !strings.Contains(err.Error(), "memoryUnit") {
 				return err
+			}
+		}
+		return nil
+	})
+}
+
+// awaitHeld waits until kubelet, which has just booted, was told again of all
+// that the pods hold, also of resources that are not configured any more.
+func (n *node) awaitHeld(pods []*corev1.Pod) {
+	n.t.Helper()
+	eventually(n.t, patience, func() error {
+		for _, r := range []accel.Resource{gcuMemory, gcuWhole, gcuBoard, gcuShared} {
+			held := map[string]bool{}
+			for _, pod := range pods {
+				for _, c := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
+					for _, id := range n.kubelet.held(pod.UID, c.Name, r) {
+						held[id] = true
+					}
+				}
+			}
+			if _, got := n.kubelet.capacityOf(r); got < int64(len(held)) {
+				return fmt.Errorf("kubelet has %d healthy %s, containers hold %d", got, r, len(held))
 			}
 		}
 		return nil

@@ -726,7 +726,7 @@ func TestDeviceOfARefusedPodGoesToTheNext(t *testing.T) {
 	t.Parallel()
 	n := offer(t, vendorsim.GCUs(1, 16<<10), whole, memoryUnits)
 	for i := range 3 {
-		n.refused(n.bind(-1, fmt.Sprint("two", i), of(gcuWhole, 1), of(gcuWhole, 1)), "requested number of devices unavailable")
+		n.refused(n.bind(-1, fmt.Sprint("two", i), of(gcuWhole, 1), asking(map[accel.Resource]int64{gcuWhole: 1})), "requested number of devices unavailable")
 		n.kubelet.remove(n.start(fmt.Sprint("next", i), of(gcuWhole, 1)))
 		n.shows(gcuWhole, 1)
 		n.shows(gcuMemory, 16)

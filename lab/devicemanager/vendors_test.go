@@ -130,21 +130,23 @@ func TestThreeVendorsOnOneNode(t *testing.T) {
 
 // A resource that becomes another vendor's keeps what containers hold of it, of
 // the first vendor's devices, away from that vendor's other resources.
+// Not NVIDIA's: a process has room for one library of theirs, which is that of
+// the test above.
 func TestResourceChangesItsVendor(t *testing.T) {
 	t.Parallel()
 	const cards = accel.Resource("example.com/card")
-	n := prepareNode(t, "1", slices.Concat(vendorsim.GCUs(2, 16<<10), vendorsim.GPUs(1, 40<<10)))
-	if _, err := vendorsim.Build(context.Background(), vendorsim.NVIDIA, n.dir); err != nil {
+	n := prepareNode(t, "1", slices.Concat(vendorsim.GCUs(2, 16<<10), vendorsim.IXBoards(1, 1, 40<<10)))
+	if _, err := vendorsim.Build(context.Background(), vendorsim.Iluvatar, n.dir); err != nil {
 		t.Fatal(err)
 	}
-	n.others = []string{vendorsim.NVIDIA}
+	n.others = []string{vendorsim.Iluvatar}
 	n.resources(config.Resource{Name: string(cards), Vendor: "enflame", Mode: config.ModeExclusive, SplitBoards: true}, memoryUnits)
 	n.kubelet.start()
 	n.startAgent()
 	n.awaitOffer()
 	pod := n.start("pod", of(cards, 1))
 	n.shows(gcuMemory, 16)
-	n.reload(config.Resource{Name: string(cards), Vendor: "nvidia", Mode: config.ModeExclusive}, memoryUnits)
+	n.reload(config.Resource{Name: string(cards), Vendor: "iluvatar", Mode: config.ModeExclusive}, memoryUnits)
 	n.shows(cards, 2) // the one that is held, and the GPU
 	n.shows(gcuMemory, 16)
 	n.refused(n.bind(-1, "large", app(17)), "requested number of devices unavailable")
