@@ -69,7 +69,7 @@ func (e *Extender) inspectQuery(r *http.Request) (q inspectQuery, status int, er
 	if err := e.ready(); err != nil {
 		return q, http.StatusServiceUnavailable, err
 	}
-	q = inspectQuery{node: r.PathValue("node"), resource: e.config.Resources[0]}
+	q = inspectQuery{node: r.PathValue("node"), resource: e.reported()}
 	values := r.URL.Query()
 	if asked := values.Get("resource"); asked != "" {
 		if q.resource = accel.Resource(asked); !slices.Contains(e.config.Resources, q.resource) {
@@ -82,6 +82,18 @@ func (e *Extender) inspectQuery(r *http.Request) (q inspectQuery, status int, er
 		}
 	}
 	return q, http.StatusOK, nil
+}
+
+// guideResource is what the report of the GCUShare guide is about.
+const guideResource accel.Resource = "enflame.com/gcu-memory"
+
+// reported is the resource of a report for which none is asked: the guide's,
+// whatever else is managed, or else the first.
+func (e *Extender) reported() accel.Resource {
+	if slices.Contains(e.config.Resources, guideResource) {
+		return guideResource
+	}
+	return e.config.Resources[0]
 }
 
 // usages asks the ledger. An error comes with its status.

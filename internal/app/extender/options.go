@@ -86,7 +86,7 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.Kubeconfig, "kubeconfig", o.Kubeconfig, "kubeconfig file; empty for the pod's service account")
 	fs.StringVar(&o.Policy, "policy", o.Policy, "which device is preferred: binpack (the fullest that has room) or spread (the emptiest)")
 	fs.StringVar(&o.GrantKeyFile, "grant-key-file", o.GrantKeyFile, "file with the key, of 32 bytes or more, that grants are signed with; read again when it changes")
-	fs.StringSliceVar(&o.Resources, "resources", o.Resources, "extended resources that are managed; inspect shows the first")
+	fs.StringSliceVar(&o.Resources, "resources", o.Resources, "extended resources that are managed; inspect shows enflame.com/gcu-memory, or else the first")
 	fs.StringVar(&o.NodeLabel, "node-label", o.NodeLabel, "label, as key=value, that a node needs to get shared pods; of several, joined by commas, any is enough; empty for none")
 	fs.DurationVar(&o.ReservationTTL, "reservation-ttl", o.ReservationTTL, "how long a device stays reserved for a pod that is not seen bound")
 	fs.StringVar(&o.LogFile, "log-file", o.LogFile, "file that gets a copy of the log, rotated; empty for none")

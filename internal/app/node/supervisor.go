@@ -86,9 +86,15 @@ func newSupervisor(node string, client kubernetes.Interface, log logger) *superv
 		}, []string{"result"}),
 		since: time.Now(),
 	}
+	// The keys outlive the agents: grants that were signed with the key before
+	// the current one are around for a while.
+	keys := map[string]*kube.Keyring{}
 	s.build = func(ctx context.Context, c config.NodeConfig, b backends, r prometheus.Registerer) (agent, error) {
+		if keys[c.GrantKeyFile] == nil {
+			keys[c.GrantKeyFile] = kube.NewKeyring(c.GrantKeyFile)
+		}
 		return nodeagent.New(ctx, nodeagent.Options{
-			Config: c, Node: node, Client: client, Keys: kube.NewKeyring(c.GrantKeyFile), Backends: b, Registry: r,
+			Config: c, Node: node, Client: client, Keys: keys[c.GrantKeyFile], Backends: b, Registry: r,
 		})
 	}
 	s.process.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), s.reloads)

@@ -14,9 +14,33 @@ import (
 	"github.com/divvy-gpu/divvy/internal/accel"
 	"github.com/divvy-gpu/divvy/internal/backend"
 	"github.com/divvy-gpu/divvy/internal/backend/vendors"
+	"github.com/divvy-gpu/divvy/internal/vendorsim"
 )
 
 const vendor = "nvidia"
+
+// standIn returns the NVML that this process has loaded if it is a stand-in,
+// which has its topology beside it; else "".
+func standIn() (string, error) {
+	maps, err := os.ReadFile("/proc/self/maps")
+	if err != nil {
+		return "", fmt.Errorf("look for the NVML that was loaded: %w", err)
+	}
+	for line := range strings.Lines(string(maps)) {
+		at := strings.Index(line, "/")
+		if at < 0 {
+			continue
+		}
+		library := strings.TrimSpace(line[at:])
+		if !strings.HasPrefix(filepath.Base(library), "libnvidia-ml.so") {
+			continue
+		}
+		if _, err := os.Stat(filepath.Join(filepath.Dir(library), vendorsim.TopologyName)); err == nil {
+			return library, nil
+		}
+	}
+	return "", nil
+}
 
 // discover finds the GPUs and prints them.
 func (t *test) discover(ctx context.Context) error {
@@ -41,6 +65,13 @@ func (t *test) discover(ctx context.Context) error {
 		return fmt.Errorf("the machine has the device nodes %v: %w", nodes, err)
 	case len(t.found.Devices)+len(t.found.Faults) == 0:
 		return fmt.Errorf("%w: NVML counts none", errNoGPU)
+	}
+	standIn, err := standIn()
+	switch {
+	case err != nil:
+		return err
+	case standIn != "" && !t.simulated:
+		return fmt.Errorf("%w: %s is the stand-in of a lab, and its GPUs are simulated", errNoGPU, standIn)
 	}
 	fmt.Fprintf(t.out, "driver %s, CUDA %s; %d GPUs in %s\n", t.found.Driver, t.found.CUDA, len(t.found.Devices), took.Round(time.Millisecond))
 	for _, d := range t.found.Devices {

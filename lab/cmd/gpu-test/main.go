@@ -40,6 +40,8 @@ type options struct {
 	library string
 	// watch is how long health is watched.
 	watch time.Duration
+	// simulated lets the test of the test run on a stand-in for NVML.
+	simulated bool
 	// verbose shows what kubelet and the daemon log.
 	verbose bool
 }

@@ -38,6 +38,15 @@ func TestOnSimulatedGPUs(t *testing.T) {
 	topology := vendorsim.Topology{Cards: vendorsim.GPUs(4, 40<<10)}
 	path := filepath.Join(filepath.Dir(library), vendorsim.TopologyName)
 	root := withNodes(t, "nvidiactl", "nvidia-uvm", "nvidia0", "nvidia1", "nvidia2", "nvidia3")
+	t.Run("a lab on the machine does not look like success", func(t *testing.T) {
+		if err := topology.Write(path); err != nil {
+			t.Fatal(err)
+		}
+		var out strings.Builder
+		if err := run(t.Context(), &out, options{root: root, library: library, watch: time.Second}); exitCode(err) != exitNoGPU {
+			t.Errorf("got exit code %d, %v; want %d\n%s", exitCode(err), err, exitNoGPU, &out)
+		}
+	})
 	for name, ill := range map[string]bool{"healthy": false, "one is lost": true} {
 		t.Run(name, func(t *testing.T) {
 			topology.Cards[2].Lost = ill
@@ -45,7 +54,7 @@ func TestOnSimulatedGPUs(t *testing.T) {
 				t.Fatal(err)
 			}
 			var out strings.Builder
-			err := run(t.Context(), &out, options{root: root, library: library, watch: 2 * time.Second})
+			err := run(t.Context(), &out, options{root: root, library: library, watch: 2 * time.Second, simulated: true})
 			if (err != nil) != ill || errors.Is(err, errNoGPU) {
 				t.Errorf("got %v\n%s", err, &out)
 			}

@@ -36,6 +36,8 @@ const (
 	ControlImage = "ghcr.io/divvy-gpu/divvy-control"
 	// NodeLabel marks nodes that share their cards.
 	NodeLabel = "enflame.com/gcushare"
+	// EnabledLabel marks nodes that share cards of whatever vendor.
+	EnabledLabel = "divvy.dev/enabled"
 	// Resource is what pods ask for.
 	Resource corev1.ResourceName = "enflame.com/gcu-memory"
 )
@@ -52,8 +54,8 @@ type Options struct {
 	MemoryUnit string
 	// Values are files of more values, later ones over earlier ones.
 	Values []string
-	// Label is the label that the node needs for the daemon to run there,
-	// NodeLabel when empty.
+	// Label is the label that the node needs for the daemon to run there; when
+	// empty, the node gets NodeLabel and EnabledLabel.
 	Label string
 	// Unlabelled leaves the node without that label, and so without the daemon.
 	Unlabelled bool
@@ -197,8 +199,14 @@ const chartTimeout = 3 * time.Minute
 func installChart(ctx context.Context, o Options, tags map[string]string) error {
 	label := cmp.Or(o.Label, NodeLabel)
 	if !o.Unlabelled {
-		if err := o.Cluster.LabelNode(ctx, label, "true"); err != nil {
-			return err
+		labels := []string{label}
+		if o.Label == "" {
+			labels = append(labels, EnabledLabel)
+		}
+		for _, l := range labels {
+			if err := o.Cluster.LabelNode(ctx, l, "true"); err != nil {
+				return err
+			}
 		}
 	}
 	if err := forgetInterrupted(ctx, o.Cluster); err != nil {

@@ -5,10 +5,14 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
+	"strings"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
@@ -39,6 +43,9 @@ func waitRollout(ctx context.Context, c *cluster.Cluster, timeout time.Duration)
 			return fmt.Errorf("look at %s: %w", nodeDaemonSet, err)
 		}
 		deployment, err := client.AppsV1().Deployments(Namespace).Get(ctx, extenderDeployment, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) { // the chart has none where no resource is shared by memory
+			return daemonSetReady(daemons)
+		}
 		if err != nil {
 			return fmt.Errorf("look at %s: %w", extenderDeployment, err)
 		}
@@ -89,11 +96,33 @@ func unlabelled(ctx context.Context, client kubernetes.Interface, name, label st
 
 func daemonSetReady(d *appsv1.DaemonSet) error {
 	s := d.Status
+	if s.ObservedGeneration >= d.Generation && s.DesiredNumberScheduled == 0 {
+		return fmt.Errorf("%s: the node has none of the labels that the DaemonSet asks for: %v", d.Name, wantedLabels(&d.Spec.Template.Spec))
+	}
 	if s.ObservedGeneration < d.Generation || s.DesiredNumberScheduled == 0 ||
 		s.UpdatedNumberScheduled < s.DesiredNumberScheduled || s.NumberReady < s.DesiredNumberScheduled {
 		return fmt.Errorf("%s: of %d pods %d are up to date and %d ready", d.Name, s.DesiredNumberScheduled, s.UpdatedNumberScheduled, s.NumberReady)
 	}
 	return nil
+}
+
+// wantedLabels returns the node labels that a pod asks for, for people.
+func wantedLabels(pod *corev1.PodSpec) []string {
+	var labels []string
+	for _, key := range slices.Sorted(maps.Keys(pod.NodeSelector)) {
+		labels = append(labels, key+"="+pod.NodeSelector[key])
+	}
+	if pod.Affinity == nil || pod.Affinity.NodeAffinity == nil || pod.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution == nil {
+		return labels
+	}
+	for _, term := range pod.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms {
+		for _, e := range term.MatchExpressions {
+			if e.Operator == corev1.NodeSelectorOpIn {
+				labels = append(labels, e.Key+"="+strings.Join(e.Values, "|"))
+			}
+		}
+	}
+	return labels
 }
 
 func deploymentReady(d *appsv1.Deployment) error {
