@@ -189,6 +189,9 @@ func (q *question) one(ctx context.Context) (inspect.Report, error) {
 		return inspect.Report{}, err
 	}
 	all := c.report(resource)
+	if offered := c.resources(""); len(all.Nodes) == 0 && len(offered) > 0 {
+		return inspect.Report{}, fmt.Errorf("no node offers %s; there are: %s", resource, joinResources(offered))
+	}
 	if q.node == "" {
 		return all, nil
 	}
@@ -361,6 +364,14 @@ func (c cluster) resources(node string) []accel.Resource {
 		}
 	}
 	return slices.Sorted(maps.Keys(names))
+}
+
+func joinResources(resources []accel.Resource) string {
+	names := make([]string, len(resources))
+	for i, r := range resources {
+		names[i] = string(r)
+	}
+	return strings.Join(names, ", ")
 }
 
 // memory reports whether the node, or any node when it is "", counts the

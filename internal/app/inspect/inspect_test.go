@@ -224,7 +224,7 @@ func TestRun(t *testing.T) {
 		"no such service":         {change: func(o *Options) { o.Service = "other" }, golden: "fallback", said: "could not find"},
 		"down, one node":          {node: "node-b", golden: "fallback-one", said: "no endpoints available"},
 		"down, unknown node":      {node: "nowhere", err: "there are: node-a, node-b"},
-		"down, another resource":  {change: func(o *Options) { o.Resource = "example.com/none" }, golden: "fallback-none", said: "no endpoints"},
+		"down, another resource":  {change: func(o *Options) { o.Resource = "example.com/none" }, said: "no endpoints", err: "no node offers example.com/none; there are: enflame.com/gcu-memory"},
 		"down, and lists refused": {refuse: http.StatusForbidden, said: "no endpoints", err: "lists are not for you"},
 		"a node without devices":  {node: "plain", err: `node "plain" is not known or offers no devices`},
 		"a node without the resource": {node: "plain", change: func(o *Options) { o.Resource = string(gcuMemory) }, said: "no endpoints",

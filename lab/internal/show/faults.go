@@ -153,7 +153,7 @@ func (f *faults) inflict(ctx context.Context, one fault) error {
 	if err != nil {
 		return err
 	}
-	f.Checks.True("the new pod is on another card", other != number, fmt.Sprintf("card %d, not %d", other, number))
+	f.Checks.True("the new pod is on another card", other != number, fmt.Sprintf("card %d of %s, not %d", f.index(other), one.vendor, f.index(number)))
 	now, err := f.lives(ctx, before)
 	if err != nil {
 		return err
@@ -187,7 +187,7 @@ func (f *faults) inflict(ctx context.Context, one fault) error {
 	if err != nil {
 		return err
 	}
-	f.Checks.Equal("a new pod is on the card again: card", back, number)
+	f.Checks.Equal("a new pod is on the card again: card", f.index(back), f.index(number))
 	now, err = f.lives(ctx, before)
 	if err != nil {
 		return err
@@ -220,6 +220,18 @@ func (f *faults) cardOf(ctx context.Context, pod string, one fault) (int, error)
 		number++
 	}
 	return 0, fmt.Errorf("pod %s has %v, which is no card of %s", pod, sight.Env, one.vendor)
+}
+
+// index returns the number that the vendor gives the card at a place in the
+// topology.
+func (f *faults) index(place int) int {
+	n := 0
+	for _, c := range f.hardware.Cards[:place] {
+		if c.Vendor == f.hardware.Cards[place].Vendor {
+			n++
+		}
+	}
+	return n
 }
 
 // waitReason waits until the node says that the card is ill, or that it is well,
