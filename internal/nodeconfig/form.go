@@ -33,6 +33,10 @@ const (
 // ixFileName is what Iluvatar's device plugin calls its file.
 const ixFileName = "ix-config"
 
+// nvidiaVersion is how NVIDIA numbers the versions of its file; of those that
+// there may be one is read.
+var nvidiaVersion = regexp.MustCompile(`^v[0-9]`)
+
 // formOf tells by its content what a file is written for; the name only decides
 // about one that says nothing.
 func formOf(path string, root *yaml.Node) (Form, error) {
@@ -49,7 +53,7 @@ func formOf(path string, root *yaml.Node) (Form, error) {
 	}
 	ix := has("resourceName") || has("flags", "splitboard") || has("flags", "usevolcano") || has("flags", "reset_gpu") ||
 		has("sharing", "timeSlicing", "replicas") || has("sharing", "mps", "replicas")
-	nvidia := version == "v1" || has("resources") || has("imex") || has("sharing", "timeSlicing", "resources") || has("sharing", "mps", "resources")
+	nvidia := nvidiaVersion.MatchString(version) || has("resources") || has("imex") || has("sharing", "timeSlicing", "resources") || has("sharing", "mps", "resources")
 	if flags := find(root, "flags"); flags != nil && flags.Kind == yaml.MappingNode {
 		known := keysOf(reflect.TypeFor[nvidiaFlags](), map[string]string{})
 		for i := 0; i < len(flags.Content); i += 2 {
@@ -143,6 +147,12 @@ func plain(m string) string {
 	switch {
 	case strings.HasPrefix(goType, "[]"):
 		return said + ", where a list is expected"
+	case goType == "int":
+		return said + ", where a whole number is expected"
+	case goType == "bool":
+		return said + ", where true or false is expected"
+	case goType == "string":
+		return said + ", where a text is expected"
 	case strings.HasPrefix(goType, "struct") || strings.Contains(goType, "."):
 		return said + ", where keys are expected"
 	}

@@ -23,7 +23,7 @@ type Loaded struct {
 // Load reads files of any form, puts the later over the earlier, the overrides
 // over all of them, and validates what comes out. vendors are the names of the
 // backends that there are. All mistakes of all files are reported at once, in a
-// *config.MistakesError.
+// *config.MistakesError; the warnings are there then as well.
 func Load(files []string, overrides Overrides, vendors []string) (Loaded, error) {
 	l := Loaded{Config: config.Base(), Files: slices.Clone(files)}
 	var mistakes []string
@@ -52,7 +52,7 @@ func Load(files []string, overrides Overrides, vendors []string) (Loaded, error)
 	l.Warnings = append(l.Warnings, warnings...)
 	mistakes = append(mistakes, wrong...)
 	if mistakes = append(mistakes, config.Validate(l.Config, vendors)...); len(mistakes) > 0 {
-		return Loaded{}, &config.MistakesError{Source: source, Mistakes: mistakes}
+		return Loaded{Warnings: l.Warnings}, &config.MistakesError{Source: source, Mistakes: mistakes}
 	}
 	return l, nil
 }

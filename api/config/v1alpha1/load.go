@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"regexp"
+	"slices"
 	"strings"
 	"time"
 
@@ -144,7 +145,26 @@ func plain(m string) string {
 	if g := unknownField.FindStringSubmatch(m); g != nil {
 		return fmt.Sprintf("%s: unknown key %q", g[1], g[2])
 	}
-	return strings.ReplaceAll(m, "v1alpha1.", "")
+	said, goType, ok := strings.Cut(m, " into ")
+	if !ok {
+		return m
+	}
+	switch {
+	case goType == "int":
+		return said + ", where a whole number is expected"
+	case goType == "bool":
+		return said + ", where true or false is expected"
+	case goType == "string", scalarType(goType):
+		return said + ", where a text is expected"
+	case strings.HasPrefix(goType, "[]"):
+		return said + ", where a list is expected"
+	}
+	return said + ", where keys are expected"
+}
+
+// scalarType reports whether a Go type of the file is a text.
+func scalarType(goType string) bool {
+	return slices.Contains([]string{"v1alpha1.Injection", "v1alpha1.Mode", "v1alpha1.Allocation", "v1alpha1.LabelPolicy"}, goType)
 }
 
 // UnmarshalYAML reads a Go duration.

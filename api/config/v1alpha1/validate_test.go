@@ -32,7 +32,7 @@ func TestEachMistakeNamesItsFieldAndWhatWouldBeRight(t *testing.T) {
 		"negative replicas":            {resource("mode: timeSlicing, replicas: -1"), "resources[0].replicas: -1 is out of range; use 1 to 1024, or mode exclusive"},
 		"no replicas":                  {resource("mode: timeSlicing"), "resources[0].replicas: 0 is out of range"},
 		"absurd replicas":              {resource("mode: timeSlicing, replicas: 1000000"), "resources[0].replicas: 1000000 is out of range"},
-		"no truth":                     {resource("mode: timeSlicing, replicas: 2, failRequestsGreaterThanOne: many"), "line 4: cannot unmarshal !!str `many` into bool"},
+		"no truth":                     {resource("mode: timeSlicing, replicas: 2, failRequestsGreaterThanOne: many"), "line 4: cannot unmarshal !!str `many`, where true or false is expected"},
 		"a part of a replica":          {resource("mode: timeSlicing, replicas: 2.9"), "line 4: 2.9 is not a whole number"},
 		"a part of an index":           {resource("mode: exclusive, devices: {indexes: [0, 1.5]}"), "line 4: 1.5 is not a whole number"},
 		"a part of a rule's replica":   {resource("mode: timeSlicing, replicas: 2, replicasFor: [{devices: {indexes: [0]}, replicas: 1.5}]"), "line 4: 1.5 is not a whole number"},

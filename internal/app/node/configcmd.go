@@ -132,14 +132,14 @@ func convert(w io.Writer, files []string) error {
 // check prints what is wrong with the files.
 func check(w io.Writer, files []string, strict bool) error {
 	l, err := load(files)
-	if err != nil {
-		return err
-	}
 	for _, warning := range l.Warnings {
 		fmt.Fprintf(w, "warning: %s\n", warning)
 	}
+	if err != nil {
+		return err
+	}
 	if strict && len(l.Warnings) > 0 {
-		return fmt.Errorf("%s: %d warnings, which --strict takes for mistakes", strings.Join(files, ", "), len(l.Warnings))
+		return fmt.Errorf("%s: --strict takes warnings for mistakes, and there are %d", strings.Join(files, ", "), len(l.Warnings))
 	}
 	for _, r := range l.Config.Resources {
 		fmt.Fprintf(w, "%s: %s devices, %s\n", r.Name, r.Vendor, r.Mode)
