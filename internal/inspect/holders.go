@@ -76,6 +76,7 @@ func NodeFromHolders(name string, inv accel.Inventory, holders []Holder) Node {
 		}
 	}
 	node.Available = max(node.Total-node.Used, 0)
+	node.withdraw()
 	return node
 }
 

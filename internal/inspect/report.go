@@ -8,6 +8,7 @@ package inspect
 
 import (
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/divvy-gpu/divvy/internal/accel"
@@ -122,7 +123,19 @@ func NodeFromUsage(resource accel.Resource, u ledger.NodeUsage) Node {
 			node.Unplaced[i].Device = p.Device
 		}
 	}
+	node.withdraw()
 	return node
+}
+
+// withdraw takes what is left of devices that are given out as another resource
+// from what is available, since nobody can have it.
+func (n *Node) withdraw() {
+	for i := range n.Devices {
+		if d := &n.Devices[i]; strings.HasPrefix(d.Reason, accel.ReasonGivenOut) {
+			n.Available = max(n.Available-d.Available, 0)
+			d.Available = 0
+		}
+	}
 }
 
 // deviceOf makes one device of a report, with details.

@@ -129,7 +129,7 @@ func (b *Backend) note(ctx context.Context, e nvml.EventData) {
 	case nvml.EventTypeXidCriticalError:
 		h = b.unwell(fmt.Sprintf("xid-%d", e.EventData), "critical error XID %d%s", e.EventData, of)
 	case nvml.EventTypeDoubleBitEccError:
-		h = b.unwell(causeDoubleBit, "an error in memory that could not be corrected (ECC, double bit)%s", of)
+		h = b.unwell(b.doubleBit(), "an error in memory that could not be corrected (ECC, double bit)%s", of)
 	}
 	if !h.Unhealthy {
 		return

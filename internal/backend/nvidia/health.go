@@ -84,6 +84,20 @@ func (f faults) and(later faults) faults {
 // at returns the faults of that GPU, the oldest first.
 func (f faults) at(id accel.DeviceID) []accel.Health { return slices.Concat(f.of[id], f.all) }
 
+// xidDoubleBit is the driver's number for causeDoubleBit.
+const xidDoubleBit = "xid-48"
+
+// doubleBit is the cause of an error in memory that could not be corrected. The
+// library tells it as an event of its own, but a configuration may name it by
+// its number.
+func (b *Backend) doubleBit() string {
+	o := b.options
+	if slices.Contains(slices.Concat(o.Ignore, o.Heed, o.NeverRecover), xidDoubleBit) {
+		return xidDoubleBit
+	}
+	return causeDoubleBit
+}
+
 // unwell is ill health for a cause, or none when the cause does not count.
 func (b *Backend) unwell(cause, format string, args ...any) accel.Health {
 	if !b.options.Counts(cause, ignoredByDefault...) {

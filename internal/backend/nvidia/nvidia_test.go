@@ -279,6 +279,28 @@ func TestDoubleBitErrorsCount(t *testing.T) {
 	m.wantCauses("after an error in memory", "ecc-double-bit -")
 }
 
+// The driver numbers that error 48, and NVIDIA's own plugin knows it by that
+// number alone.
+func TestDoubleBitErrorsAreKnownByTheirNumberToo(t *testing.T) {
+	for name, tt := range map[string]struct {
+		options backend.Options
+		want    string
+	}{
+		"never recovers": {backend.Options{NeverRecover: []string{"xid-48"}}, "xid-48"},
+		"ignored":        {backend.Options{Ignore: []string{"default", "xid-48"}}, "-"},
+		"heeded alone":   {backend.Options{Ignore: []string{"all"}, Heed: []string{"xid-48"}}, "xid-48"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := newMachine(t, tt.options, vendorsim.GPUs(1, 1024)...)
+			m.found()
+			woken := m.listening()
+			m.raise(0, 48)
+			m.wantWoken(woken)
+			m.wantCauses("after an error in memory", tt.want)
+		})
+	}
+}
+
 func TestErrorsOfApplicationsDoNotCount(t *testing.T) {
 	for name, tt := range map[string]struct {
 		options backend.Options
