@@ -143,9 +143,13 @@ func (a *Agent) release(ctx context.Context) error {
 func (a *Agent) publish(ctx context.Context) error {
 	var inventory []accel.Inventory
 	var failed []error
-	counts := map[string]int{}
+	c := counts{devices: map[string]int{}, named: map[string]bool{}, served: map[string]bool{}}
 	for _, r := range a.offerings {
 		p := r.parts[0]
+		c.served[string(r.name)] = true
+		if r.count != "" {
+			c.named[r.count] = true
+		}
 		if !p.known() {
 			failed = append(failed, fmt.Errorf("%s: the inventory is not known yet", r.name))
 			if before, ok := a.publisher.before(r.name); ok {
@@ -158,7 +162,7 @@ func (a *Agent) publish(ctx context.Context) error {
 			inventory = append(inventory, one)
 		}
 		if m, ok := p.(*memoryPool); ok && r.count != "" {
-			counts[r.count] = m.present()
+			c.devices[r.count] = m.present()
 		}
 	}
 	// A container must not be told of a CDI device before it is specified.
@@ -166,6 +170,6 @@ func (a *Agent) publish(ctx context.Context) error {
 		return errors.Join(append(failed, err)...)
 	}
 	return errors.Join(append(failed,
-		a.publisher.publish(ctx, inventory, counts),
+		a.publisher.publish(ctx, inventory, c),
 	)...)
 }

@@ -5,9 +5,9 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -98,7 +98,7 @@ func stripNode(object any) (any, error) {
 	kept := &corev1.Node{TypeMeta: n.TypeMeta, ObjectMeta: n.ObjectMeta}
 	kept.ManagedFields = nil
 	kept.Annotations = map[string]string{}
-	for _, key := range []string{wire.InventoryAnnotation, nodelabels.OwnedAnnotation} {
+	for _, key := range []string{wire.InventoryAnnotation, countsAnnotation, nodelabels.OwnedAnnotation} {
 		if v, ok := n.Annotations[key]; ok {
 			kept.Annotations[key] = v
 		}
@@ -107,9 +107,8 @@ func stripNode(object any) (any, error) {
 	return kept, nil
 }
 
-// publish writes what differs. counts gives the number of devices by the
-// resource that shows it.
-func (p *publisher) publish(ctx context.Context, inventory []accel.Inventory, counts map[string]int) error {
+// publish writes what differs.
+func (p *publisher) publish(ctx context.Context, inventory []accel.Inventory, c counts) error {
 	node, err := p.current()
 	if err != nil {
 		return err
@@ -118,30 +117,25 @@ func (p *publisher) publish(ctx context.Context, inventory []accel.Inventory, co
 	if err != nil {
 		return fmt.Errorf("encode the inventory: %w", err)
 	}
-	log := klog.FromContext(ctx)
+	annotations := map[string]any{}
 	if node.Annotations[wire.InventoryAnnotation] != want {
-		if err := p.patch(ctx, "", map[string]any{"metadata": map[string]any{"annotations": map[string]string{wire.InventoryAnnotation: want}}}); err != nil {
+		annotations[wire.InventoryAnnotation] = want
+	}
+	// Before the numbers themselves, so that none is ever there unlisted.
+	ours, gone := c.of(node)
+	if list := strings.Join(ours, ","); node.Annotations[countsAnnotation] != list {
+		annotations[countsAnnotation] = list
+		if list == "" {
+			annotations[countsAnnotation] = nil
+		}
+	}
+	if len(annotations) > 0 {
+		if err := p.patch(ctx, "", map[string]any{"metadata": map[string]any{"annotations": annotations}}); err != nil {
 			return fmt.Errorf("publish the inventory: %w", err)
 		}
-		log.Info("Published the inventory", "bytes", len(want))
+		klog.FromContext(ctx).Info("Published the inventory", "bytes", len(want))
 	}
-	capacity := map[string]string{}
-	for name, n := range counts {
-		have, set := node.Status.Capacity[corev1.ResourceName(name)]
-		if q := resource.NewQuantity(int64(n), resource.DecimalSI); !set || have.Cmp(*q) != 0 {
-			capacity[name] = q.String()
-		}
-	}
-	if len(capacity) == 0 {
-		return nil
-	}
-	// Kubelet derives allocatable from capacity at its next heartbeat; setting
-	// both spares users the time in which they differ.
-	if err := p.patch(ctx, "status", map[string]any{"status": map[string]any{"capacity": capacity, "allocatable": capacity}}); err != nil {
-		return fmt.Errorf("publish the number of devices: %w", err)
-	}
-	log.Info("Published the number of devices", "capacity", capacity)
-	return nil
+	return p.publishCounts(ctx, node, c, gone)
 }
 
 func (p *publisher) patch(ctx context.Context, subresource string, body map[string]any) error {

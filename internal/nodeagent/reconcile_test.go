@@ -237,14 +237,14 @@ func TestPublishWritesWhatDiffers(t *testing.T) {
 	watching.Go(func() { p.Run(ctx) })
 	waitForWatch(t, client, p)
 	inventory := []accel.Inventory{{Resource: gcuMemory, Unit: "1", Shares: []accel.Share{{Device: card(0, "a", 16), Units: 16}}}}
-	counts := map[string]int{"enflame.com/gcu-count": 1}
+	shown := counts{devices: map[string]int{"enflame.com/gcu-count": 1}, named: map[string]bool{"enflame.com/gcu-count": true}}
 
 	publishUntilCalm := func(want int) {
 		t.Helper()
 		client.ClearActions()
 		for range 200 {
 			before := patches(client)
-			if err := p.publish(ctx, inventory, counts); err != nil {
+			if err := p.publish(ctx, inventory, shown); err != nil {
 				t.Fatal(err)
 			}
 			if patches(client) == before {
@@ -292,6 +292,7 @@ func waitForWatch(t *testing.T, client *fake.Clientset, p *publisher) {
 		}
 		got, err := p.current()
 		return err == nil && got.Annotations[wire.InventoryAnnotation] == want.Annotations[wire.InventoryAnnotation] &&
+			got.Annotations[countsAnnotation] == want.Annotations[countsAnnotation] &&
 			cmp.Equal(got.Status.Capacity, want.Status.Capacity)
 	})
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/divvy-gpu/divvy/internal/vendorsim"
 )
@@ -257,4 +258,38 @@ func TestDamagedState(t *testing.T) {
 	pod := n.bind(1, "pod", app(16))
 	n.admit(pod)
 	n.on(1, pod)
+}
+
+// Kubelet keeps for good what divvy-node wrote into the node's status by itself.
+func TestNumberOfDevicesGoesWithTheConfiguration(t *testing.T) {
+	t.Parallel()
+	named := memoryUnits
+	named.CountResource = "enflame.com/gcu-count"
+	n := offer(t, vendorsim.GCUs(2, 16<<10), named)
+	shown := func(want string) {
+		t.Helper()
+		eventually(t, soon, func() error {
+			node, err := n.api.CoreV1().Nodes().Get(t.Context(), thisNode, metav1.GetOptions{})
+			if err != nil {
+				return err
+			}
+			got := ""
+			for _, list := range []corev1.ResourceList{node.Status.Capacity, node.Status.Allocatable} {
+				for name, q := range list {
+					got += fmt.Sprintf("%s=%v ", name, q.String())
+				}
+			}
+			if got != want {
+				return fmt.Errorf("the node shows %q, want %q", got, want)
+			}
+			return nil
+		})
+	}
+	shown("enflame.com/gcu-count=2 enflame.com/gcu-count=2 ")
+	n.reload(memoryUnits)
+	shown("")
+	n.reload(named)
+	shown("enflame.com/gcu-count=2 enflame.com/gcu-count=2 ")
+	n.reload(whole)
+	shown("")
 }
