@@ -125,7 +125,9 @@ type slotPool struct {
 	found    backend.Found
 	foundErr error
 	looked   bool
-	boards   *sharing.Boards
+	// chipIndex is the vendor's number of each chip when it was last listed.
+	chipIndex map[accel.DeviceID]int
+	boards    *sharing.Boards
 	// cards are what is offered, and what is away and was offered by this
 	// process or is held.
 	cards []slotCard
@@ -173,6 +175,7 @@ func (p *slotPool) open(ctx context.Context) error {
 	p.remembered = map[accel.DeviceID]sharing.StoredCard{}
 	p.listed = map[accel.DeviceID]bool{}
 	p.holds = map[string]*slotHold{}
+	p.chipIndex = map[accel.DeviceID]int{}
 	state, exists, err := p.store.Load()
 	if errors.Is(err, sharing.ErrDamaged) {
 		aside, moveErr := p.store.Quarantine()
@@ -205,6 +208,9 @@ func (p *slotPool) open(ctx context.Context) error {
 func (p *slotPool) update(ctx context.Context, found backend.Found, err error) {
 	p.mu.Lock()
 	p.found, p.foundErr, p.looked = found, err, true
+	for _, d := range found.Devices {
+		p.chipIndex[d.ID] = d.Index
+	}
 	p.mu.Unlock()
 	p.sync(ctx)
 	p.changed()

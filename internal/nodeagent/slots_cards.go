@@ -242,6 +242,9 @@ func (p *slotPool) chips() []accel.Device {
 			}
 			lost := c.Device
 			lost.ID = id
+			if last, seen := p.chipIndex[id]; seen {
+				lost.Index = last
+			}
 			lost.Health = accel.Health{Unhealthy: true, Cause: accel.CauseLost, Reason: p.whyAway(sharing.StoredCard{Chips: []accel.DeviceID{id}})}
 			out = append(out, lost)
 		}

@@ -325,6 +325,11 @@ func TestChipsAndBoards(t *testing.T) {
 	if got, want := w.list(), "alone|m"; got != want {
 		t.Errorf("with a chip that is away: %s, want %s", got, want)
 	}
+	for _, d := range w.chips() {
+		if d.ID == "s" && (d.Index != 1 || !d.Health.Unhealthy) {
+			t.Errorf("the chip that is away is told of as %+v, want number 1, unhealthy", d)
+		}
+	}
 	w.found(four...)
 	if got, want := w.list(), "m alone|"; got != want {
 		t.Errorf("%s, want %s", got, want)
