@@ -51,7 +51,7 @@ type outcome struct {
 }
 
 // recorder turns events into counts and prints what a person wants to see
-// meanwhile: a line per package, and all output of what failed.
+// meanwhile: a line per package, and the output of what failed.
 type recorder struct {
 	out io.Writer
 	// module is cut off package names.
@@ -175,13 +175,45 @@ func (r *recorder) count(pkg string) int {
 	return n
 }
 
+// How many lines are shown of what was printed: readers of a long log see what
+// follows a FAIL first, and what ended a run is at the end of its output.
+const (
+	packageLines = 25
+	testLines    = 200
+)
+
+// printFailures prints the names of the tests that failed, what they printed,
+// and how the package's own output ends.
 func (r *recorder) printFailures(pkg, log string) {
+	var inner, outer []key
 	for _, k := range r.sorted() {
-		if t := r.tests[k]; k.pkg == pkg && t.action != "pass" && t.action != "skip" {
-			fmt.Fprint(r.out, indent(t.output.String()))
+		switch t := r.tests[k]; {
+		case k.pkg != pkg || t.action == "pass" || t.action == "skip":
+		case t.parent && r.failedBelow(k):
+			outer = append(outer, k)
+		default:
+			inner = append(inner, k)
+			what := "failed"
+			if t.action == "" {
+				what = "did not finish"
+			}
+			fmt.Fprintf(r.out, "    %s: %s\n", what, k.name)
 		}
 	}
-	fmt.Fprint(r.out, indent(log))
+	for _, k := range append(inner, outer...) {
+		fmt.Fprint(r.out, indent(lastLines(r.tests[k].output.String(), testLines)))
+	}
+	fmt.Fprint(r.out, indent(lastLines(log, packageLines)))
+}
+
+// lastLines returns the last n lines of a text, after one that says how many
+// others there are.
+func lastLines(text string, n int) string {
+	lines := slices.Collect(strings.Lines(text))
+	if len(lines) <= n {
+		return text
+	}
+	return fmt.Sprintf("(%d lines left out)\n", len(lines)-n) + strings.Join(lines[len(lines)-n:], "")
 }
 
 // split returns the counts of the tests, and those of fuzz targets when they

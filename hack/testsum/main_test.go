@@ -1,8 +1,10 @@
 package main
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -90,6 +92,66 @@ func TestCounts(t *testing.T) {
 	}
 }
 
+func TestPrintFailures(t *testing.T) {
+	long := func(test string, n int) []string {
+		var lines []string
+		for i := range n {
+			lines = append(lines, fmt.Sprintf("output|%s|line %d.", test, i+1))
+		}
+		return lines
+	}
+	tests := map[string]struct {
+		in    []string
+		want  []string // in this order
+		first string   // the line after FAIL
+		not   []string
+	}{
+		"a package that fails after its tests passed": {
+			in: slices.Concat(long("", 200), []string{"run|TestA", "pass|TestA", "output||e2e: a mount is left",
+				"output||exit status 1", "output||FAIL", "fail|"}),
+			first: "    (178 lines left out)",
+			want:  []string{"line 179.", "line 200.", "e2e: a mount is left", "exit status 1"},
+			not:   []string{"line 178.", "failed:"},
+		},
+		"names before output": {
+			in: slices.Concat([]string{"run|TestA", "run|TestA/x", "run|TestB", "run|TestC", "pass|TestC", "output|TestA|outer", "output|TestA/x|inner",
+				"fail|TestA/x", "fail|TestA"}, long("TestB", 300), long("", 30), []string{"output||FAIL", "fail|"}),
+			first: "    failed: TestA/x",
+			want:  []string{"did not finish: TestB", "inner", "(100 lines left out)", "line 101.", "line 300.", "outer", "(6 lines left out)", "line 7."},
+			not:   []string{"failed: TestA\n", "TestC", "line 100."},
+		},
+		"a short log as a whole": {
+			in:    []string{"run|TestA", "fail|TestA", "output||FAIL", "fail|"},
+			first: "    failed: TestA",
+			not:   []string{"left out"},
+		},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			var out strings.Builder
+			if err := newRecorder(&out, "example.com/m").read(strings.NewReader(stream(tt.in...))); err != nil {
+				t.Fatal(err)
+			}
+			head, rest, _ := strings.Cut(out.String(), "\n")
+			if !strings.HasPrefix(head, "FAIL  p ") || !strings.HasPrefix(rest, tt.first+"\n") {
+				t.Errorf("begins with\n%s\n%.100s\nwant FAIL and\n%s", head, rest, tt.first)
+			}
+			for _, n := range tt.not {
+				if strings.Contains(rest, n) {
+					t.Errorf("holds %q", n)
+				}
+			}
+			for _, w := range tt.want {
+				_, after, ok := strings.Cut(rest, w)
+				if !ok {
+					t.Fatalf("lacks %q, or has it too early:\n%s", w, out.String())
+				}
+				rest = after
+			}
+		})
+	}
+}
+
 func TestRunAndReport(t *testing.T) {
 	dir := t.TempDir()
 	input := filepath.Join(dir, "stream")
@@ -144,7 +206,11 @@ func TestShorten(t *testing.T) {
 			in:   "=== RUN   TestA\nI1120 starting\n    a_test.go:12: want 1, got 2\n    a_test.go:13: and more\nI1120 stopping\n--- FAIL: TestA (0.1s)\n",
 			want: "a_test.go:12: want 1, got 2",
 		},
-		"a panic":           {in: "panic: no\n\ngoroutine 1\nFAIL\texample.com/m 0.1s\n", want: "goroutine 1"},
+		"a panic": {in: "panic: no\n\ngoroutine 1\nFAIL\texample.com/m 0.1s\n", want: "panic: no"},
+		"what the program said last, not how it ended": {
+			in:   "PASS\nTaking the lab down.\ne2e: a mount is left\nexit status 1\nFAIL\texample.com/m 0.1s\n",
+			want: "e2e: a mount is left",
+		},
 		"no more than FAIL": {in: "FAIL\texample.com/m [build failed]\n", want: "FAIL\texample.com/m [build failed]"},
 		"nothing":           {want: "no output"},
 	}

@@ -83,20 +83,32 @@ func read(path string) (counts, error) {
 // reported is how the testing package starts what a test said itself.
 var reported = regexp.MustCompile(`^\w+_test\.go:\d+: `)
 
-// shorten takes one line of what a failed test printed; all of it was printed
-// when it failed. It is the first that the test itself said, else the last that
-// is more than the go command's word that it failed.
+// crashed starts the line that says why a program ended itself.
+var crashed = regexp.MustCompile(`^(panic|fatal error): `)
+
+// summary is what the go command and the testing package say of any test that
+// ends in that way.
+var summary = regexp.MustCompile(`^(--- FAIL|FAIL\b|PASS$|exit status \d+$)`)
+
+// shorten takes one line of what a failed test printed; more of it was printed
+// when it failed. It is the first that the test itself said, else why it
+// crashed, else the last that is more than a word on how it ended.
 func shorten(text string) string {
-	last := "no output"
+	last, crash := "no output", ""
 	for line := range strings.Lines(text) {
 		line = strings.TrimSpace(line)
 		if reported.MatchString(line) {
 			return line
 		}
-		summary := strings.HasPrefix(line, "--- FAIL") || strings.HasPrefix(line, "FAIL")
-		if line != "" && (!summary || last == "no output") {
+		if crash == "" && crashed.MatchString(line) {
+			crash = line
+		}
+		if line != "" && (!summary.MatchString(line) || last == "no output") {
 			last = line
 		}
+	}
+	if crash != "" {
+		return crash
 	}
 	return last
 }
