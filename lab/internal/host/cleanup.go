@@ -1,6 +1,7 @@
 package host
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -64,12 +65,24 @@ func MountsBelow(folders ...string) ([]string, error) {
 	return points, nil
 }
 
-// UnmountBelow unmounts everything at or below the folders.
+// unmountRounds bounds how often UnmountBelow looks again.
+const unmountRounds = 10
+
+// UnmountBelow unmounts everything at or below the folders. It looks again until
+// there is nothing: a mount may hide another one, or take others along.
 func UnmountBelow(folders ...string) error {
-	points, err := MountsBelow(folders...)
-	if err != nil {
-		return err
+	var failed error
+	for range unmountRounds {
+		points, err := MountsBelow(folders...)
+		if err != nil || len(points) == 0 {
+			return err
+		}
+		failed = unmountAll(points)
 	}
+	return failed
+}
+
+func unmountAll(points []string) error {
 	var errs []error
 	for _, p := range points {
 		if err := unix.Unmount(p, unix.UMOUNT_NOFOLLOW); err == nil {
@@ -165,7 +178,7 @@ func Links(bridge string) ([]string, error) {
 	if err != nil {
 		return nil, fmt.Errorf("look for interface %s: %w", bridge, err)
 	}
-	links, err := netlink.LinkList()
+	links, err := listLinks()
 	if err != nil {
 		return nil, fmt.Errorf("list network interfaces: %w", err)
 	}
@@ -176,6 +189,22 @@ func Links(bridge string) ([]string, error) {
 		}
 	}
 	return append(names, bridge), nil
+}
+
+// linkWait is how long interfaces may come and go before a list of them is given
+// up: those of pods that have ended go by and by.
+const linkWait = 10 * time.Second
+
+// listLinks lists the network interfaces. The kernel says so when they changed
+// while it listed them, and the list is incomplete then.
+func listLinks() ([]netlink.Link, error) {
+	for deadline := time.Now().Add(linkWait); ; {
+		links, err := netlink.LinkList()
+		if !errors.Is(err, netlink.ErrDumpInterrupted) || time.Now().After(deadline) {
+			return links, err
+		}
+		<-time.After(10 * time.Millisecond)
+	}
 }
 
 // RemoveLinks removes the bridge and the interfaces attached to it.
@@ -190,11 +219,17 @@ func RemoveLinks(bridge string) error {
 		if err != nil {
 			continue // went away with its peer
 		}
-		if err := netlink.LinkDel(link); err != nil && !errors.Is(err, unix.ENODEV) {
+		if err := netlink.LinkDel(link); err != nil && linkExists(name) {
 			errs = append(errs, fmt.Errorf("remove interface %s: %w", name, err))
 		}
 	}
 	return errors.Join(errs...)
+}
+
+func linkExists(name string) bool {
+	_, err := netlink.LinkByName(name)
+	var missing netlink.LinkNotFoundError
+	return !errors.As(err, &missing)
 }
 
 // FilterTables returns the packet filter tables of the machine as "family
@@ -205,6 +240,10 @@ func FilterTables(ctx context.Context) ([]string, error) {
 	}
 	out, err := exec.CommandContext(ctx, "nft", "list", "tables").Output()
 	if err != nil {
+		var failed *exec.ExitError
+		if errors.As(err, &failed) {
+			err = fmt.Errorf("%w: %s", err, bytes.TrimSpace(failed.Stderr))
+		}
 		return nil, fmt.Errorf("list packet filter tables: %w", err)
 	}
 	var tables []string
@@ -237,17 +276,28 @@ func AddedFilterTables(ctx context.Context, before []string) ([]string, error) {
 	}), nil
 }
 
-// RemoveFilterTables removes what AddedFilterTables returns.
+// RemoveFilterTables removes what AddedFilterTables returns. A table that goes
+// in another way meanwhile is gone, too.
 func RemoveFilterTables(ctx context.Context, before []string) error {
 	tables, err := AddedFilterTables(ctx, before)
-	if err != nil {
+	if err != nil || len(tables) == 0 {
 		return err
 	}
-	var errs []error
+	failed := map[string]error{}
 	for _, t := range tables {
 		family, name, _ := strings.Cut(t, " ")
 		if out, err := exec.CommandContext(ctx, "nft", "delete", "table", family, name).CombinedOutput(); err != nil {
-			errs = append(errs, fmt.Errorf("remove packet filter table %s: %w: %s", t, err, out))
+			failed[t] = fmt.Errorf("remove packet filter table %s: %w: %s", t, err, bytes.TrimSpace(out))
+		}
+	}
+	if len(failed) == 0 {
+		return nil
+	}
+	left, err := AddedFilterTables(ctx, before)
+	errs := []error{err}
+	for _, t := range tables {
+		if err != nil || slices.Contains(left, t) {
+			errs = append(errs, failed[t])
 		}
 	}
 	return errors.Join(errs...)

@@ -22,25 +22,30 @@ var bootID = sync.OnceValue(func() string {
 
 // Lookup returns the identity of a living process.
 func Lookup(pid int) (ID, error) {
-	state, ticks, err := readStat(pid)
+	stat, err := readStat(pid)
 	if err != nil {
 		return ID{}, err
 	}
 	// The first thread of a killed process may be a zombie while others still
 	// end; until the last has, the process keeps its sockets.
-	if state == 'X' || state == 'Z' && threads(pid) <= 1 {
+	if stat.state == 'X' || stat.state == 'Z' && len(threads(pid)) <= 1 {
 		return ID{}, fmt.Errorf("process %d has ended", pid)
 	}
-	return ID{PID: pid, StartTicks: ticks, Boot: bootID()}, nil
+	return ID{PID: pid, StartTicks: stat.startTicks, Boot: bootID()}, nil
 }
 
-// threads counts the threads of a process that are not reaped yet.
-func threads(pid int) int {
+// threads returns the folders of the threads of a process that are not reaped
+// yet.
+func threads(pid int) []string {
 	entries, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
 	if err != nil {
-		return 0
+		return nil
 	}
-	return len(entries)
+	var dirs []string
+	for _, entry := range entries {
+		dirs = append(dirs, fmt.Sprintf("/proc/%d/task/%s", pid, entry.Name()))
+	}
+	return dirs
 }
 
 // All returns every living process of the machine, without kernel threads'
@@ -72,7 +77,27 @@ func (id ID) Alive() bool {
 // Executable returns the path of the program, also after the file was replaced.
 func (id ID) Executable() (string, error) {
 	exe, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", id.PID))
+	if err != nil {
+		// While a process dies its first thread may have let go of the program
+		// before the others have.
+		for _, thread := range threads(id.PID) {
+			if exe, err := os.Readlink(thread + "/exe"); err == nil {
+				return strings.TrimSuffix(exe, " (deleted)"), nil
+			}
+		}
+	}
 	return strings.TrimSuffix(exe, " (deleted)"), err
+}
+
+// Session returns the session of the process: the number of the process that
+// began it, which is a Daemon itself for all that it started, whoever their
+// parent is by now. It is 0 for a process that has ended.
+func (id ID) Session() int {
+	stat, err := readStat(id.PID)
+	if err != nil || stat.startTicks != id.StartTicks {
+		return 0
+	}
+	return stat.session
 }
 
 // CommandLine returns the arguments of the process, its name first.
@@ -151,31 +176,41 @@ func (id ID) wait(ctx context.Context, limit time.Duration) bool {
 	return true
 }
 
-// readStat reads the state letter and the start time from /proc/PID/stat. The
-// program's name in it may hold blanks and parentheses, so fields are counted
-// behind the last one.
-func readStat(pid int) (state byte, startTicks uint64, err error) {
+// stat is what is needed of /proc/PID/stat.
+type stat struct {
+	state      byte
+	session    int
+	startTicks uint64
+}
+
+// readStat reads /proc/PID/stat. The program's name in it may hold blanks and
+// parentheses, so fields are counted behind the last one.
+func readStat(pid int) (stat, error) {
 	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
-		return 0, 0, err
+		return stat{}, err
 	}
 	return parseStat(string(data))
 }
 
-func parseStat(text string) (state byte, startTicks uint64, err error) {
+func parseStat(text string) (stat, error) {
 	end := strings.LastIndexByte(text, ')')
 	if end < 0 {
-		return 0, 0, errors.New("unexpected form of a process's stat file")
+		return stat{}, errors.New("unexpected form of a process's stat file")
 	}
-	// The state is field 3 and the first one here; the start time is field 22.
+	// The state is field 3 and the first one here.
 	fields := strings.Fields(text[end+1:])
-	const startField = 22 - 3
+	const sessionField, startField = 6 - 3, 22 - 3
 	if len(fields) <= startField {
-		return 0, 0, errors.New("unexpected form of a process's stat file")
+		return stat{}, errors.New("unexpected form of a process's stat file")
 	}
-	startTicks, err = strconv.ParseUint(fields[startField], 10, 64)
+	session, err := strconv.Atoi(fields[sessionField])
 	if err != nil {
-		return 0, 0, fmt.Errorf("start time of a process: %w", err)
+		return stat{}, fmt.Errorf("session of a process: %w", err)
 	}
-	return fields[0][0], startTicks, nil
+	startTicks, err := strconv.ParseUint(fields[startField], 10, 64)
+	if err != nil {
+		return stat{}, fmt.Errorf("start time of a process: %w", err)
+	}
+	return stat{state: fields[0][0], session: session, startTicks: startTicks}, nil
 }

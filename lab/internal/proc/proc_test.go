@@ -49,8 +49,8 @@ func TestStartStop(t *testing.T) {
 	if again := start(t, d); again != first {
 		t.Errorf("started twice: %v and %v", first, again)
 	}
-	if session, err := sessionOf(first.PID); err != nil || session != first.PID {
-		t.Errorf("process %d is in session %d (%v), want one of its own", first.PID, session, err)
+	if session := first.Session(); session != first.PID {
+		t.Errorf("process %d is in session %d, want one of its own", first.PID, session)
 	}
 	if age := time.Since(d.Since()); age < 0 || age > time.Minute {
 		t.Errorf("running since %v", d.Since())
@@ -165,14 +165,4 @@ func start(t *testing.T, d *proc.Daemon) proc.ID {
 		t.Fatal("does not run after the start")
 	}
 	return id
-}
-
-// sessionOf reads field 6 of the process's stat file.
-func sessionOf(pid int) (int, error) {
-	data, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "stat"))
-	if err != nil {
-		return 0, err
-	}
-	text := string(data)
-	return strconv.Atoi(strings.Fields(text[strings.LastIndexByte(text, ')')+1:])[3])
 }
