@@ -20,6 +20,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/divvy-gpu/divvy/internal/accel/ledger"
+	"github.com/divvy-gpu/divvy/internal/app/flags"
 	"github.com/divvy-gpu/divvy/internal/extender"
 	"github.com/divvy-gpu/divvy/internal/kube"
 	"github.com/divvy-gpu/divvy/internal/logging"
@@ -45,11 +46,11 @@ func Command() *cobra.Command {
 		Use:   "extender",
 		Short: "Answer kube-scheduler's filter, prioritize and bind, and what every device holds",
 		Long: "Answer kube-scheduler's filter, prioritize and bind, and what every device holds.\n\n" +
-			"Every flag can be given as an environment variable: --log-level as " + EnvPrefix + "LOG_LEVEL.\n" +
+			"Every flag can be given as an environment variable: --log-level as " + flags.EnvPrefix + "LOG_LEVEL.\n" +
 			"A flag wins over the variable, the variable over the default.",
 		Args: cobra.NoArgs,
 		PreRunE: func(cmd *cobra.Command, _ []string) error {
-			return errors.Join(FromEnvironment(cmd.Flags(), os.LookupEnv), o.Validate())
+			return errors.Join(flags.FromEnvironment(cmd.Flags(), os.LookupEnv, nil), o.Validate())
 		},
 		RunE: func(cmd *cobra.Command, _ []string) error { return Run(cmd.Context(), o) },
 	}

@@ -3,27 +3,19 @@ package extender
 import (
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 	"os"
-	"strconv"
-	"strings"
 	"time"
 
 	"github.com/spf13/pflag"
-	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/divvy-gpu/divvy/internal/accel"
 	"github.com/divvy-gpu/divvy/internal/accel/ledger"
 	"github.com/divvy-gpu/divvy/internal/accel/place"
+	"github.com/divvy-gpu/divvy/internal/app/flags"
 	"github.com/divvy-gpu/divvy/internal/kube"
 	"github.com/divvy-gpu/divvy/internal/logging"
 )
-
-// EnvPrefix and a flag's name in capitals, with "_" for "-", make the
-// environment variable that gives the flag's value when the flag is absent:
-// DIVVY_LOG_LEVEL for --log-level.
-const EnvPrefix = "DIVVY_"
 
 // minReservationTTL is above the time that a bind may take, so that no
 // reservation expires under a bind that is under way.
@@ -53,7 +45,7 @@ type Options struct {
 	// bound.
 	ReservationTTL time.Duration
 
-	LogFile, LogLevel, LogFormat string
+	Log flags.Log
 
 	// LeaderElect lets one of several replicas answer. The Lease is named
 	// LeaderElectName and is in LeaderElectNamespace, which is the pod's own
@@ -72,8 +64,7 @@ func DefaultOptions() Options {
 		Resources:       []string{"enflame.com/gcu-memory"},
 		NodeLabel:       "enflame.com/gcushare=true",
 		ReservationTTL:  ledger.DefaultReservationTTL,
-		LogLevel:        "info",
-		LogFormat:       string(logging.Text),
+		Log:             flags.DefaultLog(),
 		LeaderElectName: "divvy-extender",
 	}
 }
@@ -89,32 +80,10 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	fs.StringSliceVar(&o.Resources, "resources", o.Resources, "extended resources that are managed; inspect shows enflame.com/gcu-memory, or else the first")
 	fs.StringVar(&o.NodeLabel, "node-label", o.NodeLabel, "label, as key=value, that a node needs to get shared pods; of several, joined by commas, any is enough; empty for none")
 	fs.DurationVar(&o.ReservationTTL, "reservation-ttl", o.ReservationTTL, "how long a device stays reserved for a pod that is not seen bound")
-	fs.StringVar(&o.LogFile, "log-file", o.LogFile, "file that gets a copy of the log, rotated; empty for none")
-	fs.StringVar(&o.LogLevel, "log-level", o.LogLevel, "error, warn, info, debug or trace")
-	fs.StringVar(&o.LogFormat, "log-format", o.LogFormat, "text or json")
+	o.Log.AddFlags(fs)
 	fs.BoolVar(&o.LeaderElect, "leader-elect", o.LeaderElect, "answer only while holding the Lease, for more than one replica")
 	fs.StringVar(&o.LeaderElectName, "leader-elect-name", o.LeaderElectName, "name of the Lease")
 	fs.StringVar(&o.LeaderElectNamespace, "leader-elect-namespace", o.LeaderElectNamespace, "namespace of the Lease; empty for that of the pod (POD_NAMESPACE)")
-}
-
-// FromEnvironment sets the flags that were not given from their environment
-// variables. It reports all values that do not parse.
-func FromEnvironment(fs *pflag.FlagSet, lookup func(string) (string, bool)) error {
-	var errs []error
-	fs.VisitAll(func(f *pflag.Flag) {
-		if f.Changed || f.Name == "help" || f.Name == "version" {
-			return
-		}
-		name := EnvPrefix + strings.ToUpper(strings.ReplaceAll(f.Name, "-", "_"))
-		value, ok := lookup(name)
-		if !ok {
-			return
-		}
-		if err := fs.Set(f.Name, value); err != nil {
-			errs = append(errs, fmt.Errorf("environment variable %s: %w", name, err))
-		}
-	})
-	return errors.Join(errs...)
 }
 
 // settings are options that were checked and turned into what they mean.
@@ -138,15 +107,13 @@ func (o Options) settings() (settings, error) {
 	s := settings{Options: o}
 	var errs []error
 	check := func(flag string, err error) {
-		if err != nil {
-			errs = append(errs, fmt.Errorf("--%s: %w", flag, err))
-		}
+		errs = append(errs, flags.Mistake(flag, err))
 	}
 	var err error
 
-	check("listen", checkAddress(o.Listen))
+	check("listen", flags.CheckAddress(o.Listen))
 	if o.MetricsListen != "" {
-		check("metrics-listen", checkAddress(o.MetricsListen))
+		check("metrics-listen", flags.CheckAddress(o.MetricsListen))
 		if o.MetricsListen == o.Listen {
 			check("metrics-listen", fmt.Errorf("%s is the address of --listen", o.MetricsListen))
 		}
@@ -170,7 +137,7 @@ func (o Options) settings() (settings, error) {
 	}
 	seen := map[string]bool{}
 	for _, name := range o.Resources {
-		check("resources", checkResource(name))
+		check("resources", flags.CheckResource(name))
 		if seen[name] {
 			check("resources", fmt.Errorf("%s is named twice", name))
 		}
@@ -189,11 +156,9 @@ func (o Options) settings() (settings, error) {
 		check("reservation-ttl", fmt.Errorf("%s: must be at least %s", o.ReservationTTL, minReservationTTL))
 	}
 
-	s.logging.File = o.LogFile
-	s.logging.Level, err = logging.ParseLevel(o.LogLevel)
-	check("log-level", err)
-	s.logging.Format, err = logging.ParseFormat(o.LogFormat)
-	check("log-format", err)
+	if s.logging, err = o.Log.Options(); err != nil {
+		errs = append(errs, err)
+	}
 
 	if o.LeaderElect {
 		if o.LeaderElectName == "" {
@@ -211,25 +176,4 @@ func (o Options) settings() (settings, error) {
 		}
 	}
 	return s, errors.Join(errs...)
-}
-
-func checkAddress(address string) error {
-	_, port, err := net.SplitHostPort(address)
-	if err != nil {
-		return fmt.Errorf("%q: must be host:port, where the host may be empty", address)
-	}
-	if n, err := strconv.Atoi(port); err != nil || n < 0 || n > 65535 {
-		return fmt.Errorf("%q: the port must be a number up to 65535", address)
-	}
-	return nil
-}
-
-func checkResource(name string) error {
-	if !strings.Contains(name, "/") {
-		return fmt.Errorf("%q: must be an extended resource, domain/name", name)
-	}
-	if problems := validation.IsQualifiedName(name); len(problems) > 0 {
-		return fmt.Errorf("%q: %s", name, strings.Join(problems, "; "))
-	}
-	return nil
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/divvy-gpu/divvy/internal/accel"
 	"github.com/divvy-gpu/divvy/internal/accel/place"
+	"github.com/divvy-gpu/divvy/internal/app/flags"
 	"github.com/divvy-gpu/divvy/internal/kube"
 )
 
@@ -32,7 +33,7 @@ func TestValidate(t *testing.T) {
 	t.Setenv("POD_NAMESPACE", "")
 	err := Options{
 		Listen: "32766", MetricsListen: ":metrics", Policy: "best", Resources: []string{"gcu-memory", "a.example/x", "a.example/x", "a.example/b c"},
-		NodeLabel: "gcushare", ReservationTTL: 1, LogLevel: "loud", LogFormat: "xml", LeaderElect: true,
+		NodeLabel: "gcushare", ReservationTTL: 1, Log: flags.Log{Level: "loud", Format: "xml"}, LeaderElect: true,
 	}.Validate()
 	if err == nil {
 		t.Fatal("options full of mistakes are valid")
@@ -84,17 +85,17 @@ func TestEnvironment(t *testing.T) {
 	}
 	env := map[string]string{"DIVVY_POLICY": "binpack", "DIVVY_LOG_LEVEL": "debug", "DIVVY_RESOURCES": "a.example/x,b.example/y"}
 	lookup := func(name string) (string, bool) { v, ok := env[name]; return v, ok }
-	if err := FromEnvironment(fs, lookup); err != nil {
+	if err := flags.FromEnvironment(fs, lookup, nil); err != nil {
 		t.Fatal(err)
 	}
 	want := DefaultOptions()
-	want.Policy, want.LogLevel, want.Resources = "spread", "debug", []string{"a.example/x", "b.example/y"}
+	want.Policy, want.Log.Level, want.Resources = "spread", "debug", []string{"a.example/x", "b.example/y"}
 	if diff := cmp.Diff(want, o); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 
 	env = map[string]string{"DIVVY_RESERVATION_TTL": "long", "DIVVY_LEADER_ELECT": "perhaps"}
-	err := FromEnvironment(fs, lookup)
+	err := flags.FromEnvironment(fs, lookup, nil)
 	if err == nil || !strings.Contains(err.Error(), "environment variable DIVVY_LEADER_ELECT") ||
 		!strings.Contains(err.Error(), "environment variable DIVVY_RESERVATION_TTL") {
 		t.Errorf("error %v, want both variables in it", err)
