@@ -23,6 +23,14 @@ import (
 // kubepods is the control group below which kubelet puts all pods.
 const kubepods = "kubepods"
 
+// downAttempts is how often Down tries, and downTime the time after which it
+// begins no other attempt. The kernel may still let go of something, and what a
+// daemon started a moment before it was killed may still put something there.
+const (
+	downAttempts = 5
+	downTime     = 2 * time.Minute
+)
+
 // Down takes the cluster and all that it left away, whatever state it is in,
 // and checks that nothing remains. What runs in pods gets no time to end: it is
 // going to lose its data anyway.
@@ -36,55 +44,92 @@ func Down(ctx context.Context, out io.Writer) error {
 		return err
 	}
 	fmt.Fprintln(out, "Taking the lab down.")
-	killed, err := killAll(ctx, record)
+	d := &teardown{record: record, out: out, sessions: map[int]bool{}}
+	return attempt(ctx, out, downAttempts, time.Second, downTime, d.run)
+}
+
+// attempt calls run until it succeeds, a few times, with a pause in between, and
+// tells why it does so again. It returns the last error.
+func attempt(ctx context.Context, out io.Writer, times int, pause, limit time.Duration, run func(context.Context) error) error {
+	begun := time.Now()
+	for i := 1; ; i++ {
+		err := run(ctx)
+		if err == nil || i == times || ctx.Err() != nil || time.Since(begun) > limit {
+			return err
+		}
+		fmt.Fprintf(out, "  attempt %d of %d: %v\n", i, times, err)
+		select {
+		case <-ctx.Done():
+			return err
+		case <-time.After(pause):
+		}
+	}
+}
+
+// teardown is what attempts to take a lab down have in common.
+type teardown struct {
+	record *host.Record
+	out    io.Writer
+	// sessions are those of daemons that were seen. What daemons started is in
+	// them also when it is none of the lab's programs: nft, mount.
+	sessions map[int]bool
+}
+
+// run is one attempt. It does again, without harm, what an earlier one did.
+func (d *teardown) run(ctx context.Context) error {
+	killed, err := d.killAll(ctx)
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(out, "  ended %d processes\n", killed)
+	fmt.Fprintf(d.out, "  ended %d processes\n", killed)
 
-	folders := append(slices.Clone(record.Made), record.Borrowed...)
+	folders := slices.Concat(d.record.Made, d.record.Borrowed)
 	if err := host.UnmountBelow(folders...); err != nil {
 		return err
 	}
 	// Whatever is still mounted may lead to files that are not the lab's.
-	if left, err := host.MountsBelow(folders...); err != nil || len(left) > 0 {
-		return errors.Join(err, fmt.Errorf("these mounts could not be removed, so no files were: %s", strings.Join(left, ", ")))
+	left, err := host.MountsBelow(folders...)
+	if err != nil {
+		return err
+	}
+	if len(left) > 0 {
+		return fmt.Errorf("these mounts could not be removed, so no files were: %s", strings.Join(left, ", "))
 	}
 	errs := []error{
 		host.RemoveLinks(layout.BridgeName),
-		host.RemoveFilterTables(ctx, record.FilterTables),
+		host.RemoveFilterTables(ctx, d.record.FilterTables),
 		host.RemoveCgroups(ctx, kubepods),
 		hardware.Default.Remove(),
-		record.RestoreSysctls(),
+		d.record.RestoreSysctls(),
 	}
-	if record.RootMadeShared {
+	if d.record.RootMadeShared {
 		errs = append(errs, host.UnshareRoot())
 	}
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("the lab is down, but not everything could be taken away (run `lab down` again): %w", err)
 	}
 	// The record goes last: until then a second Down knows what to do.
-	made := record.Made
-	record.Made = slices.DeleteFunc(slices.Clone(made), func(p string) bool { return p == layout.StateDir })
-	if err := errors.Join(record.Release(), removeAllBut(layout.StateDir, recordPath)); err != nil {
+	others := *d.record
+	others.Made = slices.DeleteFunc(slices.Clone(d.record.Made), func(p string) bool { return p == layout.StateDir })
+	if err := errors.Join(others.Release(), removeAllBut(layout.StateDir, recordPath)); err != nil {
 		return fmt.Errorf("remove the lab's files: %w", err)
 	}
-	remaining, checked := remains(ctx, record)
+	remaining, checked := d.remains(ctx, &others)
 	if len(remaining) > 0 {
 		return fmt.Errorf("the lab is down, but these are left: %s", strings.Join(remaining, "; "))
 	}
-	if err := os.Remove(recordPath); err != nil {
+	if err := os.Remove(recordPath); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("remove the lab's record: %w", err)
 	}
-	if slices.Contains(made, layout.StateDir) {
-		if err := os.Remove(layout.StateDir); err != nil {
+	if slices.Contains(d.record.Made, layout.StateDir) {
+		if err := os.Remove(layout.StateDir); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return fmt.Errorf("remove the lab's folder: %w", err)
 		}
 	}
 	if err := removeLock(); err != nil {
 		return err
 	}
-	fmt.Fprintf(out, "The lab is down. Checked, and nothing is left of: %s.\n", strings.Join(checked, ", "))
+	fmt.Fprintf(d.out, "The lab is down. Checked, and nothing is left of: %s.\n", strings.Join(checked, ", "))
 	return nil
 }
 
@@ -96,45 +141,63 @@ func removeLock() error {
 	return nil
 }
 
+// killTime is how long all processes of the lab together may take to end.
+const killTime = time.Minute
+
 // killAll ends every process of the lab and returns how many there were. It
 // looks again until there is none, because a dying process may have started
 // another.
-func killAll(ctx context.Context, record *host.Record) (int, error) {
-	killed := 0
-	for deadline := time.Now().Add(time.Minute); ; {
-		processes := processesOf(record)
+func (d *teardown) killAll(ctx context.Context) (int, error) {
+	killed := map[proc.ID]bool{}
+	for deadline := time.Now().Add(killTime); ; {
+		processes := d.processes()
 		if len(processes) == 0 {
-			return killed, nil
+			return len(killed), nil
 		}
 		if err := ctx.Err(); err != nil {
-			return killed, err
+			return len(killed), err
 		}
 		if time.Now().After(deadline) {
-			return killed, fmt.Errorf("%d processes do not end, among them %v", len(processes), processes[0].CommandLine())
+			return len(killed), fmt.Errorf("%d processes do not end, among them %v", len(processes), processes[0].CommandLine())
 		}
 		for _, id := range processes {
 			if err := id.Signal(syscall.SIGKILL); err != nil {
-				return killed, err
+				return len(killed), err
 			}
 		}
 		for _, id := range processes {
 			if err := id.End(ctx, syscall.SIGKILL, 0); err == nil {
-				killed++
+				killed[id] = true
 			}
 		}
 	}
 }
 
-// processesOf returns the living processes of the lab: those that run one of
-// its programs, and those in pods. A person's kubectl is not among them.
-func processesOf(record *host.Record) []proc.ID {
-	var found []proc.ID
+// processes returns the living processes of the lab: those that run one of its
+// programs, those that its daemons started, and those in pods. A person's
+// kubectl is not among them.
+func (d *teardown) processes() []proc.ID {
+	var found, others []proc.ID
 	for _, id := range proc.All() {
 		exe, err := id.Executable()
-		if err != nil {
-			continue // a kernel thread
+		switch {
+		case err != nil:
+			// A kernel thread.
+		case isDaemon(exe, d.record.BinDirs):
+			found = append(found, id)
+			// Daemons have a session of their own; what a person runs by hand is
+			// in that of the person.
+			if id.Session() == id.PID {
+				d.sessions[id.PID] = true
+			}
+		case inKubepods(id):
+			found = append(found, id)
+		default:
+			others = append(others, id)
 		}
-		if isDaemon(exe, record.BinDirs) || inKubepods(id) {
+	}
+	for _, id := range others {
+		if d.sessions[id.Session()] {
 			found = append(found, id)
 		}
 	}
@@ -155,9 +218,9 @@ func inKubepods(id proc.ID) bool {
 	})
 }
 
-// remains looks for traces. It returns those that it found and the kinds that
-// it looked for.
-func remains(ctx context.Context, record *host.Record) (found, checked []string) {
+// remains looks for traces, of a record's files among others. It returns those
+// that it found and the kinds that it looked for.
+func (d *teardown) remains(ctx context.Context, record *host.Record) (found, checked []string) {
 	look := func(kind string, list []string, err error) {
 		checked = append(checked, kind)
 		if err != nil {
@@ -168,8 +231,8 @@ func remains(ctx context.Context, record *host.Record) (found, checked []string)
 		}
 	}
 	var processes []string
-	for _, id := range processesOf(record) {
-		processes = append(processes, fmt.Sprint(id.PID))
+	for _, id := range d.processes() {
+		processes = append(processes, fmt.Sprintf("%d %v", id.PID, id.CommandLine()))
 	}
 	look("processes", processes, nil)
 	mounts, err := host.MountsBelow(append(slices.Clone(record.Made), layout.StateDir)...)
@@ -190,7 +253,7 @@ func remains(ctx context.Context, record *host.Record) (found, checked []string)
 // removeAllBut empties a folder but for one file directly in it.
 func removeAllBut(dir, keep string) error {
 	entries, err := os.ReadDir(dir)
-	if err != nil {
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
 	var errs []error
