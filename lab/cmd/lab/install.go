@@ -2,7 +2,9 @@ package main
 
 import (
 	"cmp"
+	"context"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -59,6 +61,9 @@ func newInstallCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
+			if err := importToken(cmd.Context(), c, out); err != nil {
+				return err
+			}
 			offers, err := product.WaitForResources(cmd.Context(), c, resourceTimeout)
 			if err != nil {
 				return fmt.Errorf("Divvy is installed, but the node does not offer its cards: %w", err) //nolint:staticcheck // a name
@@ -83,6 +88,23 @@ func newInstallCommand() *cobra.Command {
 		"file of values of the chart, or the name of one in lab/values; may be repeated (environment VALUES)")
 	flags.StringArrayVar(&set, "set", nil, "value of the chart as KEY=VALUE, like helm's flag; may be repeated")
 	return cmd
+}
+
+// importToken does an administrator's work where the lab has a remote pool.
+func importToken(ctx context.Context, c *cluster.Cluster, out io.Writer) error {
+	client, err := c.Client()
+	if err != nil {
+		return err
+	}
+	if has, err := product.HasPool(ctx, client); err != nil || !has {
+		return err
+	}
+	fmt.Fprintf(out, "kubectl divvy pool import %s\n", product.TokenFile())
+	text, err := product.ImportToken(ctx, c)
+	if text != "" {
+		fmt.Fprintln(out, text)
+	}
+	return err
 }
 
 // findFile returns the path of a file that was named relative to the working

@@ -238,6 +238,23 @@ func (c *Cluster) ensureSchedulerManifest() error {
 	return c.writeScheduler(config)
 }
 
+// MakeFolder makes a folder outside of the lab's own places for pods of the
+// cluster, where there is none, and remembers to take it away with the lab. One
+// that exists is somebody else's and left as it is.
+func (c *Cluster) MakeFolder(path string) error {
+	if _, err := os.Lstat(path); err == nil || !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	c.record.Note(path)
+	if err := c.record.Save(); err != nil {
+		return err
+	}
+	if err := os.MkdirAll(path, 0o755); err != nil {
+		return fmt.Errorf("make a folder for pods: %w", err)
+	}
+	return nil
+}
+
 // controlPlaneLabel marks the node as kubeadm does; kubelet may not set it.
 const controlPlaneLabel = "node-role.kubernetes.io/control-plane"
 

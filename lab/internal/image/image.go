@@ -26,16 +26,18 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/types"
 )
 
-// File is one file of an image: a copy of a file on disk, a symbolic link, a
-// folder, or given content.
+// File is one file of an image: a copy of a file on disk, a link, a folder, or
+// given content.
 type File struct {
 	// Path is the absolute place in the image.
 	Path string
 	// Source is the file on disk whose content it gets. Without it the content
-	// is Content, Target makes it a symbolic link, and Dir a folder.
+	// is Content, Target makes it a symbolic link, Same another name of a file of
+	// the image whose path sorts before its own, and Dir a folder.
 	Source  string
 	Content []byte
 	Target  string
+	Same    string
 	Dir     bool
 	// Mode is the permission; 0 means 0755.
 	Mode fs.FileMode
@@ -149,6 +151,11 @@ func addFile(w *tar.Writer, name string, f File) error {
 		header.Typeflag, header.Name, content = tar.TypeDir, header.Name+"/", nil
 	case f.Target != "":
 		header.Typeflag, header.Linkname, content = tar.TypeSymlink, f.Target, nil
+	case f.Same != "":
+		if f.Same >= name {
+			return fmt.Errorf("%s is to be the same as %s, which comes after it", name, f.Same)
+		}
+		header.Typeflag, header.Linkname, content = tar.TypeLink, strings.TrimPrefix(f.Same, "/"), nil
 	default:
 		header.Typeflag = tar.TypeReg
 		if f.Source != "" {

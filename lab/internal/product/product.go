@@ -72,8 +72,15 @@ const module = "github.com/divvy-gpu/divvy"
 // checkout and the options: pods restart where their image or configuration
 // changed.
 func Install(ctx context.Context, o Options) error {
-	report := progress.New(o.Out, 5)
-	var err error
+	withPool, err := usesPool(o)
+	if err != nil {
+		return fmt.Errorf("Divvy was not installed: %w", err) //nolint:staticcheck // a name
+	}
+	steps := 5
+	if withPool {
+		steps++
+	}
+	report := progress.New(o.Out, steps)
 	step := func(name string, run func() error) {
 		if err != nil {
 			return
@@ -92,6 +99,9 @@ func Install(ctx context.Context, o Options) error {
 		return err
 	})
 	step("simulated cards", func() error { return hardware.Default.Install(ctx, o.Topology) })
+	if withPool {
+		step("servers of a remote pool", func() error { return setUpPool(ctx, o) })
+	}
 	step("chart", func() error { return installChart(ctx, o, tags) })
 	step("kube-scheduler's extender", func() error {
 		return o.Cluster.WriteSchedulerConfig(ctx, scheduler.DivvyExtender.Config())
@@ -271,12 +281,16 @@ func describePods(ctx context.Context, c *cluster.Cluster) string {
 	if err != nil {
 		return err.Error()
 	}
-	pods, err := client.CoreV1().Pods(Namespace).List(ctx, metav1.ListOptions{})
-	if err != nil {
-		return err.Error()
+	var found []corev1.Pod
+	for _, namespace := range []string{Namespace, PoolNamespace} {
+		pods, err := client.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return err.Error()
+		}
+		found = append(found, pods.Items...)
 	}
 	var lines []string
-	for _, pod := range pods.Items {
+	for _, pod := range found {
 		state := string(pod.Status.Phase)
 		for _, status := range pod.Status.ContainerStatuses {
 			switch {

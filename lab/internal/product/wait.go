@@ -37,24 +37,44 @@ func waitRollout(ctx context.Context, c *cluster.Cluster, timeout time.Duration)
 	if err != nil {
 		return err
 	}
-	err = poll(ctx, timeout, func(ctx context.Context) error {
-		daemons, err := client.AppsV1().DaemonSets(Namespace).Get(ctx, nodeDaemonSet, metav1.GetOptions{})
-		if err != nil {
-			return fmt.Errorf("look at %s: %w", nodeDaemonSet, err)
-		}
-		deployment, err := client.AppsV1().Deployments(Namespace).Get(ctx, extenderDeployment, metav1.GetOptions{})
-		if apierrors.IsNotFound(err) { // the chart has none where no resource is shared by memory
-			return daemonSetReady(daemons)
-		}
-		if err != nil {
-			return fmt.Errorf("look at %s: %w", extenderDeployment, err)
-		}
-		return errors.Join(daemonSetReady(daemons), deploymentReady(deployment))
-	})
+	err = poll(ctx, timeout, func(ctx context.Context) error { return workloadsReady(ctx, client) })
 	if err != nil {
 		return fmt.Errorf("%w\n%s", err, describePods(ctx, c))
 	}
 	return nil
+}
+
+// workloadsReady looks at all that the chart may have made. What it made depends
+// on the values.
+func workloadsReady(ctx context.Context, client kubernetes.Interface) error {
+	var errs []error
+	found := 0
+	for _, name := range []string{nodeDaemonSet, PoolDaemon} {
+		daemons, err := client.AppsV1().DaemonSets(Namespace).Get(ctx, name, metav1.GetOptions{})
+		switch {
+		case apierrors.IsNotFound(err):
+		case err != nil:
+			return fmt.Errorf("look at %s: %w", name, err)
+		default:
+			found++
+			errs = append(errs, daemonSetReady(daemons))
+		}
+	}
+	for _, place := range []types.NamespacedName{{Namespace: Namespace, Name: extenderDeployment}, {Namespace: PoolNamespace, Name: PoolWebhook}} {
+		deployment, err := client.AppsV1().Deployments(place.Namespace).Get(ctx, place.Name, metav1.GetOptions{})
+		switch {
+		case apierrors.IsNotFound(err):
+		case err != nil:
+			return fmt.Errorf("look at %s: %w", place.Name, err)
+		default:
+			found++
+			errs = append(errs, deploymentReady(deployment))
+		}
+	}
+	if found == 0 {
+		return errors.New("the chart made no workload")
+	}
+	return errors.Join(errs...)
 }
 
 // unlabel takes the label off the node until the daemon has gone. One that still

@@ -74,6 +74,7 @@ type found struct {
 	installed bool
 	topology  []byte // of the simulated cards
 	values    []byte // of the release
+	pool      bool   // the stand-in for the pool's servers
 }
 
 // SetUp brings the lab up and Divvy on it, with all of the checkout's present
@@ -223,6 +224,10 @@ func (s *Stage) remember(ctx context.Context) error {
 	if err := s.emptyNamespace(ctx); err != nil {
 		return err
 	}
+	var err error
+	if s.before.pool, err = product.HasPool(ctx, s.Client); err != nil {
+		return err
+	}
 	releases, err := s.Helm(ctx, "list", "--namespace", product.Namespace, "--short", "--filter", "^"+product.Release+"$")
 	if err != nil || releases == "" {
 		return err
@@ -270,6 +275,11 @@ func (s *Stage) Restore(ctx context.Context, out io.Writer) error {
 	if err := s.Label(ctx, ConfigLabel, ""); err != nil {
 		return err
 	}
+	if !s.before.pool {
+		if err := product.RemovePool(ctx, s.Cluster); err != nil {
+			return err
+		}
+	}
 	if !s.before.installed {
 		fmt.Fprintln(out, "Removing Divvy from the lab, where it was not before.")
 		_, err := s.Helm(ctx, "uninstall", product.Release, "--namespace", product.Namespace, "--wait")
@@ -284,6 +294,10 @@ func (s *Stage) Restore(ctx context.Context, out io.Writer) error {
 	}
 	if err := s.DeleteDivvyPods(ctx, NodeDaemon); err != nil {
 		return err
+	}
+	_, err := s.Client.AppsV1().DaemonSets(product.Namespace).Get(ctx, NodeDaemon, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) { // it shared no cards
+		return nil
 	}
 	return s.WaitDivvy(ctx, startTimeout)
 }
