@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/divvy-gpu/divvy/internal/app/extender"
+	"github.com/divvy-gpu/divvy/internal/app/webhook"
 	"github.com/divvy-gpu/divvy/internal/version"
 )
 
@@ -33,6 +34,6 @@ func command() *cobra.Command {
 		SilenceErrors: true,
 	}
 	cmd.SetVersionTemplate(version.String(cmd.Name()) + "\n")
-	cmd.AddCommand(extender.Command())
+	cmd.AddCommand(extender.Command(), webhook.Command())
 	return cmd
 }

@@ -1,0 +1,196 @@
+package webhook
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/fsnotify/fsnotify"
+	"k8s.io/klog/v2"
+
+	"github.com/divvy-gpu/divvy/internal/pool"
+)
+
+const (
+	// maxCatalogBytes is what a ConfigMap holds.
+	maxCatalogBytes = 1 << 20
+	// quiet is how long the folder must be at rest before the file is read: an
+	// editor writes in several steps, kubelet swaps a link after it wrote.
+	quiet = 200 * time.Millisecond
+	// recheck is how often the file is read without being told of a change: some
+	// file systems tell nothing, and a folder may be replaced.
+	recheck = 10 * time.Second
+)
+
+// catalogFile holds the catalog of a file and follows it. A file that cannot be
+// used leaves the catalog as it was. Its methods may be called by many
+// goroutines.
+type catalogFile struct {
+	path string
+	// imageless says what is wrong with a client that names no image, nil when
+	// there is an image for such clients.
+	imageless error
+	recheck   time.Duration
+
+	mu      sync.RWMutex // guards what follows
+	content []byte       // that catalog was made from
+	catalog *pool.Catalog
+	err     error // of the last read
+}
+
+// openCatalog reads the catalog, the built-in one when path is "". clientImage is
+// the image of clients that name none.
+func openCatalog(path, clientImage string) (*catalogFile, error) {
+	c := &catalogFile{path: path, recheck: recheck}
+	if clientImage == "" {
+		c.imageless = errors.New("no image is named, and --client-image is empty")
+	}
+	if path == "" {
+		c.catalog = pool.DefaultCatalog()
+		if err := c.check(c.catalog); err != nil {
+			return nil, fmt.Errorf("built-in catalog: %w", err)
+		}
+		return c, nil
+	}
+	if _, err := c.reload(); err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+// current returns the catalog that holds now.
+func (c *catalogFile) current() *pool.Catalog {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	return c.catalog
+}
+
+// problem returns why the file as it is now cannot be used, nil when it is used.
+func (c *catalogFile) problem() error {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	return c.err
+}
+
+// reload reads the file and reports whether it brought another catalog.
+func (c *catalogFile) reload() (changed bool, err error) {
+	content, err := readCatalog(c.path)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if err == nil && c.catalog != nil && bytes.Equal(content, c.content) {
+		c.err = nil
+		return false, nil
+	}
+	var catalog *pool.Catalog
+	if err == nil {
+		if catalog, err = pool.DecodeCatalog(content); err == nil {
+			err = c.check(catalog)
+		}
+		if err != nil {
+			err = fmt.Errorf("catalog %s: %w", c.path, err)
+		}
+	}
+	if c.err = err; err != nil {
+		return false, err
+	}
+	c.catalog, c.content = catalog, content
+	return true, nil
+}
+
+// check finds the clients that could not be brought to a pod.
+func (c *catalogFile) check(catalog *pool.Catalog) error {
+	var errs []error
+	for _, client := range catalog.Clients {
+		if client.Image == "" && c.imageless != nil {
+			errs = append(errs, fmt.Errorf("client %s for %s: %w", client.Version, client.OS, c.imageless))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func readCatalog(path string) ([]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, fmt.Errorf("read the catalog: %w", err)
+	}
+	defer f.Close() //nolint:errcheck // opened for reading
+	content, err := io.ReadAll(io.LimitReader(f, maxCatalogBytes+1))
+	if err != nil {
+		return nil, fmt.Errorf("read the catalog: %w", err)
+	}
+	if len(content) > maxCatalogBytes {
+		return nil, fmt.Errorf("catalog %s: more than %d bytes", path, maxCatalogBytes)
+	}
+	return content, nil
+}
+
+// run follows the file until ctx ends. It calls accepted after each new catalog,
+// and rejected with each new reason why the file cannot be used.
+func (c *catalogFile) run(ctx context.Context, accepted func(*pool.Catalog), rejected func(error)) {
+	if c.path == "" {
+		return
+	}
+	log := klog.FromContext(ctx)
+	ticker := time.NewTicker(c.recheck)
+	defer ticker.Stop()
+	events, err := fsnotify.NewWatcher()
+	if err != nil {
+		log.Error(err, "The folder of the catalog cannot be watched; it is read from time to time", "every", c.recheck)
+		events = &fsnotify.Watcher{} // whose channels tell nothing
+	} else {
+		defer events.Close() //nolint:errcheck // nothing was written
+	}
+	folder, trouble := filepath.Dir(c.path), ""
+	for {
+		// The folder and not the file is watched, since files are replaced rather
+		// than written: a mounted ConfigMap changes by the swap of a link beside
+		// it. Adding a folder that is watched already changes nothing.
+		if err == nil {
+			_ = events.Add(folder) // a folder that is not there is told of by reading the file
+		}
+		switch changed, err := c.reload(); {
+		case err != nil:
+			if err.Error() != trouble {
+				trouble = err.Error()
+				rejected(err)
+			}
+		case changed:
+			trouble = ""
+			accepted(c.current())
+		case trouble != "":
+			trouble = ""
+			log.Info("The catalog can be used again; it is the one before", "file", c.path)
+		}
+		if !rest(ctx, events, ticker.C) {
+			return
+		}
+	}
+}
+
+// rest waits until the folder has changed and is at rest again, or it is time to
+// look anyway. It returns false when ctx ends.
+func rest(ctx context.Context, events *fsnotify.Watcher, tick <-chan time.Time) bool {
+	var settled <-chan time.Time
+	for {
+		select {
+		case <-ctx.Done():
+			return false
+		case <-tick:
+			return true
+		case <-settled:
+			return true
+		case <-events.Events:
+			settled = time.After(quiet)
+		case err := <-events.Errors:
+			// Events were lost, or the folder is gone. Reading finds out.
+			klog.FromContext(ctx).Error(err, "Watching the catalog; it is read again")
+			settled = time.After(quiet)
+		}
+	}
+}
