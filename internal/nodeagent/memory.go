@@ -80,6 +80,11 @@ type memoryPool struct {
 	// left is why a device that is there is not one of the resource's.
 	left map[accel.DeviceID]string
 	held *holdings // nil until kubelet was asked once
+	// given are the units that containers got and that kubelet has not listed
+	// since. Kubelet may not have recorded them yet, and panics when a unit that it
+	// was just given is not on its list any more. Or it has started anew in between
+	// and lists nothing, while the watch does not show the pod yet.
+	given map[string]givenUnit
 	// initDevices are the devices of which inits knows.
 	initDevices map[accel.DeviceID]bool
 	problem     error          // why the resource cannot be offered as configured
@@ -98,6 +103,12 @@ type offeredRange struct {
 	held       uint64
 }
 
+// givenUnit is a unit that a container got.
+type givenUnit struct {
+	device accel.DeviceID
+	at     time.Time
+}
+
 // question is the last answer to GetPreferredAllocation.
 type question struct {
 	uid       string // of the pod that the question was taken to be for, or ""
@@ -112,6 +123,7 @@ type question struct {
 func (p *memoryPool) open(ctx context.Context) error {
 	log := klog.FromContext(ctx).WithValues("resource", p.resource)
 	p.inits = map[string]initServed{}
+	p.given = map[string]givenUnit{}
 	p.listed = map[accel.DeviceID]bool{}
 	p.unit = p.wanted
 	state, layout, err := p.store.Load()
@@ -161,14 +173,20 @@ func (p *memoryPool) take(pods []podresources.Pod, grace time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.answer = pods
-	p.hold()
+	p.hold(p.records.around())
+	now := time.Now()
+	maps.DeleteFunc(p.given, func(id string, one givenUnit) bool {
+		_, listed := p.held.ids[id]
+		return listed || now.Sub(one.at) >= recorded
+	})
 	p.claim(grace)
 }
 
-// hold derives from kubelet's last list who holds what. The caller holds mu.
-func (p *memoryPool) hold() {
+// hold derives from kubelet's last list, and the pods of the API server, who
+// holds what. The caller holds mu.
+func (p *memoryPool) hold(pods podSource) {
 	p.held = holdingsOf(p.answer, p.resource, p.layout, p.foreign)
-	p.held.complete(p.records.pods, p.resource, p.grant)
+	p.held.complete(pods, p.resource, p.grant)
 }
 
 // claim tells the other resources which devices are given out. The caller holds
@@ -322,7 +340,7 @@ func (p *memoryPool) idle() bool {
 // heldByNobody reports whether it is certain that nobody holds units. The caller
 // holds mu.
 func (p *memoryPool) heldByNobody() bool {
-	return p.held != nil && !p.held.partial && len(p.held.ids) == 0 &&
+	return p.held != nil && !p.held.partial && len(p.held.ids) == 0 && len(p.given) == 0 &&
 		!slices.ContainsFunc(slices.Collect(maps.Keys(p.held.inits)), func(d accel.DeviceID) bool { return d != "" }) && len(p.initDevices) == 0
 }
 

@@ -141,6 +141,7 @@ func (p *memoryPool) Allocate(ctx context.Context, ids []string) (*pluginapi.Con
 		p.metrics.refused.WithLabelValues(string(p.resource)).Inc()
 		return nil, err
 	}
+	p.gave(ids, device)
 	p.remember(ids, device)
 	p.tenant.give(device)
 	p.withdrawn()
@@ -173,6 +174,16 @@ func (p *memoryPool) allocate(ids []string) (*pluginapi.ContainerAllocateRespons
 	}
 	// The ids of units mean nothing to the vendor's software.
 	return p.inject.answer(edits, nil), device, nil
+}
+
+// gave notes that a container gets units.
+func (p *memoryPool) gave(ids []string, device accel.DeviceID) {
+	now := time.Now()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, id := range ids {
+		p.given[id] = givenUnit{device: device, at: now}
+	}
 }
 
 // refuse is the answer of a resource that takes no new pods.

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/fnv"
+	"maps"
 	"reflect"
 	"slices"
 	"strings"
@@ -131,18 +132,14 @@ func (p *memoryPool) drain() []deviceplugin.Unit {
 	unknown := p.held == nil || p.held.partial
 	p.shares = nil
 	for _, s := range p.assemble() {
-		if unknown || p.held.perDevice[s.ID] > 0 || p.held.inits[s.ID] {
+		if unknown || p.held.perDevice[s.ID] > 0 || p.keptInits(s.ID) {
 			p.shares = append(p.shares, s)
 		}
 	}
 	out := []deviceplugin.Unit{}
 	for _, s := range p.shares {
 		for _, id := range p.layout.IDs(nil, s.ID) {
-			inUse := unknown || p.held.inits[s.ID]
-			if !inUse {
-				_, inUse = p.held.ids[id]
-			}
-			if inUse {
+			if unknown || p.keptInits(s.ID) || p.inUse(id) {
 				out = append(out, deviceplugin.Unit{ID: id})
 			}
 		}
@@ -166,7 +163,11 @@ func (p *memoryPool) stale() bool {
 		now = append(now, one)
 	}
 	if len(sick) > 0 && p.held != nil {
-		for id := range p.held.ids {
+		inUse := maps.Clone(p.held.ids)
+		for id := range p.given {
+			inUse[id] = struct{}{}
+		}
+		for id := range inUse {
 			d, _ := p.layout.Device(id)
 			if i, ok := sick[d]; ok {
 				h := fnv.New64a()
@@ -183,7 +184,22 @@ func (p *memoryPool) stale() bool {
 // allHealthy reports whether all units of an unhealthy device are told to be
 // healthy, because containers may hold any of them.
 func (p *memoryPool) allHealthy(d accel.DeviceID) bool {
-	return p.held == nil || p.held.partial || p.held.inits[d]
+	return p.held == nil || p.held.partial || p.keptInits(d)
+}
+
+// keptInits reports whether plain init containers, of whose units kubelet keeps
+// more than it lists, may have units of the device.
+func (p *memoryPool) keptInits(d accel.DeviceID) bool {
+	return p.held.inits[d] || p.initDevices[d]
+}
+
+// inUse reports whether a container holds the unit or has just got it.
+func (p *memoryPool) inUse(id string) bool {
+	if _, held := p.held.ids[id]; held {
+		return true
+	}
+	_, given := p.given[id]
+	return given
 }
 
 // restore makes a layout where there is no saved one. Units that pods hold
@@ -223,7 +239,7 @@ func (p *memoryPool) restore(present []accel.Share) error {
 		return fmt.Errorf("the saved state is lost and cannot be made anew while these pods run: %w", err)
 	}
 	p.layout, p.lost = layout, false
-	p.hold()
+	p.hold(p.records.pods)
 	p.claim(recorded)
 	return nil
 }
@@ -237,6 +253,9 @@ func (p *memoryPool) switchUnit() error {
 	}
 	if p.held == nil || p.held.partial {
 		return fmt.Errorf("memoryUnit is to change from %s to %s; waiting for kubelet to tell whether pods hold units", p.unit, p.wanted)
+	}
+	if len(p.given) > 0 {
+		return fmt.Errorf("memoryUnit is to change from %s to %s; units of the old size were given out just now", p.unit, p.wanted)
 	}
 	if len(p.held.ids) > 0 {
 		var names []string
@@ -256,7 +275,13 @@ func (p *memoryPool) heldOf(d accel.DeviceID) int {
 	if p.held == nil || p.held.partial {
 		return 1
 	}
-	return p.held.perDevice[d]
+	n := p.held.perDevice[d]
+	for _, one := range p.given {
+		if one.device == d {
+			n++
+		}
+	}
+	return n
 }
 
 // assemble joins layout and discovery into shares: what is there, and what has
@@ -337,8 +362,7 @@ func (p *memoryPool) units() []deviceplugin.Unit {
 		for _, id := range ids {
 			u := deviceplugin.Unit{ID: id}
 			if s.Health.Unhealthy && !p.allHealthy(s.ID) {
-				_, inUse := p.held.ids[id]
-				u.Unhealthy = !inUse
+				u.Unhealthy = !p.inUse(id)
 			}
 			out = append(out, u)
 		}

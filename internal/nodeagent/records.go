@@ -67,6 +67,9 @@ type records struct {
 	// parts take each list that kubelet gives. It does not change once the first
 	// question was asked.
 	parts []part
+	// fresh is what the API server said in place of what the watch has delivered,
+	// while parts take a list; nil otherwise. Guarded by turn.
+	fresh podSource
 
 	mu sync.Mutex
 	// shown are the pods that the watch had delivered before the last list of
@@ -90,25 +93,77 @@ func (r *records) before() []*corev1.Pod {
 func (r *records) ask(ctx context.Context, grace time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, lookupTimeout)
 	defer cancel()
-	shown := r.pods.Cached()
-	pods, err := r.kubelet.List(ctx)
-	for status.Code(err) == codes.ResourceExhausted && sleep(ctx, askAgain) {
-		shown = r.pods.Cached()
-		pods, err = r.kubelet.List(ctx)
-	}
+	pods, shown, err := r.list(ctx)
 	if err != nil {
-		r.metrics.podResourcesErrors.Inc()
 		return err
 	}
-	for _, p := range r.parts {
-		p.take(pods, grace)
-	}
+	r.give(pods, grace)
 	// Last, so that it is never newer than what the parts know.
 	r.mu.Lock()
 	r.shown = shown
 	r.mu.Unlock()
 	return nil
 }
+
+// askFresh is ask when an answer to kubelet hangs on it: the watch may still show
+// pods that have ended, whose devices count as held while kubelet does not list
+// the pods. The API server knows. The caller holds turn.
+func (r *records) askFresh(ctx context.Context, grace time.Duration) error {
+	ctx, cancel := context.WithTimeout(ctx, lookupTimeout)
+	defer cancel()
+	pods, _, err := r.list(ctx)
+	if err != nil {
+		return err
+	}
+	// After kubelet's list: what it does not list and has not ended by now keeps
+	// what it has.
+	fresh, err := r.pods.Fresh(ctx)
+	if err != nil {
+		return err
+	}
+	r.fresh = freshPods{fresh}
+	defer func() { r.fresh = nil }()
+	r.give(pods, grace)
+	return nil
+}
+
+// list returns kubelet's list and the pods that the watch had delivered before it
+// was asked for.
+func (r *records) list(ctx context.Context) (listed []podresources.Pod, shown []*corev1.Pod, err error) {
+	shown = r.pods.Cached()
+	listed, err = r.kubelet.List(ctx)
+	for status.Code(err) == codes.ResourceExhausted && sleep(ctx, askAgain) {
+		shown = r.pods.Cached()
+		listed, err = r.kubelet.List(ctx)
+	}
+	if err != nil {
+		r.metrics.podResourcesErrors.Inc()
+	}
+	return listed, shown, err
+}
+
+// give hands kubelet's list to all parts.
+func (r *records) give(pods []podresources.Pod, grace time.Duration) {
+	for _, p := range r.parts {
+		p.take(pods, grace)
+	}
+}
+
+// around returns the pods of the API server that a list of kubelet is to be held
+// against. The caller is a part that takes the list.
+func (r *records) around() podSource {
+	if r.fresh != nil {
+		return r.fresh
+	}
+	return r.pods
+}
+
+// freshPods are the pods as the API server knows them now.
+type freshPods struct{ pods []*corev1.Pod }
+
+func (f freshPods) Cached() []*corev1.Pod                        { return f.pods }
+func (f freshPods) Synced() bool                                 { return true }
+func (f freshPods) Fresh(context.Context) ([]*corev1.Pod, error) { return f.pods, nil }
 
 // refresh asks kubelet on behalf of the agent's loop.
 func (r *records) refresh(ctx context.Context) error {

@@ -176,15 +176,15 @@ func (p *slotPool) allocate(ctx context.Context, ids []string) (*pluginapi.Conta
 	asked := p.recallAdmitting(ids)
 	cards, err := p.check(ids)
 	var conflict *conflictError
-	for again := false; errors.As(err, &conflict); again = true {
-		if again && !p.tenant.settle(ctx) {
+	// What is given out goes through here, but only kubelet knows what was given
+	// back, and to which pod it gave what it chose by itself. It is not asked
+	// otherwise, as it is handing out units (see records.turn).
+	for i, ask := range []func(context.Context, time.Duration) error{p.records.ask, p.records.askFresh, p.records.askFresh} {
+		if !errors.As(err, &conflict) || i == 2 && !p.tenant.settle(ctx) {
 			break
 		}
-		// What is given out goes through here, but only kubelet knows what was
-		// given back, and to which pod it gave what it chose by itself. It is not
-		// asked otherwise, as it is handing out units (see records.turn).
-		if failed := p.records.ask(ctx, recordedBefore); failed != nil {
-			return nil, nil, fmt.Errorf("%w; and kubelet does not tell whether that is still so: %w", err, failed)
+		if failed := ask(ctx, recordedBefore); failed != nil {
+			return nil, nil, fmt.Errorf("%w; and nobody tells whether that is still so: %w", err, failed)
 		}
 		if !asked {
 			p.recallAdmitting(ids)
