@@ -42,8 +42,8 @@ func (p *slotPool) take(pods []podresources.Pod, grace time.Duration) {
 	}
 	holders := map[string]bool{} // of slots that kubelet does not list
 	named := map[podKey]bool{}
-	complete := p.records.pods.Synced()
-	cached := p.records.pods.Cached()
+	complete := p.records.around().Synced()
+	cached := p.records.around().Cached()
 	for _, pod := range cached {
 		key := podKey{pod.Namespace, pod.Name}
 		named[key] = true
@@ -51,9 +51,11 @@ func (p *slotPool) take(pods []podresources.Pod, grace time.Duration) {
 			continue
 		}
 		request := kube.RequestOf(pod, p.resource)
-		holders[initHolder(pod)] = true
-		if hasInits(request) {
-			holders[strangeHolder(key)] = true
+		if !full(request, listings[key]) || ambiguous[key] {
+			holders[initHolder(pod)] = true
+			if hasInits(request) {
+				holders[strangeHolder(key)] = true
+			}
 		}
 		if started(pod) && !active[key] && len(request.Containers) > 0 {
 			complete = false
@@ -135,18 +137,26 @@ func (p *slotPool) attribute(pods []*corev1.Pod, named map[podKey]bool) {
 			strange = append(strange, strangeHolder(key))
 		}
 	}
-	for _, holders := range [][]string{waiting, strange, running} {
-		if len(holders) == 0 {
-			continue
+	var holders []string // of the first kind that there is; when none lacks a slot, nobody
+	for _, holders = range [][]string{waiting, strange, running} {
+		if len(holders) > 0 {
+			break
 		}
-		slices.Sort(holders)
-		for _, h := range p.holds {
-			if h.unasked {
-				h.inits = holders
-			}
-		}
-		return
 	}
+	slices.Sort(holders)
+	for _, h := range p.holds {
+		if h.unasked {
+			h.inits = holders
+		}
+	}
+}
+
+// full reports whether kubelet lists as many slots of a pod as the pod needs at
+// most. Its plain init containers had none besides: kubelet gives what they had
+// to the app containers before anything else.
+func full(request accel.Request, listed []string) bool {
+	ids := slices.Compact(slices.Sorted(slices.Values(listed)))
+	return len(request.Containers) > 0 && accel.Units(len(ids)) >= request.Peak()
 }
 
 // got counts the slots that are known to be the pod's. The caller holds mu.

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
@@ -62,7 +63,10 @@ type slotWorld struct {
 	listing []podresources.Pod
 	down    error
 	pods    []*corev1.Pod
-	events  []string
+	// api is what the API server has where the watch is late.
+	api    []*corev1.Pod
+	late   bool
+	events []string
 }
 
 func newSlotWorld(t *testing.T, dir string, r config.Resource) *slotWorld {
@@ -91,8 +95,13 @@ func (w *slotWorld) SetUnits(units []deviceplugin.Unit) error {
 }
 func (w *slotWorld) Cached() []*corev1.Pod                            { return w.pods }
 func (w *slotWorld) Synced() bool                                     { return true }
-func (w *slotWorld) Fresh(context.Context) ([]*corev1.Pod, error)     { return w.pods, nil }
 func (w *slotWorld) List(context.Context) ([]podresources.Pod, error) { return w.listing, w.down }
+func (w *slotWorld) Fresh(context.Context) ([]*corev1.Pod, error) {
+	if w.late {
+		return w.api, nil
+	}
+	return w.pods, nil
+}
 
 // turn is what the agent's loop does.
 func (w *slotWorld) turn() {
@@ -290,6 +299,62 @@ func TestAllocateGivesNothingTwice(t *testing.T) {
 	w.listing = nil
 	if _, err := w.Allocate(t.Context(), []string{"a"}); err != nil {
 		t.Errorf("it was given back: %v", err)
+	}
+}
+
+// Kubelet gives out what a pod had that has just ended, and the watch still shows
+// that pod as running.
+func TestAllocateWhileTheWatchIsLate(t *testing.T) {
+	w := newSlotWorld(t, t.TempDir(), exclusive)
+	w.found(gpuDevice(0, "a"))
+	p := newPod("p")
+	p.Spec.Containers = []corev1.Container{containerAsking("c", gpu, 1)}
+	p.Status.Phase = corev1.PodRunning
+	w.pods = []*corev1.Pod{p}
+	w.gives("p", "a")
+	w.turn()
+	w.listing = nil
+	w.late, w.api = true, w.pods // it runs: kubelet has started and does not list all pods yet
+	if _, err := w.Allocate(t.Context(), []string{"a"}); err == nil || !strings.Contains(err.Error(), "held by another container") {
+		t.Errorf("the pod runs by the API server's word: %v", err)
+	}
+	w.api = nil
+	if _, err := w.Allocate(t.Context(), []string{"a"}); err != nil {
+		t.Errorf("the API server knows that it is gone: %v", err)
+	}
+}
+
+// A pod got a slot of kubelet's own choice and ended before kubelet listed it. A
+// pod with init containers, which was suspected then, has all of its own by now.
+func TestASlotIsNotKeptForAPodThatHasItsOwn(t *testing.T) {
+	w := newSlotWorld(t, t.TempDir(), fourTimes)
+	w.found(gpuDevice(0, "a"))
+	if _, err := w.Allocate(t.Context(), []string{"a::1"}); err != nil {
+		t.Fatal(err)
+	}
+	p := newPod("p")
+	p.Spec.InitContainers = []corev1.Container{containerAsking("i", gpu, 1)}
+	p.Spec.Containers = []corev1.Container{containerAsking("c", gpu, 1)}
+	w.pods = []*corev1.Pod{p}
+	w.gives("p")
+	ids, err := w.Prefer(t.Context(), []string{"a::0", "a::2"}, nil, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 2 { // its init container, then the other one
+		if _, err := w.Allocate(t.Context(), ids); err != nil {
+			t.Fatal(err)
+		}
+	}
+	p.Status.Phase = corev1.PodRunning
+	w.listing = nil
+	w.gives("p", ids...)
+	w.holds["a::1"].at = time.Now().Add(-recorded)
+	if _, err := w.Allocate(t.Context(), []string{"a::1"}); err != nil {
+		t.Errorf("nobody has it: %v", err)
+	}
+	if _, err := w.Allocate(t.Context(), ids); err == nil {
+		t.Error("what the pod has was given out again")
 	}
 }
 
