@@ -122,7 +122,7 @@ func (n *node) awaitServed() {
 	eventually(n.t, patience, func() error {
 		err := n.agent.Ready()
 		if err == nil {
-			return nil
+			return n.taken()
 		}
 		for line := range strings.Lines(err.Error()) {
 			// Of a resource without devices kubelet is told nothing.
@@ -133,8 +133,22 @@ func (n *node) awaitServed() {
 				return err
 			}
 		}
-		return nil
+		return n.taken()
 	})
+}
+
+// taken returns an error until kubelet knows the devices of each resource that
+// the node shows. Before that no scheduler sends a pod, and kubelet admits one
+// without giving it anything.
+func (n *node) taken() error {
+	var c config.NodeConfig
+	n.configure(&c)
+	for _, r := range c.Resources {
+		if got, _ := n.kubelet.capacityOf(accel.Resource(r.Name)); got == 0 && len(n.sharesOf(accel.Resource(r.Name))) > 0 {
+			return fmt.Errorf("kubelet does not know %s yet", r.Name)
+		}
+	}
+	return nil
 }
 
 // awaitHeld waits until kubelet, which has just booted, was told again of all
