@@ -18,11 +18,11 @@ func TestAttempt(t *testing.T) {
 		calls int
 		want  error
 	}{
-		"at once":            {limit: time.Minute, calls: 1},
-		"the third time":     {fails: 2, limit: time.Minute, calls: 3},
-		"never":              {fails: 9, limit: time.Minute, calls: 4, want: busy},
-		"not in that time":   {fails: 9, limit: -1, calls: 1, want: busy},
-		"the last time": {fails: 3, limit: time.Minute, calls: 4},
+		"at once":          {limit: time.Minute, calls: 1},
+		"the third time":   {fails: 2, limit: time.Minute, calls: 3},
+		"never":            {fails: 9, limit: time.Minute, calls: 4, want: busy},
+		"not in that time": {fails: 9, limit: -1, calls: 1, want: busy},
+		"the last time":    {fails: 3, limit: time.Minute, calls: 4},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
