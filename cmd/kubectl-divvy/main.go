@@ -1,5 +1,6 @@
 // kubectl-divvy is what a person uses: "kubectl divvy inspect" shows which pods
-// hold how much of which device.
+// hold how much of which device, "kubectl divvy pool" brings in and checks the
+// token of a remote pool.
 package main
 
 import (
@@ -12,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/divvy-gpu/divvy/internal/app/inspect"
+	"github.com/divvy-gpu/divvy/internal/app/pool"
 	"github.com/divvy-gpu/divvy/internal/version"
 )
 
@@ -34,6 +36,6 @@ func command() *cobra.Command {
 		SilenceErrors: true,
 	}
 	cmd.SetVersionTemplate(version.String("kubectl-divvy") + "\n")
-	cmd.AddCommand(inspect.Command())
+	cmd.AddCommand(inspect.Command(), pool.Command())
 	return cmd
 }

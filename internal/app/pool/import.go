@@ -1,0 +1,293 @@
+package pool
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/divvy-gpu/divvy/internal/pool"
+	"github.com/divvy-gpu/divvy/internal/pool/token"
+)
+
+// How far an import goes.
+const (
+	dryRunNone   = "none"
+	dryRunClient = "client"
+	dryRunServer = "server"
+)
+
+// ImportOptions are what a person may choose.
+type ImportOptions struct {
+	// Namespace is where the secrets are made.
+	Namespace string
+	// ClientVersions are the versions of the client that pods will use.
+	ClientVersions []string
+	// Reachable adds "reachable" to servers.conf whatever the versions.
+	Reachable bool
+	// DryRun is none, client (nothing is sent but questions) or server (the API
+	// server checks everything and stores nothing).
+	DryRun string
+	// Force overwrites secrets that somebody else has made.
+	Force bool
+}
+
+// DefaultImportOptions returns the defaults.
+func DefaultImportOptions() ImportOptions {
+	return ImportOptions{Namespace: DefaultNamespace, DryRun: dryRunNone}
+}
+
+// AddFlags adds a flag for every option, with its present value as default.
+func (o *ImportOptions) AddFlags(fs *pflag.FlagSet) {
+	fs.StringVarP(&o.Namespace, "namespace", "n", o.Namespace, "namespace of the secrets; that of the chart's pool.credentials.sourceNamespace")
+	fs.StringSliceVar(&o.ClientVersions, "client-version", o.ClientVersions, "version of the client that pods use, such as 450; several by commas. For 350 servers.conf gets the entry \"reachable\"")
+	fs.BoolVar(&o.Reachable, "reachable", o.Reachable, "add the entry \"reachable\" to servers.conf for every version")
+	fs.StringVar(&o.DryRun, "dry-run", o.DryRun, "none, client (say what would be done) or server (have the API server check it as well)")
+	fs.Lookup("dry-run").NoOptDefVal = dryRunClient
+	fs.BoolVar(&o.Force, "force", o.Force, "overwrite secrets with other content that were not made by this command")
+}
+
+// Validate reports all mistakes at once.
+func (o ImportOptions) Validate() error {
+	errs := []error{checkNamespace("--namespace", o.Namespace)}
+	if !slices.Contains([]string{dryRunNone, dryRunClient, dryRunServer}, o.DryRun) {
+		errs = append(errs, fmt.Errorf("--dry-run %q: must be %s, %s or %s", o.DryRun, dryRunNone, dryRunClient, dryRunServer))
+	}
+	for _, v := range o.ClientVersions {
+		if v == "" || strings.Trim(v, "0123456789.") != "" {
+			errs = append(errs, fmt.Errorf("--client-version %q: must be a version as pods write it, such as 350 or 450", v))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func checkNamespace(flag, name string) error {
+	if problems := validation.IsDNS1123Label(name); len(problems) > 0 {
+		return fmt.Errorf("%s %q: must be the name of a namespace, such as %s", flag, name, DefaultNamespace)
+	}
+	return nil
+}
+
+func importCommand() *cobra.Command {
+	o, c := DefaultImportOptions(), newCluster()
+	cmd := &cobra.Command{
+		Use:   "import TOKEN.tar|FOLDER",
+		Short: "Make the secrets of the pool from a token",
+		Long: "Make the secrets of the pool from the token that its administration offers for download, or from the\n" +
+			"folder into which it was unpacked. Secrets that were imported before are updated; others are not touched\n" +
+			"without --force. Nothing of the token is printed but the addresses of the servers.",
+		Example: "  kubectl divvy pool import CA7WPsj.tar\n" +
+			"  kubectl divvy pool import CA7WPsj.tar --client-version 350 --dry-run",
+		Args:    cobra.ExactArgs(1),
+		PreRunE: func(*cobra.Command, []string) error { return o.Validate() },
+		RunE: func(cmd *cobra.Command, args []string) error {
+			t, err := readToken(args[0], o, time.Now(), cmd.OutOrStdout(), cmd.ErrOrStderr())
+			if err != nil {
+				return err
+			}
+			client, err := c.client()
+			if err != nil {
+				return err
+			}
+			return Import(cmd.Context(), o, client, t, cmd.OutOrStdout())
+		},
+	}
+	o.AddFlags(cmd.Flags())
+	c.addFlags(cmd.Flags())
+	return cmd
+}
+
+// readToken reads, mends and checks a token, and says what it is.
+func readToken(name string, o ImportOptions, now time.Time, out, errOut io.Writer) (*token.Token, error) {
+	t, err := token.Read(name)
+	if err != nil {
+		return nil, err
+	}
+	// Warnings and errors are about what was downloaded, before it is mended.
+	warnings, err := t.Check(now)
+	for _, w := range warnings {
+		fmt.Fprintln(errOut, "warning:", w)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("token %s: %w", name, err)
+	}
+	fixed, changes, err := token.Repair(t.Servers, o.Reachable || slices.ContainsFunc(o.ClientVersions, token.NeedsReachable))
+	if err != nil {
+		return nil, fmt.Errorf("token %s: %w", name, err)
+	}
+	t.Servers = fixed
+	servers, err := token.ParseServers(fixed)
+	if err != nil {
+		return nil, fmt.Errorf("token %s: %w", name, err)
+	}
+	fmt.Fprintf(out, "token %s: %s\n", name, describe(servers))
+	for _, change := range changes {
+		fmt.Fprintf(out, "%s, %s\n", pool.ServersKey, change)
+	}
+	return t, nil
+}
+
+// maxAddresses is how many addresses a line lists.
+const maxAddresses = 8
+
+func describe(s token.Servers) string {
+	addresses := s.Addresses()
+	more := ""
+	if n := len(addresses); n > maxAddresses {
+		addresses, more = addresses[:maxAddresses], fmt.Sprintf(" and %d more", n-maxAddresses)
+	}
+	noun := "servers"
+	if len(s.List) == 1 {
+		noun = "server"
+	}
+	return fmt.Sprintf("%d %s, at %s%s", len(s.List), noun, strings.Join(addresses, ", "), more)
+}
+
+// step is what is done with one secret.
+type step struct {
+	name string
+	// verb is created, updated or unchanged.
+	verb   string
+	secret *corev1.Secret
+}
+
+// Import makes or updates the four secrets of a token that was checked. All are
+// read before the first is written, so that a secret that must not be
+// overwritten leaves all as they are. Running it again continues where it was
+// interrupted.
+func Import(ctx context.Context, o ImportOptions, client kubernetes.Interface, t *token.Token, out io.Writer) error {
+	if err := o.Validate(); err != nil {
+		return err
+	}
+	steps, err := plan(ctx, o, client, t)
+	if err != nil {
+		return err
+	}
+	said, dryRun := "", []string(nil)
+	switch o.DryRun {
+	case dryRunClient:
+		said = " (dry run)"
+	case dryRunServer:
+		said, dryRun = " (server dry run)", []string{metav1.DryRunAll}
+	}
+	secrets := client.CoreV1().Secrets(o.Namespace)
+	for _, s := range steps {
+		var err error
+		switch {
+		case o.DryRun == dryRunClient || s.verb == "unchanged":
+		case s.verb == "created":
+			_, err = secrets.Create(ctx, s.secret, metav1.CreateOptions{DryRun: dryRun})
+		default:
+			_, err = secrets.Update(ctx, s.secret, metav1.UpdateOptions{DryRun: dryRun})
+		}
+		if err != nil {
+			return writeError(o.Namespace, s.name, err)
+		}
+		fmt.Fprintf(out, "secret/%s in %s %s%s\n", s.name, o.Namespace, s.verb, said)
+	}
+	if o.DryRun == dryRunNone {
+		fmt.Fprintln(out, "Copies in the namespaces of pods follow. Next: kubectl divvy pool check"+fromFlag(o.Namespace))
+	}
+	return nil
+}
+
+func fromFlag(namespace string) string {
+	if namespace == DefaultNamespace {
+		return ""
+	}
+	return " --from " + namespace
+}
+
+// plan reads the secrets that there are and decides what to do. It reports all
+// that stands in the way at once.
+func plan(ctx context.Context, o ImportOptions, client kubernetes.Interface, t *token.Token) ([]step, error) {
+	all := t.Secrets()
+	var steps []step
+	var errs []error
+	for _, name := range []string{pool.CASecret, pool.ClientSecret, pool.ServersSecret, pool.SingleSecret} {
+		data := all[name]
+		old, err := client.CoreV1().Secrets(o.Namespace).Get(ctx, name, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			steps = append(steps, step{name, "created", &corev1.Secret{
+				ObjectMeta: metav1.ObjectMeta{Namespace: o.Namespace, Name: name, Labels: map[string]string{ImportedLabel: "true"}},
+				Type:       corev1.SecretTypeOpaque, Data: data}})
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("read secret %s in %s: %w", name, o.Namespace, err)
+		}
+		if err := overwritable(old, data, o); err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		if same(old.Data, data) {
+			steps = append(steps, step{name, "unchanged", nil})
+			continue
+		}
+		secret := old.DeepCopy()
+		if secret.Labels == nil {
+			secret.Labels = map[string]string{}
+		}
+		secret.Labels[ImportedLabel] = "true"
+		if secret.Data == nil {
+			secret.Data = map[string][]byte{}
+		}
+		maps.Copy(secret.Data, data)
+		steps = append(steps, step{name, "updated", secret})
+	}
+	return steps, errors.Join(errs...)
+}
+
+// overwritable says why a secret must not be overwritten with other content.
+func overwritable(old *corev1.Secret, data map[string][]byte, o ImportOptions) error {
+	switch {
+	case old.Labels[managedLabel] == managedBy:
+		return fmt.Errorf("secret %s in %s is a copy that Divvy keeps in step with its source: import into the namespace of the source, as a rule %s", old.Name, old.Namespace, DefaultNamespace)
+	case same(old.Data, data):
+		return nil
+	case old.DeletionTimestamp != nil:
+		return fmt.Errorf("secret %s in %s is being deleted: wait until it is gone", old.Name, old.Namespace)
+	case old.Immutable != nil && *old.Immutable:
+		return fmt.Errorf("secret %s in %s is immutable: delete it first, with kubectl delete secret -n %s %s", old.Name, old.Namespace, old.Namespace, old.Name)
+	case old.Labels[ImportedLabel] != "true" && !o.Force:
+		return fmt.Errorf("secret %s in %s has other content and was not made by this command: give --force to overwrite it", old.Name, old.Namespace)
+	}
+	return nil
+}
+
+// same reports whether a secret holds the data; other entries do not matter.
+func same(old, data map[string][]byte) bool {
+	for key, value := range data {
+		if there, ok := old[key]; !ok || !bytes.Equal(there, value) {
+			return false
+		}
+	}
+	return true
+}
+
+// writeError says what to do about a secret that could not be written. The
+// error of the API server holds no data of a secret.
+func writeError(namespace, name string, err error) error {
+	switch {
+	case apierrors.IsNotFound(err):
+		return fmt.Errorf("secret %s: there is no namespace %s, or the secret is gone meanwhile: %w", name, namespace, err)
+	case apierrors.IsConflict(err), apierrors.IsAlreadyExists(err):
+		return fmt.Errorf("secret %s in %s was changed by somebody else meanwhile: run this again: %w", name, namespace, err)
+	case apierrors.IsForbidden(err):
+		return fmt.Errorf("secret %s in %s: get, create and update of secrets there are needed: %w", name, namespace, err)
+	}
+	return fmt.Errorf("write secret %s in %s: %w", name, namespace, err)
+}
