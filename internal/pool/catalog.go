@@ -1,6 +1,12 @@
 package pool
 
-import "errors"
+import (
+	_ "embed" // the catalog of the guides
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+)
 
 // APIVersion and Kind head a catalog file. A file of the original, whose root is
 // BitfusionClients, needs neither.
@@ -30,10 +36,11 @@ type Client struct {
 	Root string
 	// Binary is the absolute path of the client program, below Root.
 	Binary string
-	// LibraryPath goes before LD_LIBRARY_PATH; "" for nothing.
+	// LibraryPath goes before LD_LIBRARY_PATH; "" for nothing. Its folders, parted
+	// by colons, are below Root or OptPath.
 	LibraryPath string
-	// OptSource is the folder whose content becomes /opt/bitfusion in the
-	// container; "" for none.
+	// OptSource is the folder whose content becomes OptPath in the container; ""
+	// for none. It is below Root.
 	OptSource string
 	// Command is how a container's command is put behind the client.
 	Command CommandForm
@@ -42,8 +49,12 @@ type Client struct {
 	SingleSecret bool
 }
 
-// MountPath is where the clients' files are, in their image and in containers.
-const MountPath = "/bitfusion"
+const (
+	// MountPath is where the clients' files are, in their image and in containers.
+	MountPath = "/bitfusion"
+	// OptPath is where the content of a client's OptSource is in containers.
+	OptPath = "/opt/bitfusion"
+)
 
 // CommandForm is the command line of a client, word by word. In the words
 // ${amount} stands for the number of GPUs, ${percent} for the percent of each,
@@ -56,23 +67,135 @@ type CommandForm struct {
 	// needed in the container's image.
 	Shell string
 	// Percent and Memory follow the binary, for requests by percent and by memory.
+	// A client that takes only one of the kinds has no words for the other.
 	Percent, Memory []string
 	// Filter is added for every filter; empty when the client knows no filters.
 	Filter []string
 	// Separator stands between these words and the container's command.
 	Separator []string
+	// Padded adds the surplus blanks that the original wrote into the text of the
+	// command: one behind Percent, two between Memory and Filter. They mean nothing
+	// and are kept so that commands are the same byte for byte.
+	Padded bool
+}
+
+// Names of the command forms that a catalog can name in place of writing them.
+const (
+	// formBitfusion is that of Bitfusion 4.0 and later.
+	formBitfusion = "bitfusion"
+	// formBitfusion3 is that of 3.5: as above, without filters.
+	formBitfusion3 = "bitfusion-3"
+	// formBitfusion2 is that of 2.5: without a separator, too.
+	formBitfusion2 = "bitfusion-2"
+)
+
+var formNames = []string{formBitfusion, formBitfusion3, formBitfusion2}
+
+// namedForm returns a command form by its name.
+func namedForm(name string) CommandForm {
+	f := CommandForm{
+		Shell:   "/bin/bash",
+		Percent: []string{"run", "-n", "${amount}", "-p", "${fraction}"},
+		Memory:  []string{"run", "-n", "${amount}", "-m", "${megabytes}"},
+	}
+	if name != formBitfusion2 {
+		f.Separator, f.Padded = []string{"--"}, true
+	}
+	if name == formBitfusion {
+		f.Filter = []string{"--filter", "${filter}"}
+	}
+	return f
 }
 
 // Find returns the client of a version and an operating system. Empty values are
 // replaced by the catalog's defaults. The error names the annotation to add or to
 // change and what the catalog has.
-func (c *Catalog) Find(version, os string) (*Client, error) { return nil, errors.New("not written") }
+func (c *Catalog) Find(version, os string) (*Client, error) {
+	var missing []string
+	if version == "" {
+		if version = c.DefaultVersion; version == "" {
+			missing = append(missing, VersionAnnotation+" ("+c.versions("")+")")
+		}
+	}
+	if os == "" {
+		if os = c.DefaultOS; os == "" {
+			missing = append(missing, OSAnnotation+" ("+c.oses(version)+")")
+		}
+	}
+	if len(missing) > 0 {
+		noun := "annotation"
+		if len(missing) > 1 {
+			noun = "annotations"
+		}
+		return nil, fmt.Errorf("the pod does not say which client it needs; add the %s %s", noun, strings.Join(missing, " and "))
+	}
+	for i := range c.Clients {
+		if c.Clients[i].Version == version && c.Clients[i].OS == os {
+			return &c.Clients[i], nil
+		}
+	}
+	has := func(f func(Client) bool) bool { return slices.ContainsFunc(c.Clients, f) }
+	switch {
+	case !has(func(k Client) bool { return k.Version == version }):
+		return nil, fmt.Errorf("annotation %s: there is no client %q; there are %s", VersionAnnotation, short(version), c.versions(""))
+	case !has(func(k Client) bool { return k.OS == os }):
+		return nil, fmt.Errorf("annotation %s: there is no client for %q; there are %s", OSAnnotation, short(os), c.oses(version))
+	}
+	return nil, fmt.Errorf("annotations %s and %s: there is no client %q for %q; %s is there for %s, and for %s there are %s",
+		VersionAnnotation, OSAnnotation, short(version), short(os), short(version), c.oses(version), short(os), c.versions(os))
+}
 
-// DecodeCatalog reads a catalog, in the present form or the original's, and
-// checks it: unknown keys, missing fields, doubles, paths outside MountPath. All
-// mistakes are reported at once, each with its place.
-func DecodeCatalog(data []byte) (*Catalog, error) { return nil, errors.New("not written") }
+// versions lists the versions for an operating system, or all.
+func (c *Catalog) versions(os string) string {
+	return c.list(func(k Client) (string, bool) { return k.Version, os == "" || k.OS == os })
+}
+
+// oses lists the operating systems of a version, or all when there is no such
+// version.
+func (c *Catalog) oses(version string) string {
+	if s := c.list(func(k Client) (string, bool) { return k.OS, k.Version == version }); s != nothing {
+		return s
+	}
+	return c.list(func(k Client) (string, bool) { return k.OS, true })
+}
+
+// nothing is an empty list, in words.
+const nothing = "none"
+
+func (c *Catalog) list(f func(Client) (string, bool)) string {
+	const most = 20
+	var names []string
+	for _, k := range c.Clients {
+		name, ok := f(k)
+		if !ok || slices.Contains(names, name) {
+			continue
+		}
+		if names = append(names, name); len(names) == most {
+			names = append(names, "...")
+			break
+		}
+	}
+	if names == nil {
+		return nothing
+	}
+	return strings.Join(names, ", ")
+}
+
+//go:embed default-catalog.yaml
+var defaultCatalogYAML []byte
+
+// DefaultCatalogYAML returns the text of DefaultCatalog.
+func DefaultCatalogYAML() []byte { return slices.Clone(defaultCatalogYAML) }
+
+var decodeDefault = sync.OnceValue(func() *Catalog {
+	c, err := DecodeCatalog(defaultCatalogYAML)
+	if err != nil {
+		return &Catalog{} // a test decodes it
+	}
+	return c
+})
 
 // DefaultCatalog returns the catalog of the guides: 450, 401, 350 and 250 for
-// ubuntu18, ubuntu20, centos7 and centos8. DefaultCatalogYAML is its text.
-func DefaultCatalog() *Catalog { return &Catalog{} }
+// ubuntu18, ubuntu20, centos7 and centos8. DefaultCatalogYAML is its text. All
+// callers get the same one.
+func DefaultCatalog() *Catalog { return decodeDefault() }
