@@ -21,6 +21,7 @@ import (
 	yaml "go.yaml.in/yaml/v3"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -33,6 +34,7 @@ import (
 	"github.com/divvy-gpu/divvy/api/config/v1alpha1"
 	backends "github.com/divvy-gpu/divvy/internal/backend/vendors"
 	"github.com/divvy-gpu/divvy/internal/nodeconfig"
+	"github.com/divvy-gpu/divvy/internal/pool"
 )
 
 const (
@@ -122,7 +124,7 @@ func nameOf(t *testing.T, o runtime.Object) string {
 func valuesFiles(t *testing.T) map[string][]string {
 	t.Helper()
 	files, err := filepath.Glob(root + "/examples/values/*.yaml")
-	if err != nil || len(files) < 5 {
+	if err != nil || len(files) < 6 {
 		t.Fatalf("%d files of values, %v", len(files), err)
 	}
 	out := map[string][]string{"defaults": nil, "replicas": {"--set", "extender.replicas=2"}}
@@ -172,42 +174,62 @@ func TestEveryValueHasAnEffect(t *testing.T) {
 	// What a value is set to, where its type does not tell what is allowed, and
 	// what else has to be set for it to matter.
 	other := map[string]string{
-		"memoryUnit":                      `"0.1"`,
-		"sharedResources":                 `[{"name":"a.example/b","vendor":"enflame"}]`,
-		"image.pullPolicy":                `"Never"`,
-		"image.pullSecrets":               `[{"name":"s"}]`,
-		"node.nodeSelector":               `{"a":"b"}`,
-		"node.tolerations":                `[]`,
-		"node.affinity":                   `{"podAffinity":{}}`,
-		"node.injection":                  `"cdi"`,
-		"node.vendors":                    `{"enflame":{"deviceIDs":"index"}}`,
-		"node.labels":                     `"none"`,
-		"node.configs":                    `{"a":{"logLevel":"debug"}}`,
-		"node.libraries":                  `{"enflame":"/x"}`,
-		"node.healthInterval":             `"9s"`,
-		"node.logLevel":                   `"debug"`,
-		"node.hostMountPropagation":       `"HostToContainer"`,
-		"node.extraEnv":                   `[{"name":"A","value":"b"}]`,
-		"node.podAnnotations":             `{"a":"b"}`,
-		"node.resources":                  `{"limits":{"cpu":"7"}}`,
-		"node.gpuOperator.timeout":        `"9s"`,
-		"extender.managedResources":       `["a.example/b"]`,
-		"extender.policy":                 `"spread"`,
-		"extender.listenAddress":          `"127.0.0.1"`,
-		"extender.allowBindFrom":          `["10.0.0.0/8"]`,
-		"extender.logLevel":               `"debug"`,
-		"extender.runAsUser":              `7`,
-		"extender.nodeSelector":           `{"a":"b"}`,
-		"extender.tolerations":            `[]`,
-		"extender.affinity":               `{"nodeAffinity":null}`,
-		"extender.extraEnv":               `[{"name":"A","value":"b"}]`,
-		"extender.podAnnotations":         `{"a":"b"}`,
-		"extender.resources":              `{"limits":{"cpu":"7"}}`,
-		"extender.image.tag":              `"t"`,
-		"node.gpuOperator.driverRoot":     `"/x/y"`,
-		"node.gpuOperator.validationsDir": `"/x/z"`,
+		"memoryUnit":                            `"0.1"`,
+		"sharedResources":                       `[{"name":"a.example/b","vendor":"enflame"}]`,
+		"image.pullPolicy":                      `"Never"`,
+		"image.pullSecrets":                     `[{"name":"s"}]`,
+		"node.nodeSelector":                     `{"a":"b"}`,
+		"node.tolerations":                      `[]`,
+		"node.affinity":                         `{"podAffinity":{}}`,
+		"node.injection":                        `"cdi"`,
+		"node.vendors":                          `{"enflame":{"deviceIDs":"index"}}`,
+		"node.labels":                           `"none"`,
+		"node.configs":                          `{"a":{"logLevel":"debug"}}`,
+		"node.libraries":                        `{"enflame":"/x"}`,
+		"node.healthInterval":                   `"9s"`,
+		"node.logLevel":                         `"debug"`,
+		"node.hostMountPropagation":             `"HostToContainer"`,
+		"node.extraEnv":                         `[{"name":"A","value":"b"}]`,
+		"node.podAnnotations":                   `{"a":"b"}`,
+		"node.resources":                        `{"limits":{"cpu":"7"}}`,
+		"node.gpuOperator.timeout":              `"9s"`,
+		"extender.managedResources":             `["a.example/b"]`,
+		"extender.policy":                       `"spread"`,
+		"extender.listenAddress":                `"127.0.0.1"`,
+		"extender.allowBindFrom":                `["10.0.0.0/8"]`,
+		"extender.logLevel":                     `"debug"`,
+		"extender.runAsUser":                    `7`,
+		"extender.nodeSelector":                 `{"a":"b"}`,
+		"extender.tolerations":                  `[]`,
+		"extender.affinity":                     `{"nodeAffinity":null}`,
+		"extender.extraEnv":                     `[{"name":"A","value":"b"}]`,
+		"extender.podAnnotations":               `{"a":"b"}`,
+		"extender.resources":                    `{"limits":{"cpu":"7"}}`,
+		"extender.image.tag":                    `"t"`,
+		"pool.catalog":                          `"a: b"`,
+		"pool.client.pullPolicy":                `"Never"`,
+		"pool.credentials.namespaceSelector":    `{}`,
+		"pool.ignoredNamespaces":                `["a"]`,
+		"pool.webhook.failurePolicy.mutating":   `"Ignore"`,
+		"pool.webhook.failurePolicy.validating": `"Ignore"`,
+		"pool.webhook.logLevel":                 `"debug"`,
+		"pool.webhook.nodeSelector":             `{"a":"b"}`,
+		"pool.webhook.tolerations":              `[]`,
+		"pool.webhook.affinity":                 `{"podAffinity":{}}`,
+		"pool.webhook.resources":                `{"limits":{"cpu":"7"}}`,
+		"pool.webhook.podAnnotations":           `{"a":"b"}`,
+		"pool.webhook.extraEnv":                 `[{"name":"A","value":"b"}]`,
+		"pool.node.logLevel":                    `"debug"`,
+		"pool.node.nodeSelector":                `{"a":"b"}`,
+		"pool.node.tolerations":                 `[]`,
+		"pool.node.maxUnavailable":              `3`,
+		"pool.node.resources":                   `{"limits":{"cpu":"7"}}`,
+		"pool.node.podAnnotations":              `{"a":"b"}`,
+		"pool.node.extraEnv":                    `[{"name":"A","value":"b"}]`,
+		"node.gpuOperator.driverRoot":           `"/x/y"`,
+		"node.gpuOperator.validationsDir":       `"/x/z"`,
 	}
-	basis := map[string][]string{"node.gpuOperator.": {"--set", "node.gpuOperator.enabled=true"}}
+	basis := map[string][]string{"node.gpuOperator.": {"--set", "node.gpuOperator.enabled=true"}, "pool.": {"--set", "pool.enabled=true"}}
 	plain := map[string]string{}
 	var walk func(path string, value any)
 	walk = func(path string, value any) {
@@ -266,8 +288,8 @@ func keyless(text []byte) string {
 // TestProgramsHaveProbesAndMetrics, with the question that matters: whether the
 // program does its work, and not whether some file is there.
 func TestProgramsHaveProbesAndMetrics(t *testing.T) {
-	specs := podSpecs(objects(t, rendered(t)))
-	if len(specs) != 2 {
+	specs := podSpecs(objects(t, rendered(t, "--set", "pool.enabled=true")))
+	if len(specs) != 4 {
 		t.Fatalf("%d workloads", len(specs))
 	}
 	for name, spec := range specs {
@@ -286,10 +308,11 @@ func TestProgramsHaveProbesAndMetrics(t *testing.T) {
 // TestSelectorsOfPartsDiffer: pods of one part must not be counted as those of
 // another.
 func TestSelectorsOfPartsDiffer(t *testing.T) {
-	all := objects(t, rendered(t))
-	daemon := one[*appsv1.DaemonSet](t, all, "divvy-node")
-	extender := one[*appsv1.Deployment](t, all, "divvy-extender")
-	service := one[*corev1.Service](t, all, "divvy-extender")
+	all := objects(t, rendered(t, "--set", "pool.enabled=true"))
+	parts := map[string]map[string]string{}
+	for name, spec := range podSpecs(all) {
+		parts[name] = spec.Labels
+	}
 	matches := func(selector *metav1.LabelSelector, of map[string]string) bool {
 		s, err := metav1.LabelSelectorAsSelector(selector)
 		if err != nil {
@@ -297,17 +320,28 @@ func TestSelectorsOfPartsDiffer(t *testing.T) {
 		}
 		return s.Matches(labels.Set(of))
 	}
-	for name, tt := range map[string]struct {
-		selector *metav1.LabelSelector
-		own      map[string]string
-		others   map[string]string
-	}{
-		"daemon":   {daemon.Spec.Selector, daemon.Spec.Template.Labels, extender.Spec.Template.Labels},
-		"extender": {extender.Spec.Selector, extender.Spec.Template.Labels, daemon.Spec.Template.Labels},
-		"service":  {&metav1.LabelSelector{MatchLabels: service.Spec.Selector}, extender.Spec.Template.Labels, daemon.Spec.Template.Labels},
-	} {
-		if !matches(tt.selector, tt.own) || matches(tt.selector, tt.others) {
-			t.Errorf("%s: selects its own %t, the other's %t", name, matches(tt.selector, tt.own), matches(tt.selector, tt.others))
+	selectors := map[string]*metav1.LabelSelector{}
+	for _, o := range all {
+		switch o := o.(type) {
+		case *appsv1.DaemonSet:
+			selectors[o.Name+" DaemonSet"] = o.Spec.Selector
+		case *appsv1.Deployment:
+			selectors[o.Name+" Deployment"] = o.Spec.Selector
+		case *policyv1.PodDisruptionBudget:
+			selectors[o.Name+" budget"] = o.Spec.Selector
+		case *corev1.Service:
+			owner := strings.Replace(o.Name, "bwki-webhook-svc", "bitfusion-webhook-deployment", 1)
+			selectors[owner+" Service"] = &metav1.LabelSelector{MatchLabels: o.Spec.Selector}
+		}
+	}
+	if len(selectors) != 7 {
+		t.Errorf("%d selectors", len(selectors))
+	}
+	for what, selector := range selectors {
+		for name, of := range parts {
+			if own := strings.HasPrefix(what, name+" "); matches(selector, of) != own {
+				t.Errorf("%s selects pods of %s: %t", what, name, !own)
+			}
 		}
 	}
 }
@@ -317,6 +351,7 @@ func TestSelectorsOfPartsDiffer(t *testing.T) {
 func TestEveryVolumeIsMounted(t *testing.T) {
 	cases := valuesFiles(t)
 	cases["everything"] = []string{"--set", "node.gpuOperator.enabled=true,node.ixConfigMap=ix-config,node.existingConfigMap=mine"}
+	cases["pool"] = []string{"--set", "pool.enabled=true,pool.existingCatalog=mine"}
 	cases["no logs"] = []string{"--set", "node.logDir=,extender.logDir="}
 	for name, set := range cases {
 		for owner, spec := range podSpecs(objects(t, rendered(t, set...))) {
@@ -344,19 +379,26 @@ func TestEveryVolumeIsMounted(t *testing.T) {
 	}
 }
 
-// TestEveryObjectIsInTheReleasesNamespace, whichever that is.
+// TestEveryObjectIsInTheReleasesNamespace, whichever that is, or in the pool's.
 func TestEveryObjectIsInTheReleasesNamespace(t *testing.T) {
-	for _, o := range objects(t, rendered(t, "--namespace", "elsewhere", "--set", "extender.replicas=2", "--set", "node.configs.a.logLevel=debug")) {
+	for _, o := range objects(t, rendered(t, "--namespace", "elsewhere", "--set", "extender.replicas=2,pool.enabled=true,pool.namespace=gpus", "--set", "node.configs.a.logLevel=debug")) {
 		object, err := meta.Accessor(o)
 		if err != nil {
 			t.Fatal(err)
 		}
 		kind := o.GetObjectKind().GroupVersionKind().Kind
-		wide := strings.HasPrefix(kind, "Cluster") || strings.HasPrefix(kind, "ValidatingAdmissionPolicy")
-		if wide != (object.GetNamespace() == "") || !wide && object.GetNamespace() != "elsewhere" {
+		wide := strings.HasPrefix(kind, "Cluster") || strings.HasPrefix(kind, "ValidatingAdmissionPolicy") || strings.HasSuffix(kind, "WebhookConfiguration") || kind == "Namespace"
+		want := "elsewhere"
+		if object.GetLabels()["app.kubernetes.io/name"] == "bitfusion-webhook" {
+			want = "gpus"
+		}
+		if wide != (object.GetNamespace() == "") || !wide && object.GetNamespace() != want {
 			t.Errorf("%s %s is in namespace %q", kind, object.GetName(), object.GetNamespace())
 		}
-		if binding, ok := o.(*rbacv1.ClusterRoleBinding); ok && binding.Subjects[0].Namespace != "elsewhere" {
+		if kind == "Namespace" && object.GetName() != "gpus" {
+			t.Errorf("namespace %s is made", object.GetName())
+		}
+		if binding, ok := o.(*rbacv1.ClusterRoleBinding); ok && binding.Subjects[0].Namespace != want {
 			t.Errorf("%s binds an account of namespace %q", binding.Name, binding.Subjects[0].Namespace)
 		}
 	}
@@ -365,7 +407,7 @@ func TestEveryObjectIsInTheReleasesNamespace(t *testing.T) {
 // TestAccountsMayDoWhatTheyMustAndNoMore. Whoever adds a right here says in
 // docs/security.md why.
 func TestAccountsMayDoWhatTheyMustAndNoMore(t *testing.T) {
-	all := objects(t, rendered(t))
+	all := objects(t, rendered(t, "--set", "pool.enabled=true"))
 	rights := func(rules []rbacv1.PolicyRule) []string {
 		var out []string
 		for _, r := range rules {
@@ -374,7 +416,11 @@ func TestAccountsMayDoWhatTheyMustAndNoMore(t *testing.T) {
 			}
 			for _, resource := range r.Resources {
 				for _, verb := range r.Verbs {
-					out = append(out, verb+" "+strings.TrimPrefix(strings.Join(r.APIGroups, ",")+"/"+resource, "/"))
+					right := verb + " " + strings.TrimPrefix(strings.Join(r.APIGroups, ",")+"/"+resource, "/")
+					if len(r.ResourceNames) > 0 {
+						right += " " + strings.Join(r.ResourceNames, ",")
+					}
+					out = append(out, right)
 				}
 			}
 		}
@@ -385,6 +431,13 @@ func TestAccountsMayDoWhatTheyMustAndNoMore(t *testing.T) {
 		"divvy-node": {
 			"create events", "list nodes", "list pods", "patch events", "patch nodes", "patch nodes/status", "patch pods", "watch nodes", "watch pods",
 		},
+		"bitfusion-webhook-deployment": slices.Sorted(slices.Values(slices.Concat(
+			[]string{"create events", "patch events", "create secrets"},
+			each([]string{"list", "watch"}, "namespaces", "nodes", "pods", "resourcequotas"),
+			each([]string{"get", "list", "watch", "update", "patch", "delete"}, "secrets "+strings.Join(poolSecrets, ",")),
+			each([]string{"get", "list", "watch", "update", "patch"}, "admissionregistration.k8s.io/mutatingwebhookconfigurations bwki-webhook-cfg",
+				"admissionregistration.k8s.io/validatingwebhookconfigurations validation.bitfusion.io-cfg"),
+		))),
 		"divvy-extender": {"create pods/binding", "get pods", "list nodes", "list pods", "watch nodes", "watch pods"},
 	} {
 		if diff := cmp.Diff(want, rights(one[*rbacv1.ClusterRole](t, all, name).Rules)); diff != "" {
@@ -392,11 +445,28 @@ func TestAccountsMayDoWhatTheyMustAndNoMore(t *testing.T) {
 		}
 	}
 	for _, o := range all {
-		switch o.(type) {
-		case *rbacv1.Role, *rbacv1.RoleBinding:
-			t.Errorf("without an election nobody needs %s", nameOf(t, o))
+		role, ok := o.(*rbacv1.Role)
+		if !ok {
+			continue
+		}
+		if diff := cmp.Diff(each([]string{"get", "list", "update", "watch"}, "secrets bwki-webhook-certs"), rights(role.Rules)); role.Namespace != "bwki" || diff != "" {
+			t.Errorf("without an election nobody but the webhooks needs a role in a namespace: %s (-want +got):\n%s", nameOf(t, o), diff)
 		}
 	}
+}
+
+// poolSecrets are the names of the pool's secrets.
+var poolSecrets = []string{pool.CASecret, pool.ClientSecret, pool.ServersSecret, pool.SingleSecret}
+
+// each are all verbs for all resources.
+func each(verbs []string, resources ...string) []string {
+	var out []string
+	for _, r := range resources {
+		for _, v := range verbs {
+			out = append(out, v+" "+r)
+		}
+	}
+	return out
 }
 
 // TestDaemonStaysOffNodesWithoutDevices: one that finds nothing there is never
@@ -477,6 +547,14 @@ func TestDaemonAcceptsItsConfiguration(t *testing.T) {
 	for name, set := range valuesFiles(t) {
 		t.Run(name, func(t *testing.T) {
 			all := objects(t, rendered(t, set...))
+			if name == "pool" {
+				for _, o := range all {
+					if n := nameOf(t, o); strings.HasPrefix(n, "divvy-") {
+						t.Errorf("a cluster without devices gets a %s %s", o.GetObjectKind().GroupVersionKind().Kind, n)
+					}
+				}
+				return
+			}
 			base := filepath.Join(t.TempDir(), "config.yaml")
 			write(t, base, one[*corev1.ConfigMap](t, all, "divvy-node").Data["config.yaml"])
 			named := map[string]string{"": ""}

@@ -1,6 +1,6 @@
 // Chartcheck renders the chart with helm in several ways and checks what comes
 // out: that good values render, that bad values are refused with a sentence
-// that names them, and that divvy-node accepts the configuration it is given.
+// that names them, and that the programs accept the files they are given.
 package main
 
 import (
@@ -17,6 +17,7 @@ import (
 	yaml "go.yaml.in/yaml/v3"
 
 	"github.com/divvy-gpu/divvy/api/config/v1alpha1"
+	"github.com/divvy-gpu/divvy/internal/pool"
 )
 
 func main() {
@@ -34,11 +35,13 @@ const kubeVersion = "1.37.1"
 // vendors are those of the chart's examples.
 var vendors = []string{"enflame", "iluvatar", "nvidia"}
 
-// good values render, and everything in want stands in the result.
+// good values render, and everything in want stands in the result; none says that
+// there is no configuration of divvy-node in it.
 var good = []struct {
 	name string
 	set  []string
 	want []string
+	none bool
 }{
 	{name: "defaults", want: []string{
 		"image: ghcr.io/divvy-gpu/divvy-node:", "hostNetwork: true", "runAsUser: 0", "type: Recreate", `memoryUnit: "1"`,
@@ -117,6 +120,41 @@ var good = []struct {
 		name: "another kubelet directory", set: []string{"--set", "node.kubeletDir=/data/kubelet/"},
 		want: []string{"path: /data/kubelet/device-plugins", "kubeletDir: /var/lib/kubelet"},
 	},
+	{
+		name: "a remote pool beside cards", set: []string{"--set", "pool.enabled=true,pool.totalGPUMemory=16000"},
+		want: []string{
+			"--resources=enflame.com/gcu-memory", "--total-gpu-memory=16000", "--units=1000", "name: bwki-webhook-svc", "name: bwkimua.bitfusion.io",
+			"name: bwkival.bitfusion.io", `--namespace-selector={"matchLabels":{"divvy.dev/pool":"allowed"}}`, "pod-security.kubernetes.io/enforce: restricted",
+		},
+	},
+	{
+		name: "a remote pool alone", set: []string{"--set", "pool.enabled=true", "--set-json", "sharedResources=[]"},
+		want: []string{"name: bitfusion-device-plugin", "--ignored-namespaces=kube-system,kube-public,kube-node-lease,bwki,divvy-system"},
+		none: true,
+	},
+	{
+		name: "a pool for every namespace", set: []string{"--set", "pool.enabled=true", "--set-json", "pool.credentials.namespaceSelector={}"},
+		want: []string{"--namespace-selector={}'"},
+	},
+	{
+		name: "a pool for some namespaces",
+		set:  []string{"--set", "pool.enabled=true", "--set-json", `pool.credentials.namespaceSelector={"matchExpressions":[{"key":"team","operator":"In","values":["a","b"]}]}`},
+		want: []string{`--namespace-selector={"matchExpressions":[{"key":"team","operator":"In","values":["a","b"]}]}'`},
+	},
+	{
+		name: "a pool where the API server does not reach pods", set: []string{"--set", "pool.enabled=true,pool.webhook.hostNetwork=true"},
+		want: []string{"pod-security.kubernetes.io/enforce: privileged", "maxSurge: 0"},
+	},
+	{
+		name: "the original's table of clients",
+		set: []string{"--set", "pool.enabled=true", "--set-json", `pool.catalog="BitfusionClients:\n- BitfusionVersion: \"450\"\n  OSVersion: ubuntu18\n` +
+			`  BinaryPath: /bitfusion/a/usr/bin/bitfusion\n  EnvVariable: /bitfusion/a/opt/bitfusion/lib/\n"`},
+		want: []string{"    BitfusionClients:\n    - BitfusionVersion: \"450\""},
+	},
+	{
+		name: "a catalog of one's own", set: []string{"--set", "pool.enabled=true,pool.existingCatalog=mine"},
+		want: []string{"name: mine"},
+	},
 }
 
 // bad values are refused, with a text that names what is wrong.
@@ -162,6 +200,19 @@ var bad = []struct {
 	{"mounts for all in a named configuration", []string{"--set", "node.configs.a.injection=volumeMounts"}, "injection"},
 	{"a kind of CDI without CDI", []string{"--set", "node.vendors.nvidia.cdiKind=nvidia.com/gpu"}, "vendors.nvidia.cdiKind is never used"},
 	{"a kind of CDI without CDI in a named configuration", []string{"--set", "node.injection=cdi,node.vendors.nvidia.cdiKind=nvidia.com/gpu,node.configs.a.injection=environment"}, "node.configs.a: vendors.nvidia.cdiKind is never used"},
+	{"no resource and no pool", jsonSet("sharedResources", "[]"), "nothing would be installed"},
+	{"a configuration that nothing reads", append(jsonSet("sharedResources", "[]"), "--set", "pool.enabled=true,node.ixConfigMap=ix-config"), "nothing reads node.ixConfigMap"},
+	{"a GPU's memory with its unit", []string{"--set", "pool.totalGPUMemory=16000M"}, "totalGPUMemory"},
+	{"a GPU's memory as text", []string{"--set-string", "pool.totalGPUMemory=16000"}, "totalGPUMemory"},
+	{"a policy that does not exist", []string{"--set", "pool.webhook.failurePolicy.mutating=Open"}, "failurePolicy"},
+	{"no units", []string{"--set", "pool.node.units=0"}, "units"},
+	{"half a unit", jsonSet("pool.node.units", "0.5"), "units"},
+	{"a misspelt key of the pool", []string{"--set", "pool.catalogue=x"}, "catalogue"},
+	{"an operator that does not exist", jsonSet("pool.credentials.namespaceSelector", `{"matchExpressions":[{"key":"a","operator":"Is"}]}`), "namespaceSelector"},
+	{"an operator without its values", jsonSet("pool.credentials.namespaceSelector", `{"matchExpressions":[{"key":"a","operator":"In"}]}`), "namespaceSelector"},
+	{"two catalogs", []string{"--set", "pool.enabled=true,pool.existingCatalog=a,pool.catalog=b: c"}, "pool.existingCatalog"},
+	{"a text that is no catalog", []string{"--set", "pool.enabled=true,pool.catalog=nonsense"}, "pool.catalog"},
+	{"a namespace with a dot", []string{"--set-string", "pool.namespace=a.b"}, "namespace"},
 	{"bad resource name", []string{"--set", "sharedResources[0].name=gcu,sharedResources[0].vendor=enflame"}, "sharedResources"},
 }
 
@@ -178,7 +229,11 @@ func run(ctx context.Context, helm string, args []string, out io.Writer) error {
 	}
 	var problems []error
 	for _, c := range good {
-		if err := renders(ctx, helm, chart, c.set, c.want); err != nil {
+		configs := 1
+		if c.none {
+			configs = 0
+		}
+		if err := renders(ctx, helm, chart, c.set, c.want, configs); err != nil {
 			problems = append(problems, fmt.Errorf("%s: %w", c.name, err))
 		}
 	}
@@ -198,7 +253,8 @@ func run(ctx context.Context, helm string, args []string, out io.Writer) error {
 	return nil
 }
 
-func renders(ctx context.Context, helm, chart string, set, want []string) error {
+// renders checks that values render, with so many configurations of divvy-node.
+func renders(ctx context.Context, helm, chart string, set, want []string, wantConfigs int) error {
 	text, err := template(ctx, helm, chart, set)
 	if err != nil {
 		return err
@@ -222,15 +278,19 @@ func renders(ctx context.Context, helm, chart string, set, want []string) error 
 		} else if err != nil {
 			return fmt.Errorf("not good YAML: %w", err)
 		}
-		if object.Kind == "ConfigMap" {
+		if text, ok := object.Data["bitfusion-client-config.yaml"]; ok {
+			if _, err := pool.DecodeCatalog([]byte(text)); err != nil {
+				return fmt.Errorf("the webhooks would refuse their catalog: %w", err)
+			}
+		} else if object.Kind == "ConfigMap" {
 			configs++
 			if _, err := v1alpha1.Parse([]byte(object.Data["config.yaml"]), "config.yaml", vendors); err != nil {
 				return fmt.Errorf("divvy-node would refuse its configuration: %w", err)
 			}
 		}
 	}
-	if configs != 1 {
-		return fmt.Errorf("%d configurations of divvy-node were rendered, 1 expected", configs)
+	if configs != wantConfigs {
+		return fmt.Errorf("%d configurations of divvy-node were rendered, %d expected", configs, wantConfigs)
 	}
 	return nil
 }

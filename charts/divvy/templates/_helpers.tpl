@@ -332,3 +332,93 @@ resources:
 -{{ include "divvy.resource" (list $ (printf "sharedResources[%d]" $i) $r) | indent 2 | trimPrefix " " }}
 {{- end }}
 {{- end }}
+
+{{/* "true" when the chart installs anything for devices of the cluster's own nodes,
+else nothing: a cluster that has none may use a remote pool alone. */}}
+{{- define "divvy.local" -}}
+{{- if .Values.sharedResources -}}
+true
+{{- else -}}
+{{- $left := list -}}
+{{- range $key, $value := dict "node.configs" .Values.node.configs "node.existingConfigMap" .Values.node.existingConfigMap "node.ixConfigMap" .Values.node.ixConfigMap "extender.managedResources" .Values.extender.managedResources -}}
+{{- if $value -}}
+{{- $left = append $left $key -}}
+{{- end -}}
+{{- end -}}
+{{- if $left -}}
+{{- fail (printf "sharedResources is empty, so that divvy-node is not installed and nothing reads %s; name a resource, or take that away" (join ", " ($left | sortAlpha))) -}}
+{{- end -}}
+{{- if not .Values.pool.enabled -}}
+{{- fail "sharedResources is empty and pool.enabled is false: nothing would be installed; name a resource, or set pool.enabled=true" -}}
+{{- end -}}
+{{- end -}}
+{{- end }}
+
+{{/* The namespaces whose pods the pool leaves alone, as a JSON list: those that the
+values name, that of the nodes' leases, and Divvy's own. */}}
+{{- define "divvy.pool.ignored" -}}
+{{- concat .Values.pool.ignoredNamespaces (list "kube-node-lease" .Values.pool.namespace .Release.Namespace) | uniq | toJson -}}
+{{- end }}
+
+{{/* The selector of the namespaces that get copies of the secrets, as JSON. The
+default is not in values.yaml, because helm would add what somebody writes there to
+it, and {} could not mean all. */}}
+{{- define "divvy.pool.namespaceSelector" -}}
+{{- $s := .Values.pool.credentials.namespaceSelector -}}
+{{- if kindIs "invalid" $s -}}
+{{- $s = dict "matchLabels" (dict "divvy.dev/pool" "allowed") -}}
+{{- end -}}
+{{- $s | toJson -}}
+{{- end }}
+
+{{/* The text of the catalog of clients. */}}
+{{- define "divvy.pool.catalog" -}}
+{{- $c := .Values.pool.catalog -}}
+{{- if not $c -}}
+{{- .Files.Get "files/pool-catalog.yaml" -}}
+{{- else if kindIs "string" $c -}}
+{{- with (fromYaml $c).Error -}}
+{{- fail (printf "pool.catalog: %s" .) -}}
+{{- end -}}
+{{- $c -}}
+{{- else -}}
+{{- toYaml $c -}}
+{{- end -}}
+{{- end }}
+
+{{/* Where both webhooks are called: in every namespace but the ignored, for pods
+that have to do with the pool, and with the same condition. */}}
+{{- define "divvy.pool.matching" -}}
+namespaceSelector:
+  matchExpressions:
+  - key: kubernetes.io/metadata.name
+    operator: NotIn
+    values:
+    {{- range include "divvy.pool.ignored" . | fromJsonArray }}
+    - {{ . }}
+    {{- end }}
+rules:
+- apiGroups: [""]
+  apiVersions: [v1]
+  operations: [CREATE]
+  resources: [pods]
+  scope: Namespaced
+# The API server itself asks this, before it calls anybody: for other pods it does
+# not matter whether the webhooks are there.
+matchConditions:
+- name: pod-of-the-pool
+  expression: |-
+    {{- .Files.Get "files/pool-pods.cel" | trim | nindent 4 }}
+{{- end }}
+
+{{/* The affinity of the webhooks' pods: on different nodes where that is possible,
+unless the values say something about other pods themselves. */}}
+{{- define "divvy.pool.affinity" -}}
+{{- $term := dict "topologyKey" "kubernetes.io/hostname" "labelSelector" (dict "matchLabels" (include "divvy.selector" (list . "bitfusion-webhook") | fromYaml)) -}}
+{{- $apart := dict "podAntiAffinity" (dict "preferredDuringSchedulingIgnoredDuringExecution" (list (dict "weight" 100 "podAffinityTerm" $term))) -}}
+{{- $affinity := deepCopy .Values.pool.webhook.affinity -}}
+{{- if not (hasKey $affinity "podAntiAffinity") -}}
+{{- $affinity = merge $affinity $apart -}}
+{{- end -}}
+{{- toYaml $affinity -}}
+{{- end }}
