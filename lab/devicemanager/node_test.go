@@ -49,6 +49,11 @@ const (
 // libefml is the stand-in for the vendor's library, built once.
 var libefml string
 
+// libnvidia is the one for NVIDIA. A process has room for one library of theirs,
+// and this file must stay: one node at a time uses it, whose topology a link
+// beside it leads to.
+var libnvidia string
+
 func TestMain(m *testing.M) {
 	// The tests wait more than they compute.
 	_ = flag.Set("test.parallel", "8") // the command line decides, if it says something
@@ -56,6 +61,9 @@ func TestMain(m *testing.M) {
 	dir, err := os.MkdirTemp("", "efml")
 	if err == nil {
 		libefml, err = vendorsim.Build(context.Background(), vendorsim.Enflame, dir)
+	}
+	if err == nil {
+		libnvidia, err = vendorsim.Build(context.Background(), vendorsim.NVIDIA, filepath.Join(dir, vendorsim.NVIDIA))
 	}
 	code := 1
 	if err != nil {
@@ -179,7 +187,11 @@ func (n *node) startAgent() {
 	}
 	backends := map[string]backend.Backend{"enflame": served}
 	for _, name := range n.others {
-		backends[name], err = vendors.New(name, backend.Options{DriverRoot: n.dir, LibraryPath: filepath.Join(n.dir, vendorsim.LibraryName(name))})
+		library := filepath.Join(n.dir, vendorsim.LibraryName(name))
+		if name == vendorsim.NVIDIA {
+			library = libnvidia
+		}
+		backends[name], err = vendors.New(name, backend.Options{DriverRoot: n.dir, LibraryPath: library})
 		if err != nil {
 			n.t.Fatal(err)
 		}

@@ -2,7 +2,9 @@ package devicemanager
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -29,15 +31,17 @@ func TestThreeVendorsOnOneNode(t *testing.T) {
 	)
 	cards := slices.Concat(vendorsim.GPUs(2, 40<<10), vendorsim.IXBoards(2, 2, 32<<10), vendorsim.GCUs(2, 16<<10))
 	n := prepareNode(t, "1", cards)
-	for _, vendor := range []string{vendorsim.NVIDIA, vendorsim.Iluvatar} {
-		if _, err := vendorsim.Build(context.Background(), vendor, n.dir); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := os.Stat(filepath.Join(n.dir, vendorsim.LibraryName(vendor))); err != nil {
-			t.Fatal(err)
-		}
-		n.others = append(n.others, vendor)
+	if _, err := vendorsim.Build(context.Background(), vendorsim.Iluvatar, n.dir); err != nil {
+		t.Fatal(err)
 	}
+	link := filepath.Join(filepath.Dir(libnvidia), vendorsim.TopologyName)
+	if err := os.Remove(link); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(filepath.Join(n.dir, vendorsim.TopologyName), link); err != nil {
+		t.Fatal(err)
+	}
+	n.others = []string{vendorsim.NVIDIA, vendorsim.Iluvatar}
 	soonTrusted := config.Vendor{Health: config.Health{RecoverAfter: new(config.Duration(300 * time.Millisecond))}}
 	offers := func(split bool) {
 		n.configure = func(c *config.NodeConfig) {
