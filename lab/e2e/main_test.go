@@ -16,6 +16,7 @@ import (
 	"testing"
 
 	"github.com/divvy-gpu/divvy/lab/internal/audit"
+	"github.com/divvy-gpu/divvy/lab/internal/show"
 	"github.com/divvy-gpu/divvy/lab/internal/stage"
 )
 
@@ -46,7 +47,8 @@ func run(ctx context.Context, m *testing.M) (code int, err error) {
 	// DIVVY_E2E_KEEP=1 leaves everything for a look at it.
 	keep := os.Getenv("DIVVY_E2E_KEEP") != ""
 	s, err := stage.SetUp(ctx, stage.Options{
-		Topology: stage.Guide, MemoryUnit: guide.unit, Namespace: namespace, Undo: !keep, Out: os.Stderr,
+		Topology: stage.Guide, MemoryUnit: guide.unit, Values: []string{show.PoolValues},
+		Namespace: namespace, Undo: !keep, Out: os.Stderr,
 	})
 	if err != nil {
 		return 1, err

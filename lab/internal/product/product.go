@@ -234,6 +234,8 @@ func installChart(ctx context.Context, o Options, tags map[string]string) error 
 		"--set-string", "memoryUnit="+o.MemoryUnit,
 		"--set-string", "node.image.tag="+tags[NodeImage],
 		"--set-string", "extender.image.tag="+tags[ControlImage],
+		"--set-string", "pool.node.image.tag="+tags[NodeImage],
+		"--set-string", "pool.webhook.image.tag="+tags[ControlImage],
 		"--wait", "--timeout", chartTimeout.String())
 	for _, value := range o.Set {
 		args = append(args, "--set", value)

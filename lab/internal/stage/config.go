@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -85,9 +86,13 @@ func (s *Stage) Poke(ctx context.Context, part string) error {
 	if err != nil {
 		return err
 	}
+	return s.poke(ctx, pod)
+}
+
+func (s *Stage) poke(ctx context.Context, pod *corev1.Pod) error {
 	patch := fmt.Appendf(nil, `{"metadata":{"annotations":{"divvy-lab/poke":"%d"}}}`, time.Now().UnixNano())
-	if _, err := s.Client.CoreV1().Pods(product.Namespace).Patch(ctx, pod.Name, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
-		return fmt.Errorf("poke %s: %w", part, err)
+	if _, err := s.Client.CoreV1().Pods(pod.Namespace).Patch(ctx, pod.Name, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
+		return fmt.Errorf("poke pod %s: %w", pod.Name, err)
 	}
 	return nil
 }

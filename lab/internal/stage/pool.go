@@ -4,12 +4,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
+	"syscall"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/yaml"
 
 	"github.com/divvy-gpu/divvy/internal/pool"
 	"github.com/divvy-gpu/divvy/lab/internal/product"
@@ -36,6 +40,23 @@ func (s *Stage) In(namespace string) *Stage {
 
 // Example returns the path of an example.
 func (s *Stage) Example(name string) string { return filepath.Join(s.Repository, "examples", name) }
+
+// ExamplePod reads the pod of an example and puts it into the stage's namespace.
+// It ends at once when it is deleted.
+func (s *Stage) ExamplePod(name string) (*corev1.Pod, error) {
+	data, err := os.ReadFile(s.Example(name))
+	if err != nil {
+		return nil, fmt.Errorf("read an example: %w", err)
+	}
+	var p corev1.Pod
+	if err := yaml.UnmarshalStrict(data, &p); err != nil {
+		return nil, fmt.Errorf("example %s: %w", name, err)
+	}
+	p.Namespace = s.Namespace
+	p.Spec.TerminationGracePeriodSeconds = ptr.To[int64](0)
+	p.Spec.AutomountServiceAccountToken = ptr.To(false)
+	return &p, nil
+}
 
 // WaitPool waits until pods of the pool can be created and scheduled.
 func (s *Stage) WaitPool(ctx context.Context, timeout time.Duration) error {
@@ -123,6 +144,46 @@ func (s *Stage) WebhookPods(ctx context.Context) ([]corev1.Pod, error) {
 		}
 	}
 	return pods, nil
+}
+
+// KillWebhook ends the programs of all replicas with SIGKILL; kubelet starts them
+// again.
+func (s *Stage) KillWebhook(ctx context.Context) error {
+	pods, err := s.WebhookPods(ctx)
+	if err != nil {
+		return err
+	}
+	var pids []int
+	for _, pod := range pods {
+		if len(pod.Status.ContainerStatuses) == 0 {
+			return errors.New(Describe(&pod))
+		}
+		pid, err := ContainerPID(pod.Status.ContainerStatuses[0].ContainerID)
+		if err != nil {
+			return err
+		}
+		pids = append(pids, pid)
+	}
+	for _, pid := range pids {
+		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+			return fmt.Errorf("kill the webhook: %w", err)
+		}
+	}
+	return nil
+}
+
+// PokeWebhook makes kubelet bring a changed catalog to the webhook's pods at once.
+func (s *Stage) PokeWebhook(ctx context.Context) error {
+	pods, err := s.WebhookPods(ctx)
+	if err != nil {
+		return err
+	}
+	for _, pod := range pods {
+		if err := s.poke(ctx, &pod); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // Copies returns the secrets of the pool's token in the stage's namespace.
