@@ -1,3 +1,4 @@
-// Package policy holds no code but tests: they ask the admission policy of the
-// chart, evaluated as the API server does, what divvy-node may change.
+// Package policy holds no code but tests: they ask the admission policies of the
+// chart and the conditions of its webhooks, evaluated as the API server does, what
+// Divvy's programs may change and which pods they are asked about.
 package policy

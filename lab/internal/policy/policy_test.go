@@ -24,13 +24,19 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-const templateFile = "../../../charts/divvy/templates/node-restriction.yaml"
+const chart = "../../../charts/divvy/"
 
-// load returns the chart's policy. The template is simple enough for
-// text/template with three of helm's functions.
+// load returns the policy of the daemon.
 func load(t *testing.T) admissionregistrationv1.ValidatingAdmissionPolicy {
 	t.Helper()
-	text, err := os.ReadFile(filepath.FromSlash(templateFile))
+	return loadPolicy(t, "node-restriction.yaml", map[string]any{"node": map[string]any{"restrictToOwnNode": true}})
+}
+
+// loadPolicy returns the policy that one of the chart's templates begins with. The
+// templates are simple enough for text/template with three of helm's functions.
+func loadPolicy(t *testing.T, file string, values map[string]any) admissionregistrationv1.ValidatingAdmissionPolicy {
+	t.Helper()
+	text, err := os.ReadFile(filepath.FromSlash(chart + "templates/" + file))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -44,7 +50,7 @@ func load(t *testing.T) admissionregistrationv1.ValidatingAdmissionPolicy {
 	}
 	var out bytes.Buffer
 	err = parsed.Execute(&out, map[string]any{
-		"Values":  map[string]any{"node": map[string]any{"restrictToOwnNode": true}},
+		"Values":  values,
 		"Release": map[string]any{"Namespace": "divvy-system"},
 	})
 	if err != nil {
