@@ -24,6 +24,9 @@ const Route = "/gcushare-scheduler/inspect"
 // is empty and comes after them.
 type Report struct {
 	Nodes []Node `json:"nodes"`
+	// Pool is nil when nothing of a remote pool is in the cluster, and in the
+	// extender's reports.
+	Pool *Pool `json:"pool,omitempty"`
 	// Error says why there are no nodes; "" when all is well.
 	Error string `json:"error,omitempty"`
 }
@@ -172,7 +175,7 @@ func podsOf(usages []ledger.PodUsage) []Pod {
 // Guide returns the report in the guide's form, without details. The original
 // is not changed.
 func (r Report) Guide() Report {
-	out := Report{Nodes: make([]Node, 0, len(r.Nodes)), Error: r.Error}
+	out := Report{Nodes: make([]Node, 0, len(r.Nodes)), Pool: r.Pool, Error: r.Error}
 	for _, n := range r.Nodes {
 		out.Nodes = append(out.Nodes, n.Guide())
 	}

@@ -16,9 +16,12 @@ const barWidth = 20
 
 // writeTable prints the report, with details, for people.
 func writeTable(w io.Writer, r Report, wide bool) error {
-	if len(r.Nodes) == 0 {
+	switch {
+	case len(r.Nodes) == 0 && r.Pool == nil:
 		_, err := fmt.Fprintln(w, "no node shares devices")
 		return err
+	case len(r.Nodes) == 0:
+		return writePool(w, r.Pool, wide)
 	}
 	for i, n := range r.Nodes {
 		if i > 0 {
@@ -30,10 +33,18 @@ func writeTable(w io.Writer, r Report, wide bool) error {
 			return err
 		}
 	}
-	if len(r.Nodes) == 1 {
+	if len(r.Nodes) > 1 {
+		if err := writeTotals(w, r.Nodes); err != nil {
+			return err
+		}
+	}
+	if r.Pool == nil {
 		return nil
 	}
-	return writeTotals(w, r.Nodes)
+	if _, err := fmt.Fprintln(w); err != nil {
+		return err
+	}
+	return writePool(w, r.Pool, wide)
 }
 
 // writeTotals sums up every resource that several nodes offer, and names it

@@ -1,7 +1,8 @@
 // Package inspect is the subcommand "kubectl-divvy inspect": it asks the
 // extender, through the API server, what every device holds, and reads from
 // nodes and pods itself what the extender does not manage, and all when it does
-// not answer.
+// not answer. What is requested of a remote pool it reads from nodes, pods and
+// quotas.
 package inspect
 
 import (
@@ -110,7 +111,8 @@ func Command() *cobra.Command {
 		Long: "Show which pods hold how much of which device, on all nodes or on one.\n\n" +
 			"Shared memory is asked of the extender, through the API server. When it does not answer,\n" +
 			"the same is read from the nodes' inventories and the pods' grants, which is said on standard\n" +
-			"error. Whole devices and time slices are always read from nodes and pods.",
+			"error. Whole devices and time slices are always read from nodes and pods.\n\n" +
+			"Of a remote pool it shows what each namespace requests and what its quotas allow.",
 		Args:    cobra.MaximumNArgs(1),
 		PreRunE: func(*cobra.Command, []string) error { return o.Validate() },
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -157,12 +159,22 @@ func Run(ctx context.Context, o Options, clients kube.Clients, node string, out,
 		}
 		// The guide's form has no place for the name of a resource.
 		return inspect.PrintDetails(out, report, format)
+	case o.Resource == string(poolResource):
+		p, err := q.pool(ctx)
+		if err != nil {
+			return err
+		}
+		return inspect.Print(out, inspect.Report{Nodes: []inspect.Node{}, Pool: p}, format)
 	case o.Resource == "":
 		q.options.Resource = guideResource
 	}
 	report, err := q.one(ctx)
 	if err != nil {
 		return err
+	}
+	if o.Resource == "" && len(report.Nodes) == 0 {
+		// Nothing of what the guide's form is about is there.
+		report.Pool = q.poolIfAny(ctx)
 	}
 	return inspect.Print(out, report, format)
 }
@@ -239,10 +251,11 @@ func (q *question) all(ctx context.Context) (inspect.Report, error) {
 		fmt.Fprintf(q.errOut, "Shown is %s alone: %v.\n", guideResource, readErr)
 		return report, nil
 	}
-	if q.node != "" && c.view.Inventories[q.node] == nil {
+	pool := q.poolIfAny(ctx)
+	if q.node != "" && c.view.Inventories[q.node] == nil && pool == nil {
 		return inspect.Report{}, unknownNode(fmt.Sprintf("node %q is not known or offers no devices", q.node), c.report(""))
 	}
-	report := inspect.Report{Nodes: []inspect.Node{}}
+	report := inspect.Report{Nodes: []inspect.Node{}, Pool: pool}
 	for _, resource := range c.resources(q.node) {
 		some, err := inspect.Report{}, errElsewhere
 		if c.memory(q.node, resource) {

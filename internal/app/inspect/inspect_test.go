@@ -9,6 +9,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -35,6 +36,11 @@ const gcuMemory accel.Resource = "enflame.com/gcu-memory"
 type apiServer struct {
 	nodes []metav1.PartialObjectMetadata
 	pods  []v1.Pod
+	// full are the nodes with their status, quotas those of all namespaces.
+	full   []v1.Node
+	quotas []v1.ResourceQuota
+	// refuseQuotas, when not 0, is the status of lists of quotas.
+	refuseQuotas int
 	// extender answers behind the service; nil for a service without pods.
 	extender http.Handler
 	// refuse, when not 0, is the status of every list.
@@ -53,14 +59,33 @@ func (s *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		answer(w, http.StatusServiceUnavailable, status(http.StatusServiceUnavailable, `no endpoints available for service "divvy-extender"`))
 	case s.refuse != 0:
 		answer(w, s.refuse, status(s.refuse, "lists are not for you"))
+	case path == "/api/v1/nodes" && !strings.Contains(r.Header.Get("Accept"), "as=PartialObjectMetadataList"):
+		all := slices.DeleteFunc(slices.Clone(s.full), func(n v1.Node) bool {
+			return !selected(r.URL.Query().Get("fieldSelector"), "metadata.name="+n.Name, "metadata.name=")
+		})
+		answer(w, http.StatusOK, &v1.NodeList{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "NodeList"}, Items: all})
+	case path == "/api/v1/resourcequotas" && s.refuseQuotas != 0:
+		answer(w, s.refuseQuotas, status(s.refuseQuotas, "quotas are not for you"))
+	case path == "/api/v1/resourcequotas":
+		answer(w, http.StatusOK, &v1.ResourceQuotaList{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "ResourceQuotaList"}, Items: s.quotas})
 	case path == "/api/v1/nodes":
 		answer(w, http.StatusOK, &metav1.PartialObjectMetadataList{
 			TypeMeta: metav1.TypeMeta{APIVersion: "meta.k8s.io/v1", Kind: "PartialObjectMetadataList"}, Items: s.nodes})
 	case path == "/api/v1/pods":
-		answer(w, http.StatusOK, &v1.PodList{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "PodList"}, Items: s.pods})
+		pods := slices.DeleteFunc(slices.Clone(s.pods), func(p v1.Pod) bool {
+			return !selected(r.URL.Query().Get("fieldSelector"), "spec.nodeName="+p.Spec.NodeName, "spec.nodeName=") ||
+				r.URL.Query().Get("labelSelector") == "divvy.dev/pool=true" && p.Labels["divvy.dev/pool"] != "true"
+		})
+		answer(w, http.StatusOK, &v1.PodList{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "PodList"}, Items: pods})
 	default:
 		answer(w, http.StatusNotFound, status(http.StatusNotFound, "the server could not find the requested resource"))
 	}
+}
+
+// selected reports whether a selector has the term, or none of its key.
+func selected(selector, term, key string) bool {
+	terms := strings.Split(selector, ",")
+	return slices.Contains(terms, term) || !slices.ContainsFunc(terms, func(t string) bool { return strings.HasPrefix(t, key) })
 }
 
 func status(code int, text string) *metav1.Status {
@@ -288,8 +313,13 @@ func TestRequests(t *testing.T) {
 	if _, _, err := run(t, s, "", nil); err != nil {
 		t.Fatal(err)
 	}
-	if len(s.asked) != 3 || !strings.Contains(s.asked[1], "fieldSelector=status.phase%21%3DSucceeded%2Cstatus.phase%21%3DFailed") {
-		t.Errorf("asked %q, want the nodes, the pods that have not ended, and the extender", s.asked)
+	const unfinished = "fieldSelector=status.phase%21%3DSucceeded%2Cstatus.phase%21%3DFailed"
+	want = []string{"/api/v1/nodes?limit=500", "/api/v1/pods?" + unfinished + "&limit=500",
+		// Of the pool, which is not there; no pod is read twice.
+		"/api/v1/nodes?limit=500", "/api/v1/resourcequotas?limit=500", "/api/v1/pods?" + unfinished + "&labelSelector=divvy.dev%2Fpool%3Dtrue&limit=500",
+		proxy + "/gcushare-scheduler/inspect?details=true&resource=enflame.com%2Fgcu-memory"}
+	if diff := cmp.Diff(want, s.asked); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
 	}
 }
 
