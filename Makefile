@@ -42,6 +42,16 @@ endif
 FUZZTIME ?= 30s
 BENCH    ?= .
 
+# What "make deploy" installs into the cluster of kubectl's present context. With
+# IMAGE_REPO and IMAGE_TAG it takes Divvy's images from there, such as
+# IMAGE_REPO=registry.example.com/divvy. K8S_PLATFORM may be tkgi.
+RELEASE      ?= divvy
+NAMESPACE    ?= divvy-system
+VALUES       ?= examples/values/pool.yaml
+IMAGE_REPO   ?=
+IMAGE_TAG    ?=
+K8S_PLATFORM ?= community
+
 SUITES := unit seeds lab-unit kubelet e2e
 
 ##@ Start here
@@ -51,7 +61,7 @@ help: ## List the targets.
 	@awk 'BEGIN { FS = ":.*## " } \
 	  /^##@/ { printf "\n%s\n", substr($$0, 5) } \
 	  /^[a-z0-9-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
-	@printf '\nVariables: TOPOLOGY=file (simulated cards; a path, or a name in lab/topologies),\n  MEMORY_UNIT=1|0.1|0.01|0.001, BENCH=regexp, FUZZTIME=30s, SOAK_MINUTES=4\n'
+	@printf '\nVariables: TOPOLOGY=file (simulated cards; a path, or a name in lab/topologies),\n  MEMORY_UNIT=1|0.1|0.01|0.001, BENCH=regexp, FUZZTIME=30s, SOAK_MINUTES=4,\n  IMAGE_REPO=registry, IMAGE_TAG=tag, K8S_PLATFORM=community|tkgi (make deploy)\n'
 
 .PHONY: demo
 demo: root ## Start a Kubernetes here, install Divvy and show four pods sharing two cards.
@@ -64,6 +74,10 @@ demo-vendors: root ## Show cards of three vendors on one node, served by one dae
 .PHONY: faults
 faults: root ## Break cards of three vendors under running pods and bring them back.
 	@cd lab && go run ./cmd/faults
+
+.PHONY: demo-pool
+demo-pool: root ## Run pods on GPUs of a remote pool, step by step.
+	@cd lab && go run ./cmd/pool
 
 .PHONY: demo-down
 demo-down: lab-down ## Remove what these started, without a trace.
@@ -125,8 +139,8 @@ test-gpu: ## Test on this machine's NVIDIA GPUs; exit code 3 of bin/gpu-test: th
 	@$(BIN)/gpu-test
 
 .PHONY: bench
-bench: ## Run the benchmarks: the core, preferred allocation, the extender's HTTP calls.
-	go test -run '^$$' -bench '$(BENCH)' -benchmem ./internal/accel/... ./internal/sharing/... ./internal/extender/...
+bench: ## Run the benchmarks: the core, preferred allocation, the extender's and the webhooks' calls.
+	go test -run '^$$' -bench '$(BENCH)' -benchmem ./internal/accel/... ./internal/sharing/... ./internal/extender/... ./internal/admission/... ./internal/pool
 
 .PHONY: fuzz
 fuzz: ## Fuzz every target for FUZZTIME.
@@ -136,6 +150,10 @@ fuzz: ## Fuzz every target for FUZZTIME.
 	    go test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) "$$package"; \
 	  done; \
 	done
+
+.PHONY: fuzz-pool
+fuzz-pool: ## Fuzz the pool's changes to pods for a minute, against Kubernetes' own validation.
+	@cd lab && go test -run '^$$' -fuzz FuzzMutate -fuzztime 1m ./podfuzz
 
 .PHONY: verify
 verify: lint test ## Run all that a change must pass.
@@ -152,6 +170,27 @@ images: ## Build the container images with docker.
 .PHONY: clean
 clean: ## Remove bin/ and dist/. Caches of tools and of the lab stay.
 	rm -rf $(BIN) $(DIST)
+
+##@ A cluster
+
+# A release that is there keeps its values; a new one gets those of VALUES.
+.PHONY: deploy
+deploy: $(HELM) ## Install GPUs of a remote pool, or add them to the release that is there.
+	@case "$(K8S_PLATFORM)" in \
+	  community) ;; \
+	  tkgi) echo "K8S_PLATFORM=tkgi: nothing particular is needed; no CFSSL, no pod security policy." ;; \
+	  *) echo "K8S_PLATFORM=$(K8S_PLATFORM) is not known; write community or tkgi." >&2; exit 1 ;; \
+	esac
+	@if $(HELM) status $(RELEASE) -n $(NAMESPACE) >/dev/null 2>&1; \
+	  then values="--reset-then-reuse-values"; else values="-f $(VALUES)"; fi; \
+	$(HELM) upgrade --install $(RELEASE) charts/divvy -n $(NAMESPACE) --create-namespace $$values --set pool.enabled=true \
+	  $(if $(IMAGE_REPO),--set-string image.registry=$(IMAGE_REPO)) $(if $(IMAGE_TAG),--set-string image.tag=$(IMAGE_TAG))
+
+# The copies of the token are not the release's.
+.PHONY: uninstall
+uninstall: $(HELM) ## Remove the release that "make deploy" made, all of it, and the copies of the pool's token.
+	@$(HELM) uninstall $(RELEASE) -n $(NAMESPACE) --ignore-not-found --wait
+	@kubectl delete secret -A -l divvy.dev/managed-by=divvy-pool --ignore-not-found
 
 ##@ The lab: a real Kubernetes on this machine
 
