@@ -1,10 +1,10 @@
 package admission
 
 import (
-	"errors"
-	"net/http"
+	"fmt"
+	"iter"
+	"strings"
 
-	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/divvy-gpu/divvy/internal/pool"
@@ -24,7 +24,7 @@ type Settings struct {
 }
 
 // Denial is the error for a pod that is refused.
-type Denial struct {
+type Denial struct { //nolint:errname // what it is, to those who refuse
 	// Problems are sentences, each naming container, key, value and what would be
 	// accepted.
 	Problems []string
@@ -33,52 +33,82 @@ type Denial struct {
 	Forbidden bool
 }
 
-func (d *Denial) Error() string { return "" }
+// maxProblems is how many problems one message tells.
+const maxProblems = 10
 
-// Mutate returns the pod converted, or the pod itself when there is nothing to
-// do. It does not change its argument. namespace is that of the request. The
-// warnings are for the user although the pod is admitted. A pod that must be
-// refused gives a *Denial.
-func Mutate(pod *corev1.Pod, namespace string, catalog *pool.Catalog, s Settings) (converted *corev1.Pod, warnings []string, err error) {
-	return nil, nil, errors.New("not written")
+// Error joins the problems, the first ten when there are more.
+func (d *Denial) Error() string {
+	if n := len(d.Problems); n > maxProblems {
+		return fmt.Sprintf("%s; and %d more", strings.Join(d.Problems[:maxProblems], "; "), n-maxProblems)
+	}
+	return strings.Join(d.Problems, "; ")
 }
 
-// Cluster is what Validate asks about the cluster. Its methods answer from
-// memory and may be called by many goroutines.
-type Cluster interface {
-	// LargestAllocatable returns, for every resource name, the largest allocatable
-	// quantity of any node that is ready and not cordoned, in the resource's own
-	// integer units (milli-units for cpu). It is nil when no node is known.
-	LargestAllocatable() map[corev1.ResourceName]int64
-	// QuotaLimits returns the hard limits on requests.bitfusion.io/gpu in a
-	// namespace by the name of the ResourceQuota; scoped quotas are left out.
-	QuotaLimits(namespace string) map[string]int64
-	// CredentialsAllowed returns nil when the pool's secrets are or may be brought
-	// to the namespace, or says what an administrator has to do.
-	CredentialsAllowed(namespace string, secrets []string) error
+// problems turns an error, joined or not, into one sentence for each part.
+func problems(prefix string, err error) []string {
+	if joined, ok := err.(interface{ Unwrap() []error }); ok {
+		var all []string
+		for _, part := range joined.Unwrap() {
+			all = append(all, problems(prefix, part)...)
+		}
+		return all
+	}
+	return []string{prefix + err.Error()}
 }
 
-// Validate refuses a pod that uses the pool in a way that cannot work. It is
-// called after all mutation. Its error is a *Denial.
-func Validate(pod *corev1.Pod, namespace string, catalog *pool.Catalog, s Settings, cluster Cluster) (warnings []string, err error) {
-	return nil, errors.New("not written")
+// containers yields the init containers and containers of a pod in the order
+// in which they start, each with the words that name it in a message.
+func containers(pod *corev1.Pod) iter.Seq2[string, *corev1.Container] {
+	return func(yield func(string, *corev1.Container) bool) {
+		for i := range pod.Spec.InitContainers {
+			c := &pod.Spec.InitContainers[i]
+			if !yield(fmt.Sprintf("init container %q", c.Name), c) {
+				return
+			}
+		}
+		for i := range pod.Spec.Containers {
+			c := &pod.Spec.Containers[i]
+			if !yield(fmt.Sprintf("container %q", c.Name), c) {
+				return
+			}
+		}
+	}
 }
 
-// Config is what Handler needs.
-type Config struct {
-	// Catalog and Settings return what holds now; they may be called at any time.
-	Catalog  func() *pool.Catalog
-	Settings func() Settings
-	Cluster  Cluster
-	// Ready returns nil when answers are right.
-	Ready    func() error
-	Registry prometheus.Registerer
+// asks reports whether any container names a resource that users write.
+func asks(pod *corev1.Pod) bool {
+	for _, c := range containers(pod) {
+		if pool.Asks(c.Resources) {
+			return true
+		}
+	}
+	return false
 }
 
-// Handler serves POST /mutate and POST /validate (AdmissionReview v1 and
-// v1beta1, at most MaxBody bytes), GET /healthz and GET /readyz.
-func Handler(c Config) (http.Handler, error) { return nil, errors.New("not written") }
+// holds reports whether a container takes units of the pool.
+func holds(r corev1.ResourceRequirements) bool {
+	request, limit := r.Requests[pool.Resource], r.Limits[pool.Resource]
+	return !request.IsZero() || !limit.IsZero()
+}
 
-// MaxBody bounds the body of a review, in bytes. The API server takes objects of
-// up to 3 MiB, and a review may hold two.
-const MaxBody = 8 << 20
+// holdsAny reports whether any container takes units of the pool.
+func holdsAny(pod *corev1.Pod) bool {
+	for _, c := range containers(pod) {
+		if holds(c.Resources) {
+			return true
+		}
+	}
+	return false
+}
+
+// unsupported tells why a pod cannot use the pool, whatever it asks for; "" when
+// it can.
+func unsupported(pod *corev1.Pod) string {
+	if pod.Spec.OS != nil && pod.Spec.OS.Name == corev1.Windows || pod.Spec.NodeSelector[corev1.LabelOSStable] == string(corev1.Windows) {
+		return "the pod is for Windows, for which the pool has no client: run it on Linux"
+	}
+	if _, mirror := pod.Annotations[corev1.MirrorPodAnnotationKey]; mirror {
+		return "the pod is static (a file on its node), and those start without admission: create it through the API server, with a Deployment or a DaemonSet"
+	}
+	return ""
+}

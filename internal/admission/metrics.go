@@ -1,0 +1,57 @@
+package admission
+
+import (
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// Results of reviews, in logs and metrics.
+const (
+	resultConverted = "converted" // a patch was answered
+	resultAllowed   = "allowed"   // as it is
+	resultDenied    = "denied"    // the pod is refused
+	resultBad       = "bad"       // no review that could be answered
+	resultError     = "error"     // a mistake of this program
+)
+
+// metrics are what the handler counts.
+type metrics struct {
+	reviews  *prometheus.CounterVec   // by webhook and result
+	duration *prometheus.HistogramVec // by webhook
+}
+
+func newMetrics(registry prometheus.Registerer) (*metrics, error) {
+	m := &metrics{
+		reviews: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "divvy_webhook_reviews_total",
+			Help: "Admission reviews by webhook (mutate, validate) and result (converted, allowed, denied, bad, error).",
+		}, []string{"webhook", "result"}),
+		duration: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name:    "divvy_webhook_review_duration_seconds",
+			Help:    "Time to answer an admission review, from its header to the answer.",
+			Buckets: prometheus.ExponentialBuckets(0.0001, 2.5, 12), // 0.1 ms to 2.4 s
+		}, []string{"webhook"}),
+	}
+	for _, webhook := range []string{"mutate", "validate"} {
+		for _, result := range []string{resultConverted, resultAllowed, resultDenied, resultBad, resultError} {
+			if webhook == "mutate" || result != resultConverted {
+				m.reviews.WithLabelValues(webhook, result) // so that it is there before it happens
+			}
+		}
+	}
+	if registry == nil {
+		return m, nil
+	}
+	for _, c := range []prometheus.Collector{m.reviews, m.duration} {
+		if err := registry.Register(c); err != nil {
+			return nil, err
+		}
+	}
+	return m, nil
+}
+
+func (m *metrics) observe(webhook, result string, took time.Duration) {
+	m.reviews.WithLabelValues(webhook, result).Inc()
+	m.duration.WithLabelValues(webhook).Observe(took.Seconds())
+}
