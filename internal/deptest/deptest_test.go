@@ -27,8 +27,9 @@ type rule struct {
 	except []string
 	// only, when set, lists everything that they may import directly.
 	only []string
-	// never lists what they may not depend on, directly or through others.
-	never []string
+	// never lists what they may not depend on, directly or through others, and
+	// notThemselves what they may not import directly.
+	never, notThemselves []string
 	// why is printed with a violation.
 	why string
 }
@@ -68,7 +69,33 @@ var rules = []rule{
 		why: "the scheduler's side has no vendor code: it follows what nodes publish, so a new vendor changes nothing here",
 	},
 	{
-		packages: []string{"internal/app/extender", "internal/app/inspect"},
+		packages: []string{"internal/pool"},
+		only: []string{
+			"std", "k8s.io/api/...", "k8s.io/apimachinery/...", "go.yaml.in/yaml/v3", "mvdan.cc/sh/v3/syntax",
+		},
+		notThemselves: []string{"os", "os/exec", "net", "net/http", "log", "log/slog", "time"},
+		why: "the contract of the remote pool is functions of values; without clients, files, clocks and logging it can be " +
+			"tabled and fuzzed, and webhooks, kubectl-divvy and the node's daemon all use it",
+	},
+	{
+		packages: []string{"internal/pool/...", "internal/admission/..."},
+		never: []string{
+			"k8s.io/client-go/...", "internal/kube/...", "internal/certs/...", "internal/credentials/...", "internal/accel/...",
+			"internal/backend/...", "internal/deviceplugin/...", "internal/nodeagent/...", "internal/extender/...",
+		},
+		why: "what becomes of a pod is decided from the pod, the catalog and what the caller knows of the cluster; deciding " +
+			"reaches no API server, so it has no side effects and can be fuzzed against Kubernetes' own validation",
+	},
+	{
+		packages: []string{"internal/certs/...", "internal/credentials/..."},
+		never: []string{
+			"internal/admission/...", "internal/accel/...", "internal/backend/...", "internal/deviceplugin/...",
+			"internal/nodeagent/...", "internal/extender/...", "internal/inspect/...",
+		},
+		why: "certificates and credentials are kept by programs beside the reviews; neither knows what is decided there",
+	},
+	{
+		packages: []string{"internal/app/extender", "internal/app/inspect", "internal/app/pool", "internal/app/webhook"},
 		never:    []string{"internal/backend/...", "internal/deviceplugin/...", "github.com/ebitengine/purego/..."},
 		why:      "these programs run where there are no devices and must not need a vendor's library or C",
 	},
@@ -188,6 +215,9 @@ func check(g graph, rules []rule) []string {
 					out = append(out, fmt.Sprintf("%s imports %s; it may import %s only: %s",
 						short(path), short(imported), strings.Join(r.only, ", "), r.why))
 				}
+				if matchAny(r.notThemselves, imported) {
+					out = append(out, fmt.Sprintf("%s imports %s: %s", short(path), short(imported), r.why))
+				}
 			}
 			for _, chain := range reach(g, path, r.never) {
 				out = append(out, fmt.Sprintf("%s depends on %s (%s): %s",
@@ -289,6 +319,10 @@ func TestCheckFindsViolations(t *testing.T) {
 		"an import that is not on the list": {
 			rule: rule{packages: []string{"core"}, only: []string{"std"}, why: "pure"},
 			want: []string{"core imports k8s.io/api; it may import std only: pure"},
+		},
+		"an import of the standard library that is not wanted": {
+			rule: rule{packages: []string{"core", "vendor1"}, notThemselves: []string{"sort"}, why: "pure"},
+			want: []string{"core imports sort: pure"},
 		},
 		"all imports on the list": {
 			rule: rule{packages: []string{"cmd/..."}, only: []string{"std", "shell"}},
