@@ -55,14 +55,14 @@ func ParseRequest(r corev1.ResourceRequirements, totalMB int64) (Request, error)
 	problem := func(format string, args ...any) { problems = append(problems, fmt.Errorf(format, args...)) }
 	read := func(key corev1.ResourceName, accepted string) (value int64, text string, there bool) {
 		q, there, err := quantity(r, key)
-		if err != nil {
-			problems = append(problems, err)
-			return 0, "", there
-		}
 		if !there {
 			return 0, "", false
 		}
 		text = q.String()
+		if err != nil {
+			problems = append(problems, err)
+			return 0, text, true
+		}
 		if value, err = whole(q); err != nil {
 			problem("%s: %s is %w; write %s", key, text, err, accepted)
 			return 0, text, true

@@ -3,6 +3,7 @@ package pool
 import (
 	"slices"
 	"strings"
+	"unicode"
 
 	"mvdan.cc/sh/v3/syntax"
 )
@@ -40,7 +41,8 @@ func parseText(text string, bash bool) shellText {
 	if fields := strings.Fields(text[:min(len(text), maxParsed)]); len(fields) > 0 {
 		s.first = fields[0]
 	}
-	if len(text) > maxParsed || strings.IndexByte(text, 0) >= 0 {
+	// Of control characters, such as carriage returns, parser and shells differ.
+	if len(text) > maxParsed || strings.ContainsFunc(text, func(r rune) bool { return unicode.IsControl(r) && r != '\t' && r != '\n' }) {
 		return s
 	}
 	variant := syntax.LangPOSIX
