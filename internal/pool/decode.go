@@ -17,8 +17,8 @@ import (
 const (
 	// MaxCatalog bounds a catalog, in bytes; a ConfigMap holds no more.
 	MaxCatalog = 1 << 20
-	// maxClients bounds its entries, maxWords the words of a command form, and
-	// maxMistakes what is reported.
+	// maxClients bounds its entries, maxWords the words of a command form and the
+	// keys of a mapping, and maxMistakes what is reported.
 	maxClients  = 1000
 	maxWords    = 64
 	maxMistakes = 50
@@ -45,14 +45,29 @@ func (e *CatalogError) Error() string {
 func DecodeCatalog(data []byte) (*Catalog, error) {
 	d := decoder{}
 	c := d.catalog(data)
-	if len(d.mistakes) > 0 {
-		return nil, &CatalogError{Mistakes: d.mistakes}
+	if len(d.mistakes) == 0 {
+		return c, nil
 	}
-	return c, nil
+	slices.SortStableFunc(d.mistakes, func(a, b mistake) int { return a.line - b.line })
+	var e CatalogError
+	for _, m := range d.mistakes {
+		if len(e.Mistakes) == maxMistakes {
+			e.Mistakes = append(e.Mistakes, fmt.Sprintf("and %d more", len(d.mistakes)-maxMistakes))
+			break
+		}
+		e.Mistakes = append(e.Mistakes, m.text)
+	}
+	return nil, &e
 }
 
 // decoder collects the mistakes of a catalog.
-type decoder struct{ mistakes []string }
+type decoder struct{ mistakes []mistake }
+
+// mistake is a sentence and the line that it is about, 0 for the whole file.
+type mistake struct {
+	line int
+	text string
+}
 
 // wrong notes a mistake at a node.
 func (d *decoder) wrong(n *yaml.Node, field, format string, args ...any) {
@@ -60,16 +75,12 @@ func (d *decoder) wrong(n *yaml.Node, field, format string, args ...any) {
 	if field != "" {
 		m = field + ": " + m
 	}
+	line := 0
 	if n != nil && n.Line > 0 {
-		m = fmt.Sprintf("line %d: %s", n.Line, m)
+		line = n.Line
+		m = fmt.Sprintf("line %d: %s", line, m)
 	}
-	switch len(d.mistakes) {
-	case maxMistakes:
-		d.mistakes = append(d.mistakes, "and more")
-	case maxMistakes + 1:
-	default:
-		d.mistakes = append(d.mistakes, m)
-	}
+	d.mistakes = append(d.mistakes, mistake{line, m})
 }
 
 // catalog reads a file of either form.
@@ -259,7 +270,7 @@ func (d *decoder) client(n *yaml.Node, field string) *Client {
 		k.Binary = binary
 	case form != "":
 		k.Binary = k.Root + "/usr/bin/bitfusion"
-	case fields["command"] != nil:
+	case fields["command"] != nil && resolve(fields["command"]).Kind == yaml.MappingNode:
 		d.wrong(n, field+".binary", "it is missing; only for the commands %s it is known", strings.Join(formNames, ", "))
 	}
 	if k.LibraryPath, there = get("libraryPath"); !there && form != "" {
@@ -421,7 +432,7 @@ func (d *decoder) command(k *Client, n *yaml.Node, field string) string {
 	k.Command.Memory = d.words(fields["memory"], field+".memory", append(slices.Clone(common), "megabytes"))
 	k.Command.Filter = d.words(fields["filter"], field+".filter", append(slices.Clone(common), "filter"))
 	k.Command.Separator = d.words(fields["separator"], field+".separator", nil)
-	if len(k.Command.Percent) == 0 && len(k.Command.Memory) == 0 {
+	if isEmpty(fields["percent"]) && isEmpty(fields["memory"]) {
 		d.wrong(n, field, "there are no words for requests by percent and none for requests by memory; write at least one of both")
 	}
 	if filter := k.Command.Filter; len(filter) > 0 && !strings.Contains(strings.Join(filter, " "), "${filter}") {
@@ -479,6 +490,10 @@ func (d *decoder) mapping(n *yaml.Node, field string, known []string) map[string
 	n = resolve(n)
 	if n.Kind != yaml.MappingNode {
 		d.wrong(n, field, "keys are expected here: %s", strings.Join(known, ", "))
+		return nil
+	}
+	if len(n.Content) > 2*maxWords { // an alias may repeat them for every client
+		d.wrong(n, field, "%d keys are too many; there are %s", len(n.Content)/2, strings.Join(known, ", "))
 		return nil
 	}
 	fields := map[string]*yaml.Node{}
@@ -545,6 +560,11 @@ func resolve(n *yaml.Node) *yaml.Node {
 		n = n.Alias
 	}
 	return n
+}
+
+// isEmpty reports whether there is no list, or one of nothing.
+func isEmpty(n *yaml.Node) bool {
+	return n == nil || isNull(n) || resolve(n).Kind == yaml.SequenceNode && len(resolve(n).Content) == 0
 }
 
 func isNull(n *yaml.Node) bool {
