@@ -28,12 +28,15 @@ tool_dir = $(CACHE)/tools/$(firstword $(shell sha256sum $(1)/go.mod | cut -c1-12
 GOLANGCI_LINT := $(call tool_dir,tools)/golangci-lint
 HELM          := $(call tool_dir,lab/components)/helm
 
-# What the lab installs: make lab-install TOPOLOGY=file MEMORY_UNIT=0.1
+# What the lab installs: make lab-install TOPOLOGY=file MEMORY_UNIT=0.1 VALUES=file
 ifdef TOPOLOGY
 export TOPOLOGY
 endif
 ifdef MEMORY_UNIT
 export MEMORY_UNIT
+endif
+ifdef VALUES
+export VALUES
 endif
 ifdef SOAK_MINUTES
 export SOAK_MINUTES
@@ -47,7 +50,7 @@ BENCH    ?= .
 # IMAGE_REPO=registry.example.com/divvy. K8S_PLATFORM may be tkgi.
 RELEASE      ?= divvy
 NAMESPACE    ?= divvy-system
-VALUES       ?= examples/values/pool.yaml
+POOL_VALUES  ?= examples/values/pool.yaml
 IMAGE_REPO   ?=
 IMAGE_TAG    ?=
 K8S_PLATFORM ?= community
@@ -61,7 +64,7 @@ help: ## List the targets.
 	@awk 'BEGIN { FS = ":.*## " } \
 	  /^##@/ { printf "\n%s\n", substr($$0, 5) } \
 	  /^[a-z0-9-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
-	@printf '\nVariables: TOPOLOGY=file (simulated cards; a path, or a name in lab/topologies),\n  MEMORY_UNIT=1|0.1|0.01|0.001, BENCH=regexp, FUZZTIME=30s, SOAK_MINUTES=4,\n  IMAGE_REPO=registry, IMAGE_TAG=tag, K8S_PLATFORM=community|tkgi (make deploy)\n'
+	@printf '\nVariables: TOPOLOGY=file (simulated cards; a path, or a name in lab/topologies),\n  MEMORY_UNIT=1|0.1|0.01|0.001, VALUES=file (of the chart; a path, or a name in lab/values),\n  BENCH=regexp, FUZZTIME=30s, SOAK_MINUTES=4,\n  IMAGE_REPO=registry, IMAGE_TAG=tag, K8S_PLATFORM=community|tkgi (make deploy)\n'
 
 .PHONY: demo
 demo: root ## Start a Kubernetes here, install Divvy and show four pods sharing two cards.
@@ -173,7 +176,7 @@ clean: ## Remove bin/ and dist/. Caches of tools and of the lab stay.
 
 ##@ A cluster
 
-# A release that is there keeps its values; a new one gets those of VALUES.
+# A release that is there keeps its values; a new one gets those of POOL_VALUES.
 .PHONY: deploy
 deploy: $(HELM) ## Install GPUs of a remote pool, or add them to the release that is there.
 	@case "$(K8S_PLATFORM)" in \
@@ -182,7 +185,7 @@ deploy: $(HELM) ## Install GPUs of a remote pool, or add them to the release tha
 	  *) echo "K8S_PLATFORM=$(K8S_PLATFORM) is not known; write community or tkgi." >&2; exit 1 ;; \
 	esac
 	@if $(HELM) status $(RELEASE) -n $(NAMESPACE) >/dev/null 2>&1; \
-	  then values="--reset-then-reuse-values"; else values="-f $(VALUES)"; fi; \
+	  then values="--reset-then-reuse-values"; else values="-f $(POOL_VALUES)"; fi; \
 	$(HELM) upgrade --install $(RELEASE) charts/divvy -n $(NAMESPACE) --create-namespace $$values --set pool.enabled=true \
 	  $(if $(IMAGE_REPO),--set-string image.registry=$(IMAGE_REPO)) $(if $(IMAGE_TAG),--set-string image.tag=$(IMAGE_TAG))
 
