@@ -162,6 +162,8 @@ type step struct {
 	// verb is created, updated or unchanged.
 	verb   string
 	secret *corev1.Secret
+	// note is what the user should know about it; "" for nothing.
+	note string
 }
 
 // Import makes or updates the four secrets of a token that was checked. All are
@@ -197,6 +199,9 @@ func Import(ctx context.Context, o ImportOptions, client kubernetes.Interface, t
 			return writeError(o.Namespace, s.name, err)
 		}
 		fmt.Fprintf(out, "secret/%s in %s %s%s\n", s.name, o.Namespace, s.verb, said)
+		if s.note != "" {
+			fmt.Fprintln(out, s.note)
+		}
 	}
 	if o.DryRun == dryRunNone {
 		fmt.Fprintln(out, "Copies in the namespaces of pods follow. Next: kubectl divvy pool check"+fromFlag(o.Namespace))
@@ -221,7 +226,7 @@ func plan(ctx context.Context, o ImportOptions, client kubernetes.Interface, t *
 		data := all[name]
 		old, err := client.CoreV1().Secrets(o.Namespace).Get(ctx, name, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
-			steps = append(steps, step{name, "created", &corev1.Secret{
+			steps = append(steps, step{name: name, verb: "created", secret: &corev1.Secret{
 				ObjectMeta: metav1.ObjectMeta{Namespace: o.Namespace, Name: name, Labels: map[string]string{ImportedLabel: "true"}},
 				Type:       corev1.SecretTypeOpaque, Data: data}})
 			continue
@@ -234,7 +239,7 @@ func plan(ctx context.Context, o ImportOptions, client kubernetes.Interface, t *
 			continue
 		}
 		if same(old.Data, data) {
-			steps = append(steps, step{name, "unchanged", nil})
+			steps = append(steps, step{name: name, verb: "unchanged"})
 			continue
 		}
 		secret := old.DeepCopy()
@@ -246,9 +251,19 @@ func plan(ctx context.Context, o ImportOptions, client kubernetes.Interface, t *
 			secret.Data = map[string][]byte{}
 		}
 		maps.Copy(secret.Data, data)
-		steps = append(steps, step{name, "updated", secret})
+		note := ""
+		if name == pool.ServersSecret && reachable(old.Data[pool.ServersKey]) && !reachable(t.Servers) {
+			note = fmt.Sprintf("note: %s had entries \"reachable\" before and has none now; if pods use clients 3.5, import again with --client-version 350", pool.ServersKey)
+		}
+		steps = append(steps, step{name, "updated", secret, note})
 	}
 	return steps, errors.Join(errs...)
+}
+
+// reachable reports whether a servers.conf has entries "reachable".
+func reachable(data []byte) bool {
+	servers, _ := token.ParseServers(data) // what can be read of it is enough
+	return slices.ContainsFunc(servers.List, func(s token.Server) bool { return s.Reachable != "" })
 }
 
 // overwritable says why a secret must not be overwritten with other content.

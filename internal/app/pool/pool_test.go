@@ -188,6 +188,8 @@ func TestImport(t *testing.T) {
 		"again":                   {there: []runtime.Object{secret("kube-system", ca, imported, "ca.crt", "ca")}, want: same, out: []string{ca + " in kube-system unchanged", client + " in kube-system created"}},
 		"a new token": {there: []runtime.Object{secret("kube-system", client, imported, "client.yaml", oldYAML), secret("kube-system", single, imported, "ca.crt", "old")},
 			want: same, out: []string{client + " in kube-system updated", single + " in kube-system updated"}},
+		"a servers.conf that is not for clients 3.5 any more": {there: []runtime.Object{secret("kube-system", servers, imported, "servers.conf", "servers:\n- reachable:a:1\n  addresses: [a:1]\n")},
+			want: same, out: []string{servers + " in kube-system updated\nnote: servers.conf had entries \"reachable\" before and has none now"}},
 		"somebody's, with the same content": {there: []runtime.Object{secret("kube-system", ca, nil, "ca.crt", "ca")},
 			want: func(m map[string]map[string]string) { m[ca]["label"] = "" }, out: []string{ca + " in kube-system unchanged"}},
 		"somebody's, with other content": {there: []runtime.Object{secret("kube-system", client, nil, "client.yaml", oldYAML), secret("kube-system", servers, map[string]string{"a": "b"}, "x", "y")},
