@@ -174,7 +174,8 @@ func (r *remote) percent(ctx context.Context) error {
 	}
 	fmt.Fprintf(r.out, "$ kubectl get pod bf-pkgs --output yaml     (what changed)\n%s\n", changed(made))
 	c := made.Spec.Containers[0]
-	r.Checks.Equal("resources", c.Resources.Limits[pool.Resource], resource.MustParse("50"))
+	units := c.Resources.Limits[pool.Resource]
+	r.Checks.Equal("resources, "+pool.Resource, units.String(), "50")
 	r.Checks.True("the command", len(c.Command) == 3 && strings.Contains(c.Command[2], "/usr/bin/bitfusion run -n 1 -p 0.500000 "), fmt.Sprintf("%.90q...", c.Command))
 	r.Checks.Equal("annotation "+pool.StatusAnnotation, made.Annotations[pool.StatusAnnotation], pool.StatusInjected)
 	r.Checks.Equal("annotation "+pool.VersionAnnotation+", as it was", made.Annotations[pool.VersionAnnotation], "450")
@@ -409,8 +410,13 @@ are left alone. In mode injection the command is left alone as well.`)
 		names = append(names, c.Name)
 	}
 	r.Checks.Equal("init containers", names, []string{"monitor", "populate", "warm-up"})
-	i := slices.IndexFunc(made.Spec.InitContainers, func(c corev1.Container) bool { return c.Name == "monitor" })
-	r.Checks.Equal("mounts of the sidecar, which asks for nothing", len(made.Spec.InitContainers[i].VolumeMounts), 0)
+	uses := []string{}
+	for _, c := range slices.Concat(made.Spec.InitContainers, made.Spec.Containers) {
+		if slices.ContainsFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool { return m.MountPath == pool.MountPath }) {
+			uses = append(uses, c.Name)
+		}
+	}
+	r.Checks.Equal("containers with the client", uses, []string{"warm-up", "train", "evaluate"})
 	text, err := r.completed(ctx, "bf-injection", "bf-pkgs")
 	if err != nil {
 		return err
