@@ -68,8 +68,18 @@ func TestCatalogIsTheBuiltInOne(t *testing.T) {
 	if diff := cmp.Diff(strings.TrimSuffix(string(text), "\n"), got[key]); diff != "" {
 		t.Errorf("a catalog of one's own (-file +chart):\n%s", diff)
 	}
-	if c, err := pool.DecodeCatalog([]byte(got[key])); err != nil || len(c.Clients) != 2 {
-		t.Errorf("the example's catalog: %v, %v", c, err)
+	c, err := pool.DecodeCatalog([]byte(got[key]))
+	if err != nil {
+		t.Fatal(err)
+	}
+	client, err := c.Find("rgpu-1.0", "any")
+	if err != nil {
+		t.Fatal(err)
+	}
+	// What docs/pool-catalog.md shows.
+	command, args, _, err := client.Wrap(pool.Request{Amount: 1, Percent: 50, Units: 50}, nil, []string{"python", "x.py"}, nil)
+	if diff := cmp.Diff([]string{"/bitfusion/rgpu/bin/rgpu", "attach", "--gpus", "1", "--share", "50", "--", "python", "x.py"}, append(command, args...)); err != nil || diff != "" {
+		t.Errorf("the example's command: %v (-want +got)\n%s", err, diff)
 	}
 	// A map in a file of values, as well as a text.
 	got = one[*corev1.ConfigMap](t, pooled(t, "--set-json", `pool.catalog={"apiVersion":"pool.divvy.dev/v1alpha1","kind":"ClientCatalog","clients":[{"version":"450","os":"x","root":"/bitfusion/a","command":"bitfusion"}]}`), "bwki-bitfusion-client-configmap").Data
