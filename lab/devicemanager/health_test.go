@@ -1,6 +1,7 @@
 package devicemanager
 
 import (
+	"errors"
 	"fmt"
 	"testing"
 
@@ -135,6 +136,13 @@ func TestDriverComesLate(t *testing.T) {
 	})
 	n.topology.Driver.State = vendorsim.DriverLoaded
 	n.writeTopology()
+	// Until the driver is noticed, nothing is what is offered, and all is well.
+	eventually(t, patience, func() error {
+		if c, _ := n.kubelet.capacity(); c == 0 {
+			return errors.New("kubelet has no units")
+		}
+		return nil
+	})
 	n.awaitReady()
 	pod := n.bind(0, "pod", app(16))
 	n.admit(pod)

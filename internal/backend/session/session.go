@@ -148,14 +148,17 @@ func (s *Session[L]) ready(ctx context.Context) (lib L, fresh bool, err error) {
 	if lib, err = s.load(ctx); err != nil {
 		return none, false, err
 	}
+	// A call that is not waited for any more must not look at results that this
+	// function returns.
+	loaded := lib
 	_, err = lane.RunOnBoth(ctx, s.Events, s.Calls, s.steps.InitCall, func() (struct{}, error) {
-		if s.loaded() != lib {
+		if s.loaded() != loaded {
 			return struct{}{}, backend.ErrClosed
 		}
 		if s.initialised.Load() { // by a call that took too long to be waited for
 			return struct{}{}, nil
 		}
-		err := s.steps.Init(lib)
+		err := s.steps.Init(loaded)
 		s.initialised.Store(err == nil)
 		return struct{}{}, err
 	})
