@@ -13,10 +13,12 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -82,9 +84,15 @@ func options() Options {
 	return o
 }
 
-// start runs the program of make, on addresses of its own, over a fake API
+// start runs the program of makeProgram, on addresses of its own, over a fake API
 // server.
 func start(t *testing.T, o Options, client *fake.Clientset, makeProgram func(settings, *catalogFile, *fake.Clientset) (*program, error)) *instance {
+	t.Helper()
+	return startIn(context.Background(), t, o, client, makeProgram)
+}
+
+// startIn is start with a context that ends the program.
+func startIn(ctx context.Context, t *testing.T, o Options, client *fake.Clientset, makeProgram func(settings, *catalogFile, *fake.Clientset) (*program, error)) *instance {
 	t.Helper()
 	s, err := o.settings()
 	if err != nil {
@@ -106,7 +114,7 @@ func start(t *testing.T, o Options, client *fake.Clientset, makeProgram func(set
 			t.Fatal(err)
 		}
 	}
-	ctx, stop := context.WithCancel(context.Background())
+	ctx, stop := context.WithCancel(ctx)
 	i := &instance{
 		t: t, url: "https://" + listeners[0].Addr().String(), metrics: "http://" + listeners[1].Addr().String(),
 		client: client, stop: stop, ended: make(chan struct{}),
@@ -372,8 +380,10 @@ func TestStoppingAReplicaUnderLoadFailsNoReview(t *testing.T) {
 	o.ShutdownDelay = 2 * time.Second
 	program, roots := withFixed(t)
 	replicas := make([]*instance, 2)
-	for n := range replicas {
-		replicas[n] = start(t, o, apiServer(), program)
+	terminated, forget := signal.NotifyContext(t.Context(), syscall.SIGTERM) // as main does
+	defer forget()
+	for n, ctx := range []context.Context{terminated, t.Context()} {
+		replicas[n] = startIn(ctx, t, o, apiServer(), program)
 		replicas[n].trust(roots)
 		replicas[n].ready("")
 	}
@@ -399,7 +409,9 @@ func TestStoppingAReplicaUnderLoadFailsNoReview(t *testing.T) {
 		})
 	}
 	eventually(t, "there is load", func() bool { return asked.Load() > 100 })
-	replicas[0].stop()
+	if err := syscall.Kill(os.Getpid(), syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
 	eventually(t, "it is not ready", func() bool {
 		status, body := replicas[0].get(replicas[0].url + "/readyz")
 		return status == http.StatusServiceUnavailable && strings.Contains(body, "it is stopping")
@@ -409,7 +421,8 @@ func TestStoppingAReplicaUnderLoadFailsNoReview(t *testing.T) {
 	}
 	// The service follows, as kube-proxy does after readiness.
 	service.set(replicas[1].url)
-	if err := replicas[0].end(); err != nil {
+	<-replicas[0].ended
+	if err := replicas[0].err; err != nil {
 		t.Error(err)
 	}
 	stopped.Store(true)
