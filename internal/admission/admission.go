@@ -104,11 +104,29 @@ func holdsAny(pod *corev1.Pod) bool {
 // unsupported tells why a pod cannot use the pool, whatever it asks for; "" when
 // it can.
 func unsupported(pod *corev1.Pod) string {
-	if pod.Spec.OS != nil && pod.Spec.OS.Name == corev1.Windows || pod.Spec.NodeSelector[corev1.LabelOSStable] == string(corev1.Windows) {
+	if isWindows(pod) {
 		return "the pod is for Windows, for which the pool has no client: run it on Linux"
 	}
 	if _, mirror := pod.Annotations[corev1.MirrorPodAnnotationKey]; mirror {
 		return "the pod is static (a file on its node), and those start without admission: create it through the API server, with a Deployment or a DaemonSet"
 	}
 	return ""
+}
+
+func isWindows(pod *corev1.Pod) bool {
+	if pod.Spec.OS != nil && pod.Spec.OS.Name == corev1.Windows || pod.Spec.NodeSelector[corev1.LabelOSStable] == string(corev1.Windows) {
+		return true
+	}
+	hostProcess := func(w *corev1.WindowsSecurityContextOptions) bool {
+		return w != nil && w.HostProcess != nil && *w.HostProcess
+	}
+	if s := pod.Spec.SecurityContext; s != nil && hostProcess(s.WindowsOptions) {
+		return true
+	}
+	for _, c := range containers(pod) {
+		if s := c.SecurityContext; s != nil && hostProcess(s.WindowsOptions) {
+			return true
+		}
+	}
+	return false
 }

@@ -561,6 +561,16 @@ func TestPodsThatCannotUseThePool(t *testing.T) {
 	selected := guidePod()
 	selected.Spec.NodeSelector = map[string]string{"kubernetes.io/os": "windows"}
 	denied(t, selected, "Windows")
+	for _, shared := range []bool{true, false} {
+		hostProcess := guidePod()
+		options := &corev1.WindowsSecurityContextOptions{HostProcess: ptr.To(true)}
+		if shared {
+			hostProcess.Spec.SecurityContext = &corev1.PodSecurityContext{WindowsOptions: options}
+		} else {
+			hostProcess.Spec.Containers[0].SecurityContext = &corev1.SecurityContext{WindowsOptions: options}
+		}
+		denied(t, hostProcess, "Windows")
+	}
 	denied(t, annotated(guidePod(), corev1.MirrorPodAnnotationKey, "x"), "static")
 }
 

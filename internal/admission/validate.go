@@ -144,7 +144,7 @@ func hasClient(pod *corev1.Pod, container *corev1.Container) bool {
 	}
 	for i := range pod.Spec.InitContainers {
 		populate := &pod.Spec.InitContainers[i]
-		if populate.Name == container.Name {
+		if populate == container {
 			return false // it would run before its client is there
 		}
 		if populate.Name == populateName {
