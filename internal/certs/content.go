@@ -44,12 +44,14 @@ type content struct {
 	ca, next, previous *authority
 	// leaf is the certificate that is served, with its key.
 	leaf *tls.Certificate
+	// broken says that there is something else, which cannot be read.
+	broken bool
 }
 
 // same reports whether both say the same, but for keys that differ although
 // their certificates do not.
 func (c content) same(d content) bool {
-	return c.ca.same(d.ca) && c.next.same(d.next) && c.previous.same(d.previous) && sameLeaf(c.leaf, d.leaf)
+	return c.ca.same(d.ca) && c.next.same(d.next) && c.previous.same(d.previous) && sameLeaf(c.leaf, d.leaf) && c.broken == d.broken
 }
 
 func sameLeaf(a, b *tls.Certificate) bool {
@@ -89,6 +91,7 @@ func parse(data map[string][]byte) (content, error) {
 	read(previousCertKey, err)
 	c.leaf, err = parsePair(data[certKey], data[certKeyKey])
 	read(certKey, err)
+	c.broken = len(errs) > 0
 	return c, errors.Join(errs...)
 }
 

@@ -127,6 +127,7 @@ func (p policy) promote(c content, now time.Time, why string) (*step, time.Durat
 // steps of every change of CA.
 func (p policy) mend(s situation) (*step, error) {
 	c := s.secret
+	c.broken = false
 	if !usable(c.ca, s.now) {
 		c.ca = nil
 	}

@@ -293,7 +293,7 @@ func (k *Keeper) update(ctx context.Context, source, have *secret) error {
 			return nil
 		}
 		want := k.copyOf(source, have.namespace)
-		if now.Type != want.Type || now.Immutable != nil && *now.Immutable {
+		if copyType(now.Type) != want.Type || now.Immutable != nil && *now.Immutable {
 			replace = true // Neither can be changed.
 			return api.Delete(ctx, now.Name, precisely(now.UID, now.ResourceVersion))
 		}

@@ -9,6 +9,7 @@ import (
 	"maps"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 
 	corev1 "k8s.io/api/core/v1"
@@ -293,19 +294,28 @@ func (k *Keeper) copyOf(source *secret, namespace string) *corev1.Secret {
 				SourceHashAnnotation:    source.hash,
 			},
 		},
-		Type: source.kind,
+		Type: copyType(source.kind),
 		Data: maps.Clone(source.data),
 	}
 }
 
-// hashOf is a SHA-256 over type and data, each part with its length before it.
+// copyType is the type of a copy. Kubernetes' own types mean something, such as
+// that a token of an account is to be put in, so copies have none of them.
+func copyType(t corev1.SecretType) corev1.SecretType {
+	if t == "" || strings.Contains(string(t), "kubernetes.io/") {
+		return corev1.SecretTypeOpaque
+	}
+	return t
+}
+
+// hashOf is a SHA-256 over the type of copies and the data, each part with its length before it.
 func hashOf(s *corev1.Secret) string {
 	h := sha256.New()
 	part := func(b []byte) {
 		h.Write([]byte(strconv.Itoa(len(b)) + ":"))
 		h.Write(b)
 	}
-	part([]byte(cmp.Or(s.Type, corev1.SecretTypeOpaque)))
+	part([]byte(copyType(s.Type)))
 	for _, key := range slices.Sorted(maps.Keys(s.Data)) {
 		part([]byte(key))
 		part(s.Data[key])
