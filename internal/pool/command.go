@@ -230,8 +230,26 @@ func (c *Client) calledBy(command, args []string) bool {
 	if path.Base(words[0]) == name {
 		return true
 	}
-	return len(words) > 2 && words[1] == "-c" && slices.Contains([]string{"sh", "bash", "dash", "ash"}, path.Base(words[0])) &&
-		path.Base(parseText(words[2], true).first) == name
+	text, ok := givenText(words)
+	return ok && path.Base(parseText(text, true).first) == name
+}
+
+// givenText returns the text that a command gives to a shell, as in bash -lc TEXT
+// or sh -e -c TEXT.
+func givenText(words []string) (string, bool) {
+	if !slices.Contains([]string{"sh", "bash", "dash", "ash"}, path.Base(words[0])) {
+		return "", false
+	}
+	for i := 1; i+1 < len(words) && strings.HasPrefix(words[i], "-"); i++ {
+		switch option := words[i]; {
+		case strings.HasPrefix(option, "--"):
+		case strings.Contains(option, "c"):
+			return words[i+1], true
+		case strings.HasSuffix(option, "o"):
+			i++ // the name of a setting, as in -o pipefail
+		}
+	}
+	return "", false
 }
 
 // replaced reports whether kubelet may put something in place of a part of the

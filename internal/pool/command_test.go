@@ -140,7 +140,8 @@ func TestCommandsThatCallTheClient(t *testing.T) {
 		{"bitfusion", "run", "-n", "1", "python"}, {c.Binary, "list_gpus"}, {"bitfusion"},
 		{"bitfusion run -n 1 -- python x.py"}, {c.Binary + " run -n 1 python x.py && echo done"}, {"exec bitfusion run"},
 		{"LD_LIBRARY_PATH=/x bitfusion run python"}, {`"bitfusion" run`}, {"bitfusion 'run"},
-		{"/bin/bash", "-c", "bitfusion run -n 1 python"}, {"sh", "-c", c.Binary + " run", "sh", "x"}, {"dash", "-c", "bitfusion list_gpus | sort"},
+		{"/bin/bash", "-c", "bitfusion run -n 1 python"}, {"sh", "-c", c.Binary + " run", "sh", "x"}, {"bash", "-lc", "bitfusion run"},
+		{"bash", "--norc", "-eo", "pipefail", "-c", "exec bitfusion run"}, {"dash", "-c", "bitfusion list_gpus | sort"},
 	} {
 		got, args, called, err := c.Wrap(half, nil, command, []string{"a b"})
 		if err != nil || !called || !slices.Equal(got, command) || !slices.Equal(args, []string{"a b"}) {
@@ -150,6 +151,7 @@ func TestCommandsThatCallTheClient(t *testing.T) {
 	for _, command := range [][]string{
 		{"bitfusion_train.py"}, {"bitfusion-x run"}, {"python", "bitfusion"}, {"python bitfusion"}, {"bash", "-c", "echo bitfusion"},
 		{"python", "-c", "bitfusion run"}, {"bash", "bitfusion"}, {"$bitfusion run"},
+		{"bash", "-e", "bitfusion"}, {"bash", "-c"}, {"sh"}, {"bash", "-x", "-c", "python bitfusion"},
 	} {
 		if _, _, called, err := c.Wrap(half, nil, command, nil); err != nil || called {
 			t.Errorf("%q: called %v, error %v", command, called, err)
@@ -382,7 +384,7 @@ func FuzzWrapWords(f *testing.F) {
 // it. The words that are known without a shell are those that a shell makes.
 func FuzzWrapText(f *testing.F) {
 	for _, seed := range []string{
-		"python x.py", "a; b", "a && b # c", "a 'b c' \"d\"", "a\\ b c", "a $(b)", "a `b`", "a <(b)", "a $'b' $\"c\"", "a\\", "a \\\n b", "exec a b", "A=1 b c", "a 'b",
+		"python x.py", "a; b", "a && b # c", "a 'b c' \"d\"", "a\\ b c", "a $(b)", "a `b`", "a <(b)", "a $'b\\x41' $\"c\"", "a $'\\x41'", "a\\", "a \\\n b", "exec a b", "A=1 b c", "a 'b",
 		"a \"$b\" ${c} $((d))", "a {b,c} * ? [d]", "a !b", "((((((", "a\r\nb", "# a b", "a ~/b ~", "a=b c", "bitfusion run", "a {fd}>b", "a $$'\\'\"';id;'\"", "a @(b)", "a \\\r\n b",
 		"a b=~c", "select a in b", "coproc a b", "function a b", "[ a ] b", "a\x01b c", "\xffa b", "a é☃",
 	} {

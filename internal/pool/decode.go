@@ -189,8 +189,9 @@ func (d *decoder) doubles(c *Catalog, lines map[*Client]*yaml.Node) {
 // defaults reads the client of pods that do not say.
 func (d *decoder) defaults(c *Catalog, n *yaml.Node) {
 	fields := d.mapping(n, "defaults", []string{"version", "os"})
-	for key, value := range fields {
-		if isNull(value) {
+	for _, key := range []string{"version", "os"} {
+		value, ok := fields[key]
+		if !ok || isNull(value) {
 			continue
 		}
 		s, ok := d.text(value, "defaults."+key)
