@@ -43,7 +43,7 @@ const (
 func TestMain(m *testing.M) {
 	// The handler after the one that logs slows errors down by the time since the
 	// last one, which began outside of any test's own clock.
-	utilruntime.ErrorHandlers = utilruntime.ErrorHandlers[:1]
+	utilruntime.ErrorHandlers = utilruntime.ErrorHandlers[:1] //nolint:reassign // it is there to be set
 	os.Exit(m.Run())
 }
 
@@ -215,7 +215,7 @@ func (w *world) load(replicas ...*Manager) (stop func() int) {
 	wg.Go(func() {
 		for {
 			for i, m := range replicas {
-				for _, lag := range []time.Duration{0, 7 * time.Second, 14 * time.Second} {
+				for _, lag := range []time.Duration{0, 14 * time.Second} {
 					for _, name := range []string{mutName, valName} {
 						count++
 						if err := w.handshake(m, name, lag); err != nil {
@@ -227,7 +227,7 @@ func (w *world) load(replicas ...*Manager) (stop func() int) {
 			select {
 			case <-done:
 				return
-			case <-time.After(2700 * time.Millisecond):
+			case <-time.After(4900 * time.Millisecond):
 			}
 		}
 	})
@@ -337,7 +337,7 @@ func TestNoHandshakeFailsWhileCertificateAndCAChange(t *testing.T) {
 				if !a.policy.signed(third.ca.cert, third.leaf, time.Now()) || !holds(w.trusted(mutName, 0), third.trusted()) {
 					t.Error("the certificate is not of the new CA, or the configurations hold more than it")
 				}
-				if n := stop(); n < 500 {
+				if n := stop(); n < 200 {
 					t.Errorf("only %d handshakes", n)
 				}
 				if value, ok := w.secret().Annotations[RotateAnnotation]; ok {
@@ -589,7 +589,7 @@ func TestCertificatesAreRenewedForYears(t *testing.T) {
 		w := newWorld(t, emptySecret())
 		change := func(c *Config) {
 			c.CertLifetime, c.CALifetime = 90*time.Hour, 365*time.Hour
-			c.Propagation = 20 * time.Minute // So that a year is not too many passes.
+			c.Propagation = time.Hour // So that a year is not too many passes.
 		}
 		m := w.replica(w.server.Client(nil), change)
 		w.settle(m)
@@ -597,7 +597,7 @@ func TestCertificatesAreRenewedForYears(t *testing.T) {
 		for range 2 * 365 {
 			time.Sleep(time.Hour)
 			for _, name := range []string{mutName, valName} {
-				if err := w.handshake(m, name, 19*time.Minute); err != nil {
+				if err := w.handshake(m, name, 55*time.Minute); err != nil {
 					t.Fatalf("%v: %v", time.Now(), err)
 				}
 			}
@@ -875,7 +875,7 @@ func TestTheRealThing(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes a few seconds")
 	}
-	const propagation = 2 * time.Second
+	const propagation = 4 * time.Second
 	w := newWorld(t, emptySecret())
 	change := func(c *Config) { c.Propagation = propagation }
 	replicas := []*Manager{w.replica(w.server.Client(nil), change), w.replica(w.server.Client(nil), change)}

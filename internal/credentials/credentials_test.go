@@ -43,7 +43,7 @@ var (
 func TestMain(m *testing.M) {
 	// The handler after the one that logs slows errors down by the time since the
 	// last one, which began outside of any test's own clock.
-	utilruntime.ErrorHandlers = utilruntime.ErrorHandlers[:1]
+	utilruntime.ErrorHandlers = utilruntime.ErrorHandlers[:1] //nolint:reassign // it is there to be set
 	os.Exit(m.Run())
 }
 
