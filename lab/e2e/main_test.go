@@ -55,7 +55,8 @@ func run(ctx context.Context, m *testing.M) (code int, err error) {
 	}
 	defer func() {
 		if !keep {
-			err = errors.Join(err, s.Restore(context.WithoutCancel(ctx), os.Stderr))
+			ctx := context.WithoutCancel(ctx)
+			err = errors.Join(err, s.In(show.PoolNamespace).RemoveNamespace(ctx), s.Restore(ctx, os.Stderr))
 		}
 		err = errors.Join(err, s.Close())
 	}()

@@ -206,20 +206,13 @@ func (s *Stage) Copies(ctx context.Context) (map[string]*corev1.Secret, error) {
 // it.
 func (s *Stage) EnsureNamespace(ctx context.Context) error { return s.ensureNamespace(ctx) }
 
-// RemoveNamespace deletes the stage's namespace with all that is in it and waits
-// until it is gone.
-func (s *Stage) RemoveNamespace(ctx context.Context) error {
-	if err := s.removeNamespace(ctx); err != nil {
-		return err
-	}
-	return Poll(ctx, time.Minute, "namespace "+s.Namespace+" to be gone", func(ctx context.Context) error {
-		_, err := s.Client.CoreV1().Namespaces().Get(ctx, s.Namespace, metav1.GetOptions{})
-		if apierrors.IsNotFound(err) {
-			return nil
-		}
-		return errors.Join(err, errors.New("it is still there"))
-	})
-}
+// Empty deletes the pods of the stage's namespace, what would make others, and
+// quotas.
+func (s *Stage) Empty(ctx context.Context) error { return s.emptyNamespace(ctx) }
+
+// RemoveNamespace empties the stage's namespace and deletes it; what else is in it
+// goes a little later.
+func (s *Stage) RemoveNamespace(ctx context.Context) error { return s.removeNamespace(ctx) }
 
 // Logs returns what a container of a pod has printed.
 func (s *Stage) Logs(ctx context.Context, pod, container string) (string, error) {

@@ -17,6 +17,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/utils/ptr"
 
 	"github.com/divvy-gpu/divvy/lab/internal/build"
 	"github.com/divvy-gpu/divvy/lab/internal/cluster"
@@ -372,10 +373,17 @@ func (s *Stage) ensureNamespace(ctx context.Context) error {
 }
 
 // emptyNamespace deletes all pods of the namespace, which an interrupted run
-// may have left.
+// may have left, what would make others, and quotas.
 func (s *Stage) emptyNamespace(ctx context.Context) error {
-	apps := s.Client.AppsV1().StatefulSets(s.Namespace)
-	if err := apps.DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}); err != nil {
+	background := metav1.DeleteOptions{PropagationPolicy: ptr.To(metav1.DeletePropagationBackground)}
+	all := metav1.ListOptions{}
+	err := errors.Join(
+		s.Client.AppsV1().StatefulSets(s.Namespace).DeleteCollection(ctx, background, all),
+		s.Client.AppsV1().Deployments(s.Namespace).DeleteCollection(ctx, background, all),
+		s.Client.AppsV1().ReplicaSets(s.Namespace).DeleteCollection(ctx, background, all),
+		s.Client.BatchV1().Jobs(s.Namespace).DeleteCollection(ctx, background, all),
+		s.Client.CoreV1().ResourceQuotas(s.Namespace).DeleteCollection(ctx, metav1.DeleteOptions{}, all))
+	if err != nil {
 		return fmt.Errorf("empty namespace %s: %w", s.Namespace, err)
 	}
 	return s.DeleteAllPods(ctx)
