@@ -206,8 +206,10 @@ func TestGuardsOfOldFaultsExist(t *testing.T) {
 		}
 	}
 	for heading, rows := range map[string][]string{
-		"### NVIDIA's device plugin":                      numbers(21),
-		"### Iluvatar's device plugin":                    append(numbers(26), "12b"),
+		"### NVIDIA's device plugin":   numbers(21),
+		"### Iluvatar's device plugin": append(numbers(26), "12b"),
+		"### Bitfusion on Kubernetes": slices.Concat(lettered("W", 35), lettered("S", 7), lettered("V", 5),
+			lettered("D", 10), lettered("P", 15)),
 		"### What a better plugin should be able to show": numbers(12),
 	} {
 		_, section, found := strings.Cut(page, heading+"\n")
@@ -230,6 +232,15 @@ func numbers(n int) []string {
 	var out []string
 	for i := range n {
 		out = append(out, strconv.Itoa(i+1))
+	}
+	return out
+}
+
+// lettered are numbers with a letter before them: W1, W2 and so on.
+func lettered(letter string, n int) []string {
+	out := numbers(n)
+	for i := range out {
+		out[i] = letter + out[i]
 	}
 	return out
 }
