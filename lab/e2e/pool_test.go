@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -312,22 +313,8 @@ func TestPoolQuota(t *testing.T) {
 	}
 }
 
-// otherClient is a catalog entry of another client than Bitfusion's.
-var otherClient = fmt.Sprintf(`
-- version: "1.0"
-  os: rgpu
-  image: %s
-  root: /bitfusion/rgpu
-  binary: %s
-  command:
-    percent: [attach, --gpus, "${amount}", --share, "${percent}"]
-    memory: [attach, --gpus, "${amount}", --memory, "${megabytes}"]
-    filter: [--pick, "${filter}"]
-    separator: [--]
-`, remotepool.OtherImage, remotepool.OtherProgram)
-
-// TestAnotherClient adds an entry to the catalog while the webhook runs, and runs
-// a pod that chooses it.
+// TestAnotherClient gives the webhook the catalog of the examples while it runs,
+// and runs pods that choose its client of another maker.
 func TestAnotherClient(t *testing.T) {
 	ctx, p := poolStage(t, show.PoolNamespace)
 	const name, key = "bwki-bitfusion-client-configmap", "bitfusion-client-config.yaml"
@@ -348,13 +335,19 @@ func TestAnotherClient(t *testing.T) {
 		}
 	})
 
+	catalog, err := os.ReadFile(p.Example("catalog/rgpu.yaml"))
+	must(t, err)
+	plain, err := p.ExamplePod("catalog/rgpu-pod.yaml")
+	must(t, err)
 	pod := example(t, p, "pod-filter.yaml", "other-client")
-	pod.Annotations[pool.OSAnnotation], pod.Annotations[pool.VersionAnnotation] = "rgpu", "1.0"
+	for _, key := range []string{pool.OSAnnotation, pool.VersionAnnotation} {
+		pod.Annotations[key] = plain.Annotations[key]
+	}
 	pod.Spec.Containers[0].Command = []string{"/bin/bash", "-c", `echo "$RGPU_GPUS GPUs, $0"`, "$(HOME) && $x"}
-	if _, err := tryOut(ctx, p, pod); err == nil || !strings.Contains(err.Error(), `no client "1.0"`) {
+	if _, err := tryOut(ctx, p, pod); err == nil || !strings.Contains(err.Error(), `no client "rgpu-1.0"`) {
 		t.Fatalf("a client that is not in the catalog: %v; want a refusal that names it", err)
 	}
-	must(t, set(ctx, strings.TrimRight(original, "\n")+otherClient))
+	must(t, set(ctx, string(catalog)))
 	poked := time.Now()
 	must(t, stage.Poll(ctx, webhookTimeout, "every replica to know the new client", func(ctx context.Context) error {
 		if time.Since(poked) > 5*time.Second {
@@ -370,9 +363,10 @@ func TestAnotherClient(t *testing.T) {
 		}
 		return nil
 	}))
-	_, err = p.Create(ctx, pod)
+	_, err = p.Create(ctx, pod, plain)
 	must(t, err)
-	ended(t, p, pod.Name)
+	ended(t, p, pod.Name, plain.Name)
+	logHas(t, p, plain.Name, plain.Spec.Containers[0].Name, "rgpu: attached 1 GPUs, 50 percent of each", "total images/sec")
 	logHas(t, p, pod.Name, "bf-pkgs", "rgpu: attached 1 GPUs, 50 percent of each, picked by server.hostname=bf-server", "1 GPUs, ")
 	logHas(t, p, pod.Name, "bf-pkgs", " && $x")
 }

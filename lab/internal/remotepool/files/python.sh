@@ -1,7 +1,8 @@
 #!/bin/bash
 # A stand-in for python with TensorFlow's benchmark: it prints what the benchmark
 # prints, at once, and fails as TensorFlow does where there is no GPU.
-if [ -z "$BITFUSION_GPUS" ]; then
+gpus="${BITFUSION_GPUS:-$RGPU_GPUS}"
+if [ -z "$gpus" ]; then
   echo "tensorflow/compiler/xla: CUDA_ERROR_NO_DEVICE: no GPU: not behind the pool's client" >&2
   exit 1
 fi
@@ -16,7 +17,7 @@ done
 cat <<END
 Found device 0 with properties:
 name: $BITFUSION_GPU_NAME
-Created TensorFlow device (/job:localhost/replica:0/task:0/device:GPU:0 with $BITFUSION_MEMORY_MB MB memory) -> physical GPU ($BITFUSION_SERVER, device: $BITFUSION_GPUS)
+Created TensorFlow device (/job:localhost/replica:0/task:0/device:GPU:0 with $BITFUSION_MEMORY_MB MB memory) -> physical GPU ($BITFUSION_SERVER, device: $gpus)
 TensorFlow:  1.14
 Model:       $model
 Dataset:     imagenet (synthetic)
