@@ -118,8 +118,8 @@ var rules = []rule{
 	},
 	{
 		packages: []string{"..."},
-		except:   []string{"internal/vendorsim/...", "internal/backend/backendtest"},
-		never:    []string{"internal/vendorsim/...", "internal/backend/backendtest", "testing"},
+		except:   []string{"internal/vendorsim/...", "internal/backend/backendtest", "internal/kubetest"},
+		never:    []string{"internal/vendorsim/...", "internal/backend/backendtest", "internal/kubetest", "testing"},
 		why:      "stand-ins and test suites belong to tests and the lab, never into a program that users run",
 	},
 	{
