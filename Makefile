@@ -150,7 +150,7 @@ fuzz: ## Fuzz every target for FUZZTIME.
 	@go list -f '{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}{{end}}' ./... | while read -r package; do \
 	  go test -list '^Fuzz' "$$package" | { grep '^Fuzz' || true; } | while read -r target; do \
 	    echo "fuzz $$package $$target"; \
-	    go test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) "$$package"; \
+	    go test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 10x "$$package"; \
 	  done; \
 	done
 
