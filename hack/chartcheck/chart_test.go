@@ -434,8 +434,8 @@ func TestAccountsMayDoWhatTheyMustAndNoMore(t *testing.T) {
 		"bitfusion-webhook-deployment": slices.Sorted(slices.Values(slices.Concat(
 			[]string{"create events", "patch events", "create secrets"},
 			each([]string{"list", "watch"}, "namespaces", "nodes", "pods", "resourcequotas"),
-			each([]string{"get", "list", "watch", "update", "patch", "delete"}, "secrets "+strings.Join(poolSecrets, ",")),
-			each([]string{"get", "list", "watch", "update", "patch"}, "admissionregistration.k8s.io/mutatingwebhookconfigurations bwki-webhook-cfg",
+			each([]string{"get", "list", "watch", "update", "delete"}, "secrets "+strings.Join(poolSecrets, ",")),
+			each([]string{"get", "list", "watch", "patch"}, "admissionregistration.k8s.io/mutatingwebhookconfigurations bwki-webhook-cfg",
 				"admissionregistration.k8s.io/validatingwebhookconfigurations validation.bitfusion.io-cfg"),
 		))),
 		"divvy-extender": {"create pods/binding", "get pods", "list nodes", "list pods", "watch nodes", "watch pods"},
