@@ -116,7 +116,7 @@ test-unit: ## Run unit tests and fuzz seeds under the race detector (no root nee
 
 .PHONY: test-lab-unit
 test-lab-unit: ## Run the lab's own unit tests (no root needed).
-	@$(call testsum-lab,lab-unit) go test -json -timeout 10m ./cmd/... ./internal/...
+	@$(call testsum-lab,lab-unit) go test -json -timeout 15m ./cmd/... ./internal/... ./podfuzz/...
 
 .PHONY: test-kubelet
 test-kubelet: ## Run the tests against kubelet's real device manager (no root needed).
