@@ -5,22 +5,20 @@ package extender
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net"
 	"net/http"
 	"os"
-	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
-	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"github.com/spf13/cobra"
 	"k8s.io/klog/v2"
 
 	"github.com/divvy-gpu/divvy/internal/accel/ledger"
 	"github.com/divvy-gpu/divvy/internal/app/flags"
+	"github.com/divvy-gpu/divvy/internal/app/serve"
 	"github.com/divvy-gpu/divvy/internal/extender"
 	"github.com/divvy-gpu/divvy/internal/kube"
 	"github.com/divvy-gpu/divvy/internal/logging"
@@ -73,25 +71,16 @@ func Run(ctx context.Context, o Options) error {
 	if err != nil {
 		return err
 	}
-	listener, err := net.Listen("tcp", s.Listen)
-	if err != nil {
-		return fmt.Errorf("listen for kube-scheduler: %w", err)
-	}
-	defer listener.Close() //nolint:errcheck // closed by the server; this is for the ways out before
-	var metricsListener net.Listener
-	if s.MetricsListen != "" {
-		if metricsListener, err = net.Listen("tcp", s.MetricsListen); err != nil {
-			return fmt.Errorf("listen for metrics: %w", err)
-		}
-		defer metricsListener.Close() //nolint:errcheck // as above
-	}
-	logger.Info("Starting", "version", version.String("divvy-extender"), "listen", listener.Addr().String(),
-		"policy", s.policy.String(), "resources", s.Resources, "leaderElect", s.LeaderElect)
-
 	program, err := assemble(s, clients)
 	if err != nil {
 		return err
 	}
+	listener, metricsListener, err := serve.Listen(ctx, "kube-scheduler", s.Listen, s.MetricsListen)
+	if err != nil {
+		return err
+	}
+	logger.Info("Starting", "version", version.String("divvy-extender"), "listen", listener.Addr().String(),
+		"policy", s.policy.String(), "resources", s.Resources, "leaderElect", s.LeaderElect)
 	return program.run(ctx, listener, metricsListener)
 }
 
@@ -141,9 +130,7 @@ func assemble(s settings, clients kube.Clients) (*program, error) {
 		return nil, err
 	}
 	p.handler = e.Handler()
-	metrics := http.NewServeMux()
-	metrics.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
-	p.metrics = metrics
+	p.metrics = serve.Metrics(registry)
 	return p, nil
 }
 
@@ -161,64 +148,33 @@ func (p *program) ready() error {
 	return err
 }
 
-// run starts everything and waits for all of it to end. The first part that
-// fails, or the end of ctx, ends the others: first the server, so that binds
-// under way are finished, then what they need.
+// run starts everything and waits for all of it to end. Binds under way are
+// finished before what they need ends.
 func (p *program) run(ctx context.Context, listener, metricsListener net.Listener) error {
-	logger := klog.FromContext(ctx)
-	ctx, fail := context.WithCancelCause(ctx)
-	defer fail(nil)
-	// The parts outlive ctx until the server has finished.
-	partsCtx, stopParts := context.WithCancel(context.WithoutCancel(ctx))
-	defer stopParts()
-
-	var parts sync.WaitGroup
-	parts.Go(func() { p.books.Run(partsCtx, p.clients) })
-	parts.Go(func() { p.keys.Run(partsCtx, p.books.KeyChanged) })
-	parts.Go(func() { p.expire(partsCtx) })
-	parts.Go(func() { p.announce(partsCtx) })
+	program := serve.Program{
+		Parts: []func(context.Context) error{
+			func(ctx context.Context) error { p.books.Run(ctx, p.clients); return nil },
+			func(ctx context.Context) error { p.keys.Run(ctx, p.books.KeyChanged); return nil },
+			func(ctx context.Context) error { p.expire(ctx); return nil },
+			serve.Announce(p.ready, p.size),
+		},
+		Servers: []serve.Server{
+			{Listener: listener, HTTP: serve.NewServer(p.handler)},
+			{Listener: metricsListener, HTTP: serve.NewServer(p.metrics)},
+		},
+		Stopping: func() { p.stopping.Store(true) },
+		Drain:    shutdownTimeout,
+	}
 	if p.settings.LeaderElect {
-		parts.Go(func() {
-			if err := p.elect(partsCtx); err != nil {
-				fail(err)
-			}
-		})
+		program.Parts = append(program.Parts, p.elect)
 	}
+	return program.Run(ctx)
+}
 
-	server := newServer(partsCtx, p.handler)
-	servers := []*http.Server{server}
-	var serving sync.WaitGroup
-	serve := func(s *http.Server, l net.Listener) {
-		serving.Go(func() {
-			if err := s.Serve(l); !errors.Is(err, http.ErrServerClosed) {
-				fail(fmt.Errorf("serve on %s: %w", l.Addr(), err))
-			}
-		})
-	}
-	serve(server, listener)
-	if metricsListener != nil {
-		servers = append(servers, newServer(partsCtx, p.metrics))
-		serve(servers[1], metricsListener)
-	}
-
-	<-ctx.Done()
-	logger.Info("Stopping", "cause", context.Cause(ctx).Error())
-	p.stopping.Store(true)
-	shutdown, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownTimeout)
-	defer cancel()
-	for _, s := range servers {
-		if err := s.Shutdown(shutdown); err != nil {
-			logger.Error(err, "Requests were cut off")
-			s.Close() //nolint:errcheck // nothing is left to do about it
-		}
-	}
-	serving.Wait()
-	stopParts()
-	parts.Wait()
-	if cause := context.Cause(ctx); !errors.Is(cause, context.Canceled) {
-		return cause
-	}
-	return nil
+// size is what the log says of the books when the program becomes ready.
+func (p *program) size() []any {
+	size := p.books.Size()
+	return []any{"nodes", size.Nodes, "podsWaiting", size.Waiting, "podsOnDevices", size.Granted, "podsElsewhere", size.Ungranted}
 }
 
 // expire drops reservations that were never confirmed.
@@ -253,46 +209,5 @@ func (p *program) verify(ctx context.Context) {
 		case err != nil:
 			return // the API server is away: nothing is known, and nothing is bound meanwhile
 		}
-	}
-}
-
-// announce logs when the program becomes ready, and when it is no longer and
-// why.
-func (p *program) announce(ctx context.Context) {
-	logger := klog.FromContext(ctx)
-	ticker := time.NewTicker(100 * time.Millisecond)
-	defer ticker.Stop()
-	last := ""
-	for {
-		state := "ready"
-		if err := p.ready(); err != nil {
-			state = err.Error()
-		}
-		if state != last {
-			last = state
-			if size := p.books.Size(); state == "ready" {
-				logger.Info("Ready", "nodes", size.Nodes, "podsWaiting", size.Waiting, "podsOnDevices", size.Granted, "podsElsewhere", size.Ungranted)
-			} else {
-				logger.Info("Not ready", "reason", state)
-			}
-		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-ticker.C:
-		}
-	}
-}
-
-// newServer bounds what a client can take of the process's time and memory.
-func newServer(ctx context.Context, h http.Handler) *http.Server {
-	return &http.Server{
-		Handler:           h,
-		ReadHeaderTimeout: 5 * time.Second,
-		ReadTimeout:       15 * time.Second,
-		WriteTimeout:      30 * time.Second,
-		IdleTimeout:       2 * time.Minute,
-		MaxHeaderBytes:    64 << 10,
-		BaseContext:       func(net.Listener) context.Context { return ctx },
 	}
 }

@@ -11,13 +11,11 @@ import (
 	"net/http"
 	"os"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
-	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/kubernetes"
@@ -28,6 +26,7 @@ import (
 
 	"github.com/divvy-gpu/divvy/internal/admission"
 	"github.com/divvy-gpu/divvy/internal/app/flags"
+	"github.com/divvy-gpu/divvy/internal/app/serve"
 	"github.com/divvy-gpu/divvy/internal/certs"
 	"github.com/divvy-gpu/divvy/internal/credentials"
 	"github.com/divvy-gpu/divvy/internal/kube"
@@ -86,26 +85,17 @@ func Run(ctx context.Context, o Options) error {
 	if err != nil {
 		return err
 	}
-	listener, err := net.Listen("tcp", s.Listen)
-	if err != nil {
-		return fmt.Errorf("listen for the API server: %w", err)
-	}
-	defer listener.Close() //nolint:errcheck // closed by the server; this is for the ways out before
-	var metricsListener net.Listener
-	if s.MetricsListen != "" {
-		if metricsListener, err = net.Listen("tcp", s.MetricsListen); err != nil {
-			return fmt.Errorf("listen for metrics: %w", err)
-		}
-		defer metricsListener.Close() //nolint:errcheck // as above
-	}
-	logger.Info("Starting", "version", version.String("divvy-webhook"), "listen", listener.Addr().String(),
-		"clients", len(catalog.current().Clients), "totalGPUMemoryMB", s.admission.TotalMemoryMB,
-		"ignoredNamespaces", s.admission.IgnoredNamespaces, "namespaceSelector", s.selector.String())
-
 	p, err := assemble(s, catalog, clients.Kubernetes)
 	if err != nil {
 		return err
 	}
+	listener, metricsListener, err := serve.Listen(ctx, "the API server", s.Listen, s.MetricsListen)
+	if err != nil {
+		return err
+	}
+	logger.Info("Starting", "version", version.String("divvy-webhook"), "listen", listener.Addr().String(),
+		"clients", len(catalog.current().Clients), "totalGPUMemoryMB", s.admission.TotalMemoryMB,
+		"ignoredNamespaces", s.admission.IgnoredNamespaces, "namespaceSelector", s.selector.String())
 	return p.run(ctx, listener, metricsListener)
 }
 
@@ -186,9 +176,7 @@ func newProgram(s settings, catalog *catalogFile, client kubernetes.Interface, c
 		reviews.ServeHTTP(w, r)
 	})
 	p.handler = mux
-	metrics := http.NewServeMux()
-	metrics.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
-	p.metrics = metrics
+	p.metrics = serve.Metrics(registry)
 	return p, nil
 }
 
@@ -240,78 +228,34 @@ func (p *program) ready() error {
 	return p.keeper.Ready()
 }
 
-// run starts everything and waits for all of it to end. The first part that
-// fails, or the end of ctx, ends the others: first the server, when nobody sends
-// reviews any more, then what it needs.
+// run starts everything and waits for all of it to end: first the server, when
+// nobody sends reviews any more, then what it needs.
 func (p *program) run(ctx context.Context, listener, metricsListener net.Listener) error {
-	logger := klog.FromContext(ctx)
-	ctx, fail := context.WithCancelCause(ctx)
-	defer fail(nil)
-	// The parts outlive ctx until the server has finished.
-	partsCtx, stopParts := context.WithCancel(context.WithoutCancel(ctx))
-	defer stopParts()
-
-	events := record.NewBroadcaster(record.WithContext(partsCtx))
+	// Parts tell of events as long as they run, which is longer than ctx.
+	events := record.NewBroadcaster(record.WithContext(context.WithoutCancel(ctx)))
 	defer events.Shutdown()
 	events.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: p.client.CoreV1().Events("")})
 	p.recorder = events.NewRecorder(scheme.Scheme, corev1.EventSource{Component: "divvy-webhook"})
 
-	var parts sync.WaitGroup
-	part := func(run func(context.Context) error) {
-		parts.Go(func() {
-			if err := run(partsCtx); err != nil {
-				fail(err)
-			}
-		})
-	}
-	part(p.certs.Run)
-	part(p.keeper.Run)
-	parts.Go(func() { p.cluster.run(partsCtx, p.client) })
-	parts.Go(func() { p.catalog.run(partsCtx, p.accept(partsCtx), p.reject(partsCtx)) })
-	parts.Go(func() { p.announce(partsCtx) })
-
-	server := newServer(partsCtx, p.handler)
+	server := serve.NewServer(p.handler)
 	server.TLSConfig = &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: p.certificate}
 	server.HTTP2 = &http.HTTP2Config{MaxConcurrentStreams: maxStreams}
-	servers := []*http.Server{server}
-	var serving sync.WaitGroup
-	serve := func(l net.Listener, serve func() error) {
-		serving.Go(func() {
-			if err := serve(); !errors.Is(err, http.ErrServerClosed) {
-				fail(fmt.Errorf("serve on %s: %w", l.Addr(), err))
-			}
-		})
-	}
-	serve(listener, func() error { return server.ServeTLS(listener, "", "") })
-	if metricsListener != nil {
-		metrics := newServer(partsCtx, p.metrics)
-		servers = append(servers, metrics)
-		serve(metricsListener, func() error { return metrics.Serve(metricsListener) })
-	}
-
-	<-ctx.Done()
-	cause := context.Cause(ctx)
-	logger.Info("Stopping", "cause", cause.Error(), "delay", p.settings.ShutdownDelay)
-	p.stopping.Store(true)
-	if errors.Is(cause, context.Canceled) {
-		// It takes a while until everybody knows that this replica is gone.
-		<-time.After(p.settings.ShutdownDelay)
-	}
-	shutdown, cancel := context.WithTimeout(context.WithoutCancel(ctx), drainTimeout)
-	defer cancel()
-	for _, s := range servers {
-		if err := s.Shutdown(shutdown); err != nil {
-			logger.Error(err, "Requests were cut off")
-			s.Close() //nolint:errcheck // nothing is left to do about it
-		}
-	}
-	serving.Wait()
-	stopParts()
-	parts.Wait()
-	if !errors.Is(cause, context.Canceled) {
-		return cause
-	}
-	return nil
+	return serve.Program{
+		Parts: []func(context.Context) error{
+			p.certs.Run,
+			p.keeper.Run,
+			func(ctx context.Context) error { p.cluster.run(ctx, p.client); return nil },
+			func(ctx context.Context) error { p.catalog.run(ctx, p.accept(ctx), p.reject(ctx)); return nil },
+			serve.Announce(p.ready, nil),
+		},
+		Servers: []serve.Server{
+			{Listener: listener, HTTP: server},
+			{Listener: metricsListener, HTTP: serve.NewServer(p.metrics)},
+		},
+		Stopping: func() { p.stopping.Store(true) },
+		Delay:    p.settings.ShutdownDelay,
+		Drain:    drainTimeout,
+	}.Run(ctx)
 }
 
 // certificate returns what to show to whoever connects.
@@ -349,45 +293,4 @@ func (p *program) tell(kind, reason, message string) {
 		message = strings.ToValidUTF8(message[:maxEvent], "") + "..."
 	}
 	p.recorder.Event(&corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: p.settings.Namespace, Name: p.settings.pod}, kind, reason, message)
-}
-
-// announce logs when the program becomes ready, and when it is no longer and
-// why.
-func (p *program) announce(ctx context.Context) {
-	logger := klog.FromContext(ctx)
-	ticker := time.NewTicker(100 * time.Millisecond)
-	defer ticker.Stop()
-	last := ""
-	for {
-		state := "ready"
-		if err := p.ready(); err != nil {
-			state = err.Error()
-		}
-		if state != last {
-			last = state
-			if state == "ready" {
-				logger.Info("Ready")
-			} else {
-				logger.Info("Not ready", "reason", state)
-			}
-		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-ticker.C:
-		}
-	}
-}
-
-// newServer bounds what a client can take of the process's time and memory.
-func newServer(ctx context.Context, h http.Handler) *http.Server {
-	return &http.Server{
-		Handler:           h,
-		ReadHeaderTimeout: 5 * time.Second,
-		ReadTimeout:       15 * time.Second,
-		WriteTimeout:      30 * time.Second,
-		IdleTimeout:       2 * time.Minute,
-		MaxHeaderBytes:    64 << 10,
-		BaseContext:       func(net.Listener) context.Context { return ctx },
-	}
 }

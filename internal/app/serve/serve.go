@@ -1,0 +1,189 @@
+// Package serve runs a program that answers HTTP: it starts its parts and
+// servers, and ends them in an order in which no request is cut off.
+package serve
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"k8s.io/klog/v2"
+)
+
+// Listen opens the address that the caller is answered on, and that of metrics
+// unless it is empty: metrics is nil then. The caller is named in errors.
+func Listen(ctx context.Context, caller, address, metricsAddress string) (listener, metrics net.Listener, err error) {
+	var config net.ListenConfig
+	if listener, err = config.Listen(ctx, "tcp", address); err != nil {
+		return nil, nil, fmt.Errorf("listen for %s: %w", caller, err)
+	}
+	if metricsAddress == "" {
+		return listener, nil, nil
+	}
+	if metrics, err = config.Listen(ctx, "tcp", metricsAddress); err != nil {
+		return nil, nil, errors.Join(fmt.Errorf("listen for metrics: %w", err), listener.Close())
+	}
+	return listener, metrics, nil
+}
+
+// Metrics returns a handler of GET /metrics and nothing else.
+func Metrics(registry prometheus.Gatherer) http.Handler {
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
+	return mux
+}
+
+// NewServer returns a server that bounds what a client can take of the process's
+// time and memory.
+func NewServer(h http.Handler) *http.Server {
+	return &http.Server{
+		Handler:           h,
+		ReadHeaderTimeout: 5 * time.Second,
+		ReadTimeout:       15 * time.Second,
+		WriteTimeout:      30 * time.Second,
+		IdleTimeout:       2 * time.Minute,
+		MaxHeaderBytes:    64 << 10,
+	}
+}
+
+// Server is a server and where it serves.
+type Server struct {
+	// Listener is closed by Program.Run. A server without one is left out.
+	Listener net.Listener
+	// HTTP serves with TLS when its TLSConfig is set. Its BaseContext is that of
+	// the parts.
+	HTTP *http.Server
+}
+
+// Program is what runs together.
+type Program struct {
+	// Parts run until the last request was answered. One that returns an error
+	// before ends the program.
+	Parts   []func(context.Context) error
+	Servers []Server
+	// Stopping, when set, is called once as soon as the program is to end.
+	Stopping func()
+	// Delay is how long requests are still taken after the context ended, until
+	// everybody knows that nobody should send any. A program that failed does not
+	// wait.
+	Delay time.Duration
+	// Drain is how long requests under way may take after that.
+	Drain time.Duration
+}
+
+// Run starts everything and waits for all of it to end. The first part or server
+// that fails, or the end of ctx, ends the others: first the servers, so that
+// requests under way are finished, then the parts, which they need. The error is
+// that of what failed; it is nil when ctx was cancelled.
+func (p Program) Run(ctx context.Context) error {
+	logger := klog.FromContext(ctx)
+	ctx, fail := context.WithCancelCause(ctx)
+	defer fail(nil)
+	// The parts outlive ctx until the servers have finished.
+	partsCtx, stopParts := context.WithCancel(context.WithoutCancel(ctx))
+	defer stopParts()
+
+	var parts, serving sync.WaitGroup
+	start := func(group *sync.WaitGroup, run func() error) {
+		group.Go(func() {
+			if err := run(); err != nil {
+				fail(err)
+			}
+		})
+	}
+	for _, part := range p.Parts {
+		start(&parts, func() error { return part(partsCtx) })
+	}
+	for _, s := range p.Servers {
+		if s.Listener != nil {
+			s.HTTP.BaseContext = func(net.Listener) context.Context { return partsCtx }
+			start(&serving, s.serve)
+		}
+	}
+
+	<-ctx.Done()
+	cause := context.Cause(ctx)
+	failed := !errors.Is(cause, context.Canceled)
+	logger.Info("Stopping", "cause", cause.Error())
+	if p.Stopping != nil {
+		p.Stopping()
+	}
+	if p.Delay > 0 && !failed {
+		logger.Info("Requests are still taken", "delay", p.Delay)
+		<-time.After(p.Delay)
+	}
+	p.drain(context.WithoutCancel(ctx))
+	serving.Wait()
+	stopParts()
+	parts.Wait()
+	if failed {
+		return cause
+	}
+	return nil
+}
+
+// drain ends the servers when requests under way are answered, or at the latest
+// after p.Drain.
+func (p Program) drain(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, p.Drain)
+	defer cancel()
+	for _, s := range p.Servers {
+		if err := s.HTTP.Shutdown(ctx); err != nil {
+			klog.FromContext(ctx).Error(err, "Requests were cut off")
+			s.HTTP.Close() //nolint:errcheck // nothing is left to do about it
+		}
+	}
+}
+
+// serve returns when the server was shut down, or why it failed.
+func (s Server) serve() error {
+	defer s.Listener.Close() //nolint:errcheck // closed already, but for a server that could not start
+	serve := s.HTTP.Serve
+	if s.HTTP.TLSConfig != nil {
+		serve = func(l net.Listener) error { return s.HTTP.ServeTLS(l, "", "") }
+	}
+	if err := serve(s.Listener); !errors.Is(err, http.ErrServerClosed) {
+		return fmt.Errorf("serve on %s: %w", s.Listener.Addr(), err)
+	}
+	return nil
+}
+
+// announceEvery is how often Announce asks.
+const announceEvery = 100 * time.Millisecond
+
+// Announce returns a part that logs when the program becomes ready, with what
+// details has to say then, and when it is no longer and why. Details may be nil.
+func Announce(ready func() error, details func() []any) func(context.Context) error {
+	return func(ctx context.Context) error {
+		logger := klog.FromContext(ctx)
+		ticker := time.NewTicker(announceEvery)
+		defer ticker.Stop()
+		for last := ""; ; {
+			state := "ready"
+			if err := ready(); err != nil {
+				state = err.Error()
+			}
+			switch {
+			case state == last:
+			case state != "ready":
+				logger.Info("Not ready", "reason", state)
+			case details != nil:
+				logger.Info("Ready", details()...)
+			default:
+				logger.Info("Ready")
+			}
+			last = state
+			select {
+			case <-ctx.Done():
+				return nil
+			case <-ticker.C:
+			}
+		}
+	}
+}
