@@ -5,48 +5,26 @@
 package main
 
 import (
-	"context"
-	"errors"
 	"fmt"
-	"io"
 	"os"
-	"os/signal"
-	"syscall"
 
 	"github.com/divvy-gpu/divvy/lab/internal/show"
 	"github.com/divvy-gpu/divvy/lab/internal/stage"
 )
 
+const introduction = `Cards of three vendors break under running pods, on a real Kubernetes that runs
+on this machine. Only the cards are not real: 2 NVIDIA GPUs, 2 Iluvatar boards
+of 2 chips and 2 GCUs, simulated.
+
+`
+
 func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	err := run(ctx, os.Stdout)
-	stop()
+	err := show.Play("faults", introduction, stage.Options{
+		Topology: show.Mixed, MemoryUnit: "1", Values: []string{show.MixedValues},
+		Label: show.Present, Namespace: "divvy-faults",
+	}, (*show.Show).Faults)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "faults:", err)
 		os.Exit(1)
 	}
-}
-
-// namespace is for the show's pods alone.
-const namespace = "divvy-faults"
-
-func run(ctx context.Context, out io.Writer) (err error) {
-	fmt.Fprint(out, `Cards of three vendors break under running pods, on a real Kubernetes that runs
-on this machine. Only the cards are not real: 2 NVIDIA GPUs, 2 Iluvatar boards
-of 2 chips and 2 GCUs, simulated.
-
-`)
-	s, err := stage.SetUp(ctx, stage.Options{
-		Topology: show.Mixed, MemoryUnit: "1", Values: []string{show.MixedValues},
-		Label: show.Present, Namespace: namespace, Out: out,
-	})
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, s.Close()) }()
-	f := show.New("faults", s, out)
-	if err := f.Faults(ctx); err != nil {
-		return fmt.Errorf("the show could not go on after %d checks: %w", f.Checks.Made(), errors.Join(err, f.Checks.Err()))
-	}
-	return f.End()
 }

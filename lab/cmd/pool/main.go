@@ -5,47 +5,28 @@
 package main
 
 import (
-	"context"
-	"errors"
 	"fmt"
-	"io"
 	"os"
-	"os/signal"
-	"syscall"
 
 	"github.com/divvy-gpu/divvy/lab/internal/show"
 	"github.com/divvy-gpu/divvy/lab/internal/stage"
 )
 
-func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	err := run(ctx, os.Stdout)
-	stop()
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "pool:", err)
-		os.Exit(1)
-	}
-}
-
-func run(ctx context.Context, out io.Writer) (err error) {
-	fmt.Fprint(out, `A cluster without a GPU, on a real Kubernetes that runs on this machine, and a
+const introduction = `A cluster without a GPU, on a real Kubernetes that runs on this machine, and a
 pool of GPUs somewhere else. Pods get shares of the pool's GPUs by writing three
 resource names and three annotations. Stand-ins are the pool's servers, which
 check the token and keep the books of 6 GPUs, and the pool's client, which leases
 from them and runs the pod's command.
 
-`)
-	s, err := stage.SetUp(ctx, stage.Options{
+`
+
+func main() {
+	err := show.Play("pool", introduction, stage.Options{
 		Topology: stage.Guide, MemoryUnit: "1", Values: []string{show.PoolValues, show.NoCardsValues},
-		Unlabelled: true, Namespace: show.PoolNamespace, Out: out,
-	})
+		Unlabelled: true, Namespace: show.PoolNamespace,
+	}, (*show.Show).Pool)
 	if err != nil {
-		return err
+		fmt.Fprintln(os.Stderr, "pool:", err)
+		os.Exit(1)
 	}
-	defer func() { err = errors.Join(err, s.Close()) }()
-	v := show.New("pool", s, out)
-	if err := v.Pool(ctx); err != nil {
-		return fmt.Errorf("the show could not go on after %d checks: %w", v.Checks.Made(), errors.Join(err, v.Checks.Err()))
-	}
-	return v.End()
 }
