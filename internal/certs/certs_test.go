@@ -245,6 +245,34 @@ func (w *world) settle(replicas ...*Manager) {
 	}
 }
 
+// oneReplica returns a world in which a replica has put all in order.
+func oneReplica(t *testing.T) (*world, *Manager) {
+	t.Helper()
+	w := newWorld(t, emptySecret())
+	m := w.replica(w.server.Client(nil), nil)
+	w.settle(m)
+	return w, m
+}
+
+// twoReplicas is oneReplica with two.
+func twoReplicas(t *testing.T) (w *world, a, b *Manager) {
+	t.Helper()
+	w = newWorld(t, emptySecret())
+	a, b = w.replica(w.server.Client(nil), nil), w.replica(w.server.Client(nil), nil)
+	w.settle(a, b)
+	return w, a, b
+}
+
+// used returns a world in which a replica has put all in order, and ended.
+func used(t *testing.T, change func(*Config)) *world {
+	t.Helper()
+	w := newWorld(t, emptySecret())
+	m, stop := w.stoppable(w.server.Client(nil), change)
+	w.settle(m)
+	stop()
+	return w
+}
+
 func TestAnEmptySecretIsFilledOnceByTwoReplicas(t *testing.T) {
 	for name, secret := range map[string]*corev1.Secret{"empty": emptySecret(), "missing": nil} {
 		t.Run(name, func(t *testing.T) {
@@ -355,9 +383,7 @@ func TestNoHandshakeFailsWhileCertificateAndCAChange(t *testing.T) {
 func TestThePreviousCAStaysUntilEveryClientHasTheNext(t *testing.T) {
 	// The order of what the configurations hold is the promise to every client.
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, emptySecret())
-		m := w.replica(w.server.Client(nil), nil)
-		w.settle(m)
+		w, _ := oneReplica(t)
 		old := w.content()
 		w.rotate("ca")
 		var switched, began time.Time
@@ -386,9 +412,7 @@ func TestThePreviousCAStaysUntilEveryClientHasTheNext(t *testing.T) {
 
 func TestTheWaitBeginsAgainWhenSomebodyEmptiesTheBundle(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, emptySecret())
-		m := w.replica(w.server.Client(nil), nil)
-		w.settle(m)
+		w, _ := oneReplica(t)
 		old := w.content()
 		w.rotate("ca")
 		time.Sleep(10 * time.Second)
@@ -409,9 +433,7 @@ func TestTheWaitBeginsAgainWhenSomebodyEmptiesTheBundle(t *testing.T) {
 
 func TestABundleThatSomebodyChangedIsRepaired(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, emptySecret())
-		a, b := w.replica(w.server.Client(nil), nil), w.replica(w.server.Client(nil), nil)
-		w.settle(a, b)
+		w, a, _ := twoReplicas(t)
 		before := w.content()
 		for _, bundle := range []string{"", "Z2FyYmFnZQ=="} {
 			w.setBundle(bundle)
@@ -508,9 +530,7 @@ func TestADamagedSecretIsMadeAnewWithoutAFailedHandshake(t *testing.T) {
 	for name, damage := range damages {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				w := newWorld(t, emptySecret())
-				a, b := w.replica(w.server.Client(nil), nil), w.replica(w.server.Client(nil), nil)
-				w.settle(a, b)
+				w, a, b := twoReplicas(t)
 				stop := w.load(a, b)
 				w.edit(damage)
 				time.Sleep(time.Minute)
@@ -523,9 +543,7 @@ func TestADamagedSecretIsMadeAnewWithoutAFailedHandshake(t *testing.T) {
 
 func TestADeletedSecretIsMadeAnewWithoutAFailedHandshake(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, emptySecret())
-		a, b := w.replica(w.server.Client(nil), nil), w.replica(w.server.Client(nil), nil)
-		w.settle(a, b)
+		w, a, b := twoReplicas(t)
 		stop := w.load(a, b)
 		before := w.content()
 		if err := w.admin.CoreV1().Secrets(namespace).Delete(t.Context(), secretName, metav1.DeleteOptions{}); err != nil {
@@ -544,10 +562,7 @@ func TestADamagedSecretIsMadeAnewByReplicasThatJustStarted(t *testing.T) {
 	for name, damage := range damages {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				w := newWorld(t, emptySecret())
-				first, stop := w.stoppable(w.server.Client(nil), nil)
-				w.settle(first)
-				stop()
+				w := used(t, nil)
 				w.edit(damage)
 				a, b := w.replica(w.server.Client(nil), nil), w.replica(w.server.Client(nil), nil)
 				time.Sleep(time.Minute)
@@ -626,10 +641,7 @@ func TestExpiryWhileNobodyRan(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				w := newWorld(t, emptySecret())
-				first, stop := w.stoppable(w.server.Client(nil), nil)
-				w.settle(first)
-				stop()
+				w := used(t, nil)
 				before := w.content()
 				time.Sleep(down)
 				a, b := w.replica(w.server.Client(nil), nil), w.replica(w.server.Client(nil), nil)
@@ -681,10 +693,7 @@ func TestExpiryWhileTheAPIServerIsAwayIsTold(t *testing.T) {
 
 func TestAnotherServiceNameGetsAnotherCertificate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, emptySecret())
-		first, stop := w.stoppable(w.server.Client(nil), func(c *Config) { c.DNSNames = []string{"other.bwki.svc"} })
-		w.settle(first)
-		stop()
+		w := used(t, func(c *Config) { c.DNSNames = []string{"other.bwki.svc"} })
 		before := w.content()
 		m := w.replica(w.server.Client(nil), nil)
 		w.settle(m)
@@ -697,9 +706,7 @@ func TestAnotherServiceNameGetsAnotherCertificate(t *testing.T) {
 
 func TestACAOfTheAdministratorIsTakenUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, emptySecret())
-		m := w.replica(w.server.Client(nil), nil)
-		w.settle(m)
+		w, m := oneReplica(t)
 		stop := w.load(m)
 		own, err := m.policy.newAuthority(time.Now())
 		if err != nil {
@@ -721,9 +728,7 @@ func TestACAOfTheAdministratorIsTakenUp(t *testing.T) {
 
 func TestARequestOfACAWaitsForTheOneUnderWay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, emptySecret())
-		m := w.replica(w.server.Client(nil), nil)
-		w.settle(m)
+		w, m := oneReplica(t)
 		stop := w.load(m)
 		w.rotate("ca")
 		time.Sleep(2 * time.Second)
@@ -740,9 +745,7 @@ func TestARequestOfACAWaitsForTheOneUnderWay(t *testing.T) {
 
 func TestARequestThatIsNotUnderstoodChangesNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, emptySecret())
-		m := w.replica(w.server.Client(nil), nil)
-		w.settle(m)
+		w, m := oneReplica(t)
 		before := w.content()
 		w.rotate("everything")
 		time.Sleep(time.Minute)
@@ -781,9 +784,7 @@ func TestTroubleWithTheAPIServerIsToldAndTriedAgain(t *testing.T) {
 
 func TestInOrderNothingIsWritten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, emptySecret())
-		a, b := w.replica(w.server.Client(nil), nil), w.replica(w.server.Client(nil), nil)
-		w.settle(a, b)
+		w, _, _ := twoReplicas(t)
 		before := w.server.Calls()
 		time.Sleep(10 * time.Minute)
 		for call, n := range w.server.Calls() {
