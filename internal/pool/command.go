@@ -46,8 +46,14 @@ func (c *Client) Wrap(r Request, filters, command, args []string) (newCommand, n
 	if err != nil {
 		return nil, nil, false, err
 	}
-	if len(c.Command.Separator) == 0 && strings.HasPrefix(p.first(), "-") {
-		return nil, nil, false, fmt.Errorf("the command begins with %q, which the client would take for its own option; begin with a program", short(p.first()))
+	if len(c.Command.Separator) == 0 {
+		for _, begin := range []string{p.first(), p.text} {
+			// An option would change what the client takes; so may what kubelet puts in
+			// place of $(NAME).
+			if strings.HasPrefix(begin, "-") || strings.HasPrefix(begin, "$(") {
+				return nil, nil, false, fmt.Errorf("the command begins with %q, which the client would take for its own option; begin with a program", short(begin))
+			}
+		}
 	}
 	if c.Command.Shell == "" {
 		return slices.Concat([]string{c.Binary}, words.list(), c.Command.Separator, p.words), nil, false, nil

@@ -111,7 +111,12 @@ func ParseRequest(r corev1.ResourceRequirements, totalMB int64) (Request, error)
 		problem("%s: %s is worked out from the other keys; remove it", Resource, q.String())
 	}
 	if unknown := unknownKeys(r); len(unknown) > 0 {
-		problem("%s is no key of the pool; write %s with %s or %s", strings.Join(unknown, ", "), AmountResource, PercentResource, MemoryResource)
+		name, more := corev1.ResourceName(unknown[0]), ""
+		if n := len(unknown) - 1; n > 0 {
+			more = fmt.Sprintf(" (and %d more)", n)
+		}
+		q, _, _ := quantity(r, name)
+		problem("%s: %s%s is no key of the pool; write %s with %s or %s", short(unknown[0]), q.String(), more, AmountResource, PercentResource, MemoryResource)
 	}
 	if len(problems) > 0 {
 		return Request{}, errors.Join(problems...)
