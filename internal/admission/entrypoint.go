@@ -38,14 +38,14 @@ func parseEntrypoints(value string) (entrypoints, error) {
 		err = json.Unmarshal(text, &e.byContainer)
 		for name, list := range e.byContainer {
 			if err == nil && (len(list) == 0 || list[0] == "") {
-				err = fmt.Errorf("the list of container %q names no program", name)
+				err = fmt.Errorf("the list of container %q names no program", short(name))
 			}
 		}
 	default:
 		err = errors.New("it is neither")
 	}
 	if err != nil {
-		return entrypoints{}, fmt.Errorf("%q: %s: %w", value, form, err)
+		return entrypoints{}, fmt.Errorf("%q: %s: %w", short(value), form, err)
 	}
 	return e, nil
 }

@@ -184,7 +184,7 @@ func (f *files) containerMounts() []corev1.VolumeMount {
 }
 
 func sameMount(a, b corev1.VolumeMount) bool {
-	return path.Clean(a.MountPath) == path.Clean(b.MountPath) && a.Name == b.Name && a.SubPath == b.SubPath
+	return cleanPath(a.MountPath) == cleanPath(b.MountPath) && a.Name == b.Name && a.SubPath == b.SubPath
 }
 
 // addMounts adds what is not there yet.
@@ -199,22 +199,37 @@ func addMounts(have, add []corev1.VolumeMount) []corev1.VolumeMount {
 
 // collisions names the user's mounts and devices that are where the client's
 // must be.
-func collisions(place string, container *corev1.Container, mounts []corev1.VolumeMount) []string {
+func (f *files) collisions(place string, container *corev1.Container, mounts []corev1.VolumeMount) []string {
 	var found []string
-	for _, ours := range mounts {
-		for _, m := range container.VolumeMounts {
-			if path.Clean(m.MountPath) == ours.MountPath && !sameMount(m, ours) {
-				found = append(found, fmt.Sprintf("%s: volume %q is mounted at %s, where the client must be: mount it elsewhere", place, m.Name, m.MountPath))
-			}
+	for _, m := range container.VolumeMounts {
+		if f.hides(m, mounts) {
+			found = append(found, fmt.Sprintf("%s: volume %q is mounted at %s, where the client must be: mount it elsewhere", place, short(m.Name), short(m.MountPath)))
 		}
+	}
+	for _, ours := range mounts {
 		for _, d := range container.VolumeDevices {
-			if path.Clean(d.DevicePath) == ours.MountPath {
-				found = append(found, fmt.Sprintf("%s: the device of volume %q is at %s, where the client must be: put it elsewhere", place, d.Name, d.DevicePath))
+			if cleanPath(d.DevicePath) == ours.MountPath {
+				found = append(found, fmt.Sprintf("%s: the device of volume %q is at %s, where the client must be: put it elsewhere", place, short(d.Name), short(d.DevicePath)))
 			}
 		}
 	}
 	return found
 }
+
+// hides reports whether a user's mount is at a place of the client's mounts,
+// below a file of them, or over the client's own folder.
+func (f *files) hides(m corev1.VolumeMount, mounts []corev1.VolumeMount) bool {
+	at := cleanPath(m.MountPath)
+	if slices.ContainsFunc(mounts, func(ours corev1.VolumeMount) bool { return sameMount(m, ours) }) {
+		return false
+	}
+	return at == f.client.Root || strings.HasPrefix(at, f.client.Root+"/") || slices.ContainsFunc(mounts, func(ours corev1.VolumeMount) bool {
+		return at == ours.MountPath || ours.SubPath != "" && strings.HasPrefix(at, ours.MountPath+"/")
+	})
+}
+
+// cleanPath is where kubelet mounts: a path that is not absolute is below /.
+func cleanPath(at string) string { return path.Clean("/" + at) }
 
 // addFiles adds the volumes and the init container to the pod, or moves the
 // init container that is there already before the first that needs it.

@@ -106,7 +106,7 @@ func (s *server) serve(webhook string, decide decision) http.Handler {
 		}
 		// Neither the pod nor why it is refused is logged: both hold what users
 		// wrote, and that may be secret.
-		logger = logger.WithValues("namespace", review.Request.Namespace, "name", podName(review.Request))
+		logger = logger.WithValues("namespace", short(review.Request.Namespace), "name", podName(review.Request))
 		review.Response, result = s.answer(logger, review.Request, decide)
 		answer, err := encodeReview(review)
 		if err != nil { // a patch is bytes and the rest is text, so this is not reached

@@ -30,20 +30,35 @@ func Mutate(pod *corev1.Pod, namespace string, catalog *pool.Catalog, s Settings
 		return nil, nil, &Denial{Problems: []string{err.Error()}}
 	}
 	switch {
+	case mode != pool.ModeNone && asks(pod):
+	case holdsAny(pod):
+		return labelled(pod), nil, nil // converted before
 	case mode == pool.ModeNone:
 		return pod, nil, nil // Validate refuses what is left
-	case asks(pod):
-	case holdsAny(pod):
-		return pod, nil, nil // converted before
 	default:
 		return pod, []string{fmt.Sprintf("annotation %s is %q, but no container asks for GPUs of the pool: set %s in the limits of those that should have them",
-			pool.ModeAnnotation, pod.Annotations[pool.ModeAnnotation], pool.AmountResource)}, nil
+			pool.ModeAnnotation, short(pod.Annotations[pool.ModeAnnotation]), pool.AmountResource)}, nil
 	}
 	c := conversion{pod: pod.DeepCopy(), mode: mode, settings: s}
 	if err := c.run(catalog); err != nil {
 		return nil, nil, err
 	}
 	return c.pod, c.warnings, nil
+}
+
+// labelled returns a pod that was converted before with the label by which its
+// credentials are brought, or the pod itself when it has it: copies of pods, such
+// as kubectl debug --copy-to makes, lose their labels.
+func labelled(pod *corev1.Pod) *corev1.Pod {
+	if pod.Labels[pool.ConvertedLabel] == "true" || len(Secrets(pod)) == 0 {
+		return pod
+	}
+	pod = pod.DeepCopy()
+	if pod.Labels == nil {
+		pod.Labels = map[string]string{}
+	}
+	pod.Labels[pool.ConvertedLabel] = "true"
+	return pod
 }
 
 // conversion is the making of one pod.
@@ -135,16 +150,19 @@ func (c *conversion) choose(catalog *pool.Catalog) {
 	}
 }
 
+// maxHome bounds a home folder, in bytes: Linux takes paths of 4 KiB.
+const maxHome = 1 << 10
+
 // checkHome refuses what cannot be the home folder of a container.
 func checkHome(home string) error {
-	if !path.IsAbs(home) || strings.Contains(home, ":") || strings.ContainsFunc(home, func(r rune) bool { return r < ' ' || r == 0x7f }) ||
+	if !path.IsAbs(home) || len(home) > maxHome || strings.Contains(home, ":") || strings.ContainsFunc(home, func(r rune) bool { return r < ' ' || r == 0x7f }) ||
 		slices.Contains(strings.Split(home, "/"), "..") {
-		return fmt.Errorf("%q is no folder: must be an absolute path without \"..\" and colons, such as %s", home, pool.DefaultHome)
+		return fmt.Errorf("%q is no folder: must be an absolute path without \"..\" and colons, of at most %d bytes, such as %s", short(home), maxHome, pool.DefaultHome)
 	}
 	home = path.Clean(home)
 	for _, taken := range []string{pool.MountPath, optPath, caPath, serversPath} {
 		if home == taken || strings.HasPrefix(home, taken+"/") {
-			return fmt.Errorf("%q is in %s, where the client itself is: must be elsewhere, such as %s", home, taken, pool.DefaultHome)
+			return fmt.Errorf("%q is in %s, where the client itself is: must be elsewhere, such as %s", short(home), taken, pool.DefaultHome)
 		}
 	}
 	return nil
@@ -161,7 +179,7 @@ func (c *conversion) convert(place string, container *corev1.Container) {
 		return
 	}
 	mounts := c.files.containerMounts()
-	c.problems = append(c.problems, collisions(place, container, mounts)...)
+	c.problems = append(c.problems, c.files.collisions(place, container, mounts)...)
 	if len(c.problems) > before {
 		return
 	}

@@ -44,8 +44,10 @@ func encodeReview(review *admissionv1.AdmissionReview) ([]byte, error) {
 	return json.Marshal(admissionv1.AdmissionReview{TypeMeta: review.TypeMeta, Response: review.Response})
 }
 
-// podName names a pod in logs.
-func podName(request *admissionv1.AdmissionRequest) string {
+// podName names a pod in logs, where no name is longer than a pod's may be.
+func podName(request *admissionv1.AdmissionRequest) string { return short(nameOf(request)) }
+
+func nameOf(request *admissionv1.AdmissionRequest) string {
 	if request.Name != "" {
 		return request.Name
 	}

@@ -3,7 +3,7 @@ package admission
 import (
 	"fmt"
 	"maps"
-	"path"
+	"math"
 	"slices"
 	"strings"
 
@@ -91,14 +91,14 @@ func (v *validation) leftovers() {
 			case name == pool.AmountResource || name == pool.PercentResource || name == pool.MemoryResource:
 				raw = true
 				if v.mode == pool.ModeNone {
-					v.wrongf("%s: %s is asked for, but the pod does not say what to do with it: add annotation %s: %s (or %s)",
-						place, name, pool.ModeAnnotation, pool.ModeAll, pool.ModeInjection)
+					v.wrongf("%s: %s: %s is asked for, but the pod does not say what to do with it: add annotation %s: %s (or %s)",
+						place, name, written(c.Resources, name), pool.ModeAnnotation, pool.ModeAll, pool.ModeInjection)
 				} else {
-					v.wrongf("%s: %s was not converted, so the pod would never run: the mutating webhook was not called for it; an administrator has to see to that",
-						place, name)
+					v.wrongf("%s: %s: %s was not converted, so the pod would never run: the mutating webhook was not called for it; an administrator has to see to that",
+						place, name, written(c.Resources, name))
 				}
 			case !pool.Asks(c.Resources): // otherwise the reading of the request tells it
-				v.wrongf("%s: %s is no resource of the pool: must be %s with %s or %s", place, name, pool.AmountResource, pool.PercentResource, pool.MemoryResource)
+				v.wrongf("%s: %s: %s is no resource of the pool: must be %s with %s or %s", place, short(string(name)), written(c.Resources, name), pool.AmountResource, pool.PercentResource, pool.MemoryResource)
 			}
 		}
 		if pool.Asks(c.Resources) {
@@ -118,8 +118,8 @@ func (v *validation) leftovers() {
 func (v *validation) clients() {
 	for place, c := range containers(v.pod) {
 		if holds(c.Resources) && !hasClient(v.pod, c) {
-			v.wrongf("%s: %s was written by hand, and the container has no client: leave it out, ask with %s and %s or %s, and add annotation %s: %s (or %s)",
-				place, pool.Resource, pool.AmountResource, pool.PercentResource, pool.MemoryResource, pool.ModeAnnotation, pool.ModeAll, pool.ModeInjection)
+			v.wrongf("%s: %s: %s was written by hand, and the container has no client: leave it out, ask with %s and %s or %s, and add annotation %s: %s (or %s)",
+				place, pool.Resource, written(c.Resources, pool.Resource), pool.AmountResource, pool.PercentResource, pool.MemoryResource, pool.ModeAnnotation, pool.ModeAll, pool.ModeInjection)
 		}
 	}
 }
@@ -130,7 +130,7 @@ func hasClient(pod *corev1.Pod, container *corev1.Container) bool {
 	volume := ""
 	paths := map[string]bool{}
 	for _, m := range container.VolumeMounts {
-		at := path.Clean(m.MountPath)
+		at := cleanPath(m.MountPath)
 		paths[at] = true
 		if at == pool.MountPath {
 			volume = m.Name
@@ -168,9 +168,9 @@ func (v *validation) nodes() {
 			switch {
 			case request.IsZero() && limit.IsZero(), largest[name] > 0, strings.HasPrefix(string(name), pool.Prefix) && name != pool.Resource:
 			case name == pool.Resource:
-				v.wrongf("%s: no node that is ready has %s: an administrator has to see whether the daemon set bitfusion-device-plugin runs", place, name)
+				v.wrongf("%s: no node that is ready has %s (%s are asked for): an administrator has to see whether the daemon set bitfusion-device-plugin runs", place, name, written(c.Resources, name))
 			default:
-				v.wrongf("%s: no node that is ready has resource %s: leave it out, or correct its name", place, name)
+				v.wrongf("%s: no node that is ready has resource %s (%s are asked for): leave it out, or correct its name", place, short(string(name)), written(c.Resources, name))
 			}
 		}
 	}
@@ -191,10 +191,22 @@ func (v *validation) quotas() {
 	}
 }
 
+// written is the value of a resource as the container has it.
+func written(r corev1.ResourceRequirements, name corev1.ResourceName) string {
+	q, ok := r.Limits[name]
+	if !ok {
+		q = r.Requests[name]
+	}
+	return q.String()
+}
+
 // podUnits is what the whole pod takes of the pool at its peak, as kube-scheduler
 // and quotas count it.
 func podUnits(pod *corev1.Pod) int64 {
 	units := resource.PodRequests(pod, resource.PodResourcesOptions{})[pool.Resource]
+	if units.CmpInt64(math.MaxInt64) > 0 {
+		return math.MaxInt64 // and not what remains of it in 64 bits
+	}
 	return units.Value()
 }
 
