@@ -11,9 +11,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/wait"
-	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 
@@ -146,26 +144,8 @@ func (b *Books) Run(ctx context.Context, clients Clients) {
 	pods := clients.Kubernetes.CoreV1().Pods(metav1.NamespaceAll)
 
 	var group wait.Group
-	group.StartWithContext(ctx, NewReflector("nodes", &metav1.PartialObjectMetadata{}, b.Nodes(),
-		cache.ToListWatcherWithWatchListSemantics(&cache.ListWatch{
-			ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-				return nodes.List(ctx, o)
-			},
-			WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-				return nodes.Watch(ctx, o)
-			},
-		}, clients.Metadata)).RunWithContext)
-	group.StartWithContext(ctx, NewReflector("pods", &v1.Pod{}, b.Pods(),
-		cache.ToListWatcherWithWatchListSemantics(&cache.ListWatch{
-			ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-				o.FieldSelector = running
-				return pods.List(ctx, o)
-			},
-			WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-				o.FieldSelector = running
-				return pods.Watch(ctx, o)
-			},
-		}, clients.Kubernetes)).RunWithContext)
+	group.StartWithContext(ctx, NewReflector("nodes", &metav1.PartialObjectMetadata{}, b.Nodes(), ListWatch(clients.Metadata, "", nodes.List, nodes.Watch)).RunWithContext)
+	group.StartWithContext(ctx, NewReflector("pods", &v1.Pod{}, b.Pods(), ListWatch(clients.Kubernetes, running, pods.List, pods.Watch)).RunWithContext)
 	group.Wait()
 }
 

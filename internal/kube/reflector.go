@@ -1,10 +1,13 @@
 package kube
 
 import (
+	"context"
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/tools/cache"
 )
 
@@ -23,4 +26,22 @@ func NewReflector(name string, example runtime.Object, store cache.ReflectorStor
 			Duration: 200 * time.Millisecond, Factor: 2, Jitter: 0.5, Steps: 5, Cap: maxBackoff,
 		},
 	})
+}
+
+// ListWatch is what a reflector reads by: the methods of a client for one kind of
+// objects, of which the field selector chooses some, or all when it is empty.
+func ListWatch[L runtime.Object](client any, selector string,
+	list func(context.Context, metav1.ListOptions) (L, error),
+	follow func(context.Context, metav1.ListOptions) (watch.Interface, error),
+) cache.ListerWatcher {
+	return cache.ToListWatcherWithWatchListSemantics(&cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+			o.FieldSelector = selector
+			return list(ctx, o)
+		},
+		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+			o.FieldSelector = selector
+			return follow(ctx, o)
+		},
+	}, client)
 }

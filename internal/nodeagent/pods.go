@@ -8,10 +8,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/tools/cache"
 
 	"github.com/divvy-gpu/divvy/internal/accel/wire"
 	"github.com/divvy-gpu/divvy/internal/kube"
@@ -37,16 +34,7 @@ func newNodePods(client kubernetes.Interface, node string, changed func()) *node
 // Run follows the API server until ctx ends.
 func (p *nodePods) Run(ctx context.Context) {
 	pods := p.client.CoreV1().Pods(metav1.NamespaceAll)
-	kube.NewReflector("pods of the node", &corev1.Pod{}, p.objects, cache.ToListWatcherWithWatchListSemantics(&cache.ListWatch{
-		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-			o.FieldSelector = p.selector
-			return pods.List(ctx, o)
-		},
-		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-			o.FieldSelector = p.selector
-			return pods.Watch(ctx, o)
-		},
-	}, p.client)).RunWithContext(ctx)
+	kube.NewReflector("pods of the node", &corev1.Pod{}, p.objects, kube.ListWatch(p.client, p.selector, pods.List, pods.Watch)).RunWithContext(ctx)
 }
 
 // strip drops what nobody here reads; a node's pods may carry megabytes of it.

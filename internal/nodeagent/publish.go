@@ -10,11 +10,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 
 	"github.com/divvy-gpu/divvy/internal/accel"
@@ -47,16 +44,7 @@ func newPublisher(client kubernetes.Interface, node string, m *metrics, changed 
 func (p *publisher) Run(ctx context.Context) {
 	nodes := p.client.CoreV1().Nodes()
 	selector := fields.OneTermEqualSelector("metadata.name", p.node).String()
-	kube.NewReflector("the node", &corev1.Node{}, p.objects, cache.ToListWatcherWithWatchListSemantics(&cache.ListWatch{
-		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-			o.FieldSelector = selector
-			return nodes.List(ctx, o)
-		},
-		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-			o.FieldSelector = selector
-			return nodes.Watch(ctx, o)
-		},
-	}, p.client)).RunWithContext(ctx)
+	kube.NewReflector("the node", &corev1.Node{}, p.objects, kube.ListWatch(p.client, selector, nodes.List, nodes.Watch)).RunWithContext(ctx)
 }
 
 // current returns the node object as the watch has delivered it.

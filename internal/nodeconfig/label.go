@@ -7,12 +7,8 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 
 	"github.com/divvy-gpu/divvy/internal/kube"
@@ -50,16 +46,7 @@ func newNodeLabel(client kubernetes.Interface, node string) *nodeLabel {
 func (l *nodeLabel) Run(ctx context.Context) {
 	nodes := l.client.CoreV1().Nodes()
 	selector := fields.OneTermEqualSelector("metadata.name", l.node).String()
-	kube.NewReflector("the label of the node", &corev1.Node{}, l, cache.ToListWatcherWithWatchListSemantics(&cache.ListWatch{
-		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-			o.FieldSelector = selector
-			return nodes.List(ctx, o)
-		},
-		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-			o.FieldSelector = selector
-			return nodes.Watch(ctx, o)
-		},
-	}, l.client)).RunWithContext(ctx)
+	kube.NewReflector("the label of the node", &corev1.Node{}, l, kube.ListWatch(l.client, selector, nodes.List, nodes.Watch)).RunWithContext(ctx)
 }
 
 // await returns once the API server has said what the label is. Which devices a

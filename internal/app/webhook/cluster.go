@@ -11,7 +11,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/wait"
-	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 
@@ -124,24 +123,8 @@ func (c *cluster) ready() error {
 func (c *cluster) run(ctx context.Context, client kubernetes.Interface) {
 	nodes, quotas := client.CoreV1().Nodes(), client.CoreV1().ResourceQuotas(metav1.NamespaceAll)
 	var group wait.Group
-	group.StartWithContext(ctx, kube.NewReflector("nodes", &corev1.Node{}, c.nodes,
-		cache.ToListWatcherWithWatchListSemantics(&cache.ListWatch{
-			ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-				return nodes.List(ctx, o)
-			},
-			WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-				return nodes.Watch(ctx, o)
-			},
-		}, client)).RunWithContext)
-	group.StartWithContext(ctx, kube.NewReflector("resourcequotas", &corev1.ResourceQuota{}, c.quotas,
-		cache.ToListWatcherWithWatchListSemantics(&cache.ListWatch{
-			ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-				return quotas.List(ctx, o)
-			},
-			WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-				return quotas.Watch(ctx, o)
-			},
-		}, client)).RunWithContext)
+	group.StartWithContext(ctx, kube.NewReflector("nodes", &corev1.Node{}, c.nodes, kube.ListWatch(client, "", nodes.List, nodes.Watch)).RunWithContext)
+	group.StartWithContext(ctx, kube.NewReflector("resourcequotas", &corev1.ResourceQuota{}, c.quotas, kube.ListWatch(client, "", quotas.List, quotas.Watch)).RunWithContext)
 	group.Wait()
 }
 
