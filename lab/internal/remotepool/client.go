@@ -17,8 +17,8 @@ import (
 	"time"
 )
 
-// ErrNoServer is the client's last word when it reached no server.
-var ErrNoServer = errors.New("none of the servers responded correctly to client id claim requests.") //nolint:revive,staticcheck // as the user guide shows it
+// errNoServer is the client's last word when it reached no server.
+var errNoServer = errors.New("none of the servers responded correctly to client id claim requests.") //nolint:revive,staticcheck // as the user guide shows it
 
 // Client talks to the pool as the real client's log tells it.
 type Client struct {
@@ -54,7 +54,7 @@ func (c *Client) connect(ctx context.Context) (*session, error) {
 	if err != nil {
 		c.logf("INFO", "Query server health status")
 		c.logf("WARN", "Failed to parse %s: %v", path, plain(err, path))
-		return nil, ErrNoServer
+		return nil, errNoServer
 	}
 	id, err := newID()
 	if err != nil {
@@ -80,7 +80,7 @@ func (c *Client) connect(ctx context.Context) (*session, error) {
 			return s, noteReachable(path, servers, n, address)
 		}
 	}
-	return nil, ErrNoServer
+	return nil, errNoServer
 }
 
 // plain puts the path that an error is about before it, once.

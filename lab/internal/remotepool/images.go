@@ -25,8 +25,8 @@ const (
 // VersionFile is where a client's tree says what version it is, in opt/bitfusion.
 const VersionFile = "VERSION"
 
-// OtherProgram is another client of remote GPUs in its image.
-const OtherProgram = "/bitfusion/rgpu/bin/rgpu"
+// otherProgram is another client of remote GPUs in its image.
+const otherProgram = "/bitfusion/rgpu/bin/rgpu"
 
 //go:embed files/python.sh
 var python []byte
@@ -97,7 +97,7 @@ func OtherSpec() (image.Spec, error) {
 	if err != nil {
 		return image.Spec{}, err
 	}
-	return image.Spec{Name: OtherImage, Files: append(files, image.File{Path: OtherProgram, Content: rgpu}), Cmd: []string{"/bin/bash"}}, nil
+	return image.Spec{Name: OtherImage, Files: append(files, image.File{Path: otherProgram, Content: rgpu}), Cmd: []string{"/bin/bash"}}, nil
 }
 
 // ServerSpec describes the image of the pool's server, whose program is static.

@@ -237,7 +237,7 @@ func (f *faults) index(place int) int {
 // waitReason waits until the node says that the card is ill, or that it is well,
 // and returns the reason.
 func (f *faults) waitReason(ctx context.Context, what corev1.ResourceName, card vendorsim.Card, ill bool) (reason string, err error) {
-	err = stage.Poll(ctx, OfferTimeout, "the node to tell of the card", func(ctx context.Context) error {
+	err = stage.Poll(ctx, offerTimeout, "the node to tell of the card", func(ctx context.Context) error {
 		cards, err := f.Published(ctx, what)
 		if err != nil {
 			return err

@@ -47,7 +47,7 @@ func (s *Show) Pool(ctx context.Context) error {
 
 func (r *remote) installed(ctx context.Context) error {
 	r.Title("What runs")
-	if err := r.WaitPool(ctx, ConfigTimeout); err != nil {
+	if err := r.WaitPool(ctx, configTimeout); err != nil {
 		return err
 	}
 	if _, err := r.Run(ctx, "get", "pods", "--namespace", product.Namespace); err != nil {
@@ -133,7 +133,7 @@ func (r *remote) wants(what string, err error, texts ...string) {
 // completed waits until a pod has ended well and returns what its container
 // printed, which it shows without the benchmark's lines in between.
 func (r *remote) completed(ctx context.Context, name, container string) (string, error) {
-	if err := r.WaitPhase(ctx, PodTimeout, corev1.PodSucceeded, name); err != nil {
+	if err := r.WaitPhase(ctx, podTimeout, corev1.PodSucceeded, name); err != nil {
 		return "", err
 	}
 	text, err := r.Logs(ctx, name, container)
@@ -293,7 +293,7 @@ A pod by memory and a pod by percent, half a GPU each, that keep what they have:
 // used waits until the quota shows so many units in use, and checks it.
 func (r *remote) used(ctx context.Context, want string) error {
 	var got string
-	_ = stage.Poll(ctx, PodTimeout, "the quota to count "+want, func(ctx context.Context) error { // a difference, not the end of the show
+	_ = stage.Poll(ctx, podTimeout, "the quota to count "+want, func(ctx context.Context) error { // a difference, not the end of the show
 		q, err := r.Client.CoreV1().ResourceQuotas(r.Namespace).Get(ctx, "bitfusion-quota", metav1.GetOptions{})
 		if err != nil {
 			return err
@@ -338,7 +338,7 @@ func (r *remote) filter(ctx context.Context) error {
 	if _, err := r.Create(ctx, none); err != nil {
 		return err
 	}
-	if err := r.WaitPhase(ctx, PodTimeout, corev1.PodFailed, none.Name); err != nil {
+	if err := r.WaitPhase(ctx, podTimeout, corev1.PodFailed, none.Name); err != nil {
 		return err
 	}
 	if text, err = r.Run(ctx, "logs", none.Name, "--namespace", r.Namespace); err != nil {
@@ -360,7 +360,7 @@ func (r *remote) controllers(ctx context.Context) error {
 	if _, err := r.create(ctx, "deployment.yaml"); err != nil {
 		return err
 	}
-	if _, err := r.Run(ctx, "wait", "job/bf-job", "--for=condition=Complete", "--namespace", r.Namespace, "--timeout", PodTimeout.String()); err != nil {
+	if _, err := r.Run(ctx, "wait", "job/bf-job", "--for=condition=Complete", "--namespace", r.Namespace, "--timeout", podTimeout.String()); err != nil {
 		return err
 	}
 	text, err := r.Kubectl(ctx, "logs", "job/bf-job", "--namespace", r.Namespace)
@@ -369,7 +369,7 @@ func (r *remote) controllers(ctx context.Context) error {
 	}
 	r.Checks.Contains("the job's log", text, "Locked 1 GPUs with partial memory 0.25")
 	r.Checks.Contains("the job's log", text, "total images/sec")
-	err = stage.Poll(ctx, PodTimeout, "the Deployment's pod to have run", func(ctx context.Context) error {
+	err = stage.Poll(ctx, podTimeout, "the Deployment's pod to have run", func(ctx context.Context) error {
 		text, err = r.Kubectl(ctx, "logs", "deployment/bf-deployment", "--namespace", r.Namespace)
 		if err == nil && !strings.Contains(text, "total images/sec") {
 			err = errors.New("it has not yet")

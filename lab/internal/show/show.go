@@ -19,9 +19,9 @@ import (
 
 // Waits of a show. A machine of two cores needs a tenth of them.
 const (
-	PodTimeout    = 90 * time.Second
-	OfferTimeout  = time.Minute
-	ConfigTimeout = 2 * time.Minute
+	podTimeout    = 90 * time.Second
+	offerTimeout  = time.Minute
+	configTimeout = 2 * time.Minute
 )
 
 // Mixed is the topology of cards of three vendors, MixedValues the values that
@@ -79,7 +79,7 @@ func (s *Show) Run(ctx context.Context, args ...string) (string, error) {
 // how long it took. Capacity is told beside it: kubelet counts what a card has
 // that is gone, as long as it may come back.
 func (s *Show) Offer(ctx context.Context, name corev1.ResourceName, allocatable int64) (time.Duration, error) {
-	took, _ := s.WaitAllocatable(ctx, OfferTimeout, name, allocatable) // a difference, not the end of the show
+	took, _ := s.WaitAllocatable(ctx, offerTimeout, name, allocatable) // a difference, not the end of the show
 	if err := ctx.Err(); err != nil {
 		return took, err
 	}
@@ -103,7 +103,7 @@ func (s *Show) Start(ctx context.Context, pods ...*corev1.Pod) error {
 			fmt.Fprintf(s.out, "pod %s asks for %s: %s\n", pod.Name, name, amount.String())
 		}
 	}
-	return s.WaitPhase(ctx, PodTimeout, corev1.PodRunning, names...)
+	return s.WaitPhase(ctx, podTimeout, corev1.PodRunning, names...)
 }
 
 // One returns a pod of one container that asks for so much of a resource.
@@ -120,7 +120,7 @@ func (s *Show) Pending(ctx context.Context, pod *corev1.Pod, text string) error 
 	for name, amount := range pod.Spec.Containers[0].Resources.Limits {
 		fmt.Fprintf(s.out, "pod %s asks for %s: %s\n", pod.Name, name, amount.String())
 	}
-	message, err := s.WaitEvent(ctx, PodTimeout, made[0], text)
+	message, err := s.WaitEvent(ctx, podTimeout, made[0], text)
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}

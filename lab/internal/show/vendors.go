@@ -96,7 +96,7 @@ GPU operator's does. This node has not got it yet, so nothing runs there.`)
 	if _, err := v.Run(ctx, "label", "node", node, Present+"=true"); err != nil {
 		return err
 	}
-	if err := v.WaitDivvy(ctx, ConfigTimeout); err != nil {
+	if err := v.WaitDivvy(ctx, configTimeout); err != nil {
 		return err
 	}
 	if _, err := v.Run(ctx, "get", "nodes", "-L", Present); err != nil {
@@ -318,7 +318,7 @@ func (v *vendors) labels(ctx context.Context) error {
 		"divvy.dev/iluvatar.present": "true", "divvy.dev/iluvatar.count": "4", "divvy.dev/iluvatar.memory": "32768",
 		"divvy.dev/enflame.present": "true", "divvy.dev/enflame.count": "2", "divvy.dev/enflame.model": "S60",
 	}
-	err := stage.Poll(ctx, OfferTimeout, "labels", func(ctx context.Context) error {
+	err := stage.Poll(ctx, offerTimeout, "labels", func(ctx context.Context) error {
 		node, err := v.Node(ctx)
 		if err != nil {
 			return err
