@@ -28,13 +28,15 @@ const (
 // configuration is what matters of a webhook configuration.
 type configuration struct {
 	kind, name, resourceVersion string
+	// version changes with the webhooks, and not with notes on the configuration.
+	version string
 	// webhooks are the names, bundles their caBundles.
 	webhooks []string
 	bundles  [][]byte
 }
 
 func mutating(c *admissionv1.MutatingWebhookConfiguration) configuration {
-	out := configuration{kind: mutatingKind, name: c.Name, resourceVersion: c.ResourceVersion}
+	out := configuration{kind: mutatingKind, name: c.Name, resourceVersion: c.ResourceVersion, version: versionOf(c)}
 	for i := range c.Webhooks {
 		out.webhooks = append(out.webhooks, c.Webhooks[i].Name)
 		out.bundles = append(out.bundles, c.Webhooks[i].ClientConfig.CABundle)
@@ -43,12 +45,21 @@ func mutating(c *admissionv1.MutatingWebhookConfiguration) configuration {
 }
 
 func validating(c *admissionv1.ValidatingWebhookConfiguration) configuration {
-	out := configuration{kind: validatingKind, name: c.Name, resourceVersion: c.ResourceVersion}
+	out := configuration{kind: validatingKind, name: c.Name, resourceVersion: c.ResourceVersion, version: versionOf(c)}
 	for i := range c.Webhooks {
 		out.webhooks = append(out.webhooks, c.Webhooks[i].Name)
 		out.bundles = append(out.bundles, c.Webhooks[i].ClientConfig.CABundle)
 	}
 	return out
+}
+
+// versionOf names the state of a configuration's webhooks: the API server counts
+// their changes as generations.
+func versionOf(c metav1.Object) string {
+	if c.GetGeneration() == 0 {
+		return string(c.GetUID()) + "/" + c.GetResourceVersion()
+	}
+	return fmt.Sprintf("%s/generation %d", c.GetUID(), c.GetGeneration())
 }
 
 // holds reports whether every webhook trusts these CAs and no other.

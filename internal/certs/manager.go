@@ -227,7 +227,7 @@ func (s state) key() string {
 		fmt.Fprintf(&key, "%x ", s.content.leaf.Leaf.SerialNumber)
 	}
 	for _, c := range s.configurations {
-		fmt.Fprintf(&key, "%s=%s ", c.name, c.resourceVersion)
+		fmt.Fprintf(&key, "%s=%s ", c.name, c.version)
 	}
 	return key.String()
 }
