@@ -271,10 +271,10 @@ func overwritable(old *corev1.Secret, data map[string][]byte, o ImportOptions) e
 	switch {
 	case old.Labels[managedLabel] == managedBy:
 		return fmt.Errorf("secret %s in %s is a copy that Divvy keeps in step with its source: import into the namespace of the source, as a rule %s", old.Name, old.Namespace, DefaultNamespace)
-	case same(old.Data, data):
-		return nil
 	case old.DeletionTimestamp != nil:
 		return fmt.Errorf("secret %s in %s is being deleted: wait until it is gone", old.Name, old.Namespace)
+	case same(old.Data, data):
+		return nil
 	case old.Immutable != nil && *old.Immutable:
 		return fmt.Errorf("secret %s in %s is immutable: delete it first, with kubectl delete secret -n %s %s", old.Name, old.Namespace, old.Namespace, old.Name)
 	case old.Labels[ImportedLabel] != "true" && !o.Force:
