@@ -280,20 +280,27 @@ func TestRun(t *testing.T) {
 				}
 				return
 			}
-			golden := filepath.Join("testdata", tt.golden+".txt")
-			if *update {
-				if err := os.WriteFile(golden, []byte(out), 0o600); err != nil {
-					t.Fatal(err)
-				}
-			}
-			want, err := os.ReadFile(golden)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(string(want), out); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
-			}
+			compare(t, tt.golden, out)
 		})
+	}
+}
+
+// compare compares an output with a golden file, which it writes first when it is
+// told to.
+func compare(t *testing.T, name, out string) {
+	t.Helper()
+	golden := filepath.Join("testdata", name+".txt")
+	if *update {
+		if err := os.WriteFile(golden, []byte(out), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(golden)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(want), out); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
 	}
 }
 

@@ -3,12 +3,9 @@ package inspect
 import (
 	"encoding/json"
 	"net/http"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -104,21 +101,8 @@ func TestPoolIsShown(t *testing.T) {
 			if !strings.Contains(errOut, tt.said) || (tt.said == "") != (errOut == "") {
 				t.Errorf("said %q, want %q", errOut, tt.said)
 			}
-			if tt.golden == "" {
-				return
-			}
-			golden := filepath.Join("testdata", tt.golden+".txt")
-			if *update {
-				if err := os.WriteFile(golden, []byte(out), 0o600); err != nil {
-					t.Fatal(err)
-				}
-			}
-			want, err := os.ReadFile(golden)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(string(want), out); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
+			if tt.golden != "" {
+				compare(t, tt.golden, out)
 			}
 		})
 	}

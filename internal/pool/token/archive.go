@@ -19,12 +19,12 @@ import (
 
 // Bounds of what is read. A token has a few KB in three files.
 const (
-	// MaxFile bounds one file of a token, in bytes.
-	MaxFile = 256 << 10
-	// MaxArchive bounds an archive, in bytes after decompression.
-	MaxArchive = 4 << 20
-	// MaxEntries bounds the entries of an archive.
-	MaxEntries = 64
+	// maxFile bounds one file of a token, in bytes.
+	maxFile = 256 << 10
+	// maxArchive bounds an archive, in bytes after decompression.
+	maxArchive = 4 << 20
+	// maxEntries bounds the entries of an archive.
+	maxEntries = 64
 )
 
 // Read reads a token from an archive (tar or tar.gz), or from the folder into
@@ -35,23 +35,23 @@ func Read(name string) (*Token, error) {
 		return nil, fmt.Errorf("read the token: %w", err)
 	}
 	if info.IsDir() {
-		return ReadFolder(name)
+		return readFolder(name)
 	}
 	f, err := os.Open(name)
 	if err != nil {
 		return nil, fmt.Errorf("read the token: %w", err)
 	}
 	defer f.Close() //nolint:errcheck // opened for reading
-	t, err := ReadArchive(f)
+	t, err := readArchive(f)
 	if err != nil {
 		return nil, fmt.Errorf("token %s: %w", name, err)
 	}
 	return t, nil
 }
 
-// ReadFolder reads a token from the folder into which one was unpacked. Links
+// readFolder reads a token from the folder into which one was unpacked. Links
 // are followed inside the folder alone.
-func ReadFolder(name string) (*Token, error) {
+func readFolder(name string) (*Token, error) {
 	root, err := os.OpenRoot(name)
 	if err != nil {
 		return nil, fmt.Errorf("read the token: %w", err)
@@ -101,12 +101,12 @@ func kindOfFile(mode fs.FileMode) string {
 
 // content reads a file of a token.
 func content(r io.Reader, name string) ([]byte, error) {
-	data, err := io.ReadAll(io.LimitReader(r, MaxFile+1))
+	data, err := io.ReadAll(io.LimitReader(r, maxFile+1))
 	switch {
 	case err != nil:
 		return nil, fmt.Errorf("read %s: %w", name, err)
-	case len(data) > MaxFile:
-		return nil, fmt.Errorf("%s is larger than %d KiB: a file of a token has a few KB", name, MaxFile>>10)
+	case len(data) > maxFile:
+		return nil, fmt.Errorf("%s is larger than %d KiB: a file of a token has a few KB", name, maxFile>>10)
 	case len(data) == 0:
 		return nil, fmt.Errorf("%s is empty: download the token again", name)
 	}
@@ -119,9 +119,9 @@ func missing(name, there string) error {
 }
 
 // errTooLarge ends reading an archive.
-var errTooLarge = fmt.Errorf("it holds more than %d MiB: a token has a few KB", MaxArchive>>20)
+var errTooLarge = fmt.Errorf("it holds more than %d MiB: a token has a few KB", maxArchive>>20)
 
-// bounded reads up to MaxArchive bytes and then fails.
+// bounded reads up to maxArchive bytes and then fails.
 type bounded struct {
 	r    io.Reader
 	left int64
@@ -140,11 +140,11 @@ func (b *bounded) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// ReadArchive reads a token from a tar, plain or compressed with gzip. It reads
-// at most MaxArchive bytes of it. Files other than the token's are passed over;
+// readArchive reads a token from a tar, plain or compressed with gzip. It reads
+// at most maxArchive bytes of it. Files other than the token's are passed over;
 // entries that no token has (absolute paths, .., links, devices) are errors. The
 // three files may be in a folder, all in the same.
-func ReadArchive(r io.Reader) (*Token, error) {
+func readArchive(r io.Reader) (*Token, error) {
 	in := bufio.NewReader(r)
 	head, err := in.Peek(2)
 	if len(head) == 0 {
@@ -153,7 +153,7 @@ func ReadArchive(r io.Reader) (*Token, error) {
 		}
 		return nil, errors.New("the archive is empty: download the token again")
 	}
-	all := &bounded{r: in, left: MaxArchive}
+	all := &bounded{r: in, left: maxArchive}
 	if bytes.Equal(head, []byte{0x1f, 0x8b}) {
 		z, err := gzip.NewReader(in)
 		if err != nil {
@@ -210,8 +210,8 @@ func (a *archive) read(r *tar.Reader) error {
 		if err != nil {
 			return archiveError(err, a.entries)
 		}
-		if a.entries++; a.entries > MaxEntries {
-			return fmt.Errorf("it has more than %d entries: a token has the files %s", MaxEntries, strings.Join(names, ", "))
+		if a.entries++; a.entries > maxEntries {
+			return fmt.Errorf("it has more than %d entries: a token has the files %s", maxEntries, strings.Join(names, ", "))
 		}
 		if err := a.entry(h, r); err != nil {
 			return err

@@ -86,7 +86,7 @@ func TestReadArchive(t *testing.T) {
 	tests["without an end"] = archiveOf(t, three()...)[:3*1024]
 	for name, data := range tests {
 		t.Run(name, func(t *testing.T) {
-			got, err := ReadArchive(bytes.NewReader(data))
+			got, err := readArchive(bytes.NewReader(data))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -104,7 +104,7 @@ func TestBadArchives(t *testing.T) {
 	damaged := zipped(t, plain)
 	damaged[len(damaged)-5] ^= 1
 	var many []entry
-	for i := range MaxEntries + 1 {
+	for i := range maxEntries + 1 {
 		many = append(many, entry{name: fmt.Sprint(i), body: "x"})
 	}
 	tests := map[string]struct {
@@ -127,9 +127,9 @@ func TestBadArchives(t *testing.T) {
 		"twice, in a folder":    {with(entry{name: "./x/ca.crt", body: "other"}), `ca.crt is there twice, as "ca.crt" and as "./x/ca.crt"`},
 		"in two folders":        {archiveOf(t, append(below("a/")[:2], below("b/")[2])...), `are in different folders`},
 		"an empty file":         {archiveOf(t, three()[0], entry{name: "client.yaml"}, three()[2]), `entry "client.yaml" is empty`},
-		"a large ca.crt":        {archiveOf(t, entry{name: "ca.crt", body: strings.Repeat("x", MaxFile+1)}), `entry "ca.crt" is larger than 256 KiB`},
+		"a large ca.crt":        {archiveOf(t, entry{name: "ca.crt", body: strings.Repeat("x", maxFile+1)}), `entry "ca.crt" is larger than 256 KiB`},
 		"too many entries":      {archiveOf(t, many...), "it has more than 64 entries"},
-		"too much":              {archiveOf(t, entry{name: "x", body: strings.Repeat("x", MaxArchive)}), "it holds more than 4 MiB"},
+		"too much":              {archiveOf(t, entry{name: "x", body: strings.Repeat("x", maxArchive)}), "it holds more than 4 MiB"},
 		"a bomb":                {zipped(t, archiveOf(t, append([]entry{{name: "x", body: strings.Repeat("x", 6<<20)}}, three()...)...)), "it holds more than 4 MiB"},
 		"a bomb at the end":     {zipped(t, append(bytes.Clone(plain), make([]byte, 6<<20)...)), "it holds more than 4 MiB"},
 		"out of the folder":     {with(entry{name: "../../root/.ssh/authorized_keys", body: "x"}), `entry "../../root/.ssh/authorized_keys" leads out of the archive's folder`},
@@ -181,11 +181,11 @@ func (e *endless) Read(p []byte) (int, error) {
 
 func TestArchiveIsNeverReadToTheEndOfTheWorld(t *testing.T) {
 	rest := &endless{}
-	_, err := ReadArchive(io.MultiReader(bytes.NewReader(archiveOf(t, three()...)), rest))
+	_, err := readArchive(io.MultiReader(bytes.NewReader(archiveOf(t, three()...)), rest))
 	if err == nil || !strings.Contains(err.Error(), "more than 4 MiB") {
 		t.Errorf("error %v", err)
 	}
-	if rest.read > 2*MaxArchive {
+	if rest.read > 2*maxArchive {
 		t.Errorf("%d bytes were read", rest.read)
 	}
 }
@@ -202,16 +202,16 @@ func FuzzReadArchive(f *testing.F) {
 	f.Add([]byte("hello"))
 	f.Add([]byte{0x1f, 0x8b})
 	f.Fuzz(func(t *testing.T, data []byte) {
-		got, err := ReadArchive(bytes.NewReader(data))
+		got, err := readArchive(bytes.NewReader(data))
 		if (err == nil) != (got != nil) {
 			t.Fatalf("token %v, error %v", got, err)
 		}
 		if err != nil {
 			return
 		}
-		for _, name := range Names() {
-			if n := len(got.Get(name)); n == 0 || n > MaxFile {
-				t.Errorf("%s has %d bytes", name, n)
+		for i, content := range [][]byte{got.CA, got.Client, got.Servers} {
+			if n := len(content); n == 0 || n > maxFile {
+				t.Errorf("%s has %d bytes", names[i], n)
 			}
 		}
 		_, _ = got.Check(now) // it must come back

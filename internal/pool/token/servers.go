@@ -17,11 +17,11 @@ import (
 	"github.com/divvy-gpu/divvy/internal/pool"
 )
 
-// DefaultPort is where the servers of a pool listen.
-const DefaultPort = 56001
+// defaultPort is where the servers of a pool listen.
+const defaultPort = 56001
 
-// MaxAddresses bounds the addresses in a servers.conf.
-const MaxAddresses = 4096
+// maxAddresses bounds the addresses in a servers.conf.
+const maxAddresses = 4096
 
 // Servers is what a servers.conf says.
 type Servers struct {
@@ -72,12 +72,12 @@ func CheckAddress(address string) error {
 	host, port, err := net.SplitHostPort(address)
 	if err != nil {
 		if _, ipErr := netip.ParseAddr(address); ipErr == nil || len(validation.IsDNS1123Subdomain(strings.ToLower(address))) == 0 {
-			return fmt.Errorf("address %q has no port: write %s", shown, net.JoinHostPort(shown, strconv.Itoa(DefaultPort)))
+			return fmt.Errorf("address %q has no port: write %s", shown, net.JoinHostPort(shown, strconv.Itoa(defaultPort)))
 		}
-		return fmt.Errorf("address %q is not host:port, such as 10.202.122.248:%d", shown, DefaultPort)
+		return fmt.Errorf("address %q is not host:port, such as 10.202.122.248:%d", shown, defaultPort)
 	}
 	if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 || strconv.FormatUint(n, 10) != port {
-		return fmt.Errorf("address %q has the port %q: it must be a number from 1 to 65535; servers listen on %d as a rule", shown, printable(port), DefaultPort)
+		return fmt.Errorf("address %q has the port %q: it must be a number from 1 to 65535; servers listen on %d as a rule", shown, printable(port), defaultPort)
 	}
 	if _, err := netip.ParseAddr(host); err == nil {
 		return nil
@@ -164,8 +164,8 @@ func parseServers(data []byte) (*yaml.Node, Servers, error) {
 			}
 			lines[a] = i + 1
 		}
-		if len(lines) > MaxAddresses {
-			return nil, Servers{}, fmt.Errorf("%s has more than %d addresses", pool.ServersKey, MaxAddresses)
+		if len(lines) > maxAddresses {
+			return nil, Servers{}, fmt.Errorf("%s has more than %d addresses", pool.ServersKey, maxAddresses)
 		}
 	}
 	return root, s, errors.Join(errs...)
@@ -184,7 +184,7 @@ func readServer(item *yaml.Node, problem func(line int, format string, args ...a
 	}
 	if reachable != nil {
 		if reachable.Kind != yaml.ScalarNode || reachable.Tag == "!!null" {
-			problem(reachable.Line, "\"reachable\" is %s: it must be one address, such as 10.202.122.248:%d", kindOf(reachable), DefaultPort)
+			problem(reachable.Line, "\"reachable\" is %s: it must be one address, such as 10.202.122.248:%d", kindOf(reachable), defaultPort)
 		} else {
 			server.Reachable = reachable.Value
 			if err := CheckAddress(reachable.Value); err != nil {
@@ -199,7 +199,7 @@ func readServer(item *yaml.Node, problem func(line int, format string, args ...a
 	case addresses == nil:
 		problem(item.Line, "a server has no \"addresses\": %s", rightForm)
 	case addresses.Kind != yaml.SequenceNode || len(addresses.Content) == 0:
-		problem(addresses.Line, "\"addresses\" is %s: it must be a list, a line \"- 10.202.122.248:%d\" for each address", kindOf(addresses), DefaultPort)
+		problem(addresses.Line, "\"addresses\" is %s: it must be a list, a line \"- 10.202.122.248:%d\" for each address", kindOf(addresses), defaultPort)
 	default:
 		for _, a := range addresses.Content {
 			if a.Kind != yaml.ScalarNode || a.Tag == "!!null" {

@@ -55,7 +55,7 @@ func TestParseServers(t *testing.T) {
 			err:  []string{`line 3: address "10.1.1.1" has no port: write 10.1.1.1:56001`, `line 6: address "pool:0" has the port "0"`}},
 		"too many": {text: "servers:\n- addresses:\n" + func() string {
 			var b strings.Builder
-			for i := range MaxAddresses + 1 {
+			for i := range maxAddresses + 1 {
 				b.WriteString("  - h" + strings.Repeat("x", i%50) + ":" + strconv.Itoa(1+i) + "\n")
 			}
 			return b.String()

@@ -17,8 +17,8 @@ import (
 	"github.com/divvy-gpu/divvy/internal/pool"
 )
 
-// CAPath is where containers find the certificate of the pool's authority.
-const CAPath = "/etc/bitfusion/tls/ca.crt"
+// caPath is where containers find the certificate of the pool's authority.
+const caPath = "/etc/bitfusion/tls/ca.crt"
 
 // Token holds the contents of the three files, as they are.
 type Token struct {
@@ -32,34 +32,19 @@ var names = []string{pool.CAKey, pool.ClientKey, pool.ServersKey}
 // Names returns the names of the files that a token is made of.
 func Names() []string { return slices.Clone(names) }
 
-// Get returns the content of a file of the token; nil for a name that is none.
-func (t *Token) Get(name string) []byte {
-	if place := t.place(name); place != nil {
-		return *place
-	}
-	return nil
-}
-
 // Set puts content into a file of the token. It is false for a name that is none.
 func (t *Token) Set(name string, content []byte) bool {
-	place := t.place(name)
-	if place == nil {
-		return false
-	}
-	*place = content
-	return true
-}
-
-func (t *Token) place(name string) *[]byte {
 	switch name {
 	case pool.CAKey:
-		return &t.CA
+		t.CA = content
 	case pool.ClientKey:
-		return &t.Client
+		t.Client = content
 	case pool.ServersKey:
-		return &t.Servers
+		t.Servers = content
+	default:
+		return false
 	}
-	return nil
+	return true
 }
 
 // Format implements fmt.Formatter: a token is printed by no verb.
@@ -163,8 +148,8 @@ func checkClient(data []byte) (warnings []string, err error) {
 	}
 	for i := 0; i+1 < len(root.Content); i += 2 {
 		key, value := root.Content[i], root.Content[i+1]
-		if strings.EqualFold(key.Value, "cacertpath") && value.Kind == yaml.ScalarNode && value.Value != CAPath {
-			warnings = append(warnings, fmt.Sprintf("%s, line %d: %s is not %s, where pods have the certificate", pool.ClientKey, value.Line, "cacertpath", CAPath))
+		if strings.EqualFold(key.Value, "cacertpath") && value.Kind == yaml.ScalarNode && value.Value != caPath {
+			warnings = append(warnings, fmt.Sprintf("%s, line %d: %s is not %s, where pods have the certificate", pool.ClientKey, value.Line, "cacertpath", caPath))
 		}
 	}
 	return warnings, nil

@@ -185,7 +185,7 @@ func TestReadFolder(t *testing.T) {
 		}, []string{"ca.crt is empty"}},
 		"too large": {func(t *testing.T, f string) {
 			t.Helper()
-			write(t, f, map[string]string{"ca.crt": strings.Repeat("x", MaxFile+1)})
+			write(t, f, map[string]string{"ca.crt": strings.Repeat("x", maxFile+1)})
 		}, []string{"ca.crt is larger than 256 KiB"}},
 		"a folder": {func(t *testing.T, f string) {
 			t.Helper()
@@ -227,7 +227,7 @@ func TestSecrets(t *testing.T) {
 	if diff := cmp.Diff(want, k.Secrets()); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
-	if k.Get("other") != nil || k.Set("other", nil) || string(k.Get(pool.ServersKey)) != "c" {
+	if k.Set("other", nil) || !k.Set(pool.ServersKey, []byte("d")) || string(k.Servers) != "d" {
 		t.Error("the names of the files are not those of the keys")
 	}
 }
