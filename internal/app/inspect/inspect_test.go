@@ -442,19 +442,7 @@ func TestEveryResourceIsShown(t *testing.T) {
 			if !strings.Contains(errOut, tt.said) || (tt.said == "") != (errOut == "") {
 				t.Errorf("said %q, want %q", errOut, tt.said)
 			}
-			golden := filepath.Join("testdata", name+".txt")
-			if *update {
-				if err := os.WriteFile(golden, []byte(out), 0o600); err != nil {
-					t.Fatal(err)
-				}
-			}
-			want, err := os.ReadFile(golden)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(string(want), out); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
-			}
+			compare(t, name, out)
 		})
 	}
 	s := newMixedServer(t)
