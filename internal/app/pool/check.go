@@ -323,6 +323,9 @@ func fromSecrets(ctx context.Context, client kubernetes.Interface, namespace str
 			t.Set(name, data)
 		}
 		warnings = append(warnings, fmt.Sprintf("there is only the secret of clients 2.5; pods with later clients need %s as well: import the token", strings.Join(missing, ", ")))
+	case len(missing) == len(holders) && namespace != DefaultNamespace:
+		return nil, "", nil, fmt.Errorf("namespace %s has no secrets of the pool: Divvy brings copies with the first pod that uses the pool, "+
+			"where the namespace is allowed (kubectl label namespace %s divvy.dev/pool=allowed); the token itself is in namespace %s", namespace, namespace, DefaultNamespace)
 	case len(missing) > 0:
 		return nil, "", nil, fmt.Errorf("namespace %s lacks %s: import the token, with kubectl divvy pool import TOKEN.tar%s", namespace, strings.Join(missing, ", "), namespaceFlag(namespace))
 	}

@@ -592,7 +592,7 @@ func TestCommands(t *testing.T) {
 		"check an archive":     {args: []string{"check", path, "--timeout", "1m"}, out: "token " + path},
 		"check both":           {args: []string{"check", path, "--from", "x"}, err: "not both"},
 		"check a bad option":   {args: []string{"check", path, "--timeout", "0s"}, err: "--timeout"},
-		"check elsewhere":      {args: []string{"check", "--server", api.URL, "--from", "other"}, err: "namespace other lacks"},
+		"check elsewhere":      {args: []string{"check", "--server", api.URL, "--from", "other"}, err: "namespace other has no secrets of the pool: Divvy brings copies"},
 		"no such cluster":      {args: []string{"check", "--kubeconfig", path + "x"}, err: "configuration of the Kubernetes client"},
 		"help":                 {args: nil, out: "import"},
 	} {

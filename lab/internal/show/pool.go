@@ -140,7 +140,7 @@ func (r *remote) completed(ctx context.Context, name, container string) (string,
 	if err != nil {
 		return "", err
 	}
-	fmt.Fprintf(r.out, "$ kubectl logs %s --container %s\n%s\n", name, container, brief(text))
+	fmt.Fprintf(r.out, "$ kubectl logs %s --namespace %s --container %s\n%s\n", name, r.Namespace, container, brief(text))
 	return text, nil
 }
 
@@ -172,7 +172,7 @@ func (r *remote) percent(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(r.out, "$ kubectl get pod bf-pkgs --output yaml     (what changed)\n%s\n", changed(made))
+	fmt.Fprintf(r.out, "$ kubectl get pod bf-pkgs --namespace %s --output yaml     (what changed)\n%s\n", r.Namespace, changed(made))
 	c := made.Spec.Containers[0]
 	units := c.Resources.Limits[pool.Resource]
 	r.Checks.Equal("resources, "+pool.Resource, units.String(), "50")
