@@ -16,9 +16,7 @@ import (
 
 // Where a container finds what is not in pool.MountPath.
 const (
-	caPath      = "/etc/bitfusion/tls/ca.crt"
 	serversPath = "/etc/bitfusion/servers.conf"
-	optPath     = "/opt/bitfusion"
 	// clientFile is below the home folder.
 	clientFile = ".bitfusion/client.yaml"
 )
@@ -171,14 +169,14 @@ func (f *files) wanted() []corev1.Volume {
 // containerMounts are what a container that uses the client has.
 func (f *files) containerMounts() []corev1.VolumeMount {
 	mounts := []corev1.VolumeMount{
-		{MountPath: caPath, Name: f.names[caVolume], SubPath: "tls/ca.crt"},
+		{MountPath: pool.CAPath, Name: f.names[caVolume], SubPath: "tls/ca.crt"},
 		{MountPath: path.Join(f.home, clientFile), Name: f.names[clientVolume], SubPath: pool.ClientKey},
 		// Not from the secret itself: the client insists on writing it.
 		{MountPath: serversPath, Name: f.names[clientVolume], SubPath: pool.ServersKey},
 		{MountPath: pool.MountPath, Name: f.names[distroVolume]},
 	}
 	if f.client.OptSource != "" {
-		mounts = append(mounts, corev1.VolumeMount{MountPath: optPath, Name: f.names[optVolume]})
+		mounts = append(mounts, corev1.VolumeMount{MountPath: pool.OptPath, Name: f.names[optVolume]})
 	}
 	return mounts
 }
@@ -317,15 +315,7 @@ func (f *files) copyClient() string {
 
 // quote makes one word of a path for the shell. $ is doubled for kubelet, which
 // replaces $(NAME) in commands.
-func quote(word string) string {
-	word = strings.ReplaceAll(word, "$", "$$")
-	if !strings.ContainsFunc(word, func(r rune) bool {
-		return (r < 'a' || r > 'z') && (r < 'A' || r > 'Z') && (r < '0' || r > '9') && !strings.ContainsRune("/._+%@,=-", r)
-	}) {
-		return word
-	}
-	return "'" + strings.ReplaceAll(word, "'", `'\''`) + "'"
-}
+func quote(word string) string { return pool.Quote(strings.ReplaceAll(word, "$", "$$")) }
 
 // runsAs tells whether the init container has to run as somebody other than
 // root, and as whom: when the pod's other containers do, because then the

@@ -28,7 +28,7 @@ func TestVolumeNamesOfUsers(t *testing.T) {
 		pod.Spec.Containers[0].VolumeMounts = append(pod.Spec.Containers[0].VolumeMounts, corev1.VolumeMount{Name: name, MountPath: "/" + name})
 	}
 	converted, _ := convert(t, pod)
-	want := map[string]string{caPath: "pool-ca", "/root/.bitfusion/client.yaml": "pool-client-dir-2", pool.MountPath: distroVolume, "/" + caVolume: caVolume}
+	want := map[string]string{pool.CAPath: "pool-ca", "/root/.bitfusion/client.yaml": "pool-client-dir-2", pool.MountPath: distroVolume, "/" + caVolume: caVolume}
 	for at, name := range want {
 		if m := mountOf(converted.Spec.Containers[0], at); m == nil || m.Name != name {
 			t.Errorf("%s has mount %v, want volume %s", at, m, name)
@@ -58,7 +58,7 @@ func TestVolumeNamesOfUsers(t *testing.T) {
 // W29: what is mounted where the client must be is refused, with both.
 func TestMountPathsOfUsers(t *testing.T) {
 	t.Parallel()
-	for _, at := range []string{"/bitfusion", "/bitfusion/", "/opt/bitfusion", "/etc/bitfusion/servers.conf", caPath, "/root/.bitfusion/client.yaml"} {
+	for _, at := range []string{"/bitfusion", "/bitfusion/", "/opt/bitfusion", "/etc/bitfusion/servers.conf", pool.CAPath, "/root/.bitfusion/client.yaml"} {
 		pod := guidePod()
 		pod.Spec.Containers[0].VolumeMounts = []corev1.VolumeMount{{Name: "code", MountPath: at}}
 		denied(t, pod, `container "bf-pkgs"`, `"code"`, at)

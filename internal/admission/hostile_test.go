@@ -113,7 +113,7 @@ func TestAConvertedPodThatLostItsLabelGetsItBack(t *testing.T) {
 func TestMountsOverTheClientAreRefused(t *testing.T) {
 	for at, refused := range map[string]bool{
 		root450: true, root450 + "/usr": true, root450 + "//usr/bin/": true, "bitfusion": true, "bitfusion/../bitfusion/": true, "/bitfusion/" + "..//bitfusion": true,
-		serversPath + "/x": true, caPath + "/x": true, "/root/.bitfusion/client.yaml/x": true, "opt/bitfusion": true,
+		serversPath + "/x": true, pool.CAPath + "/x": true, "/root/.bitfusion/client.yaml/x": true, "opt/bitfusion": true,
 		"/bitfusion/data": false, "/bitfusion2": false, root450 + "2": false, "/etc/bitfusion": false, "/root": false, "/root/.bitfusion": false, "/opt/bitfusion/data": false, "/": false,
 	} {
 		c := container("main", half(), pythonX)

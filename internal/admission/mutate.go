@@ -160,7 +160,7 @@ func checkHome(home string) error {
 		return fmt.Errorf("%q is no folder: must be an absolute path without \"..\" and colons, of at most %d bytes, such as %s", short(home), maxHome, pool.DefaultHome)
 	}
 	home = path.Clean(home)
-	for _, taken := range []string{pool.MountPath, optPath, caPath, serversPath} {
+	for _, taken := range []string{pool.MountPath, pool.OptPath, pool.CAPath, serversPath} {
 		if home == taken || strings.HasPrefix(home, taken+"/") {
 			return fmt.Errorf("%q is in %s, where the client itself is: must be elsewhere, such as %s", short(home), taken, pool.DefaultHome)
 		}

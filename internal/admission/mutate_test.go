@@ -399,7 +399,7 @@ func TestClientWithoutLibrariesOrOpt(t *testing.T) {
 		t.Errorf("image %q", populate.Image)
 	}
 	mentions(t, populate.Command[2], " mkdir -p /bitfusion-distro/other && cp -rf '/bitfusion/other/it'\\''s 1' /bitfusion-distro/other/ && ")
-	if strings.Contains(populate.Command[2], "opt") || mountOf(c, optPath) != nil || findVolume(converted, optVolume) != nil {
+	if strings.Contains(populate.Command[2], "opt") || mountOf(c, pool.OptPath) != nil || findVolume(converted, optVolume) != nil {
 		t.Error("a client without OptSource has /opt/bitfusion")
 	}
 	// W26: a path is no format.

@@ -139,7 +139,7 @@ func hasClient(pod *corev1.Pod, container *corev1.Container) bool {
 			paths[clientFile] = true
 		}
 	}
-	if volume == "" || !paths[caPath] || !paths[serversPath] || !paths[clientFile] {
+	if volume == "" || !paths[pool.CAPath] || !paths[serversPath] || !paths[clientFile] {
 		return false
 	}
 	for i := range pod.Spec.InitContainers {

@@ -58,9 +58,9 @@ func (c *Client) Wrap(r Request, filters, command, args []string) (newCommand, n
 	if c.Command.Shell == "" {
 		return slices.Concat([]string{c.Binary}, words.list(), c.Command.Separator, p.words), nil, false, nil
 	}
-	head := quote(c.Binary) + " " + words.text(c.Command.Padded)
+	head := Quote(c.Binary) + " " + words.text(c.Command.Padded)
 	for _, w := range c.Command.Separator {
-		head += " " + quote(w)
+		head += " " + Quote(w)
 	}
 	if text := head + " " + p.text; p.text != "" && len(text) <= maxText {
 		return []string{c.Command.Shell, "-c", text}, nil, false, nil
@@ -86,7 +86,7 @@ func (w clientWords) text(padded bool) string {
 			if b.Len() > 0 {
 				b.WriteByte(' ')
 			}
-			b.WriteString(quote(word))
+			b.WriteString(Quote(word))
 		}
 	}
 	writeWords(w.request)
@@ -156,7 +156,7 @@ func list(words []string) payload {
 		if replaced(w) {
 			return p
 		}
-		quoted[i] = quote(w)
+		quoted[i] = Quote(w)
 	}
 	p.text = strings.Join(quoted, " ")
 	return p
@@ -262,8 +262,8 @@ func givenText(words []string) (string, bool) {
 // element.
 func replaced(element string) bool { return strings.Contains(element, "$(") }
 
-// quote returns a word as a shell's text for it.
-func quote(word string) string {
+// Quote returns a word as a shell's text for it.
+func Quote(word string) string {
 	safe := word != ""
 	for i := 0; safe && i < len(word); i++ {
 		safe = isSafe(word[i])

@@ -412,7 +412,7 @@ func FuzzWrapText(f *testing.F) {
 		if !ok {
 			t.Fatalf("%q", wrapped)
 		}
-		if inner == "/bin/bash -c "+quote(text) {
+		if inner == "/bin/bash -c "+Quote(text) {
 			return
 		}
 		file, err := syntax.NewParser().Parse(strings.NewReader(wrapped[2]), "")

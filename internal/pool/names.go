@@ -62,6 +62,10 @@ const (
 	ServersKey = "servers.conf"
 )
 
+// CAPath is where a client finds the CA of the pool's servers in its container;
+// the client.yaml of tokens names it.
+const CAPath = "/etc/bitfusion/tls/ca.crt"
+
 // Mode is what a pod wants done to it.
 type Mode string
 

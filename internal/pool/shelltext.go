@@ -73,7 +73,7 @@ func parseText(text string, bash bool) shellText {
 	}
 
 	program := call.Args[0].Lit()
-	s.asIs = len(call.Assigns) == 0 && program != "" && quote(program) == program && !slices.Contains(builtins, program) &&
+	s.asIs = len(call.Assigns) == 0 && program != "" && Quote(program) == program && !slices.Contains(builtins, program) &&
 		!strings.Contains(s.command, "$(") && !strings.Contains(s.command, "$$") && !substitutes(call)
 	if s.asIs {
 		s.words = staticWords(call.Args)

@@ -17,9 +17,6 @@ import (
 	"github.com/divvy-gpu/divvy/internal/pool"
 )
 
-// caPath is where containers find the certificate of the pool's authority.
-const caPath = "/etc/bitfusion/tls/ca.crt"
-
 // Token holds the contents of the three files, as they are.
 type Token struct {
 	// CA is ca.crt, Client is client.yaml, Servers is servers.conf.
@@ -148,8 +145,8 @@ func checkClient(data []byte) (warnings []string, err error) {
 	}
 	for i := 0; i+1 < len(root.Content); i += 2 {
 		key, value := root.Content[i], root.Content[i+1]
-		if strings.EqualFold(key.Value, "cacertpath") && value.Kind == yaml.ScalarNode && value.Value != caPath {
-			warnings = append(warnings, fmt.Sprintf("%s, line %d: %s is not %s, where pods have the certificate", pool.ClientKey, value.Line, "cacertpath", caPath))
+		if strings.EqualFold(key.Value, "cacertpath") && value.Kind == yaml.ScalarNode && value.Value != pool.CAPath {
+			warnings = append(warnings, fmt.Sprintf("%s, line %d: %s is not %s, where pods have the certificate", pool.ClientKey, value.Line, "cacertpath", pool.CAPath))
 		}
 	}
 	return warnings, nil
