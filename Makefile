@@ -124,7 +124,7 @@ test-kubelet: ## Run the tests against kubelet's real device manager (no root ne
 
 .PHONY: test-e2e
 test-e2e: root ## Run the end-to-end tests on the lab.
-	@$(call testsum-lab,e2e) go test -json -tags e2e -count=1 -timeout 40m ./e2e/...
+	@$(call testsum-lab,e2e) go test -json -tags e2e -count=1 -p 1 -timeout 40m ./e2e/...
 
 # testsum runs in lab/, where the tests of the lab's module are.
 testsum-lab = mkdir -p $(BIN) && go build -buildvcs=false -o $(BIN)/testsum ./hack/testsum && cd lab && $(BIN)/testsum run -out $(DIST)/tests -suite $(1)

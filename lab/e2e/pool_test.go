@@ -329,11 +329,6 @@ func TestAnotherClient(t *testing.T) {
 		return errors.Join(err, p.PokeWebhook(ctx))
 	}
 	original := config.Data[key]
-	t.Cleanup(func() {
-		if err := set(context.WithoutCancel(ctx), original); err != nil {
-			t.Errorf("put the catalog back: %v", err)
-		}
-	})
 
 	catalog, err := os.ReadFile(p.Example("catalog/rgpu.yaml"))
 	must(t, err)
@@ -344,24 +339,41 @@ func TestAnotherClient(t *testing.T) {
 		pod.Annotations[key] = plain.Annotations[key]
 	}
 	pod.Spec.Containers[0].Command = []string{"/bin/bash", "-c", `echo "$RGPU_GPUS GPUs, $0"`, "$(HOME) && $x"}
-	if _, err := tryOut(ctx, p, pod); err == nil || !strings.Contains(err.Error(), `no client "rgpu-1.0"`) {
-		t.Fatalf("a client that is not in the catalog: %v; want a refusal that names it", err)
-	}
-	must(t, set(ctx, string(catalog)))
-	poked := time.Now()
-	must(t, stage.Poll(ctx, webhookTimeout, "every replica to know the new client", func(ctx context.Context) error {
-		if time.Since(poked) > 5*time.Second {
-			poked = time.Now()
-			if err := p.PokeWebhook(ctx); err != nil {
-				return err
-			}
-		}
-		for range 6 { // whichever replica answers
-			if _, err := tryOut(ctx, p, pod); err != nil {
-				return err
-			}
+	unknown := func(ctx context.Context) error {
+		if _, err := tryOut(ctx, p, pod); err == nil || !strings.Contains(err.Error(), `no client "rgpu-1.0"`) {
+			return fmt.Errorf("a client that is not in the catalog: %v; want a refusal that names it", err)
 		}
 		return nil
+	}
+	// everyReplica waits until all of them know the catalog.
+	everyReplica := func(ctx context.Context, answer func(context.Context) error) error {
+		poked := time.Now()
+		return stage.Poll(ctx, webhookTimeout, "every replica to know the catalog", func(ctx context.Context) error {
+			if time.Since(poked) > 5*time.Second {
+				poked = time.Now()
+				if err := p.PokeWebhook(ctx); err != nil {
+					return err
+				}
+			}
+			for range 6 { // whichever replica answers
+				if err := answer(ctx); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}
+	must(t, unknown(ctx))
+	t.Cleanup(func() {
+		ctx := context.WithoutCancel(ctx)
+		if err := errors.Join(set(ctx, original), everyReplica(ctx, unknown)); err != nil {
+			t.Errorf("put the catalog back: %v", err)
+		}
+	})
+	must(t, set(ctx, string(catalog)))
+	must(t, everyReplica(ctx, func(ctx context.Context) error {
+		_, err := tryOut(ctx, p, pod)
+		return err
 	}))
 	_, err = p.Create(ctx, pod, plain)
 	must(t, err)

@@ -48,6 +48,10 @@ type Options struct {
 	Unlabelled bool
 	// Namespace is for the pods of the caller; it is emptied first.
 	Namespace string
+	// Set holds more values of the chart, as helm's --set takes them.
+	Set []string
+	// Bare leaves Divvy out: SetUp brings up a lab without it, for Install.
+	Bare bool
 	// Undo takes a lab down again that SetUp itself brought up, when SetUp
 	// fails.
 	Undo bool
@@ -122,7 +126,15 @@ func SetUp(ctx context.Context, o Options) (s *Stage, err error) {
 			return nil, err
 		}
 	}
-	if err := s.install(ctx, o); err != nil {
+	if o.Bare {
+		if s.before.installed {
+			return nil, errors.New("Divvy is installed in the lab, and what is to come needs a lab without it: take the lab down first (make lab-down)") //nolint:staticcheck // a name
+		}
+		err = s.ensureNamespace(ctx)
+	} else {
+		err = s.Install(ctx, o)
+	}
+	if err != nil {
 		return nil, err
 	}
 	return s, nil
@@ -157,8 +169,9 @@ func (s *Stage) bringUp(ctx context.Context, out io.Writer) error {
 	return s.adopt(c)
 }
 
-// install does what `lab install` does, and waits until Divvy is at work.
-func (s *Stage) install(ctx context.Context, o Options) error {
+// Install does what `lab install` does, and waits until Divvy is at work. Of the
+// options it needs neither Bare nor Undo.
+func (s *Stage) Install(ctx context.Context, o Options) error {
 	err := product.Install(ctx, product.Options{
 		Cluster:       s.Cluster,
 		RepositoryDir: s.Repository,
@@ -167,7 +180,7 @@ func (s *Stage) install(ctx context.Context, o Options) error {
 		Values:        s.valuesPaths(o.Values),
 		Label:         o.Label,
 		Unlabelled:    o.Unlabelled,
-		Set:           []string{"node.injection=deviceNodes"},
+		Set:           append([]string{"node.injection=deviceNodes"}, o.Set...),
 		Out:           o.Out,
 	})
 	if err != nil {
@@ -283,8 +296,7 @@ func (s *Stage) Restore(ctx context.Context, out io.Writer) error {
 	}
 	if !s.before.installed {
 		fmt.Fprintln(out, "Removing Divvy from the lab, where it was not before.")
-		_, err := s.Helm(ctx, "uninstall", product.Release, "--namespace", product.Namespace, "--wait")
-		return errors.Join(err, s.Cluster.WriteSchedulerConfig(ctx, nil), hardware.Default.Remove())
+		return s.Remove(ctx)
 	}
 	fmt.Fprintln(out, "Putting Divvy in the lab back to the settings that it had.")
 	if err := s.SetCards(ctx, string(s.before.topology)); err != nil {
@@ -301,6 +313,14 @@ func (s *Stage) Restore(ctx context.Context, out io.Writer) error {
 		return nil
 	}
 	return s.WaitDivvy(ctx, startTimeout)
+}
+
+// Remove takes Divvy out of the lab in a short way, and the simulated cards: it
+// does not wait for kubelet, so that the node keeps entries in its status. It may
+// be called where Divvy is not installed.
+func (s *Stage) Remove(ctx context.Context) error {
+	_, err := s.Helm(ctx, "uninstall", product.Release, "--namespace", product.Namespace, "--ignore-not-found", "--wait")
+	return errors.Join(err, s.Cluster.WriteSchedulerConfig(ctx, nil), hardware.Default.Remove())
 }
 
 // Close lets other commands of the lab go on.

@@ -1,0 +1,88 @@
+//go:build e2e
+
+// Package installation tests what an administrator does with Divvy on a real
+// Kubernetes: installing it, wiring kube-scheduler, changing it, removing it. It
+// brings up a lab without Divvy, or uses such a lab, and every test leaves it so.
+// It needs root.
+//
+//	go test -tags e2e -count=1 ./e2e/installation
+package installation
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+	"testing"
+
+	"github.com/divvy-gpu/divvy/lab/internal/stage"
+)
+
+const namespace = "divvy-installation"
+
+// lab is set once by TestMain. Tests run one after the other: there is one
+// kube-scheduler.
+var lab *stage.Stage
+
+func TestMain(m *testing.M) {
+	// Interrupted, the tests stop at their next wait, and the lab is put back.
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	code, err := run(ctx, m)
+	stop()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "installation:", err)
+		code = max(code, 1)
+	}
+	if code != 0 {
+		os.Exit(code)
+	}
+}
+
+func run(ctx context.Context, m *testing.M) (code int, err error) {
+	// DIVVY_E2E_KEEP=1 leaves everything for a look at it.
+	keep := os.Getenv("DIVVY_E2E_KEEP") != ""
+	s, err := stage.SetUp(ctx, stage.Options{Namespace: namespace, Bare: true, Undo: !keep, Out: os.Stderr})
+	if err != nil {
+		return 1, err
+	}
+	defer func() {
+		if !keep {
+			err = errors.Join(err, s.Restore(context.WithoutCancel(ctx), os.Stderr))
+		}
+		err = errors.Join(err, s.Close())
+	}()
+	lab = s
+	return m.Run(), ctx.Err()
+}
+
+// install installs Divvy with values of the chart, each as KEY=VALUE, over those
+// of the lab, and takes it away after the test.
+func install(t *testing.T, values ...string) {
+	t.Helper()
+	installWith(t, stage.Options{Set: values})
+}
+
+// installWith is install with all that stage offers; the guide's cards and unit
+// are the default.
+func installWith(t *testing.T, o stage.Options) {
+	t.Helper()
+	if o.Topology == "" {
+		o.Topology = stage.Guide
+	}
+	if o.MemoryUnit == "" {
+		o.MemoryUnit = "1"
+	}
+	o.Out = os.Stderr
+	// It is registered first, so that it also runs after half an installation.
+	t.Cleanup(func() {
+		ctx := context.WithoutCancel(t.Context())
+		if err := errors.Join(lab.DeleteAllPods(ctx), lab.Remove(ctx)); err != nil {
+			t.Errorf("take Divvy away after the test: %v", err)
+		}
+	})
+	if err := lab.Install(t.Context(), o); err != nil {
+		t.Fatal(err)
+	}
+}
