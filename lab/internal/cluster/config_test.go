@@ -10,6 +10,11 @@ import (
 	"testing"
 
 	"github.com/pelletier/go-toml/v2"
+	"k8s.io/apiserver/pkg/apis/audit"
+	auditpolicy "k8s.io/apiserver/pkg/audit/policy"
+	"k8s.io/apiserver/pkg/authentication/serviceaccount"
+	"k8s.io/apiserver/pkg/authentication/user"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
 	"k8s.io/client-go/tools/clientcmd"
 	proxyv1alpha1 "k8s.io/kube-proxy/config/v1alpha1"
 	kubeletv1beta1 "k8s.io/kubelet/config/v1beta1"
@@ -70,6 +75,31 @@ func TestProxyConfig(t *testing.T) {
 	}
 	if config.Conntrack.MaxPerCore == nil || *config.Conntrack.MaxPerCore != 0 {
 		t.Error("kube-proxy would change the machine's connection tracking")
+	}
+}
+
+// TestAuditPolicy: the log has what accounts of programs ask for, without what
+// they send, and nothing of Kubernetes' own, which asks for far more.
+func TestAuditPolicy(t *testing.T) {
+	policy, err := auditpolicy.LoadPolicyFromBytes(rendered(t, "audit-policy.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	evaluator := auditpolicy.NewPolicyRuleEvaluator(policy)
+	for name, want := range map[string]audit.Level{
+		"system:serviceaccount:divvy-system:divvy-node":               audit.LevelMetadata,
+		"system:serviceaccount:bwki:bitfusion-webhook-deployment":     audit.LevelMetadata,
+		"system:serviceaccount:kube-system:generic-garbage-collector": audit.LevelNone,
+		"kubernetes-admin": audit.LevelNone,
+	} {
+		who := &user.DefaultInfo{Name: name, Groups: []string{user.AllAuthenticated}}
+		if namespace, _, err := serviceaccount.SplitUsername(name); err == nil {
+			who.Groups = append(who.Groups, serviceaccount.MakeGroupNames(namespace)...)
+		}
+		got := evaluator.EvaluatePolicyRule(authorizer.AttributesRecord{User: who, Verb: "list", APIVersion: "v1", Resource: "pods", ResourceRequest: true})
+		if got.Level != want {
+			t.Errorf("%s: %s, want %s", name, got.Level, want)
+		}
 	}
 }
 

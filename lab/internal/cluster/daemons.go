@@ -107,7 +107,7 @@ func daemon(c Component, binDir, nodeIP string) *proc.Daemon {
 			"--unsafe-no-fsync",
 		}
 	case APIServer:
-		d.ConfigFiles = []string{cert("apiserver.crt")}
+		d.ConfigFiles = []string{cert("apiserver.crt"), configPath("audit-policy.yaml")}
 		d.Args = []string{
 			"--advertise-address=" + nodeIP,
 			"--bind-address=" + nodeIP,
@@ -138,6 +138,10 @@ func daemon(c Component, binDir, nodeIP string) *proc.Daemon {
 			"--service-account-key-file=" + cert("sa.pub"),
 			"--service-account-signing-key-file=" + cert("sa.key"),
 			"--service-cluster-ip-range=" + layout.ServiceCIDR,
+			"--audit-policy-file=" + configPath("audit-policy.yaml"),
+			"--audit-log-path=" + layout.AuditLog,
+			// In MB. Nothing is thrown away before it was looked at.
+			"--audit-log-maxsize=500",
 		}
 	case ControllerManager:
 		kubeconfig := kubeconfigPath("controller-manager")

@@ -57,6 +57,9 @@ var (
 	PKIDir           = filepath.Join(KubernetesDir, "pki")
 	ManifestDir      = filepath.Join(KubernetesDir, "manifests")
 	AdminKubeconfig  = filepath.Join(KubernetesDir, "admin.conf")
+	// AuditLog holds what accounts of programs asked the API server for, a JSON
+	// object in each line.
+	AuditLog = filepath.Join(LogDir, "audit.log")
 )
 
 // HostPaths are the places outside StateDir and RunDir that the lab, its
