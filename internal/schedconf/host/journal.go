@@ -1,0 +1,114 @@
+package host
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"time"
+)
+
+// journal is what has to be known after this process has ended. It is kept in
+// Paths.Journal and holds no content of files, so no key.
+type journal struct {
+	Version int `json:"version"`
+	// Backup is the digest of the backup that this package made; a file of that
+	// name with another content is somebody else's.
+	Backup string `json:"backup,omitempty"`
+	// Files are the configuration files that this package wrote.
+	Files []string `json:"files,omitempty"`
+	// Pending is the change that has begun and is not known to be good.
+	Pending *pending `json:"pending,omitempty"`
+	// Failure is the last change that was taken back.
+	Failure *Failure `json:"failure,omitempty"`
+}
+
+const journalVersion = 1
+
+// pending is a change under way.
+type pending struct {
+	// Before and After are the digests of the manifests.
+	Before string `json:"before"`
+	After  string `json:"after"`
+	// Outcome is the digest of everything that the change puts in place.
+	Outcome string `json:"outcome"`
+	// Saved are the configuration files that it writes.
+	Saved []saved `json:"saved,omitempty"`
+	// Failure is set once the change is being taken back.
+	Failure *Failure `json:"failure,omitempty"`
+}
+
+// saved says how a configuration file was before.
+type saved struct {
+	Path string `json:"path"`
+	// Copy has what it was; "" when there was no file.
+	Copy string `json:"copy,omitempty"`
+}
+
+// A Failure is a change that kube-scheduler was not well with.
+type Failure struct {
+	// Outcome is the digest of what was put in place.
+	Outcome string `json:"outcome"`
+	// Reason says what kube-scheduler did, with the end of its log.
+	Reason string `json:"reason"`
+	// Crashed is true when the program ended by itself. It would again; one that
+	// was only too slow may do better another time.
+	Crashed bool `json:"crashed,omitempty"`
+	// Attempts is how often it was tried.
+	Attempts int       `json:"attempts"`
+	At       time.Time `json:"at"`
+}
+
+// Retry returns when the same may be tried again, or false when it is not worth
+// it.
+func (f *Failure) Retry() (time.Time, bool) {
+	pauses := []time.Duration{2 * time.Minute, 10 * time.Minute, time.Hour}
+	if f.Crashed || f.Attempts > len(pauses) {
+		return time.Time{}, false
+	}
+	return f.At.Add(pauses[max(f.Attempts, 1)-1]), true
+}
+
+func (h *Host) loadJournal() (*journal, error) {
+	data, err := h.fs.ReadFile(h.paths.Journal)
+	if errors.Is(err, fs.ErrNotExist) {
+		return &journal{Version: journalVersion}, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read the journal: %w", err)
+	}
+	decoder := json.NewDecoder(bytes.NewReader(data))
+	j := &journal{}
+	if err := decoder.Decode(j); err != nil {
+		return nil, fmt.Errorf("the journal %s was changed by somebody and cannot be read: %w; look at %s and %s, and remove the journal",
+			h.paths.Journal, err, h.paths.Manifest, h.paths.Backup)
+	}
+	if j.Version != journalVersion {
+		return nil, fmt.Errorf("the journal %s is of version %d, and this program knows version %d: use the program that wrote it", h.paths.Journal, j.Version, journalVersion)
+	}
+	return j, nil
+}
+
+// saveJournal does nothing where the file says so already.
+func (h *Host) saveJournal(j *journal) error {
+	data, err := json.MarshalIndent(j, "", "  ")
+	if err != nil {
+		return fmt.Errorf("encode the journal: %w", err)
+	}
+	data = append(data, '\n')
+	if old, err := h.fs.ReadFile(h.paths.Journal); err == nil && bytes.Equal(old, data) {
+		return nil
+	}
+	if err := h.put(h.paths.Journal, data, h.own(0o600)); err != nil {
+		return fmt.Errorf("note what is to be done: %w", err)
+	}
+	return nil
+}
+
+func digest(data []byte) string {
+	sum := sha256.Sum256(data)
+	return hex.EncodeToString(sum[:])
+}

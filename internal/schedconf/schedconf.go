@@ -1,0 +1,97 @@
+// Package schedconf makes a kube-scheduler on a control-plane node consult
+// Divvy's extender, and takes that back: it edits the static pod's manifest and
+// the scheduler's configuration. Bytes go in and bytes come out; files are read
+// through a function of the caller, and nothing is written. Whoever applies a
+// Change to a node (package host, beside this one) is also who keeps the
+// original.
+//
+// Outside of what is put in, a manifest and a configuration stay as they are,
+// byte for byte: comments, the order of keys, fields that this package does not
+// know, other extenders, profiles and feature gates. A configuration that is
+// there is never edited in place; the scheduler gets a copy with the extender in
+// it, under a name of ours.
+package schedconf
+
+import (
+	"io/fs"
+	"time"
+)
+
+// Names of files, which are those of the GCUShare user guide, in
+// Input.ConfigDir.
+const (
+	// ConfigFile is the configuration for schedulers from 1.23 on.
+	ConfigFile = "scheduler-extender-config-v1.23+.yaml"
+	// OldConfigFile is the configuration for schedulers before 1.23.
+	OldConfigFile = "scheduler-extender-config.yaml"
+	// PolicyFile is the policy for schedulers before 1.23 that are run with one.
+	PolicyFile = "scheduler-extender-config.json"
+)
+
+// Annotations that Wire puts on the static pod.
+const (
+	// AnnotationHash is the digest of the configuration that the manifest names.
+	// kubelet restarts a static pod when its manifest changes, not when a file
+	// that it mounts does; and who edits the file by hand is noticed by it.
+	AnnotationHash = "divvy.dev/scheduler-config-hash"
+	// AnnotationBefore remembers the flags that Wire put others in the place of,
+	// as a JSON list; it is absent where there were none.
+	AnnotationBefore = "divvy.dev/scheduler-config-before"
+)
+
+// An Extender is what kube-scheduler has to know of Divvy's.
+type Extender struct {
+	// URL is the prefix of the verbs' routes, such as
+	// https://10.96.0.7:32765/gcushare-scheduler. kube-scheduler resolves it with
+	// the node's DNS, which knows no Services: the host is best an address.
+	URL string
+	// ServerName is the name in the extender's certificate. Only for https.
+	ServerName string
+	// CA, ClientCert and ClientKey are PEM and go into the configuration itself.
+	// Only for https. ClientCert and ClientKey are given both or not at all.
+	CA, ClientCert, ClientKey []byte
+	// Resources are the extended resources whose pods the extender places; at
+	// least one.
+	Resources []string
+	// Timeout of a call; 0 means 10 s.
+	Timeout time.Duration
+}
+
+// An Input is the scheduler as it is on a node.
+type Input struct {
+	// Manifest is the content of the static pod's file, YAML or JSON.
+	Manifest []byte
+	// ManifestPath is only for messages.
+	ManifestPath string
+	// ReadFile returns a file of the node, by its path there. An error that is
+	// fs.ErrNotExist says that there is none.
+	ReadFile func(hostPath string) ([]byte, error)
+	// ReadConfigMap returns the data of a ConfigMap. Only schedulers before 1.23
+	// with --policy-configmap need it; nil means that it cannot be read.
+	ReadConfigMap func(namespace, name string) (map[string]string, error)
+	// Version of kube-scheduler, such as v1.31.4. Empty means: the image's tag says.
+	Version string
+	// ConfigDir is the folder on the node that the files go to. Empty means
+	// /etc/kubernetes.
+	ConfigDir string
+}
+
+// A File is to be written on the node.
+type File struct {
+	// Path on the node.
+	Path    string
+	Content []byte
+	// Mode is 0600 where Content holds a key.
+	Mode fs.FileMode
+}
+
+// A Change is what is to be put in place, the files before the manifest. With
+// Manifest equal to Input.Manifest and no Files there is nothing to do.
+type Change struct {
+	// Manifest is the content of the static pod's file.
+	Manifest []byte
+	// Files are those that differ from what the node has.
+	Files []File
+	// Notes are sentences for a person: what was found, carried over, or left.
+	Notes []string
+}
