@@ -1,0 +1,164 @@
+// Package metrics is the list of all metrics that Divvy's programs show: names,
+// meanings and labels, in one table from which the programs make them and the
+// reference is written. A name that was released stays.
+//
+// It holds no numbers and registers nothing by itself: each part makes its metrics
+// from their definitions and registers them with the registry that it is given.
+package metrics
+
+import (
+	"fmt"
+	"runtime"
+	"slices"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+
+	"github.com/divvy-gpu/divvy/internal/version"
+)
+
+// Type is what kind of number a metric is.
+type Type string
+
+// The types, as Prometheus calls them.
+const (
+	Counter   Type = "counter"
+	Gauge     Type = "gauge"
+	Histogram Type = "histogram"
+)
+
+// Label is a label of a metric.
+type Label struct {
+	Name string
+	// Help says what the values are; all of them where they are few.
+	Help string
+}
+
+// Programs that show metrics, as divvy_build_info names them.
+const (
+	Node       = "divvy-node"
+	PoolNode   = "divvy-node-pool"
+	Extender   = "divvy-extender"
+	Webhook    = "divvy-webhook"
+	Schedconf  = "divvy-schedconf"
+	everywhere = "all programs"
+)
+
+// Metric is the definition of a metric.
+type Metric struct {
+	Name string
+	Type Type
+	// Help is one sentence.
+	Help   string
+	Labels []Label
+	// Buckets are the upper bounds of a histogram.
+	Buckets []float64
+	// Programs are those that show it.
+	Programs []string
+	// Absent says when the metric is not there although its program is, "" for
+	// never.
+	Absent string
+}
+
+// all is filled by define, in the order of the table.
+var all []Metric
+
+// All returns the definitions in the order of the table.
+func All() []Metric { return slices.Clone(all) }
+
+// define adds a definition to the table.
+func define(m Metric) Metric {
+	all = append(all, m)
+	return m
+}
+
+// In reports whether a program shows the metric.
+func (m Metric) In(program string) bool {
+	return slices.Contains(m.Programs, program) || slices.Contains(m.Programs, everywhere)
+}
+
+func (m Metric) labels() []string {
+	var names []string
+	for _, l := range m.Labels {
+		names = append(names, l.Name)
+	}
+	return names
+}
+
+// want panics when the metric is made as something that its definition does not
+// say: a mistake that shows wherever the program starts.
+func (m Metric) want(t Type) {
+	if m.Type != t {
+		panic(fmt.Sprintf("metric %s is a %s and was made as a %s", m.Name, m.Type, t))
+	}
+}
+
+// Desc describes the metric for a collector that makes its values when asked.
+func (m Metric) Desc() *prometheus.Desc {
+	return prometheus.NewDesc(m.Name, m.Help, m.labels(), nil)
+}
+
+// NewCounter makes a counter without labels.
+func (m Metric) NewCounter() prometheus.Counter {
+	m.want(Counter)
+	return prometheus.NewCounter(prometheus.CounterOpts{Name: m.Name, Help: m.Help})
+}
+
+// NewCounters makes a counter with labels.
+func (m Metric) NewCounters() *prometheus.CounterVec {
+	m.want(Counter)
+	return prometheus.NewCounterVec(prometheus.CounterOpts{Name: m.Name, Help: m.Help}, m.labels())
+}
+
+// NewCounterFunc makes a counter whose value is asked for. values are those of all
+// labels of the definition.
+func (m Metric) NewCounterFunc(values prometheus.Labels, f func() float64) prometheus.CounterFunc {
+	m.want(Counter)
+	return prometheus.NewCounterFunc(prometheus.CounterOpts{Name: m.Name, Help: m.Help, ConstLabels: values}, f)
+}
+
+// NewGauge makes a gauge without labels.
+func (m Metric) NewGauge() prometheus.Gauge {
+	m.want(Gauge)
+	return prometheus.NewGauge(prometheus.GaugeOpts{Name: m.Name, Help: m.Help})
+}
+
+// NewGauges makes a gauge with labels.
+func (m Metric) NewGauges() *prometheus.GaugeVec {
+	m.want(Gauge)
+	return prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: m.Name, Help: m.Help}, m.labels())
+}
+
+// NewGaugeFunc makes a gauge whose value is asked for. values are those of all
+// labels of the definition.
+func (m Metric) NewGaugeFunc(values prometheus.Labels, f func() float64) prometheus.GaugeFunc {
+	m.want(Gauge)
+	return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: m.Name, Help: m.Help, ConstLabels: values}, f)
+}
+
+// NewHistograms makes a histogram with labels.
+func (m Metric) NewHistograms() *prometheus.HistogramVec {
+	m.want(Histogram)
+	return prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: m.Name, Help: m.Help, Buckets: m.Buckets}, m.labels())
+}
+
+// Registry returns a registry of one program with what every program shows: the
+// Go runtime, the process and what was built.
+func Registry(program string) *prometheus.Registry {
+	r := prometheus.NewRegistry()
+	r.MustRegister(
+		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
+		BuildInfo.NewGaugeFunc(prometheus.Labels{
+			"program": program, "version": version.Version, "commit": version.Commit, "go": runtime.Version(),
+		}, func() float64 { return 1 }),
+	)
+	return r
+}
+
+// Bool is 1 for true and 0 for false.
+func Bool(b bool) float64 {
+	if b {
+		return 1
+	}
+	return 0
+}

@@ -1,0 +1,341 @@
+package metrics
+
+import "github.com/prometheus/client_golang/prometheus"
+
+// Labels that several metrics have.
+var (
+	labelResource = Label{"resource", "name of the extended resource, such as `enflame.com/gcu-memory`"}
+	labelDevice   = Label{"device", "the device's uuid"}
+	labelIndex    = Label{"index", "the device's number on its node"}
+	labelNode     = Label{"node", "the node's name"}
+	labelVendor   = Label{"vendor", "`enflame`, `iluvatar` or `nvidia`"}
+)
+
+// answerBuckets are bounds of answers that kube-scheduler and the API server wait
+// for: 0.1 ms to 2.4 s.
+var answerBuckets = prometheus.ExponentialBuckets(0.0001, 2.5, 12)
+
+// Metrics of all programs.
+var (
+	BuildInfo = define(Metric{
+		Name: "divvy_build_info", Type: Gauge, Programs: []string{everywhere},
+		Help: "Always 1; the labels say what runs.",
+		Labels: []Label{
+			{"program", "`divvy-node`, `divvy-node-pool`, `divvy-extender`, `divvy-webhook` or `divvy-schedconf`"},
+			{"version", "the release"}, {"commit", "the commit it was built from"}, {"go", "the release of Go that compiled it"},
+		},
+	})
+	APIRequests = define(Metric{
+		Name: "divvy_api_requests_total", Type: Counter, Programs: []string{Node, Extender, Webhook, Schedconf},
+		Help: "Requests to the API server by what was asked and the status of the answer.",
+		Labels: []Label{
+			{"verb", "`get`, `list`, `watch`, `create`, `update`, `patch`, `delete` or `deletecollection`"},
+			{"resource", "such as `pods` or `pods/binding`; `other` for what is no resource"},
+			{"code", "HTTP status of the answer; `error` when there was none"},
+		},
+		Absent: "until the first request",
+	})
+	APIRequestDuration = define(Metric{
+		Name: "divvy_api_request_duration_seconds", Type: Histogram, Programs: []string{Node, Extender, Webhook, Schedconf},
+		Help:    "Time from a request to the API server to the head of its answer.",
+		Labels:  []Label{{"verb", "as above"}, {"resource", "as above"}},
+		Buckets: []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10},
+		Absent:  "until the first request",
+	})
+	Events = define(Metric{
+		Name: "divvy_events_total", Type: Counter, Programs: []string{Node, Extender},
+		Help: "Kubernetes events by what became of them.",
+		Labels: []Label{
+			{"reason", "the event's reason, see events.md"},
+			{"outcome", "`told`, `repeated` (it was told before and is not told again) or `dropped` (there were too many)"},
+		},
+		Absent: "until the first event",
+	})
+)
+
+// Metrics of the extender.
+var (
+	ExtenderRequests = define(Metric{
+		Name: "divvy_extender_requests_total", Type: Counter, Programs: []string{Extender},
+		Help:   "Requests of kube-scheduler by verb and result.",
+		Labels: []Label{{"verb", "`filter`, `prioritize` or `bind`"}, {"result", "`ok` or `error`"}},
+	})
+	ExtenderRequestDuration = define(Metric{
+		Name: "divvy_extender_request_duration_seconds", Type: Histogram, Programs: []string{Extender},
+		Help:   "Time to answer a request of kube-scheduler, from its header to the answer.",
+		Labels: []Label{{"verb", "`filter`, `prioritize` or `bind`"}}, Buckets: answerBuckets,
+	})
+	ExtenderRequestsInFlight = define(Metric{
+		Name: "divvy_extender_requests_in_flight", Type: Gauge, Programs: []string{Extender},
+		Help:   "Requests of kube-scheduler that are being answered.",
+		Labels: []Label{{"verb", "`filter`, `prioritize` or `bind`"}},
+	})
+	ExtenderDecisions = define(Metric{
+		Name: "divvy_extender_decisions_total", Type: Counter, Programs: []string{Extender},
+		Help: "Decisions about pods by resource and outcome.",
+		Labels: []Label{
+			{"verb", "`filter`, `prioritize` or `bind`"},
+			{"resource", "what the pod asks for; `none` or `several` where that is not one of those managed"},
+			{"outcome", "filter: `fits` (on a node at least) or `refused` (by all nodes); prioritize: `rated`; bind: `bound` or `failed`"},
+		},
+	})
+	ExtenderNodeVerdicts = define(Metric{
+		Name: "divvy_extender_node_verdicts_total", Type: Counter, Programs: []string{Extender},
+		Help: "Nodes that filter looked at, by verdict: why a node was refused.",
+		Labels: []Label{
+			{"resource", "as in divvy_extender_decisions_total"},
+			{"verdict", "`fits`, `nodeUnknown`, `noDeviceFits`, `largerThanDevice` or `severalResources`"},
+		},
+	})
+	ExtenderBindErrors = define(Metric{
+		Name: "divvy_extender_bind_errors_total", Type: Counter, Programs: []string{Extender},
+		Help:   "Binds that failed, by cause.",
+		Labels: []Label{{"cause", "`noFit`, `nodeUnknown`, `podGone`, `heldElsewhere`, `outcomeUnknown`, `notReady` or `other`"}},
+	})
+	ExtenderPanics = define(Metric{
+		Name: "divvy_extender_panics_total", Type: Counter, Programs: []string{Extender},
+		Help: "Requests on which the extender failed by a mistake of its own.",
+	})
+	ExtenderReady = define(Metric{
+		Name: "divvy_extender_ready", Type: Gauge, Programs: []string{Extender},
+		Help: "1 while the answers of this replica are right, else 0.",
+	})
+	ExtenderLeader = define(Metric{
+		Name: "divvy_extender_leader", Type: Gauge, Programs: []string{Extender},
+		Help: "1 while this replica leads, and always without election; else 0.",
+	})
+	ExtenderReservations = define(Metric{
+		Name: "divvy_extender_reservations", Type: Gauge, Programs: []string{Extender},
+		Help: "Pods that were given a device and have not been seen bound yet.",
+	})
+	ExtenderBooksNodes = define(Metric{
+		Name: "divvy_extender_books_nodes", Type: Gauge, Programs: []string{Extender},
+		Help:   "Nodes in the books.",
+		Labels: []Label{{"state", "`good`, or `broken` when their inventory does not count"}},
+	})
+	ExtenderBooksPods = define(Metric{
+		Name: "divvy_extender_books_pods", Type: Gauge, Programs: []string{Extender},
+		Help:   "Pods in the books that ask for a shared resource.",
+		Labels: []Label{{"state", "`waiting` for a node, `granted` a device, or `ungranted` on a node"}},
+	})
+	ExtenderDeviceUnits = define(Metric{
+		Name: "divvy_extender_device_units", Type: Gauge, Programs: []string{Extender},
+		Help:   "Units that a device is cut into.",
+		Labels: []Label{labelNode, labelResource, labelDevice, labelIndex}, Absent: "without devices, and with --metrics-devices=false",
+	})
+	ExtenderDeviceUnitsUsed = define(Metric{
+		Name: "divvy_extender_device_units_used", Type: Gauge, Programs: []string{Extender},
+		Help:   "Units of a device that the books give to pods.",
+		Labels: []Label{labelNode, labelResource, labelDevice, labelIndex}, Absent: "as above",
+	})
+	ExtenderDeviceUnitsFree = define(Metric{
+		Name: "divvy_extender_device_units_free", Type: Gauge, Programs: []string{Extender},
+		Help:   "Units of a device that new pods can get, 0 while the device is unhealthy or given out as another resource.",
+		Labels: []Label{labelNode, labelResource, labelDevice, labelIndex}, Absent: "as above",
+	})
+	ExtenderNodeUnits = define(Metric{
+		Name: "divvy_extender_node_units", Type: Gauge, Programs: []string{Extender},
+		Help:   "Units of all devices of a node.",
+		Labels: []Label{labelNode, labelResource}, Absent: "without nodes",
+	})
+	ExtenderNodeUnitsUsed = define(Metric{
+		Name: "divvy_extender_node_units_used", Type: Gauge, Programs: []string{Extender},
+		Help:   "Units that pods on a node hold, also those whose device is not known or was lost.",
+		Labels: []Label{labelNode, labelResource}, Absent: "without nodes",
+	})
+	ExtenderNodeUnitBytes = define(Metric{
+		Name: "divvy_extender_node_unit_bytes", Type: Gauge, Programs: []string{Extender},
+		Help:   "Size of one unit on a node in bytes.",
+		Labels: []Label{labelNode, labelResource}, Absent: "without nodes",
+	})
+	ExtenderNamespaceUnitsUsed = define(Metric{
+		Name: "divvy_extender_namespace_units_used", Type: Gauge, Programs: []string{Extender},
+		Help:   "Units that the pods of a namespace hold on a node.",
+		Labels: []Label{{"namespace", "the pods' namespace"}, labelNode, labelResource}, Absent: "without pods that hold units",
+	})
+)
+
+// Metrics of the node's daemon.
+var (
+	NodeDeviceUnits = define(Metric{
+		Name: "divvy_node_device_units", Type: Gauge, Programs: []string{Node},
+		Help:   "Units that a device is cut into.",
+		Labels: []Label{labelResource, labelDevice, labelIndex}, Absent: "without devices",
+	})
+	NodeDeviceUnitsHeld = define(Metric{
+		Name: "divvy_node_device_units_held", Type: Gauge, Programs: []string{Node},
+		Help:   "Units of a device that containers hold, as kubelet tells.",
+		Labels: []Label{labelResource, labelDevice, labelIndex}, Absent: "without devices",
+	})
+	NodeDeviceHealthy = define(Metric{
+		Name: "divvy_node_device_healthy", Type: Gauge, Programs: []string{Node},
+		Help:   "1 while a device takes new pods of the resource, else 0.",
+		Labels: []Label{labelResource, labelDevice, labelIndex}, Absent: "without devices",
+	})
+	NodeDeviceUnhealthy = define(Metric{
+		Name: "divvy_node_device_unhealthy", Type: Gauge, Programs: []string{Node},
+		Help: "1 for each device that is unhealthy, by cause.",
+		Labels: []Label{labelVendor, labelDevice, labelIndex,
+			{"cause", "a cause of [health.md](../health.md); `unknown` where there is none"}},
+		Absent: "while all devices are well",
+	})
+	NodeDeviceHealthChanges = define(Metric{
+		Name: "divvy_node_device_health_changes_total", Type: Counter, Programs: []string{Node},
+		Help:   "Changes of a device's health, by what it became.",
+		Labels: []Label{labelVendor, {"to", "`healthy` or `unhealthy`"}},
+	})
+	NodeAllocations = define(Metric{
+		Name: "divvy_node_allocations_total", Type: Counter, Programs: []string{Node},
+		Help: "Containers that got devices or units.", Labels: []Label{labelResource},
+	})
+	NodeRefusals = define(Metric{
+		Name: "divvy_node_refusals_total", Type: Counter, Programs: []string{Node},
+		Help: "Containers that were refused, by reason.",
+		Labels: []Label{labelResource, {"reason", "`noRoom`, `held` (kubelet chose what another container holds), `unknownID` (kubelet chose ids that name no device, or several), " +
+			"`notOffered` (the resource takes no new pods), `tooMany` (of a shared device), `kubelet` (it did not tell who holds what) or `other`"}},
+	})
+	NodeCorrections = define(Metric{
+		Name: "divvy_node_corrections_total", Type: Counter, Programs: []string{Node},
+		Help: "Pods whose grant was corrected to what kubelet gave, by what was wrong with it.",
+		Labels: []Label{labelResource, {"kind", "`moved` (it named another device), `missing` (there was none: the pod came past the extender) or " +
+			"`invalid` (its signature, node or resource is wrong)"}},
+	})
+	NodeConfirmations = define(Metric{
+		Name: "divvy_node_confirmations_total", Type: Counter, Programs: []string{Node},
+		Help: "Pods whose grant named the device that kubelet gave, and was confirmed.", Labels: []Label{labelResource},
+	})
+	NodeMixedPods = define(Metric{
+		Name: "divvy_node_mixed_pods", Type: Gauge, Programs: []string{Node},
+		Help: "Pods whose containers hold units of several devices; always 0.", Labels: []Label{labelResource},
+		Absent: "without a resource of mode memory",
+	})
+	NodeRegistrations = define(Metric{
+		Name: "divvy_node_registrations_total", Type: Counter, Programs: []string{Node},
+		Help: "Registrations that kubelet accepted.", Labels: []Label{labelResource},
+	})
+	NodeAnswerDuration = define(Metric{
+		Name: "divvy_node_answer_duration_seconds", Type: Histogram, Programs: []string{Node},
+		Help:    "Time to answer a question of kubelet, which admits no other pod meanwhile.",
+		Labels:  []Label{labelResource, {"question", "`prefer` (GetPreferredAllocation) or `allocate` (Allocate)"}},
+		Buckets: []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5},
+		Absent:  "until kubelet asks the first time",
+	})
+	NodeLibraryCallDuration = define(Metric{
+		Name: "divvy_node_library_call_duration_seconds", Type: Histogram, Programs: []string{Node},
+		Help:    "Time that a call of a vendor's library took.",
+		Labels:  []Label{labelVendor, {"call", "the library's function, such as `nvmlDeviceGetMemoryInfo`"}},
+		Buckets: []float64{.0001, .001, .01, .1, 1, 5, 30},
+		Absent:  "until the library was loaded",
+	})
+	NodeLibraryCallErrors = define(Metric{
+		Name: "divvy_node_library_call_errors_total", Type: Counter, Programs: []string{Node},
+		Help: "Calls of a vendor's library that failed.",
+		Labels: []Label{labelVendor, {"call", "as above"},
+			{"error", "`hung` (no answer in time; the call may still run) or `failed`"}},
+		Absent: "until one failed",
+	})
+	NodeLibraryAvailable = define(Metric{
+		Name: "divvy_node_library_available", Type: Gauge, Programs: []string{Node},
+		Help:   "1 while the vendor's library answers, else 0.",
+		Labels: []Label{labelVendor},
+	})
+	NodeResourceOffered = define(Metric{
+		Name: "divvy_node_resource_offered", Type: Gauge, Programs: []string{Node},
+		Help:   "1 while a resource is offered as configured, 0 while something is in the way: no devices, or pods that hold units of another size.",
+		Labels: []Label{labelResource},
+	})
+	NodeReady = define(Metric{
+		Name: "divvy_node_ready", Type: Gauge, Programs: []string{Node},
+		Help: "1 while pods of this node can be given devices, else 0.",
+	})
+	NodeConfigReloads = define(Metric{
+		Name: "divvy_node_config_reloads_total", Type: Counter, Programs: []string{Node},
+		Help: "Changes of the configuration.", Labels: []Label{{"result", "`applied` or `rejected`"}},
+	})
+	NodeConfigStale = define(Metric{
+		Name: "divvy_node_config_stale", Type: Gauge, Programs: []string{Node},
+		Help: "1 while the configuration cannot be used and the one before is, else 0.",
+	})
+	NodePodResourcesErrors = define(Metric{
+		Name: "divvy_node_pod_resources_errors_total", Type: Counter, Programs: []string{Node},
+		Help: "Questions to kubelet's pod-resources API that failed.",
+	})
+	NodePatchErrors = define(Metric{
+		Name: "divvy_node_patch_errors_total", Type: Counter, Programs: []string{Node},
+		Help: "Writes to the API server that failed.",
+	})
+)
+
+// Metrics of the certificates that a program makes for itself.
+var (
+	CertificateExpiry = define(Metric{
+		Name: "divvy_certificate_expiry_timestamp_seconds", Type: Gauge, Programs: []string{Extender, Webhook},
+		Help: "When what is served expires, in seconds since 1970.", Labels: []Label{{"kind", "`certificate` or `ca`"}},
+		Absent: "until there is a certificate",
+	})
+	CertificateRotations = define(Metric{
+		Name: "divvy_certificate_rotations_total", Type: Counter, Programs: []string{Extender, Webhook},
+		Help:   "Certificates and CAs that this replica put in the place of others.",
+		Labels: []Label{{"kind", "`certificate` or `ca`"}},
+	})
+	CertificateFailures = define(Metric{
+		Name: "divvy_certificate_failures_total", Type: Counter, Programs: []string{Extender, Webhook},
+		Help: "Passes over the certificates that failed and were tried again.",
+	})
+	CABundleWrites = define(Metric{
+		Name: "divvy_ca_bundle_writes_total", Type: Counter, Programs: []string{Extender, Webhook},
+		Help:   "Times that this replica wrote the CA to where callers read it.",
+		Labels: []Label{{"configuration", "name of the webhook configuration"}}, Absent: "until the first write",
+	})
+)
+
+// Metrics of the webhooks of the remote pool.
+var (
+	WebhookReviews = define(Metric{
+		Name: "divvy_webhook_reviews_total", Type: Counter, Programs: []string{Webhook},
+		Help: "Admission reviews by webhook and result.",
+		Labels: []Label{{"webhook", "`mutate` or `validate`"},
+			{"result", "`converted`, `allowed`, `denied`, `bad` (no review that could be answered) or `error`"}},
+	})
+	WebhookReviewDuration = define(Metric{
+		Name: "divvy_webhook_review_duration_seconds", Type: Histogram, Programs: []string{Webhook},
+		Help:   "Time to answer an admission review, from its header to the answer.",
+		Labels: []Label{{"webhook", "`mutate` or `validate`"}}, Buckets: answerBuckets, Absent: "until the first review",
+	})
+	WebhookReady = define(Metric{
+		Name: "divvy_webhook_ready", Type: Gauge, Programs: []string{Webhook}, Help: "1 while answers are right, else 0.",
+	})
+	WebhookCatalogReloads = define(Metric{
+		Name: "divvy_webhook_catalog_reloads_total", Type: Counter, Programs: []string{Webhook},
+		Help: "Changes of the catalog's file.", Labels: []Label{{"result", "`accepted` or `rejected`"}},
+	})
+	WebhookCatalogClients = define(Metric{
+		Name: "divvy_webhook_catalog_clients", Type: Gauge, Programs: []string{Webhook}, Help: "Clients in the catalog that is in use.",
+	})
+	WebhookCatalogStale = define(Metric{
+		Name: "divvy_webhook_catalog_stale", Type: Gauge, Programs: []string{Webhook},
+		Help: "1 while the catalog's file cannot be used and the one before is, else 0.",
+	})
+	PoolCredentialChanges = define(Metric{
+		Name: "divvy_pool_credential_changes_total", Type: Counter, Programs: []string{Webhook},
+		Help:   "Copies of the pool's secrets in namespaces of pods that this replica changed.",
+		Labels: []Label{{"result", "`made`, `updated`, `removed` or `failed`"}},
+	})
+	PoolCredentialCopies = define(Metric{
+		Name: "divvy_pool_credential_copies", Type: Gauge, Programs: []string{Webhook},
+		Help: "Copies of the pool's secrets that there are, in all namespaces.",
+	})
+)
+
+// Metrics of the pool's part on each node.
+var (
+	PoolUnits = define(Metric{
+		Name: "divvy_pool_units", Type: Gauge, Programs: []string{PoolNode}, Help: "Units that this node offers; 100 are one GPU.",
+	})
+	PoolRegistrations = define(Metric{
+		Name: "divvy_pool_registrations_total", Type: Counter, Programs: []string{PoolNode}, Help: "Registrations that kubelet accepted.",
+	})
+	PoolRegistered = define(Metric{
+		Name: "divvy_pool_registered", Type: Gauge, Programs: []string{PoolNode}, Help: "1 while kubelet knows the units, else 0.",
+	})
+)
