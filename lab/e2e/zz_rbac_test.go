@@ -1,0 +1,25 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"flag"
+	"testing"
+	"time"
+)
+
+// begun is when the tests began; what accounts did before is not looked at.
+var begun = time.Now()
+
+// TestZRightsAreUsed: what Divvy's accounts may do, they did in the tests before,
+// and nothing that they asked for was refused. Go runs the tests of a package in
+// the order of its files; this one is the last.
+func TestZRightsAreUsed(t *testing.T) {
+	complete := flag.Lookup("test.run").Value.String() == "" && flag.Lookup("test.skip").Value.String() == ""
+	if !complete {
+		t.Log("not all tests ran, so unused rights cannot be told")
+	}
+	must(t, lab.Rights(t.Context(), begun, complete,
+		[]string{"divvy-system/divvy-node", "divvy-system/divvy-extender", "bwki/bitfusion-webhook-deployment"},
+		[]string{"--set", "pool.enabled=true"}))
+}

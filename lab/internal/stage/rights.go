@@ -1,0 +1,41 @@
+package stage
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/divvy-gpu/divvy/lab/internal/layout"
+	"github.com/divvy-gpu/divvy/lab/internal/product"
+	"github.com/divvy-gpu/divvy/lab/internal/rbacaudit"
+)
+
+// Rights compares what accounts of Divvy, each NAMESPACE/NAME, may do with what
+// they did since a time, and returns an error that names each right that was not
+// used and each request that was refused. The rights are those of the chart,
+// rendered once with each list of helm's arguments.
+//
+// Where not everything ran, complete is false and only refusals are told.
+func (s *Stage) Rights(ctx context.Context, since time.Time, complete bool, accounts []string, rendered ...[]string) error {
+	uses, err := rbacaudit.ReadLog(layout.AuditLog, since)
+	if err != nil {
+		return err
+	}
+	if !complete {
+		return rbacaudit.Refusals(uses, accounts...)
+	}
+	var manifests []string
+	for _, args := range rendered {
+		text, err := s.Helm(ctx, slices.Concat([]string{"template", product.Release, s.chart(), "--namespace", product.Namespace}, args)...)
+		if err != nil {
+			return fmt.Errorf("render the chart: %w", err)
+		}
+		manifests = append(manifests, text)
+	}
+	roles, err := rbacaudit.Read(manifests...)
+	if err != nil {
+		return err
+	}
+	return rbacaudit.Compare(roles, uses, accounts...)
+}
