@@ -4,6 +4,8 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	defs "github.com/divvy-gpu/divvy/internal/metrics"
 )
 
 // Results of reviews, in logs and metrics.
@@ -23,15 +25,8 @@ type metrics struct {
 
 func newMetrics(registry prometheus.Registerer) (*metrics, error) {
 	m := &metrics{
-		reviews: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "divvy_webhook_reviews_total",
-			Help: "Admission reviews by webhook (mutate, validate) and result (converted, allowed, denied, bad, error).",
-		}, []string{"webhook", "result"}),
-		duration: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name:    "divvy_webhook_review_duration_seconds",
-			Help:    "Time to answer an admission review, from its header to the answer.",
-			Buckets: prometheus.ExponentialBuckets(0.0001, 2.5, 12), // 0.1 ms to 2.4 s
-		}, []string{"webhook"}),
+		reviews:  defs.WebhookReviews.NewCounters(),
+		duration: defs.WebhookReviewDuration.NewHistograms(),
 	}
 	for _, webhook := range []string{"mutate", "validate"} {
 		for _, result := range []string{resultConverted, resultAllowed, resultDenied, resultBad, resultError} {

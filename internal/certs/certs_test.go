@@ -829,17 +829,17 @@ func TestMetrics(t *testing.T) {
 			t.Fatal(err)
 		}
 		want := fmt.Sprintf(`
-# HELP divvy_webhook_certificate_expiry_timestamp_seconds When what is served expires, in seconds since 1970, by kind (certificate, ca).
-# TYPE divvy_webhook_certificate_expiry_timestamp_seconds gauge
-divvy_webhook_certificate_expiry_timestamp_seconds{kind="ca"} %d
-divvy_webhook_certificate_expiry_timestamp_seconds{kind="certificate"} %d
-# HELP divvy_webhook_certificate_rotations_total Certificates and CAs that this replica put in the place of others, by kind (certificate, ca).
-# TYPE divvy_webhook_certificate_rotations_total counter
-divvy_webhook_certificate_rotations_total{kind="ca"} 0
-divvy_webhook_certificate_rotations_total{kind="certificate"} 1
+# HELP divvy_certificate_expiry_timestamp_seconds When what is served expires, in seconds since 1970.
+# TYPE divvy_certificate_expiry_timestamp_seconds gauge
+divvy_certificate_expiry_timestamp_seconds{kind="ca"} %d
+divvy_certificate_expiry_timestamp_seconds{kind="certificate"} %d
+# HELP divvy_certificate_rotations_total Certificates and CAs that this replica put in the place of others.
+# TYPE divvy_certificate_rotations_total counter
+divvy_certificate_rotations_total{kind="ca"} 0
+divvy_certificate_rotations_total{kind="certificate"} 1
 `, w.content().ca.cert.NotAfter.Unix(), cert.Leaf.NotAfter.Unix())
 		if err := testutil.GatherAndCompare(registry, strings.NewReader(want),
-			"divvy_webhook_certificate_expiry_timestamp_seconds", "divvy_webhook_certificate_rotations_total"); err != nil {
+			"divvy_certificate_expiry_timestamp_seconds", "divvy_certificate_rotations_total"); err != nil {
 			t.Error(err)
 		}
 	})

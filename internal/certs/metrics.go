@@ -1,6 +1,10 @@
 package certs
 
-import "github.com/prometheus/client_golang/prometheus"
+import (
+	"github.com/prometheus/client_golang/prometheus"
+
+	defs "github.com/divvy-gpu/divvy/internal/metrics"
+)
 
 // Values of the label kind.
 const (
@@ -17,22 +21,10 @@ type metrics struct {
 
 func newMetrics() *metrics {
 	m := &metrics{
-		expiry: prometheus.NewGaugeVec(prometheus.GaugeOpts{
-			Name: "divvy_webhook_certificate_expiry_timestamp_seconds",
-			Help: "When what is served expires, in seconds since 1970, by kind (certificate, ca).",
-		}, []string{"kind"}),
-		rotations: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "divvy_webhook_certificate_rotations_total",
-			Help: "Certificates and CAs that this replica put in the place of others, by kind (certificate, ca).",
-		}, []string{"kind"}),
-		bundles: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "divvy_webhook_ca_bundle_writes_total",
-			Help: "Times that this replica wrote caBundle into a webhook configuration, by its name.",
-		}, []string{"configuration"}),
-		failures: prometheus.NewCounter(prometheus.CounterOpts{
-			Name: "divvy_webhook_certificate_failures_total",
-			Help: "Passes over the certificates that failed and were tried again.",
-		}),
+		expiry:    defs.CertificateExpiry.NewGauges(),
+		rotations: defs.CertificateRotations.NewCounters(),
+		bundles:   defs.CABundleWrites.NewCounters(),
+		failures:  defs.CertificateFailures.NewCounter(),
 	}
 	for _, kind := range []string{kindCertificate, kindCA} {
 		m.rotations.WithLabelValues(kind)

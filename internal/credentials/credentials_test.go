@@ -695,7 +695,7 @@ func TestMetrics(t *testing.T) {
 		w.createPod(user("a", "q", pool.CASecret))
 		time.Sleep(time.Minute)
 		if err := testutil.GatherAndCompare(registry, strings.NewReader(`
-# HELP divvy_pool_credential_changes_total Copies of the pool's secrets in namespaces of pods that this replica made, updated or removed, or failed to, by result.
+# HELP divvy_pool_credential_changes_total Copies of the pool's secrets in namespaces of pods that this replica changed.
 # TYPE divvy_pool_credential_changes_total counter
 divvy_pool_credential_changes_total{result="failed"} 0
 divvy_pool_credential_changes_total{result="made"} 3

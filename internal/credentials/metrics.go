@@ -1,6 +1,10 @@
 package credentials
 
-import "github.com/prometheus/client_golang/prometheus"
+import (
+	"github.com/prometheus/client_golang/prometheus"
+
+	defs "github.com/divvy-gpu/divvy/internal/metrics"
+)
 
 // Values of the label result.
 const (
@@ -17,14 +21,8 @@ type metrics struct {
 
 func newMetrics(present func() float64) *metrics {
 	m := &metrics{
-		copies: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "divvy_pool_credential_changes_total",
-			Help: "Copies of the pool's secrets in namespaces of pods that this replica made, updated or removed, or failed to, by result.",
-		}, []string{"result"}),
-		present: prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-			Name: "divvy_pool_credential_copies",
-			Help: "Copies of the pool's secrets that there are, in all namespaces.",
-		}, present),
+		copies:  defs.PoolCredentialChanges.NewCounters(),
+		present: defs.PoolCredentialCopies.NewGaugeFunc(nil, present),
 	}
 	for _, result := range []string{resultMade, resultUpdated, resultRemoved, resultFailed} {
 		m.copies.WithLabelValues(result)

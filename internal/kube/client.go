@@ -8,12 +8,17 @@ import (
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/divvy-gpu/divvy/internal/metrics"
 )
 
 // Clients are the clients of one program, made from one configuration.
 type Clients struct {
 	Kubernetes kubernetes.Interface
 	Metadata   metadata.Interface
+	// Requests counts what the clients ask, for the program's metrics; nil where
+	// nobody counts.
+	Requests *metrics.API
 }
 
 // Connect makes clients from a kubeconfig file, or from the service account of
@@ -39,6 +44,8 @@ func NewClients(config *rest.Config, userAgent string) (Clients, error) {
 	config = rest.CopyConfig(config)
 	rest.AddUserAgent(config, userAgent)
 	config.QPS = -1
+	requests := metrics.NewAPI()
+	config.Wrap(requests.Wrap)
 
 	meta, err := metadata.NewForConfig(config)
 	if err != nil {
@@ -51,5 +58,5 @@ func NewClients(config *rest.Config, userAgent string) (Clients, error) {
 	if err != nil {
 		return Clients{}, fmt.Errorf("client of the API server: %w", err)
 	}
-	return Clients{Kubernetes: client, Metadata: meta}, nil
+	return Clients{Kubernetes: client, Metadata: meta, Requests: requests}, nil
 }

@@ -143,8 +143,9 @@ func (m Metric) NewHistograms() *prometheus.HistogramVec {
 }
 
 // Registry returns a registry of one program with what every program shows: the
-// Go runtime, the process and what was built.
-func Registry(program string) *prometheus.Registry {
+// Go runtime, the process, what was built, and requests to the API server unless
+// they are nil.
+func Registry(program string, requests *API) *prometheus.Registry {
 	r := prometheus.NewRegistry()
 	r.MustRegister(
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
@@ -152,6 +153,9 @@ func Registry(program string) *prometheus.Registry {
 			"program": program, "version": version.Version, "commit": version.Commit, "go": runtime.Version(),
 		}, func() float64 { return 1 }),
 	)
+	if requests != nil {
+		r.MustRegister(requests)
+	}
 	return r
 }
 

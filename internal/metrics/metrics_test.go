@@ -74,7 +74,7 @@ func TestAMetricOfAnotherTypeIsAMistakeThatShows(t *testing.T) {
 }
 
 func TestRegistrySaysWhatRuns(t *testing.T) {
-	families, err := Registry(Extender).Gather()
+	families, err := Registry(Extender, NewAPI()).Gather()
 	if err != nil {
 		t.Fatal(err)
 	}

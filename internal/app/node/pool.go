@@ -12,7 +12,6 @@ import (
 	"sync"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"k8s.io/klog/v2"
@@ -22,6 +21,7 @@ import (
 	"github.com/divvy-gpu/divvy/internal/app/flags"
 	"github.com/divvy-gpu/divvy/internal/deviceplugin"
 	"github.com/divvy-gpu/divvy/internal/logging"
+	"github.com/divvy-gpu/divvy/internal/metrics"
 	"github.com/divvy-gpu/divvy/internal/pool"
 	"github.com/divvy-gpu/divvy/internal/version"
 )
@@ -160,28 +160,16 @@ type poolPlugin struct {
 }
 
 func newPoolPlugin(o poolOptions) (*poolPlugin, error) {
-	p := &poolPlugin{options: o, registry: prometheus.NewRegistry()}
+	p := &poolPlugin{options: o, registry: metrics.Registry(metrics.PoolNode, nil)}
 	units := poolUnits{count: o.Units}
 	p.server = deviceplugin.NewServer(o.folder(), o.Socket, accel.Resource(o.Resource), units)
 	if err := p.server.SetUnits(units.list()); err != nil {
 		return nil, err
 	}
 	p.registry.MustRegister(
-		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
-		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-			Namespace: "divvy", Subsystem: "pool", Name: "units", Help: "Units that this node offers; 100 are one GPU.",
-		}, func() float64 { return float64(o.Units) }),
-		prometheus.NewCounterFunc(prometheus.CounterOpts{
-			Namespace: "divvy", Subsystem: "pool", Name: "registrations_total", Help: "Registrations that kubelet accepted.",
-		}, func() float64 { return float64(p.server.Registrations()) }),
-		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-			Namespace: "divvy", Subsystem: "pool", Name: "registered", Help: "1 while kubelet knows the units, else 0.",
-		}, func() float64 {
-			if p.server.Ready() != nil {
-				return 0
-			}
-			return 1
-		}),
+		metrics.PoolUnits.NewGaugeFunc(nil, func() float64 { return float64(o.Units) }),
+		metrics.PoolRegistrations.NewCounterFunc(nil, func() float64 { return float64(p.server.Registrations()) }),
+		metrics.PoolRegistered.NewGaugeFunc(nil, func() float64 { return metrics.Bool(p.server.Ready() == nil) }),
 	)
 	return p, nil
 }

@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes/fake"
 
+	"github.com/divvy-gpu/divvy/internal/kube"
 	"github.com/divvy-gpu/divvy/internal/pool"
 )
 
@@ -40,7 +41,7 @@ func patched(t *testing.T, pod *corev1.Pod, response *admissionv1.AdmissionRespo
 
 // whole makes the program of divvy-control webhook.
 func whole(s settings, catalog *catalogFile, client *fake.Clientset) (*program, error) {
-	return assemble(s, catalog, client)
+	return assemble(s, catalog, kube.Clients{Kubernetes: client})
 }
 
 // From the start without a certificate to pods that are converted, checked, and

@@ -15,7 +15,6 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/kubernetes"
@@ -31,6 +30,7 @@ import (
 	"github.com/divvy-gpu/divvy/internal/credentials"
 	"github.com/divvy-gpu/divvy/internal/kube"
 	"github.com/divvy-gpu/divvy/internal/logging"
+	"github.com/divvy-gpu/divvy/internal/metrics"
 	"github.com/divvy-gpu/divvy/internal/pool"
 	"github.com/divvy-gpu/divvy/internal/version"
 )
@@ -85,7 +85,7 @@ func Run(ctx context.Context, o Options) error {
 	if err != nil {
 		return err
 	}
-	p, err := assemble(s, catalog, clients.Kubernetes)
+	p, err := assemble(s, catalog, clients)
 	if err != nil {
 		return err
 	}
@@ -132,8 +132,9 @@ type program struct {
 }
 
 // assemble makes the parts; none of them runs yet.
-func assemble(s settings, catalog *catalogFile, client kubernetes.Interface) (*program, error) {
-	registry := prometheus.NewRegistry()
+func assemble(s settings, catalog *catalogFile, clients kube.Clients) (*program, error) {
+	client := clients.Kubernetes
+	registry := metrics.Registry(metrics.Webhook, clients.Requests)
 	manager, err := certs.New(certs.Config{
 		Client: client, Namespace: s.Namespace, Secret: s.Secret, DNSNames: s.dnsNames(),
 		Mutating: s.MutatingConfig, Validating: s.ValidatingConfig,
@@ -188,32 +189,16 @@ const (
 
 // register adds the program's own metrics.
 func (p *program) register(registry prometheus.Registerer) {
-	p.reloads = prometheus.NewCounterVec(prometheus.CounterOpts{
-		Namespace: "divvy", Subsystem: "webhook", Name: "catalog_reloads_total",
-		Help: "Changes of the catalog's file, by whether they were accepted or rejected.",
-	}, []string{"result"})
+	p.reloads = metrics.WebhookCatalogReloads.NewCounters()
 	for _, result := range []string{accepted, rejected} {
 		p.reloads.WithLabelValues(result) // so that both are there from the start
 	}
-	gauge := func(name, help string, value func() float64) prometheus.Collector {
-		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Namespace: "divvy", Subsystem: "webhook", Name: name, Help: help}, value)
-	}
 	registry.MustRegister(
-		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), p.reloads,
-		gauge("catalog_clients", "Clients in the catalog that is in use.", func() float64 { return float64(len(p.catalog.current().Clients)) }),
-		gauge("catalog_stale", "1 while the catalog's file cannot be used and the one before is, else 0.", func() float64 { return boolean(p.catalog.problem() != nil) }),
-		gauge("ready", "1 while answers are right, else 0.", func() float64 { return boolean(p.ready() == nil) }),
-		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-			Namespace: "divvy", Name: "build_info", Help: "Always 1; the labels say what runs.", ConstLabels: prometheus.Labels{"version": version.Version},
-		}, func() float64 { return 1 }),
+		p.reloads,
+		metrics.WebhookCatalogClients.NewGaugeFunc(nil, func() float64 { return float64(len(p.catalog.current().Clients)) }),
+		metrics.WebhookCatalogStale.NewGaugeFunc(nil, func() float64 { return metrics.Bool(p.catalog.problem() != nil) }),
+		metrics.WebhookReady.NewGaugeFunc(nil, func() float64 { return metrics.Bool(p.ready() == nil) }),
 	)
-}
-
-func boolean(b bool) float64 {
-	if b {
-		return 1
-	}
-	return 0
 }
 
 // ready returns nil when the answers of this replica are right and the API server
