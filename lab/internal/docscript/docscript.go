@@ -7,7 +7,7 @@
 // on; every other line is output. What a reader knows and the page cannot say is in
 // HTML comments, which rendering leaves out:
 //
-//	<!-- run: {page: bare} -->                      once, first: the lab that the page needs
+//	<!-- run: {page: bare} -->                      once, first: the lab that the page needs: bare, installed (default), vendors
 //	<!-- run: {set: {NODE: divvy-lab-0}} -->        once, first: words that stand for others
 //	<!-- run: {fails: true} -->                     before a fence: its last command fails
 //	<!-- run: {by: TestName, why: it needs two nodes} -->  before a fence: who else runs it
@@ -21,6 +21,7 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -31,10 +32,40 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
+// Labs that a page may need.
+const (
+	// Bare is a cluster without Divvy.
+	Bare = "bare"
+	// Installed has Divvy as the user guide of GCUShare shows it, and a remote pool.
+	Installed = "installed"
+	// Vendors has cards of three vendors and lab/values/mixed.yaml.
+	Vendors = "vendors"
+)
+
+// Files returns the pages with commands that a reader may follow, as paths below the
+// root of the repository: all of docs/ but the decisions, and the READMEs.
+func Files(root string) ([]string, error) {
+	var files []string
+	for _, pattern := range []string{"README*.md", "docs/*.md", "docs/reference/*.md", "examples/README.md", "CONTRIBUTING.md"} {
+		found, err := filepath.Glob(filepath.Join(root, pattern))
+		if err != nil {
+			return nil, fmt.Errorf("pages %s: %w", pattern, err)
+		}
+		for _, path := range found {
+			path, err := filepath.Rel(root, path)
+			if err != nil {
+				return nil, fmt.Errorf("pages %s: %w", pattern, err)
+			}
+			files = append(files, path)
+		}
+	}
+	return files, nil
+}
+
 // Page is the commands of a file.
 type Page struct {
 	Path string
-	// Lab names the lab that the page needs; "" for the usual one.
+	// Lab is the lab that the page needs.
 	Lab string
 	// Words are replaced, as whole words, in the commands of the page.
 	Words  map[string]string
@@ -79,7 +110,7 @@ var comment = regexp.MustCompile(`(?s)^<!--\s*run:(.*?)-->\s*$`)
 
 // program matches the beginning of a line that is a command although its fence is
 // not marked as one.
-var program = regexp.MustCompile(`^(\$ |sudo |kubectl |helm |make |docker |divvy-(node|control) |kubectl-divvy )`)
+var program = regexp.MustCompile(`^(\$ |sudo |kubectl |helm |make |docker |divvy-(node|control) [a-z-]|kubectl-divvy )`)
 
 // Read reads the page. The error says all that is wrong with it, by lines: an
 // unknown directive, a fence marked console without a command, commands in another
@@ -94,7 +125,7 @@ func Read(path string) (*Page, error) {
 
 // Parse is Read of a source; the path is for messages.
 func Parse(path string, source []byte) (*Page, error) {
-	r := reader{page: &Page{Path: path, Words: map[string]string{}}, source: source}
+	r := reader{page: &Page{Path: path, Lab: Installed, Words: map[string]string{}}, source: source}
 	root := goldmark.DefaultParser().Parse(text.NewReader(source))
 	err := ast.Walk(root, func(n ast.Node, entering bool) (ast.WalkStatus, error) {
 		if !entering {
@@ -163,8 +194,12 @@ func (r *reader) comment(n *ast.HTMLBlock) {
 		r.wrong(line, "a comment for running the page: %v", err)
 		return
 	}
-	if d.Page != "" {
+	switch d.Page {
+	case "":
+	case Bare, Installed, Vendors:
 		r.page.Lab = d.Page
+	default:
+		r.wrong(line, "page: %s: there is no such lab; there are %s, %s and %s", d.Page, Bare, Installed, Vendors)
 	}
 	maps.Copy(r.page.Words, d.Set)
 	if d.After != "" {

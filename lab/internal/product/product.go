@@ -6,6 +6,7 @@ package product
 import (
 	"cmp"
 	"context"
+	"crypto/sha256"
 	"fmt"
 	"io"
 	"io/fs"
@@ -15,6 +16,7 @@ import (
 	"strings"
 	"time"
 
+	v1 "github.com/google/go-containerregistry/pkg/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -71,14 +73,23 @@ const module = "github.com/divvy-gpu/divvy"
 // Install installs Divvy, or brings an installation up to date with the
 // checkout and the options: pods restart where their image or configuration
 // changed.
-func Install(ctx context.Context, o Options) error {
+func Install(ctx context.Context, o Options) error { return install(ctx, o, true) }
+
+// Prepare does what comes before the chart: programs, images and simulated cards
+// as for Install.
+func Prepare(ctx context.Context, o Options) error { return install(ctx, o, false) }
+
+func install(ctx context.Context, o Options, chart bool) error {
 	withPool, err := usesPool(o)
 	if err != nil {
 		return fmt.Errorf("Divvy was not installed: %w", err) //nolint:staticcheck // a name
 	}
-	steps := 5
+	steps := 3
 	if withPool {
 		steps++
+	}
+	if chart {
+		steps += 2
 	}
 	report := progress.New(o.Out, steps)
 	step := func(name string, run func() error) {
@@ -92,20 +103,18 @@ func Install(ctx context.Context, o Options) error {
 		}
 		task.Done()
 	}
-	var tags map[string]string
 	step("programs", func() error { return buildPrograms(ctx, o.RepositoryDir) })
-	step("images", func() (err error) {
-		tags, err = loadImages(ctx, o.Cluster)
-		return err
-	})
+	step("images", func() error { return loadImages(ctx, o.Cluster) })
 	step("simulated cards", func() error { return hardware.Default.Install(ctx, o.Topology) })
 	if withPool {
 		step("servers of a remote pool", func() error { return setUpPool(ctx, o) })
 	}
-	step("chart", func() error { return installChart(ctx, o, tags) })
-	step("kube-scheduler's extender", func() error {
-		return o.Cluster.WriteSchedulerConfig(ctx, scheduler.DivvyExtender.Config())
-	})
+	if chart {
+		step("chart", func() error { return installChart(ctx, o) })
+		step("kube-scheduler's extender", func() error {
+			return o.Cluster.WriteSchedulerConfig(ctx, scheduler.DivvyExtender.Config())
+		})
+	}
 	if err != nil {
 		return fmt.Errorf("Divvy was not installed: %w", err) //nolint:staticcheck // a name
 	}
@@ -158,13 +167,17 @@ var vendorLibraryNeeds = []string{
 	"libc.so.6", "libdl.so.2", "libpthread.so.0", "librt.so.1", "libm.so.6", "libgcc_s.so.1", "libstdc++.so.6",
 }
 
-// loadImages makes the product's images and loads them into the node. It
-// returns the tag of each, which changes with the content.
-func loadImages(ctx context.Context, c *cluster.Cluster) (map[string]string, error) {
+// ImageValues returns the file of values that names the images which Install
+// loaded last.
+func ImageValues() string { return filepath.Join(layout.StateDir, "image-values.yaml") }
+
+// loadImages makes the product's images, loads them into the node, and writes
+// ImageValues. Their tag changes with their content.
+func loadImages(ctx context.Context, c *cluster.Cluster) error {
 	nodeProgram := filepath.Join(programDir, "divvy-node")
 	libraries, err := image.Libraries(nodeProgram, vendorLibraryNeeds...)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	tmp := image.File{Path: "/tmp", Dir: true, Mode: 0o777 | fs.ModeSticky}
 	specs := []image.Spec{
@@ -183,30 +196,36 @@ func loadImages(ctx context.Context, c *cluster.Cluster) (map[string]string, err
 			Files:      []image.File{tmp, {Path: "/usr/bin/divvy-control", Source: filepath.Join(programDir, "divvy-control")}},
 		},
 	}
-	tags := make(map[string]string, len(specs))
-	for _, spec := range specs {
-		img, err := image.Build(spec)
-		if err != nil {
-			return nil, err
+	images := make([]v1.Image, len(specs))
+	content := sha256.New()
+	for i, spec := range specs {
+		if images[i], err = image.Build(spec); err != nil {
+			return err
 		}
-		digest, err := img.Digest()
+		digest, err := images[i].Digest()
 		if err != nil {
-			return nil, fmt.Errorf("digest of image %s: %w", spec.Name, err)
+			return fmt.Errorf("digest of image %s: %w", spec.Name, err)
 		}
-		// A tag of its own for every content: kubelet and the chart notice a
-		// new program by its name.
-		tags[spec.Name] = "dev-" + digest.Hex[:12]
-		if _, err := c.Images().Load(ctx, img, spec.Name+":"+tags[spec.Name], spec.Name+":dev"); err != nil {
-			return nil, err
+		content.Write([]byte(digest.Hex))
+	}
+	// A tag of its own for every content: kubelet and the chart notice a new
+	// program by its name.
+	tag := fmt.Sprintf("dev-%x", content.Sum(nil)[:6])
+	for i, spec := range specs {
+		if _, err := c.Images().Load(ctx, images[i], spec.Name+":"+tag, spec.Name+":dev"); err != nil {
+			return err
 		}
 	}
-	return tags, nil
+	if err := os.WriteFile(ImageValues(), fmt.Appendf(nil, "image:\n  tag: %s\n", tag), 0o644); err != nil {
+		return fmt.Errorf("name the images in a file of values: %w", err)
+	}
+	return nil
 }
 
 // chartTimeout is how long pods may take to become ready.
 const chartTimeout = 3 * time.Minute
 
-func installChart(ctx context.Context, o Options, tags map[string]string) error {
+func installChart(ctx context.Context, o Options) error {
 	label := cmp.Or(o.Label, NodeLabel)
 	if !o.Unlabelled {
 		labels := []string{label}
@@ -226,16 +245,13 @@ func installChart(ctx context.Context, o Options, tags map[string]string) error 
 		"upgrade", Release, filepath.Join(o.RepositoryDir, "charts", "divvy"),
 		"--install", "--namespace", Namespace, "--create-namespace",
 		"--values", filepath.Join(o.RepositoryDir, "lab", "values", "lab.yaml"),
+		"--values", ImageValues(),
 	}
 	for _, file := range o.Values {
 		args = append(args, "--values", file)
 	}
 	args = append(args,
 		"--set-string", "memoryUnit="+o.MemoryUnit,
-		"--set-string", "node.image.tag="+tags[NodeImage],
-		"--set-string", "extender.image.tag="+tags[ControlImage],
-		"--set-string", "pool.node.image.tag="+tags[NodeImage],
-		"--set-string", "pool.webhook.image.tag="+tags[ControlImage],
 		"--wait", "--timeout", chartTimeout.String())
 	for _, value := range o.Set {
 		args = append(args, "--set", value)

@@ -172,17 +172,7 @@ func (s *Stage) bringUp(ctx context.Context, out io.Writer) error {
 // Install does what `lab install` does, and waits until Divvy is at work. Of the
 // options it needs neither Bare nor Undo.
 func (s *Stage) Install(ctx context.Context, o Options) error {
-	err := product.Install(ctx, product.Options{
-		Cluster:       s.Cluster,
-		RepositoryDir: s.Repository,
-		Topology:      s.topologyPath(o.Topology),
-		MemoryUnit:    o.MemoryUnit,
-		Values:        s.valuesPaths(o.Values),
-		Label:         o.Label,
-		Unlabelled:    o.Unlabelled,
-		Set:           append([]string{"node.injection=deviceNodes"}, o.Set...),
-		Out:           o.Out,
-	})
+	err := product.Install(ctx, s.productOptions(o))
 	if err != nil {
 		return err
 	}
@@ -205,6 +195,25 @@ func (s *Stage) Install(ctx context.Context, o Options) error {
 		return err
 	}
 	return s.ensureNamespace(ctx)
+}
+
+// Prepare does what Install does before the chart.
+func (s *Stage) Prepare(ctx context.Context, o Options) error {
+	return product.Prepare(ctx, s.productOptions(o))
+}
+
+func (s *Stage) productOptions(o Options) product.Options {
+	return product.Options{
+		Cluster:       s.Cluster,
+		RepositoryDir: s.Repository,
+		Topology:      s.topologyPath(o.Topology),
+		MemoryUnit:    o.MemoryUnit,
+		Values:        s.valuesPaths(o.Values),
+		Label:         o.Label,
+		Unlabelled:    o.Unlabelled,
+		Set:           append([]string{"node.injection=deviceNodes"}, o.Set...),
+		Out:           o.Out,
+	}
 }
 
 func (s *Stage) valuesPaths(names []string) []string {

@@ -1,0 +1,70 @@
+package docscript_test
+
+import (
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/divvy-gpu/divvy/lab/internal/docscript"
+)
+
+const root = "../../.."
+
+var (
+	testFunction = regexp.MustCompile(`(?m)^func (Test\w+)\(t \*testing\.T\)`)
+	makeTarget   = regexp.MustCompile(`(?m)^([a-z][a-z0-9-]*):`)
+)
+
+// TestPages reads the documentation: every fence with commands is one that a test
+// runs, or says which other test or target does.
+func TestPages(t *testing.T) {
+	runners := map[string]bool{}
+	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() || !strings.HasSuffix(path, "_test.go") {
+			return err
+		}
+		source, err := os.ReadFile(path)
+		for _, match := range testFunction.FindAllSubmatch(source, -1) {
+			runners[string(match[1])] = true
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	makefile, err := os.ReadFile(filepath.Join(root, "Makefile"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, match := range makeTarget.FindAllSubmatch(makefile, -1) {
+		runners["make "+string(match[1])] = true
+	}
+
+	files, err := docscript.Files(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	here, elsewhere := 0, 0
+	for _, file := range files {
+		page, err := docscript.Read(filepath.Join(root, file))
+		if err != nil {
+			t.Error(err)
+			continue
+		}
+		h, e := page.Runs()
+		here, elsewhere = here+h, elsewhere+e
+		for _, b := range page.Blocks {
+			if b.By != "" && !runners[b.By] {
+				t.Errorf("%s:%d: by: %s: there is no such test and no such target of make", file, b.Line, b.By)
+			}
+		}
+	}
+	t.Log(fmt.Sprintf("%d commands are run with their pages, %d by others, in %d files", here, elsewhere, len(files)))
+	if here == 0 {
+		t.Error("no page has a command")
+	}
+}

@@ -1,0 +1,66 @@
+package stage
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+
+	"github.com/divvy-gpu/divvy/lab/internal/docscript"
+	"github.com/divvy-gpu/divvy/lab/internal/product"
+)
+
+// helmOfReader is helm as a reader of the documentation has it, but for the images,
+// which are in no registry: what installs or renders the chart gets the lab's.
+const helmOfReader = `#!/bin/bash
+# helm, with the images of the lab.
+for word in "$@"; do
+  case "$word" in
+    install|upgrade|template) exec %[1]q "$@" --values %[2]q --values %[3]q ;;
+    -*) ;;
+    *) break ;;
+  esac
+done
+exec %[1]q "$@"
+`
+
+// Page reads a page of the documentation; the path is below the repository's root.
+func (s *Stage) Page(path string) (*docscript.Page, error) {
+	source, err := os.ReadFile(filepath.Join(s.Repository, path))
+	if err != nil {
+		return nil, fmt.Errorf("read a page: %w", err)
+	}
+	return docscript.Parse(path, source)
+}
+
+// RunPage types the commands of a page, as a person at this lab would who stands in
+// the root of the repository, and stops at the first that fails. Out receives the
+// commands and what they print.
+func (s *Stage) RunPage(ctx context.Context, page *docscript.Page, out io.Writer) (err error) {
+	bin, err := os.MkdirTemp("", "divvy-reader-*")
+	if err != nil {
+		return fmt.Errorf("a folder for the reader's programs: %w", err)
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(bin)) }()
+	helm := fmt.Sprintf(helmOfReader, s.Cluster.Program("helm"), filepath.Join(s.Repository, "lab", "values", "lab.yaml"), product.ImageValues())
+	if err := os.WriteFile(filepath.Join(bin, "helm"), []byte(helm), 0o755); err != nil {
+		return fmt.Errorf("the reader's helm: %w", err)
+	}
+	cmd := exec.CommandContext(ctx, "bash", "-c", page.Script())
+	cmd.Dir = s.Repository
+	cmd.Stdout, cmd.Stderr = out, out
+	for _, variable := range s.Environment() {
+		if path, ok := strings.CutPrefix(variable, "PATH="); ok {
+			variable = "PATH=" + bin + ":" + path
+		}
+		cmd.Env = append(cmd.Env, variable)
+	}
+	if err := cmd.Run(); err != nil {
+		return fmt.Errorf("the commands of %s: %w", page.Path, err)
+	}
+	return nil
+}
