@@ -60,7 +60,12 @@ func (c *Cluster) loadImages(ctx context.Context, labDir string) error {
 		if err != nil {
 			return err
 		}
-		if _, err := c.Images().Load(ctx, img, spec.Name); err != nil {
+		names := []string{spec.Name}
+		if spec.Name == ShellImage {
+			// What the examples of the repository run; the lab pulls nothing.
+			names = append(names, "docker.io/library/busybox:1.37")
+		}
+		if _, err := c.Images().Load(ctx, img, names...); err != nil {
 			return err
 		}
 	}

@@ -2,9 +2,9 @@
 // would type them, and makes one script of them, so that a test can run every
 // command that the documents show.
 //
-// Commands stand in fences marked console. A line that begins with "$ " or "# "
-// is a command; lines that end with a backslash, and those of a here-document, go
-// on; every other line is output. What a reader knows and the page cannot say is in
+// Commands stand in fences marked console. A line that begins with "$ " is a
+// command; lines that end with a backslash, and those of a here-document, go on;
+// every other line is output. What a reader knows and the page cannot say is in
 // HTML comments, which rendering leaves out:
 //
 //	<!-- run: {page: bare} -->                      once, first: the lab that the page needs: bare, installed (default), vendors
@@ -234,7 +234,7 @@ func (r *reader) fence(n *ast.FencedCodeBlock) {
 	}
 	b.Commands = commands(content, line)
 	if len(b.Commands) == 0 {
-		r.wrong(line, `no line of this fence begins with "$ " or "# ", so there is no command in it`)
+		r.wrong(line, `no line of this fence begins with "$ ", so there is no command in it`)
 		return
 	}
 	r.page.Blocks = append(r.page.Blocks, b)
@@ -257,7 +257,7 @@ func commands(content string, line int) []Command {
 			if end != "" {
 				continue
 			}
-		case strings.HasPrefix(l, "$ "), strings.HasPrefix(l, "# "):
+		case strings.HasPrefix(l, "$ "):
 			found = append(found, Command{Line: line + i, Text: l[2:]})
 		default:
 			continue

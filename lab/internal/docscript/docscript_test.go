@@ -21,7 +21,8 @@ const page = `# A page
    $ echo one NODE \
        two    # a note
    one lab-0 two
-   # cat <<'EOF'
+   # an output
+   $ cat <<'EOF'
    $ not a command
    EOF
    ` + "```" + `
@@ -66,14 +67,14 @@ func TestScript(t *testing.T) {
 	want := `== page.md:9: echo one NODE \
     two    # a note
 one lab-0 two
-== page.md:12: cat <<'EOF'
+== page.md:13: cat <<'EOF'
 $ not a command
 EOF
 $ not a command
-== page.md:19: echo $x NODES
+== page.md:20: echo $x NODES
 made NODES
-== page.md:24: true
-== page.md:25: false NODE
+== page.md:25: true
+== page.md:26: false NODE
 last made
 first made
 `

@@ -1,7 +1,6 @@
 package docscript_test
 
 import (
-	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -63,7 +62,7 @@ func TestPages(t *testing.T) {
 			}
 		}
 	}
-	t.Log(fmt.Sprintf("%d commands are run with their pages, %d by others, in %d files", here, elsewhere, len(files)))
+	t.Logf("%d commands are run with their pages, %d by others, in %d files", here, elsewhere, len(files))
 	if here == 0 {
 		t.Error("no page has a command")
 	}
