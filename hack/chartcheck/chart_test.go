@@ -3,17 +3,14 @@ package main
 import (
 	"bytes"
 	"context"
-	"crypto/sha256"
 	"fmt"
 	"maps"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"reflect"
 	"regexp"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -33,6 +30,7 @@ import (
 
 	"github.com/divvy-gpu/divvy/api/config/v1alpha1"
 	backends "github.com/divvy-gpu/divvy/internal/backend/vendors"
+	"github.com/divvy-gpu/divvy/internal/charttest"
 	"github.com/divvy-gpu/divvy/internal/nodeconfig"
 	"github.com/divvy-gpu/divvy/internal/pool"
 )
@@ -42,29 +40,8 @@ const (
 	chartDir = root + "/charts/divvy"
 )
 
-// helm is the program that `make verify-chart` uses; it is built where it is
-// not there yet.
-var helm = sync.OnceValues(func() (string, error) {
-	module := filepath.Join(root, "lab", "components")
-	data, err := os.ReadFile(filepath.Join(module, "go.mod"))
-	if err != nil {
-		return "", err
-	}
-	cache, err := os.UserCacheDir()
-	if err != nil {
-		return "", err
-	}
-	program := filepath.Join(cache, "divvy", "tools", fmt.Sprintf("%x", sha256.Sum256(data))[:12], "helm")
-	if _, err := os.Stat(program); err == nil {
-		return program, nil
-	}
-	cmd := exec.Command("go", "build", "-o", program, "helm.sh/helm/v3/cmd/helm")
-	cmd.Dir, cmd.Env = module, append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("build helm: %w\n%s", err, out)
-	}
-	return program, nil
-})
+// helm is the program that `make verify-chart` uses.
+var helm = charttest.Helm
 
 // rendered returns the text of all objects with values that are set as helm's
 // command line sets them.
@@ -196,6 +173,9 @@ func TestEveryValueHasAnEffect(t *testing.T) {
 		"extender.managedResources":             `["a.example/b"]`,
 		"extender.policy":                       `"spread"`,
 		"extender.listenAddress":                `"127.0.0.1"`,
+		"extender.tls.listenAddress":            `"127.0.0.1"`,
+		"extender.tls.overlap":                  `"1h"`,
+		"scheduler.mode":                        `"dedicated"`,
 		"extender.allowBindFrom":                `["10.0.0.0/8"]`,
 		"extender.logLevel":                     `"debug"`,
 		"extender.runAsUser":                    `7`,
@@ -438,7 +418,10 @@ func TestAccountsMayDoWhatTheyMustAndNoMore(t *testing.T) {
 			each([]string{"get", "list", "watch", "patch"}, "admissionregistration.k8s.io/mutatingwebhookconfigurations bwki-webhook-cfg",
 				"admissionregistration.k8s.io/validatingwebhookconfigurations validation.bitfusion.io-cfg"),
 		))),
-		"divvy-extender": {"create pods/binding", "get pods", "list nodes", "list pods", "watch nodes", "watch pods"},
+		"divvy-extender": slices.Sorted(slices.Values(slices.Concat(
+			[]string{"create pods/binding", "get pods", "list nodes", "list pods", "watch nodes", "watch pods"},
+			each([]string{"get", "list", "watch", "patch"}, "admissionregistration.k8s.io/validatingwebhookconfigurations divvy-config"),
+		))),
 	} {
 		if diff := cmp.Diff(want, rights(one[*rbacv1.ClusterRole](t, all, name).Rules)); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", name, diff)
@@ -449,8 +432,16 @@ func TestAccountsMayDoWhatTheyMustAndNoMore(t *testing.T) {
 		if !ok {
 			continue
 		}
-		if diff := cmp.Diff(each([]string{"get", "list", "update", "watch"}, "secrets bwki-webhook-certs"), rights(role.Rules)); role.Namespace != "bwki" || diff != "" {
-			t.Errorf("without an election nobody but the webhooks needs a role in a namespace: %s (-want +got):\n%s", nameOf(t, o), diff)
+		want, known := map[string][]string{
+			"bwki/bitfusion-webhook-deployment": each([]string{"get", "list", "update", "watch"}, "secrets bwki-webhook-certs"),
+			// Without an election, no Lease.
+			"divvy-system/divvy-extender": slices.Concat(
+				each([]string{"get", "list", "patch", "watch"}, "configmaps divvy-extender-ca"),
+				each([]string{"get", "list", "update", "watch"}, "secrets divvy-extender-certs,divvy-extender-client")),
+		}[role.Namespace+"/"+role.Name]
+		slices.Sort(want)
+		if diff := cmp.Diff(want, rights(role.Rules)); !known || diff != "" {
+			t.Errorf("role %s (-want +got):\n%s", nameOf(t, o), diff)
 		}
 	}
 }

@@ -282,9 +282,9 @@ func renders(ctx context.Context, helm, chart string, set, want []string, wantCo
 			if _, err := pool.DecodeCatalog([]byte(text)); err != nil {
 				return fmt.Errorf("the webhooks would refuse their catalog: %w", err)
 			}
-		} else if object.Kind == "ConfigMap" {
+		} else if text, ok := object.Data["config.yaml"]; ok && object.Kind == "ConfigMap" {
 			configs++
-			if _, err := v1alpha1.Parse([]byte(object.Data["config.yaml"]), "config.yaml", vendors); err != nil {
+			if _, err := v1alpha1.Parse([]byte(text), "config.yaml", vendors); err != nil {
 				return fmt.Errorf("divvy-node would refuse its configuration: %w", err)
 			}
 		}

@@ -32,6 +32,12 @@ helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace 
 {{- if or .Values.extender.leaderElection (gt (int .Values.extender.replicas) 1) -}}true{{- end -}}
 {{- end }}
 
+{{/* The account that the extender runs as: its own, or that of the scheduler whose
+pods it is in. */}}
+{{- define "divvy.extender.account" -}}
+{{- ternary "divvy-scheduler" "divvy-extender" (eq .Values.scheduler.mode "dedicated") -}}
+{{- end }}
+
 {{/* The named configurations of node.configs as JSON, name -> text of the file. The
 daemon lays them over divvy.node.config, so a map needs only what differs. */}}
 {{- define "divvy.node.configs" -}}
@@ -421,4 +427,13 @@ unless the values say something about other pods themselves. */}}
 {{- $affinity = merge $affinity $apart -}}
 {{- end -}}
 {{- toYaml $affinity -}}
+{{- end }}
+
+{{/* The annotations that Divvy alone writes, on pods and on nodes, as JSON lists.
+internal/accel/wire, internal/nodeagent and internal/nodelabels write them. */}}
+{{- define "divvy.annotations.pods" -}}
+{{- list "divvy.dev/grant" "divvy.dev/devices" "enflame.com/gcu-device-id" "enflame.com/gcu-device-memory" "enflame.com/gcu-device-memory-request" "enflame.com/gcu-device-assigned" "enflame.com/gcu-device-assign-time" | toJson -}}
+{{- end }}
+{{- define "divvy.annotations.nodes" -}}
+{{- list "divvy.dev/inventory" "divvy.dev/labels" "divvy.dev/counts" | toJson -}}
 {{- end }}

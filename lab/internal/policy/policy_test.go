@@ -1,13 +1,9 @@
 package policy
 
 import (
-	"bytes"
 	"maps"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
-	"text/template"
 
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -22,46 +18,35 @@ import (
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/cel/environment"
 	"sigs.k8s.io/yaml"
+
+	"github.com/divvy-gpu/divvy/internal/charttest"
 )
 
 const chart = "../../../charts/divvy/"
 
-// load returns the policy of the daemon.
-func load(t *testing.T) admissionregistrationv1.ValidatingAdmissionPolicy {
+// load returns a policy of the chart, rendered with more values.
+func load(t *testing.T, name string, set ...string) admissionregistrationv1.ValidatingAdmissionPolicy {
 	t.Helper()
-	return loadPolicy(t, "node-restriction.yaml", map[string]any{"node": map[string]any{"restrictToOwnNode": true}})
-}
-
-// loadPolicy returns the policy that one of the chart's templates begins with. The
-// templates are simple enough for text/template with three of helm's functions.
-func loadPolicy(t *testing.T, file string, values map[string]any) admissionregistrationv1.ValidatingAdmissionPolicy {
-	t.Helper()
-	text, err := os.ReadFile(filepath.FromSlash(chart + "templates/" + file))
+	text, err := charttest.Render(t.Context(), set...)
 	if err != nil {
 		t.Fatal(err)
 	}
-	parsed, err := template.New("policy").Funcs(template.FuncMap{
-		"list":    func(...any) any { return nil },
-		"include": func(string, any) string { return "of: divvy" },
-		"nindent": func(n int, s string) string { return "\n" + strings.Repeat(" ", n) + s },
-	}).Parse(string(text))
-	if err != nil {
-		t.Fatal(err)
+	for document := range strings.SplitSeq(string(text), "\n---\n") {
+		var head metav1.PartialObjectMetadata
+		if err := yaml.Unmarshal([]byte(document), &head); err != nil {
+			t.Fatal(err)
+		}
+		if head.Kind != "ValidatingAdmissionPolicy" || head.Name != name {
+			continue
+		}
+		var policy admissionregistrationv1.ValidatingAdmissionPolicy
+		if err := yaml.UnmarshalStrict([]byte(document), &policy); err != nil {
+			t.Fatalf("%v\n%s", err, document)
+		}
+		return policy
 	}
-	var out bytes.Buffer
-	err = parsed.Execute(&out, map[string]any{
-		"Values":  values,
-		"Release": map[string]any{"Namespace": "divvy-system"},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	first, _, _ := strings.Cut(strings.TrimPrefix(out.String(), "---\n"), "\n---\n")
-	var policy admissionregistrationv1.ValidatingAdmissionPolicy
-	if err := yaml.UnmarshalStrict([]byte(first), &policy); err != nil {
-		t.Fatalf("%v\n%s", err, first)
-	}
-	return policy
+	t.Fatalf("the chart has no policy %s", name)
+	return admissionregistrationv1.ValidatingAdmissionPolicy{}
 }
 
 // validator compiles the policy as the API server does.
@@ -169,17 +154,20 @@ func TestDaemonChangesNothingButItsOwn(t *testing.T) {
 		"an annotation of somebody else":       {before, note(with(annotations, "node.alpha.kubernetes.io/ttl", "1")), "a", false},
 		"an annotation of somebody else, away": {before, note(without(annotations, "node.alpha.kubernetes.io/ttl")), "a", false},
 		"a specification":                      {before, taint, "a", false},
+		"Divvy's annotations of pods":          {before, note(with(annotations, "divvy.dev/grant", "x")), "a", false},
+		"an annotation like Divvy's":           {before, note(with(annotations, "divvy.dev/config", "x")), "a", false},
 		"a pod's devices": {
 			podBefore, pod("a", podLabels, with(podNotes, "divvy.dev/devices", "{}", "divvy.dev/grant", "h", "enflame.com/gcu-device-id", "1")), "a", true,
 		},
-		"a pod's first annotation":  {pod("a", nil, nil), pod("a", nil, map[string]string{"divvy.dev/devices": "{}"}), "a", true},
-		"a pod of another node":     {pod("b", nil, nil), pod("b", nil, map[string]string{"divvy.dev/devices": "{}"}), "a", false},
-		"a pod of no node":          {pod("", nil, nil), pod("", nil, map[string]string{"divvy.dev/devices": "{}"}), "a", false},
-		"a pod's labels":            {podBefore, pod("a", with(podLabels, "nvidia.com/gpu.count", "1"), podNotes), "a", false},
-		"a pod's other annotations": {podBefore, pod("a", podLabels, with(podNotes, "other.example/x", "2")), "a", false},
-		"a pod's image":             {podBefore, other, "a", false},
+		"a pod's first annotation":     {pod("a", nil, nil), pod("a", nil, map[string]string{"divvy.dev/devices": "{}"}), "a", true},
+		"a pod of another node":        {pod("b", nil, nil), pod("b", nil, map[string]string{"divvy.dev/devices": "{}"}), "a", false},
+		"a pod of no node":             {pod("", nil, nil), pod("", nil, map[string]string{"divvy.dev/devices": "{}"}), "a", false},
+		"Divvy's annotations of nodes": {podBefore, pod("a", podLabels, with(podNotes, "divvy.dev/inventory", "x")), "a", false},
+		"a pod's labels":               {podBefore, pod("a", with(podLabels, "nvidia.com/gpu.count", "1"), podNotes), "a", false},
+		"a pod's other annotations":    {podBefore, pod("a", podLabels, with(podNotes, "other.example/x", "2")), "a", false},
+		"a pod's image":                {podBefore, other, "a", false},
 	}
-	policy := load(t)
+	policy := load(t, "divvy-node")
 	conditions := validator(t, policy)
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {

@@ -186,9 +186,7 @@ func TestWebhookWritesNoSecretsButItsCopies(t *testing.T) {
 		"another secret in its own, taken away":  {secret("bwki", "other", "", opaque), nil, false},
 		"somebody's secret in its own namespace": {secret("bwki", poolSecret, "", opaque), secret("bwki", poolSecret, poolCopy, opaque), false},
 	}
-	policy := loadPolicy(t, "pool-webhook-restriction.yaml", map[string]any{
-		"pool": map[string]any{"enabled": true, "namespace": "bwki", "credentials": map[string]any{"sourceNamespace": "kube-system"}},
-	})
+	policy := load(t, "bitfusion-webhook-deployment", "--set", "pool.enabled=true")
 	if c := policy.Spec.MatchConditions; len(c) != 1 || c[0].Expression != "request.userInfo.username == '"+webhookAccount+"'" {
 		t.Errorf("the policy is about %v", c)
 	}

@@ -1,0 +1,243 @@
+package policy
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apiserver/pkg/admission"
+	plugincel "k8s.io/apiserver/pkg/admission/plugin/cel"
+	"k8s.io/apiserver/pkg/admission/plugin/webhook/matchconditions"
+	celconfig "k8s.io/apiserver/pkg/apis/cel"
+	"k8s.io/apiserver/pkg/authentication/user"
+	"k8s.io/apiserver/pkg/cel/environment"
+
+	"github.com/divvy-gpu/divvy/internal/accel"
+	"github.com/divvy-gpu/divvy/internal/accel/wire"
+	"github.com/divvy-gpu/divvy/internal/nodelabels"
+	"github.com/divvy-gpu/divvy/internal/pool"
+)
+
+// countsAnnotation is the one of internal/nodeagent, which does not export it.
+const countsAnnotation = "divvy.dev/counts"
+
+// request is a write that the API server asks a policy about.
+type request struct {
+	who         string
+	resource    string // with "/" and the subresource
+	before      runtime.Object
+	after       runtime.Object
+	wantMatched bool
+}
+
+// asked returns whether the policy looks at the request, and the validations that
+// refuse it.
+func asked(t *testing.T, policy admissionregistrationv1.ValidatingAdmissionPolicy, conditions plugincel.ConditionEvaluator, r request) (matched bool, refused []string) {
+	t.Helper()
+	gvk := r.after.GetObjectKind().GroupVersionKind()
+	resource, sub, _ := strings.Cut(r.resource, "/")
+	gvr := schema.GroupVersionResource{Version: "v1", Resource: resource}
+	object, err := meta.Accessor(r.after)
+	if err != nil {
+		t.Fatal(err)
+	}
+	operation := admission.Update
+	versioned := &admission.VersionedAttributes{VersionedKind: gvk, VersionedObject: admission.NewLazyObject(r.after)}
+	if r.before == nil {
+		operation = admission.Create
+	} else {
+		versioned.VersionedOldObject = admission.NewLazyObject(r.before)
+	}
+	if !slices.ContainsFunc(policy.Spec.MatchConstraints.ResourceRules, func(rule admissionregistrationv1.NamedRuleWithOperations) bool {
+		return slices.Contains(rule.Resources, r.resource) && slices.Contains(rule.Operations, admissionregistrationv1.OperationType(operation))
+	}) {
+		return false, nil
+	}
+	versioned.Attributes = admission.NewAttributesRecord(r.after, r.before, gvk, object.GetNamespace(), object.GetName(), gvr, sub, operation, nil, false, &user.DefaultInfo{Name: r.who})
+	compiler := plugincel.NewConditionCompiler(environment.MustBaseEnvSet(environment.DefaultCompatibilityVersion()))
+	var accessors []plugincel.ExpressionAccessor
+	for _, c := range policy.Spec.MatchConditions {
+		accessors = append(accessors, &matchconditions.MatchCondition{Name: c.Name, Expression: c.Expression})
+	}
+	e := compiler.CompileCondition(accessors, plugincel.OptionalVariableDeclarations{HasAuthorizer: true}, environment.StoredExpressions)
+	if errs := e.CompilationErrors(); len(errs) > 0 {
+		t.Fatalf("the conditions do not compile: %v", errs)
+	}
+	fail := admissionregistrationv1.Fail
+	match := matchconditions.NewMatcher(e, &fail, "policy", "validate", policy.Name).Match(t.Context(), versioned, nil, nil)
+	if match.Error != nil {
+		t.Fatalf("the request would be refused: %v", match.Error)
+	}
+	if !match.Matches {
+		return false, nil
+	}
+	asRequest := plugincel.CreateAdmissionRequest(versioned.Attributes, metav1.GroupVersionResource(gvr), metav1.GroupVersionKind(gvk))
+	results, _, err := conditions.ForInput(t.Context(), versioned, asRequest, plugincel.OptionalVariableBindings{}, nil, celconfig.RuntimeCELCostBudget)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, result := range results {
+		if result.Error != nil {
+			t.Errorf("%s: %v", policy.Spec.Validations[i].Expression, result.Error)
+		} else if result.EvalResult.Value() != true {
+			refused = append(refused, policy.Spec.Validations[i].Message)
+		}
+	}
+	return true, refused
+}
+
+func binding(node, uid string, annotations map[string]string) *corev1.Binding {
+	return &corev1.Binding{
+		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Binding"},
+		ObjectMeta: metav1.ObjectMeta{Name: "p", Namespace: "default", UID: "1", Annotations: annotations},
+		Target:     corev1.ObjectReference{Kind: "Node", Name: node},
+	}
+}
+
+const (
+	daemonAccount   = "system:serviceaccount:divvy-system:divvy-node"
+	extenderAccount = "system:serviceaccount:divvy-system:divvy-extender"
+)
+
+// TestOnlyDivvyWritesItsAnnotations, and whoever has nothing to do with them is
+// not looked at.
+func TestOnlyDivvyWritesItsAnnotations(t *testing.T) {
+	policy := load(t, "divvy-annotations")
+	conditions := validator(t, policy)
+	own := map[string]string{}
+	grant := accel.Grant{Resource: "enflame.com/gcu-memory", Node: "a", Device: "GCU-1", DeviceUnits: 16, Units: 4, At: time.Unix(1, 0)}
+	for key := range wire.LegacyAnnotations(grant) {
+		own[key] = "1"
+	}
+	own[wire.GrantAnnotation], own[wire.DevicesAnnotation] = "g", "d"
+	nodeOwn := map[string]string{wire.InventoryAnnotation: "i", nodelabels.OwnedAnnotation: "l", countsAnnotation: "c"}
+
+	t.Run("keys", func(t *testing.T) {
+		keys := slices.Sorted(maps.Keys(own))
+		keys = slices.Sorted(slices.Values(slices.Concat(keys, slices.Collect(maps.Keys(nodeOwn)))))
+		list, _, _ := strings.Cut(policy.Spec.MatchConditions[1].Expression, "]")
+		var got []string
+		for key := range strings.SplitSeq(strings.TrimPrefix(list, "["), ", ") {
+			got = append(got, strings.Trim(key, "'"))
+		}
+		slices.Sort(got)
+		if diff := cmp.Diff(keys, got); diff != "" {
+			t.Errorf("what Divvy writes and what the policy is about (-writes +policy):\n%s", diff)
+		}
+	})
+	t.Run("keys one by one", func(t *testing.T) {
+		for key := range own {
+			for name, r := range map[string]request{
+				"set":                  {"admin", "pods", pod("a", nil, nil), pod("a", nil, map[string]string{key: "x"}), true},
+				"set to naught":        {"admin", "pods", pod("a", nil, nil), pod("a", nil, map[string]string{key: ""}), true},
+				"changed":              {"admin", "pods", pod("a", nil, own), pod("a", nil, with(own, key, "x")), true},
+				"removed":              {"admin", "pods", pod("a", nil, own), pod("a", nil, without(own, key)), true},
+				"the last one":         {"admin", "pods", pod("a", nil, map[string]string{key: "x"}), pod("a", nil, nil), true},
+				"created":              {"admin", "pods", nil, pod("", nil, map[string]string{key: "x"}), true},
+				"bound":                {"admin", "pods/binding", nil, binding("a", "1", map[string]string{key: "x"}), true},
+				"bound, as before 1.5": {"admin", "bindings", nil, binding("a", "1", map[string]string{key: "x"}), true},
+				"in the status":        {"system:node:a", "pods/status", pod("a", nil, own), pod("a", nil, with(own, key, "x")), true},
+			} {
+				if matched, refused := asked(t, policy, conditions, r); !matched || len(refused) != 1 {
+					t.Errorf("%s %s: looked at %t, refused %q", key, name, matched, refused)
+				}
+			}
+		}
+		for key := range nodeOwn {
+			for name, r := range map[string]request{
+				"set":           {"admin", "nodes", node("a", nil, nil), node("a", nil, map[string]string{key: "x"}), true},
+				"removed":       {"admin", "nodes", node("a", nil, nodeOwn), node("a", nil, without(nodeOwn, key)), true},
+				"created":       {"system:node:a", "nodes", nil, node("a", nil, map[string]string{key: "x"}), true},
+				"in the status": {"system:node:a", "nodes/status", node("a", nil, nodeOwn), node("a", nil, with(nodeOwn, key, "x")), true},
+			} {
+				if matched, refused := asked(t, policy, conditions, r); !matched || len(refused) != 1 {
+					t.Errorf("%s %s: looked at %t, refused %q", key, name, matched, refused)
+				}
+			}
+		}
+	})
+	many := maps.Clone(own)
+	for i := range 20_000 {
+		many[fmt.Sprintf("a%d", i)] = ""
+	}
+	for name, r := range map[string]request{
+		"the daemon":                       {daemonAccount, "pods", pod("a", nil, nil), pod("a", nil, own), false},
+		"the daemon on its node":           {daemonAccount, "nodes", node("a", nil, nil), node("a", nil, nodeOwn), false},
+		"the extender":                     {extenderAccount, "pods/binding", nil, binding("a", "1", own), false},
+		"kube-scheduler":                   {"system:kube-scheduler", "pods/binding", nil, binding("a", "1", nil), false},
+		"a new pod":                        {"admin", "pods", nil, pod("", nil, nil), false},
+		"a new pod with other notes":       {"admin", "pods", nil, pod("", nil, map[string]string{"divvy.dev/mine": "x"}), false},
+		"a pod of the pool":                {"admin", "pods", nil, pod("", map[string]string{pool.ConvertedLabel: "true"}, map[string]string{pool.ModeAnnotation: "all", pool.StatusAnnotation: "injected"}), false},
+		"a mirror pod":                     {"system:node:a", "pods", nil, pod("a", nil, map[string]string{corev1.MirrorPodAnnotationKey: "x"}), false},
+		"kubelet's status":                 {"system:node:a", "pods/status", pod("a", nil, own), pod("a", nil, own), false},
+		"kubelet's status of its node":     {"system:node:a", "nodes/status", node("a", nil, nodeOwn), node("a", nil, nodeOwn), false},
+		"a label of a pod with a grant":    {"admin", "pods", pod("a", nil, own), pod("a", map[string]string{"a": "b"}, own), false},
+		"another annotation beside":        {"admin", "pods", pod("a", nil, own), pod("a", nil, with(own, "a", "b")), false},
+		"which configuration a node has":   {"admin", "nodes", node("a", nil, nodeOwn), node("a", map[string]string{"divvy.dev/config": "x"}, nodeOwn), false},
+		"a pod with very many":             {"admin", "pods", pod("a", nil, many), pod("a", nil, many), false},
+		"very many, and one is Divvy's":    {"admin", "pods", pod("a", nil, nil), pod("a", nil, many), true},
+		"a secret":                         {"admin", "secrets", nil, pod("", nil, own), false},
+		"a pod of the release's namespace": {"system:serviceaccount:divvy-system:default", "pods", nil, pod("", nil, own), true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			matched, refused := asked(t, policy, conditions, r)
+			if matched != r.wantMatched || (len(refused) > 0) != r.wantMatched {
+				t.Errorf("looked at %t, want %t; refused %q", matched, r.wantMatched, refused)
+			}
+		})
+	}
+}
+
+// TestExtenderBindsOnlyWhatItGranted: with its token no other pod can be bound.
+func TestExtenderBindsOnlyWhatItGranted(t *testing.T) {
+	policy := load(t, "divvy-extender", "--set", "extender.managedResources={nvidia.com/gpu-memory}")
+	conditions := validator(t, policy)
+	signer, err := wire.NewSigner([]byte(strings.Repeat("k", wire.MinKeyBytes)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	annotations := func(resource accel.Resource, node string) map[string]string {
+		g := accel.Grant{Resource: resource, Node: node, Device: "GCU-1", DeviceUnits: 16, Units: 4, At: time.Unix(1, 0)}
+		value, err := signer.EncodeGrant("1", g)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return with(wire.LegacyAnnotations(g), wire.GrantAnnotation, value)
+	}
+	ours := annotations("enflame.com/gcu-memory", "a")
+	nobody := binding("a", "1", ours)
+	nobody.UID = ""
+	for name, tt := range map[string]struct {
+		who     string
+		binding *corev1.Binding
+		matched bool
+		refused string
+	}{
+		"a grant":                       {extenderAccount, binding("a", "1", ours), true, ""},
+		"a grant of another resource":   {extenderAccount, binding("a", "1", annotations("nvidia.com/gpu-memory", "a")), true, ""},
+		"no grant":                      {extenderAccount, binding("a", "1", nil), true, "without a grant"},
+		"a grant for another node":      {extenderAccount, binding("b", "1", ours), true, "without a grant"},
+		"a resource of somebody else":   {extenderAccount, binding("a", "1", annotations("example.com/x", "a")), true, "may bind no pod but for enflame.com/gcu-memory, nvidia.com/gpu-memory"},
+		"an annotation of another kind": {extenderAccount, binding("a", "1", with(ours, "iam.example.com/role", "admin")), true, "no annotations but"},
+		"a pod by its name":             {extenderAccount, nobody, true, "by its UID"},
+		"another scheduler":             {"system:kube-scheduler", binding("a", "1", nil), false, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			matched, refused := asked(t, policy, conditions, request{who: tt.who, resource: "pods/binding", after: tt.binding})
+			text := strings.Join(refused, "\n")
+			if matched != tt.matched || (text == "") != (tt.refused == "") || !strings.Contains(text, tt.refused) {
+				t.Errorf("looked at %t, refused %q; want %t, %q", matched, refused, tt.matched, tt.refused)
+			}
+		})
+	}
+}
