@@ -2,6 +2,7 @@ package certs
 
 import (
 	"context"
+	"crypto/sha256"
 	"crypto/x509"
 	"encoding/json"
 	"fmt"
@@ -23,14 +24,18 @@ import (
 const (
 	mutatingKind   = "MutatingWebhookConfiguration"
 	validatingKind = "ValidatingWebhookConfiguration"
+	configMapKind  = "ConfigMap"
 )
 
-// configuration is what matters of a webhook configuration.
+// configuration is what matters of a webhook configuration, or of the ConfigMap
+// that has the CAs for other clients.
 type configuration struct {
 	kind, name, resourceVersion string
-	// version changes with the webhooks, and not with notes on the configuration.
+	// version changes with the webhooks or the entry, and not with notes on the
+	// object.
 	version string
-	// webhooks are the names, bundles their caBundles.
+	// webhooks are the names, bundles their caBundles. A ConfigMap has one bundle
+	// and no webhook.
 	webhooks []string
 	bundles  [][]byte
 }
@@ -51,6 +56,14 @@ func validating(c *admissionv1.ValidatingWebhookConfiguration) configuration {
 		out.bundles = append(out.bundles, c.Webhooks[i].ClientConfig.CABundle)
 	}
 	return out
+}
+
+func bundleOf(c *corev1.ConfigMap) configuration {
+	bundle := []byte(c.Data[caCertKey])
+	return configuration{
+		kind: configMapKind, name: c.Name, resourceVersion: c.ResourceVersion,
+		version: fmt.Sprintf("%s/%x", c.UID, sha256.Sum256(bundle)), bundles: [][]byte{bundle},
+	}
 }
 
 // versionOf names the state of a configuration's webhooks: the API server counts
@@ -82,10 +95,16 @@ func (c configuration) certs() []*x509.Certificate {
 	return out
 }
 
-// patch returns a change of every webhook's caBundle and of nothing else, so
-// fields that this program does not know stay as they are. It fails when the
-// configuration has changed meanwhile.
+// patch returns a change of every webhook's caBundle, or of the ConfigMap's entry,
+// and of nothing else, so fields that this program does not know stay as they
+// are. It fails when the object has changed meanwhile.
 func (c configuration) patch(bundle []byte) ([]byte, error) {
+	if c.kind == configMapKind {
+		return json.Marshal(map[string]any{
+			"metadata": map[string]string{"resourceVersion": c.resourceVersion},
+			"data":     map[string]string{caCertKey: string(bundle)},
+		})
+	}
 	type clientConfig struct {
 		CABundle []byte `json:"caBundle"`
 	}
@@ -128,6 +147,14 @@ func (m *Manager) getConfigurations(ctx context.Context) ([]configuration, error
 			return nil, fmt.Errorf("read %s %s: %w", validatingKind, name, err)
 		}
 	}
+	if name := m.config.ConfigMap; name != "" {
+		c, err := m.config.Client.CoreV1().ConfigMaps(m.config.Namespace).Get(ctx, name, metav1.GetOptions{})
+		if err == nil {
+			out = append(out, bundleOf(c))
+		} else if !apierrors.IsNotFound(err) {
+			return nil, fmt.Errorf("read %s %s/%s: %w", configMapKind, m.config.Namespace, name, err)
+		}
+	}
 	return out, nil
 }
 
@@ -145,27 +172,31 @@ func (m *Manager) distribute(ctx context.Context, st state) error {
 		}
 		patch, err := c.patch(encodeCerts(trusted...))
 		if err != nil {
-			return fmt.Errorf("caBundle of %s %s: %w", c.kind, c.name, err)
+			return fmt.Errorf("CAs for %s %s: %w", c.kind, c.name, err)
 		}
-		if c.kind == mutatingKind {
+		switch c.kind {
+		case mutatingKind:
 			_, err = api.MutatingWebhookConfigurations().Patch(ctx, c.name, types.StrategicMergePatchType, patch, metav1.PatchOptions{})
-		} else {
+		case validatingKind:
 			_, err = api.ValidatingWebhookConfigurations().Patch(ctx, c.name, types.StrategicMergePatchType, patch, metav1.PatchOptions{})
+		default:
+			_, err = m.config.Client.CoreV1().ConfigMaps(m.config.Namespace).Patch(ctx, c.name, types.MergePatchType, patch, metav1.PatchOptions{})
 		}
 		if err != nil {
-			return fmt.Errorf("write caBundle of %s %s: %w", c.kind, c.name, err)
+			return fmt.Errorf("write the CAs into %s %s: %w", c.kind, c.name, err)
 		}
 		m.metrics.bundles.WithLabelValues(c.name).Inc()
-		klog.FromContext(ctx).Info("Wrote caBundle", "kind", c.kind, "name", c.name, "certificates", len(trusted))
+		klog.FromContext(ctx).Info("Wrote the CAs", "kind", c.kind, "name", c.name, "certificates", len(trusted))
 	}
 	return nil
 }
 
-// watches follow the Secret and the configurations.
+// watches follow the Secrets and the configurations.
 type watches struct {
-	runs                 []func(context.Context)
-	waiting              []*watched
-	mutating, validating *watched
+	runs    []func(context.Context)
+	waiting []*watched
+	// Those of objects that the Manager has none of are nil.
+	mutating, validating, configMap, client *watched
 }
 
 // watched is the watch of one object.
@@ -232,6 +263,18 @@ func (m *Manager) watch(changed func()) (watches, error) {
 			return w, err
 		}
 	}
+	if name := m.config.ConfigMap; name != "" {
+		if w.configMap, err = add(configMapKind, m.config.Namespace+"/"+name,
+			coreinformers.NewFilteredConfigMapInformer(client, m.config.Namespace, 0, nil, byName(name)), nil); err != nil {
+			return w, err
+		}
+	}
+	if name := m.config.ClientSecret; name != "" {
+		if w.client, err = add("Secret", m.config.Namespace+"/"+name,
+			coreinformers.NewFilteredSecretInformer(client, m.config.Namespace, 0, nil, byName(name)), nil); err != nil {
+			return w, err
+		}
+	}
 	return w, nil
 }
 
@@ -273,22 +316,30 @@ func (w watches) synced() error {
 	return nil
 }
 
+// object is what the watch last saw; nil when there is none.
+func (w *watched) object(namespace, name string) any {
+	if w == nil {
+		return nil
+	}
+	key := name
+	if namespace != "" {
+		key = namespace + "/" + name
+	}
+	obj, _, _ := w.informer.GetStore().GetByKey(key) //nolint:errcheck // the store of an informer has no errors
+	return obj
+}
+
 // cached are the configurations that exist, as last seen.
 func (m *Manager) cached() []configuration {
 	var out []configuration
-	if w := m.watches.mutating; w != nil {
-		if obj, ok, _ := w.informer.GetStore().GetByKey(m.config.Mutating); ok {
-			if c, ok := obj.(*admissionv1.MutatingWebhookConfiguration); ok {
-				out = append(out, mutating(c))
-			}
-		}
+	if c, ok := m.watches.mutating.object("", m.config.Mutating).(*admissionv1.MutatingWebhookConfiguration); ok {
+		out = append(out, mutating(c))
 	}
-	if w := m.watches.validating; w != nil {
-		if obj, ok, _ := w.informer.GetStore().GetByKey(m.config.Validating); ok {
-			if c, ok := obj.(*admissionv1.ValidatingWebhookConfiguration); ok {
-				out = append(out, validating(c))
-			}
-		}
+	if c, ok := m.watches.validating.object("", m.config.Validating).(*admissionv1.ValidatingWebhookConfiguration); ok {
+		out = append(out, validating(c))
+	}
+	if c, ok := m.watches.configMap.object(m.config.Namespace, m.config.ConfigMap).(*corev1.ConfigMap); ok {
+		out = append(out, bundleOf(c))
 	}
 	return out
 }

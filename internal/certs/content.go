@@ -10,10 +10,11 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"time"
 )
 
 // Keys of the Secret's data. The next and the previous CA are there only while
-// the CA changes.
+// the CA changes, and so is since.
 const (
 	caCertKey       = "ca.crt"
 	caKeyKey        = "ca.key"
@@ -22,9 +23,10 @@ const (
 	nextCertKey     = "next-ca.crt"
 	nextKeyKey      = "next-ca.key"
 	previousCertKey = "previous-ca.crt"
+	sinceKey        = "changing-since"
 )
 
-var ownKeys = []string{caCertKey, caKeyKey, certKey, certKeyKey, nextCertKey, nextKeyKey, previousCertKey}
+var ownKeys = []string{caCertKey, caKeyKey, certKey, certKeyKey, nextCertKey, nextKeyKey, previousCertKey, sinceKey}
 
 // authority is a CA. Its key is nil when nobody has it, or when it signs no more.
 type authority struct {
@@ -44,6 +46,9 @@ type content struct {
 	ca, next, previous *authority
 	// leaf is the certificate that is served, with its key.
 	leaf *tls.Certificate
+	// since is when the change of CA came to where it is; zero when none is under
+	// way, or nobody needs to know.
+	since time.Time
 	// broken says that there is something else, which cannot be read.
 	broken bool
 }
@@ -51,7 +56,8 @@ type content struct {
 // same reports whether both say the same, but for keys that differ although
 // their certificates do not.
 func (c content) same(d content) bool {
-	return c.ca.same(d.ca) && c.next.same(d.next) && c.previous.same(d.previous) && sameLeaf(c.leaf, d.leaf) && c.broken == d.broken
+	return c.ca.same(d.ca) && c.next.same(d.next) && c.previous.same(d.previous) && sameLeaf(c.leaf, d.leaf) &&
+		c.since.Equal(d.since) && c.broken == d.broken
 }
 
 func sameLeaf(a, b *tls.Certificate) bool {
@@ -91,6 +97,12 @@ func parse(data map[string][]byte) (content, error) {
 	read(previousCertKey, err)
 	c.leaf, err = parsePair(data[certKey], data[certKeyKey])
 	read(certKey, err)
+	if text := data[sinceKey]; len(text) > 0 {
+		// The parser's error would hold what it read.
+		if c.since, err = time.Parse(time.RFC3339, string(text)); err != nil {
+			read(sinceKey, errors.New("want a time such as 2026-01-02T15:04:05Z"))
+		}
+	}
 	c.broken = len(errs) > 0
 	return c, errors.Join(errs...)
 }
@@ -173,12 +185,9 @@ func (c content) encode(data map[string][]byte) (map[string][]byte, error) {
 		if key == nil {
 			return nil
 		}
-		der, err := x509.MarshalPKCS8PrivateKey(key)
-		if err != nil {
-			return fmt.Errorf("encode %s: %w", keyName, err)
-		}
-		out[keyName] = pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der})
-		return nil
+		var err error
+		out[keyName], err = encodeKey(key)
+		return err
 	}
 	var errs []error
 	if c.ca != nil {
@@ -193,7 +202,18 @@ func (c content) encode(data map[string][]byte) (map[string][]byte, error) {
 	if c.leaf != nil {
 		errs = append(errs, put(certKey, certKeyKey, c.leaf.Leaf, c.leaf.PrivateKey))
 	}
+	if !c.since.IsZero() {
+		out[sinceKey] = []byte(c.since.UTC().Format(time.RFC3339))
+	}
 	return out, errors.Join(errs...)
+}
+
+func encodeKey(key crypto.PrivateKey) ([]byte, error) {
+	der, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		return nil, fmt.Errorf("encode a key: %w", err)
+	}
+	return pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}), nil
 }
 
 func encodeCerts(certs ...*x509.Certificate) []byte {

@@ -44,10 +44,44 @@ type step struct {
 type policy struct {
 	issuer
 	propagation time.Duration
+	// overlap is how much longer each step of a change of CA lasts; 0 where all
+	// clients follow within propagation.
+	overlap time.Duration
 }
 
 // decide returns the next step, or how long to wait for one at most.
 func (p policy) decide(s situation) (*step, time.Duration, error) {
+	st, wait, err := p.next(s)
+	if err != nil || p.overlap == 0 {
+		return st, wait, err
+	}
+	if st == nil {
+		if c := s.secret; c.next == nil && c.previous == nil || !c.since.IsZero() {
+			return nil, wait, nil
+		}
+		st = &step{content: s.secret, why: "nobody noted since when the CA is changing"}
+	}
+	switch c := &st.content; {
+	case c.next == nil && c.previous == nil:
+		c.since = time.Time{}
+	case c.since.IsZero() || !c.next.same(s.secret.next) || !c.previous.same(s.secret.previous):
+		c.since = s.now.Truncate(time.Second) // as it is written
+	}
+	return st, wait, err
+}
+
+// remaining is how long a change of CA stays where it is.
+func (p policy) remaining(s situation) time.Duration {
+	remaining := p.propagation - s.steady
+	// A time that is to come was written by a clock that is wrong.
+	if c := s.secret; p.overlap > 0 && !c.since.After(s.now) {
+		remaining = max(remaining, c.since.Add(p.overlap).Sub(s.now))
+	}
+	return remaining
+}
+
+// next is decide without the note since when a change of CA is where it is.
+func (p policy) next(s situation) (*step, time.Duration, error) {
 	if st, err := p.mend(s); st != nil || err != nil {
 		if st != nil {
 			st.abrupt = !slices.ContainsFunc(s.inBundles, st.content.ca.cert.Equal)
@@ -67,13 +101,17 @@ func (p policy) decide(s situation) (*step, time.Duration, error) {
 
 	switch {
 	case c.next != nil:
-		if s.steady < p.propagation {
-			return nil, p.propagation - s.steady, nil
+		wait := p.remaining(s)
+		if renewal {
+			wait = p.propagation - s.steady // nobody but the next CA can renew the certificate
+		}
+		if wait > 0 {
+			return nil, wait, nil
 		}
 		return p.promote(c, s.now, "the next CA is trusted everywhere")
 	case c.previous != nil:
-		if s.steady < p.propagation {
-			return nil, p.propagation - s.steady, nil
+		if wait := p.remaining(s); wait > 0 {
+			return nil, wait, nil
 		}
 		c.previous = nil
 		return &step{content: c, why: "the previous CA is not used any more"}, 0, nil
@@ -119,6 +157,23 @@ func (p policy) promote(c content, now time.Time, why string) (*step, time.Durat
 	}
 	c.ca, c.next = c.next, nil
 	return p.reissue(c, now, why)
+}
+
+// client returns the client certificate that is to take the place of present, or
+// nil when that can stay. Once every replica accepts those of the next CA, it
+// makes one of that, so that clients need to change once for both CAs.
+func (p policy) client(c content, present *tls.Certificate, now time.Time, steady time.Duration) (*tls.Certificate, error) {
+	if c.next != nil && p.signedClient(c.next.cert, present, now) {
+		return nil, nil //nolint:nilnil // documented
+	}
+	signer := c.ca
+	if c.next != nil && c.next.key != nil && steady >= p.propagation {
+		signer = c.next
+	}
+	if signer == nil || p.signedClient(signer.cert, present, now) || signer.key == nil {
+		return nil, nil //nolint:nilnil // documented; without a key there is a next CA soon
+	}
+	return p.newClient(signer, now)
 }
 
 // mend returns what is needed to have a CA and a certificate that it signed, or
@@ -178,7 +233,7 @@ func (p policy) mend(s situation) (*step, error) {
 		// All is there.
 	case c.leaf != nil && c.previous != nil && trusted.Equal(c.previous.cert) && canSign:
 		// Both are trusted by now, or will be when the certificate is served.
-		if s.steady < p.propagation {
+		if p.remaining(s) > 0 && s.now.Before(renewAt(c.leaf.Leaf)) {
 			break
 		}
 		st, _, err := p.reissue(c, s.now, "the certificate is of the previous CA")

@@ -19,7 +19,9 @@ const maxBackdate = time.Hour
 
 // issuer makes CAs and certificates.
 type issuer struct {
-	dnsNames                 []string
+	dnsNames []string
+	// clientName is the common name of client certificates; "" for none.
+	clientName               string
 	certLifetime, caLifetime time.Duration
 }
 
@@ -60,6 +62,23 @@ func (i issuer) newLeaf(ca *authority, now time.Time) (*tls.Certificate, error) 
 	}, ca)
 	if err != nil {
 		return nil, fmt.Errorf("make a certificate: %w", err)
+	}
+	return &tls.Certificate{Certificate: [][]byte{cert.Raw}, PrivateKey: key, Leaf: cert}, nil
+}
+
+// newClient makes a client certificate, which is valid as long as its CA:
+// whoever gets it may have to be restarted to take up another.
+func (i issuer) newClient(ca *authority, now time.Time) (*tls.Certificate, error) {
+	cert, key, err := sign(&x509.Certificate{
+		Subject:               pkix.Name{CommonName: i.clientName},
+		NotBefore:             backdated(now, ca.cert.NotAfter.Sub(now)),
+		NotAfter:              ca.cert.NotAfter,
+		KeyUsage:              x509.KeyUsageDigitalSignature,
+		ExtKeyUsage:           []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+		BasicConstraintsValid: true,
+	}, ca)
+	if err != nil {
+		return nil, fmt.Errorf("make a client certificate: %w", err)
 	}
 	return &tls.Certificate{Certificate: [][]byte{cert.Raw}, PrivateKey: key, Leaf: cert}, nil
 }
@@ -107,4 +126,18 @@ func (i issuer) signed(ca *x509.Certificate, leaf *tls.Certificate, now time.Tim
 		}
 	}
 	return true
+}
+
+// signedClient reports whether ca signed a client certificate such that a server
+// at now accepts it.
+func (i issuer) signedClient(ca *x509.Certificate, client *tls.Certificate, now time.Time) bool {
+	if client == nil || client.Leaf.Subject.CommonName != i.clientName {
+		return false
+	}
+	roots := x509.NewCertPool()
+	roots.AddCert(ca)
+	_, err := client.Leaf.Verify(x509.VerifyOptions{
+		Roots: roots, CurrentTime: now, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+	})
+	return err == nil
 }

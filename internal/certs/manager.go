@@ -3,6 +3,7 @@ package certs
 import (
 	"context"
 	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"strings"
@@ -41,7 +42,8 @@ const requestTimeout = 10 * time.Second
 // Config says what a Manager keeps, and where.
 type Config struct {
 	// Client gets, watches, updates and, where it is missing, creates the Secret;
-	// it gets, watches and patches the configurations.
+	// it gets, watches and patches the configurations and the ConfigMap, and gets,
+	// watches and updates the Secret of the client.
 	Client kubernetes.Interface
 	// Namespace and Secret name the Secret.
 	Namespace, Secret string
@@ -51,6 +53,19 @@ type Config struct {
 	// Mutating and Validating name the configurations in which caBundle of every
 	// webhook is kept; "" for none. One that does not exist holds up nothing.
 	Mutating, Validating string
+	// ConfigMap names a ConfigMap of Namespace whose entry ca.crt is kept at the CAs
+	// to trust, for clients other than the API server; "" for none.
+	ConfigMap string
+	// ClientSecret names a Secret of Namespace whose entries tls.crt and tls.key are
+	// kept at a client certificate of the CA, with ClientName as its common name and
+	// as long a life as the CA; "" for none. Neither this nor the ConfigMap is made
+	// by the Manager: one that does not exist is an error that holds up nothing.
+	ClientSecret, ClientName string
+	// Overlap is how much longer than Propagation, at least, the next CA is known
+	// before it is used, and the previous one stays trusted after. It is for clients
+	// that take up the ConfigMap and the client certificate when they can; each
+	// replica adds it to the time that the Secret notes. 0 where there are none.
+	Overlap time.Duration
 	// CertLifetime and CALifetime are how long certificates and CAs are valid;
 	// each is replaced after two thirds of it. 0 for the defaults.
 	CertLifetime, CALifetime time.Duration
@@ -72,6 +87,8 @@ type Manager struct {
 	making flowcontrol.RateLimiter
 	// serving is what GetCertificate returns; nil before there is anything.
 	serving atomic.Pointer[served]
+	// accepted is what ClientCAs returns; nil before there is anything.
+	accepted atomic.Pointer[x509.CertPool]
 
 	// What follows belongs to the goroutine of Run.
 
@@ -121,14 +138,21 @@ func New(c Config) (*Manager, error) {
 	if c.Propagation < 0 || 10*c.Propagation > c.CertLifetime {
 		errs = append(errs, fmt.Errorf("certificates: %v for a change to be seen is more than a tenth of a certificate's life of %v", c.Propagation, c.CertLifetime))
 	}
+	if c.ClientSecret != "" && c.ClientName == "" {
+		errs = append(errs, errors.New("certificates: the client certificate has no name"))
+	}
+	if c.Overlap < 0 || 10*c.Overlap > c.CALifetime {
+		errs = append(errs, fmt.Errorf("certificates: %v for clients to follow is more than a tenth of a CA's life of %v", c.Overlap, c.CALifetime))
+	}
 	if len(errs) > 0 {
 		return nil, errors.Join(errs...)
 	}
 	return &Manager{
 		config: c,
 		policy: policy{
-			issuer:      issuer{dnsNames: c.DNSNames, certLifetime: c.CertLifetime, caLifetime: c.CALifetime},
+			issuer:      issuer{dnsNames: c.DNSNames, clientName: c.ClientName, certLifetime: c.CertLifetime, caLifetime: c.CALifetime},
 			propagation: c.Propagation,
+			overlap:     c.Overlap,
 		},
 		metrics: newMetrics(),
 		making:  flowcontrol.NewTokenBucketRateLimiter(0.2, 10),
@@ -255,7 +279,7 @@ func (m *Manager) reconcile(ctx context.Context) (time.Duration, error) {
 		return 0, err
 	}
 	if next == nil && st.bundled() {
-		return wait, nil
+		return wait, m.publish(ctx, st, now)
 	}
 
 	// Something is to be written: look again at what really is. The Secret comes
@@ -291,11 +315,16 @@ func (m *Manager) note(st state, now time.Time) {
 	}
 }
 
-func (m *Manager) decide(st state, now time.Time) (*step, time.Duration, error) {
-	s := situation{now: now, secret: st.content, remembered: m.serving.Load()}
+// steady is for how long things have been as st says, as far as is known.
+func (m *Manager) steady(st state, now time.Time) time.Duration {
 	if key := st.key(); key != "" && key == m.steadyKey {
-		s.steady = now.Sub(m.steadySince)
+		return now.Sub(m.steadySince)
 	}
+	return 0
+}
+
+func (m *Manager) decide(st state, now time.Time) (*step, time.Duration, error) {
+	s := situation{now: now, secret: st.content, remembered: m.serving.Load(), steady: m.steady(st, now)}
 	for _, c := range st.configurations {
 		s.inBundles = append(s.inBundles, c.certs()...)
 	}
@@ -357,8 +386,55 @@ func (m *Manager) take(ctx context.Context, st state, next step, now time.Time) 
 	return 0, nil
 }
 
-// follow serves what the Secret holds, if clients can trust it.
+// publish keeps the client certificate, and says what lacks for it and the CAs to
+// be published. The Secret has a CA, and the configurations hold it.
+func (m *Manager) publish(ctx context.Context, st state, now time.Time) error {
+	var errs []error
+	missing := func(w *watched, name string) {
+		if w != nil && w.object(m.config.Namespace, name) == nil {
+			errs = append(errs, fmt.Errorf("%s does not exist, and is not made by this program: the chart does", w.what))
+		}
+	}
+	missing(m.watches.configMap, m.config.ConfigMap)
+	missing(m.watches.client, m.config.ClientSecret)
+	if secret, ok := m.watches.client.object(m.config.Namespace, m.config.ClientSecret).(*corev1.Secret); ok {
+		errs = append(errs, m.publishClient(ctx, st, secret, now))
+	}
+	return errors.Join(errs...)
+}
+
+// publishClient writes a client certificate into the Secret as it was last seen,
+// where that holds none that is good. Somebody else may have been quicker: then
+// this fails, and is tried again.
+func (m *Manager) publishClient(ctx context.Context, st state, secret *corev1.Secret, now time.Time) error {
+	present, err := parsePair(secret.Data[certKey], secret.Data[certKeyKey])
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "The client certificate cannot be used", "namespace", secret.Namespace, "secret", secret.Name)
+	}
+	next, err := m.policy.client(st.content, present, now, m.steady(st, now))
+	if next == nil || err != nil || !m.making.TryAccept() {
+		return err
+	}
+	key, err := encodeKey(next.PrivateKey)
+	if err != nil {
+		return err
+	}
+	secret = secret.DeepCopy()
+	if secret.Data == nil {
+		secret.Data = map[string][]byte{}
+	}
+	secret.Data[certKey], secret.Data[certKeyKey] = encodeCerts(next.Leaf), key
+	if _, err := m.config.Client.CoreV1().Secrets(secret.Namespace).Update(ctx, secret, metav1.UpdateOptions{}); err != nil {
+		return fmt.Errorf("write Secret %s/%s: %w", secret.Namespace, secret.Name, err)
+	}
+	klog.FromContext(ctx).Info("Made a client certificate", "name", m.config.ClientName, "secret", klog.KObj(secret), "expires", next.Leaf.NotAfter)
+	return nil
+}
+
+// follow serves what the Secret holds, if clients can trust it, and accepts
+// clients of its CAs.
 func (m *Manager) follow(ctx context.Context, c content, now time.Time) {
+	defer m.accept(c)
 	if c.leaf == nil {
 		return
 	}
@@ -376,6 +452,23 @@ func (m *Manager) follow(ctx context.Context, c content, now time.Time) {
 		m.metrics.expiry.WithLabelValues(kindCA).Set(float64(a.cert.NotAfter.Unix()))
 		return
 	}
+}
+
+// accept accepts clients of the CAs in the Secret, and of that of the certificate
+// that is served: a Secret that lost something is about to be mended.
+func (m *Manager) accept(c content) {
+	cas := c.trusted()
+	if s := m.serving.Load(); s != nil {
+		cas = append(cas, s.ca)
+	}
+	if len(cas) == 0 {
+		return
+	}
+	pool := x509.NewCertPool()
+	for _, ca := range cas {
+		pool.AddCert(ca)
+	}
+	m.accepted.Store(pool)
 }
 
 // read parses the Secret and says once what is wrong with it.
@@ -422,6 +515,15 @@ func (m *Manager) GetCertificate(*tls.ClientHelloInfo) (*tls.Certificate, error)
 		return s.leaf, nil
 	}
 	return nil, fmt.Errorf("no certificate yet: %w", m.trouble())
+}
+
+// ClientCAs returns the CAs whose client certificates are accepted now; it is for
+// tls.Config. None before the Secret was read.
+func (m *Manager) ClientCAs() *x509.CertPool {
+	if pool := m.accepted.Load(); pool != nil {
+		return pool
+	}
+	return x509.NewCertPool()
 }
 
 // Ready returns nil when there is a certificate that is valid now, and the

@@ -1,18 +1,30 @@
 package extender
 
 import (
+	"crypto/tls"
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
 	"net/netip"
 )
 
-// mayBind refuses a bind from afar. A bind acts with the extender's own rights,
-// and a caller over plain HTTP shows no credentials, so by default only
-// processes of the extender's own host may ask for one: kube-scheduler beside
-// it on a control-plane node. In a pod network of its own, or for a scheduler
-// on another node, an administrator names the addresses.
+// ClientName is the common name of the client certificate that kube-scheduler
+// shows over TLS.
+const ClientName = "divvy-kube-scheduler"
+
+// mayBind refuses binds of callers that are nobody to trust with one: a bind acts
+// with the extender's own rights.
+//
+// Over TLS that is who shows no certificate made for kube-scheduler, wherever it
+// is. A caller over plain HTTP shows no credentials, so by default only processes
+// of the extender's own host may ask for a bind: kube-scheduler beside it on a
+// control-plane node. In a pod network of its own, or for a scheduler on another
+// node, an administrator names the addresses.
 func (e *Extender) mayBind(r *http.Request) error {
+	if r.TLS != nil {
+		return checkCertificate(r.TLS)
+	}
 	remote, err := netip.ParseAddrPort(r.RemoteAddr)
 	if err != nil {
 		return fmt.Errorf("bind refused: the caller's address %q cannot be read: %w", r.RemoteAddr, err)
@@ -36,4 +48,15 @@ func (e *Extender) mayBind(r *http.Request) error {
 		}
 	}
 	return fmt.Errorf("bind refused: %s is not an address of this host; --allow-bind-from (chart value extender.allowBindFrom) permits others", from)
+}
+
+// checkCertificate goes by certificates that the handshake has verified.
+func checkCertificate(state *tls.ConnectionState) error {
+	if len(state.VerifiedChains) == 0 {
+		return errors.New("bind refused: over TLS it needs the client certificate in Secret divvy-extender-client, and none was shown")
+	}
+	if name := state.VerifiedChains[0][0].Subject.CommonName; name != ClientName {
+		return fmt.Errorf("bind refused: the client certificate is that of %q, not of %q", name, ClientName)
+	}
+	return nil
 }

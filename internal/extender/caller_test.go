@@ -1,6 +1,9 @@
 package extender
 
 import (
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -40,6 +43,38 @@ func TestMayBind(t *testing.T) {
 			e := &Extender{config: Config{BindFrom: tt.allowed}}
 			r := httptest.NewRequest(http.MethodPost, Prefix+"/bind", nil)
 			r.RemoteAddr = tt.remote
+			err := e.mayBind(r)
+			if tt.refused == "" && err != nil {
+				t.Errorf("refused: %v", err)
+			}
+			if tt.refused != "" && (err == nil || !strings.Contains(err.Error(), tt.refused)) {
+				t.Errorf("want a refusal with %q, got %v", tt.refused, err)
+			}
+		})
+	}
+}
+
+// Over TLS the address does not matter, and a certificate does.
+func TestMayBindOverTLS(t *testing.T) {
+	shown := func(name string) [][]*x509.Certificate {
+		return [][]*x509.Certificate{{{Subject: pkix.Name{CommonName: name}}}}
+	}
+	tests := map[string]struct {
+		remote  string
+		chains  [][]*x509.Certificate
+		refused string
+	}{
+		"kube-scheduler from afar":       {remote: "192.0.2.77:4000", chains: shown(ClientName)},
+		"kube-scheduler by the Service":  {remote: "@", chains: shown(ClientName)},
+		"without a certificate":          {remote: "192.0.2.77:4000", refused: "none was shown"},
+		"without, from the same host":    {remote: "127.0.0.1:4000", refused: "none was shown"},
+		"a certificate made for another": {remote: "127.0.0.1:4000", chains: shown("somebody"), refused: `that of "somebody", not of "divvy-kube-scheduler"`},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			e := &Extender{}
+			r := httptest.NewRequest(http.MethodPost, Prefix+"/bind", nil)
+			r.RemoteAddr, r.TLS = tt.remote, &tls.ConnectionState{VerifiedChains: tt.chains}
 			err := e.mayBind(r)
 			if tt.refused == "" && err != nil {
 				t.Errorf("refused: %v", err)

@@ -5,7 +5,6 @@ package extender
 import (
 	"context"
 	"errors"
-	"net"
 	"net/http"
 	"os"
 	"sync/atomic"
@@ -19,6 +18,7 @@ import (
 	"github.com/divvy-gpu/divvy/internal/accel/ledger"
 	"github.com/divvy-gpu/divvy/internal/app/flags"
 	"github.com/divvy-gpu/divvy/internal/app/serve"
+	"github.com/divvy-gpu/divvy/internal/certs"
 	"github.com/divvy-gpu/divvy/internal/extender"
 	"github.com/divvy-gpu/divvy/internal/kube"
 	"github.com/divvy-gpu/divvy/internal/logging"
@@ -75,13 +75,20 @@ func Run(ctx context.Context, o Options) error {
 	if err != nil {
 		return err
 	}
-	listener, metricsListener, err := serve.Listen(ctx, "kube-scheduler", s.Listen, s.MetricsListen)
-	if err != nil {
+	var open listeners
+	if open.plain, open.metrics, err = serve.Listen(ctx, "kube-scheduler", s.Listen, s.MetricsListen); err != nil {
 		return err
 	}
-	logger.Info("Starting", "version", version.String("divvy-extender"), "listen", listener.Addr().String(),
+	tlsAddress := "none"
+	if s.TLSListen != "" {
+		if open.tls, _, err = serve.Listen(ctx, "kube-scheduler over TLS", s.TLSListen, ""); err != nil {
+			return errors.Join(err, open.close())
+		}
+		tlsAddress = open.tls.Addr().String()
+	}
+	logger.Info("Starting", "version", version.String("divvy-extender"), "listen", open.plain.Addr().String(), "tlsListen", tlsAddress,
 		"policy", s.policy.String(), "resources", s.Resources, "leaderElect", s.LeaderElect)
-	return program.run(ctx, listener, metricsListener)
+	return program.run(ctx, open)
 }
 
 // program is the parts, put together.
@@ -94,6 +101,9 @@ type program struct {
 	binder   *kube.Binder
 	handler  http.Handler
 	metrics  http.Handler
+	// certs keeps the certificates, and secured answers over TLS; nil without.
+	certs   *certs.Manager
+	secured http.Handler
 	// leading is true while this replica may answer; always without election.
 	leading  atomic.Bool
 	stopping atomic.Bool
@@ -131,6 +141,12 @@ func assemble(s settings, clients kube.Clients) (*program, error) {
 	}
 	p.handler = e.Handler()
 	p.metrics = serve.Metrics(registry)
+	if s.TLSListen != "" {
+		if p.certs, err = newCertificates(s, clients.Kubernetes, registry); err != nil {
+			return nil, err
+		}
+		p.secured = p.handler
+	}
 	return p, nil
 }
 
@@ -150,7 +166,7 @@ func (p *program) ready() error {
 
 // run starts everything and waits for all of it to end. Binds under way are
 // finished before what they need ends.
-func (p *program) run(ctx context.Context, listener, metricsListener net.Listener) error {
+func (p *program) run(ctx context.Context, open listeners) error {
 	program := serve.Program{
 		Parts: []func(context.Context) error{
 			func(ctx context.Context) error { p.books.Run(ctx, p.clients); return nil },
@@ -159,11 +175,15 @@ func (p *program) run(ctx context.Context, listener, metricsListener net.Listene
 			serve.Announce(p.ready, p.size),
 		},
 		Servers: []serve.Server{
-			{Listener: listener, HTTP: serve.NewServer(p.handler)},
-			{Listener: metricsListener, HTTP: serve.NewServer(p.metrics)},
+			{Listener: open.plain, HTTP: serve.NewServer(p.handler)},
+			{Listener: open.metrics, HTTP: serve.NewServer(p.metrics)},
 		},
 		Stopping: func() { p.stopping.Store(true) },
 		Drain:    shutdownTimeout,
+	}
+	if p.certs != nil {
+		program.Parts = append(program.Parts, p.certs.Run)
+		program.Servers = append(program.Servers, serve.Server{Listener: open.tls, HTTP: secure(p.secured, p.certs)})
 	}
 	if p.settings.LeaderElect {
 		program.Parts = append(program.Parts, p.elect)

@@ -37,6 +37,7 @@ func TestMain(m *testing.M) {
 type instance struct {
 	t            *testing.T
 	url, metrics string
+	tls          string // host:port, which is answered where TLS is on
 	stop         context.CancelFunc
 	done         chan error
 }
@@ -44,7 +45,7 @@ type instance struct {
 func start(t *testing.T, clients kube.Clients, change func(*Options)) *instance {
 	t.Helper()
 	o := DefaultOptions()
-	o.GrantKeyFile = filepath.Join(t.TempDir(), "key")
+	o.GrantKeyFile, o.TLSListen = filepath.Join(t.TempDir(), "key"), ""
 	if change != nil {
 		change(&o)
 	}
@@ -57,15 +58,16 @@ func start(t *testing.T, clients kube.Clients, change func(*Options)) *instance 
 		t.Fatal(err)
 	}
 	var config net.ListenConfig
-	listeners := make([]net.Listener, 2)
-	for i := range listeners {
-		if listeners[i], err = config.Listen(t.Context(), "tcp", "127.0.0.1:0"); err != nil {
+	sockets := make([]net.Listener, 3)
+	for i := range sockets {
+		if sockets[i], err = config.Listen(t.Context(), "tcp", "127.0.0.1:0"); err != nil {
 			t.Fatal(err)
 		}
 	}
 	ctx, stop := context.WithCancel(context.Background())
-	i := &instance{t: t, url: "http://" + listeners[0].Addr().String(), metrics: "http://" + listeners[1].Addr().String(), stop: stop, done: make(chan error, 1)}
-	go func() { i.done <- p.run(ctx, listeners[0], listeners[1]) }()
+	i := &instance{t: t, url: "http://" + sockets[0].Addr().String(), metrics: "http://" + sockets[1].Addr().String(),
+		tls: sockets[2].Addr().String(), stop: stop, done: make(chan error, 1)}
+	go func() { i.done <- p.run(ctx, listeners{plain: sockets[0], metrics: sockets[1], tls: sockets[2]}) }()
 	t.Cleanup(stop)
 	return i
 }
@@ -246,6 +248,7 @@ func TestElection(t *testing.T) {
 
 // What cannot be mended ends Run with a text that says what it was doing.
 func TestRunFails(t *testing.T) {
+	t.Setenv("POD_NAMESPACE", "divvy-system")
 	o := DefaultOptions()
 	o.Kubeconfig = filepath.Join(t.TempDir(), "none")
 	if err := Run(t.Context(), o); err == nil || !strings.HasPrefix(err.Error(), "configuration of the Kubernetes client: ") {
@@ -272,6 +275,10 @@ func TestRunFails(t *testing.T) {
 	}
 	o.Listen, o.MetricsListen = "127.0.0.1:0", taken.Addr().String()
 	if err := Run(t.Context(), o); err == nil || !strings.HasPrefix(err.Error(), "listen for metrics: ") {
+		t.Errorf("error %v", err)
+	}
+	o.MetricsListen, o.TLSListen = "", taken.Addr().String()
+	if err := Run(t.Context(), o); err == nil || !strings.HasPrefix(err.Error(), "listen for kube-scheduler over TLS: ") {
 		t.Errorf("error %v", err)
 	}
 	klog.SetLoggerWithOptions(logr.Discard(), klog.ContextualLogger(true))

@@ -13,6 +13,7 @@ import (
 	"github.com/divvy-gpu/divvy/internal/accel/ledger"
 	"github.com/divvy-gpu/divvy/internal/accel/place"
 	"github.com/divvy-gpu/divvy/internal/app/flags"
+	"github.com/divvy-gpu/divvy/internal/certs"
 	"github.com/divvy-gpu/divvy/internal/kube"
 	"github.com/divvy-gpu/divvy/internal/logging"
 )
@@ -21,12 +22,31 @@ import (
 // reservation expires under a bind that is under way.
 const minReservationTTL = 10 * time.Second
 
+// maxOverlap is a tenth of a CA's life.
+const maxOverlap = certs.DefaultCALifetime / 10
+
 // Options are the settings of the extender. A flag wins over its environment
 // variable, and that over the default.
 type Options struct {
 	// Listen and MetricsListen are host:port; the host may be empty. An empty
 	// MetricsListen serves no metrics.
 	Listen, MetricsListen string
+	// TLSListen is host:port for the same answers over TLS, and for the API server's
+	// reviews; empty for none.
+	TLSListen string
+	// TLSNamespace is where what TLS needs is kept; that of the pod when empty.
+	TLSNamespace string
+	// TLSService is the Service whose name the certificate is for.
+	TLSService string
+	// TLSSecret holds the CA and the certificate, TLSClientSecret the certificate of
+	// kube-scheduler, and TLSConfigMap the CA for it. The last two may be empty.
+	TLSSecret, TLSClientSecret, TLSConfigMap string
+	// TLSOverlap is how long kube-scheduler may take to follow each step of a change
+	// of CA.
+	TLSOverlap time.Duration
+	// MutatingConfig and ValidatingConfig name the webhook configurations that get
+	// the CA; empty for none.
+	MutatingConfig, ValidatingConfig string
 	// AllowBindFrom are networks, in CIDR notation, that may ask for a bind
 	// besides the extender's own host.
 	AllowBindFrom []string
@@ -57,22 +77,38 @@ type Options struct {
 // DefaultOptions returns the defaults.
 func DefaultOptions() Options {
 	return Options{
-		Listen:          ":32766",
-		MetricsListen:   ":9401",
-		Policy:          place.Binpack.String(),
-		GrantKeyFile:    "/etc/divvy/grant/key",
-		Resources:       []string{"enflame.com/gcu-memory"},
-		NodeLabel:       "enflame.com/gcushare=true",
-		ReservationTTL:  ledger.DefaultReservationTTL,
-		Log:             flags.DefaultLog(),
-		LeaderElectName: "divvy-extender",
+		Listen:           ":32766",
+		TLSListen:        ":32765",
+		TLSService:       "divvy-extender",
+		TLSSecret:        "divvy-extender-certs",
+		TLSClientSecret:  "divvy-extender-client",
+		TLSConfigMap:     "divvy-extender-ca",
+		TLSOverlap:       14 * 24 * time.Hour,
+		ValidatingConfig: "divvy-config",
+		MetricsListen:    ":9401",
+		Policy:           place.Binpack.String(),
+		GrantKeyFile:     "/etc/divvy/grant/key",
+		Resources:        []string{"enflame.com/gcu-memory"},
+		NodeLabel:        "enflame.com/gcushare=true",
+		ReservationTTL:   ledger.DefaultReservationTTL,
+		Log:              flags.DefaultLog(),
+		LeaderElectName:  "divvy-extender",
 	}
 }
 
 // AddFlags adds a flag for every option, with its present value as default.
 func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.Listen, "listen", o.Listen, "address to answer kube-scheduler on")
-	fs.StringSliceVar(&o.AllowBindFrom, "allow-bind-from", o.AllowBindFrom, "networks, such as 10.0.0.0/24, from which kube-scheduler may ask for a bind; its own host always may")
+	fs.StringSliceVar(&o.AllowBindFrom, "allow-bind-from", o.AllowBindFrom, "networks, such as 10.0.0.0/24, from which kube-scheduler may ask for a bind over plain HTTP; its own host always may")
+	fs.StringVar(&o.TLSListen, "tls-listen", o.TLSListen, "address to answer kube-scheduler over TLS, and the API server's reviews, on; empty for none")
+	fs.StringVar(&o.TLSNamespace, "tls-namespace", o.TLSNamespace, "namespace of what TLS needs; empty for that of the pod (POD_NAMESPACE)")
+	fs.StringVar(&o.TLSService, "tls-service", o.TLSService, "Service whose name the certificate is for")
+	fs.StringVar(&o.TLSSecret, "tls-secret", o.TLSSecret, "Secret with the CA and the certificate, which are made and renewed")
+	fs.StringVar(&o.TLSClientSecret, "tls-client-secret", o.TLSClientSecret, "Secret that gets a client certificate for kube-scheduler, which may bind with it from anywhere; empty for none")
+	fs.StringVar(&o.TLSConfigMap, "tls-ca-configmap", o.TLSConfigMap, "ConfigMap that gets the CA, for kube-scheduler; empty for none")
+	fs.DurationVar(&o.TLSOverlap, "tls-overlap", o.TLSOverlap, "how long kube-scheduler may take to follow each step of a change of CA")
+	fs.StringVar(&o.MutatingConfig, "mutating-config", o.MutatingConfig, "MutatingWebhookConfiguration that gets the CA; empty for none")
+	fs.StringVar(&o.ValidatingConfig, "validating-config", o.ValidatingConfig, "ValidatingWebhookConfiguration that gets the CA; empty for none")
 	fs.StringVar(&o.MetricsListen, "metrics-listen", o.MetricsListen, "address to serve Prometheus metrics on; empty for none")
 	fs.StringVar(&o.Kubeconfig, "kubeconfig", o.Kubeconfig, "kubeconfig file; empty for the pod's service account")
 	fs.StringVar(&o.Policy, "policy", o.Policy, "which device is preferred: binpack (the fullest that has room) or spread (the emptiest)")
@@ -117,6 +153,9 @@ func (o Options) settings() (settings, error) {
 		if o.MetricsListen == o.Listen {
 			check("metrics-listen", fmt.Errorf("%s is the address of --listen", o.MetricsListen))
 		}
+	}
+	if o.TLSListen != "" {
+		s.checkTLS(check)
 	}
 	for _, text := range o.AllowBindFrom {
 		prefix, err := netip.ParsePrefix(text)
@@ -176,4 +215,33 @@ func (o Options) settings() (settings, error) {
 		}
 	}
 	return s, errors.Join(errs...)
+}
+
+// checkTLS checks what matters with TLS alone, and fills in the namespace.
+func (s *settings) checkTLS(check func(flag string, err error)) {
+	check("tls-listen", flags.CheckAddress(s.TLSListen))
+	switch s.TLSListen {
+	case s.Listen:
+		check("tls-listen", fmt.Errorf("%s is the address of --listen", s.TLSListen))
+	case s.MetricsListen:
+		check("tls-listen", fmt.Errorf("%s is the address of --metrics-listen", s.TLSListen))
+	}
+	if s.TLSNamespace == "" {
+		s.TLSNamespace = os.Getenv("POD_NAMESPACE")
+	}
+	if s.TLSNamespace == "" {
+		check("tls-namespace", errors.New("must be given where POD_NAMESPACE is not set; --tls-listen= does without TLS"))
+	}
+	if s.TLSService == "" {
+		check("tls-service", errors.New("must not be empty"))
+	}
+	if s.TLSSecret == "" {
+		check("tls-secret", errors.New("must not be empty"))
+	}
+	if s.TLSSecret == s.TLSClientSecret && s.TLSSecret != "" {
+		check("tls-client-secret", fmt.Errorf("%s is the Secret of the CA, whose keys kube-scheduler must not see", s.TLSSecret))
+	}
+	if s.TLSOverlap < 0 || s.TLSOverlap > maxOverlap {
+		check("tls-overlap", fmt.Errorf("%s: must be from 0 to %s", s.TLSOverlap, maxOverlap))
+	}
 }

@@ -15,6 +15,7 @@ import (
 )
 
 func TestDefaultsAreValid(t *testing.T) {
+	t.Setenv("POD_NAMESPACE", "divvy-system")
 	s, err := DefaultOptions().settings()
 	if err != nil {
 		t.Fatal(err)
@@ -63,13 +64,37 @@ func TestValidate(t *testing.T) {
 		}
 	}
 
+	// What TLS needs is asked for where there is TLS.
 	o := DefaultOptions()
+	o.TLSListen, o.TLSService, o.TLSSecret, o.TLSClientSecret, o.TLSOverlap = ":9401", "", "", "", -1
+	tlsMistakes := o.Validate()
+	for _, want := range []string{
+		"--tls-listen: :9401 is the address of --metrics-listen",
+		"--tls-namespace: must be given where POD_NAMESPACE is not set; --tls-listen= does without TLS",
+		"--tls-service: must not be empty", "--tls-secret: must not be empty", "--tls-overlap: -1ns: must be from 0 to 8760h0m0s",
+	} {
+		if tlsMistakes == nil || !slices.Contains(strings.Split(tlsMistakes.Error(), "\n"), want) {
+			t.Errorf("%q is not told:\n%v", want, tlsMistakes)
+		}
+	}
+	o = DefaultOptions()
+	o.TLSNamespace, o.TLSListen, o.TLSClientSecret = "divvy-system", o.Listen, o.TLSSecret
+	if err := o.Validate(); err == nil || err.Error() != "--tls-listen: :32766 is the address of --listen\n"+
+		"--tls-client-secret: divvy-extender-certs is the Secret of the CA, whose keys kube-scheduler must not see" {
+		t.Errorf("two mistakes of TLS: %v", err)
+	}
+	o = DefaultOptions()
+	o.TLSListen = ""
+	if err := o.Validate(); err != nil {
+		t.Errorf("without TLS and a namespace: %v", err)
+	}
+
 	o.MetricsListen = o.Listen
 	if err := o.Validate(); err == nil || err.Error() != "--metrics-listen: :32766 is the address of --listen" {
 		t.Errorf("the same address twice: %v", err)
 	}
 	o = DefaultOptions()
-	o.Resources = nil
+	o.TLSListen, o.Resources = "", nil
 	if err := o.Validate(); err == nil || err.Error() != "--resources: must name at least one" {
 		t.Errorf("no resources: %v", err)
 	}
@@ -106,6 +131,7 @@ func TestEnvironment(t *testing.T) {
 // nodes.
 func TestSeveralResources(t *testing.T) {
 	o := DefaultOptions()
+	o.TLSListen = ""
 	fs := pflag.NewFlagSet("test", pflag.ContinueOnError)
 	o.AddFlags(fs)
 	if err := fs.Parse([]string{"--resources", "enflame.com/gcu-memory,nvidia.com/gpu-memory", "--resources", "iluvatar.com/gpu-memory", "--node-label", "a=b,c=d"}); err != nil {

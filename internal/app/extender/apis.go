@@ -1,0 +1,18 @@
+package extender
+
+import (
+	"strconv"
+
+	"github.com/divvy-gpu/divvy/internal/accel/wire"
+	"github.com/divvy-gpu/divvy/internal/extender"
+	"github.com/divvy-gpu/divvy/internal/version"
+)
+
+// APIs returns what the extender speaks with others.
+func APIs() []version.API {
+	return []version.API{
+		{Use: version.Serves, Name: "kube-scheduler extender", Versions: []string{extender.APIVersion}},
+		{Use: version.Reads, Name: wire.InventoryAnnotation, Versions: []string{strconv.Itoa(wire.InventoryVersion)}},
+		{Use: version.Writes, Name: wire.GrantAnnotation, Versions: []string{strconv.Itoa(wire.GrantVersion)}},
+	}
+}

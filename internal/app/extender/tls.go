@@ -1,0 +1,79 @@
+package extender
+
+import (
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/divvy-gpu/divvy/internal/app/serve"
+	"github.com/divvy-gpu/divvy/internal/certs"
+	"github.com/divvy-gpu/divvy/internal/extender"
+)
+
+// maxStreams bounds the requests under way on one connection over TLS.
+const maxStreams = 100
+
+// newCertificates returns what keeps the certificates of every replica, whether it
+// leads or not.
+func newCertificates(s settings, client kubernetes.Interface, registry prometheus.Registerer) (*certs.Manager, error) {
+	manager, err := certs.New(certs.Config{
+		Client: client, Namespace: s.TLSNamespace, Secret: s.TLSSecret,
+		DNSNames:     []string{s.TLSService + "." + s.TLSNamespace + ".svc", s.TLSService + "." + s.TLSNamespace, s.TLSService},
+		Mutating:     s.MutatingConfig,
+		Validating:   s.ValidatingConfig,
+		ConfigMap:    s.TLSConfigMap,
+		ClientSecret: s.TLSClientSecret, ClientName: extender.ClientName,
+		Overlap: s.TLSOverlap,
+	})
+	if err != nil {
+		return nil, err
+	}
+	if err := manager.Register(registry); err != nil {
+		return nil, fmt.Errorf("metrics of the certificates: %w", err)
+	}
+	return manager, nil
+}
+
+// secure returns a server that proves who it is and asks clients, who need not,
+// to do the same. Both the certificate and the CAs are those of the moment.
+func secure(handler http.Handler, manager *certs.Manager) *http.Server {
+	server := serve.NewServer(handler)
+	server.TLSConfig = &tls.Config{
+		MinVersion:     tls.VersionTLS12,
+		GetCertificate: manager.GetCertificate,
+		GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) {
+			return &tls.Config{
+				MinVersion:     tls.VersionTLS12,
+				GetCertificate: manager.GetCertificate,
+				ClientAuth:     tls.VerifyClientCertIfGiven,
+				ClientCAs:      manager.ClientCAs(),
+				NextProtos:     []string{"h2", "http/1.1"},
+				// What a session was begun with is not checked again when it is resumed.
+				SessionTicketsDisabled: true,
+			}, nil
+		},
+	}
+	server.HTTP2 = &http.HTTP2Config{MaxConcurrentStreams: maxStreams}
+	return server
+}
+
+// listeners are the sockets of the program; tls and metrics may be nil.
+type listeners struct {
+	plain, tls, metrics net.Listener
+}
+
+// close closes them all, for a program that does not come to run.
+func (l listeners) close() error {
+	var errs []error
+	for _, one := range []net.Listener{l.plain, l.tls, l.metrics} {
+		if one != nil {
+			errs = append(errs, one.Close())
+		}
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,200 @@
+package extender
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	extenderv1 "k8s.io/kube-scheduler/extender/v1"
+
+	"github.com/divvy-gpu/divvy/internal/kube"
+	"github.com/divvy-gpu/divvy/internal/kubetest"
+)
+
+const release = "divvy-system"
+
+// tlsClients are those of an API server with the chart's empty objects.
+func tlsClients(t *testing.T) kube.Clients {
+	t.Helper()
+	meta := func(name string) metav1.ObjectMeta { return metav1.ObjectMeta{Namespace: release, Name: name} }
+	server, err := kubetest.New(pod("p"),
+		&v1.Secret{ObjectMeta: meta("divvy-extender-certs")}, &v1.Secret{ObjectMeta: meta("divvy-extender-client")}, &v1.ConfigMap{ObjectMeta: meta("divvy-extender-ca")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, _ := clients(t)
+	return kube.Clients{Kubernetes: server.Client(nil), Metadata: c.Metadata}
+}
+
+// published is what kube-scheduler's configuration gets: the CA, and a client
+// certificate. It waits for both.
+func published(t *testing.T, c kube.Clients) (*x509.CertPool, tls.Certificate) {
+	t.Helper()
+	deadline := time.Now().Add(20 * time.Second)
+	for {
+		ca, caErr := c.Kubernetes.CoreV1().ConfigMaps(release).Get(t.Context(), "divvy-extender-ca", metav1.GetOptions{})
+		client, clientErr := c.Kubernetes.CoreV1().Secrets(release).Get(t.Context(), "divvy-extender-client", metav1.GetOptions{})
+		if caErr != nil || clientErr != nil {
+			t.Fatal(caErr, clientErr)
+		}
+		roots := x509.NewCertPool()
+		if roots.AppendCertsFromPEM([]byte(ca.Data["ca.crt"])) && len(client.Data["tls.crt"]) > 0 {
+			pair, err := tls.X509KeyPair(client.Data["tls.crt"], client.Data["tls.key"])
+			if err != nil {
+				t.Fatal(err)
+			}
+			return roots, pair
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("neither the CA nor a client certificate was published")
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
+// caller is an HTTP client with these certificates, which takes the extender for
+// its Service.
+func caller(i *instance, roots *x509.CertPool, certificates ...tls.Certificate) *http.Client {
+	dialer := &tls.Dialer{Config: &tls.Config{
+		MinVersion: tls.VersionTLS12, RootCAs: roots, Certificates: certificates, ServerName: "divvy-extender." + release + ".svc",
+	}}
+	transport := &http.Transport{DialTLSContext: dialer.DialContext}
+	i.t.Cleanup(transport.CloseIdleConnections)
+	return &http.Client{Transport: transport}
+}
+
+// bindOver asks for a bind, and returns the Error of the answer.
+func bindOver(i *instance, client *http.Client) string {
+	i.t.Helper()
+	body, err := json.Marshal(extenderv1.ExtenderBindingArgs{PodName: "p", PodNamespace: "team", PodUID: "uid", Node: "node-a"})
+	if err != nil {
+		i.t.Fatal(err)
+	}
+	resp, err := client.Post("https://"+i.tls+"/gcushare-scheduler/bind", "application/json", bytes.NewReader(body)) //nolint:noctx // a test
+	if err != nil {
+		i.t.Fatal(err)
+	}
+	defer resp.Body.Close() //nolint:errcheck // read to its end
+	answer, err := io.ReadAll(resp.Body)
+	if err != nil {
+		i.t.Fatal(err)
+	}
+	var result extenderv1.ExtenderBindingResult
+	if err := json.Unmarshal(answer, &result); err != nil {
+		i.t.Fatalf("%v in %s", err, answer)
+	}
+	return result.Error
+}
+
+func grantKey(t *testing.T) string {
+	t.Helper()
+	key := filepath.Join(t.TempDir(), "key")
+	if err := os.WriteFile(key, bytes.Repeat([]byte("k"), 32), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return key
+}
+
+// Over TLS a bind needs the certificate that is published, and everything else is
+// answered as over plain HTTP.
+func TestTLS(t *testing.T) {
+	c := tlsClients(t)
+	key := grantKey(t)
+	i := start(t, c, func(o *Options) { o.GrantKeyFile, o.TLSListen, o.TLSNamespace = key, ":32765", release })
+	i.ready("")
+	roots, certificate := published(t, c)
+
+	if got := bindOver(i, caller(i, roots)); !strings.Contains(got, "divvy-extender-client, and none was shown") {
+		t.Errorf("a bind without a certificate: %q", got)
+	}
+	if got := bindOver(i, caller(i, roots, certificate)); got != "" {
+		t.Errorf("a bind with the certificate: %q", got)
+	}
+	resp, err := caller(i, roots).Get("https://" + i.tls + "/gcushare-scheduler/inspect/node-a") //nolint:noctx // a test
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close() //nolint:errcheck // read to its end
+	if body, err := io.ReadAll(resp.Body); err != nil || !strings.Contains(string(body), `"usedGCU": 4`) {
+		t.Errorf("inspect answers %s, %v", body, err)
+	}
+
+	old := &tls.Dialer{Config: &tls.Config{RootCAs: roots, ServerName: "divvy-extender." + release + ".svc", MaxVersion: tls.VersionTLS11}} //nolint:gosec // it is to be refused
+	if conn, err := old.DialContext(t.Context(), "tcp", i.tls); err == nil {
+		conn.Close() //nolint:errcheck // a test
+		t.Error("TLS 1.1 is spoken")
+	}
+	// A certificate that somebody else signed, even for the right name.
+	other := tlsClients(t)
+	j := start(t, other, func(o *Options) { o.GrantKeyFile, o.TLSListen, o.TLSNamespace = key, ":32765", release })
+	_, foreign := published(t, other)
+	if err := j.end(); err != nil {
+		t.Error(err)
+	}
+	shown := &tls.Config{
+		MinVersion: tls.VersionTLS12, RootCAs: roots, ServerName: "divvy-extender." + release + ".svc",
+		GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &foreign, nil },
+	}
+	transport := &http.Transport{TLSClientConfig: shown}
+	defer transport.CloseIdleConnections()
+	if resp, err := (&http.Client{Transport: transport}).Get("https://" + i.tls + "/healthz"); err == nil { //nolint:noctx // a test
+		resp.Body.Close() //nolint:errcheck // a test
+		t.Error("the certificate of another CA is accepted")
+	}
+	if err := i.end(); err != nil {
+		t.Error(err)
+	}
+}
+
+// A replica that does not lead has the same certificate as the one that does, and
+// so serves reviews.
+func TestTLSOfReplicasThatDoNotLead(t *testing.T) {
+	c := tlsClients(t)
+	key := grantKey(t)
+	replicas := make([]*instance, 2)
+	for n := range replicas {
+		t.Setenv("POD_NAME", string(rune('a'+n)))
+		replicas[n] = start(t, c, func(o *Options) {
+			o.GrantKeyFile, o.LeaderElect, o.LeaderElectNamespace = key, true, release
+			o.TLSListen, o.TLSNamespace = ":32765", release
+		})
+		if n == 0 {
+			replicas[0].ready("")
+		}
+	}
+	replicas[1].ready("another replica leads")
+	roots, certificate := published(t, c)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	for {
+		request, err := http.NewRequestWithContext(ctx, http.MethodGet, "https://"+replicas[1].tls+"/healthz", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp, err := caller(replicas[1], roots, certificate).Do(request)
+		if err == nil {
+			resp.Body.Close() //nolint:errcheck // a test
+			break
+		}
+		if ctx.Err() != nil {
+			t.Fatalf("the replica that does not lead has no certificate: %v", err)
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	for _, r := range replicas {
+		if err := r.end(); err != nil {
+			t.Error(err)
+		}
+	}
+}
