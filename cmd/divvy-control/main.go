@@ -7,13 +7,14 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"slices"
 	"syscall"
 
 	"github.com/spf13/cobra"
 
+	"github.com/divvy-gpu/divvy/internal/app/about"
 	"github.com/divvy-gpu/divvy/internal/app/extender"
 	"github.com/divvy-gpu/divvy/internal/app/webhook"
-	"github.com/divvy-gpu/divvy/internal/version"
 )
 
 func main() {
@@ -29,11 +30,10 @@ func command() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:           "divvy-control",
 		Short:         "The parts of Divvy that serve the control plane",
-		Version:       version.Version,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	cmd.SetVersionTemplate(version.String(cmd.Name()) + "\n")
 	cmd.AddCommand(extender.Command(), webhook.Command())
+	about.Version(cmd, slices.Concat(extender.APIs(), webhook.APIs())...)
 	return cmd
 }

@@ -12,9 +12,9 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/divvy-gpu/divvy/internal/app/about"
 	"github.com/divvy-gpu/divvy/internal/app/inspect"
 	"github.com/divvy-gpu/divvy/internal/app/pool"
-	"github.com/divvy-gpu/divvy/internal/version"
 )
 
 func main() {
@@ -30,12 +30,11 @@ func command() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:           "kubectl-divvy",
 		Short:         "See how accelerators are shared",
-		Version:       version.Version,
 		Annotations:   map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl divvy"},
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	cmd.SetVersionTemplate(version.String("kubectl-divvy") + "\n")
 	cmd.AddCommand(inspect.Command(), pool.Command())
+	about.Version(cmd, inspect.APIs()...)
 	return cmd
 }

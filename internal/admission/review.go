@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 
 	admissionv1 "k8s.io/api/admission/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -18,6 +19,10 @@ import (
 const reviewKind = "AdmissionReview"
 
 var reviewVersions = []string{"admission.k8s.io/v1", "admission.k8s.io/v1beta1"}
+
+// ReviewVersions returns the API versions of the reviews that the handler
+// answers, with their group.
+func ReviewVersions() []string { return slices.Clone(reviewVersions) }
 
 // decodeReview reads a review and checks that it can be answered with one.
 func decodeReview(body []byte) (*admissionv1.AdmissionReview, *badRequest) {

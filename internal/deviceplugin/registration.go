@@ -355,7 +355,7 @@ func (s *Server) is(own fs.FileInfo) bool {
 func (s *Server) register(ctx context.Context, kubelet string) error {
 	err := call(ctx, kubelet, func(ctx context.Context, conn *grpc.ClientConn) error {
 		_, err := pluginapi.NewRegistrationClient(conn).Register(ctx, &pluginapi.RegisterRequest{
-			Version:      pluginapi.Version,
+			Version:      APIVersion,
 			Endpoint:     filepath.Base(s.path()),
 			ResourceName: string(s.service.resource),
 			Options:      options(),

@@ -23,6 +23,9 @@ import (
 	"github.com/divvy-gpu/divvy/internal/accel"
 )
 
+// APIVersion is the version of the protocol, which registration tells kubelet.
+const APIVersion = pluginapi.Version
+
 // Allocator decides which units a container gets. Kubelet admits one pod at a
 // time and waits for each answer, so an answer must not take longer than about
 // a second.

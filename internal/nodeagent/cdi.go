@@ -71,7 +71,7 @@ func describe(specs map[string]*cdiSpec, b backend.Backend, devices []accel.Devi
 		for _, name := range edits.CDIDevices {
 			spec := specs[name.Kind]
 			if spec == nil {
-				spec = &cdiSpec{Version: cdiVersion, Kind: name.Kind}
+				spec = &cdiSpec{Version: CDIVersion, Kind: name.Kind}
 				specs[name.Kind] = spec
 			}
 			if !slices.ContainsFunc(spec.Devices, func(known cdispecs.Device) bool { return known.Name == name.Name }) {
@@ -125,9 +125,9 @@ func cdiFile(kind string) string { return cdiPrefix + strings.ReplaceAll(kind, "
 
 type cdiSpec = cdispecs.Spec
 
-// cdiVersion is the oldest version of the specification that has all that is
+// CDIVersion is the oldest version of the specification that has all that is
 // used, so that older runtimes read it.
-const cdiVersion = "0.5.0"
+const CDIVersion = "0.5.0"
 
 func cdiDevice(name string, nodes []backend.DeviceNode) cdispecs.Device {
 	d := cdispecs.Device{Name: name}

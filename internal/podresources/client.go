@@ -16,6 +16,9 @@ import (
 	"github.com/divvy-gpu/divvy/internal/accel"
 )
 
+// APIVersion is the version of the API, which is in the name of its service.
+const APIVersion = "v1"
+
 // maxAnswerBytes bounds kubelet's answer. 256 000 units with ids of three
 // characters are 1.3 MB; gRPC's default of 4 MiB would do, but not by much.
 const maxAnswerBytes = 64 << 20

@@ -21,8 +21,10 @@ const GrantAnnotation = "divvy.dev/grant"
 // MinKeyBytes is the shortest key that NewSigner takes.
 const MinKeyBytes = sha256.Size
 
+// GrantVersion is the version of the document in GrantAnnotation.
+const GrantVersion = 1
+
 const (
-	grantVersion  = 1
 	maxGrantBytes = 4 << 10
 	// macDomain keeps a MAC of a grant from ever being one of something else
 	// that is signed with the same key.
@@ -64,7 +66,7 @@ func NewSigner(key []byte) (*Signer, error) {
 // is kept to the nanosecond and read back in UTC.
 func (s *Signer) EncodeGrant(podUID string, g accel.Grant) (string, error) {
 	doc := grantV1{
-		Version: grantVersion, Resource: g.Resource, Node: g.Node, Device: g.Device, Index: g.Index,
+		Version: GrantVersion, Resource: g.Resource, Node: g.Node, Device: g.Device, Index: g.Index,
 		DeviceUnits: g.DeviceUnits, Units: g.Units, At: g.At.UTC(), Confirmed: g.Confirmed,
 	}
 	if podUID == "" {
@@ -142,8 +144,8 @@ func (doc *grantV1) grant() accel.Grant {
 }
 
 func (doc *grantV1) validate() error {
-	if doc.Version != grantVersion {
-		return versionError(doc.Version, grantVersion)
+	if doc.Version != GrantVersion {
+		return versionError(doc.Version, GrantVersion)
 	}
 	var errs []error
 	for _, f := range []struct{ name, value string }{

@@ -14,8 +14,10 @@ import (
 // InventoryAnnotation is the annotation of a Node that carries its inventory.
 const InventoryAnnotation = "divvy.dev/inventory"
 
+// InventoryVersion is the version of the document in InventoryAnnotation.
+const InventoryVersion = 1
+
 const (
-	inventoryVersion = 1
 	// maxInventoryBytes leaves half of what Kubernetes allows for all
 	// annotations of an object (256 KiB) to others; it is room for several
 	// hundred devices.
@@ -53,7 +55,7 @@ type deviceV1 struct {
 // their names, devices in the order of their indexes. It refuses what
 // DecodeInventory would refuse.
 func EncodeInventory(inv []accel.Inventory) (string, error) {
-	doc := inventoryV1{Version: inventoryVersion, Resources: make([]resourceV1, 0, len(inv))}
+	doc := inventoryV1{Version: InventoryVersion, Resources: make([]resourceV1, 0, len(inv))}
 	for _, in := range inv {
 		r := resourceV1{Resource: in.Resource, Unit: in.Unit, Devices: make([]deviceV1, 0, len(in.Shares))}
 		for _, s := range in.Shares {
@@ -114,8 +116,8 @@ func DecodeInventory(s string) ([]accel.Inventory, error) {
 
 // validate reports all mistakes at once.
 func (doc *inventoryV1) validate() error {
-	if doc.Version != inventoryVersion {
-		return versionError(doc.Version, inventoryVersion)
+	if doc.Version != InventoryVersion {
+		return versionError(doc.Version, InventoryVersion)
 	}
 	var errs []error
 	resources := make(map[accel.Resource]bool, len(doc.Resources))

@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 	"k8s.io/klog/v2"
 
+	"github.com/divvy-gpu/divvy/internal/app/about"
 	"github.com/divvy-gpu/divvy/internal/backend/vendors"
 	"github.com/divvy-gpu/divvy/internal/kube"
 	"github.com/divvy-gpu/divvy/internal/logging"
@@ -48,7 +49,6 @@ func Command(name string) *cobra.Command {
 			"What is offered stands in configuration files, which are followed: an edit takes effect without a restart, as does\n" +
 			"SIGHUP. A flag goes before its environment variable, that before the files, and those before the defaults.",
 		Args:          noArgs,
-		Version:       version.Version,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -57,7 +57,6 @@ func Command(name string) *cobra.Command {
 			return Run(cmd.Context(), o)
 		},
 	}
-	cmd.SetVersionTemplate(version.String(name) + "\n")
 	cmd.Flags().StringArrayVar(&o.Places.Files, "config", nil, "configuration file, also one of NVIDIA's or Iluvatar's device plugin; may be repeated, the later goes over "+
 		"the earlier; without any the defaults hold (environment DIVVY_CONFIG, with commas)")
 	cmd.Flags().StringVar(&o.Places.Dir, "config-dir", "", "folder of named configurations, of which the node's label divvy.dev/config chooses one that goes over --config "+
@@ -68,6 +67,7 @@ func Command(name string) *cobra.Command {
 	cmd.AddCommand(configCommand(), waitCommand(), poolCommand())
 	cmd.CompletionOptions.DisableDefaultCmd = true
 	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError(err) })
+	about.Version(cmd, apis()...)
 	return cmd
 }
 

@@ -1,0 +1,16 @@
+package inspect
+
+import (
+	"strconv"
+
+	"github.com/divvy-gpu/divvy/internal/accel/wire"
+	"github.com/divvy-gpu/divvy/internal/version"
+)
+
+// APIs returns what the command reads.
+func APIs() []version.API {
+	return []version.API{
+		{Use: version.Reads, Name: wire.InventoryAnnotation, Versions: []string{strconv.Itoa(wire.InventoryVersion)}},
+		{Use: version.Reads, Name: wire.GrantAnnotation, Versions: []string{strconv.Itoa(wire.GrantVersion)}},
+	}
+}

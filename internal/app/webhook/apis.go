@@ -1,0 +1,18 @@
+package webhook
+
+import (
+	"path"
+
+	"github.com/divvy-gpu/divvy/internal/admission"
+	"github.com/divvy-gpu/divvy/internal/version"
+)
+
+// APIs returns what the webhook speaks with others.
+func APIs() []version.API {
+	reviews := version.API{Use: version.Serves}
+	for _, v := range admission.ReviewVersions() {
+		reviews.Name = path.Dir(v)
+		reviews.Versions = append(reviews.Versions, path.Base(v))
+	}
+	return []version.API{reviews}
+}
