@@ -17,8 +17,8 @@ import (
 	"github.com/divvy-gpu/divvy/internal/backend"
 )
 
-// cdiPrefix begins the names of this program's specification files.
-const cdiPrefix = "divvy-"
+// CDIPrefix begins the names of this program's specification files.
+const CDIPrefix = "divvy-"
 
 // cdiWriter keeps the CDI specifications of the devices, one file per kind. Only
 // the agent's loop uses it.
@@ -100,7 +100,7 @@ func (w *cdiWriter) write(specs map[string]*cdiSpec, tidy bool) error {
 	if w.tidied || !tidy {
 		return nil
 	}
-	files, err := filepath.Glob(filepath.Join(w.dir, cdiPrefix+"*"))
+	files, err := filepath.Glob(filepath.Join(w.dir, CDIPrefix+"*"))
 	if err != nil {
 		return fmt.Errorf("read the CDI folder %s: %w", w.dir, err)
 	}
@@ -121,7 +121,14 @@ func (w *cdiWriter) write(specs map[string]*cdiSpec, tidy bool) error {
 }
 
 // cdiFile is the name of a kind's file, without the extension.
-func cdiFile(kind string) string { return cdiPrefix + strings.ReplaceAll(kind, "/", "-") }
+func cdiFile(kind string) string { return CDIPrefix + strings.ReplaceAll(kind, "/", "-") }
+
+// OwnCDISpec reports whether a file of that name and content is a specification
+// that this program wrote: its name follows from its kind.
+func OwnCDISpec(name string, content []byte) bool {
+	spec, err := cdi.ParseSpec(content)
+	return err == nil && strings.TrimSuffix(name, filepath.Ext(name)) == cdiFile(spec.Kind)
+}
 
 type cdiSpec = cdispecs.Spec
 

@@ -64,7 +64,7 @@ func Command(name string) *cobra.Command {
 	cmd.Flags().StringVar(&o.NodeName, "node-name", os.Getenv("NODE_NAME"), "name of this node in the cluster (environment NODE_NAME)")
 	cmd.Flags().StringVar(&o.Kubeconfig, "kubeconfig", os.Getenv("KUBECONFIG"), "how to reach the API server; without it, as a pod does (environment KUBECONFIG)")
 	nodeconfig.AddFlags(cmd.Flags(), vendors.Names())
-	cmd.AddCommand(configCommand(), waitCommand(), poolCommand())
+	cmd.AddCommand(configCommand(), waitCommand(), poolCommand(), uninstallCommand())
 	cmd.CompletionOptions.DisableDefaultCmd = true
 	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError(err) })
 	about.Version(cmd, apis()...)
