@@ -9,6 +9,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/types"
 )
 
 // filterArgs is what filter and prioritize need of an ExtenderArgs (package
@@ -207,7 +208,7 @@ func decodeAnyFilterArgs(body []byte) (filterArgs, error) {
 
 // argsPod is the part of a pod that decides. Decoding into it skips the rest.
 type argsPod struct {
-	Metadata struct{ Name, Namespace string }
+	Metadata struct{ Name, Namespace, UID string }
 	Spec     struct{ InitContainers, Containers argsContainers }
 }
 
@@ -220,7 +221,7 @@ type argsContainer struct {
 // object returns the pod in the form that the one formula for requests reads.
 func (p *argsPod) object() *v1.Pod {
 	pod := new(v1.Pod)
-	pod.Name, pod.Namespace = p.Metadata.Name, p.Metadata.Namespace
+	pod.Name, pod.Namespace, pod.UID = p.Metadata.Name, p.Metadata.Namespace, types.UID(p.Metadata.UID)
 	convert := func(containers argsContainers) []v1.Container {
 		out := make([]v1.Container, len(containers))
 		for i, c := range containers {

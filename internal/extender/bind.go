@@ -36,10 +36,13 @@ func (e *Extender) bind(ctx context.Context, body, out []byte) ([]byte, error) {
 	if err == nil {
 		err = e.bindPod(ctx, pod, args.Node)
 	}
+	counted := e.metrics.of(pod.Requests)
 	if err != nil {
+		counted.failed.Inc()
 		e.metrics.bindErrors.WithLabelValues(bindCause(err)).Inc()
 		return nil, err
 	}
+	counted.bound.Inc()
 	return appendError(out, ""), nil
 }
 
@@ -133,19 +136,27 @@ func (e *Extender) reserve(ctx context.Context, pod kube.Pod, node string) (acce
 	return e.config.Ledger.Reserve(pod.Ref, pod.Created, node, pod.Requests[0])
 }
 
-// bindCause is the label of a failed bind in the metrics.
+// bindCauses are the labels of failed binds in the metrics; the first that an
+// error is counts.
+var bindCauses = []struct {
+	err   error
+	label string
+}{
+	{accel.ErrNoFit, "noFit"},
+	{ledger.ErrNodeUnknown, "nodeUnknown"},
+	{kube.ErrPodGone, "podGone"},
+	{kube.ErrOutcomeUnknown, "outcomeUnknown"},
+	{ledger.ErrHeldElsewhere, "heldElsewhere"},
+}
+
+// otherCause is the label of all others.
+const otherCause = "other"
+
 func bindCause(err error) string {
-	switch {
-	case errors.Is(err, accel.ErrNoFit):
-		return "noFit"
-	case errors.Is(err, ledger.ErrNodeUnknown):
-		return "nodeUnknown"
-	case errors.Is(err, kube.ErrPodGone):
-		return "podGone"
-	case errors.Is(err, kube.ErrOutcomeUnknown):
-		return "outcomeUnknown"
-	case errors.Is(err, ledger.ErrHeldElsewhere):
-		return "heldElsewhere"
+	for _, cause := range bindCauses {
+		if errors.Is(err, cause.err) {
+			return cause.label
+		}
 	}
-	return "other"
+	return otherCause
 }

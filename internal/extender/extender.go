@@ -13,6 +13,7 @@ import (
 	"github.com/divvy-gpu/divvy/internal/accel"
 	"github.com/divvy-gpu/divvy/internal/accel/ledger"
 	"github.com/divvy-gpu/divvy/internal/accel/wire"
+	"github.com/divvy-gpu/divvy/internal/events"
 	"github.com/divvy-gpu/divvy/internal/kube"
 )
 
@@ -64,6 +65,9 @@ type Config struct {
 	BindFrom []netip.Prefix
 	// Registry receives the metrics; nil for none.
 	Registry prometheus.Registerer
+	// Tell makes an event on a pod that nobody can place, once for each pod and
+	// kind of event; nil for none. It must not block.
+	Tell func(pod accel.PodRef, kind events.Kind, message string)
 	// BindTimeout bounds a bind, 0 for DefaultBindTimeout.
 	BindTimeout time.Duration
 }
@@ -90,8 +94,11 @@ func New(c Config) (*Extender, error) {
 	if c.BindTimeout == 0 {
 		c.BindTimeout = DefaultBindTimeout
 	}
+	if c.Tell == nil {
+		c.Tell = func(accel.PodRef, events.Kind, string) {}
+	}
 	c.Resources = slices.Clone(c.Resources)
-	m, err := newMetrics(c.Registry)
+	m, err := newMetrics(c.Registry, c.Resources)
 	if err != nil {
 		return nil, fmt.Errorf("metrics of the extender: %w", err)
 	}

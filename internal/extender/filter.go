@@ -4,10 +4,12 @@ import (
 	"context"
 	"strconv"
 
+	v1 "k8s.io/api/core/v1"
 	"k8s.io/klog/v2"
 
 	"github.com/divvy-gpu/divvy/internal/accel"
 	"github.com/divvy-gpu/divvy/internal/accel/ledger"
+	"github.com/divvy-gpu/divvy/internal/events"
 	"github.com/divvy-gpu/divvy/internal/kube"
 )
 
@@ -24,10 +26,12 @@ func (e *Extender) filter(ctx context.Context, body, out []byte) ([]byte, error)
 		for _, name := range args.names {
 			result.refusals = append(result.refusals, refusal{node: name, reason: reason, unresolvable: true})
 		}
-		e.metrics.nodes.WithLabelValues(verdictSeveral).Add(float64(len(args.names)))
+		e.metrics.several.refused.Inc()
+		e.metrics.several.several.Add(float64(len(args.names)))
+		e.config.Tell(refOf(args.pod), events.SeveralResources, reason)
 		return appendFilterResult(out, args, result), nil
 	}
-	var counts [accel.LargerThanDevice + 1]int
+	var counts [codes]int
 	for i, name := range args.names {
 		code, resource := accel.Fits, accel.Resource("")
 		if len(requests) > 0 {
@@ -44,8 +48,9 @@ func (e *Extender) filter(ctx context.Context, body, out []byte) ([]byte, error)
 			node: name, reason: e.reason(resource, code, name), unresolvable: code.Unresolvable(),
 		})
 	}
-	for code, n := range counts {
-		e.metrics.nodes.WithLabelValues(codeName(accel.ReasonCode(code))).Add(float64(n))
+	e.metrics.of(requests).filtered(len(result.fits), &counts)
+	if larger := counts[accel.LargerThanDevice]; larger > 0 && larger+counts[accel.NodeUnknown] == len(args.names) {
+		e.config.Tell(refOf(args.pod), events.NeverFits, neverFits(requests[0], larger))
 	}
 	klog.FromContext(ctx).V(4).Info("Filtered", "pod", klog.KObj(args.pod), "fit", len(result.fits), "refused", len(result.refusals))
 	return appendFilterResult(out, args, result), nil
@@ -53,10 +58,11 @@ func (e *Extender) filter(ctx context.Context, body, out []byte) ([]byte, error)
 
 // prioritize rates the nodes from 0 to 10.
 func (e *Extender) prioritize(_ context.Context, body, out []byte) ([]byte, error) {
-	args, _, verdicts, err := e.check(body)
+	args, requests, verdicts, err := e.check(body)
 	if err != nil {
 		return nil, err
 	}
+	e.metrics.of(requests).rated.Inc()
 	out = append(out, '[')
 	for i, name := range args.names {
 		var score int64
@@ -91,4 +97,9 @@ func (e *Extender) check(body []byte) (args filterArgs, requests []accel.Request
 		e.config.Ledger.Check(requests[0].Resource, requests[0].Peak(), args.names, verdicts)
 	}
 	return args, requests, verdicts, nil
+}
+
+// refOf is the pod as events name it.
+func refOf(pod *v1.Pod) accel.PodRef {
+	return accel.PodRef{UID: string(pod.UID), Namespace: pod.Namespace, Name: pod.Name}
 }

@@ -54,9 +54,9 @@ type verb struct {
 func (e *Extender) Handler() http.Handler {
 	mux := http.NewServeMux()
 	for _, v := range []verb{
-		{name: "filter", maxBody: maxFilterBody, answer: e.filter, fail: appendFilterError},
-		{name: "prioritize", maxBody: maxFilterBody, answer: e.prioritize},
-		{name: "bind", maxBody: maxBindBody, answer: e.bind, fail: appendError, allow: e.mayBind},
+		{name: verbFilter, maxBody: maxFilterBody, answer: e.filter, fail: appendFilterError},
+		{name: verbPrioritize, maxBody: maxFilterBody, answer: e.prioritize},
+		{name: verbBind, maxBody: maxBindBody, answer: e.bind, fail: appendError, allow: e.mayBind},
 	} {
 		mux.Handle(Prefix+"/"+v.name, e.handleVerb(v))
 	}
@@ -98,8 +98,11 @@ func (e *Extender) recoverPanics(next http.Handler) http.Handler {
 }
 
 func (e *Extender) handleVerb(v verb) http.Handler {
+	counted := e.metrics.verbs[v.name]
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		start := time.Now()
+		counted.inFlight.Inc()
+		defer counted.inFlight.Dec()
 		out := getBuffer()
 		defer func() { putBuffer(out) }()
 		body := getBuffer()
@@ -136,7 +139,7 @@ func (e *Extender) handleVerb(v verb) http.Handler {
 			}
 			*out = fail((*out)[:0], err.Error())
 		}
-		e.metrics.observe(v.name, err, time.Since(start))
+		counted.observe(err, time.Since(start))
 		writeJSON(w, status, *out)
 	})
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"strings"
@@ -16,6 +17,7 @@ import (
 
 	"github.com/divvy-gpu/divvy/internal/accel"
 	"github.com/divvy-gpu/divvy/internal/accel/ledger"
+	"github.com/divvy-gpu/divvy/internal/events"
 )
 
 // Whatever is sent, the answer has an error that says what is wrong, and the
@@ -229,29 +231,102 @@ func TestMetrics(t *testing.T) {
 	registry := prometheus.NewRegistry()
 	w := newWorld(t, func(c *Config) { c.Registry = registry })
 	nodes := []string{"node-a", "node-b", "nowhere"}
-	w.filter(extenderv1.ExtenderArgs{Pod: newPod("p", 9), NodeNames: &nodes})
+	args := extenderv1.ExtenderArgs{Pod: newPod("p", 9), NodeNames: &nodes}
+	w.filter(args)
+	var rated extenderv1.HostPriorityList
+	w.ask("/prioritize", args, &rated)
 	w.bind(w.add(newPod("p", 9)), "node-b")
+	w.bind(w.add(newPod("p", 9)), "node-a")
 	w.bind(newPod("ghost", 1), "node-a")
-	err := testutil.GatherAndCompare(registry, strings.NewReader(`
-# HELP divvy_extender_bind_errors_total Binds that failed, by cause.
-# TYPE divvy_extender_bind_errors_total counter
-divvy_extender_bind_errors_total{cause="noFit"} 1
-divvy_extender_bind_errors_total{cause="podGone"} 1
-# HELP divvy_extender_node_verdicts_total Nodes that filter looked at, by verdict (fits, nodeUnknown, noDeviceFits, largerThanDevice, severalResources).
-# TYPE divvy_extender_node_verdicts_total counter
-divvy_extender_node_verdicts_total{verdict="fits"} 1
-divvy_extender_node_verdicts_total{verdict="largerThanDevice"} 1
-divvy_extender_node_verdicts_total{verdict="noDeviceFits"} 0
-divvy_extender_node_verdicts_total{verdict="nodeUnknown"} 1
-# HELP divvy_extender_requests_total Requests of kube-scheduler by verb and result (ok, error).
-# TYPE divvy_extender_requests_total counter
-divvy_extender_requests_total{result="error",verb="bind"} 2
-divvy_extender_requests_total{result="ok",verb="filter"} 1
-`), "divvy_extender_bind_errors_total", "divvy_extender_node_verdicts_total", "divvy_extender_requests_total")
+	w.filter(extenderv1.ExtenderArgs{Pod: newPod("idle", 0), NodeNames: &nodes})
+	w.filter(extenderv1.ExtenderArgs{Pod: newPod("giant", 900), NodeNames: &nodes})
+	got, err := nonzero(registry)
 	if err != nil {
-		t.Error(err)
+		t.Fatal(err)
+	}
+	want := map[string]float64{
+		`divvy_extender_requests_total{result="ok",verb="filter"}`:                                            3,
+		`divvy_extender_requests_total{result="ok",verb="prioritize"}`:                                        1,
+		`divvy_extender_requests_total{result="error",verb="bind"}`:                                           2,
+		`divvy_extender_requests_total{result="ok",verb="bind"}`:                                              1,
+		`divvy_extender_decisions_total{outcome="fits",resource="enflame.com/gcu-memory",verb="filter"}`:      1,
+		`divvy_extender_decisions_total{outcome="refused",resource="enflame.com/gcu-memory",verb="filter"}`:   1,
+		`divvy_extender_decisions_total{outcome="fits",resource="none",verb="filter"}`:                        1,
+		`divvy_extender_decisions_total{outcome="rated",resource="enflame.com/gcu-memory",verb="prioritize"}`: 1,
+		`divvy_extender_decisions_total{outcome="bound",resource="enflame.com/gcu-memory",verb="bind"}`:       1,
+		`divvy_extender_decisions_total{outcome="failed",resource="enflame.com/gcu-memory",verb="bind"}`:      1,
+		`divvy_extender_decisions_total{outcome="failed",resource="none",verb="bind"}`:                        1,
+		`divvy_extender_node_verdicts_total{resource="enflame.com/gcu-memory",verdict="fits"}`:                1,
+		`divvy_extender_node_verdicts_total{resource="enflame.com/gcu-memory",verdict="largerThanDevice"}`:    3,
+		`divvy_extender_node_verdicts_total{resource="enflame.com/gcu-memory",verdict="nodeUnknown"}`:         2,
+		`divvy_extender_node_verdicts_total{resource="none",verdict="fits"}`:                                  3,
+		`divvy_extender_bind_errors_total{cause="noFit"}`:                                                     1,
+		`divvy_extender_bind_errors_total{cause="podGone"}`:                                                   1,
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	if problems, err := testutil.GatherAndLint(registry); err != nil || len(problems) > 0 {
+		t.Errorf("%v, %v", problems, err)
 	}
 	if _, err := New(Config{}); err == nil {
 		t.Error("New took a configuration with nothing in it")
+	}
+}
+
+// nonzero are the values of the registry that are not 0, without histograms.
+func nonzero(registry prometheus.Gatherer) (map[string]float64, error) {
+	families, err := registry.Gather()
+	if err != nil {
+		return nil, err
+	}
+	out := map[string]float64{}
+	for _, f := range families {
+		for _, m := range f.GetMetric() {
+			var labels []string
+			for _, l := range m.GetLabel() {
+				labels = append(labels, fmt.Sprintf("%s=%q", l.GetName(), l.GetValue()))
+			}
+			if v := m.GetCounter().GetValue() + m.GetGauge().GetValue(); v != 0 {
+				out[f.GetName()+"{"+strings.Join(labels, ",")+"}"] = v
+			}
+		}
+	}
+	return out, nil
+}
+
+// TestPodsThatNobodyCanPlaceAreTold, and no others: a node that is full now may
+// have room later.
+func TestPodsThatNobodyCanPlaceAreTold(t *testing.T) {
+	var told []string
+	w := newWorld(t, func(c *Config) {
+		c.Tell = func(pod accel.PodRef, kind events.Kind, message string) {
+			told = append(told, fmt.Sprintf("%s %s %s: %s", pod, pod.UID, kind.Reason, message))
+		}
+	})
+	for name, tt := range map[string]struct {
+		units int64
+		nodes []string
+		want  string
+	}{
+		"fits":                           {1, []string{"node-a", "node-b"}, ""},
+		"fits on one":                    {9, []string{"node-a", "node-b"}, ""},
+		"larger than any device":         {900, []string{"node-a", "node-b", "nowhere"}, "NeverFits: the pod asks for 900 units of enflame.com/gcu-memory on one device, more than any device has of the 2 nodes that offer it and that it may run on"},
+		"no node offers it":              {1, []string{"nowhere"}, ""},
+		"larger, but others were left":   {9, []string{"node-b"}, "NeverFits: the pod asks for 9 units of enflame.com/gcu-memory on one device, more than any device has of the 1 nodes that offer it and that it may run on"},
+		"nothing is asked for, no nodes": {0, nil, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			told = nil
+			pod := newPod("p", tt.units)
+			w.filter(extenderv1.ExtenderArgs{Pod: pod, NodeNames: &tt.nodes})
+			var want []string
+			if tt.want != "" {
+				want = []string{fmt.Sprintf("%s/p %s %s", pod.Namespace, pod.UID, tt.want)}
+			}
+			if diff := cmp.Diff(want, told); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
 	}
 }

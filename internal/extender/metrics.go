@@ -4,46 +4,97 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/divvy-gpu/divvy/internal/accel"
+	defs "github.com/divvy-gpu/divvy/internal/metrics"
 )
 
+// Values of the label verb.
+const (
+	verbFilter     = "filter"
+	verbPrioritize = "prioritize"
+	verbBind       = "bind"
+)
+
+// Values of the label resource where a pod asks for none of those that are managed,
+// or for several.
+const (
+	resourceNone    = "none"
+	resourceSeveral = "several"
+)
+
+// verdictSeveral is the verdict on nodes that were refused because the pod asks
+// for several resources.
+const verdictSeveral = "severalResources"
+
+// codes are the verdicts that filter may give a node, by their label.
+const codes = accel.LargerThanDevice + 1
+
 // metrics are what the extender counts. They are always counted, and shown
-// when there is a registry.
+// when there is a registry. What the hot path counts was looked up by its labels
+// at the start.
 type metrics struct {
-	requests   *prometheus.CounterVec   // by verb and result
-	duration   *prometheus.HistogramVec // by verb
-	nodes      *prometheus.CounterVec   // by verdict
-	bindErrors *prometheus.CounterVec   // by cause
+	verbs      map[string]*verbMetrics
+	resources  map[accel.Resource]*resourceMetrics
+	several    *resourceMetrics
+	bindErrors *prometheus.CounterVec // by cause
 	panics     prometheus.Counter
 }
 
-func newMetrics(registry prometheus.Registerer) (*metrics, error) {
+// verbMetrics are those of one verb.
+type verbMetrics struct {
+	ok, failed prometheus.Counter
+	duration   prometheus.Observer
+	inFlight   prometheus.Gauge
+}
+
+// resourceMetrics are the decisions about pods that ask for one resource.
+type resourceMetrics struct {
+	fits, refused, rated, bound, failed prometheus.Counter
+	verdicts                            [codes]prometheus.Counter
+	several                             prometheus.Counter
+}
+
+func newMetrics(registry prometheus.Registerer, resources []accel.Resource) (*metrics, error) {
+	requests, duration, inFlight := defs.ExtenderRequests.NewCounters(), defs.ExtenderRequestDuration.NewHistograms(), defs.ExtenderRequestsInFlight.NewGauges()
+	decisions, verdicts := defs.ExtenderDecisions.NewCounters(), defs.ExtenderNodeVerdicts.NewCounters()
 	m := &metrics{
-		requests: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "divvy_extender_requests_total",
-			Help: "Requests of kube-scheduler by verb and result (ok, error).",
-		}, []string{"verb", "result"}),
-		duration: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name:    "divvy_extender_request_duration_seconds",
-			Help:    "Time to answer a request of kube-scheduler, from its header to the answer.",
-			Buckets: prometheus.ExponentialBuckets(0.0001, 2.5, 12), // 0.1 ms to 2.4 s
-		}, []string{"verb"}),
-		nodes: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "divvy_extender_node_verdicts_total",
-			Help: "Nodes that filter looked at, by verdict (fits, nodeUnknown, noDeviceFits, largerThanDevice, severalResources).",
-		}, []string{"verdict"}),
-		bindErrors: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "divvy_extender_bind_errors_total",
-			Help: "Binds that failed, by cause.",
-		}, []string{"cause"}),
-		panics: prometheus.NewCounter(prometheus.CounterOpts{
-			Name: "divvy_extender_panics_total",
-			Help: "Requests on which the extender failed by a mistake of its own.",
-		}),
+		verbs: map[string]*verbMetrics{}, resources: map[accel.Resource]*resourceMetrics{},
+		bindErrors: defs.ExtenderBindErrors.NewCounters(), panics: defs.ExtenderPanics.NewCounter(),
 	}
+	for _, verb := range []string{verbFilter, verbPrioritize, verbBind} {
+		m.verbs[verb] = &verbMetrics{
+			ok: requests.WithLabelValues(verb, "ok"), failed: requests.WithLabelValues(verb, "error"),
+			duration: duration.WithLabelValues(verb), inFlight: inFlight.WithLabelValues(verb),
+		}
+	}
+	of := func(resource string) *resourceMetrics {
+		return &resourceMetrics{
+			fits: decisions.WithLabelValues(verbFilter, resource, "fits"), refused: decisions.WithLabelValues(verbFilter, resource, "refused"),
+			rated: decisions.WithLabelValues(verbPrioritize, resource, "rated"),
+			bound: decisions.WithLabelValues(verbBind, resource, "bound"), failed: decisions.WithLabelValues(verbBind, resource, "failed"),
+		}
+	}
+	for _, r := range resources {
+		one := of(string(r))
+		for code := range codes {
+			one.verdicts[code] = verdicts.WithLabelValues(string(r), codeName(code))
+		}
+		m.resources[r] = one
+	}
+	none := of(resourceNone)
+	none.verdicts[accel.Fits] = verdicts.WithLabelValues(resourceNone, codeName(accel.Fits))
+	m.resources[resourceNone] = none
+	m.several = of(resourceSeveral)
+	m.several.several = verdicts.WithLabelValues(resourceSeveral, verdictSeveral)
+	for _, cause := range bindCauses {
+		m.bindErrors.WithLabelValues(cause.label) // so that it is there before it happens
+	}
+	m.bindErrors.WithLabelValues(otherCause)
 	if registry == nil {
 		return m, nil
 	}
-	for _, c := range []prometheus.Collector{m.requests, m.duration, m.nodes, m.bindErrors, m.panics} {
+	for _, c := range []prometheus.Collector{requests, duration, inFlight, decisions, verdicts, m.bindErrors, m.panics} {
 		if err := registry.Register(c); err != nil {
 			return nil, err
 		}
@@ -51,11 +102,38 @@ func newMetrics(registry prometheus.Registerer) (*metrics, error) {
 	return m, nil
 }
 
-func (m *metrics) observe(verb string, err error, took time.Duration) {
-	result := "ok"
-	if err != nil {
-		result = "error"
+// of returns the metrics of what a pod asks for.
+func (m *metrics) of(requests []accel.Request) *resourceMetrics {
+	if len(requests) > 1 {
+		return m.several
 	}
-	m.requests.WithLabelValues(verb, result).Inc()
-	m.duration.WithLabelValues(verb).Observe(took.Seconds())
+	if len(requests) == 1 {
+		if one := m.resources[requests[0].Resource]; one != nil {
+			return one
+		}
+	}
+	return m.resources[resourceNone]
+}
+
+func (m *verbMetrics) observe(err error, took time.Duration) {
+	if err != nil {
+		m.failed.Inc()
+	} else {
+		m.ok.Inc()
+	}
+	m.duration.Observe(took.Seconds())
+}
+
+// filtered counts the answer about one pod.
+func (m *resourceMetrics) filtered(fit int, counts *[codes]int) {
+	if fit > 0 {
+		m.fits.Inc()
+	} else {
+		m.refused.Inc()
+	}
+	for code, n := range counts {
+		if n > 0 {
+			m.verdicts[code].Add(float64(n))
+		}
+	}
 }

@@ -1,6 +1,7 @@
 package extender
 
 import (
+	"fmt"
 	"strings"
 
 	"github.com/divvy-gpu/divvy/internal/accel"
@@ -26,9 +27,12 @@ func severalResources(requests []accel.Request) string {
 	return "the pod asks for " + strings.Join(names, " and ") + ": a pod can have one shared resource, ask for the others in pods of their own"
 }
 
-// verdictSeveral is the label of a node in the metrics that was refused for
-// that reason.
-const verdictSeveral = "severalResources"
+// neverFits says that waiting does not help a pod that asks for more than any of
+// the nodes' devices has.
+func neverFits(request accel.Request, nodes int) string {
+	return fmt.Sprintf("the pod asks for %d units of %s on one device, more than any device has of the %d nodes that offer it and that it may run on",
+		request.Peak(), request.Resource, nodes)
+}
 
 // reason says why a node was refused. A request that is larger than any device
 // reads the same as one that does not fit now, as it always did; that eviction

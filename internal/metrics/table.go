@@ -90,7 +90,7 @@ var (
 	ExtenderBindErrors = define(Metric{
 		Name: "divvy_extender_bind_errors_total", Type: Counter, Programs: []string{Extender},
 		Help:   "Binds that failed, by cause.",
-		Labels: []Label{{"cause", "`noFit`, `nodeUnknown`, `podGone`, `heldElsewhere`, `outcomeUnknown`, `notReady` or `other`"}},
+		Labels: []Label{{"cause", "`noFit`, `nodeUnknown`, `podGone`, `heldElsewhere`, `outcomeUnknown` or `other`"}},
 	})
 	ExtenderPanics = define(Metric{
 		Name: "divvy_extender_panics_total", Type: Counter, Programs: []string{Extender},
