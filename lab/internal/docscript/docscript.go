@@ -85,7 +85,8 @@ type Block struct {
 	// Fails says that the last command is to fail.
 	Fails bool
 	// By is who runs the block if it is not run here, "" if it is: the name of a
-	// test, or "make" and a target. Why says why it is so.
+	// test, "make" and a target, or another page that has the same commands. Why says
+	// why it is so.
 	By, Why string
 }
 

@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -57,8 +58,14 @@ func TestPages(t *testing.T) {
 		h, e := page.Runs()
 		here, elsewhere = here+h, elsewhere+e
 		for _, b := range page.Blocks {
-			if b.By != "" && !runners[b.By] {
-				t.Errorf("%s:%d: by: %s: there is no such test and no such target of make", file, b.Line, b.By)
+			switch {
+			case b.By == "" || runners[b.By]:
+			case strings.HasSuffix(b.By, ".md"):
+				for _, c := range notRun(t, b) {
+					t.Errorf("%s:%d: by: %s: it does not run this command: %s", file, c.Line, b.By, c.Text)
+				}
+			default:
+				t.Errorf("%s:%d: by: %s: there is no such test, target of make or page", file, b.Line, b.By)
 			}
 		}
 	}
@@ -66,4 +73,21 @@ func TestPages(t *testing.T) {
 	if here == 0 {
 		t.Error("no page has a command")
 	}
+}
+
+// notRun returns the commands of the block that the page which it names does not run.
+func notRun(t *testing.T, b docscript.Block) []docscript.Command {
+	t.Helper()
+	page, err := docscript.Read(filepath.Join(root, b.By))
+	if err != nil {
+		t.Error(err)
+		return nil
+	}
+	run := map[string]bool{}
+	for _, other := range page.Blocks {
+		for _, c := range other.Commands {
+			run[c.Text] = other.By == ""
+		}
+	}
+	return slices.DeleteFunc(slices.Clone(b.Commands), func(c docscript.Command) bool { return run[c.Text] })
 }
