@@ -14,6 +14,7 @@ import (
 
 	"github.com/divvy-gpu/divvy/internal/app/about"
 	"github.com/divvy-gpu/divvy/internal/app/extender"
+	"github.com/divvy-gpu/divvy/internal/app/schedconf"
 	"github.com/divvy-gpu/divvy/internal/app/webhook"
 )
 
@@ -33,7 +34,7 @@ func command() *cobra.Command {
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	cmd.AddCommand(extender.Command(), webhook.Command())
+	cmd.AddCommand(extender.Command(), schedconf.Command(), webhook.Command())
 	about.Version(cmd, slices.Concat(extender.APIs(), webhook.APIs())...)
 	return cmd
 }

@@ -8,6 +8,8 @@ const (
 	Extend  = "divvy-extender"
 	Webhook = "divvy-webhook"
 	Pool    = "divvy-pool"
+	// Schedconf wires kube-scheduler.
+	Schedconf = "divvy-schedconf"
 )
 
 // Kind is an event that a program may make.
@@ -116,5 +118,21 @@ var (
 	PoolCredentialsFailed = define(Kind{
 		"PoolCredentialsFailed", corev1.EventTypeWarning, "Pod", Pool,
 		"The pool's credentials could not be copied into the pod's namespace, with the reason; it is tried again.",
+	})
+)
+
+// Events of what wires kube-scheduler to the extender, once for each change.
+var (
+	SchedulerWired = define(Kind{
+		"SchedulerWired", corev1.EventTypeNormal, "Node", Schedconf,
+		"kube-scheduler of this control-plane node asks the extender and is well.",
+	})
+	SchedulerRolledBack = define(Kind{
+		"SchedulerRolledBack", corev1.EventTypeWarning, "Node", Schedconf,
+		"kube-scheduler was not well with a changed configuration, with the reason, and runs with the one before again. [scheduler.md](../scheduler.md) says what to do.",
+	})
+	SchedulerUnwired = define(Kind{
+		"SchedulerUnwired", corev1.EventTypeNormal, "Node", Schedconf,
+		"kube-scheduler of this control-plane node runs as it did before Divvy.",
 	})
 )

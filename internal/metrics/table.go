@@ -339,3 +339,23 @@ var (
 		Name: "divvy_pool_registered", Type: Gauge, Programs: []string{PoolNode}, Help: "1 while kubelet knows the units, else 0.",
 	})
 )
+
+// Metrics of what wires kube-scheduler to the extender, one program on each
+// control-plane node.
+var (
+	SchedconfState = define(Metric{
+		Name: "divvy_schedconf_state", Type: Gauge, Programs: []string{Schedconf},
+		Help:   "1 for the state that the node's kube-scheduler is in, 0 for the others.",
+		Labels: []Label{{"state", "`wired`, `waiting` (for the extender or the API server), `rolled-back`, `unhealthy` (wired, but kube-scheduler is not well) or `failed`"}},
+	})
+	SchedconfChanges = define(Metric{
+		Name: "divvy_schedconf_changes_total", Type: Counter, Programs: []string{Schedconf},
+		Help:   "Times that kube-scheduler was given another manifest, by what became of it.",
+		Labels: []Label{{"result", "`wired` or `rolled-back`"}},
+	})
+	SchedconfRounds = define(Metric{
+		Name: "divvy_schedconf_rounds_total", Type: Counter, Programs: []string{Schedconf},
+		Help:   "Times that files, Service and kube-scheduler were looked at, by the state that was found.",
+		Labels: []Label{{"state", "as above"}},
+	})
+)

@@ -1,0 +1,190 @@
+package schedconf
+
+import (
+	"errors"
+	"fmt"
+	"net/url"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"github.com/divvy-gpu/divvy/internal/app/flags"
+	"github.com/divvy-gpu/divvy/internal/logging"
+	"github.com/divvy-gpu/divvy/internal/schedconf/host"
+)
+
+// Names that the chart gives to what the extender publishes, in the namespace of
+// its Service.
+const (
+	caConfigMap  = "divvy-extender-ca"
+	clientSecret = "divvy-extender-client"
+	caKey        = "ca.crt"
+	certKey      = "tls.crt"
+	keyKey       = "tls.key"
+)
+
+// route is the prefix of the extender's verbs.
+const route = "/gcushare-scheduler"
+
+// Options are the settings of all subcommands. A flag wins over its environment
+// variable, and that over the default.
+type Options struct {
+	// Manifest, Dir, HostPaths and KubeVersion are those of host.Config.
+	Manifest, Dir string
+	HostPaths     []string
+	KubeVersion   string
+	// Kubeconfig is a file; "" for the pod's service account, or else what
+	// kubeadm leaves on a control-plane node.
+	Kubeconfig string
+	// NodeName is the name of this node; "" for the machine's.
+	NodeName string
+	// ExtenderURL is the prefix of the verbs' routes as kube-scheduler reaches
+	// it; "" for the address of ExtenderService, which is namespace/name.
+	ExtenderURL, ExtenderService string
+	// ServerName is the name in the extender's certificate; "" for the Service's.
+	ServerName string
+	// CAFile, CertFile and KeyFile are PEM. Without them, with ExtenderService,
+	// they are read from the API server.
+	CAFile, CertFile, KeyFile string
+	// Resources are the extended resources whose pods the extender places.
+	Resources []string
+	// ExtenderTimeout is how long kube-scheduler waits for an answer.
+	ExtenderTimeout time.Duration
+	// Timeout and Settle are those of host.MirrorConfig, PodLogDir its LogDir.
+	Timeout, Settle time.Duration
+	PodLogDir       string
+	// Listen is where watch, and uninstall --stay, tell how they are; "" for
+	// nowhere.
+	Listen string
+	// Resync is how often watch looks although nothing seems to have changed.
+	Resync time.Duration
+	// Again, Stay and Uninstall are for install, uninstall and plan.
+	Again, Stay, Uninstall bool
+
+	Log flags.Log
+}
+
+// DefaultOptions returns the defaults.
+func DefaultOptions() Options {
+	return Options{
+		Manifest:        host.DefaultManifest,
+		Dir:             host.DefaultDir,
+		ExtenderService: "divvy-system/divvy-extender",
+		Resources:       []string{"enflame.com/gcu-memory"},
+		ExtenderTimeout: 10 * time.Second,
+		Timeout:         host.DefaultTimeout,
+		Settle:          host.DefaultSettle,
+		PodLogDir:       host.DefaultLogDir,
+		Resync:          30 * time.Second,
+		Log:             flags.DefaultLog(),
+	}
+}
+
+// addHostFlags adds the flags of every subcommand.
+func (o *Options) addHostFlags(fs *pflag.FlagSet) {
+	fs.StringVar(&o.Manifest, "manifest", o.Manifest, "static pod of kube-scheduler")
+	fs.StringVar(&o.Dir, "kubernetes-dir", o.Dir, "folder for the backup and the scheduler's configuration; not the manifest's")
+	fs.StringSliceVar(&o.HostPaths, "host-path", o.HostPaths, "folders of the host, besides those two, that are mounted here under the same path; empty on the host itself, which sees all")
+	fs.StringVar(&o.KubeVersion, "kube-version", o.KubeVersion, "version of kube-scheduler, such as v1.31.4; empty for what the tag of its image says")
+	fs.StringVar(&o.Kubeconfig, "kubeconfig", o.Kubeconfig, "kubeconfig file; empty for the pod's service account, or else "+strings.Join(kubeconfigs, " or "))
+	fs.StringVar(&o.NodeName, "node-name", o.NodeName, "name of this node in the cluster; empty for $NODE_NAME, or else the machine's name")
+	fs.DurationVar(&o.Timeout, "timeout", o.Timeout, "how long kube-scheduler may take to be well with a change before that is rolled back")
+	fs.DurationVar(&o.Settle, "settle", o.Settle, "how long kube-scheduler must stay well until a change counts as good")
+	fs.StringVar(&o.PodLogDir, "pod-log-dir", o.PodLogDir, "kubelet's folder with the logs of pods, to tell why kube-scheduler ended; empty for none")
+	o.Log.AddFlags(fs)
+}
+
+// addExtenderFlags adds the flags that say what kube-scheduler is to ask.
+func (o *Options) addExtenderFlags(fs *pflag.FlagSet) {
+	fs.StringVar(&o.ExtenderURL, "extender-url", o.ExtenderURL, "URL of the extender as kube-scheduler reaches it, such as http://127.0.0.1:32766"+route+"; empty for the address of --extender-service")
+	fs.StringVar(&o.ExtenderService, "extender-service", o.ExtenderService, "namespace/name of the extender's Service")
+	fs.StringVar(&o.ServerName, "server-name", o.ServerName, "name in the extender's certificate; empty for the Service's, or the host of --extender-url")
+	fs.StringVar(&o.CAFile, "ca-file", o.CAFile, "CA of the extender's certificate; empty for the ConfigMap "+caConfigMap+" in the Service's namespace")
+	fs.StringVar(&o.CertFile, "client-cert-file", o.CertFile, "certificate that kube-scheduler shows to the extender; empty for the Secret "+clientSecret+" in the Service's namespace")
+	fs.StringVar(&o.KeyFile, "client-key-file", o.KeyFile, "key of --client-cert-file")
+	fs.StringSliceVar(&o.Resources, "resources", o.Resources, "extended resources whose pods the extender places")
+	fs.DurationVar(&o.ExtenderTimeout, "extender-timeout", o.ExtenderTimeout, "how long kube-scheduler waits for an answer of the extender")
+}
+
+func (o *Options) addListenFlag(fs *pflag.FlagSet) {
+	fs.StringVar(&o.Listen, "listen", o.Listen, "address of /healthz, /readyz and /metrics, such as 127.0.0.1:9402; empty for none")
+}
+
+// Validate reports all mistakes, each with its flag.
+func (o *Options) Validate() error {
+	_, err := o.Log.Options()
+	errs := []error{err}
+	mistake := func(flag, format string, args ...any) {
+		errs = append(errs, flags.Mistake(flag, fmt.Errorf(format, args...)))
+	}
+	for flag, path := range map[string]string{"manifest": o.Manifest, "kubernetes-dir": o.Dir} {
+		if !strings.HasPrefix(path, "/") {
+			mistake(flag, "%q: must be an absolute path", path)
+		}
+	}
+	for flag, d := range map[string]time.Duration{"timeout": o.Timeout, "settle": o.Settle, "extender-timeout": o.ExtenderTimeout, "resync": o.Resync} {
+		if d <= 0 {
+			mistake(flag, "%s: must be longer than 0s", d)
+		}
+	}
+	if o.Settle >= o.Timeout {
+		mistake("settle", "%s: must be shorter than --timeout, which is %s", o.Settle, o.Timeout)
+	}
+	if o.ExtenderURL != "" {
+		if u, err := url.Parse(o.ExtenderURL); err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
+			mistake("extender-url", "%q: must be http://HOST:PORT%s or https://HOST:PORT%s", o.ExtenderURL, route, route)
+		}
+	} else if namespace, name, ok := strings.Cut(o.ExtenderService, "/"); !ok || namespace == "" || name == "" || strings.Contains(name, "/") {
+		mistake("extender-service", "%q: must be NAMESPACE/NAME", o.ExtenderService)
+	}
+	if (o.CertFile == "") != (o.KeyFile == "") {
+		mistake("client-cert-file", "must be given together with --client-key-file")
+	}
+	if len(o.Resources) == 0 {
+		mistake("resources", "must name a resource at least")
+	}
+	for _, resource := range o.Resources {
+		if err := flags.CheckResource(resource); err != nil {
+			errs = append(errs, flags.Mistake("resources", err))
+		}
+	}
+	if o.Listen != "" {
+		errs = append(errs, flags.Mistake("listen", flags.CheckAddress(o.Listen)))
+	}
+	return errors.Join(errs...)
+}
+
+// settings are Options that are complete.
+type settings struct {
+	Options
+
+	logging logging.Options
+}
+
+func (o Options) settings() (settings, error) {
+	if err := o.Validate(); err != nil {
+		return settings{}, err
+	}
+	s := settings{Options: o}
+	var err error
+	if s.logging, err = o.Log.Options(); err != nil {
+		return s, err
+	}
+	// The order of resources says nothing; another one must not restart anybody.
+	s.Resources = slices.Compact(slices.Sorted(slices.Values(o.Resources)))
+	if s.NodeName == "" {
+		s.NodeName = os.Getenv("NODE_NAME")
+	}
+	if s.NodeName == "" {
+		name, err := os.Hostname()
+		if err != nil {
+			return s, fmt.Errorf("the name of this node: %w; give it with --node-name", err)
+		}
+		// As kubelet makes it.
+		s.NodeName = strings.ToLower(strings.TrimSpace(name))
+	}
+	return s, nil
+}

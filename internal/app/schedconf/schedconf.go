@@ -1,0 +1,305 @@
+// Package schedconf is the program "divvy-control schedconf": it makes the
+// kube-scheduler of a control-plane node ask Divvy's extender, and takes that
+// back. What is changed is decided by package schedconf of internal, and done by
+// package host below it; here are the flags, and where their input comes from.
+package schedconf
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"k8s.io/klog/v2"
+
+	"github.com/divvy-gpu/divvy/internal/app/flags"
+	"github.com/divvy-gpu/divvy/internal/events"
+	"github.com/divvy-gpu/divvy/internal/kube"
+	"github.com/divvy-gpu/divvy/internal/logging"
+	"github.com/divvy-gpu/divvy/internal/schedconf"
+	"github.com/divvy-gpu/divvy/internal/schedconf/host"
+)
+
+// Command returns the subcommand with its own subcommands.
+func Command() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "schedconf",
+		Short: "Make the kube-scheduler of a control-plane node ask the extender, or take that back",
+		Long: "Make the kube-scheduler of a control-plane node ask Divvy's extender, or take that back. It runs on the node, as root:\n" +
+			"it edits the static pod in /etc/kubernetes/manifests, and writes a configuration beside the one that is there.\n\n" +
+			"Every flag can be given as an environment variable: --log-level as " + flags.EnvPrefix + "LOG_LEVEL.\n" +
+			"A flag wins over the variable, the variable over the default.",
+	}
+	cmd.AddCommand(installCommand(), uninstallCommand(), statusCommand(), planCommand(), watchCommand())
+	return cmd
+}
+
+// subcommand fills in what all have in common.
+func subcommand(o *Options, use, short, long string, add func(*pflag.FlagSet), run func(context.Context, settings, io.Writer) error) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   use,
+		Short: short,
+		Long:  short + "." + long,
+		Args:  cobra.NoArgs,
+		PreRunE: func(cmd *cobra.Command, _ []string) error {
+			return errors.Join(flags.FromEnvironment(cmd.Flags(), os.LookupEnv, nil), o.Validate())
+		},
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			s, err := o.settings()
+			if err != nil {
+				return err
+			}
+			logger, closeLog := logging.Setup(s.logging)
+			defer closeLog() //nolint:errcheck // lines are written one by one, nothing is lost
+			return run(klog.NewContext(cmd.Context(), logger), s, cmd.OutOrStdout())
+		},
+	}
+	o.addHostFlags(cmd.Flags())
+	add(cmd.Flags())
+	return cmd
+}
+
+// quiet are defaults for commands that answer a person.
+func quiet() *Options {
+	o := DefaultOptions()
+	o.Log.Level = "warn"
+	return &o
+}
+
+func installCommand() *cobra.Command {
+	o := quiet()
+	o.Log.Level = "info"
+	return subcommand(o, "install", "Make kube-scheduler of this node ask the extender", "\n\n"+
+		"The command returns when kube-scheduler is well with it. If it is not in time, what was there before is put back,\n"+
+		"and the command fails with the reason. A second run changes nothing.",
+		func(fs *pflag.FlagSet) {
+			o.addExtenderFlags(fs)
+			o.Again = true
+		}, install)
+}
+
+func uninstallCommand() *cobra.Command {
+	o := quiet()
+	o.Log.Level = "info"
+	return subcommand(o, "uninstall", "Make kube-scheduler of this node what it was", "\n\n"+
+		"The manifest becomes the original byte for byte, unless something else in it was edited since; then what was put in\n"+
+		"is taken out. Divvy's files go once kube-scheduler runs without them.",
+		func(fs *pflag.FlagSet) {
+			o.addListenFlag(fs)
+			fs.BoolVar(&o.Stay, "stay", o.Stay, "keep running when done, and ready, so that no watch on this node undoes it meanwhile")
+		}, uninstall)
+}
+
+func statusCommand() *cobra.Command {
+	o := quiet()
+	return subcommand(o, "status", "Show whether kube-scheduler of this node asks the extender, and is well", " It fails where it does not.",
+		func(fs *pflag.FlagSet) { o.addExtenderFlags(fs) }, status)
+}
+
+func planCommand() *cobra.Command {
+	o := quiet()
+	return subcommand(o, "plan", "Show what install would change, as a diff without keys", " It changes nothing.",
+		func(fs *pflag.FlagSet) {
+			o.addExtenderFlags(fs)
+			fs.BoolVar(&o.Uninstall, "uninstall", o.Uninstall, "show what uninstall would change")
+		}, plan)
+}
+
+func watchCommand() *cobra.Command {
+	o := DefaultOptions()
+	o.Listen = "127.0.0.1:9402"
+	return subcommand(&o, "watch", "Install, and again whenever somebody changes what it depends on", "\n\n"+
+		"It wires the scheduler again after kubeadm upgrade and after a change of the scheduler's own configuration, and\n"+
+		"follows the extender's address and certificates. It is ready while kube-scheduler is wired and well.",
+		func(fs *pflag.FlagSet) {
+			o.addExtenderFlags(fs)
+			o.addListenFlag(fs)
+			fs.DurationVar(&o.Resync, "resync", o.Resync, "how often it looks although nothing seems to have changed")
+		}, watch)
+}
+
+// open returns the node.
+func (s settings) open(clients kube.Clients) (*host.Host, error) {
+	c := host.Config{
+		Manifest: s.Manifest, Dir: s.Dir, Version: s.KubeVersion, Visible: s.HostPaths,
+		ReadConfigMap: configMaps(clients.Kubernetes),
+		Scheduler: host.NewMirror(host.MirrorConfig{
+			Client: clients.Kubernetes, Node: s.NodeName, Timeout: s.Timeout, Settle: s.Settle, LogDir: s.PodLogDir,
+		}),
+	}
+	return host.New(c)
+}
+
+func install(ctx context.Context, s settings, out io.Writer) error {
+	clients, err := connect(s.Kubeconfig)
+	if err != nil {
+		return err
+	}
+	h, err := s.open(clients)
+	if err != nil {
+		return err
+	}
+	e, err := s.extender(ctx, clients.Kubernetes)
+	if err != nil {
+		return err
+	}
+	r, err := h.Install(ctx, e, host.InstallOptions{Again: s.Again})
+	printNotes(out, r.Notes)
+	var rolledBack *host.RolledBackError
+	if errors.As(err, &rolledBack) {
+		tell(ctx, clients.Kubernetes, s.NodeName, events.SchedulerRolledBack, err.Error())
+	}
+	if err != nil {
+		return err
+	}
+	if !r.Changed {
+		fmt.Fprintf(out, "kube-scheduler of node %s asks the extender at %s already; nothing was changed.\n", s.NodeName, e.URL)
+		return nil
+	}
+	tell(ctx, clients.Kubernetes, s.NodeName, events.SchedulerWired, wiredMessage(e))
+	fmt.Fprintf(out, "kube-scheduler of node %s asks the extender at %s now, and is well.\n", s.NodeName, e.URL)
+	return nil
+}
+
+func wiredMessage(e schedconf.Extender) string {
+	return fmt.Sprintf("kube-scheduler asks Divvy's extender at %s about %s", e.URL, strings.Join(e.Resources, ", "))
+}
+
+func uninstall(ctx context.Context, s settings, out io.Writer) error {
+	clients, err := connect(s.Kubeconfig)
+	if err != nil {
+		return err
+	}
+	h, err := s.open(clients)
+	if err != nil {
+		return err
+	}
+	done := func(r host.Result) {
+		printNotes(out, r.Notes)
+		if !r.Changed {
+			fmt.Fprintf(out, "kube-scheduler of node %s does not ask the extender.\n", s.NodeName)
+			return
+		}
+		tell(ctx, clients.Kubernetes, s.NodeName, events.SchedulerUnwired, "kube-scheduler runs as it did before Divvy")
+		fmt.Fprintf(out, "kube-scheduler of node %s is what it was, and is well.\n", s.NodeName)
+	}
+	if s.Stay {
+		return stay(ctx, s, h, done)
+	}
+	r, err := h.Uninstall(ctx, host.UninstallOptions{})
+	if err != nil {
+		return err
+	}
+	done(r)
+	return nil
+}
+
+func plan(ctx context.Context, s settings, out io.Writer) error {
+	// Without uninstalling, the extender's address is asked for.
+	clients, err := connect(s.Kubeconfig)
+	if err != nil {
+		return err
+	}
+	h, err := s.open(clients)
+	if err != nil {
+		return err
+	}
+	var e schedconf.Extender
+	if !s.Uninstall {
+		if e, err = s.extender(ctx, clients.Kubernetes); err != nil {
+			return err
+		}
+	}
+	diff, notes, err := h.Plan(e, s.Uninstall)
+	if err != nil {
+		return err
+	}
+	printNotes(out, notes)
+	if diff == "" {
+		fmt.Fprintln(out, "Nothing is to be changed.")
+		return nil
+	}
+	fmt.Fprint(out, diff)
+	return nil
+}
+
+// errNotWired is what status fails with.
+var errNotWired = errors.New("kube-scheduler is not wired as it should be")
+
+func status(ctx context.Context, s settings, out io.Writer) error {
+	clients, err := connect(s.Kubeconfig)
+	if err != nil {
+		return err
+	}
+	h, err := s.open(clients)
+	if err != nil {
+		return err
+	}
+	st, err := h.Status()
+	if err != nil {
+		return err
+	}
+	line := func(name, format string, args ...any) {
+		fmt.Fprintf(out, "%-16s %s\n", name+":", fmt.Sprintf(format, args...))
+	}
+	line("node", "%s", s.NodeName)
+	line("manifest", "%s", st.Manifest)
+	if st.Version != "" {
+		line("kube-scheduler", "%s", st.Version)
+	}
+	if st.ConfigPath != "" {
+		line("configuration", "%s (%s)", st.ConfigPath, st.APIVersion)
+	}
+	if len(st.Profiles) > 0 {
+		line("profiles", "%s", strings.Join(st.Profiles, ", "))
+	}
+	if st.Extender != nil {
+		line("extender", "%s", st.Extender.URL)
+		line("resources", "%s", strings.Join(st.Extender.Resources, ", "))
+	}
+	for _, url := range st.OtherExtenders {
+		line("other extender", "%s", url)
+	}
+	if st.Backup != "" {
+		line("original", "%s", st.Backup)
+	}
+	if f := st.Failure; f != nil {
+		line("rolled back", "%s, attempt %d: %s", f.At.UTC().Format("2006-01-02T15:04:05Z"), f.Attempts, f.Reason)
+	}
+	var problems []string
+	if !st.Wired {
+		problems = append(problems, "it does not ask the extender")
+	} else if e, err := s.extender(ctx, clients.Kubernetes); err != nil {
+		line("not compared", "%v", err)
+	} else {
+		problems = append(problems, st.Differences(e)...)
+	}
+	if st.Pending {
+		problems = append(problems, "a change began and was not finished; install or uninstall does it")
+	}
+	want, err := h.Want()
+	if err == nil {
+		err = host.NewMirror(host.MirrorConfig{Client: clients.Kubernetes, Node: s.NodeName}).Now(ctx, want)
+	}
+	if err != nil {
+		problems = append(problems, err.Error())
+	} else {
+		line("health", "well")
+	}
+	if len(problems) == 0 {
+		line("state", "wired")
+		return nil
+	}
+	line("state", "%s", strings.Join(problems, "; "))
+	return errNotWired
+}
+
+func printNotes(out io.Writer, notes []string) {
+	for _, note := range notes {
+		fmt.Fprintln(out, "note:", note)
+	}
+}

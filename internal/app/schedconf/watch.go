@@ -1,0 +1,357 @@
+package schedconf
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/fsnotify/fsnotify"
+	"github.com/prometheus/client_golang/prometheus"
+	"k8s.io/klog/v2"
+
+	"github.com/divvy-gpu/divvy/internal/app/serve"
+	"github.com/divvy-gpu/divvy/internal/events"
+	"github.com/divvy-gpu/divvy/internal/metrics"
+	"github.com/divvy-gpu/divvy/internal/schedconf"
+	"github.com/divvy-gpu/divvy/internal/schedconf/host"
+	"github.com/divvy-gpu/divvy/internal/version"
+)
+
+// States of the node, as the metrics name them.
+const (
+	stateWired      = "wired"
+	stateWaiting    = "waiting"
+	stateRolledBack = "rolled-back"
+	stateUnhealthy  = "unhealthy"
+	stateFailed     = "failed"
+)
+
+const (
+	// quietFor is how long files must not change before they are looked at:
+	// whoever writes one often writes more.
+	quietFor = 300 * time.Millisecond
+	// firstRetry and lastRetry bound the pauses after what did not go well.
+	firstRetry, lastRetry = 2 * time.Second, 30 * time.Second
+	// drainTimeout is what questions under way get when the program stops.
+	drainTimeout = 2 * time.Second
+)
+
+// node is what a watcher works on. *host.Host is one.
+type node interface {
+	Install(ctx context.Context, e schedconf.Extender, o host.InstallOptions) (host.Result, error)
+}
+
+// watcher keeps a node wired.
+type watcher struct {
+	node     node
+	extender func(context.Context) (schedconf.Extender, error)
+	// tell makes an event on the node.
+	tell   func(ctx context.Context, k events.Kind, message string)
+	resync time.Duration
+
+	states  *prometheus.GaugeVec
+	changes *prometheus.CounterVec
+	rounds  *prometheus.CounterVec
+
+	mu    sync.Mutex
+	state string
+	err   error // why the state is not wired
+}
+
+func newWatcher(registry prometheus.Registerer) (*watcher, error) {
+	w := &watcher{
+		states: metrics.SchedconfState.NewGauges(), changes: metrics.SchedconfChanges.NewCounters(), rounds: metrics.SchedconfRounds.NewCounters(),
+		state: stateWaiting, err: errors.New("it has just started"),
+	}
+	for _, state := range []string{stateWired, stateWaiting, stateRolledBack, stateUnhealthy, stateFailed} {
+		w.states.WithLabelValues(state)
+		w.rounds.WithLabelValues(state)
+	}
+	for _, result := range []string{stateWired, stateRolledBack} {
+		w.changes.WithLabelValues(result)
+	}
+	if err := errors.Join(registry.Register(w.states), registry.Register(w.changes), registry.Register(w.rounds)); err != nil {
+		return nil, fmt.Errorf("metrics: %w", err)
+	}
+	return w, nil
+}
+
+// ready returns nil while kube-scheduler is wired and well.
+func (w *watcher) ready() error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.state == stateWired {
+		return nil
+	}
+	return fmt.Errorf("%s: %w", w.state, w.err)
+}
+
+// run wires the node, and again after each value of changed, until ctx ends.
+func (w *watcher) run(ctx context.Context, changed <-chan struct{}) {
+	pause := firstRetry
+	for {
+		w.round(ctx)
+		next := w.resync
+		if w.ready() == nil {
+			pause = firstRetry
+		} else {
+			next = min(pause, w.resync)
+			pause = min(2*pause, lastRetry)
+		}
+		timer := time.NewTimer(next)
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return
+		case <-changed:
+			timer.Stop()
+			pause = firstRetry
+		case <-timer.C:
+		}
+	}
+}
+
+// round looks at everything once.
+func (w *watcher) round(ctx context.Context) {
+	var r host.Result
+	e, err := w.extender(ctx)
+	if err == nil {
+		r, err = w.node.Install(ctx, e, host.InstallOptions{})
+	}
+	if ctx.Err() != nil {
+		return // it was stopped, which says nothing of the node
+	}
+	state := stateOf(err)
+	w.rounds.WithLabelValues(state).Inc()
+	w.set(ctx, state, err)
+	var rolledBack *host.RolledBackError
+	switch {
+	case errors.As(err, &rolledBack):
+		w.changes.WithLabelValues(stateRolledBack).Inc()
+		w.tell(ctx, events.SchedulerRolledBack, err.Error())
+	case err == nil && r.Changed:
+		for _, note := range r.Notes {
+			klog.FromContext(ctx).Info("Wired", "note", note)
+		}
+		w.changes.WithLabelValues(stateWired).Inc()
+		w.tell(ctx, events.SchedulerWired, wiredMessage(e))
+	}
+}
+
+func stateOf(err error) string {
+	var waiting *waitingError
+	var rolledBack *host.RolledBackError
+	var held *host.HeldError
+	var unhealthy *host.UnhealthyError
+	switch {
+	case err == nil:
+		return stateWired
+	case errors.As(err, &waiting):
+		return stateWaiting
+	case errors.As(err, &rolledBack), errors.As(err, &held):
+		return stateRolledBack
+	case errors.As(err, &unhealthy):
+		return stateUnhealthy
+	}
+	return stateFailed
+}
+
+// set notes the state, and logs it when it is new.
+func (w *watcher) set(ctx context.Context, state string, err error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.states.Reset()
+	for _, s := range []string{stateWired, stateWaiting, stateRolledBack, stateUnhealthy, stateFailed} {
+		w.states.WithLabelValues(s).Set(metrics.Bool(s == state))
+	}
+	if state != w.state || err != nil && (w.err == nil || err.Error() != w.err.Error()) {
+		if err == nil {
+			klog.FromContext(ctx).Info("kube-scheduler is wired and well")
+		} else {
+			klog.FromContext(ctx).Info("kube-scheduler is not wired as it should be", "state", state, "reason", err.Error())
+		}
+	}
+	w.state, w.err = state, err
+}
+
+func watch(ctx context.Context, s settings, _ io.Writer) error {
+	clients, err := connect(s.Kubeconfig)
+	if err != nil {
+		return err
+	}
+	h, err := s.open(clients)
+	if err != nil {
+		return err
+	}
+	registry := metrics.Registry(metrics.Schedconf, clients.Requests)
+	w, err := newWatcher(registry)
+	if err != nil {
+		return err
+	}
+	w.node, w.resync = h, s.Resync
+	w.extender = func(ctx context.Context) (schedconf.Extender, error) { return s.extender(ctx, clients.Kubernetes) }
+	w.tell = func(ctx context.Context, k events.Kind, message string) {
+		tell(ctx, clients.Kubernetes, s.NodeName, k, message)
+	}
+	listener, err := listen(ctx, s.Listen)
+	if err != nil {
+		return err
+	}
+	klog.FromContext(ctx).Info("Starting", "version", version.String("divvy-schedconf"), "node", s.NodeName, "manifest", s.Manifest, "resources", s.Resources)
+	changed := make(chan struct{}, 1)
+	return serve.Program{
+		Parts: []func(context.Context) error{
+			func(ctx context.Context) error { return watchFiles(ctx, s.folders(), changed) },
+			func(ctx context.Context) error { return hold(ctx, h) },
+			func(ctx context.Context) error { w.run(ctx, changed); return nil },
+		},
+		Servers: []serve.Server{{Listener: listener, HTTP: serve.NewServer(handler(registry, w.ready))}},
+		Drain:   drainTimeout,
+	}.Run(ctx)
+}
+
+// hold tells others that this node is watched.
+func hold(ctx context.Context, h *host.Host) error {
+	for {
+		unlock, err := h.Watching()
+		if err == nil {
+			<-ctx.Done()
+			return unlock()
+		}
+		// The folder may come yet, and an uninstall may be looking.
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(firstRetry):
+		}
+	}
+}
+
+// folders are those whose files matter.
+func (s settings) folders() []string {
+	dirs := append([]string{s.Dir, filepath.Dir(s.Manifest)}, s.HostPaths...)
+	for _, file := range []string{s.CAFile, s.CertFile, s.KeyFile} {
+		if file != "" {
+			dirs = append(dirs, filepath.Dir(file))
+		}
+	}
+	slices.Sort(dirs)
+	return slices.Compact(dirs)
+}
+
+// watchFiles sends a value after files in the folders changed and are quiet
+// again. A folder that cannot be watched is looked at with every resync.
+func watchFiles(ctx context.Context, dirs []string, changed chan<- struct{}) error {
+	watcher, err := fsnotify.NewWatcher()
+	if err != nil {
+		return fmt.Errorf("watch files: %w", err)
+	}
+	defer watcher.Close() //nolint:errcheck // nothing is lost
+	for _, dir := range dirs {
+		if err := watcher.Add(dir); err != nil {
+			klog.FromContext(ctx).Info("A folder cannot be watched; changes in it are seen later", "folder", dir, "reason", err.Error())
+		}
+	}
+	var quiet <-chan time.Time
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case _, ok := <-watcher.Events:
+			if !ok {
+				return errors.New("watch files: no more events")
+			}
+			quiet = time.After(quietFor)
+		case err := <-watcher.Errors:
+			klog.FromContext(ctx).Error(err, "Events of files were lost; looking at all")
+			quiet = time.After(quietFor)
+		case <-quiet:
+			quiet = nil
+			select {
+			case changed <- struct{}{}:
+			default: // one is waiting already
+			}
+		}
+	}
+}
+
+// handler answers probes and shows metrics.
+func handler(registry prometheus.Gatherer, ready func() error) http.Handler {
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", serve.Metrics(registry))
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
+	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
+		if err := ready(); err != nil {
+			http.Error(w, err.Error(), http.StatusServiceUnavailable)
+			return
+		}
+		fmt.Fprintln(w, "ok")
+	})
+	return mux
+}
+
+func listen(ctx context.Context, address string) (net.Listener, error) {
+	if address == "" {
+		return nil, nil
+	}
+	var config net.ListenConfig
+	l, err := config.Listen(ctx, "tcp", address)
+	if err != nil {
+		return nil, fmt.Errorf("listen for probes: %w", err)
+	}
+	return l, nil
+}
+
+// stay uninstalls, tries again until it went well, and then keeps the lock and
+// stays ready until ctx ends.
+func stay(ctx context.Context, s settings, h *host.Host, done func(host.Result)) error {
+	listener, err := listen(ctx, s.Listen)
+	if err != nil {
+		return err
+	}
+	var mu sync.Mutex
+	state := errors.New("kube-scheduler is still being unwired")
+	set := func(err error) {
+		mu.Lock()
+		defer mu.Unlock()
+		state = err
+	}
+	ready := func() error {
+		mu.Lock()
+		defer mu.Unlock()
+		return state
+	}
+	work := func(ctx context.Context) error {
+		for pause := firstRetry; ; pause = min(2*pause, lastRetry) {
+			_, err := h.Uninstall(ctx, host.UninstallOptions{Stay: func(ctx context.Context, r host.Result) error {
+				done(r)
+				set(nil)
+				<-ctx.Done()
+				return nil
+			}})
+			if ctx.Err() != nil {
+				return nil
+			}
+			klog.FromContext(ctx).Error(err, "kube-scheduler could not be unwired; trying again", "pause", pause)
+			set(err)
+			select {
+			case <-ctx.Done():
+				return nil
+			case <-time.After(pause):
+			}
+		}
+	}
+	registry := metrics.Registry(metrics.Schedconf, nil)
+	return serve.Program{
+		Parts:   []func(context.Context) error{work},
+		Servers: []serve.Server{{Listener: listener, HTTP: serve.NewServer(handler(registry, ready))}},
+		Drain:   drainTimeout,
+	}.Run(ctx)
+}

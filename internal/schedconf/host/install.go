@@ -1,0 +1,438 @@
+package host
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/divvy-gpu/divvy/internal/schedconf"
+)
+
+// InstallOptions change what Install does.
+type InstallOptions struct {
+	// Again tries what was rolled back before, at once.
+	Again bool
+}
+
+// Result tells what was done.
+type Result struct {
+	// Changed is true when kube-scheduler was given another manifest.
+	Changed bool
+	// Notes are schedconf's.
+	Notes []string
+}
+
+// HeldError says that a change is not tried because it was rolled back before.
+type HeldError struct {
+	Failure Failure
+	// Next is when it is tried again; zero for not before something changes.
+	Next time.Time
+}
+
+func (e *HeldError) Error() string {
+	when := "it is tried again when the scheduler's configuration or the chart's values change, or by `divvy-control schedconf install`"
+	if !e.Next.IsZero() {
+		when = "it is tried again at " + e.Next.UTC().Format(time.RFC3339)
+	}
+	return fmt.Sprintf("kube-scheduler runs without the change that was rolled back at %s; %s. It was: %s", e.Failure.At.UTC().Format(time.RFC3339), when, e.Failure.Reason)
+}
+
+// RolledBackError says that a change was made and taken back.
+type RolledBackError struct {
+	Failure Failure
+	// Cause is why, Back is nil when kube-scheduler is well again.
+	Cause, Back error
+}
+
+func (e *RolledBackError) Error() string {
+	if e.Back != nil {
+		return fmt.Sprintf("rolled back, and kube-scheduler is not well with what it had before either: %v. The change was taken back since %s", e.Back, e.Failure.Reason)
+	}
+	return "rolled back, and kube-scheduler is well again with what it had before: " + e.Failure.Reason
+}
+
+func (e *RolledBackError) Unwrap() []error {
+	if e.Back != nil {
+		return []error{e.Cause, e.Back}
+	}
+	return []error{e.Cause}
+}
+
+// errMoved says that somebody else wrote the manifest meanwhile.
+var errMoved = errors.New("another program writes the manifest")
+
+// Install lets kube-scheduler ask the extender. Where it does already, nothing is
+// written and only its health is asked. A change that kube-scheduler is not well
+// with is taken back: the error is a *RolledBackError then, and a *HeldError when
+// the same is asked again too soon.
+//
+// When ctx ends while kube-scheduler starts, the change stays; the next Install
+// finds out what became of it.
+func (h *Host) Install(ctx context.Context, e schedconf.Extender, o InstallOptions) (r Result, err error) {
+	unlock, err := h.lock(ctx)
+	if err != nil {
+		return r, err
+	}
+	defer func() { err = errors.Join(err, unlock()) }()
+
+	j, err := h.loadJournal()
+	if err != nil {
+		return r, err
+	}
+	finished, err := h.finish(ctx, j)
+	if err != nil {
+		return r, err
+	}
+	for range rounds {
+		r, err = h.wire(ctx, j, e, o)
+		if !errors.Is(err, errMoved) {
+			r.Changed = r.Changed || finished
+			return r, err
+		}
+		klog.FromContext(ctx).Info("The manifest was written by another program meanwhile; starting again", "manifest", h.paths.Manifest)
+	}
+	return r, fmt.Errorf("%w, %d times in a row, in the moment when it was to be replaced: %s", errMoved, rounds, h.paths.Manifest)
+}
+
+// finish ends what an earlier process began. It reports whether it found the
+// scheduler well with a change that the process had made.
+func (h *Host) finish(ctx context.Context, j *journal) (bool, error) {
+	p := j.Pending
+	if p == nil {
+		return false, h.removeTemporary(j)
+	}
+	m, err := h.readManifest()
+	if err != nil {
+		return false, err
+	}
+	switch now := digest(m.content); {
+	case p.Failure != nil:
+		klog.FromContext(ctx).Info("Going on to roll back", "reason", p.Failure.Reason)
+		return false, h.rollBack(ctx, j, errors.New(p.Failure.Reason))
+	case now == p.After:
+		klog.FromContext(ctx).Info("A change was interrupted after the manifest was put in place; looking how kube-scheduler is with it")
+		return true, h.prove(ctx, j, m.content)
+	case now == p.Before:
+		klog.FromContext(ctx).Info("A change was interrupted before the manifest was put in place; taking it back")
+		if err := h.restoreFiles(p); err != nil {
+			return false, err
+		}
+	}
+	// Otherwise somebody else wrote the manifest: what was saved is out of date.
+	return false, h.settle(j)
+}
+
+// wire does one round. It returns errMoved when somebody else wrote the manifest
+// meanwhile.
+func (h *Host) wire(ctx context.Context, j *journal, e schedconf.Extender, o InstallOptions) (r Result, err error) {
+	m, err := h.readManifest()
+	if err != nil {
+		return r, err
+	}
+	change, err := schedconf.Wire(h.input(m.content), e)
+	if err != nil {
+		return r, err
+	}
+	r.Notes = change.Notes
+	if bytes.Equal(change.Manifest, m.content) && len(change.Files) == 0 {
+		return r, h.await(ctx, m.content)
+	}
+	outcome := outcomeOf(change)
+	if f := j.Failure; f != nil && f.Outcome == outcome && !o.Again {
+		next, again := f.Retry()
+		if !again || h.now().Before(next) {
+			return r, &HeldError{Failure: *f, Next: next}
+		}
+	}
+	want, err := WantOf(change.Manifest)
+	if err != nil {
+		return r, fmt.Errorf("%s: %w", h.paths.Manifest, err)
+	}
+	if err := h.config.Scheduler.Check(ctx, want); err != nil {
+		return r, fmt.Errorf("nothing was changed, since nobody could tell whether kube-scheduler is well with it: %w", err)
+	}
+	if err := h.prepare(j, m, change, outcome); err != nil {
+		return r, err
+	}
+	if err := h.replace(j, m, change); err != nil {
+		return r, err
+	}
+	r.Changed = true
+	klog.FromContext(ctx).Info("kube-scheduler was given a new manifest; waiting until it is well", "manifest", h.paths.Manifest)
+	return r, h.prove(ctx, j, change.Manifest)
+}
+
+// prepare puts on disk what is needed to undo the change. Nothing that
+// kube-scheduler or kubelet reads is touched.
+func (h *Host) prepare(j *journal, m manifest, change schedconf.Change, outcome string) error {
+	backup, err := h.wantsBackup(j, m)
+	if err != nil {
+		return err
+	}
+	p := &pending{Before: digest(m.content), After: digest(change.Manifest), Outcome: outcome}
+	for _, file := range change.Files {
+		s := saved{Path: file.Path}
+		old, err := h.fs.ReadFile(file.Path)
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+		case err != nil:
+			return err
+		case !slices.Contains(j.Files, file.Path):
+			return fmt.Errorf("%s is there and Divvy did not write it; GCUShare's config manager has a file of that name: uninstall that first, or move the file away", file.Path)
+		default:
+			a, err := h.fs.Stat(file.Path)
+			if err != nil {
+				return err
+			}
+			s.Copy = filepath.Join(filepath.Dir(file.Path), "."+filepath.Base(file.Path)+previous)
+			if err := h.put(s.Copy, old, a); err != nil {
+				return fmt.Errorf("keep the present configuration: %w", err)
+			}
+		}
+		p.Saved = append(p.Saved, s)
+	}
+	if err := h.put(h.paths.SavedManifest, m.content, m.attributes); err != nil {
+		return errors.Join(fmt.Errorf("keep the present manifest: %w", err), h.removeTemporary(j))
+	}
+	was := *j
+	j.Pending = p
+	for _, file := range change.Files {
+		if !slices.Contains(j.Files, file.Path) {
+			j.Files = append(slices.Clone(j.Files), file.Path)
+		}
+	}
+	if backup {
+		j.Backup = p.Before
+	}
+	if err := h.saveJournal(j); err != nil {
+		*j = was
+		return errors.Join(err, h.removeTemporary(j))
+	}
+	if backup {
+		if err := h.put(h.paths.Backup, m.content, m.attributes); err != nil {
+			return h.abandon(j, fmt.Errorf("keep the original manifest: %w", err))
+		}
+	}
+	return nil
+}
+
+// wantsBackup reports whether the manifest is an original that has no backup.
+func (h *Host) wantsBackup(j *journal, m manifest) (bool, error) {
+	state, err := schedconf.Inspect(h.input(m.content))
+	if err != nil {
+		return false, err
+	}
+	if state.Wired {
+		return false, nil // the backup was made before
+	}
+	now, err := h.fs.ReadFile(h.paths.Backup)
+	switch {
+	case errors.Is(err, fs.ErrNotExist), err == nil && bytes.Equal(now, m.content):
+		return true, nil
+	case err != nil:
+		return false, fmt.Errorf("read the backup: %w", err)
+	case digest(now) != j.Backup:
+		return false, fmt.Errorf("%s is there, Divvy did not make it, and it differs from %s: GCUShare's config manager or an administrator keeps an original there; put that back, or move the file away",
+			h.paths.Backup, h.paths.Manifest)
+	}
+	// Somebody, such as kubeadm upgrade, replaced the manifest.
+	return true, nil
+}
+
+// replace puts the change in place, the manifest last.
+func (h *Host) replace(j *journal, m manifest, change schedconf.Change) error {
+	for _, file := range change.Files {
+		if err := h.put(file.Path, file.Content, h.own(file.Mode)); err != nil {
+			return h.abandon(j, fmt.Errorf("write the scheduler's configuration: %w", err))
+		}
+	}
+	if err := h.swap(m, change.Manifest, m.attributes); err != nil {
+		return h.abandon(j, err)
+	}
+	return nil
+}
+
+// swap puts a manifest in the place of another, unless that changed.
+func (h *Host) swap(m manifest, content []byte, a Attributes) error {
+	if bytes.Equal(m.content, content) {
+		return nil
+	}
+	if err := h.put(h.paths.Staging, content, a); err != nil {
+		return fmt.Errorf("write the new manifest: %w", err)
+	}
+	now, err := h.tryManifest()
+	if err != nil || now.target != m.target || !bytes.Equal(now.content, m.content) {
+		return errors.Join(errMoved, err, h.fs.Remove(h.paths.Staging))
+	}
+	if err := h.move(h.paths.Staging, m.target); err != nil {
+		return errors.Join(fmt.Errorf("put the new manifest in place: %w", err), h.fs.Remove(h.paths.Staging))
+	}
+	return nil
+}
+
+// abandon takes back a change whose manifest is not in place.
+func (h *Host) abandon(j *journal, cause error) error {
+	if err := h.restoreFiles(j.Pending); err != nil {
+		// The journal stays, so that the next run does it.
+		return errors.Join(cause, fmt.Errorf("take the beginning of the change back: %w", err))
+	}
+	return errors.Join(cause, h.settle(j))
+}
+
+// prove waits until kube-scheduler is well with the pending change, or takes it
+// back.
+func (h *Host) prove(ctx context.Context, j *journal, content []byte) error {
+	err := h.await(ctx, content)
+	var unhealthy *UnhealthyError
+	switch {
+	case err == nil:
+		j.Failure = nil
+		return h.settle(j)
+	case !errors.As(err, &unhealthy):
+		return err // nobody knows; the change stays pending
+	}
+	f := &Failure{Outcome: j.Pending.Outcome, Reason: unhealthy.Error(), Crashed: unhealthy.Crashed, Attempts: 1, At: h.now()}
+	if j.Failure != nil && j.Failure.Outcome == f.Outcome {
+		f.Attempts += j.Failure.Attempts
+	}
+	j.Failure, j.Pending.Failure = f, f
+	if err := h.saveJournal(j); err != nil {
+		// What matters is that the scheduler comes back; renaming needs no space.
+		klog.FromContext(ctx).Error(err, "The failure could not be noted")
+	}
+	return h.rollBack(ctx, j, err)
+}
+
+// rollBack puts back what was there before the pending change, and waits for it.
+func (h *Host) rollBack(ctx context.Context, j *journal, cause error) error {
+	p := j.Pending
+	klog.FromContext(ctx).Info("Rolling back", "reason", p.Failure.Reason)
+	for _, s := range p.Saved {
+		if err := h.moveIfThere(s.Copy, s.Path); err != nil {
+			return fmt.Errorf("roll back: %w", errors.Join(err, cause))
+		}
+	}
+	m, err := h.tryManifest()
+	if err == nil && digest(m.content) == p.After && p.After != p.Before {
+		if err := h.moveIfThere(h.paths.SavedManifest, m.target); err != nil {
+			return fmt.Errorf("roll back: %w", errors.Join(err, cause))
+		}
+		m, err = h.tryManifest()
+	}
+	if err != nil {
+		return fmt.Errorf("roll back: %w", errors.Join(err, cause))
+	}
+	back := h.await(ctx, m.content)
+	var unhealthy *UnhealthyError
+	if back != nil && !errors.As(back, &unhealthy) {
+		return errors.Join(back, cause) // nobody knows; it goes on with the next run
+	}
+	f := *p.Failure
+	// Files that were not there before are referred to by nothing now.
+	err = errors.Join(h.restoreFiles(p), h.settle(j))
+	return errors.Join(&RolledBackError{Failure: f, Cause: cause, Back: back}, err)
+}
+
+// restoreFiles puts the configuration files back, and removes those that were not
+// there.
+func (h *Host) restoreFiles(p *pending) error {
+	for _, s := range p.Saved {
+		if s.Copy == "" {
+			if err := h.fs.Remove(s.Path); err != nil {
+				return explain(err)
+			}
+			continue
+		}
+		if err := h.moveIfThere(s.Copy, s.Path); err != nil {
+			return err
+		}
+	}
+	return h.fs.Sync(h.paths.Dir)
+}
+
+// moveIfThere does nothing where it was done before.
+func (h *Host) moveIfThere(from, to string) error {
+	if from == "" {
+		return nil
+	}
+	if _, err := h.fs.Stat(from); errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return h.move(from, to)
+}
+
+// settle notes that no change is under way, and removes what was kept for it.
+func (h *Host) settle(j *journal) error {
+	p := j.Pending
+	j.Pending = nil
+	if err := h.saveJournal(j); err != nil {
+		j.Pending = p
+		return err
+	}
+	return h.removeTemporary(j)
+}
+
+// removeTemporary removes the files that are there during a change alone.
+func (h *Host) removeTemporary(j *journal) error {
+	var errs []error
+	for _, path := range h.temporaryFiles(j) {
+		if _, err := h.fs.Stat(path); !errors.Is(err, fs.ErrNotExist) {
+			errs = append(errs, h.fs.Remove(path))
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return explain(err)
+	}
+	return nil
+}
+
+func (h *Host) temporaryFiles(j *journal) []string {
+	files := []string{h.paths.SavedManifest, temporary(h.paths.SavedManifest), h.paths.Staging, temporary(h.paths.Staging), temporary(h.paths.Backup), temporary(h.paths.Journal), temporary(h.paths.Manifest)}
+	if target, err := h.fs.Resolve(h.paths.Manifest); err == nil && target != h.paths.Manifest && h.visible(target) {
+		files = append(files, temporary(target))
+	}
+	for _, path := range h.configFiles(j) {
+		saved := filepath.Join(filepath.Dir(path), "."+filepath.Base(path)+previous)
+		files = append(files, saved, temporary(saved), temporary(path))
+	}
+	return files
+}
+
+// configFiles are all that this package may have written.
+func (h *Host) configFiles(j *journal) []string {
+	files := slices.Clone(j.Files)
+	for _, name := range []string{schedconf.ConfigFile, schedconf.OldConfigFile, schedconf.PolicyFile} {
+		if path := filepath.Join(h.paths.Dir, name); !slices.Contains(files, path) {
+			files = append(files, path)
+		}
+	}
+	return files
+}
+
+// await asks for the scheduler of a manifest.
+func (h *Host) await(ctx context.Context, content []byte) error {
+	want, err := WantOf(content)
+	if err != nil {
+		return fmt.Errorf("%s: %w", h.paths.Manifest, err)
+	}
+	return h.config.Scheduler.Await(ctx, want)
+}
+
+// outcomeOf is the digest of all that a change puts in place.
+func outcomeOf(c schedconf.Change) string {
+	sum := sha256.New()
+	fmt.Fprintf(sum, "%d\n%s", len(c.Manifest), c.Manifest)
+	for _, file := range c.Files {
+		fmt.Fprintf(sum, "%s %d\n%s", file.Path, len(file.Content), file.Content)
+	}
+	return hex.EncodeToString(sum.Sum(nil))
+}
