@@ -5,19 +5,17 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/klog/v2"
+
+	"github.com/divvy-gpu/divvy/internal/accel/wire"
 )
 
-// countsAnnotation is the annotation of a node that lists, sorted and joined by
-// commas, the resources that show a number of devices and that this program
-// wrote into the node's status: kubelet never takes such a resource off by
-// itself. It is on the node and not on the host's disk, so that it ends with the
-// node's object, as the numbers do.
-const countsAnnotation = "divvy.dev/counts"
+// countsAnnotation lists the resources that show a number of devices and that
+// this program wrote into the node's status.
+const countsAnnotation = wire.CountsAnnotation
 
 // counts is what the configuration says of the resources that show a number of
 // devices.
@@ -36,10 +34,8 @@ type counts struct {
 // to be taken off.
 func (c counts) of(node *corev1.Node) (ours, gone []string) {
 	all := map[string]bool{}
-	for name := range strings.SplitSeq(node.Annotations[countsAnnotation], ",") {
-		if name != "" {
-			all[name] = true
-		}
+	for _, name := range wire.CountedResources(node.Annotations[countsAnnotation]) {
+		all[name] = true
 	}
 	for name := range c.devices {
 		all[name] = true

@@ -17,12 +17,13 @@ import (
 	"strings"
 
 	"github.com/divvy-gpu/divvy/api/config/v1alpha1"
+	"github.com/divvy-gpu/divvy/internal/accel/wire"
 	"github.com/divvy-gpu/divvy/internal/backend"
 )
 
 // OwnedAnnotation is the annotation of a node that holds the keys of the labels
 // that Divvy wrote, sorted and joined by commas.
-const OwnedAnnotation = "divvy.dev/labels"
+const OwnedAnnotation = wire.LabelsAnnotation
 
 // domain is that of the labels that are the same for all vendors.
 const domain = "divvy.dev/"
@@ -179,16 +180,14 @@ func (c Change) Patch() ([]byte, error) {
 func Merge(current map[string]string, owned string, wanted map[string]string) Change {
 	c := Change{Set: map[string]string{}, before: owned}
 	ours := map[string]bool{}
-	for key := range strings.SplitSeq(owned, ",") {
-		if key != "" && !reserved(key) {
-			ours[key] = true
-		}
+	for _, key := range wire.OwnedLabels(owned) {
+		ours[key] = true
 	}
 	var keep []string
 	for _, key := range slices.Sorted(maps.Keys(wanted)) {
 		theirs, there := current[key]
 		switch {
-		case reserved(key):
+		case wire.ReservedLabel(key):
 			continue
 		case there && !ours[key]:
 			if theirs != wanted[key] {
@@ -208,18 +207,4 @@ func Merge(current map[string]string, owned string, wanted map[string]string) Ch
 	}
 	c.Owned = strings.Join(keep, ",")
 	return c
-}
-
-// reserved reports whether a key is in a domain of Kubernetes.
-func reserved(key string) bool {
-	prefix, _, ok := strings.Cut(key, "/")
-	if !ok {
-		return false
-	}
-	for _, d := range []string{"kubernetes.io", "k8s.io"} {
-		if prefix == d || strings.HasSuffix(prefix, "."+d) {
-			return true
-		}
-	}
-	return false
 }
