@@ -94,9 +94,6 @@ func New(c Config) (*Extender, error) {
 	if c.BindTimeout == 0 {
 		c.BindTimeout = DefaultBindTimeout
 	}
-	if c.Tell == nil {
-		c.Tell = func(accel.PodRef, events.Kind, string) {}
-	}
 	c.Resources = slices.Clone(c.Resources)
 	m, err := newMetrics(c.Registry, c.Resources)
 	if err != nil {

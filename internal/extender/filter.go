@@ -28,7 +28,9 @@ func (e *Extender) filter(ctx context.Context, body, out []byte) ([]byte, error)
 		}
 		e.metrics.several.refused.Inc()
 		e.metrics.several.several.Add(float64(len(args.names)))
-		e.config.Tell(refOf(args.pod), events.SeveralResources, reason)
+		if e.config.Tell != nil {
+			e.config.Tell(refOf(args.pod), events.SeveralResources, reason)
+		}
 		return appendFilterResult(out, args, result), nil
 	}
 	var counts [codes]int
@@ -44,15 +46,20 @@ func (e *Extender) filter(ctx context.Context, body, out []byte) ([]byte, error)
 			result.fits = append(result.fits, i)
 			continue
 		}
+		if result.refusals == nil {
+			result.refusals = make([]refusal, 0, len(args.names)-i)
+		}
 		result.refusals = append(result.refusals, refusal{
 			node: name, reason: e.reason(resource, code, name), unresolvable: code.Unresolvable(),
 		})
 	}
 	e.metrics.of(requests).filtered(len(result.fits), &counts)
-	if larger := counts[accel.LargerThanDevice]; larger > 0 && larger+counts[accel.NodeUnknown] == len(args.names) {
+	if larger := counts[accel.LargerThanDevice]; e.config.Tell != nil && larger > 0 && larger+counts[accel.NodeUnknown] == len(args.names) {
 		e.config.Tell(refOf(args.pod), events.NeverFits, neverFits(requests[0], larger))
 	}
-	klog.FromContext(ctx).V(4).Info("Filtered", "pod", klog.KObj(args.pod), "fit", len(result.fits), "refused", len(result.refusals))
+	if log := klog.FromContext(ctx).V(4); log.Enabled() {
+		log.Info("Filtered", "pod", klog.KObj(args.pod), "fit", len(result.fits), "refused", len(result.refusals))
+	}
 	return appendFilterResult(out, args, result), nil
 }
 

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"runtime"
 	"slices"
+	"strings"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
@@ -165,4 +166,23 @@ func Bool(b bool) float64 {
 		return 1
 	}
 	return 0
+}
+
+// Differences compares the names that a program shows with the table: what is
+// missing, and what is not in it. Names of others, such as go_goroutines, do not
+// count.
+func Differences(program string, shown []string) []string {
+	var out []string
+	for _, m := range all {
+		if m.In(program) && m.Absent == "" && !slices.Contains(shown, m.Name) {
+			out = append(out, m.Name+" is missing")
+		}
+	}
+	for _, name := range shown {
+		ours := strings.HasPrefix(name, "divvy_")
+		if ours && !slices.ContainsFunc(all, func(m Metric) bool { return m.Name == name && m.In(program) }) {
+			out = append(out, name+" is not in the table for "+program)
+		}
+	}
+	return out
 }

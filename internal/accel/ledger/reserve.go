@@ -116,6 +116,13 @@ func (l *Ledger) Unseen(age time.Duration, limit int) []accel.PodRef {
 	return out
 }
 
+// Reservations counts the reservations whose pods were not observed yet.
+func (l *Ledger) Reservations() int {
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	return len(l.pending)
+}
+
 // undo returns the function that gives back one call's part of a reservation.
 func (l *Ledger) undo(h *holding) func() {
 	done := false // guarded by l.mu

@@ -11,17 +11,19 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/spf13/cobra"
 	"k8s.io/klog/v2"
 
+	"github.com/divvy-gpu/divvy/internal/accel"
 	"github.com/divvy-gpu/divvy/internal/accel/ledger"
 	"github.com/divvy-gpu/divvy/internal/app/flags"
 	"github.com/divvy-gpu/divvy/internal/app/serve"
 	"github.com/divvy-gpu/divvy/internal/certs"
+	"github.com/divvy-gpu/divvy/internal/events"
 	"github.com/divvy-gpu/divvy/internal/extender"
 	"github.com/divvy-gpu/divvy/internal/kube"
 	"github.com/divvy-gpu/divvy/internal/logging"
+	"github.com/divvy-gpu/divvy/internal/metrics"
 	"github.com/divvy-gpu/divvy/internal/version"
 )
 
@@ -99,7 +101,9 @@ type program struct {
 	keys     *kube.Keyring
 	books    *kube.Books
 	binder   *kube.Binder
+	events   *events.Recorder
 	handler  http.Handler
+	registry *prometheus.Registry
 	metrics  http.Handler
 	// certs keeps the certificates, and secured answers over TLS; nil without.
 	certs   *certs.Manager
@@ -122,9 +126,12 @@ func assemble(s settings, clients kube.Clients) (*program, error) {
 		Ledger: p.ledger, Grants: p.keys, Resources: s.resources, NodeLabels: s.labels,
 	})
 
-	registry := prometheus.NewRegistry()
-	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
-		booksCollector{p.books})
+	registry := metrics.Registry(metrics.Extender, clients.Requests)
+	p.events = events.NewRecorder(context.Background(), clients.Kubernetes, events.Extend, "")
+	registry.MustRegister(p.events, booksCollector{
+		size: p.books.Size, ledger: p.ledger, resources: s.resources, devices: s.MetricsDevices,
+		ready: func() bool { return p.ready() == nil }, leading: p.leading.Load,
+	})
 	e, err := extender.New(extender.Config{
 		Ledger:    p.ledger,
 		Cluster:   p.books,
@@ -135,12 +142,15 @@ func assemble(s settings, clients kube.Clients) (*program, error) {
 		Version:   version.Version,
 		BindFrom:  s.bindFrom,
 		Registry:  registry,
+		Tell: func(pod accel.PodRef, kind events.Kind, message string) {
+			p.events.Once(events.OnPod(pod.Namespace, pod.Name, pod.UID), kind, message, message)
+		},
 	})
 	if err != nil {
 		return nil, err
 	}
 	p.handler = e.Handler()
-	p.metrics = serve.Metrics(registry)
+	p.registry, p.metrics = registry, serve.Metrics(registry)
 	if s.TLSListen != "" {
 		if p.certs, err = newCertificates(s, clients.Kubernetes, registry); err != nil {
 			return nil, err
@@ -167,6 +177,8 @@ func (p *program) ready() error {
 // run starts everything and waits for all of it to end. Binds under way are
 // finished before what they need ends.
 func (p *program) run(ctx context.Context, open listeners) error {
+	p.events.Start()
+	defer p.events.Shutdown()
 	program := serve.Program{
 		Parts: []func(context.Context) error{
 			func(ctx context.Context) error { p.books.Run(ctx, p.clients); return nil },

@@ -206,6 +206,15 @@ func TestLife(t *testing.T) {
 	for _, want := range []string{
 		`divvy_extender_requests_total{result="ok",verb="filter"} 1`, `divvy_extender_books_nodes{state="good"} 1`,
 		`divvy_extender_books_pods{state="waiting"} 1`, "divvy_build_info{", "process_resident_memory_bytes",
+		`divvy_extender_decisions_total{outcome="bound",resource="enflame.com/gcu-memory",verb="bind"} 1`,
+		"divvy_extender_ready 1", "divvy_extender_leader 1", "divvy_extender_reservations 1",
+		`divvy_extender_device_units{device="U1",index="0",node="node-a",resource="enflame.com/gcu-memory"} 16`,
+		`divvy_extender_device_units_used{device="U1",index="0",node="node-a",resource="enflame.com/gcu-memory"} 4`,
+		`divvy_extender_device_units_free{device="U1",index="0",node="node-a",resource="enflame.com/gcu-memory"} 12`,
+		`divvy_extender_node_units{node="node-a",resource="enflame.com/gcu-memory"} 16`,
+		`divvy_extender_node_units_used{node="node-a",resource="enflame.com/gcu-memory"} 4`,
+		`divvy_extender_node_unit_bytes{node="node-a",resource="enflame.com/gcu-memory"} 1.073741824e+09`,
+		`divvy_extender_namespace_units_used{namespace="team",node="node-a",resource="enflame.com/gcu-memory"} 4`,
 	} {
 		if _, body := i.get(i.metrics + "/metrics"); !strings.Contains(body, want) {
 			t.Errorf("metrics lack %s", want)

@@ -1,40 +1,104 @@
 package extender
 
 import (
+	"strconv"
+
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/divvy-gpu/divvy/internal/accel"
+	"github.com/divvy-gpu/divvy/internal/accel/ledger"
 	"github.com/divvy-gpu/divvy/internal/kube"
-	"github.com/divvy-gpu/divvy/internal/version"
+	"github.com/divvy-gpu/divvy/internal/metrics"
 )
+
+// booksCollector shows what the books hold when it is asked for, so that nothing
+// is counted between two scrapes and nothing stays of what is gone.
+type booksCollector struct {
+	size      func() kube.Size
+	ledger    *ledger.Ledger
+	resources []accel.Resource
+	// devices shows each device; without, nodes alone.
+	devices bool
+	ready   func() bool
+	leading func() bool
+}
 
 var (
-	nodesDesc = prometheus.NewDesc("divvy_extender_books_nodes",
-		"Nodes in the books, by state: good, or broken when their inventory does not count.", []string{"state"}, nil)
-	podsDesc = prometheus.NewDesc("divvy_extender_books_pods",
-		"Pods in the books that ask for a shared resource: waiting for a node, granted a device, or ungranted on a node.", []string{"state"}, nil)
-	buildDesc = prometheus.NewDesc("divvy_build_info", "Always 1; the labels say what runs.", []string{"version"}, nil)
+	nodesDesc         = metrics.ExtenderBooksNodes.Desc()
+	podsDesc          = metrics.ExtenderBooksPods.Desc()
+	readyDesc         = metrics.ExtenderReady.Desc()
+	leaderDesc        = metrics.ExtenderLeader.Desc()
+	reservationsDesc  = metrics.ExtenderReservations.Desc()
+	nodeUnitsDesc     = metrics.ExtenderNodeUnits.Desc()
+	nodeUsedDesc      = metrics.ExtenderNodeUnitsUsed.Desc()
+	unitBytesDesc     = metrics.ExtenderNodeUnitBytes.Desc()
+	namespaceUsedDesc = metrics.ExtenderNamespaceUnitsUsed.Desc()
+	deviceUnitsDesc   = metrics.ExtenderDeviceUnits.Desc()
+	deviceUsedDesc    = metrics.ExtenderDeviceUnitsUsed.Desc()
+	deviceFreeDesc    = metrics.ExtenderDeviceUnitsFree.Desc()
 )
-
-// booksCollector shows the size of the books when it is asked for.
-type booksCollector struct{ books *kube.Books }
 
 // Describe implements prometheus.Collector.
 func (booksCollector) Describe(ch chan<- *prometheus.Desc) {
-	ch <- nodesDesc
-	ch <- podsDesc
-	ch <- buildDesc
+	for _, d := range []*prometheus.Desc{
+		nodesDesc, podsDesc, readyDesc, leaderDesc, reservationsDesc, nodeUnitsDesc, nodeUsedDesc, unitBytesDesc, namespaceUsedDesc,
+		deviceUnitsDesc, deviceUsedDesc, deviceFreeDesc,
+	} {
+		ch <- d
+	}
 }
 
 // Collect implements prometheus.Collector.
 func (c booksCollector) Collect(ch chan<- prometheus.Metric) {
-	gauge := func(desc *prometheus.Desc, value int, label string) {
-		ch <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, float64(value), label)
+	gauge := func(desc *prometheus.Desc, value float64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, value, labels...)
 	}
-	size := c.books.Size()
-	gauge(nodesDesc, size.Nodes-size.BadNodes, "good")
-	gauge(nodesDesc, size.BadNodes, "broken")
-	gauge(podsDesc, size.Waiting, "waiting")
-	gauge(podsDesc, size.Granted, "granted")
-	gauge(podsDesc, size.Ungranted, "ungranted")
-	gauge(buildDesc, 1, version.Version)
+	size := c.size()
+	gauge(nodesDesc, float64(size.Nodes-size.BadNodes), "good")
+	gauge(nodesDesc, float64(size.BadNodes), "broken")
+	gauge(podsDesc, float64(size.Waiting), "waiting")
+	gauge(podsDesc, float64(size.Granted), "granted")
+	gauge(podsDesc, float64(size.Ungranted), "ungranted")
+	gauge(readyDesc, metrics.Bool(c.ready()))
+	gauge(leaderDesc, metrics.Bool(c.leading()))
+	gauge(reservationsDesc, float64(c.ledger.Reservations()))
+	for _, resource := range c.resources {
+		for _, node := range c.ledger.Nodes(resource) {
+			c.node(gauge, string(resource), &node)
+		}
+	}
+}
+
+// node shows one node.
+func (c booksCollector) node(gauge func(*prometheus.Desc, float64, ...string), resource string, node *ledger.NodeUsage) {
+	gauge(nodeUnitsDesc, float64(node.Total), node.Name, resource)
+	gauge(nodeUsedDesc, float64(node.Used), node.Name, resource)
+	// A unit is written as a decimal number of GB: 0.1.
+	if gb, err := strconv.ParseFloat(node.Unit, 64); err == nil {
+		gauge(unitBytesDesc, gb*(1<<30), node.Name, resource)
+	}
+	namespaces := map[string]accel.Units{}
+	for _, pod := range node.Unplaced {
+		namespaces[pod.Pod.Namespace] += pod.Units
+	}
+	for i := range node.Devices {
+		device := &node.Devices[i]
+		for _, pod := range device.Pods {
+			namespaces[pod.Pod.Namespace] += pod.Units
+		}
+		if !c.devices {
+			continue
+		}
+		free := max(device.Units-device.Used, 0)
+		if device.Health.Unhealthy {
+			free = 0
+		}
+		labels := []string{node.Name, resource, string(device.ID), strconv.Itoa(device.Index)}
+		gauge(deviceUnitsDesc, float64(device.Units), labels...)
+		gauge(deviceUsedDesc, float64(device.Used), labels...)
+		gauge(deviceFreeDesc, float64(free), labels...)
+	}
+	for namespace, units := range namespaces {
+		gauge(namespaceUsedDesc, float64(units), namespace, node.Name, resource)
+	}
 }

@@ -31,6 +31,8 @@ type Options struct {
 	// Listen and MetricsListen are host:port; the host may be empty. An empty
 	// MetricsListen serves no metrics.
 	Listen, MetricsListen string
+	// MetricsDevices shows the units of each device among the metrics.
+	MetricsDevices bool
 	// TLSListen is host:port for the same answers over TLS, and for the API server's
 	// reviews; empty for none.
 	TLSListen string
@@ -86,6 +88,7 @@ func DefaultOptions() Options {
 		TLSOverlap:       14 * 24 * time.Hour,
 		ValidatingConfig: "divvy-config",
 		MetricsListen:    ":9401",
+		MetricsDevices:   true,
 		Policy:           place.Binpack.String(),
 		GrantKeyFile:     "/etc/divvy/grant/key",
 		Resources:        []string{"enflame.com/gcu-memory"},
@@ -110,6 +113,7 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.MutatingConfig, "mutating-config", o.MutatingConfig, "MutatingWebhookConfiguration that gets the CA; empty for none")
 	fs.StringVar(&o.ValidatingConfig, "validating-config", o.ValidatingConfig, "ValidatingWebhookConfiguration that gets the CA; empty for none")
 	fs.StringVar(&o.MetricsListen, "metrics-listen", o.MetricsListen, "address to serve Prometheus metrics on; empty for none")
+	fs.BoolVar(&o.MetricsDevices, "metrics-devices", o.MetricsDevices, "show the units of each device among the metrics, three series for each")
 	fs.StringVar(&o.Kubeconfig, "kubeconfig", o.Kubeconfig, "kubeconfig file; empty for the pod's service account")
 	fs.StringVar(&o.Policy, "policy", o.Policy, "which device is preferred: binpack (the fullest that has room) or spread (the emptiest)")
 	fs.StringVar(&o.GrantKeyFile, "grant-key-file", o.GrantKeyFile, "file with the key, of 32 bytes or more, that grants are signed with; read again when it changes")
