@@ -419,7 +419,7 @@ func TestAccountsMayDoWhatTheyMustAndNoMore(t *testing.T) {
 				"admissionregistration.k8s.io/validatingwebhookconfigurations validation.bitfusion.io-cfg"),
 		))),
 		"divvy-extender": slices.Sorted(slices.Values(slices.Concat(
-			[]string{"create pods/binding", "get pods", "list nodes", "list pods", "watch nodes", "watch pods"},
+			[]string{"create events", "create pods/binding", "get pods", "list nodes", "list pods", "watch nodes", "watch pods"},
 			each([]string{"get", "list", "watch", "patch"}, "admissionregistration.k8s.io/validatingwebhookconfigurations divvy-config"),
 		))),
 	} {
