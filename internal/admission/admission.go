@@ -8,6 +8,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/divvy-gpu/divvy/internal/pool"
+	"github.com/divvy-gpu/divvy/internal/review"
 )
 
 // Settings are what an administrator sets for all pods.
@@ -44,16 +45,6 @@ func (d *Denial) Error() string {
 	return strings.Join(d.Problems, "; ")
 }
 
-// short bounds what is repeated of what a user wrote: pods come here before the
-// API server has checked how long their names and paths are.
-func short(s string) string {
-	const most = 256
-	if len(s) <= most {
-		return s
-	}
-	return strings.ToValidUTF8(s[:most], "") + "..."
-}
-
 // problems turns an error, joined or not, into one sentence for each part.
 func problems(prefix string, err error) []string {
 	if joined, ok := err.(interface{ Unwrap() []error }); ok {
@@ -72,13 +63,13 @@ func containers(pod *corev1.Pod) iter.Seq2[string, *corev1.Container] {
 	return func(yield func(string, *corev1.Container) bool) {
 		for i := range pod.Spec.InitContainers {
 			c := &pod.Spec.InitContainers[i]
-			if !yield(fmt.Sprintf("init container %q", short(c.Name)), c) {
+			if !yield(fmt.Sprintf("init container %q", review.Short(c.Name)), c) {
 				return
 			}
 		}
 		for i := range pod.Spec.Containers {
 			c := &pod.Spec.Containers[i]
-			if !yield(fmt.Sprintf("container %q", short(c.Name)), c) {
+			if !yield(fmt.Sprintf("container %q", review.Short(c.Name)), c) {
 				return
 			}
 		}

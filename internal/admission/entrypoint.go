@@ -5,6 +5,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+
+	"github.com/divvy-gpu/divvy/internal/review"
 )
 
 // entrypoints are the entrypoints of images as an annotation tells them.
@@ -38,14 +40,14 @@ func parseEntrypoints(value string) (entrypoints, error) {
 		err = json.Unmarshal(text, &e.byContainer)
 		for name, list := range e.byContainer {
 			if err == nil && (len(list) == 0 || list[0] == "") {
-				err = fmt.Errorf("the list of container %q names no program", short(name))
+				err = fmt.Errorf("the list of container %q names no program", review.Short(name))
 			}
 		}
 	default:
 		err = errors.New("it is neither")
 	}
 	if err != nil {
-		return entrypoints{}, fmt.Errorf("%q: %s: %w", short(value), form, err)
+		return entrypoints{}, fmt.Errorf("%q: %s: %w", review.Short(value), form, err)
 	}
 	return e, nil
 }

@@ -12,6 +12,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/divvy-gpu/divvy/internal/pool"
+	"github.com/divvy-gpu/divvy/internal/review"
 )
 
 // Where a container finds what is not in pool.MountPath.
@@ -201,13 +202,13 @@ func (f *files) collisions(place string, container *corev1.Container, mounts []c
 	var found []string
 	for _, m := range container.VolumeMounts {
 		if f.hides(m, mounts) {
-			found = append(found, fmt.Sprintf("%s: volume %q is mounted at %s, where the client must be: mount it elsewhere", place, short(m.Name), short(m.MountPath)))
+			found = append(found, fmt.Sprintf("%s: volume %q is mounted at %s, where the client must be: mount it elsewhere", place, review.Short(m.Name), review.Short(m.MountPath)))
 		}
 	}
 	for _, ours := range mounts {
 		for _, d := range container.VolumeDevices {
 			if cleanPath(d.DevicePath) == ours.MountPath {
-				found = append(found, fmt.Sprintf("%s: the device of volume %q is at %s, where the client must be: put it elsewhere", place, short(d.Name), short(d.DevicePath)))
+				found = append(found, fmt.Sprintf("%s: the device of volume %q is at %s, where the client must be: put it elsewhere", place, review.Short(d.Name), review.Short(d.DevicePath)))
 			}
 		}
 	}

@@ -26,6 +26,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/divvy-gpu/divvy/internal/pool"
+	"github.com/divvy-gpu/divvy/internal/review"
 )
 
 // webhook is a handler with what is around it.
@@ -230,7 +231,7 @@ func TestRequestsThatAreNoReview(t *testing.T) {
 		"W33: no request":      {frame(v1, "AdmissionReview", ""), nil, 400, []string{"no request"}},
 		"W33: request is null": {frame(v1, "AdmissionReview", `,"request":null`), nil, 400, []string{"no request"}},
 		"no uid":               {frame(v1, "AdmissionReview", `,"request":{}`), nil, 400, []string{"uid"}},
-		"W34: huge":            {bytes.Repeat([]byte(" "), MaxBody+1), nil, 413, []string{"bytes"}},
+		"W34: huge":            {bytes.Repeat([]byte(" "), review.MaxBody+1), nil, 413, []string{"bytes"}},
 		"another type":         {good, []string{"Content-Type", "text/plain"}, 415, []string{"text/plain", "application/json"}},
 		"no type at all":       {good, []string{"Content-Type", "json;;"}, 415, []string{"application/json"}},
 		"a charset":            {good, []string{"Content-Type", "application/json; charset=utf-8"}, 200, nil},
@@ -263,7 +264,7 @@ func TestBodyIsBounded(t *testing.T) {
 		body := &countingReader{}
 		r := httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/mutate", body)
 		r.ContentLength = -1
-		want := int64(MaxBody + 64<<10)
+		want := int64(review.MaxBody + 64<<10)
 		if told {
 			r.ContentLength, want = 1<<40, 0
 		}
@@ -292,7 +293,7 @@ func TestLargeBodiesAreLetInAFewAtATime(t *testing.T) {
 	w := newWebhook(t)
 	var pipes []*io.PipeWriter
 	var all sync.WaitGroup
-	for range largeAtOnce {
+	for range review.LargeAtOnce {
 		reader, writer := io.Pipe()
 		pipes = append(pipes, writer)
 		all.Go(func() {
@@ -323,7 +324,7 @@ func TestLargeBodiesAreLetInAFewAtATime(t *testing.T) {
 		}
 	}
 	all.Wait()
-	if answer := w.post(t, "/mutate", bytes.Repeat([]byte(" "), largeBody+1)); answer.Code != http.StatusBadRequest {
+	if answer := w.post(t, "/mutate", bytes.Repeat([]byte(" "), review.LargeBody+1)); answer.Code != http.StatusBadRequest {
 		t.Errorf("status %d: nobody was let in any more", answer.Code)
 	}
 }
@@ -454,7 +455,7 @@ func TestPanicIsADenial(t *testing.T) {
 	}
 	mentions(t, w.logged(), "index out of range", "validate.go", "bf-pkgs")
 	noSecrets(t, w.logged())
-	if got := testutil.ToFloat64(reviews(t, w, "validate", resultError)); got != 2 {
+	if got := testutil.ToFloat64(reviews(t, w, "validate", review.Error)); got != 2 {
 		t.Errorf("%v errors counted", got)
 	}
 
@@ -527,7 +528,7 @@ func TestLogsHoldNothingOfThePod(t *testing.T) {
 	w.post(t, "/mutate", []byte(`{"kind":1,"request":{"object":"hunter2"}}`))
 	text := w.logged()
 	noSecrets(t, text)
-	mentions(t, text, testNamespace, "bf-pkgs", "mutate", "validate", resultConverted, resultDenied)
+	mentions(t, text, testNamespace, "bf-pkgs", "mutate", "validate", review.Converted, review.Denied)
 
 	generated := secretivePod()
 	generated.Name, generated.GenerateName = "", "bf-job-"
@@ -544,8 +545,8 @@ func TestReviewsAreCounted(t *testing.T) {
 	w.post(t, "/mutate", nil)
 	w.review(t, "/validate", reviewOf(podRequest(t, guidePod())))
 	for key, want := range map[[2]string]float64{
-		{"mutate", resultConverted}: 1, {"mutate", resultAllowed}: 1, {"mutate", resultDenied}: 1, {"mutate", resultBad}: 1, {"mutate", resultError}: 0,
-		{"validate", resultDenied}: 1, {"validate", resultAllowed}: 0,
+		{"mutate", review.Converted}: 1, {"mutate", review.Allowed}: 1, {"mutate", review.Denied}: 1, {"mutate", review.Bad}: 1, {"mutate", review.Error}: 0,
+		{"validate", review.Denied}: 1, {"validate", review.Allowed}: 0,
 	} {
 		if got := testutil.ToFloat64(reviews(t, w, key[0], key[1])); got != want {
 			t.Errorf("%v: %v, want %v", key, got, want)

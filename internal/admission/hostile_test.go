@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/divvy-gpu/divvy/internal/pool"
+	"github.com/divvy-gpu/divvy/internal/review"
 )
 
 // Pods are looked at before the API server has checked the length of anything in
@@ -55,7 +56,7 @@ func TestMessagesAreBounded(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if name := podName(&admissionv1.AdmissionRequest{Object: runtime.RawExtension{Raw: raw}}); len(name) > 1<<10 || name == "" {
+	if name := review.Name(&admissionv1.AdmissionRequest{Object: runtime.RawExtension{Raw: raw}}); len(name) > 1<<10 || name == "" {
 		t.Errorf("a log has a name of %d bytes", len(name))
 	}
 }

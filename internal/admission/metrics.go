@@ -6,15 +6,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	defs "github.com/divvy-gpu/divvy/internal/metrics"
-)
-
-// Results of reviews, in logs and metrics.
-const (
-	resultConverted = "converted" // a patch was answered
-	resultAllowed   = "allowed"   // as it is
-	resultDenied    = "denied"    // the pod is refused
-	resultBad       = "bad"       // no review that could be answered
-	resultError     = "error"     // a mistake of this program
+	"github.com/divvy-gpu/divvy/internal/review"
 )
 
 // metrics are what the handler counts.
@@ -29,8 +21,8 @@ func newMetrics(registry prometheus.Registerer) (*metrics, error) {
 		duration: defs.WebhookReviewDuration.NewHistograms(),
 	}
 	for _, webhook := range []string{"mutate", "validate"} {
-		for _, result := range []string{resultConverted, resultAllowed, resultDenied, resultBad, resultError} {
-			if webhook == "mutate" || result != resultConverted {
+		for _, result := range []string{review.Converted, review.Allowed, review.Denied, review.Bad, review.Error} {
+			if webhook == "mutate" || result != review.Converted {
 				m.reviews.WithLabelValues(webhook, result) // so that it is there before it happens
 			}
 		}

@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 
 	"github.com/divvy-gpu/divvy/internal/pool"
+	"github.com/divvy-gpu/divvy/internal/review"
 )
 
 // Mutate returns the pod converted, or the pod itself when there is nothing to
@@ -37,7 +38,7 @@ func Mutate(pod *corev1.Pod, namespace string, catalog *pool.Catalog, s Settings
 		return pod, nil, nil // Validate refuses what is left
 	default:
 		return pod, []string{fmt.Sprintf("annotation %s is %q, but no container asks for GPUs of the pool: set %s in the limits of those that should have them",
-			pool.ModeAnnotation, short(pod.Annotations[pool.ModeAnnotation]), pool.AmountResource)}, nil
+			pool.ModeAnnotation, review.Short(pod.Annotations[pool.ModeAnnotation]), pool.AmountResource)}, nil
 	}
 	c := conversion{pod: pod.DeepCopy(), mode: mode, settings: s}
 	if err := c.run(catalog); err != nil {
@@ -157,12 +158,12 @@ const maxHome = 1 << 10
 func checkHome(home string) error {
 	if !path.IsAbs(home) || len(home) > maxHome || strings.Contains(home, ":") || strings.ContainsFunc(home, func(r rune) bool { return r < ' ' || r == 0x7f }) ||
 		slices.Contains(strings.Split(home, "/"), "..") {
-		return fmt.Errorf("%q is no folder: must be an absolute path without \"..\" and colons, of at most %d bytes, such as %s", short(home), maxHome, pool.DefaultHome)
+		return fmt.Errorf("%q is no folder: must be an absolute path without \"..\" and colons, of at most %d bytes, such as %s", review.Short(home), maxHome, pool.DefaultHome)
 	}
 	home = path.Clean(home)
 	for _, taken := range []string{pool.MountPath, pool.OptPath, pool.CAPath, serversPath} {
 		if home == taken || strings.HasPrefix(home, taken+"/") {
-			return fmt.Errorf("%q is in %s, where the client itself is: must be elsewhere, such as %s", short(home), taken, pool.DefaultHome)
+			return fmt.Errorf("%q is in %s, where the client itself is: must be elsewhere, such as %s", review.Short(home), taken, pool.DefaultHome)
 		}
 	}
 	return nil

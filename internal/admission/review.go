@@ -1,73 +1,22 @@
 package admission
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
-	"slices"
 
 	admissionv1 "k8s.io/api/admission/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	kubejson "k8s.io/apimachinery/pkg/util/json"
 	"k8s.io/klog/v2"
+
+	"github.com/divvy-gpu/divvy/internal/review"
 )
-
-// reviewKind heads every review; its two versions have the same fields.
-const reviewKind = "AdmissionReview"
-
-var reviewVersions = []string{"admission.k8s.io/v1", "admission.k8s.io/v1beta1"}
 
 // ReviewVersions returns the API versions of the reviews that the handler
 // answers, with their group.
-func ReviewVersions() []string { return slices.Clone(reviewVersions) }
-
-// decodeReview reads a review and checks that it can be answered with one.
-func decodeReview(body []byte) (*admissionv1.AdmissionReview, *badRequest) {
-	var review admissionv1.AdmissionReview
-	if err := kubejson.Unmarshal(body, &review); err != nil {
-		return nil, badf(http.StatusBadRequest, "the body is no AdmissionReview: %v", err)
-	}
-	if review.Kind != reviewKind || review.APIVersion != reviewVersions[0] && review.APIVersion != reviewVersions[1] {
-		return nil, badf(http.StatusBadRequest, "the body is of apiVersion %q and kind %q: must be %s of %s or %s",
-			review.APIVersion, review.Kind, reviewKind, reviewVersions[0], reviewVersions[1])
-	}
-	if review.Request == nil {
-		return nil, badf(http.StatusBadRequest, "the review has no request")
-	}
-	if review.Request.UID == "" {
-		return nil, badf(http.StatusBadRequest, "the request has no uid, so there is no answering it")
-	}
-	return &review, nil
-}
-
-// encodeReview gives back the review with its response alone, in the version in
-// which it was asked.
-func encodeReview(review *admissionv1.AdmissionReview) ([]byte, error) {
-	return json.Marshal(admissionv1.AdmissionReview{TypeMeta: review.TypeMeta, Response: review.Response})
-}
-
-// podName names a pod in logs, where no name is longer than a pod's may be.
-func podName(request *admissionv1.AdmissionRequest) string { return short(nameOf(request)) }
-
-func nameOf(request *admissionv1.AdmissionRequest) string {
-	if request.Name != "" {
-		return request.Name
-	}
-	// The name of a pod of a controller is made later.
-	var object struct {
-		Metadata struct {
-			Name         string `json:"name"`
-			GenerateName string `json:"generateName"`
-		} `json:"metadata"`
-	}
-	if err := kubejson.Unmarshal(request.Object.Raw, &object); err != nil || object.Metadata.Name != "" {
-		return object.Metadata.Name
-	}
-	return object.Metadata.GenerateName
-}
+func ReviewVersions() []string { return review.Versions() }
 
 // decision is what a webhook decides about a pod: a patch or none, warnings, or a
 // *Denial.
@@ -87,48 +36,30 @@ func (s *server) validate(pod *corev1.Pod, namespace string) (patch []byte, warn
 	return nil, warnings, err
 }
 
-// answer decides about the request of a review. It does the same for a dry run,
-// because nothing is ever changed but the answer.
-func (s *server) answer(logger klog.Logger, request *admissionv1.AdmissionRequest, decide decision) (response *admissionv1.AdmissionResponse, result string) {
-	defer func() {
-		if p := recover(); p != nil {
-			recovered(logger, p)
-			response = deny(request.UID, http.StatusInternalServerError, metav1.StatusReasonInternalError,
-				"the webhook failed on this pod by a mistake of its own; its log says where")
-			result = resultError
+// answer makes what answers reviews of a decision.
+func answer(decide decision) review.Decide {
+	return func(_ klog.Logger, request *admissionv1.AdmissionRequest) (*admissionv1.AdmissionResponse, string) {
+		if request.Operation != admissionv1.Create {
+			return review.Allow(request.UID), review.Allowed
 		}
-	}()
-	if request.Operation != admissionv1.Create {
-		return &admissionv1.AdmissionResponse{UID: request.UID, Allowed: true}, resultAllowed
+		pod, err := decodePod(request)
+		if err != nil {
+			return review.Deny(request.UID, http.StatusBadRequest, metav1.StatusReasonBadRequest, err.Error()), review.Bad
+		}
+		patch, warnings, err := decide(pod, request.Namespace)
+		var denial *Denial
+		switch {
+		case errors.As(err, &denial) && denial.Forbidden:
+			return review.Deny(request.UID, http.StatusForbidden, metav1.StatusReasonForbidden, denial.Error()), review.Denied
+		case errors.As(err, &denial):
+			return review.Deny(request.UID, http.StatusUnprocessableEntity, metav1.StatusReasonInvalid, denial.Error()), review.Denied
+		case err != nil:
+			return review.Deny(request.UID, http.StatusInternalServerError, metav1.StatusReasonInternalError, err.Error()), review.Error
+		case len(patch) == 0:
+			return review.Allow(request.UID, warnings...), review.Allowed
+		}
+		return review.Patch(request.UID, patch, warnings...), review.Converted
 	}
-	pod, err := decodePod(request)
-	if err != nil {
-		return deny(request.UID, http.StatusBadRequest, metav1.StatusReasonBadRequest, err.Error()), resultBad
-	}
-	patch, warnings, err := decide(pod, request.Namespace)
-	var denial *Denial
-	switch {
-	case errors.As(err, &denial) && denial.Forbidden:
-		return deny(request.UID, http.StatusForbidden, metav1.StatusReasonForbidden, denial.Error()), resultDenied
-	case errors.As(err, &denial):
-		return deny(request.UID, http.StatusUnprocessableEntity, metav1.StatusReasonInvalid, denial.Error()), resultDenied
-	case err != nil:
-		return deny(request.UID, http.StatusInternalServerError, metav1.StatusReasonInternalError, err.Error()), resultError
-	}
-	response = &admissionv1.AdmissionResponse{UID: request.UID, Allowed: true, Warnings: warnings}
-	if len(patch) == 0 {
-		return response, resultAllowed
-	}
-	patchType := admissionv1.PatchTypeJSONPatch
-	response.Patch, response.PatchType = patch, &patchType
-	return response, resultConverted
-}
-
-// deny is a response that refuses.
-func deny(uid types.UID, code int32, reason metav1.StatusReason, message string) *admissionv1.AdmissionResponse {
-	return &admissionv1.AdmissionResponse{UID: uid, Allowed: false, Result: &metav1.Status{
-		Status: metav1.StatusFailure, Code: code, Reason: reason, Message: message,
-	}}
 }
 
 // decodePod returns the pod of a request.

@@ -11,6 +11,7 @@ import (
 	"k8s.io/component-helpers/resource"
 
 	"github.com/divvy-gpu/divvy/internal/pool"
+	"github.com/divvy-gpu/divvy/internal/review"
 )
 
 // Cluster is what Validate asks about the cluster. Its methods answer from
@@ -98,7 +99,7 @@ func (v *validation) leftovers() {
 						place, name, written(c.Resources, name))
 				}
 			case !pool.Asks(c.Resources): // otherwise the reading of the request tells it
-				v.wrongf("%s: %s: %s is no resource of the pool: must be %s with %s or %s", place, short(string(name)), written(c.Resources, name), pool.AmountResource, pool.PercentResource, pool.MemoryResource)
+				v.wrongf("%s: %s: %s is no resource of the pool: must be %s with %s or %s", place, review.Short(string(name)), written(c.Resources, name), pool.AmountResource, pool.PercentResource, pool.MemoryResource)
 			}
 		}
 		if pool.Asks(c.Resources) {
@@ -170,7 +171,7 @@ func (v *validation) nodes() {
 			case name == pool.Resource:
 				v.wrongf("%s: no node that is ready has %s (%s are asked for): an administrator has to see whether the daemon set bitfusion-device-plugin runs", place, name, written(c.Resources, name))
 			default:
-				v.wrongf("%s: no node that is ready has resource %s (%s are asked for): leave it out, or correct its name", place, short(string(name)), written(c.Resources, name))
+				v.wrongf("%s: no node that is ready has resource %s (%s are asked for): leave it out, or correct its name", place, review.Short(string(name)), written(c.Resources, name))
 			}
 		}
 	}
