@@ -369,8 +369,13 @@ func TestEveryObjectIsInTheReleasesNamespace(t *testing.T) {
 		kind := o.GetObjectKind().GroupVersionKind().Kind
 		wide := strings.HasPrefix(kind, "Cluster") || strings.HasPrefix(kind, "ValidatingAdmissionPolicy") || strings.HasSuffix(kind, "WebhookConfiguration") || kind == "Namespace"
 		want := "elsewhere"
-		if object.GetLabels()["app.kubernetes.io/name"] == "bitfusion-webhook" {
+		switch {
+		case object.GetLabels()["app.kubernetes.io/name"] == "bitfusion-webhook":
 			want = "gpus"
+		case object.GetName() == "divvy-schedconf-pods": // where kube-scheduler is
+			want = metav1.NamespaceSystem
+		case object.GetName() == "divvy-schedconf-events": // where events of nodes are
+			want = metav1.NamespaceDefault
 		}
 		if wide != (object.GetNamespace() == "") || !wide && object.GetNamespace() != want {
 			t.Errorf("%s %s is in namespace %q", kind, object.GetName(), object.GetNamespace())
@@ -438,6 +443,9 @@ func TestAccountsMayDoWhatTheyMustAndNoMore(t *testing.T) {
 			"divvy-system/divvy-extender": slices.Concat(
 				each([]string{"get", "list", "patch", "watch"}, "configmaps divvy-extender-ca"),
 				each([]string{"get", "list", "update", "watch"}, "secrets divvy-extender-certs,divvy-extender-client")),
+			"divvy-system/divvy-schedconf":     {"get configmaps divvy-extender-ca", "get secrets divvy-extender-client", "get services divvy-extender"},
+			"kube-system/divvy-schedconf-pods": {"get pods"},
+			"default/divvy-schedconf-events":   {"create events"},
 		}[role.Namespace+"/"+role.Name]
 		slices.Sort(want)
 		if diff := cmp.Diff(want, rights(role.Rules)); !known || diff != "" {
