@@ -66,7 +66,7 @@ func (g Grant) check(uses []Use) []error {
 			for _, resource := range g.Rule.Resources {
 				places := map[string]bool{}
 				for _, u := range uses {
-					if !u.Refused && g.covers(u) && u.Verb == verb && u.Group == group && u.Resource == resource {
+					if !u.Refused && g.covers(u) && serves(verb, u.Verb) && u.Group == group && u.Resource == resource {
 						places[u.Namespace] = true
 						names[u.Name] = true
 					}
@@ -91,6 +91,11 @@ func (g Grant) check(uses []Use) []error {
 	}
 	return findings
 }
+
+// serves reports whether a request shows that a verb is needed. Whoever watches has
+// to list where the API server cannot stream what is there, which it can from
+// Kubernetes 1.34 on.
+func serves(verb, used string) bool { return used == verb || verb == "list" && used == "watch" }
 
 // covers reports whether the grant is about the account, the place and the name
 // of a request.

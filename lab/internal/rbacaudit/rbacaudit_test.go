@@ -121,6 +121,9 @@ func TestCompare(t *testing.T) {
 				`home/a may not list pods, and "` + agent + `" asked for it at 03:04:05.000`,
 			},
 		},
+		"a watch in place of a list": {
+			log: swap(2, event(account, agent, "watch", "/api/v1/pods?sendInitialEvents=true", `{"resource":"pods","apiVersion":"v1"}`, "allow")),
+		},
 		"a name": {
 			strings.ReplaceAll(all, `"name":"z"`, `"name":"x"`), []string{"home/a by ClusterRole a: nothing was done with secrets named z"},
 		},
