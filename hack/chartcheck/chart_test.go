@@ -176,6 +176,17 @@ func TestEveryValueHasAnEffect(t *testing.T) {
 		"extender.tls.listenAddress":            `"127.0.0.1"`,
 		"extender.tls.overlap":                  `"1h"`,
 		"scheduler.mode":                        `"dedicated"`,
+		"schedconf.hostPaths":                   `["/opt/a"]`,
+		"schedconf.kubeVersion":                 `"v1.31.4"`,
+		"schedconf.timeout":                     `"9m"`,
+		"schedconf.settle":                      `"9s"`,
+		"schedconf.listenAddress":               `"::1"`,
+		"schedconf.logLevel":                    `"debug"`,
+		"schedconf.nodeSelector":                `{"a":"b"}`,
+		"schedconf.tolerations":                 `[]`,
+		"schedconf.extraEnv":                    `[{"name":"A","value":"b"}]`,
+		"schedconf.resources":                   `{"limits":{"cpu":"7"}}`,
+		"schedconf.podAnnotations":              `{"a":"b"}`,
 		"extender.allowBindFrom":                `["10.0.0.0/8"]`,
 		"extender.logLevel":                     `"debug"`,
 		"extender.runAsUser":                    `7`,
@@ -268,8 +279,8 @@ func keyless(text []byte) string {
 // TestProgramsHaveProbesAndMetrics, with the question that matters: whether the
 // program does its work, and not whether some file is there.
 func TestProgramsHaveProbesAndMetrics(t *testing.T) {
-	specs := podSpecs(objects(t, rendered(t, "--set", "pool.enabled=true")))
-	if len(specs) != 4 {
+	specs := podSpecs(objects(t, rendered(t, "--set", "pool.enabled=true,schedconf.listenAddress=0.0.0.0")))
+	if len(specs) != 5 {
 		t.Fatalf("%d workloads", len(specs))
 	}
 	for name, spec := range specs {
@@ -314,7 +325,7 @@ func TestSelectorsOfPartsDiffer(t *testing.T) {
 			selectors[owner+" Service"] = &metav1.LabelSelector{MatchLabels: o.Spec.Selector}
 		}
 	}
-	if len(selectors) != 7 {
+	if len(selectors) != 8 {
 		t.Errorf("%d selectors", len(selectors))
 	}
 	for what, selector := range selectors {
