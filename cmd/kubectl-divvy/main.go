@@ -1,6 +1,7 @@
 // kubectl-divvy is what a person uses: "kubectl divvy inspect" shows which pods
-// hold how much of which device, "kubectl divvy pool" brings in and checks the
-// token of a remote pool.
+// hold how much of which device, "kubectl divvy doctor" what is wrong with the
+// installation, "kubectl divvy pool" brings in and checks the token of a remote
+// pool.
 package main
 
 import (
@@ -13,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/divvy-gpu/divvy/internal/app/about"
+	"github.com/divvy-gpu/divvy/internal/app/doctor"
 	"github.com/divvy-gpu/divvy/internal/app/inspect"
 	"github.com/divvy-gpu/divvy/internal/app/pool"
 )
@@ -21,8 +23,11 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
 	if err := command().ExecuteContext(ctx); err != nil {
-		fmt.Fprintln(os.Stderr, "error:", err)
-		os.Exit(1) //nolint:gocritic // the one exit of the program; stop has nothing left to do
+		// Some have said all in what they printed.
+		if text := err.Error(); text != "" {
+			fmt.Fprintln(os.Stderr, "error:", text)
+		}
+		os.Exit(doctor.ExitCode(err)) //nolint:gocritic // the one exit of the program; stop has nothing left to do
 	}
 }
 
@@ -34,7 +39,7 @@ func command() *cobra.Command {
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	cmd.AddCommand(inspect.Command(), pool.Command())
+	cmd.AddCommand(inspect.Command(), doctor.Command(), pool.Command())
 	about.Version(cmd, inspect.APIs()...)
 	return cmd
 }

@@ -1,0 +1,222 @@
+// Package doctor is the subcommand "kubectl-divvy doctor": it examines an
+// installation and says how to mend what it finds.
+package doctor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/divvy-gpu/divvy/internal/doctor"
+	"github.com/divvy-gpu/divvy/internal/kube"
+	"github.com/divvy-gpu/divvy/internal/version"
+)
+
+// Exit codes of the program, besides 0: nothing is wrong.
+const (
+	// ExitFindings: something is wrong.
+	ExitFindings = 1
+	// ExitUnknown: nothing was found wrong, and not everything could be looked at.
+	ExitUnknown = 2
+)
+
+// Options are what a person may choose.
+type Options struct {
+	// Namespace is that of the installation; "" for the one that is found.
+	Namespace string
+	// Output is the name of a format of package doctor.
+	Output string
+	// Timeout bounds the whole examination.
+	Timeout time.Duration
+	// Settle is how long findings that may mend themselves are given; then the
+	// cluster is read once more. 0 for no second look.
+	Settle time.Duration
+	// Verbose shows the checks that found nothing as well.
+	Verbose bool
+}
+
+// DefaultOptions returns the defaults.
+func DefaultOptions() Options {
+	// Kubelet tells the API server every 10 seconds what it has.
+	return Options{Output: string(doctor.Text), Timeout: time.Minute, Settle: 12 * time.Second}
+}
+
+// AddFlags adds a flag for every option, with its present value as default.
+func (o *Options) AddFlags(fs *pflag.FlagSet) {
+	fs.StringVarP(&o.Namespace, "namespace", "n", o.Namespace, "namespace of the installation; empty for the one that is found")
+	fs.StringVarP(&o.Output, "output", "o", o.Output, "text, json or yaml")
+	fs.DurationVar(&o.Timeout, "timeout", o.Timeout, "how long the examination may take")
+	fs.DurationVar(&o.Settle, "settle", o.Settle, "how long to wait for what may mend itself before a second look; 0 for none")
+	fs.BoolVarP(&o.Verbose, "verbose", "v", o.Verbose, "show the checks that found nothing as well")
+}
+
+// maxTimeout bounds the examination.
+const maxTimeout = time.Hour
+
+// Validate reports all mistakes at once.
+func (o Options) Validate() error {
+	var errs []error
+	if _, err := doctor.ParseFormat(o.Output); err != nil {
+		errs = append(errs, err)
+	}
+	if o.Namespace != "" {
+		for _, problem := range validation.IsDNS1123Label(o.Namespace) {
+			errs = append(errs, fmt.Errorf("--namespace %q: %s", o.Namespace, problem))
+		}
+	}
+	if o.Timeout <= 0 || o.Timeout > maxTimeout {
+		errs = append(errs, fmt.Errorf("--timeout %s: must be above zero and at most %s", o.Timeout, maxTimeout))
+	}
+	if o.Settle < 0 || o.Settle >= o.Timeout && o.Timeout > 0 {
+		errs = append(errs, fmt.Errorf("--settle %s: must be zero or more, and below --timeout", o.Settle))
+	}
+	return errors.Join(errs...)
+}
+
+// ExitError says with which code the program is to end.
+type ExitError struct {
+	Code int
+	// Err says why; nil when the report has said all.
+	Err error
+}
+
+// Error is "" when the report has said all.
+func (e *ExitError) Error() string {
+	if e.Err == nil {
+		return ""
+	}
+	return e.Err.Error()
+}
+
+// Unwrap returns the cause.
+func (e *ExitError) Unwrap() error { return e.Err }
+
+// ExitCode is the code with which a program ends for an error.
+func ExitCode(err error) int {
+	if err == nil {
+		return 0
+	}
+	var exit *ExitError
+	if errors.As(err, &exit) {
+		return exit.Code
+	}
+	return 1
+}
+
+// Command returns the subcommand. The report goes to cmd's output.
+func Command() *cobra.Command {
+	o := DefaultOptions()
+	rules, overrides := clientcmd.NewDefaultClientConfigLoadingRules(), &clientcmd.ConfigOverrides{}
+	cmd := &cobra.Command{
+		Use:   "doctor",
+		Short: "Examine the installation and say how to mend what is wrong",
+		Long: "Examine the whole installation: its objects, programs, nodes, the wiring of kube-scheduler, webhooks,\n" +
+			"certificates, rights, waiting pods and the remote pool. Each finding says what is wrong, where, and how\n" +
+			"to mend it; lines that begin with $ can be run as they are. Nothing is changed.\n\n" +
+			"Exit status: 0 nothing is wrong, 1 something is, 2 not everything could be looked at and the rest is well.",
+		Example: "  kubectl divvy doctor\n" +
+			"  kubectl divvy doctor --verbose\n" +
+			"  kubectl divvy doctor -o json",
+		Args:    cobra.NoArgs,
+		PreRunE: func(*cobra.Command, []string) error { return unknown(o.Validate()) },
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			config, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, overrides).ClientConfig()
+			if err != nil {
+				return unknown(fmt.Errorf("configuration of the Kubernetes client: %w", err))
+			}
+			clients, err := connect(config)
+			if err != nil {
+				return unknown(err)
+			}
+			at := func(r doctor.Report) doctor.Report { return r.At(overrides.CurrentContext, rules.ExplicitPath) }
+			return Run(cmd.Context(), o, clients, at, cmd.OutOrStdout())
+		},
+	}
+	o.AddFlags(cmd.Flags())
+	cmd.Flags().StringVar(&rules.ExplicitPath, "kubeconfig", "", "kubeconfig file; empty for that of $KUBECONFIG or ~/.kube/config")
+	flags := clientcmd.RecommendedConfigOverrideFlags("")
+	// The usual --namespace is about the user's objects; there are none here.
+	flags.ContextOverrideFlags.Namespace.LongName = ""
+	// --timeout is about the whole examination.
+	flags.Timeout.LongName = ""
+	clientcmd.BindOverrideFlags(overrides, cmd.Flags(), flags)
+	return cmd
+}
+
+func connect(config *rest.Config) (doctor.Clients, error) {
+	agent := "kubectl-divvy/" + version.Version
+	clients, err := kube.NewClients(config, agent)
+	if err != nil {
+		return doctor.Clients{}, err
+	}
+	config = rest.CopyConfig(config)
+	rest.AddUserAgent(config, agent)
+	config.QPS = -1
+	objects, err := dynamic.NewForConfig(config)
+	if err != nil {
+		return doctor.Clients{}, fmt.Errorf("client of objects of any kind: %w", err)
+	}
+	return doctor.Clients{Kubernetes: clients.Kubernetes, Objects: objects}, nil
+}
+
+// unknown is the error of an examination that was not made.
+func unknown(err error) error {
+	if err == nil {
+		return nil
+	}
+	return &ExitError{Code: ExitUnknown, Err: err}
+}
+
+// programTimeout bounds a request to one of Divvy's programs.
+const programTimeout = 5 * time.Second
+
+// Run examines the cluster and prints the report, as at returns it. Its error is
+// an *ExitError, nil when nothing is wrong.
+func Run(ctx context.Context, o Options, clients doctor.Clients, at func(doctor.Report) doctor.Report, out io.Writer) error {
+	if err := o.Validate(); err != nil {
+		return unknown(err)
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, o.Timeout, fmt.Errorf("it took longer than --timeout %s", o.Timeout))
+	defer cancel()
+	report, err := examine(ctx, o, clients)
+	if err != nil {
+		return unknown(err)
+	}
+	if o.Settle > 0 && report.Transient() {
+		select {
+		case <-time.After(o.Settle):
+		case <-ctx.Done():
+			return unknown(context.Cause(ctx))
+		}
+		if report, err = examine(ctx, o, clients); err != nil {
+			return unknown(err)
+		}
+	}
+	if err := doctor.Print(out, at(report), doctor.Format(o.Output), o.Verbose); err != nil {
+		return unknown(err)
+	}
+	switch {
+	case report.Count(doctor.Error)+report.Count(doctor.Warning) > 0:
+		return &ExitError{Code: ExitFindings}
+	case report.Count(doctor.Unknown) > 0:
+		return &ExitError{Code: ExitUnknown}
+	}
+	return nil
+}
+
+func examine(ctx context.Context, o Options, clients doctor.Clients) (doctor.Report, error) {
+	s, err := doctor.Collect(ctx, clients, doctor.Options{Tool: version.Version, Namespace: o.Namespace, Timeout: programTimeout})
+	if err != nil {
+		return doctor.Report{}, err
+	}
+	return doctor.Examine(s), nil
+}

@@ -1,0 +1,154 @@
+package doctor
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/divvy-gpu/divvy/internal/accel/wire"
+)
+
+func checkRelease(s *Snapshot, f *findings) {
+	r := s.Release()
+	if r == nil {
+		f.add(Error, "cluster", "Divvy is not installed: no DaemonSet and no Deployment has the label "+labelPartOf+"="+partOf,
+			"Install the chart, from a checkout: helm install divvy charts/divvy --namespace divvy-system --create-namespace. The README says what to choose before.")
+		return
+	}
+	for _, other := range s.Releases[1:] {
+		remedy := "Keep one of them: neither knows what the other gives out. This takes the second one away; helm uninstall the other one instead if that is to go."
+		var commands []string
+		if other.Helm {
+			commands = []string{"helm uninstall " + other.Name + " -n " + other.Namespace}
+		}
+		f.add(Error, fmt.Sprintf("release %s in namespace %s", other.Name, other.Namespace),
+			fmt.Sprintf("it is installed beside release %s in namespace %s", r.Name, r.Namespace), remedy, commands...)
+	}
+	object := fmt.Sprintf("release %s in namespace %s", r.Name, r.Namespace)
+	switch {
+	case strings.HasPrefix(r.Status, "pending"):
+		f.add(Warning, object, fmt.Sprintf("helm's revision %d is %s: a command is under way, or was interrupted", r.Revision, r.Status),
+			"If no helm command runs any more, go back to the last revision that was carried out.",
+			fmt.Sprintf("helm rollback %s -n %s", r.Name, r.Namespace))
+	case r.Status == "failed":
+		f.add(Warning, object, fmt.Sprintf("helm's revision %d failed", r.Revision),
+			fmt.Sprintf("See why with helm status %s -n %s, and upgrade again. This goes back to the revision before.", r.Name, r.Namespace),
+			fmt.Sprintf("helm rollback %s -n %s", r.Name, r.Namespace))
+	case r.Status == "uninstalling":
+		f.add(Warning, object, "it is being uninstalled, or that was interrupted", "Run the command again; it goes on where it stopped.",
+			fmt.Sprintf("helm uninstall %s -n %s", r.Name, r.Namespace))
+	}
+}
+
+func checkObjects(s *Snapshot, f *findings) {
+	for _, l := range s.Live {
+		remedy, commands := s.restore(l.Object.label(labelName))
+		switch {
+		case l.Error != "":
+			f.add(Unknown, l.Object.String(), l.Error, "Ask somebody who may read it, or have it allowed to you.")
+		case !l.Found:
+			f.add(Error, l.Object.String(), "it is missing: the release installed it, and somebody has deleted it", remedy, commands...)
+		case l.Differs != "":
+			f.add(Error, l.Object.String(), "it was changed since it was installed, at "+l.Differs, remedy, commands...)
+		}
+	}
+}
+
+// original is a program that Divvy takes the place of, or one of a kind with it.
+type original struct {
+	// names are how its objects are called, with "*" at the end for any text.
+	names []string
+	// vendor is the one whose devices it serves, "" for all.
+	vendor string
+	// plugin is true for a device plugin, false for a scheduler or its helper.
+	plugin bool
+}
+
+var originals = []original{
+	{names: []string{"gcushare-device-plugin*", "gcu-device-plugin*", "enflame-gcu-device-plugin*", "enflame-device-plugin*"}, vendor: "enflame", plugin: true},
+	{names: []string{"nvidia-device-plugin*"}, vendor: "nvidia", plugin: true},
+	{names: []string{"iluvatar-device-plugin*", "ix-device-plugin*"}, vendor: "iluvatar", plugin: true},
+	{names: []string{"gpushare-device-plugin*"}, vendor: "nvidia", plugin: true},
+	{names: []string{"bitfusion-cli-device-plugin*"}, plugin: true},
+	{names: []string{"gcushare-scheduler-extender*", "gcushare-config-manager*", "gcushare-scheduler-plugin*"}, vendor: "enflame"},
+	{names: []string{"gpushare-schd-extender*"}, vendor: "nvidia"},
+}
+
+// originalOf returns the program that an object's name is one of.
+func originalOf(name string) *original {
+	for i := range originals {
+		if slices.ContainsFunc(originals[i].names, func(pattern string) bool {
+			return strings.HasPrefix(name, strings.TrimSuffix(pattern, "*"))
+		}) {
+			return &originals[i]
+		}
+	}
+	return nil
+}
+
+// remove returns the command that takes a workload away.
+func remove(kind string, m *metav1.ObjectMeta) string {
+	if release := m.Annotations[annotationRelease]; release != "" {
+		return "helm uninstall " + quote(release) + " -n " + quote(m.Annotations[annotationNamespace])
+	}
+	return "kubectl delete " + kind + " " + m.Name + " -n " + m.Namespace
+}
+
+// quote makes a text one word of a shell. Names of objects are words already;
+// what is in annotations may be anything.
+func quote(word string) string {
+	if word != "" && strings.Trim(word, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.-_/") == "" {
+		return word
+	}
+	return "'" + strings.ReplaceAll(word, "'", `'\''`) + "'"
+}
+
+func checkLeftovers(s *Snapshot, f *findings) {
+	instances := map[string]bool{}
+	for _, r := range s.Releases {
+		instances[r.Name] = true
+	}
+	for _, o := range s.Labelled {
+		if instances[o.Instance] {
+			continue
+		}
+		severity, problem := Warning, fmt.Sprintf("it belongs to release %q, which is not installed", o.Instance)
+		if strings.Contains(o.Kind, "webhook") || strings.HasPrefix(o.Kind, "validatingadmission") {
+			severity, problem = Error, problem+"; the API server heeds it all the same"
+		}
+		f.add(severity, o.Kind+" "+o.Name, problem, "Delete it.", "kubectl delete "+o.Kind+" "+o.Name)
+	}
+	if s.daemonSet(nameNode) == nil {
+		for i := range s.Nodes {
+			n := &s.Nodes[i]
+			if _, ok := n.Annotations[wire.InventoryAnnotation]; !ok {
+				continue
+			}
+			f.add(Warning, "Node "+n.Name, "it carries the inventory of a divvy-node, and none is installed", "Take off what it published.", forget(n.Name))
+		}
+	}
+	// Old schedulers and their helpers. Device plugins are the matter of another
+	// check, as they may serve other nodes rightly.
+	note := func(kind string, m *metav1.ObjectMeta) {
+		o := originalOf(m.Name)
+		if o == nil || o.plugin || m.Labels[labelPartOf] == partOf {
+			return
+		}
+		f.add(Warning, kind+" "+m.Namespace+"/"+m.Name,
+			"a program that Divvy takes the place of still runs: two that decide about the same devices do not know of each other",
+			"Follow docs/migrating.md; this removes it.", remove(strings.ToLower(kind), m))
+	}
+	for i := range s.DaemonSets {
+		note("DaemonSet", &s.DaemonSets[i].ObjectMeta)
+	}
+	for i := range s.Deployments {
+		note("Deployment", &s.Deployments[i].ObjectMeta)
+	}
+}
+
+// forget takes off a node what divvy-node published there.
+func forget(node string) string {
+	return "kubectl annotate node " + node + " " + wire.InventoryAnnotation + "- divvy.dev/labels- divvy.dev/counts-"
+}

@@ -1,0 +1,349 @@
+package doctor
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/go-logr/logr"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/version"
+	corev1helpers "k8s.io/component-helpers/scheduling/corev1"
+	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
+
+	"github.com/divvy-gpu/divvy/api/config/v1alpha1"
+	"github.com/divvy-gpu/divvy/internal/accel"
+	"github.com/divvy-gpu/divvy/internal/accel/wire"
+	"github.com/divvy-gpu/divvy/internal/sharing"
+)
+
+const enabledLabel = "divvy.dev/enabled"
+
+// choosingLabels are labels with the value "true" by which people and the chart
+// choose nodes.
+var choosingLabels = []string{enabledLabel, "enflame.com/gcushare", "iluvatar.com/gpu.present", "nvidia.com/gpu.present"}
+
+// chosen reports whether a DaemonSet's pods may run on a node, by its labels.
+func chosen(d *appsv1.DaemonSet, n *corev1.Node) bool {
+	template := &corev1.Pod{Spec: d.Spec.Template.Spec}
+	match, err := nodeaffinity.GetRequiredNodeAffinity(template).Match(n)
+	return err == nil && match
+}
+
+// wantedLabels are the keys of labels that a DaemonSet asks for.
+func wantedLabels(d *appsv1.DaemonSet) []string {
+	keys := map[string]bool{}
+	for key := range d.Spec.Template.Spec.NodeSelector {
+		keys[key] = true
+	}
+	if a := d.Spec.Template.Spec.Affinity; len(keys) == 0 && a != nil && a.NodeAffinity != nil && a.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution != nil {
+		for _, term := range a.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms {
+			for _, e := range term.MatchExpressions {
+				if e.Operator == corev1.NodeSelectorOpIn {
+					keys[e.Key] = true
+				}
+			}
+		}
+	}
+	return slices.Sorted(maps.Keys(keys))
+}
+
+func checkNodeLabels(s *Snapshot, f *findings) {
+	d := s.daemonSet(nameNode)
+	wanted := wantedLabels(d)
+	any := false
+	for i := range s.Nodes {
+		n := &s.Nodes[i]
+		object := "Node " + n.Name
+		_, published := n.Annotations[wire.InventoryAnnotation]
+		value, enabled := n.Labels[enabledLabel]
+		if enabled && value != "true" && value != "false" {
+			f.add(Warning, object, fmt.Sprintf("its label %s is %q, which means nothing", enabledLabel, value), "Write true or false.",
+				"kubectl label node "+n.Name+" "+enabledLabel+"=true --overwrite")
+		}
+		if chosen(d, n) {
+			any = true
+			if s.daemonOn(n.Name) != nil {
+				continue
+			}
+			if taint, untolerated := corev1helpers.FindMatchingUntoleratedTaint(logr.Discard(), n.Spec.Taints, d.Spec.Template.Spec.Tolerations,
+				func(t *corev1.Taint) bool {
+					// Those that Kubernetes sets itself pods of a DaemonSet tolerate.
+					return t.Effect != corev1.TaintEffectPreferNoSchedule && !strings.HasPrefix(t.Key, "node.kubernetes.io/")
+				}, true); untolerated {
+				f.add(Error, object, fmt.Sprintf("it is labelled, and its taint %s keeps divvy-node away", taint.ToString()),
+					"Add a toleration to the value node.tolerations, or take the taint off.")
+				continue
+			}
+			f.add(Error, object, "it is labelled, and no divvy-node runs on it",
+				fmt.Sprintf("See why no pod is made: kubectl describe daemonset %s -n %s", d.Name, d.Namespace)).Transient = true
+			continue
+		}
+		switch {
+		case value == "false" && published:
+			f.add(Warning, object, "its label "+enabledLabel+"=false keeps divvy-node away, and it still carries what its daemon has published",
+				"This shares it again. If it is to stay out, drain it of the pods that use its devices, then take off what was published: "+forget(n.Name),
+				"kubectl label node "+n.Name+" "+enabledLabel+"=true --overwrite")
+		case value == "false": // said on purpose, and nothing is left of it
+		case published:
+			f.add(Error, object, "it carries what a divvy-node has published, and none runs there: it has no label that chooses it ("+strings.Join(wanted, ", ")+")",
+				"This shares it again. If it is to stay out, take off what was published: "+forget(n.Name),
+				"kubectl label node "+n.Name+" "+choosing(wanted)+"=true --overwrite")
+		default:
+			for _, key := range choosingLabels {
+				if n.Labels[key] == "true" && key == enabledLabel {
+					f.add(Warning, object, fmt.Sprintf("its label %s=true has no effect: the value node.nodeSelector or node.affinity asks for something else (%s)", key, strings.Join(wanted, ", ")),
+						"Give it the labels that are asked for, or change the values.")
+				}
+			}
+		}
+	}
+	if !any {
+		f.add(Error, "DaemonSet "+d.Namespace+"/"+d.Name, "no node is chosen to share its devices",
+			"Label the nodes that have devices: kubectl label node NODE "+choosing(wanted)+"=true")
+	}
+}
+
+// choosing is the label to give to a node.
+func choosing(wanted []string) string {
+	if len(wanted) == 0 || slices.Contains(wanted, enabledLabel) {
+		return enabledLabel
+	}
+	return wanted[0]
+}
+
+func checkNodeReady(s *Snapshot, f *findings) {
+	for i := range s.Nodes {
+		n := &s.Nodes[i]
+		if s.daemonOn(n.Name) == nil {
+			continue
+		}
+		for _, c := range n.Status.Conditions {
+			if c.Type == corev1.NodeReady && c.Status != corev1.ConditionTrue {
+				f.add(Error, "Node "+n.Name, "it is not ready: "+c.Message, "Mend the node: its kubelet's log says more.")
+			}
+		}
+	}
+}
+
+// healthyUnits are those of the devices that take pods.
+func healthyUnits(in accel.Inventory) int64 {
+	var n int64
+	for _, share := range in.Shares {
+		if !share.Health.Unhealthy {
+			n += int64(share.Units)
+		}
+	}
+	return n
+}
+
+func checkInventory(s *Snapshot, f *findings) {
+	for i := range s.Nodes {
+		n := &s.Nodes[i]
+		daemon := s.daemonOn(n.Name)
+		if daemon == nil || !podReady(daemon) {
+			continue // told by the checks of labels and workloads
+		}
+		object := "Node " + n.Name
+		again := "kubectl delete pod " + daemon.Name + " -n " + daemon.Namespace
+		all, err := inventory(n)
+		switch {
+		case errors.Is(err, errNoInventory):
+			f.add(Error, object, "its divvy-node is ready and has published no inventory", "Restart the daemon; it publishes what it finds.", again).Transient = true
+			continue
+		case err != nil:
+			f.add(Error, object, "its annotation "+wire.InventoryAnnotation+" cannot be read: "+err.Error(),
+				"Take the annotation off; the daemon writes it again.", "kubectl annotate node "+n.Name+" "+wire.InventoryAnnotation+"-")
+			continue
+		}
+		for _, in := range all {
+			name := string(in.Resource)
+			_, known := n.Status.Allocatable[corev1.ResourceName(name)]
+			want, have := healthyUnits(in), amount(n.Status.Allocatable, name)
+			switch {
+			case !known && len(in.Shares) > 0:
+				f.add(Error, object, "kubelet does not offer "+name+": the device plugin is not registered there",
+					"Restart the daemon; it registers at kubelet again.", again).Transient = true
+			case have < want:
+				f.add(Error, object, fmt.Sprintf("kubelet offers %d of %s and divvy-node has %d: kubelet has forgotten the device plugin, or has not reported yet", have, name, want),
+					"Restart the daemon; it registers at kubelet again.", again).Transient = true
+			case have > want:
+				f.add(Warning, object, fmt.Sprintf("kubelet offers %d of %s and divvy-node has published %d", have, name, want),
+					"Restart the daemon; both are told anew then.", again).Transient = true
+			}
+		}
+	}
+}
+
+func checkDevices(s *Snapshot, f *findings) {
+	for i := range s.Nodes {
+		n := &s.Nodes[i]
+		if s.daemonOn(n.Name) == nil {
+			continue
+		}
+		all, err := inventory(n)
+		if err != nil {
+			continue // told by the check of inventories
+		}
+		for _, in := range all {
+			for _, share := range in.Shares {
+				if !share.Health.Unhealthy || strings.HasPrefix(share.Health.Reason, accel.ReasonGivenOut) {
+					continue
+				}
+				f.add(Warning, fmt.Sprintf("Node %s, device %d (%s)", n.Name, share.Index, share.ID), "it takes no new pods: "+share.Health.Reason,
+					"docs/health.md says what each cause means and what brings a device back.")
+			}
+		}
+	}
+}
+
+func checkOtherPlugins(s *Snapshot, f *findings) {
+	d := s.daemonSet(nameNode)
+	told := map[string]bool{}
+	for i := range s.Pods {
+		p := &s.Pods[i]
+		if p.Labels[labelPartOf] == partOf || ended(p) || p.DeletionTimestamp != nil || !mountsPlugins(&p.Spec) {
+			continue
+		}
+		owner, o := s.ownerOf(p), (*original)(nil)
+		if owner != nil {
+			o = originalOf(owner.Name)
+		}
+		if o == nil {
+			o = originalOf(p.Name)
+		}
+		if o == nil || !o.plugin {
+			continue
+		}
+		n := s.node(p.Spec.NodeName)
+		if n == nil || s.daemonOn(n.Name) == nil || !serves(n, o.vendor) {
+			continue
+		}
+		object, command := "Pod "+p.Namespace+"/"+p.Name, "kubectl delete pod "+p.Name+" -n "+p.Namespace
+		if owner != nil {
+			object, command = "DaemonSet "+owner.Namespace+"/"+owner.Name, remove("daemonset", &owner.ObjectMeta)
+		}
+		if told[object] {
+			continue
+		}
+		told[object] = true
+		f.add(Error, object, fmt.Sprintf("another device plugin runs on node %s beside divvy-node: neither sees what the other gives out", n.Name),
+			"Remove it (docs/migrating.md says in which order), or keep Divvy off its nodes with the label "+enabledLabel+"=false.", command)
+	}
+	// What serves a socket without being a known program is told by the daemon.
+	for key, answer := range s.Readiness {
+		if namespace, name, _ := strings.Cut(key, "/"); namespace == d.Namespace && strings.Contains(answer.Text, "another device plugin") {
+			f.add(Error, "Pod "+namespace+"/"+name, answer.Text, "Remove the other device plugin; divvy-node goes on by itself.")
+		}
+	}
+}
+
+// ownerOf returns the DaemonSet that made a pod.
+func (s *Snapshot) ownerOf(p *corev1.Pod) *appsv1.DaemonSet {
+	for _, o := range p.OwnerReferences {
+		for i := range s.DaemonSets {
+			if d := &s.DaemonSets[i]; o.Kind == "DaemonSet" && d.Namespace == p.Namespace && d.Name == o.Name {
+				return d
+			}
+		}
+	}
+	return nil
+}
+
+// serves reports whether the node's daemon offers devices of the vendor.
+func serves(n *corev1.Node, vendor string) bool {
+	if vendor == "" {
+		return true
+	}
+	if n.Labels["divvy.dev/"+vendor+".present"] == "true" {
+		return true
+	}
+	all, err := inventory(n)
+	return err == nil && slices.ContainsFunc(all, func(in accel.Inventory) bool {
+		return strings.HasPrefix(string(in.Resource), vendor+".com/")
+	})
+}
+
+// maxList is what kubelet takes as the list of a plugin's devices, in bytes:
+// gRPC's default. Each unit takes its id and 13 bytes more.
+const (
+	maxList       = 4 << 20
+	bytesPerEntry = 13
+)
+
+// listBytes is the size of the list of so many units of memory: ids are numbers
+// in base 64.
+func listBytes(units int64) int64 {
+	var total int64
+	width, of := int64(1), int64(64)
+	for left := units; left > 0; left, width, of = left-of, width+1, of*64 {
+		total += min(left, of) * (bytesPerEntry + width)
+	}
+	return total
+}
+
+func checkKubelet(s *Snapshot, f *findings) {
+	server, serverErr := version.ParseGeneric(s.Kubernetes)
+	config, configured := s.nodeConfig()
+	for i := range s.Nodes {
+		n := &s.Nodes[i]
+		object := "Node " + n.Name
+		if s.daemonOn(n.Name) == nil {
+			continue
+		}
+		if v, err := version.ParseGeneric(n.Status.NodeInfo.KubeletVersion); err == nil {
+			switch {
+			case v.LessThan(minKubernetes):
+				f.add(Error, object, fmt.Sprintf("its kubelet is of version %s; Divvy needs %s", v, minKubernetes), "Upgrade kubelet.")
+			case serverErr == nil && v.Minor() > server.Minor() && v.Major() == server.Major():
+				f.add(Warning, object, fmt.Sprintf("its kubelet is of version %s, newer than the API server's %s, which Kubernetes does not support", v, server), "Upgrade the control plane first.")
+			case serverErr == nil && v.Minor()+3 < server.Minor() && v.Major() == server.Major():
+				f.add(Warning, object, fmt.Sprintf("its kubelet is of version %s, more than three minor versions behind the API server's %s", v, server), "Upgrade kubelet.")
+			}
+		}
+		all, err := inventory(n)
+		if err != nil || !configured {
+			continue // told by other checks
+		}
+		checkUnits(f, object, config, all)
+	}
+}
+
+// checkUnits compares what the configuration asks for with what kubelet takes.
+func checkUnits(f *findings, object string, config v1alpha1.NodeConfig, all []accel.Inventory) {
+	for _, r := range config.Resources {
+		if r.Mode != v1alpha1.ModeMemory {
+			continue
+		}
+		i := slices.IndexFunc(all, func(in accel.Inventory) bool { return string(in.Resource) == r.Name })
+		if i < 0 {
+			continue
+		}
+		size := func(unit string) (units, bytes int64) {
+			u, err := sharing.ParseMemoryUnit(unit)
+			if err != nil {
+				return 0, 0
+			}
+			for _, share := range all[i].Shares {
+				units += int64(u.Units(share.MemoryBytes))
+			}
+			return units, listBytes(units)
+		}
+		units, bytes := size(r.MemoryUnit)
+		if bytes <= maxList {
+			continue
+		}
+		better := "a larger one"
+		for _, unit := range slices.Backward(v1alpha1.MemoryUnits) {
+			if _, b := size(unit); b > 0 && b <= maxList {
+				better = "\"" + unit + "\""
+				break
+			}
+		}
+		f.add(Error, object, fmt.Sprintf("memoryUnit %q of %s is too fine: %d units make a list of %d bytes, and kubelet takes %d at most", r.MemoryUnit, r.Name, units, bytes, maxList),
+			"Set memoryUnit to "+better+" while no pod uses the resource.")
+	}
+}

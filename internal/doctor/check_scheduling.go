@@ -1,0 +1,131 @@
+package doctor
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+func checkExtender(s *Snapshot, f *findings) {
+	r := s.Release()
+	object := "Service " + r.Namespace + "/" + nameExtender
+	if s.service(r.Namespace, nameExtender) == nil {
+		remedy, commands := s.restore(nameExtender)
+		f.add(Error, object, "it is missing, so nobody finds the extender", remedy, commands...)
+		return
+	}
+	if s.readyEndpoints(r.Namespace, nameExtender) == 0 {
+		f.add(Error, object, "no ready extender is behind it: pods that ask for memory stay Pending",
+			"Mend what is said of Deployment "+s.extenderWorkload()+"; the extender is ready once it has read all nodes and pods.").Transient = true
+		return
+	}
+	for _, route := range []string{"healthz", "readyz", "version"} {
+		answer, asked := s.Extender[route]
+		if !asked || answer.OK {
+			continue
+		}
+		f.add(Error, object, fmt.Sprintf("/%s does not answer through the API server: %s", route, cmp.Or(answer.Text, "nothing was said")),
+			fmt.Sprintf("See its log: kubectl logs deployment/%s -n %s. With hostNetwork, a firewall between the API server and the extender's node must let port %d pass.",
+				s.extenderWorkload(), r.Namespace, portExtender)).Transient = true
+		return
+	}
+}
+
+// extenderWorkload is the Deployment that the extender is in.
+func (s *Snapshot) extenderWorkload() string {
+	if s.deployment(nameExtender) == nil {
+		return nameScheduler
+	}
+	return nameExtender
+}
+
+func checkScheduler(s *Snapshot, f *findings) {
+	var schedulers []*corev1.Pod
+	for i := range s.Pods {
+		if p := &s.Pods[i]; isScheduler(p) && !ended(p) && p.DeletionTimestamp == nil {
+			schedulers = append(schedulers, p)
+		}
+	}
+	for _, p := range schedulers {
+		if !podReady(p) {
+			f.add(Error, "Pod "+p.Namespace+"/"+p.Name, "kube-scheduler is not ready: no pod of the cluster is scheduled unless another one is",
+				fmt.Sprintf("See why: kubectl logs %s -n %s", p.Name, p.Namespace)).Transient = true
+		}
+	}
+	switch {
+	case s.daemonSet(nameSchedconf) != nil:
+		checkWired(s, f, schedulers)
+	case s.deployment(nameScheduler) != nil:
+		checkDedicated(s, f, schedulers)
+	default:
+		checkWiredByHand(s, f, schedulers)
+	}
+}
+
+// controlPlane reports whether a node is one by its labels.
+func controlPlane(n *corev1.Node) bool {
+	_, now := n.Labels["node-role.kubernetes.io/control-plane"]
+	_, before := n.Labels["node-role.kubernetes.io/master"]
+	return now || before
+}
+
+// checkWired looks at what divvy-schedconf has done.
+func checkWired(s *Snapshot, f *findings, schedulers []*corev1.Pod) {
+	d := s.daemonSet(nameSchedconf)
+	restart := fmt.Sprintf("kubectl rollout restart daemonset/%s -n %s", d.Name, d.Namespace)
+	if len(schedulers) == 0 {
+		f.add(Error, "control plane", "no kube-scheduler shows as a pod in "+kubeSystem+", so there is none that divvy-schedconf could wire",
+			"Where the control plane is managed by somebody else, set scheduler.mode=dedicated.")
+		return
+	}
+	for _, p := range schedulers {
+		if p.Annotations[annotationWired] != "" {
+			continue
+		}
+		f.add(Error, "Pod "+p.Namespace+"/"+p.Name, "this kube-scheduler does not ask the extender: its manifest lacks "+annotationWired+", so divvy-schedconf has not wired it, has rolled it back, or somebody has restored it",
+			fmt.Sprintf("Start divvy-schedconf anew, which wires it. If it does not stay wired, the log says why: kubectl logs daemonset/%s -n %s", d.Name, d.Namespace),
+			restart).Transient = true
+	}
+	for i := range s.Nodes {
+		n := &s.Nodes[i]
+		if !controlPlane(n) || slices.ContainsFunc(s.podsOf(d.Namespace, d.Spec.Selector), func(p *corev1.Pod) bool { return p.Spec.NodeName == n.Name }) {
+			continue
+		}
+		f.add(Error, "Node "+n.Name, "it is of the control plane, and no divvy-schedconf runs there to wire its kube-scheduler",
+			"Change the values schedconf.nodeSelector and schedconf.tolerations so that they choose it.").Transient = true
+	}
+}
+
+// checkDedicated looks at the scheduler that Divvy brings along.
+func checkDedicated(s *Snapshot, f *findings, schedulers []*corev1.Pod) {
+	if !slices.ContainsFunc(s.webhooks(), func(w webhook) bool { return w.configuration == nameScheduler }) {
+		remedy, commands := s.restore(nameScheduler)
+		f.add(Error, "MutatingWebhookConfiguration "+nameScheduler, "it is missing, so pods that ask for memory go to the cluster's own scheduler, which knows of no devices", remedy, commands...)
+	}
+	for _, p := range schedulers {
+		if p.Annotations[annotationWired] != "" {
+			f.add(Warning, "Pod "+p.Namespace+"/"+p.Name, "the cluster's own kube-scheduler still asks the extender, from the time of another scheduler.mode",
+				"On its node: divvy-control schedconf uninstall")
+		}
+	}
+}
+
+// checkWiredByHand looks for what can be seen of a configuration that an
+// administrator has written.
+func checkWiredByHand(s *Snapshot, f *findings, schedulers []*corev1.Pod) {
+	if len(schedulers) == 0 {
+		f.add(Unknown, "control plane", "no kube-scheduler shows as a pod in "+kubeSystem+", so whether it asks the extender cannot be seen",
+			"Where its configuration cannot be changed, set scheduler.mode=dedicated.")
+		return
+	}
+	for _, p := range schedulers {
+		_, config := argument(&p.Spec, "config")
+		_, policy := argument(&p.Spec, "policy-config-file")
+		if !config && !policy && p.Annotations[annotationWired] == "" {
+			f.add(Error, "Pod "+p.Namespace+"/"+p.Name, "this kube-scheduler has no configuration file (--config), so it does not ask the extender",
+				"On its node: divvy-control schedconf install; or set scheduler.mode=extender, which does so on every node of the control plane.")
+		}
+	}
+}

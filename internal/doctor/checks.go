@@ -1,0 +1,231 @@
+package doctor
+
+import (
+	"slices"
+)
+
+// Groups of checks, in the order in which they are shown.
+const (
+	groupInstallation = "installation"
+	groupPrograms     = "programs"
+	groupNodes        = "nodes"
+	groupScheduling   = "scheduling"
+	groupAdmission    = "admission and rights"
+	groupPods         = "pods"
+	groupPool         = "remote pool"
+)
+
+// Check is one question to a snapshot.
+type Check struct {
+	Name, Group string
+	// Title says what holds when all is well.
+	Title string
+	// Needs are the sources without which the check cannot be made.
+	Needs []Source
+	// skip says why there is nothing to check, "" when there is.
+	skip func(*Snapshot) string
+	run  func(*Snapshot, *findings)
+}
+
+// Checks returns all checks, in the order in which they are shown.
+func Checks() []Check { return slices.Clone(checks) }
+
+var checks = []Check{
+	{
+		Name: "release", Group: groupInstallation, Title: "Divvy is installed once, and its last change was carried out",
+		Needs: []Source{SourceWorkloads}, run: checkRelease,
+	},
+	{
+		Name: "objects", Group: groupInstallation, Title: "every object of the release is there, with the rules that were installed",
+		Needs: []Source{SourceRelease}, skip: withoutManifest, run: checkObjects,
+	},
+	{
+		Name: "leftovers", Group: groupInstallation, Title: "nothing is left of another release, nor of the programs that Divvy takes the place of",
+		Needs: []Source{SourceRoles, SourceWorkloads, SourceNodes, SourceAdmission, SourcePolicies}, run: checkLeftovers,
+	},
+	{
+		Name: "workloads", Group: groupPrograms, Title: "every program runs and is ready",
+		Needs: []Source{SourceWorkloads, SourcePods}, skip: nothingInstalled, run: checkWorkloads,
+	},
+	{
+		Name: "versions", Group: groupPrograms, Title: "all programs, and this one, are of one version",
+		Needs: []Source{SourceWorkloads, SourcePods}, skip: nothingInstalled, run: checkVersions,
+	},
+	{
+		Name: "configuration", Group: groupPrograms, Title: "the configurations of divvy-node have no mistakes",
+		Needs: []Source{SourceWorkloads, SourceConfigMaps}, skip: withoutNode, run: checkConfiguration,
+	},
+	{
+		Name: "grant-key", Group: groupPrograms, Title: "the key that grants are signed with is there and long enough",
+		Needs: []Source{SourceWorkloads, SourceSecrets}, skip: withoutNode, run: checkGrantKey,
+	},
+	{
+		Name: "node-labels", Group: groupNodes, Title: "every node that is labelled has its divvy-node",
+		Needs: []Source{SourceWorkloads, SourceNodes, SourcePods}, skip: withoutNode, run: checkNodeLabels,
+	},
+	{
+		Name: "node-ready", Group: groupNodes, Title: "the nodes that share devices are ready",
+		Needs: []Source{SourceNodes, SourcePods, SourceWorkloads}, skip: withoutNode, run: checkNodeReady,
+	},
+	{
+		Name: "inventory", Group: groupNodes, Title: "kubelet offers what divvy-node has found",
+		Needs: []Source{SourceNodes, SourcePods, SourceWorkloads}, skip: withoutNode, run: checkInventory,
+	},
+	{
+		Name: "devices", Group: groupNodes, Title: "all devices are healthy",
+		Needs: []Source{SourceNodes, SourcePods, SourceWorkloads}, skip: withoutNode, run: checkDevices,
+	},
+	{
+		Name: "other-plugins", Group: groupNodes, Title: "no other device plugin serves the same devices",
+		Needs: []Source{SourceNodes, SourcePods, SourceWorkloads}, skip: withoutNode, run: checkOtherPlugins,
+	},
+	{
+		Name: "kubelet", Group: groupNodes, Title: "kubelet is of a version that works, and takes as many units as there are",
+		Needs: []Source{SourceNodes, SourceConfigMaps, SourceWorkloads}, skip: nothingInstalled, run: checkKubelet,
+	},
+	{
+		Name: "extender", Group: groupScheduling, Title: "the extender answers, and knows all nodes and pods",
+		Needs: []Source{SourceWorkloads, SourceServices, SourceExtender}, skip: withoutExtender, run: checkExtender,
+	},
+	{
+		Name: "scheduler", Group: groupScheduling, Title: "kube-scheduler asks the extender",
+		Needs: []Source{SourceNodes, SourcePods, SourceWorkloads, SourceAdmission}, skip: withoutExtender, run: checkScheduler,
+	},
+	{
+		Name: "webhooks", Group: groupAdmission, Title: "the API server reaches Divvy's webhooks and trusts them",
+		Needs: []Source{SourceAdmission, SourceServices, SourceSecrets}, skip: withoutWebhooks, run: checkWebhooks,
+	},
+	{
+		Name: "certificates", Group: groupAdmission, Title: "certificates are valid, and for the right names",
+		Needs: []Source{SourceSecrets, SourceConfigMaps}, skip: nothingInstalled, run: checkCertificates,
+	},
+	{
+		Name: "policies", Group: groupAdmission, Title: "every admission policy of Divvy is bound and denies",
+		Needs: []Source{SourcePolicies}, skip: nothingInstalled, run: checkPolicies,
+	},
+	{
+		Name: "rbac", Group: groupAdmission, Title: "every program may do what its role grants",
+		Needs: []Source{SourceRelease, SourceReviews}, skip: withoutManifest, run: checkAccess,
+	},
+	{
+		Name: "waiting", Group: groupPods, Title: "no pod waits for shared devices",
+		Needs: []Source{SourcePods, SourceNodes}, skip: nothingInstalled, run: checkWaiting,
+	},
+	{
+		Name: "failed", Group: groupPods, Title: "no pod was refused by its node",
+		Needs: []Source{SourcePods}, skip: nothingInstalled, run: checkFailed,
+	},
+	{
+		Name: "grants", Group: groupPods, Title: "pods hold what the books say",
+		Needs: []Source{SourcePods, SourceNodes}, skip: withoutExtender, run: checkGrants,
+	},
+	{
+		Name: "pool-token", Group: groupPool, Title: "the token of the pool is there and can be read",
+		Needs: []Source{SourceTokenSource, SourceWorkloads}, skip: withoutPool, run: checkPoolToken,
+	},
+	{
+		Name: "pool-copies", Group: groupPool, Title: "namespaces with pods of the pool may use it, and have the token",
+		Needs: []Source{SourceTokenSource, SourceNamespaces, SourcePods, SourceWorkloads}, skip: withoutPool, run: checkPoolCopies,
+	},
+	{
+		Name: "pool-catalog", Group: groupPool, Title: "the catalog of clients can be read",
+		Needs: []Source{SourceConfigMaps, SourceWorkloads}, skip: withoutPool, run: checkPoolCatalog,
+	},
+	{
+		Name: "pool-units", Group: groupPool, Title: "nodes offer units of the pool, and quotas count them",
+		Needs: []Source{SourceNodes, SourceQuotas, SourceWorkloads}, skip: withoutPool, run: checkPoolUnits,
+	},
+}
+
+// Examine makes all checks. It is a function of the snapshot alone.
+func Examine(s *Snapshot) Report {
+	report := Report{Tool: s.Tool, Kubernetes: s.Kubernetes}
+	if r := s.Release(); r != nil {
+		report.Release, report.Namespace = r.Name, r.Namespace
+	}
+	for _, c := range checks {
+		report.Results = append(report.Results, c.examine(s))
+	}
+	return report
+}
+
+func (c Check) examine(s *Snapshot) Result {
+	result := Result{Check: c.Name, Group: c.Group, Title: c.Title, Severity: OK}
+	f := findings{check: c.Name}
+	for _, source := range c.Needs {
+		if why, failed := s.Failed[source]; failed {
+			f.add(Unknown, string(source), why, "Ask somebody who may read it, or have it allowed to you.")
+		}
+	}
+	if len(f.found) == 0 {
+		if c.skip != nil {
+			if result.Skipped = c.skip(s); result.Skipped != "" {
+				return result
+			}
+		}
+		c.run(s, &f)
+	}
+	slices.SortStableFunc(f.found, byObject)
+	result.Findings = slices.CompactFunc(f.found, func(a, b Finding) bool { return a.Object == b.Object && a.Problem == b.Problem })
+	for _, found := range result.Findings {
+		result.Severity = worse(result.Severity, found.Severity)
+	}
+	return result
+}
+
+func nothingInstalled(s *Snapshot) string {
+	if s.Release() == nil {
+		return "Divvy is not installed"
+	}
+	return ""
+}
+
+func withoutManifest(s *Snapshot) string {
+	switch r := s.Release(); {
+	case r == nil:
+		return "Divvy is not installed"
+	case !r.Helm:
+		return "it was not installed by helm, so what belongs to it is not recorded; kubectl diff -f with its manifest shows what differs"
+	}
+	return ""
+}
+
+func withoutNode(s *Snapshot) string {
+	if nothing := nothingInstalled(s); nothing != "" {
+		return nothing
+	}
+	if s.daemonSet(nameNode) == nil {
+		return "divvy-node is not installed"
+	}
+	return ""
+}
+
+func withoutExtender(s *Snapshot) string {
+	if nothing := nothingInstalled(s); nothing != "" {
+		return nothing
+	}
+	if !s.hasExtender() {
+		return "no resource is shared by memory, so no extender is installed"
+	}
+	return ""
+}
+
+func withoutWebhooks(s *Snapshot) string {
+	if nothing := nothingInstalled(s); nothing != "" {
+		return nothing
+	}
+	if len(s.webhooks()) == 0 {
+		return "no webhook is installed"
+	}
+	return ""
+}
+
+func withoutPool(s *Snapshot) string {
+	if nothing := nothingInstalled(s); nothing != "" {
+		return nothing
+	}
+	if s.deployment(namePoolHook) == nil {
+		return "no remote pool is used"
+	}
+	return ""
+}

@@ -1,0 +1,359 @@
+package doctor
+
+import (
+	"encoding/json"
+	"slices"
+	"strings"
+	"time"
+
+	admissionv1 "k8s.io/api/admissionregistration/v1"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// Names that the chart gives. Workloads are found by the label
+// app.kubernetes.io/name, which has the same values.
+const (
+	nameNode      = "divvy-node"
+	nameExtender  = "divvy-extender"
+	nameSchedconf = "divvy-schedconf"
+	nameScheduler = "divvy-scheduler"
+	namePoolHook  = "bitfusion-webhook"
+	namePoolNode  = "bitfusion-device-plugin"
+
+	labelName     = "app.kubernetes.io/name"
+	labelInstance = "app.kubernetes.io/instance"
+	labelPartOf   = "app.kubernetes.io/part-of"
+	labelVersion  = "app.kubernetes.io/version"
+	partOf        = "divvy"
+
+	annotationRelease   = "meta.helm.sh/release-name"
+	annotationNamespace = "meta.helm.sh/release-namespace"
+	// annotationWired is on kube-scheduler's pod once schedconf has wired it.
+	annotationWired = "divvy.dev/scheduler-config-hash"
+
+	portExtender = 32766
+	portNode     = 9400
+)
+
+// Source names something that a snapshot is made of.
+type Source string
+
+// The sources. Those of a namespace are named by inNamespace.
+const (
+	SourceNodes       Source = "nodes"
+	SourcePods        Source = "pods"
+	SourceWorkloads   Source = "daemonsets and deployments"
+	SourceNamespaces  Source = "namespaces"
+	SourceQuotas      Source = "resourcequotas"
+	SourceAdmission   Source = "webhook configurations"
+	SourcePolicies    Source = "admission policies"
+	SourceRoles       Source = "clusterroles and clusterrolebindings"
+	SourceServices    Source = "services and endpointslices"
+	SourceConfigMaps  Source = "configmaps"
+	SourceSecrets     Source = "secrets"
+	SourceRelease     Source = "the release's manifest"
+	SourceReviews     Source = "subjectaccessreviews"
+	SourceTokenSource Source = "the pool's secrets"
+	SourceExtender    Source = "the extender"
+)
+
+// Release is one installation of the chart.
+type Release struct {
+	Name, Namespace string
+	// Helm is true when helm installed it, false for a rendered manifest.
+	Helm bool
+	// Status and Revision are helm's, "" and 0 where unknown.
+	Status   string
+	Revision int
+	// Manifest are the objects that helm installed; nil where unknown.
+	Manifest []Object
+}
+
+// Answer is what a program answered to one request.
+type Answer struct {
+	// OK is true for a status of 200.
+	OK bool
+	// Text is the body or, without one, the error.
+	Text string
+}
+
+// Access is one thing that an account is to be allowed, and whether it is.
+type Access struct {
+	// Account is namespace/name of a service account, Role the name of the role
+	// that grants it.
+	Account, Role string
+	Verb          string
+	// Resource has its group and subresource, as in "nodes/status" or
+	// "leases.coordination.k8s.io".
+	Resource string
+	// Name and Namespace narrow it; "" for all.
+	Name, Namespace string
+	Allowed         bool
+}
+
+// Live is the state of an object of the release's manifest.
+type Live struct {
+	Object Object
+	// Found is false when the object is not there. Error says why that is not
+	// known, "" when it is.
+	Found bool
+	Error string
+	// Differs says where a rule differs from what was installed, "" nowhere, or
+	// for kinds that are not compared.
+	Differs string
+}
+
+// Snapshot is what Collect has read. Checks never change it.
+type Snapshot struct {
+	// Taken is when it was read.
+	Taken time.Time
+	// Tool is the version of this program, Kubernetes that of the API server.
+	Tool, Kubernetes string
+	// Failed says why a source could not be read, with what is needed.
+	Failed map[Source]string
+
+	// Releases are all installations that were found; the first is examined.
+	Releases []Release
+
+	Nodes []corev1.Node
+	// Pods are those of Divvy, kube-scheduler's, those that ask for a resource that
+	// Divvy offers, and those that mount kubelet's folder of device plugins.
+	Pods        []corev1.Pod
+	DaemonSets  []appsv1.DaemonSet  // of all namespaces
+	Deployments []appsv1.Deployment // of all namespaces
+	Namespaces  []corev1.Namespace
+	Quotas      []corev1.ResourceQuota
+
+	Mutating   []admissionv1.MutatingWebhookConfiguration
+	Validating []admissionv1.ValidatingWebhookConfiguration
+	Policies   []admissionv1.ValidatingAdmissionPolicy
+	Bindings   []admissionv1.ValidatingAdmissionPolicyBinding
+	// Labelled are cluster-wide objects with Divvy's label.
+	Labelled []Labelled
+
+	// What follows is of the release's namespaces.
+	Services   []corev1.Service
+	Endpoints  []discoveryv1.EndpointSlice
+	ConfigMaps []corev1.ConfigMap
+	Secrets    []corev1.Secret // without helm's
+	// Token are the pool's secrets in the namespace that they are copied from, and
+	// Copies the names of the pool's secrets in the namespaces of its pods.
+	Token  []corev1.Secret
+	Copies map[string][]string
+
+	Live   []Live
+	Access []Access
+
+	// Extender is what the extender answered, by route.
+	Extender map[string]Answer
+	// Readiness is what /readyz of a pod that is not ready answered, by
+	// namespace/name.
+	Readiness map[string]Answer
+}
+
+// Labelled is an object with Divvy's labels.
+type Labelled struct {
+	Kind     string // as kubectl takes it: "clusterrole"
+	Name     string
+	Instance string
+}
+
+// Release returns the installation that is examined, nil when there is none.
+func (s *Snapshot) Release() *Release {
+	if len(s.Releases) == 0 {
+		return nil
+	}
+	return &s.Releases[0]
+}
+
+// of reports whether an object belongs to the release.
+func (r *Release) of(meta *metav1.ObjectMeta) bool {
+	if meta.Labels[labelPartOf] != partOf {
+		return false
+	}
+	if namespace := meta.Annotations[annotationNamespace]; namespace != "" {
+		return meta.Annotations[annotationRelease] == r.Name && namespace == r.Namespace
+	}
+	return meta.Labels[labelInstance] == r.Name
+}
+
+// daemonSet returns the release's DaemonSet of the name.
+func (s *Snapshot) daemonSet(name string) *appsv1.DaemonSet {
+	r := s.Release()
+	for i := range s.DaemonSets {
+		if d := &s.DaemonSets[i]; r != nil && d.Labels[labelName] == name && r.of(&d.ObjectMeta) {
+			return d
+		}
+	}
+	return nil
+}
+
+// deployment returns the release's Deployment of the name.
+func (s *Snapshot) deployment(name string) *appsv1.Deployment {
+	r := s.Release()
+	for i := range s.Deployments {
+		if d := &s.Deployments[i]; r != nil && d.Labels[labelName] == name && r.of(&d.ObjectMeta) {
+			return d
+		}
+	}
+	return nil
+}
+
+// podsOf returns the pods that a selector chooses in a namespace.
+func (s *Snapshot) podsOf(namespace string, selector *metav1.LabelSelector) []*corev1.Pod {
+	chosen, err := metav1.LabelSelectorAsSelector(selector)
+	if err != nil || chosen.Empty() {
+		return nil
+	}
+	var out []*corev1.Pod
+	for i := range s.Pods {
+		if p := &s.Pods[i]; p.Namespace == namespace && chosen.Matches(labelMap(p.Labels)) {
+			out = append(out, p)
+		}
+	}
+	return out
+}
+
+type labelMap map[string]string
+
+func (l labelMap) Has(k string) bool              { _, ok := l[k]; return ok }
+func (l labelMap) Get(k string) string            { return l[k] }
+func (l labelMap) Lookup(k string) (string, bool) { v, ok := l[k]; return v, ok }
+
+// node returns the node of the name, nil when it is not there.
+func (s *Snapshot) node(name string) *corev1.Node {
+	for i := range s.Nodes {
+		if s.Nodes[i].Name == name {
+			return &s.Nodes[i]
+		}
+	}
+	return nil
+}
+
+// daemonOn returns the pod of divvy-node on a node, nil when there is none.
+func (s *Snapshot) daemonOn(node string) *corev1.Pod {
+	d := s.daemonSet(nameNode)
+	if d == nil {
+		return nil
+	}
+	for _, p := range s.podsOf(d.Namespace, d.Spec.Selector) {
+		if p.Spec.NodeName == node && p.DeletionTimestamp == nil {
+			return p
+		}
+	}
+	return nil
+}
+
+func (s *Snapshot) service(namespace, name string) *corev1.Service {
+	for i := range s.Services {
+		if s.Services[i].Namespace == namespace && s.Services[i].Name == name {
+			return &s.Services[i]
+		}
+	}
+	return nil
+}
+
+// readyEndpoints counts the addresses of a service that take connections.
+func (s *Snapshot) readyEndpoints(namespace, name string) int {
+	n := 0
+	for _, slice := range s.Endpoints {
+		if slice.Namespace != namespace || slice.Labels[discoveryv1.LabelServiceName] != name {
+			continue
+		}
+		for _, e := range slice.Endpoints {
+			if e.Conditions.Ready == nil || *e.Conditions.Ready {
+				n += len(e.Addresses)
+			}
+		}
+	}
+	return n
+}
+
+func (s *Snapshot) secret(namespace, name string) *corev1.Secret {
+	for i := range s.Secrets {
+		if s.Secrets[i].Namespace == namespace && s.Secrets[i].Name == name {
+			return &s.Secrets[i]
+		}
+	}
+	return nil
+}
+
+func (s *Snapshot) configMap(namespace, name string) *corev1.ConfigMap {
+	for i := range s.ConfigMaps {
+		if s.ConfigMaps[i].Namespace == namespace && s.ConfigMaps[i].Name == name {
+			return &s.ConfigMaps[i]
+		}
+	}
+	return nil
+}
+
+// installed reports whether the release's manifest has an object; also when the
+// manifest is not known and the object is there.
+func (r *Release) installed(kind, name string) bool {
+	return slices.ContainsFunc(r.Manifest, func(o Object) bool { return o.Kind == kind && o.Name == name })
+}
+
+// restore returns the command that puts back what the release consists of, of the
+// objects with that label app.kubernetes.io/name alone, and what to do where there
+// is none. An administrator's changes of other objects stay.
+func (s *Snapshot) restore(name string) (remedy string, commands []string) {
+	r := s.Release()
+	if r == nil || !r.Helm {
+		return "Apply the manifest again that Divvy was installed with.", nil
+	}
+	selector := ""
+	if name != "" {
+		selector = "-l " + labelName + "=" + name + " "
+	}
+	return "Put back what the release consists of.", []string{
+		"helm get manifest " + r.Name + " -n " + r.Namespace +
+			" | kubectl apply --server-side --force-conflicts --field-manager=helm " + selector + "-f -",
+	}
+}
+
+// argument returns the value of a flag in a container's arguments.
+func argument(spec *corev1.PodSpec, flag string) (string, bool) {
+	for _, c := range spec.Containers {
+		for _, arg := range slices.Concat(c.Command, c.Args) {
+			if value, ok := strings.CutPrefix(arg, "--"+flag+"="); ok {
+				return value, true
+			}
+			if arg == "--"+flag {
+				return "true", true
+			}
+		}
+	}
+	return "", false
+}
+
+// Object is one document of a manifest.
+type Object struct {
+	APIVersion, Kind, Namespace, Name string
+	// Content is the whole object.
+	Content map[string]any
+}
+
+// String is as kubectl names it.
+func (o Object) String() string {
+	if o.Namespace == "" {
+		return o.Kind + " " + o.Name
+	}
+	return o.Kind + " " + o.Namespace + "/" + o.Name
+}
+
+// label returns a label of the object.
+func (o Object) label(key string) string {
+	meta, _ := o.Content["metadata"].(map[string]any)
+	labels, _ := meta["labels"].(map[string]any)
+	value, _ := labels[key].(string)
+	return value
+}
+
+// into decodes the object into a typed one.
+func (o Object) into(typed any) bool {
+	data, err := json.Marshal(o.Content)
+	return err == nil && json.Unmarshal(data, typed) == nil
+}
