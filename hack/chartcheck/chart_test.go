@@ -217,10 +217,15 @@ func TestEveryValueHasAnEffect(t *testing.T) {
 		"pool.node.resources":                   `{"limits":{"cpu":"7"}}`,
 		"pool.node.podAnnotations":              `{"a":"b"}`,
 		"pool.node.extraEnv":                    `[{"name":"A","value":"b"}]`,
+		"networkPolicy.apiServer.cidrs":         `["10.0.0.0/8"]`,
+		"networkPolicy.apiServer.ports":         `[8443]`,
+		"networkPolicy.kubeScheduler":           `["10.0.0.0/8"]`,
+		"networkPolicy.prometheus":              `[{"podSelector":{}}]`,
 		"node.gpuOperator.driverRoot":           `"/x/y"`,
 		"node.gpuOperator.validationsDir":       `"/x/z"`,
 	}
-	basis := map[string][]string{"node.gpuOperator.": {"--set", "node.gpuOperator.enabled=true"}, "pool.": {"--set", "pool.enabled=true"}}
+	basis := map[string][]string{"node.gpuOperator.": {"--set", "node.gpuOperator.enabled=true"}, "pool.": {"--set", "pool.enabled=true"},
+		"networkPolicy.": {"--set", "networkPolicy.enabled=true"}, "podDisruptionBudget.": {"--set", "pool.enabled=true"}}
 	plain := map[string]string{}
 	var walk func(path string, value any)
 	walk = func(path string, value any) {
@@ -249,7 +254,7 @@ func TestEveryValueHasAnEffect(t *testing.T) {
 		}
 		var base []string
 		for prefix, set := range basis {
-			if strings.HasPrefix(path, prefix) && path != prefix+"enabled" {
+			if strings.HasPrefix(path, prefix) && (path != prefix+"enabled" || prefix == "podDisruptionBudget.") {
 				base = set
 			}
 		}

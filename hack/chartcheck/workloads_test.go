@@ -165,8 +165,7 @@ func first[T any](values ...*T) *T {
 // unfinished are workloads that are not held to it yet.
 var unfinished = map[string]bool{
 	"divvy-scheduler": true, "divvy-schedconf": true, "divvy-uninstall": true, "divvy-uninstall-after": true,
-	"divvy-uninstall-node": true, "divvy-uninstall-scheduler": true, "divvy-extender": true, "divvy-node": true,
-	"bitfusion-device-plugin": true, "bitfusion-webhook-deployment": true,
+	"divvy-uninstall-node": true, "divvy-uninstall-scheduler": true, "divvy-extender": true,
 }
 
 // TestWorkloadsAreComplete: every pod of the chart, hooks among them, has what an
