@@ -15,6 +15,7 @@ import (
 	"github.com/divvy-gpu/divvy/internal/app/about"
 	"github.com/divvy-gpu/divvy/internal/app/extender"
 	"github.com/divvy-gpu/divvy/internal/app/schedconf"
+	"github.com/divvy-gpu/divvy/internal/app/uninstall"
 	"github.com/divvy-gpu/divvy/internal/app/webhook"
 )
 
@@ -34,7 +35,7 @@ func command() *cobra.Command {
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	cmd.AddCommand(extender.Command(), schedconf.Command(), webhook.Command())
+	cmd.AddCommand(extender.Command(), schedconf.Command(), uninstall.Command(), webhook.Command())
 	about.Version(cmd, slices.Concat(extender.APIs(), webhook.APIs())...)
 	return cmd
 }

@@ -95,7 +95,7 @@ var rules = []rule{
 		why: "certificates and credentials are kept by programs beside the reviews; neither knows what is decided there",
 	},
 	{
-		packages: []string{"internal/app/extender", "internal/app/inspect", "internal/app/pool", "internal/app/webhook"},
+		packages: []string{"internal/app/extender", "internal/app/inspect", "internal/app/pool", "internal/app/uninstall", "internal/app/webhook"},
 		never:    []string{"internal/backend/...", "internal/deviceplugin/...", "github.com/ebitengine/purego/..."},
 		why:      "these programs run where there are no devices and must not need a vendor's library or C",
 	},

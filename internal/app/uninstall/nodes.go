@@ -1,0 +1,228 @@
+package uninstall
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/divvy-gpu/divvy/internal/accel/wire"
+)
+
+// calm is how long an entry of a node's status has to stay away before it counts
+// as gone: two of kubelet's updates, ten seconds apart, and some more.
+const calm = 25 * time.Second
+
+// fieldManager is who changes nodes.
+const fieldManager = "divvy-uninstall"
+
+// nodes lists the nodes.
+func (u *uninstaller) nodes(ctx context.Context) ([]corev1.Node, error) {
+	var nodes *corev1.NodeList
+	err := call(ctx, func(ctx context.Context) (err error) {
+		nodes, err = u.client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list the nodes: %w", err)
+	}
+	return nodes.Items, nil
+}
+
+// cleanNodes takes off the nodes what Divvy wrote on them.
+func (u *uninstaller) cleanNodes(ctx context.Context) {
+	cleaned := 0
+	left := u.wait(ctx, hostLimit, func(ctx context.Context) (string, error) {
+		nodes, err := u.nodes(ctx)
+		if err != nil {
+			return "", err
+		}
+		var errs []string
+		for i := range nodes {
+			changed, err := u.cleanNode(ctx, &nodes[i])
+			switch {
+			case err != nil:
+				errs = append(errs, err.Error())
+			case changed:
+				cleaned++
+			}
+		}
+		return strings.Join(errs, "; "), nil
+	})
+	if left != "" {
+		var keys []string
+		for _, key := range wire.NodeAnnotations() {
+			keys = append(keys, key+"-")
+		}
+		u.remain("annotations, labels and numbers of devices on nodes ("+left+")", "kubectl annotate nodes --all "+strings.Join(keys, " ")+
+			", and for each label that "+wire.LabelsAnnotation+" lists, kubectl label nodes --all LABEL-")
+	}
+	u.say("took Divvy's annotations and labels off %d nodes", cleaned)
+}
+
+// cleanNode takes off one node what Divvy wrote on it. The annotations say what
+// that is, so they go last.
+func (u *uninstaller) cleanNode(ctx context.Context, n *corev1.Node) (changed bool, err error) {
+	status := map[string]any{}
+	for _, name := range append(wire.CountedResources(n.Annotations[wire.CountsAnnotation]), u.options.Counts...) {
+		if has(n, name) {
+			status[name] = nil
+		}
+	}
+	if len(status) > 0 {
+		if err := u.patchStatus(ctx, n.Name, status); err != nil && !gone(err) {
+			return false, fmt.Errorf("numbers of devices of node %s: %w", n.Name, err)
+		}
+	}
+	labels, annotations := map[string]any{}, map[string]any{}
+	for _, key := range wire.OwnedLabels(n.Annotations[wire.LabelsAnnotation]) {
+		if _, there := n.Labels[key]; there {
+			labels[key] = nil
+		}
+	}
+	for _, key := range wire.NodeAnnotations() {
+		if _, there := n.Annotations[key]; there {
+			annotations[key] = nil
+		}
+	}
+	if len(labels)+len(annotations) == 0 {
+		return len(status) > 0, nil
+	}
+	body := map[string]any{"metadata": map[string]any{"labels": labels, "annotations": annotations}}
+	if err := u.patch(ctx, n.Name, body); err != nil && !gone(err) {
+		return false, fmt.Errorf("annotations and labels of node %s: %w", n.Name, err)
+	}
+	return true, nil
+}
+
+func (u *uninstaller) patchStatus(ctx context.Context, node string, resources map[string]any) error {
+	return u.patch(ctx, node, map[string]any{"status": map[string]any{"capacity": resources, "allocatable": resources}}, "status")
+}
+
+func (u *uninstaller) patch(ctx context.Context, node string, body map[string]any, subresources ...string) error {
+	data, err := json.Marshal(body)
+	if err != nil {
+		return err
+	}
+	return call(ctx, func(ctx context.Context) error {
+		_, err := u.client.CoreV1().Nodes().Patch(ctx, node, types.MergePatchType, data, metav1.PatchOptions{FieldManager: fieldManager}, subresources...)
+		return err
+	})
+}
+
+// has reports whether a node's status has an entry of the resource.
+func has(n *corev1.Node, resource string) bool {
+	_, capacity := n.Status.Capacity[corev1.ResourceName(resource)]
+	_, allocatable := n.Status.Allocatable[corev1.ResourceName(resource)]
+	return capacity || allocatable
+}
+
+// entry is a resource in the status of a node.
+type entry struct{ node, resource string }
+
+// after takes the resources that kubelet was offered out of the nodes' status, and
+// sees that they stay away.
+//
+// Kubelet keeps a resource whose plugin has gone for five minutes: its capacity as
+// it was, and nothing of it to give out. Then it writes a capacity of zero, once,
+// and forgets the resource; an entry that is taken away before comes back.
+func (u *uninstaller) after(ctx context.Context) error {
+	if len(u.options.Resources) == 0 {
+		return nil
+	}
+	limit := u.options.Timeout - reserve
+	away := map[entry]time.Time{} // since when an entry that was there is not
+	var listed error
+	taken := map[entry]bool{}
+	var forgetting map[entry]string
+	pending := u.wait(ctx, limit, func(ctx context.Context) (string, error) {
+		var nodes []corev1.Node
+		if nodes, listed = u.nodes(ctx); listed != nil {
+			return "", listed
+		}
+		forgetting = map[entry]string{}
+		settling := false
+		for i := range nodes {
+			u.forget(ctx, &nodes[i], away, taken, forgetting)
+		}
+		for _, since := range away {
+			settling = settling || time.Since(since) < calm
+		}
+		switch {
+		case len(forgetting) > 0:
+			return "kubelet to forget " + describe(forgetting), nil
+		case settling:
+			return "kubelet's next updates of the nodes' status", nil
+		}
+		return "", nil
+	})
+	if listed != nil {
+		return listed
+	}
+	for e := range taken {
+		u.say("node %s: %s is offered by somebody else and was left", e.node, e.resource)
+	}
+	for e, why := range forgetting {
+		u.remain(fmt.Sprintf("%s in the status of node %s (%s)", e.resource, e.node, why), fmt.Sprintf(
+			`kubectl patch node %s --subresource=status --type=merge -p '{"status":{"capacity":{"%s":null},"allocatable":{"%s":null}}}', once kubelet shows a capacity of 0`,
+			e.node, e.resource, e.resource))
+	}
+	if pending == "" {
+		u.say("nodes: their status is as it was")
+	}
+	return nil
+}
+
+// forget does for one node what can be done now.
+func (u *uninstaller) forget(ctx context.Context, n *corev1.Node, away map[entry]time.Time, taken map[entry]bool, forgetting map[entry]string) {
+	remove := map[string]any{}
+	for _, name := range u.options.Resources {
+		e := entry{n.Name, name}
+		capacity := n.Status.Capacity[corev1.ResourceName(name)]
+		allocatable := n.Status.Allocatable[corev1.ResourceName(name)]
+		switch {
+		case !has(n, name):
+			if _, seen := away[e]; !seen {
+				away[e] = time.Now()
+			}
+			continue
+		case !allocatable.IsZero():
+			taken[e] = true
+		case !nodeReady(n):
+			u.remain(fmt.Sprintf("%s in the status of node %s, which does not answer", name, n.Name),
+				"five minutes after it is back, kubectl patch node "+n.Name+` --subresource=status --type=merge -p '{"status":{"capacity":{"`+name+`":null},"allocatable":{"`+name+`":null}}}'`)
+		case capacity.IsZero():
+			remove[name] = nil
+			forgetting[e] = "it was taken away just now"
+		default:
+			forgetting[e] = fmt.Sprintf("kubelet still remembers %s", capacity.String())
+		}
+		delete(away, e)
+	}
+	if len(remove) == 0 {
+		return
+	}
+	if err := u.patchStatus(ctx, n.Name, remove); err != nil && !gone(err) {
+		for name := range remove {
+			forgetting[entry{n.Name, name}] = err.Error()
+		}
+		return
+	}
+	u.say("node %s: took %s out of its status", n.Name, strings.Join(slices.Sorted(maps.Keys(remove)), ", "))
+}
+
+// describe says which resources of which nodes.
+func describe(entries map[entry]string) string {
+	var resources, nodes []string
+	for e := range entries {
+		resources, nodes = append(resources, e.resource), append(nodes, e.node)
+	}
+	return fmt.Sprintf("%s on %s", join(resources), join(nodes))
+}

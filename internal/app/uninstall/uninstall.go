@@ -1,0 +1,242 @@
+// Package uninstall is the program "divvy-control uninstall": what is taken away
+// in a fixed order before and after the objects of an installation are deleted,
+// so that a cluster is afterwards as it was before Divvy.
+//
+// It deletes what it is told by name, and on nodes what Divvy itself has listed
+// there as its own. Pods of users, and what administrators wrote, are left alone.
+// Every step has a limit: a node that does not answer holds nothing up, and what
+// remains on it is named with the command that mends it.
+package uninstall
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/divvy-gpu/divvy/internal/app/flags"
+	"github.com/divvy-gpu/divvy/internal/kube"
+	"github.com/divvy-gpu/divvy/internal/version"
+)
+
+// Limits and pauses.
+const (
+	// askEvery is the pause between two questions to the API server.
+	askEvery = 2 * time.Second
+	// tellEvery is how often a wait that goes on is told.
+	tellEvery = 20 * time.Second
+	// schedulerLimit is how long the control plane may take to be without the
+	// extender: a kube-scheduler is started again for that on each node.
+	schedulerLimit = 2 * time.Minute
+	// workloadLimit is how long pods may take to end.
+	workloadLimit = 75 * time.Second
+	// unreachableAfter is how long pods on nodes that do not answer are waited for.
+	unreachableAfter = 15 * time.Second
+	// hostLimit is how long hosts may take to be clean after the daemons ended.
+	hostLimit = 45 * time.Second
+	// requestTimeout bounds every request to the API server.
+	requestTimeout = 10 * time.Second
+	// reserve of the time is kept for saying what remains.
+	reserve = 5 * time.Second
+)
+
+// Command returns the subcommand.
+func Command() *cobra.Command {
+	o := DefaultOptions()
+	cmd := &cobra.Command{
+		Use:   "uninstall --before | --after",
+		Short: "Take away what Divvy left in the cluster, before and after its objects are deleted",
+		Long: "Take away what Divvy left in the cluster. The chart runs it as a Job twice while the release is uninstalled:\n\n" +
+			"--before ends Divvy's programs in an order that disturbs nobody: kube-scheduler stops asking the extender, webhooks go,\n" +
+			"daemons and servers end. Then it takes labels and annotations off the nodes that Divvy wrote, numbers of devices\n" +
+			"out of their status, and deletes what the programs made while they ran.\n\n" +
+			"--after waits until kubelet has forgotten the resources that it was offered, which takes five minutes from when the\n" +
+			"daemon ended, and takes them out of the nodes' status.\n\n" +
+			"Pods that run are left alone. It fails if a kube-scheduler on a node that answers still asks the extender, before\n" +
+			"anything else was taken away; what else remains is listed with the command that mends it.",
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := o.Validate(); err != nil {
+				return err
+			}
+			clients, err := kube.Connect(o.Kubeconfig, "divvy-uninstall/"+version.Version)
+			if err != nil {
+				return err
+			}
+			return Run(cmd.Context(), o, clients.Kubernetes, cmd.OutOrStdout())
+		},
+	}
+	o.AddFlags(cmd.Flags())
+	return cmd
+}
+
+// Run does one of the two parts and prints each step. Its error is nil when what
+// remains can be left; that is printed too.
+func Run(ctx context.Context, o Options, client kubernetes.Interface, out io.Writer) error {
+	objects, err := parseObjects(o.Remove)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, o.Timeout)
+	defer cancel()
+	u := &uninstaller{options: o, client: client, out: out, objects: objects}
+	if o.After {
+		err = u.after(ctx)
+	} else {
+		err = u.before(ctx)
+	}
+	u.conclude()
+	return err
+}
+
+// uninstaller is one run. It is not safe for concurrent use.
+type uninstaller struct {
+	options Options
+	client  kubernetes.Interface
+	out     io.Writer
+	objects []object
+	// remains are lines about what is still there.
+	remains []string
+}
+
+func (u *uninstaller) say(format string, args ...any) { fmt.Fprintf(u.out, format+"\n", args...) }
+
+// remain notes what is still there, and the command that mends it.
+func (u *uninstaller) remain(what, command string) {
+	line := what
+	if command != "" {
+		line += "; to mend it: " + command
+	}
+	if !slices.Contains(u.remains, line) {
+		u.remains = append(u.remains, line)
+	}
+}
+
+func (u *uninstaller) conclude() {
+	if len(u.remains) == 0 {
+		return
+	}
+	u.say("remains:")
+	for _, line := range u.remains {
+		u.say("- %s", line)
+	}
+}
+
+// wait asks until nothing is pending, for no longer than limit. It tells what is
+// pending when that changes and from time to time, and returns the last of it.
+func (u *uninstaller) wait(ctx context.Context, limit time.Duration, ask func(context.Context) (pending string, err error)) string {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	var told string
+	var toldAt time.Time
+	for pending := ""; ; {
+		now, err := ask(ctx)
+		switch {
+		case err == nil && now == "":
+			return ""
+		case err == nil:
+			pending = now
+		case ctx.Err() == nil || pending == "": // one that was cut off says less than what was before
+			pending = err.Error()
+		}
+		if pending != told || time.Since(toldAt) >= tellEvery {
+			u.say("waiting: %s", pending)
+			told, toldAt = pending, time.Now()
+		}
+		select {
+		case <-ctx.Done():
+			return pending
+		case <-time.After(askEvery):
+		}
+	}
+}
+
+// call makes one request with a limit of its own.
+func call(ctx context.Context, request func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	return request(ctx)
+}
+
+// gone reports whether an object is not there.
+func gone(err error) bool { return apierrors.IsNotFound(err) }
+
+// join lists a few of the names, and how many more there are.
+func join(names []string) string {
+	const most = 10
+	names = slices.Compact(slices.Sorted(slices.Values(names)))
+	if len(names) > most {
+		return fmt.Sprintf("%s and %d more", strings.Join(names[:most], ", "), len(names)-most)
+	}
+	return strings.Join(names, ", ")
+}
+
+// The kinds of objects that can be removed, by the name that kubectl has for one.
+const (
+	daemonSet  = "daemonset"
+	deployment = "deployment"
+	mutating   = "mutatingwebhookconfiguration"
+	validating = "validatingwebhookconfiguration"
+	lease      = "lease"
+	secret     = "secret"
+	configMap  = "configmap"
+)
+
+// clusterKinds are those of objects without a namespace, namespacedKinds the rest.
+var (
+	clusterKinds    = []string{mutating, validating}
+	namespacedKinds = []string{daemonSet, deployment, lease, secret, configMap}
+)
+
+// object names an object.
+type object struct{ kind, namespace, name string }
+
+func (o object) String() string {
+	if o.namespace == "" {
+		return o.kind + " " + o.name
+	}
+	return fmt.Sprintf("%s %s/%s", o.kind, o.namespace, o.name)
+}
+
+// command deletes the object.
+func (o object) command() string {
+	if o.namespace == "" {
+		return fmt.Sprintf("kubectl delete %s %s", o.kind, o.name)
+	}
+	return fmt.Sprintf("kubectl delete %s %s -n %s", o.kind, o.name, o.namespace)
+}
+
+// parseObjects reads KIND/NAME and KIND/NAMESPACE/NAME.
+func parseObjects(list []string) ([]object, error) {
+	var out []object
+	var errs []error
+	for _, text := range list {
+		o, err := parseObject(text)
+		if err != nil {
+			errs = append(errs, flags.Mistake("remove", err))
+			continue
+		}
+		out = append(out, o)
+	}
+	return out, errors.Join(errs...)
+}
+
+func parseObject(text string) (object, error) {
+	parts := strings.Split(text, "/")
+	switch {
+	case slices.Contains(parts, ""):
+	case len(parts) == 2 && slices.Contains(clusterKinds, parts[0]):
+		return object{kind: parts[0], name: parts[1]}, nil
+	case len(parts) == 3 && slices.Contains(namespacedKinds, parts[0]):
+		return object{kind: parts[0], namespace: parts[1], name: parts[2]}, nil
+	}
+	return object{}, fmt.Errorf("%q: must be KIND/NAMESPACE/NAME with %s, or KIND/NAME with %s",
+		text, strings.Join(namespacedKinds, ", "), strings.Join(clusterKinds, ", "))
+}
