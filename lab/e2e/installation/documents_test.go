@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/divvy-gpu/divvy/lab/internal/docscript"
+	"github.com/divvy-gpu/divvy/lab/internal/show"
 	"github.com/divvy-gpu/divvy/lab/internal/stage"
 )
 
@@ -24,7 +25,7 @@ func TestDocuments(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := lab.Prepare(t.Context(), stage.Options{Topology: stage.Guide, Out: os.Stderr}); err != nil {
+	if err := lab.Prepare(t.Context(), stage.Options{Topology: "mixed.ini", Values: []string{show.PoolValues}, Out: os.Stderr}); err != nil {
 		t.Fatal(err)
 	}
 	for _, file := range files {
