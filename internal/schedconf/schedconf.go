@@ -83,6 +83,9 @@ type File struct {
 	Content []byte
 	// Mode is 0600 where Content holds a key.
 	Mode fs.FileMode
+	// UID and GID are those that kube-scheduler runs as, and is to read the file
+	// as; 0 is root.
+	UID, GID int
 }
 
 // A Change is what is to be put in place, the files before the manifest. With

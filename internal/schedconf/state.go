@@ -1,9 +1,20 @@
 package schedconf
 
+import (
+	"fmt"
+	"reflect"
+	"slices"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+
+	"github.com/divvy-gpu/divvy/internal/schedconf/yamledit"
+)
+
 // A State is how a scheduler is run, as its manifest and configuration say.
 type State struct {
-	// Wired is set when the configuration that the manifest names is ours and has
-	// our extender in it.
+	// Wired is set when the configuration that the manifest names has our extender
+	// in it.
 	Wired bool
 	// Version of kube-scheduler, such as "1.31", and the API versions of its
 	// configuration that it serves, the preferred one first.
@@ -13,7 +24,8 @@ type State struct {
 	// container, ConfigFile the file on the node behind it. Both are empty when
 	// there is no such flag.
 	ConfigPath, ConfigFile string
-	// APIVersion of that configuration, such as kubescheduler.config.k8s.io/v1.
+	// APIVersion of that configuration, such as kubescheduler.config.k8s.io/v1, or
+	// v1 of a policy.
 	APIVersion string
 	// Before are the flags that wiring replaced and unwiring brings back.
 	Before []string
@@ -24,4 +36,138 @@ type State struct {
 	Extender *Extender
 	// Profiles are the schedulers' names, OtherExtenders the URLs of the others.
 	Profiles, OtherExtenders []string
+
+	old   bool
+	entry *yaml.Node
+}
+
+// Inspect returns how the scheduler is run. It fails where Wire would for the
+// sake of the manifest or of a configuration that cannot be read.
+func Inspect(in Input) (State, error) {
+	s, err := find(in)
+	if err != nil {
+		return State{}, err
+	}
+	st := State{Version: s.version.String(), Serves: s.version.serves(), Profiles: []string{"default-scheduler"}}
+	was, err := s.pod.remembered()
+	if err != nil {
+		return State{}, err
+	}
+	for _, name := range remembered {
+		if value, ok := was[name]; ok {
+			st.Before = append(st.Before, "--"+name+"="+value)
+		}
+	}
+	now := s.source
+	if s.wired {
+		f, _ := s.pod.command.flag(s.source.setFlag())
+		now = source{policy: s.source.policy, flag: f.name, path: f.value, host: s.target}
+		st.Edited = s.edited()
+	}
+	if now.host == "" {
+		return st, nil
+	}
+	st.ConfigPath, st.ConfigFile = now.path, now.host
+	data, err := in.read(now.host)
+	if err != nil {
+		return State{}, err
+	}
+	if data == nil {
+		return State{}, s.pod.errorf("--%s=%s: there is no file %s on the node", now.flag, now.path, now.host)
+	}
+	c, err := readConfig(now.host, data, now.policy)
+	if err != nil {
+		return State{}, err
+	}
+	if err := c.servedBy(s.version); err != nil {
+		return State{}, err
+	}
+	st.APIVersion, st.Profiles, st.old = c.apiVersion, c.profiles(), c.old()
+	ours, all, err := c.split()
+	if err != nil {
+		return State{}, err
+	}
+	for i, n := range all {
+		if !slices.Contains(ours, i) {
+			st.OtherExtenders = append(st.OtherExtenders, scalarOf(field(n, "urlPrefix")))
+		}
+	}
+	if len(ours) > 0 {
+		st.Wired, st.entry = true, all[ours[0]]
+		st.Extender = extender(st.entry)
+	}
+	return st, nil
+}
+
+// Differences says, in a sentence each, in what the scheduler differs from one
+// that consults the extender. Nil means: in nothing.
+func (s State) Differences(e Extender) []string {
+	if !s.Wired {
+		return []string{"kube-scheduler does not consult the extender"}
+	}
+	var want, got map[string]any
+	if err := yaml.Unmarshal(yamledit.Encode(e.entry(s.old)), &want); err != nil {
+		return []string{fmt.Sprintf("the extender that is wanted: %v", err)}
+	}
+	if err := s.entry.Decode(&got); err != nil {
+		return []string{fmt.Sprintf("the extender in %s: %v", s.ConfigFile, err)}
+	}
+	return differences("", got, want)
+}
+
+// differences compares two mappings, in the order of their keys.
+func differences(prefix string, got, want map[string]any) []string {
+	keys := map[string]bool{}
+	for k := range got {
+		keys[k] = true
+	}
+	for k := range want {
+		keys[k] = true
+	}
+	var out []string
+	for _, k := range slices.Sorted(func(yield func(string) bool) {
+		for k := range keys {
+			if !yield(k) {
+				return
+			}
+		}
+	}) {
+		g, w := got[k], want[k]
+		name := prefix + k
+		gm, isG := g.(map[string]any)
+		wm, isW := w.(map[string]any)
+		switch {
+		case reflect.DeepEqual(g, w):
+		case isG && isW:
+			out = append(out, differences(name+".", gm, wm)...)
+		case g == nil:
+			out = append(out, name+" is missing")
+		case w == nil:
+			out = append(out, name+" is there, and should not be")
+		case strings.HasSuffix(k, "Data"):
+			out = append(out, name+" is another one")
+		default:
+			out = append(out, fmt.Sprintf("%s is %s, and should be %s", name, short(g), short(w)))
+		}
+	}
+	return out
+}
+
+// short returns a value in one line.
+func short(v any) string {
+	list, ok := v.([]any)
+	if !ok {
+		return fmt.Sprint(v)
+	}
+	names := make([]string, len(list))
+	for i, e := range list {
+		names[i] = fmt.Sprint(e)
+		if m, ok := e.(map[string]any); ok {
+			names[i] = fmt.Sprint(m["name"])
+			if m["ignoredByScheduler"] == true {
+				names[i] += " (ignored by the scheduler)"
+			}
+		}
+	}
+	return strings.Join(names, ", ")
 }

@@ -4,103 +4,563 @@ import (
 	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"path"
+	"slices"
 	"strings"
-
-	"sigs.k8s.io/yaml"
 )
 
-// Wire returns what makes the scheduler consult the extender. It is idempotent:
-// for a scheduler that does so already, the Change is empty; an entry of ours
-// with other values (URL, CA, resources) is brought up to date.
-func Wire(in Input, e Extender) (Change, error) {
-	file := path.Join(in.dir(), ConfigFile)
-	flag := []byte("\n    - --config=" + file)
-	if bytes.Contains(in.Manifest, flag) {
-		return Change{Manifest: in.Manifest}, nil
-	}
-	config, err := yaml.Marshal(map[string]any{
-		"apiVersion":       "kubescheduler.config.k8s.io/v1",
-		"kind":             "KubeSchedulerConfiguration",
-		"clientConnection": map[string]any{"kubeconfig": "/etc/kubernetes/scheduler.conf"},
-		"leaderElection":   map[string]any{"leaderElect": true},
-		"extenders":        []any{e.entry()},
-	})
-	if err != nil {
-		return Change{}, fmt.Errorf("encode the configuration: %w", err)
-	}
-	sum := sha256.Sum256(config)
-	m := string(in.Manifest)
-	for _, edit := range []struct{ after, put string }{
-		{"\n    - kube-scheduler", string(flag)},
-		{"\nmetadata:", "\n  annotations:\n    " + AnnotationHash + ": " + hex.EncodeToString(sum[:16])},
-		{"\n    volumeMounts:", "\n    - mountPath: " + file + "\n      name: divvy-scheduler-config\n      readOnly: true"},
-		{"\n  volumes:", "\n  - hostPath:\n      path: " + file + "\n      type: File\n    name: divvy-scheduler-config"},
-	} {
-		before, after, ok := strings.Cut(m, edit.after+"\n")
-		if !ok {
-			return Change{}, fmt.Errorf("%s: there is no line %q", in.ManifestPath, strings.TrimSpace(edit.after))
-		}
-		m = before + edit.after + edit.put + "\n" + after
-	}
-	return Change{Manifest: []byte(m), Files: []File{{Path: file, Content: config, Mode: 0o600}}}, nil
+// The flags that name what a scheduler is configured by.
+const (
+	flagConfig    = "config"
+	flagPolicy    = "policy-config-file"
+	flagPolicyMap = "policy-configmap"
+	flagPolicyNS  = "policy-configmap-namespace"
+	flagLegacy    = "use-legacy-policy-config"
+)
+
+// policyKey is where a ConfigMap holds a policy.
+const policyKey = "policy.cfg"
+
+// remembered are the flags that Wire sets, and AnnotationBefore remembers.
+var remembered = []string{flagConfig, flagPolicy, flagLegacy}
+
+// A source is where a scheduler has its configuration from when it is not ours.
+type source struct {
+	policy bool
+	// flag and path are those of a file, host is the file on the node. Empty: none.
+	flag, path, host string
+	// configMap is the policy's ConfigMap.
+	namespace, configMap string
 }
 
-// Unwire returns what takes the extender out again, and the files that are to be
-// removed once the scheduler runs without them. The manifest becomes original,
-// byte for byte, when nothing else was edited since original was wired;
-// otherwise, and without an original (nil), just what was put in is taken out. A
-// scheduler that is not wired needs no Change.
-func Unwire(in Input, original []byte) (Change, []string, error) {
-	if !bytes.Contains(in.Manifest, []byte(AnnotationHash)) {
-		return Change{Manifest: in.Manifest}, nil, nil
-	}
-	if original == nil {
-		return Change{}, nil, errors.New("there is no original")
-	}
-	return Change{Manifest: original}, []string{path.Join(in.dir(), ConfigFile)}, nil
-}
-
-// Inspect returns how the scheduler is run. It fails where Wire would for the
-// sake of the manifest or the configuration.
-func Inspect(in Input) (State, error) {
-	return State{Wired: bytes.Contains(in.Manifest, []byte(AnnotationHash))}, nil
-}
-
-// Differences says, in a sentence each, in what the scheduler differs from one
-// that consults the extender. Nil means: in nothing.
-func (s State) Differences(Extender) []string {
-	if !s.Wired {
-		return []string{"kube-scheduler does not consult the extender"}
-	}
-	return nil
+// A scheduler is what Wire, Unwire and Inspect find.
+type scheduler struct {
+	in      Input
+	pod     *pod
+	version version
+	// before is the command line as it was before it was wired.
+	before command
+	source source
+	// target is the file of ours on the node.
+	target string
+	// wired is set when the manifest names target and was annotated by Wire.
+	wired bool
+	// current is what target holds; nil when there is no such file.
+	current []byte
 }
 
 func (in Input) dir() string {
 	if in.ConfigDir == "" {
 		return "/etc/kubernetes"
 	}
-	return in.ConfigDir
+	return path.Clean(in.ConfigDir)
 }
 
-// entry is the extender as it stands in a KubeSchedulerConfiguration.
-func (e Extender) entry() map[string]any {
-	entry := map[string]any{
-		"urlPrefix": e.URL, "filterVerb": "filter", "prioritizeVerb": "prioritize", "weight": 1, "bindVerb": "bind",
-		"nodeCacheCapable": true, "ignorable": false, "httpTimeout": "10s",
+func (in Input) ours() []string {
+	var out []string
+	for _, name := range []string{ConfigFile, OldConfigFile, PolicyFile} {
+		out = append(out, path.Join(in.dir(), name))
 	}
-	var managed []any
-	for _, r := range e.Resources {
-		managed = append(managed, map[string]any{"name": r, "ignoredByScheduler": false})
+	return out
+}
+
+// read returns a file of the node, nil when there is none.
+func (in Input) read(file string) ([]byte, error) {
+	if in.ReadFile == nil {
+		return nil, nil
 	}
-	entry["managedResources"] = managed
-	if strings.HasPrefix(e.URL, "https:") {
-		entry["enableHTTPS"] = true
-		entry["tlsConfig"] = map[string]any{
-			"serverName": e.ServerName, "caData": e.CA, "certData": e.ClientCert, "keyData": e.ClientKey,
+	data, err := in.ReadFile(file)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read %s: %w", file, err)
+	}
+	if data == nil {
+		data = []byte{}
+	}
+	return data, nil
+}
+
+// find reads the manifest and what it names.
+func find(in Input) (*scheduler, error) {
+	p, err := readPod(in.ManifestPath, in.Manifest)
+	if err != nil {
+		return nil, err
+	}
+	s := &scheduler{in: in, pod: p}
+	if s.version, err = p.version(in); err != nil {
+		return nil, err
+	}
+	if s.before, err = p.before(in); err != nil {
+		return nil, err
+	}
+	if s.source, err = p.source(in, s.before, s.version); err != nil {
+		return nil, err
+	}
+	s.target = path.Join(in.dir(), ConfigFile)
+	switch {
+	case s.source.policy:
+		s.target = path.Join(in.dir(), PolicyFile)
+	case s.version <= lastPolicy:
+		s.target = path.Join(in.dir(), OldConfigFile)
+	}
+	// A manifest that is wired already keeps its file, also when the scheduler
+	// became a newer one.
+	if f, ok := p.command.flag(s.source.setFlag()); ok && p.annotation(AnnotationHash) != "" {
+		if host, err := p.hostPath(f.name, f.value); err == nil && slices.Contains(in.ours(), host) {
+			s.target, s.wired = host, true
 		}
 	}
-	return entry
+	s.current, err = in.read(s.target)
+	return s, err
+}
+
+// before returns the command line as it was before the manifest was wired.
+func (p *pod) before(in Input) (command, error) {
+	c := p.command
+	was, err := p.remembered()
+	if err != nil || was == nil || p.target(in).host == "" {
+		return c, err
+	}
+	c.flags = slices.DeleteFunc(slices.Clone(c.flags), func(f option) bool { return slices.Contains(remembered, f.name) })
+	for name, value := range was {
+		c.flags = append(c.flags, option{name: name, value: value})
+	}
+	return c, nil
+}
+
+// remembered returns the flags that were replaced, by name; nil when the
+// manifest is not wired.
+func (p *pod) remembered() (map[string]string, error) {
+	if p.annotation(AnnotationHash) == "" {
+		return nil, nil
+	}
+	was := map[string]string{}
+	text := p.annotation(AnnotationBefore)
+	if text == "" {
+		return was, nil
+	}
+	var flags []string
+	if err := json.Unmarshal([]byte(text), &flags); err != nil {
+		return nil, p.errorf("annotation %s: not a JSON list of flags: %w", AnnotationBefore, err)
+	}
+	for _, f := range flags {
+		name, value, ok := strings.Cut(strings.TrimPrefix(f, "--"), "=")
+		if !ok || !slices.Contains(remembered, name) {
+			return nil, p.errorf("annotation %s: %q is not one of the flags that are replaced", AnnotationBefore, f)
+		}
+		was[name] = value
+	}
+	return was, nil
+}
+
+// source finds where the scheduler has its configuration from.
+func (p *pod) source(in Input, c command, v version) (source, error) {
+	values := map[string]string{}
+	for _, name := range append(slices.Clone(remembered), flagPolicyMap, flagPolicyNS) {
+		f, _ := c.flag(name)
+		if f.unclear != "" {
+			return source{}, p.errorf("--%s cannot be told: %s; write it out", name, f.unclear)
+		}
+		values[name] = f.value
+	}
+	var s source
+	switch {
+	// A policy counts beside a configuration from 1.19 on, and alone before.
+	case v <= lastPolicy && (v > 18 || values[flagConfig] == ""):
+		legacy := values[flagLegacy] == "true"
+		switch {
+		case values[flagPolicy] != "" && (legacy || values[flagPolicyMap] == ""):
+			s = source{policy: true, flag: flagPolicy, path: values[flagPolicy]}
+		case values[flagPolicyMap] != "":
+			s = source{policy: true, namespace: values[flagPolicyNS], configMap: values[flagPolicyMap]}
+			if s.namespace == "" {
+				s.namespace = "kube-system"
+			}
+		}
+	}
+	if !s.policy && values[flagConfig] != "" {
+		s = source{flag: flagConfig, path: values[flagConfig]}
+	}
+	if s.path != "" {
+		var err error
+		if s.host, err = p.hostPath(s.flag, s.path); err != nil {
+			return source{}, err
+		}
+		if strings.HasSuffix(s.path, "/") {
+			return source{}, p.errorf("--%s=%s is a folder", s.flag, s.path)
+		}
+	}
+	return s, nil
+}
+
+// setFlag returns the flag that names our file.
+func (s source) setFlag() string {
+	if s.policy {
+		return flagPolicy
+	}
+	return flagConfig
+}
+
+// edited reports whether our file was changed by somebody else.
+func (s *scheduler) edited() bool {
+	return s.wired && s.current != nil && digest(s.current) != s.pod.annotation(AnnotationHash)
+}
+
+// base returns the configuration that the extender is to be put into, and what
+// there is to say about it.
+func (s *scheduler) base() (*config, []string, error) {
+	if s.edited() {
+		c, err := readConfig(s.target, s.current, s.source.policy)
+		return c, []string{s.target + " was edited since it was written; it keeps what was edited"}, err
+	}
+	return s.former()
+}
+
+// former returns the configuration that the scheduler had, or would have had,
+// without us.
+func (s *scheduler) former() (*config, []string, error) {
+	switch {
+	case s.source.configMap != "":
+		name := fmt.Sprintf("ConfigMap %s/%s", s.source.namespace, s.source.configMap)
+		if s.in.ReadConfigMap == nil {
+			return nil, nil, s.pod.errorf("the policy is in the %s, which cannot be read from here: put it into a file on the node "+
+				"and name that with --%s", name, flagPolicy)
+		}
+		data, err := s.in.ReadConfigMap(s.source.namespace, s.source.configMap)
+		if err != nil {
+			return nil, nil, fmt.Errorf("read the policy in the %s: %w", name, err)
+		}
+		policy, ok := data[policyKey]
+		if !ok {
+			return nil, nil, fmt.Errorf("the %s has no key %s, which holds a policy", name, policyKey)
+		}
+		c, err := readConfig(name, []byte(policy), true)
+		return c, []string{"the policy comes from the " + name}, err
+	case s.source.host != "":
+		data, err := s.in.read(s.source.host)
+		if err != nil {
+			return nil, nil, err
+		}
+		if data == nil && s.wired && s.current != nil {
+			c, err := readConfig(s.target, s.current, s.source.policy)
+			return c, []string{fmt.Sprintf("%s is gone; %s is all that is left of it", s.source.host, s.target)}, err
+		}
+		if data == nil {
+			return nil, nil, s.pod.errorf("--%s=%s: there is no file %s on the node", s.source.flag, s.source.path, s.source.host)
+		}
+		c, err := readConfig(s.source.host, data, s.source.policy)
+		if err != nil {
+			return nil, nil, err
+		}
+		if s.source.host == s.target || c.doc.IsFlow() {
+			return c, nil, nil
+		}
+		c, err = readConfig(s.target, annotated(data, s.source.host), s.source.policy)
+		return c, []string{"merged with " + s.source.host}, err
+	}
+	c, notes, err := generate(s.target, s.before, s.version)
+	if err != nil {
+		return nil, nil, s.pod.errorf("%w", err)
+	}
+	return c, notes, nil
+}
+
+// annotated puts a comment in front of a copy of a configuration.
+func annotated(data []byte, from string) []byte {
+	eol := "\n"
+	if bytes.Contains(data, []byte("\r\n")) {
+		eol = "\r\n"
+	}
+	header := "# Made by divvy-control schedconf: a copy of " + from + " with an extender put in." + eol +
+		"# What is changed there is taken over; `divvy-control schedconf uninstall` goes back to it." + eol
+	const bom = "\ufeff"
+	if rest, ok := bytes.CutPrefix(data, []byte(bom)); ok {
+		return slices.Concat([]byte(bom), []byte(header), rest)
+	}
+	return append([]byte(header), data...)
+}
+
+// digest returns what AnnotationHash holds.
+func digest(data []byte) string {
+	sum := sha256.Sum256(data)
+	return "sha256-" + hex.EncodeToString(sum[:16])
+}
+
+// Wire returns what makes the scheduler consult the extender. It is idempotent:
+// for a scheduler that does so already, the Change is empty; an entry of ours
+// with other values (URL, CA, resources) is brought up to date, and so is our
+// copy of a configuration that was changed since.
+//
+// It fails, and nothing is to be changed, when the manifest is not that of one
+// kube-scheduler from 1.18 on, when what it is configured by cannot be read or
+// has a version that it does not serve, and when another extender binds pods or
+// manages a resource of this one, which kube-scheduler does not allow.
+func Wire(in Input, e Extender) (Change, error) {
+	if err := e.check(); err != nil {
+		return Change{}, err
+	}
+	s, err := find(in)
+	if err != nil {
+		return Change{}, err
+	}
+	c, notes, err := s.base()
+	if err != nil {
+		return Change{}, err
+	}
+	if err := c.servedBy(s.version); err != nil {
+		return Change{}, err
+	}
+	if c, err = c.with(e); err != nil {
+		return Change{}, err
+	}
+	content := c.doc.Bytes()
+	p, err := s.wire(s.pod, digest(content))
+	if err != nil {
+		return Change{}, err
+	}
+	change := Change{Manifest: in.Manifest, Notes: notes}
+	if !p.doc.Equal(in.Manifest) {
+		change.Manifest = p.doc.Bytes()
+	}
+	if s.current == nil || !bytes.Equal(s.current, content) {
+		change.Files = []File{p.file(s.target, c)}
+	}
+	return change, nil
+}
+
+// file returns a configuration as a file that the scheduler can read.
+func (p *pod) file(name string, c *config) File {
+	f := File{Path: name, Content: c.doc.Bytes(), Mode: 0o644}
+	f.UID, f.GID = p.owner()
+	if c.secret() {
+		f.Mode = 0o600
+	}
+	return f
+}
+
+// wire puts into a manifest what makes the scheduler read our file. It gives the
+// same for a manifest that is wired and for the one that it was made from.
+func (s *scheduler) wire(p *pod, hash string) (*pod, error) {
+	was, err := p.remembered()
+	if err != nil {
+		return nil, err
+	}
+	p, at, err := p.mountFile(s.target)
+	if err != nil {
+		return nil, err
+	}
+	before := p.annotation(AnnotationBefore)
+	if was == nil || !p.names(s.source.setFlag(), at) {
+		before = ""
+		var flags []string
+		for _, name := range remembered {
+			f, ok := p.command.flag(name)
+			if !ok || name == s.source.setFlag() && f.value == at {
+				continue
+			}
+			flags = append(flags, "--"+name+"="+f.value)
+		}
+		if len(flags) > 0 {
+			data, err := json.Marshal(flags)
+			if err != nil {
+				return nil, p.errorf("remember its flags: %w", err)
+			}
+			before = string(data)
+		}
+	}
+	if p, err = p.setFlag(s.source.setFlag(), at); err != nil {
+		return nil, err
+	}
+	if s.source.configMap != "" {
+		// A policy's file counts beside a ConfigMap only when this says so.
+		if p, err = p.setFlag(flagLegacy, "true"); err != nil {
+			return nil, err
+		}
+	}
+	if p, err = p.annotate(AnnotationBefore, before); err != nil {
+		return nil, err
+	}
+	return p.annotate(AnnotationHash, hash)
+}
+
+// names reports whether a flag has a value.
+func (p *pod) names(name, value string) bool {
+	f, ok := p.command.flag(name)
+	return ok && f.value == value
+}
+
+// Unwire returns what takes the extender out again, and the files that are to be
+// removed once the scheduler runs without them. The manifest becomes original,
+// byte for byte, when nothing else was edited since original was wired;
+// otherwise, and without an original (nil), just what was put in is taken out. A
+// configuration of ours that was edited since is kept in use, without the
+// extender. A scheduler that is not wired needs no Change.
+//
+// Unlike Wire it does not need to know the version of the scheduler; it then
+// takes what the manifest says.
+func Unwire(in Input, original []byte) (Change, []string, error) {
+	p, err := readPod(in.ManifestPath, in.Manifest)
+	if err != nil {
+		return Change{}, nil, err
+	}
+	change := Change{Manifest: in.Manifest}
+	target := p.target(in)
+	kept := ""
+	if p.annotation(AnnotationHash) != "" || target.host != "" {
+		c, notes, err := p.keep(in, target)
+		if err != nil {
+			return Change{}, nil, err
+		}
+		change.Notes = notes
+		var q *pod
+		if c != nil {
+			kept = target.host
+			change.Notes = append(change.Notes, kept+" was edited since it was written; it stays in use, without the extender")
+			if !c.doc.Equal(c.from) {
+				change.Files = []File{p.file(kept, c.config)}
+			}
+			q, err = p.annotate(AnnotationBefore, "")
+			if err == nil {
+				q, err = q.annotate(AnnotationHash, "")
+			}
+		} else {
+			q, err = p.unwire(in, target, original)
+		}
+		if err != nil {
+			return Change{}, nil, err
+		}
+		if !q.doc.Equal(in.Manifest) {
+			change.Manifest = q.doc.Bytes()
+		}
+	}
+	var remove []string
+	for _, file := range in.ours() {
+		if file == kept {
+			continue
+		}
+		data, err := in.read(file)
+		if err != nil {
+			return Change{}, nil, err
+		}
+		if data != nil {
+			remove = append(remove, file)
+		}
+	}
+	return change, remove, nil
+}
+
+// target returns our file as the manifest names it; without host when it does
+// not.
+func (p *pod) target(in Input) source {
+	for _, s := range []source{{flag: flagConfig}, {flag: flagPolicy, policy: true}} {
+		f, ok := p.command.flag(s.flag)
+		if !ok {
+			continue
+		}
+		host, err := p.hostPath(f.name, f.value)
+		if err == nil && slices.Contains(in.ours(), host) {
+			s.path, s.host = f.value, host
+			return s
+		}
+	}
+	return source{}
+}
+
+// kept is a configuration that stays in use, and what it was before.
+type kept struct {
+	*config
+	from []byte
+}
+
+// keep returns our file without the extender when it has more in it than Wire
+// put there, and nil when it can go.
+func (p *pod) keep(in Input, target source) (*kept, []string, error) {
+	if target.host == "" {
+		return nil, nil, nil
+	}
+	data, err := in.read(target.host)
+	if err != nil || data == nil || digest(data) == p.annotation(AnnotationHash) {
+		return nil, nil, err
+	}
+	c, err := readConfig(target.host, data, target.policy)
+	if err != nil {
+		return nil, []string{fmt.Sprintf("not kept: %v", err)}, nil
+	}
+	c, _, err = c.without()
+	if err != nil {
+		return nil, nil, err
+	}
+	if s, err := find(in); err == nil {
+		if former, _, err := s.former(); err == nil {
+			if former, _, err = former.without(); err == nil && former.same(c) {
+				return nil, nil, nil
+			}
+		}
+	}
+	return &kept{c, data}, nil, nil
+}
+
+// unwire returns the manifest without what wire put in.
+func (p *pod) unwire(in Input, target source, original []byte) (*pod, error) {
+	if o, ok := p.sameAs(in, target, original); ok {
+		return o, nil
+	}
+	was, err := p.remembered()
+	if err != nil {
+		return nil, err
+	}
+	q := p
+	for _, name := range remembered {
+		value, had := was[name]
+		f, has := q.command.flag(name)
+		switch {
+		case had:
+			q, err = q.setFlag(name, value)
+		case has && (f.name == target.flag && f.value == target.path || name == flagLegacy && was != nil):
+			q, err = q.dropFlag(name)
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	for _, key := range []string{AnnotationHash, AnnotationBefore} {
+		if q, err = q.annotate(key, ""); err != nil {
+			return nil, err
+		}
+	}
+	for _, file := range in.ours() {
+		if q, err = q.unmountFile(file); err != nil {
+			return nil, err
+		}
+	}
+	return q, nil
+}
+
+// sameAs returns the original when wiring it gives the present manifest.
+func (p *pod) sameAs(in Input, target source, original []byte) (*pod, bool) {
+	hash := p.annotation(AnnotationHash)
+	if original == nil || hash == "" || target.host == "" {
+		return nil, false
+	}
+	o, err := readPod(in.ManifestPath, original)
+	if err != nil {
+		return nil, false
+	}
+	s := &scheduler{in: in, target: target.host, source: target}
+	if f, ok := p.command.flag(flagLegacy); ok && target.policy && f.value == "true" {
+		if m, ok := p.command.flag(flagPolicyMap); ok {
+			s.source.configMap = m.value
+		}
+	}
+	wired, err := s.wire(o, hash)
+	if err != nil || !wired.doc.Equal(p.doc.Bytes()) {
+		return nil, false
+	}
+	return o, true
 }

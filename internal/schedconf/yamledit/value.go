@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"reflect"
 	"regexp"
 	"strings"
 
@@ -12,7 +13,7 @@ import (
 
 // A Map is a value to be put in: keys in the order in which they are written.
 // The values of keys, and the elements of a List, are Map, List, string, bool,
-// int and int64.
+// int, int64 and Number.
 type Map []Field
 
 // A Field is one key of a Map.
@@ -23,6 +24,9 @@ type Field struct {
 
 // A List is a sequence to be put in.
 type List []any
+
+// A Number is a number as it is to be written.
+type Number string
 
 // block returns the lines of a value in block style, for the column that its
 // first line is put at. Lists and Maps are not empty.
@@ -157,6 +161,8 @@ func node(v any) *yaml.Node {
 		return &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!str", Value: v}
 	case bool:
 		return &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!bool", Value: fmt.Sprint(v)}
+	case Number:
+		return &yaml.Node{Kind: yaml.ScalarNode, Value: string(v)}
 	}
 	return &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!int", Value: fmt.Sprint(v)}
 }
@@ -181,4 +187,22 @@ func same(a, b *yaml.Node) bool {
 		}
 	}
 	return true
+}
+
+// Encode returns a value as a document in block style.
+func Encode(m Map) []byte {
+	return []byte(strings.Join(block(m), "\n") + "\n")
+}
+
+// Equal reports whether a node is what a value would be parsed as; the order of
+// keys does not matter.
+func Equal(n *yaml.Node, value any) bool {
+	var a, b any
+	if n == nil || n.Decode(&a) != nil {
+		return false
+	}
+	if yaml.Unmarshal([]byte(strings.Join(block(value), "\n")), &b) != nil {
+		return false
+	}
+	return reflect.DeepEqual(a, b)
 }

@@ -1,0 +1,261 @@
+package schedconf
+
+import (
+	"bytes"
+	"encoding/base64"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"go.yaml.in/yaml/v3"
+
+	"github.com/divvy-gpu/divvy/internal/schedconf/yamledit"
+)
+
+// A config is the configuration of a scheduler, or its policy.
+type config struct {
+	name       string // of the file, for messages
+	doc        *yamledit.Doc
+	policy     bool
+	apiVersion string
+}
+
+func (c *config) errorf(format string, args ...any) error {
+	return fmt.Errorf("%s: %w", c.name, fmt.Errorf(format, args...))
+}
+
+// readConfig reads a configuration that some scheduler takes, or a policy.
+func readConfig(name string, data []byte, policy bool) (*config, error) {
+	c := &config{name: name, policy: policy}
+	if len(data) > maxSize {
+		return nil, c.errorf("%d bytes, and no configuration of a kube-scheduler is larger than %d", len(data), maxSize)
+	}
+	var err error
+	if c.doc, err = yamledit.Parse(data); err != nil {
+		return nil, c.errorf("%w", err)
+	}
+	kind := scalarOf(c.doc.At("kind"))
+	c.apiVersion = scalarOf(c.doc.At("apiVersion"))
+	if policy {
+		// A policy was read without these as well.
+		if kind != "" && kind != "Policy" || c.apiVersion != "" && c.apiVersion != "v1" {
+			return nil, c.errorf("holds %s of apiVersion %s, not a Policy of v1", orNothing(kind), orNothing(c.apiVersion))
+		}
+	} else if kind != "KubeSchedulerConfiguration" || !strings.HasPrefix(c.apiVersion, group) {
+		return nil, c.errorf("holds %s of apiVersion %s, not a KubeSchedulerConfiguration of %s", orNothing(kind), orNothing(c.apiVersion), strings.TrimSuffix(group, "/"))
+	}
+	if _, err := c.extenders(); err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+// servedBy says whether a scheduler reads the configuration, and can find
+// extenders in it.
+func (c *config) servedBy(v version) error {
+	if c.policy {
+		return nil
+	}
+	serves := v.serves()
+	if !slices.Contains(serves, c.apiVersion) {
+		return c.errorf("kube-scheduler %v does not serve apiVersion %s; it serves %s. Convert the file first",
+			v, c.apiVersion, strings.Join(serves, ", "))
+	}
+	if c.apiVersion == group+"v1alpha1" {
+		return c.errorf("apiVersion %s has no extenders; convert the file to %s first", c.apiVersion, serves[0])
+	}
+	return nil
+}
+
+// old reports whether extenders are written in the form of policies.
+func (c *config) old() bool { return c.policy || c.apiVersion == group+"v1alpha2" }
+
+func (c *config) extenders() ([]*yaml.Node, error) {
+	n := c.doc.At("extenders")
+	if yamledit.IsNull(n) {
+		return nil, nil
+	}
+	if n.Kind != yaml.SequenceNode {
+		return nil, c.errorf("line %d: extenders is not a list", n.Line)
+	}
+	out := make([]*yaml.Node, len(n.Content))
+	for i := range n.Content {
+		if out[i] = yamledit.Resolve(n.Content[i]); out[i].Kind != yaml.MappingNode {
+			return nil, c.errorf("line %d: extenders[%d] is not a mapping", out[i].Line, i)
+		}
+	}
+	return out, nil
+}
+
+// field returns a key's value. Decoders of some versions do not care about the
+// case of its letters.
+func field(n *yaml.Node, key string) *yaml.Node {
+	if v := yamledit.Get(n, key); v != nil {
+		return v
+	}
+	for i := 0; i+1 < len(n.Content); i += 2 {
+		if strings.EqualFold(n.Content[i].Value, key) {
+			return yamledit.Resolve(n.Content[i+1])
+		}
+	}
+	return nil
+}
+
+// split returns which extenders are ours, and all.
+func (c *config) split() (ours []int, all []*yaml.Node, err error) {
+	all, err = c.extenders()
+	for i, n := range all {
+		if isOurs(scalarOf(field(n, "urlPrefix"))) {
+			ours = append(ours, i)
+		}
+	}
+	return ours, all, err
+}
+
+// managed returns the resources of an extender.
+func managed(n *yaml.Node) []string {
+	var out []string
+	list := field(n, "managedResources")
+	if list == nil {
+		return nil
+	}
+	for _, r := range list.Content {
+		if r = yamledit.Resolve(r); r.Kind == yaml.MappingNode {
+			out = append(out, scalarOf(field(r, "name")))
+		}
+	}
+	return out
+}
+
+// with returns the configuration with our extender in it. Entries of ours that
+// are there already make place for it.
+func (c *config) with(e Extender) (*config, error) {
+	ours, all, err := c.split()
+	if err != nil {
+		return nil, err
+	}
+	for i, n := range all {
+		if slices.Contains(ours, i) {
+			continue
+		}
+		other := scalarOf(field(n, "urlPrefix"))
+		if scalarOf(field(n, "bindVerb")) != "" {
+			return nil, c.errorf("line %d: the extender %s binds pods, and kube-scheduler allows one extender that does. "+
+				"Run Divvy's with a scheduler of its own (scheduler.mode=dedicated)", n.Line, other)
+		}
+		for _, r := range managed(n) {
+			if slices.Contains(e.Resources, r) {
+				return nil, c.errorf("line %d: the extender %s manages %s already, and kube-scheduler allows one extender for a resource. "+
+					"Take the resource from one of the two", n.Line, other, r)
+			}
+		}
+	}
+	entry := e.entry(c.old())
+	doc := c.doc
+	for _, i := range slices.Backward(ours) {
+		switch {
+		case i != ours[0]:
+			doc, err = doc.Delete("extenders", i)
+		case !yamledit.Equal(all[i], entry):
+			doc, err = doc.Replace([]any{"extenders", i}, entry)
+		}
+		if err != nil {
+			return nil, c.errorf("%w", err)
+		}
+	}
+	if len(ours) == 0 {
+		if doc, err = push(doc, []any{"extenders"}, entry); err != nil {
+			return nil, c.errorf("%w", err)
+		}
+	}
+	out := *c
+	out.doc = doc
+	return &out, nil
+}
+
+// without returns the configuration without our extender, and whether it was
+// there.
+func (c *config) without() (*config, bool, error) {
+	ours, all, err := c.split()
+	if err != nil || len(ours) == 0 {
+		return c, false, err
+	}
+	doc := c.doc
+	if len(ours) == len(all) {
+		doc, err = doc.Delete("extenders")
+	} else {
+		for _, i := range slices.Backward(ours) {
+			if err == nil {
+				doc, err = doc.Delete("extenders", i)
+			}
+		}
+	}
+	if err != nil {
+		return nil, false, c.errorf("%w", err)
+	}
+	out := *c
+	out.doc = doc
+	return &out, true, nil
+}
+
+// same reports whether two configurations hold the same.
+func (c *config) same(o *config) bool {
+	var a, b any
+	if c.doc.Root().Decode(&a) != nil || o.doc.Root().Decode(&b) != nil {
+		return false
+	}
+	x, errX := yaml.Marshal(a)
+	y, errY := yaml.Marshal(b)
+	return errX == nil && errY == nil && bytes.Equal(x, y)
+}
+
+// secret reports whether a key is in the configuration.
+func (c *config) secret() bool {
+	return bytes.Contains(bytes.ToLower(c.doc.Bytes()), []byte("keydata"))
+}
+
+// profiles returns the names of the schedulers that the configuration makes.
+func (c *config) profiles() []string {
+	var out []string
+	if n := c.doc.At("profiles"); n != nil && n.Kind == yaml.SequenceNode {
+		for _, p := range n.Content {
+			name := scalarOf(yamledit.Get(p, "schedulerName"))
+			if name == "" {
+				name = "default-scheduler"
+			}
+			out = append(out, name)
+		}
+	}
+	if len(out) == 0 {
+		out = []string{"default-scheduler"}
+	}
+	return out
+}
+
+// extender reads an entry of a configuration.
+func extender(n *yaml.Node) *Extender {
+	tls := field(n, "tlsConfig")
+	data := func(key string) []byte {
+		if tls == nil {
+			return nil
+		}
+		b, err := base64.StdEncoding.DecodeString(scalarOf(field(tls, key)))
+		if err != nil || len(b) == 0 {
+			return nil
+		}
+		return b
+	}
+	e := &Extender{URL: scalarOf(field(n, "urlPrefix")), CA: data("caData"), ClientCert: data("certData"), ClientKey: data("keyData"), Resources: managed(n)}
+	if tls != nil {
+		e.ServerName = scalarOf(field(tls, "serverName"))
+	}
+	timeout := scalarOf(field(n, "httpTimeout"))
+	if d, err := time.ParseDuration(timeout); err == nil {
+		e.Timeout = d
+	} else if ns, err := strconv.ParseInt(timeout, 10, 64); err == nil {
+		e.Timeout = time.Duration(ns)
+	}
+	return e
+}

@@ -1,0 +1,226 @@
+package schedconf
+
+import (
+	"bytes"
+	"flag"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+var update = flag.Bool("update", false, "write the golden files anew")
+
+// node is a control-plane node: its files, and the scheduler's manifest.
+type node struct {
+	manifest []byte
+	files    map[string][]byte
+	version  string
+	maps     map[string]map[string]string
+}
+
+func (n *node) input() Input {
+	return Input{
+		Manifest: n.manifest, ManifestPath: "kube-scheduler.yaml", Version: n.version,
+		ReadFile: func(name string) ([]byte, error) {
+			data, ok := n.files[name]
+			if !ok {
+				return nil, &fs.PathError{Op: "open", Path: name, Err: fs.ErrNotExist}
+			}
+			return data, nil
+		},
+		ReadConfigMap: func(namespace, name string) (map[string]string, error) {
+			m, ok := n.maps[namespace+"/"+name]
+			if !ok {
+				return nil, fmt.Errorf("configmaps %q not found", name)
+			}
+			return m, nil
+		},
+	}
+}
+
+func (n *node) apply(c Change, remove []string) {
+	for _, f := range c.Files {
+		n.files[f.Path] = f.Content
+	}
+	n.manifest = c.Manifest
+	for _, name := range remove {
+		delete(n.files, name)
+	}
+}
+
+func (n *node) clone() *node {
+	return &node{bytes.Clone(n.manifest), maps.Clone(n.files), n.version, n.maps}
+}
+
+// wire wires the node, and fails the test unless a second run changes nothing.
+func (n *node) wire(t *testing.T, e Extender) Change {
+	t.Helper()
+	c, err := Wire(n.input(), e)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.apply(c, nil)
+	again, err := Wire(n.input(), e)
+	if err != nil {
+		t.Fatalf("a second run: %v", err)
+	}
+	if !bytes.Equal(again.Manifest, n.manifest) || len(again.Files) > 0 {
+		t.Errorf("a second run changes the manifest or writes %d files:\n%s", len(again.Files), cmp.Diff(string(n.manifest), string(again.Manifest)))
+	}
+	s, err := Inspect(n.input())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d := s.Differences(e); !s.Wired || d != nil || s.Edited {
+		t.Errorf("wired %v, edited %v, differs from what is wanted: %q", s.Wired, s.Edited, d)
+	}
+	return c
+}
+
+// unwire takes it back.
+func (n *node) unwire(t *testing.T, original []byte) Change {
+	t.Helper()
+	c, remove, err := Unwire(n.input(), original)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.apply(c, remove)
+	again, more, err := Unwire(n.input(), original)
+	if err != nil {
+		t.Fatalf("a second run: %v", err)
+	}
+	if !bytes.Equal(again.Manifest, n.manifest) || len(again.Files)+len(more) > 0 {
+		t.Errorf("a second run changes something")
+	}
+	return c
+}
+
+// same fails the test unless two nodes hold the same.
+func same(t *testing.T, want, got *node) {
+	t.Helper()
+	if diff := cmp.Diff(string(want.manifest), string(got.manifest)); diff != "" {
+		t.Errorf("manifest (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff(want.files, got.files); diff != "" {
+		t.Errorf("files (-want +got):\n%s", diff)
+	}
+}
+
+// secured is the extender as the chart runs it. The certificates are not real.
+var secured = Extender{
+	URL:        "https://10.96.0.77:32765/gcushare-scheduler",
+	ServerName: "divvy-extender.divvy-system.svc",
+	CA:         []byte("-----BEGIN CERTIFICATE-----\nQ0E=\n-----END CERTIFICATE-----\n"),
+	ClientCert: []byte("-----BEGIN CERTIFICATE-----\nQ0VSVA==\n-----END CERTIFICATE-----\n"),
+	ClientKey:  []byte("-----BEGIN PRIVATE KEY-----\nS0VZ\n-----END PRIVATE KEY-----\n"), //nolint:gosec // not a key
+	Resources:  []string{"enflame.com/gcu-memory", "nvidia.com/gpu-memory"},
+	Timeout:    10 * time.Second,
+}
+
+// unsecured is the extender of GCUShare's guide.
+var unsecured = Extender{URL: "http://127.0.0.1:32766/gcushare-scheduler", Resources: []string{"enflame.com/gcu-memory"}}
+
+func input(t *testing.T, name string, replacements ...string) []byte {
+	t.Helper()
+	data, err := os.ReadFile(filepath.Join("testdata", "input", name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return []byte(strings.NewReplacer(replacements...).Replace(string(data)))
+}
+
+// kubeadm returns a node of a version, without a configuration.
+func kubeadm(t *testing.T, v version) *node {
+	t.Helper()
+	n := &node{manifest: input(t, "kubeadm.yaml", "VERSION", v.String()+".4"), files: map[string][]byte{"/etc/kubernetes/scheduler.conf": nil}}
+	if v <= 22 {
+		n.manifest = bytes.Replace(n.manifest, []byte("    - --profiling=false\n"), []byte("    - --port=0\n    - --profiling=false\n"), 1)
+	}
+	return n
+}
+
+const existing = "/etc/kubernetes/scheduler-config.yaml"
+
+// withFile lets the scheduler of a node use a file, by a flag.
+func (n *node) withFile(flag, name string, data []byte) *node {
+	for _, r := range [][2]string{
+		{"    - --feature-gates", "    - --" + flag + "=" + name + "\n    - --feature-gates"},
+		{"    volumeMounts:\n", "    volumeMounts:\n    - {mountPath: " + name + ", name: own, readOnly: true}\n"},
+		{"  volumes:\n", "  volumes:\n  - {name: own, hostPath: {path: " + name + "}}\n"},
+	} {
+		n.manifest = bytes.Replace(n.manifest, []byte(r[0]), []byte(r[1]), 1)
+	}
+	n.files[name] = data
+	return n
+}
+
+// configured returns a node of a version whose scheduler has two profiles and an
+// extender of somebody else.
+func configured(t *testing.T, v version) *node {
+	t.Helper()
+	api := strings.TrimPrefix(v.serves()[0], group)
+	timeout := "5s"
+	if api == "v1alpha2" {
+		timeout = "5000000000"
+	}
+	return kubeadm(t, v).withFile("config", existing, input(t, "existing.yaml", "API", api, "TIMEOUT", timeout))
+}
+
+// TestGolden compares what is made for each version, with and without a
+// configuration that is there already, with golden files. The programs in
+// lab/schedulerversions read those as each version's kube-scheduler does.
+func TestGolden(t *testing.T) {
+	made := map[string]bool{}
+	for v := oldest; v <= newest; v++ {
+		cases := map[string]*node{"plain": kubeadm(t, v), "existing": configured(t, v)}
+		if v <= lastPolicy {
+			cases["policy"] = kubeadm(t, v).withFile("policy-config-file", "/etc/kubernetes/policy.json", input(t, "policy.json"))
+		}
+		for name, n := range cases {
+			t.Run(v.String()+"-"+name, func(t *testing.T) {
+				before := n.clone()
+				c := n.wire(t, secured)
+				if len(c.Files) != 1 || c.Files[0].Mode != 0o600 {
+					t.Fatalf("files: %+v", c.Files)
+				}
+				file := c.Files[0]
+				golden := filepath.Join("testdata", "golden", v.String()+"-"+name)
+				for suffix, content := range map[string][]byte{".manifest.yaml": n.manifest, ".config" + filepath.Ext(file.Path): file.Content} {
+					made[golden+suffix] = true
+					if *update {
+						if err := os.WriteFile(golden+suffix, content, 0o600); err != nil {
+							t.Fatal(err)
+						}
+					}
+					want, err := os.ReadFile(golden + suffix)
+					if err != nil {
+						t.Fatal(err)
+					}
+					if diff := cmp.Diff(string(want), string(content)); diff != "" {
+						t.Errorf("%s (-want +got):\n%s", golden+suffix, diff)
+					}
+				}
+				other := n.clone()
+				n.unwire(t, before.manifest)
+				same(t, before, n)
+				other.unwire(t, nil)
+				same(t, before, other)
+			})
+		}
+	}
+	files, err := filepath.Glob("testdata/golden/*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(slices.Sorted(maps.Keys(made)), files); diff != "" && !t.Failed() {
+		t.Errorf("golden files (-made +there):\n%s", diff)
+	}
+}
