@@ -321,7 +321,7 @@ func checkRollout(s *Snapshot, f *findings, kind, namespace, name string, select
 		}
 	}
 	if len(old) > 0 {
-		f.add(Warning, kind+" "+namespace+"/"+name, count(len(old), "pod")+" still run another image: "+list(old),
+		f.add(Warning, kind+" "+namespace+"/"+name, "another image than it asks for still runs in "+list(old),
 			"Wait for the rollout; this does, and says what holds it up.", fmt.Sprintf("kubectl rollout status %s/%s -n %s --timeout=120s", kind, name, namespace)).Transient = true
 	}
 }
