@@ -1,6 +1,7 @@
 package admission
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/http"
@@ -9,7 +10,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	kubejson "k8s.io/apimachinery/pkg/util/json"
-	"k8s.io/klog/v2"
 
 	"github.com/divvy-gpu/divvy/internal/review"
 )
@@ -38,7 +38,7 @@ func (s *server) validate(pod *corev1.Pod, namespace string) (patch []byte, warn
 
 // answer makes what answers reviews of a decision.
 func answer(decide decision) review.Decide {
-	return func(_ klog.Logger, request *admissionv1.AdmissionRequest) (*admissionv1.AdmissionResponse, string) {
+	return func(_ context.Context, request *admissionv1.AdmissionRequest) (*admissionv1.AdmissionResponse, string) {
 		if request.Operation != admissionv1.Create {
 			return review.Allow(request.UID), review.Allowed
 		}

@@ -80,6 +80,9 @@ type BooksConfig struct {
 	// NodeLabels are the labels without any of which a node's inventory of a
 	// resource does not count. A resource that is not in it needs none.
 	NodeLabels map[accel.Resource]Labels
+	// ConfigLabels are the labels of a node that name its configuration, the first
+	// that is set decides.
+	ConfigLabels []string
 }
 
 // Books follow the nodes and pods of a cluster and keep a ledger true to them.
@@ -103,6 +106,8 @@ type nodeRecord struct {
 	// problem says, for people, why the node's inventory does not count; ""
 	// when it does, and when there is none.
 	problem string
+	// config names the node's configuration; "" when no label does.
+	config string
 }
 
 // podRecord is what the books remember of a pod.
@@ -169,6 +174,27 @@ func (b *Books) Pod(namespace, name string) (Pod, bool) {
 	defer b.mu.RUnlock()
 	r, ok := b.pods[namespace+"/"+name]
 	return r.pod, ok
+}
+
+// Placed is a pod on a node, and what the node's label says of its configuration.
+type Placed struct {
+	Pod
+	// Config names the node's configuration; "" when no label does.
+	Config string
+}
+
+// Placed returns the pods on nodes that ask for something of ours and have not
+// ended, in no order.
+func (b *Books) Placed() []Placed {
+	b.mu.RLock()
+	defer b.mu.RUnlock()
+	var out []Placed
+	for _, r := range b.pods {
+		if r.pod.Node != "" {
+			out = append(out, Placed{Pod: r.pod, Config: b.nodes[r.pod.Node].config})
+		}
+	}
+	return out
 }
 
 // Problem says, for people, why nothing can be placed on a node; "" when no
@@ -283,10 +309,17 @@ func (b *Books) forgetPod(key string, r podRecord) {
 // held.
 func (b *Books) setNode(n *metav1.PartialObjectMetadata) {
 	inventory, digest := b.published(n)
+	record := nodeRecord{digest: digest}
+	for _, key := range b.config.ConfigLabels {
+		if record.config = n.Labels[key]; record.config != "" {
+			break
+		}
+	}
 	if old, known := b.nodes[n.Name]; known && old.digest == digest {
+		old.config = record.config
+		b.nodes[n.Name] = old
 		return
 	}
-	record := nodeRecord{digest: digest}
 	var counted []accel.Inventory
 	if inventory != "" {
 		all, err := wire.DecodeInventory(inventory)

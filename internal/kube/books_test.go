@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -292,6 +293,48 @@ func TestWaitingPodKeepsReservation(t *testing.T) {
 	f.ok(f.books.Pods().Update(f.grant(boundPod("p", "u1", "4", "a"), testKey, grant.Index)))
 	undo() // too late
 	f.want("a: 4")
+}
+
+// Placed tells who holds something, and by which configuration of its node. That
+// the configuration changes alone is noticed, too.
+func TestPlaced(t *testing.T) {
+	f := newFixture(t)
+	f.books.config.ConfigLabels = []string{"divvy.dev/config", "nvidia.com/device-plugin.config"}
+	node := f.node("a", 16)
+	f.ok(f.books.Nodes().Add(node))
+	f.ok(f.books.Nodes().Add(f.node("b")))
+	f.ok(f.books.Pods().Add(waitingPod("waits", "u0", "4")))
+	f.ok(f.books.Pods().Add(f.grant(boundPod("granted", "u1", "4", "a"), testKey, 0)))
+	f.ok(f.books.Pods().Add(boundPod("elsewhere", "u2", "4", "b")))
+	ended := boundPod("ended", "u3", "4", "a")
+	ended.Status.Phase = v1.PodSucceeded
+	f.ok(f.books.Pods().Add(ended))
+	placed := func() string {
+		var out []string
+		for _, p := range f.books.Placed() {
+			out = append(out, fmt.Sprintf("%s on %s by %q", p.Ref.Name, p.Node, p.Config))
+		}
+		slices.Sort(out)
+		return strings.Join(out, ", ")
+	}
+	for _, step := range []struct {
+		labels map[string]string
+		want   string
+	}{
+		{nil, `elsewhere on b by "", granted on a by ""`},
+		{map[string]string{"nvidia.com/device-plugin.config": "fine"}, `elsewhere on b by "", granted on a by "fine"`},
+		{map[string]string{"nvidia.com/device-plugin.config": "fine", "divvy.dev/config": "coarse"}, `elsewhere on b by "", granted on a by "coarse"`},
+		{nil, `elsewhere on b by "", granted on a by ""`},
+	} {
+		changed := node.DeepCopy()
+		for key, value := range step.labels {
+			changed.Labels[key] = value
+		}
+		f.ok(f.books.Nodes().Update(changed))
+		if got := placed(); got != step.want {
+			t.Errorf("with labels %v: %s, want %s", step.labels, got, step.want)
+		}
+	}
 }
 
 func TestNewKey(t *testing.T) {

@@ -222,17 +222,15 @@ var (
 	})
 	NodeLibraryCallDuration = define(Metric{
 		Name: "divvy_node_library_call_duration_seconds", Type: Histogram, Programs: []string{Node},
-		Help:    "Time that a call of a vendor's library took.",
-		Labels:  []Label{labelVendor, {"call", "the library's function, such as `nvmlDeviceGetMemoryInfo`"}},
+		Help:    "Time that a call of a vendor's library took; the wait for events is left out.",
+		Labels:  []Label{labelVendor, {"call", "the library's function, such as `nvmlDeviceGetMemoryInfo`; `load` for finding and loading it"}},
 		Buckets: []float64{.0001, .001, .01, .1, 1, 5, 30},
 		Absent:  "until the library was loaded",
 	})
-	NodeLibraryCallErrors = define(Metric{
-		Name: "divvy_node_library_call_errors_total", Type: Counter, Programs: []string{Node},
-		Help: "Calls of a vendor's library that failed.",
-		Labels: []Label{labelVendor, {"call", "as above"},
-			{"error", "`hung` (no answer in time; the call may still run) or `failed`"}},
-		Absent: "until one failed",
+	NodeLibraryCallsHung = define(Metric{
+		Name: "divvy_node_library_calls_hung_total", Type: Counter, Programs: []string{Node},
+		Help:   "Calls of a vendor's library that did not answer in time; the last of them may still run.",
+		Labels: []Label{labelVendor, {"call", "as above"}}, Absent: "until one hung",
 	})
 	NodeLibraryAvailable = define(Metric{
 		Name: "divvy_node_library_available", Type: Gauge, Programs: []string{Node},
@@ -292,15 +290,15 @@ var (
 // Metrics of the webhooks of the remote pool.
 var (
 	WebhookReviews = define(Metric{
-		Name: "divvy_webhook_reviews_total", Type: Counter, Programs: []string{Webhook},
+		Name: "divvy_webhook_reviews_total", Type: Counter, Programs: []string{Extender, Webhook},
 		Help: "Admission reviews by webhook and result.",
-		Labels: []Label{{"webhook", "`mutate` or `validate`"},
+		Labels: []Label{{"webhook", "`mutate` or `validate`; of the extender `config` or `scheduler`"},
 			{"result", "`converted`, `allowed`, `denied`, `bad` (no review that could be answered) or `error`"}},
 	})
 	WebhookReviewDuration = define(Metric{
-		Name: "divvy_webhook_review_duration_seconds", Type: Histogram, Programs: []string{Webhook},
+		Name: "divvy_webhook_review_duration_seconds", Type: Histogram, Programs: []string{Extender, Webhook},
 		Help:   "Time to answer an admission review, from its header to the answer.",
-		Labels: []Label{{"webhook", "`mutate` or `validate`"}}, Buckets: answerBuckets, Absent: "until the first review",
+		Labels: []Label{{"webhook", "as above"}}, Buckets: answerBuckets, Absent: "until the first review",
 	})
 	WebhookReady = define(Metric{
 		Name: "divvy_webhook_ready", Type: Gauge, Programs: []string{Webhook}, Help: "1 while answers are right, else 0.",

@@ -2,6 +2,7 @@ package review
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -33,9 +34,9 @@ const (
 )
 
 // Decide answers one request, and says with which of the results above. It does
-// the same for a dry run, because nothing may be changed but the answer. A logger
-// tells the object.
-type Decide func(logger klog.Logger, request *admissionv1.AdmissionRequest) (response *admissionv1.AdmissionResponse, result string)
+// the same for a dry run, because nothing may be changed but the answer. The
+// logger in ctx tells the object.
+type Decide func(ctx context.Context, request *admissionv1.AdmissionRequest) (response *admissionv1.AdmissionResponse, result string)
 
 // Server answers the reviews of any number of webhooks. It is safe for concurrent
 // use; New makes one.
@@ -89,7 +90,7 @@ func (s *Server) Handler(webhook string, ready func() error, decide Decide) http
 		// Neither the object nor why it is refused is logged: both hold what users
 		// wrote, and that may be secret.
 		logger = logger.WithValues("namespace", Short(review.Request.Namespace), "name", Name(review.Request))
-		review.Response, result = guarded(logger, review.Request, decide)
+		review.Response, result = guarded(klog.NewContext(r.Context(), logger), review.Request, decide)
 		answer, err := encode(review)
 		if err != nil { // a patch is bytes and the rest is text, so this is not reached
 			result = Error
@@ -109,16 +110,16 @@ func (s *Server) Handler(webhook string, ready func() error, decide Decide) http
 }
 
 // guarded makes a denial of a panic.
-func guarded(logger klog.Logger, request *admissionv1.AdmissionRequest, decide Decide) (response *admissionv1.AdmissionResponse, result string) {
+func guarded(ctx context.Context, request *admissionv1.AdmissionRequest, decide Decide) (response *admissionv1.AdmissionResponse, result string) {
 	defer func() {
 		if p := recover(); p != nil {
-			logger.Error(errors.New(panicText(p)), "A review failed by a mistake of this program", "stack", string(debug.Stack()))
+			klog.FromContext(ctx).Error(errors.New(panicText(p)), "A review failed by a mistake of this program", "stack", string(debug.Stack()))
 			response = Deny(request.UID, http.StatusInternalServerError, metav1.StatusReasonInternalError,
 				"the webhook failed on this object by a mistake of its own; its log says where")
 			result = Error
 		}
 	}()
-	return decide(logger, request)
+	return decide(ctx, request)
 }
 
 // panicText tells what went wrong without what an object holds: only errors of the

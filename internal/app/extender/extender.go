@@ -24,6 +24,7 @@ import (
 	"github.com/divvy-gpu/divvy/internal/kube"
 	"github.com/divvy-gpu/divvy/internal/logging"
 	"github.com/divvy-gpu/divvy/internal/metrics"
+	"github.com/divvy-gpu/divvy/internal/nodeconfig"
 	"github.com/divvy-gpu/divvy/internal/version"
 )
 
@@ -123,7 +124,7 @@ func assemble(s settings, clients kube.Clients) (*program, error) {
 	p.binder = kube.NewBinder(clients.Kubernetes, s.resources)
 	p.leading.Store(!s.LeaderElect)
 	p.books = kube.NewBooks(kube.BooksConfig{
-		Ledger: p.ledger, Grants: p.keys, Resources: s.resources, NodeLabels: s.labels,
+		Ledger: p.ledger, Grants: p.keys, Resources: s.resources, NodeLabels: s.labels, ConfigLabels: nodeconfig.Labels,
 	})
 
 	registry := metrics.Registry(metrics.Extender, clients.Requests)
@@ -155,7 +156,9 @@ func assemble(s settings, clients kube.Clients) (*program, error) {
 		if p.certs, err = newCertificates(s, clients.Kubernetes, registry); err != nil {
 			return nil, err
 		}
-		p.secured = p.handler
+		if p.secured, err = p.withReviews(p.handler, registry); err != nil {
+			return nil, err
+		}
 	}
 	return p, nil
 }

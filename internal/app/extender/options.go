@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/spf13/pflag"
+	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/divvy-gpu/divvy/internal/accel"
 	"github.com/divvy-gpu/divvy/internal/accel/ledger"
@@ -49,6 +50,9 @@ type Options struct {
 	// MutatingConfig and ValidatingConfig name the webhook configurations that get
 	// the CA; empty for none.
 	MutatingConfig, ValidatingConfig string
+	// SchedulerName is the scheduler that pods are given to by the review of pods;
+	// empty for no such review.
+	SchedulerName string
 	// AllowBindFrom are networks, in CIDR notation, that may ask for a bind
 	// besides the extender's own host.
 	AllowBindFrom []string
@@ -78,7 +82,7 @@ type Options struct {
 
 // DefaultOptions returns the defaults.
 func DefaultOptions() Options {
-	return Options{
+	return Options{ //nolint:gosec // names of Secrets are no secrets
 		Listen:           ":32766",
 		TLSListen:        ":32765",
 		TLSService:       "divvy-extender",
@@ -111,6 +115,7 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.TLSConfigMap, "tls-ca-configmap", o.TLSConfigMap, "ConfigMap that gets the CA, for kube-scheduler; empty for none")
 	fs.DurationVar(&o.TLSOverlap, "tls-overlap", o.TLSOverlap, "how long kube-scheduler may take to follow each step of a change of CA")
 	fs.StringVar(&o.MutatingConfig, "mutating-config", o.MutatingConfig, "MutatingWebhookConfiguration that gets the CA; empty for none")
+	fs.StringVar(&o.SchedulerName, "scheduler-name", o.SchedulerName, "scheduler that the review of pods names where they ask for a managed resource; empty for no such review")
 	fs.StringVar(&o.ValidatingConfig, "validating-config", o.ValidatingConfig, "ValidatingWebhookConfiguration that gets the CA; empty for none")
 	fs.StringVar(&o.MetricsListen, "metrics-listen", o.MetricsListen, "address to serve Prometheus metrics on; empty for none")
 	fs.BoolVar(&o.MetricsDevices, "metrics-devices", o.MetricsDevices, "show the units of each device among the metrics, three series for each")
@@ -244,6 +249,11 @@ func (s *settings) checkTLS(check func(flag string, err error)) {
 	}
 	if s.TLSSecret == s.TLSClientSecret && s.TLSSecret != "" {
 		check("tls-client-secret", fmt.Errorf("%s is the Secret of the CA, whose keys kube-scheduler must not see", s.TLSSecret))
+	}
+	if s.SchedulerName != "" {
+		if wrong := validation.IsDNS1123Subdomain(s.SchedulerName); len(wrong) > 0 {
+			check("scheduler-name", fmt.Errorf("%q: %s", s.SchedulerName, wrong[0]))
+		}
 	}
 	if s.TLSOverlap < 0 || s.TLSOverlap > maxOverlap {
 		check("tls-overlap", fmt.Errorf("%s: must be from 0 to %s", s.TLSOverlap, maxOverlap))

@@ -14,8 +14,10 @@ import (
 	"testing"
 	"time"
 
+	admissionv1 "k8s.io/api/admission/v1"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	extenderv1 "k8s.io/kube-scheduler/extender/v1"
 
 	"github.com/divvy-gpu/divvy/internal/kube"
@@ -130,7 +132,7 @@ func TestTLS(t *testing.T) {
 		t.Errorf("inspect answers %s, %v", body, err)
 	}
 
-	old := &tls.Dialer{Config: &tls.Config{RootCAs: roots, ServerName: "divvy-extender." + release + ".svc", MaxVersion: tls.VersionTLS11}} //nolint:gosec // it is to be refused
+	old := &tls.Dialer{Config: &tls.Config{RootCAs: roots, ServerName: "divvy-extender." + release + ".svc", MaxVersion: tls.VersionTLS11}}
 	if conn, err := old.DialContext(t.Context(), "tcp", i.tls); err == nil {
 		conn.Close() //nolint:errcheck // a test
 		t.Error("TLS 1.1 is spoken")
@@ -196,5 +198,94 @@ func TestTLSOfReplicasThatDoNotLead(t *testing.T) {
 		if err := r.end(); err != nil {
 			t.Error(err)
 		}
+	}
+}
+
+// reviewed posts a review over TLS, and returns the answer.
+func reviewed(i *instance, client *http.Client, route string, request admissionv1.AdmissionRequest) *admissionv1.AdmissionResponse {
+	i.t.Helper()
+	request.UID = "u"
+	body, err := json.Marshal(admissionv1.AdmissionReview{TypeMeta: metav1.TypeMeta{APIVersion: "admission.k8s.io/v1", Kind: "AdmissionReview"}, Request: &request})
+	if err != nil {
+		i.t.Fatal(err)
+	}
+	resp, err := client.Post("https://"+i.tls+route, "application/json", bytes.NewReader(body)) //nolint:noctx // a test
+	if err != nil {
+		i.t.Fatal(err)
+	}
+	defer resp.Body.Close() //nolint:errcheck // read to its end
+	var review admissionv1.AdmissionReview
+	if err := json.NewDecoder(resp.Body).Decode(&review); err != nil || review.Response == nil || review.Response.UID != "u" {
+		i.t.Fatalf("%s: %v", resp.Status, err)
+	}
+	return review.Response
+}
+
+// The API server is answered over TLS alone, without a certificate of its own.
+func TestReviews(t *testing.T) {
+	c := tlsClients(t)
+	key := grantKey(t)
+	i := start(t, c, func(o *Options) {
+		o.GrantKeyFile, o.TLSListen, o.TLSNamespace, o.SchedulerName = key, ":32765", release, "divvy-scheduler"
+	})
+	i.ready("")
+	roots, certificate := published(t, c)
+	if got := bindOver(i, caller(i, roots, certificate)); got != "" {
+		t.Fatal(got)
+	}
+	// The stand-in's binding does not show on the pod, as the API server's does.
+	bound := pod("p")
+	bound.Spec.NodeName = "node-a"
+	if _, err := c.Kubernetes.CoreV1().Pods("team").Update(t.Context(), bound, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	deadline := time.Now().Add(10 * time.Second)
+	for status, body := 0, ""; !strings.Contains(body, `state="ungranted"} 1`); status, body = i.get(i.metrics + "/metrics") {
+		if time.Now().After(deadline) {
+			t.Fatalf("the books do not see the pod: %d %s", status, body)
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+
+	object := func(o any) runtime.RawExtension {
+		data, err := json.Marshal(o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return runtime.RawExtension{Raw: data}
+	}
+	unit := func(unit string) runtime.RawExtension {
+		return object(v1.ConfigMap{Data: map[string]string{"config.yaml": "apiVersion: config.divvy.dev/v1alpha1\nkind: NodeConfig\nresources:\n" +
+			"- {name: enflame.com/gcu-memory, vendor: enflame, memoryUnit: \"" + unit + "\"}\n"}})
+	}
+	client := caller(i, roots)
+	change := admissionv1.AdmissionRequest{
+		Operation: admissionv1.Update, Namespace: release, Name: "divvy-node",
+		Resource: metav1.GroupVersionResource{Version: "v1", Resource: "configmaps"}, OldObject: unit("1"), Object: unit("0.1"),
+	}
+	if r := reviewed(i, client, "/admission/config", change); r.Allowed || !strings.Contains(r.Result.Message, `from "1" to "0.1" while pods hold units of it`) ||
+		!strings.Contains(r.Result.Message, "team/p") {
+		t.Errorf("a change of memoryUnit is answered with %+v", r)
+	}
+	create := admissionv1.AdmissionRequest{Operation: admissionv1.Create, Resource: metav1.GroupVersionResource{Version: "v1", Resource: "pods"}, Object: object(pod("q"))}
+	if r := reviewed(i, client, "/admission/scheduler", create); !r.Allowed || !strings.Contains(string(r.Patch), "divvy-scheduler") {
+		t.Errorf("a pod is answered with %+v", r)
+	}
+	for _, route := range []string{"/admission/config", "/admission/scheduler"} {
+		resp, err := http.Post(i.url+route, "application/json", strings.NewReader("{}")) //nolint:noctx // a test
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp.Body.Close() //nolint:errcheck // a test
+		if resp.StatusCode != http.StatusNotFound {
+			t.Errorf("%s over plain HTTP: %s", route, resp.Status)
+		}
+	}
+	if _, body := i.get(i.metrics + "/metrics"); !strings.Contains(body, `divvy_webhook_reviews_total{result="denied",webhook="config"} 1`) ||
+		!strings.Contains(body, `divvy_webhook_reviews_total{result="converted",webhook="scheduler"} 1`) {
+		t.Error("the reviews are not counted")
+	}
+	if err := i.end(); err != nil {
+		t.Error(err)
 	}
 }

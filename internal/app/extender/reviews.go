@@ -1,0 +1,95 @@
+package extender
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/divvy-gpu/divvy/internal/accel"
+	"github.com/divvy-gpu/divvy/internal/guard"
+	"github.com/divvy-gpu/divvy/internal/metrics"
+	"github.com/divvy-gpu/divvy/internal/review"
+)
+
+// Routes of the reviews, which the API server asks over TLS.
+const (
+	configRoute    = "POST /admission/config"
+	schedulerRoute = "POST /admission/scheduler"
+)
+
+// withReviews adds the reviews to what is answered anyway. Any replica answers
+// them, whether it leads or not.
+func (p *program) withReviews(next http.Handler, registry prometheus.Registerer) (http.Handler, error) {
+	counted, took := metrics.WebhookReviews.NewCounters(), metrics.WebhookReviewDuration.NewHistograms()
+	if err := errors.Join(registry.Register(counted), registry.Register(took)); err != nil {
+		return nil, fmt.Errorf("metrics of the reviews: %w", err)
+	}
+	for _, result := range []string{review.Allowed, review.Denied, review.Bad, review.Error} {
+		counted.WithLabelValues("config", result) // so that it is there before it happens
+	}
+	reviews := review.New(func(webhook, result string, d time.Duration) {
+		counted.WithLabelValues(webhook, result).Inc()
+		took.WithLabelValues(webhook).Observe(d.Seconds())
+	})
+	mux := http.NewServeMux()
+	mux.Handle("/", next)
+	config := guard.Config{Namespace: p.settings.TLSNamespace, Holders: p.holders, Read: p.readConfigMap}
+	mux.Handle(configRoute, reviews.Handler("config", p.knows, config.Decide))
+	if p.settings.SchedulerName != "" {
+		for _, result := range []string{review.Converted, review.Allowed, review.Bad, review.Error} {
+			counted.WithLabelValues("scheduler", result)
+		}
+		scheduler := guard.Scheduler{Name: p.settings.SchedulerName, Resources: p.settings.resources}
+		mux.Handle(schedulerRoute, reviews.Handler("scheduler", nil, scheduler.Decide))
+	}
+	return mux, nil
+}
+
+// knows returns nil when the books can tell what pods hold.
+func (p *program) knows() error {
+	if !p.books.Synced() {
+		return errors.New("the books are still being read from the API server")
+	}
+	return nil
+}
+
+// holders are the pods that hold units, by the books.
+func (p *program) holders() []guard.Holder {
+	type offer struct {
+		resource accel.Resource
+		node     string
+	}
+	units := map[offer]string{}
+	var out []guard.Holder
+	for _, pod := range p.books.Placed() {
+		for _, request := range pod.Requests {
+			at := offer{request.Resource, pod.Node}
+			unit, asked := units[at]
+			if !asked {
+				usage, _ := p.ledger.Node(at.resource, at.node) // without an offer there is no unit
+				unit = usage.Unit
+				units[at] = unit
+			}
+			out = append(out, guard.Holder{Pod: pod.Ref, Node: pod.Node, Resource: request.Resource, ConfigName: pod.Config, Unit: unit})
+		}
+	}
+	return out
+}
+
+// readConfigMap reads a ConfigMap of divvy-node's configuration.
+func (p *program) readConfigMap(ctx context.Context, name string) (map[string]string, error) {
+	found, err := p.clients.Kubernetes.CoreV1().ConfigMaps(p.settings.TLSNamespace).Get(ctx, name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read ConfigMap %s/%s: %w", p.settings.TLSNamespace, name, err)
+	}
+	return found.Data, nil
+}
