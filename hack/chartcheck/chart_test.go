@@ -457,6 +457,7 @@ func TestAccountsMayDoWhatTheyMustAndNoMore(t *testing.T) {
 			"bwki/bitfusion-webhook-deployment": each([]string{"get", "list", "update", "watch"}, "secrets bwki-webhook-certs"),
 			// Without an election, no Lease.
 			"divvy-system/divvy-extender": slices.Concat(
+				[]string{"get configmaps divvy-node,divvy-node-configs"},
 				each([]string{"get", "list", "patch", "watch"}, "configmaps divvy-extender-ca"),
 				each([]string{"get", "list", "update", "watch"}, "secrets divvy-extender-certs,divvy-extender-client")),
 			"divvy-system/divvy-schedconf":     {"get configmaps divvy-extender-ca", "get secrets divvy-extender-client", "get services divvy-extender"},
