@@ -104,7 +104,7 @@ func TestSchemaAndValuesAgree(t *testing.T) {
 			_, there := inner[key]
 			name := strings.TrimPrefix(path+"."+key, ".")
 			switch {
-			case there:
+			case there || former[name] != "":
 			case has && isMap && len(inner) > 0 && !optional[name] && !ofOthers(name):
 				t.Errorf("%s is in values.schema.json and not in values.yaml", name)
 			default:
@@ -139,8 +139,54 @@ func ofOthers(name string) bool {
 	return slices.ContainsFunc([]string{".resources.", "Affinity.", "affinity.", "tolerations", "extraEnv"}, func(part string) bool { return strings.Contains(name, part) })
 }
 
-// former are keys of other charts, with what the chart says about each.
-var former = map[string]string{}
+// former are keys of GCUShare's charts, with what the chart says about each.
+var former = map[string]string{
+	"replicaCount":     "extender.replicas",
+	"image.repository": "write image.registry",
+	"image.name":       "write node.image.repository and extender.image.repository",
+	"imagePullSecrets": "write image.pullSecrets",
+	"nameOverride":     "names of objects are fixed",
+	"fullnameOverride": "names of objects are fixed",
+	"deployName":       "names of objects are fixed",
+}
+
+// TestValuesOfTheGuide: the guide's file of values, as it is, is refused with a line
+// for each value that has another name, and is taken with those names.
+func TestValuesOfTheGuide(t *testing.T) {
+	program, err := helm()
+	if err != nil {
+		t.Fatal(err)
+	}
+	guide := t.TempDir() + "/values.yaml"
+	write(t, guide, `replicaCount: 1
+
+image:
+  repository: artifact.enflame.cn/enflame_docker_images/enflame
+  name: gcushare-device-plugin
+  pullPolicy: IfNotPresent
+  # Overrides the image tag whose default is the chart appVersion.
+  tag: "latest"
+
+imagePullSecrets: []
+nameOverride: ""
+fullnameOverride: ""
+deployName: "gcushare-device-plugin"
+memoryUnit: "0.1"
+`)
+	_, err = template(t.Context(), program, chartDir, []string{"--values", guide})
+	for key, want := range former {
+		if err == nil || !strings.Contains(err.Error(), "\n  "+key+": ") || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s is not told with %q: %v", key, want, err)
+		}
+	}
+	text := string(rendered(t, "--set", "image.registry=artifact.enflame.cn/enflame_docker_images/enflame,image.tag=latest,image.pullPolicy=IfNotPresent,node.image.repository=gcushare-device-plugin",
+		"--set-string", "memoryUnit=0.1"))
+	for _, want := range []string{"image: artifact.enflame.cn/enflame_docker_images/enflame/gcushare-device-plugin:latest", `memoryUnit: "0.1"`} {
+		if !strings.Contains(text, want) {
+			t.Errorf("%s is missing", want)
+		}
+	}
+}
 
 // TestBadValuesAreToldInASentence: what helm says names the value, and what is right.
 func TestBadValuesAreToldInASentence(t *testing.T) {
