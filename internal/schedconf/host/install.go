@@ -211,7 +211,7 @@ func (h *Host) prepare(j *journal, m manifest, change schedconf.Change, outcome 
 		}
 	}
 	if backup {
-		j.Backup = p.Before
+		j.Backup, j.OldBackup = p.Before, j.Backup
 	}
 	if err := h.saveJournal(j); err != nil {
 		*j = was
@@ -240,7 +240,7 @@ func (h *Host) wantsBackup(j *journal, m manifest) (bool, error) {
 		return true, nil
 	case err != nil:
 		return false, fmt.Errorf("read the backup: %w", err)
-	case digest(now) != j.Backup:
+	case !j.ours(now):
 		return false, fmt.Errorf("%s is there, Divvy did not make it, and it differs from %s: GCUShare's config manager or an administrator keeps an original there; put that back, or move the file away",
 			h.paths.Backup, h.paths.Manifest)
 	}
@@ -372,10 +372,13 @@ func (h *Host) moveIfThere(from, to string) error {
 
 // settle notes that no change is under way, and removes what was kept for it.
 func (h *Host) settle(j *journal) error {
-	p := j.Pending
+	was := *j
 	j.Pending = nil
+	if now, err := h.fs.ReadFile(h.paths.Backup); err == nil && digest(now) == j.Backup {
+		j.OldBackup = ""
+	}
 	if err := h.saveJournal(j); err != nil {
-		j.Pending = p
+		*j = was
 		return err
 	}
 	return h.removeTemporary(j)

@@ -18,6 +18,8 @@ type journal struct {
 	// Backup is the digest of the backup that this package made; a file of that
 	// name with another content is somebody else's.
 	Backup string `json:"backup,omitempty"`
+	// OldBackup is the digest of the one before, until the new one is written.
+	OldBackup string `json:"oldBackup,omitempty"`
 	// Files are the configuration files that this package wrote.
 	Files []string `json:"files,omitempty"`
 	// Pending is the change that has begun and is not known to be good.
@@ -106,6 +108,12 @@ func (h *Host) saveJournal(j *journal) error {
 		return fmt.Errorf("note what is to be done: %w", err)
 	}
 	return nil
+}
+
+// ours reports whether this package made a backup.
+func (j *journal) ours(backup []byte) bool {
+	d := digest(backup)
+	return d == j.Backup || d == j.OldBackup
 }
 
 func digest(data []byte) string {

@@ -122,7 +122,7 @@ func (h *Host) readBackup(j *journal) (Attributes, []byte, error) {
 	if err != nil {
 		return Attributes{}, nil, fmt.Errorf("read the backup: %w", err)
 	}
-	if len(bytes.TrimSpace(data)) == 0 || digest(data) != j.Backup {
+	if len(bytes.TrimSpace(data)) == 0 || !j.ours(data) {
 		klog.Background().Info("The backup is not one that Divvy made, or was changed since; it is neither used nor removed", "file", h.paths.Backup)
 		return Attributes{}, nil, nil
 	}
@@ -155,14 +155,23 @@ func (h *Host) removeAll(j *journal, backup bool) error {
 	if backup {
 		files = append(files, h.paths.Backup)
 	}
-	for _, path := range append(files, h.paths.Journal) {
-		if _, err := h.fs.Stat(path); errors.Is(err, fs.ErrNotExist) {
-			continue
+	for _, paths := range [][]string{files, {h.paths.Journal}} {
+		removed := false
+		for _, path := range paths {
+			if _, err := h.fs.Stat(path); errors.Is(err, fs.ErrNotExist) {
+				continue
+			}
+			removed = true
+			if err := h.fs.Remove(path); err != nil {
+				return fmt.Errorf("remove what is not needed any more: %w", explain(err))
+			}
 		}
-		if err := h.fs.Remove(path); err != nil {
-			return fmt.Errorf("remove what is not needed any more: %w", explain(err))
+		if removed {
+			if err := h.fs.Sync(h.paths.Dir); err != nil {
+				return err
+			}
 		}
 	}
 	*j = journal{Version: journalVersion}
-	return h.fs.Sync(h.paths.Dir)
+	return nil
 }
