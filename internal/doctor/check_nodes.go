@@ -83,14 +83,14 @@ func checkNodeLabels(s *Snapshot, f *findings) {
 			continue
 		}
 		switch {
-		case value == "false" && published:
-			f.add(Warning, object, "its label "+enabledLabel+"=false keeps divvy-node away, and it still carries what its daemon has published",
-				"This shares it again. If it is to stay out, drain it of the pods that use its devices, then take off what was published: "+forget(n.Name),
+		case value == "false" && published && s.used(n):
+			f.add(Warning, object, "its label "+enabledLabel+"=false keeps divvy-node away, and its devices are still in use or were until a few minutes ago",
+				"This shares it again. If it is to stay out, drain it of the pods that use its devices; kubelet forgets them after 5 minutes.",
 				"kubectl label node "+n.Name+" "+enabledLabel+"=true --overwrite")
-		case value == "false": // said on purpose, and nothing is left of it
+		case value == "false": // said on purpose, and nothing uses it
 		case published:
 			f.add(Error, object, "it carries what a divvy-node has published, and none runs there: it has no label that chooses it ("+strings.Join(wanted, ", ")+")",
-				"This shares it again. If it is to stay out, take off what was published: "+forget(n.Name),
+				"This shares it again. If it is to stay out, say so with the label "+enabledLabel+"=false.",
 				"kubectl label node "+n.Name+" "+choosing(wanted)+"=true --overwrite")
 		default:
 			for _, key := range choosingLabels {
@@ -105,6 +105,25 @@ func checkNodeLabels(s *Snapshot, f *findings) {
 		f.add(Error, "DaemonSet "+d.Namespace+"/"+d.Name, "no node is chosen to share its devices",
 			"Label the nodes that have devices: kubectl label node NODE "+choosing(wanted)+"=true")
 	}
+}
+
+// used reports whether pods on a node use what it published, or kubelet still
+// counts it.
+func (s *Snapshot) used(n *corev1.Node) bool {
+	all, err := inventory(n)
+	if err != nil {
+		return false
+	}
+	names := map[string]bool{}
+	for _, in := range all {
+		names[string(in.Resource)] = true
+		if amount(n.Status.Capacity, string(in.Resource)) > 0 {
+			return true
+		}
+	}
+	return slices.ContainsFunc(s.Pods, func(p corev1.Pod) bool {
+		return p.Spec.NodeName == n.Name && !ended(&p) && len(asks(&p, names)) > 0
+	})
 }
 
 // choosing is the label to give to a node.
@@ -156,7 +175,7 @@ func checkInventory(s *Snapshot, f *findings) {
 			continue
 		case err != nil:
 			f.add(Error, object, "its annotation "+wire.InventoryAnnotation+" cannot be read: "+err.Error(),
-				"Take the annotation off; the daemon writes it again.", "kubectl annotate node "+n.Name+" "+wire.InventoryAnnotation+"-")
+				"Restart the daemon; it publishes what it finds.", again).Transient = true
 			continue
 		}
 		for _, in := range all {

@@ -256,7 +256,7 @@ func TestFaults(t *testing.T) {
 		},
 		"a node is excluded and still has an inventory": {
 			"node-labels", func(w *world) { w.Nodes[0].Labels[enabledLabel] = "false" },
-			Warning, "Node node-a", "keeps divvy-node away", "drain it", "kubectl label node node-a divvy.dev/enabled=true --overwrite",
+			Warning, "Node node-a", "still in use", "drain it", "kubectl label node node-a divvy.dev/enabled=true --overwrite",
 		},
 		"a node lost its label": {
 			"node-labels", func(w *world) { delete(w.Nodes[0].Labels, "enflame.com/gcushare") },
@@ -301,7 +301,7 @@ func TestFaults(t *testing.T) {
 		},
 		"garbage is published": {
 			"inventory", func(w *world) { w.Nodes[0].Annotations[wire.InventoryAnnotation] = "{\x1b[31m" },
-			Error, "Node node-a", "cannot be read", "writes it again", "kubectl annotate node node-a divvy.dev/inventory-",
+			Error, "Node node-a", "cannot be read", "publishes what it finds", "kubectl delete pod divvy-node-x -n divvy-system",
 		},
 		"kubelet has forgotten the plugin": {
 			"inventory", func(w *world) { w.Nodes[0].Status.Allocatable[memory] = resource.MustParse("0") },
@@ -696,6 +696,12 @@ func TestNothingToSay(t *testing.T) {
 	tests := map[string]func(w *world){
 		"a node that is excluded on purpose": func(w *world) {
 			w.Nodes = append(w.Nodes, corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "out", Labels: map[string]string{enabledLabel: "false", "enflame.com/gcushare": "true"}}})
+		},
+		"a node that was excluded a while ago": func(w *world) {
+			out := w.Nodes[0].DeepCopy()
+			out.Name, out.Labels[enabledLabel], out.Status.Capacity = "out", "false", nil
+			delete(out.Labels, "node-role.kubernetes.io/control-plane")
+			w.Nodes = append(w.Nodes, *out)
 		},
 		"a device that is given out as another resource": func(w *world) {
 			given := shares()
