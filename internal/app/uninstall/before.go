@@ -27,12 +27,13 @@ func (u *uninstaller) before(ctx context.Context) error {
 	u.end(ctx, daemonSet)
 	stopped := time.Now()
 	u.end(ctx, deployment)
+	// Before the labels go by which these pods may have found their node.
+	u.awaitHosts(ctx)
 	u.cleanNodes(ctx)
 	u.remove(ctx, lease, secret, configMap)
 	if u.options.TokenCopies {
 		u.removeCopies(ctx)
 	}
-	u.awaitHosts(ctx)
 	u.hold(ctx, stopped)
 	return nil
 }
@@ -196,7 +197,7 @@ func (u *uninstaller) endAll(ctx context.Context, objects []object) {
 	left := slices.Clone(objects)
 	began := time.Now()
 	stuck := map[object]string{} // on nodes that do not answer
-	pending := u.wait(ctx, workloadLimit, func(ctx context.Context) (string, error) {
+	pending := u.wait(ctx, spared(ctx, workloadLimit), func(ctx context.Context) (string, error) {
 		answering, err := u.answering(ctx)
 		if err != nil {
 			return "", err
@@ -361,7 +362,7 @@ func (u *uninstaller) awaitHosts(ctx context.Context) {
 		return
 	}
 	var last hookState
-	pending := u.wait(ctx, hostLimit, func(ctx context.Context) (string, error) {
+	pending := u.wait(ctx, spared(ctx, hostLimit), func(ctx context.Context) (string, error) {
 		var err error
 		last, err = u.hookState(ctx, hook)
 		if err != nil || last.done() {

@@ -16,6 +16,9 @@ import (
 	"github.com/divvy-gpu/divvy/internal/accel/wire"
 )
 
+// update is how often kubelet updates the status of its node.
+const update = 10 * time.Second
+
 // calm is how long an entry of a node's status has to stay away before it counts
 // as gone: two of kubelet's updates, ten seconds apart, and some more.
 const calm = 25 * time.Second
@@ -39,7 +42,7 @@ func (u *uninstaller) nodes(ctx context.Context) ([]corev1.Node, error) {
 // cleanNodes takes off the nodes what Divvy wrote on them.
 func (u *uninstaller) cleanNodes(ctx context.Context) {
 	cleaned := 0
-	left := u.wait(ctx, hostLimit, func(ctx context.Context) (string, error) {
+	left := u.wait(ctx, cleaningLimit, func(ctx context.Context) (string, error) {
 		nodes, err := u.nodes(ctx)
 		if err != nil {
 			return "", err
@@ -134,10 +137,15 @@ type entry struct{ node, resource string }
 // it was, and nothing of it to give out. Then it writes a capacity of zero, once,
 // and forgets the resource; an entry that is taken away before comes back.
 func (u *uninstaller) after(ctx context.Context) error {
+	u.awaitHosts(ctx)
 	if len(u.options.Resources) == 0 {
 		return nil
 	}
+	patched := map[entry]time.Time{}
 	limit := u.options.Timeout - reserve
+	if deadline, ok := ctx.Deadline(); ok {
+		limit = time.Until(deadline) - reserve
+	}
 	away := map[entry]time.Time{} // since when an entry that was there is not
 	var listed error
 	taken := map[entry]bool{}
@@ -150,7 +158,7 @@ func (u *uninstaller) after(ctx context.Context) error {
 		forgetting = map[entry]string{}
 		settling := false
 		for i := range nodes {
-			u.forget(ctx, &nodes[i], away, taken, forgetting)
+			u.forget(ctx, &nodes[i], away, patched, taken, forgetting)
 		}
 		for _, since := range away {
 			settling = settling || time.Since(since) < calm
@@ -181,7 +189,7 @@ func (u *uninstaller) after(ctx context.Context) error {
 }
 
 // forget does for one node what can be done now.
-func (u *uninstaller) forget(ctx context.Context, n *corev1.Node, away map[entry]time.Time, taken map[entry]bool, forgetting map[entry]string) {
+func (u *uninstaller) forget(ctx context.Context, n *corev1.Node, away, patched map[entry]time.Time, taken map[entry]bool, forgetting map[entry]string) {
 	remove := map[string]any{}
 	for _, name := range u.options.Resources {
 		e := entry{n.Name, name}
@@ -199,8 +207,10 @@ func (u *uninstaller) forget(ctx context.Context, n *corev1.Node, away map[entry
 			u.remain(fmt.Sprintf("%s in the status of node %s, which does not answer", name, n.Name),
 				"five minutes after it is back, kubectl patch node "+n.Name+` --subresource=status --type=merge -p '{"status":{"capacity":{"`+name+`":null},"allocatable":{"`+name+`":null}}}'`)
 		case capacity.IsZero():
-			remove[name] = nil
-			forgetting[e] = "it was taken away just now"
+			forgetting[e] = "kubelet still shows 0 of it"
+			if time.Since(patched[e]) >= update {
+				remove[name], patched[e] = nil, time.Now()
+			}
 		default:
 			forgetting[e] = fmt.Sprintf("kubelet still remembers %s", capacity.String())
 		}

@@ -41,6 +41,9 @@ const (
 	unreachableAfter = 15 * time.Second
 	// hostLimit is how long hosts may take to be clean after the daemons ended.
 	hostLimit = 45 * time.Second
+	// cleaningLimit is how long taking things off the nodes may take. Steps before
+	// leave it that time.
+	cleaningLimit = 40 * time.Second
 	// requestTimeout bounds every request to the API server.
 	requestTimeout = 10 * time.Second
 	// reserve of the time is kept for saying what remains.
@@ -156,6 +159,15 @@ func (u *uninstaller) wait(ctx context.Context, limit time.Duration, ask func(co
 		case <-time.After(askEvery):
 		}
 	}
+}
+
+// spared is the limit, or less where the run has less time than what is to come
+// needs.
+func spared(ctx context.Context, limit time.Duration) time.Duration {
+	if deadline, ok := ctx.Deadline(); ok {
+		return max(askEvery, min(limit, time.Until(deadline)-cleaningLimit-reserve))
+	}
+	return limit
 }
 
 // call makes one request with a limit of its own.
