@@ -279,9 +279,14 @@ func (h *Host) swap(m manifest, content []byte, a Attributes) error {
 	return nil
 }
 
-// abandon takes back a change whose manifest is not in place.
+// abandon takes back a change that could not be completed.
 func (h *Host) abandon(j *journal, cause error) error {
-	if err := h.restoreFiles(j.Pending); err != nil {
+	p := j.Pending
+	_, err := h.restoreManifest(p)
+	if err == nil {
+		err = h.restoreFiles(p)
+	}
+	if err != nil {
 		// The journal stays, so that the next run does it.
 		return errors.Join(cause, fmt.Errorf("take the beginning of the change back: %w", err))
 	}
@@ -321,13 +326,7 @@ func (h *Host) rollBack(ctx context.Context, j *journal, cause error) error {
 			return fmt.Errorf("roll back: %w", errors.Join(err, cause))
 		}
 	}
-	m, err := h.tryManifest()
-	if err == nil && digest(m.content) == p.After && p.After != p.Before {
-		if err := h.moveIfThere(h.paths.SavedManifest, m.target); err != nil {
-			return fmt.Errorf("roll back: %w", errors.Join(err, cause))
-		}
-		m, err = h.tryManifest()
-	}
+	m, err := h.restoreManifest(p)
 	if err != nil {
 		return fmt.Errorf("roll back: %w", errors.Join(err, cause))
 	}
@@ -340,6 +339,19 @@ func (h *Host) rollBack(ctx context.Context, j *journal, cause error) error {
 	// Files that were not there before are referred to by nothing now.
 	err = errors.Join(h.restoreFiles(p), h.settle(j))
 	return errors.Join(&RolledBackError{Failure: f, Cause: cause, Back: back}, err)
+}
+
+// restoreManifest puts the manifest back, unless somebody else wrote another, and
+// returns what is there then.
+func (h *Host) restoreManifest(p *pending) (manifest, error) {
+	m, err := h.tryManifest()
+	if err != nil || digest(m.content) != p.After || p.After == p.Before {
+		return m, err
+	}
+	if err := h.moveIfThere(h.paths.SavedManifest, m.target); err != nil {
+		return m, err
+	}
+	return h.tryManifest()
 }
 
 // restoreFiles puts the configuration files back, and removes those that were not
