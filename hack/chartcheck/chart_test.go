@@ -223,6 +223,8 @@ func TestEveryValueHasAnEffect(t *testing.T) {
 		"networkPolicy.prometheus":              `[{"podSelector":{}}]`,
 		"node.gpuOperator.driverRoot":           `"/x/y"`,
 		"node.gpuOperator.validationsDir":       `"/x/z"`,
+		"uninstall.moreResources":               `["acme.com/x"]`,
+		"uninstall.resources":                   `{"limits":{"cpu":"7"}}`,
 	}
 	basis := map[string][]string{"node.gpuOperator.": {"--set", "node.gpuOperator.enabled=true"}, "pool.": {"--set", "pool.enabled=true"},
 		"networkPolicy.": {"--set", "networkPolicy.enabled=true"}, "podDisruptionBudget.": {"--set", "pool.enabled=true"}}
@@ -284,7 +286,7 @@ func keyless(text []byte) string {
 // TestProgramsHaveProbesAndMetrics, with the question that matters: whether the
 // program does its work, and not whether some file is there.
 func TestProgramsHaveProbesAndMetrics(t *testing.T) {
-	specs := podSpecs(objects(t, rendered(t, "--set", "pool.enabled=true,schedconf.listenAddress=0.0.0.0")))
+	specs := podSpecs(installed(t, rendered(t, "--set", "pool.enabled=true,schedconf.listenAddress=0.0.0.0")))
 	if len(specs) != 5 {
 		t.Fatalf("%d workloads", len(specs))
 	}
@@ -330,7 +332,7 @@ func TestSelectorsOfPartsDiffer(t *testing.T) {
 			selectors[owner+" Service"] = &metav1.LabelSelector{MatchLabels: o.Spec.Selector}
 		}
 	}
-	if len(selectors) != 8 {
+	if len(selectors) != 10 {
 		t.Errorf("%d selectors", len(selectors))
 	}
 	for what, selector := range selectors {
@@ -388,6 +390,8 @@ func TestEveryObjectIsInTheReleasesNamespace(t *testing.T) {
 		switch {
 		case object.GetLabels()["app.kubernetes.io/name"] == "bitfusion-webhook":
 			want = "gpus"
+		case object.GetName() == "divvy-uninstall" && object.GetNamespace() == "gpus": // what it may do there
+			want = "gpus"
 		case object.GetName() == "divvy-schedconf-pods": // where kube-scheduler is
 			want = metav1.NamespaceSystem
 		case object.GetName() == "divvy-schedconf-events": // where events of nodes are
@@ -443,6 +447,13 @@ func TestAccountsMayDoWhatTheyMustAndNoMore(t *testing.T) {
 			[]string{"create events", "create pods/binding", "get pods", "list nodes", "list pods", "watch nodes", "watch pods"},
 			each([]string{"get", "list", "watch", "patch"}, "admissionregistration.k8s.io/validatingwebhookconfigurations divvy-config"),
 		))),
+		"divvy-uninstall": slices.Sorted(slices.Values(slices.Concat(
+			[]string{"list nodes", "patch nodes", "patch nodes/status"},
+			[]string{"delete admissionregistration.k8s.io/mutatingwebhookconfigurations bwki-webhook-cfg"},
+			[]string{"delete admissionregistration.k8s.io/validatingwebhookconfigurations divvy-config,validation.bitfusion.io-cfg"},
+			each([]string{"list", "delete"}, "secrets "+strings.Join(poolSecrets, ",")),
+		))),
+		"divvy-uninstall-after": {"list nodes", "patch nodes/status"},
 	} {
 		if diff := cmp.Diff(want, rights(one[*rbacv1.ClusterRole](t, all, name).Rules)); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", name, diff)
@@ -463,6 +474,11 @@ func TestAccountsMayDoWhatTheyMustAndNoMore(t *testing.T) {
 			"divvy-system/divvy-schedconf":     {"get configmaps divvy-extender-ca", "get secrets divvy-extender-client", "get services divvy-extender"},
 			"kube-system/divvy-schedconf-pods": {"get pods"},
 			"default/divvy-schedconf-events":   {"create events"},
+			"bwki/divvy-uninstall": slices.Concat(
+				[]string{"list pods"}, each([]string{"get", "delete"}, "apps/deployments bitfusion-webhook-deployment")),
+			"divvy-system/divvy-uninstall": slices.Concat(
+				[]string{"list pods", "get apps/daemonsets divvy-uninstall-node,divvy-uninstall-scheduler", "delete coordination.k8s.io/leases divvy-extender"},
+				each([]string{"get", "delete"}, "apps/daemonsets divvy-node,divvy-schedconf,bitfusion-device-plugin", "apps/deployments divvy-extender")),
 		}[role.Namespace+"/"+role.Name]
 		slices.Sort(want)
 		if diff := cmp.Diff(want, rights(role.Rules)); !known || diff != "" {
@@ -564,7 +580,7 @@ func TestDaemonAcceptsItsConfiguration(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			all := objects(t, rendered(t, set...))
 			if name == "pool" {
-				for _, o := range all {
+				for _, o := range installed(t, rendered(t, set...)) {
 					if n := nameOf(t, o); strings.HasPrefix(n, "divvy-") {
 						t.Errorf("a cluster without devices gets a %s %s", o.GetObjectKind().GroupVersionKind().Kind, n)
 					}

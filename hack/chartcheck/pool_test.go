@@ -42,7 +42,7 @@ func TestWithoutThePoolNothingOfItIsRendered(t *testing.T) {
 // TestThePoolLeavesTheRestAlone: who adds the pool to an installation restarts
 // nothing.
 func TestThePoolLeavesTheRestAlone(t *testing.T) {
-	before, after := objects(t, []byte(keyless(rendered(t)))), objects(t, []byte(keyless(rendered(t, "--set", "pool.enabled=true"))))
+	before, after := installed(t, []byte(keyless(rendered(t)))), objects(t, []byte(keyless(rendered(t, "--set", "pool.enabled=true"))))
 	for _, o := range before {
 		if !slices.ContainsFunc(after, func(other runtime.Object) bool { return cmp.Equal(o, other) }) {
 			t.Errorf("%s %s differs", o.GetObjectKind().GroupVersionKind().Kind, nameOf(t, o))

@@ -57,6 +57,7 @@ var everyPart = map[string][]string{
 	"operator":  {"--set", "node.gpuOperator.enabled=true,node.ixConfigMap=ix-config"},
 	"replicas":  {"--set", "extender.replicas=2,pool.enabled=true,extender.hostNetwork=false"},
 	"no logs":   {"--set", "node.logDir=,extender.logDir="},
+	"no trace":  {"--set", "uninstall.removeLogs=true,pool.enabled=true"},
 	"policies":  {"--set", "networkPolicy.enabled=true,pool.enabled=true"},
 }
 
@@ -74,6 +75,7 @@ var privileges = map[string]map[string]string{
 	"divvy-schedconf":           {"root": "files in /etc/kubernetes belong to root", "hostNetwork": "it asks kube-scheduler, which answers at 127.0.0.1"},
 	"divvy-uninstall-scheduler": {"root": "files in /etc/kubernetes belong to root", "hostNetwork": "it asks kube-scheduler, which answers at 127.0.0.1"},
 	"divvy-uninstall-node":      {"root": "what the daemon left on the host belongs to root"},
+	"divvy-uninstall-logs":      {"root": "the log files on the host belong to root"},
 	"bitfusion-device-plugin":   {"root": "kubelet's sockets belong to root"},
 }
 
@@ -164,8 +166,7 @@ func first[T any](values ...*T) *T {
 
 // unfinished are workloads that are not held to it yet.
 var unfinished = map[string]bool{
-	"divvy-scheduler": true, "divvy-schedconf": true, "divvy-uninstall": true, "divvy-uninstall-after": true,
-	"divvy-uninstall-node": true, "divvy-uninstall-scheduler": true, "divvy-extender": true,
+	"divvy-scheduler": true, "divvy-schedconf": true, "divvy-extender": true,
 }
 
 // TestWorkloadsAreComplete: every pod of the chart, hooks among them, has what an
