@@ -9,6 +9,7 @@
 package installation
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -75,11 +76,15 @@ func installWith(t *testing.T, o stage.Options) {
 		o.MemoryUnit = "1"
 	}
 	o.Out = os.Stderr
+	manifest := read(t, schedulerManifest)
 	// It is registered first, so that it also runs after half an installation.
 	t.Cleanup(func() {
 		ctx := context.WithoutCancel(t.Context())
 		if err := errors.Join(lab.DeleteAllPods(ctx), lab.Remove(ctx)); err != nil {
 			t.Errorf("take Divvy away after the test: %v", err)
+		}
+		if after := read(t, schedulerManifest); !bytes.Equal(after, manifest) {
+			t.Errorf("kube-scheduler's manifest is not what it was before:\n%s", after)
 		}
 	})
 	if err := lab.Install(t.Context(), o); err != nil {

@@ -13,6 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/yaml"
 
+	"github.com/divvy-gpu/divvy/internal/schedconf"
 	"github.com/divvy-gpu/divvy/lab/internal/layout"
 	"github.com/divvy-gpu/divvy/lab/internal/proc"
 	"github.com/divvy-gpu/divvy/lab/internal/scheduler"
@@ -140,35 +141,14 @@ func (c *Cluster) schedulerProcesses() []proc.ID {
 	return found
 }
 
-// WriteSchedulerConfig makes kube-scheduler use the configuration, or none when
-// it is empty, and waits until it runs and leads with it.
-func (c *Cluster) WriteSchedulerConfig(ctx context.Context, config []byte) error {
-	if err := c.writeScheduler(config); err != nil {
-		return err
-	}
-	return c.WaitReady(ctx, Scheduler)
-}
-
-func (c *Cluster) writeScheduler(config []byte) error {
-	manifest, err := scheduler.Manifest(c.schedulerImage(), config)
+// SchedulerWired reports whether the scheduler's manifest was changed so that it
+// asks Divvy's extender.
+func (c *Cluster) SchedulerWired() (bool, error) {
+	pod, err := readManifest()
 	if err != nil {
-		return err
+		return false, err
 	}
-	// The configuration first: the manifest refers to it.
-	if len(config) > 0 {
-		if err := writeFile(scheduler.ConfigFile, config, 0o600); err != nil {
-			return err
-		}
-	}
-	if err := writeFile(manifestPath, manifest, 0o600); err != nil {
-		return err
-	}
-	if len(config) == 0 {
-		if err := os.Remove(scheduler.ConfigFile); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return fmt.Errorf("remove the scheduler's configuration: %w", err)
-		}
-	}
-	return nil
+	return pod.Annotations[schedconf.AnnotationHash] != "", nil
 }
 
 func readManifest() (*corev1.Pod, error) {

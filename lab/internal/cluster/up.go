@@ -225,17 +225,25 @@ func (c *Cluster) ensure(ctx context.Context, component Component) error {
 	return c.Start(ctx, component)
 }
 
-// ensureSchedulerManifest writes the static pod, with the configuration that it
-// has been given, if any.
+// ensureSchedulerManifest makes kubelet run a scheduler of this version. What
+// others have put into its manifest stays: Divvy wires it to its extender.
 func (c *Cluster) ensureSchedulerManifest() error {
-	config, err := os.ReadFile(scheduler.ConfigFile)
+	if err := c.start(Scheduler); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	image := c.schedulerImage()
+	pod, err := readManifest()
+	if err == nil && len(pod.Spec.Containers) == 1 && pod.Spec.Containers[0].Image == image {
+		return nil
+	}
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("read the scheduler's configuration: %w", err)
+		return err
 	}
-	if err := os.Remove(parkedManifest); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("remove an old manifest: %w", err)
+	manifest, err := scheduler.Manifest(image)
+	if err != nil {
+		return err
 	}
-	return c.writeScheduler(config)
+	return writeFile(manifestPath, manifest, 0o600)
 }
 
 // MakeFolder makes a folder outside of the lab's own places for pods of the

@@ -1,6 +1,6 @@
 // Package product builds Divvy from the checkout and installs it into the
-// lab's cluster as a user would: container images, the chart, and
-// kube-scheduler's configuration, on simulated hardware.
+// lab's cluster as a user would: container images, and the chart, which wires
+// kube-scheduler, on simulated hardware.
 package product
 
 import (
@@ -9,7 +9,6 @@ import (
 	"crypto/sha256"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -20,13 +19,12 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/divvy-gpu/divvy/lab/internal/build"
 	"github.com/divvy-gpu/divvy/lab/internal/cluster"
 	"github.com/divvy-gpu/divvy/lab/internal/hardware"
 	"github.com/divvy-gpu/divvy/lab/internal/image"
 	"github.com/divvy-gpu/divvy/lab/internal/layout"
 	"github.com/divvy-gpu/divvy/lab/internal/progress"
-	"github.com/divvy-gpu/divvy/lab/internal/scheduler"
+	"github.com/divvy-gpu/divvy/lab/internal/release"
 )
 
 // Names in the cluster.
@@ -34,8 +32,8 @@ const (
 	Namespace = "divvy-system"
 	Release   = "divvy"
 	// NodeImage and ControlImage are the images without their tags.
-	NodeImage    = "ghcr.io/divvy-gpu/divvy-node"
-	ControlImage = "ghcr.io/divvy-gpu/divvy-control"
+	NodeImage    = release.Registry + "/" + release.Node
+	ControlImage = release.Registry + "/" + release.Control
 	// NodeLabel marks nodes that share their cards.
 	NodeLabel = "enflame.com/gcushare"
 	// EnabledLabel marks nodes that share cards of whatever vendor.
@@ -67,9 +65,6 @@ type Options struct {
 	Out io.Writer
 }
 
-// module is the import path of the product.
-const module = "github.com/divvy-gpu/divvy"
-
 // Install installs Divvy, or brings an installation up to date with the
 // checkout and the options: pods restart where their image or configuration
 // changed.
@@ -89,7 +84,7 @@ func install(ctx context.Context, o Options, chart bool) error {
 		steps++
 	}
 	if chart {
-		steps += 2
+		steps++
 	}
 	report := progress.New(o.Out, steps)
 	step := func(name string, run func() error) {
@@ -103,17 +98,20 @@ func install(ctx context.Context, o Options, chart bool) error {
 		}
 		task.Done()
 	}
-	step("programs", func() error { return buildPrograms(ctx, o.RepositoryDir) })
-	step("images", func() error { return loadImages(ctx, o.Cluster) })
+	var stamp release.Stamp
+	step("programs", func() (err error) {
+		if stamp, err = release.ReadStamp(ctx, o.RepositoryDir); err != nil {
+			return err
+		}
+		return release.Build(ctx, o.RepositoryDir, programDir, stamp, release.Host(), release.Node, release.Control, release.Kubectl)
+	})
+	step("images", func() error { return loadImages(ctx, o.Cluster, stamp) })
 	step("simulated cards", func() error { return hardware.Default.Install(ctx, o.Topology) })
 	if withPool {
 		step("servers of a remote pool", func() error { return setUpPool(ctx, o) })
 	}
 	if chart {
 		step("chart", func() error { return installChart(ctx, o) })
-		step("kube-scheduler's extender", func() error {
-			return o.Cluster.WriteSchedulerConfig(ctx, scheduler.DivvyExtender.Config())
-		})
 	}
 	if err != nil {
 		return fmt.Errorf("Divvy was not installed: %w", err) //nolint:staticcheck // a name
@@ -128,73 +126,22 @@ var programDir = filepath.Join(layout.StateDir, "bin")
 // kubectl-divvy among them.
 func Programs() string { return programDir }
 
-func buildPrograms(ctx context.Context, repository string) error {
-	if err := os.MkdirAll(programDir, 0o755); err != nil {
-		return fmt.Errorf("make a folder for programs: %w", err)
-	}
-	ldflags := "-s -w"
-	for variable, args := range map[string][]string{
-		"Version": {"describe", "--tags", "--always", "--dirty"},
-		"Commit":  {"rev-parse", "--short=12", "HEAD"},
-	} {
-		cmd := exec.CommandContext(ctx, "git", args...)
-		cmd.Dir = repository
-		// Without git the program says that it does not know.
-		if out, err := cmd.Output(); err == nil {
-			ldflags += fmt.Sprintf(" -X %s/internal/version.%s=%s", module, variable, strings.TrimSpace(string(out)))
-		}
-	}
-	for _, b := range []struct {
-		env           []string
-		tags, ldflags string
-		programs      []string
-	}{
-		// As in the Makefile, which has the reasons.
-		{[]string{"CGO_ENABLED=1", "CGO_CFLAGS=-g -O2 -Wno-deprecated-declarations"}, "netgo,osusergo", ldflags + " -extldflags=-Wl,-z,lazy", []string{"./cmd/divvy-node"}},
-		{[]string{"CGO_ENABLED=0"}, "", ldflags, []string{"./cmd/divvy-control", "./cmd/kubectl-divvy"}},
-	} {
-		args := []string{"build", "-buildvcs=false", "-trimpath", "-tags", b.tags, "-ldflags", b.ldflags, "-o", programDir}
-		if err := build.RunGo(ctx, repository, b.env, nil, append(args, b.programs...)...); err != nil {
-			return fmt.Errorf("build the programs: %w", err)
-		}
-	}
-	return nil
-}
-
-// vendorLibraryNeeds are what vendors' libraries name besides what divvy-node
-// itself does: it loads them while it runs.
-var vendorLibraryNeeds = []string{
-	"libc.so.6", "libdl.so.2", "libpthread.so.0", "librt.so.1", "libm.so.6", "libgcc_s.so.1", "libstdc++.so.6",
-}
-
 // ImageValues returns the file of values that names the images which Install
 // loaded last.
 func ImageValues() string { return filepath.Join(layout.StateDir, "image-values.yaml") }
 
 // loadImages makes the product's images, loads them into the node, and writes
 // ImageValues. Their tag changes with their content.
-func loadImages(ctx context.Context, c *cluster.Cluster) error {
-	nodeProgram := filepath.Join(programDir, "divvy-node")
-	libraries, err := image.Libraries(nodeProgram, vendorLibraryNeeds...)
+func loadImages(ctx context.Context, c *cluster.Cluster, stamp release.Stamp) error {
+	nodeProgram := filepath.Join(programDir, release.Node)
+	libraries, err := image.Libraries(nodeProgram, release.VendorLibraryNeeds()...)
 	if err != nil {
 		return err
 	}
-	tmp := image.File{Path: "/tmp", Dir: true, Mode: 0o777 | fs.ModeSticky}
+	// As in a release, but with the libraries of this machine.
 	specs := []image.Spec{
-		{
-			Name:       NodeImage,
-			Entrypoint: []string{"/usr/bin/divvy-node"},
-			Files:      append(libraries, tmp, image.File{Path: "/usr/bin/divvy-node", Source: nodeProgram}),
-			// Where a vendor's container runtime is in use, the daemon sees all
-			// cards, and of NVIDIA's libraries the one for management.
-			Env: []string{"ENFLAME_VISIBLE_DEVICES=all", "NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=utility"},
-		},
-		{
-			Name:       ControlImage,
-			Entrypoint: []string{"/usr/bin/divvy-control"},
-			User:       "65532:65532",
-			Files:      []image.File{tmp, {Path: "/usr/bin/divvy-control", Source: filepath.Join(programDir, "divvy-control")}},
-		},
+		release.ImageSpec(release.Node, nodeProgram, libraries, stamp),
+		release.ImageSpec(release.Control, filepath.Join(programDir, release.Control), nil, stamp),
 	}
 	images := make([]v1.Image, len(specs))
 	content := sha256.New()
@@ -263,6 +210,21 @@ func installChart(ctx context.Context, o Options) error {
 		return unlabel(ctx, o.Cluster, label, chartTimeout)
 	}
 	return waitRollout(ctx, o.Cluster, chartTimeout)
+}
+
+// Unwire makes kube-scheduler what it was before Divvy, as an administrator does on
+// a control-plane node, where it is not so already. The chart must be gone.
+func Unwire(ctx context.Context, c *cluster.Cluster) error {
+	wired, err := c.SchedulerWired()
+	if err != nil || !wired {
+		return err
+	}
+	cmd := exec.CommandContext(ctx, filepath.Join(programDir, "divvy-control"), "schedconf", "uninstall",
+		"--kubeconfig", c.Kubeconfig(), "--node-name", c.NodeName(), "--settle", "1s", "--log-level", "warn")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("divvy-control schedconf uninstall: %w: %s", err, strings.TrimSpace(string(out)))
+	}
+	return c.WaitReady(ctx, cluster.Scheduler)
 }
 
 func helm(ctx context.Context, c *cluster.Cluster, args ...string) (string, error) {

@@ -24,6 +24,7 @@ import (
 const (
 	nodeDaemonSet      = "divvy-node"
 	extenderDeployment = "divvy-extender"
+	schedconfDaemonSet = "divvy-schedconf"
 )
 
 // inventoryAnnotation is where divvy-node publishes the cards of its node.
@@ -49,7 +50,7 @@ func waitRollout(ctx context.Context, c *cluster.Cluster, timeout time.Duration)
 func workloadsReady(ctx context.Context, client kubernetes.Interface) error {
 	var errs []error
 	found := 0
-	for _, name := range []string{nodeDaemonSet, PoolDaemon} {
+	for _, name := range []string{nodeDaemonSet, PoolDaemon, schedconfDaemonSet} {
 		daemons, err := client.AppsV1().DaemonSets(Namespace).Get(ctx, name, metav1.GetOptions{})
 		switch {
 		case apierrors.IsNotFound(err):

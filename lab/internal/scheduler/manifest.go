@@ -1,11 +1,8 @@
-// Package scheduler writes what makes a kube-scheduler on a control-plane node:
-// its static pod, in the form that kubeadm gives it, and the configuration that
-// lets it consult Divvy's extender.
+// Package scheduler writes the static pod of a kube-scheduler on a control-plane
+// node in the form that kubeadm gives it.
 package scheduler
 
 import (
-	"crypto/sha256"
-	"encoding/hex"
 	"fmt"
 	"slices"
 
@@ -15,6 +12,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/yaml"
+
+	"github.com/divvy-gpu/divvy/internal/schedconf"
 )
 
 // Names and places that kubeadm uses.
@@ -25,21 +24,14 @@ const (
 	ManifestFile = "kube-scheduler.yaml"
 	// SecurePort serves health and metrics on the loopback address.
 	SecurePort = 10259
-	// ConfigFile is the configuration that names Divvy's extender.
-	ConfigFile = "/etc/kubernetes/divvy-scheduler-config.yaml"
-	// AnnotationConfigHash holds the digest of that file in the static pod:
-	// kubelet restarts a static pod when its manifest changes, not when a file
-	// that it mounts does.
-	AnnotationConfigHash = "divvy.dev/scheduler-config-hash"
 )
 
 // priorityNodeCritical is the value of the class system-node-critical. A
 // static pod passes no admission that would fill it in.
 const priorityNodeCritical = 2000001000
 
-// Manifest returns the static pod of a kube-scheduler that runs the image. A
-// config, the content of ConfigFile, is mounted and used when it is not empty.
-func Manifest(image string, config []byte) ([]byte, error) {
+// Manifest returns the static pod of a kube-scheduler that runs the image.
+func Manifest(image string) ([]byte, error) {
 	pod := &corev1.Pod{
 		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"},
 		ObjectMeta: metav1.ObjectMeta{
@@ -82,13 +74,6 @@ func Manifest(image string, config []byte) ([]byte, error) {
 			Volumes: []corev1.Volume{hostFile("kubeconfig", Kubeconfig, corev1.HostPathFileOrCreate)},
 		},
 	}
-	if len(config) > 0 {
-		c := &pod.Spec.Containers[0]
-		c.Command = append(c.Command, "--config="+ConfigFile)
-		c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: "divvy-config", MountPath: ConfigFile, ReadOnly: true})
-		pod.Spec.Volumes = append(pod.Spec.Volumes, hostFile("divvy-config", ConfigFile, corev1.HostPathFile))
-		pod.Annotations = map[string]string{AnnotationConfigHash: hash(config)}
-	}
 	data, err := yaml.Marshal(pod)
 	if err != nil {
 		return nil, fmt.Errorf("encode the static pod of kube-scheduler: %w", err)
@@ -115,16 +100,12 @@ func hostFile(name, path string, kind corev1.HostPathType) corev1.Volume {
 	}}
 }
 
-func hash(data []byte) string {
-	sum := sha256.Sum256(data)
-	return hex.EncodeToString(sum[:16])
-}
-
-// SamePod reports whether a pod that kubelet reported was made from the
-// manifest, as far as Manifest sets what differs between two of them.
+// SamePod reports whether a pod that kubelet reported was made from the manifest,
+// as far as two of the lab's manifests differ: in the image, and in what wiring the
+// scheduler to Divvy's extender puts into them.
 func SamePod(manifest, reported *corev1.Pod) bool {
 	if len(manifest.Spec.Containers) != len(reported.Spec.Containers) ||
-		manifest.Annotations[AnnotationConfigHash] != reported.Annotations[AnnotationConfigHash] {
+		manifest.Annotations[schedconf.AnnotationHash] != reported.Annotations[schedconf.AnnotationHash] {
 		return false
 	}
 	for i, wanted := range manifest.Spec.Containers {

@@ -26,6 +26,7 @@ import (
 const (
 	NodeDaemon = "divvy-node"
 	Extender   = "divvy-extender"
+	Schedconf  = "divvy-schedconf"
 )
 
 // ExtenderURL is where the extender answers on the lab's node.
@@ -87,12 +88,12 @@ func (s *Stage) DivvyPod(ctx context.Context, part string) (*corev1.Pod, error) 
 	return &pods[0], nil
 }
 
-// WaitDivvy waits until the newest settings of both parts are at work.
+// WaitDivvy waits until the newest settings of all parts are at work.
 func (s *Stage) WaitDivvy(ctx context.Context, timeout time.Duration) error {
 	return Poll(ctx, timeout, "Divvy to be ready", s.DivvyReady)
 }
 
-// DivvyReady returns nil when the newest settings of both parts are at work.
+// DivvyReady returns nil when the newest settings of all parts are at work.
 // It asks the programs themselves: kubelet's word on them is some seconds old.
 func (s *Stage) DivvyReady(ctx context.Context) error {
 	apps := s.Client.AppsV1()
@@ -110,7 +111,29 @@ func (s *Stage) DivvyReady(ctx context.Context) error {
 	if d := deployment.Status; d.ObservedGeneration < deployment.Generation || d.UpdatedReplicas < 1 {
 		return fmt.Errorf("%s: no pod has the newest settings", Extender)
 	}
-	return s.DivvyAnswers(ctx)
+	return errors.Join(s.schedulerWired(ctx), s.DivvyAnswers(ctx))
+}
+
+// schedconfURL is where what wires kube-scheduler answers on the lab's node.
+const schedconfURL = "http://127.0.0.1:9402"
+
+// schedulerWired returns nil when kube-scheduler was wired by the newest settings,
+// or when that is not the chart's to do.
+func (s *Stage) schedulerWired(ctx context.Context) error {
+	daemons, err := s.Client.AppsV1().DaemonSets(product.Namespace).Get(ctx, Schedconf, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if d := daemons.Status; d.ObservedGeneration < daemons.Generation || d.UpdatedNumberScheduled < d.DesiredNumberScheduled {
+		return fmt.Errorf("%s: %d of %d pods have the newest settings", Schedconf, d.UpdatedNumberScheduled, d.DesiredNumberScheduled)
+	}
+	if err := probe(ctx, schedconfURL+"/readyz"); err != nil {
+		return fmt.Errorf("%s: %w", Schedconf, err)
+	}
+	return nil
 }
 
 // DivvyAnswers returns nil when both programs say that they are ready.

@@ -328,8 +328,11 @@ func (s *Stage) Restore(ctx context.Context, out io.Writer) error {
 // does not wait for kubelet, so that the node keeps entries in its status. It may
 // be called where Divvy is not installed.
 func (s *Stage) Remove(ctx context.Context) error {
-	_, err := s.Helm(ctx, "uninstall", product.Release, "--namespace", product.Namespace, "--ignore-not-found", "--wait")
-	return errors.Join(err, s.Cluster.WriteSchedulerConfig(ctx, nil), hardware.Default.Remove())
+	_, err := s.Helm(ctx, "uninstall", product.Release, "--namespace", product.Namespace, "--ignore-not-found", "--wait", "--no-hooks")
+	if err != nil {
+		return errors.Join(err, hardware.Default.Remove())
+	}
+	return errors.Join(product.Unwire(ctx, s.Cluster), hardware.Default.Remove())
 }
 
 // Close lets other commands of the lab go on.
