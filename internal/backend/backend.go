@@ -116,6 +116,11 @@ type Options struct {
 	// pods any more (Recovery.Never). A device that is ill for several causes at
 	// once is told to be so for one of these, see Gravest.
 	NeverRecover []string
+	// Observe is told how long each call of the library took, but for those that
+	// wait for an event, and whether it did not answer in time; nil for nobody. It
+	// is called from any goroutine and must not block. call is the library's
+	// function, or "load".
+	Observe func(call string, took time.Duration, hung bool)
 }
 
 // DefaultCallTimeout is the limit for one call of a vendor's library. Calls

@@ -29,16 +29,15 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/kubernetes/scheme"
-	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
-	"k8s.io/client-go/tools/record"
 	"k8s.io/klog/v2"
 
 	config "github.com/divvy-gpu/divvy/api/config/v1alpha1"
 	"github.com/divvy-gpu/divvy/internal/accel"
 	"github.com/divvy-gpu/divvy/internal/accel/wire"
 	"github.com/divvy-gpu/divvy/internal/backend"
+	"github.com/divvy-gpu/divvy/internal/events"
 	"github.com/divvy-gpu/divvy/internal/kube"
+	defs "github.com/divvy-gpu/divvy/internal/metrics"
 	"github.com/divvy-gpu/divvy/internal/podresources"
 )
 
@@ -56,7 +55,7 @@ const (
 	stalled = 2 * time.Minute
 )
 
-// Options are what an Agent needs. All are required.
+// Options are what an Agent needs.
 type Options struct {
 	Config   config.NodeConfig
 	Node     string
@@ -65,6 +64,9 @@ type Options struct {
 	Backends map[string]backend.Backend // by vendor
 	// Registry gets the agent's metrics, until Run returns.
 	Registry prometheus.Registerer
+	// Events makes the agent's events; nil for a recorder of its own, as all else
+	// is required.
+	Events *events.Recorder
 }
 
 // Agent is the node daemon. Ready and Alive may be called while Run runs.
@@ -80,8 +82,8 @@ type Agent struct {
 	annotator *annotator
 	health    *healthReporter
 	metrics   *metrics
-	recorder  record.EventRecorder
-	events    record.EventBroadcaster
+	events    *events.Recorder
+	ownEvents bool
 	wake      chan struct{}
 	// withdraw makes all resources tell kubelet what they offer, at once.
 	withdraw chan struct{}
@@ -121,19 +123,23 @@ func New(ctx context.Context, o Options) (*Agent, error) {
 		turned:    time.Now(),
 		published: errors.New("the inventory was not published yet"),
 		corrected: errNotAsked,
-		events:    record.NewBroadcaster(record.WithContext(ctx)),
+		events:    o.Events,
 		vendors:   map[string]*vendorState{},
 	}
-	a.recorder = a.events.NewRecorder(scheme.Scheme, corev1.EventSource{Component: "divvy-node", Host: o.Node})
+	if a.events == nil {
+		a.events, a.ownEvents = events.NewRecorder(ctx, o.Client, events.Node, o.Node), true
+		m.register(a.events)
+	}
 	a.pods = newNodePods(o.Client, o.Node, a.wakeUp)
 	a.records = &records{kubelet: kubelet, pods: a.pods, metrics: m}
 	a.publisher = newPublisher(o.Client, o.Node, m, a.wakeUp)
-	a.corrector = &corrector{node: o.Node, client: o.Client, keys: o.Keys, metrics: m, event: a.tell, unwritable: map[string]bool{}}
+	a.corrector = &corrector{node: o.Node, client: o.Client, keys: o.Keys, metrics: m, event: a.tell, pod: a.tellPod, unwritable: map[string]bool{}}
 	a.annotator = newAnnotator(o.Client, m)
 	a.health = &healthReporter{metrics: m, node: a.tell, pods: a.pods, unhealthy: map[string]map[accel.DeviceID]accel.Health{},
-		pod: func(pod *corev1.Pod, kind, reason, message string) { a.recorder.Event(pod, kind, reason, message) }}
+		pod: a.tellPod}
 	for vendor := range o.Backends {
 		a.vendors[vendor] = &vendorState{}
+		m.vendor(vendor)
 	}
 	if a.offerings, err = a.build(ctx); err != nil {
 		return nil, errors.Join(err, a.Close())
@@ -147,7 +153,9 @@ func New(ctx context.Context, o Options) (*Agent, error) {
 // Close lets go of what New has taken; Run does it by itself.
 func (a *Agent) Close() error {
 	a.metrics.close()
-	a.events.Shutdown()
+	if a.ownEvents {
+		a.events.Shutdown()
+	}
 	return a.kubelet.Close()
 }
 
@@ -163,8 +171,13 @@ func (a *Agent) grantOf(pod *corev1.Pod, resource accel.Resource) (accel.Grant, 
 }
 
 // tell records an event on the node.
-func (a *Agent) tell(kind, reason, message string) {
-	a.recorder.Event(&corev1.ObjectReference{Kind: "Node", Name: a.o.Node, UID: "", APIVersion: "v1"}, kind, reason, message)
+func (a *Agent) tell(kind events.Kind, message string) {
+	a.events.Tell(events.OnNode(a.o.Node), kind, message)
+}
+
+// tellPod records an event on a pod.
+func (a *Agent) tellPod(pod *corev1.Pod, kind events.Kind, message string) {
+	a.events.Tell(pod, kind, message)
 }
 
 // withdrawn makes all resources tell kubelet soon what they offer now. It never
@@ -188,7 +201,9 @@ func (a *Agent) wakeUp() {
 // its metrics and sockets are gone.
 func (a *Agent) Run(ctx context.Context) error {
 	defer a.Close() //nolint:errcheck // nothing is lost
-	a.events.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: a.o.Client.CoreV1().Events("")})
+	if a.ownEvents {
+		a.events.Start()
+	}
 	var work sync.WaitGroup
 	defer work.Wait()
 	work.Go(func() { a.pods.Run(ctx) })
@@ -267,6 +282,7 @@ func (a *Agent) watch(ctx context.Context, vendor string, b backend.Backend) {
 			v.since = time.Now()
 		}
 		v.err, v.looked = err, true
+		a.metrics.available.WithLabelValues(vendor).Set(defs.Bool(err == nil))
 		a.mu.Unlock()
 		for _, r := range a.offerings {
 			if r.vendor == vendor {

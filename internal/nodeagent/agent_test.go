@@ -20,6 +20,7 @@ import (
 	config "github.com/divvy-gpu/divvy/api/config/v1alpha1"
 	"github.com/divvy-gpu/divvy/internal/accel"
 	"github.com/divvy-gpu/divvy/internal/backend"
+	"github.com/divvy-gpu/divvy/internal/events"
 	"github.com/divvy-gpu/divvy/internal/kube"
 	"github.com/divvy-gpu/divvy/internal/nodelabels"
 )
@@ -254,8 +255,8 @@ func TestHealthIsToldOncePerDevice(t *testing.T) {
 	var node, pods []string
 	h := &healthReporter{
 		metrics: whole.metrics, pods: whole, unhealthy: map[string]map[accel.DeviceID]accel.Health{},
-		node: func(_, reason, message string) { node = append(node, reason+": "+message) },
-		pod:  func(p *corev1.Pod, _, reason, _ string) { pods = append(pods, p.Name+" "+reason) },
+		node: func(kind events.Kind, message string) { node = append(node, kind.Reason+": "+message) },
+		pod:  func(p *corev1.Pod, kind events.Kind, _ string) { pods = append(pods, p.Name+" "+kind.Reason) },
 	}
 	pod := newPod("holder")
 	whole.pods = []*corev1.Pod{pod, newPod("other")}

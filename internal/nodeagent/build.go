@@ -16,6 +16,7 @@ import (
 	config "github.com/divvy-gpu/divvy/api/config/v1alpha1"
 	"github.com/divvy-gpu/divvy/internal/accel"
 	"github.com/divvy-gpu/divvy/internal/deviceplugin"
+	defs "github.com/divvy-gpu/divvy/internal/metrics"
 	"github.com/divvy-gpu/divvy/internal/sharing"
 )
 
@@ -39,7 +40,7 @@ func (a *Agent) build(ctx context.Context) ([]*offering, error) {
 	var out []*offering
 	for i, name := range names {
 		r := &offering{name: name}
-		r.server = deviceplugin.NewServer(filepath.Join(a.o.Config.KubeletDir, "device-plugins"), sockets[i], name, timed{r, a.metrics})
+		r.server = deviceplugin.NewServer(filepath.Join(a.o.Config.KubeletDir, "device-plugins"), sockets[i], name, timed{r, a})
 		if i < len(a.o.Config.Resources) {
 			err = a.configure(ctx, r, &a.o.Config.Resources[i])
 		}
@@ -52,11 +53,9 @@ func (a *Agent) build(ctx context.Context) ([]*offering, error) {
 		if len(r.parts) == 0 {
 			continue
 		}
-		a.metrics.register(prometheus.NewCounterFunc(prometheus.CounterOpts{
-			Namespace: "divvy", Subsystem: "node", Name: "registrations_total",
-			Help:        "Registrations that kubelet accepted.",
-			ConstLabels: prometheus.Labels{"resource": string(name)},
-		}, func() float64 { return float64(r.server.Registrations()) }))
+		a.metrics.register(defs.NodeRegistrations.NewCounterFunc(prometheus.Labels{"resource": string(name)},
+			func() float64 { return float64(r.server.Registrations()) }))
+		a.metrics.resource(name)
 		out = append(out, r)
 	}
 	return out, nil
@@ -187,24 +186,30 @@ func (a *Agent) promised(vendor string, pods []*corev1.Pod) map[accel.DeviceID]b
 	return out
 }
 
-// timed is an offering whose answers to kubelet are timed.
+// timed is an offering whose answers to kubelet are timed, and whose refusals are
+// counted.
 type timed struct {
 	*offering
-	metrics *metrics
+	agent *Agent
 }
 
 // Prefer implements deviceplugin.Allocator.
 func (t timed) Prefer(ctx context.Context, available, must []string, size int) ([]string, error) {
-	defer t.observe("prefer", time.Now())
-	return t.offering.Prefer(ctx, available, must, size)
+	start := time.Now()
+	ids, err := t.offering.Prefer(ctx, available, must, size)
+	t.observe(ctx, "prefer", start, err)
+	return ids, err
 }
 
 // Allocate implements deviceplugin.Allocator.
 func (t timed) Allocate(ctx context.Context, ids []string) (*pluginapi.ContainerAllocateResponse, error) {
-	defer t.observe("allocate", time.Now())
-	return t.offering.Allocate(ctx, ids)
+	start := time.Now()
+	answer, err := t.offering.Allocate(ctx, ids)
+	t.observe(ctx, "allocate", start, err)
+	return answer, err
 }
 
-func (t timed) observe(question string, since time.Time) {
-	t.metrics.latency.WithLabelValues(string(t.name), question).Observe(time.Since(since).Seconds())
+func (t timed) observe(ctx context.Context, question string, since time.Time, err error) {
+	t.agent.metrics.latency.WithLabelValues(string(t.name), question).Observe(time.Since(since).Seconds())
+	t.agent.noteRefusal(ctx, t.name, err)
 }

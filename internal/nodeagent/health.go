@@ -11,6 +11,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/divvy-gpu/divvy/internal/accel"
+	"github.com/divvy-gpu/divvy/internal/events"
 )
 
 // healthReporter tells the users of each device that takes no pods any more or
@@ -19,8 +20,8 @@ import (
 type healthReporter struct {
 	metrics *metrics
 	// node tells the users of the node, pod those of a pod.
-	node func(kind, reason, message string)
-	pod  func(pod *corev1.Pod, kind, reason, message string)
+	node func(kind events.Kind, message string)
+	pod  func(pod *corev1.Pod, kind events.Kind, message string)
 	pods podSource
 	// unhealthy is why a device takes no pods, by vendor.
 	unhealthy map[string]map[accel.DeviceID]accel.Health
@@ -47,20 +48,21 @@ func (h *healthReporter) report(ctx context.Context, vendor string, parts []part
 				continue
 			}
 			if !before {
-				h.metrics.transitions.WithLabelValues(vendor, "unhealthy").Inc()
+				h.metrics.transitions.WithLabelValues(vendor, becameUnhealthy).Inc()
 			}
 			log.Info("Device is unhealthy; it takes no new pods", "device", d.ID, "index", d.Index, "reason", d.Health.Reason, "cause", d.Health.Cause)
 			what := fmt.Sprintf("%s device %d (%s)", vendor, d.Index, d.ID)
-			h.node(corev1.EventTypeWarning, "DeviceUnhealthy", fmt.Sprintf("%s takes no new pods: %s", what, d.Health.Reason))
+			h.node(events.DeviceUnhealthy, fmt.Sprintf("%s takes no new pods: %s", what, d.Health.Reason))
 			for _, pod := range h.holders(parts, d.ID) {
-				h.pod(pod, corev1.EventTypeWarning, "DeviceUnhealthy", fmt.Sprintf("%s, which the pod holds, is unhealthy: %s", what, d.Health.Reason))
+				h.pod(pod, events.DeviceUnhealthy, fmt.Sprintf("%s, which the pod holds, is unhealthy: %s", what, d.Health.Reason))
 			}
 		case before:
-			h.metrics.transitions.WithLabelValues(vendor, "healthy").Inc()
+			h.metrics.transitions.WithLabelValues(vendor, becameHealthy).Inc()
 			log.Info("Device is healthy again", "device", d.ID, "index", d.Index)
-			h.node(corev1.EventTypeNormal, "DeviceRecovered", fmt.Sprintf("%s device %d (%s) takes pods again", vendor, d.Index, d.ID))
+			h.node(events.DeviceRecovered, fmt.Sprintf("%s device %d (%s) takes pods again", vendor, d.Index, d.ID))
 		}
 	}
+	h.metrics.ill(vendor, h.unhealthy[vendor], now, devices)
 	h.unhealthy[vendor] = now
 }
 

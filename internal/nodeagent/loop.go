@@ -10,6 +10,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/divvy-gpu/divvy/internal/accel"
+	defs "github.com/divvy-gpu/divvy/internal/metrics"
 )
 
 // loop brings the API server's books in line with the node, again and again.
@@ -61,6 +62,9 @@ func (a *Agent) turn(ctx context.Context) error {
 	}
 	for vendor := range a.o.Backends {
 		a.health.report(ctx, vendor, a.partsOf(vendor))
+	}
+	for _, r := range a.offerings {
+		a.metrics.offered.WithLabelValues(string(r.name)).Set(defs.Bool(r.configured && r.parts[0].ready() == nil))
 	}
 	published := a.publish(ctx)
 	// Devices can be given to pods without what follows, so readiness leaves it

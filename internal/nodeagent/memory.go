@@ -14,6 +14,7 @@ import (
 
 	"github.com/divvy-gpu/divvy/internal/accel"
 	"github.com/divvy-gpu/divvy/internal/backend"
+	"github.com/divvy-gpu/divvy/internal/events"
 	"github.com/divvy-gpu/divvy/internal/podresources"
 	"github.com/divvy-gpu/divvy/internal/sharing"
 )
@@ -46,7 +47,7 @@ type memoryPool struct {
 	// resources offer as well.
 	changed, withdrawn func()
 	// event tells the users of the node.
-	event func(kind, reason, message string)
+	event func(kind events.Kind, message string)
 
 	// inits, asked and strangers are guarded by records.turn.
 	inits map[string]initServed

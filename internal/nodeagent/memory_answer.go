@@ -24,9 +24,6 @@ func (p *memoryPool) Prefer(ctx context.Context, available, must []string, size 
 	if errors.Is(err, sharing.ErrNoRoom) && p.tenant.settle(ctx) {
 		ids, err = p.prefer(ctx, available, must, size)
 	}
-	if errors.Is(err, sharing.ErrNoRoom) {
-		p.metrics.refused.WithLabelValues(string(p.resource)).Inc()
-	}
 	return ids, err
 }
 
@@ -39,7 +36,7 @@ func (p *memoryPool) prefer(ctx context.Context, available, must []string, size 
 	if err := p.records.ask(ctx, recordedBefore); err != nil {
 		// Which pod kubelet asks for and what it holds already would be a guess,
 		// and could put the pod on two devices.
-		return nil, fmt.Errorf("kubelet does not tell which pod it admits: %w", err)
+		return nil, refuse(refusedKubelet, "kubelet does not tell which pod it admits: %w", err)
 	}
 	if r, unknown := p.tenant.unknown(); unknown {
 		return nil, fmt.Errorf("it is not known yet which devices containers hold as %s", r)
@@ -121,11 +118,11 @@ func oneDevice(layout *sharing.Layout, ids []string) (accel.DeviceID, error) {
 		d, ok := layout.Device(id)
 		switch {
 		case !ok:
-			return "", fmt.Errorf("unit id %q belongs to no device of this node", id)
+			return "", refuse(refusedUnknownID, "unit id %q belongs to no device of this node", id)
 		case device == "":
 			device = d
 		case d != device:
-			return "", fmt.Errorf("kubelet chose units of two devices, %s and %s, for one container; a container gets units of one device", device, d)
+			return "", refuse(refusedUnknownID, "kubelet chose units of two devices, %s and %s, for one container; a container gets units of one device", device, d)
 		}
 	}
 	return device, nil
@@ -138,7 +135,6 @@ func (p *memoryPool) Allocate(ctx context.Context, ids []string) (*pluginapi.Con
 	defer p.records.turn.Unlock()
 	answer, device, err := p.allocate(ids)
 	if err != nil {
-		p.metrics.refused.WithLabelValues(string(p.resource)).Inc()
 		return nil, err
 	}
 	p.gave(ids, device)
@@ -166,7 +162,7 @@ func (p *memoryPool) allocate(ids []string) (*pluginapi.ContainerAllocateRespons
 		return nil, "", err
 	}
 	if r, taken := p.tenant.elsewhere(device); taken && !p.tenant.has(device) {
-		return nil, "", fmt.Errorf("device %s is %s", device, givenOutAs(r))
+		return nil, "", refuse(refusedHeld, "device %s is %s", device, givenOutAs(r))
 	}
 	edits, err := p.backend.Edits(device)
 	if err != nil {
@@ -188,7 +184,7 @@ func (p *memoryPool) gave(ids []string, device accel.DeviceID) {
 
 // refuse is the answer of a resource that takes no new pods.
 func (p *memoryPool) refuse() error {
-	return fmt.Errorf("%s: what containers hold of it is served until they end, and nobody gets more", p.draining)
+	return refuse(refusedNotOffered, "%s: what containers hold of it is served until they end, and nobody gets more", p.draining)
 }
 
 // remember notes that a plain init container was served, which kubelet does not

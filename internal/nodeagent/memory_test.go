@@ -21,6 +21,7 @@ import (
 	"github.com/divvy-gpu/divvy/internal/accel/wire"
 	"github.com/divvy-gpu/divvy/internal/backend"
 	"github.com/divvy-gpu/divvy/internal/deviceplugin"
+	"github.com/divvy-gpu/divvy/internal/events"
 	"github.com/divvy-gpu/divvy/internal/kube"
 	"github.com/divvy-gpu/divvy/internal/podresources"
 	"github.com/divvy-gpu/divvy/internal/sharing"
@@ -93,7 +94,7 @@ func newWorld(t *testing.T, unit string) *world {
 		store: sharing.NewStore(t.TempDir(), gcuMemory), sink: w,
 		records: &records{kubelet: w, pods: w, metrics: m}, tenant: rooms.join(gcuMemory, "enflame"),
 		metrics: m, changed: func() { w.woken++ }, withdrawn: func() {},
-		event: func(_, reason, message string) { w.events = append(w.events, reason+": "+message) },
+		event: func(kind events.Kind, message string) { w.events = append(w.events, kind.Reason+": "+message) },
 		grant: func(p *corev1.Pod) (accel.Grant, bool) {
 			g, err := signer.DecodeGrant(string(p.UID), p.Annotations[wire.GrantAnnotation])
 			return g, err == nil && g.Node == thisNode

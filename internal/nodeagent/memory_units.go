@@ -11,11 +11,11 @@ import (
 	"slices"
 	"strings"
 
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/klog/v2"
 
 	"github.com/divvy-gpu/divvy/internal/accel"
 	"github.com/divvy-gpu/divvy/internal/deviceplugin"
+	"github.com/divvy-gpu/divvy/internal/events"
 	"github.com/divvy-gpu/divvy/internal/sharing"
 )
 
@@ -37,11 +37,11 @@ func (p *memoryPool) sync(ctx context.Context) {
 	}
 	if problem != nil && (p.problem == nil || p.problem.Error() != problem.Error()) {
 		klog.FromContext(ctx).Error(problem, "Cannot offer the resource as configured", "resource", p.resource)
-		kind := corev1.EventTypeWarning
+		kind := events.ResourceNotOffered
 		if p.nothingHere() {
-			kind = corev1.EventTypeNormal // one configuration serves nodes of all kinds
+			kind = events.ResourceAbsent
 		}
-		defer p.event(kind, "ResourceNotOffered", fmt.Sprintf("%s: %v", p.resource, problem))
+		defer p.event(kind, fmt.Sprintf("%s: %v", p.resource, problem))
 	}
 	p.problem = problem
 	p.mu.Unlock()

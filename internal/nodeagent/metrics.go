@@ -1,24 +1,26 @@
 package nodeagent
 
 import (
+	"cmp"
 	"strconv"
 
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/divvy-gpu/divvy/internal/accel"
+	defs "github.com/divvy-gpu/divvy/internal/metrics"
 )
 
-// metrics are what the node daemon tells Prometheus. docs/operations.md lists
-// them.
+// metrics are what the node daemon tells Prometheus; package metrics has their
+// definitions.
 type metrics struct {
-	units, unitsHeld, healthy *prometheus.GaugeVec
-	mismatches                *prometheus.GaugeVec
-	served, refused           *prometheus.CounterVec
-	corrections               *prometheus.CounterVec
-	podResourcesErrors        prometheus.Counter
-	patchErrors               prometheus.Counter
-	transitions               *prometheus.CounterVec
-	latency                   *prometheus.HistogramVec
+	units, unitsHeld, healthy, unhealthy *prometheus.GaugeVec
+	mismatches, offered, available       *prometheus.GaugeVec
+	served, refused                      *prometheus.CounterVec
+	corrections, confirmations           *prometheus.CounterVec
+	podResourcesErrors                   prometheus.Counter
+	patchErrors                          prometheus.Counter
+	transitions                          *prometheus.CounterVec
+	latency                              *prometheus.HistogramVec
 
 	registry prometheus.Registerer
 	all      []prometheus.Collector
@@ -39,40 +41,58 @@ func (m *metrics) close() {
 }
 
 func newMetrics(r prometheus.Registerer) *metrics {
-	m := &metrics{registry: r}
-	gauge := func(name, help string, labels ...string) *prometheus.GaugeVec {
-		v := prometheus.NewGaugeVec(prometheus.GaugeOpts{Namespace: "divvy", Subsystem: "node", Name: name, Help: help}, labels)
-		m.register(v)
-		return v
+	m := &metrics{
+		units: defs.NodeDeviceUnits.NewGauges(), unitsHeld: defs.NodeDeviceUnitsHeld.NewGauges(), healthy: defs.NodeDeviceHealthy.NewGauges(),
+		unhealthy: defs.NodeDeviceUnhealthy.NewGauges(), mismatches: defs.NodeMixedPods.NewGauges(), offered: defs.NodeResourceOffered.NewGauges(),
+		available: defs.NodeLibraryAvailable.NewGauges(), served: defs.NodeAllocations.NewCounters(), refused: defs.NodeRefusals.NewCounters(),
+		corrections: defs.NodeCorrections.NewCounters(), confirmations: defs.NodeConfirmations.NewCounters(),
+		podResourcesErrors: defs.NodePodResourcesErrors.NewCounter(), patchErrors: defs.NodePatchErrors.NewCounter(),
+		transitions: defs.NodeDeviceHealthChanges.NewCounters(), latency: defs.NodeAnswerDuration.NewHistograms(),
+		registry: r,
 	}
-	counters := func(name, help string, labels ...string) *prometheus.CounterVec {
-		v := prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: "divvy", Subsystem: "node", Name: name, Help: help}, labels)
-		m.register(v)
-		return v
+	for _, c := range []prometheus.Collector{
+		m.units, m.unitsHeld, m.healthy, m.unhealthy, m.mismatches, m.offered, m.available, m.served, m.refused, m.corrections, m.confirmations,
+		m.podResourcesErrors, m.patchErrors, m.transitions, m.latency,
+	} {
+		m.register(c)
 	}
-	counter := func(name, help string) prometheus.Counter {
-		v := prometheus.NewCounter(prometheus.CounterOpts{Namespace: "divvy", Subsystem: "node", Name: name, Help: help})
-		m.register(v)
-		return v
-	}
-	m.latency = prometheus.NewHistogramVec(prometheus.HistogramOpts{
-		Namespace: "divvy", Subsystem: "node", Name: "answer_seconds",
-		Help:    "Time to answer a question of kubelet, which admits no other pod meanwhile.",
-		Buckets: []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5},
-	}, []string{"resource", "question"})
-	m.register(m.latency)
-	m.units = gauge("device_units", "Units that a device is cut into.", "resource", "device", "index")
-	m.unitsHeld = gauge("device_units_held", "Units of a device that containers hold, as kubelet tells.", "resource", "device", "index")
-	m.healthy = gauge("device_healthy", "1 while a device takes new pods, else 0.", "resource", "device", "index")
-	m.mismatches = gauge("mixed_pods", "Pods whose containers hold units of several devices; always 0.", "resource")
-	m.served = counters("allocations_total", "Containers that got units.", "resource")
-	m.refused = counters("refusals_total", "Containers that were refused.", "resource")
-	m.corrections = counters("corrections_total", "Pods whose annotations were corrected to what kubelet gave.", "resource")
-	m.podResourcesErrors = counter("pod_resources_errors_total", "Questions to kubelet's pod-resources API that failed.")
-	m.patchErrors = counter("patch_errors_total", "Writes to the API server that failed.")
-	m.transitions = counters("device_health_changes_total", "Changes of a device's health, by what it became.", "vendor", "to")
 	return m
 }
+
+// vendor makes what is counted of a vendor be there before it happens.
+func (m *metrics) vendor(name string) {
+	m.available.WithLabelValues(name).Set(0)
+	for _, to := range []string{becameHealthy, becameUnhealthy} {
+		m.transitions.WithLabelValues(name, to)
+	}
+}
+
+// resource makes what is counted of a resource be there before it happens.
+func (m *metrics) resource(name accel.Resource) {
+	resource := string(name)
+	m.offered.WithLabelValues(resource).Set(0)
+	m.served.WithLabelValues(resource)
+	m.confirmations.WithLabelValues(resource)
+	for _, reason := range refusalReasons {
+		m.refused.WithLabelValues(resource, reason)
+	}
+	for _, kind := range []string{grantMoved, grantMissing, grantInvalid} {
+		m.corrections.WithLabelValues(resource, kind)
+	}
+}
+
+// Values of the label to.
+const (
+	becameHealthy   = "healthy"
+	becameUnhealthy = "unhealthy"
+)
+
+// Values of the label kind: what was wrong with a grant.
+const (
+	grantMoved   = "moved"
+	grantMissing = "missing"
+	grantInvalid = "invalid"
+)
 
 // observe sets the gauges of a resource's devices.
 func (m *metrics) observe(in accel.Inventory, held map[accel.DeviceID]int) {
@@ -83,13 +103,19 @@ func (m *metrics) observe(in accel.Inventory, held map[accel.DeviceID]int) {
 		labels := []string{string(in.Resource), string(s.ID), strconv.Itoa(s.Index)}
 		m.units.WithLabelValues(labels...).Set(float64(s.Units))
 		m.unitsHeld.WithLabelValues(labels...).Set(float64(held[s.ID]))
-		m.healthy.WithLabelValues(labels...).Set(healthyValue(s.Health))
+		m.healthy.WithLabelValues(labels...).Set(defs.Bool(!s.Health.Unhealthy))
 	}
 }
 
-func healthyValue(h accel.Health) float64 {
-	if h.Unhealthy {
-		return 0
+// ill shows the devices of a vendor that are unhealthy, and takes away what is not
+// true any more.
+func (m *metrics) ill(vendor string, was, is map[accel.DeviceID]accel.Health, index map[accel.DeviceID]accel.Device) {
+	for id, before := range was {
+		if now, still := is[id]; !still || now.Cause != before.Cause {
+			m.unhealthy.DeletePartialMatch(prometheus.Labels{"vendor": vendor, "device": string(id)})
+		}
 	}
-	return 1
+	for id, now := range is {
+		m.unhealthy.WithLabelValues(vendor, string(id), strconv.Itoa(index[id].Index), cmp.Or(now.Cause, "unknown")).Set(1)
+	}
 }

@@ -2,7 +2,6 @@ package nodeagent
 
 import (
 	"context"
-	"fmt"
 	"slices"
 	"sync"
 
@@ -88,7 +87,7 @@ func (r *offering) Prefer(ctx context.Context, available, must []string, size in
 func (r *offering) Allocate(ctx context.Context, ids []string) (*pluginapi.ContainerAllocateResponse, error) {
 	for _, p := range r.parts[1:] {
 		if i := slices.IndexFunc(ids, p.owns); i >= 0 && !r.parts[0].owns(ids[i]) {
-			return nil, fmt.Errorf("unit id %q of %s is of before the configuration changed, and nobody gets it any more", ids[i], r.name)
+			return nil, refuse(refusedUnknownID, "unit id %q of %s is of before the configuration changed, and nobody gets it any more", ids[i], r.name)
 		}
 	}
 	return r.parts[0].Allocate(ctx, ids)

@@ -17,6 +17,7 @@ import (
 
 	"github.com/divvy-gpu/divvy/internal/accel"
 	"github.com/divvy-gpu/divvy/internal/accel/wire"
+	"github.com/divvy-gpu/divvy/internal/events"
 	"github.com/divvy-gpu/divvy/internal/kube"
 )
 
@@ -30,8 +31,9 @@ type corrector struct {
 	client  kubernetes.Interface
 	keys    *kube.Keyring
 	metrics *metrics
-	// event tells the users of the node.
-	event func(kind, reason, message string)
+	// event tells the users of the node, pod those of a pod.
+	event func(kind events.Kind, message string)
+	pod   func(pod *corev1.Pod, kind events.Kind, message string)
 	// unwritable are the pods, by UID, whose annotations the API server would
 	// not take; each is told once. Only the agent's loop uses it.
 	unwritable map[string]bool
@@ -164,7 +166,7 @@ func (c *corrector) correct(ctx context.Context, resource accel.Resource, f fact
 		// still counts the units.
 		if !c.unwritable[uid] {
 			c.unwritable[uid] = true
-			c.event(corev1.EventTypeWarning, "GrantNotWritten", fmt.Sprintf("what pod %s holds cannot be written into it: %v", klog.KObj(f.pod), err))
+			c.event(events.GrantNotWritten, fmt.Sprintf("what pod %s holds cannot be written into it: %v", klog.KObj(f.pod), err))
 			klog.FromContext(ctx).Error(err, "What a pod holds cannot be written into it; the extender does not know its device", "pod", klog.KObj(f.pod), "device", want.Device)
 		}
 		return nil
@@ -174,11 +176,23 @@ func (c *corrector) correct(ctx context.Context, resource accel.Resource, f fact
 	}
 	log := klog.FromContext(ctx).WithValues("pod", klog.KObj(f.pod), "device", want.Device)
 	if valid && before.Device == want.Device {
+		if !before.Confirmed {
+			c.metrics.confirmations.WithLabelValues(string(resource)).Inc()
+		}
 		log.Info("Confirmed a grant")
-	} else {
-		c.metrics.corrections.WithLabelValues(string(resource)).Inc()
-		log.Info("Corrected what the books say a pod holds", "granted", before.Device)
+		return nil
 	}
+	kind, event, message := grantMoved, events.GrantCorrected, fmt.Sprintf("%s device %d (%s) was granted, and kubelet gave", resource, before.Index, before.Device)
+	switch {
+	case valid:
+	case f.pod.Annotations[wire.GrantAnnotation] == "":
+		kind, event, message = grantMissing, events.GrantMissing, "the pod was not placed by divvy-extender; kubelet gave it"
+	default:
+		kind, event, message = grantInvalid, events.GrantInvalid, "the grant that the pod came with does not hold here; kubelet gave it"
+	}
+	c.metrics.corrections.WithLabelValues(string(resource), kind).Inc()
+	c.pod(f.pod, event, fmt.Sprintf("%s %d units of %s device %d (%s)", message, want.Units, resource, want.Index, want.Device))
+	log.Info("Corrected what the books say a pod holds", "granted", before.Device, "kind", kind)
 	return nil
 }
 

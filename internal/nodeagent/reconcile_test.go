@@ -2,14 +2,17 @@ package nodeagent
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -22,6 +25,7 @@ import (
 
 	"github.com/divvy-gpu/divvy/internal/accel"
 	"github.com/divvy-gpu/divvy/internal/accel/wire"
+	"github.com/divvy-gpu/divvy/internal/events"
 	"github.com/divvy-gpu/divvy/internal/kube"
 )
 
@@ -47,8 +51,13 @@ func newCorrector(t *testing.T, w *world) (*corrector, *fake.Clientset) {
 	client.ClearActions()
 	return &corrector{
 		node: thisNode, client: client, keys: kube.NewKeyring(key), metrics: newMetrics(prometheus.NewRegistry()),
-		event: w.event, unwritable: map[string]bool{},
+		event: w.event, pod: w.tellPod, unwritable: map[string]bool{},
 	}, client
+}
+
+// tellPod notes an event on a pod.
+func (w *world) tellPod(pod *corev1.Pod, kind events.Kind, message string) {
+	w.events = append(w.events, fmt.Sprintf("%s %s: %s", pod.Name, kind.Reason, message))
 }
 
 // reconcileAll is what a turn of the agent's loop does for the world's pool.
@@ -90,6 +99,7 @@ func TestReconcileWritesWhatPodsHold(t *testing.T) {
 		}
 	}
 	c, client := newCorrector(t, w)
+	w.events = nil
 	if err := reconcileAll(t, c, w); err != nil {
 		t.Fatal(err)
 	}
@@ -130,9 +140,32 @@ func TestReconcileWritesWhatPodsHold(t *testing.T) {
 		t.Errorf("device, and annotations id, memory, memory-request, assigned (-want +got):\n%s", diff)
 	}
 
+	// What was wrong is counted, and told to the pods.
+	count := func(kind string) float64 {
+		return testutil.ToFloat64(c.metrics.corrections.WithLabelValues(string(gcuMemory), kind))
+	}
+	counted := map[string]float64{
+		grantMissing: count(grantMissing), grantInvalid: count(grantInvalid), grantMoved: count(grantMoved),
+		"confirmed": testutil.ToFloat64(c.metrics.confirmations.WithLabelValues(string(gcuMemory))),
+	}
+	if diff := cmp.Diff(map[string]float64{grantMissing: 1, grantInvalid: 1, grantMoved: 0, "confirmed": 1}, counted); diff != "" {
+		t.Errorf("corrections (-want +got):\n%s", diff)
+	}
+	slices.Sort(w.events)
+	if diff := cmp.Diff([]string{
+		"by-hand GrantMissing: the pod was not placed by divvy-extender; kubelet gave it 4 units of enflame.com/gcu-memory device 1 (b)",
+		"forged GrantInvalid: the grant that the pod came with does not hold here; kubelet gave it 8 units of enflame.com/gcu-memory device 1 (b)",
+	}, w.events); diff != "" {
+		t.Errorf("events (-want +got):\n%s", diff)
+	}
+	w.events = nil
+
 	client.ClearActions()
 	if err := reconcileAll(t, c, w); err != nil {
 		t.Fatal(err)
+	}
+	if len(w.events) > 0 {
+		t.Errorf("told again: %q", w.events)
 	}
 	if n := patches(client); n != 0 {
 		t.Errorf("a second turn wrote %d times, want calm", n)

@@ -15,6 +15,7 @@ import (
 	"github.com/divvy-gpu/divvy/internal/accel"
 	"github.com/divvy-gpu/divvy/internal/backend"
 	"github.com/divvy-gpu/divvy/internal/deviceplugin"
+	"github.com/divvy-gpu/divvy/internal/events"
 	"github.com/divvy-gpu/divvy/internal/sharing"
 )
 
@@ -109,7 +110,7 @@ type slotPool struct {
 	// resources offer as well.
 	changed, withdrawn func()
 	// event tells the users of the node.
-	event func(kind, reason, message string)
+	event func(kind events.Kind, message string)
 
 	// admitting are the pods (initHolder) that the last question of kubelet may
 	// have been for and that have plain init containers; preferred is what it was
@@ -231,11 +232,11 @@ func (p *slotPool) sync(ctx context.Context) {
 	p.mu.Lock()
 	if problem != nil && (p.problem == nil || p.problem.Error() != problem.Error()) {
 		klog.FromContext(ctx).Error(problem, "Cannot offer the resource as configured", "resource", p.resource)
-		kind := corev1.EventTypeWarning
+		kind := events.ResourceNotOffered
 		if p.nothingHere() {
-			kind = corev1.EventTypeNormal // one configuration serves nodes of all kinds
+			kind = events.ResourceAbsent
 		}
-		defer p.event(kind, "ResourceNotOffered", fmt.Sprintf("%s: %v", p.resource, problem))
+		defer p.event(kind, fmt.Sprintf("%s: %v", p.resource, problem))
 	}
 	p.problem = problem
 	p.mu.Unlock()

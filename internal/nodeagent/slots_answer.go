@@ -28,7 +28,6 @@ func (p *slotPool) Prefer(ctx context.Context, available, must []string, size in
 		ids, err = p.prefer(ctx, available, must, size)
 	}
 	if err != nil {
-		p.metrics.refused.WithLabelValues(string(p.resource)).Inc()
 		return nil, err
 	}
 	p.preferred = ids
@@ -41,7 +40,7 @@ func (p *slotPool) prefer(ctx context.Context, available, must []string, size in
 		return nil, err
 	}
 	if err := p.records.ask(ctx, recordedBefore); err != nil {
-		return nil, fmt.Errorf("kubelet does not tell which devices are held: %w", err)
+		return nil, refuse(refusedKubelet, "kubelet does not tell which devices are held: %w", err)
 	}
 	if r, unknown := p.tenant.unknown(); unknown {
 		return nil, fmt.Errorf("it is not known yet which devices containers hold as %s", r)
@@ -79,10 +78,10 @@ func (p *slotPool) prefer(ctx context.Context, available, must []string, size in
 // whatever is free.
 func (p *slotPool) admissible(size int) error {
 	if p.draining != "" {
-		return fmt.Errorf("%s: what containers hold of it is served until they end, and nobody gets more", p.draining)
+		return refuse(refusedNotOffered, "%s: what containers hold of it is served until they end, and nobody gets more", p.draining)
 	}
 	if p.rules.single && size > 1 {
-		return fmt.Errorf("invalid request: maximum request size for shared resources is 1; found %d", size)
+		return refuse(refusedTooMany, "invalid request: maximum request size for shared resources is 1; found %d", size)
 	}
 	return nil
 }
@@ -154,7 +153,6 @@ func (p *slotPool) Allocate(ctx context.Context, ids []string) (*pluginapi.Conta
 	defer p.records.turn.Unlock()
 	answer, chips, err := p.allocate(ctx, ids)
 	if err != nil {
-		p.metrics.refused.WithLabelValues(string(p.resource)).Inc()
 		return nil, err
 	}
 	p.tenant.give(chips...)
@@ -255,7 +253,7 @@ func (p *slotPool) check(ids []string) ([]slotCard, error) {
 	}
 	for _, id := range ids {
 		if !known[id] {
-			return nil, fmt.Errorf("invalid allocation request for %q: unknown device: %s", p.resource, id)
+			return nil, refuse(refusedUnknownID, "invalid allocation request for %q: unknown device: %s", p.resource, id)
 		}
 	}
 	order := map[accel.DeviceID]int{}

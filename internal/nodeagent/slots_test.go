@@ -19,6 +19,7 @@ import (
 	"github.com/divvy-gpu/divvy/internal/accel"
 	"github.com/divvy-gpu/divvy/internal/backend"
 	"github.com/divvy-gpu/divvy/internal/deviceplugin"
+	"github.com/divvy-gpu/divvy/internal/events"
 	"github.com/divvy-gpu/divvy/internal/podresources"
 	"github.com/divvy-gpu/divvy/internal/sharing"
 )
@@ -80,7 +81,7 @@ func newSlotWorld(t *testing.T, dir string, r config.Resource) *slotWorld {
 		records: &records{kubelet: w, pods: w, metrics: m}, tenant: rooms.join(gpu, "nvidia"),
 		promised: func([]*corev1.Pod) map[accel.DeviceID]bool { return nil },
 		metrics:  m, changed: func() {}, withdrawn: func() {},
-		event: func(_, reason, message string) { w.events = append(w.events, reason+": "+message) },
+		event: func(kind events.Kind, message string) { w.events = append(w.events, kind.Reason+": "+message) },
 	}
 	w.records.parts = []part{w.slotPool}
 	if err := w.open(t.Context()); err != nil {

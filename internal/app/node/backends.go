@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"time"
 
 	config "github.com/divvy-gpu/divvy/api/config/v1alpha1"
 	"github.com/divvy-gpu/divvy/internal/backend"
@@ -15,13 +16,15 @@ type backends map[string]backend.Backend
 
 // openBackends makes the backends that the resources name. It touches no
 // library, so it also answers while another configuration is in use.
-func openBackends(c config.NodeConfig) (backends, error) {
+func openBackends(c config.NodeConfig, observer func(vendor string) func(call string, took time.Duration, hung bool)) (backends, error) {
 	out := backends{}
 	for _, r := range c.Resources {
 		if _, ok := out[r.Vendor]; ok {
 			continue
 		}
-		b, err := vendors.New(r.Vendor, backendOptions(c, r.Vendor))
+		options := backendOptions(c, r.Vendor)
+		options.Observe = observer(r.Vendor)
+		b, err := vendors.New(r.Vendor, options)
 		if err != nil {
 			return nil, errors.Join(err, out.close())
 		}

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	corev1 "k8s.io/api/core/v1"
@@ -18,6 +19,8 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 	podresourcesv1 "k8s.io/kubelet/pkg/apis/podresources/v1"
+
+	"github.com/divvy-gpu/divvy/internal/metrics"
 )
 
 // wholeGCU is the resource that the test edits.
@@ -185,8 +188,30 @@ func TestAnEditReachesARunningAgentAndNotWhatContainersHold(t *testing.T) {
 	offered("slices of the free card, and the card that is held", "GCU-0", "GCU-1::0", "GCU-1::1")
 	d.event("ConfigurationReloaded")
 
+	eventually(t, "the agent has looked around", func() bool {
+		text := d.get("/metrics")
+		return strings.Contains(text, `divvy_node_resource_offered{resource="enflame.com/gcu"} 1`) && strings.Contains(text, "divvy_node_ready 1")
+	})
+	text := d.get("/metrics")
+	hasAll(t, text, "divvy_node_ready 1", "divvy_node_config_stale 0", `divvy_node_library_available{vendor="enflame"} 1`,
+		`divvy_node_resource_offered{resource="enflame.com/gcu"} 1`, `divvy_node_refusals_total{reason="noRoom",resource="enflame.com/gcu"} 0`,
+		`divvy_node_device_healthy{device="GCU-1",index="1",resource="enflame.com/gcu"} 1`)
+	var shown []string
+	for line := range strings.Lines(text) {
+		if f := strings.Fields(line); strings.HasPrefix(line, "# TYPE ") {
+			shown = append(shown, f[2])
+		}
+	}
+	for _, difference := range metrics.Differences(metrics.Node, shown) {
+		t.Error(difference)
+	}
+	if problems, err := testutil.GatherAndLint(d.s.gatherer()); err != nil || len(problems) > 0 {
+		t.Errorf("%v, %v", problems, err)
+	}
+
 	d.write(exclusive + "colour: blue\n")
 	d.event("ConfigurationRejected")
+	hasAll(t, d.get("/metrics"), "divvy_node_config_stale 1")
 	offered("nothing else after a bad edit", "GCU-0", "GCU-1::0", "GCU-1::1")
 
 	k.mu.Lock()

@@ -102,6 +102,7 @@ func Run(ctx context.Context, o Options) error {
 	}
 	defer source.Close() //nolint:errcheck // the watches end with the program
 	s := newSupervisor(o.NodeName, clients.Kubernetes, logger{output: output, level: &level})
+	s.process.MustRegister(clients.Requests)
 	return follow(ctx, source, s)
 }
 

@@ -108,7 +108,7 @@ func TestClaimLetsOneDaemonRun(t *testing.T) {
 func TestOpenMakesEachBackendOnce(t *testing.T) {
 	cfg := config.Default()
 	cfg.Resources = append(cfg.Resources, cfg.Resources[0])
-	got, err := openBackends(cfg)
+	got, err := openBackends(cfg, newLibraryMetrics().observer)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -116,7 +116,7 @@ func TestOpenMakesEachBackendOnce(t *testing.T) {
 		t.Errorf("backends: %v", got)
 	}
 	cfg.Resources[0].Vendor = "acme"
-	if _, err := openBackends(cfg); err == nil {
+	if _, err := openBackends(cfg, newLibraryMetrics().observer); err == nil {
 		t.Error("an unknown vendor was opened")
 	}
 	if err := got.close(); err != nil {

@@ -15,11 +15,14 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"github.com/divvy-gpu/divvy/internal/metrics"
 )
 
 // poolKubelet is kubelet's device-plugins folder with kubelet in it. Unlike
@@ -427,5 +430,27 @@ func TestPoolEndsWhenItCannotListen(t *testing.T) {
 	}
 	if err := p.run(t.Context()); err == nil || !strings.HasPrefix(err.Error(), "serve probes and metrics: ") {
 		t.Errorf("error %v", err)
+	}
+}
+
+// TestMetricsOfThePoolAreThoseOfTheTable, and keep Prometheus' rules for names.
+func TestMetricsOfThePoolAreThoseOfTheTable(t *testing.T) {
+	p, err := newPoolPlugin(defaultPoolOptions())
+	if err != nil {
+		t.Fatal(err)
+	}
+	families, err := p.registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var shown []string
+	for _, f := range families {
+		shown = append(shown, f.GetName())
+	}
+	for _, difference := range metrics.Differences(metrics.PoolNode, shown) {
+		t.Error(difference)
+	}
+	if problems, err := testutil.GatherAndLint(p.registry); err != nil || len(problems) > 0 {
+		t.Errorf("%v, %v", problems, err)
 	}
 }

@@ -7,19 +7,17 @@ import (
 	"reflect"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/collectors"
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/kubernetes/scheme"
-	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
-	"k8s.io/client-go/tools/record"
 	"k8s.io/klog/v2"
 
 	config "github.com/divvy-gpu/divvy/api/config/v1alpha1"
+	"github.com/divvy-gpu/divvy/internal/events"
 	"github.com/divvy-gpu/divvy/internal/kube"
+	"github.com/divvy-gpu/divvy/internal/metrics"
 	"github.com/divvy-gpu/divvy/internal/nodeagent"
 	"github.com/divvy-gpu/divvy/internal/nodeconfig"
 	"github.com/divvy-gpu/divvy/internal/version"
@@ -29,9 +27,6 @@ import (
 // program counts as hung: stopping an agent waits for calls of the vendors'
 // libraries, which are limited to seconds each.
 const stalled = 2 * time.Minute
-
-// maxEvent is how long the message of an event may be.
-const maxEvent = 1000
 
 // agent is the node agent as the supervisor needs it.
 type agent interface {
@@ -55,10 +50,12 @@ type supervisor struct {
 	open  func(config.NodeConfig) (backends, error)
 	build func(context.Context, config.NodeConfig, backends, prometheus.Registerer) (agent, error)
 
-	process  *prometheus.Registry // metrics that outlive agents
-	reloads  *prometheus.CounterVec
-	events   record.EventBroadcaster
-	recorder record.EventRecorder
+	process *prometheus.Registry // metrics that outlive agents
+	reloads *prometheus.CounterVec
+	library libraryMetrics
+	events  *events.Recorder
+	// stale is true while the configuration that was read last is not in use.
+	stale atomic.Bool
 
 	mu      sync.Mutex // guards what follows
 	current *running   // nil while there is none
@@ -78,14 +75,14 @@ type running struct {
 
 func newSupervisor(node string, client kubernetes.Interface, log logger) *supervisor {
 	s := &supervisor{
-		node: node, client: client, log: log, open: openBackends,
-		process: prometheus.NewRegistry(),
-		reloads: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Namespace: "divvy", Subsystem: "node", Name: "config_reloads_total",
-			Help: "Changes of the configuration, by whether they were applied or rejected.",
-		}, []string{"result"}),
-		since: time.Now(),
+		node: node, client: client, log: log,
+		process: metrics.Registry(metrics.Node, nil),
+		reloads: metrics.NodeConfigReloads.NewCounters(),
+		library: newLibraryMetrics(),
+		events:  events.NewRecorder(context.Background(), client, events.Node, node),
+		since:   time.Now(),
 	}
+	s.open = func(c config.NodeConfig) (backends, error) { return openBackends(c, s.library.observer) }
 	// The keys outlive the agents: grants that were signed with the key before
 	// the current one are around for a while.
 	keys := map[string]*kube.Keyring{}
@@ -94,10 +91,12 @@ func newSupervisor(node string, client kubernetes.Interface, log logger) *superv
 			keys[c.GrantKeyFile] = kube.NewKeyring(c.GrantKeyFile)
 		}
 		return nodeagent.New(ctx, nodeagent.Options{
-			Config: c, Node: node, Client: client, Keys: keys[c.GrantKeyFile], Backends: b, Registry: r,
+			Config: c, Node: node, Client: client, Keys: keys[c.GrantKeyFile], Backends: b, Registry: r, Events: s.events,
 		})
 	}
-	s.process.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), s.reloads)
+	s.process.MustRegister(s.reloads, s.library.duration, s.library.hung, s.events,
+		metrics.NodeReady.NewGaugeFunc(nil, func() float64 { return metrics.Bool(s.Ready() == nil) }),
+		metrics.NodeConfigStale.NewGaugeFunc(nil, func() float64 { return metrics.Bool(s.stale.Load()) }))
 	for _, result := range []string{applied, rejected} {
 		s.reloads.WithLabelValues(result) // so that both are there from the start
 	}
@@ -132,9 +131,7 @@ func (s *supervisor) run(ctx context.Context, updates <-chan nodeconfig.Update) 
 		return err
 	}
 	defer unlock()
-	s.events = record.NewBroadcaster(record.WithContext(ctx))
-	s.recorder = s.events.NewRecorder(scheme.Scheme, corev1.EventSource{Component: "divvy-node", Host: s.node})
-	s.events.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: s.client.CoreV1().Events("")})
+	s.events.Start()
 	defer s.events.Shutdown()
 	serve, stop, err := listen(ctx, c.Listen, s)
 	if err != nil {
@@ -191,6 +188,7 @@ func (s *supervisor) update(ctx context.Context, now *running, u nodeconfig.Upda
 		log.Error(err, "Changing the log")
 	}
 	if u.Asked && reflect.DeepEqual(now.config, c) {
+		s.stale.Store(false)
 		log.Info("The configuration was read again; it is the one in use", "files", u.Files)
 		return now, nil
 	}
@@ -326,20 +324,19 @@ func (s *supervisor) warn(ctx context.Context, warnings []string) {
 
 func (s *supervisor) accept(ctx context.Context, files []string) {
 	klog.FromContext(ctx).Info("The new configuration is in use", "files", files)
+	s.stale.Store(false)
 	s.reloads.WithLabelValues(applied).Inc()
-	s.tell(corev1.EventTypeNormal, "ConfigurationReloaded", "the new configuration is in use: "+strings.Join(files, ", "))
+	s.tell(events.ConfigurationReloaded, "the new configuration is in use: "+strings.Join(files, ", "))
 }
 
 func (s *supervisor) reject(ctx context.Context, err error) {
 	klog.FromContext(ctx).Error(err, "The new configuration cannot be used; the one before stays")
+	s.stale.Store(true)
 	s.reloads.WithLabelValues(rejected).Inc()
-	s.tell(corev1.EventTypeWarning, "ConfigurationRejected", "the configuration before stays in use: "+strings.Join(strings.Fields(err.Error()), " "))
+	s.tell(events.ConfigurationRejected, "the configuration before stays in use: "+strings.Join(strings.Fields(err.Error()), " "))
 }
 
 // tell records an event on the node.
-func (s *supervisor) tell(kind, reason, message string) {
-	if len(message) > maxEvent {
-		message = strings.ToValidUTF8(message[:maxEvent], "") + "..."
-	}
-	s.recorder.Event(&corev1.ObjectReference{Kind: "Node", Name: s.node, UID: "", APIVersion: "v1"}, kind, reason, message)
+func (s *supervisor) tell(kind events.Kind, message string) {
+	s.events.Tell(events.OnNode(s.node), kind, message)
 }

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 	jsonpatch "gopkg.in/evanphx/json-patch.v4"
 	admissionv1 "k8s.io/api/admission/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -14,6 +15,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 
 	"github.com/divvy-gpu/divvy/internal/kube"
+	"github.com/divvy-gpu/divvy/internal/metrics"
 	"github.com/divvy-gpu/divvy/internal/pool"
 )
 
@@ -89,13 +91,25 @@ func TestLife(t *testing.T) {
 		t.Errorf("/mutate in the program's own namespace answers %+v, %v", response, err)
 	}
 
-	_, metrics := i.get(i.metrics + "/metrics")
+	_, text := i.get(i.metrics + "/metrics")
 	for _, want := range []string{
 		"divvy_webhook_ready 1", "divvy_webhook_catalog_stale 0", "divvy_webhook_catalog_clients ", "divvy_build_info{", "process_resident_memory_bytes",
 	} {
-		if !strings.Contains(metrics, want) {
+		if !strings.Contains(text, want) {
 			t.Errorf("metrics lack %s", want)
 		}
+	}
+	var shown []string
+	for line := range strings.Lines(text) {
+		if f := strings.Fields(line); strings.HasPrefix(line, "# TYPE ") {
+			shown = append(shown, f[2])
+		}
+	}
+	for _, difference := range metrics.Differences(metrics.Webhook, shown) {
+		t.Error(difference)
+	}
+	if problems, err := promlint.New(strings.NewReader(text)).Lint(); err != nil || len(problems) > 0 {
+		t.Errorf("names of metrics: %v, %v", problems, err)
 	}
 	for _, path := range []string{"/healthz", "/readyz", "/mutate", "/"} {
 		if status, _ := i.get(i.metrics + path); status != http.StatusNotFound {

@@ -58,6 +58,7 @@ func New(o backend.Options) (*Backend, error) {
 	}
 	b.session = session.New(o.CallTimeout, session.Steps[*library]{
 		Vendor:       Vendor,
+		Observe:      o.Observe,
 		Name:         "libefml.so",
 		InitCall:     "EfmlInit",
 		ShutdownCall: "EfmlShutdown",

@@ -74,6 +74,7 @@ func New(o backend.Options) (*Backend, error) {
 	}
 	b.session = session.New(o.CallTimeout, session.Steps[*library]{
 		Vendor:       Vendor,
+		Observe:      o.Observe,
 		Name:         "libixml.so",
 		InitCall:     "nvmlInit_v2",
 		ShutdownCall: "nvmlShutdown",

@@ -15,6 +15,8 @@ import (
 // once instead of piling up behind it, until it returns.
 type Lane struct {
 	limit time.Duration
+	// observe is told of each call, nil for nobody.
+	observe func(name string, took time.Duration, hung bool)
 	// free has room for one token, which is there when no call runs.
 	free chan struct{}
 
@@ -23,9 +25,11 @@ type Lane struct {
 	since time.Time // when it began
 }
 
-// New returns a Lane whose calls may take as long as limit.
-func New(limit time.Duration) *Lane {
-	l := &Lane{limit: limit, free: make(chan struct{}, 1)}
+// New returns a Lane whose calls may take as long as limit. observe, unless nil, is
+// told how long each call took that was waited for, and whether it did not return
+// in time.
+func New(limit time.Duration, observe func(name string, took time.Duration, hung bool)) *Lane {
+	l := &Lane{limit: limit, observe: observe, free: make(chan struct{}, 1)}
 	l.free <- struct{}{}
 	return l
 }
@@ -92,7 +96,7 @@ func Run[T any](ctx context.Context, l *Lane, name string, f func() (T, error)) 
 		var none T
 		return none, err
 	}
-	return await(ctx, l.limit, name, func() (T, error) {
+	return await(ctx, l, name, func() (T, error) {
 		defer release()
 		return f()
 	})
@@ -112,7 +116,7 @@ func RunOnBoth[T any](ctx context.Context, one, two *Lane, name string, f func()
 		var none T
 		return none, err
 	}
-	return await(ctx, two.limit, name, func() (T, error) {
+	return await(ctx, two, name, func() (T, error) {
 		defer release()
 		defer releaseTwo()
 		return f()
@@ -120,26 +124,34 @@ func RunOnBoth[T any](ctx context.Context, one, two *Lane, name string, f func()
 }
 
 // await calls f on a goroutine of its own and waits for it until ctx ends or
-// the limit is over. What f returns after that is dropped, so f must keep by
+// the lane's limit is over. What f returns after that is dropped, so f must keep by
 // itself what must not get lost.
-func await[T any](ctx context.Context, limit time.Duration, name string, f func() (T, error)) (T, error) {
+func await[T any](ctx context.Context, l *Lane, name string, f func() (T, error)) (T, error) {
 	type result struct {
 		value T
 		err   error
 	}
 	done := make(chan result, 1) // room for the result that nobody waits for any more
+	start := time.Now()
 	go func() {
 		value, err := f()
 		done <- result{value, err}
 	}()
-	timer := time.NewTimer(limit)
+	observe := func(hung bool) {
+		if l.observe != nil {
+			l.observe(name, time.Since(start), hung)
+		}
+	}
+	timer := time.NewTimer(l.limit)
 	defer timer.Stop()
 	var none T
 	select {
 	case r := <-done:
+		observe(false)
 		return r.value, r.err
 	case <-timer.C:
-		return none, &HungError{name, limit}
+		observe(true)
+		return none, &HungError{name, l.limit}
 	case <-ctx.Done():
 		return none, fmt.Errorf("%s: %w", name, ctx.Err())
 	}

@@ -3,6 +3,8 @@ package lane
 import (
 	"context"
 	"errors"
+	"fmt"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -18,7 +20,7 @@ func call(release <-chan struct{}) func() (int, error) {
 
 func TestLaneGivesUpWaiting(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := New(5 * time.Second)
+		l := New(5*time.Second, nil)
 		release := make(chan struct{})
 		start := time.Now()
 		_, err := Run(t.Context(), l, "first", call(release))
@@ -41,7 +43,7 @@ func TestLaneGivesUpWaiting(t *testing.T) {
 
 func TestLaneQueues(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := New(5 * time.Second)
+		l := New(5*time.Second, nil)
 		sleep := func() (int, error) {
 			time.Sleep(4 * time.Second)
 			return 1, nil
@@ -67,7 +69,7 @@ func TestLaneQueues(t *testing.T) {
 
 func TestLaneHonoursContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := New(5 * time.Second)
+		l := New(5*time.Second, nil)
 		release := make(chan struct{})
 		for _, name := range []string{"running", "waiting for it"} {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
@@ -79,5 +81,36 @@ func TestLaneHonoursContext(t *testing.T) {
 			}
 		}
 		close(release)
+	})
+}
+
+// TestCallsAreTold: how long those took that returned, that one hung, and nothing of
+// those that never began.
+func TestCallsAreTold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var got []string
+		observe := func(name string, took time.Duration, hung bool) {
+			got = append(got, fmt.Sprintf("%s %v %t", name, took, hung))
+		}
+		l, other := New(5*time.Second, observe), New(time.Second, nil)
+		sleep := func(d time.Duration) func() (int, error) {
+			return func() (int, error) {
+				time.Sleep(d)
+				return 1, errors.New("failed")
+			}
+		}
+		for _, d := range []time.Duration{time.Second, 0, 10 * time.Second} {
+			_, _ = Run(t.Context(), l, "call", sleep(d))
+		}
+		_, _ = Run(t.Context(), l, "never began", sleep(0))
+		time.Sleep(5 * time.Second)
+		_, _ = RunOnBoth(t.Context(), other, l, "both", sleep(2*time.Second))
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		_, _ = Run(ctx, l, "given up", sleep(2*time.Second))
+		if want := []string{"call 1s false", "call 0s false", "call 5s true", "both 2s false"}; !slices.Equal(got, want) {
+			t.Errorf("told %q, want %q", got, want)
+		}
+		time.Sleep(10 * time.Second)
 	})
 }

@@ -98,6 +98,7 @@ func New(o backend.Options) (*Backend, error) {
 	}
 	b.session = session.New(o.CallTimeout, session.Steps[*library]{
 		Vendor:       Vendor,
+		Observe:      o.Observe,
 		Name:         "libnvidia-ml.so.1",
 		InitCall:     "nvmlInit_v2",
 		ShutdownCall: "nvmlShutdown",

@@ -12,6 +12,7 @@ package session
 import (
 	"context"
 	"fmt"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -55,6 +56,8 @@ type Steps[L Library] struct {
 	// Started, unless nil, is told that the library was initialised. It runs in
 	// a discovery, on no lane.
 	Started func()
+	// Observe, unless nil, is that of backend.Options.
+	Observe func(call string, took time.Duration, hung bool)
 	// Bound, unless nil, tells which devices the kernel has for the driver, see
 	// sysfs.Root.Bound. It is for libraries that count their devices when they
 	// are initialised, and runs in a discovery, on no lane.
@@ -89,13 +92,30 @@ type Session[L Library] struct {
 // New returns a session whose library is not loaded yet. Each call of it may
 // take as long as limit.
 func New[L Library](limit time.Duration, steps Steps[L]) *Session[L] {
+	var observe func(name string, took time.Duration, hung bool)
+	if steps.Observe != nil {
+		observe = func(name string, took time.Duration, hung bool) { steps.Observe(function(name), took, hung) }
+	}
 	return &Session[L]{
 		steps:  steps,
 		limit:  limit,
-		Calls:  lane.New(limit),
-		Events: lane.New(limit),
+		Calls:  lane.New(limit, observe),
+		Events: lane.New(limit, nil), // their time is that of the world
 		turn:   make(chan struct{}, 1),
 	}
+}
+
+// loading begins the name of the call that loads a library.
+const loading = "loading "
+
+// function is the library's function that a call is named after, without the number
+// of the device: one of few.
+func function(name string) string {
+	if strings.HasPrefix(name, loading) {
+		return "load"
+	}
+	name, _, _ = strings.Cut(name, "(")
+	return name
 }
 
 // Current returns the library that is loaded, the zero value when none is, and
@@ -174,7 +194,7 @@ func (s *Session[L]) ready(ctx context.Context) (lib L, fresh bool, err error) {
 
 // load makes sure that the library is loaded from where it is found now.
 func (s *Session[L]) load(ctx context.Context) (L, error) {
-	return lane.RunOnBoth(ctx, s.Events, s.Calls, "loading "+s.steps.Name, func() (L, error) {
+	return lane.RunOnBoth(ctx, s.Events, s.Calls, loading+s.steps.Name, func() (L, error) {
 		var none L
 		old, err := s.Current()
 		if err != nil {

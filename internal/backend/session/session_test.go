@@ -250,3 +250,15 @@ func TestHasCode(t *testing.T) {
 		t.Errorf("error is %q, want %q", got, want)
 	}
 }
+
+// TestCallsAreFew: names of calls are values of a label, so the number of the device
+// and the file are not in them.
+func TestCallsAreFew(t *testing.T) {
+	for name, want := range map[string]string{
+		"nvmlDeviceGetMemoryInfo(3)": "nvmlDeviceGetMemoryInfo", "EfmlInit": "EfmlInit", loading + "libefml.so": "load",
+	} {
+		if got := function(name); got != want {
+			t.Errorf("%s is told as %s, want %s", name, got, want)
+		}
+	}
+}
