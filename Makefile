@@ -43,6 +43,7 @@ export SOAK_MINUTES
 endif
 
 FUZZTIME ?= 30s
+ARCHES   ?= amd64,arm64
 BENCH    ?= .
 
 # What "make deploy" installs into the cluster of kubectl's present context. With
@@ -165,10 +166,23 @@ verify: lint test ## Run all that a change must pass.
 verify-chart: $(HELM) ## Check the chart: helm lint, schema, and the configuration that it renders.
 	@go run ./hack/chartcheck -helm $(HELM) charts/divvy
 
+# ARCHES=amd64 builds images for one architecture alone. Those of the other need a C
+# compiler for it, which is installed on Debian and its relatives; this needs root.
 .PHONY: images
-images: ## Build the container images with docker.
-	docker build -f build/divvy-node.Dockerfile --build-arg VERSION=$(VERSION) --build-arg COMMIT=$(COMMIT) -t ghcr.io/divvy-gpu/divvy-node:dev .
-	docker build -f build/divvy-control.Dockerfile --build-arg VERSION=$(VERSION) --build-arg COMMIT=$(COMMIT) -t ghcr.io/divvy-gpu/divvy-control:dev .
+images: ## Build the container images into dist/images, without docker, for amd64 and arm64.
+	@cd lab && go run ./cmd/release images --arch $(ARCHES) --images $(DIST)/images --version '$(VERSION)' --commit '$(COMMIT)'
+
+.PHONY: push
+push: ## Push the images of "make images" to IMAGE_REPO (registry.example.com/divvy), IMAGE_TAG.
+	@[ -n "$(IMAGE_REPO)" ] || { echo "IMAGE_REPO says where to: make push IMAGE_REPO=registry.example.com/divvy" >&2; exit 1; }
+	@cd lab && go run ./cmd/release push '$(IMAGE_REPO)' --tag '$(or $(IMAGE_TAG),$(VERSION))' --images $(DIST)/images
+
+.PHONY: images-docker
+images-docker: ## Build the container images with docker, for this machine's architecture.
+	@for image in divvy-node divvy-control; do \
+	  docker buildx build -f build/Dockerfile --target $$image --load --build-arg VERSION='$(VERSION)' --build-arg COMMIT='$(COMMIT)' \
+	    -t ghcr.io/divvy-gpu/$$image:$(or $(IMAGE_TAG),$(VERSION)) .; \
+	done
 
 .PHONY: clean
 clean: ## Remove bin/ and dist/. Caches of tools and of the lab stay.

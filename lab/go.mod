@@ -21,6 +21,13 @@ require (
 )
 
 require (
+	github.com/containerd/typeurl/v2 v2.3.0 // indirect
+	github.com/pkg/errors v0.9.1 // indirect
+	github.com/planetscale/vtprotobuf v0.6.1-0.20240319094008-0393e58bdf10 // indirect
+	gotest.tools/v3 v3.5.2 // indirect
+)
+
+require (
 	github.com/CycloneDX/cyclonedx-go v0.12.0 // indirect
 	github.com/NVIDIA/go-nvml v0.13.1-0 // indirect
 	github.com/cenkalti/backoff/v5 v5.0.3 // indirect

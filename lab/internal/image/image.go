@@ -6,13 +6,12 @@ package image
 import (
 	"archive/tar"
 	"bytes"
-	"errors"
+	"cmp"
 	"fmt"
 	"io"
 	"io/fs"
 	"os"
 	"path"
-	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
@@ -20,9 +19,9 @@ import (
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/empty"
-	"github.com/google/go-containerregistry/pkg/v1/layout"
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/static"
+	"github.com/google/go-containerregistry/pkg/v1/tarball"
 	"github.com/google/go-containerregistry/pkg/v1/types"
 )
 
@@ -48,10 +47,20 @@ type Spec struct {
 	// Name is the full name with tag.
 	Name  string
 	Files []File
+	// Base are files of a layer of their own below Files, which images of other
+	// programs and later versions share.
+	Base []File
 	// Entrypoint, Cmd, Env and User are as in a container file.
 	Entrypoint, Cmd, Env []string
 	User                 string
 	Labels               map[string]string
+	// Architecture is as Go calls it; empty means this machine's.
+	Architecture string
+	// Created is the image's time; zero means epoch. Files always have epoch, so
+	// that a layer with the same files stays the same.
+	Created time.Time
+	// Compress layers, for images that leave this machine.
+	Compress bool
 }
 
 // epoch is the time of every file and of the image.
@@ -59,34 +68,33 @@ var epoch = time.Date(2000, time.January, 1, 0, 0, 0, 0, time.UTC)
 
 // Build makes the image in memory.
 func Build(spec Spec) (v1.Image, error) {
-	content, err := layer(spec.Files)
-	if err != nil {
-		return nil, fmt.Errorf("image %s: %w", spec.Name, err)
+	created := v1.Time{Time: epoch}
+	if !spec.Created.IsZero() {
+		created.Time = spec.Created.UTC()
 	}
 	img := mutate.MediaType(empty.Image, types.OCIManifestSchema1)
 	img = mutate.ConfigMediaType(img, types.OCIConfigJSON)
-	img, err = mutate.Append(img, mutate.Addendum{
-		// Not compressed: it never leaves this machine.
-		Layer:   static.NewLayer(content, types.OCIUncompressedLayer),
-		History: v1.History{Created: v1.Time{Time: epoch}, CreatedBy: "divvy lab"},
-	})
+	for _, files := range [][]File{spec.Base, spec.Files} {
+		if len(files) == 0 {
+			continue
+		}
+		added, err := newLayer(files, spec.Compress)
+		if err == nil {
+			img, err = mutate.Append(img, mutate.Addendum{
+				Layer: added, History: v1.History{Created: v1.Time{Time: epoch}, CreatedBy: "divvy"},
+			})
+		}
+		if err != nil {
+			return nil, fmt.Errorf("image %s: %w", spec.Name, err)
+		}
+	}
+	config, err := img.ConfigFile()
 	if err != nil {
 		return nil, fmt.Errorf("image %s: %w", spec.Name, err)
 	}
-	img, err = mutate.ConfigFile(img, configFile(img, spec))
-	if err != nil {
-		return nil, fmt.Errorf("image %s: %w", spec.Name, err)
-	}
-	return img, nil
-}
-
-func configFile(img v1.Image, spec Spec) *v1.ConfigFile {
-	config := &v1.ConfigFile{}
-	if existing, err := img.ConfigFile(); err == nil {
-		config = existing.DeepCopy()
-	}
-	config.Created = v1.Time{Time: epoch}
-	config.OS, config.Architecture = "linux", runtime.GOARCH
+	config = config.DeepCopy()
+	config.Created = created
+	config.OS, config.Architecture = "linux", cmp.Or(spec.Architecture, runtime.GOARCH)
 	config.Config = v1.Config{
 		Entrypoint: spec.Entrypoint,
 		Cmd:        spec.Cmd,
@@ -95,7 +103,23 @@ func configFile(img v1.Image, spec Spec) *v1.ConfigFile {
 		Labels:     spec.Labels,
 		WorkingDir: "/",
 	}
-	return config
+	img, err = mutate.ConfigFile(img, config)
+	if err != nil {
+		return nil, fmt.Errorf("image %s: %w", spec.Name, err)
+	}
+	return img, nil
+}
+
+func newLayer(files []File, compress bool) (v1.Layer, error) {
+	content, err := layer(files)
+	if err != nil {
+		return nil, err
+	}
+	if !compress {
+		return static.NewLayer(content, types.OCIUncompressedLayer), nil
+	}
+	open := func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(content)), nil }
+	return tarball.LayerFromOpener(open, tarball.WithMediaType(types.OCILayer), tarball.WithCompressedCaching)
 }
 
 // layer writes the files as a tar archive, each folder above them once.
@@ -174,68 +198,4 @@ func addFile(w *tar.Writer, name string, f File) error {
 		return fmt.Errorf("write %s: %w", name, err)
 	}
 	return nil
-}
-
-// annotationName is where containerd looks for an image's name on import.
-const annotationName = "io.containerd.image.name"
-
-// WriteArchive writes the image as an OCI archive, which keeps its digest, to
-// a new file. It may carry several names.
-func WriteArchive(img v1.Image, archive string, names ...string) (err error) {
-	dir, err := os.MkdirTemp(filepath.Dir(archive), ".oci-")
-	if err != nil {
-		return fmt.Errorf("write image archive: %w", err)
-	}
-	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	index, err := layout.Write(dir, empty.Index)
-	if err != nil {
-		return fmt.Errorf("write image archive: %w", err)
-	}
-	for _, name := range names {
-		annotations := layout.WithAnnotations(map[string]string{annotationName: name})
-		if err := index.AppendImage(img, annotations); err != nil {
-			return fmt.Errorf("write image archive: %w", err)
-		}
-	}
-	temporary := archive + ".tmp"
-	if err := tarFolder(dir, temporary); err != nil {
-		return fmt.Errorf("write image archive: %w", err)
-	}
-	if err := os.Rename(temporary, archive); err != nil {
-		return fmt.Errorf("write image archive: %w", err)
-	}
-	return nil
-}
-
-func tarFolder(dir, archive string) (err error) {
-	file, err := os.Create(archive)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, file.Close()) }()
-	w := tar.NewWriter(file)
-	err = filepath.WalkDir(dir, func(name string, entry fs.DirEntry, err error) error {
-		if err != nil || !entry.Type().IsRegular() {
-			return err
-		}
-		relative, err := filepath.Rel(dir, name)
-		if err != nil {
-			return err
-		}
-		info, err := entry.Info()
-		if err != nil {
-			return err
-		}
-		header := &tar.Header{Name: relative, Mode: 0o644, Size: info.Size(), ModTime: epoch, Typeflag: tar.TypeReg}
-		if err := w.WriteHeader(header); err != nil {
-			return err
-		}
-		source, err := os.Open(name)
-		if err != nil {
-			return err
-		}
-		_, err = io.Copy(w, source)
-		return errors.Join(err, source.Close())
-	})
-	return errors.Join(err, w.Close())
 }

@@ -1,0 +1,126 @@
+// release builds what Divvy is delivered as: "release images" the container
+// images, without docker, and "release push" brings them to a registry.
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/divvy-gpu/divvy/lab/internal/debian"
+	"github.com/divvy-gpu/divvy/lab/internal/release"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	defer stop()
+	if err := command().ExecuteContext(ctx); err != nil {
+		fmt.Fprintln(os.Stderr, "error:", err)
+		os.Exit(1) //nolint:gocritic // the one exit of the program; stop has nothing left to do
+	}
+}
+
+// common are the flags of all subcommands.
+type common struct {
+	repository, images, version, commit string
+}
+
+func (c common) stamp(ctx context.Context) (release.Stamp, error) {
+	s, err := release.ReadStamp(ctx, c.repository)
+	if c.version != "" {
+		s.Version = c.version
+	}
+	if c.commit != "" {
+		s.Commit = c.commit
+	}
+	return s, err
+}
+
+func command() *cobra.Command {
+	var c common
+	cmd := &cobra.Command{
+		Use: "release", Short: "Build what Divvy is delivered as",
+		SilenceUsage: true, SilenceErrors: true,
+	}
+	f := cmd.PersistentFlags()
+	f.StringVar(&c.repository, "repository", "..", "root of the checkout")
+	f.StringVar(&c.images, "images", filepath.Join("..", "dist", "images"), "folder of the images")
+	f.StringVar(&c.version, "version", "", "version to write into programs and images; what git says when empty")
+	f.StringVar(&c.commit, "commit", "", "commit to write into programs and images; what git says when empty")
+	cmd.AddCommand(imagesCommand(&c), pushCommand(&c))
+	return cmd
+}
+
+func imagesCommand(c *common) *cobra.Command {
+	o := release.ImageOptions{}
+	cmd := &cobra.Command{
+		Use: "images", Short: "Build the container images, without docker", Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) (err error) {
+			o.Repository, o.Dir, o.Report = c.repository, c.images, reporter(cmd.OutOrStdout())
+			if o.Stamp, err = c.stamp(cmd.Context()); err != nil {
+				return err
+			}
+			built, err := release.BuildImages(cmd.Context(), o)
+			if err != nil {
+				return fmt.Errorf("no images were made: %w", err)
+			}
+			out := cmd.OutOrStdout()
+			fmt.Fprintf(out, "\nIn %s:\n", o.Dir)
+			for _, b := range built {
+				fmt.Fprintln(out, b.Reference())
+				for _, arch := range o.Architectures {
+					fmt.Fprintf(out, "  linux/%-6s %s\n", arch, b.Platforms[arch])
+				}
+			}
+			return nil
+		},
+	}
+	cache, err := os.UserCacheDir()
+	if err != nil {
+		cache = os.TempDir()
+	}
+	f := cmd.Flags()
+	f.StringSliceVar(&o.Architectures, "arch", []string{"amd64", "arm64"}, "architectures")
+	f.StringSliceVar(&o.Images, "image", release.Images, "images")
+	f.StringVar(&o.Debian.Dir, "debian-dir", filepath.Join(cache, "divvy", "debian"), "folder for what is fetched from Debian")
+	f.StringVar(&o.Debian.Mirror, "debian-mirror", debian.DefaultMirror, "mirror of Debian")
+	f.StringVar(&o.Debian.SecurityMirror, "debian-security-mirror", debian.DefaultSecurityMirror, "mirror of Debian's security updates")
+	o.Debian.Suite = release.Suite
+	return cmd
+}
+
+func pushCommand(c *common) *cobra.Command {
+	var tag string
+	cmd := &cobra.Command{
+		Use: "push REGISTRY", Short: "Push the images with their SBOMs to a registry, such as registry.example.com/divvy", Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			stamp, err := c.stamp(cmd.Context())
+			if err != nil {
+				return err
+			}
+			if tag == "" {
+				tag = stamp.Version
+			}
+			pushed, err := release.Push(cmd.Context(), c.images, args[0], tag, release.Images...)
+			for _, reference := range pushed {
+				fmt.Fprintln(cmd.OutOrStdout(), reference)
+			}
+			return err
+		},
+	}
+	cmd.Flags().StringVar(&tag, "tag", "", "tag; the version when empty")
+	return cmd
+}
+
+// reporter returns a function that prints what is being done and since when.
+func reporter(out io.Writer) func(string) {
+	start := time.Now()
+	return func(what string) { fmt.Fprintf(out, "%4.0fs  %s\n", time.Since(start).Seconds(), what) }
+}

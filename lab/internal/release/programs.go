@@ -1,0 +1,206 @@
+// Package release builds what Divvy is delivered as: programs, container images
+// and all that a release consists of. The lab runs images of the same
+// specifications. The same checkout, Go and C compiler give the same bytes,
+// wherever and whenever they are built.
+package release
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/divvy-gpu/divvy/lab/internal/build"
+)
+
+// module is the import path of the product.
+const module = "github.com/divvy-gpu/divvy"
+
+// The programs.
+const (
+	Node    = "divvy-node"
+	Control = "divvy-control"
+	Kubectl = "kubectl-divvy"
+)
+
+// Stamp is what is written into programs and images of a build.
+type Stamp struct {
+	// Version is the release or what git makes of the commit, Commit its hash.
+	Version, Commit string
+	// Time is the commit's; images have it, in place of the time of the build.
+	Time time.Time
+}
+
+// ReadStamp asks git about a checkout. Where that says nothing, as in an unpacked
+// archive of the sources, the stamp says "unknown". The environment variable
+// SOURCE_DATE_EPOCH (seconds) goes before the commit's time.
+func ReadStamp(ctx context.Context, repository string) (Stamp, error) {
+	git := func(args ...string) string {
+		cmd := exec.CommandContext(ctx, "git", args...)
+		cmd.Dir = repository
+		out, err := cmd.Output()
+		if err != nil {
+			return ""
+		}
+		return strings.TrimSpace(string(out))
+	}
+	s := Stamp{
+		Version: cmp.Or(git("describe", "--tags", "--always", "--dirty"), "dev"),
+		Commit:  cmp.Or(git("rev-parse", "--short=12", "HEAD"), "unknown"),
+	}
+	seconds := cmp.Or(os.Getenv("SOURCE_DATE_EPOCH"), git("log", "-1", "--format=%ct"), "0")
+	n, err := strconv.ParseInt(seconds, 10, 64)
+	if err != nil || n < 0 {
+		return Stamp{}, fmt.Errorf("the time of the build is %q: SOURCE_DATE_EPOCH must be seconds since 1970", seconds)
+	}
+	s.Time = time.Unix(n, 0).UTC()
+	return s, nil
+}
+
+// Platform is an operating system and an architecture, as Go calls them.
+type Platform struct{ OS, Arch string }
+
+func (p Platform) String() string { return p.OS + "/" + p.Arch }
+
+// Linux is the platform of nodes with an architecture.
+func Linux(arch string) Platform { return Platform{OS: "linux", Arch: arch} }
+
+// Host is the platform of this machine.
+func Host() Platform { return Platform{OS: runtime.GOOS, Arch: runtime.GOARCH} }
+
+// recipe says how a program is compiled. The Makefile and the Dockerfile say the
+// same, which a test compares, and the Makefile has the reasons.
+type recipe struct {
+	cgo                   bool
+	cflags, tags, ldflags string
+}
+
+var recipes = map[string]recipe{
+	Node:    {cgo: true, cflags: "-g -O2 -Wno-deprecated-declarations", tags: "netgo,osusergo", ldflags: "-extldflags=-Wl,-z,lazy"},
+	Control: {},
+	Kubectl: {},
+}
+
+// command returns the environment and the arguments of the go command that
+// compiles a program into a folder.
+func (s Stamp) command(program, dir string, p Platform) (env, args []string) {
+	r := recipes[program]
+	ldflags := fmt.Sprintf("-s -w -X %[1]s/internal/version.Version=%[2]s -X %[1]s/internal/version.Commit=%[3]s", module, s.Version, s.Commit)
+	if r.ldflags != "" {
+		ldflags += " " + r.ldflags
+	}
+	// What could come from the environment of whoever builds is set, too.
+	env = []string{"GOOS=" + p.OS, "GOARCH=" + p.Arch, "GOFLAGS=", "GOWORK=off", "GOEXPERIMENT=", "GOAMD64=v1", "GOARM64=v8.0", "CGO_ENABLED=0"}
+	if r.cgo {
+		env = append(env, "CGO_ENABLED=1", "CGO_CFLAGS="+r.cflags, "CGO_CPPFLAGS=", "CGO_LDFLAGS=-O2 -g")
+		if c, cross := crossCompilers[p.Arch]; cross && p.Arch != runtime.GOARCH {
+			env = append(env, "CC="+c.program)
+		}
+	}
+	args = []string{"build", "-buildvcs=false", "-trimpath"}
+	if r.tags != "" {
+		args = append(args, "-tags", r.tags)
+	}
+	return env, append(args, "-ldflags", ldflags, "-o", dir+"/", "./cmd/"+program)
+}
+
+// Build compiles programs of a checkout for a platform into a folder. A program
+// with C code for another architecture needs a compiler for it; see
+// EnsureCompiler.
+func Build(ctx context.Context, repository, dir string, s Stamp, p Platform, programs ...string) error {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return fmt.Errorf("make a folder for programs: %w", err)
+	}
+	dir, err := filepath.Abs(dir)
+	if err != nil {
+		return fmt.Errorf("make a folder for programs: %w", err)
+	}
+	for _, program := range programs {
+		env, args := s.command(program, dir, p)
+		if err := build.RunGo(ctx, repository, env, nil, args...); err != nil {
+			return fmt.Errorf("build %s for %s: %w", program, p, err)
+		}
+	}
+	return nil
+}
+
+// fileName is the name of a program on a platform.
+func fileName(program string, p Platform) string {
+	if p.OS == "windows" {
+		return program + ".exe"
+	}
+	return program
+}
+
+// crossCompiler is a C compiler for another architecture as Debian and Ubuntu
+// have it.
+type crossCompiler struct {
+	program  string
+	packages []string
+}
+
+var crossCompilers = map[string]crossCompiler{
+	"amd64": {"x86_64-linux-gnu-gcc", []string{"gcc-x86-64-linux-gnu", "libc6-dev-amd64-cross"}},
+	"arm64": {"aarch64-linux-gnu-gcc", []string{"gcc-aarch64-linux-gnu", "libc6-dev-arm64-cross"}},
+}
+
+// EnsureCompiler makes sure that C can be compiled for an architecture. On Debian
+// and its relatives it installs what is missing, which needs root, and says so
+// through report.
+func EnsureCompiler(ctx context.Context, arch string, report func(string)) error {
+	if arch == runtime.GOARCH {
+		if _, err := exec.LookPath("gcc"); err != nil {
+			return fmt.Errorf("divvy-node needs a C compiler: %w: install gcc and the headers of the C library", err)
+		}
+		return nil
+	}
+	c, known := crossCompilers[arch]
+	if !known {
+		return fmt.Errorf("there are no images for architecture %s: must be amd64 or arm64", arch)
+	}
+	if _, err := exec.LookPath(c.program); err == nil {
+		return nil
+	}
+	packages := strings.Join(c.packages, " ")
+	if _, err := exec.LookPath("apt-get"); err != nil {
+		return fmt.Errorf("divvy-node for %s needs the compiler %s: install it, or build where the architecture is %s", arch, c.program, arch)
+	}
+	if os.Geteuid() != 0 {
+		return fmt.Errorf("divvy-node for %s needs the compiler %s: run \"sudo apt-get install --no-install-recommends %s\", or this as root, which does the same",
+			arch, c.program, packages)
+	}
+	report("installing " + packages)
+	install := func(args ...string) error {
+		cmd := exec.CommandContext(ctx, "apt-get", args...)
+		cmd.Env = append(os.Environ(), "DEBIAN_FRONTEND=noninteractive", "LC_ALL=C.UTF-8")
+		if out, err := cmd.CombinedOutput(); err != nil {
+			return fmt.Errorf("apt-get %s: %w\n%s", args[0], err, lastLines(string(out), 15))
+		}
+		return nil
+	}
+	arguments := append([]string{"install", "-y", "--no-install-recommends"}, c.packages...)
+	first := install(arguments...)
+	if first == nil {
+		return nil
+	}
+	// The list of packages may be missing or old.
+	if err := install("update"); err != nil {
+		return fmt.Errorf("install %s: %w", packages, errors.Join(first, err))
+	}
+	if err := install(arguments...); err != nil {
+		return fmt.Errorf("install %s: %w", packages, err)
+	}
+	return nil
+}
+
+func lastLines(text string, n int) string {
+	lines := strings.Split(strings.TrimSpace(text), "\n")
+	return strings.Join(lines[max(0, len(lines)-n):], "\n")
+}
