@@ -176,6 +176,13 @@ func TestEveryValueHasAnEffect(t *testing.T) {
 		"extender.tls.listenAddress":            `"127.0.0.1"`,
 		"extender.tls.overlap":                  `"1h"`,
 		"scheduler.mode":                        `"dedicated"`,
+		"scheduler.profile":                     `{"percentageOfNodesToScore":50}`,
+		"scheduler.webhook.failurePolicy":       `"Ignore"`,
+		"scheduler.nodeSelector":                `{"a":"b"}`,
+		"scheduler.tolerations":                 `[]`,
+		"scheduler.affinity":                    `{"podAffinity":{}}`,
+		"scheduler.resources":                   `{"limits":{"cpu":"7"}}`,
+		"scheduler.podAnnotations":              `{"a":"b"}`,
 		"schedconf.hostPaths":                   `["/opt/a"]`,
 		"schedconf.kubeVersion":                 `"v1.31.4"`,
 		"schedconf.timeout":                     `"9m"`,
@@ -226,7 +233,7 @@ func TestEveryValueHasAnEffect(t *testing.T) {
 		"uninstall.moreResources":               `["acme.com/x"]`,
 		"uninstall.resources":                   `{"limits":{"cpu":"7"}}`,
 	}
-	basis := map[string][]string{"node.gpuOperator.": {"--set", "node.gpuOperator.enabled=true"}, "pool.": {"--set", "pool.enabled=true"},
+	basis := map[string][]string{"scheduler.": {"--set", "scheduler.mode=dedicated"}, "node.gpuOperator.": {"--set", "node.gpuOperator.enabled=true"}, "pool.": {"--set", "pool.enabled=true"},
 		"networkPolicy.": {"--set", "networkPolicy.enabled=true"}, "podDisruptionBudget.": {"--set", "pool.enabled=true"}}
 	plain := map[string]string{}
 	var walk func(path string, value any)
@@ -256,7 +263,7 @@ func TestEveryValueHasAnEffect(t *testing.T) {
 		}
 		var base []string
 		for prefix, set := range basis {
-			if strings.HasPrefix(path, prefix) && (path != prefix+"enabled" || prefix == "podDisruptionBudget.") {
+			if strings.HasPrefix(path, prefix) && path != "scheduler.mode" && (path != prefix+"enabled" || prefix == "podDisruptionBudget.") {
 				base = set
 			}
 		}

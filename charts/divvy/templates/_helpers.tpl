@@ -29,7 +29,7 @@ helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace 
 
 {{/* "true" when the extender elects a leader, else nothing. */}}
 {{- define "divvy.extender.elects" -}}
-{{- if or .Values.extender.leaderElection (gt (int .Values.extender.replicas) 1) -}}true{{- end -}}
+{{- if and (ne .Values.scheduler.mode "dedicated") (or .Values.extender.leaderElection (gt (int .Values.extender.replicas) 1)) -}}true{{- end -}}
 {{- end }}
 
 {{/* The account that the extender runs as: its own, or that of the scheduler whose

@@ -1,0 +1,117 @@
+{{/* The settings of the extender as JSON, with what its place decides: beside a
+scheduler of its own nobody else binds, there is no election but the scheduler's,
+and nothing of the host is used. */}}
+{{- define "divvy.extender.settings" -}}
+{{- $e := deepCopy .Values.extender -}}
+{{- if eq .Values.scheduler.mode "dedicated" -}}
+{{- $e = set $e "allowBindFrom" list -}}
+{{- $e = set $e "logDir" "" -}}
+{{- $e = set $e "listenAddress" "" -}}
+{{- $e = set $e "runAsUser" 65532 -}}
+{{- end -}}
+{{- if kindIs "invalid" $e.runAsUser -}}
+{{- $e = set $e "runAsUser" (ternary 0 65532 (ne $e.logDir "")) -}}
+{{- end -}}
+{{- $e | toJson -}}
+{{- end }}
+
+{{/* The container of the extender. */}}
+{{- define "divvy.extender.container" -}}
+{{- $e := include "divvy.extender.settings" . | fromJson -}}
+{{- $user := $e.runAsUser -}}
+name: extender
+image: {{ include "divvy.image" (list . $e.image) }}
+imagePullPolicy: {{ .Values.image.pullPolicy }}
+args:
+- extender
+- --listen={{ $e.listenAddress | contains ":" | ternary (printf "[%s]" $e.listenAddress) $e.listenAddress }}:32766
+- --metrics-listen={{ $e.listenAddress | contains ":" | ternary (printf "[%s]" $e.listenAddress) $e.listenAddress }}:9401
+- --tls-listen={{ $e.tls.listenAddress | contains ":" | ternary (printf "[%s]" $e.tls.listenAddress) $e.tls.listenAddress }}:32765
+- --tls-overlap={{ $e.tls.overlap }}
+{{- with $e.allowBindFrom }}
+- --allow-bind-from={{ join "," . }}
+{{- end }}
+- --resources={{ include "divvy.memoryResources" . }}
+- --node-label={{ include "divvy.extender.nodeLabel" . }}
+- --policy={{ $e.policy }}
+- --grant-key-file=/etc/divvy/grant/key
+- --log-level={{ $e.logLevel }}
+{{- if $e.logDir }}
+- --log-file={{ $e.logDir | trimSuffix "/" }}/gcushare-scheduler-extender.log
+{{- end }}
+{{- if include "divvy.extender.elects" . }}
+- --leader-elect
+{{- end }}
+{{- if eq .Values.scheduler.mode "dedicated" }}
+- --scheduler-name={{ .Values.scheduler.name }}
+- --mutating-config=divvy-scheduler
+# The scheduler beside it needs none of this.
+- --tls-client-secret=
+- --tls-ca-configmap=
+{{- end }}
+env:
+- name: POD_NAME
+  valueFrom:
+    fieldRef:
+      fieldPath: metadata.name
+- name: POD_NAMESPACE
+  valueFrom:
+    fieldRef:
+      fieldPath: metadata.namespace
+{{- with $e.extraEnv }}
+{{- toYaml . | nindent 0 }}
+{{- end }}
+ports:
+- name: http
+  containerPort: 32766
+- name: https
+  containerPort: 32765
+- name: metrics
+  containerPort: 9401
+startupProbe:
+  httpGet:
+    path: /healthz
+    port: http
+    {{- with $e.listenAddress }}
+    host: {{ . | quote }}
+    {{- end }}
+  periodSeconds: 1
+  timeoutSeconds: 3
+  failureThreshold: 60
+livenessProbe:
+  httpGet:
+    path: /healthz
+    port: http
+    {{- with $e.listenAddress }}
+    host: {{ . | quote }}
+    {{- end }}
+  periodSeconds: 10
+  timeoutSeconds: 5
+  failureThreshold: 3
+readinessProbe:
+  httpGet:
+    path: /readyz
+    port: http
+    {{- with $e.listenAddress }}
+    host: {{ . | quote }}
+    {{- end }}
+  periodSeconds: 2
+  timeoutSeconds: 3
+resources:
+  {{- toYaml $e.resources | nindent 2 }}
+securityContext:
+  allowPrivilegeEscalation: false
+  readOnlyRootFilesystem: true
+  runAsNonRoot: {{ ne (int64 $user) 0 }}
+  capabilities:
+    drop: [ALL]
+terminationMessagePolicy: FallbackToLogsOnError
+volumeMounts:
+- name: grant-key
+  mountPath: /etc/divvy/grant
+  readOnly: true
+{{- if $e.logDir }}
+- name: logs
+  mountPath: {{ $e.logDir }}
+{{- end }}
+{{- end }}

@@ -1,0 +1,196 @@
+package main
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/spf13/pflag"
+	admissionv1 "k8s.io/api/admissionregistration/v1"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	schedulerv1 "k8s.io/kube-scheduler/config/v1"
+
+	"github.com/divvy-gpu/divvy/internal/app/extender"
+)
+
+// dedicated is the chart with a scheduler of its own, and what is set besides.
+func dedicated(t *testing.T, set ...string) []runtime.Object {
+	t.Helper()
+	return installed(t, rendered(t, append([]string{"--set", "scheduler.mode=dedicated"}, set...)...))
+}
+
+// container returns the one of that name.
+func container(t *testing.T, spec corev1.PodSpec, name string) corev1.Container {
+	t.Helper()
+	i := slices.IndexFunc(spec.Containers, func(c corev1.Container) bool { return c.Name == name })
+	if i < 0 {
+		t.Fatalf("there is no container %s", name)
+	}
+	return spec.Containers[i]
+}
+
+// TestSchedulerAcceptsItsConfiguration, and asks the extender beside it about what
+// the extender manages.
+func TestSchedulerAcceptsItsConfiguration(t *testing.T) {
+	scheme := runtime.NewScheme()
+	if err := schedulerv1.AddToScheme(scheme); err != nil {
+		t.Fatal(err)
+	}
+	strict := serializer.NewCodecFactory(scheme, serializer.EnableStrict).UniversalDeserializer()
+	all := dedicated(t, "--values", root+"/examples/values/mixed.yaml", "--set", "scheduler.name=cards,scheduler.profile.percentageOfNodesToScore=50")
+	object, _, err := strict.Decode([]byte(one[*corev1.ConfigMap](t, all, "divvy-scheduler").Data["config.yaml"]), nil, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	config, ok := object.(*schedulerv1.KubeSchedulerConfiguration)
+	if !ok {
+		t.Fatalf("it is a %T", object)
+	}
+	if l := config.LeaderElection; l.LeaderElect == nil || !*l.LeaderElect || l.ResourceNamespace != "divvy-system" || l.ResourceName != "divvy-scheduler" || l.ResourceLock != "leases" {
+		t.Errorf("election: %+v", l)
+	}
+	if len(config.Profiles) != 1 || *config.Profiles[0].SchedulerName != "cards" || *config.Profiles[0].PercentageOfNodesToScore != 50 {
+		t.Errorf("profiles: %+v", config.Profiles)
+	}
+	if len(config.Extenders) != 1 {
+		t.Fatalf("extenders: %+v", config.Extenders)
+	}
+	e := config.Extenders[0]
+	if e.URLPrefix != "http://127.0.0.1:32766/gcushare-scheduler" || e.FilterVerb != "filter" || e.PrioritizeVerb != "prioritize" || e.BindVerb != "bind" ||
+		!e.NodeCacheCapable || e.Ignorable || e.EnableHTTPS {
+		t.Errorf("extender: %+v", e)
+	}
+	var managed []string
+	for _, r := range e.ManagedResources {
+		managed = append(managed, r.Name)
+		if r.IgnoredByScheduler {
+			t.Errorf("%s is not counted on nodes", r.Name)
+		}
+	}
+	args := container(t, one[*appsv1.Deployment](t, all, "divvy-scheduler").Spec.Template.Spec, "extender").Args
+	if want := "--resources=" + strings.Join(managed, ","); !slices.Contains(args, want) || !slices.Contains(args, "--scheduler-name=cards") {
+		t.Errorf("the extender manages something else than %s: %v", want, args)
+	}
+}
+
+// TestExtenderUnderstandsItsFlags, in every mode.
+func TestExtenderUnderstandsItsFlags(t *testing.T) {
+	t.Setenv("POD_NAMESPACE", "divvy-system")
+	for name, tt := range map[string]struct {
+		deployment string
+		set        []string
+		elects     bool
+	}{
+		"extender":  {"divvy-extender", []string{"--set", "extender.listenAddress=::1,extender.allowBindFrom={10.0.0.0/8},extender.tls.listenAddress=10.0.0.1"}, false},
+		"elected":   {"divvy-extender", []string{"--set", "extender.replicas=2"}, true},
+		"dedicated": {"divvy-scheduler", []string{"--set", "scheduler.mode=dedicated,extender.replicas=2,extender.logDir=/var/log/x,extender.allowBindFrom={10.0.0.0/8}"}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			args := container(t, one[*appsv1.Deployment](t, objects(t, rendered(t, tt.set...)), tt.deployment).Spec.Template.Spec, "extender").Args
+			o := extender.DefaultOptions()
+			fs := pflag.NewFlagSet("extender", pflag.ContinueOnError)
+			o.AddFlags(fs)
+			if err := fs.Parse(args[1:]); err != nil || args[0] != "extender" || fs.NArg() > 0 {
+				t.Fatalf("%v: %v", args, err)
+			}
+			if err := o.Validate(); err != nil {
+				t.Error(err)
+			}
+			if o.LeaderElect != tt.elects || o.TLSListen == "" {
+				t.Errorf("options %+v", o)
+			}
+			if tt.deployment == "divvy-scheduler" && (o.MutatingConfig != "divvy-scheduler" || o.TLSClientSecret != "" || o.TLSConfigMap != "" || len(o.AllowBindFrom) > 0 || o.Log.File != "") {
+				t.Errorf("options beside a scheduler %+v", o)
+			}
+		})
+	}
+}
+
+// TestModesShareNothingButTheService: who changes the mode gets one extender that
+// is reached under the same name, and none of the other mode's parts.
+func TestModesShareNothingButTheService(t *testing.T) {
+	names := func(all []runtime.Object) map[string]bool {
+		out := map[string]bool{}
+		for _, o := range all {
+			out[o.GetObjectKind().GroupVersionKind().Kind+" "+nameOf(t, o)] = true
+		}
+		return out
+	}
+	own := dedicated(t)
+	usual, other := names(installed(t, rendered(t))), names(own)
+	for _, name := range []string{"Deployment divvy-extender", "DaemonSet divvy-schedconf", "ServiceAccount divvy-extender", "Secret divvy-extender-client", "ConfigMap divvy-extender-ca"} {
+		if !usual[name] || other[name] {
+			t.Errorf("%s: %t with mode extender, %t with mode dedicated", name, usual[name], other[name])
+		}
+	}
+	for _, name := range []string{"Deployment divvy-scheduler", "ConfigMap divvy-scheduler", "MutatingWebhookConfiguration divvy-scheduler", "PodDisruptionBudget divvy-scheduler"} {
+		if usual[name] || !other[name] {
+			t.Errorf("%s: %t with mode extender, %t with mode dedicated", name, usual[name], other[name])
+		}
+	}
+	pods := one[*appsv1.Deployment](t, own, "divvy-scheduler").Spec.Template
+	service := one[*corev1.Service](t, own, "divvy-extender")
+	for key, value := range service.Spec.Selector {
+		if pods.Labels[key] != value {
+			t.Errorf("the Service asks for %s=%s of pods labelled %v", key, value, pods.Labels)
+		}
+	}
+	webhook := one[*admissionv1.MutatingWebhookConfiguration](t, own, "divvy-scheduler").Webhooks[0]
+	if s := webhook.ClientConfig.Service; s.Name != service.Name || *s.Port != 32765 || webhook.ClientConfig.CABundle != nil || webhook.NamespaceSelector != nil {
+		t.Errorf("webhook %+v", webhook.ClientConfig)
+	}
+	for _, volume := range pods.Spec.Volumes {
+		if volume.HostPath != nil {
+			t.Errorf("volume %s is of the host", volume.Name)
+		}
+	}
+	var roles []string
+	for _, o := range own {
+		switch o := o.(type) {
+		case *rbacv1.ClusterRoleBinding:
+			if o.Subjects[0].Name == "divvy-scheduler" {
+				roles = append(roles, o.RoleRef.Name)
+			}
+		case *rbacv1.RoleBinding:
+			if o.Subjects[0].Name == "divvy-scheduler" {
+				roles = append(roles, o.Namespace+"/"+o.RoleRef.Name)
+			}
+		}
+	}
+	slices.Sort(roles)
+	want := []string{"divvy-extender", "divvy-system/divvy-extender", "divvy-system/divvy-scheduler", "system:kube-scheduler", "system:volume-scheduler"}
+	if diff := cmp.Diff(want, roles); diff != "" {
+		t.Errorf("roles of the scheduler's account (-want +got):\n%s", diff)
+	}
+}
+
+// TestSchedulerIsTheClustersVersion, whatever a provider adds to it.
+func TestSchedulerIsTheClustersVersion(t *testing.T) {
+	program, err := helm()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for version, want := range map[string]struct{ image, live, ready string }{
+		"v1.30.4-gke.1348000": {"registry.k8s.io/kube-scheduler:v1.30.4", "/healthz", "/healthz"},
+		"v1.33.1-eks-7f6f3c1": {"registry.k8s.io/kube-scheduler:v1.33.1", "/livez", "/readyz"},
+		"v1.34.0+k3s1":        {"registry.k8s.io/kube-scheduler:v1.34.0", "/livez", "/readyz"},
+	} {
+		text, err := output(t.Context(), program, "template", "divvy", chartDir, "--namespace", "divvy-system", "--kube-version", version, "--set", "scheduler.mode=dedicated")
+		if err != nil {
+			t.Fatal(err)
+		}
+		c := container(t, one[*appsv1.Deployment](t, objects(t, text), "divvy-scheduler").Spec.Template.Spec, "kube-scheduler")
+		if c.Image != want.image || c.LivenessProbe.HTTPGet.Path != want.live || c.ReadinessProbe.HTTPGet.Path != want.ready {
+			t.Errorf("%s: image %s, probes %s and %s", version, c.Image, c.LivenessProbe.HTTPGet.Path, c.ReadinessProbe.HTTPGet.Path)
+		}
+	}
+	c := container(t, one[*appsv1.Deployment](t, dedicated(t, "--set", "scheduler.image.registry=example.com/mirror,scheduler.image.tag=v1.31.0"), "divvy-scheduler").Spec.Template.Spec, "kube-scheduler")
+	if c.Image != "example.com/mirror/kube-scheduler:v1.31.0" {
+		t.Errorf("image %s", c.Image)
+	}
+}
