@@ -88,7 +88,7 @@ type reader struct {
 }
 
 // fail notes why a source could not be read; need is the verb and resource that
-// reading takes. The first reason stays.
+// reading takes. Of several reasons one stays, always the same.
 func (r *reader) fail(source Source, need string, err error) {
 	text := err.Error()
 	if apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err) {
@@ -96,8 +96,9 @@ func (r *reader) fail(source Source, need string, err error) {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if _, ok := r.snapshot.Failed[source]; !ok {
-		r.snapshot.Failed[source] = clean(text)
+	text = clean(text)
+	if before, ok := r.snapshot.Failed[source]; !ok || text < before {
+		r.snapshot.Failed[source] = text
 	}
 }
 

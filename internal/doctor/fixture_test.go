@@ -373,10 +373,11 @@ func (w *world) shared(name string, card accel.DeviceID, units int64) corev1.Pod
 
 // pooled is a pod that uses the pool.
 func (w *world) pooled(name string) corev1.Pod {
+	list := corev1.ResourceList{pool.Resource: resource.MustParse("50")}
 	p := running("team", name, corev1.PodTemplateSpec{
 		ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{pool.ConvertedLabel: "true"}},
 		Spec: corev1.PodSpec{
-			Containers: []corev1.Container{{Name: "app"}},
+			Containers: []corev1.Container{{Name: "app", Resources: corev1.ResourceRequirements{Limits: list, Requests: list}}},
 			Volumes:    []corev1.Volume{{Name: "ca", VolumeSource: corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{SecretName: pool.CASecret}}}},
 		},
 	})

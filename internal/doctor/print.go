@@ -166,9 +166,11 @@ func (r Report) At(context, kubeconfig string) Report {
 				c = kubectlWord.ReplaceAllString(c, "${1}kubectl "+forKubectl+"${2}")
 				commands[k] = helmWord.ReplaceAllString(c, "${1}helm "+forHelm+"${2}")
 			}
-			f.Commands, found[j] = commands, f
+			f.Commands = commands
+			found[j] = f
 		}
-		result.Findings, results[i] = found, result
+		result.Findings = found
+		results[i] = result
 	}
 	r.Results = results
 	return r
