@@ -10,8 +10,6 @@ import (
 
 	"golang.org/x/sync/errgroup"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
-	"github.com/divvy-gpu/divvy/lab/internal/product"
 )
 
 // chartValues are ways to render the chart, with each of its parts in one of them.
@@ -42,7 +40,7 @@ func TestAPIServerAcceptsTheChart(t *testing.T) {
 			}
 		}
 		group.Go(func() error {
-			text, err := lab.Helm(ctx, append([]string{"template", product.Release, filepath.Join(lab.Repository, "charts", "divvy"), "--namespace", product.Namespace}, args...)...)
+			text, err := lab.Render(ctx, args...)
 			if err != nil {
 				return err
 			}

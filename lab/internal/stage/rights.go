@@ -27,9 +27,9 @@ func (s *Stage) Rights(ctx context.Context, since time.Time, complete bool, acco
 	}
 	var manifests []string
 	for _, args := range rendered {
-		text, err := s.Helm(ctx, slices.Concat([]string{"template", product.Release, s.chart(), "--namespace", product.Namespace}, args)...)
+		text, err := s.Render(ctx, args...)
 		if err != nil {
-			return fmt.Errorf("render the chart: %w", err)
+			return err
 		}
 		manifests = append(manifests, text)
 	}
@@ -38,4 +38,20 @@ func (s *Stage) Rights(ctx context.Context, since time.Time, complete bool, acco
 		return err
 	}
 	return rbacaudit.Compare(roles, uses, accounts...)
+}
+
+// Render returns the text of all objects of the chart, hooks among them, for the
+// version of the lab's API server, with more arguments of helm.
+func (s *Stage) Render(ctx context.Context, args ...string) (string, error) {
+	version, err := s.Client.Discovery().ServerVersion()
+	if err != nil {
+		return "", fmt.Errorf("render the chart: %w", err)
+	}
+	text, err := s.Helm(ctx, slices.Concat([]string{
+		"template", product.Release, s.chart(), "--namespace", product.Namespace, "--kube-version", version.GitVersion,
+	}, args)...)
+	if err != nil {
+		return "", fmt.Errorf("render the chart: %w", err)
+	}
+	return text, nil
 }
