@@ -25,7 +25,6 @@ import (
 	"github.com/divvy-gpu/divvy/lab/internal/layout"
 	"github.com/divvy-gpu/divvy/lab/internal/progress"
 	"github.com/divvy-gpu/divvy/lab/internal/release"
-	"github.com/divvy-gpu/divvy/lab/internal/release"
 )
 
 // Names in the cluster.
