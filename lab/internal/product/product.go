@@ -131,42 +131,68 @@ func Programs() string { return programDir }
 func ImageValues() string { return filepath.Join(layout.StateDir, "image-values.yaml") }
 
 // loadImages makes the product's images, loads them into the node, and writes
-// ImageValues. Their tag changes with their content.
+// ImageValues.
 func loadImages(ctx context.Context, c *cluster.Cluster, stamp release.Stamp) error {
-	nodeProgram := filepath.Join(programDir, release.Node)
-	libraries, err := image.Libraries(nodeProgram, release.VendorLibraryNeeds()...)
+	tag, err := loadImagesOf(ctx, c, programDir, stamp)
 	if err != nil {
 		return err
-	}
-	// As in a release, but with the libraries of this machine.
-	specs := []image.Spec{
-		release.ImageSpec(release.Node, nodeProgram, libraries, stamp),
-		release.ImageSpec(release.Control, filepath.Join(programDir, release.Control), nil, stamp),
-	}
-	images := make([]v1.Image, len(specs))
-	content := sha256.New()
-	for i, spec := range specs {
-		if images[i], err = image.Build(spec); err != nil {
-			return err
-		}
-		digest, err := images[i].Digest()
-		if err != nil {
-			return fmt.Errorf("digest of image %s: %w", spec.Name, err)
-		}
-		content.Write([]byte(digest.Hex))
-	}
-	// A tag of its own for every content: kubelet and the chart notice a new
-	// program by its name.
-	tag := fmt.Sprintf("dev-%x", content.Sum(nil)[:6])
-	for i, spec := range specs {
-		if _, err := c.Images().Load(ctx, images[i], spec.Name+":"+tag, spec.Name+":dev"); err != nil {
-			return err
-		}
 	}
 	if err := os.WriteFile(ImageValues(), fmt.Appendf(nil, "image:\n  tag: %s\n", tag), 0o644); err != nil {
 		return fmt.Errorf("name the images in a file of values: %w", err)
 	}
 	return nil
+}
+
+// loadImagesOf makes images of the programs in a folder and loads them into the
+// node. It returns their tag, which changes with their content.
+func loadImagesOf(ctx context.Context, c *cluster.Cluster, programs string, stamp release.Stamp) (tag string, err error) {
+	nodeProgram := filepath.Join(programs, release.Node)
+	libraries, err := image.Libraries(nodeProgram, release.VendorLibraryNeeds()...)
+	if err != nil {
+		return "", err
+	}
+	// As in a release, but with the libraries of this machine.
+	specs := []image.Spec{
+		release.ImageSpec(release.Node, nodeProgram, libraries, stamp),
+		release.ImageSpec(release.Control, filepath.Join(programs, release.Control), nil, stamp),
+	}
+	images := make([]v1.Image, len(specs))
+	content := sha256.New()
+	for i, spec := range specs {
+		if images[i], err = image.Build(spec); err != nil {
+			return "", err
+		}
+		digest, err := images[i].Digest()
+		if err != nil {
+			return "", fmt.Errorf("digest of image %s: %w", spec.Name, err)
+		}
+		content.Write([]byte(digest.Hex))
+	}
+	// A tag of its own for every content: kubelet and the chart notice a new
+	// program by its name.
+	tag = fmt.Sprintf("dev-%x", content.Sum(nil)[:6])
+	for i, spec := range specs {
+		if _, err := c.Images().Load(ctx, images[i], spec.Name+":"+tag, spec.Name+":dev"); err != nil {
+			return "", err
+		}
+	}
+	return tag, nil
+}
+
+// LoadVersion builds the product's programs once more, as another version of
+// themselves, and loads their images into the node. It returns the images' tag.
+func LoadVersion(ctx context.Context, c *cluster.Cluster, repository, version string) (tag string, err error) {
+	stamp, err := release.ReadStamp(ctx, repository)
+	if err != nil {
+		return "", err
+	}
+	stamp.Version = version
+	programs := filepath.Join(layout.StateDir, "bin-of-another-version")
+	defer os.RemoveAll(programs) //nolint:errcheck // it goes with the lab
+	if err := release.Build(ctx, repository, programs, stamp, release.Host(), release.Node, release.Control); err != nil {
+		return "", err
+	}
+	return loadImagesOf(ctx, c, programs, stamp)
 }
 
 // chartTimeout is how long pods may take to become ready.

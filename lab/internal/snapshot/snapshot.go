@@ -34,10 +34,10 @@ type Snapshot map[string]string
 type Exception struct {
 	// Kind, Namespace and Name are those of objects; empty ones stand for all.
 	Kind, Namespace, Name string
-	// Fields are paths in the object that are left out, such as "spec.renewTime";
+	// Fields are paths in the object that are left out, such as spec, renewTime;
 	// "*" stands for every element of a list or every key. Without any, the object
 	// is left out.
-	Fields []string
+	Fields [][]string
 	// Reason is for the reader.
 	Reason string
 }
@@ -48,12 +48,12 @@ func (e Exception) matches(o *unstructured.Unstructured) bool {
 
 // Always are the exceptions that hold in every cluster.
 var Always = []Exception{
-	{Fields: []string{"metadata.resourceVersion", "metadata.managedFields"}, Reason: "they count and note writes, also those that change nothing"},
+	{Fields: [][]string{{"metadata", "resourceVersion"}, {"metadata", "managedFields"}}, Reason: "they count and note writes, also those that change nothing"},
 	{Kind: "Event", Reason: "events expire by themselves"},
 	{Kind: "ComponentStatus", Reason: "it is no object, but what the API server sees when it is asked"},
-	{Kind: "Lease", Fields: []string{"spec.renewTime"}, Reason: "its holder renews it"},
-	{Kind: "Node", Fields: []string{"status.conditions.*.lastHeartbeatTime"}, Reason: "kubelet's heartbeat"},
-	{Kind: "Node", Fields: []string{"status.images"}, Reason: "images stay on a node until kubelet needs their room"},
+	{Kind: "Lease", Fields: [][]string{{"spec", "renewTime"}}, Reason: "its holder renews it"},
+	{Kind: "Node", Fields: [][]string{{"status", "conditions", "*", "lastHeartbeatTime"}}, Reason: "kubelet's heartbeat"},
+	{Kind: "Node", Fields: [][]string{{"status", "images"}}, Reason: "images stay on a node until kubelet needs their room"},
 }
 
 // Objects lists every object of the cluster that can be listed.
@@ -111,7 +111,7 @@ func (s Snapshot) add(o *unstructured.Unstructured, exceptions []Exception) erro
 			return nil
 		}
 		for _, path := range e.Fields {
-			drop(o.Object, strings.Split(path, "."))
+			drop(o.Object, path)
 		}
 	}
 	text, err := json.MarshalIndent(o.Object, "", " ") // sorts the keys
