@@ -11,35 +11,18 @@ import (
 	"os/signal"
 	"syscall"
 
-	"github.com/spf13/cobra"
-
-	"github.com/divvy-gpu/divvy/internal/app/about"
 	"github.com/divvy-gpu/divvy/internal/app/doctor"
-	"github.com/divvy-gpu/divvy/internal/app/inspect"
-	"github.com/divvy-gpu/divvy/internal/app/pool"
+	"github.com/divvy-gpu/divvy/internal/app/plugin"
 )
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
-	if err := command().ExecuteContext(ctx); err != nil {
+	if err := plugin.Command().ExecuteContext(ctx); err != nil {
 		// Some have said all in what they printed.
 		if text := err.Error(); text != "" {
 			fmt.Fprintln(os.Stderr, "error:", text)
 		}
 		os.Exit(doctor.ExitCode(err)) //nolint:gocritic // the one exit of the program; stop has nothing left to do
 	}
-}
-
-func command() *cobra.Command {
-	cmd := &cobra.Command{
-		Use:           "kubectl-divvy",
-		Short:         "See how accelerators are shared",
-		Annotations:   map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl divvy"},
-		SilenceUsage:  true,
-		SilenceErrors: true,
-	}
-	cmd.AddCommand(inspect.Command(), doctor.Command(), pool.Command())
-	about.Version(cmd, inspect.APIs()...)
-	return cmd
 }

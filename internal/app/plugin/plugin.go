@@ -1,0 +1,26 @@
+// Package plugin is the program kubectl-divvy, which kubectl finds as "kubectl
+// divvy": its subcommands.
+package plugin
+
+import (
+	"github.com/spf13/cobra"
+
+	"github.com/divvy-gpu/divvy/internal/app/about"
+	"github.com/divvy-gpu/divvy/internal/app/doctor"
+	"github.com/divvy-gpu/divvy/internal/app/inspect"
+	"github.com/divvy-gpu/divvy/internal/app/pool"
+)
+
+// Command returns the command line of kubectl-divvy.
+func Command() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:           "kubectl-divvy",
+		Short:         "See how accelerators are shared",
+		Annotations:   map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl divvy"},
+		SilenceUsage:  true,
+		SilenceErrors: true,
+	}
+	cmd.AddCommand(inspect.Command(), doctor.Command(), pool.Command())
+	about.Version(cmd, inspect.APIs()...)
+	return cmd
+}
