@@ -29,6 +29,9 @@ const (
 // route is the prefix of the extender's verbs.
 const route = "/gcushare-scheduler"
 
+// defaultResource is that of GCUShare.
+const defaultResource = "enflame.com/gcu-memory"
+
 // Options are the settings of all subcommands. A flag wins over its environment
 // variable, and that over the default.
 type Options struct {
@@ -49,7 +52,8 @@ type Options struct {
 	// CAFile, CertFile and KeyFile are PEM. Without them, with ExtenderService,
 	// they are read from the API server.
 	CAFile, CertFile, KeyFile string
-	// Resources are the extended resources whose pods the extender places.
+	// Resources are the extended resources whose pods the extender places; none
+	// for those that the scheduler asks about already, or else defaultResource.
 	Resources []string
 	// ExtenderTimeout is how long kube-scheduler waits for an answer.
 	ExtenderTimeout time.Duration
@@ -73,7 +77,6 @@ func DefaultOptions() Options {
 		Manifest:        host.DefaultManifest,
 		Dir:             host.DefaultDir,
 		ExtenderService: "divvy-system/divvy-extender",
-		Resources:       []string{"enflame.com/gcu-memory"},
 		ExtenderTimeout: 10 * time.Second,
 		Timeout:         host.DefaultTimeout,
 		Settle:          host.DefaultSettle,
@@ -105,7 +108,7 @@ func (o *Options) addExtenderFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.CAFile, "ca-file", o.CAFile, "CA of the extender's certificate; empty for the ConfigMap "+caConfigMap+" in the Service's namespace")
 	fs.StringVar(&o.CertFile, "client-cert-file", o.CertFile, "certificate that kube-scheduler shows to the extender; empty for the Secret "+clientSecret+" in the Service's namespace")
 	fs.StringVar(&o.KeyFile, "client-key-file", o.KeyFile, "key of --client-cert-file")
-	fs.StringSliceVar(&o.Resources, "resources", o.Resources, "extended resources whose pods the extender places")
+	fs.StringSliceVar(&o.Resources, "resources", o.Resources, "extended resources whose pods the extender places; empty for those that kube-scheduler asks about already, or else "+defaultResource)
 	fs.DurationVar(&o.ExtenderTimeout, "extender-timeout", o.ExtenderTimeout, "how long kube-scheduler waits for an answer of the extender")
 }
 
@@ -142,9 +145,6 @@ func (o *Options) Validate() error {
 	}
 	if (o.CertFile == "") != (o.KeyFile == "") {
 		mistake("client-cert-file", "must be given together with --client-key-file")
-	}
-	if len(o.Resources) == 0 {
-		mistake("resources", "must name a resource at least")
 	}
 	for _, resource := range o.Resources {
 		if err := flags.CheckResource(resource); err != nil {

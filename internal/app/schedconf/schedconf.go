@@ -134,6 +134,19 @@ func (s settings) open(clients kube.Clients) (*host.Host, error) {
 	return host.New(c)
 }
 
+// desired is what kube-scheduler of the node is to ask.
+func (s settings) desired(ctx context.Context, clients kube.Clients, h *host.Host) (schedconf.Extender, error) {
+	if len(s.Resources) == 0 {
+		s.Resources = []string{defaultResource}
+		if st, err := h.Status(); err != nil {
+			return schedconf.Extender{}, err
+		} else if st.Extender != nil && len(st.Extender.Resources) > 0 {
+			s.Resources = st.Extender.Resources
+		}
+	}
+	return s.extender(ctx, clients.Kubernetes)
+}
+
 func install(ctx context.Context, s settings, out io.Writer) error {
 	clients, err := connect(s.Kubeconfig)
 	if err != nil {
@@ -143,7 +156,7 @@ func install(ctx context.Context, s settings, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	e, err := s.extender(ctx, clients.Kubernetes)
+	e, err := s.desired(ctx, clients, h)
 	if err != nil {
 		return err
 	}
@@ -210,7 +223,7 @@ func plan(ctx context.Context, s settings, out io.Writer) error {
 	}
 	var e schedconf.Extender
 	if !s.Uninstall {
-		if e, err = s.extender(ctx, clients.Kubernetes); err != nil {
+		if e, err = s.desired(ctx, clients, h); err != nil {
 			return err
 		}
 	}
@@ -273,7 +286,7 @@ func status(ctx context.Context, s settings, out io.Writer) error {
 	var problems []string
 	if !st.Wired {
 		problems = append(problems, "it does not ask the extender")
-	} else if e, err := s.extender(ctx, clients.Kubernetes); err != nil {
+	} else if e, err := s.desired(ctx, clients, h); err != nil {
 		line("not compared", "%v", err)
 	} else {
 		problems = append(problems, st.Differences(e)...)

@@ -14,6 +14,8 @@ import (
 
 	"github.com/fsnotify/fsnotify"
 	"github.com/prometheus/client_golang/prometheus"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/klog/v2"
 
 	"github.com/divvy-gpu/divvy/internal/app/serve"
@@ -93,6 +95,12 @@ func (w *watcher) ready() error {
 	return fmt.Errorf("%s: %w", w.state, w.err)
 }
 
+func (w *watcher) current() string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.state
+}
+
 // run wires the node, and again after each value of changed, until ctx ends.
 func (w *watcher) run(ctx context.Context, changed <-chan struct{}) {
 	pause := firstRetry
@@ -103,7 +111,9 @@ func (w *watcher) run(ctx context.Context, changed <-chan struct{}) {
 			pause = firstRetry
 		} else {
 			next = min(pause, w.resync)
-			pause = min(2*pause, lastRetry)
+			if w.current() != stateWaiting { // what is waited for comes by itself
+				pause = min(2*pause, lastRetry)
+			}
 		}
 		timer := time.NewTimer(next)
 		select {
@@ -125,8 +135,12 @@ func (w *watcher) round(ctx context.Context) {
 	if err == nil {
 		r, err = w.node.Install(ctx, e, host.InstallOptions{})
 	}
-	if ctx.Err() != nil {
+	switch {
+	case ctx.Err() != nil:
 		return // it was stopped, which says nothing of the node
+	case unreachable(err) && w.current() == stateWired:
+		klog.FromContext(ctx).V(4).Info("The API server is away; what was known last still holds", "reason", err.Error())
+		return
 	}
 	state := stateOf(err)
 	w.rounds.WithLabelValues(state).Inc()
@@ -143,6 +157,14 @@ func (w *watcher) round(ctx context.Context) {
 		w.changes.WithLabelValues(stateWired).Inc()
 		w.tell(ctx, events.SchedulerWired, wiredMessage(e))
 	}
+}
+
+// unreachable reports whether an error is that the API server did not answer, or
+// not for itself.
+func unreachable(err error) bool {
+	var network net.Error
+	return errors.As(err, &network) || apierrors.IsServerTimeout(err) || apierrors.IsTimeout(err) || apierrors.IsServiceUnavailable(err) ||
+		apierrors.IsInternalError(err) || apierrors.IsTooManyRequests(err) || utilnet.IsConnectionRefused(err) || utilnet.IsConnectionReset(err)
 }
 
 func stateOf(err error) string {
@@ -196,7 +218,7 @@ func watch(ctx context.Context, s settings, _ io.Writer) error {
 		return err
 	}
 	w.node, w.resync = h, s.Resync
-	w.extender = func(ctx context.Context) (schedconf.Extender, error) { return s.extender(ctx, clients.Kubernetes) }
+	w.extender = func(ctx context.Context) (schedconf.Extender, error) { return s.desired(ctx, clients, h) }
 	w.tell = func(ctx context.Context, k events.Kind, message string) {
 		tell(ctx, clients.Kubernetes, s.NodeName, k, message)
 	}

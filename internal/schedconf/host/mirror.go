@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -40,7 +41,7 @@ const (
 	// kubelet tries again.
 	stuck = 10 * time.Second
 	// logLines and logBytes bound what is told of a log.
-	logLines, logBytes = 6, 1500
+	logLines, logBytes = 4, 1500
 )
 
 // MirrorConfig says how a Mirror looks.
@@ -62,6 +63,8 @@ type MirrorConfig struct {
 type Mirror struct {
 	config MirrorConfig
 	http   *http.Client
+	// poll and stuck are the constants, but in tests.
+	poll, stuck time.Duration
 
 	mu sync.Mutex
 	// proven is the container that was well for long enough, with its hash: it
@@ -72,7 +75,7 @@ type Mirror struct {
 // NewMirror returns the kube-scheduler of a node.
 func NewMirror(c MirrorConfig) *Mirror {
 	c.Timeout, c.Settle = cmp.Or(c.Timeout, DefaultTimeout), cmp.Or(c.Settle, DefaultSettle)
-	return &Mirror{config: c, http: &http.Client{
+	return &Mirror{config: c, poll: pollEvery, stuck: stuck, http: &http.Client{
 		Timeout: 3 * time.Second,
 		Transport: &http.Transport{
 			// kubelet's probes do not check the certificate either: kube-scheduler
@@ -119,7 +122,7 @@ func (m *Mirror) Await(ctx context.Context, want Want) error {
 	var well string
 	deadline := time.Now().Add(m.config.Timeout)
 	latest := deadline.Add(unreachable)
-	ticker := time.NewTicker(pollEvery)
+	ticker := time.NewTicker(m.poll)
 	defer ticker.Stop()
 	for {
 		now := time.Now()
@@ -132,7 +135,7 @@ func (m *Mirror) Await(ctx context.Context, want Want) error {
 			return fmt.Errorf("nobody can tell how kube-scheduler is: %w", err)
 		case err != nil:
 			// Time without an API server does not count.
-			deadline = deadline.Add(pollEvery)
+			deadline = deadline.Add(m.poll)
 			well, failingSince = "", time.Time{}
 		case s.well == "":
 			well = ""
@@ -151,7 +154,7 @@ func (m *Mirror) Await(ctx context.Context, want Want) error {
 		}
 		switch {
 		case err != nil:
-		case s.crashed, s.failing && now.Sub(failingSince) > stuck:
+		case s.crashed, s.failing && now.Sub(failingSince) > m.stuck:
 			return m.unhealthy(want, s)
 		case now.After(deadline) && s.well == "":
 			s.problem = fmt.Sprintf("after %s: %s", m.config.Timeout, s.problem)
@@ -290,6 +293,8 @@ func (m *Mirror) logTail(want Want) string {
 	return tailOf(newest)
 }
 
+var klogError = regexp.MustCompile(`^[EF][0-9]{4} `)
+
 func tailOf(file string) string {
 	f, err := os.Open(file)
 	if err != nil {
@@ -312,6 +317,10 @@ func tailOf(file string) string {
 		if parts := strings.SplitN(strings.TrimRight(line, "\n"), " ", 4); len(parts) == 4 && strings.TrimSpace(parts[3]) != "" {
 			lines = append(lines, strings.TrimSpace(parts[3]))
 		}
+	}
+	// klog begins errors with E or F; what led to them is seldom what helps.
+	if wrong := slices.DeleteFunc(slices.Clone(lines), func(l string) bool { return !klogError.MatchString(l) }); len(wrong) > 0 {
+		lines = wrong
 	}
 	text := strings.Join(lines[max(0, len(lines)-logLines):], " | ")
 	return text[max(0, len(text)-logBytes):]

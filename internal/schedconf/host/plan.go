@@ -69,7 +69,8 @@ func lines(text string) []string {
 	if !strings.HasSuffix(text, "\n") {
 		text += "\n\\ No newline at end of file\n"
 	}
-	return strings.SplitAfter(strings.TrimSuffix(text, "\n"), "\n")
+	all := strings.SplitAfter(text, "\n")
+	return all[:len(all)-1]
 }
 
 var (

@@ -107,10 +107,11 @@ extenders:
 
 	t.Run("a configuration that is refused is rolled back", func(t *testing.T) {
 		ctx := t.Context()
+		t.Cleanup(func() { write(t, ownConfig, []byte(valid)) })
 		wired := read(t, schedulerManifest)
 		started := time.Now()
 		write(t, ownConfig, []byte(strings.Replace(valid, "extenders:", "- schedulerName: third-scheduler\n  plugins:\n    filter: {enabled: [{name: NoSuchPlugin}]}\nextenders:", 1)))
-		pod := lab.Pod("meanwhile", corev1.Container{Name: "app"})
+		pod := lab.Pod("meanwhile", stage.Container("app", 0))
 		if err := stage.Poll(ctx, rolledBackTimeout, "kube-scheduler to get the bad configuration", func(context.Context) error {
 			if bytes.Equal(read(t, schedulerManifest), wired) {
 				return errors.New("it has the one before")
