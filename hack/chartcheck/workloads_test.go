@@ -164,11 +164,6 @@ func first[T any](values ...*T) *T {
 	return nil
 }
 
-// unfinished are workloads that are not held to it yet.
-var unfinished = map[string]bool{
-	"divvy-schedconf": true,
-}
-
 // TestWorkloadsAreComplete: every pod of the chart, hooks among them, has what an
 // administrator expects of one, and no more rights on its node than it needs.
 func TestWorkloadsAreComplete(t *testing.T) {
@@ -200,16 +195,12 @@ func TestWorkloadsAreComplete(t *testing.T) {
 					continue
 				}
 				problems[text] = true
-				if unfinished[w.name] {
-					t.Logf("%s (with %s)", text, name)
-				} else {
-					t.Errorf("%s (with %s)", text, name)
-				}
+				t.Errorf("%s (with %s)", text, name)
 			}
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(privileges)) {
-		if !seen[name] && !unfinished[name] {
+		if !seen[name] {
 			t.Errorf("%s has privileges and is not there", name)
 		}
 	}

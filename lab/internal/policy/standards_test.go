@@ -59,8 +59,8 @@ var needs = map[string][]string{
 	},
 	// The node's network and a log folder of the host, by default; neither is a must.
 	"divvy-extender": {"host namespaces", "restricted volume types", "runAsNonRoot != true", "runAsUser=0"},
-	// The log folder of the host.
-	"divvy-scheduler": {"restricted volume types", "runAsNonRoot != true", "runAsUser=0"},
+	// The node's network, where that is asked for.
+	"divvy-scheduler": {"host namespaces"},
 	// kubelet's folder for device plugins, whose sockets belong to root.
 	"bitfusion-device-plugin": {"restricted volume types", "runAsNonRoot != true", "runAsUser=0"},
 	// Files in /etc/kubernetes, and kube-scheduler's port on the node's loopback.
@@ -68,6 +68,7 @@ var needs = map[string][]string{
 	"divvy-uninstall-scheduler": {"host namespaces", "probe or lifecycle host", "restricted volume types", "runAsNonRoot != true", "runAsUser=0"},
 	// What the daemon left on the host.
 	"divvy-uninstall-node": {"restricted volume types", "runAsNonRoot != true", "runAsUser=0", "seLinuxOptions"},
+	"divvy-uninstall-logs": {"restricted volume types", "runAsNonRoot != true", "runAsUser=0", "seLinuxOptions"},
 }
 
 // TestPodSecurityStandards: all parts but those that touch a node pass the restricted
@@ -78,21 +79,21 @@ func TestPodSecurityStandards(t *testing.T) {
 		t.Fatal(err)
 	}
 	failed := map[string][]string{}
-	seen := map[string]bool{}
 	for name, set := range map[string][]string{
 		"defaults":  nil,
 		"pool":      {"--set", "pool.enabled=true"},
 		"operator":  {"--set", "node.gpuOperator.enabled=true"},
 		"dedicated": {"--set", "scheduler.mode=dedicated"},
+		"exposed":   {"--set", "scheduler.mode=dedicated,scheduler.hostNetwork=true,pool.enabled=true,uninstall.removeLogs=true"},
 		// What docs/security.md says for namespaces that are restricted.
-		"restricted": {"--set", "pool.enabled=true,extender.hostNetwork=false,extender.logDir="},
+		"restricted":           {"--set", "pool.enabled=true,extender.hostNetwork=false,extender.logDir="},
+		"restricted dedicated": {"--set", "scheduler.mode=dedicated"},
 	} {
 		all := templates(t, set...)
 		if len(all) < 4 {
 			t.Errorf("%s: only %d workloads", name, len(all))
 		}
 		for owner, template := range all {
-			seen[owner] = true
 			allowed := needs[owner]
 			if strings.HasPrefix(name, "restricted") && (owner == "divvy-extender" || owner == "divvy-scheduler") {
 				allowed = nil
@@ -110,7 +111,7 @@ func TestPodSecurityStandards(t *testing.T) {
 	}
 	for owner, checks := range needs {
 		for _, check := range checks {
-			if seen[owner] && !slices.Contains(failed[owner], check) {
+			if !slices.Contains(failed[owner], check) {
 				t.Errorf("%s passes the check %q and need not be excepted", owner, check)
 			}
 		}
