@@ -83,6 +83,10 @@ faults: root ## Break cards of three vendors under running pods and bring them b
 demo-pool: root ## Run pods on GPUs of a remote pool, step by step.
 	@cd lab && go run ./cmd/pool
 
+.PHONY: demo-install
+demo-install: root ## Install, look, change and remove Divvy, as an administrator does.
+	@cd lab && go run ./cmd/install
+
 .PHONY: demo-down
 demo-down: lab-down ## Remove what these started, without a trace.
 
@@ -203,11 +207,10 @@ deploy: $(HELM) ## Install GPUs of a remote pool, or add them to the release tha
 	$(HELM) upgrade --install $(RELEASE) charts/divvy -n $(NAMESPACE) --create-namespace $$values --set pool.enabled=true \
 	  $(if $(IMAGE_REPO),--set-string image.registry=$(IMAGE_REPO)) $(if $(IMAGE_TAG),--set-string image.tag=$(IMAGE_TAG))
 
-# The copies of the token are not the release's.
+# Kubelet remembers device plugins for five minutes.
 .PHONY: uninstall
-uninstall: $(HELM) ## Remove the release that "make deploy" made, all of it, and the copies of the pool's token.
+uninstall: $(HELM) ## Remove the release that "make deploy" made, and all that its programs left; six minutes.
 	@$(HELM) uninstall $(RELEASE) -n $(NAMESPACE) --ignore-not-found --wait
-	@kubectl delete secret -A -l divvy.dev/managed-by=divvy-pool --ignore-not-found
 
 ##@ The lab: a real Kubernetes on this machine
 
