@@ -40,6 +40,7 @@ var freeForm = []string{
 	"extender.podAnnotations", "image.pullSecrets",
 	"pool.webhook.nodeSelector", "pool.webhook.tolerations", "pool.webhook.affinity", "pool.webhook.resources", "pool.webhook.podAnnotations",
 	"pool.webhook.extraEnv", "pool.node.nodeSelector", "pool.node.tolerations", "pool.node.resources", "pool.node.podAnnotations", "pool.node.extraEnv",
+	"uninstall.resources",
 }
 
 func TestEveryChartValueIsDocumented(t *testing.T) {
