@@ -181,6 +181,10 @@ push: ## Push the images of "make images" to IMAGE_REPO (registry.example.com/di
 	@[ -n "$(IMAGE_REPO)" ] || { echo "IMAGE_REPO says where to: make push IMAGE_REPO=registry.example.com/divvy" >&2; exit 1; }
 	@cd lab && go run ./cmd/release push '$(IMAGE_REPO)' --tag '$(or $(IMAGE_TAG),$(VERSION))' --images $(DIST)/images
 
+.PHONY: release
+release: images $(HELM) ## Make a release in dist/release: manifests, chart, kustomize bases, kubectl-divvy; images.
+	@cd lab && go run ./cmd/release files --helm $(HELM) --images $(DIST)/images --out $(DIST)/release --version '$(VERSION)' --commit '$(COMMIT)'
+
 .PHONY: images-docker
 images-docker: ## Build the container images with docker, for this machine's architecture.
 	@for image in divvy-node divvy-control; do \
@@ -238,6 +242,11 @@ $(GOLANGCI_LINT):
 	@echo "Building golangci-lint into $(@D); the first time takes some minutes."
 	@mkdir -p $(@D)
 	@cd tools && CGO_ENABLED=0 go build -o $@.tmp github.com/golangci/golangci-lint/v2/cmd/golangci-lint && mv $@.tmp $@
+
+# Prints where helm is, once it is built.
+.PHONY: helm
+helm: $(HELM)
+	@echo $(HELM)
 
 $(HELM):
 	@echo "Building helm into $(@D)."

@@ -22,8 +22,11 @@ require (
 
 require (
 	github.com/containerd/typeurl/v2 v2.3.0 // indirect
+	github.com/go-errors/errors v1.4.2 // indirect
+	github.com/monochromegane/go-gitignore v0.0.0-20200626010858-205db1a8cc00 // indirect
 	github.com/pkg/errors v0.9.1 // indirect
 	github.com/planetscale/vtprotobuf v0.6.1-0.20240319094008-0393e58bdf10 // indirect
+	github.com/xlab/treeprint v1.2.0 // indirect
 	gotest.tools/v3 v3.5.2 // indirect
 )
 

@@ -1,5 +1,6 @@
 // release builds what Divvy is delivered as: "release images" the container
-// images, without docker, and "release push" brings them to a registry.
+// images, without docker, "release push" brings them to a registry, and "release
+// files" makes the rest.
 package main
 
 import (
@@ -54,7 +55,7 @@ func command() *cobra.Command {
 	f.StringVar(&c.images, "images", filepath.Join("..", "dist", "images"), "folder of the images")
 	f.StringVar(&c.version, "version", "", "version to write into programs and images; what git says when empty")
 	f.StringVar(&c.commit, "commit", "", "commit to write into programs and images; what git says when empty")
-	cmd.AddCommand(imagesCommand(&c), pushCommand(&c))
+	cmd.AddCommand(imagesCommand(&c), pushCommand(&c), filesCommand(&c))
 	return cmd
 }
 
@@ -116,6 +117,27 @@ func pushCommand(c *common) *cobra.Command {
 		},
 	}
 	cmd.Flags().StringVar(&tag, "tag", "", "tag; the version when empty")
+	return cmd
+}
+
+func filesCommand(c *common) *cobra.Command {
+	o := release.Options{Platforms: release.KubectlPlatforms()}
+	cmd := &cobra.Command{
+		Use: "files", Short: "Make all else of a release: manifests, the chart, kustomize bases, kubectl-divvy", Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) (err error) {
+			o.Repository, o.Images, o.Report = c.repository, c.images, reporter(cmd.OutOrStdout())
+			if o.Stamp, err = c.stamp(cmd.Context()); err != nil {
+				return err
+			}
+			if err := release.Make(cmd.Context(), o); err != nil {
+				return fmt.Errorf("no release was made: %w", err)
+			}
+			fmt.Fprintf(cmd.OutOrStdout(), "\n%s is in %s.\n", o.Stamp.Version, o.Dir)
+			return nil
+		},
+	}
+	cmd.Flags().StringVar(&o.Helm, "helm", "", "path of helm")
+	cmd.Flags().StringVar(&o.Dir, "out", filepath.Join("..", "dist", "release"), "folder for the release")
 	return cmd
 }
 

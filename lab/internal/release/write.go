@@ -27,6 +27,9 @@ import (
 	"github.com/divvy-gpu/divvy/lab/internal/sbom"
 )
 
+// digestsFile names the images by their digests.
+const digestsFile = "digests.txt"
+
 // ImageOptions say what images to build and where to put them.
 type ImageOptions struct {
 	// Repository is the root of the checkout, Dir the folder for the images. What
@@ -89,7 +92,7 @@ func BuildImages(ctx context.Context, o ImageOptions) ([]Built, error) {
 			fmt.Fprintf(&digests, "%s@%s linux/%s\n", b.Name, b.Platforms[arch], arch)
 		}
 	}
-	if err := os.WriteFile(filepath.Join(o.Dir, "digests.txt"), []byte(digests.String()), 0o644); err != nil { //nolint:gosec // meant to be read by all
+	if err := os.WriteFile(filepath.Join(o.Dir, digestsFile), []byte(digests.String()), 0o644); err != nil { //nolint:gosec // meant to be read by all
 		return nil, fmt.Errorf("write the images' digests: %w", err)
 	}
 	return all, WriteSums(o.Dir)
