@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/base64"
 	"fmt"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -20,6 +21,8 @@ type config struct {
 	doc        *yamledit.Doc
 	policy     bool
 	apiVersion string
+	// copied is set for what a comment is to say that it is a copy.
+	copied bool
 }
 
 func (c *config) errorf(format string, args ...any) error {
@@ -211,9 +214,29 @@ func (c *config) same(o *config) bool {
 	return errX == nil && errY == nil && bytes.Equal(x, y)
 }
 
-// secret reports whether a key is in the configuration.
-func (c *config) secret() bool {
-	return bytes.Contains(bytes.ToLower(c.doc.Bytes()), []byte("keydata"))
+// within reports whether another configuration holds all of this one; it may be
+// of another API version.
+func (c *config) within(o *config) bool {
+	var a, b map[string]any
+	if c.doc.Root().Decode(&a) != nil || o.doc.Root().Decode(&b) != nil {
+		return false
+	}
+	delete(a, "apiVersion")
+	return subset(a, b)
+}
+
+func subset(a, b map[string]any) bool {
+	for k, v := range a {
+		x, isX := v.(map[string]any)
+		y, isY := b[k].(map[string]any)
+		if isX && isY && subset(x, y) {
+			continue
+		}
+		if !reflect.DeepEqual(v, b[k]) {
+			return false
+		}
+	}
+	return true
 }
 
 // profiles returns the names of the schedulers that the configuration makes.

@@ -258,13 +258,17 @@ func (p *pod) mountFile(host string) (*pod, string, error) {
 	if at, ok := p.containerPath(host); ok {
 		return p, at, nil
 	}
+	// Inside of another volume the file's place could not be made.
 	at := host
-	if _, shadowed := p.mountOf(at); shadowed {
-		// The file would have to be made inside of that volume.
-		at = path.Join("/etc/divvy-scheduler", path.Base(host))
-		if m, shadowed := p.mountOf(at); shadowed {
+	for _, dir := range []string{"/etc/divvy-scheduler", "/divvy-scheduler", ""} {
+		m, inside := p.mountOf(at)
+		if !inside {
+			break
+		}
+		if dir == "" {
 			return nil, "", p.errorf("volume %q is mounted at %s, so there is no place for %s in the container", m.volume, m.path, host)
 		}
+		at = path.Join(dir, path.Base(host))
 	}
 	volumes, err := p.sequence("spec", "volumes")
 	if err != nil {

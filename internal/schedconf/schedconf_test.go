@@ -79,8 +79,8 @@ func (n *node) wire(t *testing.T, e Extender) Change {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if d := s.Differences(e); !s.Wired || d != nil || s.Edited {
-		t.Errorf("wired %v, edited %v, differs from what is wanted: %q", s.Wired, s.Edited, d)
+	if d := s.Differences(e); !s.Wired || d != nil {
+		t.Errorf("wired %v, differs from what is wanted: %q", s.Wired, d)
 	}
 	return c
 }
@@ -153,8 +153,8 @@ const existing = "/etc/kubernetes/scheduler-config.yaml"
 func (n *node) withFile(flag, name string, data []byte) *node {
 	for _, r := range [][2]string{
 		{"    - --feature-gates", "    - --" + flag + "=" + name + "\n    - --feature-gates"},
-		{"    volumeMounts:\n", "    volumeMounts:\n    - {mountPath: " + name + ", name: own, readOnly: true}\n"},
-		{"  volumes:\n", "  volumes:\n  - {name: own, hostPath: {path: " + name + "}}\n"},
+		{"    volumeMounts:\n", "    volumeMounts:\n    - {mountPath: " + name + ", name: own-" + flag + ", readOnly: true}\n"},
+		{"  volumes:\n", "  volumes:\n  - {name: own-" + flag + ", hostPath: {path: " + name + "}}\n"},
 	} {
 		n.manifest = bytes.Replace(n.manifest, []byte(r[0]), []byte(r[1]), 1)
 	}

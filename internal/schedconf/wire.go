@@ -207,19 +207,52 @@ func (s source) setFlag() string {
 	return flagConfig
 }
 
-// edited reports whether our file was changed by somebody else.
+// edited reports whether our file was changed by somebody else since it was made.
 func (s *scheduler) edited() bool {
-	return s.wired && s.current != nil && digest(s.current) != s.pod.annotation(AnnotationHash)
+	return s.wired && s.current != nil && digest(madeByUs, s.current) != s.pod.annotation(AnnotationHash)
 }
 
-// base returns the configuration that the extender is to be put into, and what
-// there is to say about it.
-func (s *scheduler) base() (*config, []string, error) {
-	if s.edited() {
+// adopted reports whether the scheduler uses a file of our name that nothing says
+// to be ours: GCUShare's config manager took the same names, and what was edited
+// by hand stays when the extender is taken out.
+func (s *scheduler) adopted() bool { return !s.wired && s.source.host == s.target && s.current != nil }
+
+// base returns the configuration that the extender is to be put into, how its
+// digest begins, and what there is to say about it.
+func (s *scheduler) base() (*config, string, []string, error) {
+	switch {
+	case s.edited():
 		c, err := readConfig(s.target, s.current, s.source.policy)
-		return c, []string{s.target + " was edited since it was written; it keeps what was edited"}, err
+		return c, editedByOthers, []string{s.target + " was edited since it was made; it keeps what was edited"}, err
+	case s.adopted():
+		c, err := readConfig(s.target, s.current, s.source.policy)
+		if err != nil {
+			return nil, "", nil, err
+		}
+		if made, notes, err := s.replacement(c); err == nil && made != nil {
+			return made, madeByUs, append(notes, "replaced "+s.target+", which had nothing but the extender in it"), nil
+		}
+		return c, editedByOthers, []string{s.target + " was there already; the extender is put into it"}, nil
 	}
-	return s.former()
+	c, notes, err := s.former()
+	return c, madeByUs, notes, err
+}
+
+// replacement returns what Wire would make of the command line alone when that
+// has all of a configuration but the extender, and nil otherwise.
+func (s *scheduler) replacement(c *config) (*config, []string, error) {
+	if c.policy {
+		return nil, nil, nil
+	}
+	rest, _, err := c.without()
+	if err != nil {
+		return nil, nil, err
+	}
+	made, notes, err := generate(s.target, s.before, s.version)
+	if err != nil || !rest.within(made) {
+		return nil, nil, err
+	}
+	return made, notes, nil
 }
 
 // former returns the configuration that the scheduler had, or would have had,
@@ -261,8 +294,8 @@ func (s *scheduler) former() (*config, []string, error) {
 		if s.source.host == s.target || c.doc.IsFlow() {
 			return c, nil, nil
 		}
-		c, err = readConfig(s.target, annotated(data, s.source.host), s.source.policy)
-		return c, []string{"merged with " + s.source.host}, err
+		c.copied = true
+		return c, []string{"merged with " + s.source.host}, nil
 	}
 	c, notes, err := generate(s.target, s.before, s.version)
 	if err != nil {
@@ -286,10 +319,18 @@ func annotated(data []byte, from string) []byte {
 	return append([]byte(header), data...)
 }
 
-// digest returns what AnnotationHash holds.
-func digest(data []byte) string {
+// How AnnotationHash begins: by it a later run knows whether it may make the
+// configuration anew, or has to keep what is in it.
+const (
+	madeByUs       = "made-"
+	editedByOthers = "edited-"
+)
+
+// digest returns what AnnotationHash holds. It begins with a word, as a row of
+// digits could be a number.
+func digest(kind string, data []byte) string {
 	sum := sha256.Sum256(data)
-	return "sha256-" + hex.EncodeToString(sum[:16])
+	return kind + hex.EncodeToString(sum[:16])
 }
 
 // Wire returns what makes the scheduler consult the extender. It is idempotent:
@@ -309,7 +350,7 @@ func Wire(in Input, e Extender) (Change, error) {
 	if err != nil {
 		return Change{}, err
 	}
-	c, notes, err := s.base()
+	c, kind, notes, err := s.base()
 	if err != nil {
 		return Change{}, err
 	}
@@ -320,7 +361,10 @@ func Wire(in Input, e Extender) (Change, error) {
 		return Change{}, err
 	}
 	content := c.doc.Bytes()
-	p, err := s.wire(s.pod, digest(content))
+	if c.copied {
+		content = annotated(content, c.name)
+	}
+	p, err := s.wire(s.pod, digest(kind, content))
 	if err != nil {
 		return Change{}, err
 	}
@@ -329,16 +373,16 @@ func Wire(in Input, e Extender) (Change, error) {
 		change.Manifest = p.doc.Bytes()
 	}
 	if s.current == nil || !bytes.Equal(s.current, content) {
-		change.Files = []File{p.file(s.target, c)}
+		change.Files = []File{p.file(s.target, content)}
 	}
 	return change, nil
 }
 
 // file returns a configuration as a file that the scheduler can read.
-func (p *pod) file(name string, c *config) File {
-	f := File{Path: name, Content: c.doc.Bytes(), Mode: 0o644}
+func (p *pod) file(name string, content []byte) File {
+	f := File{Path: name, Content: content, Mode: 0o644}
 	f.UID, f.GID = p.owner()
-	if c.secret() {
+	if bytes.Contains(bytes.ToLower(content), []byte("keydata")) {
 		f.Mode = 0o600
 	}
 	return f
@@ -423,7 +467,7 @@ func Unwire(in Input, original []byte) (Change, []string, error) {
 			kept = target.host
 			change.Notes = append(change.Notes, kept+" was edited since it was written; it stays in use, without the extender")
 			if !c.doc.Equal(c.from) {
-				change.Files = []File{p.file(kept, c.config)}
+				change.Files = []File{p.file(kept, c.doc.Bytes())}
 			}
 			q, err = p.annotate(AnnotationBefore, "")
 			if err == nil {
@@ -485,7 +529,7 @@ func (p *pod) keep(in Input, target source) (*kept, []string, error) {
 		return nil, nil, nil
 	}
 	data, err := in.read(target.host)
-	if err != nil || data == nil || digest(data) == p.annotation(AnnotationHash) {
+	if err != nil || data == nil || digest(madeByUs, data) == p.annotation(AnnotationHash) {
 		return nil, nil, err
 	}
 	c, err := readConfig(target.host, data, target.policy)
@@ -497,7 +541,11 @@ func (p *pod) keep(in Input, target source) (*kept, []string, error) {
 		return nil, nil, err
 	}
 	if s, err := find(in); err == nil {
-		if former, _, err := s.former(); err == nil {
+		if s.adopted() || s.source.host == "" && s.source.configMap == "" {
+			if made, _, err := s.replacement(c); err == nil && made != nil {
+				return nil, nil, nil
+			}
+		} else if former, _, err := s.former(); err == nil {
 			if former, _, err = former.without(); err == nil && former.same(c) {
 				return nil, nil, nil
 			}

@@ -50,13 +50,13 @@ func Parse(data []byte) (*Doc, error) {
 	if err := dec.Decode(&doc); errors.Is(err, io.EOF) {
 		return nil, errors.New("empty")
 	} else if err != nil {
-		return nil, fmt.Errorf("neither YAML nor JSON: %s", strings.TrimPrefix(err.Error(), "yaml: "))
+		return nil, unreadable(text, err)
 	}
 	var second yaml.Node
 	if err := dec.Decode(&second); err == nil {
 		return nil, fmt.Errorf("line %d begins a second document; there may be one only", second.Line)
 	} else if !errors.Is(err, io.EOF) {
-		return nil, fmt.Errorf("neither YAML nor JSON: %s", strings.TrimPrefix(err.Error(), "yaml: "))
+		return nil, unreadable(text, err)
 	}
 	if len(doc.Content) != 1 || doc.Content[0].Kind != yaml.MappingNode {
 		return nil, errors.New("not a mapping of keys to values")
@@ -67,6 +67,17 @@ func Parse(data []byte) (*Doc, error) {
 	}
 	d.lines = lineStarts(text)
 	return d, nil
+}
+
+// unreadable says why a text cannot be parsed, in one line.
+func unreadable(text string, err error) error {
+	why := strings.Join(strings.Fields(strings.TrimPrefix(err.Error(), "yaml: ")), " ")
+	for i, line := range strings.Split(text, "\n") {
+		if strings.HasPrefix(why, fmt.Sprintf("line %d:", i+1)) && strings.HasPrefix(strings.TrimLeft(line, " "), "\t") {
+			why += " (the line begins with a tab; indent with spaces)"
+		}
+	}
+	return fmt.Errorf("neither YAML nor JSON: %s", why)
 }
 
 // Bytes returns the text.
