@@ -20,7 +20,7 @@ import (
 // its Service.
 const (
 	caConfigMap  = "divvy-extender-ca"
-	clientSecret = "divvy-extender-client"
+	clientSecret = "divvy-extender-client" //nolint:gosec // the name of a Secret
 	caKey        = "ca.crt"
 	certKey      = "tls.crt"
 	keyKey       = "tls.key"

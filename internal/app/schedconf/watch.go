@@ -359,7 +359,7 @@ func stay(ctx context.Context, s settings, h *host.Host, done func(host.Result))
 				return nil
 			}})
 			if ctx.Err() != nil {
-				return nil
+				return nil //nolint:nilerr // it was stopped, and undoes nothing of what it did
 			}
 			klog.FromContext(ctx).Error(err, "kube-scheduler could not be unwired; trying again", "pause", pause)
 			set(err)

@@ -207,7 +207,7 @@ func (m *Mirror) look(ctx context.Context, want Want) (seen, error) {
 		return s, nil
 	}
 	if err := m.askHealth(ctx, want.Health); err != nil {
-		return seen{problem: "it runs, but is not well: " + err.Error()}, nil //nolint:nilerr // it is told in problem
+		return seen{problem: "it runs, but is not well: " + err.Error()}, nil
 	}
 	return s, nil
 }

@@ -1,6 +1,7 @@
 package host
 
 import (
+	"bytes"
 	"errors"
 	"os"
 	"strings"
@@ -59,7 +60,7 @@ var stories = map[string]story{
 		again:   resourceA,
 		installed: func(w *world, err error) {
 			rolledBack(w, err)
-			if data, err := os.ReadFile(w.manifest); err != nil || string(data) != string(w.original) {
+			if data, err := os.ReadFile(w.manifest); err != nil || !bytes.Equal(data, w.original) {
 				w.t.Errorf("the manifest is not the original: %v\n%s", err, data)
 			}
 		},
