@@ -130,6 +130,12 @@ func has(n *corev1.Node, resource string) bool {
 // entry is a resource in the status of a node.
 type entry struct{ node, resource string }
 
+// command takes the entry away.
+func (e entry) command() string {
+	return fmt.Sprintf(`kubectl patch node %s --subresource=status --type=merge -p '{"status":{"capacity":{%q:null},"allocatable":{%q:null}}}'`,
+		e.node, e.resource, e.resource)
+}
+
 // after takes the resources that kubelet was offered out of the nodes' status, and
 // sees that they stay away.
 //
@@ -178,9 +184,7 @@ func (u *uninstaller) after(ctx context.Context) error {
 		u.say("node %s: %s is offered by somebody else and was left", e.node, e.resource)
 	}
 	for e, why := range forgetting {
-		u.remain(fmt.Sprintf("%s in the status of node %s (%s)", e.resource, e.node, why), fmt.Sprintf(
-			`kubectl patch node %s --subresource=status --type=merge -p '{"status":{"capacity":{"%s":null},"allocatable":{"%s":null}}}', once kubelet shows a capacity of 0`,
-			e.node, e.resource, e.resource))
+		u.remain(fmt.Sprintf("%s in the status of node %s (%s)", e.resource, e.node, why), e.command()+", once kubelet shows a capacity of 0")
 	}
 	if pending == "" {
 		u.say("nodes: their status is as it was")
@@ -205,7 +209,7 @@ func (u *uninstaller) forget(ctx context.Context, n *corev1.Node, away, patched 
 			taken[e] = true
 		case !nodeReady(n):
 			u.remain(fmt.Sprintf("%s in the status of node %s, which does not answer", name, n.Name),
-				"five minutes after it is back, kubectl patch node "+n.Name+` --subresource=status --type=merge -p '{"status":{"capacity":{"`+name+`":null},"allocatable":{"`+name+`":null}}}'`)
+				"five minutes after it is back, "+e.command())
 		case capacity.IsZero():
 			forgetting[e] = "kubelet still shows 0 of it"
 			if time.Since(patched[e]) >= update {

@@ -317,6 +317,7 @@ func TestBeforeNamesWhatItMayNotDelete(t *testing.T) {
 // resource whose plugin ended at the start: MachineInfo in pkg/kubelet/nodestatus
 // and GetCapacity of the device manager.
 func kubelet(ctx context.Context, t *testing.T, client kubernetes.Interface, name, resourceName, amount string) {
+	t.Helper()
 	stopped, forgotten := time.Now(), false
 	for {
 		select {
