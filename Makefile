@@ -192,6 +192,10 @@ images-docker: ## Build the container images with docker, for this machine's arc
 	    -t ghcr.io/divvy-gpu/$$image:$(or $(IMAGE_TAG),$(VERSION)) .; \
 	done
 
+.PHONY: generate
+generate: ## Write docs/reference from the code; a test fails where it differs.
+	go run ./hack/reference
+
 .PHONY: clean
 clean: ## Remove bin/ and dist/. Caches of tools and of the lab stay.
 	rm -rf $(BIN) $(DIST)

@@ -1,0 +1,88 @@
+package main
+
+import (
+	"fmt"
+	"strings"
+)
+
+// name is a name that Divvy reads or writes on objects of the API.
+type name struct {
+	// text is the name; "*" stands for any end.
+	text string
+	// on is what carries it, by who writes it; both for people.
+	on, by  string
+	meaning string
+}
+
+// nameTable holds all of them. The test finds in the code what is not in it.
+var nameTable = []struct {
+	title string
+	names []name
+}{
+	{"Annotations", []name{
+		{"divvy.dev/inventory", "Node", "divvy-node", "the node's devices and their units, by resource; what the extender plans with"},
+		{"divvy.dev/counts", "Node", "divvy-node", "the resources in the node's status that show a number of devices, such as `enflame.com/gcu-count`; uninstalling takes them off"},
+		{"divvy.dev/labels", "Node", "divvy-node", "the keys of the labels that Divvy wrote on the node; uninstalling takes them off"},
+		{"divvy.dev/grant", "Pod", "divvy-extender, corrected by divvy-node", "which device serves the pod, signed; [concepts.md](../concepts.md)"},
+		{"divvy.dev/devices", "Pod", "divvy-node", "the whole devices and time slices that the pod holds, for people"},
+		{"enflame.com/gcu-device-*", "Pod", "divvy-extender, divvy-node", "GCUShare's annotations: `id` and `memory` of the device, `memory-request`, `assign-time`, `assigned`; for people and scripts, nothing is decided by them"},
+		{"divvy.dev/scheduler-config-hash", "the static pod of kube-scheduler", "divvy-control schedconf", "digest of the configuration that the manifest names: kubelet restarts a static pod when the manifest changes"},
+		{"divvy.dev/scheduler-config-before", "the static pod of kube-scheduler", "divvy-control schedconf", "the flags that others were put in the place of, a JSON list"},
+		{"divvy.dev/rotate", "Secret of certificates", "an administrator", "`cert ...` or `ca ...`: make a new one now"},
+		{"divvy.dev/pool-source", "Secret", "divvy-control webhook", "which secret this is a copy of, namespace/name"},
+		{"divvy.dev/pool-source-version", "Secret", "divvy-control webhook", "the source's resourceVersion when it was copied"},
+		{"divvy.dev/pool-source-hash", "Secret", "divvy-control webhook", "SHA-256 of the source's type and data"},
+		{"auto-management/bitfusion", "Pod", "users", "how the pod uses the remote pool; [pool.md](../pool.md)"},
+		{"auto-management/status", "Pod", "divvy-control webhook", "`injected` once the pod is converted"},
+		{"bitfusion-client/*", "Pod", "users", "`os`, `version`, `filter`, `entrypoint` and `home` of the pool's client; [pool.md](../pool.md)"},
+	}},
+	{"Labels", []name{
+		{"divvy.dev/enabled", "Node", "an administrator", "`true`: divvy-node runs there; `false`: it does not, whatever other labels say"},
+		{"enflame.com/gcushare", "Node", "an administrator", "`true`: divvy-node runs there, where a resource of Enflame is offered; the guide's label"},
+		{"nvidia.com/gpu.present", "Node", "an administrator, NVIDIA's feature discovery or divvy-node", "`true`: divvy-node runs there, where a resource of NVIDIA is offered"},
+		{"iluvatar.com/gpu.present", "Node", "an administrator or divvy-node", "`true`: divvy-node runs there, where a resource of Iluvatar is offered"},
+		{"divvy.dev/config", "Node", "an administrator", "which of the named configurations holds on the node"},
+		{"nvidia.com/device-plugin.config", "Node", "an administrator", "the same, as NVIDIA's device plugin has it; `divvy.dev/config` goes before it"},
+		{"divvy.dev/enflame.*", "Node", "divvy-node", "`present`, `count`, `model`, `memory` and `driver` of the node's Enflame cards; [labels.md](../labels.md)"},
+		{"divvy.dev/iluvatar.*", "Node", "divvy-node", "the same of Iluvatar GPUs"},
+		{"divvy.dev/nvidia.*", "Node", "divvy-node", "the same of NVIDIA GPUs"},
+		{"enflame.com/gcu.*", "Node", "divvy-node", "labels as the vendor's feature discovery writes them; [labels.md](../labels.md)"},
+		{"iluvatar.com/*", "Node", "divvy-node", "labels as the vendor's feature discovery writes them; [labels.md](../labels.md)"},
+		{"nvidia.com/*", "Node", "divvy-node", "labels as the vendor's feature discovery writes them: `gpu.*`, `cuda.*`, `mig.*`; [labels.md](../labels.md)"},
+		{"divvy.dev/pool", "Namespace; Pod", "an administrator; divvy-control webhook", "of a namespace, `allowed`: its pods may use the remote pool; of a pod, `true`: it was converted"},
+		{"divvy.dev/managed-by", "Secret", "divvy-control webhook", "`divvy-pool`: a copy that Divvy keeps"},
+		{"divvy.dev/pool-import", "Secret", "kubectl divvy pool import", "`true`: made by the import"},
+	}},
+	{"Resources", []name{
+		{"enflame.com/gcu-memory", "Pod, Node", "users; kubelet", "units of memory of an Enflame card"},
+		{"enflame.com/gcu-count", "Node", "divvy-node", "number of Enflame cards, for people"},
+		{"enflame.com/gcu", "Pod, Node", "users; kubelet", "whole Enflame cards"},
+		{"nvidia.com/gpu", "Pod, Node", "users; kubelet", "whole NVIDIA GPUs, or turns on them"},
+		{"nvidia.com/gpu.shared", "Pod, Node", "users; kubelet", "turns on NVIDIA GPUs, where the resource is renamed"},
+		{"nvidia.com/gpu-memory", "Pod, Node", "users; kubelet", "units of memory of an NVIDIA GPU"},
+		{"iluvatar.com/gpu", "Pod, Node", "users; kubelet", "Iluvatar boards or chips, or turns on them"},
+		{"iluvatar.com/gpu-memory", "Pod, Node", "users; kubelet", "units of memory of an Iluvatar GPU"},
+		{"bitfusion.io/gpu", "Pod, Node", "divvy-control webhook; kubelet", "hundredths of a GPU of the remote pool"},
+		{"bitfusion.io/gpu-*", "Pod", "users", "`bitfusion.io/gpu-amount`, `-percent` and `-memory`: what a pod asks of the remote pool"},
+	}},
+	{"API versions and webhooks", []name{
+		{"config.divvy.dev/v1alpha1", "configuration file", "users, the chart", "of [divvy-node's configuration](configuration.md)"},
+		{"pool.divvy.dev/v1alpha1", "catalog file", "users, the chart", "of the catalog of the pool's clients; [pool-catalog.md](../pool-catalog.md)"},
+		{"validation.bitfusion.io-cfg", "ValidatingWebhookConfiguration", "the chart", "the pool's validation"},
+		{"divvy.dev/grant/v1", "signature", "divvy-extender, divvy-node", "what a grant's signature is made for, so that it serves for nothing else"},
+	}},
+}
+
+// names writes the table.
+func names(_ string, w *strings.Builder) error {
+	w.WriteString("Names of resources are those of the examples; `sharedResources` of the chart may name others.\n" +
+		"[security.md](../security.md) tells who may write the annotations.\n")
+	for _, group := range nameTable {
+		fmt.Fprintf(w, "\n## %s\n\n", group.title)
+		table(w, "name", "on", "written by", "meaning")
+		for _, n := range group.names {
+			row(w, code(n.text), n.on, n.by, n.meaning)
+		}
+	}
+	return nil
+}
