@@ -325,7 +325,7 @@ func (w *watched) object(namespace, name string) any {
 	if namespace != "" {
 		key = namespace + "/" + name
 	}
-	obj, _, _ := w.informer.GetStore().GetByKey(key) //nolint:errcheck // the store of an informer has no errors
+	obj, _, _ := w.informer.GetStore().GetByKey(key)
 	return obj
 }
 

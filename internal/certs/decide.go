@@ -73,9 +73,12 @@ func (p policy) decide(s situation) (*step, time.Duration, error) {
 // remaining is how long a change of CA stays where it is.
 func (p policy) remaining(s situation) time.Duration {
 	remaining := p.propagation - s.steady
-	// A time that is to come was written by a clock that is wrong.
-	if c := s.secret; p.overlap > 0 && !c.since.After(s.now) {
-		remaining = max(remaining, c.since.Add(p.overlap).Sub(s.now))
+	switch since := s.secret.since; {
+	case p.overlap == 0:
+	case since.IsZero():
+		remaining = max(remaining, p.overlap)
+	case !since.After(s.now): // one to come was written by a clock that is wrong
+		remaining = max(remaining, since.Add(p.overlap).Sub(s.now))
 	}
 	return remaining
 }
