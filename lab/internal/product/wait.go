@@ -24,7 +24,9 @@ import (
 const (
 	nodeDaemonSet      = "divvy-node"
 	extenderDeployment = "divvy-extender"
-	schedconfDaemonSet = "divvy-schedconf"
+	// schedulerDeployment has the extender where it has a scheduler of its own.
+	schedulerDeployment = "divvy-scheduler"
+	schedconfDaemonSet  = "divvy-schedconf"
 )
 
 // inventoryAnnotation is where divvy-node publishes the cards of its node.
@@ -61,7 +63,9 @@ func workloadsReady(ctx context.Context, client kubernetes.Interface) error {
 			errs = append(errs, daemonSetReady(daemons))
 		}
 	}
-	for _, place := range []types.NamespacedName{{Namespace: Namespace, Name: extenderDeployment}, {Namespace: PoolNamespace, Name: PoolWebhook}} {
+	for _, place := range []types.NamespacedName{
+		{Namespace: Namespace, Name: extenderDeployment}, {Namespace: Namespace, Name: schedulerDeployment}, {Namespace: PoolNamespace, Name: PoolWebhook},
+	} {
 		deployment, err := client.AppsV1().Deployments(place.Namespace).Get(ctx, place.Name, metav1.GetOptions{})
 		switch {
 		case apierrors.IsNotFound(err):

@@ -13,6 +13,7 @@ import (
 	"syscall"
 	"time"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -27,6 +28,9 @@ const (
 	NodeDaemon = "divvy-node"
 	Extender   = "divvy-extender"
 	Schedconf  = "divvy-schedconf"
+	// Scheduler is the extender with a scheduler of its own (scheduler.mode
+	// dedicated), in whose place there is no Extender.
+	Scheduler = "divvy-scheduler"
 )
 
 // ExtenderURL is where the extender answers on the lab's node.
@@ -104,14 +108,24 @@ func (s *Stage) DivvyReady(ctx context.Context) error {
 	if d := daemons.Status; d.ObservedGeneration < daemons.Generation || d.UpdatedNumberScheduled < d.DesiredNumberScheduled || d.DesiredNumberScheduled == 0 {
 		return fmt.Errorf("%s: %d of %d pods have the newest settings", NodeDaemon, d.UpdatedNumberScheduled, d.DesiredNumberScheduled)
 	}
-	deployment, err := apps.Deployments(product.Namespace).Get(ctx, Extender, metav1.GetOptions{})
+	deployment, err := s.extender(ctx)
 	if err != nil {
 		return err
 	}
 	if d := deployment.Status; d.ObservedGeneration < deployment.Generation || d.UpdatedReplicas < 1 {
-		return fmt.Errorf("%s: no pod has the newest settings", Extender)
+		return fmt.Errorf("%s: no pod has the newest settings", deployment.Name)
 	}
 	return errors.Join(s.schedulerWired(ctx), s.DivvyAnswers(ctx))
+}
+
+// extender returns the Deployment that the extender is in.
+func (s *Stage) extender(ctx context.Context) (*appsv1.Deployment, error) {
+	deployments := s.Client.AppsV1().Deployments(product.Namespace)
+	found, err := deployments.Get(ctx, Extender, metav1.GetOptions{})
+	if !apierrors.IsNotFound(err) {
+		return found, err
+	}
+	return deployments.Get(ctx, Scheduler, metav1.GetOptions{})
 }
 
 // schedconfURL is where what wires kube-scheduler answers on the lab's node.
@@ -148,8 +162,19 @@ func (s *Stage) DivvyAnswers(ctx context.Context) error {
 	if err := probe(ctx, "http://"+pod.Status.PodIP+":9400/readyz"); err != nil {
 		return fmt.Errorf("%s: %w", NodeDaemon, err)
 	}
-	if err := probe(ctx, ExtenderURL+"/readyz"); err != nil {
-		return fmt.Errorf("%s: %w", Extender, err)
+	deployment, err := s.extender(ctx)
+	if err != nil {
+		return err
+	}
+	if deployment.Name == Extender {
+		if err := probe(ctx, ExtenderURL+"/readyz"); err != nil {
+			return fmt.Errorf("%s: %w", Extender, err)
+		}
+		return nil
+	}
+	// On the network of pods, where each of them answers.
+	if d := deployment.Status; d.ReadyReplicas != *deployment.Spec.Replicas || d.UpdatedReplicas != *deployment.Spec.Replicas {
+		return fmt.Errorf("%s: %d pods of %d are ready", Scheduler, d.ReadyReplicas, *deployment.Spec.Replicas)
 	}
 	return nil
 }

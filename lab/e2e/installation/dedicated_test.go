@@ -1,0 +1,188 @@
+//go:build e2e
+
+package installation
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
+
+	"github.com/divvy-gpu/divvy/lab/internal/layout"
+	"github.com/divvy-gpu/divvy/lab/internal/product"
+	"github.com/divvy-gpu/divvy/lab/internal/stage"
+)
+
+// takeOverTimeout is how long another replica may take to lead: the Lease of 15 s
+// has to run out.
+const takeOverTimeout = 90 * time.Second
+
+// TestDedicatedScheduler installs a scheduler beside the cluster's own: the guide's
+// pods behave as ever, the control plane is not touched, one replica goes on where
+// another ended, and without any only pods that ask for memory have to wait.
+func TestDedicatedScheduler(t *testing.T) {
+	ctx := t.Context()
+	host := controlPlane(t)
+	install(t, "scheduler.mode=dedicated")
+	untouched := func(t *testing.T) {
+		t.Helper()
+		if now := controlPlane(t); !maps.EqualFunc(host, now, bytes.Equal) {
+			t.Errorf("files of the control plane changed: there were %v, there are %v", slices.Sorted(maps.Keys(host)), slices.Sorted(maps.Keys(now)))
+		}
+	}
+	untouched(t)
+
+	t.Run("the guide's pods", func(t *testing.T) {
+		for _, p := range []struct {
+			name  string
+			units int64
+			card  string
+		}{{"gcushare-pod-1", 4, "gcu0"}, {"gcushare-pod-2", 8, "gcu0"}, {"gcushare-pod-3", 12, "gcu1"}} {
+			runPod(t, lab.Pod(p.name, stage.Container("app", p.units)))
+			wantScheduler(t, p.name, stage.Scheduler)
+			devices, err := lab.Exec(ctx, p.name, "app", "ls", "/dev")
+			if err != nil {
+				t.Fatal(err)
+			}
+			cards := slices.DeleteFunc(strings.Fields(devices), func(file string) bool { return !strings.HasPrefix(file, "gcu") })
+			if !slices.Equal(cards, []string{p.card}) {
+				t.Errorf("%s sees %v, want %s", p.name, cards, p.card)
+			}
+		}
+		waiting, err := lab.Create(ctx, lab.Pod("gcushare-pod-4", stage.Container("app", 20)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := lab.WaitEvent(ctx, podTimeout, waiting[0], "0/1 nodes are available: 1 insufficient GCU Memory in one gcu device"); err != nil {
+			t.Error(err)
+		}
+	})
+
+	t.Run("other pods", func(t *testing.T) {
+		runPod(t, lab.Pod("plain", corev1.Container{Name: "app"}))
+		wantScheduler(t, "plain", corev1.DefaultSchedulerName)
+		// Who asks for it by its name gets it, also for what has no devices.
+		chosen := lab.Pod("chosen", corev1.Container{Name: "app"})
+		chosen.Spec.SchedulerName = stage.Scheduler
+		runPod(t, chosen)
+		initially := lab.Pod("initially", corev1.Container{Name: "app"})
+		initially.Spec.InitContainers = []corev1.Container{stage.Container("first", 2)}
+		initially.Spec.InitContainers[0].Command = []string{"true"}
+		runPod(t, initially)
+		wantScheduler(t, "initially", stage.Scheduler)
+		// Who chose another is left alone; nobody of that name is there.
+		other := lab.Pod("other", stage.Container("app", 1))
+		other.Spec.SchedulerName = "somebody-else"
+		if _, err := lab.Create(ctx, other); err != nil {
+			t.Fatal(err)
+		}
+		wantScheduler(t, "other", "somebody-else")
+	})
+
+	t.Run("the leader ends", func(t *testing.T) {
+		leader := leadingPod(t)
+		if err := lab.Client.CoreV1().Pods(product.Namespace).Delete(ctx, leader, metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := lab.Create(ctx, lab.Pod("after-the-leader", stage.Container("app", 4))); err != nil {
+			t.Fatal(err)
+		}
+		if err := lab.WaitPhase(ctx, takeOverTimeout, corev1.PodRunning, "after-the-leader"); err != nil {
+			t.Fatal(err)
+		}
+		if now := leadingPod(t); now == leader {
+			t.Errorf("%s leads still", now)
+		}
+	})
+
+	t.Run("nobody is there", func(t *testing.T) {
+		scale(t, 0)
+		if err := stage.Poll(ctx, podTimeout, "a pod that asks for memory to be refused", func(ctx context.Context) error {
+			_, err := lab.Create(ctx, lab.Pod("refused", stage.Container("app", 1)))
+			if err == nil {
+				return errors.Join(errors.New("it was taken"), lab.Delete(ctx, "refused"))
+			}
+			if text := err.Error(); !strings.Contains(text, "scheduler.divvy.dev") || !strings.Contains(text, "divvy-extender") {
+				return fmt.Errorf("the message does not say who is away: %w", err)
+			}
+			return nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+		runPod(t, lab.Pod("not-concerned", corev1.Container{Name: "app"}))
+		scale(t, 2)
+		if err := lab.WaitDivvy(ctx, takeOverTimeout); err != nil {
+			t.Fatal(err)
+		}
+		runPod(t, lab.Pod("afterwards", stage.Container("app", 1)))
+	})
+	untouched(t)
+}
+
+// controlPlane is what is in the folder of the control plane's configuration.
+func controlPlane(t *testing.T) map[string][]byte {
+	t.Helper()
+	files := map[string][]byte{}
+	err := filepath.WalkDir(layout.KubernetesDir, func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || !entry.Type().IsRegular() {
+			return err
+		}
+		files[path], err = os.ReadFile(path)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(files[schedulerManifest]) == 0 {
+		t.Fatalf("%s is not there", schedulerManifest)
+	}
+	return files
+}
+
+func wantScheduler(t *testing.T, pod, want string) {
+	t.Helper()
+	found, err := lab.Get(t.Context(), pod)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if found.Spec.SchedulerName != want {
+		t.Errorf("pod %s is for scheduler %q, want %q", pod, found.Spec.SchedulerName, want)
+	}
+}
+
+// leadingPod is the pod that holds the Lease of the scheduler.
+func leadingPod(t *testing.T) string {
+	t.Helper()
+	lease, err := lab.Client.CoordinationV1().Leases(product.Namespace).Get(t.Context(), stage.Scheduler, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	pod, _, _ := strings.Cut(ptr.Deref(lease.Spec.HolderIdentity, ""), "_")
+	if pod == "" {
+		t.Fatalf("nobody leads: %+v", lease.Spec)
+	}
+	return pod
+}
+
+// scale sets the number of replicas.
+func scale(t *testing.T, replicas int) {
+	t.Helper()
+	_, err := lab.Client.AppsV1().Deployments(product.Namespace).Patch(t.Context(), stage.Scheduler, types.MergePatchType,
+		fmt.Appendf(nil, `{"spec":{"replicas":%d}}`, replicas), metav1.PatchOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
