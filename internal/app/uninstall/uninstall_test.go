@@ -8,6 +8,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -126,6 +127,8 @@ func options() Options {
 // printed and what was written, in order.
 func run(t *testing.T, o Options, server *kubetest.Server, client kubernetes.Interface) (out string, writes []string, err error) {
 	t.Helper()
+	var mu sync.Mutex // guards written: others may write as well
+	var written []string
 	server.OnWrite(func(verb string, obj runtime.Object) {
 		m, accessErr := meta.Accessor(obj)
 		if accessErr != nil {
@@ -133,11 +136,15 @@ func run(t *testing.T, o Options, server *kubetest.Server, client kubernetes.Int
 			return
 		}
 		kind := strings.ToLower(strings.TrimPrefix(fmt.Sprintf("%T", obj), "*v1."))
-		writes = append(writes, strings.Join([]string{verb, kind, m.GetName()}, " "))
+		mu.Lock()
+		defer mu.Unlock()
+		written = append(written, strings.Join([]string{verb, kind, m.GetName()}, " "))
 	})
 	var printed bytes.Buffer
 	err = Run(t.Context(), o, client, &printed)
-	return printed.String(), writes, err
+	mu.Lock()
+	defer mu.Unlock()
+	return printed.String(), slices.Clone(written), err
 }
 
 func newServer(t *testing.T, objects []runtime.Object) *kubetest.Server {
