@@ -120,10 +120,6 @@ func contains(have, want map[string]string) bool {
 // it leads to one of the roots; "" when one does, and when there is none: what is
 // served is not known then.
 func (s *Snapshot) untrusted(service *corev1.Service, roots []*x509.Certificate) string {
-	pool := x509.NewCertPool()
-	for _, c := range roots {
-		pool.AddCert(c)
-	}
 	host := service.Name + "." + service.Namespace + ".svc"
 	why := ""
 	for i := range s.Secrets {
@@ -135,14 +131,26 @@ func (s *Snapshot) untrusted(service *corev1.Service, roots []*x509.Certificate)
 		if err != nil || served[0].VerifyHostname(host) != nil {
 			continue
 		}
-		// Whether it is still valid is another check's matter.
-		at := served[0].NotBefore.Add(time.Second)
-		if _, err = served[0].Verify(x509.VerifyOptions{Roots: pool, CurrentTime: at, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}}); err == nil {
+		if err = signedBy(served[0], roots); err == nil {
 			return ""
 		}
 		why = err.Error()
 	}
 	return why
+}
+
+// signedBy returns nil when one of the CAs has signed the certificate. Whether both
+// are still valid is another check's matter.
+func signedBy(c *x509.Certificate, cas []*x509.Certificate) error {
+	var errs []error
+	for _, ca := range cas {
+		err := c.CheckSignatureFrom(ca)
+		if err == nil {
+			return nil
+		}
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
 }
 
 // maxBundle bounds the certificates that are read of one text.
@@ -181,7 +189,7 @@ var keptCertificates = map[string]string{
 // Objects that hold what the extender publishes for kube-scheduler.
 const (
 	nameExtenderCA     = "divvy-extender-ca"
-	nameExtenderClient = "divvy-extender-client" //nolint:gosec // the name of a secret is none
+	nameExtenderClient = "divvy-extender-client"
 	rotateAnnotation   = "divvy.dev/rotate"
 )
 
@@ -241,7 +249,7 @@ func checkKept(s *Snapshot, f *findings, secret *corev1.Secret, service string) 
 	if err := leaf.VerifyHostname(host); err != nil {
 		f.add(Error, object, "its certificate is not for "+host+": "+err.Error(), remedy, rotate("cert"))
 	}
-	pool := x509.NewCertPool()
+	var trusted []*x509.Certificate
 	for _, key := range []string{"ca.crt", "next-ca.crt", "previous-ca.crt"} {
 		cas, err := certificates(secret.Data[key])
 		if err != nil {
@@ -251,13 +259,12 @@ func checkKept(s *Snapshot, f *findings, secret *corev1.Secret, service string) 
 			}
 			continue
 		}
-		pool.AddCert(cas[0])
+		trusted = append(trusted, cas[0])
 		if why := expiry(cas[0], s.Taken); why != "" && key == "ca.crt" {
 			f.add(severityOf(cas[0], s.Taken), object, "its CA "+why, "Have a new one made.", rotate("ca"))
 		}
 	}
-	at := leaf.NotBefore.Add(time.Second)
-	if _, err := leaf.Verify(x509.VerifyOptions{Roots: pool, CurrentTime: at, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}}); err != nil {
+	if err := signedBy(leaf, trusted); err != nil {
 		f.add(Error, object, "its certificate is not signed by its CA: "+err.Error(), remedy, rotate("cert"))
 	}
 }
@@ -277,14 +284,13 @@ func checkClient(s *Snapshot, f *findings, client, certs *corev1.Secret, restart
 	if why := expiry(shown[0], s.Taken); why != "" {
 		f.add(severityOf(shown[0], s.Taken), object, "the certificate for kube-scheduler "+why, remedy, restart)
 	}
-	pool := x509.NewCertPool()
+	var trusted []*x509.Certificate
 	for _, key := range []string{"ca.crt", "next-ca.crt", "previous-ca.crt"} {
 		if cas, err := certificates(certs.Data[key]); err == nil {
-			pool.AddCert(cas[0])
+			trusted = append(trusted, cas[0])
 		}
 	}
-	at := shown[0].NotBefore.Add(time.Second)
-	if _, err := shown[0].Verify(x509.VerifyOptions{Roots: pool, CurrentTime: at, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}}); err != nil {
+	if err := signedBy(shown[0], trusted); err != nil {
 		f.add(Error, object, "the certificate for kube-scheduler is not signed by the extender's CA: "+err.Error(), remedy, restart)
 	}
 }

@@ -54,7 +54,7 @@ func wantedLabels(d *appsv1.DaemonSet) []string {
 func checkNodeLabels(s *Snapshot, f *findings) {
 	d := s.daemonSet(nameNode)
 	wanted := wantedLabels(d)
-	any := false
+	some := false
 	for i := range s.Nodes {
 		n := &s.Nodes[i]
 		object := "Node " + n.Name
@@ -65,7 +65,7 @@ func checkNodeLabels(s *Snapshot, f *findings) {
 				"kubectl label node "+n.Name+" "+enabledLabel+"=true --overwrite")
 		}
 		if chosen(d, n) {
-			any = true
+			some = true
 			if s.daemonOn(n.Name) != nil {
 				continue
 			}
@@ -101,7 +101,7 @@ func checkNodeLabels(s *Snapshot, f *findings) {
 			}
 		}
 	}
-	if !any {
+	if !some {
 		f.add(Error, "DaemonSet "+d.Namespace+"/"+d.Name, "no node is chosen to share its devices",
 			"Label the nodes that have devices: kubectl label node NODE "+choosing(wanted)+"=true")
 	}

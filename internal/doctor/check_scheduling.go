@@ -60,7 +60,7 @@ func checkScheduler(s *Snapshot, f *findings) {
 	case s.deployment(nameScheduler) != nil:
 		checkDedicated(s, f, schedulers)
 	default:
-		checkWiredByHand(s, f, schedulers)
+		checkWiredByHand(f, schedulers)
 	}
 }
 
@@ -114,7 +114,7 @@ func checkDedicated(s *Snapshot, f *findings, schedulers []*corev1.Pod) {
 
 // checkWiredByHand looks for what can be seen of a configuration that an
 // administrator has written.
-func checkWiredByHand(s *Snapshot, f *findings, schedulers []*corev1.Pod) {
+func checkWiredByHand(f *findings, schedulers []*corev1.Pod) {
 	if len(schedulers) == 0 {
 		f.add(Unknown, "control plane", "no kube-scheduler shows as a pod in "+kubeSystem+", so whether it asks the extender cannot be seen",
 			"Where its configuration cannot be changed, set scheduler.mode=dedicated.")

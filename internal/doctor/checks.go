@@ -121,11 +121,11 @@ var checks = []Check{
 	},
 	{
 		Name: "pool-token", Group: groupPool, Title: "the token of the pool is there and can be read",
-		Needs: []Source{SourceTokenSource, SourceWorkloads}, skip: withoutPool, run: checkPoolToken,
+		Needs: []Source{SourceToken, SourceWorkloads}, skip: withoutPool, run: checkPoolToken,
 	},
 	{
 		Name: "pool-copies", Group: groupPool, Title: "namespaces with pods of the pool may use it, and have the token",
-		Needs: []Source{SourceTokenSource, SourceNamespaces, SourcePods, SourceWorkloads}, skip: withoutPool, run: checkPoolCopies,
+		Needs: []Source{SourceToken, SourceNamespaces, SourcePods, SourceWorkloads}, skip: withoutPool, run: checkPoolCopies,
 	},
 	{
 		Name: "pool-catalog", Group: groupPool, Title: "the catalog of clients can be read",

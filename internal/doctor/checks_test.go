@@ -239,8 +239,8 @@ func TestFaults(t *testing.T) {
 			"configuration", func(w *world) { w.ConfigMaps = w.ConfigMaps[1:] }, Error, "ConfigMap divvy-system/divvy-node", "missing", "Put back", restoring("divvy-node"),
 		},
 		"a node names a configuration that is not there": {
-			"configuration", func(w *world) { w.Nodes[0].Labels["divvy.dev/config"] = "trainig" },
-			Error, "Node node-a", `"trainig"; there are training`, "Name one", "kubectl label node node-a divvy.dev/config-",
+			"configuration", func(w *world) { w.Nodes[0].Labels["divvy.dev/config"] = "no-such" },
+			Error, "Node node-a", `"no-such"; there are training`, "Name one", "kubectl label node node-a divvy.dev/config-",
 		},
 		"the key is gone": {
 			"grant-key", func(w *world) { w.Secrets = w.Secrets[1:] }, Error, "Secret divvy-system/divvy-grant-key", "missing", "Put back", restoring("divvy"),

@@ -446,7 +446,7 @@ func (r *reader) token(ctx context.Context) {
 	get := func(namespace, name string) (*corev1.Secret, bool) {
 		secret, err := r.clients.Kubernetes.CoreV1().Secrets(namespace).Get(ctx, name, metav1.GetOptions{})
 		if err != nil && !apierrors.IsNotFound(err) {
-			r.fail(SourceTokenSource, "get of secrets in "+namespace, err)
+			r.fail(SourceToken, "get of secrets in "+namespace, err)
 		}
 		return secret, err == nil
 	}

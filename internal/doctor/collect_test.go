@@ -440,7 +440,7 @@ func TestCollectWithoutPermissions(t *testing.T) {
 		"configmaps":    {"configmaps in divvy-system", SourceConfigMaps, "needs list of configmaps in divvy-system"},
 		"secrets":       {"secrets in divvy-system", SourceSecrets, "needs list of secrets in divvy-system"},
 		"the release":   {"secrets in divvy-system", SourceRelease, "needs list of secrets in divvy-system"},
-		"the token":     {"secrets in kube-system", SourceTokenSource, "needs get of secrets in kube-system"},
+		"the token":     {"secrets in kube-system", SourceToken, "needs get of secrets in kube-system"},
 		"reviews":       {"subjectaccessreviews", SourceReviews, "needs create of subjectaccessreviews"},
 		"the extender":  {"services/proxy", SourceExtender, "needs get of services/proxy in divvy-system"},
 		"cluster roles": {"clusterroles", SourceRoles, "needs list of clusterroles"},

@@ -35,6 +35,7 @@ func golden(t *testing.T, name, got string) {
 
 // ill is an installation with faults of all severities.
 func ill(t *testing.T) *world {
+	t.Helper()
 	w := healthy(t)
 	w.Secrets[0].Data["key"] = []byte("short")
 	w.Nodes[0].Labels[enabledLabel] = "yes"

@@ -43,21 +43,21 @@ type Source string
 
 // The sources. Those of a namespace are named by inNamespace.
 const (
-	SourceNodes       Source = "nodes"
-	SourcePods        Source = "pods"
-	SourceWorkloads   Source = "daemonsets and deployments"
-	SourceNamespaces  Source = "namespaces"
-	SourceQuotas      Source = "resourcequotas"
-	SourceAdmission   Source = "webhook configurations"
-	SourcePolicies    Source = "admission policies"
-	SourceRoles       Source = "clusterroles and clusterrolebindings"
-	SourceServices    Source = "services and endpointslices"
-	SourceConfigMaps  Source = "configmaps"
-	SourceSecrets     Source = "secrets"
-	SourceRelease     Source = "the release's manifest"
-	SourceReviews     Source = "subjectaccessreviews"
-	SourceTokenSource Source = "the pool's secrets"
-	SourceExtender    Source = "the extender"
+	SourceNodes      Source = "nodes"
+	SourcePods       Source = "pods"
+	SourceWorkloads  Source = "daemonsets and deployments"
+	SourceNamespaces Source = "namespaces"
+	SourceQuotas     Source = "resourcequotas"
+	SourceAdmission  Source = "webhook configurations"
+	SourcePolicies   Source = "admission policies"
+	SourceRoles      Source = "clusterroles and clusterrolebindings"
+	SourceServices   Source = "services and endpointslices"
+	SourceConfigMaps Source = "configmaps"
+	SourceSecrets    Source = "secrets"
+	SourceRelease    Source = "the release's manifest"
+	SourceReviews    Source = "subjectaccessreviews"
+	SourceToken      Source = "the pool's secrets"
+	SourceExtender   Source = "the extender"
 )
 
 // Release is one installation of the chart.

@@ -1,0 +1,350 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"encoding/json"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"maps"
+	"math/big"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/divvy-gpu/divvy/internal/doctor"
+	"github.com/divvy-gpu/divvy/lab/internal/product"
+	"github.com/divvy-gpu/divvy/lab/internal/stage"
+)
+
+// mendTimeout is how long a remedy may take to show: kubelet makes pods anew, and
+// kube-scheduler is watched for some seconds once it is wired.
+const mendTimeout = 90 * time.Second
+
+// examine runs the doctor as a person does and returns its report and exit code.
+func examine(ctx context.Context) (doctor.Report, int, error) {
+	var report doctor.Report
+	text, err := lab.Kubectl(ctx, "divvy", "doctor", "--output", "json", "--settle", "0")
+	code := 0
+	var exit *exec.ExitError
+	if errors.As(err, &exit) {
+		code, err = exit.ExitCode(), nil
+	}
+	if err == nil {
+		err = json.Unmarshal([]byte(text), &report)
+	}
+	return report, code, err
+}
+
+// well waits until the doctor finds nothing.
+func well(ctx context.Context) error {
+	return stage.Poll(ctx, mendTimeout, "the doctor to find nothing", func(ctx context.Context) error {
+		report, code, err := examine(ctx)
+		if err == nil && (code != 0 || len(report.Findings()) > 0) {
+			err = fmt.Errorf("exit code %d: %+v", code, report.Findings())
+		}
+		return err
+	})
+}
+
+// illness is a fault of an installation.
+type illness struct {
+	// plant brings it about.
+	plant func(t *testing.T, ctx context.Context)
+	// check, object and problem tell the finding.
+	check, object, problem string
+	// remedy is a part of what the doctor says to do.
+	remedy string
+	// mend does what no command can; nil where the commands that the doctor prints
+	// are all that is to be done.
+	mend func(t *testing.T, ctx context.Context)
+}
+
+// TestDoctor plants faults one by one. The doctor finds each, and what it prints
+// as the remedy, run as it is, mends it.
+func TestDoctor(t *testing.T) {
+	ctx := begin(t, guide)
+	must(t, well(ctx))
+	node := lab.Cluster.NodeName()
+	ills := illnesses(node)
+	for _, name := range slices.Sorted(maps.Keys(ills)) {
+		ill := ills[name]
+		t.Run(strings.ReplaceAll(name, " ", "-"), func(t *testing.T) {
+			start := time.Now()
+			ill.plant(t, ctx)
+			var commands []string
+			must(t, stage.Poll(ctx, podTimeout, "the doctor to find it", func(ctx context.Context) error {
+				report, code, err := examine(ctx)
+				if err != nil {
+					return err
+				}
+				found := slices.IndexFunc(report.Findings(), func(f doctor.Finding) bool {
+					return f.Check == ill.check && strings.Contains(f.Object, ill.object) && strings.Contains(f.Problem, ill.problem)
+				})
+				if found < 0 || code != 1 {
+					return fmt.Errorf("exit code %d, findings %+v", code, report.Findings())
+				}
+				f := report.Findings()[found]
+				if !strings.Contains(f.Remedy+strings.Join(f.Commands, " "), ill.remedy) {
+					return fmt.Errorf("the remedy is %q, %q; want %q in it", f.Remedy, f.Commands, ill.remedy)
+				}
+				commands = nil
+				for _, f := range report.Findings() {
+					for _, c := range f.Commands {
+						if !slices.Contains(commands, c) {
+							commands = append(commands, c)
+						}
+					}
+				}
+				return nil
+			}))
+			found := time.Since(start)
+			if ill.mend != nil {
+				ill.mend(t, ctx)
+			} else if len(commands) == 0 {
+				t.Fatal("the doctor names no command")
+			}
+			for _, c := range commands {
+				if _, err := lab.Command(ctx, "", "bash", "-c", c); err != nil {
+					t.Fatalf("$ %s\n%v", c, err)
+				}
+			}
+			must(t, well(ctx))
+			t.Logf("found after %v, mended after %v by %q", found.Round(100*time.Millisecond), time.Since(start).Round(100*time.Millisecond), commands)
+		})
+	}
+	// The installation is the one that it was.
+	must(t, lab.Label(ctx, product.EnabledLabel, "true"))
+	start(t, one("after", 4))
+	agree(t)
+}
+
+func illnesses(node string) map[string]illness {
+	return map[string]illness{
+		"a node is taken out by a label": {
+			plant: kubectl("label", "node", node, "divvy.dev/enabled=false", "--overwrite"),
+			check: "node-labels", object: "Node " + node, problem: "divvy.dev/enabled=false keeps divvy-node away",
+			remedy: "divvy.dev/enabled=true",
+		},
+		"the extender is scaled to 0": {
+			plant: kubectl("scale", "deployment/divvy-extender", "--namespace", product.Namespace, "--replicas=0"),
+			check: "workloads", object: "Deployment divvy-system/divvy-extender", problem: "scaled to 0",
+			remedy: "--replicas=1",
+		},
+		"a ClusterRoleBinding is deleted": {
+			plant: kubectl("delete", "clusterrolebinding", "divvy-node"),
+			check: "rbac", object: "ServiceAccount divvy-system/divvy-node", problem: "patch nodes",
+			remedy: "helm get manifest",
+		},
+		"the key of the grants is too short": {
+			plant: kubectl("patch", "secret", "divvy-grant-key", "--namespace", product.Namespace, "--patch", `{"stringData":{"key":"short"}}`),
+			check: "grant-key", object: "Secret divvy-system/divvy-grant-key", problem: "has 5 bytes",
+			remedy: "helm get manifest",
+		},
+		"an admission policy is deleted": {
+			plant: kubectl("delete", "validatingadmissionpolicy", "divvy-node"),
+			check: "policies", object: "ValidatingAdmissionPolicyBinding divvy-node", problem: "its policy divvy-node is missing",
+			remedy: "helm get manifest",
+		},
+		"a second device plugin for the same cards": {
+			plant: secondPlugin,
+			check: "other-plugins", object: "DaemonSet kube-system/gcushare-device-plugin", problem: "another device plugin runs on node " + node,
+			remedy: "kubectl delete daemonset gcushare-device-plugin -n kube-system",
+		},
+		"a program is of another version": {
+			plant: func(t *testing.T, ctx context.Context) {
+				t.Helper()
+				kubectl("set", "image", "daemonset/"+product.PoolDaemon, "--namespace", product.Namespace, "*="+product.NodeImage+":dev")(t, ctx)
+			},
+			check: "versions", object: "image divvy-node", problem: "several versions are at work",
+			remedy: "helm get manifest",
+		},
+		"a webhook's CA is overwritten while nobody keeps it": {
+			plant: func(t *testing.T, ctx context.Context) {
+				t.Helper()
+				silenceWebhook(t, ctx)
+				other := certificate(t, nil, time.Hour)
+				patch, err := json.Marshal([]map[string]any{{"op": "replace", "path": "/webhooks/0/clientConfig/caBundle", "value": other.crt}})
+				must(t, err)
+				kubectl("patch", "mutatingwebhookconfiguration", stage.MutatingConfig, "--type=json", "--patch", string(patch))(t, ctx)
+			},
+			check: "webhooks", object: "MutatingWebhookConfiguration " + stage.MutatingConfig, problem: "does not hold the CA",
+			remedy: "rollout restart deployment/" + product.PoolWebhook,
+		},
+		"a certificate runs out while nobody renews it": {
+			plant: func(t *testing.T, ctx context.Context) {
+				t.Helper()
+				silenceWebhook(t, ctx)
+				secret, err := lab.Client.CoreV1().Secrets(product.PoolNamespace).Get(ctx, stage.WebhookSecret, metav1.GetOptions{})
+				must(t, err)
+				old := certificate(t, secret.Data, -time.Hour, stage.WebhookService+"."+product.PoolNamespace+".svc")
+				patch, err := json.Marshal(map[string]any{"data": map[string][]byte{"tls.crt": old.crt, "tls.key": old.key}})
+				must(t, err)
+				_, err = lab.Client.CoreV1().Secrets(product.PoolNamespace).Patch(ctx, stage.WebhookSecret, types.MergePatchType, patch, metav1.PatchOptions{})
+				must(t, err)
+			},
+			check: "certificates", object: "Secret bwki/" + stage.WebhookSecret, problem: "has expired",
+			remedy: "divvy.dev/rotate=cert",
+		},
+		"a pod asks for more than any card has": {
+			plant: func(t *testing.T, ctx context.Context) {
+				t.Helper()
+				pending(t, create(t, one("too-large", 17))[0], noRoom)
+			},
+			check: "waiting", object: "Pod " + namespace + "/too-large", problem: "insufficient GCU Memory in one gcu device",
+			remedy: "kubectl divvy inspect",
+			mend:   func(t *testing.T, ctx context.Context) { t.Helper(); must(t, lab.Delete(ctx, "too-large")) },
+		},
+		"the scheduler's manifest is restored by hand": {
+			plant: restoreManifest,
+			check: "scheduler", object: "Pod kube-system/kube-scheduler-" + node, problem: "does not ask the extender",
+			remedy: "kubectl rollout restart daemonset/divvy-schedconf",
+			mend: func(t *testing.T, ctx context.Context) {
+				t.Helper()
+				// One that is stopped cannot end in time.
+				must(t, signalSchedconf(ctx, syscall.SIGCONT))
+			},
+		},
+		"a node names a configuration that is not there": {
+			plant: kubectl("label", "node", node, "divvy.dev/config=no-such"),
+			check: "configuration", object: "Node " + node, problem: `names the configuration "no-such"`,
+			remedy: "divvy.dev/config-",
+		},
+		"a role is left of another release": {
+			plant: func(t *testing.T, ctx context.Context) {
+				t.Helper()
+				kubectl("create", "clusterrole", "divvy-of-old", "--verb=get", "--resource=nodes")(t, ctx)
+				kubectl("label", "clusterrole", "divvy-of-old", "app.kubernetes.io/part-of=divvy", "app.kubernetes.io/instance=old")(t, ctx)
+			},
+			check: "leftovers", object: "clusterrole divvy-of-old", problem: `release "old", which is not installed`,
+			remedy: "kubectl delete clusterrole divvy-of-old",
+		},
+	}
+}
+
+// kubectl returns a function that runs it.
+func kubectl(args ...string) func(*testing.T, context.Context) {
+	return func(t *testing.T, ctx context.Context) {
+		t.Helper()
+		_, err := lab.Kubectl(ctx, args...)
+		must(t, err)
+	}
+}
+
+// secondPlugin runs what looks like GCUShare's device plugin: the doctor goes by
+// what a DaemonSet is called and mounts.
+func secondPlugin(t *testing.T, ctx context.Context) {
+	t.Helper()
+	labels := map[string]string{"app": "gcushare"}
+	pod := one("x", 0).Spec
+	pod.RestartPolicy = corev1.RestartPolicyAlways
+	pod.NodeSelector = map[string]string{product.NodeLabel: "true"}
+	pod.Volumes = append(pod.Volumes, corev1.Volume{Name: "device-plugins", VolumeSource: corev1.VolumeSource{
+		HostPath: &corev1.HostPathVolumeSource{Path: "/var/lib/kubelet/device-plugins"},
+	}})
+	_, err := lab.Client.AppsV1().DaemonSets("kube-system").Create(ctx, &appsv1.DaemonSet{
+		ObjectMeta: metav1.ObjectMeta{Name: "gcushare-device-plugin"},
+		Spec: appsv1.DaemonSetSpec{
+			Selector: &metav1.LabelSelector{MatchLabels: labels},
+			Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: pod},
+		},
+	}, metav1.CreateOptions{})
+	must(t, err)
+}
+
+// silenceWebhook scales the pool's webhook to 0 and waits until nobody would undo
+// what is planted.
+func silenceWebhook(t *testing.T, ctx context.Context) {
+	t.Helper()
+	kubectl("scale", "deployment/"+product.PoolWebhook, "--namespace", product.PoolNamespace, "--replicas=0")(t, ctx)
+	must(t, stage.Poll(ctx, podTimeout, "the webhooks to be gone", func(ctx context.Context) error {
+		list, err := lab.Client.CoreV1().Pods(product.PoolNamespace).List(ctx, metav1.ListOptions{})
+		if err == nil && len(list.Items) > 0 {
+			err = fmt.Errorf("there are %d", len(list.Items))
+		}
+		return err
+	}))
+}
+
+// made is a certificate with its key, in PEM.
+type made struct{ crt, key []byte }
+
+// certificate makes one that ends so long from now, signed by the CA in the
+// Secret's data, or by itself.
+func certificate(t *testing.T, by map[string][]byte, ends time.Duration, names ...string) made {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	must(t, err)
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(time.Now().UnixNano()), DNSNames: names, BasicConstraintsValid: true, IsCA: by == nil,
+		NotBefore: time.Now().Add(-24 * time.Hour), NotAfter: time.Now().Add(ends),
+	}
+	parent, signer := template, any(key)
+	if by != nil {
+		block, _ := pem.Decode(by["ca.crt"])
+		parent, err = x509.ParseCertificate(block.Bytes)
+		must(t, err)
+		block, _ = pem.Decode(by["ca.key"])
+		signer, err = x509.ParsePKCS8PrivateKey(block.Bytes)
+		must(t, err)
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, parent, &key.PublicKey, signer)
+	must(t, err)
+	private, err := x509.MarshalPKCS8PrivateKey(key)
+	must(t, err)
+	return made{
+		crt: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}),
+		key: pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: private}),
+	}
+}
+
+// signalSchedconf sends a signal to the program that keeps kube-scheduler wired.
+func signalSchedconf(ctx context.Context, signal syscall.Signal) error {
+	pod, err := lab.DivvyPod(ctx, "divvy-schedconf")
+	if err != nil {
+		return err
+	}
+	if len(pod.Status.ContainerStatuses) == 0 {
+		return errors.New(stage.Describe(pod))
+	}
+	pid, err := stage.ContainerPID(pod.Status.ContainerStatuses[0].ContainerID)
+	if err != nil {
+		return err
+	}
+	return syscall.Kill(pid, signal)
+}
+
+// restoreManifest puts the manifest back that kube-scheduler had before Divvy, in
+// a moment in which nobody keeps it.
+func restoreManifest(t *testing.T, ctx context.Context) {
+	t.Helper()
+	must(t, signalSchedconf(ctx, syscall.SIGSTOP))
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), podTimeout)
+		defer cancel()
+		if err := signalSchedconf(ctx, syscall.SIGCONT); err != nil {
+			t.Errorf("let divvy-schedconf go on: %v", err)
+		}
+	})
+	original, err := os.ReadFile("/etc/kubernetes/kube-scheduler.back.yaml")
+	must(t, err)
+	// As a person would: beside, and then in one step.
+	const manifest = "/etc/kubernetes/manifests/kube-scheduler.yaml"
+	must(t, os.WriteFile("/etc/kubernetes/kube-scheduler.tmp", original, 0o600))
+	must(t, os.Rename("/etc/kubernetes/kube-scheduler.tmp", manifest))
+}
