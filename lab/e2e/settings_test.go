@@ -11,6 +11,8 @@ import (
 	"strings"
 	"testing"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
 	"github.com/divvy-gpu/divvy/lab/internal/audit"
 	"github.com/divvy-gpu/divvy/lab/internal/product"
 	"github.com/divvy-gpu/divvy/lab/internal/stage"
@@ -108,18 +110,32 @@ resources:
 	must(t, lab.DivvyReady(ctx))
 }
 
-// TestUnitStaysWhilePodsRun: a request would mean another amount.
+// TestUnitStaysWhilePodsRun: a request would mean another amount. The API server
+// refuses the change; where it could not ask, the daemon holds it back.
 func TestUnitStaysWhilePodsRun(t *testing.T) {
 	ctx := begin(t, guide)
 	start(t, one("holder", 4))
 	alive := lives(t)
-	must(t, lab.Upgrade(ctx, "memoryUnit=0.1"))
 	t.Cleanup(func() {
 		ctx := context.WithoutCancel(ctx)
 		if err := errors.Join(lab.DeleteAllPods(ctx), change(ctx, guide), offered(ctx, guide)); err != nil {
 			t.Errorf("put the unit back: %v", err)
 		}
 	})
+	err := lab.Upgrade(ctx, "memoryUnit=0.1")
+	if err == nil {
+		t.Fatal("the change was taken")
+	}
+	for _, want := range []string{`memoryUnit of enflame.com/gcu-memory cannot change from "1" to "0.1"`, namespace + "/holder", "Delete these pods"} {
+		if !strings.Contains(err.Error(), want) {
+			t.Errorf("helm does not say %q: %v", want, err)
+		}
+	}
+	must(t, lab.DivvyReady(ctx))
+
+	// helm makes it again, after the configuration.
+	must(t, lab.Client.AdmissionregistrationV1().ValidatingWebhookConfigurations().Delete(ctx, "divvy-config", metav1.DeleteOptions{}))
+	must(t, lab.Upgrade(ctx, "memoryUnit=0.1"))
 	must(t, stage.Poll(ctx, settingTimeout, "divvy-node to say why the unit stays", func(ctx context.Context) error {
 		err := lab.DivvyReady(ctx)
 		if err == nil {
