@@ -47,6 +47,34 @@ func schedconf(ctx context.Context, args ...string) (string, error) {
 	return string(out), err
 }
 
+// installWired lets the chart wire kube-scheduler, and tries to take that back behind
+// its back.
+func installWired(t *testing.T) {
+	t.Helper()
+	install(t)
+	if out, err := schedconf(t.Context(), "uninstall"); err == nil || !strings.Contains(out, "divvy-schedconf watches this node") {
+		t.Errorf("schedconf uninstall: %v\n%s", err, out)
+	}
+}
+
+// installAndWire does by hand what the chart does otherwise; a second time changes
+// nothing. The end of install takes it back with divvy-control.
+func installAndWire(t *testing.T) {
+	t.Helper()
+	install(t, "scheduler.mode=none")
+	if out, err := schedconf(t.Context(), "status"); err == nil || !strings.Contains(out, "does not ask the extender") {
+		t.Errorf("schedconf status before: %v\n%s", err, out)
+	}
+	for _, want := range []string{"is well", "nothing was changed"} {
+		if out, err := schedconf(t.Context(), "install", "--resources", string(product.Resource)); err != nil || !strings.Contains(out, want) {
+			t.Fatalf("schedconf install: %v, want %q\n%s", err, want, out)
+		}
+	}
+	if out, err := schedconf(t.Context(), "status"); err != nil {
+		t.Errorf("schedconf status: %v\n%s", err, out)
+	}
+}
+
 // TestSchedulerWithItsOwnConfiguration wires a scheduler that has two profiles and
 // another extender: both are still there, and work. What kube-scheduler refuses is
 // rolled back, and pods are scheduled again. Uninstalling leaves not a byte.
