@@ -48,6 +48,10 @@ type option struct {
 	valueIsSeparate bool
 }
 
+// noValue is why a value cannot be told that is not there. The library for flags
+// takes whatever comes next for it, even another flag.
+const noValue = "it has no value"
+
 // switches are the flags that take no value unless it is written with "=".
 var switches = []string{"leader-elect", "profiling", "contention-profiling", "use-legacy-policy-config", "logtostderr", "alsologtostderr",
 	"skip-headers", "skip-log-headers", "one-output", "authentication-skip-lookup", "authentication-tolerate-lookup-failure", "help", "permit-address-sharing",
@@ -92,15 +96,17 @@ func readCommand(doc *yamledit.Doc, container int) (command, error) {
 		default:
 			continue
 		}
-		return c, c.readList(i + 1)
-	}
-	if i := c.scriptAt(); i >= 0 {
-		return c, c.readScript(i)
-	}
-	if c.opaque {
+		c.readList(i + 1)
 		return c, nil
 	}
-	return c, c.readList(0)
+	if i := c.scriptAt(); i >= 0 {
+		err := c.readScript(i)
+		return c, err
+	}
+	if !c.opaque {
+		c.readList(0)
+	}
+	return c, nil
 }
 
 // scriptAt returns where the script of a shell is, or -1.
@@ -121,7 +127,7 @@ func (c *command) scriptAt() int {
 
 // readList reads flags as the library for flags of Kubernetes does: a dash and
 // an underscore in a name are the same, and the last of several counts.
-func (c *command) readList(first int) error {
+func (c *command) readList(first int) {
 	for i := first; i < len(c.list); i++ {
 		text := c.list[i].text
 		if text == "--" {
@@ -143,6 +149,8 @@ func (c *command) readList(first int) error {
 			case i+1 < len(c.list) && !strings.HasPrefix(c.list[i+1].text, "-"):
 				i++
 				f.value, f.valueAt, f.valueIsSeparate = c.list[i].text, i, true
+			default:
+				f.unclear = noValue
 			}
 		}
 		if strings.Contains(f.value, "$(") {
@@ -150,7 +158,6 @@ func (c *command) readList(first int) error {
 		}
 		c.flags = append(c.flags, f)
 	}
-	return nil
 }
 
 // readScript reads the flags of the one kube-scheduler that a script starts.
@@ -208,11 +215,14 @@ func (c *command) readScript(at int) error {
 			case i+1 < len(args):
 				next, why := wordText(script, args[i+1])
 				if strings.HasPrefix(next, "-") {
+					f.unclear = noValue
 					break
 				}
 				i++
 				f.value, f.unclear, f.valueIsSeparate = next, why, true
 				f.valueFrom, f.to = byteAt(args[i].Pos()), byteAt(args[i].End())
+			default:
+				f.unclear = noValue
 			}
 		}
 		c.flags = append(c.flags, f)
@@ -220,7 +230,7 @@ func (c *command) readScript(at int) error {
 	return nil
 }
 
-func byteAt(p syntax.Pos) int { return int(p.Offset()) } //nolint:gosec // scripts are smaller than maxSize
+func byteAt(p syntax.Pos) int { return int(p.Offset()) }
 
 // wordText returns what a shell makes of a word, and why that cannot be told.
 // What is in front of the part that cannot be told is returned in any case.

@@ -178,12 +178,11 @@ func (c *config) with(e Extender) (*config, error) {
 	return &out, nil
 }
 
-// without returns the configuration without our extender, and whether it was
-// there.
-func (c *config) without() (*config, bool, error) {
+// without returns the configuration without our extender.
+func (c *config) without() (*config, error) {
 	ours, all, err := c.split()
 	if err != nil || len(ours) == 0 {
-		return c, false, err
+		return c, err
 	}
 	doc := c.doc
 	if len(ours) == len(all) {
@@ -196,11 +195,11 @@ func (c *config) without() (*config, bool, error) {
 		}
 	}
 	if err != nil {
-		return nil, false, c.errorf("%w", err)
+		return nil, c.errorf("%w", err)
 	}
 	out := *c
 	out.doc = doc
-	return &out, true, nil
+	return &out, nil
 }
 
 // same reports whether two configurations hold the same.

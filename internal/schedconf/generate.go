@@ -132,7 +132,7 @@ func generate(name string, c command, v version) (*config, []string, error) {
 		return nil, nil, err
 	}
 	if len(moved) > 0 {
-		notes = append(notes, "carried over from the command line, where it does not count beside --config: "+strings.Join(moved, ", "))
+		notes = append(notes, "Carried over from the command line, where it does not count beside --config: "+strings.Join(moved, ", ")+".")
 	}
 	return out, notes, nil
 }
@@ -190,7 +190,7 @@ func insecureAddress(c command) (string, []string, error) {
 	// every address of the node.
 	return net.JoinHostPort("127.0.0.1", insecurePort), []string{
 		"kube-scheduler before 1.23 cannot be told in a configuration to leave its insecure port closed, as --port=0 did; " +
-			"it is open on 127.0.0.1:" + insecurePort + " only",
+			"it is open on 127.0.0.1:" + insecurePort + " only.",
 	}, nil
 }
 

@@ -53,9 +53,10 @@ func TestManifestsThatCannotBeWired(t *testing.T) {
 		"a key twice":        {edited("  hostNetwork: true\n", "  hostNetwork: true\n  hostNetwork: false\n"), `line 11: the key "hostNetwork" was there already, in line 10`},
 		"a Deployment":       {edited("kind: Pod", "kind: Deployment"), `holds "Deployment" of apiVersion "v1", not a Pod of v1`},
 		"no kind":            {edited("kind: Pod\n", ""), "holds nothing of apiVersion"},
-		"no spec":            {[]byte("apiVersion: v1\nkind: Pod\n"), "spec.containers is not a list"},
-		"a spec that is off": {[]byte("apiVersion: v1\nkind: Pod\nspec: [1]\n"), "spec.containers is not a list"},
-		"containers of text": {[]byte("apiVersion: v1\nkind: Pod\nspec: {containers: [a]}\n"), "spec.containers[0] is not a mapping"},
+		"no spec":            {[]byte("apiVersion: v1\nkind: Pod\nmetadata: {name: s}\n"), "spec.containers is not a list"},
+		"no name":            {[]byte("apiVersion: v1\nkind: Pod\nmetadata: {}\n"), "metadata.name is missing"},
+		"a spec that is off": {[]byte("apiVersion: v1\nkind: Pod\nmetadata: {name: s}\nspec: [1]\n"), "spec.containers is not a list"},
+		"containers of text": {[]byte("apiVersion: v1\nkind: Pod\nmetadata: {name: s}\nspec: {containers: [a]}\n"), "spec.containers[0] is not a mapping"},
 		"no scheduler":       {edited("  - name: kube-scheduler\n    image: "+image131+"\n"+scheduler, "  - name: etcd\n    command: [etcd]\n"), "no container runs kube-scheduler"},
 		"two schedulers": {
 			edited("  hostNetwork", "  - name: second\n    command: [/bin/kube-scheduler]\n  hostNetwork"), "2 containers run kube-scheduler",
@@ -72,6 +73,7 @@ func TestManifestsThatCannotBeWired(t *testing.T) {
 		"a switch that is wrong":    {with("    command: [kube-scheduler, --leader-elect=perhaps]\n"), "--leader-elect=perhaps: not true or false"},
 		"a number that is wrong":    {with("    command: [kube-scheduler, --kube-api-qps=many]\n"), "--kube-api-qps=many: not a number"},
 		"a duration that is wrong":  {with("    command: [kube-scheduler, --leader-elect-retry-period=5]\n"), "not a duration"},
+		"a config without a value":  {with("    command: [kube-scheduler, --config, --v=2]\n"), "--config cannot be told: it has no value; write it out"},
 		"a config not mounted":      {with("    command: [kube-scheduler, --config=/srv/s.yaml]\n"), "--config=/srv/s.yaml is in no volume of the container"},
 		"a config of a ConfigMap": {
 			with("    command: [kube-scheduler, --config=/srv/s.yaml]\n    volumeMounts: [{name: s, mountPath: /srv}]\n  volumes: [{name: s, configMap: {name: s}}]\n"),

@@ -63,6 +63,9 @@ func (p *pod) with(doc *yamledit.Doc) (*pod, error) {
 	if kind, api := scalarOf(doc.At("kind")), scalarOf(doc.At("apiVersion")); kind != "Pod" || api != "v1" {
 		return nil, p.errorf("holds %s of apiVersion %s, not a Pod of v1", orNothing(kind), orNothing(api))
 	}
+	if scalarOf(doc.At("metadata", "name")) == "" {
+		return nil, p.errorf("metadata.name is missing")
+	}
 	containers := doc.At("spec", "containers")
 	if containers == nil || containers.Kind != yaml.SequenceNode {
 		return nil, p.errorf("spec.containers is not a list")

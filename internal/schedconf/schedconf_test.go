@@ -120,7 +120,7 @@ var secured = Extender{
 	ServerName: "divvy-extender.divvy-system.svc",
 	CA:         []byte("-----BEGIN CERTIFICATE-----\nQ0E=\n-----END CERTIFICATE-----\n"),
 	ClientCert: []byte("-----BEGIN CERTIFICATE-----\nQ0VSVA==\n-----END CERTIFICATE-----\n"),
-	ClientKey:  []byte("-----BEGIN PRIVATE KEY-----\nS0VZ\n-----END PRIVATE KEY-----\n"), //nolint:gosec // not a key
+	ClientKey:  []byte("-----BEGIN PRIVATE KEY-----\nS0VZ\n-----END PRIVATE KEY-----\n"),
 	Resources:  []string{"enflame.com/gcu-memory", "nvidia.com/gpu-memory"},
 	Timeout:    10 * time.Second,
 }

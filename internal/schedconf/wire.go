@@ -99,7 +99,7 @@ func find(in Input) (*scheduler, error) {
 	if s.before, err = p.before(in); err != nil {
 		return nil, err
 	}
-	if s.source, err = p.source(in, s.before, s.version); err != nil {
+	if s.source, err = p.source(s.before, s.version); err != nil {
 		return nil, err
 	}
 	s.target = path.Join(in.dir(), ConfigFile)
@@ -160,7 +160,7 @@ func (p *pod) remembered() (map[string]string, error) {
 }
 
 // source finds where the scheduler has its configuration from.
-func (p *pod) source(in Input, c command, v version) (source, error) {
+func (p *pod) source(c command, v version) (source, error) {
 	values := map[string]string{}
 	for _, name := range append(slices.Clone(remembered), flagPolicyMap, flagPolicyNS) {
 		f, _ := c.flag(name)
@@ -170,9 +170,8 @@ func (p *pod) source(in Input, c command, v version) (source, error) {
 		values[name] = f.value
 	}
 	var s source
-	switch {
 	// A policy counts beside a configuration from 1.19 on, and alone before.
-	case v <= lastPolicy && (v > 18 || values[flagConfig] == ""):
+	if v <= lastPolicy && (v > 18 || values[flagConfig] == "") {
 		legacy := values[flagLegacy] == "true"
 		switch {
 		case values[flagPolicy] != "" && (legacy || values[flagPolicyMap] == ""):
@@ -223,16 +222,16 @@ func (s *scheduler) base() (*config, string, []string, error) {
 	switch {
 	case s.edited():
 		c, err := readConfig(s.target, s.current, s.source.policy)
-		return c, editedByOthers, []string{s.target + " was edited since it was made; it keeps what was edited"}, err
+		return c, editedByOthers, []string{s.target + " was edited since it was made; it keeps what was edited."}, err
 	case s.adopted():
 		c, err := readConfig(s.target, s.current, s.source.policy)
 		if err != nil {
 			return nil, "", nil, err
 		}
 		if made, notes, err := s.replacement(c); err == nil && made != nil {
-			return made, madeByUs, append(notes, "replaced "+s.target+", which had nothing but the extender in it"), nil
+			return made, madeByUs, append(notes, "Replaced "+s.target+", which had nothing but the extender in it."), nil
 		}
-		return c, editedByOthers, []string{s.target + " was there already; the extender is put into it"}, nil
+		return c, editedByOthers, []string{s.target + " was there already; the extender is put into it."}, nil
 	}
 	c, notes, err := s.former()
 	return c, madeByUs, notes, err
@@ -244,7 +243,7 @@ func (s *scheduler) replacement(c *config) (*config, []string, error) {
 	if c.policy {
 		return nil, nil, nil
 	}
-	rest, _, err := c.without()
+	rest, err := c.without()
 	if err != nil {
 		return nil, nil, err
 	}
@@ -274,7 +273,7 @@ func (s *scheduler) former() (*config, []string, error) {
 			return nil, nil, fmt.Errorf("the %s has no key %s, which holds a policy", name, policyKey)
 		}
 		c, err := readConfig(name, []byte(policy), true)
-		return c, []string{"the policy comes from the " + name}, err
+		return c, []string{"The policy comes from the " + name + "."}, err
 	case s.source.host != "":
 		data, err := s.in.read(s.source.host)
 		if err != nil {
@@ -282,7 +281,7 @@ func (s *scheduler) former() (*config, []string, error) {
 		}
 		if data == nil && s.wired && s.current != nil {
 			c, err := readConfig(s.target, s.current, s.source.policy)
-			return c, []string{fmt.Sprintf("%s is gone; %s is all that is left of it", s.source.host, s.target)}, err
+			return c, []string{fmt.Sprintf("%s is gone; %s is all that is left of it.", s.source.host, s.target)}, err
 		}
 		if data == nil {
 			return nil, nil, s.pod.errorf("--%s=%s: there is no file %s on the node", s.source.flag, s.source.path, s.source.host)
@@ -295,7 +294,7 @@ func (s *scheduler) former() (*config, []string, error) {
 			return c, nil, nil
 		}
 		c.copied = true
-		return c, []string{"merged with " + s.source.host}, nil
+		return c, []string{"The configuration is a copy of " + s.source.host + ", with the extender put in."}, nil
 	}
 	c, notes, err := generate(s.target, s.before, s.version)
 	if err != nil {
@@ -465,7 +464,7 @@ func Unwire(in Input, original []byte) (Change, []string, error) {
 		var q *pod
 		if c != nil {
 			kept = target.host
-			change.Notes = append(change.Notes, kept+" was edited since it was written; it stays in use, without the extender")
+			change.Notes = append(change.Notes, kept+" was edited since it was made; it stays in use, without the extender.")
 			if !c.doc.Equal(c.from) {
 				change.Files = []File{p.file(kept, c.doc.Bytes())}
 			}
@@ -534,9 +533,9 @@ func (p *pod) keep(in Input, target source) (*kept, []string, error) {
 	}
 	c, err := readConfig(target.host, data, target.policy)
 	if err != nil {
-		return nil, []string{fmt.Sprintf("not kept: %v", err)}, nil
+		return nil, []string{fmt.Sprintf("Not kept: %v.", err)}, nil
 	}
-	c, _, err = c.without()
+	c, err = c.without()
 	if err != nil {
 		return nil, nil, err
 	}
@@ -546,7 +545,7 @@ func (p *pod) keep(in Input, target source) (*kept, []string, error) {
 				return nil, nil, nil
 			}
 		} else if former, _, err := s.former(); err == nil {
-			if former, _, err = former.without(); err == nil && former.same(c) {
+			if former, err = former.without(); err == nil && former.same(c) {
 				return nil, nil, nil
 			}
 		}

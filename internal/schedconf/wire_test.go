@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -554,7 +555,7 @@ func TestWhatOthersEditStays(t *testing.T) {
 			kubeadm(t, 31), func(n *node) {
 				before, after, _ := bytes.Cut(n.manifest, []byte("  annotations:\n"))
 				_, after, _ = bytes.Cut(after, []byte("\n"))
-				n.manifest = append(before, after...)
+				n.manifest = slices.Concat(before, after)
 			}, "", "status: {}", false,
 		},
 	}

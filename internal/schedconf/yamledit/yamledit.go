@@ -283,10 +283,10 @@ func (d *Doc) end(n *yaml.Node) (int, error) {
 		closer = ']'
 	}
 	for inner < len(d.text) {
-		switch c := d.text[inner]; {
-		case c == closer:
+		switch d.text[inner] {
+		case closer:
 			return inner + 1, nil
-		case c == '#':
+		case '#':
 			inner = d.lineEnd(inner)
 		default:
 			inner++

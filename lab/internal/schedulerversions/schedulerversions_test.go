@@ -193,7 +193,7 @@ func (a answer) check(t *testing.T, version string) {
 // a version that is not served.
 func strict(t *testing.T, program, version, golden string) {
 	t.Helper()
-	data, err := os.ReadFile(golden) //nolint:gosec // a file of this repository
+	data, err := os.ReadFile(golden)
 	if err != nil {
 		t.Fatal(err)
 	}
