@@ -95,7 +95,24 @@ var rules = []rule{
 		why: "certificates and credentials are kept by programs beside the reviews; neither knows what is decided there",
 	},
 	{
-		packages: []string{"internal/app/extender", "internal/app/inspect", "internal/app/pool", "internal/app/uninstall", "internal/app/webhook"},
+		packages: []string{"internal/schedconf", "internal/schedconf/yamledit"},
+		never:    []string{"k8s.io/client-go/...", "internal/kube/...", "internal/schedconf/host"},
+		notThemselves: []string{
+			"os", "os/exec", "net/http", "log", "log/slog", "path/filepath", "k8s.io/klog/v2",
+		},
+		why: "what becomes of a scheduler's manifest and configuration is decided on bytes, so that it is the same on every machine and can " +
+			"be compared, fuzzed and shown before anything is done",
+	},
+	{
+		packages: []string{"internal/schedconf/..."},
+		never: []string{
+			"internal/accel/...", "internal/backend/...", "internal/deviceplugin/...", "internal/nodeagent/...", "internal/extender/...",
+			"internal/pool/...", "internal/admission/...", "internal/kube/...", "internal/certs/...",
+		},
+		why: "wiring kube-scheduler is about its files; it needs to know of the extender no more than its address and certificates",
+	},
+	{
+		packages: []string{"internal/app/extender", "internal/app/inspect", "internal/app/pool", "internal/app/uninstall", "internal/app/webhook", "internal/app/schedconf"},
 		never:    []string{"internal/backend/...", "internal/deviceplugin/...", "github.com/ebitengine/purego/..."},
 		why:      "these programs run where there are no devices and must not need a vendor's library or C",
 	},
