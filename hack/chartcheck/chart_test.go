@@ -444,7 +444,7 @@ func TestAccountsMayDoWhatTheyMustAndNoMore(t *testing.T) {
 			"create events", "list nodes", "list pods", "patch events", "patch nodes", "patch nodes/status", "patch pods", "watch nodes", "watch pods",
 		},
 		"bitfusion-webhook-deployment": slices.Sorted(slices.Values(slices.Concat(
-			[]string{"create events", "patch events", "create secrets"},
+			[]string{"create events", "create secrets"},
 			each([]string{"list", "watch"}, "namespaces", "nodes", "pods", "resourcequotas"),
 			each([]string{"get", "list", "watch", "update", "delete"}, "secrets "+strings.Join(poolSecrets, ",")),
 			each([]string{"get", "list", "watch", "patch"}, "admissionregistration.k8s.io/mutatingwebhookconfigurations bwki-webhook-cfg",
