@@ -61,6 +61,7 @@ func command() *cobra.Command {
 
 func imagesCommand(c *common) *cobra.Command {
 	o := release.ImageOptions{}
+	archive := debian.Archive{Suite: release.Suite}
 	cmd := &cobra.Command{
 		Use: "images", Short: "Build the container images, without docker", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
@@ -68,6 +69,7 @@ func imagesCommand(c *common) *cobra.Command {
 			if o.Stamp, err = c.stamp(cmd.Context()); err != nil {
 				return err
 			}
+			o.Base = release.Debian(archive)
 			built, err := release.BuildImages(cmd.Context(), o)
 			if err != nil {
 				return fmt.Errorf("no images were made: %w", err)
@@ -90,10 +92,9 @@ func imagesCommand(c *common) *cobra.Command {
 	f := cmd.Flags()
 	f.StringSliceVar(&o.Architectures, "arch", []string{"amd64", "arm64"}, "architectures")
 	f.StringSliceVar(&o.Images, "image", release.Images, "images")
-	f.StringVar(&o.Debian.Dir, "debian-dir", filepath.Join(cache, "divvy", "debian"), "folder for what is fetched from Debian")
-	f.StringVar(&o.Debian.Mirror, "debian-mirror", debian.DefaultMirror, "mirror of Debian")
-	f.StringVar(&o.Debian.SecurityMirror, "debian-security-mirror", debian.DefaultSecurityMirror, "mirror of Debian's security updates")
-	o.Debian.Suite = release.Suite
+	f.StringVar(&archive.Dir, "debian-dir", filepath.Join(cache, "divvy", "debian"), "folder for what is fetched from Debian")
+	f.StringVar(&archive.Mirror, "debian-mirror", debian.DefaultMirror, "mirror of Debian")
+	f.StringVar(&archive.SecurityMirror, "debian-security-mirror", debian.DefaultSecurityMirror, "mirror of Debian's security updates")
 	return cmd
 }
 

@@ -2,7 +2,6 @@ package release
 
 import (
 	"context"
-	"fmt"
 	"io/fs"
 	"maps"
 	"path"
@@ -89,18 +88,25 @@ const (
 // has the copyright notices of the two before it.
 var basePackages = []string{"base-files", "libc6", "libstdc++6", "libgcc-s1", "gcc-12-base"}
 
-// Base fetches divvy-node's libraries for an architecture: the C and the C++
-// library, and no program of any kind.
-func Base(ctx context.Context, archive debian.Archive, arch string) ([]image.File, []debian.Package, error) {
-	packages, err := archive.Fetch(ctx, arch, basePackages...)
-	if err != nil {
-		return nil, nil, err
+// Debian returns a function that fetches divvy-node's libraries for an
+// architecture: the C and the C++ library, and no program of any kind.
+func Debian(archive debian.Archive) func(context.Context, string) ([]image.File, []debian.Package, error) {
+	return func(ctx context.Context, arch string) ([]image.File, []debian.Package, error) {
+		packages, err := archive.Fetch(ctx, arch, basePackages...)
+		if err != nil {
+			return nil, nil, err
+		}
+		files, err := base(ctx, packages)
+		return files, packages, err
 	}
+}
+
+func base(ctx context.Context, packages []debian.Package) ([]image.File, error) {
 	byPath := map[string]image.File{}
 	for _, p := range packages {
 		files, err := p.Files(ctx, inBase)
 		if err != nil {
-			return nil, nil, err
+			return nil, err
 		}
 		for _, f := range files {
 			byPath[f.Path] = f
@@ -111,11 +117,7 @@ func Base(ctx context.Context, archive debian.Archive, arch string) ([]image.Fil
 		image.File{Path: "/etc/group", Mode: 0o644, Content: []byte("root:x:0:\nnonroot:x:65532:\n")}) {
 		byPath[f.Path] = f
 	}
-	files := slices.SortedFunc(maps.Values(byPath), func(a, b image.File) int { return strings.Compare(a.Path, b.Path) })
-	if len(files) < len(basePackages) {
-		return nil, nil, fmt.Errorf("the packages of Debian %s have %d files that an image needs", Suite, len(files))
-	}
-	return files, packages, nil
+	return slices.SortedFunc(maps.Values(byPath), func(a, b image.File) int { return strings.Compare(a.Path, b.Path) }), nil
 }
 
 // inBase says which files of the packages are needed: libraries and the loader,

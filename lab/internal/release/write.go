@@ -38,8 +38,9 @@ type ImageOptions struct {
 	Stamp           Stamp
 	// Images and Architectures are what to build.
 	Images, Architectures []string
-	// Debian is where divvy-node's libraries come from.
-	Debian debian.Archive
+	// Base returns divvy-node's libraries for an architecture, and the packages that
+	// they are from; Debian returns such a function.
+	Base func(ctx context.Context, arch string) ([]image.File, []debian.Package, error)
 	// Report is told what is being done.
 	Report func(string)
 }
@@ -161,7 +162,7 @@ func buildPlatform(ctx context.Context, o ImageOptions, name, arch, work string)
 		if err := EnsureCompiler(ctx, arch, o.Report); err != nil {
 			return nil, nil, err
 		}
-		if base, packages, err = Base(ctx, o.Debian, arch); err != nil {
+		if base, packages, err = o.Base(ctx, arch); err != nil {
 			return nil, nil, fmt.Errorf("libraries of %s for linux/%s: %w", name, arch, err)
 		}
 	}

@@ -1,0 +1,345 @@
+package release
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"io/fs"
+	"log"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	cdx "github.com/CycloneDX/cyclonedx-go"
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-containerregistry/pkg/name"
+	"github.com/google/go-containerregistry/pkg/registry"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/layout"
+	"github.com/google/go-containerregistry/pkg/v1/remote"
+
+	"github.com/divvy-gpu/divvy/lab/internal/debian"
+	images "github.com/divvy-gpu/divvy/lab/internal/image"
+)
+
+// libraries returns those of this machine, which its divvy-node can use, as if
+// they were of a package. Debian's own are taken in the lab's tests.
+func libraries(t *testing.T) func(context.Context, string) ([]images.File, []debian.Package, error) {
+	t.Helper()
+	program, err := exec.LookPath("gcc")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return func(context.Context, string) ([]images.File, []debian.Package, error) {
+		files, err := images.Libraries(program, VendorLibraryNeeds()...)
+		for i, f := range files {
+			if files[i].Content, err = os.ReadFile(f.Source); err != nil {
+				return nil, nil, err
+			}
+			files[i].Source = ""
+		}
+		return files, []debian.Package{{Name: "libc6", Version: "2.36-9", Architecture: runtime.GOARCH, Source: "glibc"}}, err
+	}
+}
+
+// sourcesIn copies what programs are built from to another place.
+func sourcesIn(t *testing.T, dir string) string {
+	t.Helper()
+	for _, folder := range []string{"api", "cmd", "internal"} {
+		if err := os.CopyFS(filepath.Join(dir, folder), os.DirFS(filepath.Join(repository, folder))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, file := range []string{"go.mod", "go.sum"} {
+		content, err := os.ReadFile(filepath.Join(repository, file))
+		if err == nil {
+			err = os.WriteFile(filepath.Join(dir, file), content, 0o600)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+// buildImages builds both images for this machine's architecture.
+func buildImages(t *testing.T, from, to string) []Built {
+	t.Helper()
+	stamp := testStamp
+	stamp.Time = time.Unix(1_700_000_000, 0)
+	built, err := BuildImages(t.Context(), ImageOptions{
+		Repository: from, Dir: to, Stamp: stamp, Images: Images, Architectures: []string{runtime.GOARCH},
+		Base: libraries(t), Report: func(string) {},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return built
+}
+
+// TestImages builds both images twice, from different folders and with different
+// umasks, and looks at what came out.
+func TestImages(t *testing.T) {
+	first := filepath.Join(t.TempDir(), "images")
+	built := buildImages(t, repository, first)
+
+	t.Run("two builds, one digest", func(t *testing.T) {
+		from := sourcesIn(t, filepath.Join(t.TempDir(), "a", "longer", "path", "of", "another", "checkout"))
+		second := filepath.Join(t.TempDir(), "elsewhere")
+		old := syscall.Umask(0o077)
+		again := buildImages(t, from, second)
+		syscall.Umask(old)
+		if diff := cmp.Diff(built, again); diff != "" {
+			t.Errorf("(-first +second):\n%s", diff)
+		}
+		if diff := cmp.Diff(read(t, first, sumsFile), read(t, second, sumsFile)); diff != "" {
+			t.Errorf("files differ (-first +second):\n%s", diff)
+		}
+	})
+	for _, b := range built {
+		program := filepath.Base(b.Name)
+		t.Run(program, func(t *testing.T) { checkImage(t, first, b, program) })
+	}
+	t.Run("push", func(t *testing.T) { checkPush(t, first, built) })
+}
+
+func checkImage(t *testing.T, dir string, b Built, program string) {
+	t.Helper()
+	path, err := layout.FromPath(filepath.Join(dir, program))
+	if err != nil {
+		t.Fatal(err)
+	}
+	img := imageIn(t, path, b.Digest, b.Platforms[runtime.GOARCH])
+	config, err := img.ConfigFile()
+	if err != nil {
+		t.Fatal(err)
+	}
+	user := UserID
+	if program == Node {
+		user = ""
+	}
+	if config.OS != "linux" || config.Architecture != runtime.GOARCH || config.Config.User != user || config.Created.Unix() != 1_700_000_000 {
+		t.Errorf("configuration: %s/%s, user %q, of %v; want user %q", config.OS, config.Architecture, config.Config.User, config.Created, user)
+	}
+	if diff := cmp.Diff(testStamp.Labels(program), config.Config.Labels); diff != "" {
+		t.Errorf("labels (-want +got):\n%s", diff)
+	}
+	for _, label := range []string{"source", "version", "revision", "licenses"} {
+		if config.Config.Labels["org.opencontainers.image."+label] == "" {
+			t.Errorf("no label for %s", label)
+		}
+	}
+	files := filesOf(t, img)
+	if mode := files["tmp/"]; mode != fs.ModeDir|fs.ModeSticky|0o777 {
+		t.Errorf("/tmp is %v", mode)
+	}
+	for name, mode := range files {
+		if mode&(fs.ModeSetuid|fs.ModeSetgid) != 0 || mode.Perm()&0o002 != 0 && mode.Type() != fs.ModeSymlink && name != "tmp/" {
+			t.Errorf("/%s is %v", name, mode)
+		}
+		if slices.Contains([]string{"sh", "bash", "dash", "busybox"}, filepath.Base(name)) {
+			t.Errorf("there is a shell: /%s", name)
+		}
+		if strings.Contains("/"+name, "/bin/") && !strings.HasSuffix(name, "/") && name != "usr/bin/"+program {
+			t.Errorf("there is another program: /%s", name)
+		}
+	}
+	if mode := files["usr/bin/"+program]; mode != 0o755 {
+		t.Errorf("the program is %v", mode)
+	}
+	checkSBOM(t, read(t, dir, program+"-"+testStamp.Version+"-linux-"+runtime.GOARCH+".cdx.json"), b, program)
+
+	if program != Control {
+		return
+	}
+	// A static program runs without its image, too.
+	out, err := exec.Command(extract(t, img, "usr/bin/"+program), "version", "-o", "json").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var about struct{ Version, Commit string }
+	if err := json.Unmarshal(out, &about); err != nil || about.Version != testStamp.Version || about.Commit != testStamp.Commit {
+		t.Errorf("the program says it is %+v, %v", about, err)
+	}
+}
+
+// imageIn returns one architecture's image of a layout.
+func imageIn(t *testing.T, path layout.Path, index, platform string) v1.Image {
+	t.Helper()
+	hash := func(text string) v1.Hash {
+		h, err := v1.NewHash(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return h
+	}
+	whole, err := path.ImageIndex()
+	if err != nil {
+		t.Fatal(err)
+	}
+	all, err := whole.ImageIndex(hash(index))
+	if err != nil {
+		t.Fatal(err)
+	}
+	img, err := all.Image(hash(platform))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return img
+}
+
+func checkSBOM(t *testing.T, text string, b Built, program string) {
+	t.Helper()
+	var bom cdx.BOM
+	if err := cdx.NewBOMDecoder(strings.NewReader(text), cdx.BOMFileFormatJSON).Decode(&bom); err != nil {
+		t.Fatal(err)
+	}
+	if c := bom.Metadata.Component; c.Name != b.Name || c.Version != b.Tag || !strings.Contains(c.PackageURL, b.Platforms[runtime.GOARCH]) {
+		t.Errorf("it describes %s %s, %s", c.Name, c.Version, c.PackageURL)
+	}
+	urls := map[string]bool{}
+	for _, c := range *bom.Components {
+		if c.PackageURL == "" || urls[c.PackageURL] {
+			t.Errorf("component %s has no address of its own: %q", c.Name, c.PackageURL)
+		}
+		urls[c.PackageURL] = true
+	}
+	wants := []string{"pkg:golang/std@" + strings.TrimPrefix(runtime.Version(), "go"), "pkg:golang/github.com/spf13/cobra@", "pkg:golang/k8s.io/client-go@"}
+	if program == Node {
+		wants = append(wants, "pkg:golang/github.com/%21n%21v%21i%21d%21i%21a/go-nvml@|pkg:golang/github.com/NVIDIA/go-nvml@",
+			"pkg:deb/debian/libc6@2.36-9?arch="+runtime.GOARCH+"&distro=debian-12&upstream=glibc")
+	}
+	for _, want := range wants {
+		found := false
+		for url := range urls {
+			for alternative := range strings.SplitSeq(want, "|") {
+				found = found || strings.HasPrefix(strings.ToLower(url), strings.ToLower(alternative))
+			}
+		}
+		if !found {
+			t.Errorf("%s is not among what %s is made of", want, program)
+		}
+	}
+}
+
+// checkPush pushes to a registry, and finds the images and their SBOMs there.
+func checkPush(t *testing.T, dir string, built []Built) {
+	t.Helper()
+	server := httptest.NewServer(registry.New(registry.WithReferrersSupport(true), registry.Logger(log.New(io.Discard, "", 0))))
+	defer server.Close()
+	to := strings.TrimPrefix(server.URL, "http://") + "/team"
+	pushed, err := Push(t.Context(), dir, to, "v1", Images...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, b := range built {
+		if want := to + "/" + Images[i] + "@" + b.Digest; pushed[i] != want {
+			t.Errorf("pushed %s, want %s", pushed[i], want)
+		}
+		tag, err := name.ParseReference(to + "/" + Images[i] + ":v1")
+		if err != nil {
+			t.Fatal(err)
+		}
+		index, err := remote.Index(tag)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if digest, err := index.Digest(); err != nil || digest.String() != b.Digest {
+			t.Errorf("the registry has %v, %v; want %s", digest, err, b.Digest)
+		}
+		listed, err := remote.Referrers(tag.Context().Digest(b.Platforms[runtime.GOARCH]))
+		if err != nil {
+			t.Fatal(err)
+		}
+		belongs, err := listed.IndexManifest()
+		if err != nil || len(belongs.Manifests) != 1 {
+			t.Fatalf("what belongs to %s: %+v, %v; want one document", Images[i], belongs, err)
+		}
+		document, err := remote.Get(tag.Context().Digest(belongs.Manifests[0].Digest.String()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !bytes.Contains(document.Manifest, []byte(`"artifactType":"application/vnd.cyclonedx+json"`)) {
+			t.Errorf("the document that belongs to %s is no SBOM: %s", Images[i], document.Manifest)
+		}
+	}
+	if _, err := Push(t.Context(), t.TempDir(), to, "v1", Node); err == nil || !strings.Contains(err.Error(), "make images") {
+		t.Errorf("images that are not built: %v", err)
+	}
+}
+
+func TestBuildImagesRefusesAVersionThatIsNoTag(t *testing.T) {
+	_, err := BuildImages(t.Context(), ImageOptions{Stamp: Stamp{Version: "v1+build"}, Dir: filepath.Join(t.TempDir(), "x")})
+	if err == nil || !strings.Contains(err.Error(), `"v1+build" cannot be an image's tag`) {
+		t.Errorf("got %v", err)
+	}
+}
+
+func read(t *testing.T, dir, name string) string {
+	t.Helper()
+	content, err := os.ReadFile(filepath.Join(dir, name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(content)
+}
+
+// each calls visit for every file of an image.
+func each(t *testing.T, img v1.Image, visit func(*tar.Header, io.Reader)) {
+	t.Helper()
+	layers, err := img.Layers()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, l := range layers {
+		content, err := l.Uncompressed()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for r := tar.NewReader(content); ; {
+			header, err := r.Next()
+			if errors.Is(err, io.EOF) {
+				break
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			visit(header, r)
+		}
+	}
+}
+
+func filesOf(t *testing.T, img v1.Image) map[string]fs.FileMode {
+	t.Helper()
+	all := map[string]fs.FileMode{}
+	each(t, img, func(h *tar.Header, _ io.Reader) { all[h.Name] = h.FileInfo().Mode() })
+	return all
+}
+
+// extract writes a file of an image to disk and returns its path there.
+func extract(t *testing.T, img v1.Image, file string) string {
+	t.Helper()
+	var content bytes.Buffer
+	each(t, img, func(h *tar.Header, r io.Reader) {
+		if h.Name == file {
+			if _, err := io.Copy(&content, r); err != nil {
+				t.Fatal(err)
+			}
+		}
+	})
+	path := filepath.Join(t.TempDir(), filepath.Base(file))
+	if err := os.WriteFile(path, content.Bytes(), 0o700); err != nil { //nolint:gosec // a program
+		t.Fatal(err)
+	}
+	return path
+}
