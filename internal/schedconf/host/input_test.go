@@ -208,6 +208,9 @@ func TestRefusals(t *testing.T) {
 		"somebody else's configuration": {change: func(w *world) { w.make(filepath.Join(w.dir, "scheduler-extender-config-v1.23+.yaml"), "a: b\n", 0o600) }, want: "Divvy did not write it"},
 		"a journal that is no JSON":     {change: func(w *world) { w.make(filepath.Join(w.dir, JournalFile), "{", 0o600) }, want: "was changed by somebody"},
 		"a journal of a later version":  {change: func(w *world) { w.make(filepath.Join(w.dir, JournalFile), `{"version":2}`, 0o600) }, want: "is of version 2"},
+		"a journal with another file": {change: func(w *world) {
+			w.make(filepath.Join(w.dir, JournalFile), `{"version":1,"files":["/none/passwd"]}`, 0o600)
+		}, want: "which is no file of Divvy's"},
 		"an existing file that is away": {change: func(w *world) {
 			w.make(w.manifest, strings.Replace(kubeadm, "    - --leader", "    - --config=/etc/none.yaml\n    - --leader", 1), 0o600)
 		}, want: "/etc/none.yaml"},

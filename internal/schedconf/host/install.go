@@ -193,7 +193,7 @@ func (h *Host) prepare(j *journal, m manifest, change schedconf.Change, outcome 
 			if err != nil {
 				return err
 			}
-			s.Copy = filepath.Join(filepath.Dir(file.Path), "."+filepath.Base(file.Path)+previous)
+			s.Copy = savedCopy(file.Path)
 			if err := h.put(s.Copy, old, a); err != nil {
 				return fmt.Errorf("keep the present configuration: %w", err)
 			}
@@ -416,8 +416,7 @@ func (h *Host) temporaryFiles(j *journal) []string {
 		files = append(files, temporary(target))
 	}
 	for _, path := range h.configFiles(j) {
-		saved := filepath.Join(filepath.Dir(path), "."+filepath.Base(path)+previous)
-		files = append(files, saved, temporary(saved), temporary(path))
+		files = append(files, savedCopy(path), temporary(savedCopy(path)), temporary(path))
 	}
 	return files
 }

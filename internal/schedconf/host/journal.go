@@ -8,7 +8,11 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"path/filepath"
+	"slices"
 	"time"
+
+	"github.com/divvy-gpu/divvy/internal/schedconf"
 )
 
 // journal is what has to be known after this process has ended. It is kept in
@@ -91,7 +95,45 @@ func (h *Host) loadJournal() (*journal, error) {
 	if j.Version != journalVersion {
 		return nil, fmt.Errorf("the journal %s is of version %d, and this program knows version %d: use the program that wrote it", h.paths.Journal, j.Version, journalVersion)
 	}
+	if err := h.checkJournal(j); err != nil {
+		return nil, fmt.Errorf("the journal %s was changed by somebody: %w; look at %s and %s, and remove the journal",
+			h.paths.Journal, err, h.paths.Manifest, h.paths.Backup)
+	}
 	return j, nil
+}
+
+// checkJournal refuses names of files that this package does not use: some are
+// removed, and some take the place of others.
+func (h *Host) checkJournal(j *journal) error {
+	own := []string{schedconf.ConfigFile, schedconf.OldConfigFile, schedconf.PolicyFile}
+	check := func(path string) error {
+		if filepath.Dir(path) != h.paths.Dir || !slices.Contains(own, filepath.Base(path)) {
+			return fmt.Errorf("it names %q, which is no file of Divvy's", path)
+		}
+		return nil
+	}
+	for _, path := range j.Files {
+		if err := check(path); err != nil {
+			return err
+		}
+	}
+	if j.Pending == nil {
+		return nil
+	}
+	for _, s := range j.Pending.Saved {
+		if err := check(s.Path); err != nil {
+			return err
+		}
+		if s.Copy != "" && s.Copy != savedCopy(s.Path) {
+			return fmt.Errorf("it names %q, which is no file of Divvy's", s.Copy)
+		}
+	}
+	return nil
+}
+
+// savedCopy is where the present content of a file is kept during a change.
+func savedCopy(path string) string {
+	return filepath.Join(filepath.Dir(path), "."+filepath.Base(path)+previous)
 }
 
 // saveJournal does nothing where the file says so already.
