@@ -204,6 +204,10 @@ func TestEveryValueHasAnEffect(t *testing.T) {
 		"extender.podAnnotations":               `{"a":"b"}`,
 		"extender.resources":                    `{"limits":{"cpu":"7"}}`,
 		"extender.image.tag":                    `"t"`,
+		"metrics.serviceMonitor.labels":         `{"a":"b"}`,
+		"metrics.serviceMonitor.interval":       `"30s"`,
+		"metrics.prometheusRule.labels":         `{"a":"b"}`,
+		"metrics.dashboard.labels":              `{"a":"b"}`,
 		"pool.catalog":                          `"a: b"`,
 		"pool.client.pullPolicy":                `"Never"`,
 		"pool.credentials.namespaceSelector":    `{}`,
@@ -234,7 +238,9 @@ func TestEveryValueHasAnEffect(t *testing.T) {
 		"uninstall.resources":                   `{"limits":{"cpu":"7"}}`,
 	}
 	basis := map[string][]string{"scheduler.": {"--set", "scheduler.mode=dedicated"}, "node.gpuOperator.": {"--set", "node.gpuOperator.enabled=true"}, "pool.": {"--set", "pool.enabled=true"},
-		"networkPolicy.": {"--set", "networkPolicy.enabled=true"}, "podDisruptionBudget.": {"--set", "pool.enabled=true"}}
+		"metrics.serviceMonitor.": {"--set", "metrics.serviceMonitor.enabled=true"}, "metrics.prometheusRule.": {"--set", "metrics.prometheusRule.enabled=true"},
+		"metrics.dashboard.": {"--set", "metrics.dashboard.enabled=true"},
+		"networkPolicy.":     {"--set", "networkPolicy.enabled=true"}, "podDisruptionBudget.": {"--set", "pool.enabled=true"}}
 	plain := map[string]string{}
 	var walk func(path string, value any)
 	walk = func(path string, value any) {
@@ -472,7 +478,7 @@ func TestAccountsMayDoWhatTheyMustAndNoMore(t *testing.T) {
 			continue
 		}
 		want, known := map[string][]string{
-			"bwki/bitfusion-webhook-deployment": each([]string{"get", "list", "update", "watch"}, "secrets bwki-webhook-certs"),
+			"bwki/bitfusion-webhook-deployment": append([]string{"patch events"}, each([]string{"get", "list", "update", "watch"}, "secrets bwki-webhook-certs")...),
 			// Without an election, no Lease.
 			"divvy-system/divvy-extender": slices.Concat(
 				[]string{"get configmaps divvy-node,divvy-node-configs"},
