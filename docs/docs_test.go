@@ -39,6 +39,7 @@ var freeForm = []string{
 	"node.vendors", "node.configs",
 	"extender.nodeSelector", "extender.tolerations", "extender.affinity", "extender.extraEnv", "extender.resources",
 	"extender.podAnnotations", "image.pullSecrets",
+	"scheduler.profile", "scheduler.nodeSelector", "scheduler.tolerations", "scheduler.affinity", "scheduler.resources", "scheduler.podAnnotations",
 	"pool.webhook.nodeSelector", "pool.webhook.tolerations", "pool.webhook.affinity", "pool.webhook.resources", "pool.webhook.podAnnotations",
 	"pool.webhook.extraEnv", "pool.node.nodeSelector", "pool.node.tolerations", "pool.node.resources", "pool.node.podAnnotations", "pool.node.extraEnv",
 	"uninstall.resources",
