@@ -112,7 +112,17 @@ var rules = []rule{
 		why: "wiring kube-scheduler is about its files; it needs to know of the extender no more than its address and certificates",
 	},
 	{
-		packages: []string{"internal/app/extender", "internal/app/inspect", "internal/app/pool", "internal/app/uninstall", "internal/app/webhook", "internal/app/schedconf"},
+		packages: []string{"internal/doctor"},
+		never: []string{
+			"internal/backend/...", "internal/deviceplugin/...", "internal/nodeagent/...", "internal/extender/...", "internal/admission/...",
+			"internal/certs/...", "internal/credentials/...", "internal/schedconf/...",
+		},
+		notThemselves: []string{"os", "os/exec"},
+		why: "the doctor judges an installation by what the API server shows of it; if it shared the programs' own code it would " +
+			"repeat their mistakes, and it runs nothing: people do",
+	},
+	{
+		packages: []string{"internal/app/doctor", "internal/app/extender", "internal/app/inspect", "internal/app/pool", "internal/app/uninstall", "internal/app/webhook", "internal/app/schedconf"},
 		never:    []string{"internal/backend/...", "internal/deviceplugin/...", "github.com/ebitengine/purego/..."},
 		why:      "these programs run where there are no devices and must not need a vendor's library or C",
 	},
