@@ -26,6 +26,9 @@ args:
 - extender
 - --listen={{ $e.listenAddress | contains ":" | ternary (printf "[%s]" $e.listenAddress) $e.listenAddress }}:32766
 - --metrics-listen={{ $e.listenAddress | contains ":" | ternary (printf "[%s]" $e.listenAddress) $e.listenAddress }}:9401
+{{- if not .Values.metrics.perDevice }}
+- --metrics-devices=false
+{{- end }}
 - --tls-listen={{ $e.tls.listenAddress | contains ":" | ternary (printf "[%s]" $e.tls.listenAddress) $e.tls.listenAddress }}:32765
 - --tls-overlap={{ $e.tls.overlap }}
 {{- with $e.allowBindFrom }}
