@@ -214,6 +214,9 @@ func TestExtenderBindsOnlyWhatItGranted(t *testing.T) {
 		}
 		return with(wire.LegacyAnnotations(g), wire.GrantAnnotation, value)
 	}
+	dedicated := load(t, "divvy-extender", "--set", "scheduler.mode=dedicated")
+	dedicatedConditions := validator(t, dedicated)
+	const scheduler = "system:serviceaccount:divvy-system:divvy-scheduler"
 	ours := annotations("enflame.com/gcu-memory", "a")
 	nobody := binding("a", "1", ours)
 	nobody.UID = ""
@@ -231,8 +234,16 @@ func TestExtenderBindsOnlyWhatItGranted(t *testing.T) {
 		"an annotation of another kind": {extenderAccount, binding("a", "1", with(ours, "iam.example.com/role", "admin")), true, "no annotations but"},
 		"a pod by its name":             {extenderAccount, nobody, true, "by its UID"},
 		"another scheduler":             {"system:kube-scheduler", binding("a", "1", nil), false, ""},
+		"a scheduler of Divvy's own":    {scheduler, binding("a", "1", ours), true, ""},
+		"its pod without a device":      {scheduler, binding("a", "1", nil), true, ""},
+		"its grant for another node":    {scheduler, binding("b", "1", ours), true, "divvy-scheduler may bind no pod without a grant"},
+		"its annotation":                {scheduler, binding("a", "1", map[string]string{"iam.example.com/role": "admin"}), true, "no annotations but"},
 	} {
 		t.Run(name, func(t *testing.T) {
+			policy, conditions := policy, conditions
+			if tt.who == scheduler {
+				policy, conditions = dedicated, dedicatedConditions
+			}
 			matched, refused := asked(t, policy, conditions, request{who: tt.who, resource: "pods/binding", after: tt.binding})
 			text := strings.Join(refused, "\n")
 			if matched != tt.matched || (text == "") != (tt.refused == "") || !strings.Contains(text, tt.refused) {
