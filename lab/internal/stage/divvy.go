@@ -282,6 +282,7 @@ func (s *Stage) Restarts() []Restart {
 		part("killed", NodeDaemon, s.KillDivvy),
 		part("deleted", Extender, s.DeleteDivvyPods),
 		part("killed", Extender, s.KillDivvy),
+		part("deleted", Schedconf, s.DeleteDivvyPods),
 		component("killed", cluster.Scheduler, (*cluster.Cluster).Kill),
 		component("restarted", cluster.APIServer, (*cluster.Cluster).Stop),
 		component("killed", cluster.APIServer, (*cluster.Cluster).Kill),
