@@ -87,6 +87,14 @@ var rules = []rule{
 			"reaches no API server, so it has no side effects and can be fuzzed against Kubernetes' own validation",
 	},
 	{
+		packages: []string{"internal/review", "internal/guard"},
+		never: []string{
+			"k8s.io/client-go/...", "internal/kube/...", "internal/certs/...", "internal/admission/...", "internal/extender/...",
+			"internal/backend/...", "internal/deviceplugin/...", "internal/nodeagent/...",
+		},
+		why: "a review is decided from what it brings and what its program knows; reading reviews is the same for all programs",
+	},
+	{
 		packages: []string{"internal/certs/...", "internal/credentials/..."},
 		never: []string{
 			"internal/admission/...", "internal/accel/...", "internal/backend/...", "internal/deviceplugin/...",
