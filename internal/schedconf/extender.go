@@ -8,6 +8,7 @@ import (
 	"net/url"
 	"path"
 	"regexp"
+	"slices"
 	"strings"
 	"time"
 
@@ -113,7 +114,7 @@ func (e Extender) entry(old bool) yamledit.Map {
 		m = append(m, yamledit.Field{Key: "httpTimeout", Value: timeout.String()})
 	}
 	var managed yamledit.List
-	for _, r := range e.Resources {
+	for _, r := range slices.Sorted(slices.Values(e.Resources)) {
 		managed = append(managed, yamledit.Map{{Key: "name", Value: r}, {Key: "ignoredByScheduler", Value: false}})
 	}
 	return append(m,

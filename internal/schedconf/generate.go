@@ -125,7 +125,7 @@ func generate(name string, c command, v version) (*config, []string, error) {
 	}
 	m = append(m, yamledit.Field{Key: "leaderElection", Value: election})
 	m = append(m, top...)
-	header := "# Made by divvy-control schedconf from kube-scheduler's command line, part of which does not count\n" +
+	header := madeBy + " from kube-scheduler's command line, part of which does not count\n" +
 		"# beside --config. `divvy-control schedconf uninstall` goes back to the command line alone.\n"
 	out, err := readConfig(name, append([]byte(header), yamledit.Encode(m)...), false)
 	if err != nil {

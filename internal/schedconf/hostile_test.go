@@ -165,6 +165,15 @@ func TestConfigurationsThatCannotBeMerged(t *testing.T) {
 		n := kubeadm(t, 18).withFile("config", existing, []byte(strings.Replace(head, "/v1", "/v1alpha1", 1)))
 		refused(t, n, unsecured, "has no extenders; convert the file to kubescheduler.config.k8s.io/v1alpha2 first")
 	})
+	t.Run("ours, broken by hand", func(t *testing.T) {
+		n := kubeadm(t, 31)
+		n.wire(t, unsecured)
+		n.files[newFile] = append(n.files[newFile], "\t:"...)
+		refused(t, n, unsecured, newFile+": neither YAML nor JSON", "mend it, or remove it to have it made anew")
+		original := kubeadm(t, 31)
+		n.unwire(t, original.manifest)
+		same(t, original, n)
+	})
 	t.Run("a folder that cannot be read", func(t *testing.T) {
 		n := kubeadm(t, 31)
 		in := n.input()

@@ -51,7 +51,7 @@ type Extender struct {
 	// Only for https. ClientCert and ClientKey are given both or not at all.
 	CA, ClientCert, ClientKey []byte
 	// Resources are the extended resources whose pods the extender places; at
-	// least one.
+	// least one. Their order does not matter.
 	Resources []string
 	// Timeout of a call; 0 means 10 s.
 	Timeout time.Duration

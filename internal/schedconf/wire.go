@@ -222,6 +222,9 @@ func (s *scheduler) base() (*config, string, []string, error) {
 	switch {
 	case s.edited():
 		c, err := readConfig(s.target, s.current, s.source.policy)
+		if err != nil {
+			err = fmt.Errorf("%w; it was edited since it was made: mend it, or remove it to have it made anew", err)
+		}
 		return c, editedByOthers, []string{s.target + " was edited since it was made; it keeps what was edited."}, err
 	case s.adopted():
 		c, err := readConfig(s.target, s.current, s.source.policy)
@@ -303,13 +306,16 @@ func (s *scheduler) former() (*config, []string, error) {
 	return c, notes, nil
 }
 
+// madeBy begins the comment in front of what Wire makes.
+const madeBy = "# Made by divvy-control schedconf"
+
 // annotated puts a comment in front of a copy of a configuration.
 func annotated(data []byte, from string) []byte {
 	eol := "\n"
 	if bytes.Contains(data, []byte("\r\n")) {
 		eol = "\r\n"
 	}
-	header := "# Made by divvy-control schedconf: a copy of " + from + " with an extender put in." + eol +
+	header := madeBy + ": a copy of " + from + " with an extender put in." + eol +
 		"# What is changed there is taken over; `divvy-control schedconf uninstall` goes back to it." + eol
 	const bom = "\ufeff"
 	if rest, ok := bytes.CutPrefix(data, []byte(bom)); ok {
@@ -366,6 +372,9 @@ func Wire(in Input, e Extender) (Change, error) {
 	p, err := s.wire(s.pod, digest(kind, content))
 	if err != nil {
 		return Change{}, err
+	}
+	if s.version > newest {
+		notes = append(notes, fmt.Sprintf("kube-scheduler %v is newer than those that are known, which end with %v; it is taken to be like that one.", s.version, newest))
 	}
 	change := Change{Manifest: in.Manifest, Notes: notes}
 	if !p.doc.Equal(in.Manifest) {
@@ -455,7 +464,13 @@ func Unwire(in Input, original []byte) (Change, []string, error) {
 	change := Change{Manifest: in.Manifest}
 	target := p.target(in)
 	kept := ""
-	if p.annotation(AnnotationHash) != "" || target.host != "" {
+	ours, err := p.isOurs(in, target)
+	if err != nil {
+		return Change{}, nil, err
+	}
+	if !ours {
+		kept = target.host // Somebody else's, GCUShare's for example.
+	} else {
 		c, notes, err := p.keep(in, target)
 		if err != nil {
 			return Change{}, nil, err
@@ -513,6 +528,24 @@ func (p *pod) target(in Input) source {
 		}
 	}
 	return source{}
+}
+
+// isOurs reports whether it was Wire that made a manifest use a file of our name.
+// The annotation may be gone.
+func (p *pod) isOurs(in Input, target source) (bool, error) {
+	if p.annotation(AnnotationHash) != "" {
+		return true, nil
+	}
+	if target.host == "" {
+		return false, nil
+	}
+	for _, m := range p.mounts {
+		if m.host == target.host && strings.HasPrefix(m.volume, volumeName) {
+			return true, nil
+		}
+	}
+	data, err := in.read(target.host)
+	return bytes.Contains(data, []byte(madeBy)), err
 }
 
 // kept is a configuration that stays in use, and what it was before.
@@ -596,7 +629,7 @@ func (p *pod) sameAs(in Input, target source, original []byte) (*pod, bool) {
 		return nil, false
 	}
 	o, err := readPod(in.ManifestPath, original)
-	if err != nil {
+	if err != nil || o.annotation(AnnotationHash) != "" && o.target(in).host != "" {
 		return nil, false
 	}
 	s := &scheduler{in: in, target: target.host, source: target}

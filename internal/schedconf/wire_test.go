@@ -488,6 +488,7 @@ extenders:
 	if diff := cmp.Diff(want, s.Differences(secured)); diff != "" {
 		t.Errorf("differences (-want +got):\n%s", diff)
 	}
+	same(t, n.clone(), func() *node { n.unwire(t, pristine.manifest); return n }())
 	n.wire(t, secured)
 	if got := string(n.files[newFile]); strings.Count(got, "urlPrefix") != 1 || !strings.Contains(got, "/v1\n") || !strings.Contains(got, "leaderElect: true") || strings.Contains(got, "32766") {
 		t.Errorf("it became\n%s", got)
@@ -709,6 +710,33 @@ func TestInspect(t *testing.T) {
 	}
 	if d := plain.Differences(secured); !cmp.Equal(d, []string{"kube-scheduler does not consult the extender"}) {
 		t.Errorf("differences %q", d)
+	}
+}
+
+func TestTheOrderOfResourcesDoesNotMatter(t *testing.T) {
+	n := kubeadm(t, 31)
+	n.wire(t, secured)
+	other := secured
+	other.Resources = slices.Clone(secured.Resources)
+	slices.Reverse(other.Resources)
+	if c, err := Wire(n.input(), other); err != nil || len(c.Files) > 0 {
+		t.Errorf("%d files, %v", len(c.Files), err)
+	}
+}
+
+func TestAWiredManifestIsNoOriginal(t *testing.T) {
+	n := kubeadm(t, 31)
+	before := n.clone()
+	n.wire(t, secured)
+	n.unwire(t, n.clone().manifest)
+	same(t, before, n)
+}
+
+func TestANewerScheduler(t *testing.T) {
+	n := kubeadm(t, 38)
+	c := n.wire(t, secured)
+	if notes := strings.Join(c.Notes, " "); !strings.Contains(notes, "kube-scheduler 1.38 is newer than those that are known") {
+		t.Errorf("notes: %s", notes)
 	}
 }
 
