@@ -28,6 +28,7 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/klog/v2"
 
+	"github.com/divvy-gpu/divvy/internal/events"
 	"github.com/divvy-gpu/divvy/internal/kubetest"
 	"github.com/divvy-gpu/divvy/internal/pool"
 )
@@ -268,7 +269,7 @@ func TestANamespaceThatIsNotAllowedGetsNothing(t *testing.T) {
 		k, _ := w.both()
 		w.createPod(user("a", "p", three...))
 		w.want("a")
-		if got := w.told("a", "p"); len(got) != 3 || got[0] != reasonNotAllowed {
+		if got := w.told("a", "p"); len(got) != 3 || got[0] != events.PoolNotAllowed.Reason {
 			t.Errorf("the pod was told %v", got)
 		}
 		err := k.Allowed("a", three)
@@ -357,7 +358,7 @@ func TestASourceThatComesLateIsToldAndBrought(t *testing.T) {
 		w.both()
 		w.createPod(user("a", "p", three...))
 		time.Sleep(time.Minute)
-		if got := w.told("a", "p"); len(got) != 3 || got[0] != reasonMissing {
+		if got := w.told("a", "p"); len(got) != 3 || got[0] != events.PoolCredentialsMissing.Reason {
 			t.Errorf("the pod was told %v", got)
 		}
 		w.want("a")
@@ -498,7 +499,7 @@ func TestErrorsOfTheAPIServerAreToldAndTriedAgain(t *testing.T) {
 					if !strings.Contains(w.log.String(), strings.ReplaceAll(failure.Error(), `"`, `\"`)) {
 						t.Errorf("the log says nothing of it:\n%s", w.log)
 					}
-					if got := w.told("a", "p"); verb != "delete" && !slices.Contains(got, reasonFailed) {
+					if got := w.told("a", "p"); verb != "delete" && !slices.Contains(got, events.PoolCredentialsFailed.Reason) {
 						t.Errorf("the pod was told %v", got)
 					}
 					failing.Store(false)

@@ -10,29 +10,24 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-)
 
-// Reasons of events on pods that wait.
-const (
-	reasonMissing    = "PoolCredentialsMissing"
-	reasonNotAllowed = "PoolNotAllowed"
-	reasonFailed     = "PoolCredentialsFailed"
+	"github.com/divvy-gpu/divvy/internal/events"
 )
 
 // tell makes an event on each pod that waits for a secret, once for each reason
 // and secret; replicas use the same name, so there is one between them. It
 // returns after how long to go on when there are too many.
-func (k *Keeper) tell(ctx context.Context, users []*pod, reason, name, message string) (again time.Duration, err error) {
+func (k *Keeper) tell(ctx context.Context, users []*pod, kind events.Kind, name, message string) (again time.Duration, err error) {
 	for _, p := range users {
-		if !p.waiting || !k.mark(string(p.UID), reason+" "+name, true) {
+		if !p.waiting || !k.mark(string(p.UID), kind.Reason+" "+name, true) {
 			continue
 		}
 		if !k.events.TryAccept() {
-			k.mark(string(p.UID), reason+" "+name, false)
+			k.mark(string(p.UID), kind.Reason+" "+name, false)
 			return 5 * time.Second, nil
 		}
-		if err := k.event(ctx, p, reason, name, message); err != nil {
-			k.mark(string(p.UID), reason+" "+name, false)
+		if err := k.event(ctx, p, kind, name, message); err != nil {
+			k.mark(string(p.UID), kind.Reason+" "+name, false)
 			return 0, err
 		}
 	}
@@ -61,10 +56,10 @@ func (k *Keeper) forgetPod(uid string) {
 	delete(k.told, uid)
 }
 
-func (k *Keeper) event(ctx context.Context, p *pod, reason, name, message string) error {
+func (k *Keeper) event(ctx context.Context, p *pod, kind events.Kind, name, message string) error {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
-	sum := sha256.Sum256([]byte(string(p.UID) + reason + name))
+	sum := sha256.Sum256([]byte(string(p.UID) + kind.Reason + name))
 	const longest = 253
 	suffix := "." + hex.EncodeToString(sum[:8])
 	now := metav1.Now()
@@ -73,9 +68,9 @@ func (k *Keeper) event(ctx context.Context, p *pod, reason, name, message string
 		InvolvedObject: corev1.ObjectReference{
 			APIVersion: "v1", Kind: "Pod", Namespace: p.Namespace, Name: p.Name, UID: p.UID, ResourceVersion: p.ResourceVersion,
 		},
-		Type: corev1.EventTypeWarning, Reason: reason, Message: message[:min(len(message), 1024)],
+		Type: kind.Type, Reason: kind.Reason, Message: message[:min(len(message), 1024)],
 		FirstTimestamp: now, LastTimestamp: now, Count: 1,
-		Source: corev1.EventSource{Component: "divvy-pool"}, ReportingController: "divvy.dev/pool",
+		Source: corev1.EventSource{Component: kind.By}, ReportingController: "divvy.dev/pool",
 	}, metav1.CreateOptions{})
 	if err == nil || apierrors.IsAlreadyExists(err) || apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) {
 		return nil

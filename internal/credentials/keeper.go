@@ -21,6 +21,7 @@ import (
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/klog/v2"
 
+	"github.com/divvy-gpu/divvy/internal/events"
 	"github.com/divvy-gpu/divvy/internal/pool"
 )
 
@@ -207,7 +208,7 @@ func (k *Keeper) keep(ctx context.Context, namespace, name string, users []*pod,
 		if have != nil {
 			return 0, k.remove(ctx, have, "the namespace is not allowed to use the pool")
 		}
-		return k.tell(ctx, users, reasonNotAllowed, name,
+		return k.tell(ctx, users, events.PoolNotAllowed, name,
 			fmt.Sprintf("Secret %s is not brought here: %v", name, k.notAllowed(namespace, []string{name})))
 	}
 	if len(users) == 0 {
@@ -234,7 +235,7 @@ func (k *Keeper) keep(ctx context.Context, namespace, name string, users []*pod,
 		if have != nil {
 			return 0, nil
 		}
-		return k.tell(ctx, users, reasonMissing, name, fmt.Sprintf(
+		return k.tell(ctx, users, events.PoolCredentialsMissing, name, fmt.Sprintf(
 			"Secret %s/%s is not there, so it cannot be brought here; make it from the pool's token with: kubectl divvy pool import TOKEN.tar -n %s",
 			k.config.SourceNamespace, name, k.config.SourceNamespace))
 	case have == nil:
@@ -245,7 +246,7 @@ func (k *Keeper) keep(ctx context.Context, namespace, name string, users []*pod,
 	if err == nil {
 		return 0, nil
 	}
-	_, tellErr := k.tell(ctx, users, reasonFailed, name, fmt.Sprintf("Secret %s cannot be brought here: %v", name, err))
+	_, tellErr := k.tell(ctx, users, events.PoolCredentialsFailed, name, fmt.Sprintf("Secret %s cannot be brought here: %v", name, err))
 	return 0, errors.Join(err, tellErr)
 }
 

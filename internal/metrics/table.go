@@ -43,7 +43,7 @@ var (
 		Absent:  "until the first request",
 	})
 	Events = define(Metric{
-		Name: "divvy_events_total", Type: Counter, Programs: []string{Node, Extender},
+		Name: "divvy_events_total", Type: Counter, Programs: []string{Node, Extender, Webhook},
 		Help: "Kubernetes events by what became of them.",
 		Labels: []Label{
 			{"reason", "the event's reason, see events.md"},

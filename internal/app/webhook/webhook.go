@@ -18,9 +18,6 @@ import (
 	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/kubernetes/scheme"
-	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
-	"k8s.io/client-go/tools/record"
 	"k8s.io/klog/v2"
 
 	"github.com/divvy-gpu/divvy/internal/admission"
@@ -28,6 +25,7 @@ import (
 	"github.com/divvy-gpu/divvy/internal/app/serve"
 	"github.com/divvy-gpu/divvy/internal/certs"
 	"github.com/divvy-gpu/divvy/internal/credentials"
+	"github.com/divvy-gpu/divvy/internal/events"
 	"github.com/divvy-gpu/divvy/internal/kube"
 	"github.com/divvy-gpu/divvy/internal/logging"
 	"github.com/divvy-gpu/divvy/internal/metrics"
@@ -42,8 +40,6 @@ const (
 	// maxStreams bounds the reviews under way on one connection. The API server
 	// opens another connection for more.
 	maxStreams = 100
-	// maxEvent is how long the message of an event may be.
-	maxEvent = 1000
 )
 
 // Command returns the subcommand.
@@ -122,7 +118,7 @@ type program struct {
 	keeper   keeper
 	cluster  *cluster
 	reloads  *prometheus.CounterVec
-	recorder record.EventRecorder // nil until run
+	events   *events.Recorder
 	handler  http.Handler
 	metrics  http.Handler
 	// provisional is served until there is a certificate, so that probes are
@@ -155,6 +151,7 @@ func newProgram(s settings, catalog *catalogFile, client kubernetes.Interface, c
 	if p.provisional, err = selfSigned(s.dnsNames()[0]); err != nil {
 		return nil, err
 	}
+	p.events = events.NewRecorder(context.Background(), client, events.Webhook, "")
 	p.register(registry)
 	reviews, err := admission.Handler(admission.Config{
 		Catalog:  catalog.current,
@@ -194,7 +191,7 @@ func (p *program) register(registry prometheus.Registerer) {
 		p.reloads.WithLabelValues(result) // so that both are there from the start
 	}
 	registry.MustRegister(
-		p.reloads,
+		p.reloads, p.events,
 		metrics.WebhookCatalogClients.NewGaugeFunc(nil, func() float64 { return float64(len(p.catalog.current().Clients)) }),
 		metrics.WebhookCatalogStale.NewGaugeFunc(nil, func() float64 { return metrics.Bool(p.catalog.problem() != nil) }),
 		metrics.WebhookReady.NewGaugeFunc(nil, func() float64 { return metrics.Bool(p.ready() == nil) }),
@@ -217,10 +214,8 @@ func (p *program) ready() error {
 // nobody sends reviews any more, then what it needs.
 func (p *program) run(ctx context.Context, listener, metricsListener net.Listener) error {
 	// Parts tell of events as long as they run, which is longer than ctx.
-	events := record.NewBroadcaster(record.WithContext(context.WithoutCancel(ctx)))
-	defer events.Shutdown()
-	events.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: p.client.CoreV1().Events("")})
-	p.recorder = events.NewRecorder(scheme.Scheme, corev1.EventSource{Component: "divvy-webhook"})
+	p.events.Start()
+	defer p.events.Shutdown()
 
 	server := serve.NewServer(p.handler)
 	server.TLSConfig = &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: p.certificate}
@@ -256,7 +251,7 @@ func (p *program) accept(ctx context.Context) func(*pool.Catalog) {
 	return func(c *pool.Catalog) {
 		klog.FromContext(ctx).Info("The new catalog is in use", "file", p.catalog.path, "clients", len(c.Clients))
 		p.reloads.WithLabelValues(accepted).Inc()
-		p.tell(corev1.EventTypeNormal, "CatalogReloaded", fmt.Sprintf("the new catalog is in use; clients: %d", len(c.Clients)))
+		p.tell(events.CatalogReloaded, fmt.Sprintf("the new catalog is in use; clients: %d", len(c.Clients)))
 	}
 }
 
@@ -265,17 +260,13 @@ func (p *program) reject(ctx context.Context) func(error) {
 	return func(err error) {
 		klog.FromContext(ctx).Error(err, "The new catalog cannot be used; the one before stays")
 		p.reloads.WithLabelValues(rejected).Inc()
-		p.tell(corev1.EventTypeWarning, "CatalogRejected", "the catalog before stays in use: "+strings.Join(strings.Fields(err.Error()), " "))
+		p.tell(events.CatalogRejected, "the catalog before stays in use: "+strings.Join(strings.Fields(err.Error()), " "))
 	}
 }
 
 // tell records an event on the program's own pod.
-func (p *program) tell(kind, reason, message string) {
-	if p.settings.pod == "" {
-		return
+func (p *program) tell(kind events.Kind, message string) {
+	if p.settings.pod != "" {
+		p.events.Tell(&corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: p.settings.Namespace, Name: p.settings.pod}, kind, message)
 	}
-	if len(message) > maxEvent {
-		message = strings.ToValidUTF8(message[:maxEvent], "") + "..."
-	}
-	p.recorder.Event(&corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: p.settings.Namespace, Name: p.settings.pod}, kind, reason, message)
 }
