@@ -46,6 +46,11 @@ func (e Exception) matches(o *unstructured.Unstructured) bool {
 	return (e.Kind == "" || e.Kind == o.GetKind()) && (e.Namespace == "" || e.Namespace == o.GetNamespace()) && (e.Name == "" || e.Name == o.GetName())
 }
 
+// whole reports whether all objects of a kind are left out.
+func (e Exception) whole(kind string) bool {
+	return e.Kind == kind && e.Namespace == "" && e.Name == "" && len(e.Fields) == 0
+}
+
 // Always are the exceptions that hold in every cluster.
 var Always = []Exception{
 	{Fields: [][]string{{"metadata", "resourceVersion"}, {"metadata", "managedFields"}}, Reason: "they count and note writes, also those that change nothing"},
@@ -80,7 +85,7 @@ func Objects(ctx context.Context, config *rest.Config, exceptions ...Exception) 
 			return nil, fmt.Errorf("list the kinds of objects: %w", err)
 		}
 		for _, kind := range list.APIResources {
-			if !slices.Contains(kind.Verbs, "list") || strings.Contains(kind.Name, "/") {
+			if !slices.Contains(kind.Verbs, "list") || strings.Contains(kind.Name, "/") || slices.ContainsFunc(exceptions, func(e Exception) bool { return e.whole(kind.Kind) }) {
 				continue
 			}
 			objects, err := client.Resource(version.WithResource(kind.Name)).List(ctx, metav1.ListOptions{})
