@@ -110,6 +110,10 @@ func TestRender(t *testing.T) {
 					}
 				}
 			}
+			ownScheduler := filepath.Base(values) == "dedicated.yaml"
+			if told := strings.Contains(string(m.Install), "has to be of the cluster's version"); told != ownScheduler {
+				t.Errorf("it has a kube-scheduler: %t, and the manifest tells to choose its version: %t", ownScheduler, told)
+			}
 			needsKey := strings.Contains(string(m.Install), "secretName: "+grantSecret)
 			if told := strings.Contains(string(m.Install), "#   kubectl create secret generic "+grantSecret); told != needsKey {
 				t.Errorf("a key is needed: %t, and the manifest tells how to make one: %t", needsKey, told)
