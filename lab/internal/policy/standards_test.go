@@ -86,7 +86,7 @@ func TestPodSecurityStandards(t *testing.T) {
 		"dedicated": {"--set", "scheduler.mode=dedicated"},
 		"exposed":   {"--set", "scheduler.mode=dedicated,scheduler.hostNetwork=true,pool.enabled=true,uninstall.removeLogs=true"},
 		// What docs/security.md says for namespaces that are restricted.
-		"restricted":           {"--set", "pool.enabled=true,extender.hostNetwork=false,extender.logDir="},
+		"restricted":           {"--set", "pool.enabled=true", "--values", chart + "../../examples/values/restricted.yaml"},
 		"restricted dedicated": {"--set", "scheduler.mode=dedicated"},
 	} {
 		all := templates(t, set...)
