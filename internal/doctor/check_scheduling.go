@@ -6,6 +6,8 @@ import (
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
+
+	"github.com/divvy-gpu/divvy/internal/events"
 )
 
 func checkExtender(s *Snapshot, f *findings) {
@@ -84,7 +86,12 @@ func checkWired(s *Snapshot, f *findings, schedulers []*corev1.Pod) {
 		if p.Annotations[annotationWired] != "" {
 			continue
 		}
-		f.add(Error, "Pod "+p.Namespace+"/"+p.Name, "this kube-scheduler does not ask the extender: its manifest lacks "+annotationWired+", so divvy-schedconf has not wired it, has rolled it back, or somebody has restored it",
+		if last := s.wiring(p.Spec.NodeName); last != nil && last.Reason == events.SchedulerRolledBack.Reason {
+			f.add(Error, podObject(p), "this kube-scheduler does not ask the extender: it was not well with the changed configuration, which was rolled back: "+last.Message,
+				"Mend what the message says; divvy-schedconf tries again by itself, and at once when it is started anew.", restart)
+			continue
+		}
+		f.add(Error, podObject(p), "this kube-scheduler does not ask the extender: its manifest lacks "+annotationWired+", so divvy-schedconf has not wired it, has rolled it back, or somebody has restored it",
 			fmt.Sprintf("Start divvy-schedconf anew, which wires it. If it does not stay wired, the log says why: kubectl logs daemonset/%s -n %s", d.Name, d.Namespace),
 			restart).Transient = true
 	}
@@ -96,6 +103,17 @@ func checkWired(s *Snapshot, f *findings, schedulers []*corev1.Pod) {
 		f.add(Error, "Node "+n.Name, "it is of the control plane, and no divvy-schedconf runs there to wire its kube-scheduler",
 			"Change the values schedconf.nodeSelector and schedconf.tolerations so that they choose it.").Transient = true
 	}
+}
+
+// wiring is the last that divvy-schedconf said about the scheduler of a node.
+func (s *Snapshot) wiring(node string) *corev1.Event {
+	var last *corev1.Event
+	for i := range s.Wiring {
+		if e := &s.Wiring[i]; e.InvolvedObject.Name == node && (last == nil || last.LastTimestamp.Before(&e.LastTimestamp)) {
+			last = e
+		}
+	}
+	return last
 }
 
 // checkDedicated looks at the scheduler that Divvy brings along.

@@ -377,6 +377,17 @@ func TestFaults(t *testing.T) {
 			"scheduler", func(w *world) { w.pod("kube-scheduler-" + theNode).Annotations = nil },
 			Error, "Pod kube-system/kube-scheduler-node-a", "does not ask the extender", "kubectl logs daemonset/divvy-schedconf", "kubectl rollout restart daemonset/divvy-schedconf -n divvy-system",
 		},
+		"the wiring was rolled back": {
+			"scheduler", func(w *world) {
+				w.pod("kube-scheduler-" + theNode).Annotations = nil
+				for i, reason := range []string{"SchedulerWired", "SchedulerRolledBack", "SchedulerUnwired"} {
+					e := corev1.Event{Reason: reason, Message: "it ended: unknown field", InvolvedObject: corev1.ObjectReference{Name: theNode}}
+					e.LastTimestamp = metav1.NewTime(now.Add(-time.Duration([]int{3, 1, 2}[i]) * time.Minute))
+					w.Wiring = append(w.Wiring, e)
+				}
+			},
+			Error, "Pod kube-system/kube-scheduler-node-a", "rolled back: it ended: unknown field", "tries again by itself", "kubectl rollout restart daemonset/divvy-schedconf",
+		},
 		"kube-scheduler is not ready": {
 			"scheduler", func(w *world) { w.ready("kube-scheduler-"+theNode, false) }, Error, "Pod kube-system/kube-scheduler-node-a", "not ready", "kubectl logs", "",
 		},

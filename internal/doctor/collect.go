@@ -28,6 +28,7 @@ import (
 
 	"github.com/divvy-gpu/divvy/internal/accel"
 	"github.com/divvy-gpu/divvy/internal/accel/wire"
+	"github.com/divvy-gpu/divvy/internal/events"
 	"github.com/divvy-gpu/divvy/internal/pool"
 )
 
@@ -49,6 +50,12 @@ type Options struct {
 	// Timeout bounds each request to one of Divvy's programs.
 	Timeout time.Duration
 }
+
+// sourceEvents are the events on nodes.
+const sourceEvents Source = "events on nodes"
+
+// wiringReasons are those of events about kube-scheduler's configuration.
+var wiringReasons = []string{events.SchedulerWired.Reason, events.SchedulerRolledBack.Reason, events.SchedulerUnwired.Reason}
 
 // parallel bounds how many requests are under way at once.
 const parallel = 16
@@ -156,6 +163,15 @@ func (r *reader) cluster(ctx context.Context) {
 	each(
 		func() {
 			all(ctx, r, SourceNodes, "list of nodes", everywhere, c.CoreV1().Nodes().List, take(&s.Nodes))
+		},
+		func() {
+			// They say more where there are any; no check needs them.
+			all(ctx, r, sourceEvents, "list of events in "+metav1.NamespaceDefault, metav1.ListOptions{FieldSelector: "involvedObject.kind=Node"},
+				c.CoreV1().Events(metav1.NamespaceDefault).List, func(o runtime.Object) {
+					if e, ok := o.(*corev1.Event); ok && slices.Contains(wiringReasons, e.Reason) {
+						s.Wiring = append(s.Wiring, *e)
+					}
+				})
 		},
 		func() {
 			all(ctx, r, SourceWorkloads, "list of daemonsets", everywhere, c.AppsV1().DaemonSets(metav1.NamespaceAll).List, take(&s.DaemonSets))

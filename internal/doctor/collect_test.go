@@ -38,7 +38,7 @@ type resourceKind struct {
 
 var served = []resourceKind{
 	{"", "nodes", "Node", false}, {"", "pods", "Pod", true}, {"", "services", "Service", true}, {"", "secrets", "Secret", true},
-	{"", "configmaps", "ConfigMap", true}, {"", "namespaces", "Namespace", false}, {"", "resourcequotas", "ResourceQuota", true},
+	{"", "configmaps", "ConfigMap", true}, {"", "namespaces", "Namespace", false}, {"", "resourcequotas", "ResourceQuota", true}, {"", "events", "Event", true},
 	{"apps", "daemonsets", "DaemonSet", true}, {"apps", "deployments", "Deployment", true},
 	{"discovery.k8s.io", "endpointslices", "EndpointSlice", true},
 	{"rbac.authorization.k8s.io", "clusterroles", "ClusterRole", false}, {"rbac.authorization.k8s.io", "clusterrolebindings", "ClusterRoleBinding", false},
@@ -394,6 +394,19 @@ func TestCollectSeesWhatDiffers(t *testing.T) {
 		},
 		"a newer revision failed": {
 			func(w *world, s *server) { s.put("secrets", recorded(w.t, nil, 4, "failed")) }, "release", "helm's revision 4 failed",
+		},
+		"the wiring was rolled back": {
+			func(w *world, s *server) {
+				s.objects["pods"] = nil
+				w.pod("kube-scheduler-" + theNode).Annotations = nil
+				for _, p := range w.Pods {
+					s.put("pods", p)
+				}
+				s.put("events", corev1.Event{
+					ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "e"}, Reason: "SchedulerRolledBack", Message: "an unknown field",
+					InvolvedObject: corev1.ObjectReference{Kind: "Node", Name: theNode},
+				})
+			}, "scheduler", "rolled back: an unknown field",
 		},
 		"a kind that is not served": {
 			func(w *world, s *server) {

@@ -125,7 +125,9 @@ type Snapshot struct {
 	DaemonSets  []appsv1.DaemonSet  // of all namespaces
 	Deployments []appsv1.Deployment // of all namespaces
 	Namespaces  []corev1.Namespace
-	Quotas      []corev1.ResourceQuota
+	// Wiring are the events that divvy-schedconf has put on nodes.
+	Wiring []corev1.Event
+	Quotas []corev1.ResourceQuota
 
 	Mutating   []admissionv1.MutatingWebhookConfiguration
 	Validating []admissionv1.ValidatingWebhookConfiguration

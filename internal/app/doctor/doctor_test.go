@@ -21,7 +21,7 @@ import (
 
 // lists are the kinds of the lists that are read of a cluster without Divvy.
 var lists = map[string]string{
-	"/api/v1/nodes": "v1 NodeList", "/api/v1/pods": "v1 PodList", "/api/v1/namespaces": "v1 NamespaceList", "/api/v1/resourcequotas": "v1 ResourceQuotaList",
+	"/api/v1/nodes": "v1 NodeList", "/api/v1/pods": "v1 PodList", "/api/v1/namespaces": "v1 NamespaceList", "/api/v1/namespaces/default/events": "v1 EventList", "/api/v1/resourcequotas": "v1 ResourceQuotaList",
 	"/apis/apps/v1/daemonsets": "apps/v1 DaemonSetList", "/apis/apps/v1/deployments": "apps/v1 DeploymentList",
 	"/apis/rbac.authorization.k8s.io/v1/clusterroles":                         "rbac.authorization.k8s.io/v1 ClusterRoleList",
 	"/apis/rbac.authorization.k8s.io/v1/clusterrolebindings":                  "rbac.authorization.k8s.io/v1 ClusterRoleBindingList",
