@@ -123,10 +123,10 @@ func checkLeftovers(s *Snapshot, f *findings) {
 	if s.daemonSet(nameNode) == nil {
 		for i := range s.Nodes {
 			n := &s.Nodes[i]
-			if _, ok := n.Annotations[wire.InventoryAnnotation]; !ok {
+			if !slices.ContainsFunc(published, func(key string) bool { _, ok := n.Annotations[key]; return ok }) {
 				continue
 			}
-			f.add(Warning, "Node "+n.Name, "it carries the inventory of a divvy-node, and none is installed", "Take off what it published.", forget(n.Name))
+			f.add(Warning, "Node "+n.Name, "it carries what a divvy-node has published, and none is installed", "Take off what it published.", forget(n.Name))
 		}
 	}
 	// Old schedulers and their helpers. Device plugins are the matter of another
@@ -148,7 +148,10 @@ func checkLeftovers(s *Snapshot, f *findings) {
 	}
 }
 
+// published are the annotations of a node that divvy-node writes.
+var published = []string{wire.InventoryAnnotation, "divvy.dev/labels", "divvy.dev/counts"}
+
 // forget takes off a node what divvy-node published there.
 func forget(node string) string {
-	return "kubectl annotate node " + node + " " + wire.InventoryAnnotation + "- divvy.dev/labels- divvy.dev/counts-"
+	return "kubectl annotate node " + node + " " + strings.Join(published, "- ") + "-"
 }

@@ -594,7 +594,7 @@ func (r *reader) live(ctx context.Context, mapper meta.RESTMapper, o Object) Liv
 }
 
 // maxReviews bounds how many questions are put to the API server.
-const maxReviews = 400
+const maxReviews = 2000
 
 // reviews asks whether each account may do what its roles are to grant. The
 // roles are those of the release's manifest: what is there now may lack
