@@ -1,5 +1,5 @@
-{{/* The annotations of a hook of "helm uninstall"; (list "pre-delete" "-10"). helm 3.18
-and later print the logs of the Jobs. */}}
+{{/* The annotations of a hook of "helm uninstall"; (list "pre-delete" "-10"). The last
+makes helm print the logs of the Jobs; an older one ignores it. */}}
 {{- define "divvy.uninstall.hook" -}}
 helm.sh/hook: {{ index . 0 }}
 helm.sh/hook-weight: {{ index . 1 | quote }}
