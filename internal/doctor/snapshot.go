@@ -56,7 +56,7 @@ const (
 	SourceSecrets    Source = "secrets"
 	SourceRelease    Source = "the release's manifest"
 	SourceReviews    Source = "subjectaccessreviews"
-	SourceToken      Source = "the pool's secrets"
+	SourceToken      Source = "the pool's secrets" //nolint:gosec // a word, not a credential
 	SourceExtender   Source = "the extender"
 )
 
