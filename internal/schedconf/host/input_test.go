@@ -254,6 +254,72 @@ func TestForeignBackupStays(t *testing.T) {
 	w.wantTree(before)
 }
 
+// TestLostJournal: the files of a wired scheduler are taken over.
+func TestLostJournal(t *testing.T) {
+	for name, then := range map[string]func(*world){
+		"change": func(w *world) {
+			must(t, w.install(resourceB))
+			w.wantWired(resourceB)
+		},
+		"nothing": func(*world) {},
+	} {
+		w := newWorld(t)
+		clean := w.tree()
+		must(t, w.install(resourceA))
+		must(t, os.Remove(filepath.Join(w.dir, JournalFile)))
+		then(w)
+		must(t, w.uninstall())
+		if diff := cmp.Diff(clean, w.tree()); diff != "" {
+			t.Errorf("%s: files (-want +got):\n%s", name, diff)
+		}
+	}
+}
+
+// TestGCUShareIsTakenOver: its files have the names of ours. Installing takes them
+// over, and uninstalling goes back to before GCUShare; where Divvy never wired the
+// node, what GCUShare did stays.
+func TestGCUShareIsTakenOver(t *testing.T) {
+	w := newWorld(t)
+	clean := w.tree()
+	config := filepath.Join(w.dir, "scheduler-extender-config-v1.23+.yaml")
+	gcushare := strings.NewReplacer(
+		"    - --leader-elect=true\n", "    - --leader-elect=true\n    - --config="+config+"\n",
+		"    volumeMounts:\n", "    volumeMounts:\n    - mountPath: "+config+"\n      name: scheduler-policy-config\n      readOnly: true\n",
+		"  volumes:\n", "  volumes:\n  - hostPath:\n      path: "+config+"\n      type: FileOrCreate\n    name: scheduler-policy-config\n",
+	).Replace(kubeadm)
+	w.make(w.manifest, gcushare, 0o600)
+	w.make(filepath.Join(w.dir, BackupFile), kubeadm, 0o600)
+	w.make(config, `apiVersion: kubescheduler.config.k8s.io/v1
+kind: KubeSchedulerConfiguration
+clientConnection:
+  kubeconfig: /etc/kubernetes/scheduler.conf
+extenders:
+- urlPrefix: http://127.0.0.1:32766/gcushare-scheduler
+  filterVerb: filter
+  bindVerb: bind
+  nodeCacheCapable: true
+  managedResources:
+  - {name: enflame.com/gcu-memory, ignoredByScheduler: false}
+  ignorable: false
+`, 0o644)
+	before := w.tree()
+	must(t, w.uninstall())
+	w.wantTree(before)
+	must(t, w.install(resourceB))
+	w.wantWired(resourceB)
+	must(t, w.uninstall())
+	if pod, config, err := w.running(); err != nil || config != "" || len(pod.Annotations) > 0 {
+		t.Errorf("afterwards it runs with %q, %v, %v", config, pod.Annotations, err)
+	}
+	got := w.tree()
+	delete(got, "manifests/kube-scheduler.yaml") // its edits were not ours, so it is not compared
+	delete(clean, "manifests/kube-scheduler.yaml")
+	delete(clean, BackupFile)
+	if diff := cmp.Diff(clean, got); diff != "" {
+		t.Errorf("files (-want +got):\n%s", diff)
+	}
+}
+
 // TestManifestMoves: another program writes the manifest in the moment before it is
 // replaced; what it wrote is what is wired, and comes back.
 func TestManifestMoves(t *testing.T) {

@@ -160,7 +160,16 @@ func (h *Host) wire(ctx context.Context, j *journal, e schedconf.Extender, o Ins
 	if err := h.config.Scheduler.Check(ctx, want); err != nil {
 		return r, fmt.Errorf("nothing was changed, since nobody could tell whether kube-scheduler is well with it: %w", err)
 	}
-	if err := h.prepare(j, m, change, outcome); err != nil {
+	state, err := schedconf.Inspect(h.input(m.content))
+	if err != nil {
+		return r, err
+	}
+	if state.Wired {
+		if err := h.adopt(j); err != nil {
+			return r, err
+		}
+	}
+	if err := h.prepare(j, m, change, outcome, state.Wired); err != nil {
 		return r, err
 	}
 	if err := h.replace(j, m, change); err != nil {
@@ -173,10 +182,13 @@ func (h *Host) wire(ctx context.Context, j *journal, e schedconf.Extender, o Ins
 
 // prepare puts on disk what is needed to undo the change. Nothing that
 // kube-scheduler or kubelet reads is touched.
-func (h *Host) prepare(j *journal, m manifest, change schedconf.Change, outcome string) error {
-	backup, err := h.wantsBackup(j, m)
-	if err != nil {
-		return err
+func (h *Host) prepare(j *journal, m manifest, change schedconf.Change, outcome string, wired bool) error {
+	backup := false // that of a wired one was made before
+	if !wired {
+		var err error
+		if backup, err = h.wantsBackup(j, m); err != nil {
+			return err
+		}
 	}
 	p := &pending{Before: digest(m.content), After: digest(change.Manifest), Outcome: outcome}
 	for _, file := range change.Files {
@@ -225,15 +237,8 @@ func (h *Host) prepare(j *journal, m manifest, change schedconf.Change, outcome 
 	return nil
 }
 
-// wantsBackup reports whether the manifest is an original that has no backup.
+// wantsBackup reports whether an original has no backup.
 func (h *Host) wantsBackup(j *journal, m manifest) (bool, error) {
-	state, err := schedconf.Inspect(h.input(m.content))
-	if err != nil {
-		return false, err
-	}
-	if state.Wired {
-		return false, nil // the backup was made before
-	}
 	now, err := h.fs.ReadFile(h.paths.Backup)
 	switch {
 	case errors.Is(err, fs.ErrNotExist), err == nil && bytes.Equal(now, m.content):
@@ -398,8 +403,15 @@ func (h *Host) settle(j *journal) error {
 
 // removeTemporary removes the files that are there during a change alone.
 func (h *Host) removeTemporary(j *journal) error {
+	return errors.Join(h.removeHidden(j), h.removeThese(h.paths.Staging))
+}
+
+// removeHidden leaves the one of them whose name others use, too.
+func (h *Host) removeHidden(j *journal) error { return h.removeThese(h.hiddenFiles(j)...) }
+
+func (h *Host) removeThese(paths ...string) error {
 	var errs []error
-	for _, path := range h.temporaryFiles(j) {
+	for _, path := range paths {
 		if _, err := h.fs.Stat(path); !errors.Is(err, fs.ErrNotExist) {
 			errs = append(errs, h.fs.Remove(path))
 		}
@@ -410,8 +422,10 @@ func (h *Host) removeTemporary(j *journal) error {
 	return nil
 }
 
-func (h *Host) temporaryFiles(j *journal) []string {
-	files := []string{h.paths.SavedManifest, temporary(h.paths.SavedManifest), h.paths.Staging, temporary(h.paths.Staging), temporary(h.paths.Backup), temporary(h.paths.Journal), temporary(h.paths.Manifest)}
+func (h *Host) temporaryFiles(j *journal) []string { return append(h.hiddenFiles(j), h.paths.Staging) }
+
+func (h *Host) hiddenFiles(j *journal) []string {
+	files := []string{h.paths.SavedManifest, temporary(h.paths.SavedManifest), temporary(h.paths.Staging), temporary(h.paths.Backup), temporary(h.paths.Journal), temporary(h.paths.Manifest)}
 	if target, err := h.fs.Resolve(h.paths.Manifest); err == nil && target != h.paths.Manifest && h.visible(target) {
 		files = append(files, temporary(target))
 	}

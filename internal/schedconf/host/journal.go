@@ -30,6 +30,9 @@ type journal struct {
 	Pending *pending `json:"pending,omitempty"`
 	// Failure is the last change that was taken back.
 	Failure *Failure `json:"failure,omitempty"`
+
+	// fresh is true when there was no file.
+	fresh bool
 }
 
 const journalVersion = 1
@@ -81,7 +84,7 @@ func (f *Failure) Retry() (time.Time, bool) {
 func (h *Host) loadJournal() (*journal, error) {
 	data, err := h.fs.ReadFile(h.paths.Journal)
 	if errors.Is(err, fs.ErrNotExist) {
-		return &journal{Version: journalVersion}, nil
+		return &journal{Version: journalVersion, fresh: true}, nil
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read the journal: %w", err)
@@ -100,6 +103,30 @@ func (h *Host) loadJournal() (*journal, error) {
 			h.paths.Journal, err, h.paths.Manifest, h.paths.Backup)
 	}
 	return j, nil
+}
+
+// adopt takes over the files of a wired scheduler that no journal tells of: it was
+// removed, or GCUShare's config manager, which has the same names, wired it. What is
+// taken for the original is used only where wiring it gives the present manifest.
+func (h *Host) adopt(j *journal) error {
+	if !j.fresh {
+		return nil
+	}
+	for _, path := range h.configFiles(j) {
+		switch _, err := h.fs.ReadFile(path); {
+		case err == nil:
+			j.Files = append(j.Files, path)
+		case !errors.Is(err, fs.ErrNotExist):
+			return err
+		}
+	}
+	switch data, err := h.fs.ReadFile(h.paths.Backup); {
+	case err == nil:
+		j.Backup = digest(data)
+	case !errors.Is(err, fs.ErrNotExist):
+		return fmt.Errorf("read the backup: %w", err)
+	}
+	return nil
 }
 
 // checkJournal refuses names of files that this package does not use: some are

@@ -58,12 +58,22 @@ func (h *Host) Uninstall(ctx context.Context, o UninstallOptions) (r Result, err
 // unwire does one round. It returns errMoved when somebody else wrote the
 // manifest meanwhile.
 func (h *Host) unwire(ctx context.Context, j *journal) (r Result, err error) {
+	m, missing := h.readManifest()
+	if missing == nil {
+		// GCUShare's wiring has no such annotation; it is not ours to take out.
+		if want, err := WantOf(m.content); err == nil && want.Hash != "" {
+			if err := h.adopt(j); err != nil {
+				return r, err
+			}
+		} else if err == nil && j.fresh {
+			return r, h.removeHidden(j)
+		}
+	}
 	backup, original, err := h.readBackup(j)
 	if err != nil {
 		return r, err
 	}
-	m, err := h.readManifest()
-	if errors.Is(err, ErrNoManifest) {
+	if err = missing; errors.Is(err, ErrNoManifest) {
 		if original != nil {
 			return r, fmt.Errorf("%w. Its original is in %s and stays there: put it back, or remove it", err, h.paths.Backup)
 		}
