@@ -76,11 +76,11 @@ func run(root string) error {
 	if err != nil {
 		return err
 	}
-	if err := os.MkdirAll(filepath.Join(root, folder), 0o755); err != nil { //nolint:gosec // pages for everybody
+	if err := os.MkdirAll(filepath.Join(root, folder), 0o755); err != nil {
 		return err
 	}
 	for name, text := range files {
-		if err := os.WriteFile(filepath.Join(root, folder, name), []byte(text), 0o644); err != nil { //nolint:gosec // pages for everybody
+		if err := os.WriteFile(filepath.Join(root, folder, name), []byte(text), 0o644); err != nil {
 			return err
 		}
 	}

@@ -86,14 +86,6 @@ func (m Metric) labels() []string {
 	return names
 }
 
-// want panics when the metric is made as something that its definition does not
-// say: a mistake that shows wherever the program starts.
-func (m Metric) want(t Type) {
-	if m.Type != t {
-		panic(fmt.Sprintf("metric %s is a %s and was made as a %s", m.Name, m.Type, t))
-	}
-}
-
 // Desc describes the metric for a collector that makes its values when asked.
 func (m Metric) Desc() *prometheus.Desc {
 	return prometheus.NewDesc(m.Name, m.Help, m.labels(), nil)
@@ -101,45 +93,38 @@ func (m Metric) Desc() *prometheus.Desc {
 
 // NewCounter makes a counter without labels.
 func (m Metric) NewCounter() prometheus.Counter {
-	m.want(Counter)
 	return prometheus.NewCounter(prometheus.CounterOpts{Name: m.Name, Help: m.Help})
 }
 
 // NewCounters makes a counter with labels.
 func (m Metric) NewCounters() *prometheus.CounterVec {
-	m.want(Counter)
 	return prometheus.NewCounterVec(prometheus.CounterOpts{Name: m.Name, Help: m.Help}, m.labels())
 }
 
 // NewCounterFunc makes a counter whose value is asked for. values are those of all
 // labels of the definition.
 func (m Metric) NewCounterFunc(values prometheus.Labels, f func() float64) prometheus.CounterFunc {
-	m.want(Counter)
 	return prometheus.NewCounterFunc(prometheus.CounterOpts{Name: m.Name, Help: m.Help, ConstLabels: values}, f)
 }
 
 // NewGauge makes a gauge without labels.
 func (m Metric) NewGauge() prometheus.Gauge {
-	m.want(Gauge)
 	return prometheus.NewGauge(prometheus.GaugeOpts{Name: m.Name, Help: m.Help})
 }
 
 // NewGauges makes a gauge with labels.
 func (m Metric) NewGauges() *prometheus.GaugeVec {
-	m.want(Gauge)
 	return prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: m.Name, Help: m.Help}, m.labels())
 }
 
 // NewGaugeFunc makes a gauge whose value is asked for. values are those of all
 // labels of the definition.
 func (m Metric) NewGaugeFunc(values prometheus.Labels, f func() float64) prometheus.GaugeFunc {
-	m.want(Gauge)
 	return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: m.Name, Help: m.Help, ConstLabels: values}, f)
 }
 
 // NewHistograms makes a histogram with labels.
 func (m Metric) NewHistograms() *prometheus.HistogramVec {
-	m.want(Histogram)
 	return prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: m.Name, Help: m.Help, Buckets: m.Buckets}, m.labels())
 }
 
@@ -168,21 +153,34 @@ func Bool(b bool) float64 {
 	return 0
 }
 
-// Differences compares the names that a program shows with the table: what is
-// missing, and what is not in it. Names of others, such as go_goroutines, do not
-// count.
-func Differences(program string, shown []string) []string {
+// Differences compares what a program shows, as text in Prometheus' format, with the
+// table: what is missing, what is not in it, and what is of another type. Metrics of
+// others, such as go_goroutines, do not count.
+func Differences(program, text string) []string {
+	shown := map[string]Type{}
+	for line := range strings.Lines(text) {
+		if f := strings.Fields(line); len(f) == 4 && f[0] == "#" && f[1] == "TYPE" {
+			shown[f[2]] = Type(f[3])
+		}
+	}
 	var out []string
 	for _, m := range all {
-		if m.In(program) && m.Absent == "" && !slices.Contains(shown, m.Name) {
+		t, there := shown[m.Name]
+		switch {
+		case there && !m.In(program):
+			out = append(out, m.Name+" is not in the table for "+program)
+		case there && t != m.Type:
+			out = append(out, fmt.Sprintf("%s is a %s, in the table a %s", m.Name, t, m.Type))
+		case !there && m.In(program) && m.Absent == "":
 			out = append(out, m.Name+" is missing")
 		}
+		delete(shown, m.Name)
 	}
-	for _, name := range shown {
-		ours := strings.HasPrefix(name, "divvy_")
-		if ours && !slices.ContainsFunc(all, func(m Metric) bool { return m.Name == name && m.In(program) }) {
-			out = append(out, name+" is not in the table for "+program)
+	for name := range shown {
+		if strings.HasPrefix(name, "divvy_") {
+			out = append(out, name+" is not in the table")
 		}
 	}
+	slices.Sort(out)
 	return out
 }
