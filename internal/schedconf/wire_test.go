@@ -76,6 +76,14 @@ var shapes = map[string]struct {
 		manifest(image131, "    command:\n    - /bin/bash\n    - -ec\n    args:\n    - |\n      # why\n      ulimit -n 65536\n      kube-scheduler \\\n        --v=2 \\\n        --leader-elect\n"),
 		[]string{"/bin/bash", "-ec", "# why\nulimit -n 65536\nkube-scheduler --config=" + newFile + " \\\n  --v=2 \\\n  --leader-elect\n"},
 	},
+	"kops, with a log through a pipe": {
+		manifest("k8s.gcr.io/kube-scheduler:v1.20.15", "    command:\n    - /bin/sh\n    - -c\n    - mkfifo /tmp/pipe; (tee -a /var/log/kube-scheduler.log < /tmp/pipe & ) ; exec /usr/local/bin/kube-scheduler --leader-elect=true --v=2 > /tmp/pipe 2>&1\n"),
+		[]string{"/bin/sh", "-c", "mkfifo /tmp/pipe; (tee -a /var/log/kube-scheduler.log < /tmp/pipe & ) ; exec /usr/local/bin/kube-scheduler --config=" + oldFile + " --leader-elect=true --v=2 > /tmp/pipe 2>&1"},
+	},
+	"an environment in front": {
+		manifest(image131, "    command: [/bin/sh, -xc, 'GOGC=50 exec env TZ=UTC \"/usr/local/bin/kube-scheduler\" --v=2']\n"),
+		[]string{"/bin/sh", "-xc", "GOGC=50 exec env TZ=UTC \"/usr/local/bin/kube-scheduler\" --config=" + newFile + " --v=2"},
+	},
 	"a folded script": {
 		manifest(image131, "    command: [sh, -c]\n    args:\n    - >-\n      kube-scheduler\n      --v=2\n"),
 		[]string{"sh", "-c", "kube-scheduler --config=" + newFile + " --v=2"},
