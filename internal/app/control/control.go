@@ -22,6 +22,6 @@ func Command() *cobra.Command {
 		SilenceErrors: true,
 	}
 	cmd.AddCommand(extender.Command(), schedconf.Command(), uninstall.Command(), webhook.Command())
-	about.Version(cmd, slices.Concat(extender.APIs(), webhook.APIs())...)
+	about.Version(cmd, slices.Concat(extender.APIs(), webhook.APIs(), schedconf.APIs())...)
 	return cmd
 }

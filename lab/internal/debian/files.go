@@ -54,7 +54,7 @@ func (p Package) Files(ctx context.Context, keep func(path string) bool) ([]imag
 		if err != nil {
 			return nil, fmt.Errorf("unpack %s: %w", p.Name, err)
 		}
-		f := image.File{Path: place(header.Name), Mode: fs.FileMode(header.Mode) & (fs.ModePerm &^ 0o022)}
+		f := image.File{Path: place(header.Name), Mode: header.FileInfo().Mode() & (fs.ModePerm &^ 0o022)}
 		if header.Typeflag == tar.TypeDir || !keep(f.Path) {
 			continue
 		}

@@ -338,7 +338,7 @@ func extract(t *testing.T, img v1.Image, file string) string {
 		}
 	})
 	path := filepath.Join(t.TempDir(), filepath.Base(file))
-	if err := os.WriteFile(path, content.Bytes(), 0o700); err != nil { //nolint:gosec // a program
+	if err := os.WriteFile(path, content.Bytes(), 0o700); err != nil {
 		t.Fatal(err)
 	}
 	return path

@@ -241,7 +241,7 @@ func writeManifests(ctx context.Context, o Options, images []Built) error {
 func writeFile(path string, content []byte) error {
 	err := os.MkdirAll(filepath.Dir(path), 0o755)
 	if err == nil {
-		err = os.WriteFile(path, content, 0o644) //nolint:gosec // meant to be read by all
+		err = os.WriteFile(path, content, 0o644)
 	}
 	if err != nil {
 		return fmt.Errorf("write a file of the release: %w", err)

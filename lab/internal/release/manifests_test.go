@@ -308,12 +308,11 @@ func TestChartVersion(t *testing.T) {
 
 func untar(t *testing.T, path string) map[string][]byte {
 	t.Helper()
-	f, err := os.Open(path)
+	content, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer f.Close()
-	unzipped, err := gzip.NewReader(f)
+	unzipped, err := gzip.NewReader(bytes.NewReader(content))
 	if err != nil {
 		t.Fatal(err)
 	}

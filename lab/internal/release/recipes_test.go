@@ -162,15 +162,13 @@ func environment() *expand.Config {
 
 func parseWord(t *testing.T, text string) *syntax.Word {
 	t.Helper()
-	var word *syntax.Word
-	err := syntax.NewParser().Words(strings.NewReader(text), func(w *syntax.Word) bool {
-		word = w
-		return false
-	})
-	if err != nil || word == nil {
-		t.Fatalf("parse %q: %v", text, err)
+	for word, err := range syntax.NewParser().WordsSeq(strings.NewReader(text)) {
+		if err != nil {
+			t.Fatalf("parse %q: %v", text, err)
+		}
+		return word
 	}
-	return word
+	return &syntax.Word{}
 }
 
 // fromScript returns the calls of "go build" in a shell script.

@@ -93,7 +93,7 @@ func BuildImages(ctx context.Context, o ImageOptions) ([]Built, error) {
 			fmt.Fprintf(&digests, "%s@%s linux/%s\n", b.Name, b.Platforms[arch], arch)
 		}
 	}
-	if err := os.WriteFile(filepath.Join(o.Dir, digestsFile), []byte(digests.String()), 0o644); err != nil { //nolint:gosec // meant to be read by all
+	if err := os.WriteFile(filepath.Join(o.Dir, digestsFile), []byte(digests.String()), 0o644); err != nil {
 		return nil, fmt.Errorf("write the images' digests: %w", err)
 	}
 	return all, WriteSums(o.Dir)
@@ -121,7 +121,7 @@ func buildImage(ctx context.Context, o ImageOptions, name, work string) (Built, 
 		}
 		built.Platforms[arch] = digest.String()
 		file := filepath.Join(o.Dir, fmt.Sprintf("%s-%s-linux-%s", name, o.Stamp.Version, arch))
-		if err := os.WriteFile(file+".cdx.json", document, 0o644); err != nil { //nolint:gosec // meant to be read by all
+		if err := os.WriteFile(file+".cdx.json", document, 0o644); err != nil {
 			return Built{}, fmt.Errorf("image %s: %w", name, err)
 		}
 		if err := image.WriteArchive(img, file+".tar", full+":"+o.Stamp.Version); err != nil {
@@ -269,7 +269,7 @@ func WriteSums(dir string) error {
 		}
 		fmt.Fprintf(&out, "%s  %s\n", sum, entry.Name())
 	}
-	if err := os.WriteFile(filepath.Join(dir, sumsFile), out.Bytes(), 0o644); err != nil { //nolint:gosec // meant to be read by all
+	if err := os.WriteFile(filepath.Join(dir, sumsFile), out.Bytes(), 0o644); err != nil {
 		return fmt.Errorf("write checksums: %w", err)
 	}
 	return nil

@@ -1,0 +1,11 @@
+package schedconf
+
+import (
+	"github.com/divvy-gpu/divvy/internal/schedconf"
+	"github.com/divvy-gpu/divvy/internal/version"
+)
+
+// APIs returns what the command writes.
+func APIs() []version.API {
+	return []version.API{{Use: version.Writes, Name: schedconf.APIGroup, Versions: schedconf.APIVersions()}}
+}
