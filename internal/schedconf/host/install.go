@@ -295,7 +295,8 @@ func (h *Host) abandon(j *journal, cause error) error {
 		// The journal stays, so that the next run does it.
 		return errors.Join(cause, fmt.Errorf("take the beginning of the change back: %w", err))
 	}
-	return errors.Join(cause, h.settle(j))
+	// First what takes space: on a full disk the journal may need it.
+	return errors.Join(cause, h.removeTemporary(j), h.settle(j))
 }
 
 // prove waits until kube-scheduler is well with the pending change, or takes it
