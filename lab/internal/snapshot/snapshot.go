@@ -56,6 +56,7 @@ var Always = []Exception{
 	{Fields: [][]string{{"metadata", "resourceVersion"}, {"metadata", "managedFields"}}, Reason: "they count and note writes, also those that change nothing"},
 	{Kind: "Event", Reason: "events expire by themselves"},
 	{Kind: "ComponentStatus", Reason: "it is no object, but what the API server sees when it is asked"},
+	{Kind: "Endpoints", Reason: "the older form of EndpointSlices, which are compared"},
 	{Kind: "Lease", Fields: [][]string{{"spec", "renewTime"}}, Reason: "its holder renews it"},
 	{Kind: "Node", Fields: [][]string{{"status", "conditions", "*", "lastHeartbeatTime"}}, Reason: "kubelet's heartbeat"},
 	{Kind: "Node", Fields: [][]string{{"status", "images"}}, Reason: "images stay on a node until kubelet needs their room"},
