@@ -14,9 +14,16 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/kubernetes/pkg/api/legacyscheme"
+	podutil "k8s.io/kubernetes/pkg/api/pod"
+	"k8s.io/kubernetes/pkg/apis/core"
+	_ "k8s.io/kubernetes/pkg/apis/core/install" // registers pods, their defaults and conversions
+	corevalidation "k8s.io/kubernetes/pkg/apis/core/validation"
 	"k8s.io/kubernetes/pkg/scheduler/apis/config"
 	"k8s.io/kubernetes/pkg/scheduler/apis/config/scheme"
 	"k8s.io/kubernetes/pkg/scheduler/apis/config/validation"
+	"sigs.k8s.io/yaml"
 )
 
 // goldens are the files that internal/schedconf's own test compares.
@@ -240,6 +247,58 @@ func TestTheNewestTakesItsConfiguration(t *testing.T) {
 			cfg.Extenders = append(cfg.Extenders, cfg.Extenders[len(cfg.Extenders)-1])
 			if err := validation.ValidateKubeSchedulerConfiguration(cfg); err == nil || !strings.Contains(err.Error(), "only one extender can implement bind") {
 				t.Errorf("two binding extenders: %v", err)
+			}
+		})
+	}
+}
+
+// TestKubernetesTakesTheManifests has every manifest decoded strictly, given its
+// defaults and validated as a pod, and looks up the file that the scheduler is
+// told to read through its mounts.
+func TestKubernetesTakesTheManifests(t *testing.T) {
+	files, err := filepath.Glob(goldens + "/*.manifest.yaml")
+	if err != nil || len(files) < 40 {
+		t.Fatalf("%d manifests: %v", len(files), err)
+	}
+	for _, file := range files {
+		t.Run(filepath.Base(file), func(t *testing.T) {
+			data, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var pod corev1.Pod
+			if err := yaml.UnmarshalStrict(data, &pod); err != nil {
+				t.Fatal(err)
+			}
+			legacyscheme.Scheme.Default(&pod)
+			var internal core.Pod
+			if err := legacyscheme.Scheme.Convert(&pod, &internal, nil); err != nil {
+				t.Fatal(err)
+			}
+			options := podutil.GetValidationOptionsFromPodSpecAndMeta(&internal.Spec, nil, &internal.ObjectMeta, nil)
+			for _, err := range corevalidation.ValidatePodCreate(&internal, options) {
+				t.Error(err)
+			}
+			want := "--config="
+			if strings.Contains(file, "-policy.") {
+				want = "--policy-config-file="
+			}
+			var path string
+			for _, word := range pod.Spec.Containers[0].Command {
+				if p, ok := strings.CutPrefix(word, want); ok {
+					path = p
+				}
+			}
+			mounted := slices.ContainsFunc(pod.Spec.Containers[0].VolumeMounts, func(m corev1.VolumeMount) bool {
+				return m.MountPath == path && m.ReadOnly && slices.ContainsFunc(pod.Spec.Volumes, func(v corev1.Volume) bool {
+					return v.Name == m.Name && v.HostPath != nil && v.HostPath.Path == path && *v.HostPath.Type == corev1.HostPathFile
+				})
+			})
+			if !strings.HasPrefix(path, "/etc/kubernetes/scheduler-extender-config") || !mounted {
+				t.Errorf("the scheduler reads %q, mounted: %v", path, mounted)
+			}
+			if pod.Annotations["divvy.dev/scheduler-config-hash"] == "" {
+				t.Error("nothing would make kubelet restart the scheduler")
 			}
 		})
 	}
