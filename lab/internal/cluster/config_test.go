@@ -96,6 +96,10 @@ func TestAuditPolicy(t *testing.T) {
 		if namespace, _, err := serviceaccount.SplitUsername(name); err == nil {
 			who.Groups = append(who.Groups, serviceaccount.MakeGroupNames(namespace)...)
 		}
+		binding := evaluator.EvaluatePolicyRule(authorizer.AttributesRecord{User: who, Verb: "delete", APIGroup: "rbac.authorization.k8s.io", APIVersion: "v1", Resource: "rolebindings", ResourceRequest: true})
+		if system := strings.Contains(name, ":kube-system:"); (binding.Level == audit.LevelNone) != system {
+			t.Errorf("%s takes rights away: %s", name, binding.Level)
+		}
 		got := evaluator.EvaluatePolicyRule(authorizer.AttributesRecord{User: who, Verb: "list", APIVersion: "v1", Resource: "pods", ResourceRequest: true})
 		if got.Level != want {
 			t.Errorf("%s: %s, want %s", name, got.Level, want)

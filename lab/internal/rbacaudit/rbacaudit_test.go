@@ -66,6 +66,11 @@ func event(account, agent, verb, uri, ref, decision string) string {
 		`"stageTimestamp":"2026-01-02T03:04:05.100000Z","annotations":{"authorization.k8s.io/decision":"` + decision + `"}}` + "\n"
 }
 
+// at is the line of another time.
+func at(clock, line string) string {
+	return strings.Replace(line, "2026-01-02T03:04:05.000006Z", "2026-01-02T"+clock+".000000Z", 1)
+}
+
 const (
 	account = "system:serviceaccount:home:a"
 	agent   = "divvy-a/v0.0.0 (linux/amd64) kubernetes/$Format"
@@ -148,6 +153,31 @@ func TestCompare(t *testing.T) {
 		"refused twice": {
 			all + strings.Repeat(event(account, agent, "delete", "/api/v1/namespaces/n/pods/p", `{"resource":"pods","namespace":"n","name":"p"}`, "forbid"), 2),
 			[]string{`home/a may not delete pods p in n, and "` + agent + `" asked for it at 03:04:05.000`},
+		},
+		"refused while the rights are not there": {
+			log: all + at("03:06:00", event("admin", "helm/3", "delete", "/x", `{"resource":"rolebindings","apiGroup":"rbac.authorization.k8s.io","namespace":"home","name":"divvy-a"}`, "allow")) +
+				at("03:06:01", event(account, agent, "delete", "/x", `{"resource":"pods","namespace":"n","name":"p"}`, "forbid")),
+		},
+		"which is no use": {
+			swap(2, at("03:06:00", event("admin", "helm/3", "delete", "/x", `{"resource":"rolebindings","apiGroup":"rbac.authorization.k8s.io","namespace":"home","name":"divvy-a"}`, "allow"))+
+				at("03:06:01", event(account, agent, "list", "/api/v1/pods", `{"resource":"pods","apiVersion":"v1"}`, "forbid"))),
+			[]string{"home/a by ClusterRole a: list pods was never used"},
+		},
+		"refused long after": {
+			all + at("03:06:00", event("admin", "helm/3", "delete", "/x", `{"resource":"rolebindings","apiGroup":"rbac.authorization.k8s.io","namespace":"home","name":"divvy-a"}`, "allow")) +
+				at("03:07:01", event(account, agent, "delete", "/x", `{"resource":"pods","namespace":"n","name":"p"}`, "forbid")),
+			[]string{`home/a may not delete pods p in n, and "` + agent + `" asked for it at 03:07:01.000`},
+		},
+		"refused when they are there again": {
+			all + at("03:06:00", event("admin", "helm/3", "delete", "/x", `{"resource":"clusterrolebindings","apiGroup":"rbac.authorization.k8s.io","name":"bitfusion-a"}`, "allow")) +
+				at("03:06:01", event("admin", "helm/3", "create", "/x", `{"resource":"clusterrolebindings","apiGroup":"rbac.authorization.k8s.io","name":"bitfusion-a"}`, "allow")) +
+				at("03:06:02", event(account, agent, "delete", "/x", `{"resource":"pods","namespace":"n","name":"p"}`, "forbid")),
+			[]string{`home/a may not delete pods p in n, and "` + agent + `" asked for it at 03:06:02.000`},
+		},
+		"refused while those of others are not there": {
+			all + at("03:06:00", event("admin", "helm/3", "delete", "/x", `{"resource":"rolebindings","apiGroup":"rbac.authorization.k8s.io","namespace":"home","name":"other"}`, "allow")) +
+				at("03:06:01", event(account, agent, "delete", "/x", `{"resource":"pods","namespace":"n","name":"p"}`, "forbid")),
+			[]string{`home/a may not delete pods p in n, and "` + agent + `" asked for it at 03:06:01.000`},
 		},
 		"a line that is being written": {log: all + `{"kind":"Ev`},
 	}

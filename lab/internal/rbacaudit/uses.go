@@ -7,9 +7,11 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
+	rbacv1 "k8s.io/api/rbac/v1"
 	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
 	"k8s.io/apiserver/pkg/authentication/serviceaccount"
 )
@@ -27,6 +29,18 @@ type Use struct {
 	Path                             string
 	// Refused is true when no role allowed it.
 	Refused bool
+}
+
+// leaving is how long a program may still ask after its rights were taken away: pods
+// end when the objects that an installation consists of are gone.
+const leaving = time.Minute
+
+// absence is a time in which one of the bindings of Divvy was not there.
+type absence struct{ from, until time.Time }
+
+// covers reports whether a refusal at that time means nothing.
+func (a absence) covers(at time.Time) bool {
+	return !at.Before(a.from) && at.Before(a.from.Add(leaving)) && (a.until.IsZero() || at.Before(a.until))
 }
 
 func (u Use) String() string {
@@ -51,8 +65,9 @@ func (u Use) String() string {
 const decision = "authorization.k8s.io/decision"
 
 // ReadLog returns the requests of service accounts since a time, from a file of
-// events as the API server writes it. What people and tests asked for in the
-// name of an account, by kubectl or a test's own client, is not among them.
+// events as the API server writes it. Neither what was refused right after the
+// chart's bindings had been taken away, nor what people and tests asked for in the
+// name of an account, by kubectl or a test's own client, is among them.
 func ReadLog(path string, since time.Time) ([]Use, error) {
 	file, err := os.Open(path)
 	if err != nil {
@@ -68,18 +83,35 @@ func ReadLog(path string, since time.Time) ([]Use, error) {
 
 func readLog(log io.Reader, since time.Time) ([]Use, error) {
 	var uses []Use
+	absences := map[string][]absence{} // of bindings, by kind, namespace and name
 	reader := bufio.NewReader(log)
 	for number := 1; ; number++ {
 		line, err := reader.ReadBytes('\n')
 		if errors.Is(err, io.EOF) {
 			// What has no end yet is being written.
-			return uses, nil
+			return slices.DeleteFunc(uses, func(u Use) bool {
+				inVain := false
+				for _, times := range absences {
+					inVain = inVain || slices.ContainsFunc(times, func(a absence) bool { return a.covers(u.At) })
+				}
+				return u.Refused && inVain
+			}), nil
 		} else if err != nil {
 			return nil, err
 		}
 		var event auditv1.Event
 		if err := json.Unmarshal(line, &event); err != nil {
 			return nil, fmt.Errorf("line %d: %w", number, err)
+		}
+		if ref := event.ObjectRef; ref != nil && ref.APIGroup == rbacv1.GroupName && ofDivvy(ref.Name) {
+			key, at := ref.Resource+" "+ref.Namespace+"/"+ref.Name, event.RequestReceivedTimestamp.Time
+			times := absences[key]
+			switch last := len(times) - 1; {
+			case event.Verb == "delete":
+				absences[key] = append(times, absence{from: at})
+			case event.Verb == "create" && last >= 0 && times[last].until.IsZero():
+				times[last].until = at
+			}
 		}
 		namespace, name, err := serviceaccount.SplitUsername(event.User.Username)
 		if err != nil || event.RequestReceivedTimestamp.Time.Before(since) || byHand(event.UserAgent) {
@@ -99,6 +131,11 @@ func readLog(log io.Reader, since time.Time) ([]Use, error) {
 		}
 		uses = append(uses, use)
 	}
+}
+
+// ofDivvy reports whether a binding is one of the chart's.
+func ofDivvy(name string) bool {
+	return strings.HasPrefix(name, "divvy-") || strings.HasPrefix(name, "bitfusion-")
 }
 
 // byHand reports whether a request comes from a person or a test, and not from
