@@ -31,31 +31,31 @@ func TestManifestIsKubeadms(t *testing.T) {
 
 // Kubelet restarts the scheduler only when the manifest changes.
 func TestSamePod(t *testing.T) {
-	make := func(image string, change func(*corev1.Pod)) *corev1.Pod {
+	pod := func(image string, change func(*corev1.Pod)) *corev1.Pod {
 		data, err := scheduler.Manifest(image)
 		if err != nil {
 			t.Fatal(err)
 		}
-		pod := &corev1.Pod{}
-		if err := yaml.UnmarshalStrict(data, pod); err != nil {
+		p := &corev1.Pod{}
+		if err := yaml.UnmarshalStrict(data, p); err != nil {
 			t.Fatal(err)
 		}
 		if change != nil {
-			change(pod)
+			change(p)
 		}
-		return pod
+		return p
 	}
-	plain := make(image, nil)
+	plain := pod(image, nil)
 	// Kubelet adds annotations of its own.
-	if !scheduler.SamePod(plain, make(image, func(p *corev1.Pod) { p.Annotations = map[string]string{"kubernetes.io/config.source": "file"} })) {
+	if !scheduler.SamePod(plain, pod(image, func(p *corev1.Pod) { p.Annotations = map[string]string{"kubernetes.io/config.source": "file"} })) {
 		t.Error("what kubelet reports is not the pod of the manifest")
 	}
 	others := map[string]*corev1.Pod{
-		"another image": make("registry.k8s.io/kube-scheduler:v1.36.0", nil),
-		"another flag": make(image, func(p *corev1.Pod) {
+		"another image": pod("registry.k8s.io/kube-scheduler:v1.36.0", nil),
+		"another flag": pod(image, func(p *corev1.Pod) {
 			p.Spec.Containers[0].Command = append(p.Spec.Containers[0].Command, "--config=/a")
 		}),
-		"another configuration": make(image, func(p *corev1.Pod) { p.Annotations = map[string]string{schedconf.AnnotationHash: "1"} }),
+		"another configuration": pod(image, func(p *corev1.Pod) { p.Annotations = map[string]string{schedconf.AnnotationHash: "1"} }),
 	}
 	for name, other := range others {
 		if scheduler.SamePod(plain, other) {
