@@ -190,7 +190,7 @@ func checkPod(s *Snapshot, f *findings, p *corev1.Pod) {
 	}
 	if answer, ok := s.Readiness[p.Namespace+"/"+p.Name]; ok {
 		if !answer.OK {
-			f.add(Error, object, "it is not ready: "+answer.Text, "Mend what it says; docs/operations.md explains what a daemon waits for.").Transient = true
+			f.add(Error, object, "it is not ready: "+answer.Text, "Mend what it says; docs/troubleshooting.md explains what a daemon waits for.").Transient = true
 			return
 		}
 		f.add(Warning, object, "it says that it is ready, and kubelet has not noticed yet", "Look again in a few seconds.").Transient = true

@@ -157,7 +157,7 @@ func TestFaults(t *testing.T) {
 				w.ready("divvy-node-x", false)
 				w.Readiness[system+"/divvy-node-x"] = Answer{Text: "libefml.so is not on the host"}
 			},
-			Error, "Pod divvy-system/divvy-node-x", "not ready: libefml.so is not on the host", "docs/operations.md", "",
+			Error, "Pod divvy-system/divvy-node-x", "not ready: libefml.so is not on the host", "docs/troubleshooting.md", "",
 		},
 		"kubelet is a little behind": {
 			"workloads", func(w *world) {
