@@ -34,7 +34,7 @@ const calmTimeout = time.Minute
 
 // kubeletNotes is where kubelet notes which devices it gave to pods that run, and
 // which resources it was offered.
-const kubeletNotes = "/var/lib/kubelet/device-plugins/kubelet_internal_state"
+const kubeletNotes = "/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint"
 
 // hostFolders are all places on the host that Divvy, kubelet on behalf of its pods,
 // or the programs that it changes write to.
@@ -382,6 +382,16 @@ func bare(t *testing.T, labels ...string) {
 	makeNamespaces(t)
 	install(t, "uninstall.nodeStatus=false", "uninstall.removeLogs=true")
 	uninstall(t)
+	err := stage.Poll(ctx, calmTimeout, "the last pod of Divvy to be gone", func(ctx context.Context) error {
+		pods, err := lab.Client.CoreV1().Pods(product.Namespace).List(ctx, metav1.ListOptions{})
+		if err == nil && len(pods.Items) > 0 {
+			err = errors.New(stage.Describe(&pods.Items[0]))
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
 	for _, label := range labels {
 		if err := lab.Label(ctx, label, "true"); err != nil {
 			t.Fatal(err)
