@@ -10,7 +10,9 @@ var APIGroup = strings.TrimSuffix(group, "/")
 func APIVersions() []string {
 	names := make([]string, 0, len(apiVersions))
 	for _, a := range apiVersions {
-		names = append(names, a.name)
+		if a.name != withoutExtenders {
+			names = append(names, a.name)
+		}
 	}
 	return names
 }

@@ -66,7 +66,7 @@ func (c *config) servedBy(v version) error {
 		return c.errorf("kube-scheduler %v does not serve apiVersion %s; it serves %s. Convert the file first",
 			v, c.apiVersion, strings.Join(serves, ", "))
 	}
-	if c.apiVersion == group+"v1alpha1" {
+	if c.apiVersion == group+withoutExtenders {
 		return c.errorf("apiVersion %s has no extenders; convert the file to %s first", c.apiVersion, serves[0])
 	}
 	return nil

@@ -41,8 +41,12 @@ var apiVersions = []struct {
 	{"v1beta2", 22, 27},
 	{"v1beta1", 19, 22},
 	{"v1alpha2", 18, 18},
-	{"v1alpha1", 1, 18},
+	{withoutExtenders, 18, 18},
 }
+
+// withoutExtenders is the version that has none; a configuration of it has to be
+// converted by hand.
+const withoutExtenders = "v1alpha1"
 
 // serves returns the versions of the configuration that a scheduler serves, the
 // preferred one first.
