@@ -17,7 +17,6 @@ import (
 	celconfig "k8s.io/apiserver/pkg/apis/cel"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/cel/environment"
-	"sigs.k8s.io/yaml"
 
 	"github.com/divvy-gpu/divvy/internal/charttest"
 )
@@ -31,22 +30,9 @@ func load(t *testing.T, name string, set ...string) admissionregistrationv1.Vali
 	if err != nil {
 		t.Fatal(err)
 	}
-	for document := range strings.SplitSeq(string(text), "\n---\n") {
-		var head metav1.PartialObjectMetadata
-		if err := yaml.Unmarshal([]byte(document), &head); err != nil {
-			t.Fatal(err)
-		}
-		if head.Kind != "ValidatingAdmissionPolicy" || head.Name != name {
-			continue
-		}
-		var policy admissionregistrationv1.ValidatingAdmissionPolicy
-		if err := yaml.UnmarshalStrict([]byte(document), &policy); err != nil {
-			t.Fatalf("%v\n%s", err, document)
-		}
-		return policy
-	}
-	t.Fatalf("the chart has no policy %s", name)
-	return admissionregistrationv1.ValidatingAdmissionPolicy{}
+	var policy admissionregistrationv1.ValidatingAdmissionPolicy
+	document(t, text, "ValidatingAdmissionPolicy", name, &policy)
+	return policy
 }
 
 // validator compiles the policy as the API server does.

@@ -17,7 +17,6 @@ import (
 	"k8s.io/apiserver/pkg/admission/plugin/webhook/matchconditions"
 	celconfig "k8s.io/apiserver/pkg/apis/cel"
 	"k8s.io/apiserver/pkg/authentication/user"
-	"k8s.io/apiserver/pkg/cel/environment"
 )
 
 const (
@@ -34,15 +33,8 @@ func poolMatcher(t *testing.T) matchconditions.Matcher {
 	if err != nil {
 		t.Fatal(err)
 	}
-	compiler := plugincel.NewConditionCompiler(environment.MustBaseEnvSet(environment.DefaultCompatibilityVersion()))
-	e := compiler.CompileCondition(
-		[]plugincel.ExpressionAccessor{&matchconditions.MatchCondition{Name: "pod-of-the-pool", Expression: string(text)}},
-		plugincel.OptionalVariableDeclarations{HasAuthorizer: true}, environment.StoredExpressions)
-	if errs := e.CompilationErrors(); len(errs) > 0 {
-		t.Fatalf("the condition does not compile: %v", errs)
-	}
-	fail := admissionregistrationv1.Fail
-	return matchconditions.NewMatcher(e, &fail, "webhook", "admit", "bwki-webhook-cfg")
+	conditions := []admissionregistrationv1.MatchCondition{{Name: "pod-of-the-pool", Expression: string(text)}}
+	return matcherOf(t, conditions, admissionregistrationv1.Fail)
 }
 
 // isAsked reports whether the webhooks are called for a new pod.
