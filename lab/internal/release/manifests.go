@@ -74,7 +74,7 @@ func Render(ctx context.Context, helm, repository, values, name string, s Stamp,
 	install, before, after := []*yaml.RNode{namespace}, []*yaml.RNode(nil), []*yaml.RNode{namespace}
 	for _, o := range objects {
 		hooks := strings.Split(o.GetAnnotations()[hookAnnotation], ",")
-		if err := withoutHelm(o); err != nil {
+		if err := withoutHelm(o, s.Version); err != nil {
 			return Manifests{}, fmt.Errorf("read the chart rendered with %s: %w", from, err)
 		}
 		if hooks[0] == "" {
@@ -105,8 +105,9 @@ func Render(ctx context.Context, helm, repository, values, name string, s Stamp,
 	return m, nil
 }
 
-// withoutHelm takes away what an object that helm has not installed must not say.
-func withoutHelm(o *yaml.RNode) error {
+// withoutHelm takes away what an object that helm has not installed must not say,
+// and has it say the version of the release, as the packed chart does.
+func withoutHelm(o *yaml.RNode, version string) error {
 	for name := range o.GetAnnotations() {
 		if strings.HasPrefix(name, "helm.sh/") {
 			if err := o.PipeE(yaml.ClearAnnotation(name)); err != nil {
@@ -124,6 +125,12 @@ func withoutHelm(o *yaml.RNode) error {
 		}
 		for _, name := range []string{"helm.sh/chart", "app.kubernetes.io/managed-by"} {
 			if err := labels.PipeE(yaml.Clear(name)); err != nil {
+				return err
+			}
+		}
+		const label = "app.kubernetes.io/version"
+		if labels.Field(label) != nil {
+			if err := labels.PipeE(yaml.SetField(label, yaml.NewStringRNode(version))); err != nil {
 				return err
 			}
 		}
@@ -180,7 +187,7 @@ func UninstallCommands(name string) []string {
 	return []string{
 		fmt.Sprintf("kubectl apply -f %s-uninstall.yaml", name),
 		fmt.Sprintf("kubectl wait -n %s --for=condition=complete --timeout=5m job/divvy-uninstall", Namespace),
-		fmt.Sprintf("kubectl delete -f %[1]s-uninstall.yaml -f %[1]s.yaml", name),
+		fmt.Sprintf("kubectl delete --ignore-not-found -f %[1]s-uninstall.yaml -f %[1]s.yaml", name),
 		fmt.Sprintf("kubectl apply -f %s-uninstall-after.yaml", name),
 		fmt.Sprintf("kubectl wait -n %s --for=condition=complete --timeout=10m job/divvy-uninstall-after", Namespace),
 		fmt.Sprintf("kubectl delete -f %s-uninstall-after.yaml", name),

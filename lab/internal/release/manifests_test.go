@@ -98,6 +98,9 @@ func TestRender(t *testing.T) {
 							t.Errorf("%s: %s has %q", part, o, word)
 						}
 					}
+					if label := o.node.GetLabels()["app.kubernetes.io/version"]; label != "" && label != testStamp.Version {
+						t.Errorf("%s: %s says that it is of version %s", part, o, label)
+					}
 					if o.kind == "Secret" && (strings.Contains(text, "\ndata:") || strings.Contains(text, "\nstringData:")) {
 						t.Errorf("%s: %s has content:\n%s", part, o, text)
 					}
@@ -148,6 +151,28 @@ func TestRenderedHooks(t *testing.T) {
 		if !bytes.Contains(m.Before, []byte("#   "+line+"\n")) {
 			t.Errorf("the manifest does not tell: %s", line)
 		}
+	}
+}
+
+// TestInstallPageTellsTheCommands that the manifests tell.
+func TestInstallPageTellsTheCommands(t *testing.T) {
+	page, err := os.ReadFile(filepath.Join(repository, "docs", "install.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	commands := UninstallCommands("divvy")
+	for line := range strings.Lines(string(installHeader(testStamp, "divvy", "", true, true))) {
+		if command, found := strings.CutPrefix(strings.TrimSpace(line), "#   "); found {
+			commands = append(commands, command)
+		}
+	}
+	for _, command := range commands {
+		if !strings.Contains(string(page), "\n$ "+command+"\n") {
+			t.Errorf("docs/install.md does not tell: %s", command)
+		}
+	}
+	if len(commands) != 8 {
+		t.Errorf("%d commands, want 8", len(commands))
 	}
 }
 
