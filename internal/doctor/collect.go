@@ -496,10 +496,10 @@ func (r *reader) token(ctx context.Context) {
 func (r *reader) programs(ctx context.Context) {
 	s := r.snapshot
 	core := r.clients.Kubernetes.CoreV1().RESTClient()
-	ask := func(namespace, resource, name string, port int, path string) (Answer, error) {
+	ask := func(namespace, resource, scheme, name string, port int, path string) (Answer, error) {
 		ctx, cancel := context.WithTimeout(ctx, r.options.Timeout)
 		defer cancel()
-		result := core.Get().Namespace(namespace).Resource(resource).Name(net.JoinSchemeNamePort("", name, strconv.Itoa(port))).
+		result := core.Get().Namespace(namespace).Resource(resource).Name(net.JoinSchemeNamePort(scheme, name, strconv.Itoa(port))).
 			SubResource("proxy").Suffix(path).SetHeader("Accept", "text/plain, application/json").Do(ctx)
 		body, err := result.Raw()
 		text := clean(string(body))
@@ -513,7 +513,13 @@ func (r *reader) programs(ctx context.Context) {
 	}
 	if s.hasExtender() {
 		for _, route := range []string{"healthz", "readyz", "version"} {
-			answer, err := ask(s.Release().Namespace, "services", nameExtender, portExtender, "/"+route)
+			answer, err := ask(s.Release().Namespace, "services", "", nameExtender, portExtender, "/"+route)
+			if err == nil && !answer.OK {
+				// The plain port may be open to its own host alone.
+				if over, err := ask(s.Release().Namespace, "services", "https", nameExtender, portExtenderTLS, "/"+route); err == nil && over.OK {
+					answer = over
+				}
+			}
 			if err != nil {
 				r.fail(SourceExtender, "get of services/proxy in "+s.Release().Namespace, err)
 				continue
@@ -528,7 +534,7 @@ func (r *reader) programs(ctx context.Context) {
 		if p.Labels[labelPartOf] != partOf || p.Labels[labelName] != nameNode || podReady(p) || p.Status.PodIP == "" {
 			continue
 		}
-		answer, err := ask(p.Namespace, "pods", p.Name, portNode, "/readyz")
+		answer, err := ask(p.Namespace, "pods", "", p.Name, portNode, "/readyz")
 		if err != nil {
 			continue // the pod's status still tells that it is not ready
 		}

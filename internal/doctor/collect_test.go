@@ -60,6 +60,8 @@ type server struct {
 	refused map[string]bool
 	// proxied are the answers of programs, by the end of the path.
 	proxied map[string]string
+	// onlyTLS has the extender answer over TLS alone.
+	onlyTLS bool
 	// asked are the requests that were made.
 	asked []string
 }
@@ -243,6 +245,9 @@ func (s *server) proxy(w http.ResponseWriter, path string) {
 		return
 	}
 	for end, text := range s.proxied {
+		if s.onlyTLS && !strings.Contains(path, "/https:divvy-extender:32765/") {
+			break
+		}
 		if strings.HasSuffix(path, "/proxy"+end) {
 			fmt.Fprint(w, text)
 			return
@@ -527,6 +532,19 @@ func TestCollectWithoutHelm(t *testing.T) {
 		if (result.Skipped != "") != skipped || result.Severity != OK {
 			t.Errorf("%s: %s, skipped because %q: %+v", result.Check, result.Severity, result.Skipped, result.Findings)
 		}
+	}
+}
+
+// The plain port may be open to the extender's own host alone.
+func TestExtenderThatAnswersOverTLSAlone(t *testing.T) {
+	s := serve(healthy(t))
+	s.onlyTLS = true
+	snapshot, err := collect(t, s, Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range Examine(snapshot).Findings() {
+		t.Errorf("%+v", f)
 	}
 }
 

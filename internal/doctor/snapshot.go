@@ -34,8 +34,9 @@ const (
 	// annotationWired is on kube-scheduler's pod once schedconf has wired it.
 	annotationWired = "divvy.dev/scheduler-config-hash"
 
-	portExtender = 32766
-	portNode     = 9400
+	portExtender    = 32766
+	portExtenderTLS = 32765
+	portNode        = 9400
 )
 
 // Source names something that a snapshot is made of.
