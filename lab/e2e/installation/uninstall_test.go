@@ -202,10 +202,20 @@ func makeNamespaces(t *testing.T) {
 
 // TestUninstallQuickly uninstalls under running pods, without waiting for kubelet:
 // a node does not answer, and somebody edited kube-scheduler's manifest since. The
-// cluster and the host are then as before, and Divvy can be installed again at once.
+// cluster and the host are then as before, and Divvy can be installed again at once,
+// under the pods that ran all the time.
 func TestUninstallQuickly(t *testing.T) {
 	ctx := t.Context()
 	bare(t, product.NodeLabel, product.EnabledLabel)
+	key := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "grant-key-of-ones-own"}, Data: map[string][]byte{"key": []byte("0123456789abcdef0123456789abcdef")}}
+	if _, err := lab.Client.CoreV1().Secrets(product.Namespace).Create(ctx, key, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := lab.Client.CoreV1().Secrets(product.Namespace).Delete(context.WithoutCancel(ctx), key.Name, metav1.DeleteOptions{}); err != nil {
+			t.Error(err)
+		}
+	})
 	leave := nodeStatus(string(product.Resource), "enflame.com/gcu-count")
 	before, err := look(ctx, leave)
 	if err != nil {
@@ -215,7 +225,7 @@ func TestUninstallQuickly(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	values := []string{"uninstall.nodeStatus=false", "uninstall.removeLogs=true", "extender.leaderElection=true"}
+	values := []string{"uninstall.nodeStatus=false", "uninstall.removeLogs=true", "extender.leaderElection=true", "grantKey.existingSecret=" + key.Name}
 	install(t, values...)
 	auditor := audit.New(lab)
 	runPods(t, lab.Pod("one", stage.Container("app", 4)), lab.Pod("two", stage.Container("app", 12)))
@@ -267,7 +277,8 @@ func TestUninstallQuickly(t *testing.T) {
 		t.Errorf("the second time: %v: %s", err, text)
 	}
 
-	// What pods hold is known again from kubelet.
+	// What pods hold is known again: kubelet tells the units, their grants the card,
+	// because the key is the same.
 	install(t, values...)
 	if err := stage.Poll(ctx, podTimeout, "the books to be as before", func(ctx context.Context) error {
 		again, err := auditor.Check(ctx, audit.DeviceNodes)
