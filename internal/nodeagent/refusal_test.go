@@ -69,6 +69,10 @@ func TestRefusalsAreToldOnce(t *testing.T) {
 	s.vendors["nvidia"].set(nil, gpuDevice(0, "a"))
 	s.vendors["iluvatar"].set(nil, gpuDevice(0, "x"))
 	a, _ := s.play()
+	eventually(t, "it runs", func() bool {
+		_, ok := a.publisher.before("nvidia.com/gpu")
+		return ok
+	})
 	for i := range 1000 {
 		a.noteRefusal(t.Context(), "nvidia.com/gpu", refuse(refusedUnknownID, "there is no device %d", i))
 	}

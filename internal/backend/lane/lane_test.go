@@ -103,7 +103,7 @@ func TestCallsAreTold(t *testing.T) {
 			_, _ = Run(t.Context(), l, "call", sleep(d))
 		}
 		_, _ = Run(t.Context(), l, "never began", sleep(0))
-		time.Sleep(5 * time.Second)
+		time.Sleep(6 * time.Second) // until it returns
 		_, _ = RunOnBoth(t.Context(), other, l, "both", sleep(2*time.Second))
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
