@@ -341,7 +341,7 @@ func TestUninstall(t *testing.T) {
 	}
 	pooled.Spec.RestartPolicy = corev1.RestartPolicyNever
 	for i := range pooled.Spec.Containers {
-		pooled.Spec.Containers[i].Command = []string{"sleep", "infinity"}
+		pooled.Spec.Containers[i].Command = []string{"sleep infinity"}
 	}
 	runPods(t,
 		lab.Pod("whole-nvidia", stage.Asking("app", show.GPU, 1)), lab.Pod("whole-iluvatar", stage.Asking("app", show.IX, 1)),
