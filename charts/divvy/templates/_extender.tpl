@@ -48,6 +48,8 @@ args:
 {{- if eq .Values.scheduler.mode "dedicated" }}
 - --scheduler-name={{ .Values.scheduler.name }}
 - --mutating-config=divvy-scheduler
+# Until the API server knows that this replica ends.
+- --shutdown-delay=5s
 # The scheduler beside it needs none of this.
 - --tls-client-secret=
 - --tls-ca-configmap=

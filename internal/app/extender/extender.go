@@ -194,6 +194,7 @@ func (p *program) run(ctx context.Context, open listeners) error {
 			{Listener: open.metrics, HTTP: serve.NewServer(p.metrics)},
 		},
 		Stopping: func() { p.stopping.Store(true) },
+		Delay:    p.settings.ShutdownDelay,
 		Drain:    shutdownTimeout,
 	}
 	if p.certs != nil {

@@ -70,6 +70,9 @@ type Options struct {
 	// ReservationTTL is how long a reservation waits for its pod to be seen
 	// bound.
 	ReservationTTL time.Duration
+	// ShutdownDelay is how long reviews are still answered after the program was
+	// told to end.
+	ShutdownDelay time.Duration
 
 	Log flags.Log
 
@@ -125,6 +128,7 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	fs.StringSliceVar(&o.Resources, "resources", o.Resources, "extended resources that are managed; inspect shows enflame.com/gcu-memory, or else the first")
 	fs.StringVar(&o.NodeLabel, "node-label", o.NodeLabel, "label, as key=value, that a node needs to get shared pods; of several, joined by commas, any is enough; empty for none")
 	fs.DurationVar(&o.ReservationTTL, "reservation-ttl", o.ReservationTTL, "how long a device stays reserved for a pod that is not seen bound")
+	fs.DurationVar(&o.ShutdownDelay, "shutdown-delay", o.ShutdownDelay, "how long reviews are still answered after the program was told to end, until the API server sends none")
 	o.Log.AddFlags(fs)
 	fs.BoolVar(&o.LeaderElect, "leader-elect", o.LeaderElect, "answer only while holding the Lease, for more than one replica")
 	fs.StringVar(&o.LeaderElectName, "leader-elect-name", o.LeaderElectName, "name of the Lease")
@@ -202,6 +206,9 @@ func (o Options) settings() (settings, error) {
 	}
 	if o.ReservationTTL < minReservationTTL {
 		check("reservation-ttl", fmt.Errorf("%s: must be at least %s", o.ReservationTTL, minReservationTTL))
+	}
+	if o.ShutdownDelay < 0 {
+		check("shutdown-delay", fmt.Errorf("%s: must not be negative", o.ShutdownDelay))
 	}
 
 	if s.logging, err = o.Log.Options(); err != nil {

@@ -34,7 +34,7 @@ func TestValidate(t *testing.T) {
 	t.Setenv("POD_NAMESPACE", "")
 	err := Options{
 		Listen: "32766", MetricsListen: ":metrics", Policy: "best", Resources: []string{"gcu-memory", "a.example/x", "a.example/x", "a.example/b c"},
-		NodeLabel: "gcushare", ReservationTTL: 1, Log: flags.Log{Level: "loud", Format: "xml"}, LeaderElect: true,
+		NodeLabel: "gcushare", ReservationTTL: 1, ShutdownDelay: -1, Log: flags.Log{Level: "loud", Format: "xml"}, LeaderElect: true,
 	}.Validate()
 	if err == nil {
 		t.Fatal("options full of mistakes are valid")
@@ -49,6 +49,7 @@ func TestValidate(t *testing.T) {
 		`--resources: "a.example/b c": name part must consist of`,
 		`--node-label: node label "gcushare": must be key=value`,
 		`--reservation-ttl: 1ns: must be at least 10s`,
+		`--shutdown-delay: -1ns: must not be negative`,
 		`--log-level: log level "loud": must be one of error, warn, info, debug, trace`,
 		`--log-format: log format "xml": must be one of text, json`,
 		`--leader-elect-name: must not be empty`,

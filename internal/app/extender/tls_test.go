@@ -227,6 +227,7 @@ func TestReviews(t *testing.T) {
 	key := grantKey(t)
 	i := start(t, c, func(o *Options) {
 		o.GrantKeyFile, o.TLSListen, o.TLSNamespace, o.SchedulerName = key, ":32765", release, "divvy-scheduler"
+		o.ShutdownDelay = 2 * time.Second
 	})
 	i.ready("")
 	roots, certificate := published(t, c)
@@ -281,8 +282,17 @@ func TestReviews(t *testing.T) {
 			t.Errorf("%s over plain HTTP: %s", route, resp.Status)
 		}
 	}
+	// One that ends binds no more, and answers until nobody asks.
+	i.stop()
+	i.ready("it is stopping")
+	if got := bindOver(i, caller(i, roots, certificate)); !strings.Contains(got, "it is stopping") {
+		t.Errorf("a bind while it ends: %q", got)
+	}
+	if r := reviewed(i, caller(i, roots), "/admission/scheduler", create); !r.Allowed || len(r.Patch) == 0 {
+		t.Errorf("while it ends, a pod is answered with %+v", r)
+	}
 	if _, body := i.get(i.metrics + "/metrics"); !strings.Contains(body, `divvy_webhook_reviews_total{result="denied",webhook="config"} 1`) ||
-		!strings.Contains(body, `divvy_webhook_reviews_total{result="converted",webhook="scheduler"} 1`) {
+		!strings.Contains(body, `divvy_webhook_reviews_total{result="converted",webhook="scheduler"} 2`) {
 		t.Error("the reviews are not counted")
 	}
 	if err := i.end(); err != nil {

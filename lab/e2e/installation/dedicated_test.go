@@ -72,13 +72,13 @@ func TestDedicatedScheduler(t *testing.T) {
 	})
 
 	t.Run("other pods", func(t *testing.T) {
-		runPod(t, lab.Pod("plain", corev1.Container{Name: "app"}))
+		runPod(t, lab.Pod("plain", stage.Container("app", 0)))
 		wantScheduler(t, "plain", corev1.DefaultSchedulerName)
 		// Who asks for it by its name gets it, also for what has no devices.
-		chosen := lab.Pod("chosen", corev1.Container{Name: "app"})
+		chosen := lab.Pod("chosen", stage.Container("app", 0))
 		chosen.Spec.SchedulerName = stage.Scheduler
 		runPod(t, chosen)
-		initially := lab.Pod("initially", corev1.Container{Name: "app"})
+		initially := lab.Pod("initially", stage.Container("app", 0))
 		initially.Spec.InitContainers = []corev1.Container{stage.Container("first", 2)}
 		initially.Spec.InitContainers[0].Command = []string{"true"}
 		runPod(t, initially)
@@ -97,7 +97,12 @@ func TestDedicatedScheduler(t *testing.T) {
 		if err := lab.Client.CoreV1().Pods(product.Namespace).Delete(ctx, leader, metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)}); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := lab.Create(ctx, lab.Pod("after-the-leader", stage.Container("app", 4))); err != nil {
+		// The API server may still hold a connection to the pod that was killed; whoever
+		// makes pods tries again, as their controllers do.
+		if err := stage.Poll(ctx, podTimeout, "a pod to be created", func(ctx context.Context) error {
+			_, err := lab.Create(ctx, lab.Pod("after-the-leader", stage.Container("app", 4)))
+			return err
+		}); err != nil {
 			t.Fatal(err)
 		}
 		if err := lab.WaitPhase(ctx, takeOverTimeout, corev1.PodRunning, "after-the-leader"); err != nil {
@@ -122,7 +127,7 @@ func TestDedicatedScheduler(t *testing.T) {
 		}); err != nil {
 			t.Fatal(err)
 		}
-		runPod(t, lab.Pod("not-concerned", corev1.Container{Name: "app"}))
+		runPod(t, lab.Pod("not-concerned", stage.Container("app", 0)))
 		scale(t, 2)
 		if err := lab.WaitDivvy(ctx, takeOverTimeout); err != nil {
 			t.Fatal(err)
