@@ -154,7 +154,7 @@ func (c Check) examine(s *Snapshot) Result {
 	f := findings{check: c.Name}
 	for _, source := range c.Needs {
 		if why, failed := s.Failed[source]; failed {
-			f.add(Unknown, string(source), why, "Ask somebody who may read it, or have it allowed to you.")
+			f.add(Unknown, string(source), why, "") // the summary says what to do
 		}
 	}
 	if len(f.found) == 0 {

@@ -119,9 +119,12 @@ func (r Report) summary() string {
 	}
 	errors, warnings := r.Count(Error), r.Count(Warning)
 	var text string
-	if errors+warnings == 0 {
+	switch {
+	case errors+warnings == 0 && unmade > 0:
+		text = "Nothing wrong was found"
+	case errors+warnings == 0:
 		text = "Nothing is wrong"
-	} else {
+	default:
 		text = count(errors, "error") + ", " + count(warnings, "warning")
 	}
 	text += fmt.Sprintf("; %s made", count(made, "check"))
@@ -131,7 +134,11 @@ func (r Report) summary() string {
 	if skipped > 0 {
 		text += fmt.Sprintf(", %d had nothing to look at", skipped)
 	}
-	return text + "."
+	text += "."
+	if unmade > 0 {
+		text += " For those that could not be made, ask somebody who may read what they need."
+	}
+	return text
 }
 
 var (
