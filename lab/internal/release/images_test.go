@@ -9,9 +9,11 @@ import (
 	"io"
 	"io/fs"
 	"log"
+	"maps"
 	"net/http/httptest"
 	"os"
 	"os/exec"
+	"path"
 	"path/filepath"
 	"runtime"
 	"slices"
@@ -52,16 +54,17 @@ func libraries(t *testing.T) func(context.Context, string) ([]images.File, []deb
 	}
 }
 
-// sourcesIn copies what programs are built from to another place.
-func sourcesIn(t *testing.T, dir string) string {
+// sourcesIn copies what programs are built from to another place, so that nobody
+// changes it meanwhile.
+func sourcesIn(t *testing.T, from, dir string) string {
 	t.Helper()
 	for _, folder := range []string{"api", "cmd", "internal"} {
-		if err := os.CopyFS(filepath.Join(dir, folder), os.DirFS(filepath.Join(repository, folder))); err != nil {
+		if err := os.CopyFS(filepath.Join(dir, folder), os.DirFS(filepath.Join(from, folder))); err != nil {
 			t.Fatal(err)
 		}
 	}
-	for _, file := range []string{"go.mod", "go.sum"} {
-		content, err := os.ReadFile(filepath.Join(repository, file))
+	for _, file := range []string{"go.mod", "go.sum", "LICENSE"} {
+		content, err := os.ReadFile(filepath.Join(from, file))
 		if err == nil {
 			err = os.WriteFile(filepath.Join(dir, file), content, 0o600)
 		}
@@ -91,10 +94,11 @@ func buildImages(t *testing.T, from, to string) []Built {
 // umasks, and looks at what came out.
 func TestImages(t *testing.T) {
 	first := filepath.Join(t.TempDir(), "images")
-	built := buildImages(t, repository, first)
+	sources := sourcesIn(t, repository, filepath.Join(t.TempDir(), "checkout"))
+	built := buildImages(t, sources, first)
 
 	t.Run("two builds, one digest", func(t *testing.T) {
-		from := sourcesIn(t, filepath.Join(t.TempDir(), "a", "longer", "path", "of", "another", "checkout"))
+		from := sourcesIn(t, sources, filepath.Join(t.TempDir(), "a", "longer", "path", "of", "another", "checkout"))
 		second := filepath.Join(t.TempDir(), "elsewhere")
 		old := syscall.Umask(0o077)
 		again := buildImages(t, from, second)
@@ -115,11 +119,11 @@ func TestImages(t *testing.T) {
 
 func checkImage(t *testing.T, dir string, b Built, program string) {
 	t.Helper()
-	path, err := layout.FromPath(filepath.Join(dir, program))
+	at, err := layout.FromPath(filepath.Join(dir, program))
 	if err != nil {
 		t.Fatal(err)
 	}
-	img := imageIn(t, path, b.Digest, b.Platforms[runtime.GOARCH])
+	img := imageIn(t, at, b.Digest, b.Platforms[runtime.GOARCH])
 	config, err := img.ConfigFile()
 	if err != nil {
 		t.Fatal(err)
@@ -147,11 +151,17 @@ func checkImage(t *testing.T, dir string, b Built, program string) {
 		if mode&(fs.ModeSetuid|fs.ModeSetgid) != 0 || mode.Perm()&0o002 != 0 && mode.Type() != fs.ModeSymlink && name != "tmp/" {
 			t.Errorf("/%s is %v", name, mode)
 		}
-		if slices.Contains([]string{"sh", "bash", "dash", "busybox"}, filepath.Base(name)) {
+		if slices.Contains([]string{"sh", "bash", "dash", "busybox"}, path.Base(name)) && !strings.HasSuffix(name, "/") {
 			t.Errorf("there is a shell: /%s", name)
 		}
 		if strings.Contains("/"+name, "/bin/") && !strings.HasSuffix(name, "/") && name != "usr/bin/"+program {
 			t.Errorf("there is another program: /%s", name)
+		}
+	}
+	for _, module := range []string{"", "std/", "github.com/spf13/cobra/", "k8s.io/client-go/"} {
+		names := slices.Collect(maps.Keys(files))
+		if !slices.ContainsFunc(names, func(n string) bool { return strings.HasPrefix(n, "usr/share/doc/"+program+"/"+module+"LICENSE") }) {
+			t.Errorf("the license of %q is not in the image", module)
 		}
 	}
 	if mode := files["usr/bin/"+program]; mode != 0o755 {

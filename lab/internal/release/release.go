@@ -197,10 +197,6 @@ func writeKubectl(ctx context.Context, o Options) (err error) {
 		return fmt.Errorf("build kubectl-divvy: %w", err)
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(work)) }()
-	terms, err := os.ReadFile(filepath.Join(o.Repository, "LICENSE"))
-	if err != nil {
-		return fmt.Errorf("read the license: %w", err)
-	}
 	var platforms []map[string]any
 	for _, p := range o.Platforms {
 		o.Report("kubectl-divvy for " + p.String())
@@ -213,6 +209,17 @@ func writeKubectl(ctx context.Context, o Options) (err error) {
 		if err != nil {
 			return fmt.Errorf("build kubectl-divvy: %w", err)
 		}
+		terms, err := notices(ctx, o.Repository, filepath.Join(dir, program))
+		if err != nil {
+			return err
+		}
+		files := []file{{program, content, 0o755}}
+		for _, f := range terms {
+			if f.name != "LICENSE" {
+				f.name = "licenses/" + f.name
+			}
+			files = append(files, f)
+		}
 		name := fmt.Sprintf("%s_%s_%s_%s", Kubectl, o.Stamp.Version, p.OS, p.Arch)
 		pack := writeTarGz
 		if p.OS == "windows" {
@@ -221,7 +228,7 @@ func writeKubectl(ctx context.Context, o Options) (err error) {
 			name += ".tar.gz"
 		}
 		path := filepath.Join(o.Dir, name)
-		if err := pack(path, o.Stamp.Time, []file{{program, content, 0o755}, {"LICENSE", terms, 0o644}}); err != nil {
+		if err := pack(path, o.Stamp.Time, files); err != nil {
 			return err
 		}
 		sum, err := sumOf(path)

@@ -180,6 +180,13 @@ func buildPlatform(ctx context.Context, o ImageOptions, name, arch, work string)
 	}
 	spec := ImageSpec(name, file, base, o.Stamp)
 	spec.Architecture, spec.Compress = arch, true
+	terms, err := notices(ctx, o.Repository, file)
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, f := range terms {
+		spec.Files = append(spec.Files, image.File{Path: filepath.Join("/usr/share/doc", name, f.name), Content: f.content, Mode: f.mode})
+	}
 	img, err := image.Build(spec)
 	if err != nil {
 		return nil, nil, err
