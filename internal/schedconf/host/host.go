@@ -17,13 +17,15 @@ import (
 	"github.com/divvy-gpu/divvy/internal/schedconf"
 )
 
-// Names of files in Config.Dir; the first two are those of the GCUShare user
-// guide.
+// Names of files in Config.Dir; the first is that of the GCUShare user guide.
 const (
 	// BackupFile is the manifest as it was.
 	BackupFile = "kube-scheduler.back.yaml"
-	// StagingFile is the manifest to come, until it is in place.
-	StagingFile = "kube-scheduler.yaml"
+	// StagingFile is the manifest to come, until it is in place. The guide's name,
+	// kube-scheduler.yaml, is what an administrator gives the manifest who moves it
+	// out of kubelet's folder to stop the scheduler: a file of that name is not
+	// touched.
+	StagingFile = ".kube-scheduler.yaml.divvy-next"
 	// JournalFile is there from the first change to the last.
 	JournalFile = "divvy-schedconf.json"
 )

@@ -320,6 +320,34 @@ extenders:
 	}
 }
 
+// TestMovedAway: who stops kube-scheduler by moving its manifest out of kubelet's
+// folder finds it where it was put, whatever runs meanwhile.
+func TestMovedAway(t *testing.T) {
+	for name, run := range map[string]func(*world) error{
+		"install": func(w *world) error { return w.install(resourceA) }, "uninstall": (*world).uninstall,
+	} {
+		for _, wired := range []bool{false, true} {
+			w := newWorld(t)
+			if wired {
+				must(t, w.install(resourceA))
+			}
+			data, err := os.ReadFile(w.manifest)
+			must(t, err)
+			moved := filepath.Join(w.dir, "kube-scheduler.yaml")
+			must(t, os.Rename(w.manifest, moved))
+			if err := run(w); (name == "install" || wired) && !errors.Is(err, ErrNoManifest) {
+				t.Errorf("%s, wired %t: the error is %v", name, wired, err)
+			}
+			if now, err := os.ReadFile(moved); err != nil || string(now) != string(data) {
+				t.Errorf("%s, wired %t: the manifest that was moved away: %v\n%s", name, wired, err, now)
+			}
+			must(t, os.Rename(moved, w.manifest))
+			must(t, w.install(resourceA))
+			w.wantWired(resourceA)
+		}
+	}
+}
+
 // TestManifestMoves: another program writes the manifest in the moment before it is
 // replaced; what it wrote is what is wired, and comes back.
 func TestManifestMoves(t *testing.T) {

@@ -404,15 +404,8 @@ func (h *Host) settle(j *journal) error {
 
 // removeTemporary removes the files that are there during a change alone.
 func (h *Host) removeTemporary(j *journal) error {
-	return errors.Join(h.removeHidden(j), h.removeThese(h.paths.Staging))
-}
-
-// removeHidden leaves the one of them whose name others use, too.
-func (h *Host) removeHidden(j *journal) error { return h.removeThese(h.hiddenFiles(j)...) }
-
-func (h *Host) removeThese(paths ...string) error {
 	var errs []error
-	for _, path := range paths {
+	for _, path := range h.temporaryFiles(j) {
 		if _, err := h.fs.Stat(path); !errors.Is(err, fs.ErrNotExist) {
 			errs = append(errs, h.fs.Remove(path))
 		}
@@ -423,10 +416,8 @@ func (h *Host) removeThese(paths ...string) error {
 	return nil
 }
 
-func (h *Host) temporaryFiles(j *journal) []string { return append(h.hiddenFiles(j), h.paths.Staging) }
-
-func (h *Host) hiddenFiles(j *journal) []string {
-	files := []string{h.paths.SavedManifest, temporary(h.paths.SavedManifest), temporary(h.paths.Staging), temporary(h.paths.Backup), temporary(h.paths.Journal), temporary(h.paths.Manifest)}
+func (h *Host) temporaryFiles(j *journal) []string {
+	files := []string{h.paths.Staging, h.paths.SavedManifest, temporary(h.paths.SavedManifest), temporary(h.paths.Staging), temporary(h.paths.Backup), temporary(h.paths.Journal), temporary(h.paths.Manifest)}
 	if target, err := h.fs.Resolve(h.paths.Manifest); err == nil && target != h.paths.Manifest && h.visible(target) {
 		files = append(files, temporary(target))
 	}

@@ -66,7 +66,7 @@ func (h *Host) unwire(ctx context.Context, j *journal) (r Result, err error) {
 				return r, err
 			}
 		} else if err == nil && j.fresh {
-			return r, h.removeHidden(j)
+			return r, h.removeTemporary(j)
 		}
 	}
 	backup, original, err := h.readBackup(j)
