@@ -1,6 +1,7 @@
 package host
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"crypto/tls"
@@ -111,7 +112,7 @@ func (m *Mirror) Now(ctx context.Context, want Want) error {
 	case err != nil:
 		return err
 	case s.well == "":
-		return &UnhealthyError{Problem: "kube-scheduler: " + s.problem, Crashed: s.crashed, Log: s.message}
+		return &UnhealthyError{Problem: "kube-scheduler: " + s.problem, Crashed: s.crashed, Log: withoutKeys(s.message)}
 	}
 	return nil
 }
@@ -180,7 +181,7 @@ func (m *Mirror) prove(want Want, container string) {
 }
 
 func (m *Mirror) unhealthy(want Want, s seen) error {
-	e := &UnhealthyError{Problem: "kube-scheduler: " + s.problem, Crashed: s.crashed, Log: s.message}
+	e := &UnhealthyError{Problem: "kube-scheduler: " + s.problem, Crashed: s.crashed, Log: withoutKeys(s.message)}
 	if e.Log == "" {
 		e.Log = m.logTail(want)
 	}
@@ -293,7 +294,17 @@ func (m *Mirror) logTail(want Want) string {
 	return tailOf(newest)
 }
 
-var klogError = regexp.MustCompile(`^[EF][0-9]{4} `)
+var (
+	klogError = regexp.MustCompile(`^[EF][0-9]{4} `)
+	// encoded is what may be a part of a key of which the beginning is missing.
+	encoded = regexp.MustCompile(`[A-Za-z0-9+/=]{64,}`)
+)
+
+// withoutKeys takes private keys out of what a scheduler said: from -v=2 on it logs
+// its whole configuration when it starts.
+func withoutKeys(text string) string {
+	return encoded.ReplaceAllString(Redact(text), "REDACTED")
+}
 
 func tailOf(file string) string {
 	f, err := os.Open(file)
@@ -302,8 +313,9 @@ func tailOf(file string) string {
 	}
 	defer f.Close() //nolint:errcheck // only read
 	const window = 64 << 10
+	from := int64(0)
 	if info, err := f.Stat(); err == nil && info.Size() > window {
-		if _, err := f.Seek(-window, io.SeekEnd); err != nil {
+		if from, err = f.Seek(-window, io.SeekEnd); err != nil {
 			return ""
 		}
 	}
@@ -311,12 +323,26 @@ func tailOf(file string) string {
 	if err != nil {
 		return ""
 	}
+	if from > 0 { // in the middle of a line
+		_, data, _ = bytes.Cut(data, []byte("\n"))
+	}
 	var lines []string
+	begun := ""
 	for line := range strings.Lines(string(data)) {
-		// The runtime writes "<time> <stream> <F or P> <text>".
-		if parts := strings.SplitN(strings.TrimRight(line, "\n"), " ", 4); len(parts) == 4 && strings.TrimSpace(parts[3]) != "" {
-			lines = append(lines, strings.TrimSpace(parts[3]))
+		// The runtime writes "<time> <stream> <F or P> <text>", where P says that the
+		// line goes on in the next.
+		parts := strings.SplitN(strings.TrimRight(line, "\n"), " ", 4)
+		if len(parts) != 4 {
+			continue
 		}
+		begun += parts[3]
+		if parts[2] == "P" {
+			continue
+		}
+		if text := strings.TrimSpace(begun); text != "" {
+			lines = append(lines, withoutKeys(text))
+		}
+		begun = ""
 	}
 	// klog begins errors with E or F; what led to them is seldom what helps.
 	if wrong := slices.DeleteFunc(slices.Clone(lines), func(l string) bool { return !klogError.MatchString(l) }); len(wrong) > 0 {

@@ -2,6 +2,7 @@ package host
 
 import (
 	"context"
+	"encoding/base64"
 	"errors"
 	"net/http"
 	"net/http/httptest"
@@ -181,6 +182,46 @@ func TestLogTail(t *testing.T) {
 	err := m.Await(t.Context(), want)
 	if err == nil || !strings.HasSuffix(err.Error(), `it said: E1121 08:53:04.8 1 run.go:74] "command failed" err="no plugin"`) || strings.Contains(err.Error(), "old one") {
 		t.Errorf("the error is %v", err)
+	}
+}
+
+// TestNoKeyIsTold: from -v=2 on, kube-scheduler logs its whole configuration, with
+// the key in it, and what it says goes into events.
+func TestNoKeyIsTold(t *testing.T) {
+	key := base64.StdEncoding.EncodeToString([]byte(strings.Repeat(secret, 3)))
+	const at = "2026-01-01T00:00:00Z stderr "
+	klogged := at + "F I1121 08:53:04.8 1 configfile.go:102] \"Using component config\" config=<\n" +
+		at + "F \t  tlsConfig:\n" + at + "F \t    certData: abc\n" + at + "F \t    keyData: " + key + "\n" + at + "F \t    serverName: a\n"
+	for name, log := range map[string]string{
+		"lines":      klogged,
+		"one line":   at + `F {"msg":"Using component config","config":"tlsConfig:\n  keyData: ` + key + `\n  serverName: a\n"}` + "\n",
+		"a JSON":     at + `F config={"keyData":"` + key + `"}` + "\n",
+		"its rest":   at + "P " + key[:40] + "\n" + at + "F " + key[40:] + "\n",
+		"long lines": at + "F first\n" + at + "P \t    key" + "\n" + at + "F Data: " + key[:60] + "\n",
+		"window":     strings.Repeat("x", 100) + at + "F " + strings.Repeat("keyData: "+key+" ", 65<<10/len(key)) + "\n",
+	} {
+		m, want, _ := mirrorOf(t, shown{hash: "new", status: waiting("CrashLoopBackOff", "", nil)})
+		path := filepath.Join(m.config.LogDir, "kube-system_kube-scheduler-node-a_1", "kube-scheduler", "0.log")
+		must(t, os.MkdirAll(filepath.Dir(path), 0o755))
+		must(t, os.WriteFile(path, []byte(log), 0o600))
+		err := m.Await(t.Context(), want)
+		if err == nil {
+			t.Fatalf("%s: no error", name)
+		}
+		for i := 0; i+30 < len(key); i++ {
+			if strings.Contains(err.Error(), key[i:i+30]) {
+				t.Errorf("%s: the key is told: %v", name, err)
+				break
+			}
+		}
+	}
+	// What kubelet kept of the log begins anywhere.
+	ended := &corev1.ContainerStateTerminated{ExitCode: 1, Reason: "Error", Message: key[100:] + "\n    serverName: a\n"}
+	m, want, _ := mirrorOf(t, shown{hash: "new", status: waiting("CrashLoopBackOff", "", ended)})
+	for _, err := range []error{m.Await(t.Context(), want), m.Now(t.Context(), want)} {
+		if err == nil || strings.Contains(err.Error(), key[110:160]) || !strings.Contains(err.Error(), "serverName") {
+			t.Errorf("the error is %v", err)
+		}
 	}
 }
 

@@ -73,9 +73,10 @@ func lines(text string) []string {
 	return all[:len(all)-1]
 }
 
+// Some decoders do not care about the case of a key's letters.
 var (
-	keyLine  = regexp.MustCompile(`^(\s*(?:- )?)["']?keyData["']?\s*:\s*(.*)$`)
-	keyValue = regexp.MustCompile(`(["']?keyData["']?\s*:\s*)("(?:[^"\\]|\\.)*"|'[^']*'|[^,\s}\]]+)`)
+	keyLine  = regexp.MustCompile(`(?i)^(\s*(?:- )?)["']?keyData["']?\s*:\s*(.*)$`)
+	keyValue = regexp.MustCompile(`(?i)(["']?keyData["']?\s*:\s*)("(?:[^"\\]|\\.)*"|'[^']*'|[^,\s}\]]+)`)
 )
 
 // Redact returns a configuration without the private keys in it: of each only the

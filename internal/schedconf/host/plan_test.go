@@ -84,6 +84,7 @@ func TestRedact(t *testing.T) {
 		"continued":     "      keyData:\n        " + key[:40] + "\n\n        " + key[40:] + "\n      serverName: a\n",
 		"in a list":     "  - keyData: " + key + "\n    serverName: a\n",
 		"flow":          "    tlsConfig: {certData: abc, keyData: " + key + ", serverName: a}\n",
+		"another case":  "    tlsConfig: {KEYDATA: " + key + ", serverName: a}\n",
 		"JSON":          `{"tlsConfig":{"keyData":` + string(quoted) + `,"serverName":"a"}}` + "\n",
 		"JSON, lines":   "{\n  \"tlsConfig\": {\n    \"keyData\": " + string(quoted) + ",\n    \"serverName\": \"a\"\n  }\n}\n",
 	} {
