@@ -451,8 +451,8 @@ func (p *pod) names(name, value string) bool {
 // removed once the scheduler runs without them. The manifest becomes original,
 // byte for byte, when nothing else was edited since original was wired;
 // otherwise, and without an original (nil), just what was put in is taken out. A
-// configuration of ours that was edited since is kept in use, without the
-// extender. A scheduler that is not wired needs no Change.
+// configuration of ours that was edited since, or whose original is gone, is kept in
+// use, without the extender. A scheduler that is not wired needs no Change.
 //
 // Unlike Wire it does not need to know the version of the scheduler; it then
 // takes what the manifest says.
@@ -479,7 +479,7 @@ func Unwire(in Input, original []byte) (Change, []string, error) {
 		var q *pod
 		if c != nil {
 			kept = target.host
-			change.Notes = append(change.Notes, kept+" was edited since it was made; it stays in use, without the extender.")
+			change.Notes = append(change.Notes, fmt.Sprintf("%s %s; it stays in use, without the extender.", kept, c.why))
 			if !c.doc.Equal(c.from) {
 				change.Files = []File{p.file(kept, c.doc.Bytes())}
 			}
@@ -548,10 +548,11 @@ func (p *pod) isOurs(in Input, target source) (bool, error) {
 	return bytes.Contains(data, []byte(madeBy)), err
 }
 
-// kept is a configuration that stays in use, and what it was before.
+// kept is a configuration that stays in use, what it was before, and why.
 type kept struct {
 	*config
 	from []byte
+	why  string
 }
 
 // keep returns our file without the extender when it has more in it than Wire
@@ -561,8 +562,17 @@ func (p *pod) keep(in Input, target source) (*kept, []string, error) {
 		return nil, nil, nil
 	}
 	data, err := in.read(target.host)
-	if err != nil || data == nil || digest(madeByUs, data) == p.annotation(AnnotationHash) {
+	if err != nil || data == nil {
 		return nil, nil, err
+	}
+	s, unknown := find(in)
+	why := "was edited since it was made"
+	lost := s.lostSource()
+	switch {
+	case lost:
+		why = fmt.Sprintf("is all that is left of %s, which is gone", s.source.host)
+	case digest(madeByUs, data) == p.annotation(AnnotationHash):
+		return nil, nil, nil
 	}
 	c, err := readConfig(target.host, data, target.policy)
 	if err != nil {
@@ -572,7 +582,7 @@ func (p *pod) keep(in Input, target source) (*kept, []string, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	if s, err := find(in); err == nil {
+	if unknown == nil && !lost {
 		if s.adopted() || s.source.host == "" && s.source.configMap == "" {
 			if made, _, err := s.replacement(c); err == nil && made != nil {
 				return nil, nil, nil
@@ -583,7 +593,16 @@ func (p *pod) keep(in Input, target source) (*kept, []string, error) {
 			}
 		}
 	}
-	return &kept{c, data}, nil, nil
+	return &kept{c, data, why}, nil, nil
+}
+
+// lostSource reports whether the file that ours is a copy of is not there any more.
+func (s *scheduler) lostSource() bool {
+	if s == nil || !s.wired || s.source.host == "" || s.source.host == s.target {
+		return false
+	}
+	data, err := s.in.read(s.source.host)
+	return data == nil && err == nil
 }
 
 // unwire returns the manifest without what wire put in.
@@ -600,6 +619,8 @@ func (p *pod) unwire(in Input, target source, original []byte) (*pod, error) {
 		value, had := was[name]
 		f, has := q.command.flag(name)
 		switch {
+		case target.host == "":
+			// Somebody had the scheduler use something else since.
 		case had:
 			q, err = q.setFlag(name, value)
 		case has && (f.name == target.flag && f.value == target.path || name == flagLegacy && was != nil):

@@ -552,7 +552,13 @@ func TestWhatOthersEditStays(t *testing.T) {
 			configured(t, 31), func(n *node) { delete(n.files, newFile) }, "percentageOfNodesToScore: 60", "--config=" + existing, false,
 		},
 		"its original is gone": {
-			configured(t, 31), func(n *node) { delete(n.files, existing) }, "percentageOfNodesToScore: 60", "--config=" + existing, false,
+			configured(t, 31), func(n *node) { delete(n.files, existing) }, "percentageOfNodesToScore: 60", "--config=" + newFile, true,
+		},
+		"another configuration in the place of the one before": {
+			configured(t, 31), func(n *node) {
+				n.manifest = bytes.Replace(n.manifest, []byte("--config="+newFile), []byte("--config=/etc/kubernetes/scheduler.conf"), 1)
+				n.files["/etc/kubernetes/scheduler.conf"] = []byte("kind: KubeSchedulerConfiguration\napiVersion: kubescheduler.config.k8s.io/v1\nparallelism: 3\n")
+			}, "parallelism: 3", "--config=/etc/kubernetes/scheduler.conf", false,
 		},
 		"another configuration": {
 			kubeadm(t, 31), func(n *node) {

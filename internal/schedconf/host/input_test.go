@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/divvy-gpu/divvy/internal/schedconf"
 )
 
 // TestInstallTwice: the second changes nothing, and the first kept what it was
@@ -419,6 +421,32 @@ func TestEditedSince(t *testing.T) {
 	if len(got) != 3 {
 		t.Errorf("files were left: %v", slices.Sorted(maps.Keys(got)))
 	}
+}
+
+// TestConfigurationEditedSince: a configuration of ours that somebody edited stays,
+// without the extender, since the scheduler goes on using it.
+func TestConfigurationEditedSince(t *testing.T) {
+	w := newWorld(t)
+	must(t, w.install(resourceA))
+	path := filepath.Join(w.dir, schedconf.ConfigFile)
+	data, err := os.ReadFile(path)
+	must(t, err)
+	w.make(path, string(data)+"parallelism: 3\n", 0o644)
+	must(t, w.install(resourceA))
+	w.wantWired(resourceA)
+	for range 2 {
+		must(t, w.uninstall())
+		_, config, err := w.running()
+		must(t, err)
+		if !strings.Contains(config, "parallelism: 3") || strings.Contains(config, "gcushare") {
+			t.Errorf("the configuration is\n%s", config)
+		}
+	}
+	if got := slices.Sorted(maps.Keys(w.tree())); len(got) != 4 {
+		t.Errorf("files were left: %v", got)
+	}
+	must(t, w.install(resourceB))
+	w.wantWired(resourceB)
 }
 
 // TestHeld: what was rolled back is not tried again for ever, and is tried when

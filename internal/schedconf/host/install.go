@@ -169,7 +169,7 @@ func (h *Host) wire(ctx context.Context, j *journal, e schedconf.Extender, o Ins
 			return r, err
 		}
 	}
-	if err := h.prepare(j, m, change, outcome, state.Wired); err != nil {
+	if err := h.prepare(j, m, change, outcome, state); err != nil {
 		return r, err
 	}
 	if err := h.replace(j, m, change); err != nil {
@@ -182,9 +182,9 @@ func (h *Host) wire(ctx context.Context, j *journal, e schedconf.Extender, o Ins
 
 // prepare puts on disk what is needed to undo the change. Nothing that
 // kube-scheduler or kubelet reads is touched.
-func (h *Host) prepare(j *journal, m manifest, change schedconf.Change, outcome string, wired bool) error {
+func (h *Host) prepare(j *journal, m manifest, change schedconf.Change, outcome string, now schedconf.State) error {
 	backup := false // that of a wired one was made before
-	if !wired {
+	if !now.Wired {
 		var err error
 		if backup, err = h.wantsBackup(j, m); err != nil {
 			return err
@@ -198,7 +198,7 @@ func (h *Host) prepare(j *journal, m manifest, change schedconf.Change, outcome 
 		case errors.Is(err, fs.ErrNotExist):
 		case err != nil:
 			return err
-		case !slices.Contains(j.Files, file.Path):
+		case !slices.Contains(j.Files, file.Path) && file.Path != now.ConfigFile:
 			return fmt.Errorf("%s is there and Divvy did not write it; GCUShare's config manager has a file of that name: uninstall that first, or move the file away", file.Path)
 		default:
 			a, err := h.fs.Stat(file.Path)

@@ -88,7 +88,7 @@ func (h *Host) unwire(ctx context.Context, j *journal) (r Result, err error) {
 			return r, err
 		}
 	}
-	change, _, err := schedconf.Unwire(h.input(m.content), original)
+	change, unused, err := schedconf.Unwire(h.input(m.content), original)
 	if err != nil {
 		return r, err
 	}
@@ -108,7 +108,10 @@ func (h *Host) unwire(ctx context.Context, j *journal) (r Result, err error) {
 		}
 		klog.FromContext(ctx).Info("kube-scheduler was given its manifest without Divvy; waiting until it is well", "manifest", h.paths.Manifest)
 	}
-	left, err := h.leftovers(j)
+	// A configuration that somebody edited stays in use.
+	rest := *j
+	rest.Files = slices.DeleteFunc(slices.Clone(j.Files), func(path string) bool { return !slices.Contains(unused, path) })
+	left, err := h.leftovers(&rest)
 	if err != nil {
 		return r, err
 	}
@@ -119,7 +122,7 @@ func (h *Host) unwire(ctx context.Context, j *journal) (r Result, err error) {
 	if err := h.await(ctx, change.Manifest); err != nil {
 		return r, fmt.Errorf("kube-scheduler has its manifest without Divvy, and Divvy's files stay until it is well with it: %w", err)
 	}
-	return r, h.removeAll(j, original != nil)
+	return r, h.removeAll(&rest, original != nil)
 }
 
 // readBackup returns the original and its attributes; nil when there is none that
