@@ -210,6 +210,19 @@ func (h *Host) own(mode fs.FileMode) Attributes {
 	return Attributes{Mode: mode.Perm(), UID: os.Geteuid(), GID: os.Getegid()}
 }
 
+// attributes are those that a configuration is to have: it belongs to who
+// kube-scheduler runs as, where that is not root.
+func (h *Host) attributes(file schedconf.File) Attributes {
+	a := h.own(file.Mode)
+	if file.UID != 0 {
+		a.UID = file.UID
+	}
+	if file.GID != 0 {
+		a.GID = file.GID
+	}
+	return a
+}
+
 // put writes a file so that its old or its new content is there, never a part.
 func (h *Host) put(path string, data []byte, a Attributes) error {
 	temporary := temporary(path)

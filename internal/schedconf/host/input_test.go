@@ -131,6 +131,50 @@ func (r readOnly) Remove(name string) error {
 	return r.refuse("remove", name)
 }
 
+// TestOwner: kube-scheduler reads its configuration as the user that it runs as.
+func TestOwner(t *testing.T) {
+	w := newWorld(t)
+	w.make(w.manifest, strings.Replace(kubeadm, "  hostNetwork: true\n", "  hostNetwork: true\n  securityContext: {runAsUser: 2001, runAsGroup: 2002}\n", 1), 0o600)
+	owners := &owners{Disk: Disk{hasty: true}, of: map[string]Attributes{}}
+	w.disk = owners
+	must(t, w.install(resourceA))
+	path := filepath.Join(w.dir, schedconf.ConfigFile)
+	if a := owners.of[path]; a.UID != 2001 || a.GID != 2002 {
+		t.Errorf("the configuration belongs to %d:%d", a.UID, a.GID)
+	}
+	w.make(path, "parallelism: 3\n"+mustRead(t, path), 0o644)
+	delete(owners.of, path)
+	must(t, w.uninstall())
+	if a := owners.of[path]; a.UID != 2001 || a.GID != 2002 {
+		t.Errorf("the configuration that stays belongs to %d:%d", a.UID, a.GID)
+	}
+}
+
+func mustRead(t *testing.T, path string) string {
+	t.Helper()
+	data, err := os.ReadFile(path)
+	must(t, err)
+	return string(data)
+}
+
+// owners notes who owns what is written; to give files away takes a privilege.
+type owners struct {
+	Disk
+
+	of map[string]Attributes
+}
+
+func (o *owners) Write(name string, data []byte, a Attributes) error {
+	o.of[name] = a
+	a.UID, a.GID = os.Geteuid(), os.Getegid()
+	return o.Disk.Write(name, data, a)
+}
+
+func (o *owners) Rename(from, to string) error {
+	o.of[to] = o.of[from]
+	return o.Disk.Rename(from, to)
+}
+
 // TestOtherFileSystem: the manifests are on another file system than the rest.
 func TestOtherFileSystem(t *testing.T) {
 	for refuses, check := range map[string]func(*world, error){
@@ -505,6 +549,28 @@ func TestSlowSchedulerIsTriedAgain(t *testing.T) {
 			t.Errorf("after attempt %d the next is at %s, want %s later", i+1, held.Next, pause)
 		}
 		w.now = held.Next
+	}
+}
+
+// TestClockGoesBack: a failure of a future that was corrected does not hold for years.
+func TestClockGoesBack(t *testing.T) {
+	w := newWorld(t)
+	slow := &slowScheduler{world: w}
+	h, err := New(Config{Manifest: w.manifest, Dir: w.dir, Scheduler: slow, Now: func() time.Time { return w.now }})
+	must(t, err)
+	install := func() error {
+		_, err := h.Install(t.Context(), extender(resourceA), InstallOptions{})
+		return err
+	}
+	rolledBack(w, install())
+	w.now = w.now.AddDate(-3, 0, 0)
+	var back *RolledBackError
+	if err := install(); !errors.As(err, &back) {
+		t.Errorf("three years before it failed: %v", err)
+	}
+	var held *HeldError
+	if err := install(); !errors.As(err, &held) || held.Next.After(w.now.Add(time.Hour)) {
+		t.Errorf("and then: %v", err)
 	}
 }
 

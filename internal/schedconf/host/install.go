@@ -121,7 +121,7 @@ func (h *Host) finish(ctx context.Context, j *journal) (bool, error) {
 	case now == p.After:
 		klog.FromContext(ctx).Info("A change was interrupted after the manifest was put in place; looking how kube-scheduler is with it")
 		return true, h.prove(ctx, j, m.content)
-	case now == p.Before:
+	case h.belongsBefore(p, m):
 		klog.FromContext(ctx).Info("A change was interrupted before the manifest was put in place; taking it back")
 		if err := h.restoreFiles(p); err != nil {
 			return false, err
@@ -129,6 +129,21 @@ func (h *Host) finish(ctx context.Context, j *journal) (bool, error) {
 	}
 	// Otherwise somebody else wrote the manifest: what was saved is out of date.
 	return false, h.settle(j)
+}
+
+// belongsBefore reports whether a manifest goes with the files from before a
+// change: it is the one from before, or somebody edited that one since.
+func (h *Host) belongsBefore(p *pending, m manifest) bool {
+	if digest(m.content) == p.Before {
+		return true
+	}
+	saved, err := h.fs.ReadFile(h.paths.SavedManifest)
+	if err != nil {
+		return false
+	}
+	before, errBefore := WantOf(saved)
+	now, errNow := WantOf(m.content)
+	return errBefore == nil && errNow == nil && before.Hash == now.Hash
 }
 
 // wire does one round. It returns errMoved when somebody else wrote the manifest
@@ -149,7 +164,8 @@ func (h *Host) wire(ctx context.Context, j *journal, e schedconf.Extender, o Ins
 	outcome := outcomeOf(change)
 	if f := j.Failure; f != nil && f.Outcome == outcome && !o.Again {
 		next, again := f.Retry()
-		if !again || h.now().Before(next) {
+		// One of the future was noted by a clock that was wrong.
+		if now := h.now(); !again || now.Before(next) && !now.Before(f.At) {
 			return r, &HeldError{Failure: *f, Next: next}
 		}
 	}
@@ -183,10 +199,11 @@ func (h *Host) wire(ctx context.Context, j *journal, e schedconf.Extender, o Ins
 // prepare puts on disk what is needed to undo the change. Nothing that
 // kube-scheduler or kubelet reads is touched.
 func (h *Host) prepare(j *journal, m manifest, change schedconf.Change, outcome string, now schedconf.State) error {
-	backup := false // that of a wired one was made before
-	if !now.Wired {
+	// A wired one is no original.
+	backup, old := !now.Wired, ""
+	if backup {
 		var err error
-		if backup, err = h.wantsBackup(j, m); err != nil {
+		if old, err = h.presentBackup(j, m); err != nil {
 			return err
 		}
 	}
@@ -223,7 +240,7 @@ func (h *Host) prepare(j *journal, m manifest, change schedconf.Change, outcome 
 		}
 	}
 	if backup {
-		j.Backup, j.OldBackup = p.Before, j.Backup
+		j.Backup, j.OldBackup = p.Before, old
 	}
 	if err := h.saveJournal(j); err != nil {
 		*j = was
@@ -237,26 +254,27 @@ func (h *Host) prepare(j *journal, m manifest, change schedconf.Change, outcome 
 	return nil
 }
 
-// wantsBackup reports whether an original has no backup.
-func (h *Host) wantsBackup(j *journal, m manifest) (bool, error) {
+// presentBackup returns the digest of the backup that the original takes the place
+// of, "" when there is none.
+func (h *Host) presentBackup(j *journal, m manifest) (string, error) {
 	now, err := h.fs.ReadFile(h.paths.Backup)
 	switch {
-	case errors.Is(err, fs.ErrNotExist), err == nil && bytes.Equal(now, m.content):
-		return true, nil
+	case errors.Is(err, fs.ErrNotExist):
+		return "", nil
 	case err != nil:
-		return false, fmt.Errorf("read the backup: %w", err)
-	case !j.ours(now):
-		return false, fmt.Errorf("%s is there, Divvy did not make it, and it differs from %s: GCUShare's config manager or an administrator keeps an original there; put that back, or move the file away",
+		return "", fmt.Errorf("read the backup: %w", err)
+	// One of ours is there still after kubeadm upgrade has replaced the manifest.
+	case !bytes.Equal(now, m.content) && !j.ours(now):
+		return "", fmt.Errorf("%s is there, Divvy did not make it, and it differs from %s: GCUShare's config manager or an administrator keeps an original there; put that back, or move the file away",
 			h.paths.Backup, h.paths.Manifest)
 	}
-	// Somebody, such as kubeadm upgrade, replaced the manifest.
-	return true, nil
+	return digest(now), nil
 }
 
 // replace puts the change in place, the manifest last.
 func (h *Host) replace(j *journal, m manifest, change schedconf.Change) error {
 	for _, file := range change.Files {
-		if err := h.put(file.Path, file.Content, h.own(file.Mode)); err != nil {
+		if err := h.put(file.Path, file.Content, h.attributes(file)); err != nil {
 			return h.abandon(j, fmt.Errorf("write the scheduler's configuration: %w", err))
 		}
 	}

@@ -171,3 +171,82 @@ func interrupt(t *testing.T, s story, at int, how, then string) bool {
 	}
 	return !disk.off
 }
+
+// TestPowerLossTwice: the power goes at the same step twice in an upgrade; the
+// backup before it stays one of ours all the time.
+func TestPowerLossTwice(t *testing.T) {
+	for at := 0; ; at++ {
+		w := newWorld(t)
+		must(t, w.install(resourceA))
+		finished := false
+		for _, version := range []string{"v1.37.2", "v1.37.2", "v1.37.3"} {
+			w.original = []byte(strings.ReplaceAll(kubeadm, "v1.37.1", version))
+			if data, err := os.ReadFile(w.manifest); err != nil || !bytes.Contains(data, []byte(version)) {
+				w.make(w.manifest, string(w.original), 0o600)
+			}
+			disk := &failing{Disk: Disk{hasty: true}, at: at, how: half}
+			w.disk = disk
+			err := w.install(resourceA)
+			finished = !disk.off
+			if disk.off && !errors.Is(err, errPower) {
+				t.Errorf("step %d, with %s: the error is %v", at, version, err)
+			}
+		}
+		w.disk = Disk{hasty: true}
+		if err := w.install(resourceA); err != nil {
+			t.Errorf("step %d: afterwards: %v", at, err)
+		}
+		w.wantWired(resourceA)
+		must(t, w.uninstall())
+		if data, err := os.ReadFile(w.manifest); err != nil || !bytes.Equal(data, w.original) {
+			t.Errorf("step %d: the manifest is not the last original: %v", at, err)
+		}
+		if finished || t.Failed() {
+			break
+		}
+	}
+}
+
+// TestEditedAfterPowerLoss: the power goes while the configuration is changed, and
+// somebody edits the manifest before the next start. The configuration is still one
+// that follows what it is made of.
+func TestEditedAfterPowerLoss(t *testing.T) {
+	for _, then := range []string{"install", "uninstall"} {
+		for at := 0; ; at++ {
+			w := newWorld(t)
+			clean := w.tree()
+			must(t, w.install(resourceA))
+			disk := &failing{Disk: Disk{hasty: true}, at: at, how: half}
+			w.disk = disk
+			err := w.install(resourceB)
+			if disk.off != errors.Is(err, errPower) {
+				t.Fatalf("step %d: the error is %v", at, err)
+			}
+			w.disk = Disk{hasty: true}
+			data, err := os.ReadFile(w.manifest)
+			must(t, err)
+			w.make(w.manifest, strings.Replace(string(data), "cpu: 100m", "cpu: 150m", 1), 0o600)
+			if then == "install" {
+				must(t, w.install(resourceB))
+				w.wantWired(resourceB)
+				if s, err := w.host().Status(); err != nil || s.Edited || s.Pending {
+					t.Errorf("step %d: status: %+v, %v", at, s, err)
+				}
+				data, err := os.ReadFile(w.manifest)
+				must(t, err)
+				if bytes.Contains(data, []byte("edited-")) {
+					t.Errorf("step %d: the configuration is taken for one that somebody edited:\n%s", at, data)
+				}
+			}
+			must(t, w.uninstall())
+			clean["manifests/kube-scheduler.yaml"] = strings.Replace("-rw-------\n"+kubeadm, "cpu: 100m", "cpu: 150m", 1)
+			w.wantTree(clean)
+			if !disk.off || t.Failed() {
+				if t.Failed() {
+					t.Errorf("at step %d, then %s", at, then)
+				}
+				break
+			}
+		}
+	}
+}

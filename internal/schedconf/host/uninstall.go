@@ -82,7 +82,7 @@ func (h *Host) unwire(ctx context.Context, j *journal) (r Result, err error) {
 	if err != nil {
 		return r, err
 	}
-	if p := j.Pending; p != nil && digest(m.content) == p.Before {
+	if p := j.Pending; p != nil && h.belongsBefore(p, m) {
 		// The files belong to the manifest again, before it is looked at.
 		if err := h.restoreFiles(p); err != nil {
 			return r, err
@@ -98,7 +98,7 @@ func (h *Host) unwire(ctx context.Context, j *journal) (r Result, err error) {
 		attributes = backup
 	}
 	for _, file := range change.Files {
-		if err := h.put(file.Path, file.Content, h.own(file.Mode)); err != nil {
+		if err := h.put(file.Path, file.Content, h.attributes(file)); err != nil {
 			return r, fmt.Errorf("write the scheduler's configuration: %w", err)
 		}
 	}
