@@ -337,6 +337,50 @@ func TestWatchRuns(t *testing.T) {
 	wantStatus(t, server.URL+"/readyz", http.StatusServiceUnavailable)
 }
 
+// TestOwnFilesAreNoReason: on a full disk each round writes a part of a file and
+// removes it, and that is no reason for the next one.
+func TestOwnFilesAreNoReason(t *testing.T) {
+	dir := t.TempDir()
+	ctx, cancel := context.WithCancel(t.Context())
+	changed := make(chan struct{}, 1)
+	var wait sync.WaitGroup
+	wait.Go(func() {
+		if err := watchFiles(ctx, []string{dir}, changed); err != nil {
+			t.Error(err)
+		}
+	})
+	write := func(name string) {
+		path := filepath.Join(dir, name)
+		if err := errors.Join(os.WriteFile(path, nil, 0o600), os.Remove(path)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	seen := func(name string) {
+		for timeout := time.After(20 * time.Second); ; {
+			write(name)
+			select {
+			case <-changed:
+				return
+			case <-timeout:
+				t.Fatalf("a change of %s is not seen", name)
+			case <-time.After(2 * quietFor):
+			}
+		}
+	}
+	seen("kube-scheduler.yaml")
+	for _, name := range []string{".kube-scheduler.yaml.divvy-previous", ".divvy-schedconf.json.divvy-new", host.StagingFile} {
+		write(name)
+		select {
+		case <-changed:
+			t.Errorf("a change of %s is seen", name)
+		case <-time.After(2 * quietFor):
+		}
+	}
+	seen("admin.conf")
+	cancel()
+	wait.Wait()
+}
+
 func wantStatus(t *testing.T, url string, want int) {
 	t.Helper()
 	response, err := http.Get(url) //nolint:noctx // a test

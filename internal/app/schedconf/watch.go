@@ -286,9 +286,12 @@ func watchFiles(ctx context.Context, dirs []string, changed chan<- struct{}) err
 		select {
 		case <-ctx.Done():
 			return nil
-		case _, ok := <-watcher.Events:
+		case event, ok := <-watcher.Events:
 			if !ok {
 				return errors.New("watch files: no more events")
+			}
+			if host.IsTemporary(event.Name) {
+				continue // else each change that fails would be the reason for the next
 			}
 			quiet = time.After(quietFor)
 		case err := <-watcher.Errors:

@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -25,7 +26,7 @@ const (
 	// kube-scheduler.yaml, is what an administrator gives the manifest who moves it
 	// out of kubelet's folder to stop the scheduler: a file of that name is not
 	// touched.
-	StagingFile = ".kube-scheduler.yaml.divvy-next"
+	StagingFile = ".kube-scheduler.yaml" + next
 	// JournalFile is there from the first change to the last.
 	JournalFile = "divvy-schedconf.json"
 )
@@ -41,6 +42,7 @@ const (
 	// alone. These begin with a dot: kubelet does not take them for pods.
 	previous = ".divvy-previous"
 	fresh    = ".divvy-new"
+	next     = ".divvy-next"
 	// rounds is how often a change is worked out again when somebody else
 	// writes the manifest meanwhile.
 	rounds = 5
@@ -239,6 +241,12 @@ func (h *Host) put(path string, data []byte, a Attributes) error {
 // temporary is where the next content of a file is written: beside it, hidden.
 func temporary(path string) string {
 	return filepath.Join(filepath.Dir(path), "."+strings.TrimPrefix(filepath.Base(path), ".")+fresh)
+}
+
+// IsTemporary reports whether a file is one of those that are there during a change
+// of this package alone.
+func IsTemporary(path string) bool {
+	return slices.Contains([]string{previous, fresh, next}, filepath.Ext(path))
 }
 
 // move puts a complete file in the place of another.

@@ -125,9 +125,12 @@ func (m *Mirror) Await(ctx context.Context, want Want) error {
 	latest := deadline.Add(unreachable)
 	ticker := time.NewTicker(m.poll)
 	defer ticker.Stop()
+	last := time.Now()
 	for {
-		now := time.Now()
 		s, err := m.look(ctx, want)
+		now := time.Now()
+		passed := now.Sub(last)
+		last = now
 		if ctx.Err() != nil {
 			return fmt.Errorf("stopped while waiting for kube-scheduler: %w", ctx.Err())
 		}
@@ -135,8 +138,9 @@ func (m *Mirror) Await(ctx context.Context, want Want) error {
 		case err != nil && (now.After(latest) || apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err)):
 			return fmt.Errorf("nobody can tell how kube-scheduler is: %w", err)
 		case err != nil:
-			// Time without an API server does not count.
-			deadline = deadline.Add(m.poll)
+			// Time without an API server does not count; one that is away may let each
+			// question wait.
+			deadline = deadline.Add(passed)
 			well, failingSince = "", time.Time{}
 		case s.well == "":
 			well = ""

@@ -32,6 +32,7 @@ type shown struct {
 	absent bool
 	err    error
 	health int // 0 for 200
+	slow   time.Duration
 }
 
 func running(id string) corev1.ContainerStatus {
@@ -66,6 +67,7 @@ func mirrorOf(t *testing.T, looks ...shown) (*Mirror, Want, func() int) {
 		defer mu.Unlock()
 		n++
 		s := current()
+		time.Sleep(s.slow)
 		name := a.(clienttesting.GetAction).GetName()
 		switch {
 		case s.err != nil:
@@ -102,6 +104,9 @@ func TestAwait(t *testing.T) {
 		"restarts once":                      {looks: []shown{good, {hash: "new", status: waiting("Terminated", "", nil)}, {hash: "new", status: running("3")}}},
 		"well after a while":                 {looks: []shown{{hash: "new", status: running("2"), health: 500}, good}},
 		"an API server that comes back late": {looks: append(slicesRepeat(away, 100), good)},
+
+		// Each question is longer than the scheduler's time.
+		"an API server that hangs": {looks: []shown{old, {err: errors.New("timeout"), slow: 400 * time.Millisecond}, {absent: true}, good}},
 
 		"kubelet keeps the old one": {looks: []shown{old}, want: "after 300ms: kubelet has not taken the new manifest"},
 		"no pod":                    {looks: []shown{{absent: true}}, want: "kubelet shows no pod kube-system/kube-scheduler-node-a"},
