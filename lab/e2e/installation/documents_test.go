@@ -25,9 +25,6 @@ func TestDocuments(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := lab.Prepare(t.Context(), stage.Options{Topology: "mixed.ini", Values: []string{show.PoolValues}, Out: os.Stderr}); err != nil {
-		t.Fatal(err)
-	}
 	for _, file := range files {
 		page, err := lab.Page(file)
 		if err != nil {
@@ -43,6 +40,9 @@ func TestDocuments(t *testing.T) {
 					t.Errorf("after the page: %v", err)
 				}
 			})
+			if err := lab.Prepare(t.Context(), stage.Options{Topology: "mixed.ini", Values: []string{show.PoolValues}, Out: os.Stderr}); err != nil {
+				t.Fatal(err)
+			}
 			ctx, cancel := context.WithTimeout(t.Context(), pageTimeout)
 			defer cancel()
 			if err := lab.RunPage(ctx, page, t.Output()); err != nil {

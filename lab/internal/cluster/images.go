@@ -20,7 +20,7 @@ const busybox = "/bin/busybox"
 
 // shellApplets are the commands of the image for pods of demo and tests.
 var shellApplets = []string{
-	"sh", "cat", "echo", "env", "false", "grep", "hostname", "id", "ip", "kill", "ls", "mkdir", "nc", "printenv", "ps",
+	"sh", "cat", "echo", "env", "false", "grep", "hostname", "id", "ip", "kill", "ls", "mkdir", "nc", "ps",
 	"rm", "sed", "sleep", "stat", "test", "touch", "tr", "true", "wc", "wget",
 }
 

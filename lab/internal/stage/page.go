@@ -46,7 +46,7 @@ func (s *Stage) RunPage(ctx context.Context, page *docscript.Page, out io.Writer
 		return fmt.Errorf("a folder for the reader's programs: %w", err)
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(bin)) }()
-	helm := fmt.Sprintf(helmOfReader, s.Cluster.Program("helm"), filepath.Join(s.Repository, "lab", "values", "lab.yaml"), product.ImageValues())
+	helm := fmt.Sprintf(helmOfReader, s.Cluster.Program("helm"), filepath.Join(s.Repository, "lab", "values", "reader.yaml"), product.ImageValues())
 	if err := os.WriteFile(filepath.Join(bin, "helm"), []byte(helm), 0o755); err != nil {
 		return fmt.Errorf("the reader's helm: %w", err)
 	}
