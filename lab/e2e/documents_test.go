@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/divvy-gpu/divvy/lab/internal/docscript"
+	"github.com/divvy-gpu/divvy/lab/internal/product"
 )
 
 // pageTimeout is how long all commands of a page may take.
@@ -18,6 +19,10 @@ const pageTimeout = 5 * time.Minute
 func TestDocuments(t *testing.T) {
 	settings := map[string]setting{docscript.Installed: guide, docscript.Vendors: mixed}
 	files, err := docscript.Files(lab.Repository)
+	must(t, err)
+	// Readers of the pages that look at the whole installation brought the token in.
+	begin(t, guide)
+	_, err = product.ImportToken(t.Context(), lab.Cluster)
 	must(t, err)
 	for _, file := range files {
 		page, err := lab.Page(file)

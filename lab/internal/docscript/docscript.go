@@ -315,16 +315,24 @@ func (p *Page) Runs() (here, elsewhere int) {
 	return here, elsewhere
 }
 
-// words puts in what the page's words stand for.
+// words puts in what the page's words stand for, once: what was put in is left as it
+// is.
 func (p *Page) words(command string) string {
-	for _, word := range slices.Sorted(maps.Keys(p.Words)) {
-		whole := regexp.MustCompile(`(^|[^\w-])` + regexp.QuoteMeta(word) + `($|[^\w-])`)
-		// Twice, because matches side by side share the character between them.
-		for range 2 {
-			command = whole.ReplaceAllString(command, "${1}"+strings.ReplaceAll(p.Words[word], "$", "$$")+"${2}")
-		}
+	if len(p.Words) == 0 {
+		return command
 	}
-	return command
+	var all []string
+	for _, word := range slices.Sorted(maps.Keys(p.Words)) {
+		all = append(all, regexp.QuoteMeta(word))
+	}
+	// Words of a command are longer than those of a text: paths and options are one.
+	candidate := regexp.MustCompile(`[\w-]*(?:` + strings.Join(all, "|") + `)[\w-]*`)
+	return candidate.ReplaceAllStringFunc(command, func(found string) string {
+		if meaning, ok := p.Words[found]; ok {
+			return meaning
+		}
+		return found
+	})
 }
 
 func quote(text string) string { return "'" + strings.ReplaceAll(text, "'", `'\''`) + "'" }

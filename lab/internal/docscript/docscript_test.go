@@ -12,13 +12,13 @@ import (
 
 const page = `# A page
 
-<!-- run: {page: bare, set: {NODE: lab-0}} -->
+<!-- run: {page: bare, set: {NODE: lab-0, a.tar: /tmp/a.tar, d/: /tmp/d/}} -->
 <!-- run: {after: echo first made} -->
 
 1. In a list:
 
    ` + "```console" + `
-   $ echo one NODE \
+   $ echo one NODE a.tar d/ aa.tar \
        two    # a note
    one lab-0 two
    # an output
@@ -64,9 +64,9 @@ func TestScript(t *testing.T) {
 	if err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	want := `== page.md:9: echo one NODE \
+	want := `== page.md:9: echo one NODE a.tar d/ aa.tar \
     two    # a note
-one lab-0 two
+one lab-0 /tmp/a.tar /tmp/d/ aa.tar two
 == page.md:13: cat <<'EOF'
 $ not a command
 EOF
