@@ -122,11 +122,11 @@ func watchCommand() *cobra.Command {
 		}, watch)
 }
 
-// open returns the node.
-func (s settings) open(clients kube.Clients) (*host.Host, error) {
+// open returns the node. The turn is nil for who was told to change it now.
+func (s settings) open(clients kube.Clients, turn host.Turn) (*host.Host, error) {
 	c := host.Config{
 		Manifest: s.Manifest, Dir: s.Dir, Version: s.KubeVersion, Visible: s.HostPaths,
-		ReadConfigMap: configMaps(clients.Kubernetes),
+		ReadConfigMap: configMaps(clients.Kubernetes), Turn: turn,
 		Scheduler: host.NewMirror(host.MirrorConfig{
 			Client: clients.Kubernetes, Node: s.NodeName, Timeout: s.Timeout, Settle: s.Settle, LogDir: s.PodLogDir,
 		}),
@@ -152,7 +152,7 @@ func install(ctx context.Context, s settings, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	h, err := s.open(clients)
+	h, err := s.open(clients, nil)
 	if err != nil {
 		return err
 	}
@@ -187,7 +187,7 @@ func uninstall(ctx context.Context, s settings, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	h, err := s.open(clients)
+	h, err := s.open(clients, nil)
 	if err != nil {
 		return err
 	}
@@ -217,7 +217,7 @@ func plan(ctx context.Context, s settings, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	h, err := s.open(clients)
+	h, err := s.open(clients, nil)
 	if err != nil {
 		return err
 	}
@@ -248,7 +248,7 @@ func status(ctx context.Context, s settings, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	h, err := s.open(clients)
+	h, err := s.open(clients, nil)
 	if err != nil {
 		return err
 	}
@@ -290,6 +290,9 @@ func status(ctx context.Context, s settings, out io.Writer) error {
 		line("not compared", "%v", err)
 	} else {
 		problems = append(problems, st.Differences(e)...)
+	}
+	if st.Failure != nil {
+		problems = append(problems, "a change was rolled back")
 	}
 	if st.Pending {
 		problems = append(problems, "a change began and was not finished; install or uninstall does it")

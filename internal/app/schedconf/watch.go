@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -171,13 +172,14 @@ func stateOf(err error) string {
 	var waiting *waitingError
 	var rolledBack *host.RolledBackError
 	var held *host.HeldError
+	var notNow *host.NotNowError
 	var unhealthy *host.UnhealthyError
 	switch {
 	case err == nil:
 		return stateWired
-	case errors.As(err, &waiting):
+	case errors.As(err, &waiting), errors.As(err, &notNow) && notNow.Failure == nil:
 		return stateWaiting
-	case errors.As(err, &rolledBack), errors.As(err, &held):
+	case errors.As(err, &rolledBack), errors.As(err, &held), notNow != nil:
 		return stateRolledBack
 	case errors.As(err, &unhealthy):
 		return stateUnhealthy
@@ -208,7 +210,8 @@ func watch(ctx context.Context, s settings, _ io.Writer) error {
 	if err != nil {
 		return err
 	}
-	h, err := s.open(clients)
+	namespace, _, _ := strings.Cut(s.ExtenderService, "/")
+	h, err := s.open(clients, newTurn(clients.Kubernetes, namespace, s.NodeName, s.Timeout))
 	if err != nil {
 		return err
 	}

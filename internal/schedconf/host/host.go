@@ -72,6 +72,8 @@ type Config struct {
 	ReadConfigMap func(namespace, name string) (map[string]string, error)
 	// Scheduler tells how kube-scheduler is.
 	Scheduler Scheduler
+	// Turn is nil where no other node is minded.
+	Turn Turn
 	// FS is nil for the machine's.
 	FS FS
 	// Now is nil for the machine's clock.

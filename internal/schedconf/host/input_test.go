@@ -517,6 +517,14 @@ func TestHeld(t *testing.T) {
 	w.wantWired(resourceB)
 	rolledBack(w, w.install(resourceA))
 	w.wantWired(resourceB)
+	if s, err := w.host().Status(); err != nil || s.Failure == nil {
+		t.Errorf("status with a change that was rolled back: %+v, %v", s, err)
+	}
+	must(t, w.install(resourceB)) // it is wished no more
+	if s, err := w.host().Status(); err != nil || s.Failure != nil {
+		t.Errorf("status without: %+v, %v", s, err)
+	}
+	rolledBack(w, w.install(resourceA))
 	refused = "nothing"
 	if err := w.install(resourceA); !errors.As(err, &held) {
 		t.Errorf("the same again: %v", err)

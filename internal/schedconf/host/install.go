@@ -159,7 +159,12 @@ func (h *Host) wire(ctx context.Context, j *journal, e schedconf.Extender, o Ins
 	}
 	r.Notes = change.Notes
 	if bytes.Equal(change.Manifest, m.content) && len(change.Files) == 0 {
-		return r, h.await(ctx, m.content)
+		if err := h.await(ctx, m.content); err != nil || j.Failure == nil {
+			return r, err
+		}
+		// What was rolled back is not asked for any more.
+		j.Failure = nil
+		return r, h.saveJournal(j)
 	}
 	outcome := outcomeOf(change)
 	if f := j.Failure; f != nil && f.Outcome == outcome && !o.Again {
@@ -185,10 +190,15 @@ func (h *Host) wire(ctx context.Context, j *journal, e schedconf.Extender, o Ins
 			return r, err
 		}
 	}
-	if err := h.prepare(j, m, change, outcome, state); err != nil {
+	if err := h.take(ctx, outcome); err != nil {
 		return r, err
 	}
-	if err := h.replace(j, m, change); err != nil {
+	err = h.prepare(j, m, change, outcome, state)
+	if err == nil {
+		err = h.replace(j, m, change)
+	}
+	if err != nil {
+		h.done(ctx, nil)
 		return r, err
 	}
 	r.Changed = true
@@ -324,6 +334,7 @@ func (h *Host) prove(ctx context.Context, j *journal, content []byte) error {
 	var unhealthy *UnhealthyError
 	switch {
 	case err == nil:
+		h.done(ctx, nil)
 		j.Failure = nil
 		return h.settle(j)
 	case !errors.As(err, &unhealthy):
@@ -360,6 +371,7 @@ func (h *Host) rollBack(ctx context.Context, j *journal, cause error) error {
 		return errors.Join(back, cause) // nobody knows; it goes on with the next run
 	}
 	f := *p.Failure
+	h.done(ctx, &f)
 	// Files that were not there before are referred to by nothing now.
 	err = errors.Join(h.restoreFiles(p), h.settle(j))
 	return errors.Join(&RolledBackError{Failure: f, Cause: cause, Back: back}, err)
