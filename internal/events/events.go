@@ -57,6 +57,7 @@ type Recorder struct {
 	outcomes    *prometheus.CounterVec
 	limit       flowcontrol.RateLimiter
 	now         func() time.Time
+	anew        bool
 
 	mu   sync.Mutex // guards what follows
 	told map[string]time.Time
@@ -77,9 +78,31 @@ func NewRecorder(ctx context.Context, client kubernetes.Interface, component, ho
 	return r
 }
 
+// Anew makes each event a new one, also where one like it is there and would be
+// counted up. It is for programs that may create events and change none, and is
+// called before Start.
+func (r *Recorder) Anew() { r.anew = true }
+
 // Start begins to send to the API server.
 func (r *Recorder) Start() {
-	r.broadcaster.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: r.client.CoreV1().Events("")})
+	sink := &typedcorev1.EventSinkImpl{Interface: r.client.CoreV1().Events("")}
+	if r.anew {
+		r.broadcaster.StartRecordingToSink(onlyNew{sink})
+		return
+	}
+	r.broadcaster.StartRecordingToSink(sink)
+}
+
+// onlyNew creates an event where client-go would change one.
+type onlyNew struct{ record.EventSink }
+
+func (s onlyNew) Patch(event *corev1.Event, _ []byte) (*corev1.Event, error) {
+	event = event.DeepCopy()
+	// A name as client-go makes it, which no event has yet.
+	event.Name = fmt.Sprintf("%s.%x", event.InvolvedObject.Name, event.LastTimestamp.UnixNano())
+	event.ResourceVersion, event.UID = "", ""
+	event.FirstTimestamp, event.Count = event.LastTimestamp, 1
+	return s.Create(event)
 }
 
 // Shutdown ends it. Events after that are dropped.

@@ -119,6 +119,36 @@ func TestOnceForgets(t *testing.T) {
 	}
 }
 
+// TestAnewChangesNoEvent: what is told again after a while is another event, for
+// programs that may not change one.
+func TestAnewChangesNoEvent(t *testing.T) {
+	client := fake.NewClientset()
+	r := NewRecorder(t.Context(), client, Extend, "")
+	defer r.Shutdown()
+	now := time.Now()
+	r.now = func() time.Time { return now }
+	r.Anew()
+	r.Start()
+	pod := OnPod("team", "p", "uid")
+	for n := range 3 {
+		r.Once(pod, NeverFits, "20", "asks for 20 units")
+		if got := settled(t, client, n+1); len(got) != n+1 {
+			t.Fatalf("after telling it %d times there are %d events", n+1, len(got))
+		}
+		now = now.Add(repeatAfter)
+	}
+	for _, a := range client.Actions() {
+		if a.GetVerb() != "create" && a.GetVerb() != "list" {
+			t.Errorf("%s of %s", a.GetVerb(), a.GetResource().Resource)
+		}
+	}
+	for _, e := range settled(t, client, 3) {
+		if e.Count != 1 || e.InvolvedObject.UID != "uid" || e.Namespace != "team" {
+			t.Errorf("%+v", e)
+		}
+	}
+}
+
 // TestPodsOfOneNameDiffer: a pod that was made anew has not been told.
 func TestPodsOfOneNameDiffer(t *testing.T) {
 	if name(OnPod("a", "b", "1")) == name(OnPod("a", "b", "2")) || name(OnNode("a")) == name(OnNode("b")) {

@@ -129,6 +129,7 @@ func assemble(s settings, clients kube.Clients) (*program, error) {
 
 	registry := metrics.Registry(metrics.Extender, clients.Requests)
 	p.events = events.NewRecorder(context.Background(), clients.Kubernetes, events.Extend, "")
+	p.events.Anew() // the chart's role lets it change none, of anybody's pods
 	registry.MustRegister(p.events, booksCollector{
 		size: p.books.Size, ledger: p.ledger, resources: s.resources, devices: s.MetricsDevices,
 		ready: func() bool { return p.ready() == nil }, leading: p.leading.Load,
