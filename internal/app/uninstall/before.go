@@ -118,6 +118,7 @@ func (u *uninstaller) hookState(ctx context.Context, name string) (s hookState, 
 		node := nodeOf(p)
 		switch {
 		case p.DeletionTimestamp != nil:
+		case !metav1.IsControlledBy(p, set): // of a run before this one, and about to go
 		case node != "" && !answering[node]:
 			s.unreachable = append(s.unreachable, node)
 		case podReady(p):
@@ -296,7 +297,7 @@ func (u *uninstaller) remove(ctx context.Context, kinds ...string) {
 		if !slices.Contains(kinds, o.kind) {
 			continue
 		}
-		err := call(ctx, func(ctx context.Context) error { return u.deleteObject(ctx, o) })
+		err := u.insist(ctx, func(ctx context.Context) error { return u.deleteObject(ctx, o) })
 		switch {
 		case gone(err):
 		case err != nil:
@@ -329,7 +330,7 @@ func (u *uninstaller) deleteObject(ctx context.Context, o object) error {
 func (u *uninstaller) removeCopies(ctx context.Context) {
 	removed := 0
 	for _, name := range []string{pool.CASecret, pool.ClientSecret, pool.ServersSecret, pool.SingleSecret} {
-		err := call(ctx, func(ctx context.Context) error {
+		err := u.insist(ctx, func(ctx context.Context) error {
 			// By name as well: no other secret may be listed.
 			list, err := u.client.CoreV1().Secrets(metav1.NamespaceAll).List(ctx, metav1.ListOptions{
 				LabelSelector: credentials.ManagedByLabel + "=" + credentials.ManagedBy, FieldSelector: metav1.ObjectNameField + "=" + name,

@@ -13,6 +13,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/http"
 	"slices"
 	"strings"
 	"time"
@@ -46,6 +47,9 @@ const (
 	cleaningLimit = 40 * time.Second
 	// requestTimeout bounds every request to the API server.
 	requestTimeout = 10 * time.Second
+	// insistLimit is how long one request is made again and again while the API server
+	// does not answer it.
+	insistLimit = 30 * time.Second
 	// reserve of the time is kept for saying what remains.
 	reserve = 5 * time.Second
 )
@@ -175,6 +179,34 @@ func call(ctx context.Context, request func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	return request(ctx)
+}
+
+// insist makes one request until it is answered, for as long as an API server takes
+// to start again: nobody makes it later.
+func (u *uninstaller) insist(ctx context.Context, request func(context.Context) error) error {
+	var last error
+	u.wait(ctx, spared(ctx, insistLimit), func(ctx context.Context) (string, error) {
+		err := call(ctx, request)
+		if err == nil || ctx.Err() == nil || last == nil { // one that was cut off says less than what was before
+			last = err
+		}
+		if refused(err) {
+			return "", nil
+		}
+		return "", err
+	})
+	return last
+}
+
+// refused reports whether the API server has answered that a request is wrong, so
+// that it is in vain to make it again.
+func refused(err error) bool {
+	var status apierrors.APIStatus
+	if !errors.As(err, &status) || apierrors.IsTooManyRequests(err) || apierrors.IsTimeout(err) {
+		return false
+	}
+	code := status.Status().Code
+	return code >= http.StatusBadRequest && code < http.StatusInternalServerError
 }
 
 // gone reports whether an object is not there.

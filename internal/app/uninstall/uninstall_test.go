@@ -23,6 +23,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	clienttesting "k8s.io/client-go/testing"
 
@@ -77,10 +78,12 @@ func daemons(name string, ready map[string]bool) []runtime.Object {
 	labels := map[string]string{"app.kubernetes.io/name": name}
 	set := &appsv1.DaemonSet{ObjectMeta: named(name), Spec: appsv1.DaemonSetSpec{Selector: &metav1.LabelSelector{MatchLabels: labels}}}
 	set.Generation, set.Status.ObservedGeneration, set.Status.DesiredNumberScheduled = 1, 1, int32(len(ready))
+	set.UID = types.UID(name)
 	out := []runtime.Object{set}
 	for _, on := range slices.Sorted(maps.Keys(ready)) {
 		p := &corev1.Pod{ObjectMeta: named(name + "-" + on), Spec: corev1.PodSpec{NodeName: on}}
 		p.Labels = labels
+		p.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(set, appsv1.SchemeGroupVersion.WithKind("DaemonSet"))}
 		if ready[on] {
 			p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}
 		} else {
@@ -237,6 +240,58 @@ func TestBeforeStopsWhereASchedulerStillAsks(t *testing.T) {
 			t.Errorf("writes %q, want %q", writes, want)
 		}
 	})
+}
+
+// TestBeforeTakesNoPodOfAnEarlierRun for one of this: helm makes the DaemonSets anew,
+// and pods of the former ones, which were done, are there for a while.
+func TestBeforeTakesNoPodOfAnEarlierRun(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		former := daemons("divvy-uninstall-scheduler", map[string]bool{"n1": true})
+		former[0].(*appsv1.DaemonSet).UID = "new"
+		server := newServer(t, slices.Concat(installation(node("n1", nil)), former, daemons("divvy-uninstall-node", nil)))
+		out, writes, err := run(t, options(), server, server.Client(nil))
+		if err == nil || !strings.Contains(err.Error(), "not all are there yet") {
+			t.Errorf("error %v, want one that says that no pod is there\n%s", err, out)
+		}
+		if want := []string{"delete daemonset divvy-schedconf"}; !slices.Equal(writes, want) {
+			t.Errorf("writes %q, want %q", writes, want)
+		}
+	})
+}
+
+// TestBeforeOutlastsAnAPIServerThatRestarts: nobody runs it a second time, as helm
+// deletes what it runs in.
+func TestBeforeOutlastsAnAPIServerThatRestarts(t *testing.T) {
+	for _, kind := range []string{"mutatingwebhookconfigurations", "leases", "secrets"} {
+		t.Run(kind, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				server := newServer(t, slices.Concat(installation(node("n1", nil)),
+					daemons("divvy-uninstall-scheduler", map[string]bool{"n1": true}), daemons("divvy-uninstall-node", map[string]bool{"n1": true})))
+				var first time.Time
+				restarting := func(action clienttesting.Action) error {
+					if action.GetResource().Resource != kind || action.GetVerb() != "delete" {
+						return nil
+					}
+					if first.IsZero() {
+						first = time.Now()
+					}
+					if time.Since(first) < 15*time.Second {
+						return errors.New("connection refused")
+					}
+					return nil
+				}
+				out, writes, err := run(t, options(), server, server.Client(restarting))
+				if err != nil || strings.Contains(out, "remains") {
+					t.Errorf("%v\n%s", err, out)
+				}
+				for _, want := range []string{"delete mutatingwebhookconfiguration bwki-webhook-cfg", "delete lease divvy-extender", "delete secret " + pool.CASecret} {
+					if !slices.Contains(writes, want) {
+						t.Errorf("no %q in %q", want, writes)
+					}
+				}
+			})
+		})
+	}
 }
 
 func TestBeforeGoesOnWithoutNodesThatDoNotAnswer(t *testing.T) {
