@@ -484,13 +484,14 @@ func TestAccountsMayDoWhatTheyMustAndNoMore(t *testing.T) {
 				[]string{"get configmaps divvy-node,divvy-node-configs"},
 				each([]string{"get", "list", "patch", "watch"}, "configmaps divvy-extender-ca"),
 				each([]string{"get", "list", "update", "watch"}, "secrets divvy-extender-certs,divvy-extender-client")),
-			"divvy-system/divvy-schedconf":     {"get configmaps divvy-extender-ca", "get secrets divvy-extender-client", "get services divvy-extender"},
+			"divvy-system/divvy-schedconf": append(each([]string{"get", "update"}, "coordination.k8s.io/leases divvy-schedconf"),
+				"get configmaps divvy-extender-ca", "get secrets divvy-extender-client", "get services divvy-extender"),
 			"kube-system/divvy-schedconf-pods": {"get pods"},
 			"default/divvy-schedconf-events":   {"create events"},
 			"bwki/divvy-uninstall": slices.Concat(
 				[]string{"list pods"}, each([]string{"get", "delete"}, "apps/deployments bitfusion-webhook-deployment")),
 			"divvy-system/divvy-uninstall": slices.Concat(
-				[]string{"list pods", "get apps/daemonsets divvy-uninstall-node,divvy-uninstall-scheduler", "delete coordination.k8s.io/leases divvy-extender"},
+				[]string{"list pods", "get apps/daemonsets divvy-uninstall-node,divvy-uninstall-scheduler", "delete coordination.k8s.io/leases divvy-extender,divvy-scheduler"},
 				each([]string{"get", "delete"}, "apps/daemonsets divvy-node,divvy-schedconf,bitfusion-device-plugin", "apps/deployments divvy-extender")),
 		}[role.Namespace+"/"+role.Name]
 		slices.Sort(want)

@@ -28,6 +28,7 @@ var nameTable = []struct {
 		{"enflame.com/gcu-device-*", "Pod", "divvy-extender, divvy-node", "GCUShare's annotations: `id` and `memory` of the device, `memory-request`, `assign-time`, `assigned`; for people and scripts, nothing is decided by them"},
 		{"divvy.dev/scheduler-config-hash", "the static pod of kube-scheduler", "divvy-control schedconf", "digest of the configuration that the manifest names: kubelet restarts a static pod when the manifest changes"},
 		{"divvy.dev/scheduler-config-before", "the static pod of kube-scheduler", "divvy-control schedconf", "the flags that others were put in the place of, a JSON list"},
+		{"divvy.dev/scheduler-rolled-back", "Lease `divvy-schedconf`", "divvy-control schedconf", "which change of a kube-scheduler a node took back, for the other nodes; JSON"},
 		{"divvy.dev/rotate", "Secret of certificates", "an administrator", "`cert ...` or `ca ...`: make a new one now"},
 		{"divvy.dev/pool-source", "Secret", "divvy-control webhook", "which secret this is a copy of, namespace/name"},
 		{"divvy.dev/pool-source-version", "Secret", "divvy-control webhook", "the source's resourceVersion when it was copied"},

@@ -1,0 +1,56 @@
+package host
+
+import (
+	"context"
+	"fmt"
+
+	"k8s.io/klog/v2"
+)
+
+// Turn lets the control-plane nodes of a cluster change their schedulers one after
+// the other, and tells them what one of them was not well with: pods are placed
+// meanwhile, and a change that does not work stops at the first node.
+type Turn interface {
+	// Take returns nil when this node may make a change, and a *NotNowError when
+	// another is at it or had to take the same change back. The change is known by
+	// its outcome, a digest of all that is put in place.
+	Take(ctx context.Context, outcome string) error
+	// Done ends it. The failure is nil when kube-scheduler is well with the change,
+	// or nothing came of it. A node whose turn it is not may call it, too.
+	Done(ctx context.Context, failure *Failure) error
+}
+
+// NotNowError says that another node comes first.
+type NotNowError struct {
+	// Node is that one.
+	Node string
+	// Failure is what it was not well with, nil while it is at work.
+	Failure *Failure
+}
+
+func (e *NotNowError) Error() string {
+	if e.Failure == nil {
+		return fmt.Sprintf("node %s changes its kube-scheduler; this one comes after it", e.Node)
+	}
+	return fmt.Sprintf("the same change was rolled back on node %s, so it is not tried here before it went well there, something changes, or an hour has passed "+
+		"(`divvy-control schedconf install` tries it at once). It was: %s", e.Node, e.Failure.Reason)
+}
+
+// take asks for the turn of this node.
+func (h *Host) take(ctx context.Context, outcome string) error {
+	if h.config.Turn == nil {
+		return nil
+	}
+	return h.config.Turn.Take(ctx, outcome)
+}
+
+// done ends the turn. Where nobody can be told, the others see that it lasts too
+// long.
+func (h *Host) done(ctx context.Context, failure *Failure) {
+	if h.config.Turn == nil {
+		return
+	}
+	if err := h.config.Turn.Done(ctx, failure); err != nil {
+		klog.FromContext(ctx).Error(err, "The other control-plane nodes could not be told that this one is done")
+	}
+}
