@@ -91,6 +91,19 @@ func TestUninstallingFindsEveryProgram(t *testing.T) {
 	}
 }
 
+// TestUninstallingFindsTheLeasesOfEveryMode: programs made them, also those of a
+// scheduler.mode of before an upgrade, so helm does not know them.
+func TestUninstallingFindsTheLeasesOfEveryMode(t *testing.T) {
+	for name, set := range everyPart {
+		args := one[*batchv1.Job](t, objects(t, rendered(t, set...)), "divvy-uninstall").Spec.Template.Spec.Containers[0].Args
+		for _, lease := range []string{"divvy-extender", "divvy-scheduler"} {
+			if want := "--remove=lease/divvy-system/" + lease; !slices.Contains(args, want) {
+				t.Errorf("with %s: %s is missing in %q", name, want, args)
+			}
+		}
+	}
+}
+
 // TestHostsAreCleanedWhereADaemonRan: on each node that the daemon runs on, and on
 // those that it does not run on any more.
 func TestHostsAreCleanedWhereADaemonRan(t *testing.T) {

@@ -16,7 +16,8 @@ helm.sh/hook-output-log-policy: hook-succeeded,hook-failed
 {{- $validating := list -}}
 {{- $daemonsets := list -}}
 {{- $deployments := list -}}
-{{- $leases := list -}}
+{{- /* Also the one of another scheduler.mode, of before an upgrade. */ -}}
+{{- $leases := list "divvy-extender" "divvy-scheduler" -}}
 {{- $hooks := list "divvy-uninstall-node" -}}
 {{- if include "divvy.local" . -}}
 {{- $daemonsets = append $daemonsets "divvy-node" -}}
@@ -28,7 +29,6 @@ helm.sh/hook-output-log-policy: hook-succeeded,hook-failed
 {{- if $memory -}}
 {{- $validating = append $validating "divvy-config" -}}
 {{- $deployments = append $deployments (ternary "divvy-scheduler" "divvy-extender" (not (not $dedicated))) -}}
-{{- $leases = append $leases (ternary "divvy-scheduler" "divvy-extender" (not (not $dedicated))) -}}
 {{- end -}}
 {{- if $dedicated -}}
 {{- $mutating = append $mutating "divvy-scheduler" -}}
