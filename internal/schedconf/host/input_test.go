@@ -1,6 +1,7 @@
 package host
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"maps"
@@ -384,7 +385,7 @@ func TestMovedAway(t *testing.T) {
 			if err := run(w); (name == "install" || wired) && !errors.Is(err, ErrNoManifest) {
 				t.Errorf("%s, wired %t: the error is %v", name, wired, err)
 			}
-			if now, err := os.ReadFile(moved); err != nil || string(now) != string(data) {
+			if now, err := os.ReadFile(moved); err != nil || !bytes.Equal(now, data) {
 				t.Errorf("%s, wired %t: the manifest that was moved away: %v\n%s", name, wired, err, now)
 			}
 			must(t, os.Rename(moved, w.manifest))

@@ -230,6 +230,9 @@ func TestNoKeyIsTold(t *testing.T) {
 	}
 }
 
+// defaultHealth is where a kube-scheduler answers whose flags do not say it.
+const defaultHealth = "https://127.0.0.1:10259/healthz"
+
 func TestWantOf(t *testing.T) {
 	container := func(text string) string {
 		return "kind: Pod\nmetadata: {name: kube-scheduler, namespace: kube-system}\nspec: {containers: [{name: side}, {name: kube-scheduler, " + text + "}]}"
@@ -241,6 +244,10 @@ func TestWantOf(t *testing.T) {
 		"IPv6":         {manifest: container("livenessProbe: {httpGet: {host: '::1', port: 10259, scheme: HTTPS}}"), health: "https://[::1]:10259/healthz"},
 		"unknown port": {manifest: container("livenessProbe: {httpGet: {port: none}}"), health: defaultHealth},
 		"no port":      {manifest: container("command: [kube-scheduler, --secure-port=0]"), health: ""},
+		"an address":   {manifest: container("command: [kube-scheduler, --bind-address=10.0.0.5], livenessProbe: {httpGet: {port: 10259, scheme: HTTPS, path: /livez}}"), health: "https://10.0.0.5:10259/livez"},
+		"all of them":  {manifest: container("args: [--bind-address, '::'], livenessProbe: {httpGet: {port: 10259, scheme: HTTPS}}"), health: "https://127.0.0.1:10259/healthz"},
+		"flags alone":  {manifest: container("args: [--bind_address, 'fd00::5', --secure-port=10260]"), health: "https://[fd00::5]:10260/healthz"},
+		"a variable":   {manifest: container("args: [--bind-address=$(HOST_IP)]"), health: defaultHealth},
 		"JSON":         {manifest: `{"kind":"Pod","metadata":{"name":"a"},"spec":{"containers":[{"name":"b"}]}}`, health: defaultHealth},
 		"no pod":       {manifest: "a: b", want: "without a name"},
 		"no YAML":      {manifest: "{", want: "no pod"},

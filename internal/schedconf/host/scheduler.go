@@ -1,10 +1,12 @@
 package host
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -46,8 +48,8 @@ func (e *UnhealthyError) Error() string {
 
 const schedulerName = "kube-scheduler"
 
-// defaultHealth is where kube-scheduler answers unless its flags say otherwise.
-const defaultHealth = "https://127.0.0.1:10259/healthz"
+// defaultPort is where kube-scheduler answers unless its flags say otherwise.
+const defaultPort = 10259
 
 // WantOf returns what a manifest says of the pod that kubelet makes of it.
 func WantOf(content []byte) (Want, error) {
@@ -73,39 +75,52 @@ func WantOf(content []byte) (Want, error) {
 	return w, nil
 }
 
-// healthURL is the URL of the liveness probe, which kubelet asks on the node's
-// own network as this package does.
+// healthURL is the URL of the liveness probe, which kubelet asks on the node's own
+// network as this package does. Where it names no address, kubelet takes the pod's;
+// that is the one that the program listens on, or all of the node's.
 func healthURL(c *corev1.Container) string {
-	for _, arg := range append(append([]string{}, c.Command...), c.Args...) {
-		if arg == "--secure-port=0" {
-			return ""
-		}
+	address, port := "127.0.0.1", defaultPort
+	args := slices.Concat(c.Command, c.Args)
+	if a := net.ParseIP(flagOf(args, "bind-address")); a != nil && !a.IsUnspecified() {
+		address = a.String()
 	}
+	if p, err := strconv.Atoi(flagOf(args, "secure-port")); err == nil {
+		port = p
+	}
+	if port == 0 {
+		return ""
+	}
+	u := url.URL{Scheme: "https", Host: net.JoinHostPort(address, strconv.Itoa(port)), Path: "/healthz"}
 	if c.LivenessProbe == nil || c.LivenessProbe.HTTPGet == nil {
-		return defaultHealth
+		return u.String()
 	}
 	get := c.LivenessProbe.HTTPGet
-	port := get.Port.IntValue()
+	port = get.Port.IntValue()
 	for _, p := range c.Ports {
 		if p.Name == get.Port.StrVal && p.Name != "" {
 			port = int(p.ContainerPort)
 		}
 	}
 	if port == 0 {
-		return defaultHealth
+		return u.String()
 	}
-	host := get.Host
-	if host == "" {
-		host = "127.0.0.1"
-	}
-	scheme := strings.ToLower(string(get.Scheme))
-	if scheme == "" {
-		scheme = "http"
-	}
-	path := get.Path
-	if path == "" {
-		path = "/healthz"
-	}
-	u := url.URL{Scheme: scheme, Host: net.JoinHostPort(host, strconv.Itoa(port)), Path: path}
+	u.Scheme = strings.ToLower(cmp.Or(string(get.Scheme), "http"))
+	u.Host = net.JoinHostPort(cmp.Or(get.Host, address), strconv.Itoa(port))
+	u.Path = cmp.Or(get.Path, u.Path)
 	return u.String()
+}
+
+// flagOf returns the value of a flag of a command, "" without it.
+func flagOf(args []string, name string) (value string) {
+	for i, arg := range args {
+		flag, after, has := strings.Cut(arg, "=")
+		switch {
+		case strings.ReplaceAll(flag, "_", "-") != "--"+name:
+		case has:
+			value = after
+		case i+1 < len(args):
+			value = args[i+1]
+		}
+	}
+	return value
 }
