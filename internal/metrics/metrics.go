@@ -107,11 +107,6 @@ func (m Metric) NewCounterFunc(values prometheus.Labels, f func() float64) prome
 	return prometheus.NewCounterFunc(prometheus.CounterOpts{Name: m.Name, Help: m.Help, ConstLabels: values}, f)
 }
 
-// NewGauge makes a gauge without labels.
-func (m Metric) NewGauge() prometheus.Gauge {
-	return prometheus.NewGauge(prometheus.GaugeOpts{Name: m.Name, Help: m.Help})
-}
-
 // NewGauges makes a gauge with labels.
 func (m Metric) NewGauges() *prometheus.GaugeVec {
 	return prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: m.Name, Help: m.Help}, m.labels())

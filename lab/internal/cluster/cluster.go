@@ -81,16 +81,8 @@ func (c *Cluster) BinDir() string { return c.binDir }
 // Program returns the path of one of them.
 func (c *Cluster) Program(name string) string { return filepath.Join(c.binDir, name) }
 
-// NodeIP returns the address of the node.
-func (c *Cluster) NodeIP() string { return c.nodeIP }
-
 // NodeName returns the name of the node.
 func (c *Cluster) NodeName() string { return layout.NodeName }
-
-// LogPath returns the log of a component that runs as a process.
-func (c *Cluster) LogPath(component Component) string {
-	return filepath.Join(layout.LogDir, programName(component)+".log")
-}
 
 // RESTConfig returns the configuration of an administrator's client without
 // limits of its own.
