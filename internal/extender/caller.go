@@ -1,17 +1,36 @@
 package extender
 
 import (
+	"context"
 	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
 	"net/http"
 	"net/netip"
+
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/divvy-gpu/divvy/internal/events"
 )
 
 // ClientName is the common name of the client certificate that kube-scheduler
 // shows over TLS.
 const ClientName = "divvy-kube-scheduler"
+
+// callerKey is the key under which a context has the *http.Request of the caller.
+type callerKey struct{}
+
+// tell makes an event on a pod. Only who may bind is believed that there is such a
+// pod: anybody may ask the other questions, and would choose the pod.
+func (e *Extender) tell(ctx context.Context, pod *v1.Pod, kind events.Kind, message string) {
+	if e.config.Tell == nil {
+		return
+	}
+	if r, ok := ctx.Value(callerKey{}).(*http.Request); ok && e.mayBind(r) == nil {
+		e.config.Tell(refOf(pod), kind, message)
+	}
+}
 
 // mayBind refuses binds of callers that are nobody to trust with one: a bind acts
 // with the extender's own rights.

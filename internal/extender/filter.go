@@ -28,9 +28,7 @@ func (e *Extender) filter(ctx context.Context, body, out []byte) ([]byte, error)
 		}
 		e.metrics.several.refused.Inc()
 		e.metrics.several.several.Add(float64(len(args.names)))
-		if e.config.Tell != nil {
-			e.config.Tell(refOf(args.pod), events.SeveralResources, reason)
-		}
+		e.tell(ctx, args.pod, events.SeveralResources, reason)
 		return appendFilterResult(out, args, result), nil
 	}
 	var counts [codes]int
@@ -54,8 +52,8 @@ func (e *Extender) filter(ctx context.Context, body, out []byte) ([]byte, error)
 		})
 	}
 	e.metrics.of(requests).filtered(len(result.fits), &counts)
-	if larger := counts[accel.LargerThanDevice]; e.config.Tell != nil && larger > 0 && larger+counts[accel.NodeUnknown] == len(args.names) {
-		e.config.Tell(refOf(args.pod), events.NeverFits, neverFits(requests[0], larger))
+	if larger := counts[accel.LargerThanDevice]; larger > 0 && larger+counts[accel.NodeUnknown] == len(args.names) {
+		e.tell(ctx, args.pod, events.NeverFits, neverFits(requests[0], larger))
 	}
 	if log := klog.FromContext(ctx).V(4); log.Enabled() {
 		log.Info("Filtered", "pod", klog.KObj(args.pod), "fit", len(result.fits), "refused", len(result.refusals))

@@ -117,7 +117,7 @@ func (e *Extender) handleVerb(v verb) http.Handler {
 			if *body, done, err = e.readBody(w, r, v.maxBody, (*body)[:0]); err == nil {
 				err = func() error {
 					defer done() // a panic must not keep large bodies out for ever
-					answer, err := v.answer(r.Context(), *body, (*out)[:0])
+					answer, err := v.answer(context.WithValue(r.Context(), callerKey{}, r), *body, (*out)[:0])
 					if err == nil {
 						*out = answer
 					}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
 
@@ -328,5 +329,25 @@ func TestPodsThatNobodyCanPlaceAreTold(t *testing.T) {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
 		})
+	}
+}
+
+// TestAStrangerTellsNobody: whoever may not bind makes no events by what it asks,
+// which names any pod that it likes.
+func TestAStrangerTellsNobody(t *testing.T) {
+	told := 0
+	w := newWorld(t, func(c *Config) { c.Tell = func(accel.PodRef, events.Kind, string) { told++ } })
+	for remote, want := range map[string]int{"192.0.2.77:4000": 0, "127.0.0.1:4000": 1} {
+		body, err := json.Marshal(extenderv1.ExtenderArgs{Pod: newPod("p", 900), NodeNames: &[]string{"node-a"}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		r := httptest.NewRequest(http.MethodPost, Prefix+"/filter", bytes.NewReader(body))
+		r.RemoteAddr, told = remote, 0
+		answer := httptest.NewRecorder()
+		w.server.Config.Handler.ServeHTTP(answer, r)
+		if !strings.Contains(answer.Body.String(), "node-a") || told != want {
+			t.Errorf("%s: %d events, want %d; the answer is %s", remote, told, want, answer.Body)
+		}
 	}
 }
