@@ -8,6 +8,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/divvy-gpu/divvy/internal/accel/wire"
+	"github.com/divvy-gpu/divvy/internal/pool"
 )
 
 func checkRelease(s *Snapshot, f *findings) {
@@ -91,18 +92,9 @@ func originalOf(name string) *original {
 // remove returns the command that takes a workload away.
 func remove(kind string, m *metav1.ObjectMeta) string {
 	if release := m.Annotations[annotationRelease]; release != "" {
-		return "helm uninstall " + quote(release) + " -n " + quote(m.Annotations[annotationNamespace])
+		return "helm uninstall " + pool.Quote(release) + " -n " + pool.Quote(m.Annotations[annotationNamespace])
 	}
 	return "kubectl delete " + kind + " " + m.Name + " -n " + m.Namespace
-}
-
-// quote makes a text one word of a shell. Names of objects are words already;
-// what is in annotations may be anything.
-func quote(word string) string {
-	if word != "" && strings.Trim(word, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.-_/") == "" {
-		return word
-	}
-	return "'" + strings.ReplaceAll(word, "'", `'\''`) + "'"
 }
 
 func checkLeftovers(s *Snapshot, f *findings) {

@@ -9,6 +9,8 @@ import (
 	"strings"
 
 	"sigs.k8s.io/yaml"
+
+	"github.com/divvy-gpu/divvy/internal/pool"
 )
 
 // Format is a way to print a report.
@@ -155,12 +157,12 @@ func (r Report) At(context, kubeconfig string) Report {
 	}
 	var forKubectl, forHelm string
 	if kubeconfig != "" {
-		forKubectl += "--kubeconfig=" + quote(kubeconfig) + " "
-		forHelm += "--kubeconfig=" + quote(kubeconfig) + " "
+		forKubectl += "--kubeconfig=" + pool.Quote(kubeconfig) + " "
+		forHelm += "--kubeconfig=" + pool.Quote(kubeconfig) + " "
 	}
 	if context != "" {
-		forKubectl += "--context=" + quote(context) + " "
-		forHelm += "--kube-context=" + quote(context) + " "
+		forKubectl += "--context=" + pool.Quote(context) + " "
+		forHelm += "--kube-context=" + pool.Quote(context) + " "
 	}
 	// A dollar sign would be read as a reference to what was matched.
 	forKubectl, forHelm = strings.ReplaceAll(forKubectl, "$", "$$"), strings.ReplaceAll(forHelm, "$", "$$")
