@@ -209,31 +209,26 @@ func (h *Host) wire(ctx context.Context, j *journal, e schedconf.Extender, o Ins
 // prepare puts on disk what is needed to undo the change. Nothing that
 // kube-scheduler or kubelet reads is touched.
 func (h *Host) prepare(j *journal, m manifest, change schedconf.Change, outcome string, now schedconf.State) error {
-	// A wired one is no original.
-	backup, old := !now.Wired, ""
-	if backup {
-		var err error
-		if old, err = h.presentBackup(j, m); err != nil {
-			return err
-		}
+	old, err := h.obstacle(j, m, change, now)
+	if err != nil {
+		return err
 	}
+	backup := !now.Wired // a wired one is no original
 	p := &pending{Before: digest(m.content), After: digest(change.Manifest), Outcome: outcome}
 	for _, file := range change.Files {
 		s := saved{Path: file.Path}
-		old, err := h.fs.ReadFile(file.Path)
+		present, err := h.fs.ReadFile(file.Path)
 		switch {
 		case errors.Is(err, fs.ErrNotExist):
 		case err != nil:
 			return err
-		case !slices.Contains(j.Files, file.Path) && file.Path != now.ConfigFile:
-			return fmt.Errorf("%s is there and Divvy did not write it; GCUShare's config manager has a file of that name: uninstall that first, or move the file away", file.Path)
 		default:
 			a, err := h.fs.Stat(file.Path)
 			if err != nil {
 				return err
 			}
 			s.Copy = savedCopy(file.Path)
-			if err := h.put(s.Copy, old, a); err != nil {
+			if err := h.put(s.Copy, present, a); err != nil {
 				return fmt.Errorf("keep the present configuration: %w", err)
 			}
 		}
@@ -262,6 +257,28 @@ func (h *Host) prepare(j *journal, m manifest, change schedconf.Change, outcome 
 		}
 	}
 	return nil
+}
+
+// obstacle returns an error when a file is in the way that is somebody else's, and
+// else the digest of the backup that the original takes the place of, if any.
+func (h *Host) obstacle(j *journal, m manifest, change schedconf.Change, now schedconf.State) (backup string, err error) {
+	if !now.Wired {
+		if backup, err = h.presentBackup(j, m); err != nil {
+			return "", err
+		}
+	}
+	for _, file := range change.Files {
+		if slices.Contains(j.Files, file.Path) || file.Path == now.ConfigFile {
+			continue
+		}
+		switch _, err := h.fs.ReadFile(file.Path); {
+		case err == nil:
+			return "", fmt.Errorf("%s is there and Divvy did not write it; GCUShare's config manager has a file of that name: uninstall that first, or move the file away", file.Path)
+		case !errors.Is(err, fs.ErrNotExist):
+			return "", err
+		}
+	}
+	return backup, nil
 }
 
 // presentBackup returns the digest of the backup that the original takes the place

@@ -1,6 +1,7 @@
 package host
 
 import (
+	"bytes"
 	"crypto/sha256"
 	"errors"
 	"fmt"
@@ -22,11 +23,11 @@ func (h *Host) Plan(e schedconf.Extender, uninstall bool) (diff string, notes []
 		return "", nil, err
 	}
 	var change schedconf.Change
+	j, err := h.loadJournal()
+	if err != nil {
+		return "", nil, err
+	}
 	if uninstall {
-		j, err := h.loadJournal()
-		if err != nil {
-			return "", nil, err
-		}
 		_, original, err := h.readBackup(j)
 		if err != nil {
 			return "", nil, err
@@ -38,8 +39,17 @@ func (h *Host) Plan(e schedconf.Extender, uninstall bool) (diff string, notes []
 		for _, path := range remove {
 			notes = append(notes, path+" is removed.")
 		}
-	} else if change, err = schedconf.Wire(h.input(m.content), e); err != nil {
-		return "", nil, err
+	} else {
+		if change, err = schedconf.Wire(h.input(m.content), e); err != nil {
+			return "", nil, err
+		}
+		refused, err := h.wouldRefuse(j, m, change)
+		if err != nil {
+			return "", nil, err
+		}
+		if refused != nil {
+			notes = append(notes, "Install would refuse this: "+refused.Error()+".")
+		}
 	}
 	var b strings.Builder
 	for _, file := range append(change.Files, schedconf.File{Path: h.paths.Manifest, Content: change.Manifest}) {
@@ -60,6 +70,24 @@ func (h *Host) Plan(e schedconf.Extender, uninstall bool) (diff string, notes []
 		b.WriteString(text)
 	}
 	return b.String(), append(change.Notes, notes...), nil
+}
+
+// wouldRefuse returns what keeps Install from a change.
+func (h *Host) wouldRefuse(j *journal, m manifest, change schedconf.Change) (refused, err error) {
+	if bytes.Equal(change.Manifest, m.content) && len(change.Files) == 0 {
+		return nil, nil
+	}
+	now, err := schedconf.Inspect(h.input(m.content))
+	if err != nil {
+		return nil, err
+	}
+	if now.Wired {
+		if err := h.adopt(j); err != nil {
+			return nil, err
+		}
+	}
+	_, refused = h.obstacle(j, m, change, now)
+	return refused, nil
 }
 
 func lines(text string) []string {

@@ -59,6 +59,25 @@ func TestPlan(t *testing.T) {
 	w.wantTree(before)
 }
 
+// TestPlanTellsWhatIsInTheWay: the diff alone would be a promise.
+func TestPlanTellsWhatIsInTheWay(t *testing.T) {
+	for name, want := range map[string]string{
+		BackupFile: "Divvy did not make it", schedconf.ConfigFile: "Divvy did not write it", "": "",
+	} {
+		w := newWorld(t)
+		if name != "" {
+			w.make(filepath.Join(w.dir, name), "kind: Pod\n", 0o600)
+		}
+		diff, notes, err := w.host().Plan(extender(resourceA), false)
+		if err != nil || diff == "" {
+			t.Errorf("%s: %v, %q", name, err, diff)
+		}
+		if told := strings.Join(notes, " "); strings.Contains(told, "Install would refuse this") != (want != "") || !strings.Contains(told, want) {
+			t.Errorf("%s: the notes are %s", name, told)
+		}
+	}
+}
+
 func wantNoKey(t *testing.T, text string) {
 	t.Helper()
 	for _, form := range []string{secret, base64.StdEncoding.EncodeToString([]byte(secret))} {
