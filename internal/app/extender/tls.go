@@ -2,6 +2,7 @@ package extender
 
 import (
 	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"net"
@@ -39,10 +40,16 @@ func newCertificates(s settings, client kubernetes.Interface, registry prometheu
 	return manager, nil
 }
 
+// certificates is what secure needs of a *certs.Manager.
+type certificates interface {
+	GetCertificate(hello *tls.ClientHelloInfo) (*tls.Certificate, error)
+	ClientCAs() *x509.CertPool
+}
+
 // secure returns a server that proves who it is and asks clients, who need not,
 // to do the same. Both the certificate and the CAs are those of the moment.
-func secure(handler http.Handler, manager *certs.Manager) *http.Server {
-	server := serve.NewServer(handler)
+func secure(handler http.Handler, manager certificates) *http.Server {
+	server := serve.NewServer(recheck(handler, manager.ClientCAs))
 	server.TLSConfig = &tls.Config{
 		MinVersion:     tls.VersionTLS12,
 		GetCertificate: manager.GetCertificate,
@@ -60,6 +67,24 @@ func secure(handler http.Handler, manager *certs.Manager) *http.Server {
 	}
 	server.HTTP2 = &http.HTTP2Config{MaxConcurrentStreams: maxStreams}
 	return server
+}
+
+// recheck takes from a caller that wants to bind what its handshake has proved, if
+// that would not be proof now: the certificate may have expired since, or its CA
+// been given up, and a connection lasts as long as its client likes.
+func recheck(next http.Handler, accepted func() *x509.CertPool) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == extender.Prefix+"/bind" && r.TLS != nil && len(r.TLS.PeerCertificates) > 0 {
+			_, err := r.TLS.PeerCertificates[0].Verify(x509.VerifyOptions{Roots: accepted(), KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}})
+			if err != nil {
+				state := *r.TLS
+				state.VerifiedChains = nil
+				r = r.WithContext(r.Context()) // a copy, as the state is the connection's
+				r.TLS = &state
+			}
+		}
+		next.ServeHTTP(w, r)
+	})
 }
 
 // listeners are the sockets of the program; tls and metrics may be nil.

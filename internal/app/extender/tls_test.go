@@ -6,11 +6,14 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/json"
+	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -156,6 +159,73 @@ func TestTLS(t *testing.T) {
 	}
 	if err := i.end(); err != nil {
 		t.Error(err)
+	}
+}
+
+// changing is a server's certificate, and CAs of clients that change.
+type changing struct {
+	certificate tls.Certificate
+	accepted    atomic.Pointer[x509.CertPool]
+}
+
+func (c *changing) GetCertificate(*tls.ClientHelloInfo) (*tls.Certificate, error) {
+	return &c.certificate, nil
+}
+func (c *changing) ClientCAs() *x509.CertPool { return c.accepted.Load() }
+
+// A connection outlives the CA by which its client was known. Binds over it are
+// those of a stranger then.
+func TestTLSOfAClientWhoseCAIsGivenUp(t *testing.T) {
+	c := tlsClients(t)
+	key := grantKey(t)
+	i := start(t, c, func(o *Options) { o.GrantKeyFile, o.TLSListen, o.TLSNamespace = key, ":32765", release })
+	roots, certificate := published(t, c)
+	secret, err := c.Kubernetes.CoreV1().Secrets(release).Get(t.Context(), "divvy-extender-certs", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	own, err := tls.X509KeyPair(secret.Data["tls.crt"], secret.Data["tls.key"])
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := i.end(); err != nil {
+		t.Fatal(err)
+	}
+	cas := &changing{certificate: own}
+	cas.accepted.Store(roots)
+	server := secure(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		fmt.Fprint(w, len(r.TLS.VerifiedChains), " ", r.RemoteAddr)
+	}), cas)
+	var config net.ListenConfig
+	listener, err := config.Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan error)
+	go func() { done <- server.ServeTLS(listener, "", "") }()
+	defer func() {
+		server.Close() //nolint:errcheck // a test
+		<-done
+	}()
+	client := caller(i, roots, certificate)
+	bind := func() (chains, remote string) {
+		resp, err := client.Post("https://"+listener.Addr().String()+"/gcushare-scheduler/bind", "application/json", nil) //nolint:noctx // a test
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close() //nolint:errcheck // read to its end
+		body, err := io.ReadAll(resp.Body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		chains, remote, _ = strings.Cut(string(body), " ")
+		return chains, remote
+	}
+	before, connection := bind()
+	cas.accepted.Store(x509.NewCertPool())
+	after, same := bind()
+	if before != "1" || after != "0" || connection != same {
+		t.Errorf("verified chains: %s over %s before the CA was given up, %s over %s after; want 1, 0 and one connection", before, connection, after, same)
 	}
 }
 
