@@ -122,7 +122,7 @@ func watchCommand() *cobra.Command {
 		}, watch)
 }
 
-// open returns the node. The turn is nil for who was told to change it now.
+// open returns the node, which does not wait for others where the turn is nil.
 func (s settings) open(clients kube.Clients, turn host.Turn) (*host.Host, error) {
 	c := host.Config{
 		Manifest: s.Manifest, Dir: s.Dir, Version: s.KubeVersion, Visible: s.HostPaths,
@@ -132,6 +132,17 @@ func (s settings) open(clients kube.Clients, turn host.Turn) (*host.Host, error)
 		}),
 	}
 	return host.New(c)
+}
+
+// reach returns clients of the API server, and the node for who was told to look at
+// it or to change it now.
+func (s settings) reach() (kube.Clients, *host.Host, error) {
+	clients, err := connect(s.Kubeconfig)
+	if err != nil {
+		return clients, nil, err
+	}
+	h, err := s.open(clients, nil)
+	return clients, h, err
 }
 
 // desired is what kube-scheduler of the node is to ask.
@@ -148,11 +159,7 @@ func (s settings) desired(ctx context.Context, clients kube.Clients, h *host.Hos
 }
 
 func install(ctx context.Context, s settings, out io.Writer) error {
-	clients, err := connect(s.Kubeconfig)
-	if err != nil {
-		return err
-	}
-	h, err := s.open(clients, nil)
+	clients, h, err := s.reach()
 	if err != nil {
 		return err
 	}
@@ -183,11 +190,7 @@ func wiredMessage(e schedconf.Extender) string {
 }
 
 func uninstall(ctx context.Context, s settings, out io.Writer) error {
-	clients, err := connect(s.Kubeconfig)
-	if err != nil {
-		return err
-	}
-	h, err := s.open(clients, nil)
+	clients, h, err := s.reach()
 	if err != nil {
 		return err
 	}
@@ -212,12 +215,7 @@ func uninstall(ctx context.Context, s settings, out io.Writer) error {
 }
 
 func plan(ctx context.Context, s settings, out io.Writer) error {
-	// Without uninstalling, the extender's address is asked for.
-	clients, err := connect(s.Kubeconfig)
-	if err != nil {
-		return err
-	}
-	h, err := s.open(clients, nil)
+	clients, h, err := s.reach()
 	if err != nil {
 		return err
 	}
@@ -244,11 +242,7 @@ func plan(ctx context.Context, s settings, out io.Writer) error {
 var errNotWired = errors.New("kube-scheduler is not wired as it should be")
 
 func status(ctx context.Context, s settings, out io.Writer) error {
-	clients, err := connect(s.Kubeconfig)
-	if err != nil {
-		return err
-	}
-	h, err := s.open(clients, nil)
+	clients, h, err := s.reach()
 	if err != nil {
 		return err
 	}

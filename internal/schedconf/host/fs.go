@@ -87,7 +87,7 @@ func (d Disk) Write(name string, data []byte, a Attributes) (err error) {
 		return err
 	} else if now.UID != a.UID || now.GID != a.GID {
 		if err := f.Chown(a.UID, a.GID); err != nil {
-			return fmt.Errorf("give the copy the owner of the original: %w", err)
+			return fmt.Errorf("give it to user %d and group %d: %w", a.UID, a.GID, err)
 		}
 	}
 	if d.hasty {
