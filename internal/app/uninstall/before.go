@@ -51,15 +51,7 @@ func (u *uninstaller) unwire(ctx context.Context) error {
 	}
 	u.say("kube-scheduler: taking the extender out of its configuration")
 	hook := u.options.SchedulerHook
-	var last hookState
-	pending := u.wait(ctx, schedulerLimit, func(ctx context.Context) (string, error) {
-		var err error
-		last, err = u.hookState(ctx, hook)
-		if err != nil || last.done() {
-			return "", err
-		}
-		return "pods of " + hook + ": " + last.String(), nil
-	})
+	last, pending := u.awaitHook(ctx, hook, schedulerLimit)
 	for _, node := range last.unreachable {
 		u.remain(fmt.Sprintf("kube-scheduler on node %s, which does not answer: once it is back, it asks the extender about pods that ask for shares by memory", node),
 			"on that node, divvy-control schedconf uninstall, or put /etc/kubernetes/kube-scheduler.back.yaml back as /etc/kubernetes/manifests/kube-scheduler.yaml")
@@ -70,6 +62,20 @@ func (u *uninstaller) unwire(ctx context.Context) error {
 	}
 	u.say("kube-scheduler: done on %d nodes", last.ready)
 	return nil
+}
+
+// awaitHook waits until the pods of a hook's DaemonSet are done, for no longer than
+// limit. It returns how far they are, and what is pending, "" for nothing.
+func (u *uninstaller) awaitHook(ctx context.Context, hook string, limit time.Duration) (last hookState, pending string) {
+	pending = u.wait(ctx, limit, func(ctx context.Context) (string, error) {
+		var err error
+		last, err = u.hookState(ctx, hook)
+		if err != nil || last.done() {
+			return "", err
+		}
+		return "pods of " + hook + ": " + last.String(), nil
+	})
+	return last, pending
 }
 
 // hookState is how far the pods of a DaemonSet are.
@@ -362,15 +368,7 @@ func (u *uninstaller) awaitHosts(ctx context.Context) {
 	if hook == "" {
 		return
 	}
-	var last hookState
-	pending := u.wait(ctx, spared(ctx, hostLimit), func(ctx context.Context) (string, error) {
-		var err error
-		last, err = u.hookState(ctx, hook)
-		if err != nil || last.done() {
-			return "", err
-		}
-		return "pods of " + hook + ": " + last.String(), nil
-	})
+	last, pending := u.awaitHook(ctx, hook, spared(ctx, hostLimit))
 	for _, node := range last.unreachable {
 		u.remain(fmt.Sprintf("files on the host of node %s, which does not answer", node), "on that node, divvy-node uninstall")
 	}

@@ -18,7 +18,6 @@ import (
 	"k8s.io/apiserver/pkg/admission"
 	plugincel "k8s.io/apiserver/pkg/admission/plugin/cel"
 	"k8s.io/apiserver/pkg/admission/plugin/webhook/matchconditions"
-	celconfig "k8s.io/apiserver/pkg/apis/cel"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/cel/environment"
 
@@ -81,19 +80,7 @@ func asked(t *testing.T, policy admissionregistrationv1.ValidatingAdmissionPolic
 	if !match.Matches {
 		return false, nil
 	}
-	asRequest := plugincel.CreateAdmissionRequest(versioned.Attributes, metav1.GroupVersionResource(gvr), metav1.GroupVersionKind(gvk))
-	results, _, err := conditions.ForInput(t.Context(), versioned, asRequest, plugincel.OptionalVariableBindings{}, nil, celconfig.RuntimeCELCostBudget)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for i, result := range results {
-		if result.Error != nil {
-			t.Errorf("%s: %v", policy.Spec.Validations[i].Expression, result.Error)
-		} else if result.EvalResult.Value() != true {
-			refused = append(refused, policy.Spec.Validations[i].Message)
-		}
-	}
-	return true, refused
+	return true, refusals(t, policy.Spec.Validations, conditions, versioned, gvr, gvk)
 }
 
 func binding(node, uid string, annotations map[string]string) *corev1.Binding {

@@ -165,6 +165,27 @@ func TestDaemonChangesNothingButItsOwn(t *testing.T) {
 	}
 }
 
+// refusals evaluates a policy's validations, and returns the messages of those that
+// do not hold, or the expressions of these messages.
+func refusals(t *testing.T, validations []admissionregistrationv1.Validation, conditions plugincel.ConditionEvaluator,
+	versioned *admission.VersionedAttributes, gvr schema.GroupVersionResource, gvk schema.GroupVersionKind,
+) (refused []string) {
+	t.Helper()
+	request := plugincel.CreateAdmissionRequest(versioned.Attributes, metav1.GroupVersionResource(gvr), metav1.GroupVersionKind(gvk))
+	results, _, err := conditions.ForInput(t.Context(), versioned, request, plugincel.OptionalVariableBindings{}, nil, celconfig.RuntimeCELCostBudget)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, result := range results {
+		if result.Error != nil {
+			t.Errorf("%s: %v", validations[i].Expression, result.Error)
+		} else if result.EvalResult.Value() != true {
+			refused = append(refused, validations[i].Message+validations[i].MessageExpression)
+		}
+	}
+	return refused
+}
+
 // evaluate returns the messages of the validations that fail.
 func evaluate(t *testing.T, policy admissionregistrationv1.ValidatingAdmissionPolicy, conditions plugincel.ConditionEvaluator,
 	before, after runtime.Object, tokenNode string,
@@ -181,18 +202,6 @@ func evaluate(t *testing.T, policy admissionregistrationv1.ValidatingAdmissionPo
 		t.Fatal(err)
 	}
 	attributes := admission.NewAttributesRecord(after, before, gvk, object.GetNamespace(), object.GetName(), gvr, "", admission.Update, nil, false, who)
-	request := plugincel.CreateAdmissionRequest(attributes, metav1.GroupVersionResource(gvr), metav1.GroupVersionKind(gvk))
 	versioned := &admission.VersionedAttributes{Attributes: attributes, VersionedKind: gvk, VersionedObject: admission.NewLazyObject(after), VersionedOldObject: admission.NewLazyObject(before)}
-	results, _, err := conditions.ForInput(t.Context(), versioned, request, plugincel.OptionalVariableBindings{}, nil, celconfig.RuntimeCELCostBudget)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for i, r := range results {
-		if r.Error != nil {
-			t.Errorf("%s: %v", policy.Spec.Validations[i].Expression, r.Error)
-		} else if r.EvalResult.Value() != true {
-			refused = append(refused, policy.Spec.Validations[i].Message+policy.Spec.Validations[i].MessageExpression)
-		}
-	}
-	return refused
+	return refusals(t, policy.Spec.Validations, conditions, versioned, gvr, gvk)
 }

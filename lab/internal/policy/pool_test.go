@@ -15,7 +15,6 @@ import (
 	"k8s.io/apiserver/pkg/admission"
 	plugincel "k8s.io/apiserver/pkg/admission/plugin/cel"
 	"k8s.io/apiserver/pkg/admission/plugin/webhook/matchconditions"
-	celconfig "k8s.io/apiserver/pkg/apis/cel"
 	"k8s.io/apiserver/pkg/authentication/user"
 )
 
@@ -212,17 +211,5 @@ func write(t *testing.T, policy admissionregistrationv1.ValidatingAdmissionPolic
 		operation, about = admission.Delete, before
 	}
 	versioned.Attributes = admission.NewAttributesRecord(object, oldObject, gvk, about.Namespace, about.Name, gvr, "", operation, nil, false, &user.DefaultInfo{Name: webhookAccount})
-	request := plugincel.CreateAdmissionRequest(versioned.Attributes, metav1.GroupVersionResource(gvr), metav1.GroupVersionKind(gvk))
-	results, _, err := conditions.ForInput(t.Context(), versioned, request, plugincel.OptionalVariableBindings{}, nil, celconfig.RuntimeCELCostBudget)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for i, r := range results {
-		if r.Error != nil {
-			t.Errorf("%s: %v", policy.Spec.Validations[i].Expression, r.Error)
-		} else if r.EvalResult.Value() != true {
-			refused = append(refused, policy.Spec.Validations[i].Message)
-		}
-	}
-	return refused
+	return refusals(t, policy.Spec.Validations, conditions, versioned, gvr, gvk)
 }
