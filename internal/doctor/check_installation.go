@@ -121,6 +121,14 @@ func checkLeftovers(s *Snapshot, f *findings) {
 			f.add(Warning, "Node "+n.Name, "it carries what a divvy-node has published, and none is installed", "Take off what it published.", forget(n.Name))
 		}
 	}
+	if !s.hasExtender() {
+		for i := range s.Pods {
+			if p := &s.Pods[i]; isScheduler(p) && !ended(p) && p.Annotations[annotationWired] != "" {
+				f.add(Warning, podObject(p), "this kube-scheduler asks an extender that is not installed: pods that ask for memory wait for ever",
+					"On its node: divvy-control schedconf uninstall")
+			}
+		}
+	}
 	// Old schedulers and their helpers. Device plugins are the matter of another
 	// check, as they may serve other nodes rightly.
 	note := func(kind string, m *metav1.ObjectMeta) {

@@ -41,7 +41,7 @@ var checks = []Check{
 	},
 	{
 		Name: "leftovers", Group: groupInstallation, Title: "nothing is left of another release, nor of the programs that Divvy takes the place of",
-		Needs: []Source{SourceRoles, SourceWorkloads, SourceNodes, SourceAdmission, SourcePolicies}, run: checkLeftovers,
+		Needs: []Source{SourceRoles, SourceWorkloads, SourceNodes, SourcePods, SourceAdmission, SourcePolicies}, run: checkLeftovers,
 	},
 	{
 		Name: "workloads", Group: groupPrograms, Title: "every program runs and is ready",
@@ -139,9 +139,9 @@ var checks = []Check{
 
 // Examine makes all checks. It is a function of the snapshot alone.
 func Examine(s *Snapshot) Report {
-	report := Report{Tool: s.Tool, Kubernetes: s.Kubernetes}
+	report := Report{Tool: s.Tool, Kubernetes: clean(s.Kubernetes)}
 	if r := s.Release(); r != nil {
-		report.Release, report.Namespace = r.Name, r.Namespace
+		report.Release, report.Namespace = clean(r.Name), clean(r.Namespace)
 	}
 	for _, c := range checks {
 		report.Results = append(report.Results, c.examine(s))

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"unicode"
 	"time"
 
 	admissionv1 "k8s.io/api/admissionregistration/v1"
@@ -109,6 +110,13 @@ func TestFaults(t *testing.T) {
 		"an inventory that nobody keeps": {
 			"leftovers", func(w *world) { w.DaemonSets = w.DaemonSets[1:] },
 			Warning, "Node node-a", "none is installed", "Take off", "kubectl annotate node node-a divvy.dev/inventory- divvy.dev/labels- divvy.dev/counts-",
+		},
+		"a wiring that nobody needs any more": {
+			"leftovers", func(w *world) {
+				w.Deployments = slices.DeleteFunc(w.Deployments, func(d appsv1.Deployment) bool { return d.Name == nameExtender })
+				w.DaemonSets = slices.DeleteFunc(w.DaemonSets, func(d appsv1.DaemonSet) bool { return d.Name == nameSchedconf })
+			},
+			Warning, "Pod kube-system/kube-scheduler-node-a", "asks an extender that is not installed", "divvy-control schedconf uninstall", "",
 		},
 		"GCUShare's extender": {
 			"leftovers", func(w *world) {
@@ -825,7 +833,7 @@ func TestHostileSnapshots(t *testing.T) {
 			w.Mutating[0].Webhooks[0].ClientConfig.Service = nil
 		},
 		"texts that would take a terminal over": func(w *world) {
-			w.pod("train").Status = corev1.PodStatus{Phase: corev1.PodFailed, Reason: "UnexpectedAdmissionError", Message: "\x1b[2J\r\nerror: \xff" + strings.Repeat("x", 1<<20)}
+			w.pod("train").Status = corev1.PodStatus{Phase: corev1.PodFailed, Reason: "UnexpectedAdmissionError", Message: "\x1b[2J\r\n\u009b2J\u202eerror: \xff" + strings.Repeat("x", 1<<20)}
 			w.Nodes[0].Annotations[wire.InventoryAnnotation] = strings.Repeat("{", 1<<20)
 			w.pod("train").Annotations[wire.GrantAnnotation] = strings.Repeat("[", 1<<20)
 			w.Releases[0].Name = "\x1b]0;title\a"
@@ -864,6 +872,10 @@ func TestHostileSnapshots(t *testing.T) {
 				var b strings.Builder
 				if err := Print(&b, report, format, true); err != nil || b.Len() == 0 {
 					t.Errorf("%s: %v", format, err)
+				}
+				unfit := func(r rune) bool { return r != '\n' && unicode.In(r, unicode.Cc, unicode.Cf) }
+				if at := strings.IndexFunc(b.String(), unfit); format == Text && at >= 0 {
+					t.Errorf("the text has what a terminal would obey: %.100q", b.String()[at:])
 				}
 				if format == JSON && !json.Valid([]byte(b.String())) {
 					t.Error("no JSON")

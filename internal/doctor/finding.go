@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"unicode"
 )
 
 // Severity says how a check came out.
@@ -126,7 +127,7 @@ func clean(text string) string {
 		switch {
 		case r == '\n' || r == '\t' || r == '\r':
 			return ' '
-		case r < ' ' || r == 0x7f || r == 0xfffd:
+		case r == 0xfffd || unicode.In(r, unicode.Cc, unicode.Cf): // a terminal would obey it
 			return '?'
 		}
 		return r
