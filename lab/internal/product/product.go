@@ -31,9 +31,8 @@ import (
 const (
 	Namespace = "divvy-system"
 	Release   = "divvy"
-	// NodeImage and ControlImage are the images without their tags.
-	NodeImage    = release.Registry + "/" + release.Node
-	ControlImage = release.Registry + "/" + release.Control
+	// NodeImage is the node's image without its tag.
+	NodeImage = release.Registry + "/" + release.Node
 	// NodeLabel marks nodes that share their cards.
 	NodeLabel = "enflame.com/gcushare"
 	// EnabledLabel marks nodes that share cards of whatever vendor.

@@ -174,16 +174,16 @@ func installHeader(s Stamp, name, from string, key, scheduler bool) []byte {
 func uninstallHeader(s Stamp, name, when string) []byte {
 	var b strings.Builder
 	fmt.Fprintf(&b, "# What removes Divvy %s without helm, part \"%s\". All of it:\n#\n", s.Version, when)
-	for _, line := range UninstallCommands(name) {
+	for _, line := range uninstallCommands(name) {
 		fmt.Fprintf(&b, "#   %s\n", line)
 	}
 	b.WriteString("---\n")
 	return []byte(b.String())
 }
 
-// UninstallCommands are what a person without helm types to remove what the files
+// uninstallCommands are what a person without helm types to remove what the files
 // of a manifest installed.
-func UninstallCommands(name string) []string {
+func uninstallCommands(name string) []string {
 	return []string{
 		fmt.Sprintf("kubectl apply -f %s-uninstall.yaml", name),
 		fmt.Sprintf("kubectl wait -n %s --for=condition=complete --timeout=5m job/divvy-uninstall", Namespace),

@@ -147,7 +147,7 @@ func TestRenderedHooks(t *testing.T) {
 			t.Errorf("%s is installed", o)
 		}
 	}
-	for _, line := range UninstallCommands("divvy") {
+	for _, line := range uninstallCommands("divvy") {
 		if !bytes.Contains(m.Before, []byte("#   "+line+"\n")) {
 			t.Errorf("the manifest does not tell: %s", line)
 		}
@@ -160,7 +160,7 @@ func TestInstallPageTellsTheCommands(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	commands := UninstallCommands("divvy")
+	commands := uninstallCommands("divvy")
 	for line := range strings.Lines(string(installHeader(testStamp, "divvy", "", true, true))) {
 		if command, found := strings.CutPrefix(strings.TrimSpace(line), "#   "); found {
 			commands = append(commands, command)
