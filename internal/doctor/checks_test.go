@@ -6,8 +6,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"unicode"
 	"time"
+	"unicode"
 
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	appsv1 "k8s.io/api/apps/v1"

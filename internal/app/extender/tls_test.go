@@ -6,6 +6,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -205,7 +206,9 @@ func TestTLSOfAClientWhoseCAIsGivenUp(t *testing.T) {
 	go func() { done <- server.ServeTLS(listener, "", "") }()
 	defer func() {
 		server.Close() //nolint:errcheck // a test
-		<-done
+		if err := <-done; !errors.Is(err, http.ErrServerClosed) {
+			t.Error(err)
+		}
 	}()
 	client := caller(i, roots, certificate)
 	bind := func() (chains, remote string) {
