@@ -86,7 +86,7 @@ func (l leftovers) clean(ctx context.Context, out io.Writer) error {
 		func() error {
 			return l.removeNamed(state, out, func(name string) (bool, string) { return stateFile.MatchString(name), "it is no file of divvy-node" })
 		},
-		func() error { return l.removeFolder(l.StateDir, out) },
+		func() error { return l.removeFolder(l.StateDir, time.Time{}, out) },
 	}
 	var errs []error
 	for _, step := range steps {
@@ -180,7 +180,7 @@ func (l leftovers) removeSpecs(age time.Time, out io.Writer) error {
 	if err != nil || !l.younger(specs, age) {
 		return err
 	}
-	return l.removeFolder(l.CDIDir, out)
+	return l.removeFolder(l.CDIDir, age, out)
 }
 
 // removeShared removes the folders that are empty and no older than the state
@@ -196,7 +196,7 @@ func (l leftovers) removeShared(age time.Time, out io.Writer) error {
 		if !young {
 			continue
 		}
-		if err := l.removeFolder(path, out); err != nil {
+		if err := l.removeFolder(path, age, out); err != nil {
 			return err
 		}
 	}
@@ -218,7 +218,7 @@ func (l leftovers) removeLogs(out io.Writer) error {
 				return err
 			}
 		}
-		if err := l.removeFolder(path, out); err != nil {
+		if err := l.removeFolder(path, time.Time{}, out); err != nil {
 			return err
 		}
 	}
@@ -243,8 +243,8 @@ func (l leftovers) removeNamed(f folder, out io.Writer, ours func(name string) (
 }
 
 // removeFolder removes a folder if it is empty, and then those above it that are
-// empty without it.
-func (l leftovers) removeFolder(path string, out io.Writer) error {
+// empty without it and, unless since is zero, no older than that.
+func (l leftovers) removeFolder(path string, since time.Time, out io.Writer) error {
 	for path != "" {
 		path = filepath.Clean(path)
 		parent, err := l.open(filepath.Dir(path))
@@ -261,6 +261,18 @@ func (l leftovers) removeFolder(path string, out io.Writer) error {
 		}
 		fmt.Fprintf(out, "removed %s\n", path)
 		path = filepath.Dir(path)
+		if since.IsZero() {
+			continue
+		}
+		above, err := l.open(path)
+		if err != nil {
+			return err
+		}
+		young := l.younger(above, since)
+		above.close()
+		if !young {
+			return nil
+		}
 	}
 	return nil
 }

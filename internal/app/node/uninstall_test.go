@@ -216,6 +216,20 @@ func TestUninstallRemovesWhatIsOursAlone(t *testing.T) {
 			left:    []string{"/run/", "/run/nvidia/", "/run/nvidia/validations/", "/var/", "/var/lib/", "/var/lib/keep", "/var/run/", "/var/run/cdi/"},
 			removed: []string{"/var/lib/divvy/divvy-node.lock", "/var/lib/divvy"},
 		},
+		"a folder that kubelet made in one that was there before": {
+			files: map[string]string{"var/lib/divvy/divvy-node.lock": "", "var/lib/keep": "", "run/keep": "", "run/nvidia/validations/": ""},
+			set: func(l *leftovers) {
+				l.Shared = []string{"/run/nvidia/validations"}
+				l.born = func(path string, _ *os.File) time.Time {
+					if path == "/run/nvidia" {
+						return installed.Add(-time.Hour)
+					}
+					return installed
+				}
+			},
+			left:    []string{"/run/", "/run/keep", "/run/nvidia/", "/var/", "/var/lib/", "/var/lib/keep"},
+			removed: []string{"/run/nvidia/validations", "/var/lib/divvy/divvy-node.lock", "/var/lib/divvy"},
+		},
 		"folders that kubelet made": {
 			files:   map[string]string{"var/lib/divvy/divvy-node.lock": "", "var/lib/keep": "", "run/keep": "", "run/nvidia/validations/": ""},
 			set:     func(l *leftovers) { l.Shared = []string{"/run/nvidia/validations"} },
