@@ -152,6 +152,7 @@ func newProgram(s settings, catalog *catalogFile, client kubernetes.Interface, c
 		return nil, err
 	}
 	p.events = events.NewRecorder(context.Background(), client, events.Webhook, "")
+	p.events.Anew() // the chart's role lets it change none
 	p.register(registry)
 	reviews, err := admission.Handler(admission.Config{
 		Catalog:  catalog.current,

@@ -132,7 +132,16 @@ func TestDedicatedScheduler(t *testing.T) {
 		if err := lab.WaitDivvy(ctx, takeOverTimeout); err != nil {
 			t.Fatal(err)
 		}
-		runPod(t, lab.Pod("afterwards", stage.Container("app", 1)))
+		// The node's rules for the Service follow a little later.
+		if err := stage.Poll(ctx, takeOverTimeout, "a pod that asks for memory to be taken", func(ctx context.Context) error {
+			_, err := lab.Create(ctx, lab.Pod("afterwards", stage.Container("app", 1)))
+			return err
+		}); err != nil {
+			t.Fatal(err)
+		}
+		if err := lab.WaitPhase(ctx, podTimeout, corev1.PodRunning, "afterwards"); err != nil {
+			t.Fatal(err)
+		}
 	})
 	untouched(t)
 }

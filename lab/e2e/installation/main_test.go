@@ -17,11 +17,16 @@ import (
 	"os/signal"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/divvy-gpu/divvy/lab/internal/stage"
 )
 
-const namespace = "divvy-installation"
+const (
+	namespace = "divvy-installation"
+	// podTimeout is how long a pod may take to run.
+	podTimeout = time.Minute
+)
 
 // lab is set once by TestMain. Tests run one after the other: there is one
 // kube-scheduler.

@@ -154,6 +154,15 @@ func TestCompare(t *testing.T) {
 			all + strings.Repeat(event(account, agent, "delete", "/api/v1/namespaces/n/pods/p", `{"resource":"pods","namespace":"n","name":"p"}`, "forbid"), 2),
 			[]string{`home/a may not delete pods p in n, and "` + agent + `" asked for it at 03:04:05.000`},
 		},
+		"refused while the API server starts": {
+			log: all + at("03:06:00", event(account, agent, "list", "/api/v1/pods", `{"resource":"pods","apiVersion":"v1"}`, "forbid")) +
+				at("03:06:02", event(account, agent, "list", "/api/v1/pods", `{"resource":"pods","apiVersion":"v1"}`, "allow")),
+		},
+		"and not soon allowed": {
+			all + at("03:06:00", event(account, agent, "list", "/api/v1/pods", `{"resource":"pods","apiVersion":"v1"}`, "forbid")) +
+				at("03:06:31", event(account, agent, "list", "/api/v1/pods", `{"resource":"pods","apiVersion":"v1"}`, "allow")),
+			[]string{`home/a may not list pods, and "` + agent + `" asked for it at 03:06:00.000`},
+		},
 		"refused while the rights are not there": {
 			log: all + at("03:06:00", event("admin", "helm/3", "delete", "/x", `{"resource":"rolebindings","apiGroup":"rbac.authorization.k8s.io","namespace":"home","name":"divvy-a"}`, "allow")) +
 				at("03:06:01", event(account, agent, "delete", "/x", `{"resource":"pods","namespace":"n","name":"p"}`, "forbid")),
