@@ -75,6 +75,16 @@ func installAndWire(t *testing.T) {
 	}
 }
 
+// TestWiredByHand: without the chart's DaemonSet an administrator wires kube-scheduler.
+func TestWiredByHand(t *testing.T) {
+	installAndWire(t)
+	pod := lab.Pod("gcushare-pod-1", stage.Container("app", 4))
+	runPod(t, pod)
+	if got, err := lab.Get(t.Context(), pod.Name); err != nil || got.Annotations["divvy.dev/grant"] == "" {
+		t.Errorf("pod %s has no grant: %v", pod.Name, err)
+	}
+}
+
 // TestSchedulerWithItsOwnConfiguration wires a scheduler that has two profiles and
 // another extender: both are still there, and work. What kube-scheduler refuses is
 // rolled back, and pods are scheduled again. Uninstalling leaves not a byte.
@@ -111,7 +121,7 @@ extenders:
 	if err := lab.Cluster.WaitReady(ctx, cluster.Scheduler); err != nil {
 		t.Fatal(err)
 	}
-	install(t) // its end compares the manifest
+	installWired(t) // its end compares the manifest
 
 	out, err := schedconf(ctx, "status")
 	if err != nil || !strings.Contains(out, "second-scheduler") || !strings.Contains(out, other.URL) || !strings.Contains(out, "wired") {
