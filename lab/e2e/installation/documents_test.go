@@ -25,12 +25,14 @@ func TestDocuments(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	topologies := map[string]string{docscript.Bare: stage.Guide, docscript.BareVendors: show.Mixed}
 	for _, file := range files {
 		page, err := lab.Page(file)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if here, _ := page.Runs(); page.Lab != docscript.Bare || here == 0 {
+		topology, ours := topologies[page.Lab]
+		if here, _ := page.Runs(); !ours || here == 0 {
 			continue
 		}
 		t.Run(file, func(t *testing.T) {
@@ -40,7 +42,7 @@ func TestDocuments(t *testing.T) {
 					t.Errorf("after the page: %v", err)
 				}
 			})
-			if err := lab.Prepare(t.Context(), stage.Options{Topology: "mixed.ini", Values: []string{show.PoolValues}, Out: os.Stderr}); err != nil {
+			if err := lab.Prepare(t.Context(), stage.Options{Topology: topology, Values: []string{show.PoolValues}, Out: os.Stderr}); err != nil {
 				t.Fatal(err)
 			}
 			ctx, cancel := context.WithTimeout(t.Context(), pageTimeout)

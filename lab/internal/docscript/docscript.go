@@ -7,7 +7,7 @@
 // every other line is output. What a reader knows and the page cannot say is in
 // HTML comments, which rendering leaves out:
 //
-//	<!-- run: {page: bare} -->                      once, first: the lab that the page needs: bare, installed (default), vendors
+//	<!-- run: {page: bare} -->                      once, first: the lab that the page needs: bare, bare-vendors, installed (default), vendors
 //	<!-- run: {set: {NODE: divvy-lab-0}} -->        once, first: words that stand for others
 //	<!-- run: {fails: true} -->                     before a fence: its last command fails
 //	<!-- run: {by: TestName, why: it needs two nodes} -->  before a fence: who else runs it
@@ -34,8 +34,10 @@ import (
 
 // Labs that a page may need.
 const (
-	// Bare is a cluster without Divvy.
-	Bare = "bare"
+	// Bare is a cluster without Divvy, with the cards of the user guide of GCUShare;
+	// BareVendors has cards of three vendors.
+	Bare        = "bare"
+	BareVendors = "bare-vendors"
 	// Installed has Divvy as the user guide of GCUShare shows it, and a remote pool.
 	Installed = "installed"
 	// Vendors has cards of three vendors and lab/values/mixed.yaml.
@@ -197,10 +199,10 @@ func (r *reader) comment(n *ast.HTMLBlock) {
 	}
 	switch d.Page {
 	case "":
-	case Bare, Installed, Vendors:
+	case Bare, BareVendors, Installed, Vendors:
 		r.page.Lab = d.Page
 	default:
-		r.wrong(line, "page: %s: there is no such lab; there are %s, %s and %s", d.Page, Bare, Installed, Vendors)
+		r.wrong(line, "page: %s: there is no such lab; there are %s, %s, %s and %s", d.Page, Bare, BareVendors, Installed, Vendors)
 	}
 	maps.Copy(r.page.Words, d.Set)
 	if d.After != "" {

@@ -105,7 +105,7 @@ func TestScriptStopsAtWhatFails(t *testing.T) {
 func TestBadPages(t *testing.T) {
 	for name, test := range map[string]struct{ page, want string }{
 		"an unknown key":     {"<!-- run: {nod: a} -->\n", `page.md:1: a comment for running the page: error unmarshaling JSON`},
-		"an unknown lab":     {"<!-- run: {page: mine} -->\n", "page.md:1: page: mine: there is no such lab; there are bare, installed and vendors"},
+		"an unknown lab":     {"<!-- run: {page: mine} -->\n", "page.md:1: page: mine: there is no such lab; there are bare, bare-vendors, installed and vendors"},
 		"by without why":     {"<!-- run: {by: TestX} -->\n```console\n$ true\n```\n", "page.md:1: by and why go together"},
 		"no fence follows":   {"\n<!-- run: {fails: true} -->\n\ntext\n", "page.md:2: no fence marked console follows this"},
 		"no command":         {"```console\nplain output\n```\n", `page.md:2: no line of this fence begins with "$ "`},
