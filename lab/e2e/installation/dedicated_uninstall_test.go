@@ -16,7 +16,7 @@ import (
 func TestUninstallDedicatedScheduler(t *testing.T) {
 	ctx := t.Context()
 	bare(t, product.NodeLabel, product.EnabledLabel)
-	leave := nodeStatus(string(product.Resource), "enflame.com/gcu-count")
+	leave := nodeStatus(offeredByTests...)
 	before, err := look(ctx, leave)
 	if err != nil {
 		t.Fatal(err)

@@ -64,6 +64,13 @@ func byTheTests() []snapshot.Exception {
 	}
 }
 
+// offeredByTests are all resources that a test of this package may have offered before.
+var offeredByTests = []string{
+	"nvidia.com/gpu", "nvidia.com/gpu.shared", "nvidia.com/gpu-memory",
+	"iluvatar.com/gpu", "iluvatar.com/gpu.shared", "iluvatar.com/gpu-memory",
+	"enflame.com/gcu", "enflame.com/gcu-memory", "enflame.com/gcu-count", "bitfusion.io/gpu",
+}
+
 // nodeStatus leaves out what the node's status shows of the resources, where kubelet
 // is not waited for, or where an earlier test did not.
 func nodeStatus(resources ...string) snapshot.Exception {
@@ -216,7 +223,7 @@ func TestUninstallQuickly(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	leave := nodeStatus(string(product.Resource), "enflame.com/gcu-count")
+	leave := nodeStatus(offeredByTests...)
 	before, err := look(ctx, leave)
 	if err != nil {
 		t.Fatal(err)
@@ -311,11 +318,8 @@ func TestUninstallQuickly(t *testing.T) {
 func TestUninstall(t *testing.T) {
 	ctx := t.Context()
 	bare(t, "nvidia.com/gpu.present")
-	resources := []string{
-		"nvidia.com/gpu", "nvidia.com/gpu-memory", "iluvatar.com/gpu", "iluvatar.com/gpu-memory", "enflame.com/gcu", "enflame.com/gcu-memory", "enflame.com/gcu-count", "bitfusion.io/gpu",
-	}
 	// Tests before may have left some, which will be gone as well.
-	before, err := look(ctx, nodeStatus(resources...))
+	before, err := look(ctx, nodeStatus(offeredByTests...))
 	if err != nil {
 		t.Fatal(err)
 	}
