@@ -375,14 +375,16 @@ func TestUninstall(t *testing.T) {
 		t.Errorf("log files: %q, %v; want those of three programs", logs, err)
 	}
 	files := append([]string{"/var/log/topscloud", "/var/log/topscloud/gcushare"}, logs...)
-	asBefore(t, before, files) // of the node's status nothing is left out
+	// Of the node's status nothing is left out that this installation offered.
+	others := nodeStatus("nvidia.com/gpu.shared", "iluvatar.com/gpu.shared")
+	asBefore(t, before, files, others)
 	if registered, err := registeredResources(); err != nil || len(registered) > 0 {
 		t.Errorf("kubelet still remembers %q, %v", registered, err)
 	}
 	if err := lab.DeleteAllPods(ctx); err != nil {
 		t.Fatal(err)
 	}
-	asBefore(t, before, files)
+	asBefore(t, before, files, others)
 	if err := os.RemoveAll("/var/log/topscloud"); err != nil {
 		t.Error(err)
 	}
