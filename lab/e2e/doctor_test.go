@@ -79,6 +79,9 @@ type illness struct {
 // as the remedy, run as it is, mends it.
 func TestDoctor(t *testing.T) {
 	ctx := begin(t, guide)
+	// A pool without its token is a finding.
+	_, err := product.ImportToken(ctx, lab.Cluster)
+	must(t, err)
 	must(t, well(ctx))
 	node := lab.Cluster.NodeName()
 	ills := illnesses(node)
