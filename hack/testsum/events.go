@@ -182,7 +182,7 @@ const (
 	testLines    = 200
 )
 
-// printFailures prints the names of the tests that failed, what they printed,
+// printFailures prints the names of the tests that failed and why, what they printed,
 // and how the package's own output ends.
 func (r *recorder) printFailures(pkg, log string) {
 	var inner, outer []key
@@ -198,6 +198,10 @@ func (r *recorder) printFailures(pkg, log string) {
 				what = "did not finish"
 			}
 			fmt.Fprintf(r.out, "    %s: %s\n", what, k.name)
+			// What the test said may be far above what is shown of its output below.
+			if reason := shorten(t.output.String()); reported.MatchString(reason) {
+				fmt.Fprintf(r.out, "        %s\n", reason)
+			}
 		}
 	}
 	for _, k := range append(inner, outer...) {

@@ -120,6 +120,11 @@ func TestPrintFailures(t *testing.T) {
 			want:  []string{"did not finish: TestB", "inner", "(100 lines left out)", "line 101.", "line 300.", "outer", "(6 lines left out)", "line 7."},
 			not:   []string{"failed: TestA\n", "TestC", "line 100."},
 		},
+		"the reason beside the name": {
+			in:    slices.Concat([]string{"run|TestA", "output|TestA|    a_test.go:12: want 1, got 2"}, long("TestA", 300), []string{"fail|TestA", "output||FAIL", "fail|"}),
+			first: "    failed: TestA",
+			want:  []string{"a_test.go:12: want 1, got 2", "lines left out"},
+		},
 		"a short log as a whole": {
 			in:    []string{"run|TestA", "fail|TestA", "output||FAIL", "fail|"},
 			first: "    failed: TestA",
