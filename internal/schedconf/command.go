@@ -125,11 +125,14 @@ func (c *command) scriptAt() int {
 	return -1
 }
 
-// readList reads flags as the library for flags of Kubernetes does: a dash and
-// an underscore in a name are the same, and the last of several counts.
-func (c *command) readList(first int) {
-	for i := first; i < len(c.list); i++ {
-		text := c.list[i].text
+// readFlags reads flags from words of the command line as the library for flags of
+// Kubernetes does: a dash and an underscore in a name are the same, and the last of
+// several counts. Word returns a word and why its text cannot be told; places in what
+// it returns are numbers of words.
+func readFlags(first, end int, word func(i int) (text, unclear string)) []option {
+	var flags []option
+	for i := first; i < end; i++ {
+		text, unclear := word(i)
 		if text == "--" {
 			break
 		}
@@ -141,22 +144,34 @@ func (c *command) readList(first int) {
 			continue
 		}
 		name, value, has := strings.Cut(long, "=")
-		f := option{name: strings.ReplaceAll(name, "_", "-"), value: value, at: i, valueAt: i}
-		if !has {
-			switch {
-			case slices.Contains(switches, f.name):
-				f.value = "true"
-			case i+1 < len(c.list) && !strings.HasPrefix(c.list[i+1].text, "-"):
-				i++
-				f.value, f.valueAt, f.valueIsSeparate = c.list[i].text, i, true
-			default:
+		f := option{name: strings.ReplaceAll(name, "_", "-"), value: value, at: i, valueAt: i, unclear: unclear}
+		switch {
+		case has:
+		case slices.Contains(switches, f.name):
+			f.value = "true"
+		case i+1 == end:
+			f.unclear = noValue
+		default:
+			next, why := word(i + 1)
+			if strings.HasPrefix(next, "-") {
 				f.unclear = noValue
+				break
 			}
+			i++
+			f.value, f.valueAt, f.unclear, f.valueIsSeparate = next, i, why, true
 		}
-		if strings.Contains(f.value, "$(") {
-			f.unclear = "kubelet puts an environment variable into it"
+		flags = append(flags, f)
+	}
+	return flags
+}
+
+// readList reads the flags in list, from the first on.
+func (c *command) readList(first int) {
+	c.flags = append(c.flags, readFlags(first, len(c.list), func(i int) (string, string) { return c.list[i].text, "" })...)
+	for i := range c.flags {
+		if strings.Contains(c.flags[i].value, "$(") {
+			c.flags[i].unclear = "kubelet puts an environment variable into it"
 		}
-		c.flags = append(c.flags, f)
 	}
 }
 
@@ -193,39 +208,11 @@ func (c *command) readScript(at int) error {
 	c.found, c.script, c.program = true, true, at
 	args := calls[0]
 	c.programEnd = byteAt(args[0].End())
-	for i := 1; i < len(args); i++ {
-		text, unclear := wordText(script, args[i])
-		if text == "--" {
-			break
-		}
-		long, ok := strings.CutPrefix(text, "--")
-		if !ok {
-			if text == "-v" {
-				i++
-			}
-			continue
-		}
-		name, value, has := strings.Cut(long, "=")
-		from, to := byteAt(args[i].Pos()), byteAt(args[i].End())
-		f := option{name: strings.ReplaceAll(name, "_", "-"), value: value, from: from, to: to, valueFrom: from, unclear: unclear}
-		if !has {
-			switch {
-			case slices.Contains(switches, f.name):
-				f.value = "true"
-			case i+1 < len(args):
-				next, why := wordText(script, args[i+1])
-				if strings.HasPrefix(next, "-") {
-					f.unclear = noValue
-					break
-				}
-				i++
-				f.value, f.unclear, f.valueIsSeparate = next, why, true
-				f.valueFrom, f.to = byteAt(args[i].Pos()), byteAt(args[i].End())
-			default:
-				f.unclear = noValue
-			}
-		}
-		c.flags = append(c.flags, f)
+	c.flags = append(c.flags, readFlags(1, len(args), func(i int) (string, string) { return wordText(script, args[i]) })...)
+	for i := range c.flags {
+		f := &c.flags[i]
+		f.from, f.valueFrom, f.to = byteAt(args[f.at].Pos()), byteAt(args[f.valueAt].Pos()), byteAt(args[f.valueAt].End())
+		f.at, f.valueAt = at, at
 	}
 	return nil
 }
