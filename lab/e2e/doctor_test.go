@@ -80,8 +80,7 @@ type illness struct {
 func TestDoctor(t *testing.T) {
 	ctx := begin(t, guide)
 	// A pool without its token is a finding.
-	_, err := product.ImportToken(ctx, lab.Cluster)
-	must(t, err)
+	importToken(t, ctx)
 	must(t, well(ctx))
 	node := lab.Cluster.NodeName()
 	ills := illnesses(node)

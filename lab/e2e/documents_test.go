@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/divvy-gpu/divvy/lab/internal/docscript"
-	"github.com/divvy-gpu/divvy/lab/internal/product"
 )
 
 // pageTimeout is how long all commands of a page may take.
@@ -19,10 +18,6 @@ const pageTimeout = 5 * time.Minute
 func TestDocuments(t *testing.T) {
 	settings := map[string]setting{docscript.Installed: guide, docscript.Vendors: mixed}
 	files, err := docscript.Files(lab.Repository)
-	must(t, err)
-	// Readers of the pages that look at the whole installation brought the token in.
-	begin(t, guide)
-	_, err = product.ImportToken(t.Context(), lab.Cluster)
 	must(t, err)
 	for _, file := range files {
 		page, err := lab.Page(file)
@@ -35,6 +30,9 @@ func TestDocuments(t *testing.T) {
 			// Its cleanup fails if the page left a pod on a card.
 			ctx, cancel := context.WithTimeout(begin(t, want), pageTimeout)
 			defer cancel()
+			// Readers of the pages that look at the whole installation brought it in; a
+			// page may take it away.
+			importToken(t, ctx)
 			if err := lab.RunPage(ctx, page, t.Output()); err != nil {
 				t.Fatal(err)
 			}

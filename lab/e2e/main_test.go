@@ -8,11 +8,7 @@ package e2e
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"os"
-	"os/signal"
-	"syscall"
 	"testing"
 
 	"github.com/divvy-gpu/divvy/lab/internal/audit"
@@ -30,37 +26,13 @@ var (
 )
 
 func TestMain(m *testing.M) {
-	// Interrupted, the tests stop at their next wait, and the lab is put back.
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	code, err := run(ctx, m)
-	stop()
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "e2e:", err)
-		code = max(code, 1)
-	}
+	code := stage.Main(m, stage.Options{Topology: stage.Guide, MemoryUnit: guide.unit, Values: []string{show.PoolValues}, Namespace: namespace},
+		func(ctx context.Context, s *stage.Stage) {
+			lab, auditor = s, audit.New(s)
+			context.AfterFunc(ctx, func() { interrupted.Store(true) })
+		},
+		func(ctx context.Context) error { return lab.In(show.PoolNamespace).RemoveNamespace(ctx) })
 	if code != 0 {
 		os.Exit(code)
 	}
-}
-
-func run(ctx context.Context, m *testing.M) (code int, err error) {
-	// DIVVY_E2E_KEEP=1 leaves everything for a look at it.
-	keep := os.Getenv("DIVVY_E2E_KEEP") != ""
-	s, err := stage.SetUp(ctx, stage.Options{
-		Topology: stage.Guide, MemoryUnit: guide.unit, Values: []string{show.PoolValues},
-		Namespace: namespace, Undo: !keep, Out: os.Stderr,
-	})
-	if err != nil {
-		return 1, err
-	}
-	defer func() {
-		if !keep {
-			ctx := context.WithoutCancel(ctx)
-			err = errors.Join(err, s.In(show.PoolNamespace).RemoveNamespace(ctx), s.Restore(ctx, os.Stderr))
-		}
-		err = errors.Join(err, s.Close())
-	}()
-	lab, auditor = s, audit.New(s)
-	context.AfterFunc(ctx, func() { interrupted.Store(true) })
-	return m.Run(), ctx.Err()
 }

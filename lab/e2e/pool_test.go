@@ -14,7 +14,6 @@ import (
 	"os"
 	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -40,8 +39,6 @@ import (
 // back.
 const webhookTimeout = 90 * time.Second
 
-var imported sync.Once
-
 // poolStage begins a test of the remote pool: a namespace that may use the pool,
 // whose token is in the cluster. A namespace other than the guide's is removed
 // afterwards.
@@ -62,15 +59,21 @@ func poolStage(t *testing.T, namespace string) (context.Context, *stage.Stage) {
 			t.Errorf("after the test: %v", err)
 		}
 	})
-	imported.Do(func() {
-		text, err := product.ImportToken(ctx, lab.Cluster)
-		must(t, err)
-		t.Log(text)
-	})
+	importToken(t, ctx)
 	must(t, p.EnsureNamespace(ctx))
 	must(t, p.AllowPool(ctx, true))
 	must(t, p.WaitPool(ctx, webhookTimeout))
 	return ctx, p
+}
+
+// importToken gives the pool's token to the cluster, which a test before may have
+// taken away.
+func importToken(t *testing.T, ctx context.Context) {
+	t.Helper()
+	text, err := product.ImportToken(ctx, lab.Cluster)
+	if err != nil {
+		t.Fatalf("%v: %s", err, text)
+	}
 }
 
 // poolSituation describes the pool, for a test that failed.
@@ -650,11 +653,10 @@ func TestCredentials(t *testing.T) {
 	// Another token: the copies follow, and the next pod uses it.
 	text := fmt.Sprintf("changed-%d", time.Now().UnixNano())
 	must(t, product.SetToken(ctx, lab.Cluster, text))
-	_, err := product.ImportToken(ctx, lab.Cluster)
-	must(t, err)
+	importToken(t, ctx)
 	copies(t, p, 3)
 	next := example(t, p, "pod.yaml", "next")
-	_, err = p.Create(ctx, next)
+	_, err := p.Create(ctx, next)
 	must(t, err)
 	ended(t, p, "next")
 	logHas(t, p, "next", "bf-pkgs", "Locked 1 GPUs")

@@ -12,24 +12,19 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/divvy-gpu/divvy/lab/internal/product"
-	"github.com/divvy-gpu/divvy/lab/internal/show"
 )
 
 // TestPodThatWaitsForTheTokenIsTold: a pod of the pool that was made before anybody
 // brought the token in says so, and goes on when it comes.
 func TestPodThatWaitsForTheTokenIsTold(t *testing.T) {
-	ctx, p := poolStage(t, show.PoolNamespace)
-	t.Cleanup(func() {
-		_, err := product.ImportToken(context.WithoutCancel(ctx), lab.Cluster)
-		must(t, err)
-	})
+	// One that no copy of the token was ever brought to.
+	ctx, p := poolStage(t, "divvy-e2e-untold")
 	must(t, product.ForgetToken(ctx, lab.Cluster))
 	made, err := p.Create(ctx, example(t, p, "pod.yaml", "waits"))
 	must(t, err)
 	_, err = p.WaitEvent(ctx, podTimeout, made[0], "kubectl divvy pool import")
 	must(t, err)
-	_, err = product.ImportToken(ctx, lab.Cluster)
-	must(t, err)
+	importToken(t, ctx)
 	ended(t, p, "waits")
 }
 

@@ -12,10 +12,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"fmt"
 	"os"
-	"os/signal"
-	"syscall"
 	"testing"
 	"time"
 
@@ -33,34 +30,12 @@ const (
 var lab *stage.Stage
 
 func TestMain(m *testing.M) {
-	// Interrupted, the tests stop at their next wait, and the lab is put back.
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	code, err := run(ctx, m)
-	stop()
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "installation:", err)
-		code = max(code, 1)
-	}
+	code := stage.Main(m, stage.Options{Namespace: namespace, Bare: true},
+		func(_ context.Context, s *stage.Stage) { lab = s },
+		func(context.Context) error { return nil })
 	if code != 0 {
 		os.Exit(code)
 	}
-}
-
-func run(ctx context.Context, m *testing.M) (code int, err error) {
-	// DIVVY_E2E_KEEP=1 leaves everything for a look at it.
-	keep := os.Getenv("DIVVY_E2E_KEEP") != ""
-	s, err := stage.SetUp(ctx, stage.Options{Namespace: namespace, Bare: true, Undo: !keep, Out: os.Stderr})
-	if err != nil {
-		return 1, err
-	}
-	defer func() {
-		if !keep {
-			err = errors.Join(err, s.Restore(context.WithoutCancel(ctx), os.Stderr))
-		}
-		err = errors.Join(err, s.Close())
-	}()
-	lab = s
-	return m.Run(), ctx.Err()
 }
 
 // install installs Divvy with values of the chart, each as KEY=VALUE, over those
