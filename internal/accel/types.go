@@ -130,6 +130,13 @@ type Inventory struct {
 	Unit string
 	// Shares are the devices in ascending order of Index.
 	Shares []Share
+	// Links are the known connections between the devices, in ascending order of
+	// A and B.
+	Links []Link
+	// Several is true where the node can give a pod several devices of the
+	// resource. A node daemon of an earlier release gives one, whatever the grant
+	// says.
+	Several bool
 }
 
 // ContainerKind tells when a container runs relative to the others of its pod.
