@@ -188,7 +188,7 @@ func TestKubeconfigLoads(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		data, err := kubeconfig(serverURL(testIP), u.profile.CommonName, ca, identity)
+		data, err := pki.Kubeconfig(serverURL(testIP), layout.ClusterName, u.profile.CommonName, ca, identity)
 		if err != nil {
 			t.Fatal(err)
 		}

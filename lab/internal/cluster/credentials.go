@@ -4,9 +4,6 @@ import (
 	"fmt"
 	"path/filepath"
 
-	"k8s.io/client-go/tools/clientcmd"
-	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
-
 	"github.com/divvy-gpu/divvy/lab/internal/layout"
 	"github.com/divvy-gpu/divvy/lab/internal/pki"
 )
@@ -104,7 +101,7 @@ func ensureCredentials(nodeIP string) error {
 		if err != nil {
 			return err
 		}
-		data, err := kubeconfig(serverURL(nodeIP), u.profile.CommonName, ca, identity)
+		data, err := pki.Kubeconfig(serverURL(nodeIP), layout.ClusterName, u.profile.CommonName, ca, identity)
 		if err != nil {
 			return err
 		}
@@ -117,27 +114,4 @@ func ensureCredentials(nodeIP string) error {
 
 func kubeconfigPath(user string) string {
 	return filepath.Join(layout.KubernetesDir, user+".conf")
-}
-
-// kubeconfig returns a kubeconfig file with everything embedded.
-func kubeconfig(server, user string, ca, identity *pki.Authority) ([]byte, error) {
-	key, err := identity.KeyPEM()
-	if err != nil {
-		return nil, err
-	}
-	context := user + "@" + layout.ClusterName
-	config := clientcmdapi.NewConfig()
-	config.Clusters[layout.ClusterName] = &clientcmdapi.Cluster{
-		Server: server, CertificateAuthorityData: ca.CertificatePEM(),
-	}
-	config.AuthInfos[user] = &clientcmdapi.AuthInfo{
-		ClientCertificateData: identity.CertificatePEM(), ClientKeyData: key,
-	}
-	config.Contexts[context] = &clientcmdapi.Context{Cluster: layout.ClusterName, AuthInfo: user}
-	config.CurrentContext = context
-	data, err := clientcmd.Write(*config)
-	if err != nil {
-		return nil, fmt.Errorf("encode the kubeconfig of %s: %w", user, err)
-	}
-	return data, nil
 }
