@@ -1,0 +1,189 @@
+package controlplane
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"io"
+	"io/fs"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"sigs.k8s.io/yaml"
+
+	"github.com/divvy-gpu/divvy/internal/schedconf"
+	labscheduler "github.com/divvy-gpu/divvy/lab/internal/scheduler"
+)
+
+// SchedulerOptions are the settings of a kube-scheduler.
+type SchedulerOptions struct {
+	// Name is that of the process, of its files, and of the scheduler that pods ask
+	// for; "default-scheduler" is the one that pods get which ask for none.
+	Name string
+	// Extender is Divvy's; nil for none. The configuration has it as Divvy's own
+	// "schedconf" writes it.
+	Extender *schedconf.Extender
+	// QPS is how many requests it may send to the API server in a second, with twice
+	// as many at once; 0 for kube-scheduler's own 50.
+	QPS int
+	// Settings are further fields of the configuration, such as
+	// percentageOfNodesToScore.
+	Settings map[string]any
+}
+
+// Scheduler is a kube-scheduler that runs.
+type Scheduler struct {
+	*Process
+	metrics string
+	client  *http.Client
+}
+
+// configPath is where a node would have the configuration.
+const configPath = "/etc/kubernetes/scheduler-config.yaml"
+
+// StartScheduler starts a kube-scheduler and waits until it has read the cluster.
+// Its version is only what the configuration is checked for.
+func (c *ControlPlane) StartScheduler(ctx context.Context, version string, o SchedulerOptions) (*Scheduler, error) {
+	kubeconfig, err := c.KubeconfigFor(o.Name, "system:kube-scheduler")
+	if err != nil {
+		return nil, err
+	}
+	config, err := o.configuration(kubeconfig, version)
+	if err != nil {
+		return nil, err
+	}
+	file := c.path(o.Name + ".yaml")
+	if err := os.WriteFile(file, config, 0o600); err != nil {
+		return nil, fmt.Errorf("write the configuration of %s: %w", o.Name, err)
+	}
+	ports, err := FreePorts(1)
+	if err != nil {
+		return nil, err
+	}
+	address := fmt.Sprintf("https://%s:%d", loopback, ports[0])
+	path, err := c.own("kube-scheduler")
+	if err != nil {
+		return nil, err
+	}
+	process, err := StartProcess(o.Name, path, c.path(o.Name+".log"), nil,
+		"--config="+file,
+		"--bind-address="+loopback,
+		fmt.Sprintf("--secure-port=%d", ports[0]),
+		"--cert-dir="+c.path(o.Name+"-certs"),
+		// Its metrics are read by this program, from this machine.
+		"--authorization-always-allow-paths=/healthz,/readyz,/livez,/metrics",
+	)
+	if err != nil {
+		return nil, err
+	}
+	s := &Scheduler{Process: process, metrics: address + "/metrics", client: &http.Client{Transport: &http.Transport{
+		TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, //nolint:gosec // it signs its own certificate; nothing secret is said
+	}}}
+	err = c.await(ctx, process, func(ctx context.Context) error {
+		_, err := s.get(ctx, address+"/readyz")
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("%w%s", err, stopped(process))
+	}
+	return s, nil
+}
+
+// stopped ends a process that did not start well and says what more went wrong.
+func stopped(p *Process) string {
+	if err := p.Stop(stopGrace); err != nil {
+		return "; " + err.Error()
+	}
+	return ""
+}
+
+// Metrics returns the scheduler's metrics in Prometheus' text format.
+func (s *Scheduler) Metrics(ctx context.Context) (string, error) { return s.get(ctx, s.metrics) }
+
+func (s *Scheduler) get(ctx context.Context, url string) (string, error) {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return "", err
+	}
+	response, err := s.client.Do(request)
+	if err != nil {
+		return "", fmt.Errorf("ask %s: %w", s.Name(), err)
+	}
+	defer response.Body.Close() //nolint:errcheck // read to its end
+	text, err := io.ReadAll(response.Body)
+	if err == nil && response.StatusCode != http.StatusOK {
+		err = fmt.Errorf("%s: %s", response.Status, text)
+	}
+	if err != nil {
+		return "", fmt.Errorf("ask %s: %w", s.Name(), err)
+	}
+	return string(text), nil
+}
+
+// configuration returns the KubeSchedulerConfiguration.
+func (o SchedulerOptions) configuration(kubeconfig, version string) ([]byte, error) {
+	connection := map[string]any{"kubeconfig": kubeconfig}
+	if o.QPS > 0 {
+		connection["qps"], connection["burst"] = o.QPS, 2*o.QPS
+	}
+	config := map[string]any{
+		"apiVersion":       "kubescheduler.config.k8s.io/v1",
+		"kind":             "KubeSchedulerConfiguration",
+		"clientConnection": connection,
+		"leaderElection":   map[string]any{"leaderElect": false},
+		"profiles":         []any{map[string]any{"schedulerName": o.Name}},
+	}
+	for key, value := range o.Settings {
+		config[key] = value
+	}
+	base, err := yaml.Marshal(config)
+	if err != nil {
+		return nil, fmt.Errorf("configuration of %s: %w", o.Name, err)
+	}
+	if o.Extender == nil {
+		return base, nil
+	}
+	return wired(base, version, *o.Extender)
+}
+
+// wired returns the configuration as Divvy changes it on a node where kube-scheduler
+// runs with this one.
+func wired(base []byte, version string, extender schedconf.Extender) ([]byte, error) {
+	manifest, err := labscheduler.Manifest("registry.k8s.io/kube-scheduler:" + version)
+	if err != nil {
+		return nil, err
+	}
+	const kubeconfigFlag = "- --kubeconfig=" + labscheduler.Kubeconfig
+	text := string(manifest)
+	if strings.Count(text, kubeconfigFlag) != 1 {
+		return nil, fmt.Errorf("the manifest of the lab's kube-scheduler has no single line %q", kubeconfigFlag)
+	}
+	text = strings.Replace(text, kubeconfigFlag, "- --config="+configPath, 1)
+	for _, edit := range [][2]string{
+		{"volumeMounts:\n", "volumeMounts:\n    - mountPath: " + configPath + "\n      name: config\n      readOnly: true\n"},
+		{"volumes:\n", "volumes:\n  - hostPath:\n      path: " + configPath + "\n      type: File\n    name: config\n"},
+	} {
+		if strings.Count(text, edit[0]) != 1 {
+			return nil, fmt.Errorf("the manifest of the lab's kube-scheduler has no single %q", edit[0])
+		}
+		text = strings.Replace(text, edit[0], edit[1], 1)
+	}
+	change, err := schedconf.Wire(schedconf.Input{
+		Manifest: []byte(text), ManifestPath: filepath.Join("/etc/kubernetes/manifests", labscheduler.ManifestFile), Version: version,
+		ReadFile: func(path string) ([]byte, error) {
+			if path == configPath {
+				return base, nil
+			}
+			return nil, fmt.Errorf("%s: %w", path, fs.ErrNotExist)
+		},
+	}, extender)
+	if err != nil {
+		return nil, fmt.Errorf("wire kube-scheduler to the extender: %w", err)
+	}
+	if len(change.Files) != 1 {
+		return nil, fmt.Errorf("wiring kube-scheduler writes %d files, where one was expected", len(change.Files))
+	}
+	return change.Files[0].Content, nil
+}
