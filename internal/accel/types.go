@@ -10,6 +10,8 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
+	"strings"
 	"time"
 )
 
@@ -160,14 +162,62 @@ type ContainerRequest struct {
 	Units Units
 }
 
-// Request is what one pod asks of one resource. All of it is served by a
-// single device.
+// Request is what one pod asks of one resource. It is served by devices of one
+// node, in equal parts.
 type Request struct {
 	Resource Resource
 	// Containers are those that ask for at least one unit, in the order in
 	// which kubelet allocates: init containers and sidecars as written, then
 	// app containers.
 	Containers []ContainerRequest
+	// Devices is how many devices serve the pod; 0 is one. Each container gets
+	// the same part of its units on each.
+	Devices int
+	// CPU and Memory are the pod's peak, in millicores and MiB; 0 where nobody
+	// counts them.
+	CPU, Memory int64
+	// Selection says which devices the pod takes; nil for any.
+	Selection *Selection
+	// Policy names the placement policy of this pod; "" is the cluster's.
+	Policy string
+}
+
+// Selection says which devices serve a pod, by model and by identity. All lists
+// are sorted and may be empty. It must not be changed once it was handed on.
+type Selection struct {
+	// UseModels are the models of which a device must have one, AvoidModels
+	// those that it must not have. Case does not matter; a name that ends in *
+	// stands for all that begin with what is before it.
+	UseModels, AvoidModels []string
+	// UseIDs are the devices of which it must be one, AvoidIDs those that it
+	// must not be.
+	UseIDs, AvoidIDs []string
+}
+
+// Allows reports whether the device of that ID and model may serve the pod. A
+// nil selection allows all.
+func (s *Selection) Allows(id DeviceID, model string) bool {
+	if s == nil {
+		return true
+	}
+	if len(s.UseModels) > 0 && !anyModel(s.UseModels, model) || anyModel(s.AvoidModels, model) {
+		return false
+	}
+	if _, named := slices.BinarySearch(s.UseIDs, string(id)); len(s.UseIDs) > 0 && !named {
+		return false
+	}
+	_, avoided := slices.BinarySearch(s.AvoidIDs, string(id))
+	return !avoided
+}
+
+// anyModel reports whether the model is one that the names stand for.
+func anyModel(names []string, model string) bool {
+	return slices.ContainsFunc(names, func(name string) bool {
+		if prefix, any := strings.CutSuffix(name, "*"); any {
+			return len(model) >= len(prefix) && strings.EqualFold(model[:len(prefix)], prefix)
+		}
+		return strings.EqualFold(model, name)
+	})
 }
 
 // Peak returns the units that the pod holds at its highest: init containers
@@ -201,7 +251,7 @@ type PodRef struct {
 // String returns namespace/name.
 func (p PodRef) String() string { return p.Namespace + "/" + p.Name }
 
-// Grant says which device of which node serves a pod.
+// Grant says which devices of which node serve a pod.
 type Grant struct {
 	Resource Resource
 	Node     string
@@ -210,12 +260,24 @@ type Grant struct {
 	Index int
 	// DeviceUnits are all units of the device.
 	DeviceUnits Units
-	// Units are the pod's peak.
+	// Units are the pod's peak, on all its devices together.
 	Units Units
+	// More are the second device and those after, in ascending order of Index;
+	// nil for a pod on one. Each device carries the same part of Units.
+	More []GrantedDevice
 	// At is when the device was chosen; kubelet serves the oldest grant first.
 	At time.Time
 	// Confirmed is true once the node has seen kubelet hand the units out.
 	Confirmed bool
+}
+
+// GrantedDevice is one device of a grant.
+type GrantedDevice struct {
+	Device DeviceID
+	// Index is the device's Index at the time of the grant.
+	Index int
+	// DeviceUnits are all units of the device.
+	DeviceUnits Units
 }
 
 // ReasonCode classifies why a node refuses a pod.
@@ -233,10 +295,23 @@ const (
 	// LargerThanDevice: the request is larger than any device of the node, so
 	// no eviction can help.
 	LargerThanDevice
+	// TooFewDevices: fewer devices of the node than asked for are large enough
+	// and allowed by the pod's selection, so no eviction can help.
+	TooFewDevices
+	// NotSelected: the pod's selection allows no device of the node.
+	NotSelected
+	// NoCapacity: the node has not enough CPU or memory left; pods that end may
+	// change that.
+	NoCapacity
+	// Unservable: the request is one that no node serves as it is written: its
+	// units cannot be divided by its devices, or its policy is not known.
+	Unservable
 )
 
 // Unresolvable reports whether evicting pods from the node cannot help.
-func (c ReasonCode) Unresolvable() bool { return c == NodeUnknown || c == LargerThanDevice }
+func (c ReasonCode) Unresolvable() bool {
+	return c != Fits && c != NoDeviceFits && c != NoCapacity
+}
 
 // ErrNoFit is the error of a placement for which no device has room. Test with
 // errors.Is; errors that wrap it say how much was asked and where.
@@ -246,12 +321,23 @@ var ErrNoFit = errors.New("no device has enough free units")
 type NoFitError struct {
 	Node     string
 	Resource Resource
-	// Need and Largest are in units; Largest is the most that any one healthy
-	// device has free.
+	// Code says what is short.
+	Code ReasonCode
+	// Devices is how many devices were asked for.
+	Devices int
+	// Need and Largest are in units; Need is asked for on each device, Largest is
+	// the most that any one healthy device has free.
 	Need, Largest Units
 }
 
 func (e *NoFitError) Error() string {
+	switch {
+	case e.Code == NoCapacity:
+		return fmt.Sprintf("node %s: too little CPU or memory is left beside the devices of %s: %v", e.Node, e.Resource, ErrNoFit)
+	case e.Devices > 1:
+		return fmt.Sprintf("node %s: %d devices with %d units of %s each requested, at most %d are free on any: %v",
+			e.Node, e.Devices, e.Need, e.Resource, e.Largest, ErrNoFit)
+	}
 	return fmt.Sprintf("node %s: %d units of %s requested on one device, at most %d are free on any: %v",
 		e.Node, e.Need, e.Resource, e.Largest, ErrNoFit)
 }

@@ -23,7 +23,7 @@ const DefaultBindTimeout = 4 * time.Second
 
 // Ledger is what the extender asks of the books. *ledger.Ledger is one.
 type Ledger interface {
-	Check(resource accel.Resource, need accel.Units, nodes []string, out []ledger.Verdict)
+	Check(request accel.Request, nodes []string, out []ledger.Verdict)
 	Reserve(pod accel.PodRef, created time.Time, node string, request accel.Request) (grant accel.Grant, undo func(), err error)
 	Forget(podUID string)
 	Nodes(resource accel.Resource) []ledger.NodeUsage

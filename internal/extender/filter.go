@@ -9,6 +9,7 @@ import (
 
 	"github.com/divvy-gpu/divvy/internal/accel"
 	"github.com/divvy-gpu/divvy/internal/accel/ledger"
+	"github.com/divvy-gpu/divvy/internal/accel/place"
 	"github.com/divvy-gpu/divvy/internal/events"
 	"github.com/divvy-gpu/divvy/internal/kube"
 )
@@ -68,19 +69,22 @@ func (e *Extender) prioritize(_ context.Context, body, out []byte) ([]byte, erro
 		return nil, err
 	}
 	e.metrics.of(requests).rated.Inc()
+	scores := make([]int64, len(args.names))
+	for i := range verdicts {
+		scores[i] = verdicts[i].Rating
+	}
+	if verdicts != nil {
+		place.Scores(scores)
+	}
 	out = append(out, '[')
 	for i, name := range args.names {
-		var score int64
-		if verdicts != nil {
-			score = verdicts[i].Score
-		}
 		if i > 0 {
 			out = append(out, ',')
 		}
 		out = append(out, `{"Host":`...)
 		out = appendString(out, name)
 		out = append(out, `,"Score":`...)
-		out = strconv.AppendInt(out, score, 10)
+		out = strconv.AppendInt(out, scores[i], 10)
 		out = append(out, '}')
 	}
 	return append(out, ']'), nil
@@ -99,7 +103,7 @@ func (e *Extender) check(body []byte) (args filterArgs, requests []accel.Request
 	requests = kube.RequestsOf(args.pod, e.config.Resources)
 	if len(requests) == 1 {
 		verdicts = make([]ledger.Verdict, len(args.names))
-		e.config.Ledger.Check(requests[0].Resource, requests[0].Peak(), args.names, verdicts)
+		e.config.Ledger.Check(requests[0], args.names, verdicts)
 	}
 	return args, requests, verdicts, nil
 }

@@ -210,7 +210,7 @@ func TestRoutes(t *testing.T) {
 
 type panickyLedger struct{ Ledger }
 
-func (panickyLedger) Check(accel.Resource, accel.Units, []string, []ledger.Verdict) {
+func (panickyLedger) Check(accel.Request, []string, []ledger.Verdict) {
 	panic("a mistake")
 }
 

@@ -28,7 +28,7 @@ const (
 const verdictSeveral = "severalResources"
 
 // codes are the verdicts that filter may give a node, by their label.
-const codes = accel.LargerThanDevice + 1
+const codes = accel.Unservable + 1
 
 // metrics are what the extender counts. They are always counted, and shown
 // when there is a registry. What the hot path counts was looked up by its labels

@@ -61,6 +61,14 @@ func codeName(code accel.ReasonCode) string {
 		return "noDeviceFits"
 	case accel.LargerThanDevice:
 		return "largerThanDevice"
+	case accel.TooFewDevices:
+		return "tooFewDevices"
+	case accel.NotSelected:
+		return "notSelected"
+	case accel.NoCapacity:
+		return "noCapacity"
+	case accel.Unservable:
+		return "unservable"
 	}
 	return "other"
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -199,8 +200,8 @@ func (c *corrector) correct(ctx context.Context, resource accel.Resource, f fact
 // sameGrant compares what the books need; the index and size of a device follow
 // its id but may change with the hardware.
 func sameGrant(a, b accel.Grant) bool {
-	a.At, b.At = time.Time{}, time.Time{}
-	return a == b
+	return a.Resource == b.Resource && a.Node == b.Node && a.Device == b.Device && a.Index == b.Index && a.DeviceUnits == b.DeviceUnits &&
+		a.Units == b.Units && slices.Equal(a.More, b.More) && a.Confirmed == b.Confirmed
 }
 
 func hasAll(have, want map[string]string) bool {

@@ -218,11 +218,12 @@ func (p *plan) pick(need accel.Units, except int, policy place.Policy) (accel.De
 	for i := range open {
 		open[i].Free -= p.promised(open[i].ID, except)
 	}
-	best, err := place.Pick(open, need, policy)
-	if err != nil {
+	node := place.Node{Slots: open, CPU: place.Unlimited, Memory: place.Unlimited}
+	best, _, ok := policy.Choose(&node, &place.Ask{Units: need, Devices: 1}, nil)
+	if !ok {
 		return "", false
 	}
-	return open[best].ID, true
+	return open[best[0]].ID, true
 }
 
 // refuse says what there would be for the pod at position except of the waiting

@@ -60,12 +60,22 @@ var (
 	// ErrNothingAsked is the error of a reservation for a pod that asks for no
 	// units.
 	ErrNothingAsked = errors.New("the pod asks for no units of the resource")
+	// ErrPolicyUnknown is the error of a request that names a policy that the
+	// ledger was not made with.
+	ErrPolicyUnknown = errors.New("the placement policy is not known")
+	// ErrIndivisible is the error of a request whose units are not a multiple of
+	// its devices.
+	ErrIndivisible = errors.New("the units cannot be divided equally by the devices")
 )
 
 // Options are the choices at New; the zero value has good defaults.
 type Options struct {
-	// Policy picks the device and rates the nodes.
+	// Policy chooses devices and rates nodes, for requests that name no other;
+	// place.Binpack when nil.
 	Policy place.Policy
+	// Policies are those that requests may name besides Policy, place.Binpack
+	// and place.Spread.
+	Policies []place.Policy
 	// ReservationTTL is how long an unobserved reservation lasts;
 	// DefaultReservationTTL when it is not above zero.
 	ReservationTTL time.Duration
@@ -76,9 +86,10 @@ type Options struct {
 
 // Ledger is the books of a cluster. Use New.
 type Ledger struct {
-	policy place.Policy
-	ttl    time.Duration
-	now    func() time.Time
+	// policies are by name; "" is the one for requests that name none.
+	policies map[string]place.Policy
+	ttl      time.Duration
+	now      func() time.Time
 
 	mu sync.RWMutex // guards all below and everything reachable from it
 	// books has one book per resource.
@@ -104,12 +115,20 @@ func New(o Options) *Ledger {
 	if o.Now == nil {
 		o.Now = time.Now
 	}
+	if o.Policy == nil {
+		o.Policy = place.Binpack
+	}
+	policies := map[string]place.Policy{}
+	for _, p := range append([]place.Policy{place.Binpack, place.Spread, o.Policy}, o.Policies...) {
+		policies[p.Name()] = p
+	}
+	policies[""] = o.Policy
 	return &Ledger{
-		policy:  o.Policy,
-		ttl:     o.ReservationTTL,
-		now:     o.Now,
-		books:   make(map[accel.Resource]book),
-		pods:    make(map[string]*holding),
-		pending: make(map[*holding]struct{}),
+		policies: policies,
+		ttl:      o.ReservationTTL,
+		now:      o.Now,
+		books:    make(map[accel.Resource]book),
+		pods:     make(map[string]*holding),
+		pending:  make(map[*holding]struct{}),
 	}
 }

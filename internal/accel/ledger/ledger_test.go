@@ -195,7 +195,7 @@ func TestGuide(t *testing.T) {
 		w.want("n1", step.want)
 	}
 	_, undo, err := w.Reserve(pod("p3"), time.Time{}, "n1", asks(20))
-	want := &accel.NoFitError{Node: "n1", Resource: gcu, Need: 20, Largest: 4}
+	want := &accel.NoFitError{Node: "n1", Resource: gcu, Code: accel.LargerThanDevice, Devices: 1, Need: 20, Largest: 4}
 	if got := (*accel.NoFitError)(nil); !errors.As(err, &got) || *got != *want {
 		t.Errorf("20 units: error %v, want %v", err, want)
 	}
@@ -603,37 +603,37 @@ func TestCheck(t *testing.T) {
 		want map[string]Verdict
 	}{
 		"4 units": {gcu, 4, map[string]Verdict{
-			"empty":            {Largest: 16, Score: 2},
-			"used":             {Largest: 10, Score: 10},
-			"large":            {Largest: 32, Score: 1},
-			"no cards":         {Code: accel.LargerThanDevice},
-			"large one broken": {Largest: 8, Score: 5},
-			"all broken":       {Code: accel.NoDeviceFits},
-			"shrunk":           {Code: accel.NoDeviceFits},
-			"other resource":   {Code: accel.NodeUnknown},
-			"only a pod":       {Code: accel.NodeUnknown},
-			"never seen":       {Code: accel.NodeUnknown},
+			"empty":            {Largest: 16, Rating: -12},
+			"used":             {Largest: 10, Rating: 0},
+			"large":            {Largest: 32, Rating: -28},
+			"no cards":         {Code: accel.LargerThanDevice, Rating: place.NoRating},
+			"large one broken": {Largest: 8, Rating: -4},
+			"all broken":       {Code: accel.NoDeviceFits, Rating: place.NoRating},
+			"shrunk":           {Code: accel.NoDeviceFits, Rating: place.NoRating},
+			"other resource":   {Code: accel.NodeUnknown, Rating: place.NoRating},
+			"only a pod":       {Code: accel.NodeUnknown, Rating: place.NoRating},
+			"never seen":       {Code: accel.NodeUnknown, Rating: place.NoRating},
 		}},
 		"12 units": {gcu, 12, map[string]Verdict{
-			"used":             {Code: accel.NoDeviceFits, Largest: 10},
-			"large one broken": {Code: accel.NoDeviceFits, Largest: 8},
-			"shrunk":           {Code: accel.LargerThanDevice},
+			"used":             {Code: accel.NoDeviceFits, Largest: 10, Rating: place.NoRating},
+			"large one broken": {Code: accel.NoDeviceFits, Largest: 8, Rating: place.NoRating},
+			"shrunk":           {Code: accel.LargerThanDevice, Rating: place.NoRating},
 		}},
 		"20 units": {gcu, 20, map[string]Verdict{
-			"empty":            {Code: accel.LargerThanDevice, Largest: 16},
-			"large":            {Largest: 32, Score: 6},
-			"large one broken": {Code: accel.NoDeviceFits, Largest: 8},
+			"empty":            {Code: accel.LargerThanDevice, Largest: 16, Rating: place.NoRating},
+			"large":            {Largest: 32, Rating: -12},
+			"large one broken": {Code: accel.NoDeviceFits, Largest: 8, Rating: place.NoRating},
 		}},
 		"an absurd request": {gcu, math.MaxInt64, map[string]Verdict{
-			"large": {Code: accel.LargerThanDevice, Largest: 32},
+			"large": {Code: accel.LargerThanDevice, Largest: 32, Rating: place.NoRating},
 		}},
 		"nothing": {gcu, 0, map[string]Verdict{
 			"empty": {Largest: 16}, "all broken": {}, "never seen": {},
 		}},
 		"another resource": {"other", 16, map[string]Verdict{
-			"other resource": {Largest: 16, Score: 10}, "empty": {Code: accel.NodeUnknown},
+			"other resource": {Largest: 16, Rating: 0}, "empty": {Code: accel.NodeUnknown, Rating: place.NoRating},
 		}},
-		"a resource that nobody has": {"none", 1, map[string]Verdict{"empty": {Code: accel.NodeUnknown}}},
+		"a resource that nobody has": {"none", 1, map[string]Verdict{"empty": {Code: accel.NodeUnknown, Rating: place.NoRating}}},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -642,7 +642,9 @@ func TestCheck(t *testing.T) {
 				nodes = append(nodes, n)
 			}
 			out := make([]Verdict, len(nodes))
-			w.Check(tc.res, tc.need, nodes, out)
+			req := asks(tc.need)
+			req.Resource = tc.res
+			w.Check(req, nodes, out)
 			for i, n := range nodes {
 				if out[i] != tc.want[n] {
 					t.Errorf("%s: %+v, want %+v", n, out[i], tc.want[n])
@@ -652,13 +654,13 @@ func TestCheck(t *testing.T) {
 	}
 
 	t.Run("slices of different lengths", func(t *testing.T) {
-		out := []Verdict{{Score: -1}, {Score: -1}}
-		w.Check(gcu, 4, []string{"used"}, out)
-		if want := (Verdict{Largest: 10, Score: 10}); out[0] != want || out[1].Score != -1 {
+		out := []Verdict{{Rating: -1}, {Rating: -1}}
+		w.Check(asks(4), []string{"used"}, out)
+		if want := (Verdict{Largest: 10, Rating: 0}); out[0] != want || out[1].Rating != -1 {
 			t.Errorf("out = %+v", out)
 		}
-		w.Check(gcu, 4, []string{"used", "empty"}, out[:1])
-		w.Check(gcu, 4, nil, nil)
+		w.Check(asks(4), []string{"used", "empty"}, out[:1])
+		w.Check(asks(4), nil, nil)
 	})
 	t.Run("more nodes than one turn", func(t *testing.T) {
 		nodes := make([]string, 3*checkChunk+1)
@@ -666,8 +668,8 @@ func TestCheck(t *testing.T) {
 			nodes[i] = []string{"used", "never seen"}[i%2]
 		}
 		out := make([]Verdict, len(nodes))
-		w.Check(gcu, 4, nodes, out)
-		want := []Verdict{{Largest: 10, Score: 10}, {Code: accel.NodeUnknown}}
+		w.Check(asks(4), nodes, out)
+		want := []Verdict{{Largest: 10, Rating: 0}, {Code: accel.NodeUnknown, Rating: place.NoRating}}
 		for i := range out {
 			if out[i] != want[i%2] {
 				t.Fatalf("node %d: %+v", i, out[i])
@@ -678,8 +680,8 @@ func TestCheck(t *testing.T) {
 		w := newWorld(t, Options{Policy: place.Spread})
 		w.node("n1", cards(16, 8))
 		out := make([]Verdict, 1)
-		w.Check(gcu, 4, []string{"n1"}, out)
-		if want := (Verdict{Largest: 16, Score: 8}); out[0] != want {
+		w.Check(asks(4), []string{"n1"}, out)
+		if want := (Verdict{Largest: 16, Rating: 12}); out[0] != want {
 			t.Errorf("%+v, want %+v", out[0], want)
 		}
 		if g, _ := w.reserve("p", "n1", 4); g.Device != "a" {
@@ -699,14 +701,14 @@ func TestGrant(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := accel.Grant{Resource: gcu, Node: "n1", Device: "b", Index: 5, DeviceUnits: 32, Units: 20, At: w.clock.UTC()}
-	if g != want {
+	if !reflect.DeepEqual(g, want) {
 		t.Errorf("grant %+v, want %+v", g, want)
 	}
 
 	again := func(when string) {
 		t.Helper()
 		w.clock = w.clock.Add(time.Second)
-		if g, _, err := w.Reserve(pod("p"), created, "n1", asks(20)); err != nil || g != want {
+		if g, _, err := w.Reserve(pod("p"), created, "n1", asks(20)); err != nil || !reflect.DeepEqual(g, want) {
 			t.Errorf("again, %s: %+v, %v; want %+v", when, g, err, want)
 		}
 	}
@@ -721,7 +723,7 @@ func TestGrant(t *testing.T) {
 	// A pod of before this ledger's time: when it was granted is not known.
 	w.Observe(Holding{Pod: pod("q"), Node: "n1", Resource: gcu, Units: 4, Device: "a", Created: created})
 	g, _, err = w.Reserve(pod("q"), created, "n1", asks(4))
-	if want := (accel.Grant{Resource: gcu, Node: "n1", Device: "a", Index: 3, DeviceUnits: 16, Units: 4, At: created}); err != nil || g != want {
+	if want := (accel.Grant{Resource: gcu, Node: "n1", Device: "a", Index: 3, DeviceUnits: 16, Units: 4, At: created}); err != nil || !reflect.DeepEqual(g, want) {
 		t.Errorf("grant %+v, %v; want %+v", g, err, want)
 	}
 }
@@ -934,8 +936,8 @@ func TestInventoryIsCopied(t *testing.T) {
 
 func TestDefaults(t *testing.T) {
 	l := New(Options{ReservationTTL: -1})
-	if l.ttl != DefaultReservationTTL || l.policy != place.Binpack {
-		t.Errorf("ttl %v, policy %v", l.ttl, l.policy)
+	if l.ttl != DefaultReservationTTL || l.policies[""] != place.Binpack {
+		t.Errorf("ttl %v, policy %v", l.ttl, l.policies[""].Name())
 	}
 	before := time.Now()
 	l.SetNode("n1", inventory(cards(16)))

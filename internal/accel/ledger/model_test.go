@@ -172,14 +172,14 @@ func (m *model) verdict(node string, res accel.Resource, need accel.Units) Verdi
 		if need <= 0 {
 			return Verdict{}
 		}
-		return Verdict{Code: accel.NodeUnknown}
+		return Verdict{Code: accel.NodeUnknown, Rating: place.NoRating}
 	}
 	id, largest := m.pick(node, res, need, nil)
 	v := Verdict{Largest: largest}
 	if need <= 0 {
 		return v
 	}
-	v.Code = accel.LargerThanDevice
+	v.Code, v.Rating = accel.LargerThanDevice, place.NoRating
 	for _, s := range in.Shares {
 		if s.Units >= need {
 			v.Code = accel.NoDeviceFits
@@ -188,9 +188,9 @@ func (m *model) verdict(node string, res accel.Resource, need accel.Units) Verdi
 	for _, s := range in.Shares {
 		if s.ID == id {
 			v.Code = accel.Fits
-			v.Score = int64(10 * need / (s.Units - m.used(node, res, id, nil)))
+			v.Rating = int64(need - (s.Units - m.used(node, res, id, nil)))
 			if m.policy == place.Spread {
-				v.Score = 10 - v.Score
+				v.Rating = -v.Rating
 			}
 		}
 	}
@@ -397,7 +397,9 @@ func (d *driver) setNode(node string) {
 func (d *driver) compareVerdicts() {
 	res, need := pickOf(d, modelResources), accel.Units(d.next(20)-1)
 	var out [5]Verdict
-	d.Check(res, need, modelNodes, out[:])
+	req := asks(need)
+	req.Resource = res
+	d.Check(req, modelNodes, out[:])
 	for i, node := range modelNodes {
 		want := d.m.verdict(node, res, need)
 		if out[i] != want {
@@ -428,8 +430,8 @@ func TestModel(t *testing.T) {
 		}
 	}
 	for _, policy := range []place.Policy{place.Binpack, place.Spread} {
-		t.Run(policy.String(), func(t *testing.T) {
-			d := newDriver(t, policy, rand.New(rand.NewPCG(2, uint64(policy))).IntN)
+		t.Run(policy.Name(), func(t *testing.T) {
+			d := newDriver(t, policy, rand.New(rand.NewPCG(2, uint64(len(policy.Name())))).IntN)
 			for i := range steps / 2 {
 				d.step()
 				d.compareVerdicts()

@@ -136,7 +136,7 @@ func (n *node) setShares(shares []accel.Share) {
 	n.slots = make([]place.Slot, len(shares))
 	n.free = n.few[:0]
 	for i, s := range shares {
-		n.slots[i] = place.Slot{ID: s.ID, Index: s.Index, Total: s.Units, Free: s.Units, Unhealthy: s.Health.Unhealthy}
+		n.slots[i] = place.Slot{ID: s.ID, Index: s.Index, Model: s.Model, Total: s.Units, Free: s.Units, Unhealthy: s.Health.Unhealthy}
 	}
 	for _, h := range n.pods {
 		h.slot = n.find(h.Device)

@@ -85,7 +85,7 @@ func TestConcurrentUseNeverOversubscribes(t *testing.T) {
 	loop(func(r *rand.Rand) { // filter
 		out := make([]Verdict, nodes)
 		need := accel.Units(1 + r.IntN(size))
-		l.Check(gcu, need, names, out)
+		l.Check(asks(need), names, out)
 		for i, v := range out {
 			if v.Code != accel.Fits && v.Code != accel.NoDeviceFits || v.Largest < 0 || v.Largest > size || v.Code == accel.Fits && v.Largest < need {
 				t.Errorf("Check of %d on %s: %+v", need, names[i], v)

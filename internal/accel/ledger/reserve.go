@@ -22,11 +22,14 @@ import (
 // ErrNodeUnknown, ErrHeldElsewhere or ErrNothingAsked.
 func (l *Ledger) Reserve(pod accel.PodRef, created time.Time, nodeName string, req accel.Request) (accel.Grant, func(), error) {
 	need := req.Peak()
+	ask, policy, askErr := l.ask(req)
 	switch {
 	case pod.UID == "":
 		return refuse(fmt.Errorf("reserve for pod %s: it has no UID", pod))
 	case need <= 0:
 		return refuse(fmt.Errorf("reserve %s for pod %s: %w", req.Resource, pod, ErrNothingAsked))
+	case askErr != nil:
+		return refuse(fmt.Errorf("reserve %s for pod %s: %w", req.Resource, pod, askErr))
 	}
 
 	l.mu.Lock()
@@ -55,14 +58,19 @@ func (l *Ledger) Reserve(pod accel.PodRef, created time.Time, nodeName string, r
 		// Its own units must not stand in the way of the new choice.
 		n.charge(h, -h.Units)
 	}
-	i, err := place.Pick(n.slots, need, l.policy)
+	chosen, _, ok := policy.Choose(&place.Node{Slots: n.slots, CPU: place.Unlimited, Memory: place.Unlimited}, &ask, nil)
 	largest := n.largestFree
 	if h != nil {
 		n.charge(h, h.Units)
 	}
-	if err != nil {
-		return refuse(&accel.NoFitError{Node: nodeName, Resource: req.Resource, Need: need, Largest: largest})
+	if !ok {
+		code := accel.NoDeviceFits
+		if ask.Units > n.largestTotal {
+			code = accel.LargerThanDevice
+		}
+		return refuse(&accel.NoFitError{Node: nodeName, Resource: req.Resource, Code: code, Devices: ask.Devices, Need: need, Largest: largest})
 	}
+	i := chosen[0]
 
 	now := l.now()
 	if h == nil {

@@ -1,17 +1,14 @@
-// Package place decides which device serves a pod and how good a node is for
-// it. It is pure: slots in, a position or a score out, no state and no clock,
-// and equal inputs give equal answers. Who holds what is package ledger's
-// business.
+// Package place decides which devices of a node serve a pod and how good the
+// node is for it. It is pure: a node and an ask in, positions and a rating out,
+// no clock, and equal inputs give equal answers. Who holds what is package
+// ledger's business.
 //
-// A policy is data: an order of free amounts and a scale for scores. The loops
-// that look for the best are shared by all.
+// A Policy does both with one function, so that a node is rated by the devices
+// that the pod would get there.
 package place
 
 import (
-	"cmp"
-	"fmt"
 	"math"
-	"strings"
 
 	"github.com/divvy-gpu/divvy/internal/accel"
 )
@@ -20,6 +17,8 @@ import (
 type Slot struct {
 	ID    accel.DeviceID
 	Index int
+	// Model is the vendor's product name, "" when unknown.
+	Model string
 	// Total is all units of the device. Free is what no pod holds; it is below
 	// zero when a device shrank under its pods, and then counts as nothing.
 	Total, Free accel.Units
@@ -27,156 +26,99 @@ type Slot struct {
 	Unhealthy bool
 }
 
-// fits reports whether a pod that needs so many units may go to the slot.
-func (s *Slot) fits(need accel.Units) bool {
-	return !s.Unhealthy && max(s.Free, 0) >= need
+// Unlimited is the CPU or memory of a node of which nobody counts it.
+const Unlimited int64 = math.MaxInt64
+
+// Node is a node as placement sees it at one moment.
+type Node struct {
+	Slots []Slot
+	// CPU and Memory are what is left for pods, in millicores and MiB, below
+	// zero where more is taken than there is; Unlimited where nobody counts.
+	CPU, Memory int64
+	// Graph says how the devices are connected, by their positions in Slots;
+	// nil when that is not known.
+	Graph *Graph
 }
 
-// Policy says which of several devices with enough room is best. The zero
-// value is Binpack.
-type Policy uint8
+// Ask is what a pod asks of a node.
+type Ask struct {
+	// Units are asked for on each of Devices devices. A pod with no Devices
+	// takes only CPU and memory.
+	Units   accel.Units
+	Devices int
+	// CPU and Memory are the pod's peak, in millicores and MiB.
+	CPU, Memory int64
+	// Only says which devices the pod takes; nil for any.
+	Only *accel.Selection
+}
 
-// The policies.
-const (
-	// Binpack takes the device with the least free units that still suffice,
-	// so that large requests find a whole device later.
-	Binpack Policy = iota
-	// Spread takes the device with the most free units, so that pods disturb
-	// each other least.
-	Spread
-)
+// Fits reports whether a pod may go to the slot: a device of which it asks
+// nothing must be healthy as well.
+func (a *Ask) Fits(s *Slot) bool {
+	return !s.Unhealthy && max(s.Free, 0) >= a.Units && (a.Only == nil || a.Only.Allows(s.ID, s.Model))
+}
+
+// FitsBeside reports whether the node has the CPU and memory that the pod
+// takes. A pod that takes none of one fits also where that is overdrawn.
+func (a *Ask) FitsBeside(n *Node) bool {
+	return (a.CPU <= 0 || a.CPU <= n.CPU) && (a.Memory <= 0 || a.Memory <= n.Memory)
+}
+
+// Policy chooses devices of a node and rates the node by that choice. A Policy
+// is deterministic and safe for concurrent use.
+type Policy interface {
+	// Name is the name in configurations and annotations.
+	Name() string
+	// Choose appends the positions of the chosen slots, ascending, to buf[:0]
+	// and rates the node with them: a higher rating is better, and of equal ones
+	// the first node by name. ok is false where the pod does not fit. Neither
+	// node nor ask may be kept or changed.
+	Choose(n *Node, a *Ask, buf []int) (slots []int, rating int64, ok bool)
+	// Epoch changes when ratings of unchanged nodes may have changed, because
+	// prices were renewed; caches ask it. A policy that rates a node by the node
+	// and the ask alone has the same epoch always.
+	Epoch() uint64
+}
+
+// NoRating stands for the rating of a node on which the pod does not fit.
+const NoRating int64 = math.MinInt64
 
 // MaxScore is the best score of a node, the MaxExtenderPriority of
 // kube-scheduler.
 const MaxScore = 10
 
-// policies is indexed by Policy.
-var policies = [...]struct {
-	name string
-	// order is 1 when the least free amount that suffices is best, -1 when the
-	// largest is: of two amounts a and b, a is better when order*a < order*b.
-	// It is a number and not a function because a filter call over thousands
-	// of nodes spends most of its time on this comparison.
-	order accel.Units
-	// score rates a slot with free units for a request of need units, where
-	// 0 < need <= free. It never rates a slot above one that order prefers:
-	// for one need it falls, or rises, with free alone.
-	score func(need, free accel.Units) int64
-}{
-	Binpack: {
-		name:  "binpack",
-		order: 1,
-		score: tightness,
-	},
-	Spread: {
-		name:  "spread",
-		order: -1,
-		score: func(need, free accel.Units) int64 { return MaxScore - tightness(need, free) },
-	},
-}
-
-// tightness is the tenths of free that need takes. It is coarse where much is
-// left over and fine where little is, which is where binpack has to tell nodes
-// apart.
-func tightness(need, free accel.Units) int64 {
-	if need > accel.MaxUnits {
-		// Beyond any real device: avoid the overflow of the multiplication.
-		need, free = need/MaxScore, free/MaxScore
-	}
-	return int64(MaxScore * need / free)
-}
-
-// ParsePolicy returns the policy of that name; the empty name is the default.
-func ParsePolicy(name string) (Policy, error) {
-	if name == "" {
-		return Binpack, nil
-	}
-	names := make([]string, len(policies))
-	for i := range policies {
-		if policies[i].name == name {
-			return Policy(i), nil
-		}
-		names[i] = policies[i].name
-	}
-	return Binpack, fmt.Errorf("unknown placement policy %q, known are: %s", name, strings.Join(names, ", "))
-}
-
-// String returns the name that ParsePolicy takes.
-func (p Policy) String() string { return policies[p.known()].name }
-
-// known is p, or the default for a number that no policy has.
-func (p Policy) known() Policy {
-	if int(p) >= len(policies) {
-		return Binpack
-	}
-	return p
-}
-
-// Pick returns the position of the best slot that holds need units, or
-// accel.ErrNoFit. Ties go to the lowest Index, then to the lowest ID, then to
-// the first position, so that the order of the slots does not matter. A need
-// of zero or less fits every healthy slot. It does not allocate.
-func Pick(slots []Slot, need accel.Units, p Policy) (int, error) {
-	order := policies[p.known()].order
-	best := -1
-	for i := range slots {
-		s := &slots[i]
-		if !s.fits(need) {
+// Scores replaces ratings by scores from 0 to MaxScore: the best rating gets
+// MaxScore, the next lower one a point less and so on for as many different
+// ratings as there are points; all below get 0, and so does NoRating. It does
+// not allocate.
+func Scores(ratings []int64) {
+	var levels [MaxScore]int64 // the best ratings, descending
+	n := 0
+	for _, r := range ratings {
+		if r == NoRating || n == MaxScore && r <= levels[n-1] {
 			continue
 		}
-		if best < 0 {
-			best = i
+		at := n
+		for at > 0 && levels[at-1] < r {
+			at--
+		}
+		if at > 0 && levels[at-1] == r {
 			continue
 		}
-		c := cmp.Compare(order*s.Free, order*slots[best].Free)
-		if c == 0 {
-			c = cmp.Or(cmp.Compare(s.Index, slots[best].Index), cmp.Compare(s.ID, slots[best].ID))
+		n = min(n+1, MaxScore)
+		copy(levels[at+1:n], levels[at:])
+		levels[at] = r
+	}
+	for i, r := range ratings {
+		ratings[i] = 0
+		if r == NoRating {
+			continue
 		}
-		if c < 0 {
-			best = i
+		for at := range n {
+			if levels[at] == r {
+				ratings[i] = int64(MaxScore - at)
+				break
+			}
 		}
 	}
-	if best < 0 {
-		return -1, accel.ErrNoFit
-	}
-	return best, nil
-}
-
-// Score rates a node with these slots from 0 to MaxScore for a pod that needs
-// so many units, by the slot that Pick would choose: were the slots of two
-// nodes thrown together, Pick would not choose from the one with the lower
-// score. A node on which the pod does not fit, and a need of zero or less,
-// score 0. It does not allocate.
-func Score(slots []Slot, need accel.Units, p Policy) int64 {
-	if need <= 0 {
-		return 0
-	}
-	i, err := Pick(slots, need, p)
-	if err != nil {
-		return 0
-	}
-	return policies[p.known()].score(need, slots[i].Free)
-}
-
-// ScoreFree is Score for a caller that rates thousands of nodes: it takes just
-// the free units of the node's healthy devices, in any order, which are packed
-// in memory where slots are not.
-func ScoreFree(free []accel.Units, need accel.Units, p Policy) int64 {
-	if need <= 0 {
-		return 0
-	}
-	policy := &policies[p.known()]
-	var largest accel.Units
-	best := accel.Units(math.MaxInt64)
-	for _, f := range free { // no branch to mispredict
-		rank := policy.order * f
-		if f < need {
-			rank = math.MaxInt64
-		}
-		best, largest = min(best, rank), max(largest, f)
-	}
-	if largest < need {
-		return 0
-	}
-	return policy.score(need, policy.order*best)
 }

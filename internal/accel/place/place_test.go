@@ -2,11 +2,8 @@ package place
 
 import (
 	"cmp"
-	"encoding/binary"
-	"errors"
 	"fmt"
 	"math"
-	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
@@ -30,115 +27,98 @@ func unhealthy(slots []Slot, at ...int) []Slot {
 	return slots
 }
 
-func TestPick(t *testing.T) {
-	tests := map[string]struct {
-		slots  []Slot
-		need   accel.Units
-		policy Policy
-		want   accel.DeviceID
-		err    error
-	}{
-		"binpack takes the fullest that still fits":   {slots: cards(9, 4, 3), need: 4, want: "b"},
-		"binpack joins the used card":                 {slots: cards(12, 16), need: 8, want: "a"},
-		"binpack leaves a card that has not enough":   {slots: cards(4, 16), need: 12, want: "b"},
-		"binpack on a tie takes the lowest index":     {slots: cards(16, 16, 16), need: 1, want: "a"},
-		"the order of the slots does not matter":      {slots: reversed(cards(16, 16, 16)), need: 1, want: "a"},
-		"spread takes the emptiest":                   {slots: cards(4, 9, 3), need: 2, policy: Spread, want: "b"},
-		"spread on a tie takes the lowest index":      {slots: cards(9, 16, 16), need: 2, policy: Spread, want: "b"},
-		"the whole device":                            {slots: cards(15, 16), need: 16, want: "b"},
-		"an unhealthy device is passed over":          {slots: unhealthy(cards(4, 9), 0), need: 4, want: "b"},
-		"a policy of no name is the default":          {slots: cards(9, 4), need: 4, policy: 77, want: "b"},
-		"nothing asked, nothing free":                 {slots: cards(-2, -3), need: 0, want: "b"},
-		"less than nothing is like nothing":           {slots: cards(-2), need: -5, want: "a"},
-		"equal index and free: the lowest id":         {slots: []Slot{{ID: "y", Free: 4}, {ID: "x", Free: 4}}, need: 1, want: "x"},
-		"equal free: the index decides before the id": {slots: []Slot{{ID: "x", Index: 1, Free: 4}, {ID: "y", Index: 0, Free: 4}}, need: 1, want: "y"},
-		"no slots":                         {need: 1, err: accel.ErrNoFit},
-		"nothing fits":                     {slots: cards(3, 3), need: 4, err: accel.ErrNoFit},
-		"free below zero fits nothing":     {slots: cards(-4), need: 1, err: accel.ErrNoFit},
-		"room only on an unhealthy device": {slots: unhealthy(cards(16, 2), 0), need: 4, err: accel.ErrNoFit},
-		"an absurd request":                {slots: cards(16), need: math.MaxInt64, err: accel.ErrNoFit},
-		"one unhealthy device even when nothing is asked": {slots: unhealthy(cards(16), 0), need: 0, err: accel.ErrNoFit},
-	}
-	for name, tc := range tests {
-		t.Run(name, func(t *testing.T) {
-			i, err := Pick(tc.slots, tc.need, tc.policy)
-			if !errors.Is(err, tc.err) {
-				t.Fatalf("Pick: error %v, want %v", err, tc.err)
-			}
-			if err != nil {
-				if i != -1 {
-					t.Errorf("Pick with an error = %d, want -1", i)
-				}
-				return
-			}
-			if got := tc.slots[i].ID; got != tc.want {
-				t.Errorf("Pick = %q, want %q", got, tc.want)
-			}
-		})
-	}
-}
-
 func reversed(s []Slot) []Slot {
 	slices.Reverse(s)
 	return s
 }
 
-func TestScore(t *testing.T) {
+// node is one of which only the devices count.
+func node(slots []Slot) *Node { return &Node{Slots: slots, CPU: Unlimited, Memory: Unlimited} }
+
+func TestChooseOne(t *testing.T) {
 	tests := map[string]struct {
 		slots  []Slot
 		need   accel.Units
-		policy Policy
-		want   int64
+		spread bool
+		want   accel.DeviceID // "" where nothing fits
+		rating int64
 	}{
-		"an exact fit is best":           {slots: cards(16, 4), need: 4, want: 10},
-		"half is left":                   {slots: cards(8), need: 4, want: 5},
-		"an empty card":                  {slots: cards(16), need: 4, want: 2},
-		"spread wants room":              {slots: cards(16), need: 4, policy: Spread, want: 8},
-		"spread at an exact fit":         {slots: cards(4), need: 4, policy: Spread, want: 0},
-		"no room":                        {slots: cards(3), need: 4, want: 0},
-		"nothing asked":                  {slots: cards(3), need: 0, want: 0},
-		"unhealthy devices do not count": {slots: unhealthy(cards(4, 8), 0), need: 4, want: 5},
-		"the multiplication does not leave the range": {slots: cards(math.MaxInt64), need: math.MaxInt64 / 2, want: 5},
+		"binpack takes the fullest that still fits":   {slots: cards(9, 4, 3), need: 4, want: "b"},
+		"binpack joins the used card":                 {slots: cards(12, 16), need: 8, want: "a", rating: -4},
+		"binpack leaves a card that has not enough":   {slots: cards(4, 16), need: 12, want: "b", rating: -4},
+		"binpack on a tie takes the lowest index":     {slots: cards(16, 16, 16), need: 1, want: "a", rating: -15},
+		"the order of the slots does not matter":      {slots: reversed(cards(16, 16, 16)), need: 1, want: "a", rating: -15},
+		"spread takes the emptiest":                   {slots: cards(4, 9, 3), need: 2, spread: true, want: "b", rating: 7},
+		"spread on a tie takes the lowest index":      {slots: cards(9, 16, 16), need: 2, spread: true, want: "b", rating: 14},
+		"the whole device":                            {slots: cards(15, 16), need: 16, want: "b"},
+		"an unhealthy device is passed over":          {slots: unhealthy(cards(4, 9), 0), need: 4, want: "b", rating: -5},
+		"nothing asked, nothing free":                 {slots: cards(-2, -3), need: 0, want: "b", rating: 3},
+		"equal index and free: the lowest id":         {slots: []Slot{{ID: "y", Free: 4}, {ID: "x", Free: 4}}, need: 1, want: "x", rating: -3},
+		"equal free: the index decides before the id": {slots: []Slot{{ID: "x", Index: 1, Free: 4}, {ID: "y", Index: 0, Free: 4}}, need: 1, want: "y", rating: -3},
+		"no slots":                         {need: 1},
+		"nothing fits":                     {slots: cards(3, 3), need: 4},
+		"free below zero fits nothing":     {slots: cards(-4), need: 1},
+		"room only on an unhealthy device": {slots: unhealthy(cards(16, 2), 0), need: 4},
+		"an absurd request":                {slots: cards(16), need: math.MaxInt64},
+		"one unhealthy device even when nothing is asked": {slots: unhealthy(cards(16), 0), need: 0},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
-			if got := Score(tc.slots, tc.need, tc.policy); got != tc.want {
-				t.Errorf("Score = %d, want %d", got, tc.want)
+			p := Binpack
+			if tc.spread {
+				p = Spread
 			}
-			var free []accel.Units
-			for _, s := range tc.slots {
-				if !s.Unhealthy {
-					free = append(free, s.Free)
+			chosen, rating, ok := p.Choose(node(tc.slots), &Ask{Units: tc.need, Devices: 1}, nil)
+			if tc.want == "" {
+				if ok || len(chosen) != 0 || rating != NoRating {
+					t.Errorf("Choose = %v, %d, %t, want none", chosen, rating, ok)
 				}
+				return
 			}
-			if got := ScoreFree(free, tc.need, tc.policy); got != tc.want {
-				t.Errorf("ScoreFree = %d, want %d", got, tc.want)
+			if !ok || len(chosen) != 1 || tc.slots[chosen[0]].ID != tc.want || rating != tc.rating {
+				t.Errorf("Choose = %v, %d, %t, want %q rated %d", chosen, rating, ok, tc.want, tc.rating)
 			}
 		})
 	}
 }
 
+func TestScores(t *testing.T) {
+	for _, tc := range []struct{ ratings, want []int64 }{
+		{nil, nil},
+		{[]int64{NoRating}, []int64{0}},
+		{[]int64{-3, -3}, []int64{10, 10}},
+		{[]int64{5, NoRating, 7, 6, 7}, []int64{8, 0, 10, 9, 10}},
+		{[]int64{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}, []int64{0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10}},
+		{[]int64{12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 3, 1}, []int64{10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0, 1, 0}},
+		{[]int64{math.MaxInt64, math.MinInt64 + 1}, []int64{10, 9}},
+	} {
+		got := slices.Clone(tc.ratings)
+		Scores(got)
+		if !slices.Equal(got, tc.want) {
+			t.Errorf("Scores(%v) = %v, want %v", tc.ratings, got, tc.want)
+		}
+	}
+}
+
 func TestParsePolicy(t *testing.T) {
-	for _, p := range []Policy{Binpack, Spread} {
-		got, err := ParsePolicy(p.String())
+	other := ordered{name: "other"}
+	for _, p := range []Policy{Binpack, Spread, other} {
+		got, err := ParsePolicy(p.Name(), other)
 		if err != nil || got != p {
-			t.Errorf("ParsePolicy(%q) = %v, %v", p, got, err)
+			t.Errorf("ParsePolicy(%q) = %v, %v", p.Name(), got, err)
 		}
 	}
 	if got, err := ParsePolicy(""); err != nil || got != Binpack {
 		t.Errorf("ParsePolicy(\"\") = %v, %v, want the default", got, err)
 	}
-	_, err := ParsePolicy("random")
-	if err == nil || !strings.Contains(err.Error(), "random") || !strings.Contains(err.Error(), "binpack, spread") {
+	_, err := ParsePolicy("random", other)
+	if err == nil || !strings.Contains(err.Error(), "random") || !strings.Contains(err.Error(), "binpack, spread, other") {
 		t.Errorf("ParsePolicy(random): error %v does not name the policy and the known ones", err)
-	}
-	if got := Policy(200).String(); got != "binpack" {
-		t.Errorf("Policy(200).String() = %q", got)
 	}
 }
 
-// naivePick sorts everything that fits.
-func naivePick(slots []Slot, need accel.Units, p Policy) (accel.DeviceID, bool) {
+// naive sorts everything that fits.
+func naive(slots []Slot, need accel.Units, spread bool) (accel.DeviceID, bool) {
 	fits := slices.DeleteFunc(slices.Clone(slots), func(s Slot) bool {
 		return s.Unhealthy || need > 0 && s.Free < need
 	})
@@ -147,7 +127,7 @@ func naivePick(slots []Slot, need accel.Units, p Policy) (accel.DeviceID, bool) 
 	}
 	slices.SortFunc(fits, func(a, b Slot) int {
 		free := cmp.Compare(a.Free, b.Free)
-		if p == Spread {
+		if spread {
 			free = -free
 		}
 		return cmp.Or(free, cmp.Compare(a.Index, b.Index), cmp.Compare(a.ID, b.ID))
@@ -155,12 +135,15 @@ func naivePick(slots []Slot, need accel.Units, p Policy) (accel.DeviceID, bool) 
 	return fits[0].ID, true
 }
 
-func FuzzPick(f *testing.F) {
-	f.Add([]byte{}, int64(1), uint8(0))
-	f.Add([]byte{16, 0, 0, 4, 0, 1}, int64(4), uint8(0))
-	f.Add([]byte{16, 0, 1, 4, 1, 0, 200, 0, 3}, int64(3), uint8(1))
-	f.Fuzz(func(t *testing.T, data []byte, need int64, policy uint8) {
-		p := Policy(policy % 2)
+func FuzzChooseOne(f *testing.F) {
+	f.Add([]byte{}, int64(1), false)
+	f.Add([]byte{16, 0, 0, 4, 0, 1}, int64(4), false)
+	f.Add([]byte{16, 0, 1, 4, 1, 0, 200, 0, 3}, int64(3), true)
+	f.Fuzz(func(t *testing.T, data []byte, need int64, spread bool) {
+		p := Binpack
+		if spread {
+			p = Spread
+		}
 		var slots []Slot
 		for ; len(data) >= 3; data = data[3:] {
 			slots = append(slots, Slot{
@@ -168,71 +151,27 @@ func FuzzPick(f *testing.F) {
 				Total: 128, Free: accel.Units(int8(data[0])), Unhealthy: data[1]%2 == 1,
 			})
 		}
-		n := accel.Units(need)
-		i, err := Pick(slots, n, p)
-		want, ok := naivePick(slots, n, p)
-		if ok != (err == nil) || ok && slots[i].ID != want {
-			t.Fatalf("Pick(%v, %d, %v) = %d, %v; want %q, %t", slots, n, p, i, err, want, ok)
-		}
-		var free []accel.Units
-		for _, s := range slots {
-			if !s.Unhealthy {
-				free = append(free, s.Free)
-			}
-		}
-		if a, b := Score(slots, n, p), ScoreFree(free, n, p); a != b {
-			t.Fatalf("Score(%v, %d, %v) = %d, ScoreFree %d", slots, n, p, a, b)
+		ask := &Ask{Units: accel.Units(need), Devices: 1}
+		chosen, rating, ok := p.Choose(node(slots), ask, nil)
+		want, wantOK := naive(slots, ask.Units, spread)
+		if ok != wantOK || ok && (len(chosen) != 1 || slots[chosen[0]].ID != want) {
+			t.Fatalf("Choose(%v, %d, %s) = %v, %t; want %q, %t", slots, need, p.Name(), chosen, ok, want, wantOK)
 		}
 		if !ok {
 			return
 		}
-		if s := Score(slots, n, p); s < 0 || s > MaxScore {
-			t.Fatalf("Score(%v, %d, %v) = %d", slots, n, p, s)
-		}
-		// Score agrees with Pick: cut the slots in two nodes; the node that has
-		// the picked one is not rated below the other.
+		// The rating agrees with the choice: cut the slots in two nodes; the node
+		// that has the chosen one is not rated below the other.
 		for cut := range slots {
 			a, b := slots[:cut], slots[cut:]
-			if i >= cut {
+			if chosen[0] >= cut {
 				a, b = b, a
 			}
-			if Score(a, n, p) < Score(b, n, p) {
-				t.Fatalf("Pick takes %v, but its node %v scores %d and %v scores %d (need %d, %v)",
-					slots[i], a, Score(a, n, p), b, Score(b, n, p), n, p)
+			_, ratingA, _ := p.Choose(node(a), ask, nil)
+			_, ratingB, _ := p.Choose(node(b), ask, nil)
+			if ratingA < ratingB || ratingA != rating {
+				t.Fatalf("%s takes %v, but its node %v is rated %d and %v %d (need %d)", p.Name(), slots[chosen[0]], a, ratingA, b, ratingB, need)
 			}
 		}
 	})
-}
-
-func TestPickDoesNotAllocate(t *testing.T) {
-	slots := cards(16, 9, 4, 3, 2, 1, 16, 16)
-	got := testing.AllocsPerRun(100, func() {
-		_, _ = Pick(slots, 4, Binpack)
-		_, _ = Pick(slots, 40, Spread)
-		_ = Score(slots, 4, Spread)
-	})
-	if got != 0 {
-		t.Errorf("%v allocations, want 0", got)
-	}
-}
-
-func BenchmarkPick(b *testing.B) {
-	for _, devices := range []int{1, 8, 16, 128} {
-		b.Run(fmt.Sprintf("devices=%d", devices), func(b *testing.B) {
-			var seed [32]byte
-			binary.LittleEndian.PutUint64(seed[:], uint64(devices))
-			r := rand.New(rand.NewChaCha8(seed))
-			slots := make([]Slot, devices)
-			for i := range slots {
-				slots[i] = Slot{ID: accel.DeviceID(fmt.Sprintf("GCU-%04d", i)), Index: i, Total: 32, Free: accel.Units(r.IntN(33))}
-			}
-			slots[0].Free = 32
-			b.ReportAllocs()
-			for b.Loop() {
-				if _, err := Pick(slots, 8, Binpack); err != nil {
-					b.Fatal(err)
-				}
-			}
-		})
-	}
 }

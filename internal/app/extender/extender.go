@@ -90,7 +90,7 @@ func Run(ctx context.Context, o Options) error {
 		tlsAddress = open.tls.Addr().String()
 	}
 	logger.Info("Starting", "version", version.String("divvy-extender"), "listen", open.plain.Addr().String(), "tlsListen", tlsAddress,
-		"policy", s.policy.String(), "resources", s.Resources, "leaderElect", s.LeaderElect)
+		"policy", s.policy.Name(), "resources", s.Resources, "leaderElect", s.LeaderElect)
 	return program.run(ctx, open)
 }
 

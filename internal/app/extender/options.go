@@ -96,7 +96,7 @@ func DefaultOptions() Options {
 		ValidatingConfig: "divvy-config",
 		MetricsListen:    ":9401",
 		MetricsDevices:   true,
-		Policy:           place.Binpack.String(),
+		Policy:           place.Binpack.Name(),
 		GrantKeyFile:     "/etc/divvy/grant/key",
 		Resources:        []string{"enflame.com/gcu-memory"},
 		NodeLabel:        "enflame.com/gcushare=true",

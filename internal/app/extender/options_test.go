@@ -21,7 +21,7 @@ func TestDefaultsAreValid(t *testing.T) {
 		t.Fatal(err)
 	}
 	if s.policy != place.Binpack {
-		t.Errorf("policy %s", s.policy)
+		t.Errorf("policy %s", s.policy.Name())
 	}
 	want := map[accel.Resource]kube.Labels{"enflame.com/gcu-memory": {{Key: "enflame.com/gcushare", Value: "true"}}}
 	if diff := cmp.Diff(want, s.labels); diff != "" {

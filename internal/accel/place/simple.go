@@ -1,0 +1,109 @@
+package place
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/divvy-gpu/divvy/internal/accel"
+)
+
+// The policies that look at nothing but the free units.
+var (
+	// Binpack takes the devices with the least free units that still suffice,
+	// so that large requests find a whole device later.
+	Binpack Policy = ordered{name: "binpack", order: 1}
+	// Spread takes the devices with the most free units, so that pods disturb
+	// each other least.
+	Spread Policy = ordered{name: "spread", order: -1}
+)
+
+var simple = []Policy{Binpack, Spread}
+
+// ParsePolicy returns the policy of that name among Binpack, Spread and more;
+// the empty name is Binpack.
+func ParsePolicy(name string, more ...Policy) (Policy, error) {
+	if name == "" {
+		return Binpack, nil
+	}
+	var names []string
+	for _, p := range slices.Concat(simple, more) {
+		if p.Name() == name {
+			return p, nil
+		}
+		names = append(names, p.Name())
+	}
+	return nil, fmt.Errorf("unknown placement policy %q, known are: %s", name, strings.Join(names, ", "))
+}
+
+// ordered prefers devices by what they have free.
+type ordered struct {
+	name string
+	// order is 1 when the least free amount that suffices is best, -1 when the
+	// largest is: of two amounts a and b, a is better when order*a < order*b.
+	order accel.Units
+}
+
+func (p ordered) Name() string { return p.name }
+
+// Epoch implements Policy: ratings depend on the node and the ask alone.
+func (p ordered) Epoch() uint64 { return 0 }
+
+// Choose implements Policy. Several devices are those that are connected best;
+// of equally good ones, and where connections are not known, those that come
+// first by free units, then by Index and ID, so that the order of the slots
+// does not matter. A node is rated by the connections of the devices, then by
+// what is left on them.
+func (p ordered) Choose(n *Node, a *Ask, buf []int) (slots []int, rating int64, ok bool) {
+	slots = buf[:0]
+	if !a.FitsBeside(n) {
+		return slots, NoRating, false
+	}
+	switch {
+	case a.Devices <= 0:
+		return slots, 0, true
+	case a.Devices > 1:
+		return p.chooseSeveral(n, a, slots)
+	}
+	best := -1
+	for i := range n.Slots {
+		if a.Fits(&n.Slots[i]) && (best < 0 || p.compare(&n.Slots[i], &n.Slots[best]) < 0) {
+			best = i
+		}
+	}
+	if best < 0 {
+		return slots, NoRating, false
+	}
+	return append(slots, best), p.rate(n.Slots[best].Free - a.Units), true
+}
+
+// compare orders slots, the best first.
+func (p ordered) compare(s, t *Slot) int {
+	if c := cmp.Compare(p.order*s.Free, p.order*t.Free); c != 0 {
+		return c
+	}
+	return cmp.Or(cmp.Compare(s.Index, t.Index), cmp.Compare(s.ID, t.ID))
+}
+
+// rate rates a node by the units that are left on the chosen devices.
+func (p ordered) rate(left accel.Units) int64 { return int64(-p.order * left) }
+
+func (p ordered) chooseSeveral(n *Node, a *Ask, slots []int) ([]int, int64, bool) {
+	for i := range n.Slots {
+		if a.Fits(&n.Slots[i]) {
+			slots = append(slots, i)
+		}
+	}
+	if len(slots) < a.Devices {
+		return slots[:0], NoRating, false
+	}
+	slices.SortStableFunc(slots, func(i, j int) int { return p.compare(&n.Slots[i], &n.Slots[j]) })
+	slots = slots[:a.Devices]
+	slices.Sort(slots)
+	var left accel.Units
+	for _, i := range slots {
+		left += n.Slots[i].Free - a.Units
+	}
+	return slots, p.rate(left), true
+}
