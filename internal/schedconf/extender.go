@@ -82,6 +82,7 @@ func (e Extender) entry(old bool) yamledit.Map {
 	m := yamledit.Map{
 		{Key: "urlPrefix", Value: e.URL},
 		{Key: "filterVerb", Value: "filter"},
+		{Key: "preemptVerb", Value: "preempt"},
 		{Key: "prioritizeVerb", Value: "prioritize"},
 		{Key: "weight", Value: 1},
 		{Key: "bindVerb", Value: "bind"},

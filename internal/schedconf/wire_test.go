@@ -490,7 +490,7 @@ extenders:
 	want := []string{
 		"enableHTTPS is false, and should be true", "httpTimeout is missing",
 		"managedResources is enflame.com/gcu-memory, and should be enflame.com/gcu-memory, nvidia.com/gpu-memory",
-		"prioritizeVerb is missing", "tlsConfig is missing",
+		"preemptVerb is missing", "prioritizeVerb is missing", "tlsConfig is missing",
 		"urlPrefix is http://127.0.0.1:32766/gcushare-scheduler, and should be https://10.96.0.77:32765/gcushare-scheduler", "weight is missing",
 	}
 	if diff := cmp.Diff(want, s.Differences(secured)); diff != "" {

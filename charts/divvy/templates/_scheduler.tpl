@@ -28,6 +28,7 @@ extenders:
 # The container beside it, which takes binds from its own pod alone.
 - urlPrefix: http://127.0.0.1:32766/gcushare-scheduler
   filterVerb: filter
+  preemptVerb: preempt
   prioritizeVerb: prioritize
   weight: 1
   bindVerb: bind

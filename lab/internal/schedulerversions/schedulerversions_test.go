@@ -53,10 +53,10 @@ type answer struct {
 		PercentageOfNodesToScore *int32
 		Profiles                 []struct{ SchedulerName string }
 		Extenders                []struct {
-			URLPrefix, FilterVerb, PrioritizeVerb, BindVerb string
-			Weight                                          int64
-			EnableHTTPS, NodeCacheCapable, Ignorable        bool
-			TLSConfig                                       struct {
+			URLPrefix, FilterVerb, PreemptVerb, PrioritizeVerb, BindVerb string
+			Weight                                                       int64
+			EnableHTTPS, NodeCacheCapable, Ignorable                     bool
+			TLSConfig                                                    struct {
 				ServerName                string
 				CAData, CertData, KeyData []byte
 			}
@@ -179,7 +179,7 @@ func (a answer) check(t *testing.T, version string) {
 		t.Errorf("kubeconfig is %q", got)
 	}
 	e := a.Object.Extenders[len(urls)-1]
-	if e.FilterVerb != "filter" || e.PrioritizeVerb != "prioritize" || e.BindVerb != "bind" || e.Weight != 1 ||
+	if e.FilterVerb != "filter" || e.PreemptVerb != "preempt" || e.PrioritizeVerb != "prioritize" || e.BindVerb != "bind" || e.Weight != 1 ||
 		!e.EnableHTTPS || !e.NodeCacheCapable || e.Ignorable {
 		t.Errorf("the extender is %+v", e)
 	}
