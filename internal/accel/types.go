@@ -180,6 +180,12 @@ type Request struct {
 	Selection *Selection
 	// Policy names the placement policy of this pod; "" is the cluster's.
 	Policy string
+	// Pod is the UID of the pod that asks: what is kept for a pod is not kept
+	// from itself. "" where it is not known.
+	Pod string
+	// Priority is the pod's. What is kept for a pod of the same or higher
+	// priority is not there for this one.
+	Priority int32
 }
 
 // Selection says which devices serve a pod, by model and by identity. All lists

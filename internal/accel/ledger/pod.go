@@ -20,6 +20,11 @@ type Holding struct {
 	Confirmed bool
 	// Created is when the pod was created.
 	Created time.Time
+	// Priority is the pod's: one of higher priority may have it evicted.
+	Priority int32
+	// Ending is true when the deletion of the pod has begun: it holds its units
+	// until it is gone, and evicting it costs nothing any more.
+	Ending bool
 }
 
 // holding is a Holding in the books.
