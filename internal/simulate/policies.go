@@ -1,0 +1,59 @@
+package simulate
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/divvy-gpu/divvy/internal/accel/place"
+)
+
+// Names of the published baselines.
+const (
+	Random     = "Random"
+	BestFit    = "BestFit"
+	GpuPacking = "GpuPacking"
+	FGD        = "FGD"
+)
+
+// PolicyKind is a policy that a simulation can use.
+type PolicyKind struct {
+	Name string
+	// About says in a line what the policy does.
+	About string
+	// RandomTies is true where equally rated nodes are chosen from by chance,
+	// and not by their order.
+	RandomTies bool
+	// New makes the policy for one run. Its result is used by that run alone.
+	New func(c *Cluster, w *Workload) (place.Policy, error)
+}
+
+// same is a policy that is the same in all runs.
+func same(p place.Policy) func(*Cluster, *Workload) (place.Policy, error) {
+	return func(*Cluster, *Workload) (place.Policy, error) { return p, nil }
+}
+
+// policies are in the order in which they are listed.
+var policies = []PolicyKind{
+	{Name: place.Binpack.Name(), About: "the extender's default: the devices with the least free units that suffice", New: same(place.Binpack)},
+	{Name: place.Spread.Name(), About: "the extender's: the devices with the most free units", New: same(place.Spread)},
+	{Name: Random, About: "baseline: any node with room", RandomTies: true, New: same(random{baseline{Random}})},
+	{Name: BestFit, About: "baseline: the node on which the least CPU and units are left", New: func(c *Cluster, _ *Workload) (place.Policy, error) { return newBestFit(c), nil }},
+	{Name: GpuPacking, About: "baseline: used devices first, then used nodes", New: same(gpuPacking{baseline{GpuPacking}})},
+	{Name: FGD, About: "baseline: fragmentation gradient descent", New: func(c *Cluster, w *Workload) (place.Policy, error) { return newFGD(c, w.Pods), nil }},
+}
+
+// Policies returns all kinds.
+func Policies() []PolicyKind { return slices.Clone(policies) }
+
+// ParsePolicy returns the kind of that name; case does not matter.
+func ParsePolicy(name string) (PolicyKind, error) {
+	names := make([]string, len(policies))
+	for i, k := range policies {
+		if strings.EqualFold(k.Name, name) {
+			return k, nil
+		}
+		names[i] = k.Name
+	}
+	return PolicyKind{}, fmt.Errorf("unknown policy %q, known are: %s", name, strings.Join(names, ", "))
+}

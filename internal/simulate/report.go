@@ -1,0 +1,373 @@
+package simulate
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Experiment is what a report is made of: workloads on a cluster, each policy
+// with each seed.
+type Experiment struct {
+	Cluster   *Cluster
+	Workloads []*Workload
+	Policies  []PolicyKind
+	// Seeds is how many orders of arrival are tried, from FirstSeed on.
+	FirstSeed int64
+	Seeds     int
+	// Arrived are the points at which allocation is told, in percent of the
+	// cluster's units, ascending. The last of them is where a replay ends.
+	Arrived []int
+	// Published is compared with; nil for nothing.
+	Published []Published
+	// AllowMisfits lets pods in that fit on no node even when it is empty. They
+	// are refused each time they arrive.
+	AllowMisfits bool
+	// Clock is as in Replay.
+	Clock func() time.Duration
+}
+
+// Report is what a simulation found. Its JSON form is for programs and keeps
+// its names.
+type Report struct {
+	Kind    ReportKind     `json:"kind"`
+	Cluster ClusterSummary `json:"cluster"`
+	// Seeds are those of the orders of arrival that all means are over.
+	Seeds []int64 `json:"seeds"`
+	// Arrived are the points of PolicyResult.Points.
+	Arrived []int `json:"arrivedPercent,omitempty"`
+	// LoadPercent is the load of a churn.
+	LoadPercent float64          `json:"loadPercent,omitempty"`
+	Workloads   []WorkloadResult `json:"workloads"`
+}
+
+// ReportKind says what was asked.
+type ReportKind string
+
+// The kinds of reports, after the types that make them.
+const (
+	ReplayReport ReportKind = "replay"
+	ChurnReport  ReportKind = "churn"
+	FindReport   ReportKind = "findNodes"
+)
+
+// ClusterSummary is the cluster in numbers.
+type ClusterSummary struct {
+	Nodes   int `json:"nodes"`
+	Devices int `json:"devices"`
+	// Units are those of the healthy devices.
+	Units int64 `json:"units"`
+}
+
+// WorkloadResult is one workload.
+type WorkloadResult struct {
+	Name string `json:"name"`
+	Pods int    `json:"pods"`
+	// DemandPercent is what all its pods ask for, in percent of the cluster's
+	// units.
+	DemandPercent float64 `json:"demandPercent"`
+	// Misfits is how many of the pods fit on no node even when it is empty.
+	Misfits int `json:"misfits,omitempty"`
+	// FewestNodes is the bound below which no policy finds room.
+	FewestNodes int            `json:"fewestNodes,omitempty"`
+	Policies    []PolicyResult `json:"policies"`
+}
+
+// PolicyResult is one policy with one workload, over all seeds.
+type PolicyResult struct {
+	Policy string `json:"policy"`
+	// Points is what was allocated at the points asked for.
+	Points []Point `json:"points,omitempty"`
+	// Curve is what was allocated at each percent of arrived demand, from 0 on:
+	// the mean over seeds.
+	Curve []float64 `json:"curve,omitempty"`
+	// AllocatedPercent is the mean over the time of a churn.
+	AllocatedPercent *Spread `json:"allocatedPercent,omitempty"`
+	// RefusedPercent is the part of the arrived demand that found no room,
+	// RefusedPods the mean number of such pods.
+	RefusedPercent *Spread  `json:"refusedPercent,omitempty"`
+	RefusedPods    *float64 `json:"refusedPods,omitempty"`
+	// Nodes is how many nodes the workload needs; MostNodes for the worst order
+	// of arrival.
+	Nodes     *Spread `json:"nodes,omitempty"`
+	MostNodes int     `json:"mostNodes,omitempty"`
+	// Decisions is how long decisions took, when that was measured.
+	Decisions *Durations `json:"decisions,omitempty"`
+}
+
+// Point is what was allocated at one point.
+type Point struct {
+	ArrivedPercent   int    `json:"arrivedPercent"`
+	AllocatedPercent Spread `json:"allocatedPercent"`
+	// PublishedPercent is what was published; null for nothing.
+	PublishedPercent *float64 `json:"publishedPercent,omitempty"`
+}
+
+// Spread is a mean over seeds and the standard deviation of one.
+type Spread struct {
+	Mean   float64 `json:"mean"`
+	StdDev float64 `json:"stdDev"`
+}
+
+// Durations are percentiles, in microseconds.
+type Durations struct {
+	P50 float64 `json:"p50Microseconds"`
+	P99 float64 `json:"p99Microseconds"`
+	Max float64 `json:"maxMicroseconds"`
+}
+
+// Validate reports all mistakes at once.
+func (e *Experiment) Validate() error {
+	errs := []error{e.Cluster.Validate()}
+	switch {
+	case len(e.Workloads) == 0:
+		errs = append(errs, errors.New("no workload was chosen"))
+	case len(e.Policies) == 0:
+		errs = append(errs, errors.New("no policy was chosen"))
+	}
+	if e.Seeds < 1 {
+		errs = append(errs, fmt.Errorf("%d seeds: at least one is needed", e.Seeds))
+	}
+	for _, w := range e.Workloads {
+		if w.Demand() == 0 {
+			errs = append(errs, fmt.Errorf("workload %s: no pod asks for a device", w.Name))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// maxMisfits is how many pods that fit nowhere an error names.
+const maxMisfits = 5
+
+// MisfitError says that pods of a workload fit on no node.
+type MisfitError struct {
+	Workload *Workload
+	// Pods are positions in the workload.
+	Pods []int
+}
+
+func (e *MisfitError) Error() string {
+	var lines []string
+	for _, i := range e.Pods[:min(len(e.Pods), maxMisfits)] {
+		p := &e.Workload.Pods[i]
+		where := p.Source
+		if where == "" {
+			where = "workload " + e.Workload.Name
+		}
+		lines = append(lines, fmt.Sprintf("%s: pod %q asks for %s, more than any node has when it is empty", where, p.Name, describe(p)))
+	}
+	if more := len(e.Pods) - len(lines); more > 0 {
+		lines = append(lines, fmt.Sprintf("and %d more pods of workload %s", more, e.Workload.Name))
+	}
+	return strings.Join(lines, "\n")
+}
+
+// describe puts an ask in words.
+func describe(p *Pod) string {
+	parts := []string{}
+	switch a := &p.Ask; {
+	case a.Devices == 1:
+		parts = append(parts, fmt.Sprintf("%d units of one device", a.Units))
+	case a.Devices > 1:
+		parts = append(parts, fmt.Sprintf("%d devices with %d units each", a.Devices, a.Units))
+	}
+	if s := p.Ask.Only; s != nil && len(s.UseModels) > 0 {
+		parts = append(parts, "a device of model "+strings.Join(s.UseModels, " or "))
+	}
+	if p.Ask.CPU > 0 {
+		parts = append(parts, fmt.Sprintf("%d millicores", p.Ask.CPU))
+	}
+	if p.Ask.Memory > 0 {
+		parts = append(parts, fmt.Sprintf("%d MiB of memory", p.Ask.Memory))
+	}
+	return strings.Join(parts, ", ")
+}
+
+// begin makes the parts that all reports have. Its error is a *MisfitError
+// where pods fit nowhere and may not.
+func (e *Experiment) begin(kind ReportKind) (*Report, error) {
+	if err := e.Validate(); err != nil {
+		return nil, err
+	}
+	r := &Report{Kind: kind, Cluster: ClusterSummary{Nodes: len(e.Cluster.Nodes), Units: int64(e.Cluster.Units())}}
+	for i := range e.Cluster.Nodes {
+		r.Cluster.Devices += len(e.Cluster.Nodes[i].Devices)
+	}
+	for i := range e.Seeds {
+		r.Seeds = append(r.Seeds, e.FirstSeed+int64(i))
+	}
+	var errs []error
+	for _, w := range e.Workloads {
+		misfits := Misfits(e.Cluster, w)
+		if len(misfits) > 0 && !e.AllowMisfits {
+			errs = append(errs, &MisfitError{w, misfits})
+		}
+		r.Workloads = append(r.Workloads, WorkloadResult{
+			Name: w.Name, Pods: len(w.Pods), DemandPercent: percent(w.Demand(), e.Cluster.Units()), Misfits: len(misfits),
+			Policies: make([]PolicyResult, len(e.Policies)),
+		})
+	}
+	return r, errors.Join(errs...)
+}
+
+// runs does one run for each workload, policy and seed, several at a time, and
+// hands the results over, those of one workload and policy together.
+func runs[T any](ctx context.Context, e *Experiment, r *Report,
+	run func(ctx context.Context, w *Workload, k PolicyKind, seed int64) (T, error), done func(w *WorkloadResult, p *PolicyResult, all []T),
+) error {
+	per := len(e.Policies) * e.Seeds
+	all, err := Parallel(ctx, len(e.Workloads)*per, func(ctx context.Context, i int) (T, error) {
+		return run(ctx, e.Workloads[i/per], e.Policies[i%per/e.Seeds], r.Seeds[i%e.Seeds])
+	})
+	if err != nil {
+		return err
+	}
+	for i := 0; i < len(all); i += e.Seeds {
+		w := &r.Workloads[i/per]
+		p := &w.Policies[i%per/e.Seeds]
+		p.Policy = e.Policies[i%per/e.Seeds].Name
+		done(w, p, all[i:i+e.Seeds])
+	}
+	return nil
+}
+
+// Replay makes a report of pods that arrive until the demand is that of the
+// last point.
+func (e *Experiment) Replay(ctx context.Context) (*Report, error) {
+	r, err := e.begin(ReplayReport)
+	if err != nil {
+		return nil, err
+	}
+	if len(e.Arrived) == 0 || !slices.IsSorted(e.Arrived) || e.Arrived[0] < 1 {
+		return nil, errors.New("arrived demand: needs one or more percentages above 0, ascending")
+	}
+	r.Arrived = e.Arrived
+	replay := Replay{Until: float64(e.Arrived[len(e.Arrived)-1]) / 100, Clock: e.Clock}
+	run := func(ctx context.Context, w *Workload, k PolicyKind, seed int64) (Curve, error) {
+		return replay.Run(ctx, e.Cluster, w, k, seed)
+	}
+	return r, runs(ctx, e, r, run, func(w *WorkloadResult, p *PolicyResult, all []Curve) {
+		for _, at := range e.Arrived {
+			point := Point{ArrivedPercent: at, AllocatedPercent: spread(all, func(c *Curve) float64 { return c.Allocated[at] })}
+			for _, pub := range e.Published {
+				if pub.Workload == w.Name && pub.Policy == p.Policy && pub.Arrived == at {
+					point.PublishedPercent = &pub.Allocated
+				}
+			}
+			p.Points = append(p.Points, point)
+		}
+		for at := range e.Arrived[len(e.Arrived)-1] + 1 {
+			p.Curve = append(p.Curve, spread(all, func(c *Curve) float64 { return c.Allocated[at] }).Mean)
+		}
+		refused := spread(all, func(c *Curve) float64 { return percent(c.RefusedUnits, max(c.ArrivedUnits, 1)) })
+		pods := spread(all, func(c *Curve) float64 { return float64(c.Refused) })
+		p.RefusedPercent, p.RefusedPods = &refused, &pods.Mean
+		p.Decisions = durations(all, func(c *Curve) []time.Duration { return c.Decisions })
+	})
+}
+
+// Churn makes a report of pods that come and go.
+func (e *Experiment) Churn(ctx context.Context, churn Churn) (*Report, error) {
+	r, err := e.begin(ChurnReport)
+	if err != nil {
+		return nil, err
+	}
+	r.LoadPercent = 100 * churn.Load
+	churn.Clock = e.Clock
+	run := func(ctx context.Context, w *Workload, k PolicyKind, seed int64) (Churned, error) {
+		return churn.Run(ctx, e.Cluster, w, k, seed)
+	}
+	return r, runs(ctx, e, r, run, func(_ *WorkloadResult, p *PolicyResult, all []Churned) {
+		allocated := spread(all, func(c *Churned) float64 { return c.Allocated })
+		refused := spread(all, func(c *Churned) float64 { return c.RefusedPercent() })
+		pods := spread(all, func(c *Churned) float64 { return float64(c.Refused) })
+		p.AllocatedPercent, p.RefusedPercent, p.RefusedPods = &allocated, &refused, &pods.Mean
+		p.Decisions = durations(all, func(c *Churned) []time.Duration { return c.Decisions })
+	})
+}
+
+// FindNodes makes a report of how many nodes each workload needs.
+func (e *Experiment) FindNodes(ctx context.Context, find Find) (*Report, error) {
+	r, err := e.begin(FindReport)
+	if err != nil {
+		return nil, err
+	}
+	for i, w := range e.Workloads {
+		r.Workloads[i].FewestNodes = FewestNodes(e.Cluster, w)
+	}
+	run := func(ctx context.Context, w *Workload, k PolicyKind, seed int64) (int, error) {
+		return find.Run(ctx, e.Cluster, w, k, seed)
+	}
+	return r, runs(ctx, e, r, run, func(_ *WorkloadResult, p *PolicyResult, all []int) {
+		nodes := spread(all, func(n *int) float64 { return float64(*n) })
+		p.Nodes, p.MostNodes = &nodes, slices.Max(all)
+	})
+}
+
+// spread is over all of them, of which there is one at least.
+func spread[T any](all []T, of func(*T) float64) Spread {
+	var sum float64
+	for i := range all {
+		sum += of(&all[i])
+	}
+	n := float64(len(all))
+	s := Spread{Mean: sum / n}
+	if n > 1 {
+		var squares float64
+		for i := range all {
+			d := of(&all[i]) - s.Mean
+			squares += d * d
+		}
+		s.StdDev = math.Sqrt(squares / (n - 1))
+	}
+	return s
+}
+
+// durations takes those of all runs together; nil where none were measured.
+func durations[T any](all []T, of func(*T) []time.Duration) *Durations {
+	var ds []time.Duration
+	for i := range all {
+		ds = append(ds, of(&all[i])...)
+	}
+	if len(ds) == 0 {
+		return nil
+	}
+	slices.Sort(ds)
+	micro := func(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1e3 }
+	at := func(part float64) float64 { return micro(ds[int(part*float64(len(ds)-1))]) }
+	return &Durations{P50: at(0.5), P99: at(0.99), Max: micro(ds[len(ds)-1])}
+}
+
+// Difference is a result that is not what was published.
+type Difference struct {
+	Workload, Policy string
+	ArrivedPercent   int
+	// By is what was found less what was published, in points.
+	By float64
+}
+
+// Differences returns the results that differ from the published ones by more
+// than within points, and how many were compared. A published policy that was
+// not simulated is not compared.
+func (r *Report) Differences(within float64) (compared int, out []Difference) {
+	for _, w := range r.Workloads {
+		for _, p := range w.Policies {
+			for _, at := range p.Points {
+				if at.PublishedPercent == nil {
+					continue
+				}
+				compared++
+				if by := at.AllocatedPercent.Mean - *at.PublishedPercent; math.Abs(by) > within {
+					out = append(out, Difference{w.Name, p.Policy, at.ArrivedPercent, by})
+				}
+			}
+		}
+	}
+	slices.SortStableFunc(out, func(a, b Difference) int { return cmp.Compare(math.Abs(b.By), math.Abs(a.By)) })
+	return compared, out
+}
