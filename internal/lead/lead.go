@@ -1,0 +1,328 @@
+package lead
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/leaderelection"
+	"k8s.io/klog/v2"
+)
+
+// Bounds of Config.Duration. The API server counts it in whole seconds.
+const (
+	DefaultDuration = 3 * time.Second
+	MinDuration     = time.Second
+	MaxDuration     = time.Minute
+)
+
+// Parts of Config.Duration, of 3 s: a renewal every 0.4 s, which is given up after
+// 2.4 s; others look every 0.4 to 0.9 s. So a leader that dies is followed after 3 to
+// 4.8 s, and one keeps the Lease through a second in which the API server answers
+// nothing.
+func retryPeriod(d time.Duration) time.Duration   { return d * 2 / 15 }
+func renewDeadline(d time.Duration) time.Duration { return d * 4 / 5 }
+
+// margin is taken off the time in which a leader may act: for clocks that run a
+// little faster than others, and for what is on its way to the API server.
+func margin(d time.Duration) time.Duration { return d / 10 }
+
+// catchUpTimes is for how many times its duration a replica may have the Lease
+// without being able to lead, until it lets another try.
+const catchUpTimes = 4
+
+// Errors of Until; test with errors.Is.
+var (
+	// ErrNotLeading: another replica may lead.
+	ErrNotLeading = errors.New("this replica does not lead")
+	// ErrNotRenewed: this replica leads, but not for long enough if its Lease is not
+	// renewed soon.
+	ErrNotRenewed = errors.New("the Lease was not renewed for a while: the API server is away or slow")
+)
+
+// Config is what a Lead needs. All of it is required but where said.
+type Config struct {
+	Client kubernetes.Interface
+	// Namespace and Name are those of the Lease.
+	Namespace, Name string
+	// Pod and Address name this replica to the others: Address is how they reach it,
+	// host:port, and may be empty. Neither may have an underscore.
+	Pod, Address string
+	// Duration is how long a Lease that is not renewed lasts, in whole seconds; 0 for
+	// DefaultDuration.
+	Duration time.Duration
+	// CatchUp is called when this replica got the Lease; it leads once that returns
+	// nil. Its context ends with the Lease. nil for nothing to catch up with.
+	CatchUp func(ctx context.Context) error
+}
+
+// Lead is one replica's part in an election. Its methods are safe for concurrent use.
+type Lead struct {
+	config   Config
+	identity string
+
+	mu sync.Mutex // guards what follows
+	// renewed is from before the last renewal that succeeded was sent; zero while this
+	// replica does not hold the Lease.
+	renewed time.Time
+	// caughtUp is true when CatchUp has returned nil since the Lease was got.
+	caughtUp bool
+	// holder is the identity that the Lease had when it was last seen.
+	holder string
+	// changed is closed when any of these change but for renewed, and replaced.
+	changed chan struct{}
+	// terms counts how often this replica began to lead.
+	terms int
+}
+
+// New checks the configuration.
+func New(c Config) (*Lead, error) {
+	if c.Duration == 0 {
+		c.Duration = DefaultDuration
+	}
+	var errs []error
+	if c.Client == nil {
+		errs = append(errs, errors.New("election: no client of the API server"))
+	}
+	if c.Namespace == "" || c.Name == "" || c.Pod == "" {
+		errs = append(errs, fmt.Errorf("election: want the Lease's namespace and name, and the pod's name, got %q, %q and %q", c.Namespace, c.Name, c.Pod))
+	}
+	if strings.Contains(c.Pod+c.Address, "_") {
+		errs = append(errs, fmt.Errorf("election: an underscore is in the pod's name %q or in its address %q", c.Pod, c.Address))
+	}
+	errs = append(errs, CheckDuration(c.Duration))
+	if err := errors.Join(errs...); err != nil {
+		return nil, err
+	}
+	// A process that follows another in the same pod is another replica: what the
+	// first one did may still be under way.
+	identity := strings.Join([]string{c.Pod, c.Address, rand.Text()[:8]}, "_")
+	return &Lead{config: c, identity: identity, changed: make(chan struct{})}, nil
+}
+
+// CheckDuration says what is wrong with the duration of a Lease.
+func CheckDuration(d time.Duration) error {
+	if d < MinDuration || d > MaxDuration || d%time.Second != 0 {
+		return fmt.Errorf("%s: must be whole seconds, from %s to %s", d, MinDuration, MaxDuration)
+	}
+	return nil
+}
+
+// addressOf returns the address in the identity of a replica, "" for none: also of
+// programs that are called otherwise.
+func addressOf(identity string) string {
+	parts := strings.Split(identity, "_")
+	if len(parts) != 3 {
+		return ""
+	}
+	return parts[1]
+}
+
+// Run takes part in the election until ctx ends, and gives the Lease up then: nothing
+// that was begun may be under way any more.
+func (l *Lead) Run(ctx context.Context) error {
+	for ctx.Err() == nil {
+		able, err := l.term(ctx)
+		if err != nil {
+			return err
+		}
+		if able {
+			continue
+		}
+		select { // until another could have taken the Lease
+		case <-time.After(2 * l.config.Duration):
+		case <-ctx.Done():
+		}
+	}
+	return nil
+}
+
+// term waits for the Lease and keeps it as long as it can. It returns false when this
+// replica had the Lease and could not lead.
+func (l *Lead) term(ctx context.Context) (able bool, err error) {
+	term, end := context.WithCancel(ctx)
+	defer end()
+	elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
+		Lock:            &lock{lead: l, ending: ctx.Done()},
+		Name:            l.config.Name,
+		LeaseDuration:   l.config.Duration,
+		RenewDeadline:   renewDeadline(l.config.Duration),
+		RetryPeriod:     retryPeriod(l.config.Duration),
+		ReleaseOnCancel: true,
+		Callbacks: leaderelection.LeaderCallbacks{
+			OnStartedLeading: func(context.Context) {}, // it is called in a goroutine that nobody could wait for
+			OnStoppedLeading: l.lost,
+		},
+	})
+	if err != nil {
+		return false, fmt.Errorf("election: %w", err)
+	}
+	able = true
+	var catching sync.WaitGroup
+	catching.Go(func() {
+		if able = l.begin(term); !able {
+			end()
+		}
+	})
+	elector.Run(term)
+	end()
+	catching.Wait()
+	return able, nil
+}
+
+// begin waits for the Lease, catches up, and leads. It returns false when it cannot,
+// although it has the Lease.
+func (l *Lead) begin(ctx context.Context) bool {
+	for {
+		holds, changed := l.holds()
+		if holds {
+			break
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return true
+		}
+	}
+	logger := klog.FromContext(ctx)
+	began := time.Now()
+	if l.config.CatchUp != nil {
+		bounded, cancel := context.WithTimeout(ctx, catchUpTimes*l.config.Duration)
+		defer cancel()
+		if err := l.config.CatchUp(bounded); err != nil {
+			if ctx.Err() != nil {
+				return true
+			}
+			logger.Error(err, "This replica has the Lease and cannot lead; another may try")
+			return false
+		}
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if ctx.Err() != nil || l.renewed.IsZero() {
+		return true
+	}
+	l.caughtUp = true
+	l.terms++
+	l.tell()
+	logger.Info("This replica leads", "caughtUpIn", time.Since(began).Round(time.Millisecond))
+	return true
+}
+
+// holds reports whether this replica got the Lease.
+func (l *Lead) holds() (bool, <-chan struct{}) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return !l.renewed.IsZero(), l.changed
+}
+
+// lost is called when the Lease is this replica's no longer.
+func (l *Lead) lost() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.renewed, l.caughtUp = time.Time{}, false
+	l.tell()
+}
+
+// tell wakes who waits. l.mu is held.
+func (l *Lead) tell() {
+	close(l.changed)
+	l.changed = make(chan struct{})
+}
+
+// saw notes who has the Lease.
+func (l *Lead) saw(holder string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if holder != l.holder {
+		l.holder = holder
+		l.tell()
+	}
+}
+
+// wrote notes that this replica has the Lease, by a request that was sent at began.
+func (l *Lead) wrote(began time.Time) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	first := l.renewed.IsZero()
+	l.renewed = began
+	if first || l.holder != l.identity {
+		l.holder = l.identity
+		l.tell()
+	}
+}
+
+// left is how much longer nobody else can have the Lease. l.mu is held.
+func (l *Lead) left(now time.Time) time.Duration {
+	if l.renewed.IsZero() {
+		return 0
+	}
+	return l.config.Duration - margin(l.config.Duration) - since(l.renewed, now)
+}
+
+// since is the time from then to now by the clock that says that more has gone by: a
+// wall clock that was set back says too little, and a monotonic one may stand still
+// while the machine is suspended.
+func since(then, now time.Time) time.Duration {
+	return max(now.Sub(then), now.Round(0).Sub(then.Round(0)))
+}
+
+// Leading reports whether this replica leads now: nobody else does.
+func (l *Lead) Leading() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.caughtUp && l.left(time.Now()) > 0
+}
+
+// Until returns until when this replica may act, at least a third of the Lease's
+// duration from now. It waits for a renewal where that is needed. The error wraps
+// ErrNotLeading, or ErrNotRenewed where ctx ended before.
+func (l *Lead) Until(ctx context.Context) (time.Time, error) {
+	poll := retryPeriod(l.config.Duration) / 4
+	for {
+		l.mu.Lock()
+		now := time.Now()
+		leads, left, changed := l.caughtUp, l.left(now), l.changed
+		l.mu.Unlock()
+		switch {
+		case !leads:
+			return time.Time{}, ErrNotLeading
+		case left >= l.config.Duration/3:
+			return now.Add(left), nil
+		}
+		select {
+		case <-changed:
+		case <-time.After(poll):
+		case <-ctx.Done():
+			return time.Time{}, fmt.Errorf("%w: %w", ErrNotRenewed, context.Cause(ctx))
+		}
+	}
+}
+
+// Leader returns the address of the replica that holds the Lease as far as is known,
+// "" when that is this one, or nobody, or one that gave none. The channel is closed when
+// what this or Leading returns may have changed; that the Lease ran out changes
+// Leading, and closes nothing.
+func (l *Lead) Leader() (address string, changed <-chan struct{}) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.holder != l.identity {
+		address = addressOf(l.holder)
+	}
+	return address, l.changed
+}
+
+// Terms returns how often this replica began to lead.
+func (l *Lead) Terms() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.terms
+}
+
+// Duration is how long a Lease that is not renewed lasts.
+func (l *Lead) Duration() time.Duration { return l.config.Duration }

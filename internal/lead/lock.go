@@ -1,0 +1,129 @@
+package lead
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/leaderelection/resourcelock"
+	"k8s.io/klog/v2"
+)
+
+// lock is a lock on a Lease for client-go's elector, which calls it from one
+// goroutine. It tells a Lead what it sees and does, and refuses what would let two
+// lead.
+//
+// It takes the place of client-go's own, by which others see renewals of one second as
+// one: they would count from the first of them, and the holder may act until the last
+// one ends.
+type lock struct {
+	lead *Lead
+	// ending is closed when the program ends in order.
+	ending <-chan struct{}
+	// lease is as it was read or written last; nil before.
+	lease *coordinationv1.Lease
+	// absent is since when no Lease has been found; zero when there is one.
+	absent time.Time
+}
+
+var _ resourcelock.Interface = (*lock)(nil)
+
+func (l *lock) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(ctx, renewDeadline(l.lead.config.Duration))
+}
+
+// Identity is that of this replica.
+func (l *lock) Identity() string { return l.lead.identity }
+
+// Describe names the Lease in logs.
+func (l *lock) Describe() string { return l.lead.config.Namespace + "/" + l.lead.config.Name }
+
+// RecordEvent makes none: who leads is in the Lease, in logs and in metrics.
+func (*lock) RecordEvent(string) {}
+
+// Get reads the Lease. The bytes differ whenever it was written in between.
+func (l *lock) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []byte, error) {
+	ctx, cancel := l.bounded(ctx)
+	defer cancel()
+	c := l.lead.config
+	lease, err := c.Client.CoordinationV1().Leases(c.Namespace).Get(ctx, c.Name, metav1.GetOptions{})
+	if err != nil {
+		if apierrors.IsNotFound(err) && l.absent.IsZero() {
+			l.absent = time.Now()
+		}
+		return nil, nil, err //nolint:wrapcheck // the elector tells kinds of errors apart by their type
+	}
+	l.lease, l.absent = lease, time.Time{}
+	record := resourcelock.LeaseSpecToLeaderElectionRecord(&lease.Spec)
+	l.lead.saw(record.HolderIdentity)
+	return record, []byte(string(lease.UID) + "/" + lease.ResourceVersion), nil
+}
+
+// Create makes the Lease where there has been none for as long as somebody who had it
+// may act. This replica itself may have been that.
+func (l *lock) Create(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
+	began := time.Now()
+	l.lead.mu.Lock()
+	own := l.lead.left(began) > 0
+	l.lead.mu.Unlock()
+	if gone := since(l.absent, began); !own && gone < l.lead.config.Duration {
+		// One that was deleted may have a holder that does not know yet.
+		select {
+		case <-time.After(l.lead.config.Duration - gone):
+			began = time.Now()
+		case <-ctx.Done():
+			return fmt.Errorf("there is no Lease, and it is too early to make one: %w", context.Cause(ctx))
+		}
+	}
+	ctx, cancel := l.bounded(ctx)
+	defer cancel()
+	c := l.lead.config
+	lease, err := c.Client.CoordinationV1().Leases(c.Namespace).Create(ctx, &coordinationv1.Lease{
+		ObjectMeta: metav1.ObjectMeta{Namespace: c.Namespace, Name: c.Name},
+		Spec:       resourcelock.LeaderElectionRecordToLeaseSpec(&record),
+	}, metav1.CreateOptions{})
+	if err != nil {
+		return err //nolint:wrapcheck // as above
+	}
+	l.lease = lease
+	l.lead.wrote(began)
+	return nil
+}
+
+// Update takes, renews or gives up the Lease as it was read or written last.
+func (l *lock) Update(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
+	began := time.Now()
+	if l.lease == nil {
+		return fmt.Errorf("the Lease %s was not read yet", l.Describe())
+	}
+	if record.HolderIdentity == "" {
+		select {
+		case <-l.ending:
+		default:
+			return nil // it was lost: what is under way may still be done, so it runs out
+		}
+		// The elector goes by what it remembers, which may be old.
+		if holder := l.lease.Spec.HolderIdentity; holder == nil || *holder != l.Identity() {
+			return nil
+		}
+		l.lead.lost() // before anybody else can have it
+	}
+	ctx, cancel := l.bounded(ctx)
+	defer cancel()
+	next := l.lease.DeepCopy()
+	next.Spec = resourcelock.LeaderElectionRecordToLeaseSpec(&record)
+	lease, err := l.lead.config.Client.CoordinationV1().Leases(next.Namespace).Update(ctx, next, metav1.UpdateOptions{})
+	if err != nil {
+		return err //nolint:wrapcheck // as above
+	}
+	l.lease = lease
+	if record.HolderIdentity == l.Identity() {
+		l.lead.wrote(began)
+	} else {
+		klog.FromContext(ctx).Info("Gave the Lease up")
+	}
+	return nil
+}
