@@ -98,6 +98,8 @@ type Ledger struct {
 	pods map[string]*holding
 	// pending are the holdings of pods that are not bound yet as far as known.
 	pending map[*holding]struct{}
+	// nominations are for pods that wait for room on a node.
+	nominations nominations
 	// lastAt is the time of the latest grant; the next one gets a later time,
 	// because nodes serve grants in the order of their times.
 	lastAt time.Time
@@ -130,5 +132,7 @@ func New(o Options) *Ledger {
 		books:    make(map[accel.Resource]book),
 		pods:     make(map[string]*holding),
 		pending:  make(map[*holding]struct{}),
+
+		nominations: newNominations(),
 	}
 }

@@ -61,6 +61,7 @@ func (l *Ledger) Observe(o Holding) {
 
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.nominations.drop(o.Pod.UID, func(*nomination) bool { return true }) // it is where it was to go, or elsewhere
 	h := l.holding(o.Pod.UID, o.Resource)
 	switch {
 	case h == nil && o.Units <= 0:
@@ -97,6 +98,7 @@ func (l *Ledger) Observe(o Holding) {
 func (l *Ledger) Forget(podUID string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.nominations.drop(podUID, func(*nomination) bool { return true })
 	for h := l.pods[podUID]; h != nil; h = l.pods[podUID] {
 		l.drop(h)
 	}

@@ -22,6 +22,7 @@ import (
 // ErrNodeUnknown, ErrHeldElsewhere or ErrNothingAsked.
 func (l *Ledger) Reserve(pod accel.PodRef, created time.Time, nodeName string, req accel.Request) (accel.Grant, func(), error) {
 	need := req.Peak()
+	req.Pod = pod.UID
 	ask, policy, askErr := l.ask(req)
 	switch {
 	case pod.UID == "":
@@ -58,7 +59,7 @@ func (l *Ledger) Reserve(pod accel.PodRef, created time.Time, nodeName string, r
 		// Its own units must not stand in the way of the new choice.
 		n.charge(h, -h.Units)
 	}
-	chosen, _, ok := policy.Choose(&place.Node{Slots: n.slots, CPU: place.Unlimited, Memory: place.Unlimited}, &ask, nil)
+	chosen, _, ok := policy.Choose(&place.Node{Slots: l.slotsFor(n, &req), CPU: place.Unlimited, Memory: place.Unlimited}, &ask, nil)
 	largest := n.largestFree
 	if h != nil {
 		n.charge(h, h.Units)
@@ -75,7 +76,7 @@ func (l *Ledger) Reserve(pod accel.PodRef, created time.Time, nodeName string, r
 	now := l.now()
 	if h == nil {
 		h = &holding{Holding: Holding{
-			Pod: pod, Node: nodeName, Resource: req.Resource, Units: need, Device: n.slots[i].ID, Created: created,
+			Pod: pod, Node: nodeName, Resource: req.Resource, Units: need, Device: n.slots[i].ID, Created: created, Priority: req.Priority,
 		}}
 		l.add(h)
 	} else {
@@ -98,6 +99,7 @@ func (l *Ledger) Expire() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	now, n := l.now(), 0
+	l.expirePlans(now)
 	for h := range l.pending {
 		if !now.Before(h.deadline) {
 			l.drop(h)
