@@ -209,7 +209,11 @@ func decodeAnyFilterArgs(body []byte) (filterArgs, error) {
 // argsPod is the part of a pod that decides. Decoding into it skips the rest.
 type argsPod struct {
 	Metadata struct{ Name, Namespace, UID string }
-	Spec     struct{ InitContainers, Containers argsContainers }
+	Spec     struct {
+		InitContainers, Containers argsContainers
+		Priority                   *int32
+	}
+	Status struct{ NominatedNodeName string }
 }
 
 type argsContainer struct {
@@ -222,6 +226,7 @@ type argsContainer struct {
 func (p *argsPod) object() *v1.Pod {
 	pod := new(v1.Pod)
 	pod.Name, pod.Namespace, pod.UID = p.Metadata.Name, p.Metadata.Namespace, types.UID(p.Metadata.UID)
+	pod.Spec.Priority, pod.Status.NominatedNodeName = p.Spec.Priority, p.Status.NominatedNodeName
 	convert := func(containers argsContainers) []v1.Container {
 		out := make([]v1.Container, len(containers))
 		for i, c := range containers {
