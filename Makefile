@@ -152,6 +152,11 @@ test-gpu: ## Test on this machine's NVIDIA GPUs; exit code 3 of bin/gpu-test: th
 bench: ## Run the benchmarks: the core, preferred allocation, the extender's and the webhooks' calls.
 	go test -run '^$$' -bench '$(BENCH)' -benchmem ./internal/accel/... ./internal/sharing/... ./internal/extender/... ./internal/admission/... ./internal/pool
 
+# BENCH_ARGS are its flags, such as "-nodes 1000 -rounds 5 -json dist/bench.json".
+.PHONY: bench-scheduler
+bench-scheduler: ## Measure kube-scheduler's pods per second with Divvy and without, on simulated nodes.
+	@cd lab && go run ./cmd/bench-scheduler $(BENCH_ARGS)
+
 .PHONY: fuzz
 fuzz: ## Fuzz every target for FUZZTIME.
 	@go list -f '{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}{{end}}' ./... | while read -r package; do \

@@ -71,7 +71,7 @@ func Start(ctx context.Context, binDir, dir string) (_ *ControlPlane, err error)
 		return nil, err
 	}
 	if c.Etcd, err = c.Run("etcd",
-		"--data-dir="+c.path("etcd"),
+		"--data-dir="+c.path("etcd-data"),
 		"--listen-client-urls="+etcd, "--advertise-client-urls="+etcd,
 		"--listen-peer-urls="+peers, "--initial-advertise-peer-urls="+peers, "--initial-cluster=default="+peers,
 		"--unsafe-no-fsync", "--log-level=warn",
@@ -79,7 +79,9 @@ func Start(ctx context.Context, binDir, dir string) (_ *ControlPlane, err error)
 		return nil, err
 	}
 	if c.APIServer, err = c.Run("kube-apiserver",
-		"--advertise-address="+loopback,
+		// Nobody looks for the API server by the Service "kubernetes", whose address may
+		// not be of the loopback interface: this is one that nobody has.
+		"--advertise-address=192.0.2.1", "--endpoint-reconciler-type=none",
 		"--bind-address="+loopback,
 		fmt.Sprintf("--secure-port=%d", ports[2]),
 		"--etcd-servers="+etcd,
@@ -126,9 +128,6 @@ func (c *ControlPlane) ready(ctx context.Context) error {
 		return err
 	}
 	return c.await(ctx, c.APIServer, func(ctx context.Context) error {
-		if !c.Etcd.Running() {
-			return fmt.Errorf("etcd ended: %w", c.Etcd.Err())
-		}
 		_, err := client.Discovery().RESTClient().Get().AbsPath("/readyz").DoRaw(ctx)
 		return err
 	})
@@ -138,8 +137,10 @@ func (c *ControlPlane) ready(ctx context.Context) error {
 func (c *ControlPlane) await(ctx context.Context, p *Process, ask func(context.Context) error) error {
 	var last error
 	err := wait.PollUntilContextTimeout(ctx, 100*time.Millisecond, readyTimeout, true, func(ctx context.Context) (bool, error) {
-		if !p.Running() {
-			return false, fmt.Errorf("%s ended: %w", p.Name(), p.Err())
+		for _, needed := range []*Process{c.Etcd, c.APIServer, p} {
+			if !needed.Running() {
+				return false, fmt.Errorf("%s ended: %w; its log %s ends with:\n%s", needed.Name(), needed.Err(), needed.LogPath(), needed.LogTail(3))
+			}
 		}
 		attempt, cancel := context.WithTimeout(ctx, 2*time.Second)
 		defer cancel()
@@ -147,7 +148,7 @@ func (c *ControlPlane) await(ctx context.Context, p *Process, ask func(context.C
 		return last == nil, nil
 	})
 	if err != nil {
-		return fmt.Errorf("wait for %s: %w; its log %s ends with:\n%s", p.Name(), errors.Join(err, last), p.LogPath(), p.LogTail(10))
+		return fmt.Errorf("wait for %s, whose log is %s: %w", p.Name(), p.LogPath(), errors.Join(err, last))
 	}
 	return nil
 }
@@ -226,7 +227,10 @@ func (c *ControlPlane) Run(program string, args ...string) (*Process, error) {
 // own returns a name of the program that is in this folder. The lab's cluster knows
 // its processes by the path of their program, and would take ours for its own.
 func (c *ControlPlane) own(program string) (string, error) {
-	from, to := filepath.Join(c.binDir, program), c.path(program)
+	from, to := filepath.Join(c.binDir, program), filepath.Join(c.dir, "bin", program)
+	if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
+		return "", fmt.Errorf("make a folder for programs: %w", err)
+	}
 	err := os.Link(from, to)
 	switch {
 	case err == nil, errors.Is(err, fs.ErrExist):

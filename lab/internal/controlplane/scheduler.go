@@ -3,8 +3,8 @@ package controlplane
 import (
 	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"net/http"
 	"os"
@@ -82,45 +82,17 @@ func (c *ControlPlane) StartScheduler(ctx context.Context, version string, o Sch
 		TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, //nolint:gosec // it signs its own certificate; nothing secret is said
 	}}}
 	err = c.await(ctx, process, func(ctx context.Context) error {
-		_, err := s.get(ctx, address+"/readyz")
+		_, err := get(ctx, s.client, address+"/readyz")
 		return err
 	})
 	if err != nil {
-		return nil, fmt.Errorf("%w%s", err, stopped(process))
+		return nil, errors.Join(err, process.Stop(stopGrace))
 	}
 	return s, nil
 }
 
-// stopped ends a process that did not start well and says what more went wrong.
-func stopped(p *Process) string {
-	if err := p.Stop(stopGrace); err != nil {
-		return "; " + err.Error()
-	}
-	return ""
-}
-
 // Metrics returns the scheduler's metrics in Prometheus' text format.
-func (s *Scheduler) Metrics(ctx context.Context) (string, error) { return s.get(ctx, s.metrics) }
-
-func (s *Scheduler) get(ctx context.Context, url string) (string, error) {
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
-	if err != nil {
-		return "", err
-	}
-	response, err := s.client.Do(request)
-	if err != nil {
-		return "", fmt.Errorf("ask %s: %w", s.Name(), err)
-	}
-	defer response.Body.Close() //nolint:errcheck // read to its end
-	text, err := io.ReadAll(response.Body)
-	if err == nil && response.StatusCode != http.StatusOK {
-		err = fmt.Errorf("%s: %s", response.Status, text)
-	}
-	if err != nil {
-		return "", fmt.Errorf("ask %s: %w", s.Name(), err)
-	}
-	return string(text), nil
-}
+func (s *Scheduler) Metrics(ctx context.Context) (string, error) { return get(ctx, s.client, s.metrics) }
 
 // configuration returns the KubeSchedulerConfiguration.
 func (o SchedulerOptions) configuration(kubeconfig, version string) ([]byte, error) {

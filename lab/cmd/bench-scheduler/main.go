@@ -1,0 +1,233 @@
+// Command bench-scheduler measures how fast kube-scheduler places pods on simulated
+// nodes, with Divvy's extender and without, in one run and on one machine: the lab's
+// real etcd, API server and kube-scheduler, and nodes that exist in the API server
+// alone. It needs no root.
+//
+// Without Divvy, kube-scheduler counts the same resource by itself, as it counts any
+// extended resource. The pods are the same, and so are all settings of the scheduler
+// but the extender. The two take turns in several rounds, each with a scheduler of
+// its own that starts with empty nodes.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"k8s.io/klog/v2"
+
+	"github.com/divvy-gpu/divvy/lab/internal/build"
+	"github.com/divvy-gpu/divvy/lab/internal/controlplane"
+	"github.com/divvy-gpu/divvy/lab/internal/layout"
+)
+
+func main() {
+	// Watches that end with the API server are expected; client-go would write each
+	// to standard error.
+	klog.SetSlogLogger(slog.New(slog.DiscardHandler))
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	err := run(ctx, os.Args[1:], os.Stdout)
+	stop()
+	if errors.Is(err, flag.ErrHelp) {
+		return
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "bench-scheduler:", err)
+		os.Exit(1)
+	}
+}
+
+// options are the flags.
+type options struct {
+	sizes   []int
+	pods    int
+	rounds  int
+	units   []int64
+	qps     int
+	percent int
+	plain   bool
+	policy  string
+	control string
+	json    string
+	keep    bool
+}
+
+// limits of flags.
+const (
+	maxNodes = 20_000
+	maxPods  = 100_000
+)
+
+func parse(args []string, out io.Writer) (options, error) {
+	var o options
+	var sizes, units string
+	flags := flag.NewFlagSet("bench-scheduler", flag.ContinueOnError)
+	flags.SetOutput(out)
+	flags.StringVar(&sizes, "nodes", "1000,5000", "numbers of simulated nodes with 8 cards of 16 units, one measurement each")
+	flags.IntVar(&o.pods, "pods", 2000, "pods that are placed each time")
+	flags.IntVar(&o.rounds, "rounds", 3, "how often each side takes its turn")
+	flags.StringVar(&units, "units", "4", "units that pods ask for, in turn")
+	flags.IntVar(&o.qps, "qps", 5000, "requests to the API server per second that kube-scheduler may send, on both sides; its own default of 50 would be what is measured")
+	flags.IntVar(&o.percent, "percentage", 0, "percentageOfNodesToScore of kube-scheduler, on both sides; 0 for its own choice")
+	flags.BoolVar(&o.plain, "plain", false, "kube-scheduler asks the extender over HTTP without TLS")
+	flags.StringVar(&o.policy, "policy", "binpack", "the extender's placement policy")
+	flags.StringVar(&o.control, "control", "", "divvy-control to measure; empty for that of this checkout, which is built")
+	flags.StringVar(&o.json, "json", "", "file that gets the result as JSON")
+	flags.BoolVar(&o.keep, "keep", false, "keep the folder with the logs")
+	if err := flags.Parse(args); err != nil {
+		return o, err
+	}
+	var err error
+	if o.sizes, err = numbers[int]("nodes", sizes, maxNodes); err != nil {
+		return o, err
+	}
+	if o.units, err = numbers[int64]("units", units, cardUnits); err != nil {
+		return o, err
+	}
+	switch {
+	case flags.NArg() > 0:
+		return o, fmt.Errorf("unknown argument %q", flags.Arg(0))
+	case o.pods < 1 || o.pods > maxPods:
+		return o, fmt.Errorf("-pods is %d: must be from 1 to %d", o.pods, maxPods)
+	case o.rounds < 1:
+		return o, fmt.Errorf("-rounds is %d: must be at least 1", o.rounds)
+	case o.qps < 1:
+		return o, fmt.Errorf("-qps is %d: must be at least 1", o.qps)
+	case o.percent < 0 || o.percent > 100:
+		return o, fmt.Errorf("-percentage is %d: must be from 0 to 100", o.percent)
+	}
+	var asked int64
+	for i := range o.pods {
+		asked += o.units[i%len(o.units)]
+	}
+	for _, size := range o.sizes {
+		// A half keeps the last pods from a search for room that a benchmark of the
+		// usual case is not about.
+		if room := int64(size) * cardsPerNode * cardUnits / 2; asked > room {
+			return o, fmt.Errorf("-pods %d ask for %d units; half of what %d nodes have are %d", o.pods, asked, size, room)
+		}
+	}
+	return o, nil
+}
+
+// numbers reads a list of numbers from 1 to most.
+func numbers[T int | int64](name, text string, most T) ([]T, error) {
+	var out []T
+	for one := range strings.SplitSeq(text, ",") {
+		n, err := strconv.ParseInt(strings.TrimSpace(one), 10, 64)
+		if err != nil || n < 1 || n > int64(most) {
+			return nil, fmt.Errorf("-%s is %q: must be numbers from 1 to %d, joined by commas", name, text, most)
+		}
+		out = append(out, T(n))
+	}
+	return out, nil
+}
+
+func run(ctx context.Context, args []string, out io.Writer) (err error) {
+	o, err := parse(args, out)
+	if err != nil {
+		return err
+	}
+	machine, err := describe()
+	if err != nil {
+		return err
+	}
+	labDir, err := layout.LabDir()
+	if err != nil {
+		return err
+	}
+	cache, err := layout.CacheDir()
+	if err != nil {
+		return err
+	}
+	builder := &build.Builder{Dir: labDir, CacheDir: cache, Components: build.Components(), Out: out}
+	binDir, err := builder.Run(ctx)
+	if err != nil {
+		return err
+	}
+	versions, err := build.ReadVersions(build.ModuleDir(labDir))
+	if err != nil {
+		return err
+	}
+	machine.Kubernetes, machine.Etcd = versions["k8s.io/kubernetes"], versions["go.etcd.io/etcd/server/v3"]
+
+	dir, err := os.MkdirTemp("", "divvy-bench-")
+	if err != nil {
+		return fmt.Errorf("make a folder for the control plane: %w", err)
+	}
+	defer func() {
+		if o.keep {
+			fmt.Fprintln(out, "Logs are in", dir)
+			return
+		}
+		err = errors.Join(err, os.RemoveAll(dir))
+	}()
+	if o.control == "" {
+		o.control = filepath.Join(dir, "divvy-control")
+		fmt.Fprintln(out, "Building divvy-control.")
+		if err := build.RunGo(ctx, filepath.Dir(labDir), []string{"CGO_ENABLED=0"}, nil,
+			"build", "-buildvcs=false", "-trimpath", "-ldflags", "-s -w", "-o", o.control, "./cmd/divvy-control"); err != nil {
+			return fmt.Errorf("build divvy-control: %w", err)
+		}
+	}
+	result := Result{Machine: machine, Settings: o.settings()}
+	for _, size := range o.sizes {
+		measured, err := measureSize(ctx, o, binDir, filepath.Join(dir, strconv.Itoa(size)), size, versions["k8s.io/kubernetes"], out)
+		if err != nil {
+			return fmt.Errorf("%d nodes: %w", size, err)
+		}
+		result.Sizes = append(result.Sizes, measured)
+	}
+	result.judge()
+	if err := result.print(out); err != nil {
+		return err
+	}
+	if o.json != "" {
+		if err := result.write(o.json); err != nil {
+			return err
+		}
+	}
+	return result.missed()
+}
+
+// measureSize measures both sides at one number of nodes.
+func measureSize(ctx context.Context, o options, binDir, dir string, size int, version string, out io.Writer) (s Size, err error) {
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		return s, fmt.Errorf("make a folder for the control plane: %w", err)
+	}
+	plane, err := controlplane.Start(ctx, binDir, dir)
+	if err != nil {
+		return s, err
+	}
+	defer func() { err = errors.Join(err, plane.Stop()) }()
+	b, err := newBench(ctx, o, plane, size, version)
+	if err != nil {
+		return s, err
+	}
+	fmt.Fprintf(out, "%d simulated nodes are there; %d pods, %d rounds.\n", size, o.pods, o.rounds)
+	s.Nodes = size
+	for round := range o.rounds {
+		sides := []side{without, with}
+		if round%2 == 1 {
+			sides = []side{with, without}
+		}
+		for _, side := range sides {
+			phase, err := b.phase(ctx, side, round+1)
+			if err != nil {
+				return s, fmt.Errorf("round %d %s Divvy: %w", round+1, side, err)
+			}
+			fmt.Fprintf(out, "  round %d, %-7s Divvy: %7.1f pods/s\n", round+1, side, phase.PodsPerSecond)
+			s.Phases = append(s.Phases, phase)
+		}
+	}
+	return s, nil
+}

@@ -1,0 +1,316 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+)
+
+// What is asked of Divvy: the least share of the pods per second without it, by the
+// number of nodes from which on it holds, and the most requests of Divvy's own to
+// the API server for one pod.
+const (
+	wantedRatio      = 0.9
+	wantedRatioLarge = 0.8
+	largeFrom        = 5000
+	mostRequests     = 2.0
+)
+
+// Result is what is printed, and written as JSON. Times are in seconds where a name
+// does not say milliseconds.
+type Result struct {
+	Machine  Machine  `json:"machine"`
+	Settings Settings `json:"settings"`
+	Sizes    []Size   `json:"sizes"`
+}
+
+// Settings are those of the run.
+type Settings struct {
+	PodsPerPhase             int     `json:"podsPerPhase"`
+	Rounds                   int     `json:"rounds"`
+	Units                    []int64 `json:"unitsPerPod"`
+	CardsPerNode             int     `json:"cardsPerNode"`
+	UnitsPerCard             int     `json:"unitsPerCard"`
+	SchedulerQPS             int     `json:"schedulerQPS"`
+	PercentageOfNodesToScore int     `json:"percentageOfNodesToScore"`
+	TLS                      bool    `json:"tls"`
+	Policy                   string  `json:"policy"`
+}
+
+func (o options) settings() Settings {
+	return Settings{
+		PodsPerPhase: o.pods, Rounds: o.rounds, Units: o.units, CardsPerNode: cardsPerNode, UnitsPerCard: cardUnits,
+		SchedulerQPS: o.qps, PercentageOfNodesToScore: o.percent, TLS: !o.plain, Policy: o.policy,
+	}
+}
+
+// Size is the measurement at one number of nodes.
+type Size struct {
+	Nodes  int     `json:"nodes"`
+	Phases []Phase `json:"phases"`
+
+	// Rate is pods per second over all rounds, by side, and Ratio that with Divvy over
+	// that without.
+	Rate   map[side]float64 `json:"podsPerSecond"`
+	Ratio  float64          `json:"ratio"`
+	Wanted float64          `json:"wantedRatio"`
+	// Requests are those of Divvy's own to the API server for one pod.
+	Requests       float64 `json:"requestsPerPod"`
+	WantedRequests float64 `json:"wantedRequestsPerPod"`
+}
+
+// Phase is one side in one round.
+type Phase struct {
+	Side  side `json:"side"`
+	Round int  `json:"round"`
+	Pods  int  `json:"pods"`
+	// Seconds are from the first creation to the last bind, CreationSeconds to the
+	// answer of the last creation.
+	Seconds         float64 `json:"seconds"`
+	CreationSeconds float64 `json:"creationSeconds"`
+	PodsPerSecond   float64 `json:"podsPerSecond"`
+	// Latency is the time from asking for a pod's creation to seeing it bound.
+	Latency Quantiles `json:"latency"`
+	// CPU is processor time by program, for one pod.
+	CPU map[string]float64 `json:"cpuMillisecondsPerPod"`
+	// Scheduler is where the scheduler's own time went.
+	Scheduler SchedulerTimes `json:"scheduler"`
+	// Extender is nil without Divvy.
+	Extender *ExtenderTimes `json:"extender,omitempty"`
+}
+
+// Quantiles of a number of times, in seconds.
+type Quantiles struct {
+	P50 float64 `json:"p50"`
+	P90 float64 `json:"p90"`
+	P99 float64 `json:"p99"`
+	Max float64 `json:"max"`
+}
+
+// SchedulerTimes are from kube-scheduler's metrics.
+type SchedulerTimes struct {
+	// Algorithm is how long it took to choose a node, in the mean.
+	Algorithm float64 `json:"algorithmMilliseconds"`
+	// Hints is the share of pods for which it reused the scores of the pod before.
+	Hints float64 `json:"hintsUsed"`
+}
+
+// ExtenderTimes are from the extender's metrics.
+type ExtenderTimes struct {
+	// Verbs are by the question that kube-scheduler asked.
+	Verbs map[string]Verb `json:"verbs"`
+	// Requests to the API server for one pod, and of what kind they were.
+	Requests     float64            `json:"requestsPerPod"`
+	RequestKinds map[string]float64 `json:"requestsPerPodByKind"`
+	// Resident and Peak are the resident memory in MB, at the end and at most.
+	Resident float64 `json:"residentMB"`
+	Peak     float64 `json:"peakResidentMB"`
+}
+
+// Verb is how often kube-scheduler asked for one pod, and how long an answer took
+// within the extender in the mean.
+type Verb struct {
+	PerPod       float64 `json:"perPod"`
+	Milliseconds float64 `json:"milliseconds"`
+}
+
+func newPhase(side side, round int, t *timeline) Phase {
+	each, whole := t.latencies()
+	return Phase{
+		Side: side, Round: round, Pods: len(each), Seconds: whole.Seconds(), CreationSeconds: t.creation().Seconds(),
+		PodsPerSecond: float64(len(each)) / whole.Seconds(), Latency: quantiles(each),
+	}
+}
+
+// quantiles of times in ascending order.
+func quantiles(sorted []time.Duration) Quantiles {
+	if len(sorted) == 0 {
+		return Quantiles{}
+	}
+	at := func(percent int) float64 { return sorted[(len(sorted)-1)*percent/100].Seconds() }
+	return Quantiles{P50: at(50), P90: at(90), P99: at(99), Max: at(100)}
+}
+
+// fill adds what the programs did between two moments.
+func (p *Phase) fill(before, after sight) {
+	pods := float64(p.Pods)
+	p.CPU = map[string]float64{}
+	for name, now := range after.usage {
+		p.CPU[name] = (now.CPU - before.usage[name].CPU).Seconds() * 1e3 / pods
+	}
+	p.Scheduler.Algorithm = mean(before.scheduler, after.scheduler, "scheduler_scheduling_algorithm_duration_seconds").Milliseconds
+	const hints = "scheduler_batch_attempts_total"
+	p.Scheduler.Hints = (after.scheduler.count(hints, "result", "hint_used") - before.scheduler.count(hints, "result", "hint_used")) / pods
+	if after.extender == nil {
+		return
+	}
+	e := &ExtenderTimes{Verbs: map[string]Verb{}, RequestKinds: map[string]float64{}}
+	for _, verb := range []string{"filter", "prioritize", "bind"} {
+		v := mean(before.extender, after.extender, "divvy_extender_request_duration_seconds", "verb", verb)
+		v.PerPod /= pods
+		e.Verbs[verb] = v
+	}
+	for kind, n := range requests(after.extender) {
+		if n -= requests(before.extender)[kind]; n > 0 {
+			e.RequestKinds[kind] = n / pods
+			e.Requests += n / pods
+		}
+	}
+	usage := after.usage["divvy-extender"]
+	e.Resident, e.Peak = float64(usage.Resident)/1e6, float64(usage.Peak)/1e6
+	p.Extender = e
+}
+
+// mean returns how often a histogram was observed between two moments, as PerPod,
+// and the mean.
+func mean(before, after samples, name string, labels ...string) Verb {
+	times, total := after.observed(name, labels...)
+	timesBefore, totalBefore := before.observed(name, labels...)
+	if times -= timesBefore; times == 0 {
+		return Verb{}
+	}
+	return Verb{PerPod: times, Milliseconds: (total - totalBefore) / times * 1e3}
+}
+
+// requests returns a program's requests to the API server by what they ask.
+func requests(s samples) map[string]float64 {
+	out := map[string]float64{}
+	for _, metric := range s["divvy_api_requests_total"].GetMetric() {
+		var verb, resource string
+		for _, label := range metric.GetLabel() {
+			switch label.GetName() {
+			case "verb":
+				verb = label.GetValue()
+			case "resource":
+				resource = label.GetValue()
+			}
+		}
+		out[verb+" "+resource] += metric.GetCounter().GetValue()
+	}
+	return out
+}
+
+// judge compares the sides.
+func (r *Result) judge() {
+	for i := range r.Sizes {
+		s := &r.Sizes[i]
+		pods, seconds := map[side]float64{}, map[side]float64{}
+		requests, asked := 0.0, 0.0
+		for _, p := range s.Phases {
+			pods[p.Side] += float64(p.Pods)
+			seconds[p.Side] += p.Seconds
+			if p.Extender != nil {
+				requests += p.Extender.Requests * float64(p.Pods)
+				asked += float64(p.Pods)
+			}
+		}
+		s.Rate = map[side]float64{}
+		for side := range pods {
+			s.Rate[side] = pods[side] / seconds[side]
+		}
+		s.Ratio, s.Requests = s.Rate[with]/s.Rate[without], requests/asked
+		s.Wanted, s.WantedRequests = wantedRatio, mostRequests
+		if s.Nodes >= largeFrom {
+			s.Wanted = wantedRatioLarge
+		}
+	}
+}
+
+// missed returns an error that names what is worse than it should be.
+func (r *Result) missed() error {
+	var errs []error
+	for _, s := range r.Sizes {
+		if s.Ratio < s.Wanted {
+			errs = append(errs, fmt.Errorf("%d nodes: with Divvy %.2f of the pods per second without it, %.1f were wanted", s.Nodes, s.Ratio, s.Wanted))
+		}
+		if s.Requests > s.WantedRequests {
+			errs = append(errs, fmt.Errorf("%d nodes: %.2f requests of Divvy's own to the API server for a pod, at most %g were wanted", s.Nodes, s.Requests, s.WantedRequests))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// print writes the result for a person.
+func (r *Result) print(out io.Writer) error {
+	m := r.Machine
+	fmt.Fprintf(out, "\n%s, %d cores, %.0f GB, Linux %s; Kubernetes %s, etcd %s, %s.\n", m.CPU, m.Cores, m.MemoryGB, m.Linux, m.Kubernetes, m.Etcd, m.Go)
+	fmt.Fprintf(out, "Load before the run: %.1f processes on average, which compete with all that is measured.\n", m.Load)
+	for _, s := range r.Sizes {
+		fmt.Fprintf(out, "\n%d nodes, %d cards of %d units each; %d pods a phase.\n\n", s.Nodes, cardsPerNode, cardUnits, r.Settings.PodsPerPhase)
+		table := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
+		fmt.Fprintln(table, "round\tDivvy\tpods/s\tmade in s\tlatency p50 s\tp90\tp99\tmax\tchoose ms\thints %\t")
+		for _, p := range s.Phases {
+			fmt.Fprintf(table, "%d\t%s\t%.1f\t%.1f\t%.2f\t%.2f\t%.2f\t%.2f\t%.2f\t%.0f\t\n", p.Round, p.Side, p.PodsPerSecond, p.CreationSeconds,
+				p.Latency.P50, p.Latency.P90, p.Latency.P99, p.Latency.Max, p.Scheduler.Algorithm, p.Scheduler.Hints*100)
+		}
+		if err := table.Flush(); err != nil {
+			return fmt.Errorf("print the result: %w", err)
+		}
+		fmt.Fprintln(out, "\nProcessor time for a pod, in ms:")
+		for _, side := range []side{without, with} {
+			fmt.Fprintf(out, "  %-7s Divvy: %s\n", side, s.cpu(side))
+		}
+		s.printExtender(out)
+		fmt.Fprintf(out, "\n  Pods per second with Divvy %.1f, without %.1f: %.2f of it; at least %.1f is wanted.\n", s.Rate[with], s.Rate[without], s.Ratio, s.Wanted)
+		fmt.Fprintf(out, "  Requests of Divvy's own to the API server for a pod: %.2f; at most %g is wanted.\n", s.Requests, s.WantedRequests)
+	}
+	return nil
+}
+
+// cpu is the processor time of each program over all rounds of a side.
+func (s *Size) cpu(side side) string {
+	sum, phases := map[string]float64{}, 0.0
+	for _, p := range s.Phases {
+		if p.Side != side {
+			continue
+		}
+		phases++
+		for name, ms := range p.CPU {
+			sum[name] += ms
+		}
+	}
+	whole := 0.0
+	var parts []string
+	for _, name := range slices.Sorted(maps.Keys(sum)) {
+		whole += sum[name] / phases
+		parts = append(parts, fmt.Sprintf("%s %.2f", name, sum[name]/phases))
+	}
+	return strings.Join(parts, ", ") + fmt.Sprintf("; together %.2f", whole)
+}
+
+func (s *Size) printExtender(out io.Writer) {
+	for _, p := range s.Phases {
+		if p.Extender == nil {
+			continue
+		}
+		fmt.Fprintf(out, "The extender in round %d: ", p.Round)
+		for _, verb := range []string{"filter", "prioritize", "bind"} {
+			v := p.Extender.Verbs[verb]
+			fmt.Fprintf(out, "%s %.2f ms (%.2f a pod), ", verb, v.Milliseconds, v.PerPod)
+		}
+		fmt.Fprintf(out, "%.0f MB, at most %.0f MB; requests for a pod:", p.Extender.Resident, p.Extender.Peak)
+		for _, kind := range slices.Sorted(maps.Keys(p.Extender.RequestKinds)) {
+			fmt.Fprintf(out, " %.3f %s", p.Extender.RequestKinds[kind], kind)
+		}
+		fmt.Fprintln(out)
+	}
+}
+
+// write writes the result as JSON.
+func (r *Result) write(path string) error {
+	data, err := json.MarshalIndent(r, "", "  ")
+	if err != nil {
+		return fmt.Errorf("encode the result: %w", err)
+	}
+	if err := os.WriteFile(path, append(data, '\n'), 0o644); err != nil { //nolint:gosec // numbers, for everybody
+		return fmt.Errorf("write the result: %w", err)
+	}
+	return nil
+}
