@@ -457,7 +457,7 @@ func TestAccountsMayDoWhatTheyMustAndNoMore(t *testing.T) {
 				"admissionregistration.k8s.io/validatingwebhookconfigurations validation.bitfusion.io-cfg"),
 		))),
 		"divvy-extender": slices.Sorted(slices.Values(slices.Concat(
-			[]string{"create events", "create pods/binding", "get pods", "list nodes", "list pods", "watch nodes", "watch pods"},
+			[]string{"create events", "create pods/binding", "patch pods/status", "get pods", "list nodes", "list pods", "watch nodes", "watch pods"},
 			each([]string{"get", "list", "watch", "patch"}, "admissionregistration.k8s.io/validatingwebhookconfigurations divvy-config"),
 		))),
 		"divvy-uninstall": slices.Sorted(slices.Values(slices.Concat(

@@ -25,6 +25,7 @@ var nameTable = []struct {
 		{"divvy.dev/labels", "Node", "divvy-node", "the keys of the labels that Divvy wrote on the node; uninstalling takes them off"},
 		{"divvy.dev/grant", "Pod", "divvy-extender, corrected by divvy-node", "which device serves the pod, signed; [concepts.md](../concepts.md)"},
 		{"divvy.dev/devices", "Pod", "divvy-node", "the whole devices and time slices that the pod holds, for people"},
+		{"divvy.dev/retry", "Pod", "divvy-extender", "when the extender made kube-scheduler look again at a pod that waits; the time is for people, [extender.md](../extender.md#pods-that-wait)"},
 		{"enflame.com/gcu-device-*", "Pod", "divvy-extender, divvy-node", "GCUShare's annotations: `id` and `memory` of the device, `memory-request`, `assign-time`, `assigned`; for people and scripts, nothing is decided by them"},
 		{"divvy.dev/scheduler-config-hash", "the static pod of kube-scheduler", "divvy-control schedconf", "digest of the configuration that the manifest names: kubelet restarts a static pod when the manifest changes"},
 		{"divvy.dev/scheduler-config-before", "the static pod of kube-scheduler", "divvy-control schedconf", "the flags that others were put in the place of, a JSON list"},

@@ -24,12 +24,15 @@ type callerKey struct{}
 // tell makes an event on a pod. Only who may bind is believed that there is such a
 // pod: anybody may ask the other questions, and would choose the pod.
 func (e *Extender) tell(ctx context.Context, pod *v1.Pod, kind events.Kind, message string) {
-	if e.config.Tell == nil {
-		return
-	}
-	if r, ok := ctx.Value(callerKey{}).(*http.Request); ok && e.mayBind(r) == nil {
+	if e.config.Tell != nil && e.believes(ctx) {
 		e.config.Tell(refOf(pod), kind, message)
 	}
+}
+
+// believes reports whether the caller is one that may bind.
+func (e *Extender) believes(ctx context.Context) bool {
+	r, ok := ctx.Value(callerKey{}).(*http.Request)
+	return ok && e.mayBind(r) == nil
 }
 
 // mayBind refuses binds of callers that are nobody to trust with one: a bind acts

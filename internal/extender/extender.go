@@ -37,6 +37,8 @@ type Cluster interface {
 	Pod(namespace, name string) (kube.Pod, bool)
 	// Problem says why nothing can be placed on the node, "" when unknown.
 	Problem(node string) string
+	// Offering are the nodes that publish something, in the order of their names.
+	Offering() []string
 }
 
 // Binder reads and binds pods at the API server. *kube.Binder is one; its
@@ -70,6 +72,11 @@ type Config struct {
 	Tell func(pod accel.PodRef, kind events.Kind, message string)
 	// BindTimeout bounds a bind, 0 for DefaultBindTimeout.
 	BindTimeout time.Duration
+	// Waker makes kube-scheduler ask again about a pod that waits; nil for nobody:
+	// see WakeWaiting.
+	Waker Waker
+	// Now is the clock, time.Now when nil.
+	Now func() time.Time
 }
 
 // Extender holds what the handlers share. It is safe for concurrent use.
@@ -77,6 +84,7 @@ type Extender struct {
 	config  Config
 	metrics *metrics
 	binds   *keyedLock
+	waiting *waiting
 	// large lets one request with a large body in at a time: see readBody.
 	large chan struct{}
 	// inspecting lets one report be written at a time.
@@ -94,12 +102,16 @@ func New(c Config) (*Extender, error) {
 	if c.BindTimeout == 0 {
 		c.BindTimeout = DefaultBindTimeout
 	}
+	if c.Now == nil {
+		c.Now = time.Now
+	}
 	c.Resources = slices.Clone(c.Resources)
-	m, err := newMetrics(c.Registry, c.Resources)
+	w := newWaiting(maxWaiting, c.Now)
+	m, err := newMetrics(c.Registry, c.Resources, w.size)
 	if err != nil {
 		return nil, fmt.Errorf("metrics of the extender: %w", err)
 	}
-	return &Extender{config: c, metrics: m, binds: newKeyedLock(), large: make(chan struct{}, 1), inspecting: make(chan struct{}, 1)}, nil
+	return &Extender{config: c, metrics: m, binds: newKeyedLock(), waiting: w, large: make(chan struct{}, 1), inspecting: make(chan struct{}, 1)}, nil
 }
 
 // errNotReady is in every error of ready.

@@ -53,6 +53,7 @@ func (e *Extender) filter(ctx context.Context, body, out []byte) ([]byte, error)
 		})
 	}
 	e.metrics.of(requests).filtered(len(result.fits), &counts)
+	e.answered(ctx, args.pod, requests, len(result.fits))
 	if larger := counts[accel.LargerThanDevice]; larger > 0 && larger+counts[accel.NodeUnknown] == len(args.names) {
 		e.tell(ctx, args.pod, events.NeverFits, neverFits(requests[0], larger))
 	}

@@ -53,12 +53,14 @@ func newKeys(tb testing.TB) *kube.Keyring {
 
 // world is an extender over real books and a cluster of the test's making.
 type world struct {
-	tb      testing.TB
-	server  *httptest.Server
-	ledger  *ledger.Ledger
-	keys    *kube.Keyring
-	cluster *fakeCluster
-	clock   time.Time
+	tb     testing.TB
+	server *httptest.Server
+	// extender is what the server answers with.
+	extender *Extender
+	ledger   *ledger.Ledger
+	keys     *kube.Keyring
+	cluster  *fakeCluster
+	clock    time.Time
 	// notReady is what Ready returns.
 	notReady error
 }
@@ -77,6 +79,7 @@ func newWorld(tb testing.TB, change ...func(*Config)) *world {
 		Ledger: w.ledger, Cluster: w.cluster, Binder: w.cluster, Signer: w.keys.Signer,
 		Ready:     func() error { return w.notReady },
 		Resources: []accel.Resource{gcuMemory}, Version: "v1.2.3", BindTimeout: time.Second,
+		Now: func() time.Time { return w.clock },
 	}
 	for _, f := range change {
 		f(&config)
@@ -85,7 +88,7 @@ func newWorld(tb testing.TB, change ...func(*Config)) *world {
 	if err != nil {
 		tb.Fatal(err)
 	}
-	w.server = httptest.NewServer(e.Handler())
+	w.extender, w.server = e, httptest.NewServer(e.Handler())
 	tb.Cleanup(w.server.Close)
 	return w
 }
@@ -237,6 +240,8 @@ func (c *fakeCluster) Pod(namespace, name string) (kube.Pod, bool) {
 }
 
 func (c *fakeCluster) Problem(node string) string { return c.problems[node] }
+
+func (c *fakeCluster) Offering() []string { return []string{"node-a", "node-b"} }
 
 func (c *fakeCluster) Get(_ context.Context, namespace, name string) (kube.Pod, error) {
 	c.mu.Lock()

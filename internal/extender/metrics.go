@@ -23,6 +23,13 @@ const (
 	resourceSeveral = "several"
 )
 
+// Values of the label result of the pods that were woken.
+const (
+	wokenOK     = "ok"
+	wokenGone   = "gone"
+	wokenFailed = "failed"
+)
+
 // verdictSeveral is the verdict on nodes that were refused because the pod asks
 // for several resources.
 const verdictSeveral = "severalResources"
@@ -39,6 +46,7 @@ type metrics struct {
 	several    *resourceMetrics
 	bindErrors *prometheus.CounterVec // by cause
 	panics     prometheus.Counter
+	woken      *prometheus.CounterVec // by result
 }
 
 // verbMetrics are those of one verb.
@@ -55,12 +63,12 @@ type resourceMetrics struct {
 	several                             prometheus.Counter
 }
 
-func newMetrics(registry prometheus.Registerer, resources []accel.Resource) (*metrics, error) {
+func newMetrics(registry prometheus.Registerer, resources []accel.Resource, waiting func() int) (*metrics, error) {
 	requests, duration, inFlight := defs.ExtenderRequests.NewCounters(), defs.ExtenderRequestDuration.NewHistograms(), defs.ExtenderRequestsInFlight.NewGauges()
 	decisions, verdicts := defs.ExtenderDecisions.NewCounters(), defs.ExtenderNodeVerdicts.NewCounters()
 	m := &metrics{
 		verbs: map[string]*verbMetrics{}, resources: map[accel.Resource]*resourceMetrics{},
-		bindErrors: defs.ExtenderBindErrors.NewCounters(), panics: defs.ExtenderPanics.NewCounter(),
+		bindErrors: defs.ExtenderBindErrors.NewCounters(), panics: defs.ExtenderPanics.NewCounter(), woken: defs.ExtenderWoken.NewCounters(),
 	}
 	for _, verb := range []string{verbFilter, verbPrioritize, verbBind} {
 		m.verbs[verb] = &verbMetrics{
@@ -91,10 +99,14 @@ func newMetrics(registry prometheus.Registerer, resources []accel.Resource) (*me
 		m.bindErrors.WithLabelValues(cause.label) // so that it is there before it happens
 	}
 	m.bindErrors.WithLabelValues(otherCause)
+	for _, result := range []string{wokenOK, wokenGone, wokenFailed} {
+		m.woken.WithLabelValues(result)
+	}
+	remembered := defs.ExtenderWaiting.NewGaugeFunc(nil, func() float64 { return float64(waiting()) })
 	if registry == nil {
 		return m, nil
 	}
-	for _, c := range []prometheus.Collector{requests, duration, inFlight, decisions, verdicts, m.bindErrors, m.panics} {
+	for _, c := range []prometheus.Collector{requests, duration, inFlight, decisions, verdicts, m.bindErrors, m.panics, m.woken, remembered} {
 		if err := registry.Register(c); err != nil {
 			return nil, err
 		}

@@ -2,6 +2,7 @@ package kube
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"time"
@@ -13,6 +14,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/divvy-gpu/divvy/internal/accel"
+	"github.com/divvy-gpu/divvy/internal/accel/wire"
 )
 
 // Errors of a Binder that a caller acts on; test with errors.Is.
@@ -129,4 +131,26 @@ func podOf(pod *v1.Pod, resources []accel.Resource) Pod {
 		Requests: RequestsOf(pod, resources),
 		Ended:    pod.Status.Phase == v1.PodSucceeded || pod.Status.Phase == v1.PodFailed,
 	}
+}
+
+// Wake changes an annotation of a pod that waits for a node, which makes
+// kube-scheduler look at it again. It writes through the status, so that nobody has
+// to be allowed to change pods for it. It only ever touches the pod with the UID of
+// ref; ErrPodGone says that there is none.
+func (b *Binder) Wake(ctx context.Context, ref accel.PodRef) error {
+	// The uid makes the patch fail on another pod of the same name.
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{
+		"uid": ref.UID, "annotations": map[string]string{wire.RetryAnnotation: time.Now().UTC().Format(time.RFC3339Nano)},
+	}})
+	if err != nil {
+		return fmt.Errorf("wake pod %s: %w", ref, err)
+	}
+	_, err = b.client.CoreV1().Pods(ref.Namespace).Patch(ctx, ref.Name, types.MergePatchType, patch, metav1.PatchOptions{FieldManager: "divvy-extender"}, "status")
+	switch {
+	case apierrors.IsNotFound(err), apierrors.IsConflict(err):
+		return fmt.Errorf("wake pod %s: %w: %w", ref, ErrPodGone, err)
+	case err != nil:
+		return fmt.Errorf("wake pod %s: %w", ref, err)
+	}
+	return nil
 }

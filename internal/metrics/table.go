@@ -96,6 +96,15 @@ var (
 		Name: "divvy_extender_panics_total", Type: Counter, Programs: []string{Extender},
 		Help: "Requests on which the extender failed by a mistake of its own.",
 	})
+	ExtenderWaiting = define(Metric{
+		Name: "divvy_extender_waiting_pods", Type: Gauge, Programs: []string{Extender},
+		Help: "Pods that were refused everywhere and that kube-scheduler has not had an offer for since.",
+	})
+	ExtenderWoken = define(Metric{
+		Name: "divvy_extender_woken_pods_total", Type: Counter, Programs: []string{Extender},
+		Help:   "Waiting pods that kube-scheduler was asked to look at again, as there was room for them and it had not asked.",
+		Labels: []Label{{"result", "`ok`, `gone` (the pod was no more) or `failed`"}},
+	})
 	ExtenderReady = define(Metric{
 		Name: "divvy_extender_ready", Type: Gauge, Programs: []string{Extender},
 		Help: "1 while the answers of this replica are right, else 0.",

@@ -106,6 +106,8 @@ type program struct {
 	handler  http.Handler
 	registry *prometheus.Registry
 	metrics  http.Handler
+	// wake makes kube-scheduler look again at pods that wait, until the context ends.
+	wake func(context.Context)
 	// certs keeps the certificates, and secured answers over TLS; nil without.
 	certs   *certs.Manager
 	secured http.Handler
@@ -138,6 +140,7 @@ func assemble(s settings, clients kube.Clients) (*program, error) {
 		Ledger:    p.ledger,
 		Cluster:   p.books,
 		Binder:    p.binder,
+		Waker:     p.binder,
 		Signer:    p.keys.Signer,
 		Ready:     p.ready,
 		Resources: s.resources,
@@ -151,7 +154,7 @@ func assemble(s settings, clients kube.Clients) (*program, error) {
 	if err != nil {
 		return nil, err
 	}
-	p.handler = e.Handler()
+	p.handler, p.wake = e.Handler(), e.WakeWaiting
 	p.registry, p.metrics = registry, serve.Metrics(registry)
 	if s.TLSListen != "" {
 		if p.certs, err = newCertificates(s, clients.Kubernetes, registry); err != nil {
@@ -188,6 +191,7 @@ func (p *program) run(ctx context.Context, open listeners) error {
 			func(ctx context.Context) error { p.books.Run(ctx, p.clients); return nil },
 			func(ctx context.Context) error { p.keys.Run(ctx, p.books.KeyChanged); return nil },
 			func(ctx context.Context) error { p.expire(ctx); return nil },
+			func(ctx context.Context) error { p.wake(ctx); return nil },
 			serve.Announce(p.ready, p.size),
 		},
 		Servers: []serve.Server{

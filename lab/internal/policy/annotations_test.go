@@ -107,6 +107,7 @@ func TestOnlyDivvyWritesItsAnnotations(t *testing.T) {
 		own[key] = "1"
 	}
 	own[wire.GrantAnnotation], own[wire.DevicesAnnotation] = "g", "d"
+	own[wire.RetryAnnotation] = "t"
 	nodeOwn := map[string]string{wire.InventoryAnnotation: "i", nodelabels.OwnedAnnotation: "l", countsAnnotation: "c"}
 
 	t.Run("keys", func(t *testing.T) {
@@ -232,6 +233,58 @@ func TestExtenderBindsOnlyWhatItGranted(t *testing.T) {
 				policy, conditions = dedicated, dedicatedConditions
 			}
 			matched, refused := asked(t, policy, conditions, request{who: tt.who, resource: "pods/binding", after: tt.binding})
+			text := strings.Join(refused, "\n")
+			if matched != tt.matched || (text == "") != (tt.refused == "") || !strings.Contains(text, tt.refused) {
+				t.Errorf("looked at %t, refused %q; want %t, %q", matched, refused, tt.matched, tt.refused)
+			}
+		})
+	}
+}
+
+// TestExtenderWritesOneAnnotation: through the status of a pod it makes
+// kube-scheduler look again, and nothing else.
+func TestExtenderWritesOneAnnotation(t *testing.T) {
+	policy := load(t, "divvy-extender-retry")
+	conditions := validator(t, policy)
+	dedicated := load(t, "divvy-extender-retry", "--set", "scheduler.mode=dedicated")
+	dedicatedConditions := validator(t, dedicated)
+	const scheduler = "system:serviceaccount:divvy-system:divvy-scheduler"
+	notes := map[string]string{"a": "b"}
+	retry := with(notes, wire.RetryAnnotation, "2026-01-02T03:04:05Z")
+	status := func(p *corev1.Pod, change func(*corev1.Pod)) *corev1.Pod { change(p); return p }
+	refusedByScheduler := func(p *corev1.Pod) {
+		p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: corev1.PodReasonUnschedulable}}
+	}
+	for name, tt := range map[string]struct {
+		who           string
+		before, after *corev1.Pod
+		matched       bool
+		refused       string
+	}{
+		"it asks to look again":      {extenderAccount, pod("", nil, notes), pod("", nil, retry), true, ""},
+		"and once more":              {extenderAccount, pod("", nil, retry), pod("", nil, with(retry, wire.RetryAnnotation, "later")), true, ""},
+		"the first annotation":       {extenderAccount, pod("", nil, nil), pod("", nil, map[string]string{wire.RetryAnnotation: "t"}), true, ""},
+		"another annotation":         {extenderAccount, pod("", nil, notes), pod("", nil, with(retry, "iam.example.com/role", "admin")), true, "no annotation of a pod but divvy.dev/retry"},
+		"a grant":                    {extenderAccount, pod("", nil, notes), pod("", nil, with(notes, wire.GrantAnnotation, "g")), true, "no annotation of a pod but divvy.dev/retry"},
+		"another one changed":        {extenderAccount, pod("", nil, notes), pod("", nil, with(retry, "a", "c")), true, "no annotation of a pod but divvy.dev/retry"},
+		"another one removed":        {extenderAccount, pod("", nil, notes), pod("", nil, map[string]string{wire.RetryAnnotation: "t"}), true, "no annotation of a pod but divvy.dev/retry"},
+		"a label":                    {extenderAccount, pod("", nil, notes), pod("", map[string]string{"app": "x"}, retry), true, "no labels and finalizers"},
+		"a finalizer":                {extenderAccount, pod("", nil, notes), status(pod("", nil, retry), func(p *corev1.Pod) { p.Finalizers = []string{"example.com/x"} }), true, "no labels and finalizers"},
+		"a condition":                {extenderAccount, pod("", nil, notes), status(pod("", nil, retry), refusedByScheduler), true, "not change the status"},
+		"the end of a pod":           {extenderAccount, pod("", nil, notes), status(pod("", nil, notes), func(p *corev1.Pod) { p.Status.Phase = corev1.PodFailed }), true, "not change the status"},
+		"a pod that has a node":      {extenderAccount, pod("a", nil, notes), pod("a", nil, retry), true, "on pods that wait alone"},
+		"kubelet":                    {"system:node:a", pod("a", nil, notes), status(pod("a", nil, notes), refusedByScheduler), false, ""},
+		"kube-scheduler":             {"system:kube-scheduler", pod("", nil, notes), status(pod("", nil, notes), refusedByScheduler), false, ""},
+		"a scheduler of Divvy's own": {scheduler, pod("", nil, notes), status(pod("", nil, notes), refusedByScheduler), true, ""},
+		"its annotation":             {scheduler, pod("", nil, notes), pod("", nil, retry), true, ""},
+		"another one of it":          {scheduler, pod("", nil, notes), pod("", nil, with(retry, "x", "y")), true, "divvy-scheduler may change no annotation"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			policy, conditions := policy, conditions
+			if tt.who == scheduler {
+				policy, conditions = dedicated, dedicatedConditions
+			}
+			matched, refused := asked(t, policy, conditions, request{who: tt.who, resource: "pods/status", before: tt.before, after: tt.after})
 			text := strings.Join(refused, "\n")
 			if matched != tt.matched || (text == "") != (tt.refused == "") || !strings.Contains(text, tt.refused) {
 				t.Errorf("looked at %t, refused %q; want %t, %q", matched, refused, tt.matched, tt.refused)

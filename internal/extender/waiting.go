@@ -1,0 +1,326 @@
+package extender
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/klog/v2"
+
+	"github.com/divvy-gpu/divvy/internal/accel"
+	"github.com/divvy-gpu/divvy/internal/accel/ledger"
+	"github.com/divvy-gpu/divvy/internal/kube"
+)
+
+// kube-scheduler asks again about a pod that was refused when something happens in
+// the cluster, and after five minutes at the latest. What happens may reach it
+// before it reaches the books here, and it asks about a part of a large cluster's
+// nodes at a time. So a pod could wait for minutes with room free.
+const (
+	// wakeEvery is how often the extender looks whether there is room for pods
+	// that wait.
+	wakeEvery = 500 * time.Millisecond
+	// wakeAfter is how long kube-scheduler is given to ask by itself.
+	wakeAfter = 2 * time.Second
+	// wakeBackoff is the time to the second time that a pod is woken for the same
+	// room; it doubles each time, up to maxWakeBackoff.
+	wakeBackoff    = 4 * time.Second
+	maxWakeBackoff = 5 * time.Minute
+	// wakeAtOnce bounds the pods woken in a turn, and so the requests to the API
+	// server: 20 a second.
+	wakeAtOnce = 10
+	// asksAtOnce bounds the different asks that are checked in a turn, each
+	// against all nodes.
+	asksAtOnce = 16
+	// maxWaiting bounds the pods remembered, at about 300 bytes each; those beyond
+	// wait for kube-scheduler.
+	maxWaiting = 20_000
+	// forgetWaiting is how long a pod is remembered that is not asked about: twice
+	// as long as kube-scheduler takes at most.
+	forgetWaiting = 10 * time.Minute
+	// wakeTimeout bounds one request to the API server.
+	wakeTimeout = 2 * time.Second
+)
+
+// Waker makes kube-scheduler ask again about a pod that waits. *kube.Binder is
+// one.
+type Waker interface {
+	Wake(ctx context.Context, pod accel.PodRef) error
+}
+
+// waiting are the pods that were refused and not asked about since. It is safe for
+// concurrent use, and its answers to filter do not depend on how many there are.
+type waiting struct {
+	limit int
+	now   func() time.Time
+
+	mu sync.Mutex // guards what follows
+	// asks are the groups of pods that ask for the same, by what askKey says.
+	asks map[string]*waitingAsk
+	// pods says which group a pod is in, by UID.
+	pods map[string]*waitingAsk
+	// turn are the keys of asks that the present round has not come to yet.
+	turn []string
+}
+
+// waitingAsk are pods that ask for the same.
+type waitingAsk struct {
+	key     string
+	request accel.Request
+	pods    map[string]*waitingPod // by UID
+	// roomOn are the nodes that had room when this was looked at last.
+	roomOn map[string]bool
+}
+
+// waitingPod is one pod that waits.
+type waitingPod struct {
+	ref accel.PodRef
+	// since is when it was first refused, asked when kube-scheduler asked last.
+	since, asked time.Time
+	// woken counts how often it was woken for the room that there is, and next is
+	// when it may be woken again.
+	woken int
+	next  time.Time
+	// looked counts how often room was looked for in its name.
+	looked int
+}
+
+func newWaiting(limit int, now func() time.Time) *waiting {
+	return &waiting{limit: limit, now: now, asks: map[string]*waitingAsk{}, pods: map[string]*waitingAsk{}}
+}
+
+// size is how many pods are remembered.
+func (w *waiting) size() int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return len(w.pods)
+}
+
+// has reports whether the pod is remembered.
+func (w *waiting) has(uid string) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.pods[uid] != nil
+}
+
+// refused remembers a pod that fits nowhere.
+func (w *waiting) refused(pod accel.PodRef, request accel.Request) {
+	request.Pod = "" // many pods ask for the same
+	key := askKey(request)
+	now := w.now()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	ask := w.pods[pod.UID]
+	if ask != nil && ask.key == key {
+		ask.pods[pod.UID].asked = now
+		return
+	}
+	w.drop(pod.UID)
+	if len(w.pods) >= w.limit {
+		return
+	}
+	ask = w.asks[key]
+	if ask == nil {
+		ask = &waitingAsk{key: key, request: request, pods: map[string]*waitingPod{}}
+		w.asks[key] = ask
+	}
+	pod.Namespace, pod.Name = strings.Clone(pod.Namespace), strings.Clone(pod.Name)
+	ask.pods[pod.UID] = &waitingPod{ref: pod, since: now, asked: now}
+	w.pods[pod.UID] = ask
+}
+
+// forget takes a pod out.
+func (w *waiting) forget(uid string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.drop(uid)
+}
+
+// drop is forget for a caller that holds mu.
+func (w *waiting) drop(uid string) {
+	ask := w.pods[uid]
+	if ask == nil {
+		return
+	}
+	delete(w.pods, uid)
+	delete(ask.pods, uid)
+	if len(ask.pods) == 0 {
+		delete(w.asks, ask.key)
+	}
+}
+
+// askKey is the same for requests that fit on the same nodes.
+func askKey(r accel.Request) string {
+	key := fmt.Sprintf("%s %d %d %d %d %d %s", r.Resource, r.Priority, r.Peak(), r.Devices, r.CPU, r.Memory, r.Policy)
+	if s := r.Selection; s != nil {
+		key += fmt.Sprintf(" %q", [][]string{s.UseModels, s.AvoidModels, s.UseIDs, s.AvoidIDs})
+	}
+	return key
+}
+
+// some returns the next asks to look at, each once in a round, those of the highest
+// priority first.
+func (w *waiting) some(most int) []*waitingAsk {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if len(w.turn) == 0 {
+		for key := range w.asks {
+			w.turn = append(w.turn, key)
+		}
+		slices.SortFunc(w.turn, func(a, b string) int {
+			return cmp.Or(cmp.Compare(w.asks[b].request.Priority, w.asks[a].request.Priority), cmp.Compare(a, b))
+		})
+	}
+	var out []*waitingAsk
+	for len(w.turn) > 0 && len(out) < most {
+		if ask := w.asks[w.turn[0]]; ask != nil {
+			out = append(out, ask)
+		}
+		w.turn = w.turn[1:]
+	}
+	return out
+}
+
+// head is the request of the pod of an ask for which room is looked for next: room
+// may be kept for one of them, who made others give way.
+func (w *waiting) head(ask *waitingAsk) accel.Request {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	request := ask.request
+	var head *waitingPod
+	for uid, pod := range ask.pods {
+		if head == nil || cmp.Or(cmp.Compare(pod.looked, head.looked), pod.since.Compare(head.since), cmp.Compare(uid, request.Pod)) < 0 {
+			head, request.Pod = pod, uid
+		}
+	}
+	if head != nil {
+		head.looked++
+	}
+	return request
+}
+
+// due returns the pods to wake of an ask, given the nodes with room for it: not
+// more than nodes, those first that were woken least and wait longest.
+func (w *waiting) due(ask *waitingAsk, room []string, most int) []accel.PodRef {
+	now := w.now()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	came := slices.ContainsFunc(room, func(node string) bool { return !ask.roomOn[node] })
+	ask.roomOn = make(map[string]bool, len(room))
+	for _, node := range room {
+		ask.roomOn[node] = true
+	}
+	var due []*waitingPod
+	for uid, pod := range ask.pods {
+		if now.Sub(pod.asked) > forgetWaiting {
+			w.drop(uid)
+			continue
+		}
+		if came {
+			pod.woken, pod.next = 0, time.Time{}
+		}
+		if len(room) > 0 && now.Sub(pod.asked) >= wakeAfter && !now.Before(pod.next) {
+			due = append(due, pod)
+		}
+	}
+	slices.SortFunc(due, func(a, b *waitingPod) int {
+		return cmp.Or(cmp.Compare(a.woken, b.woken), a.since.Compare(b.since), cmp.Compare(a.ref.UID, b.ref.UID))
+	})
+	due = due[:min(len(due), len(room), most)]
+	out := make([]accel.PodRef, len(due))
+	for i, pod := range due {
+		pod.next = now.Add(min(wakeBackoff<<min(pod.woken, 16), maxWakeBackoff))
+		pod.woken++
+		out[i] = pod.ref
+	}
+	return out
+}
+
+// answered notes what filter said about a pod. Whoever may not bind is not
+// believed that there is such a pod.
+func (e *Extender) answered(ctx context.Context, pod *v1.Pod, requests []accel.Request, fits int) {
+	if e.config.Waker == nil || len(requests) != 1 || fits > 0 && !e.waiting.has(string(pod.UID)) || !e.believes(ctx) {
+		return
+	}
+	if fits > 0 {
+		e.waiting.forget(string(pod.UID))
+		return
+	}
+	e.waiting.refused(refOf(pod), requests[0])
+}
+
+// WakeWaiting makes kube-scheduler ask again about pods that it was refused when
+// there is room for them, until the context ends.
+func (e *Extender) WakeWaiting(ctx context.Context) {
+	if e.config.Waker == nil {
+		return
+	}
+	ticker := time.NewTicker(wakeEvery)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+			e.wakeSome(ctx)
+		}
+	}
+}
+
+// wakeSome is one turn of WakeWaiting. One goroutine at a time may call it.
+func (e *Extender) wakeSome(ctx context.Context) {
+	asks := e.waiting.some(asksAtOnce)
+	if len(asks) == 0 || e.ready() != nil {
+		return
+	}
+	nodes := e.config.Cluster.Offering()
+	verdicts := make([]ledger.Verdict, len(nodes))
+	left := wakeAtOnce
+	for _, ask := range asks {
+		e.config.Ledger.Check(e.waiting.head(ask), nodes, verdicts)
+		var room []string
+		for i, v := range verdicts {
+			if v.Code == accel.Fits {
+				room = append(room, nodes[i])
+			}
+		}
+		for _, pod := range e.waiting.due(ask, room, left) {
+			left--
+			if !e.wake(ctx, pod) {
+				return
+			}
+		}
+	}
+}
+
+// wake is false when the API server is not there for now.
+func (e *Extender) wake(ctx context.Context, ref accel.PodRef) bool {
+	known, ok := e.config.Cluster.Pod(ref.Namespace, ref.Name)
+	if !ok || known.Ref.UID != ref.UID || known.Node != "" || known.Ended {
+		e.waiting.forget(ref.UID)
+		return true
+	}
+	ctx, cancel := context.WithTimeout(ctx, wakeTimeout)
+	defer cancel()
+	err := e.config.Waker.Wake(ctx, ref)
+	log := klog.FromContext(ctx)
+	switch {
+	case err == nil:
+		e.metrics.woken.WithLabelValues(wokenOK).Inc()
+		log.V(2).Info("There is room for a pod that waits; asked kube-scheduler to look again", "pod", ref.String())
+	case errors.Is(err, kube.ErrPodGone):
+		e.waiting.forget(ref.UID)
+		e.metrics.woken.WithLabelValues(wokenGone).Inc()
+	default:
+		e.metrics.woken.WithLabelValues(wokenFailed).Inc()
+		log.Error(err, "kube-scheduler could not be asked to look again at a pod that waits", "pod", ref.String())
+		return false
+	}
+	return true
+}
