@@ -268,8 +268,8 @@ type Grant struct {
 	DeviceUnits Units
 	// Units are the pod's peak, on all its devices together.
 	Units Units
-	// More are the second device and those after, in ascending order of Index;
-	// nil for a pod on one. Each device carries the same part of Units.
+	// More are the second device and those after, in the order in which the node
+	// publishes them; nil for a pod on one. Each device carries the same part of Units.
 	More []GrantedDevice
 	// At is when the device was chosen; kubelet serves the oldest grant first.
 	At time.Time

@@ -11,8 +11,6 @@ import (
 type Verdict struct {
 	// Code is accel.Fits or why the node refuses.
 	Code accel.ReasonCode
-	// Largest is the most that any one healthy device has free, in units.
-	Largest accel.Units
 	// Rating rates a node that fits, higher is better: see place.Policy and
 	// place.Scores. It is place.NoRating for one that does not.
 	Rating int64
@@ -23,14 +21,14 @@ type Verdict struct {
 const checkChunk = 256
 
 // Check says for each of the nodes, at the same position of out, whether a pod
-// with that request fits there now. It reads only, does
-// not allocate, and looks at as many nodes as both slices have. A pod that
-// needs nothing fits everywhere.
+// with that request fits there now. It changes nothing, allocates nothing per
+// node, and looks at as many nodes as both slices have. A pod that asks for no
+// units fits everywhere that its CPU and memory do.
 //
 // A request that no device of the node could ever hold is
 // accel.LargerThanDevice, even where the larger device is unhealthy; one that
 // only an unhealthy device could hold is accel.NoDeviceFits, as devices
-// recover.
+// recover. The same goes for accel.TooFewDevices.
 func (l *Ledger) Check(req accel.Request, nodes []string, out []Verdict) {
 	n := min(len(nodes), len(out))
 	ask, policy, err := l.ask(req)
@@ -40,52 +38,129 @@ func (l *Ledger) Check(req accel.Request, nodes []string, out []Verdict) {
 		}
 		return
 	}
-	asking := &asking{ask: ask, policy: policy}
+	r := l.ratings(req.Resource, &ask, policy)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.renew()
+	guess := 0
 	for from := 0; from < n; from += checkChunk {
 		to := min(from+checkChunk, n)
-		l.check(req.Resource, asking, nodes[from:to], out[from:to])
+		guess = l.check(r, &req, guess, nodes[from:to], out[from:to])
 	}
 }
 
-func (l *Ledger) check(res accel.Resource, a *asking, nodes []string, out []Verdict) {
+// check answers for some nodes. The guess is the number of the first one, and
+// the result that of the node which comes after the last. r.mu is held.
+func (l *Ledger) check(r *ratings, req *accel.Request, guess int, nodes []string, out []Verdict) int {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
-	b := l.books[res]
+	b := l.books[r.resource]
+	r.grow(b.size())
+	kept := l.nominations.nodes[r.resource]
+	before := -1
 	for i, name := range nodes {
-		out[i] = b[name].verdict(a)
-	}
-}
-
-// asking is one request and what its answer needs.
-type asking struct {
-	ask    place.Ask
-	policy place.Policy
-	view   place.Node
-	buf    []int
-}
-
-func (n *node) verdict(a *asking) Verdict {
-	switch {
-	case n == nil || !n.known:
-		if a.ask.Devices == 0 {
-			return Verdict{}
+		number := b.find(name, guess)
+		if number < 0 {
+			out[i] = r.unknown()
+			continue
 		}
-		return Verdict{Code: accel.NodeUnknown, Rating: place.NoRating}
-	case a.ask.Units > n.largestTotal:
-		return Verdict{Code: accel.LargerThanDevice, Largest: n.largestFree, Rating: place.NoRating}
+		if number != guess && before >= 0 {
+			r.entries[before].next = int32(number)
+		}
+		before, guess = number, int(r.entries[number].next)
+		if len(kept) > 0 && len(kept[name]) > 0 {
+			n := b.nodes[number]
+			out[i] = l.judge(r, n, l.slotsFor(n, req))
+			continue
+		}
+		out[i] = l.verdict(r, b, number)
 	}
-	a.view = place.Node{Slots: n.slots, CPU: place.Unlimited, Memory: place.Unlimited}
-	var rating int64
-	var ok bool
-	if a.buf, rating, ok = a.policy.Choose(&a.view, &a.ask, a.buf); ok {
-		return Verdict{Largest: n.largestFree, Rating: rating}
+	return guess
+}
+
+// verdict answers for one node, by what r remembers if the node did not change
+// since.
+func (l *Ledger) verdict(r *ratings, b *book, number int) Verdict {
+	e := &r.entries[number]
+	if e.generation != b.generations[number] {
+		n := b.nodes[number]
+		v := l.judge(r, n, n.slots)
+		e.generation, e.code, e.rating = b.generations[number], v.Code, v.Rating
 	}
-	return Verdict{Code: accel.NoDeviceFits, Largest: n.largestFree, Rating: place.NoRating}
+	return Verdict{Code: e.code, Rating: e.rating}
+}
+
+// unknown is the verdict on a node that does not publish the resource.
+func (r *ratings) unknown() Verdict {
+	if r.ask.Devices == 0 {
+		return Verdict{}
+	}
+	return Verdict{Code: accel.NodeUnknown, Rating: place.NoRating}
+}
+
+// judge asks the policy about a node with these slots.
+func (l *Ledger) judge(r *ratings, n *node, slots []place.Slot) Verdict {
+	if !n.known {
+		return r.unknown()
+	}
+	if r.ask.Devices == 0 || r.ask.Units <= n.largestFree {
+		l.view(&r.view, n, slots, &r.ask)
+		var rating int64
+		var ok bool
+		if r.buf, rating, ok = r.policy.Choose(&r.view, &r.ask, r.buf); ok {
+			return Verdict{Rating: rating}
+		}
+	}
+	return Verdict{Code: n.refusal(slots, &r.ask), Rating: place.NoRating}
+}
+
+// view sets v to the node as the policy sees it for an ask.
+func (l *Ledger) view(v *place.Node, n *node, slots []place.Slot, a *place.Ask) {
+	*v = place.Node{Slots: slots, Graph: n.graph}
+	if a.Devices > 1 && !n.several {
+		v.Slots = nil
+	}
+	v.CPU, v.Memory = n.host.left()
+	if l.capacityChecked {
+		v.CPU, v.Memory = max(v.CPU, a.CPU), max(v.Memory, a.Memory)
+	}
+}
+
+// refusal says why a pod does not fit on a node that publishes the resource.
+func (n *node) refusal(slots []place.Slot, a *place.Ask) accel.ReasonCode {
+	if a.Devices == 0 {
+		return accel.NoCapacity
+	}
+	var allowed, large, healthy int
+	for i := range slots {
+		s := &slots[i]
+		if !a.Only.Allows(s.ID, s.Model) {
+			continue
+		}
+		allowed++
+		if s.Total >= a.Units {
+			large++
+		}
+		if a.Fits(s) {
+			healthy++
+		}
+	}
+	switch {
+	case allowed == 0 && len(n.slots) > 0:
+		return accel.NotSelected
+	case large == 0:
+		return accel.LargerThanDevice
+	case large < a.Devices, a.Devices > 1 && !n.several:
+		return accel.TooFewDevices
+	case healthy < a.Devices:
+		return accel.NoDeviceFits
+	}
+	return accel.NoCapacity
 }
 
 // ask translates a request; the error says why no node serves it.
 func (l *Ledger) ask(req accel.Request) (place.Ask, place.Policy, error) {
-	ask := place.Ask{CPU: req.CPU, Memory: req.Memory, Only: req.Selection}
+	ask := place.Ask{CPU: max(req.CPU, 0), Memory: max(req.Memory, 0)}
 	policy, known := l.policies[req.Policy]
 	if !known {
 		return ask, nil, fmt.Errorf("%w: %q", ErrPolicyUnknown, req.Policy)
@@ -94,6 +169,7 @@ func (l *Ledger) ask(req accel.Request) (place.Ask, place.Policy, error) {
 	if peak <= 0 {
 		return ask, policy, nil
 	}
+	ask.Only = req.Selection
 	ask.Devices = max(req.Devices, 1)
 	ask.Units = peak / accel.Units(ask.Devices)
 	if peak%accel.Units(ask.Devices) != 0 {

@@ -39,6 +39,7 @@ package ledger
 import (
 	"errors"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/divvy-gpu/divvy/internal/accel"
@@ -76,6 +77,10 @@ type Options struct {
 	// Policies are those that requests may name besides Policy, place.Binpack
 	// and place.Spread.
 	Policies []place.Policy
+	// CapacityChecked is true where whoever asks has looked at CPU and memory
+	// itself, as kube-scheduler does, which knows them better: then a node that
+	// has too little by the books is rated like one that has just enough.
+	CapacityChecked bool
 	// ReservationTTL is how long an unobserved reservation lasts;
 	// DefaultReservationTTL when it is not above zero.
 	ReservationTTL time.Duration
@@ -91,9 +96,29 @@ type Ledger struct {
 	ttl      time.Duration
 	now      func() time.Time
 
+	capacityChecked bool
+	// limited is true once the capacity of a node was told.
+	limited atomic.Bool
+	// widest is the size of the largest book so far.
+	widest atomic.Int64
+
+	rating sync.Mutex // guards rated and ratingUses
+	// rated are the ratings that are remembered. What they hold has a lock of its
+	// own, see ratings.
+	rated      map[askKey]*ratings
+	ratingUses uint64
+
 	mu sync.RWMutex // guards all below and everything reachable from it
-	// books has one book per resource.
-	books map[accel.Resource]book
+	// generation is that of the latest change of a node.
+	generation uint64
+	// books has one book per resource, hosts all nodes of any book and those that
+	// have a capacity or a charge.
+	books map[accel.Resource]*book
+	hosts map[string]*host
+	// charges are by pod UID.
+	charges map[string]charge
+	// graphs are those of the nodes, by their keys: most nodes are built alike.
+	graphs map[string]*place.Graph
 	// pods maps a pod's UID to its holdings, a list over resources.
 	pods map[string]*holding
 	// pending are the holdings of pods that are not bound yet as far as known.
@@ -104,10 +129,6 @@ type Ledger struct {
 	// because nodes serve grants in the order of their times.
 	lastAt time.Time
 }
-
-// book is one resource in the whole cluster, by node name. It has the nodes
-// that publish the resource and those on which pods hold some of it.
-type book map[string]*node
 
 // New returns an empty ledger.
 func New(o Options) *Ledger {
@@ -129,9 +150,15 @@ func New(o Options) *Ledger {
 		policies: policies,
 		ttl:      o.ReservationTTL,
 		now:      o.Now,
-		books:    make(map[accel.Resource]book),
+		rated:    make(map[askKey]*ratings),
+		books:    make(map[accel.Resource]*book),
+		hosts:    make(map[string]*host),
+		charges:  make(map[string]charge),
+		graphs:   make(map[string]*place.Graph),
 		pods:     make(map[string]*holding),
 		pending:  make(map[*holding]struct{}),
+
+		capacityChecked: o.CapacityChecked,
 
 		nominations: newNominations(),
 	}

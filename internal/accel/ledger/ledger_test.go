@@ -123,8 +123,19 @@ func (w *world) check() {
 	for uid, h := range w.pods {
 		for ; h != nil; h = h.next {
 			holdings++
-			if h.Pod.UID != uid || h.node == nil || h.node.pods[h.pos] != h || h.node != w.books[h.Resource][h.Node] || h.slot != h.node.find(h.Device) {
+			if h.Pod.UID != uid || h.node == nil || h.node.pods[h.pos] != h || h.node != w.books[h.Resource].node(h.Node) ||
+				h.slot != h.node.find(h.Device) || len(h.more) != len(h.More) {
 				w.t.Fatalf("holding %+v is not where it says", h.Holding)
+			}
+			var sum accel.Units
+			for i := range h.devices() {
+				sum += h.part(i)
+				if h.slotOf(i) != h.node.find(h.device(i)) || h.part(i) < 0 || h.part(0)-h.part(i) > 1 {
+					w.t.Fatalf("holding %+v: device %d is not where it says, or has %d units", h.Holding, i, h.part(i))
+				}
+			}
+			if sum != h.Units {
+				w.t.Fatalf("holding %+v: its parts are %d units", h.Holding, sum)
 			}
 			_, waits := w.pending[h]
 			if waits == h.observed || waits && h.binds < 1 {
@@ -139,40 +150,79 @@ func (w *world) check() {
 		w.t.Fatalf("%d reservations in the books, %d in the list", pending, len(w.pending))
 	}
 	for res, b := range w.books {
-		for name, n := range b {
-			if n.name != name || !n.known && len(n.pods) == 0 || len(n.slots) != len(n.shares) {
-				w.t.Fatalf("%s: node %+v", res, n)
-			}
-			holdings -= len(n.pods)
-			var used, free, total accel.Units
-			var healthy []accel.Units
-			for i, s := range n.slots {
-				left := n.shares[i].Units
-				for _, h := range n.pods {
-					if h.slot == i {
-						left -= h.Units
-					}
-				}
-				if s.Free != left {
-					w.t.Fatalf("%s: slot %+v, recounted %d free", name, s, left)
-				}
-				if !s.Unhealthy {
-					free = max(free, left)
-					healthy = append(healthy, left)
-				}
-				total = max(total, s.Total)
-			}
-			for _, h := range n.pods {
-				used += h.Units
-			}
-			if n.used != used || n.largestFree != free || n.largestTotal != total || !slices.Equal(n.free, healthy) {
-				w.t.Fatalf("%s: used %d, largest %d of %d; recounted %d, %d of %d",
-					name, n.used, n.largestFree, n.largestTotal, used, free, total)
+		w.checkBook(res, b)
+		for _, n := range b.nodes {
+			if n != nil {
+				holdings -= len(n.pods)
 			}
 		}
 	}
 	if holdings != 0 {
 		w.t.Fatalf("%d more holdings of pods than on nodes", holdings)
+	}
+	charges := 0
+	for name, h := range w.hosts {
+		var cpu, memory int64
+		var count int
+		for uid, c := range w.charges {
+			if c.host == h {
+				cpu, memory, count = cpu+c.cpu, memory+c.memory, count+1
+				if uid == "" || c.cpu == 0 && c.memory == 0 {
+					w.t.Fatalf("a charge of nothing for pod %q", uid)
+				}
+			}
+		}
+		charges += count
+		idle := count == 0 && len(h.nodes) == 0 && h.cpu == place.Unlimited && h.memory == place.Unlimited
+		if h.name != name || h.usedCPU != cpu || h.usedMemory != memory || h.charges != count || idle {
+			w.t.Fatalf("host %+v, recounted %d charges with %d CPU and %d memory", h, count, cpu, memory)
+		}
+	}
+	if charges != len(w.charges) {
+		w.t.Fatalf("%d charges, %d of them on hosts", len(w.charges), charges)
+	}
+}
+
+func (w *world) checkBook(res accel.Resource, b *book) {
+	w.t.Helper()
+	if len(b.numbers)+len(b.free) != b.size() || len(b.numbers) == 0 {
+		w.t.Fatalf("%s: %d nodes and %d free numbers of %d", res, len(b.numbers), len(b.free), b.size())
+	}
+	for number, n := range b.nodes {
+		if n == nil {
+			if b.names[number] != "" {
+				w.t.Fatalf("%s: the free number %d has the name %s", res, number, b.names[number])
+			}
+			continue
+		}
+		name := n.host.name
+		if b.names[number] != name || b.numbers[name] != number || n.number != number || n.book != b || w.hosts[name] != n.host ||
+			!slices.Contains(n.host.nodes, n) || !n.known && len(n.pods) == 0 || len(n.slots) != len(n.shares) {
+			w.t.Fatalf("%s: node %+v", res, n)
+		}
+		var used, free accel.Units
+		for i, s := range n.slots {
+			left := n.shares[i].Units
+			for _, h := range n.pods {
+				for d := range h.devices() {
+					if h.slotOf(d) == i {
+						left -= h.part(d)
+					}
+				}
+			}
+			if s.Free != left {
+				w.t.Fatalf("%s: slot %+v, recounted %d free", name, s, left)
+			}
+			if !s.Unhealthy {
+				free = max(free, left)
+			}
+		}
+		for _, h := range n.pods {
+			used += h.Units
+		}
+		if n.used != used || n.largestFree != free {
+			w.t.Fatalf("%s: used %d, largest %d; recounted %d, %d", name, n.used, n.largestFree, used, free)
+		}
 	}
 }
 
@@ -603,11 +653,11 @@ func TestCheck(t *testing.T) {
 		want map[string]Verdict
 	}{
 		"4 units": {gcu, 4, map[string]Verdict{
-			"empty":            {Largest: 16, Rating: -12},
-			"used":             {Largest: 10, Rating: 0},
-			"large":            {Largest: 32, Rating: -28},
+			"empty":            {Rating: -12},
+			"used":             {Rating: 0},
+			"large":            {Rating: -28},
 			"no cards":         {Code: accel.LargerThanDevice, Rating: place.NoRating},
-			"large one broken": {Largest: 8, Rating: -4},
+			"large one broken": {Rating: -4},
 			"all broken":       {Code: accel.NoDeviceFits, Rating: place.NoRating},
 			"shrunk":           {Code: accel.NoDeviceFits, Rating: place.NoRating},
 			"other resource":   {Code: accel.NodeUnknown, Rating: place.NoRating},
@@ -615,23 +665,23 @@ func TestCheck(t *testing.T) {
 			"never seen":       {Code: accel.NodeUnknown, Rating: place.NoRating},
 		}},
 		"12 units": {gcu, 12, map[string]Verdict{
-			"used":             {Code: accel.NoDeviceFits, Largest: 10, Rating: place.NoRating},
-			"large one broken": {Code: accel.NoDeviceFits, Largest: 8, Rating: place.NoRating},
+			"used":             {Code: accel.NoDeviceFits, Rating: place.NoRating},
+			"large one broken": {Code: accel.NoDeviceFits, Rating: place.NoRating},
 			"shrunk":           {Code: accel.LargerThanDevice, Rating: place.NoRating},
 		}},
 		"20 units": {gcu, 20, map[string]Verdict{
-			"empty":            {Code: accel.LargerThanDevice, Largest: 16, Rating: place.NoRating},
-			"large":            {Largest: 32, Rating: -12},
-			"large one broken": {Code: accel.NoDeviceFits, Largest: 8, Rating: place.NoRating},
+			"empty":            {Code: accel.LargerThanDevice, Rating: place.NoRating},
+			"large":            {Rating: -12},
+			"large one broken": {Code: accel.NoDeviceFits, Rating: place.NoRating},
 		}},
 		"an absurd request": {gcu, math.MaxInt64, map[string]Verdict{
-			"large": {Code: accel.LargerThanDevice, Largest: 32, Rating: place.NoRating},
+			"large": {Code: accel.LargerThanDevice, Rating: place.NoRating},
 		}},
 		"nothing": {gcu, 0, map[string]Verdict{
-			"empty": {Largest: 16}, "all broken": {}, "never seen": {},
+			"empty": {}, "all broken": {}, "never seen": {},
 		}},
 		"another resource": {"other", 16, map[string]Verdict{
-			"other resource": {Largest: 16, Rating: 0}, "empty": {Code: accel.NodeUnknown, Rating: place.NoRating},
+			"other resource": {Rating: 0}, "empty": {Code: accel.NodeUnknown, Rating: place.NoRating},
 		}},
 		"a resource that nobody has": {"none", 1, map[string]Verdict{"empty": {Code: accel.NodeUnknown, Rating: place.NoRating}}},
 	}
@@ -656,7 +706,7 @@ func TestCheck(t *testing.T) {
 	t.Run("slices of different lengths", func(t *testing.T) {
 		out := []Verdict{{Rating: -1}, {Rating: -1}}
 		w.Check(asks(4), []string{"used"}, out)
-		if want := (Verdict{Largest: 10, Rating: 0}); out[0] != want || out[1].Rating != -1 {
+		if want := (Verdict{Rating: 0}); out[0] != want || out[1].Rating != -1 {
 			t.Errorf("out = %+v", out)
 		}
 		w.Check(asks(4), []string{"used", "empty"}, out[:1])
@@ -669,7 +719,7 @@ func TestCheck(t *testing.T) {
 		}
 		out := make([]Verdict, len(nodes))
 		w.Check(asks(4), nodes, out)
-		want := []Verdict{{Largest: 10, Rating: 0}, {Code: accel.NodeUnknown, Rating: place.NoRating}}
+		want := []Verdict{{Rating: 0}, {Code: accel.NodeUnknown, Rating: place.NoRating}}
 		for i := range out {
 			if out[i] != want[i%2] {
 				t.Fatalf("node %d: %+v", i, out[i])
@@ -681,7 +731,7 @@ func TestCheck(t *testing.T) {
 		w.node("n1", cards(16, 8))
 		out := make([]Verdict, 1)
 		w.Check(asks(4), []string{"n1"}, out)
-		if want := (Verdict{Largest: 16, Rating: 12}); out[0] != want {
+		if want := (Verdict{Rating: 12}); out[0] != want {
 			t.Errorf("%+v, want %+v", out[0], want)
 		}
 		if g, _ := w.reserve("p", "n1", 4); g.Device != "a" {

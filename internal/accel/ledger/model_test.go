@@ -174,8 +174,8 @@ func (m *model) verdict(node string, res accel.Resource, need accel.Units) Verdi
 		}
 		return Verdict{Code: accel.NodeUnknown, Rating: place.NoRating}
 	}
-	id, largest := m.pick(node, res, need, nil)
-	v := Verdict{Largest: largest}
+	id, _ := m.pick(node, res, need, nil)
+	v := Verdict{}
 	if need <= 0 {
 		return v
 	}

@@ -9,27 +9,29 @@ import (
 
 // node is one node's part of one resource's book.
 type node struct {
-	// What Check reads comes first and is small: with thousands of nodes, the
-	// time goes into fetching memory.
+	host   *host
+	book   *book
+	number int // in book
 
 	// known is true while the node publishes the resource. A node that does
 	// not stays in the book as long as pods hold something on it.
 	known bool
-	// largestFree is the most free units of any healthy slot, at least 0;
-	// largestTotal the size of the largest slot, healthy or not.
-	largestFree, largestTotal accel.Units
-	// free are the free units of the healthy slots, in few where they fit.
-	free []accel.Units
-	few  [8]accel.Units
+	// several is true where the node can give a pod several devices.
+	several bool
+	// largestFree is the most free units of any healthy slot, at least 0.
+	largestFree accel.Units
 
-	name string
 	unit string
-	// published is what SetNode was given last, to notice that nothing changed.
+	// published and links are what SetNode was given last, to notice that
+	// nothing changed.
 	published []accel.Share
+	links     []accel.Link
 	// shares are the published ones that can be used, see usable; slots are the
-	// same devices, at the same positions, with what is free now.
+	// same devices, at the same positions, with what is free now, and graph says
+	// how they are connected.
 	shares []accel.Share
 	slots  []place.Slot
+	graph  *place.Graph
 	// used sums the units of all pods, placed or not.
 	used accel.Units
 	// pods are in no order; a holding knows its position.
@@ -50,7 +52,7 @@ func (l *Ledger) SetNode(name string, inv []accel.Inventory) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for res, b := range l.books {
-		if n := b[name]; n != nil && !slices.ContainsFunc(inv, func(in accel.Inventory) bool { return in.Resource == res }) {
+		if n := b.node(name); n != nil && !slices.ContainsFunc(inv, func(in accel.Inventory) bool { return in.Resource == res }) {
 			l.retire(res, n)
 		}
 	}
@@ -60,31 +62,35 @@ func (l *Ledger) SetNode(name string, inv []accel.Inventory) {
 		}
 		n := l.node(in.Resource, name)
 		n.unit = in.Unit
-		if n.known && slices.Equal(n.published, in.Shares) {
+		if n.known && n.several == in.Several && slices.Equal(n.published, in.Shares) && slices.Equal(n.links, in.Links) {
 			continue
 		}
-		n.known = true
-		n.published = slices.Clone(in.Shares)
-		n.setShares(usable(n.published))
+		n.known, n.several = true, in.Several
+		n.published, n.links = slices.Clone(in.Shares), slices.Clone(in.Links)
+		l.setShares(n, usable(n.published))
 	}
 }
 
-// DeleteNode takes the node's inventories out of the books. Its pods stay
+// DeleteNode takes the node's inventories and capacity out of the books. Its pods stay
 // until they are forgotten, so a node that returns has them again.
 func (l *Ledger) DeleteNode(name string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for res, b := range l.books {
-		if n := b[name]; n != nil {
+		if n := b.node(name); n != nil {
 			l.retire(res, n)
 		}
+	}
+	if h := l.hosts[name]; h != nil {
+		l.setCapacity(h, place.Unlimited, place.Unlimited)
+		l.sweepHost(h)
 	}
 }
 
 // retire makes the node one that does not publish the resource.
 func (l *Ledger) retire(res accel.Resource, n *node) {
-	n.known, n.unit, n.published = false, "", nil
-	n.setShares(nil)
+	n.known, n.several, n.unit, n.published, n.links = false, false, "", nil, nil
+	l.setShares(n, nil)
 	l.sweep(res, n)
 }
 
@@ -92,13 +98,16 @@ func (l *Ledger) retire(res accel.Resource, n *node) {
 func (l *Ledger) node(res accel.Resource, name string) *node {
 	b := l.books[res]
 	if b == nil {
-		b = make(book)
+		b = newBook()
 		l.books[res] = b
 	}
-	n := b[name]
+	n := b.node(name)
 	if n == nil {
-		n = &node{name: name}
-		b[name] = n
+		n = &node{host: l.host(name)}
+		n.host.nodes = append(n.host.nodes, n)
+		b.add(n)
+		l.touch(n)
+		l.widest.Store(max(l.widest.Load(), int64(b.size())))
 	}
 	return n
 }
@@ -108,10 +117,18 @@ func (l *Ledger) sweep(res accel.Resource, n *node) {
 	if n.known || len(n.pods) > 0 {
 		return
 	}
-	delete(l.books[res], n.name)
-	if len(l.books[res]) == 0 {
+	n.book.remove(n)
+	n.host.nodes = slices.DeleteFunc(n.host.nodes, func(o *node) bool { return o == n })
+	l.sweepHost(n.host)
+	if len(n.book.numbers) == 0 {
 		delete(l.books, res)
 	}
+}
+
+// touch says that what is known of the node changed.
+func (l *Ledger) touch(n *node) {
+	l.generation++
+	n.book.generations[n.number] = l.generation
 }
 
 // usable returns the shares that can be counted on, see SetNode. It does not
@@ -131,20 +148,40 @@ func usable(shares []accel.Share) []accel.Share {
 }
 
 // setShares replaces the devices and books the node's pods on them.
-func (n *node) setShares(shares []accel.Share) {
+func (l *Ledger) setShares(n *node, shares []accel.Share) {
 	n.shares = shares
 	n.slots = make([]place.Slot, len(shares))
-	n.free = n.few[:0]
+	n.graph = l.graph(place.GraphOf(shares, n.links))
 	for i, s := range shares {
 		n.slots[i] = place.Slot{ID: s.ID, Index: s.Index, Model: s.Model, Total: s.Units, Free: s.Units, Unhealthy: s.Health.Unhealthy}
 	}
 	for _, h := range n.pods {
-		h.slot = n.find(h.Device)
-		if h.slot >= 0 {
-			n.slots[h.slot].Free -= h.Units
+		h.locate()
+		for _, p := range h.parts() {
+			n.slots[p.slot].Free -= p.units
 		}
 	}
 	n.summarize()
+	l.touch(n)
+}
+
+// maxGraphs bounds the graphs that are kept for nodes to come.
+const maxGraphs = 1 << 10
+
+// graph returns the one graph of those connections.
+func (l *Ledger) graph(g *place.Graph) *place.Graph {
+	if g == nil {
+		return nil
+	}
+	key := g.Key()
+	if known := l.graphs[key]; known != nil {
+		return known
+	}
+	if len(l.graphs) >= maxGraphs {
+		clear(l.graphs)
+	}
+	l.graphs[key] = g
+	return g
 }
 
 // find returns the position of the device's slot, -1 when the node has none.
@@ -153,17 +190,18 @@ func (n *node) find(id accel.DeviceID) int {
 	return slices.IndexFunc(n.slots, func(s place.Slot) bool { return s.ID == id })
 }
 
-// add books the holding on this node.
-func (n *node) add(h *holding) {
+// put books the holding on a node.
+func (l *Ledger) put(n *node, h *holding) {
 	h.node, h.pos = n, len(n.pods)
 	n.pods = append(n.pods, h)
-	h.slot = n.find(h.Device)
-	n.charge(h, h.Units)
+	h.locate()
+	l.take(h, 1)
 }
 
-// remove is the inverse of add.
-func (n *node) remove(h *holding) {
-	n.charge(h, -h.Units)
+// takeOff is the inverse of put.
+func (l *Ledger) takeOff(h *holding) {
+	n := h.node
+	l.take(h, -1)
 	last := len(n.pods) - 1
 	n.pods[h.pos] = n.pods[last]
 	n.pods[h.pos].pos = h.pos
@@ -172,24 +210,29 @@ func (n *node) remove(h *holding) {
 	h.node = nil
 }
 
-// charge books units (given back when below zero) where the holding is.
-func (n *node) charge(h *holding, units accel.Units) {
-	n.used += units
-	if h.slot >= 0 {
-		n.slots[h.slot].Free -= units
+// take books what the holding has, or gives it back where times is -1.
+func (l *Ledger) take(h *holding, times accel.Units) {
+	n := h.node
+	n.used += times * h.Units
+	changed := false
+	for i := range h.devices() {
+		if at := h.slotOf(i); at >= 0 {
+			n.slots[at].Free -= times * h.part(i)
+			changed = true
+		}
+	}
+	if changed {
 		n.summarize()
+		l.touch(n)
 	}
 }
 
 // summarize derives from the slots what Check reads.
 func (n *node) summarize() {
-	n.largestFree, n.largestTotal, n.free = 0, 0, n.free[:0]
+	n.largestFree = 0
 	for i := range n.slots {
-		s := &n.slots[i]
-		n.largestTotal = max(n.largestTotal, s.Total)
-		if !s.Unhealthy {
+		if s := &n.slots[i]; !s.Unhealthy {
 			n.largestFree = max(n.largestFree, s.Free)
-			n.free = append(n.free, s.Free)
 		}
 	}
 }

@@ -148,7 +148,7 @@ func (l *Ledger) Nominations() int {
 // that is kept for others. Where there is none, they are the node's own, and must
 // not be changed. l.mu is held.
 func (l *Ledger) slotsFor(n *node, req *accel.Request) []place.Slot {
-	kept := l.nominations.nodes[req.Resource][n.name]
+	kept := l.nominations.nodes[req.Resource][n.host.name]
 	if len(kept) == 0 {
 		return n.slots
 	}

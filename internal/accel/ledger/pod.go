@@ -1,6 +1,7 @@
 package ledger
 
 import (
+	"slices"
 	"time"
 
 	"github.com/divvy-gpu/divvy/internal/accel"
@@ -15,11 +16,17 @@ type Holding struct {
 	Units accel.Units
 	// Device is the device of the pod's verified grant, "" when it has none.
 	Device accel.DeviceID
+	// More are the second device of the grant and those after; nil for a pod on
+	// one. Each has the same part of Units.
+	More []accel.DeviceID
 	// Confirmed is true when the node has seen kubelet hand the units out. It
 	// means nothing without Device.
 	Confirmed bool
 	// Created is when the pod was created.
 	Created time.Time
+	// CPU and Memory are the pod's peak, in millicores and MiB; 0 where nobody
+	// counts them. What was said last of a pod counts, whatever the resource.
+	CPU, Memory int64
 	// Priority is the pod's: one of higher priority may have it evicted.
 	Priority int32
 	// Ending is true when the deletion of the pod has begun: it holds its units
@@ -33,7 +40,10 @@ type holding struct {
 	// node is where it is booked, nil once it is out of the books.
 	node *node
 	pos  int // in node.pods
-	slot int // in node.slots, -1 when the device is not (or no longer) known
+	// slot and more are the positions of Device and More in node.slots, -1 when
+	// the device is not (or no longer) known.
+	slot int
+	more []int
 	next *holding
 
 	// observed is false for a reservation.
@@ -57,7 +67,10 @@ func (l *Ledger) Observe(o Holding) {
 		return
 	}
 	o.Units = min(o.Units, accel.MaxUnits)
-	o.Confirmed = o.Confirmed && o.Device != ""
+	if o.Device == "" {
+		o.More, o.Confirmed = nil, false
+	}
+	o.More = slices.Clone(o.More)
 
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -68,15 +81,16 @@ func (l *Ledger) Observe(o Holding) {
 		return
 	case h == nil:
 		l.add(&holding{Holding: o, observed: true})
+		l.setCharge(o.Pod.UID, o.Node, o.CPU, o.Memory)
 		return
 	case o.Units <= 0:
 		l.drop(h)
 		return
 	}
 	if o.Node == h.Node && (o.Device == "" || h.Confirmed && !o.Confirmed) {
-		o.Device, o.Confirmed = h.Device, h.Confirmed
+		o.Device, o.More, o.Confirmed = h.Device, h.More, h.Confirmed
 	}
-	moved := o.Node != h.Node || o.Device != h.Device || o.Units != h.Units
+	moved := o.Node != h.Node || o.Device != h.Device || o.Units != h.Units || !slices.Equal(o.More, h.More)
 	if moved {
 		l.unbook(h)
 	}
@@ -89,11 +103,12 @@ func (l *Ledger) Observe(o Holding) {
 		delete(l.pending, h)
 	}
 	if moved {
-		l.node(o.Resource, o.Node).add(h)
+		l.put(l.node(o.Resource, o.Node), h)
 	}
+	l.setCharge(o.Pod.UID, o.Node, o.CPU, o.Memory)
 }
 
-// Forget frees all that a pod holds, of every resource: the pod ended, or is
+// Forget frees all that a pod holds, of every resource, and its CPU and memory: the pod ended, or is
 // gone from the API server. A pod that is being deleted still holds its units.
 func (l *Ledger) Forget(podUID string) {
 	l.mu.Lock()
@@ -102,6 +117,7 @@ func (l *Ledger) Forget(podUID string) {
 	for h := l.pods[podUID]; h != nil; h = l.pods[podUID] {
 		l.drop(h)
 	}
+	l.setCharge(podUID, "", 0, 0)
 }
 
 // holding returns what the pod holds of the resource, nil for nothing.
@@ -120,7 +136,7 @@ func (l *Ledger) add(h *holding) {
 	if !h.observed {
 		l.pending[h] = struct{}{}
 	}
-	l.node(h.Resource, h.Node).add(h)
+	l.put(l.node(h.Resource, h.Node), h)
 }
 
 // drop takes a holding out of all books.
@@ -130,6 +146,7 @@ func (l *Ledger) drop(h *holding) {
 	if l.pods[h.Pod.UID] == h {
 		if h.next == nil {
 			delete(l.pods, h.Pod.UID)
+			l.setCharge(h.Pod.UID, "", 0, 0)
 		} else {
 			l.pods[h.Pod.UID] = h.next
 		}
@@ -146,6 +163,47 @@ func (l *Ledger) drop(h *holding) {
 // unbook takes a holding off its node.
 func (l *Ledger) unbook(h *holding) {
 	n := h.node
-	n.remove(h)
+	l.takeOff(h)
 	l.sweep(h.Resource, n)
 }
+
+// devices counts those that the holding names; one that names none counts as
+// one that is not known.
+func (h *holding) devices() int { return 1 + len(h.More) }
+
+// device is one of the devices.
+func (h *holding) device(i int) accel.DeviceID {
+	if i == 0 {
+		return h.Device
+	}
+	return h.More[i-1]
+}
+
+// slotOf is the position of a device in node.slots, -1 when it is not known.
+func (h *holding) slotOf(i int) int {
+	if i == 0 {
+		return h.slot
+	}
+	return h.more[i-1]
+}
+
+// part is what the holding has of a device: equal parts, and where the units
+// cannot be divided so, one more of the first ones.
+func (h *holding) part(i int) accel.Units {
+	n := accel.Units(h.devices())
+	if accel.Units(i) < h.Units%n {
+		return h.Units/n + 1
+	}
+	return h.Units / n
+}
+
+// locate finds the slots of the devices on the node.
+func (h *holding) locate() {
+	h.slot, h.more = h.node.find(h.Device), h.more[:0]
+	for _, d := range h.More {
+		h.more = append(h.more, h.node.find(d))
+	}
+}
+
+// located reports whether all devices are known.
+func (h *holding) located() bool { return h.slot >= 0 && !slices.Contains(h.more, -1) }

@@ -187,7 +187,7 @@ func (l *Ledger) MakesRoom(req accel.Request, node string) bool {
 
 // publishing returns a node that publishes the resource, nil for any other.
 func (l *Ledger) publishing(res accel.Resource, name string) *node {
-	if n := l.books[res][name]; n != nil && n.known {
+	if n := l.books[res].node(name); n != nil && n.known {
 		return n
 	}
 	return nil
@@ -195,10 +195,13 @@ func (l *Ledger) publishing(res accel.Resource, name string) *node {
 
 // parts returns what the holding holds of slots that the node has.
 func (h *holding) parts() []part {
-	if h.slot < 0 {
-		return nil
+	var out []part
+	for i := range h.devices() {
+		if at := h.slotOf(i); at >= 0 {
+			out = append(out, part{at, h.part(i)})
+		}
 	}
-	return []part{{h.slot, h.Units}}
+	return out
 }
 
 func (h *holding) occupant(proposed bool) occupant {

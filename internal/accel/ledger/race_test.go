@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/divvy-gpu/divvy/internal/accel"
+	"github.com/divvy-gpu/divvy/internal/accel/place"
 )
 
 // TestConcurrentUseNeverOversubscribes has several binders fight for few
@@ -87,7 +88,7 @@ func TestConcurrentUseNeverOversubscribes(t *testing.T) {
 		need := accel.Units(1 + r.IntN(size))
 		l.Check(asks(need), names, out)
 		for i, v := range out {
-			if v.Code != accel.Fits && v.Code != accel.NoDeviceFits || v.Largest < 0 || v.Largest > size || v.Code == accel.Fits && v.Largest < need {
+			if v.Code != accel.Fits && v.Code != accel.NoDeviceFits || (v.Code == accel.Fits) != (v.Rating != place.NoRating) || v.Code == accel.Fits && (v.Rating > 0 || v.Rating < int64(need-size)) {
 				t.Errorf("Check of %d on %s: %+v", need, names[i], v)
 			}
 		}

@@ -8,8 +8,8 @@ import (
 	"github.com/divvy-gpu/divvy/internal/accel/place"
 )
 
-// Reserve picks a device of the node for a pod that is about to be bound and
-// holds the pod's peak on it. The caller then binds the pod, with no lock held,
+// Reserve chooses the devices of the node for a pod that is about to be bound and
+// holds the pod's peak on them, and its CPU and memory on the node. The caller then binds the pod, with no lock held,
 // and calls undo when that failed; undo does nothing when it was called before
 // or the pod was observed meanwhile. It is never nil.
 //
@@ -18,8 +18,9 @@ import (
 // all of them were undone. Only a reservation on a device that was lost or
 // became unhealthy meanwhile is made anew.
 //
-// The error is a *accel.NoFitError when no device has room, or wraps
-// ErrNodeUnknown, ErrHeldElsewhere or ErrNothingAsked.
+// The error is a *accel.NoFitError when there is no room, or wraps
+// ErrNodeUnknown, ErrHeldElsewhere, ErrNothingAsked, ErrPolicyUnknown or
+// ErrIndivisible.
 func (l *Ledger) Reserve(pod accel.PodRef, created time.Time, nodeName string, req accel.Request) (accel.Grant, func(), error) {
 	need := req.Peak()
 	req.Pod = pod.UID
@@ -40,54 +41,84 @@ func (l *Ledger) Reserve(pod accel.PodRef, created time.Time, nodeName string, r
 		switch {
 		case h.Node != nodeName:
 			return refuse(fmt.Errorf("reserve on node %s for pod %s: %w: on node %s", nodeName, pod, ErrHeldElsewhere, h.Node))
-		case h.observed && h.slot < 0:
+		case h.observed && !h.located():
 			return refuse(fmt.Errorf("reserve on node %s for pod %s: %w: it is bound to the node, on a device that is not known", nodeName, pod, ErrHeldElsewhere))
 		case h.observed:
 			return h.grant(), func() {}, nil
-		case h.slot >= 0 && !h.node.slots[h.slot].Unhealthy && h.Units == need:
+		case h.serves(&ask):
 			h.binds++
 			h.deadline = l.now().Add(l.ttl)
 			return h.grant(), l.undo(h), nil
 		}
 	}
 
-	n := l.books[req.Resource][nodeName]
+	n := l.books[req.Resource].node(nodeName)
 	if n == nil || !n.known {
 		return refuse(fmt.Errorf("reserve %s on node %s for pod %s: %w", req.Resource, nodeName, pod, ErrNodeUnknown))
 	}
-	if h != nil {
-		// Its own units must not stand in the way of the new choice.
-		n.charge(h, -h.Units)
+	chosen, refusal := l.choose(n, h, pod.UID, &req, &ask, policy)
+	if refusal != nil {
+		return refuse(refusal)
 	}
-	chosen, _, ok := policy.Choose(&place.Node{Slots: l.slotsFor(n, &req), CPU: place.Unlimited, Memory: place.Unlimited}, &ask, nil)
-	largest := n.largestFree
-	if h != nil {
-		n.charge(h, h.Units)
+	first := n.slots[chosen[0]].ID
+	var more []accel.DeviceID
+	for _, at := range chosen[1:] {
+		more = append(more, n.slots[at].ID)
 	}
-	if !ok {
-		code := accel.NoDeviceFits
-		if ask.Units > n.largestTotal {
-			code = accel.LargerThanDevice
-		}
-		return refuse(&accel.NoFitError{Node: nodeName, Resource: req.Resource, Code: code, Devices: ask.Devices, Need: need, Largest: largest})
-	}
-	i := chosen[0]
 
 	now := l.now()
 	if h == nil {
 		h = &holding{Holding: Holding{
-			Pod: pod, Node: nodeName, Resource: req.Resource, Units: need, Device: n.slots[i].ID, Created: created, Priority: req.Priority,
+			Pod: pod, Node: nodeName, Resource: req.Resource, Units: need, Device: first, More: more, Created: created, Priority: req.Priority,
 		}}
 		l.add(h)
 	} else {
-		n.remove(h)
-		h.Device, h.Units = n.slots[i].ID, need
-		n.add(h)
+		l.takeOff(h)
+		h.Device, h.More, h.Units = first, more, need
+		l.put(n, h)
 	}
+	l.setCharge(pod.UID, nodeName, req.CPU, req.Memory)
 	h.at = l.stamp(now)
 	h.deadline = now.Add(l.ttl)
 	h.binds++
 	return h.grant(), l.undo(h), nil
+}
+
+// choose returns the slots of the node for a pod as if it had nothing yet: what
+// it has, the holding h if that is not nil and a charge, must not stand in the
+// way of the new choice. The error is a *accel.NoFitError.
+func (l *Ledger) choose(n *node, h *holding, podUID string, req *accel.Request, ask *place.Ask, policy place.Policy) ([]int, error) {
+	if h != nil {
+		l.take(h, -1)
+		defer l.take(h, 1)
+	}
+	if own, charged := l.charges[podUID]; charged {
+		l.setCharge(podUID, "", 0, 0)
+		defer l.setCharge(podUID, own.host.name, own.cpu, own.memory)
+	}
+	slots := l.slotsFor(n, req)
+	var view place.Node
+	l.view(&view, n, slots, ask)
+	chosen, _, ok := policy.Choose(&view, ask, nil)
+	if !ok {
+		return nil, &accel.NoFitError{
+			Node: n.host.name, Resource: req.Resource, Code: n.refusal(slots, ask), Devices: ask.Devices, Need: ask.Units, Largest: n.largestFree,
+		}
+	}
+	return chosen, nil
+}
+
+// serves reports whether a reservation still is what the ask needs.
+func (h *holding) serves(a *place.Ask) bool {
+	if !h.located() || h.devices() != a.Devices || h.Units != a.Units*accel.Units(a.Devices) {
+		return false
+	}
+	for i := range h.devices() {
+		if s := &h.node.slots[h.slotOf(i)]; s.Unhealthy || !a.Only.Allows(s.ID, s.Model) {
+			return false
+		}
+	}
+	return true
 }
 
 func refuse(err error) (accel.Grant, func(), error) { return accel.Grant{}, func() {}, err }
@@ -162,12 +193,16 @@ func (l *Ledger) stamp(now time.Time) time.Time {
 	return now
 }
 
-// grant says what the books hold. The holding must have a slot.
+// grant says what the books hold. All devices must be known.
 func (h *holding) grant() accel.Grant {
 	s := &h.node.slots[h.slot]
 	g := accel.Grant{
 		Resource: h.Resource, Node: h.Node, Device: h.Device, Index: s.Index,
 		DeviceUnits: s.Total, Units: h.Units, At: h.at, Confirmed: h.Confirmed,
+	}
+	for _, at := range h.more {
+		s := &h.node.slots[at]
+		g.More = append(g.More, accel.GrantedDevice{Device: s.ID, Index: s.Index, DeviceUnits: s.Total})
 	}
 	if g.At.IsZero() {
 		g.At = h.Created

@@ -2,10 +2,13 @@ package ledger
 
 import (
 	"cmp"
+	"iter"
+	"maps"
 	"slices"
 	"time"
 
 	"github.com/divvy-gpu/divvy/internal/accel"
+	"github.com/divvy-gpu/divvy/internal/accel/place"
 )
 
 // NodeUsage is a node as a person sees it. All amounts are in units of the
@@ -40,7 +43,8 @@ type PodUsage struct {
 	// Confirmed is true once the node has seen kubelet hand the units out.
 	Confirmed bool
 	// Device is the device that the books name, also where the node does not
-	// have it any more; "" when none was ever known.
+	// have it any more; "" when none was ever known. A pod on several devices is
+	// listed with each, and Units are what it holds of that one.
 	Device accel.DeviceID
 }
 
@@ -75,9 +79,10 @@ func (l *Ledger) Node(res accel.Resource, name string) (NodeUsage, bool) {
 func (l *Ledger) names(res accel.Resource) []string {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
-	out := make([]string, 0, len(l.books[res]))
-	for name := range l.books[res] {
-		out = append(out, name)
+	b := l.books[res]
+	out := make([]string, 0, b.size())
+	if b != nil {
+		out = slices.AppendSeq(out, maps.Keys(b.numbers))
 	}
 	return out
 }
@@ -86,7 +91,7 @@ func (l *Ledger) appendUsage(out []NodeUsage, res accel.Resource, names []string
 	l.mu.RLock()
 	defer l.mu.RUnlock()
 	for _, name := range names {
-		if n := l.books[res][name]; n != nil && n.known {
+		if n := l.books[res].node(name); n != nil && n.known {
 			out = append(out, n.usage())
 		}
 	}
@@ -95,19 +100,21 @@ func (l *Ledger) appendUsage(out []NodeUsage, res accel.Resource, names []string
 
 // usage copies the node, with the pods in no order.
 func (n *node) usage() NodeUsage {
-	u := NodeUsage{Name: n.name, Unit: n.unit, Used: n.used, Devices: make([]DeviceUsage, len(n.shares))}
+	u := NodeUsage{Name: n.host.name, Unit: n.unit, Used: n.used, Devices: make([]DeviceUsage, len(n.shares))}
 	for i, s := range n.shares {
 		u.Total += s.Units
 		u.Devices[i] = DeviceUsage{Share: s, Used: s.Units - n.slots[i].Free}
 	}
 	for _, h := range n.pods {
-		p := PodUsage{Pod: h.Pod, Units: h.Units, Created: h.Created, Confirmed: h.Confirmed, Device: h.Device}
-		if h.slot < 0 {
-			u.Unplaced = append(u.Unplaced, p)
-			continue
+		for i := range h.devices() {
+			p := PodUsage{Pod: h.Pod, Units: h.part(i), Created: h.Created, Confirmed: h.Confirmed, Device: h.device(i)}
+			if at := h.slotOf(i); at >= 0 {
+				d := &u.Devices[at]
+				d.Pods = append(d.Pods, p)
+			} else {
+				u.Unplaced = append(u.Unplaced, p)
+			}
 		}
-		d := &u.Devices[h.slot]
-		d.Pods = append(d.Pods, p)
 	}
 	return u
 }
@@ -126,5 +133,44 @@ func comparePods(a, b PodUsage) int {
 		cmp.Compare(a.Pod.Namespace, b.Pod.Namespace),
 		cmp.Compare(a.Pod.Name, b.Pod.Name),
 		cmp.Compare(a.Pod.UID, b.Pod.UID),
+		cmp.Compare(a.Device, b.Device), // one pod
 	)
+}
+
+// Each returns the nodes that publish the resource, by name, as policies see
+// them: for the renewal of prices, which needs them all. A node is valid until
+// the next one, and must not be changed; the ledger may be used meanwhile. Nodes
+// may be from moments that lie a little apart.
+func (l *Ledger) Each(res accel.Resource) iter.Seq2[string, *place.Node] {
+	return func(yield func(string, *place.Node) bool) {
+		names := l.names(res)
+		slices.Sort(names)
+		var copies [usageChunk]place.Node
+		for chunk := range slices.Chunk(names, usageChunk) {
+			known := l.copyNodes(res, chunk, &copies)
+			for i, name := range chunk {
+				if known[i] && !yield(name, &copies[i]) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// copyNodes copies nodes, those that publish the resource, into space that is
+// used again.
+func (l *Ledger) copyNodes(res accel.Resource, names []string, into *[usageChunk]place.Node) (known [usageChunk]bool) {
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	for i, name := range names {
+		n := l.books[res].node(name)
+		if n == nil || !n.known {
+			continue
+		}
+		known[i] = true
+		c := &into[i]
+		c.Slots, c.Graph = append(c.Slots[:0], n.slots...), n.graph
+		c.CPU, c.Memory = n.host.left()
+	}
+	return known
 }

@@ -5,18 +5,26 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"sync"
 
 	"github.com/divvy-gpu/divvy/internal/accel"
 )
 
 // Graph says how closely the devices of a node are connected, by their
-// positions in the list that it was made from. It does not change, so it may be
-// kept and used by several goroutines at once.
+// positions in the list that it was made from. What it says does not change, and
+// it is safe for concurrent use.
 type Graph struct {
 	n int
 	// scores has n*n entries; it is symmetric and its diagonal is 0.
 	scores []int64
 	at     map[accel.DeviceID]int
+	// equal is true where all pairs have one score.
+	equal bool
+
+	mu sync.Mutex // guards answers
+	// answers are those of Best: the chosen positions, by the size and the
+	// preferred positions, a byte each.
+	answers map[string]string
 }
 
 // maxLinkScore bounds what one link counts for, so that no sum of scores
@@ -48,6 +56,12 @@ func NewGraph(devices []accel.DeviceID, links []accel.Link) *Graph {
 		}
 		s := max(g.scores[a*g.n+b], min(int64(l.Score), maxLinkScore))
 		g.scores[a*g.n+b], g.scores[b*g.n+a] = s, s
+	}
+	g.equal = true
+	for a := range g.n {
+		for b := range a {
+			g.equal = g.equal && g.score(a, b) == g.score(1, 0)
+		}
 	}
 	return g
 }
@@ -148,7 +162,8 @@ func (g *Graph) check(candidates, required []int, size int) ([]int, error) {
 }
 
 // search looks for the best want of the optional devices, which it numbers
-// from 0 in ascending order of position.
+// from 0 in the order in which they are given: of equally good sets it prefers
+// low numbers.
 //
 // It has one number to compare sets by, in which a point of connection counts
 // scale times and what is left over counts once. The devices left over lose the

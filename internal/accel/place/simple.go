@@ -99,11 +99,26 @@ func (p ordered) chooseSeveral(n *Node, a *Ask, slots []int) ([]int, int64, bool
 		return slots[:0], NoRating, false
 	}
 	slices.SortStableFunc(slots, func(i, j int) int { return p.compare(&n.Slots[i], &n.Slots[j]) })
-	slots = slots[:a.Devices]
-	slices.Sort(slots)
+	var connected int64
+	if n.Graph != nil {
+		var space [32]int
+		preferred := append(space[:0], slots...)
+		slots, connected = n.Graph.Best(preferred, a.Devices, slots)
+	} else {
+		slots = slots[:a.Devices]
+		slices.Sort(slots)
+	}
 	var left accel.Units
 	for _, i := range slots {
-		left += n.Slots[i].Free - a.Units
+		left = min(left+n.Slots[i].Free-a.Units, maxLeft)
 	}
-	return slots, p.rate(left), true
+	return slots, min(connected, maxConnected)<<41 + p.rate(left), true
 }
+
+// What is left on several devices and the sum of their connections are bounded
+// so that both fit into one rating: 40 bits and a sign for the first, 22 for the
+// second, which is beyond 40 devices with 20 lanes between any two.
+const (
+	maxLeft      = accel.MaxUnits - 1
+	maxConnected = 1<<22 - 1
+)

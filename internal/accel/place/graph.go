@@ -1,0 +1,135 @@
+package place
+
+import (
+	"encoding/binary"
+	"slices"
+
+	"github.com/divvy-gpu/divvy/internal/accel"
+)
+
+// GraphOf returns how closely the devices of a node are connected, by their
+// positions in shares: by the links where there are any, else by boards and NUMA
+// nodes, on the scale of accel.Link. It is nil where nothing is known. The graph
+// has no Position: equal nodes may share one.
+func GraphOf(shares []accel.Share, links []accel.Link) *Graph {
+	if len(shares) < 2 {
+		return nil
+	}
+	if len(links) == 0 {
+		links = nearness(shares)
+	}
+	ids := make([]accel.DeviceID, len(shares))
+	for i, s := range shares {
+		ids[i] = s.ID
+	}
+	g := NewGraph(ids, links)
+	g.at = nil
+	if !slices.ContainsFunc(g.scores, func(s int64) bool { return s != 0 }) {
+		return nil
+	}
+	return g
+}
+
+// nearness makes links of what the devices say of their places.
+func nearness(shares []accel.Share) []accel.Link {
+	var links []accel.Link
+	for i, a := range shares {
+		for _, b := range shares[:i] {
+			link := accel.Link{A: a.ID, B: b.ID}
+			switch {
+			case a.Board != "" && a.Board == b.Board:
+				link.Score = accel.LinkBoard
+			case a.NUMANode < 0 || b.NUMANode < 0:
+				continue
+			case a.NUMANode == b.NUMANode:
+				link.Score = accel.LinkNode
+			default:
+				link.Score = accel.LinkSystem
+			}
+			links = append(links, link)
+		}
+	}
+	return links
+}
+
+// Key is equal for graphs of equal connections, and only for those.
+func (g *Graph) Key() string {
+	key := make([]byte, 0, 2*len(g.scores)+2)
+	key = binary.AppendUvarint(key, uint64(g.n))
+	for a := range g.n {
+		for b := range a {
+			key = binary.AppendUvarint(key, uint64(g.score(a, b)))
+		}
+	}
+	return string(key)
+}
+
+// maxRemembered bounds the answers that a graph remembers.
+const maxRemembered = 4096
+
+// Best appends the positions, ascending, of the size devices among preferred
+// that are connected best to buf[:0], and returns the sum of the scores of all
+// their pairs. Of equally good sets it is the one that Connected would choose,
+// but with the order of preferred in place of that of the positions: the first
+// of preferred are taken before the others. preferred lists at least size
+// positions of the graph, each once. Answers are remembered.
+func (g *Graph) Best(preferred []int, size int, buf []int) (chosen []int, score int64) {
+	chosen = buf[:0]
+	switch {
+	case g.equal || size == len(preferred) || size < 2:
+		chosen = append(chosen, preferred[:size]...)
+		slices.Sort(chosen)
+	case g.n > 1<<8:
+		chosen = g.search(preferred, size, chosen)
+	default:
+		chosen = g.remembered(preferred, size, chosen)
+	}
+	for i, a := range chosen {
+		for _, b := range chosen[:i] {
+			score += g.score(a, b)
+		}
+	}
+	return chosen, score
+}
+
+// remembered is search for positions that fit in a byte.
+func (g *Graph) remembered(preferred []int, size int, chosen []int) []int {
+	var space [64]byte
+	key := append(space[:0], byte(size))
+	for _, p := range preferred {
+		key = append(key, byte(p))
+	}
+	g.mu.Lock()
+	known, ok := g.answers[string(key)]
+	g.mu.Unlock()
+	if ok {
+		for i := range len(known) {
+			chosen = append(chosen, int(known[i]))
+		}
+		return chosen
+	}
+	chosen = g.search(preferred, size, chosen)
+	answer := make([]byte, len(chosen))
+	for i, p := range chosen {
+		answer[i] = byte(p)
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.answers == nil || len(g.answers) >= maxRemembered {
+		g.answers = make(map[string]string)
+	}
+	g.answers[string(key)] = string(answer)
+	return chosen
+}
+
+func (g *Graph) search(preferred []int, size int, chosen []int) []int {
+	// A copy, so that the caller's may be on its stack when nothing is searched.
+	s := newSearch(g, slices.Clone(preferred), nil, size)
+	s.climb()
+	s.explore(0, 0)
+	for _, i := range s.best {
+		chosen = append(chosen, preferred[i])
+	}
+	slices.Sort(chosen)
+	return chosen
+}
