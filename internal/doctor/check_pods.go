@@ -146,7 +146,7 @@ func checkGrants(s *Snapshot, f *findings) {
 		if p.Spec.NodeName == "" || ended(p) || resources == nil {
 			continue
 		}
-		requests := kube.RequestsOf(p, slices.Sorted(maps.Keys(resources)))
+		requests, _ := kube.RequestsOf(p, slices.Sorted(maps.Keys(resources))) // mistakes have events of their own
 		if len(requests) == 0 {
 			continue
 		}

@@ -97,6 +97,12 @@ var (
 	})
 )
 
+// RequestRefused is the event of annotations that cannot be followed.
+var RequestRefused = define(Kind{
+	"RequestRefused", corev1.EventTypeWarning, "Pod", Extend,
+	"The annotations by which the pod chooses devices cannot be followed, with the key and what would be right: see [devices.md](../devices.md). The pod is refused everywhere; annotations of a waiting pod can be changed.",
+})
+
 // Events of the webhooks of the remote pool.
 var (
 	CatalogReloaded = define(Kind{

@@ -10,6 +10,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/divvy-gpu/divvy/internal/accel/wire"
 )
 
 // filterArgs is what filter and prioritize need of an ExtenderArgs (package
@@ -208,12 +210,44 @@ func decodeAnyFilterArgs(body []byte) (filterArgs, error) {
 
 // argsPod is the part of a pod that decides. Decoding into it skips the rest.
 type argsPod struct {
-	Metadata struct{ Name, Namespace, UID string }
-	Spec     struct {
+	Metadata struct {
+		Name, Namespace, UID string
+		Annotations          askAnnotations
+	}
+	Spec struct {
 		InitContainers, Containers argsContainers
 		Priority                   *int32
+		Overhead                   amounts
+		Resources                  *struct{ Requests, Limits amounts }
 	}
 	Status struct{ NominatedNodeName string }
+}
+
+// askAnnotations are the annotations by which a pod chooses devices, without the
+// others, which may be long.
+type askAnnotations map[string]string
+
+// UnmarshalJSON leaves the other annotations out.
+func (a *askAnnotations) UnmarshalJSON(data []byte) error {
+	var texts map[string]json.RawMessage
+	if err := json.Unmarshal(data, &texts); err != nil {
+		return err
+	}
+	for _, key := range wire.AskAnnotations() {
+		text, ok := texts[key]
+		if !ok {
+			continue
+		}
+		var value string
+		if err := json.Unmarshal(text, &value); err != nil {
+			return err
+		}
+		if *a == nil {
+			*a = askAnnotations{}
+		}
+		(*a)[key] = value
+	}
+	return nil
 }
 
 type argsContainer struct {
@@ -226,6 +260,10 @@ type argsContainer struct {
 func (p *argsPod) object() *v1.Pod {
 	pod := new(v1.Pod)
 	pod.Name, pod.Namespace, pod.UID = p.Metadata.Name, p.Metadata.Namespace, types.UID(p.Metadata.UID)
+	pod.Annotations, pod.Spec.Overhead = p.Metadata.Annotations, v1.ResourceList(p.Spec.Overhead)
+	if r := p.Spec.Resources; r != nil {
+		pod.Spec.Resources = &v1.ResourceRequirements{Requests: v1.ResourceList(r.Requests), Limits: v1.ResourceList(r.Limits)}
+	}
 	pod.Spec.Priority, pod.Status.NominatedNodeName = p.Spec.Priority, p.Status.NominatedNodeName
 	convert := func(containers argsContainers) []v1.Container {
 		out := make([]v1.Container, len(containers))

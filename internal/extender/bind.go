@@ -83,6 +83,12 @@ func (e *Extender) bindPod(ctx context.Context, pod kube.Pod, node string) error
 		// filter has refused it already; this is for who does not ask filter.
 		return fmt.Errorf("pod %s: %s", pod.Ref, severalResources(pod.Requests))
 	}
+	if pod.Mistake != nil {
+		return fmt.Errorf("pod %s: %s", pod.Ref, mistaken(pod.Mistake))
+	}
+	if e.onlyOne(pod.Requests[0], node) {
+		return fmt.Errorf("pod %s: node %s: %s", pod.Ref, node, e.reason(pod.Requests[0], accel.Unservable, node))
+	}
 	signer, err := e.config.Signer()
 	if err != nil {
 		return err
@@ -111,7 +117,7 @@ func (e *Extender) bindPod(ctx context.Context, pod kube.Pod, node string) error
 		return err
 	}
 	klog.FromContext(ctx).Info("Bound", "pod", pod.Ref.String(), "node", node, "resource", grant.Resource,
-		"device", grant.Device, "index", grant.Index, "units", grant.Units)
+		"device", grant.Device, "index", grant.Index, "devices", 1+len(grant.More), "units", grant.Units)
 	return nil
 }
 

@@ -37,6 +37,9 @@ type Cluster interface {
 	Pod(namespace, name string) (kube.Pod, bool)
 	// Problem says why nothing can be placed on the node, "" when unknown.
 	Problem(node string) string
+	// Several reports whether the node can give a pod several devices of the
+	// resource.
+	Several(node string, resource accel.Resource) bool
 	// Offering are the nodes that publish something, in the order of their names.
 	Offering() []string
 }
@@ -60,6 +63,9 @@ type Config struct {
 	// Resources are those that the extender manages, in the order in which
 	// they are checked; the first is what inspect shows unless asked otherwise.
 	Resources []accel.Resource
+	// Capacity makes requests carry the pods' CPU and memory, for a ledger that
+	// counts them.
+	Capacity bool
 	// Version is what /version answers.
 	Version string
 	// BindFrom are addresses besides those of the extender's own host that may

@@ -17,26 +17,33 @@ import (
 // filter answers which of the nodes have a device with room for the pod. It
 // only reads. A pod that asks for nothing of ours passes everywhere.
 func (e *Extender) filter(ctx context.Context, body, out []byte) ([]byte, error) {
-	args, requests, verdicts, err := e.check(body)
+	args, requests, verdicts, mistake, err := e.check(body)
 	if err != nil {
 		return nil, err
 	}
-	result := filterResult{fits: make([]int, 0, len(args.names))}
-	if len(requests) > 1 {
+	switch {
+	case len(requests) > 1:
 		reason := severalResources(requests)
-		for _, name := range args.names {
-			result.refusals = append(result.refusals, refusal{node: name, reason: reason, unresolvable: true})
-		}
 		e.metrics.several.refused.Inc()
 		e.metrics.several.several.Add(float64(len(args.names)))
 		e.tell(ctx, args.pod, events.SeveralResources, reason)
-		return appendFilterResult(out, args, result), nil
+		return appendFilterResult(out, args, refuseAll(args.names, reason)), nil
+	case mistake != nil:
+		reason := mistaken(mistake)
+		counts := [codes]int{accel.Unservable: len(args.names)}
+		e.metrics.of(requests).filtered(0, &counts)
+		e.tell(ctx, args.pod, events.RequestRefused, reason)
+		return appendFilterResult(out, args, refuseAll(args.names, reason)), nil
 	}
+	result := filterResult{fits: make([]int, 0, len(args.names))}
 	var counts [codes]int
 	for i, name := range args.names {
-		code, resource := accel.Fits, accel.Resource("")
+		code := accel.Fits
 		if len(requests) > 0 {
-			code, resource = verdicts[i].Code, requests[0].Resource
+			code = verdicts[i].Code
+			if code != accel.NodeUnknown && e.onlyOne(requests[0], name) {
+				code = accel.Unservable
+			}
 		}
 		if int(code) < len(counts) {
 			counts[code]++
@@ -49,13 +56,15 @@ func (e *Extender) filter(ctx context.Context, body, out []byte) ([]byte, error)
 			result.refusals = make([]refusal, 0, len(args.names)-i)
 		}
 		result.refusals = append(result.refusals, refusal{
-			node: name, reason: e.reason(resource, code, name), unresolvable: code.Unresolvable(),
+			node: name, reason: e.reason(requests[0], code, name), unresolvable: code.Unresolvable(),
 		})
 	}
 	e.metrics.of(requests).filtered(len(result.fits), &counts)
 	e.answered(ctx, args.pod, requests, len(result.fits))
-	if larger := counts[accel.LargerThanDevice]; larger > 0 && larger+counts[accel.NodeUnknown] == len(args.names) {
-		e.tell(ctx, args.pod, events.NeverFits, neverFits(requests[0], larger))
+	if len(result.fits) == 0 && len(requests) > 0 {
+		if why := neverFits(requests[0], &counts); why != "" {
+			e.tell(ctx, args.pod, events.NeverFits, why)
+		}
 	}
 	if log := klog.FromContext(ctx).V(4); log.Enabled() {
 		log.Info("Filtered", "pod", klog.KObj(args.pod), "fit", len(result.fits), "refused", len(result.refusals))
@@ -65,7 +74,7 @@ func (e *Extender) filter(ctx context.Context, body, out []byte) ([]byte, error)
 
 // prioritize rates the nodes from 0 to 10.
 func (e *Extender) prioritize(_ context.Context, body, out []byte) ([]byte, error) {
-	args, requests, verdicts, err := e.check(body)
+	args, requests, verdicts, _, err := e.check(body)
 	if err != nil {
 		return nil, err
 	}
@@ -93,20 +102,33 @@ func (e *Extender) prioritize(_ context.Context, body, out []byte) ([]byte, erro
 
 // check decodes the question and asks the ledger, if the pod asks for one
 // resource: verdicts[i] is for requests[0] on args.names[i]. There are none for
-// a pod that asks for nothing of ours, or for several resources.
-func (e *Extender) check(body []byte) (args filterArgs, requests []accel.Request, verdicts []ledger.Verdict, err error) {
+// a pod that asks for nothing of ours, for several resources, or in a way that
+// cannot be followed, which mistake says.
+func (e *Extender) check(body []byte) (args filterArgs, requests []accel.Request, verdicts []ledger.Verdict, mistake, err error) {
 	if err := e.ready(); err != nil {
-		return filterArgs{}, nil, nil, err
+		return filterArgs{}, nil, nil, nil, err
 	}
 	if args, err = decodeFilterArgs(body); err != nil {
-		return filterArgs{}, nil, nil, err
+		return filterArgs{}, nil, nil, nil, err
 	}
-	requests = kube.RequestsOf(args.pod, e.config.Resources)
-	if len(requests) == 1 {
+	requests, mistake = kube.RequestsOf(args.pod, e.config.Resources)
+	if e.config.Capacity {
+		kube.AddPeak(args.pod, requests)
+	}
+	if len(requests) == 1 && mistake == nil {
 		verdicts = make([]ledger.Verdict, len(args.names))
 		e.config.Ledger.Check(requests[0], args.names, verdicts)
 	}
-	return args, requests, verdicts, nil
+	return args, requests, verdicts, mistake, nil
+}
+
+// refuseAll refuses a pod that no eviction can help.
+func refuseAll(nodes []string, reason string) filterResult {
+	r := filterResult{refusals: make([]refusal, len(nodes))}
+	for i, name := range nodes {
+		r.refusals[i] = refusal{node: name, reason: reason, unresolvable: true}
+	}
+	return r
 }
 
 // refOf is the pod as events name it.

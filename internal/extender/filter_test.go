@@ -3,6 +3,7 @@ package extender
 import (
 	"encoding/json"
 	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -13,6 +14,8 @@ import (
 
 	"github.com/divvy-gpu/divvy/internal/accel"
 	"github.com/divvy-gpu/divvy/internal/accel/ledger"
+	"github.com/divvy-gpu/divvy/internal/accel/wire"
+	"github.com/divvy-gpu/divvy/internal/events"
 )
 
 func TestFilter(t *testing.T) {
@@ -144,8 +147,8 @@ func TestMemoryOfEveryVendor(t *testing.T) {
 		pod.Spec.Containers = []v1.Container{newContainer("c", resource, 3)}
 		var scores extenderv1.HostPriorityList
 		w.ask("/prioritize", extenderv1.ExtenderArgs{Pod: pod, NodeNames: &nodes}, &scores)
-		if scores[0].Score != 7 {
-			t.Errorf("%s: 3 of 4 units score %d, want 7", resource, scores[0].Score)
+		if scores[0].Score != 10 {
+			t.Errorf("%s: the one node with room scores %d, want 10", resource, scores[0].Score)
 		}
 		w.add(pod, resource)
 		if text := w.bind(pod, "mixed"); text != "" {
@@ -246,5 +249,67 @@ func TestFilterResultFields(t *testing.T) {
 	}
 	if diff := cmp.Diff(string(want), string(body)); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+// A pod that cannot be followed is refused everywhere, by filter and by bind,
+// with the key that is wrong, and told so in an event.
+func TestMistakesAreRefusedWithTheirKey(t *testing.T) {
+	var told []string
+	w := newWorld(t, func(c *Config) {
+		c.Tell = func(pod accel.PodRef, kind events.Kind, message string) {
+			told = append(told, pod.String()+" "+kind.Reason+": "+message)
+		}
+	})
+	const reason = "annotation divvy.dev/devices: container c0 asks for 5 of enflame.com/gcu-memory, which cannot be divided equally over 2 devices; 4 or 6 can be" +
+		"; annotation divvy.dev/placement-policy: \"best\" is no placement policy; known are binpack, spread, fragmentation"
+	pod := newPod("p", 5)
+	pod.Annotations = map[string]string{wire.CountAnnotation: "2", wire.PolicyAnnotation: "best"}
+	nodes := []string{"node-a", "node-b"}
+	got := w.filter(extenderv1.ExtenderArgs{Pod: pod, NodeNames: &nodes})
+	for _, node := range nodes {
+		text := got.FailedAndUnresolvableNodes[node]
+		for _, part := range strings.Split(reason, "; annotation") {
+			if !strings.Contains(text, strings.TrimPrefix(part, "annotation")) || strings.Contains(text, "\n") {
+				t.Errorf("%s: %q does not say %q", node, text, part)
+			}
+		}
+	}
+	if len(told) != 1 || !strings.HasPrefix(told[0], "team/p RequestRefused: annotation divvy.dev/") {
+		t.Errorf("events %q", told)
+	}
+	w.add(pod)
+	if text := w.bind(pod, "node-a"); !strings.Contains(text, "cannot be divided equally over 2 devices") {
+		t.Errorf("bind: %q", text)
+	}
+	if n := w.ledger.Reservations(); n != 0 {
+		t.Errorf("%d reservations are left", n)
+	}
+}
+
+// A node daemon of an earlier release would serve such a pod with one device.
+func TestSeveralDevicesOnlyFromNodesThatGiveThem(t *testing.T) {
+	w := newWorld(t)
+	w.ledger.SetNode("old", []accel.Inventory{cards(gcuMemory, "o", 16, 16)})
+	w.ledger.SetNode("new", []accel.Inventory{cards(gcuMemory, "n", 16, 16)})
+	w.cluster.single = map[string]bool{"old": true}
+	pod := newPod("p", 8)
+	pod.Annotations = map[string]string{wire.CountAnnotation: "2"}
+	nodes, want := []string{"old", "new"}, []string{"new"}
+	got := w.filter(extenderv1.ExtenderArgs{Pod: pod, NodeNames: &nodes})
+	if diff := cmp.Diff(&want, got.NodeNames); diff != "" {
+		t.Errorf("nodes (-want +got):\n%s", diff)
+	}
+	const text = "divvy-node there is of a release that gives a pod one device"
+	if got.FailedAndUnresolvableNodes["old"] != text {
+		t.Errorf("refused %q", got.FailedAndUnresolvableNodes)
+	}
+	w.add(pod)
+	if got := w.bind(pod, "old"); !strings.Contains(got, text) {
+		t.Errorf("bind: %q", got)
+	}
+	pod.Annotations = nil
+	if got := w.filter(extenderv1.ExtenderArgs{Pod: pod, NodeNames: &nodes}); len(*got.NodeNames) != 2 {
+		t.Errorf("a pod of one device fits on %q", *got.NodeNames)
 	}
 }

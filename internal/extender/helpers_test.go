@@ -192,10 +192,11 @@ func podOf(pod *v1.Pod, resources ...accel.Resource) kube.Pod {
 	if len(resources) == 0 {
 		resources = []accel.Resource{gcuMemory}
 	}
+	requests, mistake := kube.RequestsOf(pod, resources)
 	return kube.Pod{
 		Ref:     accel.PodRef{UID: string(pod.UID), Namespace: pod.Namespace, Name: pod.Name},
 		Created: pod.CreationTimestamp.Time, Node: pod.Spec.NodeName,
-		Requests: kube.RequestsOf(pod, resources),
+		Requests: requests, Mistake: mistake,
 	}
 }
 
@@ -224,6 +225,7 @@ type fakeCluster struct {
 	known    map[string]kube.Pod // by namespace/name: what the watch has shown
 	actual   map[string]kube.Pod // what the API server has
 	problems map[string]string
+	single   map[string]bool // nodes that can give a pod one device only
 	// bindError, when set, decides what a bind answers; it may change actual.
 	bindError func(ctx context.Context, ref accel.PodRef, node string) error
 	getError  error
@@ -242,6 +244,8 @@ func (c *fakeCluster) Pod(namespace, name string) (kube.Pod, bool) {
 func (c *fakeCluster) Problem(node string) string { return c.problems[node] }
 
 func (c *fakeCluster) Offering() []string { return []string{"node-a", "node-b"} }
+
+func (c *fakeCluster) Several(node string, _ accel.Resource) bool { return !c.single[node] }
 
 func (c *fakeCluster) Get(_ context.Context, namespace, name string) (kube.Pod, error) {
 	c.mu.Lock()

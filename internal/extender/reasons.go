@@ -2,18 +2,21 @@ package extender
 
 import (
 	"fmt"
+	"strconv"
 	"strings"
 
 	"github.com/divvy-gpu/divvy/internal/accel"
+	"github.com/divvy-gpu/divvy/internal/accel/wire"
 )
 
-// noFit is what the event of a pod says when no single device of a node has
-// room for it. The texts are part of the interface: users and scripts look for
-// them. A resource that is not listed gets a text made of its name.
-var noFit = map[accel.Resource]string{
-	"enflame.com/gcu-memory":  "insufficient GCU Memory in one gcu device",
-	"nvidia.com/gpu-memory":   "insufficient GPU Memory in one nvidia device",
-	"iluvatar.com/gpu-memory": "insufficient GPU Memory in one iluvatar device",
+// noFit are the words for what a node lacks when no device of it, or not enough
+// of them, have room for a pod: "insufficient GCU Memory in one gcu device". The
+// texts are part of the interface: users and scripts look for them. A resource
+// that is not listed gets a text made of its name.
+var noFit = map[accel.Resource]struct{ memory, device string }{
+	"enflame.com/gcu-memory":  {"GCU Memory", "gcu device"},
+	"nvidia.com/gpu-memory":   {"GPU Memory", "nvidia device"},
+	"iluvatar.com/gpu-memory": {"GPU Memory", "iluvatar device"},
 }
 
 // severalResources says why a pod is refused that asks for several shared
@@ -27,27 +30,107 @@ func severalResources(requests []accel.Request) string {
 	return "the pod asks for " + strings.Join(names, " and ") + ": a pod can have one shared resource, ask for the others in pods of their own"
 }
 
-// neverFits says that waiting does not help a pod that asks for more than any of
-// the nodes' devices has.
-func neverFits(request accel.Request, nodes int) string {
-	return fmt.Sprintf("the pod asks for %d units of %s on one device, more than any device has of the %d nodes that offer it and that it may run on",
-		request.Peak(), request.Resource, nodes)
+// mistaken is the reason of a pod whose annotations cannot be followed, on one
+// line.
+func mistaken(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }
+
+// neverFits says that waiting does not help a pod, by what the nodes said that
+// it may run on, "" when it may.
+func neverFits(request accel.Request, counts *[codes]int) string {
+	larger, few, other := counts[accel.LargerThanDevice], counts[accel.TooFewDevices], counts[accel.NotSelected]
+	nodes := larger + few + other + counts[accel.Unservable]
+	if nodes == 0 || nodes != nodesOf(counts)-counts[accel.NodeUnknown] {
+		return ""
+	}
+	each := "on one device"
+	if request.Devices > 1 {
+		each = fmt.Sprintf("on each of %d devices", request.Devices)
+	}
+	asks := fmt.Sprintf("the pod asks for %d units of %s %s", request.Peak()/accel.Units(max(request.Devices, 1)), request.Resource, each)
+	if larger == nodes {
+		return fmt.Sprintf("%s, more than any device has of the %d nodes that offer it and that it may run on", asks, larger)
+	}
+	var why []string
+	for _, one := range []struct {
+		nodes int
+		text  string
+	}{
+		{larger, "have no device as large"},
+		{few, fmt.Sprintf("have fewer than %d devices for it", request.Devices)},
+		{other, "have no device that " + selectionKeys(request.Selection) + " allows"},
+		{counts[accel.Unservable], "cannot serve it as it is asked for"},
+	} {
+		if one.nodes > 0 {
+			why = append(why, fmt.Sprintf("%d %s", one.nodes, one.text))
+		}
+	}
+	return fmt.Sprintf("%s; of the %d nodes that offer it and that it may run on, %s", asks, nodes, strings.Join(why, ", "))
+}
+
+func nodesOf(counts *[codes]int) int {
+	n := 0
+	for _, c := range counts {
+		n += c
+	}
+	return n
+}
+
+// selectionKeys are the annotations by which a pod chooses among devices.
+func selectionKeys(s *accel.Selection) string {
+	if s == nil {
+		return "the pod"
+	}
+	var keys []string
+	for _, one := range []struct {
+		key   string
+		names []string
+	}{
+		{wire.UseModelsAnnotation, s.UseModels}, {wire.AvoidModelsAnnotation, s.AvoidModels},
+		{wire.UseDevicesAnnotation, s.UseIDs}, {wire.AvoidDevicesAnnotation, s.AvoidIDs},
+	} {
+		if len(one.names) > 0 {
+			keys = append(keys, one.key)
+		}
+	}
+	return strings.Join(keys, " with ")
 }
 
 // reason says why a node was refused. A request that is larger than any device
 // reads the same as one that does not fit now, as it always did; that eviction
 // cannot help is told by the list in which the node stands.
-func (e *Extender) reason(resource accel.Resource, code accel.ReasonCode, node string) string {
-	if code == accel.NodeUnknown {
+func (e *Extender) reason(request accel.Request, code accel.ReasonCode, node string) string {
+	switch code {
+	case accel.NodeUnknown:
 		if problem := e.config.Cluster.Problem(node); problem != "" {
 			return problem
 		}
-		return "the node offers no " + string(resource)
+		return "the node offers no " + string(request.Resource)
+	case accel.TooFewDevices:
+		return fmt.Sprintf("fewer than %d devices that are large enough and that the pod takes", request.Devices)
+	case accel.NotSelected:
+		return "no device that " + selectionKeys(request.Selection) + " allows"
+	case accel.NoCapacity:
+		return "insufficient cpu or memory for a pod with a device"
+	case accel.Unservable:
+		if e.onlyOne(request, node) {
+			return "divvy-node there is of a release that gives a pod one device"
+		}
+		return "the extender cannot place by " + wire.PolicyAnnotation + " " + strconv.Quote(request.Policy)
 	}
-	if text, ok := noFit[resource]; ok {
-		return text
+	words, ok := noFit[request.Resource]
+	if !ok {
+		words.memory, words.device = string(request.Resource), "device"
 	}
-	return "insufficient " + string(resource) + " in one device"
+	if request.Devices > 1 {
+		return fmt.Sprintf("insufficient %s in %d %ss", words.memory, request.Devices, words.device)
+	}
+	return "insufficient " + words.memory + " in one " + words.device
+}
+
+// onlyOne reports whether the pod needs several devices and the node's daemon
+// cannot give them.
+func (e *Extender) onlyOne(request accel.Request, node string) bool {
+	return request.Devices > 1 && !e.config.Cluster.Several(node, request.Resource)
 }
 
 // codeName is the label of a code in the metrics.

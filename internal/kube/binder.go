@@ -38,6 +38,9 @@ type Pod struct {
 	// Requests are what it asks of the configured resources, without those
 	// that it asks nothing of.
 	Requests []accel.Request
+	// Mistake says which annotations by which the pod chooses devices cannot be
+	// followed; nil for most. See RequestsOf.
+	Mistake error
 	// Ended is true when the pod Succeeded or Failed.
 	Ended bool
 }
@@ -46,11 +49,13 @@ type Pod struct {
 type Binder struct {
 	client    kubernetes.Interface
 	resources []accel.Resource
+	capacity  bool
 }
 
-// NewBinder returns a binder whose Pods tell about the given resources.
-func NewBinder(client kubernetes.Interface, resources []accel.Resource) *Binder {
-	return &Binder{client: client, resources: resources}
+// NewBinder returns a binder whose Pods tell about the given resources and, with
+// capacity, about their CPU and memory.
+func NewBinder(client kubernetes.Interface, resources []accel.Resource, capacity bool) *Binder {
+	return &Binder{client: client, resources: resources, capacity: capacity}
 }
 
 // Get asks the API server for the newest state of a pod. ErrPodGone says that
@@ -63,7 +68,7 @@ func (b *Binder) Get(ctx context.Context, namespace, name string) (Pod, error) {
 	if err != nil {
 		return Pod{}, fmt.Errorf("read pod %s/%s: %w", namespace, name, err)
 	}
-	return podOf(pod, b.resources), nil
+	return podOf(pod, b.resources, b.capacity), nil
 }
 
 // Bind binds the pod to the node and sets the annotations on it, in one write:
@@ -122,13 +127,19 @@ func (b *Binder) confirm(ctx context.Context, ref accel.PodRef, node string, cau
 	return fmt.Errorf("bind pod %s to %s: %w", ref, node, cause)
 }
 
-// podOf takes from the object what a Pod holds.
-func podOf(pod *v1.Pod, resources []accel.Resource) Pod {
+// podOf takes from the object what a Pod holds, its CPU and memory only with
+// capacity.
+func podOf(pod *v1.Pod, resources []accel.Resource, capacity bool) Pod {
+	requests, mistake := RequestsOf(pod, resources)
+	if capacity {
+		AddPeak(pod, requests)
+	}
 	return Pod{
 		Ref:      accel.PodRef{UID: string(pod.UID), Namespace: pod.Namespace, Name: pod.Name},
 		Created:  pod.CreationTimestamp.Time,
 		Node:     pod.Spec.NodeName,
-		Requests: RequestsOf(pod, resources),
+		Requests: requests,
+		Mistake:  mistake,
 		Ended:    pod.Status.Phase == v1.PodSucceeded || pod.Status.Phase == v1.PodFailed,
 	}
 }

@@ -37,7 +37,7 @@ func boundPod(name, uid, amount, node string) *v1.Pod {
 func TestBindIsOneWrite(t *testing.T) {
 	client := fake.NewClientset(waitingPod("p", "u", "4"))
 	ref := accel.PodRef{UID: "u", Namespace: "team", Name: "p"}
-	if err := NewBinder(client, nil).Bind(t.Context(), ref, "node-a", map[string]string{"k": "v"}); err != nil {
+	if err := NewBinder(client, nil, false).Bind(t.Context(), ref, "node-a", map[string]string{"k": "v"}); err != nil {
 		t.Fatal(err)
 	}
 	actions := client.Actions()
@@ -97,7 +97,7 @@ func TestBindOutcome(t *testing.T) {
 			// The caller's time is up: the question must be asked all the same.
 			ctx, cancel := context.WithCancel(t.Context())
 			cancel()
-			err := NewBinder(client, nil).Bind(ctx, accel.PodRef{UID: "u", Namespace: "team", Name: "p"}, "node-a", nil)
+			err := NewBinder(client, nil, false).Bind(ctx, accel.PodRef{UID: "u", Namespace: "team", Name: "p"}, "node-a", nil)
 			switch {
 			case tt.is == nil && err != nil:
 				t.Errorf("error %v", err)
@@ -119,7 +119,7 @@ func TestGet(t *testing.T) {
 	pod := boundPod("p", "u", "4", "node-a")
 	pod.Status.Phase = v1.PodFailed
 	client := fake.NewClientset(pod)
-	b := NewBinder(client, []accel.Resource{gcuMemory})
+	b := NewBinder(client, []accel.Resource{gcuMemory}, false)
 	got, err := b.Get(t.Context(), "team", "p")
 	if err != nil {
 		t.Fatal(err)

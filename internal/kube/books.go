@@ -28,6 +28,16 @@ type Ledger interface {
 	Forget(podUID string)
 }
 
+// Capacity is where the books write the CPU and memory of nodes and of the pods
+// that ask for nothing of ours; those of other pods are in what Observe and
+// Reserve get. *ledger.Ledger is one. Amounts are millicores and MiB.
+type Capacity interface {
+	SetCapacity(node string, cpu, memory int64)
+	// Charge counts a pod on its node until it is forgotten; it may be repeated
+	// with other amounts.
+	Charge(podUID, node string, cpu, memory int64)
+}
+
 // Grants verifies the grant annotation of a pod. *Keyring is one.
 type Grants interface {
 	DecodeGrant(podUID, value string) (accel.Grant, error)
@@ -74,6 +84,10 @@ func (l Labels) String() string {
 type BooksConfig struct {
 	Ledger Ledger
 	Grants Grants
+	// Capacity is nil where no placement policy asks for CPU and memory. The
+	// books then follow less of the nodes, and only the pods that ask for
+	// something of ours.
+	Capacity Capacity
 	// Resources are those that are followed; whatever else nodes publish or
 	// pods ask for is ignored.
 	Resources []accel.Resource
@@ -94,6 +108,7 @@ type Books struct {
 	logger      klog.Logger
 	nodes       map[string]nodeRecord
 	pods        map[string]podRecord // by namespace/name; only pods that ask for something of ours
+	others      map[string]struct{}  // by UID; the other pods that are charged, where CPU and memory are counted
 	nodesSynced bool
 	podsSynced  bool
 }
@@ -106,6 +121,8 @@ type nodeRecord struct {
 	// problem says, for people, why the node's inventory does not count; ""
 	// when it does, and when there is none.
 	problem string
+	// several are the resources of which the node can give a pod several devices.
+	several []accel.Resource
 	// config names the node's configuration; "" when no label does.
 	config string
 }
@@ -127,11 +144,13 @@ func NewBooks(c BooksConfig) *Books {
 		logger: klog.Background(),
 		nodes:  map[string]nodeRecord{},
 		pods:   map[string]podRecord{},
+		others: map[string]struct{}{},
 	}
 }
 
 // nodesResource and running say what the books are made of: all nodes, by
-// their metadata alone, a tenth of their size; pods until they end.
+// their metadata alone, a tenth of their size, unless CPU and memory are counted;
+// pods until they end.
 var (
 	nodesResource = v1.SchemeGroupVersion.WithResource("nodes")
 	running       = fields.AndSelectors(
@@ -145,11 +164,16 @@ func (b *Books) Run(ctx context.Context, clients Clients) {
 	b.mu.Lock()
 	b.logger = klog.FromContext(ctx)
 	b.mu.Unlock()
-	nodes := clients.Metadata.Resource(nodesResource)
 	pods := clients.Kubernetes.CoreV1().Pods(metav1.NamespaceAll)
 
 	var group wait.Group
-	group.StartWithContext(ctx, NewReflector("nodes", &metav1.PartialObjectMetadata{}, b.Nodes(), ListWatch(clients.Metadata, "", nodes.List, nodes.Watch)).RunWithContext)
+	if b.config.Capacity != nil {
+		nodes := clients.Kubernetes.CoreV1().Nodes()
+		group.StartWithContext(ctx, NewReflector("nodes", &v1.Node{}, b.Nodes(), ListWatch(clients.Kubernetes, "", nodes.List, nodes.Watch)).RunWithContext)
+	} else {
+		nodes := clients.Metadata.Resource(nodesResource)
+		group.StartWithContext(ctx, NewReflector("nodes", &metav1.PartialObjectMetadata{}, b.Nodes(), ListWatch(clients.Metadata, "", nodes.List, nodes.Watch)).RunWithContext)
+	}
 	group.StartWithContext(ctx, NewReflector("pods", &v1.Pod{}, b.Pods(), ListWatch(clients.Kubernetes, running, pods.List, pods.Watch)).RunWithContext)
 	group.Wait()
 }
@@ -206,6 +230,14 @@ func (b *Books) Problem(node string) string {
 	return b.nodes[node].problem
 }
 
+// Several reports whether the node can give a pod several devices of the
+// resource.
+func (b *Books) Several(node string, resource accel.Resource) bool {
+	b.mu.RLock()
+	defer b.mu.RUnlock()
+	return slices.Contains(b.nodes[node].several, resource)
+}
+
 // Size is how much the books hold.
 type Size struct {
 	// Nodes are all nodes of the cluster, BadNodes those with a Problem.
@@ -258,7 +290,11 @@ func (b *Books) setPod(p *slimPod) {
 		b.forgetPod(key, old)
 	}
 	if p.Ended || len(p.Requests) == 0 {
-		b.deletePod(p)
+		b.deletePod(p, p.Ended)
+		if b.config.Capacity != nil && !p.Ended && p.Node != "" {
+			b.config.Capacity.Charge(p.Ref.UID, p.Node, p.cpu, p.memory)
+			b.others[p.Ref.UID] = struct{}{}
+		}
 		return
 	}
 	record := podRecord{pod: p.Pod}
@@ -288,16 +324,25 @@ func (b *Books) setPod(p *slimPod) {
 	b.pods[key] = record
 }
 
-// deletePod takes a pod that is gone or ended out of the books and the ledger.
+// deletePod takes a pod that is gone or ended, or asks for nothing of ours (then
+// gone is false), out of the books and the ledger.
 // The ledger may know a pod that the books do not: one that was bound before
 // its watch event came. b.mu is held.
-func (b *Books) deletePod(p *slimPod) {
+func (b *Books) deletePod(p *slimPod, gone bool) {
 	key := p.Ref.String()
 	if old, known := b.pods[key]; known && old.pod.Ref.UID == p.Ref.UID {
 		b.forgetPod(key, old)
 	} else if len(p.Requests) > 0 {
 		b.config.Ledger.Forget(p.Ref.UID)
+	} else if _, charged := b.others[p.Ref.UID]; charged && gone {
+		b.discharge(p.Ref.UID)
 	}
+}
+
+// discharge takes a pod that asks for nothing of ours off its node.
+func (b *Books) discharge(uid string) {
+	delete(b.others, uid)
+	b.config.Ledger.Forget(uid)
 }
 
 func (b *Books) forgetPod(key string, r podRecord) {
@@ -307,17 +352,20 @@ func (b *Books) forgetPod(key string, r podRecord) {
 
 // setNode tells the ledger what a node publishes, if that changed. b.mu is
 // held.
-func (b *Books) setNode(n *metav1.PartialObjectMetadata) {
+func (b *Books) setNode(n *slimNode) {
+	if b.config.Capacity != nil {
+		b.config.Capacity.SetCapacity(n.name, n.cpu, n.memory)
+	}
 	inventory, digest := b.published(n)
 	record := nodeRecord{digest: digest}
 	for _, key := range b.config.ConfigLabels {
-		if record.config = n.Labels[key]; record.config != "" {
+		if record.config = n.labels[key]; record.config != "" {
 			break
 		}
 	}
-	if old, known := b.nodes[n.Name]; known && old.digest == digest {
+	if old, known := b.nodes[n.name]; known && old.digest == digest {
 		old.config = record.config
-		b.nodes[n.Name] = old
+		b.nodes[n.name] = old
 		return
 	}
 	var counted []accel.Inventory
@@ -325,33 +373,36 @@ func (b *Books) setNode(n *metav1.PartialObjectMetadata) {
 		all, err := wire.DecodeInventory(inventory)
 		if err != nil {
 			record.problem = "the inventory that the node publishes is broken"
-			b.logger.Error(err, "The node counts as publishing nothing", "node", klog.KObj(n))
+			b.logger.Error(err, "The node counts as publishing nothing", "node", n.name)
 		}
 		for _, inv := range all {
 			if !slices.Contains(b.config.Resources, inv.Resource) {
 				continue
 			}
-			if labels := b.config.NodeLabels[inv.Resource]; !labels.allow(n.Labels) {
+			if labels := b.config.NodeLabels[inv.Resource]; !labels.allow(n.labels) {
 				record.problem = "the node is not labelled " + labels.String()
 				continue
 			}
 			counted = append(counted, inv)
+			if inv.Several {
+				record.several = append(record.several, inv.Resource)
+			}
 		}
 	}
-	b.nodes[n.Name] = record
-	b.config.Ledger.SetNode(n.Name, counted)
+	b.nodes[n.name] = record
+	b.config.Ledger.SetNode(n.name, counted)
 }
 
 // published returns the node's inventory annotation and a digest over it and
 // the labels that matter.
-func (b *Books) published(n *metav1.PartialObjectMetadata) (string, [sha256.Size]byte) {
-	inventory := n.Annotations[wire.InventoryAnnotation]
+func (b *Books) published(n *slimNode) (string, [sha256.Size]byte) {
+	inventory := n.inventory
 	if inventory == "" {
 		return "", [sha256.Size]byte{}
 	}
 	h := sha256.New()
 	for _, resource := range b.config.Resources {
-		fmt.Fprintf(h, "%t\n", b.config.NodeLabels[resource].allow(n.Labels))
+		fmt.Fprintf(h, "%t\n", b.config.NodeLabels[resource].allow(n.labels))
 	}
 	h.Write([]byte(inventory))
 	return inventory, [sha256.Size]byte(h.Sum(nil))

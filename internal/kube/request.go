@@ -1,20 +1,34 @@
 package kube
 
 import (
+	"errors"
 	"math"
 
 	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	resourcehelper "k8s.io/component-helpers/resource"
 
 	"github.com/divvy-gpu/divvy/internal/accel"
 )
 
 // RequestOf returns what the pod asks of the resource, with the containers in
 // the order in which kubelet allocates. Its Peak is what kube-scheduler's own
-// formula gives. A pod that asks for nothing has no containers in it.
+// formula gives. A pod that asks for nothing has no containers in it. Of the
+// annotations by which a pod chooses devices, those that cannot be followed count
+// as not there; see RequestsOf. CPU and memory are not in it, see AddPeak.
 func RequestOf(pod *v1.Pod, resource accel.Resource) accel.Request {
-	req := accel.Request{Resource: resource}
+	req := unitsAsked(pod, resource)
+	if len(req.Containers) > 0 {
+		a, _ := readAsk(pod.Annotations)
+		_ = a.put(&req)
+	}
+	return req
+}
+
+func unitsAsked(pod *v1.Pod, name accel.Resource) accel.Request {
+	req := accel.Request{Resource: name}
 	add := func(c *v1.Container, kind accel.ContainerKind) {
-		if units := unitsOf(&c.Resources, resource); units > 0 {
+		if units := unitsOf(&c.Resources, name); units > 0 {
 			req.Containers = append(req.Containers, accel.ContainerRequest{Name: c.Name, Kind: kind, Units: units})
 		}
 	}
@@ -32,16 +46,56 @@ func RequestOf(pod *v1.Pod, resource accel.Resource) accel.Request {
 	return req
 }
 
-// RequestsOf returns what the pod asks of each of the resources, without those
-// that it asks nothing of: nil for most pods of a cluster.
-func RequestsOf(pod *v1.Pod, resources []accel.Resource) []accel.Request {
+// RequestsOf is RequestOf for each of the resources, without those that the pod
+// asks nothing of: nil for most pods of a cluster. The error, of a pod that asks
+// for something, says which of its annotations cannot be followed; it is an
+// *AskError or several joined.
+func RequestsOf(pod *v1.Pod, resources []accel.Resource) ([]accel.Request, error) {
 	var requests []accel.Request
 	for _, resource := range resources {
-		if req := RequestOf(pod, resource); len(req.Containers) > 0 {
+		if req := unitsAsked(pod, resource); len(req.Containers) > 0 {
 			requests = append(requests, req)
 		}
 	}
-	return requests
+	if len(requests) == 0 {
+		return nil, nil
+	}
+	a, err := readAsk(pod.Annotations)
+	errs := []error{err}
+	for i := range requests {
+		errs = append(errs, a.put(&requests[i]))
+	}
+	return requests, errors.Join(errs...)
+}
+
+// PeakOf returns the CPU in millicores and the memory in MiB, rounded up, that
+// kube-scheduler counts the pod with.
+func PeakOf(pod *v1.Pod) (cpu, memory int64) {
+	peak := resourcehelper.PodRequests(pod, resourcehelper.PodResourcesOptions{})
+	cpu = math.MaxInt64
+	if peak.Cpu().CmpInt64(math.MaxInt64/1000) < 0 {
+		cpu = max(peak.Cpu().MilliValue(), 0)
+	}
+	return cpu, mebibytes(peak.Memory(), mebibyte-1)
+}
+
+const mebibyte = 1 << 20
+
+// mebibytes rounds down after adding some bytes.
+func mebibytes(q *resource.Quantity, add int64) int64 {
+	bytes := min(max(q.Value(), 0), math.MaxInt64-add)
+	return (bytes + add) / mebibyte
+}
+
+// AddPeak puts the pod's CPU and memory into its requests.
+func AddPeak(pod *v1.Pod, requests []accel.Request) {
+	if len(requests) == 0 {
+		return
+	}
+	cpu, memory := PeakOf(pod)
+	for i := range requests {
+		requests[i].CPU, requests[i].Memory = cpu, memory
+	}
 }
 
 // unitsOf prefers the request. The API server makes it equal to the limit, but

@@ -90,8 +90,9 @@ func TestRequestOf(t *testing.T) {
 			if got.Peak() != tt.units {
 				t.Errorf("Peak() = %d, want %d", got.Peak(), tt.units)
 			}
-			if n := len(RequestsOf(tt.pod, []accel.Resource{"other.example/x", gcuMemory})); (n == 1) != (tt.units > 0) || n > 1 {
-				t.Errorf("RequestsOf gave %d requests for %d units", n, tt.units)
+			all, err := RequestsOf(tt.pod, []accel.Resource{"other.example/x", gcuMemory})
+			if n := len(all); (n == 1) != (tt.units > 0) || n > 1 || err != nil {
+				t.Errorf("RequestsOf gave %d requests for %d units, %v", n, tt.units, err)
 			}
 		})
 	}

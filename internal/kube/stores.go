@@ -22,6 +22,10 @@ type slimPod struct {
 	Pod
 	// grant is the grant annotation as it is on the pod.
 	grant string
+	// cpu and memory are those of a pod that asks for nothing of ours, in
+	// millicores and MiB; 0 where they are not counted. Other pods have theirs in
+	// Requests.
+	cpu, memory int64
 }
 
 // GetObjectMeta lets the reflector's first store find the pod's name.
@@ -37,7 +41,15 @@ func (s podStore) slim(obj any) (*slimPod, error) {
 	case *slimPod:
 		return pod, nil
 	case *v1.Pod:
-		return &slimPod{Pod: podOf(pod, s.books.config.Resources), grant: pod.Annotations[wire.GrantAnnotation]}, nil
+		c := &s.books.config
+		p := &slimPod{Pod: podOf(pod, c.Resources, c.Capacity != nil), grant: pod.Annotations[wire.GrantAnnotation]}
+		if len(p.Requests) == 0 {
+			p.grant = ""
+			if c.Capacity != nil && p.Node != "" {
+				p.cpu, p.memory = PeakOf(pod)
+			}
+		}
+		return p, nil
 	}
 	return nil, fmt.Errorf("the watch of pods delivered a %T", obj)
 }
@@ -70,7 +82,7 @@ func (s podStore) Delete(obj any) error {
 	}
 	s.books.mu.Lock()
 	defer s.books.mu.Unlock()
-	s.books.deletePod(pod)
+	s.books.deletePod(pod, true)
 	return nil
 }
 
@@ -79,14 +91,19 @@ func (s podStore) Delete(obj any) error {
 func (s podStore) Replace(list []any, _ string) error {
 	pods := make([]*slimPod, 0, len(list))
 	listed := make(map[accel.PodRef]bool, len(list))
+	others := map[string]struct{}{}
 	for _, obj := range list {
 		pod, err := s.slim(obj)
 		if err != nil {
 			return err
 		}
-		if len(pod.Requests) > 0 {
+		switch {
+		case len(pod.Requests) > 0:
 			pods = append(pods, pod)
 			listed[pod.Ref] = true
+		case s.books.config.Capacity != nil:
+			pods = append(pods, pod)
+			others[pod.Ref.UID] = struct{}{}
 		}
 	}
 	s.books.mu.Lock()
@@ -94,6 +111,11 @@ func (s podStore) Replace(list []any, _ string) error {
 	for key, record := range s.books.pods {
 		if !listed[record.pod.Ref] {
 			s.books.forgetPod(key, record)
+		}
+	}
+	for uid := range s.books.others {
+		if _, still := others[uid]; !still {
+			s.books.discharge(uid)
 		}
 	}
 	for _, pod := range pods {
@@ -106,30 +128,40 @@ func (s podStore) Replace(list []any, _ string) error {
 // Resync has nothing to do: the books never lag behind what they were told.
 func (podStore) Resync() error { return nil }
 
-// nodeStore is the books as a reflector of node metadata writes into them.
+// slimNode is a node reduced to what the books need.
+type slimNode struct {
+	name, inventory string
+	labels          map[string]string
+	// cpu and memory are what the node has for pods, in millicores and MiB,
+	// where they are counted.
+	cpu, memory int64
+}
+
+// GetObjectMeta lets the reflector's first store find the node's name.
+func (n *slimNode) GetObjectMeta() metav1.Object { return &metav1.ObjectMeta{Name: n.name} }
+
+// nodeStore is the books as a reflector of nodes, or of their metadata, writes
+// into them.
 type nodeStore struct{ books *Books }
 
-func nodeOf(obj any) (*metav1.PartialObjectMetadata, error) {
-	node, ok := obj.(*metav1.PartialObjectMetadata)
-	if !ok {
-		return nil, fmt.Errorf("the watch of nodes delivered a %T", obj)
+func nodeOf(obj any) (*slimNode, error) {
+	switch node := obj.(type) {
+	case *slimNode:
+		return node, nil
+	case *metav1.PartialObjectMetadata:
+		return &slimNode{name: node.Name, inventory: node.Annotations[wire.InventoryAnnotation], labels: node.Labels}, nil
+	case *v1.Node:
+		return &slimNode{
+			name: node.Name, inventory: node.Annotations[wire.InventoryAnnotation], labels: node.Labels,
+			cpu: max(node.Status.Allocatable.Cpu().MilliValue(), 0), memory: mebibytes(node.Status.Allocatable.Memory(), 0),
+		}, nil
 	}
-	return node, nil
+	return nil, fmt.Errorf("the watch of nodes delivered a %T", obj)
 }
 
 // Transformer reduces nodes before they are kept.
 func (nodeStore) Transformer() cache.TransformFunc {
-	return func(obj any) (any, error) {
-		node, err := nodeOf(obj)
-		if err != nil {
-			return nil, err
-		}
-		slim := &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Name: node.Name, Labels: node.Labels}}
-		if inventory, ok := node.Annotations[wire.InventoryAnnotation]; ok {
-			slim.Annotations = map[string]string{wire.InventoryAnnotation: inventory}
-		}
-		return slim, nil
-	}
+	return func(obj any) (any, error) { return nodeOf(obj) }
 }
 
 // Add takes in a new node.
@@ -155,21 +187,21 @@ func (s nodeStore) Delete(obj any) error {
 	}
 	s.books.mu.Lock()
 	defer s.books.mu.Unlock()
-	s.books.deleteNode(node.Name)
+	s.books.deleteNode(node.name)
 	return nil
 }
 
 // Replace takes in a whole list; whatever is not in it is gone.
 func (s nodeStore) Replace(list []any, _ string) error {
 	listed := make(map[string]bool, len(list))
-	nodes := make([]*metav1.PartialObjectMetadata, 0, len(list))
+	nodes := make([]*slimNode, 0, len(list))
 	for _, obj := range list {
 		node, err := nodeOf(obj)
 		if err != nil {
 			return err
 		}
 		nodes = append(nodes, node)
-		listed[node.Name] = true
+		listed[node.name] = true
 	}
 	s.books.mu.Lock()
 	defer s.books.mu.Unlock()

@@ -60,16 +60,16 @@ func LoadView(ctx context.Context, clients Clients, ledger Ledger, grants Grants
 		if err != nil {
 			return err
 		}
-		text := node.Annotations[wire.InventoryAnnotation]
+		text := node.inventory
 		if text == "" {
 			return nil
 		}
 		all, broken := wire.DecodeInventory(text)
 		if broken != nil {
-			view.Broken[node.Name] = broken // the others can be shown
+			view.Broken[node.name] = broken // the others can be shown
 		} else {
 			nodes = append(nodes, item)
-			view.Inventories[node.Name] = all
+			view.Inventories[node.name] = all
 		}
 		for _, inv := range all {
 			memory[inv.Resource] = memory[inv.Resource] || inv.Unit != ""
@@ -117,13 +117,13 @@ func (v *View) holder(pod *v1.Pod) (Holder, bool) {
 			whole = append(whole, inv.Resource)
 		}
 	}
-	h := podOf(pod, whole)
+	h := podOf(pod, whole, false)
 	if h.Ended || len(h.Requests) == 0 {
 		return Holder{}, false
 	}
 	// What cannot be read is as good as not written yet: whoever may write the
 	// pod may have written it.
-	held, err := wire.DecodeDevices(pod.Annotations[wire.DevicesAnnotation])
+	held, err := wire.DecodeDevices(wire.HeldOf(pod.Annotations))
 	if err != nil {
 		held = nil
 	}

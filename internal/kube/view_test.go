@@ -69,11 +69,11 @@ func TestLoadView(t *testing.T) {
 	meta := metadatafake.NewSimpleMetadataClient(scheme, f.mixed(f.node("a", 16, 16)), f.node("none"), broken)
 
 	both := asks(f.grant(boundPod("both", "u1", "4", "a"), testKey, 1), "nvidia.com/gpu", 2)
-	both.Annotations[wire.DevicesAnnotation] = `{"nvidia.com/gpu":["GPU-2","GPU-1"]}`
+	both.Annotations[wire.HeldAnnotation] = `{"nvidia.com/gpu":["GPU-2","GPU-1"]}`
 	ended := asks(boundPod("ended", "u3", "", "a"), "nvidia.com/gpu", 1)
 	ended.Status.Phase = v1.PodSucceeded
 	forged := asks(boundPod("forged", "u4", "", "a"), "nvidia.com/gpu", 1)
-	forged.Annotations = map[string]string{wire.DevicesAnnotation: "garbage"}
+	forged.Annotations = map[string]string{wire.HeldAnnotation: "garbage"}
 	client := fake.NewClientset([]runtime.Object{
 		both, ended, forged,
 		asks(boundPod("elsewhere", "u5", "", "none"), "nvidia.com/gpu", 1),

@@ -13,14 +13,11 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/klog/v2"
+
+	"github.com/divvy-gpu/divvy/internal/accel/wire"
 )
 
-// DevicesAnnotation is the annotation of a pod that tells which whole devices or
-// time slices it holds: a JSON object from the name of the resource to the sorted
-// ids. It is for people and scripts; nothing is decided by it.
-const DevicesAnnotation = "divvy.dev/devices"
-
-// annotator writes DevicesAnnotation. Only the agent's loop uses it.
+// annotator writes wire.HeldAnnotation. Only the agent's loop uses it.
 type annotator struct {
 	client  kubernetes.Interface
 	metrics *metrics
@@ -57,7 +54,7 @@ func (a *annotator) annotate(ctx context.Context, pods []*corev1.Pod, pools []*s
 		if err != nil {
 			return fmt.Errorf("encode what pod %s holds: %w", klog.KObj(pod), err)
 		}
-		if pod.Annotations[DevicesAnnotation] == string(want) {
+		if pod.Annotations[wire.HeldAnnotation] == string(want) {
 			continue
 		}
 		failed = append(failed, a.write(ctx, pod, string(want)))
@@ -67,7 +64,7 @@ func (a *annotator) annotate(ctx context.Context, pods []*corev1.Pod, pools []*s
 
 func (a *annotator) write(ctx context.Context, pod *corev1.Pod, value string) error {
 	// The uid makes the patch fail on another pod of the same name.
-	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"uid": pod.UID, "annotations": map[string]string{DevicesAnnotation: value}}})
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"uid": pod.UID, "annotations": map[string]string{wire.HeldAnnotation: value}}})
 	if err != nil {
 		return fmt.Errorf("pod %s: %w", klog.KObj(pod), err)
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -45,7 +46,8 @@ func strip(object any) (any, error) {
 	}
 	pod.ManagedFields = nil
 	maps.DeleteFunc(pod.Annotations, func(key, _ string) bool {
-		return key != wire.GrantAnnotation && key != DevicesAnnotation && !wire.IsLegacyAnnotation(key)
+		return key != wire.GrantAnnotation && key != wire.HeldAnnotation && !wire.IsLegacyAnnotation(key) &&
+			!slices.Contains(wire.AskAnnotations(), key)
 	})
 	pod.Spec.Volumes = nil
 	for _, containers := range [][]corev1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {

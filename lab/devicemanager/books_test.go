@@ -13,7 +13,7 @@ import (
 
 	config "github.com/divvy-gpu/divvy/api/config/v1alpha1"
 	"github.com/divvy-gpu/divvy/internal/accel"
-	"github.com/divvy-gpu/divvy/internal/nodeagent"
+	"github.com/divvy-gpu/divvy/internal/accel/wire"
 	"github.com/divvy-gpu/divvy/internal/vendorsim"
 )
 
@@ -34,14 +34,14 @@ func TestPodOfTwoMemoryResources(t *testing.T) {
 }
 
 // A policy of the cluster that refuses what is written for people only, the
-// node's labels and divvy.dev/devices, does not make the node unready.
+// node's labels and divvy.dev/held, does not make the node unready.
 func TestRefusedLabelsLeaveTheNodeReady(t *testing.T) {
 	t.Parallel()
 	n := prepareNode(t, "1", vendorsim.GCUs(2, 16<<10))
 	for _, resource := range []string{"nodes", "pods"} {
 		n.api.PrependReactor("patch", resource, func(action clienttesting.Action) (bool, runtime.Object, error) {
 			p, ok := action.(clienttesting.PatchAction)
-			if !ok || !strings.Contains(string(p.GetPatch()), `"labels"`) && !strings.Contains(string(p.GetPatch()), nodeagent.DevicesAnnotation) {
+			if !ok || !strings.Contains(string(p.GetPatch()), `"labels"`) && !strings.Contains(string(p.GetPatch()), wire.HeldAnnotation) {
 				return false, nil, nil
 			}
 			return true, nil, apierrors.NewForbidden(schema.GroupResource{Resource: resource}, p.GetName(), errors.New("policy"))

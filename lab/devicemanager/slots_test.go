@@ -20,7 +20,6 @@ import (
 	"github.com/divvy-gpu/divvy/internal/accel"
 	"github.com/divvy-gpu/divvy/internal/accel/wire"
 	"github.com/divvy-gpu/divvy/internal/backend"
-	"github.com/divvy-gpu/divvy/internal/nodeagent"
 	"github.com/divvy-gpu/divvy/internal/vendorsim"
 )
 
@@ -204,7 +203,7 @@ func TestWholeDevices(t *testing.T) {
 	// What it holds is written into the pod, for people.
 	eventually(t, soon, func() error {
 		var got map[string][]string
-		if err := json.Unmarshal([]byte(n.api.get(pod.UID).Annotations[nodeagent.DevicesAnnotation]), &got); err != nil {
+		if err := json.Unmarshal([]byte(n.api.get(pod.UID).Annotations[wire.HeldAnnotation]), &got); err != nil {
 			return err
 		}
 		if !slices.Equal(got[string(gcuWhole)], ids) || len(got) != 1 {

@@ -286,8 +286,8 @@ func annotated(t *testing.T, name, what string) {
 	t.Helper()
 	must(t, stage.Poll(t.Context(), agreeTimeout, "the annotation of "+name, func(ctx context.Context) error {
 		pod, err := lab.Get(ctx, name)
-		if err == nil && !strings.Contains(pod.Annotations["divvy.dev/devices"], `"`+what+`":["GPU-`) {
-			err = fmt.Errorf("divvy.dev/devices is %q", pod.Annotations["divvy.dev/devices"])
+		if err == nil && !strings.Contains(pod.Annotations["divvy.dev/held"], `"`+what+`":["GPU-`) {
+			err = fmt.Errorf("divvy.dev/held is %q", pod.Annotations["divvy.dev/held"])
 		}
 		return err
 	}))

@@ -432,7 +432,7 @@ unless the values say something about other pods themselves. */}}
 {{/* The annotations that Divvy alone writes, on pods and on nodes, as JSON lists.
 internal/accel/wire, internal/nodeagent and internal/nodelabels write them. */}}
 {{- define "divvy.annotations.pods" -}}
-{{- list "divvy.dev/grant" "divvy.dev/devices" "enflame.com/gcu-device-id" "enflame.com/gcu-device-memory" "enflame.com/gcu-device-memory-request" "enflame.com/gcu-device-assigned" "enflame.com/gcu-device-assign-time" | toJson -}}
+{{- list "divvy.dev/grant" "divvy.dev/held" "enflame.com/gcu-device-id" "enflame.com/gcu-device-memory" "enflame.com/gcu-device-memory-request" "enflame.com/gcu-device-assigned" "enflame.com/gcu-device-assign-time" | toJson -}}
 {{- end }}
 {{- define "divvy.annotations.nodes" -}}
 {{- list "divvy.dev/inventory" "divvy.dev/labels" "divvy.dev/counts" | toJson -}}

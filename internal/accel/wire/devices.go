@@ -11,12 +11,29 @@ import (
 	"github.com/divvy-gpu/divvy/internal/accel"
 )
 
-// DevicesAnnotation is the annotation of a Pod that says which whole devices
+// HeldAnnotation is the annotation of a Pod that says which whole devices
 // and time slices it holds: a JSON object of the resources, each with a list of
 // the ids that kubelet counts, "<uuid>" or "<uuid>::<replica>". The node writes
 // it after kubelet has handed them out. It is for people and reports; nothing
 // is decided by it, because whoever may write the pod may write it too.
-const DevicesAnnotation = "divvy.dev/devices"
+const HeldAnnotation = "divvy.dev/held"
+
+// HeldOf returns the text of the annotation that says what a pod holds, ""
+// when there is none. Nodes of earlier releases write it under the name that
+// asks for several devices now; a number there is no list.
+func HeldOf(annotations map[string]string) string {
+	if held, ok := annotations[HeldAnnotation]; ok {
+		return held
+	}
+	if earlier := annotations[CountAnnotation]; IsHeld(earlier) {
+		return earlier
+	}
+	return ""
+}
+
+// IsHeld reports whether a value of CountAnnotation is what a node of an
+// earlier release wrote about the devices that the pod holds.
+func IsHeld(value string) bool { return strings.HasPrefix(value, "{") }
 
 const (
 	// maxDevicesBytes is room for some thousand ids of 40 characters.

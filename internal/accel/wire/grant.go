@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"time"
 	"unicode/utf8"
 
@@ -21,11 +22,23 @@ const GrantAnnotation = "divvy.dev/grant"
 // MinKeyBytes is the shortest key that NewSigner takes.
 const MinKeyBytes = sha256.Size
 
-// GrantVersion is the version of the document in GrantAnnotation.
-const GrantVersion = 1
+// The versions of the document in GrantAnnotation. A grant of one device has the
+// first, as it always had. One of several devices has the second: a program that
+// does not know of several cannot read it, where it would otherwise serve the pod
+// with the first device alone.
+const (
+	GrantVersion        = 1
+	GrantVersionSeveral = 2
+)
+
+// GrantVersions returns the versions, in ascending order, as people read them.
+func GrantVersions() []string {
+	return []string{strconv.Itoa(GrantVersion), strconv.Itoa(GrantVersionSeveral)}
+}
 
 const (
-	maxGrantBytes = 4 << 10
+	// maxGrantBytes is room for MaxDevices with the longest uuids.
+	maxGrantBytes = 16 << 10
 	// macDomain keeps a MAC of a grant from ever being one of something else
 	// that is signed with the same key.
 	macDomain = "divvy.dev/grant/v1"
@@ -33,7 +46,7 @@ const (
 
 // grantV1 is the grant as written. Its JSON without the MAC, in the order of
 // these fields, is also what is signed; so the order and the tags are part of
-// version 1.
+// the version.
 type grantV1 struct {
 	Version     int            `json:"v"`
 	Resource    accel.Resource `json:"resource"`
@@ -44,8 +57,17 @@ type grantV1 struct {
 	Units       accel.Units    `json:"units"`
 	At          time.Time      `json:"at"`
 	Confirmed   bool           `json:"confirmed,omitempty"`
+	// More are the second and further devices; only version 2 has them.
+	More []moreV2 `json:"more,omitempty"`
 	// MAC is HMAC-SHA256 in unpadded URL-safe base64.
 	MAC string `json:"mac,omitempty"`
+}
+
+// moreV2 is one more device of a grant.
+type moreV2 struct {
+	Device      accel.DeviceID `json:"device"`
+	Index       int            `json:"index"`
+	DeviceUnits accel.Units    `json:"deviceUnits"`
 }
 
 // Signer writes grants and reads those that were written with the same key. It
@@ -68,6 +90,10 @@ func (s *Signer) EncodeGrant(podUID string, g accel.Grant) (string, error) {
 	doc := grantV1{
 		Version: GrantVersion, Resource: g.Resource, Node: g.Node, Device: g.Device, Index: g.Index,
 		DeviceUnits: g.DeviceUnits, Units: g.Units, At: g.At.UTC(), Confirmed: g.Confirmed,
+	}
+	for _, d := range g.More {
+		doc.Version = GrantVersionSeveral
+		doc.More = append(doc.More, moreV2{Device: d.Device, Index: d.Index, DeviceUnits: d.DeviceUnits})
 	}
 	if podUID == "" {
 		return "", errors.New("encode grant: the pod has no UID")
@@ -137,35 +163,65 @@ func parseGrant(value string) (grantV1, error) {
 }
 
 func (doc *grantV1) grant() accel.Grant {
-	return accel.Grant{
+	g := accel.Grant{
 		Resource: doc.Resource, Node: doc.Node, Device: doc.Device, Index: doc.Index,
 		DeviceUnits: doc.DeviceUnits, Units: doc.Units, At: doc.At, Confirmed: doc.Confirmed,
 	}
+	for _, d := range doc.More {
+		g.More = append(g.More, accel.GrantedDevice{Device: d.Device, Index: d.Index, DeviceUnits: d.DeviceUnits})
+	}
+	return g
 }
 
 func (doc *grantV1) validate() error {
-	if doc.Version != GrantVersion {
+	switch {
+	case doc.Version < GrantVersion:
 		return versionError(doc.Version, GrantVersion)
+	case doc.Version > GrantVersionSeveral:
+		return versionError(doc.Version, GrantVersionSeveral)
 	}
 	var errs []error
-	for _, f := range []struct{ name, value string }{
-		{"resource", string(doc.Resource)}, {"node", doc.Node}, {"device", string(doc.Device)},
-	} {
-		if f.value == "" {
-			errs = append(errs, fmt.Errorf("no %s", f.name))
-		}
-		if !utf8.ValidString(f.value) {
-			errs = append(errs, fmt.Errorf("%s %q is not valid UTF-8", f.name, f.value))
-		}
-	}
-	if doc.Index < 0 {
-		errs = append(errs, fmt.Errorf("index %d is below 0", doc.Index))
+	for _, f := range []struct{ name, value string }{{"resource", string(doc.Resource)}, {"node", doc.Node}} {
+		errs = append(errs, checkName(f.name, f.value))
 	}
 	if doc.Units <= 0 || doc.Units > accel.MaxUnits {
 		errs = append(errs, fmt.Errorf("%d units, not from 1 to %d", doc.Units, accel.MaxUnits))
 	}
-	if doc.DeviceUnits < 0 || doc.DeviceUnits > accel.MaxUnits {
-		errs = append(errs, fmt.Errorf("a device of %d units, not from 0 to %d", doc.DeviceUnits, accel.MaxUnits))
+	errs = append(errs, checkDevice(doc.Device, doc.Index, doc.DeviceUnits))
+	switch several := doc.Version == GrantVersionSeveral; {
+	case several != (len(doc.More) > 0):
+		errs = append(errs, fmt.Errorf("version %d with %d more devices", doc.Version, len(doc.More)))
+	case len(doc.More) >= MaxDevices:
+		errs = append(errs, fmt.Errorf("%d more devices, at most %d", len(doc.More), MaxDevices-1))
+	}
+	seen := map[accel.DeviceID]bool{doc.Device: true}
+	for _, d := range doc.More {
+		errs = append(errs, checkDevice(d.Device, d.Index, d.DeviceUnits))
+		if seen[d.Device] {
+			errs = append(errs, fmt.Errorf("device %q is granted twice", d.Device))
+		}
+		seen[d.Device] = true
+	}
+	return errors.Join(errs...)
+}
+
+func checkName(what, value string) error {
+	switch {
+	case value == "":
+		return fmt.Errorf("no %s", what)
+	case !utf8.ValidString(value):
+		return fmt.Errorf("%s %q is not valid UTF-8", what, value)
+	}
+	return nil
+}
+
+func checkDevice(id accel.DeviceID, index int, units accel.Units) error {
+	errs := []error{checkName("device", string(id))}
+	if index < 0 {
+		errs = append(errs, fmt.Errorf("index %d is below 0", index))
+	}
+	if units < 0 || units > accel.MaxUnits {
+		errs = append(errs, fmt.Errorf("a device of %d units, not from 0 to %d", units, accel.MaxUnits))
 	}
 	return errors.Join(errs...)
 }

@@ -32,8 +32,15 @@ type inventoryV1 struct {
 type resourceV1 struct {
 	Resource accel.Resource `json:"resource"`
 	Unit     string         `json:"unit,omitempty"`
+	Several  bool           `json:"several,omitempty"`
 	Devices  []deviceV1     `json:"devices"`
+	// Links name devices by their positions in Devices.
+	Links []linkV1 `json:"links,omitempty"`
 }
+
+// linkV1 is two positions, the lower one first, and the score: with the names of
+// the devices, the links of a large node would be longer than all the rest.
+type linkV1 [3]int
 
 type deviceV1 struct {
 	Index       int            `json:"index"`
@@ -53,11 +60,12 @@ type deviceV1 struct {
 
 // EncodeInventory returns the annotation's value: resources in the order of
 // their names, devices in the order of their indexes. It refuses what
-// DecodeInventory would refuse.
+// DecodeInventory would refuse. Links of devices that are not in the inventory
+// are left out, and all links where the value would be too long with them.
 func EncodeInventory(inv []accel.Inventory) (string, error) {
 	doc := inventoryV1{Version: InventoryVersion, Resources: make([]resourceV1, 0, len(inv))}
 	for _, in := range inv {
-		r := resourceV1{Resource: in.Resource, Unit: in.Unit, Devices: make([]deviceV1, 0, len(in.Shares))}
+		r := resourceV1{Resource: in.Resource, Unit: in.Unit, Several: in.Several, Devices: make([]deviceV1, 0, len(in.Shares))}
 		for _, s := range in.Shares {
 			d := deviceV1{
 				Index: s.Index, ID: s.ID, Units: s.Units, MemoryBytes: s.MemoryBytes, Model: s.Model,
@@ -69,6 +77,7 @@ func EncodeInventory(inv []accel.Inventory) (string, error) {
 			r.Devices = append(r.Devices, d)
 		}
 		slices.SortStableFunc(r.Devices, func(a, b deviceV1) int { return cmp.Compare(a.Index, b.Index) })
+		r.Links = linksOf(r.Devices, in.Links)
 		doc.Resources = append(doc.Resources, r)
 	}
 	slices.SortStableFunc(doc.Resources, func(a, b resourceV1) int { return cmp.Compare(a.Resource, b.Resource) })
@@ -79,10 +88,46 @@ func EncodeInventory(inv []accel.Inventory) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("encode inventory: %w", err)
 	}
+	if len(b) > maxInventoryBytes && doc.forgetLinks() {
+		if b, err = json.Marshal(doc); err != nil {
+			return "", fmt.Errorf("encode inventory: %w", err)
+		}
+	}
 	if len(b) > maxInventoryBytes {
 		return "", fmt.Errorf("encode inventory: %d bytes, at most %d are read", len(b), maxInventoryBytes)
 	}
 	return string(b), nil
+}
+
+// forgetLinks reports whether there were any.
+func (doc *inventoryV1) forgetLinks() bool {
+	had := false
+	for i := range doc.Resources {
+		had = had || len(doc.Resources[i].Links) > 0
+		doc.Resources[i].Links = nil
+	}
+	return had
+}
+
+// linksOf writes the links between the devices by their positions, sorted.
+func linksOf(devices []deviceV1, links []accel.Link) []linkV1 {
+	if len(links) == 0 {
+		return nil
+	}
+	at := make(map[accel.DeviceID]int, len(devices))
+	for i, d := range devices {
+		at[d.ID] = i
+	}
+	var out []linkV1
+	for _, l := range links {
+		a, knownA := at[l.A]
+		b, knownB := at[l.B]
+		if knownA && knownB && a != b && l.Score > 0 {
+			out = append(out, linkV1{min(a, b), max(a, b), l.Score})
+		}
+	}
+	slices.SortFunc(out, func(a, b linkV1) int { return slices.Compare(a[:], b[:]) })
+	return slices.Compact(out)
 }
 
 // DecodeInventory reads the annotation's value. Its errors are *SyntaxError.
@@ -96,7 +141,7 @@ func DecodeInventory(s string) ([]accel.Inventory, error) {
 	}
 	out := make([]accel.Inventory, 0, len(doc.Resources))
 	for _, r := range doc.Resources {
-		in := accel.Inventory{Resource: r.Resource, Unit: r.Unit, Shares: make([]accel.Share, 0, len(r.Devices))}
+		in := accel.Inventory{Resource: r.Resource, Unit: r.Unit, Several: r.Several, Shares: make([]accel.Share, 0, len(r.Devices))}
 		for _, d := range r.Devices {
 			s := accel.Share{Units: d.Units, Chips: d.Chips, Device: accel.Device{
 				Index: d.Index, ID: d.ID, Model: d.Model, MemoryBytes: d.MemoryBytes, NUMANode: accel.NoNUMA,
@@ -107,6 +152,14 @@ func DecodeInventory(s string) ([]accel.Inventory, error) {
 			}
 			in.Shares = append(in.Shares, s)
 		}
+		for _, l := range r.Links { // by the positions as written
+			a, b := r.Devices[l[0]].ID, r.Devices[l[1]].ID
+			in.Links = append(in.Links, accel.Link{A: min(a, b), B: max(a, b), Score: l[2]})
+		}
+		slices.SortFunc(in.Links, func(x, y accel.Link) int {
+			return cmp.Or(cmp.Compare(x.A, y.A), cmp.Compare(x.B, y.B), cmp.Compare(x.Score, y.Score))
+		})
+		in.Links = slices.Compact(in.Links)
 		slices.SortFunc(in.Shares, func(a, b accel.Share) int { return cmp.Compare(a.Index, b.Index) })
 		out = append(out, in)
 	}
@@ -171,6 +224,11 @@ func (r *resourceV1) mistakes() []error {
 			if !utf8.ValidString(s) {
 				errs = append(errs, fmt.Errorf("device %q: %q is not valid UTF-8", d.ID, s))
 			}
+		}
+	}
+	for _, l := range r.Links {
+		if l[0] < 0 || l[0] >= l[1] || l[1] >= len(r.Devices) || l[2] <= 0 {
+			errs = append(errs, fmt.Errorf("a link is %v, not two positions in the list of %d devices, the lower one first, and a score above 0", l, len(r.Devices)))
 		}
 	}
 	return errs

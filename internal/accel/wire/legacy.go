@@ -32,18 +32,26 @@ func IsLegacyAnnotation(key string) bool {
 //	<prefix>memory-request  the pod's units
 //	<prefix>assigned        "true" once the node confirmed the grant
 //	<prefix>assign-time     Unix time in ns at which the device was chosen
+//
+// Of several devices, which older systems did not give, id lists the indexes
+// joined by commas and memory is the sum.
 func LegacyAnnotations(g accel.Grant) map[string]string {
 	prefix, ok := legacyPrefixes[g.Resource]
 	if !ok {
 		return nil
+	}
+	ids, memory := strconv.Itoa(g.Index), g.DeviceUnits
+	for _, d := range g.More {
+		ids += "," + strconv.Itoa(d.Index)
+		memory += d.DeviceUnits
 	}
 	var ns int64
 	if !g.At.IsZero() { // the zero time is outside the range of UnixNano
 		ns = g.At.UnixNano()
 	}
 	return map[string]string{
-		prefix + "id":             strconv.Itoa(g.Index),
-		prefix + "memory":         strconv.FormatInt(int64(g.DeviceUnits), 10),
+		prefix + "id":             ids,
+		prefix + "memory":         strconv.FormatInt(int64(memory), 10),
 		prefix + "memory-request": strconv.FormatInt(int64(g.Units), 10),
 		prefix + "assigned":       strconv.FormatBool(g.Confirmed),
 		prefix + "assign-time":    strconv.FormatInt(ns, 10),

@@ -251,7 +251,7 @@ func TestGrantGolden(t *testing.T) {
 				"verified":   func() (accel.Grant, error) { return s.DecodeGrant(podUID, v) },
 				"unverified": func() (accel.Grant, error) { return DecodeGrantUnverified(v) },
 			} {
-				if back, err := decode(); err != nil || back != g {
+				if back, err := decode(); err != nil || !reflect.DeepEqual(back, g) {
 					t.Errorf("%s: read back %+v, %v; want %+v", what, back, err, g)
 				}
 			}
@@ -271,7 +271,7 @@ func TestGrantSurvivesReformatting(t *testing.T) {
 	if err := json.Indent(&pretty, []byte(v), "", "  "); err != nil {
 		t.Fatal(err)
 	}
-	if g, err := s.DecodeGrant(podUID, pretty.String()); err != nil || g != guideGrant() {
+	if g, err := s.DecodeGrant(podUID, pretty.String()); err != nil || !reflect.DeepEqual(g, guideGrant()) {
 		t.Errorf("DecodeGrant = %+v, %v", g, err)
 	}
 }
@@ -371,7 +371,7 @@ func TestDecodeGrantRefused(t *testing.T) {
 		"negative device": {`{"v":1,"resource":"r","node":"n","device":"d","units":1,"deviceUnits":-1}`, "-1 units"},
 		"a bad time":      {`{"v":1,"at":"yesterday"}`, "yesterday"},
 		"text behind":     {`{"v":1}x`, "text follows"},
-		"too long":        {`{"v":1,"node":"` + strings.Repeat("n", maxGrantBytes) + `"}`, "at most 4096"},
+		"too long":        {`{"v":1,"node":"` + strings.Repeat("n", maxGrantBytes) + `"}`, "at most 16384"},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -402,7 +402,7 @@ func TestEncodeGrantRefused(t *testing.T) {
 		"no units":       {podUID, func(g *accel.Grant) { g.Units = 0 }, "0 units"},
 		"not UTF-8":      {podUID, func(g *accel.Grant) { g.Device = "\xff" }, "not valid UTF-8"},
 		"absurd time":    {podUID, func(g *accel.Grant) { g.At = time.Unix(math.MaxInt64/2, 0) }, "year"},
-		"very long node": {podUID, func(g *accel.Grant) { g.Node = strings.Repeat("n", maxGrantBytes) }, "at most 4096"},
+		"very long node": {podUID, func(g *accel.Grant) { g.Node = strings.Repeat("n", maxGrantBytes) }, "at most 16384"},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {

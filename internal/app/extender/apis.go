@@ -13,6 +13,6 @@ func APIs() []version.API {
 	return []version.API{
 		{Use: version.Serves, Name: "kube-scheduler extender", Versions: []string{extender.APIVersion}},
 		{Use: version.Reads, Name: wire.InventoryAnnotation, Versions: []string{strconv.Itoa(wire.InventoryVersion)}},
-		{Use: version.Writes, Name: wire.GrantAnnotation, Versions: []string{strconv.Itoa(wire.GrantVersion)}},
+		{Use: version.Writes, Name: wire.GrantAnnotation, Versions: wire.GrantVersions()},
 	}
 }

@@ -123,7 +123,7 @@ func assemble(s settings, clients kube.Clients) (*program, error) {
 		ledger:   ledger.New(ledger.Options{Policy: s.policy, ReservationTTL: s.ReservationTTL}),
 		keys:     kube.NewKeyring(s.GrantKeyFile),
 	}
-	p.binder = kube.NewBinder(clients.Kubernetes, s.resources)
+	p.binder = kube.NewBinder(clients.Kubernetes, s.resources, false)
 	p.leading.Store(!s.LeaderElect)
 	p.books = kube.NewBooks(kube.BooksConfig{
 		Ledger: p.ledger, Grants: p.keys, Resources: s.resources, NodeLabels: s.labels, ConfigLabels: nodeconfig.Labels,

@@ -11,6 +11,6 @@ import (
 func APIs() []version.API {
 	return []version.API{
 		{Use: version.Reads, Name: wire.InventoryAnnotation, Versions: []string{strconv.Itoa(wire.InventoryVersion)}},
-		{Use: version.Reads, Name: wire.GrantAnnotation, Versions: []string{strconv.Itoa(wire.GrantVersion)}},
+		{Use: version.Reads, Name: wire.GrantAnnotation, Versions: wire.GrantVersions()},
 	}
 }

@@ -374,7 +374,7 @@ func newMixedServer(t *testing.T) *apiServer {
 			t.Fatal(err)
 		}
 		if value != "" {
-			pod.Annotations[wire.DevicesAnnotation] = value
+			pod.Annotations[wire.HeldAnnotation] = value
 		}
 		s.pods = append(s.pods, pod)
 	}
@@ -385,7 +385,7 @@ func newMixedServer(t *testing.T) *apiServer {
 	add("starting", nil, "nvidia.com/gpu", 1)
 	add("on-a-lost-one", held{"nvidia.com/gpu": {"GPU-gone"}}, "nvidia.com/gpu", 1)
 	add("memory", nil, "nvidia.com/gpu-memory", 20)
-	s.pods[len(s.pods)-1].Annotations[wire.DevicesAnnotation] = "{garbage"
+	s.pods[len(s.pods)-1].Annotations[wire.HeldAnnotation] = "{garbage"
 	signer, err := wire.NewSigner(bytes.Repeat([]byte("k"), wire.MinKeyBytes))
 	if err != nil {
 		t.Fatal(err)

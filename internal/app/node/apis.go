@@ -18,7 +18,7 @@ func apis() []version.API {
 		{Use: version.Serves, Name: "kubelet device plugin", Versions: []string{deviceplugin.APIVersion}},
 		{Use: version.Calls, Name: "kubelet pod resources", Versions: []string{podresources.APIVersion}},
 		{Use: version.Reads, Name: path.Dir(v1alpha1.APIVersion), Versions: []string{path.Base(v1alpha1.APIVersion)}},
-		{Use: version.Reads, Name: wire.GrantAnnotation, Versions: []string{strconv.Itoa(wire.GrantVersion)}},
+		{Use: version.Reads, Name: wire.GrantAnnotation, Versions: wire.GrantVersions()},
 		{Use: version.Writes, Name: wire.InventoryAnnotation, Versions: []string{strconv.Itoa(wire.InventoryVersion)}},
 		{Use: version.Writes, Name: "Container Device Interface", Versions: []string{nodeagent.CDIVersion}},
 	}

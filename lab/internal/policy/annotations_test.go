@@ -106,7 +106,7 @@ func TestOnlyDivvyWritesItsAnnotations(t *testing.T) {
 	for key := range wire.LegacyAnnotations(grant) {
 		own[key] = "1"
 	}
-	own[wire.GrantAnnotation], own[wire.DevicesAnnotation] = "g", "d"
+	own[wire.GrantAnnotation], own[wire.HeldAnnotation] = "g", "d"
 	own[wire.RetryAnnotation] = "t"
 	nodeOwn := map[string]string{wire.InventoryAnnotation: "i", nodelabels.OwnedAnnotation: "l", countsAnnotation: "c"}
 
