@@ -305,6 +305,7 @@ func (t *timeline) creation() time.Duration {
 // sight is what the programs have done and used up to one moment.
 type sight struct {
 	usage     map[string]controlplane.Usage // by program
+	server    samples                       // of the API server
 	scheduler samples
 	extender  samples // nil without one
 }
@@ -313,6 +314,13 @@ type sight struct {
 func (b *bench) look(ctx context.Context, scheduler *controlplane.Scheduler, extender *controlplane.Extender) (s sight, err error) {
 	pids := map[string]int{
 		"etcd": b.plane.Etcd.PID(), "kube-apiserver": b.plane.APIServer.PID(), "kube-scheduler": scheduler.PID(), "this program": os.Getpid(),
+	}
+	raw, err := b.client.Discovery().RESTClient().Get().AbsPath("/metrics").DoRaw(ctx)
+	if err != nil {
+		return s, fmt.Errorf("metrics of the API server: %w", err)
+	}
+	if s.server, err = parseSamples(string(raw)); err != nil {
+		return s, fmt.Errorf("metrics of the API server: %w", err)
 	}
 	text, err := scheduler.Metrics(ctx)
 	if err != nil {

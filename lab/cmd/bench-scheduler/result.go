@@ -11,6 +11,8 @@ import (
 	"strings"
 	"text/tabwriter"
 	"time"
+
+	dto "github.com/prometheus/client_model/go"
 )
 
 // What is asked of Divvy: the least share of the pods per second without it, by the
@@ -80,6 +82,10 @@ type Phase struct {
 	Latency Quantiles `json:"latency"`
 	// CPU is processor time by program, for one pod.
 	CPU map[string]float64 `json:"cpuMillisecondsPerPod"`
+	// Server is what the API server answered, for one pod, by what was asked, and
+	// Store what it asked of etcd.
+	Server map[string]float64 `json:"apiServerRequestsPerPod"`
+	Store  map[string]float64 `json:"etcdRequestsPerPod"`
 	// Scheduler is where the scheduler's own time went.
 	Scheduler SchedulerTimes `json:"scheduler"`
 	// Extender is nil without Divvy.
@@ -145,23 +151,39 @@ func (p *Phase) fill(before, after sight) {
 	for name, now := range after.usage {
 		p.CPU[name] = (now.CPU - before.usage[name].CPU).Seconds() * 1e3 / pods
 	}
+	p.Server = perPod(pods, before.server, after.server, func(s samples, add func(string, float64)) {
+		s.each("apiserver_request_total", func(label func(string) string, m *dto.Metric) {
+			name := label("verb") + " " + label("resource")
+			if sub := label("subresource"); sub != "" {
+				name += "/" + sub
+			}
+			add(name, m.GetCounter().GetValue())
+		})
+	})
+	p.Store = perPod(pods, before.server, after.server, func(s samples, add func(string, float64)) {
+		s.each("etcd_request_duration_seconds", func(label func(string) string, m *dto.Metric) {
+			add(label("operation")+" "+label("resource"), float64(m.GetHistogram().GetSampleCount()))
+		})
+	})
 	p.Scheduler.Algorithm = mean(before.scheduler, after.scheduler, "scheduler_scheduling_algorithm_duration_seconds").Milliseconds
 	const hints = "scheduler_batch_attempts_total"
 	p.Scheduler.Hints = (after.scheduler.count(hints, "result", "hint_used") - before.scheduler.count(hints, "result", "hint_used")) / pods
 	if after.extender == nil {
 		return
 	}
-	e := &ExtenderTimes{Verbs: map[string]Verb{}, RequestKinds: map[string]float64{}}
+	e := &ExtenderTimes{Verbs: map[string]Verb{}}
 	for _, verb := range []string{"filter", "prioritize", "bind"} {
 		v := mean(before.extender, after.extender, "divvy_extender_request_duration_seconds", "verb", verb)
 		v.PerPod /= pods
 		e.Verbs[verb] = v
 	}
-	for kind, n := range requests(after.extender) {
-		if n -= requests(before.extender)[kind]; n > 0 {
-			e.RequestKinds[kind] = n / pods
-			e.Requests += n / pods
-		}
+	e.RequestKinds = perPod(pods, before.extender, after.extender, func(s samples, add func(string, float64)) {
+		s.each("divvy_api_requests_total", func(label func(string) string, m *dto.Metric) {
+			add(label("verb")+" "+label("resource"), m.GetCounter().GetValue())
+		})
+	})
+	for _, n := range e.RequestKinds {
+		e.Requests += n
 	}
 	usage := after.usage["divvy-extender"]
 	e.Resident, e.Peak = float64(usage.Resident)/1e6, float64(usage.Peak)/1e6
@@ -179,22 +201,20 @@ func mean(before, after samples, name string, labels ...string) Verb {
 	return Verb{PerPod: times, Milliseconds: (total - totalBefore) / times * 1e3}
 }
 
-// requests returns a program's requests to the API server by what they ask.
-func requests(s samples) map[string]float64 {
-	out := map[string]float64{}
-	for _, metric := range s["divvy_api_requests_total"].GetMetric() {
-		var verb, resource string
-		for _, label := range metric.GetLabel() {
-			switch label.GetName() {
-			case "verb":
-				verb = label.GetValue()
-			case "resource":
-				resource = label.GetValue()
-			}
+// perPod returns by how much amounts grew between two moments, divided by the number
+// of pods; read adds up what a program shows. What did not grow is left out.
+func perPod(pods float64, before, after samples, read func(s samples, add func(name string, amount float64))) map[string]float64 {
+	grown := map[string]float64{}
+	read(after, func(name string, amount float64) { grown[name] += amount })
+	read(before, func(name string, amount float64) { grown[name] -= amount })
+	for name, amount := range grown {
+		if amount <= 0 {
+			delete(grown, name)
+			continue
 		}
-		out[verb+" "+resource] += metric.GetCounter().GetValue()
+		grown[name] = amount / pods
 	}
-	return out
+	return grown
 }
 
 // judge compares the sides.
@@ -257,6 +277,10 @@ func (r *Result) print(out io.Writer) error {
 		for _, side := range []side{without, with} {
 			fmt.Fprintf(out, "  %-7s Divvy: %s\n", side, s.cpu(side))
 		}
+		fmt.Fprintln(out, "\nRequests for a pod that the API server answered, everybody's:")
+		for _, side := range []side{without, with} {
+			fmt.Fprintf(out, "  %-7s Divvy: %s\n", side, s.answered(side))
+		}
 		s.printExtender(out)
 		fmt.Fprintf(out, "\n  Pods per second with Divvy %.1f, without %.1f: %.2f of it; at least %.1f is wanted.\n", s.Rate[with], s.Rate[without], s.Ratio, s.Wanted)
 		fmt.Fprintf(out, "  Requests of Divvy's own to the API server for a pod: %.2f; at most %g is wanted.\n", s.Requests, s.WantedRequests)
@@ -264,25 +288,49 @@ func (r *Result) print(out io.Writer) error {
 	return nil
 }
 
-// cpu is the processor time of each program over all rounds of a side.
-func (s *Size) cpu(side side) string {
-	sum, phases := map[string]float64{}, 0.0
+// mean returns the mean over all rounds of a side.
+func (s *Size) mean(side side, of func(Phase) map[string]float64) map[string]float64 {
+	mean, phases := map[string]float64{}, 0.0
 	for _, p := range s.Phases {
 		if p.Side != side {
 			continue
 		}
 		phases++
-		for name, ms := range p.CPU {
-			sum[name] += ms
+		for name, amount := range of(p) {
+			mean[name] += amount
 		}
 	}
+	for name := range mean {
+		mean[name] /= phases
+	}
+	return mean
+}
+
+// cpu is the processor time of each program.
+func (s *Size) cpu(side side) string {
+	mean := s.mean(side, func(p Phase) map[string]float64 { return p.CPU })
 	whole := 0.0
 	var parts []string
-	for _, name := range slices.Sorted(maps.Keys(sum)) {
-		whole += sum[name] / phases
-		parts = append(parts, fmt.Sprintf("%s %.2f", name, sum[name]/phases))
+	for _, name := range slices.Sorted(maps.Keys(mean)) {
+		whole += mean[name]
+		parts = append(parts, fmt.Sprintf("%s %.2f", name, mean[name]))
 	}
 	return strings.Join(parts, ", ") + fmt.Sprintf("; together %.2f", whole)
+}
+
+// rare is what is not printed: fewer requests for a pod than this.
+const rare = 0.01
+
+// answered is what the API server answered.
+func (s *Size) answered(side side) string {
+	mean := s.mean(side, func(p Phase) map[string]float64 { return p.Server })
+	var parts []string
+	for _, name := range slices.Sorted(maps.Keys(mean)) {
+		if mean[name] >= rare {
+			parts = append(parts, fmt.Sprintf("%.2f %s", mean[name], name))
+		}
+	}
+	return strings.Join(parts, ", ")
 }
 
 func (s *Size) printExtender(out io.Writer) {

@@ -21,22 +21,32 @@ func parseSamples(text string) (samples, error) {
 	return families, nil
 }
 
+// each calls see for each series of a metric. label returns the value of one of its
+// labels, "" where it has none of that name.
+func (s samples) each(name string, see func(label func(name string) string, m *dto.Metric)) {
+	for _, metric := range s[name].GetMetric() {
+		see(func(name string) string {
+			for _, pair := range metric.GetLabel() {
+				if pair.GetName() == name {
+					return pair.GetValue()
+				}
+			}
+			return ""
+		}, metric)
+	}
+}
+
 // series calls see for each series of a metric that has these labels among its own;
 // labels are pairs of name and value.
 func (s samples) series(name string, labels []string, see func(*dto.Metric)) {
-	for _, metric := range s[name].GetMetric() {
-		has := map[string]string{}
-		for _, pair := range metric.GetLabel() {
-			has[pair.GetName()] = pair.GetValue()
-		}
-		fits := true
+	s.each(name, func(label func(string) string, metric *dto.Metric) {
 		for i := 0; i+1 < len(labels); i += 2 {
-			fits = fits && has[labels[i]] == labels[i+1]
+			if label(labels[i]) != labels[i+1] {
+				return
+			}
 		}
-		if fits {
-			see(metric)
-		}
-	}
+		see(metric)
+	})
 }
 
 // count adds up counters.

@@ -185,8 +185,8 @@ func (g Group) each(ctx context.Context, do func(context.Context, int) error) er
 // CPU and memory as pods do.
 func (g Group) Pod(namespace, name string, units accel.Units) *corev1.Pod {
 	amounts := corev1.ResourceList{
-		corev1.ResourceCPU:                              resource.MustParse("100m"),
-		corev1.ResourceMemory:                           resource.MustParse("128Mi"),
+		corev1.ResourceCPU:                             resource.MustParse("100m"),
+		corev1.ResourceMemory:                          resource.MustParse("128Mi"),
 		corev1.ResourceName(g.withDefaults().Resource): *resource.NewQuantity(int64(units), resource.DecimalSI),
 	}
 	return &corev1.Pod{
