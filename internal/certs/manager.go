@@ -89,6 +89,8 @@ type Manager struct {
 	serving atomic.Pointer[served]
 	// accepted is what ClientCAs returns; nil before there is anything.
 	accepted atomic.Pointer[x509.CertPool]
+	// client is what ClientCertificate returns; nil before there is anything.
+	client atomic.Pointer[tls.Certificate]
 
 	// What follows belongs to the goroutine of Run.
 
@@ -412,6 +414,9 @@ func (m *Manager) publishClient(ctx context.Context, st state, secret *corev1.Se
 		klog.FromContext(ctx).Error(err, "The client certificate cannot be used", "namespace", secret.Namespace, "secret", secret.Name)
 	}
 	next, err := m.policy.client(st.content, present, now, m.steady(st, now))
+	if present != nil {
+		m.client.Store(present) // also while it is about to be replaced
+	}
 	if next == nil || err != nil || !m.making.TryAccept() {
 		return err
 	}
@@ -427,6 +432,7 @@ func (m *Manager) publishClient(ctx context.Context, st state, secret *corev1.Se
 	if _, err := m.config.Client.CoreV1().Secrets(secret.Namespace).Update(ctx, secret, metav1.UpdateOptions{}); err != nil {
 		return fmt.Errorf("write Secret %s/%s: %w", secret.Namespace, secret.Name, err)
 	}
+	m.client.Store(next)
 	klog.FromContext(ctx).Info("Made a client certificate", "name", m.config.ClientName, "secret", klog.KObj(secret), "expires", next.Leaf.NotAfter)
 	return nil
 }
@@ -524,6 +530,15 @@ func (m *Manager) ClientCAs() *x509.CertPool {
 		return pool
 	}
 	return x509.NewCertPool()
+}
+
+// ClientCertificate returns the client certificate that is published, for programs
+// that reach another replica with it. It fails before there is one.
+func (m *Manager) ClientCertificate() (*tls.Certificate, error) {
+	if c := m.client.Load(); c != nil {
+		return c, nil
+	}
+	return nil, fmt.Errorf("no client certificate yet: %w", m.trouble())
 }
 
 // Ready returns nil when there is a certificate that is valid now, and the

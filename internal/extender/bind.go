@@ -31,6 +31,11 @@ func (e *Extender) bind(ctx context.Context, body, out []byte) ([]byte, error) {
 		return nil, fmt.Errorf("another bind of pod %s/%s is under way: %w", args.PodNamespace, args.PodName, err)
 	}
 	defer unlock()
+	ctx, done, err := e.lead(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer done()
 
 	pod, err := e.podToBind(ctx, args)
 	if err == nil {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"net/netip"
 	"slices"
 	"time"
@@ -60,6 +61,14 @@ type Config struct {
 	Signer func() (*wire.Signer, error)
 	// Ready returns nil, or why the extender cannot answer yet.
 	Ready func() error
+	// Election says which of several replicas answers; nil where there is one.
+	Election Election
+	// Forward reaches the replica that leads; nil where replicas do not reach each
+	// other, and a request of one that does not lead waits until it does.
+	Forward http.RoundTripper
+	// Hold is how long a request waits for a leader. It is below what kube-scheduler
+	// waits for an answer.
+	Hold time.Duration
 	// Resources are those that the extender manages, in the order in which
 	// they are checked; the first is what inspect shows unless asked otherwise.
 	Resources []accel.Resource
@@ -127,6 +136,9 @@ var errNotReady = errors.New("the extender is not ready")
 func (e *Extender) ready() error {
 	if err := e.config.Ready(); err != nil {
 		return fmt.Errorf("%w: %w", errNotReady, err)
+	}
+	if e.config.Election != nil && !e.config.Election.Leading() {
+		return fmt.Errorf("%w: %w", errNotReady, errFollows)
 	}
 	return nil
 }

@@ -53,15 +53,17 @@ type verb struct {
 //	GET  /version, /healthz, /readyz
 func (e *Extender) Handler() http.Handler {
 	mux := http.NewServeMux()
+	held := make(chan struct{}, maxHeld)
 	for _, v := range []verb{
 		{name: verbFilter, maxBody: maxFilterBody, answer: e.filter, fail: appendFilterError},
 		{name: verbPrioritize, maxBody: maxFilterBody, answer: e.prioritize},
 		{name: verbBind, maxBody: maxBindBody, answer: e.bind, fail: appendError, allow: e.mayBind},
 	} {
-		mux.Handle(Prefix+"/"+v.name, e.handleVerb(v))
+		mux.Handle(Prefix+"/"+v.name, e.led(v, held, e.handleVerb(v)))
 	}
-	mux.HandleFunc("GET "+inspect.Route, e.handleInspect)
-	mux.HandleFunc("GET "+inspect.Route+"/{node}", e.handleInspect)
+	report := e.led(verb{name: verbInspect}, held, http.HandlerFunc(e.handleInspect))
+	mux.Handle("GET "+inspect.Route, report)
+	mux.Handle("GET "+inspect.Route+"/{node}", report)
 	mux.HandleFunc("GET /version", func(w http.ResponseWriter, _ *http.Request) { writeText(w, http.StatusOK, e.config.Version) })
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { writeText(w, http.StatusOK, "ok") })
 	mux.HandleFunc("GET /readyz", e.handleReady)
@@ -72,7 +74,7 @@ func (e *Extender) Handler() http.Handler {
 }
 
 func (e *Extender) handleReady(w http.ResponseWriter, _ *http.Request) {
-	if err := e.ready(); err != nil {
+	if err := e.reachable(); err != nil {
 		writeText(w, http.StatusServiceUnavailable, err.Error())
 		return
 	}
@@ -87,6 +89,9 @@ func (e *Extender) recoverPanics(next http.Handler) http.Handler {
 			p := recover()
 			if p == nil {
 				return
+			}
+			if p == http.ErrAbortHandler { //nolint:errorlint // it is compared so by net/http as well
+				panic(p)
 			}
 			e.metrics.panics.Inc()
 			klog.FromContext(r.Context()).Error(fmt.Errorf("panic: %v", p), "A request failed within the extender",

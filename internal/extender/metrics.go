@@ -44,6 +44,7 @@ type metrics struct {
 	verbs      map[string]*verbMetrics
 	resources  map[accel.Resource]*resourceMetrics
 	several    *resourceMetrics
+	forwarded  *prometheus.CounterVec // by result
 	bindErrors *prometheus.CounterVec // by cause
 	panics     prometheus.Counter
 	woken      *prometheus.CounterVec // by result
@@ -103,8 +104,12 @@ func newMetrics(registry prometheus.Registerer, resources []accel.Resource, wait
 		m.woken.WithLabelValues(result)
 	}
 	remembered := defs.ExtenderWaiting.NewGaugeFunc(nil, func() float64 { return float64(waiting()) })
+	m.forwarded = defs.ExtenderForwarded.NewCounters()
 	if registry == nil {
 		return m, nil
+	}
+	if err := registry.Register(m.forwarded); err != nil {
+		return nil, err
 	}
 	for _, c := range []prometheus.Collector{requests, duration, inFlight, decisions, verdicts, m.bindErrors, m.panics, m.woken, remembered} {
 		if err := registry.Register(c); err != nil {

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -103,6 +104,8 @@ type BooksConfig struct {
 // All methods are safe for concurrent use.
 type Books struct {
 	config BooksConfig
+	// reflector is that of the pods; nil before Run.
+	reflector atomic.Pointer[cache.Reflector]
 
 	mu          sync.RWMutex // guards what follows; the ledger's lock nests in it
 	logger      klog.Logger
@@ -174,7 +177,7 @@ func (b *Books) Run(ctx context.Context, clients Clients) {
 		nodes := clients.Metadata.Resource(nodesResource)
 		group.StartWithContext(ctx, NewReflector("nodes", &metav1.PartialObjectMetadata{}, b.Nodes(), ListWatch(clients.Metadata, "", nodes.List, nodes.Watch)).RunWithContext)
 	}
-	group.StartWithContext(ctx, NewReflector("pods", &v1.Pod{}, b.Pods(), ListWatch(clients.Kubernetes, running, pods.List, pods.Watch)).RunWithContext)
+	group.StartWithContext(ctx, b.following(NewReflector("pods", &v1.Pod{}, b.Pods(), ListWatch(clients.Kubernetes, running, pods.List, pods.Watch))))
 	group.Wait()
 }
 

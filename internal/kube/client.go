@@ -46,6 +46,7 @@ func NewClients(config *rest.Config, userAgent string) (Clients, error) {
 	config.QPS = -1
 	requests := metrics.NewAPI()
 	config.Wrap(requests.Wrap)
+	config.Wrap(withDeadline)
 
 	meta, err := metadata.NewForConfig(config)
 	if err != nil {

@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"sync"
 
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -163,6 +164,9 @@ func (s *Server) handle(action clienttesting.Action) (handled bool, result runti
 	defer s.mu.Unlock()
 	switch a := action.(type) {
 	case clienttesting.CreateActionImpl:
+		if binding, ok := a.Object.(*corev1.Binding); ok {
+			return true, binding, s.bind(a, binding)
+		}
 		if err := s.stamp(a.Object, true); err != nil {
 			return true, nil, err
 		}
@@ -272,6 +276,41 @@ func (s *Server) patch(a clienttesting.PatchActionImpl) (handled bool, result ru
 	}
 	s.tell("patch", result)
 	return true, result, nil
+}
+
+// bind binds a pod as the API server does: once, only the pod that is meant, and with
+// the annotations of the binding.
+func (s *Server) bind(a clienttesting.CreateActionImpl, binding *corev1.Binding) error {
+	pods := corev1.SchemeGroupVersion.WithResource("pods")
+	name := a.Name
+	if name == "" {
+		name = binding.Name
+	}
+	_, obj, err := s.stored(pods, a.GetNamespace(), name)
+	if err != nil {
+		return err
+	}
+	pod, ok := obj.DeepCopyObject().(*corev1.Pod)
+	switch {
+	case !ok:
+		return fmt.Errorf("%s/%s is a %T", a.GetNamespace(), name, obj)
+	case binding.UID != "" && binding.UID != pod.UID:
+		return conflict(a, name)
+	case pod.Spec.NodeName != "":
+		return apierrors.NewConflict(schema.GroupResource{Resource: "pods/binding"}, name, fmt.Errorf("pod %s is already assigned to node %q", name, pod.Spec.NodeName))
+	}
+	pod.Spec.NodeName = binding.Target.Name
+	for key, value := range binding.Annotations {
+		metav1.SetMetaDataAnnotation(&pod.ObjectMeta, key, value)
+	}
+	if err := s.stamp(pod, false); err != nil {
+		return err
+	}
+	if err := s.tracker.Update(pods, pod, a.GetNamespace()); err != nil {
+		return err
+	}
+	s.tell("bind", pod)
+	return nil
 }
 
 func (s *Server) tell(verb string, obj runtime.Object) {

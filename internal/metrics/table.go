@@ -113,6 +113,16 @@ var (
 		Name: "divvy_extender_leader", Type: Gauge, Programs: []string{Extender},
 		Help: "1 while this replica leads, and always without election; else 0.",
 	})
+	ExtenderTerms = define(Metric{
+		Name: "divvy_extender_terms_total", Type: Counter, Programs: []string{Extender},
+		Help: "How often this replica began to lead.", Absent: "without election",
+	})
+	ExtenderForwarded = define(Metric{
+		Name: "divvy_extender_forwarded_total", Type: Counter, Programs: []string{Extender},
+		Help:   "Requests that came while this replica did not lead, by who answered.",
+		Labels: []Label{{"result", "`leader`, `here` (this replica led meanwhile) or `failed` (nobody led in time)"}},
+		Absent: "until the first such request",
+	})
 	ExtenderReservations = define(Metric{
 		Name: "divvy_extender_reservations", Type: Gauge, Programs: []string{Extender},
 		Help: "Pods that were given a device and have not been seen bound yet.",

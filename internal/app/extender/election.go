@@ -2,50 +2,103 @@ package extender
 
 import (
 	"context"
-	"errors"
+	"crypto/tls"
 	"fmt"
+	"math"
+	"net"
+	"net/http"
 	"time"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/tools/leaderelection"
-	"k8s.io/client-go/tools/leaderelection/resourcelock"
-	"k8s.io/klog/v2"
+	"github.com/divvy-gpu/divvy/internal/extender"
+	"github.com/divvy-gpu/divvy/internal/lead"
 )
 
-// errLostLease ends a replica that led: kubelet starts it again, with books
-// that hold no reservation of a time when another replica bound pods.
-var errLostLease = errors.New("another replica may lead now: the Lease was not renewed in time")
+const (
+	// holdBeyond is how much longer than a Lease a request waits for a leader, and
+	// maxHold the longest: kube-scheduler waits 10 s for an answer.
+	holdBeyond = 1500 * time.Millisecond
+	maxHold    = 9 * time.Second
+	// unfinished is how long a bind may be under way, with the question what became of it.
+	unfinished = 2 * extender.DefaultBindTimeout
+	// unfinishedAtOnce is how many reservations of an earlier lead are dropped: all.
+	unfinishedAtOnce = math.MaxInt
+)
 
-// elect takes part in the election until ctx ends, and then gives the Lease
-// up. Two replicas must never bind at the same time, since neither knows the
-// other's reservations.
-func (p *program) elect(ctx context.Context) error {
-	lock := &resourcelock.LeaseLock{
-		LeaseMeta:  metav1.ObjectMeta{Name: p.settings.LeaderElectName, Namespace: p.settings.LeaderElectNamespace},
-		Client:     p.clients.Kubernetes.CoordinationV1(),
-		LockConfig: resourcelock.ResourceLockConfig{Identity: p.settings.identity},
+// newElection returns this replica's part in the election; nil without one.
+func (p *program) newElection() (*lead.Lead, error) {
+	s := p.settings
+	if !s.LeaderElect {
+		return nil, nil //nolint:nilnil // documented
 	}
-	elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
-		Lock:            lock,
-		Name:            p.settings.LeaderElectName,
-		LeaseDuration:   15 * time.Second,
-		RenewDeadline:   10 * time.Second,
-		RetryPeriod:     2 * time.Second,
-		ReleaseOnCancel: true,
-		Callbacks: leaderelection.LeaderCallbacks{
-			OnStartedLeading: func(context.Context) { p.leading.Store(true) },
-			OnStoppedLeading: func() { p.leading.Store(false) },
-			OnNewLeader: func(identity string) {
-				klog.FromContext(ctx).Info("Leader", "identity", identity, "self", identity == p.settings.identity)
-			},
-		},
+	return lead.New(lead.Config{
+		Client:    p.clients.Kubernetes,
+		Namespace: s.LeaderElectNamespace, Name: s.LeaderElectName,
+		Pod: s.pod, Address: s.address,
+		Duration: s.LeaderElectDuration,
+		CatchUp:  p.catchUp,
 	})
-	if err != nil {
-		return fmt.Errorf("leader election: %w", err)
+}
+
+// catchUp returns nil when this replica may answer: its books have all that the
+// replicas before it bound, and no reservation is left of a time when it led itself
+// and another may have bound other pods since.
+func (p *program) catchUp(ctx context.Context) error {
+	if err := p.books.CatchUp(ctx, p.clients, p.settings.LeaderElectNamespace, p.settings.pod); err != nil {
+		return err
 	}
-	elector.Run(ctx)
-	if ctx.Err() == nil {
-		return errLostLease
+	// What is younger may be under way, and keeps its device until it is seen.
+	for _, ref := range p.ledger.Unseen(unfinished, unfinishedAtOnce) {
+		p.ledger.Forget(ref.UID)
 	}
 	return nil
+}
+
+// leading reports whether this replica answers; always without election.
+func (p *program) leading() bool { return p.election == nil || p.election.Leading() }
+
+// hold is how long a request waits for a leader.
+func (s settings) hold() time.Duration { return min(s.LeaderElectDuration+holdBeyond, maxHold) }
+
+// withElection completes what the extender needs to know of other replicas.
+func (p *program) withElection(c extender.Config) extender.Config {
+	if p.election == nil {
+		return c
+	}
+	c.Election, c.Hold = p.election, p.settings.hold()
+	if p.certs != nil {
+		c.Forward = p.newForward()
+	}
+	return c
+}
+
+// newForward returns how this replica reaches the one that leads: over TLS, by the
+// certificate with which kube-scheduler may bind, which all replicas publish.
+func (p *program) newForward() http.RoundTripper {
+	return &http.Transport{
+		DialTLSContext: func(ctx context.Context, network, address string) (net.Conn, error) {
+			own, err := p.certs.ClientCertificate()
+			if err != nil {
+				return nil, err
+			}
+			dialer := tls.Dialer{
+				// One on a node that is gone refuses nothing.
+				NetDialer: &net.Dialer{Timeout: time.Second},
+				Config: &tls.Config{
+					MinVersion: tls.VersionTLS12,
+					ServerName: p.settings.serverName(),
+					// Those of the moment: connections are made anew when CAs change.
+					RootCAs:      p.certs.ClientCAs(),
+					Certificates: []tls.Certificate{*own},
+				},
+			}
+			connection, err := dialer.DialContext(ctx, network, address)
+			if err != nil {
+				return nil, fmt.Errorf("reach the leader: %w", err)
+			}
+			return connection, nil
+		},
+		MaxIdleConnsPerHost: 100,
+		IdleConnTimeout:     time.Minute,
+		DisableCompression:  true,
+	}
 }

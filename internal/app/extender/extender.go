@@ -22,6 +22,7 @@ import (
 	"github.com/divvy-gpu/divvy/internal/events"
 	"github.com/divvy-gpu/divvy/internal/extender"
 	"github.com/divvy-gpu/divvy/internal/kube"
+	"github.com/divvy-gpu/divvy/internal/lead"
 	"github.com/divvy-gpu/divvy/internal/logging"
 	"github.com/divvy-gpu/divvy/internal/metrics"
 	"github.com/divvy-gpu/divvy/internal/nodeconfig"
@@ -111,8 +112,8 @@ type program struct {
 	// certs keeps the certificates, and secured answers over TLS; nil without.
 	certs   *certs.Manager
 	secured http.Handler
-	// leading is true while this replica may answer; always without election.
-	leading  atomic.Bool
+	// election is nil where there is one replica.
+	election *lead.Lead
 	stopping atomic.Bool
 }
 
@@ -124,7 +125,6 @@ func assemble(s settings, clients kube.Clients) (*program, error) {
 		keys:     kube.NewKeyring(s.GrantKeyFile),
 	}
 	p.binder = kube.NewBinder(clients.Kubernetes, s.resources, false)
-	p.leading.Store(!s.LeaderElect)
 	p.books = kube.NewBooks(kube.BooksConfig{
 		Ledger: p.ledger, Grants: p.keys, Resources: s.resources, NodeLabels: s.labels, ConfigLabels: nodeconfig.Labels,
 	})
@@ -134,9 +134,21 @@ func assemble(s settings, clients kube.Clients) (*program, error) {
 	p.events.Anew() // the chart's role lets it change none, of anybody's pods
 	registry.MustRegister(p.events, booksCollector{
 		size: p.books.Size, ledger: p.ledger, resources: s.resources, devices: s.MetricsDevices,
-		ready: func() bool { return p.ready() == nil }, leading: p.leading.Load,
+		ready: func() bool { return p.ready() == nil }, leading: p.leading,
 	})
-	e, err := extender.New(extender.Config{
+	var err error
+	if s.TLSListen != "" {
+		if p.certs, err = newCertificates(s, clients.Kubernetes, registry); err != nil {
+			return nil, err
+		}
+	}
+	if p.election, err = p.newElection(); err != nil {
+		return nil, err
+	}
+	if p.election != nil {
+		registry.MustRegister(termsCollector{p.election.Terms})
+	}
+	e, err := extender.New(p.withElection(extender.Config{
 		Ledger:    p.ledger,
 		Cluster:   p.books,
 		Binder:    p.binder,
@@ -150,16 +162,13 @@ func assemble(s settings, clients kube.Clients) (*program, error) {
 		Tell: func(pod accel.PodRef, kind events.Kind, message string) {
 			p.events.Once(events.OnPod(pod.Namespace, pod.Name, pod.UID), kind, message, message)
 		},
-	})
+	}))
 	if err != nil {
 		return nil, err
 	}
 	p.handler, p.wake = e.Handler(), e.WakeWaiting
 	p.registry, p.metrics = registry, serve.Metrics(registry)
-	if s.TLSListen != "" {
-		if p.certs, err = newCertificates(s, clients.Kubernetes, registry); err != nil {
-			return nil, err
-		}
+	if p.certs != nil {
 		if p.secured, err = p.withReviews(p.handler, registry); err != nil {
 			return nil, err
 		}
@@ -167,13 +176,11 @@ func assemble(s settings, clients kube.Clients) (*program, error) {
 	return p, nil
 }
 
-// ready returns nil when the answers of this replica are right.
+// ready returns nil when the answers of this replica are right, if it leads.
 func (p *program) ready() error {
 	switch {
 	case p.stopping.Load():
 		return errors.New("it is stopping")
-	case !p.leading.Load():
-		return errors.New("another replica leads")
 	case !p.books.Synced():
 		return errors.New("the books are still being read from the API server")
 	}
@@ -206,8 +213,8 @@ func (p *program) run(ctx context.Context, open listeners) error {
 		program.Parts = append(program.Parts, p.certs.Run)
 		program.Servers = append(program.Servers, serve.Server{Listener: open.tls, HTTP: secure(p.secured, p.certs)})
 	}
-	if p.settings.LeaderElect {
-		program.Parts = append(program.Parts, p.elect)
+	if p.election != nil {
+		program.Parts = append(program.Parts, p.election.Run)
 	}
 	return program.Run(ctx)
 }

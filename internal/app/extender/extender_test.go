@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -49,6 +48,17 @@ func start(t *testing.T, clients kube.Clients, change func(*Options)) *instance 
 	if change != nil {
 		change(&o)
 	}
+	var config net.ListenConfig
+	var err error
+	sockets := make([]net.Listener, 3)
+	for i := range sockets {
+		if sockets[i], err = config.Listen(t.Context(), "tcp", "127.0.0.1:0"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if o.TLSListen != "" {
+		o.TLSListen = sockets[2].Addr().String() // where other replicas reach this one
+	}
 	s, err := o.settings()
 	if err != nil {
 		t.Fatal(err)
@@ -56,13 +66,6 @@ func start(t *testing.T, clients kube.Clients, change func(*Options)) *instance 
 	p, err := assemble(s, clients)
 	if err != nil {
 		t.Fatal(err)
-	}
-	var config net.ListenConfig
-	sockets := make([]net.Listener, 3)
-	for i := range sockets {
-		if sockets[i], err = config.Listen(t.Context(), "tcp", "127.0.0.1:0"); err != nil {
-			t.Fatal(err)
-		}
 	}
 	ctx, stop := context.WithCancel(context.Background())
 	i := &instance{t: t, url: "http://" + sockets[0].Addr().String(), metrics: "http://" + sockets[1].Addr().String(),
@@ -224,33 +227,6 @@ func TestLife(t *testing.T) {
 		t.Errorf("/metrics on kube-scheduler's port answers %d", status)
 	}
 	if err := i.end(); err != nil {
-		t.Error(err)
-	}
-}
-
-func TestElection(t *testing.T) {
-	key := filepath.Join(t.TempDir(), "key")
-	if err := os.WriteFile(key, bytes.Repeat([]byte("k"), 32), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	c, _ := clients(t)
-	replicas := make([]*instance, 2)
-	for n := range replicas {
-		t.Setenv("POD_NAME", fmt.Sprintf("replica-%d", n))
-		replicas[n] = start(t, c, func(o *Options) {
-			o.GrantKeyFile, o.LeaderElect, o.LeaderElectNamespace = key, true, "divvy-system"
-		})
-		if n == 0 {
-			replicas[0].ready("")
-		}
-	}
-	replicas[1].ready("another replica leads")
-	if err := replicas[0].end(); err != nil {
-		t.Error(err)
-	}
-	// The Lease was given up, so this takes seconds and not its duration.
-	replicas[1].ready("")
-	if err := replicas[1].end(); err != nil {
 		t.Error(err)
 	}
 }

@@ -38,6 +38,19 @@ var (
 	deviceFreeDesc    = metrics.ExtenderDeviceUnitsFree.Desc()
 )
 
+// termsCollector shows how often this replica began to lead.
+type termsCollector struct{ terms func() int }
+
+var termsDesc = metrics.ExtenderTerms.Desc()
+
+// Describe implements prometheus.Collector.
+func (termsCollector) Describe(ch chan<- *prometheus.Desc) { ch <- termsDesc }
+
+// Collect implements prometheus.Collector.
+func (c termsCollector) Collect(ch chan<- prometheus.Metric) {
+	ch <- prometheus.MustNewConstMetric(termsDesc, prometheus.CounterValue, float64(c.terms()))
+}
+
 // Describe implements prometheus.Collector.
 func (booksCollector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{

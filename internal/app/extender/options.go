@@ -3,6 +3,7 @@ package extender
 import (
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
 	"time"
@@ -16,6 +17,7 @@ import (
 	"github.com/divvy-gpu/divvy/internal/app/flags"
 	"github.com/divvy-gpu/divvy/internal/certs"
 	"github.com/divvy-gpu/divvy/internal/kube"
+	"github.com/divvy-gpu/divvy/internal/lead"
 	"github.com/divvy-gpu/divvy/internal/logging"
 )
 
@@ -81,6 +83,9 @@ type Options struct {
 	// when empty.
 	LeaderElect                           bool
 	LeaderElectName, LeaderElectNamespace string
+	// LeaderElectDuration is how long a Lease that is not renewed lasts, in whole
+	// seconds: a leader that died is followed after it.
+	LeaderElectDuration time.Duration
 }
 
 // DefaultOptions returns the defaults.
@@ -103,6 +108,8 @@ func DefaultOptions() Options {
 		ReservationTTL:   ledger.DefaultReservationTTL,
 		Log:              flags.DefaultLog(),
 		LeaderElectName:  "divvy-extender",
+
+		LeaderElectDuration: lead.DefaultDuration,
 	}
 }
 
@@ -130,9 +137,10 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	fs.DurationVar(&o.ReservationTTL, "reservation-ttl", o.ReservationTTL, "how long a device stays reserved for a pod that is not seen bound")
 	fs.DurationVar(&o.ShutdownDelay, "shutdown-delay", o.ShutdownDelay, "how long reviews are still answered after the program was told to end, until the API server sends none")
 	o.Log.AddFlags(fs)
-	fs.BoolVar(&o.LeaderElect, "leader-elect", o.LeaderElect, "answer only while holding the Lease, for more than one replica")
+	fs.BoolVar(&o.LeaderElect, "leader-elect", o.LeaderElect, "take part in an election by a Lease, for more than one replica; of several the one that leads answers, and the others hand requests on to it")
 	fs.StringVar(&o.LeaderElectName, "leader-elect-name", o.LeaderElectName, "name of the Lease")
-	fs.StringVar(&o.LeaderElectNamespace, "leader-elect-namespace", o.LeaderElectNamespace, "namespace of the Lease; empty for that of the pod (POD_NAMESPACE)")
+	fs.StringVar(&o.LeaderElectNamespace, "leader-elect-namespace", o.LeaderElectNamespace, "namespace of the Lease and of the pod; empty for POD_NAMESPACE")
+	fs.DurationVar(&o.LeaderElectDuration, "leader-elect-duration", o.LeaderElectDuration, "how long a Lease that is not renewed lasts, in whole seconds; a leader that died is followed after it")
 }
 
 // settings are options that were checked and turned into what they mean.
@@ -143,7 +151,9 @@ type settings struct {
 	logging   logging.Options
 	resources []accel.Resource
 	labels    map[accel.Resource]kube.Labels
-	identity  string
+	// pod is the name of the program's own pod, and address where the other replicas
+	// reach it over TLS, "" for nowhere; with an election alone.
+	pod, address string
 }
 
 // Validate reports all mistakes at once.
@@ -225,9 +235,14 @@ func (o Options) settings() (settings, error) {
 		if s.LeaderElectNamespace == "" {
 			check("leader-elect-namespace", errors.New("must be given where POD_NAMESPACE is not set"))
 		}
-		if s.identity = os.Getenv("POD_NAME"); s.identity == "" {
-			s.identity, err = os.Hostname()
-			check("leader-elect", err)
+		if s.pod = os.Getenv("POD_NAME"); s.pod == "" {
+			check("leader-elect", errors.New("POD_NAME must be set to the name of the program's pod"))
+		}
+		check("leader-elect-duration", lead.CheckDuration(o.LeaderElectDuration))
+		if ip := os.Getenv("POD_IP"); ip != "" && s.TLSListen != "" {
+			if _, port, err := net.SplitHostPort(s.TLSListen); err == nil { // else it is told above
+				s.address = net.JoinHostPort(ip, port)
+			}
 		}
 	}
 	return s, errors.Join(errs...)

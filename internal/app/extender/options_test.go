@@ -32,6 +32,7 @@ func TestDefaultsAreValid(t *testing.T) {
 // All mistakes are told at once, each with its flag.
 func TestValidate(t *testing.T) {
 	t.Setenv("POD_NAMESPACE", "")
+	t.Setenv("POD_NAME", "")
 	err := Options{
 		Listen: "32766", MetricsListen: ":metrics", Policy: "best", Resources: []string{"gcu-memory", "a.example/x", "a.example/x", "a.example/b c"},
 		NodeLabel: "gcushare", ReservationTTL: 1, ShutdownDelay: -1, Log: flags.Log{Level: "loud", Format: "xml"}, LeaderElect: true,
@@ -54,6 +55,8 @@ func TestValidate(t *testing.T) {
 		`--log-format: log format "xml": must be one of text, json`,
 		`--leader-elect-name: must not be empty`,
 		`--leader-elect-namespace: must be given where POD_NAMESPACE is not set`,
+		`--leader-elect: POD_NAME must be set to the name of the program's pod`,
+		`--leader-elect-duration: 0s: must be whole seconds, from 1s to 1m0s`,
 	}
 	lines := strings.Split(err.Error(), "\n")
 	if len(lines) != len(want) {

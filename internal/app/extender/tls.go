@@ -19,12 +19,15 @@ import (
 // maxStreams bounds the requests under way on one connection over TLS.
 const maxStreams = 100
 
+// serverName is the name by which clients of all replicas know them.
+func (s settings) serverName() string { return s.TLSService + "." + s.TLSNamespace + ".svc" }
+
 // newCertificates returns what keeps the certificates of every replica, whether it
 // leads or not.
 func newCertificates(s settings, client kubernetes.Interface, registry prometheus.Registerer) (*certs.Manager, error) {
 	manager, err := certs.New(certs.Config{
 		Client: client, Namespace: s.TLSNamespace, Secret: s.TLSSecret,
-		DNSNames:     []string{s.TLSService + "." + s.TLSNamespace + ".svc", s.TLSService + "." + s.TLSNamespace, s.TLSService},
+		DNSNames:     []string{s.serverName(), s.TLSService + "." + s.TLSNamespace, s.TLSService},
 		Mutating:     s.MutatingConfig,
 		Validating:   s.ValidatingConfig,
 		ConfigMap:    s.TLSConfigMap,

@@ -2,7 +2,6 @@ package extender
 
 import (
 	"bytes"
-	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/json"
@@ -229,48 +228,6 @@ func TestTLSOfAClientWhoseCAIsGivenUp(t *testing.T) {
 	after, same := bind()
 	if before != "1" || after != "0" || connection != same {
 		t.Errorf("verified chains: %s over %s before the CA was given up, %s over %s after; want 1, 0 and one connection", before, connection, after, same)
-	}
-}
-
-// A replica that does not lead has the same certificate as the one that does, and
-// so serves reviews.
-func TestTLSOfReplicasThatDoNotLead(t *testing.T) {
-	c := tlsClients(t)
-	key := grantKey(t)
-	replicas := make([]*instance, 2)
-	for n := range replicas {
-		t.Setenv("POD_NAME", string(rune('a'+n)))
-		replicas[n] = start(t, c, func(o *Options) {
-			o.GrantKeyFile, o.LeaderElect, o.LeaderElectNamespace = key, true, release
-			o.TLSListen, o.TLSNamespace = ":32765", release
-		})
-		if n == 0 {
-			replicas[0].ready("")
-		}
-	}
-	replicas[1].ready("another replica leads")
-	roots, certificate := published(t, c)
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
-	defer cancel()
-	for {
-		request, err := http.NewRequestWithContext(ctx, http.MethodGet, "https://"+replicas[1].tls+"/healthz", nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		resp, err := caller(replicas[1], roots, certificate).Do(request)
-		if err == nil {
-			resp.Body.Close() //nolint:errcheck // a test
-			break
-		}
-		if ctx.Err() != nil {
-			t.Fatalf("the replica that does not lead has no certificate: %v", err)
-		}
-		time.Sleep(20 * time.Millisecond)
-	}
-	for _, r := range replicas {
-		if err := r.end(); err != nil {
-			t.Error(err)
-		}
 	}
 }
 

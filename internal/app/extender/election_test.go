@@ -1,0 +1,246 @@
+package extender
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	clienttesting "k8s.io/client-go/testing"
+	extenderv1 "k8s.io/kube-scheduler/extender/v1"
+
+	"github.com/divvy-gpu/divvy/internal/kube"
+	"github.com/divvy-gpu/divvy/internal/kubetest"
+)
+
+// replicated is an API server with the chart's empty objects, the pods of two
+// replicas, and pods of users.
+type replicated struct {
+	t      *testing.T
+	server *kubetest.Server
+	key    string
+	cut    [2]atomic.Bool // the API server is away for this replica
+}
+
+func newReplicated(t *testing.T, pods ...string) *replicated {
+	t.Helper()
+	meta := func(name string) metav1.ObjectMeta { return metav1.ObjectMeta{Namespace: release, Name: name} }
+	server, err := kubetest.New(&v1.Pod{ObjectMeta: meta("replica-0")}, &v1.Pod{ObjectMeta: meta("replica-1")},
+		&v1.Secret{ObjectMeta: meta("divvy-extender-certs")}, &v1.Secret{ObjectMeta: meta("divvy-extender-client")}, &v1.ConfigMap{ObjectMeta: meta("divvy-extender-ca")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := &replicated{t: t, server: server, key: grantKey(t)}
+	for _, name := range pods {
+		p := pod(name)
+		p.UID = types.UID("uid-" + name)
+		if _, err := server.Client(nil).CoreV1().Pods("team").Create(t.Context(), p, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return w
+}
+
+// start starts a replica, with TLS or without.
+func (w *replicated) start(n int, secured bool) *instance {
+	w.t.Helper()
+	w.t.Setenv("POD_NAME", fmt.Sprint("replica-", n))
+	w.t.Setenv("POD_IP", "127.0.0.1")
+	c, _ := clients(w.t)
+	before := func(clienttesting.Action) error {
+		if w.cut[n].Load() {
+			return errors.New("the API server is away")
+		}
+		return nil
+	}
+	return start(w.t, kube.Clients{Kubernetes: w.server.Client(before), Metadata: c.Metadata}, func(o *Options) {
+		o.GrantKeyFile, o.LeaderElect, o.LeaderElectNamespace, o.LeaderElectDuration = w.key, true, release, time.Second
+		if secured {
+			o.TLSListen, o.TLSNamespace = ":0", release
+		}
+	})
+}
+
+// crash ends a replica that can tell nobody.
+func (w *replicated) crash(n int, i *instance) {
+	w.cut[n].Store(true)
+	i.stop()
+}
+
+func (w *replicated) nodeOf(name string) string {
+	w.t.Helper()
+	p, err := w.server.Client(nil).CoreV1().Pods("team").Get(w.t.Context(), name, metav1.GetOptions{})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return p.Spec.NodeName
+}
+
+// leads waits until the metrics of the replica say that it leads.
+func (i *instance) leads() {
+	i.t.Helper()
+	deadline := time.Now().Add(15 * time.Second)
+	for {
+		if _, body := i.get(i.metrics + "/metrics"); strings.Contains(body, "\ndivvy_extender_leader 1\n") {
+			return
+		}
+		if time.Now().After(deadline) {
+			i.t.Fatal("it does not lead")
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+}
+
+// bind asks for a bind over plain HTTP and returns the Error of the answer.
+func (i *instance) bind(name string) string {
+	i.t.Helper()
+	var result extenderv1.ExtenderBindingResult
+	i.post("bind", extenderv1.ExtenderBindingArgs{PodName: name, PodNamespace: "team", PodUID: types.UID("uid-" + name), Node: "node-a"}, &result)
+	return result.Error
+}
+
+// Whatever is asked of the replica that does not lead is answered by the one that
+// does, and when that dies by the other.
+func TestTwoReplicas(t *testing.T) {
+	w := newReplicated(t, "p", "q", "r", "s", "t")
+	first := w.start(0, true)
+	first.leads()
+	second := w.start(1, true)
+	second.ready("")
+	published(t, kube.Clients{Kubernetes: w.server.Client(nil)})
+
+	if got := second.bind("p"); got != "" || w.nodeOf("p") != "node-a" {
+		t.Fatalf("a bind through the replica that does not lead: %q", got)
+	}
+	if got := second.bind("p"); got != "" {
+		t.Errorf("the same bind again: %q", got)
+	}
+	_, here := first.get(first.url + "/gcushare-scheduler/inspect/node-a")
+	if _, there := second.get(second.url + "/gcushare-scheduler/inspect/node-a"); there != here || !strings.Contains(here, `"usedGCU": 4`) {
+		t.Errorf("the one that leads reports %s, the other %s", here, there)
+	}
+	if status, body := second.get(second.url + "/gcushare-scheduler/inspect/nowhere"); status != http.StatusNotFound || !strings.Contains(body, "nowhere") {
+		t.Errorf("a report on a node that is not known: %d %s", status, body)
+	}
+	names := []string{"node-a", "node-b"}
+	var filtered extenderv1.ExtenderFilterResult
+	second.post("filter", extenderv1.ExtenderArgs{Pod: pod("q"), NodeNames: &names}, &filtered)
+	if filtered.Error != "" || len(*filtered.NodeNames) != 1 {
+		t.Errorf("filter answers %+v", filtered)
+	}
+	if _, metrics := second.get(second.metrics + "/metrics"); !strings.Contains(metrics, `divvy_extender_forwarded_total{result="leader"} 5`) {
+		t.Error("the metrics do not count what was handed on")
+	}
+
+	// The leader binds a pod and dies; the next one knows of it.
+	if got := first.bind("q"); got != "" {
+		t.Fatal(got)
+	}
+	w.crash(0, first)
+	began := time.Now()
+	if got := second.bind("r"); got != "" || w.nodeOf("r") != "node-a" {
+		t.Errorf("a bind while there is no leader: %q", got)
+	}
+	t.Logf("the bind waited for %s, with a Lease of 1 s", time.Since(began).Round(time.Millisecond))
+	if got := second.bind("s"); got != "" {
+		t.Error(got)
+	}
+	if got := second.bind("t"); !strings.Contains(got, "no") || w.nodeOf("t") != "" {
+		t.Errorf("the fifth pod of 4 on a card of 16: %q, on %q", got, w.nodeOf("t"))
+	}
+	if _, body := second.get(second.url + "/gcushare-scheduler/inspect/node-a"); !strings.Contains(body, `"usedGCU": 16`) {
+		t.Errorf("the new leader reports %s", body)
+	}
+	if err := <-first.done; err != nil {
+		t.Error(err)
+	}
+
+	// The one that died is back, and takes over from one that ends in order.
+	w.cut[0].Store(false)
+	third := w.start(0, true)
+	third.ready("")
+	if err := second.end(); err != nil {
+		t.Error(err)
+	}
+	if _, body := third.get(third.url + "/gcushare-scheduler/inspect/node-a"); !strings.Contains(body, `"usedGCU": 16`) {
+		t.Errorf("the third leader reports %s", body)
+	}
+}
+
+// A leader that is cut off from the API server stops answering, keeps its books, and
+// may lead again.
+func TestALeaderThatIsCutOff(t *testing.T) {
+	w := newReplicated(t, "p", "q")
+	first := w.start(0, true)
+	first.leads()
+	second := w.start(1, true)
+	second.ready("")
+	published(t, kube.Clients{Kubernetes: w.server.Client(nil)})
+	w.cut[0].Store(true)
+	second.leads()
+	first.ready("no leader is known") // it cannot know whom to hand on to
+	if got := first.bind("p"); !strings.Contains(got, "the request can be made again") || w.nodeOf("p") != "" {
+		t.Errorf("a bind through the one that led before: %q", got)
+	}
+	if got := second.bind("p"); got != "" {
+		t.Error(got)
+	}
+	w.crash(1, second)
+	w.cut[0].Store(false)
+	first.leads()
+	if got := first.bind("q"); got != "" {
+		t.Error(got)
+	}
+	if _, body := first.get(first.metrics + "/metrics"); !strings.Contains(body, "divvy_extender_terms_total 2") {
+		t.Error("the metrics do not count two terms")
+	}
+	if err := first.end(); err != nil {
+		t.Error(err)
+	}
+}
+
+// Replicas that do not reach each other refuse, and say so.
+func TestReplicasWithoutTLS(t *testing.T) {
+	w := newReplicated(t, "p")
+	first := w.start(0, false)
+	first.ready("")
+	second := w.start(1, false)
+	second.ready("another replica leads")
+	if got := second.bind("p"); !strings.Contains(got, "no replica of the extender leads yet; the request can be made again") {
+		t.Errorf("a bind through the one that does not lead: %q", got)
+	}
+	if err := first.end(); err != nil {
+		t.Error(err)
+	}
+	second.ready("")
+	if got := second.bind("p"); got != "" {
+		t.Error(got)
+	}
+}
+
+// What a leader did not live to see stays reserved until the API server says what
+// became of it; the next leader starts from the API server alone.
+func TestTheWriteThatProvesItIsSeen(t *testing.T) {
+	w := newReplicated(t)
+	first := w.start(0, false)
+	first.leads()
+	p, err := w.server.Client(nil).CoreV1().Pods(release).Get(context.Background(), "replica-0", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(p.Status.Conditions) != 1 || p.Status.Conditions[0].Type != kube.TookTheLead || p.Status.Conditions[0].Status != v1.ConditionTrue {
+		text, err := json.Marshal(p.Status.Conditions)
+		t.Errorf("the pod that leads has the conditions %s, %v", text, err)
+	}
+	if err := first.end(); err != nil {
+		t.Error(err)
+	}
+}

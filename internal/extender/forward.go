@@ -1,0 +1,231 @@
+package extender
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/divvy-gpu/divvy/internal/inspect"
+)
+
+// Election says which of several replicas answers. *lead.Lead is one.
+type Election interface {
+	// Leading reports whether this replica leads now.
+	Leading() bool
+	// Leader returns the address, host:port, of the replica that leads as far as is
+	// known, "" when that is this one or none, and what is closed when it may have
+	// changed.
+	Leader() (address string, changed <-chan struct{})
+	// Until returns until when this replica may act, or why it may not. It may wait, as
+	// long as ctx.
+	Until(ctx context.Context) (time.Time, error)
+}
+
+// ForwardedHeader marks a request that a replica handed on. It is not handed on
+// again.
+const ForwardedHeader = "Divvy-Forwarded"
+
+const (
+	// tryAgain is the pause before the leader is asked again that could not be reached.
+	tryAgain = 100 * time.Millisecond
+	// maxHeld is how many requests may wait for a leader: kube-scheduler has one for
+	// each of its pods that is being bound, and one besides.
+	maxHeld = 1000
+)
+
+// errNoLeader is in the error of a request that no leader answered in time.
+var errNoLeader = errors.New("no replica of the extender leads yet; the request can be made again")
+
+// errFollows is why a replica does not answer by itself.
+var errFollows = errors.New("another replica leads")
+
+// errUnknownLeader: the Lease is free, or this replica cannot read it.
+var errUnknownLeader = errors.New("no leader is known")
+
+// errMisdirected says that the replica that was asked does not lead, or stops.
+var errMisdirected = errors.New("it does not lead any more")
+
+// reachable returns nil when requests can be sent to this replica: it answers them,
+// or hands them on.
+func (e *Extender) reachable() error {
+	if e.config.Forward == nil {
+		return e.ready()
+	}
+	if err := e.config.Ready(); err != nil {
+		return fmt.Errorf("%w: %w", errNotReady, err)
+	}
+	if e.config.Election.Leading() {
+		return nil
+	}
+	if address, _ := e.config.Election.Leader(); address == "" {
+		return fmt.Errorf("%w: %w", errNotReady, errUnknownLeader)
+	}
+	return nil
+}
+
+// led lets this replica answer while it leads. Otherwise the request is handed to
+// the one that does, whose answer it is then; while there is none it waits, so that
+// kube-scheduler need not try the pod again and ever later. A request that is made
+// twice because an answer was lost does no harm: a pod that is bound to the node
+// already is left as it is.
+//
+// held lets a bounded number wait.
+func (e *Extender) led(v verb, held chan struct{}, here http.Handler) http.Handler {
+	if e.config.Election == nil {
+		return here
+	}
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		forwarded := r.Header.Get(ForwardedHeader) != ""
+		switch {
+		case forwarded && e.ready() != nil: // one that is stopping as well
+			writeError(w, http.StatusMisdirectedRequest, errMisdirected.Error())
+			return
+		case forwarded, e.config.Election.Leading():
+			here.ServeHTTP(w, r)
+			return
+		case v.allow != nil:
+			// The leader knows no more of the caller than that a replica asks for it.
+			if err := v.allow(r); err != nil {
+				e.fail(w, v, http.StatusForbidden, err)
+				return
+			}
+		}
+		body := getBuffer()
+		defer func() { putBuffer(body) }()
+		var done func()
+		var err error
+		if *body, done, err = e.readBody(w, r, v.maxBody, (*body)[:0]); err != nil {
+			e.fail(w, v, http.StatusBadRequest, err)
+			return
+		}
+		defer done()
+		if err := e.follow(w, r, held, here, *body); err != nil {
+			klog.FromContext(r.Context()).Error(err, "Answered with an error", "path", r.URL.Path)
+			e.metrics.forwarded.WithLabelValues("failed").Inc()
+			e.fail(w, v, http.StatusServiceUnavailable, err)
+		}
+	})
+}
+
+// follow answers by the leader, as soon as there is one. An error says that nothing
+// was answered.
+func (e *Extender) follow(w http.ResponseWriter, r *http.Request, held chan struct{}, here http.Handler, body []byte) error {
+	select {
+	case held <- struct{}{}:
+		defer func() { <-held }()
+	default:
+		return fmt.Errorf("%w: %d requests wait for one", errNoLeader, maxHeld)
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), e.config.Hold)
+	defer cancel()
+	last := errUnknownLeader
+	for {
+		address, changed := e.config.Election.Leader()
+		if e.config.Election.Leading() {
+			e.metrics.forwarded.WithLabelValues("here").Inc()
+			r.Body, r.ContentLength = io.NopCloser(bytes.NewReader(body)), int64(len(body))
+			here.ServeHTTP(w, r)
+			return nil
+		}
+		if address != "" && e.config.Forward != nil {
+			answered, err := e.ask(ctx, w, r, address, body)
+			if answered {
+				e.metrics.forwarded.WithLabelValues("leader").Inc()
+				return nil
+			}
+			last = fmt.Errorf("the leader at %s: %w", address, err)
+		}
+		again := time.NewTimer(tryAgain)
+		select {
+		case <-changed:
+			again.Stop()
+		case <-again.C:
+		case <-ctx.Done():
+			again.Stop()
+			return fmt.Errorf("%w: %w", errNoLeader, last)
+		}
+	}
+}
+
+// ask hands the request to the leader and its answer on. Once any of the answer is
+// written it is answered, also where the rest is lost: the connection is cut then, so
+// that nobody takes a part for the whole.
+func (e *Extender) ask(ctx context.Context, w http.ResponseWriter, r *http.Request, address string, body []byte) (answered bool, err error) {
+	request, err := http.NewRequestWithContext(ctx, r.Method, "https://"+address+r.URL.RequestURI(), bytes.NewReader(body))
+	if err != nil {
+		return false, err
+	}
+	if kind := r.Header.Get("Content-Type"); kind != "" {
+		request.Header.Set("Content-Type", kind)
+	}
+	request.Header.Set(ForwardedHeader, "1")
+	response, err := e.config.Forward.RoundTrip(request)
+	if err != nil {
+		return false, err
+	}
+	defer response.Body.Close() //nolint:errcheck // what matters of it was read
+	if response.StatusCode == http.StatusMisdirectedRequest {
+		return false, errMisdirected
+	}
+	// The first part is read before anything is written: most answers are whole then,
+	// and can be asked for again when the leader dies in the middle of one.
+	first := getBuffer()
+	defer func() { putBuffer(first) }()
+	into := bytes.NewBuffer((*first)[:0])
+	_, err = io.Copy(into, io.LimitReader(response.Body, keepBuffer))
+	if *first = into.Bytes(); err != nil {
+		return false, fmt.Errorf("its answer was cut off: %w", err)
+	}
+	w.Header().Set("Content-Type", response.Header.Get("Content-Type"))
+	w.Header().Set("X-Content-Type-Options", "nosniff")
+	w.WriteHeader(response.StatusCode)
+	if _, err := w.Write(*first); err != nil {
+		return true, nil //nolint:nilerr // nobody is there to tell
+	}
+	if _, err := io.Copy(w, response.Body); err != nil {
+		panic(http.ErrAbortHandler)
+	}
+	return true, nil
+}
+
+// fail answers with an error where the verb has a place for it; status is for those
+// that have none.
+func (e *Extender) fail(w http.ResponseWriter, v verb, status int, err error) {
+	switch {
+	case v.name == verbInspect:
+		body, marshalErr := inspect.Marshal(inspect.Failed(err.Error()))
+		if marshalErr != nil {
+			writeError(w, http.StatusInternalServerError, marshalErr.Error())
+			return
+		}
+		writeJSON(w, status, body)
+	case v.fail == nil:
+		writeError(w, status, err.Error())
+	default:
+		writeJSON(w, http.StatusOK, v.fail(nil, err.Error()))
+	}
+}
+
+// verbInspect names the reports where verbs are told apart.
+const verbInspect = "inspect"
+
+// lead bounds what is done in ctx by the time in which this replica may act. It is
+// called before anything is decided: what is decided while this replica leads is
+// written before another can, or not at all.
+func (e *Extender) lead(ctx context.Context) (context.Context, context.CancelFunc, error) {
+	if e.config.Election == nil {
+		return ctx, func() {}, nil
+	}
+	until, err := e.config.Election.Until(ctx)
+	if err != nil {
+		return nil, nil, fmt.Errorf("%w: %w", errNotReady, err)
+	}
+	bounded, cancel := context.WithDeadline(ctx, until)
+	return bounded, cancel, nil
+}
