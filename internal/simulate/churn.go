@@ -91,7 +91,7 @@ func (ch Churn) Run(ctx context.Context, c *Cluster, w *Workload, kind PolicyKin
 	var ties *rand.Rand
 	if kind.RandomTies {
 		// Of its own, so that it does not change who arrives.
-		ties = rand.New(rand.NewSource(rng.Int63())) //nolint:gosec // as above
+		ties = rand.New(rand.NewSource(^seed)) //nolint:gosec // as above
 	}
 	world := newWorld(c, nodes, policy, ties)
 	prices := newPrices(policy)

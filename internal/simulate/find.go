@@ -11,7 +11,7 @@ import (
 )
 
 // maxFoundNodes bounds the clusters that Find tries.
-const maxFoundNodes = 1 << 16
+const maxFoundNodes = 20000
 
 // Find is the question how many nodes a workload needs: each pod comes once, in
 // an order that the seed decides, and none leaves.

@@ -21,6 +21,8 @@ type PolicyKind struct {
 	Name string
 	// About says in a line what the policy does.
 	About string
+	// Extender is true for the policies that the extender has.
+	Extender bool
 	// RandomTies is true where equally rated nodes are chosen from by chance,
 	// and not by their order.
 	RandomTies bool
@@ -35,8 +37,8 @@ func same(p place.Policy) func(*Cluster, *Workload) (place.Policy, error) {
 
 // policies are in the order in which they are listed.
 var policies = []PolicyKind{
-	{Name: place.Binpack.Name(), About: "the extender's default: the devices with the least free units that suffice", New: same(place.Binpack)},
-	{Name: place.Spread.Name(), About: "the extender's: the devices with the most free units", New: same(place.Spread)},
+	{Name: place.Binpack.Name(), About: "the extender's default: the devices with the least free units that suffice", Extender: true, New: same(place.Binpack)},
+	{Name: place.Spread.Name(), About: "the extender's: the devices with the most free units", Extender: true, New: same(place.Spread)},
 	{Name: Random, About: "baseline: any node with room", RandomTies: true, New: same(random{baseline{Random}})},
 	{Name: BestFit, About: "baseline: the node on which the least CPU and units are left", New: func(c *Cluster, _ *Workload) (place.Policy, error) { return newBestFit(c), nil }},
 	{Name: GpuPacking, About: "baseline: used devices first, then used nodes", New: same(gpuPacking{baseline{GpuPacking}})},
@@ -56,4 +58,15 @@ func ParsePolicy(name string) (PolicyKind, error) {
 		names[i] = k.Name
 	}
 	return PolicyKind{}, fmt.Errorf("unknown policy %q, known are: %s", name, strings.Join(names, ", "))
+}
+
+// ExtenderPolicies returns the names of those that the extender has.
+func ExtenderPolicies() []string {
+	var out []string
+	for _, k := range policies {
+		if k.Extender {
+			out = append(out, k.Name)
+		}
+	}
+	return out
 }

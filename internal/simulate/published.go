@@ -30,7 +30,7 @@ func ReadPublished(r io.Reader, file string) ([]Published, error) {
 		p := Published{Workload: t.text("workload"), Policy: t.text("policy")}
 		arrived, ok := t.number("arrived_percent", 0, 10000)
 		mean := t.text("allocated_percent_mean")
-		if p.Allocated, err = strconv.ParseFloat(mean, 64); err != nil || p.Allocated < 0 || p.Allocated > 100 {
+		if p.Allocated, err = strconv.ParseFloat(mean, 64); err != nil || !(p.Allocated >= 0 && p.Allocated <= 100) { // NaN is neither
 			t.fail("allocated_percent_mean", "%q is not a number from 0 to 100", mean)
 			continue
 		}

@@ -25,6 +25,9 @@ type Experiment struct {
 	Arrived []int
 	// Published is compared with; nil for nothing.
 	Published []Published
+	// Against names the policy that gains are told against, as it was published
+	// or else as it is simulated here; "" for none.
+	Against string
 	// AllowMisfits lets pods in that fit on no node even when it is empty. They
 	// are refused each time they arrive.
 	AllowMisfits bool
@@ -42,8 +45,10 @@ type Report struct {
 	// Arrived are the points of PolicyResult.Points.
 	Arrived []int `json:"arrivedPercent,omitempty"`
 	// LoadPercent is the load of a churn.
-	LoadPercent float64          `json:"loadPercent,omitempty"`
-	Workloads   []WorkloadResult `json:"workloads"`
+	LoadPercent float64 `json:"loadPercent,omitempty"`
+	// Against is the policy that gains are told against.
+	Against   string           `json:"against,omitempty"`
+	Workloads []WorkloadResult `json:"workloads"`
 }
 
 // ReportKind says what was asked.
@@ -104,8 +109,11 @@ type PolicyResult struct {
 type Point struct {
 	ArrivedPercent   int    `json:"arrivedPercent"`
 	AllocatedPercent Spread `json:"allocatedPercent"`
-	// PublishedPercent is what was published; null for nothing.
+	// PublishedPercent is what was published of this policy; null for nothing.
 	PublishedPercent *float64 `json:"publishedPercent,omitempty"`
+	// GainPoints is what is allocated beyond the policy that gains are told
+	// against, in percent of the cluster's units; null without one.
+	GainPoints *float64 `json:"gainPoints,omitempty"`
 }
 
 // Spread is a mean over seeds and the standard deviation of one.
@@ -251,14 +259,10 @@ func (e *Experiment) Replay(ctx context.Context) (*Report, error) {
 	run := func(ctx context.Context, w *Workload, k PolicyKind, seed int64) (Curve, error) {
 		return replay.Run(ctx, e.Cluster, w, k, seed)
 	}
-	return r, runs(ctx, e, r, run, func(w *WorkloadResult, p *PolicyResult, all []Curve) {
+	err = runs(ctx, e, r, run, func(w *WorkloadResult, p *PolicyResult, all []Curve) {
 		for _, at := range e.Arrived {
 			point := Point{ArrivedPercent: at, AllocatedPercent: spread(all, func(c *Curve) float64 { return c.Allocated[at] })}
-			for _, pub := range e.Published {
-				if pub.Workload == w.Name && pub.Policy == p.Policy && pub.Arrived == at {
-					point.PublishedPercent = &pub.Allocated
-				}
-			}
+			point.PublishedPercent = e.published(w.Name, p.Policy, at)
 			p.Points = append(p.Points, point)
 		}
 		for at := range e.Arrived[len(e.Arrived)-1] + 1 {
@@ -269,6 +273,47 @@ func (e *Experiment) Replay(ctx context.Context) (*Report, error) {
 		p.RefusedPercent, p.RefusedPods = &refused, &pods.Mean
 		p.Decisions = durations(all, func(c *Curve) []time.Duration { return c.Decisions })
 	})
+	if err != nil {
+		return nil, err
+	}
+	return r, e.gains(r)
+}
+
+// published is what was published of a policy, nil for nothing.
+func (e *Experiment) published(workload, policy string, arrived int) *float64 {
+	for i := range e.Published {
+		if p := &e.Published[i]; p.Workload == workload && p.Policy == policy && p.Arrived == arrived {
+			return &p.Allocated
+		}
+	}
+	return nil
+}
+
+// gains adds what each policy gains against one.
+func (e *Experiment) gains(r *Report) error {
+	if e.Against == "" {
+		return nil
+	}
+	r.Against = e.Against
+	for i := range r.Workloads {
+		w := &r.Workloads[i]
+		for at, arrived := range r.Arrived {
+			base := e.published(w.Name, e.Against, arrived)
+			for j := range w.Policies {
+				if base == nil && w.Policies[j].Policy == e.Against {
+					base = &w.Policies[j].Points[at].AllocatedPercent.Mean
+				}
+			}
+			if base == nil {
+				return fmt.Errorf("gains against %s: it is neither simulated nor published with workload %s at %d %%", e.Against, w.Name, arrived)
+			}
+			for j := range w.Policies {
+				gain := w.Policies[j].Points[at].AllocatedPercent.Mean - *base
+				w.Policies[j].Points[at].GainPoints = &gain
+			}
+		}
+	}
+	return nil
 }
 
 // Churn makes a report of pods that come and go.

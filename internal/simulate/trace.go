@@ -134,6 +134,19 @@ func (t *table) text(column string) string {
 	return strings.TrimSpace(t.record[i])
 }
 
+// unique notes what is wrong with the name of a line: first has the lines of
+// the names so far.
+func (t *table) unique(column, name, none string, first map[string]int) {
+	switch at, twice := first[name]; {
+	case name == "":
+		t.fail(column, "%s", none)
+	case twice:
+		t.fail(column, "%q was named in line %d already", name, at)
+	default:
+		first[name] = t.line
+	}
+}
+
 // number returns a field that is a whole number from lowest to highest. What
 // is not is noted, and false returned.
 func (t *table) number(column string, lowest, highest int64) (int64, bool) {
@@ -172,13 +185,7 @@ func ReadNodes(r io.Reader, file string) (*Cluster, error) {
 	first := map[string]int{}
 	for t.next() {
 		name := t.text("sn")
-		switch at, twice := first[name]; {
-		case name == "":
-			t.fail("sn", "a node needs a name")
-		case twice:
-			t.fail("sn", "%q was named in line %d already", name, at)
-		}
-		first[name] = t.line
+		t.unique("sn", name, "a node needs a name", first)
 		cpu, okCPU := t.number("cpu_milli", 1, maxCPUMilli)
 		memory, okMemory := t.number("memory_mib", 1, maxMemoryMiB)
 		gpus, okGPUs := t.number("gpu", 0, maxNodeGPUs)
@@ -222,13 +229,7 @@ func ReadPods(r io.Reader, file, workload string) (*Workload, error) {
 	selections := map[string]*accel.Selection{}
 	for t.next() {
 		name := t.text("name")
-		switch at, twice := first[name]; {
-		case name == "":
-			t.fail("name", "a pod needs a name")
-		case twice:
-			t.fail("name", "%q was named in line %d already", name, at)
-		}
-		first[name] = t.line
+		t.unique("name", name, "a pod needs a name", first)
 		cpu, okCPU := t.number("cpu_milli", 0, maxCPUMilli)
 		memory, okMemory := t.number("memory_mib", 0, maxMemoryMiB)
 		gpus, okGPUs := t.number("num_gpu", 0, maxNodeGPUs)

@@ -9,6 +9,7 @@ import (
 	"github.com/divvy-gpu/divvy/internal/app/doctor"
 	"github.com/divvy-gpu/divvy/internal/app/inspect"
 	"github.com/divvy-gpu/divvy/internal/app/pool"
+	"github.com/divvy-gpu/divvy/internal/app/simulate"
 )
 
 // Command returns the command line of kubectl-divvy.
@@ -20,7 +21,7 @@ func Command() *cobra.Command {
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	cmd.AddCommand(inspect.Command(), doctor.Command(), pool.Command())
+	cmd.AddCommand(inspect.Command(), doctor.Command(), pool.Command(), simulate.Command())
 	about.Version(cmd, inspect.APIs()...)
 	return cmd
 }

@@ -1,0 +1,361 @@
+package simulate
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/tools/pager"
+
+	"github.com/divvy-gpu/divvy/internal/accel"
+	"github.com/divvy-gpu/divvy/internal/accel/place"
+	"github.com/divvy-gpu/divvy/internal/accel/wire"
+	"github.com/divvy-gpu/divvy/internal/kube"
+	"github.com/divvy-gpu/divvy/internal/simulate"
+)
+
+// live is a cluster as its API server shows it.
+type live struct {
+	nodes []v1.Node
+	// pods are those that have not ended.
+	pods []v1.Pod
+}
+
+// live reads the cluster, or the dump of one.
+func (o *Options) live(ctx context.Context, connect func() (kube.Clients, error), in io.Reader) (*live, error) {
+	if o.FromCluster {
+		return readCluster(ctx, connect)
+	}
+	if o.FromDump == "-" {
+		return readDump(in, "standard input")
+	}
+	return readFile(o.FromDump, readDump)
+}
+
+// readCluster lists nodes and pods. Of each it keeps only what is needed.
+func readCluster(ctx context.Context, connect func() (kube.Clients, error)) (*live, error) {
+	clients, err := connect()
+	if err != nil {
+		return nil, err
+	}
+	l := &live{}
+	core := clients.Kubernetes.CoreV1()
+	list := func(what string, page pager.ListPageFunc) error {
+		err := pager.New(page).EachListItem(ctx, metav1.ListOptions{}, func(obj runtime.Object) error {
+			l.add(obj)
+			return nil
+		})
+		if err != nil {
+			return fmt.Errorf("list the %s: %w", what, err)
+		}
+		return nil
+	}
+	return l, errors.Join(
+		list("nodes", func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+			return core.Nodes().List(ctx, o)
+		}),
+		list("pods", func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+			return core.Pods(metav1.NamespaceAll).List(ctx, o)
+		}),
+	)
+}
+
+// add takes of an object what a simulation needs.
+func (l *live) add(obj runtime.Object) {
+	switch o := obj.(type) {
+	case *v1.Node:
+		l.nodes = append(l.nodes, slimNode(o))
+	case *v1.Pod:
+		if o.Status.Phase != v1.PodSucceeded && o.Status.Phase != v1.PodFailed {
+			l.pods = append(l.pods, slimPod(o))
+		}
+	}
+}
+
+// slimNode keeps what says which devices, CPU and memory the node has.
+func slimNode(n *v1.Node) v1.Node {
+	return v1.Node{
+		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Node"},
+		ObjectMeta: metav1.ObjectMeta{Name: n.Name, UID: n.UID, Annotations: keep(n.Annotations, wire.InventoryAnnotation)},
+		Status:     v1.NodeStatus{Allocatable: n.Status.Allocatable},
+	}
+}
+
+// slimPod keeps what says what the pod asks for and where it is: nothing of
+// what its containers run.
+func slimPod(p *v1.Pod) v1.Pod {
+	out := v1.Pod{
+		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"},
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: p.Namespace, Name: p.Name, UID: p.UID, Annotations: keep(p.Annotations, wire.AskAnnotations()...),
+		},
+		Spec: v1.PodSpec{
+			NodeName: p.Spec.NodeName, Overhead: p.Spec.Overhead, Resources: p.Spec.Resources,
+			InitContainers: slimContainers(p.Spec.InitContainers), Containers: slimContainers(p.Spec.Containers),
+		},
+		Status: v1.PodStatus{Phase: p.Status.Phase},
+	}
+	return out
+}
+
+func slimContainers(all []v1.Container) []v1.Container {
+	out := make([]v1.Container, len(all))
+	for i := range all {
+		out[i] = v1.Container{Name: all[i].Name, Resources: all[i].Resources, RestartPolicy: all[i].RestartPolicy}
+	}
+	return out
+}
+
+// keep returns the entries of those keys.
+func keep(all map[string]string, keys ...string) map[string]string {
+	var out map[string]string
+	for _, k := range keys {
+		if v, ok := all[k]; ok {
+			if out == nil {
+				out = map[string]string{}
+			}
+			out[k] = v
+		}
+	}
+	return out
+}
+
+// list is the form of a dump: that of kubectl get -o json.
+type list struct {
+	metav1.TypeMeta `json:",inline"`
+	Items           []json.RawMessage `json:"items"`
+}
+
+// dump writes what the live cluster has to a file.
+func dump(ctx context.Context, path string, connect func() (kube.Clients, error), out io.Writer) error {
+	l, err := readCluster(ctx, connect)
+	if err != nil {
+		return err
+	}
+	if path == "-" {
+		return l.write(out)
+	}
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600) //nolint:gosec // the user names it
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(l.write(f), f.Close()); err != nil {
+		return fmt.Errorf("write %s: %w", path, err)
+	}
+	return nil
+}
+
+// write writes a dump.
+func (l *live) write(out io.Writer) error {
+	all := list{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "List"}, Items: []json.RawMessage{}}
+	add := func(obj any) error {
+		item, err := json.Marshal(obj)
+		all.Items = append(all.Items, item)
+		return err
+	}
+	for i := range l.nodes {
+		if err := add(&l.nodes[i]); err != nil {
+			return err
+		}
+	}
+	for i := range l.pods {
+		if err := add(&l.pods[i]); err != nil {
+			return err
+		}
+	}
+	enc := json.NewEncoder(out)
+	enc.SetIndent("", " ")
+	return enc.Encode(all)
+}
+
+// readDump reads what write has written, or kubectl get -o json. The name is
+// for errors.
+func readDump(in io.Reader, name string) (*live, error) {
+	data, err := io.ReadAll(in)
+	if err != nil {
+		return nil, fmt.Errorf("read %s: %w", name, err)
+	}
+	var all list
+	if err := json.Unmarshal(data, &all); err != nil {
+		var syntax *json.SyntaxError
+		if errors.As(err, &syntax) {
+			return nil, fmt.Errorf("%s:%d: %w", name, 1+bytes.Count(data[:syntax.Offset], []byte{'\n'}), err)
+		}
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	if all.Kind != "List" {
+		return nil, fmt.Errorf("%s: kind is %q; it must be a List of nodes and pods, as --dump and \"kubectl get nodes,pods -A -o json\" write it", name, all.Kind)
+	}
+	l := &live{}
+	for i, item := range all.Items {
+		var what metav1.TypeMeta
+		err := json.Unmarshal(item, &what)
+		var obj runtime.Object
+		switch what.Kind {
+		case "Node":
+			obj = &v1.Node{}
+		case "Pod":
+			obj = &v1.Pod{}
+		default:
+			continue // whoever lists more than is needed may do so
+		}
+		if err = errors.Join(err, json.Unmarshal(item, obj)); err != nil {
+			return nil, fmt.Errorf("%s: items[%d]: %w", name, i, err)
+		}
+		l.add(obj)
+	}
+	if len(l.nodes) == 0 {
+		return nil, fmt.Errorf("%s: there are no nodes among its %d items", name, len(all.Items))
+	}
+	return l, nil
+}
+
+// simulation makes of what the cluster has an empty cluster, and of its pods
+// the workload. What cannot be simulated is said to errOut and left out.
+func (l *live) simulation(wanted string, errOut io.Writer) (*simulate.Cluster, *simulate.Workload, error) {
+	inventories := map[string][]accel.Inventory{}
+	offered := map[accel.Resource]bool{}
+	for i := range l.nodes {
+		n := &l.nodes[i]
+		text := n.Annotations[wire.InventoryAnnotation]
+		if text == "" {
+			continue
+		}
+		all, err := wire.DecodeInventory(text)
+		if err != nil {
+			fmt.Fprintf(errOut, "Node %s is left out: %v.\n", n.Name, err)
+			continue
+		}
+		inventories[n.Name] = all
+		for _, inv := range all {
+			offered[inv.Resource] = true
+		}
+	}
+	resource, err := choose(wanted, slices.Sorted(maps.Keys(offered)))
+	if err != nil {
+		return nil, nil, err
+	}
+	c := &simulate.Cluster{}
+	at := map[string]int{}
+	for i := range l.nodes {
+		n := &l.nodes[i]
+		for _, inv := range inventories[n.Name] {
+			if inv.Resource != resource || len(inv.Shares) == 0 {
+				continue
+			}
+			at[n.Name] = len(c.Nodes)
+			c.Nodes = append(c.Nodes, simulate.Node{
+				Name: n.Name, CPU: cpuOf(n), Memory: memoryOf(n), Devices: inv.Shares, Links: inv.Links,
+			})
+		}
+	}
+	w := &simulate.Workload{Name: string(resource)}
+	selections := map[string]*accel.Selection{}
+	for i := range l.pods {
+		p := &l.pods[i]
+		cpu, memory := kube.PeakOf(p)
+		requests, err := kube.RequestsOf(p, []accel.Resource{resource})
+		switch {
+		case len(requests) == 0:
+			// It takes of its node what no simulated pod can have.
+			if j, ok := at[p.Spec.NodeName]; ok {
+				take(&c.Nodes[j].CPU, cpu)
+				take(&c.Nodes[j].Memory, memory)
+			}
+			continue
+		case err != nil:
+			fmt.Fprintf(errOut, "Pod %s/%s is left out: %v.\n", p.Namespace, p.Name, err)
+			continue
+		}
+		ask := askOf(&requests[0], c)
+		ask.CPU, ask.Memory = cpu, memory
+		ask.Only = intern(selections, ask.Only)
+		name := p.Namespace + "/" + p.Name
+		w.Pods = append(w.Pods, simulate.Pod{Name: name, Source: "pod " + name, Ask: ask})
+	}
+	if len(w.Pods) == 0 {
+		return nil, nil, fmt.Errorf("no pod asks for %s: there is no workload to replay", resource)
+	}
+	return c, w, nil
+}
+
+// choose returns the resource that is wanted, or the only one.
+func choose(wanted string, offered []accel.Resource) (accel.Resource, error) {
+	switch {
+	case len(offered) == 0:
+		return "", errors.New("no node publishes devices that Divvy shares; is its node daemon running?")
+	case wanted == "" && len(offered) == 1:
+		return offered[0], nil
+	case wanted == "":
+		return "", fmt.Errorf("the nodes share several resources; name one with --resource: %s", joinResources(offered))
+	case !slices.Contains(offered, accel.Resource(wanted)):
+		return "", fmt.Errorf("--resource %s: no node publishes it; there are: %s", wanted, joinResources(offered))
+	}
+	return accel.Resource(wanted), nil
+}
+
+func joinResources(all []accel.Resource) string {
+	names := make([]string, len(all))
+	for i, r := range all {
+		names[i] = string(r)
+	}
+	return strings.Join(names, ", ")
+}
+
+// cpuOf and memoryOf are what the node has for pods, in millicores and MiB; a
+// node that does not say has no limit.
+func cpuOf(n *v1.Node) int64 {
+	if q, ok := n.Status.Allocatable[v1.ResourceCPU]; ok {
+		return q.MilliValue()
+	}
+	return place.Unlimited
+}
+
+func memoryOf(n *v1.Node) int64 {
+	if q, ok := n.Status.Allocatable[v1.ResourceMemory]; ok {
+		return q.Value() >> 20
+	}
+	return place.Unlimited
+}
+
+func take(from *int64, amount int64) {
+	if *from != place.Unlimited {
+		*from -= amount
+	}
+}
+
+// askOf is what a pod asks of a node. Of devices that are given out whole, a
+// pod takes as many as it asks units for.
+func askOf(r *accel.Request, c *simulate.Cluster) place.Ask {
+	units, devices := r.Peak(), max(r.Devices, 1)
+	whole := true
+	for i := range c.Nodes {
+		whole = whole && !slices.ContainsFunc(c.Nodes[i].Devices, func(d accel.Share) bool { return d.Units != 1 })
+	}
+	if whole {
+		devices = int(units)
+	}
+	return place.Ask{Units: units / accel.Units(devices), Devices: devices, Only: r.Selection}
+}
+
+// intern returns one selection for all equal ones, so that equal asks are equal.
+func intern(known map[string]*accel.Selection, s *accel.Selection) *accel.Selection {
+	if s == nil {
+		return nil
+	}
+	key := fmt.Sprintf("%q", *s)
+	if known[key] == nil {
+		known[key] = s
+	}
+	return known[key]
+}
