@@ -111,23 +111,20 @@ func (l *Ledger) judge(r *ratings, n *node, slots []place.Slot) Verdict {
 			return Verdict{Rating: rating}
 		}
 	}
-	return Verdict{Code: n.refusal(slots, &r.ask), Rating: place.NoRating}
+	return Verdict{Code: refusal(slots, &r.ask), Rating: place.NoRating}
 }
 
 // view sets v to the node as the policy sees it for an ask.
 func (l *Ledger) view(v *place.Node, n *node, slots []place.Slot, a *place.Ask) {
 	*v = place.Node{Slots: slots, Graph: n.graph}
-	if a.Devices > 1 && !n.several {
-		v.Slots = nil
-	}
 	v.CPU, v.Memory = n.host.left()
 	if l.capacityChecked {
 		v.CPU, v.Memory = max(v.CPU, a.CPU), max(v.Memory, a.Memory)
 	}
 }
 
-// refusal says why a pod does not fit on a node that publishes the resource.
-func (n *node) refusal(slots []place.Slot, a *place.Ask) accel.ReasonCode {
+// refusal says why a pod does not fit on a node that has these slots.
+func refusal(slots []place.Slot, a *place.Ask) accel.ReasonCode {
 	if a.Devices == 0 {
 		return accel.NoCapacity
 	}
@@ -146,11 +143,11 @@ func (n *node) refusal(slots []place.Slot, a *place.Ask) accel.ReasonCode {
 		}
 	}
 	switch {
-	case allowed == 0 && len(n.slots) > 0:
+	case allowed == 0 && len(slots) > 0:
 		return accel.NotSelected
 	case large == 0:
 		return accel.LargerThanDevice
-	case large < a.Devices, a.Devices > 1 && !n.several:
+	case large < a.Devices:
 		return accel.TooFewDevices
 	case healthy < a.Devices:
 		return accel.NoDeviceFits

@@ -16,8 +16,6 @@ type node struct {
 	// known is true while the node publishes the resource. A node that does
 	// not stays in the book as long as pods hold something on it.
 	known bool
-	// several is true where the node can give a pod several devices.
-	several bool
 	// largestFree is the most free units of any healthy slot, at least 0.
 	largestFree accel.Units
 
@@ -62,10 +60,10 @@ func (l *Ledger) SetNode(name string, inv []accel.Inventory) {
 		}
 		n := l.node(in.Resource, name)
 		n.unit = in.Unit
-		if n.known && n.several == in.Several && slices.Equal(n.published, in.Shares) && slices.Equal(n.links, in.Links) {
+		if n.known && slices.Equal(n.published, in.Shares) && slices.Equal(n.links, in.Links) {
 			continue
 		}
-		n.known, n.several = true, in.Several
+		n.known = true
 		n.published, n.links = slices.Clone(in.Shares), slices.Clone(in.Links)
 		l.setShares(n, usable(n.published))
 	}
@@ -89,7 +87,7 @@ func (l *Ledger) DeleteNode(name string) {
 
 // retire makes the node one that does not publish the resource.
 func (l *Ledger) retire(res accel.Resource, n *node) {
-	n.known, n.several, n.unit, n.published, n.links = false, false, "", nil, nil
+	n.known, n.unit, n.published, n.links = false, "", nil, nil
 	l.setShares(n, nil)
 	l.sweep(res, n)
 }

@@ -102,7 +102,7 @@ func (l *Ledger) choose(n *node, h *holding, podUID string, req *accel.Request, 
 	chosen, _, ok := policy.Choose(&view, ask, nil)
 	if !ok {
 		return nil, &accel.NoFitError{
-			Node: n.host.name, Resource: req.Resource, Code: n.refusal(slots, ask), Devices: ask.Devices, Need: ask.Units, Largest: n.largestFree,
+			Node: n.host.name, Resource: req.Resource, Code: refusal(slots, ask), Devices: ask.Devices, Need: ask.Units, Largest: n.largestFree,
 		}
 	}
 	return chosen, nil
