@@ -26,6 +26,8 @@ const DefaultBindTimeout = 4 * time.Second
 type Ledger interface {
 	Check(request accel.Request, nodes []string, out []ledger.Verdict)
 	Reserve(pod accel.PodRef, created time.Time, node string, request accel.Request) (grant accel.Grant, undo func(), err error)
+	Evict(request accel.Request, proposals []ledger.Proposal) []ledger.Eviction
+	MakesRoom(request accel.Request, node string) bool
 	Forget(podUID string)
 	Nodes(resource accel.Resource) []ledger.NodeUsage
 	Node(resource accel.Resource, name string) (ledger.NodeUsage, bool)
@@ -100,6 +102,8 @@ type Extender struct {
 	metrics *metrics
 	binds   *keyedLock
 	waiting *waiting
+	// nominated are nodes that filter refused though pods wait for them.
+	nominated nominatedNodes
 	// large lets one request with a large body in at a time: see readBody.
 	large chan struct{}
 	// inspecting lets one report be written at a time.

@@ -61,6 +61,7 @@ func (e *Extender) filter(ctx context.Context, body, out []byte) ([]byte, error)
 	}
 	e.metrics.of(requests).filtered(len(result.fits), &counts)
 	e.answered(ctx, args.pod, requests, len(result.fits))
+	e.noteNominated(ctx, args, verdicts)
 	if len(result.fits) == 0 && len(requests) > 0 {
 		if why := neverFits(requests[0], &counts); why != "" {
 			e.tell(ctx, args.pod, events.NeverFits, why)

@@ -48,7 +48,7 @@ type verb struct {
 
 // Handler returns the routes, without listening:
 //
-//	POST /gcushare-scheduler/filter, /prioritize, /bind
+//	POST /gcushare-scheduler/filter, /preempt, /prioritize, /bind
 //	GET  /gcushare-scheduler/inspect, /inspect/{node}
 //	GET  /version, /healthz, /readyz
 func (e *Extender) Handler() http.Handler {
@@ -56,6 +56,7 @@ func (e *Extender) Handler() http.Handler {
 	held := make(chan struct{}, maxHeld)
 	for _, v := range []verb{
 		{name: verbFilter, maxBody: maxFilterBody, answer: e.filter, fail: appendFilterError},
+		{name: verbPreempt, maxBody: maxFilterBody, answer: e.preempt, allow: e.mayBind},
 		{name: verbPrioritize, maxBody: maxFilterBody, answer: e.prioritize},
 		{name: verbBind, maxBody: maxBindBody, answer: e.bind, fail: appendError, allow: e.mayBind},
 	} {

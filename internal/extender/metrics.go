@@ -12,6 +12,7 @@ import (
 // Values of the label verb.
 const (
 	verbFilter     = "filter"
+	verbPreempt    = "preempt"
 	verbPrioritize = "prioritize"
 	verbBind       = "bind"
 )
@@ -60,6 +61,7 @@ type verbMetrics struct {
 // resourceMetrics are the decisions about pods that ask for one resource.
 type resourceMetrics struct {
 	fits, refused, rated, bound, failed prometheus.Counter
+	evicts, spares                      prometheus.Counter
 	verdicts                            [codes]prometheus.Counter
 	several                             prometheus.Counter
 }
@@ -71,7 +73,7 @@ func newMetrics(registry prometheus.Registerer, resources []accel.Resource, wait
 		verbs: map[string]*verbMetrics{}, resources: map[accel.Resource]*resourceMetrics{},
 		bindErrors: defs.ExtenderBindErrors.NewCounters(), panics: defs.ExtenderPanics.NewCounter(), woken: defs.ExtenderWoken.NewCounters(),
 	}
-	for _, verb := range []string{verbFilter, verbPrioritize, verbBind} {
+	for _, verb := range []string{verbFilter, verbPreempt, verbPrioritize, verbBind} {
 		m.verbs[verb] = &verbMetrics{
 			ok: requests.WithLabelValues(verb, "ok"), failed: requests.WithLabelValues(verb, "error"),
 			duration: duration.WithLabelValues(verb), inFlight: inFlight.WithLabelValues(verb),
@@ -80,6 +82,7 @@ func newMetrics(registry prometheus.Registerer, resources []accel.Resource, wait
 	of := func(resource string) *resourceMetrics {
 		return &resourceMetrics{
 			fits: decisions.WithLabelValues(verbFilter, resource, "fits"), refused: decisions.WithLabelValues(verbFilter, resource, "refused"),
+			evicts: decisions.WithLabelValues(verbPreempt, resource, "evicts"), spares: decisions.WithLabelValues(verbPreempt, resource, "spares"),
 			rated: decisions.WithLabelValues(verbPrioritize, resource, "rated"),
 			bound: decisions.WithLabelValues(verbBind, resource, "bound"), failed: decisions.WithLabelValues(verbBind, resource, "failed"),
 		}

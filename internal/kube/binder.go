@@ -43,6 +43,11 @@ type Pod struct {
 	Mistake error
 	// Ended is true when the pod Succeeded or Failed.
 	Ended bool
+	// Ending is true when the deletion of the pod has begun.
+	Ending bool
+	// Nominated is the node that kube-scheduler wants to bind the pod to once
+	// there is room, "" for none.
+	Nominated string
 }
 
 // Binder reads single pods and binds them. It is safe for concurrent use.
@@ -141,6 +146,9 @@ func podOf(pod *v1.Pod, resources []accel.Resource, capacity bool) Pod {
 		Requests: requests,
 		Mistake:  mistake,
 		Ended:    pod.Status.Phase == v1.PodSucceeded || pod.Status.Phase == v1.PodFailed,
+		Ending:   pod.DeletionTimestamp != nil,
+
+		Nominated: pod.Status.NominatedNodeName,
 	}
 }
 

@@ -118,6 +118,9 @@ var errAny = errors.New("any")
 func TestGet(t *testing.T) {
 	pod := boundPod("p", "u", "4", "node-a")
 	pod.Status.Phase = v1.PodFailed
+	deleted, priority := metav1.Unix(1662450044, 0), int32(7)
+	pod.DeletionTimestamp, pod.Finalizers = &deleted, []string{"example.com/hold"}
+	pod.Spec.Priority, pod.Status.NominatedNodeName = &priority, "node-b"
 	client := fake.NewClientset(pod)
 	b := NewBinder(client, []accel.Resource{gcuMemory}, false)
 	got, err := b.Get(t.Context(), "team", "p")
@@ -126,7 +129,8 @@ func TestGet(t *testing.T) {
 	}
 	want := Pod{
 		Ref: accel.PodRef{UID: "u", Namespace: "team", Name: "p"}, Created: metav1.Unix(1662450043, 0).Time, Node: "node-a", Ended: true,
-		Requests: []accel.Request{{Resource: gcuMemory, Containers: []accel.ContainerRequest{{Name: "main", Kind: accel.AppContainer, Units: 4}}}},
+		Ending: true, Nominated: "node-b",
+		Requests: []accel.Request{{Resource: gcuMemory, Pod: "u", Priority: 7, Containers: []accel.ContainerRequest{{Name: "main", Kind: accel.AppContainer, Units: 4}}}},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)

@@ -26,6 +26,9 @@ type Ledger interface {
 	SetNode(node string, inventory []accel.Inventory)
 	DeleteNode(node string)
 	Observe(h ledger.Holding)
+	// Nominate tells of a pod that is not bound which node it waits for, "" for
+	// none.
+	Nominate(podUID, node string, request accel.Request)
 	Forget(podUID string)
 }
 
@@ -316,6 +319,7 @@ func (b *Books) setPod(p *slimPod) {
 		for _, request := range p.Requests {
 			h := ledger.Holding{
 				Pod: p.Ref, Node: p.Node, Resource: request.Resource, Units: request.Peak(), Created: p.Created,
+				Priority: request.Priority, Ending: p.Ending,
 			}
 			if grant.Node == p.Node && grant.Resource == request.Resource {
 				h.Device, h.Confirmed = grant.Device, grant.Confirmed
@@ -323,6 +327,8 @@ func (b *Books) setPod(p *slimPod) {
 			}
 			b.config.Ledger.Observe(h)
 		}
+	} else if len(p.Requests) == 1 && p.Mistake == nil {
+		b.config.Ledger.Nominate(p.Ref.UID, p.Nominated, p.Requests[0])
 	}
 	b.pods[key] = record
 }

@@ -26,7 +26,10 @@ func RequestOf(pod *v1.Pod, resource accel.Resource) accel.Request {
 }
 
 func unitsAsked(pod *v1.Pod, name accel.Resource) accel.Request {
-	req := accel.Request{Resource: name}
+	req := accel.Request{Resource: name, Pod: string(pod.UID)}
+	if pod.Spec.Priority != nil {
+		req.Priority = *pod.Spec.Priority
+	}
 	add := func(c *v1.Container, kind accel.ContainerKind) {
 		if units := unitsOf(&c.Resources, name); units > 0 {
 			req.Containers = append(req.Containers, accel.ContainerRequest{Name: c.Name, Kind: kind, Units: units})

@@ -86,14 +86,14 @@ func TestLoadView(t *testing.T) {
 	if len(view.Inventories) != 1 || len(view.Inventories["a"]) != 3 || len(view.Broken) != 1 || view.Broken["broken"] == nil {
 		t.Errorf("nodes %+v, broken %v", view.Inventories, view.Broken)
 	}
-	request := func(units accel.Units) []accel.Request {
-		return []accel.Request{{Resource: "nvidia.com/gpu", Containers: []accel.ContainerRequest{
+	request := func(pod string, units accel.Units) []accel.Request {
+		return []accel.Request{{Pod: pod, Resource: "nvidia.com/gpu", Containers: []accel.ContainerRequest{
 			{Name: "nvidia.com/gpu", Kind: accel.AppContainer, Units: units}}}}
 	}
 	want := []Holder{
-		{Pod: accel.PodRef{UID: "u1", Namespace: "team", Name: "both"}, Node: "a", Requests: request(2),
+		{Pod: accel.PodRef{UID: "u1", Namespace: "team", Name: "both"}, Node: "a", Requests: request("u1", 2),
 			Held: map[accel.Resource][]string{"nvidia.com/gpu": {"GPU-1", "GPU-2"}}},
-		{Pod: accel.PodRef{UID: "u4", Namespace: "team", Name: "forged"}, Node: "a", Requests: request(1)},
+		{Pod: accel.PodRef{UID: "u4", Namespace: "team", Name: "forged"}, Node: "a", Requests: request("u4", 1)},
 	}
 	for i := range view.Holders {
 		view.Holders[i].Created = time.Time{}

@@ -58,25 +58,25 @@ var (
 	ExtenderRequests = define(Metric{
 		Name: "divvy_extender_requests_total", Type: Counter, Programs: []string{Extender},
 		Help:   "Requests of kube-scheduler by verb and result.",
-		Labels: []Label{{"verb", "`filter`, `prioritize` or `bind`"}, {"result", "`ok` or `error`"}},
+		Labels: []Label{{"verb", "`filter`, `preempt`, `prioritize` or `bind`"}, {"result", "`ok` or `error`"}},
 	})
 	ExtenderRequestDuration = define(Metric{
 		Name: "divvy_extender_request_duration_seconds", Type: Histogram, Programs: []string{Extender},
 		Help:   "Time to answer a request of kube-scheduler, from its header to the answer.",
-		Labels: []Label{{"verb", "`filter`, `prioritize` or `bind`"}}, Buckets: answerBuckets,
+		Labels: []Label{{"verb", "`filter`, `preempt`, `prioritize` or `bind`"}}, Buckets: answerBuckets,
 	})
 	ExtenderRequestsInFlight = define(Metric{
 		Name: "divvy_extender_requests_in_flight", Type: Gauge, Programs: []string{Extender},
 		Help:   "Requests of kube-scheduler that are being answered.",
-		Labels: []Label{{"verb", "`filter`, `prioritize` or `bind`"}},
+		Labels: []Label{{"verb", "`filter`, `preempt`, `prioritize` or `bind`"}},
 	})
 	ExtenderDecisions = define(Metric{
 		Name: "divvy_extender_decisions_total", Type: Counter, Programs: []string{Extender},
 		Help: "Decisions about pods by resource and outcome.",
 		Labels: []Label{
-			{"verb", "`filter`, `prioritize` or `bind`"},
+			{"verb", "`filter`, `preempt`, `prioritize` or `bind`"},
 			{"resource", "what the pod asks for; `none` or `several` where that is not one of those managed"},
-			{"outcome", "filter: `fits` (on a node at least) or `refused` (by all nodes); prioritize: `rated`; bind: `bound` or `failed`"},
+			{"outcome", "filter: `fits` (on a node at least) or `refused` (by all nodes); preempt: `evicts` (on a node at least) or `spares` (on none); prioritize: `rated`; bind: `bound` or `failed`"},
 		},
 	})
 	ExtenderNodeVerdicts = define(Metric{

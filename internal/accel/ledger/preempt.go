@@ -1,6 +1,7 @@
 package ledger
 
 import (
+	"cmp"
 	"slices"
 
 	"github.com/divvy-gpu/divvy/internal/accel"
@@ -12,25 +13,18 @@ import (
 // node: CPU, memory, ports.
 type Proposal struct {
 	Node string
-	// Victims are UIDs of pods of lower priority than the pod's, in any order.
+	// Victims are UIDs of pods of lower priority than the pod's, in descending
+	// order of priority.
 	Victims []string
 }
 
-// An Eviction says what of a Proposal would let the pod run.
+// An Eviction says what to evict from a node so that a pod can run there.
 type Eviction struct {
-	// Helps is false where nothing that may be evicted makes room for the pod, or
-	// nothing needs to be.
-	Helps bool
-	// Spared are the proposed victims whose eviction the pod does not need.
-	Spared []string
-	// Others are pods that were not proposed and have to go as well.
-	Others []Victim
-}
-
-// A Victim is a pod to evict.
-type Victim struct {
-	UID      string
-	Priority int32
+	// Victims are UIDs, in descending order of priority as far as it is known; none
+	// where nothing that may be evicted makes room for the pod.
+	Victims []string
+	// Others is how many of them were not proposed.
+	Others int
 }
 
 // Evict says for a pod which of the proposed evictions it needs so that one
@@ -45,12 +39,13 @@ type Victim struct {
 // the whole answer for a victim that it does not know there.
 //
 // A proposed victim that holds nothing of the resource stays one, since
-// kube-scheduler wants it for another reason, which is not known here. So does
-// one whose units kube-scheduler does not miss: it spares each victim without
-// which the sum over the node is enough, so something else made it keep that one.
+// kube-scheduler wants it for another reason, which is not known here, such as
+// CPU. So do all of a node on which the pod fits as it is. One that holds units
+// and was proposed for its CPU may be spared all the same: kube-scheduler finds
+// that out in its next turn, proposes it again, and then it stays.
 //
-// A node on which the pod fits as it is stays as proposed, for the same reason.
-// A victim of the pod's own or higher priority, by what the books say, is none.
+// A proposal with a pod of the same or a higher priority, by what the books say,
+// is not followed.
 func (l *Ledger) Evict(req accel.Request, proposals []Proposal) []Eviction {
 	out := make([]Eviction, len(proposals))
 	ask, policy, err := l.ask(req)
@@ -66,7 +61,7 @@ func (l *Ledger) Evict(req accel.Request, proposals []Proposal) []Eviction {
 			continue
 		}
 		var devices []accel.DeviceID
-		if out[i], devices = l.evict(n, &req, &ask, policy, p.Victims); out[i].Helps {
+		if out[i], devices = l.evict(n, &req, &ask, policy, p.Victims); len(out[i].Victims) > 0 {
 			l.plan(req.Pod, p.Node, req, devices)
 		}
 	}
@@ -80,8 +75,7 @@ func (l *Ledger) evict(n *node, req *accel.Request, ask *place.Ask, policy place
 	view := place.Node{Slots: slots, CPU: place.Unlimited, Memory: place.Unlimited}
 	fit, _, fits := policy.Choose(&view, ask, nil)
 
-	// What of the proposal is here for the units, and what for something else.
-	var inNode []*holding // the proposed ones that hold units
+	var inNode []*holding // those that hold units
 	for _, uid := range proposed {
 		if h := l.holding(uid, req.Resource); h != nil && h.node == n {
 			if h.Priority >= req.Priority {
@@ -91,18 +85,8 @@ func (l *Ledger) evict(n *node, req *accel.Request, ask *place.Ask, policy place
 		}
 	}
 	if fits {
-		return Eviction{Helps: true}, names(slots, fit)
+		return Eviction{Victims: proposed}, names(slots, fit)
 	}
-	for _, h := range n.besidesUnits(inNode, slots, ask.Units*accel.Units(ask.Devices)) {
-		inNode = slices.DeleteFunc(inNode, func(o *holding) bool { return o == h })
-		for _, p := range h.parts() {
-			slots[p.slot].Free += p.units
-		}
-	}
-	if fit, _, fits = policy.Choose(&view, ask, nil); fits {
-		return Eviction{Helps: len(inNode) < len(proposed), Spared: uids(inNode)}, names(slots, fit)
-	}
-
 	var pods []occupant
 	for _, h := range inNode {
 		pods = append(pods, h.occupant(true))
@@ -118,45 +102,69 @@ func (l *Ledger) evict(n *node, req *accel.Request, ask *place.Ask, policy place
 			return Eviction{}, nil
 		}
 	}
-	e := Eviction{Helps: true}
+	spared, others := map[string]bool{}, []*occupant(nil)
+	missing := ask.Units*accel.Units(ask.Devices) - n.freeTogether(slots)
 	for v := range pods {
 		switch _, needed := slices.BinarySearch(victims, v); {
 		case needed && !pods[v].proposed:
-			e.Others = append(e.Others, Victim{UID: pods[v].uid, Priority: pods[v].priority})
+			others = append(others, &pods[v])
 		case !needed && pods[v].proposed:
-			e.Spared = append(e.Spared, pods[v].uid)
+			spared[pods[v].uid] = true
+			continue
+		case !needed:
+			continue
+		}
+		missing -= l.holding(pods[v].uid, req.Resource).Units
+	}
+	slices.SortFunc(inNode, func(a, b *holding) int {
+		return cmp.Or(cmp.Compare(a.Priority, b.Priority), cmp.Compare(b.Units, a.Units), b.Created.Compare(a.Created))
+	})
+	for _, h := range inNode {
+		if missing > 0 && spared[h.Pod.UID] {
+			delete(spared, h.Pod.UID)
+			missing -= h.Units
 		}
 	}
-	return e, names(slots, room)
+	return l.eviction(req.Resource, proposed, spared, others), names(slots, room)
 }
 
-// besidesUnits returns those of the proposed victims that kube-scheduler wants
-// for something else than their units: it has gone through all of them, and
-// would have spared one without which the sum over the node is enough. Where even
-// all of them are not enough by the books, it counts otherwise than they, and
-// nothing can be told.
-func (n *node) besidesUnits(proposed []*holding, slots []place.Slot, need accel.Units) []*holding {
-	var free accel.Units // as kubelet and kube-scheduler count: healthy devices, all pods
+// freeTogether is what kube-scheduler takes the node to have: the units of healthy
+// devices without those of all pods, also of pods on no device or on a lost one,
+// and without what is kept for others. With less than the pod asks for the node
+// would not be looked at, whatever one device has.
+func (n *node) freeTogether(slots []place.Slot) accel.Units {
+	free := -n.used
 	for i := range slots {
 		if !slots[i].Unhealthy {
 			free += slots[i].Total
 		}
-		free -= n.slots[i].Free - slots[i].Free // kept for others
+		free -= n.slots[i].Free - slots[i].Free
 	}
-	free -= n.used
-	for _, h := range proposed {
-		free += h.Units
-	}
-	if free < need {
-		return nil
-	}
-	var out []*holding
-	for _, h := range proposed {
-		if free-h.Units >= need {
-			out = append(out, h)
+	return free
+}
+
+// eviction puts the answer together: what was proposed, in that order, without
+// those that are spared, and the others among them by their priority, before pods
+// of which it is not known.
+func (l *Ledger) eviction(res accel.Resource, proposed []string, spared map[string]bool, others []*occupant) Eviction {
+	e := Eviction{Others: len(others)}
+	slices.SortFunc(others, func(a, b *occupant) int {
+		return cmp.Or(cmp.Compare(b.priority, a.priority), cmp.Compare(a.uid, b.uid))
+	})
+	for _, uid := range proposed {
+		if spared[uid] {
+			continue
 		}
+		h := l.holding(uid, res)
+		for len(others) > 0 && (h == nil || others[0].priority > h.Priority) {
+			e.Victims, others = append(e.Victims, others[0].uid), others[1:]
+		}
+		e.Victims = append(e.Victims, uid)
 	}
-	return out
+	for _, o := range others {
+		e.Victims = append(e.Victims, o.uid)
+	}
+	return e
 }
 
 // MakesRoom reports whether the pod fits on the node as it is, or will once the
@@ -206,14 +214,6 @@ func (h *holding) parts() []part {
 
 func (h *holding) occupant(proposed bool) occupant {
 	return occupant{uid: h.Pod.UID, priority: h.Priority, created: h.Created, ending: h.Ending, proposed: proposed, parts: h.parts()}
-}
-
-func uids(all []*holding) []string {
-	var out []string
-	for _, h := range all {
-		out = append(out, h.Pod.UID)
-	}
-	return out
 }
 
 func names(slots []place.Slot, chosen []int) []accel.DeviceID {
