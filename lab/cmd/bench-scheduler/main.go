@@ -25,9 +25,7 @@ import (
 
 	"k8s.io/klog/v2"
 
-	"github.com/divvy-gpu/divvy/lab/internal/build"
 	"github.com/divvy-gpu/divvy/lab/internal/controlplane"
-	"github.com/divvy-gpu/divvy/lab/internal/layout"
 )
 
 func main() {
@@ -141,25 +139,6 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 	if err != nil {
 		return err
 	}
-	labDir, err := layout.LabDir()
-	if err != nil {
-		return err
-	}
-	cache, err := layout.CacheDir()
-	if err != nil {
-		return err
-	}
-	builder := &build.Builder{Dir: labDir, CacheDir: cache, Components: build.Components(), Out: out}
-	binDir, err := builder.Run(ctx)
-	if err != nil {
-		return err
-	}
-	versions, err := build.ReadVersions(build.ModuleDir(labDir))
-	if err != nil {
-		return err
-	}
-	machine.Kubernetes, machine.Etcd = versions["k8s.io/kubernetes"], versions["go.etcd.io/etcd/server/v3"]
-
 	dir, err := os.MkdirTemp("", "divvy-bench-")
 	if err != nil {
 		return fmt.Errorf("make a folder for the control plane: %w", err)
@@ -171,17 +150,14 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 		}
 		err = errors.Join(err, os.RemoveAll(dir))
 	}()
-	if o.control == "" {
-		o.control = filepath.Join(dir, "divvy-control")
-		fmt.Fprintln(out, "Building divvy-control.")
-		if err := build.RunGo(ctx, filepath.Dir(labDir), []string{"CGO_ENABLED=0"}, nil,
-			"build", "-buildvcs=false", "-trimpath", "-ldflags", "-s -w", "-o", o.control, "./cmd/divvy-control"); err != nil {
-			return fmt.Errorf("build divvy-control: %w", err)
-		}
+	programs, err := controlplane.Build(ctx, dir, o.control, out)
+	if err != nil {
+		return err
 	}
+	machine.Kubernetes, machine.Etcd = programs.Kubernetes, programs.Etcd
 	result := Result{Machine: machine, Settings: o.settings()}
 	for _, size := range o.sizes {
-		measured, err := measureSize(ctx, o, binDir, filepath.Join(dir, strconv.Itoa(size)), size, versions["k8s.io/kubernetes"], out)
+		measured, err := measureSize(ctx, o, programs, filepath.Join(dir, strconv.Itoa(size)), size, out)
 		if err != nil {
 			return fmt.Errorf("%d nodes: %w", size, err)
 		}
@@ -200,16 +176,16 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 }
 
 // measureSize measures both sides at one number of nodes.
-func measureSize(ctx context.Context, o options, binDir, dir string, size int, version string, out io.Writer) (s Size, err error) {
+func measureSize(ctx context.Context, o options, programs controlplane.Programs, dir string, size int, out io.Writer) (s Size, err error) {
 	if err := os.Mkdir(dir, 0o755); err != nil {
 		return s, fmt.Errorf("make a folder for the control plane: %w", err)
 	}
-	plane, err := controlplane.Start(ctx, binDir, dir)
+	plane, err := controlplane.Start(ctx, programs.BinDir, dir)
 	if err != nil {
 		return s, err
 	}
 	defer func() { err = errors.Join(err, plane.Stop()) }()
-	b, err := newBench(ctx, o, plane, size, version)
+	b, err := newBench(ctx, o, programs, plane, size)
 	if err != nil {
 		return s, err
 	}

@@ -49,20 +49,20 @@ const (
 
 // bench is a control plane with nodes.
 type bench struct {
-	options options
-	plane   *controlplane.ControlPlane
-	client  kubernetes.Interface
-	nodes   simnodes.Group
-	version string
+	options  options
+	programs controlplane.Programs
+	plane    *controlplane.ControlPlane
+	client   kubernetes.Interface
+	nodes    simnodes.Group
 }
 
-func newBench(ctx context.Context, o options, plane *controlplane.ControlPlane, size int, version string) (*bench, error) {
+func newBench(ctx context.Context, o options, programs controlplane.Programs, plane *controlplane.ControlPlane, size int) (*bench, error) {
 	client, err := plane.Client()
 	if err != nil {
 		return nil, err
 	}
 	b := &bench{
-		options: o, plane: plane, client: client, version: version,
+		options: o, programs: programs, plane: plane, client: client,
 		nodes: simnodes.Group{Count: size, Cards: cardsPerNode, Units: cardUnits, Resource: resource},
 	}
 	if err := b.nodes.Create(ctx, client); err != nil {
@@ -85,7 +85,7 @@ func (b *bench) phase(ctx context.Context, side side, round int) (p Phase, err e
 	var extender *controlplane.Extender
 	if side == with {
 		extender, err = b.plane.StartExtender(ctx, controlplane.ExtenderOptions{
-			Name: "extender-" + name, Program: b.options.control, Resources: []string{resource}, Plain: b.options.plain,
+			Name: "extender-" + name, Program: b.programs.Control, Resources: []string{resource}, Plain: b.options.plain,
 			Args: []string{"--policy=" + b.options.policy, "--metrics-devices=false"},
 		})
 		if err != nil {
@@ -94,7 +94,7 @@ func (b *bench) phase(ctx context.Context, side side, round int) (p Phase, err e
 		defer func() { err = errors.Join(err, extender.Stop(stopGrace)) }()
 		o.Extender = &extender.Entry
 	}
-	scheduler, err := b.plane.StartScheduler(ctx, b.version, o)
+	scheduler, err := b.plane.StartScheduler(ctx, b.programs.Kubernetes, o)
 	if err != nil {
 		return p, err
 	}

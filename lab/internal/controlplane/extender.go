@@ -58,7 +58,7 @@ type Extender struct {
 // it answers, and until it has published its certificates where it has any. All
 // extenders of one control plane sign with one key.
 func (c *ControlPlane) StartExtender(ctx context.Context, o ExtenderOptions) (*Extender, error) {
-	key, err := c.grantKey()
+	key, err := c.GrantKey()
 	if err != nil {
 		return nil, err
 	}
@@ -100,8 +100,9 @@ func (c *ControlPlane) StartExtender(ctx context.Context, o ExtenderOptions) (*E
 	return e, nil
 }
 
-// grantKey returns the path of a key for grants, which it makes the first time.
-func (c *ControlPlane) grantKey() (string, error) {
+// GrantKey returns the path of the key that all extenders sign grants with. It makes
+// it the first time.
+func (c *ControlPlane) GrantKey() (string, error) {
 	path := c.path("grant-key")
 	if _, err := os.Stat(path); !errors.Is(err, fs.ErrNotExist) {
 		return path, err

@@ -92,7 +92,9 @@ func (c *ControlPlane) StartScheduler(ctx context.Context, version string, o Sch
 }
 
 // Metrics returns the scheduler's metrics in Prometheus' text format.
-func (s *Scheduler) Metrics(ctx context.Context) (string, error) { return get(ctx, s.client, s.metrics) }
+func (s *Scheduler) Metrics(ctx context.Context) (string, error) {
+	return get(ctx, s.client, s.metrics)
+}
 
 // configuration returns the KubeSchedulerConfiguration.
 func (o SchedulerOptions) configuration(kubeconfig, version string) ([]byte, error) {

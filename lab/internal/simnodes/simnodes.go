@@ -89,7 +89,7 @@ func (g Group) Node(number int) (*corev1.Node, error) {
 	inventory := accel.Inventory{Resource: g.Resource, Unit: "1"}
 	for card := range g.Cards {
 		inventory.Shares = append(inventory.Shares, accel.Share{Units: g.Units, Device: accel.Device{
-			Index: card, ID: accel.DeviceID(fmt.Sprintf("%s-%05d-%02d", g.Name, number, card)),
+			Index: card, ID: g.DeviceID(number, card),
 			Model: "S60", MemoryBytes: int64(g.Units) << 30, NUMANode: card * 2 / g.Cards,
 		}})
 	}
