@@ -51,8 +51,7 @@ func (c *Churned) RefusedPercent() float64 {
 
 // departure is a pod that leaves at a time.
 type departure struct {
-	at  float64
-	pod int
+	at float64
 	placement
 }
 
@@ -117,7 +116,7 @@ func (ch Churn) Run(ctx context.Context, c *Cluster, w *Workload, kind PolicyKin
 		for len(leaving) > 0 && leaving[0].at <= min(next, end) {
 			d := heap.Pop(&leaving).(departure) //nolint:forcetypeassert // as above
 			pass(d.at)
-			world.remove(d.placement, &pods[d.pod].Ask)
+			world.remove(d.placement)
 		}
 		if next >= end {
 			pass(end)
@@ -126,9 +125,12 @@ func (ch Churn) Run(ctx context.Context, c *Cluster, w *Workload, kind PolicyKin
 		pass(next)
 		pod := &pods[p]
 		prices.arrival(i, world, &pod.Ask)
-		where, took, ok := world.timed(&pod.Ask, ch.Clock)
+		placed, took, ok, err := world.timed(&pod.Ask, ch.Clock)
+		if err != nil {
+			return Churned{}, err
+		}
 		if ok {
-			heap.Push(&leaving, departure{now + stays, p, where.clone()})
+			heap.Push(&leaving, departure{now + stays, placed})
 		}
 		if now < ch.WarmUp {
 			continue

@@ -86,7 +86,9 @@ func (f Find) holds(ctx context.Context, c *Cluster, w *Workload, kind PolicyKin
 			}
 		}
 		prices.arrival(i, world, &pods[i].Ask)
-		if _, ok := world.place(&pods[i].Ask); ok {
+		if _, ok, err := world.place(&pods[i].Ask); err != nil {
+			return false, err
+		} else if ok {
 			continue
 		}
 		if allowed -= pods[i].Demand(); allowed < 0 || pods[i].Demand() == 0 {
@@ -190,9 +192,16 @@ func Misfits(c *Cluster, w *Workload) []int {
 		order[i] = i
 	}
 	world := newWorld(c, order, place.Binpack, nil)
+	fits := map[place.Ask]bool{}
 	var out []int
 	for i := range w.Pods {
-		if world.best(&w.Pods[i].Ask) < 0 {
+		a := &w.Pods[i].Ask
+		ok, known := fits[*a]
+		if !known {
+			ok = world.best(world.request(a)) >= 0
+			fits[*a] = ok
+		}
+		if !ok {
 			out = append(out, i)
 		}
 	}

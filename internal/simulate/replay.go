@@ -80,7 +80,10 @@ func (r Replay) Run(ctx context.Context, c *Cluster, w *Workload, kind PolicyKin
 		}
 		pod := &pods[p]
 		prices.arrival(i, world, &pod.Ask)
-		_, took, ok := world.timed(&pod.Ask, r.Clock)
+		_, took, ok, err := world.timed(&pod.Ask, r.Clock)
+		if err != nil {
+			return Curve{}, err
+		}
 		if r.Clock != nil {
 			curve.Decisions = append(curve.Decisions, took)
 		}

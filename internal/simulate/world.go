@@ -1,55 +1,51 @@
 package simulate
 
 import (
+	"fmt"
 	"iter"
 	"math/rand"
-	"slices"
+	"strconv"
 	"time"
 
 	"github.com/divvy-gpu/divvy/internal/accel"
+	"github.com/divvy-gpu/divvy/internal/accel/ledger"
 	"github.com/divvy-gpu/divvy/internal/accel/place"
 )
 
-// world is the cluster during a run. Nodes are in the order in which they win
-// ties.
+// resource is what the devices of a simulation are given out as.
+const resource accel.Resource = "simulated"
+
+// world is the cluster during a run: a ledger as the extender has it, and the
+// choice between nodes, which is kube-scheduler's part.
 type world struct {
-	nodes  []place.Node
-	policy place.Policy
+	books *ledger.Ledger
+	// names are the nodes in the order in which they win ties.
+	names []string
 	// ties is nil where the first of equally rated nodes is taken.
 	ties *rand.Rand
-
-	// changed lists the nodes that were changed, oldest first. Each cache knows
-	// up to where it has seen it.
-	changed []int32
-	caches  map[place.Ask]*ratings
+	// placed counts the pods that were placed: the UID of each is its number.
+	placed int
 	// allocated is what pods hold.
 	allocated accel.Units
-	buf       []int
-}
 
-// ratings is what a policy says of all nodes for one ask.
-type ratings struct {
-	ratings []int64
-	// seen is the length of world.changed up to which ratings are right, epoch
-	// the policy's when they were made.
-	seen  int
-	epoch uint64
+	verdicts []ledger.Verdict
+	requests map[place.Ask]*accel.Request
 }
 
 func newWorld(c *Cluster, order []int, p place.Policy, ties *rand.Rand) *world {
-	w := &world{nodes: make([]place.Node, len(order)), policy: p, ties: ties, caches: map[place.Ask]*ratings{}}
+	// Reservations are not confirmed by anybody, so no time passes for them.
+	w := &world{
+		books: ledger.New(ledger.Options{Policy: p, Now: func() time.Time { return time.Time{} }}),
+		names: make([]string, len(order)), ties: ties,
+		verdicts: make([]ledger.Verdict, len(order)), requests: map[place.Ask]*accel.Request{},
+	}
 	for at, i := range order {
 		n := &c.Nodes[i]
-		node := place.Node{CPU: n.CPU, Memory: n.Memory, Slots: make([]place.Slot, len(n.Devices))}
-		ids := make([]accel.DeviceID, len(n.Devices))
-		for j, d := range n.Devices {
-			node.Slots[j] = place.Slot{ID: d.ID, Index: d.Index, Model: d.Model, Total: d.Units, Free: d.Units, Unhealthy: d.Health.Unhealthy}
-			ids[j] = d.ID
+		w.names[at] = n.Name
+		w.books.SetNode(n.Name, []accel.Inventory{{Resource: resource, Shares: n.Devices, Links: n.Links, Several: true}})
+		if n.CPU != place.Unlimited || n.Memory != place.Unlimited {
+			w.books.SetCapacity(n.Name, n.CPU, n.Memory)
 		}
-		if len(n.Links) > 0 {
-			node.Graph = place.NewGraph(ids, n.Links)
-		}
-		w.nodes[at] = node
 	}
 	return w
 }
@@ -57,22 +53,39 @@ func newWorld(c *Cluster, order []int, p place.Policy, ties *rand.Rand) *world {
 // all goes through the nodes.
 func (w *world) all() iter.Seq[*place.Node] {
 	return func(yield func(*place.Node) bool) {
-		for i := range w.nodes {
-			if !yield(&w.nodes[i]) {
+		for _, n := range w.books.Each(resource) {
+			if !yield(n) {
 				return
 			}
 		}
 	}
 }
 
-// best returns the node with the best rating, -1 where the pod fits nowhere.
-func (w *world) best(a *place.Ask) int {
-	r := w.rated(a)
-	best, rating, equal := -1, place.NoRating, 0
-	for i, v := range r.ratings {
-		if v > rating {
-			best, rating, equal = i, v, 1
-		} else if v == rating && best >= 0 {
+// request is what the ledger is asked with for an ask.
+func (w *world) request(a *place.Ask) *accel.Request {
+	r := w.requests[*a]
+	if r == nil {
+		r = &accel.Request{Resource: resource, Devices: a.Devices, CPU: a.CPU, Memory: a.Memory, Selection: a.Only}
+		if a.Devices > 0 {
+			r.Containers = []accel.ContainerRequest{{Kind: accel.AppContainer, Units: a.Units * accel.Units(a.Devices)}}
+		}
+		w.requests[*a] = r
+	}
+	return r
+}
+
+// best returns the position of the node with the best rating, -1 where the pod
+// fits nowhere.
+func (w *world) best(r *accel.Request) int {
+	w.books.Check(*r, w.names, w.verdicts)
+	best, rating, equal := -1, int64(0), 0
+	for i := range w.verdicts {
+		v := &w.verdicts[i]
+		switch {
+		case v.Code != accel.Fits:
+		case best < 0 || v.Rating > rating:
+			best, rating, equal = i, v.Rating, 1
+		case v.Rating == rating:
 			equal++
 		}
 	}
@@ -80,7 +93,7 @@ func (w *world) best(a *place.Ask) int {
 		return best
 	}
 	for skip := w.ties.Intn(equal); ; best++ {
-		if r.ratings[best] != rating {
+		if v := &w.verdicts[best]; v.Code != accel.Fits || v.Rating != rating {
 			continue
 		}
 		if skip == 0 {
@@ -90,88 +103,47 @@ func (w *world) best(a *place.Ask) int {
 	}
 }
 
-// rated returns the ratings of all nodes, made anew where something changed.
-func (w *world) rated(a *place.Ask) *ratings {
-	r := w.caches[*a]
-	epoch := w.policy.Epoch()
-	if r == nil {
-		r = &ratings{ratings: make([]int64, len(w.nodes)), epoch: epoch + 1}
-		w.caches[*a] = r
-	}
-	if news := w.changed[r.seen:]; r.epoch != epoch || len(news) > len(w.nodes) {
-		for i := range w.nodes {
-			r.ratings[i] = w.rate(i, a)
-		}
-	} else {
-		for _, i := range news {
-			r.ratings[i] = w.rate(int(i), a)
-		}
-	}
-	r.seen, r.epoch = len(w.changed), epoch
-	return r
-}
-
-func (w *world) rate(i int, a *place.Ask) int64 {
-	var ok bool
-	var rating int64
-	w.buf, rating, ok = w.policy.Choose(&w.nodes[i], a, w.buf)
-	if !ok {
-		return place.NoRating
-	}
-	return rating
-}
-
-// placement is where a pod is.
+// placement is a pod that was placed.
 type placement struct {
-	node  int
-	slots []int
+	uid   string
+	node  string
+	units accel.Units
 }
 
-// clone returns a copy that stays valid.
-func (p placement) clone() placement { return placement{p.node, slices.Clone(p.slots)} }
+// place puts a pod on the best node, false where it fits nowhere. Its error is
+// one of the program: the ledger refuses what it has just found to fit.
+func (w *world) place(a *place.Ask) (placement, bool, error) {
+	r := w.request(a)
+	best := w.best(r)
+	if best < 0 {
+		return placement{}, false, nil
+	}
+	w.placed++
+	p := placement{uid: strconv.Itoa(w.placed), node: w.names[best], units: a.Units * accel.Units(a.Devices)}
+	if a.Devices == 0 {
+		w.books.Charge(p.uid, p.node, a.CPU, a.Memory)
+		return p, true, nil
+	}
+	if _, _, err := w.books.Reserve(accel.PodRef{UID: p.uid}, time.Time{}, p.node, *r); err != nil {
+		return placement{}, false, fmt.Errorf("place a pod that fits: %w", err)
+	}
+	w.allocated += p.units
+	return p, true, nil
+}
 
 // timed is place, and how long it took by the clock, if there is one.
-func (w *world) timed(a *place.Ask, clock func() time.Duration) (placement, time.Duration, bool) {
+func (w *world) timed(a *place.Ask, clock func() time.Duration) (placement, time.Duration, bool, error) {
 	if clock == nil {
-		p, ok := w.place(a)
-		return p, 0, ok
+		p, ok, err := w.place(a)
+		return p, 0, ok, err
 	}
 	began := clock()
-	p, ok := w.place(a)
-	return p, clock() - began, ok
-}
-
-// place puts a pod on the best node, false where it fits nowhere. The slots are
-// valid until the next call.
-func (w *world) place(a *place.Ask) (placement, bool) {
-	i := w.best(a)
-	if i < 0 {
-		return placement{}, false
-	}
-	var ok bool
-	if w.buf, _, ok = w.policy.Choose(&w.nodes[i], a, w.buf); !ok {
-		return placement{}, false
-	}
-	p := placement{i, w.buf}
-	w.book(p, a, 1)
-	return p, true
+	p, ok, err := w.place(a)
+	return p, clock() - began, ok, err
 }
 
 // remove takes a pod away.
-func (w *world) remove(p placement, a *place.Ask) { w.book(p, a, -1) }
-
-// book takes what the ask says, sign times.
-func (w *world) book(p placement, a *place.Ask, sign int64) {
-	n := &w.nodes[p.node]
-	for _, s := range p.slots {
-		n.Slots[s].Free -= accel.Units(sign) * a.Units
-		w.allocated += accel.Units(sign) * a.Units
-	}
-	if n.CPU != place.Unlimited {
-		n.CPU -= sign * a.CPU
-	}
-	if n.Memory != place.Unlimited {
-		n.Memory -= sign * a.Memory
-	}
-	w.changed = append(w.changed, int32(p.node))
+func (w *world) remove(p placement) {
+	w.books.Forget(p.uid)
+	w.allocated -= p.units
 }
