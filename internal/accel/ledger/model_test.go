@@ -5,6 +5,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"math/bits"
 	"math/rand/v2"
 	"reflect"
 	"slices"
@@ -26,7 +27,10 @@ type model struct {
 	ttl    time.Duration
 	clock  time.Time
 	nodes  map[string][]accel.Inventory
+	limits map[string][2]int64 // CPU and memory
 	pods   []*modelPod
+	// charges are by pod UID.
+	charges map[string]modelCharge
 }
 
 type modelPod struct {
@@ -34,6 +38,23 @@ type modelPod struct {
 	observed bool
 	deadline time.Time
 	binds    int
+}
+
+type modelCharge struct {
+	node string
+	left [2]int64
+}
+
+// devices are all that the pod holds, the first may be unknown.
+func (p *modelPod) devices() []accel.DeviceID { return append([]accel.DeviceID{p.Device}, p.More...) }
+
+// parts divides the pod's units: what cannot be divided goes to the first.
+func (p *modelPod) parts() []accel.Units {
+	out := make([]accel.Units, len(p.devices()))
+	for u := range p.Units {
+		out[int(u)%len(out)]++
+	}
+	return out
 }
 
 func (m *model) find(uid string, res accel.Resource) *modelPod {
@@ -45,10 +66,45 @@ func (m *model) find(uid string, res accel.Resource) *modelPod {
 	return nil
 }
 
+// remove takes pods out, and the charges of those of which nothing is left.
 func (m *model) remove(gone func(*modelPod) bool) int {
 	before := len(m.pods)
-	m.pods = slices.DeleteFunc(m.pods, gone)
+	var uids []string
+	m.pods = slices.DeleteFunc(m.pods, func(p *modelPod) bool {
+		if !gone(p) {
+			return false
+		}
+		uids = append(uids, p.Pod.UID)
+		return true
+	})
+	for _, uid := range uids {
+		if !slices.ContainsFunc(m.pods, func(p *modelPod) bool { return p.Pod.UID == uid }) {
+			delete(m.charges, uid)
+		}
+	}
 	return before - len(m.pods)
+}
+
+func (m *model) charge(uid, node string, cpu, memory int64) {
+	delete(m.charges, uid)
+	if cpu > 0 || memory > 0 {
+		m.charges[uid] = modelCharge{node, [2]int64{max(cpu, 0), max(memory, 0)}}
+	}
+}
+
+// left is the CPU and memory of a node that pods other than one leave.
+func (m *model) left(node, other string) [2]int64 {
+	left, limited := m.limits[node]
+	if !limited {
+		return [2]int64{place.Unlimited, place.Unlimited}
+	}
+	for uid, c := range m.charges {
+		if c.node == node && uid != other {
+			left[0] -= c.left[0]
+			left[1] -= c.left[1]
+		}
+	}
+	return left
 }
 
 // shares are what the node publishes of the resource.
@@ -65,96 +121,234 @@ func (m *model) shares(node string, res accel.Resource) (accel.Inventory, bool) 
 func (m *model) used(node string, res accel.Resource, id accel.DeviceID, other *modelPod) accel.Units {
 	var sum accel.Units
 	for _, p := range m.pods {
-		if p != other && p.Node == node && p.Resource == res && p.Device == id {
+		if p == other || p.Node != node || p.Resource != res {
+			continue
+		}
+		if p.Device == id && p.More == nil {
 			sum += p.Units
+			continue
+		}
+		for i, d := range p.devices() {
+			if d == id {
+				sum += p.parts()[i]
+			}
 		}
 	}
 	return sum
 }
 
 func (m *model) observe(o Holding) {
+	m.charge(o.Pod.UID, o.Node, o.CPU, o.Memory)
 	p := m.find(o.Pod.UID, o.Resource)
 	if p == nil {
 		p = &modelPod{Holding: o, observed: true}
 		m.pods = append(m.pods, p)
 		return
 	}
-	device, confirmed := o.Device, o.Confirmed
+	device, more, confirmed := o.Device, o.More, o.Confirmed
 	if p.Node == o.Node && (device == "" || p.Confirmed && !confirmed) {
-		device, confirmed = p.Device, p.Confirmed
+		device, more, confirmed = p.Device, p.More, p.Confirmed
 	}
 	p.Holding, p.observed = o, true
-	p.Device, p.Confirmed = device, confirmed && device != ""
+	p.Device, p.More, p.Confirmed = device, more, confirmed && device != ""
 }
 
-// pick is the device that a pod gets, and the most that any has free.
-func (m *model) pick(node string, res accel.Resource, need accel.Units, other *modelPod) (accel.DeviceID, accel.Units) {
-	type option struct {
-		accel.Share
-		free accel.Units
+// modelOption is a device that has room.
+type modelOption struct {
+	accel.Share
+	free accel.Units
+}
+
+// choice is what a node has for a request.
+type modelChoice struct {
+	devices []accel.DeviceID
+	code    accel.ReasonCode
+	rating  int64
+	// largest is the most that any one healthy device has free.
+	largest accel.Units
+}
+
+// order is 1 where the least free amount is best, -1 where the largest is.
+func (m *model) order(req *accel.Request) accel.Units {
+	if req.Policy == "spread" || req.Policy == "" && m.policy == place.Spread {
+		return -1
 	}
-	in, _ := m.shares(node, res)
-	var options []option
-	var largest accel.Units
+	return 1
+}
+
+// connected is the score of some devices, as the driver's inventories have it:
+// pairs are on one NUMA node, and with the resource's links a and d have a lane.
+func connected(in accel.Inventory, of []modelOption) int64 {
+	var sum int64
+	for i, a := range of {
+		for _, b := range of[:i] {
+			switch {
+			case len(in.Links) == 0 && a.NUMANode == b.NUMANode:
+				sum += accel.LinkNode
+			case len(in.Links) == 0:
+				sum += accel.LinkSystem
+			case slices.ContainsFunc(in.Links, func(l accel.Link) bool { return l.A == min(a.ID, b.ID) && l.B == max(a.ID, b.ID) }):
+				sum += accel.LinkLane
+			}
+		}
+	}
+	return sum
+}
+
+// choose is what a pod gets on a node, other being what it has already.
+func (m *model) choose(node string, req *accel.Request, other *modelPod, uid string) modelChoice {
+	in, known := m.shares(node, req.Resource)
+	devices := max(req.Devices, 1)
+	units := req.Peak() / accel.Units(devices)
+	if req.Peak() <= 0 {
+		devices = 0
+	}
+	if !known {
+		if devices == 0 {
+			return modelChoice{}
+		}
+		return modelChoice{code: accel.NodeUnknown, rating: place.NoRating}
+	}
+	c := modelChoice{rating: place.NoRating}
+	var options []modelOption
+	allowed, large := 0, 0
 	for _, s := range in.Shares {
-		free := s.Units - m.used(node, res, s.ID, other)
-		if s.Health.Unhealthy {
+		free := s.Units - m.used(node, req.Resource, s.ID, other)
+		if !s.Health.Unhealthy {
+			c.largest = max(c.largest, free)
+		}
+		if r := req.Selection; r != nil && (slices.Contains(r.AvoidIDs, string(s.ID)) || len(r.UseModels) > 0 && s.Model != r.UseModels[0]) {
 			continue
 		}
-		largest = max(largest, free)
-		if free >= need {
-			options = append(options, option{s, free})
+		allowed++
+		if s.Units >= units {
+			large++
+		}
+		if !s.Health.Unhealthy && free >= units {
+			options = append(options, modelOption{s, free})
 		}
 	}
-	if len(options) == 0 {
-		return "", largest
+	left := m.left(node, uid)
+	enough := (req.CPU <= 0 || req.CPU <= left[0]) && (req.Memory <= 0 || req.Memory <= left[1])
+	switch {
+	case devices == 0 && enough:
+		c.rating = 0
+		return c
+	case devices == 0:
+		c.code = accel.NoCapacity
+	case allowed == 0 && len(in.Shares) > 0:
+		c.code = accel.NotSelected
+	case large == 0:
+		c.code = accel.LargerThanDevice
+	case large < devices:
+		c.code = accel.TooFewDevices
+	case len(options) < devices:
+		c.code = accel.NoDeviceFits
+	case !enough:
+		c.code = accel.NoCapacity
 	}
-	slices.SortFunc(options, func(a, b option) int {
-		byFree := cmp.Compare(a.free, b.free)
-		if m.policy == place.Spread {
-			byFree = -byFree
-		}
-		return cmp.Or(byFree, cmp.Compare(a.Index, b.Index))
+	if c.code != accel.Fits {
+		return c
+	}
+	order := m.order(req)
+	slices.SortFunc(options, func(a, b modelOption) int {
+		return cmp.Or(cmp.Compare(order*a.free, order*b.free), cmp.Compare(a.Index, b.Index))
 	})
-	return options[0].ID, largest
+	best := bestSet(in, options, devices)
+	slices.SortFunc(best, func(a, b modelOption) int {
+		return cmp.Compare(slices.IndexFunc(in.Shares, func(s accel.Share) bool { return s.ID == a.ID }), slices.IndexFunc(in.Shares, func(s accel.Share) bool { return s.ID == b.ID }))
+	})
+	c.rating = connected(in, best) << 41
+	for _, o := range best {
+		c.devices = append(c.devices, o.ID)
+		c.rating -= int64(order * (o.free - units))
+	}
+	return c
 }
 
-// reserve returns the device, or the kind of the error and for ErrNoFit the
-// most that was free.
-func (m *model) reserve(uid, node string, res accel.Resource, need accel.Units) (p *modelPod, largest accel.Units, err error) {
-	if need <= 0 {
-		return nil, 0, ErrNothingAsked
+// bestSet tries all sets, those of the best devices first: the best connected
+// one is taken, and of those the one that leaves the others connected best.
+func bestSet(in accel.Inventory, options []modelOption, size int) []modelOption {
+	if size == 1 {
+		return options[:1:1]
 	}
-	p = m.find(uid, res)
-	in, known := m.shares(node, res)
+	var best []modelOption
+	var bestScore, bestRest int64
+	for set := range uint(1) << len(options) {
+		// The first of options have the highest bits, and sets come in
+		// descending order.
+		set = 1<<len(options) - 1 - set
+		if bits.OnesCount(set) != size {
+			continue
+		}
+		var in1, rest []modelOption
+		for i, o := range options {
+			if set>>(len(options)-1-i)&1 == 1 {
+				in1 = append(in1, o)
+			} else {
+				rest = append(rest, o)
+			}
+		}
+		if score, left := connected(in, in1), connected(in, rest); best == nil || score > bestScore || score == bestScore && left > bestRest {
+			best, bestScore, bestRest = in1, score, left
+		}
+	}
+	return best
+}
+
+// reserve returns the pod, or the kind of the error and for ErrNoFit why and the
+// most that was free.
+func (m *model) reserve(uid, node string, req *accel.Request) (*modelPod, modelChoice, error) {
+	need, devices := req.Peak(), max(req.Devices, 1)
+	switch {
+	case need <= 0:
+		return nil, modelChoice{}, ErrNothingAsked
+	case need%accel.Units(devices) != 0:
+		return nil, modelChoice{}, ErrIndivisible
+	}
+	p := m.find(uid, req.Resource)
+	in, known := m.shares(node, req.Resource)
 	if p != nil {
-		at := slices.IndexFunc(in.Shares, func(s accel.Share) bool { return s.ID == p.Device })
+		located, serves := true, p.Units == need && len(p.devices()) == devices
+		for _, d := range p.devices() {
+			at := slices.IndexFunc(in.Shares, func(s accel.Share) bool { return s.ID == d })
+			if at < 0 {
+				located, serves = false, false
+				continue
+			}
+			s := &in.Shares[at]
+			serves = serves && !s.Health.Unhealthy && req.Selection.Allows(s.ID, s.Model)
+		}
 		switch {
-		case p.Node != node, p.observed && at < 0:
-			return nil, 0, ErrHeldElsewhere
+		case p.Node != node, p.observed && !located:
+			return nil, modelChoice{}, ErrHeldElsewhere
 		case p.observed:
-			return p, 0, nil
-		case at >= 0 && !in.Shares[at].Health.Unhealthy && p.Units == need:
+			return p, modelChoice{}, nil
+		case serves:
 			p.binds++
 			p.deadline = m.clock.Add(m.ttl)
-			return p, 0, nil
+			return p, modelChoice{}, nil
 		}
 	}
 	if !known {
-		return nil, 0, ErrNodeUnknown
+		return nil, modelChoice{}, ErrNodeUnknown
 	}
-	id, largest := m.pick(node, res, need, p)
-	if id == "" {
-		return nil, largest, accel.ErrNoFit
+	c := m.choose(node, req, p, uid)
+	if c.code != accel.Fits {
+		return nil, c, accel.ErrNoFit
 	}
 	if p == nil {
-		p = &modelPod{Holding: Holding{Pod: pod(uid), Node: node, Resource: res}}
+		p = &modelPod{Holding: Holding{Pod: pod(uid), Node: node, Resource: req.Resource}}
 		m.pods = append(m.pods, p)
 	}
-	p.Device, p.Units = id, need
+	p.Device, p.More, p.Units = c.devices[0], nil, need
+	if devices > 1 {
+		p.More = c.devices[1:]
+	}
+	m.charge(uid, node, req.CPU, req.Memory)
 	p.binds++
 	p.deadline = m.clock.Add(m.ttl)
-	return p, 0, nil
+	return p, modelChoice{}, nil
 }
 
 func (m *model) undo(p *modelPod) {
@@ -166,35 +360,12 @@ func (m *model) undo(p *modelPod) {
 	}
 }
 
-func (m *model) verdict(node string, res accel.Resource, need accel.Units) Verdict {
-	in, known := m.shares(node, res)
-	if !known {
-		if need <= 0 {
-			return Verdict{}
-		}
-		return Verdict{Code: accel.NodeUnknown, Rating: place.NoRating}
+func (m *model) verdict(node string, req *accel.Request) Verdict {
+	if n := accel.Units(max(req.Devices, 1)); req.Peak() > 0 && req.Peak()%n != 0 {
+		return Verdict{Code: accel.Unservable, Rating: place.NoRating}
 	}
-	id, _ := m.pick(node, res, need, nil)
-	v := Verdict{}
-	if need <= 0 {
-		return v
-	}
-	v.Code, v.Rating = accel.LargerThanDevice, place.NoRating
-	for _, s := range in.Shares {
-		if s.Units >= need {
-			v.Code = accel.NoDeviceFits
-		}
-	}
-	for _, s := range in.Shares {
-		if s.ID == id {
-			v.Code = accel.Fits
-			v.Rating = int64(need - (s.Units - m.used(node, res, id, nil)))
-			if m.policy == place.Spread {
-				v.Rating = -v.Rating
-			}
-		}
-	}
-	return v
+	c := m.choose(node, req, nil, "")
+	return Verdict{Code: c.code, Rating: c.rating}
 }
 
 func (m *model) usage(res accel.Resource) []NodeUsage {
@@ -214,16 +385,20 @@ func (m *model) usage(res accel.Resource) []NodeUsage {
 				continue
 			}
 			u.Used += p.Units
-			shown := PodUsage{Pod: p.Pod, Units: p.Units, Created: p.Created, Confirmed: p.Confirmed, Device: p.Device}
-			at := slices.IndexFunc(u.Devices, func(d DeviceUsage) bool { return d.ID == p.Device })
-			if at < 0 {
-				u.Unplaced = append(u.Unplaced, shown)
-			} else {
-				u.Devices[at].Pods = append(u.Devices[at].Pods, shown)
+			for i, id := range p.devices() {
+				shown := PodUsage{Pod: p.Pod, Units: p.parts()[i], Created: p.Created, Confirmed: p.Confirmed, Device: id}
+				at := slices.IndexFunc(u.Devices, func(d DeviceUsage) bool { return d.ID == id })
+				if at < 0 {
+					u.Unplaced = append(u.Unplaced, shown)
+				} else {
+					u.Devices[at].Pods = append(u.Devices[at].Pods, shown)
+				}
 			}
 		}
 		// All pods of this test are of one age and namespace.
-		byName := func(a, b PodUsage) int { return cmp.Compare(a.Pod.Name, b.Pod.Name) }
+		byName := func(a, b PodUsage) int {
+			return cmp.Or(cmp.Compare(a.Pod.Name, b.Pod.Name), cmp.Compare(a.Device, b.Device))
+		}
 		slices.SortFunc(u.Unplaced, byName)
 		for i := range u.Devices {
 			slices.SortFunc(u.Devices[i].Pods, byName)
@@ -255,6 +430,7 @@ var (
 	modelResources = []accel.Resource{gcu, "example.com/chips"}
 	modelNodes     = []string{"n0", "n1", "n2", "n3", "n4"}
 	modelDevices   = []accel.DeviceID{"", "a", "b", "c", "d", "e"}
+	modelModels    = []string{"S60", "S90"}
 )
 
 const modelPods = 28
@@ -264,19 +440,49 @@ func newDriver(t testing.TB, policy place.Policy, next func(int) int) *driver {
 	w := newWorld(t, Options{Policy: policy, ReservationTTL: time.Minute})
 	return &driver{
 		world: w, next: next, count: make(map[string]int),
-		m: &model{policy: policy, ttl: time.Minute, clock: w.clock, nodes: make(map[string][]accel.Inventory)},
+		m: &model{
+			policy: policy, ttl: time.Minute, clock: w.clock,
+			nodes: make(map[string][]accel.Inventory), limits: make(map[string][2]int64), charges: make(map[string]modelCharge),
+		},
 	}
 }
 
 func pickOf[T any](d *driver, of []T) T { return of[d.next(len(of))] }
 
+// request asks for up to three devices, now and then for some of them only.
+func (d *driver) request(res accel.Resource) accel.Request {
+	req := asks(accel.Units(d.next(20) - 1))
+	req.Resource = res
+	switch d.next(8) {
+	case 0:
+		req.Devices = 2
+	case 1:
+		req.Devices = 3
+	case 2:
+		req.Devices = 1
+	}
+	switch d.next(12) {
+	case 0:
+		req.Selection = &accel.Selection{AvoidIDs: []string{string(pickOf(d, modelDevices[1:]))}}
+	case 1:
+		req.Selection = &accel.Selection{UseModels: []string{pickOf(d, modelModels)}}
+	}
+	if d.next(3) == 0 {
+		req.CPU, req.Memory = int64(d.next(6)-1), int64(d.next(4))
+	}
+	if d.next(4) == 0 {
+		req.Policy = pickOf(d, []string{"binpack", "spread"})
+	}
+	return req
+}
+
 func (d *driver) step() {
 	res := modelResources[d.next(4)/3]
 	node := pickOf(d, modelNodes)
 	uid := fmt.Sprintf("p%02d", d.next(modelPods))
-	switch op := d.next(32); {
+	switch op := d.next(34); {
 	case op < 11:
-		d.reserve(uid, node, res, accel.Units(d.next(20)-1))
+		d.reserve(uid, node, d.request(res))
 	case op < 16 && len(d.undos) > 0:
 		i := d.next(len(d.undos))
 		u := d.undos[i]
@@ -292,9 +498,10 @@ func (d *driver) step() {
 	case op < 21: // the watch shows what was reserved
 		if p := d.m.find(uid, res); p != nil {
 			o := p.Holding
+			o.CPU, o.Memory = d.m.charges[uid].left[0], d.m.charges[uid].left[1]
 			switch d.next(4) {
 			case 0:
-				o.Device = ""
+				o.Device, o.More = "", nil
 			case 1:
 				o.Device = pickOf(d, modelDevices)
 			}
@@ -302,13 +509,18 @@ func (d *driver) step() {
 			d.observe(o)
 		}
 	case op < 23: // the watch shows anything
-		d.observe(Holding{
+		o := Holding{
 			Pod: pod(uid), Node: node, Resource: res, Units: accel.Units(1 + d.next(18)),
-			Device: pickOf(d, modelDevices), Confirmed: d.next(2) == 0,
-		})
+			Device: pickOf(d, modelDevices), Confirmed: d.next(2) == 0, CPU: int64(d.next(4)),
+		}
+		if d.next(3) == 0 {
+			o.More = []accel.DeviceID{pickOf(d, modelDevices[1:])}
+		}
+		d.observe(o)
 	case op < 27:
 		d.Forget(uid)
 		d.count["forgotten"] += d.m.remove(func(p *modelPod) bool { return p.Pod.UID == uid })
+		delete(d.m.charges, uid)
 	case op == 27:
 		d.clock = d.clock.Add(time.Duration(d.next(40)) * time.Second)
 		d.m.clock = d.clock
@@ -320,9 +532,19 @@ func (d *driver) step() {
 		d.count["expired"] += got
 	case op < 31:
 		d.setNode(node)
-	default:
+	case op == 31:
 		d.DeleteNode(node)
 		delete(d.m.nodes, node)
+		delete(d.m.limits, node)
+	case op == 32:
+		cpu, memory := int64(d.next(20)), int64(d.next(12))
+		d.SetCapacity(node, cpu, memory)
+		d.m.limits[node] = [2]int64{cpu, memory}
+	default: // a pod that asks for no device
+		uid = "x" + uid
+		cpu, memory := int64(d.next(5)), int64(d.next(3))
+		d.Charge(uid, node, cpu, memory)
+		d.m.charge(uid, node, cpu, memory)
 	}
 }
 
@@ -331,26 +553,33 @@ func (d *driver) observe(o Holding) {
 		d.count["confirmed"]++
 	}
 	d.Observe(o)
-	o.Confirmed = o.Confirmed && o.Device != ""
+	if o.Device == "" {
+		o.More, o.Confirmed = nil, false
+	}
 	d.m.observe(o)
 }
 
-func (d *driver) reserve(uid, node string, res accel.Resource, need accel.Units) {
-	req := asks(need)
-	req.Resource = res
+func (d *driver) reserve(uid, node string, req accel.Request) {
 	g, undo, err := d.Reserve(pod(uid), time.Time{}, node, req)
-	p, largest, wantErr := d.m.reserve(uid, node, res, need)
+	p, c, wantErr := d.m.reserve(uid, node, &req)
 	if (err == nil) != (wantErr == nil) || !errors.Is(err, wantErr) {
-		d.t.Fatalf("Reserve %d on %s for %s: error %v, model %v", need, node, uid, err, wantErr)
+		d.t.Fatalf("Reserve %+v on %s for %s: error %v, model %v", req, node, uid, err, wantErr)
 	}
-	if nf := (*accel.NoFitError)(nil); errors.As(err, &nf) && nf.Largest != largest {
-		d.t.Fatalf("Reserve: %v, model has %d free at most", err, largest)
+	if nf := (*accel.NoFitError)(nil); errors.As(err, &nf) && (nf.Largest != c.largest || nf.Code != c.code) {
+		d.t.Fatalf("Reserve %+v: %v, code %d; model has %d free at most, code %d", req, err, nf.Code, c.largest, c.code)
 	}
 	if err == nil {
-		if g.Device != p.Device || g.Node != node || g.Units != p.Units || g.Confirmed != p.Confirmed || g.Resource != res {
+		devices := []accel.DeviceID{g.Device}
+		for _, more := range g.More {
+			devices = append(devices, more.Device)
+		}
+		if !slices.Equal(devices, p.devices()) || g.Node != node || g.Units != p.Units || g.Confirmed != p.Confirmed || g.Resource != req.Resource {
 			d.t.Fatalf("Reserve = %+v, model %+v", g, p)
 		}
 		d.count["granted"]++
+		if len(devices) > 1 {
+			d.count["granted several"]++
+		}
 	} else {
 		d.count["refused"]++
 	}
@@ -384,7 +613,12 @@ func (d *driver) setNode(node string) {
 		for _, res := range modelResources[:1+d.next(2)] {
 			in := accel.Inventory{Resource: res, Unit: "1", Shares: []accel.Share{}}
 			for i, id := range modelDevices[1 : 2+d.next(len(modelDevices)-1)] {
-				in.Shares = append(in.Shares, accel.Share{Units: accel.Units(8 + d.next(10)), Device: accel.Device{Index: i, ID: id}})
+				in.Shares = append(in.Shares, accel.Share{Units: accel.Units(8 + d.next(10)), Device: accel.Device{
+					Index: i, ID: id, Model: pickOf(d, modelModels), NUMANode: i / 2,
+				}})
+			}
+			if d.next(3) == 0 {
+				in.Links = []accel.Link{{A: "a", B: "d", Score: accel.LinkLane}}
 			}
 			inv = append(inv, in)
 		}
@@ -395,20 +629,21 @@ func (d *driver) setNode(node string) {
 
 // compareVerdicts asks both for one request on all nodes.
 func (d *driver) compareVerdicts() {
-	res, need := pickOf(d, modelResources), accel.Units(d.next(20)-1)
+	req := d.request(pickOf(d, modelResources))
 	var out [5]Verdict
-	req := asks(need)
-	req.Resource = res
 	d.Check(req, modelNodes, out[:])
 	for i, node := range modelNodes {
-		want := d.m.verdict(node, res, need)
+		want := d.m.verdict(node, &req)
 		if out[i] != want {
-			d.t.Fatalf("Check of %d %s on %s = %+v, model %+v", need, res, node, out[i], want)
+			d.t.Fatalf("Check of %+v on %s = %+v, model %+v", req, node, out[i], want)
 		}
-		if want.Code == accel.Fits {
-			d.count["fits"]++
-		}
+		d.count[codeNames[want.Code]]++
 	}
+}
+
+var codeNames = map[accel.ReasonCode]string{
+	accel.Fits: "fits", accel.NodeUnknown: "node unknown", accel.NoDeviceFits: "no device fits", accel.LargerThanDevice: "larger than device",
+	accel.TooFewDevices: "too few devices", accel.NotSelected: "not selected", accel.NoCapacity: "no capacity", accel.Unservable: "unservable",
 }
 
 // compareBooks compares everything.
@@ -442,7 +677,10 @@ func TestModel(t *testing.T) {
 			d.compareBooks()
 			t.Logf("%d steps: %v", steps/2, d.count)
 			// A test in which nothing happens would pass as well.
-			for _, what := range []string{"granted", "refused", "undo", "confirmed", "forgotten", "expired", "fits"} {
+			for _, what := range []string{
+				"granted", "granted several", "refused", "undo", "confirmed", "forgotten", "expired",
+				"fits", "node unknown", "no device fits", "larger than device", "too few devices", "not selected", "no capacity", "unservable",
+			} {
 				if d.count[what] < steps/1000 {
 					t.Errorf("%q happened %d times only", what, d.count[what])
 				}
