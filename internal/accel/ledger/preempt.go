@@ -31,12 +31,12 @@ type Eviction struct {
 // device, or as many as it asks for, has room for it, and keeps that room for it
 // for a moment: see Nominate.
 //
-// Proposed victims are reduced to the least harmful of them that make the room.
-// Least harmful is what kube-scheduler prefers: the lowest priority of the
-// highest victim, then the fewest, then the lowest priorities. Only where all
-// proposed ones together make no room, other pods are taken as well: of lower
-// priority than the pod, and observed on the node, since kube-scheduler refuses
-// the whole answer for a victim that it does not know there.
+// Proposed victims are reduced to the least harmful of them that make the room:
+// the fewest, of sets of so many the one whose highest priority is lowest, then
+// the one of the lowest priorities together. Only where all proposed ones make no
+// room, other pods are taken as well: of lower priority than the pod, and observed
+// on the node, since kube-scheduler refuses the whole answer for a victim that it
+// does not know there.
 //
 // A proposed victim that holds nothing of the resource stays one, since
 // kube-scheduler wants it for another reason, which is not known here, such as

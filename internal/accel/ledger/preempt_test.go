@@ -113,10 +113,20 @@ func TestEvict(t *testing.T) {
 			pods:  []string{"x:16@a", "y:16@b"},
 			req:   of("p", high, 20), proposed: []string{"x", "y"}, want: "",
 		},
-		"the lowest priority goes, though they are more": {
+		"the fewest go, though of a higher priority": {
 			cards: cards(16, 16),
 			pods:  []string{"x:16@a!50", "y:8@b!1", "z:8@b!2"},
-			req:   of("p", high, 16), proposed: []string{"x", "z", "y"}, want: "z y",
+			req:   of("p", high, 16), proposed: []string{"x", "z", "y"}, want: "x",
+		},
+		"of equally many those of lower priority": {
+			cards: cards(16, 16),
+			pods:  []string{"x:8@a!3", "v:8@a!3", "y:8@b!1", "z:8@b!2"},
+			req:   of("p", high, 16), proposed: []string{"x", "v", "z", "y"}, want: "z y",
+		},
+		"of equally many on one card those of lower priority, though they free less": {
+			cards: cards(16),
+			pods:  []string{"x:7@a!3", "y:5@a!1", "z:4@a!2"},
+			req:   of("p", high, 9), proposed: []string{"x", "z", "y"}, want: "z y",
 		},
 		"the fewest of one priority": {
 			cards: cards(16, 16),

@@ -39,27 +39,24 @@ func (o *occupant) on(slot int) accel.Units {
 	return sum
 }
 
-// harm says how bad it is to evict some pods. It is compared as kube-scheduler
-// compares nodes: first by the pod of the highest priority, then by how many
-// pods there are and by their priorities together. What decides of the rest is
-// of less weight: pods that were proposed are rather taken than others, and of
-// equal sets that which frees least.
+// harm says how bad it is to evict some pods: first by how many they are, then by
+// the one of the highest priority, then by their priorities together. What decides
+// of the rest is of less weight: pods that were proposed are rather taken than
+// others, and of equal sets that which frees least.
 type harm struct {
-	priority int32 // the highest; counts where pods is not 0
 	pods     int   // without those that are ending
-	others   int   // of pods, those that were not proposed
+	priority int32 // the highest; counts where pods is not 0
 	sum      int64 // of the priorities
+	others   int   // of pods, those that were not proposed
 	freed    accel.Units
 }
 
 func (h harm) compare(o harm) int {
-	switch {
-	case h.pods == 0 || o.pods == 0:
-		return cmp.Or(cmp.Compare(h.pods, o.pods), cmp.Compare(h.freed, o.freed))
-	default:
-		return cmp.Or(cmp.Compare(h.priority, o.priority), cmp.Compare(h.pods, o.pods), cmp.Compare(h.sum, o.sum),
-			cmp.Compare(h.others, o.others), cmp.Compare(h.freed, o.freed))
+	if h.pods == 0 && o.pods == 0 {
+		return cmp.Compare(h.freed, o.freed)
 	}
+	return cmp.Or(cmp.Compare(h.pods, o.pods), cmp.Compare(h.priority, o.priority), cmp.Compare(h.sum, o.sum),
+		cmp.Compare(h.others, o.others), cmp.Compare(h.freed, o.freed))
 }
 
 // choice is what to evict so that one slot has room.
@@ -122,81 +119,109 @@ func makeRoom(slots []place.Slot, ask *place.Ask, pods []occupant) (victims, roo
 // of the slot.
 func roomOn(slot int, missing accel.Units, pods []occupant, taken []bool) (choice, bool) {
 	c := choice{slot: slot}
-	if missing <= 0 {
-		return c, true
-	}
-	var on []int
+	var going, staying []int
 	for v := range pods {
-		if !taken[v] && pods[v].on(slot) > 0 {
-			on = append(on, v)
+		switch {
+		case taken[v] || pods[v].on(slot) <= 0:
+		case pods[v].ending:
+			going = append(going, v)
+		default:
+			staying = append(staying, v)
 		}
 	}
-	slices.SortFunc(on, func(a, b int) int { return pods[a].compare(&pods[b], slot) })
+	order := func(a, b int) int { return pods[a].compare(&pods[b], slot) }
+	slices.SortFunc(going, order)
+	slices.SortFunc(staying, order)
+	if n, enough := fewest(slot, missing, pods, going); enough {
+		c.victims = largest(slot, n, pods, going)
+		exchange(slot, missing, pods, going, c.victims)
+	} else {
+		c.victims = slices.Clone(going)
+		for _, v := range going {
+			missing -= pods[v].on(slot)
+		}
+		n, enough := fewest(slot, missing, pods, staying)
+		if !enough {
+			return choice{}, false
+		}
+		// Of sets of so many pods one in which the highest priority is lowest.
+		end := n
+		for {
+			for end < len(staying) && pods[staying[end]].priority == pods[staying[end-1]].priority {
+				end++
+			}
+			if m, enough := fewest(slot, missing, pods, staying[:end]); enough && m == n {
+				break
+			}
+			end++
+		}
+		chosen := largest(slot, n, pods, staying[:end])
+		exchange(slot, missing, pods, staying[:end], chosen)
+		c.victims = append(c.victims, chosen...)
+	}
+	for _, v := range c.victims {
+		c.harm.add(&pods[v])
+	}
+	return c, true
+}
 
-	// The pods up to which there is enough; the last of them says of which
-	// priority there must be one.
-	end, sum := 0, accel.Units(0)
-	for end < len(on) && sum < missing {
-		sum += pods[on[end]].on(slot)
-		end++
+// add counts one more pod.
+func (h *harm) add(o *occupant) {
+	for _, p := range o.parts {
+		h.freed += p.units
 	}
-	if sum < missing {
-		return choice{}, false
+	if o.ending {
+		return
 	}
-	last := &pods[on[end-1]]
-	for end < len(on) && pods[on[end]].ending == last.ending && pods[on[end]].priority == last.priority {
-		end++
+	if h.pods == 0 || o.priority > h.priority {
+		h.priority = o.priority
 	}
-	on = on[:end]
+	h.pods++
+	h.sum += int64(o.priority)
+	if !o.proposed {
+		h.others++
+	}
+}
 
-	// As few as possible: those that are ending, and then the largest.
-	bySize := slices.Clone(on)
-	slices.SortStableFunc(bySize, func(a, b int) int {
-		return cmp.Or(endingFirst(&pods[a], &pods[b]), cmp.Compare(pods[b].on(slot), pods[a].on(slot)))
-	})
-	left := missing
-	in := make([]bool, len(pods))
-	for _, v := range bySize {
-		if left <= 0 {
+// largest returns the n pods that hold most of the slot; of equal ones those that
+// come first.
+func largest(slot, n int, pods []occupant, of []int) []int {
+	sorted := slices.Clone(of)
+	slices.SortStableFunc(sorted, func(a, b int) int { return cmp.Compare(pods[b].on(slot), pods[a].on(slot)) })
+	return sorted[:n]
+}
+
+// fewest returns how many pods it takes at least to free so many units of the
+// slot, and whether all together do.
+func fewest(slot int, missing accel.Units, pods []occupant, of []int) (n int, enough bool) {
+	for _, v := range largest(slot, len(of), pods, of) {
+		if missing <= 0 {
 			break
 		}
-		c.victims = append(c.victims, v)
-		in[v] = true
-		left -= pods[v].on(slot)
+		missing -= pods[v].on(slot)
+		n++
 	}
-	// Each in turn gives way to the first one, in the order of harm, that is
-	// enough in its place.
-	for i, v := range c.victims {
-		need := left + pods[v].on(slot)
-		for _, w := range on {
+	return n, missing <= 0
+}
+
+// exchange lets each of the chosen pods in turn give way to the first one, in the
+// order of the pods that it is chosen from, that is enough in its place.
+func exchange(slot int, missing accel.Units, pods []occupant, from, chosen []int) {
+	for _, v := range chosen {
+		missing -= pods[v].on(slot)
+	}
+	for i, v := range chosen {
+		need := missing + pods[v].on(slot)
+		for _, w := range from {
 			if w == v {
 				break
 			}
-			if !in[w] && pods[w].on(slot) >= need {
-				in[v], in[w] = false, true
-				c.victims[i], left = w, need-pods[w].on(slot)
+			if !slices.Contains(chosen, w) && pods[w].on(slot) >= need {
+				chosen[i], missing = w, need-pods[w].on(slot)
 				break
 			}
 		}
 	}
-	for _, v := range c.victims {
-		o := &pods[v]
-		for _, p := range o.parts {
-			c.harm.freed += p.units
-		}
-		if o.ending {
-			continue
-		}
-		if c.harm.pods == 0 || o.priority > c.harm.priority {
-			c.harm.priority = o.priority
-		}
-		c.harm.pods++
-		c.harm.sum += int64(o.priority)
-		if !o.proposed {
-			c.harm.others++
-		}
-	}
-	return c, true
 }
 
 // compare orders pods by how much harm it does to evict them: one that is ending
