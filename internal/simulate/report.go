@@ -28,9 +28,10 @@ type Experiment struct {
 	// Against names the policy that gains are told against, as it was published
 	// or else as it is simulated here; "" for none.
 	Against string
-	// AllowMisfits lets pods in that fit on no node even when it is empty. They
-	// are refused each time they arrive.
-	AllowMisfits bool
+	// Strict refuses workloads with pods that fit on no node even when it is
+	// empty. Otherwise they are refused each time they arrive, and Report.Notes
+	// names them: the public trace has some.
+	Strict bool
 	// Clock is as in Replay.
 	Clock func() time.Duration
 }
@@ -47,7 +48,9 @@ type Report struct {
 	// LoadPercent is the load of a churn.
 	LoadPercent float64 `json:"loadPercent,omitempty"`
 	// Against is the policy that gains are told against.
-	Against   string           `json:"against,omitempty"`
+	Against string `json:"against,omitempty"`
+	// Notes are sentences on what is odd with the input.
+	Notes     []string         `json:"notes,omitempty"`
 	Workloads []WorkloadResult `json:"workloads"`
 }
 
@@ -196,8 +199,9 @@ func describe(p *Pod) string {
 	return strings.Join(parts, ", ")
 }
 
-// begin makes the parts that all reports have. Its error is a *MisfitError
-// where pods fit nowhere and may not.
+// begin makes the parts that all reports have. Its error joins *MisfitError
+// where pods fit nowhere and must; none of them can be placed on any number of
+// nodes.
 func (e *Experiment) begin(kind ReportKind) (*Report, error) {
 	if err := e.Validate(); err != nil {
 		return nil, err
@@ -212,8 +216,12 @@ func (e *Experiment) begin(kind ReportKind) (*Report, error) {
 	var errs []error
 	for _, w := range e.Workloads {
 		misfits := Misfits(e.Cluster, w)
-		if len(misfits) > 0 && !e.AllowMisfits {
-			errs = append(errs, &MisfitError{w, misfits})
+		if len(misfits) > 0 {
+			err := &MisfitError{w, misfits}
+			if e.Strict || kind == FindReport {
+				errs = append(errs, err)
+			}
+			r.Notes = append(r.Notes, err.Error())
 		}
 		r.Workloads = append(r.Workloads, WorkloadResult{
 			Name: w.Name, Pods: len(w.Pods), DemandPercent: percent(w.Demand(), e.Cluster.Units()), Misfits: len(misfits),

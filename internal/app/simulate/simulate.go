@@ -41,8 +41,15 @@ const examples = `  kubectl divvy simulate --from-cluster
 // Command returns the subcommand. What it shows goes to cmd's output, what it
 // has to say about that to cmd's error output.
 func Command() *cobra.Command {
-	o := DefaultOptions()
 	c := newCluster()
+	cmd := command(c.connect)
+	c.addFlags(cmd.Flags())
+	return cmd
+}
+
+// command is Command without the flags that choose a cluster.
+func command(connect func() (kube.Clients, error)) *cobra.Command {
+	o := DefaultOptions()
 	cmd := &cobra.Command{
 		Use:     "simulate",
 		Short:   "Compare placement policies on a workload, without touching anything",
@@ -51,11 +58,10 @@ func Command() *cobra.Command {
 		Args:    cobra.NoArgs,
 		PreRunE: func(*cobra.Command, []string) error { return o.Validate() },
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return Run(cmd.Context(), o, c.connect, cmd.InOrStdin(), cmd.OutOrStdout(), cmd.ErrOrStderr())
+			return Run(cmd.Context(), o, connect, cmd.InOrStdin(), cmd.OutOrStdout(), cmd.ErrOrStderr())
 		},
 	}
 	o.AddFlags(cmd.Flags())
-	c.addFlags(cmd.Flags())
 	return cmd
 }
 
@@ -115,12 +121,11 @@ func Run(ctx context.Context, o Options, connect func() (kube.Clients, error), i
 	default:
 		r, err = e.Replay(ctx)
 	}
-	var misfit *simulate.MisfitError
-	if errors.As(err, &misfit) {
-		return fmt.Errorf("%w\n--allow-misfits goes on and counts such pods as refused", err)
-	}
 	if err != nil {
 		return err
+	}
+	for _, note := range r.Notes {
+		fmt.Fprintln(errOut, note)
 	}
 	switch o.Output {
 	case formatJSON:

@@ -1,0 +1,366 @@
+package simulate
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"encoding/xml"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	v1 "k8s.io/api/core/v1"
+	apiresource "k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes/fake"
+
+	"github.com/divvy-gpu/divvy/internal/accel"
+	"github.com/divvy-gpu/divvy/internal/accel/wire"
+	"github.com/divvy-gpu/divvy/internal/kube"
+	"github.com/divvy-gpu/divvy/internal/simulate"
+)
+
+var update = flag.Bool("update", false, "write the golden files anew")
+
+const trace = "testdata/trace"
+
+// run runs the subcommand with these arguments, in a cluster of these objects
+// or without one when there are none.
+func run(t *testing.T, objects []runtime.Object, stdin string, args ...string) (out, errOut string, err error) {
+	t.Helper()
+	cmd := command(func() (kube.Clients, error) {
+		if objects == nil {
+			return kube.Clients{}, errors.New("there is no cluster")
+		}
+		return kube.Clients{Kubernetes: fake.NewClientset(objects...)}, nil
+	})
+	var stdout, stderr bytes.Buffer
+	cmd.SetArgs(append([]string{}, args...)) // nil would stand for the test's own
+	cmd.SetIn(strings.NewReader(stdin))
+	cmd.SetOut(&stdout)
+	cmd.SetErr(&stderr)
+	cmd.SilenceUsage, cmd.SilenceErrors = true, true
+	err = cmd.ExecuteContext(context.Background())
+	return stdout.String(), stderr.String(), err
+}
+
+// golden compares with a file.
+func golden(t *testing.T, name, got string) {
+	t.Helper()
+	path := filepath.Join("testdata", name)
+	if *update {
+		if err := os.WriteFile(path, []byte(got), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d := cmp.Diff(string(want), got); d != "" {
+		t.Errorf("%s (-want +got), -update writes it anew:\n%s", path, d)
+	}
+}
+
+func TestOutput(t *testing.T) {
+	tests := map[string][]string{
+		"table.txt":     {"--workload", "all", "--policy", "binpack,FGD", "--against", "binpack"},
+		"one-seed.txt":  {"--policy", "spread", "--shuffles", "1", "--seed", "7", "--arrived", "50,150"},
+		"churn.txt":     {"--policy", "binpack,Random", "--churn", "--shuffles", "2"},
+		"find.txt":      {"--policy", "binpack,spread", "--find-nodes", "--shuffles", "3"},
+		"replay.json":   {"--policy", "BestFit", "--shuffles", "2", "--arrived", "20"},
+		"churn.json":    {"--policy", "BestFit", "--churn", "--shuffles", "2"},
+		"find.json":     {"--policy", "BestFit", "--find-nodes", "--shuffles", "2"},
+		"plot.svg":      {"--workload", "all", "--policy", "binpack,FGD", "--shuffles", "2"},
+		"published.txt": {"--policy", "FGD,binpack", "--published", trace + "/published.csv", "--within", "100"},
+	}
+	for file, args := range tests {
+		t.Run(file, func(t *testing.T) {
+			format, _ := strings.CutPrefix(filepath.Ext(file), ".")
+			if format == "txt" {
+				format = "table"
+			}
+			out, errOut, err := run(t, nil, "", append([]string{"--trace", trace, "-o", format}, args...)...)
+			if err != nil {
+				t.Fatal(err)
+			}
+			golden(t, file, out+errOut)
+			switch format {
+			case "json":
+				var r simulate.Report
+				if err := json.Unmarshal([]byte(out), &r); err != nil || r.Cluster.Devices != 20 {
+					t.Errorf("report of %d devices, %v", r.Cluster.Devices, err)
+				}
+			case "svg":
+				for d := xml.NewDecoder(strings.NewReader(out)); ; {
+					if _, err := d.Token(); errors.Is(err, io.EOF) {
+						break
+					} else if err != nil {
+						t.Fatalf("the plot is no XML: %v", err)
+					}
+				}
+			}
+		})
+	}
+}
+
+// TestTimings looks at the columns alone: how long something takes is no
+// matter of a test.
+func TestTimings(t *testing.T) {
+	out, _, err := run(t, nil, "", "--trace", trace, "--policy", "binpack", "--timings")
+	if err != nil || !strings.Contains(out, "P50 US") || !strings.Contains(out, "P99 US") {
+		t.Errorf("output %q, %v", out, err)
+	}
+}
+
+func TestPublished(t *testing.T) {
+	_, errOut, err := run(t, nil, "", "--trace", trace, "--policy", "FGD", "--published", trace+"/published.csv", "--within", "0.001")
+	if !errors.Is(err, ErrDiffers) || !strings.Contains(err.Error(), "2 of 2 results are more than 0.001 points off") ||
+		!strings.Contains(errOut, "workload default, policy FGD, 100 % arrived: ") {
+		t.Errorf("error %v, said %q", err, errOut)
+	}
+	_, _, err = run(t, nil, "", "--trace", trace, "--policy", "binpack", "--published", trace+"/published.csv")
+	if err == nil || !strings.Contains(err.Error(), "has no results of these workloads and policies") {
+		t.Errorf("with nothing to compare: %v", err)
+	}
+}
+
+func TestMistakes(t *testing.T) {
+	dir := t.TempDir()
+	write := func(name, text string) string {
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	nodes := trace + "/" + traceNodes
+	large := write("large.csv", "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec\nok,1,1,1,1,\nwide,1,1,5,1000,\nfat,65000,1,1,500,\nother,1,1,1,1,X9\n")
+	notList := write("node.json", `{"apiVersion":"v1","kind":"Node"}`)
+	cut := write("cut.json", "{\n\"kind\": \"List\",\n\"items\": [")
+	empty := write("empty.json", `{"apiVersion":"v1","kind":"List","items":[{"kind":"Secret"}]}`)
+	broken := write("broken.json", `{"kind":"List","items":[{"kind":"Node"},{"kind":"Pod","spec":7}]}`)
+	tests := map[string]struct {
+		args []string
+		want string
+	}{
+		"nothing to simulate":     {nil, "nothing to simulate: give --trace DIR, or --nodes FILE and --pods FILE, or --from-cluster, or --from-dump FILE"},
+		"nodes alone":             {[]string{"--nodes", nodes}, "nothing to simulate: give --trace DIR, or --nodes FILE and --pods FILE"},
+		"two sources":             {[]string{"--from-cluster", "--from-dump", "f"}, "--from-cluster and --from-dump: only one of them"},
+		"trace and cluster":       {[]string{"--from-cluster", "--trace", trace}, "--from-cluster and --from-dump bring nodes and pods; --trace, --nodes, --pods and --workload do not go with them"},
+		"dump of a trace":         {[]string{"--dump", "f", "--trace", trace}, "--dump writes what the live cluster has"},
+		"resource of a trace":     {[]string{"--resource", "x", "--trace", trace}, "--resource is for --from-cluster and --from-dump; a trace has one resource"},
+		"pods and workload":       {[]string{"--trace", trace, "--pods", "f", "--workload", "w"}, "--workload names lists of --trace; with --pods there are none of them"},
+		"unknown policy":          {[]string{"--trace", trace, "--policy", "tetris"}, `--policy: unknown policy "tetris", known are: binpack, spread, `},
+		"policy twice":            {[]string{"--trace", trace, "--policy", "fgd,FGD"}, "--policy: FGD is named twice"},
+		"no policy":               {[]string{"--trace", trace, "--policy", ""}, "--policy: at least one is needed"},
+		"unknown base":            {[]string{"--trace", trace, "--against", "x"}, `--against: unknown policy "x"`},
+		"base that is not there":  {[]string{"--trace", trace, "--policy", "FGD", "--against", "BestFit"}, "gains against BestFit: it is neither simulated nor published with workload default at 100 %"},
+		"no shuffles":             {[]string{"--trace", trace, "--shuffles", "0"}, "--shuffles 0: must be from 1 to 10000"},
+		"arrived is not sorted":   {[]string{"--trace", trace, "--arrived", "130,100"}, "--arrived 100 after 130: must be ascending"},
+		"arrived is zero":         {[]string{"--trace", trace, "--arrived", "0"}, "--arrived 0: must be from 1 to 1000 percent"},
+		"no load":                 {[]string{"--trace", trace, "--churn", "--load", "0"}, "--load 0: must be above 0 and at most 1000"},
+		"load is not a number":    {[]string{"--trace", trace, "--churn", "--load", "NaN"}, "--load NaN: must be above 0 and at most 1000"},
+		"warm-up before time":     {[]string{"--trace", trace, "--churn", "--warm-up", "-1"}, "--warm-up -1: must be from 0 and at most 1000"},
+		"too much refused":        {[]string{"--trace", trace, "--find-nodes", "--refused", "101"}, "--refused 101: must be from 0 and at most 100"},
+		"two questions":           {[]string{"--trace", trace, "--find-nodes", "--churn"}, "--churn and --find-nodes: only one of them"},
+		"a plot of churn":         {[]string{"--trace", trace, "--churn", "-o", "svg"}, "--output svg: a plot shows allocated share over arrived demand"},
+		"churn was not published": {[]string{"--trace", trace, "--churn", "--published", "f"}, "--published is of pods that arrive and stay"},
+		"gain of churn":           {[]string{"--trace", trace, "--churn", "--against", "FGD"}, "--against tells gains of allocated share"},
+		"unknown output":          {[]string{"--trace", trace, "-o", "png"}, `--output "png": must be table, json or svg`},
+		"no such directory":       {[]string{"--trace", dir + "/none"}, "--trace: stat " + dir + "/none: no such file or directory"},
+		"directory without nodes": {[]string{"--trace", dir}, "--trace " + dir + ": there is no openb_node_list_gpu_node.csv; name the list of nodes with --nodes"},
+		"directory without pods":  {[]string{"--trace", dir, "--nodes", nodes}, "--trace " + dir + ": there is no list of pods, called openb_pod_list_NAME.csv; name one with --pods"},
+		"no such workload":        {[]string{"--trace", trace, "--workload", "x"}, "--workload x: " + trace + " has no openb_pod_list_x.csv; there are: default, models"},
+		"one workload twice":      {[]string{"--trace", trace, "--workload", "default,default"}, "two lists of pods are called default"},
+		"no such file":            {[]string{"--nodes", nodes, "--pods", dir + "/none.csv"}, "open " + dir + "/none.csv: no such file or directory"},
+		"pods in place of nodes":  {[]string{"--nodes", large, "--pods", large}, large + ":1: missing columns: sn, gpu, model; the first line must name sn, cpu_milli, memory_mib, gpu, model"},
+		"pods larger than nodes": {[]string{"--nodes", nodes, "--pods", large, "--strict"},
+			large + `:3: pod "wide" asks for 5 devices with 1000 units each, 1 millicores, 1 MiB of memory, more than any node has when it is empty` + "\n" +
+				large + `:4: pod "fat" asks for 500 units of one device, 65000 millicores, 1 MiB of memory, more than any node has when it is empty` + "\n" +
+				large + `:5: pod "other" asks for 1 units of one device, a device of model X9, 1 millicores, 1 MiB of memory, more than any node has when it is empty`},
+		"nodes for pods that are larger": {[]string{"--nodes", nodes, "--pods", large, "--find-nodes"}, large + `:3: pod "wide" asks for 5 devices`},
+		"no published results":           {[]string{"--trace", trace, "--published", nodes}, nodes + ":1: missing columns: workload, policy, arrived_percent, allocated_percent_mean"},
+		"no cluster":                     {[]string{"--from-cluster"}, "there is no cluster"},
+		"no cluster to dump":             {[]string{"--dump", "-"}, "there is no cluster"},
+		"no dump":                        {[]string{"--from-dump", dir + "/none"}, "open " + dir + "/none: no such file or directory"},
+		"a dump of one object":           {[]string{"--from-dump", notList}, notList + `: kind is "Node"; it must be a List of nodes and pods`},
+		"a dump that was cut":            {[]string{"--from-dump", cut}, cut + ":3: unexpected end of JSON input"},
+		"a dump without nodes":           {[]string{"--from-dump", empty}, empty + ": there are no nodes among its 1 items"},
+		"a dump that is broken":          {[]string{"--from-dump", broken}, broken + ": items[1]: json: cannot unmarshal number into Go struct field Pod.spec"},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			out, _, err := run(t, nil, "", tt.args...)
+			if err == nil || !strings.Contains(err.Error(), tt.want) {
+				t.Errorf("error %v\nwant %s", err, tt.want)
+			}
+			if out != "" {
+				t.Errorf("printed %q", out)
+			}
+		})
+	}
+	out, said, err := run(t, nil, "", "--nodes", nodes, "--pods", large, "--policy", "binpack")
+	if err != nil || !strings.Contains(out, "workload large: 3 pods of 4 fit on no node") || !strings.Contains(said, large+`:4: pod "fat" asks for 500 units of one device`) {
+		t.Errorf("with pods that fit nowhere: %v\n%s%s", err, out, said)
+	}
+}
+
+const gcuMemory accel.Resource = "enflame.com/gcu-memory"
+
+// liveNode is a node with two cards of 16 units, 8 cores and 32 GiB.
+func liveNode(t *testing.T, name string, more ...accel.Inventory) *v1.Node {
+	t.Helper()
+	inv := accel.Inventory{Resource: gcuMemory, Unit: "1"}
+	for i := range 2 {
+		inv.Shares = append(inv.Shares, accel.Share{
+			Device: accel.Device{Index: i, ID: accel.DeviceID(fmt.Sprintf("%s-%d", name, i)), Model: "S60", NUMANode: accel.NoNUMA, MemoryBytes: 16 << 30}, Units: 16,
+		})
+	}
+	text, err := wire.EncodeInventory(append([]accel.Inventory{inv}, more...))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &v1.Node{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{wire.InventoryAnnotation: text, "other": "secret"}},
+		Status:     v1.NodeStatus{Allocatable: v1.ResourceList{v1.ResourceCPU: apiresource.MustParse("8"), v1.ResourceMemory: apiresource.MustParse("32Gi")}},
+	}
+}
+
+// livePod asks for so many units, 1 core and 1 GiB; for none when 0.
+func livePod(name, node string, units int, phase v1.PodPhase, annotations map[string]string) *v1.Pod {
+	requests := v1.ResourceList{v1.ResourceCPU: apiresource.MustParse("1"), v1.ResourceMemory: apiresource.MustParse("1Gi")}
+	if units > 0 {
+		requests[v1.ResourceName(gcuMemory)] = *apiresource.NewQuantity(int64(units), apiresource.DecimalSI)
+	}
+	return &v1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: name, Annotations: annotations},
+		Spec: v1.PodSpec{NodeName: node, Containers: []v1.Container{{
+			Name: "main", Env: []v1.EnvVar{{Name: "PASSWORD", Value: "secret"}}, Resources: v1.ResourceRequirements{Requests: requests},
+		}}},
+		Status: v1.PodStatus{Phase: phase},
+	}
+}
+
+func TestLiveCluster(t *testing.T) {
+	objects := []runtime.Object{
+		liveNode(t, "a"), liveNode(t, "b"), &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "plain"}},
+		&v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "odd", Annotations: map[string]string{wire.InventoryAnnotation: "{"}}},
+		livePod("small", "a", 4, v1.PodRunning, nil), livePod("large", "", 16, v1.PodPending, map[string]string{wire.UseModelsAnnotation: "S6*", "other": "secret"}),
+		livePod("pair", "b", 20, v1.PodRunning, map[string]string{wire.CountAnnotation: "2"}),
+		livePod("ended", "a", 16, v1.PodSucceeded, nil), livePod("daemon", "a", 0, v1.PodRunning, nil),
+		livePod("wrong", "", 3, v1.PodPending, map[string]string{wire.CountAnnotation: "2"}),
+	}
+	args := []string{"--policy", "binpack", "--shuffles", "2", "-o", "json"}
+	fromCluster, said, err := run(t, objects, "", append(args, "--from-cluster")...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"Node odd is left out: ", "Pod team/wrong is left out: annotation divvy.dev/devices: container main asks for 3"} {
+		if !strings.Contains(said, want) {
+			t.Errorf("said %q, want %q in it", said, want)
+		}
+	}
+	var r simulate.Report
+	if err := json.Unmarshal([]byte(fromCluster), &r); err != nil {
+		t.Fatal(err)
+	}
+	if w := r.Workloads[0]; r.Cluster != (simulate.ClusterSummary{Nodes: 2, Devices: 4, Units: 64}) || w.Name != string(gcuMemory) || w.Pods != 3 || w.DemandPercent != 62.5 {
+		t.Errorf("simulated %+v, %+v", r.Cluster, w)
+	}
+
+	dump := filepath.Join(t.TempDir(), "dump.json")
+	if out, _, err := run(t, objects, "", "--dump", dump); err != nil || out != "" {
+		t.Fatalf("dump: %v, printed %q", err, out)
+	}
+	text, err := os.ReadFile(dump)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if strings.Contains(string(text), "secret") || strings.Contains(string(text), "ended") {
+		t.Errorf("the dump has more than is needed:\n%s", text)
+	}
+	fromFile, _, err := run(t, nil, "", append(args, "--from-dump", dump)...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	toInput, _, err := run(t, objects, "", "--dump", "-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	fromInput, _, err := run(t, nil, toInput, append(args, "--from-dump", "-")...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if fromFile != fromCluster || fromInput != fromCluster {
+		t.Error("a dump gives another result than the cluster that it is of")
+	}
+	// What a daemon takes of a node, simulated pods do not have.
+	l, err := readCluster(context.Background(), func() (kube.Clients, error) { return kube.Clients{Kubernetes: fake.NewClientset(objects...)}, nil })
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, w, err := l.simulation("", io.Discard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if a, b := c.Nodes[0], c.Nodes[1]; a.CPU != 7000 || a.Memory != 31<<10 || b.CPU != 8000 || b.Memory != 32<<10 {
+		t.Errorf("nodes have %d and %d millicores, %d and %d MiB", a.CPU, b.CPU, a.Memory, b.Memory)
+	}
+	asks := map[string]string{}
+	for _, p := range w.Pods {
+		asks[p.Name] = fmt.Sprint(p.Ask.Units, " on ", p.Ask.Devices, " of ", p.Ask.Only, ", ", p.Ask.CPU, " and ", p.Ask.Memory)
+	}
+	if d := cmp.Diff(map[string]string{
+		"team/small": "4 on 1 of <nil>, 1000 and 1024", "team/large": "16 on 1 of &{[S6*] [] [] []}, 1000 and 1024", "team/pair": "10 on 2 of <nil>, 1000 and 1024",
+	}, asks); d != "" {
+		t.Errorf("asks (-want +got):\n%s", d)
+	}
+}
+
+func TestLiveMistakes(t *testing.T) {
+	whole := accel.Inventory{Resource: "enflame.com/gcu"}
+	for i := range 4 {
+		whole.Shares = append(whole.Shares, accel.Share{
+			Device: accel.Device{Index: i, ID: accel.DeviceID(fmt.Sprint("whole-", i)), Model: "S60", NUMANode: accel.NoNUMA}, Units: 1,
+		})
+	}
+	two := []runtime.Object{liveNode(t, "a", whole), livePod("p", "", 4, v1.PodPending, nil)}
+	tests := map[string]struct {
+		objects []runtime.Object
+		args    []string
+		want    string
+	}{
+		"nothing is shared":  {[]runtime.Object{&v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "plain"}}}, nil, "no node publishes devices that Divvy shares; is its node daemon running?"},
+		"several resources":  {two, nil, "the nodes share several resources; name one with --resource: enflame.com/gcu, enflame.com/gcu-memory"},
+		"another resource":   {two, []string{"--resource", "nvidia.com/gpu"}, "--resource nvidia.com/gpu: no node publishes it; there are: enflame.com/gcu, enflame.com/gcu-memory"},
+		"nobody asks for it": {two, []string{"--resource", "enflame.com/gcu"}, "no pod asks for enflame.com/gcu: there is no workload to replay"},
+		"a pod is too large": {[]runtime.Object{liveNode(t, "a"), livePod("p", "", 17, v1.PodPending, nil)}, nil, `pod team/p: pod "team/p" asks for 17 units of one device, 1000 millicores, 1024 MiB of memory, more than any node has`},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			if _, _, err := run(t, tt.objects, "", append([]string{"--from-cluster", "--strict"}, tt.args...)...); err == nil || !strings.Contains(err.Error(), tt.want) {
+				t.Errorf("error %v\nwant %s", err, tt.want)
+			}
+		})
+	}
+	// Whole devices: as many as units.
+	pod := livePod("p", "", 0, v1.PodPending, nil)
+	pod.Spec.Containers[0].Resources.Requests["enflame.com/gcu"] = apiresource.MustParse("2")
+	out, _, err := run(t, append(two, pod)[0:1:1], "", "--from-cluster", "--resource", "enflame.com/gcu")
+	if err == nil || out != "" {
+		t.Errorf("without the pod: %v", err)
+	}
+	out, _, err = run(t, []runtime.Object{two[0], pod}, "", "--from-cluster", "--resource", "enflame.com/gcu", "--find-nodes", "--policy", "binpack", "--shuffles", "1", "-o", "json")
+	var r simulate.Report
+	if err != nil || json.Unmarshal([]byte(out), &r) != nil || r.Workloads[0].DemandPercent != 50 || r.Workloads[0].Policies[0].MostNodes != 1 {
+		t.Errorf("whole devices: %v\n%s", err, out)
+	}
+}
