@@ -338,6 +338,10 @@ type NoFitError struct {
 
 func (e *NoFitError) Error() string {
 	switch {
+	case e.Code == NotSelected:
+		return fmt.Sprintf("node %s: it has no device of %s that the pod's annotations allow: %v", e.Node, e.Resource, ErrNoFit)
+	case e.Code == TooFewDevices:
+		return fmt.Sprintf("node %s: it has not %d devices of %s with %d units that the pod may use: %v", e.Node, e.Devices, e.Resource, e.Need, ErrNoFit)
 	case e.Code == NoCapacity:
 		return fmt.Sprintf("node %s: too little CPU or memory is left beside the devices of %s: %v", e.Node, e.Resource, ErrNoFit)
 	case e.Devices > 1:

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"math"
 	"math/big"
-	"strings"
 	"testing"
 )
 
@@ -95,23 +94,68 @@ func FuzzPeak(f *testing.F) {
 	})
 }
 
-func TestReasonCodeUnresolvable(t *testing.T) {
-	tests := map[ReasonCode]bool{Fits: false, NodeUnknown: true, NoDeviceFits: false, LargerThanDevice: true}
-	for code, want := range tests {
+func TestSelection(t *testing.T) {
+	tests := map[string]struct {
+		s     *Selection
+		id    DeviceID
+		model string
+		want  bool
+	}{
+		"no selection":                     {nil, "a", "S60", true},
+		"an empty one":                     {&Selection{}, "a", "", true},
+		"a model":                          {&Selection{UseModels: []string{"S60", "S90"}}, "a", "S90", true},
+		"case does not matter":             {&Selection{UseModels: []string{"nvidia a100"}}, "a", "NVIDIA A100", true},
+		"the whole name":                   {&Selection{UseModels: []string{"NVIDIA A100"}}, "a", "NVIDIA A100-SXM4", false},
+		"another model":                    {&Selection{UseModels: []string{"S60"}}, "a", "S90", false},
+		"a beginning":                      {&Selection{UseModels: []string{"nvidia a100*"}}, "a", "NVIDIA A100-SXM4", true},
+		"a beginning is longer":            {&Selection{UseModels: []string{"S60-plus*"}}, "a", "S60", false},
+		"any model":                        {&Selection{UseModels: []string{"*"}}, "a", "", true},
+		"a model that is not known":        {&Selection{UseModels: []string{"S60"}}, "a", "", false},
+		"an avoided model":                 {&Selection{AvoidModels: []string{"s6*"}}, "a", "S60", false},
+		"another one is avoided":           {&Selection{AvoidModels: []string{"S90"}}, "a", "S60", true},
+		"a device":                         {&Selection{UseIDs: []string{"a", "b"}}, "b", "S60", true},
+		"another device":                   {&Selection{UseIDs: []string{"a", "b"}}, "c", "S60", false},
+		"case matters in IDs":              {&Selection{UseIDs: []string{"GCU-a"}}, "gcu-a", "", false},
+		"an avoided device":                {&Selection{AvoidIDs: []string{"a", "b"}}, "b", "S60", false},
+		"a device of an avoided model":     {&Selection{UseIDs: []string{"a"}, AvoidModels: []string{"S60"}}, "a", "S60", false},
+		"a used model, an avoided device":  {&Selection{UseModels: []string{"S60"}, AvoidIDs: []string{"a"}}, "a", "S60", false},
+		"a used model, not a used device":  {&Selection{UseModels: []string{"S60"}, UseIDs: []string{"b"}}, "a", "S60", false},
+		"the beginning of a letter":        {&Selection{UseModels: []string{"\u00e9\u00e8*"}}, "a", "\u00e9\u00e9", false},
+		"the first half of another letter": {&Selection{UseModels: []string{"\u00e9*"}}, "a", "e\u00e9", false},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			if got := tc.s.Allows(tc.id, tc.model); got != tc.want {
+				t.Errorf("Allows(%q, %q) = %t, want %t", tc.id, tc.model, got, tc.want)
+			}
+		})
+	}
+}
+
+// Evicting pods helps where pods that end would.
+func TestUnresolvable(t *testing.T) {
+	for code, want := range map[ReasonCode]bool{
+		Fits: false, NodeUnknown: true, NoDeviceFits: false, LargerThanDevice: true, TooFewDevices: true, NotSelected: true, NoCapacity: false, Unservable: true,
+	} {
 		if got := code.Unresolvable(); got != want {
-			t.Errorf("ReasonCode(%d).Unresolvable() = %t, want %t", code, got, want)
+			t.Errorf("code %d: Unresolvable = %t, want %t", code, got, want)
 		}
 	}
 }
 
-func TestNoFitError(t *testing.T) {
-	err := error(&NoFitError{Node: "n1", Resource: "enflame.com/gcu-memory", Need: 20, Largest: 16})
-	if !errors.Is(err, ErrNoFit) {
-		t.Error("errors.Is(NoFitError, ErrNoFit) = false")
-	}
-	for _, part := range []string{"n1", "enflame.com/gcu-memory", "20", "16"} {
-		if !strings.Contains(err.Error(), part) {
-			t.Errorf("%q does not say %q", err, part)
+func TestNoFitErrorSaysWhatIsShort(t *testing.T) {
+	for _, tc := range []struct {
+		err  NoFitError
+		want string
+	}{
+		{NoFitError{Node: "n", Resource: "r", Devices: 1, Need: 4, Largest: 3}, "node n: 4 units of r requested on one device, at most 3 are free on any: "},
+		{NoFitError{Node: "n", Resource: "r", Devices: 2, Need: 4, Largest: 3}, "node n: 2 devices with 4 units of r each requested, at most 3 are free on any: "},
+		{NoFitError{Node: "n", Resource: "r", Code: NoCapacity, Devices: 2}, "node n: too little CPU or memory is left beside the devices of r: "},
+		{NoFitError{Node: "n", Resource: "r", Code: NotSelected, Devices: 1}, "node n: it has no device of r that the pod's annotations allow: "},
+		{NoFitError{Node: "n", Resource: "r", Code: TooFewDevices, Devices: 3, Need: 4}, "node n: it has not 3 devices of r with 4 units that the pod may use: "},
+	} {
+		if got, want := tc.err.Error(), tc.want+ErrNoFit.Error(); got != want || !errors.Is(&tc.err, ErrNoFit) {
+			t.Errorf("%q, want %q", got, want)
 		}
 	}
 }
