@@ -55,12 +55,12 @@ func TestPreferNeverPanics(t *testing.T) {
 func TestReuseIsOfThePodBeingAdmitted(t *testing.T) {
 	mk := func(name string, admitting bool) sharing.Waiting {
 		return sharing.Waiting{
-			Pod: accel.PodRef{UID: name, Name: name}, Admitting: admitting, Next: 1, Held: "a", HeldUnits: 2,
+			Pod: accel.PodRef{UID: name, Name: name}, Admitting: admitting, Next: 1, Held: []sharing.Part{{Device: "a", Units: 2}},
 			Request: accel.Request{Containers: []accel.ContainerRequest{{Name: "i", Units: 2}, {Name: "j", Units: 3}, {Name: "c", Kind: accel.AppContainer, Units: 3}}},
 		}
 	}
-	slots := []place.Slot{{ID: "a", Total: 16, Free: 16}}
-	got, err := sharing.Choose(3, "a", 2, slots, []sharing.Waiting{mk("failed", false), mk("now", true)})
+	node := place.Node{Slots: []place.Slot{{ID: "a", Total: 16, Free: 16}}, CPU: place.Unlimited, Memory: place.Unlimited}
+	got, err := sharing.Choose(3, []sharing.Part{{Device: "a", Units: 2}}, node, []sharing.Waiting{mk("failed", false), mk("now", true)})
 	if err != nil || got.Pod != 1 {
 		t.Errorf("taken to be for %d (%v), want 1, the one being admitted", got.Pod, err)
 	}

@@ -1,6 +1,7 @@
 package nodeagent
 
 import (
+	"maps"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
@@ -16,18 +17,32 @@ type podKey struct{ namespace, name string }
 
 // held is what one container holds of one resource.
 type held struct {
-	device accel.DeviceID
-	units  accel.Units
+	units accel.Units
+	// byDevice are the unit ids of each device.
+	byDevice map[accel.DeviceID][]string
 }
 
 // podHolding is what one pod holds of one resource.
 type podHolding struct {
 	// containers holds those with at least one unit, by name.
 	containers map[string]held
-	// device is that of all containers; "" when they hold units of several.
-	device accel.DeviceID
+	// devices are those of all containers, sorted; more than one when the pod was
+	// granted several, or something went wrong. None when odd.
+	devices []accel.DeviceID
+	// odd is true when a container holds ids that belong to no device of the
+	// layout.
+	odd bool
 	// units is the sum over the containers.
 	units accel.Units
+}
+
+// on returns the unit ids that the pod holds of a device.
+func (h podHolding) on(d accel.DeviceID) []string {
+	var ids []string
+	for _, c := range h.containers {
+		ids = append(ids, c.byDevice[d]...)
+	}
+	return ids
 }
 
 // holdings is kubelet's word on one resource of the node.
@@ -70,7 +85,9 @@ func (h *holdings) complete(pods podSource, resource accel.Resource, grant func(
 			if started(pod) {
 				h.partial = true
 				if g, ok := grant(pod); ok {
-					h.running[g.Device] = true
+					for _, d := range grantedDevices(g) {
+						h.running[d] = true
+					}
 				}
 			}
 			continue
@@ -78,12 +95,44 @@ func (h *holdings) complete(pods podSource, resource accel.Resource, grant func(
 		if !slices.ContainsFunc(request.Containers, func(c accel.ContainerRequest) bool { return c.Kind == accel.InitContainer }) {
 			continue
 		}
-		device := h.pods[key].device
-		if g, ok := grant(pod); ok && device == "" {
-			device = g.Device
+		devices := h.pods[key].devices
+		if g, ok := grant(pod); ok && (len(devices) == 0 || len(g.More) > 0) {
+			devices = grantedDevices(g)
 		}
-		h.inits[device] = true
+		if len(devices) == 0 {
+			h.inits[""] = true
+		}
+		for _, d := range devices {
+			h.inits[d] = true
+		}
 	}
+}
+
+// grantedDevices returns the devices of a grant, sorted.
+func grantedDevices(g accel.Grant) []accel.DeviceID {
+	devices := []accel.DeviceID{g.Device}
+	for _, d := range g.More {
+		devices = append(devices, d.Device)
+	}
+	slices.Sort(devices)
+	return devices
+}
+
+// within reports whether all of some are among all, which is sorted.
+func within(all, some []accel.DeviceID) bool {
+	for _, d := range some {
+		if _, ok := slices.BinarySearch(all, d); !ok {
+			return false
+		}
+	}
+	return true
+}
+
+// union returns the devices of both, sorted, each once.
+func union(a, b []accel.DeviceID) []accel.DeviceID {
+	out := slices.Concat(a, b)
+	slices.Sort(out)
+	return slices.Compact(out)
 }
 
 // holdingsOf reads kubelet's list. A list that is nil gives no holdings. Ids
@@ -120,35 +169,41 @@ func holdingsOf(pods []podresources.Pod, resource accel.Resource, layout *sharin
 }
 
 func (h *holdings) add(key podKey, container string, ids []string, layout *sharing.Layout) {
-	var got held
-	mixed := false
+	p, seen := h.pods[key]
+	if !seen {
+		p.containers = map[string]held{}
+	}
+	// Containers mostly hold units of one device, some hundred thousand of them at
+	// most: those are not copied.
+	first, _ := layout.Device(ids[0])
+	got, alone := held{byDevice: map[accel.DeviceID][]string{}}, true
 	for _, id := range ids {
 		h.ids[id] = struct{}{}
 		d, known := layout.Device(id)
 		if !known {
 			h.foreign = append(h.foreign, id)
-			mixed = true
+			p.odd = true
 			continue
 		}
 		h.perDevice[d]++
 		got.units++
-		if got.device == "" {
-			got.device = d
+		alone = alone && d == first
+	}
+	switch {
+	case p.odd:
+	case alone:
+		got.byDevice[first] = ids
+	default:
+		for _, id := range ids {
+			d, _ := layout.Device(id)
+			got.byDevice[d] = append(got.byDevice[d], id)
 		}
-		mixed = mixed || got.device != d
-	}
-	if mixed {
-		got.device = ""
-	}
-	p, seen := h.pods[key]
-	if !seen {
-		p.containers = map[string]held{}
-		p.device = got.device
 	}
 	p.containers[container] = got
 	p.units += got.units
-	if p.device != got.device {
-		p.device = ""
+	p.devices = union(p.devices, slices.Collect(maps.Keys(got.byDevice)))
+	if p.odd {
+		p.devices = nil
 	}
 	h.pods[key] = p
 }

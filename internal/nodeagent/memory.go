@@ -115,8 +115,8 @@ type question struct {
 	uid       string // of the pod that the question was taken to be for, or ""
 	stranger  bool   // it is for a pod that the API server does not know
 	request   accel.Request
-	container int // position in request
-	device    accel.DeviceID
+	container int              // position in request
+	devices   []accel.DeviceID // sorted
 	ids       []string
 }
 
@@ -236,7 +236,7 @@ func (p *memoryPool) holders(chip accel.DeviceID) []podKey {
 	}
 	var out []podKey
 	for key, h := range p.held.pods {
-		if h.device == chip {
+		if slices.Contains(h.devices, chip) {
 			out = append(out, key)
 		}
 	}
@@ -272,7 +272,7 @@ func (p *memoryPool) offerable() []accel.Share {
 func (p *memoryPool) inventory() accel.Inventory {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return accel.Inventory{Resource: p.resource, Unit: p.unit.String(), Shares: p.offerable()}
+	return accel.Inventory{Resource: p.resource, Unit: p.unit.String(), Shares: p.offerable(), Links: p.found.Links, Several: true}
 }
 
 // ready returns why the resource is not offered as configured, or nil.

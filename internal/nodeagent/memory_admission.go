@@ -34,8 +34,10 @@ func (p *memoryPool) promised(pods []*corev1.Pod) map[accel.DeviceID]bool {
 		return out
 	}
 	for _, w := range waitingPods(pods, p.resource, h, p.inits, p.grant) {
-		if w.Granted != "" && w.Held == "" {
-			out[w.Granted] = true
+		if len(w.Held) == 0 {
+			for _, d := range w.Granted {
+				out[d] = true
+			}
 		}
 	}
 	return out
@@ -48,8 +50,10 @@ func (p *memoryPool) keptByInits(pods []*corev1.Pod, h *holdings) map[string]boo
 	kept := map[string]bool{}
 	for _, pod := range pods {
 		if s, ok := p.inits[string(pod.UID)]; ok && !terminal(pod) && h.active[podKey{pod.Namespace, pod.Name}] {
-			for _, id := range s.ids {
-				kept[id] = true
+			for _, ids := range s.ids {
+				for _, id := range ids {
+					kept[id] = true
+				}
 			}
 		}
 	}
@@ -89,7 +93,7 @@ func (p *memoryPool) strangersDevice(pods []*corev1.Pod, h *holdings) accel.Devi
 		if !p.strangers[key] {
 			p.strangerDevice = ""
 		}
-		holds = holds || h.pods[key].device == p.strangerDevice
+		holds = holds || slices.Equal(h.pods[key].devices, []accel.DeviceID{p.strangerDevice})
 	}
 	p.strangers = unknown
 	if !holds {

@@ -40,14 +40,15 @@ func (fakeBackend) Discover(context.Context) (backend.Found, error) { return bac
 func (fakeBackend) Close() error                                    { return nil }
 
 func (fakeBackend) Edits(ids ...accel.DeviceID) (backend.Edits, error) {
-	if len(ids) != 1 {
-		return backend.Edits{}, fmt.Errorf("%d devices", len(ids))
+	var e backend.Edits
+	var names []string
+	for _, id := range ids {
+		names = append(names, string(id))
+		e.DeviceNodes = append(e.DeviceNodes, backend.DeviceNode{Path: "/dev/" + string(id), HostPath: "/dev/" + string(id), Permissions: "rw"})
+		e.CDIDevices = append(e.CDIDevices, backend.CDIDevice{Kind: "enflame.com/gcu", Name: string(id)})
 	}
-	return backend.Edits{
-		Env:         map[string]string{"ENFLAME_VISIBLE_DEVICES": string(ids[0])},
-		DeviceNodes: []backend.DeviceNode{{Path: "/dev/" + string(ids[0]), HostPath: "/dev/" + string(ids[0]), Permissions: "rw"}},
-		CDIDevices:  []backend.CDIDevice{{Kind: "enflame.com/gcu", Name: string(ids[0])}},
-	}, nil
+	e.Env = map[string]string{"ENFLAME_VISIBLE_DEVICES": strings.Join(names, ",")}
+	return e, nil
 }
 
 // world is one memory pool between a kubelet and an API server that the test plays.
@@ -315,13 +316,19 @@ func containerAsking(name string, r accel.Resource, size int) corev1.Container {
 	return corev1.Container{Name: name, Resources: corev1.ResourceRequirements{Limits: corev1.ResourceList{corev1.ResourceName(r): q}}}
 }
 
-// grantTo signs a grant as the extender does.
+// grantTo signs a grant as the extender does, of one device or of several that
+// are separated by spaces.
 func (w *world) grantTo(p *corev1.Pod, device string, at int) *corev1.Pod {
 	w.t.Helper()
-	text, err := w.signer.EncodeGrant(string(p.UID), accel.Grant{
-		Resource: gcuMemory, Node: thisNode, Device: accel.DeviceID(device), DeviceUnits: 16,
+	devices := strings.Fields(device)
+	g := accel.Grant{
+		Resource: gcuMemory, Node: thisNode, Device: accel.DeviceID(devices[0]), DeviceUnits: 16,
 		Units: max(1, kube.RequestOf(p, gcuMemory).Peak()), At: time.Unix(int64(1000+at), 0),
-	})
+	}
+	for _, d := range devices[1:] {
+		g.More = append(g.More, accel.GrantedDevice{Device: accel.DeviceID(d), DeviceUnits: 16})
+	}
+	text, err := w.signer.EncodeGrant(string(p.UID), g)
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -689,7 +696,7 @@ func TestMemoryAllocateRefusesMixedAndUnknownUnits(t *testing.T) {
 		ids  []string
 		want string
 	}{
-		"two devices": {[]string{a, b}, "kubelet chose units of two devices, a and b, for one container"},
+		"two devices": {[]string{a, b}, "kubelet chose units of the devices a, b for one container"},
 		"unknown":     {[]string{a, "zzz"}, `unit id "zzz" belongs to no device`},
 		"none":        {nil, "no units"},
 	} {
@@ -752,7 +759,7 @@ func TestMemoryFindsItsLayoutAgain(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(facts) != 1 || facts[0].device.ID != "b" {
+	if len(facts) != 1 || facts[0].devices[0].ID != "b" {
 		t.Errorf("known of the pod: %+v, want device b", facts)
 	}
 	if diff := cmp.Diff(map[string]string{"a": "8/8", "b": "16/16"}, w.counts()); diff != "" {

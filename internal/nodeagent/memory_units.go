@@ -203,7 +203,7 @@ func (p *memoryPool) inUse(id string) bool {
 }
 
 // restore makes a layout where there is no saved one. Units that pods hold
-// belong to the device that the pod's grant names, which is signed. Without
+// belong to the devices that the pod's grant names, which is signed. Without
 // kubelet's whole list there is no telling, and a layout that is merely made
 // anew could give ids that a pod holds to another card.
 func (p *memoryPool) restore(present []accel.Share) error {
@@ -213,27 +213,46 @@ func (p *memoryPool) restore(present []accel.Share) error {
 	if p.held == nil || p.held.partial {
 		return errors.New("there is no saved state; waiting for kubelet and the API server to tell which units are held")
 	}
-	granted := map[podKey]accel.DeviceID{}
+	index := map[accel.DeviceID]int{}
+	for _, s := range present {
+		index[s.ID] = s.Index
+	}
+	granted := map[podKey][]accel.DeviceID{}
 	for _, pod := range p.records.pods.Cached() {
 		if g, ok := p.grant(pod); ok && !terminal(pod) {
-			granted[podKey{pod.Namespace, pod.Name}] = g.Device
+			devices := grantedDevices(g)
+			slices.SortStableFunc(devices, func(a, b accel.DeviceID) int { return cmp.Compare(index[a], index[b]) })
+			granted[podKey{pod.Namespace, pod.Name}] = devices
 		}
 	}
 	claims := map[accel.DeviceID][]string{}
 	for _, pod := range p.answer {
-		device := granted[podKey{pod.Namespace, pod.Name}]
+		devices := granted[podKey{pod.Namespace, pod.Name}]
+		var held []string
 		for _, c := range pod.Containers {
 			ids := c.Units[p.resource]
 			if p.foreign != nil && slices.ContainsFunc(ids, p.foreign) {
 				continue
 			}
-			if len(ids) > 0 && device == "" {
+			if len(ids) > 0 && len(devices) == 0 {
 				return fmt.Errorf("the saved state is lost, and nothing tells on which device pod %s/%s is, which holds units", pod.Namespace, pod.Name)
 			}
-			claims[device] = append(claims[device], ids...)
+			held = append(held, ids...)
+		}
+		if len(held) == 0 {
+			continue
+		}
+		// Which of several devices has which of the pod's units is not told. Any
+		// answer that all pods agree with is right: units are numbers. Lower numbers
+		// go to lower indexes, as they do on a new node.
+		runs, err := sharing.Runs(held, len(devices))
+		if err != nil {
+			return fmt.Errorf("the saved state is lost, and the units of pod %s/%s do not tell which device they are of: %w", pod.Namespace, pod.Name, err)
+		}
+		for i, ids := range runs {
+			claims[devices[i]] = append(claims[devices[i]], ids...)
 		}
 	}
-	delete(claims, "")
 	layout, err := sharing.Recover(present, claims)
 	if err != nil {
 		return fmt.Errorf("the saved state is lost and cannot be made anew while these pods run: %w", err)

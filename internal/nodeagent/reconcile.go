@@ -53,10 +53,11 @@ func (c *corrector) reconcile(ctx context.Context, p *memoryPool) error {
 	return errors.Join(failed...)
 }
 
-// fact is a pod and the device that it holds units of.
+// fact is a pod and the devices that it holds units of, in the order of their
+// indexes, the same part of each.
 type fact struct {
-	pod    *corev1.Pod
-	device accel.Share
+	pod     *corev1.Pod
+	devices []accel.Share
 }
 
 // facts returns what is certain of the pods that the watch shows, by kubelet's
@@ -77,20 +78,33 @@ func (p *memoryPool) facts(ctx context.Context) []fact {
 	var out []fact
 	mixed := 0
 	for _, pod := range pods {
-		if terminal(pod) || len(kube.RequestOf(pod, p.resource).Containers) == 0 {
+		request := kube.RequestOf(pod, p.resource)
+		if terminal(pod) || len(request.Containers) == 0 {
 			continue
 		}
-		id := inits[string(pod.UID)].device
-		if held, ok := h.pods[podKey{pod.Namespace, pod.Name}]; ok {
-			if held.device == "" {
-				mixed++
-				log.Error(nil, "A pod holds units of several devices", "resource", p.resource, "pod", klog.KObj(pod), "containers", len(held.containers))
-				continue
+		listed := h.pods[podKey{pod.Namespace, pod.Name}]
+		devices := union(inits[string(pod.UID)].devices, listed.devices)
+		if g, ok := p.grant(pod); ok && len(g.More) > 0 {
+			request.Devices = 1 + len(g.More)
+			// What containers reuse of an init container's units may be of some of
+			// the devices alone.
+			if granted := grantedDevices(g); len(devices) > 0 && within(granted, devices) {
+				devices = granted
 			}
-			id = held.device
 		}
-		if share, known := p.device(id); known {
-			out = append(out, fact{pod: pod, device: share})
+		if n := len(devices); listed.odd || n > 1 && (n != request.Devices || request.Peak()%accel.Units(n) != 0) {
+			mixed++
+			log.Error(nil, "A pod holds units of devices that do not serve it together", "resource", p.resource, "pod", klog.KObj(pod), "devices", devices, "containers", len(listed.containers))
+			continue
+		}
+		f := fact{pod: pod}
+		for _, d := range p.byIndex(devices) {
+			if share, known := p.device(d); known {
+				f.devices = append(f.devices, share)
+			}
+		}
+		if len(f.devices) > 0 && len(f.devices) == len(devices) {
+			out = append(out, f)
 		}
 	}
 	p.metrics.mismatches.WithLabelValues(string(p.resource)).Set(float64(mixed))
@@ -121,12 +135,15 @@ func (c *corrector) correct(ctx context.Context, resource accel.Resource, f fact
 	want := accel.Grant{
 		Resource:    resource,
 		Node:        c.node,
-		Device:      f.device.ID,
-		Index:       f.device.Index,
-		DeviceUnits: f.device.Units,
+		Device:      f.devices[0].ID,
+		Index:       f.devices[0].Index,
+		DeviceUnits: f.devices[0].Units,
 		Units:       kube.RequestOf(f.pod, resource).Peak(),
 		At:          grantedAt(time.Now(), before, valid),
 		Confirmed:   true,
+	}
+	for _, d := range f.devices[1:] {
+		want.More = append(want.More, accel.GrantedDevice{Device: d.ID, Index: d.Index, DeviceUnits: d.Units})
 	}
 	// There is room for one grant. The extender refuses pods of several resources
 	// of memory; of one that came past it the first that was written stays.
@@ -168,22 +185,22 @@ func (c *corrector) correct(ctx context.Context, resource accel.Resource, f fact
 		if !c.unwritable[uid] {
 			c.unwritable[uid] = true
 			c.event(events.GrantNotWritten, fmt.Sprintf("what pod %s holds cannot be written into it: %v", klog.KObj(f.pod), err))
-			klog.FromContext(ctx).Error(err, "What a pod holds cannot be written into it; the extender does not know its device", "pod", klog.KObj(f.pod), "device", want.Device)
+			klog.FromContext(ctx).Error(err, "What a pod holds cannot be written into it; the extender does not know its device", "pod", klog.KObj(f.pod), "devices", grantedDevices(want))
 		}
 		return nil
 	case err != nil:
 		c.metrics.patchErrors.Inc()
 		return fmt.Errorf("write what pod %s holds: %w", klog.KObj(f.pod), err)
 	}
-	log := klog.FromContext(ctx).WithValues("pod", klog.KObj(f.pod), "device", want.Device)
-	if valid && before.Device == want.Device {
+	log := klog.FromContext(ctx).WithValues("pod", klog.KObj(f.pod), "devices", grantedDevices(want))
+	if valid && slices.Equal(grantedDevices(before), grantedDevices(want)) {
 		if !before.Confirmed {
 			c.metrics.confirmations.WithLabelValues(string(resource)).Inc()
 		}
 		log.Info("Confirmed a grant")
 		return nil
 	}
-	kind, event, message := grantMoved, events.GrantCorrected, fmt.Sprintf("%s device %d (%s) was granted, and kubelet gave", resource, before.Index, before.Device)
+	kind, event, message := grantMoved, events.GrantCorrected, fmt.Sprintf("%s %s was granted, and kubelet gave", resource, devicesOf(before))
 	switch {
 	case valid:
 	case f.pod.Annotations[wire.GrantAnnotation] == "":
@@ -192,9 +209,29 @@ func (c *corrector) correct(ctx context.Context, resource accel.Resource, f fact
 		kind, event, message = grantInvalid, events.GrantInvalid, "the grant that the pod came with does not hold here; kubelet gave it"
 	}
 	c.metrics.corrections.WithLabelValues(string(resource), kind).Inc()
-	c.pod(f.pod, event, fmt.Sprintf("%s %d units of %s device %d (%s)", message, want.Units, resource, want.Index, want.Device))
-	log.Info("Corrected what the books say a pod holds", "granted", before.Device, "kind", kind)
+	c.pod(f.pod, event, fmt.Sprintf("%s %d units of %s %s", message, want.Units, resource, devicesOf(want)))
+	log.Info("Corrected what the books say a pod holds", "granted", devicesOf(before), "kind", kind)
 	return nil
+}
+
+// devicesOf is the devices of a grant, for people: "device 0 (a)", "devices 0 (a)
+// and 2 (c)".
+func devicesOf(g accel.Grant) string {
+	if g.Device == "" {
+		return "no device"
+	}
+	text := fmt.Sprintf("%d (%s)", g.Index, g.Device)
+	if len(g.More) == 0 {
+		return "device " + text
+	}
+	for i, d := range g.More {
+		join := ", "
+		if i == len(g.More)-1 {
+			join = " and "
+		}
+		text += fmt.Sprintf("%s%d (%s)", join, d.Index, d.Device)
+	}
+	return "devices " + text
 }
 
 // sameGrant compares what the books need; the index and size of a device follow

@@ -227,7 +227,7 @@ func TestReconcileFollowsInitContainersThatKubeletDoesNotList(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(facts) != 1 || facts[0].device.ID != "b" {
+	if len(facts) != 1 || facts[0].devices[0].ID != "b" {
 		t.Errorf("known of the pod: %+v, want device b", facts)
 	}
 }
@@ -254,7 +254,7 @@ func TestReconcileLeavesNamesThatKubeletListsTwice(t *testing.T) {
 	}
 	w.remove(old)
 	facts, err := w.refresh(t.Context())
-	if err != nil || len(facts) != 1 || facts[0].pod.UID != young.UID || facts[0].device.ID != "b" {
+	if err != nil || len(facts) != 1 || facts[0].pod.UID != young.UID || facts[0].devices[0].ID != "b" {
 		t.Errorf("known afterwards: %v, %v", facts, err)
 	}
 }
@@ -349,7 +349,7 @@ func TestReconcileLeavesPodsThatCameAfterTheList(t *testing.T) {
 	w.see(w.grantTo(young, "b", 2))
 	for _, f := range w.facts(t.Context()) {
 		if f.pod.UID == young.UID {
-			t.Errorf("the new pod is said to hold %s, which was the old one's", f.device.ID)
+			t.Errorf("the new pod is said to hold %s, which was the old one's", f.devices[0].ID)
 		}
 	}
 }

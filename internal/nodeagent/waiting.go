@@ -1,6 +1,7 @@
 package nodeagent
 
 import (
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -16,13 +17,14 @@ type initServed struct {
 	request accel.Request
 	// next is the position in request of the container after the last one
 	// served.
-	next   int
-	device accel.DeviceID
+	next int
+	// devices are those of the pod, sorted.
+	devices []accel.DeviceID
 	// units is the most that any of them got.
 	units accel.Units
-	// ids are what they got; kubelet keeps them for the pod and does not list
-	// those that no other container uses.
-	ids []string
+	// ids are what they got, by device; kubelet keeps them for the pod and does
+	// not list those that no other container uses.
+	ids map[accel.DeviceID][]string
 	// at is when the last one was served.
 	at time.Time
 }
@@ -48,11 +50,13 @@ func waitingPods(pods []*corev1.Pod, resource accel.Resource, h *holdings, inits
 			if g.Confirmed && !begun && len(h.pods[podKey{pod.Namespace, pod.Name}].containers) == 0 {
 				continue
 			}
-			w.Granted, w.At = g.Device, g.At
+			w.Granted, w.At = grantedDevices(g), g.At
 		}
-		if s, ok := inits[string(pod.UID)]; ok {
-			w.Next, w.Held, w.HeldUnits = s.next, s.device, s.units
+		s, begun := inits[string(pod.UID)]
+		if begun {
+			w.Next = s.next
 		}
+		w.Held = partsHeld(s, h.pods[podKey{pod.Namespace, pod.Name}], w.Granted)
 		if p, ok := h.pods[podKey{pod.Namespace, pod.Name}]; ok {
 			// Kubelet serves in order, so what is before a served container was
 			// served too.
@@ -61,13 +65,11 @@ func waitingPods(pods []*corev1.Pod, resource accel.Resource, h *holdings, inits
 					w.Next = max(w.Next, i+1)
 				}
 			}
-			w.Held = p.device
-			w.HeldUnits = max(w.HeldUnits, p.units)
 		}
 		if w.Next >= len(request.Containers) {
 			continue
 		}
-		if pod.DeletionTimestamp != nil && w.Held == "" && !w.Admitting {
+		if pod.DeletionTimestamp != nil && len(w.Held) == 0 && !w.Admitting {
 			// Kubelet does not admit a pod that is being deleted, unless it took
 			// the pod up before it heard of that.
 			continue
@@ -75,6 +77,31 @@ func waitingPods(pods []*corev1.Pod, resource accel.Resource, h *holdings, inits
 		out = append(out, w)
 	}
 	return out
+}
+
+// partsHeld returns what a pod has of its devices, by what is remembered of its
+// init containers and by kubelet's list. A pod that was granted several devices
+// keeps them, also while the units of one of them are all that kubelet lists.
+func partsHeld(inits initServed, listed podHolding, granted []accel.DeviceID) []sharing.Part {
+	devices := union(inits.devices, listed.devices)
+	if listed.odd {
+		return nil
+	}
+	if len(devices) == 1 && (len(granted) < 2 || !within(granted, devices)) {
+		return []sharing.Part{{Device: devices[0], Units: max(inits.units, listed.units)}}
+	}
+	if len(devices) > 0 && within(granted, devices) {
+		devices = granted
+	}
+	var parts []sharing.Part
+	for _, d := range devices {
+		ids := map[string]struct{}{} // containers reuse the units of init containers
+		for _, id := range slices.Concat(inits.ids[d], listed.on(d)) {
+			ids[id] = struct{}{}
+		}
+		parts = append(parts, sharing.Part{Device: d, Units: accel.Units(len(ids))})
+	}
+	return parts
 }
 
 // started reports whether kubelet must have admitted the pod already, or never

@@ -194,6 +194,31 @@ func Recover(shares []accel.Share, claims map[accel.DeviceID][]string) (*Layout,
 	return l.Place(shares, func(d accel.DeviceID) int { return len(claims[d]) })
 }
 
+// Runs cuts unit ids that are held of n devices, the same number of each, into
+// what belongs to each device: ids of one device are in one run of numbers. Which
+// run is which device's is for the caller to say. It is an error when there is no
+// such cut.
+func Runs(ids []string, n int) ([][]string, error) {
+	if n < 1 || len(ids)%n != 0 {
+		return nil, fmt.Errorf("%d units cannot be held of %d devices in equal parts", len(ids), n)
+	}
+	numbers := make([]int64, len(ids))
+	for i, id := range ids {
+		number, ok := parseID(id)
+		if !ok {
+			return nil, fmt.Errorf("unit id %q is none of this program's", id)
+		}
+		numbers[i] = number
+	}
+	slices.Sort(numbers)
+	runs := make([][]string, n)
+	for i, number := range numbers {
+		run := i / (len(ids) / n)
+		runs[run] = append(runs[run], formatID(number))
+	}
+	return runs, nil
+}
+
 func newRange(s accel.Share, start int64) Range {
 	return Range{Device: s.ID, Index: s.Index, Start: start, Units: s.Units, Model: s.Model, MemoryBytes: s.MemoryBytes, NUMANode: s.NUMANode}
 }

@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -273,5 +274,26 @@ func TestNewLayoutRefuses(t *testing.T) {
 		if l, err := NewLayout(ranges); err == nil {
 			t.Errorf("%s: accepted as %v", name, l.Ranges())
 		}
+	}
+}
+
+func TestRuns(t *testing.T) {
+	l, err := (&Layout{}).Place([]accel.Share{
+		{Units: 100, Device: accel.Device{ID: "a"}}, {Units: 100, Device: accel.Device{ID: "b", Index: 1}},
+	}, func(accel.DeviceID) int { return 0 })
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, b := l.IDs(nil, "a"), l.IDs(nil, "b")
+	held := []string{b[99], a[3], b[0], a[99], b[7], a[70]}
+	runs, err := Runs(held, 2)
+	if err != nil || !slices.Equal(runs[0], []string{a[3], a[70], a[99]}) || !slices.Equal(runs[1], []string{b[0], b[7], b[99]}) {
+		t.Errorf("runs %q, %v", runs, err)
+	}
+	if runs, err := Runs(held, 4); err == nil {
+		t.Errorf("6 units of 4 devices: %q", runs)
+	}
+	if runs, err := Runs([]string{"!", a[0]}, 2); err == nil {
+		t.Errorf("an id of somebody else: %q", runs)
 	}
 }
