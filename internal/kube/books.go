@@ -8,6 +8,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -98,6 +99,8 @@ type BooksConfig struct {
 	// NodeLabels are the labels without any of which a node's inventory of a
 	// resource does not count. A resource that is not in it needs none.
 	NodeLabels map[accel.Resource]Labels
+	// Now is the clock; time.Now when nil.
+	Now func() time.Time
 	// ConfigLabels are the labels of a node that name its configuration, the first
 	// that is set decides.
 	ConfigLabels []string
@@ -113,8 +116,9 @@ type Books struct {
 	mu          sync.RWMutex // guards what follows; the ledger's lock nests in it
 	logger      klog.Logger
 	nodes       map[string]nodeRecord
-	pods        map[string]podRecord // by namespace/name; only pods that ask for something of ours
-	others      map[string]struct{}  // by UID; the other pods that are charged, where CPU and memory are counted
+	pods        map[string]podRecord  // by namespace/name; only pods that ask for something of ours
+	others      map[string]struct{}   // by UID; the other pods that are charged, where CPU and memory are counted
+	ending      map[string]*endingPod // by UID
 	nodesSynced bool
 	podsSynced  bool
 }
@@ -131,6 +135,9 @@ type nodeRecord struct {
 	several []accel.Resource
 	// config names the node's configuration; "" when no label does.
 	config string
+	// ending are the pods that the node lists as gone before their containers; nil
+	// for none.
+	ending *endingList
 }
 
 // podRecord is what the books remember of a pod.
@@ -141,22 +148,30 @@ type podRecord struct {
 	unverified string
 	// granted is true when a grant placed the pod on a device.
 	granted bool
+	// runs is what MayRun says of the pod.
+	runs bool
 }
 
 // NewBooks returns books with nothing in them.
 func NewBooks(c BooksConfig) *Books {
+	if c.Now == nil {
+		c.Now = time.Now
+	}
 	return &Books{
 		config: c,
 		logger: klog.Background(),
 		nodes:  map[string]nodeRecord{},
 		pods:   map[string]podRecord{},
 		others: map[string]struct{}{},
+		ending: map[string]*endingPod{},
 	}
 }
 
 // nodesResource and running say what the books are made of: all nodes, by
 // their metadata alone, a tenth of their size, unless CPU and memory are counted;
-// pods until they end.
+// and all pods. A watch of those alone that have not ended would show how a pod was
+// before it ended, and not whether its containers have; the books forget what ended.
+// Who reads once does without those.
 var (
 	nodesResource = v1.SchemeGroupVersion.WithResource("nodes")
 	running       = fields.AndSelectors(
@@ -180,7 +195,7 @@ func (b *Books) Run(ctx context.Context, clients Clients) {
 		nodes := clients.Metadata.Resource(nodesResource)
 		group.StartWithContext(ctx, NewReflector("nodes", &metav1.PartialObjectMetadata{}, b.Nodes(), ListWatch(clients.Metadata, "", nodes.List, nodes.Watch)).RunWithContext)
 	}
-	group.StartWithContext(ctx, b.following(NewReflector("pods", &v1.Pod{}, b.Pods(), ListWatch(clients.Kubernetes, running, pods.List, pods.Watch))))
+	group.StartWithContext(ctx, b.following(NewReflector("pods", &v1.Pod{}, b.Pods(), ListWatch(clients.Kubernetes, "", pods.List, pods.Watch))))
 	group.Wait()
 }
 
@@ -282,7 +297,7 @@ func (b *Books) KeyChanged() {
 	defer b.mu.Unlock()
 	for _, r := range b.pods {
 		if r.unverified != "" {
-			b.setPod(&slimPod{Pod: r.pod, grant: r.unverified})
+			b.setPod(&slimPod{Pod: r.pod, grant: r.unverified, runs: r.runs})
 		}
 	}
 }
@@ -303,7 +318,8 @@ func (b *Books) setPod(p *slimPod) {
 		}
 		return
 	}
-	record := podRecord{pod: p.Pod}
+	delete(b.ending, p.Ref.UID)
+	record := podRecord{pod: p.Pod, runs: p.runs}
 	if p.Node != "" {
 		var grant accel.Grant
 		if p.grant != "" {
@@ -340,9 +356,10 @@ func (b *Books) setPod(p *slimPod) {
 func (b *Books) deletePod(p *slimPod, gone bool) {
 	key := p.Ref.String()
 	if old, known := b.pods[key]; known && old.pod.Ref.UID == p.Ref.UID {
+		old.runs = p.runs
 		b.forgetPod(key, old)
 	} else if len(p.Requests) > 0 {
-		b.config.Ledger.Forget(p.Ref.UID)
+		b.release(&p.Pod, p.runs && b.ending[p.Ref.UID] != nil)
 	} else if _, charged := b.others[p.Ref.UID]; charged && gone {
 		b.discharge(p.Ref.UID)
 	}
@@ -356,7 +373,7 @@ func (b *Books) discharge(uid string) {
 
 func (b *Books) forgetPod(key string, r podRecord) {
 	delete(b.pods, key)
-	b.config.Ledger.Forget(r.pod.Ref.UID)
+	b.release(&r.pod, r.runs)
 }
 
 // setNode tells the ledger what a node publishes, if that changed. b.mu is
@@ -366,14 +383,14 @@ func (b *Books) setNode(n *slimNode) {
 		b.config.Capacity.SetCapacity(n.name, n.cpu, n.memory)
 	}
 	inventory, digest := b.published(n)
-	record := nodeRecord{digest: digest}
+	record := nodeRecord{digest: digest, ending: b.setEnding(n)}
 	for _, key := range b.config.ConfigLabels {
 		if record.config = n.labels[key]; record.config != "" {
 			break
 		}
 	}
 	if old, known := b.nodes[n.name]; known && old.digest == digest {
-		old.config = record.config
+		old.config, old.ending = record.config, record.ending
 		b.nodes[n.name] = old
 		return
 	}
@@ -420,5 +437,6 @@ func (b *Books) published(n *slimNode) (string, [sha256.Size]byte) {
 // deleteNode takes a node out of the books and the ledger. b.mu is held.
 func (b *Books) deleteNode(name string) {
 	delete(b.nodes, name)
+	b.forgetEnding(func(e *endingPod) bool { return e.node == name })
 	b.config.Ledger.DeleteNode(name)
 }

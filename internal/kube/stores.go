@@ -26,6 +26,8 @@ type slimPod struct {
 	// millicores and MiB; 0 where they are not counted. Other pods have theirs in
 	// Requests.
 	cpu, memory int64
+	// runs is what MayRun says.
+	runs bool
 }
 
 // GetObjectMeta lets the reflector's first store find the pod's name.
@@ -42,7 +44,7 @@ func (s podStore) slim(obj any) (*slimPod, error) {
 		return pod, nil
 	case *v1.Pod:
 		c := &s.books.config
-		p := &slimPod{Pod: podOf(pod, c.Resources, c.Capacity != nil), grant: pod.Annotations[wire.GrantAnnotation]}
+		p := &slimPod{Pod: podOf(pod, c.Resources, c.Capacity != nil), grant: pod.Annotations[wire.GrantAnnotation], runs: MayRun(pod)}
 		if len(p.Requests) == 0 {
 			p.grant = ""
 			if c.Capacity != nil && p.Node != "" {
@@ -130,8 +132,8 @@ func (podStore) Resync() error { return nil }
 
 // slimNode is a node reduced to what the books need.
 type slimNode struct {
-	name, inventory string
-	labels          map[string]string
+	name, inventory, ending string
+	labels                  map[string]string
 	// cpu and memory are what the node has for pods, in millicores and MiB,
 	// where they are counted.
 	cpu, memory int64
@@ -149,10 +151,10 @@ func nodeOf(obj any) (*slimNode, error) {
 	case *slimNode:
 		return node, nil
 	case *metav1.PartialObjectMetadata:
-		return &slimNode{name: node.Name, inventory: node.Annotations[wire.InventoryAnnotation], labels: node.Labels}, nil
+		return &slimNode{name: node.Name, inventory: node.Annotations[wire.InventoryAnnotation], ending: node.Annotations[wire.EndingAnnotation], labels: node.Labels}, nil
 	case *v1.Node:
 		return &slimNode{
-			name: node.Name, inventory: node.Annotations[wire.InventoryAnnotation], labels: node.Labels,
+			name: node.Name, inventory: node.Annotations[wire.InventoryAnnotation], ending: node.Annotations[wire.EndingAnnotation], labels: node.Labels,
 			cpu: max(node.Status.Allocatable.Cpu().MilliValue(), 0), memory: mebibytes(node.Status.Allocatable.Memory(), 0),
 		}, nil
 	}

@@ -88,6 +88,7 @@ type Agent struct {
 	// withdraw makes all resources tell kubelet what they offer, at once.
 	withdraw chan struct{}
 	cdi      *cdiWriter
+	endings  *endings
 
 	mu        sync.Mutex // guards what follows
 	turned    time.Time  // the last turn of the loop
@@ -130,7 +131,9 @@ func New(ctx context.Context, o Options) (*Agent, error) {
 		a.events, a.ownEvents = events.NewRecorder(ctx, o.Client, events.Node, o.Node), true
 		m.register(a.events)
 	}
+	a.endings = newEndings(filepath.Join(o.Config.DriverRoot, "sys/fs/cgroup"))
 	a.pods = newNodePods(o.Client, o.Node, a.wakeUp)
+	a.pods.objects.gone = a.endings.gone
 	a.records = &records{kubelet: kubelet, pods: a.pods, metrics: m}
 	a.publisher = newPublisher(o.Client, o.Node, m, a.wakeUp)
 	a.corrector = &corrector{node: o.Node, client: o.Client, keys: o.Keys, metrics: m, event: a.tell, pod: a.tellPod, unwritable: map[string]bool{}}

@@ -148,6 +148,7 @@ func (a *Agent) addMemory(ctx context.Context, r *offering, set func(*memoryPool
 		store: sharing.NewStore(a.o.Config.StateDir, r.name), records: a.records, tenant: a.tenants.join(r.name, r.vendor),
 		grant:   func(pod *corev1.Pod) (accel.Grant, bool) { return a.grantOf(pod, r.name) },
 		metrics: a.metrics, changed: a.wakeUp, withdrawn: a.withdrawn, event: a.tell,
+		ending: func() []accel.DeviceID { return a.endings.held(r.name) },
 	}
 	set(p)
 	p.sink = shelf{r, len(r.parts)}

@@ -3,6 +3,8 @@ package nodeagent
 import (
 	"sync/atomic"
 
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
 )
 
@@ -14,6 +16,8 @@ type objects struct {
 	strip cache.TransformFunc
 	// changed is called after each change.
 	changed func()
+	// gone, when not nil, is told of each object that is gone, as it was last.
+	gone func(any)
 	// synced is true once a whole list was taken in.
 	synced atomic.Bool
 }
@@ -41,6 +45,9 @@ func (o *objects) Update(obj any) error {
 // Delete takes out an object that is gone.
 func (o *objects) Delete(obj any) error {
 	defer o.changed()
+	if o.gone != nil {
+		o.gone(obj)
+	}
 	return o.Store.Delete(obj)
 }
 
@@ -56,5 +63,24 @@ func (o *objects) Replace(list []any, version string) error {
 	}
 	defer o.changed()
 	defer o.synced.Store(true)
+	o.missing(kept)
 	return o.Store.Replace(kept, version)
+}
+
+// missing tells of the objects that are not in a whole list.
+func (o *objects) missing(list []any) {
+	if o.gone == nil {
+		return
+	}
+	listed := make(map[types.UID]bool, len(list))
+	for _, obj := range list {
+		if one, err := meta.Accessor(obj); err == nil {
+			listed[one.GetUID()] = true
+		}
+	}
+	for _, obj := range o.List() {
+		if one, err := meta.Accessor(obj); err == nil && !listed[one.GetUID()] {
+			o.gone(obj)
+		}
+	}
 }

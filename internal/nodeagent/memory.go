@@ -39,7 +39,10 @@ type memoryPool struct {
 	tenant  *tenant
 	grant   func(*corev1.Pod) (accel.Grant, bool)
 	metrics *metrics
-	sink    unitSink
+	// ending returns the devices of pods that are gone before their containers;
+	// nil where nobody looks after those.
+	ending func() []accel.DeviceID
+	sink   unitSink
 	// foreign reports whether an id belongs to another part of the resource.
 	foreign func(id string) bool
 	// changed is called, without locks, when the inventory or what the pods
@@ -208,6 +211,11 @@ func (p *memoryPool) claim(grace time.Duration) {
 	}
 	for d := range p.held.running {
 		held[d] = true
+	}
+	if p.ending != nil {
+		for _, d := range p.ending() {
+			held[d] = true
+		}
 	}
 	p.tenant.set(held, grace)
 }

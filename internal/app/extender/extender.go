@@ -235,6 +235,7 @@ func (p *program) expire(ctx context.Context) {
 			return
 		case <-ticker.C:
 			p.verify(ctx)
+			p.books.Settle()
 			if n := p.ledger.Expire(); n > 0 {
 				klog.FromContext(ctx).Info("Dropped reservations of pods that were not seen bound", "count", n)
 			}

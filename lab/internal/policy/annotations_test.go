@@ -108,7 +108,7 @@ func TestOnlyDivvyWritesItsAnnotations(t *testing.T) {
 	}
 	own[wire.GrantAnnotation], own[wire.HeldAnnotation] = "g", "d"
 	own[wire.RetryAnnotation] = "t"
-	nodeOwn := map[string]string{wire.InventoryAnnotation: "i", nodelabels.OwnedAnnotation: "l", countsAnnotation: "c"}
+	nodeOwn := map[string]string{wire.InventoryAnnotation: "i", wire.EndingAnnotation: "e", nodelabels.OwnedAnnotation: "l", countsAnnotation: "c"}
 
 	t.Run("keys", func(t *testing.T) {
 		keys := slices.Sorted(maps.Keys(own))

@@ -1,0 +1,113 @@
+package kube
+
+import (
+	"slices"
+	"time"
+
+	"github.com/divvy-gpu/divvy/internal/accel"
+	"github.com/divvy-gpu/divvy/internal/accel/ledger"
+	"github.com/divvy-gpu/divvy/internal/accel/wire"
+)
+
+// endingGrace is how long the books wait for a node's word on a pod that went while
+// its containers may have run. The node says so within half a second; one whose
+// daemon does not run says nothing.
+const endingGrace = 3 * time.Second
+
+// endingPod is a pod that is gone from the API server, or called ended, and counts
+// still: it was deleted by force, or its end was missed. It counts as long as its
+// node lists it, and until the node can have done so.
+type endingPod struct {
+	node   string
+	listed bool
+	until  time.Time // when it is not listed
+}
+
+// endingList is what a node lists, as it is in the annotation and decoded.
+type endingList struct {
+	text string
+	pods []wire.Ending
+}
+
+// has reports whether the list has the pod.
+func (l *endingList) has(uid string) bool {
+	return l != nil && slices.ContainsFunc(l.pods, func(p wire.Ending) bool { return p.Pod.UID == uid })
+}
+
+// release frees what a pod holds that is gone, once its containers are: runs says
+// whether they may run, by what was seen last. b.mu is held.
+func (b *Books) release(pod *Pod, runs bool) {
+	uid := pod.Ref.UID
+	listed := b.nodes[pod.Node].ending.has(uid)
+	if pod.Node == "" || !runs && !listed {
+		delete(b.ending, uid)
+		b.config.Ledger.Forget(uid)
+		return
+	}
+	if e := b.ending[uid]; e != nil {
+		return
+	}
+	b.ending[uid] = &endingPod{node: pod.Node, listed: listed, until: b.config.Now().Add(endingGrace)}
+	for _, r := range pod.Requests {
+		// Without a device: it stays on the one that is known.
+		b.config.Ledger.Observe(ledger.Holding{
+			Pod: pod.Ref, Node: pod.Node, Resource: r.Resource, Units: r.Peak(), Created: pod.Created, CPU: r.CPU, Memory: r.Memory, Ending: true,
+		})
+	}
+}
+
+// setEnding takes in what a node lists. A list that cannot be read changes nothing.
+// b.mu is held.
+func (b *Books) setEnding(n *slimNode) *endingList {
+	old := b.nodes[n.name].ending
+	if old == nil && n.ending == "" || old != nil && old.text == n.ending {
+		return old
+	}
+	pods, err := wire.DecodeEnding(n.ending)
+	if err != nil {
+		b.logger.Error(err, "The node's list of ending pods is not followed", "node", n.name)
+		return old
+	}
+	list := &endingList{text: n.ending, pods: pods}
+	b.forgetEnding(func(e *endingPod) bool { return e.node == n.name && e.listed }, list)
+	for _, p := range pods {
+		if live, ok := b.pods[p.Pod.String()]; ok && live.pod.Ref.UID == p.Pod.UID {
+			continue // the node knows more than the watch of pods has shown; see release
+		}
+		if !slices.Contains(b.config.Resources, p.Resource) {
+			continue
+		}
+		h := ledger.Holding{Pod: p.Pod, Node: n.name, Resource: p.Resource, Units: p.Units, Ending: true}
+		if len(p.Devices) > 0 {
+			h.Device, h.Confirmed = p.Devices[0], true
+			h.More = append([]accel.DeviceID(nil), p.Devices[1:]...)
+		}
+		b.config.Ledger.Observe(h)
+		b.ending[p.Pod.UID] = &endingPod{node: n.name, listed: true}
+	}
+	if len(pods) == 0 {
+		return nil
+	}
+	return list
+}
+
+// forgetEnding frees the ending pods that are chosen, but for those on a list. b.mu is
+// held.
+func (b *Books) forgetEnding(chosen func(*endingPod) bool, but ...*endingList) {
+	for uid, e := range b.ending {
+		if chosen(e) && !slices.ContainsFunc(but, func(l *endingList) bool { return l.has(uid) }) {
+			delete(b.ending, uid)
+			b.config.Ledger.Forget(uid)
+		}
+	}
+}
+
+// Settle frees what pods hold that are gone and of which their node has said nothing
+// for some seconds. It is to be called every second or so; its cost depends on the
+// number of such pods.
+func (b *Books) Settle() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	now := b.config.Now()
+	b.forgetEnding(func(e *endingPod) bool { return !e.listed && !now.Before(e.until) })
+}
