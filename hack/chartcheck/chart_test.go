@@ -204,6 +204,8 @@ func TestEveryValueHasAnEffect(t *testing.T) {
 		"extender.podAnnotations":               `{"a":"b"}`,
 		"extender.resources":                    `{"limits":{"cpu":"7"}}`,
 		"extender.image.tag":                    `"t"`,
+		"extender.replicas":                     `3`,
+		"extender.leaseDuration":                `"4s"`,
 		"metrics.serviceMonitor.labels":         `{"a":"b"}`,
 		"metrics.serviceMonitor.interval":       `"30s"`,
 		"metrics.prometheusRule.labels":         `{"a":"b"}`,
@@ -240,7 +242,8 @@ func TestEveryValueHasAnEffect(t *testing.T) {
 	basis := map[string][]string{"scheduler.": {"--set", "scheduler.mode=dedicated"}, "node.gpuOperator.": {"--set", "node.gpuOperator.enabled=true"}, "pool.": {"--set", "pool.enabled=true"},
 		"metrics.serviceMonitor.": {"--set", "metrics.serviceMonitor.enabled=true"}, "metrics.prometheusRule.": {"--set", "metrics.prometheusRule.enabled=true"},
 		"metrics.dashboard.": {"--set", "metrics.dashboard.enabled=true"},
-		"networkPolicy.":     {"--set", "networkPolicy.enabled=true"}, "podDisruptionBudget.": {"--set", "pool.enabled=true"}}
+		"networkPolicy.":     {"--set", "networkPolicy.enabled=true"}, "podDisruptionBudget.": {"--set", "pool.enabled=true"},
+		"extender.leaderElection": {"--set", "extender.replicas=1"}}
 	plain := map[string]string{}
 	var walk func(path string, value any)
 	walk = func(path string, value any) {
@@ -345,7 +348,7 @@ func TestSelectorsOfPartsDiffer(t *testing.T) {
 			selectors[owner+" Service"] = &metav1.LabelSelector{MatchLabels: o.Spec.Selector}
 		}
 	}
-	if len(selectors) != 10 {
+	if len(selectors) != 11 {
 		t.Errorf("%d selectors", len(selectors))
 	}
 	for what, selector := range selectors {
@@ -398,7 +401,7 @@ func TestEveryObjectIsInTheReleasesNamespace(t *testing.T) {
 			t.Fatal(err)
 		}
 		kind := o.GetObjectKind().GroupVersionKind().Kind
-		wide := strings.HasPrefix(kind, "Cluster") || strings.HasPrefix(kind, "ValidatingAdmissionPolicy") || strings.HasSuffix(kind, "WebhookConfiguration") || kind == "Namespace"
+		wide := strings.HasPrefix(kind, "Cluster") || strings.HasPrefix(kind, "ValidatingAdmissionPolicy") || strings.HasSuffix(kind, "WebhookConfiguration") || kind == "Namespace" || kind == "FlowSchema"
 		want := "elsewhere"
 		switch {
 		case object.GetLabels()["app.kubernetes.io/name"] == "bitfusion-webhook":
@@ -479,9 +482,9 @@ func TestAccountsMayDoWhatTheyMustAndNoMore(t *testing.T) {
 		}
 		want, known := map[string][]string{
 			"bwki/bitfusion-webhook-deployment": each([]string{"get", "list", "update", "watch"}, "secrets bwki-webhook-certs"),
-			// Without an election, no Lease.
 			"divvy-system/divvy-extender": slices.Concat(
-				[]string{"get configmaps divvy-node,divvy-node-configs"},
+				[]string{"get configmaps divvy-node,divvy-node-configs", "create coordination.k8s.io/leases"},
+				each([]string{"get", "update"}, "coordination.k8s.io/leases divvy-extender"),
 				each([]string{"get", "list", "patch", "watch"}, "configmaps divvy-extender-ca"),
 				each([]string{"get", "list", "update", "watch"}, "secrets divvy-extender-certs,divvy-extender-client")),
 			"divvy-system/divvy-schedconf": append(each([]string{"get", "update"}, "coordination.k8s.io/leases divvy-schedconf"),

@@ -81,12 +81,13 @@ func TestSchedulerAcceptsItsConfiguration(t *testing.T) {
 // TestExtenderUnderstandsItsFlags, in every mode.
 func TestExtenderUnderstandsItsFlags(t *testing.T) {
 	t.Setenv("POD_NAMESPACE", "divvy-system")
+	t.Setenv("POD_NAME", "divvy-extender-x")
 	for name, tt := range map[string]struct {
 		deployment string
 		set        []string
 		elects     bool
 	}{
-		"extender":  {"divvy-extender", []string{"--set", "extender.listenAddress=::1,extender.allowBindFrom={10.0.0.0/8},extender.tls.listenAddress=10.0.0.1"}, false},
+		"extender":  {"divvy-extender", []string{"--set", "extender.replicas=1,extender.listenAddress=::1,extender.allowBindFrom={10.0.0.0/8},extender.tls.listenAddress=10.0.0.1"}, false},
 		"elected":   {"divvy-extender", []string{"--set", "extender.replicas=2"}, true},
 		"dedicated": {"divvy-scheduler", []string{"--set", "scheduler.mode=dedicated,extender.replicas=2,extender.logDir=/var/log/x,extender.allowBindFrom={10.0.0.0/8}"}, false},
 	} {

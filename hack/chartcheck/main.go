@@ -44,7 +44,7 @@ var good = []struct {
 	none bool
 }{
 	{name: "defaults", want: []string{
-		"image: ghcr.io/divvy-gpu/divvy-node:", "hostNetwork: true", "runAsUser: 0", "type: Recreate", `memoryUnit: "1"`,
+		"image: ghcr.io/divvy-gpu/divvy-node:", "hostNetwork: true", "runAsUser: 0", "--leader-elect\n", `memoryUnit: "1"`,
 		"path: /var/log/topscloud/gcushare", "kind: ValidatingAdmissionPolicy", "--resources=enflame.com/gcu-memory",
 		"--node-label=enflame.com/gcushare=true,divvy.dev/enabled=true",
 	}},
@@ -69,8 +69,12 @@ var good = []struct {
 		want: []string{"secretName: mine"},
 	},
 	{
+		name: "one replica", set: []string{"--set", "extender.replicas=1"},
+		want: []string{"type: Recreate"},
+	},
+	{
 		name: "two replicas", set: []string{"--set", "extender.replicas=2,extender.hostNetwork=false"},
-		want: []string{"--leader-elect", "resources: [leases]", "maxUnavailable: 100%"},
+		want: []string{"--leader-elect", "resources: [leases]", "maxUnavailable: 1\n", "--leader-elect-duration=3s", "name: POD_IP", "kind: FlowSchema"},
 	},
 	{
 		name: "control plane elsewhere", set: []string{"--set", "extender.allowBindFrom={10.0.0.0/24,fd00::/64}"},

@@ -91,6 +91,8 @@ func TestNetworkPoliciesNameWhoAsks(t *testing.T) {
 					text = p.IPBlock.CIDR
 				} else if p.NamespaceSelector != nil {
 					text = metav1.FormatLabelSelector(p.NamespaceSelector)
+				} else if p.PodSelector != nil { // of the release that is rendered
+					text = "app.kubernetes.io/name=" + p.PodSelector.MatchLabels["app.kubernetes.io/name"]
 				}
 				out[r.Ports[0].Port.String()] = append(out[r.Ports[0].Port.String()], text)
 			}
@@ -98,7 +100,7 @@ func TestNetworkPoliciesNameWhoAsks(t *testing.T) {
 		return out
 	}
 	for name, want := range map[string]map[string][]string{
-		"divvy-extender":          {"32766": {"10.0.0.2/32"}, "32765": {"10.0.0.2/32", "10.0.0.1/32"}, "9401": {"a=b"}},
+		"divvy-extender":          {"32766": {"10.0.0.2/32"}, "32765": {"10.0.0.2/32", "10.0.0.1/32", "app.kubernetes.io/name=divvy-extender"}, "9401": {"a=b"}},
 		"bitfusion-webhook":       {"8443": {"10.0.0.1/32"}, "9403": {"a=b"}},
 		"divvy-node":              {"9400": {"a=b"}},
 		"bitfusion-device-plugin": {"9402": {"a=b"}},

@@ -103,21 +103,36 @@ func checkDeployment(s *Snapshot, f *findings, d *appsv1.Deployment) {
 			return
 		}
 	}
-	need := replicas
-	if _, elects := argument(&d.Spec.Template.Spec, "leader-elect"); elects && d.Labels[labelName] == nameExtender {
-		need = 1 // those that do not lead are never ready
-	}
-	if st.ReadyReplicas >= need {
-		if need < replicas {
-			return
-		}
+	if st.ReadyReplicas >= replicas {
 		checkPods(s, f, d.Namespace, d.Spec.Selector)
+		return
+	}
+	if st.ReadyReplicas > 0 && d.Labels[labelName] == nameExtender && s.waitsForNode(d) {
+		f.add(Warning, object, fmt.Sprintf("%d of %d replicas are ready, and another finds no node: nothing takes over when those end", st.ReadyReplicas, replicas),
+			"Make a node for it, by the chart's values extender.nodeSelector, extender.tolerations and extender.affinity; or set extender.replicas to what there are nodes for: with extender.hostNetwork a node has one.")
 		return
 	}
 	if !checkPods(s, f, d.Namespace, d.Spec.Selector) {
 		f.add(Error, object, fmt.Sprintf("%d of %d replicas are ready", st.ReadyReplicas, replicas),
 			fmt.Sprintf("See its events: kubectl describe deployment %s -n %s", d.Name, d.Namespace)).Transient = true
 	}
+}
+
+// waitsForNode reports whether all pods of a Deployment that are not ready wait for a
+// node, and there are some.
+func (s *Snapshot) waitsForNode(d *appsv1.Deployment) bool {
+	waits := false
+	for _, p := range s.podsOf(d.Namespace, d.Spec.Selector) {
+		if podReady(p) || p.DeletionTimestamp != nil || ended(p) {
+			continue
+		}
+		c := condition(p, corev1.PodScheduled)
+		if c == nil || c.Status != corev1.ConditionFalse {
+			return false
+		}
+		waits = true
+	}
+	return waits
 }
 
 // replicasOf returns how many replicas were installed, at least 1.

@@ -136,6 +136,16 @@ func TestFaults(t *testing.T) {
 			"workloads", func(w *world) { deploymentOf(w, nameExtender).Spec.Replicas = ptr.To[int32](0) },
 			Error, "Deployment divvy-system/divvy-extender", "0 replicas", "Scale", "kubectl scale deployment/divvy-extender -n divvy-system --replicas=2",
 		},
+		"one of two extenders finds no node": {
+			"workloads", func(w *world) {
+				d := deploymentOf(w, nameExtender)
+				d.Spec.Replicas, d.Status.ReadyReplicas = ptr.To[int32](2), 1
+				other := running(system, "divvy-extender-y", d.Spec.Template)
+				other.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Message: "0/1 nodes are available: 1 node(s) didn't have free ports"}}
+				w.Pods = append(w.Pods, other)
+			},
+			Warning, "Deployment divvy-system/divvy-extender", "1 of 2 replicas are ready, and another finds no node", "set extender.replicas", "",
+		},
 		"a daemon keeps ending": {
 			"workloads", func(w *world) {
 				p := w.ready("divvy-node-x", false)
@@ -728,13 +738,11 @@ func TestNothingToSay(t *testing.T) {
 			w.publish(accel.Inventory{Resource: memory, Unit: "1", Shares: given})
 			w.Nodes[0].Status.Allocatable[memory] = resource.MustParse("16")
 		},
-		"replicas that do not lead": func(w *world) {
+		"two replicas": func(w *world) {
 			d := w.deployment(nameExtender)
-			d.Spec.Replicas = ptr.To[int32](3)
+			d.Spec.Replicas, d.Status.ReadyReplicas = ptr.To[int32](2), 2
 			d.Spec.Template.Spec.Containers[0].Args = append(d.Spec.Template.Spec.Containers[0].Args, "--leader-elect")
-			other := running(system, "divvy-extender-y", d.Spec.Template)
-			other.Status.Conditions = nil
-			w.Pods = append(w.Pods, other)
+			w.Pods = append(w.Pods, running(system, "divvy-extender-y", d.Spec.Template))
 		},
 		"the vendor's plugin on another node": func(w *world) {
 			p := running(kubeSystem, "gcushare-device-plugin-1", w.daemonSet(nameNode).Spec.Template)

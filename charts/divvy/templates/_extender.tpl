@@ -3,6 +3,7 @@ scheduler of its own nobody else binds, there is no election but the scheduler's
 and nothing of the host is used. */}}
 {{- define "divvy.extender.settings" -}}
 {{- $e := deepCopy .Values.extender -}}
+{{- $e = set $e "replicas" (include "divvy.extender.replicas" . | int) -}}
 {{- if eq .Values.scheduler.mode "dedicated" -}}
 {{- $e = set $e "allowBindFrom" list -}}
 {{- $e = set $e "logDir" "" -}}
@@ -44,6 +45,7 @@ args:
 {{- end }}
 {{- if include "divvy.extender.elects" . }}
 - --leader-elect
+- --leader-elect-duration={{ $e.leaseDuration }}
 {{- end }}
 {{- if eq .Values.scheduler.mode "dedicated" }}
 - --scheduler-name={{ .Values.scheduler.name }}
@@ -63,6 +65,13 @@ env:
   valueFrom:
     fieldRef:
       fieldPath: metadata.namespace
+{{- if include "divvy.extender.elects" . }}
+# Where the other replicas reach this one.
+- name: POD_IP
+  valueFrom:
+    fieldRef:
+      fieldPath: status.podIP
+{{- end }}
 {{- with $e.extraEnv }}
 {{- toYaml . | nindent 0 }}
 {{- end }}

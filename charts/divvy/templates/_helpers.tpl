@@ -27,9 +27,20 @@ helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace 
 {{- .Values.grantKey.existingSecret | default "divvy-grant-key" -}}
 {{- end }}
 
+{{/* How many extenders there are: two, but one where the cluster is one node, which has
+each port once. A cluster that cannot be asked (helm template) counts as large. */}}
+{{- define "divvy.extender.replicas" -}}
+{{- if kindIs "invalid" .Values.extender.replicas -}}
+{{- $nodes := (lookup "v1" "Node" "" "").items | default list -}}
+{{- /* Noted, so that nodes are listed once. */ -}}
+{{- $_ := set .Values.extender "replicas" (ternary 1 2 (eq (len $nodes) 1)) -}}
+{{- end -}}
+{{- int .Values.extender.replicas -}}
+{{- end }}
+
 {{/* "true" when the extender elects a leader, else nothing. */}}
 {{- define "divvy.extender.elects" -}}
-{{- if and (ne .Values.scheduler.mode "dedicated") (or .Values.extender.leaderElection (gt (int .Values.extender.replicas) 1)) -}}true{{- end -}}
+{{- if and (ne .Values.scheduler.mode "dedicated") (or .Values.extender.leaderElection (gt (include "divvy.extender.replicas" . | int) 1)) -}}true{{- end -}}
 {{- end }}
 
 {{/* The account that the extender runs as: its own, or that of the scheduler whose
