@@ -35,6 +35,9 @@ type Node struct {
 	// CPU and Memory are what is left for pods, in millicores and MiB, below
 	// zero where more is taken than there is; Unlimited where nobody counts.
 	CPU, Memory int64
+	// Cores is all CPU that the node has for pods, in millicores, whoever takes
+	// it; 0 or Unlimited where nobody counts.
+	Cores int64
 	// Graph says how the devices are connected, by their positions in Slots;
 	// nil when that is not known.
 	Graph *Graph
