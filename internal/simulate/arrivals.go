@@ -17,10 +17,10 @@ import (
 // pods are added, or taken away, until they ask for what was wanted.
 func arrivals(rng *rand.Rand, pods []Pod, want accel.Units) []int {
 	rng.Int()
-	order := make([]int, len(pods))
+	order := make([]int, 0, len(pods))
 	var total accel.Units
 	for i := range pods {
-		order[i] = i
+		order = append(order, i)
 		total += pods[i].Demand()
 	}
 	rng.Shuffle(len(order), func(i, j int) { order[i], order[j] = order[j], order[i] })

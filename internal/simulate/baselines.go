@@ -73,7 +73,7 @@ func (p random) Choose(n *place.Node, a *place.Ask, buf []int) ([]int, int64, bo
 	const prime = 1099511628211 // of the hash FNV-1a
 	hash := uint64(14695981039346656037)
 	for i := range n.Slots {
-		hash = (hash ^ uint64(n.Slots[i].Free)) * prime
+		hash = (hash ^ uint64(free(&n.Slots[i]))) * prime //nolint:gosec // not below zero
 	}
 	for i, fitting := 0, uint64(0); i < len(n.Slots); i++ {
 		if !a.Fits(&n.Slots[i]) {

@@ -24,9 +24,12 @@ type Find struct {
 // Run returns the least number of nodes of the cluster's kinds, in the
 // cluster's proportions, on which the policy places the workload. It is found
 // by halving: one node less is too few for this order of arrival, though a
-// cluster that is smaller still might do by luck. The error tells of a workload
-// that no number of nodes holds.
+// cluster that is smaller still might do by luck. The error is a *MisfitError for
+// pods that no number of nodes holds.
 func (f Find) Run(ctx context.Context, c *Cluster, w *Workload, kind PolicyKind, seed int64) (int, error) {
+	if misfits := Misfits(c, w); len(misfits) > 0 {
+		return 0, &MisfitError{w, misfits}
+	}
 	kinds := kindsOf(c)
 	few, enough := 0, max(FewestNodes(c, w), 1)
 	if f.Refused == 0 {

@@ -69,7 +69,7 @@ func TestDecisions(t *testing.T) {
 	for _, kind := range policies {
 		t.Run(kind.Name, func(t *testing.T) {
 			rng := seeded(1)
-			c, load := generated(rng, 30, 300)
+			c, load := generated(rng, 16, 200)
 			p, err := kind.New(c, load)
 			if err != nil {
 				t.Fatal(err)
@@ -78,7 +78,7 @@ func TestDecisions(t *testing.T) {
 			prices := newPrices(p)
 			var there []placement
 			refused := 0
-			for i := range 1500 {
+			for i := range 700 {
 				if len(there) > 0 && rng.Intn(5) < 2 {
 					j := rng.Intn(len(there))
 					w.remove(there[j])
@@ -199,7 +199,7 @@ func TestBaselines(t *testing.T) {
 		rating int64
 		refuse bool
 	}{
-		// 1 - 0.5*40000/100000 - 0.5*2300/4000 = 0.5125
+		// 40 of 100 cores and 2300 of 4000 units are left: half of each is lost.
 		"BestFit counts CPU and units":          {newBestFit(twoNodes()), node(50000, "A", 1000, 700, 800, 0), part, []int{1}, 51, false},
 		"BestFit rates a plain pod":             {newBestFit(twoNodes()), node(50000, "A", 0, 0), plain, nil, 80, false},
 		"BestFit takes the first whole GPUs":    {newBestFit(twoNodes()), node(10000, "A", 900, 1000, 1000, 1000), pair, []int{1, 2}, 76, false},

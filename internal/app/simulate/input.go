@@ -61,7 +61,7 @@ func (o *Options) experiment(ctx context.Context, connect func() (kube.Clients, 
 
 // readFile opens a file and reads it.
 func readFile[T any](path string, read func(r io.Reader, name string) (T, error)) (T, error) {
-	f, err := os.Open(path) //nolint:gosec // the user names it
+	f, err := os.Open(path)
 	if err != nil {
 		var none T
 		return none, err

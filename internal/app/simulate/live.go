@@ -145,7 +145,7 @@ func dump(ctx context.Context, path string, connect func() (kube.Clients, error)
 	if path == "-" {
 		return l.write(out)
 	}
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600) //nolint:gosec // the user names it
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
 	if err != nil {
 		return err
 	}
