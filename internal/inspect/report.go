@@ -89,6 +89,10 @@ type Pod struct {
 
 	// Details.
 
+	// Cards is on how many devices the pod is, when there are several: it stands
+	// with its part at each of them. Of is what it holds of all of them.
+	Cards int         `json:"cards,omitempty"`
+	Of    accel.Units `json:"usedOfAll,omitempty"`
 	// Confirmed is true once the node has seen kubelet hand the units out.
 	Confirmed bool `json:"confirmed,omitempty"`
 	// Device is the uuid of the device of an unplaced pod, when it was known.
@@ -126,8 +130,38 @@ func NodeFromUsage(resource accel.Resource, u ledger.NodeUsage) Node {
 			node.Unplaced[i].Device = p.Device
 		}
 	}
+	node.sumParts()
 	node.withdraw()
 	return node
+}
+
+// sumParts tells of each pod that stands at several devices how much it holds in
+// all.
+func (n *Node) sumParts() {
+	type sum struct {
+		cards int
+		units accel.Units
+	}
+	sums := map[string]sum{}
+	each := func(do func(p *Pod)) {
+		for i := range n.Devices {
+			for k := range n.Devices[i].Pods {
+				do(&n.Devices[i].Pods[k])
+			}
+		}
+		for k := range n.Unplaced {
+			do(&n.Unplaced[k])
+		}
+	}
+	each(func(p *Pod) {
+		s := sums[p.UID]
+		sums[p.UID] = sum{s.cards + 1, s.units + p.Used}
+	})
+	each(func(p *Pod) {
+		if s := sums[p.UID]; s.cards > 1 {
+			p.Cards, p.Of = s.cards, s.units
+		}
+	})
 }
 
 // withdraw takes what is left of devices that are given out as another resource
@@ -201,7 +235,7 @@ func (n Node) Guide() Node {
 func withoutDetails(pods []Pod) []Pod {
 	out := make([]Pod, 0, len(pods))
 	for _, p := range pods {
-		p.Confirmed, p.Device, p.IDs = false, "", nil
+		p.Cards, p.Of, p.Confirmed, p.Device, p.IDs = 0, 0, false, "", nil
 		out = append(out, p)
 	}
 	return out

@@ -188,6 +188,9 @@ func place(d Device) string {
 // whole device, or which of its slices.
 func holds(p Pod) string {
 	if len(p.IDs) == 0 {
+		if p.Cards > 1 {
+			return number(p.Used) + " of " + number(p.Of)
+		}
 		return number(p.Used)
 	}
 	slots := make([]string, len(p.IDs))

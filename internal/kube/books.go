@@ -335,10 +335,13 @@ func (b *Books) setPod(p *slimPod) {
 		for _, request := range p.Requests {
 			h := ledger.Holding{
 				Pod: p.Ref, Node: p.Node, Resource: request.Resource, Units: request.Peak(), Created: p.Created,
-				Priority: request.Priority, Ending: p.Ending,
+				Priority: request.Priority, Ending: p.Ending, CPU: request.CPU, Memory: request.Memory,
 			}
 			if grant.Node == p.Node && grant.Resource == request.Resource {
 				h.Device, h.Confirmed = grant.Device, grant.Confirmed
+				for _, d := range grant.More {
+					h.More = append(h.More, d.Device)
+				}
 				record.granted = true
 			}
 			b.config.Ledger.Observe(h)

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -14,12 +15,19 @@ import (
 
 	"github.com/divvy-gpu/divvy/internal/accel"
 	"github.com/divvy-gpu/divvy/internal/accel/ledger"
+	"github.com/divvy-gpu/divvy/internal/accel/wire"
 )
 
 // counted is a ledger that notes what it is told of CPU and memory.
 type counted struct {
 	*ledger.Ledger
 	nodes, pods map[string]string
+	observed    []ledger.Holding
+}
+
+func (c *counted) Observe(h ledger.Holding) {
+	c.observed = append(c.observed, h)
+	c.Ledger.Observe(h)
 }
 
 func (c *counted) SetCapacity(node string, cpu, memory int64) {
@@ -106,6 +114,11 @@ func TestCapacity(t *testing.T) {
 		t.Errorf("the request is %+v", got.Requests)
 	}
 	c.want(t, "r: a 1000m 1Mi; waits: a 1000m 1Mi")
+	wants.Spec.NodeName = "a"
+	ok(b.Pods().Update(wants))
+	if n := len(c.observed); n != 1 || c.observed[0].CPU != 4000 || c.observed[0].Memory != 1 {
+		t.Errorf("the ledger was told of %+v", c.observed)
+	}
 }
 
 // Without a policy that asks for it, pods of others leave nothing behind.
@@ -120,4 +133,39 @@ func TestNobodyCountsCapacity(t *testing.T) {
 		t.Errorf("the books remember %v and %v", f.books.others, f.books.pods)
 	}
 	f.ok(f.books.Nodes().Add(&v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "a"}}))
+}
+
+// A grant of several devices books the same part on each of them.
+func TestGrantOfSeveralDevicesIsBooked(t *testing.T) {
+	f := newFixture(t)
+	f.ok(f.books.Nodes().Add(f.node("a", 16, 16, 16)))
+	pod := podSpec(nil, []v1.Container{container("c", "12")})
+	pod.ObjectMeta = metav1.ObjectMeta{Namespace: "team", Name: "p", UID: "p"}
+	pod.Spec.NodeName = "a"
+	signer, err := wire.NewSigner(testKey)
+	f.ok(err)
+	value, err := signer.EncodeGrant("p", accel.Grant{
+		Resource: gcuMemory, Node: "a", Device: "a-0", DeviceUnits: 16, Units: 12, At: time.Unix(1, 0),
+		More: []accel.GrantedDevice{{Device: "a-2", Index: 2, DeviceUnits: 16}},
+	})
+	f.ok(err)
+	// What the annotation says by now does not matter: it may be changed any time.
+	pod.Annotations = map[string]string{wire.GrantAnnotation: value, wire.CountAnnotation: "3"}
+	f.ok(f.books.Pods().Add(pod))
+	f.want("a: 6 0 6")
+	if b := f.books; b.Several("a", gcuMemory) {
+		t.Error("a node that does not say so gives several devices")
+	}
+	node := f.node("a", 16, 16, 16)
+	inv, err := wire.DecodeInventory(node.Annotations[wire.InventoryAnnotation])
+	f.ok(err)
+	inv[0].Several = true
+	node.Annotations[wire.InventoryAnnotation], err = wire.EncodeInventory(inv)
+	f.ok(err)
+	f.ok(f.books.Nodes().Update(node))
+	if !f.books.Several("a", gcuMemory) || f.books.Several("a", "other") || f.books.Several("b", gcuMemory) {
+		t.Error("which node gives several devices was not read")
+	}
+	f.ok(f.books.Pods().Delete(pod))
+	f.want("a: 0 0 0")
 }

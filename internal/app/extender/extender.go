@@ -16,6 +16,7 @@ import (
 
 	"github.com/divvy-gpu/divvy/internal/accel"
 	"github.com/divvy-gpu/divvy/internal/accel/ledger"
+	"github.com/divvy-gpu/divvy/internal/accel/place"
 	"github.com/divvy-gpu/divvy/internal/app/flags"
 	"github.com/divvy-gpu/divvy/internal/app/serve"
 	"github.com/divvy-gpu/divvy/internal/certs"
@@ -124,10 +125,15 @@ func assemble(s settings, clients kube.Clients) (*program, error) {
 		ledger:   ledger.New(ledger.Options{Policy: s.policy, ReservationTTL: s.ReservationTTL}),
 		keys:     kube.NewKeyring(s.GrantKeyFile),
 	}
-	p.binder = kube.NewBinder(clients.Kubernetes, s.resources, false)
-	p.books = kube.NewBooks(kube.BooksConfig{
+	counts := needsCapacity(s.policy)
+	p.binder = kube.NewBinder(clients.Kubernetes, s.resources, counts)
+	booksConfig := kube.BooksConfig{
 		Ledger: p.ledger, Grants: p.keys, Resources: s.resources, NodeLabels: s.labels, ConfigLabels: nodeconfig.Labels,
-	})
+	}
+	if counts {
+		booksConfig.Capacity = p.ledger
+	}
+	p.books = kube.NewBooks(booksConfig)
 
 	registry := metrics.Registry(metrics.Extender, clients.Requests)
 	p.events = events.NewRecorder(context.Background(), clients.Kubernetes, events.Extend, "")
@@ -156,6 +162,7 @@ func assemble(s settings, clients kube.Clients) (*program, error) {
 		Signer:    p.keys.Signer,
 		Ready:     p.ready,
 		Resources: s.resources,
+		Capacity:  counts,
 		Version:   version.Version,
 		BindFrom:  s.bindFrom,
 		Registry:  registry,
@@ -174,6 +181,14 @@ func assemble(s settings, clients kube.Clients) (*program, error) {
 		}
 	}
 	return p, nil
+}
+
+// needsCapacity reports whether the policy looks at the CPU and memory of nodes.
+// Only then are all pods of the cluster counted; for the others kube-scheduler's
+// own count does.
+func needsCapacity(policy place.Policy) bool {
+	p, ok := policy.(interface{ NeedsCapacity() bool })
+	return ok && p.NeedsCapacity()
 }
 
 // ready returns nil when the answers of this replica are right, if it leads.
