@@ -1,5 +1,7 @@
 package ledger
 
+import "sync/atomic"
+
 // book is one resource in the whole cluster. It has the nodes that publish the
 // resource and those on which pods hold some of it. Nodes have numbers, below
 // size and as small as possible, so that what is known of each can be kept in a
@@ -13,6 +15,10 @@ type book struct {
 	names       []string
 	generations []uint64
 	free        []int
+	// next says of each number which one was asked for after it last time: a
+	// guess that is cheaper than a look-up where it is right. It is written under
+	// the ledger's lock for readers as well.
+	next []atomic.Int32
 }
 
 func newBook() *book { return &book{numbers: make(map[string]int)} }
@@ -59,6 +65,7 @@ func (b *book) add(n *node) {
 	} else {
 		n.number = len(b.nodes)
 		b.nodes, b.names, b.generations = append(b.nodes, n), append(b.names, n.host.name), append(b.generations, 0)
+		b.next = append(b.next, atomic.Int32{})
 	}
 	b.numbers[n.host.name] = n.number
 }

@@ -65,9 +65,9 @@ func (l *Ledger) check(r *ratings, req *accel.Request, guess int, nodes []string
 			continue
 		}
 		if number != guess && before >= 0 {
-			r.entries[before].next = int32(number)
+			b.next[before].Store(int32(number))
 		}
-		before, guess = number, int(r.entries[number].next)
+		before, guess = number, int(b.next[number].Load())
 		if len(kept) > 0 && len(kept[name]) > 0 {
 			n := b.nodes[number]
 			out[i] = l.judge(r, n, l.slotsFor(n, req))
@@ -116,8 +116,12 @@ func (l *Ledger) judge(r *ratings, n *node, slots []place.Slot) Verdict {
 
 // view sets v to the node as the policy sees it for an ask.
 func (l *Ledger) view(v *place.Node, n *node, slots []place.Slot, a *place.Ask) {
-	*v = place.Node{Slots: slots, Graph: n.graph}
+	*v = place.Node{Slots: slots, Graph: n.graph, CPU: place.Unlimited, Memory: place.Unlimited}
+	if !l.limited.Load() {
+		return
+	}
 	v.CPU, v.Memory = n.host.left()
+	v.Cores = n.host.cpu
 	if l.capacityChecked {
 		v.CPU, v.Memory = max(v.CPU, a.CPU), max(v.Memory, a.Memory)
 	}

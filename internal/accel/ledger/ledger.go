@@ -1,16 +1,18 @@
-// Package ledger keeps the books of who holds which device, over all nodes of
-// a cluster and all resources that are shared.
+// Package ledger keeps the books of who holds which devices, over all nodes of
+// a cluster and all resources that are shared, and where it is told of them
+// (SetCapacity, Charge) also of CPU and memory.
 //
 // It learns of nodes (SetNode, DeleteNode) and of bound pods (Observe, Forget)
-// from whoever watches the cluster, answers where a pod fits (Check), and
-// plans ahead of the watch: Reserve picks a device for a pod that is about to
-// be bound and holds it until the pod is observed, the reservation is undone
-// or it expires. Nothing is written anywhere; what the ledger hands out counts
+// from whoever watches the cluster, answers where a pod fits and how well
+// (Check), and plans ahead of the watch: Reserve chooses devices for a pod that
+// is about to be bound and holds them until the pod is observed, the reservation
+// is undone or it expires. Which devices and how well is for a place.Policy to
+// say. Nothing is written anywhere; what the ledger hands out counts
 // only because all that was handed out is in its books.
 //
 // # What is true
 //
-// The node is the authority. A pod is on the device that its latest Holding
+// The node is the authority. A pod is on the devices that its latest Holding
 // names. A Holding without a device, of a pod whose annotation is missing or
 // was tampered with, moves nothing: the device known for the pod on that node
 // stays, be it reserved or observed. And once a Holding was Confirmed, only
@@ -25,15 +27,21 @@
 // # Cost
 //
 // Every change is booked where it happens: Observe, Forget and Reserve touch
-// one node and cost the same in a cluster of any size. Check costs one map
-// look-up and one look at the devices per candidate node and allocates nothing.
+// one node and cost the same in a cluster of any size, with any number of pods.
+// Each change gives the node a new generation. Check remembers its verdicts by
+// the kind of request, and asks the policy only about nodes that changed since;
+// for the others it compares a name and a generation. So it costs a policy that
+// thinks for long little more than one that does not, as long as prices stay:
+// with a new epoch of the policy all is asked again, see Refresh.
 //
 // # Concurrency
 //
-// All methods are safe for concurrent use. One lock guards everything: writers
+// All methods are safe for concurrent use. One lock guards the books: writers
 // hold it for the change of one node, and readers (Check, Nodes) let it go
 // every few nodes. So a Check of many nodes is not a snapshot of one moment.
-// It need not be: Reserve decides again, on the newest state.
+// It need not be: Reserve decides again, on the newest state. What is remembered
+// of one kind of request has a lock of its own, under which checks of that kind
+// wait for each other.
 package ledger
 
 import (

@@ -48,6 +48,14 @@ func TestConcurrentUseNeverOversubscribes(t *testing.T) {
 	// add after a grant and subtract before they give back, so it may lag
 	// behind the ledger and never be ahead of it.
 	var held [nodes][devices]atomic.Int64
+	hold := func(node int, g accel.Grant, times int64) (most int64) {
+		part := times * int64(g.Units) / int64(1+len(g.More))
+		most = held[node][g.Index].Add(part)
+		for _, more := range g.More {
+			most = max(most, held[node][more.Index].Add(part))
+		}
+		return most
+	}
 	var granted, refused atomic.Int64
 
 	stop := make(chan struct{})
@@ -83,6 +91,18 @@ func TestConcurrentUseNeverOversubscribes(t *testing.T) {
 			}
 		}
 	}, 2)
+	loop(func(r *rand.Rand) { // prices are renewed, and pods without devices come and go
+		sum := 0
+		for _, n := range l.Each(gcu) {
+			sum += len(n.Slots)
+		}
+		if sum != nodes*devices {
+			t.Errorf("%d devices", sum)
+		}
+		l.Refresh(3)
+		l.SetCapacity(names[r.IntN(nodes)], int64(1000+r.IntN(3)), 1000)
+		l.Charge(fmt.Sprint("other", r.IntN(5)), names[r.IntN(nodes)], int64(r.IntN(3)), 1)
+	}, 5)
 	loop(func(r *rand.Rand) { // filter
 		out := make([]Verdict, nodes)
 		need := accel.Units(1 + r.IntN(size))
@@ -105,14 +125,18 @@ func TestConcurrentUseNeverOversubscribes(t *testing.T) {
 			var running []bound
 			end := func(i int) {
 				p := running[i]
-				held[p.node][p.g.Index].Add(-int64(p.g.Units))
+				hold(p.node, p.g, -1)
 				l.Forget(p.uid)
 				running[i] = running[len(running)-1]
 				running = running[:len(running)-1]
 			}
 			for round := range rounds {
 				uid, at := fmt.Sprintf("%d-%d", b, round), r.IntN(nodes)
-				g, undo, err := l.Reserve(pod(uid), time.Time{}, names[at], asks(accel.Units(1+r.IntN(8))))
+				req := asks(accel.Units(1 + r.IntN(8)))
+				if r.IntN(4) == 0 {
+					req = on(2, accel.Units(2+2*r.IntN(8)))
+				}
+				g, undo, err := l.Reserve(pod(uid), time.Time{}, names[at], req)
 				if err != nil {
 					if !errors.Is(err, accel.ErrNoFit) {
 						t.Errorf("Reserve: %v", err)
@@ -124,19 +148,22 @@ func TestConcurrentUseNeverOversubscribes(t *testing.T) {
 					continue
 				}
 				granted.Add(1)
-				if sum := held[at][g.Index].Add(int64(g.Units)); sum > size {
+				if sum := hold(at, g, 1); sum > size {
 					t.Errorf("%s %s: %d of %d granted", names[at], g.Device, sum, size)
 				}
 				if r.IntN(4) == 0 { // the bind failed
-					held[at][g.Index].Add(-int64(g.Units))
+					hold(at, g, -1)
 					undo()
 					continue
 				}
-				device := g.Device
-				if r.IntN(3) == 0 {
-					device = "" // the annotation is seen later
+				h := Holding{Pod: pod(uid), Node: names[at], Resource: gcu, Units: g.Units}
+				if r.IntN(3) > 0 { // otherwise the annotation is seen later
+					h.Device = g.Device
+					for _, more := range g.More {
+						h.More = append(h.More, more.Device)
+					}
 				}
-				l.Observe(Holding{Pod: pod(uid), Node: names[at], Resource: gcu, Units: g.Units, Device: device})
+				l.Observe(h)
 				undo()
 				running = append(running, bound{uid, at, g})
 			}

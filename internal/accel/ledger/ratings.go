@@ -17,13 +17,11 @@ import (
 type ratings struct {
 	resource accel.Resource
 
-	mu     sync.Mutex // guards what follows; l.mu nests in it
-	ask    place.Ask
-	policy place.Policy
-	epoch  uint64
-	// entries are by the number of a node. Each also says which node was asked
-	// about next, as a guess for the next time: that is cheaper than a look-up.
-	entries []rated
+	mu      sync.Mutex // guards what follows; l.mu nests in it
+	ask     place.Ask
+	policy  place.Policy
+	epoch   uint64
+	entries []rated // by the number of a node
 	view    place.Node
 	buf     []int
 
@@ -34,7 +32,6 @@ type ratings struct {
 type rated struct {
 	generation uint64
 	rating     int64
-	next       int32
 	code       accel.ReasonCode
 }
 

@@ -72,13 +72,16 @@ const maxRemembered = 4096
 // their pairs. Of equally good sets it is the one that Connected would choose,
 // but with the order of preferred in place of that of the positions: the first
 // of preferred are taken before the others. preferred lists at least size
-// positions of the graph, each once. Answers are remembered.
+// positions of the graph, each once. Answers for three devices and more are
+// remembered.
 func (g *Graph) Best(preferred []int, size int, buf []int) (chosen []int, score int64) {
 	chosen = buf[:0]
 	switch {
 	case g.equal || size == len(preferred) || size < 2:
 		chosen = append(chosen, preferred[:size]...)
 		slices.Sort(chosen)
+	case size == 2 && len(preferred) <= maxPairs:
+		chosen = g.pair(preferred, chosen)
 	case g.n > 1<<8:
 		chosen = g.search(preferred, size, chosen)
 	default:
@@ -90,6 +93,34 @@ func (g *Graph) Best(preferred []int, size int, buf []int) (chosen []int, score 
 		}
 	}
 	return chosen, score
+}
+
+// maxPairs bounds the devices of which all pairs are tried.
+const maxPairs = 64
+
+// pair is search for two devices, which most pods of several ask for: it looks at
+// all pairs, in less time than it takes to look an answer up.
+func (g *Graph) pair(preferred, chosen []int) []int {
+	var with [maxPairs]int64 // what each device has with all others
+	for i, a := range preferred {
+		for j, b := range preferred[:i] {
+			s := g.score(a, b)
+			with[i] += s
+			with[j] += s
+		}
+	}
+	first, second, best, lost := 0, 1, int64(-1), int64(0)
+	for i, a := range preferred {
+		for j := i + 1; j < len(preferred); j++ {
+			s := g.score(a, preferred[j])
+			// What those that are left over lose by it.
+			if l := with[i] + with[j] - s; s > best || s == best && l < lost {
+				first, second, best, lost = i, j, s, l
+			}
+		}
+	}
+	a, b := preferred[first], preferred[second]
+	return append(chosen, min(a, b), max(a, b))
 }
 
 // remembered is search for positions that fit in a byte.

@@ -83,7 +83,10 @@ func (p ordered) compare(s, t *Slot) int {
 	if c := cmp.Compare(p.order*s.Free, p.order*t.Free); c != 0 {
 		return c
 	}
-	return cmp.Or(cmp.Compare(s.Index, t.Index), cmp.Compare(s.ID, t.ID))
+	if s.Index != t.Index {
+		return cmp.Compare(s.Index, t.Index)
+	}
+	return cmp.Compare(s.ID, t.ID)
 }
 
 // rate rates a node by the units that are left on the chosen devices.
