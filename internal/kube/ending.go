@@ -51,7 +51,8 @@ func (b *Books) release(pod *Pod, runs bool) {
 	for _, r := range pod.Requests {
 		// Without a device: it stays on the one that is known.
 		b.config.Ledger.Observe(ledger.Holding{
-			Pod: pod.Ref, Node: pod.Node, Resource: r.Resource, Units: r.Peak(), Created: pod.Created, CPU: r.CPU, Memory: r.Memory, Ending: true,
+			Pod: pod.Ref, Node: pod.Node, Resource: r.Resource, Units: r.Peak(), Created: pod.Created, CPU: r.CPU, Memory: r.Memory,
+			Priority: r.Priority, Ending: true, Gone: true,
 		})
 	}
 }
@@ -77,7 +78,7 @@ func (b *Books) setEnding(n *slimNode) *endingList {
 		if !slices.Contains(b.config.Resources, p.Resource) {
 			continue
 		}
-		h := ledger.Holding{Pod: p.Pod, Node: n.name, Resource: p.Resource, Units: p.Units, Ending: true}
+		h := ledger.Holding{Pod: p.Pod, Node: n.name, Resource: p.Resource, Units: p.Units, Ending: true, Gone: true}
 		if len(p.Devices) > 0 {
 			h.Device, h.Confirmed = p.Devices[0], true
 			h.More = append([]accel.DeviceID(nil), p.Devices[1:]...)

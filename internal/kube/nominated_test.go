@@ -77,6 +77,20 @@ func TestVictims(t *testing.T) {
 		}
 	}
 	evict("u1")
+
+	// kube-scheduler refuses an answer that names a pod which it does not know.
+	gone := with(f.grant(boundPod("gone", "u3", "4", "b"), testKey, 0), v1.PodRunning, stateRuns)
+	f.ok(f.books.Nodes().Add(f.node("b", 4)))
+	f.ok(f.books.Pods().Add(gone))
+	f.ok(f.books.Pods().Delete(gone))
+	req := accel.Request{Resource: gcuMemory, Pod: "high", Priority: 100, Containers: []accel.ContainerRequest{{Name: "c", Kind: accel.AppContainer, Units: 4}}}
+	if !f.ledger.MakesRoom(req, "b") {
+		t.Error("the room of a pod whose containers still run is not on its way")
+	}
+	if got := f.ledger.Evict(req, []ledger.Proposal{{Node: "b", Victims: []string{"cpu"}}})[0]; len(got.Victims) != 1 || got.Victims[0] != "cpu" {
+		t.Errorf("victims %v, want the one that was proposed", got.Victims)
+	}
+
 	second = second.DeepCopy()
 	second.DeletionTimestamp = &metav1.Time{Time: time.Unix(1, 0)}
 	f.ok(f.books.Pods().Update(second))

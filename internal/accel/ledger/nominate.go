@@ -220,9 +220,7 @@ func (l *Ledger) keep(n *node, slots []place.Slot, k *nomination, ask *place.Ask
 	view.Slots = slices.Clone(slots)
 	for _, h := range n.pods {
 		if h.Ending {
-			for _, p := range h.parts() {
-				view.Slots[p.slot].Free += p.units
-			}
+			h.release(view.Slots)
 		}
 	}
 	chosen, _, _ := policy.Choose(&view, ask, nil)

@@ -32,6 +32,9 @@ type Holding struct {
 	// Ending is true when the deletion of the pod has begun: it holds its units
 	// until it is gone, and evicting it costs nothing any more.
 	Ending bool
+	// Gone is true for a pod that nobody but its node knows any more, as its
+	// containers still run: it cannot be evicted, and makes room by itself.
+	Gone bool
 }
 
 // holding is a Holding in the books.

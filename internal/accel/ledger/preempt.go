@@ -72,12 +72,18 @@ func (l *Ledger) Evict(req accel.Request, proposals []Proposal) []Eviction {
 // room. l.mu is held.
 func (l *Ledger) evict(n *node, req *accel.Request, ask *place.Ask, policy place.Policy, proposed []string) (Eviction, []accel.DeviceID) {
 	slots := slices.Clone(l.slotsFor(n, req))
+	together := n.freeTogether(slots)
+	for _, h := range n.pods {
+		if h.Gone { // what it holds comes by itself
+			h.release(slots)
+		}
+	}
 	view := place.Node{Slots: slots, CPU: place.Unlimited, Memory: place.Unlimited}
 	fit, _, fits := policy.Choose(&view, ask, nil)
 
 	var inNode []*holding // those that hold units
 	for _, uid := range proposed {
-		if h := l.holding(uid, req.Resource); h != nil && h.node == n {
+		if h := l.holding(uid, req.Resource); h != nil && h.node == n && !h.Gone {
 			if h.Priority >= req.Priority {
 				return Eviction{}, nil
 			}
@@ -94,7 +100,7 @@ func (l *Ledger) evict(n *node, req *accel.Request, ask *place.Ask, policy place
 	victims, room, ok := makeRoom(slots, ask, pods)
 	if !ok {
 		for _, h := range n.pods {
-			if h.observed && h.Priority < req.Priority && !slices.Contains(proposed, h.Pod.UID) {
+			if h.observed && !h.Gone && h.Priority < req.Priority && !slices.Contains(proposed, h.Pod.UID) {
 				pods = append(pods, h.occupant(false))
 			}
 		}
@@ -103,7 +109,7 @@ func (l *Ledger) evict(n *node, req *accel.Request, ask *place.Ask, policy place
 		}
 	}
 	spared, others := map[string]bool{}, []*occupant(nil)
-	missing := ask.Units*accel.Units(ask.Devices) - n.freeTogether(slots)
+	missing := ask.Units*accel.Units(ask.Devices) - together
 	for v := range pods {
 		switch _, needed := slices.BinarySearch(victims, v); {
 		case needed && !pods[v].proposed:
@@ -134,6 +140,11 @@ func (l *Ledger) evict(n *node, req *accel.Request, ask *place.Ask, policy place
 // would not be looked at, whatever one device has.
 func (n *node) freeTogether(slots []place.Slot) accel.Units {
 	free := -n.used
+	for _, h := range n.pods {
+		if h.Gone {
+			free += h.Units // kube-scheduler does not know it
+		}
+	}
 	for i := range slots {
 		if !slots[i].Unhealthy {
 			free += slots[i].Total
@@ -183,10 +194,8 @@ func (l *Ledger) MakesRoom(req accel.Request, node string) bool {
 	}
 	slots := slices.Clone(l.slotsFor(n, &req))
 	for _, h := range n.pods {
-		if h.Ending && h.Priority < req.Priority {
-			for _, p := range h.parts() {
-				slots[p.slot].Free += p.units
-			}
+		if h.Gone || h.Ending && h.Priority < req.Priority {
+			h.release(slots)
 		}
 	}
 	_, _, fits := policy.Choose(&place.Node{Slots: slots, CPU: place.Unlimited, Memory: place.Unlimited}, &ask, nil)
@@ -210,6 +219,13 @@ func (h *holding) parts() []part {
 		}
 	}
 	return out
+}
+
+// release gives back to the slots what the holding holds of them.
+func (h *holding) release(slots []place.Slot) {
+	for _, p := range h.parts() {
+		slots[p.slot].Free += p.units
+	}
 }
 
 func (h *holding) occupant(proposed bool) occupant {

@@ -10,21 +10,22 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp/cmpopts"
-
 	gocmp "github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/divvy-gpu/divvy/internal/accel"
 	"github.com/divvy-gpu/divvy/internal/accel/place"
 )
 
 // placed books pods that run, from "uid:units@device" with what follows: "!" and
-// a priority, "~" for one that is ending, "#" and when it was created.
+// a priority, "~" for one that is ending, "~~" for one that is gone but for its
+// containers, "#" and when it was created.
 func (w *world) placed(node string, pods ...string) {
 	w.t.Helper()
 	for _, text := range pods {
 		var h Holding
-		rest, ending := strings.CutSuffix(text, "~")
+		rest, gone := strings.CutSuffix(text, "~~")
+		rest, ending := strings.CutSuffix(rest, "~")
 		rest, created, _ := strings.Cut(rest, "#")
 		rest, priority, _ := strings.Cut(rest, "!")
 		uid, rest, _ := strings.Cut(rest, ":")
@@ -39,7 +40,7 @@ func (w *world) placed(node string, pods ...string) {
 		}
 		h = Holding{
 			Pod: pod(uid), Node: node, Resource: gcu, Units: accel.Units(number(units)), Device: accel.DeviceID(device),
-			Confirmed: device != "", Priority: int32(number(priority)), Ending: ending, Created: time.Unix(number(created), 0),
+			Confirmed: device != "", Priority: int32(number(priority)), Ending: ending || gone, Gone: gone, Created: time.Unix(number(created), 0),
 		}
 		w.Observe(h)
 	}
@@ -152,6 +153,21 @@ func TestEvict(t *testing.T) {
 			cards: cards(16, 16),
 			pods:  []string{"x:16@a!90~", "y:16@b"},
 			req:   of("p", high, 12), proposed: []string{"x", "y"}, want: "x",
+		},
+		"one that is gone cannot be evicted, and makes room by itself": {
+			cards: cards(16, 16),
+			pods:  []string{"x:12@a~~", "y:4@a", "z:16@b"},
+			req:   of("p", high, 16), proposed: []string{"z"}, want: "z",
+		},
+		"one that is gone is no victim beside others": {
+			cards: cards(16, 16),
+			pods:  []string{"x:12@a~~", "y:4@a", "k:16@b!100"},
+			req:   of("p", high, 16), proposed: []string{"cpu"}, want: "y cpu +1",
+		},
+		"room that comes by itself leaves a proposal as it is": {
+			cards: cards(16),
+			pods:  []string{"x:12@a~~", "y:4@a"},
+			req:   of("p", high, 12), proposed: []string{"y"}, want: "y",
 		},
 		"a pod that holds none of it is evicted for something else": {
 			cards: cards(16, 16),
