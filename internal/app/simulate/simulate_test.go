@@ -29,7 +29,10 @@ import (
 
 var update = flag.Bool("update", false, "write the golden files anew")
 
-const trace = "testdata/trace"
+// trace is the example of the documentation, of our own making.
+const trace = "../../../examples/trace"
+
+const published = "testdata/published.csv"
 
 // run runs the subcommand with these arguments, in a cluster of these objects
 // or without one when there are none.
@@ -79,7 +82,7 @@ func TestOutput(t *testing.T) {
 		"churn.json":    {"--policy", "BestFit", "--churn", "--shuffles", "2"},
 		"find.json":     {"--policy", "BestFit", "--find-nodes", "--shuffles", "2"},
 		"plot.svg":      {"--workload", "all", "--policy", "binpack,FGD", "--shuffles", "2"},
-		"published.txt": {"--policy", "FGD,binpack", "--published", trace + "/published.csv", "--within", "100"},
+		"published.txt": {"--policy", "FGD,binpack", "--published", published, "--within", "100"},
 	}
 	for file, args := range tests {
 		t.Run(file, func(t *testing.T) {
@@ -121,12 +124,12 @@ func TestTimings(t *testing.T) {
 }
 
 func TestPublished(t *testing.T) {
-	_, errOut, err := run(t, nil, "", "--trace", trace, "--policy", "FGD", "--published", trace+"/published.csv", "--within", "0.001")
+	_, errOut, err := run(t, nil, "", "--trace", trace, "--policy", "FGD", "--published", published, "--within", "0.001")
 	if !errors.Is(err, ErrDiffers) || !strings.Contains(err.Error(), "2 of 2 results are more than 0.001 points off") ||
 		!strings.Contains(errOut, "workload default, policy FGD, 100 % arrived: ") {
 		t.Errorf("error %v, said %q", err, errOut)
 	}
-	_, _, err = run(t, nil, "", "--trace", trace, "--policy", "binpack", "--published", trace+"/published.csv")
+	_, _, err = run(t, nil, "", "--trace", trace, "--policy", "binpack", "--published", published)
 	if err == nil || !strings.Contains(err.Error(), "has no results of these workloads and policies") {
 		t.Errorf("with nothing to compare: %v", err)
 	}
