@@ -157,6 +157,10 @@ bench: ## Run the benchmarks: the core, preferred allocation, the extender's and
 bench-scheduler: ## Measure kube-scheduler's pods per second with Divvy and without, on simulated nodes.
 	@cd lab && go run ./cmd/bench-scheduler $(BENCH_ARGS)
 
+.PHONY: failover
+failover: ## Kill the extender that leads five times while 500 pods are scheduled.
+	@cd lab && go test -tags e2e -count=1 -v -run '^TestFailover$$' ./e2e/scheduling
+
 .PHONY: fuzz
 fuzz: ## Fuzz every target for FUZZTIME.
 	@go list -f '{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}{{end}}' ./... | while read -r package; do \

@@ -41,8 +41,8 @@ type ExtenderOptions struct {
 	Resources []string
 	// Plain lets kube-scheduler ask over HTTP without TLS.
 	Plain bool
-	// Args are further flags.
-	Args []string
+	// Args are further flags, and Env further variables of its environment.
+	Args, Env []string
 }
 
 // Extender is a "divvy-control extender" that runs.
@@ -78,13 +78,13 @@ func (c *ControlPlane) StartExtender(ctx context.Context, o ExtenderOptions) (*E
 	if o.Plain {
 		args = append(args, "--tls-listen=")
 	} else {
-		if err := c.prepare(ctx); err != nil {
+		if err := c.Prepare(ctx); err != nil {
 			return nil, err
 		}
 		args = append(args, "--tls-listen="+address(2), "--tls-namespace="+Namespace)
 		e.Entry.URL, e.Entry.ServerName = "https://"+address(2)+route, "divvy-extender."+Namespace+".svc"
 	}
-	if e.Process, err = StartProcess(o.Name, o.Program, c.path(o.Name+".log"), nil, append(args, o.Args...)...); err != nil {
+	if e.Process, err = StartProcess(o.Name, o.Program, c.path(o.Name+".log"), o.Env, append(args, o.Args...)...); err != nil {
 		return nil, err
 	}
 	err = c.await(ctx, e.Process, func(ctx context.Context) error {
@@ -98,6 +98,12 @@ func (c *ControlPlane) StartExtender(ctx context.Context, o ExtenderOptions) (*E
 		return nil, errors.Join(fmt.Errorf("start the extender: %w", err), e.Stop(stopGrace))
 	}
 	return e, nil
+}
+
+// Ready returns nil when the extender would get requests from a Service.
+func (e *Extender) Ready(ctx context.Context) error {
+	_, err := get(ctx, http.DefaultClient, e.plain+"/readyz")
+	return err
 }
 
 // GrantKey returns the path of the key that all extenders sign grants with. It makes
@@ -115,9 +121,9 @@ func (c *ControlPlane) GrantKey() (string, error) {
 	return path, nil
 }
 
-// prepare makes what the chart would: the namespace, and the objects that get what
+// Prepare makes what the chart would: the namespace, and the objects that get what
 // kube-scheduler needs to know of the extender.
-func (c *ControlPlane) prepare(ctx context.Context) error {
+func (c *ControlPlane) Prepare(ctx context.Context) error {
 	client, err := c.Client()
 	if err != nil {
 		return err

@@ -23,6 +23,7 @@ import (
 
 	"github.com/divvy-gpu/divvy/internal/accel"
 	"github.com/divvy-gpu/divvy/internal/accel/wire"
+	"github.com/divvy-gpu/divvy/internal/kube"
 	"github.com/divvy-gpu/divvy/internal/nodelabels"
 	"github.com/divvy-gpu/divvy/internal/pool"
 )
@@ -255,6 +256,11 @@ func TestExtenderWritesOneAnnotation(t *testing.T) {
 	refusedByScheduler := func(p *corev1.Pod) {
 		p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: corev1.PodReasonUnschedulable}}
 	}
+	elsewhere := func(p *corev1.Pod) *corev1.Pod { p.Namespace = "divvy-system"; return p }
+	own := func(p *corev1.Pod) *corev1.Pod { p.Spec.ServiceAccountName = "divvy-extender"; return elsewhere(p) }
+	tookTheLead := func(p *corev1.Pod) {
+		p.Status.Conditions = []corev1.PodCondition{{Type: kube.TookTheLead, Status: corev1.ConditionTrue}}
+	}
 	for name, tt := range map[string]struct {
 		who           string
 		before, after *corev1.Pod
@@ -272,6 +278,9 @@ func TestExtenderWritesOneAnnotation(t *testing.T) {
 		"a finalizer":                {extenderAccount, pod("", nil, notes), status(pod("", nil, retry), func(p *corev1.Pod) { p.Finalizers = []string{"example.com/x"} }), true, "no labels and finalizers"},
 		"a condition":                {extenderAccount, pod("", nil, notes), status(pod("", nil, retry), refusedByScheduler), true, "not change the status"},
 		"the end of a pod":           {extenderAccount, pod("", nil, notes), status(pod("", nil, notes), func(p *corev1.Pod) { p.Status.Phase = corev1.PodFailed }), true, "not change the status"},
+		"its own pod leads":          {extenderAccount, own(pod("a", nil, notes)), own(status(pod("a", nil, notes), tookTheLead)), true, ""},
+		"another pod beside it":      {extenderAccount, elsewhere(pod("a", nil, notes)), elsewhere(status(pod("a", nil, notes), tookTheLead)), true, "not change the status"},
+		"its own pod's annotation":   {extenderAccount, own(pod("a", nil, notes)), own(pod("a", nil, with(notes, "x", "y"))), true, "no annotation of a pod"},
 		"a pod that has a node":      {extenderAccount, pod("a", nil, notes), pod("a", nil, retry), true, "on pods that wait alone"},
 		"kubelet":                    {"system:node:a", pod("a", nil, notes), status(pod("a", nil, notes), refusedByScheduler), false, ""},
 		"kube-scheduler":             {"system:kube-scheduler", pod("", nil, notes), status(pod("", nil, notes), refusedByScheduler), false, ""},
