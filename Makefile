@@ -161,6 +161,13 @@ bench-scheduler: ## Measure kube-scheduler's pods per second with Divvy and with
 failover: ## Kill the extender that leads five times while 500 pods are scheduled.
 	@cd lab && go test -tags e2e -count=1 -v -run '^TestFailover$$' ./e2e/scheduling
 
+# TRACE is a directory with the public trace and published.csv, see docs/simulate.md.
+TRACE ?=
+.PHONY: simulate-published
+simulate-published: ## Compare the baselines of the simulation with what was published of them: TRACE=DIR.
+	@[ -n '$(TRACE)' ] || { echo 'TRACE=DIR is needed: a directory with the public trace and published.csv, see docs/simulate.md' >&2; exit 2; }
+	go run ./cmd/kubectl-divvy simulate --trace '$(TRACE)' --workload all --policy Random,BestFit,GpuPacking,FGD --published '$(TRACE)/published.csv'
+
 .PHONY: fuzz
 fuzz: ## Fuzz every target for FUZZTIME.
 	@go list -f '{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}{{end}}' ./... | while read -r package; do \

@@ -47,6 +47,14 @@ var rules = []rule{
 		why:      "the standard library has clients and loggers as well; the core uses none",
 	},
 	{
+		packages:      []string{"internal/simulate"},
+		only:          []string{"std", "internal/accel/..."},
+		never:         []string{"net", "os/exec"},
+		notThemselves: []string{"os", "log", "log/slog"},
+		why: "a simulation is decided by values and a seed, on the core that the extender uses; files, clusters and flags are the " +
+			"command's",
+	},
+	{
 		packages: []string{"internal/sharing/..."},
 		never:    []string{"internal/backend/...", "internal/deviceplugin/...", "k8s.io/..."},
 		why:      "how a device is cut into units is the same for every vendor and does not depend on how kubelet is spoken to",
@@ -130,7 +138,7 @@ var rules = []rule{
 			"repeat their mistakes, and it runs nothing: people do",
 	},
 	{
-		packages: []string{"internal/app/doctor", "internal/app/extender", "internal/app/inspect", "internal/app/pool", "internal/app/uninstall", "internal/app/webhook", "internal/app/schedconf"},
+		packages: []string{"internal/app/doctor", "internal/app/extender", "internal/app/inspect", "internal/app/pool", "internal/app/simulate", "internal/app/uninstall", "internal/app/webhook", "internal/app/schedconf"},
 		never:    []string{"internal/backend/...", "internal/deviceplugin/...", "github.com/ebitengine/purego/..."},
 		why:      "these programs run where there are no devices and must not need a vendor's library or C",
 	},
