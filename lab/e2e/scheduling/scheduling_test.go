@@ -173,6 +173,33 @@ type slowServer struct {
 // slowServer starts a proxy that keeps each bind back for a while.
 func (w *world) slowServer(wait time.Duration) *slowServer {
 	w.Helper()
+	s := &slowServer{}
+	var now atomic.Int64
+	s.kubeconfig = w.before("slow", func(proxy http.Handler) http.Handler {
+		return http.HandlerFunc(func(out http.ResponseWriter, r *http.Request) {
+			if strings.HasSuffix(r.URL.Path, "/binding") {
+				for under := now.Add(1); ; {
+					most := s.most.Load()
+					if under <= most || s.most.CompareAndSwap(most, under) {
+						break
+					}
+				}
+				defer now.Add(-1)
+				select {
+				case <-time.After(wait):
+				case <-r.Context().Done():
+				}
+			}
+			proxy.ServeHTTP(out, r)
+		})
+	})
+	return s
+}
+
+// before starts a proxy before the API server, which wrap changes, and returns the
+// path of an administrator's kubeconfig file for it.
+func (w *world) before(name string, wrap func(proxy http.Handler) http.Handler) (kubeconfig string) {
+	w.Helper()
 	config, err := w.plane.RESTConfig()
 	if err != nil {
 		w.Fatal(err)
@@ -185,35 +212,18 @@ func (w *world) slowServer(wait time.Duration) *slowServer {
 	if err != nil {
 		w.Fatal(err)
 	}
-	s := &slowServer{kubeconfig: w.plane.Dir() + "/slow.conf"}
-	var now atomic.Int64
-	proxy := &httputil.ReverseProxy{
+	address := w.serve(wrap(&httputil.ReverseProxy{
 		Rewrite:       func(r *httputil.ProxyRequest) { r.SetURL(target) },
 		Transport:     transport,
 		FlushInterval: -1, // watches
-	}
-	address := w.serve(http.HandlerFunc(func(out http.ResponseWriter, r *http.Request) {
-		if strings.HasSuffix(r.URL.Path, "/binding") {
-			for under := now.Add(1); ; {
-				most := s.most.Load()
-				if under <= most || s.most.CompareAndSwap(most, under) {
-					break
-				}
-			}
-			defer now.Add(-1)
-			select {
-			case <-time.After(wait):
-			case <-r.Context().Done():
-			}
-		}
-		proxy.ServeHTTP(out, r)
 	}))
 	file := clientcmdapi.NewConfig()
-	file.Clusters["slow"] = &clientcmdapi.Cluster{Server: address}
-	file.Contexts["slow"] = &clientcmdapi.Context{Cluster: "slow"}
-	file.CurrentContext = "slow"
-	if err := clientcmd.WriteToFile(*file, s.kubeconfig); err != nil {
+	file.Clusters[name] = &clientcmdapi.Cluster{Server: address}
+	file.Contexts[name] = &clientcmdapi.Context{Cluster: name}
+	file.CurrentContext = name
+	kubeconfig = w.plane.Dir() + "/" + name + ".conf"
+	if err := clientcmd.WriteToFile(*file, kubeconfig); err != nil {
 		w.Fatal(err)
 	}
-	return s
+	return kubeconfig
 }
