@@ -116,7 +116,7 @@ func (l *Ledger) judge(r *ratings, n *node, slots []place.Slot) Verdict {
 
 // view sets v to the node as the policy sees it for an ask.
 func (l *Ledger) view(v *place.Node, n *node, slots []place.Slot, a *place.Ask) {
-	*v = place.Node{Slots: slots, Graph: n.graph, CPU: place.Unlimited, Memory: place.Unlimited}
+	*v = place.Node{Slots: slots, Graph: n.graph, CPU: place.Unlimited, Memory: place.Unlimited, Cores: place.Unlimited}
 	if !l.limited.Load() {
 		return
 	}

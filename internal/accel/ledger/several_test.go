@@ -307,8 +307,8 @@ func TestCapacityChecked(t *testing.T) {
 	req := asks(1)
 	req.CPU, req.Memory = 15, 4
 	var out [1]Verdict
-	if w.Check(req, []string{"n1"}, out[:]); out[0].Code != accel.Fits || seen.last.CPU != 15 || seen.last.Memory != 10 {
-		t.Errorf("%+v; the policy saw %d CPU, %d memory, want 15, 10", out[0], seen.last.CPU, seen.last.Memory)
+	if w.Check(req, []string{"n1"}, out[:]); out[0].Code != accel.Fits || seen.last.CPU != 15 || seen.last.Memory != 10 || seen.last.Cores != 10 {
+		t.Errorf("%+v; the policy saw %d CPU of %d, %d memory, want 15 of 10, 10", out[0], seen.last.CPU, seen.last.Cores, seen.last.Memory)
 	}
 	if _, _, err := w.Reserve(pod("p"), time.Time{}, "n1", req); err != nil {
 		t.Errorf("Reserve: %v", err)
@@ -476,11 +476,11 @@ func TestEach(t *testing.T) {
 			t.Errorf("%s comes after %s", name, last)
 		}
 		last = name
-		want := place.Node{CPU: place.Unlimited, Memory: place.Unlimited, Slots: []place.Slot{
+		want := place.Node{CPU: place.Unlimited, Memory: place.Unlimited, Cores: place.Unlimited, Slots: []place.Slot{
 			{ID: "a", Total: 16, Free: 16}, {ID: "b", Index: 1, Total: 8, Free: 8},
 		}}
 		if name == "n03" {
-			want.CPU, want.Memory, want.Slots[1].Free = 99, 48, 4
+			want.CPU, want.Memory, want.Cores, want.Slots[1].Free = 99, 48, 100, 4
 		}
 		if !reflect.DeepEqual(*n, want) {
 			t.Errorf("%s is %+v, want %+v", name, *n, want)

@@ -171,6 +171,7 @@ func (l *Ledger) copyNodes(res accel.Resource, names []string, into *[usageChunk
 		c := &into[i]
 		c.Slots, c.Graph = append(c.Slots[:0], n.slots...), n.graph
 		c.CPU, c.Memory = n.host.left()
+		c.Cores = n.host.cpu
 	}
 	return known
 }

@@ -78,7 +78,8 @@ type Policy interface {
 	// node nor ask may be kept or changed.
 	Choose(n *Node, a *Ask, buf []int) (slots []int, rating int64, ok bool)
 	// Epoch changes when ratings of unchanged nodes may have changed, because
-	// prices were renewed; caches ask it. A policy that rates a node by the node
+	// prices were renewed; caches ask it. It changes no sooner than the ratings,
+	// or a cache would take an old one for a new one. A policy that rates a node by the node
 	// and the ask alone has the same epoch always.
 	Epoch() uint64
 }
