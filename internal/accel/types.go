@@ -219,7 +219,7 @@ func (s *Selection) Allows(id DeviceID, model string) bool {
 // anyModel reports whether the model is one that the names stand for.
 func anyModel(names []string, model string) bool {
 	return slices.ContainsFunc(names, func(name string) bool {
-		if prefix, any := strings.CutSuffix(name, "*"); any {
+		if prefix, open := strings.CutSuffix(name, "*"); open {
 			return len(model) >= len(prefix) && strings.EqualFold(model[:len(prefix)], prefix)
 		}
 		return strings.EqualFold(model, name)

@@ -37,12 +37,18 @@ type rule struct {
 var rules = []rule{
 	{
 		packages: []string{"internal/accel/..."},
+		except:   []string{"internal/accel/fragmentation"},
 		only:     []string{"std", "internal/accel/..."},
 		why: "the core decides who gets which device; without clients, clocks and logging it can be tabled, fuzzed and " +
 			"benchmarked alone, and every program can use it",
 	},
 	{
-		packages: []string{"internal/accel", "internal/accel/place", "internal/accel/ledger", "internal/accel/wire"},
+		packages: []string{"internal/accel/fragmentation"},
+		only:     []string{"std", "internal/accel/...", "gonum.org/v1/gonum/mat", "gonum.org/v1/gonum/optimize/convex/lp"},
+		why:      "this part of the core solves a linear program, and a simplex of its own would be worse; else as above",
+	},
+	{
+		packages: []string{"internal/accel", "internal/accel/place", "internal/accel/ledger", "internal/accel/wire", "internal/accel/demand"},
 		never:    []string{"net", "os/exec", "log", "log/slog"},
 		why:      "the standard library has clients and loggers as well; the core uses none",
 	},

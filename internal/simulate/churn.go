@@ -93,7 +93,7 @@ func (ch Churn) Run(ctx context.Context, c *Cluster, w *Workload, kind PolicyKin
 		ties = rand.New(rand.NewSource(^seed)) //nolint:gosec // as above
 	}
 	world := newWorld(c, nodes, policy, ties)
-	prices := newPrices(policy)
+	prices := newPrices(policy, ch.Clock != nil)
 
 	out := Churned{Seed: seed}
 	var leaving departures
@@ -153,10 +153,17 @@ func (ch Churn) Run(ctx context.Context, c *Cluster, w *Workload, kind PolicyKin
 type prices struct {
 	learner Learner
 	renewer Renewer
+	// refresh is true where decisions are timed: then what a renewal makes
+	// invalid is rated anew beside it, as in the extender, and not by the next
+	// decisions. It changes no decision.
+	refresh bool
 }
 
-func newPrices(p place.Policy) prices {
-	var out prices
+// refreshedAsks is how many kinds of pods are rated anew after a renewal.
+const refreshedAsks = 64
+
+func newPrices(p place.Policy, timed bool) prices {
+	out := prices{refresh: timed}
 	out.learner, _ = p.(Learner)
 	out.renewer, _ = p.(Renewer)
 	return out
@@ -169,5 +176,8 @@ func (p prices) arrival(i int, w *world, a *place.Ask) {
 	}
 	if p.renewer != nil && i%renewEvery == 0 {
 		p.renewer.Renew(w.all())
+		if p.refresh {
+			w.books.Refresh(refreshedAsks)
+		}
 	}
 }

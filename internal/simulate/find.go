@@ -80,7 +80,7 @@ func (f Find) holds(ctx context.Context, c *Cluster, w *Workload, kind PolicyKin
 		ties = rng
 	}
 	world := newWorld(c, nodeOrder(rng, len(c.Nodes)), policy, ties)
-	prices := newPrices(policy)
+	prices := newPrices(policy, false)
 	allowed := accel.Units(f.Refused / 100 * float64(w.Demand()))
 	for i := range pods {
 		if i%renewEvery == 0 {

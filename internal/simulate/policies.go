@@ -2,9 +2,12 @@ package simulate
 
 import (
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 
+	"github.com/divvy-gpu/divvy/internal/accel/demand"
+	"github.com/divvy-gpu/divvy/internal/accel/fragmentation"
 	"github.com/divvy-gpu/divvy/internal/accel/place"
 )
 
@@ -15,6 +18,10 @@ const (
 	GpuPacking = "GpuPacking"
 	FGD        = "FGD"
 )
+
+// FragmentationOnline is the name of the extender's fragmentation policy without
+// a prior.
+const FragmentationOnline = fragmentation.Name + "-online"
 
 // PolicyKind is a policy that a simulation can use.
 type PolicyKind struct {
@@ -39,10 +46,21 @@ func same(p place.Policy) func(*Cluster, *Workload) (place.Policy, error) {
 var policies = []PolicyKind{
 	{Name: place.Binpack.Name(), About: "the extender's default: the devices with the least free units that suffice", Extender: true, New: same(place.Binpack)},
 	{Name: place.Spread.Name(), About: "the extender's: the devices with the most free units", Extender: true, New: same(place.Spread)},
+	{Name: fragmentation.Name, About: "the extender's: what each placement does to the room for usual pods, which are known", Extender: true, New: fragmentationOf},
+	{Name: FragmentationOnline, About: "the same, which learns what is usual from the pods that arrive", New: func(*Cluster, *Workload) (place.Policy, error) { return fragmentation.New(fragmentation.Options{}), nil }},
 	{Name: Random, About: "baseline: any node with room", RandomTies: true, New: same(random{baseline{Random}})},
 	{Name: BestFit, About: "baseline: the node on which the least CPU and units are left", New: func(c *Cluster, _ *Workload) (place.Policy, error) { return newBestFit(c), nil }},
 	{Name: GpuPacking, About: "baseline: used devices first, then used nodes", New: same(gpuPacking{baseline{GpuPacking}})},
 	{Name: FGD, About: "baseline: fragmentation gradient descent", New: func(c *Cluster, w *Workload) (place.Policy, error) { return newFGD(c, w.Pods), nil }},
+}
+
+// fragmentationOf returns the policy with the workload as its prior.
+func fragmentationOf(_ *Cluster, w *Workload) (place.Policy, error) {
+	seen := demand.New(demand.Options{HalfLife: math.Inf(1)})
+	for i := range w.Pods {
+		seen.Observe(&w.Pods[i].Ask)
+	}
+	return fragmentation.New(fragmentation.Options{Demand: demand.Options{Prior: seen.Counts()}}), nil
 }
 
 // Policies returns all kinds.

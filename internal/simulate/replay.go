@@ -68,7 +68,7 @@ func (r Replay) Run(ctx context.Context, c *Cluster, w *Workload, kind PolicyKin
 		ties = rng
 	}
 	world := newWorld(c, nodes, policy, ties)
-	prices := newPrices(policy)
+	prices := newPrices(policy, r.Clock != nil)
 
 	curve := Curve{Seed: seed}
 	var at means

@@ -75,7 +75,7 @@ func TestDecisions(t *testing.T) {
 				t.Fatal(err)
 			}
 			w := newWorld(c, nodeOrder(rng, len(c.Nodes)), p, nil)
-			prices := newPrices(p)
+			prices := newPrices(p, true)
 			var there []placement
 			refused := 0
 			for i := range 700 {

@@ -18,7 +18,7 @@ type book struct {
 	// next says of each number which one was asked for after it last time: a
 	// guess that is cheaper than a look-up where it is right. It is written under
 	// the ledger's lock for readers as well.
-	next []atomic.Int32
+	next []atomic.Int64
 }
 
 func newBook() *book { return &book{numbers: make(map[string]int)} }
@@ -65,7 +65,7 @@ func (b *book) add(n *node) {
 	} else {
 		n.number = len(b.nodes)
 		b.nodes, b.names, b.generations = append(b.nodes, n), append(b.names, n.host.name), append(b.generations, 0)
-		b.next = append(b.next, atomic.Int32{})
+		b.next = append(b.next, atomic.Int64{})
 	}
 	b.numbers[n.host.name] = n.number
 }

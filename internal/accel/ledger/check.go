@@ -65,7 +65,7 @@ func (l *Ledger) check(r *ratings, req *accel.Request, guess int, nodes []string
 			continue
 		}
 		if number != guess && before >= 0 {
-			b.next[before].Store(int32(number))
+			b.next[before].Store(int64(number))
 		}
 		before, guess = number, int(b.next[number].Load())
 		if len(kept) > 0 && len(kept[name]) > 0 {

@@ -55,10 +55,10 @@ func nearness(shares []accel.Share) []accel.Link {
 // Key is equal for graphs of equal connections, and only for those.
 func (g *Graph) Key() string {
 	key := make([]byte, 0, 2*len(g.scores)+2)
-	key = binary.AppendUvarint(key, uint64(g.n))
+	key = binary.AppendVarint(key, int64(g.n))
 	for a := range g.n {
 		for b := range a {
-			key = binary.AppendUvarint(key, uint64(g.score(a, b)))
+			key = binary.AppendVarint(key, g.score(a, b))
 		}
 	}
 	return string(key)
@@ -126,10 +126,7 @@ func (g *Graph) pair(preferred, chosen []int) []int {
 // remembered is search for positions that fit in a byte.
 func (g *Graph) remembered(preferred []int, size int, chosen []int) []int {
 	var space [64]byte
-	key := append(space[:0], byte(size))
-	for _, p := range preferred {
-		key = append(key, byte(p))
-	}
+	key := appendBytes(append(space[:0], byte(size&0xff)), preferred) // size is below g.n
 	g.mu.Lock()
 	known, ok := g.answers[string(key)]
 	g.mu.Unlock()
@@ -140,10 +137,7 @@ func (g *Graph) remembered(preferred []int, size int, chosen []int) []int {
 		return chosen
 	}
 	chosen = g.search(preferred, size, chosen)
-	answer := make([]byte, len(chosen))
-	for i, p := range chosen {
-		answer[i] = byte(p)
-	}
+	answer := appendBytes(nil, chosen)
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.answers == nil || len(g.answers) >= maxRemembered {
@@ -151,6 +145,14 @@ func (g *Graph) remembered(preferred []int, size int, chosen []int) []int {
 	}
 	g.answers[string(key)] = string(answer)
 	return chosen
+}
+
+// appendBytes appends positions below 256, a byte each.
+func appendBytes(to []byte, positions []int) []byte {
+	for _, p := range positions {
+		to = append(to, byte(p&0xff))
+	}
+	return to
 }
 
 func (g *Graph) search(preferred []int, size int, chosen []int) []int {

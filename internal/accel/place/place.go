@@ -8,7 +8,9 @@
 package place
 
 import (
+	"cmp"
 	"math"
+	"slices"
 
 	"github.com/divvy-gpu/divvy/internal/accel"
 )
@@ -96,33 +98,22 @@ const MaxScore = 10
 // ratings as there are points; all below get 0, and so does NoRating. It does
 // not allocate.
 func Scores(ratings []int64) {
-	var levels [MaxScore]int64 // the best ratings, descending
-	n := 0
+	var space [MaxScore]int64
+	levels := space[:0] // the best ratings, descending
 	for _, r := range ratings {
-		if r == NoRating || n == MaxScore && r <= levels[n-1] {
+		if r == NoRating || len(levels) == MaxScore && r <= levels[MaxScore-1] {
 			continue
 		}
-		at := n
-		for at > 0 && levels[at-1] < r {
-			at--
-		}
-		if at > 0 && levels[at-1] == r {
+		at, known := slices.BinarySearchFunc(levels, r, func(level, r int64) int { return cmp.Compare(r, level) })
+		if known {
 			continue
 		}
-		n = min(n+1, MaxScore)
-		copy(levels[at+1:n], levels[at:])
-		levels[at] = r
+		levels = slices.Insert(levels[:min(len(levels), MaxScore-1)], at, r)
 	}
 	for i, r := range ratings {
 		ratings[i] = 0
-		if r == NoRating {
-			continue
-		}
-		for at := range n {
-			if levels[at] == r {
-				ratings[i] = int64(MaxScore - at)
-				break
-			}
+		if at := slices.Index(levels, r); at >= 0 {
+			ratings[i] = int64(MaxScore - at)
 		}
 	}
 }

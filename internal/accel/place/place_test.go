@@ -100,6 +100,16 @@ func TestScores(t *testing.T) {
 	}
 }
 
+func TestScoresDoesNotAllocate(t *testing.T) {
+	ratings, in := make([]int64, 100), make([]int64, 100)
+	for i := range in {
+		in[i] = int64(i * 37 % 100)
+	}
+	if got := testing.AllocsPerRun(100, func() { Scores(ratings[:copy(ratings, in)]) }); got != 0 {
+		t.Errorf("%v allocations, want 0", got)
+	}
+}
+
 func TestParsePolicy(t *testing.T) {
 	other := ordered{name: "other"}
 	for _, p := range []Policy{Binpack, Spread, other} {

@@ -98,7 +98,7 @@ func TestOutput(t *testing.T) {
 			switch format {
 			case "json":
 				var r simulate.Report
-				if err := json.Unmarshal([]byte(out), &r); err != nil || r.Cluster.Devices != 20 {
+				if err := json.Unmarshal([]byte(out), &r); err != nil || r.Cluster.Devices != 40 {
 					t.Errorf("report of %d devices, %v", r.Cluster.Devices, err)
 				}
 			case "svg":

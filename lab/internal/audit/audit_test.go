@@ -125,7 +125,26 @@ func TestCompare(t *testing.T) {
 		},
 		"kubelet gave units of two cards": {
 			change: func(b *Books) { b.Given[1].Units[1] = "0"; b.Given[2].Units = []string{"1", "2", "3", "7"} },
-			want:   `container n/a/app holds unit 0 of card "GCU-A", the pod has units of card "GCU-B"`,
+			want:   `pod n/a holds units of the cards 0,1, it asks for 1`,
+		},
+		"a pod on two cards, as it asks": {change: func(b *Books) { pair(b) }},
+		"a pod that asks for two cards and sees one": {
+			change: func(b *Books) { pair(b).Containers[0].Sight = Sight{Visible: "0", Nodes: []string{"gcu0"}} },
+			want:   "kubelet gave units of card 0,1",
+		},
+		"a pod with unequal parts of its cards": {
+			change: func(b *Books) { pair(b); b.Given[0].Units = []string{"0", "1", "2", "4"} },
+			want:   "pod n/b holds 1 units of card 1 and 3 of card 0",
+		},
+		"a pod whose grant names one card of two": {
+			change: func(b *Books) {
+				pair(b).Annotations["divvy.dev/grant"] = `{"device":"GCU-A","units":4,"confirmed":true}`
+			},
+			want: "want 4 units of [GCU-A GCU-B], confirmed",
+		},
+		"a pod on two cards that inspect shows on one": {
+			change: func(b *Books) { pair(b); b.Inspect.Devices[1].Pods = nil },
+			want:   "pod n/b: inspect shows it on [card 0 with 2 units], want [card 0 with 2 units card 1 with 2 units]",
 		},
 		"kubelet gave a unit twice": {
 			change: func(b *Books) { b.Given[1].Units[1] = "4" },
@@ -210,6 +229,22 @@ func TestCompare(t *testing.T) {
 			}
 		})
 	}
+}
+
+// pair makes pod b the only one, on both cards, and returns it.
+func pair(b *Books) *Pod {
+	b.Pods, b.Given = b.Pods[1:], []Given{{"n", "b", "app", []string{"0", "1", "4", "5"}}}
+	p := &b.Pods[0]
+	p.Containers[0].Sight = Sight{Visible: "0,1", Nodes: []string{"gcu0", "gcu1"}}
+	p.Annotations["divvy.dev/devices"] = "2"
+	p.Annotations["divvy.dev/grant"] = `{"v":2,"device":"GCU-A","units":4,"confirmed":true,"more":[{"device":"GCU-B"}]}`
+	p.Annotations["enflame.com/gcu-device-id"], p.Annotations["enflame.com/gcu-device-memory"] = "0,1", "8"
+	b.Inspect.Used, b.Inspect.Available = 4, 4
+	for i := range b.Inspect.Devices {
+		d := &b.Inspect.Devices[i]
+		d.Used, d.Available, d.Pods = 2, 2, []Occupant{{Name: "b", Namespace: "n", UID: "ub", Used: 2}}
+	}
+	return p
 }
 
 func TestDifferencesAreBounded(t *testing.T) {

@@ -45,9 +45,9 @@ func Compare(b Books, injection Injection) []string {
 	}
 	used := map[int]int64{}
 	for _, pod := range b.Pods {
-		card, ok := c.pod(pod, given, cards)
-		if ok {
-			used[card.Index] += pod.Units
+		on := c.pod(pod, given, cards)
+		for _, card := range on {
+			used[card.Index] += pod.Units / int64(len(on))
 		}
 	}
 	for name := range given {
@@ -62,10 +62,11 @@ func Compare(b Books, injection Injection) []string {
 }
 
 // pod compares what is said of one pod, removes its containers from given, and
-// returns its card.
-func (c *comparison) pod(pod Pod, given map[string][]string, cards map[string]Card) (Card, bool) {
+// returns its cards in the order of their indexes, none when something is wrong
+// with them. A pod is on one card, or on as many as it asks for, with equal parts.
+func (c *comparison) pod(pod Pod, given map[string][]string, cards map[string]Card) []Card {
 	name := pod.Namespace + "/" + pod.Name
-	var uuid string
+	parts := map[string]int{} // units that containers hold, by uuid
 	for _, container := range pod.Containers {
 		key := name + "/" + container.Name
 		ids, held := given[key]
@@ -80,51 +81,80 @@ func (c *comparison) pod(pod Pod, given map[string][]string, cards map[string]Ca
 			c.differ("container %s asks for %d units, kubelet gave %d", key, container.Units, len(ids))
 		}
 		for _, id := range ids {
-			owner := c.Units.Card(id)
-			if uuid == "" {
-				uuid = owner
-			}
-			if owner != uuid || owner == "" {
-				c.differ("container %s holds unit %s of card %q, the pod has units of card %q", key, id, owner, uuid)
-				break
-			}
+			parts[c.Units.Card(id)]++
 		}
 	}
-	card, known := cards[uuid]
-	if !known {
-		c.differ("pod %s holds units of card %q, which the node does not publish", name, uuid)
-		return Card{}, false
+	var on []Card
+	for uuid := range parts {
+		card, known := cards[uuid]
+		if !known {
+			c.differ("pod %s holds units of card %q, which the node does not publish", name, uuid)
+			return nil
+		}
+		on = append(on, card)
+	}
+	slices.SortFunc(on, func(a, b Card) int { return a.Index - b.Index })
+	want := 1
+	if text, asks := pod.Annotations["divvy.dev/devices"]; asks {
+		var err error
+		if want, err = strconv.Atoi(text); err != nil {
+			c.differ("pod %s asks for %q cards", name, text)
+		}
+	}
+	if len(on) != want {
+		c.differ("pod %s holds units of the cards %v, it asks for %d", name, indexes(on), want)
+		return nil
+	}
+	for _, card := range on {
+		if parts[card.UUID] != parts[on[0].UUID] {
+			c.differ("pod %s holds %d units of card %d and %d of card %d", name, parts[card.UUID], card.Index, parts[on[0].UUID], on[0].Index)
+		}
 	}
 	for _, container := range pod.Containers {
-		c.sight(name+"/"+container.Name, container, card)
+		c.sight(name+"/"+container.Name, container, on)
 	}
-	c.annotations(name, pod, card)
-	c.listed(name, pod, card)
-	return card, true
+	c.annotations(name, pod, on)
+	c.listed(name, pod, on)
+	return on
 }
 
-func (c *comparison) sight(name string, container Container, card Card) {
+// indexes are those of the cards, joined by commas.
+func indexes(cards []Card) string {
+	var out []string
+	for _, card := range cards {
+		out = append(out, strconv.Itoa(card.Index))
+	}
+	return strings.Join(out, ",")
+}
+
+func (c *comparison) sight(name string, container Container, cards []Card) {
 	if !container.Started {
 		c.differ("container %s has not started", name)
 		return
 	}
-	if want := strconv.Itoa(card.Index); container.Sight.Visible != want {
+	if want := indexes(cards); container.Sight.Visible != want {
 		c.differ("container %s has the environment %s%s, kubelet gave units of card %s", name, visibleDevices, container.Sight.Visible, want)
 	}
 	var want []string
 	if c.injection != Environment {
-		want = []string{"gcu" + strconv.Itoa(card.Index)}
+		for _, card := range cards {
+			want = append(want, "gcu"+strconv.Itoa(card.Index))
+		}
 	}
 	if !container.Sight.Ended && !slices.Equal(container.Sight.Nodes, want) {
-		c.differ("container %s sees %v in /dev, kubelet gave units of card %d", name, container.Sight.Nodes, card.Index)
+		c.differ("container %s sees %v in /dev, kubelet gave units of card %s", name, container.Sight.Nodes, indexes(cards))
 	}
 }
 
 // annotations checks the five of the guide, and the signed one.
-func (c *comparison) annotations(name string, pod Pod, card Card) {
+func (c *comparison) annotations(name string, pod Pod, cards []Card) {
+	var memory int64
+	for _, card := range cards {
+		memory += card.Units
+	}
 	for key, want := range map[string]string{
-		"id":             strconv.Itoa(card.Index),
-		"memory":         strconv.FormatInt(card.Units, 10),
+		"id":             indexes(cards),
+		"memory":         strconv.FormatInt(memory, 10),
 		"memory-request": strconv.FormatInt(pod.Units, 10),
 		"assigned":       "true",
 	} {
@@ -139,19 +169,30 @@ func (c *comparison) annotations(name string, pod Pod, card Card) {
 		Device    string `json:"device"`
 		Units     int64  `json:"units"`
 		Confirmed bool   `json:"confirmed"`
+		More      []struct {
+			Device string `json:"device"`
+		} `json:"more"`
 	}
 	value := pod.Annotations["divvy.dev/grant"]
 	if err := json.Unmarshal([]byte(value), &grant); err != nil {
 		c.differ("pod %s: its grant %q cannot be read: %v", name, value, err)
 		return
 	}
-	if grant.Device != card.UUID || grant.Units != pod.Units || !grant.Confirmed {
-		c.differ("pod %s: its grant is %+v, want %d units of %s, confirmed", name, grant, pod.Units, card.UUID)
+	devices, want := []string{grant.Device}, []string{}
+	for _, more := range grant.More {
+		devices = append(devices, more.Device)
+	}
+	for _, card := range cards {
+		want = append(want, card.UUID)
+	}
+	if !slices.Equal(devices, want) || grant.Units != pod.Units || !grant.Confirmed {
+		c.differ("pod %s: its grant is %+v, want %d units of %v, confirmed", name, grant, pod.Units, want)
 	}
 }
 
-// listed checks that inspect shows the pod once, on its card.
-func (c *comparison) listed(name string, pod Pod, card Card) {
+// listed checks that inspect shows the pod once on each of its cards, and nowhere
+// else.
+func (c *comparison) listed(name string, pod Pod, cards []Card) {
 	var on []string
 	for _, device := range c.Inspect.Devices {
 		for _, occupant := range device.Pods {
@@ -160,7 +201,11 @@ func (c *comparison) listed(name string, pod Pod, card Card) {
 			}
 		}
 	}
-	if want := []string{fmt.Sprintf("card %d with %d units", card.Index, pod.Units)}; !slices.Equal(on, want) {
+	var want []string
+	for _, card := range cards {
+		want = append(want, fmt.Sprintf("card %d with %d units", card.Index, pod.Units/int64(len(cards))))
+	}
+	if !slices.Equal(on, want) {
 		c.differ("pod %s: inspect shows it on %v, want %v", name, on, want)
 	}
 }
