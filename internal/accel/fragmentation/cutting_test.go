@@ -60,17 +60,17 @@ func TestTables(t *testing.T) {
 			devices: []lot{{16, 4}}, pieces: []lot{{16, 100}}, total: 16, want: map[accel.Units]float64{1: 0, 15: 0, 16: 16},
 		},
 		"halves": {
-			devices: []lot{{16, 4}}, pieces: []lot{{8, 8}}, total: 16, want: map[accel.Units]float64{7: 0, 8: 8, 15: 8, 16: 16},
+			devices: []lot{{16, 4}}, pieces: []lot{{8, 9}}, total: 16, want: map[accel.Units]float64{7: 0, 8: 8, 15: 8, 16: 16},
 		},
 		"devices in MiB": {
-			devices: []lot{{32000, 4}}, pieces: []lot{{8000, 16}}, total: 32000, want: map[accel.Units]float64{7999: 0, 8000: 8000, 25000: 24000},
+			devices: []lot{{32000, 4}}, pieces: []lot{{8000, 17}}, total: 32000, want: map[accel.Units]float64{7999: 0, 8000: 8000, 25000: 24000},
 		},
 		"odd sizes are counted in coarse steps, and never for too much": {
 			devices: []lot{{1 << 20, 4}}, pieces: []lot{{333_333, 13}}, total: 1 << 20,
 			want: map[accel.Units]float64{333_000: 0, 334_000: 349_525, 668_000: 699_051, 1 << 20: 1 << 20},
 		},
 		"a piece larger than the device does not matter to it": {
-			devices: []lot{{16, 4}, {32, 4}}, pieces: []lot{{16, 4}, {32, 3}}, total: 16, want: map[accel.Units]float64{15: 0, 16: 16},
+			devices: []lot{{16, 4}, {32, 4}}, pieces: []lot{{16, 6}, {32, 4}}, total: 16, want: map[accel.Units]float64{15: 0, 16: 16},
 		},
 		"on a larger device it does": {
 			devices: []lot{{16, 4}, {32, 4}}, pieces: []lot{{16, 8}, {32, 3}}, total: 32, want: map[accel.Units]float64{15: 0, 16: 16, 31: 16, 32: 32},

@@ -25,6 +25,10 @@ const (
 	// counts, in 1/256: the ones that suit the node best. In a large cluster the
 	// others go elsewhere.
 	kept = 205
+	// crowd is the demand at which parts of devices are rated, in clusters: a bit
+	// more than one holds, so that room is what is short, also where all pods fit
+	// without a rest.
+	crowd = 1.02
 	// maxKinds bounds the usual kinds.
 	maxKinds = 160
 	// maxGroups bounds the kinds of several devices that room is kept for.
@@ -177,8 +181,8 @@ func (s *statics) cut(count []float64, counts []demand.Count) {
 		bins[c.total] += count[i]
 	}
 	devices, pieces := lots(bins, maxClasses), lots(bySize, maxSizes)
-	for i := range pieces { // as many as the cluster holds
-		pieces[i].count *= s.capacity / asked
+	for i := range pieces {
+		pieces[i].count *= crowd * s.capacity / asked
 	}
 	value, err := worth(devices, pieces)
 	if err != nil {
