@@ -90,13 +90,15 @@ func (s *Server) Client(before func(clienttesting.Action) error) *fake.Clientset
 }
 
 // filtered leaves out what the selectors of a watch do not select. Objects that
-// stop being selected are not told as deleted.
+// stop being selected are not told as deleted. Each is a copy: the tracker sends
+// what a watch begins with as it keeps it, and reflectors change what they get.
 func filtered(w watch.Interface, r clienttesting.WatchRestrictions) watch.Interface {
 	return watch.Filter(w, func(e watch.Event) (watch.Event, bool) {
 		obj, err := meta.Accessor(e.Object)
 		if err != nil {
 			return e, true // a bookmark or an error
 		}
+		e.Object = e.Object.DeepCopyObject()
 		names := fields.Set{metav1.ObjectNameField: obj.GetName(), "metadata.namespace": obj.GetNamespace()}
 		return e, (r.Fields == nil || r.Fields.Matches(names)) && (r.Labels == nil || r.Labels.Matches(labelSet(obj.GetLabels())))
 	})

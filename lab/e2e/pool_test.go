@@ -401,14 +401,7 @@ func TestWebhookKilled(t *testing.T) {
 		t.Helper()
 		group, ctx := errgroup.WithContext(ctx)
 		group.SetLimit(8)
-		for i := range unrelated {
-			group.Go(func() error {
-				pod := p.Pod(fmt.Sprintf("unrelated-%03d", from*unrelated+i), stage.Container("app", 0))
-				pod.Spec.NodeSelector = nowhere
-				_, err := p.Create(ctx, pod)
-				return err
-			})
-		}
+		// These first: the webhook is back within a second or two.
 		for i := range ofPool {
 			pod := example(t, p, "pod.yaml", fmt.Sprintf("pool-%02d", from*ofPool+i))
 			pod.Spec.Containers[0].Resources.Limits[pool.PercentResource] = resource.MustParse("10")
@@ -424,6 +417,14 @@ func TestWebhookKilled(t *testing.T) {
 					}
 					return err
 				})
+			})
+		}
+		for i := range unrelated {
+			group.Go(func() error {
+				pod := p.Pod(fmt.Sprintf("unrelated-%03d", from*unrelated+i), stage.Container("app", 0))
+				pod.Spec.NodeSelector = nowhere
+				_, err := p.Create(ctx, pod)
+				return err
 			})
 		}
 		must(t, group.Wait())
