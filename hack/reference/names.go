@@ -62,6 +62,9 @@ var nameTable = []struct {
 		{"divvy.dev/managed-by", "Secret", "divvy-control webhook", "`divvy-pool`: a copy that Divvy keeps"},
 		{"divvy.dev/pool-import", "Secret", "kubectl divvy pool import", "`true`: made by the import"},
 	}},
+	{"Conditions", []name{
+		{"divvy.dev/TookTheLead", "Pod of the extender", "divvy-extender", "which replica leads, and since when: a new leader reads pods at least as new as the write of this condition before it answers; [extender.md](../extender.md)"},
+	}},
 	{"Resources", []name{
 		{"enflame.com/gcu-memory", "Pod, Node", "users; kubelet", "units of memory of an Enflame card"},
 		{"enflame.com/gcu-count", "Node", "divvy-node", "number of Enflame cards, for people"},

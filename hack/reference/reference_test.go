@@ -58,7 +58,7 @@ func TestPagesTellSomething(t *testing.T) {
 		},
 		"values.md": {
 			"## Images", "| `image.pullPolicy` | `IfNotPresent` | `Always`, `IfNotPresent`, `Never` | Always, IfNotPresent or Never. |", "| `sharedResources[].name` |",
-			"| `extender.replicas` | `1` |", "| `pool.webhook.timeoutSeconds` | `10` | number, 1 to 30 |",
+			"| `extender.replicas` | `null` |", "| `pool.webhook.timeoutSeconds` | `10` | number, 1 to 30 |",
 			"devices: a device of which a container holds something", "| `sharedResources[].replicas` |",
 		},
 		"metrics.md":     {"| `divvy_extender_requests_total` | counter |", "## divvy-node pool"},
