@@ -87,11 +87,12 @@ func TestNetworkPoliciesNameWhoAsks(t *testing.T) {
 		for _, r := range rules {
 			for _, p := range r.From {
 				text := fmt.Sprint(p.NamespaceSelector)
-				if p.IPBlock != nil {
+				switch {
+				case p.IPBlock != nil:
 					text = p.IPBlock.CIDR
-				} else if p.NamespaceSelector != nil {
+				case p.NamespaceSelector != nil:
 					text = metav1.FormatLabelSelector(p.NamespaceSelector)
-				} else if p.PodSelector != nil { // of the release that is rendered
+				case p.PodSelector != nil: // of the release that is rendered
 					text = "app.kubernetes.io/name=" + p.PodSelector.MatchLabels["app.kubernetes.io/name"]
 				}
 				out[r.Ports[0].Port.String()] = append(out[r.Ports[0].Port.String()], text)

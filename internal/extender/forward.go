@@ -157,7 +157,7 @@ func (e *Extender) follow(w http.ResponseWriter, r *http.Request, held chan stru
 // written it is answered, also where the rest is lost: the connection is cut then, so
 // that nobody takes a part for the whole.
 func (e *Extender) ask(ctx context.Context, w http.ResponseWriter, r *http.Request, address string, body []byte) (answered bool, err error) {
-	request, err := http.NewRequestWithContext(ctx, r.Method, "https://"+address+r.URL.RequestURI(), bytes.NewReader(body))
+	request, err := http.NewRequestWithContext(ctx, r.Method, "https://"+address+r.URL.RequestURI(), bytes.NewReader(body)) //nolint:gosec // the address is what the leader published, read from its Lease and pod
 	if err != nil {
 		return false, err
 	}
@@ -186,10 +186,10 @@ func (e *Extender) ask(ctx context.Context, w http.ResponseWriter, r *http.Reque
 	w.Header().Set("X-Content-Type-Options", "nosniff")
 	w.WriteHeader(response.StatusCode)
 	if _, err := w.Write(*first); err != nil {
-		return true, nil //nolint:nilerr // nobody is there to tell
+		return true, nil // nobody is there to tell
 	}
 	if _, err := io.Copy(w, response.Body); err != nil {
-		panic(http.ErrAbortHandler)
+		panic(http.ErrAbortHandler) //nolint:forbidigo // net/http's way to cut a connection
 	}
 	return true, nil
 }

@@ -143,7 +143,7 @@ func TestARequestWaitsForALeader(t *testing.T) {
 		"it dies in the middle of its answer": {
 			leader: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 				w.Header().Set("Content-Length", "100")
-				_, _ = io.WriteString(w, `{"Error":"half`) //nolint:errcheck // a test
+				_, _ = io.WriteString(w, `{"Error":"half`)
 			}),
 			then: func(f *fakeElection) { f.lead() },
 		},
@@ -216,13 +216,13 @@ func TestARequestIsHandedOnOnce(t *testing.T) {
 // A report of megabytes that is cut off must not look like a whole one.
 func TestALargeAnswerThatIsCutOffIsNoAnswer(t *testing.T) {
 	follower, _ := newFollower(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		_, _ = w.Write(bytes.Repeat([]byte("x"), 2*keepBuffer)) //nolint:errcheck // a test
+		_, _ = w.Write(bytes.Repeat([]byte("x"), 2*keepBuffer))
 		panic(http.ErrAbortHandler)
 	}))
 	resp, err := follower.server.Client().Get(follower.server.URL + Prefix + "/inspect") //nolint:noctx // a test
 	if err == nil {
 		_, err = io.Copy(io.Discard, resp.Body)
-		resp.Body.Close() //nolint:errcheck // a test
+		_ = resp.Body.Close()
 	}
 	if err == nil {
 		t.Error("the half of an answer looks like the whole of one")

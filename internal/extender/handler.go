@@ -92,7 +92,7 @@ func (e *Extender) recoverPanics(next http.Handler) http.Handler {
 				return
 			}
 			if p == http.ErrAbortHandler { //nolint:errorlint // it is compared so by net/http as well
-				panic(p)
+				panic(p) //nolint:forbidigo // it is net/http's, see above
 			}
 			e.metrics.panics.Inc()
 			klog.FromContext(r.Context()).Error(fmt.Errorf("panic: %v", p), "A request failed within the extender",

@@ -35,12 +35,12 @@ func TestPodOnSeveralCards(t *testing.T) {
 	}
 
 	var table, guide, details bytes.Buffer
-	for into, print := range map[*bytes.Buffer]func() error{
+	for into, write := range map[*bytes.Buffer]func() error{
 		&table:   func() error { return Print(&table, report, Table) },
 		&guide:   func() error { return Print(&guide, report, JSON) },
 		&details: func() error { return PrintDetails(&details, report, JSON) },
 	} {
-		if err := print(); err != nil {
+		if err := write(); err != nil {
 			t.Fatalf("%v: %s", err, into)
 		}
 	}

@@ -278,7 +278,7 @@ func TestACatchUpThatHangsLetsAnotherTry(t *testing.T) {
 func TestOneLeadsAtATime(t *testing.T) {
 	for seed := range uint64(3) {
 		synctest.Test(t, func(t *testing.T) {
-			rng := rand.New(rand.NewPCG(seed, 6)) //nolint:gosec // chance, not secrecy
+			rng := rand.New(rand.NewPCG(seed, 6))
 			server := newServer(t)
 			replicas := make([]*replica, 3)
 			for n := range replicas {

@@ -268,7 +268,8 @@ func (p *snapshot) one(n *place.Node, a *place.Ask, st, then *state, space []cel
 		if tried(p, n, a, i, c) {
 			continue
 		}
-		then.cells = append(space[:0], st.cells...)
+		then.cells = space[:0]
+		then.cells = append(then.cells, st.cells...)
 		take(then.cells, st.find(c), a.Units)
 		drop := before - p.potential(then)
 		if best < 0 || drop > rating || drop == rating && (c.free < bestCell.free || c.free == bestCell.free && first(s, &n.Slots[best])) {
@@ -316,4 +317,3 @@ func (st *state) find(c cell) int {
 	})
 	return i
 }
-

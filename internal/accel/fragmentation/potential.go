@@ -63,7 +63,7 @@ func (s *statics) stateOf(n *place.Node, buf []cell) state {
 		if last >= len(s.classes) || s.classes[last].total != slot.Total || s.classes[last].model != slot.Model {
 			last = int(classOf(s.classes, slot))
 		}
-		cells = insert(cells, cell{min(max(slot.Free, 0), slot.Total), uint8(last)}) //nolint:gosec // at most unknown
+		cells = insert(cells, cell{min(max(slot.Free, 0), slot.Total), uint8(last)})
 	}
 	return state{bounded(n.CPU), bounded(n.Memory), cells}
 }
@@ -240,4 +240,3 @@ func (st *state) hash() uint64 {
 	}
 	return h
 }
-

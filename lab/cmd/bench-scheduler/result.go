@@ -357,7 +357,7 @@ func (r *Result) write(path string) error {
 	if err != nil {
 		return fmt.Errorf("encode the result: %w", err)
 	}
-	if err := os.WriteFile(path, append(data, '\n'), 0o644); err != nil { //nolint:gosec // numbers, for everybody
+	if err := os.WriteFile(path, append(data, '\n'), 0o644); err != nil {
 		return fmt.Errorf("write the result: %w", err)
 	}
 	return nil

@@ -100,7 +100,8 @@ func Start(ctx context.Context, binDir, dir string) (_ *ControlPlane, err error)
 	); err != nil {
 		return nil, err
 	}
-	return c, c.ready(ctx)
+	err = c.ready(ctx)
+	return c, err
 }
 
 // credentials makes keys, certificates and the administrator's kubeconfig file.
@@ -257,7 +258,7 @@ func FreePorts(n int) ([]int, error) {
 		if err != nil {
 			return nil, fmt.Errorf("find a free port: %w", err)
 		}
-		defer listener.Close() //nolint:errcheck // held until all are known, so that they differ
+		defer listener.Close() //nolint:errcheck,gocritic // held until all are known, so that they differ
 		address, ok := listener.Addr().(*net.TCPAddr)
 		if !ok {
 			return nil, fmt.Errorf("find a free port: %s is none", listener.Addr())

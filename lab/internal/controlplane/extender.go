@@ -153,7 +153,7 @@ func (e *Extender) credentials(ctx context.Context, c *ControlPlane) error {
 		ca, caErr := client.CoreV1().ConfigMaps(Namespace).Get(ctx, caConfigMap, metav1.GetOptions{})
 		secret, secretErr := client.CoreV1().Secrets(Namespace).Get(ctx, clientSecret, metav1.GetOptions{})
 		if last = errors.Join(caErr, secretErr); last != nil {
-			return false, nil
+			return false, nil //nolint:nilerr // told when time is over
 		}
 		e.Entry.CA = []byte(ca.Data["ca.crt"])
 		e.Entry.ClientCert, e.Entry.ClientKey = secret.Data[corev1.TLSCertKey], secret.Data[corev1.TLSPrivateKeyKey]
