@@ -2,7 +2,6 @@ package extender
 
 import (
 	"context"
-	"strconv"
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/klog/v2"
@@ -17,7 +16,9 @@ import (
 // filter answers which of the nodes have a device with room for the pod. It
 // only reads. A pod that asks for nothing of ours passes everywhere.
 func (e *Extender) filter(ctx context.Context, body, out []byte) ([]byte, error) {
-	args, requests, verdicts, mistake, err := e.check(body)
+	scratch := takeScratch()
+	defer scratch.giveBack()
+	args, requests, verdicts, mistake, err := e.check(body, scratch)
 	if err != nil {
 		return nil, err
 	}
@@ -35,8 +36,9 @@ func (e *Extender) filter(ctx context.Context, body, out []byte) ([]byte, error)
 		e.tell(ctx, args.pod, events.RequestRefused, reason)
 		return appendFilterResult(out, args, refuseAll(args.names, reason)), nil
 	}
-	result := filterResult{fits: make([]int, 0, len(args.names))}
+	result := &scratch.result
 	var counts [codes]int
+	var texts [codes]string // that are the same for all nodes
 	for i, name := range args.names {
 		code := accel.Fits
 		if len(requests) > 0 {
@@ -52,12 +54,16 @@ func (e *Extender) filter(ctx context.Context, body, out []byte) ([]byte, error)
 			result.fits = append(result.fits, i)
 			continue
 		}
-		if result.refusals == nil {
-			result.refusals = make([]refusal, 0, len(args.names)-i)
+		var reason string
+		if int(code) < len(texts) && !ofNode(code) {
+			if texts[code] == "" {
+				texts[code] = e.reason(requests[0], code, name)
+			}
+			reason = texts[code]
+		} else {
+			reason = e.reason(requests[0], code, name)
 		}
-		result.refusals = append(result.refusals, refusal{
-			node: name, reason: e.reason(requests[0], code, name), unresolvable: code.Unresolvable(),
-		})
+		result.refusals = append(result.refusals, refusal{node: name, reason: reason, unresolvable: code.Unresolvable()})
 	}
 	e.metrics.of(requests).filtered(len(result.fits), &counts)
 	e.answered(ctx, args.pod, requests, len(result.fits))
@@ -70,42 +76,34 @@ func (e *Extender) filter(ctx context.Context, body, out []byte) ([]byte, error)
 	if log := klog.FromContext(ctx).V(4); log.Enabled() {
 		log.Info("Filtered", "pod", klog.KObj(args.pod), "fit", len(result.fits), "refused", len(result.refusals))
 	}
-	return appendFilterResult(out, args, result), nil
+	return appendFilterResult(out, args, *result), nil
 }
 
 // prioritize rates the nodes from 0 to 10.
 func (e *Extender) prioritize(_ context.Context, body, out []byte) ([]byte, error) {
-	args, requests, verdicts, _, err := e.check(body)
+	scratch := takeScratch()
+	defer scratch.giveBack()
+	args, requests, verdicts, _, err := e.check(body, scratch)
 	if err != nil {
 		return nil, err
 	}
 	e.metrics.of(requests).rated.Inc()
-	scores := make([]int64, len(args.names))
+	scores := sized(&scratch.scores, len(args.names))
+	clear(scores)
 	for i := range verdicts {
 		scores[i] = verdicts[i].Rating
 	}
 	if verdicts != nil {
 		place.Scores(scores)
 	}
-	out = append(out, '[')
-	for i, name := range args.names {
-		if i > 0 {
-			out = append(out, ',')
-		}
-		out = append(out, `{"Host":`...)
-		out = appendString(out, name)
-		out = append(out, `,"Score":`...)
-		out = strconv.AppendInt(out, scores[i], 10)
-		out = append(out, '}')
-	}
-	return append(out, ']'), nil
+	return appendPriorities(out, args.names, scores), nil
 }
 
 // check decodes the question and asks the ledger, if the pod asks for one
 // resource: verdicts[i] is for requests[0] on args.names[i]. There are none for
 // a pod that asks for nothing of ours, for several resources, or in a way that
-// cannot be followed, which mistake says.
-func (e *Extender) check(body []byte) (args filterArgs, requests []accel.Request, verdicts []ledger.Verdict, mistake, err error) {
+// cannot be followed, which mistake says. They are in the scratch memory.
+func (e *Extender) check(body []byte, scratch *scratch) (args filterArgs, requests []accel.Request, verdicts []ledger.Verdict, mistake, err error) {
 	if err := e.ready(); err != nil {
 		return filterArgs{}, nil, nil, nil, err
 	}
@@ -117,7 +115,7 @@ func (e *Extender) check(body []byte) (args filterArgs, requests []accel.Request
 		kube.AddPeak(args.pod, requests)
 	}
 	if len(requests) == 1 && mistake == nil {
-		verdicts = make([]ledger.Verdict, len(args.names))
+		verdicts = sized(&scratch.verdicts, len(args.names))
 		e.config.Ledger.Check(requests[0], args.names, verdicts)
 	}
 	return args, requests, verdicts, mistake, nil

@@ -1,6 +1,13 @@
 package extender
 
-import "encoding/json"
+import (
+	"encoding/json"
+	"slices"
+	"strconv"
+	"sync"
+
+	"github.com/divvy-gpu/divvy/internal/accel/ledger"
+)
 
 // refusal is one refused node.
 type refusal struct {
@@ -13,6 +20,44 @@ type filterResult struct {
 	// fits are positions in args.names.
 	fits     []int
 	refusals []refusal
+}
+
+// scratch is the memory in which one answer is made. It is used again: at 5000 nodes it
+// is more than all else that an answer takes.
+type scratch struct {
+	verdicts []ledger.Verdict
+	scores   []int64
+	result   filterResult
+}
+
+var scratches = sync.Pool{New: func() any { return new(scratch) }}
+
+func takeScratch() *scratch {
+	r, ok := scratches.Get().(*scratch)
+	if !ok {
+		return new(scratch)
+	}
+	return r
+}
+
+// giveBack ends the use of all that is in it. One that was made for more nodes
+// than keepScratch goes.
+func (r *scratch) giveBack() {
+	if max(cap(r.verdicts), cap(r.scores), cap(r.result.fits), cap(r.result.refusals)) > keepScratch {
+		return
+	}
+	clear(r.result.refusals) // they share memory with the request
+	r.result.fits, r.result.refusals = r.result.fits[:0], r.result.refusals[:0]
+	scratches.Put(r)
+}
+
+// keepScratch is for how many nodes memory is kept for the next answer.
+const keepScratch = 20_000
+
+// sized returns buf with n items of any value.
+func sized[T any](buf *[]T, n int) []T {
+	*buf = slices.Grow((*buf)[:0], n)[:n]
+	return *buf
 }
 
 // appendFilterResult writes the result as JSON, with the fields that package
@@ -62,6 +107,22 @@ func appendRefusals(b []byte, refusals []refusal, unresolvable bool) []byte {
 		b = appendString(b, r.reason)
 	}
 	return append(b, '}')
+}
+
+// appendPriorities writes a HostPriorityList as JSON.
+func appendPriorities(b []byte, names []string, scores []int64) []byte {
+	b = append(b, '[')
+	for i, name := range names {
+		if i > 0 {
+			b = append(b, ',')
+		}
+		b = append(b, `{"Host":`...)
+		b = appendString(b, name)
+		b = append(b, `,"Score":`...)
+		b = strconv.AppendInt(b, scores[i], 10)
+		b = append(b, '}')
+	}
+	return append(b, ']')
 }
 
 // appendString writes s as a JSON string.
