@@ -100,6 +100,10 @@ func readAsk(annotations map[string]string) (ask, error) {
 	return a, errors.Join(errs...)
 }
 
+// ParseNames reads names of models or devices as the annotations have them: joined
+// by commas, with * at the end for all that begin so. They come sorted, each once.
+func ParseNames(text string) ([]string, error) { return readNames(text) }
+
 // readNames reads names that are joined by commas; spaces around them do not
 // count. They come sorted, each once.
 func readNames(text string) ([]string, error) {

@@ -43,6 +43,18 @@ type Capacity interface {
 	Charge(podUID, node string, cpu, memory int64)
 }
 
+// Learner is told of every pod that comes, once, also of those that were there
+// before the books: for a placement policy that learns what is usual. Pods that
+// come with a node (of a DaemonSet, or of kubelet's own) are not told of, and
+// neither are those that nobody can place. It is called under the books' lock.
+type Learner interface {
+	// Learn is told what a pod asks for.
+	Learn(request accel.Request)
+	// LearnBeside is told of a pod that asks for nothing of ours, on a node that
+	// publishes the resource: of its CPU in millicores and its memory in MiB.
+	LearnBeside(resource accel.Resource, cpu, memory int64)
+}
+
 // Grants verifies the grant annotation of a pod. *Keyring is one.
 type Grants interface {
 	DecodeGrant(podUID, value string) (accel.Grant, error)
@@ -93,6 +105,9 @@ type BooksConfig struct {
 	// books then follow less of the nodes, and only the pods that ask for
 	// something of ours.
 	Capacity Capacity
+	// Learner is nil where nobody learns. Of pods that ask for nothing of ours it
+	// is told where there is a Capacity as well.
+	Learner Learner
 	// Resources are those that are followed; whatever else nodes publish or
 	// pods ask for is ignored.
 	Resources []accel.Resource
@@ -119,6 +134,7 @@ type Books struct {
 	pods        map[string]podRecord  // by namespace/name; only pods that ask for something of ours
 	others      map[string]struct{}   // by UID; the other pods that are charged, where CPU and memory are counted
 	ending      map[string]*endingPod // by UID
+	unlearned   []*slimPod            // pods that came before all nodes and pods were read; the Learner hears of them then
 	nodesSynced bool
 	podsSynced  bool
 }
@@ -131,8 +147,9 @@ type nodeRecord struct {
 	// problem says, for people, why the node's inventory does not count; ""
 	// when it does, and when there is none.
 	problem string
-	// several are the resources of which the node can give a pod several devices.
-	several []accel.Resource
+	// counted are the resources whose inventory counts, and several those of which
+	// the node can give a pod several devices.
+	counted, several []accel.Resource
 	// config names the node's configuration; "" when no label does.
 	config string
 	// ending are the pods that the node lists as gone before their containers; nil
@@ -313,10 +330,16 @@ func (b *Books) setPod(p *slimPod) {
 	if p.Ended || len(p.Requests) == 0 {
 		b.deletePod(p, p.Ended)
 		if b.config.Capacity != nil && !p.Ended && p.Node != "" {
+			if _, charged := b.others[p.Ref.UID]; !charged {
+				b.learn(p)
+			}
 			b.config.Capacity.Charge(p.Ref.UID, p.Node, p.cpu, p.memory)
 			b.others[p.Ref.UID] = struct{}{}
 		}
 		return
+	}
+	if !known || old.pod.Ref.UID != p.Ref.UID {
+		b.learn(p)
 	}
 	delete(b.ending, p.Ref.UID)
 	record := podRecord{pod: p.Pod, runs: p.runs}
@@ -413,6 +436,7 @@ func (b *Books) setNode(n *slimNode) {
 				continue
 			}
 			counted = append(counted, inv)
+			record.counted = append(record.counted, inv.Resource)
 			if inv.Several {
 				record.several = append(record.several, inv.Resource)
 			}

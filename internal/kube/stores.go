@@ -26,8 +26,9 @@ type slimPod struct {
 	// millicores and MiB; 0 where they are not counted. Other pods have theirs in
 	// Requests.
 	cpu, memory int64
-	// runs is what MayRun says.
-	runs bool
+	// runs is what MayRun says, and comesWithNode what the function of that name
+	// does.
+	runs, comesWithNode bool
 }
 
 // GetObjectMeta lets the reflector's first store find the pod's name.
@@ -44,7 +45,7 @@ func (s podStore) slim(obj any) (*slimPod, error) {
 		return pod, nil
 	case *v1.Pod:
 		c := &s.books.config
-		p := &slimPod{Pod: podOf(pod, c.Resources, c.Capacity != nil), grant: pod.Annotations[wire.GrantAnnotation], runs: MayRun(pod)}
+		p := &slimPod{Pod: podOf(pod, c.Resources, c.Capacity != nil), grant: pod.Annotations[wire.GrantAnnotation], runs: MayRun(pod), comesWithNode: comesWithNode(pod)}
 		if len(p.Requests) == 0 {
 			p.grant = ""
 			if c.Capacity != nil && p.Node != "" {
@@ -121,9 +122,13 @@ func (s podStore) Replace(list []any, _ string) error {
 		}
 	}
 	for _, pod := range pods {
+		if pod.Ended && !s.books.podsSynced {
+			s.books.learn(pod) // it has asked for something, too
+		}
 		s.books.setPod(pod)
 	}
 	s.books.podsSynced = true
+	s.books.learnRead()
 	return nil
 }
 
@@ -216,6 +221,7 @@ func (s nodeStore) Replace(list []any, _ string) error {
 		s.books.setNode(node)
 	}
 	s.books.nodesSynced = true
+	s.books.learnRead()
 	return nil
 }
 

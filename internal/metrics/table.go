@@ -123,6 +123,46 @@ var (
 		Labels: []Label{{"result", "`leader`, `here` (this replica led meanwhile) or `failed` (nobody led in time)"}},
 		Absent: "until the first such request",
 	})
+	ExtenderDemandSeen = define(Metric{
+		Name: "divvy_extender_demand_seen_pods_total", Type: Counter, Programs: []string{Extender},
+		Help:   "Pods from which the policy `fragmentation` has learned what is usually asked for, each once.",
+		Labels: []Label{labelResource},
+	})
+	ExtenderDemandPods = define(Metric{
+		Name: "divvy_extender_demand_pods", Type: Gauge, Programs: []string{Extender},
+		Help:   "Pods that the policy `fragmentation` counts, as of the last renewal: those expected and those seen, of which older ones count less than one.",
+		Labels: []Label{labelResource}, Absent: "until prices were renewed",
+	})
+	ExtenderDemandKinds = define(Metric{
+		Name: "divvy_extender_demand_kinds", Type: Gauge, Programs: []string{Extender},
+		Help:   "Kinds of pods that the tables of the policy `fragmentation` were made of.",
+		Labels: []Label{labelResource}, Absent: "until prices were renewed",
+	})
+	ExtenderPriceRenewals = define(Metric{
+		Name: "divvy_extender_price_renewals_total", Type: Counter, Programs: []string{Extender},
+		Help:   "Renewals of the prices of the policy `fragmentation`.",
+		Labels: []Label{labelResource},
+	})
+	ExtenderPriceTables = define(Metric{
+		Name: "divvy_extender_price_tables_total", Type: Counter, Programs: []string{Extender},
+		Help:   "Renewals for which the tables of what a part of a device is good for were made anew, as demand or devices had changed.",
+		Labels: []Label{labelResource},
+	})
+	ExtenderPriceChanges = define(Metric{
+		Name: "divvy_extender_price_changes_total", Type: Counter, Programs: []string{Extender},
+		Help:   "Renewals after which nodes may be rated otherwise than before; 0 while the policy has not seen enough and places as `binpack`.",
+		Labels: []Label{labelResource},
+	})
+	ExtenderPriceRenewalSeconds = define(Metric{
+		Name: "divvy_extender_price_renewal_seconds", Type: Gauge, Programs: []string{Extender},
+		Help:   "How long the last renewal of prices took, in which no request waits.",
+		Labels: []Label{labelResource}, Absent: "until prices were renewed",
+	})
+	ExtenderPriceAge = define(Metric{
+		Name: "divvy_extender_price_age_seconds", Type: Gauge, Programs: []string{Extender},
+		Help:   "Time since the last renewal of prices, which there is every 10 s at least.",
+		Labels: []Label{labelResource}, Absent: "until prices were renewed",
+	})
 	ExtenderReservations = define(Metric{
 		Name: "divvy_extender_reservations", Type: Gauge, Programs: []string{Extender},
 		Help: "Pods that were given a device and have not been seen bound yet.",

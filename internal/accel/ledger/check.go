@@ -166,6 +166,9 @@ func (l *Ledger) ask(req accel.Request) (place.Ask, place.Policy, error) {
 	if !known {
 		return ask, nil, fmt.Errorf("%w: %q", ErrPolicyUnknown, req.Policy)
 	}
+	if p, split := policy.(PerResource); split {
+		policy = p.For(req.Resource)
+	}
 	peak := req.Peak()
 	if peak <= 0 {
 		return ask, policy, nil

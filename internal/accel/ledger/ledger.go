@@ -97,6 +97,15 @@ type Options struct {
 	Now func() time.Time
 }
 
+// PerResource is a policy that decides with another one for each resource: of a
+// policy that learns, since units of two resources are not comparable. The name
+// of all of them is the same.
+type PerResource interface {
+	place.Policy
+	// For returns the policy of the resource, always the same one.
+	For(resource accel.Resource) place.Policy
+}
+
 // Ledger is the books of a cluster. Use New.
 type Ledger struct {
 	// policies are by name; "" is the one for requests that name none.

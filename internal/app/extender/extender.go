@@ -122,13 +122,18 @@ func assemble(s settings, clients kube.Clients) (*program, error) {
 	p := &program{
 		settings: s,
 		clients:  clients,
-		ledger:   ledger.New(ledger.Options{Policy: s.policy, ReservationTTL: s.ReservationTTL}),
 		keys:     kube.NewKeyring(s.GrantKeyFile),
 	}
 	counts := needsCapacity(s.policy)
+	p.ledger = ledger.New(ledger.Options{
+		Policy: s.policy, Policies: []place.Policy{s.prices}, ReservationTTL: s.ReservationTTL,
+		// kube-scheduler has looked at CPU and memory when it asks.
+		CapacityChecked: counts,
+	})
 	p.binder = kube.NewBinder(clients.Kubernetes, s.resources, counts)
 	booksConfig := kube.BooksConfig{
 		Ledger: p.ledger, Grants: p.keys, Resources: s.resources, NodeLabels: s.labels, ConfigLabels: nodeconfig.Labels,
+		Learner: s.prices,
 	}
 	if counts {
 		booksConfig.Capacity = p.ledger
@@ -141,7 +146,7 @@ func assemble(s settings, clients kube.Clients) (*program, error) {
 	registry.MustRegister(p.events, booksCollector{
 		size: p.books.Size, ledger: p.ledger, resources: s.resources, devices: s.MetricsDevices,
 		ready: func() bool { return p.ready() == nil }, leading: p.leading,
-	})
+	}, s.prices)
 	var err error
 	if s.TLSListen != "" {
 		if p.certs, err = newCertificates(s, clients.Kubernetes, registry); err != nil {
@@ -198,6 +203,8 @@ func (p *program) ready() error {
 		return errors.New("it is stopping")
 	case !p.books.Synced():
 		return errors.New("the books are still being read from the API server")
+	case !p.settings.prices.made():
+		return errors.New("the prices of the placement policy are being made")
 	}
 	_, err := p.keys.Signer()
 	return err
@@ -214,6 +221,7 @@ func (p *program) run(ctx context.Context, open listeners) error {
 			func(ctx context.Context) error { p.keys.Run(ctx, p.books.KeyChanged); return nil },
 			func(ctx context.Context) error { p.expire(ctx); return nil },
 			func(ctx context.Context) error { p.wake(ctx); return nil },
+			func(ctx context.Context) error { return p.settings.prices.run(ctx, p.ledger, p.books.Synced) },
 			serve.Announce(p.ready, p.size),
 		},
 		Servers: []serve.Server{

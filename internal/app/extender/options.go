@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/divvy-gpu/divvy/internal/accel"
+	"github.com/divvy-gpu/divvy/internal/accel/fragmentation"
 	"github.com/divvy-gpu/divvy/internal/accel/ledger"
 	"github.com/divvy-gpu/divvy/internal/accel/place"
 	"github.com/divvy-gpu/divvy/internal/app/flags"
@@ -62,6 +63,9 @@ type Options struct {
 	Kubeconfig string
 	// Policy is the name of a placement policy.
 	Policy string
+	// Demand is what pods are expected to ask for, a list in JSON, until more is
+	// known from those that came; see demandEntry.
+	Demand string
 	// GrantKeyFile holds the key that grants are signed with.
 	GrantKeyFile string
 	// Resources are the extended resources that are managed.
@@ -130,7 +134,8 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.MetricsListen, "metrics-listen", o.MetricsListen, "address to serve Prometheus metrics on; empty for none")
 	fs.BoolVar(&o.MetricsDevices, "metrics-devices", o.MetricsDevices, "show the units of each device among the metrics, three series for each")
 	fs.StringVar(&o.Kubeconfig, "kubeconfig", o.Kubeconfig, "kubeconfig file; empty for the pod's service account")
-	fs.StringVar(&o.Policy, "policy", o.Policy, "which device is preferred: binpack (the fullest that has room) or spread (the emptiest)")
+	fs.StringVar(&o.Policy, "policy", o.Policy, "which device is preferred: binpack (the fullest that has room), spread (the emptiest) or fragmentation (where most room is left for the pods that usually come)")
+	fs.StringVar(&o.Demand, "demand", o.Demand, "what pods are expected to ask for, for the policy fragmentation, until that is known from pods that came: a list in JSON, such as "+`[{"units":8,"cpu":"4","share":70},{"units":32,"devices":2,"share":30}]`)
 	fs.StringVar(&o.GrantKeyFile, "grant-key-file", o.GrantKeyFile, "file with the key, of 32 bytes or more, that grants are signed with; read again when it changes")
 	fs.StringSliceVar(&o.Resources, "resources", o.Resources, "extended resources that are managed; inspect shows enflame.com/gcu-memory, or else the first")
 	fs.StringVar(&o.NodeLabel, "node-label", o.NodeLabel, "label, as key=value, that a node needs to get shared pods; of several, joined by commas, any is enough; empty for none")
@@ -147,6 +152,7 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 type settings struct {
 	Options
 	policy    place.Policy
+	prices    *prices
 	bindFrom  []netip.Prefix
 	logging   logging.Options
 	resources []accel.Resource
@@ -168,7 +174,6 @@ func (o Options) settings() (settings, error) {
 	check := func(flag string, err error) {
 		errs = append(errs, flags.Mistake(flag, err))
 	}
-	var err error
 
 	check("listen", flags.CheckAddress(o.Listen))
 	if o.MetricsListen != "" {
@@ -188,8 +193,6 @@ func (o Options) settings() (settings, error) {
 		}
 		s.bindFrom = append(s.bindFrom, prefix)
 	}
-	s.policy, err = place.ParsePolicy(o.Policy)
-	check("policy", err)
 	if o.GrantKeyFile == "" {
 		check("grant-key-file", errors.New("must name a file"))
 	}
@@ -206,6 +209,13 @@ func (o Options) settings() (settings, error) {
 		seen[name] = true
 		s.resources = append(s.resources, accel.Resource(name))
 	}
+	prior, err := parseDemand(o.Demand, s.resources)
+	for _, one := range parts(err) {
+		check("demand", one)
+	}
+	s.prices = newPrices(s.resources, prior, o.Policy == fragmentation.Name)
+	s.policy, err = place.ParsePolicy(o.Policy, s.prices)
+	check("policy", err)
 	if o.NodeLabel != "" {
 		labels, err := kube.ParseLabels(o.NodeLabel)
 		check("node-label", err)

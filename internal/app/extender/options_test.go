@@ -43,11 +43,11 @@ func TestValidate(t *testing.T) {
 	want := []string{
 		`--listen: "32766": must be host:port, where the host may be empty`,
 		`--metrics-listen: ":metrics": the port must be a number up to 65535`,
-		`--policy: unknown placement policy "best", known are: binpack, spread`,
 		`--grant-key-file: must name a file`,
 		`--resources: "gcu-memory": must be an extended resource, domain/name`,
 		`--resources: a.example/x is named twice`,
 		`--resources: "a.example/b c": name part must consist of`,
+		`--policy: unknown placement policy "best", known are: binpack, spread, fragmentation`,
 		`--node-label: node label "gcushare": must be key=value`,
 		`--reservation-ttl: 1ns: must be at least 10s`,
 		`--shutdown-delay: -1ns: must not be negative`,

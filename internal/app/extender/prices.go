@@ -1,0 +1,231 @@
+package extender
+
+import (
+	"context"
+	"iter"
+	"sync/atomic"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/divvy-gpu/divvy/internal/accel"
+	"github.com/divvy-gpu/divvy/internal/accel/demand"
+	"github.com/divvy-gpu/divvy/internal/accel/fragmentation"
+	"github.com/divvy-gpu/divvy/internal/accel/ledger"
+	"github.com/divvy-gpu/divvy/internal/accel/place"
+)
+
+const (
+	// renewAfter is after how many pods that came prices are renewed, as in
+	// simulations, and renewEvery after how long without: pods go as well.
+	renewAfter = 100
+	renewEvery = 10 * time.Second
+	// renewPause is the shortest time between two renewals, and renewShare how many
+	// times as long as one took: so that they take a tenth of a core at most, however
+	// large the cluster is and however many pods come.
+	renewPause = time.Second
+	renewShare = 9
+	// refreshedAsks is how many kinds of pods are rated anew after a renewal.
+	refreshedAsks = 64
+	// booksPoll is how often the books are looked at until they were read.
+	booksPoll = 50 * time.Millisecond
+)
+
+var (
+	_ ledger.PerResource = (*prices)(nil)
+	_ place.Policy       = (*prices)(nil)
+)
+
+// prices is the policy fragmentation in the extender: one for each resource, since
+// units of two resources are not comparable; what they learn from the books; and the
+// renewal of their prices, which no request waits for.
+type prices struct {
+	// policies are in the order of the resources.
+	policies []*priced
+	byName   map[accel.Resource]*priced
+	// always is true where this is the policy of the cluster, and wanted once the
+	// cluster or a pod asks for it: before that nobody needs prices.
+	always bool
+	wanted atomic.Bool
+	// renewed is true once there was a renewal after all was read.
+	renewed atomic.Bool
+	// came counts pods since the last renewal, and wake holds one signal that there
+	// were enough.
+	came atomic.Int64
+	wake chan struct{}
+}
+
+// priced is the policy for one resource.
+type priced struct {
+	*fragmentation.Policy
+	resource accel.Resource
+	seen     atomic.Uint64 // pods
+	last     atomic.Pointer[renewal]
+}
+
+// renewal is the outcome of the last one.
+type renewal struct {
+	fragmentation.Status
+	at   time.Time
+	took time.Duration
+}
+
+// newPrices returns the policy for the resources. It renews its prices always where it is
+// that of the cluster. The prior, by resource, may be nil.
+func newPrices(resources []accel.Resource, prior map[accel.Resource][]demand.Count, always bool) *prices {
+	p := &prices{byName: map[accel.Resource]*priced{}, always: always, wake: make(chan struct{}, 1)}
+	for _, r := range resources {
+		one := &priced{Policy: fragmentation.New(fragmentation.Options{Demand: demand.Options{Prior: prior[r]}}), resource: r}
+		p.policies = append(p.policies, one)
+		p.byName[r] = one
+	}
+	p.wanted.Store(always)
+	return p
+}
+
+// Name implements place.Policy.
+func (*prices) Name() string { return fragmentation.Name }
+
+// For implements ledger.PerResource.
+func (p *prices) For(resource accel.Resource) place.Policy {
+	if one := p.byName[resource]; one != nil {
+		return one
+	}
+	return place.Binpack
+}
+
+// Choose implements place.Policy. Nobody asks it, as For says which policy decides.
+func (*prices) Choose(n *place.Node, a *place.Ask, buf []int) (slots []int, rating int64, ok bool) {
+	return place.Binpack.Choose(n, a, buf)
+}
+
+// Epoch implements place.Policy, as Choose.
+func (*prices) Epoch() uint64 { return place.Binpack.Epoch() }
+
+// NeedsCapacity makes the extender count CPU and memory where this is the policy of
+// the cluster.
+func (*prices) NeedsCapacity() bool { return true }
+
+// Learn implements kube.Learner.
+func (p *prices) Learn(r accel.Request) {
+	one := p.byName[r.Resource]
+	if one == nil {
+		return
+	}
+	devices := max(r.Devices, 1)
+	one.observe(&place.Ask{Units: r.Peak() / accel.Units(devices), Devices: devices, CPU: r.CPU, Memory: r.Memory, Only: r.Selection})
+	if r.Policy == fragmentation.Name && p.wanted.CompareAndSwap(false, true) {
+		p.signal() // the first pod that asks for it
+	}
+	p.count()
+}
+
+// LearnBeside implements kube.Learner.
+func (p *prices) LearnBeside(resource accel.Resource, cpu, memory int64) {
+	if one := p.byName[resource]; one != nil {
+		one.observe(&place.Ask{CPU: cpu, Memory: memory})
+		p.count()
+	}
+}
+
+func (o *priced) observe(a *place.Ask) {
+	o.Observe(a)
+	o.seen.Add(1)
+}
+
+func (p *prices) count() {
+	if p.came.Add(1) >= renewAfter {
+		p.signal()
+	}
+}
+
+func (p *prices) signal() {
+	select {
+	case p.wake <- struct{}{}:
+	default: // there is one
+	}
+}
+
+// made reports whether decisions can be made by the policy of the cluster: there are
+// prices if that is this one, or too little is known to make them of.
+func (p *prices) made() bool { return p.renewed.Load() || !p.always }
+
+// run renews prices until the context ends, once the books were read.
+func (p *prices) run(ctx context.Context, books *ledger.Ledger, read func() bool) error {
+	for !read() {
+		if !wait(ctx, booksPoll, nil) {
+			return nil
+		}
+	}
+	for {
+		pause := renewPause
+		if p.wanted.Load() {
+			began := time.Now()
+			p.renew(ctx, books)
+			pause = max(pause, renewShare*time.Since(began))
+		}
+		if !wait(ctx, pause, nil) || !wait(ctx, renewEvery, p.wake) {
+			return nil
+		}
+	}
+}
+
+// wait waits for a time or for the signal, and returns false when the context ended.
+func wait(ctx context.Context, d time.Duration, signal <-chan struct{}) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-timer.C:
+	case <-signal:
+	}
+	return true
+}
+
+// renew renews all prices, and the ratings that the ledger remembers where they have
+// changed, so that no request has to.
+func (p *prices) renew(ctx context.Context, books *ledger.Ledger) {
+	p.came.Store(0)
+	changed := false
+	for _, one := range p.policies {
+		before := one.Epoch()
+		one.renew(ctx, books)
+		changed = changed || one.Epoch() != before
+	}
+	if changed {
+		books.Refresh(refreshedAsks)
+	}
+	p.renewed.Store(true)
+}
+
+func (o *priced) renew(ctx context.Context, books *ledger.Ledger) {
+	log := klog.FromContext(ctx)
+	began := time.Now()
+	o.Renew(nodes(books, o.resource))
+	now := &renewal{Status: o.Status(), at: time.Now(), took: time.Since(began)}
+	before := o.last.Swap(now)
+	if before == nil {
+		before = &renewal{}
+	}
+	switch {
+	case now.Epoch > 0 && before.Epoch == 0:
+		log.Info("Places by what pods usually ask for", "policy", fragmentation.Name, "resource", o.resource, "pods", int(now.Pods), "kinds", now.Kinds)
+	case now.Tables != before.Tables:
+		log.V(2).Info("What pods usually ask for has changed", "resource", o.resource, "pods", int(now.Pods), "kinds", now.Kinds, "took", now.took.String())
+	}
+	if now.Err != nil && (before.Err == nil || before.Err.Error() != now.Err.Error()) {
+		log.Error(now.Err, "All free parts of devices count alike, as what they are good for could not be found out", "resource", o.resource)
+	}
+}
+
+// nodes goes through the nodes that publish the resource.
+func nodes(books *ledger.Ledger, resource accel.Resource) iter.Seq[*place.Node] {
+	return func(yield func(*place.Node) bool) {
+		for _, n := range books.Each(resource) {
+			if !yield(n) {
+				return
+			}
+		}
+	}
+}
