@@ -29,10 +29,11 @@ func (e *Extender) tell(ctx context.Context, pod *v1.Pod, kind events.Kind, mess
 	}
 }
 
-// believes reports whether the caller is one that may bind.
+// believes reports whether the caller is one that may bind, also through a replica
+// that does not lead.
 func (e *Extender) believes(ctx context.Context) bool {
 	r, ok := ctx.Value(callerKey{}).(*http.Request)
-	return ok && e.mayBind(r) == nil
+	return ok && r.Header.Get(ForwardedHeader) != forwardedStranger && e.mayBind(r) == nil
 }
 
 // mayBind refuses binds of callers that are nobody to trust with one: a bind acts

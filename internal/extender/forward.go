@@ -28,8 +28,15 @@ type Election interface {
 }
 
 // ForwardedHeader marks a request that a replica handed on. It is not handed on
-// again.
+// again. The value is forwardedBelieved, or forwardedStranger for a caller that may
+// not bind, whom the leader is not to believe either: it sees the replica's
+// certificate only.
 const ForwardedHeader = "Divvy-Forwarded"
+
+const (
+	forwardedBelieved = "1"
+	forwardedStranger = "stranger"
+)
 
 const (
 	// tryAgain is the pause before the leader is asked again that could not be reached.
@@ -164,7 +171,10 @@ func (e *Extender) ask(ctx context.Context, w http.ResponseWriter, r *http.Reque
 	if kind := r.Header.Get("Content-Type"); kind != "" {
 		request.Header.Set("Content-Type", kind)
 	}
-	request.Header.Set(ForwardedHeader, "1")
+	request.Header.Set(ForwardedHeader, forwardedBelieved)
+	if e.mayBind(r) != nil {
+		request.Header.Set(ForwardedHeader, forwardedStranger)
+	}
 	response, err := e.config.Forward.RoundTrip(request)
 	if err != nil {
 		return false, err

@@ -16,6 +16,7 @@ import (
 	extenderv1 "k8s.io/kube-scheduler/extender/v1"
 
 	"github.com/divvy-gpu/divvy/internal/accel"
+	"github.com/divvy-gpu/divvy/internal/events"
 	"github.com/divvy-gpu/divvy/internal/kube"
 )
 
@@ -129,6 +130,53 @@ func TestAFollowerHandsOnNoBindOfAStranger(t *testing.T) {
 	}
 }
 
+// Nor does the leader believe a stranger that there is such a pod because a replica
+// asks for it.
+func TestAFollowerHandsOnWhoAsks(t *testing.T) {
+	told := 0
+	leader := newWorld(t, func(c *Config) { c.Tell = func(accel.PodRef, events.Kind, string) { told++ } })
+	follower, _ := newFollower(t, leader.server.Config.Handler)
+	body, err := json.Marshal(extenderv1.ExtenderArgs{Pod: newPod("p", 900), NodeNames: &[]string{"node-a"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for remote, want := range map[string]int{"192.0.2.77:4000": 0, "127.0.0.1:4000": 1} {
+		request := httptest.NewRequest(http.MethodPost, Prefix+"/filter", bytes.NewReader(body))
+		request.RemoteAddr, told = remote, 0
+		answer := httptest.NewRecorder()
+		follower.server.Config.Handler.ServeHTTP(answer, request)
+		if !strings.Contains(answer.Body.String(), noRoom) || told != want {
+			t.Errorf("%s: %d events, want %d; the answer is %s", remote, told, want, answer.Body)
+		}
+	}
+}
+
+// losing is a cluster over which the lead is lost in the middle of an answer.
+type losing struct {
+	*fakeCluster
+	lose func()
+}
+
+func (l losing) Problem(string) string { l.lose(); return "" }
+
+func TestNoAnswerOfOneThatLostTheLead(t *testing.T) {
+	w, f := newFollower(t, nil, func(c *Config) {
+		f, ok := c.Election.(*fakeElection)
+		if !ok {
+			t.Fatal("the election is another")
+		}
+		c.Cluster = losing{&fakeCluster{}, func() { f.set(func() { f.leading = false }) }}
+	})
+	f.lead()
+	pod := newPod("p", 4)
+	for node, want := range map[string]string{"node-a": "", "nowhere": "the extender is not ready: another replica leads"} {
+		if got := w.filter(extenderv1.ExtenderArgs{Pod: pod, NodeNames: &[]string{node}}); got.Error != want || want != "" && got.FailedAndUnresolvableNodes != nil {
+			t.Errorf("%s: filter answers %+v, want the error %q", node, got, want)
+		}
+		f.lead()
+	}
+}
+
 func TestARequestWaitsForALeader(t *testing.T) {
 	tests := map[string]struct {
 		leader http.Handler
@@ -203,7 +251,7 @@ func TestARequestIsHandedOnOnce(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	request.Header.Set(ForwardedHeader, "1")
+	request.Header.Set(ForwardedHeader, forwardedBelieved)
 	resp, err := follower.server.Client().Do(request)
 	if err != nil {
 		t.Fatal(err)

@@ -44,6 +44,9 @@ type verb struct {
 	fail func(out []byte, text string) []byte
 	// allow refuses a caller; nil admits all.
 	allow func(r *http.Request) error
+	// acts is true where something was done, which is so whoever leads by now. Other
+	// answers are not given by a replica that lost the lead over them.
+	acts bool
 }
 
 // Handler returns the routes, without listening:
@@ -58,7 +61,7 @@ func (e *Extender) Handler() http.Handler {
 		{name: verbFilter, maxBody: maxFilterBody, answer: e.filter, fail: appendFilterError},
 		{name: verbPreempt, maxBody: maxFilterBody, answer: e.preempt, allow: e.mayBind},
 		{name: verbPrioritize, maxBody: maxFilterBody, answer: e.prioritize},
-		{name: verbBind, maxBody: maxBindBody, answer: e.bind, fail: appendError, allow: e.mayBind},
+		{name: verbBind, maxBody: maxBindBody, answer: e.bind, fail: appendError, allow: e.mayBind, acts: true},
 	} {
 		mux.Handle(Prefix+"/"+v.name, e.led(v, held, e.handleVerb(v)))
 	}
@@ -124,6 +127,9 @@ func (e *Extender) handleVerb(v verb) http.Handler {
 				err = func() error {
 					defer done() // a panic must not keep large bodies out for ever
 					answer, err := v.answer(context.WithValue(r.Context(), callerKey{}, r), *body, (*out)[:0])
+					if err == nil && !v.acts {
+						err = e.ready() // a process may have been paused in the middle
+					}
 					if err == nil {
 						*out = answer
 					}
