@@ -168,6 +168,10 @@ simulate-published: ## Compare the baselines of the simulation with what was pub
 	@[ -n '$(TRACE)' ] || { echo 'TRACE=DIR is needed: a directory with the public trace and published.csv, see docs/simulate.md' >&2; exit 2; }
 	go run ./cmd/kubectl-divvy simulate --trace '$(TRACE)' --workload all --policy Random,BestFit,GpuPacking,FGD --published '$(TRACE)/published.csv'
 
+.PHONY: bench-filter
+bench-filter: ## Measure filter and prioritize of 5000 nodes over HTTP beside floors that only read and write.
+	go test -run '^$$' -bench '^BenchmarkHTTP$$' -benchtime 2000x ./internal/extender
+
 .PHONY: fuzz
 fuzz: ## Fuzz every target for FUZZTIME.
 	@go list -f '{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}{{end}}' ./... | while read -r package; do \

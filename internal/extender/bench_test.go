@@ -1,18 +1,23 @@
 package extender
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"os/exec"
+	"path/filepath"
 	"runtime/debug"
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -26,6 +31,7 @@ import (
 	"github.com/divvy-gpu/divvy/internal/accel"
 	"github.com/divvy-gpu/divvy/internal/accel/ledger"
 	"github.com/divvy-gpu/divvy/internal/accel/wire"
+	"github.com/divvy-gpu/divvy/internal/heap"
 	"github.com/divvy-gpu/divvy/internal/kube"
 )
 
@@ -38,182 +44,364 @@ const (
 	benchMorePods = 50_000
 )
 
-// BenchmarkHTTPFilter measures filter as kube-scheduler sees it: over a real
-// connection, with 5000 node names of 8 cards each and 20 000 and 50 000 pods in the
-// books, from sending the request to the last byte of the answer. Beside each call,
-// in turn with it, a floor answers the same bytes after it has decoded the same
-// request and encoded the answer, with nothing looked up in between. It reports
-// the ratio of the two, and the resident memory of the whole process, which is more
-// than the extender's own: the client and the floor are in it.
-func BenchmarkHTTPFilter(b *testing.B) {
-	server, refill := benchServer(b)
-	alone := map[string]time.Duration{}
-	for _, pods := range []int{benchPods, benchMorePods} {
-		refill(pods)
-		resident := residentMB(b)
-		for _, kind := range []struct {
-			name string
-			ask  int64 // units
-		}{
-			{"fitsSome", 12}, {"fitsAll", 1}, {"fitsNone", 20},
-		} {
-			body := benchRequest(b, kind.ask)
-			b.Run(fmt.Sprintf("%s/pods=%d", kind.name, pods), func(b *testing.B) {
-				var answer bytes.Buffer
-				benchCall(b, server, "/filter", body, &answer)
-				floor := floorServer(b, body, answer.Bytes())
-				var took, least []time.Duration
-				for b.Loop() {
-					took = append(took, benchCall(b, server, "/filter", body, &answer))
-					least = append(least, benchCall(b, floor, "", body, &answer))
+// BenchmarkHTTP measures filter and prioritize as kube-scheduler sees them: over a
+// real connection to another process, with 5000 node names of 8 cards each, from
+// sending the request to the last byte of the answer. Four processes are asked in
+// turn, so that whatever else this machine does meets all of them:
+//
+//   - an extender with 20 000 pods in its books,
+//   - one with 50 000,
+//   - the floor, which decodes the same request and encodes the same answer with the
+//     extender's own means, and looks up nothing in between: no extender with these
+//     means can be faster,
+//   - the floor of encoding/json, which does the same as most extenders do it, with
+//     package k8s.io/kube-scheduler/extender/v1.
+//
+// It reports ratios, and the resident memory of the processes with the books.
+func BenchmarkHTTP(b *testing.B) {
+	few, many := startServer(b, serveBooks, benchPods), startServer(b, serveBooks, benchMorePods)
+	own, plain := startServer(b, serveFloor, 0), startServer(b, serveJSONFloor, 0)
+	for _, kind := range []struct {
+		name, path string
+		ask        int64 // units
+	}{
+		{"filter/fitsSome", "/filter", 12}, {"filter/fitsAll", "/filter", 1}, {"filter/fitsNone", "/filter", 20},
+		{"prioritize/fitsSome", "/prioritize", 12},
+	} {
+		body := benchRequest(b, kind.ask)
+		b.Run(kind.name, func(b *testing.B) {
+			var answer bytes.Buffer
+			few.call(b, http.MethodPost, kind.path, body, &answer)
+			known := bytes.Clone(answer.Bytes())
+			if bytes.Contains(known, []byte(`"Error":"`)) && !bytes.Contains(known, []byte(`"Error":""`)) {
+				b.Fatalf("%s answered %.200s", kind.path, known)
+			}
+			for _, floor := range []*benchServer{own, plain} {
+				floor.call(b, http.MethodPut, kind.path, known, &answer)
+			}
+			servers := []*benchServer{few, many, own, plain}
+			took := make([][]time.Duration, len(servers))
+			for b.Loop() {
+				for i, s := range servers {
+					took[i] = append(took[i], s.call(b, http.MethodPost, kind.path, body, &answer))
+					if !sameSize(answer.Len(), len(known), i) {
+						b.Fatalf("process %d answered %d bytes, the first one %d", i, answer.Len(), len(known))
+					}
 				}
-				b.StopTimer()
-				var result extenderv1.ExtenderFilterResult
-				if err := json.Unmarshal(answer.Bytes(), &result); err != nil || result.Error != "" {
-					b.Fatalf("answer: %v %s", err, result.Error)
-				}
-				slices.Sort(took)
-				slices.Sort(least)
-				p50 := took[len(took)/2]
-				b.ReportMetric(0, "ns/op") // of two calls, which nobody asked for
-				b.ReportMetric(p50.Seconds()*1e3, "p50-ms")
-				b.ReportMetric(took[len(took)*99/100].Seconds()*1e3, "p99-ms")
-				b.ReportMetric(least[len(least)/2].Seconds()*1e3, "floor-p50-ms")
-				b.ReportMetric(p50.Seconds()/least[len(least)/2].Seconds(), "x-floor")
-				b.ReportMetric(float64(len(*result.NodeNames)), "nodes-fit")
-				b.ReportMetric(max(resident, residentMB(b)), "resident-MB")
-				if pods == benchPods {
-					alone[kind.name] = p50
-				} else if before := alone[kind.name]; before > 0 {
-					b.ReportMetric(p50.Seconds()/before.Seconds(), "x-20000-pods")
-				}
-			})
-		}
+			}
+			b.StopTimer()
+			fewTook, manyTook, ownTook, plainTook := times(took[0]), times(took[1]), times(took[2]), times(took[3])
+			fewMB, manyMB := few.residentMB(b), many.residentMB(b)
+			b.ReportMetric(0, "ns/op") // of four calls, which nobody asked for
+			b.ReportMetric(fewTook.p50, "p50-ms")
+			b.ReportMetric(fewTook.p99, "p99-ms")
+			b.ReportMetric(ownTook.p99, "floor-p99-ms")
+			b.ReportMetric(fewTook.p50/ownTook.p50, "x-floor-p50")
+			b.ReportMetric(fewTook.mean/ownTook.mean, "x-floor-mean")
+			b.ReportMetric(fewTook.p50/plainTook.p50, "x-json-p50")
+			b.ReportMetric(manyTook.p50/fewTook.p50, "x-50000-pods")
+			b.ReportMetric(fewMB, "resident-MB")
+			b.ReportMetric(manyMB, "resident-50000-MB")
+			b.Logf("%s of %d nodes, %d pods: p50 %.2f ms, %.2f times the floor (at most 2), mean %.2f times (at most 2), %.2f times that of encoding/json; "+
+				"p99 %.1f ms (at most 10), of the floor %.1f ms; %.0f MB (at most 150); with %d pods p50 %.2f times (0.9 to 1.1), %.0f MB, %.2f times (at most 1.1)",
+				kind.name, benchNodes, benchPods, fewTook.p50, fewTook.p50/ownTook.p50, fewTook.mean/ownTook.mean, fewTook.p50/plainTook.p50,
+				fewTook.p99, ownTook.p99, fewMB, benchMorePods, manyTook.p50/fewTook.p50, manyMB, manyMB/fewMB)
+		})
 	}
 }
 
-// benchCall asks, and returns how long it took.
-func benchCall(b *testing.B, server *httptest.Server, path string, body []byte, answer *bytes.Buffer) time.Duration {
-	b.Helper()
-	if path != "" {
-		path = Prefix + path
+// sameSize reports whether a process answered what the first one did. The one with
+// more pods has room on other nodes, but for fewer or more bytes it has a reason.
+func sameSize(got, want, process int) bool {
+	if process == 1 {
+		return got > want/2 && got < want*2
 	}
+	return got >= want-1 && got <= want+1 // json.Encoder ends with a newline
+}
+
+// taken are milliseconds.
+type taken struct{ p50, p99, mean float64 }
+
+func times(all []time.Duration) taken {
+	slices.Sort(all)
+	var sum time.Duration
+	for _, one := range all {
+		sum += one
+	}
+	ms := func(d time.Duration) float64 { return d.Seconds() * 1e3 }
+	return taken{p50: ms(all[len(all)/2]), p99: ms(all[len(all)*99/100]), mean: ms(sum) / float64(len(all))}
+}
+
+// What a process of the benchmark serves.
+const (
+	serveBooks     = "books"
+	serveFloor     = "floor"
+	serveJSONFloor = "json"
+)
+
+// benchServer is a process of this program that serves.
+type benchServer struct {
+	pid    int
+	url    string
+	client *http.Client
+}
+
+// benchEnv says to this program that it is such a process, and which: see TestMain.
+const benchEnv = "DIVVY_EXTENDER_BENCHMARK"
+
+func startServer(b *testing.B, what string, pods int) *benchServer {
+	b.Helper()
+	cmd := exec.CommandContext(context.WithoutCancel(b.Context()), os.Args[0]) //nolint:gosec // this program
+	cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%s %d", benchEnv, what, pods))
+	cmd.Stderr = os.Stderr
+	stdin, err := cmd.StdinPipe() // it ends when this is closed
+	if err != nil {
+		b.Fatal(err)
+	}
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		b.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() {
+		if err := errors.Join(stdin.Close(), cmd.Wait()); err != nil {
+			b.Error(err)
+		}
+	})
+	url, err := bufio.NewReader(stdout).ReadString('\n')
+	if err != nil {
+		b.Fatalf("the process that serves %s: %v", what, err)
+	}
+	return &benchServer{pid: cmd.Process.Pid, url: strings.TrimSpace(url), client: &http.Client{Transport: &http.Transport{}}}
+}
+
+// call asks, and returns how long it took.
+func (s *benchServer) call(b *testing.B, method, path string, body []byte, answer *bytes.Buffer) time.Duration {
+	b.Helper()
 	start := time.Now()
-	resp, err := server.Client().Post(server.URL+path, "application/json", bytes.NewReader(body))
+	req, err := http.NewRequestWithContext(b.Context(), method, s.url+Prefix+path, bytes.NewReader(body))
+	if err != nil {
+		b.Fatal(err)
+	}
+	req.Header.Set("Content-Type", "application/json")
+	resp, err := s.client.Do(req)
 	if err != nil {
 		b.Fatal(err)
 	}
 	answer.Reset()
 	_, err = answer.ReadFrom(resp.Body)
-	if err := resp.Body.Close(); err != nil {
+	if err := errors.Join(err, resp.Body.Close()); err != nil {
 		b.Fatal(err)
 	}
-	if err != nil {
-		b.Fatal(err)
+	took := time.Since(start)
+	if resp.StatusCode != http.StatusOK {
+		b.Fatalf("%s %s: %s: %s", method, path, resp.Status, answer)
 	}
-	return time.Since(start)
+	return took
 }
 
-// floorServer decodes requests like this one and encodes this answer, with the
-// extender's own means, which are faster than those of encoding/json
-// (BenchmarkDecodeFilterArgs): no extender with them can be faster.
-func floorServer(b *testing.B, request, answer []byte) *httptest.Server {
+// residentMB reads the resident memory of the process from the kernel.
+func (s *benchServer) residentMB(b *testing.B) float64 {
 	b.Helper()
-	var known extenderv1.ExtenderFilterResult
-	if err := json.Unmarshal(answer, &known); err != nil {
-		b.Fatal(err)
-	}
-	asked, err := decodeFilterArgs(request)
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", s.pid))
 	if err != nil {
-		b.Fatal(err)
+		b.Fatalf("no resident memory to read: %v", err)
 	}
-	var result filterResult
-	fits := map[string]bool{}
-	for _, name := range *known.NodeNames {
-		fits[name] = true
-	}
-	for i, name := range asked.names {
-		reason, unresolvable := known.FailedAndUnresolvableNodes[name]
-		switch {
-		case fits[name]:
-			result.fits = append(result.fits, i)
-		case unresolvable:
-			result.refusals = append(result.refusals, refusal{node: name, reason: reason, unresolvable: true})
-		default:
-			result.refusals = append(result.refusals, refusal{node: name, reason: known.FailedNodes[name]})
-		}
-	}
-	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		body, out := getBuffer(), getBuffer()
-		defer putBuffer(body)
-		defer putBuffer(out)
-		into := bytes.NewBuffer((*body)[:0])
-		into.Grow(int(r.ContentLength) + bytes.MinRead)
-		if _, err := into.ReadFrom(r.Body); err != nil {
-			b.Error(err)
-			return
-		}
-		*body = into.Bytes()
-		args, err := decodeFilterArgs(*body)
-		if err != nil {
-			b.Error(err)
-			return
-		}
-		*out = appendFilterResult((*out)[:0], args, result)
-		writeJSON(w, http.StatusOK, *out)
-	}))
-	b.Cleanup(server.Close)
-	return server
-}
-
-// benchServer serves an extender whose books are filled as a reflector fills
-// them, from whole objects: the nodes once, and so many pods each time that refill
-// is called.
-func benchServer(b *testing.B) (server *httptest.Server, refill func(pods int)) {
-	b.Helper()
-	books := ledger.New(ledger.Options{})
-	keys := newKeys(b)
-	resources := []accel.Resource{gcuMemory}
-	follower := kube.NewBooks(kube.BooksConfig{Ledger: books, Grants: keys, Resources: resources})
-	signer, err := keys.Signer()
-	if err != nil {
-		b.Fatal(err)
-	}
-
-	fill := func(store cache.TransformingStore, n int, object func(i int) any) {
-		items := make([]any, n)
-		for i := range items {
-			if items[i], err = store.Transformer()(object(i)); err != nil {
+	for line := range strings.Lines(string(status)) {
+		if rest, ok := strings.CutPrefix(line, "VmRSS:"); ok {
+			kb, err := strconv.ParseFloat(strings.Fields(rest)[0], 64)
+			if err != nil {
 				b.Fatal(err)
 			}
-		}
-		if err := store.Replace(items, ""); err != nil {
-			b.Fatal(err)
+			return kb / 1024
 		}
 	}
-	fill(follower.Nodes(), benchNodes, func(i int) any { return benchNode(b, i) })
-	refill = func(pods int) {
-		b.Helper()
-		fill(follower.Pods(), pods, func(i int) any { return benchPod(b, i, signer) })
-		debug.FreeOSMemory() // what making the objects took is not the extender's
-	}
+	b.Fatal("/proc has no VmRSS")
+	return 0
+}
 
+// serveBenchmark is what a process of the benchmark does: it writes where it serves,
+// and serves until its input ends.
+func serveBenchmark(what string) error {
+	kind, count, _ := strings.Cut(what, " ")
+	pods, err := strconv.Atoi(count)
+	if err != nil {
+		return err
+	}
+	var handler http.Handler
+	switch kind {
+	case serveBooks:
+		ctx, cancel := context.WithCancel(context.Background())
+		var keeps sync.WaitGroup
+		keeps.Go(func() { heap.Keep(ctx, HeapBudget) })
+		defer keeps.Wait()
+		defer cancel()
+		if handler, err = benchHandler(pods); err != nil {
+			return err
+		}
+	case serveFloor:
+		handler = &floor{read: readOwn, write: writeOwn}
+	case serveJSONFloor:
+		handler = &floor{read: readJSON, write: writeJSONAnswer}
+	}
+	server := httptest.NewServer(handler)
+	defer server.Close()
+	fmt.Println(server.URL)
+	_, err = io.Copy(io.Discard, os.Stdin)
+	return err
+}
+
+// floor decodes requests and encodes an answer that it was told by PUT.
+type floor struct {
+	// read decodes a request to the names of its nodes.
+	read func(body []byte) (filterArgs, error)
+	// write encodes the answer.
+	write func(out []byte, args filterArgs, known *knownAnswer) ([]byte, error)
+
+	known knownAnswer // one client asks one thing after the other
+}
+
+// knownAnswer is one of the two, as package extenderv1 and as this package has it.
+type knownAnswer struct {
+	filter  *extenderv1.ExtenderFilterResult
+	result  filterResult
+	ratings extenderv1.HostPriorityList
+	scores  []int64
+}
+
+// ServeHTTP answers POST, and is told the next answer by PUT.
+func (f *floor) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	body, out := getBuffer(), getBuffer()
+	defer putBuffer(body)
+	defer putBuffer(out)
+	into := bytes.NewBuffer((*body)[:0])
+	into.Grow(int(r.ContentLength) + bytes.MinRead)
+	_, err := into.ReadFrom(r.Body)
+	*body = into.Bytes()
+	if err == nil && r.Method == http.MethodPut {
+		f.known, err = learn(*body)
+	} else if err == nil {
+		var args filterArgs
+		if args, err = f.read(*body); err == nil {
+			*out, err = f.write((*out)[:0], args, &f.known)
+		}
+	}
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+		return
+	}
+	writeJSON(w, http.StatusOK, *out)
+}
+
+func learn(answer []byte) (knownAnswer, error) {
+	var k knownAnswer
+	if answer[0] == '[' {
+		err := json.Unmarshal(answer, &k.ratings)
+		for _, one := range k.ratings {
+			k.scores = append(k.scores, one.Score)
+		}
+		return k, err
+	}
+	if err := json.Unmarshal(answer, &k.filter); err != nil {
+		return k, err
+	}
+	fits := map[string]bool{}
+	for _, name := range *k.filter.NodeNames {
+		fits[name] = true
+	}
+	for i := range benchNodes {
+		name := benchNodeName(i)
+		if fits[name] {
+			k.result.fits = append(k.result.fits, i)
+		} else if reason, ok := k.filter.FailedNodes[name]; ok {
+			k.result.refusals = append(k.result.refusals, refusal{node: name, reason: reason})
+		} else {
+			k.result.refusals = append(k.result.refusals, refusal{node: name, reason: k.filter.FailedAndUnresolvableNodes[name], unresolvable: true})
+		}
+	}
+	return k, nil
+}
+
+func readOwn(body []byte) (filterArgs, error) { return decodeFilterArgs(body) }
+
+func writeOwn(out []byte, args filterArgs, known *knownAnswer) ([]byte, error) {
+	if known.filter == nil {
+		return appendPriorities(out, args.names, known.scores), nil
+	}
+	return appendFilterResult(out, args, known.result), nil
+}
+
+func readJSON(body []byte) (filterArgs, error) {
+	var args extenderv1.ExtenderArgs
+	if err := json.Unmarshal(body, &args); err != nil {
+		return filterArgs{}, err
+	}
+	return filterArgs{pod: args.Pod, names: *args.NodeNames}, nil
+}
+
+func writeJSONAnswer(_ []byte, _ filterArgs, known *knownAnswer) ([]byte, error) {
+	if known.filter == nil {
+		return json.Marshal(known.ratings)
+	}
+	return json.Marshal(known.filter)
+}
+
+// benchHandler is an extender whose books are filled as a reflector fills them, from
+// whole objects.
+func benchHandler(pods int) (http.Handler, error) {
+	books := ledger.New(ledger.Options{})
+	dir, err := os.MkdirTemp("", "divvy-bench-")
+	if err != nil {
+		return nil, err
+	}
+	defer os.RemoveAll(dir) //nolint:errcheck // the key was read
+	file := filepath.Join(dir, "key")
+	if err := os.WriteFile(file, bytes.Repeat([]byte("k"), 32), 0o600); err != nil {
+		return nil, err
+	}
+	keys := kube.NewKeyring(file)
+	signer, err := keys.Signer()
+	if err != nil {
+		return nil, err
+	}
+	resources := []accel.Resource{gcuMemory}
+	follower := kube.NewBooks(kube.BooksConfig{Ledger: books, Grants: keys, Resources: resources})
+
+	fill := func(store cache.TransformingStore, n int, object func(i int) (any, error)) error {
+		items := make([]any, n)
+		for i := range items {
+			whole, err := object(i)
+			if err != nil {
+				return err
+			}
+			if items[i], err = store.Transformer()(whole); err != nil {
+				return err
+			}
+		}
+		return store.Replace(items, "")
+	}
+	if err := fill(follower.Nodes(), benchNodes, benchNode); err != nil {
+		return nil, err
+	}
+	if err := fill(follower.Pods(), pods, func(i int) (any, error) { return benchPod(i, signer) }); err != nil {
+		return nil, err
+	}
 	e, err := New(Config{
-		Ledger: books, Cluster: follower, Binder: noBinder{}, Signer: keys.Signer,
+		Ledger: books, Cluster: follower, Binder: noBinder{}, Signer: func() (*wire.Signer, error) { return signer, nil },
 		Ready: func() error { return nil }, Resources: resources, Version: "bench",
 	})
 	if err != nil {
-		b.Fatal(err)
+		return nil, err
 	}
-	server = httptest.NewServer(e.Handler())
-	b.Cleanup(server.Close)
-	return server, refill
+	debug.FreeOSMemory() // what making the objects took is not the extender's
+	return e.Handler(), nil
 }
 
 func benchNodeName(i int) string { return fmt.Sprintf("accelerator-node-%04d", i) }
 
-func benchNode(b *testing.B, i int) *metav1.PartialObjectMetadata {
-	b.Helper()
+func benchNode(i int) (any, error) {
 	units := accel.Units(16)
 	if i%2 == 1 {
 		units = 8 // every other node has smaller cards, so that some requests fit some nodes
@@ -225,31 +413,24 @@ func benchNode(b *testing.B, i int) *metav1.PartialObjectMetadata {
 		}})
 	}
 	annotation, err := wire.EncodeInventory([]accel.Inventory{inv})
-	if err != nil {
-		b.Fatal(err)
-	}
 	return &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{
 		Name: benchNodeName(i), Annotations: map[string]string{wire.InventoryAnnotation: annotation},
-	}}
+	}}, err
 }
 
 // benchPod is one of four pods on each node, on cards that differ from node to
 // node.
-func benchPod(b *testing.B, i int, signer *wire.Signer) *v1.Pod {
-	b.Helper()
+func benchPod(i int, signer *wire.Signer) (*v1.Pod, error) {
 	node, uid := i%benchNodes, types.UID(fmt.Sprintf("00000000-0000-0000-0000-%012d", i))
 	card, units := (i/benchNodes+node)%benchCards, int64(1+(node*7+i/benchNodes)%8)
 	value, err := signer.EncodeGrant(string(uid), accel.Grant{
 		Resource: gcuMemory, Node: benchNodeName(node), Device: accel.DeviceID(fmt.Sprintf("U5300%04d%02d", node, card)),
 		Index: card, DeviceUnits: 16, Units: accel.Units(units), At: time.Unix(1, 0), Confirmed: true,
 	})
-	if err != nil {
-		b.Fatal(err)
-	}
 	pod := benchPodSpec("pod-"+strconv.Itoa(i), units)
 	pod.UID, pod.Spec.NodeName = uid, benchNodeName(node)
 	pod.Annotations = map[string]string{wire.GrantAnnotation: value}
-	return pod
+	return pod, err
 }
 
 // benchPodSpec is a pod as it comes from the API server, of usual size.
@@ -294,31 +475,6 @@ func (noBinder) Get(context.Context, string, string) (kube.Pod, error) {
 
 func (noBinder) Bind(context.Context, accel.PodRef, string, map[string]string) error {
 	return kube.ErrPodGone
-}
-
-// residentMB reads the resident memory of this process from the kernel.
-func residentMB(b *testing.B) float64 {
-	b.Helper()
-	file, err := os.Open("/proc/self/status")
-	if err != nil {
-		b.Skipf("no resident memory to read: %v", err)
-	}
-	defer file.Close() //nolint:errcheck // opened for reading
-	status, err := io.ReadAll(file)
-	if err != nil {
-		b.Fatal(err)
-	}
-	for line := range strings.Lines(string(status)) {
-		if rest, ok := strings.CutPrefix(line, "VmRSS:"); ok {
-			kb, err := strconv.ParseFloat(strings.Fields(rest)[0], 64)
-			if err != nil {
-				b.Fatal(err)
-			}
-			return kb / 1024
-		}
-	}
-	b.Fatal("/proc/self/status has no VmRSS")
-	return 0
 }
 
 // BenchmarkDecodeFilterArgs compares the reading of kube-scheduler's own form

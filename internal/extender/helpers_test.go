@@ -35,8 +35,16 @@ const (
 	noRoom = "insufficient GCU Memory in one gcu device"
 )
 
-// Hundreds of expected errors would hide the unexpected.
 func TestMain(m *testing.M) {
+	// A process of BenchmarkHTTP.
+	if what := os.Getenv(benchEnv); what != "" {
+		if err := serveBenchmark(what); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
+	// Hundreds of expected errors would hide the unexpected.
 	klog.SetLoggerWithOptions(logr.Discard(), klog.ContextualLogger(true))
 	os.Exit(m.Run())
 }
