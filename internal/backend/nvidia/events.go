@@ -2,6 +2,7 @@ package nvidia
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"time"
@@ -45,7 +46,7 @@ func (b *Backend) AwaitChange(ctx context.Context) error {
 		case b.heard.Load() != last.Round || retry:
 			changed, err := b.hear(ctx, lib, born, last)
 			switch {
-			case err != nil && !session.IsFatal(err) && !b.session.Initialised():
+			case errors.Is(err, session.ErrNotInitialised), err != nil && !session.IsFatal(err) && !b.session.Initialised():
 				continue // the library was shut down meanwhile
 			case err != nil:
 				return fmt.Errorf("nvidia: %w", err)
@@ -58,7 +59,7 @@ func (b *Backend) AwaitChange(ctx context.Context) error {
 		_, err = queryOn(ctx, b, b.session.Events, lib, "nvmlEventSetWait_v2", noGPU, func() (struct{}, nvml.Return) {
 			return struct{}{}, b.wait(ctx, lib, wait)
 		})
-		if err != nil && b.heard.Load() != last.Round {
+		if errors.Is(err, session.ErrNotInitialised) || err != nil && b.heard.Load() != last.Round {
 			continue // the library was shut down meanwhile, and with it the set
 		}
 		gone := session.HasCode(err, nvml.ERROR_GPU_IS_LOST)

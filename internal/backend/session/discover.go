@@ -86,6 +86,6 @@ func (s *Session[L]) wantsInit(l Listing, err error) bool {
 // the library returned about one device.
 func IsFatal(err error) bool {
 	var hung *lane.HungError
-	return errors.As(err, &hung) || errors.Is(err, backend.ErrClosed) ||
+	return errors.As(err, &hung) || errors.Is(err, backend.ErrClosed) || errors.Is(err, ErrNotInitialised) ||
 		errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
 }

@@ -27,7 +27,7 @@ func (s *Session[L]) AwaitEvent(ctx context.Context, once func(lib L, wait time.
 			return err
 		}
 		if lib == none || !s.Initialised() {
-			return fmt.Errorf("%s: the library is not initialised", s.steps.Vendor)
+			return fmt.Errorf("%s: %w", s.steps.Vendor, ErrNotInitialised)
 		}
 		start := time.Now()
 		heard, err := once(lib, wait)

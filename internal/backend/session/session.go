@@ -11,6 +11,7 @@ package session
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"sync"
@@ -118,6 +119,9 @@ func function(name string) string {
 	return name
 }
 
+// ErrNotInitialised: nothing can be asked of the library now.
+var ErrNotInitialised = errors.New("the library is not initialised")
+
 // Current returns the library that is loaded, the zero value when none is, and
 // backend.ErrClosed after Close.
 func (s *Session[L]) Current() (L, error) {
@@ -135,12 +139,17 @@ func (s *Session[L]) Initialised() bool { return s.initialised.Load() }
 
 // Call runs f, which calls functions of lib, on one of the session's lanes; name
 // is what errors call it. It fails with backend.ErrClosed when lib is no longer
-// the library that is loaded.
+// the library that is loaded, and with ErrNotInitialised between the moment in which
+// a discovery shut the library down and the one in which it initialised it anew.
 func Call[L Library, T any](ctx context.Context, s *Session[L], on *lane.Lane, lib L, name string, f func() (T, error)) (T, error) {
 	return lane.Run(ctx, on, name, func() (T, error) {
 		if s.loaded() != lib {
 			var none T
 			return none, backend.ErrClosed
+		}
+		if !s.initialised.Load() {
+			var none T
+			return none, ErrNotInitialised
 		}
 		return f()
 	})
