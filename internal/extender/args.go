@@ -24,6 +24,9 @@ type filterArgs struct {
 	// nodes are the candidates as they came, parallel to names, when the
 	// client sent whole nodes: it wants whole nodes back. Nil otherwise.
 	nodes []json.RawMessage
+	// prefers is true when the pod has wishes of its own as to where it runs, which
+	// kube-scheduler weighs against each other.
+	prefers bool
 }
 
 // decodeFilterArgs reads an ExtenderArgs. The body is only read, and nothing
@@ -40,7 +43,7 @@ func decodeFilterArgs(body []byte) (filterArgs, error) {
 		if err != nil {
 			return filterArgs{}, err
 		}
-		return filterArgs{pod: pod.object(), names: names}, nil
+		return filterArgs{pod: pod.object(), names: names, prefers: pod.prefers()}, nil
 	}
 	return decodeAnyFilterArgs(body)
 }
@@ -184,7 +187,7 @@ func decodeAnyFilterArgs(body []byte) (filterArgs, error) {
 	if err != nil {
 		return filterArgs{}, err
 	}
-	args := filterArgs{pod: pod.object()}
+	args := filterArgs{pod: pod.object(), prefers: pod.prefers()}
 	switch {
 	case raw.NodeNames != nil:
 		args.names = *raw.NodeNames
@@ -219,6 +222,8 @@ type argsPod struct {
 		Priority                   *int32
 		Overhead                   amounts
 		Resources                  *struct{ Requests, Limits amounts }
+		Affinity                   argsAffinity
+		TopologySpreadConstraints  argsSpread
 	}
 	Status struct{ NominatedNodeName string }
 }
@@ -254,6 +259,11 @@ type argsContainer struct {
 	Name          string
 	RestartPolicy *v1.ContainerRestartPolicy
 	Resources     struct{ Requests, Limits amounts }
+}
+
+// prefers reports whether the pod prefers nodes.
+func (p *argsPod) prefers() bool {
+	return p.Spec.Affinity.prefers() || bool(p.Spec.TopologySpreadConstraints)
 }
 
 // object returns the pod in the form that the one formula for requests reads.

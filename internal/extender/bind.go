@@ -48,6 +48,7 @@ func (e *Extender) bind(ctx context.Context, body, out []byte) ([]byte, error) {
 		return nil, err
 	}
 	counted.bound.Inc()
+	e.chosen.forget(args.PodUID)
 	return appendError(out, ""), nil
 }
 

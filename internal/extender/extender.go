@@ -28,6 +28,7 @@ type Ledger interface {
 	Reserve(pod accel.PodRef, created time.Time, node string, request accel.Request) (grant accel.Grant, undo func(), err error)
 	Evict(request accel.Request, proposals []ledger.Proposal) []ledger.Eviction
 	MakesRoom(request accel.Request, node string) bool
+	Expect(podUID, node string, request accel.Request)
 	Forget(podUID string)
 	Nodes(resource accel.Resource) []ledger.NodeUsage
 	Node(resource accel.Resource, name string) (ledger.NodeUsage, bool)
@@ -77,6 +78,9 @@ type Config struct {
 	// Capacity makes requests carry the pods' CPU and memory, for a ledger that
 	// counts them.
 	Capacity bool
+	// ChooseNode makes filter name one node where the pod leaves the choice to the
+	// policy.
+	ChooseNode bool
 	// Version is what /version answers.
 	Version string
 	// BindFrom are addresses besides those of the extender's own host that may
@@ -104,6 +108,8 @@ type Extender struct {
 	waiting *waiting
 	// nominated are nodes that filter refused though pods wait for them.
 	nominated nominatedNodes
+	// chosen are pods for which filter chose a node.
+	chosen chosenPods
 	// large lets one request with a large body in at a time: see readBody.
 	large chan struct{}
 	// inspecting lets one report be written at a time.

@@ -13,8 +13,8 @@ import (
 	"github.com/divvy-gpu/divvy/internal/kube"
 )
 
-// filter answers which of the nodes have a device with room for the pod. It
-// only reads. A pod that asks for nothing of ours passes everywhere.
+// filter answers which of the nodes have a device with room for the pod, or which of
+// them is the best: see choose. A pod that asks for nothing of ours passes everywhere.
 func (e *Extender) filter(ctx context.Context, body, out []byte) ([]byte, error) {
 	scratch := takeScratch()
 	defer scratch.giveBack()
@@ -76,6 +76,7 @@ func (e *Extender) filter(ctx context.Context, body, out []byte) ([]byte, error)
 	if log := klog.FromContext(ctx).V(4); log.Enabled() {
 		log.Info("Filtered", "pod", klog.KObj(args.pod), "fit", len(result.fits), "refused", len(result.refusals))
 	}
+	e.choose(ctx, args, requests, verdicts, result)
 	return appendFilterResult(out, args, *result), nil
 }
 

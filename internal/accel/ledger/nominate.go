@@ -113,6 +113,27 @@ func (l *Ledger) Nominate(podUID, node string, req accel.Request) {
 	l.nominations.add(&nomination{pod: podUID, node: node, request: req, priority: req.Priority, devices: devices})
 }
 
+// Expect keeps room for a pod on a node for a moment, because kube-scheduler was told
+// of no other node for it, and asks about the next pods before it binds this one. The
+// room is kept as that of a pod that was nominated, see Nominate.
+func (l *Ledger) Expect(podUID, node string, req accel.Request) {
+	if podUID == "" || req.Peak() <= 0 {
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	until := l.now().Add(planTTL)
+	for _, n := range l.nominations.pods[podUID] {
+		if n.node == node && n.request.Resource == req.Resource {
+			if !n.until.IsZero() {
+				n.until = until
+			}
+			return
+		}
+	}
+	l.nominations.add(&nomination{pod: podUID, node: node, request: req, priority: req.Priority, until: until})
+}
+
 // plan keeps room for a pod for a moment, see planTTL. l.mu is held.
 func (l *Ledger) plan(podUID, node string, req accel.Request, devices []accel.DeviceID) {
 	if podUID == "" {

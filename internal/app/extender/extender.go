@@ -22,6 +22,7 @@ import (
 	"github.com/divvy-gpu/divvy/internal/certs"
 	"github.com/divvy-gpu/divvy/internal/events"
 	"github.com/divvy-gpu/divvy/internal/extender"
+	"github.com/divvy-gpu/divvy/internal/heap"
 	"github.com/divvy-gpu/divvy/internal/kube"
 	"github.com/divvy-gpu/divvy/internal/lead"
 	"github.com/divvy-gpu/divvy/internal/logging"
@@ -160,17 +161,18 @@ func assemble(s settings, clients kube.Clients) (*program, error) {
 		registry.MustRegister(termsCollector{p.election.Terms})
 	}
 	e, err := extender.New(p.withElection(extender.Config{
-		Ledger:    p.ledger,
-		Cluster:   p.books,
-		Binder:    p.binder,
-		Waker:     p.binder,
-		Signer:    p.keys.Signer,
-		Ready:     p.ready,
-		Resources: s.resources,
-		Capacity:  counts,
-		Version:   version.Version,
-		BindFrom:  s.bindFrom,
-		Registry:  registry,
+		Ledger:     p.ledger,
+		Cluster:    p.books,
+		Binder:     p.binder,
+		Waker:      p.binder,
+		Signer:     p.keys.Signer,
+		Ready:      p.ready,
+		Resources:  s.resources,
+		Capacity:   counts,
+		ChooseNode: s.ChooseNode,
+		Version:    version.Version,
+		BindFrom:   s.bindFrom,
+		Registry:   registry,
 		Tell: func(pod accel.PodRef, kind events.Kind, message string) {
 			p.events.Once(events.OnPod(pod.Namespace, pod.Name, pod.UID), kind, message, message)
 		},
@@ -221,6 +223,7 @@ func (p *program) run(ctx context.Context, open listeners) error {
 			func(ctx context.Context) error { p.keys.Run(ctx, p.books.KeyChanged); return nil },
 			func(ctx context.Context) error { p.expire(ctx); return nil },
 			func(ctx context.Context) error { p.wake(ctx); return nil },
+			func(ctx context.Context) error { heap.Keep(ctx, extender.HeapBudget); return nil },
 			func(ctx context.Context) error { return p.settings.prices.run(ctx, p.ledger, p.books.Synced) },
 			serve.Announce(p.ready, p.size),
 		},

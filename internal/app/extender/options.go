@@ -66,6 +66,9 @@ type Options struct {
 	// Demand is what pods are expected to ask for, a list in JSON, until more is
 	// known from those that came; see demandEntry.
 	Demand string
+	// ChooseNode names the best node alone to kube-scheduler where a pod leaves the
+	// choice to the policy.
+	ChooseNode bool
 	// GrantKeyFile holds the key that grants are signed with.
 	GrantKeyFile string
 	// Resources are the extended resources that are managed.
@@ -106,6 +109,7 @@ func DefaultOptions() Options {
 		MetricsListen:    ":9401",
 		MetricsDevices:   true,
 		Policy:           place.Binpack.Name(),
+		ChooseNode:       true,
 		GrantKeyFile:     "/etc/divvy/grant/key",
 		Resources:        []string{"enflame.com/gcu-memory"},
 		NodeLabel:        "enflame.com/gcushare=true",
@@ -136,6 +140,7 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.Kubeconfig, "kubeconfig", o.Kubeconfig, "kubeconfig file; empty for the pod's service account")
 	fs.StringVar(&o.Policy, "policy", o.Policy, "which device is preferred: binpack (the fullest that has room), spread (the emptiest) or fragmentation (where most room is left for the pods that usually come)")
 	fs.StringVar(&o.Demand, "demand", o.Demand, "what pods are expected to ask for, for the policy fragmentation, until that is known from pods that came: a list in JSON, such as "+`[{"units":8,"cpu":"4","share":70},{"units":32,"devices":2,"share":30}]`)
+	fs.BoolVar(&o.ChooseNode, "choose-node", o.ChooseNode, "name only the best of the nodes with room to kube-scheduler, unless the pod prefers nodes itself or kube-scheduler asks a second time; without it, rate them all and let kube-scheduler weigh")
 	fs.StringVar(&o.GrantKeyFile, "grant-key-file", o.GrantKeyFile, "file with the key, of 32 bytes or more, that grants are signed with; read again when it changes")
 	fs.StringSliceVar(&o.Resources, "resources", o.Resources, "extended resources that are managed; inspect shows enflame.com/gcu-memory, or else the first")
 	fs.StringVar(&o.NodeLabel, "node-label", o.NodeLabel, "label, as key=value, that a node needs to get shared pods; of several, joined by commas, any is enough; empty for none")
