@@ -172,6 +172,8 @@ func TestEveryValueHasAnEffect(t *testing.T) {
 		"node.gpuOperator.timeout":              `"9s"`,
 		"extender.managedResources":             `["a.example/b"]`,
 		"extender.policy":                       `"spread"`,
+		"extender.demand":                       `[{"units":8,"share":1}]`,
+		"extender.weight":                       `7`,
 		"extender.listenAddress":                `"127.0.0.1"`,
 		"extender.tls.listenAddress":            `"127.0.0.1"`,
 		"extender.tls.overlap":                  `"1h"`,

@@ -173,6 +173,8 @@ var bad = []struct {
 	{"misspelt inner key", []string{"--set", "node.injektion=cdi"}, "injektion"},
 	{"unknown injection", []string{"--set", "node.injection=magic"}, "injection"},
 	{"unknown policy", []string{"--set", "extender.policy=random"}, "policy"},
+	{"demand without a share", []string{"--set-json", `extender.demand=[{"units":8}]`}, "missing property 'share'"},
+	{"demand of which resource", []string{"--set-json", `sharedResources=[{"name":"a.b/c","vendor":"enflame","mode":"memory"},{"name":"a.b/d","vendor":"nvidia","mode":"memory"}]`, "--set-json", `extender.demand=[{"units":8,"share":1}]`}, "extender.demand[0]: resource must be given"},
 	{"network that is none", []string{"--set", "extender.allowBindFrom={everywhere}"}, "allowBindFrom"},
 	{"relative folder", []string{"--set", "node.stateDir=divvy"}, "stateDir"},
 	{"unknown vendor", []string{"--set", "sharedResources[0].name=a.example/b,sharedResources[0].vendor=acme"}, "vendor"},

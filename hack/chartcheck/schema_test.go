@@ -222,7 +222,7 @@ func TestBadValuesAreToldInASentence(t *testing.T) {
 		{`node.restrictToOwnNode="yes"`, "at '/node/restrictToOwnNode': got string, want boolean"},
 		{`extender.replicas=-1`, "at '/extender/replicas': minimum: got -1, want 0"},
 		{`extender.replicas="2"`, "at '/extender/replicas': got string, want null or integer"},
-		{`extender.policy="pack"`, "at '/extender/policy': value must be one of 'binpack', 'spread'"},
+		{`extender.policy="pack"`, "at '/extender/policy': value must be one of 'binpack', 'spread', 'fragmentation'"},
 		{`extender.allowBindFrom="10.0.0.0/8"`, "at '/extender/allowBindFrom': got string, want array"},
 		{`extender.runAsUser="root"`, "at '/extender/runAsUser': got string, want null or integer"},
 		{`scheduler.mode="managed"`, "at '/scheduler/mode': value must be one of 'extender', 'dedicated', 'none'"},

@@ -273,6 +273,9 @@ func extender(n *yaml.Node) *Extender {
 	if tls != nil {
 		e.ServerName = scalarOf(field(tls, "serverName"))
 	}
+	if weight, err := strconv.Atoi(scalarOf(field(n, "weight"))); err == nil {
+		e.Weight = weight
+	}
 	timeout := scalarOf(field(n, "httpTimeout"))
 	if d, err := time.ParseDuration(timeout); err == nil {
 		e.Timeout = d

@@ -252,6 +252,7 @@ func TestExtendersThatCannotBe(t *testing.T) {
 		"certificates and no TLS":   {change(func(e *Extender) { e.URL = "http://10.0.0.1/gcushare-scheduler" }), "is http, for which there are no certificates"},
 		"half of a client's":        {change(func(e *Extender) { e.ClientKey = nil }), "a client's certificate without its key"},
 		"a CA that is none":         {change(func(e *Extender) { e.CA = []byte("CA") }), "the extender's CA is not PEM"},
+		"a weight that is none":     {change(func(e *Extender) { e.Weight = -1 }), "weight -1 is not from 1 to 10000"},
 		"a time that runs backward": {change(func(e *Extender) { e.Timeout = -1 }), "is negative"},
 	}
 	for name, tt := range tests {

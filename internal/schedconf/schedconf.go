@@ -55,6 +55,10 @@ type Extender struct {
 	Resources []string
 	// Timeout of a call; 0 means 10 s.
 	Timeout time.Duration
+	// Weight is how many times the extender's score of a node counts beside those
+	// of the scheduler's plugins; 0 means once. A point of the extender's ten is
+	// worth ten of a plugin's hundred.
+	Weight int
 }
 
 // An Input is the scheduler as it is on a node.

@@ -697,7 +697,9 @@ func TestInspect(t *testing.T) {
 	}
 	n.wire(t, secured)
 	got := inspect()
-	if diff := cmp.Diff(&secured, got.Extender); diff != "" {
+	once := secured
+	once.Weight = 1 // which none stands for
+	if diff := cmp.Diff(&once, got.Extender); diff != "" {
 		t.Errorf("extender (-want +got):\n%s", diff)
 	}
 	want.Wired, want.Extender, want.Before = true, got.Extender, []string{"--config=" + existing}
@@ -717,6 +719,14 @@ func TestInspect(t *testing.T) {
 	other.CA = []byte("x")
 	if d := s.Differences(other); len(d) != 2 || d[1] != "tlsConfig.caData is another one" {
 		t.Errorf("differences %q", d)
+	}
+	other.CA, other.Weight = secured.CA, 125
+	if d := s.Differences(other); len(d) != 2 || d[1] != "weight is 1, and should be 125" {
+		t.Errorf("differences %q", d)
+	}
+	n.wire(t, other)
+	if s, err = Inspect(n.input()); err != nil || s.Extender.Weight != 125 || len(s.Differences(other)) != 0 {
+		t.Errorf("%v, weight %d, differences %q", err, s.Extender.Weight, s.Differences(other))
 	}
 	plain, err := Inspect(kubeadm(t, 25).input())
 	if err != nil || plain.Wired || plain.ConfigPath != "" || len(plain.Serves) != 3 {

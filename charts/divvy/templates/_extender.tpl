@@ -16,6 +16,13 @@ and nothing of the host is used. */}}
 {{- $e | toJson -}}
 {{- end }}
 
+{{/* How many times the extender's score of a node counts for kube-scheduler. All of its
+own plugins together give 1200 points at most; with 125, one of the extender's ten
+points is worth 1250. */}}
+{{- define "divvy.extender.weight" -}}
+{{- with .Values.extender.weight }}{{ int64 . }}{{ else }}{{ ternary 125 1 (eq .Values.extender.policy "fragmentation") }}{{ end }}
+{{- end }}
+
 {{/* The container of the extender. */}}
 {{- define "divvy.extender.container" -}}
 {{- $e := include "divvy.extender.settings" . | fromJson -}}
@@ -38,6 +45,15 @@ args:
 - --resources={{ include "divvy.memoryResources" . }}
 - --node-label={{ include "divvy.extender.nodeLabel" . }}
 - --policy={{ $e.policy }}
+{{- $managed := include "divvy.memoryResources" . }}
+{{- range $i, $kind := $e.demand }}
+{{- if and (contains "," $managed) (not $kind.resource) }}
+{{- fail (printf "extender.demand[%d]: resource must be given, as several are managed: %s" $i $managed) }}
+{{- end }}
+{{- end }}
+{{- with $e.demand }}
+- {{ printf "--demand=%s" (toJson .) | quote }}
+{{- end }}
 - --grant-key-file=/etc/divvy/grant/key
 - --log-level={{ $e.logLevel }}
 {{- if $e.logDir }}

@@ -30,7 +30,7 @@ extenders:
   filterVerb: filter
   preemptVerb: preempt
   prioritizeVerb: prioritize
-  weight: 1
+  weight: {{ include "divvy.extender.weight" . }}
   bindVerb: bind
   nodeCacheCapable: true
   ignorable: false

@@ -461,6 +461,36 @@ func TestAsksAreToldApart(t *testing.T) {
 	}
 }
 
+// split is a policy that has another one for each resource.
+type split struct {
+	place.Policy
+	of map[accel.Resource]place.Policy
+}
+
+func (s split) For(r accel.Resource) place.Policy { return s.of[r] }
+
+// A policy that has one for each resource decides with that of the request.
+func TestPerResource(t *testing.T) {
+	one, other := &rater{name: "split"}, &rater{name: "split"}
+	one.price.Store(3)
+	other.price.Store(5)
+	const another accel.Resource = "a.example/b"
+	w := newWorld(t, Options{Policies: []place.Policy{split{&rater{name: "split"}, map[accel.Resource]place.Policy{gcu: one, another: other}}}})
+	w.SetNode("n1", []accel.Inventory{{Resource: gcu, Unit: "1", Shares: cards(16)}, {Resource: another, Unit: "1", Shares: cards(16)}})
+	var out [1]Verdict
+	for resource, want := range map[accel.Resource]*rater{gcu: one, another: other} {
+		req := asks(1)
+		req.Resource, req.Policy = resource, "split"
+		before := want.chosen.Load()
+		if w.Check(req, []string{"n1"}, out[:]); out[0].Code != accel.Fits || want.chosen.Load() != before+1 {
+			t.Errorf("%s: %+v, its policy was asked %d times", resource, out[0], want.chosen.Load()-before)
+		}
+		if _, _, err := w.Reserve(pod(string(resource)), time.Time{}, "n1", req); err != nil || want.chosen.Load() != before+2 {
+			t.Errorf("Reserve of %s: %v, its policy was asked %d times", resource, err, want.chosen.Load()-before)
+		}
+	}
+}
+
 func TestEach(t *testing.T) {
 	w := newWorld(t, Options{})
 	for i := range 3 * usageChunk / 2 {

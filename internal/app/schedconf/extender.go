@@ -29,7 +29,7 @@ func (e *waitingError) Error() string { return "waiting for the extender to publ
 // extender returns what kube-scheduler is to ask. The error is a *waitingError
 // while the extender has not said enough about itself.
 func (s settings) extender(ctx context.Context, client kubernetes.Interface) (schedconf.Extender, error) {
-	e := schedconf.Extender{URL: s.ExtenderURL, ServerName: s.ServerName, Resources: s.Resources, Timeout: s.ExtenderTimeout}
+	e := schedconf.Extender{URL: s.ExtenderURL, ServerName: s.ServerName, Resources: s.Resources, Timeout: s.ExtenderTimeout, Weight: s.Weight}
 	if e.URL == "" {
 		if err := s.fromService(ctx, client, &e); err != nil {
 			return e, err

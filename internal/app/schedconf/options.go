@@ -55,6 +55,8 @@ type Options struct {
 	// Resources are the extended resources whose pods the extender places; none
 	// for those that the scheduler asks about already, or else defaultResource.
 	Resources []string
+	// Weight is how many times the extender's scores count.
+	Weight int
 	// ExtenderTimeout is how long kube-scheduler waits for an answer.
 	ExtenderTimeout time.Duration
 	// Timeout and Settle are those of host.MirrorConfig, PodLogDir its LogDir.
@@ -78,6 +80,7 @@ func DefaultOptions() Options {
 		Dir:             host.DefaultDir,
 		ExtenderService: "divvy-system/divvy-extender",
 		ExtenderTimeout: 10 * time.Second,
+		Weight:          1,
 		Timeout:         host.DefaultTimeout,
 		Settle:          host.DefaultSettle,
 		PodLogDir:       host.DefaultLogDir,
@@ -109,6 +112,7 @@ func (o *Options) addExtenderFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.CertFile, "client-cert-file", o.CertFile, "certificate that kube-scheduler shows to the extender; empty for the Secret "+clientSecret+" in the Service's namespace")
 	fs.StringVar(&o.KeyFile, "client-key-file", o.KeyFile, "key of --client-cert-file")
 	fs.StringSliceVar(&o.Resources, "resources", o.Resources, "extended resources whose pods the extender places; empty for those that kube-scheduler asks about already, or else "+defaultResource)
+	fs.IntVar(&o.Weight, "weight", o.Weight, "how many times the extender's score of a node counts beside those of kube-scheduler's plugins; with 125 the extender decides wherever two nodes differ for it")
 	fs.DurationVar(&o.ExtenderTimeout, "extender-timeout", o.ExtenderTimeout, "how long kube-scheduler waits for an answer of the extender")
 }
 
@@ -132,6 +136,9 @@ func (o *Options) Validate() error {
 		if d <= 0 {
 			mistake(flag, "%s: must be longer than 0s", d)
 		}
+	}
+	if o.Weight < 1 || o.Weight > 10_000 {
+		mistake("weight", "%d: must be from 1 to 10000", o.Weight)
 	}
 	if o.Settle >= o.Timeout {
 		mistake("settle", "%s: must be shorter than --timeout, which is %s", o.Settle, o.Timeout)

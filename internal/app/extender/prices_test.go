@@ -1,0 +1,339 @@
+package extender
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	extenderv1 "k8s.io/kube-scheduler/extender/v1"
+
+	"github.com/divvy-gpu/divvy/internal/accel"
+	"github.com/divvy-gpu/divvy/internal/accel/demand"
+	"github.com/divvy-gpu/divvy/internal/accel/fragmentation"
+	"github.com/divvy-gpu/divvy/internal/accel/ledger"
+	"github.com/divvy-gpu/divvy/internal/accel/place"
+	"github.com/divvy-gpu/divvy/internal/accel/wire"
+	"github.com/divvy-gpu/divvy/internal/app/serve"
+	"github.com/divvy-gpu/divvy/internal/kube"
+)
+
+// asking is a request of a pod for units of a resource.
+func asking(name accel.Resource, units accel.Units) accel.Request {
+	return accel.Request{Resource: name, Containers: []accel.ContainerRequest{{Name: "c", Kind: accel.AppContainer, Units: units}}}
+}
+
+// newBooks returns books with two nodes, each with a card of 16 units of each of the
+// resources; on the first one 2 are held.
+func newBooks(t *testing.T, o ledger.Options, resources ...accel.Resource) *ledger.Ledger {
+	t.Helper()
+	l := ledger.New(o)
+	for _, node := range []string{"a", "b"} {
+		var all []accel.Inventory
+		for _, r := range resources {
+			all = append(all, accel.Inventory{Resource: r, Unit: "1", Shares: []accel.Share{{Units: 16, Device: accel.Device{ID: accel.DeviceID(node + string(r)), NUMANode: accel.NoNUMA}}}})
+		}
+		l.SetNode(node, all)
+	}
+	for _, r := range resources {
+		l.Observe(ledger.Holding{Pod: accel.PodRef{UID: "holds " + string(r)}, Node: "a", Resource: r, Units: 2, Device: accel.DeviceID("a" + string(r))})
+	}
+	return l
+}
+
+// best is the node that is rated best.
+func best(l *ledger.Ledger, r accel.Request) string {
+	names := []string{"a", "b"}
+	var out [2]ledger.Verdict
+	l.Check(r, names, out[:])
+	if out[1].Rating > out[0].Rating {
+		return names[1]
+	}
+	return names[0]
+}
+
+// Where pods of 12 are expected, 4 units go where that leaves room for one, for
+// one resource whatever is expected of the other.
+func TestPriorPerResource(t *testing.T) {
+	prior, err := parseDemand(`[{"resource":"enflame.com/gcu-memory","units":12,"share":1},{"resource":"nvidia.com/gpu-memory","units":2,"share":1}]`, []accel.Resource{gcu, gpu})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := newPrices([]accel.Resource{gcu, gpu}, prior, true)
+	l := newBooks(t, ledger.Options{Policy: p}, gcu, gpu)
+	if got := best(l, asking(gcu, 4)); got != "a" || p.made() {
+		t.Errorf("before there are prices: %s, want a as binpack; made %t", got, p.made())
+	}
+	p.renew(t.Context(), l)
+	if got := best(l, asking(gcu, 4)); got != "b" || !p.made() {
+		t.Errorf("with pods of 12 expected: %s, want b; made %t", got, p.made())
+	}
+	if got := best(l, asking(gpu, 4)); got != "a" {
+		t.Errorf("with pods of 2 expected: %s, want a", got)
+	}
+	request := asking(gcu, 4)
+	request.Policy = place.Binpack.Name()
+	if got := best(l, request); got != "a" {
+		t.Errorf("a pod that asks for binpack: %s, want a", got)
+	}
+	if got := p.For("a.example/b"); got != place.Binpack {
+		t.Errorf("of a resource that nobody manages %s decides", got.Name())
+	}
+}
+
+// Without a prior, pods that came are learned from.
+func TestLearnOnline(t *testing.T) {
+	p := newPrices([]accel.Resource{gcu}, nil, true)
+	l := newBooks(t, ledger.Options{Policy: p}, gcu)
+	p.renew(t.Context(), l)
+	if got := best(l, asking(gcu, 4)); got != "a" {
+		t.Fatalf("without pods: %s, want a as binpack", got)
+	}
+	for range 101 { // the first ones count a bit less than one by now
+		p.Learn(asking(gcu, 12))
+		p.Learn(asking("a.example/b", 1)) // nobody manages it
+	}
+	select {
+	case <-p.wake:
+	default:
+		t.Error("after 101 pods there is no renewal")
+	}
+	p.renew(t.Context(), l)
+	if got := best(l, asking(gcu, 4)); got != "b" {
+		t.Errorf("after 101 pods of 12: %s, want b", got)
+	}
+	p.LearnBeside(gcu, 500, 7)
+	p.LearnBeside("a.example/b", 1, 1)
+	several := asking(gcu, 8)
+	several.Devices, several.CPU, several.Memory = 2, 30, 40
+	p.Learn(several)
+	for _, want := range []string{
+		`divvy_extender_demand_seen_pods_total{resource="enflame.com/gcu-memory"} 103`, `divvy_extender_demand_kinds{resource="enflame.com/gcu-memory"} 1`,
+		`divvy_extender_price_renewals_total{resource="enflame.com/gcu-memory"} 2`, `divvy_extender_price_tables_total{resource="enflame.com/gcu-memory"} 1`,
+		`divvy_extender_price_changes_total{resource="enflame.com/gcu-memory"} 1`,
+	} {
+		if text := shown(t, p); !strings.Contains(text, want+"\n") {
+			t.Errorf("metrics lack %s:\n%s", want, text)
+		}
+	}
+}
+
+// shown is what a collector shows, as text.
+func shown(t *testing.T, c prometheus.Collector) string {
+	t.Helper()
+	registry := prometheus.NewPedanticRegistry()
+	registry.MustRegister(c)
+	out := httptest.NewRecorder()
+	serve.Metrics(registry).ServeHTTP(out, httptest.NewRequest(http.MethodGet, "/metrics", http.NoBody))
+	return out.Body.String()
+}
+
+// Prices are renewed where somebody wants them alone; the first pod that asks for
+// them wakes the loop.
+func TestRenewWhereWanted(t *testing.T) {
+	prior := map[accel.Resource][]demand.Count{gcu: {{Kind: demand.Kind{Units: 12, Devices: 1}, Pods: priorPods}}}
+	p := newPrices([]accel.Resource{gcu}, prior, false)
+	l := newBooks(t, ledger.Options{Policies: []place.Policy{p}}, gcu)
+	ctx, stop := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	running.Go(func() {
+		if err := p.run(ctx, l, func() bool { return true }); err != nil {
+			t.Error(err)
+		}
+	})
+	defer running.Wait()
+	defer stop()
+	if !p.made() {
+		t.Error("an extender with another policy waits for prices")
+	}
+	for range 2 * renewAfter {
+		p.Learn(asking(gcu, 12))
+	}
+	wants := asking(gcu, 4)
+	wants.Policy = fragmentation.Name
+	if got := best(l, wants); got != "a" {
+		t.Errorf("without prices: %s, want a as binpack", got)
+	}
+	if last := p.policies[0].last.Load(); last != nil {
+		t.Errorf("%d renewals for nobody", last.Renewals)
+	}
+	p.Learn(wants)
+	deadline := time.Now().Add(30 * time.Second)
+	for best(l, wants) != "b" {
+		if time.Now().After(deadline) {
+			t.Fatal("no renewal for a pod that wants it")
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	if got := best(l, asking(gcu, 4)); got != "a" {
+		t.Errorf("the policy of the cluster: %s, want a", got)
+	}
+}
+
+// Pods come, requests are answered and metrics are read while prices are renewed.
+func TestRenewBesideRequests(t *testing.T) {
+	p := newPrices([]accel.Resource{gcu}, nil, true)
+	l := newBooks(t, ledger.Options{Policy: p}, gcu)
+	ctx, stop := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	for worker := range 3 {
+		running.Go(func() {
+			for i := 0; ctx.Err() == nil; i++ {
+				request := asking(gcu, accel.Units(1+(i*7+worker)%16))
+				p.Learn(request)
+				best(l, request)
+			}
+		})
+	}
+	running.Go(func() {
+		for ctx.Err() == nil {
+			testutil.CollectAndCount(p)
+		}
+	})
+	for range 300 {
+		p.renew(ctx, l)
+	}
+	stop()
+	running.Wait()
+	last := p.policies[0].last.Load()
+	if last.Renewals != 300 || last.Tables == 0 || last.Pods < 100 {
+		t.Errorf("%+v", last)
+	}
+}
+
+// withPolicy starts a replica with the policy, over two nodes with a card each.
+func (w *replicated) withPolicy(n int) *instance {
+	w.t.Helper()
+	w.t.Setenv("POD_NAME", fmt.Sprint("replica-", n))
+	return start(w.t, kube.Clients{Kubernetes: w.server.Client(nil)}, func(o *Options) {
+		o.GrantKeyFile, o.LeaderElect, o.LeaderElectNamespace, o.LeaderElectDuration = w.key, true, release, time.Second
+		o.Policy, o.Demand = fragmentation.Name, `[{"units":12,"cpu":"1","share":1}]`
+	})
+}
+
+// rates asks how good the nodes are, node-a and node-b unless others are named, for a
+// pod that asks for so many units.
+func (i *instance) rates(units string, annotations map[string]string, names ...string) string {
+	i.t.Helper()
+	p := pod("asks")
+	p.Spec.Containers[0].Resources.Requests = v1.ResourceList{v1.ResourceName(gcu): resource.MustParse(units)}
+	p.Annotations = annotations
+	if len(names) == 0 {
+		names = []string{"node-a", "node-b"}
+	}
+	var scores extenderv1.HostPriorityList
+	i.post("prioritize", extenderv1.ExtenderArgs{Pod: p, NodeNames: &names}, &scores)
+	text := ""
+	for _, s := range scores {
+		text += fmt.Sprintf("%s %d ", s.Host, s.Score)
+	}
+	return strings.TrimSpace(text)
+}
+
+// shows waits until the metrics have a line.
+func (i *instance) shows(want string) {
+	i.t.Helper()
+	for deadline := time.Now().Add(15 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		_, body := i.get(i.metrics + "/metrics")
+		if strings.Contains(body, "\n"+want+"\n") {
+			return
+		}
+		if time.Now().After(deadline) {
+			i.t.Fatalf("the metrics lack %s:\n%s", want, body)
+		}
+	}
+}
+
+// The whole program, twice: it is ready when it has prices, answers by them, and
+// both replicas have learned from every pod once, so that one goes on where the
+// other ends.
+func TestFragmentationOverHTTP(t *testing.T) {
+	w := newReplicated(t, "p", "q")
+	client := w.server.Client(nil).CoreV1()
+	for name, units := range map[string]accel.Units{"node-a": 14, "node-b": 16, "node-c": 16, "node-d": 16} {
+		text, err := wire.EncodeInventory([]accel.Inventory{{Resource: gcu, Unit: "1", Shares: []accel.Share{{Units: units, Device: accel.Device{ID: accel.DeviceID(name), NUMANode: accel.NoNUMA}}}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		node := &v1.Node{
+			ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"enflame.com/gcushare": "true"}, Annotations: map[string]string{wire.InventoryAnnotation: text}},
+			Status:     v1.NodeStatus{Allocatable: v1.ResourceList{v1.ResourceCPU: resource.MustParse("8"), v1.ResourceMemory: resource.MustParse("8Gi")}},
+		}
+		if _, err := client.Nodes().Create(t.Context(), node, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	beside := pod("beside")
+	beside.UID, beside.Spec.NodeName = "uid-beside", "node-d"
+	beside.Spec.Containers[0].Resources = v1.ResourceRequirements{Requests: v1.ResourceList{v1.ResourceCPU: resource.MustParse("7500m")}}
+
+	first := w.withPolicy(0)
+	first.leads()
+	first.ready("")
+	const seen = `divvy_extender_demand_seen_pods_total{resource="enflame.com/gcu-memory"} `
+	first.shows(seen + "2")
+	first.shows(`divvy_extender_price_changes_total{resource="enflame.com/gcu-memory"} 1`)
+	const byDemand, fullest = "node-a 9 node-b 10", "node-a 10 node-b 9"
+	for range 3 { // kube-scheduler asks again
+		if got := first.rates("4", nil); got != byDemand {
+			t.Errorf("rated %s, want %s: 10 free units are no room for the 12 that are expected", got, byDemand)
+		}
+	}
+	if got := first.rates("4", map[string]string{wire.PolicyAnnotation: "binpack"}); got != fullest {
+		t.Errorf("by binpack rated %s, want %s", got, fullest)
+	}
+	names := []string{"node-a", "node-b"}
+	wrong := pod("wrong")
+	wrong.Annotations = map[string]string{wire.PolicyAnnotation: "tetris"}
+	var filtered extenderv1.ExtenderFilterResult
+	first.post("filter", extenderv1.ExtenderArgs{Pod: wrong, NodeNames: &names}, &filtered)
+	const sentence = `annotation divvy.dev/placement-policy: "tetris" is no placement policy; known are binpack, spread, fragmentation`
+	if got := filtered.FailedAndUnresolvableNodes["node-b"]; got != sentence {
+		t.Errorf("refused with %q, want %q", got, sentence)
+	}
+
+	second := w.withPolicy(1)
+	second.shows(seen + "2")
+	p := pod("r")
+	p.UID = "uid-r"
+	for _, one := range []*v1.Pod{p, beside} {
+		if _, err := client.Pods("team").Create(t.Context(), one, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, i := range []*instance{first, second} {
+		i.shows(seen + "4")
+	}
+	// With 500 millicores left, the card of node-d is no room for what is expected
+	// anyway, so the pod takes nothing away there.
+	const alike, lost = "node-c 10 node-d 10", "node-c 9 node-d 10"
+	for deadline := time.Now().Add(15 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		got := first.rates("12", nil, "node-c", "node-d")
+		if got == lost {
+			break
+		}
+		if got != alike || time.Now().After(deadline) {
+			t.Fatalf("with the CPU of node-d taken rated %s, want %s", got, lost)
+		}
+	}
+	if err := first.end(); err != nil {
+		t.Error(err)
+	}
+	second.leads()
+	second.shows(seen + "4")
+	if got := second.rates("4", map[string]string{wire.PolicyAnnotation: "binpack"}); got != fullest {
+		t.Errorf("by binpack rated %s, want %s", got, fullest)
+	}
+	if err := second.end(); err != nil {
+		t.Error(err)
+	}
+}
