@@ -10,6 +10,7 @@ package events
 import (
 	"context"
 	"fmt"
+	"hash/maphash"
 	"strings"
 	"sync"
 	"time"
@@ -35,8 +36,9 @@ const (
 	// repeatAfter is how long Once stays silent; the API server keeps an event for
 	// an hour.
 	repeatAfter = 30 * time.Minute
-	// maxTold bounds what Once remembers.
-	maxTold = 4096
+	// maxTold bounds what Once remembers, at 40 bytes each: more than the pods that
+	// wait in a large cluster.
+	maxTold = 32_768
 	// maxMessage is how long a message may be; the API server takes 1024 bytes.
 	maxMessage = 1000
 )
@@ -59,9 +61,12 @@ type Recorder struct {
 	now         func() time.Time
 	anew        bool
 
-	mu   sync.Mutex // guards what follows
-	told map[string]time.Time
+	mu   sync.Mutex           // guards what follows
+	told map[uint64]time.Time // by hash
 }
+
+// seed is that of the hashes of what was told.
+var seed = maphash.MakeSeed()
 
 // NewRecorder returns a recorder of a component, on a node if host is not "". It
 // tells nothing before Start.
@@ -72,7 +77,7 @@ func NewRecorder(ctx context.Context, client kubernetes.Interface, component, ho
 		outcomes:    metrics.Events.NewCounters(),
 		limit:       flowcontrol.NewTokenBucketRateLimiter(perSecond, burst),
 		now:         time.Now,
-		told:        map[string]time.Time{},
+		told:        map[uint64]time.Time{},
 	}
 	r.recorder = r.broadcaster.NewRecorder(scheme.Scheme, corev1.EventSource{Component: component, Host: host})
 	return r
@@ -131,10 +136,10 @@ func (r *Recorder) Once(on runtime.Object, k Kind, key, message string) {
 
 // first reports whether what was not told lately, and remembers it.
 func (r *Recorder) first(what string) bool {
-	now := r.now()
+	now, key := r.now(), maphash.String(seed, what)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if at, known := r.told[what]; known && now.Sub(at) < repeatAfter {
+	if at, known := r.told[key]; known && now.Sub(at) < repeatAfter {
 		return false
 	}
 	if len(r.told) >= maxTold {
@@ -147,7 +152,7 @@ func (r *Recorder) first(what string) bool {
 			clear(r.told) // the limit of the whole program keeps what follows in bounds
 		}
 	}
-	r.told[what] = now
+	r.told[key] = now
 	return true
 }
 

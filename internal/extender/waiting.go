@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/maphash"
 	"slices"
 	"strings"
 	"sync"
@@ -38,9 +39,20 @@ const (
 	// asksAtOnce bounds the different asks that are checked in a turn, each
 	// against all nodes.
 	asksAtOnce = 16
-	// maxWaiting bounds the pods remembered, at about 300 bytes each; those beyond
-	// wait for kube-scheduler.
+	// wakeInVain is how many pods that ask for the same are woken for some room
+	// without one that fits, before the others of them are woken more slowly: rules of
+	// their own keep them off the nodes with room. The time between two turns of
+	// theirs grows by wakeAfter each time as many more were, up to wakePause.
+	wakeInVain = 2 * wakeAtOnce
+	wakePause  = 30 * time.Second
+	// maxWaiting bounds the pods remembered, at about 300 bytes each, and as many
+	// different asks at 1500; pods beyond wait for kube-scheduler.
 	maxWaiting = 20_000
+	// pruneAtOnce bounds the pods of which it is looked in a turn whether they still
+	// wait, and pruneAfter is how long after kube-scheduler asked: the watch has shown
+	// them by then.
+	pruneAtOnce = 256
+	pruneAfter  = 30 * time.Second
 	// forgetWaiting is how long a pod is remembered that is not asked about: twice
 	// as long as kube-scheduler takes at most.
 	forgetWaiting = 10 * time.Minute
@@ -75,7 +87,11 @@ type waitingAsk struct {
 	request accel.Request
 	pods    map[string]*waitingPod // by UID
 	// roomOn are the nodes that had room when this was looked at last.
-	roomOn map[string]bool
+	roomOn nodeSet
+	// inVain counts the pods woken since room came or one of them fitted, and next is
+	// when some may be woken again.
+	inVain int
+	next   time.Time
 }
 
 // waitingPod is one pod that waits.
@@ -89,6 +105,27 @@ type waitingPod struct {
 	next  time.Time
 	// looked counts how often room was looked for in its name.
 	looked int
+}
+
+// nodeSet is a set of nodes in 1 KB, however many there are. It may take a node for
+// another; then a pod is woken later than it could be.
+type nodeSet [1024]byte
+
+var nodeSeed = maphash.MakeSeed()
+
+func (s *nodeSet) place(node string) (*byte, byte) {
+	h := maphash.String(nodeSeed, node) % (8 * uint64(len(s)))
+	return &s[h/8], 1 << (h % 8)
+}
+
+func (s *nodeSet) has(node string) bool {
+	in, bit := s.place(node)
+	return *in&bit != 0
+}
+
+func (s *nodeSet) add(node string) {
+	in, bit := s.place(node)
+	*in |= bit
 }
 
 func newWaiting(limit int, now func() time.Time) *waiting {
@@ -133,6 +170,16 @@ func (w *waiting) refused(pod accel.PodRef, request accel.Request) {
 	pod.Namespace, pod.Name = strings.Clone(pod.Namespace), strings.Clone(pod.Name)
 	ask.pods[pod.UID] = &waitingPod{ref: pod, since: now, asked: now}
 	w.pods[pod.UID] = ask
+}
+
+// fitted takes a pod out that fits somewhere now.
+func (w *waiting) fitted(uid string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if ask := w.pods[uid]; ask != nil {
+		ask.inVain, ask.next = 0, time.Time{}
+	}
+	w.drop(uid)
 }
 
 // forget takes a pod out.
@@ -211,12 +258,20 @@ func (w *waiting) due(ask *waitingAsk, room []string, most int) []accel.PodRef {
 	now := w.now()
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	came := slices.ContainsFunc(room, func(node string) bool { return !ask.roomOn[node] })
-	ask.roomOn = make(map[string]bool, len(room))
+	came := slices.ContainsFunc(room, func(node string) bool { return !ask.roomOn.has(node) })
+	ask.roomOn = nodeSet{}
 	for _, node := range room {
-		ask.roomOn[node] = true
+		ask.roomOn.add(node)
 	}
-	var due []*waitingPod
+	if came {
+		ask.inVain, ask.next = 0, time.Time{}
+	}
+	most = min(most, len(room))
+	if now.Before(ask.next) {
+		most = 0
+	}
+	// The few that are first among thousands, in order.
+	due := make([]*waitingPod, 0, most+1)
 	for uid, pod := range ask.pods {
 		if now.Sub(pod.asked) > forgetWaiting {
 			w.drop(uid)
@@ -225,19 +280,44 @@ func (w *waiting) due(ask *waitingAsk, room []string, most int) []accel.PodRef {
 		if came {
 			pod.woken, pod.next = 0, time.Time{}
 		}
-		if len(room) > 0 && now.Sub(pod.asked) >= wakeAfter && !now.Before(pod.next) {
-			due = append(due, pod)
+		if most > 0 && now.Sub(pod.asked) >= wakeAfter && !now.Before(pod.next) {
+			at, _ := slices.BinarySearchFunc(due, pod, before)
+			due = slices.Insert(due, at, pod)
+			due = due[:min(len(due), most)]
 		}
 	}
-	slices.SortFunc(due, func(a, b *waitingPod) int {
-		return cmp.Or(cmp.Compare(a.woken, b.woken), a.since.Compare(b.since), cmp.Compare(a.ref.UID, b.ref.UID))
-	})
-	due = due[:min(len(due), len(room), most)]
 	out := make([]accel.PodRef, len(due))
 	for i, pod := range due {
 		pod.next = now.Add(min(wakeBackoff<<min(pod.woken, 16), maxWakeBackoff))
 		pod.woken++
 		out[i] = pod.ref
+	}
+	if ask.inVain += len(due); len(due) > 0 {
+		ask.next = now.Add(min(time.Duration(ask.inVain/wakeInVain)*wakeAfter, wakePause))
+	}
+	return out
+}
+
+// before orders pods of one ask: who was woken least and waits longest is first.
+func before(a, b *waitingPod) int {
+	return cmp.Or(cmp.Compare(a.woken, b.woken), a.since.Compare(b.since), cmp.Compare(a.ref.UID, b.ref.UID))
+}
+
+// quiet returns some pods, of the many each time others, of which kube-scheduler has
+// not asked lately.
+func (w *waiting) quiet(most int) []accel.PodRef {
+	now := w.now()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	var out []accel.PodRef
+	looked := 0
+	for uid, ask := range w.pods { // in an order that differs each time
+		if looked++; looked > most {
+			break
+		}
+		if pod := ask.pods[uid]; now.Sub(pod.asked) >= pruneAfter {
+			out = append(out, pod.ref)
+		}
 	}
 	return out
 }
@@ -249,7 +329,7 @@ func (e *Extender) answered(ctx context.Context, pod *v1.Pod, requests []accel.R
 		return
 	}
 	if fits > 0 {
-		e.waiting.forget(string(pod.UID))
+		e.waiting.fitted(string(pod.UID))
 		return
 	}
 	e.waiting.refused(refOf(pod), requests[0])
@@ -279,6 +359,10 @@ func (e *Extender) wakeSome(ctx context.Context) {
 	if len(asks) == 0 || e.ready() != nil {
 		return
 	}
+	// Pods that are gone must not keep others from being remembered.
+	for _, ref := range e.waiting.quiet(pruneAtOnce) {
+		e.stillWaits(ref)
+	}
 	nodes := e.config.Cluster.Offering()
 	verdicts := make([]ledger.Verdict, len(nodes))
 	left := wakeAtOnce
@@ -299,11 +383,19 @@ func (e *Extender) wakeSome(ctx context.Context) {
 	}
 }
 
+// stillWaits forgets the pod if it does not wait any more, by what the books know.
+func (e *Extender) stillWaits(ref accel.PodRef) bool {
+	known, ok := e.config.Cluster.Pod(ref.Namespace, ref.Name)
+	if !ok || known.Ref.UID != ref.UID || known.Node != "" || known.Ended || known.Ending {
+		e.waiting.forget(ref.UID)
+		return false
+	}
+	return true
+}
+
 // wake is false when the API server is not there for now.
 func (e *Extender) wake(ctx context.Context, ref accel.PodRef) bool {
-	known, ok := e.config.Cluster.Pod(ref.Namespace, ref.Name)
-	if !ok || known.Ref.UID != ref.UID || known.Node != "" || known.Ended {
-		e.waiting.forget(ref.UID)
+	if !e.stillWaits(ref) {
 		return true
 	}
 	ctx, cancel := context.WithTimeout(ctx, wakeTimeout)
