@@ -174,6 +174,7 @@ func TestEveryValueHasAnEffect(t *testing.T) {
 		"extender.policy":                       `"spread"`,
 		"extender.demand":                       `[{"units":8,"share":1}]`,
 		"extender.weight":                       `7`,
+		"extender.chooseNode":                   `false`,
 		"extender.listenAddress":                `"127.0.0.1"`,
 		"extender.tls.listenAddress":            `"127.0.0.1"`,
 		"extender.tls.overlap":                  `"1h"`,

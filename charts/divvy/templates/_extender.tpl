@@ -45,6 +45,9 @@ args:
 - --resources={{ include "divvy.memoryResources" . }}
 - --node-label={{ include "divvy.extender.nodeLabel" . }}
 - --policy={{ $e.policy }}
+{{- if not $e.chooseNode }}
+- --choose-node=false
+{{- end }}
 {{- $managed := include "divvy.memoryResources" . }}
 {{- range $i, $kind := $e.demand }}
 {{- if and (contains "," $managed) (not $kind.resource) }}
