@@ -5,6 +5,7 @@ import (
 	"os"
 	"runtime"
 	"strings"
+	"time"
 
 	"github.com/prometheus/procfs"
 )
@@ -21,6 +22,25 @@ type Machine struct {
 	Go         string  `json:"go"`
 	Kubernetes string  `json:"kubernetes"`
 	Etcd       string  `json:"etcd"`
+}
+
+// busy is how long all processors together have computed for programs of this machine,
+// and how long they were given to others by the machine below.
+type busy struct{ used, stolen time.Duration }
+
+// busyNow reads both.
+func busyNow() (busy, error) {
+	fs, err := procfs.NewDefaultFS()
+	if err != nil {
+		return busy{}, fmt.Errorf("how busy this machine is: %w", err)
+	}
+	stat, err := fs.Stat()
+	if err != nil {
+		return busy{}, fmt.Errorf("how busy this machine is: %w", err)
+	}
+	c := stat.CPUTotal
+	seconds := func(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
+	return busy{seconds(c.User + c.Nice + c.System + c.IRQ + c.SoftIRQ), seconds(c.Steal)}, nil
 }
 
 // describe looks at this machine.

@@ -86,7 +86,7 @@ func (b *bench) phase(ctx context.Context, side side, round int) (p Phase, err e
 	if side == with {
 		extender, err = b.plane.StartExtender(ctx, controlplane.ExtenderOptions{
 			Name: "extender-" + name, Program: b.programs.Control, Resources: []string{resource}, Plain: b.options.plain,
-			Args: []string{"--policy=" + b.options.policy, "--metrics-devices=false"},
+			Args: append([]string{"--policy=" + b.options.policy, "--metrics-devices=false"}, b.options.extender...),
 		})
 		if err != nil {
 			return p, err
@@ -117,7 +117,10 @@ func (b *bench) phase(ctx context.Context, side side, round int) (p Phase, err e
 	}
 	p = newPhase(side, round, times)
 	p.fill(before, after)
-	return p, nil
+	if side == with {
+		err = b.right(ctx)
+	}
+	return p, err
 }
 
 // place makes pods as fast as the API server takes them and waits until the last
@@ -151,6 +154,27 @@ func (b *bench) place(ctx context.Context, scheduler, prefix string, count int) 
 	})
 	group.Go(func() error { return t.follow(working, pods, list.ResourceVersion) })
 	return t, group.Wait()
+}
+
+// right checks that each pod holds what it asks for, on a device of its node, and no
+// device is given to more pods than have room on it.
+func (b *bench) right(ctx context.Context) error {
+	path, err := b.plane.GrantKey()
+	if err != nil {
+		return err
+	}
+	key, err := os.ReadFile(path)
+	if err != nil {
+		return fmt.Errorf("read the key of grants: %w", err)
+	}
+	pods, err := b.client.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return fmt.Errorf("list pods: %w", err)
+	}
+	if _, err := b.nodes.Used(pods.Items, key); err != nil {
+		return fmt.Errorf("pods are placed wrongly: %w", err)
+	}
+	return nil
 }
 
 // empty deletes all pods at once, as nobody runs them.
@@ -304,6 +328,8 @@ func (t *timeline) creation() time.Duration {
 
 // sight is what the programs have done and used up to one moment.
 type sight struct {
+	at        time.Time
+	machine   busy
 	usage     map[string]controlplane.Usage // by program
 	server    samples                       // of the API server
 	scheduler samples
@@ -337,6 +363,10 @@ func (b *bench) look(ctx context.Context, scheduler *controlplane.Scheduler, ext
 		if s.extender, err = parseSamples(text); err != nil {
 			return s, fmt.Errorf("metrics of the extender: %w", err)
 		}
+	}
+	s.at = time.Now()
+	if s.machine, err = busyNow(); err != nil {
+		return s, err
 	}
 	s.usage = map[string]controlplane.Usage{}
 	for name, pid := range pids {
