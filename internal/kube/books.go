@@ -165,8 +165,10 @@ type podRecord struct {
 	unverified string
 	// granted is true when a grant placed the pod on a device.
 	granted bool
-	// runs is what MayRun says of the pod.
-	runs bool
+	// runs is what MayRun says of the pod, and grace how long its containers may take
+	// to end, in seconds.
+	runs  bool
+	grace int32
 }
 
 // NewBooks returns books with nothing in them.
@@ -314,7 +316,7 @@ func (b *Books) KeyChanged() {
 	defer b.mu.Unlock()
 	for _, r := range b.pods {
 		if r.unverified != "" {
-			b.setPod(&slimPod{Pod: r.pod, grant: r.unverified, runs: r.runs})
+			b.setPod(&slimPod{Pod: r.pod, grant: r.unverified, runs: r.runs, grace: r.grace})
 		}
 	}
 }
@@ -325,7 +327,7 @@ func (b *Books) setPod(p *slimPod) {
 	old, known := b.pods[key]
 	if known && old.pod.Ref.UID != p.Ref.UID {
 		// Re-created under its name, and the deletion was not seen.
-		b.forgetPod(key, old)
+		b.forgetPod(key, old, unseenGrace)
 	}
 	if p.Ended || len(p.Requests) == 0 {
 		b.deletePod(p, p.Ended)
@@ -342,7 +344,7 @@ func (b *Books) setPod(p *slimPod) {
 		b.learn(p)
 	}
 	delete(b.ending, p.Ref.UID)
-	record := podRecord{pod: p.Pod, runs: p.runs}
+	record := podRecord{pod: p.Pod, runs: p.runs, grace: p.grace}
 	if p.Node != "" {
 		var grant accel.Grant
 		if p.grant != "" {
@@ -383,9 +385,9 @@ func (b *Books) deletePod(p *slimPod, gone bool) {
 	key := p.Ref.String()
 	if old, known := b.pods[key]; known && old.pod.Ref.UID == p.Ref.UID {
 		old.runs = p.runs
-		b.forgetPod(key, old)
+		b.forgetPod(key, old, endingGrace+time.Duration(p.grace)*time.Second)
 	} else if len(p.Requests) > 0 {
-		b.release(&p.Pod, p.runs && b.ending[p.Ref.UID] != nil)
+		b.release(&p.Pod, p.runs && b.ending[p.Ref.UID] != nil, unseenGrace)
 	} else if _, charged := b.others[p.Ref.UID]; charged && gone {
 		b.discharge(p.Ref.UID)
 	}
@@ -397,9 +399,11 @@ func (b *Books) discharge(uid string) {
 	b.config.Ledger.Forget(uid)
 }
 
-func (b *Books) forgetPod(key string, r podRecord) {
+// forgetPod takes a pod out of the books. What it holds is free after a time at the
+// latest of which its node says nothing.
+func (b *Books) forgetPod(key string, r podRecord, silence time.Duration) {
 	delete(b.pods, key)
-	b.release(&r.pod, r.runs)
+	b.release(&r.pod, r.runs, silence)
 }
 
 // setNode tells the ledger what a node publishes, if that changed. b.mu is

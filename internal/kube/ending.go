@@ -4,15 +4,36 @@ import (
 	"slices"
 	"time"
 
+	v1 "k8s.io/api/core/v1"
+
 	"github.com/divvy-gpu/divvy/internal/accel"
 	"github.com/divvy-gpu/divvy/internal/accel/ledger"
 	"github.com/divvy-gpu/divvy/internal/accel/wire"
 )
 
-// endingGrace is how long the books wait for a node's word on a pod that went while
-// its containers may have run. The node says so within half a second; one whose
-// daemon does not run says nothing.
-const endingGrace = 3 * time.Second
+// A node says within half a second of a pod that it went while its containers may
+// have run; one whose daemon does not run says nothing.
+const (
+	// unseenGrace is how long the books wait for the node's word on a pod whose
+	// end was missed: most ended as pods should.
+	unseenGrace = 3 * time.Second
+	// endingGrace is how long they wait for it on a pod that was seen to go, beside
+	// the time that kubelet gives its containers to end.
+	endingGrace = 5 * time.Second
+	// maxGrace bounds the latter; pods may ask for years.
+	maxGrace = 10 * time.Minute
+)
+
+// graceOf is how long kubelet gives the containers to end when the pod is gone from
+// the API server, in seconds. That a deletion by force asks for none makes no
+// difference to it.
+func graceOf(pod *v1.Pod) int32 {
+	seconds := int64(v1.DefaultTerminationGracePeriodSeconds)
+	if s := pod.Spec.TerminationGracePeriodSeconds; s != nil {
+		seconds = *s
+	}
+	return int32(min(max(seconds, 0), int64(maxGrace/time.Second))) //nolint:gosec // in that range
+}
 
 // endingPod is a pod that is gone from the API server, or called ended, and counts
 // still: it was deleted by force, or its end was missed. It counts as long as its
@@ -35,8 +56,9 @@ func (l *endingList) has(uid string) bool {
 }
 
 // release frees what a pod holds that is gone, once its containers are: runs says
-// whether they may run, by what was seen last. b.mu is held.
-func (b *Books) release(pod *Pod, runs bool) {
+// whether they may run, by what was seen last, and silence how long the node's word is
+// waited for. b.mu is held.
+func (b *Books) release(pod *Pod, runs bool, silence time.Duration) {
 	uid := pod.Ref.UID
 	listed := b.nodes[pod.Node].ending.has(uid)
 	if pod.Node == "" || !runs && !listed {
@@ -47,7 +69,7 @@ func (b *Books) release(pod *Pod, runs bool) {
 	if e := b.ending[uid]; e != nil {
 		return
 	}
-	b.ending[uid] = &endingPod{node: pod.Node, listed: listed, until: b.config.Now().Add(endingGrace)}
+	b.ending[uid] = &endingPod{node: pod.Node, listed: listed, until: b.config.Now().Add(silence)}
 	for _, r := range pod.Requests {
 		// Without a device: it stays on the one that is known.
 		b.config.Ledger.Observe(ledger.Holding{
@@ -104,7 +126,7 @@ func (b *Books) forgetEnding(chosen func(*endingPod) bool, but ...*endingList) {
 }
 
 // Settle frees what pods hold that are gone and of which their node has said nothing
-// for some seconds. It is to be called every second or so; its cost depends on the
+// for too long. It is to be called every second or so; its cost depends on the
 // number of such pods.
 func (b *Books) Settle() {
 	b.mu.Lock()

@@ -20,6 +20,12 @@ func with(pod *v1.Pod, phase v1.PodPhase, states ...v1.ContainerState) *v1.Pod {
 	return pod
 }
 
+// graced sets the pod's grace period, in seconds.
+func graced(pod *v1.Pod, seconds int64) *v1.Pod {
+	pod.Spec.TerminationGracePeriodSeconds = &seconds
+	return pod
+}
+
 var (
 	stateRuns  = v1.ContainerState{Running: &v1.ContainerStateRunning{}}
 	stateWaits = v1.ContainerState{Waiting: &v1.ContainerStateWaiting{Reason: "ContainerCreating"}}
@@ -85,9 +91,54 @@ func TestMemoryIsFreeWhenContainersAre(t *testing.T) {
 		},
 		"deleted by force, and the node says nothing": func(f *fixture, _ *metav1.PartialObjectMetadata, pass func(time.Duration)) {
 			f.ok(f.books.Pods().Delete(running(f)))
+			pass(30*time.Second + endingGrace - time.Second)
+			f.want(held)
+			pass(time.Second)
+			f.want(free)
+		},
+		"deleted by force with a long grace period, and the node says nothing": func(f *fixture, _ *metav1.PartialObjectMetadata, pass func(time.Duration)) {
+			f.ok(f.books.Pods().Update(graced(running(f), 300)))
+			f.ok(f.books.Pods().Delete(graced(running(f), 300)))
+			pass(300 * time.Second)
+			f.want(held)
+			pass(endingGrace)
+			f.want(free)
+		},
+		"deleted by force with a grace period of years, and the node says nothing": func(f *fixture, _ *metav1.PartialObjectMetadata, pass func(time.Duration)) {
+			f.ok(f.books.Pods().Delete(graced(running(f), 1<<40)))
+			pass(maxGrace)
+			f.want(held)
+			pass(endingGrace)
+			f.want(free)
+		},
+		"deleted by force without a grace period, and the node says nothing": func(f *fixture, _ *metav1.PartialObjectMetadata, pass func(time.Duration)) {
+			f.ok(f.books.Pods().Delete(graced(running(f), 0)))
 			pass(endingGrace - time.Second)
 			f.want(held)
 			pass(time.Second)
+			f.want(free)
+		},
+		"deleted gracefully, with a long grace period": func(f *fixture, _ *metav1.PartialObjectMetadata, pass func(time.Duration)) {
+			pod := graced(running(f), 3600)
+			pod.DeletionTimestamp = &metav1.Time{Time: time.Unix(4600, 0)}
+			f.ok(f.books.Pods().Update(pod))
+			pass(time.Hour)
+			f.want(held)
+			f.ok(f.books.Pods().Delete(with(graced(running(f), 3600), v1.PodRunning, stateEnded)))
+			f.want(free)
+		},
+		"deleted by force before it was started": func(f *fixture, _ *metav1.PartialObjectMetadata, _ func(time.Duration)) {
+			f.ok(f.books.Pods().Delete(f.grant(boundPod("p", "u", "4", "a"), testKey, 1)))
+			f.want(free)
+		},
+		"deleted by force while the daemon was away, which comes back and lists it no more": func(f *fixture, node *metav1.PartialObjectMetadata, pass func(time.Duration)) {
+			f.ok(f.books.Pods().Delete(running(f)))
+			pass(10 * time.Second)
+			changed := node.DeepCopy()
+			changed.Annotations["daemon"] = "back"
+			f.ok(f.books.Nodes().Update(changed))
+			f.want(held) // nothing says that its containers are gone
+			pass(30 * time.Second)
 			f.want(free)
 		},
 		"deleted by force, and its containers take their time": func(f *fixture, node *metav1.PartialObjectMetadata, pass func(time.Duration)) {
@@ -144,7 +195,7 @@ func TestMemoryIsFreeWhenContainersAre(t *testing.T) {
 		"its end was missed": func(f *fixture, _ *metav1.PartialObjectMetadata, pass func(time.Duration)) {
 			f.ok(f.books.Pods().Replace(nil, ""))
 			f.want(held)
-			pass(endingGrace)
+			pass(unseenGrace)
 			f.want(free)
 		},
 		"it was not gone": func(f *fixture, _ *metav1.PartialObjectMetadata, pass func(time.Duration)) {

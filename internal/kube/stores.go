@@ -29,6 +29,8 @@ type slimPod struct {
 	// runs is what MayRun says, and comesWithNode what the function of that name
 	// does.
 	runs, comesWithNode bool
+	// grace is how long the containers may take to end, in seconds.
+	grace int32
 }
 
 // GetObjectMeta lets the reflector's first store find the pod's name.
@@ -45,7 +47,7 @@ func (s podStore) slim(obj any) (*slimPod, error) {
 		return pod, nil
 	case *v1.Pod:
 		c := &s.books.config
-		p := &slimPod{Pod: podOf(pod, c.Resources, c.Capacity != nil), grant: pod.Annotations[wire.GrantAnnotation], runs: MayRun(pod), comesWithNode: comesWithNode(pod)}
+		p := &slimPod{Pod: podOf(pod, c.Resources, c.Capacity != nil), grant: pod.Annotations[wire.GrantAnnotation], runs: MayRun(pod), grace: graceOf(pod), comesWithNode: comesWithNode(pod)}
 		if len(p.Requests) == 0 {
 			p.grant = ""
 			if c.Capacity != nil && p.Node != "" {
@@ -113,7 +115,7 @@ func (s podStore) Replace(list []any, _ string) error {
 	defer s.books.mu.Unlock()
 	for key, record := range s.books.pods {
 		if !listed[record.pod.Ref] {
-			s.books.forgetPod(key, record)
+			s.books.forgetPod(key, record, unseenGrace)
 		}
 	}
 	for uid := range s.books.others {
