@@ -1,0 +1,226 @@
+package main
+
+import (
+	"encoding/json"
+	"math"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/divvy-gpu/divvy/lab/internal/controlplane"
+)
+
+func TestQuantiles(t *testing.T) {
+	var times []time.Duration
+	for i := range 101 {
+		times = append(times, time.Duration(i)*time.Second)
+	}
+	if q := quantiles(times); q != (Quantiles{50, 90, 99, 100}) {
+		t.Errorf("of 0 to 100 s: %+v", q)
+	}
+	if q := quantiles(times[7:8]); q != (Quantiles{7, 7, 7, 7}) {
+		t.Errorf("of one: %+v", q)
+	}
+	if q := quantiles(nil); q != (Quantiles{}) {
+		t.Errorf("of none: %+v", q)
+	}
+}
+
+func TestMedian(t *testing.T) {
+	for _, test := range []struct {
+		of   []float64
+		want float64
+	}{{nil, 0}, {[]float64{3}, 3}, {[]float64{9, 1, 5}, 5}, {[]float64{9, 1, 5, 3}, 4}} {
+		given := slices.Clone(test.of)
+		if got := median(test.of); got != test.want || !slices.Equal(given, test.of) {
+			t.Errorf("median of %v: %g, want %g; it leaves %v", given, got, test.want, test.of)
+		}
+	}
+}
+
+func TestTimeline(t *testing.T) {
+	line := newTimeline(2)
+	line.began("a")
+	line.began("b")
+	if line.saw("stranger") || line.saw("a") || line.saw("a") || line.waiting() != 1 {
+		t.Errorf("%d pods wait, one should", line.waiting())
+	}
+	if !line.saw("b") || line.waiting() != 0 {
+		t.Error("the last pod is not the last")
+	}
+	line.allMade()
+	start := time.Unix(100, 0)
+	line.asked = map[string]time.Time{"a": start, "b": start.Add(time.Second)}
+	line.bound = map[string]time.Time{"a": start.Add(4 * time.Second), "b": start.Add(3 * time.Second)}
+	line.made = start.Add(2 * time.Second)
+	each, whole := line.latencies()
+	if !slices.Equal(each, []time.Duration{2 * time.Second, 4 * time.Second}) || whole != 4*time.Second || line.creation() != 2*time.Second {
+		t.Errorf("latencies %v, the whole %v, creation %v", each, whole, line.creation())
+	}
+}
+
+const metricsBefore = `
+# TYPE apiserver_request_total counter
+apiserver_request_total{verb="POST",resource="pods",subresource="",code="201"} 10
+apiserver_request_total{verb="POST",resource="pods",subresource="binding",code="201"} 10
+# TYPE divvy_api_requests_total counter
+divvy_api_requests_total{verb="create",resource="pods/binding"} 5
+# TYPE divvy_extender_request_duration_seconds histogram
+divvy_extender_request_duration_seconds_bucket{verb="filter",le="+Inf"} 5
+divvy_extender_request_duration_seconds_sum{verb="filter"} 1
+divvy_extender_request_duration_seconds_count{verb="filter"} 5
+`
+
+const metricsAfter = `
+# TYPE apiserver_request_total counter
+apiserver_request_total{verb="POST",resource="pods",subresource="",code="201"} 18
+apiserver_request_total{verb="POST",resource="pods",subresource="binding",code="201"} 16
+apiserver_request_total{verb="POST",resource="pods",subresource="binding",code="409"} 2
+# TYPE divvy_api_requests_total counter
+divvy_api_requests_total{verb="create",resource="pods/binding"} 13
+divvy_api_requests_total{verb="get",resource="pods"} 2
+# TYPE divvy_extender_request_duration_seconds histogram
+divvy_extender_request_duration_seconds_bucket{verb="filter",le="+Inf"} 13
+divvy_extender_request_duration_seconds_sum{verb="filter"} 1.04
+divvy_extender_request_duration_seconds_count{verb="filter"} 13
+`
+
+func TestFill(t *testing.T) {
+	parse := func(text string) samples {
+		t.Helper()
+		s, err := parseSamples(strings.TrimSpace(text) + "\n")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+	start := time.Unix(1000, 0)
+	before := sight{
+		at: start, machine: busy{10 * time.Second, time.Second},
+		usage:  map[string]controlplane.Usage{"etcd": {CPU: time.Second}, "divvy-extender": {CPU: time.Second}},
+		server: parse(metricsBefore), extender: parse(metricsBefore), scheduler: samples{},
+	}
+	after := sight{
+		at: start.Add(10 * time.Second), machine: busy{16 * time.Second, 3 * time.Second},
+		usage:  map[string]controlplane.Usage{"etcd": {CPU: 3 * time.Second}, "divvy-extender": {CPU: 2 * time.Second, Resident: 50e6, Peak: 60e6}},
+		server: parse(metricsAfter), extender: parse(metricsAfter), scheduler: samples{},
+	}
+	p := Phase{Pods: 8}
+	p.fill(before, after)
+	near := func(what string, got, want float64) {
+		t.Helper()
+		if math.Abs(got-want) > 1e-9 {
+			t.Errorf("%s: %g, want %g", what, got, want)
+		}
+	}
+	near("etcd", p.CPU["etcd"], 250)
+	near("the extender", p.CPU["divvy-extender"], 125)
+	near("creations", p.Server["POST pods"], 1)
+	near("binds, the refused ones too", p.Server[binds], 1)
+	near("requests of the extender", p.Extender.Requests, 1.25)
+	near("filter", p.Extender.Verbs["filter"].Milliseconds, 5)
+	near("filter per pod", p.Extender.Verbs["filter"].PerPod, 1)
+	near("peak", p.Extender.Peak, 60)
+	whole := 10 * float64(runtime.NumCPU())
+	near("others", p.Others, 3/whole) // 6 s of which 3 are those of the two programs
+	near("stolen", p.Stolen, 2/whole)
+	if _, grew := p.Server["GET pods"]; grew {
+		t.Error("what did not grow is shown")
+	}
+}
+
+func TestParseSamplesRefuses(t *testing.T) {
+	if _, err := parseSamples("no metrics {"); err == nil {
+		t.Error("was taken")
+	}
+}
+
+// phases returns rounds with these pods per second.
+func phases(without, with []float64, requests float64) []Phase {
+	var all []Phase
+	for i := range without {
+		all = append(all,
+			Phase{Side: "without", Round: i + 1, PodsPerSecond: without[i], Server: map[string]float64{"POST pods": 1, binds: 1, "POST events": 1, "WATCH pods": 0.1}},
+			Phase{Side: "with", Round: i + 1, PodsPerSecond: with[i], Extender: &ExtenderTimes{Requests: 1},
+				Server: map[string]float64{"POST pods": 1, binds: 1, "GET pods": requests - 1, "POST events": 0.5, "WATCH pods": 0.3}})
+	}
+	return all
+}
+
+func TestJudge(t *testing.T) {
+	r := Result{Settings: Settings{PodsPerPhase: 100}, Sizes: []Size{
+		{Nodes: 1000, Phases: phases([]float64{100, 200, 100}, []float64{95, 100, 100}, 1)},
+		{Nodes: 4999, Phases: phases([]float64{100, 100, 100}, []float64{89, 85, 300}, 1.5)},
+		{Nodes: 5000, Phases: phases([]float64{100, 100}, []float64{80, 80}, 2.5)},
+	}}
+	r.judge()
+	for i, want := range []struct{ ratio, wanted, requests float64 }{{0.95, 0.9, 1}, {0.89, 0.9, 1.5}, {0.8, 0.8, 2.5}} {
+		s := r.Sizes[i]
+		if s.Ratio != want.ratio || s.Wanted != want.wanted || math.Abs(s.Requests-want.requests) > 1e-9 {
+			t.Errorf("%d nodes: ratio %g, wanted %g, %g requests; want %+v", s.Nodes, s.Ratio, s.Wanted, s.Requests, want)
+		}
+	}
+	err := r.missed()
+	if err == nil {
+		t.Fatal("no limit was missed")
+	}
+	lines := strings.Split(err.Error(), "\n")
+	if len(lines) != 2 || !strings.Contains(lines[0], "4999 nodes: with Divvy 0.89 of the pods per second") || !strings.Contains(lines[1], "5000 nodes: 2.50 requests of Divvy's own") {
+		t.Errorf("missed:\n%v", err)
+	}
+	if strings.Contains(err.Error(), "measure again") {
+		t.Errorf("nobody disturbed the run:\n%v", err)
+	}
+	for i := range r.Sizes[1].Phases {
+		r.Sizes[1].Phases[i].Others, r.Sizes[1].Phases[i].Stolen = 0.2, 0.1
+	}
+	if err := r.missed(); !strings.Contains(err.Error(), "others had 30 % of the processors meanwhile, so measure again") {
+		t.Errorf("a run that was disturbed:\n%v", err)
+	}
+
+	var out strings.Builder
+	if err := r.print(&out); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{
+		"PASS  1000 nodes: with Divvy 0.95 of the pods per second without it (median of 3 rounds, 0.50 to 1.00); at least 0.9 is wanted\n",
+		"MISS  4999 nodes: with Divvy 0.89", "PASS  5000 nodes: with Divvy 0.80",
+		"MISS  5000 nodes: 2.50 requests of Divvy's own to the API server for a pod (1.00 as the extender counts, 2.50 as the API server does); at most 2 is wanted\n",
+		"Pods per second, medians: with Divvy 100.0, without 100.0.",
+	} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("the output has no %q:\n%s", want, out.String())
+		}
+	}
+}
+
+func TestWrite(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "result.json")
+	r := Result{Sizes: []Size{{Nodes: 1000, Phases: phases([]float64{100}, []float64{95}, 1)}}}
+	r.judge()
+	if err := r.write(path); err != nil {
+		t.Fatal(err)
+	}
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var read Result
+	if err := json.Unmarshal(data, &read); err != nil || read.Sizes[0].Ratio != 0.95 {
+		t.Errorf("read %+v, %v", read, err)
+	}
+	if err := r.write(filepath.Join(path, "none")); err == nil {
+		t.Error("a file below a file was written")
+	}
+}
+
+func TestBusyNow(t *testing.T) {
+	b, err := busyNow()
+	if err != nil || b.used <= 0 || b.stolen < 0 {
+		t.Errorf("%+v, %v", b, err)
+	}
+}
