@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -107,6 +109,88 @@ func TestEndingPodKeepsItsMemory(t *testing.T) {
 	wantCards(t, map[string]int{"slow": 0, "other": 1})
 	must(t, lab.WaitGone(ctx, "slow"))
 	wantCards(t, map[string]int{"other": 1})
+}
+
+// TestForcedDeletion: a pod that is deleted by force is gone at once, its containers
+// are not. Nobody gets its card before they are, also with a daemon that starts anew
+// meanwhile; then somebody does.
+func TestForcedDeletion(t *testing.T) {
+	ctx := begin(t, guide)
+	var whole []*corev1.Pod
+	for i := range 7 {
+		whole = append(whole, one(fmt.Sprint("whole-", i), 16))
+	}
+	createAtOnce(t, whole)
+	running(t, namesOf(whole)...)
+	// Its name among the arguments tells its processes from others of this machine.
+	const mark = "divvy-e2e-forced"
+	slow := one("slow", 16, "sh", "-c", "trap 'sleep 20; exit 0' TERM; while :; do sleep 0.2; done", mark)
+	slow.Spec.TerminationGracePeriodSeconds = ptr.To[int64](30)
+	slow = create(t, slow)[0]
+	running(t, "slow")
+	card := cards(agree(t))["slow"]
+	if n := processes(t, mark); n == 0 {
+		t.Fatal("the container's process is not found")
+	}
+
+	must(t, lab.Client.CoreV1().Pods(namespace).Delete(ctx, "slow", metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)}))
+	must(t, lab.WaitGone(ctx, "slow"))
+	must(t, stage.Poll(ctx, podTimeout, "the node to list the pod", func(ctx context.Context) error {
+		if list, err := endingPods(ctx); err != nil || !strings.Contains(list, string(slow.UID)) {
+			return errors.Join(err, fmt.Errorf("it lists %q", list))
+		}
+		return nil
+	}))
+	must(t, lab.DeleteDivvyPods(ctx, stage.NodeDaemon))
+	next := create(t, one("next", 16))[0]
+	pending(t, next, noRoom)
+	if processes(t, mark) == 0 {
+		t.Fatal("the containers ended before the other pod was refused")
+	}
+	must(t, stage.Poll(ctx, podTimeout, "the card to be given to the other pod", func(ctx context.Context) error {
+		left := processes(t, mark) // before it is looked whether the other pod has the card
+		pod, err := lab.Get(ctx, next.Name)
+		if err == nil && pod.Spec.NodeName == "" {
+			return fmt.Errorf("%d processes run; %s", left, stage.Describe(pod))
+		}
+		if err == nil && processes(t, mark) > 0 {
+			t.Fatalf("%s has a card while %d processes of the pod before run", next.Name, left)
+		}
+		return err
+	}))
+	running(t, next.Name)
+	if got := cards(agree(t))[next.Name]; got != card {
+		t.Errorf("it got card %d, want %d, the only one that was free", got, card)
+	}
+	list, err := endingPods(ctx)
+	must(t, err)
+	if list != "" {
+		t.Errorf("the node still lists %s", list)
+	}
+}
+
+// endingPods is what the node lists as gone before its containers.
+func endingPods(ctx context.Context) (string, error) {
+	node, err := lab.Client.CoreV1().Nodes().Get(ctx, lab.Cluster.NodeName(), metav1.GetOptions{})
+	if err != nil {
+		return "", fmt.Errorf("read the node: %w", err)
+	}
+	return node.Annotations["divvy.dev/ending"], nil
+}
+
+// processes counts those of this machine that have the text as an argument.
+func processes(t *testing.T, argument string) int {
+	t.Helper()
+	files, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	must(t, err)
+	n := 0
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err == nil && slices.Contains(strings.Split(string(text), "\x00"), argument) { // a process may be gone by now
+			n++
+		}
+	}
+	return n
 }
 
 func TestStatefulSetPodComesBack(t *testing.T) {
