@@ -83,12 +83,14 @@ func readAsk(annotations map[string]string) (ask, error) {
 	}
 	if m, twice := common(s.UseModels, s.AvoidModels, strings.EqualFold); twice {
 		mistake(wire.AvoidModelsAnnotation, fmt.Errorf("model %s is in %s too", quote(m), wire.UseModelsAnnotation))
+	} else if len(s.UseModels) > 0 && !slices.ContainsFunc(s.UseModels, func(use string) bool { return !covered(use, s.AvoidModels) }) {
+		mistake(wire.AvoidModelsAnnotation, fmt.Errorf("it leaves none of the models in %s", wire.UseModelsAnnotation))
 	}
 	if d, twice := common(s.UseIDs, s.AvoidIDs, func(x, y string) bool { return x == y }); twice {
 		mistake(wire.AvoidDevicesAnnotation, fmt.Errorf("device %s is in %s too", quote(d), wire.UseDevicesAnnotation))
 	}
 	if n := len(s.UseIDs); n > 0 && n < a.devices {
-		mistake(wire.UseDevicesAnnotation, fmt.Errorf("it names %d devices and %s asks for %d", n, wire.CountAnnotation, a.devices))
+		mistake(wire.UseDevicesAnnotation, fmt.Errorf("%s asks for %d devices, and only %d can be had by the names here", wire.CountAnnotation, a.devices, n))
 	}
 	if text, ok := annotations[wire.PolicyAnnotation]; ok {
 		if !slices.Contains(policies, text) {
@@ -136,6 +138,19 @@ func common(a, b []string, same func(x, y string) bool) (string, bool) {
 		}
 	}
 	return "", false
+}
+
+// covered reports whether one of the patterns, names that may end in *, is of every
+// model that name, which may end so too, is of.
+func covered(name string, patterns []string) bool {
+	return slices.ContainsFunc(patterns, func(pattern string) bool {
+		prefix, open := strings.CutSuffix(pattern, "*")
+		if !open {
+			return strings.EqualFold(name, pattern)
+		}
+		own := strings.TrimSuffix(name, "*")
+		return len(own) >= len(prefix) && strings.EqualFold(own[:len(prefix)], prefix)
+	})
 }
 
 // quote shows a text of a user in an event, which is short.

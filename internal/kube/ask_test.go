@@ -35,6 +35,14 @@ func TestAskedDevices(t *testing.T) {
 		"one device":              {asking(wire.CountAnnotation, "1"), accel.Request{Devices: 1}},
 		"what a node wrote there": {asking(wire.CountAnnotation, `{"enflame.com/gcu":["a"]}`), accel.Request{}},
 		"a policy":                {asking(wire.PolicyAnnotation, "spread"), accel.Request{Policy: "spread"}},
+		"a part of what is used is avoided": {
+			asking(wire.UseModelsAnnotation, "S*", wire.AvoidModelsAnnotation, "S60*,T20"),
+			accel.Request{Selection: &accel.Selection{UseModels: []string{"S*"}, AvoidModels: []string{"S60*", "T20"}}},
+		},
+		"one of several is avoided": {
+			asking(wire.UseModelsAnnotation, "S60,T20", wire.AvoidModelsAnnotation, "S*"),
+			accel.Request{Selection: &accel.Selection{UseModels: []string{"S60", "T20"}, AvoidModels: []string{"S*"}}},
+		},
 		"models and devices": {
 			asking(wire.UseModelsAnnotation, "S60, T20*,S60", wire.AvoidModelsAnnotation, "t20-x", wire.UseDevicesAnnotation, "b,a", wire.AvoidDevicesAnnotation, "c"),
 			accel.Request{Selection: &accel.Selection{
@@ -64,38 +72,48 @@ func TestMistakesInAnnotations(t *testing.T) {
 	for i := range 65 {
 		tooMany = strings.Replace(tooMany, "x*", "m"+strings.Repeat("y", i), 1)
 	}
+	const count, use, avoid, useIDs, avoidIDs, policy = wire.CountAnnotation, wire.UseModelsAnnotation, wire.AvoidModelsAnnotation,
+		wire.UseDevicesAnnotation, wire.AvoidDevicesAnnotation, wire.PolicyAnnotation
 	for name, tt := range map[string]struct {
 		annotations []string
 		want        []string
 	}{
-		"none":         {[]string{wire.CountAnnotation, "0"}, []string{`annotation divvy.dev/devices: "0" is not a number of devices from 1 to 64`}},
-		"below 0":      {[]string{wire.CountAnnotation, "-2"}, []string{`annotation divvy.dev/devices: "-2" is not`}},
-		"no number":    {[]string{wire.CountAnnotation, "two"}, []string{`divvy.dev/devices: "two" is not`}},
-		"empty":        {[]string{wire.CountAnnotation, ""}, []string{`divvy.dev/devices: "" is not`}},
-		"too many":     {[]string{wire.CountAnnotation, "65"}, []string{`divvy.dev/devices: "65" is not`}},
-		"not equal":    {[]string{wire.CountAnnotation, "4"}, []string{`annotation divvy.dev/devices: container prepare asks for 6 of enflame.com/gcu-memory, which cannot be divided equally over 4 devices; 4 or 8 can be`}},
-		"fewer":        {[]string{wire.CountAnnotation, "7"}, []string{`container prepare asks for 6 of enflame.com/gcu-memory, which cannot be divided equally over 7 devices; 7 can be`}},
-		"empty name":   {[]string{wire.UseModelsAnnotation, "S60,,T20"}, []string{`annotation divvy.dev/use-models: "S60,,T20" has an empty name in it`}},
-		"only a comma": {[]string{wire.AvoidDevicesAnnotation, ","}, []string{`annotation divvy.dev/avoid-devices: "," has an empty name`}},
-		"a star":       {[]string{wire.AvoidModelsAnnotation, "S*0"}, []string{`annotation divvy.dev/avoid-models: "S*0" has a * that is not its end`}},
-		"long":         {[]string{wire.UseDevicesAnnotation, strings.Repeat("x", 300)}, []string{`annotation divvy.dev/use-devices: the name "xxx`, `longer than 256 bytes`}},
-		"many":         {[]string{wire.UseModelsAnnotation, tooMany}, []string{"65 names, at most 64"}},
-		"both":         {[]string{wire.UseModelsAnnotation, "S60,T20", wire.AvoidModelsAnnotation, "t20"}, []string{`annotation divvy.dev/avoid-models: model "T20" is in divvy.dev/use-models too`}},
-		"both devices": {[]string{wire.UseDevicesAnnotation, "a", wire.AvoidDevicesAnnotation, "b,a"}, []string{`annotation divvy.dev/avoid-devices: device "a" is in divvy.dev/use-devices too`}},
-		"too few":      {[]string{wire.CountAnnotation, "2", wire.UseDevicesAnnotation, "a"}, []string{`annotation divvy.dev/use-devices: it names 1 devices and divvy.dev/devices asks for 2`}},
-		"no policy":    {[]string{wire.PolicyAnnotation, "best"}, []string{`annotation divvy.dev/placement-policy: "best" is no placement policy; known are binpack, spread, fragmentation`}},
-		"several": {[]string{wire.PolicyAnnotation, "best", wire.CountAnnotation, "x", wire.UseModelsAnnotation, " "}, []string{
-			"annotation divvy.dev/placement-policy: ", "annotation divvy.dev/devices: ", "annotation divvy.dev/use-models: "}},
+		"none":           {[]string{count, "0"}, []string{`annotation divvy.dev/devices: "0" is not a number of devices from 1 to 64`}},
+		"below 0":        {[]string{count, "-2"}, []string{`annotation divvy.dev/devices: "-2" is not a number of devices from 1 to 64`}},
+		"no number":      {[]string{count, "two"}, []string{`annotation divvy.dev/devices: "two" is not a number of devices from 1 to 64`}},
+		"a fraction":     {[]string{count, "1.5"}, []string{`annotation divvy.dev/devices: "1.5" is not a number of devices from 1 to 64`}},
+		"empty":          {[]string{count, ""}, []string{`annotation divvy.dev/devices: "" is not a number of devices from 1 to 64`}},
+		"one too many":   {[]string{count, "65"}, []string{`annotation divvy.dev/devices: "65" is not a number of devices from 1 to 64`}},
+		"a thousand":     {[]string{count, "1000"}, []string{`annotation divvy.dev/devices: "1000" is not a number of devices from 1 to 64`}},
+		"beyond numbers": {[]string{count, "99999999999999999999"}, []string{`annotation divvy.dev/devices: "99999999999999999999" is not a number of devices from 1 to 64`}},
+		"not equal":      {[]string{count, "4"}, []string{`annotation divvy.dev/devices: container prepare asks for 6 of enflame.com/gcu-memory, which cannot be divided equally over 4 devices; 4 or 8 can be`}},
+		"fewer":          {[]string{count, "7"}, []string{`annotation divvy.dev/devices: container prepare asks for 6 of enflame.com/gcu-memory, which cannot be divided equally over 7 devices; 7 can be`}},
+		"empty list":     {[]string{useIDs, ""}, []string{`annotation divvy.dev/use-devices: "" has an empty name in it; names are joined by single commas`}},
+		"empty name":     {[]string{use, "S60,,T20"}, []string{`annotation divvy.dev/use-models: "S60,,T20" has an empty name in it; names are joined by single commas`}},
+		"only a comma":   {[]string{avoidIDs, ","}, []string{`annotation divvy.dev/avoid-devices: "," has an empty name in it; names are joined by single commas`}},
+		"a star":         {[]string{avoid, "S*0"}, []string{`annotation divvy.dev/avoid-models: "S*0" has a * that is not its end`}},
+		"long":           {[]string{useIDs, strings.Repeat("x", 300)}, []string{`annotation divvy.dev/use-devices: the name "` + strings.Repeat("x", 60) + `..." is longer than 256 bytes or not valid UTF-8`}},
+		"many":           {[]string{use, tooMany}, []string{"annotation divvy.dev/use-models: 65 names, at most 64"}},
+		"both":           {[]string{use, "S60,T20", avoid, "t20"}, []string{`annotation divvy.dev/avoid-models: model "T20" is in divvy.dev/use-models too`}},
+		"all avoided":    {[]string{use, "S60,s90-x*", avoid, "T20,s*"}, []string{`annotation divvy.dev/avoid-models: it leaves none of the models in divvy.dev/use-models`}},
+		"both devices":   {[]string{useIDs, "a", avoidIDs, "b,a"}, []string{`annotation divvy.dev/avoid-devices: device "a" is in divvy.dev/use-devices too`}},
+		"too few":        {[]string{count, "2", useIDs, "a"}, []string{`annotation divvy.dev/use-devices: divvy.dev/devices asks for 2 devices, and only 1 can be had by the names here`}},
+		"one twice":      {[]string{count, "2", useIDs, "a, a"}, []string{`annotation divvy.dev/use-devices: divvy.dev/devices asks for 2 devices, and only 1 can be had by the names here`}},
+		"no policy":      {[]string{policy, "best"}, []string{`annotation divvy.dev/placement-policy: "best" is no placement policy; known are binpack, spread, fragmentation`}},
+		"another case":   {[]string{policy, "Spread"}, []string{`annotation divvy.dev/placement-policy: "Spread" is no placement policy; known are binpack, spread, fragmentation`}},
+		"several": {[]string{policy, "best", count, "x", use, " "}, []string{
+			`annotation divvy.dev/devices: "x" is not a number of devices from 1 to 64`,
+			`annotation divvy.dev/use-models: " " has an empty name in it; names are joined by single commas`,
+			`annotation divvy.dev/placement-policy: "best" is no placement policy; known are binpack, spread, fragmentation`,
+		}},
 	} {
 		got, err := RequestsOf(asking(tt.annotations...), []accel.Resource{gcuMemory})
 		if e := (*AskError)(nil); !errors.As(err, &e) || e.Key == "" {
 			t.Errorf("%s: %v is no *AskError", name, err)
 			continue
 		}
-		for _, want := range tt.want {
-			if !strings.Contains(err.Error(), want) {
-				t.Errorf("%s: %q does not say %q", name, err, want)
-			}
+		if diff := cmp.Diff(strings.Join(tt.want, "\n"), err.Error()); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", name, diff)
 		}
 		if len(got) != 1 || got[0].Peak() != 12 {
 			t.Errorf("%s: the request was not read: %+v", name, got)
