@@ -197,8 +197,7 @@ func (f *Policy) supply(s *statics) (useful []float64, slots []int64) {
 	for _, n := range f.census.nodes {
 		st := state{n.cpu, n.memory, f.cells[n.first:n.end]}
 		for i := range s.groups {
-			_, whole := s.slots(&s.groups[i], &st)
-			slots[i] += whole
+			slots[i] += s.slots(&s.groups[i], &st)
 		}
 	}
 	return useful, slots

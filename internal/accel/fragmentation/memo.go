@@ -33,7 +33,7 @@ func (m *memo) of(s *statics, st *state) *remembered {
 	}
 	r := &remembered{state: state{st.cpu, st.memory, slices.Clone(st.cells)}, value: s.fixed(st)}
 	for i := range s.groups {
-		r.slots[i], _ = s.slots(&s.groups[i], st)
+		r.slots[i] = s.slots(&s.groups[i], st)
 	}
 	at.Store(r)
 	return r

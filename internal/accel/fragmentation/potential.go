@@ -83,7 +83,7 @@ func (p *snapshot) potential(st *state) int64 {
 	r := p.memo.of(p.statics, st)
 	v := r.value
 	for i, price := range p.slotPrice {
-		v -= price * r.slots[i] / one
+		v -= price * r.slots[i]
 	}
 	for i := range st.cells {
 		c := &st.cells[i]
@@ -177,31 +177,24 @@ func part(room, have, need int64) int64 {
 	return room * have / need
 }
 
-// slots is how much room the node has for pods of a group, in parts of one:
-// whole slots, and a part for an unfinished one, which counts the less the
-// farther it is from being whole. It also returns the number of the whole ones.
-func (s *statics) slots(g *group, st *state) (value, whole int64) {
-	var fitting, cells int64
+// slots is how many pods of a group the node has room for. An unfinished slot
+// counts nothing: to value it, so that pods rather finish it than break up whole
+// ones, costs more room for other pods than it gains for these.
+func (s *statics) slots(g *group, st *state) int64 {
+	var fitting int64
 	for _, c := range st.cells {
-		if c.class != unknown && s.classes[c.class].total >= g.units {
-			cells++
-			if c.free >= g.units {
-				fitting++
-			}
+		if c.class != unknown && c.free >= g.units {
+			fitting++
 		}
 	}
-	if cells < int64(g.devices) {
-		return 0, 0 // never
-	}
-	x := fitting * one / int64(g.devices)
+	n := fitting / int64(g.devices)
 	if g.cpu > 0 && st.cpu < maxCPU {
-		x = min(x, st.cpu*one/g.cpu)
+		n = min(n, st.cpu/g.cpu)
 	}
 	if g.memory > 0 && st.memory < maxCPU {
-		x = min(x, st.memory*one/g.memory)
+		n = min(n, st.memory/g.memory)
 	}
-	rest := x % one
-	return x - rest + rest*rest/one*partial/256, x / one
+	return n
 }
 
 // surplus rates a node for a pod that takes only CPU and memory, beside the

@@ -33,9 +33,6 @@ const (
 	maxKinds = 160
 	// maxGroups bounds the kinds of several devices that room is kept for.
 	maxGroups = 8
-	// partial is what an unfinished slot counts, in 1/256 of a whole one times
-	// the square of how much of it is there.
-	partial = 128
 	// ahead is how many times the usual share of what is free is expected to be
 	// asked for before as much as that is free again. Neither that nor
 	// standing, a part of the pods of the kind that the whole cluster would hold,
