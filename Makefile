@@ -65,7 +65,7 @@ help: ## List the targets.
 	@awk 'BEGIN { FS = ":.*## " } \
 	  /^##@/ { printf "\n%s\n", substr($$0, 5) } \
 	  /^[a-z0-9-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
-	@printf '\nVariables: TOPOLOGY=file (simulated cards; a path, or a name in lab/topologies),\n  MEMORY_UNIT=1|0.1|0.01|0.001, VALUES=file (of the chart; a path, or a name in lab/values),\n  BENCH=regexp, FUZZTIME=30s, SOAK_MINUTES=4,\n  IMAGE_REPO=registry, IMAGE_TAG=tag, K8S_PLATFORM=community|tkgi (make deploy)\n'
+	@printf '\nVariables: TOPOLOGY=file (simulated cards; a path, or a name in lab/topologies),\n  MEMORY_UNIT=1|0.1|0.01|0.001, VALUES=file (of the chart; a path, or a name in lab/values),\n  BENCH=regexp, BENCH_ARGS=flags, TRACE=dir, WORKLOADS=names, FUZZTIME=30s, SOAK_MINUTES=4,\n  IMAGE_REPO=registry, IMAGE_TAG=tag, K8S_PLATFORM=community|tkgi (make deploy)\n'
 
 .PHONY: demo
 demo: root ## Start a Kubernetes here, install Divvy and show four pods sharing two cards.
@@ -161,16 +161,27 @@ bench-scheduler: ## Measure kube-scheduler's pods per second with Divvy and with
 failover: ## Kill the extender that leads five times while 500 pods are scheduled.
 	@cd lab && go test -tags e2e -count=1 -v -run '^TestFailover$$' ./e2e/scheduling
 
-# TRACE is a directory with the public trace and published.csv, see docs/simulate.md.
-TRACE ?=
+# TRACE is a directory with the public trace and published.csv, see docs/simulate.md;
+# WORKLOADS are some of its lists of pods, such as default,cpu250.
+TRACE     ?=
+WORKLOADS ?= all
+trace-given = [ -n '$(TRACE)' ] || { echo 'TRACE=DIR is needed: a directory with the public trace and published.csv, see docs/simulate.md' >&2; exit 2; }
+simulate    = go run ./cmd/kubectl-divvy simulate --trace '$(TRACE)' --workload '$(WORKLOADS)'
+
 .PHONY: simulate-published
 simulate-published: ## Compare the baselines of the simulation with what was published of them: TRACE=DIR.
-	@[ -n '$(TRACE)' ] || { echo 'TRACE=DIR is needed: a directory with the public trace and published.csv, see docs/simulate.md' >&2; exit 2; }
-	go run ./cmd/kubectl-divvy simulate --trace '$(TRACE)' --workload all --policy Random,BestFit,GpuPacking,FGD --published '$(TRACE)/published.csv'
+	@$(trace-given)
+	$(simulate) --policy Random,BestFit,GpuPacking,FGD --published '$(TRACE)/published.csv'
 
-.PHONY: bench-filter
-bench-filter: ## Measure filter and prioritize of 5000 nodes over HTTP beside floors that only read and write.
-	go test -run '^$$' -bench '^BenchmarkHTTP$$' -benchtime 2000x ./internal/extender
+.PHONY: simulate-packing
+simulate-packing: ## Compare the policy fragmentation with the published FGD: TRACE=DIR.
+	@$(trace-given)
+	$(simulate) --policy fragmentation,fragmentation-online,FGD --against FGD --published '$(TRACE)/published.csv' --timings
+
+.PHONY: simulate-churn
+simulate-churn: ## Compare policies where pods come and go: TRACE=DIR.
+	@$(trace-given)
+	$(simulate) --policy fragmentation,fragmentation-online,FGD,BestFit --churn
 
 .PHONY: fuzz
 fuzz: ## Fuzz every target for FUZZTIME.
