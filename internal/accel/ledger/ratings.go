@@ -120,13 +120,18 @@ func (r *ratings) grow(nodes int) {
 	}
 }
 
+// refreshChunk is how many nodes are rated anew before writers and requests get a
+// turn: all of them have to be, by a policy that may think for 20 microseconds about
+// each.
+const refreshChunk = 16
+
 // Refresh renews the ratings of up to so many asks, those that were checked
 // last, where the policy's epoch or the node changed. Check would do it as well,
 // while somebody waits: whoever renews the prices of a policy calls Refresh then.
 func (l *Ledger) Refresh(asks int) {
 	for _, r := range l.lastUsed(asks) {
-		for from := 0; ; from += checkChunk {
-			if !l.refresh(r, from, from+checkChunk) {
+		for from := 0; ; from += refreshChunk {
+			if !l.refresh(r, from, from+refreshChunk) {
 				break
 			}
 		}

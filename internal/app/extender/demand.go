@@ -78,7 +78,7 @@ func parseDemand(text string, managed []accel.Resource) (map[accel.Resource][]de
 
 // parts are the errors that were joined to one.
 func parts(err error) []error {
-	if joined, ok := err.(interface{ Unwrap() []error }); ok { //nolint:errorlint // only the outermost one is taken apart
+	if joined, ok := err.(interface{ Unwrap() []error }); ok {
 		return joined.Unwrap()
 	}
 	return []error{err}
