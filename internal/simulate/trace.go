@@ -254,7 +254,12 @@ func ReadPods(r io.Reader, file, workload string) (*Workload, error) {
 		}
 		if gpus > 0 {
 			p.Ask.Devices, p.Ask.Units = int(gpus), accel.Units(milli)
-			p.Ask.Only = selection(selections, t.text("gpu_spec"))
+			spec := t.text("gpu_spec")
+			if strings.Trim(spec, "| ") == "" && spec != "" {
+				t.fail("gpu_spec", "%q names no model; leave it empty for any", spec)
+				continue
+			}
+			p.Ask.Only = selection(selections, spec)
 		}
 		w.Pods = append(w.Pods, p)
 	}

@@ -107,6 +107,7 @@ func TestReadTraceRefuses(t *testing.T) {
 		"nothing at all":           {text: pods + "p,0,0,0,0\n", want: `f.csv:2: pod "p" asks for nothing: cpu_milli, memory_mib and num_gpu are 0`},
 		"a line that is too short": {text: pods + "p,1,1\n", want: "f.csv:2: column num_gpu: the line ends before it: it has 3 fields, the header 5\nf.csv:2: column gpu_milli: the line ends before it: it has 3 fields, the header 5"},
 		"a quote that never ends":  {text: pods + "\"p,1,1,1,1\n", want: `f.csv:2: extraneous or missing " in quoted-field`},
+		"models that are none":     {text: "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec\np,1,1,1,1,\"| |\"\n", want: `f.csv:2: column gpu_spec: "| |" names no model; leave it empty for any`},
 		"several mistakes":         {text: pods + "p,x,1,1,1\nq,1,1,1,y\n", want: "f.csv:2: column cpu_milli: \"x\" is not a whole number\nf.csv:3: column gpu_milli: \"y\" is not a whole number"},
 		"too many mistakes":        {text: pods + strings.Repeat(",1,1,1,1\n", 12), want: tenMistakes},
 	}

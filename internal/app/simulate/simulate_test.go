@@ -146,6 +146,10 @@ func TestMistakes(t *testing.T) {
 	}
 	nodes := trace + "/" + traceNodes
 	large := write("large.csv", "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec\nok,1,1,1,1,\nwide,1,1,5,1000,\nfat,65000,1,1,500,\nother,1,1,1,1,X9\n")
+	const header = "name,cpu_milli,memory_mib,num_gpu,gpu_milli\n"
+	noNodes, noGPUs := write("no-nodes.csv", "sn,cpu_milli,memory_mib,gpu,model\n"), write("no-gpus.csv", "sn,cpu_milli,memory_mib,gpu,model\na,1000,1024,0,\n")
+	zero, beyond, noPods := write("zero.csv", header+"p,1,1,1,0\n"), write("beyond.csv", header+"p,1,1,1,1001\n"), write("no-pods.csv", header)
+	few := write("few.csv", "name,cpu_milli,memory_mib,num_gpu\np,1,1,1\n")
 	notList := write("node.json", `{"apiVersion":"v1","kind":"Node"}`)
 	cut := write("cut.json", "{\n\"kind\": \"List\",\n\"items\": [")
 	empty := write("empty.json", `{"apiVersion":"v1","kind":"List","items":[{"kind":"Secret"}]}`)
@@ -185,6 +189,12 @@ func TestMistakes(t *testing.T) {
 		"one workload twice":      {[]string{"--trace", trace, "--workload", "default,default"}, "two lists of pods are called default"},
 		"no such file":            {[]string{"--nodes", nodes, "--pods", dir + "/none.csv"}, "open " + dir + "/none.csv: no such file or directory"},
 		"pods in place of nodes":  {[]string{"--nodes", large, "--pods", large}, large + ":1: missing columns: sn, gpu, model; the first line must name sn, cpu_milli, memory_mib, gpu, model"},
+		"zero nodes":              {[]string{"--nodes", noNodes, "--pods", large}, noNodes + ":1: there are no nodes below the header"},
+		"nodes without devices":   {[]string{"--nodes", noGPUs, "--pods", large}, noGPUs + ": 1 nodes, but column gpu is 0 in all of them: there is nothing to share"},
+		"a column of pods":        {[]string{"--nodes", nodes, "--pods", few}, few + ":1: missing columns: gpu_milli; the first line must name name, cpu_milli, memory_mib, num_gpu, gpu_milli"},
+		"zero pods":               {[]string{"--nodes", nodes, "--pods", noPods}, noPods + ":1: there are no pods below the header"},
+		"a request of zero":       {[]string{"--nodes", nodes, "--pods", zero}, zero + ":2: column gpu_milli: 0 is asked of each of 1 GPUs; it must be 1 to 1000"},
+		"more than a device":      {[]string{"--nodes", nodes, "--pods", beyond, "--churn"}, beyond + ":2: column gpu_milli: 1001 is not within 0 and 1000"},
 		"pods larger than nodes": {[]string{"--nodes", nodes, "--pods", large, "--strict"},
 			large + `:3: pod "wide" asks for 5 devices with 1000 units each, 1 millicores, 1 MiB of memory, more than any node has when it is empty` + "\n" +
 				large + `:4: pod "fat" asks for 500 units of one device, 65000 millicores, 1 MiB of memory, more than any node has when it is empty` + "\n" +
