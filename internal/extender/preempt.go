@@ -80,19 +80,22 @@ func (e *Extender) preempt(ctx context.Context, body, out []byte) ([]byte, error
 // budget, as kube-scheduler spares those first, so it counts as violating one; of
 // the others at most as many do as were told.
 func (e *Extender) evict(args preemptArgs, request accel.Request) []proposal {
-	proposals := make([]ledger.Proposal, len(args.proposals))
-	for i, p := range args.proposals {
+	// Room is kept on every node that the ledger answers, so it is not asked about
+	// those that cannot serve the pod at all.
+	able := slices.DeleteFunc(slices.Clone(args.proposals), func(p proposal) bool { return e.onlyOne(request, p.Node) })
+	proposals := make([]ledger.Proposal, len(able))
+	for i, p := range able {
 		proposals[i] = p.Proposal
 	}
 	var kept []proposal
 	for i, eviction := range e.config.Ledger.Evict(request, proposals) {
-		if len(eviction.Victims) == 0 || e.onlyOne(request, proposals[i].Node) {
+		if len(eviction.Victims) == 0 {
 			continue
 		}
 		of := int64(len(eviction.Victims) - eviction.Others)
 		kept = append(kept, proposal{
 			Proposal:   ledger.Proposal{Node: proposals[i].Node, Victims: eviction.Victims},
-			violations: min(args.proposals[i].violations, of) + int64(eviction.Others),
+			violations: min(able[i].violations, of) + int64(eviction.Others),
 		})
 	}
 	return kept

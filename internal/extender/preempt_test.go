@@ -16,6 +16,7 @@ import (
 
 	"github.com/divvy-gpu/divvy/internal/accel"
 	"github.com/divvy-gpu/divvy/internal/accel/ledger"
+	"github.com/divvy-gpu/divvy/internal/accel/wire"
 )
 
 // important is a pod that may have others evicted.
@@ -140,6 +141,19 @@ func TestPreempt(t *testing.T) {
 		})
 	}
 
+	t.Run("a node that gives a pod one device is left out, and keeps nothing", func(t *testing.T) {
+		w := newWorld(t)
+		w.cluster.single = map[string]bool{"node-a": true}
+		w.running("node-a", "a1 16 a0", "a2 16 a1")
+		pod := important(newPod("p", 16), "")
+		pod.Annotations = map[string]string{wire.CountAnnotation: "2"}
+		if got := w.preempt(extenderv1.ExtenderPreemptionArgs{Pod: pod, NodeNameToMetaVictims: map[string]*extenderv1.MetaVictims{"node-a": meta(0, "a1", "a2")}}); got != "" {
+			t.Errorf("answered %q", got)
+		}
+		if n := w.ledger.Nominations(); n != 0 {
+			t.Errorf("room is kept for %d pods", n)
+		}
+	})
 	t.Run("several shared resources", func(t *testing.T) {
 		w := newWorld(t, func(c *Config) { c.Resources = append(c.Resources, otherMem) })
 		w.running("node-a", "a1 16 a0", "a2 16 a1")
