@@ -175,6 +175,9 @@ func TestNoAnswerOfOneThatLostTheLead(t *testing.T) {
 		}
 		f.lead()
 	}
+	if status, got := w.get(Prefix + "/inspect/nowhere"); status != http.StatusServiceUnavailable || !strings.Contains(string(got), "another replica leads") {
+		t.Errorf("inspect answers %d %s", status, got)
+	}
 }
 
 func TestARequestWaitsForALeader(t *testing.T) {

@@ -30,6 +30,9 @@ func (e *Extender) handleInspect(w http.ResponseWriter, r *http.Request) {
 	}
 	if err == nil {
 		usages, status, err = e.usages(q)
+		if lost := e.ready(); lost != nil { // it may have waited for its turn
+			status, err = http.StatusServiceUnavailable, lost
+		}
 	}
 	if err != nil {
 		body, marshalErr := inspect.Marshal(inspect.Failed(err.Error()))
