@@ -46,6 +46,12 @@ func TestSeveralDevices(t *testing.T) {
 		t.Errorf("container b sees %q, want %q", got, want)
 	}
 
+	table, err := lab.Kubectl(ctx, "divvy", "inspect", lab.Cluster.NodeName())
+	must(t, err)
+	if n := strings.Count(table, "8 of 16"); n != 2 {
+		t.Errorf("kubectl divvy inspect shows the pod with 8 of its 16 units on %d cards, want 2:\n%s", n, table)
+	}
+
 	before := lives(t)
 	for _, restart := range lab.Restarts() {
 		if slices.Contains([]string{stage.NodeDaemon + " killed", stage.Extender + " deleted", string(cluster.Kubelet) + " restarted"}, restart.Name) {
