@@ -23,20 +23,22 @@ import (
 func (p *memoryPool) Prefer(ctx context.Context, available, must []string, size int) ([]string, error) {
 	p.records.turn.Lock()
 	defer p.records.turn.Unlock()
-	ids, err := p.prefer(ctx, available, must, size)
-	if errors.Is(err, sharing.ErrNoRoom) && p.tenant.settle(ctx) {
-		ids, err = p.prefer(ctx, available, must, size)
+	ids, err := p.prefer(ctx, p.records.ask, available, must, size)
+	// Kubelet may know that a pod is gone before the watch shows it.
+	for i := 0; i < 2 && errors.Is(err, sharing.ErrNoRoom) && (i == 0 || p.tenant.settle(ctx)); i++ {
+		ids, err = p.prefer(ctx, p.records.askFresh, available, must, size)
 	}
 	return ids, err
 }
 
-// prefer answers a question of kubelet. The caller holds records.turn.
-func (p *memoryPool) prefer(ctx context.Context, available, must []string, size int) ([]string, error) {
+// prefer answers a question of kubelet by what the records say when they are asked
+// so. The caller holds records.turn.
+func (p *memoryPool) prefer(ctx context.Context, ask askKubelet, available, must []string, size int) ([]string, error) {
 	log := klog.FromContext(ctx).WithValues("resource", p.resource, "units", size)
 	if p.draining != "" {
 		return nil, p.refuse()
 	}
-	if err := p.records.ask(ctx, recordedBefore); err != nil {
+	if err := ask(ctx, recordedBefore); err != nil {
 		// Which pod kubelet asks for and what it holds already would be a guess,
 		// and could put the pod on two devices.
 		return nil, refuse(refusedKubelet, "kubelet does not tell which pod it admits: %w", err)

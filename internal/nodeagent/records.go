@@ -87,6 +87,9 @@ func (r *records) before() []*corev1.Pod {
 	return r.shown
 }
 
+// askKubelet is ask or askFresh of records.
+type askKubelet func(ctx context.Context, grace time.Duration) error
+
 // ask asks kubelet who holds what and tells all resources. What was given to a
 // container less than grace ago counts as held although kubelet does not show
 // it yet. The caller holds turn.

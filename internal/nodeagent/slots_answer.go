@@ -23,9 +23,10 @@ import (
 func (p *slotPool) Prefer(ctx context.Context, available, must []string, size int) ([]string, error) {
 	p.records.turn.Lock()
 	defer p.records.turn.Unlock()
-	ids, err := p.prefer(ctx, available, must, size)
-	if errors.Is(err, sharing.ErrTooFewSlots) && p.tenant.settle(ctx) {
-		ids, err = p.prefer(ctx, available, must, size)
+	ids, err := p.prefer(ctx, p.records.ask, available, must, size)
+	// Kubelet may know that a pod is gone before the watch shows it.
+	for i := 0; i < 2 && errors.Is(err, sharing.ErrTooFewSlots) && (i == 0 || p.tenant.settle(ctx)); i++ {
+		ids, err = p.prefer(ctx, p.records.askFresh, available, must, size)
 	}
 	if err != nil {
 		return nil, err
@@ -35,11 +36,13 @@ func (p *slotPool) Prefer(ctx context.Context, available, must []string, size in
 	return ids, nil
 }
 
-func (p *slotPool) prefer(ctx context.Context, available, must []string, size int) ([]string, error) {
+// prefer answers a question of kubelet by what the records say when they are asked
+// so. The caller holds records.turn.
+func (p *slotPool) prefer(ctx context.Context, ask askKubelet, available, must []string, size int) ([]string, error) {
 	if err := p.admissible(size); err != nil {
 		return nil, err
 	}
-	if err := p.records.ask(ctx, recordedBefore); err != nil {
+	if err := ask(ctx, recordedBefore); err != nil {
 		return nil, refuse(refusedKubelet, "kubelet does not tell which devices are held: %w", err)
 	}
 	if r, unknown := p.tenant.unknown(); unknown {
@@ -177,7 +180,7 @@ func (p *slotPool) allocate(ctx context.Context, ids []string) (*pluginapi.Conta
 	// What is given out goes through here, but only kubelet knows what was given
 	// back, and to which pod it gave what it chose by itself. It is not asked
 	// otherwise, as it is handing out units (see records.turn).
-	for i, ask := range []func(context.Context, time.Duration) error{p.records.ask, p.records.askFresh, p.records.askFresh} {
+	for i, ask := range []askKubelet{p.records.ask, p.records.askFresh, p.records.askFresh} {
 		if !errors.As(err, &conflict) || i == 2 && !p.tenant.settle(ctx) {
 			break
 		}

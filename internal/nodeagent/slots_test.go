@@ -325,6 +325,27 @@ func TestAllocateWhileTheWatchIsLate(t *testing.T) {
 	}
 }
 
+func TestPreferWhileTheWatchIsLate(t *testing.T) {
+	w := newSlotWorld(t, t.TempDir(), exclusive)
+	w.found(gpuDevice(0, "a"), gpuDevice(1, "b"))
+	p := newPod("p")
+	p.Spec.Containers = []corev1.Container{containerAsking("c", gpu, 1)}
+	p.Status.Phase = corev1.PodRunning
+	w.pods = []*corev1.Pod{p}
+	w.gives("p", "a")
+	w.turn()
+	w.listing = nil
+	w.late, w.api = true, w.pods
+	both := []string{"a", "b"}
+	if got, err := w.Prefer(t.Context(), both, nil, 2); err == nil || !strings.Contains(err.Error(), "1 held by containers") {
+		t.Errorf("the pod runs by the API server's word: %v, %v", got, err)
+	}
+	w.api = nil
+	if got, err := w.Prefer(t.Context(), both, nil, 2); err != nil || !slices.Equal(got, both) {
+		t.Errorf("the API server knows that it is gone: %v, %v", got, err)
+	}
+}
+
 // A pod got a slot of kubelet's own choice and ended before kubelet listed it. A
 // pod with init containers, which was suspected then, has all of its own by now.
 func TestASlotIsNotKeptForAPodThatHasItsOwn(t *testing.T) {
