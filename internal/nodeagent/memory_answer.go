@@ -26,7 +26,7 @@ func (p *memoryPool) Prefer(ctx context.Context, available, must []string, size 
 	ids, err := p.prefer(ctx, p.records.ask, available, must, size)
 	// Kubelet may know that a pod is gone before the watch shows it.
 	for i := 0; i < 2 && errors.Is(err, sharing.ErrNoRoom) && (i == 0 || p.tenant.settle(ctx)); i++ {
-		ids, err = p.prefer(ctx, p.records.askFresh, available, must, size)
+		ids, err = p.prefer(ctx, p.records.askFreshIfPossible, available, must, size)
 	}
 	return ids, err
 }

@@ -87,7 +87,7 @@ func (r *records) before() []*corev1.Pod {
 	return r.shown
 }
 
-// askKubelet is ask or askFresh of records.
+// askKubelet is ask of records, or another way to ask.
 type askKubelet func(ctx context.Context, grace time.Duration) error
 
 // ask asks kubelet who holds what and tells all resources. What was given to a
@@ -128,6 +128,15 @@ func (r *records) askFresh(ctx context.Context, grace time.Duration) error {
 	defer func() { r.fresh = nil }()
 	r.give(pods, grace)
 	return nil
+}
+
+// askFreshIfPossible is askFresh, or ask where the API server does not answer. The
+// caller holds turn.
+func (r *records) askFreshIfPossible(ctx context.Context, grace time.Duration) error {
+	if r.askFresh(ctx, grace) == nil {
+		return nil
+	}
+	return r.ask(ctx, grace)
 }
 
 // list returns kubelet's list and the pods that the watch had delivered before it

@@ -26,7 +26,7 @@ func (p *slotPool) Prefer(ctx context.Context, available, must []string, size in
 	ids, err := p.prefer(ctx, p.records.ask, available, must, size)
 	// Kubelet may know that a pod is gone before the watch shows it.
 	for i := 0; i < 2 && errors.Is(err, sharing.ErrTooFewSlots) && (i == 0 || p.tenant.settle(ctx)); i++ {
-		ids, err = p.prefer(ctx, p.records.askFresh, available, must, size)
+		ids, err = p.prefer(ctx, p.records.askFreshIfPossible, available, must, size)
 	}
 	if err != nil {
 		return nil, err
