@@ -160,7 +160,7 @@ var (
 	})
 	ExtenderPriceAge = define(Metric{
 		Name: "divvy_extender_price_age_seconds", Type: Gauge, Programs: []string{Extender},
-		Help:   "Time since the last renewal of prices, which there is every 10 s at least.",
+		Help:   "Time since the last renewal of prices, which mostly comes within 10 s.",
 		Labels: []Label{labelResource}, Absent: "until prices were renewed",
 	})
 	ExtenderReservations = define(Metric{

@@ -17,10 +17,10 @@ and nothing of the host is used. */}}
 {{- end }}
 
 {{/* How many times the extender's score of a node counts for kube-scheduler. All of its
-own plugins together give 1200 points at most; with 125, one of the extender's ten
-points is worth 1250. */}}
+own plugins together give 1500 points at most (1.37); with 200, one of the extender's
+ten points is worth 2000. */}}
 {{- define "divvy.extender.weight" -}}
-{{- with .Values.extender.weight }}{{ int64 . }}{{ else }}{{ ternary 125 1 (eq .Values.extender.policy "fragmentation") }}{{ end }}
+{{- with .Values.extender.weight }}{{ int64 . }}{{ else }}{{ ternary 200 1 (eq .Values.extender.policy "fragmentation") }}{{ end }}
 {{- end }}
 
 {{/* The container of the extender. */}}

@@ -112,7 +112,7 @@ func (o *Options) addExtenderFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.CertFile, "client-cert-file", o.CertFile, "certificate that kube-scheduler shows to the extender; empty for the Secret "+clientSecret+" in the Service's namespace")
 	fs.StringVar(&o.KeyFile, "client-key-file", o.KeyFile, "key of --client-cert-file")
 	fs.StringSliceVar(&o.Resources, "resources", o.Resources, "extended resources whose pods the extender places; empty for those that kube-scheduler asks about already, or else "+defaultResource)
-	fs.IntVar(&o.Weight, "weight", o.Weight, "how many times the extender's score of a node counts beside those of kube-scheduler's plugins; with 125 the extender decides wherever two nodes differ for it")
+	fs.IntVar(&o.Weight, "weight", o.Weight, "how many times the extender's score of a node counts beside those of kube-scheduler's plugins; with 200 the extender decides wherever two nodes differ for it")
 	fs.DurationVar(&o.ExtenderTimeout, "extender-timeout", o.ExtenderTimeout, "how long kube-scheduler waits for an answer of the extender")
 }
 

@@ -28,7 +28,7 @@ func TestPlacementByDemand(t *testing.T) {
 	}
 	// kube-scheduler weighs, as the extender's weight lets it.
 	e := w.extender("--policy=fragmentation", `--demand=[{"units":12,"cpu":"100m","memory":"128Mi","share":1}]`, "--choose-node=false")
-	e.Entry.Weight = 125
+	e.Entry.Weight = 200
 	w.scheduler("default-scheduler", e)
 	first, second := w.nodes.NodeName(0), w.nodes.NodeName(1)
 	create := func(pod *corev1.Pod) {
