@@ -189,6 +189,10 @@ simulate-churn: ## Compare policies where pods come and go: TRACE=DIR.
 	@$(trace-given)
 	$(simulate) --policy fragmentation,fragmentation-online,FGD,BestFit --churn
 
+.PHONY: bench-filter
+bench-filter: ## Measure filter and prioritize of 5000 nodes over HTTP beside floors that only read and write.
+	go test -run '^$$' -bench '^BenchmarkHTTP' -benchtime 2000x ./internal/extender
+
 .PHONY: fuzz
 fuzz: ## Fuzz every target for FUZZTIME.
 	@go list -f '{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}{{end}}' ./... | while read -r package; do \

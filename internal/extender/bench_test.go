@@ -29,7 +29,10 @@ import (
 	extenderv1 "k8s.io/kube-scheduler/extender/v1"
 
 	"github.com/divvy-gpu/divvy/internal/accel"
+	"github.com/divvy-gpu/divvy/internal/accel/demand"
+	"github.com/divvy-gpu/divvy/internal/accel/fragmentation"
 	"github.com/divvy-gpu/divvy/internal/accel/ledger"
+	"github.com/divvy-gpu/divvy/internal/accel/place"
 	"github.com/divvy-gpu/divvy/internal/accel/wire"
 	"github.com/divvy-gpu/divvy/internal/heap"
 	"github.com/divvy-gpu/divvy/internal/kube"
@@ -110,6 +113,42 @@ func BenchmarkHTTP(b *testing.B) {
 	}
 }
 
+// BenchmarkHTTPPolicies is BenchmarkHTTP for one request by each placement policy,
+// with 20 000 pods. That of fragmentation has a prior and renews its prices every
+// second, as in a cluster where pods come and go.
+func BenchmarkHTTPPolicies(b *testing.B) {
+	floor := startServer(b, serveFloor, 0)
+	policies := []string{serveBooks, serveSpread, serveFragmentation}
+	var servers []*benchServer
+	for _, policy := range policies {
+		servers = append(servers, startServer(b, policy, benchPods))
+	}
+	for _, path := range []string{"/filter", "/prioritize"} {
+		body := benchRequest(b, 12)
+		b.Run(path[1:], func(b *testing.B) {
+			var answer bytes.Buffer
+			servers[0].call(b, http.MethodPost, path, body, &answer)
+			floor.call(b, http.MethodPut, path, bytes.Clone(answer.Bytes()), &answer)
+			took, least := make([][]time.Duration, len(servers)), []time.Duration(nil)
+			for b.Loop() {
+				for i, s := range servers {
+					took[i] = append(took[i], s.call(b, http.MethodPost, path, body, &answer))
+				}
+				least = append(least, floor.call(b, http.MethodPost, path, body, &answer))
+			}
+			b.StopTimer()
+			b.ReportMetric(0, "ns/op") // of four calls, which nobody asked for
+			of := times(least)
+			for i, policy := range policies {
+				t := times(took[i])
+				b.ReportMetric(t.p50/of.p50, policy+"-x-floor-p50")
+				b.Logf("%s by %s: p50 %.2f ms, %.2f times the floor (at most 2), mean %.2f times; p99 %.1f ms (at most 10), of the floor %.1f ms; %.0f MB",
+					path[1:], policy, t.p50, t.p50/of.p50, t.mean/of.mean, t.p99, of.p99, servers[i].residentMB(b))
+			}
+		})
+	}
+}
+
 // sameSize reports whether a process answered what the first one did. The one with
 // more pods has room on other nodes, but for fewer or more bytes it has a reason.
 func sameSize(got, want, process int) bool {
@@ -134,9 +173,11 @@ func times(all []time.Duration) taken {
 
 // What a process of the benchmark serves.
 const (
-	serveBooks     = "books"
-	serveFloor     = "floor"
-	serveJSONFloor = "json"
+	serveBooks         = "binpack" // an extender with the default policy
+	serveSpread        = "spread"
+	serveFragmentation = fragmentation.Name
+	serveFloor         = "floor"
+	serveJSONFloor     = "json"
 )
 
 // benchServer is a process of this program that serves.
@@ -151,7 +192,7 @@ const benchEnv = "DIVVY_EXTENDER_BENCHMARK"
 
 func startServer(b *testing.B, what string, pods int) *benchServer {
 	b.Helper()
-	cmd := exec.CommandContext(context.WithoutCancel(b.Context()), os.Args[0]) //nolint:gosec // this program
+	cmd := exec.CommandContext(context.WithoutCancel(b.Context()), os.Args[0])
 	cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%s %d", benchEnv, what, pods))
 	cmd.Stderr = os.Stderr
 	stdin, err := cmd.StdinPipe() // it ends when this is closed
@@ -232,15 +273,25 @@ func serveBenchmark(what string) error {
 	}
 	var handler http.Handler
 	switch kind {
-	case serveBooks:
+	case serveBooks, serveSpread, serveFragmentation:
 		ctx, cancel := context.WithCancel(context.Background())
 		var keeps sync.WaitGroup
 		keeps.Go(func() { heap.Keep(ctx, HeapBudget) })
 		defer keeps.Wait()
 		defer cancel()
-		if handler, err = benchHandler(pods); err != nil {
+		var renew func()
+		if handler, renew, err = benchHandler(kind, pods); err != nil {
 			return err
 		}
+		keeps.Go(func() {
+			for ctx.Err() == nil {
+				renew()
+				select {
+				case <-ctx.Done():
+				case <-time.After(time.Second):
+				}
+			}
+		})
 	case serveFloor:
 		handler = &floor{read: readOwn, write: writeOwn}
 	case serveJSONFloor:
@@ -350,21 +401,44 @@ func writeJSONAnswer(_ []byte, _ filterArgs, known *knownAnswer) ([]byte, error)
 
 // benchHandler is an extender whose books are filled as a reflector fills them, from
 // whole objects.
-func benchHandler(pods int) (http.Handler, error) {
-	books := ledger.New(ledger.Options{})
+func benchHandler(policy string, pods int) (handler http.Handler, renew func(), err error) {
+	options, renew := ledger.Options{}, func() {}
+	var books *ledger.Ledger
+	switch policy {
+	case serveSpread:
+		options.Policy = place.Spread
+	case serveFragmentation:
+		var prior []demand.Count
+		for _, units := range []accel.Units{1, 2, 4, 8, 12, 16} {
+			prior = append(prior, demand.Count{Kind: demand.Kind{Units: units, Devices: 1}, Pods: 100})
+		}
+		prices := fragmentation.New(fragmentation.Options{Demand: demand.Options{Prior: prior}})
+		options.Policy = prices
+		renew = func() {
+			prices.Renew(func(yield func(*place.Node) bool) {
+				for _, n := range books.Each(gcuMemory) {
+					if !yield(n) {
+						return
+					}
+				}
+			})
+			books.Refresh(1)
+		}
+	}
+	books = ledger.New(options)
 	dir, err := os.MkdirTemp("", "divvy-bench-")
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	defer os.RemoveAll(dir) //nolint:errcheck // the key was read
 	file := filepath.Join(dir, "key")
 	if err := os.WriteFile(file, bytes.Repeat([]byte("k"), 32), 0o600); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	keys := kube.NewKeyring(file)
 	signer, err := keys.Signer()
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	resources := []accel.Resource{gcuMemory}
 	follower := kube.NewBooks(kube.BooksConfig{Ledger: books, Grants: keys, Resources: resources})
@@ -383,20 +457,24 @@ func benchHandler(pods int) (http.Handler, error) {
 		return store.Replace(items, "")
 	}
 	if err := fill(follower.Nodes(), benchNodes, benchNode); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	if err := fill(follower.Pods(), pods, func(i int) (any, error) { return benchPod(i, signer) }); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	e, err := New(Config{
 		Ledger: books, Cluster: follower, Binder: noBinder{}, Signer: func() (*wire.Signer, error) { return signer, nil },
 		Ready: func() error { return nil }, Resources: resources, Version: "bench",
 	})
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	debug.FreeOSMemory() // what making the objects took is not the extender's
-	return e.Handler(), nil
+	renew()
+	if policy == serveFragmentation && options.Policy.Epoch() == 0 {
+		return nil, nil, errors.New("the policy has made no prices")
+	}
+	return e.Handler(), renew, nil
 }
 
 func benchNodeName(i int) string { return fmt.Sprintf("accelerator-node-%04d", i) }

@@ -75,5 +75,5 @@ func read() usage {
 func limitFor(budget int64, u usage) int64 {
 	other := u.all - min(u.heap, u.all)
 	sum := u.live + max(leastRoom, u.live/roomPart) + other
-	return max(budget, int64(min(sum, math.MaxInt64))) //nolint:gosec // it fits, see min
+	return max(budget, int64(min(sum, math.MaxInt64)))
 }

@@ -32,7 +32,7 @@ func graceOf(pod *v1.Pod) int32 {
 	if s := pod.Spec.TerminationGracePeriodSeconds; s != nil {
 		seconds = *s
 	}
-	return int32(min(max(seconds, 0), int64(maxGrace/time.Second))) //nolint:gosec // in that range
+	return int32(min(max(seconds, 0), int64(maxGrace/time.Second)))
 }
 
 // endingPod is a pod that is gone from the API server, or called ended, and counts
