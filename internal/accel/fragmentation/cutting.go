@@ -128,7 +128,7 @@ func stepOf(largest accel.Units, lots ...[]lot) accel.Units {
 			}
 		}
 	}
-	return max(step, (largest+maxSteps-1)/maxSteps, 1)
+	return max(step, (largest-1)/maxSteps+1)
 }
 
 // add adds a way to cut a device of the d-th size.
@@ -219,7 +219,7 @@ func (p *program) improve() bool {
 }
 
 // steps is how many steps a piece takes, rounded up.
-func steps(units, step accel.Units) int { return int((units + step - 1) / step) }
+func steps(units, step accel.Units) int { return int((units-1)/step + 1) }
 
 // fill says how to fill 0, 1, ... steps of a device with pieces so that the sum
 // of their values is greatest: that sum, and the last piece of the way to it, -1
@@ -284,7 +284,7 @@ func (t *table) of(free accel.Units) int64 {
 	if free >= t.total {
 		return t.useful[len(t.useful)-1]
 	}
-	return t.useful[free/t.step]
+	return t.useful[max(free, 0)/t.step]
 }
 
 // lots sums up counts by size and keeps the sizes that matter most; pieces of the

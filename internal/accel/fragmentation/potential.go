@@ -132,7 +132,7 @@ func (s *statics) mismatch(st *state, free int64, classes uint64) int64 {
 		for _, c := range st.cells {
 			if c.free >= p.units && p.classes&(1<<c.class) != 0 {
 				room += s.value(c.free)
-				pods += int64(c.free / p.units)
+				pods += min(int64(c.free/p.units), maxPods)
 			}
 		}
 		pods = min(pods, maxPods)

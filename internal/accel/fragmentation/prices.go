@@ -2,6 +2,7 @@ package fragmentation
 
 import (
 	"cmp"
+	"maps"
 	"math"
 	"math/bits"
 	"slices"
@@ -21,6 +22,9 @@ const (
 	// covered is the part of the pods that the usual kinds cover: rarer ones say
 	// nothing about what will come next.
 	covered = 0.95
+	// rare is the part of the pieces below which a size does not count: pods of that
+	// size were forgotten, or will not come in time to fill a hole.
+	rare = 5e-5
 	// kept is the part of the kinds, by pods, of which the mismatch with a node
 	// counts, in 1/256: the ones that suit the node best. In a large cluster the
 	// others go elsewhere.
@@ -45,6 +49,11 @@ const (
 	// scarceFrom and scarceTo are the ratios of supply to demand between which
 	// the price of a model falls from one to zero.
 	scarceTo, scarceFrom = 0.9, 1.1
+	// modelWeight is the price of a sought-after model at its highest, in parts of
+	// what is free on it. At 1 the CPU that a node lacks often weighs more, and
+	// pods that could go elsewhere take a model that others need; from 4 on hardly
+	// anything changes.
+	modelWeight = 4
 	// levels are the steps of a price that depends on what is free. Coarse ones
 	// change rarely, and so do the ratings that others remember.
 	levels = 32
@@ -165,15 +174,17 @@ func newStatics(classes []class, count []float64, counts []demand.Count) *static
 // cut makes the tables of useful parts.
 func (s *statics) cut(count []float64, counts []demand.Count) {
 	bySize, bins := map[accel.Units]float64{}, map[accel.Units]float64{}
-	asked := 0.0
+	asked, sum := 0.0, 0.0
 	for i := range counts {
 		c := &counts[i]
 		if c.Devices > 0 && c.Units > 0 && c.Units <= s.largest {
 			n := c.Pods * float64(c.Devices)
 			bySize[c.Units] += n
 			asked += n * float64(c.Units)
+			sum += n
 		}
 	}
+	maps.DeleteFunc(bySize, func(_ accel.Units, n float64) bool { return n < rare*sum })
 	for i, c := range s.classes {
 		bins[c.total] += count[i]
 	}
@@ -355,7 +366,7 @@ func (s *statics) at(useful []float64, slots []int64) *snapshot {
 			deviation := math.Sqrt(u.share*s.capacity/float64(s.largest)) * float64(s.largest)
 			ratio = min(ratio, supply/max(u.share*free, spareModels*deviation))
 		}
-		p.modelPrice[c] = level((scarceFrom - ratio) / (scarceFrom - scarceTo))
+		p.modelPrice[c] = modelWeight * level((scarceFrom-ratio)/(scarceFrom-scarceTo))
 	}
 	return p
 }
