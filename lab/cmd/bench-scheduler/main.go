@@ -7,9 +7,9 @@
 // extended resource. The pods are the same, and so are all settings of the scheduler
 // but the extender. The two take turns in several rounds, each with a scheduler of
 // its own that starts with empty nodes, and each second round begins with the other
-// side. One phase before the first round is not counted. The two of a round are compared, and the median of the rounds counts: what
-// else a machine does changes from minute to minute. How much of the processors
-// others had is shown with each.
+// side. One phase before the first round is not counted. The two of a round are
+// compared, and the median of the rounds counts: what else a machine does changes
+// from minute to minute. How much of the processors others had is shown with each.
 //
 // It ends with an error where Divvy is slower than it should be, asks more of the API
 // server, or gave a device to more pods than have room on it.
