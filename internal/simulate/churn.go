@@ -174,7 +174,7 @@ func (p prices) arrival(i int, w *world, a *place.Ask) {
 	if p.learner != nil {
 		p.learner.Observe(a)
 	}
-	if p.renewer != nil && i%renewEvery == 0 {
+	if p.renewer != nil && (i%renewEvery == 0 || i < renewEvery && i%renewFirst == 0) {
 		p.renewer.Renew(w.all())
 		if p.refresh {
 			w.books.Refresh(refreshedAsks)

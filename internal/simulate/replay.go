@@ -22,8 +22,9 @@ type Renewer interface {
 	Renew(nodes iter.Seq[*place.Node])
 }
 
-// renewEvery is how many arrivals lie between two renewals of prices.
-const renewEvery = 100
+// renewEvery is how many arrivals lie between two renewals of prices, and
+// renewFirst how many while fewer than renewEvery were seen: as in the extender.
+const renewEvery, renewFirst = 100, 10
 
 // Replay is the experiment in which pods arrive one at a time and none leaves.
 type Replay struct {

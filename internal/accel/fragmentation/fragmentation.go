@@ -36,7 +36,8 @@ type Options struct {
 	// Demand says how the histogram of asks is learned, and what it starts from.
 	Demand demand.Options
 	// MinPods is how many pods the histogram must count before it is believed;
-	// 100 by default. Before that, the policy is binpack.
+	// 10 by default, which tells little, yet the kinds that are most of a workload and
+	// the models that it insists on. Before that, the policy is binpack.
 	MinPods float64
 }
 
@@ -59,7 +60,7 @@ type Policy struct {
 // New returns a policy that is binpack until Renew made its first prices.
 func New(o Options) *Policy {
 	if o.MinPods <= 0 {
-		o.MinPods = 100
+		o.MinPods = 10
 	}
 	return &Policy{demand: demand.New(o.Demand), minPods: o.MinPods}
 }

@@ -16,9 +16,11 @@ import (
 )
 
 const (
-	// renewAfter is after how many pods that came prices are renewed, as in
-	// simulations, and renewEvery after how long without: pods go as well.
+	// renewAfter is after how many pods that came prices are renewed, renewFirst the
+	// same while fewer than renewAfter were seen, as in simulations, and renewEvery after
+	// how long without: pods go as well.
 	renewAfter = 100
+	renewFirst = 10
 	renewEvery = 10 * time.Second
 	// renewPause is the shortest time between two renewals, and renewShare how many
 	// times as long as one took: so that they take a tenth of a core at most, however
@@ -117,14 +119,14 @@ func (p *prices) Learn(r accel.Request) {
 	if r.Policy == fragmentation.Name && p.wanted.CompareAndSwap(false, true) {
 		p.signal() // the first pod that asks for it
 	}
-	p.count()
+	p.count(one)
 }
 
 // LearnBeside implements kube.Learner.
 func (p *prices) LearnBeside(resource accel.Resource, cpu, memory int64) {
 	if one := p.byName[resource]; one != nil {
 		one.observe(&place.Ask{CPU: cpu, Memory: memory})
-		p.count()
+		p.count(one)
 	}
 }
 
@@ -133,8 +135,8 @@ func (o *priced) observe(a *place.Ask) {
 	o.seen.Add(1)
 }
 
-func (p *prices) count() {
-	if p.came.Add(1) >= renewAfter {
+func (p *prices) count(one *priced) {
+	if n := p.came.Add(1); n >= renewAfter || n >= renewFirst && one.seen.Load() <= renewAfter {
 		p.signal()
 	}
 }
