@@ -102,6 +102,27 @@ func (s *Server) Client(before func(clienttesting.Action) error) *fake.Clientset
 	return client
 }
 
+// CopyWatched makes a client of client-go's own stand-in tell copies to those who
+// watch, see filtered, and returns it.
+func CopyWatched(client *fake.Clientset) *fake.Clientset {
+	for i, r := range client.WatchReactionChain {
+		client.WatchReactionChain[i] = copying{r}
+	}
+	return client
+}
+
+// copying is a reactor whose watches tell copies.
+type copying struct{ clienttesting.WatchReactor }
+
+// React implements clienttesting.WatchReactor.
+func (c copying) React(action clienttesting.Action) (handled bool, w watch.Interface, err error) {
+	handled, w, err = c.WatchReactor.React(action)
+	if handled && err == nil {
+		w = filtered(w, clienttesting.WatchRestrictions{})
+	}
+	return handled, w, err
+}
+
 // filtered leaves out what the selectors of a watch do not select. Objects that
 // stop being selected are not told as deleted. Each is a copy: the tracker sends
 // what a watch begins with as it keeps it, and reflectors change what they get.

@@ -22,6 +22,7 @@ import (
 	"github.com/divvy-gpu/divvy/internal/backend"
 	"github.com/divvy-gpu/divvy/internal/events"
 	"github.com/divvy-gpu/divvy/internal/kube"
+	"github.com/divvy-gpu/divvy/internal/kubetest"
 	"github.com/divvy-gpu/divvy/internal/nodelabels"
 )
 
@@ -84,7 +85,7 @@ func newStage(t *testing.T) *stage {
 	writeFile(t, filepath.Join(dir, "key"), "0123456789abcdef0123456789abcdef")
 	s := &stage{
 		t: t, dir: dir, registry: prometheus.NewRegistry(), config: config.Default(),
-		client:  fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: thisNode, Labels: map[string]string{"iluvatar.com/gpu.present": "theirs"}}}),
+		client:  kubetest.CopyWatched(fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: thisNode, Labels: map[string]string{"iluvatar.com/gpu.present": "theirs"}}})),
 		vendors: map[string]*vendorBackend{"nvidia": {name: "nvidia"}, "iluvatar": {name: "iluvatar"}},
 	}
 	s.config.KubeletDir, s.config.StateDir, s.config.CDIDir = dir, filepath.Join(dir, "state"), filepath.Join(dir, "cdi")

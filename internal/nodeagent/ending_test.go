@@ -137,6 +137,7 @@ func (s *stage) listed() (uids []string, writes int) {
 func (s *stage) playUntilSeen() (*Agent, func()) {
 	a, stop := s.play()
 	round := 0
+	seen := map[string]bool{}
 	eventually(s.t, "changes of pods are seen", func() bool { // after its list the reflector takes a moment to watch
 		pods, err := s.client.CoreV1().Pods("").List(s.t.Context(), metav1.ListOptions{})
 		if err != nil {
@@ -150,7 +151,10 @@ func (s *stage) playUntilSeen() (*Agent, func()) {
 			}
 		}
 		cached := a.pods.Cached()
-		return len(pods.Items) == 0 && a.pods.Synced() || len(cached) > 0 && cached[0].Labels["round"] != ""
+		if len(cached) > 0 && cached[0].Labels["round"] != "" {
+			seen[cached[0].Labels["round"]] = true // the first may be of the list, the second is of the watch
+		}
+		return len(pods.Items) == 0 && a.pods.Synced() || len(seen) > 1
 	})
 	eventually(s.t, "the node is seen", func() bool { _, err := a.publisher.current(); return err == nil })
 	return a, stop

@@ -15,6 +15,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
+
+	"github.com/divvy-gpu/divvy/internal/kubetest"
 )
 
 const thisNode = "node-1"
@@ -43,7 +45,7 @@ func follow(t *testing.T, places Places, labels map[string]string) *follower {
 	t.Helper()
 	f := &follower{
 		t: t, patience: soon, updates: make(chan Update, 100), ended: make(chan error, 1),
-		client: fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: thisNode, Labels: labels}}),
+		client: kubetest.CopyWatched(fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: thisNode, Labels: labels}})),
 	}
 	source, err := NewSource(SourceOptions{Places: places, Vendors: vendors, Node: thisNode, Client: f.client})
 	if err != nil {
