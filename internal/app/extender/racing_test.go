@@ -788,7 +788,7 @@ func TestRacingReplicas(t *testing.T) {
 func newRacing(t *testing.T, key string, seed uint64) *racing {
 	t.Helper()
 	w := &racing{
-		t: t, keys: kube.NewKeyring(key), rng: rand.New(rand.NewPCG(seed, 6)), //nolint:gosec // chance, not secrecy
+		t: t, keys: kube.NewKeyring(key), rng: rand.New(rand.NewPCG(seed, 6)),
 		nodes: map[string][]accel.Share{}, sizes: map[string]accel.Units{}, bound: map[string]accel.Grant{}, count: map[string]int{},
 	}
 	var pods []runtime.Object
