@@ -30,6 +30,7 @@ type Ledger interface {
 	MakesRoom(request accel.Request, node string) bool
 	Expect(podUID, node string, request accel.Request)
 	Forget(podUID string)
+	Freed() uint64
 	Nodes(resource accel.Resource) []ledger.NodeUsage
 	Node(resource accel.Resource, name string) (ledger.NodeUsage, bool)
 }

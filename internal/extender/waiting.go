@@ -92,6 +92,8 @@ type waitingAsk struct {
 	// when some may be woken again.
 	inVain int
 	next   time.Time
+	// freed is Ledger.Freed when a pod was woken last because others may give way.
+	freed uint64
 }
 
 // waitingPod is one pod that waits.
@@ -298,6 +300,32 @@ func (w *waiting) due(ask *waitingAsk, room []string, most int) []accel.PodRef {
 	return out
 }
 
+// evictor returns the pod of an ask to wake although there is no room for it: units
+// came free since, so that there may be room now if others give way. kube-scheduler
+// asks which when it sees a pod end, before the books may know that its containers
+// did, and then not again for minutes. Pods without a priority make nobody give way.
+func (w *waiting) evictor(ask *waitingAsk, freed uint64) []accel.PodRef {
+	now := w.now()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if ask.request.Priority <= 0 || ask.freed == freed {
+		return nil
+	}
+	var first *waitingPod
+	for _, pod := range ask.pods {
+		if now.Sub(pod.asked) >= wakeAfter && !now.Before(pod.next) && (first == nil || before(pod, first) < 0) {
+			first = pod
+		}
+	}
+	if first == nil {
+		return nil // it is looked at again
+	}
+	ask.freed = freed
+	first.next = now.Add(min(wakeBackoff<<min(first.woken, 16), maxWakeBackoff))
+	first.woken++
+	return []accel.PodRef{first.ref}
+}
+
 // before orders pods of one ask: who was woken least and waits longest is first.
 func before(a, b *waitingPod) int {
 	return cmp.Or(cmp.Compare(a.woken, b.woken), a.since.Compare(b.since), cmp.Compare(a.ref.UID, b.ref.UID))
@@ -367,6 +395,7 @@ func (e *Extender) wakeSome(ctx context.Context) {
 	verdicts := make([]ledger.Verdict, len(nodes))
 	left := wakeAtOnce
 	for _, ask := range asks {
+		freed := e.config.Ledger.Freed() // before the check, which then knows of it
 		e.config.Ledger.Check(e.waiting.head(ask), nodes, verdicts)
 		var room []string
 		for i, v := range verdicts {
@@ -374,7 +403,11 @@ func (e *Extender) wakeSome(ctx context.Context) {
 				room = append(room, nodes[i])
 			}
 		}
-		for _, pod := range e.waiting.due(ask, room, left) {
+		pods := e.waiting.due(ask, room, left)
+		if len(room) == 0 && left > 0 {
+			pods = e.waiting.evictor(ask, freed)
+		}
+		for _, pod := range pods {
 			left--
 			if !e.wake(ctx, pod) {
 				return

@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	v1 "k8s.io/api/core/v1"
 	extenderv1 "k8s.io/kube-scheduler/extender/v1"
+	"k8s.io/utils/ptr"
 
 	"github.com/divvy-gpu/divvy/internal/accel"
 	"github.com/divvy-gpu/divvy/internal/accel/ledger"
@@ -120,6 +121,30 @@ func TestRoomWakesPods(t *testing.T) {
 	if n := w.extender.waiting.size(); n != 0 {
 		t.Errorf("%d pods are remembered", n)
 	}
+}
+
+// TestFreedUnitsWakeWhoMayEvict: kube-scheduler asks who may give way when a pod ends,
+// and not again when the books know of it.
+func TestFreedUnitsWakeWhoMayEvict(t *testing.T) {
+	w, wake := newFullWorld(t)
+	w.waits(12, "modest")
+	for _, name := range []string{"urgent", "urgent-too"} {
+		pod := newPod(name, 12)
+		pod.Spec.Priority = ptr.To[int32](1000)
+		w.filter(w.asks(w.add(pod)))
+		w.clock = w.clock.Add(time.Second)
+	}
+	w.clock = w.clock.Add(wakeAfter)
+	want(t, "before anything came free", w.turn(wake))
+	w.ledger.Forget("z") // 8 units, too few for anyone who waits
+	want(t, "after units came free", w.turn(wake), "urgent")
+	w.clock = w.clock.Add(maxWakeBackoff)
+	want(t, "when nothing came free since", w.turn(wake))
+	w.ledger.Forget("nobody")
+	want(t, "when nobody gave anything back", w.turn(wake))
+	w.holds("z", "node-b", "b0", 8)
+	w.ledger.Forget("z")
+	want(t, "the next time, who was not woken yet", w.turn(wake), "urgent-too")
 }
 
 // TestNoMoreThanRoom: of pods that wait for the same, not more are woken than

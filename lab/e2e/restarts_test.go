@@ -70,17 +70,23 @@ func TestChangesWhileAPartIsAway(t *testing.T) {
 		waits := create(t, one("waits", 2))[0]
 
 		// A person still sees who holds what.
+		// The containers of the one that goes end a moment after it is gone.
+		must(t, stage.Poll(ctx, agreeTimeout, "inspect to show what is held", func(ctx context.Context) error {
+			text, err := lab.Kubectl(ctx, "divvy", "inspect", "--output", "json")
+			if err != nil {
+				return err
+			}
+			if node, err := audit.ParseReport([]byte(text)); err != nil || node.Used != 10 || node.Total != 128 {
+				return fmt.Errorf("without the extender, inspect's JSON is wrong (%w):\n%s", err, text)
+			}
+			return nil
+		}))
 		table, err := lab.Kubectl(ctx, "divvy", "inspect")
 		must(t, err)
 		for _, want := range []string{lab.Cluster.NodeName(), "stays", "by-hand", "10", "128"} {
 			if !strings.Contains(table, want) {
 				t.Errorf("without the extender, kubectl divvy inspect does not show %q:\n%s", want, table)
 			}
-		}
-		text, err := lab.Kubectl(ctx, "divvy", "inspect", "--output", "json")
-		must(t, err)
-		if node, err := audit.ParseReport([]byte(text)); err != nil || node.Used != 10 || node.Total != 128 {
-			t.Errorf("without the extender, inspect's JSON is wrong (%v):\n%s", err, text)
 		}
 		_, err = lab.WaitEvent(ctx, podTimeout, waits, "gcushare-scheduler/filter")
 		must(t, err)

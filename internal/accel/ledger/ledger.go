@@ -116,6 +116,8 @@ type Ledger struct {
 	capacityChecked bool
 	// limited is true once the capacity of a node was told.
 	limited atomic.Bool
+	// freed counts the pods that were forgotten while they held something.
+	freed atomic.Uint64
 	// widest is the size of the largest book so far.
 	widest atomic.Int64
 

@@ -117,11 +117,18 @@ func (l *Ledger) Forget(podUID string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.nominations.drop(podUID, func(*nomination) bool { return true })
+	if l.pods[podUID] != nil {
+		l.freed.Add(1)
+	}
 	for h := l.pods[podUID]; h != nil; h = l.pods[podUID] {
 		l.drop(h)
 	}
 	l.setCharge(podUID, "", 0, 0)
 }
+
+// Freed counts the pods that were forgotten while they held something. It changes
+// when there may be more room, and never goes down.
+func (l *Ledger) Freed() uint64 { return l.freed.Load() }
 
 // holding returns what the pod holds of the resource, nil for nothing.
 func (l *Ledger) holding(podUID string, res accel.Resource) *holding {

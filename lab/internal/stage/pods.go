@@ -2,8 +2,11 @@ package stage
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"net/http"
+	"slices"
 	"strings"
 	"time"
 
@@ -162,8 +165,53 @@ func (s *Stage) Delete(ctx context.Context, names ...string) error {
 			return fmt.Errorf("delete pod %s: %w", name, err)
 		}
 	}
-	return s.WaitGone(ctx, names...)
+	if err := s.WaitGone(ctx, names...); err != nil {
+		return err
+	}
+	return s.waitFreed(ctx, names...)
 }
+
+// waitFreed waits until the extender, where one answers, counts nothing for pods of
+// these names any more. The pods of the lab have no grace period, so the API server
+// forgets them before their containers have ended.
+func (s *Stage) waitFreed(ctx context.Context, names ...string) error {
+	return Poll(ctx, freedTimeout, "the extender to give back what deleted pods held", func(ctx context.Context) error {
+		request, err := http.NewRequestWithContext(ctx, http.MethodGet, ExtenderURL+"/gcushare-scheduler/inspect?details=true", http.NoBody)
+		if err != nil {
+			return err
+		}
+		response, err := http.DefaultClient.Do(request)
+		if err != nil {
+			return nil // there is none to ask
+		}
+		defer response.Body.Close() //nolint:errcheck // it was read
+		type occupants []struct{ Name, Namespace string }
+		var report struct {
+			Nodes []struct {
+				Devices      []struct{ Pods occupants }
+				UnplacedPods occupants
+			}
+		}
+		if response.StatusCode != http.StatusOK || json.NewDecoder(response.Body).Decode(&report) != nil {
+			return nil // not ready to tell
+		}
+		for _, node := range report.Nodes {
+			all := node.UnplacedPods
+			for _, device := range node.Devices {
+				all = append(all, device.Pods...)
+			}
+			for _, pod := range all {
+				if pod.Namespace == s.Namespace && slices.Contains(names, pod.Name) {
+					return fmt.Errorf("pod %s is still counted", pod.Name)
+				}
+			}
+		}
+		return nil
+	})
+}
+
+// freedTimeout is how long what a deleted pod held may count.
+const freedTimeout = 30 * time.Second
 
 // WaitGone waits until there are no pods of these names.
 func (s *Stage) WaitGone(ctx context.Context, names ...string) error {
