@@ -21,7 +21,6 @@ func TestZRightsAreUsed(t *testing.T) {
 	}
 	must(t, lab.Rights(t.Context(), begun, complete,
 		[]string{"divvy-system/divvy-node", "divvy-system/divvy-extender", "bwki/bitfusion-webhook-deployment"},
-
 		// With a cluster of one node before it, helm makes one extender, which elects nobody.
 		[]string{"--set", "pool.enabled=true,extender.replicas=1"}))
 }
