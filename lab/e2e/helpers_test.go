@@ -147,7 +147,8 @@ func allocatable(ctx context.Context) (units, cards int64, err error) {
 
 // emptied waits until the books are empty.
 func emptied(ctx context.Context) error {
-	return stage.Poll(ctx, 2*agreeTimeout, "inspect to show no pod", func(ctx context.Context) error {
+	// Deleted by force, so that what they held counts until their node says otherwise.
+	return stage.Poll(ctx, 6*agreeTimeout, "inspect to show no pod", func(ctx context.Context) error {
 		node, err := auditor.Inspect(ctx)
 		if err == nil && node.Used != 0 {
 			err = fmt.Errorf("it shows %s", uses(node))
