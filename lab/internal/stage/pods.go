@@ -172,7 +172,7 @@ func (s *Stage) Delete(ctx context.Context, names ...string) error {
 }
 
 // waitFreed waits until the extender, where one answers, counts nothing for pods of
-// these names any more. The pods of the lab have no grace period, so the API server
+// these names any more, or for any without names. The pods of the lab have no grace period, so the API server
 // forgets them before their containers have ended.
 func (s *Stage) waitFreed(ctx context.Context, names ...string) error {
 	return Poll(ctx, freedTimeout, "the extender to give back what deleted pods held", func(ctx context.Context) error {
@@ -201,7 +201,7 @@ func (s *Stage) waitFreed(ctx context.Context, names ...string) error {
 				all = append(all, device.Pods...)
 			}
 			for _, pod := range all {
-				if pod.Namespace == s.Namespace && slices.Contains(names, pod.Name) {
+				if pod.Namespace == s.Namespace && (len(names) == 0 || slices.Contains(names, pod.Name)) {
 					return fmt.Errorf("pod %s is still counted", pod.Name)
 				}
 			}
@@ -211,7 +211,7 @@ func (s *Stage) waitFreed(ctx context.Context, names ...string) error {
 }
 
 // freedTimeout is how long what a deleted pod held may count.
-const freedTimeout = 30 * time.Second
+const freedTimeout = 45 * time.Second
 
 // WaitGone waits until there are no pods of these names.
 func (s *Stage) WaitGone(ctx context.Context, names ...string) error {
@@ -238,7 +238,7 @@ func (s *Stage) WaitGone(ctx context.Context, names ...string) error {
 func (s *Stage) DeleteAllPods(ctx context.Context) error {
 	pods := s.Client.CoreV1().Pods(s.Namespace)
 	now := metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)}
-	return Poll(ctx, 2*time.Minute, "the pods of namespace "+s.Namespace+" to be gone", func(ctx context.Context) error {
+	err := Poll(ctx, 2*time.Minute, "the pods of namespace "+s.Namespace+" to be gone", func(ctx context.Context) error {
 		list, err := pods.List(ctx, metav1.ListOptions{})
 		if err != nil || len(list.Items) == 0 {
 			return err
@@ -258,6 +258,10 @@ func (s *Stage) DeleteAllPods(ctx context.Context) error {
 		}
 		return fmt.Errorf("%d are left, among them %s", len(list.Items), list.Items[0].Name)
 	})
+	if err != nil {
+		return err
+	}
+	return s.waitFreed(ctx)
 }
 
 // WaitEvent waits for an event of a pod whose message contains the text and
