@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"sync/atomic"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/client-go/kubernetes"
@@ -76,10 +78,17 @@ func secure(handler http.Handler, manager certificates) *http.Server {
 // that would not be proof now: the certificate may have expired since, or its CA
 // been given up, and a connection lasts as long as its client likes.
 func recheck(next http.Handler, accepted func() *x509.CertPool) http.Handler {
+	// The last that was proved: one client binds nearly all pods, over one connection.
+	var last atomic.Pointer[proof]
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == extender.Prefix+"/bind" && r.TLS != nil && len(r.TLS.PeerCertificates) > 0 {
-			_, err := r.TLS.PeerCertificates[0].Verify(x509.VerifyOptions{Roots: accepted(), KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}})
-			if err != nil {
+			leaf, roots, now := r.TLS.PeerCertificates[0], accepted(), time.Now()
+			p := last.Load()
+			if p == nil || !p.holds(leaf, roots, now) {
+				p = prove(leaf, roots, now)
+				last.Store(p)
+			}
+			if p.err != nil {
 				state := *r.TLS
 				state.VerifiedChains = nil
 				r = r.WithContext(r.Context()) // a copy, as the state is the connection's
@@ -88,6 +97,39 @@ func recheck(next http.Handler, accepted func() *x509.CertPool) http.Handler {
 		}
 		next.ServeHTTP(w, r)
 	})
+}
+
+// proof is what a certificate proves by the CAs of a moment. It does not change.
+type proof struct {
+	leaf  *x509.Certificate
+	roots *x509.CertPool
+	// until is when it proves nothing any more, where err is nil.
+	until time.Time
+	err   error
+}
+
+// prove verifies the certificate of a client.
+func prove(leaf *x509.Certificate, roots *x509.CertPool, now time.Time) *proof {
+	p := &proof{leaf: leaf, roots: roots}
+	var chains [][]*x509.Certificate
+	chains, p.err = leaf.Verify(x509.VerifyOptions{Roots: roots, CurrentTime: now, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}})
+	for _, chain := range chains {
+		until := chain[0].NotAfter
+		for _, c := range chain[1:] {
+			if c.NotAfter.Before(until) {
+				until = c.NotAfter
+			}
+		}
+		if until.After(p.until) {
+			p.until = until
+		}
+	}
+	return p
+}
+
+// holds reports whether the certificate is that one, and still proves the same.
+func (p *proof) holds(leaf *x509.Certificate, roots *x509.CertPool, now time.Time) bool {
+	return p.err == nil && p.leaf == leaf && now.Before(p.until) && p.roots == roots
 }
 
 // listeners are the sockets of the program; tls and metrics may be nil.

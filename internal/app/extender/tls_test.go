@@ -231,6 +231,39 @@ func TestTLSOfAClientWhoseCAIsGivenUp(t *testing.T) {
 	}
 }
 
+// What a certificate proved is not asked again while it is that one, by the same CAs,
+// and valid.
+func TestProof(t *testing.T) {
+	c := tlsClients(t)
+	key := grantKey(t)
+	i := start(t, c, func(o *Options) { o.GrantKeyFile, o.TLSListen, o.TLSNamespace = key, ":32765", release })
+	roots, certificate := published(t, c)
+	if err := i.end(); err != nil {
+		t.Fatal(err)
+	}
+	leaf, err := x509.ParseCertificate(certificate.Certificate[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	now := time.Now()
+	p := prove(leaf, roots, now)
+	if p.err != nil || !p.holds(leaf, roots, now) || !p.holds(leaf, roots, leaf.NotAfter.Add(-time.Second)) {
+		t.Errorf("the certificate proves nothing: %+v", p)
+	}
+	again := *leaf
+	for name, holds := range map[string]bool{
+		"another certificate":               p.holds(&again, roots, now),
+		"other CAs":                         p.holds(leaf, x509.NewCertPool(), now),
+		"its end":                           p.holds(leaf, roots, leaf.NotAfter.Add(time.Second)),
+		"a certificate that proved nothing": prove(leaf, x509.NewCertPool(), now).holds(leaf, roots, now),
+		"one that has expired":              prove(leaf, roots, leaf.NotAfter.Add(time.Second)).holds(leaf, roots, now),
+	} {
+		if holds {
+			t.Errorf("%s: the proof holds", name)
+		}
+	}
+}
+
 // reviewed posts a review over TLS, and returns the answer.
 func reviewed(i *instance, client *http.Client, route string, request admissionv1.AdmissionRequest) *admissionv1.AdmissionResponse {
 	i.t.Helper()
