@@ -148,6 +148,8 @@ func compare(r *simulate.Report, o Options, errOut io.Writer) error {
 		fmt.Fprintf(errOut, "workload %s, policy %s, %d %% arrived: %+.2f points off\n", d.Workload, d.Policy, d.ArrivedPercent, d.By)
 	}
 	switch {
+	case compared == 0 && o.Against != "":
+		return nil // the results are there for that policy
 	case compared == 0:
 		return fmt.Errorf("%s has no results of these workloads and policies at these percentages", o.Published)
 	case len(differences) > 0:

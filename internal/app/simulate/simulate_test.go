@@ -133,6 +133,10 @@ func TestPublished(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "has no results of these workloads and policies") {
 		t.Errorf("with nothing to compare: %v", err)
 	}
+	out, _, err := run(t, nil, "", "--trace", trace, "--policy", "binpack", "--published", published, "--against", "FGD")
+	if err != nil || !strings.Contains(out, "GAIN") {
+		t.Errorf("gains against what was published: %v\n%s", err, out)
+	}
 }
 
 func TestMistakes(t *testing.T) {
