@@ -50,6 +50,8 @@ type Policy struct {
 	renewing sync.Mutex // guards what follows
 	census   census
 	cells    []cell
+	free     []float64 // devices per node
+	traffic  traffic
 	// counted is how many pods the histogram counted when the tables were made, and
 	// seen how many it had seen.
 	counted float64
@@ -87,6 +89,8 @@ type Status struct {
 	// Renewals counts calls of Renew, Tables how often tables were made anew, and
 	// Epoch how often ratings may have changed.
 	Renewals, Tables, Epoch uint64
+	// Leaving is true where pods also leave, and not only come.
+	Leaving bool
 	// Err says why parts of devices are not told apart; nil when they are.
 	Err error
 }
@@ -95,7 +99,9 @@ type Status struct {
 func (f *Policy) Status() Status {
 	f.renewing.Lock()
 	defer f.renewing.Unlock()
-	return f.status
+	status := f.status
+	status.Leaving = f.traffic.leaving
+	return status
 }
 
 // Renew makes prices anew, from the histogram and the nodes, which it does not
@@ -123,6 +129,9 @@ func (f *Policy) Renew(nodes iter.Seq[*place.Node]) {
 		f.status.Kinds, f.status.Err = len(counts), s.err
 	}
 	next := s.at(f.supply(s))
+	if f.traffic.leaving {
+		next.unfinished = unfinished
+	}
 	if next.same(old) {
 		return
 	}
@@ -140,9 +149,10 @@ func (f *Policy) count(nodes iter.Seq[*place.Node]) {
 	// Classes keep their order as long as there are devices of all of them.
 	counted := make([]float64, len(c.classes), maxClasses)
 	c.nodes, f.cells = c.nodes[:0], f.cells[:0]
+	f.free = f.free[:0]
 	var buf [16]cell
 	for n := range nodes {
-		sorted := buf[:0]
+		sorted, free := buf[:0], 0.0
 		for i := range n.Slots {
 			s := &n.Slots[i]
 			if s.Unhealthy || s.Total <= 0 {
@@ -158,12 +168,15 @@ func (f *Policy) count(nodes iter.Seq[*place.Node]) {
 				counted[at]++
 			}
 			sorted = insert(sorted, cell{min(max(s.Free, 0), s.Total), at})
+			free += float64(s.Free) / float64(s.Total)
 		}
+		f.free = append(f.free, free)
 		first := len(f.cells)
 		f.cells = append(f.cells, sorted...)
 		c.nodes = append(c.nodes, node{bounded(n.CPU), bounded(n.Memory), first, len(f.cells)})
 	}
 	c.count = counted
+	f.traffic.look(f.free)
 	if slices.Contains(counted, 0) { // next time without those that are gone
 		c.classes, c.count = nil, nil
 	}
@@ -198,7 +211,8 @@ func (f *Policy) supply(s *statics) (useful []float64, slots []int64) {
 	for _, n := range f.census.nodes {
 		st := state{n.cpu, n.memory, f.cells[n.first:n.end]}
 		for i := range s.groups {
-			slots[i] += s.slots(&s.groups[i], &st)
+			whole, _ := s.slots(&s.groups[i], &st)
+			slots[i] += whole
 		}
 	}
 	return useful, slots

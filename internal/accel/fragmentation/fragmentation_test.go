@@ -183,14 +183,20 @@ func plain(p *snapshot, n *place.Node) float64 {
 	slots := 0.0
 	for i := range p.groups {
 		g := &p.groups[i]
-		fitting := 0
+		fitting, ever := 0, 0
 		for _, d := range devices {
+			if p.classes[d.class].total >= g.units {
+				ever++
+			}
 			if d.free >= g.units {
 				fitting++
 			}
 		}
-		count := min(float64(fitting/g.devices), math.Floor(cpu/float64(max(g.cpu, 1))))
-		slots += count * float64(p.slotPrice[i]) / one
+		if ever < g.devices {
+			continue
+		}
+		count, rest := math.Modf(min(float64(fitting)/float64(g.devices), cpu/float64(max(g.cpu, 1)), memory/float64(max(g.memory, 1))))
+		slots += (count + rest*rest*float64(p.unfinished)/256) * float64(p.slotPrice[i]) / one
 	}
 	return wasteWeight*waste + mismatch - slots - prices
 }
@@ -201,7 +207,9 @@ func TestPotential(t *testing.T) {
 	nodes := randomNodes(r, 200)
 	f := withPrior(t, nodes, usual...)
 	p := f.prices.Load()
-	for i := range 3 {
+	leaving := *p
+	leaving.unfinished = unfinished
+	for i, p := range []*snapshot{p, &leaving, p} {
 		for _, n := range nodes {
 			st := p.stateOf(n, nil)
 			var free float64
@@ -373,6 +381,57 @@ func TestPlacements(t *testing.T) {
 			}
 		}
 	})
+}
+
+// Where pods leave, a node that is nearly whole is left to become so.
+func TestPodsLeave(t *testing.T) {
+	nearly, half := newNode("", 64_000, 16, 16, 16, 0), newNode("", 64_000, 16, 16, 0, 0)
+	nodes := append(slices.Repeat([]*place.Node{nearly, half}, 10), newNode("", 64_000, 16, 16, 16, 16), newNode("", 64_000, 0, 0, 0, 0))
+	f := withPrior(t, nodes, kinds(100, 1, 16, 1000), kinds(40, 4, 16, 4000))
+	ask := &place.Ask{Units: 16, Devices: 1, CPU: 1000}
+	_, one, _ := f.Choose(nearly, ask, nil)
+	_, two, _ := f.Choose(half, ask, nil)
+	if one != two || f.Status().Leaving {
+		t.Errorf("before any pod left: rated %d and %d, %+v", one, two, f.Status())
+	}
+	epoch := f.Epoch()
+	nodes[21] = newNode("", 64_000, 16, 0, 0, 0) // a pod has left
+	f.Renew(all(nodes))
+	if !f.Status().Leaving || f.Epoch() == epoch {
+		t.Errorf("after one left: %+v, epoch %d", f.Status(), epoch)
+	}
+	better(t, f, ask, half, nearly)
+}
+
+func TestTraffic(t *testing.T) {
+	var tr traffic
+	for i, step := range []struct {
+		free []float64
+		want bool
+	}{
+		{[]float64{8, 8, 8}, false},
+		{[]float64{8, 6, 4}, false}, // pods come
+		{[]float64{8, 6, 4}, false},
+		{[]float64{4, 6, 4.5}, false}, // a little comes free: 0.5 of about 9
+		{[]float64{4, 7, 4}, true},
+		{[]float64{4, 7, 4}, true},    // nothing happens
+		{[]float64{0, 0, 0, 0}, true}, // a node came: nothing is known
+		{[]float64{0, 8, 0, 0}, true},
+		{[]float64{0, 8, 0, 0}, true},
+	} {
+		if tr.look(step.free); tr.leaving != step.want {
+			t.Errorf("step %d: %+v, want leaving %t", i, tr, step.want)
+		}
+	}
+	// Once they only come, it is forgotten.
+	free := []float64{0, 100}
+	for range 60 {
+		free[1]--
+		tr.look(free)
+	}
+	if tr.leaving {
+		t.Errorf("pods only come: %+v", tr)
+	}
 }
 
 // A model that some pods need costs nothing while there is enough of it, and then

@@ -20,7 +20,8 @@ type memo struct {
 type remembered struct {
 	state
 	value int64
-	slots [maxGroups]int64
+	// slots and begun are what statics.slots says of each group.
+	slots, begun [maxGroups]int64
 }
 
 func newMemo() *memo { return new(memo) }
@@ -33,7 +34,7 @@ func (m *memo) of(s *statics, st *state) *remembered {
 	}
 	r := &remembered{state: state{st.cpu, st.memory, slices.Clone(st.cells)}, value: s.fixed(st)}
 	for i := range s.groups {
-		r.slots[i] = s.slots(&s.groups[i], st)
+		r.slots[i], r.begun[i] = s.slots(&s.groups[i], st)
 	}
 	at.Store(r)
 	return r

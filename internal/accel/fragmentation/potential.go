@@ -83,7 +83,7 @@ func (p *snapshot) potential(st *state) int64 {
 	r := p.memo.of(p.statics, st)
 	v := r.value
 	for i, price := range p.slotPrice {
-		v -= price * r.slots[i]
+		v -= price*r.slots[i] + price*r.begun[i]/one*p.unfinished/256
 	}
 	for i := range st.cells {
 		c := &st.cells[i]
@@ -177,24 +177,30 @@ func part(room, have, need int64) int64 {
 	return room * have / need
 }
 
-// slots is how many pods of a group the node has room for. An unfinished slot
-// counts nothing: to value it, so that pods rather finish it than break up whole
-// ones, costs more room for other pods than it gains for these.
-func (s *statics) slots(g *group, st *state) int64 {
-	var fitting int64
+// slots is how many pods of a group the node has room for, and the square of the
+// part that there is of another one, in parts of one.
+func (s *statics) slots(g *group, st *state) (whole, begun int64) {
+	var fitting, cells int64
 	for _, c := range st.cells {
-		if c.class != unknown && c.free >= g.units {
-			fitting++
+		if c.class != unknown && s.classes[c.class].total >= g.units {
+			cells++
+			if c.free >= g.units {
+				fitting++
+			}
 		}
 	}
-	n := fitting / int64(g.devices)
+	if cells < int64(g.devices) {
+		return 0, 0 // never
+	}
+	x := fitting * one / int64(g.devices)
 	if g.cpu > 0 && st.cpu < maxCPU {
-		n = min(n, st.cpu/g.cpu)
+		x = min(x, st.cpu*one/g.cpu)
 	}
 	if g.memory > 0 && st.memory < maxCPU {
-		n = min(n, st.memory/g.memory)
+		x = min(x, st.memory*one/g.memory)
 	}
-	return n
+	rest := x % one
+	return x / one, rest * rest / one
 }
 
 // surplus rates a node for a pod that takes only CPU and memory, beside the

@@ -43,6 +43,10 @@ const (
 	// goes below the other: where pods come and go, little is ever free.
 	ahead    = 2
 	standing = 0.5
+	// unfinished is what an unfinished slot counts where pods leave, in 1/256: others
+	// end, and it is whole again. Where none leave it never is, and to keep it costs
+	// room for other pods.
+	unfinished = 128
 	// spareModels is how many standard deviations of the number of pieces that
 	// only some models take are kept free on these.
 	spareModels = 2
@@ -129,6 +133,9 @@ type snapshot struct {
 	slotPrice []int64
 	// modelPrice is per class, in 1/levels, and zero for unknown.
 	modelPrice [maxClasses + 1]int64
+	// unfinished is what an unfinished slot counts, in 1/256 of a whole one times the
+	// square of how much of it is there.
+	unfinished int64
 	epoch      uint64
 }
 
@@ -387,5 +394,5 @@ func atLeast(n, mean float64) float64 {
 
 // same reports whether nodes are rated the same by both.
 func (p *snapshot) same(q *snapshot) bool {
-	return q != nil && p.statics == q.statics && slices.Equal(p.slotPrice, q.slotPrice) && p.modelPrice == q.modelPrice
+	return q != nil && p.statics == q.statics && slices.Equal(p.slotPrice, q.slotPrice) && p.modelPrice == q.modelPrice && p.unfinished == q.unfinished
 }
