@@ -168,11 +168,13 @@ failover: ## Kill the extender that leads five times while 500 pods are schedule
 	@cd lab && go test -tags e2e -count=1 -v -run '^TestFailover$$' ./e2e/scheduling
 
 # TRACE is a directory with the public trace and published.csv, see docs/simulate.md;
-# WORKLOADS are some of its lists of pods, such as default,cpu250.
+# WORKLOADS are some of its lists of pods, such as default,cpu250, and SHUFFLES how many
+# orders of arrival are tried.
 TRACE     ?=
 WORKLOADS ?= all
+SHUFFLES  ?= 10
 trace-given = [ -n '$(TRACE)' ] || { echo 'TRACE=DIR is needed: a directory with the public trace and published.csv, see docs/simulate.md' >&2; exit 2; }
-simulate    = go run ./cmd/kubectl-divvy simulate --trace '$(TRACE)' --workload '$(WORKLOADS)'
+simulate    = go run ./cmd/kubectl-divvy simulate --trace '$(TRACE)' --workload '$(WORKLOADS)' --shuffles '$(SHUFFLES)'
 
 .PHONY: simulate-published
 simulate-published: ## Compare the baselines of the simulation with what was published of them: TRACE=DIR.
