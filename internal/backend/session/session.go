@@ -119,7 +119,7 @@ func function(name string) string {
 	return name
 }
 
-// ErrNotInitialised: nothing can be asked of the library now.
+// ErrNotInitialised says that nothing can be asked of the library now.
 var ErrNotInitialised = errors.New("the library is not initialised")
 
 // Current returns the library that is loaded, the zero value when none is, and
