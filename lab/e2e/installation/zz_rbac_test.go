@@ -5,6 +5,7 @@ package installation
 import (
 	"flag"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -13,6 +14,10 @@ import (
 
 // begun is when the tests began; what accounts did before is not looked at.
 var begun = time.Now()
+
+// ifBindIsFirst is a right that only chance uses here: a pod is read when its bind comes
+// before the watch has shown the pod. The other package's tests cause that.
+const ifBindIsFirst = "divvy-system/divvy-scheduler by ClusterRole divvy-extender: get pods was never used"
 
 // TestZRightsAreUsed: what the accounts may do that are there in some ways of
 // installing alone, or while Divvy is taken away, they did in the tests before, and
@@ -30,7 +35,11 @@ func TestZRightsAreUsed(t *testing.T) {
 		[]string{"--set", "uninstall.nodeStatus=true", "--values", values(show.MixedValues), "--values", values(show.PoolValues)},
 		[]string{"--set", "scheduler.mode=dedicated"})
 	if err != nil {
-		t.Error(err)
+		for line := range strings.SplitSeq(err.Error(), "\n") {
+			if line != ifBindIsFirst {
+				t.Error(line)
+			}
+		}
 	}
 	// Those of the other package's tests, for refusals alone.
 	if err := lab.Rights(t.Context(), begun, false, []string{"divvy-system/divvy-node", "divvy-system/divvy-extender", "bwki/bitfusion-webhook-deployment"}); err != nil {
