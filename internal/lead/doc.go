@@ -17,7 +17,7 @@
 // A Lease is given up early only by a program that ends in order, when nothing that it
 // did is under way any more. One that was lost runs out, since something may be under
 // way; and where there is no Lease at all somebody may have deleted it under a
-// leader, so a new one is made after the time in which that one can act.
+// leader, so who makes a new one leads after the time in which that one can act.
 //
 // # What is not promised
 //

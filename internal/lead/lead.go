@@ -72,6 +72,9 @@ type Lead struct {
 	renewed time.Time
 	// caughtUp is true when CatchUp has returned nil since the Lease was got.
 	caughtUp bool
+	// notBefore is when this replica may lead at the earliest: until then another may act
+	// whose Lease was deleted.
+	notBefore time.Time
 	// holder is the identity that the Lease had when it was last seen.
 	holder string
 	// changed is closed when any of these change but for renewed, and replaced.
@@ -189,6 +192,14 @@ func (l *Lead) begin(ctx context.Context) bool {
 			return true
 		}
 	}
+	l.mu.Lock()
+	wait := time.Until(l.notBefore)
+	l.mu.Unlock()
+	select {
+	case <-time.After(wait):
+	case <-ctx.Done():
+		return true
+	}
 	logger := klog.FromContext(ctx)
 	began := time.Now()
 	if l.config.CatchUp != nil {
@@ -255,6 +266,13 @@ func (l *Lead) wrote(began time.Time) {
 		l.holder = l.identity
 		l.tell()
 	}
+}
+
+// waits notes until when another may act whose Lease was deleted.
+func (l *Lead) waits(until time.Time) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.notBefore = until
 }
 
 // left is how much longer nobody else can have the Lease. l.mu is held.

@@ -6,7 +6,6 @@ import (
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
 	"k8s.io/klog/v2"
@@ -25,8 +24,6 @@ type lock struct {
 	ending <-chan struct{}
 	// lease is as it was read or written last; nil before.
 	lease *coordinationv1.Lease
-	// absent is since when no Lease has been found; zero when there is one.
-	absent time.Time
 }
 
 var _ resourcelock.Interface = (*lock)(nil)
@@ -51,33 +48,22 @@ func (l *lock) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []b
 	c := l.lead.config
 	lease, err := c.Client.CoordinationV1().Leases(c.Namespace).Get(ctx, c.Name, metav1.GetOptions{})
 	if err != nil {
-		if apierrors.IsNotFound(err) && l.absent.IsZero() {
-			l.absent = time.Now()
-		}
 		return nil, nil, err //nolint:wrapcheck // the elector tells kinds of errors apart by their type
 	}
-	l.lease, l.absent = lease, time.Time{}
+	l.lease = lease
 	record := resourcelock.LeaseSpecToLeaderElectionRecord(&lease.Spec)
 	l.lead.saw(record.HolderIdentity)
 	return record, []byte(string(lease.UID) + "/" + lease.ResourceVersion), nil
 }
 
-// Create makes the Lease where there has been none for as long as somebody who had it
-// may act. This replica itself may have been that.
+// Create makes the Lease where there is none. One may have been deleted, with a holder
+// that does not know yet, so this replica leads only after the time in which that one
+// can act, unless it was that itself.
 func (l *lock) Create(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
 	began := time.Now()
 	l.lead.mu.Lock()
 	own := l.lead.left(began) > 0
 	l.lead.mu.Unlock()
-	if gone := since(l.absent, began); !own && gone < l.lead.config.Duration {
-		// One that was deleted may have a holder that does not know yet.
-		select {
-		case <-time.After(l.lead.config.Duration - gone):
-			began = time.Now()
-		case <-ctx.Done():
-			return fmt.Errorf("there is no Lease, and it is too early to make one: %w", context.Cause(ctx))
-		}
-	}
 	ctx, cancel := l.bounded(ctx)
 	defer cancel()
 	c := l.lead.config
@@ -89,6 +75,9 @@ func (l *lock) Create(ctx context.Context, record resourcelock.LeaderElectionRec
 		return err //nolint:wrapcheck // as above
 	}
 	l.lease = lease
+	if !own {
+		l.lead.waits(time.Now().Add(l.lead.config.Duration))
+	}
 	l.lead.wrote(began)
 	return nil
 }
