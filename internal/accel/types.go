@@ -277,6 +277,15 @@ type Grant struct {
 	Confirmed bool
 }
 
+// Devices are all devices of the grant, in the order in which the node publishes them.
+func (g *Grant) Devices() []DeviceID {
+	devices := []DeviceID{g.Device}
+	for _, d := range g.More {
+		devices = append(devices, d.Device)
+	}
+	return devices
+}
+
 // GrantedDevice is one device of a grant.
 type GrantedDevice struct {
 	Device DeviceID

@@ -363,10 +363,8 @@ func (b *Books) setPod(p *slimPod) {
 				Priority: request.Priority, Ending: p.Ending, CPU: request.CPU, Memory: request.Memory,
 			}
 			if grant.Node == p.Node && grant.Resource == request.Resource {
-				h.Device, h.Confirmed = grant.Device, grant.Confirmed
-				for _, d := range grant.More {
-					h.More = append(h.More, d.Device)
-				}
+				h.Confirmed = grant.Confirmed
+				h.SetDevices(grant.Devices())
 				record.granted = true
 			}
 			b.config.Ledger.Observe(h)

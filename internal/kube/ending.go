@@ -6,7 +6,6 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 
-	"github.com/divvy-gpu/divvy/internal/accel"
 	"github.com/divvy-gpu/divvy/internal/accel/ledger"
 	"github.com/divvy-gpu/divvy/internal/accel/wire"
 )
@@ -102,8 +101,8 @@ func (b *Books) setEnding(n *slimNode) *endingList {
 		}
 		h := ledger.Holding{Pod: p.Pod, Node: n.name, Resource: p.Resource, Units: p.Units, Ending: true, Gone: true}
 		if len(p.Devices) > 0 {
-			h.Device, h.Confirmed = p.Devices[0], true
-			h.More = append([]accel.DeviceID(nil), p.Devices[1:]...)
+			h.Confirmed = true
+			h.SetDevices(p.Devices)
 		}
 		b.config.Ledger.Observe(h)
 		b.ending[p.Pod.UID] = &endingPod{node: n.name, listed: true}

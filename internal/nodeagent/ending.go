@@ -200,10 +200,7 @@ func (a *Agent) endingOf(pod *corev1.Pod) []wire.Ending {
 			Resource: p.resource, Units: min(units, accel.MaxUnits),
 		}
 		if g, ok := a.grantOf(pod, p.resource); ok {
-			one.Devices = []accel.DeviceID{g.Device}
-			for _, more := range g.More {
-				one.Devices = append(one.Devices, more.Device)
-			}
+			one.Devices = g.Devices()
 		}
 		out = append(out, one)
 	}

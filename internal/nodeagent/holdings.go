@@ -110,10 +110,7 @@ func (h *holdings) complete(pods podSource, resource accel.Resource, grant func(
 
 // grantedDevices returns the devices of a grant, sorted.
 func grantedDevices(g accel.Grant) []accel.DeviceID {
-	devices := []accel.DeviceID{g.Device}
-	for _, d := range g.More {
-		devices = append(devices, d.Device)
-	}
+	devices := g.Devices()
 	slices.Sort(devices)
 	return devices
 }

@@ -37,6 +37,11 @@ type Holding struct {
 	Gone bool
 }
 
+// SetDevices makes the holding one of these devices, of which it keeps a copy.
+func (h *Holding) SetDevices(ids []accel.DeviceID) {
+	h.Device, h.More = ids[0], slices.Clone(ids[1:])
+}
+
 // holding is a Holding in the books.
 type holding struct {
 	Holding

@@ -42,10 +42,7 @@ func (g Group) Used(pods []corev1.Pod, key []byte) (Used, error) {
 			amount := container.Resources.Requests[corev1.ResourceName(g.Resource)]
 			asked += accel.Units(amount.Value())
 		}
-		devices := []accel.DeviceID{grant.Device}
-		for _, more := range grant.More {
-			devices = append(devices, more.Device)
-		}
+		devices := grant.Devices()
 		switch {
 		case err != nil:
 			errs = append(errs, fmt.Errorf("pod %s on %s: %w", pod.Name, pod.Spec.NodeName, err))
