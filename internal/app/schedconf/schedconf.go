@@ -11,6 +11,7 @@ import (
 	"io"
 	"os"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -189,6 +190,10 @@ func wiredMessage(e schedconf.Extender) string {
 	return fmt.Sprintf("kube-scheduler asks Divvy's extender at %s about %s", e.URL, strings.Join(e.Resources, ", "))
 }
 
+// watchEnds is how long an uninstall waits for a watch on this node: a little longer
+// than the terminationGracePeriodSeconds of the DaemonSet's pods.
+const watchEnds = 20 * time.Second
+
 func uninstall(ctx context.Context, s settings, out io.Writer) error {
 	clients, h, err := s.reach()
 	if err != nil {
@@ -206,7 +211,7 @@ func uninstall(ctx context.Context, s settings, out io.Writer) error {
 	if s.Stay {
 		return stay(ctx, s, h, done)
 	}
-	r, err := h.Uninstall(ctx, host.UninstallOptions{})
+	r, err := h.Uninstall(ctx, host.UninstallOptions{WatchEnds: watchEnds})
 	if err != nil {
 		return err
 	}

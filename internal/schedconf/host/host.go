@@ -320,16 +320,30 @@ func (h *Host) Watching() (unlock func() error, err error) {
 	return h.fs.Lock(filepath.Dir(h.paths.Manifest), true)
 }
 
-// checkUnwatched returns ErrWatched while another process is in Watching.
-func (h *Host) checkUnwatched() error {
-	unlock, err := h.fs.Lock(filepath.Dir(h.paths.Manifest), false)
-	switch {
-	case errors.Is(err, ErrLocked):
-		return ErrWatched
-	case errors.Is(err, fs.ErrNotExist):
-		return nil // the manifest is missed with a better sentence
-	case err != nil:
-		return err
+// waitUnwatched returns ErrWatched when another process is in Watching, and still is
+// after this time.
+func (h *Host) waitUnwatched(ctx context.Context, atMost time.Duration) error {
+	over := time.After(atMost)
+	for told := false; ; {
+		unlock, err := h.fs.Lock(filepath.Dir(h.paths.Manifest), false)
+		switch {
+		case err == nil:
+			return unlock()
+		case errors.Is(err, fs.ErrNotExist):
+			return nil // the manifest is missed with a better sentence
+		case !errors.Is(err, ErrLocked):
+			return err
+		}
+		if !told && atMost > 0 {
+			klog.FromContext(ctx).Info("A watch on this node would wire kube-scheduler again; waiting for it to end", "atMost", atMost)
+			told = true
+		}
+		select {
+		case <-over:
+			return ErrWatched
+		case <-ctx.Done():
+			return fmt.Errorf("%w: %w", ErrWatched, context.Cause(ctx))
+		case <-time.After(lockPoll):
+		}
 	}
-	return unlock()
 }

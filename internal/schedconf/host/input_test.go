@@ -652,6 +652,15 @@ func TestWatched(t *testing.T) {
 		t.Errorf("while it is watched: %v", err)
 	}
 	w.wantWired(resourceA)
+	// One that ends soon is waited for.
+	ended := make(chan error, 1)
+	time.AfterFunc(2*lockPoll, func() { ended <- unlock() })
+	_, err = w.host().Uninstall(t.Context(), UninstallOptions{WatchEnds: time.Minute})
+	must(t, errors.Join(err, <-ended))
+	w.wantTree(clean)
+	must(t, w.install(resourceA))
+	unlock, err = w.host().Watching()
+	must(t, err)
 	// One that stays keeps the watch from it.
 	r, err := w.host().Uninstall(t.Context(), UninstallOptions{Stay: func(ctx context.Context, _ Result) error {
 		w.wantTree(clean)

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io/fs"
 	"slices"
+	"time"
 
 	"k8s.io/klog/v2"
 
@@ -18,6 +19,9 @@ type UninstallOptions struct {
 	// Stay, when set, runs under the lock after all is done: while it does, no
 	// watch on this node can wire the scheduler again, and none is minded.
 	Stay func(context.Context, Result) error
+	// WatchEnds is how long Uninstall waits for a watch on this node to end. Helm may be
+	// done before the watch's pod is.
+	WatchEnds time.Duration
 }
 
 // Uninstall makes kube-scheduler what it was: the original manifest byte for
@@ -25,7 +29,8 @@ type UninstallOptions struct {
 // put in. The files of this package go once kube-scheduler runs without them. On
 // a node where nothing is wired it only removes files that were left.
 //
-// While another process is in Watching, it returns ErrWatched, but with Stay.
+// While another process is in Watching for longer than WatchEnds, it returns
+// ErrWatched, but with Stay.
 func (h *Host) Uninstall(ctx context.Context, o UninstallOptions) (r Result, err error) {
 	unlock, err := h.lock(ctx)
 	if err != nil {
@@ -33,7 +38,7 @@ func (h *Host) Uninstall(ctx context.Context, o UninstallOptions) (r Result, err
 	}
 	defer func() { err = errors.Join(err, unlock()) }()
 	if o.Stay == nil {
-		if err := h.checkUnwatched(); err != nil {
+		if err := h.waitUnwatched(ctx, o.WatchEnds); err != nil {
 			return r, err
 		}
 	}
