@@ -182,6 +182,12 @@ const (
 	testLines    = 200
 )
 
+// How much of what a test that failed said stands beside its name, in lines and bytes.
+const (
+	reasonLines  = 8
+	reasonLength = 600
+)
+
 // printFailures prints the names of the tests that failed and why, what they printed,
 // and how the package's own output ends.
 func (r *recorder) printFailures(pkg, log string) {
@@ -199,7 +205,7 @@ func (r *recorder) printFailures(pkg, log string) {
 			}
 			fmt.Fprintf(r.out, "    %s: %s\n", what, k.name)
 			// What the test said may be far above what is shown of its output below.
-			if reason := shorten(t.output.String()); reported.MatchString(reason) {
+			for _, reason := range reasons(t.output.String()) {
 				fmt.Fprintf(r.out, "        %s\n", reason)
 			}
 		}
@@ -208,6 +214,17 @@ func (r *recorder) printFailures(pkg, log string) {
 		fmt.Fprint(r.out, indent(lastLines(r.tests[k].output.String(), testLines)))
 	}
 	fmt.Fprint(r.out, indent(lastLines(log, packageLines)))
+}
+
+// reasons returns the first lines that a test itself said, cut off where they are long.
+func reasons(text string) []string {
+	var said []string
+	for line := range strings.Lines(text) {
+		if line = strings.TrimSpace(line); reported.MatchString(line) && len(said) < reasonLines {
+			said = append(said, strings.ToValidUTF8(line[:min(len(line), reasonLength)], ""))
+		}
+	}
+	return said
 }
 
 // lastLines returns the last n lines of a text, after one that says how many

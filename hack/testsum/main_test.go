@@ -121,9 +121,9 @@ func TestPrintFailures(t *testing.T) {
 			not:   []string{"failed: TestA\n", "TestC", "line 100."},
 		},
 		"the reason beside the name": {
-			in:    slices.Concat([]string{"run|TestA", "output|TestA|    a_test.go:12: want 1, got 2"}, long("TestA", 300), []string{"fail|TestA", "output||FAIL", "fail|"}),
+			in:    slices.Concat([]string{"run|TestA", "output|TestA|    a_test.go:12: want 1, got 2", "output|TestA|    a_test.go:14: and " + strings.Repeat("x", 2000)}, long("TestA", 300), []string{"fail|TestA", "output||FAIL", "fail|"}),
 			first: "    failed: TestA",
-			want:  []string{"a_test.go:12: want 1, got 2", "lines left out"},
+			want:  []string{"a_test.go:12: want 1, got 2", "a_test.go:14: and " + strings.Repeat("x", 582) + "\n", "lines left out"},
 		},
 		"a short log as a whole": {
 			in:    []string{"run|TestA", "fail|TestA", "output||FAIL", "fail|"},

@@ -52,7 +52,9 @@ func (s *Stage) RunPage(ctx context.Context, page *docscript.Page, out io.Writer
 	}
 	cmd := exec.CommandContext(ctx, "bash", "-c", page.Script())
 	cmd.Dir = s.Repository
-	cmd.Stdout, cmd.Stderr = out, out
+	var said lastLines
+	cmd.Stdout = io.MultiWriter(out, &said)
+	cmd.Stderr = cmd.Stdout
 	for _, variable := range s.Environment() {
 		if path, ok := strings.CutPrefix(variable, "PATH="); ok {
 			variable = "PATH=" + bin + ":" + path
@@ -60,7 +62,23 @@ func (s *Stage) RunPage(ctx context.Context, page *docscript.Page, out io.Writer
 		cmd.Env = append(cmd.Env, variable)
 	}
 	if err := cmd.Run(); err != nil {
-		return fmt.Errorf("the commands of %s: %w", page.Path, err)
+		return fmt.Errorf("the commands of %s: %w: %s", page.Path, err, said)
 	}
 	return nil
 }
+
+// lastLines keeps the last lines that were written, as one: the command that failed is
+// mostly among them.
+type lastLines []string
+
+func (l *lastLines) Write(text []byte) (int, error) {
+	for line := range strings.Lines(string(text)) {
+		if line = strings.TrimSpace(line); line != "" {
+			*l = append(*l, line)
+		}
+	}
+	*l = (*l)[max(0, len(*l)-6):]
+	return len(text), nil
+}
+
+func (l lastLines) String() string { return strings.Join(l, " | ") }
