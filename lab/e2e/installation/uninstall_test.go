@@ -19,6 +19,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/util/retry"
 
 	"github.com/divvy-gpu/divvy/lab/internal/audit"
 	"github.com/divvy-gpu/divvy/lab/internal/layout"
@@ -439,14 +440,23 @@ func loseANode(t *testing.T) string {
 		"kubernetes.io/os": "linux", "kubernetes.io/hostname": name, "node-role.kubernetes.io/control-plane": "", product.NodeLabel: "true",
 	}}}
 	t.Cleanup(func() { forgetNode(t, name) })
-	made, err := lab.Client.CoreV1().Nodes().Create(t.Context(), node, metav1.CreateOptions{})
+	nodes := lab.Client.CoreV1().Nodes()
+	_, err := nodes.Create(t.Context(), node, metav1.CreateOptions{})
 	if err == nil {
-		made.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionUnknown, Reason: "NodeStatusUnknown"}}
-		made.Status.Capacity = corev1.ResourceList{
-			corev1.ResourceCPU: resource.MustParse("4"), corev1.ResourceMemory: resource.MustParse("8Gi"), corev1.ResourcePods: resource.MustParse("110"),
-		}
-		made.Status.Allocatable = made.Status.Capacity
-		_, err = lab.Client.CoreV1().Nodes().UpdateStatus(t.Context(), made, metav1.UpdateOptions{})
+		// Controllers and Divvy write to a new node, too.
+		err = retry.RetryOnConflict(retry.DefaultBackoff, func() error {
+			made, err := nodes.Get(t.Context(), name, metav1.GetOptions{})
+			if err != nil {
+				return err
+			}
+			made.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionUnknown, Reason: "NodeStatusUnknown"}}
+			made.Status.Capacity = corev1.ResourceList{
+				corev1.ResourceCPU: resource.MustParse("4"), corev1.ResourceMemory: resource.MustParse("8Gi"), corev1.ResourcePods: resource.MustParse("110"),
+			}
+			made.Status.Allocatable = made.Status.Capacity
+			_, err = nodes.UpdateStatus(t.Context(), made, metav1.UpdateOptions{})
+			return err
+		})
 	}
 	if err != nil {
 		t.Fatalf("make a node that does not answer: %v", err)
