@@ -249,17 +249,12 @@ func (f *Policy) Choose(n *place.Node, a *place.Ask, buf []int) (slots []int, ra
 	if !ok {
 		return slots, rating, false
 	}
-	// Binpack rates by the connections first, and subtracts what is left from that.
-	connected := (rating + 1<<(connectedAt-1)) >> connectedAt << connectedAt
 	then.cells = append(after[:0], st.cells...)
 	for _, i := range slots {
 		take(then.cells, then.find(p.cell(&n.Slots[i])), a.Units)
 	}
-	return slots, connected + p.potential(&st) - p.potential(&then), true
+	return slots, place.Connections(rating) + p.potential(&st) - p.potential(&then), true
 }
-
-// connectedAt is where in a rating of binpack the connections begin.
-const connectedAt = 41
 
 // one chooses a single device: the one with which the potential drops most, then
 // the one with the least free units, then the lowest Index and ID.
