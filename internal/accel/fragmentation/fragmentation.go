@@ -31,6 +31,17 @@ import (
 // Name is the name of the policy.
 const Name = "fragmentation"
 
+// When those who use a Policy renew its prices: in the extender and in simulations
+// alike, or these would not say what the extender does.
+const (
+	// RenewAfter is after how many pods that came prices are renewed, and RenewFirst the
+	// same while fewer than RenewAfter were seen.
+	RenewAfter = 100
+	RenewFirst = 10
+	// RefreshedAsks is how many kinds of pods are rated anew after a renewal.
+	RefreshedAsks = 64
+)
+
 // Options of a Policy. Zero values stand for the defaults.
 type Options struct {
 	// Demand says how the histogram of asks is learned, and what it starts from.
