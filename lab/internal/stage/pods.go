@@ -184,7 +184,7 @@ func (s *Stage) waitFreed(ctx context.Context, names ...string) error {
 		}
 		body, err := Fetch(ctx, ExtenderURL+"/gcushare-scheduler/inspect?details=true")
 		if err != nil || json.Unmarshal(body, &report) != nil {
-			return nil // there is none to ask, or it is not ready to tell
+			return nil //nolint:nilerr // there is none to ask, or it is not ready to tell
 		}
 		for _, node := range report.Nodes {
 			all := node.UnplacedPods
