@@ -23,6 +23,15 @@ type DeviceID string
 // "enflame.com/gcu-memory".
 type Resource string
 
+// JoinResources returns the names as a list that a person reads.
+func JoinResources(resources []Resource) string {
+	names := make([]string, len(resources))
+	for i, r := range resources {
+		names[i] = string(r)
+	}
+	return strings.Join(names, ", ")
+}
+
 // Units counts an extended resource in the integers that pods request. It is
 // signed, so that a subtraction that goes wrong shows as a negative number and
 // not as a huge one.

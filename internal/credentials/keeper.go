@@ -52,6 +52,9 @@ const (
 	// newNamespaceWait is how long Allowed waits for a namespace that it has not
 	// heard of: it was made just now, or there would be no pod in it.
 	newNamespaceWait = time.Second
+	// shownWait is how long the watch may take to show a copy that was made, until it is
+	// tried again.
+	shownWait = 5 * time.Second
 )
 
 // secretNames are the secrets that may be copied.
@@ -87,6 +90,9 @@ type Keeper struct {
 	mu sync.Mutex // guards what follows
 	// unused says since when nobody has used a copy, by namespace/name.
 	unused map[string]time.Time
+	// made says when copies were made that the watch has not shown yet, by
+	// namespace/name: otherwise each pod that comes until then would lead to a request.
+	made map[string]time.Time
 	// told holds what pods have been told, by UID.
 	told map[string]map[string]bool
 }
@@ -106,6 +112,7 @@ func New(c Config) *Keeper {
 		config: c,
 		events: flowcontrol.NewTokenBucketRateLimiter(5, 50),
 		unused: map[string]time.Time{},
+		made:   map[string]time.Time{},
 		told:   map[string]map[string]bool{},
 	}
 	k.stores = newStores(c)
@@ -198,6 +205,7 @@ func (k *Keeper) reconcile(ctx context.Context, namespace string) (again time.Du
 
 // keep sees to one secret in a namespace.
 func (k *Keeper) keep(ctx context.Context, namespace, name string, users []*pod, allowed bool) (again time.Duration, err error) {
+	wait := k.unshown(namespace, name) // before looking, as the watch may show it just now
 	have := k.stores.secret(name, namespace)
 	if have != nil && !have.ours {
 		k.setUnused(namespace, name, false)
@@ -238,6 +246,8 @@ func (k *Keeper) keep(ctx context.Context, namespace, name string, users []*pod,
 		return k.tell(ctx, users, events.PoolCredentialsMissing, name, fmt.Sprintf(
 			"Secret %s/%s is not there, so it cannot be brought here; make it from the pool's token with: kubectl divvy pool import TOKEN.tar -n %s",
 			k.config.SourceNamespace, name, k.config.SourceNamespace))
+	case have == nil && wait > 0:
+		return wait, nil
 	case have == nil:
 		err = k.create(ctx, source, namespace)
 	case have.hash != source.hash || have.annotations[SourceHashAnnotation] != source.hash:
@@ -254,14 +264,19 @@ func (k *Keeper) keep(ctx context.Context, namespace, name string, users []*pod,
 func (k *Keeper) create(ctx context.Context, source *secret, namespace string) error {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
+	k.setMade(namespace, source.name, true) // before the watch can show it
 	_, err := k.config.Client.CoreV1().Secrets(namespace).Create(ctx, k.copyOf(source, namespace), metav1.CreateOptions{})
 	switch {
 	case err == nil:
 		k.metrics.copies.WithLabelValues(resultMade).Inc()
 		klog.FromContext(ctx).Info("Brought a secret to a namespace", "namespace", namespace, "secret", source.name)
 		return nil
-	case apierrors.IsAlreadyExists(err), apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause), isNamespaceGone(err, namespace):
+	case apierrors.IsAlreadyExists(err):
 		return nil // The watch will show what there is instead.
+	}
+	k.setMade(namespace, source.name, false)
+	if apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) || isNamespaceGone(err, namespace) {
+		return nil // The watch will show that.
 	}
 	k.metrics.copies.WithLabelValues(resultFailed).Inc()
 	return fmt.Errorf("create secret %s/%s: %w", namespace, source.name, err)
@@ -352,10 +367,30 @@ func (k *Keeper) setUnused(namespace, name string, unused bool) time.Time {
 	return k.unused[key]
 }
 
+// setMade notes whether there is a copy that the watch has not shown yet.
+func (k *Keeper) setMade(namespace, name string, made bool) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if made {
+		k.made[namespace+"/"+name] = time.Now()
+	} else {
+		delete(k.made, namespace+"/"+name)
+	}
+}
+
+// unshown is how much longer the watch may take to show a copy that was made; 0 or
+// less when none is expected.
+func (k *Keeper) unshown(namespace, name string) time.Duration {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return time.Until(k.made[namespace+"/"+name].Add(shownWait))
+}
+
 // forget drops what is remembered of a namespace.
 func (k *Keeper) forget(namespace string) {
 	for _, name := range secretNames {
 		k.setUnused(namespace, name, false)
+		k.setMade(namespace, name, false)
 	}
 }
 

@@ -216,6 +216,7 @@ func (k *Keeper) changed(before, after any) {
 		k.queue.Add(obj.Name)
 	case *secret:
 		if obj.namespace != k.config.SourceNamespace {
+			k.setMade(obj.namespace, obj.name, false)
 			k.queue.Add(obj.namespace)
 			return
 		}

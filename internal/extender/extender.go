@@ -22,6 +22,10 @@ import (
 // waits for an extender by default, so that the scheduler hears what happened.
 const DefaultBindTimeout = 4 * time.Second
 
+// HeapBudget is how much memory the Go runtime of a process with an extender has, in
+// bytes: enough for 5000 nodes of 8 devices and 50 000 pods. See package heap.
+const HeapBudget = 100 << 20
+
 // Ledger is what the extender asks of the books. *ledger.Ledger is one.
 type Ledger interface {
 	Check(request accel.Request, nodes []string, out []ledger.Verdict)

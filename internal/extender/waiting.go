@@ -109,6 +109,18 @@ type waitingPod struct {
 	looked int
 }
 
+// due reports whether it may be woken.
+func (p *waitingPod) due(now time.Time) bool {
+	return now.Sub(p.asked) >= wakeAfter && !now.Before(p.next)
+}
+
+// wake notes that it is woken now.
+func (p *waitingPod) wake(now time.Time) accel.PodRef {
+	p.next = now.Add(min(wakeBackoff<<min(p.woken, 16), maxWakeBackoff))
+	p.woken++
+	return p.ref
+}
+
 // nodeSet is a set of nodes in 1 KB, however many there are. It may take a node for
 // another; then a pod is woken later than it could be.
 type nodeSet [1024]byte
@@ -282,7 +294,7 @@ func (w *waiting) due(ask *waitingAsk, room []string, most int) []accel.PodRef {
 		if came {
 			pod.woken, pod.next = 0, time.Time{}
 		}
-		if most > 0 && now.Sub(pod.asked) >= wakeAfter && !now.Before(pod.next) {
+		if most > 0 && pod.due(now) {
 			at, _ := slices.BinarySearchFunc(due, pod, before)
 			due = slices.Insert(due, at, pod)
 			due = due[:min(len(due), most)]
@@ -290,9 +302,7 @@ func (w *waiting) due(ask *waitingAsk, room []string, most int) []accel.PodRef {
 	}
 	out := make([]accel.PodRef, len(due))
 	for i, pod := range due {
-		pod.next = now.Add(min(wakeBackoff<<min(pod.woken, 16), maxWakeBackoff))
-		pod.woken++
-		out[i] = pod.ref
+		out[i] = pod.wake(now)
 	}
 	if ask.inVain += len(due); len(due) > 0 {
 		ask.next = now.Add(min(time.Duration(ask.inVain/wakeInVain)*wakeAfter, wakePause))
@@ -313,7 +323,7 @@ func (w *waiting) evictor(ask *waitingAsk, freed uint64) []accel.PodRef {
 	}
 	var first *waitingPod
 	for _, pod := range ask.pods {
-		if now.Sub(pod.asked) >= wakeAfter && !now.Before(pod.next) && (first == nil || before(pod, first) < 0) {
+		if pod.due(now) && (first == nil || before(pod, first) < 0) {
 			first = pod
 		}
 	}
@@ -321,9 +331,7 @@ func (w *waiting) evictor(ask *waitingAsk, freed uint64) []accel.PodRef {
 		return nil // it is looked at again
 	}
 	ask.freed = freed
-	first.next = now.Add(min(wakeBackoff<<min(first.woken, 16), maxWakeBackoff))
-	first.woken++
-	return []accel.PodRef{first.ref}
+	return []accel.PodRef{first.wake(now)}
 }
 
 // before orders pods of one ask: who was woken least and waits longest is first.

@@ -29,9 +29,8 @@ import (
 // Server holds the objects. Its methods may be called by many goroutines.
 type Server struct {
 	tracker clienttesting.ObjectTracker
-	// react and watch are those of client-go's fake.
-	react []clienttesting.Reactor
-	watch []clienttesting.WatchReactor
+	// react asks the tracker.
+	react clienttesting.ReactionFunc
 
 	mu sync.Mutex // guards what follows, and makes reading and writing one
 	// version is the last one given out.
@@ -45,20 +44,7 @@ func New(objects ...runtime.Object) (*Server, error) {
 	// Without the managed fields that fake.NewClientset keeps, which make each write
 	// cost a millisecond; nobody here applies.
 	tracker := clienttesting.NewObjectTracker(scheme.Scheme, scheme.Codecs.UniversalDecoder())
-	var base clienttesting.Fake
-	base.AddReactor("*", "*", clienttesting.ObjectReaction(tracker))
-	base.AddWatchReactor("*", func(action clienttesting.Action) (bool, watch.Interface, error) {
-		var from metav1.ListOptions
-		if a, ok := action.(clienttesting.WatchActionImpl); ok {
-			from = a.ListOptions
-		}
-		w, err := tracker.Watch(action.GetResource(), action.GetNamespace(), from)
-		return true, w, err
-	})
-	s := &Server{
-		tracker: tracker, react: base.ReactionChain, watch: base.WatchReactionChain,
-		version: 1, calls: map[string]int{},
-	}
+	s := &Server{tracker: tracker, react: clienttesting.ObjectReaction(tracker), version: 1, calls: map[string]int{}}
 	for _, obj := range objects {
 		if err := s.stamp(obj, true); err != nil {
 			return nil, err
@@ -84,20 +70,15 @@ func (s *Server) Client(before func(clienttesting.Action) error) *fake.Clientset
 	})
 	client.AddWatchReactor("*", func(action clienttesting.Action) (bool, watch.Interface, error) {
 		s.count(action)
-		for _, r := range s.watch {
-			if !r.Handles(action) {
-				continue
-			}
-			handled, w, err := r.React(action)
-			if !handled {
-				continue
-			}
-			if a, ok := action.(clienttesting.WatchAction); ok && err == nil {
-				w = filtered(w, a.GetWatchRestrictions())
-			}
-			return true, w, err
+		a, ok := action.(clienttesting.WatchActionImpl)
+		if !ok {
+			return true, nil, fmt.Errorf("a watch that is a %T", action)
 		}
-		return false, nil, nil
+		w, err := s.tracker.Watch(a.GetResource(), a.GetNamespace(), a.ListOptions)
+		if err != nil {
+			return true, nil, err
+		}
+		return true, filtered(w, a.GetWatchRestrictions()), nil
 	})
 	return client
 }
@@ -240,15 +221,7 @@ func (s *Server) handle(action clienttesting.Action) (handled bool, result runti
 		}
 		return true, nil, err
 	}
-	for _, r := range s.react {
-		if !r.Handles(action) {
-			continue
-		}
-		if handled, result, err = r.React(action); handled {
-			break
-		}
-	}
-	if err != nil {
+	if handled, result, err = s.react(action); err != nil {
 		return handled, nil, err
 	}
 	switch verb := action.GetVerb(); verb {
@@ -296,12 +269,7 @@ func (s *Server) patch(a clienttesting.PatchActionImpl) (handled bool, result ru
 	if err := json.Unmarshal(a.GetPatch(), &sent); err == nil && sent.ResourceVersion != "" && sent.ResourceVersion != now.GetResourceVersion() {
 		return true, nil, conflict(a, a.GetName())
 	}
-	for _, r := range s.react {
-		if handled, result, err = r.React(a); handled {
-			break
-		}
-	}
-	if err != nil {
+	if _, result, err = s.react(a); err != nil {
 		return true, nil, err
 	}
 	if err := s.stamp(result, false); err != nil {

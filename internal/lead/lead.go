@@ -275,6 +275,13 @@ func (l *Lead) waits(until time.Time) {
 	l.notBefore = until
 }
 
+// waiting reports whether another may act now whose Lease was deleted.
+func (l *Lead) waiting(now time.Time) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return now.Before(l.notBefore)
+}
+
 // left is how much longer nobody else can have the Lease. l.mu is held.
 func (l *Lead) left(now time.Time) time.Duration {
 	if l.renewed.IsZero() {

@@ -130,6 +130,38 @@ func TestTheFirstLeaseIsMadeWhenNobodyCanHaveHadOne(t *testing.T) {
 	})
 }
 
+// Who made the Lease anew hands it to nobody while it may not lead itself: the next
+// one would not know that the holder of the one that was deleted may still act.
+func TestALeaseThatWasMadeAnewIsNotGivenUpTooSoon(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		server := newServer(t)
+		a := join(t, server, "a", nil)
+		a.after(10 * time.Second)
+		b := join(t, server, "b", nil)
+		time.Sleep(time.Second)
+		a.set(func() { a.away = true })
+		if err := server.Client(nil).CoordinationV1().Leases("divvy-system").Delete(t.Context(), "divvy-extender", metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		for holds := false; !holds; holds, _ = b.holds() {
+			time.Sleep(time.Millisecond)
+		}
+		b.stop()
+		<-b.done
+		if !a.Leading() {
+			t.Fatal("the holder of the Lease that was deleted knows of it too soon for this test")
+		}
+		c := join(t, server, "c", nil)
+		for a.Leading() {
+			if c.Leading() {
+				t.Fatal("two lead after the Lease was deleted")
+			}
+			time.Sleep(time.Millisecond)
+		}
+		c.after(10 * time.Second)
+	})
+}
+
 func TestAnotherLeadsSoonAfterTheLeaderDied(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		server := newServer(t)

@@ -23,12 +23,9 @@ import (
 func (p *memoryPool) Prefer(ctx context.Context, available, must []string, size int) ([]string, error) {
 	p.records.turn.Lock()
 	defer p.records.turn.Unlock()
-	ids, err := p.prefer(ctx, p.records.ask, available, must, size)
-	// Kubelet may know that a pod is gone before the watch shows it.
-	for i := 0; i < 2 && errors.Is(err, sharing.ErrNoRoom) && (i == 0 || p.tenant.settle(ctx)); i++ {
-		ids, err = p.prefer(ctx, p.records.askFreshIfPossible, available, must, size)
-	}
-	return ids, err
+	return p.records.answer(ctx, p.tenant, sharing.ErrNoRoom, func(ask askKubelet) ([]string, error) {
+		return p.prefer(ctx, ask, available, must, size)
+	})
 }
 
 // prefer answers a question of kubelet by what the records say when they are asked

@@ -139,6 +139,18 @@ func (r *records) askFreshIfPossible(ctx context.Context, grace time.Duration) e
 	return r.ask(ctx, grace)
 }
 
+// answer calls prefer until it answers otherwise than with the error full, at most
+// three times, and each time with a better way to ask: kubelet may know that a pod is
+// gone before the watch shows it, and may not have kept what the tenant gave out last.
+// The caller holds turn.
+func (r *records) answer(ctx context.Context, t *tenant, full error, prefer func(askKubelet) ([]string, error)) ([]string, error) {
+	ids, err := prefer(r.ask)
+	for i := 0; i < 2 && errors.Is(err, full) && (i == 0 || t.settle(ctx)); i++ {
+		ids, err = prefer(r.askFreshIfPossible)
+	}
+	return ids, err
+}
+
 // list returns kubelet's list and the pods that the watch had delivered before it
 // was asked for.
 func (r *records) list(ctx context.Context) (listed []podresources.Pod, shown []*corev1.Pod, err error) {

@@ -23,11 +23,9 @@ import (
 func (p *slotPool) Prefer(ctx context.Context, available, must []string, size int) ([]string, error) {
 	p.records.turn.Lock()
 	defer p.records.turn.Unlock()
-	ids, err := p.prefer(ctx, p.records.ask, available, must, size)
-	// Kubelet may know that a pod is gone before the watch shows it.
-	for i := 0; i < 2 && errors.Is(err, sharing.ErrTooFewSlots) && (i == 0 || p.tenant.settle(ctx)); i++ {
-		ids, err = p.prefer(ctx, p.records.askFreshIfPossible, available, must, size)
-	}
+	ids, err := p.records.answer(ctx, p.tenant, sharing.ErrTooFewSlots, func(ask askKubelet) ([]string, error) {
+		return p.prefer(ctx, ask, available, must, size)
+	})
 	if err != nil {
 		return nil, err
 	}

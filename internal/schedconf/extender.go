@@ -22,8 +22,8 @@ const routes = "gcushare-scheduler"
 // defaultTimeout is that of a call of the extender.
 const defaultTimeout = 10 * time.Second
 
-// maxWeight keeps sums of scores far from overflow in every kube-scheduler.
-const maxWeight = 10_000
+// MaxWeight keeps sums of scores far from overflow in every kube-scheduler.
+const MaxWeight = 10_000
 
 // extendedResource is what Kubernetes' validation asks of a resource's name.
 var extendedResource = regexp.MustCompile(`^[a-z0-9]([a-z0-9.-]*[a-z0-9])?/[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$`)
@@ -46,8 +46,8 @@ func (e Extender) check() error {
 		return fmt.Errorf("the extender's URL %q does not end in /%s, below which its routes are", e.URL, routes)
 	case len(e.Resources) == 0:
 		return errors.New("the extender has no resources: without any it would be asked about every pod")
-	case e.Weight < 0 || e.Weight > maxWeight:
-		return fmt.Errorf("the extender's weight %d is not from 1 to %d", e.Weight, maxWeight)
+	case e.Weight < 0 || e.Weight > MaxWeight:
+		return fmt.Errorf("the extender's weight %d is not from 1 to %d", e.Weight, MaxWeight)
 	case e.Timeout < 0:
 		return fmt.Errorf("the extender's timeout %v is negative", e.Timeout)
 	case (len(e.ClientCert) == 0) != (len(e.ClientKey) == 0):

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/divvy-gpu/divvy/internal/accel"
+	"github.com/divvy-gpu/divvy/internal/accel/fragmentation"
 	"github.com/divvy-gpu/divvy/internal/accel/place"
 )
 
@@ -106,7 +107,7 @@ func (ch Churn) Run(ctx context.Context, c *Cluster, w *Workload, kind PolicyKin
 		now = to
 	}
 	for i := 0; ; i++ {
-		if i%renewEvery == 0 {
+		if i%endEvery == 0 {
 			if err := ctx.Err(); err != nil {
 				return Churned{}, err
 			}
@@ -159,9 +160,6 @@ type prices struct {
 	refresh bool
 }
 
-// refreshedAsks is how many kinds of pods are rated anew after a renewal.
-const refreshedAsks = 64
-
 func newPrices(p place.Policy, timed bool) prices {
 	out := prices{refresh: timed}
 	out.learner, _ = p.(Learner)
@@ -174,10 +172,10 @@ func (p prices) arrival(i int, w *world, a *place.Ask) {
 	if p.learner != nil {
 		p.learner.Observe(a)
 	}
-	if p.renewer != nil && (i%renewEvery == 0 || i < renewEvery && i%renewFirst == 0) {
+	if p.renewer != nil && (i%fragmentation.RenewAfter == 0 || i < fragmentation.RenewAfter && i%fragmentation.RenewFirst == 0) {
 		p.renewer.Renew(w.all())
 		if p.refresh {
-			w.books.Refresh(refreshedAsks)
+			w.books.Refresh(fragmentation.RefreshedAsks)
 		}
 	}
 }

@@ -83,7 +83,7 @@ func (f Find) holds(ctx context.Context, c *Cluster, w *Workload, kind PolicyKin
 	prices := newPrices(policy, false)
 	allowed := accel.Units(f.Refused / 100 * float64(w.Demand()))
 	for i := range pods {
-		if i%renewEvery == 0 {
+		if i%endEvery == 0 {
 			if err := ctx.Err(); err != nil {
 				return false, err
 			}

@@ -22,9 +22,8 @@ type Renewer interface {
 	Renew(nodes iter.Seq[*place.Node])
 }
 
-// renewEvery is how many arrivals lie between two renewals of prices, and
-// renewFirst how many while fewer than renewEvery were seen: as in the extender.
-const renewEvery, renewFirst = 100, 10
+// endEvery is after how many arrivals an experiment looks whether it is to end.
+const endEvery = 100
 
 // Replay is the experiment in which pods arrive one at a time and none leaves.
 type Replay struct {
@@ -74,7 +73,7 @@ func (r Replay) Run(ctx context.Context, c *Cluster, w *Workload, kind PolicyKin
 	curve := Curve{Seed: seed}
 	var at means
 	for i, p := range order {
-		if i%renewEvery == 0 {
+		if i%endEvery == 0 {
 			if err := ctx.Err(); err != nil {
 				return Curve{}, err
 			}

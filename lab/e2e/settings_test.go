@@ -70,7 +70,7 @@ func TestPrograms(t *testing.T) {
 			t.Errorf("%s --version: %q, %v; want its name and version, and that of Go", name, text, err)
 		}
 	}
-	body, err := audit.Fetch(ctx, stage.ExtenderURL+"/version")
+	body, err := stage.Fetch(ctx, stage.ExtenderURL+"/version")
 	must(t, err)
 	if strings.TrimSpace(string(body)) == "" {
 		t.Error("/version of the extender is empty")

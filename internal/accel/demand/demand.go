@@ -39,6 +39,9 @@ type Count struct {
 	Memory int64
 }
 
+// Asked is how many units its pods ask for in all.
+func (c *Count) Asked() float64 { return c.Pods * float64(c.Devices) * float64(c.Units) }
+
 // Options of a Histogram. Zero values stand for the defaults.
 type Options struct {
 	// HalfLife is after how many pods one counts half; 20 000 by default. Some

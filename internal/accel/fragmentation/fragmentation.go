@@ -31,6 +31,17 @@ import (
 // Name is the name of the policy.
 const Name = "fragmentation"
 
+// When those who use a Policy renew its prices: in the extender and in simulations
+// alike, or these would not say what the extender does.
+const (
+	// RenewAfter is after how many pods that came prices are renewed, and RenewFirst the
+	// same while fewer than RenewAfter were seen.
+	RenewAfter = 100
+	RenewFirst = 10
+	// RefreshedAsks is how many kinds of pods are rated anew after a renewal.
+	RefreshedAsks = 64
+)
+
 // Options of a Policy. Zero values stand for the defaults.
 type Options struct {
 	// Demand says how the histogram of asks is learned, and what it starts from.
@@ -249,17 +260,12 @@ func (f *Policy) Choose(n *place.Node, a *place.Ask, buf []int) (slots []int, ra
 	if !ok {
 		return slots, rating, false
 	}
-	// Binpack rates by the connections first, and subtracts what is left from that.
-	connected := (rating + 1<<(connectedAt-1)) >> connectedAt << connectedAt
 	then.cells = append(after[:0], st.cells...)
 	for _, i := range slots {
 		take(then.cells, then.find(p.cell(&n.Slots[i])), a.Units)
 	}
-	return slots, connected + p.potential(&st) - p.potential(&then), true
+	return slots, place.Connections(rating) + p.potential(&st) - p.potential(&then), true
 }
-
-// connectedAt is where in a rating of binpack the connections begin.
-const connectedAt = 41
 
 // one chooses a single device: the one with which the potential drops most, then
 // the one with the least free units, then the lowest Index and ID.

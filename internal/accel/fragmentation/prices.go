@@ -278,7 +278,7 @@ func (s *statics) several(counts []demand.Count) {
 	asked := 0.0
 	for i := range counts {
 		c := &counts[i]
-		units := c.Pods * float64(c.Devices) * float64(c.Units)
+		units := c.Asked()
 		asked += units
 		if c.Devices < 2 || c.Units <= 0 {
 			continue
@@ -313,7 +313,7 @@ func (s *statics) restrict(counts []demand.Count) {
 	asked := 0.0
 	for i := range counts {
 		c := &counts[i]
-		units := c.Pods * float64(c.Devices) * float64(c.Units)
+		units := c.Asked()
 		asked += units
 		if set := s.takes(c); units > 0 && set != 0 && set != all {
 			if sets[set] == 0 {

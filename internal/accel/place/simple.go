@@ -115,13 +115,20 @@ func (p ordered) chooseSeveral(n *Node, a *Ask, slots []int) ([]int, int64, bool
 	for _, i := range slots {
 		left = min(left+n.Slots[i].Free-a.Units, maxLeft)
 	}
-	return slots, min(connected, maxConnected)<<41 + p.rate(left), true
+	return slots, min(connected, maxConnected)<<connectedAt + p.rate(left), true
 }
 
 // What is left on several devices and the sum of their connections are bounded
 // so that both fit into one rating: 40 bits and a sign for the first, 22 for the
 // second, which is beyond 40 devices with 20 lanes between any two.
 const (
+	connectedAt  = 41
 	maxLeft      = accel.MaxUnits - 1
 	maxConnected = 1<<22 - 1
 )
+
+// Connections is the part of a rating of several devices by Binpack or Spread that
+// stands for their connections, without what is left on them.
+func Connections(rating int64) int64 {
+	return (rating + 1<<(connectedAt-1)) >> connectedAt << connectedAt
+}

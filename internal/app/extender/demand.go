@@ -101,9 +101,9 @@ func parseEntry(raw json.RawMessage, managed []accel.Resource) (accel.Resource, 
 	case e.Resource == "" && len(managed) == 1:
 		name = managed[0]
 	case e.Resource == "":
-		mistake("resource", "must be given, as several are managed: %s", join(managed))
+		mistake("resource", "must be given, as several are managed: %s", accel.JoinResources(managed))
 	case !slices.Contains(managed, name):
-		mistake("resource", "%q is not managed; managed: %s", e.Resource, join(managed))
+		mistake("resource", "%q is not managed; managed: %s", e.Resource, accel.JoinResources(managed))
 	}
 	count := demand.Count{Pods: e.Share}
 	if !(e.Share > 0) || math.IsInf(e.Share, 0) {
@@ -179,12 +179,4 @@ func explain(err error) string {
 		return kind.Value + " where an object belongs"
 	}
 	return strings.TrimPrefix(err.Error(), "json: ")
-}
-
-func join(resources []accel.Resource) string {
-	names := make([]string, len(resources))
-	for i, r := range resources {
-		names[i] = string(r)
-	}
-	return strings.Join(names, ", ")
 }

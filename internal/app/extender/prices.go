@@ -16,19 +16,14 @@ import (
 )
 
 const (
-	// renewAfter is after how many pods that came prices are renewed, renewFirst the
-	// same while fewer than renewAfter were seen, as in simulations, and renewEvery after
-	// how long without: pods go as well.
-	renewAfter = 100
-	renewFirst = 10
+	// renewEvery is after how long prices are renewed although fewer pods came than
+	// fragmentation.RenewAfter: pods go as well.
 	renewEvery = 10 * time.Second
 	// renewPause is the shortest time between two renewals, and renewShare how many
 	// times as long as one took: so that they take a tenth of a core at most, however
 	// large the cluster is and however many pods come.
 	renewPause = time.Second
 	renewShare = 9
-	// refreshedAsks is how many kinds of pods are rated anew after a renewal.
-	refreshedAsks = 64
 	// booksPoll is how often the books are looked at until they were read.
 	booksPoll = 50 * time.Millisecond
 )
@@ -136,7 +131,7 @@ func (o *priced) observe(a *place.Ask) {
 }
 
 func (p *prices) count(one *priced) {
-	if n := p.came.Add(1); n >= renewAfter || n >= renewFirst && one.seen.Load() <= renewAfter {
+	if n := p.came.Add(1); n >= fragmentation.RenewAfter || n >= fragmentation.RenewFirst && one.seen.Load() <= fragmentation.RenewAfter {
 		p.signal()
 	}
 }
@@ -196,7 +191,7 @@ func (p *prices) renew(ctx context.Context, books *ledger.Ledger) {
 		changed = changed || one.Epoch() != before
 	}
 	if changed {
-		books.Refresh(refreshedAsks)
+		books.Refresh(fragmentation.RefreshedAsks)
 	}
 	p.renewed.Store(true)
 }

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/divvy-gpu/divvy/internal/accel"
+	"github.com/divvy-gpu/divvy/internal/accel/fragmentation"
 	"github.com/divvy-gpu/divvy/internal/accel/ledger"
 )
 
@@ -71,7 +72,7 @@ func BenchmarkRenew(b *testing.B) {
 					l.SetCapacity(name, 128_000+rng.Int64N(100), 1_000_000) // every node has changed
 				}
 				b.StartTimer()
-				l.Refresh(refreshedAsks)
+				l.Refresh(fragmentation.RefreshedAsks)
 			}
 		})
 		b.Run(fmt.Sprintf("nodes=%d/learn", nodes), func(b *testing.B) {

@@ -155,7 +155,7 @@ func TestRenewWhereWanted(t *testing.T) {
 	if !p.made() {
 		t.Error("an extender with another policy waits for prices")
 	}
-	for range 2 * renewAfter {
+	for range 2 * fragmentation.RenewAfter {
 		p.Learn(asking(gcu, 12))
 	}
 	wants := asking(gcu, 4)

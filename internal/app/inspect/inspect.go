@@ -202,7 +202,7 @@ func (q *question) one(ctx context.Context) (inspect.Report, error) {
 	}
 	all := c.report(resource)
 	if offered := c.resources(""); len(all.Nodes) == 0 && len(offered) > 0 {
-		return inspect.Report{}, fmt.Errorf("no node offers %s; there are: %s", resource, joinResources(offered))
+		return inspect.Report{}, fmt.Errorf("no node offers %s; there are: %s", resource, accel.JoinResources(offered))
 	}
 	if q.node == "" {
 		return all, nil
@@ -377,14 +377,6 @@ func (c cluster) resources(node string) []accel.Resource {
 		}
 	}
 	return slices.Sorted(maps.Keys(names))
-}
-
-func joinResources(resources []accel.Resource) string {
-	names := make([]string, len(resources))
-	for i, r := range resources {
-		names[i] = string(r)
-	}
-	return strings.Join(names, ", ")
 }
 
 // memory reports whether the node, or any node when it is "", counts the

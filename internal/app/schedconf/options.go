@@ -13,6 +13,7 @@ import (
 
 	"github.com/divvy-gpu/divvy/internal/app/flags"
 	"github.com/divvy-gpu/divvy/internal/logging"
+	"github.com/divvy-gpu/divvy/internal/schedconf"
 	"github.com/divvy-gpu/divvy/internal/schedconf/host"
 )
 
@@ -137,8 +138,8 @@ func (o *Options) Validate() error {
 			mistake(flag, "%s: must be longer than 0s", d)
 		}
 	}
-	if o.Weight < 1 || o.Weight > 10_000 {
-		mistake("weight", "%d: must be from 1 to 10000", o.Weight)
+	if o.Weight < 1 || o.Weight > schedconf.MaxWeight {
+		mistake("weight", "%d: must be from 1 to %d", o.Weight, schedconf.MaxWeight)
 	}
 	if o.Settle >= o.Timeout {
 		mistake("settle", "%s: must be shorter than --timeout, which is %s", o.Settle, o.Timeout)

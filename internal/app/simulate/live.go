@@ -10,7 +10,6 @@ import (
 	"maps"
 	"os"
 	"slices"
-	"strings"
 
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -297,19 +296,11 @@ func choose(wanted string, offered []accel.Resource) (accel.Resource, error) {
 	case wanted == "" && len(offered) == 1:
 		return offered[0], nil
 	case wanted == "":
-		return "", fmt.Errorf("the nodes share several resources; name one with --resource: %s", joinResources(offered))
+		return "", fmt.Errorf("the nodes share several resources; name one with --resource: %s", accel.JoinResources(offered))
 	case !slices.Contains(offered, accel.Resource(wanted)):
-		return "", fmt.Errorf("--resource %s: no node publishes it; there are: %s", wanted, joinResources(offered))
+		return "", fmt.Errorf("--resource %s: no node publishes it; there are: %s", wanted, accel.JoinResources(offered))
 	}
 	return accel.Resource(wanted), nil
-}
-
-func joinResources(all []accel.Resource) string {
-	names := make([]string, len(all))
-	for i, r := range all {
-		names[i] = string(r)
-	}
-	return strings.Join(names, ", ")
 }
 
 // cpuOf and memoryOf are what the node has for pods, in millicores and MiB; a

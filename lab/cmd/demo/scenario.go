@@ -306,7 +306,7 @@ func (d *demo) inspect(ctx context.Context, now []holding, perGB int64) error {
 	var body []byte
 	var got map[int]string
 	_ = stage.Poll(ctx, freeTimeout, "inspect", func(ctx context.Context) (err error) {
-		if body, err = audit.Fetch(ctx, url); err != nil {
+		if body, err = stage.Fetch(ctx, url); err != nil {
 			return err
 		}
 		node, err := audit.ParseReport(body)

@@ -3,12 +3,10 @@ package audit
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"io"
-	"net/http"
-	"strings"
 	"time"
+
+	"github.com/divvy-gpu/divvy/lab/internal/stage"
 )
 
 // Report is what the extender's inspect route answers, in the guide's form and
@@ -49,28 +47,6 @@ type Occupant struct {
 	Used       int64     `json:"usedGCU"`
 }
 
-var client = &http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
-
-// Fetch returns the body of a page that answers 200.
-func Fetch(ctx context.Context, url string) ([]byte, error) {
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
-	if err != nil {
-		return nil, err
-	}
-	response, err := client.Do(request)
-	if err != nil {
-		return nil, err
-	}
-	body, err := io.ReadAll(response.Body)
-	if err := errors.Join(err, response.Body.Close()); err != nil {
-		return nil, fmt.Errorf("read %s: %w", url, err)
-	}
-	if response.StatusCode != http.StatusOK {
-		return nil, fmt.Errorf("%s answers %s: %s", url, response.Status, strings.TrimSpace(string(body)))
-	}
-	return body, nil
-}
-
 // ParseReport reads an answer of the inspect route about one node.
 func ParseReport(body []byte) (Node, error) {
 	var report Report
@@ -85,7 +61,7 @@ func ParseReport(body []byte) (Node, error) {
 
 // Inspect asks the extender what the cards of the node hold.
 func (a *Auditor) Inspect(ctx context.Context) (Node, error) {
-	body, err := Fetch(ctx, a.ExtenderURL+"/gcushare-scheduler/inspect/"+a.Node+"?details=true")
+	body, err := stage.Fetch(ctx, a.ExtenderURL+"/gcushare-scheduler/inspect/"+a.Node+"?details=true")
 	if err != nil {
 		return Node{}, err
 	}

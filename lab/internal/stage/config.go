@@ -2,12 +2,12 @@ package stage
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"maps"
-	"net/http"
 	"strconv"
 	"strings"
 	"time"
@@ -100,16 +100,11 @@ func (s *Stage) poke(ctx context.Context, pod *corev1.Pod) error {
 // reloads asks the daemon how many changed configurations it has read, used or
 // not.
 func reloads(ctx context.Context, url string) (int, error) {
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	metrics, err := Fetch(ctx, url)
 	if err != nil {
 		return 0, err
 	}
-	response, err := probes.Do(request)
-	if err != nil {
-		return 0, err
-	}
-	defer response.Body.Close() //nolint:errcheck // nothing is lost
-	return countReloads(response.Body)
+	return countReloads(bytes.NewReader(metrics))
 }
 
 // countReloads adds up the counter of reloads in metrics.

@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"net/http"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -40,28 +38,6 @@ const ExtenderURL = "http://127.0.0.1:32766"
 // and longer before it starts a container that keeps ending, 40 s the fourth
 // time.
 const restartTimeout = 2 * time.Minute
-
-var probes = &http.Client{Timeout: 3 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
-
-// probe asks for a page that answers 200 when all is well.
-func probe(ctx context.Context, url string) error {
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
-	if err != nil {
-		return err
-	}
-	response, err := probes.Do(request)
-	if err != nil {
-		return err
-	}
-	body, err := io.ReadAll(io.LimitReader(response.Body, 4096))
-	if err := errors.Join(err, response.Body.Close()); err != nil {
-		return err
-	}
-	if response.StatusCode != http.StatusOK {
-		return fmt.Errorf("%s: %s", response.Status, strings.TrimSpace(string(body)))
-	}
-	return nil
-}
 
 // DivvyPods returns the pods of a part that are not being deleted.
 func (s *Stage) DivvyPods(ctx context.Context, part string) ([]corev1.Pod, error) {
@@ -144,7 +120,7 @@ func (s *Stage) schedulerWired(ctx context.Context) error {
 	if d := daemons.Status; d.ObservedGeneration < daemons.Generation || d.UpdatedNumberScheduled < d.DesiredNumberScheduled {
 		return fmt.Errorf("%s: %d of %d pods have the newest settings", Schedconf, d.UpdatedNumberScheduled, d.DesiredNumberScheduled)
 	}
-	if err := probe(ctx, schedconfURL+"/readyz"); err != nil {
+	if _, err := Fetch(ctx, schedconfURL+"/readyz"); err != nil {
 		return fmt.Errorf("%s: %w", Schedconf, err)
 	}
 	return nil
@@ -159,7 +135,7 @@ func (s *Stage) DivvyAnswers(ctx context.Context) error {
 	if pod.Status.PodIP == "" {
 		return errors.New(Describe(pod))
 	}
-	if err := probe(ctx, "http://"+pod.Status.PodIP+":9400/readyz"); err != nil {
+	if _, err := Fetch(ctx, "http://"+pod.Status.PodIP+":9400/readyz"); err != nil {
 		return fmt.Errorf("%s: %w", NodeDaemon, err)
 	}
 	deployment, err := s.extender(ctx)
@@ -167,7 +143,7 @@ func (s *Stage) DivvyAnswers(ctx context.Context) error {
 		return err
 	}
 	if deployment.Name == Extender {
-		if err := probe(ctx, ExtenderURL+"/readyz"); err != nil {
+		if _, err := Fetch(ctx, ExtenderURL+"/readyz"); err != nil {
 			return fmt.Errorf("%s: %w", Extender, err)
 		}
 		return nil

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net/http"
 	"slices"
 	"strings"
 	"time"
@@ -172,19 +171,10 @@ func (s *Stage) Delete(ctx context.Context, names ...string) error {
 }
 
 // waitFreed waits until the extender, where one answers, counts nothing for pods of
-// these names any more, or for any without names. The pods of the lab have no grace period, so the API server
-// forgets them before their containers have ended.
+// these names any more, or for any without names. The pods of the lab have no grace
+// period, so the API server forgets them before their containers have ended.
 func (s *Stage) waitFreed(ctx context.Context, names ...string) error {
 	return Poll(ctx, freedTimeout, "the extender to give back what deleted pods held", func(ctx context.Context) error {
-		request, err := http.NewRequestWithContext(ctx, http.MethodGet, ExtenderURL+"/gcushare-scheduler/inspect?details=true", http.NoBody)
-		if err != nil {
-			return err
-		}
-		response, err := http.DefaultClient.Do(request)
-		if err != nil {
-			return nil // there is none to ask
-		}
-		defer response.Body.Close() //nolint:errcheck // it was read
 		type occupants []struct{ Name, Namespace string }
 		var report struct {
 			Nodes []struct {
@@ -192,8 +182,9 @@ func (s *Stage) waitFreed(ctx context.Context, names ...string) error {
 				UnplacedPods occupants
 			}
 		}
-		if response.StatusCode != http.StatusOK || json.NewDecoder(response.Body).Decode(&report) != nil {
-			return nil // not ready to tell
+		body, err := Fetch(ctx, ExtenderURL+"/gcushare-scheduler/inspect?details=true")
+		if err != nil || json.Unmarshal(body, &report) != nil {
+			return nil //nolint:nilerr // there is none to ask, or it is not ready to tell
 		}
 		for _, node := range report.Nodes {
 			all := node.UnplacedPods
