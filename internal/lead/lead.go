@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/leaderelection"
 	"k8s.io/klog/v2"
@@ -65,6 +66,9 @@ type Config struct {
 type Lead struct {
 	config   Config
 	identity string
+	// uid is that of the Lease when it was read or made last; used by the elector's
+	// goroutine alone, of which there is one at a time.
+	uid types.UID
 
 	mu sync.Mutex // guards what follows
 	// renewed is from before the last renewal that succeeded was sent; zero while this

@@ -8,6 +8,7 @@ import (
 	"os"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -15,6 +16,7 @@ import (
 	"github.com/go-logr/logr"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/klog/v2"
@@ -74,7 +76,15 @@ func newServer(t *testing.T) *kubetest.Server {
 func join(t *testing.T, server *kubetest.Server, name string, catchUp func(context.Context) error) *replica {
 	t.Helper()
 	r := &replica{t: t, done: make(chan struct{})}
-	var client kubernetes.Interface = server.Client(r.before)
+	r.start(server.Client(r.before), name, catchUp)
+	return r
+}
+
+// start lets the replica take part in the election, until the test ends or r.stop is
+// called.
+func (r *replica) start(client kubernetes.Interface, name string, catchUp func(context.Context) error) {
+	t := r.t
+	t.Helper()
 	var err error
 	r.Lead, err = New(Config{Client: client, Namespace: "divvy-system", Name: "divvy-extender", Pod: name, Address: name + ":1", CatchUp: catchUp})
 	if err != nil {
@@ -89,7 +99,6 @@ func join(t *testing.T, server *kubetest.Server, name string, catchUp func(conte
 		}
 	}()
 	t.Cleanup(func() { cancel(); <-r.done })
-	return r
 }
 
 // after waits until the replica leads and returns how long that took.
@@ -159,6 +168,45 @@ func TestALeaseThatWasMadeAnewIsNotGivenUpTooSoon(t *testing.T) {
 			time.Sleep(time.Millisecond)
 		}
 		c.after(10 * time.Second)
+	})
+}
+
+// A replica that made the Lease anew, and was not told so, waits as well.
+func TestTheAnswerThatALeaseWasMadeIsLost(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		server := newServer(t)
+		a := join(t, server, "a", nil)
+		a.after(10 * time.Second)
+		leases := server.Client(nil).CoordinationV1().Leases("divvy-system")
+		var lost atomic.Bool
+		client := server.Client(nil)
+		client.PrependReactor("create", "leases", func(action clienttesting.Action) (bool, runtime.Object, error) {
+			if !lost.CompareAndSwap(false, true) {
+				return false, nil, nil
+			}
+			lease := action.(clienttesting.CreateAction).GetObject().(*coordinationv1.Lease)
+			if _, err := leases.Create(t.Context(), lease, metav1.CreateOptions{}); err != nil {
+				return true, nil, err
+			}
+			return true, nil, errors.New("connection reset")
+		})
+		b := &replica{t: t, done: make(chan struct{})}
+		b.start(client, "b", nil)
+		time.Sleep(time.Second)
+		a.set(func() { a.away = true })
+		if err := leases.Delete(t.Context(), "divvy-extender", metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		for a.Leading() {
+			if b.Leading() {
+				t.Fatal("two lead after the Lease was deleted")
+			}
+			time.Sleep(time.Millisecond)
+		}
+		b.after(10 * time.Second)
+		if !lost.Load() {
+			t.Error("no answer was lost")
+		}
 	})
 }
 

@@ -52,6 +52,11 @@ func (l *lock) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []b
 	}
 	l.lease = lease
 	record := resourcelock.LeaseSpecToLeaderElectionRecord(&lease.Spec)
+	if record.HolderIdentity == l.Identity() && lease.UID != l.lead.uid {
+		// This replica made it, and the answer was lost: as in Create.
+		l.lead.waits(time.Now().Add(l.lead.config.Duration))
+	}
+	l.lead.uid = lease.UID
 	l.lead.saw(record.HolderIdentity)
 	return record, []byte(string(lease.UID) + "/" + lease.ResourceVersion), nil
 }
@@ -75,6 +80,7 @@ func (l *lock) Create(ctx context.Context, record resourcelock.LeaderElectionRec
 		return err //nolint:wrapcheck // as above
 	}
 	l.lease = lease
+	l.lead.uid = lease.UID
 	if !own {
 		l.lead.waits(time.Now().Add(l.lead.config.Duration))
 	}
