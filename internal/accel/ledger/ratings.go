@@ -2,6 +2,7 @@ package ledger
 
 import (
 	"cmp"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -134,6 +135,7 @@ func (l *Ledger) Refresh(asks int) {
 			if !l.refresh(r, from, from+refreshChunk) {
 				break
 			}
+			runtime.Gosched() // also where there is one processor
 		}
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"net/http"
 	"os"
+	"runtime"
 	"sync/atomic"
 	"time"
 
@@ -56,7 +57,12 @@ func Command() *cobra.Command {
 		PreRunE: func(cmd *cobra.Command, _ []string) error {
 			return errors.Join(flags.FromEnvironment(cmd.Flags(), os.LookupEnv, nil), o.Validate())
 		},
-		RunE: func(cmd *cobra.Command, _ []string) error { return Run(cmd.Context(), o) },
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if os.Getenv("GOMAXPROCS") == "" {
+				runtime.GOMAXPROCS(extender.Processors(runtime.GOMAXPROCS(0)))
+			}
+			return Run(cmd.Context(), o)
+		},
 	}
 	o.AddFlags(cmd.Flags())
 	return cmd
