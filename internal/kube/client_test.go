@@ -1,11 +1,15 @@
 package kube
 
 import (
+	"encoding/pem"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
 )
 
@@ -39,5 +43,28 @@ func TestNewClientsLeavesConfigAlone(t *testing.T) {
 	}
 	if _, err := NewClients(&rest.Config{Host: "://"}, "test"); err == nil {
 		t.Error("a host that is none was taken")
+	}
+}
+
+// The API server would compress each event of a watch on its own.
+func TestNothingIsCompressed(t *testing.T) {
+	var encodings []string
+	server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		encodings = r.Header.Values("Accept-Encoding")
+		w.WriteHeader(http.StatusTeapot)
+	}))
+	defer server.Close()
+	ca := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw})
+	clients, err := NewClients(&rest.Config{Host: server.URL, TLSClientConfig: rest.TLSClientConfig{CAData: ca}}, "test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := clients.Kubernetes.CoreV1().Pods("").Watch(t.Context(), metav1.ListOptions{}); err == nil || !strings.Contains(err.Error(), "418") {
+		t.Errorf("the watch did not reach the server: %v", err)
+	}
+	for _, encoding := range encodings {
+		if encoding != "identity" {
+			t.Errorf("the server may answer in encoding %q", encoding)
+		}
 	}
 }
