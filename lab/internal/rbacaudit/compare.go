@@ -31,14 +31,17 @@ func Compare(roles Roles, uses []Use, accounts ...string) error {
 }
 
 // starting is how long an API server that starts may refuse what it allows once it has
-// read all roles. Programs ask again at once.
-const starting = 30 * time.Second
+// read all roles. Programs ask again at once, and client-go's reflectors, which try for
+// less and less while it is away, within a minute.
+const starting = time.Minute
 
-// passed reports whether a request like this one was allowed soon after it.
+// passed reports whether a request like this one was allowed soon after it. A reflector
+// that may not watch lists, and watches again.
 func (u Use) passed(uses []Use) bool {
 	return slices.ContainsFunc(uses, func(v Use) bool {
-		after := v.At.Sub(u.At)
-		return !v.Refused && after >= 0 && after < starting && v.Account == u.Account && v.String() == u.String()
+		after, verb := v.At.Sub(u.At), v.Verb
+		v.Verb = u.Verb
+		return !v.Refused && after >= 0 && after < starting && v.Account == u.Account && serves(u.Verb, verb) && v.String() == u.String()
 	})
 }
 

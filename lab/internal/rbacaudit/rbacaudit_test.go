@@ -158,9 +158,18 @@ func TestCompare(t *testing.T) {
 			log: all + at("03:06:00", event(account, agent, "list", "/api/v1/pods", `{"resource":"pods","apiVersion":"v1"}`, "forbid")) +
 				at("03:06:02", event(account, agent, "list", "/api/v1/pods", `{"resource":"pods","apiVersion":"v1"}`, "allow")),
 		},
+		"a list refused then, and watched again": {
+			log: all + at("03:06:00", event(account, agent, "list", "/api/v1/pods", `{"resource":"pods","apiVersion":"v1"}`, "forbid")) +
+				at("03:06:02", event(account, agent, "watch", "/api/v1/pods", `{"resource":"pods","apiVersion":"v1"}`, "allow")),
+		},
+		"another watch": {
+			all + at("03:06:00", event(account, agent, "list", "/api/v1/pods", `{"resource":"pods","apiVersion":"v1"}`, "forbid")) +
+				at("03:06:02", event(account, agent, "watch", "/api/v1/nodes", `{"resource":"nodes","apiVersion":"v1"}`, "allow")),
+			[]string{`home/a may not list pods, and "` + agent + `" asked for it at 03:06:00.000`},
+		},
 		"and not soon allowed": {
 			all + at("03:06:00", event(account, agent, "list", "/api/v1/pods", `{"resource":"pods","apiVersion":"v1"}`, "forbid")) +
-				at("03:06:31", event(account, agent, "list", "/api/v1/pods", `{"resource":"pods","apiVersion":"v1"}`, "allow")),
+				at("03:07:01", event(account, agent, "list", "/api/v1/pods", `{"resource":"pods","apiVersion":"v1"}`, "allow")),
 			[]string{`home/a may not list pods, and "` + agent + `" asked for it at 03:06:00.000`},
 		},
 		"refused while the rights are not there": {
