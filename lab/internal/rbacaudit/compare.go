@@ -31,8 +31,8 @@ func Compare(roles Roles, uses []Use, accounts ...string) error {
 }
 
 // starting is how long an API server that starts may refuse what it allows once it has
-// read all roles. Programs ask again at once, and client-go's reflectors, which try for
-// less and less while it is away, within a minute.
+// read all roles. Programs ask again at once, and client-go's reflectors, which
+// wait longer each time while it is away, within a minute.
 const starting = time.Minute
 
 // passed reports whether a request like this one was allowed soon after it. A reflector
