@@ -4,8 +4,10 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/utils/ptr"
 
 	"github.com/divvy-gpu/divvy/internal/events"
 )
@@ -51,7 +53,7 @@ func checkScheduler(s *Snapshot, f *findings) {
 		}
 	}
 	for _, p := range schedulers {
-		if !podReady(p) {
+		if !podReady(p) && !beingStarted(p, s.Taken) {
 			f.add(Error, "Pod "+p.Namespace+"/"+p.Name, "kube-scheduler is not ready: no pod of the cluster is scheduled unless another one is",
 				fmt.Sprintf("See why: kubectl logs %s -n %s", p.Name, p.Namespace)).Transient = true
 		}
@@ -74,6 +76,29 @@ func controlPlane(n *corev1.Node) bool {
 }
 
 // checkWired looks at what divvy-schedconf has done.
+// beingStarted reports whether kubelet has not had the time to ask a program that was
+// started whether it is up: the manifest of kubeadm has kubelet wait for 10 s before it
+// asks kube-scheduler, and between two times. divvy-schedconf asks by itself, so a
+// kube-scheduler that was wired a moment ago works before its pod is ready.
+func beingStarted(p *corev1.Pod, now time.Time) bool {
+	since, patience := p.CreationTimestamp.Time, time.Duration(0)
+	for _, c := range p.Status.ContainerStatuses {
+		if ptr.Deref(c.Started, false) || c.State.Terminated != nil || c.State.Waiting != nil && c.RestartCount > 0 {
+			return false
+		}
+		if c.State.Running != nil {
+			since = c.State.Running.StartedAt.Time
+		}
+	}
+	for _, c := range p.Spec.Containers {
+		if probe := c.StartupProbe; probe != nil {
+			// The first time comes within a period, and the answer is told after a while.
+			patience = max(patience, time.Duration(probe.InitialDelaySeconds+2*probe.PeriodSeconds)*time.Second)
+		}
+	}
+	return now.Sub(since) < patience
+}
+
 func checkWired(s *Snapshot, f *findings, schedulers []*corev1.Pod) {
 	d := s.daemonSet(nameSchedconf)
 	restart := fmt.Sprintf("kubectl rollout restart daemonset/%s -n %s", d.Name, d.Namespace)

@@ -409,6 +409,20 @@ func TestFaults(t *testing.T) {
 		"kube-scheduler is not ready": {
 			"scheduler", func(w *world) { w.ready("kube-scheduler-"+theNode, false) }, Error, "Pod kube-system/kube-scheduler-node-a", "not ready", "kubectl logs", "",
 		},
+		"kube-scheduler is not up in time": {
+			"scheduler", func(w *world) { w.startedFor("kube-scheduler-"+theNode, 31*time.Second) }, Error, "Pod kube-system/kube-scheduler-node-a", "not ready", "kubectl logs", "",
+		},
+		"kube-scheduler was up and is not ready": {
+			"scheduler", func(w *world) {
+				w.startedFor("kube-scheduler-"+theNode, 20*time.Second).Status.ContainerStatuses[0].Started = ptr.To(true)
+			}, Error, "Pod kube-system/kube-scheduler-node-a", "not ready", "kubectl logs", "",
+		},
+		"kube-scheduler ends again and again": {
+			"scheduler", func(w *world) {
+				c := &w.startedFor("kube-scheduler-"+theNode, 20*time.Second).Status.ContainerStatuses[0]
+				c.RestartCount, c.State = 1, corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "CrashLoopBackOff"}}
+			}, Error, "Pod kube-system/kube-scheduler-node-a", "not ready", "kubectl logs", "",
+		},
 		"no kube-scheduler to wire": {
 			"scheduler", func(w *world) { w.without("kube-scheduler-" + theNode) }, Error, "control plane", "none that divvy-schedconf could wire", "scheduler.mode=dedicated", "",
 		},
@@ -763,6 +777,9 @@ func TestNothingToSay(t *testing.T) {
 			p := w.pod("train")
 			p.CreationTimestamp = metav1.NewTime(now.Add(-time.Second))
 			p.Annotations = nil
+		},
+		"a kube-scheduler that was wired a moment ago": func(w *world) {
+			w.startedFor("kube-scheduler-"+theNode, 29*time.Second)
 		},
 		"a pod that has ended":               func(w *world) { w.pod("train").Status.Phase = corev1.PodSucceeded },
 		"a scheduler that was wired by hand": func(w *world) { w.unwire() },

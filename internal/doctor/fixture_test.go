@@ -406,6 +406,16 @@ func (w *world) ready(name string, ready bool) *corev1.Pod {
 	return p
 }
 
+// startedFor makes a pod one that runs for that long, and that kubelet asks for the
+// first time after 10 s, as kubeadm's manifests have it.
+func (w *world) startedFor(name string, age time.Duration) *corev1.Pod {
+	p := w.ready(name, false)
+	p.Spec.Containers[0].StartupProbe = &corev1.Probe{InitialDelaySeconds: 10, PeriodSeconds: 10}
+	began := metav1.NewTime(now.Add(-age))
+	p.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: p.Spec.Containers[0].Name, State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{StartedAt: began}}}}
+	return p
+}
+
 func (w *world) without(name string) {
 	for i := range w.Pods {
 		if w.Pods[i].Name == name {
