@@ -75,7 +75,6 @@ func controlPlane(n *corev1.Node) bool {
 	return now || before
 }
 
-// checkWired looks at what divvy-schedconf has done.
 // beingStarted reports whether kubelet has not had the time to ask a program that was
 // started whether it is up: the manifest of kubeadm has kubelet wait for 10 s before it
 // asks kube-scheduler, and between two times. divvy-schedconf asks by itself, so a
@@ -99,6 +98,7 @@ func beingStarted(p *corev1.Pod, now time.Time) bool {
 	return now.Sub(since) < patience
 }
 
+// checkWired looks at what divvy-schedconf has done.
 func checkWired(s *Snapshot, f *findings, schedulers []*corev1.Pod) {
 	d := s.daemonSet(nameSchedconf)
 	restart := fmt.Sprintf("kubectl rollout restart daemonset/%s -n %s", d.Name, d.Namespace)
