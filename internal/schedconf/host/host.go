@@ -294,16 +294,23 @@ func explain(err error) error {
 
 // lock waits until no other schedconf is at work on the node.
 func (h *Host) lock(ctx context.Context) (func() error, error) {
+	unlock, err := h.waitLock(ctx, h.paths.Dir, "Another schedconf is at work on this node; waiting for it")
+	if err != nil && !errors.Is(err, ErrLocked) {
+		return nil, fmt.Errorf("lock %s: %w", h.paths.Dir, err)
+	}
+	return unlock, err
+}
+
+// waitLock locks a folder as soon as nobody else has it locked. When the context ends
+// before, the error wraps ErrLocked and that of the context.
+func (h *Host) waitLock(ctx context.Context, dir, waiting string) (func() error, error) {
 	for told := false; ; {
-		unlock, err := h.fs.Lock(h.paths.Dir, false)
-		if err == nil {
-			return unlock, nil
-		}
+		unlock, err := h.fs.Lock(dir, false)
 		if !errors.Is(err, ErrLocked) {
-			return nil, fmt.Errorf("lock %s: %w", h.paths.Dir, err)
+			return unlock, err
 		}
 		if !told {
-			klog.FromContext(ctx).Info("Another schedconf is at work on this node; waiting for it")
+			klog.FromContext(ctx).Info(waiting)
 			told = true
 		}
 		select {
@@ -323,27 +330,18 @@ func (h *Host) Watching() (unlock func() error, err error) {
 // waitUnwatched returns ErrWatched when another process is in Watching, and still is
 // after this time.
 func (h *Host) waitUnwatched(ctx context.Context, atMost time.Duration) error {
-	over := time.After(atMost)
-	for told := false; ; {
-		unlock, err := h.fs.Lock(filepath.Dir(h.paths.Manifest), false)
-		switch {
-		case err == nil:
-			return unlock()
-		case errors.Is(err, fs.ErrNotExist):
-			return nil // the manifest is missed with a better sentence
-		case !errors.Is(err, ErrLocked):
-			return err
-		}
-		if !told && atMost > 0 {
-			klog.FromContext(ctx).Info("A watch on this node would wire kube-scheduler again; waiting for it to end", "atMost", atMost)
-			told = true
-		}
-		select {
-		case <-over:
-			return ErrWatched
-		case <-ctx.Done():
-			return fmt.Errorf("%w: %w", ErrWatched, context.Cause(ctx))
-		case <-time.After(lockPoll):
-		}
+	ctx, cancel := context.WithTimeoutCause(ctx, atMost, ErrWatched)
+	defer cancel()
+	unlock, err := h.waitLock(ctx, filepath.Dir(h.paths.Manifest), "A watch on this node would wire kube-scheduler again; waiting for it to end")
+	switch {
+	case err == nil:
+		return unlock()
+	case errors.Is(err, fs.ErrNotExist):
+		return nil // the manifest is missed with a better sentence
+	case errors.Is(err, ErrLocked) && errors.Is(context.Cause(ctx), ErrWatched):
+		return ErrWatched
+	case errors.Is(err, ErrLocked):
+		return fmt.Errorf("%w: %w", ErrWatched, context.Cause(ctx))
 	}
+	return err
 }
