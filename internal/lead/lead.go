@@ -196,11 +196,8 @@ func (l *Lead) begin(ctx context.Context) bool {
 			return true
 		}
 	}
-	l.mu.Lock()
-	wait := time.Until(l.notBefore)
-	l.mu.Unlock()
 	select {
-	case <-time.After(wait):
+	case <-time.After(l.mustWait()):
 	case <-ctx.Done():
 		return true
 	}
@@ -279,11 +276,12 @@ func (l *Lead) waits(until time.Time) {
 	l.notBefore = until
 }
 
-// waiting reports whether another may act now whose Lease was deleted.
-func (l *Lead) waiting(now time.Time) bool {
+// mustWait is for how much longer another may act whose Lease was deleted; 0 or less
+// for none.
+func (l *Lead) mustWait() time.Duration {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return now.Before(l.notBefore)
+	return time.Until(l.notBefore)
 }
 
 // left is how much longer nobody else can have the Lease. l.mu is held.

@@ -114,6 +114,26 @@ func (r *replica) after(limit time.Duration) time.Duration {
 	return time.Since(began)
 }
 
+// losesLease cuts the replica off from the API server, and deletes the Lease.
+func (r *replica) losesLease(server *kubetest.Server) {
+	r.t.Helper()
+	r.set(func() { r.away = true })
+	if err := server.Client(nil).CoordinationV1().Leases("divvy-system").Delete(r.t.Context(), "divvy-extender", metav1.DeleteOptions{}); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+// leadsAlone waits until the replica does not lead any more; the other must not before.
+func (r *replica) leadsAlone(other *replica) {
+	r.t.Helper()
+	for r.Leading() {
+		if other.Leading() {
+			r.t.Fatal("two lead after the Lease was deleted")
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
 // Somebody who deletes the Lease, which uninstalling does, must not make two leaders.
 func TestTheFirstLeaseIsMadeWhenNobodyCanHaveHadOne(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -124,11 +144,7 @@ func TestTheFirstLeaseIsMadeWhenNobodyCanHaveHadOne(t *testing.T) {
 		}
 		b := join(t, server, "b", nil)
 		time.Sleep(time.Second)
-		client := server.Client(nil)
-		a.set(func() { a.away = true })
-		if err := client.CoordinationV1().Leases("divvy-system").Delete(t.Context(), "divvy-extender", metav1.DeleteOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		a.losesLease(server)
 		for range 5000 {
 			if a.Leading() && b.Leading() {
 				t.Fatal("two lead after the Lease was deleted")
@@ -148,10 +164,7 @@ func TestALeaseThatWasMadeAnewIsNotGivenUpTooSoon(t *testing.T) {
 		a.after(10 * time.Second)
 		b := join(t, server, "b", nil)
 		time.Sleep(time.Second)
-		a.set(func() { a.away = true })
-		if err := server.Client(nil).CoordinationV1().Leases("divvy-system").Delete(t.Context(), "divvy-extender", metav1.DeleteOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		a.losesLease(server)
 		for holds := false; !holds; holds, _ = b.holds() {
 			time.Sleep(time.Millisecond)
 		}
@@ -161,12 +174,7 @@ func TestALeaseThatWasMadeAnewIsNotGivenUpTooSoon(t *testing.T) {
 			t.Fatal("the holder of the Lease that was deleted knows of it too soon for this test")
 		}
 		c := join(t, server, "c", nil)
-		for a.Leading() {
-			if c.Leading() {
-				t.Fatal("two lead after the Lease was deleted")
-			}
-			time.Sleep(time.Millisecond)
-		}
+		a.leadsAlone(c)
 		c.after(10 * time.Second)
 	})
 }
@@ -193,16 +201,8 @@ func TestTheAnswerThatALeaseWasMadeIsLost(t *testing.T) {
 		b := &replica{t: t, done: make(chan struct{})}
 		b.start(client, "b", nil)
 		time.Sleep(time.Second)
-		a.set(func() { a.away = true })
-		if err := leases.Delete(t.Context(), "divvy-extender", metav1.DeleteOptions{}); err != nil {
-			t.Fatal(err)
-		}
-		for a.Leading() {
-			if b.Leading() {
-				t.Fatal("two lead after the Lease was deleted")
-			}
-			time.Sleep(time.Millisecond)
-		}
+		a.losesLease(server)
+		a.leadsAlone(b)
 		b.after(10 * time.Second)
 		if !lost.Load() {
 			t.Error("no answer was lost")
@@ -368,7 +368,7 @@ func TestOneLeadsAtATime(t *testing.T) {
 			var acting *replica // may act until
 			var until time.Time
 			terms := 0
-			for range 6_000 {
+			for range 12_000 {
 				time.Sleep(time.Duration(rng.IntN(60)) * time.Millisecond)
 				r := replicas[rng.IntN(len(replicas))]
 				switch rng.IntN(60) {
@@ -409,7 +409,7 @@ func TestOneLeadsAtATime(t *testing.T) {
 				}
 			}
 			t.Logf("seed %d: %d terms", seed, terms)
-			if terms < 2 { // how many depends on who is asked first, too
+			if terms < 5 {
 				t.Errorf("seed %d: the lead changed %d times only", seed, terms)
 			}
 			for _, r := range replicas {

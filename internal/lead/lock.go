@@ -104,7 +104,7 @@ func (l *lock) Update(ctx context.Context, record resourcelock.LeaderElectionRec
 		if holder := l.lease.Spec.HolderIdentity; holder == nil || *holder != l.Identity() {
 			return nil
 		}
-		if l.lead.waiting(began) {
+		if l.lead.mustWait() > 0 {
 			return nil // who took it would lead at once: it runs out, as above
 		}
 		l.lead.lost() // before anybody else can have it
