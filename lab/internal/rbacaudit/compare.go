@@ -31,9 +31,8 @@ func Compare(roles Roles, uses []Use, accounts ...string) error {
 }
 
 // starting is how long an API server that starts may refuse what it allows once it has
-// read all roles. Programs ask again at once, and client-go's reflectors, which
-// wait longer each time while it is away, within a minute.
-const starting = time.Minute
+// read all roles. Programs ask again at once.
+const starting = 30 * time.Second
 
 // passed reports whether a request like this one was allowed soon after it. A reflector
 // that may not watch lists, and watches again.

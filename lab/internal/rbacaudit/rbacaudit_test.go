@@ -169,7 +169,7 @@ func TestCompare(t *testing.T) {
 		},
 		"and not soon allowed": {
 			all + at("03:06:00", event(account, agent, "list", "/api/v1/pods", `{"resource":"pods","apiVersion":"v1"}`, "forbid")) +
-				at("03:07:01", event(account, agent, "list", "/api/v1/pods", `{"resource":"pods","apiVersion":"v1"}`, "allow")),
+				at("03:06:31", event(account, agent, "list", "/api/v1/pods", `{"resource":"pods","apiVersion":"v1"}`, "allow")),
 			[]string{`home/a may not list pods, and "` + agent + `" asked for it at 03:06:00.000`},
 		},
 		"refused while the rights are not there": {
