@@ -35,6 +35,9 @@ type Builder struct {
 	CacheDir string
 	// Components are what is to be built.
 	Components []Component
+	// Wanted are the names of those that are built now, all when it is empty. A program
+	// is in the same folder whatever is built beside it.
+	Wanted []string
 	// Out receives the progress.
 	Out io.Writer
 }
@@ -79,7 +82,7 @@ func (b *Builder) Run(ctx context.Context) (string, error) {
 		return "", err
 	}
 	report := progress.New(b.Out, len(missing))
-	report.Printf("Building %d of %d programs into %s (a first build takes 10 to 20 minutes on 2 cores).",
+	report.Printf("Building %d of %d programs into %s (a first build of all takes 10 to 20 minutes on 2 cores).",
 		len(missing), len(b.Components), bin)
 	started := time.Now()
 	for _, c := range missing {
@@ -113,6 +116,9 @@ func (b *Builder) BinDir(ctx context.Context) (string, error) {
 func (b *Builder) missing(bin string) []Component {
 	var missing []Component
 	for _, c := range b.Components {
+		if len(b.Wanted) > 0 && !slices.Contains(b.Wanted, c.Name) {
+			continue
+		}
 		if info, err := os.Stat(filepath.Join(bin, c.Name)); err != nil || !info.Mode().IsRegular() {
 			missing = append(missing, c)
 		}

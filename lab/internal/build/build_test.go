@@ -152,6 +152,27 @@ func TestRunBuildsWhatIsMissing(t *testing.T) {
 	}
 }
 
+// What is not wanted may be impossible to build here.
+func TestRunBuildsOnlyWhatIsWanted(t *testing.T) {
+	b, out := testBuilder(t)
+	b.Components = append(b.Components, Component{Name: "bad", Package: "./bad"})
+	b.Wanted = []string{"two"}
+	bin, err := b.Run(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(out.String(), "Building 1 of 3") {
+		t.Errorf("it was to build one of three:\n%s", out)
+	}
+	if left := b.missing(bin); len(left) > 0 {
+		t.Errorf("after it these are missing: %v", left)
+	}
+	b.Wanted = nil
+	if left := b.missing(bin); len(left) != 2 {
+		t.Errorf("where all are wanted these are missing: %v", left)
+	}
+}
+
 func TestRunReportsTheCompilersMessage(t *testing.T) {
 	b, _ := testBuilder(t)
 	b.Components = []Component{{Name: "bad", Package: "./bad"}}

@@ -20,8 +20,12 @@ type Programs struct {
 	Kubernetes, Etcd string
 }
 
-// Build builds what is missing of the lab's programs into the lab's cache, which
-// takes long the first time, and this checkout's divvy-control into dir. Where
+// wanted are the programs of the lab that a control plane runs. The others need
+// libraries of the system, which nobody has installed for a control plane.
+var wanted = []string{"etcd", "kube-apiserver", "kube-scheduler"}
+
+// Build builds what is missing of a control plane's programs into the lab's cache,
+// which takes long the first time, and this checkout's divvy-control into dir. Where
 // control is not empty it is taken instead, as it is.
 func Build(ctx context.Context, dir, control string, out io.Writer) (p Programs, err error) {
 	labDir, err := layout.LabDir()
@@ -32,7 +36,7 @@ func Build(ctx context.Context, dir, control string, out io.Writer) (p Programs,
 	if err != nil {
 		return p, err
 	}
-	builder := &build.Builder{Dir: labDir, CacheDir: cache, Components: build.Components(), Out: out}
+	builder := &build.Builder{Dir: labDir, CacheDir: cache, Components: build.Components(), Wanted: wanted, Out: out}
 	if p.BinDir, err = builder.Run(ctx); err != nil {
 		return p, err
 	}
