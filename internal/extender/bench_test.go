@@ -13,7 +13,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"runtime/debug"
 	"slices"
 	"strconv"
@@ -272,7 +271,6 @@ func serveBenchmark(what string) error {
 	if err != nil {
 		return err
 	}
-	runtime.GOMAXPROCS(Processors(runtime.GOMAXPROCS(0)))
 	var handler http.Handler
 	switch kind {
 	case serveBooks, serveSpread, serveFragmentation:

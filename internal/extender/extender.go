@@ -26,12 +26,6 @@ const DefaultBindTimeout = 4 * time.Second
 // bytes: enough for 5000 nodes of 8 devices and 50 000 pods. See package heap.
 const HeapBudget = 100 << 20
 
-// Processors is how many of n processors an extender computes on: half of them, and at
-// least one. kube-scheduler asks about one pod at a time and the answers are short. On
-// more processors Go's threads wake each other for each request, and look for work
-// before they sleep, which is taken from kube-scheduler and the API server beside it.
-func Processors(n int) int { return max(1, n/2) }
-
 // Ledger is what the extender asks of the books. *ledger.Ledger is one.
 type Ledger interface {
 	Check(request accel.Request, nodes []string, out []ledger.Verdict)

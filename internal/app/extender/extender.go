@@ -7,7 +7,6 @@ import (
 	"errors"
 	"net/http"
 	"os"
-	"runtime"
 	"sync/atomic"
 	"time"
 
@@ -20,7 +19,9 @@ import (
 	"github.com/divvy-gpu/divvy/internal/accel/place"
 	"github.com/divvy-gpu/divvy/internal/app/flags"
 	"github.com/divvy-gpu/divvy/internal/app/serve"
+	"github.com/divvy-gpu/divvy/internal/batch"
 	"github.com/divvy-gpu/divvy/internal/certs"
+	"github.com/divvy-gpu/divvy/internal/cork"
 	"github.com/divvy-gpu/divvy/internal/events"
 	"github.com/divvy-gpu/divvy/internal/extender"
 	"github.com/divvy-gpu/divvy/internal/heap"
@@ -58,9 +59,6 @@ func Command() *cobra.Command {
 			return errors.Join(flags.FromEnvironment(cmd.Flags(), os.LookupEnv, nil), o.Validate())
 		},
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if os.Getenv("GOMAXPROCS") == "" {
-				runtime.GOMAXPROCS(extender.Processors(runtime.GOMAXPROCS(0)))
-			}
 			return Run(cmd.Context(), o)
 		},
 	}
@@ -79,7 +77,10 @@ func Run(ctx context.Context, o Options) error {
 	defer closeLog() //nolint:errcheck // lines are written one by one, nothing is lost
 	ctx = klog.NewContext(ctx, logger)
 
-	clients, err := kube.Connect(s.Kubeconfig, "divvy-extender/"+version.Version)
+	if err := batch.Enter(); err != nil {
+		logger.Info("Interrupts others for each request", "reason", err.Error())
+	}
+	clients, err := kube.Connect(s.Kubeconfig, "divvy-extender/"+version.Version, kube.Corked)
 	if err != nil {
 		return err
 	}
@@ -234,7 +235,7 @@ func (p *program) run(ctx context.Context, open listeners) error {
 			serve.Announce(p.ready, p.size),
 		},
 		Servers: []serve.Server{
-			{Listener: open.plain, HTTP: serve.NewServer(p.handler)},
+			{Listener: cork.Listener(open.plain), HTTP: serve.NewServer(p.handler)},
 			{Listener: open.metrics, HTTP: serve.NewServer(p.metrics)},
 		},
 		Stopping: func() { p.stopping.Store(true) },
@@ -243,7 +244,7 @@ func (p *program) run(ctx context.Context, open listeners) error {
 	}
 	if p.certs != nil {
 		program.Parts = append(program.Parts, p.certs.Run)
-		program.Servers = append(program.Servers, serve.Server{Listener: open.tls, HTTP: secure(p.secured, p.certs)})
+		program.Servers = append(program.Servers, serve.Server{Listener: cork.Listener(open.tls), HTTP: secure(p.secured, p.certs)})
 	}
 	if p.election != nil {
 		program.Parts = append(program.Parts, p.election.Run)
