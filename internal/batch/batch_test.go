@@ -58,7 +58,6 @@ func inABatch() string {
 	if len(all) < 10 {
 		return "there are only " + strconv.Itoa(len(all)) + " threads"
 	}
-	main := strconv.Itoa(os.Getpid())
 	for _, thread := range all {
 		id, err := strconv.Atoi(thread.Name())
 		if err != nil {
@@ -69,7 +68,7 @@ func inABatch() string {
 			return err.Error()
 		}
 		if attr.Policy != unix.SCHED_BATCH {
-			return "thread " + thread.Name() + " of process " + main + " has policy " + strconv.Itoa(int(attr.Policy))
+			return "thread " + thread.Name() + " has policy " + strconv.Itoa(int(attr.Policy))
 		}
 	}
 	return ""

@@ -23,8 +23,8 @@ type gated struct {
 	err    error
 }
 
-func newGated(c net.Conn) *gated {
-	return &gated{Conn: c, gate: make(chan struct{}, 100), writes: make(chan []byte, 100)}
+func newGated() *gated {
+	return &gated{gate: make(chan struct{}, 100), writes: make(chan []byte, 100)}
 }
 
 func (g *gated) Write(p []byte) (int, error) {
@@ -43,13 +43,21 @@ func write(t *testing.T, c net.Conn, text string) {
 	}
 }
 
-func TestWritesAreCollected(t *testing.T) {
-	inner := newGated(nil)
+// sending returns a connection that is sending the word "first" and has nothing else,
+// and what is inside it.
+func sending(t *testing.T) (*gated, net.Conn) {
+	t.Helper()
+	inner := newGated()
 	c := Conn(inner)
 	write(t, c, "first")
 	for !c.(*conn).takenUp() {
 		time.Sleep(time.Millisecond)
 	}
+	return inner, c
+}
+
+func TestWritesAreCollected(t *testing.T) {
+	inner, c := sending(t)
 	for _, piece := range []string{" se", "co", "", "nd"} {
 		write(t, c, piece)
 	}
@@ -73,12 +81,7 @@ func (c *conn) takenUp() bool {
 }
 
 func TestWriteWaitsWhereMuchIsPending(t *testing.T) {
-	inner := newGated(nil)
-	c := Conn(inner)
-	write(t, c, "first")
-	for !c.(*conn).takenUp() {
-		time.Sleep(time.Millisecond)
-	}
+	inner, c := sending(t)
 	large := strings.Repeat("x", mostPending)
 	write(t, c, large)
 	done := make(chan struct{})
@@ -101,7 +104,7 @@ func TestWriteWaitsWhereMuchIsPending(t *testing.T) {
 }
 
 func TestAnErrorIsThatOfTheNextWrite(t *testing.T) {
-	inner := newGated(nil)
+	inner := newGated()
 	inner.err = errors.New("the line is cut")
 	c := Conn(inner)
 	write(t, c, "lost")
@@ -165,7 +168,7 @@ func TestNothingIsLostAndAllIsInOrder(t *testing.T) {
 			}
 		})
 	}
-	if err := Conn(newGated(nil)).(*conn).CloseWrite(); !errors.Is(err, errors.ErrUnsupported) {
+	if err := Conn(newGated()).(*conn).CloseWrite(); !errors.Is(err, errors.ErrUnsupported) {
 		t.Errorf("CloseWrite of what has none: %v", err)
 	}
 }
