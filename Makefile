@@ -90,8 +90,9 @@ demo-install: root ## Install, look, change and remove Divvy, as an administrato
 .PHONY: demo-down
 demo-down: lab-down ## Remove what these started, without a trace.
 
+# Some tests need a lab that Divvy was never installed in; what a demo left up goes first.
 .PHONY: test
-test: root ## Run all tests: unit, fuzz seeds, race detector, kubelet's device manager, the lab.
+test: root lab-down ## Run all tests: unit, fuzz seeds, race detector, kubelet's device manager, the lab.
 	@rm -rf $(DIST)/tests
 	@for suite in test-unit test-model test-lab-unit test-kubelet test-e2e; do $(MAKE) $$suite || true; done
 	@go run ./hack/testsum report -out $(DIST)/tests $(SUITES)

@@ -16,7 +16,11 @@ var begun = time.Now()
 // the order of its files; this one is the last.
 func TestZRightsAreUsed(t *testing.T) {
 	complete := flag.Lookup("test.run").Value.String() == "" && flag.Lookup("test.skip").Value.String() == ""
-	if !complete {
+	if lab.FoundDivvy() {
+		// Certificates, for one, were written then.
+		complete = false
+		t.Log("Divvy was installed before the tests, so unused rights cannot be told")
+	} else if !complete {
 		t.Log("not all tests ran, so unused rights cannot be told")
 	}
 	must(t, lab.Rights(t.Context(), begun, complete,

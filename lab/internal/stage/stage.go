@@ -140,6 +140,9 @@ func SetUp(ctx context.Context, o Options) (s *Stage, err error) {
 	return s, nil
 }
 
+// FoundDivvy reports whether SetUp met a lab that Divvy was installed in.
+func (s *Stage) FoundDivvy() bool { return s.before.installed }
+
 func (s *Stage) adopt(c *cluster.Cluster) (err error) {
 	s.Cluster = c
 	s.Client, err = c.Client()
