@@ -9,6 +9,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/divvy-gpu/divvy/internal/accel/wire"
@@ -215,6 +216,7 @@ func decodeAnyFilterArgs(body []byte) (filterArgs, error) {
 type argsPod struct {
 	Metadata struct {
 		Name, Namespace, UID string
+		CreationTimestamp    metav1.Time
 		Annotations          askAnnotations
 	}
 	Spec struct {
@@ -270,6 +272,7 @@ func (p *argsPod) prefers() bool {
 func (p *argsPod) object() *v1.Pod {
 	pod := new(v1.Pod)
 	pod.Name, pod.Namespace, pod.UID = p.Metadata.Name, p.Metadata.Namespace, types.UID(p.Metadata.UID)
+	pod.CreationTimestamp = p.Metadata.CreationTimestamp
 	pod.Annotations, pod.Spec.Overhead = p.Metadata.Annotations, v1.ResourceList(p.Spec.Overhead)
 	if r := p.Spec.Resources; r != nil {
 		pod.Spec.Resources = &v1.ResourceRequirements{Requests: v1.ResourceList(r.Requests), Limits: v1.ResourceList(r.Limits)}

@@ -570,3 +570,57 @@ func BenchmarkDecodeFilterArgs(b *testing.B) {
 		})
 	}
 }
+
+// BenchmarkNewGoroutine answers filter and bind, each in a goroutine of its own as
+// net/http does with HTTP/2, with a stack that has its size at once and with one that
+// grows by and by.
+func BenchmarkNewGoroutine(b *testing.B) {
+	w := newWorld(b)
+	pod := w.add(newPod("p", 4))
+	if text := w.bind(pod, "node-a"); text != "" {
+		b.Fatal(text)
+	}
+	w.show(pod) // so that the bind has been done
+	names := make([]string, 420)
+	for i := range names {
+		names[i] = fmt.Sprintf("node-%06d", i)
+	}
+	filter, err := json.Marshal(extenderv1.ExtenderArgs{Pod: pod, NodeNames: &names})
+	if err != nil {
+		b.Fatal(err)
+	}
+	bind, err := json.Marshal(extenderv1.ExtenderBindingArgs{PodName: pod.Name, PodNamespace: pod.Namespace, PodUID: pod.UID, Node: "node-a"})
+	if err != nil {
+		b.Fatal(err)
+	}
+	for _, v := range []struct {
+		verb verb
+		body []byte
+	}{
+		{verb{name: verbFilter, maxBody: maxFilterBody, answer: w.extender.filter, fail: appendFilterError}, filter},
+		{verb{name: verbBind, maxBody: maxBindBody, answer: w.extender.bind, fail: appendError, acts: true}, bind},
+	} {
+		handle := w.extender.handleVerb(v.verb)
+		for _, stack := range []struct {
+			name  string
+			first func(int) byte
+		}{{"atOnce", growStack}, {"byAndBy", func(int) byte { return 0 }}} {
+			b.Run(v.verb.name+"/"+stack.name, func(b *testing.B) {
+				for b.Loop() {
+					request := httptest.NewRequest(http.MethodPost, Prefix+"/"+v.verb.name, bytes.NewReader(v.body))
+					answer := httptest.NewRecorder()
+					done := make(chan struct{})
+					go func() {
+						defer close(done)
+						stack.first(0)
+						handle.ServeHTTP(answer, request)
+					}()
+					<-done
+					if answer.Code != http.StatusOK || strings.Contains(answer.Body.String(), `"Error":"b`) {
+						b.Fatalf("%d %s", answer.Code, answer.Body)
+					}
+				}
+			})
+		}
+	}
+}

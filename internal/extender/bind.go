@@ -53,11 +53,16 @@ func (e *Extender) bind(ctx context.Context, body, out []byte) ([]byte, error) {
 }
 
 // podToBind returns the pod that the arguments mean. The books usually have
-// it. When they do not, because the pod is newer than the last event or asks
-// for nothing of ours, the API server is asked.
+// it. Where the watch is behind, it is as the same caller showed it when it asked
+// for a node. When there is neither, as for a pod that asks for nothing of ours, the
+// API server is asked.
 func (e *Extender) podToBind(ctx context.Context, args bindArgs) (kube.Pod, error) {
 	pod, known := e.config.Cluster.Pod(args.PodNamespace, args.PodName)
 	if !known || pod.Ref.UID != args.PodUID {
+		pod, known = e.chosen.pod(args.PodUID)
+		known = known && pod.Ref.Namespace == args.PodNamespace && pod.Ref.Name == args.PodName
+	}
+	if !known {
 		var err error
 		if pod, err = e.config.Binder.Get(ctx, args.PodNamespace, args.PodName); err != nil {
 			return kube.Pod{}, err

@@ -8,6 +8,7 @@ import (
 
 	"github.com/divvy-gpu/divvy/internal/accel"
 	"github.com/divvy-gpu/divvy/internal/accel/ledger"
+	"github.com/divvy-gpu/divvy/internal/kube"
 )
 
 // choose leaves of the nodes with room the one that the policy rates best, of equal
@@ -28,7 +29,8 @@ func (e *Extender) choose(ctx context.Context, args filterArgs, requests []accel
 	if !e.config.ChooseNode || len(requests) != 1 || len(r.fits) < 2 || uid == "" || args.prefers || !e.believes(ctx) {
 		return
 	}
-	if !e.chosen.first(uid) {
+	pod := kube.Pod{Ref: refOf(args.pod), Created: args.pod.CreationTimestamp.Time, Requests: requests, Nominated: args.pod.Status.NominatedNodeName}
+	if !e.chosen.first(pod) {
 		return
 	}
 	best := r.fits[0]
@@ -52,23 +54,31 @@ const maxChosen = 10_000
 // one more attempt.
 type chosenPods struct {
 	mu   sync.Mutex
-	pods map[string]struct{}
+	pods map[string]kube.Pod
 }
 
 // first notes that a node is chosen for the pod. It reports false, and forgets the
 // pod, where that was noted before.
-func (c *chosenPods) first(uid string) bool {
+func (c *chosenPods) first(pod kube.Pod) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if _, noted := c.pods[uid]; noted {
-		delete(c.pods, uid)
+	if _, noted := c.pods[pod.Ref.UID]; noted {
+		delete(c.pods, pod.Ref.UID)
 		return false
 	}
 	if c.pods == nil || len(c.pods) >= maxChosen {
-		c.pods = map[string]struct{}{}
+		c.pods = map[string]kube.Pod{}
 	}
-	c.pods[uid] = struct{}{}
+	c.pods[pod.Ref.UID] = pod
 	return true
+}
+
+// pod returns the pod as kube-scheduler showed it when the node was chosen.
+func (c *chosenPods) pod(uid string) (kube.Pod, bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	pod, noted := c.pods[uid]
+	return pod, noted
 }
 
 // forget takes a pod out.

@@ -2,16 +2,19 @@ package extender
 
 import (
 	"encoding/json"
-	"fmt"
 	"net/http"
 	"slices"
+	"strconv"
 	"testing"
+	"time"
 
 	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	extenderv1 "k8s.io/kube-scheduler/extender/v1"
 	"k8s.io/utils/ptr"
 
 	"github.com/divvy-gpu/divvy/internal/accel"
+	"github.com/divvy-gpu/divvy/internal/kube"
 )
 
 func choosing(c *Config) { c.ChooseNode = true }
@@ -51,7 +54,7 @@ func TestChooseNode(t *testing.T) {
 	if text := w.bind(large, "node-a"); text != "" {
 		t.Fatal(text)
 	}
-	if !w.extender.chosen.first("uid-large") {
+	if !w.extender.chosen.first(podOf(large)) {
 		t.Error("a pod that was bound is remembered")
 	}
 }
@@ -165,15 +168,45 @@ func TestChooseNodeForStrangers(t *testing.T) {
 
 func TestChosenPodsAreBounded(t *testing.T) {
 	var c chosenPods
+	pod := func(i int) kube.Pod { return kube.Pod{Ref: accel.PodRef{UID: strconv.Itoa(i)}} }
 	for i := range 3 * maxChosen {
-		if !c.first(fmt.Sprint(i)) {
+		if !c.first(pod(i)) {
 			t.Fatalf("pod %d was noted before", i)
 		}
 		if len(c.pods) > maxChosen {
 			t.Fatalf("%d pods are remembered", len(c.pods))
 		}
 	}
-	if c.first(fmt.Sprint(3*maxChosen - 1)) {
+	if c.first(pod(3*maxChosen - 1)) {
 		t.Error("the last one was forgotten")
+	}
+}
+
+// A pod that the watch has not shown yet is bound as kube-scheduler showed it, without
+// a question to the API server.
+func TestBindAheadOfTheWatch(t *testing.T) {
+	w := newWorld(t, choosing)
+	pod := newPod("p", 4)
+	pod.CreationTimestamp = metav1.NewTime(w.clock.Add(-time.Minute))
+	w.cluster.actual["team/p"] = podOf(pod) // and not known
+	names := []string{"node-a", "node-b"}
+	if got := w.fitting(pod, names...); len(got) != 1 || got[0] != "node-b" {
+		t.Fatalf("it fits on %v, want node-b alone", got)
+	}
+	// Another pod's UID, or another name for this one's, is of no use.
+	other := newPod("other", 4)
+	other.UID = pod.UID
+	if text := w.bind(other, "node-b"); text == "" || w.cluster.gets != 1 {
+		t.Errorf("under another name: %q after %d questions", text, w.cluster.gets)
+	}
+	if text := w.bind(pod, "node-b"); text != "" || w.cluster.gets != 1 {
+		t.Fatalf("%q; the API server was asked %d times, want once, before", text, w.cluster.gets)
+	}
+	usage, ok := w.ledger.Node(gcuMemory, "node-b")
+	if !ok || len(usage.Devices) != 1 || len(usage.Devices[0].Pods) != 1 {
+		t.Fatalf("node-b: %+v", usage)
+	}
+	if got := usage.Devices[0].Pods[0]; got.Units != 4 || !got.Created.Equal(pod.CreationTimestamp.Time) {
+		t.Errorf("on the card: %+v", got)
 	}
 }
