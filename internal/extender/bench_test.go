@@ -573,51 +573,42 @@ func BenchmarkDecodeFilterArgs(b *testing.B) {
 
 // BenchmarkNewGoroutine answers filter and bind, each in a goroutine of its own as
 // net/http does with HTTP/2, with a stack that has its size at once and with one that
-// grows by and by.
+// grows by and by. The API server takes no time.
 func BenchmarkNewGoroutine(b *testing.B) {
 	w := newWorld(b)
 	pod := w.add(newPod("p", 4))
-	if text := w.bind(pod, "node-a"); text != "" {
-		b.Fatal(text)
-	}
-	w.show(pod) // so that the bind has been done
-	names := make([]string, 420)
+	names := make([]string, 420) // as many as kube-scheduler names of 1000
 	for i := range names {
 		names[i] = fmt.Sprintf("node-%06d", i)
-	}
-	filter, err := json.Marshal(extenderv1.ExtenderArgs{Pod: pod, NodeNames: &names})
-	if err != nil {
-		b.Fatal(err)
-	}
-	bind, err := json.Marshal(extenderv1.ExtenderBindingArgs{PodName: pod.Name, PodNamespace: pod.Namespace, PodUID: pod.UID, Node: "node-a"})
-	if err != nil {
-		b.Fatal(err)
+		w.ledger.SetNode(names[i], w.inventory(names[i], 16, 16, 16, 16, 16, 16, 16, 16))
 	}
 	for _, v := range []struct {
-		verb verb
-		body []byte
+		verb     string
+		answer   func(ctx context.Context, body, out []byte) ([]byte, error)
+		question any
 	}{
-		{verb{name: verbFilter, maxBody: maxFilterBody, answer: w.extender.filter, fail: appendFilterError}, filter},
-		{verb{name: verbBind, maxBody: maxBindBody, answer: w.extender.bind, fail: appendError, acts: true}, bind},
+		{verbFilter, w.extender.filter, extenderv1.ExtenderArgs{Pod: pod, NodeNames: &names}},
+		{verbBind, w.extender.bind, extenderv1.ExtenderBindingArgs{PodName: pod.Name, PodNamespace: pod.Namespace, PodUID: pod.UID, Node: names[0]}},
 	} {
-		handle := w.extender.handleVerb(v.verb)
+		body, err := json.Marshal(v.question)
+		if err != nil {
+			b.Fatal(err)
+		}
 		for _, stack := range []struct {
 			name  string
-			first func(int) byte
+			begin func(int) byte
 		}{{"atOnce", growStack}, {"byAndBy", func(int) byte { return 0 }}} {
-			b.Run(v.verb.name+"/"+stack.name, func(b *testing.B) {
+			b.Run(v.verb+"/"+stack.name, func(b *testing.B) {
+				out := make([]byte, 0, 64<<10)
+				done := make(chan error)
 				for b.Loop() {
-					request := httptest.NewRequest(http.MethodPost, Prefix+"/"+v.verb.name, bytes.NewReader(v.body))
-					answer := httptest.NewRecorder()
-					done := make(chan struct{})
 					go func() {
-						defer close(done)
-						stack.first(0)
-						handle.ServeHTTP(answer, request)
+						stack.begin(0)
+						_, err := v.answer(b.Context(), body, out)
+						done <- err
 					}()
-					<-done
-					if answer.Code != http.StatusOK || strings.Contains(answer.Body.String(), `"Error":"b`) {
-						b.Fatalf("%d %s", answer.Code, answer.Body)
+					if err := <-done; err != nil {
+						b.Fatal(err)
 					}
 				}
 			})

@@ -59,8 +59,7 @@ func (e *Extender) bind(ctx context.Context, body, out []byte) ([]byte, error) {
 func (e *Extender) podToBind(ctx context.Context, args bindArgs) (kube.Pod, error) {
 	pod, known := e.config.Cluster.Pod(args.PodNamespace, args.PodName)
 	if !known || pod.Ref.UID != args.PodUID {
-		pod, known = e.chosen.pod(args.PodUID)
-		known = known && pod.Ref.Namespace == args.PodNamespace && pod.Ref.Name == args.PodName
+		pod, known = e.chosen.pod(accel.PodRef{UID: args.PodUID, Namespace: args.PodNamespace, Name: args.PodName})
 	}
 	if !known {
 		var err error

@@ -29,7 +29,7 @@ func (e *Extender) choose(ctx context.Context, args filterArgs, requests []accel
 	if !e.config.ChooseNode || len(requests) != 1 || len(r.fits) < 2 || uid == "" || args.prefers || !e.believes(ctx) {
 		return
 	}
-	pod := kube.Pod{Ref: refOf(args.pod), Created: args.pod.CreationTimestamp.Time, Requests: requests, Nominated: args.pod.Status.NominatedNodeName}
+	pod := kube.Pod{Ref: refOf(args.pod), Created: args.pod.CreationTimestamp.Time, Requests: requests}
 	if !e.chosen.first(pod) {
 		return
 	}
@@ -74,11 +74,11 @@ func (c *chosenPods) first(pod kube.Pod) bool {
 }
 
 // pod returns the pod as kube-scheduler showed it when the node was chosen.
-func (c *chosenPods) pod(uid string) (kube.Pod, bool) {
+func (c *chosenPods) pod(ref accel.PodRef) (kube.Pod, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	pod, noted := c.pods[uid]
-	return pod, noted
+	pod, noted := c.pods[ref.UID]
+	return pod, noted && pod.Ref == ref
 }
 
 // forget takes a pod out.
