@@ -48,6 +48,9 @@ func TestExpect(t *testing.T) {
 	if _, _, err := l.Reserve(accel.PodRef{UID: "first"}, now, "node", ask("first")); err != nil {
 		t.Error(err)
 	}
+	if l.Nominations() != 0 {
+		t.Errorf("room is kept for %d pods beside what is held", l.Nominations())
+	}
 	// What the API server says of a pod stands.
 	l.Nominate("third", "node", ask("third"))
 	l.Expect("third", "node", ask("third"))

@@ -115,7 +115,7 @@ func (l *Ledger) Nominate(podUID, node string, req accel.Request) {
 
 // Expect keeps room for a pod on a node for a moment, because kube-scheduler was told
 // of no other node for it, and asks about the next pods before it binds this one. The
-// room is kept as that of a pod that was nominated, see Nominate.
+// room is kept as that of a pod that was nominated, see Nominate, until Reserve takes it.
 func (l *Ledger) Expect(podUID, node string, req accel.Request) {
 	if podUID == "" || req.Peak() <= 0 {
 		return
@@ -132,6 +132,13 @@ func (l *Ledger) Expect(podUID, node string, req accel.Request) {
 		}
 	}
 	l.nominations.add(&nomination{pod: podUID, node: node, request: req, priority: req.Priority, until: until})
+}
+
+// fulfil ends what was expected of a pod, which has its room now. What is kept costs
+// each question about other pods more than what is held, and binds take a while.
+// l.mu is held.
+func (l *Ledger) fulfil(podUID string) {
+	l.nominations.drop(podUID, func(n *nomination) bool { return !n.until.IsZero() && n.devices == nil })
 }
 
 // plan keeps room for a pod for a moment, see planTTL. l.mu is held.

@@ -77,6 +77,7 @@ func (l *Ledger) Reserve(pod accel.PodRef, created time.Time, nodeName string, r
 		h.Device, h.More, h.Units = first, more, need
 		l.put(n, h)
 	}
+	l.fulfil(pod.UID)
 	l.setCharge(pod.UID, nodeName, req.CPU, req.Memory)
 	h.at = l.stamp(now)
 	h.deadline = now.Add(l.ttl)
