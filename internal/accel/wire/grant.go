@@ -101,15 +101,16 @@ func (s *Signer) EncodeGrant(podUID string, g accel.Grant) (string, error) {
 	if err := doc.validate(); err != nil {
 		return "", fmt.Errorf("encode grant: %w", err)
 	}
-	mac, err := s.mac(podUID, doc)
+	payload, err := json.Marshal(doc)
 	if err != nil {
 		return "", fmt.Errorf("encode grant: %w", err)
 	}
-	doc.MAC = base64.RawURLEncoding.EncodeToString(mac)
-	b, err := json.Marshal(doc)
-	if err != nil {
-		return "", fmt.Errorf("encode grant: %w", err)
-	}
+	mac := s.mac(podUID, payload)
+	// The MAC is the last field, so what was signed need not be encoded again.
+	b := payload[:len(payload)-1]
+	b = append(b, `,"mac":"`...)
+	b = base64.RawURLEncoding.AppendEncode(b, mac)
+	b = append(b, `"}`...)
 	if len(b) > maxGrantBytes {
 		return "", fmt.Errorf("encode grant: %d bytes, at most %d are read", len(b), maxGrantBytes)
 	}
@@ -129,11 +130,12 @@ func (s *Signer) DecodeGrant(podUID, value string) (accel.Grant, error) {
 	if err != nil || podUID == "" {
 		return accel.Grant{}, fmt.Errorf("grant of pod %q: %w", podUID, ErrSignature)
 	}
-	want, err := s.mac(podUID, doc)
+	doc.MAC = ""
+	payload, err := json.Marshal(doc)
 	if err != nil {
 		return accel.Grant{}, &SyntaxError{What: "grant", Err: err}
 	}
-	if !hmac.Equal(got, want) {
+	if !hmac.Equal(got, s.mac(podUID, payload)) {
 		return accel.Grant{}, fmt.Errorf("grant of pod %q: %w", podUID, ErrSignature)
 	}
 	return doc.grant(), nil
@@ -226,21 +228,16 @@ func checkDevice(id accel.DeviceID, index int, units accel.Units) error {
 	return errors.Join(errs...)
 }
 
-// mac signs the document without its MAC field. The UID goes in front with its
+// mac signs a document without its MAC field. The UID goes in front with its
 // length, so that no two pairs of UID and document give the same bytes.
-func (s *Signer) mac(podUID string, doc grantV1) ([]byte, error) {
-	doc.MAC = ""
-	payload, err := json.Marshal(doc)
-	if err != nil {
-		return nil, err
-	}
-	msg := make([]byte, 0, len(macDomain)+1+binary.MaxVarintLen64+len(podUID)+len(payload))
+func (s *Signer) mac(podUID string, payload []byte) []byte {
+	msg := make([]byte, 0, len(macDomain)+1+binary.MaxVarintLen64+len(podUID))
 	msg = append(msg, macDomain...)
 	msg = append(msg, 0)
 	msg = binary.AppendUvarint(msg, uint64(len(podUID)))
 	msg = append(msg, podUID...)
-	msg = append(msg, payload...)
 	h := hmac.New(sha256.New, s.key)
 	h.Write(msg)
-	return h.Sum(nil), nil
+	h.Write(payload)
+	return h.Sum(nil)
 }

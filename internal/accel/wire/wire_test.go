@@ -341,16 +341,10 @@ func TestGrantForged(t *testing.T) {
 // TestGrantUIDBoundary: the UID cannot flow into the signed text behind it.
 func TestGrantUIDBoundary(t *testing.T) {
 	s := signer(t, testKey())
-	doc := grantV1{Version: 1}
-	a, err := s.mac("ab", doc)
-	if err != nil {
-		t.Fatal(err)
-	}
+	document := []byte(`{"v":1}`)
+	a := s.mac("ab", document)
 	for _, uid := range []string{"a", "abc", "ab{", ""} {
-		b, err := s.mac(uid, doc)
-		if err != nil {
-			t.Fatal(err)
-		}
+		b := s.mac(uid, document)
 		if bytes.Equal(a, b) {
 			t.Errorf("the MACs of %q and %q are equal", "ab", uid)
 		}
