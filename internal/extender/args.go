@@ -11,8 +11,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-
-	"github.com/divvy-gpu/divvy/internal/accel/wire"
 )
 
 // filterArgs is what filter and prioritize need of an ExtenderArgs (package
@@ -20,7 +18,8 @@ import (
 type filterArgs struct {
 	// pod has the names and the containers' resources of the pod, no more.
 	pod *v1.Pod
-	// names are the candidates. Strings share one allocation.
+	// names are the candidates. Strings share one allocation; the slice may be that of a
+	// scratch, so nobody keeps it.
 	names []string
 	// nodes are the candidates as they came, parallel to names, when the
 	// client sent whole nodes: it wants whole nodes back. Nil otherwise.
@@ -31,15 +30,15 @@ type filterArgs struct {
 }
 
 // decodeFilterArgs reads an ExtenderArgs. The body is only read, and nothing
-// of the result shares memory with it.
+// of the result shares memory with it. The names may be put into buf.
 //
 // At 5000 nodes almost all of the body are node names. encoding/json reads it
 // three times over, which would be most of the time of the whole call, so the
 // one form that kube-scheduler writes is taken apart by hand first. Whatever
 // looks different in the least goes to encoding/json; a fuzz test holds the
 // two together.
-func decodeFilterArgs(body []byte) (filterArgs, error) {
-	if podJSON, names, ok := splitFilterArgs(body); ok {
+func decodeFilterArgs(body []byte, buf *[]string) (filterArgs, error) {
+	if podJSON, names, ok := splitFilterArgs(body, buf); ok {
 		pod, err := decodePod(podJSON)
 		if err != nil {
 			return filterArgs{}, err
@@ -62,13 +61,29 @@ func decodePod(podJSON []byte) (*argsPod, error) {
 		return nil, fmt.Errorf("the request's Pod is larger than %d bytes", maxPodBytes)
 	}
 	pod := new(argsPod)
-	if err := json.Unmarshal(podJSON, pod); err != nil {
+	err := checkContainers(podJSON)
+	if err == nil {
+		err = json.Unmarshal(podJSON, pod)
+	}
+	if err != nil {
 		if wrongType := (*json.UnmarshalTypeError)(nil); errors.As(err, &wrongType) && wrongType.Field == "" {
 			wrongType.Field = "Pod"
 		}
 		return nil, syntaxError(err)
 	}
 	return pod, nil
+}
+
+// checkContainers refuses a pod with more than maxContainers. A list of as many has a
+// comma between each two, so hardly any pod needs the second reading.
+func checkContainers(podJSON []byte) error {
+	if bytes.Count(podJSON, []byte(",")) < maxContainers {
+		return nil
+	}
+	var pod struct {
+		Spec struct{ InitContainers, Containers fewContainers }
+	}
+	return json.Unmarshal(podJSON, &pod)
 }
 
 // limitError says that a list is longer than anything sensible.
@@ -121,11 +136,12 @@ func (n *nodeItems) UnmarshalJSON(data []byte) (err error) {
 	return err
 }
 
-type argsContainers []argsContainer
+// fewContainers are at most maxContainers.
+type fewContainers struct{}
 
-// UnmarshalJSON reads at most maxContainers containers.
-func (c *argsContainers) UnmarshalJSON(data []byte) (err error) {
-	*c, err = decodeList(*c, data, "containers", maxContainers)
+// UnmarshalJSON keeps nothing of the list.
+func (*fewContainers) UnmarshalJSON(data []byte) error {
+	_, err := decodeList[json.RawMessage](nil, data, "containers", maxContainers)
 	return err
 }
 
@@ -133,8 +149,13 @@ func (c *argsContainers) UnmarshalJSON(data []byte) (err error) {
 // hundreds of megabytes to read.
 type amounts v1.ResourceList
 
-// UnmarshalJSON looks at each number's text before it is read.
+// UnmarshalJSON looks at each number's text before it is read. The form that
+// kube-scheduler writes is taken apart by hand, with far fewer allocations.
 func (a *amounts) UnmarshalJSON(data []byte) error {
+	if list, ok := splitAmounts(string(data)); ok {
+		*a = list
+		return nil
+	}
 	var texts map[v1.ResourceName]json.RawMessage
 	if err := json.Unmarshal(data, &texts); err != nil {
 		return err
@@ -145,7 +166,7 @@ func (a *amounts) UnmarshalJSON(data []byte) error {
 	}
 	*a = make(amounts, len(texts))
 	for name, text := range texts {
-		if isAbsurd(text) {
+		if isAbsurd(string(text)) {
 			return fmt.Errorf("the amount of %.100s has more digits than any resource", string(name))
 		}
 		var q resource.Quantity
@@ -157,15 +178,56 @@ func (a *amounts) UnmarshalJSON(data []byte) error {
 	return nil
 }
 
+// splitAmounts takes apart {"cpu":"1","memory":"2Gi"}.
+func splitAmounts(s string) (amounts, bool) {
+	list := amounts{}
+	for before := byte('{'); s != "}"; before = ',' {
+		if s == "" || s[0] != before {
+			return nil, false
+		}
+		name, rest, ok := cutString(s[1:])
+		if !ok || rest == "" || rest[0] != ':' {
+			return nil, false
+		}
+		quoted := rest[1:]
+		text, rest, ok := cutString(quoted)
+		if !ok || isAbsurd(quoted[:len(quoted)-len(rest)]) {
+			return nil, false
+		}
+		q, err := resource.ParseQuantity(text)
+		if err != nil {
+			return nil, false
+		}
+		list[v1.ResourceName(name)], s = q, rest
+	}
+	return list, true
+}
+
+// cutString takes a JSON string off the front of s that is made of the letters that
+// need no escape.
+func cutString(s string) (text, rest string, ok bool) {
+	if s == "" || s[0] != '"' {
+		return "", "", false
+	}
+	end := 1
+	for end < len(s) && plain(s[end]) {
+		end++
+	}
+	if end == len(s) || s[end] != '"' {
+		return "", "", false
+	}
+	return s[1:end], s[end+1:], true
+}
+
 // isAbsurd reports whether Quantity would unfold the text into a number of
 // thousands of digits: it does unless the digits before the exponent fit an
 // int64 and the exponent is not negative.
-func isAbsurd(text []byte) bool {
+func isAbsurd(text string) bool {
 	if len(text) > 64 {
 		return true
 	}
-	text = bytes.Trim(text, "\" ")
-	i := bytes.LastIndexAny(text, "eE")
+	text = strings.Trim(text, "\" ")
+	i := strings.LastIndexAny(text, "eE")
 	if i < 0 || len(text)-i-1 <= 3 {
 		return false
 	}
@@ -217,10 +279,10 @@ type argsPod struct {
 	Metadata struct {
 		Name, Namespace, UID string
 		CreationTimestamp    metav1.Time
-		Annotations          askAnnotations
+		Annotations          map[string]string
 	}
 	Spec struct {
-		InitContainers, Containers argsContainers
+		InitContainers, Containers []argsContainer
 		Priority                   *int32
 		Overhead                   amounts
 		Resources                  *struct{ Requests, Limits amounts }
@@ -228,33 +290,6 @@ type argsPod struct {
 		TopologySpreadConstraints  argsSpread
 	}
 	Status struct{ NominatedNodeName string }
-}
-
-// askAnnotations are the annotations by which a pod chooses devices, without the
-// others, which may be long.
-type askAnnotations map[string]string
-
-// UnmarshalJSON leaves the other annotations out.
-func (a *askAnnotations) UnmarshalJSON(data []byte) error {
-	var texts map[string]json.RawMessage
-	if err := json.Unmarshal(data, &texts); err != nil {
-		return err
-	}
-	for _, key := range wire.AskAnnotations() {
-		text, ok := texts[key]
-		if !ok {
-			continue
-		}
-		var value string
-		if err := json.Unmarshal(text, &value); err != nil {
-			return err
-		}
-		if *a == nil {
-			*a = askAnnotations{}
-		}
-		(*a)[key] = value
-	}
-	return nil
 }
 
 type argsContainer struct {
@@ -278,7 +313,7 @@ func (p *argsPod) object() *v1.Pod {
 		pod.Spec.Resources = &v1.ResourceRequirements{Requests: v1.ResourceList(r.Requests), Limits: v1.ResourceList(r.Limits)}
 	}
 	pod.Spec.Priority, pod.Status.NominatedNodeName = p.Spec.Priority, p.Status.NominatedNodeName
-	convert := func(containers argsContainers) []v1.Container {
+	convert := func(containers []argsContainer) []v1.Container {
 		out := make([]v1.Container, len(containers))
 		for i, c := range containers {
 			out[i].Name, out[i].RestartPolicy = c.Name, c.RestartPolicy
@@ -350,7 +385,7 @@ const (
 
 // splitFilterArgs takes apart a body in kube-scheduler's form. The pod's JSON
 // is not checked; ok is false when anything else is not exactly as expected.
-func splitFilterArgs(body []byte) (pod []byte, names []string, ok bool) {
+func splitFilterArgs(body []byte, buf *[]string) (pod []byte, names []string, ok bool) {
 	rest, ok := bytes.CutPrefix(body, []byte(beforePod))
 	if !ok {
 		return nil, nil, false
@@ -369,7 +404,7 @@ func splitFilterArgs(body []byte) (pod []byte, names []string, ok bool) {
 	if rest, ok = bytes.CutSuffix(rest, []byte(afterNames)); !ok {
 		return nil, nil, false
 	}
-	names, ok = splitNames(string(rest))
+	names, ok = splitNames(string(rest), buf)
 	return pod, names, ok
 }
 
@@ -400,8 +435,8 @@ func objectSize(b []byte) int {
 }
 
 // splitNames takes apart "a","b","c" when all names are made of the letters
-// that need no escape.
-func splitNames(s string) ([]string, bool) {
+// that need no escape. They are put into buf.
+func splitNames(s string, buf *[]string) ([]string, bool) {
 	if s == "" {
 		return []string{}, true
 	}
@@ -409,26 +444,20 @@ func splitNames(s string) ([]string, bool) {
 	if n > maxNodes {
 		return nil, false // the slow way tells what is wrong
 	}
-	names := make([]string, 0, n)
+	names := sized(buf, n)[:0]
 	for {
-		if len(s) < 2 || s[0] != '"' {
+		name, rest, ok := cutString(s)
+		if !ok {
 			return nil, false
 		}
-		end := 1
-		for end < len(s) && plain(s[end]) {
-			end++
-		}
-		if end == len(s) || s[end] != '"' {
-			return nil, false
-		}
-		names = append(names, s[1:end])
-		if s = s[end+1:]; s == "" {
+		names = append(names, name)
+		if rest == "" {
 			return names, true
 		}
-		if s[0] != ',' {
+		if rest[0] != ',' {
 			return nil, false
 		}
-		s = s[1:]
+		s = rest[1:]
 	}
 }
 

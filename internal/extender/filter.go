@@ -103,12 +103,13 @@ func (e *Extender) prioritize(_ context.Context, body, out []byte) ([]byte, erro
 // check decodes the question and asks the ledger, if the pod asks for one
 // resource: verdicts[i] is for requests[0] on args.names[i]. There are none for
 // a pod that asks for nothing of ours, for several resources, or in a way that
-// cannot be followed, which mistake says. They are in the scratch memory.
+// cannot be followed, which mistake says. They and the names are in the scratch
+// memory.
 func (e *Extender) check(body []byte, scratch *scratch) (args filterArgs, requests []accel.Request, verdicts []ledger.Verdict, mistake, err error) {
 	if err := e.ready(); err != nil {
 		return filterArgs{}, nil, nil, nil, err
 	}
-	if args, err = decodeFilterArgs(body); err != nil {
+	if args, err = decodeFilterArgs(body, &scratch.names); err != nil {
 		return filterArgs{}, nil, nil, nil, err
 	}
 	requests, mistake = kube.RequestsOf(args.pod, e.config.Resources)

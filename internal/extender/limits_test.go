@@ -19,6 +19,52 @@ func TestQuantityOfManyDigits(t *testing.T) {
 	}
 }
 
+// What a pod may have at most, in kube-scheduler's form and in others.
+func TestLimitsOfPod(t *testing.T) {
+	containers := func(n int) string { return `{"spec":{"containers":[{}` + strings.Repeat(",{}", n-1) + `]}}` }
+	amount := func(text string) string {
+		return `{"spec":{"containers":[{"resources":{"requests":{"memory":"1Gi","cpu":` + text + `}}}]}}`
+	}
+	digits := strings.Repeat("1", 62)
+	for name, c := range map[string]struct{ pod, refused string }{
+		"containers":                {pod: containers(maxContainers)},
+		"one container more":        {containers(maxContainers + 1), "more than 1000 containers"},
+		"containers that are null":  {strings.ReplaceAll(containers(maxContainers+1), "{}", "null"), "more than 1000 containers"},
+		"init containers":           {strings.Replace(containers(maxContainers+1), "containers", "initContainers", 1), "more than 1000 containers"},
+		"many of something else":    {pod: strings.Replace(containers(maxContainers+1), "containers", "volumes", 1)},
+		"digits":                    {pod: amount(`"` + digits + `"`)},
+		"one digit more":            {amount(`"1` + digits + `"`), "the amount of cpu has more digits"},
+		"one, with white space":     {amount(` "1` + digits + `"`), "the amount of cpu has more digits"},
+		"a number of as many":       {pod: amount("11" + digits)},
+		"a number of one more":      {amount("111" + digits), "the amount of cpu has more digits"},
+		"exponent":                  {amount(`"1e-9999"`), "the amount of cpu has more digits"},
+		"exponent with white space": {amount(` "1e-9999"`), "the amount of cpu has more digits"},
+	} {
+		pod, err := decodePod([]byte(c.pod))
+		switch {
+		case c.refused != "" && err == nil:
+			t.Errorf("%s: %d containers are read", name, len(pod.Spec.Containers))
+		case c.refused != "":
+			mustContain(t, err.Error(), c.refused)
+		case err != nil:
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// Memory that waits for the next answer keeps no body alive.
+func TestScratchKeepsNoNames(t *testing.T) {
+	s := new(scratch)
+	if _, ok := splitNames(`"a","b"`, &s.names); !ok {
+		t.Fatal("the names are not read")
+	}
+	names := s.names
+	s.giveBack()
+	if names[0] != "" || names[1] != "" {
+		t.Errorf("kept %q", names)
+	}
+}
+
 // The largest bodies that are accepted must fit the container's 512 MiB.
 func TestMemoryOfLargestBodies(t *testing.T) {
 	const size = maxFilterBody - 4096

@@ -25,6 +25,7 @@ type filterResult struct {
 // scratch is the memory in which one answer is made. It is used again: at 5000 nodes it
 // is more than all else that an answer takes.
 type scratch struct {
+	names    []string
 	verdicts []ledger.Verdict
 	scores   []int64
 	result   filterResult
@@ -43,10 +44,11 @@ func takeScratch() *scratch {
 // giveBack ends the use of all that is in it. One that was made for more nodes
 // than keepScratch goes.
 func (r *scratch) giveBack() {
-	if max(cap(r.verdicts), cap(r.scores), cap(r.result.fits), cap(r.result.refusals)) > keepScratch {
+	if max(cap(r.names), cap(r.verdicts), cap(r.scores), cap(r.result.fits), cap(r.result.refusals)) > keepScratch {
 		return
 	}
-	clear(r.result.refusals) // they share memory with the request
+	clear(r.names) // they share memory with the request, as the refusals do
+	clear(r.result.refusals)
 	r.result.fits, r.result.refusals = r.result.fits[:0], r.result.refusals[:0]
 	scratches.Put(r)
 }
