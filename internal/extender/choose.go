@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"strings"
 	"sync"
 
 	"github.com/divvy-gpu/divvy/internal/accel"
@@ -39,7 +40,8 @@ func (e *Extender) choose(ctx context.Context, args filterArgs, requests []accel
 			best = i
 		}
 	}
-	e.config.Ledger.Expect(uid, args.names[best], requests[0])
+	// A name of its own: as it came it is a part of the text of all names.
+	e.config.Ledger.Expect(uid, strings.Clone(args.names[best]), requests[0])
 	r.fits = append(r.fits[:0], best)
 	// Why others refuse is for a pod that finds no node.
 	clear(r.refusals)
