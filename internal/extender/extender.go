@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/time/rate"
 
 	"github.com/divvy-gpu/divvy/internal/accel"
 	"github.com/divvy-gpu/divvy/internal/accel/ledger"
@@ -113,6 +114,8 @@ type Extender struct {
 	waiting *waiting
 	// nominated are nodes that filter refused though pods wait for them.
 	nominated nominatedNodes
+	// catchUps bounds how often preempt waits; see evictAfterWatch.
+	catchUps *rate.Limiter
 	// chosen are pods for which filter chose a node.
 	chosen chosenPods
 	// large lets one request with a large body in at a time: see readBody.
@@ -141,7 +144,10 @@ func New(c Config) (*Extender, error) {
 	if err != nil {
 		return nil, fmt.Errorf("metrics of the extender: %w", err)
 	}
-	return &Extender{config: c, metrics: m, binds: newKeyedLock(), waiting: w, large: make(chan struct{}, 1), inspecting: make(chan struct{}, 1)}, nil
+	return &Extender{
+		config: c, metrics: m, binds: newKeyedLock(), waiting: w, catchUps: rate.NewLimiter(rate.Every(catchUpEvery), catchUpsAtOnce),
+		large: make(chan struct{}, 1), inspecting: make(chan struct{}, 1),
+	}, nil
 }
 
 // errNotReady is in every error of ready.

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"sync"
+	"time"
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/klog/v2"
@@ -17,6 +18,16 @@ import (
 	"github.com/divvy-gpu/divvy/internal/accel"
 	"github.com/divvy-gpu/divvy/internal/accel/ledger"
 	"github.com/divvy-gpu/divvy/internal/kube"
+)
+
+// catchUp is how long preempt waits before each further look for pods to evict. While
+// it waits, kube-scheduler places nobody, so it does that catchUpsAtOnce times at once
+// and then every catchUpEvery at most.
+var catchUp = []time.Duration{5 * time.Millisecond, 15 * time.Millisecond, 30 * time.Millisecond, 50 * time.Millisecond}
+
+const (
+	catchUpEvery   = time.Second
+	catchUpsAtOnce = 5
 )
 
 // maxVictims bounds the pods of one node; kubelet runs 110 unless told otherwise.
@@ -64,7 +75,7 @@ func (e *Extender) preempt(ctx context.Context, body, out []byte) ([]byte, error
 	case e.roomIsComing(args.pod, requests[0]):
 		kept = nil
 	default:
-		kept = e.evict(args, requests[0])
+		kept = e.evictAfterWatch(ctx, args, requests[0])
 	}
 	counted := e.metrics.of(requests)
 	if len(kept) > 0 {
@@ -74,6 +85,30 @@ func (e *Extender) preempt(ctx context.Context, body, out []byte) ([]byte, error
 	}
 	klog.FromContext(ctx).Info("Answered which pods to evict", "pod", klog.KObj(args.pod), "proposed", describe(args.proposals), "answered", describe(kept))
 	return appendPreemptResult(out, kept), nil
+}
+
+// evictAfterWatch is evict, and where nothing makes room it gives the watch a moment
+// to show what kube-scheduler may have seen already: it asks when a pod ends, often
+// within a millisecond, and after an answer without a node not again for up to five
+// minutes. Waking the pod does not help then, unlike where filter refused it, since
+// kube-scheduler's own sum was too small and only an end of a pod makes it look anew.
+// One such moment is enough for all pods that are asked about in it.
+func (e *Extender) evictAfterWatch(ctx context.Context, args preemptArgs, request accel.Request) []proposal {
+	kept := e.evict(args, request)
+	if len(kept) > 0 || len(args.proposals) == 0 || !e.believes(ctx) || !e.catchUps.AllowN(e.config.Now(), 1) {
+		return kept
+	}
+	for _, pause := range catchUp {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(pause):
+		}
+		if kept = e.evict(args, request); len(kept) > 0 {
+			break
+		}
+	}
+	return kept
 }
 
 // evict asks the ledger. A pod that was not proposed may be under a disruption
