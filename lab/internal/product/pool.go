@@ -343,7 +343,11 @@ func poolService(meta metav1.ObjectMeta, s remotepool.Server) *corev1.Service {
 		Spec: corev1.ServiceSpec{
 			ClusterIP: host,
 			Selector:  meta.Labels,
-			Ports:     []corev1.ServicePort{{Port: number(port), TargetPort: intstr.Parse(strings.TrimPrefix(s.Listen, ":"))}},
+			// A pool is outside the cluster: what kubelet makes of its servers, such as
+			// for a moment after its own restart, keeps nobody from them.
+			PublishNotReadyAddresses: true,
+
+			Ports: []corev1.ServicePort{{Port: number(port), TargetPort: intstr.Parse(strings.TrimPrefix(s.Listen, ":"))}},
 		},
 	}
 }
