@@ -121,20 +121,7 @@ func tryOut(ctx context.Context, p *stage.Stage, pod *corev1.Pod) (*corev1.Pod, 
 // ended waits until pods have ended well.
 func ended(t *testing.T, p *stage.Stage, names ...string) {
 	t.Helper()
-	err := p.WaitPhase(t.Context(), podTimeout, corev1.PodSucceeded, names...)
-	if err == nil {
-		return
-	}
-	for _, name := range names {
-		// What a pod that failed printed says why; in one line, as a summary takes
-		// the first line of each message.
-		text, err := p.Kubectl(t.Context(), "logs", "--namespace", p.Namespace, name, "--all-containers", "--tail", "5")
-		if err != nil {
-			text = err.Error()
-		}
-		t.Errorf("%s printed: %q", name, text)
-	}
-	t.Fatal(err)
+	must(t, p.WaitPhase(t.Context(), podTimeout, corev1.PodSucceeded, names...))
 }
 
 // logHas checks what a container printed.

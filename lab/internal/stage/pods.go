@@ -121,7 +121,8 @@ func (s *Stage) Get(ctx context.Context, name string) (*corev1.Pod, error) {
 var errHopeless = errors.New("it will not change")
 
 // WaitPhase waits until the pods have the phase and, for Running, all their
-// containers are ready. A pod that has ended otherwise is an error at once.
+// containers are ready. A pod that has ended otherwise is an error at once, with the
+// last of what it printed.
 func (s *Stage) WaitPhase(ctx context.Context, timeout time.Duration, phase corev1.PodPhase, names ...string) error {
 	return Poll(ctx, timeout, fmt.Sprintf("pods %s to be %s", strings.Join(names, ", "), phase), func(ctx context.Context) error {
 		pods, err := s.Client.CoreV1().Pods(s.Namespace).List(ctx, metav1.ListOptions{})
@@ -138,13 +139,22 @@ func (s *Stage) WaitPhase(ctx context.Context, timeout time.Duration, phase core
 			case !ok:
 				return fmt.Errorf("there is no pod %s", name)
 			case pod.Status.Phase != phase && Ended(pod):
-				return fmt.Errorf("%w: %s", errHopeless, Describe(pod))
+				return fmt.Errorf("%w: %s; it printed %q", errHopeless, Describe(pod), s.lastPrinted(ctx, name))
 			case pod.Status.Phase != phase, phase == corev1.PodRunning && !allReady(pod):
 				return errors.New(Describe(pod))
 			}
 		}
 		return nil
 	})
+}
+
+// lastPrinted are the last lines of each container of a pod, or why they cannot be had.
+func (s *Stage) lastPrinted(ctx context.Context, pod string) string {
+	text, err := s.Kubectl(ctx, "logs", pod, "--namespace", s.Namespace, "--all-containers", "--tail", "5")
+	if err != nil {
+		return err.Error()
+	}
+	return text
 }
 
 func allReady(pod *corev1.Pod) bool {
