@@ -4,8 +4,11 @@
 //
 // Commands stand in fences marked console. A line that begins with "$ " is a
 // command; lines that end with a backslash, and those of a here-document, go on;
-// every other line is output. What a reader knows and the page cannot say is in
-// HTML comments, which rendering leaves out:
+// every other line is what the command above it prints, and Check compares it where
+// there is any. A line "..." stands for any lines, "..." within a line for any text,
+// and ages, times, hashes, addresses, versions and ends of generated names for others
+// of their form. What a reader knows and the page cannot say is in HTML comments,
+// which rendering leaves out:
 //
 //	<!-- run: {page: bare} -->                      once, first: the lab that the page needs: bare, bare-vendors, installed (default), vendors
 //	<!-- run: {set: {NODE: divvy-lab-0}} -->        once, first: words that stand for others
@@ -69,7 +72,8 @@ type Page struct {
 	Path string
 	// Lab is the lab that the page needs.
 	Lab string
-	// Words are replaced, as whole words, in the commands of the page.
+	// Words are replaced, as whole words, in the commands of the page; in outputs they
+	// stand for either.
 	Words  map[string]string
 	Blocks []Block
 	// After are commands for the end, in the order in which they are to run: the
@@ -96,6 +100,8 @@ type Block struct {
 type Command struct {
 	Line int
 	Text string
+	// Output is what the page shows below it, nil if nothing.
+	Output []string
 }
 
 // directive is what a comment may say.
@@ -263,6 +269,10 @@ func commands(content string, line int) []Command {
 		case strings.HasPrefix(l, "$ "):
 			found = append(found, Command{Line: line + i, Text: l[2:]})
 		default:
+			if len(found) > 0 {
+				last := &found[len(found)-1]
+				last.Output = append(last.Output, l)
+			}
 			continue
 		}
 		if match := heredoc.FindStringSubmatch(l); match != nil && end == "" {
@@ -270,18 +280,22 @@ func commands(content string, line int) []Command {
 		}
 		goesOn = end == "" && strings.HasSuffix(l, `\`)
 	}
+	for i := range found {
+		found[i].Output = lines(strings.Join(found[i].Output, "\n"))
+	}
 	return found
 }
 
 // Script is a script for bash that runs the page's commands in one shell, with what
 // they need before and what is to be done after, and stops at the first that
-// fails. It prints the place of each command before it runs.
+// fails. It prints the place of each command before it runs, which Check looks for.
 func (p *Page) Script() string {
 	var b strings.Builder
 	b.WriteString("set -eo pipefail\n")
 	// What is done after is done also after a failure, and its own failures do not
 	// hide that.
 	b.WriteString("after() {\n  code=$?\n  set +e\n")
+	fmt.Fprintf(&b, "echo; echo %s\n", quote(mark+p.Path+": after"))
 	for _, a := range p.After {
 		fmt.Fprintf(&b, "%s\n", p.words(a))
 	}
@@ -291,10 +305,10 @@ func (p *Page) Script() string {
 			continue
 		}
 		if block.Before != "" {
-			fmt.Fprintf(&b, "%s\n", p.words(block.Before))
+			fmt.Fprintf(&b, "echo; echo %s\n%s\n", quote(fmt.Sprintf("%s%s:%d: before", mark, p.Path, block.Line)), p.words(block.Before))
 		}
 		for i, c := range block.Commands {
-			fmt.Fprintf(&b, "echo %s\n", quote(fmt.Sprintf("== %s:%d: %s", p.Path, c.Line, c.Text)))
+			fmt.Fprintf(&b, "echo; echo %s\n", quote(p.mark(c)))
 			if command := p.words(c.Text); block.Fails && i == len(block.Commands)-1 {
 				fmt.Fprintf(&b, "if {\n%s\n}; then echo 'This was to fail.'; exit 1; fi\n", command)
 			} else {
@@ -317,11 +331,30 @@ func (p *Page) Runs() (here, elsewhere int) {
 	return here, elsewhere
 }
 
+// mark begins the line that names a place of the page. An output that ends within a
+// line has an end of line added before it.
+const mark = "== "
+
+func (p *Page) mark(c Command) string {
+	return fmt.Sprintf("%s%s:%d: %s", mark, p.Path, c.Line, c.Text)
+}
+
 // words puts in what the page's words stand for, once: what was put in is left as it
 // is.
 func (p *Page) words(command string) string {
+	var b strings.Builder
+	at := 0
+	for _, found := range p.findWords(command) {
+		b.WriteString(command[at:found[0]] + p.Words[command[found[0]:found[1]]])
+		at = found[1]
+	}
+	return b.String() + command[at:]
+}
+
+// findWords returns where the page's words begin and end in a text.
+func (p *Page) findWords(text string) [][]int {
 	if len(p.Words) == 0 {
-		return command
+		return nil
 	}
 	var all []string
 	for _, word := range slices.Sorted(maps.Keys(p.Words)) {
@@ -329,11 +362,9 @@ func (p *Page) words(command string) string {
 	}
 	// Words of a command are longer than those of a text: paths and options are one.
 	candidate := regexp.MustCompile(`[\w-]*(?:` + strings.Join(all, "|") + `)[\w-]*`)
-	return candidate.ReplaceAllStringFunc(command, func(found string) string {
-		if meaning, ok := p.Words[found]; ok {
-			return meaning
-		}
-		return found
+	return slices.DeleteFunc(candidate.FindAllStringIndex(text, -1), func(found []int) bool {
+		_, ok := p.Words[text[found[0]:found[1]]]
+		return !ok
 	})
 }
 

@@ -20,8 +20,7 @@ const page = `# A page
    ` + "```console" + `
    $ echo one NODE a.tar d/ aa.tar \
        two    # a note
-   one lab-0 two
-   # an output
+   one NODE ...
    $ cat <<'EOF'
    $ not a command
    EOF
@@ -64,17 +63,26 @@ func TestScript(t *testing.T) {
 	if err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	want := `== page.md:9: echo one NODE a.tar d/ aa.tar \
+	want := `
+== page.md:9: echo one NODE a.tar d/ aa.tar \
     two    # a note
 one lab-0 /tmp/a.tar /tmp/d/ aa.tar two
-== page.md:13: cat <<'EOF'
+
+== page.md:12: cat <<'EOF'
 $ not a command
 EOF
 $ not a command
-== page.md:20: echo $x NODES
+
+== page.md:19: before
+
+== page.md:19: echo $x NODES
 made NODES
-== page.md:25: true
-== page.md:26: false NODE
+
+== page.md:24: true
+
+== page.md:25: false NODE
+
+== page.md: after
 last made
 first made
 `
