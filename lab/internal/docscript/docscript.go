@@ -16,6 +16,7 @@
 //	<!-- run: {by: TestName, why: it needs two nodes} -->  before a fence: who else runs it
 //	<!-- run: {before: "kubectl create namespace a"} -->   before a fence: commands that make what it needs
 //	<!-- run: {after: "kubectl delete namespace a"} -->    anywhere: commands for the end of the page
+//	<!-- run: {file: testdata/a.txt} -->            before another fence: a file of the repository that it shows
 package docscript
 
 import (
@@ -51,7 +52,7 @@ const (
 // root of the repository: all of docs/ but the decisions, and the READMEs.
 func Files(root string) ([]string, error) {
 	var files []string
-	for _, pattern := range []string{"README*.md", "docs/*.md", "docs/reference/*.md", "examples/README.md", "CONTRIBUTING.md"} {
+	for _, pattern := range []string{"README*.md", "docs/*.md", "docs/reference/*.md", "examples/README.md", "examples/*/README.md", "CONTRIBUTING.md"} {
 		found, err := filepath.Glob(filepath.Join(root, pattern))
 		if err != nil {
 			return nil, fmt.Errorf("pages %s: %w", pattern, err)
@@ -79,6 +80,16 @@ type Page struct {
 	// After are commands for the end, in the order in which they are to run: the
 	// last of the page first.
 	After []string
+	// Excerpts are fences that show a file, such as a test's golden one.
+	Excerpts []Excerpt
+}
+
+// Excerpt is a fence that shows a file of the repository, in the notation of outputs.
+type Excerpt struct {
+	// Line is the line of the page where its text begins, from 1.
+	Line  int
+	Shown []string
+	File  string
 }
 
 // Block is a fence with commands.
@@ -113,6 +124,7 @@ type directive struct {
 	Why    string            `json:"why,omitempty"`
 	Before string            `json:"before,omitempty"`
 	After  string            `json:"after,omitempty"`
+	File   string            `json:"file,omitempty"`
 }
 
 var comment = regexp.MustCompile(`(?s)^<!--\s*run:(.*?)-->\s*$`)
@@ -151,9 +163,7 @@ func Parse(path string, source []byte) (*Page, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}
-	if r.next != nil {
-		r.wrong(r.nextLine, "no fence marked console follows this")
-	}
+	r.drop()
 	slices.Reverse(r.page.After)
 	return r.page, errors.Join(r.errs...)
 }
@@ -214,21 +224,34 @@ func (r *reader) comment(n *ast.HTMLBlock) {
 	if d.After != "" {
 		r.page.After = append(r.page.After, d.After)
 	}
-	if !d.Fails && d.By == "" && d.Why == "" && d.Before == "" {
+	if !d.Fails && d.By == "" && d.Why == "" && d.Before == "" && d.File == "" {
 		return
 	}
 	if (d.By == "") != (d.Why == "") {
 		r.wrong(line, "by and why go together: who runs the commands, and why they are not run with the page")
 	}
-	if r.next != nil {
+	r.drop()
+	r.next, r.nextLine = &d, line
+}
+
+// drop reports what was said of a fence that did not come.
+func (r *reader) drop() {
+	switch {
+	case r.next == nil:
+	case r.next.File != "":
+		r.wrong(r.nextLine, "no fence that could show %s follows this", r.next.File)
+	default:
 		r.wrong(r.nextLine, "no fence marked console follows this")
 	}
-	r.next, r.nextLine = &d, line
 }
 
 func (r *reader) fence(n *ast.FencedCodeBlock) {
 	content, line := r.lines(n)
 	if string(n.Language(r.source)) != "console" {
+		if d := r.next; d != nil && d.File != "" {
+			r.page.Excerpts = append(r.page.Excerpts, Excerpt{Line: line, Shown: lines(content), File: d.File})
+			r.next = nil
+		}
 		for i, l := range strings.Split(content, "\n") {
 			if len(n.Language(r.source)) == 0 && program.MatchString(strings.TrimSpace(l)) {
 				r.wrong(line+i, "a command in a fence that is not marked console, so that no test runs it: %s", l)
@@ -237,7 +260,7 @@ func (r *reader) fence(n *ast.FencedCodeBlock) {
 		return
 	}
 	b := Block{Line: line}
-	if d := r.next; d != nil {
+	if d := r.next; d != nil && d.File == "" {
 		b.Before, b.Fails, b.By, b.Why = d.Before, d.Fails, d.By, d.Why
 		r.next = nil
 	}
@@ -337,6 +360,18 @@ const mark = "== "
 
 func (p *Page) mark(c Command) string {
 	return fmt.Sprintf("%s%s:%d: %s", mark, p.Path, c.Line, c.Text)
+}
+
+// Find returns the first of the page's commands with that text.
+func (p *Page) Find(text string) (Command, error) {
+	for _, b := range p.Blocks {
+		for _, c := range b.Commands {
+			if c.Text == text {
+				return c, nil
+			}
+		}
+	}
+	return Command{}, fmt.Errorf("%s has no command %s", p.Path, text)
 }
 
 // words puts in what the page's words stand for, once: what was put in is left as it

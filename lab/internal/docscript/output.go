@@ -23,7 +23,7 @@ var forms = []form{
 	// Addresses. Their ports are compared: most are fixed.
 	same(`\b\d{1,3}(?:\.\d{1,3}){3}\b`),
 	// Versions. A build of a checkout without tags is named after its commit.
-	{regexp.MustCompile(`\bv\d+\.\d+\.\d+[\w.+-]*`), `(?:v\d+\.\d+\.\d+[\w.+-]*|[0-9a-f]{7,}(?:-dirty)?)`},
+	{regexp.MustCompile(`\bv\d+\.\d+\.\d+(?:[.+-]?\w+)*`), `(?:v\d+\.\d+\.\d+(?:[.+-]?\w+)*|[0-9a-f]{7,}(?:-dirty)?)`},
 	// Ages and durations.
 	same(`\b(?:\d+(?:\.\d+)?(?:ns|us|µs|ms|s|m|h|d))+\b`),
 	same(`\b\d+(?:\.\d+)? (?:ms|s)\b`),
@@ -69,8 +69,16 @@ func (p *Page) CheckOutput(c Command, printed string) error {
 	if len(c.Output) == 0 {
 		return nil
 	}
-	if diff := p.diff(c, lines(printed)); diff != "" {
-		return fmt.Errorf("%s:%d: %s: the page shows (-), the command printed (+):\n%s", p.Path, c.Line, c.Text, strings.TrimSuffix(diff, "\n"))
+	if diff := p.diff(c.Output, lines(printed)); diff != "" {
+		return fmt.Errorf("%s:%d: %s: the page shows (-), the command printed (+):\n%s", p.Path, c.Line, c.Text, diff)
+	}
+	return nil
+}
+
+// CheckFile compares a file's content with the fence that shows it.
+func (p *Page) CheckFile(e Excerpt, content string) error {
+	if diff := p.diff(e.Shown, lines(content)); diff != "" {
+		return fmt.Errorf("%s:%d: the page shows (-), %s has (+):\n%s", p.Path, e.Line, e.File, diff)
 	}
 	return nil
 }
@@ -93,9 +101,9 @@ func lines(output string) []string {
 
 // diff returns the shortest way from what is shown to what was printed, "" if they
 // agree.
-func (p *Page) diff(c Command, printed []string) string {
-	shown := make([]*regexp.Regexp, len(c.Output)) // nil for lines that are left out
-	for i, line := range c.Output {
+func (p *Page) diff(page, printed []string) string {
+	shown := make([]*regexp.Regexp, len(page)) // nil for lines that are left out
+	for i, line := range page {
 		if text := strings.TrimSpace(line); text != "..." && text != "…" {
 			shown[i] = p.pattern(line)
 		}
@@ -143,14 +151,14 @@ func (p *Page) diff(c Command, printed []string) string {
 			fmt.Fprintf(&b, "  %s\n", printed[j])
 			i, j = i+1, j+1
 		case i < len(shown) && edits[i][j] == 1+edits[i+1][j]:
-			fmt.Fprintf(&b, "- %s\n", c.Output[i])
+			fmt.Fprintf(&b, "- %s\n", page[i])
 			i++
 		default:
 			fmt.Fprintf(&b, "+ %s\n", printed[j])
 			j++
 		}
 	}
-	return b.String()
+	return strings.TrimSuffix(b.String(), "\n")
 }
 
 // pattern matches the lines that may be printed where a page shows this one. Of

@@ -52,6 +52,7 @@ func TestOutput(t *testing.T) {
 		"addresses":                {shown: "10.202.122.248:56001", printed: "127.0.0.1:56001\n"},
 		"ports":                    {shown: "10.202.122.248:56001", printed: "10.202.122.248:56002\n", differs: true},
 		"versions":                 {shown: "v1.37.1 v0.1.0", printed: "v1.37.0-beta.1 0a1b2c3d4e5f-dirty\n"},
+		"a version before a stop":  {shown: "Kubernetes v1.37.1, Divvy v0.1.0.", printed: "Kubernetes v1.30.0+k3s1, Divvy 0a1b2c3-dirty.\n"},
 		"names of a DaemonSet":     {shown: "divvy-node-7xk2p Running", printed: "divvy-node-bcdfg Running\n"},
 		"names of a Deployment":    {shown: "divvy-extender-6d5c8b7f9c-x2x4z", printed: "divvy-extender-bcdfg24567-bcdfg\n"},
 		"names of another":         {shown: "divvy-node-7xk2p", printed: "divvy-pool-7xk2p\n", differs: true},
@@ -115,5 +116,24 @@ page.md:12: printf '{"a":1}': the page shows (-), the command printed (+):
 	}
 	if err := p.Check("nothing"); err == nil || !strings.Contains(err.Error(), "page.md:4: the command did not run: printf") {
 		t.Errorf("error %v for a page that did not run", err)
+	}
+}
+
+// TestExcerpt compares a fence with the file that it shows.
+func TestExcerpt(t *testing.T) {
+	p, err := docscript.Parse("page.md", []byte("<!-- run: {file: a.txt} -->\n```\none\n...\n  three\n```\n\n```\nno file\n```\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []docscript.Excerpt{{Line: 3, Shown: []string{"one", "...", "  three"}, File: "a.txt"}}
+	if diff := cmp.Diff(want, p.Excerpts); diff != "" {
+		t.Fatalf("excerpts (-want +got):\n%s", diff)
+	}
+	if err := p.CheckFile(want[0], "one\ntwo\n  three\n"); err != nil {
+		t.Error(err)
+	}
+	const diff = "page.md:3: the page shows (-), a.txt has (+):\n  one\n  ...\n-   three"
+	if err := p.CheckFile(want[0], "one\n  four\n"); err == nil || err.Error() != diff {
+		t.Errorf("error %v, want %s", err, diff)
 	}
 }

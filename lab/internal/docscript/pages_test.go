@@ -56,6 +56,15 @@ func TestPages(t *testing.T) {
 			t.Error(err)
 			continue
 		}
+		for _, e := range page.Excerpts {
+			content, err := os.ReadFile(filepath.Join(root, e.File))
+			if err == nil {
+				err = page.CheckFile(e, string(content))
+			}
+			if err != nil {
+				t.Error(err)
+			}
+		}
 		h, e := page.Runs()
 		here, elsewhere = here+h, elsewhere+e
 		for _, b := range page.Blocks {

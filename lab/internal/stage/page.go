@@ -68,6 +68,20 @@ func (s *Stage) RunPage(ctx context.Context, page *docscript.Page, out io.Writer
 	return page.Check(printed.String())
 }
 
+// CheckShown compares what was printed with what a page shows below the command that
+// prints it, where another runs it than the page's test.
+func (s *Stage) CheckShown(path, command, printed string) error {
+	page, err := s.Page(path)
+	if err != nil {
+		return err
+	}
+	c, err := page.Find(command)
+	if err != nil {
+		return err
+	}
+	return page.CheckOutput(c, printed)
+}
+
 // lastLines keeps the last lines that were written, as one: the command that failed is
 // mostly among them.
 type lastLines []string
