@@ -14,6 +14,7 @@
 //	<!-- run: {set: {NODE: divvy-lab-0}} -->        once, first: words that stand for others
 //	<!-- run: {fails: true} -->                     before a fence: its last command fails
 //	<!-- run: {by: TestName, why: it needs two nodes} -->  before a fence: who else runs it
+//	<!-- run: {why: the program is not in the lab} -->      before a fence: why no test runs it
 //	<!-- run: {before: "kubectl create namespace a"} -->   before a fence: commands that make what it needs
 //	<!-- run: {after: "kubectl delete namespace a"} -->    anywhere: commands for the end of the page
 //	<!-- run: {file: testdata/a.txt} -->            before another fence: a file of the repository that it shows
@@ -101,9 +102,9 @@ type Block struct {
 	Commands []Command
 	// Fails says that the last command is to fail.
 	Fails bool
-	// By is who runs the block if it is not run here, "" if it is: the name of a
-	// test, "make" and a target, or another page that has the same commands. Why says
-	// why it is so.
+	// Why says why the block is not run here, "" if it is. By is who runs it instead:
+	// the name of a test, "make" and a target, another page that has the same commands,
+	// or "" for none.
 	By, Why string
 }
 
@@ -227,8 +228,8 @@ func (r *reader) comment(n *ast.HTMLBlock) {
 	if !d.Fails && d.By == "" && d.Why == "" && d.Before == "" && d.File == "" {
 		return
 	}
-	if (d.By == "") != (d.Why == "") {
-		r.wrong(line, "by and why go together: who runs the commands, and why they are not run with the page")
+	if d.By != "" && d.Why == "" {
+		r.wrong(line, "by needs why: who runs the commands, and why they are not run with the page")
 	}
 	r.drop()
 	r.next, r.nextLine = &d, line
@@ -324,7 +325,7 @@ func (p *Page) Script() string {
 	}
 	b.WriteString("  exit $code\n}\ntrap after EXIT\n")
 	for _, block := range p.Blocks {
-		if block.By != "" {
+		if block.Why != "" {
 			continue
 		}
 		if block.Before != "" {
@@ -342,16 +343,20 @@ func (p *Page) Script() string {
 	return b.String()
 }
 
-// Runs returns how many commands Script runs, and how many others do.
-func (p *Page) Runs() (here, elsewhere int) {
+// Runs returns how many commands Script runs, how many others do, and how many no test
+// does.
+func (p *Page) Runs() (here, elsewhere, nowhere int) {
 	for _, b := range p.Blocks {
-		if b.By == "" {
+		switch {
+		case b.Why == "":
 			here += len(b.Commands)
-		} else {
+		case b.By != "":
 			elsewhere += len(b.Commands)
+		default:
+			nowhere += len(b.Commands)
 		}
 	}
-	return here, elsewhere
+	return here, elsewhere, nowhere
 }
 
 // mark begins the line that names a place of the page. An output that ends within a

@@ -43,6 +43,11 @@ $ exit 3
 $ exit 4
 ` + "```" + `
 
+<!-- run: {why: it needs a moon} -->
+` + "```console" + `
+$ exit 5
+` + "```" + `
+
 ` + "```yaml" + `
 make: something
 ` + "```" + `
@@ -56,8 +61,8 @@ func TestScript(t *testing.T) {
 	if p.Lab != "bare" {
 		t.Errorf("lab %q, want bare", p.Lab)
 	}
-	if here, elsewhere := p.Runs(); here != 5 || elsewhere != 2 {
-		t.Errorf("%d commands here and %d elsewhere, want 5 and 2", here, elsewhere)
+	if here, elsewhere, nowhere := p.Runs(); here != 5 || elsewhere != 2 || nowhere != 1 {
+		t.Errorf("%d commands here, %d elsewhere and %d nowhere, want 5, 2 and 1", here, elsewhere, nowhere)
 	}
 	out, err := exec.CommandContext(t.Context(), "bash", "-c", p.Script()).CombinedOutput()
 	if err != nil {
@@ -114,7 +119,7 @@ func TestBadPages(t *testing.T) {
 	for name, test := range map[string]struct{ page, want string }{
 		"an unknown key":      {"<!-- run: {nod: a} -->\n", `page.md:1: a comment for running the page: error unmarshaling JSON`},
 		"an unknown lab":      {"<!-- run: {page: mine} -->\n", "page.md:1: page: mine: there is no such lab; there are bare, bare-vendors, installed and vendors"},
-		"by without why":      {"<!-- run: {by: TestX} -->\n```console\n$ true\n```\n", "page.md:1: by and why go together"},
+		"by without why":      {"<!-- run: {by: TestX} -->\n```console\n$ true\n```\n", "page.md:1: by needs why"},
 		"no fence follows":    {"\n<!-- run: {fails: true} -->\n\ntext\n", "page.md:2: no fence marked console follows this"},
 		"no fence for a file": {"<!-- run: {file: a.txt} -->\n```console\n$ x\n```\n", "page.md:1: no fence that could show a.txt follows this"},
 		"no command":          {"```console\nplain output\n```\n", `page.md:2: no line of this fence begins with "$ "`},

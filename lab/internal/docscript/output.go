@@ -46,7 +46,7 @@ var spaces = regexp.MustCompile(`[ \t]+`)
 func (p *Page) Check(printed string) error {
 	var errs []error
 	for _, b := range p.Blocks {
-		if b.By != "" {
+		if b.Why != "" {
 			continue
 		}
 		for _, c := range b.Commands {

@@ -49,7 +49,7 @@ func TestPages(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	here, elsewhere := 0, 0
+	here, elsewhere, nowhere := 0, 0, 0
 	for _, file := range files {
 		page, err := docscript.Read(filepath.Join(root, file))
 		if err != nil {
@@ -65,8 +65,8 @@ func TestPages(t *testing.T) {
 				t.Error(err)
 			}
 		}
-		h, e := page.Runs()
-		here, elsewhere = here+h, elsewhere+e
+		h, e, n := page.Runs()
+		here, elsewhere, nowhere = here+h, elsewhere+e, nowhere+n
 		for _, b := range page.Blocks {
 			switch {
 			case b.By == "" || runners[b.By]:
@@ -77,7 +77,7 @@ func TestPages(t *testing.T) {
 			}
 		}
 	}
-	t.Logf("%d commands are run with their pages, %d by others, in %d files", here, elsewhere, len(files))
+	t.Logf("%d commands are run with their pages, %d by others, %d by none, in %d files", here, elsewhere, nowhere, len(files))
 	if here == 0 {
 		t.Error("no page has a command")
 	}
@@ -96,7 +96,7 @@ func checkSame(t *testing.T, file string, b docscript.Block) {
 	for _, other := range page.Blocks {
 		for _, c := range other.Commands {
 			// A page in another language has other notes.
-			if text := note.ReplaceAllString(c.Text, ""); other.By == "" {
+			if text := note.ReplaceAllString(c.Text, ""); other.Why == "" {
 				shown[text] = append(shown[text], strings.Join(c.Output, "\n"))
 			}
 		}
