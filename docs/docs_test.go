@@ -369,6 +369,49 @@ func TestMetricsOnPagesExist(t *testing.T) {
 	}
 }
 
+// TestNamesOfGuidesHaveARow: what a guide of the former programs names has a row in
+// docs/migrating.md that says what it is with Divvy.
+func TestNamesOfGuidesHaveARow(t *testing.T) {
+	page := read(t, "docs/migrating.md")
+	var guides []map[string]any
+	if err := yaml.Unmarshal([]byte(read(t, "docs/testdata/guide-names.yaml")), &guides); err != nil {
+		t.Fatal(err)
+	}
+	if len(guides) < 4 {
+		t.Fatalf("%d guides", len(guides))
+	}
+	for _, guide := range guides {
+		_, section, found := strings.Cut(page, fmt.Sprintf("\n## %s\n", guide["section"]))
+		if !found {
+			t.Errorf("docs/migrating.md has no section %q", guide["section"])
+			continue
+		}
+		section, _, _ = strings.Cut(section, "\n## ")
+		answered := map[string]bool{}
+		for _, row := range tableRow.FindAllStringSubmatch(section, -1) {
+			for _, name := range code.FindAllStringSubmatch(row[1], -1) {
+				answered[name[1]] = strings.TrimSpace(row[2]) != ""
+			}
+		}
+		for kind, names := range guide {
+			if kind == "section" {
+				continue
+			}
+			for _, name := range names.([]any) {
+				if !answered[name.(string)] {
+					t.Errorf("docs/migrating.md, section %q, has no row for %q of the guide's %s", guide["section"], name, kind)
+				}
+			}
+		}
+	}
+}
+
+var (
+	// tableRow is the first two cells of a row.
+	tableRow = regexp.MustCompile(`(?m)^\| ([^|]+) \| ([^|]*)`)
+	code     = regexp.MustCompile("`([^`]+)`")
+)
+
 func TestEveryPageIsListed(t *testing.T) {
 	for list, pattern := range map[string]string{"docs/README.md": "docs/*.md", "docs/design/README.md": "docs/design/*.md"} {
 		text := read(t, list)
