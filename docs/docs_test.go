@@ -412,6 +412,17 @@ var (
 	code     = regexp.MustCompile("`([^`]+)`")
 )
 
+// TestSeveralDevicesAreInTheReadmes: a pod that requests memory may have several
+// devices, which the READMEs denied.
+func TestSeveralDevicesAreInTheReadmes(t *testing.T) {
+	for _, page := range []string{"README.md", "README.zh.md"} {
+		text := read(t, page)
+		if n := strings.Count(text, "`divvy.dev/devices`"); n < 2 || !strings.Contains(text, "(docs/devices.md)") {
+			t.Errorf("%s names divvy.dev/devices %d times; want it where a pod's containers share a device, and among the limits, with a link to docs/devices.md", page, n)
+		}
+	}
+}
+
 func TestEveryPageIsListed(t *testing.T) {
 	for list, pattern := range map[string]string{"docs/README.md": "docs/*.md", "docs/design/README.md": "docs/design/*.md"} {
 		text := read(t, list)
