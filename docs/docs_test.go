@@ -423,6 +423,23 @@ func TestSeveralDevicesAreInTheReadmes(t *testing.T) {
 	}
 }
 
+// TestPlatformsAreThoseOfTheLab: docs/platforms.md calls "run" what the lab runs.
+func TestPlatformsAreThoseOfTheLab(t *testing.T) {
+	page, modules := read(t, "docs/platforms.md"), read(t, "lab/components/go.mod")
+	for module, row := range map[string]string{
+		"k8s.io/kubernetes":                   "| %s | **run** |",
+		"github.com/containerd/containerd/v2": "| containerd %s with runc ",
+		"github.com/opencontainers/runc":      " with runc %s | **run**",
+	} {
+		version := regexp.MustCompile(`(?m)^\s*` + regexp.QuoteMeta(module) + ` v(\S+)$`).FindStringSubmatch(modules)
+		if version == nil {
+			t.Errorf("lab/components/go.mod does not require %s", module)
+		} else if want := fmt.Sprintf(row, version[1]); !strings.Contains(page, want) {
+			t.Errorf("docs/platforms.md does not have %q; the lab runs %s %s", want, module, version[1])
+		}
+	}
+}
+
 func TestEveryPageIsListed(t *testing.T) {
 	for list, pattern := range map[string]string{"docs/README.md": "docs/*.md", "docs/design/README.md": "docs/design/*.md"} {
 		text := read(t, list)
