@@ -22,8 +22,9 @@ var forms = []form{
 	same(`\b[0-9a-f]{40,}\b`),
 	// Addresses. Their ports are compared: most are fixed.
 	same(`\b\d{1,3}(?:\.\d{1,3}){3}\b`),
-	// Versions. A build of a checkout without tags is named after its commit.
-	{regexp.MustCompile(`\bv\d+\.\d+\.\d+(?:[.+-]?\w+)*`), `(?:v\d+\.\d+\.\d+(?:[.+-]?\w+)*|[0-9a-f]{7,}(?:-dirty)?)`},
+	// Versions. A build of a checkout without tags is named after its commit, one
+	// without git "dev".
+	{regexp.MustCompile(`\bv\d+\.\d+\.\d+(?:[.+-]?\w+)*`), `(?:v\d+\.\d+\.\d+(?:[.+-]?\w+)*|[0-9a-f]{7,}(?:-dirty)?|dev)`},
 	// Ages and durations.
 	same(`\b(?:\d+(?:\.\d+)?(?:ns|us|µs|ms|s|m|h|d))+\b`),
 	same(`\b\d+(?:\.\d+)? (?:ms|s)\b`),
@@ -55,7 +56,7 @@ func (p *Page) Check(printed string) error {
 				errs = append(errs, fmt.Errorf("%s:%d: the command did not run: %s", p.Path, c.Line, c.Text))
 				continue
 			}
-			output, _, _ := strings.Cut(rest, "\n"+mark)
+			output, _, _ := strings.Cut(rest, "\n"+mark+p.Path+":")
 			errs = append(errs, p.CheckOutput(c, output))
 			printed = rest
 		}
@@ -185,7 +186,7 @@ func varying(b *strings.Builder, text string) {
 	for text != "" {
 		first, printed := []int{len(text), len(text)}, ""
 		for _, f := range forms {
-			if found := f.shown.FindStringIndex(text); found != nil && found[0] < first[0] {
+			if found := f.shown.FindStringIndex(text); len(found) == 2 && found[0] < first[0] {
 				first, printed = found, f.printed
 			}
 		}
