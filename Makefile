@@ -193,6 +193,11 @@ simulate-packing: ## Compare the policy fragmentation with the published FGD: TR
 	@$(trace-given)
 	$(simulate) --policy fragmentation,fragmentation-online,FGD --against FGD --published '$(TRACE)/published.csv' --timings
 
+.PHONY: simulate-sample
+simulate-sample: ## Compare it when it sees only the nodes that kube-scheduler would show: TRACE=DIR.
+	@$(trace-given)
+	$(simulate) --sample --policy fragmentation,fragmentation-online --against FGD --published '$(TRACE)/published.csv'
+
 .PHONY: simulate-churn
 simulate-churn: ## Compare policies where pods come and go: TRACE=DIR.
 	@$(trace-given)
