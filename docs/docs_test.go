@@ -369,6 +369,77 @@ func TestMetricsOnPagesExist(t *testing.T) {
 	}
 }
 
+// TestNamesOfGuidesHaveARow: what a guide of the former programs names has a row in
+// docs/migrating.md that says what it is with Divvy.
+func TestNamesOfGuidesHaveARow(t *testing.T) {
+	page := read(t, "docs/migrating.md")
+	var guides []map[string]any
+	if err := yaml.Unmarshal([]byte(read(t, "docs/testdata/guide-names.yaml")), &guides); err != nil {
+		t.Fatal(err)
+	}
+	if len(guides) < 4 {
+		t.Fatalf("%d guides", len(guides))
+	}
+	for _, guide := range guides {
+		_, section, found := strings.Cut(page, fmt.Sprintf("\n## %s\n", guide["section"]))
+		if !found {
+			t.Errorf("docs/migrating.md has no section %q", guide["section"])
+			continue
+		}
+		section, _, _ = strings.Cut(section, "\n## ")
+		answered := map[string]bool{}
+		for _, row := range tableRow.FindAllStringSubmatch(section, -1) {
+			for _, name := range code.FindAllStringSubmatch(row[1], -1) {
+				answered[name[1]] = strings.TrimSpace(row[2]) != ""
+			}
+		}
+		for kind, names := range guide {
+			if kind == "section" {
+				continue
+			}
+			for _, name := range names.([]any) {
+				if !answered[name.(string)] {
+					t.Errorf("docs/migrating.md, section %q, has no row for %q of the guide's %s", guide["section"], name, kind)
+				}
+			}
+		}
+	}
+}
+
+var (
+	// tableRow is the first two cells of a row.
+	tableRow = regexp.MustCompile(`(?m)^\| ([^|]+) \| ([^|]*)`)
+	code     = regexp.MustCompile("`([^`]+)`")
+)
+
+// TestSeveralDevicesAreInTheReadmes: a pod that requests memory may have several
+// devices, which the READMEs denied.
+func TestSeveralDevicesAreInTheReadmes(t *testing.T) {
+	for _, page := range []string{"README.md", "README.zh.md"} {
+		text := read(t, page)
+		if n := strings.Count(text, "`divvy.dev/devices`"); n < 2 || !strings.Contains(text, "(docs/devices.md)") {
+			t.Errorf("%s names divvy.dev/devices %d times; want it where a pod's containers share a device, and among the limits, with a link to docs/devices.md", page, n)
+		}
+	}
+}
+
+// TestPlatformsAreThoseOfTheLab: docs/platforms.md calls "run" what the lab runs.
+func TestPlatformsAreThoseOfTheLab(t *testing.T) {
+	page, modules := read(t, "docs/platforms.md"), read(t, "lab/components/go.mod")
+	for module, row := range map[string]string{
+		"k8s.io/kubernetes":                   "| %s | **run** |",
+		"github.com/containerd/containerd/v2": "| containerd %s with runc ",
+		"github.com/opencontainers/runc":      " with runc %s | **run**",
+	} {
+		version := regexp.MustCompile(`(?m)^\s*` + regexp.QuoteMeta(module) + ` v(\S+)$`).FindStringSubmatch(modules)
+		if version == nil {
+			t.Errorf("lab/components/go.mod does not require %s", module)
+		} else if want := fmt.Sprintf(row, version[1]); !strings.Contains(page, want) {
+			t.Errorf("docs/platforms.md does not have %q; the lab runs %s %s", want, module, version[1])
+		}
+	}
+}
+
 func TestEveryPageIsListed(t *testing.T) {
 	for list, pattern := range map[string]string{"docs/README.md": "docs/*.md", "docs/design/README.md": "docs/design/*.md"} {
 		text := read(t, list)

@@ -2,6 +2,7 @@ package docs
 
 import (
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -14,8 +15,9 @@ import (
 // and none for a check that is not there.
 func TestEveryCheckOfTheDoctorIsDocumented(t *testing.T) {
 	page := read(t, "docs/doctor.md")
-	if want := fmt.Sprintf("%d checks", len(doctor.Checks())); !strings.Contains(page, want) {
-		t.Errorf("docs/doctor.md does not say that there are %s", want)
+	counts := regexp.MustCompile(`\d+ checks`).FindAllString(page, -1)
+	if want := fmt.Sprintf("%d checks", len(doctor.Checks())); len(counts) == 0 || slices.ContainsFunc(counts, func(c string) bool { return c != want }) {
+		t.Errorf("docs/doctor.md says that there are %v, want %s", counts, want)
 	}
 	_, page, found := strings.Cut(page, "\n## Checks\n")
 	if !found {

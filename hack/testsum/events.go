@@ -39,6 +39,14 @@ type counts struct {
 	// reported.
 	Race  bool `json:"race"`
 	Races int  `json:"races"`
+	// Longest is the package that took longest.
+	Longest elapsed `json:"longest"`
+}
+
+// elapsed is how many seconds a package took.
+type elapsed struct {
+	Package string  `json:"package"`
+	Seconds float64 `json:"seconds"`
 }
 
 // ran is how many tests ran to an end, good or bad.
@@ -61,8 +69,9 @@ type recorder struct {
 	// packages maps import paths to the output outside of tests.
 	packages map[string]*strings.Builder
 	// broken names packages that failed as a whole.
-	broken map[string]bool
-	races  int
+	broken  map[string]bool
+	races   int
+	longest elapsed
 }
 
 type key struct{ pkg, name string }
@@ -125,6 +134,9 @@ func (r *recorder) handlePackage(e event) {
 	case "pass", "fail":
 		if e.Action == "fail" {
 			r.broken[e.Package] = true
+		}
+		if e.Elapsed > r.longest.Seconds {
+			r.longest = elapsed{r.short(e.Package), e.Elapsed}
 		}
 		n := r.count(e.Package)
 		if n == 0 && e.Action == "pass" {
@@ -267,7 +279,7 @@ func (r *recorder) split(apart bool) (tests, seeds counts) {
 			tests.Failed = append(tests.Failed, outcome{r.short(pkg), text})
 		}
 	}
-	tests.Races = r.races
+	tests.Races, tests.Longest = r.races, r.longest
 	return tests, seeds
 }
 

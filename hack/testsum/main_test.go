@@ -196,6 +196,24 @@ func TestRunAndReport(t *testing.T) {
 		t.Errorf("report with a suite in which all was skipped: %v\n%s", err, out)
 	}
 
+	for limit, want := range map[string]string{
+		"10m":  "\nslow: timed: example.com/m/p took 7m0s of its limit of 10m0s",
+		"11m":  "",
+		"none": "",
+	} {
+		passed := `{"Action":"pass","Package":"example.com/m/p","Elapsed":420}` + "\n"
+		if err := os.WriteFile(input, []byte(stream("run|TestA", "pass|TestA")+passed), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if out, err := testsum("run", "-out", dir, "-suite", "timed", "sh", "-c", "cat "+input, "-timeout", limit); err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+		out, err := testsum("report", "-out", dir, "timed")
+		if err != nil || !strings.Contains(out, want) || strings.Contains(out, "slow: ") != (want != "") {
+			t.Errorf("report of a package that took 7 minutes with a limit of %s: %v\n%s", limit, err, out)
+		}
+	}
+
 	if out, err := testsum("run", "-out", dir, "-suite", "crashed", "false"); err == nil {
 		t.Errorf("a command that fails: no error\n%s", out)
 	}

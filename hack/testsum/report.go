@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"regexp"
+	"slices"
 	"strings"
 	"time"
 )
@@ -15,7 +16,7 @@ import (
 // problems there are; each is printed.
 func report(dir string, suites []string, out io.Writer) error {
 	var (
-		problems                []string
+		problems, slow          []string
 		skipped                 []outcome
 		passed, failed          int
 		underRace, races, width = 0, 0, len("suite")
@@ -35,8 +36,7 @@ func report(dir string, suites []string, out io.Writer) error {
 		case err != nil:
 			return err
 		}
-		elapsed := time.Duration(c.Seconds * float64(time.Second)).Round(time.Second)
-		line("%-*s  %7d  %7d  %7d  %8s", width, name, c.Passed, len(c.Failed), len(c.Skipped), elapsed)
+		line("%-*s  %7d  %7d  %7d  %8s", width, name, c.Passed, len(c.Failed), len(c.Skipped), seconds(c.Seconds))
 		passed += c.Passed
 		failed += len(c.Failed)
 		skipped = append(skipped, c.Skipped...)
@@ -46,6 +46,10 @@ func report(dir string, suites []string, out io.Writer) error {
 		}
 		for _, f := range c.Failed {
 			problems = append(problems, fmt.Sprintf("%s: %s failed: %s", name, f.Name, shorten(f.Text)))
+		}
+		if limit := c.limit(); limit > 0 && c.Longest.Seconds > nearLimit*limit.Seconds() {
+			slow = append(slow, fmt.Sprintf("%s: %s took %s of its limit of %s; raise -timeout, or split the package",
+				name, c.Longest.Package, seconds(c.Longest.Seconds), limit))
 		}
 		if c.Error != "" {
 			problems = append(problems, fmt.Sprintf("%s: %s: %s", name, strings.Join(c.Command, " "), c.Error))
@@ -58,6 +62,9 @@ func report(dir string, suites []string, out io.Writer) error {
 	for _, s := range skipped {
 		line("skipped: %s: %s", s.Name, s.Text)
 	}
+	for _, s := range slow {
+		line("slow: %s", s)
+	}
 	for _, p := range problems {
 		line("problem: %s", p)
 	}
@@ -66,6 +73,27 @@ func report(dir string, suites []string, out io.Writer) error {
 		return fmt.Errorf("%d problems", len(problems))
 	}
 	return nil
+}
+
+// nearLimit is the part of its limit above which a package is reported as slow: on a
+// busier machine the go command would end it.
+const nearLimit = 2.0 / 3
+
+// limit is the go command's -timeout, which holds for each package; 0 without one.
+func (c counts) limit() time.Duration {
+	i := slices.Index(c.Command, "-timeout")
+	if i < 0 || i+1 == len(c.Command) {
+		return 0
+	}
+	limit, err := time.ParseDuration(c.Command[i+1])
+	if err != nil {
+		return 0
+	}
+	return limit
+}
+
+func seconds(s float64) time.Duration {
+	return time.Duration(s * float64(time.Second)).Round(time.Second)
 }
 
 func read(path string) (counts, error) {

@@ -19,6 +19,11 @@ import (
 // a mounted Secret changes by a swap of links that file watches tend to miss.
 const keyPoll = 2 * time.Second
 
+// keyOverlap is how long the key before the current one is accepted. Kubelet brings a
+// changed Secret to all programs within about two minutes, and nodes sign the grants
+// of their pods again within seconds after that; the rest is for a busy cluster.
+const keyOverlap = 10 * time.Minute
+
 // maxKeyBytes bounds what is read as a key, so that a wrong path does no harm.
 const maxKeyBytes = 64 << 10
 
@@ -29,17 +34,18 @@ var ErrNoKey = errors.New("no grant key yet")
 // The bytes of the file are the key, exactly as they are: nothing is trimmed.
 //
 // While a Secret's new content reaches the programs one after the other, grants
-// signed with either key are around, so the key before the current one still
-// verifies. A file that becomes unreadable or too short leaves the keys as
-// they were. Keyring is safe for concurrent use.
+// signed with either key are around, so the key before the current one is accepted
+// for keyOverlap after the current one was read. A file that becomes unreadable or
+// too short leaves the current key as it was. Keyring is safe for concurrent use.
 type Keyring struct {
 	path string
 
 	mu       sync.RWMutex // guards what follows
 	content  []byte       // of the file that current was made from
 	current  *wire.Signer // nil before the first good read
-	previous *wire.Signer
-	err      error // of the last read
+	previous *wire.Signer // nil when there is none, or its time is over
+	until    time.Time    // when previous ends
+	err      error        // of the last read
 }
 
 // NewKeyring reads the file at path. That it is missing or bad is no failure
@@ -62,7 +68,7 @@ func (k *Keyring) Signer() (*wire.Signer, error) {
 }
 
 // DecodeGrant verifies a grant annotation of the pod with the current key and
-// then with the one before.
+// then with the previous one, if that is still accepted.
 func (k *Keyring) DecodeGrant(podUID, value string) (accel.Grant, error) {
 	k.mu.RLock()
 	current, previous := k.current, k.previous
@@ -81,7 +87,7 @@ func (k *Keyring) DecodeGrant(podUID, value string) (accel.Grant, error) {
 }
 
 // Run follows the file until the context ends and calls changed after every
-// new key.
+// new key. It also ends the previous key.
 func (k *Keyring) Run(ctx context.Context, changed func()) {
 	logger := klog.FromContext(ctx)
 	ticker := time.NewTicker(keyPoll)
@@ -104,11 +110,25 @@ func (k *Keyring) Run(ctx context.Context, changed func()) {
 			return
 		case <-ticker.C:
 			if k.reload() {
-				logger.Info("Read a new grant key", "file", k.path)
+				logger.Info("Read a new grant key", "file", k.path, "previousKeyAcceptedFor", keyOverlap)
 				changed()
+			}
+			if k.expire() {
+				logger.Info("The previous grant key is no longer accepted", "file", k.path)
 			}
 		}
 	}
+}
+
+// expire drops the previous key when its time is over and reports whether it did.
+func (k *Keyring) expire() bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.previous == nil || time.Now().Before(k.until) {
+		return false
+	}
+	k.previous = nil
+	return true
 }
 
 // reload reads the file and reports whether it brought another key.
@@ -130,7 +150,8 @@ func (k *Keyring) reload() bool {
 	if err != nil {
 		return false
 	}
-	k.previous, k.current, k.content = k.current, signer, content
+	k.previous, k.until = k.current, time.Now().Add(keyOverlap)
+	k.current, k.content = signer, content
 	return true
 }
 

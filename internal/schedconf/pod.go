@@ -292,7 +292,9 @@ func (p *pod) mountFile(host string) (*pod, string, error) {
 	return q, at, err
 }
 
-// unmountFile takes out what mountFile put in.
+// unmountFile takes out what mountFile put in, or GCUShare's config manager, which
+// names the volume otherwise: the file is about to be removed, and a volume of it
+// would make kubelet create an empty one.
 func (p *pod) unmountFile(host string) (*pod, error) {
 	volumes, err := p.sequence("spec", "volumes")
 	if err != nil {
@@ -300,7 +302,7 @@ func (p *pod) unmountFile(host string) (*pod, error) {
 	}
 	for i, v := range slices.Backward(volumes) {
 		name := scalarOf(yamledit.Get(v, "name"))
-		if !strings.HasPrefix(name, volumeName) || scalarOf(yamledit.Get(yamledit.Get(v, "hostPath"), "path")) != host {
+		if name == "" || scalarOf(yamledit.Get(yamledit.Get(v, "hostPath"), "path")) != host {
 			continue
 		}
 		list, err := p.sequence(p.at("volumeMounts")...)

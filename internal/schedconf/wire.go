@@ -635,7 +635,11 @@ func (p *pod) unwire(in Input, target source, original []byte) (*pod, error) {
 			return nil, err
 		}
 	}
+	named := q.target(in).host
 	for _, file := range in.ours() {
+		if file == named {
+			continue
+		}
 		if q, err = q.unmountFile(file); err != nil {
 			return nil, err
 		}

@@ -24,8 +24,9 @@ type Churn struct {
 	Load float64
 	// WarmUp comes before Measure; both are durations in lifetimes.
 	WarmUp, Measure float64
-	// Clock is as in Replay.
-	Clock func() time.Duration
+	// Sample and Clock are as in Replay.
+	Sample bool
+	Clock  func() time.Duration
 }
 
 // Churned is what one run found during its measurement.
@@ -93,7 +94,7 @@ func (ch Churn) Run(ctx context.Context, c *Cluster, w *Workload, kind PolicyKin
 		// Of its own, so that it does not change who arrives.
 		ties = rand.New(rand.NewSource(^seed)) //nolint:gosec // as above
 	}
-	world := newWorld(c, nodes, policy, ties)
+	world := newWorld(c, nodes, policy, ties, ch.Sample)
 	prices := newPrices(policy, ch.Clock != nil)
 
 	out := Churned{Seed: seed}

@@ -19,6 +19,8 @@ type Find struct {
 	// Refused is the demand that may be refused, in percent of the workload's; a
 	// pod that asks for no device must find room always.
 	Refused float64
+	// Sample is as in Replay.
+	Sample bool
 }
 
 // Run returns the least number of nodes of the cluster's kinds, in the
@@ -79,7 +81,7 @@ func (f Find) holds(ctx context.Context, c *Cluster, w *Workload, kind PolicyKin
 	if kind.RandomTies {
 		ties = rng
 	}
-	world := newWorld(c, nodeOrder(rng, len(c.Nodes)), policy, ties)
+	world := newWorld(c, nodeOrder(rng, len(c.Nodes)), policy, ties, f.Sample)
 	prices := newPrices(policy, false)
 	allowed := accel.Units(f.Refused / 100 * float64(w.Demand()))
 	for i := range pods {
@@ -194,14 +196,14 @@ func Misfits(c *Cluster, w *Workload) []int {
 	for i := range order {
 		order[i] = i
 	}
-	world := newWorld(c, order, place.Binpack, nil)
+	world := newWorld(c, order, place.Binpack, nil, false)
 	fits := map[place.Ask]bool{}
 	var out []int
 	for i := range w.Pods {
 		a := &w.Pods[i].Ask
 		ok, known := fits[*a]
 		if !known {
-			ok = world.best(world.request(a)) >= 0
+			ok = world.choose(a) >= 0
 			fits[*a] = ok
 		}
 		if !ok {

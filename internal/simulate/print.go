@@ -20,6 +20,9 @@ func (r *Report) PrintJSON(out io.Writer) error {
 func (r *Report) PrintTable(out io.Writer) error {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s, %s, %d units; ", count(r.Cluster.Nodes, "node"), count(r.Cluster.Devices, "device"), r.Cluster.Units)
+	if r.ShownNodes > 0 {
+		fmt.Fprintf(&b, "%s shown for each pod; ", count(r.ShownNodes, "node"))
+	}
 	if len(r.Seeds) == 1 {
 		fmt.Fprintf(&b, "one order of arrival (seed %d)\n", r.Seeds[0])
 	} else {

@@ -30,6 +30,8 @@ type Replay struct {
 	// Until is the arrived demand at which it ends, in parts of the cluster's
 	// units: 1.3 for 130 %.
 	Until float64
+	// Sample shows the policy as many nodes for each pod as kube-scheduler would.
+	Sample bool
 	// Clock measures how long decisions take, in time since any fixed moment;
 	// nil for not measuring.
 	Clock func() time.Duration
@@ -67,7 +69,7 @@ func (r Replay) Run(ctx context.Context, c *Cluster, w *Workload, kind PolicyKin
 	if kind.RandomTies {
 		ties = rng
 	}
-	world := newWorld(c, nodes, policy, ties)
+	world := newWorld(c, nodes, policy, ties, r.Sample)
 	prices := newPrices(policy, r.Clock != nil)
 
 	curve := Curve{Seed: seed}

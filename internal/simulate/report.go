@@ -32,8 +32,9 @@ type Experiment struct {
 	// empty. Otherwise they are refused each time they arrive, and Report.Notes
 	// names them: the public trace has some.
 	Strict bool
-	// Clock is as in Replay.
-	Clock func() time.Duration
+	// Sample and Clock are as in Replay.
+	Sample bool
+	Clock  func() time.Duration
 }
 
 // Report is what a simulation found. Its JSON form is for programs and keeps
@@ -43,6 +44,9 @@ type Report struct {
 	Cluster ClusterSummary `json:"cluster"`
 	// Seeds are those of the orders of arrival that all means are over.
 	Seeds []int64 `json:"seeds"`
+	// ShownNodes is how many nodes that fit kube-scheduler would show a policy for
+	// each pod, where it was shown no more; 0 where it was shown all.
+	ShownNodes int `json:"shownNodes,omitempty"`
 	// Arrived are the points of PolicyResult.Points.
 	Arrived []int `json:"arrivedPercent,omitempty"`
 	// LoadPercent is the load of a churn.
@@ -210,6 +214,9 @@ func (e *Experiment) begin(kind ReportKind) (*Report, error) {
 	for i := range e.Cluster.Nodes {
 		r.Cluster.Devices += len(e.Cluster.Nodes[i].Devices)
 	}
+	if e.Sample {
+		r.ShownNodes = ShownNodes(len(e.Cluster.Nodes))
+	}
 	for i := range e.Seeds {
 		r.Seeds = append(r.Seeds, e.FirstSeed+int64(i))
 	}
@@ -263,7 +270,7 @@ func (e *Experiment) Replay(ctx context.Context) (*Report, error) {
 		return nil, errors.New("arrived demand: needs one or more percentages above 0, ascending")
 	}
 	r.Arrived = e.Arrived
-	replay := Replay{Until: float64(e.Arrived[len(e.Arrived)-1]) / 100, Clock: e.Clock}
+	replay := Replay{Until: float64(e.Arrived[len(e.Arrived)-1]) / 100, Sample: e.Sample, Clock: e.Clock}
 	run := func(ctx context.Context, w *Workload, k PolicyKind, seed int64) (Curve, error) {
 		return replay.Run(ctx, e.Cluster, w, k, seed)
 	}
@@ -331,7 +338,7 @@ func (e *Experiment) Churn(ctx context.Context, churn Churn) (*Report, error) {
 		return nil, err
 	}
 	r.LoadPercent = 100 * churn.Load
-	churn.Clock = e.Clock
+	churn.Sample, churn.Clock = e.Sample, e.Clock
 	run := func(ctx context.Context, w *Workload, k PolicyKind, seed int64) (Churned, error) {
 		return churn.Run(ctx, e.Cluster, w, k, seed)
 	}
@@ -350,6 +357,7 @@ func (e *Experiment) FindNodes(ctx context.Context, find Find) (*Report, error) 
 	if err != nil {
 		return nil, err
 	}
+	find.Sample = e.Sample
 	for i, w := range e.Workloads {
 		r.Workloads[i].FewestNodes = FewestNodes(e.Cluster, w)
 	}

@@ -23,6 +23,8 @@ type world struct {
 	names []string
 	// ties is nil where the first of equally rated nodes is taken.
 	ties *rand.Rand
+	// sample is nil where the policy sees all nodes.
+	sample *sample
 	// placed counts the pods that were placed: the UID of each is its number.
 	placed int
 	// allocated is what pods hold.
@@ -32,7 +34,7 @@ type world struct {
 	requests map[place.Ask]*accel.Request
 }
 
-func newWorld(c *Cluster, order []int, p place.Policy, ties *rand.Rand) *world {
+func newWorld(c *Cluster, order []int, p place.Policy, ties *rand.Rand, sampled bool) *world {
 	// Reservations are not confirmed by anybody, so no time passes for them.
 	w := &world{
 		books: ledger.New(ledger.Options{Policy: p, Now: func() time.Time { return time.Time{} }}),
@@ -46,6 +48,9 @@ func newWorld(c *Cluster, order []int, p place.Policy, ties *rand.Rand) *world {
 		if n.CPU != place.Unlimited || n.Memory != place.Unlimited {
 			w.books.SetCapacity(n.Name, n.CPU, n.Memory)
 		}
+	}
+	if sampled {
+		w.sample = newSample(c, order)
 	}
 	return w
 }
@@ -74,13 +79,32 @@ func (w *world) request(a *place.Ask) *accel.Request {
 	return r
 }
 
-// best returns the position of the node with the best rating, -1 where the pod
-// fits nowhere.
-func (w *world) best(r *accel.Request) int {
-	w.books.Check(*r, w.names, w.verdicts)
+// choose returns the position of the node for a pod, -1 where it fits nowhere. Where
+// kube-scheduler has not found a node that will do among those it looked at, it tries
+// the pod again later, with the nodes that come next; so does this, until all were
+// looked at once.
+func (w *world) choose(a *place.Ask) int {
+	r := w.request(a)
+	if w.sample == nil {
+		return w.best(r, w.names)
+	}
+	for rest := len(w.names); rest > 0; {
+		rest -= w.sample.search(w.names, a, rest)
+		if at := w.best(r, w.sample.names); at >= 0 {
+			return w.sample.positions[at]
+		}
+	}
+	return -1
+}
+
+// best returns the position among the names of the node with the best rating, -1
+// where the pod fits on none of them.
+func (w *world) best(r *accel.Request, names []string) int {
+	verdicts := w.verdicts[:len(names)]
+	w.books.Check(*r, names, verdicts)
 	best, rating, equal := -1, int64(0), 0
-	for i := range w.verdicts {
-		v := &w.verdicts[i]
+	for i := range verdicts {
+		v := &verdicts[i]
 		switch {
 		case v.Code != accel.Fits:
 		case best < 0 || v.Rating > rating:
@@ -93,7 +117,7 @@ func (w *world) best(r *accel.Request) int {
 		return best
 	}
 	for skip := w.ties.Intn(equal); ; best++ {
-		if v := &w.verdicts[best]; v.Code != accel.Fits || v.Rating != rating {
+		if v := &verdicts[best]; v.Code != accel.Fits || v.Rating != rating {
 			continue
 		}
 		if skip == 0 {
@@ -106,28 +130,28 @@ func (w *world) best(r *accel.Request) int {
 // placement is a pod that was placed.
 type placement struct {
 	uid   string
-	node  string
-	units accel.Units
+	at    int // the node's position
+	takes sums
 }
 
 // place puts a pod on the best node, false where it fits nowhere. Its error is
 // one of the program: the ledger refuses what it has just found to fit.
 func (w *world) place(a *place.Ask) (placement, bool, error) {
-	r := w.request(a)
-	best := w.best(r)
+	best := w.choose(a)
 	if best < 0 {
 		return placement{}, false, nil
 	}
 	w.placed++
-	p := placement{uid: strconv.Itoa(w.placed), node: w.names[best], units: a.Units * accel.Units(a.Devices)}
+	p := placement{uid: strconv.Itoa(w.placed), at: best, takes: sumsOf(a)}
 	if a.Devices == 0 {
-		w.books.Charge(p.uid, p.node, a.CPU, a.Memory)
-		return p, true, nil
-	}
-	if _, _, err := w.books.Reserve(accel.PodRef{UID: p.uid}, time.Time{}, p.node, *r); err != nil {
+		w.books.Charge(p.uid, w.names[best], a.CPU, a.Memory)
+	} else if _, _, err := w.books.Reserve(accel.PodRef{UID: p.uid}, time.Time{}, w.names[best], *w.request(a)); err != nil {
 		return placement{}, false, fmt.Errorf("place a pod that fits: %w", err)
 	}
-	w.allocated += p.units
+	w.allocated += p.takes.units
+	if w.sample != nil {
+		w.sample.take(best, p.takes)
+	}
 	return p, true, nil
 }
 
@@ -145,5 +169,8 @@ func (w *world) timed(a *place.Ask, clock func() time.Duration) (placement, time
 // remove takes a pod away.
 func (w *world) remove(p placement) {
 	w.books.Forget(p.uid)
-	w.allocated -= p.units
+	w.allocated -= p.takes.units
+	if w.sample != nil {
+		w.sample.give(p.at, p.takes)
+	}
 }

@@ -74,7 +74,7 @@ func TestDecisions(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			w := newWorld(c, nodeOrder(rng, len(c.Nodes)), p, nil)
+			w := newWorld(c, nodeOrder(rng, len(c.Nodes)), p, nil, false)
 			prices := newPrices(p, true)
 			var there []placement
 			refused := 0
@@ -92,8 +92,8 @@ func TestDecisions(t *testing.T) {
 				switch {
 				case err != nil:
 					t.Fatal(err)
-				case ok != (want != "") || got.node != want:
-					t.Fatalf("step %d: pod %+v went to %q (%t), want %q", i, ask, got.node, ok, want)
+				case ok != (want != "") || ok && w.names[got.at] != want:
+					t.Fatalf("step %d: pod %+v went to %q (%t), want %q", i, ask, w.names[got.at], ok, want)
 				case !ok:
 					refused++
 				default:
@@ -139,14 +139,14 @@ func TestRandomTies(t *testing.T) {
 	}
 	ask := &place.Ask{Devices: 1, Units: 1}
 	count := func(ties *rand.Rand) [4]int {
-		w := newWorld(c, []int{0, 1, 2, 3}, random{baseline{Random}}, ties)
+		w := newWorld(c, []int{0, 1, 2, 3}, random{baseline{Random}}, ties, false)
 		var n [4]int
 		for range 4000 {
 			p, ok, err := w.place(ask)
 			if !ok || err != nil {
 				t.Fatalf("placed: %t, %v", ok, err)
 			}
-			n[p.node[0]-'0']++
+			n[w.names[p.at][0]-'0']++
 		}
 		return n
 	}

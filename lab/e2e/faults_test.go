@@ -5,6 +5,7 @@ package e2e
 import (
 	"context"
 	"fmt"
+	"io"
 	"strings"
 	"testing"
 	"time"
@@ -17,9 +18,11 @@ import (
 // TestFaults is `make faults`.
 func TestFaults(t *testing.T) {
 	ctx := beginMixed(t)
-	s := show.New("faults", lab, logWriter{t})
+	var printed strings.Builder
+	s := show.New("faults", lab, io.MultiWriter(logWriter{t}, &printed))
 	must(t, s.Faults(ctx))
 	must(t, s.Checks.Err())
+	must(t, lab.CheckShown("docs/demo.md", "make faults", printed.String()))
 }
 
 // hardwareWith sets the cards of mixed after a change.

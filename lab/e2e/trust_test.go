@@ -160,14 +160,11 @@ func as(t *testing.T, user string, groups ...string) kubernetes.Interface {
 	return client
 }
 
-// withToken returns a client with a token of one of Divvy's accounts, bound to a pod
-// as those that kubelet mounts, or to nothing.
-func withToken(t *testing.T, account string, pod *corev1.Pod) kubernetes.Interface {
+// withToken returns a client with a token of one of Divvy's accounts: bound to a pod,
+// as those that kubelet mounts are, to another object, or to nothing if that is nil.
+func withToken(t *testing.T, account string, bound *authenticationv1.BoundObjectReference) kubernetes.Interface {
 	t.Helper()
-	request := &authenticationv1.TokenRequest{}
-	if pod != nil {
-		request.Spec.BoundObjectRef = &authenticationv1.BoundObjectReference{Kind: "Pod", APIVersion: "v1", Name: pod.Name, UID: pod.UID}
-	}
+	request := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{BoundObjectRef: bound}}
 	token, err := lab.Client.CoreV1().ServiceAccounts(product.Namespace).CreateToken(t.Context(), account, request, metav1.CreateOptions{})
 	must(t, err)
 	config, err := lab.Cluster.RESTConfig()
@@ -177,6 +174,10 @@ func withToken(t *testing.T, account string, pod *corev1.Pod) kubernetes.Interfa
 	client, err := kubernetes.NewForConfig(config)
 	must(t, err)
 	return client
+}
+
+func boundTo(kind string, object metav1.Object) *authenticationv1.BoundObjectReference {
+	return &authenticationv1.BoundObjectReference{Kind: kind, APIVersion: "v1", Name: object.GetName(), UID: object.GetUID()}
 }
 
 // metadata is a patch of an object's annotations or labels; nil takes one away.
@@ -294,7 +295,10 @@ func TestDaemonKeepsToItsNode(t *testing.T) {
 	if len(poolPods) != 1 {
 		t.Fatalf("%d pods of the pool's daemon", len(poolPods))
 	}
-	client, unbound := withToken(t, stage.NodeDaemon, daemon), withToken(t, stage.NodeDaemon, nil)
+	client, unbound := withToken(t, stage.NodeDaemon, boundTo("Pod", daemon)), withToken(t, stage.NodeDaemon, nil)
+	node, err := lab.Node(ctx)
+	must(t, err)
+	ofNode := withToken(t, stage.NodeDaemon, boundTo("Node", node))
 	patchPod := func(client kubernetes.Interface, namespace, name string, patch []byte) error {
 		_, err := client.CoreV1().Pods(namespace).Patch(ctx, name, types.MergePatchType, patch, metav1.PatchOptions{DryRun: []string{metav1.DryRunAll}})
 		return err
@@ -329,6 +333,8 @@ func TestDaemonKeepsToItsNode(t *testing.T) {
 		"its node's taints":                   {patchNode(client, here, []byte(`{"spec":{"unschedulable":true}}`)), "may not change a spec"},
 		"with a token of no pod":              {patchPod(unbound, namespace, "here", grant), "does not say which node"},
 		"its node, with a token of no pod":    {patchNode(unbound, here, inventory), "does not say which node"},
+		"with a token bound to the node":      {patchPod(ofNode, namespace, "here", grant), "is not bound to a pod"},
+		"its node, with such a token":         {patchNode(ofNode, here, inventory), "is not bound to a pod"},
 		"a pod that is to go":                 {client.CoreV1().Pods(namespace).Delete(ctx, "here", metav1.DeleteOptions{DryRun: []string{metav1.DryRunAll}}), "cannot delete resource"},
 		"the key of the grants":               {second(client.CoreV1().Secrets(product.Namespace).Get(ctx, "divvy-grant-key", metav1.GetOptions{})), "cannot get resource"},
 		"a pod in the name of the pool's own": {second(as(t, "system:serviceaccount:"+product.Namespace+":bitfusion-device-plugin").CoreV1().Pods(namespace).Get(ctx, "here", metav1.GetOptions{})), "cannot get resource"},

@@ -18,6 +18,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/divvy-gpu/divvy/internal/vendorsim"
 	"github.com/divvy-gpu/divvy/lab/internal/audit"
 	"github.com/divvy-gpu/divvy/lab/internal/cluster"
 	"github.com/divvy-gpu/divvy/lab/internal/product"
@@ -71,6 +72,19 @@ func offers(t *testing.T, name corev1.ResourceName, want int64) {
 	t.Helper()
 	_, err := lab.WaitAllocatable(t.Context(), settingTimeout, name, want)
 	must(t, err)
+}
+
+// shows waits until the node's capacity and what it offers of a resource are both so
+// much, as where nothing is unhealthy or in use otherwise.
+func shows(t *testing.T, name corev1.ResourceName, want int64) {
+	t.Helper()
+	must(t, stage.Poll(t.Context(), settingTimeout, fmt.Sprintf("capacity and allocatable of %s to be %d", name, want), func(ctx context.Context) error {
+		capacity, allocatable, err := lab.Offered(ctx, name)
+		if err == nil && (capacity != want || allocatable != want) {
+			err = fmt.Errorf("they are %d and %d", capacity, allocatable)
+		}
+		return err
+	}))
 }
 
 // choose puts a configuration of mixed.yaml in force.
@@ -132,12 +146,12 @@ func TestOldFilesAsTheyAre(t *testing.T) {
 	check := sameDaemon(t)
 	for config, want := range map[string]int64{"board": 2, "chips": 4, "replicas": 8} {
 		choose(t, config)
-		offers(t, show.IX, want)
-		offers(t, show.GPU, 2) // the other vendors' are not concerned
+		shows(t, show.IX, want)
+		shows(t, show.GPU, 2) // the other vendors' are not concerned
 	}
 	choose(t, "nvidia")
-	offers(t, show.GPU, 8)
-	offers(t, show.IX, 2)
+	shows(t, show.GPU, 8)
+	shows(t, show.IX, 2)
 	must(t, stage.Poll(ctx, settingTimeout, "labels of time slices", func(ctx context.Context) error {
 		node, err := lab.Node(ctx)
 		if err != nil {
@@ -231,21 +245,44 @@ func TestRestartsUnderEveryKind(t *testing.T) {
 	}
 }
 
+// uuidsOf returns the uuids of a vendor's cards in mixed, in the order of their
+// numbers and joined by commas.
+func uuidsOf(t *testing.T, vendor string) string {
+	t.Helper()
+	hardware, err := lab.Cards(show.Mixed)
+	must(t, err)
+	var uuids []string
+	for _, c := range hardware.Cards {
+		if c.Vendor == vendor {
+			uuids = append(uuids, c.UUID)
+		}
+	}
+	return strings.Join(uuids, ",")
+}
+
 func TestRequestForAllDevices(t *testing.T) {
 	beginMixed(t)
 	start(t, asking("gpus", show.GPU, 2), asking("boards", show.IX, 2), asking("gcus", show.GCU, 2))
-	for pod, want := range map[string]struct {
-		variable string
-		devices  int
-		nodes    []string
-	}{
-		"gpus":   {"NVIDIA_VISIBLE_DEVICES", 2, []string{"nvidia-uvm", "nvidia-uvm-tools", "nvidia0", "nvidia1", "nvidiactl"}},
-		"boards": {"IX_VISIBLE_DEVICES", 4, []string{"iluvatar0", "iluvatar1", "iluvatar2", "iluvatar3", "itrctl"}},
-		"gcus":   {"ENFLAME_VISIBLE_DEVICES", 2, []string{"gcu0", "gcu1"}},
+	gpus, chips := uuidsOf(t, vendorsim.NVIDIA), uuidsOf(t, vendorsim.Iluvatar)
+	for pod, want := range map[string]stage.Sight{
+		"gpus": {
+			Env:   map[string]string{"NVIDIA_VISIBLE_DEVICES": gpus},
+			Nodes: []string{"nvidia-uvm", "nvidia-uvm-tools", "nvidia0", "nvidia1", "nvidiactl"},
+		},
+		"boards": {
+			Env:   map[string]string{"IX_VISIBLE_DEVICES": chips, "ILUVATAR_COREX_VISIBLE_DEVICES": chips},
+			Nodes: []string{"iluvatar0", "iluvatar1", "iluvatar2", "iluvatar3", "itrctl"},
+		},
+		"gcus": {Env: map[string]string{"ENFLAME_VISIBLE_DEVICES": "0,1"}, Nodes: []string{"gcu0", "gcu1"}},
 	} {
 		got := sights(t, pod)[pod]
-		if n := len(strings.Split(got.Env[want.variable], ",")); n != want.devices || !slices.Equal(got.Nodes, want.nodes) {
-			t.Errorf("pod %s sees %v, want %d devices in %s and the nodes %v", pod, got, want.devices, want.variable, want.nodes)
+		for variable, value := range want.Env {
+			if got.Env[variable] != value {
+				t.Errorf("pod %s has %s=%s, want %s", pod, variable, got.Env[variable], value)
+			}
+		}
+		if !slices.Equal(got.Nodes, want.Nodes) {
+			t.Errorf("pod %s has the device nodes %v, want %v", pod, got.Nodes, want.Nodes)
 		}
 	}
 	for _, memory := range []corev1.ResourceName{show.GPUMemory, show.IXMemory, show.GCUMemory} {

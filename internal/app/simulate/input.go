@@ -30,7 +30,7 @@ func (o *Options) experiment(ctx context.Context, connect func() (kube.Clients, 
 		return nil, err
 	}
 	e := &simulate.Experiment{
-		Policies: kinds, FirstSeed: o.Seed, Seeds: o.Shuffles, Arrived: o.Arrived, Strict: o.Strict,
+		Policies: kinds, FirstSeed: o.Seed, Seeds: o.Shuffles, Arrived: o.Arrived, Strict: o.Strict, Sample: o.Sample,
 	}
 	if o.Against != "" {
 		k, err := simulate.ParsePolicy(o.Against)

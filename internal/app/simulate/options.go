@@ -46,6 +46,8 @@ type Options struct {
 	FindNodes bool
 	// Refused is the demand that may be refused when nodes are looked for.
 	Refused float64
+	// Sample shows policies no more nodes than kube-scheduler would.
+	Sample bool
 	// Strict refuses workloads with pods that no node holds.
 	Strict bool
 	// Published is a file of results to compare with, Within how far off they
@@ -95,6 +97,7 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	fs.Float64Var(&o.Measure, "measure", o.Measure, "with --churn, time of measuring, in mean lifetimes of a pod")
 	fs.BoolVar(&o.FindNodes, "find-nodes", o.FindNodes, "find the least number of nodes, mixed as in the cluster, that hold each workload")
 	fs.Float64Var(&o.Refused, "refused", o.Refused, "with --find-nodes, demand that may be refused, in percent of the workload's")
+	fs.BoolVar(&o.Sample, "sample", o.Sample, "show a policy only as many nodes for each pod as kube-scheduler looks for, in turn; without it, all")
 	fs.BoolVar(&o.Strict, "strict", o.Strict, "fail when pods ask for more than any node has, in place of a note; --find-nodes always does")
 	fs.StringVar(&o.Published, "published", o.Published, "compare with these results (columns workload, policy, arrived_percent, allocated_percent_mean), and fail where they differ")
 	fs.Float64Var(&o.Within, "within", o.Within, "with --published, how far off a result may be, in points")

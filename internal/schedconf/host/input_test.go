@@ -358,13 +358,7 @@ extenders:
 	if pod, config, err := w.running(); err != nil || config != "" || len(pod.Annotations) > 0 {
 		t.Errorf("afterwards it runs with %q, %v, %v", config, pod.Annotations, err)
 	}
-	got := w.tree()
-	delete(got, "manifests/kube-scheduler.yaml") // its edits were not ours, so it is not compared
-	delete(clean, "manifests/kube-scheduler.yaml")
-	delete(clean, BackupFile)
-	if diff := cmp.Diff(clean, got); diff != "" {
-		t.Errorf("files (-want +got):\n%s", diff)
-	}
+	w.wantTree(clean)
 }
 
 // TestMovedAway: who stops kube-scheduler by moving its manifest out of kubelet's

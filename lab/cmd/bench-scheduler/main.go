@@ -58,8 +58,10 @@ type options struct {
 	units   []int64
 	qps     int
 	percent int
-	plain   bool
-	policy  string
+	// batching has kube-scheduler's profile let pods be batched.
+	batching bool
+	plain    bool
+	policy   string
 	// extender are further flags of the extender.
 	extender []string
 	control  string
@@ -84,6 +86,7 @@ func parse(args []string, out io.Writer) (options, error) {
 	flags.StringVar(&units, "units", "4", "units that pods ask for, in turn")
 	flags.IntVar(&o.qps, "qps", 5000, "requests to the API server per second that kube-scheduler may send, on both sides; its own default of 50 would be what is measured")
 	flags.IntVar(&o.percent, "percentage", 0, "percentageOfNodesToScore of kube-scheduler, on both sides; 0 for its own choice")
+	flags.BoolVar(&o.batching, "batching", false, "let kube-scheduler batch pods, on both sides: PodTopologySpread gets defaultingType List, since it batches none with its defaults; no ratio is judged then")
 	flags.BoolVar(&o.plain, "plain", false, "kube-scheduler asks the extender over HTTP without TLS")
 	flags.StringVar(&o.policy, "policy", "binpack", "the extender's placement policy")
 	flags.StringVar(&extender, "extender", "", "further flags of the extender, such as --choose-node=false")

@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"flag"
+	"fmt"
 	"io"
 	"slices"
 	"strings"
@@ -17,6 +18,17 @@ func TestParse(t *testing.T) {
 	if !slices.Equal(o.sizes, []int{10, 20}) || o.pods != 100 || !slices.Equal(o.units, []int64{3, 5}) ||
 		!slices.Equal(o.extender, []string{"--choose-node=false", "--log-level=debug"}) {
 		t.Errorf("options %+v", o)
+	}
+	if settings := o.schedulerSettings("a"); len(settings) != 0 {
+		t.Errorf("further settings of kube-scheduler by default: %v", settings)
+	}
+	if o, err = parse([]string{"-batching", "-percentage", "30"}, io.Discard); err != nil {
+		t.Fatal(err)
+	}
+	const settings = "map[percentageOfNodesToScore:30 profiles:[map[pluginConfig:[map[args:map[apiVersion:kubescheduler.config.k8s.io/v1 " +
+		"defaultingType:List kind:PodTopologySpreadArgs] name:PodTopologySpread]] schedulerName:a]]]"
+	if got := fmt.Sprint(o.schedulerSettings("a")); got != settings {
+		t.Errorf("settings of kube-scheduler are %s, want %s", got, settings)
 	}
 	if o, err = parse(nil, io.Discard); err != nil || !slices.Equal(o.sizes, []int{1000, 5000}) || o.rounds < 3 {
 		t.Errorf("by default: %+v, %v", o, err)

@@ -78,10 +78,7 @@ func newBench(ctx context.Context, o options, programs controlplane.Programs, pl
 // phase starts a scheduler, places pods, and removes both.
 func (b *bench) phase(ctx context.Context, side side, round int) (p Phase, err error) {
 	name := fmt.Sprintf("%s-%d", side, round)
-	o := controlplane.SchedulerOptions{Name: name, QPS: b.options.qps}
-	if b.options.percent > 0 {
-		o.Settings = map[string]any{"percentageOfNodesToScore": b.options.percent}
-	}
+	o := controlplane.SchedulerOptions{Name: name, QPS: b.options.qps, Settings: b.options.schedulerSettings(name)}
 	var extender *controlplane.Extender
 	if side == with {
 		extender, err = b.plane.StartExtender(ctx, controlplane.ExtenderOptions{
@@ -121,6 +118,24 @@ func (b *bench) phase(ctx context.Context, side side, round int) (p Phase, err e
 		err = b.right(ctx)
 	}
 	return p, err
+}
+
+// schedulerSettings are fields of the configuration of the scheduler that pods request
+// by this name.
+func (o options) schedulerSettings(name string) map[string]any {
+	settings := map[string]any{}
+	if o.percent > 0 {
+		settings["percentageOfNodesToScore"] = o.percent
+	}
+	if o.batching {
+		settings["profiles"] = []any{map[string]any{
+			"schedulerName": name,
+			"pluginConfig": []any{map[string]any{"name": "PodTopologySpread", "args": map[string]any{
+				"apiVersion": "kubescheduler.config.k8s.io/v1", "kind": "PodTopologySpreadArgs", "defaultingType": "List",
+			}}},
+		}}
+	}
+	return settings
 }
 
 // place makes pods as fast as the API server takes them and waits until the last

@@ -43,6 +43,7 @@ type Settings struct {
 	UnitsPerCard             int     `json:"unitsPerCard"`
 	SchedulerQPS             int     `json:"schedulerQPS"`
 	PercentageOfNodesToScore int     `json:"percentageOfNodesToScore"`
+	Batching                 bool    `json:"batching,omitempty"`
 	TLS                      bool    `json:"tls"`
 	Policy                   string  `json:"policy"`
 	// Extender are further flags of the extender.
@@ -52,7 +53,7 @@ type Settings struct {
 func (o options) settings() Settings {
 	return Settings{
 		PodsPerPhase: o.pods, Rounds: o.rounds, Units: o.units, CardsPerNode: cardsPerNode, UnitsPerCard: cardUnits,
-		SchedulerQPS: o.qps, PercentageOfNodesToScore: o.percent, TLS: !o.plain, Policy: o.policy, Extender: o.extender,
+		SchedulerQPS: o.qps, PercentageOfNodesToScore: o.percent, Batching: o.batching, TLS: !o.plain, Policy: o.policy, Extender: o.extender,
 	}
 }
 
@@ -66,7 +67,8 @@ type Size struct {
 	Rate   map[side]float64 `json:"podsPerSecond"`
 	Ratios []float64        `json:"ratios"`
 	Ratio  float64          `json:"ratio"`
-	Wanted float64          `json:"wantedRatio"`
+	// Wanted is 0 where the ratio is not judged.
+	Wanted float64 `json:"wantedRatio"`
 	// Requests are those of Divvy's own to the API server for one pod: as the extender
 	// counts them, or as the API server does, whichever are more. The API server does
 	// not tell who asked; what it answered more with Divvy than without is Divvy's, and
@@ -266,6 +268,9 @@ func (r *Result) judge() {
 		if s.Nodes >= largeFrom {
 			s.Wanted = wantedRatioLarge
 		}
+		if r.Settings.Batching {
+			s.Wanted = 0
+		}
 	}
 }
 
@@ -309,9 +314,13 @@ func (v verdict) String() string {
 
 // verdicts compare a size with its limits.
 func (s *Size) verdicts() []verdict {
+	wanted := "no limit, since kube-scheduler may batch pods without it"
+	if s.Wanted > 0 {
+		wanted = fmt.Sprintf("at least %.1f is wanted", s.Wanted)
+	}
 	return []verdict{
-		{fmt.Sprintf("%d nodes: with Divvy %.2f of the pods per second without it (median of %d rounds, %.2f to %.2f); at least %.1f is wanted",
-			s.Nodes, s.Ratio, len(s.Ratios), slices.Min(s.Ratios), slices.Max(s.Ratios), s.Wanted), s.Ratio >= s.Wanted},
+		{fmt.Sprintf("%d nodes: with Divvy %.2f of the pods per second without it (median of %d rounds, %.2f to %.2f); %s",
+			s.Nodes, s.Ratio, len(s.Ratios), slices.Min(s.Ratios), slices.Max(s.Ratios), wanted), s.Ratio >= s.Wanted},
 		{fmt.Sprintf("%d nodes: %.2f requests of Divvy's own to the API server for a pod (%.2f as the extender counts, %.2f as the API server does); at most %g is wanted",
 			s.Nodes, s.Requests, s.RequestsCounted, s.RequestsServed, s.WantedRequests), s.Requests <= s.WantedRequests},
 	}

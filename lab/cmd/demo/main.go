@@ -10,6 +10,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 	"time"
 
@@ -46,10 +47,13 @@ cards of 16 GB stand in for them.
 	}
 	defer func() { err = errors.Join(err, s.Close()) }()
 
-	d := &demo{stage: s, out: out, checks: checks.Checks{Out: out}}
+	var printed strings.Builder
+	both := io.MultiWriter(out, &printed)
+	d := &demo{stage: s, out: both, checks: checks.Checks{Out: both}}
 	if err := d.play(ctx); err != nil {
 		return fmt.Errorf("the demo could not go on after %d checks: %w", d.checks.Made(), errors.Join(err, d.checks.Err()))
 	}
+	d.checks.NoError("docs/demo.md shows what was printed", s.CheckShown("docs/demo.md", "make demo", printed.String()))
 	fmt.Fprintf(out, "\nThe cluster still runs, for you to play with; `make demo-down` takes it away without a trace.\n"+
 		"  export KUBECONFIG=%s PATH=%s:%s:$PATH\n\n", s.Cluster.Kubeconfig(), product.Programs(), s.Cluster.BinDir())
 	fmt.Fprintf(out, "%s (%s)\n", verdict(&d.checks), progress.Elapsed(time.Since(started)))

@@ -93,8 +93,8 @@ func imagesCommand(c *common) *cobra.Command {
 	f.StringSliceVar(&o.Architectures, "arch", []string{"amd64", "arm64"}, "architectures")
 	f.StringSliceVar(&o.Images, "image", release.Images, "images")
 	f.StringVar(&archive.Dir, "debian-dir", filepath.Join(cache, "divvy", "debian"), "folder for what is fetched from Debian")
-	f.StringVar(&archive.Mirror, "debian-mirror", debian.DefaultMirror, "mirror of Debian")
-	f.StringVar(&archive.SecurityMirror, "debian-security-mirror", debian.DefaultSecurityMirror, "mirror of Debian's security updates")
+	f.StringVar(&archive.Mirror, "debian-mirror", "", "mirror of Debian (default: the one that this machine's apt uses)")
+	f.StringVar(&archive.SecurityMirror, "debian-security-mirror", "", "mirror of Debian's security updates (default: the one that this machine's apt uses)")
 	return cmd
 }
 

@@ -25,12 +25,6 @@ import (
 // Keyring holds the keys that Debian's archive is signed with.
 const Keyring = "/usr/share/keyrings/debian-archive-keyring.gpg"
 
-// DefaultMirror and DefaultSecurityMirror are Debian's own.
-const (
-	DefaultMirror         = "http://deb.debian.org/debian"
-	DefaultSecurityMirror = "http://deb.debian.org/debian-security"
-)
-
 // Archive is a Debian release at a mirror.
 type Archive struct {
 	// Dir is a folder for what apt keeps. It grows to some tens of MB for each
@@ -38,7 +32,8 @@ type Archive struct {
 	Dir string
 	// Suite is the release, such as "bookworm".
 	Suite string
-	// Mirror and SecurityMirror are addresses; empty means Debian's own.
+	// Mirror and SecurityMirror are addresses; empty means those that this machine's
+	// own apt uses.
 	Mirror, SecurityMirror string
 }
 
@@ -217,7 +212,10 @@ func (a Archive) configure(ctx context.Context, dir, architecture string) (strin
 	} {
 		fmt.Fprintf(&b, "%s %q;\n", setting[0], setting[1])
 	}
-	mirror, security := cmp.Or(a.Mirror, DefaultMirror), cmp.Or(a.SecurityMirror, DefaultSecurityMirror)
+	mirror, security, err := a.mirrors(ctx)
+	if err != nil {
+		return "", err
+	}
 	sources := fmt.Sprintf("deb [signed-by=%[1]s] %[2]s %[3]s main\ndeb [signed-by=%[1]s] %[2]s %[3]s-updates main\ndeb [signed-by=%[1]s] %[4]s %[3]s-security main\n",
 		Keyring, mirror, a.Suite, security)
 	config := filepath.Join(dir, "apt.conf")
@@ -228,6 +226,41 @@ func (a Archive) configure(ctx context.Context, dir, architecture string) (strin
 		}
 	}
 	return config, nil
+}
+
+// mirrors returns the addresses of Debian and of its security updates.
+func (a Archive) mirrors(ctx context.Context) (mirror, security string, err error) {
+	if a.Mirror != "" && a.SecurityMirror != "" {
+		return a.Mirror, a.SecurityMirror, nil
+	}
+	targets, err := output(ctx, "apt-get", "indextargets", "--format", "$(ORIGIN)|$(LABEL)|$(REPO_URI)", "Created-By: Packages")
+	if err != nil {
+		return "", "", fmt.Errorf("read the sources of apt: %w", err)
+	}
+	mirror, security = hostMirrors(string(targets))
+	mirror, security = cmp.Or(a.Mirror, mirror), cmp.Or(a.SecurityMirror, security)
+	if mirror == "" || security == "" {
+		return "", "", errors.New("apt on this machine knows no mirror of Debian and of its security updates: run \"apt-get update\", or set --debian-mirror and --debian-security-mirror")
+	}
+	return mirror, security, nil
+}
+
+// hostMirrors finds the first of each among apt's index targets: lines of who made a
+// repository, its label and its address.
+func hostMirrors(targets string) (mirror, security string) {
+	for line := range strings.Lines(targets) {
+		f := strings.SplitN(strings.TrimSpace(line), "|", 3)
+		if len(f) != 3 || f[0] != "Debian" {
+			continue
+		}
+		switch address := strings.TrimSuffix(f[2], "/"); f[1] {
+		case "Debian":
+			mirror = cmp.Or(mirror, address)
+		case "Debian-Security":
+			security = cmp.Or(security, address)
+		}
+	}
+	return mirror, security
 }
 
 // run runs apt with a configuration. Its output is in the error alone.

@@ -115,7 +115,7 @@ func TestComplete(t *testing.T) {
 // nothing that the host wants run.
 func TestConfigureKeepsTheHostOut(t *testing.T) {
 	dir := t.TempDir()
-	config, err := Archive{Suite: "bookworm", Mirror: "http://mirror.example/debian"}.configure(t.Context(), dir, "arm64")
+	config, err := Archive{Suite: "bookworm", Mirror: "http://mirror.example/debian", SecurityMirror: "http://mirror.example/security"}.configure(t.Context(), dir, "arm64")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -145,9 +145,58 @@ func TestConfigureKeepsTheHostOut(t *testing.T) {
 	}
 	want := "deb [signed-by=" + Keyring + "] http://mirror.example/debian bookworm main\n" +
 		"deb [signed-by=" + Keyring + "] http://mirror.example/debian bookworm-updates main\n" +
-		"deb [signed-by=" + Keyring + "] " + DefaultSecurityMirror + " bookworm-security main\n"
+		"deb [signed-by=" + Keyring + "] http://mirror.example/security bookworm-security main\n"
 	if diff := cmp.Diff(want, string(sources)); diff != "" {
 		t.Errorf("sources (-want +got):\n%s", diff)
+	}
+}
+
+// TestMirrorsOfThisMachine asks the real apt about sources that the test writes.
+func TestMirrorsOfThisMachine(t *testing.T) {
+	dir := t.TempDir()
+	write := func(name, text string) string {
+		t.Helper()
+		path := filepath.Join(dir, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	// As after "apt-get update"; other repositories are first, and have the same releases.
+	repository := func(host, suite, origin, label string) string {
+		name := "lists/" + host + "_debian_dists_" + suite + "_"
+		write(name+"Release", "Origin: "+origin+"\nLabel: "+label+"\nCodename: "+suite+"\nComponents: main\nArchitectures: all amd64 arm64\n")
+		for _, arch := range []string{"amd64", "arm64"} {
+			write(name+"main_binary-"+arch+"_Packages", "")
+		}
+		return "deb http://" + host + "/debian/ " + suite + " main\n"
+	}
+	sources := write("sources.list", repository("third.example", "bookworm", "Third", "Debian")+
+		repository("noble.example", "noble-security", "Ubuntu", "Ubuntu")+
+		repository("backports.example", "bookworm-backports", "Debian", "Debian Backports")+
+		repository("a.example", "bookworm", "Debian", "Debian")+
+		repository("b.example", "bookworm-security", "Debian", "Debian-Security")+
+		repository("c.example", "bookworm-updates", "Debian", "Debian"))
+	t.Setenv("APT_CONFIG", write("apt.conf",
+		`Dir::Etc::sourcelist "`+sources+`"; Dir::Etc::sourceparts "/dev/null"; Dir::State "`+dir+`"; Dir::Cache "`+dir+`";`))
+	for _, tt := range []struct {
+		archive          Archive
+		mirror, security string
+	}{
+		{Archive{}, "http://a.example/debian", "http://b.example/debian"},
+		{Archive{Mirror: "http://d.example"}, "http://d.example", "http://b.example/debian"},
+		{Archive{Mirror: "http://d.example", SecurityMirror: "http://e.example"}, "http://d.example", "http://e.example"},
+	} {
+		if mirror, security, err := tt.archive.mirrors(t.Context()); err != nil || mirror != tt.mirror || security != tt.security {
+			t.Errorf("%+v: got %q and %q, %v; want %q and %q", tt.archive, mirror, security, err, tt.mirror, tt.security)
+		}
+	}
+	write("sources.list", repository("third.example", "bookworm", "Third", "Debian"))
+	if _, _, err := (Archive{}).mirrors(t.Context()); err == nil || !strings.Contains(err.Error(), `run "apt-get update", or set --debian-mirror`) {
+		t.Errorf("without a mirror of Debian: %v, want it to say what to do", err)
 	}
 }
 

@@ -4,15 +4,20 @@
 //
 // Commands stand in fences marked console. A line that begins with "$ " is a
 // command; lines that end with a backslash, and those of a here-document, go on;
-// every other line is output. What a reader knows and the page cannot say is in
-// HTML comments, which rendering leaves out:
+// every other line is what the command above it prints, and Check compares it where
+// there is any. A line "..." stands for any lines, "..." within a line for any text,
+// and ages, times, hashes, addresses, versions and ends of generated names for others
+// of their form. What a reader knows and the page cannot say is in HTML comments,
+// which rendering leaves out:
 //
 //	<!-- run: {page: bare} -->                      once, first: the lab that the page needs: bare, bare-vendors, installed (default), vendors
 //	<!-- run: {set: {NODE: divvy-lab-0}} -->        once, first: words that stand for others
 //	<!-- run: {fails: true} -->                     before a fence: its last command fails
 //	<!-- run: {by: TestName, why: it needs two nodes} -->  before a fence: who else runs it
+//	<!-- run: {why: the program is not in the lab} -->      before a fence: why no test runs it
 //	<!-- run: {before: "kubectl create namespace a"} -->   before a fence: commands that make what it needs
 //	<!-- run: {after: "kubectl delete namespace a"} -->    anywhere: commands for the end of the page
+//	<!-- run: {file: testdata/a.txt} -->            before another fence: a file of the repository that it shows
 package docscript
 
 import (
@@ -48,7 +53,7 @@ const (
 // root of the repository: all of docs/ but the decisions, and the READMEs.
 func Files(root string) ([]string, error) {
 	var files []string
-	for _, pattern := range []string{"README*.md", "docs/*.md", "docs/reference/*.md", "examples/README.md", "CONTRIBUTING.md"} {
+	for _, pattern := range []string{"README*.md", "docs/*.md", "docs/reference/*.md", "examples/README.md", "examples/*/README.md", "CONTRIBUTING.md"} {
 		found, err := filepath.Glob(filepath.Join(root, pattern))
 		if err != nil {
 			return nil, fmt.Errorf("pages %s: %w", pattern, err)
@@ -69,12 +74,23 @@ type Page struct {
 	Path string
 	// Lab is the lab that the page needs.
 	Lab string
-	// Words are replaced, as whole words, in the commands of the page.
+	// Words are replaced, as whole words, in the commands of the page; in outputs they
+	// stand for either.
 	Words  map[string]string
 	Blocks []Block
 	// After are commands for the end, in the order in which they are to run: the
 	// last of the page first.
 	After []string
+	// Excerpts are fences that show a file, such as a test's golden one.
+	Excerpts []Excerpt
+}
+
+// Excerpt is a fence that shows a file of the repository, in the notation of outputs.
+type Excerpt struct {
+	// Line is the line of the page where its text begins, from 1.
+	Line  int
+	Shown []string
+	File  string
 }
 
 // Block is a fence with commands.
@@ -86,9 +102,9 @@ type Block struct {
 	Commands []Command
 	// Fails says that the last command is to fail.
 	Fails bool
-	// By is who runs the block if it is not run here, "" if it is: the name of a
-	// test, "make" and a target, or another page that has the same commands. Why says
-	// why it is so.
+	// Why says why the block is not run here, "" if it is. By is who runs it instead:
+	// the name of a test, "make" and a target, another page that has the same commands,
+	// or "" for none.
 	By, Why string
 }
 
@@ -96,6 +112,8 @@ type Block struct {
 type Command struct {
 	Line int
 	Text string
+	// Output is what the page shows below it, nil if nothing.
+	Output []string
 }
 
 // directive is what a comment may say.
@@ -107,6 +125,7 @@ type directive struct {
 	Why    string            `json:"why,omitempty"`
 	Before string            `json:"before,omitempty"`
 	After  string            `json:"after,omitempty"`
+	File   string            `json:"file,omitempty"`
 }
 
 var comment = regexp.MustCompile(`(?s)^<!--\s*run:(.*?)-->\s*$`)
@@ -145,9 +164,7 @@ func Parse(path string, source []byte) (*Page, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}
-	if r.next != nil {
-		r.wrong(r.nextLine, "no fence marked console follows this")
-	}
+	r.drop()
 	slices.Reverse(r.page.After)
 	return r.page, errors.Join(r.errs...)
 }
@@ -208,21 +225,34 @@ func (r *reader) comment(n *ast.HTMLBlock) {
 	if d.After != "" {
 		r.page.After = append(r.page.After, d.After)
 	}
-	if !d.Fails && d.By == "" && d.Why == "" && d.Before == "" {
+	if !d.Fails && d.By == "" && d.Why == "" && d.Before == "" && d.File == "" {
 		return
 	}
-	if (d.By == "") != (d.Why == "") {
-		r.wrong(line, "by and why go together: who runs the commands, and why they are not run with the page")
+	if d.By != "" && d.Why == "" {
+		r.wrong(line, "by needs why: who runs the commands, and why they are not run with the page")
 	}
-	if r.next != nil {
+	r.drop()
+	r.next, r.nextLine = &d, line
+}
+
+// drop reports what was said of a fence that did not come.
+func (r *reader) drop() {
+	switch {
+	case r.next == nil:
+	case r.next.File != "":
+		r.wrong(r.nextLine, "no fence that could show %s follows this", r.next.File)
+	default:
 		r.wrong(r.nextLine, "no fence marked console follows this")
 	}
-	r.next, r.nextLine = &d, line
 }
 
 func (r *reader) fence(n *ast.FencedCodeBlock) {
 	content, line := r.lines(n)
 	if string(n.Language(r.source)) != "console" {
+		if d := r.next; d != nil && d.File != "" {
+			r.page.Excerpts = append(r.page.Excerpts, Excerpt{Line: line, Shown: lines(content), File: d.File})
+			r.next = nil
+		}
 		for i, l := range strings.Split(content, "\n") {
 			if len(n.Language(r.source)) == 0 && program.MatchString(strings.TrimSpace(l)) {
 				r.wrong(line+i, "a command in a fence that is not marked console, so that no test runs it: %s", l)
@@ -231,7 +261,7 @@ func (r *reader) fence(n *ast.FencedCodeBlock) {
 		return
 	}
 	b := Block{Line: line}
-	if d := r.next; d != nil {
+	if d := r.next; d != nil && d.File == "" {
 		b.Before, b.Fails, b.By, b.Why = d.Before, d.Fails, d.By, d.Why
 		r.next = nil
 	}
@@ -263,6 +293,10 @@ func commands(content string, line int) []Command {
 		case strings.HasPrefix(l, "$ "):
 			found = append(found, Command{Line: line + i, Text: l[2:]})
 		default:
+			if len(found) > 0 {
+				last := &found[len(found)-1]
+				last.Output = append(last.Output, l)
+			}
 			continue
 		}
 		if match := heredoc.FindStringSubmatch(l); match != nil && end == "" {
@@ -270,31 +304,35 @@ func commands(content string, line int) []Command {
 		}
 		goesOn = end == "" && strings.HasSuffix(l, `\`)
 	}
+	for i := range found {
+		found[i].Output = lines(strings.Join(found[i].Output, "\n"))
+	}
 	return found
 }
 
 // Script is a script for bash that runs the page's commands in one shell, with what
 // they need before and what is to be done after, and stops at the first that
-// fails. It prints the place of each command before it runs.
+// fails. It prints the place of each command before it runs, which Check looks for.
 func (p *Page) Script() string {
 	var b strings.Builder
 	b.WriteString("set -eo pipefail\n")
 	// What is done after is done also after a failure, and its own failures do not
 	// hide that.
 	b.WriteString("after() {\n  code=$?\n  set +e\n")
+	fmt.Fprintf(&b, "echo; echo %s\n", quote(mark+p.Path+": after"))
 	for _, a := range p.After {
 		fmt.Fprintf(&b, "%s\n", p.words(a))
 	}
 	b.WriteString("  exit $code\n}\ntrap after EXIT\n")
 	for _, block := range p.Blocks {
-		if block.By != "" {
+		if block.Why != "" {
 			continue
 		}
 		if block.Before != "" {
-			fmt.Fprintf(&b, "%s\n", p.words(block.Before))
+			fmt.Fprintf(&b, "echo; echo %s\n%s\n", quote(fmt.Sprintf("%s%s:%d: before", mark, p.Path, block.Line)), p.words(block.Before))
 		}
 		for i, c := range block.Commands {
-			fmt.Fprintf(&b, "echo %s\n", quote(fmt.Sprintf("== %s:%d: %s", p.Path, c.Line, c.Text)))
+			fmt.Fprintf(&b, "echo; echo %s\n", quote(p.mark(c)))
 			if command := p.words(c.Text); block.Fails && i == len(block.Commands)-1 {
 				fmt.Fprintf(&b, "if {\n%s\n}; then echo 'This was to fail.'; exit 1; fi\n", command)
 			} else {
@@ -305,23 +343,58 @@ func (p *Page) Script() string {
 	return b.String()
 }
 
-// Runs returns how many commands Script runs, and how many others do.
-func (p *Page) Runs() (here, elsewhere int) {
+// Runs returns how many commands Script runs, how many others do, and how many no test
+// does.
+func (p *Page) Runs() (here, elsewhere, nowhere int) {
 	for _, b := range p.Blocks {
-		if b.By == "" {
+		switch {
+		case b.Why == "":
 			here += len(b.Commands)
-		} else {
+		case b.By != "":
 			elsewhere += len(b.Commands)
+		default:
+			nowhere += len(b.Commands)
 		}
 	}
-	return here, elsewhere
+	return here, elsewhere, nowhere
+}
+
+// mark begins the line that names a place of the page. An output that ends within a
+// line has an end of line added before it.
+const mark = "== "
+
+func (p *Page) mark(c Command) string {
+	return fmt.Sprintf("%s%s:%d: %s", mark, p.Path, c.Line, c.Text)
+}
+
+// Find returns the first of the page's commands with that text.
+func (p *Page) Find(text string) (Command, error) {
+	for _, b := range p.Blocks {
+		for _, c := range b.Commands {
+			if c.Text == text {
+				return c, nil
+			}
+		}
+	}
+	return Command{}, fmt.Errorf("%s has no command %s", p.Path, text)
 }
 
 // words puts in what the page's words stand for, once: what was put in is left as it
 // is.
 func (p *Page) words(command string) string {
+	var b strings.Builder
+	at := 0
+	for _, found := range p.findWords(command) {
+		b.WriteString(command[at:found[0]] + p.Words[command[found[0]:found[1]]])
+		at = found[1]
+	}
+	return b.String() + command[at:]
+}
+
+// findWords returns where the page's words begin and end in a text.
+func (p *Page) findWords(text string) [][]int {
 	if len(p.Words) == 0 {
-		return command
+		return nil
 	}
 	var all []string
 	for _, word := range slices.Sorted(maps.Keys(p.Words)) {
@@ -329,11 +402,9 @@ func (p *Page) words(command string) string {
 	}
 	// Words of a command are longer than those of a text: paths and options are one.
 	candidate := regexp.MustCompile(`[\w-]*(?:` + strings.Join(all, "|") + `)[\w-]*`)
-	return candidate.ReplaceAllStringFunc(command, func(found string) string {
-		if meaning, ok := p.Words[found]; ok {
-			return meaning
-		}
-		return found
+	return slices.DeleteFunc(candidate.FindAllStringIndex(text, -1), func(found []int) bool {
+		_, ok := p.Words[text[found[0]:found[1]]]
+		return !ok
 	})
 }
 

@@ -20,8 +20,7 @@ const page = `# A page
    ` + "```console" + `
    $ echo one NODE a.tar d/ aa.tar \
        two    # a note
-   one lab-0 two
-   # an output
+   one NODE ...
    $ cat <<'EOF'
    $ not a command
    EOF
@@ -44,6 +43,11 @@ $ exit 3
 $ exit 4
 ` + "```" + `
 
+<!-- run: {why: it needs a moon} -->
+` + "```console" + `
+$ exit 5
+` + "```" + `
+
 ` + "```yaml" + `
 make: something
 ` + "```" + `
@@ -57,24 +61,33 @@ func TestScript(t *testing.T) {
 	if p.Lab != "bare" {
 		t.Errorf("lab %q, want bare", p.Lab)
 	}
-	if here, elsewhere := p.Runs(); here != 5 || elsewhere != 2 {
-		t.Errorf("%d commands here and %d elsewhere, want 5 and 2", here, elsewhere)
+	if here, elsewhere, nowhere := p.Runs(); here != 5 || elsewhere != 2 || nowhere != 1 {
+		t.Errorf("%d commands here, %d elsewhere and %d nowhere, want 5, 2 and 1", here, elsewhere, nowhere)
 	}
 	out, err := exec.CommandContext(t.Context(), "bash", "-c", p.Script()).CombinedOutput()
 	if err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	want := `== page.md:9: echo one NODE a.tar d/ aa.tar \
+	want := `
+== page.md:9: echo one NODE a.tar d/ aa.tar \
     two    # a note
 one lab-0 /tmp/a.tar /tmp/d/ aa.tar two
-== page.md:13: cat <<'EOF'
+
+== page.md:12: cat <<'EOF'
 $ not a command
 EOF
 $ not a command
-== page.md:20: echo $x NODES
+
+== page.md:19: before
+
+== page.md:19: echo $x NODES
 made NODES
-== page.md:25: true
-== page.md:26: false NODE
+
+== page.md:24: true
+
+== page.md:25: false NODE
+
+== page.md: after
 last made
 first made
 `
@@ -104,13 +117,14 @@ func TestScriptStopsAtWhatFails(t *testing.T) {
 
 func TestBadPages(t *testing.T) {
 	for name, test := range map[string]struct{ page, want string }{
-		"an unknown key":     {"<!-- run: {nod: a} -->\n", `page.md:1: a comment for running the page: error unmarshaling JSON`},
-		"an unknown lab":     {"<!-- run: {page: mine} -->\n", "page.md:1: page: mine: there is no such lab; there are bare, bare-vendors, installed and vendors"},
-		"by without why":     {"<!-- run: {by: TestX} -->\n```console\n$ true\n```\n", "page.md:1: by and why go together"},
-		"no fence follows":   {"\n<!-- run: {fails: true} -->\n\ntext\n", "page.md:2: no fence marked console follows this"},
-		"no command":         {"```console\nplain output\n```\n", `page.md:2: no line of this fence begins with "$ "`},
-		"an unmarked fence":  {"```\noutput\nkubectl get pods\n```\n", "page.md:3: a command in a fence that is not marked console"},
-		"two before a fence": {"<!-- run: {fails: true} -->\n\n<!-- run: {before: x} -->\n```console\n$ x\n```\n", "page.md:1: no fence marked console follows this"},
+		"an unknown key":      {"<!-- run: {nod: a} -->\n", `page.md:1: a comment for running the page: error unmarshaling JSON`},
+		"an unknown lab":      {"<!-- run: {page: mine} -->\n", "page.md:1: page: mine: there is no such lab; there are bare, bare-vendors, installed and vendors"},
+		"by without why":      {"<!-- run: {by: TestX} -->\n```console\n$ true\n```\n", "page.md:1: by needs why"},
+		"no fence follows":    {"\n<!-- run: {fails: true} -->\n\ntext\n", "page.md:2: no fence marked console follows this"},
+		"no fence for a file": {"<!-- run: {file: a.txt} -->\n```console\n$ x\n```\n", "page.md:1: no fence that could show a.txt follows this"},
+		"no command":          {"```console\nplain output\n```\n", `page.md:2: no line of this fence begins with "$ "`},
+		"an unmarked fence":   {"```\noutput\nkubectl get pods\n```\n", "page.md:3: a command in a fence that is not marked console"},
+		"two before a fence":  {"<!-- run: {fails: true} -->\n\n<!-- run: {before: x} -->\n```console\n$ x\n```\n", "page.md:1: no fence marked console follows this"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := docscript.Parse("page.md", []byte(test.page))

@@ -49,48 +49,64 @@ func TestPages(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	here, elsewhere := 0, 0
+	here, elsewhere, nowhere := 0, 0, 0
 	for _, file := range files {
 		page, err := docscript.Read(filepath.Join(root, file))
 		if err != nil {
 			t.Error(err)
 			continue
 		}
-		h, e := page.Runs()
-		here, elsewhere = here+h, elsewhere+e
+		for _, e := range page.Excerpts {
+			content, err := os.ReadFile(filepath.Join(root, e.File))
+			if err == nil {
+				err = page.CheckFile(e, string(content))
+			}
+			if err != nil {
+				t.Error(err)
+			}
+		}
+		h, e, n := page.Runs()
+		here, elsewhere, nowhere = here+h, elsewhere+e, nowhere+n
 		for _, b := range page.Blocks {
 			switch {
 			case b.By == "" || runners[b.By]:
 			case strings.HasSuffix(b.By, ".md"):
-				for _, c := range notRun(t, b) {
-					t.Errorf("%s:%d: by: %s: it does not run this command: %s", file, c.Line, b.By, c.Text)
-				}
+				checkSame(t, file, b)
 			default:
 				t.Errorf("%s:%d: by: %s: there is no such test, target of make or page", file, b.Line, b.By)
 			}
 		}
 	}
-	t.Logf("%d commands are run with their pages, %d by others, in %d files", here, elsewhere, len(files))
+	t.Logf("%d commands are run with their pages, %d by others, %d by none, in %d files", here, elsewhere, nowhere, len(files))
 	if here == 0 {
 		t.Error("no page has a command")
 	}
 }
 
-// notRun returns the commands of the block that the page which it names does not run
-// itself.
-func notRun(t *testing.T, b docscript.Block) []docscript.Command {
+// checkSame looks for the block's commands on the page that runs them, which has to
+// show the same of their output as the block, if that shows any.
+func checkSame(t *testing.T, file string, b docscript.Block) {
 	t.Helper()
 	page, err := docscript.Read(filepath.Join(root, b.By))
 	if err != nil {
 		t.Error(err)
-		return nil
+		return
 	}
-	run := map[string]bool{}
+	shown := map[string][]string{}
 	for _, other := range page.Blocks {
 		for _, c := range other.Commands {
 			// A page in another language has other notes.
-			run[note.ReplaceAllString(c.Text, "")] = other.By == ""
+			if text := note.ReplaceAllString(c.Text, ""); other.Why == "" {
+				shown[text] = append(shown[text], strings.Join(c.Output, "\n"))
+			}
 		}
 	}
-	return slices.DeleteFunc(slices.Clone(b.Commands), func(c docscript.Command) bool { return run[note.ReplaceAllString(c.Text, "")] })
+	for _, c := range b.Commands {
+		switch outputs, run := shown[note.ReplaceAllString(c.Text, "")]; {
+		case !run:
+			t.Errorf("%s:%d: by: %s: it does not run this command: %s", file, c.Line, b.By, c.Text)
+		case len(c.Output) > 0 && !slices.Contains(outputs, strings.Join(c.Output, "\n")):
+			t.Errorf("%s:%d: by: %s: it does not show this output: %s", file, c.Line, b.By, c.Text)
+		}
+	}
 }

@@ -113,7 +113,7 @@ func TestDaemonChangesNothingButItsOwn(t *testing.T) {
 
 	tests := map[string]struct {
 		old, new runtime.Object
-		on       string // the node of the token
+		on       string // the node of the pod that the token is bound to, or "Node" and the node that it is bound to
 		allowed  bool
 	}{
 		"nothing":                              {before, before, "a", true},
@@ -127,6 +127,7 @@ func TestDaemonChangesNothingButItsOwn(t *testing.T) {
 		"the first labels of a node":           {node("a", nil, nil), node("a", map[string]string{"divvy.dev/nvidia.present": "true"}, map[string]string{"divvy.dev/labels": "x"}), "a", true},
 		"another node":                         {node("b", nil, nil), node("b", nil, map[string]string{"divvy.dev/inventory": "x"}), "a", false},
 		"with a token of no node":              {before, before, "", false},
+		"with a token bound to the node":       {before, before, "Node a", false},
 		"its own name":                         {before, relabel(with(labels, "kubernetes.io/hostname", "b")), "a", false},
 		"a role":                               {before, relabel(with(labels, "node-role.kubernetes.io/control-plane", "")), "a", false},
 		"which configuration it has":           {before, relabel(with(labels, "divvy.dev/config", "other")), "a", false},
@@ -194,8 +195,12 @@ func evaluate(t *testing.T, policy admissionregistrationv1.ValidatingAdmissionPo
 	gvk := after.GetObjectKind().GroupVersionKind()
 	gvr := schema.GroupVersionResource{Version: "v1", Resource: strings.ToLower(gvk.Kind) + "s"}
 	who := &user.DefaultInfo{Name: "system:serviceaccount:divvy-system:divvy-node", Extra: map[string][]string{}}
-	if tokenNode != "" {
-		who.Extra["authentication.kubernetes.io/node-name"] = []string{tokenNode}
+	node, ofNode := strings.CutPrefix(tokenNode, "Node ")
+	if node != "" {
+		who.Extra["authentication.kubernetes.io/node-name"] = []string{node}
+		if !ofNode {
+			who.Extra["authentication.kubernetes.io/pod-name"] = []string{"divvy-node-x"}
+		}
 	}
 	object, err := meta.Accessor(after)
 	if err != nil {

@@ -16,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 
 	"github.com/divvy-gpu/divvy/lab/internal/cluster"
 )
@@ -40,7 +41,7 @@ func waitRollout(ctx context.Context, c *cluster.Cluster, timeout time.Duration)
 	if err != nil {
 		return err
 	}
-	err = poll(ctx, timeout, func(ctx context.Context) error { return workloadsReady(ctx, client) })
+	err = poll(ctx, timeout, func(ctx context.Context) error { return workloadsReady(ctx, client, c.NodeName()) })
 	if err != nil {
 		return fmt.Errorf("%w\n%s", err, describePods(ctx, c))
 	}
@@ -49,7 +50,11 @@ func waitRollout(ctx context.Context, c *cluster.Cluster, timeout time.Duration)
 
 // workloadsReady looks at all that the chart may have made. What it made depends
 // on the values.
-func workloadsReady(ctx context.Context, client kubernetes.Interface) error {
+func workloadsReady(ctx context.Context, client kubernetes.Interface, nodeName string) error {
+	node, err := client.CoreV1().Nodes().Get(ctx, nodeName, metav1.GetOptions{})
+	if err != nil {
+		return fmt.Errorf("look at the node: %w", err)
+	}
 	var errs []error
 	found := 0
 	for _, name := range []string{nodeDaemonSet, PoolDaemon, schedconfDaemonSet} {
@@ -60,7 +65,7 @@ func workloadsReady(ctx context.Context, client kubernetes.Interface) error {
 			return fmt.Errorf("look at %s: %w", name, err)
 		default:
 			found++
-			errs = append(errs, daemonSetReady(daemons))
+			errs = append(errs, daemonSetReady(daemons, node))
 		}
 	}
 	for _, place := range []types.NamespacedName{
@@ -119,12 +124,25 @@ func unlabelled(ctx context.Context, client kubernetes.Interface, name, label st
 	return nil
 }
 
-func daemonSetReady(d *appsv1.DaemonSet) error {
-	s := d.Status
-	if s.ObservedGeneration >= d.Generation && s.DesiredNumberScheduled == 0 {
-		return fmt.Errorf("%s: the node has none of the labels that the DaemonSet asks for: %v", d.Name, wantedLabels(&d.Spec.Template.Spec))
+// ErrHopeless marks a state that waiting does not change.
+var ErrHopeless = errors.New("it will not change")
+
+// Selects returns nil when the node has the labels of the nodes that a DaemonSet runs
+// on, otherwise an ErrHopeless that names them.
+func Selects(d *appsv1.DaemonSet, node *corev1.Node) error {
+	pod := &d.Spec.Template.Spec
+	if fits, err := nodeaffinity.NewRequiredNodeAffinity(pod.NodeSelector, pod.Affinity).Match(node); err != nil || !fits {
+		return errors.Join(fmt.Errorf("%w: DaemonSet %s does not run on node %s, which has none of the labels that it selects: %v",
+			ErrHopeless, d.Name, node.Name, wantedLabels(pod)), err)
 	}
-	if s.ObservedGeneration < d.Generation || s.DesiredNumberScheduled == 0 ||
+	return nil
+}
+
+func daemonSetReady(d *appsv1.DaemonSet, node *corev1.Node) error {
+	if err := Selects(d, node); err != nil {
+		return err
+	}
+	if s := d.Status; s.ObservedGeneration < d.Generation || s.DesiredNumberScheduled == 0 ||
 		s.UpdatedNumberScheduled < s.DesiredNumberScheduled || s.NumberReady < s.DesiredNumberScheduled {
 		return fmt.Errorf("%s: of %d pods %d are up to date and %d ready", d.Name, s.DesiredNumberScheduled, s.UpdatedNumberScheduled, s.NumberReady)
 	}
@@ -236,14 +254,15 @@ func publishedUnits(node *corev1.Node) ([]Offer, error) {
 	return offers, nil
 }
 
-// poll asks until the answer is nil; after the timeout it returns the last one.
+// poll asks until the answer is nil or hopeless; after the timeout it returns the last
+// one.
 func poll(ctx context.Context, timeout time.Duration, ask func(context.Context) error) error {
 	deadline, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	for {
 		err := ask(deadline)
-		if err == nil {
-			return nil
+		if err == nil || errors.Is(err, ErrHopeless) {
+			return err
 		}
 		select {
 		case <-deadline.Done():

@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -27,9 +29,54 @@ func TestDaemonSetReady(t *testing.T) {
 		status := ready
 		change(&status)
 		d := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Generation: 2}, Status: status}
-		if err := daemonSetReady(d); (err == nil) != (name == "") {
+		if err := daemonSetReady(d, &corev1.Node{}); (err == nil) != (name == "") || errors.Is(err, ErrHopeless) {
 			t.Errorf("%q: %v", name, err)
 		}
+	}
+}
+
+// TestNodeWithoutTheLabel: nothing is waited for where a DaemonSet's node lacks its
+// labels, and the error names them.
+func TestNodeWithoutTheLabel(t *testing.T) {
+	affinity := &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{
+		NodeSelectorTerms: []corev1.NodeSelectorTerm{
+			{MatchExpressions: []corev1.NodeSelectorRequirement{{Key: "divvy.dev/enabled", Operator: corev1.NodeSelectorOpIn, Values: []string{"true"}}}},
+			{MatchExpressions: []corev1.NodeSelectorRequirement{{Key: "enflame.com/gcushare", Operator: corev1.NodeSelectorOpIn, Values: []string{"true"}}}},
+		},
+	}}}
+	for name, test := range map[string]struct {
+		pod    corev1.PodSpec
+		labels map[string]string
+		want   string
+	}{
+		"no label":           {corev1.PodSpec{Affinity: affinity}, nil, "divvy.dev/enabled=true enflame.com/gcushare=true"},
+		"another value":      {corev1.PodSpec{Affinity: affinity}, map[string]string{"divvy.dev/enabled": "false"}, "divvy.dev/enabled=true"},
+		"one of two":         {corev1.PodSpec{Affinity: affinity}, map[string]string{"enflame.com/gcushare": "true"}, ""},
+		"no selected label":  {corev1.PodSpec{NodeSelector: map[string]string{"nvidia.com/gpu.present": "true"}}, nil, "nvidia.com/gpu.present=true"},
+		"the selected label": {corev1.PodSpec{NodeSelector: map[string]string{"nvidia.com/gpu.present": "true"}}, map[string]string{"nvidia.com/gpu.present": "true"}, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			// As the controller leaves it on such a node: it wants no pod, and is done.
+			daemons := &appsv1.DaemonSet{
+				ObjectMeta: metav1.ObjectMeta{Name: nodeDaemonSet, Namespace: Namespace, Generation: 1},
+				Spec:       appsv1.DaemonSetSpec{Template: corev1.PodTemplateSpec{Spec: test.pod}},
+				Status:     appsv1.DaemonSetStatus{ObservedGeneration: 1},
+			}
+			if test.want == "" {
+				daemons.Status = appsv1.DaemonSetStatus{ObservedGeneration: 1, DesiredNumberScheduled: 1, UpdatedNumberScheduled: 1, NumberReady: 1}
+			}
+			client := fake.NewClientset(daemons, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "lab-0", Labels: test.labels}})
+			synctest.Test(t, func(t *testing.T) {
+				began := time.Now()
+				err := poll(t.Context(), chartTimeout, func(ctx context.Context) error { return workloadsReady(ctx, client, "lab-0") })
+				if waited := time.Since(began); waited > 0 {
+					t.Errorf("it took %s", waited)
+				}
+				if test.want == "" && err != nil || test.want != "" && (err == nil || !strings.Contains(err.Error(), "node lab-0") || !strings.Contains(err.Error(), test.want)) {
+					t.Errorf("error %v, want %q in it", err, test.want)
+				}
+			})
+		})
 	}
 }
 

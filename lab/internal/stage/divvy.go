@@ -81,6 +81,13 @@ func (s *Stage) DivvyReady(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	node, err := s.Node(ctx)
+	if err != nil {
+		return err
+	}
+	if err := product.Selects(daemons, node); err != nil {
+		return err
+	}
 	if d := daemons.Status; d.ObservedGeneration < daemons.Generation || d.UpdatedNumberScheduled < d.DesiredNumberScheduled || d.DesiredNumberScheduled == 0 {
 		return fmt.Errorf("%s: %d of %d pods have the newest settings", NodeDaemon, d.UpdatedNumberScheduled, d.DesiredNumberScheduled)
 	}

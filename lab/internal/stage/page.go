@@ -38,8 +38,8 @@ func (s *Stage) Page(path string) (*docscript.Page, error) {
 }
 
 // RunPage types the commands of a page, as a person at this lab would who stands in
-// the root of the repository, and stops at the first that fails. Out receives the
-// commands and what they print.
+// the root of the repository, and stops at the first that fails. Then it compares what
+// they printed with what the page shows. Out receives the commands and what they print.
 func (s *Stage) RunPage(ctx context.Context, page *docscript.Page, out io.Writer) (err error) {
 	bin, err := os.MkdirTemp("", "divvy-reader-*")
 	if err != nil {
@@ -53,7 +53,8 @@ func (s *Stage) RunPage(ctx context.Context, page *docscript.Page, out io.Writer
 	cmd := exec.CommandContext(ctx, "bash", "-c", page.Script())
 	cmd.Dir = s.Repository
 	var said lastLines
-	cmd.Stdout = io.MultiWriter(out, &said)
+	var printed strings.Builder
+	cmd.Stdout = io.MultiWriter(out, &said, &printed)
 	cmd.Stderr = cmd.Stdout
 	for _, variable := range s.Environment() {
 		if path, ok := strings.CutPrefix(variable, "PATH="); ok {
@@ -64,7 +65,21 @@ func (s *Stage) RunPage(ctx context.Context, page *docscript.Page, out io.Writer
 	if err := cmd.Run(); err != nil {
 		return fmt.Errorf("the commands of %s: %w: %s", page.Path, err, said)
 	}
-	return nil
+	return page.Check(printed.String())
+}
+
+// CheckShown compares what was printed with what a page shows below the command that
+// prints it, where another runs it than the page's test.
+func (s *Stage) CheckShown(path, command, printed string) error {
+	page, err := s.Page(path)
+	if err != nil {
+		return err
+	}
+	c, err := page.Find(command)
+	if err != nil {
+		return err
+	}
+	return page.CheckOutput(c, printed)
 }
 
 // lastLines keeps the last lines that were written, as one: the command that failed is

@@ -117,9 +117,6 @@ func (s *Stage) Get(ctx context.Context, name string) (*corev1.Pod, error) {
 	return pod, nil
 }
 
-// errHopeless marks a state that waiting does not change.
-var errHopeless = errors.New("it will not change")
-
 // WaitPhase waits until the pods have the phase and, for Running, all their
 // containers are ready. A pod that has ended otherwise is an error at once, with the
 // last of what it printed.
@@ -139,7 +136,7 @@ func (s *Stage) WaitPhase(ctx context.Context, timeout time.Duration, phase core
 			case !ok:
 				return fmt.Errorf("there is no pod %s", name)
 			case pod.Status.Phase != phase && Ended(pod):
-				return fmt.Errorf("%w: %s; it printed %q", errHopeless, Describe(pod), s.lastPrinted(ctx, name))
+				return fmt.Errorf("%w: %s; it printed %q", product.ErrHopeless, Describe(pod), s.lastPrinted(ctx, name))
 			case pod.Status.Phase != phase, phase == corev1.PodRunning && !allReady(pod):
 				return errors.New(Describe(pod))
 			}

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"time"
+
+	"github.com/divvy-gpu/divvy/lab/internal/product"
 )
 
 // pollInterval is the pause between two questions.
@@ -25,7 +27,7 @@ func Poll(ctx context.Context, timeout time.Duration, what string, ask func(cont
 		if last == nil || waiting.Err() == nil {
 			last = err
 		}
-		if errors.Is(err, errHopeless) {
+		if errors.Is(err, product.ErrHopeless) {
 			return fmt.Errorf("wait for %s: %w", what, err)
 		}
 		select {

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+
+	"github.com/divvy-gpu/divvy/lab/internal/product"
 )
 
 func TestUnitsAreThePeak(t *testing.T) {
@@ -87,8 +89,8 @@ func TestPoll(t *testing.T) {
 		t.Errorf("after the time: %v; want what was waited for and the last answer", err)
 	}
 
-	err = Poll(ctx, time.Minute, "a dead pod", func(context.Context) error { return fmt.Errorf("%w: it failed", errHopeless) })
-	if !errors.Is(err, errHopeless) {
+	err = Poll(ctx, time.Minute, "a dead pod", func(context.Context) error { return fmt.Errorf("%w: it failed", product.ErrHopeless) })
+	if !errors.Is(err, product.ErrHopeless) {
 		t.Errorf("hopeless: %v", err)
 	}
 
