@@ -6,6 +6,8 @@ SHELL := /usr/bin/env bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory
+# "make images push" builds first.
+.NOTPARALLEL:
 
 MODULE  := github.com/divvy-gpu/divvy
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
@@ -43,8 +45,21 @@ export SOAK_MINUTES
 endif
 
 FUZZTIME ?= 30s
-ARCHES   ?= amd64,arm64
 BENCH    ?= .
+
+# Architectures of images: this machine's; those of a release are both.
+ARCHES ?=
+both   := amd64,arm64
+
+# Where "make push" brings the images to, such as registry.example.com/divvy, and
+# their tag, which is the version when empty.
+IMAGE_REPO ?=
+IMAGE_TAG  ?=
+ifneq (,$(filter push,$(MAKECMDGOALS)))
+ifeq (,$(IMAGE_REPO))
+$(error IMAGE_REPO is empty; name the registry to push to: make $(MAKECMDGOALS) IMAGE_REPO=registry.example.com/divvy)
+endif
+endif
 
 # What "make deploy" installs into the cluster of kubectl's present context. With
 # IMAGE_REPO and IMAGE_TAG it takes Divvy's images from there, such as
@@ -52,8 +67,6 @@ BENCH    ?= .
 RELEASE      ?= divvy
 NAMESPACE    ?= divvy-system
 POOL_VALUES  ?= examples/values/pool.yaml
-IMAGE_REPO   ?=
-IMAGE_TAG    ?=
 K8S_PLATFORM ?= community
 
 SUITES := unit seeds model lab-unit kubelet e2e
@@ -65,7 +78,7 @@ help: ## List the targets.
 	@awk 'BEGIN { FS = ":.*## " } \
 	  /^##@/ { printf "\n%s\n", substr($$0, 5) } \
 	  /^[a-z0-9-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
-	@printf '\nVariables: TOPOLOGY=file (simulated cards; a path, or a name in lab/topologies),\n  MEMORY_UNIT=1|0.1|0.01|0.001, VALUES=file (of the chart; a path, or a name in lab/values),\n  BENCH=regexp, BENCH_ARGS=flags, TRACE=dir, WORKLOADS=names, FUZZTIME=30s, SOAK_MINUTES=4,\n  IMAGE_REPO=registry, IMAGE_TAG=tag, K8S_PLATFORM=community|tkgi (make deploy)\n'
+	@printf '\nVariables: TOPOLOGY=file (simulated cards; a path, or a name in lab/topologies),\n  MEMORY_UNIT=1|0.1|0.01|0.001, VALUES=file (of the chart; a path, or a name in lab/values),\n  BENCH=regexp, BENCH_ARGS=flags, TRACE=dir, WORKLOADS=names, FUZZTIME=30s, SOAK_MINUTES=4,\n  ARCHES=amd64,arm64, IMAGE_REPO=registry, IMAGE_TAG=tag, K8S_PLATFORM=community|tkgi (make deploy)\n'
 
 .PHONY: demo
 demo: root ## Start a Kubernetes here, install Divvy and show four pods sharing two cards.
@@ -216,27 +229,30 @@ verify: lint test ## Run all that a change must pass.
 verify-chart: $(HELM) ## Check the chart: helm lint, schema, and the configuration that it renders.
 	@go run ./hack/chartcheck -helm $(HELM) charts/divvy
 
-# ARCHES=amd64 builds images for one architecture alone. Those of the other need a C
-# compiler for it, which is installed on Debian and its relatives; this needs root.
+# Images for another architecture than this machine's need a C compiler for it, which is
+# installed on Debian and its relatives; this needs root.
 .PHONY: images
-images: ## Build the container images into dist/images, without docker, for amd64 and arm64.
-	@cd lab && go run ./cmd/release images --arch $(ARCHES) --images $(DIST)/images --version '$(VERSION)' --commit '$(COMMIT)'
+images: ## Build the container images into dist/images, without docker; ARCHES=amd64,arm64 for both.
+	@cd lab && go run ./cmd/release images $(if $(ARCHES),--arch $(ARCHES)) --images $(DIST)/images --version '$(VERSION)' --commit '$(COMMIT)'
 
 .PHONY: push
-push: ## Push the images of "make images" to IMAGE_REPO (registry.example.com/divvy), IMAGE_TAG.
-	@[ -n "$(IMAGE_REPO)" ] || { echo "IMAGE_REPO says where to: make push IMAGE_REPO=registry.example.com/divvy" >&2; exit 1; }
-	@cd lab && go run ./cmd/release push '$(IMAGE_REPO)' --tag '$(or $(IMAGE_TAG),$(VERSION))' --images $(DIST)/images
+push: ## Push the images of "make images" to IMAGE_REPO, such as registry.example.com/divvy.
+	@cd lab && go run ./cmd/release push '$(IMAGE_REPO)' --tag '$(IMAGE_TAG)' --images $(DIST)/images
 
 .PHONY: release
+release: ARCHES := $(or $(ARCHES),$(both))
 release: images $(HELM) ## Make a release in dist/release: manifests, chart, kustomize bases, kubectl-divvy; images.
 	@cd lab && go run ./cmd/release files --helm $(HELM) --images $(DIST)/images --out $(DIST)/release --version '$(VERSION)' --commit '$(COMMIT)'
 
+# With IMAGE_REPO docker pushes them, too.
 .PHONY: images-docker
 images-docker: ## Build the container images with docker, for this machine's architecture.
 	@for image in divvy-node divvy-control; do \
-	  docker buildx build -f build/Dockerfile --target $$image --load --build-arg VERSION='$(VERSION)' --build-arg COMMIT='$(COMMIT)' \
-	    -t ghcr.io/divvy-gpu/$$image:$(or $(IMAGE_TAG),$(VERSION)) .; \
+	  docker buildx build -f build/Dockerfile --target $$image $(if $(IMAGE_REPO),--push,--load) --build-arg VERSION='$(VERSION)' --build-arg COMMIT='$(COMMIT)' \
+	    -t $(or $(IMAGE_REPO),ghcr.io/divvy-gpu)/$$image:$(or $(IMAGE_TAG),$(VERSION)) .; \
 	done
+	@mkdir -p $(DIST)/images
+	@printf 'image:\n  registry: %s\n  tag: "%s"\n' '$(or $(IMAGE_REPO),ghcr.io/divvy-gpu)' '$(or $(IMAGE_TAG),$(VERSION))' > $(DIST)/images/values.yaml
 
 .PHONY: generate
 generate: ## Write docs/reference from the code; a test fails where it differs.

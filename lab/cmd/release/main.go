@@ -5,11 +5,13 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
 	"os/signal"
 	"path/filepath"
+	"runtime"
 	"syscall"
 	"time"
 
@@ -75,7 +77,7 @@ func imagesCommand(c *common) *cobra.Command {
 				return fmt.Errorf("no images were made: %w", err)
 			}
 			out := cmd.OutOrStdout()
-			fmt.Fprintf(out, "\nIn %s:\n", o.Dir)
+			fmt.Fprintf(out, "\nIn %s:\n", relative(o.Dir, c.repository))
 			for _, b := range built {
 				fmt.Fprintln(out, b.Reference())
 				for _, arch := range o.Architectures {
@@ -90,7 +92,7 @@ func imagesCommand(c *common) *cobra.Command {
 		cache = os.TempDir()
 	}
 	f := cmd.Flags()
-	f.StringSliceVar(&o.Architectures, "arch", []string{"amd64", "arm64"}, "architectures")
+	f.StringSliceVar(&o.Architectures, "arch", []string{runtime.GOARCH}, "architectures: amd64, arm64")
 	f.StringSliceVar(&o.Images, "image", release.Images, "images")
 	f.StringVar(&archive.Dir, "debian-dir", filepath.Join(cache, "divvy", "debian"), "folder for what is fetched from Debian")
 	f.StringVar(&archive.Mirror, "debian-mirror", debian.DefaultMirror, "mirror of Debian")
@@ -99,26 +101,43 @@ func imagesCommand(c *common) *cobra.Command {
 }
 
 func pushCommand(c *common) *cobra.Command {
-	var tag string
+	o := release.PushOptions{Images: release.Images}
 	cmd := &cobra.Command{
 		Use: "push REGISTRY", Short: "Push the images with their SBOMs to a registry, such as registry.example.com/divvy", Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			stamp, err := c.stamp(cmd.Context())
-			if err != nil {
-				return err
-			}
-			if tag == "" {
-				tag = stamp.Version
-			}
-			pushed, err := release.Push(cmd.Context(), c.images, args[0], tag, release.Images...)
-			for _, reference := range pushed {
+			o.Dir, o.Registry = c.images, args[0]
+			pushed, err := release.Push(cmd.Context(), o)
+			for _, reference := range pushed.References {
 				fmt.Fprintln(cmd.OutOrStdout(), reference)
+			}
+			var documents *release.SBOMError
+			if errors.As(err, &documents) {
+				fmt.Fprintln(cmd.ErrOrStderr(), "warning:", err)
+				err = nil
+			}
+			if err == nil {
+				fmt.Fprintf(cmd.OutOrStdout(), "%s names them, by the tag %s: helm install ... --values %[1]s\n", relative(filepath.Join(o.Dir, release.ValuesFile), c.repository), pushed.Tag)
 			}
 			return err
 		},
 	}
-	cmd.Flags().StringVar(&tag, "tag", "", "tag; the version when empty")
+	cmd.Flags().StringVar(&o.Tag, "tag", "", "tag; the version of the images when empty")
 	return cmd
+}
+
+// relative is a path as it is called in the root of the checkout, where make runs.
+func relative(path, root string) string {
+	absolute, err := filepath.Abs(path)
+	if err != nil {
+		return path
+	}
+	if root, err = filepath.Abs(root); err != nil {
+		return path
+	}
+	if short, err := filepath.Rel(root, absolute); err == nil && filepath.IsLocal(short) {
+		return short
+	}
+	return absolute
 }
 
 func filesCommand(c *common) *cobra.Command {

@@ -61,9 +61,12 @@ func Make(ctx context.Context, o Options) error {
 	if o.Helm == "" {
 		return errNoHelm
 	}
-	images, err := readDigests(filepath.Join(o.Images, digestsFile), o.Stamp.Version)
+	images, err := readDigests(o.Images)
 	if err != nil {
 		return err
+	}
+	if built := images[0].Tag; built != o.Stamp.Version {
+		return fmt.Errorf("the images in %s are of version %s, and the release is %s: run make images again", o.Images, built, o.Stamp.Version)
 	}
 	if err := os.RemoveAll(o.Dir); err != nil {
 		return fmt.Errorf("remove an older release: %w", err)
@@ -96,23 +99,18 @@ func Make(ctx context.Context, o Options) error {
 	return WriteSums(o.Dir)
 }
 
-// readDigests reads what BuildImages said of the images, which must be those of
-// the release.
-func readDigests(path, version string) ([]Built, error) {
+// readDigests reads what BuildImages said of the images in a folder; all have one tag.
+func readDigests(dir string) ([]Built, error) {
+	path := filepath.Join(dir, digestsFile)
 	content, err := os.ReadFile(path)
 	if err != nil {
-		return nil, fmt.Errorf("read the images' digests: %w: make images comes first", err)
+		return nil, fmt.Errorf("read the images' digests: %w: run make images first", err)
 	}
 	var all []Built
 	for line := range strings.Lines(string(content)) {
-		m := wholeImage.FindStringSubmatch(strings.TrimSpace(line))
-		if m == nil {
-			continue
+		if m := wholeImage.FindStringSubmatch(strings.TrimSpace(line)); m != nil {
+			all = append(all, Built{Name: m[1], Tag: m[2], Digest: m[3]})
 		}
-		if m[2] != version {
-			return nil, fmt.Errorf("the images in %s are of version %s, and the release is %s: run make images again", filepath.Dir(path), m[2], version)
-		}
-		all = append(all, Built{Name: m[1], Tag: m[2], Digest: m[3]})
 	}
 	if len(all) != len(Images) {
 		return nil, fmt.Errorf("%s names %d images with all architectures, and there are %d: run make images again", path, len(all), len(Images))
