@@ -186,7 +186,7 @@ func checkPod(s *Snapshot, f *findings, p *corev1.Pod) {
 			switch w.Reason {
 			case "ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull":
 				f.add(Error, object, fmt.Sprintf("image %s cannot be had: %s", c.Image, cmp.Or(w.Message, w.Reason)),
-					"Push the image to the registry that the value image.registry names, or name the right one; image.pullSecrets holds logins.")
+					"Push the images to the registry that the value image.registry names: make images push IMAGE_REPO=REGISTRY, then helm upgrade with -f dist/images/values.yaml. image.pullSecrets holds logins. docs/install.md.")
 				return
 			case "CrashLoopBackOff":
 				why := w.Message
