@@ -55,19 +55,21 @@ both   := amd64,arm64
 # their tag, which is the version when empty.
 IMAGE_REPO ?=
 IMAGE_TAG  ?=
-ifneq (,$(filter push,$(MAKECMDGOALS)))
+ifneq (,$(filter push push-image,$(MAKECMDGOALS)))
 ifeq (,$(IMAGE_REPO))
 $(error IMAGE_REPO is empty; name the registry to push to: make $(MAKECMDGOALS) IMAGE_REPO=registry.example.com/divvy)
 endif
 endif
+$(foreach name,DEVICE_IMAGE_NAME WEBHOOK_IMAGE_NAME PKG_IMAGE_NAME,$(if $($(name)),$(warning $(name) has no effect; see docs/migrating.md)))
 
-# What "make deploy" installs into the cluster of kubectl's present context. With
-# IMAGE_REPO and IMAGE_TAG it takes Divvy's images from there, such as
-# IMAGE_REPO=registry.example.com/divvy. K8S_PLATFORM may be tkgi.
-RELEASE      ?= divvy
-NAMESPACE    ?= divvy-system
-POOL_VALUES  ?= examples/values/pool.yaml
-K8S_PLATFORM ?= community
+# What "make deploy" installs into the cluster of kubectl's present context: the images
+# that were built or pushed last, or those of IMAGE_REPO and IMAGE_TAG. K8S_PLATFORM may
+# be tkgi. TOTAL_GPU_MEMORY is the memory of one GPU of the pool in MB.
+RELEASE          ?= divvy
+NAMESPACE        ?= divvy-system
+POOL_VALUES      ?= examples/values/pool.yaml
+TOTAL_GPU_MEMORY ?=
+K8S_PLATFORM     ?= community
 
 SUITES := unit seeds model lab-unit kubelet e2e
 
@@ -78,7 +80,7 @@ help: ## List the targets.
 	@awk 'BEGIN { FS = ":.*## " } \
 	  /^##@/ { printf "\n%s\n", substr($$0, 5) } \
 	  /^[a-z0-9-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
-	@printf '\nVariables: TOPOLOGY=file (simulated cards; a path, or a name in lab/topologies),\n  MEMORY_UNIT=1|0.1|0.01|0.001, VALUES=file (of the chart; a path, or a name in lab/values),\n  BENCH=regexp, BENCH_ARGS=flags, TRACE=dir, WORKLOADS=names, FUZZTIME=30s, SOAK_MINUTES=4,\n  ARCHES=amd64,arm64, IMAGE_REPO=registry, IMAGE_TAG=tag, K8S_PLATFORM=community|tkgi (make deploy)\n'
+	@printf '\nVariables: TOPOLOGY=file (simulated cards; a path, or a name in lab/topologies),\n  MEMORY_UNIT=1|0.1|0.01|0.001, VALUES=file (of the chart; a path, or a name in lab/values),\n  BENCH=regexp, BENCH_ARGS=flags, TRACE=dir, WORKLOADS=names, FUZZTIME=30s, SOAK_MINUTES=4,\n  ARCHES=amd64,arm64, IMAGE_REPO=registry, IMAGE_TAG=tag,\n  TOTAL_GPU_MEMORY=MB, K8S_PLATFORM=community|tkgi (make deploy)\n'
 
 .PHONY: demo
 demo: root ## Start a Kubernetes here, install Divvy and show four pods sharing two cards.
@@ -254,6 +256,11 @@ images-docker: ## Build the container images with docker, for this machine's arc
 	@mkdir -p $(DIST)/images
 	@printf 'image:\n  registry: %s\n  tag: "%s"\n' '$(or $(IMAGE_REPO),ghcr.io/divvy-gpu)' '$(or $(IMAGE_TAG),$(VERSION))' > $(DIST)/images/values.yaml
 
+# Names that users of the vendors' programs know.
+.PHONY: build-image push-image
+build-image: images ## The same as images, under the name that Bitfusion's Makefile has.
+push-image: push ## The same as push, under the name that Bitfusion's Makefile has.
+
 .PHONY: generate
 generate: ## Write docs/reference from the code; a test fails where it differs.
 	go run ./hack/reference
@@ -264,9 +271,9 @@ clean: ## Remove bin/ and dist/. Caches of tools and of the lab stay.
 
 ##@ A cluster
 
-# A release that is there keeps its values; a new one gets those of POOL_VALUES.
+# An existing release keeps its values; a new one gets those of POOL_VALUES.
 .PHONY: deploy
-deploy: $(HELM) ## Install GPUs of a remote pool, or add them to the release that is there.
+deploy: $(HELM) ## Install GPUs of a remote pool, or add them to the existing release.
 	@case "$(K8S_PLATFORM)" in \
 	  community) ;; \
 	  tkgi) echo "K8S_PLATFORM=tkgi: nothing particular is needed; no CFSSL, no pod security policy." ;; \
@@ -274,8 +281,10 @@ deploy: $(HELM) ## Install GPUs of a remote pool, or add them to the release tha
 	esac
 	@if $(HELM) status $(RELEASE) -n $(NAMESPACE) >/dev/null 2>&1; \
 	  then values="--reset-then-reuse-values"; else values="-f $(POOL_VALUES)"; fi; \
+	if [ -e dist/images/values.yaml ]; then echo "Images: those of dist/images/values.yaml."; values+=" -f dist/images/values.yaml"; fi; \
 	$(HELM) upgrade --install $(RELEASE) charts/divvy -n $(NAMESPACE) --create-namespace $$values --set pool.enabled=true \
-	  $(if $(IMAGE_REPO),--set-string image.registry=$(IMAGE_REPO)) $(if $(IMAGE_TAG),--set-string image.tag=$(IMAGE_TAG))
+	  $(if $(TOTAL_GPU_MEMORY),--set pool.totalGPUMemory=$(TOTAL_GPU_MEMORY)) \
+	  $(if $(IMAGE_REPO),--set-string image.registry=$(patsubst http://%,%,$(IMAGE_REPO))) $(if $(IMAGE_TAG),--set-string image.tag=$(IMAGE_TAG))
 
 # Kubelet remembers device plugins for five minutes.
 .PHONY: uninstall

@@ -252,3 +252,44 @@ func TestInstallFromRelease(t *testing.T) {
 	}
 	onlyValues(t)
 }
+
+// TestMakeDeploy: the commands of the guide of "Bitfusion on Kubernetes", from its
+// Makefile's build-image to its uninstall.
+func TestMakeDeploy(t *testing.T) {
+	bareLab(t, stage.Guide)
+	r := startRegistry(t, registry.Options{Address: openRegistry})
+	parts := page(t, "docs/migrating.md")
+	if len(parts) != 2 {
+		t.Fatalf("the page has %d parts, want one that deploys and one that uninstalls", len(parts))
+	}
+	run(t, parts[0], r.Environment()...)
+	installedFrom(t, openRegistry+"/divvy/", corev1.PullIfNotPresent)
+	onlyValues(t, "image", "pool", "sharedResources")
+	node, err := lab.Node(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if units := node.Status.Allocatable["bitfusion.io/gpu"]; units.Value() != stage.PoolUnits {
+		t.Errorf("the node offers %v of bitfusion.io/gpu, want %d", &units, stage.PoolUnits)
+	}
+	hook, err := lab.Client.AppsV1().Deployments(product.PoolNamespace).Get(t.Context(), product.PoolWebhook, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if args := hook.Spec.Template.Spec.Containers[0].Args; !slices.Contains(args, "--total-gpu-memory=16000") {
+		t.Errorf("the webhooks count with %v", args)
+	}
+
+	// Kubelet's five minutes are another test's.
+	if _, err := lab.Helm(t.Context(), "upgrade", product.Release, filepath.Join(lab.Repository, "charts", "divvy"), "--namespace", product.Namespace,
+		"--reset-then-reuse-values", "--set", "uninstall.nodeStatus=false"); err != nil {
+		t.Fatal(err)
+	}
+	run(t, parts[1])
+	for _, kind := range []string{"daemonsets", "deployments", "mutatingwebhookconfigurations", "validatingwebhookconfigurations", "clusterroles"} {
+		left, err := lab.Kubectl(t.Context(), "get", kind, "--all-namespaces", "--selector", "app.kubernetes.io/part-of=divvy", "--output", "name")
+		if err != nil || left != "" {
+			t.Errorf("after make uninstall there are %s: %q, %v", kind, left, err)
+		}
+	}
+}
