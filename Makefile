@@ -257,9 +257,10 @@ images-docker: ## Build the container images with docker, for this machine's arc
 	@printf 'image:\n  registry: %s\n  tag: "%s"\n' '$(or $(IMAGE_REPO),ghcr.io/divvy-gpu)' '$(or $(IMAGE_TAG),$(VERSION))' > $(DIST)/images/values.yaml
 
 # Names that users of the vendors' programs know.
-.PHONY: build-image push-image
+.PHONY: build-image push-image all
 build-image: images ## The same as images, under the name that Bitfusion's Makefile has.
 push-image: push ## The same as push, under the name that Bitfusion's Makefile has.
+all: build images ## The programs and the images, as ix-device-plugin's Makefile has it.
 
 .PHONY: generate
 generate: ## Write docs/reference from the code; a test fails where it differs.

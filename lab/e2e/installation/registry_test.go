@@ -293,3 +293,24 @@ func TestMakeDeploy(t *testing.T) {
 		}
 	}
 }
+
+// TestIXDevicePlugin: the ConfigMap of the README of ix-device-plugin, and a manifest
+// of the release in the place of its DaemonSet.
+func TestIXDevicePlugin(t *testing.T) {
+	bareLab(t, "ix-1board.ini")
+	r, dir, _ := makeRelease(t)
+	part := page(t, "docs/migrating.md")[0]
+	part.Words["ix-config.yaml"] = filepath.Join(lab.Repository, "lab", "e2e", "installation", "testdata", "ix-config.yaml")
+	part.Words["divvy-ix-device-plugin.yaml"] = filepath.Join(dir, "divvy-ix-device-plugin.yaml")
+	t.Cleanup(func() {
+		if _, err := lab.Kubectl(context.WithoutCancel(t.Context()), "delete", "--ignore-not-found", "--filename", part.Words["divvy-ix-device-plugin.yaml"]); err != nil {
+			t.Error(err)
+		}
+	})
+	run(t, part, r.Environment()...)
+	installedFrom(t, published+"/divvy-node:", corev1.PullIfNotPresent)
+	// A board, not its two chips, four times.
+	if _, err := lab.WaitAllocatable(t.Context(), podTimeout, "iluvatar.com/gpu", 4); err != nil {
+		t.Error(err)
+	}
+}
