@@ -28,6 +28,7 @@ DIST  := $(CURDIR)/dist
 CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/divvy
 tool_dir = $(CACHE)/tools/$(firstword $(shell sha256sum $(1)/go.mod | cut -c1-12))
 GOLANGCI_LINT := $(call tool_dir,tools)/golangci-lint
+ACTIONLINT    := $(call tool_dir,tools/actionlint)/actionlint
 HELM          := $(call tool_dir,lab/components)/helm
 
 # What the lab installs: make lab-install TOPOLOGY=file MEMORY_UNIT=0.1 VALUES=file
@@ -121,10 +122,11 @@ build: ## Build the programs into bin/.
 	CGO_ENABLED=0 go build -buildvcs=false -trimpath -ldflags '$(LDFLAGS)' -o $(BIN)/ ./cmd/divvy-control ./cmd/kubectl-divvy
 
 .PHONY: lint
-lint: $(GOLANGCI_LINT) verify-chart ## Run gofmt, go vet, go mod tidy -diff, golangci-lint and helm lint.
+lint: $(GOLANGCI_LINT) $(ACTIONLINT) verify-chart ## Run gofmt, go vet, go mod tidy -diff, golangci-lint, actionlint and helm lint.
+	$(ACTIONLINT) -shellcheck= -pyflakes=
 	@unformatted=$$(git ls-files -co --exclude-standard '*.go' | xargs -r gofmt -l); \
 	  [ -z "$$unformatted" ] || { printf 'not formatted by gofmt:\n%s\n' "$$unformatted" >&2; exit 1; }
-	@for module in . lab lab/components tools lab/internal/schedulerversions/v*; do (cd $$module && echo "go mod tidy -diff in $$module" && go mod tidy -diff) || exit 1; done
+	@for module in . lab lab/components tools tools/actionlint lab/internal/schedulerversions/v*; do (cd $$module && echo "go mod tidy -diff in $$module" && go mod tidy -diff) || exit 1; done
 	go vet ./...
 	cd lab && go vet -tags e2e ./...
 	$(GOLANGCI_LINT) run ./...
@@ -244,7 +246,13 @@ push: ## Push the images of "make images" to IMAGE_REPO, such as registry.exampl
 .PHONY: release
 release: ARCHES := $(or $(ARCHES),$(both))
 release: images $(HELM) ## Make a release in dist/release: manifests, chart, kustomize bases, kubectl-divvy; images.
-	@cd lab && go run ./cmd/release files --helm $(HELM) --images $(DIST)/images --out $(DIST)/release --version '$(VERSION)' --commit '$(COMMIT)'
+	@cd lab && go run ./cmd/release files --helm $(HELM) --images $(DIST)/images --pins $(DIST)/pins.txt --out $(DIST)/release --version '$(VERSION)' --commit '$(COMMIT)'
+
+# Nothing that was not resolved and fetched is written; build/unpinned.txt lists what is
+# not pinned. dist/pins.txt records all.
+.PHONY: pin
+pin: ## Write digests of base images and commits of actions into their files; needs a network.
+	@cd lab && go run ./cmd/release pin --record $(DIST)/pins.txt
 
 # With IMAGE_REPO docker pushes them, too.
 .PHONY: images-docker
@@ -318,6 +326,11 @@ $(GOLANGCI_LINT):
 	@echo "Building golangci-lint into $(@D); the first time takes some minutes."
 	@mkdir -p $(@D)
 	@cd tools && CGO_ENABLED=0 go build -o $@.tmp github.com/golangci/golangci-lint/v2/cmd/golangci-lint && mv $@.tmp $@
+
+$(ACTIONLINT):
+	@echo "Building actionlint into $(@D)."
+	@mkdir -p $(@D)
+	@cd tools/actionlint && CGO_ENABLED=0 go build -o $@.tmp github.com/rhysd/actionlint/cmd/actionlint && mv $@.tmp $@
 
 # Prints where helm is, once it is built.
 .PHONY: helm

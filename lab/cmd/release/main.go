@@ -1,6 +1,6 @@
 // release builds what Divvy is delivered as: "release images" the container
 // images, without docker, "release push" brings them to a registry, and "release
-// files" makes the rest.
+// files" makes the rest. "release pin" pins base images and actions.
 package main
 
 import (
@@ -18,6 +18,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/divvy-gpu/divvy/lab/internal/debian"
+	"github.com/divvy-gpu/divvy/lab/internal/pins"
 	"github.com/divvy-gpu/divvy/lab/internal/release"
 )
 
@@ -57,7 +58,7 @@ func command() *cobra.Command {
 	f.StringVar(&c.images, "images", filepath.Join("..", "dist", "images"), "folder of the images")
 	f.StringVar(&c.version, "version", "", "version to write into programs and images; what git says when empty")
 	f.StringVar(&c.commit, "commit", "", "commit to write into programs and images; what git says when empty")
-	cmd.AddCommand(imagesCommand(&c), pushCommand(&c), filesCommand(&c))
+	cmd.AddCommand(imagesCommand(&c), pushCommand(&c), filesCommand(&c), pinCommand(&c))
 	return cmd
 }
 
@@ -158,6 +159,41 @@ func filesCommand(c *common) *cobra.Command {
 	}
 	cmd.Flags().StringVar(&o.Helm, "helm", "", "path of helm")
 	cmd.Flags().StringVar(&o.Dir, "out", filepath.Join("..", "dist", "release"), "folder for the release")
+	cmd.Flags().StringVar(&o.Pins, "pins", "", "record of what was pinned, which becomes part of the release where it exists")
+	return cmd
+}
+
+func pinCommand(c *common) *cobra.Command {
+	var record string
+	resolver := pins.Resolver{Git: "https://github.com", Platforms: []string{"linux/amd64", "linux/arm64"}}
+	cmd := &cobra.Command{
+		Use: "pin", Short: "Write digests of base images and commits of actions into the files that name them", Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			references, err := pins.Find(c.repository)
+			if err != nil {
+				return err
+			}
+			if references, err = resolver.Resolve(cmd.Context(), references); err != nil {
+				return fmt.Errorf("nothing was pinned: %w", err)
+			}
+			if err := pins.Write(c.repository, references); err != nil {
+				return err
+			}
+			text := pins.Record(references)
+			fmt.Fprintf(cmd.OutOrStdout(), "%s", text)
+			if record == "" {
+				return nil
+			}
+			if err := os.MkdirAll(filepath.Dir(record), 0o755); err != nil {
+				return fmt.Errorf("record what was pinned: %w", err)
+			}
+			if err := os.WriteFile(record, text, 0o644); err != nil {
+				return fmt.Errorf("record what was pinned: %w", err)
+			}
+			return nil
+		},
+	}
+	cmd.Flags().StringVar(&record, "record", "", "file for the record of what is pinned")
 	return cmd
 }
 

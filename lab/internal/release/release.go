@@ -32,6 +32,9 @@ type Options struct {
 	Stamp Stamp
 	// Platforms are those of kubectl-divvy.
 	Platforms []Platform
+	// Pins is a record of base images and actions, which becomes part of the release;
+	// "" or a file that is missing for none.
+	Pins string
 	// Report is told what is being done.
 	Report func(string)
 }
@@ -56,6 +59,7 @@ func KubectlPlatforms() []Platform {
 //	kubectl-divvy_VERSION_OS_ARCH.tar.gz, .zip  the plugin of kubectl
 //	krew.yaml                           the plugin's entry in an index of krew
 //	digests.txt                         the images
+//	pins.txt                            digests of base images, commits of actions
 //	SHA256SUMS
 func Make(ctx context.Context, o Options) error {
 	if o.Helm == "" {
@@ -95,6 +99,13 @@ func Make(ctx context.Context, o Options) error {
 	}
 	if err := writeFile(filepath.Join(o.Dir, digestsFile), digests); err != nil {
 		return err
+	}
+	if pins, err := os.ReadFile(o.Pins); err == nil {
+		if err := writeFile(filepath.Join(o.Dir, "pins.txt"), pins); err != nil {
+			return err
+		}
+	} else if !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("read what was pinned: %w", err)
 	}
 	return WriteSums(o.Dir)
 }
