@@ -6,6 +6,8 @@ SHELL := /usr/bin/env bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory
+# "make images push" builds first.
+.NOTPARALLEL:
 
 MODULE  := github.com/divvy-gpu/divvy
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
@@ -30,6 +32,7 @@ DIST  := $(CURDIR)/dist
 CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/divvy
 tool_dir = $(CACHE)/tools/$(firstword $(shell sha256sum $(1)/go.mod | cut -c1-12))
 GOLANGCI_LINT := $(call tool_dir,tools)/golangci-lint
+ACTIONLINT    := $(call tool_dir,tools/actionlint)/actionlint
 HELM          := $(call tool_dir,lab/components)/helm
 
 # What the lab installs: make lab-install TOPOLOGY=file MEMORY_UNIT=0.1 VALUES=file
@@ -47,18 +50,31 @@ export SOAK_MINUTES
 endif
 
 FUZZTIME ?= 30s
-ARCHES   ?= amd64,arm64
 BENCH    ?= .
 
-# What "make deploy" installs into the cluster of kubectl's present context. With
-# IMAGE_REPO and IMAGE_TAG it takes Divvy's images from there, such as
-# IMAGE_REPO=registry.example.com/divvy. K8S_PLATFORM may be tkgi.
-RELEASE      ?= divvy
-NAMESPACE    ?= divvy-system
-POOL_VALUES  ?= examples/values/pool.yaml
-IMAGE_REPO   ?=
-IMAGE_TAG    ?=
-K8S_PLATFORM ?= community
+# Architectures of images: this machine's; those of a release are both.
+ARCHES ?=
+both   := amd64,arm64
+
+# Where "make push" brings the images to, such as registry.example.com/divvy, and
+# their tag, which is the version when empty.
+IMAGE_REPO ?=
+IMAGE_TAG  ?=
+ifneq (,$(filter push push-image,$(MAKECMDGOALS)))
+ifeq (,$(IMAGE_REPO))
+$(error IMAGE_REPO is empty; name the registry to push to: make $(MAKECMDGOALS) IMAGE_REPO=registry.example.com/divvy)
+endif
+endif
+$(foreach name,DEVICE_IMAGE_NAME WEBHOOK_IMAGE_NAME PKG_IMAGE_NAME,$(if $($(name)),$(warning $(name) has no effect; see docs/migrating.md)))
+
+# What "make deploy" installs into the cluster of kubectl's present context: the images
+# that were built or pushed last, or those of IMAGE_REPO and IMAGE_TAG. K8S_PLATFORM may
+# be tkgi. TOTAL_GPU_MEMORY is the memory of one GPU of the pool in MB.
+RELEASE          ?= divvy
+NAMESPACE        ?= divvy-system
+POOL_VALUES      ?= examples/values/pool.yaml
+TOTAL_GPU_MEMORY ?=
+K8S_PLATFORM     ?= community
 
 SUITES := unit seeds model lab-unit kubelet e2e
 
@@ -69,7 +85,7 @@ help: ## List the targets.
 	@awk 'BEGIN { FS = ":.*## " } \
 	  /^##@/ { printf "\n%s\n", substr($$0, 5) } \
 	  /^[a-z0-9-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
-	@printf '\nVariables: TOPOLOGY=file (simulated cards; a path, or a name in lab/topologies),\n  MEMORY_UNIT=1|0.1|0.01|0.001, VALUES=file (of the chart; a path, or a name in lab/values),\n  BENCH=regexp, BENCH_ARGS=flags, TRACE=dir, WORKLOADS=names, FUZZTIME=30s, SOAK_MINUTES=4,\n  IMAGE_REPO=registry, IMAGE_TAG=tag, K8S_PLATFORM=community|tkgi (make deploy)\n'
+	@printf '\nVariables: TOPOLOGY=file (simulated cards; a path, or a name in lab/topologies),\n  MEMORY_UNIT=1|0.1|0.01|0.001, VALUES=file (of the chart; a path, or a name in lab/values),\n  BENCH=regexp, BENCH_ARGS=flags, TRACE=dir, WORKLOADS=names, FUZZTIME=30s, SOAK_MINUTES=4,\n  ARCHES=amd64,arm64, IMAGE_REPO=registry, IMAGE_TAG=tag,\n  TOTAL_GPU_MEMORY=MB, K8S_PLATFORM=community|tkgi (make deploy)\n'
 
 .PHONY: demo
 demo: root ## Start a Kubernetes here, install Divvy and show four pods sharing two cards.
@@ -110,10 +126,11 @@ build: ## Build the programs into bin/.
 	CGO_ENABLED=0 go build -buildvcs=false -trimpath -ldflags '$(LDFLAGS)' -o $(BIN)/ ./cmd/divvy-control ./cmd/kubectl-divvy
 
 .PHONY: lint
-lint: $(GOLANGCI_LINT) verify-chart ## Run gofmt, go vet, go mod tidy -diff, golangci-lint and helm lint.
+lint: $(GOLANGCI_LINT) $(ACTIONLINT) verify-chart ## Run gofmt, go vet, go mod tidy -diff, golangci-lint, actionlint and helm lint.
+	$(ACTIONLINT) -shellcheck= -pyflakes=
 	@unformatted=$$(git ls-files -co --exclude-standard '*.go' | xargs -r gofmt -l); \
 	  [ -z "$$unformatted" ] || { printf 'not formatted by gofmt:\n%s\n' "$$unformatted" >&2; exit 1; }
-	@for module in . lab lab/components tools lab/internal/schedulerversions/v*; do (cd $$module && echo "go mod tidy -diff in $$module" && go mod tidy -diff) || exit 1; done
+	@for module in . lab lab/components tools tools/actionlint lab/internal/schedulerversions/v*; do (cd $$module && echo "go mod tidy -diff in $$module" && go mod tidy -diff) || exit 1; done
 	go vet ./...
 	cd lab && go vet -tags e2e ./...
 	$(GOLANGCI_LINT) run ./...
@@ -227,27 +244,42 @@ verify: lint test ## Run all that a change must pass.
 verify-chart: $(HELM) ## Check the chart: helm lint, schema, and the configuration that it renders.
 	@go run ./hack/chartcheck -helm $(HELM) charts/divvy
 
-# ARCHES=amd64 builds images for one architecture alone. Those of the other need a C
-# compiler for it, which is installed on Debian and its relatives; this needs root.
+# Images for another architecture than this machine's need a C compiler for it, which is
+# installed on Debian and its relatives; this needs root.
 .PHONY: images
-images: ## Build the container images into dist/images, without docker, for amd64 and arm64.
-	@cd lab && go run ./cmd/release images --arch $(ARCHES) --images $(DIST)/images --version '$(VERSION)' --commit '$(COMMIT)'
+images: ## Build the container images into dist/images, without docker; ARCHES=amd64,arm64 for both.
+	@cd lab && go run ./cmd/release images $(if $(ARCHES),--arch $(ARCHES)) --images $(DIST)/images --version '$(VERSION)' --commit '$(COMMIT)'
 
 .PHONY: push
-push: ## Push the images of "make images" to IMAGE_REPO (registry.example.com/divvy), IMAGE_TAG.
-	@[ -n "$(IMAGE_REPO)" ] || { echo "IMAGE_REPO says where to: make push IMAGE_REPO=registry.example.com/divvy" >&2; exit 1; }
-	@cd lab && go run ./cmd/release push '$(IMAGE_REPO)' --tag '$(or $(IMAGE_TAG),$(VERSION))' --images $(DIST)/images
+push: ## Push the images of "make images" to IMAGE_REPO, such as registry.example.com/divvy.
+	@cd lab && go run ./cmd/release push '$(IMAGE_REPO)' --tag '$(IMAGE_TAG)' --images $(DIST)/images
 
 .PHONY: release
+release: ARCHES := $(or $(ARCHES),$(both))
 release: images $(HELM) ## Make a release in dist/release: manifests, chart, kustomize bases, kubectl-divvy; images.
-	@cd lab && go run ./cmd/release files --helm $(HELM) --images $(DIST)/images --out $(DIST)/release --version '$(VERSION)' --commit '$(COMMIT)'
+	@cd lab && go run ./cmd/release files --helm $(HELM) --images $(DIST)/images --pins $(DIST)/pins.txt --out $(DIST)/release --version '$(VERSION)' --commit '$(COMMIT)'
 
+# Nothing that was not resolved and fetched is written; build/unpinned.txt lists what is
+# not pinned. dist/pins.txt records all.
+.PHONY: pin
+pin: ## Write digests of base images and commits of actions into their files; needs a network.
+	@cd lab && go run ./cmd/release pin --record $(DIST)/pins.txt
+
+# With IMAGE_REPO docker pushes them, too.
 .PHONY: images-docker
 images-docker: ## Build the container images with docker, for this machine's architecture.
 	@for image in divvy-node divvy-control; do \
-	  docker buildx build -f build/Dockerfile --target $$image --load --build-arg VERSION='$(VERSION)' --build-arg COMMIT='$(COMMIT)' \
-	    -t ghcr.io/divvy-gpu/$$image:$(or $(IMAGE_TAG),$(VERSION)) .; \
+	  docker buildx build -f build/Dockerfile --target $$image $(if $(IMAGE_REPO),--push,--load) --build-arg VERSION='$(VERSION)' --build-arg COMMIT='$(COMMIT)' \
+	    -t $(or $(IMAGE_REPO),ghcr.io/divvy-gpu)/$$image:$(or $(IMAGE_TAG),$(VERSION)) .; \
 	done
+	@mkdir -p $(DIST)/images
+	@printf 'image:\n  registry: %s\n  tag: "%s"\n' '$(or $(IMAGE_REPO),ghcr.io/divvy-gpu)' '$(or $(IMAGE_TAG),$(VERSION))' > $(DIST)/images/values.yaml
+
+# Names that users of the vendors' programs know.
+.PHONY: build-image push-image all
+build-image: images ## The same as images, under the name that Bitfusion's Makefile has.
+push-image: push ## The same as push, under the name that Bitfusion's Makefile has.
+all: build images ## The programs and the images, as ix-device-plugin's Makefile has it.
 
 .PHONY: generate
 generate: ## Write docs/reference from the code; a test fails where it differs.
@@ -259,9 +291,9 @@ clean: ## Remove bin/ and dist/. Caches of tools and of the lab stay.
 
 ##@ A cluster
 
-# A release that is there keeps its values; a new one gets those of POOL_VALUES.
+# An existing release keeps its values; a new one gets those of POOL_VALUES.
 .PHONY: deploy
-deploy: $(HELM) ## Install GPUs of a remote pool, or add them to the release that is there.
+deploy: $(HELM) ## Install GPUs of a remote pool, or add them to the existing release.
 	@case "$(K8S_PLATFORM)" in \
 	  community) ;; \
 	  tkgi) echo "K8S_PLATFORM=tkgi: nothing particular is needed; no CFSSL, no pod security policy." ;; \
@@ -269,8 +301,10 @@ deploy: $(HELM) ## Install GPUs of a remote pool, or add them to the release tha
 	esac
 	@if $(HELM) status $(RELEASE) -n $(NAMESPACE) >/dev/null 2>&1; \
 	  then values="--reset-then-reuse-values"; else values="-f $(POOL_VALUES)"; fi; \
+	if [ -e dist/images/values.yaml ]; then echo "Images: those of dist/images/values.yaml."; values+=" -f dist/images/values.yaml"; fi; \
 	$(HELM) upgrade --install $(RELEASE) charts/divvy -n $(NAMESPACE) --create-namespace $$values --set pool.enabled=true \
-	  $(if $(IMAGE_REPO),--set-string image.registry=$(IMAGE_REPO)) $(if $(IMAGE_TAG),--set-string image.tag=$(IMAGE_TAG))
+	  $(if $(TOTAL_GPU_MEMORY),--set pool.totalGPUMemory=$(TOTAL_GPU_MEMORY)) \
+	  $(if $(IMAGE_REPO),--set-string image.registry=$(patsubst http://%,%,$(IMAGE_REPO))) $(if $(IMAGE_TAG),--set-string image.tag=$(IMAGE_TAG))
 
 # Kubelet remembers device plugins for five minutes.
 .PHONY: uninstall
@@ -303,6 +337,11 @@ $(GOLANGCI_LINT):
 	@echo "Building golangci-lint into $(@D); the first time takes some minutes."
 	@mkdir -p $(@D)
 	@cd tools && CGO_ENABLED=0 go build -o $@.tmp github.com/golangci/golangci-lint/v2/cmd/golangci-lint && mv $@.tmp $@
+
+$(ACTIONLINT):
+	@echo "Building actionlint into $(@D)."
+	@mkdir -p $(@D)
+	@cd tools/actionlint && CGO_ENABLED=0 go build -o $@.tmp github.com/rhysd/actionlint/cmd/actionlint && mv $@.tmp $@
 
 # Prints where helm is, once it is built.
 .PHONY: helm

@@ -735,6 +735,41 @@ func TestExtenderManagesMemoryAndNothingElse(t *testing.T) {
 	}
 }
 
+// TestChartNamesImagesOfItsRelease: a release's images have its git tag, which is the
+// version with a v, so a checkout of that tag installs them without further values.
+func TestChartNamesImagesOfItsRelease(t *testing.T) {
+	data, err := os.ReadFile(chartDir + "/Chart.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var about struct{ Version string }
+	if err := yaml.Unmarshal(data, &about); err != nil {
+		t.Fatal(err)
+	}
+	image := one[*appsv1.DaemonSet](t, objects(t, rendered(t)), "divvy-node").Spec.Template.Spec.Containers[0].Image
+	if want := "ghcr.io/divvy-gpu/divvy-node:v" + about.Version; image != want {
+		t.Errorf("the chart installs %s, and the release pushes %s", image, want)
+	}
+}
+
+// TestArticleIsFollowedWithoutOperator: readers of the article on NVIDIA's device
+// plugin have installed driver and toolkit by hand. What docs/gpu-operator.md gives
+// them for its fifth step offers their GPUs and waits for no operator.
+func TestArticleIsFollowedWithoutOperator(t *testing.T) {
+	page, err := os.ReadFile(root + "/docs/gpu-operator.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	step := regexp.MustCompile(`(?m)^\| 5\. .*?-f (examples/values/\S+\.yaml)`).FindSubmatch(page)
+	if step == nil {
+		t.Fatal("docs/gpu-operator.md has no step 5 that names a file of values")
+	}
+	spec := one[*appsv1.DaemonSet](t, objects(t, rendered(t, "--values", root+"/"+string(step[1]))), "divvy-node").Spec.Template.Spec
+	for _, c := range spec.InitContainers {
+		t.Errorf("with %s the daemon waits in %s: %v", step[1], c.Name, c.Args)
+	}
+}
+
 // TestGPUOperatorIsWaitedFor before the daemon starts, and what it mounts later
 // is seen.
 func TestGPUOperatorIsWaitedFor(t *testing.T) {

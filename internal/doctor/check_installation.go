@@ -15,7 +15,7 @@ func checkRelease(s *Snapshot, f *findings) {
 	r := s.Release()
 	if r == nil {
 		f.add(Error, "cluster", "Divvy is not installed: no DaemonSet and no Deployment has the label "+labelPartOf+"="+partOf,
-			"Install the chart, from a checkout: helm install divvy charts/divvy --namespace divvy-system --create-namespace. The README says what to choose before.")
+			"Install the chart, from a checkout: helm install divvy charts/divvy --namespace divvy-system --create-namespace -f dist/images/values.yaml. docs/install.md says where the images come from.")
 		return
 	}
 	for _, other := range s.Releases[1:] {

@@ -176,12 +176,17 @@ func checkPod(s *Snapshot, f *findings, p *corev1.Pod) {
 		f.add(Warning, object, "it failed: "+cmp.Or(p.Status.Message, p.Status.Reason), "Its controller makes another; this removes it.", "kubectl delete pod "+where)
 		return
 	}
+	if waitsForOperator(p) && !s.hasOperator() {
+		f.add(Error, object, fmt.Sprintf("it waits for files that NVIDIA's GPU operator writes, and this cluster has no DaemonSet %s, which writes them", operatorValidator),
+			"If driver and toolkit were installed without the operator, upgrade with node.gpuOperator.enabled=false, as examples/values/nvidia.yaml has it. With the operator, see its ClusterPolicy: docs/gpu-operator.md.")
+		return
+	}
 	for _, c := range slices.Concat(p.Status.InitContainerStatuses, p.Status.ContainerStatuses) {
 		if w := c.State.Waiting; w != nil {
 			switch w.Reason {
 			case "ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull":
 				f.add(Error, object, fmt.Sprintf("image %s cannot be had: %s", c.Image, cmp.Or(w.Message, w.Reason)),
-					"Push the image to the registry that the value image.registry names, or name the right one; image.pullSecrets holds logins.")
+					"Push the images to the registry that the value image.registry names: make images push IMAGE_REPO=REGISTRY, then helm upgrade with -f dist/images/values.yaml. image.pullSecrets holds logins. docs/install.md.")
 				return
 			case "CrashLoopBackOff":
 				why := w.Message
@@ -211,11 +216,35 @@ func checkPod(s *Snapshot, f *findings, p *corev1.Pod) {
 		f.add(Warning, object, "it says that it is ready, and kubelet has not noticed yet", "Look again in a few seconds.").Transient = true
 		return
 	}
+	for _, c := range p.Status.InitContainerStatuses {
+		if c.State.Running != nil && (c.Started == nil || !*c.Started) {
+			f.add(Error, object, "its init container "+c.Name+" has not ended", fmt.Sprintf("Its log says what it waits for: kubectl logs %s -c %s", where, c.Name)).Transient = true
+			return
+		}
+	}
 	problem := "it is not ready"
 	if s.Taken.Sub(p.CreationTimestamp.Time).Seconds() < young {
 		problem = "it has just started"
 	}
 	f.add(Error, object, problem, fmt.Sprintf("See its events and its log: kubectl describe pod %s; kubectl logs %s", where, where)).Transient = true
+}
+
+// operatorValidator is the DaemonSet by which NVIDIA's GPU operator writes the files
+// that say what is ready on a node.
+const operatorValidator = "nvidia-operator-validator"
+
+func (s *Snapshot) hasOperator() bool {
+	return slices.ContainsFunc(s.DaemonSets, func(d appsv1.DaemonSet) bool { return d.Name == operatorValidator })
+}
+
+// waitsForOperator reports whether an init container of the pod waits for those files.
+func waitsForOperator(p *corev1.Pod) bool {
+	return slices.ContainsFunc(p.Spec.InitContainers, func(c corev1.Container) bool {
+		return slices.ContainsFunc(c.Args, func(arg string) bool { return strings.HasPrefix(arg, "--validations=") }) &&
+			slices.ContainsFunc(p.Status.InitContainerStatuses, func(st corev1.ContainerStatus) bool {
+				return st.Name == c.Name && (st.State.Terminated == nil || st.State.Terminated.ExitCode != 0)
+			})
+	})
 }
 
 // lastLine is the end of a text of several lines, where a program says why it

@@ -154,6 +154,25 @@ func TestFaults(t *testing.T) {
 			},
 			Error, "Pod divvy-system/divvy-node-x", "keeps ending: it ended with code 1, 4 times: error: no library", "kubectl logs divvy-node-x -n divvy-system -c main --previous", "",
 		},
+		"no GPU operator writes the files that a daemon waits for": {
+			"workloads", func(w *world) { w.waitsForOperator() },
+			Error, "Pod divvy-system/divvy-node-x", "waits for files that NVIDIA's GPU operator writes, and this cluster has no DaemonSet nvidia-operator-validator",
+			"node.gpuOperator.enabled=false", "",
+		},
+		"no GPU operator, and the container has ended before": {
+			"workloads", func(w *world) {
+				p := w.waitsForOperator()
+				p.Status.InitContainerStatuses[0].State = corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "CrashLoopBackOff"}}
+			},
+			Error, "Pod divvy-system/divvy-node-x", "no DaemonSet nvidia-operator-validator", "examples/values/nvidia.yaml", "",
+		},
+		"the GPU operator is at work": {
+			"workloads", func(w *world) {
+				w.waitsForOperator()
+				w.DaemonSets = append(w.DaemonSets, appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: "gpu-operator", Name: "nvidia-operator-validator"}})
+			},
+			Error, "Pod divvy-system/divvy-node-x", "its init container wait-for-driver has not ended", "kubectl logs divvy-node-x -n divvy-system -c wait-for-driver", "",
+		},
 		"an image is not there": {
 			"workloads", func(w *world) { waiting(w.ready("divvy-extender-x", false), "ImagePullBackOff", "not found") },
 			Error, "Pod divvy-system/divvy-extender-x", "image ghcr.io/divvy-gpu/divvy-control:1 cannot be had: not found", "image.registry", "",

@@ -425,3 +425,12 @@ func (w *world) without(name string) {
 	}
 	w.t.Fatalf("there is no pod %s", name)
 }
+
+// waitsForOperator leaves the daemon in its init container, as
+// node.gpuOperator.enabled installs it.
+func (w *world) waitsForOperator() *corev1.Pod {
+	p := w.ready("divvy-node-x", false)
+	p.Spec.InitContainers = []corev1.Container{{Name: "wait-for-driver", Args: []string{"wait", "--vendor=nvidia", "--validations=/run/nvidia/validations"}}}
+	p.Status.InitContainerStatuses = []corev1.ContainerStatus{{Name: "wait-for-driver", State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}}
+	return p
+}

@@ -140,7 +140,7 @@ func (w *waiting) wait(ctx context.Context, out io.Writer) error {
 func (w *waiting) attempt(ctx context.Context) (found string, err error) {
 	for _, name := range w.files() {
 		if _, err := os.Stat(name); err != nil {
-			return "", fmt.Errorf("%s is not there yet", name)
+			return "", fmt.Errorf("%s is not there yet%s", name, w.noOperator())
 		}
 	}
 	// A new backend each time: what an earlier one has learnt of a driver that
@@ -162,6 +162,19 @@ func (w *waiting) attempt(ctx context.Context) (found string, err error) {
 		return "", errors.Join(append(errs, fmt.Errorf("the driver of %s answers and lists no device that can be used", w.vendor))...)
 	}
 	return fmt.Sprintf("%s: %d devices, driver %s", w.vendor, len(devices.Devices), devices.Driver), nil
+}
+
+// noOperator says what to do on a node without NVIDIA's GPU operator, for as long as
+// its folder has no file: then none may ever come.
+func (w *waiting) noOperator() string {
+	if w.validations == "" {
+		return ""
+	}
+	if written, err := os.ReadDir(w.validations); err == nil && len(written) > 0 {
+		return ""
+	}
+	return "; NVIDIA's GPU operator writes it. If driver and toolkit were installed without the operator, it never comes: " +
+		"set the chart's value node.gpuOperator.enabled=false, as examples/values/nvidia.yaml does"
 }
 
 // inContainer reports whether this container is looked at instead of the host.

@@ -92,6 +92,11 @@ func TestWaitForWhatTheGPUOperatorSays(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), name+" is not there yet") {
 			t.Errorf("before %s: %v", name, err)
 		}
+		// While there is no sign of an operator, the error says what a node without
+		// one needs.
+		if hint := strings.Contains(err.Error(), "node.gpuOperator.enabled=false"); hint != (name == "driver-ready") {
+			t.Errorf("before %s: %v", name, err)
+		}
 		if err := os.WriteFile(filepath.Join(dir, name), nil, 0o600); err != nil {
 			t.Fatal(err)
 		}

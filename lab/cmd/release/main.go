@@ -1,21 +1,24 @@
 // release builds what Divvy is delivered as: "release images" the container
 // images, without docker, "release push" brings them to a registry, and "release
-// files" makes the rest.
+// files" makes the rest. "release pin" pins base images and actions.
 package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
 	"os/signal"
 	"path/filepath"
+	"runtime"
 	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/divvy-gpu/divvy/lab/internal/debian"
+	"github.com/divvy-gpu/divvy/lab/internal/pins"
 	"github.com/divvy-gpu/divvy/lab/internal/release"
 )
 
@@ -55,7 +58,7 @@ func command() *cobra.Command {
 	f.StringVar(&c.images, "images", filepath.Join("..", "dist", "images"), "folder of the images")
 	f.StringVar(&c.version, "version", "", "version to write into programs and images; what git says when empty")
 	f.StringVar(&c.commit, "commit", "", "commit to write into programs and images; what git says when empty")
-	cmd.AddCommand(imagesCommand(&c), pushCommand(&c), filesCommand(&c))
+	cmd.AddCommand(imagesCommand(&c), pushCommand(&c), filesCommand(&c), pinCommand(&c))
 	return cmd
 }
 
@@ -75,7 +78,7 @@ func imagesCommand(c *common) *cobra.Command {
 				return fmt.Errorf("no images were made: %w", err)
 			}
 			out := cmd.OutOrStdout()
-			fmt.Fprintf(out, "\nIn %s:\n", o.Dir)
+			fmt.Fprintf(out, "\nIn %s:\n", relative(o.Dir, c.repository))
 			for _, b := range built {
 				fmt.Fprintln(out, b.Reference())
 				for _, arch := range o.Architectures {
@@ -90,7 +93,7 @@ func imagesCommand(c *common) *cobra.Command {
 		cache = os.TempDir()
 	}
 	f := cmd.Flags()
-	f.StringSliceVar(&o.Architectures, "arch", []string{"amd64", "arm64"}, "architectures")
+	f.StringSliceVar(&o.Architectures, "arch", []string{runtime.GOARCH}, "architectures: amd64, arm64")
 	f.StringSliceVar(&o.Images, "image", release.Images, "images")
 	f.StringVar(&archive.Dir, "debian-dir", filepath.Join(cache, "divvy", "debian"), "folder for what is fetched from Debian")
 	f.StringVar(&archive.Mirror, "debian-mirror", "", "mirror of Debian (default: the one that this machine's apt uses)")
@@ -99,26 +102,43 @@ func imagesCommand(c *common) *cobra.Command {
 }
 
 func pushCommand(c *common) *cobra.Command {
-	var tag string
+	o := release.PushOptions{Images: release.Images}
 	cmd := &cobra.Command{
 		Use: "push REGISTRY", Short: "Push the images with their SBOMs to a registry, such as registry.example.com/divvy", Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			stamp, err := c.stamp(cmd.Context())
-			if err != nil {
-				return err
-			}
-			if tag == "" {
-				tag = stamp.Version
-			}
-			pushed, err := release.Push(cmd.Context(), c.images, args[0], tag, release.Images...)
-			for _, reference := range pushed {
+			o.Dir, o.Registry = c.images, args[0]
+			pushed, err := release.Push(cmd.Context(), o)
+			for _, reference := range pushed.References {
 				fmt.Fprintln(cmd.OutOrStdout(), reference)
+			}
+			var documents *release.SBOMError
+			if errors.As(err, &documents) {
+				fmt.Fprintln(cmd.ErrOrStderr(), "warning:", err)
+				err = nil
+			}
+			if err == nil {
+				fmt.Fprintf(cmd.OutOrStdout(), "%s names them, by the tag %s: helm install ... --values %[1]s\n", relative(filepath.Join(o.Dir, release.ValuesFile), c.repository), pushed.Tag)
 			}
 			return err
 		},
 	}
-	cmd.Flags().StringVar(&tag, "tag", "", "tag; the version when empty")
+	cmd.Flags().StringVar(&o.Tag, "tag", "", "tag; the version of the images when empty")
 	return cmd
+}
+
+// relative is a path as it is called in the root of the checkout, where make runs.
+func relative(path, root string) string {
+	absolute, err := filepath.Abs(path)
+	if err != nil {
+		return path
+	}
+	if root, err = filepath.Abs(root); err != nil {
+		return path
+	}
+	if short, err := filepath.Rel(root, absolute); err == nil && filepath.IsLocal(short) {
+		return short
+	}
+	return absolute
 }
 
 func filesCommand(c *common) *cobra.Command {
@@ -139,6 +159,41 @@ func filesCommand(c *common) *cobra.Command {
 	}
 	cmd.Flags().StringVar(&o.Helm, "helm", "", "path of helm")
 	cmd.Flags().StringVar(&o.Dir, "out", filepath.Join("..", "dist", "release"), "folder for the release")
+	cmd.Flags().StringVar(&o.Pins, "pins", "", "record of what was pinned, which becomes part of the release where it exists")
+	return cmd
+}
+
+func pinCommand(c *common) *cobra.Command {
+	var record string
+	resolver := pins.Resolver{Git: "https://github.com", Platforms: []string{"linux/amd64", "linux/arm64"}}
+	cmd := &cobra.Command{
+		Use: "pin", Short: "Write digests of base images and commits of actions into the files that name them", Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			references, err := pins.Find(c.repository)
+			if err != nil {
+				return err
+			}
+			if references, err = resolver.Resolve(cmd.Context(), references); err != nil {
+				return fmt.Errorf("nothing was pinned: %w", err)
+			}
+			if err := pins.Write(c.repository, references); err != nil {
+				return err
+			}
+			text := pins.Record(references)
+			fmt.Fprintf(cmd.OutOrStdout(), "%s", text)
+			if record == "" {
+				return nil
+			}
+			if err := os.MkdirAll(filepath.Dir(record), 0o755); err != nil {
+				return fmt.Errorf("record what was pinned: %w", err)
+			}
+			if err := os.WriteFile(record, text, 0o644); err != nil {
+				return fmt.Errorf("record what was pinned: %w", err)
+			}
+			return nil
+		},
+	}
+	cmd.Flags().StringVar(&record, "record", "", "file for the record of what is pinned")
 	return cmd
 }
 

@@ -4,29 +4,36 @@ package installation
 
 import (
 	"context"
-	"errors"
-	"os"
+	"slices"
 	"testing"
 	"time"
 
 	"github.com/divvy-gpu/divvy/lab/internal/docscript"
+	"github.com/divvy-gpu/divvy/lab/internal/registry"
 	"github.com/divvy-gpu/divvy/lab/internal/show"
 	"github.com/divvy-gpu/divvy/lab/internal/stage"
 )
 
-// pageTimeout is how long all commands of a page may take, those that install and
-// remove among them.
-const pageTimeout = 9 * time.Minute
+// pageTimeout is how long all commands of a page may take, those that build images,
+// install and remove among them.
+const pageTimeout = 12 * time.Minute
+
+// quickStart builds and pushes the images that the other pages install.
+const quickStart = "docs/quick-start.md"
 
 // TestDocuments types the commands of the documentation, page by page, that begin
-// with a cluster without Divvy. Images are loaded before, since there is no registry.
+// with a cluster without Divvy. The node pulls from a registry what they push there,
+// and helm gets what a reader gives it.
 func TestDocuments(t *testing.T) {
 	files, err := docscript.Files(lab.Repository)
 	if err != nil {
 		t.Fatal(err)
 	}
+	files = slices.DeleteFunc(files, func(file string) bool { return file == quickStart })
 	topologies := map[string]string{docscript.Bare: stage.Guide, docscript.BareVendors: show.Mixed}
-	for _, file := range files {
+	r := startRegistry(t, registry.Options{Address: openRegistry})
+	pushed := false
+	for _, file := range append([]string{quickStart}, files...) {
 		page, err := lab.Page(file)
 		if err != nil {
 			t.Fatal(err)
@@ -36,20 +43,36 @@ func TestDocuments(t *testing.T) {
 			continue
 		}
 		t.Run(file, func(t *testing.T) {
-			t.Cleanup(func() {
-				ctx := context.WithoutCancel(t.Context())
-				if err := errors.Join(lab.DeleteAllPods(ctx), lab.Remove(ctx)); err != nil {
-					t.Errorf("after the page: %v", err)
-				}
-			})
-			if err := lab.Prepare(t.Context(), stage.Options{Topology: topology, Values: []string{show.PoolValues}, Out: os.Stderr}); err != nil {
-				t.Fatal(err)
-			}
+			bareLab(t, topology)
 			ctx, cancel := context.WithTimeout(t.Context(), pageTimeout)
 			defer cancel()
-			if err := lab.RunPage(ctx, page, t.Output()); err != nil {
+			if !pushed && file != quickStart {
+				// The page alone was asked for.
+				push(t, ctx, r)
+			}
+			pushed = true
+			if err := lab.RunPage(ctx, page, t.Output(), r.Environment()...); err != nil {
 				t.Fatal(err)
 			}
+			if file == quickStart {
+				installedFrom(t, openRegistry+"/divvy/", "IfNotPresent")
+				onlyValues(t, "image", "memoryUnit")
+				if got, want := r.Pulled(), []string{"divvy/divvy-control", "divvy/divvy-node"}; !slices.Equal(got, want) {
+					t.Errorf("containerd has pulled %v from the registry, want %v", got, want)
+				}
+			}
 		})
+	}
+}
+
+// push does what the quick start does before it installs.
+func push(t *testing.T, ctx context.Context, r *registry.Registry) {
+	t.Helper()
+	page, err := docscript.Parse("images", []byte("```console\n$ make images push IMAGE_REPO="+openRegistry+"/divvy\n```\n"))
+	if err == nil {
+		err = lab.RunPage(ctx, page, t.Output(), r.Environment()...)
+	}
+	if err != nil {
+		t.Fatal(err)
 	}
 }

@@ -28,6 +28,7 @@ type values struct {
 
 	StateDir, RunDir, KubernetesDir, PKIDir, ManifestDir                 string
 	ContainerdDir, ContainerdRunDir, ContainerdSocket, CNIConfigDir      string
+	RegistryHostsDir                                                     string
 	NodeName, PodCIDR, ServiceCIDR, ClusterDNSIP, BridgeName, PauseImage string
 }
 
@@ -37,7 +38,7 @@ func newValues(binDir, nodeIP string) values {
 		StateDir: layout.StateDir, RunDir: layout.RunDir, KubernetesDir: layout.KubernetesDir,
 		PKIDir: layout.PKIDir, ManifestDir: layout.ManifestDir,
 		ContainerdDir: layout.ContainerdDir, ContainerdRunDir: layout.ContainerdRunDir,
-		ContainerdSocket: layout.ContainerdSocket, CNIConfigDir: layout.CNIConfigDir,
+		ContainerdSocket: layout.ContainerdSocket, CNIConfigDir: layout.CNIConfigDir, RegistryHostsDir: layout.RegistryHostsDir,
 		NodeName: layout.NodeName, PodCIDR: layout.PodCIDR, ServiceCIDR: layout.ServiceCIDR,
 		ClusterDNSIP: layout.ClusterDNSIP, BridgeName: layout.BridgeName, PauseImage: PauseImage,
 	}

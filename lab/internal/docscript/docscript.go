@@ -343,6 +343,19 @@ func (p *Page) Script() string {
 	return b.String()
 }
 
+// Of returns the page with the blocks that another runner runs, and with no others.
+func (p *Page) Of(runner string) *Page {
+	part := *p
+	part.After, part.Blocks = nil, nil
+	for _, block := range p.Blocks {
+		if block.By == runner {
+			block.By, block.Why = "", ""
+			part.Blocks = append(part.Blocks, block)
+		}
+	}
+	return &part
+}
+
 // Runs returns how many commands Script runs, how many others do, and how many no test
 // does.
 func (p *Page) Runs() (here, elsewhere, nowhere int) {

@@ -1,6 +1,7 @@
 package docscript_test
 
 import (
+	"errors"
 	"os/exec"
 	"strings"
 	"testing"
@@ -93,6 +94,25 @@ first made
 `
 	if diff := cmp.Diff(want, string(out)); diff != "" {
 		t.Errorf("output (-want +got):\n%s", diff)
+	}
+}
+
+func TestBlocksOfAnotherRunner(t *testing.T) {
+	p, err := docscript.Parse("page.md", []byte(page))
+	if err != nil {
+		t.Fatal(err)
+	}
+	part := p.Of("TestX")
+	if here, elsewhere, _ := part.Runs(); here != 2 || elsewhere != 0 {
+		t.Errorf("%d commands here and %d elsewhere, want 2 and 0", here, elsewhere)
+	}
+	out, err := exec.CommandContext(t.Context(), "bash", "-c", part.Script()).CombinedOutput()
+	var exit *exec.ExitError
+	if want := "== page.md:31: exit 3\n"; string(out) != want || !errors.As(err, &exit) || exit.ExitCode() != 3 {
+		t.Errorf("printed %q, %v; want %q and exit code 3", out, err, want)
+	}
+	if none, _, _ := p.Of("TestY").Runs(); none != 0 {
+		t.Errorf("%d commands of a test that has none", none)
 	}
 }
 

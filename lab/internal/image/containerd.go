@@ -80,3 +80,20 @@ func (s Store) ctr(ctx context.Context, args ...string) (string, error) {
 	}
 	return string(out), nil
 }
+
+// Forget removes the names of images that begin with a prefix; kubelet pulls them again.
+func (s Store) Forget(ctx context.Context, prefix string) error {
+	present, err := s.Digests(ctx)
+	if err != nil {
+		return err
+	}
+	for name := range present {
+		if !strings.HasPrefix(name, prefix) {
+			continue
+		}
+		if _, err := s.ctr(ctx, "images", "remove", "--sync", name); err != nil {
+			return fmt.Errorf("forget image %s: %w", name, err)
+		}
+	}
+	return nil
+}

@@ -54,6 +54,8 @@ var (
 	PIDDir           = filepath.Join(StateDir, "run")
 	ContainerdRunDir = filepath.Join(RunDir, "containerd")
 	ContainerdSocket = filepath.Join(ContainerdRunDir, "containerd.sock")
+	// RegistryHostsDir says how containerd reaches registries, a folder for each.
+	RegistryHostsDir = filepath.Join(ConfigDir, "certs.d")
 	PKIDir           = filepath.Join(KubernetesDir, "pki")
 	ManifestDir      = filepath.Join(KubernetesDir, "manifests")
 	AdminKubeconfig  = filepath.Join(KubernetesDir, "admin.conf")

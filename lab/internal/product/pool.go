@@ -133,7 +133,7 @@ func setUpPool(ctx context.Context, o Options) error {
 // loadPoolImages makes the images and returns the name of the server's, which
 // changes with its content.
 func loadPoolImages(ctx context.Context, c *cluster.Cluster) (server string, err error) {
-	client, err := remotepool.ClientSpec(filepath.Join(poolDir, "bitfusion"), pool.DefaultCatalog())
+	clients, err := remotepool.ClientSpecs(filepath.Join(poolDir, "bitfusion"))
 	if err != nil {
 		return "", err
 	}
@@ -145,7 +145,7 @@ func loadPoolImages(ctx context.Context, c *cluster.Cluster) (server string, err
 	if err != nil {
 		return "", err
 	}
-	for _, spec := range []image.Spec{client, benchmark, other, remotepool.ServerSpec(filepath.Join(poolDir, "pool-server"))} {
+	for _, spec := range append(clients, benchmark, other, remotepool.ServerSpec(filepath.Join(poolDir, "pool-server"))) {
 		img, err := image.Build(spec)
 		if err != nil {
 			return "", err

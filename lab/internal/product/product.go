@@ -69,8 +69,8 @@ type Options struct {
 // changed.
 func Install(ctx context.Context, o Options) error { return install(ctx, o, true) }
 
-// Prepare does what comes before the chart: programs, images and simulated cards
-// as for Install.
+// Prepare does what comes before the images and the chart: programs and simulated
+// cards as for Install.
 func Prepare(ctx context.Context, o Options) error { return install(ctx, o, false) }
 
 func install(ctx context.Context, o Options, chart bool) error {
@@ -78,12 +78,12 @@ func install(ctx context.Context, o Options, chart bool) error {
 	if err != nil {
 		return fmt.Errorf("Divvy was not installed: %w", err) //nolint:staticcheck // a name
 	}
-	steps := 3
+	steps := 2
 	if withPool {
 		steps++
 	}
 	if chart {
-		steps++
+		steps += 2
 	}
 	report := progress.New(o.Out, steps)
 	step := func(name string, run func() error) {
@@ -104,7 +104,9 @@ func install(ctx context.Context, o Options, chart bool) error {
 		}
 		return release.Build(ctx, o.RepositoryDir, programDir, stamp, release.Host(), release.Node, release.Control, release.Kubectl)
 	})
-	step("images", func() error { return loadImages(ctx, o.Cluster, stamp) })
+	if chart {
+		step("images", func() error { return loadImages(ctx, o.Cluster, stamp) })
+	}
 	step("simulated cards", func() error { return hardware.Default.Install(ctx, o.Topology) })
 	if withPool {
 		step("servers of a remote pool", func() error { return setUpPool(ctx, o) })
@@ -125,18 +127,17 @@ var programDir = filepath.Join(layout.StateDir, "bin")
 // kubectl-divvy among them.
 func Programs() string { return programDir }
 
-// ImageValues returns the file of values that names the images which Install
-// loaded last.
-func ImageValues() string { return filepath.Join(layout.StateDir, "image-values.yaml") }
+// imageValues is the file of values that names the images which Install loaded last.
+var imageValues = filepath.Join(layout.StateDir, "image-values.yaml")
 
 // loadImages makes the product's images, loads them into the node, and writes
-// ImageValues.
+// imageValues.
 func loadImages(ctx context.Context, c *cluster.Cluster, stamp release.Stamp) error {
 	tag, err := loadImagesOf(ctx, c, programDir, stamp)
 	if err != nil {
 		return err
 	}
-	if err := os.WriteFile(ImageValues(), fmt.Appendf(nil, "image:\n  tag: %s\n", tag), 0o644); err != nil {
+	if err := os.WriteFile(imageValues, fmt.Appendf(nil, "image:\n  tag: %s\n", tag), 0o644); err != nil {
 		return fmt.Errorf("name the images in a file of values: %w", err)
 	}
 	return nil
@@ -217,7 +218,7 @@ func installChart(ctx context.Context, o Options) error {
 		"upgrade", Release, filepath.Join(o.RepositoryDir, "charts", "divvy"),
 		"--install", "--namespace", Namespace, "--create-namespace",
 		"--values", filepath.Join(o.RepositoryDir, "lab", "values", "lab.yaml"),
-		"--values", ImageValues(),
+		"--values", imageValues,
 	}
 	for _, file := range o.Values {
 		args = append(args, "--values", file)

@@ -4,12 +4,15 @@ import (
 	"archive/tar"
 	"bytes"
 	"context"
+	"encoding/base64"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"io/fs"
 	"log"
 	"maps"
+	"net/http"
 	"net/http/httptest"
 	"os"
 	"os/exec"
@@ -29,6 +32,7 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/layout"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
+	"sigs.k8s.io/yaml"
 
 	"github.com/divvy-gpu/divvy/lab/internal/debian"
 	images "github.com/divvy-gpu/divvy/lab/internal/image"
@@ -245,18 +249,24 @@ func checkSBOM(t *testing.T, text string, b Built, program string) {
 // checkPush pushes to a registry, and finds the images and their SBOMs there.
 func checkPush(t *testing.T, dir string, built []Built) {
 	t.Helper()
-	server := httptest.NewServer(registry.New(registry.WithReferrersSupport(true), registry.Logger(log.New(io.Discard, "", 0))))
+	server := httptest.NewServer(newRegistry())
 	defer server.Close()
 	to := strings.TrimPrefix(server.URL, "http://") + "/team"
-	pushed, err := Push(t.Context(), dir, to, "v1", Images...)
+	if got := valuesIn(t, dir); got != (imageValues{Registry, testStamp.Version}) {
+		t.Errorf("before the push the values name %+v", got)
+	}
+	pushed, err := Push(t.Context(), PushOptions{Dir: dir, Registry: to + "/", Images: Images})
 	if err != nil {
 		t.Fatal(err)
 	}
+	if got, want := valuesIn(t, dir), (imageValues{to, testStamp.Version}); got != want || pushed.Registry != to || pushed.Tag != want.Tag {
+		t.Errorf("the values name %+v and Push %s:%s, want %+v", got, pushed.Registry, pushed.Tag, want)
+	}
 	for i, b := range built {
-		if want := to + "/" + Images[i] + "@" + b.Digest; pushed[i] != want {
-			t.Errorf("pushed %s, want %s", pushed[i], want)
+		if want := to + "/" + Images[i] + "@" + b.Digest; pushed.References[i] != want {
+			t.Errorf("pushed %s, want %s", pushed.References[i], want)
 		}
-		tag, err := name.ParseReference(to + "/" + Images[i] + ":v1")
+		tag, err := name.ParseReference(to + "/" + Images[i] + ":" + pushed.Tag)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -283,8 +293,129 @@ func checkPush(t *testing.T, dir string, built []Built) {
 			t.Errorf("the document that belongs to %s is no SBOM: %s", Images[i], document.Manifest)
 		}
 	}
-	if _, err := Push(t.Context(), t.TempDir(), to, "v1", Node); err == nil || !strings.Contains(err.Error(), "make images") {
-		t.Errorf("images that are not built: %v", err)
+	checkRejectedPushes(t, dir)
+}
+
+// checkRejectedPushes: errors of registries say what to do.
+func checkRejectedPushes(t *testing.T, dir string) {
+	t.Helper()
+	images := newRegistry()
+	locked := func(w http.ResponseWriter, r *http.Request) {
+		if user, password, _ := r.BasicAuth(); user != "me" || password != "secret" {
+			w.Header().Set("WWW-Authenticate", `Basic realm="test"`)
+			w.WriteHeader(http.StatusUnauthorized)
+			return
+		}
+		images.ServeHTTP(w, r)
+	}
+	old := func(w http.ResponseWriter, r *http.Request) {
+		content, err := io.ReadAll(r.Body)
+		if r.Method == http.MethodPut && strings.Contains(r.URL.Path, "/manifests/") && (err != nil || bytes.Contains(content, []byte("cyclonedx"))) {
+			http.Error(w, `{"errors":[{"code":"MANIFEST_INVALID","message":"unknown artifact"}]}`, http.StatusBadRequest)
+			return
+		}
+		r.Body = io.NopCloser(bytes.NewReader(content))
+		images.ServeHTTP(w, r)
+	}
+	private := httptest.NewServer(http.HandlerFunc(locked))
+	defer private.Close()
+	unknown := httptest.NewUnstartedServer(images)
+	unknown.Config.ErrorLog = log.New(io.Discard, "", 0)
+	unknown.StartTLS()
+	defer unknown.Close()
+	rejecting := httptest.NewServer(http.HandlerFunc(old))
+	defer rejecting.Close()
+	host := func(s *httptest.Server) string { _, host, _ := strings.Cut(s.URL, "//"); return host }
+	t.Setenv("DOCKER_CONFIG", t.TempDir())
+
+	for name, test := range map[string]struct {
+		options PushOptions
+		want    string
+	}{
+		"not built":    {PushOptions{Dir: t.TempDir(), Registry: host(private)}, "run make images first"},
+		"no login":     {PushOptions{Dir: dir, Registry: host(private) + "/team"}, "log in with an account that may push there: docker login " + host(private)},
+		"unknown CA":   {PushOptions{Dir: dir, Registry: host(unknown)}, "SSL_CERT_DIR"},
+		"no name":      {PushOptions{Dir: dir, Registry: "Registry Of Mine"}, `push image divvy-node to "Registry Of Mine"`},
+		"SBOM invalid": {PushOptions{Dir: dir, Registry: "http://" + host(rejecting)}, "the images are pushed; the registry rejected their SBOMs"},
+	} {
+		test.options.Images = Images
+		_, err := Push(t.Context(), test.options)
+		if err == nil || !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%s: got %v, want %q", name, err, test.want)
+		}
+		var documents *SBOMError
+		if got := errors.As(err, &documents); got != (name == "SBOM invalid") {
+			t.Errorf("%s: an SBOMError: %t", name, got)
+		}
+	}
+	if got, want := valuesIn(t, dir), (imageValues{host(rejecting), testStamp.Version}); got != want {
+		t.Errorf("after a registry without SBOMs the values name %+v, want %+v", got, want)
+	}
+
+	login := fmt.Sprintf(`{"auths":{%q:{"auth":%q}}}`, host(private), base64.StdEncoding.EncodeToString([]byte("me:secret")))
+	if err := os.WriteFile(filepath.Join(os.Getenv("DOCKER_CONFIG"), "config.json"), []byte(login), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if pushed, err := Push(t.Context(), PushOptions{Dir: dir, Registry: host(private) + "/team", Tag: "v2", Images: Images}); err != nil || pushed.Tag != "v2" {
+		t.Errorf("with docker's login: %+v, %v", pushed, err)
+	}
+}
+
+func TestAdviceForARegistryWithoutTLS(t *testing.T) {
+	repository, err := name.NewRepository("registry.example.com:5000/divvy")
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = advise(errors.New("http: server gave HTTP response to HTTPS client"), repository.Registry)
+	if !strings.Contains(err.Error(), "IMAGE_REPO=http://registry.example.com:5000/") {
+		t.Errorf("got %v", err)
+	}
+	other := errors.New("connection refused")
+	if err := advise(other, repository.Registry); !errors.Is(err, other) || err.Error() != other.Error() {
+		t.Errorf("another error became %v", err)
+	}
+}
+
+// newRegistry returns an empty registry.
+func newRegistry() http.Handler {
+	return registry.New(registry.WithReferrersSupport(true), registry.Logger(log.New(io.Discard, "", 0)))
+}
+
+// imageValues are what the values of the chart say of images.
+type imageValues struct{ Registry, Tag string }
+
+func valuesIn(t *testing.T, dir string) imageValues {
+	t.Helper()
+	var values struct{ Image imageValues }
+	if err := yaml.UnmarshalStrict([]byte(read(t, dir, ValuesFile)), &values); err != nil {
+		t.Fatal(err)
+	}
+	return values.Image
+}
+
+// TestTagFollowsContent: nodes would not pull a tag again that they have.
+func TestTagFollowsContent(t *testing.T) {
+	tag := func(version string, digest byte) string {
+		dir := t.TempDir()
+		var text strings.Builder
+		for _, image := range Images {
+			fmt.Fprintf(&text, "%s/%s:%s@sha256:%s\n", Registry, image, version, strings.Repeat(string(digest), 64))
+		}
+		if err := writeFile(filepath.Join(dir, digestsFile), []byte(text.String())); err != nil {
+			t.Fatal(err)
+		}
+		got, err := defaultTag(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return got
+	}
+	if got := tag("v1.2.3", 'a'); got != "v1.2.3" {
+		t.Errorf("the tag of a commit is %s", got)
+	}
+	first, again, other := tag("0a1b2c3-dirty", 'a'), tag("0a1b2c3-dirty", 'a'), tag("0a1b2c3-dirty", 'b')
+	if first != again || first == other || !strings.HasPrefix(first, "0a1b2c3-dirty-") {
+		t.Errorf("the tags of changed checkouts are %s, %s with the same content and %s with other", first, again, other)
 	}
 }
 

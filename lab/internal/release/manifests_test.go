@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"compress/gzip"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"os/exec"
@@ -296,11 +297,12 @@ func TestKustomize(t *testing.T) {
 }
 
 func TestMakeWantsImagesOfTheSameVersion(t *testing.T) {
-	whole := Registry + "/divvy-node:v1@sha256:" + strings.Repeat("1", 64) + "\n"
+	digest := strings.Repeat("1", 64)
+	node, control := fmt.Sprintf("%s/divvy-node:v1@sha256:%s\n", Registry, digest), fmt.Sprintf("%s/divvy-control:v1@sha256:%s\n", Registry, digest)
 	tests := map[string]struct{ content, want string }{
-		"none":            {want: "make images comes first"},
-		"another version": {content: whole, want: "are of version v1, and the release is v9.8.7"},
-		"one is missing":  {content: strings.Replace(whole, "v1", "v9.8.7", 1), want: "names 1 images with all architectures, and there are 2"},
+		"none":            {want: "run make images first"},
+		"another version": {content: node + control, want: "are of version v1, and the release is v9.8.7"},
+		"one is missing":  {content: node, want: "names 1 images with all architectures, and there are 2"},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {

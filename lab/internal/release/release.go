@@ -32,6 +32,9 @@ type Options struct {
 	Stamp Stamp
 	// Platforms are those of kubectl-divvy.
 	Platforms []Platform
+	// Pins is a record of base images and actions, which becomes part of the release;
+	// "" or a file that is missing for none.
+	Pins string
 	// Report is told what is being done.
 	Report func(string)
 }
@@ -56,14 +59,18 @@ func KubectlPlatforms() []Platform {
 //	kubectl-divvy_VERSION_OS_ARCH.tar.gz, .zip  the plugin of kubectl
 //	krew.yaml                           the plugin's entry in an index of krew
 //	digests.txt                         the images
+//	pins.txt                            digests of base images, commits of actions
 //	SHA256SUMS
 func Make(ctx context.Context, o Options) error {
 	if o.Helm == "" {
 		return errNoHelm
 	}
-	images, err := readDigests(filepath.Join(o.Images, digestsFile), o.Stamp.Version)
+	images, err := readDigests(o.Images)
 	if err != nil {
 		return err
+	}
+	if built := images[0].Tag; built != o.Stamp.Version {
+		return fmt.Errorf("the images in %s are of version %s, and the release is %s: run make images again", o.Images, built, o.Stamp.Version)
 	}
 	if err := os.RemoveAll(o.Dir); err != nil {
 		return fmt.Errorf("remove an older release: %w", err)
@@ -93,26 +100,28 @@ func Make(ctx context.Context, o Options) error {
 	if err := writeFile(filepath.Join(o.Dir, digestsFile), digests); err != nil {
 		return err
 	}
+	if pins, err := os.ReadFile(o.Pins); err == nil {
+		if err := writeFile(filepath.Join(o.Dir, "pins.txt"), pins); err != nil {
+			return err
+		}
+	} else if !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("read what was pinned: %w", err)
+	}
 	return WriteSums(o.Dir)
 }
 
-// readDigests reads what BuildImages said of the images, which must be those of
-// the release.
-func readDigests(path, version string) ([]Built, error) {
+// readDigests reads what BuildImages said of the images in a folder; all have one tag.
+func readDigests(dir string) ([]Built, error) {
+	path := filepath.Join(dir, digestsFile)
 	content, err := os.ReadFile(path)
 	if err != nil {
-		return nil, fmt.Errorf("read the images' digests: %w: make images comes first", err)
+		return nil, fmt.Errorf("read the images' digests: %w: run make images first", err)
 	}
 	var all []Built
 	for line := range strings.Lines(string(content)) {
-		m := wholeImage.FindStringSubmatch(strings.TrimSpace(line))
-		if m == nil {
-			continue
+		if m := wholeImage.FindStringSubmatch(strings.TrimSpace(line)); m != nil {
+			all = append(all, Built{Name: m[1], Tag: m[2], Digest: m[3]})
 		}
-		if m[2] != version {
-			return nil, fmt.Errorf("the images in %s are of version %s, and the release is %s: run make images again", filepath.Dir(path), m[2], version)
-		}
-		all = append(all, Built{Name: m[1], Tag: m[2], Digest: m[3]})
 	}
 	if len(all) != len(Images) {
 		return nil, fmt.Errorf("%s names %d images with all architectures, and there are %d: run make images again", path, len(all), len(Images))

@@ -63,6 +63,7 @@ func (b Built) Reference() string { return b.Name + ":" + b.Tag + "@" + b.Digest
 //	NAME-VERSION-linux-ARCH.tar  one architecture, for "docker load" and "ctr images import"
 //	NAME-VERSION-linux-ARCH.cdx.json  what it is made of
 //	digests.txt, SHA256SUMS      digests of images, and checksums of these files
+//	values.yaml                  the chart's values that name the images
 func BuildImages(ctx context.Context, o ImageOptions) ([]Built, error) {
 	if strings.Contains(o.Stamp.Version, "/") || strings.ContainsAny(o.Stamp.Version, "+ ") {
 		return nil, fmt.Errorf("version %q cannot be an image's tag: letters, digits, '.', '_' and '-' can", o.Stamp.Version)
@@ -96,7 +97,11 @@ func BuildImages(ctx context.Context, o ImageOptions) ([]Built, error) {
 	if err := os.WriteFile(filepath.Join(o.Dir, digestsFile), []byte(digests.String()), 0o644); err != nil {
 		return nil, fmt.Errorf("write the images' digests: %w", err)
 	}
-	return all, WriteSums(o.Dir)
+	if err := WriteSums(o.Dir); err != nil {
+		return nil, err
+	}
+	// Push writes it again.
+	return all, writeValues(o.Dir, Registry, o.Stamp.Version)
 }
 
 // buildImage builds one image for all architectures.

@@ -7,16 +7,15 @@ import (
 	"os/exec"
 	"path"
 	"path/filepath"
-	"regexp"
 
-	"github.com/divvy-gpu/divvy/internal/pool"
 	"github.com/divvy-gpu/divvy/lab/internal/image"
 )
 
-// Names of the images. The first two are those of the user guide, so that what it
-// shows runs unchanged.
+// Names of the images. The first three are those of the user guides, so that what
+// they show runs unchanged.
 const (
 	ClientImage    = "docker.io/bitfusiondeviceplugin/bitfusion-client:0.4"
+	OldClientImage = "docker.io/bitfusiondeviceplugin/bitfusion-client:0.1.1"
 	BenchmarkImage = "nvcr.io/nvidia/tensorflow:19.07-py3"
 	OtherImage     = "docker.io/divvy-gpu/rgpu-client:1.0"
 	ServerImage    = "docker.io/divvy-gpu/lab-pool-server"
@@ -44,38 +43,67 @@ var benchmarkTools = []string{"bash", "cat", "chmod", "cp", "env", "false", "gre
 // have; it sorts before them.
 const sharedProgram = "/.client/bitfusion"
 
-// ClientSpec describes the image of the clients of a catalog whose entries name no
-// image: a tree for each, as packages of distributions unpack, and what the init
-// container needs. program is the stand-in for the client, a static one.
-func ClientSpec(program string, catalog *pool.Catalog) (image.Spec, error) {
-	files, err := tools(copyTools)
-	if err != nil {
-		return image.Spec{}, err
-	}
-	files = append(files, image.File{Path: sharedProgram, Source: program})
-	seen := map[string]bool{}
-	for _, c := range catalog.Clients {
-		if c.Image != "" || seen[c.Root] {
-			continue
-		}
-		seen[c.Root] = true
-		library := image.File{Path: path.Join(c.LibraryPath, LibraryName), Content: []byte("a stand-in\n"), Mode: 0o644}
-		files = append(files, image.File{Path: c.Binary, Same: sharedProgram}, library)
-		if c.OptSource != "" {
-			files = append(files, image.File{Path: path.Join(c.OptSource, VersionFile), Content: []byte(packageVersion(c.Root) + "\n"), Mode: 0o644})
-		}
-	}
-	return image.Spec{Name: ClientImage, Files: files, Cmd: []string{"/bin/bash"}}, nil
+// clientImage is a published image of clients: the trees below /bitfusion, each as
+// the package of a distribution unpacks.
+type clientImage struct {
+	name, libraries string
+	// trees are the versions of the packages by the names of their folders.
+	trees map[string]string
 }
 
-var versionInName = regexp.MustCompile(`\d+(\.\d+)+-\d+`)
+// clientImages lists what the published images contain, as far as the guides and the
+// original's tables of releases 0.1 to 0.4 show it. It does not follow Divvy's
+// catalog, which is compared with it.
+var clientImages = []clientImage{
+	{
+		name: ClientImage, libraries: "opt/bitfusion/lib/x86_64-linux-gnu/bitfusion/lib",
+		trees: map[string]string{
+			"bitfusion-client-ubuntu1804_4.5.0-4_amd64.deb": "4.5.0-4",
+			"bitfusion-client-ubuntu2004_4.5.0-4_amd64.deb": "4.5.0-4",
+			"bitfusion-client-centos7-4.5.0-4.x86_64.rpm":   "4.5.0-4",
+			"bitfusion-client-centos8-4.5.0-4.x86_64.rpm":   "4.5.0-4",
+			"bitfusion-client-ubuntu1804_4.0.1-5_amd64.deb": "4.0.1-5",
+			"bitfusion-client-ubuntu2004_4.0.1-5_amd64.deb": "4.0.1-5",
+			"bitfusion-client-centos7-4.0.1-5.x86_64.rpm":   "4.0.1-5",
+			"bitfusion-client-centos8-4.0.1-5.x86_64.rpm":   "4.0.1-5",
+			"bitfusion-client-ubuntu1804_3.5.0-5_amd64.deb": "3.5.0-5",
+			"bitfusion-client-ubuntu2004_3.5.0-5_amd64.deb": "3.5.0-5",
+			"bitfusion-client-centos7-3.5.0-5.x86_64.rpm":   "3.5.0-5",
+			"bitfusion-client-centos8-3.5.0-5.x86_64.rpm":   "3.5.0-5",
+		},
+	},
+	{
+		name: OldClientImage, libraries: "opt/bitfusion/lib/x86_64-linux-gnu/lib",
+		trees: map[string]string{
+			"bitfusion-client-ubuntu1804_2.5.1-13": "2.5.1-13",
+			"bitfusion-client-ubuntu2004_2.5.1-13": "2.5.1-13",
+			"bitfusion-client-centos7-2.5.0-10":    "2.5.0-10",
+			"bitfusion-client-centos8-2.5.1-13":    "2.5.1-13",
+		},
+	},
+}
 
-// packageVersion is the version in the name of a package, such as 4.5.0-4.
-func packageVersion(root string) string {
-	if version := versionInName.FindString(path.Base(root)); version != "" {
-		return version
+// ClientSpecs describes stand-ins for the published images of clients: a tree for
+// each client, and what the init container needs. program is the stand-in for the
+// client, a static one.
+func ClientSpecs(program string) ([]image.Spec, error) {
+	var specs []image.Spec
+	for _, published := range clientImages {
+		files, err := tools(copyTools)
+		if err != nil {
+			return nil, err
+		}
+		files = append(files, image.File{Path: sharedProgram, Source: program})
+		for folder, version := range published.trees {
+			root := path.Join("/bitfusion", folder)
+			files = append(files,
+				image.File{Path: path.Join(root, "usr/bin/bitfusion"), Same: sharedProgram},
+				image.File{Path: path.Join(root, published.libraries, LibraryName), Content: []byte("a stand-in\n"), Mode: 0o644},
+				image.File{Path: path.Join(root, "opt/bitfusion", VersionFile), Content: []byte(version + "\n"), Mode: 0o644})
+		}
+		specs = append(specs, image.Spec{Name: published.name, Files: files, Cmd: []string{"/bin/bash"}})
 	}
-	return "0"
+	return specs, nil
 }
 
 // BenchmarkSpec describes the image that the user guide's pods run.

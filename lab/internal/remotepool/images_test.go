@@ -2,6 +2,7 @@ package remotepool
 
 import (
 	"archive/tar"
+	"cmp"
 	"crypto/tls"
 	"errors"
 	"io"
@@ -10,6 +11,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"sigs.k8s.io/yaml"
 
 	"github.com/divvy-gpu/divvy/internal/pool"
 	"github.com/divvy-gpu/divvy/lab/internal/image"
@@ -77,39 +80,59 @@ func unpack(t *testing.T, spec image.Spec) string {
 	}
 }
 
-// TestClientImageHasATreePerEntry: what the init container copies is there for
-// every client of the catalog.
-func TestClientImageHasATreePerEntry(t *testing.T) {
+// TestCatalogMatchesClientImages: every client of the default catalog is in the
+// published image that its pods get.
+func TestCatalogMatchesClientImages(t *testing.T) {
 	program := filepath.Join(t.TempDir(), "bitfusion")
 	write(t, program, "program")
-	catalog := &pool.Catalog{Clients: []pool.Client{
-		{
-			Root: "/bitfusion/bitfusion-client-ubuntu1804_4.5.0-4_amd64.deb", Binary: "/bitfusion/bitfusion-client-ubuntu1804_4.5.0-4_amd64.deb/usr/bin/bitfusion",
-			LibraryPath: "/bitfusion/bitfusion-client-ubuntu1804_4.5.0-4_amd64.deb/opt/bitfusion/lib/", OptSource: "/bitfusion/bitfusion-client-ubuntu1804_4.5.0-4_amd64.deb/opt/bitfusion",
-		},
-		{Root: "/bitfusion/other", Image: "example.com/other:1", Binary: "/bitfusion/other/bin/x"},
-	}}
-	spec, err := ClientSpec(program, catalog)
+	specs, err := ClientSpecs(program)
 	if err != nil {
 		t.Fatal(err)
 	}
-	root := unpack(t, spec)
-	c := catalog.Clients[0]
-	for path, want := range map[string]string{
-		c.Binary: "program", filepath.Join(c.OptSource, VersionFile): "4.5.0-4\n", filepath.Join(c.LibraryPath, LibraryName): "a stand-in\n",
-	} {
-		if data, err := os.ReadFile(filepath.Join(root, path)); err != nil || string(data) != want {
-			t.Errorf("%s holds %q, %v; want %q", path, data, err, want)
+	images := map[string]string{}
+	for _, spec := range specs {
+		images[spec.Name] = unpack(t, spec)
+		for _, tool := range copyTools {
+			if _, err := os.Stat(filepath.Join(images[spec.Name], "bin", tool)); err != nil {
+				t.Errorf("image %s: %v", spec.Name, err)
+			}
 		}
 	}
-	for _, tool := range copyTools {
-		if _, err := os.Stat(filepath.Join(root, "bin", tool)); err != nil {
-			t.Error(err)
+	for _, c := range pool.DefaultCatalog().Clients {
+		name := cmp.Or(c.Image, defaultClientImage(t))
+		root, published := images[name]
+		if !published {
+			t.Errorf("client %s for %s: there is no image %s", c.Version, c.OS, name)
+			continue
+		}
+		for path, want := range map[string]string{
+			c.Binary: "program", filepath.Join(c.LibraryPath, LibraryName): "a stand-in\n", filepath.Join(c.OptSource, VersionFile): c.Version[:1] + ".",
+		} {
+			if data, err := os.ReadFile(filepath.Join(root, path)); err != nil || !strings.HasPrefix(string(data), want) {
+				t.Errorf("client %s for %s: image %s has %q in %s, %v; want %q", c.Version, c.OS, name, data, path, err, want)
+			}
 		}
 	}
-	if _, err := os.Stat(filepath.Join(root, "bitfusion/other")); err == nil {
-		t.Error("the image has the files of a client that has an image of its own")
+}
+
+// defaultClientImage is the chart's value pool.client.image.
+func defaultClientImage(t *testing.T) string {
+	t.Helper()
+	data, err := os.ReadFile("../../../charts/divvy/values.yaml")
+	if err != nil {
+		t.Fatal(err)
 	}
+	var values struct {
+		Pool struct {
+			Client struct {
+				Image string `json:"image"`
+			} `json:"client"`
+		} `json:"pool"`
+	}
+	if err := yaml.Unmarshal(data, &values); err != nil {
+		t.Fatal(err)
+	}
+	return values.Pool.Client.Image
 }
 
 func script(t *testing.T, content []byte, env []string, args ...string) (string, error) {

@@ -2,31 +2,16 @@ package stage
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 
 	"github.com/divvy-gpu/divvy/lab/internal/docscript"
-	"github.com/divvy-gpu/divvy/lab/internal/product"
 )
-
-// helmOfReader is helm as a reader of the documentation has it, but for the images,
-// which are in no registry: what installs or renders the chart gets the lab's.
-const helmOfReader = `#!/bin/bash
-# helm, with the images of the lab.
-for word in "$@"; do
-  case "$word" in
-    install|upgrade|template) exec %[1]q "$@" --values %[2]q --values %[3]q ;;
-    -*) ;;
-    *) break ;;
-  esac
-done
-exec %[1]q "$@"
-`
 
 // Page reads a page of the documentation; the path is below the repository's root.
 func (s *Stage) Page(path string) (*docscript.Page, error) {
@@ -40,27 +25,22 @@ func (s *Stage) Page(path string) (*docscript.Page, error) {
 // RunPage types the commands of a page, as a person at this lab would who stands in
 // the root of the repository, and stops at the first that fails. Then it compares what
 // they printed with what the page shows. Out receives the commands and what they print.
-func (s *Stage) RunPage(ctx context.Context, page *docscript.Page, out io.Writer) (err error) {
-	bin, err := os.MkdirTemp("", "divvy-reader-*")
-	if err != nil {
-		return fmt.Errorf("a folder for the reader's programs: %w", err)
-	}
-	defer func() { err = errors.Join(err, os.RemoveAll(bin)) }()
-	helm := fmt.Sprintf(helmOfReader, s.Cluster.Program("helm"), filepath.Join(s.Repository, "lab", "values", "reader.yaml"), product.ImageValues())
-	if err := os.WriteFile(filepath.Join(bin, "helm"), []byte(helm), 0o755); err != nil {
-		return fmt.Errorf("the reader's helm: %w", err)
-	}
+// More variables go over those of the environment.
+func (s *Stage) RunPage(ctx context.Context, page *docscript.Page, out io.Writer, variables ...string) error {
 	cmd := exec.CommandContext(ctx, "bash", "-c", page.Script())
 	cmd.Dir = s.Repository
+	// At a timeout all that bash started ends with it.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	var said lastLines
 	var printed strings.Builder
 	cmd.Stdout = io.MultiWriter(out, &said, &printed)
 	cmd.Stderr = cmd.Stdout
-	for _, variable := range s.Environment() {
-		if path, ok := strings.CutPrefix(variable, "PATH="); ok {
-			variable = "PATH=" + bin + ":" + path
+	for _, variable := range append(s.Environment(), variables...) {
+		// The flags of a make that runs this are not those of a make on the page.
+		if !strings.HasPrefix(variable, "MAKE") && !strings.HasPrefix(variable, "MFLAGS=") {
+			cmd.Env = append(cmd.Env, variable)
 		}
-		cmd.Env = append(cmd.Env, variable)
 	}
 	if err := cmd.Run(); err != nil {
 		return fmt.Errorf("the commands of %s: %w: %s", page.Path, err, said)

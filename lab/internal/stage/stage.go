@@ -200,7 +200,7 @@ func (s *Stage) Install(ctx context.Context, o Options) error {
 	return s.ensureNamespace(ctx)
 }
 
-// Prepare does what Install does before the chart.
+// Prepare does what Install does before the images and the chart.
 func (s *Stage) Prepare(ctx context.Context, o Options) error {
 	return product.Prepare(ctx, s.productOptions(o))
 }
