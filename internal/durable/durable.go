@@ -62,6 +62,12 @@ func Replace(path string, data []byte, mode fs.FileMode) (err error) {
 	return SyncDir(dir)
 }
 
+// Same reports whether a file that was described before is still the same, with
+// the same content; before may be nil for one that was not there.
+func Same(before, now fs.FileInfo) bool {
+	return before != nil && os.SameFile(before, now) && before.Size() == now.Size() && before.ModTime().Equal(now.ModTime())
+}
+
 // SyncDir makes the names in a folder durable. File systems that have no such
 // operation are no error.
 func SyncDir(dir string) (err error) {

@@ -49,7 +49,7 @@ var (
 	})
 	ResourceNotOffered = define(Kind{
 		"ResourceNotOffered", corev1.EventTypeWarning, "Node", Node,
-		"A resource cannot be offered as configured, with the reason: no library, no room in kubelet's list, or pods that hold units of another size.",
+		"A resource cannot be offered as configured, with the reason: no library, no room in kubelet's list, pods that hold units of another size, or a state file or CDI specification that cannot be written. [node.md](../node.md) says what is withheld meanwhile.",
 	})
 	ResourceAbsent = define(Kind{
 		"ResourceAbsent", corev1.EventTypeNormal, "Node", Node,

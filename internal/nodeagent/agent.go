@@ -35,6 +35,7 @@ import (
 	"github.com/divvy-gpu/divvy/internal/accel"
 	"github.com/divvy-gpu/divvy/internal/accel/wire"
 	"github.com/divvy-gpu/divvy/internal/backend"
+	"github.com/divvy-gpu/divvy/internal/durable"
 	"github.com/divvy-gpu/divvy/internal/events"
 	"github.com/divvy-gpu/divvy/internal/kube"
 	defs "github.com/divvy-gpu/divvy/internal/metrics"
@@ -339,6 +340,13 @@ func (a *Agent) Alive(ctx context.Context) error {
 		return fmt.Errorf("the loop stands still since %v", age.Round(time.Second))
 	}
 	for _, r := range a.offerings {
+		for _, p := range r.parts {
+			// A folder that was removed from the host comes back with a new mount.
+			var removed *durable.RemovedError
+			if errors.As(p.ready(), &removed) {
+				return fmt.Errorf("%s: %w", r.name, removed)
+			}
+		}
 		if err := r.server.Alive(ctx); err != nil {
 			return fmt.Errorf("%s: %w", r.name, err)
 		}

@@ -54,11 +54,11 @@ func (a *Agent) turn(ctx context.Context) error {
 	var described error
 	if corrected == nil {
 		// Units that were given back on an unhealthy device are healthy no more,
-		// devices that came free return to the other resources, and a change of
-		// the configuration may be due.
+		// devices that came free return to the other resources, a change of the
+		// configuration may be due, and files may be written again.
 		a.sync(ctx)
-		corrected = errors.Join(a.correct(ctx), a.release(ctx))
-		described = a.annotate(ctx)
+		corrected = a.correct(ctx)
+		described = errors.Join(a.annotate(ctx), a.release(ctx), a.tidyCDI())
 	}
 	for vendor := range a.o.Backends {
 		a.health.report(ctx, vendor, a.partsOf(vendor))
@@ -67,8 +67,8 @@ func (a *Agent) turn(ctx context.Context) error {
 		a.metrics.offered.WithLabelValues(string(r.name)).Set(defs.Bool(r.configured && r.parts[0].ready() == nil))
 	}
 	published := a.publish(ctx)
-	// Devices can be given to pods without what follows, so readiness leaves it
-	// out: a policy of the cluster may refuse it for good.
+	// Devices can be given to pods without these, so readiness leaves them out: a
+	// policy of the cluster may reject them for good, and a full disk for long.
 	described = errors.Join(described, a.publishAllocatable(ctx), a.publishLabels(ctx), a.publishEnding(ctx))
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -169,11 +169,5 @@ func (a *Agent) publish(ctx context.Context) error {
 			c.devices[r.count] = m.present()
 		}
 	}
-	// A container must not be told of a CDI device before it is specified.
-	if err := a.specify(); err != nil {
-		return errors.Join(append(failed, err)...)
-	}
-	return errors.Join(append(failed,
-		a.publisher.publish(ctx, inventory, c),
-	)...)
+	return errors.Join(append(failed, a.publisher.publish(ctx, inventory, c))...)
 }

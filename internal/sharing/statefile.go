@@ -84,11 +84,8 @@ func (s *stateFile) note(state []byte) {
 // holds reports whether the file is the one that was read or written last, and
 // holds the state.
 func (s *stateFile) holds(state []byte) bool {
-	if s.info == nil || !bytes.Equal(s.known, state) {
-		return false
-	}
 	now, err := os.Lstat(s.path)
-	return err == nil && os.SameFile(s.info, now) && now.Size() == s.info.Size() && now.ModTime().Equal(s.info.ModTime())
+	return err == nil && durable.Same(s.info, now) && bytes.Equal(s.known, state)
 }
 
 func (s *stateFile) damaged(err error) error {
