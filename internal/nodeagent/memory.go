@@ -318,6 +318,13 @@ func (p *memoryPool) ready() error {
 	return nil
 }
 
+// observe implements part.
+func (p *memoryPool) observe() {
+	if h := p.holdings(); h != nil {
+		p.metrics.observe(p.inventory(), h.perDevice)
+	}
+}
+
 // device returns the share of a device.
 func (p *memoryPool) device(id accel.DeviceID) (accel.Share, bool) {
 	p.mu.Lock()
