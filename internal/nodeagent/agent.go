@@ -96,7 +96,9 @@ type Agent struct {
 	turned    time.Time  // the last turn of the loop
 	published error
 	asked     error // of kubelet who holds what
-	vendors   map[string]*vendorState
+	// removed is the folder that comes back with a new mount only, nil for none.
+	removed *durable.RemovedError
+	vendors map[string]*vendorState
 }
 
 // vendorState is what is known of one vendor's devices.
@@ -335,6 +337,9 @@ func (a *Agent) Alive(ctx context.Context) error {
 			restart = fmt.Errorf("%s: %w", vendor, v.err)
 		}
 	}
+	if a.removed != nil {
+		restart = a.removed
+	}
 	a.mu.Unlock()
 	if restart != nil {
 		return restart
@@ -343,13 +348,6 @@ func (a *Agent) Alive(ctx context.Context) error {
 		return fmt.Errorf("the loop stands still since %v", age.Round(time.Second))
 	}
 	for _, r := range a.offerings {
-		for _, p := range r.parts {
-			// A folder that was removed from the host comes back with a new mount.
-			var removed *durable.RemovedError
-			if errors.As(p.ready(), &removed) {
-				return fmt.Errorf("%s: %w", r.name, removed)
-			}
-		}
 		if err := r.server.Alive(ctx); err != nil {
 			return fmt.Errorf("%s: %w", r.name, err)
 		}

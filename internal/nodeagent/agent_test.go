@@ -364,11 +364,15 @@ func TestFolderThatWasRemovedUnderAMount(t *testing.T) {
 	t.Chdir(dir)
 	w := newSlotWorld(t, ".", exclusive)
 	w.found(gpuDevice(0, "a"))
-	a := &Agent{turned: time.Now(), offerings: []*offering{{name: gpu, parts: []part{w.slotPool}, server: deviceplugin.NewServer(dir, "none", gpu, w.slotPool)}}}
+	a := &Agent{
+		turned: time.Now(), metrics: w.metrics,
+		offerings: []*offering{{name: gpu, parts: []part{w.slotPool}, server: deviceplugin.NewServer(dir, "none", gpu, w.slotPool)}},
+	}
 	if err := os.RemoveAll(dir); err != nil {
 		t.Fatal(err)
 	}
 	w.found(gpuDevice(0, "a"), gpuDevice(1, "b"))
+	a.look()
 	var removed *durable.RemovedError
 	if err := a.Alive(t.Context()); !errors.As(err, &removed) {
 		t.Errorf("alive: %v, want that the folder was removed", err)

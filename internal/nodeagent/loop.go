@@ -10,6 +10,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/divvy-gpu/divvy/internal/accel"
+	"github.com/divvy-gpu/divvy/internal/durable"
 	defs "github.com/divvy-gpu/divvy/internal/metrics"
 )
 
@@ -88,10 +89,7 @@ func (a *Agent) turn(ctx context.Context) error {
 	for vendor := range a.o.Backends {
 		a.health.report(ctx, vendor, a.partsOf(vendor))
 	}
-	for _, r := range a.offerings {
-		a.metrics.offered.WithLabelValues(string(r.name)).Set(defs.Bool(r.configured && r.parts[0].ready() == nil))
-		r.parts[0].observe()
-	}
+	a.look()
 	published := a.publish(ctx)
 	// Devices can be given to pods without these, so readiness leaves them out: a
 	// policy of the cluster may reject them for good, and a full disk for long.
@@ -100,6 +98,21 @@ func (a *Agent) turn(ctx context.Context) error {
 	defer a.mu.Unlock()
 	a.turned, a.published, a.asked = time.Now(), published, asked
 	return errors.Join(published, asked, described)
+}
+
+// look sets the metrics of the resources, and notes what a restart would help
+// against.
+func (a *Agent) look() {
+	var removed *durable.RemovedError
+	for _, r := range a.offerings {
+		err := r.parts[0].ready()
+		_ = errors.As(err, &removed)
+		a.metrics.offered.WithLabelValues(string(r.name)).Set(defs.Bool(r.configured && err == nil))
+		r.parts[0].observe()
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.removed = removed
 }
 
 // partsOf returns the parts of all resources of a vendor.
