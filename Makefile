@@ -96,7 +96,7 @@ demo-vendors: root ## Show cards of three vendors on one node, served by one dae
 	@cd lab && go run ./cmd/vendors
 
 .PHONY: faults
-faults: root ## Break cards of three vendors under running pods and bring them back.
+faults: root ## Break cards of three vendors and the daemon's folders under running pods and bring them back.
 	@cd lab && go run ./cmd/faults
 
 .PHONY: demo-pool

@@ -49,7 +49,7 @@ var (
 	})
 	ResourceNotOffered = define(Kind{
 		"ResourceNotOffered", corev1.EventTypeWarning, "Node", Node,
-		"A resource cannot be offered as configured, with the reason: no library, no room in kubelet's list, or pods that hold units of another size.",
+		"A resource cannot be offered as configured, with the reason: no library, no room in kubelet's list, pods that hold units of another size, or a state file or CDI specification that cannot be written. [node.md](../node.md) says what is withheld meanwhile.",
 	})
 	ResourceAbsent = define(Kind{
 		"ResourceAbsent", corev1.EventTypeNormal, "Node", Node,
@@ -72,8 +72,8 @@ var (
 		"The pod's grant was not written by Divvy for this pod, this node and this resource: it was copied, edited, or signed with a key that is not known any more. The node has replaced it by what the pod holds.",
 	})
 	GrantNotWritten = define(Kind{
-		"GrantNotWritten", corev1.EventTypeWarning, "Node", Node,
-		"The API server does not take the annotation that says what a pod holds, for good. The extender counts the pod on its node, on no device.",
+		"GrantNotWritten", corev1.EventTypeWarning, "Pod", Node,
+		"The annotations that say what the pod holds were rejected, with the reason: the pod has no room for more, or an admission policy or webhook of the cluster forbids the change. The pod runs, and the node tries again, at last once a minute. A pod that the extender did not place is counted on its node, on no device, until then.",
 	})
 	ConfigurationReloaded = define(Kind{
 		"ConfigurationReloaded", corev1.EventTypeNormal, "Node", Node,

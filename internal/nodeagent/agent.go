@@ -35,6 +35,7 @@ import (
 	"github.com/divvy-gpu/divvy/internal/accel"
 	"github.com/divvy-gpu/divvy/internal/accel/wire"
 	"github.com/divvy-gpu/divvy/internal/backend"
+	"github.com/divvy-gpu/divvy/internal/durable"
 	"github.com/divvy-gpu/divvy/internal/events"
 	"github.com/divvy-gpu/divvy/internal/kube"
 	defs "github.com/divvy-gpu/divvy/internal/metrics"
@@ -85,16 +86,19 @@ type Agent struct {
 	events    *events.Recorder
 	ownEvents bool
 	wake      chan struct{}
-	// withdraw makes all resources tell kubelet what they offer, at once.
-	withdraw chan struct{}
-	cdi      *cdiWriter
-	endings  *endings
+	// withdraw makes all resources tell kubelet what they offer, at once; learned
+	// has what pods hold written into them.
+	withdraw, learned chan struct{}
+	cdi               *cdiWriter
+	endings           *endings
 
 	mu        sync.Mutex // guards what follows
 	turned    time.Time  // the last turn of the loop
 	published error
-	corrected error
-	vendors   map[string]*vendorState
+	asked     error // of kubelet who holds what
+	// removed is the folder that comes back with a new mount only, nil for none.
+	removed *durable.RemovedError
+	vendors map[string]*vendorState
 }
 
 // vendorState is what is known of one vendor's devices.
@@ -120,10 +124,11 @@ func New(ctx context.Context, o Options) (*Agent, error) {
 		metrics:   m,
 		wake:      make(chan struct{}, 1),
 		withdraw:  make(chan struct{}, 1),
+		learned:   make(chan struct{}, 1),
 		cdi:       newCDIWriter(o.Config.CDIDir),
 		turned:    time.Now(),
 		published: errors.New("the inventory was not published yet"),
-		corrected: errNotAsked,
+		asked:     errNotAsked,
 		events:    o.Events,
 		vendors:   map[string]*vendorState{},
 	}
@@ -136,8 +141,8 @@ func New(ctx context.Context, o Options) (*Agent, error) {
 	a.pods.objects.gone = a.endings.gone
 	a.records = &records{kubelet: kubelet, pods: a.pods, metrics: m}
 	a.publisher = newPublisher(o.Client, o.Node, m, a.wakeUp)
-	a.corrector = &corrector{node: o.Node, client: o.Client, keys: o.Keys, metrics: m, event: a.tell, pod: a.tellPod, unwritable: map[string]bool{}}
-	a.annotator = newAnnotator(o.Client, m)
+	a.corrector = &corrector{node: o.Node, pods: newPodWriter(o.Client, m, a.tellPod), keys: o.Keys, metrics: m, event: a.tellPod}
+	a.annotator = &annotator{newPodWriter(o.Client, m, a.tellPod)}
 	a.health = &healthReporter{metrics: m, node: a.tell, pods: a.pods, unhealthy: map[string]map[accel.DeviceID]accel.Health{},
 		pod: a.tellPod}
 	for vendor := range o.Backends {
@@ -213,6 +218,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	work.Go(func() { a.publisher.Run(ctx) })
 	work.Go(func() { a.o.Keys.Run(ctx, a.wakeUp) })
 	work.Go(func() { a.follow(ctx) })
+	work.Go(func() { a.describePods(ctx) })
 	for vendor, b := range a.o.Backends {
 		work.Go(func() { a.watch(ctx, vendor, b) })
 	}
@@ -315,7 +321,7 @@ func (a *Agent) Ready() error {
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return errors.Join(append(missing, a.published, a.corrected)...)
+	return errors.Join(append(missing, a.published, a.asked)...)
 }
 
 // Alive returns an error when a restart would help: the loop stands still, the
@@ -330,6 +336,9 @@ func (a *Agent) Alive(ctx context.Context) error {
 		if errors.As(v.err, &needed) {
 			restart = fmt.Errorf("%s: %w", vendor, v.err)
 		}
+	}
+	if a.removed != nil {
+		restart = a.removed
 	}
 	a.mu.Unlock()
 	if restart != nil {

@@ -20,6 +20,8 @@ import (
 	config "github.com/divvy-gpu/divvy/api/config/v1alpha1"
 	"github.com/divvy-gpu/divvy/internal/accel"
 	"github.com/divvy-gpu/divvy/internal/backend"
+	"github.com/divvy-gpu/divvy/internal/deviceplugin"
+	"github.com/divvy-gpu/divvy/internal/durable"
 	"github.com/divvy-gpu/divvy/internal/events"
 	"github.com/divvy-gpu/divvy/internal/kube"
 	"github.com/divvy-gpu/divvy/internal/kubetest"
@@ -318,10 +320,64 @@ func TestCDISpecificationsOfOthersAndOfOldAreNotOurs(t *testing.T) {
 	if got := files(); !strings.Contains(got, "divvy-old.com-gpu.json") {
 		t.Errorf("%s: a file was removed that containers may have been given names of", got)
 	}
-	if err := a.cdi.write(map[string]*cdiSpec{"nvidia.com/gpu": a.cdi.written["nvidia.com/gpu"]}, true); err != nil {
+	if err := a.cdi.tidy(); err != nil || !strings.Contains(files(), "old") {
+		t.Errorf("%v, left are %s; the memory resource waits for kubelet and may be of the old kind", err, files())
+	}
+	for p, kinds := range a.cdi.wanted {
+		if kinds == nil {
+			a.cdi.wanted[p] = map[string]cdiDevices{}
+		}
+	}
+	if err := a.cdi.tidy(); err != nil {
 		t.Fatal(err)
 	}
 	if got := files(); strings.Contains(got, "old") || !strings.Contains(got, "nvidia.yaml") || !strings.Contains(got, "divvy-nvidia.com-gpu") {
 		t.Errorf("left are %s", got)
+	}
+}
+
+// TestStateOfOthersThatCannotBeRead: the daemon starts all the same.
+func TestStateOfOthersThatCannotBeRead(t *testing.T) {
+	s := newStage(t)
+	s.vendors["nvidia"].set(nil, gpuDevice(0, "a"))
+	s.vendors["iluvatar"].set(nil, gpuDevice(0, "x"))
+	for _, name := range []string{"units-old.com_memory.json", "slots-old.com_gpu.json"} {
+		if err := os.MkdirAll(filepath.Join(s.config.StateDir, name), 0o750); err != nil {
+			t.Fatal(err)
+		}
+	}
+	a, _ := s.play()
+	eventually(t, "it publishes", func() bool {
+		_, ok := a.publisher.before("nvidia.com/gpu")
+		return ok
+	})
+}
+
+// TestFolderThatWasRemovedUnderAMount: nothing but a new mount helps, so the
+// daemon asks to be restarted. A working folder that was removed is like such a
+// mount.
+func TestFolderThatWasRemovedUnderAMount(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "state")
+	if err := os.Mkdir(dir, 0o750); err != nil {
+		t.Fatal(err)
+	}
+	t.Chdir(dir)
+	w := newSlotWorld(t, ".", exclusive)
+	w.found(gpuDevice(0, "a"))
+	a := &Agent{
+		turned: time.Now(), metrics: w.metrics,
+		offerings: []*offering{{name: gpu, parts: []part{w.slotPool}, server: deviceplugin.NewServer(dir, "none", gpu, w.slotPool)}},
+	}
+	if err := os.RemoveAll(dir); err != nil {
+		t.Fatal(err)
+	}
+	w.found(gpuDevice(0, "a"), gpuDevice(1, "b"))
+	a.look()
+	var removed *durable.RemovedError
+	if err := a.Alive(t.Context()); !errors.As(err, &removed) {
+		t.Errorf("alive: %v, want that the folder was removed", err)
+	}
+	if got, want := w.list(), "a|b"; got != want {
+		t.Errorf("kubelet is told %s, want %s", got, want)
 	}
 }

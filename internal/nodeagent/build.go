@@ -2,7 +2,6 @@ package nodeagent
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"path/filepath"
@@ -11,6 +10,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/klog/v2"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	config "github.com/divvy-gpu/divvy/api/config/v1alpha1"
@@ -88,6 +88,7 @@ func (a *Agent) leftovers(ctx context.Context, r *offering) error {
 	if r.configured {
 		why = "the node offers it in another way now"
 	}
+	log := klog.FromContext(ctx).WithValues("resource", r.name)
 	memory, slots := sharing.NewStore(a.o.Config.StateDir, r.name), sharing.NewSlotStore(a.o.Config.StateDir, r.name)
 	var isMemory, isSlots bool
 	if r.configured {
@@ -97,10 +98,9 @@ func (a *Agent) leftovers(ctx context.Context, r *offering) error {
 	if !isMemory && memory.Exists() {
 		state, _, err := memory.Load()
 		switch {
-		case errors.Is(err, sharing.ErrDamaged) || err == nil && len(state.Ranges) == 0:
-			// Nobody can tell what it was.
 		case err != nil:
-			return err
+			log.Error(err, "Cannot read what containers may hold of a resource that is not configured")
+		case len(state.Ranges) == 0:
 		default:
 			// Files of before there were several vendors do not name it.
 			if r.vendor == "" {
@@ -113,17 +113,15 @@ func (a *Agent) leftovers(ctx context.Context, r *offering) error {
 	}
 	if !isSlots && slots.Exists() {
 		state, _, err := slots.Load()
-		switch {
-		case errors.Is(err, sharing.ErrDamaged):
-		case err != nil:
+		if err != nil {
+			log.Error(err, "Cannot read what containers may hold of a resource that is not configured")
+			return nil
+		}
+		if r.vendor == "" {
+			r.vendor = state.Vendor
+		}
+		if err := a.addSlots(ctx, r, func(p *slotPool) { p.draining = why }); err != nil {
 			return err
-		default:
-			if r.vendor == "" {
-				r.vendor = state.Vendor
-			}
-			if err := a.addSlots(ctx, r, func(p *slotPool) { p.draining = why }); err != nil {
-				return err
-			}
 		}
 	}
 	return nil
@@ -151,6 +149,7 @@ func (a *Agent) addMemory(ctx context.Context, r *offering, set func(*memoryPool
 		ending: func() []accel.DeviceID { return a.endings.held(r.name) },
 	}
 	set(p)
+	p.specify = a.specifier(p, r.vendor, inject)
 	p.sink = shelf{r, len(r.parts)}
 	p.foreign = r.foreignTo(p)
 	r.add(p)
@@ -169,6 +168,7 @@ func (a *Agent) addSlots(ctx context.Context, r *offering, set func(*slotPool)) 
 		metrics:  a.metrics, changed: a.wakeUp, withdrawn: a.withdrawn, event: a.tell,
 	}
 	set(p)
+	p.specify = a.specifier(p, r.vendor, inject)
 	p.sink = shelf{r, len(r.parts)}
 	p.foreign = r.foreignTo(p)
 	r.add(p)

@@ -4,100 +4,201 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"reflect"
 	"slices"
 	"strings"
+	"sync"
 
+	"go.yaml.in/yaml/v3"
 	"tags.cncf.io/container-device-interface/pkg/cdi"
+	"tags.cncf.io/container-device-interface/pkg/parser"
 	cdispecs "tags.cncf.io/container-device-interface/specs-go"
 
 	"github.com/divvy-gpu/divvy/internal/accel"
 	"github.com/divvy-gpu/divvy/internal/backend"
+	"github.com/divvy-gpu/divvy/internal/durable"
 )
 
 // CDIPrefix begins the names of this program's specification files.
 const CDIPrefix = "divvy-"
 
-// cdiWriter keeps the CDI specifications of the devices, one file per kind. Only
-// the agent's loop uses it.
+// cdiWriter keeps the CDI specifications of the devices of all parts, one file
+// per kind. Every part says which devices it is made of, again and again; a file
+// is written when it does not describe them. It is safe for concurrent use.
+//
+// A device that a part is made of no more is described as long as another part
+// wants it, or until all parts have spoken: kubelet starts a container again with
+// the names that it got at first.
 type cdiWriter struct {
 	dir string
-	// written are the specifications on disk, by kind. The devices' ids would
-	// not do to tell whether they changed: a device that was not found yet has
-	// no specification, and a driver may number its files anew.
-	written map[string]*cdiSpec
+
+	mu sync.Mutex // guards what follows
+	// wanted are the devices of each part by kind and name, nil while the part has
+	// not spoken.
+	wanted map[part]map[string]cdiDevices
+	// files are those that were written or found, by kind.
+	files map[string]cdiOnDisk
 	// tidied is true once files of kinds that are not used were removed.
 	tidied bool
 }
 
-func newCDIWriter(dir string) *cdiWriter { return &cdiWriter{dir: dir, written: map[string]*cdiSpec{}} }
+// cdiDevices are devices of a kind by name.
+type cdiDevices map[string]cdispecs.Device
 
-// specify writes the specifications of the devices of all resources that are
-// reached by CDI names, but for vendors whose specifications are somebody
-// else's, and removes those of kinds that are not used any more. As long as
-// containers hold something, the latter stay: kubelet starts a container anew
-// with the names that it got at first.
-func (a *Agent) specify() error {
-	specs := map[string]*cdiSpec{}
-	held := false
-	for _, r := range a.offerings {
-		for _, p := range r.parts {
-			held = held || !p.idle()
-		}
-		inject, err := newInjector(&a.o.Config, r.vendor, r.name)
-		if err != nil {
-			return err
-		}
-		if b := a.o.Backends[r.vendor]; b != nil && inject.cdi() && a.o.Config.Vendors[r.vendor].CDIKind == "" {
-			for _, p := range r.parts {
-				describe(specs, b, p.chips())
-			}
-		}
-	}
-	return a.cdi.write(specs, !held)
+// cdiOnDisk is a file's content and its description, to notice when it is lost.
+type cdiOnDisk struct {
+	devices cdiDevices
+	info    fs.FileInfo
 }
 
-// describe adds the devices to the specifications. Every device's name is
-// defined with its device nodes alone; the environment names all devices of a
-// container together and travels in kubelet's answer.
-func describe(specs map[string]*cdiSpec, b backend.Backend, devices []accel.Device) {
+func newCDIWriter(dir string) *cdiWriter {
+	return &cdiWriter{dir: dir, wanted: map[part]map[string]cdiDevices{}, files: map[string]cdiOnDisk{}}
+}
+
+// specifier returns what describes the devices of a part, nil for a part whose
+// containers are not given CDI names, or names of specifications that others
+// write. It returns why devices are not described.
+func (a *Agent) specifier(p part, vendor string, inject injector) func([]accel.Device) map[accel.DeviceID]error {
+	b := a.o.Backends[vendor]
+	if b == nil || !inject.cdi() || a.o.Config.Vendors[vendor].CDIKind != "" {
+		return nil
+	}
+	a.cdi.wanted[p] = nil
+	return func(devices []accel.Device) map[accel.DeviceID]error { return a.cdi.specify(p, b, devices) }
+}
+
+// specify makes the files describe the devices of a part beside those of the
+// others. It returns those that they do not describe, with the reason.
+//
+// Every device's name is defined with its device nodes alone; the environment
+// names all devices of a container together and travels in kubelet's answer.
+func (w *cdiWriter) specify(p part, b backend.Backend, devices []accel.Device) map[accel.DeviceID]error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	failed := map[accel.DeviceID]error{}
+	names := map[accel.DeviceID][]backend.CDIDevice{}
+	mine := map[string]cdiDevices{}
 	for _, d := range devices {
 		edits, err := b.Edits(d.ID)
 		if err != nil {
-			continue // away since before this program started: nobody gets it
+			continue // away since before this program started: no container gets it
 		}
 		for _, name := range edits.CDIDevices {
-			spec := specs[name.Kind]
-			if spec == nil {
-				spec = &cdiSpec{Version: CDIVersion, Kind: name.Kind}
-				specs[name.Kind] = spec
+			if err := parser.ValidateDeviceName(name.Name); err != nil {
+				failed[d.ID] = fmt.Errorf("describe device %s in CDI: %w", d.ID, err)
+				continue
 			}
-			if !slices.ContainsFunc(spec.Devices, func(known cdispecs.Device) bool { return known.Name == name.Name }) {
-				spec.Devices = append(spec.Devices, cdiDevice(name.Name, edits.DeviceNodes))
+			if mine[name.Kind] == nil {
+				mine[name.Kind] = cdiDevices{}
+			}
+			mine[name.Kind][name.Name] = cdiDevice(name.Name, edits.DeviceNodes)
+			names[d.ID] = append(names[d.ID], name)
+		}
+	}
+	w.wanted[p] = mine
+	problems := map[string]error{}
+	for kind := range mine {
+		if err := w.ensure(kind); err != nil {
+			problems[kind] = fmt.Errorf("write the CDI specification of %s: %w", kind, err)
+		}
+	}
+	for id, some := range names {
+		for _, name := range some {
+			// What an earlier run wrote serves those that it describes.
+			if err := problems[name.Kind]; err != nil && !reflect.DeepEqual(w.files[name.Kind].devices[name.Name], mine[name.Kind][name.Name]) {
+				failed[id] = err
 			}
 		}
 	}
+	return failed
 }
 
-// write writes the specifications that changed. It removes the files of other
-// kinds if tidy is true.
-func (w *cdiWriter) write(specs map[string]*cdiSpec, tidy bool) error {
-	for kind, spec := range specs {
-		if reflect.DeepEqual(w.written[kind], spec) {
-			continue
+// silent reports whether a part has not said yet which devices it is made of. The
+// caller holds mu.
+func (w *cdiWriter) silent() bool {
+	for _, kinds := range w.wanted {
+		if kinds == nil {
+			return true
 		}
-		registry, err := cdi.NewCache(cdi.WithSpecDirs(w.dir), cdi.WithAutoRefresh(false))
-		if err != nil {
-			return fmt.Errorf("open the CDI folder %s: %w", w.dir, err)
-		}
-		if err := registry.WriteSpec(spec, cdiFile(kind)); err != nil {
-			return fmt.Errorf("write the CDI specification of %s: %w", kind, err)
-		}
-		w.written[kind] = spec
 	}
-	if w.tidied || !tidy {
+	return false
+}
+
+// ensure makes the file of a kind hold what the parts want. The caller holds mu.
+func (w *cdiWriter) ensure(kind string) error {
+	path := filepath.Join(w.dir, cdiFile(kind)+".yaml")
+	if info, err := os.Lstat(path); err != nil || !durable.Same(w.files[kind].info, info) {
+		w.files[kind] = readCDI(path)
+	}
+	all := cdiDevices{}
+	if w.silent() {
+		maps.Copy(all, w.files[kind].devices)
+	}
+	for _, kinds := range w.wanted {
+		maps.Copy(all, kinds[kind])
+	}
+	if reflect.DeepEqual(all, w.files[kind].devices) {
+		return nil
+	}
+	spec := cdispecs.Spec{Version: CDIVersion, Kind: kind}
+	for _, name := range slices.Sorted(maps.Keys(all)) {
+		spec.Devices = append(spec.Devices, all[name])
+	}
+	data, err := yaml.Marshal(spec)
+	if err != nil {
+		return err
+	}
+	// The mode is the one that kubelet gives the folder.
+	if err := os.MkdirAll(w.dir, 0o755); err != nil {
+		return err
+	}
+	if err := durable.Replace(path, append([]byte("---\n"), data...), 0o600); err != nil {
+		return err
+	}
+	w.files[kind] = readCDI(path)
+	return nil
+}
+
+// readCDI returns what a file of this program describes; nothing where there is
+// none that can be read.
+func readCDI(path string) cdiOnDisk {
+	info, err := os.Lstat(path)
+	if err != nil {
+		return cdiOnDisk{}
+	}
+	spec, err := cdi.ReadSpec(path, 0)
+	if err != nil || spec.Version != CDIVersion {
+		return cdiOnDisk{}
+	}
+	devices := cdiDevices{}
+	for _, d := range spec.Devices {
+		devices[d.Name] = d
+	}
+	return cdiOnDisk{devices: devices, info: info}
+}
+
+// tidyCDI removes CDI files that are not used any more, once it is certain that no
+// container holds anything.
+func (a *Agent) tidyCDI() error {
+	for _, r := range a.offerings {
+		for _, p := range r.parts {
+			if !p.idle() {
+				return nil
+			}
+		}
+	}
+	return a.cdi.tidy()
+}
+
+// tidy removes the files of kinds that no part uses, once in the life of the
+// agent.
+func (w *cdiWriter) tidy() error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.tidied || w.silent() {
 		return nil
 	}
 	files, err := filepath.Glob(filepath.Join(w.dir, CDIPrefix+"*"))
@@ -105,32 +206,35 @@ func (w *cdiWriter) write(specs map[string]*cdiSpec, tidy bool) error {
 		return fmt.Errorf("read the CDI folder %s: %w", w.dir, err)
 	}
 	used := map[string]bool{}
-	for kind := range specs {
-		used[cdiFile(kind)] = true
+	for _, kinds := range w.wanted {
+		for kind := range kinds {
+			used[cdiFile(kind)] = true
+		}
 	}
+	var failed []error
 	for _, path := range files {
 		if name := filepath.Base(path); used[strings.TrimSuffix(name, filepath.Ext(name))] {
 			continue
 		}
 		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return fmt.Errorf("remove a CDI specification that is not used any more: %w", err)
+			failed = append(failed, fmt.Errorf("remove a CDI specification that is not used any more: %w", err))
 		}
 	}
-	w.tidied = true
-	return nil
+	w.tidied = len(failed) == 0
+	return errors.Join(failed...)
 }
 
 // cdiFile is the name of a kind's file, without the extension.
 func cdiFile(kind string) string { return CDIPrefix + strings.ReplaceAll(kind, "/", "-") }
 
 // OwnCDISpec reports whether a file of that name and content is a specification
-// that this program wrote: its name follows from its kind.
+// that this program wrote: its name follows from its kind. One that a crash left
+// half-written is none.
 func OwnCDISpec(name string, content []byte) bool {
+	name = strings.TrimSuffix(name, durable.Suffix)
 	spec, err := cdi.ParseSpec(content)
 	return err == nil && strings.TrimSuffix(name, filepath.Ext(name)) == cdiFile(spec.Kind)
 }
-
-type cdiSpec = cdispecs.Spec
 
 // CDIVersion is the oldest version of the specification that has all that is
 // used, so that older runtimes read it.

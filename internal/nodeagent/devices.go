@@ -8,27 +8,13 @@ import (
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/klog/v2"
 
 	"github.com/divvy-gpu/divvy/internal/accel/wire"
 )
 
-// annotator writes wire.HeldAnnotation. Only the agent's loop uses it.
-type annotator struct {
-	client  kubernetes.Interface
-	metrics *metrics
-	// unwritable are the pods, by UID, whose annotations the API server would
-	// not take.
-	unwritable map[types.UID]bool
-}
-
-func newAnnotator(client kubernetes.Interface, m *metrics) *annotator {
-	return &annotator{client: client, metrics: m, unwritable: map[types.UID]bool{}}
-}
+// annotator writes wire.HeldAnnotation. Only one goroutine uses it.
+type annotator struct{ pods *podWriter }
 
 // annotate writes into the pods what they hold of the pools.
 func (a *annotator) annotate(ctx context.Context, pods []*corev1.Pod, pools []*slotPool) error {
@@ -47,7 +33,7 @@ func (a *annotator) annotate(ctx context.Context, pods []*corev1.Pod, pools []*s
 	var failed []error
 	for _, pod := range pods {
 		devices := held[podKey{pod.Namespace, pod.Name}]
-		if devices == nil || terminal(pod) || a.unwritable[pod.UID] {
+		if devices == nil || terminal(pod) {
 			continue
 		}
 		want, err := json.Marshal(devices)
@@ -57,27 +43,8 @@ func (a *annotator) annotate(ctx context.Context, pods []*corev1.Pod, pools []*s
 		if pod.Annotations[wire.HeldAnnotation] == string(want) {
 			continue
 		}
-		failed = append(failed, a.write(ctx, pod, string(want)))
+		_, err = a.pods.write(ctx, pod, map[string]string{wire.HeldAnnotation: string(want)})
+		failed = append(failed, err)
 	}
 	return errors.Join(failed...)
-}
-
-func (a *annotator) write(ctx context.Context, pod *corev1.Pod, value string) error {
-	// The uid makes the patch fail on another pod of the same name.
-	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"uid": pod.UID, "annotations": map[string]string{wire.HeldAnnotation: value}}})
-	if err != nil {
-		return fmt.Errorf("pod %s: %w", klog.KObj(pod), err)
-	}
-	_, err = a.client.CoreV1().Pods(pod.Namespace).Patch(ctx, pod.Name, types.MergePatchType, patch, metav1.PatchOptions{FieldManager: "divvy-node"})
-	switch {
-	case err == nil, apierrors.IsNotFound(err), apierrors.IsConflict(err):
-		return nil // written, gone, or another of the same name
-	case apierrors.IsInvalid(err):
-		// Its author left no room for annotations.
-		a.unwritable[pod.UID] = true
-		klog.FromContext(ctx).Error(err, "What a pod holds cannot be written into it", "pod", klog.KObj(pod))
-		return nil
-	}
-	a.metrics.patchErrors.Inc()
-	return fmt.Errorf("write what pod %s holds: %w", klog.KObj(pod), err)
 }

@@ -10,6 +10,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/divvy-gpu/divvy/internal/accel"
+	"github.com/divvy-gpu/divvy/internal/durable"
 	defs "github.com/divvy-gpu/divvy/internal/metrics"
 )
 
@@ -17,7 +18,7 @@ import (
 func (a *Agent) loop(ctx context.Context) {
 	tick := time.NewTicker(reconcileInterval)
 	defer tick.Stop()
-	var told string
+	var told lastError
 	for {
 		select {
 		case <-ctx.Done():
@@ -35,45 +36,83 @@ func (a *Agent) loop(ctx context.Context) {
 			default:
 			}
 		}
-		err := a.turn(ctx)
-		if text := fmt.Sprint(err); err != nil && text != told && ctx.Err() == nil {
-			klog.FromContext(ctx).Error(err, "Bringing the books in line failed; trying again")
-			told = text
-		} else if err == nil {
-			told = ""
-		}
+		told.log(ctx, a.turn(ctx), "Bringing the books in line failed; trying again")
 	}
 }
 
-// turn asks kubelet who holds what, once for all resources, and publishes and
-// corrects what follows from that.
+// lastError is the error that something failed with last, which is logged once.
+type lastError string
+
+func (l *lastError) log(ctx context.Context, err error, message string) {
+	switch {
+	case err == nil:
+		*l = ""
+	case string(*l) != err.Error() && ctx.Err() == nil:
+		klog.FromContext(ctx).Error(err, message)
+		*l = lastError(err.Error())
+	}
+}
+
+// describePods writes into the pods what they hold, whenever the loop has learned
+// it. It is apart from the loop, since admission policies and webhooks of the
+// cluster may reject or delay what is written into a pod: nothing else waits.
+func (a *Agent) describePods(ctx context.Context) {
+	var told lastError
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-a.learned:
+		}
+		told.log(ctx, errors.Join(a.correct(ctx), a.annotate(ctx)), "Writing what pods hold failed; trying again")
+	}
+}
+
+// turn asks kubelet who holds what, once for all resources, and publishes what
+// follows from that.
 func (a *Agent) turn(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, stalled/2)
 	defer cancel()
-	corrected := a.records.refresh(ctx)
+	asked := a.records.refresh(ctx)
 	var described error
-	if corrected == nil {
+	if asked == nil {
 		// Units that were given back on an unhealthy device are healthy no more,
-		// devices that came free return to the other resources, and a change of
-		// the configuration may be due.
+		// devices that came free return to the other resources, a change of the
+		// configuration may be due, and files may be written again.
 		a.sync(ctx)
-		corrected = errors.Join(a.correct(ctx), a.release(ctx))
-		described = a.annotate(ctx)
+		select {
+		case a.learned <- struct{}{}:
+		default: // it is about to look
+		}
+		described = errors.Join(a.release(ctx), a.tidyCDI())
 	}
 	for vendor := range a.o.Backends {
 		a.health.report(ctx, vendor, a.partsOf(vendor))
 	}
-	for _, r := range a.offerings {
-		a.metrics.offered.WithLabelValues(string(r.name)).Set(defs.Bool(r.configured && r.parts[0].ready() == nil))
-	}
+	a.look()
 	published := a.publish(ctx)
-	// Devices can be given to pods without what follows, so readiness leaves it
-	// out: a policy of the cluster may refuse it for good.
+	// Devices can be given to pods without these, so readiness leaves them out: a
+	// policy of the cluster may reject them for good, and a full disk for long.
 	described = errors.Join(described, a.publishAllocatable(ctx), a.publishLabels(ctx), a.publishEnding(ctx))
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.turned, a.published, a.corrected = time.Now(), published, corrected
-	return errors.Join(published, corrected, described)
+	a.turned, a.published, a.asked = time.Now(), published, asked
+	return errors.Join(published, asked, described)
+}
+
+// look sets the metrics of the resources, and notes what a restart would help
+// against.
+func (a *Agent) look() {
+	var removed *durable.RemovedError
+	for _, r := range a.offerings {
+		err := r.parts[0].ready()
+		_ = errors.As(err, &removed)
+		a.metrics.offered.WithLabelValues(string(r.name)).Set(defs.Bool(r.configured && err == nil))
+		r.parts[0].observe()
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.removed = removed
 }
 
 // partsOf returns the parts of all resources of a vendor.
@@ -107,14 +146,8 @@ func (a *Agent) annotate(ctx context.Context) error {
 	pods := a.records.before()
 	for _, r := range a.offerings {
 		for _, p := range r.parts {
-			s, ok := p.(*slotPool)
-			if !ok {
-				continue
-			}
-			slots = append(slots, s)
-			if p == r.parts[0] {
-				perCard, _ := s.heldSlots()
-				a.metrics.observe(s.inventory(), perCard)
+			if s, ok := p.(*slotPool); ok {
+				slots = append(slots, s)
 			}
 		}
 	}
@@ -169,11 +202,5 @@ func (a *Agent) publish(ctx context.Context) error {
 			c.devices[r.count] = m.present()
 		}
 	}
-	// A container must not be told of a CDI device before it is specified.
-	if err := a.specify(); err != nil {
-		return errors.Join(append(failed, err)...)
-	}
-	return errors.Join(append(failed,
-		a.publisher.publish(ctx, inventory, c),
-	)...)
+	return errors.Join(append(failed, a.publisher.publish(ctx, inventory, c))...)
 }

@@ -43,6 +43,9 @@ type memoryPool struct {
 	// nil where nobody looks after those.
 	ending func() []accel.DeviceID
 	sink   unitSink
+	// specify describes devices in CDI and returns why some are not; nil where
+	// containers are not given CDI names that this program defines.
+	specify func([]accel.Device) map[accel.DeviceID]error
 	// foreign reports whether an id belongs to another part of the resource.
 	foreign func(id string) bool
 	// changed is called, without locks, when the inventory or what the pods
@@ -75,6 +78,7 @@ type memoryPool struct {
 	lost     bool
 	answer   []podresources.Pod // kubelet's last list
 	saved    sharing.State
+	written  written
 	found    backend.Found
 	foundErr error
 	looked   bool
@@ -131,15 +135,11 @@ func (p *memoryPool) open(ctx context.Context) error {
 	p.listed = map[accel.DeviceID]bool{}
 	p.unit = p.wanted
 	state, layout, err := p.store.Load()
-	if errors.Is(err, sharing.ErrDamaged) {
+	if err != nil {
+		// It is replaced by what kubelet and the pods' grants say.
 		aside, moveErr := p.store.Quarantine()
-		if moveErr != nil {
-			return errors.Join(err, moveErr)
-		}
-		log.Error(err, "Finding out anew which units belong to which device", "movedTo", aside)
+		log.Error(errors.Join(err, moveErr), "Recovering from kubelet and the pods' grants which units belong to which device", "movedTo", aside)
 		state, layout = sharing.State{}, &sharing.Layout{}
-	} else if err != nil {
-		return err
 	}
 	p.layout, p.saved, p.lost = layout, state, state.Unit == ""
 	if state.Unit != "" {
@@ -255,6 +255,11 @@ func (p *memoryPool) holders(chip accel.DeviceID) []podKey {
 func (p *memoryPool) chips() []accel.Device {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	return p.devices()
+}
+
+// devices is chips for a caller that holds mu.
+func (p *memoryPool) devices() []accel.Device {
 	out := make([]accel.Device, 0, len(p.shares))
 	for _, s := range p.shares {
 		if p.left[s.ID] == "" {
@@ -264,16 +269,30 @@ func (p *memoryPool) chips() []accel.Device {
 	return out
 }
 
-// offerable returns the shares with those devices unhealthy that are given out
-// as something else. The caller holds mu.
+// offerable returns the shares with those devices unhealthy that are withheld or
+// given out as something else. The caller holds mu.
 func (p *memoryPool) offerable() []accel.Share {
 	out := slices.Clone(p.shares)
 	for i := range out {
-		if r, taken := p.tenant.elsewhere(out[i].ID); taken && !out[i].Health.Unhealthy {
+		if out[i].Health.Unhealthy {
+			continue
+		}
+		if why := p.written.withheld(p.isSaved(out[i].ID), out[i].ID); why != "" {
+			out[i].Health = accel.Health{Unhealthy: true, Reason: why}
+		} else if r, taken := p.tenant.elsewhere(out[i].ID); taken {
 			out[i].Health = accel.Health{Unhealthy: true, Reason: givenOutAs(r)}
 		}
 	}
 	return out
+}
+
+// isSaved reports whether the state that was saved last says which units are the
+// device's. The caller holds mu.
+func (p *memoryPool) isSaved(d accel.DeviceID) bool {
+	now, _ := p.layout.Range(d)
+	return p.saved.Unit == p.unit.String() && slices.ContainsFunc(p.saved.Ranges, func(r sharing.Range) bool {
+		return r.Device == d && r.Start == now.Start && r.Units == now.Units
+	})
 }
 
 // inventory is what the node publishes of this resource.
@@ -297,6 +316,13 @@ func (p *memoryPool) ready() error {
 		return fmt.Errorf("%s: %w", p.resource, p.problem)
 	}
 	return nil
+}
+
+// observe implements part.
+func (p *memoryPool) observe() {
+	if h := p.holdings(); h != nil {
+		p.metrics.observe(p.inventory(), h.perDevice)
+	}
 }
 
 // device returns the share of a device.

@@ -21,8 +21,8 @@ import (
 // Prefer implements deviceplugin.Allocator: units of the device, or in equal parts
 // of the devices, that the pod was granted.
 func (p *memoryPool) Prefer(ctx context.Context, available, must []string, size int) ([]string, error) {
-	p.records.turn.Lock()
-	defer p.records.turn.Unlock()
+	ctx, end := p.records.question(ctx)
+	defer end()
 	return p.records.answer(ctx, p.tenant, sharing.ErrNoRoom, func(ask askKubelet) ([]string, error) {
 		return p.prefer(ctx, ask, available, must, size)
 	})
@@ -150,8 +150,8 @@ func partsOf(layout *sharing.Layout, ids []string) ([]sharing.Part, error) {
 // Allocate implements deviceplugin.Allocator. The ids that kubelet has settled
 // on say which devices they are.
 func (p *memoryPool) Allocate(ctx context.Context, ids []string) (*pluginapi.ContainerAllocateResponse, error) {
-	p.records.turn.Lock()
-	defer p.records.turn.Unlock()
+	ctx, end := p.records.question(ctx)
+	defer end()
 	answer, q, err := p.allocate(ids)
 	if err != nil {
 		return nil, err

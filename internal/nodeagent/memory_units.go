@@ -7,15 +7,11 @@ import (
 	"fmt"
 	"hash/fnv"
 	"maps"
-	"reflect"
 	"slices"
 	"strings"
 
-	"k8s.io/klog/v2"
-
 	"github.com/divvy-gpu/divvy/internal/accel"
 	"github.com/divvy-gpu/divvy/internal/deviceplugin"
-	"github.com/divvy-gpu/divvy/internal/events"
 	"github.com/divvy-gpu/divvy/internal/sharing"
 )
 
@@ -35,16 +31,10 @@ func (p *memoryPool) sync(ctx context.Context) {
 	if refused != nil {
 		problem, p.offered = refused, nil
 	}
-	if problem != nil && (p.problem == nil || p.problem.Error() != problem.Error()) {
-		klog.FromContext(ctx).Error(problem, "Cannot offer the resource as configured", "resource", p.resource)
-		kind := events.ResourceNotOffered
-		if p.nothingHere() {
-			kind = events.ResourceAbsent
-		}
-		defer p.event(kind, fmt.Sprintf("%s: %v", p.resource, problem))
-	}
+	was, absent := p.problem, p.nothingHere()
 	p.problem = problem
 	p.mu.Unlock()
+	reportProblem(ctx, p.resource, was, problem, absent, p.event)
 }
 
 // offerUnits hands the list to kubelet's server. An entry of an unhealthy unit
@@ -68,7 +58,12 @@ func (p *memoryPool) offerUnits(units []deviceplugin.Unit) error {
 // it has. The caller holds mu.
 func (p *memoryPool) derive() ([]deviceplugin.Unit, error) {
 	if p.draining != "" {
-		return p.drain(), nil
+		units := p.drain()
+		if !p.heldByNobody() { // else the file is about to be removed
+			p.written.unsaved = p.save()
+		}
+		p.written.describe(p.specify, p.devices())
+		return units, p.written.problem(nil)
 	}
 	var problem error
 	switch {
@@ -101,10 +96,9 @@ func (p *memoryPool) derive() ([]deviceplugin.Unit, error) {
 		p.layout = layout
 	}
 	p.shares = p.assemble()
-	if err := p.save(); err != nil {
-		// Ids that a restart would give to another device must not be handed out.
-		return nil, err
-	}
+	p.written.unsaved = p.save()
+	p.written.describe(p.specify, p.devices())
+	problem = p.written.problem(problem)
 	if len(p.shares) == 0 && len(p.listed) == 0 {
 		return nil, problem
 	}
@@ -352,10 +346,10 @@ func (p *memoryPool) assemble() []accel.Share {
 	return shares
 }
 
-// save writes the state when it changed.
+// save makes the file hold the state.
 func (p *memoryPool) save() error {
 	next := sharing.State{Vendor: p.vendor, Unit: p.unit.String(), Ranges: p.layout.Ranges()}
-	if len(next.Ranges) == 0 && len(p.saved.Ranges) == 0 || reflect.DeepEqual(next, p.saved) {
+	if len(next.Ranges) == 0 && len(p.saved.Ranges) == 0 {
 		return nil
 	}
 	if err := p.store.Save(next); err != nil {

@@ -36,6 +36,8 @@ type part interface {
 
 	// inventory is what the node publishes.
 	inventory() accel.Inventory
+	// observe sets the gauges of the devices.
+	observe()
 	// ready returns why the part is not offered as configured, or nil.
 	ready() error
 	// known reports whether the inventory is worth publishing.

@@ -2,7 +2,6 @@ package nodeagent
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -10,10 +9,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/klog/v2"
 
 	"github.com/divvy-gpu/divvy/internal/accel"
@@ -26,18 +21,15 @@ import (
 // for a pod that the watch does not show.
 const forgetInitsAfter = time.Minute
 
-// corrector writes into the pods of this node what they really hold.
+// corrector writes into the pods of this node what they really hold. Only one
+// goroutine uses it.
 type corrector struct {
 	node    string
-	client  kubernetes.Interface
+	pods    *podWriter
 	keys    *kube.Keyring
 	metrics *metrics
-	// event tells the users of the node, pod those of a pod.
-	event func(kind events.Kind, message string)
-	pod   func(pod *corev1.Pod, kind events.Kind, message string)
-	// unwritable are the pods, by UID, whose annotations the API server would
-	// not take; each is told once. Only the agent's loop uses it.
-	unwritable map[string]bool
+	// event tells the users of a pod.
+	event func(pod *corev1.Pod, kind events.Kind, message string)
 }
 
 // reconcile corrects what the annotations say of the pods that hold units of
@@ -108,7 +100,6 @@ func (p *memoryPool) facts(ctx context.Context) []fact {
 		}
 	}
 	p.metrics.mismatches.WithLabelValues(string(p.resource)).Set(float64(mixed))
-	p.metrics.observe(p.inventory(), h.perDevice)
 	return out
 }
 
@@ -170,27 +161,8 @@ func (c *corrector) correct(ctx context.Context, resource accel.Resource, f fact
 		annotations = map[string]string{}
 	}
 	annotations[wire.GrantAnnotation] = grant
-	// The uid makes the patch fail on another pod of the same name.
-	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"uid": uid, "annotations": annotations}})
-	if err != nil {
-		return fmt.Errorf("pod %s: %w", klog.KObj(f.pod), err)
-	}
-	_, err = c.client.CoreV1().Pods(f.pod.Namespace).Patch(ctx, f.pod.Name, types.MergePatchType, patch, metav1.PatchOptions{FieldManager: "divvy-node"})
-	switch {
-	case apierrors.IsNotFound(err), apierrors.IsConflict(err):
-		return nil // gone, or another of the same name: the watch will tell
-	case apierrors.IsInvalid(err):
-		// Its author left no room for annotations. The node goes on; kubelet
-		// still counts the units.
-		if !c.unwritable[uid] {
-			c.unwritable[uid] = true
-			c.event(events.GrantNotWritten, fmt.Sprintf("what pod %s holds cannot be written into it: %v", klog.KObj(f.pod), err))
-			klog.FromContext(ctx).Error(err, "What a pod holds cannot be written into it; the extender does not know its device", "pod", klog.KObj(f.pod), "devices", grantedDevices(want))
-		}
-		return nil
-	case err != nil:
-		c.metrics.patchErrors.Inc()
-		return fmt.Errorf("write what pod %s holds: %w", klog.KObj(f.pod), err)
+	if written, err := c.pods.write(ctx, f.pod, annotations); err != nil || !written {
+		return err
 	}
 	log := klog.FromContext(ctx).WithValues("pod", klog.KObj(f.pod), "devices", grantedDevices(want))
 	if valid && slices.Equal(grantedDevices(before), grantedDevices(want)) {
@@ -209,7 +181,7 @@ func (c *corrector) correct(ctx context.Context, resource accel.Resource, f fact
 		kind, event, message = grantInvalid, events.GrantInvalid, "the grant that the pod came with does not hold here; kubelet gave it"
 	}
 	c.metrics.corrections.WithLabelValues(string(resource), kind).Inc()
-	c.pod(f.pod, event, fmt.Sprintf("%s %d units of %s %s", message, want.Units, resource, devicesOf(want)))
+	c.event(f.pod, event, fmt.Sprintf("%s %d units of %s %s", message, want.Units, resource, devicesOf(want)))
 	log.Info("Corrected what the books say a pod holds", "granted", devicesOf(before), "kind", kind)
 	return nil
 }

@@ -2,6 +2,7 @@ package nodeagent
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -9,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
@@ -22,6 +24,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/client-go/util/flowcontrol"
+	testingclock "k8s.io/utils/clock/testing"
 
 	"github.com/divvy-gpu/divvy/internal/accel"
 	"github.com/divvy-gpu/divvy/internal/accel/wire"
@@ -49,10 +53,8 @@ func newCorrector(t *testing.T, w *world) (*corrector, *fake.Clientset) {
 	key := filepath.Join(t.TempDir(), "key")
 	writeFile(t, key, "0123456789abcdef0123456789abcdef")
 	client.ClearActions()
-	return &corrector{
-		node: thisNode, client: client, keys: kube.NewKeyring(key), metrics: newMetrics(prometheus.NewRegistry()),
-		event: w.event, pod: w.tellPod, unwritable: map[string]bool{},
-	}, client
+	m := newMetrics(prometheus.NewRegistry())
+	return &corrector{node: thisNode, pods: newPodWriter(client, m, w.tellPod), keys: kube.NewKeyring(key), metrics: m, event: w.tellPod}, client
 }
 
 // tellPod notes an event on a pod.
@@ -185,31 +187,81 @@ func TestReconcileWritesWhatPodsHold(t *testing.T) {
 	}
 }
 
-func TestReconcileTellsOnceOfAPodWithoutRoomForAnnotations(t *testing.T) {
-	w := newWorld(t, "1")
-	w.update(t.Context(), found(card(0, "a", 16)), nil)
-	p := newPod("full", 4)
-	w.see(p)
-	if _, err := w.admit(p); err != nil {
-		t.Fatal(err)
-	}
-	c, client := newCorrector(t, w)
-	client.PrependReactor("patch", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
-		return true, nil, apierrors.NewInvalid(schema.GroupKind{Kind: "Pod"}, "full", field.ErrorList{field.TooLong(field.NewPath("metadata", "annotations"), "", 262144)})
-	})
-	for range 3 {
-		if err := reconcileAll(t, c, w); err != nil {
-			t.Errorf("the node is to go on, but: %v", err)
-		}
-	}
-	told := 0
-	for _, e := range w.events {
-		if strings.HasPrefix(e, "GrantNotWritten: what pod ns/full holds cannot be written into it") {
-			told++
-		}
-	}
-	if told != 1 {
-		t.Errorf("told %d times, want once: %q", told, w.events)
+// TestRejectedWrites: what is rejected is reported on its pod, once, and tried
+// again less and less often; the other pods are written, and the node goes on.
+func TestRejectedWrites(t *testing.T) {
+	gone := errors.New("connection refused")
+	pods := schema.GroupResource{Resource: "pods"}
+	for name, tt := range map[string]struct {
+		err error
+		// rejected is true for an answer that is about the pod.
+		rejected bool
+	}{
+		"no room for annotations": {apierrors.NewInvalid(schema.GroupKind{Kind: "Pod"}, "bad", field.ErrorList{
+			field.TooLong(field.NewPath("metadata", "annotations"), "", 262144),
+		}), true},
+		"an object that is too large":      {apierrors.NewRequestEntityTooLargeError("limit is 3145728"), true},
+		"an admission policy":              {apierrors.NewForbidden(pods, "bad", errors.New("ValidatingAdmissionPolicy 'no' denied request")), true},
+		"a webhook that says bad request":  {apierrors.NewBadRequest("admission webhook denied the request"), true},
+		"a webhook that cannot be reached": {apierrors.NewInternalError(errors.New("failed calling webhook")), true},
+		"a busy API server":                {apierrors.NewTooManyRequests("later", 1), false},
+		"an API server that restarts":      {apierrors.NewServiceUnavailable("restarting"), false},
+		"no API server":                    {gone, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, "1")
+			w.update(t.Context(), found(card(0, "a", 16)), nil)
+			for _, one := range []string{"bad", "good"} {
+				p := newPod(one, 4)
+				w.see(p)
+				if _, err := w.admit(p); err != nil {
+					t.Fatal(err)
+				}
+			}
+			c, client := newCorrector(t, w)
+			clock := testingclock.NewFakeClock(time.Now())
+			c.pods.rejected = flowcontrol.NewFakeBackOff(rejectedPause, rejectedPauseMax, clock)
+			attempts, answer := 0, tt.err
+			client.PrependReactor("patch", "pods", func(action clienttesting.Action) (bool, runtime.Object, error) {
+				if patch, ok := action.(clienttesting.PatchAction); ok && patch.GetName() == "bad" {
+					attempts++
+					return answer != nil, nil, answer
+				}
+				return false, nil, nil
+			})
+			w.events = nil
+			const turns = 60
+			for turn := range turns {
+				if err := reconcileAll(t, c, w); (err == nil) != tt.rejected {
+					t.Fatalf("turn %d: %v", turn, err)
+				}
+				clock.Step(reconcileInterval)
+			}
+			told := 0
+			for _, e := range w.events {
+				if strings.HasPrefix(e, "bad GrantNotWritten: what the pod holds cannot be written into its annotations") {
+					told++
+				}
+			}
+			if want := map[bool]int{true: 1}[tt.rejected]; told != want {
+				t.Errorf("reported %d times, want %d: %q", told, want, w.events)
+			}
+			if tt.rejected != (attempts < turns/5) {
+				t.Errorf("tried %d times in %d turns", attempts, turns)
+			}
+			if got, err := client.CoreV1().Pods("ns").Get(t.Context(), "good", metav1.GetOptions{}); err != nil || got.Annotations[wire.GrantAnnotation] == "" {
+				t.Errorf("the other pod was not written: %v", err)
+			}
+			// The reason is gone.
+			answer = nil
+			clock.Step(rejectedPauseMax)
+			if err := reconcileAll(t, c, w); err != nil {
+				t.Error(err)
+			}
+			if got, err := client.CoreV1().Pods("ns").Get(t.Context(), "bad", metav1.GetOptions{}); err != nil || got.Annotations[wire.GrantAnnotation] == "" {
+				t.Errorf("the pod was not written afterwards: %v", err)
+			}
+		})
 	}
 }
 

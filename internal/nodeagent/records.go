@@ -14,9 +14,17 @@ import (
 	"github.com/divvy-gpu/divvy/internal/podresources"
 )
 
-// lookupTimeout bounds a question to kubelet or the API server while kubelet
-// waits for an answer: it admits no other pod of the node meanwhile.
-const lookupTimeout = time.Second
+// Bounds of what is looked up while kubelet waits for an answer: it admits no
+// other pod of the node meanwhile.
+const (
+	// lookupTimeout bounds all that is asked of kubelet and of the API server for
+	// one answer, however often.
+	lookupTimeout = time.Second
+	// keptForKubelet is the end of that time, in which only kubelet is asked:
+	// without the API server there is an answer, without kubelet's list there is
+	// none.
+	keptForKubelet = 400 * time.Millisecond
+)
 
 // askAgain is the pause before kubelet is asked again that was asked too often:
 // it answers all of a node 100 times a second (podresources.DefaultQPS in its
@@ -87,15 +95,38 @@ func (r *records) before() []*corev1.Pod {
 	return r.shown
 }
 
+// question begins the answer to a question of kubelet: it takes turn and bounds
+// what is looked up. end is called when the answer is known.
+func (r *records) question(ctx context.Context) (_ context.Context, end func()) {
+	r.turn.Lock()
+	// From now on, not from before the lock: the loop holds it for as long as
+	// kubelet takes to give a list, and a question that is rejected is a pod that
+	// fails.
+	ctx, cancel := context.WithTimeout(ctx, lookupTimeout)
+	return ctx, func() {
+		cancel()
+		r.turn.Unlock()
+	}
+}
+
+// askAPI asks the API server for the pods of the node and leaves time to ask
+// kubelet again.
+func (r *records) askAPI(ctx context.Context) ([]*corev1.Pod, error) {
+	if deadline, ok := ctx.Deadline(); ok {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithDeadline(ctx, deadline.Add(-keptForKubelet))
+		defer cancel()
+	}
+	return r.pods.Fresh(ctx)
+}
+
 // askKubelet is ask of records, or another way to ask.
 type askKubelet func(ctx context.Context, grace time.Duration) error
 
 // ask asks kubelet who holds what and tells all resources. What was given to a
 // container less than grace ago counts as held although kubelet does not show
-// it yet. The caller holds turn.
+// it yet. ctx has a deadline. The caller holds turn.
 func (r *records) ask(ctx context.Context, grace time.Duration) error {
-	ctx, cancel := context.WithTimeout(ctx, lookupTimeout)
-	defer cancel()
 	pods, shown, err := r.list(ctx)
 	if err != nil {
 		return err
@@ -112,15 +143,13 @@ func (r *records) ask(ctx context.Context, grace time.Duration) error {
 // pods that have ended, whose devices count as held while kubelet does not list
 // the pods. The API server knows. The caller holds turn.
 func (r *records) askFresh(ctx context.Context, grace time.Duration) error {
-	ctx, cancel := context.WithTimeout(ctx, lookupTimeout)
-	defer cancel()
 	pods, _, err := r.list(ctx)
 	if err != nil {
 		return err
 	}
 	// After kubelet's list: what it does not list and has not ended by now keeps
 	// what it has.
-	fresh, err := r.pods.Fresh(ctx)
+	fresh, err := r.askAPI(ctx)
 	if err != nil {
 		return err
 	}
@@ -146,7 +175,11 @@ func (r *records) askFreshIfPossible(ctx context.Context, grace time.Duration) e
 func (r *records) answer(ctx context.Context, t *tenant, full error, prefer func(askKubelet) ([]string, error)) ([]string, error) {
 	ids, err := prefer(r.ask)
 	for i := 0; i < 2 && errors.Is(err, full) && (i == 0 || t.settle(ctx)); i++ {
-		ids, err = prefer(r.askFreshIfPossible)
+		again, errAgain := prefer(r.askFreshIfPossible)
+		if errAgain != nil && ctx.Err() != nil {
+			break // the time is up, and what was found before stands
+		}
+		ids, err = again, errAgain
 	}
 	return ids, err
 }
@@ -191,8 +224,8 @@ func (f freshPods) Fresh(context.Context) ([]*corev1.Pod, error) { return f.pods
 
 // refresh asks kubelet on behalf of the agent's loop.
 func (r *records) refresh(ctx context.Context) error {
-	r.turn.Lock()
-	defer r.turn.Unlock()
+	ctx, end := r.question(ctx)
+	defer end()
 	return r.ask(ctx, recorded)
 }
 
@@ -212,9 +245,7 @@ func (r *records) seen(ctx context.Context, active map[podKey]bool, late func([]
 	if !ask {
 		return pods
 	}
-	ctx, cancel := context.WithTimeout(ctx, lookupTimeout)
-	defer cancel()
-	fresh, err := r.pods.Fresh(ctx)
+	fresh, err := r.askAPI(ctx)
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "Answering kubelet from what the watch has delivered")
 		return pods

@@ -102,6 +102,9 @@ type slotPool struct {
 	promised func([]*corev1.Pod) map[accel.DeviceID]bool
 	metrics  *metrics
 	sink     unitSink
+	// specify describes devices in CDI and returns why some are not; nil where
+	// containers are not given CDI names that this program defines.
+	specify func([]accel.Device) map[accel.DeviceID]error
 	// foreign reports whether an id belongs to another part of the resource. It
 	// is not called under mu.
 	foreign func(id string) bool
@@ -147,6 +150,7 @@ type slotPool struct {
 	served   map[podKey]map[string]int // how many of them by container
 	active   map[podKey]bool
 	saved    sharing.SlotState
+	written  written
 	problem  error
 }
 
@@ -178,14 +182,10 @@ func (p *slotPool) open(ctx context.Context) error {
 	p.holds = map[string]*slotHold{}
 	p.chipIndex = map[accel.DeviceID]int{}
 	state, exists, err := p.store.Load()
-	if errors.Is(err, sharing.ErrDamaged) {
+	if err != nil {
+		// It is replaced by what kubelet reports.
 		aside, moveErr := p.store.Quarantine()
-		if moveErr != nil {
-			return errors.Join(err, moveErr)
-		}
-		klog.FromContext(ctx).Error(err, "Finding out anew which devices containers hold", "resource", p.resource, "movedTo", aside)
-	} else if err != nil {
-		return err
+		klog.FromContext(ctx).Error(errors.Join(err, moveErr), "Recovering from kubelet which devices containers hold", "resource", p.resource, "movedTo", aside)
 	}
 	p.boards = sharing.NewBoards(state.Boards)
 	p.saved, p.certain = state, exists
@@ -230,16 +230,10 @@ func (p *slotPool) sync(ctx context.Context) {
 		}
 	}
 	p.mu.Lock()
-	if problem != nil && (p.problem == nil || p.problem.Error() != problem.Error()) {
-		klog.FromContext(ctx).Error(problem, "Cannot offer the resource as configured", "resource", p.resource)
-		kind := events.ResourceNotOffered
-		if p.nothingHere() {
-			kind = events.ResourceAbsent
-		}
-		defer p.event(kind, fmt.Sprintf("%s: %v", p.resource, problem))
-	}
+	was, absent := p.problem, p.nothingHere()
 	p.problem = problem
 	p.mu.Unlock()
+	reportProblem(ctx, p.resource, was, problem, absent, p.event)
 }
 
 // derive computes cards and units; nil units mean that kubelet is to keep what
@@ -264,10 +258,9 @@ func (p *slotPool) derive() ([]deviceplugin.Unit, error) {
 	if problem == nil && p.draining == "" && len(p.found.Devices) > 0 && len(p.cards) == 0 {
 		problem = fmt.Errorf("the configuration chooses none of the %d %s devices for it", len(p.found.Devices), p.vendor)
 	}
-	if err := p.save(); err != nil {
-		// After a restart it would not be known what the ids stand for.
-		return nil, err
-	}
+	p.written.unsaved = p.save()
+	p.written.describe(p.specify, p.devices())
+	problem = p.written.problem(problem)
 	if len(p.cards) == 0 && len(p.holds) == 0 && len(p.listed) == 0 {
 		return nil, problem
 	}

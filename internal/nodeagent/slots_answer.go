@@ -21,8 +21,8 @@ import (
 // best, or slices of the devices that the fewest share. It asks nothing of the
 // vendor's library.
 func (p *slotPool) Prefer(ctx context.Context, available, must []string, size int) ([]string, error) {
-	p.records.turn.Lock()
-	defer p.records.turn.Unlock()
+	ctx, end := p.records.question(ctx)
+	defer end()
 	ids, err := p.records.answer(ctx, p.tenant, sharing.ErrTooFewSlots, func(ask askKubelet) ([]string, error) {
 		return p.prefer(ctx, ask, available, must, size)
 	})
@@ -150,8 +150,8 @@ func (p *slotPool) recallAdmitting(ids []string) (asked bool) {
 // Allocate implements deviceplugin.Allocator. Kubelet may have settled on the
 // ids without asking Prefer.
 func (p *slotPool) Allocate(ctx context.Context, ids []string) (*pluginapi.ContainerAllocateResponse, error) {
-	p.records.turn.Lock()
-	defer p.records.turn.Unlock()
+	ctx, end := p.records.question(ctx)
+	defer end()
 	answer, chips, err := p.allocate(ctx, ids)
 	if err != nil {
 		return nil, err

@@ -3,7 +3,6 @@ package nodeagent
 import (
 	"cmp"
 	"fmt"
-	"reflect"
 	"slices"
 
 	"github.com/divvy-gpu/divvy/internal/accel"
@@ -110,7 +109,7 @@ func unstored(c sharing.StoredCard) sharing.Card {
 	}}
 }
 
-// save writes the state when it changed. The caller holds mu.
+// save makes the file hold the state. The caller holds mu.
 func (p *slotPool) save() error {
 	next := sharing.SlotState{Vendor: p.vendor, Boards: p.boards.Known()}
 	for _, c := range p.remembered {
@@ -125,7 +124,7 @@ func (p *slotPool) save() error {
 		next.Boards = nil
 	}
 	nothing := len(next.Cards)+len(next.Boards)+len(next.Held) == 0 && p.saved.Vendor == ""
-	if nothing || reflect.DeepEqual(next, p.saved) || p.draining != "" && len(next.Held) == 0 {
+	if nothing || p.draining != "" && len(next.Held) == 0 {
 		return nil
 	}
 	if err := p.store.Save(next); err != nil {
@@ -133,6 +132,12 @@ func (p *slotPool) save() error {
 	}
 	p.saved = next
 	return nil
+}
+
+// isSaved reports whether the state that was saved last says what the card's slots
+// are. The caller holds mu.
+func (p *slotPool) isSaved(c *slotCard) bool {
+	return slices.ContainsFunc(p.saved.Cards, func(s sharing.StoredCard) bool { return s.ID == c.ID && slices.Equal(s.Chips, c.Chips) })
 }
 
 // fits reports whether a slot that is held is one of the card's as it is offered
@@ -148,6 +153,9 @@ func (c *slotCard) fits(id string, h *slotHold) bool {
 func (p *slotPool) unusable(c *slotCard) string {
 	if c.Health.Unhealthy {
 		return c.Health.Reason
+	}
+	if why := p.written.withheld(p.isSaved(c), c.Chips...); why != "" {
+		return why
 	}
 	if r, taken := p.tenant.elsewhere(c.Chips...); taken {
 		return givenOutAs(r)
@@ -226,6 +234,11 @@ func (p *slotPool) units() []deviceplugin.Unit {
 func (p *slotPool) chips() []accel.Device {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	return p.devices()
+}
+
+// devices is chips for a caller that holds mu.
+func (p *slotPool) devices() []accel.Device {
 	if p.draining != "" {
 		return nil
 	}

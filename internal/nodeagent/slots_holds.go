@@ -239,6 +239,12 @@ func initKey(holder string) podKey {
 	return podKey{namespace, name}
 }
 
+// observe implements part.
+func (p *slotPool) observe() {
+	held, _ := p.heldSlots()
+	p.metrics.observe(p.inventory(), held)
+}
+
 // heldSlots returns how many slots of each card containers hold, and what each pod
 // holds.
 func (p *slotPool) heldSlots() (map[accel.DeviceID]int, map[podKey][]string) {

@@ -1,6 +1,7 @@
 package sharing
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -8,6 +9,8 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+
+	"github.com/divvy-gpu/divvy/internal/durable"
 )
 
 // stateVersion is the version of the state files that this code writes.
@@ -16,8 +19,16 @@ const stateVersion = 1
 // ErrDamaged is the error of a state file that cannot be trusted.
 var ErrDamaged = errors.New("state file is damaged")
 
-// stateFile is a state on disk. It is not safe for concurrent use.
-type stateFile struct{ path string }
+// stateFile is a state on disk. It has one writer, the process that holds the
+// node's lock, which notices when the file was removed or changed by others and
+// writes it again. It is not safe for concurrent use.
+type stateFile struct {
+	path string
+	// known is the state that the file holds, as JSON, and info describes the file
+	// with it; both nil while that is not known.
+	known []byte
+	info  fs.FileInfo
+}
 
 // sealed is the content of a state file. Sum is the CRC-32 (IEEE) of the state's
 // JSON, so that a file that a crash or an editor damaged is not taken for the
@@ -30,7 +41,8 @@ type sealed struct {
 
 // load reads the state into st. It is false when there is no file. A damaged
 // file is an error that wraps ErrDamaged.
-func (s stateFile) load(st any) (bool, error) {
+func (s *stateFile) load(st any) (bool, error) {
+	s.known, s.info = nil, nil
 	data, err := os.ReadFile(s.path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil
@@ -51,54 +63,67 @@ func (s stateFile) load(st any) (bool, error) {
 	if err := json.Unmarshal(f.State, st); err != nil {
 		return false, s.damaged(err)
 	}
+	// In the form of this program: an older one may have written it otherwise.
+	known, err := json.Marshal(st)
+	if err != nil {
+		return false, fmt.Errorf("encode unit state: %w", err)
+	}
+	s.note(known)
 	return true, nil
 }
 
-func (s stateFile) damaged(err error) error {
+// note remembers what the file holds.
+func (s *stateFile) note(state []byte) {
+	info, err := os.Lstat(s.path)
+	if err != nil {
+		info = nil // the next save writes it again
+	}
+	s.known, s.info = state, info
+}
+
+// holds reports whether the file is the one that was read or written last, and
+// holds the state.
+func (s *stateFile) holds(state []byte) bool {
+	now, err := os.Lstat(s.path)
+	return err == nil && durable.Same(s.info, now) && bytes.Equal(s.known, state)
+}
+
+func (s *stateFile) damaged(err error) error {
+	s.known, s.info = nil, nil
 	return fmt.Errorf("%w: %s: %w", ErrDamaged, s.path, err)
 }
 
-// save replaces the saved state at once: a crash leaves the old file or the new
-// one.
-func (s stateFile) save(st any) (err error) {
+// save makes the file hold the state, and does nothing where it does: a crash or
+// a power failure leaves the old file or the new one. A folder that does not exist
+// is made. Errors of a folder that was removed under a mount wrap
+// *durable.RemovedError.
+func (s *stateFile) save(st any) error {
 	state, err := json.Marshal(st)
 	if err != nil {
 		return fmt.Errorf("encode unit state: %w", err)
+	}
+	if s.holds(state) {
+		return nil
 	}
 	data, err := json.Marshal(sealed{Version: stateVersion, Sum: crc32.ChecksumIEEE(state), State: state})
 	if err != nil {
 		return fmt.Errorf("encode unit state: %w", err)
 	}
-	dir := filepath.Dir(s.path)
-	if err := os.MkdirAll(dir, 0o750); err != nil {
-		return fmt.Errorf("save unit state: %w", err)
+	err = os.MkdirAll(filepath.Dir(s.path), 0o750)
+	if err == nil {
+		err = durable.Replace(s.path, data, 0o600)
 	}
-	tmp, err := os.CreateTemp(dir, filepath.Base(s.path)+".*")
 	if err != nil {
 		return fmt.Errorf("save unit state: %w", err)
 	}
-	defer func() {
-		if err != nil {
-			_ = tmp.Close()
-			_ = os.Remove(tmp.Name())
-			err = fmt.Errorf("save unit state: %w", err)
-		}
-	}()
-	if _, err = tmp.Write(data); err != nil {
-		return err
-	}
-	if err = tmp.Sync(); err != nil {
-		return err
-	}
-	if err = tmp.Close(); err != nil {
-		return err
-	}
-	return os.Rename(tmp.Name(), s.path)
+	s.note(state)
+	return nil
 }
 
 // Quarantine moves a damaged file aside, so that it can be looked at, and
 // returns its new name.
-func (s stateFile) Quarantine() (string, error) {
+func (s *stateFile) Quarantine() (string, error) {
+	s.known, s.info = nil, nil
 	to := s.path + ".damaged"
 	if err := os.Rename(s.path, to); err != nil {
 		return "", fmt.Errorf("move damaged unit state aside: %w", err)
@@ -107,7 +132,8 @@ func (s stateFile) Quarantine() (string, error) {
 }
 
 // Remove takes the file away; one that is not there is no error.
-func (s stateFile) Remove() error {
+func (s *stateFile) Remove() error {
+	s.known, s.info = nil, nil
 	if err := os.Remove(s.path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("remove unit state: %w", err)
 	}
@@ -115,7 +141,7 @@ func (s stateFile) Remove() error {
 }
 
 // Exists reports whether there is a file.
-func (s stateFile) Exists() bool {
+func (s *stateFile) Exists() bool {
 	_, err := os.Lstat(s.path)
 	return err == nil
 }

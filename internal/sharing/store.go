@@ -65,7 +65,7 @@ type Store struct{ stateFile }
 
 // NewStore returns the store of a resource below dir.
 func NewStore(dir string, resource accel.Resource) *Store {
-	return &Store{stateFile{statePath(dir, memoryPrefix, resource)}}
+	return &Store{stateFile{path: statePath(dir, memoryPrefix, resource)}}
 }
 
 // Load returns the saved state; a file that does not exist is the empty state.
@@ -82,8 +82,8 @@ func (s *Store) Load() (State, *Layout, error) {
 	return st, layout, nil
 }
 
-// Save replaces the saved state at once: a crash leaves the old file or the
-// new one.
+// Save makes the file hold the state, and does nothing where it does. A crash
+// leaves the old file or the new one.
 func (s *Store) Save(st State) error { return s.save(st) }
 
 // SlotState is what a node remembers of a resource of whole devices or time
@@ -129,7 +129,7 @@ type SlotStore struct{ stateFile }
 
 // NewSlotStore returns the store of a resource below dir.
 func NewSlotStore(dir string, resource accel.Resource) *SlotStore {
-	return &SlotStore{stateFile{statePath(dir, slotPrefix, resource)}}
+	return &SlotStore{stateFile{path: statePath(dir, slotPrefix, resource)}}
 }
 
 // Load returns the saved state, false when there is none. A damaged file is an
@@ -148,6 +148,6 @@ func (s *SlotStore) Load() (SlotState, bool, error) {
 	return st, exists, nil
 }
 
-// Save replaces the saved state at once: a crash leaves the old file or the
-// new one.
+// Save makes the file hold the state, and does nothing where it does. A crash
+// leaves the old file or the new one.
 func (s *SlotStore) Save(st SlotState) error { return s.save(st) }

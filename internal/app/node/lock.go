@@ -19,7 +19,8 @@ func claim(ctx context.Context, stateDir string) (release func(), err error) {
 		return nil, fmt.Errorf("state folder: %w", err)
 	}
 	path := filepath.Join(stateDir, lockName)
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
+	// Not for writing: the lock can be taken on a disk that has become read-only.
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDONLY, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("state folder: %w", err)
 	}

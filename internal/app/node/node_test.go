@@ -3,6 +3,7 @@ package node
 import (
 	"bytes"
 	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -10,6 +11,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	config "github.com/divvy-gpu/divvy/api/config/v1alpha1"
 	"github.com/divvy-gpu/divvy/internal/accel"
@@ -178,5 +180,36 @@ func TestSocketsThatCannotBeMadeAreRefused(t *testing.T) {
 				t.Errorf("%v in a folder of %d letters, sockets %v: %q", names, folder, sockets, got)
 			}
 		}
+	}
+}
+
+// TestClaimOnReadOnlyDisk: a disk that has become read-only does not keep the next
+// daemon from starting.
+func TestClaimOnReadOnlyDisk(t *testing.T) {
+	dir := t.TempDir()
+	release, err := claim(t.Context(), dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	release()
+	if err := unix.Mount(dir, dir, "", unix.MS_BIND, ""); err != nil {
+		t.Skip("mounting takes root: ", err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(dir, 0); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := unix.Mount("", dir, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""); err != nil {
+		t.Fatal(err)
+	}
+	if release, err = claim(t.Context(), dir); err != nil {
+		t.Fatal(err)
+	}
+	defer release()
+	short, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	if _, err := claim(short, dir); !errors.Is(err, errLocked) {
+		t.Errorf("a second one: %v, want %v", err, errLocked)
 	}
 }

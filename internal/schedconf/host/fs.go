@@ -7,6 +7,8 @@ import (
 	"os"
 	"path/filepath"
 	"syscall"
+
+	"github.com/divvy-gpu/divvy/internal/durable"
 )
 
 // FS is what this package does with files of the host. Its methods name the file
@@ -108,16 +110,11 @@ func (Disk) Remove(name string) error {
 }
 
 // Sync implements FS.
-func (d Disk) Sync(dir string) (err error) {
+func (d Disk) Sync(dir string) error {
 	if d.hasty {
 		return nil
 	}
-	f, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, f.Close()) }()
-	return f.Sync()
+	return durable.SyncDir(dir)
 }
 
 // Lock implements FS.

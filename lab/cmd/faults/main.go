@@ -1,7 +1,8 @@
 // Command faults breaks cards of three vendors under running pods on a real
 // Kubernetes: a critical error on a GPU, a health bit on a chip, a card that is
 // lost. Running pods stay, new pods avoid the card, and it is offered again once
-// it is well. The time to each is printed.
+// it is well. Then folders of the daemon are full, read-only, emptied and removed.
+// The time to each is printed.
 package main
 
 import (

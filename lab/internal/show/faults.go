@@ -70,10 +70,14 @@ after, which is a setting; the other chip of its board is not concerned.`,
 	},
 }
 
-// Faults breaks a card of each vendor under pods and puts it right again.
+// Faults breaks a card of each vendor under pods and puts it right again, then the
+// daemon's folders.
 func (s *Show) Faults(ctx context.Context) error {
 	f := &faults{Show: s}
-	return f.play(ctx)
+	if err := f.play(ctx); err != nil {
+		return err
+	}
+	return f.folders(ctx)
 }
 
 func (f *faults) play(ctx context.Context) (err error) {
