@@ -97,8 +97,15 @@ type Health struct {
 // that one follows.
 const ReasonGivenOut = "given out as "
 
-// CauseLost is the Cause of a device that was there and cannot be reached now.
-const CauseLost = "lost"
+// The Causes that all vendors have.
+const (
+	// CauseLost is that of a device that was there and is not any more, or that
+	// the library calls lost.
+	CauseLost = "lost"
+	// CauseUnreachable is that of a device about which a call of the library fails
+	// or does not return in time.
+	CauseUnreachable = "unreachable"
+)
 
 // Link says how closely two devices of a node are connected.
 type Link struct {

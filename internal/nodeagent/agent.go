@@ -276,6 +276,9 @@ func (a *Agent) watch(ctx context.Context, vendor string, b backend.Backend) {
 		for _, f := range found.Faults {
 			log.Error(f.Err, "A device cannot be used", "index", f.Index)
 		}
+		for _, f := range found.Unasked {
+			log.Error(f.Err, "A device does not answer; its last state counts for a while", "index", f.Index, "for", backend.Patience)
+		}
 		a.mu.Lock()
 		v := a.vendors[vendor]
 		switch {
@@ -285,7 +288,7 @@ func (a *Agent) watch(ctx context.Context, vendor string, b backend.Backend) {
 			v.since = time.Now()
 		}
 		v.err, v.looked = err, true
-		a.metrics.available.WithLabelValues(vendor).Set(defs.Bool(err == nil))
+		a.metrics.available.WithLabelValues(vendor).Set(defs.Bool(err == nil && !found.Silent))
 		a.mu.Unlock()
 		for _, r := range a.offerings {
 			if r.vendor == vendor {

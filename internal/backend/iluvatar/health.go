@@ -23,13 +23,10 @@ var healthCauses = [...]string{
 	6: "pcie",
 }
 
-// causeUnreachable is the cause of a chip that the library cannot tell about.
-const causeUnreachable = "unreachable"
-
 // Causes returns the causes that a device of the vendor can be unhealthy for, as
 // patterns with "*".
 func Causes() []string {
-	return append(slices.Clone(healthCauses[:]), "health-bit-*", causeUnreachable, accel.CauseLost)
+	return append(slices.Clone(healthCauses[:]), "health-bit-*", accel.CauseUnreachable, accel.CauseLost)
 }
 
 // causesOf returns the causes that a mask stands for, lowest bit first. Bits
@@ -79,7 +76,7 @@ func (b *Backend) health(ctx context.Context, lib *library, c handle) (accel.Hea
 
 // unreachable is the health of a chip about which a call failed.
 func (b *Backend) unreachable(err error) accel.Health {
-	cause := causeUnreachable
+	cause := accel.CauseUnreachable
 	if session.HasCode(err, codeLost) {
 		cause = accel.CauseLost
 	}

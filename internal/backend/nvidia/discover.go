@@ -64,7 +64,7 @@ func (b *Backend) list(ctx context.Context, lib *library, told faults) (l roster
 	if err != nil {
 		return l, err
 	}
-	l, err = roster.List(kind, count, func(index int) (*gpu, error) {
+	l, err = roster.List(kind, count, b.session.Calls.Hung, func(index int) (*gpu, error) {
 		g, err := b.describe(ctx, lib, index, told)
 		if err == nil && slices.Contains(displayOnly, g.Model) {
 			err = roster.ErrSkip
@@ -75,7 +75,9 @@ func (b *Backend) list(ctx context.Context, lib *library, told faults) (l roster
 		return l, err
 	}
 	l.Driver, l.CUDA, l.Machine = driver, cuda, b.sysfs.Machine()
-	l.Links, err = b.links(ctx, lib, l.Devices)
+	if !l.Silent {
+		l.Links, err = b.links(ctx, lib, l.Devices)
+	}
 	return l, err
 }
 

@@ -17,10 +17,8 @@ import (
 // own device plugin.
 var ignoredByDefault = []string{"xid-13", "xid-31", "xid-43", "xid-45", "xid-68", "xid-109"}
 
-// Causes of ill health besides accel.CauseLost and "xid-N".
+// Causes of ill health besides those that all vendors have and "xid-N".
 const (
-	// causeUnreachable: a call about the GPU fails.
-	causeUnreachable = "unreachable"
 	// causeDoubleBit: an error in its memory that could not be corrected.
 	causeDoubleBit = "ecc-double-bit"
 	// causeRowRemap: a bad row of its memory could not be replaced by a spare
@@ -31,7 +29,7 @@ const (
 // Causes returns the causes that a device of the vendor can be unhealthy for, as
 // patterns with "*".
 func Causes() []string {
-	return []string{"xid-*", causeDoubleBit, causeRowRemap, causeUnreachable, accel.CauseLost}
+	return []string{"xid-*", causeDoubleBit, causeRowRemap, accel.CauseUnreachable, accel.CauseLost}
 }
 
 // faults are what events told of, which is no state that could be asked for.
@@ -147,5 +145,5 @@ func (b *Backend) unreachable(err error) accel.Health {
 	if session.HasCode(err, nvml.ERROR_GPU_IS_LOST) {
 		return b.unwell(accel.CauseLost, "%v", err)
 	}
-	return b.unwell(causeUnreachable, "%v", err)
+	return b.unwell(accel.CauseUnreachable, "%v", err)
 }
