@@ -113,9 +113,10 @@ type Options struct {
 	Ignore []string
 	// Heed are the causes that count although Ignore names them, as patterns.
 	Heed []string
-	// NeverRecover are the causes, as patterns, after which a device takes no
-	// pods any more (Recovery.Never). A device that is ill for several causes at
-	// once is told to be so for one of these, see Gravest.
+	// NeverRecover are the causes, as patterns, after which a device is put into
+	// quarantine (Recovery.Never); "default" stands for those that are the vendor's
+	// anyway, and nil is "default". A device that is ill for several causes at once is
+	// told to be so for one of these, see Gravest.
 	NeverRecover []string
 	// Observe is told how long each call of the library took, but for those that
 	// wait for an event, and whether it did not answer in time; nil for nobody. It

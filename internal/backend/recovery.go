@@ -17,9 +17,21 @@ type Recovery struct {
 	// once. It is twice as long for a device that failed again before it had taken
 	// pods for that time, each time that it does so, up to MaxAfter.
 	After time.Duration
-	// Never are causes, as patterns with "*", after which the device stays
-	// unhealthy for as long as this program runs.
+	// Never are causes, as patterns with "*", after which the device is put into
+	// quarantine.
 	Never []string
+	// Quarantine has the devices that stay unhealthy until they are released; nil is
+	// one that ends with Watch.
+	Quarantine Quarantine
+}
+
+// Quarantine are the devices that take no pods until an administrator releases them.
+// It is safe for concurrent use.
+type Quarantine interface {
+	// Of returns a device's entry, false when it is not in quarantine.
+	Of(accel.DeviceID) (accel.Quarantine, bool)
+	// Add puts a device into quarantine. One that is there stays as it is.
+	Add(accel.Quarantine)
 }
 
 // MaxAfter is the longest time that a device must be well because it failed again
@@ -37,6 +49,7 @@ const Patience = time.Minute
 // the one that failed. Devices that cannot be reached have failed too. Not safe
 // for concurrent use.
 type recovery struct {
+	vendor  string
 	policy  Recovery
 	devices map[accel.DeviceID]*record
 	// last is what the library said when it answered last, and links are those that
@@ -60,8 +73,25 @@ type record struct {
 	trusted time.Time
 }
 
-func newRecovery(p Recovery) *recovery {
-	return &recovery{policy: p, devices: map[accel.DeviceID]*record{}}
+func newRecovery(vendor string, p Recovery) *recovery {
+	if p.Quarantine == nil {
+		p.Quarantine = memory{}
+	}
+	return &recovery{vendor: vendor, policy: p, devices: map[accel.DeviceID]*record{}}
+}
+
+// memory is a quarantine that one goroutine uses.
+type memory map[accel.DeviceID]accel.Quarantine
+
+func (m memory) Of(id accel.DeviceID) (accel.Quarantine, bool) {
+	q, ok := m[id]
+	return q, ok
+}
+
+func (m memory) Add(q accel.Quarantine) {
+	if _, ok := m[q.Device]; !ok {
+		m[q.Device] = q
+	}
 }
 
 // apply returns found as it counts: with the devices unhealthy that are not trusted
@@ -85,7 +115,7 @@ func (r *recovery) without(err error, now time.Time) (Found, error) {
 	}
 	r.last = Found{}
 	for _, d := range r.devices {
-		r.failed(d, accel.Health{Unhealthy: true, Cause: accel.CauseUnreachable, Reason: err.Error()}, now)
+		r.failed(d, d.device, accel.Health{Unhealthy: true, Cause: accel.CauseUnreachable, Reason: err.Error()}, now)
 	}
 	return Found{}, err
 }
@@ -133,7 +163,7 @@ func (r *recovery) count(found Found, now time.Time) (_ Found, next time.Time) {
 		d.device, d.at, here[device.ID] = device, now, true
 		switch {
 		case device.Health.Unhealthy:
-			r.failed(d, device.Health, now)
+			r.failed(d, device, device.Health, now)
 		case d.failure.Unhealthy:
 			if due := r.trust(d, now); !due.IsZero() && (next.IsZero() || due.Before(next)) {
 				next = due
@@ -148,6 +178,9 @@ func (r *recovery) count(found Found, now time.Time) (_ Found, next time.Time) {
 		}
 		d := r.devices[f.ID]
 		d.well = time.Time{} // whether it is well is not known
+		if r.final(f.Cause) {
+			r.failed(d, d.device, f.health(), now)
+		}
 		out.Unasked, here[f.ID] = append(out.Unasked, f), true
 		out.Devices = append(out.Devices, r.shown(d, d.device))
 	}
@@ -156,30 +189,44 @@ func (r *recovery) count(found Found, now time.Time) (_ Found, next time.Time) {
 	if found.Silent { // connections do not change
 		out.Links = slices.DeleteFunc(slices.Clone(r.links), func(l accel.Link) bool { return !here[l.A] || !here[l.B] })
 	}
-	lost := accel.Health{Unhealthy: true, Cause: accel.CauseLost, Reason: "the device was lost"}
-	for id, d := range r.devices {
-		if here[id] {
+	for _, f := range out.Faults {
+		if f.ID == "" || here[f.ID] {
 			continue
 		}
-		why := lost
-		if i := slices.IndexFunc(out.Faults, func(f Fault) bool { return f.ID == id }); i >= 0 {
-			why.Cause, why.Reason = cmp.Or(out.Faults[i].Cause, lost.Cause), errorText(out.Faults[i].Err)
+		here[f.ID] = true
+		r.failed(r.devices[f.ID], accel.Device{ID: f.ID, Index: f.Index}, f.health(), now)
+	}
+	for id, d := range r.devices {
+		if !here[id] {
+			r.failed(d, d.device, accel.Health{Unhealthy: true, Cause: accel.CauseLost, Reason: "the device was lost"}, now)
 		}
-		r.failed(d, why, now)
 	}
 	return out, next
 }
 
-// failed notes that a device cannot be trusted.
-func (r *recovery) failed(d *record, why accel.Health, now time.Time) {
+// health is that of a device with a fault.
+func (f Fault) health() accel.Health {
+	return accel.Health{Unhealthy: true, Cause: cmp.Or(f.Cause, accel.CauseLost), Reason: errorText(f.Err)}
+}
+
+// failed notes that a device cannot be trusted. d is nil for one that was never
+// described.
+func (r *recovery) failed(d *record, device accel.Device, why accel.Health, now time.Time) {
+	if r.final(why.Cause) {
+		r.policy.Quarantine.Add(accel.Quarantine{
+			Device: device.ID, Vendor: r.vendor, Index: device.Index, Cause: why.Cause, Reason: why.Reason,
+			Since: now.UTC().Truncate(time.Second),
+		})
+	}
+	if d == nil {
+		return
+	}
 	d.well = time.Time{}
 	switch {
 	case !d.failure.Unhealthy && !d.trusted.IsZero() && now.Sub(d.trusted) < d.after:
 		d.after = min(2*d.after, max(MaxAfter, r.policy.After))
 	case !d.failure.Unhealthy:
 		d.after = r.policy.After
-	case r.final(d.failure.Cause):
-		return
 	}
 	d.failure = why
 }
@@ -190,9 +237,6 @@ func (r *recovery) trust(d *record, now time.Time) (due time.Time) {
 	if d.well.IsZero() {
 		d.well = now
 	}
-	if r.final(d.failure.Cause) {
-		return time.Time{}
-	}
 	if due = d.well.Add(d.after); now.Before(due) {
 		return due
 	}
@@ -202,9 +246,12 @@ func (r *recovery) trust(d *record, now time.Time) (due time.Time) {
 
 // shown is a device, as the library described it, with the health that counts.
 func (r *recovery) shown(d *record, device accel.Device) accel.Device {
+	q, quarantined := r.policy.Quarantine.Of(device.ID)
 	switch {
+	case quarantined:
+		device.Health = q.Health()
 	case !d.failure.Unhealthy:
-	case d.well.IsZero() || r.final(d.failure.Cause):
+	case d.well.IsZero():
 		device.Health = d.failure
 	default:
 		device.Health = d.failure
@@ -213,7 +260,7 @@ func (r *recovery) shown(d *record, device accel.Device) accel.Device {
 	return device
 }
 
-// final reports whether nothing brings a device back that failed for cause.
+// final reports whether a device that failed for cause is put into quarantine.
 func (r *recovery) final(cause string) bool { return cause != "" && Matches(r.policy.Never, cause) }
 
 func byIndex(a, b Fault) int { return cmp.Compare(a.Index, b.Index) }
@@ -243,10 +290,30 @@ func (o Options) Counts(cause string, ignoredByDefault ...string) bool {
 	return !Matches(ignore, cause)
 }
 
+// FatalCauses returns the causes, as patterns, that a configuration names in list:
+// "default" stands for byDefault, those that mean that a device of the vendor must be
+// reset or replaced, and nil is "default" alone.
+func FatalCauses(list, byDefault []string) []string {
+	if list == nil {
+		return byDefault
+	}
+	var out []string
+	for _, p := range list {
+		if p == "default" {
+			out = append(out, byDefault...)
+		} else {
+			out = append(out, p)
+		}
+	}
+	return out
+}
+
 // Gravest returns the position of the cause that accel.Health tells of several
 // that count and hold at once: the first of those after which the device does
 // not recover, else the first. Without it a harmless cause would hide one that
-// is to keep the device away. There must be at least one.
-func (o Options) Gravest(causes []string) int {
-	return max(0, slices.IndexFunc(causes, func(c string) bool { return Matches(o.NeverRecover, c) }))
+// is to keep the device away. There must be at least one. fatalByDefault is that of
+// FatalCauses.
+func (o Options) Gravest(causes []string, fatalByDefault ...string) int {
+	fatal := FatalCauses(o.NeverRecover, fatalByDefault)
+	return max(0, slices.IndexFunc(causes, func(c string) bool { return Matches(fatal, c) }))
 }

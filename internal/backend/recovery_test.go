@@ -38,7 +38,7 @@ func TestRecovery(t *testing.T) {
 		"never is for the causes that it names": {Recovery{Never: []string{"xid-7*"}}, []step{{0, "xid-48", "xid-48"}, {1, "", ""}}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			r, start := newRecovery(tt.policy), time.Unix(0, 0)
+			r, start := newRecovery("acme", tt.policy), time.Unix(0, 0)
 			for _, s := range tt.steps {
 				in := foundDevice(s.cause)
 				if s.cause == "gone" {

@@ -43,7 +43,7 @@ func Watch(ctx context.Context, b Backend, interval time.Duration, policy Recove
 		listening.Go(func() { listen(ctx, n, interval, changed) })
 	}
 
-	trust := newRecovery(policy)
+	trust := newRecovery(b.Vendor(), policy)
 	var last Found
 	var lastErr error
 	for first := true; ; first = false {

@@ -39,6 +39,7 @@ import (
 	"github.com/divvy-gpu/divvy/internal/kube"
 	defs "github.com/divvy-gpu/divvy/internal/metrics"
 	"github.com/divvy-gpu/divvy/internal/podresources"
+	"github.com/divvy-gpu/divvy/internal/quarantine"
 )
 
 // Intervals of the agent's loop.
@@ -64,9 +65,11 @@ type Options struct {
 	Backends map[string]backend.Backend // by vendor
 	// Registry gets the agent's metrics, until Run returns.
 	Registry prometheus.Registerer
-	// Events makes the agent's events; nil for a recorder of its own, as all else
-	// is required.
+	// Events makes the agent's events; nil for a recorder of its own.
 	Events *events.Recorder
+	// Quarantine has the devices that take no pods until they are released; nil for
+	// one that ends with the agent. All else is required.
+	Quarantine *quarantine.List
 }
 
 // Agent is the node daemon. Ready and Alive may be called while Run runs.
@@ -89,6 +92,9 @@ type Agent struct {
 	withdraw chan struct{}
 	cdi      *cdiWriter
 	endings  *endings
+	// answered is what became of the last request of an administrator. Only the loop
+	// uses it.
+	answered wire.RequestAnswer
 
 	mu        sync.Mutex // guards what follows
 	turned    time.Time  // the last turn of the loop
@@ -111,6 +117,9 @@ func New(ctx context.Context, o Options) (*Agent, error) {
 	kubelet, err := podresources.NewClient(filepath.Join(o.Config.KubeletDir, "pod-resources", "kubelet.sock"))
 	if err != nil {
 		return nil, err
+	}
+	if o.Quarantine == nil {
+		o.Quarantine = quarantine.New()
 	}
 	m := newMetrics(o.Registry)
 	a := &Agent{
@@ -138,7 +147,7 @@ func New(ctx context.Context, o Options) (*Agent, error) {
 	a.publisher = newPublisher(o.Client, o.Node, m, a.wakeUp)
 	a.corrector = &corrector{node: o.Node, client: o.Client, keys: o.Keys, metrics: m, event: a.tell, pod: a.tellPod, unwritable: map[string]bool{}}
 	a.annotator = newAnnotator(o.Client, m)
-	a.health = &healthReporter{metrics: m, node: a.tell, pods: a.pods, unhealthy: map[string]map[accel.DeviceID]accel.Health{},
+	a.health = &healthReporter{metrics: m, name: o.Node, node: a.tell, pods: a.pods, unhealthy: map[string]map[accel.DeviceID]accel.Health{},
 		pod: a.tellPod}
 	for vendor := range o.Backends {
 		a.vendors[vendor] = &vendorState{}
@@ -261,7 +270,7 @@ func (a *Agent) recovery(vendor string) backend.Recovery {
 	if health.RecoverAfter != nil {
 		after = *health.RecoverAfter
 	}
-	return backend.Recovery{After: time.Duration(after), Never: health.NeverRecover}
+	return backend.Recovery{After: time.Duration(after), Never: health.NeverRecover, Quarantine: a.o.Quarantine}
 }
 
 // watch follows the devices of one vendor for all resources made of them.

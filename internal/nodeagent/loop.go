@@ -69,7 +69,7 @@ func (a *Agent) turn(ctx context.Context) error {
 	published := a.publish(ctx)
 	// Devices can be given to pods without what follows, so readiness leaves it
 	// out: a policy of the cluster may refuse it for good.
-	described = errors.Join(described, a.publishAllocatable(ctx), a.publishLabels(ctx), a.publishEnding(ctx))
+	described = errors.Join(described, a.publishAllocatable(ctx), a.publishLabels(ctx), a.publishEnding(ctx), a.publishQuarantine(ctx))
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.turned, a.published, a.corrected = time.Now(), published, corrected

@@ -16,7 +16,7 @@ const (
 
 // NodeAnnotations returns all annotations that Divvy writes on nodes.
 func NodeAnnotations() []string {
-	return []string{InventoryAnnotation, LabelsAnnotation, CountsAnnotation, EndingAnnotation}
+	return []string{InventoryAnnotation, LabelsAnnotation, CountsAnnotation, EndingAnnotation, QuarantineAnnotation}
 }
 
 // OwnedLabels reads LabelsAnnotation. Keys in the domains of Kubernetes are left

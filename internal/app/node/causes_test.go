@@ -10,14 +10,14 @@ import (
 func TestMisspeltCausesAreNamed(t *testing.T) {
 	got := unknownCauses(config.NodeConfig{Vendors: map[string]config.Vendor{
 		"nvidia": {Health: config.Health{
-			Ignore: []string{"default", "all", "xid-94", "xid-7*", "xid79"}, Heed: []string{"*", "ecc-*"}, NeverRecover: []string{"default"},
+			Ignore: []string{"default", "all", "xid-94", "xid-7*", "xid79"}, Heed: []string{"*", "ecc-*"}, NeverRecover: []string{"default", "xid48"},
 		}},
 		"iluvatar": {Health: config.Health{Ignore: []string{"over-temperature", "health-bit-9", "overTemperature"}}},
 	}})
 	want := []string{
 		`vendors.iluvatar.health.ignore: "overTemperature" names no cause`,
 		`vendors.nvidia.health.ignore: "xid79" names no cause`,
-		`vendors.nvidia.health.neverRecover: "default" names no cause`,
+		`vendors.nvidia.health.neverRecover: "xid48" names no cause`,
 	}
 	if len(got) != len(want) {
 		t.Fatalf("got %q", got)

@@ -120,6 +120,11 @@ func (b *Backend) health(ctx context.Context, lib *library, index int) (accel.He
 // that is lost cannot be described, and is a fault instead.
 const causeLibrary = "library"
 
+// FatalByDefault are the causes after which a card is put into quarantine unless the
+// configuration says otherwise: none. The library has one word for whatever is wrong,
+// and takes it back when it has reset the card.
+var FatalByDefault []string
+
 // Causes returns the causes that a device of the vendor can be unhealthy for, as
 // patterns with "*".
 func Causes() []string { return []string{causeLibrary, accel.CauseUnreachable, accel.CauseLost} }

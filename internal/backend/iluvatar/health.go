@@ -23,6 +23,12 @@ var healthCauses = [...]string{
 	6: "pcie",
 }
 
+// FatalByDefault are the causes after which a chip is put into quarantine unless the
+// configuration says otherwise: those of its memory. The library takes a bit back when
+// the driver was loaded again, which repairs no memory. The others name what may pass:
+// heat, voltage, a link.
+var FatalByDefault = []string{"memory-controller", "ecc", "memory"}
+
 // Causes returns the causes that a device of the vendor can be unhealthy for, as
 // patterns with "*".
 func Causes() []string {
@@ -69,7 +75,7 @@ func (b *Backend) health(ctx context.Context, lib *library, c handle) (accel.Hea
 	}
 	return accel.Health{
 		Unhealthy: true,
-		Cause:     counting[b.options.Gravest(counting)],
+		Cause:     counting[b.options.Gravest(counting, FatalByDefault...)],
 		Reason:    fmt.Sprintf("ixmlDeviceGetHealth reports %s (%#x)", strings.Join(counting, ", "), mask),
 	}, nil
 }

@@ -109,6 +109,14 @@ func Record[E Entry](r *Roster, l Listing[E]) backend.Found {
 	return found
 }
 
+// Index returns the index of a device when it was listed last.
+func (r *Roster) Index(id accel.DeviceID) (index int, ok bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	d, ok := r.known[id]
+	return d.index, ok
+}
+
 // Last returns what the last discovery found.
 func (r *Roster) Last() Last {
 	r.mu.Lock()
