@@ -8,6 +8,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	config "github.com/divvy-gpu/divvy/api/config/v1alpha1"
 	"github.com/divvy-gpu/divvy/internal/vendorsim"
 )
 
@@ -130,6 +131,39 @@ func TestOneCardHangs(t *testing.T) {
 			n.admit(after)
 			n.on(1, after)
 		})
+	}
+}
+
+// TestQuarantineOutlivesRestarts of divvy-node and kubelet: a card with a fatal error
+// is well again, and takes no pods.
+func TestQuarantineOutlivesRestarts(t *testing.T) {
+	t.Parallel()
+	n := prepareNode(t, "1", vendorsim.GCUs(2, 16<<10))
+	n.configure = func(c *config.NodeConfig) {
+		v := c.Vendors["enflame"]
+		v.Health.NeverRecover = []string{"library"}
+		c.Vendors["enflame"] = v
+	}
+	n.kubelet.start()
+	n.startAgent()
+	n.awaitReady()
+	held := n.bind(1, "held", app(4))
+	n.admit(held)
+	n.converged()
+	before := n.snapshot([]*corev1.Pod{held})
+	for _, unhealthy := range []bool{true, false} {
+		n.topology.Cards[1].Unhealthy = unhealthy
+		n.writeTopology()
+		eventually(t, soon, func() error { return n.health(1, false) })
+	}
+	for i, restart := range []func(){n.restartAgent, n.restartKubelet, n.restartAgent} {
+		restart()
+		n.awaitReady()
+		eventually(t, soon, func() error { return n.health(1, false) })
+		n.same(before, []*corev1.Pod{held})
+		moved := n.bind(1, fmt.Sprint("moved-", i), app(2))
+		n.admit(moved)
+		n.on(0, moved)
 	}
 }
 
