@@ -105,7 +105,7 @@ func TestCauseThatNeverRecoversIsNotHiddenByOthers(t *testing.T) {
 // TestQuarantine: what is put into quarantine, by which cause, and when it counts.
 func TestQuarantine(t *testing.T) {
 	at := func(second int) time.Time { return time.Unix(1000, 0).Add(time.Duration(second) * time.Second) }
-	sick := func(cause string) Found { return foundDevice(cause) }
+	sick := foundDevice
 	fault := func(cause string) Found {
 		return Found{Faults: []Fault{{Index: 3, ID: "a", Cause: cause, Err: errors.New("fault " + cause)}}}
 	}

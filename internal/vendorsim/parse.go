@@ -319,8 +319,7 @@ func (p *parser) driverKey(key, value string) error {
 
 func (p *parser) libraryKey(key, value string) (err error) {
 	l := p.library
-	switch key {
-	case "one_lock":
+	if key == "one_lock" {
 		l.OneLock, err = parseBool(key, value)
 		return err
 	}

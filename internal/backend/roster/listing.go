@@ -94,7 +94,7 @@ func List[E Entry](k Kind, count int, hung func(index int) *lane.HungError, desc
 			l.Faults = append(l.Faults, s.fault())
 		}
 	} else {
-		suspects = append(before, now...)
+		suspects = slices.Concat(before, now)
 	}
 	l.Silent = len(suspects) > 0
 	slices.SortStableFunc(suspects, func(a, b silent) int { return a.call.Since.Compare(b.call.Since) })
