@@ -21,6 +21,8 @@ var nameTable = []struct {
 }{
 	{"Annotations", []name{
 		{"divvy.dev/inventory", "Node", "divvy-node", "the node's devices and their units, by resource; what the extender plans with"},
+		{"divvy.dev/quarantine", "Node", "divvy-node", "the devices in quarantine, with since when and why, and what became of the last request; [quarantine.md](../quarantine.md)"},
+		{"divvy.dev/device-request", "Node", "kubectl divvy device", "a request to put devices into quarantine or to release them; divvy-node acts on it and removes it"},
 		{"divvy.dev/ending", "Node", "divvy-node", "the pods that are gone while their containers still run, and what they hold; only while there are some, [node.md](../node.md#pods-that-are-gone-before-their-containers)"},
 		{"divvy.dev/counts", "Node", "divvy-node", "the resources in the node's status that show a number of devices, such as `enflame.com/gcu-count`; uninstalling takes them off"},
 		{"divvy.dev/labels", "Node", "divvy-node", "the keys of the labels that Divvy wrote on the node; uninstalling takes them off"},

@@ -90,6 +90,28 @@ type Health struct {
 	// Cause classifies the reason, in words that a configuration names, such
 	// as "xid-79", "over-temperature" or CauseLost; "" when healthy or unknown.
 	Cause string
+	// Quarantined is since when the device is in quarantine, in UTC and whole
+	// seconds; zero when it is not. It takes no pods then until it is released,
+	// however well it is.
+	Quarantined time.Time
+}
+
+// Quarantine is a device that takes no pods until an administrator releases it.
+type Quarantine struct {
+	Device DeviceID
+	// Vendor and Index are the device's at the time; the index may be another's now.
+	Vendor string
+	Index  int
+	// Cause and Reason are those of Health; CauseAdministrator if it was put into
+	// quarantine by hand.
+	Cause, Reason string
+	// Since is in UTC and whole seconds.
+	Since time.Time
+}
+
+// Health is that of the device while it is in quarantine.
+func (q Quarantine) Health() Health {
+	return Health{Unhealthy: true, Reason: q.Reason, Cause: q.Cause, Quarantined: q.Since}
 }
 
 // ReasonGivenOut begins the Reason of a device that is well but takes no new
@@ -97,8 +119,17 @@ type Health struct {
 // that one follows.
 const ReasonGivenOut = "given out as "
 
-// CauseLost is the Cause of a device that was there and cannot be reached now.
-const CauseLost = "lost"
+// The Causes that all vendors have.
+const (
+	// CauseLost is that of a device that was there and is not any more, or that
+	// the library calls lost.
+	CauseLost = "lost"
+	// CauseUnreachable is that of a device about which a call of the library fails
+	// or does not return in time.
+	CauseUnreachable = "unreachable"
+	// CauseAdministrator is that of a device that was put into quarantine by hand.
+	CauseAdministrator = "administrator"
+)
 
 // Link says how closely two devices of a node are connected.
 type Link struct {

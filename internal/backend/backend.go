@@ -36,7 +36,8 @@ type Backend interface {
 	// *UnavailableError when the vendor's library or driver is missing, broken
 	// or does not answer; the caller calls again later, which starts afresh and
 	// finds what has appeared since. It wraps ctx's error when ctx ended first.
-	// Discover never outlives ctx, whatever the library does.
+	// Discover never outlives ctx, whatever the library does. A call about one
+	// device that hangs is a fault of that device, and is waited for once.
 	//
 	// Health is as it is now, without memory: Watch applies the policy of
 	// recovery. A fault that the vendor tells as an event, not as a state, is
@@ -112,9 +113,10 @@ type Options struct {
 	Ignore []string
 	// Heed are the causes that count although Ignore names them, as patterns.
 	Heed []string
-	// NeverRecover are the causes, as patterns, after which a device takes no
-	// pods any more (Recovery.Never). A device that is ill for several causes at
-	// once is told to be so for one of these, see Gravest.
+	// NeverRecover are the causes, as patterns, after which a device is put into
+	// quarantine (Recovery.Never); "default" stands for those that are the vendor's
+	// anyway, and nil is "default". A device that is ill for several causes at once is
+	// told to be so for one of these, see Gravest.
 	NeverRecover []string
 	// Observe is told how long each call of the library took, but for those that
 	// wait for an event, and whether it did not answer in time; nil for nobody. It
@@ -144,10 +146,19 @@ type Found struct {
 	// Faults are the devices that the library counts but that cannot be used
 	// at all, in ascending order of Index.
 	Faults []Fault
+	// Silent is true when the library stopped answering in the course of the
+	// discovery: a call about one of the Faults hangs, and nothing has been answered
+	// since. Links are not known then, and devices may be in Unasked.
+	Silent bool
+	// Unasked are the devices that the library counts and that could not be asked
+	// for no fault of their own that is known, in ascending order of Index. Watch
+	// shows them as they were, for a while.
+	Unasked []Fault
 }
 
 // Fault is a device that the vendor's library counts but cannot describe, or
-// describes in a way that cannot be true, such as an empty uuid.
+// describes in a way that cannot be true, such as an empty uuid, or about which a
+// call of it hangs.
 type Fault struct {
 	// Index is the vendor's number of the device.
 	Index int
@@ -157,6 +168,8 @@ type Fault struct {
 	ID accel.DeviceID
 	// Err says what is wrong, for people, and names the device.
 	Err error
+	// Cause is that of accel.Health; "" is accel.CauseLost.
+	Cause string
 }
 
 // Edits is what one container needs to reach its devices. Which of the parts

@@ -13,6 +13,9 @@ type UnavailableError struct {
 	Vendor string
 	// Err is the exact reason, for people.
 	Err error
+	// Silent is true when the library does not answer: the devices may be as they
+	// were. Otherwise it is certain that they cannot be used.
+	Silent bool
 }
 
 func (e *UnavailableError) Error() string {

@@ -24,9 +24,12 @@ const minGap = 200 * time.Millisecond
 // as unhealthy until policy trusts them again. The calls of report come one
 // after the other, from the goroutine that called Watch.
 //
+// Devices that the library does not answer about, for no fault of theirs that is
+// known, are shown as they were, for as long as Patience, and are in found.Unasked.
+//
 // A device that was there before and is not in found.Devices has been lost;
 // what that means for the pods on it is for the caller to decide. With an
-// error nothing is known about any device.
+// error no device can be used.
 //
 // Watch returns when ctx has ended and all that it started has stopped.
 func Watch(ctx context.Context, b Backend, interval time.Duration, policy Recovery, report func(found Found, err error)) {
@@ -40,7 +43,7 @@ func Watch(ctx context.Context, b Backend, interval time.Duration, policy Recove
 		listening.Go(func() { listen(ctx, n, interval, changed) })
 	}
 
-	trust := newRecovery(policy)
+	trust := newRecovery(b.Vendor(), policy)
 	var last Found
 	var lastErr error
 	for first := true; ; first = false {
@@ -48,15 +51,14 @@ func Watch(ctx context.Context, b Backend, interval time.Duration, policy Recove
 		if ctx.Err() != nil {
 			return
 		}
-		wait := interval
-		if err != nil {
-			found = Found{}
-		} else {
+		wait, now := interval, time.Now()
+		if err == nil {
 			var due time.Time
-			now := time.Now()
 			if found, due = trust.apply(found, now); !due.IsZero() {
 				wait = min(wait, max(due.Sub(now), minGap))
 			}
+		} else {
+			found, err = trust.without(err, now)
 		}
 		if first || !found.Equal(last) || errorText(err) != errorText(lastErr) {
 			last, lastErr = found, err
@@ -113,12 +115,14 @@ func sleep(ctx context.Context, d time.Duration) bool {
 
 // Equal reports whether f and g tell the same; errors count by their text.
 func (f Found) Equal(g Found) bool {
-	return f.Driver == g.Driver && f.CUDA == g.CUDA &&
+	return f.Driver == g.Driver && f.CUDA == g.CUDA && f.Silent == g.Silent &&
 		slices.Equal(f.Devices, g.Devices) &&
 		slices.Equal(f.Links, g.Links) &&
-		slices.EqualFunc(f.Faults, g.Faults, func(a, b Fault) bool {
-			return a.Index == b.Index && a.ID == b.ID && errorText(a.Err) == errorText(b.Err)
-		})
+		slices.EqualFunc(f.Faults, g.Faults, Fault.equal) && slices.EqualFunc(f.Unasked, g.Unasked, Fault.equal)
+}
+
+func (f Fault) equal(g Fault) bool {
+	return f.Index == g.Index && f.ID == g.ID && f.Cause == g.Cause && errorText(f.Err) == errorText(g.Err)
 }
 
 // Unavailable returns the *UnavailableError in err, or nil.

@@ -72,8 +72,8 @@ type outcome struct {
 }
 
 // watched runs Watch with a second's interval in the bubble and returns what
-// was reported so far.
-func watched(t *testing.T, b backend.Backend) func() []outcome {
+// was reported so far of the first device.
+func watched(t *testing.T, b backend.Backend, policy backend.Recovery) func() []outcome {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	start := time.Now()
@@ -82,11 +82,14 @@ func watched(t *testing.T, b backend.Backend) func() []outcome {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		backend.Watch(ctx, b, time.Second, backend.Recovery{}, func(found backend.Found, err error) {
+		backend.Watch(ctx, b, time.Second, policy, func(found backend.Found, err error) {
 			o := outcome{At: time.Since(start)}
-			if err != nil {
+			switch {
+			case err != nil:
 				o.Err = err.Error()
-			} else {
+			case len(found.Devices) == 0:
+				o.Health = "not listed"
+			default:
 				o.Health = found.Devices[0].Health.Reason
 			}
 			mu.Lock()
@@ -105,7 +108,7 @@ func watched(t *testing.T, b backend.Backend) func() []outcome {
 func TestWatchReportsChangesOnly(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := &scripted{err: errors.New("no driver")}
-		got := watched(t, b)
+		got := watched(t, b, backend.Recovery{})
 		time.Sleep(2500 * time.Millisecond)
 		b.set(foundOne(accel.Health{}), nil)
 		time.Sleep(2 * time.Second)
@@ -128,7 +131,7 @@ func TestWatchReportsChangesOnly(t *testing.T) {
 func TestWatchFollowsEvents(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := &scripted{found: foundOne(accel.Health{}), changes: make(chan struct{})}
-		got := watched(t, b)
+		got := watched(t, b, backend.Recovery{})
 		time.Sleep(500 * time.Millisecond)
 		b.set(foundOne(accel.Health{Unhealthy: true, Reason: "hot"}), nil)
 		b.changes <- struct{}{}
@@ -145,6 +148,29 @@ func TestWatchFollowsEvents(t *testing.T) {
 		}
 		if more := b.discoveries() - before; more < 2 || more > 6 {
 			t.Errorf("%d discoveries in a second of 1000 events, want 2 to 6", more)
+		}
+	})
+}
+
+// TestHoldDownAfterAnError: devices are not trusted at once when all of them could
+// not be used for a while.
+func TestHoldDownAfterAnError(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := &scripted{found: foundOne(accel.Health{})}
+		got := watched(t, b, backend.Recovery{After: 10 * time.Second})
+		time.Sleep(1500 * time.Millisecond)
+		b.set(backend.Found{}, errors.New("no driver"))
+		time.Sleep(3 * time.Second)
+		b.set(foundOne(accel.Health{}), nil)
+		time.Sleep(time.Minute)
+		want := []outcome{
+			{At: 0},
+			{At: 2 * time.Second, Err: "no driver"},
+			{At: 5 * time.Second, Health: "no driver; well again, and trusted once it was so for 10s"},
+			{At: 15 * time.Second},
+		}
+		if diff := cmp.Diff(want, got()); diff != "" {
+			t.Errorf("reports (-want +got):\n%s", diff)
 		}
 	})
 }

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/go-logr/logr"
 	appsv1 "k8s.io/api/apps/v1"
@@ -207,15 +208,39 @@ func checkDevices(s *Snapshot, f *findings) {
 		if err != nil {
 			continue // told by the check of inventories
 		}
+		checkQuarantine(n, all, f)
 		for _, in := range all {
 			for _, share := range in.Shares {
-				if !share.Health.Unhealthy || strings.HasPrefix(share.Health.Reason, accel.ReasonGivenOut) {
+				if !share.Health.Unhealthy || !share.Health.Quarantined.IsZero() || strings.HasPrefix(share.Health.Reason, accel.ReasonGivenOut) {
 					continue
 				}
 				f.add(Warning, fmt.Sprintf("Node %s, device %d (%s)", n.Name, share.Index, share.ID), "it takes no new pods: "+share.Health.Reason,
 					"docs/health.md says what each cause means and what brings a device back.")
 			}
 		}
+	}
+}
+
+// checkQuarantine names the devices in quarantine: the chips, not the boards.
+func checkQuarantine(n *corev1.Node, all []accel.Inventory, f *findings) {
+	object := "Node " + n.Name
+	q, err := wire.DecodeQuarantine(n.Annotations[wire.QuarantineAnnotation])
+	if err != nil {
+		f.add(Warning, object, "its annotation "+wire.QuarantineAnnotation+" cannot be read: "+err.Error(),
+			"Remove it; divvy-node writes it again.", "kubectl annotate node "+n.Name+" "+wire.QuarantineAnnotation+"-")
+		return
+	}
+	for _, d := range q.Devices {
+		here := slices.ContainsFunc(all, func(in accel.Inventory) bool {
+			return slices.ContainsFunc(in.Shares, func(s accel.Share) bool { return s.ID == d.Device || s.Chips > 1 })
+		})
+		remedy := "Repair or replace it (docs/quarantine.md); this puts it back into service."
+		if !here {
+			remedy = "It is not on the node now. If it was replaced, this takes it off the list."
+		}
+		f.add(Warning, fmt.Sprintf("%s, device %d (%s)", object, d.Index, d.Device),
+			fmt.Sprintf("it is in quarantine since %s: %s", d.Since.Format(time.RFC3339), d.Reason), remedy,
+			"kubectl divvy device release "+n.Name+" "+string(d.Device))
 	}
 }
 

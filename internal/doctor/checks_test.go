@@ -361,6 +361,29 @@ func TestFaults(t *testing.T) {
 			},
 			Warning, "Node node-a, device 1 (card-1)", "fell off the bus", "docs/health.md", "",
 		},
+		"a device is in quarantine": {
+			"devices", func(w *world) {
+				bad := shares()
+				since := time.Date(2026, 7, 1, 10, 0, 0, 0, time.UTC)
+				q := accel.Quarantine{Device: bad[1].ID, Vendor: "enflame", Index: 1, Cause: "library", Reason: "the library says so", Since: since}
+				bad[1].Health = q.Health()
+				w.publish(accel.Inventory{Resource: memory, Unit: "1", Shares: bad})
+				w.Nodes[0].Status.Allocatable[memory] = resource.MustParse("16")
+				w.quarantine(q)
+			},
+			Warning, "Node node-a, device 1 (card-1)", "it is in quarantine since 2026-07-01T10:00:00Z: the library says so",
+			"Repair or replace it", "kubectl divvy device release node-a card-1",
+		},
+		"a device in quarantine is not there any more": {
+			"devices", func(w *world) {
+				w.quarantine(accel.Quarantine{Device: "card-9", Vendor: "enflame", Index: 1, Cause: "administrator", Reason: "fan", Since: time.Unix(0, 0)})
+			},
+			Warning, "Node node-a, device 1 (card-9)", ": fan", "It is not on the node now", "kubectl divvy device release node-a card-9",
+		},
+		"a list of devices in quarantine that nobody can read": {
+			"devices", func(w *world) { w.Nodes[0].Annotations[wire.QuarantineAnnotation] = "{" },
+			Warning, "Node node-a", "its annotation divvy.dev/quarantine cannot be read", "Remove it", "kubectl annotate node node-a divvy.dev/quarantine-",
+		},
 		"the vendor's plugin on the same node": {
 			"other-plugins", func(w *world) {
 				d := appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: kubeSystem, Name: "gcushare-device-plugin"}}

@@ -170,6 +170,15 @@ func shares() []accel.Share {
 	return out
 }
 
+// quarantine makes the first node show a device in quarantine.
+func (w *world) quarantine(q accel.Quarantine) {
+	text, err := wire.EncodeQuarantine(wire.QuarantineStatus{Devices: []accel.Quarantine{q}})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.Nodes[0].Annotations[wire.QuarantineAnnotation] = text
+}
+
 func (w *world) publish(inventories ...accel.Inventory) {
 	w.t.Helper()
 	text, err := wire.EncodeInventory(inventories)

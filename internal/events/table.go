@@ -43,6 +43,18 @@ var (
 		"DeviceUnhealthy", corev1.EventTypeWarning, "Node, and Pods that hold the device", Node,
 		"A device takes no new pods: its units are withdrawn, with the reason. Running pods go on; whether they still work is for their owner to see. [health.md](../health.md) lists causes and remedies.",
 	})
+	DeviceQuarantined = define(Kind{
+		"DeviceQuarantined", corev1.EventTypeWarning, "Node", Node,
+		"A device takes no new pods until an administrator releases it, with the reason, since when, and the command: it had an error after which it must be reset or replaced, or was put into quarantine by hand. See [quarantine.md](../quarantine.md).",
+	})
+	DeviceReleased = define(Kind{
+		"DeviceReleased", corev1.EventTypeNormal, "Node", Node,
+		"An administrator released a device from quarantine. It takes pods once it is well; if it still has the error, it is put into quarantine again.",
+	})
+	DeviceRequestRejected = define(Kind{
+		"DeviceRequestRejected", corev1.EventTypeWarning, "Node", Node,
+		"A request to release a device or to put it into quarantine cannot be carried out, with the reason; `kubectl divvy device` prints the same.",
+	})
 	DeviceRecovered = define(Kind{
 		"DeviceRecovered", corev1.EventTypeNormal, "Node", Node,
 		"A device takes pods again.",

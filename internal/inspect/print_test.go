@@ -59,6 +59,11 @@ func reports() map[string]Report {
 	sick := inventory("0.1", 160, 80)
 	sick.Shares[1].Health = accel.Health{Unhealthy: true, Reason: "EFML: device reset"}
 	sick.Shares[1].Model, sick.Shares[1].NUMANode = "", accel.NoNUMA
+	ward := inventory("1", 16, 16, 16)
+	since := time.Date(2026, 7, 1, 10, 0, 0, 0, time.UTC)
+	ward.Shares[1].Health = accel.Health{Unhealthy: true, Reason: "critical error XID 79", Cause: "xid-79", Quarantined: since}
+	ward.Shares[2].Health = accel.Health{Unhealthy: true, Reason: "chip 1 (U7): the library reports ecc", Quarantined: since.Add(time.Hour)}
+	ward.Shares[2].Chips = 2
 	return map[string]Report{
 		"guide": FromUsage(gcuMemory, books(
 			map[string][]accel.Inventory{"sse-lab-inspur-048": {inventory("1", 16, 16, 16)}},
@@ -76,6 +81,9 @@ func reports() map[string]Report {
 		"shrunk": FromUsage(gcuMemory, books(
 			map[string][]accel.Inventory{"node-a": {inventory("1", 8)}},
 			map[string][]pod{"node-a": {{"older", 12, "U53000090100"}}},
+		)),
+		"quarantine": FromUsage(gcuMemory, books(
+			map[string][]accel.Inventory{"node-a": {ward}}, map[string][]pod{"node-a": {{"older", 12, "U53000090101"}}},
 		)),
 		"none": FromUsage(gcuMemory, nil),
 	}
@@ -161,5 +169,22 @@ func TestParseFormat(t *testing.T) {
 	}
 	if err := Print(&bytes.Buffer{}, Report{}, "xml"); err == nil {
 		t.Error("Print took the format xml")
+	}
+}
+
+// TestQuarantineInJSON: with details it is there, in the guide's form it is not.
+func TestQuarantineInJSON(t *testing.T) {
+	var guide, details bytes.Buffer
+	report := reports()["quarantine"]
+	for _, err := range []error{Print(&guide, report, JSON), PrintDetails(&details, report, JSON)} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if bytes.Contains(guide.Bytes(), []byte("uarantine")) {
+		t.Errorf("the guide's form tells of quarantine:\n%s", &guide)
+	}
+	if got := bytes.Count(details.Bytes(), []byte("quarantinedSince")); got != 2 || !bytes.Contains(details.Bytes(), []byte(`"quarantinedSince": "2026-07-01T10:00:00Z"`)) {
+		t.Errorf("%d devices in quarantine, want 2:\n%s", got, &details)
 	}
 }

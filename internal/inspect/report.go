@@ -77,6 +77,9 @@ type Device struct {
 	Unhealthy bool `json:"unhealthy,omitempty"`
 	// Reason says why the device is unhealthy.
 	Reason string `json:"reason,omitempty"`
+	// Quarantined is since when the device takes no pods until it is released, zero
+	// when it is not in quarantine.
+	Quarantined time.Time `json:"quarantinedSince,omitzero"`
 }
 
 // Pod is a pod and what it holds of one device.
@@ -180,7 +183,7 @@ func deviceOf(s accel.Share, used accel.Units, pods []Pod) Device {
 	d := Device{
 		ID: s.Index, Total: s.Units, Used: used, Available: max(s.Units-used, 0), Pods: pods,
 		UUID: s.ID, Model: s.Model, Board: s.Board, Chip: s.Chip, Chips: s.Chips,
-		Unhealthy: s.Health.Unhealthy, Reason: s.Health.Reason,
+		Unhealthy: s.Health.Unhealthy, Reason: s.Health.Reason, Quarantined: s.Health.Quarantined,
 	}
 	if s.NUMANode != accel.NoNUMA {
 		d.NUMANode = &s.NUMANode

@@ -119,7 +119,11 @@ func writeNode(w io.Writer, n Node, wide bool) error {
 	var notes []string
 	for _, d := range n.Devices {
 		health := "healthy"
-		if d.Unhealthy {
+		switch {
+		case !d.Quarantined.IsZero():
+			health = "QUARANTINE"
+			notes = append(notes, fmt.Sprintf("card %d is in quarantine since %s: %s; %s", d.ID, d.Quarantined.Format(time.RFC3339), orDash(d.Reason), n.release(d)))
+		case d.Unhealthy:
 			health = "UNHEALTHY"
 			if strings.HasPrefix(d.Reason, accel.ReasonGivenOut) {
 				health = "given out" // nothing is wrong with it
@@ -151,6 +155,15 @@ func writeNode(w io.Writer, n Node, wide bool) error {
 		}
 	}
 	return nil
+}
+
+// release says how a device gets out of quarantine. A board has the id of its first
+// chip, which need not be the one that is in quarantine.
+func (n Node) release(d Device) string {
+	if d.Chips > 1 {
+		return "which chip, and how to release it, shows: kubectl divvy device list " + n.Name
+	}
+	return fmt.Sprintf("to release it: kubectl divvy device release %s %s", n.Name, d.UUID)
 }
 
 // addPods adds one row for each pod; the first begins with the device.

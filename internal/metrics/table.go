@@ -243,6 +243,17 @@ var (
 		Help:   "Changes of a device's health, by what it became.",
 		Labels: []Label{labelVendor, {"to", "`healthy` or `unhealthy`"}},
 	})
+	NodeDeviceQuarantined = define(Metric{
+		Name: "divvy_node_device_quarantined", Type: Gauge, Programs: []string{Node},
+		Help: "1 for each device in quarantine, which takes no pods until it is released, also for one that is not there any more.",
+		Labels: []Label{labelVendor, labelDevice, labelIndex,
+			{"cause", "a cause of [health.md](../health.md), or `administrator`"}},
+		Absent: "while no device is in quarantine",
+	})
+	NodeQuarantineUnsaved = define(Metric{
+		Name: "divvy_node_quarantine_unsaved", Type: Gauge, Programs: []string{Node},
+		Help: "1 while the list of devices in quarantine cannot be written to the state folder: a restart would undo the last changes; else 0.",
+	})
 	NodeAllocations = define(Metric{
 		Name: "divvy_node_allocations_total", Type: Counter, Programs: []string{Node},
 		Help: "Containers that got devices or units.", Labels: []Label{labelResource},

@@ -40,6 +40,7 @@ import (
 	"github.com/divvy-gpu/divvy/internal/kube"
 	defs "github.com/divvy-gpu/divvy/internal/metrics"
 	"github.com/divvy-gpu/divvy/internal/podresources"
+	"github.com/divvy-gpu/divvy/internal/quarantine"
 )
 
 // Intervals of the agent's loop.
@@ -65,9 +66,11 @@ type Options struct {
 	Backends map[string]backend.Backend // by vendor
 	// Registry gets the agent's metrics, until Run returns.
 	Registry prometheus.Registerer
-	// Events makes the agent's events; nil for a recorder of its own, as all else
-	// is required.
+	// Events makes the agent's events; nil for a recorder of its own.
 	Events *events.Recorder
+	// Quarantine has the devices that take no pods until they are released; nil for
+	// one that ends with the agent. All else is required.
+	Quarantine *quarantine.List
 }
 
 // Agent is the node daemon. Ready and Alive may be called while Run runs.
@@ -91,6 +94,9 @@ type Agent struct {
 	withdraw, learned chan struct{}
 	cdi               *cdiWriter
 	endings           *endings
+	// answered is what became of the last request of an administrator. Only the loop
+	// uses it.
+	answered wire.RequestAnswer
 
 	mu        sync.Mutex // guards what follows
 	turned    time.Time  // the last turn of the loop
@@ -115,6 +121,9 @@ func New(ctx context.Context, o Options) (*Agent, error) {
 	kubelet, err := podresources.NewClient(filepath.Join(o.Config.KubeletDir, "pod-resources", "kubelet.sock"))
 	if err != nil {
 		return nil, err
+	}
+	if o.Quarantine == nil {
+		o.Quarantine = quarantine.New()
 	}
 	m := newMetrics(o.Registry)
 	a := &Agent{
@@ -143,7 +152,7 @@ func New(ctx context.Context, o Options) (*Agent, error) {
 	a.publisher = newPublisher(o.Client, o.Node, m, a.wakeUp)
 	a.corrector = &corrector{node: o.Node, pods: newPodWriter(o.Client, m, a.tellPod), keys: o.Keys, metrics: m, event: a.tellPod}
 	a.annotator = &annotator{newPodWriter(o.Client, m, a.tellPod)}
-	a.health = &healthReporter{metrics: m, node: a.tell, pods: a.pods, unhealthy: map[string]map[accel.DeviceID]accel.Health{},
+	a.health = &healthReporter{metrics: m, name: o.Node, node: a.tell, pods: a.pods, unhealthy: map[string]map[accel.DeviceID]accel.Health{},
 		pod: a.tellPod}
 	for vendor := range o.Backends {
 		a.vendors[vendor] = &vendorState{}
@@ -267,7 +276,7 @@ func (a *Agent) recovery(vendor string) backend.Recovery {
 	if health.RecoverAfter != nil {
 		after = *health.RecoverAfter
 	}
-	return backend.Recovery{After: time.Duration(after), Never: health.NeverRecover}
+	return backend.Recovery{After: time.Duration(after), Never: health.NeverRecover, Quarantine: a.o.Quarantine}
 }
 
 // watch follows the devices of one vendor for all resources made of them.
@@ -282,6 +291,9 @@ func (a *Agent) watch(ctx context.Context, vendor string, b backend.Backend) {
 		for _, f := range found.Faults {
 			log.Error(f.Err, "A device cannot be used", "index", f.Index)
 		}
+		for _, f := range found.Unasked {
+			log.Error(f.Err, "A device does not answer; its last state counts for a while", "index", f.Index, "for", backend.Patience)
+		}
 		a.mu.Lock()
 		v := a.vendors[vendor]
 		switch {
@@ -291,7 +303,7 @@ func (a *Agent) watch(ctx context.Context, vendor string, b backend.Backend) {
 			v.since = time.Now()
 		}
 		v.err, v.looked = err, true
-		a.metrics.available.WithLabelValues(vendor).Set(defs.Bool(err == nil))
+		a.metrics.available.WithLabelValues(vendor).Set(defs.Bool(err == nil && !found.Silent))
 		a.mu.Unlock()
 		for _, r := range a.offerings {
 			if r.vendor == vendor {

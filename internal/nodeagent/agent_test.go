@@ -26,6 +26,7 @@ import (
 	"github.com/divvy-gpu/divvy/internal/kube"
 	"github.com/divvy-gpu/divvy/internal/kubetest"
 	"github.com/divvy-gpu/divvy/internal/nodelabels"
+	"github.com/divvy-gpu/divvy/internal/quarantine"
 )
 
 // vendorBackend is a vendor whose devices the test changes.
@@ -70,6 +71,8 @@ type stage struct {
 	registry *prometheus.Registry
 	vendors  map[string]*vendorBackend
 	config   config.NodeConfig
+	// quarantine is that of the next agent; nil for one of its own.
+	quarantine *quarantine.List
 }
 
 func newStage(t *testing.T) *stage {
@@ -110,7 +113,7 @@ func (s *stage) play() (*Agent, func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	a, err := New(ctx, Options{
 		Config: s.config, Node: thisNode, Client: s.client, Keys: kube.NewKeyring(filepath.Join(s.dir, "key")),
-		Backends: backends, Registry: s.registry,
+		Backends: backends, Registry: s.registry, Quarantine: s.quarantine,
 	})
 	if err != nil {
 		cancel()

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/klog/v2"
@@ -19,6 +20,7 @@ import (
 // agent's loop uses it.
 type healthReporter struct {
 	metrics *metrics
+	name    string // of the node
 	// node tells the users of the node, pod those of a pod.
 	node func(kind events.Kind, message string)
 	pod  func(pod *corev1.Pod, kind events.Kind, message string)
@@ -44,7 +46,7 @@ func (h *healthReporter) report(ctx context.Context, vendor string, parts []part
 		switch {
 		case d.Health.Unhealthy:
 			now[d.ID] = d.Health
-			if before && sameTrouble(was, d.Health) {
+			if before && was.Quarantined.Equal(d.Health.Quarantined) && sameTrouble(was, d.Health) {
 				continue
 			}
 			if !before {
@@ -52,7 +54,12 @@ func (h *healthReporter) report(ctx context.Context, vendor string, parts []part
 			}
 			log.Info("Device is unhealthy; it takes no new pods", "device", d.ID, "index", d.Index, "reason", d.Health.Reason, "cause", d.Health.Cause)
 			what := fmt.Sprintf("%s device %d (%s)", vendor, d.Index, d.ID)
-			h.node(events.DeviceUnhealthy, fmt.Sprintf("%s takes no new pods: %s", what, d.Health.Reason))
+			if d.Health.Quarantined.IsZero() {
+				h.node(events.DeviceUnhealthy, fmt.Sprintf("%s takes no new pods: %s", what, d.Health.Reason))
+			} else {
+				h.node(events.DeviceQuarantined, fmt.Sprintf("%s is in quarantine since %s: %s; it takes no new pods until it is released with: kubectl divvy device release %s %s",
+					what, d.Health.Quarantined.Format(time.RFC3339), d.Health.Reason, h.name, d.ID))
+			}
 			for _, pod := range h.holders(parts, d.ID) {
 				h.pod(pod, events.DeviceUnhealthy, fmt.Sprintf("%s, which the pod holds, is unhealthy: %s", what, d.Health.Reason))
 			}

@@ -93,7 +93,7 @@ func (a *Agent) turn(ctx context.Context) error {
 	published := a.publish(ctx)
 	// Devices can be given to pods without these, so readiness leaves them out: a
 	// policy of the cluster may reject them for good, and a full disk for long.
-	described = errors.Join(described, a.publishAllocatable(ctx), a.publishLabels(ctx), a.publishEnding(ctx))
+	described = errors.Join(described, a.publishAllocatable(ctx), a.publishLabels(ctx), a.publishEnding(ctx), a.publishQuarantine(ctx))
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.turned, a.published, a.asked = time.Now(), published, asked

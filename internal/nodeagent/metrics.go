@@ -20,6 +20,7 @@ type metrics struct {
 	podResourcesErrors                   prometheus.Counter
 	patchErrors                          prometheus.Counter
 	transitions                          *prometheus.CounterVec
+	quarantined, quarantineUnsaved       *prometheus.GaugeVec
 	latency                              *prometheus.HistogramVec
 
 	registry prometheus.Registerer
@@ -48,11 +49,12 @@ func newMetrics(r prometheus.Registerer) *metrics {
 		corrections: defs.NodeCorrections.NewCounters(), confirmations: defs.NodeConfirmations.NewCounters(),
 		podResourcesErrors: defs.NodePodResourcesErrors.NewCounter(), patchErrors: defs.NodePatchErrors.NewCounter(),
 		transitions: defs.NodeDeviceHealthChanges.NewCounters(), latency: defs.NodeAnswerDuration.NewHistograms(),
+		quarantined: defs.NodeDeviceQuarantined.NewGauges(), quarantineUnsaved: defs.NodeQuarantineUnsaved.NewGauges(),
 		registry: r,
 	}
 	for _, c := range []prometheus.Collector{
 		m.units, m.unitsHeld, m.healthy, m.unhealthy, m.mismatches, m.offered, m.available, m.served, m.refused, m.corrections, m.confirmations,
-		m.podResourcesErrors, m.patchErrors, m.transitions, m.latency,
+		m.podResourcesErrors, m.patchErrors, m.transitions, m.latency, m.quarantined, m.quarantineUnsaved,
 	} {
 		m.register(c)
 	}
@@ -105,6 +107,15 @@ func (m *metrics) observe(in accel.Inventory, held map[accel.DeviceID]int) {
 		m.unitsHeld.WithLabelValues(labels...).Set(float64(held[s.ID]))
 		m.healthy.WithLabelValues(labels...).Set(defs.Bool(!s.Health.Unhealthy))
 	}
+}
+
+// quarantine shows the devices in quarantine, and whether their list cannot be written.
+func (m *metrics) quarantine(devices []accel.Quarantine, unsaved error) {
+	m.quarantined.Reset()
+	for _, q := range devices {
+		m.quarantined.WithLabelValues(q.Vendor, string(q.Device), strconv.Itoa(q.Index), cmp.Or(q.Cause, "unknown")).Set(1)
+	}
+	m.quarantineUnsaved.WithLabelValues().Set(defs.Bool(unsaved != nil))
 }
 
 // ill shows the devices of a vendor that are unhealthy, and takes away what is not

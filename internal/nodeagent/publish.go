@@ -86,7 +86,7 @@ func stripNode(object any) (any, error) {
 	kept := &corev1.Node{TypeMeta: n.TypeMeta, ObjectMeta: n.ObjectMeta}
 	kept.ManagedFields = nil
 	kept.Annotations = map[string]string{}
-	for _, key := range []string{wire.InventoryAnnotation, wire.EndingAnnotation, countsAnnotation, nodelabels.OwnedAnnotation} {
+	for _, key := range wire.NodeAnnotations() {
 		if v, ok := n.Annotations[key]; ok {
 			kept.Annotations[key] = v
 		}

@@ -319,14 +319,28 @@ func (p *parser) driverKey(key, value string) error {
 
 func (p *parser) libraryKey(key, value string) (err error) {
 	l := p.library
+	if key == "one_lock" {
+		l.OneLock, err = parseBool(key, value)
+		return err
+	}
+	return p.callKey(&l.Calls, key, value)
+}
+
+// callKey sets how calls behave, of a library or about a card.
+func (p *parser) callKey(c *Calls, key, value string) (err error) {
 	switch key {
 	case "delay_ms":
 		var ms int64
 		ms, err = parseInteger(key, value, 0, maxDelay.Milliseconds())
-		l.Delay = time.Duration(ms) * time.Millisecond
+		c.Delay = time.Duration(ms) * time.Millisecond
+		return err
+	case "slow":
+		c.Slow, err = parseCalls(key, "milliseconds", maxDelay.Milliseconds(), value, func(ms int64) time.Duration {
+			return time.Duration(ms) * time.Millisecond
+		})
 		return err
 	case "fail":
-		l.Fail, err = parseFailures(value)
+		c.Fail, err = parseCalls(key, "code", maxCode, value, func(code int64) int { return int(code) })
 		return err
 	}
 	return p.unknownKey(key)
@@ -369,9 +383,6 @@ func (p *parser) cardKey(key, value string) (err error) {
 	case "lost":
 		c.Lost, err = parseBool(key, value)
 		return err
-	case "fail":
-		c.Fail, err = parseFailures(value)
-		return err
 	}
 	return p.placeKey(key, value)
 }
@@ -413,7 +424,7 @@ func (p *parser) placeKey(key, value string) (err error) {
 		c.HealthBits, err = strconv.ParseUint(value, 0, 64)
 		return err
 	}
-	return p.unknownKey(key)
+	return p.callKey(&c.Calls, key, value)
 }
 
 func (p *parser) linkKey(key, value string) (err error) {
@@ -447,30 +458,32 @@ func parseXID(value string) (XID, error) {
 	return XID{Code: int(n), Number: int(m)}, err
 }
 
-func parseFailures(value string) (Failures, error) {
+// parseCalls parses functions with their numbers, 1 to most; what is the word for
+// such a number.
+func parseCalls[V any](key, what string, most int64, value string, of func(int64) V) (map[string]V, error) {
 	if value == "" {
 		return nil, nil
 	}
-	f := Failures{}
+	calls := map[string]V{}
 	for item := range strings.SplitSeq(value, ",") {
-		name, code, ok := strings.Cut(item, ":")
+		name, number, ok := strings.Cut(item, ":")
 		name = trim(name)
 		if !ok || !isFunctionName(name) {
-			return nil, errors.New("fail wants function:code, separated by commas")
+			return nil, fmt.Errorf("%s wants function:%s, separated by commas", key, what)
 		}
-		n, err := parseInteger("fail code", trim(code), 1, 999)
+		n, err := parseInteger(key+" "+what, trim(number), 1, most)
 		if err != nil {
 			return nil, err
 		}
-		if f[name] != 0 {
-			return nil, fmt.Errorf("fail names %s twice", name)
+		if _, named := calls[name]; named {
+			return nil, fmt.Errorf("%s names %s twice", key, name)
 		}
-		if len(f) == maxFailures {
-			return nil, fmt.Errorf("fail has more than %d functions", maxFailures)
+		if len(calls) == maxCalls {
+			return nil, fmt.Errorf("%s has more than %d functions", key, maxCalls)
 		}
-		f[name] = int(n)
+		calls[name] = of(n)
 	}
-	return f, nil
+	return calls, nil
 }
 
 func parseInteger(key, value string, low, high int64) (int64, error) {

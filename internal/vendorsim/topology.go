@@ -63,12 +63,25 @@ const DefaultCUDA = "12.4"
 
 // Library is the behaviour of the vendor's library.
 type Library struct {
+	Calls
+	// OneLock makes a call that takes its time hold up all others.
+	OneLock bool
+}
+
+// Calls say how calls of a vendor's library behave.
+type Calls struct {
 	// Delay is how long every call takes, whole milliseconds up to an hour.
 	// Calls that are waiting when it shrinks end early.
 	Delay time.Duration
+	// Slow is Delay for some functions alone; the longer of both counts.
+	Slow Delays
 	// Fail maps the functions that fail to the code that they return.
 	Fail Failures
 }
+
+// Delays maps names of the vendor's functions to how long they take, whole
+// milliseconds up to an hour.
+type Delays map[string]time.Duration
 
 // Failures maps names of the vendor's functions to the codes, 1 to 999, that
 // they return instead of doing anything.
@@ -113,8 +126,8 @@ type Card struct {
 	Unhealthy bool
 	// Lost makes all calls about the card fail. It is still counted.
 	Lost bool
-	// Fail is like Library.Fail, for calls about this card alone.
-	Fail Failures
+	// Calls are those about this card alone.
+	Calls
 }
 
 // MIG says whether a card can be cut into partitions, and is.
@@ -168,7 +181,7 @@ const (
 const (
 	maxText      = 63      // bytes of a model, uuid or version
 	maxCards     = 1024    // cards of all vendors
-	maxFailures  = 32      // functions in one fail key
+	maxCalls     = 32      // functions in one key
 	maxMinor     = 1048575 // Linux has 20 bits for it
 	maxNUMA      = 1023
 	maxPosition  = 1023 // of a chip on its board
@@ -178,6 +191,7 @@ const (
 	maxXIDNumber = 1000000
 	maxFileBytes = 1024 * 1024
 	maxDelay     = time.Hour
+	maxCode      = 999 // of a call that fails
 )
 
 // GCUs returns n healthy cards of Enflame's model S60 with memoryMiB MiB each,
@@ -266,23 +280,28 @@ func (t Topology) LibraryOf(vendor string) Library {
 
 // Clone returns a copy that shares nothing with t.
 func (t Topology) Clone() Topology {
-	t.Library.Fail = maps.Clone(t.Library.Fail)
+	t.Library.Calls = t.Library.clone()
 	t.Drivers = maps.Clone(t.Drivers)
 	t.Libraries = maps.Clone(t.Libraries)
 	for vendor, l := range t.Libraries {
-		l.Fail = maps.Clone(l.Fail)
+		l.Calls = l.clone()
 		t.Libraries[vendor] = l
 	}
 	t.Links = slices.Clone(t.Links)
 	t.Cards = slices.Clone(t.Cards)
 	for i := range t.Cards {
 		c := &t.Cards[i]
-		c.Fail = maps.Clone(c.Fail)
+		c.Calls = c.clone()
 		if c.Minor != nil {
 			c.Minor = new(*c.Minor)
 		}
 	}
 	return t
+}
+
+func (c Calls) clone() Calls {
+	c.Slow, c.Fail = maps.Clone(c.Slow), maps.Clone(c.Fail)
+	return c
 }
 
 // Validate returns an error that tells all that the format cannot hold, a line
@@ -303,11 +322,8 @@ func (t Topology) Validate() error {
 			check(where, checkVersion("cuda", d.CUDA))
 		}
 	}
-	library := func(where string, l Library) {
-		if d := l.Delay; d < 0 || d > maxDelay || d%time.Millisecond != 0 {
-			check(where, fmt.Errorf("delay of %v is not in whole milliseconds from 0 to %v", d, maxDelay))
-		}
-		for _, err := range l.Fail.check() {
+	calls := func(where string, c Calls) {
+		for _, err := range c.check() {
 			check(where, err)
 		}
 	}
@@ -317,11 +333,11 @@ func (t Topology) Validate() error {
 		check(where, checkVendor(vendor))
 		driver(where, t.Drivers[vendor])
 	}
-	library("[library]", t.Library)
+	calls("[library]", t.Library.Calls)
 	for _, vendor := range slices.Sorted(maps.Keys(t.Libraries)) {
 		where := fmt.Sprintf("[library %s]", vendor)
 		check(where, checkVendor(vendor))
-		library(where, t.Libraries[vendor])
+		calls(where, t.Libraries[vendor].Calls)
 	}
 	if len(t.Cards) > maxCards {
 		check("cards", fmt.Errorf("there are %d, at most %d are possible", len(t.Cards), maxCards))
@@ -343,9 +359,7 @@ func (t Topology) Validate() error {
 		for _, err := range c.checkPlace() {
 			check(where, err)
 		}
-		for _, err := range c.Fail.check() {
-			check(where, err)
-		}
+		calls(where, c.Calls)
 	}
 	if len(t.Links) > maxLinks {
 		check("links", fmt.Errorf("there are more than %d links", maxLinks))
@@ -440,9 +454,10 @@ func (t Topology) Encode() ([]byte, error) {
 		if c.HealthBits != 0 {
 			fmt.Fprintf(&b, "health_bits = %#x\n", c.HealthBits)
 		}
-		if len(c.Fail) > 0 {
-			fmt.Fprintf(&b, "fail = %s\n", c.Fail)
+		if c.Delay != 0 {
+			fmt.Fprintf(&b, "delay_ms = %d\n", c.Delay.Milliseconds())
 		}
+		c.encode(&b)
 	}
 	for _, l := range t.Links {
 		fmt.Fprintf(&b, "\n%s\nlanes = %d\n", l.section(), l.Lanes)
@@ -465,8 +480,18 @@ func (d Driver) encode(b *strings.Builder, section string) {
 
 func (l Library) encode(b *strings.Builder, section string) {
 	fmt.Fprintf(b, "%s\ndelay_ms = %d\n", section, l.Delay.Milliseconds())
-	if len(l.Fail) > 0 {
-		fmt.Fprintf(b, "fail = %s\n", l.Fail)
+	l.Calls.encode(b)
+	if l.OneLock {
+		b.WriteString("one_lock = true\n")
+	}
+}
+
+func (c Calls) encode(b *strings.Builder) {
+	if len(c.Slow) > 0 {
+		fmt.Fprintf(b, "slow = %s\n", c.Slow)
+	}
+	if len(c.Fail) > 0 {
+		fmt.Fprintf(b, "fail = %s\n", c.Fail)
 	}
 }
 
@@ -501,27 +526,49 @@ func (t Topology) Write(path string) (err error) {
 
 // String returns the value of a fail key, in a fixed order.
 func (f Failures) String() string {
-	items := make([]string, 0, len(f))
-	for _, name := range slices.Sorted(maps.Keys(f)) {
-		items = append(items, fmt.Sprintf("%s:%d", name, f[name]))
+	return listOf(f, func(code int) int64 { return int64(code) })
+}
+
+// String returns the value of a slow key, in a fixed order.
+func (d Delays) String() string { return listOf(d, time.Duration.Milliseconds) }
+
+// listOf returns functions with their numbers as a topology file has them.
+func listOf[V any](calls map[string]V, number func(V) int64) string {
+	items := make([]string, 0, len(calls))
+	for _, name := range slices.Sorted(maps.Keys(calls)) {
+		items = append(items, fmt.Sprintf("%s:%d", name, number(calls[name])))
 	}
 	return strings.Join(items, ",")
 }
 
-func (f Failures) check() []error {
+func (c Calls) check() []error {
 	var errs []error
-	if len(f) > maxFailures {
-		errs = append(errs, fmt.Errorf("fail has more than %d functions", maxFailures))
-	}
-	for _, name := range slices.Sorted(maps.Keys(f)) {
-		if !isFunctionName(name) {
-			errs = append(errs, fmt.Errorf("fail names %q, which is no function", name))
+	delay := func(d time.Duration, least int) {
+		if d < time.Duration(least)*time.Millisecond || d > maxDelay || d%time.Millisecond != 0 {
+			errs = append(errs, fmt.Errorf("delay of %v is not in whole milliseconds from %d to %v", d, least, maxDelay))
 		}
-		if err := checkRange("fail code", int64(f[name]), 1, 999); err != nil {
+	}
+	delay(c.Delay, 0)
+	checkCalls(&errs, "slow", c.Slow, func(d time.Duration) { delay(d, 1) })
+	checkCalls(&errs, "fail", c.Fail, func(code int) {
+		if err := checkRange("fail code", int64(code), 1, maxCode); err != nil {
 			errs = append(errs, err)
 		}
-	}
+	})
 	return errs
+}
+
+// checkCalls checks the functions of a key, and the value of each.
+func checkCalls[V any](errs *[]error, key string, calls map[string]V, value func(V)) {
+	if len(calls) > maxCalls {
+		*errs = append(*errs, fmt.Errorf("%s has more than %d functions", key, maxCalls))
+	}
+	for _, name := range slices.Sorted(maps.Keys(calls)) {
+		if !isFunctionName(name) {
+			*errs = append(*errs, fmt.Errorf("%s names %q, which is no function", key, name))
+		}
+		value(calls[name])
+	}
 }
 
 // The checks below have the texts of c/topology.c.

@@ -20,7 +20,9 @@ state = loaded            # loaded | absent | broken
 version = 1.3.0
 [library]
 delay_ms = 15             # every call takes this long
+slow = EfmlInit:20 , EfmlGetDevMem:3600000
 fail = EfmlGetDevMem:254, EfmlInit:6
+one_lock = true
 [card 0]                  # index 0..n-1
 vendor = enflame
 model = S60 #2
@@ -32,6 +34,8 @@ health = unhealthy
 lost = true
 used_mib = 12
 fail = EfmlGetDevUuid:253
+slow = EfmlGetDevUuid:253
+delay_ms = 5
 [card 1]
 vendor = enflame
 uuid = U53000090104
@@ -72,18 +76,23 @@ func TestParse(t *testing.T) {
 	}
 	want := vendorsim.Topology{
 		Driver: vendorsim.Driver{State: vendorsim.DriverLoaded, Version: "1.3.0"},
-		Library: vendorsim.Library{
+		Library: vendorsim.Library{OneLock: true, Calls: vendorsim.Calls{
 			Delay: 15 * time.Millisecond,
+			Slow:  vendorsim.Delays{"EfmlGetDevMem": time.Hour, "EfmlInit": 20 * time.Millisecond},
 			Fail:  vendorsim.Failures{"EfmlGetDevMem": 254, "EfmlInit": 6},
-		},
+		}},
 		Drivers:   map[string]vendorsim.Driver{"nvidia": {State: vendorsim.DriverAbsent, CUDA: "12.4"}},
-		Libraries: map[string]vendorsim.Library{"iluvatar": {Delay: 7 * time.Millisecond}},
+		Libraries: map[string]vendorsim.Library{"iluvatar": {Calls: vendorsim.Calls{Delay: 7 * time.Millisecond}}},
 		Links:     []vendorsim.Link{{A: 2, B: 3, Lanes: 12, OneWay: true}},
 		Cards: []vendorsim.Card{
 			{
 				Vendor: "enflame", Model: "S60", UUID: "U53000090104",
 				MemoryMiB: 16384, UsedMiB: 12, Minor: new(3), Unhealthy: true, Lost: true,
-				Fail: vendorsim.Failures{"EfmlGetDevUuid": 253},
+				Calls: vendorsim.Calls{
+					Delay: 5 * time.Millisecond,
+					Slow:  vendorsim.Delays{"EfmlGetDevUuid": 253 * time.Millisecond},
+					Fail:  vendorsim.Failures{"EfmlGetDevUuid": 253},
+				},
 			},
 			{Vendor: "enflame", UUID: "U53000090104", NUMA: -1},
 			{
@@ -138,6 +147,9 @@ var brokenFiles = map[string]struct {
 	"fail without code": {"[library]\nfail = EfmlInit\n", []string{"2: fail wants function:code, separated by commas"}},
 	"fail with nothing": {"[library]\nfail = EfmlInit:6,\n", []string{"2: fail wants function:code, separated by commas"}},
 	"fail with success": {"[library]\nfail = EfmlInit:0\n", []string{`2: fail code = "0" is not an integer from 1 to 999`}},
+	"slow with nothing": {"[card 0]\nvendor = enflame\nuuid = a\nmemory_mib = 1\nslow = EfmlInit\n", []string{"5: slow wants function:milliseconds, separated by commas"}},
+	"slow and fast":     {"[library]\nslow = EfmlInit:0\n", []string{`2: slow milliseconds = "0" is not an integer from 1 to 3600000`}},
+	"lock":              {"[library]\none_lock = yes\n", []string{`2: one_lock = "yes" is not true or false`}},
 	"fail twice":        {"[library]\nfail = EfmlInit:6,EfmlInit:7\n", []string{"2: fail names EfmlInit twice"}},
 	"long uuid":         {"[card 0]\nvendor = enflame\nmemory_mib = 1\nuuid = " + strings.Repeat("u", 64) + "\n", []string{"4: uuid is longer than 63 bytes"}},
 	"more used than there": {
@@ -217,12 +229,12 @@ func TestParseMistakes(t *testing.T) {
 func TestWriteAndReadBack(t *testing.T) {
 	want := vendorsim.Topology{
 		Driver:  vendorsim.Driver{State: vendorsim.DriverAbsent, Version: "2"},
-		Library: vendorsim.Library{Delay: time.Second, Fail: vendorsim.Failures{"b": 2, "a": 1}},
+		Library: vendorsim.Library{Calls: vendorsim.Calls{Delay: time.Second, Fail: vendorsim.Failures{"b": 2, "a": 1}}, OneLock: true},
 		Drivers: map[string]vendorsim.Driver{
 			"nvidia":   {State: vendorsim.DriverLoaded, Version: "550.54.15", CUDA: "12.4"},
 			"iluvatar": {State: vendorsim.DriverBroken},
 		},
-		Libraries: map[string]vendorsim.Library{"iluvatar": {Fail: vendorsim.Failures{"c": 3}}},
+		Libraries: map[string]vendorsim.Library{"iluvatar": {Calls: vendorsim.Calls{Fail: vendorsim.Failures{"c": 3}, Slow: vendorsim.Delays{"d": time.Second}}}},
 		Cards:     slices.Concat(vendorsim.GCUs(2, 32768), vendorsim.GPUs(3, 40960), vendorsim.IXBoards(2, 2, 32768)),
 		Links:     vendorsim.AllLinked(2, 3, 4),
 	}
@@ -233,6 +245,7 @@ func TestWriteAndReadBack(t *testing.T) {
 	want.Cards[1].Minor = new(9)
 	want.Cards[1].UUID = want.Cards[0].UUID // hardware that cannot be
 	want.Cards[1].Fail = vendorsim.Failures{"EfmlGetDevMem": 254}
+	want.Cards[2].Delay, want.Cards[2].Slow = time.Hour, vendorsim.Delays{"nvmlDeviceGetUUID": time.Millisecond}
 	dir := t.TempDir()
 	path := filepath.Join(dir, "topology.ini")
 	for range 2 { // the second replaces the first
@@ -268,15 +281,17 @@ func TestWriteAndReadBack(t *testing.T) {
 
 func TestValidate(t *testing.T) {
 	topology := vendorsim.Topology{
-		Driver:  vendorsim.Driver{State: "asleep", Version: " 1"},
-		Library: vendorsim.Library{Delay: time.Microsecond, Fail: vendorsim.Failures{"two words": 3, "f": 1000}},
+		Driver: vendorsim.Driver{State: "asleep", Version: " 1"},
+		Library: vendorsim.Library{Calls: vendorsim.Calls{
+			Delay: time.Microsecond, Fail: vendorsim.Failures{"two words": 3, "f": 1000}, Slow: vendorsim.Delays{"": 0},
+		}},
 		Cards: []vendorsim.Card{
 			{Vendor: "enflame", UUID: "a\nlost = true", Model: "S60 #2", MemoryMiB: -1},
 			{Vendor: "enflame", UUID: "b", MemoryMiB: 1, UsedMiB: 2, NUMA: -2, Minor: new(-1)},
 			{Chip: -1, PCI: "3b:00.0", Compute: "9", MIG: "on", XID: vendorsim.XID{Number: 1}, Board: " b"},
 		},
 		Drivers:   map[string]vendorsim.Driver{"acme": {CUDA: "12"}},
-		Libraries: map[string]vendorsim.Library{"nvidia": {Delay: -1}},
+		Libraries: map[string]vendorsim.Library{"nvidia": {Calls: vendorsim.Calls{Delay: -1}}},
 		Links: []vendorsim.Link{
 			{A: 0, B: 1, Lanes: 1}, {A: 1, B: 0, Lanes: 1}, {A: 1, B: 1, Lanes: 1}, {A: 0, B: 3, Lanes: 1}, {A: 2, B: 0},
 		},
@@ -286,6 +301,8 @@ func TestValidate(t *testing.T) {
 [driver acme]: vendor = "acme" is not enflame, nvidia or iluvatar
 [driver acme]: cuda = "12" is not a version such as 12.4
 [library]: delay of 1µs is not in whole milliseconds from 0 to 1h0m0s
+[library]: slow names "", which is no function
+[library]: delay of 0s is not in whole milliseconds from 1 to 1h0m0s
 [library]: fail code = "1000" is not an integer from 1 to 999
 [library]: fail names "two words", which is no function
 [library nvidia]: delay of -1ns is not in whole milliseconds from 0 to 1h0m0s

@@ -4,9 +4,11 @@ import (
 	"errors"
 	"fmt"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 
+	config "github.com/divvy-gpu/divvy/api/config/v1alpha1"
 	"github.com/divvy-gpu/divvy/internal/vendorsim"
 )
 
@@ -86,6 +88,82 @@ func TestLostCard(t *testing.T) {
 		n.admit(next)
 		n.on(0, next)
 		n.kubelet.remove(next)
+	}
+}
+
+// TestOneCardHangs: a call about one card does not return. Kubelet hears of it and
+// of the health of the others, and pods on these are admitted; also where the
+// library answers nothing else meanwhile.
+func TestOneCardHangs(t *testing.T) {
+	t.Parallel()
+	for name, lock := range map[string]bool{"alone": false, "with the library's lock": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t, "1", vendorsim.GCUs(3, 16<<10))
+			held := n.bind(1, "held", app(4))
+			n.admit(held)
+			n.converged()
+			pods := []*corev1.Pod{held}
+			before := n.snapshot(pods)
+			n.topology.Cards[1].Slow = vendorsim.Delays{"EfmlGetDevMem": time.Hour}
+			n.topology.Library.OneLock = lock
+			n.writeTopology()
+			eventually(t, patience, func() error { return n.health(1, false) })
+			for _, card := range []int{0, 2} {
+				pod := n.bind(card, fmt.Sprint("beside-", card), app(3))
+				n.admit(pod)
+				n.on(card, pod)
+				pods = append(pods, pod)
+			}
+			if !lock {
+				n.topology.Cards[2].Unhealthy = true
+				n.writeTopology()
+				eventually(t, soon, func() error { return n.health(2, false) })
+				n.topology.Cards[2].Unhealthy = false
+				n.writeTopology()
+				eventually(t, soon, func() error { return n.health(2, true) })
+			}
+			n.same(before, pods[:1])
+			n.topology.Cards[1].Slow, n.topology.Library.OneLock = nil, false
+			n.writeTopology()
+			eventually(t, patience, func() error { return n.health(1, true) })
+			after := n.bind(1, "after", app(12))
+			n.admit(after)
+			n.on(1, after)
+		})
+	}
+}
+
+// TestQuarantineOutlivesRestarts of divvy-node and kubelet: a card with a fatal error
+// is well again, and takes no pods.
+func TestQuarantineOutlivesRestarts(t *testing.T) {
+	t.Parallel()
+	n := prepareNode(t, "1", vendorsim.GCUs(2, 16<<10))
+	n.configure = func(c *config.NodeConfig) {
+		v := c.Vendors["enflame"]
+		v.Health.NeverRecover = []string{"library"}
+		c.Vendors["enflame"] = v
+	}
+	n.kubelet.start()
+	n.startAgent()
+	n.awaitReady()
+	held := n.bind(1, "held", app(4))
+	n.admit(held)
+	n.converged()
+	before := n.snapshot([]*corev1.Pod{held})
+	for _, unhealthy := range []bool{true, false} {
+		n.topology.Cards[1].Unhealthy = unhealthy
+		n.writeTopology()
+		eventually(t, soon, func() error { return n.health(1, false) })
+	}
+	for i, restart := range []func(){n.restartAgent, n.restartKubelet, n.restartAgent} {
+		restart()
+		n.awaitReady()
+		eventually(t, soon, func() error { return n.health(1, false) })
+		n.same(before, []*corev1.Pod{held})
+		moved := n.bind(1, fmt.Sprint("moved-", i), app(2))
+		n.admit(moved)
+		n.on(0, moved)
 	}
 }
 

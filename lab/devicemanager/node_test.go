@@ -33,6 +33,7 @@ import (
 	"github.com/divvy-gpu/divvy/internal/kube"
 	"github.com/divvy-gpu/divvy/internal/nodeagent"
 	"github.com/divvy-gpu/divvy/internal/podresources"
+	"github.com/divvy-gpu/divvy/internal/quarantine"
 	"github.com/divvy-gpu/divvy/internal/sharing"
 	"github.com/divvy-gpu/divvy/internal/vendorsim"
 )
@@ -199,7 +200,7 @@ func (n *node) startAgent() {
 	ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), klog.LoggerWithName(n.log, "divvy-node")))
 	n.agent, err = nodeagent.New(ctx, nodeagent.Options{
 		Config: cfg, Node: thisNode, Client: n.api, Keys: kube.NewKeyring(cfg.GrantKeyFile),
-		Backends: backends, Registry: n.metrics,
+		Backends: backends, Registry: n.metrics, Quarantine: quarantine.Open(ctx, cfg.StateDir),
 	})
 	if err != nil {
 		cancel()

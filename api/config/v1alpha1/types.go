@@ -88,8 +88,10 @@ type Health struct {
 	// RecoverAfter is how long a device must be well before it takes pods
 	// again; nil is DefaultRecoverAfter.
 	RecoverAfter *Duration `yaml:"recoverAfter"`
-	// NeverRecover are causes after which the device takes no pods until
-	// divvy-node is restarted or its configuration changes.
+	// NeverRecover are causes after which the device is in quarantine: it takes no
+	// pods until an administrator releases it with "kubectl divvy device release".
+	// "default" stands for those that mean that a device of the vendor must be reset
+	// or replaced, and an empty list for none. Nil is [default].
 	NeverRecover []string `yaml:"neverRecover"`
 }
 

@@ -151,22 +151,22 @@ func (k *checker) vendor(at, name string, c NodeConfig) {
 				v.CDIKind, at)
 		}
 	}
-	k.causes(at+".health.ignore", v.Health.Ignore, true)
-	k.causes(at+".health.heed", v.Health.Heed, false)
-	k.causes(at+".health.neverRecover", v.Health.NeverRecover, false)
+	k.causes(at+".health.ignore", v.Health.Ignore, "all", "default")
+	k.causes(at+".health.heed", v.Health.Heed)
+	k.causes(at+".health.neverRecover", v.Health.NeverRecover, "default")
 	if after := v.Health.RecoverAfter; after != nil && (*after < 0 || time.Duration(*after) > maxRecoverAfter) {
 		k.wrong(at+".health.recoverAfter", "%v is out of range; use 0s to %v, or name causes in neverRecover", *after, maxRecoverAfter)
 	}
 }
 
-// causes checks patterns of causes; words are those that stand for several.
-func (k *checker) causes(field string, patterns []string, words bool) {
+// causes checks patterns of causes; words are those that may stand for several.
+func (k *checker) causes(field string, patterns []string, words ...string) {
 	for _, p := range patterns {
 		switch {
 		case !causePattern.MatchString(p):
 			k.wrong(field, "%q is not a cause; write one such as xid-79 or over-temperature, with * for any text", p)
-		case !words && (p == "all" || p == "default"):
-			k.wrong(field, "%q has a meaning in ignore alone; write * for every cause", p)
+		case (p == "all" || p == "default") && !slices.Contains(words, p):
+			k.wrong(field, "%q has no meaning here; write * for every cause", p)
 		}
 	}
 }

@@ -446,5 +446,5 @@ internal/accel/wire, internal/nodeagent and internal/nodelabels write them. */}}
 {{- list "divvy.dev/grant" "divvy.dev/held" "enflame.com/gcu-device-id" "enflame.com/gcu-device-memory" "enflame.com/gcu-device-memory-request" "enflame.com/gcu-device-assigned" "enflame.com/gcu-device-assign-time" | toJson -}}
 {{- end }}
 {{- define "divvy.annotations.nodes" -}}
-{{- list "divvy.dev/inventory" "divvy.dev/ending" "divvy.dev/labels" "divvy.dev/counts" | toJson -}}
+{{- list "divvy.dev/inventory" "divvy.dev/quarantine" "divvy.dev/ending" "divvy.dev/labels" "divvy.dev/counts" | toJson -}}
 {{- end }}

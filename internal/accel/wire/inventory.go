@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 	"unicode/utf8"
 
 	"github.com/divvy-gpu/divvy/internal/accel"
@@ -56,6 +57,8 @@ type deviceV1 struct {
 	PCI       string `json:"pci,omitempty"`
 	Unhealthy bool   `json:"unhealthy,omitempty"`
 	Reason    string `json:"reason,omitempty"`
+	// Quarantined is absent for a device that is not in quarantine.
+	Quarantined time.Time `json:"quarantined,omitzero"`
 }
 
 // EncodeInventory returns the annotation's value: resources in the order of
@@ -70,6 +73,7 @@ func EncodeInventory(inv []accel.Inventory) (string, error) {
 			d := deviceV1{
 				Index: s.Index, ID: s.ID, Units: s.Units, MemoryBytes: s.MemoryBytes, Model: s.Model,
 				Board: s.Board, Chip: s.Chip, Chips: s.Chips, PCI: s.PCI, Unhealthy: s.Health.Unhealthy, Reason: s.Health.Reason,
+				Quarantined: seconds(s.Health.Quarantined),
 			}
 			if s.NUMANode >= 0 {
 				d.NUMA = &s.NUMANode
@@ -97,6 +101,15 @@ func EncodeInventory(inv []accel.Inventory) (string, error) {
 		return "", fmt.Errorf("encode inventory: %d bytes, at most %d are read", len(b), maxInventoryBytes)
 	}
 	return string(b), nil
+}
+
+// seconds is the time in UTC and whole seconds, so that equal times are equal values.
+func seconds(t time.Time) time.Time {
+	t = t.UTC().Truncate(time.Second)
+	if t.IsZero() || t.Year() < 1 || t.Year() > 9999 { // others cannot be written
+		return time.Time{}
+	}
+	return t
 }
 
 // forgetLinks reports whether there were any.
@@ -145,7 +158,7 @@ func DecodeInventory(s string) ([]accel.Inventory, error) {
 		for _, d := range r.Devices {
 			s := accel.Share{Units: d.Units, Chips: d.Chips, Device: accel.Device{
 				Index: d.Index, ID: d.ID, Model: d.Model, MemoryBytes: d.MemoryBytes, NUMANode: accel.NoNUMA,
-				Board: d.Board, Chip: d.Chip, PCI: d.PCI, Health: accel.Health{Unhealthy: d.Unhealthy, Reason: d.Reason},
+				Board: d.Board, Chip: d.Chip, PCI: d.PCI, Health: accel.Health{Unhealthy: d.Unhealthy, Reason: d.Reason, Quarantined: seconds(d.Quarantined)},
 			}}
 			if d.NUMA != nil && *d.NUMA >= 0 {
 				s.NUMANode = *d.NUMA

@@ -14,9 +14,10 @@ const (
 	CountsAnnotation = "divvy.dev/counts"
 )
 
-// NodeAnnotations returns all annotations that Divvy writes on nodes.
+// NodeAnnotations returns all annotations that Divvy writes on nodes, those of
+// kubectl divvy included.
 func NodeAnnotations() []string {
-	return []string{InventoryAnnotation, LabelsAnnotation, CountsAnnotation, EndingAnnotation}
+	return []string{InventoryAnnotation, LabelsAnnotation, CountsAnnotation, EndingAnnotation, QuarantineAnnotation, DeviceRequestAnnotation}
 }
 
 // OwnedLabels reads LabelsAnnotation. Keys in the domains of Kubernetes are left

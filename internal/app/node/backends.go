@@ -33,6 +33,19 @@ func openBackends(c config.NodeConfig, observer func(vendor string) func(call st
 	return out, nil
 }
 
+// withFatalCauses returns the configuration with the causes named that "default" stands
+// for in neverRecover, which is the vendors' to say.
+func withFatalCauses(c config.NodeConfig) config.NodeConfig {
+	all := map[string]config.Vendor{}
+	for _, name := range vendors.Names() {
+		v := c.Vendors[name]
+		v.Health.NeverRecover = backend.FatalCauses(v.Health.NeverRecover, vendors.Fatal(name))
+		all[name] = v
+	}
+	c.Vendors = all
+	return c
+}
+
 // close lets go of the vendors' libraries.
 func (b backends) close() error {
 	var errs []error

@@ -25,7 +25,7 @@ func unknownCauses(c config.NodeConfig) []string {
 		}{
 			{"ignore", health.Ignore, []string{"all", "default"}},
 			{"heed", health.Heed, nil},
-			{"neverRecover", health.NeverRecover, nil},
+			{"neverRecover", health.NeverRecover, []string{"default"}},
 		} {
 			for _, p := range list.patterns {
 				if !slices.Contains(list.words, p) && !names(p, known) {

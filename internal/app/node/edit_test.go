@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
@@ -20,6 +21,7 @@ import (
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 	podresourcesv1 "k8s.io/kubelet/pkg/apis/podresources/v1"
 
+	config "github.com/divvy-gpu/divvy/api/config/v1alpha1"
 	"github.com/divvy-gpu/divvy/internal/metrics"
 )
 
@@ -150,6 +152,51 @@ func TestANodeWithoutADriverIsWaitedFor(t *testing.T) {
 	case err := <-d.ended:
 		t.Fatalf("it ended: %v", err)
 	default:
+	}
+}
+
+// TestAnEditReleasesNoDevice from quarantine, whatever it says of fatal causes.
+func TestAnEditReleasesNoDevice(t *testing.T) {
+	const resources = "healthInterval: 100ms\nresources: [{name: enflame.com/gcu, vendor: enflame, mode: exclusive}]\n"
+	d := prepare(t, resources+"vendors: {enflame: {health: {recoverAfter: 0s, neverRecover: [library]}}}\n")
+	d.client = fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-1"}})
+	withAgents := newSupervisor("node-1", d.client, d.s.log)
+	var sick atomic.Bool
+	withAgents.open = func(config.NodeConfig) (backends, error) { return backends{"enflame": &fakeBackend{sick: &sick}}, nil }
+	d.s = withAgents
+	if err := os.WriteFile(filepath.Join(d.dir, "key"), []byte("0123456789abcdef0123456789abcdef"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	k := startKubelet(t, d.dir)
+	d.start()
+	offered := func(what string, want ...string) {
+		t.Helper()
+		eventually(t, what, func() bool { return slices.Equal(k.healthy(), want) })
+	}
+	offered("both cards", "GCU-0", "GCU-1")
+	sick.Store(true)
+	offered("the card that is well", "GCU-1")
+	sick.Store(false)
+	for i, edit := range []string{
+		resources + "vendors: {enflame: {health: {recoverAfter: 0s}}}\n",
+		resources + "vendors: {enflame: {health: {recoverAfter: 0s, neverRecover: []}}}\n",
+	} {
+		k.mu.Lock()
+		registered := k.registrations
+		k.mu.Unlock()
+		d.write(edit)
+		eventually(t, "the edit takes effect", func() bool {
+			k.mu.Lock()
+			defer k.mu.Unlock()
+			return k.registrations > registered
+		})
+		offered("the card that is well", "GCU-1")
+		eventually(t, "devices are looked for", func() bool {
+			return strings.Contains(d.get("/metrics"), `divvy_node_device_unhealthy{cause="library"`)
+		})
+		if got := k.healthy(); !slices.Equal(got, []string{"GCU-1"}) {
+			t.Errorf("after edit %d, %v are offered", i, got)
+		}
 	}
 }
 

@@ -20,6 +20,7 @@ import (
 	"github.com/divvy-gpu/divvy/internal/metrics"
 	"github.com/divvy-gpu/divvy/internal/nodeagent"
 	"github.com/divvy-gpu/divvy/internal/nodeconfig"
+	"github.com/divvy-gpu/divvy/internal/quarantine"
 	"github.com/divvy-gpu/divvy/internal/version"
 )
 
@@ -49,6 +50,9 @@ type supervisor struct {
 	// open and build make the parts of an agent.
 	open  func(config.NodeConfig) (backends, error)
 	build func(context.Context, config.NodeConfig, backends, prometheus.Registerer) (agent, error)
+
+	// quarantine outlives agents: another configuration repairs no device.
+	quarantine *quarantine.List
 
 	process *prometheus.Registry // metrics that outlive agents
 	reloads *prometheus.CounterVec
@@ -91,7 +95,8 @@ func newSupervisor(node string, client kubernetes.Interface, log logger) *superv
 			keys[c.GrantKeyFile] = kube.NewKeyring(c.GrantKeyFile)
 		}
 		return nodeagent.New(ctx, nodeagent.Options{
-			Config: c, Node: node, Client: client, Keys: keys[c.GrantKeyFile], Backends: b, Registry: r, Events: s.events,
+			Config: withFatalCauses(c), Node: node, Client: client, Keys: keys[c.GrantKeyFile], Backends: b, Registry: r, Events: s.events,
+			Quarantine: s.quarantine,
 		})
 	}
 	s.process.MustRegister(s.reloads, s.library.duration, s.library.hung, s.events,
@@ -131,6 +136,7 @@ func (s *supervisor) run(ctx context.Context, updates <-chan nodeconfig.Update) 
 		return err
 	}
 	defer unlock()
+	s.quarantine = quarantine.Open(ctx, c.StateDir)
 	s.events.Start()
 	defer s.events.Shutdown()
 	serve, stop, err := listen(ctx, c.Listen, s)

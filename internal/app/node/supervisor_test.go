@@ -45,6 +45,8 @@ func eventually(t *testing.T, what string, ok func() bool) {
 // fakeBackend has two cards.
 type fakeBackend struct {
 	closed atomic.Bool
+	// sick, unless nil, says whether the first card is ill.
+	sick *atomic.Bool
 }
 
 func (*fakeBackend) Vendor() string { return "enflame" }
@@ -62,7 +64,11 @@ func (b *fakeBackend) Discover(context.Context) (backend.Found, error) {
 	}
 	found := backend.Found{Driver: "1.0"}
 	for i := range 2 {
-		found.Devices = append(found.Devices, accel.Device{Index: i, ID: accel.DeviceID(fmt.Sprintf("GCU-%d", i)), Model: "S60", MemoryBytes: 16 << 30, NUMANode: accel.NoNUMA})
+		h := accel.Health{}
+		if i == 0 && b.sick != nil && b.sick.Load() {
+			h = accel.Health{Unhealthy: true, Cause: "library", Reason: "the library says so"}
+		}
+		found.Devices = append(found.Devices, accel.Device{Health: h, Index: i, ID: accel.DeviceID(fmt.Sprintf("GCU-%d", i)), Model: "S60", MemoryBytes: 16 << 30, NUMANode: accel.NoNUMA})
 	}
 	return found, nil
 }

@@ -54,7 +54,7 @@ var (
 	// stateFile is a file in the state folder; one that could not be read was set
 	// aside, and one that was being written when the power failed ends with ".new",
 	// or with a number where an earlier release wrote it.
-	stateFile = regexp.MustCompile(`^((units|slots)-.+\.json(\.damaged|\.new|\.[0-9]+)?|divvy-node\.lock)$`)
+	stateFile = regexp.MustCompile(`^(((units|slots)-.+|quarantine)\.json(\.damaged|\.new|\.[0-9]+)?|divvy-node\.lock)$`)
 	// logFile is a log file, or one that was rotated.
 	logFile = regexp.MustCompile(`^(gcushare-device-plugin|gcushare-scheduler-extender|gcushare-config-manager)` +
 		`(-\d{4}-\d{2}-\d{2}T\d{2}-\d{2}-\d{2}\.\d{3})?\.log(\.gz)?$`)

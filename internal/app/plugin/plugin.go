@@ -6,6 +6,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/divvy-gpu/divvy/internal/app/about"
+	"github.com/divvy-gpu/divvy/internal/app/device"
 	"github.com/divvy-gpu/divvy/internal/app/doctor"
 	"github.com/divvy-gpu/divvy/internal/app/inspect"
 	"github.com/divvy-gpu/divvy/internal/app/pool"
@@ -21,7 +22,7 @@ func Command() *cobra.Command {
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	cmd.AddCommand(inspect.Command(), doctor.Command(), pool.Command(), simulate.Command())
+	cmd.AddCommand(inspect.Command(), doctor.Command(), device.Command(), pool.Command(), simulate.Command())
 	about.Version(cmd, inspect.APIs()...)
 	return cmd
 }

@@ -52,7 +52,7 @@ func node(name string, resources map[string]string) *corev1.Node {
 			},
 			Annotations: map[string]string{
 				wire.InventoryAnnotation: "{}", wire.LabelsAnnotation: "divvy.dev/enflame.present,divvy.dev/gone,kubernetes.io/hostname", wire.CountsAnnotation: count,
-				"other": "kept",
+				wire.QuarantineAnnotation: "{}", wire.DeviceRequestAnnotation: "{}", "other": "kept",
 			},
 		},
 		Status: corev1.NodeStatus{

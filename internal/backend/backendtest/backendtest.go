@@ -75,6 +75,9 @@ func Run(t *testing.T, h Harness) {
 	t.Run("links", h.testLinks)
 	t.Run("a slow library is waited for", h.testSlow)
 	t.Run("a hung library keeps nobody", h.testHung)
+	t.Run("a card that hangs is a fault of its own", h.testHungCard)
+	t.Run("a card that hangs with the library's lock", h.testHungLock)
+	t.Run("watched while a card hangs", h.testWatchHungCard)
 	t.Run("a canceled context ends a discovery", h.testCanceled)
 	t.Run("edits name the devices", h.testEdits)
 	t.Run("edits follow the options", h.testEditsOptions)
@@ -116,7 +119,7 @@ func openWith(t *testing.T, h Harness, topology vendorsim.Topology, o backend.Op
 	n.Backend, n.path = h.Open(t, topology, o)
 	t.Cleanup(func() {
 		// A library that hangs is brought back, so that it can be closed.
-		n.change(func(topology *vendorsim.Topology) { topology.Library.Delay = 0 })
+		n.change(calm)
 		if err := n.Close(); err != nil {
 			t.Errorf("Close: %v", err)
 		}
@@ -626,15 +629,23 @@ func (n *node) hang() {
 	n.change(func(topology *vendorsim.Topology) { topology.Library.Delay = time.Hour })
 }
 
+// calm takes all delays back.
+func calm(topology *vendorsim.Topology) {
+	topology.Library.Delay, topology.Library.OneLock = 0, false
+	for i := range topology.Cards {
+		topology.Cards[i].Delay, topology.Cards[i].Slow = 0, nil
+	}
+}
+
 // revive lets calls return at once again, and discovers until that works: the
 // call that hung has to return first.
 func (n *node) revive() backend.Found {
 	n.t.Helper()
-	n.change(func(topology *vendorsim.Topology) { topology.Library.Delay = 0 })
+	n.change(calm)
 	end := time.Now().Add(patience)
 	for {
 		found, err := n.Discover(n.t.Context())
-		if err == nil {
+		if err == nil && !slices.ContainsFunc(found.Faults, func(f backend.Fault) bool { return strings.Contains(f.Err.Error(), "did not answer") }) {
 			return found
 		}
 		if time.Now().After(end) {
@@ -667,6 +678,138 @@ func (h Harness) testHung(t *testing.T) {
 	}
 	if after := n.revive(); !after.Equal(before) {
 		t.Errorf("after recovery:\n%s", cmp.Diff(before.Devices, after.Devices))
+	}
+}
+
+// hangs hangs a card, all calls about it or those of one function.
+func (h Harness) hangs(card int) map[string]func(*vendorsim.Topology) {
+	return map[string]func(*vendorsim.Topology){
+		"every call": func(topology *vendorsim.Topology) { topology.Cards[card].Delay = time.Hour },
+		"one function": func(topology *vendorsim.Topology) {
+			topology.Cards[card].Slow = vendorsim.Delays{h.CardCall: time.Hour}
+		},
+	}
+}
+
+// testHungCard hangs one card: the others are described, their health is asked,
+// and discoveries do not wait for the card again.
+func (h Harness) testHungCard(t *testing.T) {
+	const limit = 200 * time.Millisecond
+	for name, hang := range h.hangs(1) {
+		t.Run(name, func(t *testing.T) {
+			topology := h.topology(4)
+			n := openWith(t, h, topology, backend.Options{CallTimeout: limit})
+			before := n.revive()
+			n.change(hang)
+			for range 3 {
+				found := n.found()
+				wantIDs(t, h, found, topology.Cards[0], topology.Cards[2], topology.Cards[3])
+				wantFault(t, found, 1, h.ID(topology.Cards[1].UUID), "did not answer within 200ms")
+			}
+			n.change(func(topology *vendorsim.Topology) { topology.Cards[2].Unhealthy = true })
+			if found := n.found(); !found.Devices[1].Health.Unhealthy || found.Devices[0].Health.Unhealthy {
+				t.Errorf("health of the others is %+v and %+v, want the second unhealthy", found.Devices[0].Health, found.Devices[1].Health)
+			}
+			n.change(func(topology *vendorsim.Topology) { topology.Cards[2].Unhealthy = false })
+			if _, err := n.Edits(before.Devices[3].ID); err != nil {
+				t.Errorf("Edits of a device beside one that hangs: %v", err)
+			}
+			if after := n.revive(); !after.Equal(before) {
+				t.Errorf("after recovery:\n%s", cmp.Diff(before.Devices, after.Devices))
+			}
+		})
+	}
+}
+
+// testHungLock hangs one card in a library that answers nothing else meanwhile. The
+// card is a fault; nothing is said against the others.
+func (h Harness) testHungLock(t *testing.T) {
+	topology := h.topology(4)
+	n := openWith(t, h, topology, backend.Options{CallTimeout: 200 * time.Millisecond})
+	before := n.revive()
+	n.change(func(topology *vendorsim.Topology) {
+		topology.Library.OneLock = true
+		topology.Cards[1].Slow = vendorsim.Delays{h.CardCall: time.Hour}
+	})
+	found := n.found()
+	wantIDs(t, h, found, topology.Cards[0])
+	wantFault(t, found, 1, h.ID(topology.Cards[1].UUID), h.CardCall+"(1) did not answer within 200ms")
+	for i, card := range []int{2, 3} {
+		if len(found.Unasked) != 2 || found.Unasked[i].ID != h.ID(topology.Cards[card].UUID) {
+			t.Errorf("not asked are %v, want cards 2 and 3", found.Unasked)
+		}
+	}
+	for range 2 {
+		if _, err := n.Discover(t.Context()); backend.Unavailable(err) == nil || !backend.Unavailable(err).Silent {
+			t.Errorf("Discover = %v, want that the library does not answer", err)
+		}
+	}
+	if after := n.revive(); !after.Equal(before) {
+		t.Errorf("after recovery:\n%s", cmp.Diff(before.Devices, after.Devices))
+	}
+}
+
+// testWatchHungCard watches while one card hangs: alone, with the library's lock,
+// and again soon after it was trusted.
+func (h Harness) testWatchHungCard(t *testing.T) {
+	const limit, dwell = time.Second, 500 * time.Millisecond // a busy machine must not look like a card that hangs
+	topology := h.topology(3)
+	n := openWith(t, h, topology, backend.Options{CallTimeout: limit})
+	n.revive()
+	reports := make(chan string, 1000) // far more than changes here
+	ctx, cancel := context.WithCancel(t.Context())
+	var watching sync.WaitGroup
+	watching.Go(func() {
+		backend.Watch(ctx, n, 50*time.Millisecond, backend.Recovery{After: dwell}, func(found backend.Found, err error) {
+			if err != nil {
+				t.Errorf("found nothing: %v", err)
+				return
+			}
+			var states []string
+			for _, d := range found.Devices {
+				state := fmt.Sprint(d.Index)
+				if d.Health.Unhealthy {
+					state += " unhealthy"
+				}
+				states = append(states, state)
+			}
+			reports <- strings.Join(states, ", ")
+		})
+	})
+	defer watching.Wait()
+	defer cancel()
+	// until waits for a report, and wants no other one but these before it.
+	until := func(want string, before ...string) time.Time {
+		t.Helper()
+		for end := time.After(patience); ; {
+			select {
+			case got := <-reports:
+				if got == want {
+					return time.Now()
+				}
+				if !slices.Contains(before, got) {
+					t.Fatalf("report is %q, want %q, or before that %q", got, want, before)
+				}
+			case <-end:
+				t.Fatalf("no report, want %q", want)
+			}
+		}
+	}
+	until("0, 1, 2")
+	for range 2 {
+		n.change(func(topology *vendorsim.Topology) { topology.Cards[1].Delay = time.Hour })
+		until("0, 2", "0, 1, 2")
+		n.change(func(topology *vendorsim.Topology) { topology.Cards[2].Unhealthy = true })
+		until("0, 2 unhealthy", "0, 2")
+		n.change(func(topology *vendorsim.Topology) { topology.Cards[2].Unhealthy = false })
+		until("0, 2", "0, 2 unhealthy")
+		n.change(func(topology *vendorsim.Topology) { topology.Library.OneLock = true })
+		time.Sleep(2 * limit) // nothing is answered; the others count as they were
+		n.change(calm)
+		well := until("0, 1 unhealthy, 2", "0, 2")
+		if d := until("0, 1, 2", "0, 1 unhealthy, 2").Sub(well); d < dwell-100*time.Millisecond {
+			t.Errorf("a card that hung is trusted again after %v, want %v at least", d, dwell)
+		}
 	}
 }
 

@@ -1,6 +1,7 @@
 package backendtest
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -130,6 +131,56 @@ func Reason(t testing.TB, b backend.Backend) string {
 		t.Fatalf("Discover = %v, %v; want an UnavailableError", found, err)
 	}
 	return u.Reason()
+}
+
+// WantRestart discovers, which must not be possible before a restart.
+func WantRestart(t testing.TB, b backend.Backend) {
+	t.Helper()
+	var restart *backend.RestartNeededError
+	if found, err := b.Discover(t.Context()); !errors.As(err, &restart) {
+		t.Errorf("Discover = %v, %v; want a RestartNeededError", found, err)
+	}
+}
+
+// StaysLoaded opens and closes backends one after the other, as changes of the
+// configuration do: the library in the root is loaded once and never unloaded.
+func StaysLoaded[B backend.Backend](t *testing.T, r Root, open func(backend.Options) (B, error)) {
+	t.Helper()
+	first := ""
+	for i := range 5 {
+		b, err := open(backend.Options{DriverRoot: r.Dir})
+		if err != nil {
+			t.Fatal(err)
+		}
+		Found(t, b)
+		if err := b.Close(); err != nil {
+			t.Fatal(err)
+		}
+		where := mapped(t, r.Dir)
+		if i == 0 {
+			first = where
+		}
+		if where == "" || where != first {
+			t.Errorf("after %d backends were closed, the library is at %q, want where it was: %q", i+1, where, first)
+		}
+	}
+}
+
+// mapped returns where this process has files below a folder in memory.
+func mapped(t testing.TB, dir string) string {
+	t.Helper()
+	maps, err := os.ReadFile("/proc/self/maps")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var at []string
+	for line := range strings.Lines(string(maps)) {
+		if strings.Contains(line, dir) {
+			address, _, _ := strings.Cut(line, " ")
+			at = append(at, address)
+		}
+	}
+	return strings.Join(at, " ")
 }
 
 // A Broken is hardware or a library that cannot be used, and how that is told.

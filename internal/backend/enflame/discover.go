@@ -49,7 +49,7 @@ func (b *Backend) list(ctx context.Context, lib *library) (l roster.Listing[*ros
 			driver = text{}
 		}
 	}
-	l, err = roster.List(kind, int(count), func(index int) (*roster.Device, error) {
+	l, err = roster.List(kind, int(count), b.session.Calls.Hung, func(index int) (*roster.Device, error) {
 		return b.describe(ctx, lib, index)
 	})
 	l.Driver = driver.String()
@@ -116,16 +116,18 @@ func (b *Backend) health(ctx context.Context, lib *library, index int) (accel.He
 	return health, err
 }
 
-// Causes of ill health. A card that is lost cannot be described, and is a fault
-// instead.
-const (
-	causeLibrary     = "library"     // the library calls the card unhealthy
-	causeUnreachable = "unreachable" // the library cannot tell
-)
+// causeLibrary is the cause of a card that the library calls unhealthy. A card
+// that is lost cannot be described, and is a fault instead.
+const causeLibrary = "library"
+
+// FatalByDefault are the causes after which a card is put into quarantine unless the
+// configuration says otherwise: none. The library has one word for whatever is wrong,
+// and takes it back when it has reset the card.
+var FatalByDefault []string
 
 // Causes returns the causes that a device of the vendor can be unhealthy for, as
 // patterns with "*".
-func Causes() []string { return []string{causeLibrary, causeUnreachable, accel.CauseLost} }
+func Causes() []string { return []string{causeLibrary, accel.CauseUnreachable, accel.CauseLost} }
 
 func (b *Backend) rawHealth(ctx context.Context, lib *library, index int) (accel.Health, error) {
 	if lib.health != nil {
@@ -135,7 +137,7 @@ func (b *Backend) rawHealth(ctx context.Context, lib *library, index int) (accel
 			return accel.Health{}, err
 		case session.HasCode(err, codeNotSupported):
 		case err != nil:
-			return accel.Health{Unhealthy: true, Reason: err.Error(), Cause: causeUnreachable}, nil
+			return accel.Health{Unhealthy: true, Reason: err.Error(), Cause: accel.CauseUnreachable}, nil
 		case ok == 0:
 			return accel.Health{
 				Unhealthy: true,

@@ -43,6 +43,9 @@ type Backend struct {
 	suspended map[int]string
 }
 
+// kept are the libraries of this process that were initialised.
+var kept libfile.Kept[*library]
+
 // New returns a backend. It does not load the library; the first Discover
 // does, and later ones do if that fails.
 func New(o backend.Options) (*Backend, error) {
@@ -64,11 +67,17 @@ func New(o backend.Options) (*Backend, error) {
 		ShutdownCall: "EfmlShutdown",
 		Load: func(old *library) (*library, error) {
 			ignoreSignals()
-			return libfile.Open(places(o), old, load)
+			return kept.Open(places(o), old, load)
 		},
-		Init:     func(l *library) error { return l.check("EfmlInit", l.init(false)) },
+		Init: func(l *library) error {
+			err := l.check("EfmlInit", l.init(false))
+			if err == nil {
+				kept.Keep(places(o), l)
+			}
+			return err
+		},
 		Shutdown: func(l *library) { l.shutdown() },
-		Close:    (*library).Close,
+		Close:    func(l *library) error { return kept.Close(places(o), l) },
 		Started: func() {
 			b.mu.Lock()
 			defer b.mu.Unlock()
@@ -104,6 +113,6 @@ func (b *Backend) Edits(ids ...accel.DeviceID) (backend.Edits, error) {
 	return e, nil
 }
 
-// Close shuts the library down and unloads it. When a call does not return, it
+// Close shuts the library down. It stays loaded. When a call does not return, Close
 // leaves the library as it is and says so.
 func (b *Backend) Close() error { return b.session.Close() }

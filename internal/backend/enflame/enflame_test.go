@@ -250,38 +250,42 @@ func TestFindsLibrary(t *testing.T) {
 	}
 }
 
-// A driver is replaced by a newer release while the daemon runs.
+// A driver is replaced by a newer release while the daemon runs: a library that was
+// never initialised is too, another one is kept until a restart.
 func TestLibraryReplaced(t *testing.T) {
 	r := newRoot(t)
-	topology := one("old")
-	path := r.install(topology)
+	topology := one("first")
+	topology.Driver.State = vendorsim.DriverAbsent
+	r.install(topology)
 	b := r.open(backend.Options{})
+	reason(t, b)
+	path := r.Install("/usr/local/efsmi/efsmi-1.15.0/lib", one("old"))
+	r.Link("/usr/lib/libefml.so", "/usr/local/efsmi/efsmi-1.15.0/lib/"+libraryName)
 	if got := uuids(t, b); got != "old" {
 		t.Fatalf("found %q, want old", got)
 	}
+	topology = one("old")
 	topology.Driver.State = vendorsim.DriverAbsent
 	if err := topology.Write(path); err != nil {
 		t.Fatal(err)
 	}
 	reason(t, b)
-	newPath := r.Install("/usr/local/efsmi/efsmi-1.15.0/lib", one("new"))
-	r.Link("/usr/lib/libefml.so", "/usr/local/efsmi/efsmi-1.15.0/lib/"+libraryName)
-	if got := uuids(t, b); got != "new" {
-		t.Errorf("found %q, want new", got)
-	}
+	r.Install("/usr/local/efsmi/efsmi-1.16.0/lib", one("new"))
+	r.Link("/usr/lib/libefml.so", "/usr/local/efsmi/efsmi-1.16.0/lib/"+libraryName)
+	backendtest.WantRestart(t, b)
 	// And it is taken away.
-	topology = one("new")
-	topology.Driver.State = vendorsim.DriverAbsent
-	if err := topology.Write(newPath); err != nil {
-		t.Fatal(err)
-	}
-	reason(t, b)
 	if err := os.RemoveAll(filepath.Join(r.Dir, "usr")); err != nil {
 		t.Fatal(err)
 	}
 	if got := reason(t, b); !strings.HasPrefix(got, "libefml.so not found") {
 		t.Errorf("reason is %q, want that it is not found", got)
 	}
+}
+
+func TestLibraryStaysLoaded(t *testing.T) {
+	r := newRoot(t)
+	r.install(one("a"))
+	backendtest.StaysLoaded(t, r.Root, New)
 }
 
 // Releases of the library differ in which functions they have.

@@ -7,6 +7,7 @@ import (
 
 	"github.com/go-logr/logr"
 
+	"github.com/divvy-gpu/divvy/internal/backend/lane"
 	"github.com/divvy-gpu/divvy/internal/backend/session"
 )
 
@@ -24,7 +25,7 @@ func (b *Backend) AwaitChange(ctx context.Context) error {
 		if lib.event == nil {
 			return false, fmt.Errorf("%s lacks EfmlGetEvent", lib.Path)
 		}
-		e, err := queryOn(ctx, b, b.session.Events, lib, "EfmlGetEvent", func(e *event) int32 {
+		e, err := queryOn(ctx, b, b.session.Events, lib, lane.Library, "EfmlGetEvent", func(e *event) int32 {
 			return lib.event(int32(wait.Milliseconds()), e) //nolint:gosec // less than a second
 		})
 		switch {

@@ -157,12 +157,12 @@ func codeText(code int32) string {
 
 // query runs a function that fills a T, and returns the T.
 func query[T any](ctx context.Context, b *Backend, lib *library, name string, f func(*T) int32) (T, error) {
-	return queryOn(ctx, b, b.session.Calls, lib, name, f)
+	return queryOn(ctx, b, b.session.Calls, lib, lane.Library, name, f)
 }
 
-// queryOn is query on that lane.
-func queryOn[T any](ctx context.Context, b *Backend, on *lane.Lane, lib *library, name string, f func(*T) int32) (T, error) {
-	return session.Call(ctx, b.session, on, lib, name, func() (T, error) {
+// queryOn is query on that lane, about the card of that index or lane.Library.
+func queryOn[T any](ctx context.Context, b *Backend, on *lane.Lane, lib *library, about int, name string, f func(*T) int32) (T, error) {
+	return session.Call(ctx, b.session, on, lib, about, name, func() (T, error) {
 		var out T
 		err := lib.check(name, f(&out))
 		return out, err
@@ -171,7 +171,7 @@ func queryOn[T any](ctx context.Context, b *Backend, on *lane.Lane, lib *library
 
 // queryCard is query for a function about one card.
 func queryCard[T any](ctx context.Context, b *Backend, lib *library, name string, index int, f func(uint32, *T) int32) (T, error) {
-	return query(ctx, b, lib, fmt.Sprintf("%s(%d)", name, index), func(out *T) int32 {
+	return queryOn(ctx, b, b.session.Calls, lib, index, fmt.Sprintf("%s(%d)", name, index), func(out *T) int32 {
 		return f(uint32(index), out) //nolint:gosec // below the count of cards, which is 128 at most
 	})
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/go-logr/logr"
 
+	"github.com/divvy-gpu/divvy/internal/accel"
 	"github.com/divvy-gpu/divvy/internal/backend/session"
 )
 
@@ -171,6 +172,19 @@ func (b *Backend) seatOrphans(ctx context.Context, lib *library, orphans []membe
 func (b *Backend) sit(m member, board string) {
 	m.Board, m.Chip = board, m.position
 	b.seats[m.ID] = seat{board, m.position}
+}
+
+// keepBoards leaves chips where they were found last, without asking the library.
+func (b *Backend) keepBoards(ctx context.Context, chips []*chip) {
+	last := b.roster.Last().Devices
+	for _, c := range chips {
+		i := slices.IndexFunc(last, func(d accel.Device) bool { return d.ID == c.ID })
+		if i < 0 {
+			b.keepSeat(ctx, c, errors.New("the library does not answer"))
+			continue
+		}
+		c.Board, c.Chip = last[i].Board, last[i].Chip
+	}
 }
 
 // keepSeat leaves a chip, about whose board the library fails to tell, where it

@@ -8,6 +8,7 @@ import (
 
 	"github.com/divvy-gpu/divvy/internal/accel"
 	"github.com/divvy-gpu/divvy/internal/backend"
+	"github.com/divvy-gpu/divvy/internal/backend/lane"
 	"github.com/divvy-gpu/divvy/internal/backend/roster"
 	"github.com/divvy-gpu/divvy/internal/backend/session"
 )
@@ -47,9 +48,9 @@ func (b *Backend) list(ctx context.Context, lib *library) (l roster.Listing[*chi
 		return l, err
 	}
 	var failed []*chip // those that have an id nevertheless: others may share a board with them
-	l, err = roster.List(kind, int(count), func(index int) (*chip, error) {
+	l, err = roster.List(kind, int(count), b.session.Calls.Hung, func(index int) (*chip, error) {
 		c, err := b.describe(ctx, lib, index)
-		if err != nil && c.ID != "" {
+		if err != nil && c.ID != "" && !session.IsFatal(err) {
 			failed = append(failed, c)
 		}
 		return c, err
@@ -58,6 +59,10 @@ func (b *Backend) list(ctx context.Context, lib *library) (l roster.Listing[*chi
 		return l, err
 	}
 	l.Driver, l.CUDA, l.Machine = driver, cuda, b.sysfs.Machine()
+	if l.Silent {
+		b.keepBoards(ctx, l.Devices)
+		return l, nil
+	}
 	if err := b.assignBoards(ctx, lib, l.Devices, failed); err != nil {
 		return l, err
 	}
@@ -90,15 +95,9 @@ func (b *Backend) versions(ctx context.Context, lib *library) (driver, cuda stri
 // describe asks the library about one chip, all but its board. With an error,
 // the ID is set if the library gave one.
 func (b *Backend) describe(ctx context.Context, lib *library, index int) (*chip, error) {
-	c := &chip{
-		Device: roster.Device{Device: accel.Device{Index: index, NUMANode: accel.NoNUMA}},
-		handle: handle{index: index},
-	}
+	c := &chip{Device: roster.Device{Device: accel.Device{Index: index, NUMANode: accel.NoNUMA}}}
 	var err error
-	c.handle.value, err = query(ctx, b, lib, fmt.Sprintf("nvmlDeviceGetHandleByIndex_v2(%d)", index), true, func(out *uintptr) int32 {
-		return lib.at(uint32(index), out) //nolint:gosec // below the count of chips
-	})
-	if err != nil {
+	if c.handle, err = b.handle(ctx, b.session.Calls, lib, index); err != nil {
 		return c, err
 	}
 	uuid, err := queryText(ctx, b, lib, "nvmlDeviceGetUUID", c.handle, uuidSize, lib.uuid)
@@ -138,6 +137,14 @@ func (b *Backend) describe(ctx context.Context, lib *library, index int) (*chip,
 	}
 	c.Health, err = b.health(ctx, lib, c.handle)
 	return c, err
+}
+
+// handle asks for the handle of the chip of that index.
+func (b *Backend) handle(ctx context.Context, on *lane.Lane, lib *library, index int) (handle, error) {
+	return queryChipOn(ctx, b, on, lib, "nvmlDeviceGetHandleByIndex_v2", handle{index: index}, func(_ uintptr, out *handle) int32 {
+		out.index = index
+		return lib.at(uint32(index), &out.value) //nolint:gosec // below the count of chips
+	})
 }
 
 // memory asks for a chip's memory in bytes. Releases differ in which of two

@@ -418,20 +418,29 @@ func TestFindsLibrary(t *testing.T) {
 	})
 }
 
-// A driver is replaced by a newer release while the daemon runs.
+// A driver is replaced by a newer release while the daemon runs: a library that was
+// never initialised is too, another one is kept until a restart.
 func TestLibraryReplaced(t *testing.T) {
 	r := newRoot(t)
-	topology := one("old")
-	path := r.Install(installFolder, topology)
+	topology := one("first")
+	topology.Driver.State = vendorsim.DriverAbsent
+	r.Install(installFolder, topology)
 	b := r.open(backend.Options{})
+	reason(t, b)
+	path := r.Install(installFolder, one("old"))
 	if got := uuids(t, b); got != "old" {
 		t.Fatalf("found %q, want old", got)
 	}
+	topology = one("old")
 	topology.Driver.State = vendorsim.DriverAbsent
 	write(t, path, topology)
 	reason(t, b)
 	r.Install(installFolder, one("new"))
-	if got := uuids(t, b); got != "new" {
-		t.Errorf("found %q, want new", got)
-	}
+	backendtest.WantRestart(t, b)
+}
+
+func TestLibraryStaysLoaded(t *testing.T) {
+	r := newRoot(t)
+	r.Install(installFolder, one("a"))
+	backendtest.StaysLoaded(t, r.Root, New)
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/go-logr/logr"
 
 	"github.com/divvy-gpu/divvy/internal/backend"
+	"github.com/divvy-gpu/divvy/internal/backend/lane"
 	"github.com/divvy-gpu/divvy/internal/backend/roster"
 	"github.com/divvy-gpu/divvy/internal/backend/session"
 )
@@ -26,13 +27,13 @@ func (b *Backend) AwaitChange(ctx context.Context) error {
 		if lib.newSet == nil || lib.listen == nil || lib.wait == nil {
 			return false, fmt.Errorf("%s tells of no events", lib.Path)
 		}
-		if last := b.roster.Last(); lib.heard.Load() != last.Round {
+		if last := b.roster.Last(); b.heard.Load() != last.Round {
 			if err := b.hear(ctx, lib, last); err != nil {
 				return false, err
 			}
 		}
-		e, err := queryOn(ctx, b, b.session.Events, lib, "nvmlEventSetWait_v2", true, func(e *event) int32 {
-			return lib.wait(lib.set, e, uint32(wait.Milliseconds())) //nolint:gosec // less than a second
+		e, err := queryOn(ctx, b, b.session.Events, lib, lane.Library, "nvmlEventSetWait_v2", true, func(e *event) int32 {
+			return lib.wait(b.set, e, uint32(wait.Milliseconds())) //nolint:gosec // less than a second
 		})
 		switch {
 		case err == nil:
@@ -43,7 +44,7 @@ func (b *Backend) AwaitChange(ctx context.Context) error {
 		case session.HasCode(err, codeTimeout):
 			return false, nil
 		}
-		lib.heard.Store(0) // with a new set next time
+		b.heard.Store(0) // with a new set next time
 		return false, err
 	})
 }
@@ -51,9 +52,9 @@ func (b *Backend) AwaitChange(ctx context.Context) error {
 // hear makes a set of the events of the chips that were found last, in the place
 // of the set before.
 func (b *Backend) hear(ctx context.Context, lib *library, last roster.Last) error {
-	_, err := queryOn(ctx, b, b.session.Events, lib, "nvmlEventSetCreate", true, func(*struct{}) int32 {
-		lib.forgetSet()
-		return lib.newSet(&lib.set)
+	_, err := queryOn(ctx, b, b.session.Events, lib, lane.Library, "nvmlEventSetCreate", true, func(*struct{}) int32 {
+		b.forgetSet(lib)
+		return lib.newSet(&b.set)
 	})
 	if err != nil {
 		return err
@@ -62,7 +63,7 @@ func (b *Backend) hear(ctx context.Context, lib *library, last roster.Last) erro
 	for _, d := range last.Devices {
 		err := b.hearChip(ctx, lib, d.Index)
 		switch {
-		case session.IsFatal(err):
+		case session.IsFatal(err) && session.Hung(err) == nil:
 			return err
 		case err != nil:
 			failures = append(failures, err)
@@ -71,19 +72,26 @@ func (b *Backend) hear(ctx context.Context, lib *library, last roster.Last) erro
 	if len(failures) > len(last.Devices) { // for want of chips too
 		return fmt.Errorf("%s", oneLine(errors.Join(failures...)))
 	}
-	lib.heard.Store(last.Round)
+	b.heard.Store(last.Round)
 	return nil
+}
+
+// forgetSet lets go of the set of events. The lane of events is the caller's. A set
+// is not freed under a call that hangs and may use it.
+func (b *Backend) forgetSet(lib *library) {
+	if b.set != 0 && lib.freeSet != nil && b.session.Events.AnyHung() == nil {
+		lib.freeSet(b.set) // a set that cannot be freed is of no further use either
+	}
+	b.set = 0
+	b.heard.Store(0)
 }
 
 // hearChip adds a chip's events to the set.
 func (b *Backend) hearChip(ctx context.Context, lib *library, index int) error {
-	at, err := queryOn(ctx, b, b.session.Events, lib, fmt.Sprintf("nvmlDeviceGetHandleByIndex_v2(%d)", index), true, func(out *uintptr) int32 {
-		return lib.at(uint32(index), out) //nolint:gosec // below the count of chips
-	})
+	c, err := b.handle(ctx, b.session.Events, lib, index)
 	if err != nil {
 		return err
 	}
-	c := handle{index, at}
 	var wanted uint64 = eventXIDCritical | eventDoubleBitECC
 	types, err := queryChipOn(ctx, b, b.session.Events, lib, "nvmlDeviceGetSupportedEventTypes", c, lib.eventTypes)
 	switch {
@@ -96,7 +104,7 @@ func (b *Backend) hearChip(ctx context.Context, lib *library, index int) error {
 		return fmt.Errorf("chip %d tells of no events that matter", index)
 	}
 	_, err = queryChipOn(ctx, b, b.session.Events, lib, "nvmlDeviceRegisterEvents", c, func(at uintptr, _ *struct{}) int32 {
-		return lib.listen(at, wanted, lib.set)
+		return lib.listen(at, wanted, b.set)
 	})
 	return err
 }

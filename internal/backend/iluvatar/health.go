@@ -23,13 +23,16 @@ var healthCauses = [...]string{
 	6: "pcie",
 }
 
-// causeUnreachable is the cause of a chip that the library cannot tell about.
-const causeUnreachable = "unreachable"
+// FatalByDefault are the causes after which a chip is put into quarantine unless the
+// configuration says otherwise: those of its memory. The library takes a bit back when
+// the driver was loaded again, which repairs no memory. The others name what may pass:
+// heat, voltage, a link.
+var FatalByDefault = []string{"memory-controller", "ecc", "memory"}
 
 // Causes returns the causes that a device of the vendor can be unhealthy for, as
 // patterns with "*".
 func Causes() []string {
-	return append(slices.Clone(healthCauses[:]), "health-bit-*", causeUnreachable, accel.CauseLost)
+	return append(slices.Clone(healthCauses[:]), "health-bit-*", accel.CauseUnreachable, accel.CauseLost)
 }
 
 // causesOf returns the causes that a mask stands for, lowest bit first. Bits
@@ -72,14 +75,14 @@ func (b *Backend) health(ctx context.Context, lib *library, c handle) (accel.Hea
 	}
 	return accel.Health{
 		Unhealthy: true,
-		Cause:     counting[b.options.Gravest(counting)],
+		Cause:     counting[b.options.Gravest(counting, FatalByDefault...)],
 		Reason:    fmt.Sprintf("ixmlDeviceGetHealth reports %s (%#x)", strings.Join(counting, ", "), mask),
 	}, nil
 }
 
 // unreachable is the health of a chip about which a call failed.
 func (b *Backend) unreachable(err error) accel.Health {
-	cause := causeUnreachable
+	cause := accel.CauseUnreachable
 	if session.HasCode(err, codeLost) {
 		cause = accel.CauseLost
 	}

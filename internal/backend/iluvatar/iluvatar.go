@@ -16,6 +16,7 @@ package iluvatar
 
 import (
 	"fmt"
+	"sync/atomic"
 
 	"github.com/divvy-gpu/divvy/internal/accel"
 	"github.com/divvy-gpu/divvy/internal/backend"
@@ -47,6 +48,12 @@ type Backend struct {
 	session *session.Session[*library]
 	roster  *roster.Roster
 
+	// set is the set of events that are waited for, 0 when there is none. It is
+	// read and written on the lane of events.
+	set uintptr
+	// heard is the round of discovery whose chips are in set, 0 for none.
+	heard atomic.Uint64
+
 	// What follows is for the discovery that runs.
 
 	// seats have the board of each chip that was ever known, by the chip's id.
@@ -58,6 +65,9 @@ type Backend struct {
 
 // kernelDriver is the name of the vendor's driver in the kernel.
 const kernelDriver = "iluvatar"
+
+// kept are the libraries of this process that were initialised.
+var kept libfile.Kept[*library]
 
 // New returns a backend. It does not load the library; the first Discover
 // does, and later ones do if that fails.
@@ -78,12 +88,21 @@ func New(o backend.Options) (*Backend, error) {
 		Name:         "libixml.so",
 		InitCall:     "nvmlInit_v2",
 		ShutdownCall: "nvmlShutdown",
-		Load:         func(old *library) (*library, error) { return libfile.Open(places(o), old, load) },
-		Init:         func(l *library) error { return check("nvmlInit_v2", l.init()) },
-		Shutdown:     (*library).end,
-		Close:        (*library).Close,
-		Started:      func() { b.near = links.Memo[links.Pair, int]{} }, // chips may sit in other slots since
-		Bound:        func() string { return b.sysfs.Bound(kernelDriver) },
+		Load:         func(old *library) (*library, error) { return kept.Open(places(o), old, load) },
+		Init: func(l *library) error {
+			err := check("nvmlInit_v2", l.init())
+			if err == nil {
+				kept.Keep(places(o), l)
+			}
+			return err
+		},
+		Shutdown: func(l *library) {
+			b.forgetSet(l)
+			l.shutdown()
+		},
+		Close:   func(l *library) error { return kept.Close(places(o), l) },
+		Started: func() { b.near = links.Memo[links.Pair, int]{} }, // chips may sit in other slots since
+		Bound:   func() string { return b.sysfs.Bound(kernelDriver) },
 	})
 	return b, nil
 }
@@ -91,6 +110,6 @@ func New(o backend.Options) (*Backend, error) {
 // Vendor returns "iluvatar".
 func (b *Backend) Vendor() string { return Vendor }
 
-// Close shuts the library down and unloads it. When a call does not return, it
+// Close shuts the library down. It stays loaded. When a call does not return, Close
 // leaves the library as it is and says so.
 func (b *Backend) Close() error { return b.session.Close() }

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"sync/atomic"
 
 	"github.com/ebitengine/purego"
 
@@ -88,16 +87,9 @@ func cString(b []byte) string {
 	return strings.ToValidUTF8(strings.TrimSpace(string(before)), "?")
 }
 
-// library is a loaded libixml. Its functions run on the lanes of a session
-// only; the fields that change are guarded as their comments say.
+// library is a loaded libixml. Its functions run on the lanes of a session only.
 type library struct {
 	libfile.Loaded
-
-	// set is the set of events that are waited for, 0 when there is none. It is
-	// read and written on the lane of events.
-	set uintptr
-	// heard is the round of discovery whose chips are in set, 0 for none.
-	heard atomic.Uint64
 
 	// The functions without which chips cannot be told, described or handed
 	// out.
@@ -192,21 +184,6 @@ func (l *library) bind() error {
 	return nil
 }
 
-// end shuts the library down. Both lanes are the caller's.
-func (l *library) end() {
-	l.forgetSet()
-	l.shutdown()
-}
-
-// forgetSet frees the set of events. The lane of events is the caller's.
-func (l *library) forgetSet() {
-	if l.set != 0 && l.freeSet != nil {
-		l.freeSet(l.set) // a set that cannot be freed is of no further use either
-	}
-	l.set = 0
-	l.heard.Store(0)
-}
-
 // check turns a return code into an error, a *session.CodeError.
 func check(call string, code int32) error {
 	if code == codeSuccess {
@@ -254,16 +231,16 @@ func unsupported(err error) bool { return session.HasCode(err, codeNotSupported,
 // query runs a function that fills a T, and returns the T. has is false when the
 // library lacks the function; f is not called then.
 func query[T any](ctx context.Context, b *Backend, lib *library, name string, has bool, f func(*T) int32) (T, error) {
-	return queryOn(ctx, b, b.session.Calls, lib, name, has, f)
+	return queryOn(ctx, b, b.session.Calls, lib, lane.Library, name, has, f)
 }
 
-// queryOn is query on that lane.
-func queryOn[T any](ctx context.Context, b *Backend, on *lane.Lane, lib *library, name string, has bool, f func(*T) int32) (T, error) {
+// queryOn is query on that lane, about the chip of that index or lane.Library.
+func queryOn[T any](ctx context.Context, b *Backend, on *lane.Lane, lib *library, about int, name string, has bool, f func(*T) int32) (T, error) {
 	var out T
 	if !has {
 		return out, check(name, codeFunctionNotFound)
 	}
-	return session.Call(ctx, b.session, on, lib, name, func() (T, error) {
+	return session.Call(ctx, b.session, on, lib, about, name, func() (T, error) {
 		var out T
 		err := check(name, f(&out))
 		return out, err
@@ -277,22 +254,23 @@ func queryChip[T any](ctx context.Context, b *Backend, lib *library, name string
 
 // queryChipOn is queryChip on that lane.
 func queryChipOn[T any](ctx context.Context, b *Backend, on *lane.Lane, lib *library, name string, c handle, f func(uintptr, *T) int32) (T, error) {
-	return queryOn(ctx, b, on, lib, fmt.Sprintf("%s(%d)", name, c.index), f != nil, func(out *T) int32 {
+	return queryOn(ctx, b, on, lib, c.index, fmt.Sprintf("%s(%d)", name, c.index), f != nil, func(out *T) int32 {
 		return f(c.value, out)
 	})
 }
 
 // queryText is queryChip for a function that fills a text of that size.
 func queryText(ctx context.Context, b *Backend, lib *library, name string, c handle, size uint32, f func(uintptr, *text, uint32) int32) (string, error) {
-	t, err := query(ctx, b, lib, fmt.Sprintf("%s(%d)", name, c.index), f != nil, func(out *text) int32 {
+	t, err := queryOn(ctx, b, b.session.Calls, lib, c.index, fmt.Sprintf("%s(%d)", name, c.index), f != nil, func(out *text) int32 {
 		return f(c.value, out, size)
 	})
 	return t.String(), err
 }
 
-// queryPair is queryChip for a function about two chips.
+// queryPair is queryChip for a function about two chips; it is the first that it is
+// about.
 func queryPair[T any](ctx context.Context, b *Backend, lib *library, name string, one, two handle, f func(_, _ uintptr, _ *T) int32) (T, error) {
-	return query(ctx, b, lib, fmt.Sprintf("%s(%d, %d)", name, one.index, two.index), f != nil, func(out *T) int32 {
+	return queryOn(ctx, b, b.session.Calls, lib, one.index, fmt.Sprintf("%s(%d, %d)", name, one.index, two.index), f != nil, func(out *T) int32 {
 		return f(one.value, two.value, out)
 	})
 }

@@ -1,28 +1,47 @@
-// Package lane keeps a vendor's library, which may hang at any call, from
-// holding up whoever asks it.
+// Package lane keeps calls of a vendor's library, any of which may hang, from
+// holding up whatever else is to be asked.
 package lane
 
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 )
 
-// Lane runs calls of the library one at a time. C code cannot be interrupted,
-// so a call that takes longer than the limit is left to itself, on a goroutine
-// of its own, and keeps the lane occupied: calls that come meanwhile fail at
-// once instead of piling up behind it, until it returns.
+// Lane runs calls of the library one at a time. C code cannot be interrupted, so
+// a call that takes longer than the limit is left to itself, on a goroutine of its
+// own, and the lane goes on without it. Until it returns, calls about the same
+// device fail at once instead of piling up beside it. Calls about other devices
+// are made: the libraries are documented to be safe for threads, and are used so
+// anyway, since one thread waits for events all the time.
 type Lane struct {
 	limit time.Duration
 	// observe is told of each call, nil for nobody.
 	observe func(name string, took time.Duration, hung bool)
-	// free has room for one token, which is there when no call runs.
+	// free has room for one token, which is there when no call runs but those
+	// that were left.
 	free chan struct{}
 
-	mu    sync.Mutex
-	name  string    // of the call that runs
-	since time.Time // when it began
+	mu   sync.Mutex // guards what follows
+	left []*call    // that did not return in time, oldest first
+}
+
+// Library is what a call is about that is about no device, or about several.
+const Library = -1
+
+// call is a call of the library.
+type call struct {
+	name  string
+	about int // a device's index, or Library
+	alone bool
+	since time.Time
+	lanes []*Lane
+	hung  chan struct{} // closed once it did not return in time
+
+	mu          sync.Mutex // guards what follows
+	left, ended bool
 }
 
 // New returns a Lane whose calls may take as long as limit. observe, unless nil, is
@@ -37,6 +56,11 @@ func New(limit time.Duration, observe func(name string, took time.Duration, hung
 // HungError says that a call did not return in time. Its text stays the same
 // for as long as the call does not return.
 type HungError struct {
+	// About is the index of the device that the call is about, or Library.
+	About int
+	// Since is when the call began.
+	Since time.Time
+
 	name  string
 	limit time.Duration
 }
@@ -45,114 +69,150 @@ func (e *HungError) Error() string {
 	return fmt.Sprintf("%s did not answer within %v", e.name, e.limit)
 }
 
-// acquire waits until no call runs and occupies the lane for the call of that
-// name. The lane is the caller's until it calls release. acquire fails with a
-// *HungError, which names the call that occupies the lane for too long, and
-// with ctx's error.
-func (l *Lane) acquire(ctx context.Context, name string) (release func(), err error) {
-	for {
-		// Without this check a call could still begin after ctx has ended,
-		// since select chooses at random among what is ready.
-		if err := ctx.Err(); err != nil {
-			return nil, fmt.Errorf("%s: %w", name, err)
-		}
-		l.mu.Lock()
-		running, left := l.name, l.limit-time.Since(l.since)
-		l.mu.Unlock()
-		if running != "" && left <= 0 {
-			return nil, &HungError{running, l.limit}
-		}
-		// A lane that is free now or soon is waited for as long as a call may
-		// take; then it is looked at again.
-		if running == "" {
-			left = l.limit
-		}
-		timer := time.NewTimer(left)
-		select {
-		case <-l.free:
-			timer.Stop()
-			l.mu.Lock()
-			l.name, l.since = name, time.Now()
-			l.mu.Unlock()
-			return l.release, nil
-		case <-ctx.Done():
-			timer.Stop()
-		case <-timer.C:
-		}
-	}
+func (l *Lane) hungError(c *call) *HungError {
+	return &HungError{About: c.about, Since: c.since, name: c.name, limit: l.limit}
 }
 
-func (l *Lane) release() {
+// Hung returns the call about a device that did not return in time and has not
+// returned yet, nil when there is none.
+func (l *Lane) Hung(about int) *HungError {
 	l.mu.Lock()
-	l.name = ""
-	l.mu.Unlock()
-	l.free <- struct{}{}
+	defer l.mu.Unlock()
+	i := slices.IndexFunc(l.left, func(c *call) bool { return c.alone || c.about == about })
+	if i < 0 {
+		return nil
+	}
+	return l.hungError(l.left[i])
 }
 
-// Run calls f on the lane and waits for it as await does.
-func Run[T any](ctx context.Context, l *Lane, name string, f func() (T, error)) (T, error) {
-	release, err := l.acquire(ctx, name)
-	if err != nil {
-		var none T
-		return none, err
+// AnyHung is Hung for calls about whatever.
+func (l *Lane) AnyHung() *HungError {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.left) == 0 {
+		return nil
 	}
-	return await(ctx, l, name, func() (T, error) {
-		defer release()
-		return f()
-	})
+	return l.hungError(l.left[0])
 }
 
-// RunOnBoth is Run with two lanes occupied, the second of which decides how
-// long f may take. All who take both take them in the same order.
-func RunOnBoth[T any](ctx context.Context, one, two *Lane, name string, f func() (T, error)) (T, error) {
-	release, err := one.acquire(ctx, name)
-	if err != nil {
-		var none T
-		return none, err
+// inTheWay returns the call that keeps c from being made.
+func (l *Lane) inTheWay(c *call) *HungError {
+	if c.alone {
+		return l.AnyHung()
 	}
-	releaseTwo, err := two.acquire(ctx, name)
-	if err != nil {
-		release()
-		var none T
-		return none, err
-	}
-	return await(ctx, two, name, func() (T, error) {
-		defer release()
-		defer releaseTwo()
-		return f()
-	})
+	return l.Hung(c.about)
 }
 
-// await calls f on a goroutine of its own and waits for it until ctx ends or
-// the lane's limit is over. What f returns after that is dropped, so f must keep by
-// itself what must not get lost.
-func await[T any](ctx context.Context, l *Lane, name string, f func() (T, error)) (T, error) {
+// acquire waits until no call runs and occupies the lane for c. It fails with a
+// *HungError, which names the call that is in the way and did not return in time,
+// and with ctx's error.
+func (l *Lane) acquire(ctx context.Context, c *call) error {
+	// Without this check a call could still begin after ctx has ended, since
+	// select chooses at random among what is ready.
+	if err := ctx.Err(); err != nil {
+		return fmt.Errorf("%s: %w", c.name, err)
+	}
+	if hung := l.inTheWay(c); hung != nil {
+		return hung
+	}
+	select {
+	case <-l.free: // after the limit at the latest, then the call that runs is left
+	case <-ctx.Done():
+		return fmt.Errorf("%s: %w", c.name, ctx.Err())
+	}
+	if hung := l.inTheWay(c); hung != nil {
+		l.free <- struct{}{}
+		return hung
+	}
+	return nil
+}
+
+// Run calls f on the lane, about the device of that index or Library, and waits
+// for it until ctx ends or the lane's limit is over. What f returns after that is
+// dropped, so f must keep by itself what must not get lost.
+func Run[T any](ctx context.Context, l *Lane, about int, name string, f func() (T, error)) (T, error) {
+	return await(ctx, &call{name: name, about: about, lanes: []*Lane{l}}, f)
+}
+
+// RunAlone is Run with two lanes occupied, the second of which decides how long f
+// may take. Nothing else runs on them meanwhile, also when f does not return in
+// time, and f is not called while a call hangs. All who take both lanes take them
+// in the same order.
+func RunAlone[T any](ctx context.Context, one, two *Lane, name string, f func() (T, error)) (T, error) {
+	return await(ctx, &call{name: name, about: Library, alone: true, lanes: []*Lane{one, two}}, f)
+}
+
+// await occupies the lanes of c, calls f on a goroutine of its own and waits for it.
+func await[T any](ctx context.Context, c *call, f func() (T, error)) (T, error) {
+	var none T
+	for i, l := range c.lanes {
+		if err := l.acquire(ctx, c); err != nil {
+			for _, before := range c.lanes[:i] {
+				before.free <- struct{}{}
+			}
+			return none, err
+		}
+	}
+	l := c.lanes[len(c.lanes)-1]
 	type result struct {
 		value T
 		err   error
 	}
 	done := make(chan result, 1) // room for the result that nobody waits for any more
-	start := time.Now()
+	c.since, c.hung = time.Now(), make(chan struct{})
+	tooLong := time.AfterFunc(l.limit, c.leave)
 	go func() {
 		value, err := f()
+		tooLong.Stop()
+		c.end()
 		done <- result{value, err}
 	}()
 	observe := func(hung bool) {
 		if l.observe != nil {
-			l.observe(name, time.Since(start), hung)
+			l.observe(c.name, time.Since(c.since), hung)
 		}
 	}
-	timer := time.NewTimer(l.limit)
-	defer timer.Stop()
-	var none T
 	select {
 	case r := <-done:
 		observe(false)
 		return r.value, r.err
-	case <-timer.C:
+	case <-c.hung:
 		observe(true)
-		return none, &HungError{name, l.limit}
+		return none, l.hungError(c)
 	case <-ctx.Done():
-		return none, fmt.Errorf("%s: %w", name, ctx.Err())
+		return none, fmt.Errorf("%s: %w", c.name, ctx.Err())
+	}
+}
+
+// leave leaves a call to itself, unless it has returned just now.
+func (c *call) leave() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.ended {
+		return
+	}
+	c.left = true
+	for _, l := range c.lanes {
+		l.mu.Lock()
+		l.left = append(l.left, c)
+		l.mu.Unlock()
+		l.free <- struct{}{}
+	}
+	close(c.hung)
+}
+
+// end notes that a call has returned.
+func (c *call) end() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.ended = true
+	for _, l := range c.lanes {
+		if !c.left {
+			l.free <- struct{}{}
+			continue
+		}
+		l.mu.Lock()
+		l.left = slices.DeleteFunc(l.left, func(other *call) bool { return other == c })
+		l.mu.Unlock()
 	}
 }

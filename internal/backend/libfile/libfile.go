@@ -139,6 +139,8 @@ func (p Places) NotFound() error {
 // Library is a library that is loaded.
 type Library interface {
 	comparable
+	// LoadedFrom is the path or name that it was loaded from. File has it.
+	LoadedFrom() string
 	// Unchanged reports whether it was loaded from the file at path, and that
 	// file is the same as it was then. File has it.
 	Unchanged(path string) bool

@@ -1,6 +1,7 @@
 package nvidia
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"math/bits"
@@ -64,7 +65,7 @@ func (b *Backend) list(ctx context.Context, lib *library, told faults) (l roster
 	if err != nil {
 		return l, err
 	}
-	l, err = roster.List(kind, count, func(index int) (*gpu, error) {
+	l, err = roster.List(kind, count, b.session.Calls.Hung, func(index int) (*gpu, error) {
 		g, err := b.describe(ctx, lib, index, told)
 		if err == nil && slices.Contains(displayOnly, g.Model) {
 			err = roster.ErrSkip
@@ -75,7 +76,9 @@ func (b *Backend) list(ctx context.Context, lib *library, told faults) (l roster
 		return l, err
 	}
 	l.Driver, l.CUDA, l.Machine = driver, cuda, b.sysfs.Machine()
-	l.Links, err = b.links(ctx, lib, l.Devices)
+	if !l.Silent {
+		l.Links, err = b.links(ctx, lib, l.Devices)
+	}
 	return l, err
 }
 
@@ -221,6 +224,31 @@ func chars[T ~int8 | ~uint8](field []T) []uint8 {
 	return out
 }
 
+// blame adds what events told of GPUs that cannot be described now: a GPU often has an
+// error and is lost at once, and the error is what says whether it may come back.
+func (b *Backend) blame(found *backend.Found, told faults) {
+	for id, list := range told.of {
+		if slices.ContainsFunc(found.Devices, func(d accel.Device) bool { return d.ID == id }) {
+			continue
+		}
+		h := b.gravest(list)
+		named := false
+		for _, faults := range [][]backend.Fault{found.Faults, found.Unasked} {
+			for i := range faults {
+				if f := &faults[i]; f.ID == id {
+					f.Err, f.Cause, named = fmt.Errorf("%s; %w", h.Reason, f.Err), h.Cause, true
+				}
+			}
+		}
+		if index, known := b.roster.Index(id); !named && known {
+			found.Faults = append(found.Faults, backend.Fault{
+				Index: index, ID: id, Err: fmt.Errorf("%s; the library does not list the GPU any more", h.Reason), Cause: h.Cause,
+			})
+		}
+	}
+	slices.SortFunc(found.Faults, func(a, b backend.Fault) int { return cmp.Compare(a.Index, b.Index) })
+}
+
 // record keeps what Edits, Labels, AwaitChange and later discoveries need of a
 // listing, and returns it as the outcome of a discovery.
 func (b *Backend) record(ctx context.Context, l roster.Listing[*gpu], told faults) backend.Found {
@@ -243,6 +271,7 @@ func (b *Backend) record(ctx context.Context, l roster.Listing[*gpu], told fault
 	}
 	b.mu.Unlock()
 	found := roster.Record(b.roster, l)
+	b.blame(&found, told)
 	select {
 	case b.news <- struct{}{}:
 	default: // somebody will look

@@ -33,7 +33,7 @@ func (b *Backend) AwaitChange(ctx context.Context) error {
 		last := b.roster.Last()
 		b.mu.Lock()
 		born, lost := b.born, b.lost
-		retry := len(b.unheard) > 0 && time.Since(b.listened) >= backend.DefaultInterval
+		retry := len(b.unheard) > 0 && time.Since(b.listened) >= backend.DefaultInterval && b.session.Events.AnyHung() == nil
 		b.mu.Unlock()
 		switch {
 		case lib == nil || !b.session.Initialised() || last.Round == 0:
@@ -111,7 +111,9 @@ func (b *Backend) wait(ctx context.Context, lib *library, wait time.Duration) nv
 
 // note keeps what an event says, if it counts. The events lane is the caller's.
 func (b *Backend) note(ctx context.Context, e nvml.EventData) {
+	b.mu.Lock()
 	id, known := b.hears[e.Device]
+	b.mu.Unlock()
 	if !known && e.Device != nil {
 		if uuid, code := e.Device.GetUUID(); code == nvml.SUCCESS {
 			id, known = accel.DeviceID(uuid), true
@@ -165,7 +167,9 @@ func (b *Backend) hear(ctx context.Context, lib *library, born uint64, last rost
 		b.forgetSet(lib)
 		set, code := lib.api.EventSetCreate()
 		if code == nvml.SUCCESS {
+			b.mu.Lock()
 			b.set, b.hears = set, map[nvml.Device]accel.DeviceID{}
+			b.mu.Unlock()
 		}
 		return left, code
 	})
@@ -181,7 +185,7 @@ func (b *Backend) hear(ctx context.Context, lib *library, born uint64, last rost
 	for _, g := range gpus {
 		err := b.hearGPU(ctx, lib, g.Index, g.ID)
 		switch {
-		case session.IsFatal(err):
+		case session.IsFatal(err) && session.Hung(err) == nil:
 			return false, err
 		case unsupported(err):
 			logr.FromContextOrDiscard(ctx).V(2).Info("A GPU tells of no events and is only asked",
@@ -237,7 +241,9 @@ func (b *Backend) hearGPU(ctx context.Context, lib *library, index int, id accel
 			return struct{}{}, nvml.ERROR_UNINITIALIZED
 		}
 		code := handle.RegisterEvents(types, b.set)
-		if code == nvml.SUCCESS {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		if code == nvml.SUCCESS && b.hears != nil { // which may be those of another set if the call hung
 			b.hears[handle] = id
 		}
 		return struct{}{}, code
@@ -245,11 +251,14 @@ func (b *Backend) hearGPU(ctx context.Context, lib *library, index int, id accel
 	return err
 }
 
-// forgetSet lets go of the set of events. The events lane is the caller's.
+// forgetSet lets go of the set of events. The events lane is the caller's. A set is
+// not freed under a call that hangs and may use it.
 func (b *Backend) forgetSet(lib *library) {
-	if b.set != nil && lib.has["nvmlEventSetFree"] {
+	if b.set != nil && lib.has["nvmlEventSetFree"] && b.session.Events.AnyHung() == nil {
 		_ = lib.api.EventSetFree(b.set) // refused when the driver is gone, and the set with it
 	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
 	b.set, b.hears = nil, nil
 	b.heard.Store(0)
 }

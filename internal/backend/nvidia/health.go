@@ -17,10 +17,8 @@ import (
 // own device plugin.
 var ignoredByDefault = []string{"xid-13", "xid-31", "xid-43", "xid-45", "xid-68", "xid-109"}
 
-// Causes of ill health besides accel.CauseLost and "xid-N".
+// Causes of ill health besides those that all vendors have and "xid-N".
 const (
-	// causeUnreachable: a call about the GPU fails.
-	causeUnreachable = "unreachable"
 	// causeDoubleBit: an error in its memory that could not be corrected.
 	causeDoubleBit = "ecc-double-bit"
 	// causeRowRemap: a bad row of its memory could not be replaced by a spare
@@ -28,10 +26,19 @@ const (
 	causeRowRemap = "row-remap-failure"
 )
 
+// FatalByDefault are the causes after which a GPU is put into quarantine unless the
+// configuration says otherwise: those for which NVIDIA's catalogue of XIDs says that
+// the GPU must be reset, the machine restarted or the hardware examined, and what NVML
+// says of its memory. docs/design/027-quarantine.md has each with the reason.
+var FatalByDefault = []string{
+	"xid-46", "xid-48", "xid-62", "xid-64", "xid-74", "xid-79", "xid-95", "xid-110", "xid-119", "xid-120", "xid-136",
+	"xid-140", "xid-143", "xid-158", causeDoubleBit, causeRowRemap,
+}
+
 // Causes returns the causes that a device of the vendor can be unhealthy for, as
 // patterns with "*".
 func Causes() []string {
-	return []string{"xid-*", causeDoubleBit, causeRowRemap, causeUnreachable, accel.CauseLost}
+	return []string{"xid-*", causeDoubleBit, causeRowRemap, accel.CauseUnreachable, accel.CauseLost}
 }
 
 // faults are what events told of, which is no state that could be asked for.
@@ -135,11 +142,16 @@ func (b *Backend) health(ctx context.Context, lib *library, g *gpu, told faults)
 	if len(all) == 0 {
 		return accel.Health{}, nil
 	}
+	return b.gravest(all), nil
+}
+
+// gravest is the health that is told of several.
+func (b *Backend) gravest(all []accel.Health) accel.Health {
 	var causes []string
 	for _, h := range all {
 		causes = append(causes, h.Cause)
 	}
-	return all[b.options.Gravest(causes)], nil
+	return all[b.options.Gravest(causes, FatalByDefault...)]
 }
 
 // unreachable is the health of a GPU about which a call failed.
@@ -147,5 +159,5 @@ func (b *Backend) unreachable(err error) accel.Health {
 	if session.HasCode(err, nvml.ERROR_GPU_IS_LOST) {
 		return b.unwell(accel.CauseLost, "%v", err)
 	}
-	return b.unwell(causeUnreachable, "%v", err)
+	return b.unwell(accel.CauseUnreachable, "%v", err)
 }

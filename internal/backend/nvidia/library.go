@@ -189,7 +189,7 @@ func queryGPU[T any](ctx context.Context, b *Backend, lib *library, function str
 }
 
 // noGPU is the index for functions that are about no GPU.
-const noGPU = -1
+const noGPU = lane.Library
 
 // queryOn is queryGPU on that lane.
 func queryOn[T any](ctx context.Context, b *Backend, on *lane.Lane, lib *library, function string, index int, call func() (T, nvml.Return)) (T, error) {
@@ -197,7 +197,7 @@ func queryOn[T any](ctx context.Context, b *Backend, on *lane.Lane, lib *library
 	if index != noGPU {
 		name = fmt.Sprintf("%s(%d)", function, index)
 	}
-	return session.Call(ctx, b.session, on, lib, name, func() (T, error) {
+	return session.Call(ctx, b.session, on, lib, index, name, func() (T, error) {
 		if !lib.has[function] {
 			var none T
 			return none, &session.CodeError{

@@ -58,15 +58,16 @@ type Backend struct {
 	near nearness
 
 	// set hears the events of the GPUs in hears, and heard is the round that it
-	// was made for, 0 for none. The first two are used on the events lane only.
+	// was made for, 0 for none. set is used on the events lane only.
 	set   nvml.EventSet
-	hears map[nvml.Device]accel.DeviceID
 	heard atomic.Uint64
 	// worked is true once the library could be initialised. It is used on both
 	// lanes.
 	worked bool
 
 	mu sync.Mutex // guards what follows; not held during calls of the library
+	// hears has the GPUs whose events set hears; nil without a set.
+	hears map[nvml.Device]accel.DeviceID
 	// traits are those of each GPU that was ever listed.
 	traits map[accel.DeviceID]traits
 	// told are the faults that events told of and no discovery did: since the

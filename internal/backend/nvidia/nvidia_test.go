@@ -367,7 +367,7 @@ func TestEventsOutliveAFailedDiscovery(t *testing.T) {
 }
 
 // A GPU that has an error and falls off the bus is not as good as new when it
-// is back.
+// is back, also if this program was started again in the meantime: the fault says why.
 func TestErrorOfALostGPUIsToldWhenItIsBack(t *testing.T) {
 	m := newMachine(t, backend.Options{}, vendorsim.GPUs(2, 1024)...)
 	m.found()
@@ -376,8 +376,18 @@ func TestErrorOfALostGPUIsToldWhenItIsBack(t *testing.T) {
 	m.wantWoken(woken)
 	m.change(func(topology *vendorsim.Topology) { topology.Cards[1].Lost = true })
 	for range 2 {
-		m.wantCauses("lost", "-")
+		found := m.found()
+		if len(found.Devices) != 1 || len(found.Faults) != 1 || found.Faults[0].Cause != "xid-79" ||
+			!strings.HasPrefix(found.Faults[0].Err.Error(), "critical error XID 79; nvml") {
+			t.Errorf("lost: %d devices, faults %+v", len(found.Devices), found.Faults)
+		}
 	}
+	all := m.topology.Cards
+	m.change(func(topology *vendorsim.Topology) { topology.Cards = all[:1] }) // it is not even counted
+	if found := m.found(); len(found.Faults) != 1 || found.Faults[0].Cause != "xid-79" || found.Faults[0].Index != 1 {
+		t.Errorf("not counted: faults %+v", found.Faults)
+	}
+	m.change(func(topology *vendorsim.Topology) { topology.Cards = all })
 	m.change(func(topology *vendorsim.Topology) { topology.Cards[1].Lost = false })
 	m.wantCauses("back", "- xid-79")
 	m.wantCauses("later", "- -")

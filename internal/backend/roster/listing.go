@@ -10,6 +10,7 @@ import (
 
 	"github.com/divvy-gpu/divvy/internal/accel"
 	"github.com/divvy-gpu/divvy/internal/backend"
+	"github.com/divvy-gpu/divvy/internal/backend/lane"
 	"github.com/divvy-gpu/divvy/internal/backend/session"
 )
 
@@ -35,20 +36,48 @@ type Listing[E Entry] struct {
 	Devices []E
 	Links   []accel.Link
 	Faults  []backend.Fault
+	// Silent and Unasked are those of backend.Found. Of a library that is silent
+	// nothing more must be asked.
+	Silent  bool
+	Unasked []backend.Fault
 }
 
 // ErrSkip is what describe returns for a device that is not for pods.
 var ErrSkip = errors.New("skip this device")
 
 // List describes one device after the other, from 0 to count. What is wrong
-// with one device becomes a fault, with the ID if describe knows it; an error
+// with one device becomes a fault, with the ID if describe knows it; any other error
 // that session.IsFatal ends it. Devices that share what must be a device's own
 // are faults as well.
-func List[E Entry](k Kind, count int, describe func(index int) (E, error)) (Listing[E], error) {
+//
+// A device about which a call hangs, as hung says, is not asked, and is a fault if
+// others answer. If they do not, a lock of the library may be all that is wrong
+// with them: then the call that has been hanging longest is the fault, and the
+// other devices are Unasked.
+func List[E Entry](k Kind, count int, hung func(index int) *lane.HungError, describe func(index int) (E, error)) (Listing[E], error) {
 	var l Listing[E]
+	var before, now []silent // before this discovery, and in it since a device answered last
+	hangs, answered := map[int]bool{}, false
 	for index := range count {
-		e, err := describe(index)
+		if call := hung(index); call != nil {
+			hangs[index] = true
+			before = append(before, silent{index: index, call: call})
+		}
+	}
+	for index := range count {
 		switch {
+		case hangs[index]:
+			continue
+		case len(now) > 1 || len(now) == 1 && len(before) > 0 && !answered:
+			l.Unasked = append(l.Unasked, silent{index: index, call: now[0].call}.fault())
+			continue
+		}
+		e, err := describe(index)
+		call := session.Hung(err)
+		switch {
+		case call != nil && call.About == index:
+			now = append(now, silent{index, e.Entry().ID, call})
+			continue
 		case session.IsFatal(err):
 			return Listing[E]{}, err
 		case errors.Is(err, ErrSkip):
@@ -57,11 +86,42 @@ func List[E Entry](k Kind, count int, describe func(index int) (E, error)) (List
 		default:
 			l.Devices = append(l.Devices, e)
 		}
+		before, now, answered = append(before, now...), nil, true
+	}
+	suspects := now
+	if answered {
+		for _, s := range before {
+			l.Faults = append(l.Faults, s.fault())
+		}
+	} else {
+		suspects = slices.Concat(before, now)
+	}
+	l.Silent = len(suspects) > 0
+	slices.SortStableFunc(suspects, func(a, b silent) int { return a.call.Since.Compare(b.call.Since) })
+	for i, s := range suspects {
+		if i == 0 {
+			l.Faults = append(l.Faults, s.fault())
+		} else {
+			l.Unasked = append(l.Unasked, s.fault())
+		}
 	}
 	l.rejectDuplicates(k, "uuid", func(d *Device) any { return d.ID })
 	l.rejectDuplicates(k, "device file number", func(d *Device) any { return d.Minor })
-	slices.SortFunc(l.Faults, func(a, b backend.Fault) int { return cmp.Compare(a.Index, b.Index) })
+	for _, list := range [][]backend.Fault{l.Faults, l.Unasked} {
+		slices.SortFunc(list, func(a, b backend.Fault) int { return cmp.Compare(a.Index, b.Index) })
+	}
 	return l, nil
+}
+
+// silent is a device about which a call hangs.
+type silent struct {
+	index int
+	id    accel.DeviceID // "" when it is not known
+	call  *lane.HungError
+}
+
+func (s silent) fault() backend.Fault {
+	return backend.Fault{Index: s.index, ID: s.id, Err: s.call, Cause: accel.CauseUnreachable}
 }
 
 // rejectDuplicates makes faults of all devices that share what must be a

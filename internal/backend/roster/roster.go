@@ -5,6 +5,7 @@
 package roster
 
 import (
+	"cmp"
 	"slices"
 	"sync"
 
@@ -50,7 +51,8 @@ type known struct {
 // Last is what the last discovery found.
 type Last struct {
 	Driver, CUDA, Machine string
-	// Devices are in ascending order of Index. They are not to be changed.
+	// Devices are in ascending order of Index, and with them those that it could not
+	// ask and that were found before. They are not to be changed.
 	Devices []accel.Device
 	// Round counts the sets of devices, each under its index, that were found
 	// one after the other, from 1; it is 0 before the first discovery.
@@ -70,7 +72,7 @@ func New(k Kind, o backend.Options) *Roster {
 
 // Record keeps a listing, and returns it as the outcome of a discovery.
 func Record[E Entry](r *Roster, l Listing[E]) backend.Found {
-	found := backend.Found{Driver: l.Driver, CUDA: l.CUDA, Links: l.Links, Faults: l.Faults}
+	found := backend.Found{Driver: l.Driver, CUDA: l.CUDA, Links: l.Links, Faults: l.Faults, Silent: l.Silent, Unasked: l.Unasked}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	listed := map[accel.DeviceID]bool{}
@@ -81,19 +83,38 @@ func Record[E Entry](r *Roster, l Listing[E]) backend.Found {
 		r.known[d.ID] = known{d.ID, d.Index, d.Minor}
 		r.at[d.Index], r.owner[d.Minor] = d.ID, d.ID
 	}
-	for i := range found.Faults {
-		f := &found.Faults[i]
-		if last := r.at[f.Index]; f.ID == "" && !listed[last] {
-			f.ID = last
+	for _, faults := range [][]backend.Fault{found.Faults, found.Unasked} {
+		for i := range faults {
+			f := &faults[i]
+			if last := r.at[f.Index]; f.ID == "" && !listed[last] {
+				f.ID = last
+			} else if f.ID != "" && last == "" {
+				r.at[f.Index] = f.ID // for when the library does not tell it any more
+			}
 		}
 	}
+	devices := slices.Clone(found.Devices)
+	for _, d := range r.last.Devices {
+		if slices.ContainsFunc(found.Unasked, func(f backend.Fault) bool { return f.ID == d.ID }) {
+			devices = append(devices, d)
+		}
+	}
+	slices.SortFunc(devices, func(a, b accel.Device) int { return cmp.Compare(a.Index, b.Index) })
 	round := r.last.Round
 	samePlace := func(a, b accel.Device) bool { return a.Index == b.Index && a.ID == b.ID }
-	if round == 0 || !slices.EqualFunc(found.Devices, r.last.Devices, samePlace) {
+	if round == 0 || !slices.EqualFunc(devices, r.last.Devices, samePlace) {
 		round++
 	}
-	r.last = Last{l.Driver, l.CUDA, l.Machine, found.Devices, round}
+	r.last = Last{l.Driver, l.CUDA, l.Machine, devices, round}
 	return found
+}
+
+// Index returns the index of a device when it was listed last.
+func (r *Roster) Index(id accel.DeviceID) (index int, ok bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	d, ok := r.known[id]
+	return d.index, ok
 }
 
 // Last returns what the last discovery found.

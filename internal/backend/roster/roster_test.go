@@ -3,14 +3,20 @@ package roster
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/divvy-gpu/divvy/internal/accel"
 	"github.com/divvy-gpu/divvy/internal/backend"
+	"github.com/divvy-gpu/divvy/internal/backend/lane"
 	"github.com/divvy-gpu/divvy/internal/backend/session"
 )
 
@@ -35,7 +41,7 @@ func faults(list []backend.Fault) map[int]string {
 
 func TestList(t *testing.T) {
 	code := &session.CodeError{Call: "acmeMemory(5)", Code: 1, Text: "failure"}
-	l, err := List(kind, 9, func(index int) (*Device, error) {
+	l, err := List(kind, 9, answers, func(index int) (*Device, error) {
 		d := device(index, accel.DeviceID(fmt.Sprint("id-", index)), index)
 		switch index {
 		case 1:
@@ -73,8 +79,73 @@ func TestList(t *testing.T) {
 			t.Errorf("faults are not in order: %v", l.Faults)
 		}
 	}
-	if _, err := List(kind, 3, func(int) (*Device, error) { return device(0, "", 0), backend.ErrClosed }); !errors.Is(err, backend.ErrClosed) {
+	if _, err := List(kind, 3, answers, func(int) (*Device, error) { return device(0, "", 0), backend.ErrClosed }); !errors.Is(err, backend.ErrClosed) {
 		t.Errorf("an error that all calls would run into: %v", err)
+	}
+}
+
+// answers is for a library in which nothing hangs.
+func answers(int) *lane.HungError { return nil }
+
+// TestHungDevices discovers four cards again and again, of which some hang, alone
+// or with a lock that holds up the calls about all others.
+func TestHungDevices(t *testing.T) {
+	for name, tt := range map[string]struct {
+		hangs []int
+		lock  bool
+		want  []string // devices, faults, those that were not asked; and the time that it took
+	}{
+		"none":                    {nil, false, []string{"[0 1 2 3] [] [] 0s"}},
+		"the first":               {[]int{0}, false, []string{"[1 2 3] [0] [] 5s", "[1 2 3] [0] [] 0s"}},
+		"the last":                {[]int{3}, false, []string{"[0 1 2] [3] [] 5s", "[0 1 2] [3] [] 0s"}},
+		"two with one between":    {[]int{1, 3}, false, []string{"[0 2] [1 3] [] 10s", "[0 2] [1 3] [] 0s"}},
+		"two side by side":        {[]int{1, 2}, false, []string{"[0] [1] [2 3] 10s", "[0 3] [1 2] [] 0s"}},
+		"all but one":             {[]int{0, 1, 2}, false, []string{"[] [0] [1 2 3] 10s", "[] [0] [1 2 3] 5s", "[3] [0 1 2] [] 0s"}},
+		"all":                     {[]int{0, 1, 2, 3}, false, []string{"[] [0] [1 2 3] 10s", "[] [0] [1 2 3] 5s", "[] [0] [1 2 3] 5s", "[] [0] [1 2 3] 0s"}},
+		"the first, with a lock":  {[]int{0}, true, []string{"[] [0] [1 2 3] 10s", "[] [0] [1 2 3] 5s", "[] [0] [1 2 3] 5s", "[] [0] [1 2 3] 0s"}},
+		"the second, with a lock": {[]int{1}, true, []string{"[0] [1] [2 3] 10s", "[] [1] [0 2 3] 5s", "[] [1] [0 2 3] 5s", "[] [1] [0 2 3] 0s"}},
+		"the last, with a lock":   {[]int{3}, true, []string{"[0 1 2] [3] [] 5s", "[] [3] [0 1 2] 5s", "[] [3] [0 1 2] 5s"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				l := lane.New(5*time.Second, nil)
+				end := make(chan struct{})
+				defer close(end)
+				var locked atomic.Bool
+				discover := func(hangs []int) string {
+					start := time.Now()
+					found, err := List(kind, 4, l.Hung, func(index int) (*Device, error) {
+						d := device(index, "", 0)
+						hang := slices.Contains(hangs, index)
+						_, err := lane.Run(t.Context(), l, index, fmt.Sprintf("ask(%d)", index), func() (int, error) {
+							if hang || locked.Load() {
+								locked.CompareAndSwap(false, tt.lock)
+								<-end
+							}
+							return 0, nil
+						})
+						d.ID, d.Minor = accel.DeviceID(fmt.Sprint(index)), index
+						return d, err
+					})
+					if err != nil {
+						t.Fatal(err)
+					}
+					devices, silent := []int{}, []int{}
+					for _, d := range found.Devices {
+						devices = append(devices, d.Index)
+					}
+					for _, f := range found.Unasked {
+						silent = append(silent, f.Index)
+					}
+					return fmt.Sprint(devices, slices.Sorted(maps.Keys(faults(found.Faults))), silent, time.Since(start))
+				}
+				for i, want := range tt.want {
+					if got := discover(tt.hangs); got != want {
+						t.Errorf("discovery %d: devices, faults, not asked and time are %s, want %s", i, got, want)
+					}
+				}
+			})
+		})
 	}
 }
 

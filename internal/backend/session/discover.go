@@ -30,7 +30,7 @@ func (s *Session[L]) Discover(ctx context.Context, discover func() (backend.Foun
 	case ctx.Err() != nil:
 		return canceled()
 	}
-	return backend.Found{}, &backend.UnavailableError{Vendor: s.steps.Vendor, Err: err}
+	return backend.Found{}, &backend.UnavailableError{Vendor: s.steps.Vendor, Err: err, Silent: Hung(err) != nil}
 }
 
 // Listing is what a library says about all devices.
@@ -52,10 +52,12 @@ func List[L Library, T Listing](ctx context.Context, s *Session[L], list func(co
 	if err != nil {
 		return none, err
 	}
-	again := s.steps.Bound != nil && s.plug.Changed(s.steps.Bound(), fresh)
+	// A library in which a call hangs cannot be shut down. What another
+	// initialisation would bring has to wait until the call returns.
+	again := !s.hangs() && s.steps.Bound != nil && s.plug.Changed(s.steps.Bound(), fresh)
 	if !again {
 		l, err = list(ctx, lib)
-		again = !fresh && s.wantsInit(l, err)
+		again = !fresh && !s.hangs() && s.wantsInit(l, err)
 	}
 	if again {
 		if err := s.end(ctx); err != nil {
@@ -68,6 +70,9 @@ func List[L Library, T Listing](ctx context.Context, s *Session[L], list func(co
 	}
 	return l, err
 }
+
+// hangs reports whether a call has not returned in time and is still in the library.
+func (s *Session[L]) hangs() bool { return s.Calls.AnyHung() != nil || s.Events.AnyHung() != nil }
 
 // wantsInit reports whether the outcome of a list is one that another
 // initialisation may mend. The caller has the turn.
@@ -82,10 +87,19 @@ func (s *Session[L]) wantsInit(l Listing, err error) bool {
 	return again
 }
 
-// IsFatal tells an error that all further calls would run into from one that
-// the library returned about one device.
-func IsFatal(err error) bool {
+// Hung returns the call in err that did not return in time, nil when it is another
+// error.
+func Hung(err error) *lane.HungError {
 	var hung *lane.HungError
-	return errors.As(err, &hung) || errors.Is(err, backend.ErrClosed) || errors.Is(err, ErrNotInitialised) ||
+	if errors.As(err, &hung) {
+		return hung
+	}
+	return nil
+}
+
+// IsFatal tells an error that further calls would run into, at least those about
+// the same device, from one that the library returned about one device.
+func IsFatal(err error) bool {
+	return Hung(err) != nil || errors.Is(err, backend.ErrClosed) || errors.Is(err, ErrNotInitialised) ||
 		errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
 }

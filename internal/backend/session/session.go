@@ -6,7 +6,7 @@
 // Functions of the library run on two lanes: the wait for an event must not
 // hold up other calls, so it has a lane of its own. Whatever changes which
 // library there is, or whether it is initialised, takes both, events first, so
-// that nothing else is called meanwhile.
+// that nothing else is called meanwhile, and waits for calls that hang.
 package session
 
 import (
@@ -137,12 +137,12 @@ func (s *Session[L]) Current() (L, error) {
 // Initialised reports whether the library is loaded and initialised.
 func (s *Session[L]) Initialised() bool { return s.initialised.Load() }
 
-// Call runs f, which calls functions of lib, on one of the session's lanes; name
-// is what errors call it. It fails with backend.ErrClosed when lib is no longer
+// Call runs f, which calls functions of lib about the device of that index or
+// lane.Library, on one of the session's lanes; name is what errors call it. It fails with backend.ErrClosed when lib is no longer
 // the library that is loaded, and with ErrNotInitialised between the moment in which
 // a discovery shut the library down and the one in which it initialised it anew.
-func Call[L Library, T any](ctx context.Context, s *Session[L], on *lane.Lane, lib L, name string, f func() (T, error)) (T, error) {
-	return lane.Run(ctx, on, name, func() (T, error) {
+func Call[L Library, T any](ctx context.Context, s *Session[L], on *lane.Lane, lib L, about int, name string, f func() (T, error)) (T, error) {
+	return lane.Run(ctx, on, about, name, func() (T, error) {
 		if s.loaded() != lib {
 			var none T
 			return none, backend.ErrClosed
@@ -180,7 +180,7 @@ func (s *Session[L]) ready(ctx context.Context) (lib L, fresh bool, err error) {
 	// A call that is not waited for any more must not look at results that this
 	// function returns.
 	loaded := lib
-	_, err = lane.RunOnBoth(ctx, s.Events, s.Calls, s.steps.InitCall, func() (struct{}, error) {
+	_, err = lane.RunAlone(ctx, s.Events, s.Calls, s.steps.InitCall, func() (struct{}, error) {
 		if s.loaded() != loaded {
 			return struct{}{}, backend.ErrClosed
 		}
@@ -203,7 +203,7 @@ func (s *Session[L]) ready(ctx context.Context) (lib L, fresh bool, err error) {
 
 // load makes sure that the library is loaded from where it is found now.
 func (s *Session[L]) load(ctx context.Context) (L, error) {
-	return lane.RunOnBoth(ctx, s.Events, s.Calls, loading+s.steps.Name, func() (L, error) {
+	return lane.RunAlone(ctx, s.Events, s.Calls, loading+s.steps.Name, func() (L, error) {
 		var none L
 		old, err := s.Current()
 		if err != nil {
@@ -228,7 +228,7 @@ func (s *Session[L]) load(ctx context.Context) (L, error) {
 
 // end shuts the library down, so that ready initialises it again.
 func (s *Session[L]) end(ctx context.Context) error {
-	_, err := lane.RunOnBoth(ctx, s.Events, s.Calls, s.steps.ShutdownCall, func() (struct{}, error) {
+	_, err := lane.RunAlone(ctx, s.Events, s.Calls, s.steps.ShutdownCall, func() (struct{}, error) {
 		s.shutdown()
 		return struct{}{}, nil
 	})
@@ -253,7 +253,7 @@ func (s *Session[L]) Close() error {
 	if closed {
 		return nil
 	}
-	_, err := lane.RunOnBoth(context.Background(), s.Events, s.Calls, s.steps.ShutdownCall, func() (struct{}, error) {
+	_, err := lane.RunAlone(context.Background(), s.Events, s.Calls, s.steps.ShutdownCall, func() (struct{}, error) {
 		var none L
 		s.shutdown()
 		s.mu.Lock()

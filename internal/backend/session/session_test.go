@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/divvy-gpu/divvy/internal/backend"
+	"github.com/divvy-gpu/divvy/internal/backend/lane"
 	"github.com/divvy-gpu/divvy/internal/backend/libfile"
 )
 
@@ -192,7 +193,7 @@ func TestCallOfALibraryThatIsGone(t *testing.T) {
 		t.Fatalf("Current = %v, %v", lib, err)
 	}
 	call := func() (int, error) {
-		return Call(t.Context(), w.Session, w.Calls, lib, "acmeCount", func() (int, error) { return 7, nil })
+		return Call(t.Context(), w.Session, w.Calls, lib, lane.Library, "acmeCount", func() (int, error) { return 7, nil })
 	}
 	if got, err := call(); got != 7 || err != nil {
 		t.Errorf("Call = %d, %v", got, err)

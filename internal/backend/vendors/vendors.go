@@ -21,14 +21,17 @@ type Vendor struct {
 	// Causes are the causes that a device of the vendor can be unhealthy for,
 	// as patterns with "*".
 	Causes []string
+	// Fatal are the causes, as patterns, after which a device of the vendor is put
+	// into quarantine unless the configuration says otherwise.
+	Fatal []string
 }
 
 // All returns the vendors, in the order of their names.
 func All() []Vendor {
 	return []Vendor{
-		{enflame.Vendor, func(o backend.Options) (backend.Backend, error) { return enflame.New(o) }, enflame.Causes()},
-		{iluvatar.Vendor, func(o backend.Options) (backend.Backend, error) { return iluvatar.New(o) }, iluvatar.Causes()},
-		{nvidia.Vendor, func(o backend.Options) (backend.Backend, error) { return nvidia.New(o) }, nvidia.Causes()},
+		{enflame.Vendor, func(o backend.Options) (backend.Backend, error) { return enflame.New(o) }, enflame.Causes(), enflame.FatalByDefault},
+		{iluvatar.Vendor, func(o backend.Options) (backend.Backend, error) { return iluvatar.New(o) }, iluvatar.Causes(), iluvatar.FatalByDefault},
+		{nvidia.Vendor, func(o backend.Options) (backend.Backend, error) { return nvidia.New(o) }, nvidia.Causes(), nvidia.FatalByDefault},
 	}
 }
 
@@ -47,6 +50,17 @@ func Causes(name string) []string {
 	for _, v := range All() {
 		if v.Name == name {
 			return v.Causes
+		}
+	}
+	return nil
+}
+
+// Fatal returns the causes, as patterns, after which a device of the vendor with that
+// name is put into quarantine unless the configuration says otherwise.
+func Fatal(name string) []string {
+	for _, v := range All() {
+		if v.Name == name {
+			return v.Fatal
 		}
 	}
 	return nil

@@ -195,27 +195,50 @@ static void refresh(struct sim *s)
 	s->broken = false;
 }
 
+static int larger(int a, int b)
+{
+	return a > b ? a : b;
+}
+
+/* How many milliseconds a call takes by the topology as it is now. The lock is held. */
+static int delay_of(const struct sim *s, const char *function, int card)
+{
+	if (s->broken)
+		return 0;
+	int ms = larger(s->library->delay_ms, calls_find(&s->library->slow, function));
+	if (card >= 0 && card < s->count) {
+		const struct card *c = s->cards[card];
+		ms = larger(ms, larger(c->delay_ms, calls_find(&c->slow, function)));
+	}
+	return ms;
+}
+
 struct sim_entry sim_enter(struct sim *s, const char *function, int card)
 {
 	int64_t start = sim_now_ns();
+	bool holds = false;
 
 	pthread_mutex_lock(&s->lock);
 	for (;;) {
 		refresh(s);
-		int64_t delay = s->broken ? 0 : (int64_t)s->library->delay_ms * SIM_NS_PER_MS;
-		int64_t left = start + delay - sim_now_ns();
-		if (left <= 0)
+		int64_t left = start + (int64_t)delay_of(s, function, card) * SIM_NS_PER_MS - sim_now_ns();
+		bool held_up = !s->broken && s->library->one_lock && s->held && !holds;
+		if (left <= 0 && !held_up)
 			break;
+		if (!s->held)
+			s->held = holds = true;
 		pthread_mutex_unlock(&s->lock);
-		sleep_step(left);
+		sleep_step(left > 0 ? left : STEP_NS);
 		pthread_mutex_lock(&s->lock);
 	}
+	if (holds)
+		s->held = false;
 
 	struct sim_entry e = {.broken = s->broken};
 	if (!e.broken) {
-		e.failure = failures_find(&s->library->failures, function);
+		e.failure = calls_find(&s->library->failing, function);
 		if (e.failure == 0 && card >= 0 && card < s->count)
-			e.failure = failures_find(&s->cards[card]->failures, function);
+			e.failure = calls_find(&s->cards[card]->failing, function);
 	}
 	return e;
 }

@@ -53,6 +53,7 @@ struct sim {
 	uint64_t happened;	       /* events so far */
 	struct sim_event events[SIM_EVENTS]; /* a ring */
 	int first, pending;
+	bool held; /* a call takes its time; it holds up others, see one_lock of struct library */
 };
 
 #define SIM_INIT(name) {.vendor = (name), .lock = PTHREAD_MUTEX_INITIALIZER}
@@ -66,7 +67,8 @@ struct sim_entry {
 /*
  * Begins a call of function about a card (or TOPOLOGY_NO_CARD): waits for as
  * long as the topology says, brings it up to date and takes the lock. A delay
- * that the file takes back ends early.
+ * that the file takes back ends early. In a library with one lock a call also
+ * waits for those that take their time.
  */
 struct sim_entry sim_enter(struct sim *s, const char *function, int card);
 

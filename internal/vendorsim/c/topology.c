@@ -12,7 +12,10 @@ enum section { NO_SECTION, DRIVER, LIBRARY, CARD, LINK };
 
 const char *const topology_vendors[TOPOLOGY_VENDORS] = {"enflame", "nvidia", "iluvatar"};
 
-enum { MAX_POSITION = 1023 }; /* of a chip on its board */
+enum {
+	MAX_POSITION = 1023,	  /* of a chip on its board */
+	MAX_DELAY_MS = 3600 * 1000,
+};
 
 /* Keys of a section, to notice those that are missing or given twice. */
 enum key {
@@ -41,6 +44,8 @@ enum key {
 	KEY_SERIAL = 1 << 22,
 	KEY_LANES = 1 << 23,
 	KEY_ONE_WAY = 1 << 24,
+	KEY_SLOW = 1 << 25,
+	KEY_LOCK = 1 << 26,
 };
 
 struct parser {
@@ -135,9 +140,13 @@ static bool is_function_name(const char *s)
 	return true;
 }
 
-/* Parses "function:code[,function:code...]"; nothing at all is an empty list. */
-static bool parse_failures(struct parser *p, char *value, struct failures *out)
+/* Parses "function:number[,function:number...]"; nothing at all is an empty list. */
+static bool parse_calls(struct parser *p, const char *key, const char *what, long long most, char *value,
+			struct calls *out)
 {
+	char number_name[48];
+
+	snprintf(number_name, sizeof number_name, "%s %s", key, what);
 	out->count = 0;
 	if (*value == '\0')
 		return true;
@@ -146,22 +155,21 @@ static bool parse_failures(struct parser *p, char *value, struct failures *out)
 		if (next)
 			*next++ = '\0';
 		item = trim(item);
-		char *code = strchr(item, ':');
-		if (code)
-			*code++ = '\0';
+		char *number = strchr(item, ':');
+		if (number)
+			*number++ = '\0';
 		char *name = trim(item);
-		if (!code || !is_function_name(name))
-			return fail(p, p->line, "fail wants function:code, separated by commas");
+		if (!number || !is_function_name(name))
+			return fail(p, p->line, "%s wants function:%s, separated by commas", key, what);
 		long long n;
-		if (!parse_integer(p, "fail code", trim(code), 1, 999, &n))
+		if (!parse_integer(p, number_name, trim(number), 1, most, &n))
 			return false;
-		if (failures_find(out, name) != 0)
-			return fail(p, p->line, "fail names %s twice", name);
-		if (out->count == TOPOLOGY_MAX_FAILURES)
-			return fail(p, p->line, "fail has more than %d functions", TOPOLOGY_MAX_FAILURES);
-		struct failure *f = &out->list[out->count++];
-		memcpy(f->function, name, strlen(name) + 1);
-		f->code = (int)n;
+		if (calls_find(out, name) != 0)
+			return fail(p, p->line, "%s names %s twice", key, name);
+		if (out->count == TOPOLOGY_MAX_CALLS)
+			return fail(p, p->line, "%s has more than %d functions", key, TOPOLOGY_MAX_CALLS);
+		memcpy(out->list[out->count].function, name, strlen(name) + 1);
+		out->list[out->count++].number = (int)n;
 		item = next;
 	}
 	return true;
@@ -298,20 +306,40 @@ static bool driver_key(struct parser *p, const char *key, const char *value)
 	return unknown_key(p, key);
 }
 
+/*
+ * Parses the keys that say how calls behave, of a library or of calls about one
+ * card. *known is false for another key.
+ */
+static bool call_key(struct parser *p, const char *key, char *value, int *delay_ms, struct calls *slow,
+		     struct calls *failing, bool *known)
+{
+	long long n;
+
+	*known = true;
+	if (strcmp(key, "delay_ms") == 0) {
+		if (!once(p, KEY_DELAY, key) || !parse_integer(p, key, value, 0, MAX_DELAY_MS, &n))
+			return false;
+		*delay_ms = (int)n;
+		return true;
+	}
+	if (strcmp(key, "slow") == 0)
+		return once(p, KEY_SLOW, key) && parse_calls(p, key, "milliseconds", MAX_DELAY_MS, value, slow);
+	if (strcmp(key, "fail") == 0)
+		return once(p, KEY_FAIL, key) && parse_calls(p, key, "code", 999, value, failing);
+	*known = false;
+	return true;
+}
+
 static bool library_key(struct parser *p, const char *key, char *value)
 {
 	struct library *l = &p->topology->libraries[p->current];
+	bool known;
 
-	if (strcmp(key, "delay_ms") == 0) {
-		long long n;
-		if (!once(p, KEY_DELAY, key) || !parse_integer(p, key, value, 0, 3600 * 1000, &n))
-			return false;
-		l->delay_ms = (int)n;
-		return true;
-	}
-	if (strcmp(key, "fail") == 0)
-		return once(p, KEY_FAIL, key) && parse_failures(p, value, &l->failures);
-	return unknown_key(p, key);
+	if (strcmp(key, "one_lock") == 0)
+		return once(p, KEY_LOCK, key) && parse_bool(p, key, value, &l->one_lock);
+	if (!call_key(p, key, value, &l->delay_ms, &l->slow, &l->failing, &known))
+		return false;
+	return known || unknown_key(p, key);
 }
 
 /* The place of a vendor in topology_vendors, or -1. */
@@ -406,9 +434,10 @@ static bool card_key(struct parser *p, const char *key, char *value)
 		return once(p, KEY_XID, key) && parse_xid(p, value, c);
 	if (strcmp(key, "health_bits") == 0)
 		return once(p, KEY_BITS, key) && parse_bits(p, value, &c->health_bits);
-	if (strcmp(key, "fail") == 0)
-		return once(p, KEY_FAIL, key) && parse_failures(p, value, &c->failures);
-	return unknown_key(p, key);
+	bool known;
+	if (!call_key(p, key, value, &c->delay_ms, &c->slow, &c->failing, &known))
+		return false;
+	return known || unknown_key(p, key);
 }
 
 static bool link_key(struct parser *p, const char *key, const char *value)
@@ -707,11 +736,11 @@ enum nearness topology_nearness(const struct card *a, const struct card *b)
 	return a->numa >= 0 && a->numa == b->numa ? NEAR_HOST_BRIDGE : NEAR_SYSTEM;
 }
 
-int failures_find(const struct failures *f, const char *function)
+int calls_find(const struct calls *c, const char *function)
 {
-	for (int i = 0; i < f->count; i++) {
-		if (strcmp(f->list[i].function, function) == 0)
-			return f->list[i].code;
+	for (int i = 0; i < c->count; i++) {
+		if (strcmp(c->list[i].function, function) == 0)
+			return c->list[i].number;
 	}
 	return 0;
 }

@@ -14,7 +14,7 @@
 enum {
 	TOPOLOGY_TEXT = 64,	   /* bytes of a model, uuid or version, with the NUL */
 	TOPOLOGY_MAX_CARDS = 1024, /* more than any vendor's library allows, so that too many can be simulated */
-	TOPOLOGY_MAX_FAILURES = 32,
+	TOPOLOGY_MAX_CALLS = 32, /* functions in one key */
 	TOPOLOGY_MAX_LINKS = 4096,
 	TOPOLOGY_MAX_LANES = 18, /* of a card; NVML has room for no more */
 	TOPOLOGY_VENDORS = 3,
@@ -30,21 +30,21 @@ struct driver {
 	int cuda_major, cuda_minor; /* the highest version that the driver serves */
 };
 
-/* A function of the vendor's library that is to fail, and how. */
-struct failure {
-	char function[TOPOLOGY_TEXT];
-	int code;
-};
-
-struct failures {
-	struct failure list[TOPOLOGY_MAX_FAILURES];
+/* Functions of the vendor's library, each with a number. */
+struct calls {
+	struct {
+		char function[TOPOLOGY_TEXT];
+		int number;
+	} list[TOPOLOGY_MAX_CALLS];
 	int count;
 };
 
 /* A [library] section. */
 struct library {
 	int delay_ms;
-	struct failures failures; /* for all calls */
+	bool one_lock;	      /* a call that takes its time holds up all others */
+	struct calls slow;    /* how many milliseconds calls of these functions take */
+	struct calls failing; /* the codes that they return */
 };
 
 /* Whether a card can be cut into partitions (MIG) and is. */
@@ -72,7 +72,9 @@ struct card {
 	uint64_t health_bits; /* what is wrong, for vendors that tell it as bits */
 	int xid;	      /* the critical error that happened last, 0 for none */
 	int xid_number;	      /* tells two errors of one code apart */
-	struct failures failures; /* for calls about this card */
+	int delay_ms;	      /* of every call about this card */
+	struct calls slow;    /* as in struct library, for calls about this card */
+	struct calls failing;
 };
 
 /* A direct connection between two cards (NVLink). */
@@ -117,7 +119,7 @@ bool topology_parse(const char *text, size_t size, struct topology *out, char *e
 /* Releases what topology_parse allocated. */
 void topology_free(struct topology *t);
 
-/* The code that the list wants function to fail with, or 0. */
-int failures_find(const struct failures *f, const char *function);
+/* The number that the list has for function, or 0. */
+int calls_find(const struct calls *c, const char *function);
 
 #endif

@@ -1,8 +1,9 @@
 // Command faults breaks cards of three vendors under running pods on a real
-// Kubernetes: a critical error on a GPU, a health bit on a chip, a card that is
-// lost. Running pods stay, new pods avoid the card, and it is offered again once
-// it is well. Then folders of the daemon are full, read-only, emptied and removed.
-// The time to each is printed.
+// Kubernetes: an error on a GPU, a health bit on a chip, a card that is lost, a
+// card about which no call returns, drivers that stall, an error that a GPU does
+// not recover from. Running pods stay, new pods avoid the card, and it is offered
+// again once it is well, or released. Then folders of the daemon are full,
+// read-only, emptied and removed. The time to each is printed.
 package main
 
 import (

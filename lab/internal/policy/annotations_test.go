@@ -63,7 +63,7 @@ func asked(t *testing.T, policy admissionregistrationv1.ValidatingAdmissionPolic
 	}) {
 		return false, nil
 	}
-	versioned.Attributes = admission.NewAttributesRecord(r.after, r.before, gvk, object.GetNamespace(), object.GetName(), gvr, sub, operation, nil, false, &user.DefaultInfo{Name: r.who})
+	versioned.Attributes = admission.NewAttributesRecord(r.after, r.before, gvk, object.GetNamespace(), object.GetName(), gvr, sub, operation, nil, false, &user.DefaultInfo{Name: r.who, Groups: groups(r.who)})
 	compiler := plugincel.NewConditionCompiler(environment.MustBaseEnvSet(environment.DefaultCompatibilityVersion()))
 	var accessors []plugincel.ExpressionAccessor
 	for _, c := range policy.Spec.MatchConditions {
@@ -82,6 +82,14 @@ func asked(t *testing.T, policy admissionregistrationv1.ValidatingAdmissionPolic
 		return false, nil
 	}
 	return true, refusals(t, policy.Spec.Validations, conditions, versioned, gvr, gvk)
+}
+
+// groups are those that the API server adds to a user.
+func groups(who string) []string {
+	if strings.HasPrefix(who, "system:node:") {
+		return []string{user.NodesGroup, user.AllAuthenticated}
+	}
+	return []string{user.AllAuthenticated}
 }
 
 func binding(node, uid string, annotations map[string]string) *corev1.Binding {
@@ -109,7 +117,7 @@ func TestOnlyDivvyWritesItsAnnotations(t *testing.T) {
 	}
 	own[wire.GrantAnnotation], own[wire.HeldAnnotation] = "g", "d"
 	own[wire.RetryAnnotation] = "t"
-	nodeOwn := map[string]string{wire.InventoryAnnotation: "i", wire.EndingAnnotation: "e", nodelabels.OwnedAnnotation: "l", countsAnnotation: "c"}
+	nodeOwn := map[string]string{wire.InventoryAnnotation: "i", wire.QuarantineAnnotation: "q", wire.EndingAnnotation: "e", nodelabels.OwnedAnnotation: "l", countsAnnotation: "c"}
 
 	t.Run("keys", func(t *testing.T) {
 		keys := slices.Sorted(maps.Keys(own))
@@ -182,6 +190,41 @@ func TestOnlyDivvyWritesItsAnnotations(t *testing.T) {
 			matched, refused := asked(t, policy, conditions, r)
 			if matched != r.wantMatched || (len(refused) > 0) != r.wantMatched {
 				t.Errorf("looked at %t, want %t; refused %q", matched, r.wantMatched, refused)
+			}
+		})
+	}
+}
+
+// TestDeviceRequestsAreOfAdministrators: neither a kubelet nor Divvy makes one,
+// though both may patch nodes.
+func TestDeviceRequestsAreOfAdministrators(t *testing.T) {
+	policy := load(t, "divvy-device-requests")
+	conditions := validator(t, policy)
+	plain := map[string]string{"a": "b"}
+	asks := with(plain, wire.DeviceRequestAnnotation, "r")
+	for name, tt := range map[string]struct {
+		request
+		rejected bool
+	}{
+		"an administrator":               {request{"admin", "nodes", node("a", nil, plain), node("a", nil, asks), true}, false},
+		"a script of the cluster":        {request{"system:serviceaccount:ops:repair", "nodes", node("a", nil, nil), node("a", nil, asks), true}, false},
+		"an administrator, another one":  {request{"admin", "nodes", node("a", nil, asks), node("a", nil, with(asks, wire.DeviceRequestAnnotation, "s")), true}, false},
+		"an administrator, withdrawn":    {request{"admin", "nodes", node("a", nil, asks), node("a", nil, plain), false}, false},
+		"kubelet":                        {request{"system:node:a", "nodes", node("a", nil, plain), node("a", nil, asks), true}, true},
+		"kubelet, in the status":         {request{"system:node:a", "nodes/status", node("a", nil, nil), node("a", nil, asks), true}, true},
+		"kubelet, when it registers":     {request{"system:node:a", "nodes", nil, node("a", nil, asks), true}, true},
+		"kubelet, another one":           {request{"system:node:a", "nodes", node("a", nil, asks), node("a", nil, with(asks, wire.DeviceRequestAnnotation, "s")), true}, true},
+		"kubelet's status of its node":   {request{"system:node:a", "nodes/status", node("a", nil, asks), node("a", nil, asks), false}, false},
+		"another annotation beside one":  {request{"system:node:a", "nodes", node("a", nil, asks), node("a", nil, with(asks, "a", "c")), false}, false},
+		"the daemon":                     {request{daemonAccount, "nodes", node("a", nil, plain), node("a", nil, asks), true}, true},
+		"the daemon, which has answered": {request{daemonAccount, "nodes", node("a", nil, asks), node("a", nil, plain), false}, false},
+		"the extender":                   {request{extenderAccount, "nodes", node("a", nil, plain), node("a", nil, asks), true}, true},
+		"a pod":                          {request{"system:node:a", "pods", nil, pod("a", nil, asks), false}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			matched, rejections := asked(t, policy, conditions, tt.request)
+			if matched != tt.wantMatched || (len(rejections) > 0) != tt.rejected {
+				t.Errorf("looked at %t, want %t; rejected for %q, want %t", matched, tt.wantMatched, rejections, tt.rejected)
 			}
 		})
 	}

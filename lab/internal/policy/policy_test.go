@@ -103,6 +103,7 @@ func TestDaemonChangesNothingButItsOwn(t *testing.T) {
 	before := node("a", labels, annotations)
 	relabel := func(l map[string]string) runtime.Object { return node("a", l, annotations) }
 	note := func(a map[string]string) runtime.Object { return node("a", labels, a) }
+	asked := note(with(annotations, "divvy.dev/device-request", "r"))
 	podLabels := map[string]string{"app": "x"}
 	podNotes := map[string]string{"divvy.dev/grant": "g", "other.example/x": "1"}
 	podBefore := pod("a", podLabels, podNotes)
@@ -118,6 +119,11 @@ func TestDaemonChangesNothingButItsOwn(t *testing.T) {
 	}{
 		"nothing":                              {before, before, "a", true},
 		"an inventory":                         {before, note(with(annotations, "divvy.dev/inventory", "new")), "a", true},
+		"the quarantine":                       {before, note(with(annotations, "divvy.dev/quarantine", "new")), "a", true},
+		"a request that it has answered":       {asked, note(with(annotations, "divvy.dev/quarantine", "new")), "a", true},
+		"a request of its own":                 {before, asked, "a", false},
+		"a request that it changes":            {asked, note(with(annotations, "divvy.dev/device-request", "s")), "a", false},
+		"a request on a pod":                   {pod("a", nil, map[string]string{"divvy.dev/device-request": "r"}), pod("a", nil, nil), "a", false},
 		"a label of Divvy":                     {before, relabel(with(labels, "divvy.dev/nvidia.count", "2")), "a", true},
 		"labels of feature discovery":          {before, relabel(with(labels, "nvidia.com/gpu.present", "true", "nvidia.com/cuda.driver-version.full", "550", "nvidia.com/gpu.count", "3")), "a", true},
 		"labels of Iluvatar's":                 {before, relabel(with(labels, "iluvatar.com/gpu.product", "BI-V150", "iluvatar.com/ix.driver-version.full", "4.1.0", "iluvatar.com/cuda.runtime-version.full", "10.2")), "a", true},

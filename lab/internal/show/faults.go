@@ -35,55 +35,96 @@ type fault struct {
 	all, card int64
 	// inflict breaks the card, mend puts it right; mend may do nothing where the
 	// card recovers by itself.
-	inflict, mend func(*vendorsim.Card)
+	inflict, mend func(*vendorsim.Topology, *vendorsim.Card)
 	// cause is what the node says of the card.
 	cause string
 }
 
-// allFaults are the faults that the show shows.
+// allFaults are the faults that the show shows. Those of a vendor are apart, so that a
+// card has been well for a while before it breaks again: else it would have to be well
+// for longer.
 var allFaults = []fault{
 	{
-		title: "NVIDIA: a critical error on a GPU (XID 79)",
+		title: "NVIDIA: an error that a GPU recovers from (XID 94)",
 		text: `The driver tells of it once. The GPU takes new pods again when it can be asked and
 has told of no other error for 15 seconds, which is a setting.`,
-		vendor: vendorsim.NVIDIA, what: "nvidia.com/gpu-memory", variable: "NVIDIA_VISIBLE_DEVICES", all: 80, card: 40,
-		inflict: func(c *vendorsim.Card) { c.XID = vendorsim.XID{Code: 79} },
-		mend:    func(*vendorsim.Card) {},
-		cause:   "79",
+		vendor: vendorsim.NVIDIA, what: GPUMemory, variable: "NVIDIA_VISIBLE_DEVICES", all: 80, card: 40,
+		inflict: func(_ *vendorsim.Topology, c *vendorsim.Card) { c.XID = vendorsim.XID{Code: 94} },
+		mend:    func(*vendorsim.Topology, *vendorsim.Card) {},
+		cause:   "94",
 	},
 	{
 		title: "Iluvatar: a health bit on a chip (over temperature)",
 		text: `The library tells it as long as it is so. The chip takes new pods again 3 seconds
 after, which is a setting; the other chip of its board is not concerned.`,
-		vendor: vendorsim.Iluvatar, what: "iluvatar.com/gpu-memory", variable: "IX_VISIBLE_DEVICES", all: 128, card: 32,
-		inflict: func(c *vendorsim.Card) { c.HealthBits = 1 << 2 },
-		mend:    func(c *vendorsim.Card) { c.HealthBits = 0 },
+		vendor: vendorsim.Iluvatar, what: IXMemory, variable: "IX_VISIBLE_DEVICES", all: 128, card: 32,
+		inflict: func(_ *vendorsim.Topology, c *vendorsim.Card) { c.HealthBits = 1 << 2 },
+		mend:    func(_ *vendorsim.Topology, c *vendorsim.Card) { c.HealthBits = 0 },
 		cause:   "temperature",
 	},
 	{
 		title:  "Enflame: a GCU is lost",
 		text:   `It is counted, but does not answer. The other one is not concerned.`,
-		vendor: vendorsim.Enflame, what: "enflame.com/gcu-memory", variable: "ENFLAME_VISIBLE_DEVICES", all: 32, card: 16,
-		inflict: func(c *vendorsim.Card) { c.Lost = true },
-		mend:    func(c *vendorsim.Card) { c.Lost = false },
+		vendor: vendorsim.Enflame, what: GCUMemory, variable: "ENFLAME_VISIBLE_DEVICES", all: 32, card: 16,
+		inflict: func(_ *vendorsim.Topology, c *vendorsim.Card) { c.Lost = true },
+		mend:    func(_ *vendorsim.Topology, c *vendorsim.Card) { c.Lost = false },
 		cause:   "",
+	},
+	{
+		title: "NVIDIA: every call about one GPU hangs",
+		text: `A call has 5 seconds. The library answers about the other GPU, which is not
+concerned.`,
+		vendor: vendorsim.NVIDIA, what: GPUMemory, variable: "NVIDIA_VISIBLE_DEVICES", all: 80, card: 40,
+		inflict: hang, mend: answer, cause: "did not answer",
+	},
+	{
+		title: "Iluvatar: every call about one chip hangs",
+		text: `The same with another library. The other chip of its board is not concerned, nor
+is the other board.`,
+		vendor: vendorsim.Iluvatar, what: IXMemory, variable: "IX_VISIBLE_DEVICES", all: 128, card: 32,
+		inflict: hang, mend: answer, cause: "did not answer",
+	},
+	{
+		title:  "Enflame: every call about one GCU hangs",
+		text:   `The same with the third library.`,
+		vendor: vendorsim.Enflame, what: GCUMemory, variable: "ENFLAME_VISIBLE_DEVICES", all: 32, card: 16,
+		inflict: hang, mend: answer, cause: "did not answer",
+	},
+	{
+		title: "NVIDIA: a call about one GPU hangs and holds the lock of the library",
+		text: `No GPU can be asked meanwhile. The other one keeps its last state for up to a
+minute, and takes pods.`,
+		vendor: vendorsim.NVIDIA, what: GPUMemory, variable: "NVIDIA_VISIBLE_DEVICES", all: 80, card: 40,
+		inflict: func(h *vendorsim.Topology, c *vendorsim.Card) { hang(h, c); h.Library.OneLock = true },
+		mend:    func(h *vendorsim.Topology, c *vendorsim.Card) { answer(h, c); h.Library.OneLock = false },
+		cause:   "did not answer",
 	},
 }
 
-// Faults breaks a card of each vendor under pods and puts it right again, then the
+func hang(_ *vendorsim.Topology, c *vendorsim.Card)   { c.Delay = time.Hour }
+func answer(_ *vendorsim.Topology, c *vendorsim.Card) { c.Delay = 0 }
+
+// Faults breaks cards of each vendor under pods and puts them right again, then the
 // daemon's folders.
-func (s *Show) Faults(ctx context.Context) error {
+func (s *Show) Faults(ctx context.Context) (err error) {
 	f := &faults{Show: s}
-	if err := f.play(ctx); err != nil {
+	if f.hardware, err = f.Cards(Mixed); err != nil {
 		return err
+	}
+	for _, part := range []func(context.Context) error{f.breakCards, f.quarantine} {
+		if err := part(ctx); err != nil {
+			return err
+		}
+	}
+	f.Title("Times")
+	for _, line := range f.times {
+		f.Tell("%s", line)
 	}
 	return f.folders(ctx)
 }
 
-func (f *faults) play(ctx context.Context) (err error) {
-	if f.hardware, err = f.Cards(Mixed); err != nil {
-		return err
-	}
+// breakCards shows all that the daemon goes on through.
+func (f *faults) breakCards(ctx context.Context) error {
 	daemon, err := f.DaemonLife(ctx)
 	if err != nil {
 		return err
@@ -96,9 +137,8 @@ func (f *faults) play(ctx context.Context) (err error) {
 			return err
 		}
 	}
-	f.Title("Times")
-	for _, line := range f.times {
-		f.Tell("%s", line)
+	if err := f.stalls(ctx); err != nil {
+		return err
 	}
 	life, err := f.DaemonLife(ctx)
 	if err != nil {
@@ -131,7 +171,7 @@ func (f *faults) inflict(ctx context.Context, one fault) error {
 	}
 
 	hardware := f.hardware.Clone()
-	one.inflict(&hardware.Cards[number])
+	one.inflict(&hardware, &hardware.Cards[number])
 	broken := time.Now()
 	if err := f.SetHardware(ctx, hardware); err != nil {
 		return err
@@ -148,23 +188,18 @@ func (f *faults) inflict(ctx context.Context, one fault) error {
 	}
 	f.note("%s: its free memory is offered no more", one.vendor, time.Since(broken))
 
-	during := one.vendor + "-during"
-	if err := f.Start(ctx, f.One(during, one.what, held)); err != nil {
-		return err
-	}
-	f.note("%s: a new pod runs on another card", one.vendor, time.Since(broken))
-	other, err := f.cardOf(ctx, during, one)
+	during, err := f.startElsewhere(ctx, one, number, one.vendor+"-during-1", one.vendor+"-during-2", one.vendor+"-during-3")
 	if err != nil {
 		return err
 	}
-	f.Checks.True("the new pod is on another card", other != number, fmt.Sprintf("card %d of %s, not %d", f.index(other), one.vendor, f.index(number)))
+	f.note("%s: 3 new pods run on other cards", one.vendor, time.Since(broken))
 	now, err := f.lives(ctx, before)
 	if err != nil {
 		return err
 	}
 	f.Checks.Equal("the pod that was there", now, alive)
 
-	one.mend(&hardware.Cards[number])
+	one.mend(&hardware, &hardware.Cards[number])
 	mended := time.Now()
 	if err := f.SetHardware(ctx, hardware); err != nil {
 		return err
@@ -180,7 +215,7 @@ func (f *faults) inflict(ctx context.Context, one fault) error {
 	}
 	f.note("%s: all is offered again after the fault was over", one.vendor, time.Since(mended))
 	// The card that is used most and has room is taken: the one that was broken.
-	if err := f.Delete(ctx, during); err != nil {
+	if err := f.Delete(ctx, during...); err != nil {
 		return err
 	}
 	after := one.vendor + "-after"
@@ -198,6 +233,25 @@ func (f *faults) inflict(ctx context.Context, one fault) error {
 	}
 	f.Checks.Equal("the pod that was there", now, alive)
 	return f.SetHardware(ctx, f.hardware)
+}
+
+// startElsewhere starts pods, and checks that none of them is on the card.
+func (f *faults) startElsewhere(ctx context.Context, one fault, number int, names ...string) ([]string, error) {
+	var pods []*corev1.Pod
+	for _, name := range names {
+		pods = append(pods, f.One(name, one.what, held))
+	}
+	if err := f.Start(ctx, pods...); err != nil {
+		return nil, err
+	}
+	for _, name := range names {
+		other, err := f.cardOf(ctx, name, one)
+		if err != nil {
+			return nil, err
+		}
+		f.Checks.True(name+" is on another card", other != number, fmt.Sprintf("card %d of %s, not %d", f.index(other), one.vendor, f.index(number)))
+	}
+	return names, nil
 }
 
 // note remembers a time for the end and prints it.

@@ -15,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/divvy-gpu/divvy/internal/vendorsim"
+	"github.com/divvy-gpu/divvy/lab/internal/cluster"
 	"github.com/divvy-gpu/divvy/lab/internal/stage"
 )
 
@@ -87,7 +88,7 @@ containers get their cards by CDI names.`)
 	}
 	defer func() {
 		ctx := context.WithoutCancel(ctx)
-		err = errors.Join(err, unmount(), f.SetHardware(ctx, f.hardware), f.DeleteAllPods(ctx), f.restartDaemon(ctx, "deviceNodes"))
+		err = errors.Join(err, unmount(), f.SetHardware(ctx, f.hardware), f.DeleteAllPods(ctx), f.remount(ctx, "deviceNodes"))
 	}()
 	for folder, options := range map[string]string{stateFolder: "size=256k,mode=0755", cdiFolder: "size=1m,mode=0755"} {
 		if err := os.MkdirAll(folder, 0o755); err != nil {
@@ -98,12 +99,12 @@ containers get their cards by CDI names.`)
 		}
 		mounted = append(mounted, folder)
 	}
-	if err := f.restartDaemon(ctx, "cdi"); err != nil {
+	if err := f.remount(ctx, "cdi"); err != nil {
 		return err
 	}
 	for i, one := range folderFaults {
 		if !one.mounted && mounted != nil {
-			if err := errors.Join(unmount(), f.restartDaemon(ctx, "cdi")); err != nil {
+			if err := errors.Join(unmount(), f.remount(ctx, "cdi")); err != nil {
 				return err
 			}
 		}
@@ -118,10 +119,11 @@ containers get their cards by CDI names.`)
 	return nil
 }
 
-// restartDaemon makes the daemon inject in a way and gives it a new pod, which
-// mounts the folders as they are now.
-func (f *faults) restartDaemon(ctx context.Context, injection string) error {
-	return errors.Join(f.Upgrade(ctx, "node.injection="+injection), f.DeleteDivvyPods(ctx, stage.NodeDaemon), f.WaitDivvy(ctx, configTimeout))
+// remount has containerd and a new pod of the daemon, which injects in a way, see the
+// folders as they are mounted now: containerd watches those that were there when it
+// started.
+func (f *faults) remount(ctx context.Context, injection string) error {
+	return errors.Join(f.Cluster.Restart(ctx, cluster.Containerd), f.Upgrade(ctx, "node.injection="+injection), f.DeleteDivvyPods(ctx, stage.NodeDaemon), f.WaitDivvy(ctx, configTimeout))
 }
 
 // What each fault of a folder is shown with: a chip that fails under a pod, a GCU
@@ -331,7 +333,7 @@ func (f *faults) emptyState(ctx context.Context) error {
 	for _, file := range files {
 		errs = append(errs, os.Truncate(file, 0))
 	}
-	f.Checks.Equal("state files that were emptied", len(files), 6)
+	f.Checks.Equal("state files that were emptied", len(files), 7)
 	return errors.Join(append(errs, syscall.Kill(pid, syscall.SIGKILL))...)
 }
 

@@ -1,0 +1,296 @@
+// Package device is the subcommand "kubectl-divvy device": it lists the devices of
+// nodes, puts some into quarantine and releases them. It asks the daemon of the node
+// through an annotation of the node's object, with the rights of the person who runs
+// it.
+package device
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/divvy-gpu/divvy/internal/accel"
+	"github.com/divvy-gpu/divvy/internal/accel/wire"
+	"github.com/divvy-gpu/divvy/internal/kube"
+	"github.com/divvy-gpu/divvy/internal/version"
+)
+
+const (
+	// poll is how often the node's object is looked at for the daemon's answer.
+	poll = 300 * time.Millisecond
+	// withdrawal is how long taking a request back may take.
+	withdrawal = 5 * time.Second
+	// attempts to write a request are made while others change the node's object.
+	attempts = 10
+)
+
+// Command returns the subcommand.
+func Command() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "device",
+		Short: "List devices, put them into quarantine and release them",
+		Long: "List the devices of nodes, put some into quarantine and release them.\n\n" +
+			"A device in quarantine takes no pods until it is released, whatever its health, and across restarts; pods\n" +
+			"that run on it stay. The node's daemon puts a device into quarantine by itself after an error that means\n" +
+			"that it must be reset or replaced. docs/quarantine.md has the details.",
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	cmd.AddCommand(listCommand(), quarantineCommand(), releaseCommand())
+	return cmd
+}
+
+// connected adds the flags of a Kubernetes client to a command, which runs with the
+// clients.
+func connected(cmd *cobra.Command, run func(cmd *cobra.Command, clients kube.Clients, args []string) error) *cobra.Command {
+	rules, overrides := clientcmd.NewDefaultClientConfigLoadingRules(), &clientcmd.ConfigOverrides{}
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		config, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, overrides).ClientConfig()
+		if err != nil {
+			return fmt.Errorf("configuration of the Kubernetes client: %w", err)
+		}
+		clients, err := kube.NewClients(config, "kubectl-divvy/"+version.Version)
+		if err != nil {
+			return err
+		}
+		return run(cmd, clients, args)
+	}
+	cmd.Flags().StringVar(&rules.ExplicitPath, "kubeconfig", "", "kubeconfig file; empty for that of $KUBECONFIG or ~/.kube/config")
+	flags := clientcmd.RecommendedConfigOverrideFlags("")
+	flags.ContextOverrideFlags.Namespace.LongName = "" // nodes are in none
+	clientcmd.BindOverrideFlags(overrides, cmd.Flags(), flags)
+	return cmd
+}
+
+func quarantineCommand() *cobra.Command {
+	r := requester{verb: wire.QuarantineDevices}
+	return r.command(&cobra.Command{
+		Use:   "quarantine NODE UUID...",
+		Short: "Take devices out of service until they are released",
+		Long: "Take devices of a node out of service until they are released: no new pods are placed on them, across\n" +
+			"restarts and changes of the configuration. Pods that run on them stay.\n\n" +
+			"It needs the right to get and patch nodes.",
+		Example: "  kubectl divvy device quarantine node-1 GPU-3b1f0000-0000-4000-8000-000000000000 --reason 'fan replacement'",
+	}, true)
+}
+
+func releaseCommand() *cobra.Command {
+	r := requester{verb: wire.ReleaseDevices}
+	return r.command(&cobra.Command{
+		Use:   "release NODE UUID...",
+		Short: "Put devices back into service that are in quarantine",
+		Long: "Put devices of a node back into service that are in quarantine: after a repair or a reset, or when they may be\n" +
+			"used anyway. A device that still has the error is put into quarantine again.\n\n" +
+			"It needs the right to get and patch nodes.",
+		Example: "  kubectl divvy device release node-1 GPU-3b1f0000-0000-4000-8000-000000000000",
+	}, false)
+}
+
+// requester asks the daemon of a node for something.
+type requester struct {
+	verb    string
+	reason  string
+	timeout time.Duration
+}
+
+func (r *requester) command(cmd *cobra.Command, reason bool) *cobra.Command {
+	cmd.Args = cobra.MinimumNArgs(2)
+	cmd.PreRunE = func(*cobra.Command, []string) error {
+		switch {
+		case r.timeout <= 0:
+			return fmt.Errorf("--timeout %s: must be above zero", r.timeout)
+		case len(r.reason) > wire.MaxReason:
+			return fmt.Errorf("--reason has %d bytes, and may have %d", len(r.reason), wire.MaxReason)
+		}
+		return nil
+	}
+	if reason {
+		cmd.Flags().StringVar(&r.reason, "reason", "", "why, for whoever sees the device in quarantine")
+	}
+	cmd.Flags().DurationVar(&r.timeout, "timeout", 30*time.Second, "how long to wait for the node's daemon")
+	return connected(cmd, func(cmd *cobra.Command, clients kube.Clients, args []string) error {
+		return r.run(cmd.Context(), clients.Kubernetes, args[0], args[1:], cmd.OutOrStdout(), cmd.ErrOrStderr())
+	})
+}
+
+// run asks and prints what came of it.
+func (r *requester) run(ctx context.Context, client kubernetes.Interface, node string, uuids []string, out, errOut io.Writer) error {
+	request := wire.DeviceRequest{ID: rand.Text(), Verb: r.verb, Reason: r.reason}
+	for _, uuid := range uuids {
+		if id := accel.DeviceID(uuid); !slices.Contains(request.Devices, id) {
+			request.Devices = append(request.Devices, id)
+		}
+	}
+	text, err := wire.EncodeDeviceRequest(request)
+	if err != nil {
+		return err
+	}
+	if err := r.write(ctx, client, node, request, text); err != nil {
+		return err
+	}
+	answer, err := r.await(ctx, client, node, request.ID, text)
+	switch {
+	case err != nil:
+		return err
+	case answer.Error != "":
+		return errors.New(answer.Error)
+	case answer.Warning != "":
+		fmt.Fprintln(errOut, "Warning:", answer.Warning)
+	}
+	for _, id := range request.Devices {
+		if r.verb == wire.QuarantineDevices {
+			fmt.Fprintf(out, "device %s of node %s is in quarantine; to release it: kubectl divvy device release %[2]s %[1]s\n", id, node)
+		} else {
+			fmt.Fprintf(out, "device %s of node %s is released from quarantine; it takes pods once it is well\n", id, node)
+		}
+	}
+	return nil
+}
+
+// write writes the request into the node's object if it makes sense as far as that
+// says.
+func (r *requester) write(ctx context.Context, client kubernetes.Interface, name string, request wire.DeviceRequest, text string) error {
+	for attempt := 1; ; attempt++ {
+		node, err := get(ctx, client, name)
+		if err != nil {
+			return err
+		}
+		if err := check(node, request); err != nil {
+			return err
+		}
+		patch, err := json.Marshal(map[string]any{"metadata": map[string]any{
+			// Another request, or another change of the node's object, must not be overwritten.
+			"resourceVersion": node.ResourceVersion,
+			"annotations":     map[string]string{wire.DeviceRequestAnnotation: text},
+		}})
+		if err != nil {
+			return err
+		}
+		_, err = client.CoreV1().Nodes().Patch(ctx, name, types.MergePatchType, patch, metav1.PatchOptions{FieldManager: "kubectl-divvy"})
+		switch {
+		case err == nil:
+			return nil
+		case apierrors.IsForbidden(err):
+			return fmt.Errorf("node %s cannot be changed, which needs the right to patch nodes: %w", name, err)
+		case !apierrors.IsConflict(err) || attempt == attempts:
+			return fmt.Errorf("write the request into node %s: %w", name, err)
+		}
+	}
+}
+
+func get(ctx context.Context, client kubernetes.Interface, name string) (*corev1.Node, error) {
+	node, err := client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err):
+		return nil, fmt.Errorf("there is no node %s", name)
+	case err != nil:
+		return nil, fmt.Errorf("read node %s: %w", name, err)
+	}
+	return node, nil
+}
+
+// check says why the node's daemon could not carry out the request.
+func check(node *corev1.Node, request wire.DeviceRequest) error {
+	d, err := describe(node.Name, node.Annotations)
+	switch {
+	case err != nil:
+		return err
+	case len(d) == 0:
+		return fmt.Errorf("node %s shares no devices: no divvy-node has published any", node.Name)
+	}
+	for _, c := range node.Status.Conditions {
+		if c.Type == corev1.NodeReady && c.Status != corev1.ConditionTrue {
+			return fmt.Errorf("node %s is not ready, so its divvy-node cannot act on the request: try again when it is (%s)", node.Name, c.Message)
+		}
+	}
+	if _, pending := node.Annotations[wire.DeviceRequestAnnotation]; pending {
+		return fmt.Errorf("another request waits for divvy-node on node %s: try again, or withdraw it with: kubectl annotate node %[1]s %s-",
+			node.Name, wire.DeviceRequestAnnotation)
+	}
+	boards := slices.ContainsFunc(d, func(d device) bool { return d.chips > 1 }) // whose chips are not listed
+	for _, id := range request.Devices {
+		i := slices.IndexFunc(d, func(d device) bool { return d.UUID == id })
+		switch {
+		case i < 0 && (request.Verb == wire.ReleaseDevices || !boards):
+			return fmt.Errorf("node %s has no device %s; kubectl divvy device list %[1]s shows those that it has", node.Name, id)
+		case request.Verb == wire.ReleaseDevices && !d[i].entry:
+			return fmt.Errorf("device %s of node %s is not in quarantine", id, node.Name)
+		}
+	}
+	return nil
+}
+
+// await waits until the daemon has acted on the request and returns its answer. If it
+// does not in time, the request is withdrawn.
+func (r *requester) await(ctx context.Context, client kubernetes.Interface, name, id, text string) (wire.RequestAnswer, error) {
+	waiting, cancel := context.WithTimeout(ctx, r.timeout)
+	defer cancel()
+	tick := time.NewTicker(poll)
+	defer tick.Stop()
+	for {
+		node, err := get(waiting, client, name)
+		if err == nil {
+			if answer, done, err := answered(node, id); done || err != nil {
+				return answer, err
+			}
+		}
+		select {
+		case <-tick.C:
+			continue
+		case <-waiting.Done():
+		}
+		return r.withdraw(context.WithoutCancel(ctx), client, name, id, text)
+	}
+}
+
+// answered returns the daemon's answer to a request, false while it has given none.
+func answered(node *corev1.Node, id string) (wire.RequestAnswer, bool, error) {
+	status, err := wire.DecodeQuarantine(node.Annotations[wire.QuarantineAnnotation])
+	if err != nil {
+		return wire.RequestAnswer{}, false, fmt.Errorf("node %s: %w", node.Name, err)
+	}
+	if status.Answered.ID == id {
+		return status.Answered, true, nil
+	}
+	if request, err := wire.DecodeDeviceRequest(node.Annotations[wire.DeviceRequestAnnotation]); err != nil || request.ID != id {
+		return wire.RequestAnswer{}, false, fmt.Errorf("the request to node %s was withdrawn, or replaced by another one; nothing was changed", node.Name)
+	}
+	return wire.RequestAnswer{}, false, nil
+}
+
+// withdraw takes a request back that the daemon has not acted on; if it has in the
+// meantime, its answer is returned.
+func (r *requester) withdraw(ctx context.Context, client kubernetes.Interface, name, id, text string) (wire.RequestAnswer, error) {
+	ctx, cancel := context.WithTimeout(ctx, withdrawal)
+	defer cancel()
+	path := "/metadata/annotations/" + strings.ReplaceAll(wire.DeviceRequestAnnotation, "/", "~1")
+	patch, err := json.Marshal([]map[string]string{{"op": "test", "path": path, "value": text}, {"op": "remove", "path": path}})
+	if err != nil {
+		return wire.RequestAnswer{}, err
+	}
+	_, err = client.CoreV1().Nodes().Patch(ctx, name, types.JSONPatchType, patch, metav1.PatchOptions{FieldManager: "kubectl-divvy"})
+	if err == nil {
+		return wire.RequestAnswer{}, fmt.Errorf("divvy-node on node %s has not acted on the request within %v, so it was withdrawn and nothing was changed: does it run there? kubectl divvy doctor says more", name, r.timeout)
+	}
+	if node, getErr := get(ctx, client, name); getErr == nil {
+		if answer, done, err := answered(node, id); done {
+			return answer, err
+		}
+	}
+	return wire.RequestAnswer{}, fmt.Errorf("divvy-node on node %s has not acted on the request within %v, and it could not be withdrawn: %w; to do so: kubectl annotate node %[1]s %s-",
+		name, r.timeout, err, wire.DeviceRequestAnnotation)
+}

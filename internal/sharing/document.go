@@ -1,0 +1,28 @@
+package sharing
+
+import "path/filepath"
+
+// Document keeps a value of the node in a file of the state folder, in the form of
+// the state files of resources: versioned, with a checksum, replaced at once. It is
+// not safe for concurrent use.
+type Document[T any] struct{ stateFile }
+
+// NewDocument returns the document of that file name below dir. The name must not be
+// that of a resource's state.
+func NewDocument[T any](dir, name string) *Document[T] {
+	return &Document[T]{stateFile{path: filepath.Join(dir, name)}}
+}
+
+// Load returns the saved value, false when there is none. A damaged file is an error
+// that wraps ErrDamaged.
+func (d *Document[T]) Load() (value T, exists bool, err error) {
+	exists, err = d.load(&value)
+	if err != nil {
+		var none T
+		return none, false, err
+	}
+	return value, exists, nil
+}
+
+// Save replaces the saved value at once: a crash leaves the old file or the new one.
+func (d *Document[T]) Save(value T) error { return d.save(value) }
