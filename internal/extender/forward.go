@@ -189,14 +189,15 @@ func (e *Extender) askLeader(ctx context.Context, w http.ResponseWriter, r *http
 	ctx, done, err := e.link.to(ctx, address)
 	if err == nil {
 		defer done()
-		var answered bool
-		if answered, err = e.ask(ctx, w, r, address, body); answered {
+		answered, failed := e.ask(ctx, w, r, address, body)
+		if answered {
 			e.metrics.forwarded.WithLabelValues("leader").Inc()
 			return nil
 		}
-		if cause := context.Cause(ctx); cause != nil {
-			err = cause
+		if err = errSilent; errors.Is(failed, errMisdirected) {
+			err = errMisdirected
 		}
+		klog.FromContext(ctx).V(2).Info("The leader did not answer a request", "leader", address, "path", r.URL.Path, "reason", failed.Error())
 	}
 	return fmt.Errorf("the leader at %s: %w", address, err)
 }

@@ -7,18 +7,22 @@ import (
 	"net/http"
 	"sync"
 	"time"
+
+	"k8s.io/klog/v2"
 )
 
 const (
 	// probeEvery is how often a replica that follows asks the leader whether it answers,
 	// and probeTimeout how long the leader may take. A leader that was cut off is known
 	// after the sum of both; until then a question of kube-scheduler's may wait for it.
-	probeEvery   = 250 * time.Millisecond
-	probeTimeout = 500 * time.Millisecond
+	probeEvery   = 200 * time.Millisecond
+	probeTimeout = 300 * time.Millisecond
 )
 
-// errSilent is in the error of a request to a leader that does not answer probes.
-var errSilent = errors.New("the leader does not answer")
+// errSilent is in the error of a request to a leader that does not answer. Why it does
+// not is in the log only: kube-scheduler writes the error of an attempt into the pod's
+// status whenever its text changes, and a text with ports would in each attempt.
+var errSilent = errors.New("it does not answer")
 
 // link is the connection of a replica that follows to the leader. It is up until a
 // probe fails. A leader that was not probed yet counts as up. It is safe for
@@ -46,17 +50,19 @@ func (l *link) to(ctx context.Context, address string) (context.Context, context
 	return ctx, func() { stop(); cancel(nil) }, nil
 }
 
-// probed notes the outcome of a probe of the leader at the address.
-func (l *link) probed(address string, err error) {
+// probed notes the outcome of a probe of the leader at the address, and reports whether
+// the link went down by it.
+func (l *link) probed(address string, err error) (down bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.follow(address)
-	switch {
+	switch down = err != nil && l.up.Err() == nil; {
 	case err != nil:
-		l.down(fmt.Errorf("%w: %w", errSilent, err))
+		l.down(errSilent)
 	case l.up.Err() != nil:
 		l.up, l.down = context.WithCancelCause(context.Background())
 	}
+	return down
 }
 
 // follow begins with another leader. l.mu is held.
@@ -73,13 +79,14 @@ func (e *Extender) WatchLeader(ctx context.Context) {
 	if e.config.Election == nil || e.config.Forward == nil {
 		return
 	}
+	log := klog.FromContext(ctx)
 	ticker := time.NewTicker(probeEvery)
 	defer ticker.Stop()
 	for {
 		if address, _ := e.config.Election.Leader(); address != "" && !e.config.Election.Leading() {
 			err := e.probe(ctx, address)
-			if ctx.Err() == nil {
-				e.link.probed(address, err)
+			if ctx.Err() == nil && e.link.probed(address, err) {
+				log.Info("The leader does not answer", "leader", address, "reason", err.Error())
 			}
 		}
 		select {
