@@ -197,6 +197,7 @@ func TestEveryValueHasAnEffect(t *testing.T) {
 		"schedconf.extraEnv":                    `[{"name":"A","value":"b"}]`,
 		"schedconf.resources":                   `{"limits":{"cpu":"7"}}`,
 		"schedconf.podAnnotations":              `{"a":"b"}`,
+		"schedconf.proxy.port":                  `32700`,
 		"schedconf.proxy.resources":             `{"limits":{"cpu":"7"}}`,
 		"extender.allowBindFrom":                `["10.0.0.0/8"]`,
 		"extender.logLevel":                     `"debug"`,
