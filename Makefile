@@ -188,8 +188,12 @@ bench-scheduler: ## Measure kube-scheduler's pods per second with Divvy and with
 	@cd lab && go run ./cmd/bench-scheduler $(BENCH_ARGS)
 
 .PHONY: failover
-failover: ## Kill the extender that leads five times while 500 pods are scheduled.
-	@cd lab && go test -tags e2e -count=1 -v -run '^TestFailover$$' ./e2e/scheduling
+failover: ## End the extender that leads five times, by force and in order, while 600 pods are scheduled.
+	@cd lab && FAILOVER_ROUNDS=5 go test -tags e2e -count=1 -v -run '^TestFailover$$' ./e2e/scheduling
+
+.PHONY: bystanders
+bystanders: ## Measure how long pods that request no accelerator wait while no extender leads, beside a cluster without Divvy.
+	@cd lab && BYSTANDERS=1000 go test -tags e2e -count=1 -v -timeout 40m -run '^TestBystanders$$' ./e2e/scheduling
 
 # TRACE is a directory with the public trace and published.csv, see docs/simulate.md;
 # WORKLOADS are some of its lists of pods, such as default,cpu250, and SHUFFLES how many

@@ -74,7 +74,7 @@ var good = []struct {
 	},
 	{
 		name: "two replicas", set: []string{"--set", "extender.replicas=2,extender.hostNetwork=false"},
-		want: []string{"--leader-elect", "resources: [leases]", "maxUnavailable: 1\n", "--leader-elect-duration=3s", "name: POD_IP", "kind: FlowSchema"},
+		want: []string{"--leader-elect", "resources: [leases]", "maxUnavailable: 1\n", "--leader-elect-duration=15s", "name: POD_IP", "kind: FlowSchema"},
 	},
 	{
 		name: "control plane elsewhere", set: []string{"--set", "extender.allowBindFrom={10.0.0.0/24,fd00::/64}"},

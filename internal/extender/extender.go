@@ -19,9 +19,10 @@ import (
 	"github.com/divvy-gpu/divvy/internal/kube"
 )
 
-// DefaultBindTimeout bounds a bind. It is below the 5 s that kube-scheduler
-// waits for an extender by default, so that the scheduler hears what happened.
-const DefaultBindTimeout = 4 * time.Second
+// DefaultBindTimeout bounds a bind. It is below the 10 s that Divvy has kube-scheduler
+// wait for an extender, so that the scheduler hears what happened, and above the 5 s
+// and more that a write takes in a slow control plane.
+const DefaultBindTimeout = 9 * time.Second
 
 // HeapBudget is how much memory the Go runtime of a process with an extender has, in
 // bytes: enough for 5000 nodes of 8 devices and 50 000 pods. See package heap.
@@ -75,8 +76,8 @@ type Config struct {
 	// Forward reaches the replica that leads; nil where replicas do not reach each
 	// other, and a request of one that does not lead waits until it does.
 	Forward http.RoundTripper
-	// Hold is how long a request waits for a leader. It is below what kube-scheduler
-	// waits for an answer.
+	// Hold is how long a bind waits for a leader. It is below what kube-scheduler waits
+	// for an answer.
 	Hold time.Duration
 	// Resources are those that the extender manages, in the order in which
 	// they are checked; the first is what inspect shows unless asked otherwise.
@@ -122,6 +123,8 @@ type Extender struct {
 	large chan struct{}
 	// inspecting lets one report be written at a time.
 	inspecting chan struct{}
+	// link is to the replica that leads, while this one follows.
+	link link
 }
 
 // New checks the configuration.

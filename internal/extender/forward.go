@@ -41,9 +41,12 @@ const (
 const (
 	// tryAgain is the pause before the leader is asked again that could not be reached.
 	tryAgain = 100 * time.Millisecond
-	// maxHeld is how many requests may wait for a leader: kube-scheduler has one for
-	// each of its pods that is being bound, and one besides.
+	// maxHeld is how many binds may wait for a leader: kube-scheduler has one for each
+	// of its pods that is being bound.
 	maxHeld = 1000
+	// askTimeout bounds what the leader takes for a question that kube-scheduler waits
+	// for in its one scheduling loop: meanwhile it places no pod of the cluster.
+	askTimeout = time.Second
 )
 
 // errNoLeader is in the error of a request that no leader answered in time.
@@ -77,12 +80,14 @@ func (e *Extender) reachable() error {
 }
 
 // led lets this replica answer while it leads. Otherwise the request is handed to
-// the one that does, whose answer it is then; while there is none it waits, so that
-// kube-scheduler need not try the pod again and ever later. A request that is made
-// twice because an answer was lost does no harm: a pod that is bound to the node
-// already is left as it is.
+// the one that does, whose answer it is then.
 //
-// held lets a bounded number wait.
+// While none leads, or the leader does not answer, a bind waits: kube-scheduler binds
+// beside its scheduling loop. A bounded number does, by held. All other requests fail
+// at once: kube-scheduler asks them in that loop, where every pod of the cluster waits
+// for the answer, also those that request no accelerator; it tries the pod again by
+// itself. A bind that is made twice because an answer was lost does no harm: a pod that
+// is bound to the node already is left as it is.
 func (e *Extender) led(v verb, held chan struct{}, here http.Handler) http.Handler {
 	if e.config.Election == nil {
 		return here
@@ -112,7 +117,12 @@ func (e *Extender) led(v verb, held chan struct{}, here http.Handler) http.Handl
 			return
 		}
 		defer done()
-		if err := e.follow(w, r, held, here, *body); err != nil {
+		if v.acts {
+			err = e.hold(w, r, held, here, *body)
+		} else {
+			err = e.handOn(w, r, v, *body)
+		}
+		if err != nil {
 			klog.FromContext(r.Context()).Error(err, "Answered with an error", "path", r.URL.Path)
 			e.metrics.forwarded.WithLabelValues("failed").Inc()
 			e.fail(w, v, http.StatusServiceUnavailable, err)
@@ -120,9 +130,24 @@ func (e *Extender) led(v verb, held chan struct{}, here http.Handler) http.Handl
 	})
 }
 
-// follow answers by the leader, as soon as there is one. An error says that nothing
-// was answered.
-func (e *Extender) follow(w http.ResponseWriter, r *http.Request, held chan struct{}, here http.Handler, body []byte) error {
+// handOn answers by the leader. An error says that nothing was answered.
+func (e *Extender) handOn(w http.ResponseWriter, r *http.Request, v verb, body []byte) error {
+	ctx := r.Context()
+	if v.name != verbInspect {
+		bounded, cancel := context.WithTimeout(ctx, askTimeout)
+		defer cancel()
+		ctx = bounded
+	}
+	address, _ := e.config.Election.Leader()
+	if err := e.askLeader(ctx, w, r, address, body); err != nil {
+		return fmt.Errorf("%w: %w", errNoLeader, err)
+	}
+	return nil
+}
+
+// hold answers by the leader, as soon as there is one. An error says that nothing was
+// answered.
+func (e *Extender) hold(w http.ResponseWriter, r *http.Request, held chan struct{}, here http.Handler, body []byte) error {
 	select {
 	case held <- struct{}{}:
 		defer func() { <-held }()
@@ -131,7 +156,6 @@ func (e *Extender) follow(w http.ResponseWriter, r *http.Request, held chan stru
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), e.config.Hold)
 	defer cancel()
-	last := errUnknownLeader
 	for {
 		address, changed := e.config.Election.Leader()
 		if e.config.Election.Leading() {
@@ -140,13 +164,9 @@ func (e *Extender) follow(w http.ResponseWriter, r *http.Request, held chan stru
 			here.ServeHTTP(w, r)
 			return nil
 		}
-		if address != "" && e.config.Forward != nil {
-			answered, err := e.ask(ctx, w, r, address, body)
-			if answered {
-				e.metrics.forwarded.WithLabelValues("leader").Inc()
-				return nil
-			}
-			last = fmt.Errorf("the leader at %s: %w", address, err)
+		err := e.askLeader(ctx, w, r, address, body)
+		if err == nil {
+			return nil
 		}
 		again := time.NewTimer(tryAgain)
 		select {
@@ -155,9 +175,31 @@ func (e *Extender) follow(w http.ResponseWriter, r *http.Request, held chan stru
 		case <-again.C:
 		case <-ctx.Done():
 			again.Stop()
-			return fmt.Errorf("%w: %w", errNoLeader, last)
+			return fmt.Errorf("%w: %w", errNoLeader, err)
 		}
 	}
+}
+
+// askLeader hands the request to the leader at the address and its answer on. An error
+// says that nothing was answered.
+func (e *Extender) askLeader(ctx context.Context, w http.ResponseWriter, r *http.Request, address string, body []byte) error {
+	if address == "" || e.config.Forward == nil {
+		return errUnknownLeader
+	}
+	ctx, done, err := e.link.to(ctx, address)
+	if err == nil {
+		defer done()
+		answered, failed := e.ask(ctx, w, r, address, body)
+		if answered {
+			e.metrics.forwarded.WithLabelValues("leader").Inc()
+			return nil
+		}
+		if err = errSilent; errors.Is(failed, errMisdirected) {
+			err = errMisdirected
+		}
+		klog.FromContext(ctx).V(2).Info("The leader did not answer a request", "leader", address, "path", r.URL.Path, "reason", failed.Error())
+	}
+	return fmt.Errorf("the leader at %s: %w", address, err)
 }
 
 // ask hands the request to the leader and its answer on. Once any of the answer is

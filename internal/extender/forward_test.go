@@ -10,7 +10,9 @@ import (
 	"net/http/httptest"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	extenderv1 "k8s.io/kube-scheduler/extender/v1"
@@ -245,6 +247,115 @@ func TestWithoutALeaderTheErrorCanBeTriedAgain(t *testing.T) {
 	if status, got := follower.get("/readyz"); status != http.StatusServiceUnavailable || !strings.Contains(string(got), "no leader is known") {
 		t.Errorf("/readyz answers %d %s", status, got)
 	}
+}
+
+// kube-scheduler asks these in its one scheduling loop, where every pod of the cluster
+// waits for the answer, whether it requests an accelerator or not.
+func TestOnlyBindsWait(t *testing.T) {
+	body, err := json.Marshal(extenderv1.ExtenderArgs{Pod: newPod("p", 4), NodeNames: &[]string{"node-a"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ask := func(t *testing.T, w *world, path string) (took time.Duration, answer string) {
+		t.Helper()
+		began := time.Now()
+		request := httptest.NewRequestWithContext(t.Context(), http.MethodPost, Prefix+path, bytes.NewReader(body))
+		if path == "/inspect" {
+			request = httptest.NewRequestWithContext(t.Context(), http.MethodGet, Prefix+path, nil)
+		}
+		request.RemoteAddr = "127.0.0.1:4000"
+		recorder := httptest.NewRecorder()
+		w.extender.Handler().ServeHTTP(recorder, request)
+		return time.Since(began), recorder.Body.String()
+	}
+	verbs := []string{"/filter", "/prioritize", "/preempt", "/inspect"}
+	t.Run("no leader is known", func(t *testing.T) {
+		w, f := newFollower(t, nil, func(c *Config) { c.Hold = 9 * time.Second })
+		synctest.Test(t, func(t *testing.T) {
+			f.set(func() {}) // its channel is one of this test then
+			for _, verb := range verbs {
+				if took, answer := ask(t, w, verb); took > 0 || !strings.Contains(answer, errNoLeader.Error()) {
+					t.Errorf("%s: answered after %s: %s", verb, took, answer)
+				}
+			}
+			if took, answer := ask(t, w, "/bind"); took < 9*time.Second {
+				t.Errorf("/bind: answered after %s: %s", took, answer)
+			}
+		})
+	})
+	t.Run("the leader is cut off", func(t *testing.T) {
+		net := &network{}
+		w, f := newFollower(t, nil, func(c *Config) { c.Forward, c.Hold = net, 9*time.Second })
+		synctest.Test(t, func(t *testing.T) {
+			f.set(func() { f.leader = "192.0.2.1:32765" })
+			ctx, stop := context.WithCancel(t.Context())
+			defer synctest.Wait()
+			defer stop()
+			go w.extender.WatchLeader(ctx)
+			time.Sleep(time.Minute)
+			if _, answer := ask(t, w, "/filter"); answer != "the leader's" {
+				t.Fatalf("before: %s", answer)
+			}
+			net.cut.Store(true)
+			if took, answer := ask(t, w, "/filter"); took > probeEvery+probeTimeout || !strings.Contains(answer, errSilent.Error()) {
+				t.Errorf("the request in which it was cut off: answered after %s: %s", took, answer)
+			}
+			for _, verb := range verbs {
+				if took, answer := ask(t, w, verb); took > 0 || !strings.Contains(answer, errSilent.Error()) {
+					t.Errorf("%s: answered after %s: %s", verb, took, answer)
+				}
+			}
+			time.AfterFunc(5*time.Second, func() { net.cut.Store(false) })
+			if took, answer := ask(t, w, "/bind"); took < 5*time.Second || answer != "the leader's" {
+				t.Errorf("/bind: answered after %s: %s", took, answer)
+			}
+			if _, answer := ask(t, w, "/filter"); answer != "the leader's" {
+				t.Errorf("after: %s", answer)
+			}
+		})
+	})
+	t.Run("the leader is slow", func(t *testing.T) {
+		net := &network{}
+		net.slow.Store(int64(5 * time.Second))
+		w, f := newFollower(t, nil, func(c *Config) { c.Forward, c.Hold = net, 9*time.Second })
+		synctest.Test(t, func(t *testing.T) {
+			f.set(func() { f.leader = "192.0.2.1:32765" })
+			for _, verb := range verbs[:3] {
+				if took, answer := ask(t, w, verb); took > askTimeout || !strings.Contains(answer, errSilent.Error()) {
+					t.Errorf("%s: answered after %s: %s", verb, took, answer)
+				}
+			}
+			for _, verb := range []string{"/inspect", "/bind"} {
+				if _, answer := ask(t, w, verb); answer != "the leader's" {
+					t.Errorf("%s: %s", verb, answer)
+				}
+			}
+		})
+	})
+}
+
+// network is the way to a leader that answers everything alike.
+type network struct {
+	// cut is true while nothing comes through, and nothing says so.
+	cut atomic.Bool
+	// slow is how long the leader takes for what is no probe, in ns.
+	slow atomic.Int64
+}
+
+// RoundTrip implements http.RoundTripper.
+func (n *network) RoundTrip(r *http.Request) (*http.Response, error) {
+	if n.cut.Load() {
+		<-r.Context().Done()
+		return nil, r.Context().Err()
+	}
+	if r.URL.Path != "/healthz" {
+		select {
+		case <-time.After(time.Duration(n.slow.Load())):
+		case <-r.Context().Done():
+			return nil, r.Context().Err()
+		}
+	}
+	return &http.Response{StatusCode: http.StatusOK, Header: http.Header{}, Body: io.NopCloser(strings.NewReader("the leader's"))}, nil
 }
 
 // Two that take each other for the leader do not hand a request on for ever.

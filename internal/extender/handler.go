@@ -69,7 +69,7 @@ func (e *Extender) Handler() http.Handler {
 	mux.Handle("GET "+inspect.Route, report)
 	mux.Handle("GET "+inspect.Route+"/{node}", report)
 	mux.HandleFunc("GET /version", func(w http.ResponseWriter, _ *http.Request) { writeText(w, http.StatusOK, e.config.Version) })
-	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { writeText(w, http.StatusOK, "ok") })
+	mux.HandleFunc("GET /healthz", e.handleHealth)
 	mux.HandleFunc("GET /readyz", e.handleReady)
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		writeError(w, http.StatusNotFound, fmt.Sprintf("no route %s %s", r.Method, r.URL.Path))
@@ -87,6 +87,16 @@ func growStack(n int) byte {
 	var room [12 << 10]byte
 	room[n] = 1
 	return room[n/2]
+}
+
+// LeaderHeader is in the answer to /healthz of the replica that leads.
+const LeaderHeader = "Divvy-Leader"
+
+func (e *Extender) handleHealth(w http.ResponseWriter, _ *http.Request) {
+	if e.config.Election == nil || e.config.Election.Leading() {
+		w.Header().Set(LeaderHeader, "true")
+	}
+	writeText(w, http.StatusOK, "ok")
 }
 
 func (e *Extender) handleReady(w http.ResponseWriter, _ *http.Request) {

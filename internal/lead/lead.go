@@ -17,25 +17,29 @@ import (
 
 // Bounds of Config.Duration. The API server counts it in whole seconds.
 const (
-	DefaultDuration = 3 * time.Second
+	// DefaultDuration is kube-scheduler's own. A leader keeps the Lease, and what it
+	// binds is written in time, while a write takes the API server up to 5 s.
+	DefaultDuration = 15 * time.Second
 	MinDuration     = time.Second
 	MaxDuration     = time.Minute
 )
 
-// Parts of Config.Duration, of 3 s: a renewal every 0.4 s, which is given up after
-// 2.4 s; others look every 0.4 to 0.9 s. So a leader that dies is followed after 3 to
-// 4.8 s, and one keeps the Lease through a second in which the API server answers
-// nothing.
-func retryPeriod(d time.Duration) time.Duration   { return d * 2 / 15 }
+// Parts of Config.Duration, of 15 s: a renewal is sent 2 s after the one before, or
+// when that was answered if it took longer, and is given up after 12 s.
+func renewPeriod(d time.Duration) time.Duration   { return d * 2 / 15 }
 func renewDeadline(d time.Duration) time.Duration { return d * 4 / 5 }
+
+// retryPeriod is how often a replica looks at the Lease. It does not grow with the
+// duration, so that a Lease that was released is taken within a second.
+func retryPeriod(d time.Duration) time.Duration { return min(renewPeriod(d), 400*time.Millisecond) }
 
 // margin is taken off the time in which a leader may act: for clocks that run a
 // little faster than others, and for what is on its way to the API server.
 func margin(d time.Duration) time.Duration { return d / 10 }
 
-// catchUpTimes is for how many times its duration a replica may have the Lease
-// without being able to lead, until it lets another try.
-const catchUpTimes = 4
+// catchUpTimeout is how long a replica may have the Lease without being able to lead,
+// until it lets another try: several writes of a slow API server.
+const catchUpTimeout = 15 * time.Second
 
 // Errors of Until; test with errors.Is.
 var (
@@ -72,8 +76,9 @@ type Lead struct {
 
 	mu sync.Mutex // guards what follows
 	// renewed is from before the last renewal that succeeded was sent; zero while this
-	// replica does not hold the Lease.
+	// replica does not hold the Lease. took is how long that renewal took.
 	renewed time.Time
+	took    time.Duration
 	// caughtUp is true when CatchUp has returned nil since the Lease was got.
 	caughtUp bool
 	// notBefore is when this replica may lead at the earliest: until then another may act
@@ -204,7 +209,7 @@ func (l *Lead) begin(ctx context.Context) bool {
 	logger := klog.FromContext(ctx)
 	began := time.Now()
 	if l.config.CatchUp != nil {
-		bounded, cancel := context.WithTimeout(ctx, catchUpTimes*l.config.Duration)
+		bounded, cancel := context.WithTimeout(ctx, catchUpTimeout)
 		defer cancel()
 		if err := l.config.CatchUp(bounded); err != nil {
 			if ctx.Err() != nil {
@@ -257,16 +262,25 @@ func (l *Lead) saw(holder string) {
 	}
 }
 
-// wrote notes that this replica has the Lease, by a request that was sent at began.
+// wrote notes that this replica has the Lease, by a request that was sent at began and
+// has just been answered.
 func (l *Lead) wrote(began time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	first := l.renewed.IsZero()
-	l.renewed = began
+	l.renewed, l.took = began, time.Since(began)
 	if first || l.holder != l.identity {
 		l.holder = l.identity
 		l.tell()
 	}
+}
+
+// renewedSince reports whether this replica holds the Lease by a request that was sent
+// after then.
+func (l *Lead) renewedSince(then time.Time) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.renewed.After(then)
 }
 
 // waits notes until when another may act whose Lease was deleted.
@@ -306,20 +320,29 @@ func (l *Lead) Leading() bool {
 	return l.caughtUp && l.left(time.Now()) > 0
 }
 
+// enough is how much time must be left for a write to be begun: a third of the Lease's
+// duration, or somewhat more than the API server took for the last renewal, as far as a
+// renewal that takes as long again leaves that much. l.mu is held.
+func (l *Lead) enough() time.Duration {
+	d := l.config.Duration
+	return min(max(d/3, l.took*5/4), d-margin(d)-l.took)
+}
+
 // Until returns until when this replica may act, at least a third of the Lease's
-// duration from now. It waits for a renewal where that is needed. The error wraps
-// ErrNotLeading, or ErrNotRenewed where ctx ended before.
+// duration from now, and longer where the API server is slow. It waits for a renewal
+// where that is needed. The error wraps ErrNotLeading, or ErrNotRenewed where ctx ended
+// before.
 func (l *Lead) Until(ctx context.Context) (time.Time, error) {
 	poll := retryPeriod(l.config.Duration) / 4
 	for {
 		l.mu.Lock()
 		now := time.Now()
-		leads, left, changed := l.caughtUp, l.left(now), l.changed
+		leads, left, enough, changed := l.caughtUp, l.left(now), l.enough(), l.changed
 		l.mu.Unlock()
 		switch {
 		case !leads:
 			return time.Time{}, ErrNotLeading
-		case left >= l.config.Duration/3:
+		case left >= enough:
 			return now.Add(left), nil
 		}
 		select {

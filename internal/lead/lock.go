@@ -88,11 +88,15 @@ func (l *lock) Create(ctx context.Context, record resourcelock.LeaderElectionRec
 	return nil
 }
 
-// Update takes, renews or gives up the Lease as it was read or written last.
+// Update takes, renews or gives up the Lease as it was read or written last. A renewal
+// is written once in a renewPeriod: the elector asks for one whenever it looks.
 func (l *lock) Update(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
 	began := time.Now()
 	if l.lease == nil {
 		return fmt.Errorf("the Lease %s was not read yet", l.Describe())
+	}
+	if record.HolderIdentity == l.Identity() && l.lead.renewedSince(began.Add(-renewPeriod(l.lead.config.Duration))) {
+		return nil
 	}
 	if record.HolderIdentity == "" {
 		select {

@@ -321,10 +321,11 @@ func signalSchedconf(ctx context.Context, signal syscall.Signal) error {
 	if err != nil {
 		return err
 	}
-	if len(pod.Status.ContainerStatuses) == 0 {
+	at := slices.IndexFunc(pod.Status.ContainerStatuses, func(s corev1.ContainerStatus) bool { return s.Name == "schedconf" })
+	if at < 0 {
 		return errors.New(stage.Describe(pod))
 	}
-	pid, err := stage.ContainerPID(pod.Status.ContainerStatuses[0].ContainerID)
+	pid, err := stage.ContainerPID(pod.Status.ContainerStatuses[at].ContainerID)
 	if err != nil {
 		return err
 	}

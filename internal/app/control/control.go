@@ -8,6 +8,7 @@ import (
 
 	"github.com/divvy-gpu/divvy/internal/app/about"
 	"github.com/divvy-gpu/divvy/internal/app/extender"
+	"github.com/divvy-gpu/divvy/internal/app/proxy"
 	"github.com/divvy-gpu/divvy/internal/app/schedconf"
 	"github.com/divvy-gpu/divvy/internal/app/uninstall"
 	"github.com/divvy-gpu/divvy/internal/app/webhook"
@@ -21,7 +22,7 @@ func Command() *cobra.Command {
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	cmd.AddCommand(extender.Command(), schedconf.Command(), uninstall.Command(), webhook.Command())
+	cmd.AddCommand(extender.Command(), proxy.Command(), schedconf.Command(), uninstall.Command(), webhook.Command())
 	about.Version(cmd, slices.Concat(extender.APIs(), webhook.APIs(), schedconf.APIs())...)
 	return cmd
 }

@@ -14,8 +14,8 @@ import (
 )
 
 const (
-	// holdBeyond is how much longer than a Lease a request waits for a leader, and
-	// maxHold the longest: kube-scheduler waits 10 s for an answer.
+	// holdBeyond is how much longer than a Lease a bind waits for a leader, and maxHold
+	// the longest: kube-scheduler waits 10 s for an answer.
 	holdBeyond = 1500 * time.Millisecond
 	maxHold    = 9 * time.Second
 	// unfinished is how long a bind may be under way, with the question what became of it.
@@ -56,7 +56,7 @@ func (p *program) catchUp(ctx context.Context) error {
 // leading reports whether this replica answers; always without election.
 func (p *program) leading() bool { return p.election == nil || p.election.Leading() }
 
-// hold is how long a request waits for a leader.
+// hold is how long a bind waits for a leader.
 func (s settings) hold() time.Duration { return min(s.LeaderElectDuration+holdBeyond, maxHold) }
 
 // withElection completes what the extender needs to know of other replicas.

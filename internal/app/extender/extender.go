@@ -116,8 +116,9 @@ type program struct {
 	handler  http.Handler
 	registry *prometheus.Registry
 	metrics  http.Handler
-	// wake makes kube-scheduler look again at pods that wait, until the context ends.
-	wake func(context.Context)
+	// wake makes kube-scheduler look again at pods that wait, and watchLeader probes the
+	// leader while another replica is it, until the context ends.
+	wake, watchLeader func(context.Context)
 	// certs keeps the certificates, and secured answers over TLS; nil without.
 	certs   *certs.Manager
 	secured http.Handler
@@ -187,7 +188,7 @@ func assemble(s settings, clients kube.Clients) (*program, error) {
 	if err != nil {
 		return nil, err
 	}
-	p.handler, p.wake = e.Handler(), e.WakeWaiting
+	p.handler, p.wake, p.watchLeader = e.Handler(), e.WakeWaiting, e.WatchLeader
 	p.registry, p.metrics = registry, serve.Metrics(registry)
 	if p.certs != nil {
 		if p.secured, err = p.withReviews(p.handler, registry); err != nil {
@@ -230,6 +231,7 @@ func (p *program) run(ctx context.Context, open listeners) error {
 			func(ctx context.Context) error { p.keys.Run(ctx, p.books.KeyChanged); return nil },
 			func(ctx context.Context) error { p.expire(ctx); return nil },
 			func(ctx context.Context) error { p.wake(ctx); return nil },
+			func(ctx context.Context) error { p.watchLeader(ctx); return nil },
 			func(ctx context.Context) error { heap.Keep(ctx, extender.HeapBudget); return nil },
 			func(ctx context.Context) error { return p.settings.prices.run(ctx, p.ledger, p.books.Synced) },
 			serve.Announce(p.ready, p.size),

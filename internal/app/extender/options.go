@@ -22,9 +22,9 @@ import (
 	"github.com/divvy-gpu/divvy/internal/logging"
 )
 
-// minReservationTTL is above the time that a bind may take, so that no
-// reservation expires under a bind that is under way.
-const minReservationTTL = 10 * time.Second
+// minReservationTTL is above the time that a bind may take, with the question what
+// became of it, so that no reservation expires under a bind that is under way.
+const minReservationTTL = 15 * time.Second
 
 // maxOverlap is a tenth of a CA's life.
 const maxOverlap = certs.DefaultCALifetime / 10

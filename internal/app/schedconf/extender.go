@@ -1,6 +1,7 @@
 package schedconf
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -69,7 +70,11 @@ func (s settings) fromService(ctx context.Context, client kubernetes.Interface, 
 	for _, scheme := range []string{"https", "http"} {
 		for _, port := range service.Spec.Ports {
 			if port.Name == scheme {
-				e.URL = scheme + "://" + net.JoinHostPort(ip, strconv.Itoa(int(port.Port))) + route
+				address := net.JoinHostPort(ip, strconv.Itoa(int(port.Port)))
+				if scheme == "https" { // the only port that the local proxy hands connections to
+					address = cmp.Or(s.ExtenderProxy, address)
+				}
+				e.URL = scheme + "://" + address + route
 				if e.ServerName == "" {
 					e.ServerName = name + "." + namespace + ".svc"
 				}

@@ -48,6 +48,9 @@ type Options struct {
 	// ExtenderURL is the prefix of the verbs' routes as kube-scheduler reaches
 	// it; "" for the address of ExtenderService, which is namespace/name.
 	ExtenderURL, ExtenderService string
+	// ExtenderProxy is host:port of the local proxy on this node, which takes the place
+	// of the Service's address for a kube-scheduler on the node's network; "" for none.
+	ExtenderProxy string
 	// ServerName is the name in the extender's certificate; "" for the Service's.
 	ServerName string
 	// CAFile, CertFile and KeyFile are PEM. Without them, with ExtenderService,
@@ -108,6 +111,7 @@ func (o *Options) addHostFlags(fs *pflag.FlagSet) {
 func (o *Options) addExtenderFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.ExtenderURL, "extender-url", o.ExtenderURL, "URL of the extender as kube-scheduler reaches it, such as http://127.0.0.1:32766"+route+"; empty for the address of --extender-service")
 	fs.StringVar(&o.ExtenderService, "extender-service", o.ExtenderService, "namespace/name of the extender's Service")
+	fs.StringVar(&o.ExtenderProxy, "extender-proxy", o.ExtenderProxy, "address of \"divvy-control proxy\" on this node, such as 127.0.0.1:32764, which a kube-scheduler on the node's network connects to instead of the Service; empty for none")
 	fs.StringVar(&o.ServerName, "server-name", o.ServerName, "name in the extender's certificate; empty for the Service's, or the host of --extender-url")
 	fs.StringVar(&o.CAFile, "ca-file", o.CAFile, "CA of the extender's certificate; empty for the ConfigMap "+caConfigMap+" in the Service's namespace")
 	fs.StringVar(&o.CertFile, "client-cert-file", o.CertFile, "certificate that kube-scheduler shows to the extender; empty for the Secret "+clientSecret+" in the Service's namespace")
@@ -150,6 +154,12 @@ func (o *Options) Validate() error {
 		}
 	} else if namespace, name, ok := strings.Cut(o.ExtenderService, "/"); !ok || namespace == "" || name == "" || strings.Contains(name, "/") {
 		mistake("extender-service", "%q: must be NAMESPACE/NAME", o.ExtenderService)
+	}
+	if o.ExtenderProxy != "" {
+		errs = append(errs, flags.Mistake("extender-proxy", flags.CheckAddress(o.ExtenderProxy)))
+		if o.ExtenderURL != "" {
+			mistake("extender-proxy", "%s: must not be given together with --extender-url", o.ExtenderProxy)
+		}
 	}
 	if (o.CertFile == "") != (o.KeyFile == "") {
 		mistake("client-cert-file", "must be given together with --client-key-file")

@@ -9,6 +9,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
+	"net/url"
 	"os"
 	"strings"
 	"time"
@@ -156,6 +158,15 @@ func (s settings) desired(ctx context.Context, clients kube.Clients, h *host.Hos
 			s.Resources = st.Extender.Resources
 		}
 	}
+	if s.ExtenderProxy != "" {
+		want, err := h.Want()
+		if err != nil {
+			return schedconf.Extender{}, err
+		}
+		if !want.HostNetwork {
+			s.ExtenderProxy = "" // out of its reach
+		}
+	}
 	return s.extender(ctx, clients.Kubernetes)
 }
 
@@ -283,6 +294,9 @@ func status(ctx context.Context, s settings, out io.Writer) error {
 		line("rolled back", "%s, attempt %d: %s", f.At.UTC().Format("2006-01-02T15:04:05Z"), f.Attempts, f.Reason)
 	}
 	var problems []string
+	if s.ExtenderProxy == "" && s.ExtenderURL == "" && st.Extender != nil {
+		s.ExtenderProxy = proxyOf(st.Extender.URL)
+	}
 	if !st.Wired {
 		problems = append(problems, "it does not ask the extender")
 	} else if e, err := s.desired(ctx, clients, h); err != nil {
@@ -311,6 +325,16 @@ func status(ctx context.Context, s settings, out io.Writer) error {
 	}
 	line("state", "%s", strings.Join(problems, "; "))
 	return errNotWired
+}
+
+// proxyOf returns the address of the local proxy that kube-scheduler is wired to, ""
+// where it is wired to something else.
+func proxyOf(extenderURL string) string {
+	u, err := url.Parse(extenderURL)
+	if err != nil || u.Scheme != "https" || !net.ParseIP(u.Hostname()).IsLoopback() {
+		return ""
+	}
+	return u.Host
 }
 
 func printNotes(out io.Writer, notes []string) {

@@ -112,6 +112,16 @@ func TestExtender(t *testing.T) {
 			client: fake.NewClientset(service("fd00::7", "https"), all, secret),
 			want:   schedconf.Extender{URL: "https://[fd00::7]:32765/gcushare-scheduler", ServerName: "divvy-extender.divvy-system.svc", CA: cert, ClientCert: cert, ClientKey: key},
 		},
+		"by the local proxy": {
+			client: fake.NewClientset(both, all, secret),
+			change: func(o *Options) { o.ExtenderProxy = "127.0.0.1:32764" },
+			want:   schedconf.Extender{URL: "https://127.0.0.1:32764/gcushare-scheduler", ServerName: "divvy-extender.divvy-system.svc", CA: cert, ClientCert: cert, ClientKey: key},
+		},
+		"a local proxy and no https": {
+			client: fake.NewClientset(service("10.96.0.7", "http")),
+			change: func(o *Options) { o.ExtenderProxy = "127.0.0.1:32764" },
+			want:   schedconf.Extender{URL: "http://10.96.0.7:32766/gcushare-scheduler"},
+		},
 		"by http": {
 			client: fake.NewClientset(service("10.96.0.7", "http")),
 			want:   schedconf.Extender{URL: "http://10.96.0.7:32766/gcushare-scheduler"},
@@ -191,6 +201,8 @@ func TestValidate(t *testing.T) {
 		"--settle: 2m0s":       func(o *Options) { o.Settle = 2 * time.Minute },
 		"--extender-url":       func(o *Options) { o.ExtenderURL = "ftp://a" },
 		"--extender-service":   func(o *Options) { o.ExtenderService = "divvy-extender" },
+		"--extender-proxy":     func(o *Options) { o.ExtenderProxy = "32764" },
+		"together with --ext":  func(o *Options) { o.ExtenderProxy, o.ExtenderURL = "127.0.0.1:1", "http://a" },
 		"--client-cert-file":   func(o *Options) { o.CertFile = "/a" },
 		"--resources: \"gpu\"": func(o *Options) { o.Resources = []string{"gpu"} },
 		"--listen":             func(o *Options) { o.Listen = "9402" },

@@ -27,6 +27,9 @@ type Want struct {
 	Container string
 	// Health is the URL that answers 200 when the program is well; "" for none.
 	Health string
+	// HostNetwork is true where the pod uses the node's network, and so reaches what
+	// listens on its loopback address.
+	HostNetwork bool
 }
 
 // An UnhealthyError says that kube-scheduler is not well with its manifest.
@@ -60,7 +63,7 @@ func WantOf(content []byte) (Want, error) {
 	if pod.Name == "" || len(pod.Spec.Containers) == 0 {
 		return Want{}, errors.New("the manifest is a pod without a name or containers")
 	}
-	w := Want{Hash: pod.Annotations[schedconf.AnnotationHash], Name: pod.Name, Namespace: pod.Namespace}
+	w := Want{Hash: pod.Annotations[schedconf.AnnotationHash], Name: pod.Name, Namespace: pod.Namespace, HostNetwork: pod.Spec.HostNetwork}
 	if w.Namespace == "" {
 		w.Namespace = corev1.NamespaceDefault
 	}

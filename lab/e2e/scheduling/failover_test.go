@@ -4,13 +4,9 @@ package scheduling
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io"
-	"math/rand/v2"
-	"net"
-	"net/url"
-	"strings"
+	"os"
+	"strconv"
 	"sync"
 	"testing"
 	"time"
@@ -20,40 +16,52 @@ import (
 
 	"github.com/divvy-gpu/divvy/internal/accel"
 	"github.com/divvy-gpu/divvy/internal/accel/wire"
+	"github.com/divvy-gpu/divvy/internal/lead"
 	"github.com/divvy-gpu/divvy/lab/internal/controlplane"
 	"github.com/divvy-gpu/divvy/lab/internal/simnodes"
 )
 
-// The leader is killed five times while 500 pods are scheduled.
+// A round ends the leader: the first by force, the second in order, and so on. Two are
+// run with all tests, more by "make failover".
 const (
-	failoverKills   = 5
-	failoverPods    = 500
+	failoverRounds  = 2
+	roundsVariable  = "FAILOVER_ROUNDS"
+	podsPerRound    = 100
 	failoverUnits   = 4
-	longestWithout  = 6 * time.Second
 	betweenPods     = 100 * time.Millisecond
 	kubeletRestarts = 1500 * time.Millisecond // a container that died is back after about that
+	// longestOrderly and beyondLease bound the time without a leader: after an orderly
+	// end, and after a death beyond the Lease's duration.
+	longestOrderly = time.Second
+	beyondLease    = 3 * time.Second
 )
 
-// TestFailover prints the longest time without a bind. The pods fill the cards nearly
-// to the last, so a device that two leaders gave away shows, and so does one that
-// stays reserved for nobody.
+// TestFailover prints the longest time without a leader and without a bind. The pods
+// fill the cards nearly to the last, so a device that two leaders gave away shows, and
+// so does one that stays reserved for no pod.
 func TestFailover(t *testing.T) {
-	w := newWorld(t, simnodes.Group{Count: 16})
+	rounds := failoverRounds
+	if text := os.Getenv(roundsVariable); text != "" {
+		var err error
+		if rounds, err = strconv.Atoi(text); err != nil || rounds < 1 {
+			t.Fatalf("%s=%q: want a number of rounds, 1 or more", roundsVariable, text)
+		}
+	}
+	pods := (rounds + 1) * podsPerRound
+	w := newWorld(t, simnodes.Group{Count: (pods*failoverUnits + 127) / 128})
 	if err := w.nodes.Create(t.Context(), w.client); err != nil {
 		t.Fatal(err)
 	}
 	r := newReplicas(w)
-	entry := r.all[0].Entry
-	entry.URL = r.service.url
-	s, err := w.plane.StartScheduler(t.Context(), programs.Kubernetes, controlplane.SchedulerOptions{Name: "default-scheduler", Extender: &entry, QPS: 5000})
+	s, err := w.plane.StartScheduler(t.Context(), programs.Kubernetes, controlplane.SchedulerOptions{Name: "default-scheduler", Extender: r.entry(), QPS: 5000})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { w.end(s.Process) })
 	binds := w.watchBinds()
 
-	killed := make(chan int, 1) // how often the leader was killed
-	created := make(chan int, failoverPods)
+	ended := make(chan int, 1) // how many rounds are over
+	created := make(chan int, pods)
 	creating, stop := context.WithCancel(t.Context())
 	defer stop()
 	var work sync.WaitGroup
@@ -61,12 +69,12 @@ func TestFailover(t *testing.T) {
 	work.Go(func() {
 		tick := time.NewTicker(betweenPods)
 		defer tick.Stop()
-		kills := 0
-		for n := range failoverPods {
-			// Some pods are made after each kill, and none runs ahead of them.
-			for n >= (kills+1)*failoverPods/(failoverKills+1) && kills < failoverKills {
+		over := 0
+		for n := range pods {
+			// Some pods are made after each round, and none runs ahead of them.
+			for n >= (over+1)*podsPerRound && over < rounds {
 				select {
-				case kills = <-killed:
+				case over = <-ended:
 				case <-creating.Done():
 					return
 				}
@@ -84,37 +92,67 @@ func TestFailover(t *testing.T) {
 			created <- n + 1
 		}
 	})
-	for kill := range failoverKills {
+	longest := map[bool]time.Duration{} // by whether the end was orderly
+	for round := range rounds {
 		// In the middle of a burst of pods.
 		for n := range created {
-			if n >= (2*kill+1)*failoverPods/(failoverKills+1)/2 {
+			if n >= round*podsPerRound+podsPerRound/2 {
 				break
 			}
 		}
+		orderly := round%2 == 1
 		leader := r.leader()
-		if err := leader.Kill(); err != nil {
-			t.Fatal(err)
-		}
-		began := time.Now()
-		killed <- kill + 1
+		without := r.followed(leader, orderly)
+		longest[orderly] = max(longest[orderly], without)
+		ended <- round + 1
 		time.Sleep(kubeletRestarts)
 		r.restart(leader)
-		other := r.leader()
-		t.Logf("%d: %s was killed; %s led %.1f s later; the next bind came after %.1f s", kill+1, leader.Name(), other.Name(),
-			time.Since(began).Seconds(), binds.next(w, began).Seconds())
+		t.Logf("%d: %s ended, orderly: %t; another led %.2f s later", round+1, leader.Name(), orderly, without.Seconds())
 	}
-	w.bound(failoverPods)
-	longest, changed := binds.summary()
-	t.Logf("failover: %d pods bound under %d kills of the leader, longest time between two binds %.2f s", failoverPods, failoverKills, longest.Seconds())
-	if longest > longestWithout {
-		t.Errorf("%s went by without a bind, more than %s", longest, longestWithout)
+	w.bound(pods)
+	gap, changed := binds.summary()
+	t.Logf("failover: %d pods bound under %d changes of the leader; longest time without a leader: %.2f s after an orderly end, %.2f s after a death; between two binds: %.2f s",
+		pods, rounds, longest[true].Seconds(), longest[false].Seconds(), gap.Seconds())
+	if longest[true] > longestOrderly {
+		t.Errorf("after an orderly end there was no leader for %s, more than %s", longest[true], longestOrderly)
+	}
+	if limit := lead.DefaultDuration + beyondLease; longest[false] > limit {
+		t.Errorf("after a death there was no leader for %s, more than %s", longest[false], limit)
 	}
 	for _, text := range changed {
 		t.Error(text)
 	}
 	used := w.right()
-	if total := sum(used); total != failoverPods*failoverUnits {
-		t.Errorf("pods hold %d units, want %d", total, failoverPods*failoverUnits)
+	if total := sum(used); total != accel.Units(pods*failoverUnits) {
+		t.Errorf("pods hold %d units, want %d", total, pods*failoverUnits)
+	}
+}
+
+// followed ends the leader, waits until the other replica leads, and returns for how
+// long neither did.
+func (r *replicas) followed(leader *replica, orderly bool) time.Duration {
+	w := r.w
+	w.Helper()
+	led := time.Now() // when one was seen to lead last
+	done := make(chan error, 1)
+	if orderly {
+		go func() { done <- leader.Stop(stopGrace) }()
+	} else {
+		done <- leader.Kill()
+	}
+	for began := time.Now(); ; time.Sleep(10 * time.Millisecond) {
+		switch now := r.leading(w.Context()); {
+		case now == leader:
+			led = time.Now()
+		case now != nil:
+			without := time.Since(led)
+			if err := <-done; err != nil {
+				w.Fatal(err)
+			}
+			return without
+		case time.Since(began) > patience:
+			w.Fatal("no replica leads")
+		}
 	}
 }
 
@@ -169,23 +207,6 @@ func (b *binds) note(pod *corev1.Pod) {
 	}
 }
 
-// next waits for the first bind after a moment and returns how much later it came.
-func (b *binds) next(w *world, after time.Time) (later time.Duration) {
-	w.Helper()
-	w.eventually("another pod is bound", func(context.Context) error {
-		b.mu.Lock()
-		defer b.mu.Unlock()
-		for _, at := range b.times {
-			// What was under way when the leader was killed comes at once.
-			if later = at.Sub(after); later > 200*time.Millisecond {
-				return nil
-			}
-		}
-		return errors.New("none is")
-	})
-	return later
-}
-
 // summary returns the longest time between two binds, and what was placed twice.
 func (b *binds) summary() (longest time.Duration, changed []string) {
 	b.mu.Lock()
@@ -194,182 +215,4 @@ func (b *binds) summary() (longest time.Duration, changed []string) {
 		longest = max(longest, b.times[i].Sub(b.times[i-1]))
 	}
 	return longest, b.changed
-}
-
-// replicas are two extenders behind a Service.
-type replicas struct {
-	w       *world
-	all     []*controlplane.Extender
-	service *service
-}
-
-func newReplicas(w *world) *replicas {
-	w.Helper()
-	r := &replicas{w: w, service: newService(w)}
-	for n := range 2 {
-		r.all = append(r.all, r.start(fmt.Sprint("extender-", n)))
-	}
-	r.service.use(r.all)
-	return r
-}
-
-// start starts a replica as its pod does. Nobody runs the pod; its object is there.
-func (r *replicas) start(name string) *controlplane.Extender {
-	r.w.Helper()
-	pod := &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Namespace: controlplane.Namespace, Name: name},
-		Spec:       corev1.PodSpec{SchedulerName: "nobody", Containers: []corev1.Container{{Name: "extender", Image: "example.com/divvy:1"}}},
-	}
-	ctx := r.w.Context()
-	if err := r.w.plane.Prepare(ctx); err != nil {
-		r.w.Fatal(err)
-	}
-	if _, err := r.w.client.CoreV1().Pods(pod.Namespace).Get(ctx, name, metav1.GetOptions{}); err != nil {
-		if _, err := r.w.client.CoreV1().Pods(pod.Namespace).Create(ctx, pod, metav1.CreateOptions{}); err != nil {
-			r.w.Fatal(err)
-		}
-	}
-	e, err := r.w.plane.StartExtender(ctx, controlplane.ExtenderOptions{
-		Name: name, Program: programs.Control, Resources: []string{resource},
-		Args: []string{"--leader-elect", "--leader-elect-namespace=" + controlplane.Namespace},
-		Env:  []string{"POD_NAME=" + name, "POD_IP=127.0.0.1"},
-	})
-	if err != nil {
-		r.w.Fatal(err)
-	}
-	r.w.Cleanup(func() {
-		if e.Running() {
-			r.w.end(e.Process)
-		}
-	})
-	return e
-}
-
-// restart starts a replica that was killed.
-func (r *replicas) restart(killed *controlplane.Extender) {
-	r.w.Helper()
-	for n, e := range r.all {
-		if e == killed {
-			r.all[n] = r.start(killed.Name())
-		}
-	}
-	r.service.use(r.all)
-}
-
-// leader waits until one leads and returns it.
-func (r *replicas) leader() (leader *controlplane.Extender) {
-	r.w.Helper()
-	r.w.eventually("a replica leads", func(ctx context.Context) error {
-		for _, e := range r.all {
-			if text, err := e.Metrics(ctx); err == nil && strings.Contains(text, "\ndivvy_extender_leader 1\n") {
-				leader = e
-				return nil
-			}
-		}
-		return errors.New("none does")
-	})
-	return leader
-}
-
-// service stands for a Service: it hands each connection to one of the replicas that
-// were ready when it looked last, which is once a second. So some connections go to
-// one that is dead.
-type service struct {
-	url string
-
-	mu       sync.Mutex // guards what follows
-	replicas []*controlplane.Extender
-	ready    []string // host:port
-}
-
-func newService(w *world) *service {
-	w.Helper()
-	listener, err := new(net.ListenConfig).Listen(w.Context(), "tcp", "127.0.0.1:0")
-	if err != nil {
-		w.Fatal(err)
-	}
-	s := &service{url: "https://" + listener.Addr().String() + "/gcushare-scheduler"}
-	ctx, stop := context.WithCancel(w.Context())
-	var running sync.WaitGroup
-	running.Go(func() {
-		for {
-			connection, err := listener.Accept()
-			if err != nil {
-				return
-			}
-			running.Go(func() { s.hand(ctx, connection) })
-		}
-	})
-	running.Go(func() {
-		tick := time.NewTicker(time.Second)
-		defer tick.Stop()
-		for {
-			s.look(ctx)
-			select {
-			case <-tick.C:
-			case <-ctx.Done():
-				return
-			}
-		}
-	})
-	w.Cleanup(func() {
-		stop()
-		if err := listener.Close(); err != nil {
-			w.Error(err)
-		}
-		running.Wait()
-	})
-	return s
-}
-
-// use changes the replicas behind the Service.
-func (s *service) use(replicas []*controlplane.Extender) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.replicas = append([]*controlplane.Extender(nil), replicas...)
-}
-
-// look asks which replicas are ready.
-func (s *service) look(ctx context.Context) {
-	s.mu.Lock()
-	replicas := s.replicas
-	s.mu.Unlock()
-	var ready []string
-	for _, e := range replicas {
-		address, err := url.Parse(e.Entry.URL)
-		if err == nil && e.Ready(ctx) == nil {
-			ready = append(ready, address.Host)
-		}
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.ready = ready
-}
-
-// hand hands a connection on until either side ends it.
-func (s *service) hand(ctx context.Context, from net.Conn) {
-	defer from.Close() //nolint:errcheck // it may be closed already
-	s.mu.Lock()
-	ready := s.ready
-	s.mu.Unlock()
-	if len(ready) == 0 {
-		return
-	}
-	to, err := new(net.Dialer).DialContext(ctx, "tcp", ready[rand.IntN(len(ready))])
-	if err != nil {
-		return
-	}
-	defer to.Close()                                                    //nolint:errcheck // it may be closed already
-	defer context.AfterFunc(ctx, func() { from.Close(); to.Close() })() //nolint:errcheck // either way it is over
-	done := make(chan struct{}, 2)
-	for _, way := range [][2]net.Conn{{from, to}, {to, from}} {
-		go func() {
-			_, _ = io.Copy(way[0], way[1]) // an end is an end
-			done <- struct{}{}
-		}()
-	}
-	<-done
-	from.Close() //nolint:errcheck // ends the other copy
-	to.Close()   //nolint:errcheck // the same
-	<-done
 }

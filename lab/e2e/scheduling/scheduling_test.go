@@ -216,6 +216,9 @@ func (w *world) before(name string, wrap func(proxy http.Handler) http.Handler) 
 		Rewrite:       func(r *httputil.ProxyRequest) { r.SetURL(target) },
 		Transport:     transport,
 		FlushInterval: -1, // watches
+		ErrorHandler: func(out http.ResponseWriter, _ *http.Request, _ error) {
+			out.WriteHeader(http.StatusBadGateway) // the client, or the API server, hung up
+		},
 	}))
 	file := clientcmdapi.NewConfig()
 	file.Clusters[name] = &clientcmdapi.Cluster{Server: address}

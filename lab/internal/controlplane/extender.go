@@ -16,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
 
+	"github.com/divvy-gpu/divvy/internal/extender"
 	"github.com/divvy-gpu/divvy/internal/schedconf"
 )
 
@@ -104,6 +105,19 @@ func (c *ControlPlane) StartExtender(ctx context.Context, o ExtenderOptions) (*E
 func (e *Extender) Ready(ctx context.Context) error {
 	_, err := get(ctx, http.DefaultClient, e.plain+"/readyz")
 	return err
+}
+
+// Leads reports whether it is the replica that leads.
+func (e *Extender) Leads(ctx context.Context) (bool, error) {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, e.plain+"/healthz", http.NoBody)
+	if err != nil {
+		return false, err
+	}
+	response, err := http.DefaultClient.Do(request)
+	if err != nil {
+		return false, err
+	}
+	return response.Header.Get(extender.LeaderHeader) != "", response.Body.Close()
 }
 
 // GrantKey returns the path of the key that all extenders sign grants with. It makes

@@ -25,6 +25,8 @@ type SchedulerOptions struct {
 	// Extender is Divvy's; nil for none. The configuration has it as Divvy's own
 	// "schedconf" writes it.
 	Extender *schedconf.Extender
+	// Kubeconfig says how it reaches the API server; "" for an account of its own.
+	Kubeconfig string
 	// QPS is how many requests it may send to the API server in a second, with twice
 	// as many at once; 0 for kube-scheduler's own 50.
 	QPS int
@@ -46,9 +48,12 @@ const configPath = "/etc/kubernetes/scheduler-config.yaml"
 // StartScheduler starts a kube-scheduler and waits until it has read the cluster.
 // Its version is only what the configuration is checked for.
 func (c *ControlPlane) StartScheduler(ctx context.Context, version string, o SchedulerOptions) (*Scheduler, error) {
-	kubeconfig, err := c.KubeconfigFor(o.Name, "system:kube-scheduler")
-	if err != nil {
-		return nil, err
+	kubeconfig := o.Kubeconfig
+	if kubeconfig == "" {
+		var err error
+		if kubeconfig, err = c.KubeconfigFor(o.Name, "system:kube-scheduler"); err != nil {
+			return nil, err
+		}
 	}
 	config, err := o.configuration(kubeconfig, version)
 	if err != nil {
