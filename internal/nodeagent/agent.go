@@ -67,6 +67,8 @@ type Options struct {
 	// Events makes the agent's events; nil for a recorder of its own, as all else
 	// is required.
 	Events *events.Recorder
+	// Handoff is the state of the predecessor, whose sockets kubelet still watches.
+	Handoff Handoff
 }
 
 // Agent is the node daemon. Ready and Alive may be called while Run runs.
@@ -89,6 +91,9 @@ type Agent struct {
 	withdraw chan struct{}
 	cdi      *cdiWriter
 	endings  *endings
+	// watching follows the devices; deciding updates the API server. Kubelet is
+	// served until Run ends.
+	watching, deciding *phase
 
 	mu        sync.Mutex // guards what follows
 	turned    time.Time  // the last turn of the loop
@@ -104,6 +109,8 @@ type vendorState struct {
 	// since is when err came up.
 	since  time.Time
 	looked bool
+	// told is true once the parts have the result of the first discovery.
+	told bool
 }
 
 // New builds the agent; it starts nothing. Close it if Run is not called.
@@ -126,6 +133,8 @@ func New(ctx context.Context, o Options) (*Agent, error) {
 		corrected: errNotAsked,
 		events:    o.Events,
 		vendors:   map[string]*vendorState{},
+		watching:  newPhase(),
+		deciding:  newPhase(),
 	}
 	if a.events == nil {
 		a.events, a.ownEvents = events.NewRecorder(ctx, o.Client, events.Node, o.Node), true
@@ -200,8 +209,8 @@ func (a *Agent) wakeUp() {
 	}
 }
 
-// Run works until ctx ends and returns once all that it started has stopped and
-// its metrics and sockets are gone.
+// Run works until ctx ends, or until it has left (see Yield), and returns once all
+// that it started has stopped and its metrics and sockets are gone.
 func (a *Agent) Run(ctx context.Context) error {
 	defer a.Close() //nolint:errcheck // nothing is lost
 	if a.ownEvents {
@@ -209,13 +218,6 @@ func (a *Agent) Run(ctx context.Context) error {
 	}
 	var work sync.WaitGroup
 	defer work.Wait()
-	work.Go(func() { a.pods.Run(ctx) })
-	work.Go(func() { a.publisher.Run(ctx) })
-	work.Go(func() { a.o.Keys.Run(ctx, a.wakeUp) })
-	work.Go(func() { a.follow(ctx) })
-	for vendor, b := range a.o.Backends {
-		work.Go(func() { a.watch(ctx, vendor, b) })
-	}
 	for _, r := range a.offerings {
 		if a.o.Backends[r.vendor] == nil {
 			// It is served for the sake of those who hold something of it.
@@ -229,7 +231,24 @@ func (a *Agent) Run(ctx context.Context) error {
 			}
 		})
 	}
-	a.loop(ctx)
+	work.Go(func() {
+		a.watching.run(ctx, func(ctx context.Context) {
+			var watches sync.WaitGroup
+			defer watches.Wait()
+			for vendor, b := range a.o.Backends {
+				watches.Go(func() { a.watch(ctx, vendor, b) })
+			}
+		})
+	})
+	a.deciding.run(ctx, func(ctx context.Context) {
+		var work sync.WaitGroup
+		defer work.Wait()
+		work.Go(func() { a.pods.Run(ctx) })
+		work.Go(func() { a.publisher.Run(ctx) })
+		work.Go(func() { a.o.Keys.Run(ctx, a.wakeUp) })
+		work.Go(func() { a.follow(ctx) })
+		a.loop(ctx)
+	})
 	return nil
 }
 
@@ -294,6 +313,9 @@ func (a *Agent) watch(ctx context.Context, vendor string, b backend.Backend) {
 				}
 			}
 		}
+		a.mu.Lock()
+		v.told = true
+		a.mu.Unlock()
 	})
 }
 

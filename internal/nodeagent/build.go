@@ -53,6 +53,7 @@ func (a *Agent) build(ctx context.Context) ([]*offering, error) {
 		if len(r.parts) == 0 {
 			continue
 		}
+		a.recall(ctx, r)
 		a.metrics.register(defs.NodeRegistrations.NewCounterFunc(prometheus.Labels{"resource": string(name)},
 			func() float64 { return float64(r.server.Registrations()) }))
 		a.metrics.resource(name)
