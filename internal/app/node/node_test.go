@@ -2,12 +2,10 @@ package node
 
 import (
 	"bytes"
-	"context"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -77,31 +75,6 @@ func TestVersion(t *testing.T) {
 	}
 	if !strings.HasPrefix(out.String(), "divvy-node ") {
 		t.Errorf("--version prints %q", out.String())
-	}
-}
-
-func TestClaimLetsOneDaemonRun(t *testing.T) {
-	dir := t.TempDir()
-	release, err := claim(t.Context(), dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	short, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-	defer cancel()
-	if _, err := claim(short, dir); err == nil || !strings.Contains(err.Error(), "another divvy-node runs on this node") {
-		t.Errorf("a second daemon: %v", err)
-	}
-	second := make(chan error, 1)
-	go func() {
-		done, err := claim(t.Context(), dir)
-		if err == nil {
-			done()
-		}
-		second <- err
-	}()
-	release()
-	if err := <-second; err != nil {
-		t.Errorf("after the first ended: %v", err)
 	}
 }
 
