@@ -224,7 +224,9 @@ func (a *Agent) Run(ctx context.Context) error {
 			for _, p := range r.parts {
 				p.update(ctx, backend.Found{}, fmt.Errorf("the vendor %q is not configured any more", r.vendor))
 			}
+			r.discovered()
 		}
+		r.offerEarly()
 		work.Go(func() {
 			if err := r.server.Run(ctx); err != nil {
 				klog.FromContext(ctx).Error(err, "Serving kubelet ended", "resource", r.name)
@@ -311,6 +313,7 @@ func (a *Agent) watch(ctx context.Context, vendor string, b backend.Backend) {
 				for _, p := range r.parts {
 					p.update(ctx, found, err)
 				}
+				r.discovered()
 			}
 		}
 		a.mu.Lock()

@@ -106,7 +106,7 @@ func (p *memoryPool) derive() ([]deviceplugin.Unit, error) {
 		return nil, err
 	}
 	if len(p.shares) == 0 && len(p.listed) == 0 {
-		return nil, problem
+		return none(p.offeredEarly), problem
 	}
 	for _, s := range p.shares {
 		p.listed[s.ID] = true

@@ -148,6 +148,8 @@ type slotPool struct {
 	active   map[podKey]bool
 	saved    sharing.SlotState
 	problem  error
+	// offeredEarly is true once kubelet knows the units of early.
+	offeredEarly bool
 }
 
 // slotCard is a card that is offered.
@@ -269,7 +271,7 @@ func (p *slotPool) derive() ([]deviceplugin.Unit, error) {
 		return nil, err
 	}
 	if len(p.cards) == 0 && len(p.holds) == 0 && len(p.listed) == 0 {
-		return nil, problem
+		return none(p.offeredEarly), problem
 	}
 	for _, c := range p.cards {
 		p.listed[c.ID] = true
