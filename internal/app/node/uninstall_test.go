@@ -119,7 +119,7 @@ func TestUninstallRemovesWhatIsOursAlone(t *testing.T) {
 		"a host that the daemon ran on": {
 			files: map[string]string{
 				plugins + "kubelet.sock": "socket", plugins + "enflame-gcu-memory.sock": "socket", plugins + "kubelet_internal_state": "{}",
-				"var/lib/divvy/divvy-node.lock": "", "var/lib/divvy/units-enflame.com_gcu-memory.json": "{}",
+				"var/lib/divvy/divvy-node.lock": "", "var/lib/divvy/divvy-node.sock": "", "var/lib/divvy/units-enflame.com_gcu-memory.json": "{}",
 				"var/lib/divvy/slots-nvidia.com_gpu.json": "{}", "var/lib/divvy/units-x.y_z.json.damaged": "{", "var/lib/divvy/slots-x.y_z.json.123": "",
 				"var/run": "->/run", "run/cdi/divvy-nvidia.com-gpu.yaml": spec("nvidia.com/gpu"), "run/other/": "",
 				"var/lib/other": "", "var/log/other": "",
@@ -132,7 +132,7 @@ func TestUninstallRemovesWhatIsOursAlone(t *testing.T) {
 			},
 			removed: []string{
 				"/var/lib/kubelet/device-plugins/enflame-gcu-memory.sock", "/var/run/cdi/divvy-nvidia.com-gpu.yaml", "/var/run/cdi",
-				"/var/lib/divvy/divvy-node.lock", "/var/lib/divvy/slots-nvidia.com_gpu.json", "/var/lib/divvy/slots-x.y_z.json.123",
+				"/var/lib/divvy/divvy-node.lock", "/var/lib/divvy/divvy-node.sock", "/var/lib/divvy/slots-nvidia.com_gpu.json", "/var/lib/divvy/slots-x.y_z.json.123",
 				"/var/lib/divvy/units-enflame.com_gcu-memory.json", "/var/lib/divvy/units-x.y_z.json.damaged", "/var/lib/divvy",
 			},
 		},
