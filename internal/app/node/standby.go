@@ -85,6 +85,9 @@ func (s *supervisor) claim(ctx context.Context, seat *handover.Seat, c config.No
 			s.warn(ctx, u.Warnings)
 			ready.release()
 			c = s.keep(ctx, c, u.Config)
+			if err := s.log.set(c.LogFile, c.LogLevel); err != nil {
+				log.Error(err, "Changing the log")
+			}
 			ready = s.prepare(ctx, c)
 		case <-time.After(tryAgain):
 		}
