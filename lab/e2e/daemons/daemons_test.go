@@ -155,12 +155,18 @@ func newNode(t *testing.T) *node {
 		}
 	})
 	n.write(filepath.Base(library), read(t, library))
-	topology := vendorsim.Topology{Cards: vendorsim.GCUs(6, 16<<10)}
-	if err := topology.Write(filepath.Join(dir, vendorsim.TopologyName)); err != nil {
-		t.Fatal(err)
-	}
+	n.hardware(0)
 	n.write("key", []byte("a key that only this node's daemons know"))
 	return n
+}
+
+// hardware sets how long each call of the vendor's library takes.
+func (n *node) hardware(delay time.Duration) {
+	n.Helper()
+	topology := vendorsim.Topology{Library: vendorsim.Library{Delay: delay}, Cards: vendorsim.GCUs(6, 16<<10)}
+	if err := topology.Write(filepath.Join(n.dir, vendorsim.TopologyName)); err != nil {
+		n.Fatal(err)
+	}
 }
 
 func read(t *testing.T, path string) []byte {
@@ -226,12 +232,17 @@ type process struct {
 func (n *node) start() *process {
 	n.Helper()
 	n.started++
+	return n.startAs(fmt.Sprintf("divvy-node-%02d", n.started))
+}
+
+// startAs starts the daemon of the pod with that UID, again if it had ended.
+func (n *node) startAs(name string) *process {
+	n.Helper()
 	ports, err := controlplane.FreePorts(1)
 	if err != nil {
 		n.Fatal(err)
 	}
 	address := fmt.Sprintf("127.0.0.1:%d", ports[0])
-	name := fmt.Sprintf("divvy-node-%02d", n.started)
 	n.write(name+".yaml", fmt.Appendf(nil, `apiVersion: config.divvy.dev/v1alpha1
 kind: NodeConfig
 kubeletDir: %[1]s
@@ -528,5 +539,52 @@ func TestKilledAtAnyMoment(t *testing.T) {
 			func(s string) bool { return strings.Contains(what, s) }) {
 			t.Error(what)
 		}
+	}
+}
+
+// TestCrash kills the daemon and starts it again, as kubelet does with a container, and
+// prints how long kubelet has no unit of it then. A slow library makes no difference:
+// a pod that comes before it has answered waits.
+func TestCrash(t *testing.T) {
+	for name, delay := range map[string]time.Duration{"a quick library": 0, "a library that takes 100 ms for each call": 100 * time.Millisecond} {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t)
+			now := n.start()
+			n.awaitReady(now)
+			l := n.load()
+			l.flows()
+			n.hardware(delay)
+			var registered, admitted []time.Duration
+			for range *rounds {
+				if err := now.Kill(); err != nil {
+					t.Fatal(err)
+				}
+				n.eventually(func() error {
+					if _, units := n.kubelet.Capacity(memory); units > 0 {
+						return errors.New("kubelet has not noticed that the daemon was killed")
+					}
+					return nil
+				})
+				before, _, _ := l.outcome()
+				begun := time.Now()
+				now = n.startAs(now.Name())
+				n.eventually(n.offered)
+				registered = append(registered, time.Since(begun).Round(time.Millisecond))
+				n.eventually(func() error {
+					if after, _, _ := l.outcome(); after == before {
+						return errors.New("no pod was admitted since")
+					}
+					return nil
+				})
+				admitted = append(admitted, time.Since(begun).Round(time.Millisecond))
+				n.awaitReady(now)
+			}
+			l.flows()
+			l.stop()
+			slices.Sort(registered)
+			slices.Sort(admitted)
+			t.Logf("from the start of the process: kubelet has every resource after %v (median), %v (slowest); the first pod is admitted after %v, %v",
+				registered[len(registered)/2], registered[len(registered)-1], admitted[len(admitted)/2], admitted[len(admitted)-1])
+		})
 	}
 }
