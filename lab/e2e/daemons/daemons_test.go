@@ -19,6 +19,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -468,6 +469,9 @@ func (l *load) flows() {
 	}
 }
 
+// kubeletWaited is what a daemon logs that has taken over.
+var kubeletWaited = regexp.MustCompile(`kubeletWaited="?([0-9.a-zµ]+)`)
+
 // TestRollingUpdate replaces the daemon as a DaemonSet with maxSurge does: the next one
 // is started, and the one before is ended once the next is ready.
 func TestRollingUpdate(t *testing.T) {
@@ -476,12 +480,22 @@ func TestRollingUpdate(t *testing.T) {
 	n.awaitReady(now)
 	l := n.load()
 	l.flows()
+	var waited []time.Duration
 	for range *rounds {
 		next := n.start()
 		n.awaitReady(next)
 		if err := now.ready(t.Context()); err == nil {
 			t.Error("both are ready")
 		}
+		match := kubeletWaited.FindStringSubmatch(next.LogTail(1000))
+		if match == nil {
+			t.Fatalf("%s did not take over", next.Name())
+		}
+		d, err := time.ParseDuration(match[1])
+		if err != nil {
+			t.Fatal(err)
+		}
+		waited = append(waited, d)
 		if err := now.Stop(patience); err != nil {
 			t.Fatal(err)
 		}
@@ -490,7 +504,7 @@ func TestRollingUpdate(t *testing.T) {
 	}
 	l.stop()
 	admitted, rejected, _ := l.outcome()
-	t.Logf("%d updates, %d pods admitted, %d rejected", *rounds, admitted, len(rejected))
+	t.Logf("%d updates, %d pods admitted, %d rejected; kubelet waited %v", *rounds, admitted, len(rejected), waited)
 	for _, what := range rejected {
 		t.Error(what)
 	}
