@@ -329,7 +329,7 @@ func TestEarlierRelease(t *testing.T) {
 		t.Error("the pod was not replaced")
 	}
 	check()
-	start(t, asking("after", show.GPU, 1))
+	start(t, asking("after", show.GCUMemory, 2))
 }
 
 // TestDaemonCrash kills the daemon under the same load and shows what that costs.
