@@ -95,6 +95,11 @@ demo: root ## Start a Kubernetes here, install Divvy and show four pods sharing 
 demo-vendors: root ## Show cards of three vendors on one node, served by one daemon.
 	@cd lab && go run ./cmd/vendors
 
+# ROLLING_SECONDS is how long. The end-to-end tests do it for half a minute.
+.PHONY: rolling
+rolling: root ## Replace divvy-node under two pods a second for three minutes; kubelet rejects none.
+	@cd lab && ROLLING_SECONDS=$(or $(ROLLING_SECONDS),180) go test -tags e2e -count=1 -v -timeout 15m -run '^TestRollingUpdate$$' ./e2e
+
 .PHONY: faults
 faults: root ## Break cards of three vendors and the daemon's folders under running pods and bring them back.
 	@cd lab && go run ./cmd/faults

@@ -125,6 +125,43 @@ func podSpecs(all []runtime.Object) map[string]corev1.PodTemplateSpec {
 	return out
 }
 
+// TestNodeUpdateStrategy: a new pod of the daemon runs beside the old one, unless the
+// values ask for the other way. Kubernetes accepts one of the two numbers.
+func TestNodeUpdateStrategy(t *testing.T) {
+	tests := map[string]struct {
+		set                   []string
+		surge, maxUnavailable string
+	}{
+		"by default":                   {nil, "1", "0"},
+		"several at once":              {[]string{"--set", "node.maxSurge=10%"}, "10%", "0"},
+		"maxUnavailable of old values": {[]string{"--set", "node.maxUnavailable=3"}, "", "3"},
+		"a percentage":                 {[]string{"--set", "node.maxUnavailable=20%"}, "", "20%"},
+		"no percentage":                {[]string{"--set", "node.maxUnavailable=0%"}, "1", "0"},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			d := one[*appsv1.DaemonSet](t, objects(t, rendered(t, tt.set...)), "divvy-node")
+			update := d.Spec.UpdateStrategy.RollingUpdate
+			surge := ""
+			if update.MaxSurge != nil {
+				surge = update.MaxSurge.String()
+			}
+			if surge != tt.surge || update.MaxUnavailable.String() != tt.maxUnavailable {
+				t.Errorf("maxSurge %q, maxUnavailable %q", surge, update.MaxUnavailable.String())
+			}
+			env := map[string]string{}
+			for _, e := range d.Spec.Template.Spec.Containers[0].Env {
+				if e.ValueFrom != nil && e.ValueFrom.FieldRef != nil {
+					env[e.Name] = e.ValueFrom.FieldRef.FieldPath
+				}
+			}
+			if env["POD_NAMESPACE"] != "metadata.namespace" || env["POD_UID"] != "metadata.uid" {
+				t.Errorf("environment %v: a new pod would wait until the old one has ended", env)
+			}
+		})
+	}
+}
+
 // TestObjectsHaveOnlyFieldsThatExist: the API server refuses others, or drops
 // them in silence.
 func TestObjectsHaveOnlyFieldsThatExist(t *testing.T) {

@@ -216,6 +216,7 @@ func TestBadValuesAreToldInASentence(t *testing.T) {
 		{`node.extraEnv={"A":"b"}`, "at '/node/extraEnv': got object, want array"},
 		{`node.podAnnotations={"a":1}`, "at '/node/podAnnotations/a': got number, want string"},
 		{`node.maxUnavailable="ten"`, "at '/node/maxUnavailable'"},
+		{`node.maxSurge=0`, "at '/node/maxSurge': minimum: got 0, want 1"},
 		{`node.healthInterval=5`, "at '/node/healthInterval': got number, want string"},
 		{`node.kubeletDir="var/lib"`, "at '/node/kubeletDir': 'var/lib' does not match pattern '^/'"},
 		{`node.logLevel="verbose"`, "at '/node/logLevel': value must be one of 'error', 'warn', 'info', 'debug'"},

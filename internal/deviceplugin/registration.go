@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/fsnotify/fsnotify"
@@ -35,8 +36,8 @@ const (
 	// streamGrace is how long kubelet may take from the registration to
 	// ListAndWatch.
 	streamGrace = 15 * time.Second
-	// letGo is how long a server that ends leaves kubelet to notice, before
-	// another one may register: see stillConnected.
+	// letGo is how long kubelet is left to notice that a stream or a listener has
+	// ended, before the next registration: see stillConnected.
 	letGo = 50 * time.Millisecond
 )
 
@@ -56,9 +57,18 @@ type Server struct {
 	socket  string
 	service *service
 
+	// predecessor is the path of the server that this one takes over from, ""
+	// without one. It does not change once Run was called.
+	predecessor string
+	noticing    time.Duration
+	// renewing is true while the end of kubelet's stream is that of Renew.
+	renewing atomic.Bool
+
 	mu sync.Mutex
 	// aside counts the paths that kubelet has refused; 0 while socket is used.
 	aside int
+	// conns counts kubelet's connections to the listener that is open now.
+	conns *countedListener
 	// registered is when kubelet last accepted the registration of the
 	// listener that is open now; zero when it has not.
 	registered time.Time
@@ -97,10 +107,20 @@ func NewServer(dir, socket string, resource accel.Resource, allocator Allocator)
 			resource:  resource,
 			allocator: allocator,
 			changed:   make(chan struct{}),
+			cut:       make(chan struct{}),
+			alone:     make(chan struct{}, 1),
+			yielded:   make(chan struct{}),
+			passed:    make(chan struct{}),
+			left:      make(chan struct{}),
 		},
-		problem: errors.New("not registered with kubelet yet"),
+		noticing: noticing,
+		problem:  errors.New("not registered with kubelet yet"),
 	}
 }
+
+// TakeOver makes Run register beside the server on that socket, on another one. Call
+// it before Run.
+func (s *Server) TakeOver(socket string) { s.predecessor = filepath.Join(s.dir, socket) }
 
 // SetUnits replaces the units that kubelet knows. The first call lets Run
 // register; until then kubelet knows nothing of the resource. A list that
@@ -110,15 +130,13 @@ func (s *Server) SetUnits(units []Unit) error { return s.service.setUnits(units)
 // Ready returns nil while kubelet is connected and watches the units, else what
 // is missing.
 func (s *Server) Ready() error {
-	s.service.mu.Lock()
-	streams := s.service.streams
-	s.service.mu.Unlock()
+	watched := s.service.watched()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.problem != nil {
 		return fmt.Errorf("%s: %w", s.service.resource, s.problem)
 	}
-	if streams == 0 {
+	if !watched {
 		return fmt.Errorf("%s: kubelet accepted the registration but does not watch the units", s.service.resource)
 	}
 	return nil
@@ -151,6 +169,15 @@ func (s *Server) Registrations() int {
 // returns nil when ctx ends and all that it started has stopped.
 func (s *Server) Run(ctx context.Context) error {
 	log := klog.FromContext(ctx).WithValues("resource", s.service.resource)
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	go func() {
+		select {
+		case <-ctx.Done():
+		case <-s.service.left:
+			cancel()
+		}
+	}()
 	for {
 		list, changed := s.service.current()
 		if list != nil {
@@ -169,6 +196,9 @@ func (s *Server) Run(ctx context.Context) error {
 	var told string
 	var registered bool
 	for ctx.Err() == nil {
+		if s.service.hasYielded() {
+			break
+		}
 		err := s.session(ctx)
 		s.mu.Lock()
 		registered = !s.registered.IsZero()
@@ -196,7 +226,7 @@ func (s *Server) Run(ctx context.Context) error {
 		case <-time.After(pause.Step()):
 		}
 	}
-	if registered {
+	if registered && !s.service.hasYielded() {
 		<-time.After(letGo)
 	}
 	return nil
@@ -206,11 +236,22 @@ func (s *Server) Run(ctx context.Context) error {
 func (s *Server) path() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.aside > 0 {
-		// No resource has a "~" in its name.
-		return fmt.Sprintf("%s~%d.sock", strings.TrimSuffix(s.socket, ".sock"), s.aside+1)
+	path := s.nth(s.aside)
+	for n := 0; n <= s.aside; n++ {
+		if s.nth(n) == s.predecessor {
+			return s.nth(s.aside + 1)
+		}
 	}
-	return s.socket
+	return path
+}
+
+// nth returns the paths that a server may use, in their order.
+func (s *Server) nth(n int) string {
+	if n == 0 {
+		return s.socket
+	}
+	// No resource has a "~" in its name.
+	return fmt.Sprintf("%s~%d.sock", strings.TrimSuffix(s.socket, ".sock"), n+1)
 }
 
 // session listens and registers once, and returns why that is over. The error
@@ -232,6 +273,7 @@ func (s *Server) session(ctx context.Context) error {
 		}
 		return fmt.Errorf("kubelet is not listening on %s", kubelet)
 	}
+	s.service.begin()
 	own, stop, err := s.serve(ctx)
 	if err != nil {
 		return err
@@ -239,22 +281,40 @@ func (s *Server) session(ctx context.Context) error {
 	defer stop()
 	// An event may be about the file that was there before.
 	taken := func() bool { return !s.is(own) }
-	if err := s.register(ctx, kubelet); err != nil {
+	if err := s.announce(ctx); err != nil {
 		return err
 	}
-	s.mu.Lock()
-	s.registered, s.problem = time.Now(), nil
-	s.registrations++
-	s.mu.Unlock()
-	klog.FromContext(ctx).Info("Registered with kubelet", "resource", s.service.resource, "socket", s.path())
 
 	ticker := time.NewTicker(checkInterval)
 	defer ticker.Stop()
 	var alone time.Duration
+	var again <-chan time.Time
 	for {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
+		case <-s.service.yielded:
+			<-ctx.Done() // a restart of kubelet concerns the successor alone
+			return ctx.Err()
+		case <-s.service.alone:
+			// If kubelet restarts, its sockets change first.
+			pause := letGo
+			if s.renewing.Swap(false) {
+				pause = s.service.settling()
+			}
+			again = time.After(pause)
+		case <-again:
+			if s.service.watched() || taken() {
+				continue
+			}
+			if err := s.announce(ctx); err != nil {
+				if strings.Contains(err.Error(), stillConnected) {
+					return err
+				}
+				s.mu.Lock()
+				s.problem = err
+				s.mu.Unlock()
+			}
 		case err, ok := <-watcher.Errors:
 			if !ok {
 				return errors.New("the file watch ended")
@@ -275,10 +335,7 @@ func (s *Server) session(ctx context.Context) error {
 			if taken() {
 				return errors.New("the socket is gone")
 			}
-			s.service.mu.Lock()
-			streams := s.service.streams
-			s.service.mu.Unlock()
-			if alone += checkInterval; streams > 0 {
+			if alone += checkInterval; s.service.watched() {
 				alone = 0
 			}
 			if _, err := os.Stat(kubelet); err == nil && alone >= streamGrace {
@@ -286,6 +343,19 @@ func (s *Server) session(ctx context.Context) error {
 			}
 		}
 	}
+}
+
+// announce registers the listener that is open.
+func (s *Server) announce(ctx context.Context) error {
+	if err := s.register(ctx, s.path()); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	s.registered, s.problem = time.Now(), nil
+	s.registrations++
+	s.mu.Unlock()
+	klog.FromContext(ctx).Info("Registered with kubelet", "resource", s.service.resource, "socket", s.path())
+	return nil
 }
 
 // vacant returns nil when nobody listens on the plugin's socket. One that somebody
@@ -322,6 +392,10 @@ func (s *Server) serve(ctx context.Context) (own fs.FileInfo, stop func(), err e
 	if err != nil {
 		return nil, nil, errors.Join(fmt.Errorf("the socket is gone: %w", err), listener.Close())
 	}
+	counted := &countedListener{Listener: listener}
+	s.mu.Lock()
+	s.conns = counted
+	s.mu.Unlock()
 	server := grpc.NewServer(
 		grpc.MaxRecvMsgSize(maxRequestBytes),
 		// Handlers log with the logger that Run was given.
@@ -332,7 +406,7 @@ func (s *Server) serve(ctx context.Context) (own fs.FileInfo, stop func(), err e
 	pluginapi.RegisterDevicePluginServer(server, s.service)
 	var serving sync.WaitGroup
 	serving.Go(func() {
-		if err := server.Serve(listener); err != nil {
+		if err := server.Serve(counted); err != nil {
 			klog.FromContext(ctx).Error(err, "Serving kubelet ended", "resource", s.service.resource)
 		}
 	})
@@ -340,6 +414,9 @@ func (s *Server) serve(ctx context.Context) (own fs.FileInfo, stop func(), err e
 		// Not gracefully: kubelet's ListAndWatch never ends by itself.
 		server.Stop()
 		serving.Wait()
+		s.mu.Lock()
+		s.conns = nil
+		s.mu.Unlock()
 		if s.is(own) {
 			_ = os.Remove(s.path()) // a file that stays is taken over by the next listener
 		}
@@ -352,11 +429,12 @@ func (s *Server) is(own fs.FileInfo) bool {
 	return err == nil && os.SameFile(own, now)
 }
 
-func (s *Server) register(ctx context.Context, kubelet string) error {
-	err := call(ctx, kubelet, func(ctx context.Context, conn *grpc.ClientConn) error {
+// register asks kubelet to connect to the listener on that path.
+func (s *Server) register(ctx context.Context, path string) error {
+	err := call(ctx, filepath.Join(s.dir, kubeletSocket), func(ctx context.Context, conn *grpc.ClientConn) error {
 		_, err := pluginapi.NewRegistrationClient(conn).Register(ctx, &pluginapi.RegisterRequest{
 			Version:      APIVersion,
-			Endpoint:     filepath.Base(s.path()),
+			Endpoint:     filepath.Base(path),
 			ResourceName: string(s.service.resource),
 			Options:      options(),
 		})

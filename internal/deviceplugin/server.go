@@ -80,8 +80,27 @@ type service struct {
 	list *pluginapi.ListAndWatchResponse
 	// changed is closed and replaced whenever list is.
 	changed chan struct{}
-	// streams counts the open ListAndWatch calls: kubelet has one.
+	// streams counts the open ListAndWatch calls of the listener that is open now:
+	// kubelet has one.
 	streams int
+	// epoch counts the listeners.
+	epoch int
+	// cut is closed and replaced to end the open ListAndWatch calls.
+	cut chan struct{}
+	// alone has a token after the last ListAndWatch call has ended.
+	alone chan struct{}
+
+	// answering is held for reading by each question that is under way.
+	answering sync.RWMutex
+	// yielded is closed once questions are not answered here any more. Guarded by
+	// answering.
+	yielded chan struct{}
+	// passed is closed once successor is set, which is nil where nothing answers in
+	// place of this server.
+	passed    chan struct{}
+	successor *grpc.ClientConn
+	// left is closed once the server is to end.
+	left chan struct{}
 }
 
 // setUnits replaces the list, unless it is the same.
@@ -133,10 +152,45 @@ func (s *service) current() (*pluginapi.ListAndWatchResponse, <-chan struct{}) {
 	return s.list, s.changed
 }
 
-func (s *service) countStream(by int) {
+// begin is called before a listener opens.
+func (s *service) begin() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.streams += by
+	s.epoch++
+	s.streams = 0
+	select {
+	case <-s.alone:
+	default:
+	}
+}
+
+// watched reports whether kubelet watches the units.
+func (s *service) watched() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.streams > 0
+}
+
+// countStream counts a ListAndWatch call, which has ended once end is called, and
+// returns what cuts it off.
+func (s *service) countStream() (cut <-chan struct{}, end func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.streams++
+	epoch := s.epoch
+	return s.cut, func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.epoch != epoch {
+			return // of a listener before
+		}
+		if s.streams--; s.streams == 0 {
+			select {
+			case s.alone <- struct{}{}:
+			default:
+			}
+		}
+	}
 }
 
 func options() *pluginapi.DevicePluginOptions {
@@ -152,17 +206,19 @@ func (s *service) GetDevicePluginOptions(context.Context, *pluginapi.Empty) (*pl
 // hangs up or the server stops. It never returns an error of its own: kubelet
 // would take all units for unhealthy.
 func (s *service) ListAndWatch(_ *pluginapi.Empty, stream grpc.ServerStreamingServer[pluginapi.ListAndWatchResponse]) error {
-	s.countStream(1)
-	defer s.countStream(-1)
+	cut, end := s.countStream()
+	defer end()
 	for {
 		list, changed := s.current()
-		if list != nil {
+		if list != nil && !s.hasYielded() {
 			if err := stream.Send(list); err != nil {
 				return err
 			}
 		}
 		select {
 		case <-stream.Context().Done():
+			return nil
+		case <-cut:
 			return nil
 		case <-changed:
 		}
@@ -171,6 +227,14 @@ func (s *service) ListAndWatch(_ *pluginapi.Empty, stream grpc.ServerStreamingSe
 
 // GetPreferredAllocation names the units that kubelet then asks Allocate for.
 func (s *service) GetPreferredAllocation(ctx context.Context, r *pluginapi.PreferredAllocationRequest) (*pluginapi.PreferredAllocationResponse, error) {
+	next, done, err := s.answerer(ctx)
+	if err != nil {
+		return nil, s.refuse(ctx, err)
+	}
+	defer done()
+	if next != nil {
+		return next.GetPreferredAllocation(ctx, r)
+	}
 	answer := &pluginapi.PreferredAllocationResponse{}
 	for _, c := range r.GetContainerRequests() {
 		ids, err := s.allocator.Prefer(ctx, c.GetAvailableDeviceIDs(), c.GetMustIncludeDeviceIDs(), int(c.GetAllocationSize()))
@@ -184,6 +248,14 @@ func (s *service) GetPreferredAllocation(ctx context.Context, r *pluginapi.Prefe
 
 // Allocate answers what the containers need.
 func (s *service) Allocate(ctx context.Context, r *pluginapi.AllocateRequest) (*pluginapi.AllocateResponse, error) {
+	next, done, err := s.answerer(ctx)
+	if err != nil {
+		return nil, s.refuse(ctx, err)
+	}
+	defer done()
+	if next != nil {
+		return next.Allocate(ctx, r)
+	}
 	answer := &pluginapi.AllocateResponse{}
 	for _, c := range r.GetContainerRequests() {
 		one, err := s.allocator.Allocate(ctx, c.GetDevicesIds())

@@ -236,18 +236,20 @@ func (s *Snapshot) node(name string) *corev1.Node {
 	return nil
 }
 
-// daemonOn returns the pod of divvy-node on a node, nil when there is none.
+// daemonOn returns the pod of divvy-node on a node, nil when there is none. During an
+// update there may be two, of which one is ready.
 func (s *Snapshot) daemonOn(node string) *corev1.Pod {
 	d := s.daemonSet(nameNode)
 	if d == nil {
 		return nil
 	}
+	var found *corev1.Pod
 	for _, p := range s.podsOf(d.Namespace, d.Spec.Selector) {
-		if p.Spec.NodeName == node && p.DeletionTimestamp == nil {
-			return p
+		if p.Spec.NodeName == node && p.DeletionTimestamp == nil && (found == nil || podReady(p)) {
+			found = p
 		}
 	}
-	return nil
+	return found
 }
 
 func (s *Snapshot) service(namespace, name string) *corev1.Service {

@@ -69,8 +69,11 @@ type Options struct {
 	// Events makes the agent's events; nil for a recorder of its own.
 	Events *events.Recorder
 	// Quarantine has the devices that take no pods until they are released; nil for
-	// one that ends with the agent. All else is required.
+	// one that ends with the agent.
 	Quarantine *quarantine.List
+	// Handoff is the state of the predecessor, whose sockets kubelet still watches. All
+	// else is required.
+	Handoff Handoff
 }
 
 // Agent is the node daemon. Ready and Alive may be called while Run runs.
@@ -97,6 +100,9 @@ type Agent struct {
 	// answered is what became of the last request of an administrator. Only the loop
 	// uses it.
 	answered wire.RequestAnswer
+	// watching follows the devices; deciding updates the API server. Kubelet is
+	// served until Run ends.
+	watching, deciding *phase
 
 	mu        sync.Mutex // guards what follows
 	turned    time.Time  // the last turn of the loop
@@ -114,6 +120,8 @@ type vendorState struct {
 	// since is when err came up.
 	since  time.Time
 	looked bool
+	// told is true once the parts have the result of the first discovery.
+	told bool
 }
 
 // New builds the agent; it starts nothing. Close it if Run is not called.
@@ -124,6 +132,9 @@ func New(ctx context.Context, o Options) (*Agent, error) {
 	}
 	if o.Quarantine == nil {
 		o.Quarantine = quarantine.New()
+	}
+	if o.Handoff.Quarantine != nil {
+		o.Quarantine.Restore(o.Handoff.Quarantine)
 	}
 	m := newMetrics(o.Registry)
 	a := &Agent{
@@ -140,6 +151,8 @@ func New(ctx context.Context, o Options) (*Agent, error) {
 		asked:     errNotAsked,
 		events:    o.Events,
 		vendors:   map[string]*vendorState{},
+		watching:  newPhase(),
+		deciding:  newPhase(),
 	}
 	if a.events == nil {
 		a.events, a.ownEvents = events.NewRecorder(ctx, o.Client, events.Node, o.Node), true
@@ -214,8 +227,8 @@ func (a *Agent) wakeUp() {
 	}
 }
 
-// Run works until ctx ends and returns once all that it started has stopped and
-// its metrics and sockets are gone.
+// Run works until ctx ends, or until it has left (see Yield), and returns once all
+// that it started has stopped and its metrics and sockets are gone.
 func (a *Agent) Run(ctx context.Context) error {
 	defer a.Close() //nolint:errcheck // nothing is lost
 	if a.ownEvents {
@@ -223,28 +236,40 @@ func (a *Agent) Run(ctx context.Context) error {
 	}
 	var work sync.WaitGroup
 	defer work.Wait()
-	work.Go(func() { a.pods.Run(ctx) })
-	work.Go(func() { a.publisher.Run(ctx) })
-	work.Go(func() { a.o.Keys.Run(ctx, a.wakeUp) })
-	work.Go(func() { a.follow(ctx) })
-	work.Go(func() { a.describePods(ctx) })
-	for vendor, b := range a.o.Backends {
-		work.Go(func() { a.watch(ctx, vendor, b) })
-	}
 	for _, r := range a.offerings {
 		if a.o.Backends[r.vendor] == nil {
 			// It is served for the sake of those who hold something of it.
 			for _, p := range r.parts {
 				p.update(ctx, backend.Found{}, fmt.Errorf("the vendor %q is not configured any more", r.vendor))
 			}
+			r.discovered()
 		}
+		r.offerEarly()
 		work.Go(func() {
 			if err := r.server.Run(ctx); err != nil {
 				klog.FromContext(ctx).Error(err, "Serving kubelet ended", "resource", r.name)
 			}
 		})
 	}
-	a.loop(ctx)
+	work.Go(func() {
+		a.watching.run(ctx, func(ctx context.Context) {
+			var watches sync.WaitGroup
+			defer watches.Wait()
+			for vendor, b := range a.o.Backends {
+				watches.Go(func() { a.watch(ctx, vendor, b) })
+			}
+		})
+	})
+	a.deciding.run(ctx, func(ctx context.Context) {
+		var work sync.WaitGroup
+		defer work.Wait()
+		work.Go(func() { a.pods.Run(ctx) })
+		work.Go(func() { a.publisher.Run(ctx) })
+		work.Go(func() { a.o.Keys.Run(ctx, a.wakeUp) })
+		work.Go(func() { a.follow(ctx) })
+		work.Go(func() { a.describePods(ctx) })
+		a.loop(ctx)
+	})
 	return nil
 }
 
@@ -310,8 +335,12 @@ func (a *Agent) watch(ctx context.Context, vendor string, b backend.Backend) {
 				for _, p := range r.parts {
 					p.update(ctx, found, err)
 				}
+				r.discovered()
 			}
 		}
+		a.mu.Lock()
+		v.told = true
+		a.mu.Unlock()
 	})
 }
 

@@ -39,7 +39,7 @@ func (a *Agent) build(ctx context.Context) ([]*offering, error) {
 	sockets := deviceplugin.SocketNames(names...)
 	var out []*offering
 	for i, name := range names {
-		r := &offering{name: name}
+		r := &offering{name: name, found: make(chan struct{})}
 		r.server = deviceplugin.NewServer(filepath.Join(a.o.Config.KubeletDir, "device-plugins"), sockets[i], name, timed{r, a})
 		if i < len(a.o.Config.Resources) {
 			err = a.configure(ctx, r, &a.o.Config.Resources[i])
@@ -53,6 +53,7 @@ func (a *Agent) build(ctx context.Context) ([]*offering, error) {
 		if len(r.parts) == 0 {
 			continue
 		}
+		a.recall(ctx, r)
 		a.metrics.register(defs.NodeRegistrations.NewCounterFunc(prometheus.Labels{"resource": string(name)},
 			func() float64 { return float64(r.server.Registrations()) }))
 		a.metrics.resource(name)

@@ -97,6 +97,8 @@ type memoryPool struct {
 	initDevices map[accel.DeviceID]bool
 	problem     error          // why the resource cannot be offered as configured
 	offered     []offeredRange // what kubelet's list was made from
+	// offeredEarly is true once kubelet knows the units of early.
+	offeredEarly bool
 }
 
 // offeredRange is what decides about the units of one device in kubelet's list.

@@ -100,7 +100,7 @@ func (p *memoryPool) derive() ([]deviceplugin.Unit, error) {
 	p.written.describe(p.specify, p.devices())
 	problem = p.written.problem(problem)
 	if len(p.shares) == 0 && len(p.listed) == 0 {
-		return nil, problem
+		return none(p.offeredEarly), problem
 	}
 	for _, s := range p.shares {
 		p.listed[s.ID] = true

@@ -28,6 +28,9 @@ type offering struct {
 	// released is true once it was told that nobody holds anything of a resource
 	// that is not configured. Only the agent's loop uses it.
 	released bool
+	// found is closed by once when the devices are known.
+	found chan struct{}
+	once  sync.Once
 
 	mu sync.Mutex
 	// lists are what the parts offer, nil for nothing yet.
@@ -80,11 +83,17 @@ func level(units []deviceplugin.Unit) {
 
 // Prefer implements deviceplugin.Allocator.
 func (r *offering) Prefer(ctx context.Context, available, must []string, size int) ([]string, error) {
+	if err := r.awaitDiscovery(ctx); err != nil {
+		return nil, err
+	}
 	return r.parts[0].Prefer(ctx, available, must, size)
 }
 
 // Allocate implements deviceplugin.Allocator.
 func (r *offering) Allocate(ctx context.Context, ids []string) (*pluginapi.ContainerAllocateResponse, error) {
+	if err := r.awaitDiscovery(ctx); err != nil {
+		return nil, err
+	}
 	for _, p := range r.parts[1:] {
 		if i := slices.IndexFunc(ids, p.owns); i >= 0 && !r.parts[0].owns(ids[i]) {
 			return nil, refuse(refusedUnknownID, "unit id %q of %s is of before the configuration changed, and nobody gets it any more", ids[i], r.name)

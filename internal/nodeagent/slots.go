@@ -152,6 +152,8 @@ type slotPool struct {
 	saved    sharing.SlotState
 	written  written
 	problem  error
+	// offeredEarly is true once kubelet knows the units of early.
+	offeredEarly bool
 }
 
 // slotCard is a card that is offered.
@@ -262,7 +264,7 @@ func (p *slotPool) derive() ([]deviceplugin.Unit, error) {
 	p.written.describe(p.specify, p.devices())
 	problem = p.written.problem(problem)
 	if len(p.cards) == 0 && len(p.holds) == 0 && len(p.listed) == 0 {
-		return nil, problem
+		return none(p.offeredEarly), problem
 	}
 	for _, c := range p.cards {
 		p.listed[c.ID] = true

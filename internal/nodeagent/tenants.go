@@ -51,12 +51,14 @@ func (t *tenant) set(held map[accel.DeviceID]bool, grace time.Duration) {
 }
 
 // give says that a container is just getting chips.
-func (t *tenant) give(chips ...accel.DeviceID) {
-	now := time.Now()
+func (t *tenant) give(chips ...accel.DeviceID) { t.giveAt(time.Now(), chips...) }
+
+// giveAt says that a container has got chips at that time.
+func (t *tenant) giveAt(at time.Time, chips ...accel.DeviceID) {
 	t.tenants.mu.Lock()
 	defer t.tenants.mu.Unlock()
 	for _, c := range chips {
-		t.given[c] = now
+		t.given[c] = at
 	}
 }
 

@@ -38,8 +38,7 @@ type List struct {
 	// doubt is true while it is not known what was in quarantine before this program
 	// started.
 	doubt bool
-	// dirty is true while the file lacks a change, and unsaved is why.
-	dirty   bool
+	// unsaved is why the file lacks a change, nil while it does not.
 	unsaved error
 }
 
@@ -61,7 +60,6 @@ func Open(ctx context.Context, stateDir string) *List {
 		l.log.Error(err, "The list of devices in quarantine cannot be read; taking that of the node's object")
 	}
 	l.doubt = !exists || err != nil
-	l.dirty = l.doubt
 	for _, q := range saved {
 		l.entries[q.Device] = q
 	}
@@ -96,6 +94,19 @@ func (l *List) Adopt(shown []accel.Quarantine) {
 	for _, q := range shown {
 		l.log.Info("Device is in quarantine, as the node's object says", "device", q.Device, "cause", q.Cause, "since", q.Since)
 		l.add(q)
+	}
+	l.save()
+}
+
+// Restore replaces the entries by those that the predecessor of this process had, which
+// may not have been able to write them.
+func (l *List) Restore(devices []accel.Quarantine) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.doubt = false
+	clear(l.entries)
+	for _, q := range devices {
+		l.entries[q.Device] = q
 	}
 	l.save()
 }
@@ -136,7 +147,6 @@ func (l *List) add(q accel.Quarantine) bool {
 		delete(l.entries, l.sorted()[0].Device)
 	}
 	l.entries[q.Device] = q
-	l.dirty = true
 	return true
 }
 
@@ -149,7 +159,6 @@ func (l *List) Release(id accel.DeviceID) bool {
 	}
 	l.log.Info("Device is released from quarantine", "device", id)
 	delete(l.entries, id)
-	l.dirty = true
 	l.save()
 	return true
 }
@@ -172,8 +181,8 @@ func (l *List) sorted() []accel.Quarantine {
 	return out
 }
 
-// Sync writes the file if it lacks a change. Its error is why it still does: a restart
-// would bring back what the file says.
+// Sync writes the file if it lacks a change, or is gone. Its error is why it still does:
+// a restart would bring back what the file says.
 func (l *List) Sync() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -181,9 +190,9 @@ func (l *List) Sync() error {
 	return l.unsaved
 }
 
-// save writes the file if that is due. The caller holds mu.
+// save makes the file hold the entries. The caller holds mu.
 func (l *List) save() {
-	if l.file == nil || !l.dirty || l.doubt {
+	if l.file == nil || l.doubt {
 		return
 	}
 	text, err := wire.EncodeQuarantine(wire.QuarantineStatus{Devices: l.sorted()})
@@ -196,7 +205,7 @@ func (l *List) save() {
 	case err == nil && l.unsaved != nil:
 		l.log.Info("The list of devices in quarantine is written again")
 	}
-	l.dirty, l.unsaved = err != nil, err
+	l.unsaved = err
 }
 
 // clip makes a text fit for the file and the node's object.

@@ -83,10 +83,13 @@ func (m *mixed) step() {
 			m.kubelet.remove(m.running[i])
 			m.running = slices.Delete(m.running, i, i+1)
 		}
-	case d < 91:
+	case d < 90:
 		m.count["restarts of divvy-node"]++
 		m.restartAgent()
 		m.awaitOffer()
+	case d < 91:
+		m.count["handovers of divvy-node"]++
+		m.handOver()
 	case d < 94:
 		m.count["restarts of kubelet"]++
 		m.kubelet.stop()

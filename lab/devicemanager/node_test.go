@@ -98,6 +98,8 @@ type node struct {
 
 	agent *nodeagent.Agent
 	stop  func() // the agent, waits
+	// closeLibraries lets go of what the agent uses, once.
+	closeLibraries func()
 }
 
 // newNode starts a node with everything running and agreed.
@@ -166,6 +168,12 @@ func (n *node) writeTopology() {
 // startAgent starts divvy-node as its main does.
 func (n *node) startAgent() {
 	n.t.Helper()
+	n.startSuccessor(nodeagent.Handoff{})
+}
+
+// startSuccessor starts divvy-node after another one that has left that.
+func (n *node) startSuccessor(left nodeagent.Handoff) {
+	n.t.Helper()
 	cfg := config.Default()
 	cfg.KubeletDir, cfg.StateDir, cfg.CDIDir = n.dir, filepath.Join(n.dir, "state"), filepath.Join(n.dir, "cdi")
 	cfg.GrantKeyFile = filepath.Join(n.dir, "key")
@@ -200,7 +208,7 @@ func (n *node) startAgent() {
 	ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), klog.LoggerWithName(n.log, "divvy-node")))
 	n.agent, err = nodeagent.New(ctx, nodeagent.Options{
 		Config: cfg, Node: thisNode, Client: n.api, Keys: kube.NewKeyring(cfg.GrantKeyFile),
-		Backends: backends, Registry: n.metrics, Quarantine: quarantine.Open(ctx, cfg.StateDir),
+		Backends: backends, Registry: n.metrics, Quarantine: quarantine.Open(ctx, cfg.StateDir), Handoff: left,
 	})
 	if err != nil {
 		cancel()
@@ -213,14 +221,18 @@ func (n *node) startAgent() {
 			n.t.Errorf("divvy-node ended: %v", err)
 		}
 	})
-	n.stop = func() {
-		cancel()
-		running.Wait()
+	n.closeLibraries = sync.OnceFunc(func() {
 		for _, b := range backends {
 			if err := b.Close(); err != nil {
 				n.t.Errorf("close the library of %s: %v", b.Vendor(), err)
 			}
 		}
+	})
+	closeLibraries := n.closeLibraries
+	n.stop = func() {
+		cancel()
+		running.Wait()
+		closeLibraries()
 		n.stop = func() {}
 	}
 }

@@ -127,10 +127,13 @@ func (w *walk) operation() {
 			w.count["times the watch was held"]++
 			w.release = w.api.holdWatches()
 		}
-	case d < 94:
+	case d < 93:
 		w.count["restarts of divvy-node"]++
 		w.restartAgent()
 		w.awaitReady()
+	case d < 94:
+		w.count["handovers of divvy-node"]++
+		w.handOver()
 	case d < 96:
 		w.count["restarts of kubelet"]++
 		// Pods that were not given to kubelet yet are added, too: it lists all

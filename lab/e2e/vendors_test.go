@@ -223,7 +223,7 @@ func TestRestartsUnderEveryKind(t *testing.T) {
 			names := namesOf(pods)
 			before, alive := sights(t, names...), lives(t)
 			for _, restart := range lab.Restarts() {
-				if !slices.Contains([]string{"kubelet restarted", "kubelet killed", "divvy-node deleted", "divvy-node killed"}, restart.Name) {
+				if !slices.Contains([]string{"kubelet restarted", "kubelet killed", "divvy-node deleted", "divvy-node killed", "divvy-node rolled"}, restart.Name) {
 					continue
 				}
 				must(t, restart.Do(ctx))

@@ -22,6 +22,7 @@ import (
 	podresourcesv1 "k8s.io/kubelet/pkg/apis/podresources/v1"
 
 	config "github.com/divvy-gpu/divvy/api/config/v1alpha1"
+	"github.com/divvy-gpu/divvy/internal/handover"
 	"github.com/divvy-gpu/divvy/internal/metrics"
 )
 
@@ -141,7 +142,7 @@ func (k *kubelet) healthy() []string {
 func TestANodeWithoutADriverIsWaitedFor(t *testing.T) {
 	d := prepare(t, "healthInterval: 100ms\nlibraries: {enflame: /nowhere/libefml.so}\nresources: [{name: enflame.com/gcu, vendor: enflame, mode: exclusive}]\n")
 	d.client = fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-1"}})
-	d.s = newSupervisor("node-1", d.client, d.s.log)
+	d.s = newSupervisor("node-1", handover.Identity{}, d.client, d.s.log)
 	startKubelet(t, d.dir)
 	d.start()
 	eventually(t, "it says what is missing", func() bool { return strings.Contains(d.get("/readyz"), "/nowhere/libefml.so") })
@@ -160,7 +161,7 @@ func TestAnEditReleasesNoDevice(t *testing.T) {
 	const resources = "healthInterval: 100ms\nresources: [{name: enflame.com/gcu, vendor: enflame, mode: exclusive}]\n"
 	d := prepare(t, resources+"vendors: {enflame: {health: {recoverAfter: 0s, neverRecover: [library]}}}\n")
 	d.client = fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-1"}})
-	withAgents := newSupervisor("node-1", d.client, d.s.log)
+	withAgents := newSupervisor("node-1", handover.Identity{}, d.client, d.s.log)
 	var sick atomic.Bool
 	withAgents.open = func(config.NodeConfig) (backends, error) { return backends{"enflame": &fakeBackend{sick: &sick}}, nil }
 	d.s = withAgents
@@ -215,7 +216,7 @@ func TestAnEditReachesARunningAgentAndNotWhatContainersHold(t *testing.T) {
 			}}},
 			Status: corev1.PodStatus{Phase: corev1.PodRunning},
 		})
-	withAgents := newSupervisor("node-1", d.client, d.s.log)
+	withAgents := newSupervisor("node-1", handover.Identity{}, d.client, d.s.log)
 	withAgents.open = d.s.open
 	d.s = withAgents
 	if err := os.WriteFile(filepath.Join(d.dir, "key"), []byte("0123456789abcdef0123456789abcdef"), 0o600); err != nil {

@@ -17,6 +17,7 @@ import (
 
 	"github.com/divvy-gpu/divvy/internal/app/about"
 	"github.com/divvy-gpu/divvy/internal/backend/vendors"
+	"github.com/divvy-gpu/divvy/internal/handover"
 	"github.com/divvy-gpu/divvy/internal/kube"
 	"github.com/divvy-gpu/divvy/internal/logging"
 	"github.com/divvy-gpu/divvy/internal/nodeconfig"
@@ -34,6 +35,9 @@ type Options struct {
 	Warnings []string
 	// NodeName is the name of this node's object.
 	NodeName string
+	// PodNamespace and PodUID are those of the pod that the process runs in, "" where
+	// it runs in none.
+	PodNamespace, PodUID string
 	// Kubeconfig says how to reach the API server, "" for the way that a pod
 	// has.
 	Kubeconfig string
@@ -62,6 +66,9 @@ func Command(name string) *cobra.Command {
 	cmd.Flags().StringVar(&o.Places.Dir, "config-dir", "", "folder of named configurations, of which the node's label divvy.dev/config chooses one that goes over --config "+
 		"(environment DIVVY_CONFIG_DIR)")
 	cmd.Flags().StringVar(&o.NodeName, "node-name", os.Getenv("NODE_NAME"), "name of this node in the cluster (environment NODE_NAME)")
+	cmd.Flags().StringVar(&o.PodNamespace, "pod-namespace", os.Getenv("POD_NAMESPACE"), "namespace of the pod that this process runs in; it takes over from a "+
+		"running divvy-node of the same namespace, and waits until any other one has ended (environment POD_NAMESPACE)")
+	cmd.Flags().StringVar(&o.PodUID, "pod-uid", os.Getenv("POD_UID"), "UID of the pod that this process runs in (environment POD_UID)")
 	cmd.Flags().StringVar(&o.Kubeconfig, "kubeconfig", os.Getenv("KUBECONFIG"), "how to reach the API server; without it, as a pod does (environment KUBECONFIG)")
 	nodeconfig.AddFlags(cmd.Flags(), vendors.Names())
 	cmd.AddCommand(configCommand(), waitCommand(), poolCommand(), uninstallCommand())
@@ -101,9 +108,17 @@ func Run(ctx context.Context, o Options) error {
 		return err
 	}
 	defer source.Close() //nolint:errcheck // the watches end with the program
-	s := newSupervisor(o.NodeName, clients.Kubernetes, logger{output: output, level: &level})
+	s := newSupervisor(o.NodeName, o.identity(), clients.Kubernetes, logger{output: output, level: &level})
 	s.process.MustRegister(clients.Requests)
 	return follow(ctx, source, s)
+}
+
+// identity is who this process is in a handover.
+func (o Options) identity() handover.Identity {
+	if o.PodUID == "" {
+		return handover.Identity{} // without a group it does not take over
+	}
+	return handover.Identity{Group: o.PodNamespace, ID: o.PodUID}
 }
 
 // follow runs the supervisor on what the source delivers until ctx ends or one

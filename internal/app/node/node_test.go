@@ -2,16 +2,12 @@ package node
 
 import (
 	"bytes"
-	"context"
-	"errors"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"golang.org/x/sys/unix"
 
 	config "github.com/divvy-gpu/divvy/api/config/v1alpha1"
 	"github.com/divvy-gpu/divvy/internal/accel"
@@ -79,31 +75,6 @@ func TestVersion(t *testing.T) {
 	}
 	if !strings.HasPrefix(out.String(), "divvy-node ") {
 		t.Errorf("--version prints %q", out.String())
-	}
-}
-
-func TestClaimLetsOneDaemonRun(t *testing.T) {
-	dir := t.TempDir()
-	release, err := claim(t.Context(), dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	short, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-	defer cancel()
-	if _, err := claim(short, dir); err == nil || !strings.Contains(err.Error(), "another divvy-node runs on this node") {
-		t.Errorf("a second daemon: %v", err)
-	}
-	second := make(chan error, 1)
-	go func() {
-		done, err := claim(t.Context(), dir)
-		if err == nil {
-			done()
-		}
-		second <- err
-	}()
-	release()
-	if err := <-second; err != nil {
-		t.Errorf("after the first ended: %v", err)
 	}
 }
 
@@ -180,36 +151,5 @@ func TestSocketsThatCannotBeMadeAreRefused(t *testing.T) {
 				t.Errorf("%v in a folder of %d letters, sockets %v: %q", names, folder, sockets, got)
 			}
 		}
-	}
-}
-
-// TestClaimOnReadOnlyDisk: a disk that has become read-only does not keep the next
-// daemon from starting.
-func TestClaimOnReadOnlyDisk(t *testing.T) {
-	dir := t.TempDir()
-	release, err := claim(t.Context(), dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	release()
-	if err := unix.Mount(dir, dir, "", unix.MS_BIND, ""); err != nil {
-		t.Skip("mounting takes root: ", err)
-	}
-	t.Cleanup(func() {
-		if err := unix.Unmount(dir, 0); err != nil {
-			t.Error(err)
-		}
-	})
-	if err := unix.Mount("", dir, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""); err != nil {
-		t.Fatal(err)
-	}
-	if release, err = claim(t.Context(), dir); err != nil {
-		t.Fatal(err)
-	}
-	defer release()
-	short, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
-	defer cancel()
-	if _, err := claim(short, dir); !errors.Is(err, errLocked) {
-		t.Errorf("a second one: %v, want %v", err, errLocked)
 	}
 }

@@ -15,7 +15,9 @@ import (
 	"k8s.io/klog/v2"
 
 	config "github.com/divvy-gpu/divvy/api/config/v1alpha1"
+	"github.com/divvy-gpu/divvy/internal/accel"
 	"github.com/divvy-gpu/divvy/internal/events"
+	"github.com/divvy-gpu/divvy/internal/handover"
 	"github.com/divvy-gpu/divvy/internal/kube"
 	"github.com/divvy-gpu/divvy/internal/metrics"
 	"github.com/divvy-gpu/divvy/internal/nodeagent"
@@ -34,6 +36,13 @@ type agent interface {
 	Run(context.Context) error
 	Ready() error
 	Alive(context.Context) error
+
+	// The steps of a handover, as nodeagent.Agent has them.
+	Yield() nodeagent.Handoff
+	Pass(sockets map[accel.Resource]string) error
+	Leave(ctx context.Context) (unnoticed []accel.Resource)
+	Serving() (sockets map[accel.Resource]string, err error)
+	Renew(resources []accel.Resource)
 }
 
 // supervisor runs one agent after the other, each made from one configuration.
@@ -45,11 +54,15 @@ type agent interface {
 // key of the configuration.
 type supervisor struct {
 	node   string
+	self   handover.Identity
 	client kubernetes.Interface
 	log    logger
 	// open and build make the parts of an agent.
 	open  func(config.NodeConfig) (backends, error)
-	build func(context.Context, config.NodeConfig, backends, prometheus.Registerer) (agent, error)
+	build func(context.Context, config.NodeConfig, backends, prometheus.Registerer, nodeagent.Handoff) (agent, error)
+
+	// servingLimit is how long a new agent may take until kubelet watches its lists.
+	servingLimit time.Duration
 
 	// quarantine outlives agents: another configuration repairs no device.
 	quarantine *quarantine.List
@@ -64,6 +77,10 @@ type supervisor struct {
 	mu      sync.Mutex // guards what follows
 	current *running   // nil while there is none
 	since   time.Time  // when current was set or taken away
+	// waiting is true while another process has the node, for the reason why; nil
+	// where this one is as ready as it can be.
+	waiting bool
+	why     error
 }
 
 // running is an agent that runs.
@@ -72,31 +89,34 @@ type running struct {
 	config   config.NodeConfig
 	registry *prometheus.Registry
 	cancel   context.CancelFunc
+	// release closes the backends, once.
+	release func() error
 	// ended has Run's error once everything of the agent has stopped and the
 	// backends are closed.
 	ended chan error
 }
 
-func newSupervisor(node string, client kubernetes.Interface, log logger) *supervisor {
+func newSupervisor(node string, self handover.Identity, client kubernetes.Interface, log logger) *supervisor {
 	s := &supervisor{
-		node: node, client: client, log: log,
-		process: metrics.Registry(metrics.Node, nil),
-		reloads: metrics.NodeConfigReloads.NewCounters(),
-		library: newLibraryMetrics(),
-		events:  events.NewRecorder(context.Background(), client, events.Node, node),
-		since:   time.Now(),
+		node: node, self: self, client: client, log: log,
+		process:      metrics.Registry(metrics.Node, nil),
+		reloads:      metrics.NodeConfigReloads.NewCounters(),
+		library:      newLibraryMetrics(),
+		events:       events.NewRecorder(context.Background(), client, events.Node, node),
+		since:        time.Now(),
+		servingLimit: servingLimit,
 	}
 	s.open = func(c config.NodeConfig) (backends, error) { return openBackends(c, s.library.observer) }
 	// The keys outlive the agents: grants that were signed with the key before
 	// the current one are around for a while.
 	keys := map[string]*kube.Keyring{}
-	s.build = func(ctx context.Context, c config.NodeConfig, b backends, r prometheus.Registerer) (agent, error) {
+	s.build = func(ctx context.Context, c config.NodeConfig, b backends, r prometheus.Registerer, h nodeagent.Handoff) (agent, error) {
 		if keys[c.GrantKeyFile] == nil {
 			keys[c.GrantKeyFile] = kube.NewKeyring(c.GrantKeyFile)
 		}
 		return nodeagent.New(ctx, nodeagent.Options{
 			Config: withFatalCauses(c), Node: node, Client: client, Keys: keys[c.GrantKeyFile], Backends: b, Registry: r, Events: s.events,
-			Quarantine: s.quarantine,
+			Quarantine: s.quarantine, Handoff: h,
 		})
 	}
 	s.process.MustRegister(s.reloads, s.library.duration, s.library.hung, s.events,
@@ -131,53 +151,99 @@ func (s *supervisor) run(ctx context.Context, updates <-chan nodeconfig.Update) 
 	log.Info("Starting", "version", version.Version, "commit", version.Commit, "node", s.node, "configuration", first.Files)
 	s.warn(ctx, append(first.Warnings, unknownCauses(first.Config)...))
 
-	unlock, err := claim(ctx, c.StateDir)
-	if err != nil {
-		return err
-	}
-	defer unlock()
-	s.quarantine = quarantine.Open(ctx, c.StateDir)
 	s.events.Start()
 	defer s.events.Shutdown()
-	serve, stop, err := listen(ctx, c.Listen, s)
-	if err != nil {
-		return err
-	}
-	served := make(chan error, 1)
-	go func() { served <- serve() }()
-	defer func() {
-		stop()
-		if served != nil {
-			<-served //nolint:errcheck // it was stopped
+	for {
+		seat, err := handover.Open(c.StateDir, s.self)
+		if err != nil {
+			return err
 		}
-	}()
-
-	b, err := s.open(c)
-	if err != nil {
-		return err
+		c, err = s.serve(ctx, seat, c, updates)
+		seat.Close()
+		if !errors.Is(err, errHandedOver) {
+			return err
+		}
 	}
-	now, err := s.start(ctx, c, b)
+}
+
+// errHandedOver ends serve because another process has taken over.
+var errHandedOver = errors.New("another divvy-node has taken over")
+
+// serve waits for the node and serves it until ctx ends, an agent fails or another
+// process has taken over. It returns the configuration that was read last.
+func (s *supervisor) serve(ctx context.Context, seat *handover.Seat, c config.NodeConfig, updates <-chan nodeconfig.Update) (config.NodeConfig, error) {
+	probes, stop, err := s.listen(ctx, c.Listen)
+	free, takeErr := seat.Take()
+	if takeErr != nil || err != nil && free {
+		stop()
+		return c, errors.Join(err, takeErr)
+	}
+	defer func() { stop() }()
+	got, err := s.claim(ctx, seat, c, updates)
 	if err != nil {
-		return err
+		if ctx.Err() != nil {
+			err = nil
+		}
+		return c, err
+	}
+	c = got.config
+	if probes == nil { // the process before had the address
+		if probes, stop, err = s.listen(ctx, c.Listen); err != nil {
+			return c, errors.Join(err, got.release())
+		}
+	}
+	now, err := s.begin(ctx, got)
+	if err != nil {
+		if errors.Is(err, context.Canceled) && ctx.Err() != nil {
+			err = nil
+		}
+		return c, err
+	}
+	if err := seat.Listen(ctx); err != nil {
+		klog.FromContext(ctx).Error(err, "The next divvy-node has to wait until this one ends")
 	}
 	for {
 		select {
 		case <-ctx.Done():
-			return s.stop(now)
-		case err := <-served:
-			served = nil
-			return errors.Join(err, s.stop(now))
+			return c, s.stop(now)
+		case err := <-probes:
+			return c, errors.Join(err, s.stop(now))
 		case err := <-now.ended:
 			if err == nil && ctx.Err() == nil {
 				err = errors.New("the node agent ended by itself")
 			}
-			return err
+			return c, err
 		case u := <-updates:
 			if now, err = s.update(ctx, now, u); err != nil {
-				return err
+				return c, err
+			}
+			c = now.config
+		case request := <-seat.Requests():
+			if now, err = s.handOver(ctx, now, request); now == nil {
+				return c, err
+			}
+			if err := seat.Listen(ctx); err != nil {
+				klog.FromContext(ctx).Error(err, "The next divvy-node has to wait until this one ends")
 			}
 		}
 	}
+}
+
+// listen serves probes and metrics. The error of the server is in failed.
+func (s *supervisor) listen(ctx context.Context, address string) (failed <-chan error, stop func(), err error) {
+	serve, end, err := listen(ctx, address, s)
+	if err != nil {
+		return nil, func() {}, err
+	}
+	ended, served := make(chan error, 1), make(chan struct{})
+	go func() {
+		defer close(served)
+		ended <- serve()
+	}()
+	return ended, func() {
+		end()
+		<-served
+	}, nil
 }
 
 // update goes over to another configuration and returns what runs then: the
@@ -209,10 +275,8 @@ func (s *supervisor) update(ctx context.Context, now *running, u nodeconfig.Upda
 		return now, nil
 	}
 	log.Info("The configuration changed; going over to it", "files", u.Files)
-	if err := s.stop(now); err != nil {
-		log.Error(err, "Stopping what ran with the configuration before")
-	}
-	next, err := s.start(ctx, c, b)
+	left := s.yield(now)
+	next, err := s.replace(ctx, now, left, c, b)
 	if err == nil {
 		s.accept(ctx, u.Files)
 		return next, nil
@@ -222,12 +286,12 @@ func (s *supervisor) update(ctx context.Context, now *running, u nodeconfig.Upda
 		log.Error(err, "Changing the log")
 	}
 	if b, err = s.open(now.config); err == nil {
-		now, err = s.start(ctx, now.config, b)
+		next, err = s.replace(ctx, now, left, now.config, b)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("go back to the configuration before: %w", err)
+		return nil, errors.Join(fmt.Errorf("go back to the configuration before: %w", err), s.stop(now))
 	}
-	return now, nil
+	return next, nil
 }
 
 // quietly reports whether the change is one that no agent sees.
@@ -256,18 +320,19 @@ func (s *supervisor) keep(ctx context.Context, before, c config.NodeConfig) conf
 	return c
 }
 
-// start makes an agent and runs it. The backends are its own from then on.
-func (s *supervisor) start(ctx context.Context, c config.NodeConfig, b backends) (*running, error) {
-	r := &running{config: c, registry: prometheus.NewRegistry(), ended: make(chan error, 1)}
+// start makes an agent and runs it, until its cancel is called. The backends are its
+// own from then on.
+func (s *supervisor) start(ctx context.Context, c config.NodeConfig, b backends, h nodeagent.Handoff) (*running, error) {
+	r := &running{config: c, registry: prometheus.NewRegistry(), ended: make(chan error, 1), release: sync.OnceValue(b.close)}
 	var err error
-	ctx, r.cancel = context.WithCancel(ctx)
-	if r.agent, err = s.build(ctx, c, b, r.registry); err != nil {
+	ctx, r.cancel = context.WithCancel(context.WithoutCancel(ctx))
+	if r.agent, err = s.build(ctx, c, b, r.registry, h); err != nil {
 		r.cancel()
-		return nil, errors.Join(err, b.close())
+		return nil, errors.Join(err, r.release())
 	}
 	go func() {
 		err := r.Run(ctx)
-		r.ended <- errors.Join(err, b.close())
+		r.ended <- errors.Join(err, r.release())
 	}()
 	s.set(r)
 	return r, nil
@@ -283,7 +348,21 @@ func (s *supervisor) stop(r *running) error {
 func (s *supervisor) set(r *running) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.current, s.since = r, time.Now()
+	s.current, s.since, s.waiting = r, time.Now(), false
+}
+
+// wait notes that another process has the node, and why this one is not ready.
+func (s *supervisor) wait(why error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.waiting, s.why = true, why
+}
+
+// isWaiting returns what wait noted.
+func (s *supervisor) isWaiting() (waiting bool, why error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.waiting, s.why
 }
 
 // now returns what runs, nil while there is nothing, and since when that is so.
@@ -295,6 +374,9 @@ func (s *supervisor) now() (*running, time.Time) {
 
 // Ready returns nil while pods can be given devices.
 func (s *supervisor) Ready() error {
+	if waiting, why := s.isWaiting(); waiting {
+		return why
+	}
 	r, since := s.now()
 	if r == nil {
 		return fmt.Errorf("the configuration is being applied since %v", time.Since(since).Round(time.Millisecond))
@@ -304,6 +386,9 @@ func (s *supervisor) Ready() error {
 
 // Alive returns an error when the program hangs.
 func (s *supervisor) Alive(ctx context.Context) error {
+	if waiting, _ := s.isWaiting(); waiting {
+		return nil
+	}
 	r, since := s.now()
 	if r != nil {
 		return r.Alive(ctx)

@@ -2,6 +2,7 @@ package node
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -25,7 +26,9 @@ import (
 	config "github.com/divvy-gpu/divvy/api/config/v1alpha1"
 	"github.com/divvy-gpu/divvy/internal/accel"
 	"github.com/divvy-gpu/divvy/internal/backend"
+	"github.com/divvy-gpu/divvy/internal/handover"
 	"github.com/divvy-gpu/divvy/internal/logging"
+	"github.com/divvy-gpu/divvy/internal/nodeagent"
 	"github.com/divvy-gpu/divvy/internal/nodeconfig"
 )
 
@@ -83,12 +86,19 @@ func (*fakeBackend) Edits(ids ...accel.DeviceID) (backend.Edits, error) {
 	return e, nil
 }
 
-// fakeAgent is an agent that does nothing.
+// fakeAgent is an agent that notes the steps of a handover and does nothing else.
 type fakeAgent struct {
 	config   config.NodeConfig
 	backends backends
 	fail     chan error
 	stopped  atomic.Bool
+	left     chan struct{}
+	// from is what it was given, and serving what it says of itself.
+	from    nodeagent.Handoff
+	serving func() error
+
+	mu    sync.Mutex // guards what follows
+	steps []string
 }
 
 func (a *fakeAgent) Run(ctx context.Context) error {
@@ -98,8 +108,53 @@ func (a *fakeAgent) Run(ctx context.Context) error {
 		return err
 	case <-ctx.Done():
 		return nil
+	case <-a.left:
+		return nil
 	}
 }
+
+func (a *fakeAgent) note(step string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.steps = append(a.steps, step)
+}
+
+// did returns the steps of its handover.
+func (a *fakeAgent) did() string {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return strings.Join(a.steps, ", ")
+}
+
+func (a *fakeAgent) Yield() nodeagent.Handoff {
+	a.note("yielded")
+	return nodeagent.Handoff{
+		Sockets: map[accel.Resource]string{"enflame.com/gcu-memory": "a.sock"},
+		Memory:  map[string]json.RawMessage{"of": []byte(`"what was before"`)},
+	}
+}
+
+func (a *fakeAgent) Pass(sockets map[accel.Resource]string) error {
+	a.note("passed to " + sockets["enflame.com/gcu-memory"])
+	return nil
+}
+
+func (a *fakeAgent) Leave(context.Context) []accel.Resource {
+	a.note("left")
+	close(a.left)
+	return []accel.Resource{"enflame.com/gcu-memory"}
+}
+
+func (a *fakeAgent) Serving() (map[accel.Resource]string, error) {
+	if a.serving != nil {
+		if err := a.serving(); err != nil {
+			return nil, err
+		}
+	}
+	return map[accel.Resource]string{"enflame.com/gcu-memory": "b.sock"}, nil
+}
+
+func (a *fakeAgent) Renew(resources []accel.Resource) { a.note(fmt.Sprint("renewed ", resources)) }
 
 func (a *fakeAgent) Ready() error                { return fmt.Errorf("log level %s", a.config.LogLevel) }
 func (a *fakeAgent) Alive(context.Context) error { return nil }
@@ -114,6 +169,9 @@ type daemon struct {
 	s      *supervisor
 	ended  chan error
 	cancel context.CancelFunc
+
+	// serving is what agents say of themselves, nil for nil.
+	serving func(config.NodeConfig) error
 
 	mu     sync.Mutex // guards what follows
 	agents []*fakeAgent
@@ -138,7 +196,7 @@ func prepare(t *testing.T, keys string) *daemon {
 		t.Fatal(err)
 	}
 	d.write(keys)
-	d.s = newSupervisor("node-1", d.client, logger{output: logging.NewOutput(io.Discard), level: new(slog.LevelVar)})
+	d.s = newSupervisor("node-1", handover.Identity{}, d.client, logger{output: logging.NewOutput(io.Discard), level: new(slog.LevelVar)})
 	d.s.open = func(c config.NodeConfig) (backends, error) {
 		if c.CDIDir == "/cannot/open" {
 			return nil, errors.New("this cannot be opened")
@@ -149,14 +207,17 @@ func prepare(t *testing.T, keys string) *daemon {
 		d.open = append(d.open, b)
 		return backends{"enflame": b}, nil
 	}
-	d.s.build = func(_ context.Context, c config.NodeConfig, b backends, r prometheus.Registerer) (agent, error) {
+	d.s.build = func(_ context.Context, c config.NodeConfig, b backends, r prometheus.Registerer, h nodeagent.Handoff) (agent, error) {
 		if c.CDIDir == "/cannot/start" {
 			return nil, errors.New("this cannot be started")
 		}
 		d.mu.Lock()
 		defer d.mu.Unlock()
 		r.MustRegister(prometheus.NewGauge(prometheus.GaugeOpts{Name: "of_the_agent", Help: "Registered by each agent."}))
-		a := &fakeAgent{config: c, backends: b, fail: make(chan error, 1)}
+		a := &fakeAgent{config: c, backends: b, fail: make(chan error, 1), left: make(chan struct{}), from: h}
+		if d.serving != nil {
+			a.serving = func() error { return d.serving(c) }
+		}
 		d.agents = append(d.agents, a)
 		return a, nil
 	}
@@ -334,11 +395,11 @@ func TestSIGHUPTriesARefusedConfigurationAgain(t *testing.T) {
 	d := prepare(t, "")
 	var broken atomic.Bool
 	build := d.s.build
-	d.s.build = func(ctx context.Context, c config.NodeConfig, b backends, r prometheus.Registerer) (agent, error) {
+	d.s.build = func(ctx context.Context, c config.NodeConfig, b backends, r prometheus.Registerer, h nodeagent.Handoff) (agent, error) {
 		if broken.Load() && c.Injection == config.InjectCDI {
 			return nil, errors.New("no space left on device")
 		}
-		return build(ctx, c, b, r)
+		return build(ctx, c, b, r, h)
 	}
 	d.start()
 	d.agent(0)

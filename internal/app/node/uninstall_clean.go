@@ -19,6 +19,7 @@ import (
 
 	"github.com/divvy-gpu/divvy/internal/accel"
 	"github.com/divvy-gpu/divvy/internal/deviceplugin"
+	"github.com/divvy-gpu/divvy/internal/handover"
 	"github.com/divvy-gpu/divvy/internal/nodeagent"
 	"github.com/divvy-gpu/divvy/internal/sharing"
 )
@@ -54,7 +55,7 @@ var (
 	// stateFile is a file in the state folder; one that could not be read was set
 	// aside, and one that was being written when the power failed ends with ".new",
 	// or with a number where an earlier release wrote it.
-	stateFile = regexp.MustCompile(`^(((units|slots)-.+|quarantine)\.json(\.damaged|\.new|\.[0-9]+)?|divvy-node\.lock)$`)
+	stateFile = regexp.MustCompile(`^(((units|slots)-.+|quarantine)\.json(\.damaged|\.new|\.[0-9]+)?|divvy-node\.(lock|sock))$`)
 	// logFile is a log file, or one that was rotated.
 	logFile = regexp.MustCompile(`^(gcushare-device-plugin|gcushare-scheduler-extender|gcushare-config-manager)` +
 		`(-\d{4}-\d{2}-\d{2}T\d{2}-\d{2}-\d{2}\.\d{3})?\.log(\.gz)?$`)
@@ -440,15 +441,15 @@ func (f folder) claim(ctx context.Context) (release func(), err error) {
 	if !f.there() {
 		return func() {}, nil
 	}
-	file, err := f.root.OpenFile(lockName, os.O_RDWR, 0)
+	file, err := f.root.OpenFile(handover.LockName, os.O_RDWR, 0)
 	if errors.Is(err, fs.ErrNotExist) {
 		return func() {}, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("open %s: %w", f.name(lockName), bare(err))
+		return nil, fmt.Errorf("open %s: %w", f.name(handover.LockName), bare(err))
 	}
-	if err := flock(ctx, file, func() {}); err != nil {
-		return nil, errors.Join(fmt.Errorf("lock %s: %w", f.name(lockName), err), file.Close())
+	if err := handover.Lock(ctx, file); err != nil {
+		return nil, errors.Join(fmt.Errorf("lock %s: %w", f.name(handover.LockName), err), file.Close())
 	}
 	return func() { _ = file.Close() }, nil
 }

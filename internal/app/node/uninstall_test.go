@@ -17,6 +17,8 @@ import (
 	"time"
 
 	gocmp "github.com/google/go-cmp/cmp"
+
+	"github.com/divvy-gpu/divvy/internal/handover"
 )
 
 // spec is a CDI specification of a kind, as divvy-node writes it.
@@ -117,7 +119,7 @@ func TestUninstallRemovesWhatIsOursAlone(t *testing.T) {
 		"a host that the daemon ran on": {
 			files: map[string]string{
 				plugins + "kubelet.sock": "socket", plugins + "enflame-gcu-memory.sock": "socket", plugins + "kubelet_internal_state": "{}",
-				"var/lib/divvy/divvy-node.lock": "", "var/lib/divvy/units-enflame.com_gcu-memory.json": "{}",
+				"var/lib/divvy/divvy-node.lock": "", "var/lib/divvy/divvy-node.sock": "", "var/lib/divvy/units-enflame.com_gcu-memory.json": "{}",
 				"var/lib/divvy/slots-nvidia.com_gpu.json": "{}", "var/lib/divvy/units-x.y_z.json.damaged": "{", "var/lib/divvy/slots-x.y_z.json.123": "", "var/lib/divvy/slots-x.y_z.json.new": "",
 				"var/run": "->/run", "run/cdi/divvy-nvidia.com-gpu.yaml": spec("nvidia.com/gpu"), "run/other/": "",
 				"var/lib/other": "", "var/log/other": "",
@@ -130,7 +132,7 @@ func TestUninstallRemovesWhatIsOursAlone(t *testing.T) {
 			},
 			removed: []string{
 				"/var/lib/kubelet/device-plugins/enflame-gcu-memory.sock", "/var/run/cdi/divvy-nvidia.com-gpu.yaml", "/var/run/cdi",
-				"/var/lib/divvy/divvy-node.lock", "/var/lib/divvy/slots-nvidia.com_gpu.json", "/var/lib/divvy/slots-x.y_z.json.123",
+				"/var/lib/divvy/divvy-node.lock", "/var/lib/divvy/divvy-node.sock", "/var/lib/divvy/slots-nvidia.com_gpu.json", "/var/lib/divvy/slots-x.y_z.json.123",
 				"/var/lib/divvy/slots-x.y_z.json.new", "/var/lib/divvy/units-enflame.com_gcu-memory.json", "/var/lib/divvy/units-x.y_z.json.damaged", "/var/lib/divvy",
 			},
 		},
@@ -335,13 +337,16 @@ func TestUninstallKnowsTheAgeOfFolders(t *testing.T) {
 func TestUninstallWaitsForTheDaemon(t *testing.T) {
 	o := defaultUninstallOptions()
 	o.Host = hostTree(t, map[string]string{"var/lib/divvy/units-a.b_c.json": "{}", "var/lib/keep": ""})
-	release, err := claim(t.Context(), filepath.Join(o.Host, o.StateDir))
+	seat, err := handover.Open(filepath.Join(o.Host, o.StateDir), handover.Identity{})
 	if err != nil {
 		t.Fatal(err)
 	}
+	if held, err := seat.Take(); !held || err != nil {
+		t.Fatal(held, err)
+	}
 	before := treeOf(t, o.Host)
 	o.LockTimeout = time.Millisecond
-	if err := runUninstall(t.Context(), o, &bytes.Buffer{}); !errors.Is(err, errLocked) || !strings.Contains(err.Error(), "/var/lib/divvy/divvy-node.lock") {
+	if err := runUninstall(t.Context(), o, &bytes.Buffer{}); !errors.Is(err, handover.ErrTaken) || !strings.Contains(err.Error(), "/var/lib/divvy/divvy-node.lock") {
 		t.Errorf("while the daemon runs: %v", err)
 	}
 	if after := treeOf(t, o.Host); !slices.Equal(before, after) {
@@ -366,7 +371,7 @@ func TestUninstallWaitsForTheDaemon(t *testing.T) {
 	running.Go(func() { failed = runUninstall(ctx, o, &out) })
 	waitStatus(t, "http://"+o.Listen+"/readyz", http.StatusServiceUnavailable)
 	waitStatus(t, "http://"+o.Listen+"/healthz", http.StatusOK)
-	release()
+	seat.Close()
 	waitStatus(t, "http://"+o.Listen+"/readyz", http.StatusOK)
 	cancel()
 	running.Wait()

@@ -15,6 +15,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/divvy-gpu/divvy/lab/internal/cluster"
 	"github.com/divvy-gpu/divvy/lab/internal/layout"
@@ -190,6 +191,17 @@ func (s *Stage) DeleteDivvyPods(ctx context.Context, part string) error {
 	return nil
 }
 
+// RollDivvy replaces the pod of the daemon as an upgrade does, and waits until the
+// new one is alone.
+func (s *Stage) RollDivvy(ctx context.Context, timeout time.Duration) error {
+	patch := fmt.Appendf(nil, `{"spec":{"template":{"metadata":{"annotations":{"divvy-lab/rolled":%q}}}}}`, time.Now().Format(time.RFC3339Nano))
+	_, err := s.Client.AppsV1().DaemonSets(product.Namespace).Patch(ctx, NodeDaemon, types.StrategicMergePatchType, patch, metav1.PatchOptions{})
+	if err != nil {
+		return fmt.Errorf("roll %s: %w", NodeDaemon, err)
+	}
+	return s.WaitDivvy(ctx, timeout)
+}
+
 // KillDivvy ends the program of a part with SIGKILL; kubelet starts it again.
 func (s *Stage) KillDivvy(ctx context.Context, part string) error {
 	pod, err := s.DivvyPod(ctx, part)
@@ -263,6 +275,7 @@ func (s *Stage) Restarts() []Restart {
 		component("killed", cluster.Kubelet, (*cluster.Cluster).Kill),
 		part("deleted", NodeDaemon, s.DeleteDivvyPods),
 		part("killed", NodeDaemon, s.KillDivvy),
+		{Name: NodeDaemon + " rolled", Do: func(ctx context.Context) error { return s.RollDivvy(ctx, restartTimeout) }},
 		part("deleted", Extender, s.DeleteDivvyPods),
 		part("killed", Extender, s.KillDivvy),
 		part("deleted", Schedconf, s.DeleteDivvyPods),
