@@ -5,6 +5,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/divvy-gpu/divvy/internal/accel"
@@ -29,6 +30,10 @@ type slimPod struct {
 	// runs is what MayRun says, and comesWithNode what the function of that name
 	// does.
 	runs, comesWithNode bool
+	// failed is true for a pod that ended so, and owner is the UID of its controller, ""
+	// for none.
+	failed bool
+	owner  types.UID
 	// grace is how long the containers may take to end, in seconds.
 	grace int32
 }
@@ -47,7 +52,10 @@ func (s podStore) slim(obj any) (*slimPod, error) {
 		return pod, nil
 	case *v1.Pod:
 		c := &s.books.config
-		p := &slimPod{Pod: podOf(pod, c.Resources, c.Capacity != nil), grant: pod.Annotations[wire.GrantAnnotation], runs: MayRun(pod), grace: graceOf(pod), comesWithNode: comesWithNode(pod)}
+		p := &slimPod{Pod: podOf(pod, c.Resources, c.Capacity != nil), grant: pod.Annotations[wire.GrantAnnotation], runs: MayRun(pod), grace: graceOf(pod), comesWithNode: comesWithNode(pod), failed: pod.Status.Phase == v1.PodFailed}
+		if owner := metav1.GetControllerOfNoCopy(pod); owner != nil {
+			p.owner = owner.UID
+		}
 		if len(p.Requests) == 0 {
 			p.grant = ""
 			if c.Capacity != nil && p.Node != "" {
@@ -125,7 +133,7 @@ func (s podStore) Replace(list []any, _ string) error {
 	}
 	for _, pod := range pods {
 		if pod.Ended && !s.books.podsSynced {
-			s.books.learn(pod) // it has asked for something, too
+			s.books.learn(pod) // it was placed, too
 		}
 		s.books.setPod(pod)
 	}
