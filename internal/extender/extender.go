@@ -33,6 +33,7 @@ type Ledger interface {
 	Reserve(pod accel.PodRef, created time.Time, node string, request accel.Request) (grant accel.Grant, undo func(), err error)
 	Evict(request accel.Request, proposals []ledger.Proposal) []ledger.Eviction
 	MakesRoom(request accel.Request, node string) bool
+	LowestPriority(resource accel.Resource) (lowest int32, some bool)
 	Expect(podUID, node string, request accel.Request)
 	Forget(podUID string)
 	Freed() uint64

@@ -3,6 +3,7 @@ package ledger
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"reflect"
 	"slices"
@@ -187,6 +188,18 @@ func (w *world) checkBook(res accel.Resource, b *book) {
 	w.t.Helper()
 	if len(b.numbers)+len(b.free) != b.size() || len(b.numbers) == 0 {
 		w.t.Fatalf("%s: %d nodes and %d free numbers of %d", res, len(b.numbers), len(b.free), b.size())
+	}
+	priorities := map[int32]int{}
+	for _, n := range b.nodes {
+		if n == nil {
+			continue
+		}
+		for _, h := range n.pods {
+			priorities[h.Priority]++
+		}
+	}
+	if !maps.Equal(priorities, b.priorities) {
+		w.t.Fatalf("%s: pods by priority %v, recounted %v", res, b.priorities, priorities)
 	}
 	for number, n := range b.nodes {
 		if n == nil {

@@ -192,6 +192,7 @@ func (n *node) find(id accel.DeviceID) int {
 func (l *Ledger) put(n *node, h *holding) {
 	h.node, h.pos = n, len(n.pods)
 	n.pods = append(n.pods, h)
+	n.book.count(h.Priority, 1)
 	h.locate()
 	l.take(h, 1)
 }
@@ -200,6 +201,7 @@ func (l *Ledger) put(n *node, h *holding) {
 func (l *Ledger) takeOff(h *holding) {
 	n := h.node
 	l.take(h, -1)
+	n.book.count(h.Priority, -1)
 	last := len(n.pods) - 1
 	n.pods[h.pos] = n.pods[last]
 	n.pods[h.pos].pos = h.pos

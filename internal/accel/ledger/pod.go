@@ -105,6 +105,10 @@ func (l *Ledger) Observe(o Holding) {
 	if o.Node != h.Node {
 		h.at = time.Time{} // it was the time of a grant on the other node
 	}
+	if !moved {
+		h.node.book.count(h.Priority, -1)
+		h.node.book.count(o.Priority, 1)
+	}
 	h.Holding = o
 	if !h.observed {
 		h.observed = true

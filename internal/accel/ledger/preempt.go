@@ -2,6 +2,7 @@ package ledger
 
 import (
 	"cmp"
+	"maps"
 	"slices"
 
 	"github.com/divvy-gpu/divvy/internal/accel"
@@ -200,6 +201,18 @@ func (l *Ledger) MakesRoom(req accel.Request, node string) bool {
 	}
 	_, _, fits := policy.Choose(&place.Node{Slots: slots, CPU: place.Unlimited, Memory: place.Unlimited}, &ask, nil)
 	return fits
+}
+
+// LowestPriority is the least priority of any pod that holds some of the resource. It
+// is false where none does: then no pod can be evicted for another one.
+func (l *Ledger) LowestPriority(res accel.Resource) (lowest int32, some bool) {
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	b := l.books[res]
+	if b == nil || len(b.priorities) == 0 {
+		return 0, false
+	}
+	return slices.Min(slices.Collect(maps.Keys(b.priorities))), true
 }
 
 // publishing returns a node that publishes the resource, nil for any other.

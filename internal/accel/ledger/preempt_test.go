@@ -613,3 +613,32 @@ func TestMakesRoom(t *testing.T) {
 		}
 	}
 }
+
+func TestLowestPriority(t *testing.T) {
+	w := newWorld(t, Options{})
+	w.node("n1", cards(16))
+	w.node("n2", cards(16))
+	lowest := func(want int32, some bool) {
+		t.Helper()
+		if got, ok := w.LowestPriority(gcu); got != want || ok != some {
+			t.Errorf("%d, %t; want %d, %t", got, ok, want, some)
+		}
+	}
+	of := func(uid, node string, priority int32) {
+		w.Observe(Holding{Pod: pod(uid), Node: node, Resource: gcu, Units: 4, Device: "a", Priority: priority})
+	}
+	lowest(0, false)
+	of("a", "n1", 5)
+	of("b", "n2", -10)
+	lowest(-10, true)
+	of("b", "n1", -10) // moved
+	of("a", "n1", -20) // as told again
+	lowest(-20, true)
+	w.Forget("a")
+	lowest(-10, true)
+	w.Forget("b")
+	lowest(0, false)
+	if _, ok := w.LowestPriority("example.com/other"); ok {
+		t.Error("a resource that nobody holds")
+	}
+}
