@@ -15,7 +15,8 @@ import (
 type Proposal struct {
 	Node string
 	// Victims are UIDs of pods of lower priority than the pod's, in descending
-	// order of priority.
+	// order of priority. None means that the sum is enough as it is: newer versions of
+	// kube-scheduler propose such nodes as well.
 	Victims []string
 }
 
@@ -58,7 +59,7 @@ func (l *Ledger) Evict(req accel.Request, proposals []Proposal) []Eviction {
 	l.expirePlans(l.now())
 	for i, p := range proposals {
 		n := l.publishing(req.Resource, p.Node)
-		if n == nil || len(p.Victims) == 0 {
+		if n == nil {
 			continue
 		}
 		var devices []accel.DeviceID
