@@ -48,7 +48,7 @@ func (e *Extender) bind(ctx context.Context, body, out []byte) ([]byte, error) {
 		return nil, err
 	}
 	counted.bound.Inc()
-	e.chosen.forget(args.PodUID)
+	e.attempts.forget(args.PodUID)
 	return appendError(out, ""), nil
 }
 
@@ -59,7 +59,7 @@ func (e *Extender) bind(ctx context.Context, body, out []byte) ([]byte, error) {
 func (e *Extender) podToBind(ctx context.Context, args bindArgs) (kube.Pod, error) {
 	pod, known := e.config.Cluster.Pod(args.PodNamespace, args.PodName)
 	if !known || pod.Ref.UID != args.PodUID {
-		pod, known = e.chosen.pod(accel.PodRef{UID: args.PodUID, Namespace: args.PodNamespace, Name: args.PodName})
+		pod, known = e.attempts.pod(accel.PodRef{UID: args.PodUID, Namespace: args.PodNamespace, Name: args.PodName})
 	}
 	if !known {
 		var err error

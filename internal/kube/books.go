@@ -31,6 +31,8 @@ type Ledger interface {
 	// Nominate tells of a pod that is not bound which node it waits for, "" for
 	// none.
 	Nominate(podUID, node string, request accel.Request)
+	// Unbound tells of the same pod how the attempts to place it went, before Nominate.
+	Unbound(podUID, nominated string, attempt ledger.Attempt)
 	Forget(podUID string)
 }
 
@@ -379,6 +381,7 @@ func (b *Books) setPod(p *slimPod) {
 			b.config.Ledger.Observe(h)
 		}
 	} else if len(p.Requests) == 1 && p.Mistake == nil {
+		b.config.Ledger.Unbound(p.Ref.UID, p.Nominated, p.attempt)
 		b.config.Ledger.Nominate(p.Ref.UID, p.Nominated, p.Requests[0])
 	}
 	b.pods[key] = record

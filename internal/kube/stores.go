@@ -9,6 +9,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/divvy-gpu/divvy/internal/accel"
+	"github.com/divvy-gpu/divvy/internal/accel/ledger"
 	"github.com/divvy-gpu/divvy/internal/accel/wire"
 )
 
@@ -23,6 +24,8 @@ type slimPod struct {
 	Pod
 	// grant is the grant annotation as it is on the pod.
 	grant string
+	// attempt is how the attempts to place a pod without a node went.
+	attempt ledger.Attempt
 	// cpu and memory are those of a pod that asks for nothing of ours, in
 	// millicores and MiB; 0 where they are not counted. Other pods have theirs in
 	// Requests.
@@ -55,6 +58,9 @@ func (s podStore) slim(obj any) (*slimPod, error) {
 		p := &slimPod{Pod: podOf(pod, c.Resources, c.Capacity != nil), grant: pod.Annotations[wire.GrantAnnotation], runs: MayRun(pod), grace: graceOf(pod), comesWithNode: comesWithNode(pod), failed: pod.Status.Phase == v1.PodFailed}
 		if owner := metav1.GetControllerOfNoCopy(pod); owner != nil {
 			p.owner = owner.UID
+		}
+		if p.Node == "" {
+			p.attempt = AttemptOf(pod)
 		}
 		if len(p.Requests) == 0 {
 			p.grant = ""

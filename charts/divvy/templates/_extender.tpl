@@ -48,6 +48,7 @@ args:
 {{- if not $e.chooseNode }}
 - --choose-node=false
 {{- end }}
+- --max-bind-delay={{ $e.maxBindDelay }}
 {{- $managed := include "divvy.memoryResources" . }}
 {{- range $i, $kind := $e.demand }}
 {{- if and (contains "," $managed) (not $kind.resource) }}

@@ -139,8 +139,8 @@ func (w *world) check() {
 				w.t.Fatalf("holding %+v: its parts are %d units", h.Holding, sum)
 			}
 			_, waits := w.pending[h]
-			if waits == h.observed || waits && h.binds < 1 {
-				w.t.Fatalf("holding %+v: pending %t, observed %t, binds %d", h.Holding, waits, h.observed, h.binds)
+			if waits == h.observed() || waits && (h.binds == 0) != h.expects() {
+				w.t.Fatalf("holding %+v: pending %t, %+v", h.Holding, waits, h.reservation)
 			}
 			if waits {
 				pending++

@@ -228,11 +228,14 @@ func (l *Ledger) take(h *holding, times accel.Units) {
 }
 
 // summarize derives from the slots what Check reads.
-func (n *node) summarize() {
-	n.largestFree = 0
-	for i := range n.slots {
-		if s := &n.slots[i]; !s.Unhealthy {
-			n.largestFree = max(n.largestFree, s.Free)
+func (n *node) summarize() { n.largestFree = freest(n.slots) }
+
+// freest is the most free units of any healthy slot, at least 0.
+func freest(slots []place.Slot) (free accel.Units) {
+	for i := range slots {
+		if s := &slots[i]; !s.Unhealthy {
+			free = max(free, s.Free)
 		}
 	}
+	return free
 }

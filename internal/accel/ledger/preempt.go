@@ -102,7 +102,7 @@ func (l *Ledger) evict(n *node, req *accel.Request, ask *place.Ask, policy place
 	victims, room, ok := makeRoom(slots, ask, pods)
 	if !ok {
 		for _, h := range n.pods {
-			if h.observed && !h.Gone && h.Priority < req.Priority && !slices.Contains(proposed, h.Pod.UID) {
+			if h.observed() && !h.Gone && h.Priority < req.Priority && !slices.Contains(proposed, h.Pod.UID) {
 				pods = append(pods, h.occupant(false))
 			}
 		}

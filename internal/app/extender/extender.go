@@ -134,7 +134,7 @@ func assemble(s settings, clients kube.Clients) (*program, error) {
 	}
 	counts := needsCapacity(s.policy)
 	p.ledger = ledger.New(ledger.Options{
-		Policy: s.policy, Policies: []place.Policy{s.prices}, ReservationTTL: s.ReservationTTL,
+		Policy: s.policy, Policies: []place.Policy{s.prices}, ReservationTTL: s.ReservationTTL, MaxBindDelay: s.MaxBindDelay,
 		// kube-scheduler has looked at CPU and memory when it asks.
 		CapacityChecked: counts,
 	})

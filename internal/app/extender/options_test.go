@@ -50,6 +50,7 @@ func TestValidate(t *testing.T) {
 		`--policy: unknown placement policy "best", known are: binpack, spread, fragmentation`,
 		`--node-label: node label "gcushare": must be key=value`,
 		`--reservation-ttl: 1ns: must be at least 10s`,
+		`--max-bind-delay: 0s: must be from 5s to 24h0m0s`,
 		`--shutdown-delay: -1ns: must not be negative`,
 		`--log-level: log level "loud": must be one of error, warn, info, debug, trace`,
 		`--log-format: log format "xml": must be one of text, json`,
