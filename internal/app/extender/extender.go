@@ -278,7 +278,8 @@ func (p *program) expire(ctx context.Context) {
 
 // verify asks the API server about pods that were bound and that the watch has
 // not shown since: a pod that was deleted while the watch was away, as it is
-// when the API server restarts, is in no list and no event.
+// when the API server restarts, is in no list and no event, and neither is one whose
+// bind came to nothing.
 func (p *program) verify(ctx context.Context) {
 	for _, ref := range p.ledger.Unseen(unseenFor, verifyAtOnce) {
 		lookup, cancel := context.WithTimeout(ctx, time.Second)
@@ -290,6 +291,8 @@ func (p *program) verify(ctx context.Context) {
 			klog.FromContext(ctx).Info("Dropped the reservation of a pod that is gone", "pod", ref.String())
 		case err != nil:
 			return // the API server is away: nothing is known, and nothing is bound meanwhile
+		case pod.Node == "" && p.ledger.Release(ref.UID, unfinished+time.Second): // as old when it was read
+			klog.FromContext(ctx).Info("Dropped the reservation of a pod that was not bound", "pod", ref.String())
 		}
 	}
 }
