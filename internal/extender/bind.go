@@ -52,6 +52,11 @@ func (e *Extender) bind(ctx context.Context, body, out []byte) ([]byte, error) {
 	return appendError(out, ""), nil
 }
 
+// Quiesce returns when no bind is under way, or when the context ends. It is for a
+// replica that answers no more binds: one that comes in the meantime may begin after
+// that, and needs the Lease then.
+func (e *Extender) Quiesce(ctx context.Context) { e.binds.wait(ctx) }
+
 // podToBind returns the pod that the arguments mean. The books usually have
 // it. Where the watch is behind, it is as the same caller showed it when it asked
 // for a node. When there is neither, as for a pod that asks for nothing of ours, the

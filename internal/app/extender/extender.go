@@ -123,7 +123,11 @@ type program struct {
 	secured http.Handler
 	// election is nil where there is one replica.
 	election *lead.Lead
+	// quiesce waits until no bind is under way.
+	quiesce func(context.Context)
+	// stopping is true, and ending closed, as soon as the program is to end.
 	stopping atomic.Bool
+	ending   chan struct{}
 }
 
 func assemble(s settings, clients kube.Clients) (*program, error) {
@@ -131,6 +135,7 @@ func assemble(s settings, clients kube.Clients) (*program, error) {
 		settings: s,
 		clients:  clients,
 		keys:     kube.NewKeyring(s.GrantKeyFile),
+		ending:   make(chan struct{}),
 	}
 	counts := needsCapacity(s.policy)
 	p.ledger = ledger.New(ledger.Options{
@@ -187,7 +192,7 @@ func assemble(s settings, clients kube.Clients) (*program, error) {
 	if err != nil {
 		return nil, err
 	}
-	p.handler, p.wake = e.Handler(), e.WakeWaiting
+	p.handler, p.wake, p.quiesce = e.Handler(), e.WakeWaiting, e.Quiesce
 	p.registry, p.metrics = registry, serve.Metrics(registry)
 	if p.certs != nil {
 		if p.secured, err = p.withReviews(p.handler, registry); err != nil {
@@ -238,7 +243,7 @@ func (p *program) run(ctx context.Context, open listeners) error {
 			{Listener: cork.Listener(open.plain), HTTP: serve.NewServer(p.handler)},
 			{Listener: open.metrics, HTTP: serve.NewServer(p.metrics)},
 		},
-		Stopping: func() { p.stopping.Store(true) },
+		Stopping: func() { p.stopping.Store(true); close(p.ending) },
 		Delay:    p.settings.ShutdownDelay,
 		Drain:    shutdownTimeout,
 	}
@@ -247,7 +252,7 @@ func (p *program) run(ctx context.Context, open listeners) error {
 		program.Servers = append(program.Servers, serve.Server{Listener: cork.Listener(open.tls), HTTP: secure(p.secured, p.certs)})
 	}
 	if p.election != nil {
-		program.Parts = append(program.Parts, p.election.Run)
+		program.Parts = append(program.Parts, p.elect)
 	}
 	return program.Run(ctx)
 }

@@ -169,6 +169,13 @@ func (b *binds) note(pod *corev1.Pod) {
 	}
 }
 
+// count is how many pods were seen bound.
+func (b *binds) count() int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return len(b.times)
+}
+
 // next waits for the first bind after a moment and returns how much later it came.
 func (b *binds) next(w *world, after time.Time) (later time.Duration) {
 	w.Helper()
