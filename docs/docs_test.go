@@ -370,7 +370,7 @@ func TestMetricsOnPagesExist(t *testing.T) {
 	}
 }
 
-var untilPods = regexp.MustCompile("(?i)until ([0-9]+) (?:pods|of them) (?:are|were|have)\\b")
+var untilPods = regexp.MustCompile(`(?i)until ([0-9]+) (?:pods|of them) (?:are|were|have)\b`)
 
 // TestPagesKnowFromWhenOnThePolicyLearned: from how many pods on the policy
 // fragmentation differs from binpack is one constant, which pages repeat.

@@ -221,8 +221,8 @@ func TestLeadIsGivenUpBeforeReviewsEnd(t *testing.T) {
 		t.Errorf("a bind by the next leader: %q", got)
 	}
 	select {
-	case <-first.done:
-		t.Errorf("it has ended %s after it was told to", time.Since(began))
+	case err := <-first.done:
+		t.Errorf("it has ended %s after it was told to: %v", time.Since(began), err)
 	default: // reviews are answered still
 	}
 	if _, body := second.get(second.url + "/gcushare-scheduler/inspect/node-a"); !strings.Contains(body, `"usedGCU": 8`) {
