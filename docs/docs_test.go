@@ -18,6 +18,7 @@ import (
 	yaml "go.yaml.in/yaml/v3"
 
 	"github.com/divvy-gpu/divvy/api/config/v1alpha1"
+	"github.com/divvy-gpu/divvy/internal/accel/fragmentation"
 	"github.com/divvy-gpu/divvy/internal/metrics"
 )
 
@@ -452,5 +453,29 @@ func TestEveryPageIsListed(t *testing.T) {
 				t.Errorf("%s does not list %s", list, name)
 			}
 		}
+	}
+}
+
+var untilPods = regexp.MustCompile(`(?i)until ([0-9]+) (?:pods|of them) (?:are|were|have)\b`)
+
+// TestPagesKnowFromWhenOnThePolicyLearned: from how many pods on the policy
+// fragmentation differs from binpack is one constant, which pages repeat.
+func TestPagesKnowFromWhenOnThePolicyLearned(t *testing.T) {
+	found := 0
+	for _, pattern := range []string{"docs/*.md", "docs/design/*.md", "examples/values/*.yaml", "charts/divvy/values.yaml"} {
+		files, err := filepath.Glob(filepath.Join(root, filepath.FromSlash(pattern)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, f := range files {
+			for _, match := range untilPods.FindAllStringSubmatch(read(t, strings.TrimPrefix(f, root+"/")), -1) {
+				if found++; match[1] != strconv.Itoa(fragmentation.MinPods) {
+					t.Errorf("%s: %q, and it is %d", f, match[0], fragmentation.MinPods)
+				}
+			}
+		}
+	}
+	if found < 3 {
+		t.Errorf("only %d pages say so", found)
 	}
 }

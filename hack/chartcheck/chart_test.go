@@ -248,6 +248,7 @@ func TestEveryValueHasAnEffect(t *testing.T) {
 		"extender.image.tag":                    `"t"`,
 		"extender.replicas":                     `3`,
 		"extender.leaseDuration":                `"4s"`,
+		"extender.maxBindDelay":                 `"20m"`,
 		"metrics.serviceMonitor.labels":         `{"a":"b"}`,
 		"metrics.serviceMonitor.interval":       `"30s"`,
 		"metrics.prometheusRule.labels":         `{"a":"b"}`,

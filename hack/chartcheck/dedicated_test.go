@@ -4,6 +4,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/pflag"
@@ -87,9 +88,10 @@ func TestExtenderUnderstandsItsFlags(t *testing.T) {
 		set        []string
 		elects     bool
 	}{
-		"extender":  {"divvy-extender", []string{"--set", "extender.replicas=1,extender.listenAddress=::1,extender.allowBindFrom={10.0.0.0/8},extender.tls.listenAddress=10.0.0.1"}, false},
-		"elected":   {"divvy-extender", []string{"--set", "extender.replicas=2"}, true},
-		"dedicated": {"divvy-scheduler", []string{"--set", "scheduler.mode=dedicated,extender.replicas=2,extender.logDir=/var/log/x,extender.allowBindFrom={10.0.0.0/8}"}, false},
+		"extender":               {"divvy-extender", []string{"--set", "extender.replicas=1,extender.listenAddress=::1,extender.allowBindFrom={10.0.0.0/8},extender.tls.listenAddress=10.0.0.1"}, false},
+		"elected":                {"divvy-extender", []string{"--set", "extender.replicas=2"}, true},
+		"dedicated":              {"divvy-scheduler", []string{"--set", "scheduler.mode=dedicated,extender.replicas=2,extender.logDir=/var/log/x,extender.allowBindFrom={10.0.0.0/8}"}, true},
+		"dedicated, one replica": {"divvy-scheduler", []string{"--set", "scheduler.mode=dedicated,scheduler.replicas=1,extender.replicas=1,extender.leaseDuration=7s,extender.maxBindDelay=20m"}, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			args := container(t, one[*appsv1.Deployment](t, objects(t, rendered(t, tt.set...)), tt.deployment).Spec.Template.Spec, "extender").Args
@@ -105,7 +107,10 @@ func TestExtenderUnderstandsItsFlags(t *testing.T) {
 			if o.LeaderElect != tt.elects || o.TLSListen == "" {
 				t.Errorf("options %+v", o)
 			}
-			if tt.deployment == "divvy-scheduler" && (o.MutatingConfig != "divvy-scheduler" || o.TLSClientSecret != "" || o.TLSConfigMap != "" || len(o.AllowBindFrom) > 0 || o.Log.File != "") {
+			if strings.Contains(name, "one replica") && (o.LeaderElectDuration != 7*time.Second || o.MaxBindDelay != 20*time.Minute) {
+				t.Errorf("durations %s and %s", o.LeaderElectDuration, o.MaxBindDelay)
+			}
+			if tt.deployment == "divvy-scheduler" && (o.MutatingConfig != "divvy-scheduler" || o.TLSClientSecret == "" || o.TLSConfigMap != "" || len(o.AllowBindFrom) > 0 || o.Log.File != "") {
 				t.Errorf("options beside a scheduler %+v", o)
 			}
 		})
@@ -124,7 +129,7 @@ func TestModesShareNothingButTheService(t *testing.T) {
 	}
 	own := dedicated(t)
 	usual, other := names(installed(t, rendered(t))), names(own)
-	for _, name := range []string{"Deployment divvy-extender", "DaemonSet divvy-schedconf", "ServiceAccount divvy-extender", "Secret divvy-extender-client", "ConfigMap divvy-extender-ca"} {
+	for _, name := range []string{"Deployment divvy-extender", "DaemonSet divvy-schedconf", "ServiceAccount divvy-extender", "ConfigMap divvy-extender-ca"} {
 		if !usual[name] || other[name] {
 			t.Errorf("%s: %t with mode extender, %t with mode dedicated", name, usual[name], other[name])
 		}

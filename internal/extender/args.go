@@ -53,6 +53,7 @@ func decodeFilterArgs(body []byte, buf *[]string) (filterArgs, error) {
 const (
 	maxNodes      = 100_000
 	maxContainers = 1000
+	maxConditions = 1000
 	maxPodBytes   = 4 << 20 // the API server takes 3 MiB
 )
 
@@ -277,9 +278,10 @@ func decodeAnyFilterArgs(body []byte) (filterArgs, error) {
 // argsPod is the part of a pod that decides. Decoding into it skips the rest.
 type argsPod struct {
 	Metadata struct {
-		Name, Namespace, UID string
-		CreationTimestamp    metav1.Time
-		Annotations          map[string]string
+		Name, Namespace, UID, ResourceVersion string
+
+		CreationTimestamp metav1.Time
+		Annotations       map[string]string
 	}
 	Spec struct {
 		InitContainers, Containers []argsContainer
@@ -289,7 +291,10 @@ type argsPod struct {
 		Affinity                   argsAffinity
 		TopologySpreadConstraints  argsSpread
 	}
-	Status struct{ NominatedNodeName string }
+	Status struct {
+		NominatedNodeName string
+		Conditions        argsScheduled
+	}
 }
 
 type argsContainer struct {
@@ -307,7 +312,7 @@ func (p *argsPod) prefers() bool {
 func (p *argsPod) object() *v1.Pod {
 	pod := new(v1.Pod)
 	pod.Name, pod.Namespace, pod.UID = p.Metadata.Name, p.Metadata.Namespace, types.UID(p.Metadata.UID)
-	pod.CreationTimestamp = p.Metadata.CreationTimestamp
+	pod.ResourceVersion, pod.CreationTimestamp = p.Metadata.ResourceVersion, p.Metadata.CreationTimestamp
 	pod.Annotations, pod.Spec.Overhead = p.Metadata.Annotations, v1.ResourceList(p.Spec.Overhead)
 	if r := p.Spec.Resources; r != nil {
 		pod.Spec.Resources = &v1.ResourceRequirements{Requests: v1.ResourceList(r.Requests), Limits: v1.ResourceList(r.Limits)}
@@ -321,8 +326,31 @@ func (p *argsPod) object() *v1.Pod {
 		}
 		return out
 	}
+	pod.Status.Conditions = p.Status.Conditions
 	pod.Spec.InitContainers, pod.Spec.Containers = convert(p.Spec.InitContainers), convert(p.Spec.Containers)
 	return pod
+}
+
+// argsScheduled is a pod's condition PodScheduled, at most one, without its times.
+type argsScheduled []v1.PodCondition
+
+// UnmarshalJSON keeps nothing of the other conditions.
+func (c *argsScheduled) UnmarshalJSON(data []byte) error {
+	if !bytes.Contains(data, []byte(v1.PodScheduled)) {
+		return nil
+	}
+	type condition struct {
+		Type            v1.PodConditionType
+		Status          v1.ConditionStatus
+		Reason, Message string
+	}
+	all, err := decodeList[condition](nil, data, "conditions", maxConditions)
+	for _, one := range all {
+		if one.Type == v1.PodScheduled {
+			*c = argsScheduled{{Type: one.Type, Status: one.Status, Reason: one.Reason, Message: one.Message}}
+		}
+	}
+	return err
 }
 
 // bindArgs is an ExtenderBindingArgs.

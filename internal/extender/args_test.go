@@ -4,10 +4,15 @@ import (
 	"bytes"
 	"encoding/json"
 	"reflect"
+	"slices"
+	"strings"
 	"testing"
 
 	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	extenderv1 "k8s.io/kube-scheduler/extender/v1"
+
+	"github.com/divvy-gpu/divvy/internal/kube"
 )
 
 // What kube-scheduler sends takes the fast way; the slow one gives the same.
@@ -22,6 +27,43 @@ func TestFastWayIsTaken(t *testing.T) {
 			t.Errorf("%s: %q, %v", name, got, ok)
 		}
 		sameBothWays(t, body)
+	}
+}
+
+// How the attempts to place a pod went is read as the watch shows it.
+func TestAttemptOfArgs(t *testing.T) {
+	condition := v1.PodCondition{
+		Type: v1.PodScheduled, Status: v1.ConditionFalse, Reason: "Unschedulable", LastTransitionTime: metav1.Now(),
+		Message: "0/2 nodes are available: 2 \"quoted\" <b> é\u2028.\nAnd more",
+	}
+	for name, conditions := range map[string][]v1.PodCondition{
+		"none": nil, "others": {{Type: v1.PodReady, Message: "PodScheduled"}},
+		"first": {condition, {Type: v1.PodReady}}, "last": {{Type: v1.PodReady}, condition},
+	} {
+		t.Run(name, func(t *testing.T) {
+			pod := newPod("p", 4)
+			pod.ResourceVersion, pod.Status.Conditions = "4711", conditions
+			body, err := json.Marshal(extenderv1.ExtenderArgs{Pod: pod, NodeNames: &[]string{"a"}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			args, err := decodeFilterArgs(body, new([]string))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got, want := kube.AttemptOf(args.pod), kube.AttemptOf(pod); got != want || got.Version != 4711 {
+				t.Errorf("%+v, want %+v", got, want)
+			}
+		})
+	}
+	pod := newPod("p", 4)
+	pod.Status.Conditions = slices.Repeat([]v1.PodCondition{condition}, maxConditions+1)
+	body, err := json.Marshal(extenderv1.ExtenderArgs{Pod: pod, NodeNames: &[]string{"a"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := decodeFilterArgs(body, new([]string)); err == nil || !strings.Contains(err.Error(), "more than 1000 conditions") {
+		t.Errorf("%v", err)
 	}
 }
 
@@ -43,6 +85,8 @@ func FuzzFilterArgs(f *testing.F) {
 		`{"Pod":{},"Nodes":{"items":[{"metadata":{"name":"a"}}]},"NodeNames":null}`,
 		`{"pod":{"spec":{"initContainers":[{"restartPolicy":"Always"}]}},"nodenames":null}`,
 		`{"Pod":{"spec":{"containers":[{"resources":{"requests":{"cpu":"1","memory":" 2Gi","a":3,"a":"4"},"limits":{}}}]}},"Nodes":null,"NodeNames":["a"]}`,
+		`{"Pod":{"metadata":{"resourceVersion":"7"},"status":{"conditions":[{"type":"PodScheduled","status":"False","message":"é"},{}]}},"Nodes":null,"NodeNames":["a"]}`,
+		`{"Pod":{"status":{"conditions":{"type":"PodScheduled"}}},"Nodes":null,"NodeNames":["a"]}`,
 		`null`, `[]`, ``, `{"Pod":`,
 	} {
 		f.Add([]byte(seed))

@@ -48,9 +48,14 @@ func (e *Extender) bind(ctx context.Context, body, out []byte) ([]byte, error) {
 		return nil, err
 	}
 	counted.bound.Inc()
-	e.chosen.forget(args.PodUID)
+	e.attempts.forget(args.PodUID)
 	return appendError(out, ""), nil
 }
+
+// Quiesce returns when no bind is under way, or when the context ends. It is for a
+// replica that answers no more binds: one that comes in the meantime may begin after
+// that, and needs the Lease then.
+func (e *Extender) Quiesce(ctx context.Context) { e.binds.wait(ctx) }
 
 // podToBind returns the pod that the arguments mean. The books usually have
 // it. Where the watch is behind, it is as the same caller showed it when it asked
@@ -59,7 +64,7 @@ func (e *Extender) bind(ctx context.Context, body, out []byte) ([]byte, error) {
 func (e *Extender) podToBind(ctx context.Context, args bindArgs) (kube.Pod, error) {
 	pod, known := e.config.Cluster.Pod(args.PodNamespace, args.PodName)
 	if !known || pod.Ref.UID != args.PodUID {
-		pod, known = e.chosen.pod(accel.PodRef{UID: args.PodUID, Namespace: args.PodNamespace, Name: args.PodName})
+		pod, known = e.attempts.pod(accel.PodRef{UID: args.PodUID, Namespace: args.PodNamespace, Name: args.PodName})
 	}
 	if !known {
 		var err error

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/divvy-gpu/divvy/internal/accel"
 	"github.com/divvy-gpu/divvy/internal/accel/ledger"
@@ -18,20 +19,26 @@ import (
 // placement of a pod; and what it knows of nodes besides devices does not overrule
 // the policy.
 //
-// Nothing is chosen for a pod that prefers nodes itself, nor for one that was asked
-// about a moment ago: if kube-scheduler did not take the node, it knows of something
-// that stands against it, so it hears of all nodes the next time.
+// Nothing is chosen for a pod that prefers nodes itself, nor for one whose attempt with
+// a chosen node has failed: something that kube-scheduler knows stands against that
+// node, so it gets all of them. The same question has the same answer until then.
 //
-// Until the bind comes, room for the pod is kept on the node, as kube-scheduler asks
-// about the next pods before. Only who may bind can cause that; everybody else gets
-// the names of all nodes.
+// Capacity for the pod is reserved on the node until its bind, wherever the answer names
+// one node only: kube-scheduler asks about the next pods before it binds this one. Only
+// a caller that may bind can cause that; others get the names of all nodes.
 func (e *Extender) choose(ctx context.Context, args filterArgs, requests []accel.Request, verdicts []ledger.Verdict, r *filterResult) {
 	uid := string(args.pod.UID)
-	if !e.config.ChooseNode || len(requests) != 1 || len(r.fits) < 2 || uid == "" || args.prefers || !e.believes(ctx) {
+	if len(requests) != 1 || uid == "" || !e.believes(ctx) {
+		return
+	}
+	if len(r.fits) == 0 || len(r.fits) > 1 && (!e.config.ChooseNode || args.prefers) {
+		e.attempts.forget(uid)
+		e.config.Ledger.Withdraw(uid)
 		return
 	}
 	pod := kube.Pod{Ref: refOf(args.pod), Created: args.pod.CreationTimestamp.Time, Requests: requests}
-	if !e.chosen.first(pod) {
+	if failed := e.attempts.begin(pod, e.config.Now(), e.config.Ledger.Expects); failed && len(r.fits) > 1 {
+		e.config.Ledger.Withdraw(uid)
 		return
 	}
 	best := r.fits[0]
@@ -40,54 +47,82 @@ func (e *Extender) choose(ctx context.Context, args filterArgs, requests []accel
 			best = i
 		}
 	}
+	asked := kube.AttemptOf(args.pod)
 	// A name of its own: as it came it is a part of the text of all names.
-	e.config.Ledger.Expect(uid, strings.Clone(args.names[best]), requests[0])
-	r.fits = append(r.fits[:0], best)
-	// Why others refuse is for a pod that finds no node.
-	clear(r.refusals)
-	r.refusals = r.refusals[:0]
+	node := strings.Clone(args.names[best])
+	if !e.config.Ledger.Expect(ledger.Expected{Pod: pod.Ref, Created: pod.Created, Request: requests[0], Attempt: asked}, node) {
+		return // another pod was faster: kube-scheduler gets all nodes that had room
+	}
+	// After that, so that the watch cannot have shown the pod in between.
+	if known, ok := e.config.Cluster.Pod(pod.Ref.Namespace, pod.Ref.Name); ok && known.Ref.UID == uid {
+		e.config.Ledger.Unbound(uid, node, asked)
+	}
+	if len(r.fits) > 1 {
+		r.fits = append(r.fits[:0], best)
+		// Why others refuse is for a pod that finds no node.
+		clear(r.refusals)
+		r.refusals = r.refusals[:0]
+	}
 }
 
-// maxChosen bounds what is remembered of pods between two questions.
-const maxChosen = 10_000
+const (
+	// maxAttempts bounds what is remembered of pods between two questions.
+	maxAttempts = 10_000
+	// oneAttempt is for how long questions about a pod count as one attempt to place
+	// it, unless it is known to have failed. kube-scheduler makes one attempt at a time
+	// and waits 10 s for an answer; within those a replica that follows may have asked
+	// twice.
+	oneAttempt = 10 * time.Second
+)
 
-// chosenPods are pods for which a node was chosen and that were not asked about or
-// bound since, by UID. Forgetting them costs a pod that kube-scheduler cannot place
-// one more attempt.
-type chosenPods struct {
+// attempts are pods for which one node was named and that were not bound since, by
+// UID. Forgetting them costs a pod that kube-scheduler cannot place one more attempt.
+type attempts struct {
 	mu   sync.Mutex
-	pods map[string]kube.Pod
+	pods map[string]attempt
 }
 
-// first notes that a node is chosen for the pod. It reports false, and forgets the
-// pod, where that was noted before.
-func (c *chosenPods) first(pod kube.Pod) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if _, noted := c.pods[pod.Ref.UID]; noted {
-		delete(c.pods, pod.Ref.UID)
+type attempt struct {
+	pod   kube.Pod
+	since time.Time
+	// failed is true once an attempt with a chosen node did not lead to a bind.
+	failed bool
+}
+
+// begin notes that the pod is asked about. It reports whether an attempt with one node
+// has failed: nothing is expected any more, since its bind failed or kube-scheduler gave
+// up, or kube-scheduler asks again after a while.
+func (a *attempts) begin(pod kube.Pod, now time.Time, expects func(podUID string) bool) (failed bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	one, asked := a.pods[pod.Ref.UID]
+	if !asked {
+		if a.pods == nil || len(a.pods) >= maxAttempts {
+			a.pods = map[string]attempt{}
+		}
+		a.pods[pod.Ref.UID] = attempt{pod: pod, since: now}
 		return false
 	}
-	if c.pods == nil || len(c.pods) >= maxChosen {
-		c.pods = map[string]kube.Pod{}
+	if !one.failed && (now.Sub(one.since) >= oneAttempt || !expects(pod.Ref.UID)) {
+		one.failed = true
+		a.pods[pod.Ref.UID] = one
 	}
-	c.pods[pod.Ref.UID] = pod
-	return true
+	return one.failed
 }
 
-// pod returns the pod as kube-scheduler showed it when the node was chosen.
-func (c *chosenPods) pod(ref accel.PodRef) (kube.Pod, bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	pod, noted := c.pods[ref.UID]
-	return pod, noted && pod.Ref == ref
+// pod returns the pod as kube-scheduler showed it when the node was named.
+func (a *attempts) pod(ref accel.PodRef) (kube.Pod, bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	one, noted := a.pods[ref.UID]
+	return one.pod, noted && one.pod.Ref == ref
 }
 
 // forget takes a pod out.
-func (c *chosenPods) forget(uid string) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	delete(c.pods, uid)
+func (a *attempts) forget(uid string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	delete(a.pods, uid)
 }
 
 // argsAffinity is whether a pod's affinity has preferences.

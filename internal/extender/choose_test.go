@@ -1,7 +1,9 @@
 package extender
 
 import (
+	"context"
 	"encoding/json"
+	"errors"
 	"net/http"
 	"slices"
 	"strconv"
@@ -14,6 +16,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/divvy-gpu/divvy/internal/accel"
+	"github.com/divvy-gpu/divvy/internal/accel/ledger"
 	"github.com/divvy-gpu/divvy/internal/kube"
 )
 
@@ -42,20 +45,148 @@ func TestChooseNode(t *testing.T) {
 	if got := w.fitting(large, all...); !slices.Equal(got, []string{"node-a"}) {
 		t.Errorf("16 units: %v, want node-a alone", got)
 	}
-	// kube-scheduler asks again: it did not take the node, so it hears of all. The
-	// card that was chosen is this pod's own still.
-	if got := w.fitting(small, all...); !slices.Equal(got, all) {
-		t.Errorf("the second question: %v, want %v", got, all)
-	}
-	if got := w.fitting(small, all...); len(got) != 1 {
-		t.Errorf("the third question: %v, want one node", got)
+	// The same question has the same answer: the card that was chosen is this pod's own.
+	for range 3 {
+		if got := w.fitting(small, all...); !slices.Equal(got, []string{"node-b"}) {
+			t.Errorf("the same question: %v, want node-b alone", got)
+		}
 	}
 	// After a bind a question is the first one again.
 	if text := w.bind(large, "node-a"); text != "" {
 		t.Fatal(text)
 	}
-	if !w.extender.chosen.first(podOf(large)) {
+	if _, noted := w.extender.attempts.pod(podOf(large).Ref); noted {
 		t.Error("a pod that was bound is remembered")
+	}
+}
+
+// Once an attempt with the node that was named has failed, something that
+// kube-scheduler knows stands against it, and it gets all nodes, until the pod is bound
+// or fits nowhere.
+func TestChooseNodeAfterAFailedAttempt(t *testing.T) {
+	all := []string{"node-a", "node-b", "node-c"}
+	for name, fail := range map[string]func(w *world, pod *v1.Pod){
+		"the bind fails": func(w *world, pod *v1.Pod) {
+			w.cluster.bindError = func(context.Context, accel.PodRef, string) error { return errors.New("no") }
+			if text := w.bind(pod, "node-b"); text == "" {
+				t.Fatal("it did not")
+			}
+			w.cluster.bindError = nil
+		},
+		"kube-scheduler says so": func(w *world, pod *v1.Pod) {
+			w.clock = w.clock.Add(time.Second)
+			w.ledger.Unbound(string(pod.UID), "", ledger.Attempt{Outcome: 1})
+		},
+		"kube-scheduler asks again after a while": func(w *world, _ *v1.Pod) {
+			w.clock = w.clock.Add(oneAttempt)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, choosing)
+			w.ledger.SetNode("node-c", w.inventory("c", 16, 16))
+			pod := w.add(newPod("pod", 8))
+			if got := w.fitting(pod, all...); !slices.Equal(got, []string{"node-b"}) {
+				t.Fatalf("at first: %v", got)
+			}
+			fail(w, pod)
+			for range 3 {
+				if got := w.fitting(pod, all...); !slices.Equal(got, all) || w.ledger.Expected() != 0 {
+					t.Errorf("afterwards: %v, and %d binds are expected", got, w.ledger.Expected())
+				}
+				w.clock = w.clock.Add(time.Minute)
+			}
+			// It fits nowhere, and then the cluster is another one.
+			w.fitting(pod, "elsewhere")
+			if got := w.fitting(pod, all...); len(got) != 1 {
+				t.Errorf("after it fitted nowhere: %v", got)
+			}
+			w.clock = w.clock.Add(time.Minute)
+			w.fitting(pod, all...)
+			if text := w.bind(pod, "node-c"); text != "" || w.ledger.Expected() != 0 {
+				t.Errorf("bind: %q; %d binds are expected", text, w.ledger.Expected())
+			}
+		})
+	}
+}
+
+// What filter promised a pod is no other pod's, however long kube-scheduler waits for
+// a volume of it: also where one node is named because no other has room.
+func TestCapacityWaitsForALateBind(t *testing.T) {
+	for name, names := range map[string][]string{"one of several nodes": {"node-a", "node-b"}, "the only node": {"node-b"}} {
+		for _, change := range []func(*Config){choosing, func(*Config) {}} {
+			w := newWorld(t, change)
+			if len(names) > 1 && !w.extender.config.ChooseNode {
+				continue // all are named, and which one kube-scheduler takes is not known
+			}
+			first, second := w.add(newPod("first", 8)), w.add(newPod("second", 8))
+			if got := w.fitting(first, names...); !slices.Equal(got, []string{"node-b"}) {
+				t.Fatalf("%s: %v", name, got)
+			}
+			for range 20 {
+				w.clock = w.clock.Add(30 * time.Second)
+				w.ledger.Expire()
+				if got := w.fitting(second, "node-b"); len(got) != 0 {
+					t.Fatalf("%s: another pod is given the same card after %s", name, w.clock)
+				}
+			}
+			if text := w.bind(first, "node-b"); text != "" {
+				t.Errorf("%s: %s", name, text)
+			}
+		}
+	}
+}
+
+// A pod that prefers nodes is weighed by kube-scheduler among all of them; an earlier
+// promise is not kept beside.
+func TestNothingIsReservedWhereSeveralNodesAreNamed(t *testing.T) {
+	w := newWorld(t, choosing)
+	pod := w.add(newPod("pod", 8))
+	w.fitting(pod, "node-b")
+	if w.ledger.Expected() != 1 {
+		t.Fatal("nothing is reserved")
+	}
+	pod.Spec.TopologySpreadConstraints = []v1.TopologySpreadConstraint{{MaxSkew: 1, TopologyKey: "zone", WhenUnsatisfiable: v1.ScheduleAnyway}}
+	if got := w.fitting(pod, "node-a", "node-b"); len(got) != 2 || w.ledger.Expected() != 0 {
+		t.Errorf("%v, and %d binds are expected", got, w.ledger.Expected())
+	}
+	w.fitting(pod, "node-b")
+	if w.fitting(pod, "elsewhere"); w.ledger.Expected() != 0 {
+		t.Error("it fits nowhere, and its bind is expected")
+	}
+}
+
+// kube-scheduler's own filters are at work between the question and the bind of a pod
+// that the watch has not shown, which may not exist: it is expected for a moment.
+func TestUnknownPodsAreNotExpectedForLong(t *testing.T) {
+	w := newWorld(t, choosing)
+	w.fitting(newPod("stranger", 8), "node-b")
+	if w.ledger.Expected() != 1 {
+		t.Fatal("nothing is reserved")
+	}
+	w.clock = w.clock.Add(5 * time.Second)
+	if w.ledger.Expire(); w.ledger.Expected() != 0 {
+		t.Error("it is reserved still")
+	}
+}
+
+// A bind whose outcome is not known leaves a reservation behind, which does not keep
+// the pod itself away from the only node with room.
+func TestFilterAfterAnUnknownOutcome(t *testing.T) {
+	w := newWorld(t, choosing)
+	pod, other := w.add(newPod("pod", 8)), w.add(newPod("other", 8))
+	w.cluster.bindError = func(context.Context, accel.PodRef, string) error { return kube.ErrOutcomeUnknown }
+	if text := w.bind(pod, "node-b"); text == "" {
+		t.Fatal("the outcome is known")
+	}
+	w.cluster.bindError = nil
+	if got := w.fitting(other, "node-b"); len(got) != 0 {
+		t.Error("another pod gets what may be the first one's")
+	}
+	if got := w.fitting(pod, "node-b"); !slices.Equal(got, []string{"node-b"}) {
+		t.Fatalf("the pod itself: %v", got)
+	}
+	if text := w.bind(pod, "node-b"); text != "" {
+		t.Error(text)
 	}
 }
 
@@ -158,26 +289,25 @@ func TestChooseNodeForStrangers(t *testing.T) {
 	if err == nil {
 		err = json.Unmarshal(answer, &result)
 	}
-	if err != nil || !slices.Equal(*result.NodeNames, names) || w.ledger.Nominations() != 0 {
-		t.Errorf("answer %s, %v; room is kept for %d pods", answer, err, w.ledger.Nominations())
+	if err != nil || !slices.Equal(*result.NodeNames, names) || w.ledger.Expected() != 0 {
+		t.Errorf("answer %s, %v; room is kept for %d pods", answer, err, w.ledger.Expected())
 	}
-	if status, _ := w.post("/filter", body); status != http.StatusOK || w.ledger.Nominations() != 1 {
-		t.Errorf("status %d; room is kept for %d pods, want that one", status, w.ledger.Nominations())
+	if status, _ := w.post("/filter", body); status != http.StatusOK || w.ledger.Expected() != 1 {
+		t.Errorf("status %d; room is kept for %d pods, want that one", status, w.ledger.Expected())
 	}
 }
 
-func TestChosenPodsAreBounded(t *testing.T) {
-	var c chosenPods
+func TestAttemptsAreBounded(t *testing.T) {
+	var a attempts
 	pod := func(i int) kube.Pod { return kube.Pod{Ref: accel.PodRef{UID: strconv.Itoa(i)}} }
-	for i := range 3 * maxChosen {
-		if !c.first(pod(i)) {
-			t.Fatalf("pod %d was noted before", i)
-		}
-		if len(c.pods) > maxChosen {
-			t.Fatalf("%d pods are remembered", len(c.pods))
+	expects := func(string) bool { return true }
+	for i := range 3 * maxAttempts {
+		a.begin(pod(i), time.Time{}, expects)
+		if len(a.pods) > maxAttempts {
+			t.Fatalf("%d pods are remembered", len(a.pods))
 		}
 	}
-	if c.first(pod(3*maxChosen - 1)) {
+	if _, noted := a.pod(accel.PodRef{UID: strconv.Itoa(3*maxAttempts - 1)}); !noted {
 		t.Error("the last one was forgotten")
 	}
 }

@@ -34,7 +34,11 @@ type Ledger interface {
 	Reserve(pod accel.PodRef, created time.Time, node string, request accel.Request) (grant accel.Grant, undo func(), err error)
 	Evict(request accel.Request, proposals []ledger.Proposal) []ledger.Eviction
 	MakesRoom(request accel.Request, node string) bool
-	Expect(podUID, node string, request accel.Request)
+	LowestPriority(resource accel.Resource) (lowest int32, some bool)
+	Expect(pod ledger.Expected, node string) bool
+	Expects(podUID string) bool
+	Withdraw(podUID string) bool
+	Unbound(podUID, nominated string, attempt ledger.Attempt)
 	Forget(podUID string)
 	Freed() uint64
 	Nodes(resource accel.Resource) []ledger.NodeUsage
@@ -117,8 +121,8 @@ type Extender struct {
 	nominated nominatedNodes
 	// catchUps bounds how often preempt waits; see evictAfterWatch.
 	catchUps *rate.Limiter
-	// chosen are pods for which filter chose a node.
-	chosen chosenPods
+	// attempts are pods for which filter named one node.
+	attempts attempts
 	// large lets one request with a large body in at a time: see readBody.
 	large chan struct{}
 	// inspecting lets one report be written at a time.

@@ -39,3 +39,23 @@ func (l *keyedLock) lock(ctx context.Context, key string) (unlock func(), err er
 		}
 	}
 }
+
+// wait returns when no key is locked, or when the context ends.
+func (l *keyedLock) wait(ctx context.Context) {
+	for {
+		l.mu.Lock()
+		var holder chan struct{}
+		for _, holder = range l.held {
+			break
+		}
+		l.mu.Unlock()
+		if holder == nil {
+			return
+		}
+		select {
+		case <-holder:
+		case <-ctx.Done():
+			return
+		}
+	}
+}

@@ -53,10 +53,11 @@ type proposal struct {
 //
 // kube-scheduler finds its victims without asking extenders
 // (kubernetes/kubernetes#139270), by the sum over a node's devices. So among them
-// may be pods whose eviction leaves no device with enough room, and where the sum
-// is enough it proposes none at all and does not ask here. It accepts fewer nodes
-// than it proposed and, on those, any pods that it knows there; a node without a
-// victim fails the whole preemption.
+// may be pods whose eviction leaves no device with enough room. Where the sum is
+// enough it proposes none: versions up to 1.37 do not ask about such a node, later ones
+// do, with an empty list (kubernetes/kubernetes#135486). It accepts fewer nodes
+// than it proposed and, on those, any pods that it knows there; a node whose victims
+// were all taken away fails the whole preemption, so such a node is left out.
 func (e *Extender) preempt(ctx context.Context, body, out []byte) ([]byte, error) {
 	if err := e.ready(); err != nil {
 		return nil, err
@@ -253,8 +254,8 @@ func proposalsOf[P any](nodes map[string]*victims[P], uid func(P) string) ([]pro
 	out := make([]proposal, 0, len(nodes))
 	for _, node := range slices.Sorted(maps.Keys(nodes)) {
 		of := nodes[node]
-		if of == nil || len(of.Pods) == 0 {
-			return nil, fmt.Errorf("node %q has no victims", node)
+		if of == nil {
+			return nil, fmt.Errorf("node %q has no list of victims", node)
 		}
 		uids := make([]string, len(of.Pods))
 		for i, p := range of.Pods {

@@ -155,6 +155,31 @@ func TestPreempt(t *testing.T) {
 			want:    "node-a: a1 a2 (2); node-c: c1 (0)",
 		},
 		"no nodes": {pod: important(newPod("p", 12), ""), victims: map[string]*extenderv1.MetaVictims{}, want: ""},
+		"no victims, as the sum is enough": {
+			pod:     important(newPod("p", 6), ""),
+			victims: map[string]*extenderv1.MetaVictims{"node-a": meta(0)},
+			want:    "node-a: a0 (1)",
+		},
+		"no victims, beside a node with some": {
+			pod:     important(newPod("p", 6), ""),
+			victims: map[string]*extenderv1.MetaVictims{"node-a": meta(0), "node-b": meta(0, "b1"), "node-c": meta(0)},
+			want:    "node-a: a0 (1); node-b: b1 (0)",
+		},
+		"no victims, and nobody is of lower priority": {
+			pod:     newPod("p", 6),
+			victims: map[string]*extenderv1.MetaVictims{"node-a": meta(0)},
+			want:    "",
+		},
+		"no victims, and a card has room": {
+			pod:     important(newPod("p", 4), ""),
+			victims: map[string]*extenderv1.MetaVictims{"node-a": meta(0)},
+			want:    "",
+		},
+		"no victims, for a pod that asks for nothing of ours": {
+			pod:     important(newPod("p"), ""),
+			victims: map[string]*extenderv1.MetaVictims{"node-a": meta(0), "node-b": meta(0, "b1")},
+			want:    "node-a: (0); node-b: b1 (0)",
+		},
 		"victims that are named twice": {
 			pod:     important(newPod("p", 12), ""),
 			victims: map[string]*extenderv1.MetaVictims{"node-a": meta(0, "a1", "a1")},
@@ -316,8 +341,7 @@ func TestPreemptRefuses(t *testing.T) {
 		"no pod":          {`{"NodeNameToMetaVictims":{}}`, "no Pod"},
 		"no victims":      {`{"Pod":` + string(pod) + `}`, "names no victims"},
 		"wrong type":      {`{"Pod":` + string(pod) + `,"NodeNameToMetaVictims":[]}`, "NodeNameToMetaVictims"},
-		"a null node":     {`{"Pod":` + string(pod) + `,"NodeNameToMetaVictims":{"n":null}}`, `node "n" has no victims`},
-		"nobody on it":    {`{"Pod":` + string(pod) + `,"NodeNameToMetaVictims":{"n":{"Pods":[]}}}`, `node "n" has no victims`},
+		"a null node":     {`{"Pod":` + string(pod) + `,"NodeNameToMetaVictims":{"n":null}}`, `node "n" has no list of victims`},
 		"a null pod":      {`{"Pod":` + string(pod) + `,"NodeNameToMetaVictims":{"n":{"Pods":[null]}}}`, `victim 0 on node "n" has no UID`},
 		"a pod of no UID": {`{"Pod":` + string(pod) + `,"NodeNameToVictims":{"n":{"Pods":[{"metadata":{"name":"x"}}]}}}`, `victim 0 on node "n" has no UID`},
 		"too many pods": {

@@ -313,12 +313,13 @@ func (w *waiting) due(ask *waitingAsk, room []string, most int) []accel.PodRef {
 // evictor returns the pod of an ask to wake although there is no room for it: units
 // came free since, so that there may be room now if others give way. kube-scheduler
 // asks which when it sees a pod end, before the books may know that its containers
-// did, and then not again for minutes. Pods without a priority make nobody give way.
-func (w *waiting) evictor(ask *waitingAsk, freed uint64) []accel.PodRef {
+// did, and then not again for minutes. A pod of lowest, the least priority of any that
+// holds some of the resource, cannot evict any.
+func (w *waiting) evictor(ask *waitingAsk, freed uint64, lowest int32) []accel.PodRef {
 	now := w.now()
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if ask.request.Priority <= 0 || ask.freed == freed {
+	if ask.request.Priority <= lowest || ask.freed == freed {
 		return nil
 	}
 	var first *waitingPod
@@ -413,7 +414,9 @@ func (e *Extender) wakeSome(ctx context.Context) {
 		}
 		pods := e.waiting.due(ask, room, left)
 		if len(room) == 0 && left > 0 {
-			pods = e.waiting.evictor(ask, freed)
+			if lowest, some := e.config.Ledger.LowestPriority(ask.request.Resource); some {
+				pods = e.waiting.evictor(ask, freed, lowest)
+			}
 		}
 		for _, pod := range pods {
 			left--

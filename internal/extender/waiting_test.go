@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -145,6 +146,38 @@ func TestFreedUnitsWakeWhoMayEvict(t *testing.T) {
 	w.holds("z", "node-b", "b0", 8)
 	w.ledger.Forget("z")
 	want(t, "the next time, who was not woken yet", w.turn(wake), "urgent-too")
+}
+
+// TestFreedUnitsWakeByPriority: which pods may evict others depends on what these are,
+// also where priorities are below zero, as those of an autoscaler's placeholders.
+func TestFreedUnitsWakeByPriority(t *testing.T) {
+	for name, tt := range map[string]struct {
+		waits, holds int32
+		want         []string
+	}{
+		"equal":                        {0, 0, nil},
+		"lower":                        {0, 5, nil},
+		"no priority and placeholders": {0, -10, []string{"p"}},
+		"both below zero":              {-5, -10, []string{"p"}},
+		"placeholders for each other":  {-10, -10, nil},
+		"higher":                       {7, 5, []string{"p"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w, wake := newFullWorld(t)
+			for _, card := range []string{"x a0", "y a1"} {
+				uid, device, _ := strings.Cut(card, " ")
+				w.ledger.Observe(ledger.Holding{
+					Pod: accel.PodRef{UID: uid, Namespace: "team", Name: uid}, Node: "node-a", Resource: gcuMemory, Units: 16, Device: accel.DeviceID(device), Priority: tt.holds,
+				})
+			}
+			pod := newPod("p", 12)
+			pod.Spec.Priority = &tt.waits
+			w.filter(w.asks(w.add(pod)))
+			w.clock = w.clock.Add(wakeAfter)
+			w.ledger.Forget("z")
+			want(t, "after units came free", w.turn(wake), tt.want...)
+		})
+	}
 }
 
 // TestNoMoreThanRoom: of pods that wait for the same, not more are woken than

@@ -13,6 +13,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
@@ -30,6 +31,8 @@ type Ledger interface {
 	// Nominate tells of a pod that is not bound which node it waits for, "" for
 	// none.
 	Nominate(podUID, node string, request accel.Request)
+	// Unbound tells of the same pod how the attempts to place it went, before Nominate.
+	Unbound(podUID, nominated string, attempt ledger.Attempt)
 	Forget(podUID string)
 }
 
@@ -43,10 +46,11 @@ type Capacity interface {
 	Charge(podUID, node string, cpu, memory int64)
 }
 
-// Learner is told of every pod that comes, once, also of those that were there
+// Learner is told of every pod that is placed, once, also of those that were there
 // before the books: for a placement policy that learns what is usual. Pods that
 // come with a node (of a DaemonSet, or of kubelet's own) are not told of, and
-// neither are those that nobody can place. It is called under the books' lock.
+// neither are those that take the place of one that failed: a controller may make them
+// without end. It is called under the books' lock.
 type Learner interface {
 	// Learn is told what a pod asks for.
 	Learn(request accel.Request)
@@ -134,7 +138,8 @@ type Books struct {
 	pods        map[string]podRecord  // by namespace/name; only pods that ask for something of ours
 	others      map[string]struct{}   // by UID; the other pods that are charged, where CPU and memory are counted
 	ending      map[string]*endingPod // by UID
-	unlearned   []*slimPod            // pods that came before all nodes and pods were read; the Learner hears of them then
+	unlearned   []*slimPod            // pods on nodes that came before all nodes and pods were read; the Learner hears of them then
+	failures    map[types.UID]int     // by the owner's UID; pods that failed and were not replaced yet
 	nodesSynced bool
 	podsSynced  bool
 }
@@ -183,6 +188,8 @@ func NewBooks(c BooksConfig) *Books {
 		pods:   map[string]podRecord{},
 		others: map[string]struct{}{},
 		ending: map[string]*endingPod{},
+
+		failures: map[types.UID]int{},
 	}
 }
 
@@ -329,10 +336,14 @@ func (b *Books) setPod(p *slimPod) {
 		// Re-created under its name, and the deletion was not seen.
 		b.forgetPod(key, old, unseenGrace)
 	}
+	_, charged := b.others[p.Ref.UID]
+	if known && old.pod.Ref.UID == p.Ref.UID || charged {
+		b.noteFailure(p)
+	}
 	if p.Ended || len(p.Requests) == 0 {
 		b.deletePod(p, p.Ended)
 		if b.config.Capacity != nil && !p.Ended && p.Node != "" {
-			if _, charged := b.others[p.Ref.UID]; !charged {
+			if !charged {
 				b.learn(p)
 			}
 			b.config.Capacity.Charge(p.Ref.UID, p.Node, p.cpu, p.memory)
@@ -340,7 +351,7 @@ func (b *Books) setPod(p *slimPod) {
 		}
 		return
 	}
-	if !known || old.pod.Ref.UID != p.Ref.UID {
+	if !known || old.pod.Ref.UID != p.Ref.UID || old.pod.Node == "" {
 		b.learn(p)
 	}
 	delete(b.ending, p.Ref.UID)
@@ -370,6 +381,7 @@ func (b *Books) setPod(p *slimPod) {
 			b.config.Ledger.Observe(h)
 		}
 	} else if len(p.Requests) == 1 && p.Mistake == nil {
+		b.config.Ledger.Unbound(p.Ref.UID, p.Nominated, p.attempt)
 		b.config.Ledger.Nominate(p.Ref.UID, p.Nominated, p.Requests[0])
 	}
 	b.pods[key] = record

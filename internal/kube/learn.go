@@ -15,13 +15,15 @@ func comesWithNode(pod *v1.Pod) bool {
 	return owner != nil && (owner.Kind == "DaemonSet" || owner.Kind == "Node")
 }
 
-// learn tells the Learner of a pod that was not seen before. b.mu is held.
+// learn tells the Learner of a pod that is seen on a node for the first time. Pods that
+// wait, or that a scheduling gate holds back, say nothing of what is placed. b.mu is
+// held.
 //
 // What the API server had when the books were opened is told when all of it was
 // read, as a pod without a device counts by what its node publishes.
 func (b *Books) learn(p *slimPod) {
 	switch {
-	case b.config.Learner == nil || p.comesWithNode:
+	case b.config.Learner == nil || p.comesWithNode || p.Node == "":
 	case !b.nodesSynced || !b.podsSynced:
 		b.unlearned = append(b.unlearned, p)
 	default:
@@ -39,11 +41,15 @@ func (b *Books) learnRead() {
 	slices.SortStableFunc(b.unlearned, func(p, q *slimPod) int { return p.Created.Compare(q.Created) })
 	for _, p := range b.unlearned {
 		b.tell(p)
+		b.noteFailure(p)
 	}
 	b.unlearned = nil
 }
 
 func (b *Books) tell(p *slimPod) {
+	if b.replaces(p) {
+		return
+	}
 	switch {
 	case len(p.Requests) == 0:
 		for _, resource := range b.nodes[p.Node].counted {
@@ -52,4 +58,31 @@ func (b *Books) tell(p *slimPod) {
 	case len(p.Requests) == 1 && p.Mistake == nil:
 		b.config.Learner.Learn(p.Requests[0])
 	}
+}
+
+// maxFailures bounds the owners of pods that failed and were not replaced.
+const maxFailures = 10_000
+
+// noteFailure notes that a pod failed on its node: its owner makes another, which is
+// no further demand. b.mu is held.
+func (b *Books) noteFailure(p *slimPod) {
+	if !p.failed || p.owner == "" || p.Node == "" || b.config.Learner == nil {
+		return
+	}
+	if len(b.failures) >= maxFailures {
+		clear(b.failures)
+	}
+	b.failures[p.owner]++
+}
+
+// replaces reports whether the pod takes the place of one that failed; each is
+// replaced once. b.mu is held.
+func (b *Books) replaces(p *slimPod) bool {
+	if p.owner == "" || b.failures[p.owner] == 0 {
+		return false
+	}
+	if b.failures[p.owner]--; b.failures[p.owner] == 0 {
+		delete(b.failures, p.owner)
+	}
+	return true
 }

@@ -5,9 +5,11 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/divvy-gpu/divvy/internal/accel"
+	"github.com/divvy-gpu/divvy/internal/accel/ledger"
 	"github.com/divvy-gpu/divvy/internal/accel/wire"
 )
 
@@ -22,6 +24,8 @@ type slimPod struct {
 	Pod
 	// grant is the grant annotation as it is on the pod.
 	grant string
+	// attempt is how the attempts to place a pod without a node went.
+	attempt ledger.Attempt
 	// cpu and memory are those of a pod that asks for nothing of ours, in
 	// millicores and MiB; 0 where they are not counted. Other pods have theirs in
 	// Requests.
@@ -29,6 +33,10 @@ type slimPod struct {
 	// runs is what MayRun says, and comesWithNode what the function of that name
 	// does.
 	runs, comesWithNode bool
+	// failed is true for a pod that ended so, and owner is the UID of its controller, ""
+	// for none.
+	failed bool
+	owner  types.UID
 	// grace is how long the containers may take to end, in seconds.
 	grace int32
 }
@@ -47,7 +55,13 @@ func (s podStore) slim(obj any) (*slimPod, error) {
 		return pod, nil
 	case *v1.Pod:
 		c := &s.books.config
-		p := &slimPod{Pod: podOf(pod, c.Resources, c.Capacity != nil), grant: pod.Annotations[wire.GrantAnnotation], runs: MayRun(pod), grace: graceOf(pod), comesWithNode: comesWithNode(pod)}
+		p := &slimPod{Pod: podOf(pod, c.Resources, c.Capacity != nil), grant: pod.Annotations[wire.GrantAnnotation], runs: MayRun(pod), grace: graceOf(pod), comesWithNode: comesWithNode(pod), failed: pod.Status.Phase == v1.PodFailed}
+		if owner := metav1.GetControllerOfNoCopy(pod); owner != nil {
+			p.owner = owner.UID
+		}
+		if p.Node == "" {
+			p.attempt = AttemptOf(pod)
+		}
 		if len(p.Requests) == 0 {
 			p.grant = ""
 			if c.Capacity != nil && p.Node != "" {
@@ -125,7 +139,7 @@ func (s podStore) Replace(list []any, _ string) error {
 	}
 	for _, pod := range pods {
 		if pod.Ended && !s.books.podsSynced {
-			s.books.learn(pod) // it has asked for something, too
+			s.books.learn(pod) // it was placed, too
 		}
 		s.books.setPod(pod)
 	}

@@ -167,6 +167,10 @@ var (
 		Name: "divvy_extender_reservations", Type: Gauge, Programs: []string{Extender},
 		Help: "Pods that were given a device and have not been seen bound yet.",
 	})
+	ExtenderExpected = define(Metric{
+		Name: "divvy_extender_expected_pods", Type: Gauge, Programs: []string{Extender},
+		Help: "Pods for which filter named one node and capacity is reserved there until their bind.",
+	})
 	ExtenderBooksNodes = define(Metric{
 		Name: "divvy_extender_books_nodes", Type: Gauge, Programs: []string{Extender},
 		Help:   "Nodes in the books.",

@@ -126,12 +126,13 @@ func (ch Churn) Run(ctx context.Context, c *Cluster, w *Workload, kind PolicyKin
 		}
 		pass(next)
 		pod := &pods[p]
-		prices.arrival(i, world, &pod.Ask)
+		prices.arrival(i, world)
 		placed, took, ok, err := world.timed(&pod.Ask, ch.Clock)
 		if err != nil {
 			return Churned{}, err
 		}
 		if ok {
+			prices.placed(&pod.Ask)
 			heap.Push(&leaving, departure{now + stays, placed})
 		}
 		if now < ch.WarmUp {
@@ -169,14 +170,19 @@ func newPrices(p place.Policy, timed bool) prices {
 }
 
 // arrival is called before the i-th pod is placed.
-func (p prices) arrival(i int, w *world, a *place.Ask) {
-	if p.learner != nil {
-		p.learner.Observe(a)
-	}
+func (p prices) arrival(i int, w *world) {
 	if p.renewer != nil && (i%fragmentation.RenewAfter == 0 || i < fragmentation.RenewAfter && i%fragmentation.RenewFirst == 0) {
 		p.renewer.Renew(w.all())
 		if p.refresh {
 			w.books.Refresh(fragmentation.RefreshedAsks)
 		}
+	}
+}
+
+// placed is called when a pod was placed: like the extender, a policy learns from no
+// other.
+func (p prices) placed(a *place.Ask) {
+	if p.learner != nil {
+		p.learner.Observe(a)
 	}
 }

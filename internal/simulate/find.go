@@ -90,10 +90,11 @@ func (f Find) holds(ctx context.Context, c *Cluster, w *Workload, kind PolicyKin
 				return false, err
 			}
 		}
-		prices.arrival(i, world, &pods[i].Ask)
+		prices.arrival(i, world)
 		if _, ok, err := world.place(&pods[i].Ask); err != nil {
 			return false, err
 		} else if ok {
+			prices.placed(&pods[i].Ask)
 			continue
 		}
 		if allowed -= pods[i].Demand(); allowed < 0 || pods[i].Demand() == 0 {

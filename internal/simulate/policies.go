@@ -47,7 +47,7 @@ var policies = []PolicyKind{
 	{Name: place.Binpack.Name(), About: "the extender's default: the devices with the least free units that suffice", Extender: true, New: same(place.Binpack)},
 	{Name: place.Spread.Name(), About: "the extender's: the devices with the most free units", Extender: true, New: same(place.Spread)},
 	{Name: fragmentation.Name, About: "the extender's: what each placement does to the room for usual pods, which are known", Extender: true, New: fragmentationOf},
-	{Name: FragmentationOnline, About: "the same, which learns what is usual from the pods that arrive", New: func(*Cluster, *Workload) (place.Policy, error) {
+	{Name: FragmentationOnline, About: "the same, which learns what is usual from the pods that were placed", New: func(*Cluster, *Workload) (place.Policy, error) {
 		return fragmentation.New(fragmentation.Options{}), nil
 	}},
 	{Name: Random, About: "baseline: any node with room", RandomTies: true, New: same(random{baseline{Random}})},

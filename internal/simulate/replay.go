@@ -81,7 +81,7 @@ func (r Replay) Run(ctx context.Context, c *Cluster, w *Workload, kind PolicyKin
 			}
 		}
 		pod := &pods[p]
-		prices.arrival(i, world, &pod.Ask)
+		prices.arrival(i, world)
 		_, took, ok, err := world.timed(&pod.Ask, r.Clock)
 		if err != nil {
 			return Curve{}, err
@@ -91,7 +91,9 @@ func (r Replay) Run(ctx context.Context, c *Cluster, w *Workload, kind PolicyKin
 		}
 		curve.Arrived++
 		curve.ArrivedUnits += pod.Demand()
-		if !ok {
+		if ok {
+			prices.placed(&pod.Ask)
+		} else {
 			curve.Refused++
 			curve.RefusedUnits += pod.Demand()
 		}

@@ -86,7 +86,7 @@ func TestDecisions(t *testing.T) {
 					continue
 				}
 				ask := &load.Pods[rng.Intn(len(load.Pods))].Ask
-				prices.arrival(i, w, ask)
+				prices.arrival(i, w)
 				want := naive(w, p, ask)
 				got, ok, err := w.place(ask)
 				switch {
@@ -97,6 +97,7 @@ func TestDecisions(t *testing.T) {
 				case !ok:
 					refused++
 				default:
+					prices.placed(ask)
 					there = append(there, got)
 				}
 				var used accel.Units

@@ -106,11 +106,14 @@ func TestUnhealthyCardsAtTheFinestUnit(t *testing.T) {
 	sick(1, 5)
 	told(6*card+held, 6*card+held)
 	n.same(before, pods)
-	for i, s := range n.inventory().Shares {
-		if want := i == 1 || i == 5; s.Health.Unhealthy != want || s.Units != card {
-			t.Errorf("the inventory shows card %d as %+v", i, s)
+	eventually(t, patience, func() error {
+		for i, s := range n.inventory().Shares {
+			if want := i == 1 || i == 5; s.Health.Unhealthy != want || s.Units != card {
+				return fmt.Errorf("the inventory shows card %d as %+v", i, s)
+			}
 		}
-	}
+		return nil
+	})
 	begin := time.Now()
 	next := n.bind(1, "next", app(held)) // its card has become unhealthy since
 	n.admit(next)

@@ -151,6 +151,7 @@ func TestMetricsAgreeWithTheBooks(t *testing.T) {
 			{metrics.Extender, fmt.Sprintf("divvy_extender_node_units{node=%q,resource=%q}", node, resource), 128},
 			{metrics.Extender, `divvy_extender_books_pods{state="waiting"}`, 1},
 			{metrics.Extender, "divvy_extender_reservations", 0},
+			{metrics.Extender, "divvy_extender_expected_pods", 0},
 			{metrics.Extender, bound, before[metrics.Extender].value(bound) + 1},
 			{metrics.Node, missing, before[metrics.Node].value(missing) + 1},
 		}

@@ -1,6 +1,5 @@
 {{/* The settings of the extender as JSON, with what its place decides: beside a
-scheduler of its own nobody else binds, there is no election but the scheduler's,
-and nothing of the host is used. */}}
+scheduler of its own no other client binds, and nothing of the host is used. */}}
 {{- define "divvy.extender.settings" -}}
 {{- $e := deepCopy .Values.extender -}}
 {{- $e = set $e "replicas" (include "divvy.extender.replicas" . | int) -}}
@@ -48,6 +47,7 @@ args:
 {{- if not $e.chooseNode }}
 - --choose-node=false
 {{- end }}
+- --max-bind-delay={{ $e.maxBindDelay }}
 {{- $managed := include "divvy.memoryResources" . }}
 {{- range $i, $kind := $e.demand }}
 {{- if and (contains "," $managed) (not $kind.resource) }}
@@ -71,8 +71,7 @@ args:
 - --mutating-config=divvy-scheduler
 # Until the API server knows that this replica ends.
 - --shutdown-delay=5s
-# The scheduler beside it needs none of this.
-- --tls-client-secret=
+# The scheduler beside it asks without TLS.
 - --tls-ca-configmap=
 {{- end }}
 env:

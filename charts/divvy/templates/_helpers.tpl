@@ -38,9 +38,10 @@ each port once. A cluster that cannot be asked (helm template) counts as large. 
 {{- int .Values.extender.replicas -}}
 {{- end }}
 
-{{/* "true" when the extender elects a leader, else nothing. */}}
+{{/* "true" when the extender elects a leader, else nothing. Beside a scheduler of its own
+it always does: during an update there are two, however many replicas are wanted. */}}
 {{- define "divvy.extender.elects" -}}
-{{- if and (ne .Values.scheduler.mode "dedicated") (or .Values.extender.leaderElection (gt (include "divvy.extender.replicas" . | int) 1)) -}}true{{- end -}}
+{{- if or (eq .Values.scheduler.mode "dedicated") .Values.extender.leaderElection (gt (include "divvy.extender.replicas" . | int) 1) -}}true{{- end -}}
 {{- end }}
 
 {{/* The account that the extender runs as: its own, or that of the scheduler whose

@@ -38,6 +38,10 @@ const (
 	// same while fewer than RenewAfter were seen.
 	RenewAfter = 100
 	RenewFirst = 10
+	// MinPods is how many pods must have been seen, or be expected, before the policy
+	// differs from binpack. So few tell little, yet the kinds that are most of a workload
+	// and the models that it insists on.
+	MinPods = 10
 	// RefreshedAsks is how many kinds of pods are rated anew after a renewal.
 	RefreshedAsks = 64
 )
@@ -46,9 +50,7 @@ const (
 type Options struct {
 	// Demand says how the histogram of asks is learned, and what it starts from.
 	Demand demand.Options
-	// MinPods is how many pods the histogram must count before it is believed;
-	// 10 by default, which tells little, yet the kinds that are most of a workload and
-	// the models that it insists on. Before that, the policy is binpack.
+	// MinPods takes the place of the constant of that name.
 	MinPods float64
 }
 
@@ -73,7 +75,7 @@ type Policy struct {
 // New returns a policy that is binpack until Renew made its first prices.
 func New(o Options) *Policy {
 	if o.MinPods <= 0 {
-		o.MinPods = 10
+		o.MinPods = MinPods
 	}
 	return &Policy{demand: demand.New(o.Demand), minPods: o.MinPods}
 }
@@ -125,7 +127,7 @@ func (f *Policy) Renew(nodes iter.Seq[*place.Node]) {
 	counted, seen := f.demand.Pods()
 	f.status.Pods = counted
 	f.count(nodes)
-	if len(f.census.classes) == 0 || counted < f.minPods {
+	if len(f.census.classes) == 0 || max(counted, float64(seen)) < f.minPods { // counted pods lose weight at once
 		return
 	}
 	old := f.prices.Load()

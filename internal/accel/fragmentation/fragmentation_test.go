@@ -510,6 +510,19 @@ func TestLearning(t *testing.T) {
 	}
 }
 
+// From MinPods on what was learned is believed.
+func TestMinPods(t *testing.T) {
+	nodes := slices.Repeat([]*place.Node{newNode("", 64_000, 16, 16)}, 50)
+	f := New(Options{})
+	for n := 1; n <= MinPods; n++ {
+		f.Observe(&place.Ask{Units: 5, Devices: 1, CPU: 1000})
+		f.Renew(all(nodes))
+		if believed := f.Epoch() > 0; believed != (n == MinPods) {
+			t.Errorf("%d pods are believed: %t", n, believed)
+		}
+	}
+}
+
 // Prices follow the hardware: models and sizes that come and go.
 func TestOtherCluster(t *testing.T) {
 	nodes := slices.Repeat([]*place.Node{newNode("T4", 64_000, 16, 16)}, 50)

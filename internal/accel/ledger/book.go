@@ -19,9 +19,18 @@ type book struct {
 	// guess that is cheaper than a look-up where it is right. It is written under
 	// the ledger's lock for readers as well.
 	next []atomic.Int64
+	// priorities counts the pods that hold some of the resource by their priority.
+	priorities map[int32]int
 }
 
-func newBook() *book { return &book{numbers: make(map[string]int)} }
+func newBook() *book { return &book{numbers: make(map[string]int), priorities: make(map[int32]int)} }
+
+// count adds so many pods of a priority.
+func (b *book) count(priority int32, pods int) {
+	if b.priorities[priority] += pods; b.priorities[priority] == 0 {
+		delete(b.priorities, priority)
+	}
+}
 
 // size is one more than the largest number. A book may be nil.
 func (b *book) size() int {

@@ -57,6 +57,10 @@ func (l *Ledger) check(r *ratings, req *accel.Request, guess int, nodes []string
 	b := l.books[r.resource]
 	r.grow(b.size())
 	kept := l.nominations.nodes[r.resource]
+	own := -1 // the node with a reservation of the pod itself
+	if h := l.reserved(req.Pod, r.resource); h != nil {
+		own = h.node.number
+	}
 	before := -1
 	for i, name := range nodes {
 		number := b.find(name, guess)
@@ -68,9 +72,10 @@ func (l *Ledger) check(r *ratings, req *accel.Request, guess int, nodes []string
 			b.next[before].Store(int64(number))
 		}
 		before, guess = number, int(b.next[number].Load())
-		if len(kept) > 0 && len(kept[name]) > 0 {
+		if number == own || len(kept) > 0 && len(kept[name]) > 0 {
 			n := b.nodes[number]
-			out[i] = l.judge(r, n, l.slotsFor(n, req))
+			slots := l.slotsFor(n, req)
+			out[i] = l.judge(r, n, slots, freest(slots), req.Pod)
 			continue
 		}
 		out[i] = l.verdict(r, b, number)
@@ -84,7 +89,7 @@ func (l *Ledger) verdict(r *ratings, b *book, number int) Verdict {
 	e := &r.entries[number]
 	if e.generation != b.generations[number] {
 		n := b.nodes[number]
-		v := l.judge(r, n, n.slots)
+		v := l.judge(r, n, n.slots, n.largestFree, "")
 		e.generation, e.code, e.rating = b.generations[number], v.Code, v.Rating
 	}
 	return Verdict{Code: e.code, Rating: e.rating}
@@ -98,13 +103,14 @@ func (r *ratings) unknown() Verdict {
 	return Verdict{Code: accel.NodeUnknown, Rating: place.NoRating}
 }
 
-// judge asks the policy about a node with these slots.
-func (l *Ledger) judge(r *ratings, n *node, slots []place.Slot) Verdict {
+// judge asks the policy about a node with these slots, of which the freest has so
+// many free units. The pod may be "".
+func (l *Ledger) judge(r *ratings, n *node, slots []place.Slot, free accel.Units, podUID string) Verdict {
 	if !n.known {
 		return r.unknown()
 	}
-	if r.ask.Devices == 0 || r.ask.Units <= n.largestFree {
-		l.view(&r.view, n, slots, &r.ask)
+	if r.ask.Devices == 0 || r.ask.Units <= free {
+		l.view(&r.view, n, slots, &r.ask, podUID)
 		var rating int64
 		var ok bool
 		if r.buf, rating, ok = r.policy.Choose(&r.view, &r.ask, r.buf); ok {
@@ -114,13 +120,14 @@ func (l *Ledger) judge(r *ratings, n *node, slots []place.Slot) Verdict {
 	return Verdict{Code: refusal(slots, &r.ask), Rating: place.NoRating}
 }
 
-// view sets v to the node as the policy sees it for an ask.
-func (l *Ledger) view(v *place.Node, n *node, slots []place.Slot, a *place.Ask) {
+// view sets v to the node as the policy sees it for an ask of a pod, whose own CPU and
+// memory do not count; the pod may be "".
+func (l *Ledger) view(v *place.Node, n *node, slots []place.Slot, a *place.Ask, podUID string) {
 	*v = place.Node{Slots: slots, Graph: n.graph, CPU: place.Unlimited, Memory: place.Unlimited, Cores: place.Unlimited}
 	if !l.limited.Load() {
 		return
 	}
-	v.CPU, v.Memory = n.host.left()
+	v.CPU, v.Memory = n.host.leftWithout(l.charges[podUID])
 	v.Cores = n.host.cpu
 	if l.capacityChecked {
 		v.CPU, v.Memory = max(v.CPU, a.CPU), max(v.Memory, a.Memory)

@@ -100,6 +100,21 @@ func (h *host) left() (cpu, memory int64) {
 	return cpu, memory
 }
 
+// leftWithout is the CPU and memory that no pod but the one of that charge takes.
+func (h *host) leftWithout(own charge) (cpu, memory int64) {
+	cpu, memory = h.left()
+	if own.host != h {
+		return cpu, memory
+	}
+	if cpu != place.Unlimited {
+		cpu += own.cpu
+	}
+	if memory != place.Unlimited {
+		memory += own.memory
+	}
+	return cpu, memory
+}
+
 // host returns the node's part that all its resources share, made if need be.
 func (l *Ledger) host(name string) *host {
 	h := l.hosts[name]

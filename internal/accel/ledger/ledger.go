@@ -59,6 +59,11 @@ import (
 // kube-scheduler waits for a bind and that a healthy watch lags.
 const DefaultReservationTTL = time.Minute
 
+// DefaultMaxBindDelay is how long capacity stays reserved for a pod that kube-scheduler
+// is placing when Options do not say. kube-scheduler waits up to 10 minutes for volumes by
+// default, and for plugins of the extension point Permit up to 15.
+const DefaultMaxBindDelay = 15 * time.Minute
+
 var (
 	// ErrNodeUnknown is the error of a reservation on a node that is not known
 	// or has no inventory of the resource.
@@ -92,6 +97,9 @@ type Options struct {
 	// ReservationTTL is how long an unobserved reservation lasts;
 	// DefaultReservationTTL when it is not above zero.
 	ReservationTTL time.Duration
+	// MaxBindDelay is how long an expected bind may take, see Expect;
+	// DefaultMaxBindDelay when it is not above zero.
+	MaxBindDelay time.Duration
 	// Now is the clock; time.Now when nil. It is called under the ledger's lock
 	// and must not call back.
 	Now func() time.Time
@@ -112,6 +120,8 @@ type Ledger struct {
 	policies map[string]place.Policy
 	ttl      time.Duration
 	now      func() time.Time
+	// bindDelay is Options.MaxBindDelay.
+	bindDelay time.Duration
 
 	capacityChecked bool
 	// limited is true once the capacity of a node was told.
@@ -154,6 +164,9 @@ func New(o Options) *Ledger {
 	if o.ReservationTTL <= 0 {
 		o.ReservationTTL = DefaultReservationTTL
 	}
+	if o.MaxBindDelay <= 0 {
+		o.MaxBindDelay = DefaultMaxBindDelay
+	}
 	if o.Now == nil {
 		o.Now = time.Now
 	}
@@ -177,7 +190,7 @@ func New(o Options) *Ledger {
 		pods:     make(map[string]*holding),
 		pending:  make(map[*holding]struct{}),
 
-		capacityChecked: o.CapacityChecked,
+		bindDelay: o.MaxBindDelay, capacityChecked: o.CapacityChecked,
 
 		nominations: newNominations(),
 	}

@@ -3,6 +3,7 @@ package ledger
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"reflect"
 	"slices"
@@ -138,8 +139,8 @@ func (w *world) check() {
 				w.t.Fatalf("holding %+v: its parts are %d units", h.Holding, sum)
 			}
 			_, waits := w.pending[h]
-			if waits == h.observed || waits && h.binds < 1 {
-				w.t.Fatalf("holding %+v: pending %t, observed %t, binds %d", h.Holding, waits, h.observed, h.binds)
+			if waits == h.observed() || waits && (h.binds == 0) != h.expects() {
+				w.t.Fatalf("holding %+v: pending %t, %+v", h.Holding, waits, h.reservation)
 			}
 			if waits {
 				pending++
@@ -187,6 +188,18 @@ func (w *world) checkBook(res accel.Resource, b *book) {
 	w.t.Helper()
 	if len(b.numbers)+len(b.free) != b.size() || len(b.numbers) == 0 {
 		w.t.Fatalf("%s: %d nodes and %d free numbers of %d", res, len(b.numbers), len(b.free), b.size())
+	}
+	priorities := map[int32]int{}
+	for _, n := range b.nodes {
+		if n == nil {
+			continue
+		}
+		for _, h := range n.pods {
+			priorities[h.Priority]++
+		}
+	}
+	if !maps.Equal(priorities, b.priorities) {
+		w.t.Fatalf("%s: pods by priority %v, recounted %v", res, b.priorities, priorities)
 	}
 	for number, n := range b.nodes {
 		if n == nil {

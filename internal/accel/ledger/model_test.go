@@ -36,6 +36,8 @@ type model struct {
 type modelPod struct {
 	Holding
 	observed bool
+	// expected is true until a bind takes over what Expect reserved.
+	expected bool
 	deadline time.Time
 	binds    int
 }
@@ -149,7 +151,7 @@ func (m *model) observe(o Holding) {
 	if p.Node == o.Node && (device == "" || p.Confirmed && !confirmed) {
 		device, more, confirmed = p.Device, p.More, p.Confirmed
 	}
-	p.Holding, p.observed = o, true
+	p.Holding, p.observed, p.expected = o, true, false
 	p.Device, p.More, p.Confirmed = device, more, confirmed && device != ""
 }
 
@@ -307,18 +309,13 @@ func (m *model) reserve(uid, node string, req *accel.Request) (*modelPod, modelC
 		return nil, modelChoice{}, ErrIndivisible
 	}
 	p := m.find(uid, req.Resource)
-	in, known := m.shares(node, req.Resource)
+	_, known := m.shares(node, req.Resource)
+	if p != nil && p.expected && !m.keeps(p, node, req) {
+		m.remove(func(q *modelPod) bool { return q == p })
+		p = nil
+	}
 	if p != nil {
-		located, serves := true, p.Units == need && len(p.devices()) == devices
-		for _, d := range p.devices() {
-			at := slices.IndexFunc(in.Shares, func(s accel.Share) bool { return s.ID == d })
-			if at < 0 {
-				located, serves = false, false
-				continue
-			}
-			s := &in.Shares[at]
-			serves = serves && !s.Health.Unhealthy && req.Selection.Allows(s.ID, s.Model)
-		}
+		located, serves := m.serves(p, req)
 		switch {
 		case p.Node != node, p.observed && !located:
 			return nil, modelChoice{}, ErrHeldElsewhere
@@ -326,6 +323,7 @@ func (m *model) reserve(uid, node string, req *accel.Request) (*modelPod, modelC
 			return p, modelChoice{}, nil
 		case serves:
 			p.binds++
+			p.expected = false
 			p.deadline = m.clock.Add(m.ttl)
 			return p, modelChoice{}, nil
 		}
@@ -351,6 +349,64 @@ func (m *model) reserve(uid, node string, req *accel.Request) (*modelPod, modelC
 	return p, modelChoice{}, nil
 }
 
+// serves reports whether all devices of a pod are known on its node, and whether they
+// are what the request needs.
+func (m *model) serves(p *modelPod, req *accel.Request) (located, serves bool) {
+	in, _ := m.shares(p.Node, p.Resource)
+	located, serves = true, p.Units == req.Peak() && len(p.devices()) == max(req.Devices, 1)
+	for _, d := range p.devices() {
+		at := slices.IndexFunc(in.Shares, func(s accel.Share) bool { return s.ID == d })
+		if at < 0 {
+			return false, false
+		}
+		s := &in.Shares[at]
+		serves = serves && !s.Health.Unhealthy && req.Selection.Allows(s.ID, s.Model)
+	}
+	return located, serves
+}
+
+// keeps reports whether what is expected of a pod is still there for it.
+func (m *model) keeps(p *modelPod, node string, req *accel.Request) bool {
+	if _, serves := m.serves(p, req); p.Node != node || !serves {
+		return false
+	}
+	in, _ := m.shares(node, p.Resource)
+	for _, s := range in.Shares {
+		if slices.Contains(p.devices(), s.ID) && m.used(node, p.Resource, s.ID, nil) > s.Units {
+			return false
+		}
+	}
+	return true
+}
+
+func (m *model) expect(uid, node string, req *accel.Request) bool {
+	if n := accel.Units(max(req.Devices, 1)); req.Peak() <= 0 || req.Peak()%n != 0 {
+		return false
+	}
+	p := m.find(uid, req.Resource)
+	if p != nil && !p.expected {
+		return p.Node == node
+	}
+	if p != nil && !m.keeps(p, node, req) {
+		m.remove(func(q *modelPod) bool { return q == p })
+		p = nil
+	}
+	if p == nil {
+		c := m.choose(node, req, nil, uid)
+		if c.code != accel.Fits {
+			return false
+		}
+		p = &modelPod{Holding: Holding{Pod: pod(uid), Node: node, Resource: req.Resource, Device: c.devices[0], Units: req.Peak()}}
+		if len(c.devices) > 1 {
+			p.More = c.devices[1:]
+		}
+		m.pods = append(m.pods, p)
+		m.charge(uid, node, req.CPU, req.Memory)
+	}
+	p.expected, p.deadline = true, m.clock.Add(modelBindDelay)
+	return true
+}
+
 func (m *model) undo(p *modelPod) {
 	if p.observed || !slices.Contains(m.pods, p) {
 		return
@@ -364,7 +420,12 @@ func (m *model) verdict(node string, req *accel.Request) Verdict {
 	if n := accel.Units(max(req.Devices, 1)); req.Peak() > 0 && req.Peak()%n != 0 {
 		return Verdict{Code: accel.Unservable, Rating: place.NoRating}
 	}
-	c := m.choose(node, req, nil, "")
+	p := m.find(req.Pod, req.Resource)
+	if p == nil || p.observed || p.Node != node {
+		c := m.choose(node, req, nil, "")
+		return Verdict{Code: c.code, Rating: c.rating}
+	}
+	c := m.choose(node, req, p, req.Pod)
 	return Verdict{Code: c.code, Rating: c.rating}
 }
 
@@ -433,11 +494,14 @@ var (
 	modelModels    = []string{"S60", "S90"}
 )
 
-const modelPods = 28
+const (
+	modelPods      = 28
+	modelBindDelay = 5 * time.Minute
+)
 
 func newDriver(t testing.TB, policy place.Policy, next func(int) int) *driver {
 	t.Helper()
-	w := newWorld(t, Options{Policy: policy, ReservationTTL: time.Minute})
+	w := newWorld(t, Options{Policy: policy, ReservationTTL: time.Minute, MaxBindDelay: modelBindDelay})
 	return &driver{
 		world: w, next: next, count: make(map[string]int),
 		m: &model{
@@ -480,7 +544,7 @@ func (d *driver) step() {
 	res := modelResources[d.next(4)/3]
 	node := pickOf(d, modelNodes)
 	uid := fmt.Sprintf("p%02d", d.next(modelPods))
-	switch op := d.next(34); {
+	switch op := d.next(40); {
 	case op < 11:
 		d.reserve(uid, node, d.request(res))
 	case op < 16 && len(d.undos) > 0:
@@ -540,12 +604,58 @@ func (d *driver) step() {
 		cpu, memory := int64(d.next(20)), int64(d.next(12))
 		d.SetCapacity(node, cpu, memory)
 		d.m.limits[node] = [2]int64{cpu, memory}
+	case op == 33, op == 38:
+		if p := d.m.find(uid, res); p != nil && d.next(2) == 0 {
+			node = p.Node // what is asked again
+		}
+		req := d.request(res)
+		got, want := d.Expect(Expected{Pod: pod(uid), Request: req}, node), d.m.expect(uid, node, &req)
+		d.Unbound(uid, "", Attempt{})
+		if got != want {
+			d.t.Fatalf("Expect %+v on %s for %s = %t, model %t", req, node, uid, got, want)
+		}
+		if got {
+			d.count["expected"]++
+		}
+	case op == 34: // a bind of what is expected
+		if i := slices.IndexFunc(d.m.pods, func(p *modelPod) bool { return p.expected }); i >= 0 {
+			p := d.m.pods[i]
+			req := asks(p.Units)
+			req.Resource, req.Devices = p.Resource, len(p.devices())
+			d.reserve(p.Pod.UID, p.Node, req)
+			d.count["expected and reserved"]++
+		}
+	case op == 35:
+		uid = d.among(uid, func(p *modelPod) bool { return p.expected })
+		if d.Withdraw(uid) {
+			d.count["withdrawn"]++
+		}
+		d.m.remove(func(p *modelPod) bool { return p.Pod.UID == uid && p.expected })
+	case op == 36:
+		uid = d.among(uid, func(p *modelPod) bool { return !p.observed && !p.expected })
+		age := time.Duration(d.next(60)) * time.Second
+		released := d.Release(uid, age)
+		n := d.m.remove(func(p *modelPod) bool {
+			return p.Pod.UID == uid && !p.observed && !p.expected && d.clock.Sub(p.deadline.Add(-d.m.ttl)) >= age
+		})
+		if released != (n > 0) {
+			d.t.Fatalf("Release %s after %s = %t, model %d", uid, age, released, n)
+		}
+		d.count["released"] += n
 	default: // a pod that asks for no device
 		uid = "x" + uid
 		cpu, memory := int64(d.next(5)), int64(d.next(3))
 		d.Charge(uid, node, cpu, memory)
 		d.m.charge(uid, node, cpu, memory)
 	}
+}
+
+// among is the pod, or now and then one of those of that kind.
+func (d *driver) among(uid string, of func(*modelPod) bool) string {
+	if i := slices.IndexFunc(d.m.pods, of); i >= 0 && d.next(4) > 0 {
+		return d.m.pods[i].Pod.UID
+	}
+	return uid
 }
 
 func (d *driver) observe(o Holding) {
@@ -630,6 +740,9 @@ func (d *driver) setNode(node string) {
 // compareVerdicts asks both for one request on all nodes.
 func (d *driver) compareVerdicts() {
 	req := d.request(pickOf(d, modelResources))
+	if d.next(2) == 0 {
+		req.Pod = fmt.Sprintf("p%02d", d.next(modelPods))
+	}
 	var out [5]Verdict
 	d.Check(req, modelNodes, out[:])
 	for i, node := range modelNodes {
@@ -678,7 +791,7 @@ func TestModel(t *testing.T) {
 			t.Logf("%d steps: %v", steps/2, d.count)
 			// A test in which nothing happens would pass as well.
 			for _, what := range []string{
-				"granted", "granted several", "refused", "undo", "confirmed", "forgotten", "expired",
+				"granted", "granted several", "refused", "undo", "confirmed", "forgotten", "expired", "expected", "expected and reserved", "withdrawn", "released",
 				"fits", "node unknown", "no device fits", "larger than device", "too few devices", "not selected", "no capacity", "unservable",
 			} {
 				if d.count[what] < steps/1000 {

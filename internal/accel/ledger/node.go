@@ -192,6 +192,7 @@ func (n *node) find(id accel.DeviceID) int {
 func (l *Ledger) put(n *node, h *holding) {
 	h.node, h.pos = n, len(n.pods)
 	n.pods = append(n.pods, h)
+	n.book.count(h.Priority, 1)
 	h.locate()
 	l.take(h, 1)
 }
@@ -200,6 +201,7 @@ func (l *Ledger) put(n *node, h *holding) {
 func (l *Ledger) takeOff(h *holding) {
 	n := h.node
 	l.take(h, -1)
+	n.book.count(h.Priority, -1)
 	last := len(n.pods) - 1
 	n.pods[h.pos] = n.pods[last]
 	n.pods[h.pos].pos = h.pos
@@ -226,11 +228,14 @@ func (l *Ledger) take(h *holding, times accel.Units) {
 }
 
 // summarize derives from the slots what Check reads.
-func (n *node) summarize() {
-	n.largestFree = 0
-	for i := range n.slots {
-		if s := &n.slots[i]; !s.Unhealthy {
-			n.largestFree = max(n.largestFree, s.Free)
+func (n *node) summarize() { n.largestFree = freest(n.slots) }
+
+// freest is the most free units of any healthy slot, at least 0.
+func freest(slots []place.Slot) (free accel.Units) {
+	for i := range slots {
+		if s := &slots[i]; !s.Unhealthy {
+			free = max(free, s.Free)
 		}
 	}
+	return free
 }

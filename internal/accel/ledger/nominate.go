@@ -13,6 +13,7 @@ import (
 // that is not seen nominated. kube-scheduler writes the nomination in the same
 // moment in which it has the victims deleted, so this is only for the watch to
 // bring it; a node that kube-scheduler did not choose is free again after it.
+// It is also how long the bind of a pod is expected that the watch has not shown.
 const planTTL = 5 * time.Second
 
 // A nomination keeps room on a node for a pod that is not bound: nobody of lower
@@ -113,34 +114,6 @@ func (l *Ledger) Nominate(podUID, node string, req accel.Request) {
 	l.nominations.add(&nomination{pod: podUID, node: node, request: req, priority: req.Priority, devices: devices})
 }
 
-// Expect keeps room for a pod on a node for a moment, because kube-scheduler was told
-// of no other node for it, and asks about the next pods before it binds this one. The
-// room is kept as that of a pod that was nominated, see Nominate, until Reserve takes it.
-func (l *Ledger) Expect(podUID, node string, req accel.Request) {
-	if podUID == "" || req.Peak() <= 0 {
-		return
-	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	until := l.now().Add(planTTL)
-	for _, n := range l.nominations.pods[podUID] {
-		if n.node == node && n.request.Resource == req.Resource {
-			if !n.until.IsZero() {
-				n.until = until
-			}
-			return
-		}
-	}
-	l.nominations.add(&nomination{pod: podUID, node: node, request: req, priority: req.Priority, until: until})
-}
-
-// fulfil ends what was expected of a pod, which has its room now. What is kept costs
-// each question about other pods more than what is held, and binds take a while.
-// l.mu is held.
-func (l *Ledger) fulfil(podUID string) {
-	l.nominations.drop(podUID, func(n *nomination) bool { return !n.until.IsZero() && n.devices == nil })
-}
-
 // plan keeps room for a pod for a moment, see planTTL. l.mu is held.
 func (l *Ledger) plan(podUID, node string, req accel.Request, devices []accel.DeviceID) {
 	if podUID == "" {
@@ -172,13 +145,19 @@ func (l *Ledger) Nominations() int {
 	return len(l.nominations.pods)
 }
 
-// slotsFor returns the node's slots as they are for a request: without the room
-// that is kept for others. Where there is none, they are the node's own, and must
-// not be changed. l.mu is held.
+// slotsFor returns the node's slots as they are for a request: without the capacity
+// that is kept for others, and with what is reserved for the pod itself, which does
+// not compete with its own reservation. Where there is neither, they are the node's
+// own, and must not be changed. l.mu is held.
 func (l *Ledger) slotsFor(n *node, req *accel.Request) []place.Slot {
+	slots := n.slots
+	if h := l.reserved(req.Pod, req.Resource); h != nil && h.node == n {
+		slots = slices.Clone(slots)
+		h.release(slots)
+	}
 	kept := l.nominations.nodes[req.Resource][n.host.name]
 	if len(kept) == 0 {
-		return n.slots
+		return slots
 	}
 	var own uint64
 	for _, k := range kept {
@@ -207,12 +186,12 @@ func (l *Ledger) slotsFor(n *node, req *accel.Request) []place.Slot {
 		counts = append(counts, k)
 	}
 	if len(counts) == 0 {
-		return n.slots
+		return slots
 	}
 	slices.SortFunc(counts, func(a, b *nomination) int {
 		return cmp.Or(cmp.Compare(b.priority, a.priority), cmp.Compare(a.seq, b.seq))
 	})
-	slots := slices.Clone(n.slots)
+	slots = slices.Clone(slots)
 	for _, k := range counts {
 		ask, policy, err := l.ask(k.request)
 		if err != nil {

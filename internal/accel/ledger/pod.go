@@ -39,7 +39,10 @@ type Holding struct {
 
 // SetDevices makes the holding one of these devices, of which it keeps a copy.
 func (h *Holding) SetDevices(ids []accel.DeviceID) {
-	h.Device, h.More = ids[0], slices.Clone(ids[1:])
+	h.Device, h.More = ids[0], nil
+	if len(ids) > 1 {
+		h.More = slices.Clone(ids[1:])
+	}
 }
 
 // holding is a Holding in the books.
@@ -54,16 +57,28 @@ type holding struct {
 	more []int
 	next *holding
 
-	// observed is false for a reservation.
-	observed bool
 	// at is the time of the grant that was handed out, zero for pods that were
 	// observed without a reservation here.
 	at time.Time
-	// deadline and binds are those of a reservation: when it expires, and how
-	// many calls of Reserve share it that were not undone.
-	deadline time.Time
-	binds    int
+	// reservation is nil for a pod that was observed.
+	*reservation
 }
+
+// reservation is what is known of a pod that was not observed yet.
+type reservation struct {
+	// since is when the latest call of Reserve or Expect was, and binds how many of
+	// Reserve share the reservation that were not undone.
+	since time.Time
+	binds int
+	// expected is not nil until a bind takes over what Expect reserved.
+	expected *expectation
+}
+
+// observed reports whether the API server has shown the pod bound.
+func (h *holding) observed() bool { return h.reservation == nil }
+
+// expects reports whether a bind has still to take over what Expect reserved.
+func (h *holding) expects() bool { return h.reservation != nil && h.expected != nil }
 
 // Observe books a pod that is bound and has not ended, as the API server shows
 // it. It is idempotent, confirms a reservation of the same pod, and moves the
@@ -88,7 +103,7 @@ func (l *Ledger) Observe(o Holding) {
 	case h == nil && o.Units <= 0:
 		return
 	case h == nil:
-		l.add(&holding{Holding: o, observed: true})
+		l.add(&holding{Holding: o})
 		l.setCharge(o.Pod.UID, o.Node, o.CPU, o.Memory)
 		return
 	case o.Units <= 0:
@@ -105,11 +120,13 @@ func (l *Ledger) Observe(o Holding) {
 	if o.Node != h.Node {
 		h.at = time.Time{} // it was the time of a grant on the other node
 	}
-	h.Holding = o
-	if !h.observed {
-		h.observed = true
-		delete(l.pending, h)
+	if !moved {
+		h.node.book.count(h.Priority, -1)
+		h.node.book.count(o.Priority, 1)
 	}
+	h.Holding = o
+	h.reservation = nil
+	delete(l.pending, h)
 	if moved {
 		l.put(l.node(o.Resource, o.Node), h)
 	}
@@ -148,7 +165,7 @@ func (l *Ledger) holding(podUID string, res accel.Resource) *holding {
 func (l *Ledger) add(h *holding) {
 	h.next = l.pods[h.Pod.UID]
 	l.pods[h.Pod.UID] = h
-	if !h.observed {
+	if !h.observed() {
 		l.pending[h] = struct{}{}
 	}
 	l.put(l.node(h.Resource, h.Node), h)

@@ -2,6 +2,7 @@ package ledger
 
 import (
 	"cmp"
+	"maps"
 	"slices"
 
 	"github.com/divvy-gpu/divvy/internal/accel"
@@ -14,7 +15,8 @@ import (
 type Proposal struct {
 	Node string
 	// Victims are UIDs of pods of lower priority than the pod's, in descending
-	// order of priority.
+	// order of priority. None means that the sum is enough as it is: newer versions of
+	// kube-scheduler propose such nodes as well.
 	Victims []string
 }
 
@@ -57,7 +59,7 @@ func (l *Ledger) Evict(req accel.Request, proposals []Proposal) []Eviction {
 	l.expirePlans(l.now())
 	for i, p := range proposals {
 		n := l.publishing(req.Resource, p.Node)
-		if n == nil || len(p.Victims) == 0 {
+		if n == nil {
 			continue
 		}
 		var devices []accel.DeviceID
@@ -100,7 +102,7 @@ func (l *Ledger) evict(n *node, req *accel.Request, ask *place.Ask, policy place
 	victims, room, ok := makeRoom(slots, ask, pods)
 	if !ok {
 		for _, h := range n.pods {
-			if h.observed && !h.Gone && h.Priority < req.Priority && !slices.Contains(proposed, h.Pod.UID) {
+			if h.observed() && !h.Gone && h.Priority < req.Priority && !slices.Contains(proposed, h.Pod.UID) {
 				pods = append(pods, h.occupant(false))
 			}
 		}
@@ -200,6 +202,18 @@ func (l *Ledger) MakesRoom(req accel.Request, node string) bool {
 	}
 	_, _, fits := policy.Choose(&place.Node{Slots: slots, CPU: place.Unlimited, Memory: place.Unlimited}, &ask, nil)
 	return fits
+}
+
+// LowestPriority is the least priority of any pod that holds some of the resource. It
+// is false where none does: then no pod can be evicted for another one.
+func (l *Ledger) LowestPriority(res accel.Resource) (lowest int32, some bool) {
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	b := l.books[res]
+	if b == nil || len(b.priorities) == 0 {
+		return 0, false
+	}
+	return slices.Min(slices.Collect(maps.Keys(b.priorities))), true
 }
 
 // publishing returns a node that publishes the resource, nil for any other.

@@ -218,6 +218,24 @@ func TestEvict(t *testing.T) {
 				return r
 			}(), proposed: []string{"x"}, want: "y +1",
 		},
+		"none is proposed, as the sum is enough, and no card is": {
+			cards: cards(16, 16), pods: []string{"x:8@a!5", "y:8@b!7"}, req: of("p", high, 12), want: "x +1",
+		},
+		"none is proposed, and two cards are asked for": {
+			cards: cards(16, 16, 16), pods: []string{"x:8@a!5", "y:8@b!7"}, req: several(of("p", high, 32), 2), want: "x +1",
+		},
+		"none is proposed, and a card has room": {
+			cards: cards(16, 16), pods: []string{"x:8@a"}, req: of("p", high, 12), want: "",
+		},
+		"none is proposed, and the containers of a pod are still to end": {
+			cards: cards(16, 16), pods: []string{"x:8@a~~", "y:8@b"}, req: of("p", high, 12), want: "",
+		},
+		"none is proposed, and no pod is of lower priority": {
+			cards: cards(16, 16), pods: []string{"x:8@a!100", "y:8@b!200"}, req: of("p", high, 12), want: "",
+		},
+		"none is proposed, and priorities are below zero": {
+			cards: cards(16, 16), pods: []string{"x:8@a!-10", "y:8@b!-20"}, req: of("p", -5, 12), want: "y +1",
+		},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -243,9 +261,6 @@ func TestEvict(t *testing.T) {
 			if got := w.victims(tc.req, tc.node, "x"); got != "" {
 				t.Errorf("%+v on %s: %q", tc.req, tc.node, got)
 			}
-		}
-		if got := w.victims(of("p", 1, 12), "n1"); got != "" {
-			t.Errorf("no victims proposed: %q", got)
 		}
 	})
 	t.Run("a pod that is bound in this moment is no other victim, but may be proposed", func(t *testing.T) {
@@ -611,5 +626,34 @@ func TestMakesRoom(t *testing.T) {
 		if got := w.MakesRoom(tc.req, tc.node); got != tc.want {
 			t.Errorf("priority %d, %d units on %s: %t", tc.req.Priority, tc.req.Peak(), tc.node, got)
 		}
+	}
+}
+
+func TestLowestPriority(t *testing.T) {
+	w := newWorld(t, Options{})
+	w.node("n1", cards(16))
+	w.node("n2", cards(16))
+	lowest := func(want int32, some bool) {
+		t.Helper()
+		if got, ok := w.LowestPriority(gcu); got != want || ok != some {
+			t.Errorf("%d, %t; want %d, %t", got, ok, want, some)
+		}
+	}
+	of := func(uid, node string, priority int32) {
+		w.Observe(Holding{Pod: pod(uid), Node: node, Resource: gcu, Units: 4, Device: "a", Priority: priority})
+	}
+	lowest(0, false)
+	of("a", "n1", 5)
+	of("b", "n2", -10)
+	lowest(-10, true)
+	of("b", "n1", -10) // moved
+	of("a", "n1", -20) // as told again
+	lowest(-20, true)
+	w.Forget("a")
+	lowest(-10, true)
+	w.Forget("b")
+	lowest(0, false)
+	if _, ok := w.LowestPriority("example.com/other"); ok {
+		t.Error("a resource that nobody holds")
 	}
 }

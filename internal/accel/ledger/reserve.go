@@ -37,17 +37,24 @@ func (l *Ledger) Reserve(pod accel.PodRef, created time.Time, nodeName string, r
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	h := l.holding(pod.UID, req.Resource)
+	if h != nil && h.expects() && !l.holds(h, nodeName, &ask) {
+		l.drop(h) // kube-scheduler chose otherwise, or the devices are not there any more
+		h = nil
+	}
 	if h != nil {
 		switch {
 		case h.Node != nodeName:
 			return refuse(fmt.Errorf("reserve on node %s for pod %s: %w: on node %s", nodeName, pod, ErrHeldElsewhere, h.Node))
-		case h.observed && !h.located():
+		case h.observed() && !h.located():
 			return refuse(fmt.Errorf("reserve on node %s for pod %s: %w: it is bound to the node, on a device that is not known", nodeName, pod, ErrHeldElsewhere))
-		case h.observed:
+		case h.observed():
 			return h.grant(), func() {}, nil
+		case h.expects():
+			h.expected = nil
+			return l.begin(h), l.undo(h), nil
 		case h.serves(&ask):
 			h.binds++
-			h.deadline = l.now().Add(l.ttl)
+			h.since = l.now()
 			return h.grant(), l.undo(h), nil
 		}
 	}
@@ -56,57 +63,77 @@ func (l *Ledger) Reserve(pod accel.PodRef, created time.Time, nodeName string, r
 	if n == nil || !n.known {
 		return refuse(fmt.Errorf("reserve %s on node %s for pod %s: %w", req.Resource, nodeName, pod, ErrNodeUnknown))
 	}
-	chosen, refusal := l.choose(n, h, pod.UID, &req, &ask, policy)
+	chosen, refusal := l.choose(n, &req, &ask, policy)
 	if refusal != nil {
 		return refuse(refusal)
 	}
-	first := n.slots[chosen[0]].ID
-	var more []accel.DeviceID
-	for _, at := range chosen[1:] {
-		more = append(more, n.slots[at].ID)
-	}
-
-	now := l.now()
 	if h == nil {
-		h = &holding{Holding: Holding{
-			Pod: pod, Node: nodeName, Resource: req.Resource, Units: need, Device: first, More: more, Created: created, Priority: req.Priority,
-		}}
-		l.add(h)
+		h = l.hold(pod, created, n, chosen, &req)
 	} else {
 		l.takeOff(h)
-		h.Device, h.More, h.Units = first, more, need
+		h.Units = need
+		h.SetDevices(names(n.slots, chosen))
 		l.put(n, h)
+		l.setCharge(pod.UID, nodeName, req.CPU, req.Memory)
 	}
-	l.fulfil(pod.UID)
-	l.setCharge(pod.UID, nodeName, req.CPU, req.Memory)
-	h.at = l.stamp(now)
-	h.deadline = now.Add(l.ttl)
-	h.binds++
-	return h.grant(), l.undo(h), nil
+	return l.begin(h), l.undo(h), nil
 }
 
-// choose returns the slots of the node for a pod as if it had nothing yet: what
-// it has, the holding h if that is not nil and a charge, must not stand in the
-// way of the new choice. The error is a *accel.NoFitError.
-func (l *Ledger) choose(n *node, h *holding, podUID string, req *accel.Request, ask *place.Ask, policy place.Policy) ([]int, error) {
-	if h != nil {
-		l.take(h, -1)
-		defer l.take(h, 1)
-	}
-	if own, charged := l.charges[podUID]; charged {
-		l.setCharge(podUID, "", 0, 0)
-		defer l.setCharge(podUID, own.host.name, own.cpu, own.memory)
-	}
+// begin starts the first bind of a reservation, or one on other devices than before.
+// l.mu is held.
+func (l *Ledger) begin(h *holding) accel.Grant {
+	h.since = l.now()
+	h.at = l.stamp(h.since)
+	h.binds++
+	return h.grant()
+}
+
+// hold adds a reservation of these slots. l.mu is held.
+func (l *Ledger) hold(pod accel.PodRef, created time.Time, n *node, slots []int, req *accel.Request) *holding {
+	h := &holding{reservation: &reservation{}, Holding: Holding{
+		Pod: pod, Node: n.host.name, Resource: req.Resource, Units: req.Peak(), Created: created, Priority: req.Priority,
+	}}
+	h.SetDevices(names(n.slots, slots))
+	l.add(h)
+	l.setCharge(pod.UID, h.Node, req.CPU, req.Memory)
+	return h
+}
+
+// choose returns the slots of the node for a pod as if it had nothing reserved yet.
+// The error is a *accel.NoFitError.
+func (l *Ledger) choose(n *node, req *accel.Request, ask *place.Ask, policy place.Policy) ([]int, error) {
 	slots := l.slotsFor(n, req)
 	var view place.Node
-	l.view(&view, n, slots, ask)
+	l.view(&view, n, slots, ask, req.Pod)
 	chosen, _, ok := policy.Choose(&view, ask, nil)
 	if !ok {
 		return nil, &accel.NoFitError{
-			Node: n.host.name, Resource: req.Resource, Code: refusal(slots, ask), Devices: ask.Devices, Need: ask.Units, Largest: n.largestFree,
+			Node: n.host.name, Resource: req.Resource, Code: refusal(slots, ask), Devices: ask.Devices, Need: ask.Units, Largest: freest(slots),
 		}
 	}
 	return chosen, nil
+}
+
+// reserved returns what is reserved for a pod that was not observed, nil for nothing.
+func (l *Ledger) reserved(podUID string, res accel.Resource) *holding {
+	if podUID == "" {
+		return nil
+	}
+	if h := l.holding(podUID, res); h != nil && !h.observed() {
+		return h
+	}
+	return nil
+}
+
+// deadline is when a reservation ends.
+func (l *Ledger) deadline(h *holding) time.Time {
+	switch {
+	case h.expected == nil:
+		return h.since.Add(l.ttl)
+	case h.expected.seen:
+		return h.since.Add(l.bindDelay)
+	}
+	return h.since.Add(planTTL)
 }
 
 // serves reports whether a reservation still is what the ask needs.
@@ -124,16 +151,16 @@ func (h *holding) serves(a *place.Ask) bool {
 
 func refuse(err error) (accel.Grant, func(), error) { return accel.Grant{}, func() {}, err }
 
-// Expire drops the reservations that are older than the TTL and whose pods
-// were never observed, and returns how many. Its cost depends on the number of
-// reservations that wait, not on the pods in the books.
+// Expire drops the reservations whose pods were not observed in time, and what was
+// kept for pods for too long, and returns how many reservations. Its cost depends on
+// the number of those that wait, not on the pods in the books.
 func (l *Ledger) Expire() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	now, n := l.now(), 0
 	l.expirePlans(now)
 	for h := range l.pending {
-		if !now.Before(h.deadline) {
+		if !now.Before(l.deadline(h)) {
 			l.drop(h)
 			n++
 		}
@@ -141,7 +168,7 @@ func (l *Ledger) Expire() int {
 	return n
 }
 
-// Unseen returns up to limit pods whose reservation was made at least age ago
+// Unseen returns up to limit pods whose latest bind began at least age ago
 // and that were not observed since. A watch usually shows a pod bound within
 // milliseconds; one that was bound and deleted while the watch was away is never
 // shown. The order is not defined.
@@ -151,18 +178,45 @@ func (l *Ledger) Unseen(age time.Duration, limit int) []accel.PodRef {
 	before := l.now().Add(-age)
 	var out []accel.PodRef
 	for h := range l.pending {
-		if len(out) < limit && !h.at.After(before) {
+		if len(out) < limit && !h.expects() && !h.since.After(before) {
 			out = append(out, h.Pod)
 		}
 	}
 	return out
 }
 
-// Reservations counts the reservations whose pods were not observed yet.
-func (l *Ledger) Reservations() int {
+// Release drops the reservation of a pod that has no node, unless a bind of it began
+// less than age ago: a younger one may still be under way.
+func (l *Ledger) Release(podUID string, age time.Duration) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	before, released := l.now().Add(-age), false
+	for h := l.pods[podUID]; h != nil; {
+		next := h.next
+		if !h.observed() && !h.expects() && !h.since.After(before) {
+			l.drop(h)
+			released = true
+		}
+		h = next
+	}
+	if released {
+		l.freed.Add(1)
+	}
+	return released
+}
+
+// Reservations counts the reservations of binds whose pods were not observed yet.
+func (l *Ledger) Reservations() int { return l.countPending(false) }
+
+func (l *Ledger) countPending(expected bool) (n int) {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
-	return len(l.pending)
+	for h := range l.pending {
+		if h.expects() == expected {
+			n++
+		}
+	}
+	return n
 }
 
 // undo returns the function that gives back one call's part of a reservation.
@@ -171,7 +225,7 @@ func (l *Ledger) undo(h *holding) func() {
 	return func() {
 		l.mu.Lock()
 		defer l.mu.Unlock()
-		if done || h.node == nil || h.observed {
+		if done || h.node == nil || h.observed() {
 			return
 		}
 		done = true

@@ -7,6 +7,7 @@ import (
 	"math"
 	"net"
 	"net/http"
+	"sync"
 	"time"
 
 	"github.com/divvy-gpu/divvy/internal/extender"
@@ -37,6 +38,25 @@ func (p *program) newElection() (*lead.Lead, error) {
 		Duration: s.LeaderElectDuration,
 		CatchUp:  p.catchUp,
 	})
+}
+
+// elect takes part in the election until the program ends. Where it goes on answering
+// reviews for a while, the Lease is given up before, as soon as the last bind is done: it
+// begins no other.
+func (p *program) elect(ctx context.Context) error {
+	ctx, stop := context.WithCancel(ctx)
+	var waiting sync.WaitGroup
+	defer waiting.Wait()
+	defer stop()
+	waiting.Go(func() {
+		select {
+		case <-p.ending:
+			p.quiesce(ctx)
+			stop()
+		case <-ctx.Done():
+		}
+	})
+	return p.election.Run(ctx)
 }
 
 // catchUp returns nil when this replica may answer: its books have all that the

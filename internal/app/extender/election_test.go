@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/http"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -28,6 +29,8 @@ type replicated struct {
 	server *kubetest.Server
 	key    string
 	cut    [2]atomic.Bool // the API server is away for this replica
+	// binding, when set, is called before each bind.
+	binding func()
 }
 
 func newReplicated(t *testing.T, pods ...string) *replicated {
@@ -50,12 +53,15 @@ func newReplicated(t *testing.T, pods ...string) *replicated {
 }
 
 // start starts a replica, with TLS or without.
-func (w *replicated) start(n int, secured bool) *instance {
+func (w *replicated) start(n int, secured bool, change ...func(*Options)) *instance {
 	w.t.Helper()
 	w.t.Setenv("POD_NAME", fmt.Sprint("replica-", n))
 	w.t.Setenv("POD_IP", "127.0.0.1")
 	c, _ := clients(w.t)
-	before := func(clienttesting.Action) error {
+	before := func(action clienttesting.Action) error {
+		if w.binding != nil && action.Matches("create", "pods") && action.GetSubresource() == "binding" {
+			w.binding()
+		}
 		if w.cut[n].Load() {
 			return errors.New("the API server is away")
 		}
@@ -65,6 +71,9 @@ func (w *replicated) start(n int, secured bool) *instance {
 		o.GrantKeyFile, o.LeaderElect, o.LeaderElectNamespace, o.LeaderElectDuration = w.key, true, release, time.Second
 		if secured {
 			o.TLSListen, o.TLSNamespace = ":0", release
+		}
+		for _, f := range change {
+			f(o)
 		}
 	})
 }
@@ -170,8 +179,62 @@ func TestTwoReplicas(t *testing.T) {
 	if err := second.end(); err != nil {
 		t.Error(err)
 	}
+	third.leads()
 	if _, body := third.get(third.url + "/gcushare-scheduler/inspect/node-a"); !strings.Contains(body, `"usedGCU": 16`) {
 		t.Errorf("the third leader reports %s", body)
+	}
+}
+
+// A replica that answers reviews for a while after it was told to end gives the lead up
+// before: as soon as what it was doing is done, and not sooner.
+func TestLeadIsGivenUpBeforeReviewsEnd(t *testing.T) {
+	w := newReplicated(t, "p", "q")
+	arrived, goOn := make(chan struct{}), make(chan struct{})
+	var once sync.Once
+	w.binding = func() { once.Do(func() { close(arrived); <-goOn }) }
+	// As in mode dedicated: no other program than replicas asks over TLS.
+	reviewing := func(o *Options) {
+		o.ShutdownDelay, o.LeaderElectDuration, o.TLSConfigMap = 20*time.Second, 4*time.Second, ""
+	}
+	first := w.start(0, true, reviewing)
+	first.leads()
+	second := w.start(1, true, reviewing)
+	second.ready("")
+	// Until the replicas have each other's certificates, none of the other is believed.
+	for deadline := time.Now().Add(15 * time.Second); ; time.Sleep(50 * time.Millisecond) {
+		var filtered extenderv1.ExtenderFilterResult
+		second.post("filter", extenderv1.ExtenderArgs{Pod: pod("q"), NodeNames: &[]string{"node-a"}}, &filtered)
+		if filtered.Error == "" {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("the replicas do not reach each other: %s", filtered.Error)
+		}
+	}
+	bound := make(chan string, 1)
+	go func() { bound <- first.bind("p") }()
+	<-arrived
+	began := time.Now()
+	first.stop()
+	first.ready("it is stopping")
+	if _, body := second.get(second.metrics + "/metrics"); !strings.Contains(body, "\ndivvy_extender_leader 0\n") {
+		t.Error("the other replica leads while a bind is under way")
+	}
+	close(goOn)
+	second.leads()
+	if got := <-bound; got != "" {
+		t.Errorf("the bind that was under way: %q", got)
+	}
+	if got := second.bind("q"); got != "" || w.nodeOf("q") != "node-a" {
+		t.Errorf("a bind by the next leader: %q", got)
+	}
+	select {
+	case err := <-first.done:
+		t.Errorf("it has ended %s after it was told to: %v", time.Since(began), err)
+	default: // reviews are answered still
+	}
+	if _, body := second.get(second.url + "/gcushare-scheduler/inspect/node-a"); !strings.Contains(body, `"usedGCU": 8`) {
+		t.Errorf("the next leader reports %s", body)
 	}
 }
 

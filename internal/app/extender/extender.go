@@ -124,7 +124,11 @@ type program struct {
 	secured http.Handler
 	// election is nil where there is one replica.
 	election *lead.Lead
+	// quiesce waits until no bind is under way.
+	quiesce func(context.Context)
+	// stopping is true, and ending closed, as soon as the program is to end.
 	stopping atomic.Bool
+	ending   chan struct{}
 }
 
 func assemble(s settings, clients kube.Clients) (*program, error) {
@@ -132,10 +136,11 @@ func assemble(s settings, clients kube.Clients) (*program, error) {
 		settings: s,
 		clients:  clients,
 		keys:     kube.NewKeyring(s.GrantKeyFile),
+		ending:   make(chan struct{}),
 	}
 	counts := needsCapacity(s.policy)
 	p.ledger = ledger.New(ledger.Options{
-		Policy: s.policy, Policies: []place.Policy{s.prices}, ReservationTTL: s.ReservationTTL,
+		Policy: s.policy, Policies: []place.Policy{s.prices}, ReservationTTL: s.ReservationTTL, MaxBindDelay: s.MaxBindDelay,
 		// kube-scheduler has looked at CPU and memory when it asks.
 		CapacityChecked: counts,
 	})
@@ -188,7 +193,7 @@ func assemble(s settings, clients kube.Clients) (*program, error) {
 	if err != nil {
 		return nil, err
 	}
-	p.handler, p.wake, p.watchLeader = e.Handler(), e.WakeWaiting, e.WatchLeader
+	p.handler, p.wake, p.watchLeader, p.quiesce = e.Handler(), e.WakeWaiting, e.WatchLeader, e.Quiesce
 	p.registry, p.metrics = registry, serve.Metrics(registry)
 	if p.certs != nil {
 		if p.secured, err = p.withReviews(p.handler, registry); err != nil {
@@ -240,7 +245,7 @@ func (p *program) run(ctx context.Context, open listeners) error {
 			{Listener: cork.Listener(open.plain), HTTP: serve.NewServer(p.handler)},
 			{Listener: open.metrics, HTTP: serve.NewServer(p.metrics)},
 		},
-		Stopping: func() { p.stopping.Store(true) },
+		Stopping: func() { p.stopping.Store(true); close(p.ending) },
 		Delay:    p.settings.ShutdownDelay,
 		Drain:    shutdownTimeout,
 	}
@@ -249,7 +254,7 @@ func (p *program) run(ctx context.Context, open listeners) error {
 		program.Servers = append(program.Servers, serve.Server{Listener: cork.Listener(open.tls), HTTP: secure(p.secured, p.certs)})
 	}
 	if p.election != nil {
-		program.Parts = append(program.Parts, p.election.Run)
+		program.Parts = append(program.Parts, p.elect)
 	}
 	return program.Run(ctx)
 }
@@ -280,7 +285,8 @@ func (p *program) expire(ctx context.Context) {
 
 // verify asks the API server about pods that were bound and that the watch has
 // not shown since: a pod that was deleted while the watch was away, as it is
-// when the API server restarts, is in no list and no event.
+// when the API server restarts, is in no list and no event, and neither is one whose
+// bind came to nothing.
 func (p *program) verify(ctx context.Context) {
 	for _, ref := range p.ledger.Unseen(unseenFor, verifyAtOnce) {
 		lookup, cancel := context.WithTimeout(ctx, time.Second)
@@ -292,6 +298,8 @@ func (p *program) verify(ctx context.Context) {
 			klog.FromContext(ctx).Info("Dropped the reservation of a pod that is gone", "pod", ref.String())
 		case err != nil:
 			return // the API server is away: nothing is known, and nothing is bound meanwhile
+		case pod.Node == "" && p.ledger.Release(ref.UID, unfinished+time.Second): // as old when it was read
+			klog.FromContext(ctx).Info("Dropped the reservation of a pod that was not bound", "pod", ref.String())
 		}
 	}
 }

@@ -30,6 +30,7 @@ var (
 	readyDesc         = metrics.ExtenderReady.Desc()
 	leaderDesc        = metrics.ExtenderLeader.Desc()
 	reservationsDesc  = metrics.ExtenderReservations.Desc()
+	expectedDesc      = metrics.ExtenderExpected.Desc()
 	nodeUnitsDesc     = metrics.ExtenderNodeUnits.Desc()
 	nodeUsedDesc      = metrics.ExtenderNodeUnitsUsed.Desc()
 	unitBytesDesc     = metrics.ExtenderNodeUnitBytes.Desc()
@@ -55,7 +56,7 @@ func (c termsCollector) Collect(ch chan<- prometheus.Metric) {
 // Describe implements prometheus.Collector.
 func (booksCollector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
-		nodesDesc, podsDesc, readyDesc, leaderDesc, reservationsDesc, nodeUnitsDesc, nodeUsedDesc, unitBytesDesc, namespaceUsedDesc,
+		nodesDesc, podsDesc, readyDesc, leaderDesc, reservationsDesc, expectedDesc, nodeUnitsDesc, nodeUsedDesc, unitBytesDesc, namespaceUsedDesc,
 		deviceUnitsDesc, deviceUsedDesc, deviceFreeDesc,
 	} {
 		ch <- d
@@ -76,6 +77,7 @@ func (c booksCollector) Collect(ch chan<- prometheus.Metric) {
 	gauge(readyDesc, metrics.Bool(c.ready()))
 	gauge(leaderDesc, metrics.Bool(c.leading()))
 	gauge(reservationsDesc, float64(c.ledger.Reservations()))
+	gauge(expectedDesc, float64(c.ledger.Expected()))
 	for _, resource := range c.resources {
 		for _, node := range c.ledger.Nodes(resource) {
 			c.node(gauge, string(resource), &node)

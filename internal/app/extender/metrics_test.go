@@ -90,7 +90,7 @@ func TestUnitsAreThoseOfTheBooks(t *testing.T) {
 			}
 			want := map[string]float64{
 				"books_nodes good": 2, "books_nodes broken": 1, "books_pods waiting": 0, "books_pods granted": 0, "books_pods ungranted": 0,
-				"ready": 0, "leader": 1, "reservations": 0, "node_units": 320, "node_units_used": 62, "node_unit_bytes": 107374182.4,
+				"ready": 0, "leader": 1, "reservations": 0, "expected_pods": 0, "node_units": 320, "node_units_used": 62, "node_unit_bytes": 107374182.4,
 				"namespace_units_used x": 47, "namespace_units_used y": 10, "namespace_units_used z": 5,
 			}
 			if devices {

@@ -26,6 +26,13 @@ import (
 // became of it, so that no reservation expires under a bind that is under way.
 const minReservationTTL = 15 * time.Second
 
+// Bounds of MaxBindDelay: kube-scheduler may be that slow by itself, and none waits
+// that long.
+const (
+	minBindDelay = 5 * time.Second
+	maxBindDelay = 24 * time.Hour
+)
+
 // maxOverlap is a tenth of a CA's life.
 const maxOverlap = certs.DefaultCALifetime / 10
 
@@ -79,6 +86,8 @@ type Options struct {
 	// ReservationTTL is how long a reservation waits for its pod to be seen
 	// bound.
 	ReservationTTL time.Duration
+	// MaxBindDelay is how long what filter promised a pod stays reserved for its bind.
+	MaxBindDelay time.Duration
 	// ShutdownDelay is how long reviews are still answered after the program was
 	// told to end.
 	ShutdownDelay time.Duration
@@ -114,6 +123,7 @@ func DefaultOptions() Options {
 		Resources:        []string{"enflame.com/gcu-memory"},
 		NodeLabel:        "enflame.com/gcushare=true",
 		ReservationTTL:   ledger.DefaultReservationTTL,
+		MaxBindDelay:     ledger.DefaultMaxBindDelay,
 		Log:              flags.DefaultLog(),
 		LeaderElectName:  "divvy-extender",
 
@@ -145,6 +155,7 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	fs.StringSliceVar(&o.Resources, "resources", o.Resources, "extended resources that are managed; inspect shows enflame.com/gcu-memory, or else the first")
 	fs.StringVar(&o.NodeLabel, "node-label", o.NodeLabel, "label, as key=value, that a node needs to get shared pods; of several, joined by commas, any is enough; empty for none")
 	fs.DurationVar(&o.ReservationTTL, "reservation-ttl", o.ReservationTTL, "how long a device stays reserved for a pod that is not seen bound")
+	fs.DurationVar(&o.MaxBindDelay, "max-bind-delay", o.MaxBindDelay, "how long capacity stays reserved for a pod for which filter named one node and whose bind does not come, such as while kube-scheduler waits for a volume")
 	fs.DurationVar(&o.ShutdownDelay, "shutdown-delay", o.ShutdownDelay, "how long reviews are still answered after the program was told to end, until the API server sends none")
 	o.Log.AddFlags(fs)
 	fs.BoolVar(&o.LeaderElect, "leader-elect", o.LeaderElect, "take part in an election by a Lease, for more than one replica; of several the one that leads answers, and the others hand requests on to it")
@@ -231,6 +242,9 @@ func (o Options) settings() (settings, error) {
 	}
 	if o.ReservationTTL < minReservationTTL {
 		check("reservation-ttl", fmt.Errorf("%s: must be at least %s", o.ReservationTTL, minReservationTTL))
+	}
+	if o.MaxBindDelay < minBindDelay || o.MaxBindDelay > maxBindDelay {
+		check("max-bind-delay", fmt.Errorf("%s: must be from %s to %s", o.MaxBindDelay, minBindDelay, maxBindDelay))
 	}
 	if o.ShutdownDelay < 0 {
 		check("shutdown-delay", fmt.Errorf("%s: must not be negative", o.ShutdownDelay))

@@ -15,6 +15,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	extenderv1 "k8s.io/kube-scheduler/extender/v1"
 
 	"github.com/divvy-gpu/divvy/internal/accel"
@@ -256,11 +257,22 @@ func (i *instance) shows(want string) {
 }
 
 // The whole program, twice: it is ready when it has prices, answers by them, and
-// both replicas have learned from every pod once, so that one goes on where the
+// both replicas have learned from every pod on a node once, so that one goes on where the
 // other ends.
 func TestFragmentationOverHTTP(t *testing.T) {
-	w := newReplicated(t, "p", "q")
+	w := newReplicated(t, "waits")
 	client := w.server.Client(nil).CoreV1()
+	// placed is a pod on a node that publishes nothing.
+	placed := func(name string) *v1.Pod {
+		p := pod(name)
+		p.UID, p.Spec.NodeName = types.UID("uid-"+name), "elsewhere"
+		return p
+	}
+	for _, name := range []string{"p", "q"} {
+		if _, err := client.Pods("team").Create(t.Context(), placed(name), metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
 	for name, units := range map[string]accel.Units{"node-a": 14, "node-b": 16, "node-c": 16, "node-d": 16} {
 		text, err := wire.EncodeInventory([]accel.Inventory{{Resource: gcu, Unit: "1", Shares: []accel.Share{{Units: units, Device: accel.Device{ID: accel.DeviceID(name), NUMANode: accel.NoNUMA}}}}})
 		if err != nil {
@@ -305,9 +317,7 @@ func TestFragmentationOverHTTP(t *testing.T) {
 
 	second := w.withPolicy(1)
 	second.shows(seen + "2")
-	p := pod("r")
-	p.UID = "uid-r"
-	for _, one := range []*v1.Pod{p, beside} {
+	for _, one := range []*v1.Pod{placed("r"), beside} {
 		if _, err := client.Pods("team").Create(t.Context(), one, metav1.CreateOptions{}); err != nil {
 			t.Fatal(err)
 		}

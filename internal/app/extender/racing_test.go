@@ -22,6 +22,7 @@ import (
 	"time"
 
 	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -219,7 +220,7 @@ func (w *racing) start(n int) *racer {
 	s := w.settings
 	s.pod, s.address = fmt.Sprint("replica-", n), fmt.Sprint("replica-", n, ":1")
 	p := &program{settings: s, clients: kube.Clients{Kubernetes: client, Metadata: w.metadata}, keys: w.keys}
-	p.ledger = ledger.New(ledger.Options{Policy: s.policy, ReservationTTL: s.ReservationTTL})
+	p.ledger = ledger.New(ledger.Options{Policy: s.policy, ReservationTTL: s.ReservationTTL, MaxBindDelay: s.MaxBindDelay})
 	p.binder = kube.NewBinder(client, s.resources, false)
 	p.books = kube.NewBooks(kube.BooksConfig{Ledger: p.ledger, Grants: p.keys, Resources: s.resources, NodeLabels: s.labels})
 	var err error
@@ -423,16 +424,27 @@ func (r *racer) bind(pod *v1.Pod, node string) error {
 }
 
 // schedule asks either replica for nodes and has the pod bound: mostly by one of
-// them, now and then by both at once, on one node or on two.
+// them, now and then by both at once, on one node or on two. Now and then it ends in
+// between.
 func (w *racing) schedule(pod *v1.Pod) {
 	nodes, err := w.replica(w.pick(2)).fits(pod)
 	if err != nil {
 		w.did("filter failed")
+		w.gaveUp(pod, err.Error())
 		return
 	}
 	if len(nodes) == 0 {
 		w.did("fits nowhere")
+		w.gaveUp(pod, "it fits nowhere")
 		return
+	}
+	switch w.pick(12) {
+	case 0:
+		w.did("scheduler ended")
+		return
+	case 1: // it waits for a volume
+		w.did("bound late")
+		time.Sleep(time.Duration(w.pick(20_000)) * time.Millisecond)
 	}
 	var racers sync.WaitGroup
 	for range 1 + w.pick(4)/3 {
@@ -443,10 +455,24 @@ func (w *racing) schedule(pod *v1.Pod) {
 				if strings.Contains(err.Error(), "no device has enough free units") {
 					w.did("another was faster")
 				}
+				w.gaveUp(pod, err.Error())
 			}
 		})
 	}
 	racers.Wait()
+}
+
+// gaveUp says on the pod why an attempt has failed, which may be what was said before.
+func (w *racing) gaveUp(pod *v1.Pod, why string) {
+	pods := w.server.Client(nil).CoreV1().Pods("team")
+	now, err := pods.Get(w.t.Context(), pod.Name, metav1.GetOptions{})
+	if err == nil && now.UID == pod.UID && now.Spec.NodeName == "" {
+		now.Status.Conditions = []v1.PodCondition{{Type: v1.PodScheduled, Status: v1.ConditionFalse, Reason: "SchedulerError", Message: why}}
+		_, err = pods.UpdateStatus(w.t.Context(), now, metav1.UpdateOptions{})
+	}
+	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
+		w.fault("the condition of pod %s: %v", pod.Name, err)
+	}
 }
 
 // create makes a pod that asks for up to three devices, now and then for some only.
@@ -573,10 +599,10 @@ func (w *racing) step() {
 		w.did("deleted")
 	case op < 83:
 		w.change()
-	case op < 87: // a bind may take 4 s
-		r.set(func() { r.late = time.Duration(w.pick(3900)) * time.Millisecond })
-	case op < 92: // the next leader leads after 3 to 4.8 s
-		r.set(func() { r.lag = time.Duration(w.pick(7000)) * time.Millisecond })
+	case op < 87: // a bind may take 9 s
+		r.set(func() { r.late = time.Duration(w.pick(8900)) * time.Millisecond })
+	case op < 92: // the next leader leads after 3 to 6 s
+		r.set(func() { r.lag = time.Duration(w.pick(8000)) * time.Millisecond })
 	case op < 94:
 		r.set(func() { r.loses = !r.loses })
 	case op == 94 && w.pick(4) == 0:
@@ -595,7 +621,7 @@ func (r *racer) steady() {
 
 // end ends a replica, in order or as one that is killed.
 func (w *racing) end(r *racer, inOrder bool) {
-	r.back = time.Now().Add(time.Duration(1000+w.pick(6000)) * time.Millisecond)
+	r.back = time.Now().Add(time.Duration(1000+w.pick(8000)) * time.Millisecond)
 	if !inOrder {
 		w.did("killed")
 		r.set(func() { r.alive, r.ended = false, true }) // it can tell nobody
@@ -650,7 +676,7 @@ func (w *racing) calm() {
 	for _, r := range w.replicas {
 		w.startAnew(r)
 	}
-	time.Sleep(2 * w.settings.ReservationTTL) // longer than any reservation that came to nothing
+	time.Sleep(2 * max(w.settings.ReservationTTL, w.settings.MaxBindDelay)) // longer than any reservation that came to nothing
 	leaders := 0
 	for _, r := range w.replicas {
 		if r.program.election.Leading() {
@@ -741,8 +767,8 @@ func (w *racing) compare() {
 		if !reflect.DeepEqual(got, want) {
 			w.t.Fatalf("books of replica %d\n got %v\nwant %v", n, got, want)
 		}
-		if left := r.program.ledger.Reservations(); left != 0 {
-			w.t.Fatalf("replica %d has %d reservations that nobody waits for", n, left)
+		if left, expected := r.program.ledger.Reservations(), r.program.ledger.Expected(); left+expected != 0 {
+			w.t.Fatalf("replica %d has %d reservations that nobody waits for, and expects %d binds", n, left, expected)
 		}
 	}
 }
@@ -774,9 +800,9 @@ func TestRacingReplicas(t *testing.T) {
 				// A test in which nothing happens would pass as well.
 				for _, what := range []string{
 					"bound", "bound on several", "forwarded", "deleted", "node changed", "killed", "ended in order", "timed out", "answer lost",
-					"bind failed", "filter failed", "fits nowhere",
+					"bind failed", "filter failed", "fits nowhere", "scheduler ended", "bound late",
 				} {
-					if w.count[what] < steps/1000 {
+					if w.count[what] < steps/2000 {
 						t.Errorf("%q happened %d times only", what, w.count[what])
 					}
 				}
@@ -806,7 +832,8 @@ func newRacing(t *testing.T, key string, seed uint64) *racing {
 	}
 	w.metadata = metadatafake.NewSimpleMetadataClient(scheme)
 	o := DefaultOptions()
-	o.GrantKeyFile, o.TLSListen = key, ""
+	// With a short Lease more happens in as many steps.
+	o.GrantKeyFile, o.TLSListen, o.LeaderElectDuration = key, "", 3*time.Second
 	if w.settings, err = o.settings(); err != nil {
 		t.Fatal(err)
 	}

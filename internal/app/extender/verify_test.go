@@ -61,3 +61,42 @@ func TestVerifyDropsReservationsOfPodsThatWereNeverShown(t *testing.T) {
 		t.Errorf("afterwards %d units are held, want the 4 of the pod that lives", got)
 	}
 }
+
+// A bind whose outcome stayed unknown, and that came to nothing, reserves its device for
+// no longer than it may be under way.
+func TestVerifyDropsReservationsOfPodsThatWereNotBound(t *testing.T) {
+	const memory accel.Resource = "enflame.com/gcu-memory"
+	now := time.Unix(1000, 0)
+	client := fake.NewClientset(
+		&v1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "unbound", UID: "uid-unbound"}},
+		&v1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "bound", UID: "uid-bound"}, Spec: v1.PodSpec{NodeName: "node"}}, // not seen yet
+	)
+	books := ledger.New(ledger.Options{Now: func() time.Time { return now }})
+	books.SetNode("node", []accel.Inventory{{Resource: memory, Shares: []accel.Share{{Device: accel.Device{ID: "a"}, Units: 16}}}})
+	p := &program{ledger: books, binder: kube.NewBinder(client, []accel.Resource{memory}, false)}
+	bind := func(name string) {
+		t.Helper()
+		_, _, err := books.Reserve(accel.PodRef{UID: "uid-" + name, Namespace: "ns", Name: name}, now, "node", accel.Request{
+			Resource: memory, Containers: []accel.ContainerRequest{{Name: "c", Kind: accel.AppContainer, Units: 4}},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	used := func(want accel.Units, when string) {
+		t.Helper()
+		p.verify(t.Context())
+		if n, _ := books.Node(memory, "node"); n.Used != want {
+			t.Errorf("%s %d units are held, want %d", when, n.Used, want)
+		}
+	}
+	bind("unbound")
+	bind("bound")
+	now = now.Add(unfinished)
+	used(8, "while the bind may be under way")
+	bind("unbound")
+	now = now.Add(time.Second)
+	used(8, "while a second one may be under way")
+	now = now.Add(unfinished)
+	used(4, "afterwards")
+}

@@ -207,6 +207,13 @@ func (b *binds) note(pod *corev1.Pod) {
 	}
 }
 
+// count is how many pods were seen bound.
+func (b *binds) count() int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return len(b.times)
+}
+
 // summary returns the longest time between two binds, and what was placed twice.
 func (b *binds) summary() (longest time.Duration, changed []string) {
 	b.mu.Lock()

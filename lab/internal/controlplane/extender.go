@@ -120,6 +120,9 @@ func (e *Extender) Leads(ctx context.Context) (bool, error) {
 	return response.Header.Get(extender.LeaderHeader) != "", response.Body.Close()
 }
 
+// Plain is the URL under which the verbs are answered without TLS, on this machine.
+func (e *Extender) Plain() string { return e.plain + route }
+
 // GrantKey returns the path of the key that all extenders sign grants with. It makes
 // it the first time.
 func (c *ControlPlane) GrantKey() (string, error) {

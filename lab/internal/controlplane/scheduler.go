@@ -33,6 +33,8 @@ type SchedulerOptions struct {
 	// Settings are further fields of the configuration, such as
 	// percentageOfNodesToScore.
 	Settings map[string]any
+	// Args are further flags.
+	Args []string
 }
 
 // Scheduler is a kube-scheduler that runs.
@@ -72,14 +74,14 @@ func (c *ControlPlane) StartScheduler(ctx context.Context, version string, o Sch
 	if err != nil {
 		return nil, err
 	}
-	process, err := StartProcess(o.Name, path, c.path(o.Name+".log"), nil,
-		"--config="+file,
-		"--bind-address="+loopback,
+	process, err := StartProcess(o.Name, path, c.path(o.Name+".log"), nil, append([]string{
+		"--config=" + file,
+		"--bind-address=" + loopback,
 		fmt.Sprintf("--secure-port=%d", ports[0]),
-		"--cert-dir="+c.path(o.Name+"-certs"),
+		"--cert-dir=" + c.path(o.Name+"-certs"),
 		// Its metrics are read by this program, from this machine.
 		"--authorization-always-allow-paths=/healthz,/readyz,/livez,/metrics",
-	)
+	}, o.Args...)...)
 	if err != nil {
 		return nil, err
 	}
