@@ -17,6 +17,7 @@ import (
 	config "github.com/divvy-gpu/divvy/api/config/v1alpha1"
 	"github.com/divvy-gpu/divvy/internal/events"
 	"github.com/divvy-gpu/divvy/internal/kube"
+	"github.com/divvy-gpu/divvy/internal/limit"
 	"github.com/divvy-gpu/divvy/internal/metrics"
 	"github.com/divvy-gpu/divvy/internal/nodeagent"
 	"github.com/divvy-gpu/divvy/internal/nodeconfig"
@@ -54,6 +55,7 @@ type supervisor struct {
 	reloads *prometheus.CounterVec
 	library libraryMetrics
 	events  *events.Recorder
+	limits  *limit.Limiter
 	// stale is true while the configuration that was read last is not in use.
 	stale atomic.Bool
 
@@ -77,6 +79,7 @@ func newSupervisor(node string, client kubernetes.Interface, log logger) *superv
 	s := &supervisor{
 		node: node, client: client, log: log,
 		process: metrics.Registry(metrics.Node, nil),
+		limits:  limit.New(limit.Config{}),
 		reloads: metrics.NodeConfigReloads.NewCounters(),
 		library: newLibraryMetrics(),
 		events:  events.NewRecorder(context.Background(), client, events.Node, node),
@@ -94,7 +97,7 @@ func newSupervisor(node string, client kubernetes.Interface, log logger) *superv
 			Config: c, Node: node, Client: client, Keys: keys[c.GrantKeyFile], Backends: b, Registry: r, Events: s.events,
 		})
 	}
-	s.process.MustRegister(s.reloads, s.library.duration, s.library.hung, s.events,
+	s.process.MustRegister(s.limits, s.reloads, s.library.duration, s.library.hung, s.events,
 		metrics.NodeReady.NewGaugeFunc(nil, func() float64 { return metrics.Bool(s.Ready() == nil) }),
 		metrics.NodeConfigStale.NewGaugeFunc(nil, func() float64 { return metrics.Bool(s.stale.Load()) }))
 	for _, result := range []string{applied, rejected} {
@@ -133,7 +136,7 @@ func (s *supervisor) run(ctx context.Context, updates <-chan nodeconfig.Update) 
 	defer unlock()
 	s.events.Start()
 	defer s.events.Shutdown()
-	serve, stop, err := listen(ctx, c.Listen, s)
+	serve, stop, err := listen(ctx, c.Listen, s.limits, s)
 	if err != nil {
 		return err
 	}
