@@ -12,6 +12,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/divvy-gpu/divvy/internal/inspect"
+	"github.com/divvy-gpu/divvy/internal/limit"
 )
 
 // Election says which of several replicas answers. *lead.Lead is one.
@@ -44,6 +45,8 @@ const (
 	// maxHeld is how many requests may wait for a leader: kube-scheduler has one for
 	// each of its pods that is being bound, and one besides.
 	maxHeld = 1000
+	// maxHeldForOthers is the same for callers that may not bind.
+	maxHeldForOthers = 50
 )
 
 // errNoLeader is in the error of a request that no leader answered in time.
@@ -112,7 +115,11 @@ func (e *Extender) led(v verb, held chan struct{}, here http.Handler) http.Handl
 			return
 		}
 		defer done()
-		if err := e.follow(w, r, held, here, *body); err != nil {
+		places := held
+		if e.mayBind(r) != nil {
+			places = e.heldForOthers
+		}
+		if err := e.follow(w, r, places, here, *body); err != nil {
 			klog.FromContext(r.Context()).Error(err, "Answered with an error", "path", r.URL.Path)
 			e.metrics.forwarded.WithLabelValues("failed").Inc()
 			e.fail(w, v, http.StatusServiceUnavailable, err)
@@ -127,7 +134,7 @@ func (e *Extender) follow(w http.ResponseWriter, r *http.Request, held chan stru
 	case held <- struct{}{}:
 		defer func() { <-held }()
 	default:
-		return fmt.Errorf("%w: %d requests wait for one", errNoLeader, maxHeld)
+		return fmt.Errorf("%w: %d requests wait for one", errNoLeader, cap(held))
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), e.config.Hold)
 	defer cancel()
@@ -145,6 +152,9 @@ func (e *Extender) follow(w http.ResponseWriter, r *http.Request, held chan stru
 			if answered {
 				e.metrics.forwarded.WithLabelValues("leader").Inc()
 				return nil
+			}
+			if errors.Is(err, limit.ErrBusy) {
+				return err
 			}
 			last = fmt.Errorf("the leader at %s: %w", address, err)
 		}
@@ -185,6 +195,14 @@ func (e *Extender) ask(ctx context.Context, w http.ResponseWriter, r *http.Reque
 	}
 	// The first part is read before anything is written: most answers are whole then,
 	// and can be asked for again when the leader dies in the middle of one.
+	part := int64(keepBuffer)
+	if response.ContentLength >= 0 {
+		part = min(part, response.ContentLength)
+	}
+	if err := limit.Hold(ctx, part); err != nil {
+		return false, fmt.Errorf("the leader's answer needs %w", err)
+	}
+	defer limit.Drop(ctx, part)
 	first := getBuffer()
 	defer func() { putBuffer(first) }()
 	into := bytes.NewBuffer((*first)[:0])
