@@ -38,7 +38,7 @@ func (l *listener) Accept() (net.Conn, error) {
 			return nil, err
 		}
 		c := &conn{Conn: inner, limiter: l.limiter, port: l.port, address: addressOf(inner)}
-		if c.admit(l.secure) == nil {
+		if c.admit() == nil {
 			return c, nil
 		}
 		l.limiter.rejected.WithLabelValues(l.port, "connection").Inc()
@@ -74,6 +74,8 @@ type conn struct {
 
 	// The Limiter's lock guards what follows.
 	base *account
+	// used is true once something was asked.
+	used bool
 	// requests are under way.
 	requests int
 	// rejecting are requests that are being rejected.
@@ -83,12 +85,8 @@ type conn struct {
 }
 
 // admit counts the connection.
-func (c *conn) admit(secure bool) error {
+func (c *conn) admit() error {
 	l := c.limiter
-	bytes := int64(plainBytes)
-	if secure {
-		bytes += tlsBytes
-	}
 	c.hasReserve = l.hasReserve(c.address)
 	budget, key := &l.shared, any(c.address)
 	if c.hasReserve {
@@ -97,7 +95,7 @@ func (c *conn) admit(secure bool) error {
 		_ = tcp.SetReadBuffer(kernelBuffer)
 		_ = tcp.SetWriteBuffer(kernelBuffer)
 	}
-	base, err := l.open(budget, key, c, bytes)
+	base, err := l.open(budget, key, c, connBytes)
 	if err != nil {
 		return err
 	}

@@ -30,7 +30,7 @@ func (l *Limiter) Handler(next http.Handler) http.Handler {
 			next.ServeHTTP(w, r)
 			return
 		}
-		a, err := l.begin(c, requestBytes+headerBytes(r.Header))
+		a, err := l.begin(c, requestBytes+headerBytes(r.Header), r.ProtoMajor == 2)
 		if err != nil {
 			l.reject(w, c)
 			return
@@ -52,16 +52,30 @@ func headerBytes(h http.Header) (sum int64) {
 }
 
 // begin counts a request on the connection.
-func (l *Limiter) begin(c *conn, bytes int64) (*account, error) {
+func (l *Limiter) begin(c *conn, bytes int64, http2 bool) (*account, error) {
 	l.mu.Lock()
 	c.requests++ // it is not idle, whatever it closes
-	b, key := c.base.budget, c.base.holder.key
+	b, key, first := c.base.budget, c.base.holder.key, !c.used
+	c.used = true
 	l.mu.Unlock()
 	a, err := l.open(b, key, c, bytes)
-	if err != nil {
-		l.end(c, nil)
+	if err == nil && first {
+		more := int64(usedBytes)
+		if http2 {
+			more += http2Bytes
+		}
+		if err = l.grow(c.base, more); err != nil {
+			l.close(a)
+		}
 	}
-	return a, err
+	if err != nil {
+		l.mu.Lock()
+		c.used = c.used && !first
+		l.mu.Unlock()
+		l.end(c, nil)
+		return nil, err
+	}
+	return a, nil
 }
 
 // end is after begin. The account may be nil.

@@ -113,7 +113,7 @@ func hello(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "hello") }
 // However many connections one address has open without asking anything, others are
 // served, and so is it itself.
 func TestSlowConnectionsKeepNoOneOut(t *testing.T) {
-	s := serve(t, Config{Shared: 100 * plainBytes}, false, hello)
+	s := serve(t, Config{Shared: 100 * connBytes}, false, hello)
 	for range 500 {
 		_, _ = io.WriteString(s.dial("127.0.0.2"), "GET / HT")
 	}
@@ -132,7 +132,7 @@ func TestReserve(t *testing.T) {
 	mine := netip.MustParseAddr("127.0.0.9")
 	hold, release := make(chan struct{}, 100), make(chan struct{})
 	s := serve(t, Config{
-		Shared: 3 * (plainBytes + requestBytes), Reserved: 3 * (plainBytes + requestBytes), HasReserve: func(a netip.Addr) bool { return a == mine },
+		Shared: 3 * (connBytes + usedBytes + requestBytes), Reserved: 3 * (connBytes + usedBytes + requestBytes), HasReserve: func(a netip.Addr) bool { return a == mine },
 	}, false, func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/wait" {
 			hold <- struct{}{}
@@ -159,7 +159,7 @@ func TestReserve(t *testing.T) {
 	}
 	s.limiter.mu.Lock()
 	defer s.limiter.mu.Unlock()
-	if s.limiter.reserved.held < 2*plainBytes || s.limiter.shared.held < 2*plainBytes {
+	if s.limiter.reserved.held < 2*connBytes || s.limiter.shared.held < 2*connBytes {
 		t.Errorf("%d bytes are held of the reserve, %d of the rest", s.limiter.reserved.held, s.limiter.shared.held)
 	}
 }
@@ -167,7 +167,7 @@ func TestReserve(t *testing.T) {
 // What does not fit is answered at once, and says so.
 func TestRejections(t *testing.T) {
 	waiting, release := make(chan struct{}, 10), make(chan struct{})
-	s := serve(t, Config{Shared: 2*plainBytes + requestBytes + 2000}, false, func(w http.ResponseWriter, r *http.Request) {
+	s := serve(t, Config{Shared: 2*connBytes + usedBytes + requestBytes + 2000}, false, func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/wait" {
 			waiting <- struct{}{}
 			<-release
@@ -312,7 +312,7 @@ func (s *served) flood(streams int) net.Conn {
 func TestStreamsAreHeld(t *testing.T) {
 	var mu sync.Mutex
 	under := 0
-	s := serve(t, Config{Shared: plainBytes + tlsBytes + 10*(requestBytes+200)}, true, func(_ http.ResponseWriter, r *http.Request) {
+	s := serve(t, Config{Shared: connBytes + usedBytes + http2Bytes + 10*(requestBytes+200)}, true, func(_ http.ResponseWriter, r *http.Request) {
 		mu.Lock()
 		under++
 		mu.Unlock()

@@ -12,12 +12,15 @@ import (
 
 // What is counted for connections and requests besides bodies and answers, in bytes.
 const (
-	// plainBytes is what a connection takes while a client neither reads nor ends its
-	// header: goroutines, buffers, the header, and what package cork collects.
-	plainBytes = 48 << 10
-	// tlsBytes adds the buffers of TLS and of HTTP/2, see serve.NewServer.
-	tlsBytes = 256 << 10
-	// requestBytes is the goroutine of a request over HTTP/2, without its header.
+	// connBytes is what a connection takes before it asks anything: goroutine, buffers,
+	// an unfinished header or handshake.
+	connBytes = 40 << 10
+	// usedBytes is added with its first request, for what was collected of answers and of
+	// TLS, and http2Bytes where it speaks HTTP/2, for bodies that nobody reads and frames:
+	// see serve.NewServer.
+	usedBytes  = 16 << 10
+	http2Bytes = 320 << 10
+	// requestBytes is the goroutine of a request, without its header.
 	requestBytes = 16 << 10
 )
 

@@ -28,14 +28,14 @@ func fill(t *testing.T, most int64, held holding, order ...string) *Limiter {
 
 func add(t *testing.T, l *Limiter, name string, bytes int64) *conn {
 	t.Helper()
-	c := &conn{Conn: &deaf{}, limiter: l, port: "test", address: netip.MustParseAddr(name)}
+	c := &conn{Conn: &deaf{}, limiter: l, port: "test", address: netip.MustParseAddr(name), used: true}
 	var err error
 	if c.base, err = l.open(&l.shared, c.address, c, 10); err != nil {
 		t.Fatal(err)
 	}
 	l.idle(c)
 	if bytes > 0 {
-		if _, err := l.begin(c, bytes); err != nil {
+		if _, err := l.begin(c, bytes, false); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -106,7 +106,7 @@ func TestVictimsOfARequest(t *testing.T) {
 	const a, b, c = "10.0.0.1", "10.0.0.2", "10.0.0.3"
 	l := fill(t, 1000, holding{a: {290, 290, 290}, b: {0, 0}, c: {0}}, a, b, c)
 	asking := add(t, l, "10.0.0.4", 0)
-	mine, err := l.begin(asking, 10)
+	mine, err := l.begin(asking, 10, false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -122,7 +122,7 @@ func TestVictimsOfARequest(t *testing.T) {
 	// What is going is memory until its handler has returned.
 	l = fill(t, 1000, holding{a: {590, 390}}, a)
 	other := add(t, l, b, 0)
-	if got, err := l.begin(other, 10); err != nil {
+	if got, err := l.begin(other, 10, false); err != nil {
 		t.Fatal(err)
 	} else if err := l.grow(got, 600); !errors.Is(err, ErrBusy) {
 		t.Errorf("while 600 of 1000 bytes are going more of them go: %v", err)
@@ -134,12 +134,12 @@ func TestVictimsOfARequest(t *testing.T) {
 func TestWhatIsGoingIsHeld(t *testing.T) {
 	l := New(Config{Shared: 100})
 	first := add(t, l, "10.0.0.1", 0)
-	a, err := l.begin(first, 80)
+	a, err := l.begin(first, 80, false)
 	if err != nil {
 		t.Fatal(err)
 	}
 	second := add(t, l, "10.0.0.2", 0)
-	if _, err := l.begin(second, 5); err != nil {
+	if _, err := l.begin(second, 5, false); err != nil {
 		t.Fatal(err)
 	}
 	if inner, ok := first.Conn.(*deaf); !ok || !inner.closed {
@@ -172,7 +172,7 @@ func TestSums(t *testing.T) {
 			r := rand.New(rand.NewPCG(uint64(worker), 1))
 			address := netip.AddrFrom4([4]byte{10, 0, 0, byte(worker / 2)})
 			for range 500 {
-				c := &conn{Conn: &deaf{}, limiter: l, port: "test", address: address}
+				c := &conn{Conn: &deaf{}, limiter: l, port: "test", address: address, used: true}
 				base, err := l.open(&l.shared, address, c, 100)
 				if err != nil {
 					continue
@@ -182,7 +182,7 @@ func TestSums(t *testing.T) {
 				l.idle(c)
 				l.mu.Unlock()
 				for range r.IntN(5) {
-					a, err := l.begin(c, 50)
+					a, err := l.begin(c, 50, false)
 					if err != nil {
 						continue
 					}

@@ -23,7 +23,8 @@ const maxReport = 16 << 20
 // holds up no other. Those who ask for the same while they wait get the same answer.
 // The zero value is one that can be used.
 type Reports[K comparable] struct {
-	turn sync.Mutex // one report is made at a time
+	turn sync.Mutex   // one report is made at a time; guards gzip
+	gzip *gzip.Writer // which takes a megabyte
 
 	mu sync.Mutex // guards next
 	// next are reports that nobody has begun to make.
@@ -93,21 +94,24 @@ func (s *Reports[K]) get(ctx context.Context, key K, write func(io.Writer) error
 	s.mu.Lock()
 	delete(s.next, key) // who asks from now on gets a newer one
 	s.mu.Unlock()
-	mine.gzip, mine.err = compress(write)
+	mine.gzip, mine.err = s.compress(write)
 	return mine.gzip, mine.err
 }
 
 // compress returns what write writes.
-func compress(write func(io.Writer) error) ([]byte, error) {
+func (s *Reports[K]) compress(write func(io.Writer) error) ([]byte, error) {
+	if s.gzip == nil {
+		var err error
+		if s.gzip, err = gzip.NewWriterLevel(io.Discard, gzip.BestSpeed); err != nil {
+			return nil, err
+		}
+	}
 	var into bytes.Buffer
-	z, err := gzip.NewWriterLevel(&bounded{&into}, gzip.BestSpeed)
-	if err != nil {
+	s.gzip.Reset(&bounded{&into})
+	if err := write(s.gzip); err != nil {
 		return nil, err
 	}
-	if err := write(z); err != nil {
-		return nil, err
-	}
-	if err := z.Close(); err != nil {
+	if err := s.gzip.Close(); err != nil {
 		return nil, err
 	}
 	return bytes.Clone(into.Bytes()), nil
