@@ -39,7 +39,7 @@ const (
 	// the delay. The API server waits no longer for one.
 	drainTimeout = 10 * time.Second
 	// clientBytes is what all clients may hold. The container has 512 MiB.
-	clientBytes = 64 << 20
+	clientBytes = 48 << 20
 )
 
 // Command returns the subcommand.
