@@ -106,7 +106,7 @@ func (l *Limiter) reject(w http.ResponseWriter, c *conn) {
 	}
 	Reject(w)
 	// Before it counts as answered, and not after the handler has returned.
-	_ = http.NewResponseController(w).Flush() //nolint:errcheck // a client that is gone reads nothing
+	_ = http.NewResponseController(w).Flush() // a client that is gone reads nothing
 }
 
 // Reject answers a request for which there is no memory.

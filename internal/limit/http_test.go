@@ -122,8 +122,9 @@ func TestSlowConnectionsKeepNoOneOut(t *testing.T) {
 			t.Errorf("%s is answered %d %q, %v", from, status, text, err)
 		}
 	}
-	if n := testutil.ToFloat64(s.limiter.rejected.WithLabelValues("test", "displaced")); n < 400 {
-		t.Errorf("%v connections were closed for others", n)
+	count := func(bound string) float64 { return testutil.ToFloat64(s.limiter.rejected.WithLabelValues("test", bound)) }
+	if displaced, rejected := count("displaced"), count("connection"); displaced < 200 || displaced+rejected < 400 {
+		t.Errorf("%v connections were closed for others, %v were not accepted", displaced, rejected)
 	}
 }
 
@@ -291,7 +292,7 @@ func TestBodies(t *testing.T) {
 func (s *served) flood(streams int) net.Conn {
 	s.t.Helper()
 	inner := s.dial("127.0.0.2")
-	c := tls.Client(inner, &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}}) //nolint:gosec // a test
+	c := tls.Client(inner, &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}}) // a test
 	frame := func(kind, flags byte, stream uint32, payload ...byte) []byte {
 		head := []byte{0, byte(len(payload) >> 8), byte(len(payload)), kind, flags}
 		return append(binary.BigEndian.AppendUint32(head, stream), payload...)
@@ -299,7 +300,7 @@ func (s *served) flood(streams int) net.Conn {
 	out := append([]byte("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"), frame(4, 0, 0, 0, 4, 0, 0, 0, 0)...)
 	for i := range streams {
 		// GET https://x/ without a body, by HPACK's static table.
-		out = append(out, frame(1, 5, uint32(2*i+1), 0x82, 0x84, 0x87, 0x41, 1, 'x')...) //nolint:gosec // a small number
+		out = append(out, frame(1, 5, uint32(2*i+1), 0x82, 0x84, 0x87, 0x41, 1, 'x')...)
 	}
 	if err := c.HandshakeContext(s.t.Context()); err != nil {
 		s.t.Fatal(err)

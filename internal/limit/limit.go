@@ -213,9 +213,9 @@ func (a *account) close() {
 func (b *budget) makeRoom(h *holder, bytes int64) (victims []*conn, ok bool) {
 	for b.held-b.going+bytes > b.most {
 		of, victim := b.victim(h, bytes)
-		// What is going is memory still; of a flood of new connections that would each
-		// close another some are rejected.
-		if victim == nil || b.going > b.most/2 {
+		// What is going is memory still. While it is much, only those get more that have next
+		// to nothing.
+		if victim == nil || b.going > b.most/2 && h.net()+bytes > b.most/64 {
 			return victims, false
 		}
 		victims = append(victims, victim)

