@@ -26,20 +26,20 @@ type callerKey struct{}
 // withCaller returns a context that says whether the caller of the request is one that
 // may bind, also through a replica that does not lead.
 func (e *Extender) withCaller(r *http.Request) context.Context {
-	believed := r.Header.Get(ForwardedHeader) != forwardedStranger && e.mayBind(r) == nil
-	return context.WithValue(r.Context(), callerKey{}, believed)
+	may := r.Header.Get(ForwardedHeader) != forwardedStranger && e.mayBind(r) == nil
+	return context.WithValue(r.Context(), callerKey{}, may)
 }
 
-// believes reports whether the caller is one that may bind.
-func believes(ctx context.Context) bool {
-	believed, _ := ctx.Value(callerKey{}).(bool)
-	return believed
+// mayBind reports whether the caller is one that may bind.
+func mayBind(ctx context.Context) bool {
+	may, _ := ctx.Value(callerKey{}).(bool)
+	return may
 }
 
 // tell makes an event on a pod. Only who may bind is believed that there is such a
 // pod: anybody may ask the other questions, and would choose the pod.
 func (e *Extender) tell(ctx context.Context, pod *v1.Pod, kind events.Kind, message string) {
-	if e.config.Tell != nil && believes(ctx) {
+	if e.config.Tell != nil && mayBind(ctx) {
 		e.config.Tell(refOf(pod), kind, message)
 	}
 }
@@ -86,10 +86,10 @@ func (e *Extender) checkAddress(from netip.Addr) error {
 	return fmt.Errorf("bind refused: %s is not an address of this host; --allow-bind-from (chart value extender.allowBindFrom) permits others", from)
 }
 
-// hostAge is how long the addresses of the host are taken for what they were.
+// hostAge is how long the addresses of the host are used after they were read.
 const hostAge = 5 * time.Second
 
-// host is the addresses of this host, which are not read for each caller.
+// host caches the addresses of this host.
 type host struct {
 	mu    sync.Mutex
 	at    time.Time // when they were read

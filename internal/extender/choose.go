@@ -27,7 +27,7 @@ import (
 // the names of all nodes.
 func (e *Extender) choose(ctx context.Context, args filterArgs, requests []accel.Request, verdicts []ledger.Verdict, r *filterResult) {
 	uid := string(args.pod.UID)
-	if !e.config.ChooseNode || len(requests) != 1 || len(r.fits) < 2 || uid == "" || args.prefers || !believes(ctx) {
+	if !e.config.ChooseNode || len(requests) != 1 || len(r.fits) < 2 || uid == "" || args.prefers || !mayBind(ctx) {
 		return
 	}
 	pod := kube.Pod{Ref: refOf(args.pod), Created: args.pod.CreationTimestamp.Time, Requests: requests}

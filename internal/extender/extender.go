@@ -120,10 +120,10 @@ type Extender struct {
 	catchUps *rate.Limiter
 	// chosen are pods for which filter chose a node.
 	chosen chosenPods
-	// turns bounds how many questions are decoded and answered at once.
-	turns *turns
-	// heldForOthers is like the requests that wait for a leader, for callers that may not
-	// bind.
+	// slots bounds how many requests are decoded and answered at once.
+	slots *slots
+	// heldForOthers counts requests of callers that may not bind and that wait for a
+	// leader.
 	heldForOthers chan struct{}
 	// reports are those of inspect about all nodes.
 	reports limit.Reports[inspectQuery]
@@ -153,7 +153,7 @@ func New(c Config) (*Extender, error) {
 	}
 	return &Extender{
 		config: c, metrics: m, binds: newKeyedLock(), waiting: w, catchUps: rate.NewLimiter(rate.Every(catchUpEvery), catchUpsAtOnce),
-		turns: newTurns(), heldForOthers: make(chan struct{}, maxHeldForOthers),
+		slots: newSlots(), heldForOthers: make(chan struct{}, maxHeldForOthers),
 	}, nil
 }
 

@@ -118,11 +118,11 @@ func (e *Extender) check(ctx context.Context, body []byte, scratch *scratch) (ar
 	}
 	if len(requests) == 1 && mistake == nil {
 		verdicts = sized(&scratch.verdicts, len(args.names))
-		if believes(ctx) {
+		if mayBind(ctx) {
 			e.config.Ledger.Check(requests[0], args.names, verdicts)
 		} else {
-			// Whoever can reach the port could make up any number of requests, each of which
-			// would be rated and remembered.
+			// Any client that reaches the port could make up requests, each of which would be
+			// rated and remembered.
 			e.config.Ledger.Fits(requests[0], args.names, verdicts)
 		}
 	}

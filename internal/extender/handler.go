@@ -104,7 +104,7 @@ func (e *Extender) recoverPanics(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		growStack(0)
 		if r.Header.Get(ForwardedHeader) == forwardedStranger {
-			limit.WithoutReserve(r.Context()) // which the replica has that hands it on
+			limit.WithoutReserve(r.Context()) // the replica that hands it on has one, its caller has none
 		}
 		defer func() {
 			p := recover()
@@ -159,8 +159,8 @@ func (e *Extender) handleVerb(v verb) http.Handler {
 	})
 }
 
-// answer reads the question and appends the answer to out. The answer counts from then
-// on; the question no more.
+// answer reads the request and appends the answer to out. The body is not held any more
+// when it returns, the answer is.
 func (e *Extender) answer(w http.ResponseWriter, r *http.Request, v verb, out []byte) ([]byte, error) {
 	ctx := r.Context()
 	body := getBuffer()
@@ -172,11 +172,11 @@ func (e *Extender) answer(w http.ResponseWriter, r *http.Request, v verb, out []
 	}
 	defer done()
 	if !v.acts { // a bind waits for the API server, and takes no memory
-		end, err := e.turns.take(ctx, len(*body))
+		release, err := e.slots.take(ctx, len(*body))
 		if err != nil {
 			return out, err
 		}
-		defer end() // also after a panic
+		defer release() // also after a panic
 	}
 	answer, err := v.answer(ctx, *body, out)
 	if err == nil && !v.acts {

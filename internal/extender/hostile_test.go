@@ -22,8 +22,8 @@ import (
 	"github.com/divvy-gpu/divvy/internal/limit"
 )
 
-// stranger is an address from which no bind is accepted.
-const stranger = "192.0.2.77:4000"
+// unknownCaller is an address from which no bind is accepted.
+const unknownCaller = "192.0.2.77:4000"
 
 // from answers a request from that address.
 func (w *world) from(remote, method, path string, body io.Reader) *httptest.ResponseRecorder {
@@ -124,7 +124,7 @@ func TestMadeUpRequestsAreNotRated(t *testing.T) {
 		counted = &countingLedger{Ledger: c.Ledger}
 		c.Ledger = counted
 	})
-	w.extender.turns.wait = enough
+	w.extender.slots.wait = enough
 	ask := func(i int, remote string) string {
 		t.Helper()
 		pod := newPod("p", 4)
@@ -134,7 +134,7 @@ func TestMadeUpRequestsAreNotRated(t *testing.T) {
 		return answer.Body.String()
 	}
 	for i := range 20 {
-		if got := ask(i, stranger); !strings.Contains(got, `"NodeNames":["node-a","node-b"]`) {
+		if got := ask(i, unknownCaller); !strings.Contains(got, `"NodeNames":["node-a","node-b"]`) {
 			t.Fatalf("filter answers %s", got)
 		}
 	}
@@ -145,7 +145,7 @@ func TestMadeUpRequestsAreNotRated(t *testing.T) {
 	if counted.checks.Load() != 1 {
 		t.Error("the request of a caller that may bind was not rated")
 	}
-	answer := w.from(stranger, http.MethodPost, "/prioritize", strings.NewReader(`{"Pod":{},"NodeNames":["node-a"]}`))
+	answer := w.from(unknownCaller, http.MethodPost, "/prioritize", strings.NewReader(`{"Pod":{},"NodeNames":["node-a"]}`))
 	if answer.Code != http.StatusBadRequest || !strings.Contains(answer.Body.String(), "bind refused: 192.0.2.77") {
 		t.Errorf("prioritize answers %d %s", answer.Code, answer.Body)
 	}
@@ -155,55 +155,55 @@ func TestMadeUpRequestsAreNotRated(t *testing.T) {
 func TestOthersAreBounded(t *testing.T) {
 	w := newWorld(t)
 	large := `{"Pod":{},"NodeNames":["` + strings.Repeat("x", maxOthersBody) + `"]}`
-	for remote, want := range map[string]string{stranger: "the request is larger than 1048576 bytes", "127.0.0.1:1": `"Error":""`} {
+	for remote, want := range map[string]string{unknownCaller: "the request is larger than 1048576 bytes", "127.0.0.1:1": `"Error":""`} {
 		if got := w.from(remote, http.MethodPost, "/filter", strings.NewReader(large)).Body.String(); !strings.Contains(got, want) {
 			t.Errorf("%s is answered %.300s, want %s", remote, got, want)
 		}
 	}
 
-	turns := newTurns()
-	turns.wait = 10 * time.Millisecond
+	slots := newSlots()
+	slots.wait = 10 * time.Millisecond
 	believed := context.WithValue(t.Context(), callerKey{}, true)
-	end, err := turns.take(t.Context(), 10)
+	end, err := slots.take(t.Context(), 10)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := turns.take(t.Context(), 10); !errors.Is(err, limit.ErrBusy) {
+	if _, err := slots.take(t.Context(), 10); !errors.Is(err, limit.ErrBusy) {
 		t.Errorf("two are answered at once: %v", err)
 	}
-	for range turnsAtOnce {
-		if _, err := turns.take(believed, 10); err != nil {
+	for range slotsOfBinders {
+		if _, err := slots.take(believed, 10); err != nil {
 			t.Errorf("one that may bind waits for one that may not: %v", err)
 		}
 	}
 	gone, cancel := context.WithCancel(believed)
 	cancel()
-	if _, err := turns.take(gone, 10); !errors.Is(err, context.Canceled) {
+	if _, err := slots.take(gone, 10); !errors.Is(err, context.Canceled) {
 		t.Errorf("a client that has gone waits: %v", err)
 	}
 	end()
-	turns.wait = enough
-	if _, err := turns.take(t.Context(), 10); err != nil {
+	slots.wait = enough
+	if _, err := slots.take(t.Context(), 10); err != nil {
 		t.Errorf("after the first: %v", err)
 	}
 }
 
-// A large body takes all turns, and gives them back.
+// A large body takes all slots, and releases them.
 func TestLargeBodiesAreDecodedOneAtATime(t *testing.T) {
-	turns := newTurns()
+	slots := newSlots()
 	ctx := context.WithValue(t.Context(), callerKey{}, true)
-	end, err := turns.take(ctx, largeBody+1)
+	end, err := slots.take(ctx, largeBody+1)
 	if err != nil {
 		t.Fatal(err)
 	}
 	short, cancel := context.WithTimeout(ctx, 10*time.Millisecond)
 	defer cancel()
-	if _, err := turns.take(short, 10); !errors.Is(err, context.DeadlineExceeded) {
+	if _, err := slots.take(short, 10); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("another beside it: %v", err)
 	}
 	end()
-	for range turnsAtOnce {
-		if _, err := turns.take(ctx, 10); err != nil {
+	for range slotsOfBinders {
+		if _, err := slots.take(ctx, 10); err != nil {
 			t.Error(err)
 		}
 	}
@@ -218,7 +218,7 @@ func TestOthersHoldNoPlaceOfABind(t *testing.T) {
 	for range maxHeldForOthers {
 		go func() {
 			r := httptest.NewRequestWithContext(ctx, http.MethodGet, Prefix+"/inspect", http.NoBody)
-			r.RemoteAddr = stranger
+			r.RemoteAddr = unknownCaller
 			follower.server.Config.Handler.ServeHTTP(httptest.NewRecorder(), r)
 		}()
 	}
@@ -227,7 +227,7 @@ func TestOthersHoldNoPlaceOfABind(t *testing.T) {
 			t.Fatalf("%d requests wait", len(follower.extender.heldForOthers))
 		}
 	}
-	if answer := follower.from(stranger, http.MethodGet, "/inspect", http.NoBody); answer.Code != http.StatusServiceUnavailable {
+	if answer := follower.from(unknownCaller, http.MethodGet, "/inspect", http.NoBody); answer.Code != http.StatusServiceUnavailable {
 		t.Errorf("one more is answered %d %s", answer.Code, answer.Body)
 	}
 	pod := follower.add(newPod("p", 4))

@@ -9,7 +9,7 @@
 //
 // # What happens at a bound
 //
-// Nothing waits for room. Where a budget is used up, a holder that has more than twice
+// Nothing waits for memory. Where a budget is used up, a holder that has more than twice
 // as much as the caller would have loses the connection that holds most. If there is
 // none, an idle connection is closed for a new one. Otherwise the new connection or request is
 // rejected with status 503. A holder is a remote address, so however many connections

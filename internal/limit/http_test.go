@@ -122,7 +122,9 @@ func TestSlowConnectionsKeepNoOneOut(t *testing.T) {
 			t.Errorf("%s is answered %d %q, %v", from, status, text, err)
 		}
 	}
-	count := func(bound string) float64 { return testutil.ToFloat64(s.limiter.rejected.WithLabelValues("test", bound)) }
+	count := func(bound string) float64 {
+		return testutil.ToFloat64(s.limiter.rejected.WithLabelValues("test", bound))
+	}
 	if displaced, rejected := count("displaced"), count("connection"); displaced < 200 || displaced+rejected < 400 {
 		t.Errorf("%v connections were closed for others, %v were not accepted", displaced, rejected)
 	}
@@ -340,8 +342,7 @@ func TestStreamsAreHeld(t *testing.T) {
 	}
 }
 
-// The reserve of a connection over TLS is that of who proved to be entitled to it, as long as
-// that is so.
+// A connection has a reserve as long as its caller proves to be entitled to it.
 func TestSetReserve(t *testing.T) {
 	s := serve(t, Config{Shared: 1 << 20, Reserved: 1 << 20}, true, func(w http.ResponseWriter, r *http.Request) {
 		SetReserve(r.Context(), r.URL.Path == "/proof")
@@ -367,7 +368,8 @@ func TestSetReserve(t *testing.T) {
 	}
 }
 
-// A report is made once for all who wait for it, and anew for whoever asks after it was begun.
+// A report is made once for all requests that wait for it, and again for those that come after it was
+// begun.
 func TestReports(t *testing.T) {
 	var reports Reports[string]
 	var mu sync.Mutex

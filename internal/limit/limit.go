@@ -15,9 +15,9 @@ const (
 	// connBytes is what a connection takes before it asks anything: goroutine, buffers,
 	// an unfinished header or handshake.
 	connBytes = 40 << 10
-	// usedBytes is added with its first request, for what was collected of answers and of
-	// TLS, and http2Bytes where it speaks HTTP/2, for bodies that nobody reads and frames:
-	// see serve.NewServer.
+	// usedBytes is added with its first request, for the buffers of package cork and of TLS,
+	// and http2Bytes where it speaks HTTP/2, for its receive buffers and frames: see
+	// serve.NewServer.
 	usedBytes  = 16 << 10
 	http2Bytes = 320 << 10
 	// requestBytes is the goroutine of a request, without its header.
@@ -50,7 +50,7 @@ type Limiter struct {
 
 	mu               sync.Mutex // guards what follows and all that is reachable from it
 	shared, reserved budget
-	// moment counts what happens to connections, to tell which is idle for longer.
+	// moment counts changes of connections; it orders them by when they became idle.
 	moment int64
 }
 
@@ -86,7 +86,7 @@ func (l *Limiter) Collect(ch chan<- prometheus.Metric) {
 	ch <- prometheus.MustNewConstMetric(heldDesc, prometheus.GaugeValue, float64(reserved), "reserved")
 }
 
-// budget is a number of bytes and who holds them.
+// budget is a number of bytes and their holders.
 type budget struct {
 	most, held int64
 	// going is the part of held that is of connections that were closed for others;
@@ -213,8 +213,8 @@ func (a *account) close() {
 func (b *budget) makeRoom(h *holder, bytes int64) (victims []*conn, ok bool) {
 	for b.held-b.going+bytes > b.most {
 		of, victim := b.victim(h, bytes)
-		// What is going is memory still. While it is much, only those get more that have next
-		// to nothing.
+		// What is going is still memory. While it is much, only holders of next to nothing get
+		// more.
 		if victim == nil || b.going > b.most/2 && h.net()+bytes > b.most/64 {
 			return victims, false
 		}

@@ -50,7 +50,7 @@ type deaf struct {
 
 func (d *deaf) Close() error { d.closed = true; return nil }
 
-// Who is closed for a new connection of 10 bytes, and who is not served.
+// Which connection is closed for a new one of 10 bytes, and which is not served.
 func TestVictim(t *testing.T) {
 	const a, b, c, d = "10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.4"
 	tests := map[string]struct {

@@ -10,24 +10,31 @@ import (
 	"net/http"
 	"strings"
 	"sync"
+	"time"
 )
 
 // gunzipBytes is what a client takes that reads a report uncompressed.
 const gunzipBytes = 80 << 10
 
+// maxRest bounds the pause between two reports.
+const maxRest = 2 * time.Second
+
 // maxReport bounds a report, compressed, in bytes. That of 5000 nodes with 8 devices
 // each and 50 000 pods takes some 1.6 MB, a twentieth of its text.
 const maxReport = 16 << 20
 
-// Reports makes large answers, one at a time, into memory: a client that reads slowly
-// holds up no other. Those who ask for the same while they wait get the same answer.
-// The zero value is one that can be used.
+// Reports makes large answers in memory, one at a time: a client that reads slowly
+// holds up no other. Requests for the same key that wait at the same time get the same
+// answer. The zero value is ready for use.
 type Reports[K comparable] struct {
-	turn sync.Mutex   // one report is made at a time; guards gzip
-	gzip *gzip.Writer // which takes a megabyte
+	making sync.Mutex   // held while a report is made; guards what follows
+	gzip   *gzip.Writer // kept, as it takes a megabyte
+	// rest is until when no report is begun, so that reports take half of a processor at
+	// most, however often they are requested.
+	rest time.Time
 
 	mu sync.Mutex // guards next
-	// next are reports that nobody has begun to make.
+	// next are reports that are waited for and not begun.
 	next map[K]*report
 }
 
@@ -68,7 +75,7 @@ func (s *Reports[K]) Serve(w http.ResponseWriter, r *http.Request, key K, conten
 	return err
 }
 
-// get returns the report. The first of those who wait for it makes it.
+// get returns the report. The first request that waits for it makes it.
 func (s *Reports[K]) get(ctx context.Context, key K, write func(io.Writer) error) ([]byte, error) {
 	s.mu.Lock()
 	waiting := s.next[key]
@@ -89,10 +96,13 @@ func (s *Reports[K]) get(ctx context.Context, key K, write func(io.Writer) error
 	s.mu.Unlock()
 	defer close(mine.done)
 
-	s.turn.Lock()
-	defer s.turn.Unlock()
+	s.making.Lock()
+	defer s.making.Unlock()
+	time.Sleep(time.Until(s.rest))
+	began := time.Now()
+	defer func() { s.rest = time.Now().Add(min(time.Since(began), maxRest)) }()
 	s.mu.Lock()
-	delete(s.next, key) // who asks from now on gets a newer one
+	delete(s.next, key) // requests from now on get a newer one
 	s.mu.Unlock()
 	mine.gzip, mine.err = s.compress(write)
 	return mine.gzip, mine.err

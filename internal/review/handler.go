@@ -32,8 +32,8 @@ const (
 	// ones take some 300 KB each.
 	valueBytes = 800
 	unfolded   = 96 << 20
-	// turnTimeout is how long a review waits for others. The API server waits 10 s.
-	turnTimeout = 5 * time.Second
+	// slotTimeout is how long a review waits for others. The API server waits 10 s.
+	slotTimeout = 5 * time.Second
 
 	keptForReuse = 1 << 18
 	contentType  = "application/json"
@@ -48,7 +48,7 @@ type Decide func(ctx context.Context, request *admissionv1.AdmissionRequest) (re
 // use; New makes one.
 type Server struct {
 	observe func(webhook, result string, took time.Duration)
-	turns   *semaphore.Weighted // of what reviews unfold to
+	slots   *semaphore.Weighted // in bytes that reviews unfold to
 	bodies  sync.Pool           // of *[]byte
 }
 
@@ -57,7 +57,7 @@ func New(observe func(webhook, result string, took time.Duration)) *Server {
 	if observe == nil {
 		observe = func(string, string, time.Duration) {}
 	}
-	return &Server{observe: observe, turns: semaphore.NewWeighted(unfolded), bodies: sync.Pool{New: func() any { return new([]byte) }}}
+	return &Server{observe: observe, slots: semaphore.NewWeighted(unfolded), bodies: sync.Pool{New: func() any { return new([]byte) }}}
 }
 
 // Handler answers the reviews of one webhook: POST of an AdmissionReview v1 or
@@ -196,7 +196,7 @@ func (s *Server) read(w http.ResponseWriter, r *http.Request) (body []byte, done
 	case len(*buffer) == 0:
 		return nil, nil, badf(http.StatusBadRequest, "the body is empty: must be an AdmissionReview")
 	}
-	end, bad := s.turn(r.Context(), *buffer)
+	end, bad := s.slot(r.Context(), *buffer)
 	if bad != nil {
 		release()
 		return nil, nil, bad
@@ -204,19 +204,19 @@ func (s *Server) read(w http.ResponseWriter, r *http.Request) (body []byte, done
 	return *buffer, func() { end(); release() }, nil
 }
 
-// turn waits until the body may be decoded. The caller calls end.
-func (s *Server) turn(ctx context.Context, body []byte) (end func(), bad *badRequest) {
+// slot waits until the body may be decoded. The caller calls end.
+func (s *Server) slot(ctx context.Context, body []byte) (end func(), bad *badRequest) {
 	values := valuesOf(body)
 	if values > MaxValues {
 		return nil, badf(http.StatusRequestEntityTooLarge, "the body has more than %d values", MaxValues)
 	}
 	weight := min(int64(values)*valueBytes+4*int64(len(body)), unfolded)
-	ctx, cancel := context.WithTimeout(ctx, turnTimeout)
+	ctx, cancel := context.WithTimeout(ctx, slotTimeout)
 	defer cancel()
-	if s.turns.Acquire(ctx, weight) != nil {
+	if s.slots.Acquire(ctx, weight) != nil {
 		return nil, badf(http.StatusServiceUnavailable, "%v", limit.ErrBusy)
 	}
-	return func() { s.turns.Release(weight) }, nil
+	return func() { s.slots.Release(weight) }, nil
 }
 
 // valuesOf returns how many values the JSON has at most, without those in texts.

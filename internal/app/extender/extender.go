@@ -46,7 +46,7 @@ const (
 	shutdownTimeout = extender.DefaultBindTimeout + time.Second
 	// sharedBytes is what callers that may not bind may hold together, reservedBytes the
 	// same for those that may: 1000 binds in flight over plain HTTP take 64 MB. With these
-	// and the books of 5000 nodes the process has about half of the container's 512 MiB.
+	// and the ledger of 5000 nodes the process has about half of the container's 512 MiB.
 	sharedBytes   = 40 << 20
 	reservedBytes = 80 << 20
 )

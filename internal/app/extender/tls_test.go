@@ -174,7 +174,7 @@ func (c *changing) GetCertificate(*tls.ClientHelloInfo) (*tls.Certificate, error
 func (c *changing) ClientCAs() *x509.CertPool { return c.accepted.Load() }
 
 // A connection outlives the CA by which its client was known, and its client's certificate.
-// Whatever is asked over it is asked by a stranger then.
+// Its requests are those of an unknown caller then.
 func TestTLSOfAClientWhoseCAIsGivenUp(t *testing.T) {
 	c := tlsClients(t)
 	key := grantKey(t)
