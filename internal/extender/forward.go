@@ -9,8 +9,6 @@ import (
 	"net/http"
 	"time"
 
-	"k8s.io/klog/v2"
-
 	"github.com/divvy-gpu/divvy/internal/inspect"
 	"github.com/divvy-gpu/divvy/internal/limit"
 )
@@ -120,7 +118,7 @@ func (e *Extender) led(v verb, held chan struct{}, here http.Handler) http.Handl
 			places = e.heldForOthers
 		}
 		if err := e.follow(w, r, places, here, *body); err != nil {
-			klog.FromContext(r.Context()).Error(err, "Answered with an error", "path", r.URL.Path)
+			logError(r.Context(), err, "path", r.URL.Path)
 			e.metrics.forwarded.WithLabelValues("failed").Inc()
 			e.fail(w, v, http.StatusServiceUnavailable, err)
 		}

@@ -141,7 +141,7 @@ func (e *Extender) handleVerb(v verb) http.Handler {
 			*out, err = e.answer(w, r, v, (*out)[:0])
 		}
 		if err != nil {
-			klog.FromContext(r.Context()).Error(err, "Answered with an error", "verb", v.name)
+			logError(r.Context(), err, "verb", v.name)
 			if v.fail == nil && status == http.StatusOK {
 				status = http.StatusBadRequest
 				if errors.Is(err, errNotReady) || errors.Is(err, limit.ErrBusy) {
@@ -157,6 +157,17 @@ func (e *Extender) handleVerb(v verb) http.Handler {
 		counted.observe(err, time.Since(start))
 		writeJSON(w, status, *out)
 	})
+}
+
+// logError logs an error that is answered. Those of clients that reach a bound are counted, see
+// package limit, and not logged one by one.
+func logError(ctx context.Context, err error, keysAndValues ...any) {
+	logger := klog.FromContext(ctx)
+	if errors.Is(err, limit.ErrBusy) {
+		logger.V(4).Info("Rejected", append(keysAndValues, "reason", err.Error())...)
+		return
+	}
+	logger.Error(err, "Answered with an error", keysAndValues...)
 }
 
 // answer reads the request and appends the answer to out. The body is not held any more

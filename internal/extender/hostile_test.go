@@ -188,24 +188,27 @@ func TestOthersAreBounded(t *testing.T) {
 	}
 }
 
-// A large body takes all slots, and releases them.
+// Large bodies are decoded one at a time, and hold up none of usual size.
 func TestLargeBodiesAreDecodedOneAtATime(t *testing.T) {
 	slots := newSlots()
 	ctx := context.WithValue(t.Context(), callerKey{}, true)
-	end, err := slots.take(ctx, largeBody+1)
+	release, err := slots.take(ctx, largeBody+1)
 	if err != nil {
 		t.Fatal(err)
 	}
 	short, cancel := context.WithTimeout(ctx, 10*time.Millisecond)
 	defer cancel()
-	if _, err := slots.take(short, 10); !errors.Is(err, context.DeadlineExceeded) {
+	if _, err := slots.take(short, largeBody+1); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("another beside it: %v", err)
 	}
-	end()
 	for range slotsOfBinders {
-		if _, err := slots.take(ctx, 10); err != nil {
+		if _, err := slots.take(ctx, largeBody); err != nil {
 			t.Error(err)
 		}
+	}
+	release()
+	if _, err := slots.take(ctx, largeBody+1); err != nil {
+		t.Error(err)
 	}
 }
 

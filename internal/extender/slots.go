@@ -14,10 +14,10 @@ const (
 	// slotsOfBinders is how many requests of callers that may bind are answered at once. A
 	// kube-scheduler sends one at a time.
 	slotsOfBinders = 4
-	// largeBody is from where on a body takes all of these slots, so that a few of the
-	// largest do not take the memory of the process. 5000 names and a pod are far
-	// below.
-	largeBody = 2 << 20
+	// largeBody is from where on their bodies have a slot of their own, so that a few of the
+	// largest do not take the memory of the process, and do not hold up those of usual size.
+	// 5000 names and a pod are half as much.
+	largeBody = 256 << 10
 	// othersWait is how long other callers wait for their only slot. It stays taken for
 	// othersPause times as long as the answer took.
 	othersWait  = 2 * time.Second
@@ -28,12 +28,12 @@ const (
 // many times that of their bodies. Bodies are read before a slot is taken and answers
 // are written after it was released, so slow clients hold none.
 type slots struct {
-	binders, others *semaphore.Weighted
-	wait            time.Duration // of others
+	binders, large, others *semaphore.Weighted
+	wait                   time.Duration // of others
 }
 
 func newSlots() *slots {
-	return &slots{binders: semaphore.NewWeighted(slotsOfBinders), others: semaphore.NewWeighted(1), wait: othersWait}
+	return &slots{binders: semaphore.NewWeighted(slotsOfBinders), large: semaphore.NewWeighted(1), others: semaphore.NewWeighted(1), wait: othersWait}
 }
 
 // take waits for a slot. The caller calls release.
@@ -41,14 +41,14 @@ func newSlots() *slots {
 // Callers that may not bind share one, for a quarter of one processor's time.
 func (s *slots) take(ctx context.Context, body int) (release func(), err error) {
 	if mayBind(ctx) {
-		weight := int64(1)
+		of := s.binders
 		if body > largeBody {
-			weight = slotsOfBinders
+			of = s.large
 		}
-		if err := s.binders.Acquire(ctx, weight); err != nil {
+		if err := of.Acquire(ctx, 1); err != nil {
 			return nil, context.Cause(ctx)
 		}
-		return func() { s.binders.Release(weight) }, nil
+		return func() { of.Release(1) }, nil
 	}
 	bounded, cancel := context.WithTimeout(ctx, s.wait)
 	defer cancel()

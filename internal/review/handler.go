@@ -81,7 +81,11 @@ func (s *Server) Handler(webhook string, ready func() error, decide Decide) http
 		answer, decided, bad := s.answer(w, r, logger, decide)
 		result = decided
 		if bad != nil {
-			logger.Info("A request was not answered with a review", "status", bad.status, "reason", bad.text)
+			level := 0
+			if bad.status == http.StatusServiceUnavailable { // a client reached a bound, which is counted
+				level = 4
+			}
+			logger.V(level).Info("A request was not answered with a review", "status", bad.status, "reason", bad.text)
 			WriteText(w, bad.status, bad.text)
 			return
 		}

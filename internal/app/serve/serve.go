@@ -7,13 +7,16 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log"
 	"net"
 	"net/http"
+	"strings"
 	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/common/expfmt"
+	"golang.org/x/time/rate"
 	"k8s.io/klog/v2"
 
 	"github.com/divvy-gpu/divvy/internal/cork"
@@ -89,7 +92,20 @@ func NewServer(h http.Handler) *http.Server {
 			MaxReceiveBufferPerStream:     256 << 10,
 			WriteByteTimeout:              15 * time.Second,
 		},
+		ErrorLog: log.New(&errorLog{limiter: rate.NewLimiter(rate.Every(time.Second), 10)}, "", 0),
 	}
+}
+
+// errorLog logs what net/http reports of connections, such as a handshake that failed. A
+// client can cause any number of these, so few are logged.
+type errorLog struct{ limiter *rate.Limiter }
+
+// Write logs one line.
+func (l *errorLog) Write(line []byte) (int, error) {
+	if l.limiter.Allow() {
+		klog.Background().Info("A connection failed", "reason", strings.TrimSpace(string(line)))
+	}
+	return len(line), nil
 }
 
 // Server is a server and where it serves.

@@ -37,6 +37,9 @@ type attack struct {
 	send func(n int, c net.Conn) error
 	// read reads answers, and sends again on the same connection.
 	read bool
+	// within is true for an attack from the machine's own address, as of a pod on the node's
+	// network.
+	within bool
 	// beside are attacks that go on at the same time, each on a port of its own and with a
 	// part of its connections.
 	beside []target
@@ -81,7 +84,7 @@ func sleep(ctx context.Context, d time.Duration) {
 
 // once makes one connection and holds it until the server or the context ends it.
 func (a attack) once(ctx context.Context, from *outside, to string, n int, t *tally) error {
-	tcp, err := from.dial(ctx, firstPod+n%attackers, to)
+	tcp, err := a.dial(ctx, from, to, n)
 	if err != nil {
 		return err
 	}
@@ -115,6 +118,22 @@ func (a attack) once(ctx context.Context, from *outside, to string, n int, t *ta
 		sleep(ctx, 200*time.Millisecond)
 	}
 	return nil
+}
+
+// dial makes the n-th connection.
+func (a attack) dial(ctx context.Context, from *outside, to string, n int) (*net.TCPConn, error) {
+	if !a.within {
+		return from.dial(ctx, firstPod+n%attackers, to)
+	}
+	c, err := (&net.Dialer{Timeout: 10 * time.Second}).DialContext(ctx, "tcp4", to)
+	tcp, _ := c.(*net.TCPConn)
+	return tcp, err
+}
+
+// fromNode makes an attack one from the node's own address.
+func fromNode(a attack) attack {
+	a.within, a.name = true, a.name+", from the node's network"
+	return a
 }
 
 // established reports whether both sides have the connection open. It reads nothing.
