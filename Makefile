@@ -85,7 +85,7 @@ help: ## List the targets.
 	@awk 'BEGIN { FS = ":.*## " } \
 	  /^##@/ { printf "\n%s\n", substr($$0, 5) } \
 	  /^[a-z0-9-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
-	@printf '\nVariables: TOPOLOGY=file (simulated cards; a path, or a name in lab/topologies),\n  MEMORY_UNIT=1|0.1|0.01|0.001, VALUES=file (of the chart; a path, or a name in lab/values),\n  BENCH=regexp, BENCH_ARGS=flags, TRACE=dir, WORKLOADS=names, FUZZTIME=30s, SOAK_MINUTES=4,\n  ARCHES=amd64,arm64, IMAGE_REPO=registry, IMAGE_TAG=tag,\n  TOTAL_GPU_MEMORY=MB, K8S_PLATFORM=community|tkgi (make deploy)\n'
+	@printf '\nVariables: TOPOLOGY=file (simulated cards; a path, or a name in lab/topologies),\n  MEMORY_UNIT=1|0.1|0.01|0.001, VALUES=file (of the chart; a path, or a name in lab/values),\n  BENCH=regexp, BENCH_ARGS=flags, ABUSE_ARGS=flags, TRACE=dir, WORKLOADS=names, FUZZTIME=30s, SOAK_MINUTES=4,\n  ARCHES=amd64,arm64, IMAGE_REPO=registry, IMAGE_TAG=tag,\n  TOTAL_GPU_MEMORY=MB, K8S_PLATFORM=community|tkgi (make deploy)\n'
 
 .PHONY: demo
 demo: root ## Start a Kubernetes here, install Divvy and show four pods sharing two cards.
@@ -199,6 +199,11 @@ failover: ## End the extender that leads five times, by force and in order, whil
 .PHONY: bystanders
 bystanders: ## Measure how long pods that request no accelerator wait while no extender leads, beside a cluster without Divvy.
 	@cd lab && BYSTANDERS=1000 go test -tags e2e -count=1 -v -timeout 40m -run '^TestBystanders$$' ./e2e/scheduling
+
+# ABUSE_ARGS are its flags, such as "-nodes 500 -each 5s -only inspect".
+.PHONY: abuse
+abuse: root ## Attack every port that is open to pods, and print the programs' memory beside their limits.
+	@cd lab && go run ./cmd/abuse $(ABUSE_ARGS)
 
 # TRACE is a directory with the public trace and published.csv, see docs/simulate.md;
 # WORKLOADS are some of its lists of pods, such as default,cpu250, and SHUFFLES how many

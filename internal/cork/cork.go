@@ -11,8 +11,9 @@ import (
 
 const (
 	// mostPending is how much is kept, in bytes, before a Write waits; it is more than
-	// a TLS record.
-	mostPending = 64 << 10
+	// a TLS record. As much is being sent at the same time. A client that reads nothing holds
+	// no more than both.
+	mostPending = 20 << 10
 	// keepBuffer is the largest buffer that an idle connection keeps.
 	keepBuffer = 4 << 10
 	// closeTimeout is how long Close waits for what was written before it to be sent.
@@ -42,15 +43,23 @@ func Conn(c net.Conn) net.Conn {
 	return k
 }
 
-// Write takes p in. It waits only where much is pending already.
+// NetConn returns the connection that is written to.
+func (c *conn) NetConn() net.Conn { return c.Conn }
+
+// Write takes p in. It waits only where much is pending already, and until p was sent
+// where p itself is much: it is not copied then.
 func (c *conn) Write(p []byte) (int, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for c.err == nil && len(c.pending) > 0 && len(c.pending)+len(p) > mostPending {
+	much := len(p) > mostPending
+	for c.err == nil && (much && c.sending || len(c.pending) > 0 && len(c.pending)+len(p) > mostPending) {
 		c.changed.Wait()
 	}
 	if c.err != nil {
 		return 0, c.err
+	}
+	if much {
+		return c.writeThrough(p)
 	}
 	c.pending = append(c.pending, p...)
 	if !c.sending && len(p) > 0 {
@@ -58,6 +67,24 @@ func (c *conn) Write(p []byte) (int, error) {
 		go c.send()
 	}
 	return len(p), nil
+}
+
+// writeThrough sends p while nothing else is sent or pending. It is called with the
+// lock.
+func (c *conn) writeThrough(p []byte) (int, error) {
+	c.sending = true
+	c.mu.Unlock()
+	n, err := c.Conn.Write(p)
+	c.mu.Lock()
+	if c.err == nil {
+		c.err = err
+	}
+	c.sending = c.err == nil && len(c.pending) > 0 // what another goroutine wrote meanwhile
+	if c.sending {
+		go c.send()
+	}
+	c.changed.Broadcast()
+	return n, err
 }
 
 // send sends what is pending until there is nothing more.

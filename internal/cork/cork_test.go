@@ -103,6 +103,50 @@ func TestWriteWaitsWhereMuchIsPending(t *testing.T) {
 	}
 }
 
+// Much is not copied: its Write returns when it was sent, after all before it and before all
+// after it.
+func TestMuchIsWrittenThrough(t *testing.T) {
+	inner, c := sending(t)
+	write(t, c, "small")
+	much := strings.Repeat("x", 10*mostPending)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		write(t, c, much)
+		write(t, c, "after")
+	}()
+	for _, want := range []string{"first", "small", much, "after"} {
+		select {
+		case <-done:
+			if want != "after" {
+				t.Error("much was taken in before it was sent")
+			}
+		case <-time.After(20 * time.Millisecond):
+		}
+		if kept := len(c.(*conn).buffered()); kept > len("small") {
+			t.Errorf("%d bytes are kept", kept)
+		}
+		inner.gate <- struct{}{}
+		if got := string(<-inner.writes); got != want {
+			t.Errorf("it wrote %d bytes %.10q, want %d %.10q", len(got), got, len(want), want)
+		}
+	}
+	<-done
+	failing := newGated()
+	failing.err = errors.New("the line is cut")
+	close(failing.gate)
+	if _, err := Conn(failing).Write([]byte(much)); !errors.Is(err, failing.err) {
+		t.Errorf("error %v", err)
+	}
+}
+
+// buffered is what waits to be sent.
+func (c *conn) buffered() []byte {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.pending
+}
+
 func TestAnErrorIsThatOfTheNextWrite(t *testing.T) {
 	inner := newGated()
 	inner.err = errors.New("the line is cut")

@@ -8,6 +8,8 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"sync"
+	"time"
 
 	v1 "k8s.io/api/core/v1"
 
@@ -18,22 +20,28 @@ import (
 // shows over TLS.
 const ClientName = "divvy-kube-scheduler"
 
-// callerKey is the key under which a context has the *http.Request of the caller.
+// callerKey is the key under which a context has whether the caller may bind.
 type callerKey struct{}
+
+// withCaller returns a context that says whether the caller of the request is one that
+// may bind, also through a replica that does not lead.
+func (e *Extender) withCaller(r *http.Request) context.Context {
+	may := r.Header.Get(ForwardedHeader) != forwardedStranger && e.mayBind(r) == nil
+	return context.WithValue(r.Context(), callerKey{}, may)
+}
+
+// mayBind reports whether the caller is one that may bind.
+func mayBind(ctx context.Context) bool {
+	may, _ := ctx.Value(callerKey{}).(bool)
+	return may
+}
 
 // tell makes an event on a pod. Only who may bind is believed that there is such a
 // pod: anybody may ask the other questions, and would choose the pod.
 func (e *Extender) tell(ctx context.Context, pod *v1.Pod, kind events.Kind, message string) {
-	if e.config.Tell != nil && e.believes(ctx) {
+	if e.config.Tell != nil && mayBind(ctx) {
 		e.config.Tell(refOf(pod), kind, message)
 	}
-}
-
-// believes reports whether the caller is one that may bind, also through a replica
-// that does not lead.
-func (e *Extender) believes(ctx context.Context) bool {
-	r, ok := ctx.Value(callerKey{}).(*http.Request)
-	return ok && r.Header.Get(ForwardedHeader) != forwardedStranger && e.mayBind(r) == nil
 }
 
 // mayBind refuses binds of callers that are nobody to trust with one: a bind acts
@@ -46,13 +54,20 @@ func (e *Extender) believes(ctx context.Context) bool {
 // node, an administrator names the addresses.
 func (e *Extender) mayBind(r *http.Request) error {
 	if r.TLS != nil {
-		return checkCertificate(r.TLS)
+		return CheckCertificate(r.TLS)
 	}
 	remote, err := netip.ParseAddrPort(r.RemoteAddr)
 	if err != nil {
 		return fmt.Errorf("bind refused: the caller's address %q cannot be read: %w", r.RemoteAddr, err)
 	}
-	from := remote.Addr().Unmap()
+	return e.checkAddress(remote.Addr().Unmap())
+}
+
+// MayBindFrom reports whether callers over plain HTTP from that address may bind.
+func (e *Extender) MayBindFrom(address netip.Addr) bool { return e.checkAddress(address) == nil }
+
+// checkAddress says why callers over plain HTTP from that address may not bind.
+func (e *Extender) checkAddress(from netip.Addr) error {
 	if from.IsLoopback() {
 		return nil
 	}
@@ -61,20 +76,49 @@ func (e *Extender) mayBind(r *http.Request) error {
 			return nil
 		}
 	}
-	own, err := net.InterfaceAddrs()
+	own, err := e.host.addresses()
 	if err != nil {
 		return fmt.Errorf("bind refused: the addresses of this host cannot be read: %w", err)
 	}
-	for _, a := range own {
-		if prefix, err := netip.ParsePrefix(a.String()); err == nil && prefix.Addr().Unmap() == from.WithZone("") {
-			return nil
-		}
+	if own[from.WithZone("")] {
+		return nil
 	}
 	return fmt.Errorf("bind refused: %s is not an address of this host; --allow-bind-from (chart value extender.allowBindFrom) permits others", from)
 }
 
-// checkCertificate goes by certificates that the handshake has verified.
-func checkCertificate(state *tls.ConnectionState) error {
+// hostAge is how long the addresses of the host are used after they were read.
+const hostAge = 5 * time.Second
+
+// host caches the addresses of this host.
+type host struct {
+	mu    sync.Mutex
+	at    time.Time // when they were read
+	known map[netip.Addr]bool
+}
+
+// addresses returns them. The result is not changed any more.
+func (h *host) addresses() (map[netip.Addr]bool, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.known != nil && time.Since(h.at) < hostAge {
+		return h.known, nil
+	}
+	own, err := net.InterfaceAddrs()
+	if err != nil {
+		return nil, err
+	}
+	h.at, h.known = time.Now(), make(map[netip.Addr]bool, len(own))
+	for _, a := range own {
+		if prefix, err := netip.ParsePrefix(a.String()); err == nil {
+			h.known[prefix.Addr().Unmap()] = true
+		}
+	}
+	return h.known, nil
+}
+
+// CheckCertificate says why a caller over TLS may not bind. It goes by certificates that
+// the handshake has verified.
+func CheckCertificate(state *tls.ConnectionState) error {
 	if len(state.VerifiedChains) == 0 {
 		return errors.New("bind refused: over TLS it needs the client certificate in Secret divvy-extender-client, and none was shown")
 	}

@@ -28,7 +28,7 @@ import (
 // a caller that may bind can cause that; others get the names of all nodes.
 func (e *Extender) choose(ctx context.Context, args filterArgs, requests []accel.Request, verdicts []ledger.Verdict, r *filterResult) {
 	uid := string(args.pod.UID)
-	if len(requests) != 1 || uid == "" || !e.believes(ctx) {
+	if len(requests) != 1 || uid == "" || !mayBind(ctx) {
 		return
 	}
 	if len(r.fits) == 0 || len(r.fits) > 1 && (!e.config.ChooseNode || args.prefers) {

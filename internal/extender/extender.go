@@ -17,6 +17,7 @@ import (
 	"github.com/divvy-gpu/divvy/internal/accel/wire"
 	"github.com/divvy-gpu/divvy/internal/events"
 	"github.com/divvy-gpu/divvy/internal/kube"
+	"github.com/divvy-gpu/divvy/internal/limit"
 )
 
 // DefaultBindTimeout bounds a bind. It is below the 10 s that Divvy has kube-scheduler
@@ -31,6 +32,7 @@ const HeapBudget = 100 << 20
 // Ledger is what the extender asks of the books. *ledger.Ledger is one.
 type Ledger interface {
 	Check(request accel.Request, nodes []string, out []ledger.Verdict)
+	Fits(request accel.Request, nodes []string, out []ledger.Verdict)
 	Reserve(pod accel.PodRef, created time.Time, node string, request accel.Request) (grant accel.Grant, undo func(), err error)
 	Evict(request accel.Request, proposals []ledger.Proposal) []ledger.Eviction
 	MakesRoom(request accel.Request, node string) bool
@@ -123,10 +125,12 @@ type Extender struct {
 	catchUps *rate.Limiter
 	// attempts are pods for which filter named one node.
 	attempts attempts
-	// large lets one request with a large body in at a time: see readBody.
-	large chan struct{}
-	// inspecting lets one report be written at a time.
-	inspecting chan struct{}
+	// slots bounds how many requests are decoded and answered at once.
+	slots *slots
+	// reports are those of inspect about all nodes.
+	reports limit.Reports[inspectQuery]
+	// host is this one.
+	host host
 	// link is to the replica that leads, while this one follows.
 	link link
 }
@@ -153,7 +157,7 @@ func New(c Config) (*Extender, error) {
 	}
 	return &Extender{
 		config: c, metrics: m, binds: newKeyedLock(), waiting: w, catchUps: rate.NewLimiter(rate.Every(catchUpEvery), catchUpsAtOnce),
-		large: make(chan struct{}, 1), inspecting: make(chan struct{}, 1),
+		slots: newSlots(),
 	}, nil
 }
 

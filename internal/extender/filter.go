@@ -18,7 +18,7 @@ import (
 func (e *Extender) filter(ctx context.Context, body, out []byte) ([]byte, error) {
 	scratch := takeScratch()
 	defer scratch.giveBack()
-	args, requests, verdicts, mistake, err := e.check(body, scratch)
+	args, requests, verdicts, mistake, err := e.check(ctx, body, scratch)
 	if err != nil {
 		return nil, err
 	}
@@ -81,10 +81,10 @@ func (e *Extender) filter(ctx context.Context, body, out []byte) ([]byte, error)
 }
 
 // prioritize rates the nodes from 0 to 10.
-func (e *Extender) prioritize(_ context.Context, body, out []byte) ([]byte, error) {
+func (e *Extender) prioritize(ctx context.Context, body, out []byte) ([]byte, error) {
 	scratch := takeScratch()
 	defer scratch.giveBack()
-	args, requests, verdicts, _, err := e.check(body, scratch)
+	args, requests, verdicts, _, err := e.check(ctx, body, scratch)
 	if err != nil {
 		return nil, err
 	}
@@ -105,7 +105,7 @@ func (e *Extender) prioritize(_ context.Context, body, out []byte) ([]byte, erro
 // a pod that asks for nothing of ours, for several resources, or in a way that
 // cannot be followed, which mistake says. They and the names are in the scratch
 // memory.
-func (e *Extender) check(body []byte, scratch *scratch) (args filterArgs, requests []accel.Request, verdicts []ledger.Verdict, mistake, err error) {
+func (e *Extender) check(ctx context.Context, body []byte, scratch *scratch) (args filterArgs, requests []accel.Request, verdicts []ledger.Verdict, mistake, err error) {
 	if err := e.ready(); err != nil {
 		return filterArgs{}, nil, nil, nil, err
 	}
@@ -118,7 +118,13 @@ func (e *Extender) check(body []byte, scratch *scratch) (args filterArgs, reques
 	}
 	if len(requests) == 1 && mistake == nil {
 		verdicts = sized(&scratch.verdicts, len(args.names))
-		e.config.Ledger.Check(requests[0], args.names, verdicts)
+		if mayBind(ctx) {
+			e.config.Ledger.Check(requests[0], args.names, verdicts)
+		} else {
+			// Any client that reaches the port could make up requests, each of which would be
+			// rated and remembered.
+			e.config.Ledger.Fits(requests[0], args.names, verdicts)
+		}
 	}
 	return args, requests, verdicts, mistake, nil
 }

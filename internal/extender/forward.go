@@ -12,6 +12,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/divvy-gpu/divvy/internal/inspect"
+	"github.com/divvy-gpu/divvy/internal/limit"
 )
 
 // Election says which of several replicas answers. *lead.Lead is one.
@@ -123,7 +124,7 @@ func (e *Extender) led(v verb, held chan struct{}, here http.Handler) http.Handl
 			err = e.handOn(w, r, v, *body)
 		}
 		if err != nil {
-			klog.FromContext(r.Context()).Error(err, "Answered with an error", "path", r.URL.Path)
+			logError(r.Context(), err, "path", r.URL.Path)
 			e.metrics.forwarded.WithLabelValues("failed").Inc()
 			e.fail(w, v, http.StatusServiceUnavailable, err)
 		}
@@ -152,7 +153,7 @@ func (e *Extender) hold(w http.ResponseWriter, r *http.Request, held chan struct
 	case held <- struct{}{}:
 		defer func() { <-held }()
 	default:
-		return fmt.Errorf("%w: %d requests wait for one", errNoLeader, maxHeld)
+		return fmt.Errorf("%w: %d requests wait for one", errNoLeader, cap(held))
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), e.config.Hold)
 	defer cancel()
@@ -165,8 +166,8 @@ func (e *Extender) hold(w http.ResponseWriter, r *http.Request, held chan struct
 			return nil
 		}
 		err := e.askLeader(ctx, w, r, address, body)
-		if err == nil {
-			return nil
+		if err == nil || errors.Is(err, limit.ErrBusy) {
+			return err
 		}
 		again := time.NewTimer(tryAgain)
 		select {
@@ -194,8 +195,8 @@ func (e *Extender) askLeader(ctx context.Context, w http.ResponseWriter, r *http
 			e.metrics.forwarded.WithLabelValues("leader").Inc()
 			return nil
 		}
-		if err = errSilent; errors.Is(failed, errMisdirected) {
-			err = errMisdirected
+		if err = errSilent; errors.Is(failed, errMisdirected) || errors.Is(failed, limit.ErrBusy) {
+			err = failed
 		}
 		klog.FromContext(ctx).V(2).Info("The leader did not answer a request", "leader", address, "path", r.URL.Path, "reason", failed.Error())
 	}
@@ -227,6 +228,14 @@ func (e *Extender) ask(ctx context.Context, w http.ResponseWriter, r *http.Reque
 	}
 	// The first part is read before anything is written: most answers are whole then,
 	// and can be asked for again when the leader dies in the middle of one.
+	part := int64(keepBuffer)
+	if response.ContentLength >= 0 {
+		part = min(part, response.ContentLength)
+	}
+	if err := limit.Hold(ctx, part); err != nil {
+		return false, fmt.Errorf("the leader's answer needs %w", err)
+	}
+	defer limit.Drop(ctx, part)
 	first := getBuffer()
 	defer func() { putBuffer(first) }()
 	into := bytes.NewBuffer((*first)[:0])

@@ -15,6 +15,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/divvy-gpu/divvy/internal/inspect"
+	"github.com/divvy-gpu/divvy/internal/limit"
 )
 
 // Prefix stands before the routes of the verbs, as in the guide.
@@ -25,12 +26,12 @@ const Prefix = "/gcushare-scheduler"
 const (
 	maxFilterBody = 32 << 20
 	maxBindBody   = 64 << 10
-	// largeBody is from where on bodies are let in one at a time, so that a
-	// few of the largest do not take the memory of the process. 5000 names
-	// and a pod are far below.
-	largeBody = 2 << 20
-	// keepBuffer is the largest buffer that is kept for the next request.
+	// maxOthersBody is the limit for callers that may not bind: 40 000 names.
+	maxOthersBody = 1 << 20
+	// keepBuffer is the largest buffer that is kept for the next request, and keepSmall the
+	// largest of which it does not matter how full it is.
 	keepBuffer = 1 << 20
+	keepSmall  = 4 << 10
 )
 
 // verb is one question of kube-scheduler.
@@ -60,7 +61,7 @@ func (e *Extender) Handler() http.Handler {
 	for _, v := range []verb{
 		{name: verbFilter, maxBody: maxFilterBody, answer: e.filter, fail: appendFilterError},
 		{name: verbPreempt, maxBody: maxFilterBody, answer: e.preempt, allow: e.mayBind},
-		{name: verbPrioritize, maxBody: maxFilterBody, answer: e.prioritize},
+		{name: verbPrioritize, maxBody: maxFilterBody, answer: e.prioritize, allow: e.mayBind},
 		{name: verbBind, maxBody: maxBindBody, answer: e.bind, fail: appendError, allow: e.mayBind, acts: true},
 	} {
 		mux.Handle(Prefix+"/"+v.name, e.led(v, held, e.handleVerb(v)))
@@ -112,6 +113,9 @@ func (e *Extender) handleReady(w http.ResponseWriter, _ *http.Request) {
 func (e *Extender) recoverPanics(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		growStack(0)
+		if r.Header.Get(ForwardedHeader) == forwardedStranger {
+			limit.WithoutReserve(r.Context()) // the replica that hands it on has one, its caller has none
+		}
 		defer func() {
 			p := recover()
 			if p == nil {
@@ -137,34 +141,20 @@ func (e *Extender) handleVerb(v verb) http.Handler {
 		defer counted.inFlight.Dec()
 		out := getBuffer()
 		defer func() { putBuffer(out) }()
-		body := getBuffer()
-		defer func() { putBuffer(body) }()
 
 		status, err := checkRequest(w, r)
 		if err == nil && v.allow != nil {
 			err = v.allow(r)
 		}
 		if err == nil {
-			var done func()
-			if *body, done, err = e.readBody(w, r, v.maxBody, (*body)[:0]); err == nil {
-				err = func() error {
-					defer done() // a panic must not keep large bodies out for ever
-					answer, err := v.answer(context.WithValue(r.Context(), callerKey{}, r), *body, (*out)[:0])
-					if err == nil && !v.acts {
-						err = e.ready() // a process may have been paused in the middle
-					}
-					if err == nil {
-						*out = answer
-					}
-					return err
-				}()
-			}
+			r = r.WithContext(e.withCaller(r))
+			*out, err = e.answer(w, r, v, (*out)[:0])
 		}
 		if err != nil {
-			klog.FromContext(r.Context()).Error(err, "Answered with an error", "verb", v.name)
+			logError(r.Context(), err, "verb", v.name)
 			if v.fail == nil && status == http.StatusOK {
 				status = http.StatusBadRequest
-				if errors.Is(err, errNotReady) {
+				if errors.Is(err, errNotReady) || errors.Is(err, limit.ErrBusy) {
 					status = http.StatusServiceUnavailable
 				}
 			}
@@ -177,6 +167,52 @@ func (e *Extender) handleVerb(v verb) http.Handler {
 		counted.observe(err, time.Since(start))
 		writeJSON(w, status, *out)
 	})
+}
+
+// logError logs an error that is answered. Those of clients that reach a bound are counted, see
+// package limit, and not logged one by one.
+func logError(ctx context.Context, err error, keysAndValues ...any) {
+	logger := klog.FromContext(ctx)
+	if errors.Is(err, limit.ErrBusy) {
+		logger.V(4).Info("Rejected", append(keysAndValues, "reason", err.Error())...)
+		return
+	}
+	logger.Error(err, "Answered with an error", keysAndValues...)
+}
+
+// answer reads the request and appends the answer to out. The body is not held any more
+// when it returns, the answer is.
+func (e *Extender) answer(w http.ResponseWriter, r *http.Request, v verb, out []byte) ([]byte, error) {
+	ctx := r.Context()
+	body := getBuffer()
+	defer func() { putBuffer(body) }()
+	var done func()
+	var err error
+	if *body, done, err = e.readBody(w, r, v.maxBody, (*body)[:0]); err != nil {
+		return out, err
+	}
+	defer done()
+	if !v.acts { // a bind waits for the API server, and takes no memory
+		release, err := e.slots.take(ctx, len(*body))
+		if err != nil {
+			return out, err
+		}
+		defer release() // also after a panic
+	}
+	answer, err := v.answer(ctx, *body, out)
+	if err == nil && !v.acts {
+		err = e.ready() // a process may have been paused in the middle
+	}
+	if err != nil {
+		return out, err
+	}
+	if cap(answer) > keepSmall && cap(answer) > 2*len(answer) {
+		answer = bytes.Clone(answer) // the buffer is for a larger one
+	}
+	if err := limit.Hold(ctx, int64(cap(answer))); err != nil {
+		return out, fmt.Errorf("the answer needs %w", err)
+	}
+	return answer, nil
 }
 
 // checkRequest refuses what is no question of kube-scheduler's.
@@ -196,37 +232,14 @@ func checkRequest(w http.ResponseWriter, r *http.Request) (status int, err error
 
 // readBody reads the request into buf. The caller calls done when it needs the
 // body no more.
-func (e *Extender) readBody(w http.ResponseWriter, r *http.Request, limit int64, buf []byte) (body []byte, done func(), err error) {
-	tooLarge := fmt.Errorf("the request is larger than %d bytes", limit)
-	if r.ContentLength > limit {
-		return buf, nil, tooLarge
+func (e *Extender) readBody(w http.ResponseWriter, r *http.Request, most int64, buf []byte) (body []byte, done func(), err error) {
+	if e.mayBind(r) != nil {
+		most = min(most, maxOthersBody)
 	}
-	done = func() {}
-	// -1 says that the client did not tell.
-	if r.ContentLength > largeBody || (r.ContentLength < 0 && limit > largeBody) {
-		select {
-		case e.large <- struct{}{}:
-			done = func() { <-e.large }
-		case <-r.Context().Done():
-			return buf, nil, context.Cause(r.Context())
-		}
+	if body, err = limit.ReadBody(w, r, most, buf); err != nil {
+		return body, nil, err
 	}
-	into := bytes.NewBuffer(buf)
-	if r.ContentLength > 0 {
-		into.Grow(int(r.ContentLength) + bytes.MinRead) // so that ReadFrom never grows it
-	}
-	_, err = into.ReadFrom(http.MaxBytesReader(w, r.Body, limit))
-	var beyond *http.MaxBytesError
-	if errors.As(err, &beyond) {
-		err = tooLarge
-	} else if err != nil {
-		err = fmt.Errorf("read the request: %w", err)
-	}
-	if err != nil {
-		done()
-		return into.Bytes(), nil, err
-	}
-	return into.Bytes(), done, nil
+	return body, func() { limit.Drop(r.Context(), int64(len(body))) }, nil
 }
 
 // buffers are the bodies of requests and answers.

@@ -96,7 +96,7 @@ func (e *Extender) preempt(ctx context.Context, body, out []byte) ([]byte, error
 // One such moment is enough for all pods that are asked about in it.
 func (e *Extender) evictAfterWatch(ctx context.Context, args preemptArgs, request accel.Request) []proposal {
 	kept := e.evict(args, request)
-	if len(kept) > 0 || len(args.proposals) == 0 || !e.believes(ctx) || !e.catchUps.AllowN(e.config.Now(), 1) {
+	if len(kept) > 0 || len(args.proposals) == 0 || !mayBind(ctx) || !e.catchUps.AllowN(e.config.Now(), 1) {
 		return kept
 	}
 	for _, pause := range catchUp {
@@ -151,7 +151,7 @@ func (e *Extender) roomIsComing(pod *v1.Pod, request accel.Request) bool {
 // nominated; see roomIsComing. Only who may bind is believed.
 func (e *Extender) noteNominated(ctx context.Context, args filterArgs, verdicts []ledger.Verdict) {
 	node := args.pod.Status.NominatedNodeName
-	if node == "" || !e.believes(ctx) {
+	if node == "" || !mayBind(ctx) {
 		return
 	}
 	i := slices.Index(args.names, node)

@@ -283,7 +283,7 @@ func BenchmarkRefusal(b *testing.B) {
 				b.Fatal(err)
 			}
 			r.RemoteAddr = "127.0.0.1:1"
-			ctx := context.WithValue(b.Context(), callerKey{}, r)
+			ctx := w.extender.withCaller(r)
 			var out []byte
 			b.ReportAllocs()
 			for b.Loop() {

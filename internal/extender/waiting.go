@@ -362,7 +362,7 @@ func (w *waiting) quiet(most int) []accel.PodRef {
 // answered notes what filter said about a pod. Whoever may not bind is not
 // believed that there is such a pod.
 func (e *Extender) answered(ctx context.Context, pod *v1.Pod, requests []accel.Request, fits int) {
-	if e.config.Waker == nil || len(requests) != 1 || fits > 0 && !e.waiting.has(string(pod.UID)) || !e.believes(ctx) {
+	if e.config.Waker == nil || len(requests) != 1 || fits > 0 && !e.waiting.has(string(pod.UID)) || !mayBind(ctx) {
 		return
 	}
 	if fits > 0 {

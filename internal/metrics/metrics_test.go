@@ -69,6 +69,7 @@ func TestDifferencesAreTold(t *testing.T) {
 	text := "# HELP divvy_pool_units x\n# TYPE divvy_pool_units gauge\n# TYPE go_goroutines gauge\n# TYPE divvy_pool_registered counter\n" +
 		"# TYPE divvy_node_ready gauge\n# TYPE divvy_other gauge\n# TYPE divvy_build_info gauge\ndivvy_pool_units 1\n"
 	want := []string{
+		"divvy_http_held_bytes is missing",
 		"divvy_node_ready is not in the table for divvy-node-pool", "divvy_other is not in the table",
 		"divvy_pool_registered is a counter, in the table a gauge", "divvy_pool_registrations_total is missing",
 	}

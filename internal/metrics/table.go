@@ -42,6 +42,20 @@ var (
 		Buckets: []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10},
 		Absent:  "until the first request",
 	})
+	HTTPRejected = define(Metric{
+		Name: "divvy_http_rejected_total", Type: Counter, Programs: []string{everywhere},
+		Help: "Connections and requests that were rejected or closed because a bound on the memory of clients was reached.",
+		Labels: []Label{
+			{"port", "the server: `plain`, `tls`, `metrics` or `probes`"},
+			{"bound", "`connection` (not accepted), `request` (answered with 503), `bytes` (no memory for a body or an answer) or `displaced` (closed for a client that holds less)"},
+		},
+		Absent: "until the port is served",
+	})
+	HTTPHeld = define(Metric{
+		Name: "divvy_http_held_bytes", Type: Gauge, Programs: []string{everywhere},
+		Help:   "Memory that connections, requests and unread answers count with.",
+		Labels: []Label{{"budget", "`reserved` (callers that have a reserve) or `shared` (all others)"}},
+	})
 	Events = define(Metric{
 		Name: "divvy_events_total", Type: Counter, Programs: []string{Node, Extender, Webhook},
 		Help: "Kubernetes events by what became of them.",

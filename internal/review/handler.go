@@ -1,7 +1,6 @@
 package review
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -13,9 +12,12 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sync/semaphore"
 	admissionv1 "k8s.io/api/admission/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/klog/v2"
+
+	"github.com/divvy-gpu/divvy/internal/limit"
 )
 
 // Bounds of the bodies of reviews.
@@ -23,11 +25,15 @@ const (
 	// MaxBody is the largest, in bytes. The API server takes objects of up to 3 MiB,
 	// and a review may hold two.
 	MaxBody = 8 << 20
-	// LargeBody is from where on reviews are let in LargeAtOnce at a time, so that
-	// many of the largest do not take the memory of the process. A usual review has
-	// some 5 KB.
-	LargeBody   = 1 << 20
-	LargeAtOnce = 2
+	// MaxValues is how many values a body may have. The largest pods have some thousands.
+	MaxValues = 100_000
+	// valueBytes is what a value may become in memory: the container "{}" is 784 bytes.
+	// unfolded is for as much reviews are decoded and decided at once, in bytes. Usual
+	// ones take some 300 KB each.
+	valueBytes = 800
+	unfolded   = 96 << 20
+	// slotTimeout is how long a review waits for others. The API server waits 10 s.
+	slotTimeout = 5 * time.Second
 
 	keptForReuse = 1 << 18
 	contentType  = "application/json"
@@ -42,8 +48,8 @@ type Decide func(ctx context.Context, request *admissionv1.AdmissionRequest) (re
 // use; New makes one.
 type Server struct {
 	observe func(webhook, result string, took time.Duration)
-	large   chan struct{} // holds one element for each large body in memory
-	bodies  sync.Pool     // of *bytes.Buffer
+	slots   *semaphore.Weighted // in bytes that reviews unfold to
+	bodies  sync.Pool           // of *[]byte
 }
 
 // New returns a Server that tells observe, unless it is nil, of each review.
@@ -51,7 +57,7 @@ func New(observe func(webhook, result string, took time.Duration)) *Server {
 	if observe == nil {
 		observe = func(string, string, time.Duration) {}
 	}
-	return &Server{observe: observe, large: make(chan struct{}, LargeAtOnce)}
+	return &Server{observe: observe, slots: semaphore.NewWeighted(unfolded), bodies: sync.Pool{New: func() any { return new([]byte) }}}
 }
 
 // Handler answers the reviews of one webhook: POST of an AdmissionReview v1 or
@@ -72,41 +78,55 @@ func (s *Server) Handler(webhook string, ready func() error, decide Decide) http
 				return
 			}
 		}
-		body, done, bad := s.read(w, r)
+		answer, decided, bad := s.answer(w, r, logger, decide)
+		result = decided
 		if bad != nil {
-			result = Bad
-			logger.Info("A request was no review", "status", bad.status, "reason", bad.text)
+			level := 0
+			if bad.status == http.StatusServiceUnavailable { // a client reached a bound, which is counted
+				level = 4
+			}
+			logger.V(level).Info("A request was not answered with a review", "status", bad.status, "reason", bad.text)
 			WriteText(w, bad.status, bad.text)
 			return
 		}
-		defer done()
-		review, bad := decode(body)
-		if bad != nil {
-			result = Bad
-			logger.Info("A request was no review", "status", bad.status, "reason", bad.text)
-			WriteText(w, bad.status, bad.text)
-			return
-		}
-		// Neither the object nor why it is refused is logged: both hold what users
-		// wrote, and that may be secret.
-		logger = logger.WithValues("namespace", Short(review.Request.Namespace), "name", Name(review.Request))
-		review.Response, result = guarded(klog.NewContext(r.Context(), logger), review.Request, decide)
-		answer, err := encode(review)
-		if err != nil { // a patch is bytes and the rest is text, so this is not reached
-			result = Error
-			logger.Error(err, "The answer could not be encoded")
-			WriteText(w, http.StatusInternalServerError, "the answer could not be encoded")
-			return
-		}
-		level := 0
-		if result == Allowed {
-			level = 4
-		}
-		logger.V(level).Info("Reviewed", "result", result)
 		w.Header().Set("Content-Type", contentType)
 		w.Header().Set("X-Content-Type-Options", "nosniff")
-		_, _ = w.Write(answer) // a client that went away is nobody to tell
+		_, _ = w.Write(answer) //nolint:gosec // JSON, which no browser takes for HTML; a client that went away reads nothing
 	})
+}
+
+// answer reads a review and decides. The answer counts from then on, the review no more.
+func (s *Server) answer(w http.ResponseWriter, r *http.Request, logger klog.Logger, decide Decide) (answer []byte, result string, bad *badRequest) {
+	body, done, bad := s.read(w, r)
+	if bad != nil {
+		if bad.status == http.StatusServiceUnavailable {
+			return nil, Error, bad
+		}
+		return nil, Bad, bad
+	}
+	defer done()
+	review, bad := decode(body)
+	if bad != nil {
+		return nil, Bad, bad
+	}
+	// Neither the object nor why it is refused is logged: both hold what users
+	// wrote, and that may be secret.
+	logger = logger.WithValues("namespace", Short(review.Request.Namespace), "name", Name(review.Request))
+	review.Response, result = guarded(klog.NewContext(r.Context(), logger), review.Request, decide)
+	answer, err := encode(review)
+	if err != nil { // a patch is bytes and the rest is text, so this is not reached
+		logger.Error(err, "The answer could not be encoded")
+		return nil, Error, badf(http.StatusInternalServerError, "the answer could not be encoded")
+	}
+	if err := limit.Hold(r.Context(), int64(cap(answer))); err != nil {
+		return nil, Error, badf(http.StatusServiceUnavailable, "the answer needs %v", err)
+	}
+	level := 0
+	if result == Allowed {
+		level = 4
+	}
+	logger.V(level).Info("Reviewed", "result", result)
+	return answer, result, nil
 }
 
 // guarded makes a denial of a panic.
@@ -157,40 +177,67 @@ func (s *Server) read(w http.ResponseWriter, r *http.Request) (body []byte, done
 	if r.ContentLength > MaxBody {
 		return nil, nil, badf(http.StatusRequestEntityTooLarge, "the body has %d bytes: must be at most %d", r.ContentLength, MaxBody)
 	}
-	let := func() {}
-	if r.ContentLength > LargeBody || r.ContentLength < 0 { // -1 says that the client did not tell
-		select {
-		case s.large <- struct{}{}:
-			let = func() { <-s.large }
-		case <-r.Context().Done():
-			return nil, nil, badf(http.StatusServiceUnavailable, "the client went away")
-		}
-	}
-	buffer, ok := s.bodies.Get().(*bytes.Buffer)
+	buffer, ok := s.bodies.Get().(*[]byte)
 	if !ok {
-		buffer = new(bytes.Buffer)
+		buffer = new([]byte)
 	}
-	buffer.Reset()
-	done = func() {
-		if buffer.Cap() <= keptForReuse {
+	release := func() {
+		limit.Drop(r.Context(), int64(len(*buffer)))
+		if cap(*buffer) <= keptForReuse {
 			s.bodies.Put(buffer)
 		}
-		let()
 	}
-	_, err := buffer.ReadFrom(http.MaxBytesReader(w, r.Body, MaxBody))
-	var beyond *http.MaxBytesError
+	var err error
+	*buffer, err = limit.ReadBody(w, r, MaxBody, (*buffer)[:0])
+	var beyond *limit.TooLargeError
 	switch {
 	case errors.As(err, &beyond):
-		bad = badf(http.StatusRequestEntityTooLarge, "the body has more than %d bytes", MaxBody)
+		return nil, nil, badf(http.StatusRequestEntityTooLarge, "the body has more than %d bytes", MaxBody)
+	case errors.Is(err, limit.ErrBusy):
+		return nil, nil, badf(http.StatusServiceUnavailable, "%v", err)
 	case err != nil:
-		bad = badf(http.StatusBadRequest, "the body could not be read: %v", err)
-	case buffer.Len() == 0:
-		bad = badf(http.StatusBadRequest, "the body is empty: must be an AdmissionReview")
-	default:
-		return buffer.Bytes(), done, nil
+		return nil, nil, badf(http.StatusBadRequest, "the body could not be read: %v", err)
+	case len(*buffer) == 0:
+		return nil, nil, badf(http.StatusBadRequest, "the body is empty: must be an AdmissionReview")
 	}
-	done()
-	return nil, nil, bad
+	end, bad := s.slot(r.Context(), *buffer)
+	if bad != nil {
+		release()
+		return nil, nil, bad
+	}
+	return *buffer, func() { end(); release() }, nil
+}
+
+// slot waits until the body may be decoded. The caller calls end.
+func (s *Server) slot(ctx context.Context, body []byte) (end func(), bad *badRequest) {
+	values := valuesOf(body)
+	if values > MaxValues {
+		return nil, badf(http.StatusRequestEntityTooLarge, "the body has more than %d values", MaxValues)
+	}
+	weight := min(int64(values)*valueBytes+4*int64(len(body)), unfolded)
+	ctx, cancel := context.WithTimeout(ctx, slotTimeout)
+	defer cancel()
+	if s.slots.Acquire(ctx, weight) != nil {
+		return nil, badf(http.StatusServiceUnavailable, "%v", limit.ErrBusy)
+	}
+	return func() { s.slots.Release(weight) }, nil
+}
+
+// valuesOf returns how many values the JSON has at most, without those in texts.
+func valuesOf(body []byte) int {
+	n, text := 1, false
+	for i := 0; i < len(body); i++ {
+		switch c := body[i]; {
+		case text && c == '\\':
+			i++
+		case c == '"':
+			text = !text
+		case text:
+		case c == ',' || c == '{' || c == '[':
+			n++
+		}
+	}
+	return n
 }
 
 // WriteText answers with a line of plain text.

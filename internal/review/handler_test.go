@@ -74,3 +74,27 @@ func TestNoReview(t *testing.T) {
 		})
 	}
 }
+
+// A few bytes of JSON can be a kilobyte in memory: 8 MB of containers without anything
+// in them are two gigabytes.
+func TestValuesAreBounded(t *testing.T) {
+	list := func(n int, one string) string {
+		return strings.Replace(asked, `"name":"p"`, `"object":{"spec":{"containers":[`+one+strings.Repeat(","+one, n-1)+`]}}`, 1)
+	}
+	for name, tt := range map[string]struct {
+		body   string
+		status int
+	}{
+		"many objects":          {list(MaxValues, "{}"), http.StatusRequestEntityTooLarge},
+		"many that are null":    {list(MaxValues, "null"), http.StatusRequestEntityTooLarge},
+		"many lists":            {list(MaxValues/2, "[[]]"), http.StatusRequestEntityTooLarge},
+		"some":                  {list(1000, "{}"), http.StatusOK},
+		"a text with commas":    {list(1, `{"name":"`+strings.Repeat(",", MaxValues)+`"}`), http.StatusOK},
+		"a text with a quote":   {list(1, `{"name":"\\\"`+strings.Repeat(",", MaxValues)+`"}`), http.StatusOK},
+		"commas behind a quote": {list(1, `{"name":"\\\\"`+strings.Repeat(",", MaxValues)+`}`), http.StatusRequestEntityTooLarge},
+	} {
+		if status, answer, _ := ask(t, tt.body, nil, allow); status != tt.status {
+			t.Errorf("%s: %d %.100s, want %d", name, status, answer, tt.status)
+		}
+	}
+}

@@ -95,18 +95,34 @@ func TestBadRequests(t *testing.T) {
 		}
 	})
 	t.Run("all at once", func(t *testing.T) {
-		done := make(chan error)
+		// Those for which there is no memory are rejected before they have sent all, which a
+		// client may notice by an error of writing.
+		type outcome struct {
+			answer string
+			err    error
+		}
+		done := make(chan outcome)
 		for range 40 {
 			go func() {
-				_, _, err := post(ctx, "filter", "application/json", io.LimitReader(zeros{}, 30<<20))
-				done <- err
+				_, answer, err := post(ctx, "filter", "application/json", io.LimitReader(zeros{}, 30<<20))
+				done <- outcome{answer, err}
 			}()
 		}
+		read, rejected := 0, 0
 		for range 40 {
-			if err := <-done; err != nil {
-				t.Errorf("one of 40 large requests: %v", err)
+			switch one := <-done; {
+			case one.err != nil && strings.Contains(one.err.Error(), "write"), strings.Contains(one.answer, "other requests hold the memory"):
+				rejected++
+			case one.err == nil && strings.Contains(one.answer, "not valid JSON"):
+				read++
+			default:
+				t.Errorf("one of 40 large requests: %v, %.300s", one.err, one.answer)
 			}
 		}
+		if read == 0 {
+			t.Errorf("all of 40 large requests were rejected")
+		}
+		t.Logf("%d large requests were read, %d rejected", read, rejected)
 	})
 
 	after, err := lab.DivvyPod(ctx, stage.Extender)

@@ -30,6 +30,22 @@ const checkChunk = 256
 // only an unhealthy device could hold is accel.NoDeviceFits, as devices
 // recover. The same goes for accel.TooFewDevices.
 func (l *Ledger) Check(req accel.Request, nodes []string, out []Verdict) {
+	l.checkAll(req, nodes, out, func(ask *place.Ask, policy place.Policy) *ratings {
+		return l.ratings(req.Resource, ask, policy)
+	})
+}
+
+// Fits answers like Check, without ratings: Rating is 0 for a node that fits. It asks no
+// policy and remembers nothing, so a request that was made up costs no more than one look
+// at the devices of each node that it names.
+func (l *Ledger) Fits(req accel.Request, nodes []string, out []Verdict) {
+	l.checkAll(req, nodes, out, func(ask *place.Ask, policy place.Policy) *ratings {
+		return &ratings{resource: req.Resource, ask: *ask, policy: fits{policy}, temporary: true}
+	})
+}
+
+// checkAll answers for all of the nodes by what ratings returns.
+func (l *Ledger) checkAll(req accel.Request, nodes []string, out []Verdict, ratings func(*place.Ask, place.Policy) *ratings) {
 	n := min(len(nodes), len(out))
 	ask, policy, err := l.ask(req)
 	if err != nil {
@@ -38,7 +54,7 @@ func (l *Ledger) Check(req accel.Request, nodes []string, out []Verdict) {
 		}
 		return
 	}
-	r := l.ratings(req.Resource, &ask, policy)
+	r := ratings(&ask, policy)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.renew()
@@ -47,6 +63,29 @@ func (l *Ledger) Check(req accel.Request, nodes []string, out []Verdict) {
 		to := min(from+checkChunk, n)
 		guess = l.check(r, &req, guess, nodes[from:to], out[from:to])
 	}
+}
+
+// fits is a policy that rates nothing. Every policy serves a pod that fits so.
+type fits struct{ place.Policy }
+
+// Choose implements place.Policy, and chooses nothing.
+func (fits) Choose(n *place.Node, a *place.Ask, buf []int) (slots []int, rating int64, ok bool) {
+	if !a.FitsBeside(n) {
+		return buf[:0], place.NoRating, false
+	}
+	able := 0
+	for i := range n.Slots {
+		if able == a.Devices {
+			break
+		}
+		if a.Fits(&n.Slots[i]) {
+			able++
+		}
+	}
+	if able < a.Devices {
+		return buf[:0], place.NoRating, false
+	}
+	return buf[:0], 0, true
 }
 
 // check answers for some nodes. The guess is the number of the first one, and
@@ -68,7 +107,7 @@ func (l *Ledger) check(r *ratings, req *accel.Request, guess int, nodes []string
 			out[i] = r.unknown()
 			continue
 		}
-		if number != guess && before >= 0 {
+		if number != guess && before >= 0 && !r.temporary {
 			b.next[before].Store(int64(number))
 		}
 		before, guess = number, int(b.next[number].Load())

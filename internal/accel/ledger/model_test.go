@@ -752,6 +752,21 @@ func (d *driver) compareVerdicts() {
 		}
 		d.count[codeNames[want.Code]]++
 	}
+	// Fits says the same without ratings, and leaves no trace.
+	remembered := len(d.rated)
+	d.Fits(req, modelNodes, out[:])
+	for i, node := range modelNodes {
+		want := d.m.verdict(node, &req)
+		if want.Code == accel.Fits {
+			want.Rating = 0
+		}
+		if out[i] != want {
+			d.t.Fatalf("Fits of %+v on %s = %+v, model %+v", req, node, out[i], want)
+		}
+	}
+	if len(d.rated) != remembered {
+		d.t.Fatalf("Fits of %+v is remembered", req)
+	}
 }
 
 var codeNames = map[accel.ReasonCode]string{

@@ -17,6 +17,8 @@ import (
 // and the policy its epoch.
 type ratings struct {
 	resource accel.Resource
+	// temporary ones are for one Fits, which leaves no trace.
+	temporary bool
 
 	mu      sync.Mutex // guards what follows; l.mu nests in it
 	ask     place.Ask

@@ -401,6 +401,36 @@ func TestVerdictsAreRemembered(t *testing.T) {
 	check("CPU that counts", 1, 8)
 }
 
+// Requests that were made up ask no policy, and leave what is remembered of others.
+func TestFitsAsksNoPolicy(t *testing.T) {
+	p := &rater{name: "prices"}
+	w := newWorld(t, Options{Policy: p})
+	names := make([]string, 600)
+	for i := range names {
+		names[i] = fmt.Sprintf("n%03d", i)
+		w.node(names[i], cards(16, 16))
+	}
+	w.widest.Store(maxRated) // as if there were so many nodes: one ask is remembered
+	out := make([]Verdict, len(names))
+	w.Check(asks(4), names, out)
+	before := p.chosen.Load()
+	for i := range 100 {
+		made := asks(4)
+		made.Selection = &accel.Selection{AvoidIDs: []string{fmt.Sprint("made-up-", i)}}
+		slices.Reverse(names)
+		w.Fits(made, names, out)
+		for j, v := range out {
+			if v != (Verdict{}) {
+				t.Fatalf("%s is %+v", names[j], v)
+			}
+		}
+	}
+	w.Check(asks(4), names, out)
+	if got := p.chosen.Load() - before; got != 0 {
+		t.Errorf("the policy was asked about %d nodes", got)
+	}
+}
+
 // The last asks are refreshed.
 func TestRefreshTakesTheLastAsks(t *testing.T) {
 	p := &rater{name: "prices"}

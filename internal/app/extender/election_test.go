@@ -1,10 +1,13 @@
 package extender
 
 import (
+	"bytes"
 	"context"
+	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"strings"
 	"sync"
@@ -18,6 +21,7 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 	extenderv1 "k8s.io/kube-scheduler/extender/v1"
 
+	"github.com/divvy-gpu/divvy/internal/app/serve"
 	"github.com/divvy-gpu/divvy/internal/kube"
 	"github.com/divvy-gpu/divvy/internal/kubetest"
 )
@@ -305,5 +309,75 @@ func TestTheWriteThatProvesItIsSeen(t *testing.T) {
 	}
 	if err := first.end(); err != nil {
 		t.Error(err)
+	}
+}
+
+// As many binds as a replica may hold wait for the next leader at once, over TLS and over
+// plain HTTP with a connection for each.
+func TestBindsAreHeldUntilAReplicaLeads(t *testing.T) {
+	const binds = 1000
+	for _, secured := range []bool{false, true} {
+		t.Run(fmt.Sprint("TLS is ", secured), func(t *testing.T) {
+			w := newReplicated(t)
+			first := w.start(0, true)
+			first.leads()
+			second := w.start(1, true)
+			second.ready("")
+			roots, certificate := published(t, kube.Clients{Kubernetes: w.server.Client(nil)})
+			// One connection for each bind, or one for as many as there are streams on it.
+			perClient, address := binds, second.url
+			if secured {
+				perClient, address = serve.MaxStreams, "https://"+second.tls
+			}
+			var clients []*http.Client
+			for range binds / perClient {
+				transport := &http.Transport{MaxIdleConnsPerHost: binds}
+				if secured {
+					transport.ForceAttemptHTTP2 = true
+					transport.TLSClientConfig = &tls.Config{
+						MinVersion: tls.VersionTLS12, RootCAs: roots, Certificates: []tls.Certificate{certificate}, ServerName: "divvy-extender." + release + ".svc",
+					}
+				}
+				client := &http.Client{Transport: transport}
+				t.Cleanup(client.CloseIdleConnections)
+				resp, err := client.Get(address + "/version") //nolint:noctx // a test
+				if err != nil {
+					t.Fatal(err)
+				}
+				_ = resp.Body.Close()
+				clients = append(clients, client)
+			}
+			w.crash(0, first)
+			var group sync.WaitGroup
+			var wrong atomic.Pointer[string]
+			for n := range binds {
+				group.Go(func() {
+					body, err := json.Marshal(extenderv1.ExtenderBindingArgs{PodName: "p", PodNamespace: "team", PodUID: types.UID(fmt.Sprint(n)), Node: "node-a"})
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					resp, err := clients[n%len(clients)].Post(address+"/gcushare-scheduler/bind", "application/json", bytes.NewReader(body)) //nolint:noctx // a test
+					text := fmt.Sprint(err)
+					if err == nil {
+						answer, err := io.ReadAll(resp.Body)
+						_ = resp.Body.Close()
+						// There is no such pod, which the replica that leads then has found out, unless it
+						// lost the lead again on a machine that is busy.
+						if text = string(answer); err == nil && (strings.Contains(text, "the pod is gone") || strings.Contains(text, "another replica leads")) {
+							return
+						}
+					}
+					wrong.Store(&text)
+				})
+			}
+			group.Wait()
+			if text := wrong.Load(); text != nil {
+				t.Errorf("a bind is answered %s", *text)
+			}
+			if err := second.end(); err != nil {
+				t.Error(err)
+			}
+		})
 	}
 }

@@ -16,10 +16,8 @@ import (
 	"github.com/divvy-gpu/divvy/internal/app/serve"
 	"github.com/divvy-gpu/divvy/internal/certs"
 	"github.com/divvy-gpu/divvy/internal/extender"
+	"github.com/divvy-gpu/divvy/internal/limit"
 )
-
-// maxStreams bounds the requests under way on one connection over TLS.
-const maxStreams = 100
 
 // serverName is the name by which clients of all replicas know them.
 func (s settings) serverName() string { return s.TLSService + "." + s.TLSNamespace + ".svc" }
@@ -70,18 +68,18 @@ func secure(handler http.Handler, manager certificates) *http.Server {
 			}, nil
 		},
 	}
-	server.HTTP2 = &http.HTTP2Config{MaxConcurrentStreams: maxStreams}
 	return server
 }
 
-// recheck takes from a caller that wants to bind what its handshake has proved, if
-// that would not be proof now: the certificate may have expired since, or its CA
-// been given up, and a connection lasts as long as its client likes.
+// recheck takes from a caller what its handshake has proved, if that would not be proof
+// now: the certificate may have expired since, or its CA been given up, and a connection
+// lasts as long as its client likes. While the proof holds, the caller has a
+// reserve.
 func recheck(next http.Handler, accepted func() *x509.CertPool) http.Handler {
-	// The last that was proved: one client binds nearly all pods, over one connection.
+	// The last that was proved: all callers but few show one certificate.
 	var last atomic.Pointer[proof]
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.URL.Path == extender.Prefix+"/bind" && r.TLS != nil && len(r.TLS.PeerCertificates) > 0 {
+		if r.TLS != nil && len(r.TLS.PeerCertificates) > 0 {
 			leaf, roots, now := r.TLS.PeerCertificates[0], accepted(), time.Now()
 			p := last.Load()
 			if p == nil || !p.holds(leaf, roots, now) {
@@ -94,6 +92,7 @@ func recheck(next http.Handler, accepted func() *x509.CertPool) http.Handler {
 				r = r.WithContext(r.Context()) // a copy, as the state is the connection's
 				r.TLS = &state
 			}
+			limit.SetReserve(r.Context(), extender.CheckCertificate(r.TLS) == nil)
 		}
 		next.ServeHTTP(w, r)
 	})
@@ -129,7 +128,7 @@ func prove(leaf *x509.Certificate, roots *x509.CertPool, now time.Time) *proof {
 
 // holds reports whether the certificate is that one, and still proves the same.
 func (p *proof) holds(leaf *x509.Certificate, roots *x509.CertPool, now time.Time) bool {
-	return p.err == nil && p.leaf == leaf && now.Before(p.until) && p.roots == roots
+	return p.err == nil && p.leaf.Equal(leaf) && now.Before(p.until) && p.roots == roots
 }
 
 // listeners are the sockets of the program; tls and metrics may be nil.

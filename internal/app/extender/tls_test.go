@@ -173,8 +173,8 @@ func (c *changing) GetCertificate(*tls.ClientHelloInfo) (*tls.Certificate, error
 }
 func (c *changing) ClientCAs() *x509.CertPool { return c.accepted.Load() }
 
-// A connection outlives the CA by which its client was known. Binds over it are
-// those of a stranger then.
+// A connection outlives the CA by which its client was known, and its client's certificate.
+// Its requests are those of an unknown caller then.
 func TestTLSOfAClientWhoseCAIsGivenUp(t *testing.T) {
 	c := tlsClients(t)
 	key := grantKey(t)
@@ -210,8 +210,8 @@ func TestTLSOfAClientWhoseCAIsGivenUp(t *testing.T) {
 		}
 	}()
 	client := caller(i, roots, certificate)
-	bind := func() (chains, remote string) {
-		resp, err := client.Post("https://"+listener.Addr().String()+"/gcushare-scheduler/bind", "application/json", nil) //nolint:noctx // a test
+	ask := func(path string) (chains, remote string) {
+		resp, err := client.Post("https://"+listener.Addr().String()+path, "application/json", nil) //nolint:noctx // a test
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -223,11 +223,18 @@ func TestTLSOfAClientWhoseCAIsGivenUp(t *testing.T) {
 		chains, remote, _ = strings.Cut(string(body), " ")
 		return chains, remote
 	}
-	before, connection := bind()
-	cas.accepted.Store(x509.NewCertPool())
-	after, same := bind()
-	if before != "1" || after != "0" || connection != same {
-		t.Errorf("verified chains: %s over %s before the CA was given up, %s over %s after; want 1, 0 and one connection", before, connection, after, same)
+	connection := ""
+	for _, path := range []string{"/gcushare-scheduler/filter", "/gcushare-scheduler/preempt", "/gcushare-scheduler/prioritize", "/gcushare-scheduler/bind", "/gcushare-scheduler/inspect", "/version"} {
+		cas.accepted.Store(roots)
+		before, one := ask(path)
+		cas.accepted.Store(x509.NewCertPool())
+		after, same := ask(path)
+		if connection == "" {
+			connection = one
+		}
+		if before != "1" || after != "0" || one != connection || same != connection {
+			t.Errorf("%s: verified chains: %s over %s before the CA was given up, %s over %s after; want 1, 0 and one connection", path, before, one, after, same)
+		}
 	}
 }
 
@@ -251,6 +258,7 @@ func TestProof(t *testing.T) {
 		t.Errorf("the certificate proves nothing: %+v", p)
 	}
 	again := *leaf
+	again.Raw = append(bytes.Clone(leaf.Raw), 0)
 	for name, holds := range map[string]bool{
 		"another certificate":               p.holds(&again, roots, now),
 		"other CAs":                         p.holds(leaf, x509.NewCertPool(), now),

@@ -20,6 +20,7 @@ import (
 	"github.com/divvy-gpu/divvy/internal/accel"
 	"github.com/divvy-gpu/divvy/internal/app/flags"
 	"github.com/divvy-gpu/divvy/internal/deviceplugin"
+	"github.com/divvy-gpu/divvy/internal/limit"
 	"github.com/divvy-gpu/divvy/internal/logging"
 	"github.com/divvy-gpu/divvy/internal/metrics"
 	"github.com/divvy-gpu/divvy/internal/pool"
@@ -156,17 +157,19 @@ func runPool(ctx context.Context, o poolOptions) error {
 type poolPlugin struct {
 	options  poolOptions
 	server   *deviceplugin.Server
+	limits   *limit.Limiter
 	registry *prometheus.Registry
 }
 
 func newPoolPlugin(o poolOptions) (*poolPlugin, error) {
-	p := &poolPlugin{options: o, registry: metrics.Registry(metrics.PoolNode, nil)}
+	p := &poolPlugin{options: o, limits: limit.New(limit.Config{}), registry: metrics.Registry(metrics.PoolNode, nil)}
 	units := poolUnits{count: o.Units}
 	p.server = deviceplugin.NewServer(o.folder(), o.Socket, accel.Resource(o.Resource), units)
 	if err := p.server.SetUnits(units.list()); err != nil {
 		return nil, err
 	}
 	p.registry.MustRegister(
+		p.limits,
 		metrics.PoolUnits.NewGaugeFunc(nil, func() float64 { return float64(o.Units) }),
 		metrics.PoolRegistrations.NewCounterFunc(nil, func() float64 { return float64(p.server.Registrations()) }),
 		metrics.PoolRegistered.NewGaugeFunc(nil, func() float64 { return metrics.Bool(p.server.Ready() == nil) }),
@@ -178,7 +181,7 @@ func newPoolPlugin(o poolOptions) (*poolPlugin, error) {
 func (p *poolPlugin) run(ctx context.Context) error {
 	ctx, fail := context.WithCancelCause(ctx)
 	defer fail(nil)
-	serve, stop, err := listen(ctx, p.options.Listen, p)
+	serve, stop, err := listen(ctx, p.options.Listen, p.limits, p)
 	if err != nil {
 		return err
 	}

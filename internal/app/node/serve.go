@@ -7,10 +7,12 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/promhttp"
+	dto "github.com/prometheus/client_model/go"
+
+	"github.com/divvy-gpu/divvy/internal/app/serve"
+	"github.com/divvy-gpu/divvy/internal/limit"
 )
 
 // probed is what the HTTP server tells of.
@@ -24,28 +26,16 @@ type probed interface {
 }
 
 // listen opens the address of probes and metrics. It returns the server, which
-// serves once it is told to.
-func listen(ctx context.Context, address string, p probed) (serve func() error, stop func(), err error) {
+// serves within the limits once it is told to.
+func listen(ctx context.Context, address string, limits *limit.Limiter, p probed) (run func() error, stop func(), err error) {
 	var lc net.ListenConfig
 	l, err := lc.Listen(ctx, "tcp", address)
 	if err != nil {
 		return nil, nil, fmt.Errorf("serve probes and metrics: %w", err)
 	}
-	server := &http.Server{
-		Handler:           handler(p),
-		ReadHeaderTimeout: 5 * time.Second,
-		ReadTimeout:       10 * time.Second,
-		WriteTimeout:      30 * time.Second,
-		IdleTimeout:       time.Minute,
-	}
-	serve = func() error {
-		if err := server.Serve(l); err != nil && !errors.Is(err, http.ErrServerClosed) {
-			return fmt.Errorf("serve probes and metrics: %w", err)
-		}
-		return nil
-	}
+	server := serve.Server{Name: serve.Probes, Listener: l, HTTP: serve.NewServer(handler(p))}
 	// A probe that is cut off is asked again.
-	return serve, func() { _ = errors.Join(server.Close(), l.Close()) }, nil
+	return func() error { return server.Serve(limits) }, func() { _ = errors.Join(server.HTTP.Close(), l.Close()) }, nil
 }
 
 func handler(p probed) http.Handler {
@@ -61,8 +51,6 @@ func handler(p probed) http.Handler {
 	}
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, r *http.Request) { answer(w, p.Alive(r.Context())) })
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) { answer(w, p.Ready()) })
-	mux.HandleFunc("GET /metrics", func(w http.ResponseWriter, r *http.Request) {
-		promhttp.HandlerFor(p.gatherer(), promhttp.HandlerOpts{}).ServeHTTP(w, r)
-	})
+	mux.Handle("GET /metrics", serve.Metrics(prometheus.GathererFunc(func() ([]*dto.MetricFamily, error) { return p.gatherer().Gather() })))
 	return mux
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/divvy-gpu/divvy/internal/events"
 	"github.com/divvy-gpu/divvy/internal/handover"
 	"github.com/divvy-gpu/divvy/internal/kube"
+	"github.com/divvy-gpu/divvy/internal/limit"
 	"github.com/divvy-gpu/divvy/internal/metrics"
 	"github.com/divvy-gpu/divvy/internal/nodeagent"
 	"github.com/divvy-gpu/divvy/internal/nodeconfig"
@@ -71,6 +72,7 @@ type supervisor struct {
 	reloads *prometheus.CounterVec
 	library libraryMetrics
 	events  *events.Recorder
+	limits  *limit.Limiter
 	// stale is true while the configuration that was read last is not in use.
 	stale atomic.Bool
 
@@ -100,6 +102,7 @@ func newSupervisor(node string, self handover.Identity, client kubernetes.Interf
 	s := &supervisor{
 		node: node, self: self, client: client, log: log,
 		process:      metrics.Registry(metrics.Node, nil),
+		limits:       limit.New(limit.Config{}),
 		reloads:      metrics.NodeConfigReloads.NewCounters(),
 		library:      newLibraryMetrics(),
 		events:       events.NewRecorder(context.Background(), client, events.Node, node),
@@ -119,7 +122,7 @@ func newSupervisor(node string, self handover.Identity, client kubernetes.Interf
 			Quarantine: s.quarantine, Handoff: h,
 		})
 	}
-	s.process.MustRegister(s.reloads, s.library.duration, s.library.hung, s.events,
+	s.process.MustRegister(s.limits, s.reloads, s.library.duration, s.library.hung, s.events,
 		metrics.NodeReady.NewGaugeFunc(nil, func() float64 { return metrics.Bool(s.Ready() == nil) }),
 		metrics.NodeConfigStale.NewGaugeFunc(nil, func() float64 { return metrics.Bool(s.stale.Load()) }))
 	for _, result := range []string{applied, rejected} {
@@ -231,7 +234,7 @@ func (s *supervisor) serve(ctx context.Context, seat *handover.Seat, c config.No
 
 // listen serves probes and metrics. The error of the server is in failed.
 func (s *supervisor) listen(ctx context.Context, address string) (failed <-chan error, stop func(), err error) {
-	serve, end, err := listen(ctx, address, s)
+	serve, end, err := listen(ctx, address, s.limits, s)
 	if err != nil {
 		return nil, func() {}, err
 	}

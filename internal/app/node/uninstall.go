@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/divvy-gpu/divvy/internal/app/flags"
+	"github.com/divvy-gpu/divvy/internal/limit"
 )
 
 // cleanAgain is how long uninstall waits after an attempt that failed.
@@ -132,7 +133,7 @@ func runUninstall(ctx context.Context, o uninstallOptions, out io.Writer) error 
 	}
 	p := &uninstalling{}
 	p.set(errors.New("the host is not clean yet"))
-	serve, stop, err := listen(ctx, o.Listen, p)
+	serve, stop, err := listen(ctx, o.Listen, limit.New(limit.Config{}), p)
 	if err != nil {
 		return err
 	}

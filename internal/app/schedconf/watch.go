@@ -21,6 +21,7 @@ import (
 
 	"github.com/divvy-gpu/divvy/internal/app/serve"
 	"github.com/divvy-gpu/divvy/internal/events"
+	"github.com/divvy-gpu/divvy/internal/limit"
 	"github.com/divvy-gpu/divvy/internal/metrics"
 	"github.com/divvy-gpu/divvy/internal/schedconf"
 	"github.com/divvy-gpu/divvy/internal/schedconf/host"
@@ -225,6 +226,10 @@ func watch(ctx context.Context, s settings, _ io.Writer) error {
 	w.tell = func(ctx context.Context, k events.Kind, message string) {
 		tell(ctx, clients.Kubernetes, s.NodeName, k, message)
 	}
+	limits := limit.New(limit.Config{})
+	if err := registry.Register(limits); err != nil {
+		return fmt.Errorf("metrics: %w", err)
+	}
 	listener, err := listen(ctx, s.Listen)
 	if err != nil {
 		return err
@@ -237,7 +242,8 @@ func watch(ctx context.Context, s settings, _ io.Writer) error {
 			func(ctx context.Context) error { return hold(ctx, h) },
 			func(ctx context.Context) error { w.run(ctx, changed); return nil },
 		},
-		Servers: []serve.Server{{Listener: listener, HTTP: serve.NewServer(handler(registry, w.ready))}},
+		Limits:  limits,
+		Servers: []serve.Server{{Name: serve.Probes, Listener: listener, HTTP: serve.NewServer(handler(registry, w.ready))}},
 		Drain:   drainTimeout,
 	}.Run(ctx)
 }
@@ -379,7 +385,7 @@ func stay(ctx context.Context, s settings, h *host.Host, done func(host.Result))
 	registry := metrics.Registry(metrics.Schedconf, nil)
 	return serve.Program{
 		Parts:   []func(context.Context) error{work},
-		Servers: []serve.Server{{Listener: listener, HTTP: serve.NewServer(handler(registry, ready))}},
+		Servers: []serve.Server{{Name: serve.Probes, Listener: listener, HTTP: serve.NewServer(handler(registry, ready))}},
 		Drain:   drainTimeout,
 	}.Run(ctx)
 }

@@ -6,14 +6,21 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"log"
 	"net"
 	"net/http"
+	"strings"
 	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"github.com/prometheus/common/expfmt"
+	"golang.org/x/time/rate"
 	"k8s.io/klog/v2"
+
+	"github.com/divvy-gpu/divvy/internal/cork"
+	"github.com/divvy-gpu/divvy/internal/limit"
 )
 
 // Listen opens the address that the caller is answered on, and that of metrics
@@ -32,37 +39,101 @@ func Listen(ctx context.Context, caller, address, metricsAddress string) (listen
 	return listener, metrics, nil
 }
 
-// Metrics returns a handler of GET /metrics and nothing else.
+// Metrics returns a handler of GET /metrics and nothing else. However many clients ask,
+// the metrics are gathered for one answer at a time.
 func Metrics(registry prometheus.Gatherer) http.Handler {
+	var reports limit.Reports[expfmt.Format]
 	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
+	mux.HandleFunc("GET /metrics", func(w http.ResponseWriter, r *http.Request) {
+		format := expfmt.NegotiateAccept(r.Header, expfmt.DefaultAcceptedFormats()...)
+		err := reports.Serve(w, r, format, string(format), func(to io.Writer) error {
+			families, err := registry.Gather()
+			if err != nil {
+				return fmt.Errorf("gather metrics: %w", err)
+			}
+			encoder := expfmt.NewEncoder(to, format)
+			for _, family := range families {
+				if err := encoder.Encode(family); err != nil {
+					return fmt.Errorf("encode metrics: %w", err)
+				}
+			}
+			return nil
+		})
+		switch {
+		case errors.Is(err, limit.ErrBusy):
+			limit.Reject(w)
+		case err != nil:
+			http.Error(w, err.Error(), http.StatusInternalServerError)
+		}
+	})
 	return mux
 }
 
+// MaxStreams bounds the requests under way on one connection over HTTP/2; clients open
+// another connection for more.
+const MaxStreams = 100
+
 // NewServer returns a server that bounds what a client can take of the process's
-// time and memory.
+// time, and with one connection of its memory; see package limit for that of all
+// connections.
 func NewServer(h http.Handler) *http.Server {
 	return &http.Server{
 		Handler:           h,
-		ReadHeaderTimeout: 5 * time.Second,
+		ReadHeaderTimeout: 5 * time.Second, // and of the handshake
 		ReadTimeout:       15 * time.Second,
 		WriteTimeout:      30 * time.Second,
 		IdleTimeout:       2 * time.Minute,
-		MaxHeaderBytes:    64 << 10,
+		MaxHeaderBytes:    16 << 10,
+		HTTP2: &http.HTTP2Config{
+			MaxConcurrentStreams: MaxStreams,
+			MaxReadFrameSize:     16 << 10,
+			// Filter of 5000 nodes sends some 120 KB.
+			MaxReceiveBufferPerConnection: 256 << 10,
+			MaxReceiveBufferPerStream:     256 << 10,
+			WriteByteTimeout:              15 * time.Second,
+		},
+		ErrorLog: log.New(&errorLog{limiter: rate.NewLimiter(rate.Every(time.Second), 10)}, "", 0),
 	}
+}
+
+// errorLog logs what net/http reports of connections, such as a handshake that failed. A
+// client can cause any number of these, so few are logged.
+type errorLog struct{ limiter *rate.Limiter }
+
+// Write logs one line.
+func (l *errorLog) Write(line []byte) (int, error) {
+	if l.limiter.Allow() {
+		klog.Background().Info("A connection failed", "reason", strings.TrimSpace(string(line)))
+	}
+	return len(line), nil
 }
 
 // Server is a server and where it serves.
 type Server struct {
+	// Name is what metrics call it: Plain, TLS, MetricsPort or Probes.
+	Name string
 	// Listener is closed by Program.Run. A server without one is left out.
 	Listener net.Listener
+	// Cork collects small writes, see package cork.
+	Cork bool
 	// HTTP serves with TLS when its TLSConfig is set. Its BaseContext is that of
 	// the parts.
 	HTTP *http.Server
 }
 
+// Names of servers in metrics.
+const (
+	Plain       = "plain"
+	TLS         = "tls"
+	MetricsPort = "metrics"
+	Probes      = "probes"
+)
+
 // Program is what runs together.
 type Program struct {
+	// Limits bounds what clients of all servers hold together; that of a small program
+	// when nil.
+	Limits *limit.Limiter
 	// Parts run until the last request was answered. One that returns an error
 	// before ends the program.
 	Parts   []func(context.Context) error
@@ -100,10 +171,13 @@ func (p Program) Run(ctx context.Context) error {
 	for _, part := range p.Parts {
 		start(&parts, func() error { return part(partsCtx) })
 	}
+	if p.Limits == nil {
+		p.Limits = limit.New(limit.Config{})
+	}
 	for _, s := range p.Servers {
 		if s.Listener != nil {
 			s.HTTP.BaseContext = func(net.Listener) context.Context { return partsCtx }
-			start(&serving, s.serve)
+			start(&serving, func() error { return s.Serve(p.Limits) })
 		}
 	}
 
@@ -141,14 +215,21 @@ func (p Program) drain(ctx context.Context) {
 	}
 }
 
-// serve returns when the server was shut down, or why it failed.
-func (s Server) serve() error {
+// Serve serves within the limits. It returns when the server was shut down, or why it
+// failed.
+func (s Server) Serve(limits *limit.Limiter) error {
 	defer s.Listener.Close() //nolint:errcheck // closed already, but for a server that could not start
+	secure := s.HTTP.TLSConfig != nil
+	s.HTTP.Handler, s.HTTP.ConnContext = limits.Handler(s.HTTP.Handler), limit.ConnContext
+	listener := limits.Listener(s.Listener, s.Name, secure)
+	if s.Cork {
+		listener = cork.Listener(listener)
+	}
 	serve := s.HTTP.Serve
-	if s.HTTP.TLSConfig != nil {
+	if secure {
 		serve = func(l net.Listener) error { return s.HTTP.ServeTLS(l, "", "") }
 	}
-	if err := serve(s.Listener); !errors.Is(err, http.ErrServerClosed) {
+	if err := serve(listener); !errors.Is(err, http.ErrServerClosed) {
 		return fmt.Errorf("serve on %s: %w", s.Listener.Addr(), err)
 	}
 	return nil

@@ -27,6 +27,7 @@ import (
 	"github.com/divvy-gpu/divvy/internal/credentials"
 	"github.com/divvy-gpu/divvy/internal/events"
 	"github.com/divvy-gpu/divvy/internal/kube"
+	"github.com/divvy-gpu/divvy/internal/limit"
 	"github.com/divvy-gpu/divvy/internal/logging"
 	"github.com/divvy-gpu/divvy/internal/metrics"
 	"github.com/divvy-gpu/divvy/internal/pool"
@@ -37,9 +38,8 @@ const (
 	// drainTimeout is what reviews under way get when the program stops, after
 	// the delay. The API server waits no longer for one.
 	drainTimeout = 10 * time.Second
-	// maxStreams bounds the reviews under way on one connection. The API server
-	// opens another connection for more.
-	maxStreams = 100
+	// clientBytes is what all clients may hold. The container has 512 MiB.
+	clientBytes = 48 << 20
 )
 
 // Command returns the subcommand.
@@ -119,6 +119,7 @@ type program struct {
 	cluster  *cluster
 	reloads  *prometheus.CounterVec
 	events   *events.Recorder
+	limits   *limit.Limiter
 	handler  http.Handler
 	metrics  http.Handler
 	// provisional is served until there is a certificate, so that probes are
@@ -146,7 +147,10 @@ func assemble(s settings, catalog *catalogFile, clients kube.Clients) (*program,
 }
 
 func newProgram(s settings, catalog *catalogFile, client kubernetes.Interface, c certificates, k keeper, registry *prometheus.Registry) (*program, error) {
-	p := &program{settings: s, client: client, catalog: catalog, certs: c, keeper: k, cluster: newCluster(k.Allowed)}
+	p := &program{
+		settings: s, client: client, catalog: catalog, certs: c, keeper: k, cluster: newCluster(k.Allowed),
+		limits: limit.New(limit.Config{Shared: clientBytes}),
+	}
 	var err error
 	if p.provisional, err = selfSigned(s.dnsNames()[0]); err != nil {
 		return nil, err
@@ -192,7 +196,7 @@ func (p *program) register(registry prometheus.Registerer) {
 		p.reloads.WithLabelValues(result) // so that both are there from the start
 	}
 	registry.MustRegister(
-		p.reloads, p.events,
+		p.reloads, p.events, p.limits,
 		metrics.WebhookCatalogClients.NewGaugeFunc(nil, func() float64 { return float64(len(p.catalog.current().Clients)) }),
 		metrics.WebhookCatalogStale.NewGaugeFunc(nil, func() float64 { return metrics.Bool(p.catalog.problem() != nil) }),
 		metrics.WebhookReady.NewGaugeFunc(nil, func() float64 { return metrics.Bool(p.ready() == nil) }),
@@ -220,7 +224,6 @@ func (p *program) run(ctx context.Context, listener, metricsListener net.Listene
 
 	server := serve.NewServer(p.handler)
 	server.TLSConfig = &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: p.certificate}
-	server.HTTP2 = &http.HTTP2Config{MaxConcurrentStreams: maxStreams}
 	return serve.Program{
 		Parts: []func(context.Context) error{
 			p.certs.Run,
@@ -230,9 +233,10 @@ func (p *program) run(ctx context.Context, listener, metricsListener net.Listene
 			serve.Announce(p.ready, nil),
 		},
 		Servers: []serve.Server{
-			{Listener: listener, HTTP: server},
-			{Listener: metricsListener, HTTP: serve.NewServer(p.metrics)},
+			{Name: serve.TLS, Listener: listener, HTTP: server},
+			{Name: serve.MetricsPort, Listener: metricsListener, HTTP: serve.NewServer(p.metrics)},
 		},
+		Limits:   p.limits,
 		Stopping: func() { p.stopping.Store(true) },
 		Delay:    p.settings.ShutdownDelay,
 		Drain:    drainTimeout,

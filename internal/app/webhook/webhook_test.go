@@ -33,6 +33,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/klog/v2"
 
+	"github.com/divvy-gpu/divvy/internal/app/serve"
 	"github.com/divvy-gpu/divvy/internal/pool"
 )
 
@@ -510,8 +511,8 @@ func TestTheServerIsBounded(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Close() //nolint:errcheck // a test
-	if got := streamsOf(t, c); got != maxStreams {
-		t.Errorf("HTTP/2 allows %d streams, want %d", got, maxStreams)
+	if got := streamsOf(t, c); got != serve.MaxStreams {
+		t.Errorf("HTTP/2 allows %d streams, want %d", got, serve.MaxStreams)
 	}
 
 	plain := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots, ServerName: serverName}}} // HTTP/1.1

@@ -468,7 +468,7 @@ func TestPreemptionOfWhatFitsInSum(t *testing.T) {
 // post asks the extender as kube-scheduler does on its node.
 func (w *world) post(e *controlplane.Extender, verb string, body []byte) []byte {
 	w.Helper()
-	request, err := http.NewRequestWithContext(w.Context(), http.MethodPost, e.Plain()+"/"+verb, bytes.NewReader(body))
+	request, err := http.NewRequestWithContext(w.Context(), http.MethodPost, e.Plain+"/"+verb, bytes.NewReader(body))
 	if err != nil {
 		w.Fatal(err)
 	}

@@ -60,7 +60,7 @@ func (w *world) dedicated(name, kubeconfig string) dedicatedPod {
 		w.Fatal(err)
 	}
 	beside := p.extender.Entry
-	beside.URL, beside.CA, beside.ClientCert, beside.ClientKey, beside.ServerName = p.extender.Plain(), nil, nil, nil, ""
+	beside.URL, beside.CA, beside.ClientCert, beside.ClientKey, beside.ServerName = p.extender.Plain, nil, nil, nil, ""
 	p.scheduler, err = w.plane.StartScheduler(ctx, programs.Kubernetes, controlplane.SchedulerOptions{
 		Name: name + "-scheduler", Extender: &beside, QPS: 5000, Settings: map[string]any{
 			"profiles": []any{map[string]any{"schedulerName": ownScheduler}},

@@ -1,6 +1,7 @@
 package controlplane
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -42,6 +43,9 @@ type ExtenderOptions struct {
 	Resources []string
 	// Plain lets kube-scheduler ask over HTTP without TLS.
 	Plain bool
+	// Host is the address of this machine that it listens on, that of the loopback
+	// interface when empty.
+	Host string
 	// Args are further flags, and Env further variables of its environment.
 	Args, Env []string
 }
@@ -51,6 +55,8 @@ type Extender struct {
 	*Process
 	// Entry is what kube-scheduler is to be told about it.
 	Entry schedconf.Extender
+	// Plain is the URL for kube-scheduler over HTTP without TLS.
+	Plain string
 
 	plain, metrics string // URLs
 }
@@ -67,10 +73,11 @@ func (c *ControlPlane) StartExtender(ctx context.Context, o ExtenderOptions) (*E
 	if err != nil {
 		return nil, err
 	}
-	address := func(i int) string { return fmt.Sprintf("%s:%d", loopback, ports[i]) }
+	host := cmp.Or(o.Host, loopback)
+	address := func(i int) string { return fmt.Sprintf("%s:%d", host, ports[i]) }
 	e := &Extender{
 		Entry: schedconf.Extender{URL: "http://" + address(0) + route, Resources: o.Resources},
-		plain: "http://" + address(0), metrics: "http://" + address(1) + "/metrics",
+		Plain: "http://" + address(0) + route, plain: "http://" + address(0), metrics: "http://" + address(1) + "/metrics",
 	}
 	args := []string{
 		"extender", "--kubeconfig=" + c.Kubeconfig(), "--grant-key-file=" + key, "--resources=" + strings.Join(o.Resources, ","),
@@ -119,9 +126,6 @@ func (e *Extender) Leads(ctx context.Context) (bool, error) {
 	}
 	return response.Header.Get(extender.LeaderHeader) != "", response.Body.Close()
 }
-
-// Plain is the URL under which the verbs are answered without TLS, on this machine.
-func (e *Extender) Plain() string { return e.plain + route }
 
 // GrantKey returns the path of the key that all extenders sign grants with. It makes
 // it the first time.
@@ -181,6 +185,9 @@ func (e *Extender) credentials(ctx context.Context, c *ControlPlane) error {
 	}
 	return nil
 }
+
+// MetricsURL is where its metrics are.
+func (e *Extender) MetricsURL() string { return e.metrics }
 
 // Metrics returns the extender's metrics in Prometheus' text format.
 func (e *Extender) Metrics(ctx context.Context) (string, error) {

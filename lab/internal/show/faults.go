@@ -176,7 +176,7 @@ func (f *faults) inflict(ctx context.Context, one fault) error {
 	if err := f.SetHardware(ctx, hardware); err != nil {
 		return err
 	}
-	reason, err := f.waitReason(ctx, one.what, hardware.Cards[number], true)
+	reason, err := f.waitReason(ctx, one.what, hardware.Cards[number], true, one.cause)
 	if err != nil {
 		return err
 	}
@@ -204,7 +204,7 @@ func (f *faults) inflict(ctx context.Context, one fault) error {
 	if err := f.SetHardware(ctx, hardware); err != nil {
 		return err
 	}
-	if _, err := f.waitReason(ctx, one.what, hardware.Cards[number], false); err != nil {
+	if _, err := f.waitReason(ctx, one.what, hardware.Cards[number], false, ""); err != nil {
 		return err
 	}
 	if _, err := f.Offer(ctx, one.what, one.all); err != nil {
@@ -292,9 +292,9 @@ func (f *faults) index(place int) int {
 	return n
 }
 
-// waitReason waits until the node says that the card is ill, or that it is well,
-// and returns the reason.
-func (f *faults) waitReason(ctx context.Context, what corev1.ResourceName, card vendorsim.Card, ill bool) (reason string, err error) {
+// waitReason waits until the node says that the card is ill, for a reason that contains
+// why, or that it is well, and returns the reason.
+func (f *faults) waitReason(ctx context.Context, what corev1.ResourceName, card vendorsim.Card, ill bool, why string) (reason string, err error) {
 	err = stage.Poll(ctx, offerTimeout, "the node to tell of the card", func(ctx context.Context) error {
 		cards, err := f.Published(ctx, what)
 		if err != nil {
@@ -302,7 +302,7 @@ func (f *faults) waitReason(ctx context.Context, what corev1.ResourceName, card 
 		}
 		for _, c := range cards {
 			if strings.HasSuffix(c.ID, card.UUID) {
-				if reason = c.Reason; c.Unhealthy == ill {
+				if reason = c.Reason; c.Unhealthy == ill && strings.Contains(reason, why) {
 					return nil
 				}
 				return fmt.Errorf("it says %+v", c)

@@ -199,7 +199,7 @@ func (f *faults) folder(ctx context.Context, name string, one folderFault) error
 		return err
 	}
 	f.Checks.True("a new pod is on another chip", other != number, fmt.Sprintf("chip %d, not %d", f.index(other), f.index(number)))
-	reason, err := f.waitReason(ctx, sickCards, hardware.Cards[number], true)
+	reason, err := f.waitReason(ctx, sickCards, hardware.Cards[number], true, "temperature")
 	if err != nil {
 		return err
 	}
@@ -251,7 +251,7 @@ func (f *faults) withheld(ctx context.Context, one folderFault) error {
 	hardware := f.hardware.Clone()
 	card := hardware.Cards[newCard]
 	card.UUID = newUUID
-	reason, err := f.waitReason(ctx, newCards, card, true)
+	reason, err := f.waitReason(ctx, newCards, card, true, one.withheld)
 	if err != nil {
 		return err
 	}
