@@ -98,7 +98,7 @@ func (s *Reports[K]) get(ctx context.Context, key K, write func(io.Writer) error
 
 	s.making.Lock()
 	defer s.making.Unlock()
-	time.Sleep(time.Until(s.rest))
+	<-time.After(time.Until(s.rest)) // whoever else waits for the report needs it though this caller goes
 	began := time.Now()
 	defer func() { s.rest = time.Now().Add(min(time.Since(began), maxRest)) }()
 	s.mu.Lock()

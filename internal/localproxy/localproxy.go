@@ -98,7 +98,7 @@ func (p *Proxy) Serve(ctx context.Context, listener net.Listener) error {
 		client, err := listener.Accept()
 		switch {
 		case ctx.Err() != nil:
-			return nil //nolint:nilerr // the listener was closed
+			return nil // the listener was closed
 		case err != nil:
 			return fmt.Errorf("accept connections of kube-scheduler: %w", err)
 		}
