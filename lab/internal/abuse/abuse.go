@@ -73,13 +73,13 @@ func (w *world) targets() []target {
 	extender := url("http", "extender plain", "/healthz")
 	all := []target{
 		{"extender plain", w.extenderProgram, w.ports["extender plain"], extender, "", []attack{
-			unreadFilters(resource, nil), slow(nil), stalled(filter, nil, 1<<20-1, 2<<20-1), invented(resource, names), unread("inspect", inspect, nil),
-			fromNode(unreadFilters(resource, nil)), fromNode(slow(nil)), fromNode(stalled(filter, nil, 1<<20-1, 2<<20-1)),
+			unreadFilters(nil), slow(nil), stalled(filter, nil, 1<<20-1, 2<<20-1), invented(names), unread("inspect", inspect, nil),
+			fromNode(unreadFilters(nil)), fromNode(slow(nil)), fromNode(stalled(filter, nil, 1<<20-1, 2<<20-1)),
 		}},
 		{"extender TLS", w.extenderProgram, w.ports["extender tls"], extender, "", []attack{
-			unreadFilters(resource, h1), slowHandshakes(), slow(h1), stalled(filter, h1, 1<<20-1, 2<<20-1), unread("inspect", inspect, h1),
+			unreadFilters(h1), slowHandshakes(), slow(h1), stalled(filter, h1, 1<<20-1, 2<<20-1), unread("inspect", inspect, h1),
 			floods(inspect), bombs("/admission/config"), stalled("/admission/config", h1, 1<<20-1, 8<<20-1), unreadReviews("/admission/config"),
-			fromNode(slowHandshakes()), fromNode(unreadFilters(resource, h1)), fromNode(floods(inspect)),
+			fromNode(slowHandshakes()), fromNode(unreadFilters(h1)), fromNode(floods(inspect)),
 		}},
 		{"extender metrics", w.extenderProgram, w.ports["extender metrics"], extender, url("http", "extender metrics", "/metrics"), metrics},
 		{"webhooks TLS", w.webhook, w.ports["webhook tls"], url("https", "webhook tls", "/healthz"), "", []attack{

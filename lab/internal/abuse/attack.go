@@ -179,16 +179,16 @@ func post(path string, length int, body string) string {
 
 func get(path string) string { return "GET " + path + " HTTP/1.1\r\nHost: x\r\n\r\n" }
 
-// pod asks for units of the resource; annotations is JSON.
-func pod(resource, annotations string) string {
+// pod requests units; annotations is JSON.
+func pod(annotations string) string {
 	return fmt.Sprintf(`{"metadata":{"name":"p","namespace":"team","uid":"u","annotations":%s},"spec":{"containers":[{"name":"c","resources":{"limits":{%q:"4"},"requests":{%q:"4"}}}]}}`,
 		annotations, resource, resource)
 }
 
 // unreadFilters asks for 100 000 names that no node has: 400 KB, of which an answer of 5 MB
 // is made.
-func unreadFilters(resource string, secure []string) attack {
-	body := `{"Pod":` + pod(resource, "{}") + `,"Nodes":null,"NodeNames":["a"` + strings.Repeat(`,"a"`, 99_999) + `]}`
+func unreadFilters(secure []string) attack {
+	body := `{"Pod":` + pod("{}") + `,"Nodes":null,"NodeNames":["a"` + strings.Repeat(`,"a"`, 99_999) + `]}`
 	return attack{name: "unread answers of filter, 100 000 names", connections: 200, secure: secure, send: text(post(filter, len(body), body))}
 }
 
@@ -223,12 +223,12 @@ func stalled(path string, secure []string, lengths ...int) attack {
 }
 
 // invented asks for all nodes with device ids that nobody has, each time with others.
-func invented(resource string, nodes []string) attack {
+func invented(nodes []string) attack {
 	names := `"` + strings.Join(nodes, `","`) + `"`
 	var asked atomic.Int64
 	return attack{name: "invented annotations", connections: attackers, read: true, send: func(_ int, c net.Conn) error {
 		annotations := fmt.Sprintf(`{"divvy.dev/avoid-devices":"made-up-%d"}`, asked.Add(1))
-		body := `{"Pod":` + pod(resource, annotations) + `,"Nodes":null,"NodeNames":[` + names + `]}`
+		body := `{"Pod":` + pod(annotations) + `,"Nodes":null,"NodeNames":[` + names + `]}`
 		_, err := io.WriteString(c, post(filter, len(body), body))
 		return err
 	}}
