@@ -11,6 +11,9 @@
 // compared, and the median of the rounds counts: what else a machine does changes
 // from minute to minute. How much of the processors others had is shown with each.
 //
+// With -before it compares the processor time for a pod with that of an earlier commit
+// instead, in the same way.
+//
 // It ends with an error where Divvy is slower than it should be, asks more of the API
 // server, or gave a device to more pods than have room on it.
 package main
@@ -23,8 +26,10 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -65,8 +70,10 @@ type options struct {
 	// extender are further flags of the extender.
 	extender []string
 	control  string
-	json     string
-	keep     bool
+	// before is divvy-control of an earlier commit, with which this one is compared.
+	before string
+	json   string
+	keep   bool
 }
 
 // limits of flags.
@@ -91,6 +98,7 @@ func parse(args []string, out io.Writer) (options, error) {
 	flags.StringVar(&o.policy, "policy", "binpack", "the extender's placement policy")
 	flags.StringVar(&extender, "extender", "", "further flags of the extender, such as --choose-node=false")
 	flags.StringVar(&o.control, "control", "", "divvy-control to measure; empty for that of this checkout, which is built")
+	flags.StringVar(&o.before, "before", "", "divvy-control of an earlier commit: the processor time for a pod is compared with it, instead of pods per second without Divvy")
 	flags.StringVar(&o.json, "json", "", "file that gets the result as JSON")
 	flags.BoolVar(&o.keep, "keep", false, "keep the folder with the logs")
 	if err := flags.Parse(args); err != nil {
@@ -115,6 +123,10 @@ func parse(args []string, out io.Writer) (options, error) {
 		return o, fmt.Errorf("-qps is %d: must be at least 1", o.qps)
 	case o.percent < 0 || o.percent > 100:
 		return o, fmt.Errorf("-percentage is %d: must be from 0 to 100", o.percent)
+	case o.before != "":
+		if _, err := exec.LookPath(o.before); err != nil {
+			return o, fmt.Errorf("-before: %w", err)
+		}
 	}
 	var asked int64
 	for i := range o.pods {
@@ -188,6 +200,14 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 	return result.missed()
 }
 
+// other is the side with which Divvy is compared.
+func (o options) other() side {
+	if o.before != "" {
+		return before
+	}
+	return without
+}
+
 // measureSize measures both sides at one number of nodes.
 func measureSize(ctx context.Context, o options, programs controlplane.Programs, dir string, size int, out io.Writer) (s Size, err error) {
 	if err := os.Mkdir(dir, 0o755); err != nil {
@@ -206,13 +226,13 @@ func measureSize(ctx context.Context, o options, programs controlplane.Programs,
 	s.Nodes = size
 	// An API server and an etcd that have just begun are a quarter faster than they are
 	// later, which the side that comes first would have to itself.
-	if _, err := b.phase(ctx, without, 0); err != nil {
+	if _, err := b.phase(ctx, o.other(), 0); err != nil {
 		return s, fmt.Errorf("before the first round: %w", err)
 	}
 	for round := range o.rounds {
-		sides := []side{without, with}
+		sides := []side{o.other(), with}
 		if round%2 == 1 {
-			sides = []side{with, without}
+			slices.Reverse(sides)
 		}
 		for _, side := range sides {
 			phase, err := b.phase(ctx, side, round+1)

@@ -23,12 +23,20 @@ import (
 	"github.com/divvy-gpu/divvy/lab/internal/simnodes"
 )
 
-// side is one of the two that are compared.
+// side is one of those that are compared.
 type side string
 
 const (
 	without side = "without"
 	with    side = "with"
+	// before is with Divvy as of an earlier commit.
+	before side = "before"
+)
+
+// Names of programs where there are several by name.
+const (
+	extenderName = "divvy-extender"
+	benchName    = "this program"
 )
 
 const (
@@ -80,9 +88,13 @@ func (b *bench) phase(ctx context.Context, side side, round int) (p Phase, err e
 	name := fmt.Sprintf("%s-%d", side, round)
 	o := controlplane.SchedulerOptions{Name: name, QPS: b.options.qps, Settings: b.options.schedulerSettings(name)}
 	var extender *controlplane.Extender
-	if side == with {
+	if side != without {
+		program := b.programs.Control
+		if side == before {
+			program = b.options.before
+		}
 		extender, err = b.plane.StartExtender(ctx, controlplane.ExtenderOptions{
-			Name: "extender-" + name, Program: b.programs.Control, Resources: []string{resource}, Plain: b.options.plain,
+			Name: "extender-" + name, Program: program, Resources: []string{resource}, Plain: b.options.plain,
 			Args: append([]string{"--policy=" + b.options.policy, "--metrics-devices=false"}, b.options.extender...),
 		})
 		if err != nil {
@@ -100,7 +112,7 @@ func (b *bench) phase(ctx context.Context, side side, round int) (p Phase, err e
 	if _, err := b.place(ctx, scheduler.Name(), "warm", warmUp); err != nil {
 		return p, fmt.Errorf("before the time is taken: %w; the scheduler's log %s ends with:\n%s", err, scheduler.LogPath(), scheduler.LogTail(5))
 	}
-	before, err := b.look(ctx, scheduler, extender)
+	start, err := b.look(ctx, scheduler, extender)
 	if err != nil {
 		return p, err
 	}
@@ -108,13 +120,13 @@ func (b *bench) phase(ctx context.Context, side side, round int) (p Phase, err e
 	if err != nil {
 		return p, err
 	}
-	after, err := b.look(ctx, scheduler, extender)
+	end, err := b.look(ctx, scheduler, extender)
 	if err != nil {
 		return p, err
 	}
 	p = newPhase(side, round, times)
-	p.fill(before, after)
-	if side == with {
+	p.fill(start, end)
+	if side != without {
 		err = b.right(ctx)
 	}
 	return p, err
@@ -354,7 +366,7 @@ type sight struct {
 // look reads the programs' metrics and what they used.
 func (b *bench) look(ctx context.Context, scheduler *controlplane.Scheduler, extender *controlplane.Extender) (s sight, err error) {
 	pids := map[string]int{
-		"etcd": b.plane.Etcd.PID(), "kube-apiserver": b.plane.APIServer.PID(), "kube-scheduler": scheduler.PID(), "this program": os.Getpid(),
+		"etcd": b.plane.Etcd.PID(), "kube-apiserver": b.plane.APIServer.PID(), "kube-scheduler": scheduler.PID(), benchName: os.Getpid(),
 	}
 	raw, err := b.client.Discovery().RESTClient().Get().AbsPath("/metrics").DoRaw(ctx)
 	if err != nil {
@@ -371,7 +383,7 @@ func (b *bench) look(ctx context.Context, scheduler *controlplane.Scheduler, ext
 		return s, fmt.Errorf("metrics of kube-scheduler: %w", err)
 	}
 	if extender != nil {
-		pids["divvy-extender"] = extender.PID()
+		pids[extenderName] = extender.PID()
 		if text, err = extender.Metrics(ctx); err != nil {
 			return s, err
 		}

@@ -45,7 +45,9 @@ type Settings struct {
 	PercentageOfNodesToScore int     `json:"percentageOfNodesToScore"`
 	Batching                 bool    `json:"batching,omitempty"`
 	TLS                      bool    `json:"tls"`
-	Policy                   string  `json:"policy"`
+	// Before is whether Divvy is compared with an earlier commit of it.
+	Before bool   `json:"before,omitempty"`
+	Policy string `json:"policy"`
 	// Extender are further flags of the extender.
 	Extender []string `json:"extender,omitempty"`
 }
@@ -53,7 +55,7 @@ type Settings struct {
 func (o options) settings() Settings {
 	return Settings{
 		PodsPerPhase: o.pods, Rounds: o.rounds, Units: o.units, CardsPerNode: cardsPerNode, UnitsPerCard: cardUnits,
-		SchedulerQPS: o.qps, PercentageOfNodesToScore: o.percent, Batching: o.batching, TLS: !o.plain, Policy: o.policy, Extender: o.extender,
+		SchedulerQPS: o.qps, PercentageOfNodesToScore: o.percent, Batching: o.batching, TLS: !o.plain, Before: o.before != "", Policy: o.policy, Extender: o.extender,
 	}
 }
 
@@ -77,6 +79,10 @@ type Size struct {
 	RequestsCounted float64 `json:"requestsPerPodOfExtender"`
 	RequestsServed  float64 `json:"requestsPerPodOfAPIServer"`
 	WantedRequests  float64 `json:"wantedRequestsPerPod"`
+
+	// Comparison is with an earlier commit; nil without one, and all above is of the sides
+	// with and without.
+	Comparison *Comparison `json:"comparison,omitempty"`
 }
 
 // Phase is one side in one round.
@@ -207,7 +213,7 @@ func (p *Phase) fill(before, after sight) {
 	for _, n := range e.RequestKinds {
 		e.Requests += n
 	}
-	usage := after.usage["divvy-extender"]
+	usage := after.usage[extenderName]
 	e.Resident, e.Peak = float64(usage.Resident)/1e6, float64(usage.Peak)/1e6
 	p.Extender = e
 }
@@ -243,6 +249,10 @@ func perPod(pods float64, before, after samples, read func(s samples, add func(n
 func (r *Result) judge() {
 	for i := range r.Sizes {
 		s := &r.Sizes[i]
+		if r.Settings.Before {
+			s.Comparison = compare(s.Phases)
+			continue
+		}
 		rates, counted, served := map[side][]float64{}, []float64{}, []float64{}
 		rounds := map[int]map[side]Phase{}
 		for _, p := range s.Phases {
@@ -314,6 +324,9 @@ func (v verdict) String() string {
 
 // verdicts compare a size with its limits.
 func (s *Size) verdicts() []verdict {
+	if s.Comparison != nil {
+		return []verdict{s.Comparison.verdict(s.Nodes)}
+	}
 	wanted := "no limit, since kube-scheduler may batch pods without it"
 	if s.Wanted > 0 {
 		wanted = fmt.Sprintf("at least %.1f is wanted", s.Wanted)
@@ -373,20 +386,31 @@ func (r *Result) print(out io.Writer) error {
 			return fmt.Errorf("print the result: %w", err)
 		}
 		fmt.Fprintln(out, "\nProcessor time for a pod, in ms:")
-		for _, side := range []side{without, with} {
+		sides := s.sides()
+		for _, side := range sides {
 			fmt.Fprintf(out, "  %-7s Divvy: %s\n", side, s.cpu(side))
 		}
 		fmt.Fprintln(out, "\nRequests for a pod that the API server answered, everybody's:")
-		for _, side := range []side{without, with} {
+		for _, side := range sides {
 			fmt.Fprintf(out, "  %-7s Divvy: %s\n", side, s.answered(side))
 		}
 		s.printExtender(out)
-		fmt.Fprintf(out, "\nPods per second, medians: with Divvy %.1f, without %.1f.\n", s.Rate[with], s.Rate[without])
+		if s.Comparison == nil {
+			fmt.Fprintf(out, "\nPods per second, medians: with Divvy %.1f, without %.1f.\n", s.Rate[with], s.Rate[without])
+		}
 		for _, v := range s.verdicts() {
 			fmt.Fprintln(out, v)
 		}
 	}
 	return nil
+}
+
+// sides are those that were measured.
+func (s *Size) sides() []side {
+	if s.Comparison != nil {
+		return []side{before, with}
+	}
+	return []side{without, with}
 }
 
 // mean returns the mean over all rounds of a side.

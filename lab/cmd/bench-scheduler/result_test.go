@@ -198,6 +198,37 @@ func TestJudge(t *testing.T) {
 	}
 }
 
+// A median of 15 rounds is between the fourth and the twelfth with 96.5 %.
+func TestInterval(t *testing.T) {
+	for n, want := range map[int][2]float64{1: {1, 1}, 5: {1, 5}, 6: {1, 6}, 8: {1, 8}, 9: {2, 8}, 15: {4, 12}, 20: {6, 15}} {
+		var values []float64
+		for i := range n {
+			values = append(values, float64(n-i))
+		}
+		if low, high := interval(values); low != want[0] || high != want[1] {
+			t.Errorf("of %d: %g to %g, want %v", n, low, high, want)
+		}
+	}
+}
+
+func TestCompare(t *testing.T) {
+	var all []Phase
+	for i, factor := range []float64{1.2, 1, 1.1} {
+		all = append(all,
+			Phase{Side: before, Round: i + 1, CPU: map[string]float64{"etcd": 2, extenderName: 2, benchName: 50}},
+			Phase{Side: with, Round: i + 1, CPU: map[string]float64{"etcd": 2, extenderName: 4*factor - 2, benchName: 5}})
+	}
+	r := Result{Settings: Settings{PodsPerPhase: 100, Before: true}, Sizes: []Size{{Nodes: 1000, Phases: all}}}
+	r.judge()
+	if err := r.missed(); err == nil || !strings.Contains(err.Error(), "1000 nodes: 1.100 of the processor time for a pod before (median of 3 rounds, with 95 % confidence 1.000 to 1.200; the extender alone 1.20); at most 1.05 is wanted") {
+		t.Errorf("missed: %v", err)
+	}
+	var out strings.Builder
+	if err := r.print(&out); err != nil || !strings.Contains(out.String(), "before  Divvy: divvy-extender 2.00, etcd 2.00") {
+		t.Errorf("%v:\n%s", err, out.String())
+	}
+}
+
 func TestWrite(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "result.json")
 	r := Result{Sizes: []Size{{Nodes: 1000, Phases: phases([]float64{100}, []float64{95}, 1)}}}
