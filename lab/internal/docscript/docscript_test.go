@@ -108,7 +108,7 @@ func TestBlocksOfAnotherRunner(t *testing.T) {
 	}
 	out, err := exec.CommandContext(t.Context(), "bash", "-c", part.Script()).CombinedOutput()
 	var exit *exec.ExitError
-	if want := "== page.md:31: exit 3\n"; string(out) != want || !errors.As(err, &exit) || exit.ExitCode() != 3 {
+	if want := "\n== page.md:30: exit 3\n\n== page.md: after\n"; string(out) != want || !errors.As(err, &exit) || exit.ExitCode() != 3 {
 		t.Errorf("printed %q, %v; want %q and exit code 3", out, err, want)
 	}
 	if none, _, _ := p.Of("TestY").Runs(); none != 0 {
