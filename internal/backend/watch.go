@@ -49,6 +49,9 @@ func Watch(ctx context.Context, b Backend, interval time.Duration, policy Recove
 	for first := true; ; first = false {
 		found, err := b.Discover(ctx)
 		if ctx.Err() != nil {
+			if err == nil {
+				trust.apply(found, time.Now()) // what is in it may not be told again
+			}
 			return
 		}
 		wait, now := interval, time.Now()

@@ -118,6 +118,14 @@ func Open(dir string, self Identity) (*Seat, error) {
 	if err := os.MkdirAll(dir, 0o750); err != nil {
 		return nil, fmt.Errorf("state folder: %w", err)
 	}
+	f, err := openLock(dir)
+	if err != nil {
+		return nil, err
+	}
+	return &Seat{dir: dir, self: self, file: f, requests: make(chan *Request)}, nil
+}
+
+func openLock(dir string) (*os.File, error) {
 	path := filepath.Join(dir, LockName)
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
 	if errors.Is(err, syscall.EROFS) {
@@ -127,7 +135,46 @@ func Open(dir string, self Identity) (*Seat, error) {
 	if err != nil {
 		return nil, fmt.Errorf("state folder: %w", err)
 	}
-	return &Seat{dir: dir, self: self, file: f, requests: make(chan *Request)}, nil
+	return f, nil
+}
+
+// Keep makes the lock's file and the socket of the process that has the lock again where
+// they were removed: another process would not see that the node is served. ErrTaken says
+// that one has taken the lock of a file that is there in place of this one's.
+func (s *Seat) Keep(ctx context.Context) error {
+	if !s.isThere() {
+		f, err := openLock(s.dir)
+		if err != nil {
+			return err
+		}
+		if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+			if errors.Is(err, syscall.EWOULDBLOCK) {
+				err = ErrTaken
+			}
+			return errors.Join(fmt.Errorf("lock %s: %w", f.Name(), err), f.Close())
+		}
+		_ = s.file.Close()
+		s.file = f
+	}
+	if s.unlisten == nil {
+		return nil
+	}
+	if _, err := os.Lstat(filepath.Join(s.dir, SocketName)); !errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	s.stopListening()
+	return s.Listen(ctx)
+}
+
+// isThere reports whether the file that other processes open is this one's. Of a folder
+// that cannot be read it is believed.
+func (s *Seat) isThere() bool {
+	there, err := os.Stat(filepath.Join(s.dir, LockName))
+	if err != nil {
+		return !errors.Is(err, fs.ErrNotExist)
+	}
+	own, err := s.file.Stat()
+	return err == nil && os.SameFile(there, own)
 }
 
 // Take takes the lock if it is free, and reports whether this process has it.

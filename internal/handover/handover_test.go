@@ -489,6 +489,40 @@ func TestLockOfAFile(t *testing.T) {
 	}
 }
 
+// A lock or a socket that was removed is made again: another process would take the node
+// beside this one, or wait for its end.
+func TestKeep(t *testing.T) {
+	dir := shortDir(t)
+	a := holder(t, dir)
+	for _, name := range []string{LockName, SocketName} {
+		if err := os.Remove(filepath.Join(dir, name)); err != nil {
+			t.Fatal(err)
+		}
+		if err := a.Keep(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		b := open(t, dir, second)
+		if takes(t, b) {
+			t.Fatalf("the lock was free after %s was removed", name)
+		}
+		asked := asks(t, b)
+		request := <-a.Requests()
+		request.Close()
+		<-asked
+		b.Close()
+	}
+	if err := os.Remove(filepath.Join(dir, LockName)); err != nil {
+		t.Fatal(err)
+	}
+	b := open(t, dir, second)
+	if !takes(t, b) {
+		t.Fatal("the lock of a new file is not free")
+	}
+	if err := a.Keep(t.Context()); !errors.Is(err, ErrTaken) {
+		t.Errorf("two have a lock: %v", err)
+	}
+}
+
 // A lock file that cannot be written does not end a handover: the predecessor would
 // decide again beside its successor.
 func TestHandoverWithoutWriting(t *testing.T) {

@@ -22,6 +22,8 @@ import (
 	"net"
 	"slices"
 	"sync"
+	"sync/atomic"
+	"syscall"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -93,7 +95,7 @@ func (p *Proxy) Serve(ctx context.Context, listener net.Listener) error {
 	defer cancel()
 	work.Go(func() { p.watch(ctx, &work) })
 	defer context.AfterFunc(ctx, func() { listener.Close() })() //nolint:errcheck // nothing is lost
-	places := make(chan struct{}, maxConnections)
+	var clients clientConns
 	for {
 		client, err := listener.Accept()
 		switch {
@@ -102,16 +104,71 @@ func (p *Proxy) Serve(ctx context.Context, listener net.Listener) error {
 		case err != nil:
 			return fmt.Errorf("accept connections of kube-scheduler: %w", err)
 		}
-		select {
-		case places <- struct{}{}:
-			work.Go(func() {
-				defer func() { <-places }()
-				p.hand(ctx, client)
-			})
-		default:
-			reset(client)
-		}
+		c := clients.add(client)
+		work.Go(func() {
+			defer clients.remove(c)
+			p.hand(ctx, c)
+		})
 	}
+}
+
+// clientConns are the connections of clients, at most maxConnections. It is safe for
+// concurrent use.
+type clientConns struct {
+	mu  sync.Mutex
+	all map[*clientConn]struct{}
+}
+
+// clientConn is the connection of a client.
+type clientConn struct {
+	net.Conn
+	// used is when it was read from last, in ns since 1970.
+	used atomic.Int64
+}
+
+func (c *clientConn) Read(to []byte) (int, error) {
+	n, err := c.Conn.Read(to)
+	c.used.Store(time.Now().UnixNano())
+	return n, err
+}
+
+// CloseWrite ends what is sent to the client.
+func (c *clientConn) CloseWrite() error {
+	half, ok := c.Conn.(interface{ CloseWrite() error })
+	if !ok {
+		return errors.ErrUnsupported
+	}
+	return half.CloseWrite()
+}
+
+// add adds a connection. If there are too many, the one is closed that was idle for
+// longest, so that no client keeps kube-scheduler out.
+func (s *clientConns) add(conn net.Conn) *clientConn {
+	c := &clientConn{Conn: conn}
+	c.used.Store(time.Now().UnixNano())
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.all == nil {
+		s.all = map[*clientConn]struct{}{}
+	}
+	if len(s.all) >= maxConnections {
+		var idle *clientConn
+		for one := range s.all {
+			if idle == nil || one.used.Load() < idle.used.Load() {
+				idle = one
+			}
+		}
+		delete(s.all, idle)
+		reset(idle)
+	}
+	s.all[c] = struct{}{}
+	return c
+}
+
+func (s *clientConns) remove(c *clientConn) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.all, c)
 }
 
 // watch probes the replicas until ctx ends.
@@ -166,6 +223,10 @@ func (p *Proxy) probe(ctx context.Context, r *replica) {
 	switch {
 	case ctx.Err() != nil:
 		return
+	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, syscall.ECONNRESET), errors.Is(err, syscall.EPIPE):
+		// Its process has ended, which the next probe shows, or it has closed the
+		// probe's connection alone, since other clients use up its memory.
+		r.leads = false
 	case err != nil:
 		r.leads = false
 		r.fail(err)
@@ -275,6 +336,9 @@ func reject(client net.Conn) {
 // reset closes a connection at once, so that its other side hears of it even where what
 // was sent before does not arrive any more.
 func reset(c net.Conn) {
+	if of, ok := c.(*clientConn); ok {
+		c = of.Conn
+	}
 	if tcp, ok := c.(*net.TCPConn); ok {
 		_ = tcp.SetLinger(0) // a connection that is closed already
 	}

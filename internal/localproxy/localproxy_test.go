@@ -10,6 +10,7 @@ import (
 	"net"
 	"os"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -31,7 +32,8 @@ type backend struct {
 	listener net.Listener
 
 	mu      sync.Mutex
-	silent  bool // probes fail
+	silent  bool  // probes fail
+	fails   error // of probes, nil for none
 	leading bool
 	frozen  chan struct{} // closed when it goes on; nil while it does
 }
@@ -120,6 +122,9 @@ func newWorld(t *testing.T, names ...string) (*world, []*backend) {
 			defer b.mu.Unlock()
 			if b.silent {
 				return false, errors.New("no answer")
+			}
+			if b.fails != nil {
+				return false, b.fails
 			}
 			return b.leading, nil
 		},
@@ -226,6 +231,24 @@ func TestCutsOffAReplicaThatStopsAnswering(t *testing.T) {
 	w.eventually("a")
 }
 
+// A replica whose memory other clients use up closes the connections of probes. It goes
+// on with those of kube-scheduler.
+func TestAReplicaThatClosesProbes(t *testing.T) {
+	w, all := newWorld(t, "a", "b")
+	c := w.eventually("a")
+	for _, err := range []error{io.EOF, io.ErrUnexpectedEOF, &net.OpError{Op: "read", Err: syscall.ECONNRESET}} {
+		all[0].set(func() { all[0].fails = err })
+		time.Sleep(3 * probeEvery)
+		if got, err := c.say("hello"); got != "a hello\n" {
+			t.Errorf("answered %q, %v", got, err)
+		}
+	}
+	all[0].set(func() { all[0].fails = syscall.ECONNREFUSED })
+	if got, err := c.lines.ReadString('\n'); err == nil || os.IsTimeout(err) {
+		t.Errorf("a connection to a replica that is gone says %q, %v", got, err)
+	}
+}
+
 func TestAReplicaThatEndedSinceItsLastProbe(t *testing.T) {
 	w, all := newWorld(t, "a", "b")
 	w.eventually("a")
@@ -270,13 +293,20 @@ func TestConnectionsAreBounded(t *testing.T) {
 	w, _ := newWorld(t, "a")
 	first := w.eventually("a")
 	var all []*client
-	for range maxConnections {
+	for range maxConnections - 1 {
 		all = append(all, w.connect())
 	}
-	if _, err := all[maxConnections-1].say("hello"); err == nil || os.IsTimeout(err) {
-		t.Errorf("one connection too many ended with %v", err)
-	}
 	if got, err := first.say("again"); got != "a again\n" {
+		t.Fatalf("the first is answered %q, %v", got, err)
+	}
+	// Of one more than there may be the one ends that was idle for longest.
+	if got, err := w.connect().say("hello"); got != "a hello\n" {
+		t.Errorf("one connection more is answered %q, %v", got, err)
+	}
+	if got, err := all[0].lines.ReadString('\n'); err == nil || os.IsTimeout(err) {
+		t.Errorf("the one that said nothing for longest says %q, %v", got, err)
+	}
+	if got, err := first.say("still"); got != "a still\n" {
 		t.Errorf("the first is answered %q, %v", got, err)
 	}
 	for _, c := range all {

@@ -16,6 +16,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 	"unicode"
 
 	"k8s.io/klog/v2"
@@ -36,8 +37,9 @@ type List struct {
 	entries map[accel.DeviceID]accel.Quarantine
 	file    *sharing.Document[json.RawMessage] // nil for memory alone
 	// doubt is true while it is not known what was in quarantine before this program
-	// started.
-	doubt bool
+	// started, and pending until Adopt was called; written is when the file was.
+	doubt, pending bool
+	written        time.Time
 	// unsaved is why the file lacks a change, nil while it does not.
 	unsaved error
 }
@@ -59,7 +61,8 @@ func Open(ctx context.Context, stateDir string) *List {
 	case err != nil:
 		l.log.Error(err, "The list of devices in quarantine cannot be read; taking that of the node's object")
 	}
-	l.doubt = !exists || err != nil
+	l.doubt, l.pending = !exists || err != nil, true
+	l.written = l.file.Written()
 	for _, q := range saved {
 		l.entries[q.Device] = q
 	}
@@ -83,15 +86,20 @@ func (l *List) load() (devices []accel.Quarantine, exists bool, err error) {
 }
 
 // Adopt adds the devices that the node's object shows in quarantine if the file did not
-// say which they are. It does so once.
+// say which they are, or could not be written after they were put there. It does so
+// once.
 func (l *List) Adopt(shown []accel.Quarantine) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if !l.doubt {
+	if !l.pending {
 		return
 	}
-	l.doubt = false
+	doubt := l.doubt
+	l.doubt, l.pending = false, false
 	for _, q := range shown {
+		if !doubt && q.Since.Before(l.written.Truncate(time.Second)) {
+			continue // it was released since
+		}
 		l.log.Info("Device is in quarantine, as the node's object says", "device", q.Device, "cause", q.Cause, "since", q.Since)
 		l.add(q)
 	}
@@ -103,7 +111,7 @@ func (l *List) Adopt(shown []accel.Quarantine) {
 func (l *List) Restore(devices []accel.Quarantine) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.doubt = false
+	l.doubt, l.pending = false, false
 	clear(l.entries)
 	for _, q := range devices {
 		l.entries[q.Device] = q
@@ -115,7 +123,7 @@ func (l *List) Restore(devices []accel.Quarantine) {
 func (l *List) Doubt() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.doubt
+	return l.pending
 }
 
 // Of returns a device's entry, false when it is not in quarantine.

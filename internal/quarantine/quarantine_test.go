@@ -109,6 +109,33 @@ func TestFileThatCannotBeRead(t *testing.T) {
 	}
 }
 
+// TestAnOldFile: what the node's object shows since the file was written could not be
+// written; what it shows from before was released since.
+func TestAnOldFile(t *testing.T) {
+	dir := t.TempDir()
+	l := opened(t, dir)
+	l.Add(entry("a", 1))
+	at := entry("", 5).Since.Add(300 * time.Millisecond)
+	if err := os.Chtimes(filepath.Join(dir, FileName), at, at); err != nil {
+		t.Fatal(err)
+	}
+	l = Open(t.Context(), dir)
+	l.Adopt([]accel.Quarantine{entry("a", 1), entry("b", 2), entry("c", 5), entry("d", 6)})
+	want(t, l, entry("a", 1), entry("c", 5), entry("d", 6))
+	want(t, opened(t, dir), entry("a", 1), entry("c", 5), entry("d", 6))
+}
+
+// TestRestore: a predecessor's list counts, whatever the file has.
+func TestRestore(t *testing.T) {
+	dir := t.TempDir()
+	l := opened(t, dir)
+	l.Add(entry("a", 1))
+	l.Restore([]accel.Quarantine{entry("b", 2)})
+	l.Adopt([]accel.Quarantine{entry("c", 3)})
+	want(t, l, entry("b", 2))
+	want(t, opened(t, dir), entry("b", 2))
+}
+
 // TestFileThatCannotBeWritten: nothing is lost while the program runs, and the file is
 // written when that is possible.
 func TestFileThatCannotBeWritten(t *testing.T) {

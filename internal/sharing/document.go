@@ -1,6 +1,9 @@
 package sharing
 
-import "path/filepath"
+import (
+	"path/filepath"
+	"time"
+)
 
 // Document keeps a value of the node in a file of the state folder, in the form of
 // the state files of resources: versioned, with a checksum, replaced at once. It is
@@ -22,6 +25,15 @@ func (d *Document[T]) Load() (value T, exists bool, err error) {
 		return none, false, err
 	}
 	return value, exists, nil
+}
+
+// Written returns when the file was written that was loaded or saved last; the zero time
+// where there is none.
+func (d *Document[T]) Written() time.Time {
+	if d.info == nil {
+		return time.Time{}
+	}
+	return d.info.ModTime()
 }
 
 // Save replaces the saved value at once: a crash leaves the old file or the new one.

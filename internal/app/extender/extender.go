@@ -42,8 +42,8 @@ const (
 	unseenFor    = 1500 * time.Millisecond
 	verifyAtOnce = 50
 	// shutdownTimeout is what requests under way get when the program stops;
-	// a bind takes no longer than extender.DefaultBindTimeout.
-	shutdownTimeout = extender.DefaultBindTimeout + time.Second
+	// a bind takes extender.DefaultBindTimeout, and 2 s to ask what became of it.
+	shutdownTimeout = extender.DefaultBindTimeout + 3*time.Second
 	// sharedBytes is what callers that may not bind may hold together, reservedBytes the
 	// same for those that may: 1000 binds in flight over plain HTTP take 64 MB. With these
 	// and the ledger of 5000 nodes the process has about half of the container's 512 MiB.

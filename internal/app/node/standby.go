@@ -47,6 +47,7 @@ func (s *supervisor) claim(ctx context.Context, seat *handover.Seat, c config.No
 	log := klog.FromContext(ctx)
 	held, err := seat.Take()
 	if held || err != nil {
+		s.retired = false
 		return claimed{seat: seat, config: c}, err
 	}
 	log.Info("Another divvy-node runs on this node; waiting until it ends or hands over")
@@ -55,9 +56,12 @@ func (s *supervisor) claim(ctx context.Context, seat *handover.Seat, c config.No
 	silent, asked := &since{}, time.Time{}
 	for told := ""; ; {
 		if held, err := seat.Take(); held || err != nil {
+			s.retired = false
 			return claimed{seat: seat, config: c, backends: ready.take()}, err
 		}
-		if prepared := ready.err(); prepared == nil && time.Since(asked) >= askInterval {
+		if prepared := ready.err(); s.retired {
+			s.wait(handover.ErrRetired)
+		} else if prepared == nil && time.Since(asked) >= askInterval {
 			p, err := seat.Ask(ctx)
 			if err == nil {
 				return claimed{seat: seat, predecessor: p, config: c, backends: ready.take()}, nil

@@ -140,6 +140,7 @@ func (s *supervisor) handOver(ctx context.Context, now *running, request *handov
 	log := klog.FromContext(ctx).WithValues("to", request.From.ID)
 	log.Info("Handing over")
 	left := s.yield(now)
+	saved := s.quarantine.Sync() == nil
 	s.wait(handover.ErrRetired)
 	var sockets map[accel.Resource]string
 	err := request.Pass(left)
@@ -165,6 +166,10 @@ func (s *supervisor) handOver(ctx context.Context, now *running, request *handov
 		return nil, s.stop(now)
 	}
 	log.Error(err, "The successor did not take over; serving the node again")
+	if saved {
+		// The successor decided meanwhile, and its list goes on.
+		s.quarantine, left.Quarantine = quarantine.Open(ctx, now.config.StateDir), nil
+	}
 	b, err := s.open(now.config)
 	if err != nil {
 		return nil, errors.Join(err, s.stop(now))

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"path/filepath"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -15,6 +16,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 
 	config "github.com/divvy-gpu/divvy/api/config/v1alpha1"
+	"github.com/divvy-gpu/divvy/internal/accel"
 	"github.com/divvy-gpu/divvy/internal/backend"
 	"github.com/divvy-gpu/divvy/internal/handover"
 )
@@ -76,12 +78,54 @@ func TestPodTakesOver(t *testing.T) {
 	eventually(t, "the first has left again", func() bool { return strings.HasSuffix(first.agent(1).did(), "left") })
 }
 
-// A new version that does not work leaves the node to the previous one.
+// A process that has handed over does not ask for the node again, also where a full disk
+// keeps the lock's file from saying so.
+func TestFullDiskDuringAHandover(t *testing.T) {
+	first := firstPod(t)
+	second := first.beside(pod("second"))
+	second.start()
+	second.agent(0)
+	first.says("/readyz", "another divvy-node has taken over from this one")
+	if err := os.Truncate(filepath.Join(first.dir, "state", handover.LockName), 0); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(3 * askInterval)
+	for _, d := range []*daemon{first, second} {
+		d.mu.Lock()
+		if n := len(d.agents); n != 1 {
+			t.Errorf("%s has started %d agents", d.s.self.ID, n)
+		}
+		d.mu.Unlock()
+	}
+	second.cancel()
+	first.agent(1)
+}
+
+// A daemon whose lock was removed lets no other take the node beside it.
+func TestRemovedLock(t *testing.T) {
+	first := firstPod(t)
+	lock := filepath.Join(first.dir, "state", handover.LockName)
+	if err := os.Remove(lock); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the lock is there again", func() bool { _, err := os.Stat(lock); return err == nil })
+	second := first.beside(pod("second"))
+	second.start()
+	second.agent(0)
+	eventually(t, "the first has left", func() bool { return first.agent(0).did() == "yielded, passed to b.sock, left" })
+}
+
+// A new version that does not work leaves the node to the previous one, with what it has
+// put into quarantine meanwhile.
 func TestSuccessorCannotServe(t *testing.T) {
 	first := firstPod(t)
 	second := first.beside(pod("second"))
 	second.s.servingLimit = 50 * time.Millisecond
-	second.serving = func(config.NodeConfig) error { return errors.New("kubelet does not watch it") }
+	second.serving = func(config.NodeConfig) error {
+		second.s.quarantine.Adopt(nil)
+		second.s.quarantine.Add(accel.Quarantine{Device: "GCU-0", Vendor: "enflame", Cause: "library"})
+		return errors.New("kubelet does not watch it")
+	}
 	second.start()
 	select {
 	case err := <-second.ended:
@@ -95,6 +139,9 @@ func TestSuccessorCannotServe(t *testing.T) {
 	now := first.agent(1)
 	if now.from.Sockets["enflame.com/gcu-memory"] != "a.sock" {
 		t.Errorf("the first goes on with %+v", now.from)
+	}
+	if _, there := first.s.quarantine.Of("GCU-0"); !there || now.from.Quarantine != nil {
+		t.Errorf("the first goes on with %v in quarantine, and the agent with %v", first.s.quarantine.All(), now.from.Quarantine)
 	}
 	eventually(t, "what yielded has left", func() bool { return first.agent(0).did() == "yielded, passed to b.sock, left" })
 	first.says("/readyz", "log level info")

@@ -27,6 +27,22 @@ import (
 	"github.com/divvy-gpu/divvy/internal/version"
 )
 
+// keepInterval is how often it is looked whether the lock's file is still there.
+const keepInterval = time.Second
+
+// lastError is the error that something failed with last, which is logged once.
+type lastError string
+
+func (l *lastError) log(ctx context.Context, err error, message string) {
+	switch {
+	case err == nil:
+		*l = ""
+	case string(*l) != err.Error() && ctx.Err() == nil:
+		klog.FromContext(ctx).Error(err, message)
+		*l = lastError(err.Error())
+	}
+}
+
 // stalled is how long a change of the configuration may take before the
 // program counts as hung: stopping an agent waits for calls of the vendors'
 // libraries, which are limited to seconds each.
@@ -73,6 +89,9 @@ type supervisor struct {
 	library libraryMetrics
 	events  *events.Recorder
 	limits  *limit.Limiter
+	// retired is true from when this process has handed over until it has the node
+	// again. The lock's file says so as well, unless the disk is full.
+	retired bool
 	// stale is true while the configuration that was read last is not in use.
 	stale atomic.Bool
 
@@ -166,6 +185,7 @@ func (s *supervisor) run(ctx context.Context, updates <-chan nodeconfig.Update) 
 		if !errors.Is(err, errHandedOver) {
 			return err
 		}
+		s.retired = true
 	}
 }
 
@@ -205,10 +225,19 @@ func (s *supervisor) serve(ctx context.Context, seat *handover.Seat, c config.No
 	if err := seat.Listen(ctx); err != nil {
 		klog.FromContext(ctx).Error(err, "The next divvy-node has to wait until this one ends")
 	}
+	keep := time.NewTicker(keepInterval)
+	defer keep.Stop()
+	var told lastError
 	for {
 		select {
 		case <-ctx.Done():
 			return c, s.stop(now)
+		case <-keep.C:
+			err := seat.Keep(ctx)
+			if errors.Is(err, handover.ErrTaken) {
+				return c, errors.Join(err, s.stop(now))
+			}
+			told.log(ctx, err, "The lock of the node cannot be kept")
 		case err := <-probes:
 			return c, errors.Join(err, s.stop(now))
 		case err := <-now.ended:

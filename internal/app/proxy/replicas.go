@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"crypto/tls"
-	"fmt"
 	"net"
 	"net/http"
 	"slices"
@@ -89,7 +88,9 @@ func (e *endpoints) addresses() []string {
 	return out
 }
 
-// newProbe returns a function that asks a replica whether it answers, and leads. It
+// newProbe returns a function that asks a replica whether it answers, and leads. An
+// answer of any status is one: a replica whose memory is used up by other clients
+// answers them with 503, and kube-scheduler, which has a reserve, as before. It
 // proves nothing of the replica, since no more than a connection of kube-scheduler's
 // depends on it, and kube-scheduler checks the certificate itself.
 func newProbe() func(ctx context.Context, address string) (bool, error) {
@@ -108,9 +109,6 @@ func newProbe() func(ctx context.Context, address string) (bool, error) {
 			return false, err
 		}
 		defer response.Body.Close() //nolint:errcheck // nothing of it matters
-		if response.StatusCode != http.StatusOK {
-			return false, fmt.Errorf("/healthz: %s", response.Status)
-		}
 		return response.Header.Get(extender.LeaderHeader) != "", nil
 	}
 }
