@@ -76,7 +76,7 @@ POOL_VALUES      ?= examples/values/pool.yaml
 TOTAL_GPU_MEMORY ?=
 K8S_PLATFORM     ?= community
 
-SUITES := unit seeds model lab-unit kubelet e2e
+SUITES := unit seeds model lab-unit kubelet e2e planes
 
 ##@ Start here
 
@@ -157,19 +157,32 @@ test-model: ## Compare a million random operations on the books with a recount (
 # Not from the go command's cache, which does not notice changes outside of lab/: of
 # the chart, the documents and the Dockerfile.
 .PHONY: test-lab-unit
-test-lab-unit: ## Run the lab's own unit tests (no root needed).
+test-lab-unit: $(BIN)/testsum ## Run the lab's own unit tests (no root needed).
 	@$(call testsum-lab,lab-unit) go test -json -count=1 -timeout 30m ./cmd/... ./internal/... ./podfuzz/...
 
 .PHONY: test-kubelet
-test-kubelet: ## Run the tests against kubelet's real device manager (no root needed).
+test-kubelet: $(BIN)/testsum ## Run the tests against kubelet's real device manager (no root needed).
 	@$(call testsum-lab,kubelet) go test -json -timeout 20m ./devicemanager/...
 
+# There is one lab on a machine, and both wait more than they compute.
 .PHONY: test-e2e
-test-e2e: root ## Run the end-to-end tests on the lab.
-	@$(call testsum-lab,e2e) go test -json -tags e2e -count=1 -p 1 -timeout 80m ./e2e/...
+test-e2e: root $(BIN)/testsum ## Run the end-to-end tests: on the lab, and beside it those with control planes of their own.
+	@$(MAKE) --no-print-directory -j2 test-lab test-planes
+
+.PHONY: test-lab
+test-lab: root $(BIN)/testsum ## Run the end-to-end tests on the lab.
+	@$(call testsum-lab,e2e) go test -json -tags e2e -count=1 -p 1 -timeout 80m ./e2e ./e2e/installation
+
+.PHONY: test-planes
+test-planes: root $(BIN)/testsum ## Run the end-to-end tests that have control planes of their own.
+	@$(call testsum-lab,planes) go test -json -tags e2e -count=1 -p 1 -timeout 60m ./e2e/daemons ./e2e/hostile ./e2e/node ./e2e/scheduling
 
 # testsum runs in lab/, where the tests of the lab's module are.
-testsum-lab = mkdir -p $(BIN) && go build -buildvcs=false -o $(BIN)/testsum ./hack/testsum && cd lab && $(BIN)/testsum run -out $(DIST)/tests -suite $(1)
+testsum-lab = cd lab && $(BIN)/testsum run -out $(DIST)/tests -suite $(1)
+
+$(BIN)/testsum: $(wildcard hack/testsum/*.go)
+	@mkdir -p $(BIN)
+	@go build -buildvcs=false -o $@ ./hack/testsum
 
 .PHONY: build-gpu-test
 build-gpu-test: ## Build bin/gpu-test, which runs elsewhere without Go and without a network.

@@ -65,8 +65,8 @@ func TestAPIServerAcceptsTheChart(t *testing.T) {
 	must(t, group.Wait())
 	policies, err := lab.Client.AdmissionregistrationV1().ValidatingAdmissionPolicies().List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/part-of=divvy"})
 	must(t, err)
-	if len(policies.Items) != 5 {
-		t.Errorf("%d admission policies are installed, want 5", len(policies.Items))
+	if len(policies.Items) != 6 {
+		t.Errorf("%d admission policies are installed, want 6", len(policies.Items))
 	}
 	for _, p := range policies.Items {
 		if p.Status.TypeChecking == nil || len(p.Status.TypeChecking.ExpressionWarnings) > 0 {

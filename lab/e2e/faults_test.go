@@ -15,12 +15,12 @@ import (
 	"github.com/divvy-gpu/divvy/lab/internal/stage"
 )
 
-// TestFaults is `make faults`.
+// TestFaults is the short form of `make faults`.
 func TestFaults(t *testing.T) {
 	ctx := beginMixed(t)
 	var printed strings.Builder
 	s := show.New("faults", lab, io.MultiWriter(logWriter{t}, &printed))
-	must(t, s.Faults(ctx))
+	must(t, s.Faults(ctx, true))
 	must(t, s.Checks.Err())
 	must(t, lab.CheckShown("docs/demo.md", "make faults", printed.String()))
 }

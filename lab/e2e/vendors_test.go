@@ -45,7 +45,7 @@ func beginMixed(t *testing.T) context.Context {
 			t.Log(situation(ctx))
 		}
 		hardware, err := lab.Cards(show.Mixed)
-		err = errors.Join(err, lab.DeleteAllPods(ctx), lab.Label(ctx, stage.ConfigLabel, ""), lab.SetHardware(ctx, hardware), allFree(ctx))
+		err = errors.Join(err, lab.DeleteAllPods(ctx), lab.Label(ctx, stage.ConfigLabel, ""), lab.SetHardware(ctx, hardware), lab.ReleaseDevices(ctx), allFree(ctx))
 		if err != nil {
 			t.Errorf("after the test: %v", err)
 		}

@@ -148,13 +148,16 @@ func (s settings) reach() (kube.Clients, *host.Host, error) {
 	return clients, h, err
 }
 
-// desired is what kube-scheduler of the node is to ask.
+// desired is what kube-scheduler of the node is to ask. Resources that are not given are
+// those that it asks about.
 func (s settings) desired(ctx context.Context, clients kube.Clients, h *host.Host) (schedconf.Extender, error) {
+	st, err := h.Status()
+	if err != nil {
+		return schedconf.Extender{}, err
+	}
 	if len(s.Resources) == 0 {
 		s.Resources = []string{defaultResource}
-		if st, err := h.Status(); err != nil {
-			return schedconf.Extender{}, err
-		} else if st.Extender != nil && len(st.Extender.Resources) > 0 {
+		if st.Extender != nil && len(st.Extender.Resources) > 0 {
 			s.Resources = st.Extender.Resources
 		}
 	}
@@ -175,7 +178,7 @@ func install(ctx context.Context, s settings, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	e, err := s.desired(ctx, clients, h)
+	e, err := s.withProxy(h).desired(ctx, clients, h)
 	if err != nil {
 		return err
 	}
@@ -237,7 +240,7 @@ func plan(ctx context.Context, s settings, out io.Writer) error {
 	}
 	var e schedconf.Extender
 	if !s.Uninstall {
-		if e, err = s.desired(ctx, clients, h); err != nil {
+		if e, err = s.withProxy(h).desired(ctx, clients, h); err != nil {
 			return err
 		}
 	}
@@ -294,12 +297,9 @@ func status(ctx context.Context, s settings, out io.Writer) error {
 		line("rolled back", "%s, attempt %d: %s", f.At.UTC().Format("2006-01-02T15:04:05Z"), f.Attempts, f.Reason)
 	}
 	var problems []string
-	if s.ExtenderProxy == "" && s.ExtenderURL == "" && st.Extender != nil {
-		s.ExtenderProxy = proxyOf(st.Extender.URL)
-	}
 	if !st.Wired {
 		problems = append(problems, "it does not ask the extender")
-	} else if e, err := s.desired(ctx, clients, h); err != nil {
+	} else if e, err := s.withProxy(h).desired(ctx, clients, h); err != nil {
 		line("not compared", "%v", err)
 	} else {
 		problems = append(problems, st.Differences(e)...)
@@ -325,6 +325,15 @@ func status(ctx context.Context, s settings, out io.Writer) error {
 	}
 	line("state", "%s", strings.Join(problems, "; "))
 	return errNotWired
+}
+
+// withProxy returns the settings for a command of a person, who need not know of the
+// local proxy: where kube-scheduler is wired to it, it stays so.
+func (s settings) withProxy(h *host.Host) settings {
+	if st, err := h.Status(); err == nil && s.ExtenderProxy == "" && s.ExtenderURL == "" && st.Extender != nil {
+		s.ExtenderProxy = proxyOf(st.Extender.URL)
+	}
+	return s
 }
 
 // proxyOf returns the address of the local proxy that kube-scheduler is wired to, ""

@@ -7,6 +7,7 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"os"
 
@@ -24,7 +25,7 @@ func main() {
 	err := show.Play("faults", introduction, stage.Options{
 		Topology: show.Mixed, MemoryUnit: "1", Values: []string{show.MixedValues},
 		Label: show.Present, Namespace: "divvy-faults",
-	}, (*show.Show).Faults)
+	}, func(s *show.Show, ctx context.Context) error { return s.Faults(ctx, false) })
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "faults:", err)
 		os.Exit(1)

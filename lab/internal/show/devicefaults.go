@@ -25,10 +25,14 @@ const (
 // stalls shows drivers, and then one card, that stall every 20 seconds while pods are
 // started.
 func (f *faults) stalls(ctx context.Context) error {
+	drivers, gpu := 3, 5
+	if f.short {
+		drivers, gpu = 1, 2
+	}
 	f.Title("The drivers of all vendors stall every 20 seconds")
-	f.Say(`No call of any library returns for 8 seconds, three times. Every device keeps its
-last state, so kubelet is told nothing, and all pods start.`)
-	told, err := f.stall(ctx, 3, func(h *vendorsim.Topology) { h.Library.Delay = time.Hour })
+	f.Say(fmt.Sprintf(`No call of any library returns for 8 seconds, as often as this: %d. Every device keeps
+its last state, so kubelet is told nothing, and all pods start.`, drivers))
+	told, err := f.stall(ctx, drivers, func(h *vendorsim.Topology) { h.Library.Delay = time.Hour })
 	if err != nil {
 		return err
 	}
@@ -37,10 +41,10 @@ last state, so kubelet is told nothing, and all pods start.`)
 	f.Checks.Equal("what kubelet was told", strings.Join(told[vendorsim.Enflame], ", "), "32")
 
 	f.Title("NVIDIA: one GPU stalls every 20 seconds")
-	f.Say(`No call about it returns for 8 seconds, five times. It is withdrawn the first time.
-It may return once before the next time, and then must be well for 30 seconds, which
-it is only after the last one. All pods start.`)
-	told, err = f.stall(ctx, 5, func(h *vendorsim.Topology) { h.Cards[0].Delay = time.Hour })
+	f.Say(fmt.Sprintf(`No call about it returns for 8 seconds, as often as this: %d. It is withdrawn the first
+time. It may return once before the next time, and then must be well for 30 seconds,
+which it is only after the last one. All pods start.`, gpu))
+	told, err = f.stall(ctx, gpu, func(h *vendorsim.Topology) { h.Cards[0].Delay = time.Hour })
 	if err != nil {
 		return err
 	}

@@ -14,6 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/divvy-gpu/divvy/internal/accel/wire"
 	"github.com/divvy-gpu/divvy/internal/vendorsim"
 )
 
@@ -159,6 +160,24 @@ func (s *Stage) SetHardware(ctx context.Context, topology vendorsim.Topology) er
 		return err
 	}
 	return s.SetCards(ctx, string(text))
+}
+
+// ReleaseDevices releases all devices of the node from quarantine.
+func (s *Stage) ReleaseDevices(ctx context.Context) error {
+	node, err := s.Node(ctx)
+	if err != nil {
+		return err
+	}
+	q, err := wire.DecodeQuarantine(node.Annotations[wire.QuarantineAnnotation])
+	if err != nil || len(q.Devices) == 0 {
+		return err
+	}
+	args := []string{"divvy", "device", "release", node.Name}
+	for _, d := range q.Devices {
+		args = append(args, string(d.Device))
+	}
+	_, err = s.Kubectl(ctx, args...)
+	return err
 }
 
 // Sight is what a running container sees of cards.
