@@ -118,7 +118,7 @@ var rules = []rule{
 	},
 	{
 		packages: []string{"internal/schedconf", "internal/schedconf/yamledit"},
-		only:     []string{"std", "internal/schedconf/yamledit", "go.yaml.in/yaml/v3", "mvdan.cc/sh/v3/syntax"},
+		only:     []string{"std", "internal/schedconf/yamledit", "go.yaml.in/yaml/v3"},
 		notThemselves: []string{
 			"os", "os/exec", "net/http", "log", "log/slog", "path/filepath",
 		},
