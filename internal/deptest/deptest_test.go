@@ -54,7 +54,7 @@ var rules = []rule{
 	},
 	{
 		packages:      []string{"internal/simulate"},
-		only:          []string{"std", "internal/accel/..."},
+		only:          []string{"std", "internal/accel/...", "golang.org/x/sync/errgroup"},
 		never:         []string{"net", "os/exec"},
 		notThemselves: []string{"os", "log", "log/slog"},
 		why: "a simulation is decided by values and a seed, on the core that the extender uses; files, clusters and flags are the " +

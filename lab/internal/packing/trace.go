@@ -1,16 +1,19 @@
-package simulate
+package packing
 
 import (
 	"encoding/csv"
 	"errors"
 	"fmt"
 	"io"
+	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/divvy-gpu/divvy/internal/accel"
 	"github.com/divvy-gpu/divvy/internal/accel/place"
+	"github.com/divvy-gpu/divvy/internal/simulate"
 )
 
 // TraceUnits is how many units a GPU of the trace has: it counts in
@@ -172,16 +175,67 @@ func (t *table) number(column string, lowest, highest int64) (int64, bool) {
 	return n, true
 }
 
+// How the files of the public trace are called.
+const (
+	nodeList = "openb_node_list_gpu_node.csv"
+	podList  = "openb_pod_list_"
+	listEnd  = ".csv"
+)
+
+// ReadTrace reads a directory with the trace: its list of nodes, and the lists of pods
+// of those names, or of "all".
+func ReadTrace(dir string, workloads []string) (*simulate.Cluster, []*simulate.Workload, error) {
+	c, err := ReadFile(filepath.Join(dir, nodeList), ReadNodes)
+	if err != nil {
+		return nil, nil, err
+	}
+	if slices.Equal(workloads, []string{"all"}) {
+		// Not filepath.Glob, to which a directory's name is a pattern.
+		entries, err := os.ReadDir(dir)
+		if err != nil {
+			return nil, nil, err
+		}
+		workloads = nil
+		for _, entry := range entries {
+			if name, ok := strings.CutPrefix(entry.Name(), podList); ok {
+				workloads = append(workloads, strings.TrimSuffix(name, listEnd))
+			}
+		}
+	}
+	var out []*simulate.Workload
+	for _, name := range workloads {
+		w, err := ReadFile(filepath.Join(dir, podList+name+listEnd), func(r io.Reader, file string) (*simulate.Workload, error) {
+			return ReadPods(r, file, name)
+		})
+		if err != nil {
+			return nil, nil, err
+		}
+		out = append(out, w)
+	}
+	return c, out, nil
+}
+
+// ReadFile opens a file and reads it.
+func ReadFile[T any](path string, read func(r io.Reader, name string) (T, error)) (T, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		var none T
+		return none, err
+	}
+	defer func() { _ = f.Close() }() // it was only read
+	return read(f, path)
+}
+
 // ReadNodes reads a list of nodes in the format of the trace: the columns sn,
 // cpu_milli, memory_mib, gpu (how many) and model. Each GPU becomes a device of
 // TraceUnits. The file's name is for errors, which are *LineError, up to a few
 // of them joined.
-func ReadNodes(r io.Reader, file string) (*Cluster, error) {
+func ReadNodes(r io.Reader, file string) (*simulate.Cluster, error) {
 	t, err := openTable(r, file, []string{"sn", "cpu_milli", "memory_mib", "gpu", "model"})
 	if err != nil {
 		return nil, err
 	}
-	c := &Cluster{}
+	c := &simulate.Cluster{}
 	first := map[string]int{}
 	for t.next() {
 		name := t.text("sn")
@@ -193,7 +247,7 @@ func ReadNodes(r io.Reader, file string) (*Cluster, error) {
 		if !okCPU || !okMemory || !okGPUs {
 			continue
 		}
-		n := Node{Name: name, CPU: cpu, Memory: memory}
+		n := simulate.Node{Name: name, CPU: cpu, Memory: memory}
 		for i := range int(gpus) {
 			n.Devices = append(n.Devices, accel.Share{
 				Device: accel.Device{Index: i, ID: accel.DeviceID(fmt.Sprintf("%s/%d", name, i)), Model: model, NUMANode: accel.NoNUMA},
@@ -219,12 +273,12 @@ func ReadNodes(r io.Reader, file string) (*Cluster, error) {
 // each), and gpu_spec where it is there: the models that will do, separated by
 // "|", empty for any. A pod whose num_gpu is 0 takes CPU and memory alone. The
 // file's name is for errors, as in ReadNodes; the workload gets the name given.
-func ReadPods(r io.Reader, file, workload string) (*Workload, error) {
+func ReadPods(r io.Reader, file, workload string) (*simulate.Workload, error) {
 	t, err := openTable(r, file, []string{"name", "cpu_milli", "memory_mib", "num_gpu", "gpu_milli"})
 	if err != nil {
 		return nil, err
 	}
-	w := &Workload{Name: workload}
+	w := &simulate.Workload{Name: workload}
 	first := map[string]int{}
 	selections := map[string]*accel.Selection{}
 	for t.next() {
@@ -237,7 +291,7 @@ func ReadPods(r io.Reader, file, workload string) (*Workload, error) {
 		if !okCPU || !okMemory || !okGPUs || !okMilli {
 			continue
 		}
-		p := Pod{Name: name, Source: fmt.Sprintf("%s:%d", file, t.line), Ask: place.Ask{CPU: cpu, Memory: memory}}
+		p := simulate.Pod{Name: name, Source: fmt.Sprintf("%s:%d", file, t.line), Ask: place.Ask{CPU: cpu, Memory: memory}}
 		switch {
 		case gpus == 0 && milli != 0:
 			t.fail("gpu_milli", "%d is asked of each GPU, but num_gpu is 0", milli)

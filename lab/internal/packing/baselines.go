@@ -1,13 +1,15 @@
-package simulate
+package packing
 
 import (
 	"cmp"
+	"maps"
 	"math"
 	"slices"
 	"strings"
 
 	"github.com/divvy-gpu/divvy/internal/accel"
 	"github.com/divvy-gpu/divvy/internal/accel/place"
+	"github.com/divvy-gpu/divvy/internal/simulate"
 )
 
 // The baselines are policies of the published experiment, with the scores of
@@ -15,6 +17,67 @@ import (
 // decides them. Where the artifact has constants of its cluster in a formula,
 // the cluster's own largest node takes their place; on the published cluster
 // both are the same.
+
+// Names of the published baselines.
+const (
+	Random     = "Random"
+	BestFit    = "BestFit"
+	GpuPacking = "GpuPacking"
+	FGD        = "FGD"
+)
+
+// baselines are in the order in which they are listed.
+var baselines = []simulate.PolicyKind{
+	{Name: Random, RandomTies: true, New: same(random{baseline{Random}})},
+	{Name: BestFit, New: func(c *simulate.Cluster, _ *simulate.Workload) (place.Policy, error) { return newBestFit(c), nil }},
+	{Name: GpuPacking, New: same(gpuPacking{baseline{GpuPacking}})},
+	{Name: FGD, New: func(c *simulate.Cluster, w *simulate.Workload) (place.Policy, error) { return newFGD(c, w.Pods), nil }},
+}
+
+// same is a policy that is the same in all runs.
+func same(p place.Policy) func(*simulate.Cluster, *simulate.Workload) (place.Policy, error) {
+	return func(*simulate.Cluster, *simulate.Workload) (place.Policy, error) { return p, nil }
+}
+
+// Policies returns the product's policies and the baselines.
+func Policies() []simulate.PolicyKind { return slices.Concat(simulate.Policies(), baselines) }
+
+// ParsePolicies returns the policies of those names, or of "all"; case does not matter.
+func ParsePolicies(names []string) ([]simulate.PolicyKind, error) {
+	if slices.Equal(names, []string{"all"}) {
+		return Policies(), nil
+	}
+	return simulate.ParsePolicies(Policies(), names)
+}
+
+// models are the models of the cluster's devices, sorted, each once.
+func models(c *simulate.Cluster) []string {
+	seen := map[string]bool{}
+	for i := range c.Nodes {
+		for _, d := range c.Nodes[i].Devices {
+			seen[d.Model] = true
+		}
+	}
+	return slices.Sorted(maps.Keys(seen))
+}
+
+// largest is the most that a node of the cluster has: CPU in millicores (of the
+// nodes where it is counted), units over its devices, and units of one device.
+func largest(c *simulate.Cluster) (cpu int64, units, device accel.Units) {
+	for i := range c.Nodes {
+		n := &c.Nodes[i]
+		if n.CPU != place.Unlimited {
+			cpu = max(cpu, n.CPU)
+		}
+		var sum accel.Units
+		for _, d := range n.Devices {
+			sum += d.Units
+			device = max(device, d.Units)
+		}
+		units = max(units, sum)
+	}
+	return cpu, units, device
+}
 
 // baseline is what they share. It has no prices that change.
 type baseline struct{ name string }
@@ -96,8 +159,8 @@ type bestFit struct {
 	cpu, units float64
 }
 
-func newBestFit(c *Cluster) place.Policy {
-	cpu, units, _ := c.largest()
+func newBestFit(c *simulate.Cluster) place.Policy {
+	cpu, units, _ := largest(c)
 	return bestFit{baseline{BestFit}, max(float64(cpu), 1), max(float64(units), 1)}
 }
 
@@ -167,7 +230,7 @@ type shape struct {
 }
 
 // typical returns the most frequent shapes, memory disregarded.
-func typical(pods []Pod) []shape {
+func typical(pods []simulate.Pod) []shape {
 	count := map[place.Ask]int{}
 	for i := range pods {
 		a := pods[i].Ask
@@ -226,11 +289,11 @@ type pattern struct {
 	shapes  []shape
 }
 
-func newFGD(c *Cluster, pods []Pod) place.Policy {
-	_, _, device := c.largest()
+func newFGD(c *simulate.Cluster, pods []simulate.Pod) place.Policy {
+	_, _, device := largest(c)
 	p := &fgd{baseline: baseline{FGD}, scale: max(float64(device), 1), byModel: map[string]*pattern{}}
 	shapes := typical(pods)
-	for _, model := range c.models() {
+	for _, model := range models(c) {
 		pat := &pattern{}
 		for _, s := range shapes {
 			if s.ask.Devices == 0 || !s.ask.Only.Allows("", model) {

@@ -1,4 +1,4 @@
-package simulate_test
+package packing
 
 import (
 	"strings"
@@ -27,7 +27,7 @@ plain,2000,4096,0,0,,BE
 
 func readNodes(t *testing.T, text string) *simulate.Cluster {
 	t.Helper()
-	c, err := simulate.ReadNodes(strings.NewReader(text), "nodes.csv")
+	c, err := ReadNodes(strings.NewReader(text), "nodes.csv")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -36,7 +36,7 @@ func readNodes(t *testing.T, text string) *simulate.Cluster {
 
 func readPods(t *testing.T, text string) *simulate.Workload {
 	t.Helper()
-	w, err := simulate.ReadPods(strings.NewReader(text), "pods.csv", "mine")
+	w, err := ReadPods(strings.NewReader(text), "pods.csv", "mine")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -49,7 +49,7 @@ func TestReadTrace(t *testing.T) {
 		t.Errorf("%d nodes with %d units, want 2 with 5000", len(c.Nodes), c.Units())
 	}
 	if n := c.Nodes[0]; n.Name != "big" || n.CPU != 64000 || n.Memory != 262144 || len(n.Devices) != 4 ||
-		n.Devices[3].Model != "A" || n.Devices[3].Index != 3 || n.Devices[3].Units != simulate.TraceUnits {
+		n.Devices[3].Model != "A" || n.Devices[3].Index != 3 || n.Devices[3].Units != TraceUnits {
 		t.Errorf("node read as %+v", n)
 	}
 	want := []simulate.Pod{
@@ -115,9 +115,9 @@ func TestReadTraceRefuses(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			var err error
 			if tt.nodes {
-				_, err = simulate.ReadNodes(strings.NewReader(tt.text), "f.csv")
+				_, err = ReadNodes(strings.NewReader(tt.text), "f.csv")
 			} else {
-				_, err = simulate.ReadPods(strings.NewReader(tt.text), "f.csv", "w")
+				_, err = ReadPods(strings.NewReader(tt.text), "f.csv", "w")
 			}
 			if err == nil {
 				t.Fatal("no error")
@@ -143,11 +143,11 @@ f.csv:11: column name: a pod needs a name
 f.csv: more may be wrong, reading stopped at line 11`
 
 func TestReadPublished(t *testing.T) {
-	got, err := simulate.ReadPublished(strings.NewReader("workload,policy,arrived_percent,allocated_percent_mean,shuffles\ndefault,FGD,100,95.5,10\n"), "p.csv")
+	got, err := ReadPublished(strings.NewReader("workload,policy,arrived_percent,allocated_percent_mean,shuffles\ndefault,FGD,100,95.5,10\n"), "p.csv")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if d := cmp.Diff([]simulate.Published{{Workload: "default", Policy: "FGD", Arrived: 100, Allocated: 95.5}}, got); d != "" {
+	if d := cmp.Diff([]Published{{Workload: "default", Policy: "FGD", Arrived: 100, Allocated: 95.5}}, got); d != "" {
 		t.Errorf("published (-want +got):\n%s", d)
 	}
 	for text, want := range map[string]string{
@@ -156,7 +156,7 @@ func TestReadPublished(t *testing.T) {
 		"workload,policy,arrived_percent,allocated_percent_mean\na,b,1,NaN\n": `p.csv:2: column allocated_percent_mean: "NaN" is not a number from 0 to 100`,
 		"workload,policy,arrived_percent,allocated_percent_mean\na,b,x,1\n":   `p.csv:2: column arrived_percent: "x" is not a whole number`,
 	} {
-		if _, err := simulate.ReadPublished(strings.NewReader(text), "p.csv"); err == nil || err.Error() != want {
+		if _, err := ReadPublished(strings.NewReader(text), "p.csv"); err == nil || err.Error() != want {
 			t.Errorf("%q: error %v, want %s", text, err, want)
 		}
 	}
@@ -169,7 +169,7 @@ func FuzzReadPods(f *testing.F) {
 	f.Add("name,cpu_milli,memory_mib,num_gpu,gpu_milli\np,1e3,1,1,1\n")
 	f.Add("name,cpu_milli\n\"")
 	f.Fuzz(func(t *testing.T, text string) {
-		w, err := simulate.ReadPods(strings.NewReader(text), "f.csv", "w")
+		w, err := ReadPods(strings.NewReader(text), "f.csv", "w")
 		if err != nil {
 			if !strings.Contains(err.Error(), "f.csv") {
 				t.Errorf("error %q does not name the file", err)
@@ -177,7 +177,7 @@ func FuzzReadPods(f *testing.F) {
 			return
 		}
 		for _, p := range w.Pods {
-			if p.Name == "" || p.Ask.Units < 0 || p.Ask.Units > simulate.TraceUnits || p.Ask.Devices < 0 || (p.Ask.Devices == 0) != (p.Ask.Units == 0) {
+			if p.Name == "" || p.Ask.Units < 0 || p.Ask.Units > TraceUnits || p.Ask.Devices < 0 || (p.Ask.Devices == 0) != (p.Ask.Units == 0) {
 				t.Errorf("accepted %+v", p)
 			}
 		}

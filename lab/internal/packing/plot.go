@@ -1,4 +1,4 @@
-package simulate
+package packing
 
 import (
 	"errors"
@@ -7,6 +7,8 @@ import (
 	"io"
 	"math"
 	"strings"
+
+	"github.com/divvy-gpu/divvy/internal/simulate"
 )
 
 // The size of one panel of a plot and of what is around it, in pixels.
@@ -55,8 +57,8 @@ var ErrNothingToPlot = errors.New("a plot shows allocated share over arrived dem
 
 // PrintSVG prints a plot of what was allocated over what had arrived, a panel
 // per workload.
-func (r *Report) PrintSVG(out io.Writer) error {
-	if r.Kind != ReplayReport {
+func PrintSVG(out io.Writer, r *simulate.Report) error {
+	if r.Kind != simulate.ReplayReport {
 		return ErrNothingToPlot
 	}
 	until := r.Arrived[len(r.Arrived)-1]
