@@ -144,7 +144,7 @@ func (c *Comparison) PrintTable(out io.Writer) error {
 		heads = append(heads, col.head)
 	}
 	line(heads)
-	print := func(name, policy string, number func(column) *float64) {
+	show := func(name, policy string, number func(column) *float64) {
 		fields := []string{name, policy}
 		for _, col := range columns {
 			if n := number(col); n != nil {
@@ -158,12 +158,12 @@ func (c *Comparison) PrintTable(out io.Writer) error {
 	for i := range c.Workloads {
 		w := &c.Workloads[i]
 		for j := range w.Policies {
-			print(w.Name, w.Policies[j].Policy, func(col column) *float64 { return col.of(w, &w.Policies[j]) })
+			show(w.Name, w.Policies[j].Policy, func(col column) *float64 { return col.of(w, &w.Policies[j]) })
 		}
 	}
 	if len(c.Workloads) > 1 {
 		for j := range c.Workloads[0].Policies {
-			print("(mean)", c.Workloads[0].Policies[j].Policy, func(col column) *float64 {
+			show("(mean)", c.Workloads[0].Policies[j].Policy, func(col column) *float64 {
 				var sum float64
 				for i := range c.Workloads {
 					n := col.of(&c.Workloads[i], &c.Workloads[i].Policies[j])

@@ -76,7 +76,7 @@ func TestDifferences(t *testing.T) {
 
 func TestTable(t *testing.T) {
 	c := replayed(t, example, examplePublished, []string{"all"}, "binpack", "fgd")
-	print := func() string {
+	show := func() string {
 		var out bytes.Buffer
 		if err := errors.Join(c.Check(), c.PrintTable(&out)); err != nil {
 			t.Fatal(err)
@@ -90,7 +90,7 @@ models    binpack  92.32    -          93.76    -          26.53
 models    FGD      92.64    -          95.87    -          24.89
 (mean)    binpack  93.26    -          94.88    -          26.05
 (mean)    FGD      94.21    -          96.62    -          24.69
-`, print()); diff != "" {
+`, show()); diff != "" {
 		t.Errorf("table (-want +got):\n%s", diff)
 	}
 	c.Published, c.Against = nil, "binpack"
@@ -101,7 +101,7 @@ models    binpack  92.32    +0.00  93.76    +0.00  26.53
 models    FGD      92.64    +0.33  95.87    +2.11  24.89
 (mean)    binpack  93.26    +0.00  94.88    +0.00  26.05
 (mean)    FGD      94.21    +0.95  96.62    +1.74  24.69
-`, print()); diff != "" {
+`, show()); diff != "" {
 		t.Errorf("gains (-want +got):\n%s", diff)
 	}
 	c.Against = BestFit

@@ -155,7 +155,7 @@ func (c configuration) check(t *testing.T, existing bool) {
 	if diff := cmp.Diff(wantProfiles, profiles); diff != "" {
 		t.Errorf("profiles (-want +got):\n%s", diff)
 	}
-	if le := c.LeaderElection.LeaderElect; (le == nil || !*le) {
+	if le := c.LeaderElection.LeaderElect; le == nil || !*le {
 		t.Error("leader election is off")
 	}
 	if got := c.ClientConnection.Kubeconfig; got != "/etc/kubernetes/scheduler.conf" {
