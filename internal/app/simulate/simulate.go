@@ -10,12 +10,10 @@ import (
 	"io"
 
 	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
-	"k8s.io/client-go/tools/clientcmd"
 
+	"github.com/divvy-gpu/divvy/internal/app/kubectl"
 	"github.com/divvy-gpu/divvy/internal/kube"
 	"github.com/divvy-gpu/divvy/internal/simulate"
-	"github.com/divvy-gpu/divvy/internal/version"
 )
 
 const about = `Replay a workload on a cluster that exists only in memory, and compare placement policies.
@@ -33,9 +31,9 @@ const examples = `  kubectl divvy simulate --from-cluster
 // Command returns the subcommand. What it shows goes to cmd's output, what it
 // has to say about that to cmd's error output.
 func Command() *cobra.Command {
-	c := newCluster()
-	cmd := command(c.connect)
-	c.addFlags(cmd.Flags())
+	c := kubectl.New()
+	cmd := command(c.Clients)
+	c.AddFlags(cmd.Flags())
 	return cmd
 }
 
@@ -55,33 +53,6 @@ func command(connect func() (kube.Clients, error)) *cobra.Command {
 	}
 	o.AddFlags(cmd.Flags())
 	return cmd
-}
-
-// cluster are the flags that kubectl has to choose a cluster and a user.
-type cluster struct {
-	rules     *clientcmd.ClientConfigLoadingRules
-	overrides *clientcmd.ConfigOverrides
-}
-
-func newCluster() cluster {
-	return cluster{clientcmd.NewDefaultClientConfigLoadingRules(), &clientcmd.ConfigOverrides{}}
-}
-
-// addFlags adds the flags without kubectl's --namespace: nodes have none.
-func (c cluster) addFlags(fs *pflag.FlagSet) {
-	fs.StringVar(&c.rules.ExplicitPath, "kubeconfig", "", "kubeconfig file; empty for that of $KUBECONFIG or ~/.kube/config")
-	flags := clientcmd.RecommendedConfigOverrideFlags("")
-	flags.ContextOverrideFlags.Namespace.LongName = ""
-	clientcmd.BindOverrideFlags(c.overrides, fs, flags)
-}
-
-// connect makes the clients. It does not contact the API server.
-func (c cluster) connect() (kube.Clients, error) {
-	config, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(c.rules, c.overrides).ClientConfig()
-	if err != nil {
-		return kube.Clients{}, fmt.Errorf("configuration of the Kubernetes client: %w", err)
-	}
-	return kube.NewClients(config, "kubectl-divvy/"+version.Version)
 }
 
 // Run does what the options say. It calls connect only if a live cluster is
