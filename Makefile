@@ -135,7 +135,7 @@ lint: $(GOLANGCI_LINT) $(ACTIONLINT) verify-chart ## Run gofmt, go vet, go mod t
 	$(ACTIONLINT) -shellcheck= -pyflakes=
 	@unformatted=$$(git ls-files -co --exclude-standard '*.go' | xargs -r gofmt -l); \
 	  [ -z "$$unformatted" ] || { printf 'not formatted by gofmt:\n%s\n' "$$unformatted" >&2; exit 1; }
-	@for module in . lab lab/components tools tools/actionlint lab/internal/schedulerversions/v*; do (cd $$module && echo "go mod tidy -diff in $$module" && go mod tidy -diff) || exit 1; done
+	@for module in . lab lab/components tools tools/actionlint; do (cd $$module && echo "go mod tidy -diff in $$module" && go mod tidy -diff) || exit 1; done
 	go vet ./...
 	cd lab && go vet -tags e2e ./...
 	$(GOLANGCI_LINT) run ./...
@@ -218,34 +218,34 @@ bystanders: ## Measure how long pods that request no accelerator wait while no e
 abuse: root ## Attack every port that is open to pods, and print the programs' memory beside their limits.
 	@cd lab && go run ./cmd/abuse $(ABUSE_ARGS)
 
-# TRACE is a directory with the public trace and published.csv, see docs/simulate.md;
+# TRACE is a directory with the public trace and published.csv, see docs/performance.md;
 # WORKLOADS are some of its lists of pods, such as default,cpu250, and SHUFFLES how many
 # orders of arrival are tried.
 TRACE     ?=
 WORKLOADS ?= all
 SHUFFLES  ?= 10
-trace-given = [ -n '$(TRACE)' ] || { echo 'TRACE=DIR is needed: a directory with the public trace and published.csv, see docs/simulate.md' >&2; exit 2; }
-simulate    = go run ./cmd/kubectl-divvy simulate --trace '$(TRACE)' --workload '$(WORKLOADS)' --shuffles '$(SHUFFLES)'
+trace-given = [ -n '$(TRACE)' ] || { echo 'TRACE=DIR is needed: a directory with the public trace and published.csv, see docs/performance.md' >&2; exit 2; }
+packing     = cd lab && go run ./cmd/packing -trace '$(abspath $(TRACE))' -workload '$(WORKLOADS)' -shuffles '$(SHUFFLES)'
 
 .PHONY: simulate-published
 simulate-published: ## Compare the baselines of the simulation with what was published of them: TRACE=DIR.
 	@$(trace-given)
-	$(simulate) --policy Random,BestFit,GpuPacking,FGD --published '$(TRACE)/published.csv'
+	$(packing) -policy Random,BestFit,GpuPacking,FGD -published '$(abspath $(TRACE))/published.csv'
 
 .PHONY: simulate-packing
 simulate-packing: ## Compare the policy fragmentation with the published FGD: TRACE=DIR.
 	@$(trace-given)
-	$(simulate) --policy fragmentation,fragmentation-online,FGD --against FGD --published '$(TRACE)/published.csv' --timings
+	$(packing) -policy fragmentation,fragmentation-online,FGD -against FGD -published '$(abspath $(TRACE))/published.csv' -timings
 
 .PHONY: simulate-sample
 simulate-sample: ## Compare it when it sees only the nodes that kube-scheduler would show: TRACE=DIR.
 	@$(trace-given)
-	$(simulate) --sample --policy fragmentation,fragmentation-online --against FGD --published '$(TRACE)/published.csv'
+	$(packing) -sample -policy fragmentation,fragmentation-online -against FGD -published '$(abspath $(TRACE))/published.csv'
 
 .PHONY: simulate-churn
 simulate-churn: ## Compare policies where pods come and go: TRACE=DIR.
 	@$(trace-given)
-	$(simulate) --policy fragmentation,fragmentation-online,FGD,BestFit --churn
+	$(packing) -policy fragmentation,fragmentation-online,FGD,BestFit -churn
 
 .PHONY: bench-filter
 bench-filter: ## Measure filter and prioritize of 5000 nodes over HTTP beside floors that only read and write.

@@ -17,8 +17,18 @@ require (
 	k8s.io/client-go v0.37.1
 	k8s.io/kubernetes v1.37.1
 	k8s.io/utils v0.0.0-20260626114624-be93311217bd
+	scheduler.example/release-1.29 v0.0.0
+	scheduler.example/release-1.30 v0.0.0
+	scheduler.example/release-1.31 v0.0.0
+	scheduler.example/release-1.32 v0.0.0
+	scheduler.example/release-1.33 v0.0.0
+	scheduler.example/release-1.34 v0.0.0
+	scheduler.example/release-1.35 v0.0.0
+	scheduler.example/release-1.36 v0.0.0
 	sigs.k8s.io/yaml v1.6.0
 )
+
+require gonum.org/v1/gonum v0.17.0 // indirect
 
 require (
 	github.com/containerd/typeurl/v2 v2.3.0 // indirect
@@ -207,3 +217,16 @@ replace (
 )
 
 replace github.com/divvy-gpu/divvy => ../
+
+// The configuration of kube-scheduler of each version that is wired. One module can be
+// there in one version only, by its name; under other names it is there in others as well.
+replace (
+	scheduler.example/release-1.29 => k8s.io/kube-scheduler v0.29.0
+	scheduler.example/release-1.30 => k8s.io/kube-scheduler v0.30.14
+	scheduler.example/release-1.31 => k8s.io/kube-scheduler v0.31.0
+	scheduler.example/release-1.32 => k8s.io/kube-scheduler v0.32.0
+	scheduler.example/release-1.33 => k8s.io/kube-scheduler v0.33.13
+	scheduler.example/release-1.34 => k8s.io/kube-scheduler v0.34.13
+	scheduler.example/release-1.35 => k8s.io/kube-scheduler v0.35.10
+	scheduler.example/release-1.36 => k8s.io/kube-scheduler v0.36.6
+)

@@ -54,7 +54,7 @@ var rules = []rule{
 	},
 	{
 		packages:      []string{"internal/simulate"},
-		only:          []string{"std", "internal/accel/..."},
+		only:          []string{"std", "internal/accel/...", "golang.org/x/sync/errgroup"},
 		never:         []string{"net", "os/exec"},
 		notThemselves: []string{"os", "log", "log/slog"},
 		why: "a simulation is decided by values and a seed, on the core that the extender uses; files, clusters and flags are the " +
@@ -118,7 +118,7 @@ var rules = []rule{
 	},
 	{
 		packages: []string{"internal/schedconf", "internal/schedconf/yamledit"},
-		only:     []string{"std", "internal/schedconf/yamledit", "go.yaml.in/yaml/v3", "mvdan.cc/sh/v3/syntax"},
+		only:     []string{"std", "internal/schedconf/yamledit", "go.yaml.in/yaml/v3"},
 		notThemselves: []string{
 			"os", "os/exec", "net/http", "log", "log/slog", "path/filepath",
 		},

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"crypto/tls"
 	"crypto/x509"
-	"encoding/pem"
 	"errors"
 	"fmt"
 	"maps"
@@ -14,6 +13,7 @@ import (
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	certutil "k8s.io/client-go/util/cert"
 )
 
 // webhook is one of the release's.
@@ -78,7 +78,7 @@ func checkWebhooks(s *Snapshot, f *findings) {
 		if workload != "" {
 			commands = []string{fmt.Sprintf("kubectl rollout restart deployment/%s -n %s", workload, namespace)}
 		}
-		roots, err := certificates(w.client.CABundle)
+		roots, err := certutil.ParseCertsPEM(w.client.CABundle)
 		switch {
 		case len(w.client.CABundle) == 0:
 			f.add(severity, w.object(), "its caBundle is empty, so the API server trusts no certificate of it: "+meaning, remedy, commands...).Transient = true
@@ -127,7 +127,7 @@ func (s *Snapshot) untrusted(service *corev1.Service, roots []*x509.Certificate)
 		if secret.Namespace != service.Namespace {
 			continue
 		}
-		served, err := certificates(secret.Data[corev1.TLSCertKey])
+		served, err := certutil.ParseCertsPEM(secret.Data[corev1.TLSCertKey])
 		if err != nil || served[0].VerifyHostname(host) != nil {
 			continue
 		}
@@ -151,32 +151,6 @@ func signedBy(c *x509.Certificate, cas []*x509.Certificate) error {
 		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
-}
-
-// maxBundle bounds the certificates that are read of one text.
-const maxBundle = 64
-
-// certificates reads certificates in PEM.
-func certificates(text []byte) ([]*x509.Certificate, error) {
-	var out []*x509.Certificate
-	for len(text) > 0 && len(out) < maxBundle {
-		var block *pem.Block
-		if block, text = pem.Decode(text); block == nil {
-			break
-		}
-		if block.Type != "CERTIFICATE" {
-			continue
-		}
-		c, err := x509.ParseCertificate(block.Bytes)
-		if err != nil {
-			return nil, err
-		}
-		out = append(out, c)
-	}
-	if len(out) == 0 {
-		return nil, errors.New("there is no certificate in it")
-	}
-	return out, nil
 }
 
 // keptCertificates are the Secrets that programs fill, with the services that
@@ -206,12 +180,12 @@ func checkCertificates(s *Snapshot, f *findings) {
 		return
 	}
 	restart := fmt.Sprintf("kubectl rollout restart deployment/%s -n %s", s.extenderWorkload(), r.Namespace)
-	ca, err := certificates(certs.Data["ca.crt"])
+	ca, err := certutil.ParseCertsPEM(certs.Data["ca.crt"])
 	if err != nil {
 		return // told above
 	}
 	if published := s.configMap(r.Namespace, nameExtenderCA); published != nil {
-		there, err := certificates([]byte(published.Data["ca.crt"]))
+		there, err := certutil.ParseCertsPEM([]byte(published.Data["ca.crt"]))
 		if err != nil || !slices.ContainsFunc(there, ca[0].Equal) {
 			f.add(Error, "ConfigMap "+r.Namespace+"/"+nameExtenderCA, "it does not hold the CA of the extender: kube-scheduler would not trust it",
 				"Start the extender anew, which publishes it.", restart).Transient = true
@@ -233,7 +207,7 @@ func checkKept(s *Snapshot, f *findings, secret *corev1.Secret, service string) 
 		return
 	}
 	remedy := "Have a new certificate made; the program that serves it does so within seconds while it runs."
-	served, err := certificates(secret.Data[corev1.TLSCertKey])
+	served, err := certutil.ParseCertsPEM(secret.Data[corev1.TLSCertKey])
 	if err == nil {
 		_, err = tls.X509KeyPair(secret.Data[corev1.TLSCertKey], secret.Data[corev1.TLSPrivateKeyKey])
 	}
@@ -251,7 +225,7 @@ func checkKept(s *Snapshot, f *findings, secret *corev1.Secret, service string) 
 	}
 	var trusted []*x509.Certificate
 	for _, key := range []string{"ca.crt", "next-ca.crt", "previous-ca.crt"} {
-		cas, err := certificates(secret.Data[key])
+		cas, err := certutil.ParseCertsPEM(secret.Data[key])
 		if err != nil {
 			if key == "ca.crt" {
 				f.add(Error, object, "its CA cannot be read: "+err.Error(), "Have a new one made; certificates signed by the old one stay valid meanwhile.", rotate("ca"))
@@ -273,7 +247,7 @@ func checkKept(s *Snapshot, f *findings, secret *corev1.Secret, service string) 
 func checkClient(s *Snapshot, f *findings, client, certs *corev1.Secret, restart string) {
 	object := "Secret " + client.Namespace + "/" + client.Name
 	remedy := "Start the extender anew, which makes it."
-	shown, err := certificates(client.Data[corev1.TLSCertKey])
+	shown, err := certutil.ParseCertsPEM(client.Data[corev1.TLSCertKey])
 	if err == nil {
 		_, err = tls.X509KeyPair(client.Data[corev1.TLSCertKey], client.Data[corev1.TLSPrivateKeyKey])
 	}
@@ -286,7 +260,7 @@ func checkClient(s *Snapshot, f *findings, client, certs *corev1.Secret, restart
 	}
 	var trusted []*x509.Certificate
 	for _, key := range []string{"ca.crt", "next-ca.crt", "previous-ca.crt"} {
-		if cas, err := certificates(certs.Data[key]); err == nil {
+		if cas, err := certutil.ParseCertsPEM(certs.Data[key]); err == nil {
 			trusted = append(trusted, cas[0])
 		}
 	}

@@ -165,8 +165,7 @@ func checkWiredByHand(f *findings, schedulers []*corev1.Pod) {
 	}
 	for _, p := range schedulers {
 		_, config := argument(&p.Spec, "config")
-		_, policy := argument(&p.Spec, "policy-config-file")
-		if !config && !policy && p.Annotations[annotationWired] == "" {
+		if !config && p.Annotations[annotationWired] == "" {
 			f.add(Error, "Pod "+p.Namespace+"/"+p.Name, "this kube-scheduler has no configuration file (--config), so it does not ask the extender",
 				"On its node: divvy-control schedconf install; or set scheduler.mode=extender, which does so on every node of the control plane.")
 		}

@@ -15,11 +15,10 @@ import (
 	"github.com/divvy-gpu/divvy/internal/schedconf/yamledit"
 )
 
-// A config is the configuration of a scheduler, or its policy.
+// A config is the configuration of a scheduler.
 type config struct {
 	name       string // of the file, for messages
 	doc        *yamledit.Doc
-	policy     bool
 	apiVersion string
 	// copied is set for what a comment is to say that it is a copy.
 	copied bool
@@ -29,9 +28,9 @@ func (c *config) errorf(format string, args ...any) error {
 	return fmt.Errorf("%s: %w", c.name, fmt.Errorf(format, args...))
 }
 
-// readConfig reads a configuration that some scheduler takes, or a policy.
-func readConfig(name string, data []byte, policy bool) (*config, error) {
-	c := &config{name: name, policy: policy}
+// readConfig reads a configuration that some version of kube-scheduler takes.
+func readConfig(name string, data []byte) (*config, error) {
+	c := &config{name: name}
 	if len(data) > maxSize {
 		return nil, c.errorf("%d bytes, and no configuration of a kube-scheduler is larger than %d", len(data), maxSize)
 	}
@@ -41,13 +40,8 @@ func readConfig(name string, data []byte, policy bool) (*config, error) {
 	}
 	kind := scalarOf(c.doc.At("kind"))
 	c.apiVersion = scalarOf(c.doc.At("apiVersion"))
-	if policy {
-		// A policy was read without these as well.
-		if kind != "" && kind != "Policy" || c.apiVersion != "" && c.apiVersion != "v1" {
-			return nil, c.errorf("holds %s of apiVersion %s, not a Policy of v1", orNothing(kind), orNothing(c.apiVersion))
-		}
-	} else if kind != "KubeSchedulerConfiguration" || !strings.HasPrefix(c.apiVersion, group) {
-		return nil, c.errorf("holds %s of apiVersion %s, not a KubeSchedulerConfiguration of %s", orNothing(kind), orNothing(c.apiVersion), strings.TrimSuffix(group, "/"))
+	if kind != "KubeSchedulerConfiguration" || !strings.HasPrefix(c.apiVersion, APIGroup+"/") {
+		return nil, c.errorf("holds %s of apiVersion %s, not a KubeSchedulerConfiguration of %s", orNothing(kind), orNothing(c.apiVersion), APIGroup)
 	}
 	if _, err := c.extenders(); err != nil {
 		return nil, err
@@ -55,25 +49,13 @@ func readConfig(name string, data []byte, policy bool) (*config, error) {
 	return c, nil
 }
 
-// servedBy says whether a scheduler reads the configuration, and can find
-// extenders in it.
-func (c *config) servedBy(v version) error {
-	if c.policy {
-		return nil
-	}
-	serves := v.serves()
-	if !slices.Contains(serves, c.apiVersion) {
-		return c.errorf("kube-scheduler %v does not serve apiVersion %s; it serves %s. Convert the file first",
-			v, c.apiVersion, strings.Join(serves, ", "))
-	}
-	if c.apiVersion == group+withoutExtenders {
-		return c.errorf("apiVersion %s has no extenders; convert the file to %s first", c.apiVersion, serves[0])
+// checkVersion rejects a configuration that no kube-scheduler from 1.29 on serves.
+func (c *config) checkVersion() error {
+	if c.apiVersion != apiVersion {
+		return c.errorf("kube-scheduler does not serve apiVersion %s; it serves %s. Convert the file first", c.apiVersion, apiVersion)
 	}
 	return nil
 }
-
-// old reports whether extenders are written in the form of policies.
-func (c *config) old() bool { return c.policy || c.apiVersion == group+"v1alpha2" }
 
 func (c *config) extenders() ([]*yaml.Node, error) {
 	n := c.doc.At("extenders")
@@ -92,25 +74,11 @@ func (c *config) extenders() ([]*yaml.Node, error) {
 	return out, nil
 }
 
-// field returns a key's value. Decoders of some versions do not care about the
-// case of its letters.
-func field(n *yaml.Node, key string) *yaml.Node {
-	if v := yamledit.Get(n, key); v != nil {
-		return v
-	}
-	for i := 0; i+1 < len(n.Content); i += 2 {
-		if strings.EqualFold(n.Content[i].Value, key) {
-			return yamledit.Resolve(n.Content[i+1])
-		}
-	}
-	return nil
-}
-
 // split returns which extenders are ours, and all.
 func (c *config) split() (ours []int, all []*yaml.Node, err error) {
 	all, err = c.extenders()
 	for i, n := range all {
-		if isOurs(scalarOf(field(n, "urlPrefix"))) {
+		if isOurs(scalarOf(yamledit.Get(n, "urlPrefix"))) {
 			ours = append(ours, i)
 		}
 	}
@@ -120,13 +88,13 @@ func (c *config) split() (ours []int, all []*yaml.Node, err error) {
 // managed returns the resources of an extender.
 func managed(n *yaml.Node) []string {
 	var out []string
-	list := field(n, "managedResources")
+	list := yamledit.Get(n, "managedResources")
 	if list == nil {
 		return nil
 	}
 	for _, r := range list.Content {
 		if r = yamledit.Resolve(r); r.Kind == yaml.MappingNode {
-			out = append(out, scalarOf(field(r, "name")))
+			out = append(out, scalarOf(yamledit.Get(r, "name")))
 		}
 	}
 	return out
@@ -143,8 +111,8 @@ func (c *config) with(e Extender) (*config, error) {
 		if slices.Contains(ours, i) {
 			continue
 		}
-		other := scalarOf(field(n, "urlPrefix"))
-		if scalarOf(field(n, "bindVerb")) != "" {
+		other := scalarOf(yamledit.Get(n, "urlPrefix"))
+		if scalarOf(yamledit.Get(n, "bindVerb")) != "" {
 			return nil, c.errorf("line %d: the extender %s binds pods, and kube-scheduler allows one extender that does. "+
 				"Run Divvy's with a scheduler of its own (scheduler.mode=dedicated)", n.Line, other)
 		}
@@ -155,7 +123,7 @@ func (c *config) with(e Extender) (*config, error) {
 			}
 		}
 	}
-	entry := e.entry(c.old())
+	entry := e.entry()
 	doc := c.doc
 	for _, i := range slices.Backward(ours) {
 		switch {
@@ -258,25 +226,25 @@ func (c *config) profiles() []string {
 
 // extender reads an entry of a configuration.
 func extender(n *yaml.Node) *Extender {
-	tls := field(n, "tlsConfig")
+	tls := yamledit.Get(n, "tlsConfig")
 	data := func(key string) []byte {
 		if tls == nil {
 			return nil
 		}
-		b, err := base64.StdEncoding.DecodeString(scalarOf(field(tls, key)))
+		b, err := base64.StdEncoding.DecodeString(scalarOf(yamledit.Get(tls, key)))
 		if err != nil || len(b) == 0 {
 			return nil
 		}
 		return b
 	}
-	e := &Extender{URL: scalarOf(field(n, "urlPrefix")), CA: data("caData"), ClientCert: data("certData"), ClientKey: data("keyData"), Resources: managed(n)}
+	e := &Extender{URL: scalarOf(yamledit.Get(n, "urlPrefix")), CA: data("caData"), ClientCert: data("certData"), ClientKey: data("keyData"), Resources: managed(n)}
 	if tls != nil {
-		e.ServerName = scalarOf(field(tls, "serverName"))
+		e.ServerName = scalarOf(yamledit.Get(tls, "serverName"))
 	}
-	if weight, err := strconv.Atoi(scalarOf(field(n, "weight"))); err == nil {
+	if weight, err := strconv.Atoi(scalarOf(yamledit.Get(n, "weight"))); err == nil {
 		e.Weight = weight
 	}
-	timeout := scalarOf(field(n, "httpTimeout"))
+	timeout := scalarOf(yamledit.Get(n, "httpTimeout"))
 	if d, err := time.ParseDuration(timeout); err == nil {
 		e.Timeout = d
 	} else if ns, err := strconv.ParseInt(timeout, 10, 64); err == nil {

@@ -77,9 +77,8 @@ func (e Extender) check() error {
 	return nil
 }
 
-// entry returns the extender as it stands in a configuration. The old form is
-// that of policies and of v1alpha2.
-func (e Extender) entry(old bool) yamledit.Map {
+// entry returns the extender as it stands in a configuration.
+func (e Extender) entry() yamledit.Map {
 	timeout := e.Timeout
 	if timeout == 0 {
 		timeout = defaultTimeout
@@ -105,25 +104,17 @@ func (e Extender) entry(old bool) yamledit.Map {
 				tls = append(tls, yamledit.Field{Key: f.key, Value: base64.StdEncoding.EncodeToString(f.data)})
 			}
 		}
-		https := "enableHTTPS"
-		if old {
-			https = "enableHttps"
-		}
-		m = append(m, yamledit.Field{Key: https, Value: true})
+		m = append(m, yamledit.Field{Key: "enableHTTPS", Value: true})
 		if len(tls) > 0 {
 			m = append(m, yamledit.Field{Key: "tlsConfig", Value: tls})
 		}
-	}
-	if old {
-		m = append(m, yamledit.Field{Key: "httpTimeout", Value: int64(timeout)})
-	} else {
-		m = append(m, yamledit.Field{Key: "httpTimeout", Value: timeout.String()})
 	}
 	var managed yamledit.List
 	for _, r := range slices.Sorted(slices.Values(e.Resources)) {
 		managed = append(managed, yamledit.Map{{Key: "name", Value: r}, {Key: "ignoredByScheduler", Value: false}})
 	}
 	return append(m,
+		yamledit.Field{Key: "httpTimeout", Value: timeout.String()},
 		yamledit.Field{Key: "nodeCacheCapable", Value: true},
 		yamledit.Field{Key: "ignorable", Value: false},
 		yamledit.Field{Key: "managedResources", Value: managed})

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 
 	"go.yaml.in/yaml/v3"
@@ -29,11 +28,10 @@ func seeds(f *testing.F) {
 		if err != nil {
 			f.Fatal(err)
 		}
-		v, _, _ := strings.Cut(filepath.Base(name), "-")
-		m := bytes.ReplaceAll(kubeadm, []byte("VERSION"), []byte(v))
+		m := bytes.ReplaceAll(kubeadm, []byte("VERSION"), []byte("1.31.4"))
 		m = bytes.Replace(m, []byte("    - --feature-gates"), []byte("    - --config=/etc/kubernetes/scheduler.conf\n    - --feature-gates"), 1)
 		f.Add(m, data, "")
-		f.Add(m, data, "v1.28.0")
+		f.Add(m, data, "v1.30.0")
 	}
 }
 

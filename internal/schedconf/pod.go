@@ -108,8 +108,8 @@ func (p *pod) with(doc *yamledit.Doc) (*pod, error) {
 		return nil, p.errorf("%w", err)
 	}
 	if !p.command.found && p.command.opaque {
-		return nil, p.errorf("the command of container kube-scheduler does not name kube-scheduler, "+
-			"so its flags cannot be told: %s", strings.Join(p.command.words(), " "))
+		return nil, p.errorf("the command of container kube-scheduler does not run kube-scheduler directly, "+
+			"so its flags cannot be read: %s", strings.Join(p.command.words(), " "))
 	}
 	if p.mounts, err = p.readMounts(); err != nil {
 		return nil, err

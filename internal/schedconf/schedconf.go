@@ -17,16 +17,13 @@ import (
 	"time"
 )
 
-// Names of files, which are those of the GCUShare user guide, in
-// Input.ConfigDir.
-const (
-	// ConfigFile is the configuration for schedulers from 1.23 on.
-	ConfigFile = "scheduler-extender-config-v1.23+.yaml"
-	// OldConfigFile is the configuration for schedulers before 1.23.
-	OldConfigFile = "scheduler-extender-config.yaml"
-	// PolicyFile is the policy for schedulers before 1.23 that are run with one.
-	PolicyFile = "scheduler-extender-config.json"
-)
+// ConfigFile is the name of the configuration in Input.ConfigDir, which is that of the
+// GCUShare user guide.
+const ConfigFile = "scheduler-extender-config-v1.23+.yaml"
+
+// FormerFiles are names in that folder of configurations for kube-schedulers before
+// 1.23: GCUShare's config manager and earlier releases of Divvy may have left them.
+var FormerFiles = []string{"scheduler-extender-config.yaml", "scheduler-extender-config.json"}
 
 // Annotations that Wire puts on the static pod.
 const (
@@ -70,9 +67,6 @@ type Input struct {
 	// ReadFile returns a file of the node, by its path there. An error that is
 	// fs.ErrNotExist says that there is none.
 	ReadFile func(hostPath string) ([]byte, error)
-	// ReadConfigMap returns the data of a ConfigMap. Only schedulers before 1.23
-	// with --policy-configmap need it; nil means that it cannot be read.
-	ReadConfigMap func(namespace, name string) (map[string]string, error)
 	// Version of kube-scheduler, such as v1.31.4. Empty means: the image's tag says.
 	Version string
 	// ConfigDir is the folder on the node that the files go to. Empty means

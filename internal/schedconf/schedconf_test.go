@@ -3,7 +3,6 @@ package schedconf
 import (
 	"bytes"
 	"flag"
-	"fmt"
 	"io/fs"
 	"maps"
 	"os"
@@ -23,7 +22,6 @@ type node struct {
 	manifest []byte
 	files    map[string][]byte
 	version  string
-	maps     map[string]map[string]string
 }
 
 func (n *node) input() Input {
@@ -35,13 +33,6 @@ func (n *node) input() Input {
 				return nil, &fs.PathError{Op: "open", Path: name, Err: fs.ErrNotExist}
 			}
 			return data, nil
-		},
-		ReadConfigMap: func(namespace, name string) (map[string]string, error) {
-			m, ok := n.maps[namespace+"/"+name]
-			if !ok {
-				return nil, fmt.Errorf("configmaps %q not found", name)
-			}
-			return m, nil
 		},
 	}
 }
@@ -57,7 +48,7 @@ func (n *node) apply(c Change, remove []string) {
 }
 
 func (n *node) clone() *node {
-	return &node{bytes.Clone(n.manifest), maps.Clone(n.files), n.version, n.maps}
+	return &node{bytes.Clone(n.manifest), maps.Clone(n.files), n.version}
 }
 
 // wire wires the node, and fails the test unless a second run changes nothing.
@@ -140,21 +131,17 @@ func input(t *testing.T, name string, replacements ...string) []byte {
 // kubeadm returns a node of a version, without a configuration.
 func kubeadm(t *testing.T, v version) *node {
 	t.Helper()
-	n := &node{manifest: input(t, "kubeadm.yaml", "VERSION", v.String()+".4"), files: map[string][]byte{"/etc/kubernetes/scheduler.conf": nil}}
-	if v <= 22 {
-		n.manifest = bytes.Replace(n.manifest, []byte("    - --profiling=false\n"), []byte("    - --port=0\n    - --profiling=false\n"), 1)
-	}
-	return n
+	return &node{manifest: input(t, "kubeadm.yaml", "VERSION", v.String()+".4"), files: map[string][]byte{"/etc/kubernetes/scheduler.conf": nil}}
 }
 
 const existing = "/etc/kubernetes/scheduler-config.yaml"
 
-// withFile lets the scheduler of a node use a file, by a flag.
-func (n *node) withFile(flag, name string, data []byte) *node {
+// withConfig lets the scheduler of a node use a configuration.
+func (n *node) withConfig(name string, data []byte) *node {
 	for _, r := range [][2]string{
-		{"    - --feature-gates", "    - --" + flag + "=" + name + "\n    - --feature-gates"},
-		{"    volumeMounts:\n", "    volumeMounts:\n    - {mountPath: " + name + ", name: own-" + flag + ", readOnly: true}\n"},
-		{"  volumes:\n", "  volumes:\n  - {name: own-" + flag + ", hostPath: {path: " + name + "}}\n"},
+		{"    - --feature-gates", "    - --config=" + name + "\n    - --feature-gates"},
+		{"    volumeMounts:\n", "    volumeMounts:\n    - {mountPath: " + name + ", name: own-config, readOnly: true}\n"},
+		{"  volumes:\n", "  volumes:\n  - {name: own-config, hostPath: {path: " + name + "}}\n"},
 	} {
 		n.manifest = bytes.Replace(n.manifest, []byte(r[0]), []byte(r[1]), 1)
 	}
@@ -166,55 +153,51 @@ func (n *node) withFile(flag, name string, data []byte) *node {
 // extender of somebody else.
 func configured(t *testing.T, v version) *node {
 	t.Helper()
-	api := strings.TrimPrefix(v.serves()[0], group)
-	timeout := "5s"
-	if api == "v1alpha2" {
-		timeout = "5000000000"
-	}
-	return kubeadm(t, v).withFile("config", existing, input(t, "existing.yaml", "API", api, "TIMEOUT", timeout))
+	return kubeadm(t, v).withConfig(existing, input(t, "existing.yaml"))
 }
 
-// TestGolden compares what is made for each version, with and without a
-// configuration that is there already, with golden files. The programs in
-// lab/schedulerversions read those as each version's kube-scheduler does.
+// TestGolden compares what is made, with and without a configuration that is there
+// already, with golden files. lab/internal/schedulerversions reads those as each
+// version of kube-scheduler does; for all of them they are the same.
 func TestGolden(t *testing.T) {
 	made := map[string]bool{}
-	for v := oldest; v <= newest; v++ {
-		cases := map[string]*node{"plain": kubeadm(t, v), "existing": configured(t, v)}
-		if v <= lastPolicy {
-			cases["policy"] = kubeadm(t, v).withFile("policy-config-file", "/etc/kubernetes/policy.json", input(t, "policy.json"))
-		}
-		for name, n := range cases {
-			t.Run(v.String()+"-"+name, func(t *testing.T) {
-				before := n.clone()
-				c := n.wire(t, secured)
-				if len(c.Files) != 1 || c.Files[0].Mode != 0o600 {
-					t.Fatalf("files: %+v", c.Files)
-				}
-				file := c.Files[0]
-				golden := filepath.Join("testdata", "golden", v.String()+"-"+name)
-				for suffix, content := range map[string][]byte{".manifest.yaml": n.manifest, ".config" + filepath.Ext(file.Path): file.Content} {
-					made[golden+suffix] = true
-					if *update {
-						if err := os.WriteFile(golden+suffix, content, 0o600); err != nil {
-							t.Fatal(err)
-						}
-					}
-					want, err := os.ReadFile(golden + suffix)
-					if err != nil {
+	for name, node := range map[string]func(*testing.T, version) *node{"plain": kubeadm, "existing": configured} {
+		t.Run(name, func(t *testing.T) {
+			n := node(t, newest)
+			before := n.clone()
+			c := n.wire(t, secured)
+			if len(c.Files) != 1 || c.Files[0].Mode != 0o600 {
+				t.Fatalf("files: %+v", c.Files)
+			}
+			file := c.Files[0]
+			golden := filepath.Join("testdata", "golden", name)
+			for suffix, content := range map[string][]byte{".manifest.yaml": n.manifest, ".config.yaml": file.Content} {
+				made[golden+suffix] = true
+				if *update {
+					if err := os.WriteFile(golden+suffix, content, 0o600); err != nil {
 						t.Fatal(err)
 					}
-					if diff := cmp.Diff(string(want), string(content)); diff != "" {
-						t.Errorf("%s (-want +got):\n%s", golden+suffix, diff)
-					}
 				}
-				other := n.clone()
-				n.unwire(t, before.manifest)
-				same(t, before, n)
-				other.unwire(t, nil)
-				same(t, before, other)
-			})
-		}
+				want, err := os.ReadFile(golden + suffix)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if diff := cmp.Diff(string(want), string(content)); diff != "" {
+					t.Errorf("%s (-want +got):\n%s", golden+suffix, diff)
+				}
+			}
+			for v := oldest; v <= newest; v++ {
+				other := node(t, v)
+				if c := other.wire(t, secured); len(c.Files) != 1 || !bytes.Equal(c.Files[0].Content, file.Content) {
+					t.Errorf("for kube-scheduler %v it is another configuration", v)
+				}
+			}
+			other := n.clone()
+			n.unwire(t, before.manifest)
+			same(t, before, n)
+			other.unwire(t, nil)
+			same(t, before, other)
+		})
 	}
 	files, err := filepath.Glob("testdata/golden/*")
 	if err != nil {

@@ -16,19 +16,13 @@ type State struct {
 	// Wired is set when the configuration that the manifest names has our extender
 	// in it.
 	Wired bool
-	// Version of kube-scheduler, such as "1.31", and the API versions of its
-	// configuration that it serves, the preferred one first.
+	// Version of kube-scheduler, such as "1.31".
 	Version string
-	Serves  []string
-	// ConfigPath is the value of --config (or --policy-config-file) in the
-	// container, ConfigFile the file on the node behind it. Both are empty when
-	// there is no such flag.
+	// ConfigPath is the value of --config in the container, ConfigFile the file on
+	// the node behind it. Both are empty when there is no such flag.
 	ConfigPath, ConfigFile string
-	// APIVersion of that configuration, such as kubescheduler.config.k8s.io/v1, or
-	// v1 of a policy.
+	// APIVersion of that configuration, such as kubescheduler.config.k8s.io/v1.
 	APIVersion string
-	// Before are the flags that wiring replaced and unwiring brings back.
-	Before []string
 	// Edited is set when the configuration was changed by somebody else since it
 	// was written.
 	Edited bool
@@ -37,7 +31,6 @@ type State struct {
 	// Profiles are the schedulers' names, OtherExtenders the URLs of the others.
 	Profiles, OtherExtenders []string
 
-	old   bool
 	entry *yaml.Node
 }
 
@@ -48,20 +41,11 @@ func Inspect(in Input) (State, error) {
 	if err != nil {
 		return State{}, err
 	}
-	st := State{Version: s.version.String(), Serves: s.version.serves(), Profiles: []string{"default-scheduler"}}
-	was, err := s.pod.remembered()
-	if err != nil {
-		return State{}, err
-	}
-	for _, name := range remembered {
-		if value, ok := was[name]; ok {
-			st.Before = append(st.Before, "--"+name+"="+value)
-		}
-	}
+	st := State{Version: s.version.String(), Profiles: []string{"default-scheduler"}}
 	now := s.source
 	if s.wired {
-		f, _ := s.pod.command.flag(s.source.setFlag())
-		now = source{policy: s.source.policy, flag: f.name, path: f.value, host: s.target}
+		f, _ := s.pod.command.flag(flagConfig)
+		now = source{path: f.value, host: s.target}
 		st.Edited = s.edited()
 	}
 	if now.host == "" {
@@ -73,23 +57,23 @@ func Inspect(in Input) (State, error) {
 		return State{}, err
 	}
 	if data == nil {
-		return State{}, s.pod.errorf("--%s=%s: there is no file %s on the node", now.flag, now.path, now.host)
+		return State{}, s.pod.errorf("--%s=%s: there is no file %s on the node", flagConfig, now.path, now.host)
 	}
-	c, err := readConfig(now.host, data, now.policy)
+	c, err := readConfig(now.host, data)
 	if err != nil {
 		return State{}, err
 	}
-	if err := c.servedBy(s.version); err != nil {
+	if err := c.checkVersion(); err != nil {
 		return State{}, err
 	}
-	st.APIVersion, st.Profiles, st.old = c.apiVersion, c.profiles(), c.old()
+	st.APIVersion, st.Profiles = c.apiVersion, c.profiles()
 	ours, all, err := c.split()
 	if err != nil {
 		return State{}, err
 	}
 	for i, n := range all {
 		if !slices.Contains(ours, i) {
-			st.OtherExtenders = append(st.OtherExtenders, scalarOf(field(n, "urlPrefix")))
+			st.OtherExtenders = append(st.OtherExtenders, scalarOf(yamledit.Get(n, "urlPrefix")))
 		}
 	}
 	if len(ours) > 0 {
@@ -106,7 +90,7 @@ func (s State) Differences(e Extender) []string {
 		return []string{"kube-scheduler does not consult the extender"}
 	}
 	var want, got map[string]any
-	if err := yaml.Unmarshal(yamledit.Encode(e.entry(s.old)), &want); err != nil {
+	if err := yaml.Unmarshal(yamledit.Encode(e.entry()), &want); err != nil {
 		return []string{fmt.Sprintf("the extender that is wanted: %v", err)}
 	}
 	if err := s.entry.Decode(&got); err != nil {

@@ -16,10 +16,9 @@ var ErrVersion = errors.New("the version of kube-scheduler is not known")
 type version int
 
 const (
-	// oldest is the first that can list extenders in a configuration of its own.
-	oldest version = 18
-	// lastPolicy is the last that takes a policy file.
-	lastPolicy version = 22
+	// oldest is the first that is wired: Divvy needs Kubernetes 1.30, and
+	// kube-scheduler may be one minor version older than the API server.
+	oldest version = 29
 	// newest is the last whose decoder the tests have. Later ones are taken to
 	// serve what it serves.
 	newest version = 37
@@ -27,38 +26,14 @@ const (
 
 func (v version) String() string { return "1." + strconv.Itoa(int(v)) }
 
-const group = "kubescheduler.config.k8s.io/"
+// The configuration of kube-scheduler that Wire reads and writes. Every version
+// from 1.25 on serves it, and no other one since 1.29.
+const (
+	APIGroup   = "kubescheduler.config.k8s.io"
+	APIVersion = "v1"
 
-// apiVersions says which schedulers serve which version of their configuration,
-// by what is registered in pkg/scheduler/apis/config/scheme of each release. The
-// preferred one comes first.
-var apiVersions = []struct {
-	name        string
-	first, last version
-}{
-	{"v1", 25, 1 << 20},
-	{"v1beta3", 23, 28},
-	{"v1beta2", 22, 27},
-	{"v1beta1", 19, 22},
-	{"v1alpha2", 18, 18},
-	{withoutExtenders, 18, 18},
-}
-
-// withoutExtenders is the version that has none; a configuration of it has to be
-// converted by hand.
-const withoutExtenders = "v1alpha1"
-
-// serves returns the versions of the configuration that a scheduler serves, the
-// preferred one first.
-func (v version) serves() []string {
-	var out []string
-	for _, a := range apiVersions {
-		if a.first <= v && v <= a.last {
-			out = append(out, group+a.name)
-		}
-	}
-	return out
-}
+	apiVersion = APIGroup + "/" + APIVersion
+)
 
 var (
 	versionText = regexp.MustCompile(`^v?1\.([0-9]{1,3})([.+_-].*)?$`)

@@ -13,28 +13,14 @@ import (
 	"strings"
 )
 
-// The flags that name what a scheduler is configured by.
-const (
-	flagConfig    = "config"
-	flagPolicy    = "policy-config-file"
-	flagPolicyMap = "policy-configmap"
-	flagPolicyNS  = "policy-configmap-namespace"
-	flagLegacy    = "use-legacy-policy-config"
-)
+// flagConfig names what a scheduler is configured by. It is the flag that Wire sets, and
+// that AnnotationBefore remembers.
+const flagConfig = "config"
 
-// policyKey is where a ConfigMap holds a policy.
-const policyKey = "policy.cfg"
-
-// remembered are the flags that Wire sets, and AnnotationBefore remembers.
-var remembered = []string{flagConfig, flagPolicy, flagLegacy}
-
-// A source is where a scheduler has its configuration from when it is not ours.
+// A source is the file that a scheduler has its configuration from: path in the
+// container, host on the node. Both are empty when there is none.
 type source struct {
-	policy bool
-	// flag and path are those of a file, host is the file on the node. Empty: none.
-	flag, path, host string
-	// configMap is the policy's ConfigMap.
-	namespace, configMap string
+	path, host string
 }
 
 // A scheduler is what Wire, Unwire and Inspect find.
@@ -60,9 +46,10 @@ func (in Input) dir() string {
 	return path.Clean(in.ConfigDir)
 }
 
+// ours are files on the node, the one that Wire writes first.
 func (in Input) ours() []string {
-	var out []string
-	for _, name := range []string{ConfigFile, OldConfigFile, PolicyFile} {
+	out := []string{path.Join(in.dir(), ConfigFile)}
+	for _, name := range FormerFiles {
 		out = append(out, path.Join(in.dir(), name))
 	}
 	return out
@@ -99,22 +86,13 @@ func find(in Input) (*scheduler, error) {
 	if s.before, err = p.before(in); err != nil {
 		return nil, err
 	}
-	if s.source, err = p.source(s.before, s.version); err != nil {
+	if s.source, err = p.source(s.before); err != nil {
 		return nil, err
 	}
-	s.target = path.Join(in.dir(), ConfigFile)
-	switch {
-	case s.source.policy:
-		s.target = path.Join(in.dir(), PolicyFile)
-	case s.version <= lastPolicy:
-		s.target = path.Join(in.dir(), OldConfigFile)
-	}
-	// A manifest that is wired already keeps its file, also when the scheduler
-	// became a newer one.
-	if f, ok := p.command.flag(s.source.setFlag()); ok && p.annotation(AnnotationHash) != "" {
-		if host, err := p.hostPath(f.name, f.value); err == nil && slices.Contains(in.ours(), host) {
-			s.target, s.wired = host, true
-		}
+	s.target = in.ours()[0]
+	// A manifest that is wired already keeps its file.
+	if t := p.target(in); t.host != "" && p.annotation(AnnotationHash) != "" {
+		s.target, s.wired = t.host, true
 	}
 	s.current, err = in.read(s.target)
 	return s, err
@@ -127,83 +105,51 @@ func (p *pod) before(in Input) (command, error) {
 	if err != nil || was == nil || p.target(in).host == "" {
 		return c, err
 	}
-	c.flags = slices.DeleteFunc(slices.Clone(c.flags), func(f option) bool { return slices.Contains(remembered, f.name) })
-	for name, value := range was {
-		c.flags = append(c.flags, option{name: name, value: value})
+	c.flags = slices.DeleteFunc(slices.Clone(c.flags), func(f option) bool { return f.name == flagConfig })
+	if *was != "" {
+		c.flags = append(c.flags, option{name: flagConfig, value: *was})
 	}
 	return c, nil
 }
 
-// remembered returns the flags that were replaced, by name; nil when the
-// manifest is not wired.
-func (p *pod) remembered() (map[string]string, error) {
+// remembered returns the value of --config that was replaced, empty when there was
+// none; nil when the manifest is not wired.
+func (p *pod) remembered() (*string, error) {
 	if p.annotation(AnnotationHash) == "" {
 		return nil, nil
 	}
-	was := map[string]string{}
+	var was string
 	text := p.annotation(AnnotationBefore)
 	if text == "" {
-		return was, nil
+		return &was, nil
 	}
 	var flags []string
 	if err := json.Unmarshal([]byte(text), &flags); err != nil {
 		return nil, p.errorf("annotation %s: not a JSON list of flags: %w", AnnotationBefore, err)
 	}
 	for _, f := range flags {
-		name, value, ok := strings.Cut(strings.TrimPrefix(f, "--"), "=")
-		if !ok || !slices.Contains(remembered, name) {
-			return nil, p.errorf("annotation %s: %q is not one of the flags that are replaced", AnnotationBefore, f)
+		value, ok := strings.CutPrefix(f, "--"+flagConfig+"=")
+		if !ok {
+			return nil, p.errorf("annotation %s: %q is not the flag that is replaced", AnnotationBefore, f)
 		}
-		was[name] = value
+		was = value
 	}
-	return was, nil
+	return &was, nil
 }
 
 // source finds where the scheduler has its configuration from.
-func (p *pod) source(c command, v version) (source, error) {
-	values := map[string]string{}
-	for _, name := range append(slices.Clone(remembered), flagPolicyMap, flagPolicyNS) {
-		f, _ := c.flag(name)
-		if f.unclear != "" {
-			return source{}, p.errorf("--%s cannot be told: %s; write it out", name, f.unclear)
-		}
-		values[name] = f.value
+func (p *pod) source(c command) (source, error) {
+	f, _ := c.flag(flagConfig)
+	switch {
+	case f.unclear != "":
+		return source{}, p.errorf("--%s cannot be told: %s; write it out", flagConfig, f.unclear)
+	case f.value == "":
+		return source{}, nil
+	case strings.HasSuffix(f.value, "/"):
+		return source{}, p.errorf("--%s=%s is a folder", flagConfig, f.value)
 	}
-	var s source
-	// A policy counts beside a configuration from 1.19 on, and alone before.
-	if v <= lastPolicy && (v > 18 || values[flagConfig] == "") {
-		legacy := values[flagLegacy] == "true"
-		switch {
-		case values[flagPolicy] != "" && (legacy || values[flagPolicyMap] == ""):
-			s = source{policy: true, flag: flagPolicy, path: values[flagPolicy]}
-		case values[flagPolicyMap] != "":
-			s = source{policy: true, namespace: values[flagPolicyNS], configMap: values[flagPolicyMap]}
-			if s.namespace == "" {
-				s.namespace = "kube-system"
-			}
-		}
-	}
-	if !s.policy && values[flagConfig] != "" {
-		s = source{flag: flagConfig, path: values[flagConfig]}
-	}
-	if s.path != "" {
-		var err error
-		if s.host, err = p.hostPath(s.flag, s.path); err != nil {
-			return source{}, err
-		}
-		if strings.HasSuffix(s.path, "/") {
-			return source{}, p.errorf("--%s=%s is a folder", s.flag, s.path)
-		}
-	}
-	return s, nil
-}
-
-// setFlag returns the flag that names our file.
-func (s source) setFlag() string {
-	if s.policy {
-		return flagPolicy
-	}
-	return flagConfig
+	host, err := p.hostPath(flagConfig, f.value)
+	return source{path: f.value, host: host}, err
 }
 
 // edited reports whether our file was changed by somebody else since it was made.
@@ -221,13 +167,13 @@ func (s *scheduler) adopted() bool { return !s.wired && s.source.host == s.targe
 func (s *scheduler) base() (*config, string, []string, error) {
 	switch {
 	case s.edited():
-		c, err := readConfig(s.target, s.current, s.source.policy)
+		c, err := readConfig(s.target, s.current)
 		if err != nil {
 			err = fmt.Errorf("%w; it was edited since it was made: mend it, or remove it to have it made anew", err)
 		}
 		return c, editedByOthers, []string{s.target + " was edited since it was made; it keeps what was edited."}, err
 	case s.adopted():
-		c, err := readConfig(s.target, s.current, s.source.policy)
+		c, err := readConfig(s.target, s.current)
 		if err != nil {
 			return nil, "", nil, err
 		}
@@ -243,14 +189,11 @@ func (s *scheduler) base() (*config, string, []string, error) {
 // replacement returns what Wire would make of the command line alone when that
 // has all of a configuration but the extender, and nil otherwise.
 func (s *scheduler) replacement(c *config) (*config, []string, error) {
-	if c.policy {
-		return nil, nil, nil
-	}
 	rest, err := c.without()
 	if err != nil {
 		return nil, nil, err
 	}
-	made, notes, err := generate(s.target, s.before, s.version)
+	made, notes, err := generate(s.target, s.before)
 	if err != nil || !rest.within(made) {
 		return nil, nil, err
 	}
@@ -260,50 +203,33 @@ func (s *scheduler) replacement(c *config) (*config, []string, error) {
 // former returns the configuration that the scheduler had, or would have had,
 // without us.
 func (s *scheduler) former() (*config, []string, error) {
-	switch {
-	case s.source.configMap != "":
-		name := fmt.Sprintf("ConfigMap %s/%s", s.source.namespace, s.source.configMap)
-		if s.in.ReadConfigMap == nil {
-			return nil, nil, s.pod.errorf("the policy is in the %s, which cannot be read from here: put it into a file on the node "+
-				"and name that with --%s", name, flagPolicy)
-		}
-		data, err := s.in.ReadConfigMap(s.source.namespace, s.source.configMap)
+	if s.source.host == "" {
+		c, notes, err := generate(s.target, s.before)
 		if err != nil {
-			return nil, nil, fmt.Errorf("read the policy in the %s: %w", name, err)
+			return nil, nil, s.pod.errorf("%w", err)
 		}
-		policy, ok := data[policyKey]
-		if !ok {
-			return nil, nil, fmt.Errorf("the %s has no key %s, which holds a policy", name, policyKey)
-		}
-		c, err := readConfig(name, []byte(policy), true)
-		return c, []string{"The policy comes from the " + name + "."}, err
-	case s.source.host != "":
-		data, err := s.in.read(s.source.host)
-		if err != nil {
-			return nil, nil, err
-		}
-		if data == nil && s.wired && s.current != nil {
-			c, err := readConfig(s.target, s.current, s.source.policy)
-			return c, []string{fmt.Sprintf("%s is gone; %s is all that is left of it.", s.source.host, s.target)}, err
-		}
-		if data == nil {
-			return nil, nil, s.pod.errorf("--%s=%s: there is no file %s on the node", s.source.flag, s.source.path, s.source.host)
-		}
-		c, err := readConfig(s.source.host, data, s.source.policy)
-		if err != nil {
-			return nil, nil, err
-		}
-		if s.source.host == s.target || c.doc.IsFlow() {
-			return c, nil, nil
-		}
-		c.copied = true
-		return c, []string{"The configuration is a copy of " + s.source.host + ", with the extender put in."}, nil
+		return c, notes, nil
 	}
-	c, notes, err := generate(s.target, s.before, s.version)
+	data, err := s.in.read(s.source.host)
 	if err != nil {
-		return nil, nil, s.pod.errorf("%w", err)
+		return nil, nil, err
 	}
-	return c, notes, nil
+	if data == nil && s.wired && s.current != nil {
+		c, err := readConfig(s.target, s.current)
+		return c, []string{fmt.Sprintf("%s is gone; %s is all that is left of it.", s.source.host, s.target)}, err
+	}
+	if data == nil {
+		return nil, nil, s.pod.errorf("--%s=%s: there is no file %s on the node", flagConfig, s.source.path, s.source.host)
+	}
+	c, err := readConfig(s.source.host, data)
+	if err != nil {
+		return nil, nil, err
+	}
+	if s.source.host == s.target || c.doc.IsFlow() {
+		return c, nil, nil
+	}
+	c.copied = true
+	return c, []string{"The configuration is a copy of " + s.source.host + ", with the extender put in."}, nil
 }
 
 // madeBy begins the comment in front of what Wire makes.
@@ -344,7 +270,7 @@ func digest(kind string, data []byte) string {
 // copy of a configuration that was changed since.
 //
 // It fails, and nothing is to be changed, when the manifest is not that of one
-// kube-scheduler from 1.18 on, when what it is configured by cannot be read or
+// kube-scheduler from 1.29 on, when what it is configured by cannot be read or
 // has a version that it does not serve, and when another extender binds pods or
 // manages a resource of this one, which kube-scheduler does not allow.
 func Wire(in Input, e Extender) (Change, error) {
@@ -359,7 +285,7 @@ func Wire(in Input, e Extender) (Change, error) {
 	if err != nil {
 		return Change{}, err
 	}
-	if err := c.servedBy(s.version); err != nil {
+	if err := c.checkVersion(); err != nil {
 		return Change{}, err
 	}
 	if c, err = c.with(e); err != nil {
@@ -408,43 +334,24 @@ func (s *scheduler) wire(p *pod, hash string) (*pod, error) {
 		return nil, err
 	}
 	before := p.annotation(AnnotationBefore)
-	if was == nil || !p.names(s.source.setFlag(), at) {
+	f, named := p.command.flag(flagConfig)
+	if was == nil || f.value != at {
 		before = ""
-		var flags []string
-		for _, name := range remembered {
-			f, ok := p.command.flag(name)
-			if !ok || name == s.source.setFlag() && f.value == at {
-				continue
-			}
-			flags = append(flags, "--"+name+"="+f.value)
-		}
-		if len(flags) > 0 {
-			data, err := json.Marshal(flags)
+		if named && f.value != at {
+			data, err := json.Marshal([]string{"--" + flagConfig + "=" + f.value})
 			if err != nil {
 				return nil, p.errorf("remember its flags: %w", err)
 			}
 			before = string(data)
 		}
 	}
-	if p, err = p.setFlag(s.source.setFlag(), at); err != nil {
+	if p, err = p.setFlag(flagConfig, at); err != nil {
 		return nil, err
-	}
-	if s.source.configMap != "" {
-		// A policy's file counts beside a ConfigMap only when this says so.
-		if p, err = p.setFlag(flagLegacy, "true"); err != nil {
-			return nil, err
-		}
 	}
 	if p, err = p.annotate(AnnotationBefore, before); err != nil {
 		return nil, err
 	}
 	return p.annotate(AnnotationHash, hash)
-}
-
-// names reports whether a flag has a value.
-func (p *pod) names(name, value string) bool {
-	f, ok := p.command.flag(name)
-	return ok && f.value == value
 }
 
 // Unwire returns what takes the extender out again, and the files that are to be
@@ -516,16 +423,12 @@ func Unwire(in Input, original []byte) (Change, []string, error) {
 // target returns our file as the manifest names it; without host when it does
 // not.
 func (p *pod) target(in Input) source {
-	for _, s := range []source{{flag: flagConfig}, {flag: flagPolicy, policy: true}} {
-		f, ok := p.command.flag(s.flag)
-		if !ok {
-			continue
-		}
-		host, err := p.hostPath(f.name, f.value)
-		if err == nil && slices.Contains(in.ours(), host) {
-			s.path, s.host = f.value, host
-			return s
-		}
+	f, ok := p.command.flag(flagConfig)
+	if !ok {
+		return source{}
+	}
+	if host, err := p.hostPath(flagConfig, f.value); err == nil && slices.Contains(in.ours(), host) {
+		return source{path: f.value, host: host}
 	}
 	return source{}
 }
@@ -574,7 +477,7 @@ func (p *pod) keep(in Input, target source) (*kept, []string, error) {
 	case digest(madeByUs, data) == p.annotation(AnnotationHash):
 		return nil, nil, nil
 	}
-	c, err := readConfig(target.host, data, target.policy)
+	c, err := readConfig(target.host, data)
 	if err != nil {
 		return nil, []string{fmt.Sprintf("Not kept: %v.", err)}, nil
 	}
@@ -583,7 +486,7 @@ func (p *pod) keep(in Input, target source) (*kept, []string, error) {
 		return nil, nil, err
 	}
 	if unknown == nil && !lost {
-		if s.adopted() || s.source.host == "" && s.source.configMap == "" {
+		if s.adopted() || s.source.host == "" {
 			if made, _, err := s.replacement(c); err == nil && made != nil {
 				return nil, nil, nil
 			}
@@ -615,20 +518,17 @@ func (p *pod) unwire(in Input, target source, original []byte) (*pod, error) {
 		return nil, err
 	}
 	q := p
-	for _, name := range remembered {
-		value, had := was[name]
-		f, has := q.command.flag(name)
-		switch {
-		case target.host == "":
-			// Somebody had the scheduler use something else since.
-		case had:
-			q, err = q.setFlag(name, value)
-		case has && (f.name == target.flag && f.value == target.path || name == flagLegacy && was != nil):
-			q, err = q.dropFlag(name)
-		}
-		if err != nil {
-			return nil, err
-		}
+	f, has := p.command.flag(flagConfig)
+	switch {
+	case target.host == "":
+		// Somebody had the scheduler use something else since.
+	case was != nil && *was != "":
+		q, err = q.setFlag(flagConfig, *was)
+	case has && f.value == target.path:
+		q, err = q.dropFlag(flagConfig)
+	}
+	if err != nil {
+		return nil, err
 	}
 	for _, key := range []string{AnnotationHash, AnnotationBefore} {
 		if q, err = q.annotate(key, ""); err != nil {
@@ -658,11 +558,6 @@ func (p *pod) sameAs(in Input, target source, original []byte) (*pod, bool) {
 		return nil, false
 	}
 	s := &scheduler{in: in, target: target.host, source: target}
-	if f, ok := p.command.flag(flagLegacy); ok && target.policy && f.value == "true" {
-		if m, ok := p.command.flag(flagPolicyMap); ok {
-			s.source.configMap = m.value
-		}
-	}
 	wired, err := s.wire(o, hash)
 	if err != nil || !wired.doc.Equal(p.doc.Bytes()) {
 		return nil, false

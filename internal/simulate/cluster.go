@@ -3,7 +3,6 @@ package simulate
 import (
 	"errors"
 	"fmt"
-	"slices"
 
 	"github.com/divvy-gpu/divvy/internal/accel"
 	"github.com/divvy-gpu/divvy/internal/accel/place"
@@ -56,40 +55,6 @@ func (c *Cluster) Validate() error {
 		return ErrNoDevices
 	}
 	return nil
-}
-
-// models are the devices' models, sorted, each once.
-func (c *Cluster) models() []string {
-	seen := map[string]bool{}
-	for i := range c.Nodes {
-		for _, d := range c.Nodes[i].Devices {
-			seen[d.Model] = true
-		}
-	}
-	out := make([]string, 0, len(seen))
-	for m := range seen {
-		out = append(out, m)
-	}
-	slices.Sort(out)
-	return out
-}
-
-// largest is the most that a node of the cluster has: CPU in millicores (of the
-// nodes where it is counted), units over its devices, and units of one device.
-func (c *Cluster) largest() (cpu int64, units, device accel.Units) {
-	for i := range c.Nodes {
-		n := &c.Nodes[i]
-		if n.CPU != place.Unlimited {
-			cpu = max(cpu, n.CPU)
-		}
-		var sum accel.Units
-		for _, d := range n.Devices {
-			sum += d.Units
-			device = max(device, d.Units)
-		}
-		units = max(units, sum)
-	}
-	return cpu, units, device
 }
 
 // Pod is one pod of a workload.

@@ -4,9 +4,9 @@
 // allocated at each amount of arrived demand, or how much demand was refused
 // when pods also leave.
 //
-// Placement goes through package place, as in the extender; a policy that the
-// extender has is used as it is. Beside them stand the baselines that were
-// published for the same experiment, see Policies.
+// Placement goes through package place, as in the extender, whose policies are used as
+// they are. lab/internal/packing adds baselines that were published for the same
+// experiment, and its workloads.
 //
 // Equal inputs give equal results: the one source of chance is the seed. The
 // experiment and the order of its random numbers are those of "Beware of

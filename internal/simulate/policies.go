@@ -1,6 +1,7 @@
 package simulate
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -11,14 +12,6 @@ import (
 	"github.com/divvy-gpu/divvy/internal/accel/place"
 )
 
-// Names of the published baselines.
-const (
-	Random     = "Random"
-	BestFit    = "BestFit"
-	GpuPacking = "GpuPacking"
-	FGD        = "FGD"
-)
-
 // FragmentationOnline is the name of the extender's fragmentation policy without
 // a prior.
 const FragmentationOnline = fragmentation.Name + "-online"
@@ -26,10 +19,6 @@ const FragmentationOnline = fragmentation.Name + "-online"
 // PolicyKind is a policy that a simulation can use.
 type PolicyKind struct {
 	Name string
-	// About says in a line what the policy does.
-	About string
-	// Extender is true for the policies that the extender has.
-	Extender bool
 	// RandomTies is true where equally rated nodes are chosen from by chance,
 	// and not by their order.
 	RandomTies bool
@@ -42,18 +31,15 @@ func same(p place.Policy) func(*Cluster, *Workload) (place.Policy, error) {
 	return func(*Cluster, *Workload) (place.Policy, error) { return p, nil }
 }
 
-// policies are in the order in which they are listed.
+// policies are the extender's, in the order in which they are listed. FragmentationOnline
+// learns what is usual from the pods that were placed; fragmentation knows it.
 var policies = []PolicyKind{
-	{Name: place.Binpack.Name(), About: "the extender's default: the devices with the least free units that suffice", Extender: true, New: same(place.Binpack)},
-	{Name: place.Spread.Name(), About: "the extender's: the devices with the most free units", Extender: true, New: same(place.Spread)},
-	{Name: fragmentation.Name, About: "the extender's: what each placement does to the room for usual pods, which are known", Extender: true, New: fragmentationOf},
-	{Name: FragmentationOnline, About: "the same, which learns what is usual from the pods that were placed", New: func(*Cluster, *Workload) (place.Policy, error) {
+	{Name: place.Binpack.Name(), New: same(place.Binpack)},
+	{Name: place.Spread.Name(), New: same(place.Spread)},
+	{Name: fragmentation.Name, New: fragmentationOf},
+	{Name: FragmentationOnline, New: func(*Cluster, *Workload) (place.Policy, error) {
 		return fragmentation.New(fragmentation.Options{}), nil
 	}},
-	{Name: Random, About: "baseline: any node with room", RandomTies: true, New: same(random{baseline{Random}})},
-	{Name: BestFit, About: "baseline: the node on which the least CPU and units are left", New: func(c *Cluster, _ *Workload) (place.Policy, error) { return newBestFit(c), nil }},
-	{Name: GpuPacking, About: "baseline: used devices first, then used nodes", New: same(gpuPacking{baseline{GpuPacking}})},
-	{Name: FGD, About: "baseline: fragmentation gradient descent", New: func(c *Cluster, w *Workload) (place.Policy, error) { return newFGD(c, w.Pods), nil }},
 }
 
 // fragmentationOf returns the policy with the workload as its prior.
@@ -68,25 +54,29 @@ func fragmentationOf(_ *Cluster, w *Workload) (place.Policy, error) {
 // Policies returns all kinds.
 func Policies() []PolicyKind { return slices.Clone(policies) }
 
-// ParsePolicy returns the kind of that name; case does not matter.
-func ParsePolicy(name string) (PolicyKind, error) {
-	names := make([]string, len(policies))
-	for i, k := range policies {
-		if strings.EqualFold(k.Name, name) {
-			return k, nil
-		}
-		names[i] = k.Name
+// ParsePolicies returns those of all kinds that have the names, each once; case does
+// not matter.
+func ParsePolicies(all []PolicyKind, names []string) ([]PolicyKind, error) {
+	if len(names) == 0 {
+		return nil, errors.New("at least one policy is needed")
 	}
-	return PolicyKind{}, fmt.Errorf("unknown policy %q, known are: %s", name, strings.Join(names, ", "))
-}
-
-// ExtenderPolicies returns the names of those that the extender has.
-func ExtenderPolicies() []string {
-	var out []string
-	for _, k := range policies {
-		if k.Extender {
-			out = append(out, k.Name)
+	known := make([]string, len(all))
+	for i, k := range all {
+		known[i] = k.Name
+	}
+	var out []PolicyKind
+	var errs []error
+	for _, name := range names {
+		name = strings.TrimSpace(name)
+		named := func(k PolicyKind) bool { return strings.EqualFold(k.Name, name) }
+		switch i := slices.IndexFunc(all, named); {
+		case i < 0:
+			errs = append(errs, fmt.Errorf("unknown policy %q, known are: %s", name, strings.Join(known, ", ")))
+		case slices.ContainsFunc(out, named):
+			errs = append(errs, fmt.Errorf("%s is named twice", all[i].Name))
+		default:
+			out = append(out, all[i])
 		}
 	}
-	return out
+	return out, errors.Join(errs...)
 }

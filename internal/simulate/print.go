@@ -15,8 +15,7 @@ func (r *Report) PrintJSON(out io.Writer) error {
 	return enc.Encode(r)
 }
 
-// PrintTable prints the report for people: a line per workload and policy and,
-// of several workloads, the means over them.
+// PrintTable prints the report for people: a line per workload and policy.
 func (r *Report) PrintTable(out io.Writer) error {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s, %s, %d units; ", count(r.Cluster.Nodes, "node"), count(r.Cluster.Devices, "device"), r.Cluster.Units)
@@ -35,18 +34,12 @@ func (r *Report) PrintTable(out io.Writer) error {
 	}
 	b.WriteByte('\n')
 	t := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
-	columns, row := r.columns()
-	fmt.Fprintln(t, strings.Join(append([]string{"WORKLOAD", "POLICY"}, columns...), "\t"))
+	fmt.Fprintln(t, strings.Join(append([]string{"WORKLOAD", "POLICY"}, r.heads()...), "\t"))
 	for i := range r.Workloads {
 		w := &r.Workloads[i]
 		for j := range w.Policies {
 			p := &w.Policies[j]
-			fmt.Fprintln(t, strings.Join(append([]string{w.Name, p.Policy}, row(w, p)...), "\t"))
-		}
-	}
-	if len(r.Workloads) > 1 {
-		for _, m := range r.means() {
-			fmt.Fprintln(t, strings.Join(append([]string{"(mean)", m.Policy}, row(&WorkloadResult{}, &m)...), "\t"))
+			fmt.Fprintln(t, strings.Join(append([]string{w.Name, p.Policy}, r.fields(w, p)...), "\t"))
 		}
 	}
 	if err := t.Flush(); err != nil {
@@ -65,86 +58,44 @@ func count(n int, what string) string {
 	return fmt.Sprintf("%d %s", n, what)
 }
 
-// columns returns the heads of the columns that depend on what was asked, and
-// what makes their fields.
-func (r *Report) columns() ([]string, func(w *WorkloadResult, p *PolicyResult) []string) {
-	var heads []string
-	var fields []func(w *WorkloadResult, p *PolicyResult) string
-	add := func(head string, field func(w *WorkloadResult, p *PolicyResult) string) {
-		heads, fields = append(heads, head), append(fields, field)
-	}
+// heads are those of the columns that depend on what was asked.
+func (r *Report) heads() []string {
 	switch r.Kind {
-	case ReplayReport:
-		published, gains := r.told()
-		for i, at := range r.Arrived {
-			add(fmt.Sprintf("AT %d%%", at), func(_ *WorkloadResult, p *PolicyResult) string { return p.Points[i].AllocatedPercent.text() })
-			if published {
-				add("PUBLISHED", func(_ *WorkloadResult, p *PolicyResult) string {
-					at := &p.Points[i]
-					if at.PublishedPercent == nil {
-						return "-"
-					}
-					return fmt.Sprintf("%.2f (%+.2f)", *at.PublishedPercent, at.AllocatedPercent.Mean-*at.PublishedPercent)
-				})
-			}
-			if gains {
-				add("GAIN", func(_ *WorkloadResult, p *PolicyResult) string { return fmt.Sprintf("%+.2f", *p.Points[i].GainPoints) })
-			}
-		}
-		add("REFUSED", func(_ *WorkloadResult, p *PolicyResult) string { return p.RefusedPercent.text() })
 	case ChurnReport:
-		add("REFUSED", func(_ *WorkloadResult, p *PolicyResult) string { return p.RefusedPercent.text() })
-		add("ALLOCATED", func(_ *WorkloadResult, p *PolicyResult) string { return p.AllocatedPercent.text() })
+		return []string{"REFUSED", "ALLOCATED"}
 	case FindReport:
-		add("NODES", func(_ *WorkloadResult, p *PolicyResult) string { return p.Nodes.text() })
-		add("MOST", func(_ *WorkloadResult, p *PolicyResult) string { return fmt.Sprint(p.MostNodes) })
-		add("AT LEAST", func(w *WorkloadResult, _ *PolicyResult) string {
-			if w.FewestNodes == 0 {
-				return "-" // in a mean
-			}
-			return fmt.Sprint(w.FewestNodes)
-		})
+		return []string{"NODES", "MOST", "AT LEAST"}
+	case ReplayReport:
 	}
-	if len(r.Workloads) > 0 && len(r.Workloads[0].Policies) > 0 && r.Workloads[0].Policies[0].Decisions != nil {
-		micro := func(of func(*Durations) float64) func(*WorkloadResult, *PolicyResult) string {
-			return func(_ *WorkloadResult, p *PolicyResult) string {
-				if p.Decisions == nil {
-					return "-"
-				}
-				return fmt.Sprintf("%.1f", of(p.Decisions))
-			}
-		}
-		add("P50 US", micro(func(d *Durations) float64 { return d.P50 }))
-		add("P99 US", micro(func(d *Durations) float64 { return d.P99 }))
+	var out []string
+	for _, at := range r.Arrived {
+		out = append(out, fmt.Sprintf("AT %d%%", at))
 	}
-	return heads, func(w *WorkloadResult, p *PolicyResult) []string {
-		out := make([]string, len(fields))
-		for i, field := range fields {
-			out[i] = field(w, p)
-		}
-		return out
-	}
+	return append(out, "REFUSED")
 }
 
-// text is the mean and, where there is one, the deviation.
-func (s *Spread) text() string {
+// fields are those below heads.
+func (r *Report) fields(w *WorkloadResult, p *PolicyResult) []string {
+	switch r.Kind {
+	case ChurnReport:
+		return []string{p.RefusedPercent.String(), p.AllocatedPercent.String()}
+	case FindReport:
+		return []string{p.Nodes.String(), fmt.Sprint(p.MostNodes), fmt.Sprint(w.FewestNodes)}
+	case ReplayReport:
+	}
+	var out []string
+	for _, at := range p.Points {
+		out = append(out, at.AllocatedPercent.String())
+	}
+	return append(out, p.RefusedPercent.String())
+}
+
+// String is the mean and, where there is one, the deviation.
+func (s Spread) String() string {
 	if s.StdDev == 0 {
 		return fmt.Sprintf("%.2f", s.Mean)
 	}
 	return fmt.Sprintf("%.2f ±%.2f", s.Mean, s.StdDev)
-}
-
-// told reports whether any published result and any gain is to be shown.
-func (r *Report) told() (published, gains bool) {
-	for _, w := range r.Workloads {
-		for _, p := range w.Policies {
-			for _, at := range p.Points {
-				published = published || at.PublishedPercent != nil
-				gains = gains || at.GainPoints != nil
-			}
-		}
-	}
-	return published, gains
 }
 
 // footnote explains the columns.
@@ -156,56 +107,6 @@ func (r *Report) footnote() string {
 		return "\nNODES holds all pods, MOST for the worst order of arrival; AT LEAST is a bound: fewer nodes have not enough in sum.\n"
 	case ReplayReport:
 	}
-	text := "\nAT n% is the part of the devices that is allocated when pods for n % of them have arrived; REFUSED the part of the demand\nthat found no room till the end. All in percent, ± is the standard deviation of one order."
-	if _, gains := r.told(); gains {
-		text += " GAIN is in points against " + r.Against + "."
-	}
-	return text + "\n"
-}
-
-// means are the results of each policy over the workloads, weighted equally.
-// What is told of some workloads alone is left out.
-func (r *Report) means() []PolicyResult {
-	n := float64(len(r.Workloads))
-	out := make([]PolicyResult, len(r.Workloads[0].Policies))
-	for j := range out {
-		m := &out[j]
-		first := &r.Workloads[0].Policies[j]
-		m.Policy = first.Policy
-		over := func(of func(*PolicyResult) *Spread) *Spread {
-			if of(first) == nil {
-				return nil
-			}
-			s := &Spread{}
-			for i := range r.Workloads {
-				s.Mean += of(&r.Workloads[i].Policies[j]).Mean / n
-			}
-			return s
-		}
-		m.AllocatedPercent = over(func(p *PolicyResult) *Spread { return p.AllocatedPercent })
-		m.RefusedPercent = over(func(p *PolicyResult) *Spread { return p.RefusedPercent })
-		m.Nodes = over(func(p *PolicyResult) *Spread { return p.Nodes })
-		for i := range r.Workloads {
-			m.MostNodes = max(m.MostNodes, r.Workloads[i].Policies[j].MostNodes)
-		}
-		for k := range first.Points {
-			at := Point{ArrivedPercent: first.Points[k].ArrivedPercent}
-			at.AllocatedPercent = *over(func(p *PolicyResult) *Spread { return &p.Points[k].AllocatedPercent })
-			every := func(of func(*Point) *float64) *float64 {
-				var sum float64
-				for i := range r.Workloads {
-					v := of(&r.Workloads[i].Policies[j].Points[k])
-					if v == nil {
-						return nil
-					}
-					sum += *v / n
-				}
-				return &sum
-			}
-			at.PublishedPercent = every(func(p *Point) *float64 { return p.PublishedPercent })
-			at.GainPoints = every(func(p *Point) *float64 { return p.GainPoints })
-			m.Points = append(m.Points, at)
-		}
-	}
-	return out
+	return "\nAT n% is the part of the devices that is allocated when pods for n % of them have arrived; REFUSED the part of the demand\n" +
+		"that found no room till the end. All in percent, ± is the standard deviation of one order.\n"
 }

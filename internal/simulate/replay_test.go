@@ -7,7 +7,6 @@ import (
 	"math/rand"
 	"reflect"
 	"slices"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -20,11 +19,11 @@ func seeded(seed int64) *rand.Rand { return rand.New(rand.NewSource(seed)) }
 
 func kindOfName(t *testing.T, name string) PolicyKind {
 	t.Helper()
-	k, err := ParsePolicy(name)
+	kinds, err := ParsePolicies(policies, []string{name})
 	if err != nil {
 		t.Fatal(err)
 	}
-	return k
+	return kinds[0]
 }
 
 func TestArrivals(t *testing.T) {
@@ -46,11 +45,11 @@ func TestArrivals(t *testing.T) {
 		t.Error("the order is not decided by the seed alone")
 	}
 	more := arrivals(seeded(7), w.Pods, 3*total)
-	if sum, times := count(more); !slices.Equal(more[:len(same)], same) || slices.Min(times) < 1 || sum > 3*total+7*TraceUnits || sum < 3*total-TraceUnits {
+	if sum, times := count(more); !slices.Equal(more[:len(same)], same) || slices.Min(times) < 1 || sum > 3*total+7*1000 || sum < 3*total-1000 {
 		t.Errorf("with three times the demand wanted, %d of %d units come", sum, 3*total)
 	}
 	fewer := arrivals(seeded(7), w.Pods, total/2)
-	if sum, times := count(fewer); slices.Max(times) != 1 || sum > total/2 || sum < total/2-8*TraceUnits {
+	if sum, times := count(fewer); slices.Max(times) != 1 || sum > total/2 || sum < total/2-8*1000 {
 		t.Errorf("with half the demand wanted, %d of %d units come", sum, total/2)
 	}
 	// The order of the reference, as math/rand gives it: four pods, seed 42.
@@ -146,7 +145,7 @@ func TestChurn(t *testing.T) {
 	if busy.Allocated < 80 || busy.Allocated > 100 || busy.RefusedPercent() < 40 {
 		t.Errorf("at 200 %% load %g %% are allocated and %g %% refused", busy.Allocated, busy.RefusedPercent())
 	}
-	other, err := Churn{Load: 2, WarmUp: 3, Measure: 20}.Run(context.Background(), c, w, kindOfName(t, Random), 1)
+	other, err := Churn{Load: 2, WarmUp: 3, Measure: 20}.Run(context.Background(), c, w, kindOfName(t, "spread"), 1)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -189,7 +188,7 @@ func TestFindNodes(t *testing.T) {
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
-			got, err := Find{Refused: tt.refused}.Run(context.Background(), tt.cluster, tt.load, kindOfName(t, BestFit), 1)
+			got, err := Find{Refused: tt.refused}.Run(context.Background(), tt.cluster, tt.load, kindOfName(t, "binpack"), 1)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -199,7 +198,7 @@ func TestFindNodes(t *testing.T) {
 		})
 	}
 	var misfit *MisfitError
-	if _, err := (Find{}).Run(context.Background(), one, repeat(1, place.Ask{Devices: 9, Units: 1000}), kindOfName(t, BestFit), 1); !errors.As(err, &misfit) {
+	if _, err := (Find{}).Run(context.Background(), one, repeat(1, place.Ask{Devices: 9, Units: 1000}), kindOfName(t, "binpack"), 1); !errors.As(err, &misfit) {
 		t.Errorf("of a pod that no number of nodes holds it is said: %v", err)
 	}
 }
@@ -228,24 +227,5 @@ func TestKinds(t *testing.T) {
 				t.Errorf("of %d nodes %g are %s, want %g", n, have[kind], kind, want)
 			}
 		}
-	}
-}
-
-func TestParallel(t *testing.T) {
-	got, err := Parallel(context.Background(), 100, func(_ context.Context, i int) (int, error) { return i * i, nil })
-	if err != nil || got[7] != 49 || got[99] != 99*99 {
-		t.Errorf("results %v, %v", got, err)
-	}
-	broken := errors.New("broken")
-	var ran atomic.Int64
-	if _, err := Parallel(context.Background(), 1000, func(ctx context.Context, i int) (int, error) {
-		if i == 0 {
-			return 0, broken
-		}
-		<-ctx.Done() // a run that is under way ends as well
-		ran.Add(1)
-		return 0, nil
-	}); !errors.Is(err, broken) || ran.Load() > 100 {
-		t.Errorf("error %v after %d more", err, ran.Load())
 	}
 }

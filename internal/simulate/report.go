@@ -1,14 +1,16 @@
 package simulate
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"math"
+	"runtime"
 	"slices"
 	"strings"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 )
 
 // Experiment is what a report is made of: workloads on a cluster, each policy
@@ -23,14 +25,9 @@ type Experiment struct {
 	// Arrived are the points at which allocation is told, in percent of the
 	// cluster's units, ascending. The last of them is where a replay ends.
 	Arrived []int
-	// Published is compared with; nil for nothing.
-	Published []Published
-	// Against names the policy that gains are told against, as it was published
-	// or else as it is simulated here; "" for none.
-	Against string
 	// Strict refuses workloads with pods that fit on no node even when it is
 	// empty. Otherwise they are refused each time they arrive, and Report.Notes
-	// names them: the public trace has some.
+	// names them.
 	Strict bool
 	// Sample and Clock are as in Replay.
 	Sample bool
@@ -51,8 +48,6 @@ type Report struct {
 	Arrived []int `json:"arrivedPercent,omitempty"`
 	// LoadPercent is the load of a churn.
 	LoadPercent float64 `json:"loadPercent,omitempty"`
-	// Against is the policy that gains are told against.
-	Against string `json:"against,omitempty"`
 	// Notes are sentences on what is odd with the input.
 	Notes     []string         `json:"notes,omitempty"`
 	Workloads []WorkloadResult `json:"workloads"`
@@ -116,11 +111,6 @@ type PolicyResult struct {
 type Point struct {
 	ArrivedPercent   int    `json:"arrivedPercent"`
 	AllocatedPercent Spread `json:"allocatedPercent"`
-	// PublishedPercent is what was published of this policy; null for nothing.
-	PublishedPercent *float64 `json:"publishedPercent,omitempty"`
-	// GainPoints is what is allocated beyond the policy that gains are told
-	// against, in percent of the cluster's units; null without one.
-	GainPoints *float64 `json:"gainPoints,omitempty"`
 }
 
 // Spread is a mean over seeds and the standard deviation of one.
@@ -244,10 +234,17 @@ func runs[T any](ctx context.Context, e *Experiment, r *Report,
 	run func(ctx context.Context, w *Workload, k PolicyKind, seed int64) (T, error), done func(w *WorkloadResult, p *PolicyResult, all []T),
 ) error {
 	per := len(e.Policies) * e.Seeds
-	all, err := Parallel(ctx, len(e.Workloads)*per, func(ctx context.Context, i int) (T, error) {
-		return run(ctx, e.Workloads[i/per], e.Policies[i%per/e.Seeds], r.Seeds[i%e.Seeds])
-	})
-	if err != nil {
+	all := make([]T, len(e.Workloads)*per)
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(runtime.GOMAXPROCS(0))
+	for i := range all {
+		group.Go(func() error {
+			var err error
+			all[i], err = run(ctx, e.Workloads[i/per], e.Policies[i%per/e.Seeds], r.Seeds[i%e.Seeds])
+			return err
+		})
+	}
+	if err := group.Wait(); err != nil {
 		return err
 	}
 	for i := 0; i < len(all); i += e.Seeds {
@@ -274,11 +271,9 @@ func (e *Experiment) Replay(ctx context.Context) (*Report, error) {
 	run := func(ctx context.Context, w *Workload, k PolicyKind, seed int64) (Curve, error) {
 		return replay.Run(ctx, e.Cluster, w, k, seed)
 	}
-	err = runs(ctx, e, r, run, func(w *WorkloadResult, p *PolicyResult, all []Curve) {
+	return r, runs(ctx, e, r, run, func(_ *WorkloadResult, p *PolicyResult, all []Curve) {
 		for _, at := range e.Arrived {
-			point := Point{ArrivedPercent: at, AllocatedPercent: spread(all, func(c *Curve) float64 { return c.Allocated[at] })}
-			point.PublishedPercent = e.published(w.Name, p.Policy, at)
-			p.Points = append(p.Points, point)
+			p.Points = append(p.Points, Point{at, spread(all, func(c *Curve) float64 { return c.Allocated[at] })})
 		}
 		for at := range e.Arrived[len(e.Arrived)-1] + 1 {
 			p.Curve = append(p.Curve, spread(all, func(c *Curve) float64 { return c.Allocated[at] }).Mean)
@@ -288,47 +283,6 @@ func (e *Experiment) Replay(ctx context.Context) (*Report, error) {
 		p.RefusedPercent, p.RefusedPods = &refused, &pods.Mean
 		p.Decisions = durations(all, func(c *Curve) []time.Duration { return c.Decisions })
 	})
-	if err != nil {
-		return nil, err
-	}
-	return r, e.gains(r)
-}
-
-// published is what was published of a policy, nil for nothing.
-func (e *Experiment) published(workload, policy string, arrived int) *float64 {
-	for i := range e.Published {
-		if p := &e.Published[i]; p.Workload == workload && p.Policy == policy && p.Arrived == arrived {
-			return &p.Allocated
-		}
-	}
-	return nil
-}
-
-// gains adds what each policy gains against one.
-func (e *Experiment) gains(r *Report) error {
-	if e.Against == "" {
-		return nil
-	}
-	r.Against = e.Against
-	for i := range r.Workloads {
-		w := &r.Workloads[i]
-		for at, arrived := range r.Arrived {
-			base := e.published(w.Name, e.Against, arrived)
-			for j := range w.Policies {
-				if base == nil && w.Policies[j].Policy == e.Against {
-					base = &w.Policies[j].Points[at].AllocatedPercent.Mean
-				}
-			}
-			if base == nil {
-				return fmt.Errorf("gains against %s: it is neither simulated nor published with workload %s at %d %%", e.Against, w.Name, arrived)
-			}
-			for j := range w.Policies {
-				gain := w.Policies[j].Points[at].AllocatedPercent.Mean - *base
-				w.Policies[j].Points[at].GainPoints = &gain
-			}
-		}
-	}
-	return nil
 }
 
 // Churn makes a report of pods that come and go.
@@ -402,33 +356,4 @@ func durations[T any](all []T, of func(*T) []time.Duration) *Durations {
 	micro := func(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1e3 }
 	at := func(part float64) float64 { return micro(ds[int(part*float64(len(ds)-1))]) }
 	return &Durations{P50: at(0.5), P99: at(0.99), Max: micro(ds[len(ds)-1])}
-}
-
-// Difference is a result that is not what was published.
-type Difference struct {
-	Workload, Policy string
-	ArrivedPercent   int
-	// By is what was found less what was published, in points.
-	By float64
-}
-
-// Differences returns the results that differ from the published ones by more
-// than within points, and how many were compared. A published policy that was
-// not simulated is not compared.
-func (r *Report) Differences(within float64) (compared int, out []Difference) {
-	for _, w := range r.Workloads {
-		for _, p := range w.Policies {
-			for _, at := range p.Points {
-				if at.PublishedPercent == nil {
-					continue
-				}
-				compared++
-				if by := at.AllocatedPercent.Mean - *at.PublishedPercent; math.Abs(by) > within {
-					out = append(out, Difference{w.Name, p.Policy, at.ArrivedPercent, by})
-				}
-			}
-		}
-	}
-	slices.SortStableFunc(out, func(a, b Difference) int { return cmp.Compare(math.Abs(b.By), math.Abs(a.By)) })
-	return compared, out
 }

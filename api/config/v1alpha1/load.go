@@ -34,16 +34,6 @@ func (e *MistakesError) Error() string {
 	return fmt.Sprintf("%s: %d %s:\n  %s", e.Source, len(e.Mistakes), noun, strings.Join(e.Mistakes, "\n  "))
 }
 
-// Load reads, decodes strictly, completes with defaults and validates the file
-// at path. vendors are the names of the backends that this program has.
-func Load(path string, vendors []string) (NodeConfig, error) {
-	data, err := ReadFile(path)
-	if err != nil {
-		return NodeConfig{}, err
-	}
-	return Parse(data, path, vendors)
-}
-
 // ReadFile returns what is in a configuration file, unless it is too large to
 // be one.
 func ReadFile(path string) ([]byte, error) {

@@ -184,15 +184,15 @@ func TestParseReportsAllMistakesAtOnce(t *testing.T) {
 	}
 }
 
-func TestLoadNamesTheFile(t *testing.T) {
+func TestReadFileNamesTheFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "node.yaml")
-	if _, err := Load(path, vendors); !errors.Is(err, os.ErrNotExist) || !strings.Contains(err.Error(), path) {
+	if _, err := ReadFile(path); !errors.Is(err, os.ErrNotExist) || !strings.Contains(err.Error(), path) {
 		t.Errorf("missing file: %v", err)
 	}
 	if err := os.WriteFile(path, make([]byte, maxFileBytes+1), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Load(path, vendors); err == nil || !strings.Contains(err.Error(), "larger than") {
+	if _, err := ReadFile(path); err == nil || !strings.Contains(err.Error(), "larger than") {
 		t.Errorf("huge file: %v", err)
 	}
 }

@@ -35,7 +35,6 @@ func TestVersionTellsTheAPIs(t *testing.T) {
 		{version.Serves, "kube-scheduler extender", "v1"},
 		{version.Serves, "admission.k8s.io", "v1"},
 		{version.Writes, "kubescheduler.config.k8s.io", "v1"},
-		{version.Writes, "kubescheduler.config.k8s.io", "v1beta1"},
 		{version.Writes, "divvy.dev/grant", "1"},
 	} {
 		if !has(want.use, want.name, want.v) {

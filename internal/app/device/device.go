@@ -21,12 +21,11 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/divvy-gpu/divvy/internal/accel"
 	"github.com/divvy-gpu/divvy/internal/accel/wire"
+	"github.com/divvy-gpu/divvy/internal/app/kubectl"
 	"github.com/divvy-gpu/divvy/internal/kube"
-	"github.com/divvy-gpu/divvy/internal/version"
 )
 
 const (
@@ -57,22 +56,15 @@ func Command() *cobra.Command {
 // connected adds the flags of a Kubernetes client to a command, which runs with the
 // clients.
 func connected(cmd *cobra.Command, run func(cmd *cobra.Command, clients kube.Clients, args []string) error) *cobra.Command {
-	rules, overrides := clientcmd.NewDefaultClientConfigLoadingRules(), &clientcmd.ConfigOverrides{}
+	c := kubectl.New()
+	c.AddFlags(cmd.Flags())
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		config, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, overrides).ClientConfig()
-		if err != nil {
-			return fmt.Errorf("configuration of the Kubernetes client: %w", err)
-		}
-		clients, err := kube.NewClients(config, "kubectl-divvy/"+version.Version)
+		clients, err := c.Clients()
 		if err != nil {
 			return err
 		}
 		return run(cmd, clients, args)
 	}
-	cmd.Flags().StringVar(&rules.ExplicitPath, "kubeconfig", "", "kubeconfig file; empty for that of $KUBECONFIG or ~/.kube/config")
-	flags := clientcmd.RecommendedConfigOverrideFlags("")
-	flags.ContextOverrideFlags.Namespace.LongName = "" // nodes are in none
-	clientcmd.BindOverrideFlags(overrides, cmd.Flags(), flags)
 	return cmd
 }
 

@@ -14,8 +14,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/clientcmd"
 
+	"github.com/divvy-gpu/divvy/internal/app/kubectl"
 	"github.com/divvy-gpu/divvy/internal/doctor"
 	"github.com/divvy-gpu/divvy/internal/kube"
 	"github.com/divvy-gpu/divvy/internal/version"
@@ -115,7 +115,7 @@ func ExitCode(err error) int {
 // Command returns the subcommand. The report goes to cmd's output.
 func Command() *cobra.Command {
 	o := DefaultOptions()
-	rules, overrides := clientcmd.NewDefaultClientConfigLoadingRules(), &clientcmd.ConfigOverrides{}
+	c := kubectl.New()
 	cmd := &cobra.Command{
 		Use:   "doctor",
 		Short: "Examine the installation and say how to mend what is wrong",
@@ -129,31 +129,25 @@ func Command() *cobra.Command {
 		Args:    cobra.NoArgs,
 		PreRunE: func(*cobra.Command, []string) error { return unknown(o.Validate()) },
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			config, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, overrides).ClientConfig()
+			config, err := c.Config()
 			if err != nil {
-				return unknown(fmt.Errorf("configuration of the Kubernetes client: %w", err))
+				return unknown(err)
 			}
 			clients, err := connect(config)
 			if err != nil {
 				return unknown(err)
 			}
-			at := func(r doctor.Report) doctor.Report { return r.At(overrides.CurrentContext, rules.ExplicitPath) }
+			at := func(r doctor.Report) doctor.Report { return r.At(c.Context(), c.Kubeconfig()) }
 			return Run(cmd.Context(), o, clients, at, cmd.OutOrStdout())
 		},
 	}
 	o.AddFlags(cmd.Flags())
-	cmd.Flags().StringVar(&rules.ExplicitPath, "kubeconfig", "", "kubeconfig file; empty for that of $KUBECONFIG or ~/.kube/config")
-	flags := clientcmd.RecommendedConfigOverrideFlags("")
-	// The usual --namespace is about the user's objects; there are none here.
-	flags.ContextOverrideFlags.Namespace.LongName = ""
-	// --timeout is about the whole examination.
-	flags.Timeout.LongName = ""
-	clientcmd.BindOverrideFlags(overrides, cmd.Flags(), flags)
+	c.AddFlagsWithoutTimeout(cmd.Flags()) // --timeout is about the whole examination
 	return cmd
 }
 
 func connect(config *rest.Config) (doctor.Clients, error) {
-	agent := "kubectl-divvy/" + version.Version
+	agent := kubectl.Agent()
 	clients, err := kube.NewClients(config, agent)
 	if err != nil {
 		return doctor.Clients{}, err

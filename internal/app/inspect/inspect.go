@@ -24,14 +24,13 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/net"
-	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/divvy-gpu/divvy/internal/accel"
 	"github.com/divvy-gpu/divvy/internal/accel/ledger"
 	"github.com/divvy-gpu/divvy/internal/accel/wire"
+	"github.com/divvy-gpu/divvy/internal/app/kubectl"
 	"github.com/divvy-gpu/divvy/internal/inspect"
 	"github.com/divvy-gpu/divvy/internal/kube"
-	"github.com/divvy-gpu/divvy/internal/version"
 )
 
 // maxNames is how many nodes an error lists.
@@ -102,9 +101,7 @@ func (o Options) Validate() error {
 // has to say about that to cmd's error output.
 func Command() *cobra.Command {
 	o := DefaultOptions()
-	// The flags that kubectl has, from client-go alone: cli-runtime has them as
-	// well, and brings kustomize along.
-	rules, overrides := clientcmd.NewDefaultClientConfigLoadingRules(), &clientcmd.ConfigOverrides{}
+	c := kubectl.New()
 	cmd := &cobra.Command{
 		Use:   "inspect [NODE]",
 		Short: "Show which pods hold how much of which device",
@@ -116,11 +113,7 @@ func Command() *cobra.Command {
 		Args:    cobra.MaximumNArgs(1),
 		PreRunE: func(*cobra.Command, []string) error { return o.Validate() },
 		RunE: func(cmd *cobra.Command, args []string) error {
-			config, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, overrides).ClientConfig()
-			if err != nil {
-				return fmt.Errorf("configuration of the Kubernetes client: %w", err)
-			}
-			clients, err := kube.NewClients(config, "kubectl-divvy/"+version.Version)
+			clients, err := c.Clients()
 			if err != nil {
 				return err
 			}
@@ -132,11 +125,7 @@ func Command() *cobra.Command {
 		},
 	}
 	o.AddFlags(cmd.Flags())
-	cmd.Flags().StringVar(&rules.ExplicitPath, "kubeconfig", "", "kubeconfig file; empty for that of $KUBECONFIG or ~/.kube/config")
-	flags := clientcmd.RecommendedConfigOverrideFlags("")
-	// The usual --namespace is about the user's objects; there are none here.
-	flags.ContextOverrideFlags.Namespace.LongName = ""
-	clientcmd.BindOverrideFlags(overrides, cmd.Flags(), flags)
+	c.AddFlags(cmd.Flags())
 	return cmd
 }
 

@@ -22,6 +22,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/pager"
 
+	"github.com/divvy-gpu/divvy/internal/app/kubectl"
 	"github.com/divvy-gpu/divvy/internal/pool"
 	"github.com/divvy-gpu/divvy/internal/pool/probe"
 	"github.com/divvy-gpu/divvy/internal/pool/token"
@@ -81,7 +82,8 @@ func (o CheckOptions) Validate() error {
 }
 
 func checkCommand() *cobra.Command {
-	o, c := DefaultCheckOptions(), newCluster()
+	o := DefaultCheckOptions()
+	c := kubectl.New()
 	cmd := &cobra.Command{
 		Use:   "check [TOKEN.tar|FOLDER]",
 		Short: "Connect to every server of the pool and explain what is wrong",
@@ -106,11 +108,11 @@ func checkCommand() *cobra.Command {
 				}
 				source = "token " + args[0]
 			} else {
-				client, err := c.client()
+				clients, err := c.Clients()
 				if err != nil {
 					return err
 				}
-				if t, source, warnings, err = fromSecrets(cmd.Context(), client, o.From); err != nil {
+				if t, source, warnings, err = fromSecrets(cmd.Context(), clients.Kubernetes, o.From); err != nil {
 					return err
 				}
 			}
@@ -118,7 +120,7 @@ func checkCommand() *cobra.Command {
 		},
 	}
 	o.AddFlags(cmd.Flags())
-	c.addFlags(cmd.Flags())
+	c.AddFlags(cmd.Flags())
 	return cmd
 }
 

@@ -19,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/client-go/kubernetes"
 
+	"github.com/divvy-gpu/divvy/internal/app/kubectl"
 	"github.com/divvy-gpu/divvy/internal/pool"
 	"github.com/divvy-gpu/divvy/internal/pool/token"
 )
@@ -82,7 +83,8 @@ func checkNamespace(flag, name string) error {
 }
 
 func importCommand() *cobra.Command {
-	o, c := DefaultImportOptions(), newCluster()
+	o := DefaultImportOptions()
+	c := kubectl.New()
 	cmd := &cobra.Command{
 		Use:   "import TOKEN.tar|FOLDER",
 		Short: "Make the secrets of the pool from a token",
@@ -98,15 +100,15 @@ func importCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			client, err := c.client()
+			clients, err := c.Clients()
 			if err != nil {
 				return err
 			}
-			return Import(cmd.Context(), o, client, t, cmd.OutOrStdout())
+			return Import(cmd.Context(), o, clients.Kubernetes, t, cmd.OutOrStdout())
 		},
 	}
 	o.AddFlags(cmd.Flags())
-	c.addFlags(cmd.Flags())
+	c.AddFlags(cmd.Flags())
 	return cmd
 }
 

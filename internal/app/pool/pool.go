@@ -3,17 +3,7 @@
 // the token's servers can be reached.
 package pool
 
-import (
-	"fmt"
-
-	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
-	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/tools/clientcmd"
-
-	"github.com/divvy-gpu/divvy/internal/kube"
-	"github.com/divvy-gpu/divvy/internal/version"
-)
+import "github.com/spf13/cobra"
 
 // DefaultNamespace is where the pool's secrets are, as the guides have it.
 const DefaultNamespace = "kube-system"
@@ -38,37 +28,4 @@ func Command() *cobra.Command {
 	}
 	cmd.AddCommand(importCommand(), checkCommand())
 	return cmd
-}
-
-// cluster are the flags that kubectl has to choose a cluster and a user, from
-// client-go alone.
-type cluster struct {
-	rules     *clientcmd.ClientConfigLoadingRules
-	overrides *clientcmd.ConfigOverrides
-}
-
-func newCluster() cluster {
-	return cluster{clientcmd.NewDefaultClientConfigLoadingRules(), &clientcmd.ConfigOverrides{}}
-}
-
-// addFlags adds the flags without kubectl's --namespace: the secrets are not in
-// the user's own.
-func (c cluster) addFlags(fs *pflag.FlagSet) {
-	fs.StringVar(&c.rules.ExplicitPath, "kubeconfig", "", "kubeconfig file; empty for that of $KUBECONFIG or ~/.kube/config")
-	flags := clientcmd.RecommendedConfigOverrideFlags("")
-	flags.ContextOverrideFlags.Namespace.LongName = ""
-	clientcmd.BindOverrideFlags(c.overrides, fs, flags)
-}
-
-// client makes the client. It does not contact the API server.
-func (c cluster) client() (kubernetes.Interface, error) {
-	config, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(c.rules, c.overrides).ClientConfig()
-	if err != nil {
-		return nil, fmt.Errorf("configuration of the Kubernetes client: %w", err)
-	}
-	clients, err := kube.NewClients(config, "kubectl-divvy/"+version.Version)
-	if err != nil {
-		return nil, err
-	}
-	return clients.Kubernetes, nil
 }

@@ -7,5 +7,5 @@ import (
 
 // APIs returns what the command writes.
 func APIs() []version.API {
-	return []version.API{{Use: version.Writes, Name: schedconf.APIGroup, Versions: schedconf.APIVersions()}}
+	return []version.API{{Use: version.Writes, Name: schedconf.APIGroup, Versions: []string{schedconf.APIVersion}}}
 }

@@ -67,16 +67,3 @@ func tell(ctx context.Context, client kubernetes.Interface, node string, k event
 		klog.FromContext(ctx).Error(err, "An event on the node could not be written", "reason", k.Reason)
 	}
 }
-
-// configMaps reads ConfigMaps for schedulers that take their policy from one.
-func configMaps(client kubernetes.Interface) func(namespace, name string) (map[string]string, error) {
-	return func(namespace, name string) (map[string]string, error) {
-		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
-		defer cancel()
-		m, err := client.CoreV1().ConfigMaps(namespace).Get(ctx, name, metav1.GetOptions{})
-		if err != nil {
-			return nil, err
-		}
-		return m.Data, nil
-	}
-}

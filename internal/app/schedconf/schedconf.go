@@ -129,7 +129,7 @@ func watchCommand() *cobra.Command {
 func (s settings) open(clients kube.Clients, turn host.Turn) (*host.Host, error) {
 	c := host.Config{
 		Manifest: s.Manifest, Dir: s.Dir, Version: s.KubeVersion, Visible: s.HostPaths,
-		ReadConfigMap: configMaps(clients.Kubernetes), Turn: turn,
+		Turn: turn,
 		Scheduler: host.NewMirror(host.MirrorConfig{
 			Client: clients.Kubernetes, Node: s.NodeName, Timeout: s.Timeout, Settle: s.Settle, LogDir: s.PodLogDir,
 		}),

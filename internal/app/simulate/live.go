@@ -38,7 +38,12 @@ func (o *Options) live(ctx context.Context, connect func() (kube.Clients, error)
 	if o.FromDump == "-" {
 		return readDump(in, "standard input")
 	}
-	return readFile(o.FromDump, readDump)
+	f, err := os.Open(o.FromDump)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = f.Close() }() // it was only read
+	return readDump(f, o.FromDump)
 }
 
 // readCluster lists nodes and pods. Of each it keeps only what is needed.

@@ -8,6 +8,8 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"github.com/divvy-gpu/divvy/internal/accel/fragmentation"
+	"github.com/divvy-gpu/divvy/internal/accel/place"
 	"github.com/divvy-gpu/divvy/internal/simulate"
 )
 
@@ -15,18 +17,10 @@ import (
 const (
 	formatTable = "table"
 	formatJSON  = "json"
-	formatSVG   = "svg"
 )
 
 // Options are what a person may choose.
 type Options struct {
-	// Trace is a directory with files in the format of the public trace. Nodes
-	// and Pods are single files of that format.
-	Trace, Nodes string
-	Pods         []string
-	// Workloads are the names of the lists of pods in Trace; allWorkloads for all
-	// of them.
-	Workloads []string
 	// FromCluster takes nodes and pods from a live cluster, FromDump from a file.
 	// Dump is a file to write what the live cluster has.
 	FromCluster    bool
@@ -35,7 +29,6 @@ type Options struct {
 	Resource string
 
 	Policies  []string
-	Against   string
 	Shuffles  int
 	Seed      int64
 	Arrived   []int
@@ -50,25 +43,16 @@ type Options struct {
 	Sample bool
 	// Strict refuses workloads with pods that no node holds.
 	Strict bool
-	// Published is a file of results to compare with, Within how far off they
-	// may be in points.
-	Published string
-	Within    float64
-	Output    string
-	Timings   bool
+	Output string
 }
 
-// allWorkloads stands for all lists of pods of a trace.
-const allWorkloads = "all"
-
-// DefaultOptions returns the defaults: those of the published experiment, with
-// the policies of the extender.
+// DefaultOptions returns the defaults, with the policies of the extender.
 func DefaultOptions() Options {
 	return Options{
-		Policies: simulate.ExtenderPolicies(),
+		Policies: []string{place.Binpack.Name(), place.Spread.Name(), fragmentation.Name},
 		Shuffles: 10, Seed: 42, Arrived: []int{100, 130},
 		Load: 97, WarmUp: 3, Measure: 3,
-		Within: 0.5, Output: formatTable,
+		Output: formatTable,
 	}
 }
 
@@ -78,16 +62,11 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	for _, k := range simulate.Policies() {
 		names = append(names, k.Name)
 	}
-	fs.StringVar(&o.Trace, "trace", o.Trace, "directory with lists of nodes and pods in the format of the public trace (openb_node_list_gpu_node.csv, openb_pod_list_NAME.csv)")
-	fs.StringSliceVar(&o.Workloads, "workload", o.Workloads, "names of lists of pods of --trace, or \"all\"; empty for \"default\" or the only one")
-	fs.StringVar(&o.Nodes, "nodes", o.Nodes, "list of nodes, in place of that of --trace")
-	fs.StringSliceVar(&o.Pods, "pods", o.Pods, "lists of pods, each a workload, in place of those of --trace")
 	fs.BoolVar(&o.FromCluster, "from-cluster", o.FromCluster, "take nodes and pods from the live cluster; nothing is changed there")
 	fs.StringVar(&o.FromDump, "from-dump", o.FromDump, "take nodes and pods from a file that --dump wrote, or \"kubectl get nodes,pods -A -o json\"; \"-\" for standard input")
 	fs.StringVar(&o.Dump, "dump", o.Dump, "write the nodes and pods of the live cluster to this file, as far as simulations need them, and do nothing else; \"-\" for standard output")
 	fs.StringVar(&o.Resource, "resource", o.Resource, "extended resource to simulate, of a cluster whose nodes share several")
 	fs.StringSliceVar(&o.Policies, "policy", o.Policies, "policies to compare: "+strings.Join(names, ", ")+", or \"all\"")
-	fs.StringVar(&o.Against, "against", o.Against, "tell what each policy gains against this one, as published with --published or else as simulated")
 	fs.IntVar(&o.Shuffles, "shuffles", o.Shuffles, "orders of arrival to try; results are means over them")
 	fs.Int64Var(&o.Seed, "seed", o.Seed, "seed of the first order of arrival, the others have the next ones")
 	fs.IntSliceVar(&o.Arrived, "arrived", o.Arrived, "tell what is allocated when pods for this part of the devices have arrived, in percent; the last is where it ends")
@@ -99,32 +78,21 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	fs.Float64Var(&o.Refused, "refused", o.Refused, "with --find-nodes, demand that may be refused, in percent of the workload's")
 	fs.BoolVar(&o.Sample, "sample", o.Sample, "show a policy only as many nodes for each pod as kube-scheduler looks for, in turn; without it, all")
 	fs.BoolVar(&o.Strict, "strict", o.Strict, "fail when pods ask for more than any node has, in place of a note; --find-nodes always does")
-	fs.StringVar(&o.Published, "published", o.Published, "compare with these results (columns workload, policy, arrived_percent, allocated_percent_mean), and fail where they differ")
-	fs.Float64Var(&o.Within, "within", o.Within, "with --published, how far off a result may be, in points")
-	fs.StringVarP(&o.Output, "output", "o", o.Output, "table, json, or svg: a plot of the allocated share over arrived demand")
-	fs.BoolVar(&o.Timings, "timings", o.Timings, "measure how long decisions take")
+	fs.StringVarP(&o.Output, "output", "o", o.Output, "table or json")
 }
 
 // Validate reports all mistakes at once.
 func (o Options) Validate() error {
 	var errs []error
 	mistake := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
-	switch {
-	case o.Dump != "":
-		if o.Trace != "" || o.Nodes != "" || len(o.Pods) > 0 || o.FromDump != "" {
-			mistake("--dump writes what the live cluster has; --trace, --nodes, --pods and --from-dump do not go with it")
+	sources := 0
+	for _, given := range []bool{o.FromCluster, o.FromDump != "", o.Dump != ""} {
+		if given {
+			sources++
 		}
-	case o.FromCluster && o.FromDump != "":
-		mistake("--from-cluster and --from-dump: only one of them")
-	case (o.FromCluster || o.FromDump != "") && (o.Trace != "" || o.Nodes != "" || len(o.Pods) > 0 || len(o.Workloads) > 0):
-		mistake("--from-cluster and --from-dump bring nodes and pods; --trace, --nodes, --pods and --workload do not go with them")
-	case o.FromCluster || o.FromDump != "":
-	case o.Trace == "" && (o.Nodes == "" || len(o.Pods) == 0):
-		mistake("nothing to simulate: give --trace DIR, or --nodes FILE and --pods FILE, or --from-cluster, or --from-dump FILE")
-	case len(o.Pods) > 0 && len(o.Workloads) > 0:
-		mistake("--workload names lists of --trace; with --pods there are none of them")
-	case o.Resource != "":
-		mistake("--resource is for --from-cluster and --from-dump; a trace has one resource")
+	}
+	if sources != 1 {
+		mistake("exactly one of --from-cluster, --from-dump FILE and --dump FILE is needed")
 	}
 	if o.Churn && o.FindNodes {
 		mistake("--churn and --find-nodes: only one of them")
@@ -152,7 +120,7 @@ func (o Options) Validate() error {
 		lowestIsExcluded bool
 	}{
 		{"load", o.Load, 0, 1000, true}, {"warm-up", o.WarmUp, 0, 1000, false}, {"measure", o.Measure, 0, 1000, true},
-		{"refused", o.Refused, 0, 100, false}, {"within", o.Within, 0, 100, false},
+		{"refused", o.Refused, 0, 100, false},
 	} {
 		if !(f.value >= f.lowest && f.value <= f.highest) || f.lowestIsExcluded && f.value == f.lowest { // NaN is refused
 			from := "from"
@@ -162,17 +130,8 @@ func (o Options) Validate() error {
 			mistake("--%s %g: must be %s %g and at most %g", f.flag, f.value, from, f.lowest, f.highest)
 		}
 	}
-	if o.Published != "" && (o.Churn || o.FindNodes) {
-		mistake("--published is of pods that arrive and stay; --churn and --find-nodes do not go with it")
-	}
-	if o.Against != "" && (o.Churn || o.FindNodes) {
-		mistake("--against tells gains of allocated share; --churn and --find-nodes do not go with it")
-	}
-	if !slices.Contains([]string{formatTable, formatJSON, formatSVG}, o.Output) {
-		mistake("--output %q: must be table, json or svg", o.Output)
-	}
-	if o.Output == formatSVG && (o.Churn || o.FindNodes) {
-		mistake("--output svg: %w", simulate.ErrNothingToPlot)
+	if o.Output != formatTable && o.Output != formatJSON {
+		mistake("--output %q: must be table or json", o.Output)
 	}
 	return errors.Join(errs...)
 }
@@ -182,26 +141,9 @@ func (o *Options) kinds() ([]simulate.PolicyKind, error) {
 	if slices.Equal(o.Policies, []string{"all"}) {
 		return simulate.Policies(), nil
 	}
-	var out []simulate.PolicyKind
-	var errs []error
-	for _, name := range o.Policies {
-		k, err := simulate.ParsePolicy(strings.TrimSpace(name))
-		switch {
-		case err != nil:
-			errs = append(errs, fmt.Errorf("--policy: %w", err))
-		case slices.ContainsFunc(out, func(have simulate.PolicyKind) bool { return have.Name == k.Name }):
-			errs = append(errs, fmt.Errorf("--policy: %s is named twice", k.Name))
-		default:
-			out = append(out, k)
-		}
+	out, err := simulate.ParsePolicies(simulate.Policies(), o.Policies)
+	if err != nil {
+		return nil, fmt.Errorf("--policy: %w", err)
 	}
-	if o.Against != "" {
-		if _, err := simulate.ParsePolicy(o.Against); err != nil {
-			errs = append(errs, fmt.Errorf("--against: %w", err))
-		}
-	}
-	if len(o.Policies) == 0 {
-		errs = append(errs, errors.New("--policy: at least one is needed"))
-	}
-	return out, errors.Join(errs...)
+	return out, nil
 }

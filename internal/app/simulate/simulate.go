@@ -6,44 +6,34 @@ package simulate
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
-	"time"
 
 	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
-	"k8s.io/client-go/tools/clientcmd"
 
+	"github.com/divvy-gpu/divvy/internal/app/kubectl"
 	"github.com/divvy-gpu/divvy/internal/kube"
 	"github.com/divvy-gpu/divvy/internal/simulate"
-	"github.com/divvy-gpu/divvy/internal/version"
 )
 
 const about = `Replay a workload on a cluster that exists only in memory, and compare placement policies.
 
-Nodes and pods come from files in the format of the public trace cluster-trace-gpu-v2023
-(repository alibaba/clusterdata), from the live cluster, or from a dump of one. Pods arrive one at a
-time in an order that a seed decides, and each is placed at once or refused for good. The table
-tells how much of the devices is allocated when a certain demand has arrived. With --churn pods also
-leave; with --find-nodes it is looked for how many nodes the pods need.
-
-The policies binpack, spread and fragmentation are the extender's own. The others are baselines of the
-experiment that was published with the trace.`
+Nodes and pods come from the live cluster or from a dump of one. Pods arrive one at a time in an
+order that a seed decides, and each is placed at once or refused for good. The table shows how much of
+the devices is allocated when a certain demand has arrived. With --churn pods also leave; --find-nodes
+finds how many nodes the pods need.`
 
 const examples = `  kubectl divvy simulate --from-cluster
   kubectl divvy simulate --from-cluster --find-nodes
   kubectl divvy simulate --dump cluster.json
-  kubectl divvy simulate --from-dump cluster.json --policy binpack,fragmentation --churn
-  kubectl divvy simulate --trace DIR --workload all --policy Random,BestFit,GpuPacking,FGD --published DIR/published.csv
-  kubectl divvy simulate --trace DIR --policy all -o svg > plot.svg`
+  kubectl divvy simulate --from-dump cluster.json --policy binpack,fragmentation --churn`
 
 // Command returns the subcommand. What it shows goes to cmd's output, what it
 // has to say about that to cmd's error output.
 func Command() *cobra.Command {
-	c := newCluster()
-	cmd := command(c.connect)
-	c.addFlags(cmd.Flags())
+	c := kubectl.New()
+	cmd := command(c.Clients)
+	c.AddFlags(cmd.Flags())
 	return cmd
 }
 
@@ -65,36 +55,6 @@ func command(connect func() (kube.Clients, error)) *cobra.Command {
 	return cmd
 }
 
-// cluster are the flags that kubectl has to choose a cluster and a user.
-type cluster struct {
-	rules     *clientcmd.ClientConfigLoadingRules
-	overrides *clientcmd.ConfigOverrides
-}
-
-func newCluster() cluster {
-	return cluster{clientcmd.NewDefaultClientConfigLoadingRules(), &clientcmd.ConfigOverrides{}}
-}
-
-// addFlags adds the flags without kubectl's --namespace: nodes have none.
-func (c cluster) addFlags(fs *pflag.FlagSet) {
-	fs.StringVar(&c.rules.ExplicitPath, "kubeconfig", "", "kubeconfig file; empty for that of $KUBECONFIG or ~/.kube/config")
-	flags := clientcmd.RecommendedConfigOverrideFlags("")
-	flags.ContextOverrideFlags.Namespace.LongName = ""
-	clientcmd.BindOverrideFlags(c.overrides, fs, flags)
-}
-
-// connect makes the clients. It does not contact the API server.
-func (c cluster) connect() (kube.Clients, error) {
-	config, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(c.rules, c.overrides).ClientConfig()
-	if err != nil {
-		return kube.Clients{}, fmt.Errorf("configuration of the Kubernetes client: %w", err)
-	}
-	return kube.NewClients(config, "kubectl-divvy/"+version.Version)
-}
-
-// ErrDiffers is the error of results that are not what was published.
-var ErrDiffers = errors.New("differs from what was published")
-
 // Run does what the options say. It calls connect only if a live cluster is
 // asked for.
 func Run(ctx context.Context, o Options, connect func() (kube.Clients, error), in io.Reader, out, errOut io.Writer) error {
@@ -107,10 +67,6 @@ func Run(ctx context.Context, o Options, connect func() (kube.Clients, error), i
 	e, err := o.experiment(ctx, connect, in, errOut)
 	if err != nil {
 		return err
-	}
-	if o.Timings {
-		began := time.Now()
-		e.Clock = func() time.Duration { return time.Since(began) }
 	}
 	var r *simulate.Report
 	switch {
@@ -127,34 +83,28 @@ func Run(ctx context.Context, o Options, connect func() (kube.Clients, error), i
 	for _, note := range r.Notes {
 		fmt.Fprintln(errOut, note)
 	}
-	switch o.Output {
-	case formatJSON:
-		err = r.PrintJSON(out)
-	case formatSVG:
-		err = r.PrintSVG(out)
-	default:
-		err = r.PrintTable(out)
+	if o.Output == formatJSON {
+		return r.PrintJSON(out)
 	}
-	if err != nil || o.Published == "" {
-		return err
-	}
-	return compare(r, o, errOut)
+	return r.PrintTable(out)
 }
 
-// compare says how the report agrees with what was published.
-func compare(r *simulate.Report, o Options, errOut io.Writer) error {
-	compared, differences := r.Differences(o.Within)
-	for _, d := range differences {
-		fmt.Fprintf(errOut, "workload %s, policy %s, %d %% arrived: %+.2f points off\n", d.Workload, d.Policy, d.ArrivedPercent, d.By)
+// experiment reads what is to be simulated.
+func (o *Options) experiment(ctx context.Context, connect func() (kube.Clients, error), in io.Reader, errOut io.Writer) (*simulate.Experiment, error) {
+	kinds, err := o.kinds()
+	if err != nil {
+		return nil, err
 	}
-	switch {
-	case compared == 0 && o.Against != "":
-		return nil // the results are there for that policy
-	case compared == 0:
-		return fmt.Errorf("%s has no results of these workloads and policies at these percentages", o.Published)
-	case len(differences) > 0:
-		return fmt.Errorf("%d of %d results are more than %g points off: %w", len(differences), compared, o.Within, ErrDiffers)
+	l, err := o.live(ctx, connect, in)
+	if err != nil {
+		return nil, err
 	}
-	fmt.Fprintf(errOut, "%d results are within %g points of what was published.\n", compared, o.Within)
-	return nil
+	c, w, err := l.simulation(o.Resource, errOut)
+	if err != nil {
+		return nil, err
+	}
+	return &simulate.Experiment{
+		Cluster: c, Workloads: []*simulate.Workload{w}, Policies: kinds, FirstSeed: o.Seed, Seeds: o.Shuffles, Arrived: o.Arrived,
+		Strict: o.Strict, Sample: o.Sample,
+	}, nil
 }

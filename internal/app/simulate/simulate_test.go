@@ -4,13 +4,13 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"encoding/xml"
 	"errors"
 	"flag"
 	"fmt"
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -28,11 +28,6 @@ import (
 )
 
 var update = flag.Bool("update", false, "write the golden files anew")
-
-// trace is the example of the documentation, of our own making.
-const trace = "../../../examples/trace"
-
-const published = "testdata/published.csv"
 
 // run runs the subcommand with these arguments, in a cluster of these objects
 // or without one when there are none.
@@ -72,17 +67,28 @@ func golden(t *testing.T, name, got string) {
 	}
 }
 
+// busy are six nodes, and pods for 90 % of their units.
+func busy(t *testing.T) []runtime.Object {
+	t.Helper()
+	var out []runtime.Object
+	for _, name := range []string{"a", "b", "c", "d", "e", "f"} {
+		out = append(out, liveNode(t, name))
+	}
+	for i, units := range slices.Repeat([]int{3, 8, 11, 16, 5}, 4) {
+		out = append(out, livePod(fmt.Sprintf("pod-%02d", i), "", units, v1.PodPending, nil))
+	}
+	return out
+}
+
 func TestOutput(t *testing.T) {
 	tests := map[string][]string{
-		"table.txt":     {"--workload", "all", "--policy", "binpack,FGD", "--against", "binpack"},
-		"one-seed.txt":  {"--policy", "spread", "--shuffles", "1", "--seed", "7", "--arrived", "50,150"},
-		"churn.txt":     {"--policy", "binpack,Random", "--churn", "--shuffles", "2"},
-		"find.txt":      {"--policy", "binpack,spread", "--find-nodes", "--shuffles", "3"},
-		"replay.json":   {"--policy", "BestFit", "--shuffles", "2", "--arrived", "20"},
-		"churn.json":    {"--policy", "BestFit", "--churn", "--shuffles", "2"},
-		"find.json":     {"--policy", "BestFit", "--find-nodes", "--shuffles", "2"},
-		"plot.svg":      {"--workload", "all", "--policy", "binpack,FGD", "--shuffles", "2"},
-		"published.txt": {"--policy", "FGD,binpack", "--published", published, "--within", "100"},
+		"table.txt":    nil,
+		"one-seed.txt": {"--policy", "spread", "--shuffles", "1", "--seed", "7", "--arrived", "50,150"},
+		"churn.txt":    {"--policy", "binpack,spread", "--churn", "--shuffles", "2"},
+		"find.txt":     {"--policy", "binpack,spread", "--find-nodes", "--shuffles", "3"},
+		"replay.json":  {"--policy", "all", "--shuffles", "2", "--arrived", "20"},
+		"churn.json":   {"--policy", "binpack", "--churn", "--shuffles", "2", "--sample"},
+		"find.json":    {"--policy", "binpack", "--find-nodes", "--shuffles", "2"},
 	}
 	for file, args := range tests {
 		t.Run(file, func(t *testing.T) {
@@ -90,52 +96,18 @@ func TestOutput(t *testing.T) {
 			if format == "txt" {
 				format = "table"
 			}
-			out, errOut, err := run(t, nil, "", append([]string{"--trace", trace, "-o", format}, args...)...)
+			out, errOut, err := run(t, busy(t), "", append([]string{"--from-cluster", "-o", format}, args...)...)
 			if err != nil {
 				t.Fatal(err)
 			}
 			golden(t, file, out+errOut)
-			switch format {
-			case "json":
+			if format == "json" {
 				var r simulate.Report
-				if err := json.Unmarshal([]byte(out), &r); err != nil || r.Cluster.Devices != 40 {
+				if err := json.Unmarshal([]byte(out), &r); err != nil || r.Cluster.Devices != 12 {
 					t.Errorf("report of %d devices, %v", r.Cluster.Devices, err)
-				}
-			case "svg":
-				for d := xml.NewDecoder(strings.NewReader(out)); ; {
-					if _, err := d.Token(); errors.Is(err, io.EOF) {
-						break
-					} else if err != nil {
-						t.Fatalf("the plot is no XML: %v", err)
-					}
 				}
 			}
 		})
-	}
-}
-
-// TestTimings looks at the columns alone: how long something takes is no
-// matter of a test.
-func TestTimings(t *testing.T) {
-	out, _, err := run(t, nil, "", "--trace", trace, "--policy", "binpack", "--timings")
-	if err != nil || !strings.Contains(out, "P50 US") || !strings.Contains(out, "P99 US") {
-		t.Errorf("output %q, %v", out, err)
-	}
-}
-
-func TestPublished(t *testing.T) {
-	_, errOut, err := run(t, nil, "", "--trace", trace, "--policy", "FGD", "--published", published, "--within", "0.001")
-	if !errors.Is(err, ErrDiffers) || !strings.Contains(err.Error(), "2 of 2 results are more than 0.001 points off") ||
-		!strings.Contains(errOut, "workload default, policy FGD, 100 % arrived: ") {
-		t.Errorf("error %v, said %q", err, errOut)
-	}
-	_, _, err = run(t, nil, "", "--trace", trace, "--policy", "binpack", "--published", published)
-	if err == nil || !strings.Contains(err.Error(), "has no results of these workloads and policies") {
-		t.Errorf("with nothing to compare: %v", err)
-	}
-	out, _, err := run(t, nil, "", "--trace", trace, "--policy", "binpack", "--published", published, "--against", "FGD")
-	if err != nil || !strings.Contains(out, "GAIN") {
-		t.Errorf("gains against what was published: %v\n%s", err, out)
 	}
 }
 
@@ -148,12 +120,6 @@ func TestMistakes(t *testing.T) {
 		}
 		return path
 	}
-	nodes := trace + "/" + traceNodes
-	large := write("large.csv", "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec\nok,1,1,1,1,\nwide,1,1,5,1000,\nfat,65000,1,1,500,\nother,1,1,1,1,X9\n")
-	const header = "name,cpu_milli,memory_mib,num_gpu,gpu_milli\n"
-	noNodes, noGPUs := write("no-nodes.csv", "sn,cpu_milli,memory_mib,gpu,model\n"), write("no-gpus.csv", "sn,cpu_milli,memory_mib,gpu,model\na,1000,1024,0,\n")
-	zero, beyond, noPods := write("zero.csv", header+"p,1,1,1,0\n"), write("beyond.csv", header+"p,1,1,1,1001\n"), write("no-pods.csv", header)
-	few := write("few.csv", "name,cpu_milli,memory_mib,num_gpu\np,1,1,1\n")
 	notList := write("node.json", `{"apiVersion":"v1","kind":"Node"}`)
 	cut := write("cut.json", "{\n\"kind\": \"List\",\n\"items\": [")
 	empty := write("empty.json", `{"apiVersion":"v1","kind":"List","items":[{"kind":"Secret"}]}`)
@@ -162,56 +128,28 @@ func TestMistakes(t *testing.T) {
 		args []string
 		want string
 	}{
-		"nothing to simulate":     {nil, "nothing to simulate: give --trace DIR, or --nodes FILE and --pods FILE, or --from-cluster, or --from-dump FILE"},
-		"nodes alone":             {[]string{"--nodes", nodes}, "nothing to simulate: give --trace DIR, or --nodes FILE and --pods FILE"},
-		"two sources":             {[]string{"--from-cluster", "--from-dump", "f"}, "--from-cluster and --from-dump: only one of them"},
-		"trace and cluster":       {[]string{"--from-cluster", "--trace", trace}, "--from-cluster and --from-dump bring nodes and pods; --trace, --nodes, --pods and --workload do not go with them"},
-		"dump of a trace":         {[]string{"--dump", "f", "--trace", trace}, "--dump writes what the live cluster has"},
-		"resource of a trace":     {[]string{"--resource", "x", "--trace", trace}, "--resource is for --from-cluster and --from-dump; a trace has one resource"},
-		"pods and workload":       {[]string{"--trace", trace, "--pods", "f", "--workload", "w"}, "--workload names lists of --trace; with --pods there are none of them"},
-		"unknown policy":          {[]string{"--trace", trace, "--policy", "tetris"}, `--policy: unknown policy "tetris", known are: binpack, spread, `},
-		"policy twice":            {[]string{"--trace", trace, "--policy", "fgd,FGD"}, "--policy: FGD is named twice"},
-		"no policy":               {[]string{"--trace", trace, "--policy", ""}, "--policy: at least one is needed"},
-		"unknown base":            {[]string{"--trace", trace, "--against", "x"}, `--against: unknown policy "x"`},
-		"base that is not there":  {[]string{"--trace", trace, "--policy", "FGD", "--against", "BestFit"}, "gains against BestFit: it is neither simulated nor published with workload default at 100 %"},
-		"no shuffles":             {[]string{"--trace", trace, "--shuffles", "0"}, "--shuffles 0: must be from 1 to 10000"},
-		"arrived is not sorted":   {[]string{"--trace", trace, "--arrived", "130,100"}, "--arrived 100 after 130: must be ascending"},
-		"arrived is zero":         {[]string{"--trace", trace, "--arrived", "0"}, "--arrived 0: must be from 1 to 1000 percent"},
-		"no load":                 {[]string{"--trace", trace, "--churn", "--load", "0"}, "--load 0: must be above 0 and at most 1000"},
-		"load is not a number":    {[]string{"--trace", trace, "--churn", "--load", "NaN"}, "--load NaN: must be above 0 and at most 1000"},
-		"warm-up before time":     {[]string{"--trace", trace, "--churn", "--warm-up", "-1"}, "--warm-up -1: must be from 0 and at most 1000"},
-		"too much refused":        {[]string{"--trace", trace, "--find-nodes", "--refused", "101"}, "--refused 101: must be from 0 and at most 100"},
-		"two questions":           {[]string{"--trace", trace, "--find-nodes", "--churn"}, "--churn and --find-nodes: only one of them"},
-		"a plot of churn":         {[]string{"--trace", trace, "--churn", "-o", "svg"}, "--output svg: a plot shows allocated share over arrived demand"},
-		"churn was not published": {[]string{"--trace", trace, "--churn", "--published", "f"}, "--published is of pods that arrive and stay"},
-		"gain of churn":           {[]string{"--trace", trace, "--churn", "--against", "FGD"}, "--against tells gains of allocated share"},
-		"unknown output":          {[]string{"--trace", trace, "-o", "png"}, `--output "png": must be table, json or svg`},
-		"no such directory":       {[]string{"--trace", dir + "/none"}, "--trace: stat " + dir + "/none: no such file or directory"},
-		"directory without nodes": {[]string{"--trace", dir}, "--trace " + dir + ": there is no openb_node_list_gpu_node.csv; name the list of nodes with --nodes"},
-		"directory without pods":  {[]string{"--trace", dir, "--nodes", nodes}, "--trace " + dir + ": there is no list of pods, called openb_pod_list_NAME.csv; name one with --pods"},
-		"no such workload":        {[]string{"--trace", trace, "--workload", "x"}, "--workload x: " + trace + " has no openb_pod_list_x.csv; there are: default, models"},
-		"one workload twice":      {[]string{"--trace", trace, "--workload", "default,default"}, "two lists of pods are called default"},
-		"no such file":            {[]string{"--nodes", nodes, "--pods", dir + "/none.csv"}, "open " + dir + "/none.csv: no such file or directory"},
-		"pods in place of nodes":  {[]string{"--nodes", large, "--pods", large}, large + ":1: missing columns: sn, gpu, model; the first line must name sn, cpu_milli, memory_mib, gpu, model"},
-		"zero nodes":              {[]string{"--nodes", noNodes, "--pods", large}, noNodes + ":1: there are no nodes below the header"},
-		"nodes without devices":   {[]string{"--nodes", noGPUs, "--pods", large}, noGPUs + ": 1 nodes, but column gpu is 0 in all of them: there is nothing to share"},
-		"a column of pods":        {[]string{"--nodes", nodes, "--pods", few}, few + ":1: missing columns: gpu_milli; the first line must name name, cpu_milli, memory_mib, num_gpu, gpu_milli"},
-		"zero pods":               {[]string{"--nodes", nodes, "--pods", noPods}, noPods + ":1: there are no pods below the header"},
-		"a request of zero":       {[]string{"--nodes", nodes, "--pods", zero}, zero + ":2: column gpu_milli: 0 is asked of each of 1 GPUs; it must be 1 to 1000"},
-		"more than a device":      {[]string{"--nodes", nodes, "--pods", beyond, "--churn"}, beyond + ":2: column gpu_milli: 1001 is not within 0 and 1000"},
-		"pods larger than nodes": {[]string{"--nodes", nodes, "--pods", large, "--strict"},
-			large + `:3: pod "wide" asks for 5 devices with 1000 units each, 1 millicores, 1 MiB of memory, more than any node has when it is empty` + "\n" +
-				large + `:4: pod "fat" asks for 500 units of one device, 65000 millicores, 1 MiB of memory, more than any node has when it is empty` + "\n" +
-				large + `:5: pod "other" asks for 1 units of one device, a device of model X9, 1 millicores, 1 MiB of memory, more than any node has when it is empty`},
-		"nodes for pods that are larger": {[]string{"--nodes", nodes, "--pods", large, "--find-nodes"}, large + `:3: pod "wide" asks for 5 devices`},
-		"no published results":           {[]string{"--trace", trace, "--published", nodes}, nodes + ":1: missing columns: workload, policy, arrived_percent, allocated_percent_mean"},
-		"no cluster":                     {[]string{"--from-cluster"}, "there is no cluster"},
-		"no cluster to dump":             {[]string{"--dump", "-"}, "there is no cluster"},
-		"no dump":                        {[]string{"--from-dump", dir + "/none"}, "open " + dir + "/none: no such file or directory"},
-		"a dump of one object":           {[]string{"--from-dump", notList}, notList + `: kind is "Node"; it must be a List of nodes and pods`},
-		"a dump that was cut":            {[]string{"--from-dump", cut}, cut + ":3: unexpected end of JSON input"},
-		"a dump without nodes":           {[]string{"--from-dump", empty}, empty + ": there are no nodes among its 1 items"},
-		"a dump that is broken":          {[]string{"--from-dump", broken}, broken + ": items[1]: json: cannot unmarshal number into Go struct field Pod.spec"},
+		"nothing to simulate":   {nil, "exactly one of --from-cluster, --from-dump FILE and --dump FILE is needed"},
+		"two sources":           {[]string{"--from-cluster", "--from-dump", "f"}, "exactly one of --from-cluster, --from-dump FILE and --dump FILE is needed"},
+		"a dump of a dump":      {[]string{"--dump", "f", "--from-dump", "f"}, "exactly one of"},
+		"unknown policy":        {[]string{"--from-cluster", "--policy", "tetris"}, `--policy: unknown policy "tetris", known are: binpack, spread, fragmentation, fragmentation-online`},
+		"policy twice":          {[]string{"--from-cluster", "--policy", "spread,Spread"}, "--policy: spread is named twice"},
+		"no policy":             {[]string{"--from-cluster", "--policy", ""}, "--policy: at least one policy is needed"},
+		"no shuffles":           {[]string{"--from-cluster", "--shuffles", "0"}, "--shuffles 0: must be from 1 to 10000"},
+		"arrived is not sorted": {[]string{"--from-cluster", "--arrived", "130,100"}, "--arrived 100 after 130: must be ascending"},
+		"arrived is zero":       {[]string{"--from-cluster", "--arrived", "0"}, "--arrived 0: must be from 1 to 1000 percent"},
+		"no load":               {[]string{"--from-cluster", "--churn", "--load", "0"}, "--load 0: must be above 0 and at most 1000"},
+		"load is not a number":  {[]string{"--from-cluster", "--churn", "--load", "NaN"}, "--load NaN: must be above 0 and at most 1000"},
+		"warm-up before time":   {[]string{"--from-cluster", "--churn", "--warm-up", "-1"}, "--warm-up -1: must be from 0 and at most 1000"},
+		"too much refused":      {[]string{"--from-cluster", "--find-nodes", "--refused", "101"}, "--refused 101: must be from 0 and at most 100"},
+		"two questions":         {[]string{"--from-cluster", "--find-nodes", "--churn"}, "--churn and --find-nodes: only one of them"},
+		"unknown output":        {[]string{"--from-cluster", "-o", "svg"}, `--output "svg": must be table or json`},
+		"no cluster":            {[]string{"--from-cluster"}, "there is no cluster"},
+		"no cluster to dump":    {[]string{"--dump", "-"}, "there is no cluster"},
+		"no dump":               {[]string{"--from-dump", dir + "/none"}, "open " + dir + "/none: no such file or directory"},
+		"a dump of one object":  {[]string{"--from-dump", notList}, notList + `: kind is "Node"; it must be a List of nodes and pods`},
+		"a dump that was cut":   {[]string{"--from-dump", cut}, cut + ":3: unexpected end of JSON input"},
+		"a dump without nodes":  {[]string{"--from-dump", empty}, empty + ": there are no nodes among its 1 items"},
+		"a dump that is broken": {[]string{"--from-dump", broken}, broken + ": items[1]: json: cannot unmarshal number into Go struct field Pod.spec"},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -224,9 +162,29 @@ func TestMistakes(t *testing.T) {
 			}
 		})
 	}
-	out, said, err := run(t, nil, "", "--nodes", nodes, "--pods", large, "--policy", "binpack")
-	if err != nil || !strings.Contains(out, "workload large: 3 pods of 4 fit on no node") || !strings.Contains(said, large+`:4: pod "fat" asks for 500 units of one device`) {
-		t.Errorf("with pods that fit nowhere: %v\n%s%s", err, out, said)
+}
+
+func TestPodsThatFitNowhere(t *testing.T) {
+	large := livePod("fat", "", 4, v1.PodPending, nil)
+	large.Spec.Containers[0].Resources.Requests[v1.ResourceCPU] = apiresource.MustParse("65")
+	objects := append(busy(t), livePod("wide", "", 33, v1.PodPending, map[string]string{wire.CountAnnotation: "3"}), large,
+		livePod("other", "", 1, v1.PodPending, map[string]string{wire.UseModelsAnnotation: "X9"}))
+	wide := `pod team/wide: pod "team/wide" asks for 3 devices with 11 units each, 1000 millicores, 1024 MiB of memory, more than any node has when it is empty`
+	fat := `pod team/fat: pod "team/fat" asks for 4 units of one device, 65000 millicores, 1024 MiB of memory, more than any node has when it is empty`
+	other := `pod team/other: pod "team/other" asks for 1 units of one device, a device of model X9, 1000 millicores, 1024 MiB of memory, more than any node has when it is empty`
+	out, said, err := run(t, objects, "", "--from-cluster", "--policy", "binpack", "--shuffles", "1")
+	if err != nil || !strings.Contains(out, "3 pods of 23 fit on no node") {
+		t.Errorf("with pods that fit nowhere: %v\n%s", err, out)
+	}
+	for _, want := range []string{wide, fat, other} {
+		if !strings.Contains(said, want) {
+			t.Errorf("no %q in\n%s", want, said)
+		}
+	}
+	for _, flag := range []string{"--strict", "--find-nodes"} {
+		if _, _, err := run(t, objects, "", "--from-cluster", flag); err == nil || !strings.Contains(err.Error(), fat) {
+			t.Errorf("%s: %v", flag, err)
+		}
 	}
 }
 

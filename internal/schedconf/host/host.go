@@ -68,8 +68,6 @@ type Config struct {
 	// Visible are the folders of the host that this process sees, besides Dir
 	// and that of Manifest; nil when it sees all.
 	Visible []string
-	// ReadConfigMap is schedconf.Input's.
-	ReadConfigMap func(namespace, name string) (map[string]string, error)
 	// Scheduler tells how kube-scheduler is.
 	Scheduler Scheduler
 	// Turn is nil where no other node is minded.
@@ -198,7 +196,6 @@ func (h *Host) visible(path string) bool {
 func (h *Host) input(content []byte) schedconf.Input {
 	return schedconf.Input{
 		Manifest: content, ManifestPath: h.paths.Manifest, Version: h.config.Version, ConfigDir: h.paths.Dir,
-		ReadConfigMap: h.config.ReadConfigMap,
 		ReadFile: func(path string) ([]byte, error) {
 			data, err := h.fs.ReadFile(path)
 			if errors.Is(err, fs.ErrNotExist) && !h.visible(path) {

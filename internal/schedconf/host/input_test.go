@@ -336,6 +336,8 @@ func TestGCUShareIsTakenOver(t *testing.T) {
 	).Replace(kubeadm)
 	w.make(w.manifest, gcushare, 0o600)
 	w.make(filepath.Join(w.dir, BackupFile), kubeadm, 0o600)
+	// Left over from a kube-scheduler before 1.23.
+	w.make(filepath.Join(w.dir, "scheduler-extender-config.json"), `{"kind": "Policy", "apiVersion": "v1"}`, 0o644)
 	w.make(config, `apiVersion: kubescheduler.config.k8s.io/v1
 kind: KubeSchedulerConfiguration
 clientConnection:

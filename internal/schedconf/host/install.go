@@ -477,7 +477,7 @@ func (h *Host) temporaryFiles(j *journal) []string {
 // configFiles are all that this package may have written.
 func (h *Host) configFiles(j *journal) []string {
 	files := slices.Clone(j.Files)
-	for _, name := range []string{schedconf.ConfigFile, schedconf.OldConfigFile, schedconf.PolicyFile} {
+	for _, name := range append([]string{schedconf.ConfigFile}, schedconf.FormerFiles...) {
 		if path := filepath.Join(h.paths.Dir, name); !slices.Contains(files, path) {
 			files = append(files, path)
 		}

@@ -11,8 +11,6 @@ import (
 	"path/filepath"
 	"slices"
 	"time"
-
-	"github.com/divvy-gpu/divvy/internal/schedconf"
 )
 
 // journal is what has to be known after this process has ended. It is kept in
@@ -132,9 +130,9 @@ func (h *Host) adopt(j *journal) error {
 // checkJournal refuses names of files that this package does not use: some are
 // removed, and some take the place of others.
 func (h *Host) checkJournal(j *journal) error {
-	own := []string{schedconf.ConfigFile, schedconf.OldConfigFile, schedconf.PolicyFile}
+	own := h.configFiles(&journal{})
 	check := func(path string) error {
-		if filepath.Dir(path) != h.paths.Dir || !slices.Contains(own, filepath.Base(path)) {
+		if !slices.Contains(own, path) {
 			return fmt.Errorf("it names %q, which is no file of Divvy's", path)
 		}
 		return nil

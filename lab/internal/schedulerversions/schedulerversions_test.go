@@ -1,13 +1,9 @@
 package schedulerversions
 
 import (
-	"bufio"
 	"bytes"
 	"encoding/json"
-	"fmt"
-	"maps"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -15,6 +11,9 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	v1of37 "k8s.io/kube-scheduler/config/v1"
 	"k8s.io/kubernetes/pkg/api/legacyscheme"
 	podutil "k8s.io/kubernetes/pkg/api/pod"
 	"k8s.io/kubernetes/pkg/apis/core"
@@ -23,6 +22,14 @@ import (
 	"k8s.io/kubernetes/pkg/scheduler/apis/config"
 	"k8s.io/kubernetes/pkg/scheduler/apis/config/scheme"
 	"k8s.io/kubernetes/pkg/scheduler/apis/config/validation"
+	v1of29 "scheduler.example/release-1.29/config/v1"
+	v1of30 "scheduler.example/release-1.30/config/v1"
+	v1of31 "scheduler.example/release-1.31/config/v1"
+	v1of32 "scheduler.example/release-1.32/config/v1"
+	v1of33 "scheduler.example/release-1.33/config/v1"
+	v1of34 "scheduler.example/release-1.34/config/v1"
+	v1of35 "scheduler.example/release-1.35/config/v1"
+	v1of36 "scheduler.example/release-1.36/config/v1"
 	"sigs.k8s.io/yaml"
 )
 
@@ -36,134 +43,110 @@ const (
 	divvys = "https://10.96.0.77:32765/gcushare-scheduler"
 )
 
-// generations are the modules, with the versions whose types they have.
-var generations = map[string][]string{
-	"v1.18": {"1.18"},
-	"v1.22": {"1.19", "1.20", "1.21", "1.22"},
-	"v1.28": {"1.23", "1.24", "1.25", "1.26", "1.27", "1.28"},
-	"v1.37": {"1.29", "1.30", "1.31", "1.32", "1.33", "1.34", "1.35", "1.36", "1.37"},
+// versions are the types of each version, by what its kube-scheduler registers.
+var versions = map[string]func(*runtime.Scheme) error{
+	"1.29": v1of29.AddToScheme,
+	"1.30": v1of30.AddToScheme,
+	"1.31": v1of31.AddToScheme,
+	"1.32": v1of32.AddToScheme,
+	"1.33": v1of33.AddToScheme,
+	"1.34": v1of34.AddToScheme,
+	"1.35": v1of35.AddToScheme,
+	"1.36": v1of36.AddToScheme,
+	"1.37": v1of37.AddToScheme,
 }
 
-// answer is what a program says of a file; see decode.Answer.
-type answer struct {
-	File, Kind, Error string
-	Object            struct {
-		LeaderElection           struct{ LeaderElect *bool }
-		ClientConnection         struct{ Kubeconfig string }
-		PercentageOfNodesToScore *int32
-		Profiles                 []struct{ SchedulerName string }
-		Extenders                []struct {
-			URLPrefix, FilterVerb, PreemptVerb, PrioritizeVerb, BindVerb string
-			Weight                                                       int64
-			EnableHTTPS, NodeCacheCapable, Ignorable                     bool
-			TLSConfig                                                    struct {
-				ServerName                string
-				CAData, CertData, KeyData []byte
-			}
-			HTTPTimeout      any
-			ManagedResources []struct{ Name string }
+// A configuration is what a version understood, by the names of the file's fields.
+type configuration struct {
+	LeaderElection           struct{ LeaderElect *bool }
+	ClientConnection         struct{ Kubeconfig string }
+	PercentageOfNodesToScore *int32
+	Profiles                 []struct{ SchedulerName string }
+	Extenders                []struct {
+		URLPrefix, FilterVerb, PreemptVerb, PrioritizeVerb, BindVerb string
+		Weight                                                       int64
+		EnableHTTPS, NodeCacheCapable, Ignorable                     bool
+		TLSConfig                                                    struct {
+			ServerName                string
+			CAData, CertData, KeyData []byte
 		}
+		HTTPTimeout      string
+		ManagedResources []struct{ Name string }
 	}
 }
 
-// build compiles a generation's program. Nothing is added to its go.mod.
-func build(t *testing.T, module string) string {
+// decode reads a configuration strictly, with the types of a version.
+func decode(t *testing.T, add func(*runtime.Scheme) error, data []byte) (configuration, error) {
 	t.Helper()
-	program := filepath.Join(t.TempDir(), module)
-	cmd := exec.CommandContext(t.Context(), "go", "build", "-mod=readonly", "-buildvcs=false", "-o", program, ".")
-	cmd.Dir = module
-	cmd.Env = append(os.Environ(), "GOWORK=off", "GOFLAGS=", "CGO_ENABLED=0")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("%v in %s: %v\n%s", cmd, module, err, out)
+	scheme := runtime.NewScheme()
+	if err := add(scheme); err != nil {
+		t.Fatal(err)
 	}
-	return program
-}
-
-// read lets a program read files as a version does.
-func read(t *testing.T, program, version string, files ...string) []answer {
-	t.Helper()
-	cmd := exec.CommandContext(t.Context(), program, append([]string{version}, files...)...)
-	var stderr bytes.Buffer
-	cmd.Stderr = &stderr
-	out, err := cmd.Output()
+	var c configuration
+	object, _, err := serializer.NewCodecFactory(scheme, serializer.EnableStrict).UniversalDeserializer().Decode(data, nil, nil)
 	if err != nil {
-		t.Fatalf("%v: %v\n%s", cmd, err, &stderr)
+		return c, err
 	}
-	var answers []answer
-	lines := bufio.NewScanner(bytes.NewReader(out))
-	lines.Buffer(nil, 1<<20)
-	for lines.Scan() {
-		var a answer
-		if err := json.Unmarshal(lines.Bytes(), &a); err != nil {
-			t.Fatalf("%v: %v: %s", cmd, err, lines.Text())
-		}
-		answers = append(answers, a)
+	text, err := json.Marshal(object)
+	if err == nil {
+		err = json.Unmarshal(text, &c)
 	}
-	if len(answers) != len(files) {
-		t.Fatalf("%v: %d answers to %d files", cmd, len(answers), len(files))
-	}
-	return answers
-}
-
-// TestEachVersionReadsItsConfiguration has every golden file read by the version
-// that it was written for.
-func TestEachVersionReadsItsConfiguration(t *testing.T) {
-	files, err := filepath.Glob(goldens + "/*.config.*")
 	if err != nil {
 		t.Fatal(err)
 	}
-	byVersion := map[string][]string{}
-	for _, f := range files {
-		version, _, _ := strings.Cut(filepath.Base(f), "-")
-		byVersion[version] = append(byVersion[version], f)
+	return c, nil
+}
+
+// TestEachVersionReadsItsConfiguration has every golden file read by every version.
+func TestEachVersionReadsItsConfiguration(t *testing.T) {
+	files, err := filepath.Glob(goldens + "/*.config.yaml")
+	if err != nil || len(files) < 2 {
+		t.Fatalf("golden files %q: %v", files, err)
 	}
-	for minor := 18; minor <= 37; minor++ {
-		if version := fmt.Sprintf("1.%d", minor); byVersion[version] == nil {
-			t.Errorf("there is no golden file for %s", version)
-		}
-	}
-	for version := range byVersion {
-		has := func(versions []string) bool { return slices.Contains(versions, version) }
-		if !slices.ContainsFunc(slices.Collect(maps.Values(generations)), has) {
-			t.Errorf("there is no decoder of %s, so that its golden files are not checked", version)
-		}
-	}
-	for module, versions := range generations {
-		t.Run(module, func(t *testing.T) {
-			t.Parallel()
-			program := build(t, module)
-			for _, version := range versions {
-				for _, a := range read(t, program, version, byVersion[version]...) {
-					t.Run(filepath.Base(a.File), func(t *testing.T) { a.check(t, version) })
-				}
-				t.Run(version+" is strict", func(t *testing.T) { strict(t, program, version, byVersion[version][0]) })
+	for version, add := range versions {
+		for _, file := range files {
+			data, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
 			}
-		})
+			t.Run(version+" "+filepath.Base(file), func(t *testing.T) {
+				c, err := decode(t, add, data)
+				if err != nil {
+					t.Fatal(err)
+				}
+				c.check(t, strings.HasPrefix(filepath.Base(file), "existing."))
+			})
+			// The decoder would notice a field that is not known, and a version that is
+			// not served.
+			t.Run(version+" is strict about "+filepath.Base(file), func(t *testing.T) {
+				for want, content := range map[string][]byte{
+					"unheardOf": append(slices.Clone(data), "unheardOf: 1\n"...),
+					"no kind":   bytes.Replace(data, []byte("kubescheduler.config.k8s.io/"), []byte("kubescheduler.config.k8s.io/x"), 1),
+				} {
+					if _, err := decode(t, add, content); err == nil || !strings.Contains(err.Error(), want) {
+						t.Errorf("error %v, want one with %q", err, want)
+					}
+				}
+			})
+		}
 	}
 }
 
 // check compares what a version understood with what was meant.
-func (a answer) check(t *testing.T, version string) {
+func (c configuration) check(t *testing.T, existing bool) {
 	t.Helper()
-	if a.Error != "" {
-		t.Fatal(a.Error)
-	}
-	policy := strings.Contains(a.File, "-policy.")
 	wantURLs, wantProfiles := []string{divvys}, []string(nil)
-	if !strings.Contains(a.File, "-plain.") {
-		wantURLs = []string{others, divvys}
-	}
-	if strings.Contains(a.File, "-existing.") {
-		wantProfiles = []string{"default-scheduler", "packed"}
-		if p := a.Object.PercentageOfNodesToScore; p == nil || *p != 60 {
+	if existing {
+		wantURLs, wantProfiles = []string{others, divvys}, []string{"default-scheduler", "packed"}
+		if p := c.PercentageOfNodesToScore; p == nil || *p != 60 {
 			t.Errorf("percentageOfNodesToScore is %v, want 60", p)
 		}
 	}
 	var urls, profiles []string
-	for _, e := range a.Object.Extenders {
+	for _, e := range c.Extenders {
 		urls = append(urls, e.URLPrefix)
 	}
-	for _, p := range a.Object.Profiles {
+	for _, p := range c.Profiles {
 		profiles = append(profiles, p.SchedulerName)
 	}
 	if diff := cmp.Diff(wantURLs, urls); diff != "" {
@@ -172,13 +155,13 @@ func (a answer) check(t *testing.T, version string) {
 	if diff := cmp.Diff(wantProfiles, profiles); diff != "" {
 		t.Errorf("profiles (-want +got):\n%s", diff)
 	}
-	if le := a.Object.LeaderElection.LeaderElect; !policy && (le == nil || !*le) {
+	if le := c.LeaderElection.LeaderElect; le == nil || !*le {
 		t.Error("leader election is off")
 	}
-	if got := a.Object.ClientConnection.Kubeconfig; !policy && got != "/etc/kubernetes/scheduler.conf" {
+	if got := c.ClientConnection.Kubeconfig; got != "/etc/kubernetes/scheduler.conf" {
 		t.Errorf("kubeconfig is %q", got)
 	}
-	e := a.Object.Extenders[len(urls)-1]
+	e := c.Extenders[len(urls)-1]
 	if e.FilterVerb != "filter" || e.PreemptVerb != "preempt" || e.PrioritizeVerb != "prioritize" || e.BindVerb != "bind" || e.Weight != 1 ||
 		!e.EnableHTTPS || !e.NodeCacheCapable || e.Ignorable {
 		t.Errorf("the extender is %+v", e)
@@ -187,37 +170,11 @@ func (a answer) check(t *testing.T, version string) {
 		!bytes.Contains(tls.CertData, []byte("BEGIN CERTIFICATE")) || !bytes.Contains(tls.KeyData, []byte("PRIVATE KEY")) {
 		t.Errorf("the extender's TLS is %+v", tls)
 	}
-	if timeout := fmt.Sprint(e.HTTPTimeout); timeout != "10s" && timeout != "1e+10" {
-		t.Errorf("the extender's timeout is %s", timeout)
+	if e.HTTPTimeout != "10s" {
+		t.Errorf("the extender's timeout is %q", e.HTTPTimeout)
 	}
 	if len(e.ManagedResources) != 2 || e.ManagedResources[0].Name != "enflame.com/gcu-memory" || e.ManagedResources[1].Name != "nvidia.com/gpu-memory" {
 		t.Errorf("the extender's resources are %+v", e.ManagedResources)
-	}
-	t.Logf("kube-scheduler %s reads it as %s", version, a.Kind)
-}
-
-// strict makes sure that the decoder would notice: a field that is not known, and
-// a version that is not served.
-func strict(t *testing.T, program, version, golden string) {
-	t.Helper()
-	data, err := os.ReadFile(golden)
-	if err != nil {
-		t.Fatal(err)
-	}
-	unknown, foreign := filepath.Join(t.TempDir(), "unknown.yaml"), filepath.Join(t.TempDir(), "foreign.yaml")
-	for name, content := range map[string][]byte{
-		unknown: append(slices.Clone(data), "unheardOf: 1\n"...),
-		foreign: bytes.Replace(data, []byte("kubescheduler.config.k8s.io/"), []byte("kubescheduler.config.k8s.io/x"), 1),
-	} {
-		if err := os.WriteFile(name, content, 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	answers := read(t, program, version, unknown, foreign)
-	for i, want := range []string{"unheardOf", "no kind"} {
-		if !strings.Contains(answers[i].Error, want) {
-			t.Errorf("%s: error %q, want one with %q", filepath.Base(answers[i].File), answers[i].Error, want)
-		}
 	}
 }
 
@@ -225,7 +182,7 @@ func strict(t *testing.T, program, version, golden string) {
 // strict decoding, defaults and validation, as its kube-scheduler does at its
 // start.
 func TestTheNewestTakesItsConfiguration(t *testing.T) {
-	for _, name := range []string{"1.37-plain.config.yaml", "1.37-existing.config.yaml"} {
+	for _, name := range []string{"plain.config.yaml", "existing.config.yaml"} {
 		t.Run(name, func(t *testing.T) {
 			data, err := os.ReadFile(filepath.Join(goldens, name))
 			if err != nil {
@@ -257,7 +214,7 @@ func TestTheNewestTakesItsConfiguration(t *testing.T) {
 // told to read through its mounts.
 func TestKubernetesTakesTheManifests(t *testing.T) {
 	files, err := filepath.Glob(goldens + "/*.manifest.yaml")
-	if err != nil || len(files) < 40 {
+	if err != nil || len(files) < 2 {
 		t.Fatalf("%d manifests: %v", len(files), err)
 	}
 	for _, file := range files {
@@ -279,13 +236,9 @@ func TestKubernetesTakesTheManifests(t *testing.T) {
 			for _, err := range corevalidation.ValidatePodCreate(&internal, options) {
 				t.Error(err)
 			}
-			want := "--config="
-			if strings.Contains(file, "-policy.") {
-				want = "--policy-config-file="
-			}
 			var path string
 			for _, word := range pod.Spec.Containers[0].Command {
-				if p, ok := strings.CutPrefix(word, want); ok {
+				if p, ok := strings.CutPrefix(word, "--config="); ok {
 					path = p
 				}
 			}

@@ -1,0 +1,73 @@
+// Package kubectl holds the flags by which kubectl's users choose a cluster and a user,
+// for the subcommands of kubectl-divvy. They come from client-go alone: cli-runtime has
+// them as well, and depends on kustomize.
+package kubectl
+
+import (
+	"fmt"
+
+	"github.com/spf13/pflag"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/divvy-gpu/divvy/internal/kube"
+	"github.com/divvy-gpu/divvy/internal/version"
+)
+
+// Agent is the user agent of the clients.
+func Agent() string { return "kubectl-divvy/" + version.Version }
+
+// Cluster is what the flags choose.
+type Cluster struct {
+	rules     *clientcmd.ClientConfigLoadingRules
+	overrides *clientcmd.ConfigOverrides
+}
+
+// New returns what kubectl chooses by default.
+func New() *Cluster {
+	return &Cluster{clientcmd.NewDefaultClientConfigLoadingRules(), &clientcmd.ConfigOverrides{}}
+}
+
+// AddFlags adds the flags, without kubectl's --namespace, which is about objects of the
+// user.
+func (c *Cluster) AddFlags(fs *pflag.FlagSet) {
+	c.add(fs, clientcmd.RecommendedConfigOverrideFlags(""))
+}
+
+// AddFlagsWithoutTimeout is AddFlags for a subcommand that bounds all its requests
+// together: without --request-timeout.
+func (c *Cluster) AddFlagsWithoutTimeout(fs *pflag.FlagSet) {
+	flags := clientcmd.RecommendedConfigOverrideFlags("")
+	flags.Timeout.LongName = ""
+	c.add(fs, flags)
+}
+
+func (c *Cluster) add(fs *pflag.FlagSet, flags clientcmd.ConfigOverrideFlags) {
+	fs.StringVar(&c.rules.ExplicitPath, "kubeconfig", "", "kubeconfig file; empty for that of $KUBECONFIG or ~/.kube/config")
+	flags.ContextOverrideFlags.Namespace.LongName = ""
+	clientcmd.BindOverrideFlags(c.overrides, fs, flags)
+}
+
+// Context is what --context says, "" where it was not given.
+func (c *Cluster) Context() string { return c.overrides.CurrentContext }
+
+// Kubeconfig is what --kubeconfig says, "" where it was not given.
+func (c *Cluster) Kubeconfig() string { return c.rules.ExplicitPath }
+
+// Config returns the configuration of the chosen cluster's clients.
+func (c *Cluster) Config() (*rest.Config, error) {
+	config, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(c.rules, c.overrides).ClientConfig()
+	if err != nil {
+		return nil, fmt.Errorf("configuration of the Kubernetes client: %w", err)
+	}
+	return config, nil
+}
+
+// Clients makes the clients. It does not contact the API server.
+func (c *Cluster) Clients() (kube.Clients, error) {
+	config, err := c.Config()
+	if err != nil {
+		return kube.Clients{}, err
+	}
+	return kube.NewClients(config, Agent())
+}
