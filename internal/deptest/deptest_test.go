@@ -75,12 +75,18 @@ var rules = []rule{
 			"so a new vendor is one package",
 	},
 	{
-		packages: []string{"internal/extender/...", "internal/kube/...", "internal/inspect/...", "internal/accel/ledger"},
+		packages: []string{"internal/extender/...", "internal/scheduler/...", "internal/kube/...", "internal/inspect/...", "internal/accel/ledger"},
 		never: []string{
 			"internal/backend/...", "internal/deviceplugin/...", "internal/sharing/...",
 			"github.com/ebitengine/purego/...",
 		},
 		why: "the scheduler's side has no vendor code: it follows what nodes publish, so a new vendor changes nothing here",
+	},
+	{
+		packages: []string{"internal/kube/...", "internal/nodeagent/...", "internal/app/node/...", "cmd/divvy-node"},
+		never:    []string{"internal/accel/ledger/...", "internal/scheduler/..."},
+		why: "the node's daemon is privileged and decides from the node alone: it never links the ledger of the cluster, and what all " +
+			"programs share does not either",
 	},
 	{
 		packages: []string{"internal/pool"},

@@ -1,4 +1,4 @@
-package kube
+package cluster
 
 import (
 	"fmt"
@@ -11,6 +11,7 @@ import (
 	"github.com/divvy-gpu/divvy/internal/accel"
 	"github.com/divvy-gpu/divvy/internal/accel/ledger"
 	"github.com/divvy-gpu/divvy/internal/accel/wire"
+	"github.com/divvy-gpu/divvy/internal/kube"
 )
 
 var (
@@ -55,7 +56,7 @@ func (s podStore) slim(obj any) (*slimPod, error) {
 		return pod, nil
 	case *v1.Pod:
 		c := &s.books.config
-		p := &slimPod{Pod: podOf(pod, c.Resources, c.Capacity != nil), grant: pod.Annotations[wire.GrantAnnotation], runs: MayRun(pod), grace: graceOf(pod), comesWithNode: comesWithNode(pod), failed: pod.Status.Phase == v1.PodFailed}
+		p := &slimPod{Pod: podOf(pod, c.Resources, c.Capacity != nil), grant: pod.Annotations[wire.GrantAnnotation], runs: kube.MayRun(pod), grace: graceOf(pod), comesWithNode: comesWithNode(pod), failed: pod.Status.Phase == v1.PodFailed}
 		if owner := metav1.GetControllerOfNoCopy(pod); owner != nil {
 			p.owner = owner.UID
 		}
@@ -65,7 +66,7 @@ func (s podStore) slim(obj any) (*slimPod, error) {
 		if len(p.Requests) == 0 {
 			p.grant = ""
 			if c.Capacity != nil && p.Node != "" {
-				p.cpu, p.memory = PeakOf(pod)
+				p.cpu, p.memory = kube.PeakOf(pod)
 			}
 		}
 		return p, nil
@@ -176,7 +177,7 @@ func nodeOf(obj any) (*slimNode, error) {
 	case *v1.Node:
 		return &slimNode{
 			name: node.Name, inventory: node.Annotations[wire.InventoryAnnotation], ending: node.Annotations[wire.EndingAnnotation], labels: node.Labels,
-			cpu: max(node.Status.Allocatable.Cpu().MilliValue(), 0), memory: mebibytes(node.Status.Allocatable.Memory(), 0),
+			cpu: max(node.Status.Allocatable.Cpu().MilliValue(), 0), memory: max(node.Status.Allocatable.Memory().Value(), 0) >> 20,
 		}, nil
 	}
 	return nil, fmt.Errorf("the watch of nodes delivered a %T", obj)

@@ -1,4 +1,4 @@
-package kube
+package cluster
 
 import (
 	"testing"
@@ -9,6 +9,7 @@ import (
 
 	"github.com/divvy-gpu/divvy/internal/accel"
 	"github.com/divvy-gpu/divvy/internal/accel/wire"
+	"github.com/divvy-gpu/divvy/internal/kube"
 )
 
 // with sets the states of the pod's containers.
@@ -50,7 +51,7 @@ func TestMayRun(t *testing.T) {
 		"failed before it was started":   {with(boundPod("p", "u", "4", "n"), v1.PodFailed, stateEnded, stateWaits), false},
 		"somebody else says that it has": {with(boundPod("p", "u", "4", "n"), v1.PodFailed, stateRuns), true},
 	} {
-		if got := MayRun(tt.pod); got != tt.want {
+		if got := kube.MayRun(tt.pod); got != tt.want {
 			t.Errorf("%s: MayRun = %t", name, got)
 		}
 	}

@@ -1,4 +1,4 @@
-package kube
+package cluster
 
 import (
 	"context"
@@ -14,6 +14,7 @@ import (
 
 	"github.com/divvy-gpu/divvy/internal/accel"
 	"github.com/divvy-gpu/divvy/internal/accel/wire"
+	"github.com/divvy-gpu/divvy/internal/kube"
 )
 
 // View is what nodes publish and pods carry, of all resources, read once for a
@@ -44,7 +45,7 @@ type Holder struct {
 }
 
 // LoadView reads all nodes and the pods that have not ended.
-func LoadView(ctx context.Context, clients Clients, ledger Ledger, grants Grants) (View, error) {
+func LoadView(ctx context.Context, clients kube.Clients, ledger Ledger, grants Grants) (View, error) {
 	view := View{Inventories: map[string][]accel.Inventory{}, Broken: map[string]error{}}
 	memory := map[accel.Resource]bool{}
 	slim := nodeStore{}.Transformer()

@@ -1,4 +1,4 @@
-package kube
+package cluster
 
 import (
 	"context"
@@ -15,6 +15,7 @@ import (
 
 	"github.com/divvy-gpu/divvy/internal/accel"
 	"github.com/divvy-gpu/divvy/internal/accel/wire"
+	"github.com/divvy-gpu/divvy/internal/kube"
 )
 
 // Errors of a Binder that a caller acts on; test with errors.Is.
@@ -135,9 +136,9 @@ func (b *Binder) confirm(ctx context.Context, ref accel.PodRef, node string, cau
 // podOf takes from the object what a Pod holds, its CPU and memory only with
 // capacity.
 func podOf(pod *v1.Pod, resources []accel.Resource, capacity bool) Pod {
-	requests, mistake := RequestsOf(pod, resources)
+	requests, mistake := kube.RequestsOf(pod, resources)
 	if capacity {
-		AddPeak(pod, requests)
+		kube.AddPeak(pod, requests)
 	}
 	return Pod{
 		Ref:      accel.PodRef{UID: string(pod.UID), Namespace: pod.Namespace, Name: pod.Name},

@@ -1,4 +1,4 @@
-package kube
+package cluster
 
 import (
 	"bytes"
@@ -22,6 +22,7 @@ import (
 	"github.com/divvy-gpu/divvy/internal/accel"
 	"github.com/divvy-gpu/divvy/internal/accel/ledger"
 	"github.com/divvy-gpu/divvy/internal/accel/wire"
+	"github.com/divvy-gpu/divvy/internal/kube"
 )
 
 func TestMain(m *testing.M) {
@@ -38,7 +39,7 @@ var (
 type fixture struct {
 	t      *testing.T
 	ledger *ledger.Ledger
-	keys   *Keyring
+	keys   *kube.Keyring
 	file   string // of the key
 	books  *Books
 }
@@ -47,7 +48,7 @@ func newFixture(t *testing.T) *fixture {
 	t.Helper()
 	f := &fixture{t: t, ledger: ledger.New(ledger.Options{}), file: filepath.Join(t.TempDir(), "key")}
 	f.writeKey(testKey)
-	f.keys = NewKeyring(f.file)
+	f.keys = kube.NewKeyring(f.file)
 	f.books = NewBooks(BooksConfig{
 		Ledger: f.ledger, Grants: f.keys, Resources: []accel.Resource{gcuMemory},
 		NodeLabels: map[accel.Resource]Labels{gcuMemory: {{Key: "divvy.dev/enabled", Value: "true"}, shareLabel}},
@@ -271,7 +272,7 @@ func TestDeletedBeforeSeen(t *testing.T) {
 	f := newFixture(t)
 	f.ok(f.books.Nodes().Add(f.node("a", 16)))
 	pod := waitingPod("p", "u1", "4")
-	if _, _, err := f.ledger.Reserve(accel.PodRef{UID: "u1", Namespace: "team", Name: "p"}, time.Time{}, "a", RequestOf(pod, gcuMemory)); err != nil {
+	if _, _, err := f.ledger.Reserve(accel.PodRef{UID: "u1", Namespace: "team", Name: "p"}, time.Time{}, "a", kube.RequestOf(pod, gcuMemory)); err != nil {
 		t.Fatal(err)
 	}
 	f.want("a: 4")
@@ -285,7 +286,7 @@ func TestWaitingPodKeepsReservation(t *testing.T) {
 	f.ok(f.books.Nodes().Add(f.node("a", 16)))
 	pod := waitingPod("p", "u1", "4")
 	f.ok(f.books.Pods().Add(pod))
-	grant, undo, err := f.ledger.Reserve(accel.PodRef{UID: "u1", Namespace: "team", Name: "p"}, time.Time{}, "a", RequestOf(pod, gcuMemory))
+	grant, undo, err := f.ledger.Reserve(accel.PodRef{UID: "u1", Namespace: "team", Name: "p"}, time.Time{}, "a", kube.RequestOf(pod, gcuMemory))
 	f.ok(err)
 	f.ok(f.books.Pods().Update(pod))
 	f.ok(f.books.Pods().Replace([]any{pod}, "3"))
@@ -345,9 +346,9 @@ func TestNewKey(t *testing.T) {
 	f.ok(f.books.Pods().Add(f.grant(boundPod("new", "u2", "4", "a"), newKey, 1)))
 	f.want("a: 4 0 +4")
 
-	for _, bad := range [][]byte{nil, []byte("short"), bytes.Repeat([]byte("x"), maxKeyBytes+1)} {
+	for _, bad := range [][]byte{nil, []byte("short"), bytes.Repeat([]byte("x"), 64<<10+1)} {
 		f.writeKey(bad)
-		if f.keys.reload() {
+		if f.keys.Reload() {
 			t.Errorf("a key of %d bytes was taken", len(bad))
 		}
 		if _, err := f.keys.Signer(); err != nil {
@@ -356,7 +357,7 @@ func TestNewKey(t *testing.T) {
 	}
 
 	f.writeKey(newKey)
-	if !f.keys.reload() || f.keys.reload() {
+	if !f.keys.Reload() || f.keys.Reload() {
 		t.Error("a new key is taken once")
 	}
 	f.books.KeyChanged()
@@ -365,36 +366,9 @@ func TestNewKey(t *testing.T) {
 	f.ok(f.books.Pods().Update(f.grant(boundPod("old", "u1", "4", "a"), testKey, 1)))
 	f.want("a: 0 8")
 	f.writeKey(thirdKey)
-	f.keys.reload()
+	f.keys.Reload()
 	if _, err := f.keys.DecodeGrant("u1", f.grant(boundPod("old", "u1", "4", "a"), testKey, 1).Annotations[wire.GrantAnnotation]); err == nil {
 		t.Error("a key from two changes ago still verifies")
-	}
-}
-
-func TestKeyringWaits(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "key")
-	keys := NewKeyring(file)
-	if _, err := keys.Signer(); err == nil || !strings.Contains(err.Error(), "no grant key yet") {
-		t.Errorf("signer without a file: %v", err)
-	}
-	if _, err := keys.DecodeGrant("u", "{}"); err == nil {
-		t.Error("a grant verified without a key")
-	}
-	changed := make(chan struct{})
-	go keys.Run(t.Context(), func() { close(changed) })
-	if err := os.WriteFile(file, testKey, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	select {
-	case <-changed:
-	case <-time.After(3 * keyPoll):
-		t.Fatal("the key that appeared was not read")
-	}
-	if _, err := keys.Signer(); err != nil {
-		t.Error(err)
-	}
-	if err := NewKeyring(t.TempDir()).err; err == nil || !strings.Contains(err.Error(), "not a regular file") {
-		t.Errorf("a folder as key: %v", err)
 	}
 }
 
@@ -409,7 +383,7 @@ func TestRun(t *testing.T) {
 	client := fake.NewClientset([]runtime.Object{
 		f.grant(boundPod("p", "u1", "4", "a"), testKey, 1), boundPod("unrelated", "u2", "", "a"), waitingPod("w", "u3", "8"),
 	}...)
-	clients := Clients{Kubernetes: client, Metadata: meta}
+	clients := kube.Clients{Kubernetes: client, Metadata: meta}
 	once := newFixture(t)
 	_, err := LoadView(t.Context(), clients, once.ledger, once.keys)
 	once.ok(err)

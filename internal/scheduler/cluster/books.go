@@ -1,4 +1,4 @@
-package kube
+package cluster
 
 import (
 	"context"
@@ -21,6 +21,7 @@ import (
 	"github.com/divvy-gpu/divvy/internal/accel"
 	"github.com/divvy-gpu/divvy/internal/accel/ledger"
 	"github.com/divvy-gpu/divvy/internal/accel/wire"
+	"github.com/divvy-gpu/divvy/internal/kube"
 )
 
 // Ledger is what the books write into. *ledger.Ledger is one.
@@ -59,7 +60,7 @@ type Learner interface {
 	LearnBeside(resource accel.Resource, cpu, memory int64)
 }
 
-// Grants verifies the grant annotation of a pod. *Keyring is one.
+// Grants verifies the grant annotation of a pod. *kube.Keyring is one.
 type Grants interface {
 	DecodeGrant(podUID, value string) (accel.Grant, error)
 }
@@ -207,7 +208,7 @@ var (
 )
 
 // Run follows the API server until the context ends.
-func (b *Books) Run(ctx context.Context, clients Clients) {
+func (b *Books) Run(ctx context.Context, clients kube.Clients) {
 	b.mu.Lock()
 	b.logger = klog.FromContext(ctx)
 	b.mu.Unlock()
@@ -216,12 +217,12 @@ func (b *Books) Run(ctx context.Context, clients Clients) {
 	var group wait.Group
 	if b.config.Capacity != nil {
 		nodes := clients.Kubernetes.CoreV1().Nodes()
-		group.StartWithContext(ctx, NewReflector("nodes", &v1.Node{}, b.Nodes(), ListWatch(clients.Kubernetes, "", nodes.List, nodes.Watch)).RunWithContext)
+		group.StartWithContext(ctx, kube.NewReflector("nodes", &v1.Node{}, b.Nodes(), kube.ListWatch(clients.Kubernetes, "", nodes.List, nodes.Watch)).RunWithContext)
 	} else {
 		nodes := clients.Metadata.Resource(nodesResource)
-		group.StartWithContext(ctx, NewReflector("nodes", &metav1.PartialObjectMetadata{}, b.Nodes(), ListWatch(clients.Metadata, "", nodes.List, nodes.Watch)).RunWithContext)
+		group.StartWithContext(ctx, kube.NewReflector("nodes", &metav1.PartialObjectMetadata{}, b.Nodes(), kube.ListWatch(clients.Metadata, "", nodes.List, nodes.Watch)).RunWithContext)
 	}
-	group.StartWithContext(ctx, b.following(NewReflector("pods", &v1.Pod{}, b.Pods(), ListWatch(clients.Kubernetes, "", pods.List, pods.Watch))))
+	group.StartWithContext(ctx, b.following(kube.NewReflector("pods", &v1.Pod{}, b.Pods(), kube.ListWatch(clients.Kubernetes, "", pods.List, pods.Watch))))
 	group.Wait()
 }
 

@@ -1,4 +1,4 @@
-package kube
+package cluster
 
 import (
 	"context"
@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/divvy-gpu/divvy/internal/kube"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -49,7 +50,7 @@ func (b *Books) seen(version string) (bool, error) {
 // pods one after the other, so whoever has seen that write has seen what came before,
 // whatever the watch and the API server's caches lag behind. The write is the condition
 // TookTheLead on the pod that is named, which must be among those that the books follow.
-func (b *Books) CatchUp(ctx context.Context, clients Clients, namespace, name string) error {
+func (b *Books) CatchUp(ctx context.Context, clients kube.Clients, namespace, name string) error {
 	for !b.Synced() {
 		if err := sleep(ctx, lookEvery); err != nil {
 			return fmt.Errorf("wait for the books to be read: %w", err)

@@ -1,4 +1,4 @@
-package kube
+package cluster
 
 import (
 	"testing"
@@ -14,6 +14,7 @@ import (
 
 	"github.com/divvy-gpu/divvy/internal/accel"
 	"github.com/divvy-gpu/divvy/internal/accel/wire"
+	"github.com/divvy-gpu/divvy/internal/kube"
 )
 
 // mixed adds whole GPUs and time slices to what a node publishes, beside its
@@ -80,7 +81,7 @@ func TestLoadView(t *testing.T) {
 		asks(waitingPod("waiting", "u6", ""), "nvidia.com/gpu", 1),
 		boundPod("unrelated", "u7", "", "a"),
 	}...)
-	view, err := LoadView(t.Context(), Clients{Kubernetes: client, Metadata: meta}, f.ledger, f.keys)
+	view, err := LoadView(t.Context(), kube.Clients{Kubernetes: client, Metadata: meta}, f.ledger, f.keys)
 	f.ok(err)
 	f.want("a: 0 4")
 	if len(view.Inventories) != 1 || len(view.Inventories["a"]) != 3 || len(view.Broken) != 1 || view.Broken["broken"] == nil {
