@@ -1,0 +1,123 @@
+package alloc
+
+import (
+	"encoding/json"
+	"fmt"
+	"time"
+
+	"github.com/divvy-gpu/divvy/internal/accel"
+)
+
+// memoryOfUnits is what a pool of memory remembers, as JSON.
+type memoryOfUnits struct {
+	Inits          map[string]rememberedInits `json:"inits,omitempty"` // by pod's UID
+	Asked          *rememberedQuestion        `json:"asked,omitempty"`
+	Strangers      []string                   `json:"strangers,omitempty"` // as unknownHolder
+	StrangerDevice accel.DeviceID             `json:"strangerDevice,omitempty"`
+	Given          map[string]rememberedUnit  `json:"given,omitempty"` // by id
+}
+
+type rememberedInits struct {
+	Request accel.Request               `json:"request"`
+	Next    int                         `json:"next"`
+	Devices []accel.DeviceID            `json:"devices"`
+	Units   accel.Units                 `json:"units"`
+	IDs     map[accel.DeviceID][]string `json:"ids"`
+	At      time.Time                   `json:"at"`
+}
+
+type rememberedQuestion struct {
+	UID       string           `json:"uid,omitempty"`
+	Stranger  bool             `json:"stranger,omitempty"`
+	Request   accel.Request    `json:"request"`
+	Container int              `json:"container"`
+	Devices   []accel.DeviceID `json:"devices"`
+	IDs       []string         `json:"ids"`
+}
+
+type rememberedUnit struct {
+	Device accel.DeviceID `json:"device"`
+	At     time.Time      `json:"at"`
+}
+
+func (m *memory) memory() any {
+	out := memoryOfUnits{StrangerDevice: m.device, Inits: map[string]rememberedInits{}, Given: map[string]rememberedUnit{}}
+	for uid, s := range m.inits {
+		out.Inits[uid] = rememberedInits{Request: s.request, Next: s.next, Devices: s.devices, Units: s.units, IDs: s.ids, At: s.at}
+	}
+	if q := m.asked; len(q.ids) > 0 {
+		out.Asked = &rememberedQuestion{UID: q.uid, Stranger: q.unknown, Request: q.request, Container: q.container, Devices: q.devices, IDs: q.ids}
+	}
+	for key := range m.unknown {
+		out.Strangers = append(out.Strangers, unknownHolder(key))
+	}
+	for id, one := range m.given {
+		out.Given[id] = rememberedUnit{Device: one.device, At: one.at}
+	}
+	return out
+}
+
+func (m *memory) recall(data []byte) error {
+	var before memoryOfUnits
+	if err := json.Unmarshal(data, &before); err != nil {
+		return err
+	}
+	if q := before.Asked; q != nil {
+		if q.UID != "" && (q.Container < 0 || q.Container >= len(q.Request.Containers)) {
+			return fmt.Errorf("container %d of %d", q.Container, len(q.Request.Containers))
+		}
+		if q.Stranger && len(q.Devices) == 0 {
+			return fmt.Errorf("a question that was answered without a device")
+		}
+		m.asked = question{uid: q.UID, unknown: q.Stranger, request: q.Request, container: q.Container, devices: q.Devices, ids: q.IDs}
+	}
+	for uid, s := range before.Inits {
+		m.inits[uid] = initServed{request: s.Request, next: s.Next, devices: s.Devices, units: s.Units, ids: s.IDs, at: s.At}
+	}
+	m.unknown, m.device = map[PodKey]bool{}, before.StrangerDevice
+	for _, holder := range before.Strangers {
+		m.unknown[initKey(holder)] = true
+	}
+	for id, one := range before.Given {
+		m.given[id] = givenUnit{device: one.Device, at: one.At}
+		m.pool.claims.give(one.At, one.Device)
+	}
+	return nil
+}
+
+// memoryOfSlots is what a pool of slots remembers, as JSON.
+type memoryOfSlots struct {
+	Admitting []string                  `json:"admitting,omitempty"`
+	Preferred []string                  `json:"preferred,omitempty"`
+	Given     map[string]rememberedSlot `json:"given,omitempty"` // by id, those that kubelet has not listed
+}
+
+type rememberedSlot struct {
+	Chips   []accel.DeviceID `json:"chips"`
+	Inits   []string         `json:"inits,omitempty"`
+	Unasked bool             `json:"unasked,omitempty"`
+	At      time.Time        `json:"at"`
+}
+
+func (s *slots) memory() any {
+	out := memoryOfSlots{Admitting: s.admitting, Preferred: s.preferred, Given: map[string]rememberedSlot{}}
+	for id, h := range s.holds {
+		if !h.seen {
+			out.Given[id] = rememberedSlot{Chips: h.chips, Inits: h.inits, Unasked: h.unasked, At: h.at}
+		}
+	}
+	return out
+}
+
+func (s *slots) recall(data []byte) error {
+	var before memoryOfSlots
+	if err := json.Unmarshal(data, &before); err != nil {
+		return err
+	}
+	s.admitting, s.preferred = before.Admitting, before.Preferred
+	for id, one := range before.Given {
+		s.holds[id] = &slotHold{chips: one.Chips, inits: one.Inits, unasked: one.Unasked, at: one.At}
+		s.pool.claims.give(one.At, one.Chips...)
+	}
+	return nil
+}
