@@ -76,7 +76,7 @@ func (a *Agent) Yield() Handoff {
 	// Kubelet must have recorded what it was given before the successor asks (see
 	// records.turn).
 	e, done := a.records.owner.use()
-	last := e.LastGiven()
+	last := e.LastGiven("")
 	done()
 	<-time.After(time.Until(last.Add(alloc.RecordedBefore)))
 	a.deciding.stop()

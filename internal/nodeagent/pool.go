@@ -191,7 +191,7 @@ func (p *pool) report(ctx context.Context, r alloc.Report) {
 func (p *pool) Prefer(ctx context.Context, available, must []string, size int) ([]string, error) {
 	ctx, end := p.records.question(ctx)
 	defer end()
-	answer, err := p.records.answer(ctx, p.ID, func(ask askKubelet) (alloc.Preference, error) {
+	answer, err := p.records.answer(ctx, p.config.Vendor, func(ask askKubelet) (alloc.Preference, error) {
 		return p.prefer(ctx, ask, alloc.Question{Available: available, Must: must, Size: size})
 	})
 	if err != nil {
@@ -270,7 +270,7 @@ func (p *pool) allocate(ctx context.Context, ids []string) (alloc.Allocation, er
 	}
 	a, err := decide(false)
 	for i, ask := range []askKubelet{p.records.ask, p.records.askFresh, p.records.askFresh} {
-		if !alloc.InDoubt(err) || i == 2 && !p.records.settle(ctx, p.ID) {
+		if !alloc.InDoubt(err) || i == 2 && !p.records.settle(ctx, p.config.Vendor) {
 			break
 		}
 		if failed := ask(ctx, alloc.RecordedBefore); failed != nil {
@@ -349,17 +349,16 @@ func (p *pool) holders(chip accel.DeviceID) []alloc.PodKey {
 func (p *pool) slots() map[alloc.PodKey][]string {
 	e, done := p.records.owner.use()
 	defer done()
-	return e.Slots(p.ID)
+	return e.Usage(p.ID).Slots
 }
 
 // observe sets the gauges of the devices.
 func (p *pool) observe() {
 	e, done := p.records.owner.use()
-	held, known := e.Counts(p.ID)
-	inventory := e.Inventory(p.ID)
+	usage, inventory := e.Usage(p.ID), e.Inventory(p.ID)
 	done()
-	if known {
-		p.metrics.observe(inventory, held)
+	if usage.Known {
+		p.metrics.observe(inventory, usage.Devices)
 	}
 }
 

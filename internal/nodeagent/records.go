@@ -160,9 +160,9 @@ func (r *records) askFreshIfPossible(ctx context.Context, grace time.Duration) e
 // three times, and each time with a better way to ask: kubelet may know that a pod is
 // gone before the watch shows it, and may not have kept what was given out last. The
 // caller holds turn.
-func (r *records) answer(ctx context.Context, id alloc.ID, prefer func(askKubelet) (alloc.Preference, error)) (alloc.Preference, error) {
+func (r *records) answer(ctx context.Context, vendor string, prefer func(askKubelet) (alloc.Preference, error)) (alloc.Preference, error) {
 	answer, err := prefer(r.ask)
-	for i := 0; i < 2 && err != nil && alloc.ReasonOf(err) == alloc.NoRoom && (i == 0 || r.settle(ctx, id)); i++ {
+	for i := 0; i < 2 && err != nil && alloc.ReasonOf(err) == alloc.NoRoom && (i == 0 || r.settle(ctx, vendor)); i++ {
 		again, errAgain := prefer(r.askFreshIfPossible)
 		if errAgain != nil && ctx.Err() != nil {
 			break // the time is up, and what was found before stands
@@ -175,11 +175,11 @@ func (r *records) answer(ctx context.Context, id alloc.ID, prefer func(askKubele
 // settle waits until it is certain whether kubelet kept what it was given last:
 // a pod may be rejected right after its containers were served, and the next must
 // not suffer for that. It is false when there is nothing to wait for.
-func (r *records) settle(ctx context.Context, id alloc.ID) bool {
+func (r *records) settle(ctx context.Context, vendor string) bool {
 	e, done := r.owner.use()
-	unsettled := e.Unsettled(id, time.Now())
+	last := e.LastGiven(vendor)
 	done()
-	return unsettled && sleep(ctx, alloc.RecordedBefore)
+	return time.Since(last) < alloc.RecordedBefore && sleep(ctx, alloc.RecordedBefore)
 }
 
 // list returns kubelet's list and the pods that the watch had delivered before it

@@ -99,8 +99,7 @@ func (w *slotWorld) idle() bool   { return w.status().Idle }
 func (w *slotWorld) held(d accel.DeviceID) int {
 	e, done := w.records.owner.use()
 	defer done()
-	counts, _ := e.Counts(w.ID)
-	return counts[d]
+	return e.Usage(w.ID).Devices[d]
 }
 
 func (w *slotWorld) SetUnits(units []deviceplugin.Unit) error {

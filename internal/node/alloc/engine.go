@@ -10,48 +10,36 @@ import (
 
 // Engine holds all pools of a node. It is not safe for concurrent use.
 type Engine struct {
-	pools []*pool
-	// view is what the last list of kubelet was taken with.
-	view View
+	pools pools
+	// listed are the pods of kubelet's last list.
+	listed []Listed
 }
 
 // New returns an engine of these pools.
-func New(pools ...Config) (*Engine, error) {
+func New(all ...Config) (*Engine, error) {
 	e := &Engine{}
-	for _, c := range pools {
-		if e.find(c.ID) != nil {
+	for _, c := range all {
+		if e.pools.find(c.ID) != nil {
 			return nil, fmt.Errorf("resource %s has two pools of one kind", c.Resource)
 		}
-		p := &pool{config: c, engine: e, stored: c.State != nil, listed: map[accel.DeviceID]bool{}, claims: claims{given: map[accel.DeviceID]time.Time{}}}
-		if c.Kind == Memory {
-			form, err := newMemory(p)
-			if err != nil {
-				return nil, err
-			}
-			p.form = form
-		} else {
-			p.form = newSlots(p)
-		}
+		p := newPool(c, &e.pools)
 		e.pools = append(e.pools, p)
+		if c.Kind == Slots {
+			newSlots(p)
+		} else if err := newMemory(p); err != nil {
+			return nil, err
+		}
 	}
 	return e, nil
 }
 
-func (e *Engine) find(id ID) *pool {
-	i := slices.IndexFunc(e.pools, func(p *pool) bool { return p.config.ID == id })
-	if i < 0 {
-		return nil
-	}
-	return e.pools[i]
-}
-
-// pool returns the pool of that name. The caller uses names that New was given.
+// pool returns the pool of that name, one that has nothing where there is none.
 func (e *Engine) pool(id ID) *pool {
-	if p := e.find(id); p != nil {
+	if p := e.pools.find(id); p != nil {
 		return p
 	}
-	p := &pool{config: Config{ID: id}, engine: e} // one that has nothing
-	p.form = newSlots(p)
+	p := newPool(Config{ID: ID{Resource: id.Resource, Kind: Slots}}, &e.pools)
+	newSlots(p)
 	return p
 }
 
@@ -60,9 +48,9 @@ func (e *Engine) Discover(id ID, d Discovery) { e.pool(id).discover(d) }
 
 // Take takes kubelet's list.
 func (e *Engine) Take(v View) {
-	e.view = v
+	e.listed = v.Listed
 	for _, p := range e.pools {
-		p.form.take(&v)
+		p.held.take(&v)
 		p.claim(v.Grace, v.Now)
 	}
 }
@@ -79,7 +67,7 @@ func (e *Engine) State(id ID) (State, bool) { return e.pool(id).persist() }
 func (e *Engine) Saved(id ID, s State) {
 	p := e.pool(id)
 	p.stored = true
-	p.form.saved(s)
+	p.ids.saved(s)
 }
 
 // Offer returns what kubelet is told after a Derive, given what could be written.
@@ -96,7 +84,7 @@ func (e *Engine) Early(id ID) []Unit {
 	if p.config.Draining != "" || p.looked {
 		return nil
 	}
-	units := p.form.early()
+	units := p.ids.early()
 	p.early = units != nil
 	return units
 }
@@ -112,33 +100,23 @@ func (e *Engine) Devices(id ID) []accel.Device { return e.pool(id).devices() }
 func (e *Engine) Status(id ID) Status { return e.pool(id).status() }
 
 // Holders returns the pods that hold something of a chip.
-func (e *Engine) Holders(id ID, chip accel.DeviceID) []PodKey { return e.pool(id).form.holders(chip) }
+func (e *Engine) Holders(id ID, chip accel.DeviceID) []PodKey { return e.pool(id).held.holders(chip) }
 
-// Counts returns how many units of each device containers hold, false while that
-// is not known.
-func (e *Engine) Counts(id ID) (map[accel.DeviceID]int, bool) { return e.pool(id).form.counts() }
-
-// Slots returns which slots of a pool each pod holds, by kubelet's last list; nil
-// for pools of memory.
-func (e *Engine) Slots(id ID) map[PodKey][]string {
-	if s, ok := e.pool(id).form.(*slots); ok {
-		return s.listings
-	}
-	return nil
-}
+// Usage returns what containers hold of a pool.
+func (e *Engine) Usage(id ID) Usage { return e.pool(id).held.usage() }
 
 // DeviceOf returns the device that an id of a pool names, false when the id is
 // none of the pool's.
 func (e *Engine) DeviceOf(id ID, unit string) (accel.DeviceID, bool) {
-	return e.pool(id).form.deviceOf(unit)
+	return e.pool(id).ids.deviceOf(unit)
 }
 
 // Facts returns what is certain of the pods' memory, by kubelet's last list. shown
 // are pods that the API server had shown before kubelet was asked for that list,
 // pods those that it shows now.
 func (e *Engine) Facts(id ID, shown, pods []Pod, now time.Time) Facts {
-	if m, ok := e.pool(id).form.(*memory); ok {
-		return m.facts(shown, pods, now)
+	if a, ok := e.pool(id).held.(*unitAccount); ok {
+		return a.facts(shown, pods, now)
 	}
 	return Facts{}
 }
@@ -156,12 +134,12 @@ func (e *Engine) Late(id ID, size int, pods []Pod) bool {
 	for i := range pods {
 		known[pods[i].Key()] = true
 	}
-	for _, l := range e.view.Listed {
+	for _, l := range e.listed {
 		if !known[l.PodKey] {
 			return true
 		}
 	}
-	return p.form.late(accel.Units(size), pods)
+	return p.pick.late(accel.Units(size), pods)
 }
 
 // Prefer answers which units a container gets. What containers hold must have been
@@ -171,10 +149,10 @@ func (e *Engine) Prefer(id ID, q Question) (Preference, error) {
 	if err := p.admissible(q.Size); err != nil {
 		return Preference{}, err
 	}
-	if r, unknown := e.unknown(p); unknown {
+	if r, unknown := e.pools.unknown(p); unknown {
 		return Preference{}, fmt.Errorf("it is not known yet which devices containers hold as %s", r)
 	}
-	return p.form.prefer(&q)
+	return p.pick.prefer(&q)
 }
 
 // Allocate decides what the container gets that kubelet wants to give these ids;
@@ -196,7 +174,7 @@ func (e *Engine) Allocate(id ID, ids []string, pods []Pod, again bool) (Allocati
 	if err := p.admissible(len(ids)); err != nil {
 		return Allocation{}, err
 	}
-	a, err := p.form.allocate(slices.Clone(ids), pods, again)
+	a, err := p.pick.allocate(slices.Clone(ids), pods, again)
 	a.pool = p
 	return a, err
 }
@@ -204,22 +182,27 @@ func (e *Engine) Allocate(id ID, ids []string, pods []Pod, again bool) (Allocati
 // Give notes that a container gets an allocation. It may change what other pools
 // offer. It reports whether the state of the pool has to be saved.
 func (e *Engine) Give(a Allocation, now time.Time) (save bool) {
-	a.pool.form.give(&a, now)
+	a.pool.pick.give(&a, now)
 	a.pool.claims.give(now, a.Devices...)
 	return a.pool.config.Kind == Slots
 }
 
 // Memory returns what a successor must know of a pool and finds in neither the
 // state file nor kubelet's list, for JSON.
-func (e *Engine) Memory(id ID) any { return e.pool(id).form.memory() }
+func (e *Engine) Memory(id ID) any { return e.pool(id).pick.memory() }
 
 // Recall restores what the predecessor remembered of a pool, before anything else.
-func (e *Engine) Recall(id ID, data []byte) error { return e.pool(id).form.recall(data) }
+func (e *Engine) Recall(id ID, data []byte) error { return e.pool(id).pick.recall(data) }
 
-// LastGiven is the time of the last allocation of any pool.
-func (e *Engine) LastGiven() time.Time {
+// LastGiven is the time of the last allocation of devices of a vendor, "" for any.
+// Kubelet may not have kept it: a pod may be rejected right after its containers were
+// served.
+func (e *Engine) LastGiven(vendor string) time.Time {
 	var last time.Time
 	for _, p := range e.pools {
+		if vendor != "" && p.config.Vendor != vendor {
+			continue
+		}
 		for _, at := range p.claims.given {
 			if at.After(last) {
 				last = at
@@ -229,29 +212,22 @@ func (e *Engine) LastGiven() time.Time {
 	return last
 }
 
-// Unsettled reports whether devices of the pool's vendor were given out just now,
-// and kubelet may not have kept them: a pod may be rejected right after its
-// containers were served, and the next must not suffer for that.
-func (e *Engine) Unsettled(id ID, now time.Time) bool {
-	vendor := e.pool(id).config.Vendor
-	for _, p := range e.pools {
-		if p.config.Vendor != vendor {
-			continue
-		}
-		for _, at := range p.claims.given {
-			if now.Sub(at) < RecordedBefore {
-				return true
-			}
-		}
+// pools are all pools of a node.
+type pools []*pool
+
+func (all pools) find(id ID) *pool {
+	i := slices.IndexFunc(all, func(p *pool) bool { return p.config.ID == id })
+	if i < 0 {
+		return nil
 	}
-	return false
+	return all[i]
 }
 
 // elsewhere returns the resource as which another pool holds one of the chips,
 // false when none does. Whatever its vendor: it may have been another one's, and
 // ids are unique.
-func (e *Engine) elsewhere(p *pool, chips ...accel.DeviceID) (accel.Resource, bool) {
-	for _, other := range e.pools {
+func (all pools) elsewhere(p *pool, chips ...accel.DeviceID) (accel.Resource, bool) {
+	for _, other := range all {
 		if other == p {
 			continue
 		}
@@ -266,8 +242,8 @@ func (e *Engine) elsewhere(p *pool, chips ...accel.DeviceID) (accel.Resource, bo
 
 // unknown returns another pool's resource of the same vendor of which it is not
 // known yet what containers hold, false when there is none.
-func (e *Engine) unknown(p *pool) (accel.Resource, bool) {
-	for _, other := range e.pools {
+func (all pools) unknown(p *pool) (accel.Resource, bool) {
+	for _, other := range all {
 		if other != p && other.config.Vendor == p.config.Vendor && !other.claims.known {
 			return other.config.Resource, true
 		}
@@ -277,14 +253,14 @@ func (e *Engine) unknown(p *pool) (accel.Resource, bool) {
 
 // promised returns the devices of a vendor that were planned, by memory, for pods
 // that kubelet may not have come to yet.
-func (e *Engine) promised(vendor string, pods []Pod) map[accel.DeviceID]bool {
+func (all pools) promised(vendor string, pods []Pod) map[accel.DeviceID]bool {
 	out := map[accel.DeviceID]bool{}
-	for _, p := range e.pools {
-		m, ok := p.form.(*memory)
-		if !ok || p.config.Vendor != vendor || p.config.Draining != "" || m.holdings == nil {
+	for _, p := range all {
+		a, ok := p.held.(*unitAccount)
+		if !ok || p.config.Vendor != vendor || p.config.Draining != "" || a.holdings == nil {
 			continue
 		}
-		for _, w := range m.waiting(pods) {
+		for _, w := range a.waiting(pods) {
 			if len(w.Held) == 0 {
 				for _, d := range w.Granted {
 					out[d] = true

@@ -15,8 +15,11 @@ import (
 // pool is one way in which a resource gives out devices.
 type pool struct {
 	config Config
-	engine *Engine
-	form   form
+	// others are all pools of the node, this one too.
+	others *pools
+	ids    scheme
+	held   account
+	pick   chooser
 	// found is the last discovery, and looked is true once there was one.
 	found  Discovery
 	looked bool
@@ -50,8 +53,8 @@ type item struct {
 	replicas int
 }
 
-// form is how a pool forms its ids, chooses devices and knows who holds what.
-type form interface {
+// scheme is how a pool forms its ids and keeps which device an id is of.
+type scheme interface {
 	// arrange makes the pool's items. keep is true when that is not possible yet,
 	// because of the problem.
 	arrange(now time.Time) (problem error, keep bool)
@@ -63,55 +66,66 @@ type form interface {
 	isSaved(*item) bool
 	// early returns what the saved state describes.
 	early() []Unit
-
-	// ids returns the ids of an item, which are valid until the next call.
-	ids(*item) []string
+	// idsOf returns the ids of an item, which are valid until the next call.
+	idsOf(*item) []string
 	deviceOf(id string) (accel.DeviceID, bool)
-	// held reports whether a container holds the id or has just got it. certain
-	// reports whether that is known of all ids of the item.
-	held(id string) bool
-	certain(*item) bool
-	// free returns the ids of an item that new containers may get, nil for all that
-	// are not held.
-	free(*item) map[string]bool
-	// strays returns the ids that containers hold and that are of no item.
-	strays(listed map[string]bool) []Unit
-	// conflict returns which of the pool's own ids stand in the way of an item, as
-	// the item was another one when they were given out.
-	conflict(*item) string
 	// unchanged reports whether kubelet knows the units that are to be offered;
 	// reoffer makes it false the next time.
 	unchanged() bool
 	reoffer()
+	// known reports whether the ids that containers hold have their devices.
+	known() bool
+}
 
+// account is how a pool knows which of its ids containers hold.
+type account interface {
 	// take takes kubelet's list.
 	take(*View)
+	// isHeld reports whether a container holds the id or has just got it. certain
+	// reports whether that is known of all ids of the item.
+	isHeld(id string) bool
+	certain(*item) bool
+	// free returns the ids of an item that new containers may get, nil for all that
+	// are not held.
+	free(*item) map[string]bool
+	// strays returns the ids that containers hold and that are not listed.
+	strays(listed map[string]bool) []Unit
+	// conflict returns which of the pool's own ids stand in the way of an item, as
+	// the item was another one when they were given out.
+	conflict(*item) string
 	// claimed returns the chips that containers hold, false while that is not known.
 	claimed() (map[accel.DeviceID]bool, bool)
 	holders(chip accel.DeviceID) []PodKey
-	counts() (map[accel.DeviceID]int, bool)
+	usage() Usage
 	// idle reports whether it is certain that no container holds anything.
 	idle() bool
 	// ready returns why new pods cannot be served although nothing is wrong.
 	ready() error
-	known() bool
+}
 
+// chooser is how a pool chooses devices for a container.
+type chooser interface {
 	// late reports whether the pods are too old for a question of that size.
 	late(size accel.Units, pods []Pod) bool
 	prefer(*Question) (Preference, error)
+	// allocate changes nothing that counts before give.
 	allocate(ids []string, pods []Pod, again bool) (Allocation, error)
 	give(*Allocation, time.Time)
-
+	// memory is what a successor must know, for JSON; recall restores it.
 	memory() any
 	recall([]byte) error
+}
+
+func newPool(c Config, others *pools) *pool {
+	return &pool{
+		config: c, others: others, stored: c.State != nil, listed: map[accel.DeviceID]bool{}, index: map[accel.DeviceID]int{},
+		claims: claims{given: map[accel.DeviceID]time.Time{}},
+	}
 }
 
 // discover takes the outcome of a discovery.
 func (p *pool) discover(d Discovery) {
 	p.found, p.looked = d, true
-	if p.index == nil {
-		p.index = map[accel.DeviceID]int{}
-	}
 	for _, one := range d.Devices {
 		p.index[one.ID] = one.Index
 	}
@@ -119,13 +133,13 @@ func (p *pool) discover(d Discovery) {
 
 // owns reports whether an id is one of the pool's.
 func (p *pool) owns(id string) bool {
-	_, ok := p.form.deviceOf(id)
+	_, ok := p.ids.deviceOf(id)
 	return ok
 }
 
 // foreign reports whether an id is another pool's of the same resource.
 func (p *pool) foreign(id string) bool {
-	return slices.ContainsFunc(p.engine.pools, func(o *pool) bool {
+	return slices.ContainsFunc(*p.others, func(o *pool) bool {
 		return o != p && o.config.Resource == p.config.Resource && o.owns(id)
 	})
 }
@@ -140,7 +154,7 @@ func (p *pool) chosen(cards []sharing.Card) []sharing.Card {
 
 // claim lets the other pools know which chips are given out.
 func (p *pool) claim(grace time.Duration, now time.Time) {
-	if held, known := p.form.claimed(); known {
+	if held, known := p.held.claimed(); known {
 		p.claims.set(held, grace, now)
 	}
 }
@@ -158,7 +172,7 @@ func (p *pool) derive(now time.Time) Plan {
 	} else {
 		p.deriving = nil
 	}
-	problem, keep := p.form.arrange(now)
+	problem, keep := p.ids.arrange(now)
 	if problem != nil {
 		p.deriving = problem
 	}
@@ -187,9 +201,9 @@ func (p *pool) trouble() error {
 
 // persist returns what is to be saved, false when nothing has to be.
 func (p *pool) persist() (State, bool) {
-	s := p.form.persist()
+	s := p.ids.persist()
 	s.Vendor = p.config.Vendor
-	if p.config.Draining != "" && p.form.idle() {
+	if p.config.Draining != "" && p.held.idle() {
 		return s, false // the file is about to be removed
 	}
 	nothing := len(s.Ranges)+len(s.Cards)+len(s.Boards)+len(s.Held) == 0
@@ -203,14 +217,14 @@ func (p *pool) offer(w Written) Offer {
 	}
 	p.written = w
 	p.deriving = w.problem(p.deriving)
-	strays := p.form.strays(nil)
+	strays := p.held.strays(nil)
 	if len(p.items) == 0 && len(strays) == 0 && len(p.listed) == 0 && p.config.Draining == "" {
 		return Offer{Units: []Unit{}, Changed: p.early}
 	}
 	for _, it := range p.items {
 		p.listed[it.ID] = true
 	}
-	if p.form.unchanged() {
+	if p.ids.unchanged() {
 		return Offer{}
 	}
 	return Offer{Units: p.units(), Changed: true}
@@ -220,7 +234,7 @@ func (p *pool) offer(w Written) Offer {
 func (p *pool) settle(rejected error) Report {
 	if rejected != nil {
 		p.deriving = rejected
-		p.form.reoffer()
+		p.ids.reoffer()
 	}
 	r := Report{Before: p.problem, Now: p.deriving, Absent: p.absent()}
 	p.problem = p.deriving
@@ -241,14 +255,14 @@ func (p *pool) units() []Unit {
 	listed := map[string]bool{}
 	for i := range p.items {
 		it := &p.items[i]
-		usable, certain := p.unusable(it) == "", p.form.certain(it)
+		usable, certain := p.unusable(it) == "", p.held.certain(it)
 		var free map[string]bool
 		if usable {
-			free = p.form.free(it)
+			free = p.held.free(it)
 		}
-		for _, id := range p.form.ids(it) {
+		for _, id := range p.ids.idsOf(it) {
 			u := Unit{ID: id, NUMANodes: it.NUMANodes}
-			if certain && (!usable || free != nil && !free[id]) && !p.form.held(id) {
+			if certain && (!usable || free != nil && !free[id]) && !p.held.isHeld(id) {
 				if p.config.Draining != "" {
 					continue
 				}
@@ -260,7 +274,7 @@ func (p *pool) units() []Unit {
 			out = append(out, u)
 		}
 	}
-	return append(out, p.form.strays(listed)...)
+	return append(out, p.held.strays(listed)...)
 }
 
 // unusable returns why no new container gets something of the item, "" when it may.
@@ -271,16 +285,16 @@ func (p *pool) unusable(it *item) string {
 	if why := p.withheld(it); why != "" {
 		return why
 	}
-	if r, taken := p.engine.elsewhere(p, it.Chips...); taken {
+	if r, taken := p.others.elsewhere(p, it.Chips...); taken {
 		return givenOutAs(r)
 	}
-	return p.form.conflict(it)
+	return p.held.conflict(it)
 }
 
 // withheld returns what could not be written that new containers would need of the
 // item, "" when nothing is missing.
 func (p *pool) withheld(it *item) string {
-	if p.written.Unsaved != nil && !p.form.isSaved(it) {
+	if p.written.Unsaved != nil && !p.ids.isSaved(it) {
 		return p.written.Unsaved.Error()
 	}
 	for _, c := range it.Chips {
@@ -302,8 +316,8 @@ func (p *pool) health(it *item) accel.Health {
 // inventory is what the node publishes of the pool.
 func (p *pool) inventory() accel.Inventory {
 	out := accel.Inventory{Resource: p.config.Resource}
-	if m, ok := p.form.(*memory); ok {
-		out.Unit, out.Links, out.Several = m.unit.String(), p.found.Links, true
+	if r, ok := p.ids.(*ranges); ok {
+		out.Unit, out.Links, out.Several = r.unit.String(), p.found.Links, true
 	}
 	for i := range p.items {
 		it := &p.items[i]
@@ -373,7 +387,7 @@ func (p *pool) here(chip accel.DeviceID) bool {
 
 // status is how the pool is.
 func (p *pool) status() Status {
-	s := Status{Known: p.looked && p.form.known(), Absent: p.absent(), Idle: p.form.idle()}
+	s := Status{Known: p.looked && p.ids.known(), Absent: p.absent(), Idle: p.held.idle()}
 	s.Drained = s.Idle && p.config.Draining != ""
 	for _, d := range p.found.Devices {
 		if p.config.Chooses == nil || p.config.Chooses(sharing.Split([]accel.Device{d})[0]) {
@@ -386,15 +400,15 @@ func (p *pool) status() Status {
 		s.Problem = fmt.Errorf("%s: the devices were not looked for yet", p.config.Resource)
 	case p.problem != nil:
 		s.Problem = fmt.Errorf("%s: %w", p.config.Resource, p.problem)
-	case p.form.ready() != nil:
-		s.Problem = fmt.Errorf("%s: %w", p.config.Resource, p.form.ready())
+	case p.held.ready() != nil:
+		s.Problem = fmt.Errorf("%s: %w", p.config.Resource, p.held.ready())
 	}
 	return s
 }
 
 // absent reports whether the node has nothing that the pool could be made of.
 func (p *pool) absent() bool {
-	return p.looked && len(p.found.Faults) == 0 && len(p.items) == 0 && len(p.form.strays(nil)) == 0
+	return p.looked && len(p.found.Faults) == 0 && len(p.items) == 0 && len(p.held.strays(nil)) == 0
 }
 
 // admissible returns why a container that requests so many units is rejected
@@ -407,6 +421,28 @@ func (p *pool) admissible(size int) error {
 		return Reject(TooMany, "invalid request: maximum request size for shared resources is 1; found %d", size)
 	}
 	return nil
+}
+
+// share returns a device as it is, whoever holds it.
+func (p *pool) share(id accel.DeviceID) (accel.Share, bool) {
+	for i := range p.items {
+		if it := &p.items[i]; it.ID == id {
+			return accel.Share{Device: it.Device, Units: it.units}, true
+		}
+	}
+	return accel.Share{}, false
+}
+
+// byIndex returns the devices in the order of their indexes, in which containers
+// see them.
+func (p *pool) byIndex(devices []accel.DeviceID) []accel.DeviceID {
+	index := map[accel.DeviceID]int{}
+	for i := range p.items {
+		index[p.items[i].ID] = p.items[i].Index
+	}
+	out := slices.Clone(devices)
+	slices.SortStableFunc(out, func(a, b accel.DeviceID) int { return cmp.Compare(index[a], index[b]) })
+	return out
 }
 
 // givenOutAs is the reason of a device that is withdrawn.

@@ -40,24 +40,24 @@ type rememberedUnit struct {
 	At     time.Time      `json:"at"`
 }
 
-func (m *memory) memory() any {
-	out := memoryOfUnits{StrangerDevice: m.device, Inits: map[string]rememberedInits{}, Given: map[string]rememberedUnit{}}
-	for uid, s := range m.inits {
+func (c *byPlan) memory() any {
+	out := memoryOfUnits{StrangerDevice: c.device, Inits: map[string]rememberedInits{}, Given: map[string]rememberedUnit{}}
+	for uid, s := range c.held.inits {
 		out.Inits[uid] = rememberedInits{Request: s.request, Next: s.next, Devices: s.devices, Units: s.units, IDs: s.ids, At: s.at}
 	}
-	if q := m.asked; len(q.ids) > 0 {
+	if q := c.asked; len(q.ids) > 0 {
 		out.Asked = &rememberedQuestion{UID: q.uid, Stranger: q.unknown, Request: q.request, Container: q.container, Devices: q.devices, IDs: q.ids}
 	}
-	for key := range m.unknown {
+	for key := range c.unknown {
 		out.Strangers = append(out.Strangers, unknownHolder(key))
 	}
-	for id, one := range m.given {
+	for id, one := range c.held.given {
 		out.Given[id] = rememberedUnit{Device: one.device, At: one.at}
 	}
 	return out
 }
 
-func (m *memory) recall(data []byte) error {
+func (c *byPlan) recall(data []byte) error {
 	var before memoryOfUnits
 	if err := json.Unmarshal(data, &before); err != nil {
 		return err
@@ -69,18 +69,18 @@ func (m *memory) recall(data []byte) error {
 		if q.Stranger && len(q.Devices) == 0 {
 			return fmt.Errorf("a question that was answered without a device")
 		}
-		m.asked = question{uid: q.UID, unknown: q.Stranger, request: q.Request, container: q.Container, devices: q.Devices, ids: q.IDs}
+		c.asked = question{uid: q.UID, unknown: q.Stranger, request: q.Request, container: q.Container, devices: q.Devices, ids: q.IDs}
 	}
 	for uid, s := range before.Inits {
-		m.inits[uid] = initServed{request: s.Request, next: s.Next, devices: s.Devices, units: s.Units, ids: s.IDs, at: s.At}
+		c.held.inits[uid] = initServed{request: s.Request, next: s.Next, devices: s.Devices, units: s.Units, ids: s.IDs, at: s.At}
 	}
-	m.unknown, m.device = map[PodKey]bool{}, before.StrangerDevice
+	c.unknown, c.device = map[PodKey]bool{}, before.StrangerDevice
 	for _, holder := range before.Strangers {
-		m.unknown[initKey(holder)] = true
+		c.unknown[initKey(holder)] = true
 	}
 	for id, one := range before.Given {
-		m.given[id] = givenUnit{device: one.Device, at: one.At}
-		m.pool.claims.give(one.At, one.Device)
+		c.held.given[id] = givenUnit{device: one.Device, at: one.At}
+		c.pool.claims.give(one.At, one.Device)
 	}
 	return nil
 }
@@ -99,9 +99,9 @@ type rememberedSlot struct {
 	At      time.Time        `json:"at"`
 }
 
-func (s *slots) memory() any {
-	out := memoryOfSlots{Admitting: s.admitting, Preferred: s.preferred, Given: map[string]rememberedSlot{}}
-	for id, h := range s.holds {
+func (c *byPolicy) memory() any {
+	out := memoryOfSlots{Admitting: c.admitting, Preferred: c.preferred, Given: map[string]rememberedSlot{}}
+	for id, h := range c.held.holds {
 		if !h.seen {
 			out.Given[id] = rememberedSlot{Chips: h.chips, Inits: h.inits, Unasked: h.unasked, At: h.at}
 		}
@@ -109,15 +109,15 @@ func (s *slots) memory() any {
 	return out
 }
 
-func (s *slots) recall(data []byte) error {
+func (c *byPolicy) recall(data []byte) error {
 	var before memoryOfSlots
 	if err := json.Unmarshal(data, &before); err != nil {
 		return err
 	}
-	s.admitting, s.preferred = before.Admitting, before.Preferred
+	c.admitting, c.preferred = before.Admitting, before.Preferred
 	for id, one := range before.Given {
-		s.holds[id] = &slotHold{chips: one.Chips, inits: one.Inits, unasked: one.Unasked, at: one.At}
-		s.pool.claims.give(one.At, one.Chips...)
+		c.held.holds[id] = &slotHold{chips: one.Chips, inits: one.Inits, unasked: one.Unasked, at: one.At}
+		c.pool.claims.give(one.At, one.Chips...)
 	}
 	return nil
 }

@@ -255,6 +255,17 @@ type Report struct {
 	Absent bool
 }
 
+// Usage is what containers hold of a pool.
+type Usage struct {
+	// Known is false before kubelet was asked.
+	Known bool
+	// Devices counts the units held of each device.
+	Devices map[accel.DeviceID]int
+	// Slots are the slots that each pod holds, by kubelet's last list; nil for units
+	// of memory.
+	Slots map[PodKey][]string
+}
+
 // Status is how a pool is.
 type Status struct {
 	// Problem is why it is not offered as configured, nil when it is.

@@ -37,27 +37,42 @@ func (s *initServed) has(ids []string) bool {
 	return !slices.ContainsFunc(ids, func(id string) bool { _, ok := got[id]; return !ok })
 }
 
+// replaced reports whether kubelet has taken up another pod of the same name:
+// one that is shown as served holds less than it must.
+func (a *unitAccount) replaced(pod *Pod) bool {
+	if !a.holdings.active[pod.Key()] || !pod.Started && !pod.confirmed(a.pool.config.Resource) {
+		return false
+	}
+	listed := a.holdings.pods[pod.Key()]
+	for _, c := range pod.request(a.pool.config.Resource).Containers {
+		if c.Kind != accel.InitContainer && listed.containers[c.Name].units != c.Units {
+			return true
+		}
+	}
+	return false
+}
+
 // waiting returns those of pods that kubelet has not served in full, with what they
 // hold so far.
-func (m *memory) waiting(pods []Pod) []sharing.Waiting {
+func (a *unitAccount) waiting(pods []Pod) []sharing.Waiting {
 	var out []sharing.Waiting
 	for i := range pods {
-		if w, ok := m.waits(&pods[i]); ok {
+		if w, ok := a.waits(&pods[i]); ok {
 			out = append(out, w)
 		}
 	}
 	return out
 }
 
-func (m *memory) waits(pod *Pod) (sharing.Waiting, bool) {
-	request := pod.request(m.pool.config.Resource)
+func (a *unitAccount) waits(pod *Pod) (sharing.Waiting, bool) {
+	request := pod.request(a.pool.config.Resource)
 	if len(request.Containers) == 0 || pod.Started {
 		return sharing.Waiting{}, false
 	}
-	w := sharing.Waiting{Pod: pod.PodRef, Request: request, Admitting: m.holdings.active[pod.Key()], At: pod.Created}
-	s, begun := m.inits[pod.UID]
-	listed := m.holdings.pods[pod.Key()]
-	if planned, ok := pod.planned(m.pool.config.Resource); ok {
+	w := sharing.Waiting{Pod: pod.PodRef, Request: request, Admitting: a.holdings.active[pod.Key()], At: pod.Created}
+	s, begun := a.inits[pod.UID]
+	listed := a.holdings.pods[pod.Key()]
+	if planned, ok := pod.planned(a.pool.config.Resource); ok {
 		// A pod that kubelet is in the midst of may be confirmed already.
 		if pod.Planned.Confirmed && !begun && len(listed.containers) == 0 {
 			return w, false

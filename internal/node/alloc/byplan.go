@@ -13,9 +13,20 @@ import (
 	"github.com/divvy-gpu/divvy/internal/sharing"
 )
 
-// forgetInitsAfter is how long the record of a served init container is kept
-// for a pod that the API server does not show.
-const forgetInitsAfter = time.Minute
+// byPlan chooses the devices that were planned for the pod that kubelet asks for.
+type byPlan struct {
+	pool *pool
+	ids  *ranges
+	held *unitAccount
+
+	// asked is the last answer.
+	asked question
+	// unknown are the pods that kubelet lists and the API server does not know,
+	// such as static pods before their mirror, as of the last question; device is
+	// what the one that was served last got.
+	unknown map[PodKey]bool
+	device  accel.DeviceID
+}
 
 // question is the last answer to Prefer.
 type question struct {
@@ -29,44 +40,29 @@ type question struct {
 
 // late reports whether none of the pods can be behind a question for size units, or
 // kubelet has taken up another pod of the same name as one of them.
-func (m *memory) late(size accel.Units, pods []Pod) bool {
-	behind := slices.ContainsFunc(m.waiting(pods), func(w sharing.Waiting) bool {
+func (c *byPlan) late(size accel.Units, pods []Pod) bool {
+	behind := slices.ContainsFunc(c.held.waiting(pods), func(w sharing.Waiting) bool {
 		return w.Admitting && w.Request.Containers[w.Next].Units == size
 	})
-	return !behind || slices.ContainsFunc(pods, func(p Pod) bool { return m.replaced(&p) })
+	return !behind || slices.ContainsFunc(pods, func(p Pod) bool { return c.held.replaced(&p) })
 }
 
-// replaced reports whether kubelet has taken up another pod of the same name:
-// one that is shown as served holds less than it must.
-func (m *memory) replaced(pod *Pod) bool {
-	if !m.holdings.active[pod.Key()] || !pod.Started && !pod.confirmed(m.pool.config.Resource) {
-		return false
-	}
-	listed := m.holdings.pods[pod.Key()]
-	for _, c := range pod.request(m.pool.config.Resource).Containers {
-		if c.Kind != accel.InitContainer && listed.containers[c.Name].units != c.Units {
-			return true
-		}
-	}
-	return false
-}
-
-func (m *memory) prefer(q *Question) (Preference, error) {
-	reused, err := m.partsOf(q.Must)
+func (c *byPlan) prefer(q *Question) (Preference, error) {
+	reused, err := c.partsOf(q.Must)
 	if err != nil {
 		return Preference{}, err
 	}
-	free := m.freeUnits(q)
-	waiting := m.waiting(q.Pods)
-	if d := m.unknownsDevice(q.Pods); d != "" && len(reused) == 0 && !slices.ContainsFunc(waiting, func(w sharing.Waiting) bool { return w.Admitting }) {
+	free := c.freeUnits(q)
+	waiting := c.held.waiting(q.Pods)
+	if d := c.unknownsDevice(q.Pods); d != "" && len(reused) == 0 && !slices.ContainsFunc(waiting, func(w sharing.Waiting) bool { return w.Admitting }) {
 		reused = []sharing.Part{{Device: d}}
 	}
 	// One that was deleted without a grace period is on its way in kubelet while
 	// the API server has forgotten it. Another must not be taken for it.
 	for i := range waiting {
-		waiting[i].Later = len(m.unknown) > 0 && !waiting[i].Admitting
+		waiting[i].Later = len(c.unknown) > 0 && !waiting[i].Admitting
 	}
-	choice, err := sharing.Choose(accel.Units(q.Size), reused, m.node(free), waiting)
+	choice, err := sharing.Choose(accel.Units(q.Size), reused, c.node(free), waiting)
 	if err != nil {
 		return Preference{}, err
 	}
@@ -82,28 +78,28 @@ func (m *memory) prefer(q *Question) (Preference, error) {
 		return Preference{}, fmt.Errorf("kubelet asks for %d units with %d among them: %w", q.Size, len(q.Must), sharing.ErrNoRoom)
 	}
 	slices.Sort(out.Devices)
-	m.asked = question{devices: out.Devices, ids: out.IDs, unknown: choice.Pod < 0}
+	c.asked = question{devices: out.Devices, ids: out.IDs, unknown: choice.Pod < 0}
 	if choice.Pod >= 0 {
 		w := waiting[choice.Pod]
-		m.asked.uid, m.asked.request, m.asked.container = w.Pod.UID, w.Request, w.Next
+		c.asked.uid, c.asked.request, c.asked.container = w.Pod.UID, w.Request, w.Next
 		out.Pod, out.Planned = w.Pod, w.Granted
 	}
 	return out, nil
 }
 
 // node is the pool's devices as a placement sees them, with the units that are free.
-func (m *memory) node(free map[accel.DeviceID][]string) place.Node {
+func (c *byPlan) node(free map[accel.DeviceID][]string) place.Node {
 	node := place.Node{CPU: place.Unlimited, Memory: place.Unlimited}
-	devices := make([]accel.DeviceID, 0, len(m.pool.items))
-	for i := range m.pool.items {
-		it := &m.pool.items[i]
+	devices := make([]accel.DeviceID, 0, len(c.pool.items))
+	for i := range c.pool.items {
+		it := &c.pool.items[i]
 		devices = append(devices, it.ID)
 		node.Slots = append(node.Slots, place.Slot{
 			ID: it.ID, Index: it.Index, Model: it.Model, Total: it.units, Free: accel.Units(len(free[it.ID])),
-			Unhealthy: m.pool.unusable(it) != "",
+			Unhealthy: c.pool.unusable(it) != "",
 		})
 	}
-	if links := m.pool.found.Links; len(links) > 0 {
+	if links := c.pool.found.Links; len(links) > 0 {
 		node.Graph = place.NewGraph(devices, links)
 	}
 	return node
@@ -112,14 +108,14 @@ func (m *memory) node(free map[accel.DeviceID][]string) place.Node {
 // freeUnits groups the ids that kubelet offers by device, lowest first: without
 // those that kubelet itself lists as held, as it may have forgotten them, those
 // that it keeps for plain init containers, and those that must be in the answer.
-func (m *memory) freeUnits(q *Question) map[accel.DeviceID][]string {
+func (c *byPlan) freeUnits(q *Question) map[accel.DeviceID][]string {
 	skip := make(map[string]struct{}, len(q.Must))
 	for _, id := range q.Must {
 		skip[id] = struct{}{}
 	}
 	for i := range q.Pods {
 		pod := &q.Pods[i]
-		if s, ok := m.inits[pod.UID]; ok && !pod.Ended && m.holdings.active[pod.Key()] {
+		if s, ok := c.held.inits[pod.UID]; ok && !pod.Ended && c.held.holdings.active[pod.Key()] {
 			for _, ids := range s.ids {
 				for _, id := range ids {
 					skip[id] = struct{}{}
@@ -129,13 +125,13 @@ func (m *memory) freeUnits(q *Question) map[accel.DeviceID][]string {
 	}
 	free := map[accel.DeviceID][]string{}
 	for _, id := range q.Available {
-		if _, inUse := m.holdings.ids[id]; inUse {
+		if _, inUse := c.held.holdings.ids[id]; inUse {
 			continue
 		}
 		if _, kept := skip[id]; kept {
 			continue
 		}
-		if d, ok := m.layout.Device(id); ok {
+		if d, ok := c.ids.layout.Device(id); ok {
 			free[d] = append(free[d], id)
 		}
 	}
@@ -147,10 +143,10 @@ func (m *memory) freeUnits(q *Question) map[accel.DeviceID][]string {
 
 // partsOf returns the devices that ids name, in the order of their first ones,
 // with how many name each.
-func (m *memory) partsOf(ids []string) ([]sharing.Part, error) {
+func (c *byPlan) partsOf(ids []string) ([]sharing.Part, error) {
 	var parts []sharing.Part
 	for _, id := range ids {
-		d, ok := m.layout.Device(id)
+		d, ok := c.ids.layout.Device(id)
 		if !ok {
 			return nil, Reject(UnknownID, "unit id %q belongs to no device of this node", id)
 		}
@@ -169,49 +165,49 @@ func (m *memory) partsOf(ids []string) ([]sharing.Part, error) {
 // up one pod, admits it, and takes up the next: with a pod that was not there
 // at the last question, this is the first question for it or another new one;
 // without, it is for the one that was served last.
-func (m *memory) unknownsDevice(pods []Pod) accel.DeviceID {
-	unknown := maps.Clone(m.holdings.active)
+func (c *byPlan) unknownsDevice(pods []Pod) accel.DeviceID {
+	unknown := maps.Clone(c.held.holdings.active)
 	for i := range pods {
 		delete(unknown, pods[i].Key())
 	}
 	holds := false
 	for key := range unknown {
-		if !m.unknown[key] {
-			m.device = ""
+		if !c.unknown[key] {
+			c.device = ""
 		}
-		holds = holds || slices.Equal(m.holdings.pods[key].devices, []accel.DeviceID{m.device})
+		holds = holds || slices.Equal(c.held.holdings.pods[key].devices, []accel.DeviceID{c.device})
 	}
-	m.unknown = unknown
+	c.unknown = unknown
 	if !holds {
 		return ""
 	}
-	return m.device
+	return c.device
 }
 
 // allocate takes the devices from the ids, on which kubelet has settled.
-func (m *memory) allocate(ids []string, pods []Pod, _ bool) (Allocation, error) {
-	q, err := m.questionOf(ids, pods)
+func (c *byPlan) allocate(ids []string, pods []Pod, _ bool) (Allocation, error) {
+	q, err := c.questionOf(ids, pods)
 	if err != nil {
 		return Allocation{}, err
 	}
 	for _, d := range q.devices {
-		if r, taken := m.pool.engine.elsewhere(m.pool, d); taken && !m.pool.claims.has(d) {
+		if r, taken := c.pool.others.elsewhere(c.pool, d); taken && !c.pool.claims.has(d) {
 			return Allocation{}, Reject(Held, "device %s is %s", d, givenOutAs(r))
 		}
 	}
-	return Allocation{IDs: ids, Devices: m.byIndex(q.devices), asked: q}, nil
+	return Allocation{IDs: ids, Devices: c.pool.byIndex(q.devices), asked: q}, nil
 }
 
 // questionOf returns what kubelet asked that has settled on these ids, with all
 // devices of the pod: a container of a pod on several devices gets all of them,
 // also where its units happen to be of some.
-func (m *memory) questionOf(ids []string, pods []Pod) (question, error) {
-	parts, err := m.partsOf(ids)
+func (c *byPlan) questionOf(ids []string, pods []Pod) (question, error) {
+	parts, err := c.partsOf(ids)
 	if err != nil {
 		return question{}, err
 	}
-	if sameIDs(m.asked.ids, ids) {
-		return m.asked, nil
+	if sameIDs(c.asked.ids, ids) {
+		return c.asked, nil
 	}
 	size := accel.Units(len(ids))
 	var devices []accel.DeviceID
@@ -219,7 +215,7 @@ func (m *memory) questionOf(ids []string, pods []Pod) (question, error) {
 		devices = union(devices, []accel.DeviceID{part.Device})
 	}
 	// Kubelet reuses units of an earlier init container and did not ask.
-	for uid, s := range m.inits {
+	for uid, s := range c.held.inits {
 		if s.next < len(s.request.Containers) && s.request.Containers[s.next].Units == size &&
 			within(s.devices, devices) && (len(s.devices) == 1 || s.has(ids)) {
 			return question{uid: uid, request: s.request, container: s.next, devices: s.devices, ids: ids}, nil
@@ -230,8 +226,8 @@ func (m *memory) questionOf(ids []string, pods []Pod) (question, error) {
 	}
 	// Kubelet took all that was left and did not ask, or reuses units of which this
 	// program has forgotten.
-	if m.holdings != nil {
-		for _, w := range m.waiting(pods) {
+	if c.held.holdings != nil {
+		for _, w := range c.held.waiting(pods) {
 			if !w.Admitting || w.Request.Containers[w.Next].Units != size {
 				continue
 			}
@@ -241,6 +237,41 @@ func (m *memory) questionOf(ids []string, pods []Pod) (question, error) {
 		}
 	}
 	return question{}, Reject(UnknownID, "kubelet chose units of the devices %s for one container, and no pod that it may be of was granted these together", join(devices))
+}
+
+// give notes that a container got units, and that a plain init container was
+// served, which kubelet does not list.
+func (c *byPlan) give(a *Allocation, now time.Time) {
+	byDevice := map[accel.DeviceID][]string{}
+	for _, id := range a.IDs {
+		d, _ := c.ids.layout.Device(id)
+		byDevice[d] = append(byDevice[d], id)
+		c.held.given[id] = givenUnit{device: d, at: now}
+	}
+	q := a.asked
+	c.asked = question{}
+	if q.unknown {
+		c.device = q.devices[0]
+	}
+	if q.uid == "" || q.request.Containers[q.container].Kind != accel.InitContainer {
+		return
+	}
+	before := c.held.inits[q.uid]
+	all := maps.Clone(before.ids)
+	if all == nil {
+		all = map[accel.DeviceID][]string{}
+	}
+	for d, ids := range byDevice {
+		all[d] = slices.Concat(all[d], ids)
+	}
+	c.held.inits[q.uid] = initServed{
+		request: q.request,
+		next:    q.container + 1,
+		devices: q.devices,
+		units:   max(before.units, accel.Units(len(a.IDs))),
+		ids:     all,
+		at:      now,
+	}
 }
 
 // together returns all devices of a pod that waits, and whether units of these
@@ -263,115 +294,4 @@ func join(devices []accel.DeviceID) string {
 		names[i] = string(d)
 	}
 	return strings.Join(names, ", ")
-}
-
-// give notes that a container got units, and that a plain init container was
-// served, which kubelet does not list.
-func (m *memory) give(a *Allocation, now time.Time) {
-	byDevice := map[accel.DeviceID][]string{}
-	for _, id := range a.IDs {
-		d, _ := m.layout.Device(id)
-		byDevice[d] = append(byDevice[d], id)
-		m.given[id] = givenUnit{device: d, at: now}
-	}
-	q := a.asked
-	m.asked = question{}
-	if q.unknown {
-		m.device = q.devices[0]
-	}
-	if q.uid == "" || q.request.Containers[q.container].Kind != accel.InitContainer {
-		return
-	}
-	before := m.inits[q.uid]
-	all := maps.Clone(before.ids)
-	if all == nil {
-		all = map[accel.DeviceID][]string{}
-	}
-	for d, ids := range byDevice {
-		all[d] = slices.Concat(all[d], ids)
-	}
-	m.inits[q.uid] = initServed{
-		request: q.request,
-		next:    q.container + 1,
-		devices: q.devices,
-		units:   max(before.units, accel.Units(len(a.IDs))),
-		ids:     all,
-		at:      now,
-	}
-}
-
-// Facts are what is certain of the pods' memory.
-type Facts struct {
-	Pods []Fact
-	// Mixed are pods that hold units of devices that do not serve them together.
-	Mixed []Mixed
-	// Foreign are ids that containers hold and that belong to no device.
-	Foreign []string
-}
-
-// Fact is a pod and the devices that it holds units of, in the order of their
-// indexes, the same part of each.
-type Fact struct {
-	// Pod is the position in the pods that Facts was asked for.
-	Pod     int
-	Devices []accel.Share
-}
-
-// Mixed is a pod that holds units of devices that do not serve it together.
-type Mixed struct {
-	Pod        PodKey
-	Devices    []accel.DeviceID
-	Containers int
-}
-
-func (m *memory) facts(shown, pods []Pod, now time.Time) Facts {
-	m.forgetInits(pods, now)
-	if m.holdings == nil {
-		return Facts{}
-	}
-	resource := m.pool.config.Resource
-	out := Facts{Foreign: m.holdings.foreign}
-	for i := range shown {
-		pod := &shown[i]
-		request := pod.request(resource)
-		if pod.Ended || len(request.Containers) == 0 {
-			continue
-		}
-		listed := m.holdings.pods[pod.Key()]
-		devices := union(m.inits[pod.UID].devices, listed.devices)
-		if planned, ok := pod.planned(resource); ok && len(planned) > 1 {
-			request.Devices = len(planned)
-			// What containers reuse of an init container's units may be of some of
-			// the devices alone.
-			if len(devices) > 0 && within(planned, devices) {
-				devices = planned
-			}
-		}
-		if n := len(devices); listed.odd || n > 1 && (n != request.Devices || request.Peak()%accel.Units(n) != 0) {
-			out.Mixed = append(out.Mixed, Mixed{Pod: pod.Key(), Devices: devices, Containers: len(listed.containers)})
-			continue
-		}
-		f := Fact{Pod: i}
-		for _, d := range m.byIndex(devices) {
-			if share, known := m.share(d); known {
-				f.Devices = append(f.Devices, share)
-			}
-		}
-		if len(f.Devices) > 0 && len(f.Devices) == len(devices) {
-			out.Pods = append(out.Pods, f)
-		}
-	}
-	return out
-}
-
-// forgetInits drops records of pods that are gone.
-func (m *memory) forgetInits(pods []Pod, now time.Time) {
-	alive := map[string]bool{}
-	for i := range pods {
-		alive[pods[i].UID] = !pods[i].Ended
-	}
-	maps.DeleteFunc(m.inits, func(uid string, s initServed) bool {
-		active, listed := alive[uid]
-		return listed && !active || !listed && now.Sub(s.at) > forgetInitsAfter
-	})
 }
