@@ -156,13 +156,14 @@ func (r *records) askFreshIfPossible(ctx context.Context, grace time.Duration) e
 	return r.ask(ctx, grace)
 }
 
-// answer calls prefer until it answers otherwise than that too little is free, at most
-// three times, and each time with a better way to ask: kubelet may know that a pod is
+// answer calls prefer until it answers otherwise than that too little is free or too
+// little is known, at most three times, and each time with a better way to ask: kubelet may know that a pod is
 // gone before the watch shows it, and may not have kept what was given out last. The
 // caller holds turn.
 func (r *records) answer(ctx context.Context, vendor string, prefer func(askKubelet) (alloc.Preference, error)) (alloc.Preference, error) {
 	answer, err := prefer(r.ask)
-	for i := 0; i < 2 && err != nil && alloc.ReasonOf(err) == alloc.NoRoom && (i == 0 || r.settle(ctx, vendor)); i++ {
+	doubtful := func() bool { return alloc.InDoubt(err) || err != nil && alloc.ReasonOf(err) == alloc.NoRoom }
+	for i := 0; i < 2 && doubtful() && (i == 0 || r.settle(ctx, vendor)); i++ {
 		again, errAgain := prefer(r.askFreshIfPossible)
 		if errAgain != nil && ctx.Err() != nil {
 			break // the time is up, and what was found before stands

@@ -190,8 +190,11 @@ func (c *byPlan) allocate(ids []string, pods []Pod, _ bool) (Allocation, error) 
 	if err != nil {
 		return Allocation{}, err
 	}
+	if r, unknown := c.pool.others.unknown(c.pool); unknown {
+		return Allocation{}, unknownf(r)
+	}
 	for _, d := range q.devices {
-		if r, taken := c.pool.others.elsewhere(c.pool, d); taken && !c.pool.claims.has(d) {
+		if r, taken := c.pool.others.elsewhere(c.pool, d); taken && !c.held.has(d) {
 			return Allocation{}, Reject(Held, "device %s is %s", d, givenOutAs(r))
 		}
 	}
@@ -250,6 +253,7 @@ func (c *byPlan) give(a *Allocation, now time.Time) {
 	}
 	q := a.asked
 	c.asked = question{}
+	c.held.moved(a.IDs, q.uid)
 	if q.unknown {
 		c.device = q.devices[0]
 	}

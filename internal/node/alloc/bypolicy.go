@@ -130,7 +130,7 @@ func (c *byPolicy) allocate(ids []string, pods []Pod, again bool) (Allocation, e
 // and sorts ids in that order. The rejection is in doubt when they may be held.
 func (c *byPolicy) check(ids []string) ([]item, error) {
 	if r, unknown := c.pool.others.unknown(c.pool); unknown {
-		return nil, conflictf("it is not known yet which devices containers hold as %s", r)
+		return nil, unknownf(r)
 	}
 	known := map[string]bool{}
 	var cards []item

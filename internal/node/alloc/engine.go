@@ -150,7 +150,7 @@ func (e *Engine) Prefer(id ID, q Question) (Preference, error) {
 		return Preference{}, err
 	}
 	if r, unknown := e.pools.unknown(p); unknown {
-		return Preference{}, fmt.Errorf("it is not known yet which devices containers hold as %s", r)
+		return Preference{}, unknownf(r)
 	}
 	return p.pick.prefer(&q)
 }

@@ -257,12 +257,14 @@ func (rs *ranges) switchUnit() error {
 	if len(rs.held.given) > 0 {
 		return fmt.Errorf("memoryUnit is to change from %s to %s; units of the old size were given out just now", rs.unit, rs.wanted)
 	}
-	if len(rs.held.holdings.ids) > 0 {
+	if !rs.held.idle() {
 		var names []string
 		for key := range rs.held.holdings.pods {
 			names = append(names, key.Namespace+"/"+key.Name)
 		}
-		slices.Sort(names)
+		if slices.Sort(names); len(names) == 0 {
+			names = []string{"some whose init containers were served"}
+		}
 		return fmt.Errorf("memoryUnit stays %s until the pods that hold such units are gone, then becomes %s: %s", rs.unit, rs.wanted, strings.Join(names, ", "))
 	}
 	rs.unit, rs.layout = rs.wanted, &sharing.Layout{}

@@ -89,7 +89,7 @@ func (c *byPlan) recall(data []byte) error {
 type memoryOfSlots struct {
 	Admitting []string                  `json:"admitting,omitempty"`
 	Preferred []string                  `json:"preferred,omitempty"`
-	Given     map[string]rememberedSlot `json:"given,omitempty"` // by id, those that kubelet has not listed
+	Given     map[string]rememberedSlot `json:"given,omitempty"` // by id, those that kubelet has not listed or the state file has not
 }
 
 type rememberedSlot struct {
@@ -101,8 +101,12 @@ type rememberedSlot struct {
 
 func (c *byPolicy) memory() any {
 	out := memoryOfSlots{Admitting: c.admitting, Preferred: c.preferred, Given: map[string]rememberedSlot{}}
+	saved := map[string]bool{} // what could not be written has to be told
+	for _, h := range c.ids.stored.Held {
+		saved[h.ID] = true
+	}
 	for id, h := range c.held.holds {
-		if !h.seen {
+		if !h.seen || !saved[id] {
 			out.Given[id] = rememberedSlot{Chips: h.chips, Inits: h.inits, Unasked: h.unasked, At: h.at}
 		}
 	}

@@ -16,6 +16,8 @@ type unitAccount struct {
 	// list is the last view, and holdings what follows from it, nil before that.
 	list     *View
 	holdings *holdings
+	// sure is true once kubelet has listed all pods that run.
+	sure bool
 	// given are the units that containers got and that kubelet has not listed
 	// since. Kubelet may not have recorded them yet, and panics when a unit that it
 	// was just given is not on its list any more. Or it has started in between and
@@ -70,8 +72,22 @@ func (a *unitAccount) conflict(*item) string { return "" }
 
 func (a *unitAccount) ready() error { return nil }
 
+// has reports whether it is certain that a container holds units of the device.
+func (a *unitAccount) has(d accel.DeviceID) bool {
+	if a.holdings != nil && a.holdings.perDevice[d] > 0 || a.initDevices()[d] {
+		return true
+	}
+	for _, one := range a.given {
+		if one.device == d {
+			return true
+		}
+	}
+	return false
+}
+
 // heldOf counts the units that containers hold of a device. Before kubelet was
-// asked, every device counts as held.
+// asked, every device counts as held, and later one of which plain init containers
+// may have units.
 func (a *unitAccount) heldOf(d accel.DeviceID) int {
 	if a.holdings == nil || a.holdings.partial {
 		return 1
@@ -81,6 +97,9 @@ func (a *unitAccount) heldOf(d accel.DeviceID) int {
 		if one.device == d {
 			n++
 		}
+	}
+	if n == 0 && a.keptInits(d) {
+		return 1
 	}
 	return n
 }
@@ -111,7 +130,14 @@ func (a *unitAccount) claimed() (map[accel.DeviceID]bool, bool) {
 	for _, d := range a.list.Ending[a.pool.config.Resource] {
 		held[d] = true
 	}
-	return held, true
+	if a.holdings.partial {
+		// Nothing is taken for free while a pod that runs is not listed.
+		for d := range a.pool.claims.held {
+			held[d] = true
+		}
+	}
+	a.sure = a.sure || !a.holdings.partial
+	return held, a.sure
 }
 
 func (a *unitAccount) holders(chip accel.DeviceID) []PodKey {

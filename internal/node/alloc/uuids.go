@@ -31,7 +31,7 @@ func newSlots(p *pool) {
 	if saved == nil {
 		return
 	}
-	ids.boards, ids.stored, ids.held.sure = sharing.NewBoards(saved.Boards), *saved, true
+	ids.boards, ids.stored, ids.held.sure = sharing.NewBoards(saved.Boards), *saved, !saved.Partial
 	for _, c := range saved.Cards {
 		ids.remembered[c.ID] = c
 	}
@@ -42,11 +42,11 @@ func newSlots(p *pool) {
 			held[c] = true
 		}
 	}
-	p.claims.known, p.claims.held = true, held
+	p.claims.known, p.claims.held = ids.held.sure, held
 }
 
 func (u *uuids) persist() State {
-	next := State{Boards: u.boards.Known()}
+	next := State{Boards: u.boards.Known(), Partial: !u.held.sure}
 	for _, c := range u.remembered {
 		next.Cards = append(next.Cards, c)
 	}

@@ -326,8 +326,8 @@ func ReasonOf(err error) Reason {
 	return Other
 }
 
-// InDoubt reports whether a rejection may be wrong because only kubelet knows what
-// was given back since its last list.
+// InDoubt reports whether a rejection may be wrong: only kubelet knows what was given
+// back since its last list, and the API server which pods run.
 func InDoubt(err error) bool {
 	var conflict *conflict
 	return errors.As(err, &conflict)
@@ -338,6 +338,12 @@ type conflict struct{ error }
 
 func conflictf(format string, args ...any) error {
 	return &Rejection{&conflict{fmt.Errorf(format, args...)}, Held}
+}
+
+// unknownf is the rejection while it is not known what containers hold of another
+// pool.
+func unknownf(r accel.Resource) error {
+	return conflictf("it is not known yet which devices containers hold as %s", r)
 }
 
 // ErrNotAsked is why nothing is known yet of what containers hold.
@@ -356,8 +362,10 @@ type State struct {
 	Cards []StoredCard `json:"cards,omitempty"`
 	// Boards are what sharing.Boards.Known returned.
 	Boards []sharing.Board `json:"boards,omitempty"`
-	// Held are the slots that containers hold.
-	Held []HeldSlot `json:"held,omitempty"`
+	// Held are the slots that containers hold, and Partial is true while there may be
+	// others: kubelet was not asked since an earlier state was lost.
+	Held    []HeldSlot `json:"held,omitempty"`
+	Partial bool       `json:"partial,omitempty"`
 }
 
 // Check returns why a state that comes from outside cannot be used.

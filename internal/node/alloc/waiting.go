@@ -52,6 +52,26 @@ func (a *unitAccount) replaced(pod *Pod) bool {
 	return false
 }
 
+// moved takes units out of the records of other pods than the one that they were
+// given to: kubelet gives no unit away that a pod has.
+func (a *unitAccount) moved(ids []string, uid string) {
+	given := make(map[string]struct{}, len(ids))
+	for _, id := range ids {
+		given[id] = struct{}{}
+	}
+	for other, s := range a.inits {
+		if other == uid {
+			continue
+		}
+		left := map[accel.DeviceID][]string{}
+		for d, some := range s.ids {
+			left[d] = slices.DeleteFunc(slices.Clone(some), func(id string) bool { _, gone := given[id]; return gone })
+		}
+		s.ids = left
+		a.inits[other] = s
+	}
+}
+
 // waiting returns those of pods that kubelet has not served in full, with what they
 // hold so far.
 func (a *unitAccount) waiting(pods []Pod) []sharing.Waiting {
