@@ -194,7 +194,7 @@ func (c *byPlan) allocate(ids []string, pods []Pod, _ bool) (Allocation, error) 
 		return Allocation{}, unknownf(r)
 	}
 	for _, d := range q.devices {
-		if r, taken := c.pool.others.elsewhere(c.pool, d); taken && !c.held.has(d) {
+		if r, taken := c.pool.others.elsewhere(c.pool, d); taken && !c.held.has(d, q.uid) {
 			return Allocation{}, Reject(Held, "device %s is %s", d, givenOutAs(r))
 		}
 	}

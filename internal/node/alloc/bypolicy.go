@@ -69,9 +69,11 @@ func (c *byPolicy) noteAdmitting(pods []Pod) {
 		if !c.held.active[pod.Key()] || pod.Started {
 			continue
 		}
-		request := pod.request(c.pool.config.Resource)
-		waits = waits || accel.Units(len(c.held.listings[pod.Key()])) < request.Peak()
-		if c.held.unserved(pod) {
+		if !c.held.pending(pod) {
+			continue
+		}
+		waits = true
+		if hasInits(pod.request(c.pool.config.Resource)) {
 			c.admitting = append(c.admitting, initHolder(pod))
 		}
 	}
@@ -192,6 +194,6 @@ func (c *byPolicy) give(a *Allocation, now time.Time) {
 	}
 	for _, id := range a.IDs {
 		slot, _ := sharing.ParseSlotID(id) // it is one of the pool's
-		c.held.holds[id] = &slotHold{chips: chips[slot.Device], inits: c.admitting, unasked: a.unasked, at: now}
+		c.held.holds[id] = &slotHold{chips: chips[slot.Device], inits: c.admitting, unasked: a.unasked, guessed: !c.asked && !a.unasked, at: now}
 	}
 }

@@ -105,12 +105,15 @@ type modelPod struct {
 	// active is true while kubelet counts it; hidden while kubelet does not list it,
 	// as it has started and not looked at the pod yet.
 	active, hidden bool
-	pool           ID
-	next           int
-	reusable       []string
-	held           map[string][]string // by container
-	uses           []modelUse
-	// unasked is true when kubelet chose units of one of several devices by itself.
+	// taken is true once the engine has had a list since the last container was
+	// served: that takes less time than a container takes to start.
+	taken    bool
+	pool     ID
+	next     int
+	reusable []string
+	held     map[string][]string // by container
+	uses     []modelUse
+	// unasked is true when kubelet chose units by itself, perhaps of several devices.
 	unasked bool
 }
 
@@ -387,6 +390,9 @@ func (m *model) take(fresh bool, grace time.Duration) {
 		v.Pods, v.Complete = m.api(), true
 	}
 	m.engine.Take(v)
+	for _, p := range m.pods {
+		p.taken = true
+	}
 }
 
 // turn is a turn of the daemon's loop.
@@ -400,6 +406,7 @@ func (m *model) turn() {
 		if m.engine.Status(p.config.ID).Drained {
 			delete(m.disk, p.config.ID)
 		}
+		m.recovering = m.recovering || p.config.ID == m.forgotten && !m.engine.Status(p.config.ID).Known
 	}
 }
 
@@ -539,7 +546,7 @@ func (m *model) unhide() {
 // begin makes containers of a pod run.
 func (m *model) begin() {
 	for _, p := range m.pods {
-		if p.active && p.next == len(p.Requests[0].Containers) && !p.Started {
+		if p.active && p.taken && p.next == len(p.Requests[0].Containers) && !p.Started {
 			p.Started = true
 			m.note("pod %s runs", p.Name)
 			return
@@ -702,7 +709,7 @@ func (m *model) admit(p *modelPod, c accel.ContainerRequest) error {
 			m.rng.Shuffle(len(available), func(i, j int) { available[i], available[j] = available[j], available[i] })
 			ids = append(ids, available[:size-len(ids)]...)
 			m.tally["chosen by kubelet"]++
-			p.unasked = p.Planned != nil && len(p.Planned.More) > 0
+			p.unasked = p.pool.Kind == Memory
 		} else {
 			chosen, err := m.prefer(p.pool, append(available, ids...), ids, size)
 			if err != nil {
@@ -728,6 +735,9 @@ func (m *model) admit(p *modelPod, c accel.ContainerRequest) error {
 		_ = m.save(p.pool, s, wanted)
 	}
 	m.note("pod %s container %s gets %v on %v", p.Name, c.Name, ids, a.Devices)
+	if p.taken = false; a.unasked {
+		m.recovering = true // it is saved which pod it may be once there was a list
+	}
 	m.use(p, c, ids, a.Devices)
 	return nil
 }

@@ -3,7 +3,6 @@ package alloc
 import (
 	"cmp"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -37,6 +36,10 @@ type slotHold struct {
 	// unasked is true when it is not known which pod it was given to: kubelet
 	// chose it without asking.
 	unasked bool
+	// guessed is true when it was taken for one that a container reuses of an init
+	// container of inits. Kubelet may have given it to another pod, if theirs have
+	// ended: its next list tells.
+	guessed bool
 	// at is when it was given out by this process.
 	at time.Time
 	// seen is true once kubelet listed it.
@@ -147,14 +150,16 @@ func (a *slotAccount) take(v *View) {
 	a.listings, a.served, a.active, a.complete = listings, served, active, complete
 	a.attribute(v.Pods, named)
 	meant := true
+	holds := func(pod string) bool {
+		key := initKey(pod)
+		return holders[pod] || active[key] && !named[key] // the API server is late
+	}
 	for id, h := range a.holds {
 		_, seen := listed[id]
 		switch {
 		case seen, !complete, !h.seen && v.Now.Sub(h.at) < v.Grace:
-		case slices.ContainsFunc(h.inits, func(pod string) bool {
-			key := initKey(pod)
-			return holders[pod] || active[key] && !named[key] // the API server is late
-		}):
+		case slices.ContainsFunc(h.inits, holds):
+			h.inits = slices.DeleteFunc(slices.Clone(h.inits), func(pod string) bool { return !holds(pod) })
 		default:
 			delete(a.holds, id)
 			continue
@@ -185,7 +190,7 @@ func (a *slotAccount) note(listed map[string]PodKey) {
 		}
 		// Kubelet reuses what an init container has in its own pod only.
 		h.inits = slices.DeleteFunc(slices.Clone(h.inits), func(holder string) bool { return initKey(holder) != key })
-		h.seen, h.unasked = true, false
+		h.seen, h.unasked, h.guessed = true, false, false
 	}
 }
 
@@ -200,12 +205,20 @@ func (a *slotAccount) claimed() (map[accel.DeviceID]bool, bool) {
 }
 
 // attribute finds the pods of slots that kubelet chose by itself and does not
-// list: those of plain init containers.
+// list: those of plain init containers. The pod is among those that kubelet has in
+// the first list after that; what is known later only takes pods away.
 func (a *slotAccount) attribute(pods []Pod, named map[PodKey]bool) {
-	if !slices.ContainsFunc(slices.Collect(maps.Values(a.holds)), func(h *slotHold) bool { return h.unasked }) {
+	var open []*slotHold
+	for _, h := range a.holds {
+		switch sure := len(h.inits) == 1 && a.active[initKey(h.inits[0])]; {
+		case h.guessed && !sure, h.unasked && len(h.inits) == 0:
+			open = append(open, h)
+		}
+	}
+	if len(open) == 0 {
 		return
 	}
-	var waiting, running, unknown []string
+	var admitted, running []string
 	for i := range pods {
 		pod := &pods[i]
 		request := pod.request(a.pool.config.Resource)
@@ -214,25 +227,22 @@ func (a *slotAccount) attribute(pods []Pod, named map[PodKey]bool) {
 		case pod.Started:
 			running = append(running, initHolder(pod))
 		default:
-			waiting = append(waiting, initHolder(pod))
+			admitted = append(admitted, initHolder(pod))
 		}
 	}
 	for key := range a.active {
 		if !named[key] {
-			unknown = append(unknown, unknownHolder(key))
+			admitted = append(admitted, unknownHolder(key))
 		}
 	}
-	var holders []string // of the first kind that there is; none when no pod lacks a slot
-	for _, holders = range [][]string{waiting, unknown, running} {
-		if len(holders) > 0 {
-			break
-		}
+	if len(admitted) == 0 {
+		admitted = running
 	}
-	slices.Sort(holders)
-	for _, h := range a.holds {
-		if h.unasked {
-			h.inits = holders
-		}
+	for _, h := range open {
+		// None when no pod lacks a slot.
+		inits := slices.Concat(h.inits, admitted)
+		slices.Sort(inits)
+		h.inits, h.unasked, h.guessed = slices.Compact(inits), true, false
 	}
 }
 
@@ -270,23 +280,21 @@ func (a *slotAccount) meaning(id string) []accel.DeviceID {
 	return a.ids.boards.Chips(slot.Device)
 }
 
-// unserved reports whether plain init containers of the pod may be what kubelet
-// asks for: it has some, and has not got all of its slots.
-func (a *slotAccount) unserved(pod *Pod) bool {
+// pending reports whether containers of the pod have not got all of their slots.
+func (a *slotAccount) pending(pod *Pod) bool {
 	request := pod.request(a.pool.config.Resource)
-	inits, others := false, false
+	others := false
 	for _, c := range request.Containers {
 		if c.Kind == accel.InitContainer {
-			inits = true
 			continue
 		}
 		others = true
 		if a.served[pod.Key()][c.Name] < int(c.Units) {
-			return hasInits(request)
+			return true
 		}
 	}
-	if !inits || others {
-		return false
+	if others {
+		return false // kubelet serves these last
 	}
 	var got accel.Units
 	for _, h := range a.holds {

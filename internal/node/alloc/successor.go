@@ -96,6 +96,7 @@ type rememberedSlot struct {
 	Chips   []accel.DeviceID `json:"chips"`
 	Inits   []string         `json:"inits,omitempty"`
 	Unasked bool             `json:"unasked,omitempty"`
+	Guessed bool             `json:"guessed,omitempty"`
 	At      time.Time        `json:"at"`
 }
 
@@ -107,7 +108,7 @@ func (c *byPolicy) memory() any {
 	}
 	for id, h := range c.held.holds {
 		if !h.seen || !saved[id] {
-			out.Given[id] = rememberedSlot{Chips: h.chips, Inits: h.inits, Unasked: h.unasked, At: h.at}
+			out.Given[id] = rememberedSlot{Chips: h.chips, Inits: h.inits, Unasked: h.unasked, Guessed: h.guessed, At: h.at}
 		}
 	}
 	return out
@@ -120,7 +121,7 @@ func (c *byPolicy) recall(data []byte) error {
 	}
 	c.admitting, c.preferred = before.Admitting, before.Preferred
 	for id, one := range before.Given {
-		c.held.holds[id] = &slotHold{chips: one.Chips, inits: one.Inits, unasked: one.Unasked, at: one.At}
+		c.held.holds[id] = &slotHold{chips: one.Chips, inits: one.Inits, unasked: one.Unasked, guessed: one.Guessed, at: one.At}
 		c.pool.claims.give(one.At, one.Chips...)
 	}
 	return nil

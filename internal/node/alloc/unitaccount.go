@@ -72,17 +72,10 @@ func (a *unitAccount) conflict(*item) string { return "" }
 
 func (a *unitAccount) ready() error { return nil }
 
-// has reports whether it is certain that a container holds units of the device.
-func (a *unitAccount) has(d accel.DeviceID) bool {
-	if a.holdings != nil && a.holdings.perDevice[d] > 0 || a.initDevices()[d] {
-		return true
-	}
-	for _, one := range a.given {
-		if one.device == d {
-			return true
-		}
-	}
-	return false
+// has reports whether it is certain that a container holds units of the device: by
+// kubelet's last list, or an init container of the pod.
+func (a *unitAccount) has(d accel.DeviceID, uid string) bool {
+	return a.holdings != nil && a.holdings.perDevice[d] > 0 || slices.Contains(a.inits[uid].devices, d)
 }
 
 // heldOf counts the units that containers hold of a device. Before kubelet was
