@@ -735,9 +735,7 @@ func (m *model) admit(p *modelPod, c accel.ContainerRequest) error {
 		_ = m.save(p.pool, s, wanted)
 	}
 	m.note("pod %s container %s gets %v on %v", p.Name, c.Name, ids, a.Devices)
-	if p.taken = false; a.unasked {
-		m.recovering = true // it is saved which pod it may be once there was a list
-	}
+	p.taken = false
 	m.use(p, c, ids, a.Devices)
 	return nil
 }

@@ -204,14 +204,19 @@ func (a *slotAccount) claimed() (map[accel.DeviceID]bool, bool) {
 	return held, a.sure
 }
 
+// open reports whether it is not known yet which pods may hold the slot.
+func (h *slotHold) open() bool { return h.guessed || h.unasked && len(h.inits) == 0 }
+
 // attribute finds the pods of slots that kubelet chose by itself and does not
 // list: those of plain init containers. The pod is among those that kubelet has in
 // the first list after that; what is known later only takes pods away.
 func (a *slotAccount) attribute(pods []Pod, named map[PodKey]bool) {
 	var open []*slotHold
 	for _, h := range a.holds {
-		switch sure := len(h.inits) == 1 && a.active[initKey(h.inits[0])]; {
-		case h.guessed && !sure, h.unasked && len(h.inits) == 0:
+		if h.guessed && !h.unasked && len(h.inits) == 1 && a.active[initKey(h.inits[0])] {
+			h.guessed = false // kubelet does not give away what that pod has
+		}
+		if h.open() {
 			open = append(open, h)
 		}
 	}

@@ -400,6 +400,9 @@ type HeldSlot struct {
 	// Inits are the pods, as namespace/name/UID, one of whose plain init
 	// containers may be the holder; kubelet does not list what those hold.
 	Inits []string `json:"inits,omitempty"`
+	// Unasked is true while it is not known whether Inits are the right pods:
+	// kubelet chose the slot by itself.
+	Unasked bool `json:"unasked,omitempty"`
 }
 
 // storeCard returns what is remembered of a card.
