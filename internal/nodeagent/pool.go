@@ -74,7 +74,8 @@ func (p *pool) load(ctx context.Context) {
 	if err != nil {
 		// It is replaced by what kubelet and the pods' grants say.
 		aside, moveErr := p.store.Quarantine()
-		klog.FromContext(ctx).Error(errors.Join(err, moveErr), "Recovering from kubelet and the pods' grants what containers hold", "resource", p.Resource, "movedTo", aside)
+		klog.FromContext(ctx).Error(errors.Join(err, moveErr), "Recovering from kubelet and the pods' grants what containers hold",
+			"resource", p.Resource, "movedTo", aside)
 	}
 	p.config.State = saved
 }
@@ -294,7 +295,8 @@ func (p *pool) give(ctx context.Context, a alloc.Allocation) {
 		err := p.save(s, wanted)
 		p.syncing.Unlock()
 		if err != nil {
-			klog.FromContext(ctx).Error(err, "What was given out is not remembered over a restart until kubelet lists it", "resource", p.Resource, "ids", a.IDs)
+			klog.FromContext(ctx).Error(err, "What was given out is not remembered over a restart until kubelet lists it", "resource",
+				p.Resource, "ids", a.IDs)
 		}
 	}
 	p.withdrawn()
@@ -383,7 +385,8 @@ func (p *pool) facts(ctx context.Context) []fact {
 		log.Error(nil, "Containers hold unit ids that belong to no device", "ids", facts.Foreign[:min(10, n)], "count", n)
 	}
 	for _, m := range facts.Mixed {
-		log.Error(nil, "A pod holds units of devices that do not serve it together", "pod", klog.KRef(m.Pod.Namespace, m.Pod.Name), "devices", m.Devices, "containers", m.Containers)
+		log.Error(nil, "A pod holds units of devices that do not serve it together", "pod", klog.KRef(m.Pod.Namespace, m.Pod.Name), "devices",
+			m.Devices, "containers", m.Containers)
 	}
 	p.metrics.mismatches.WithLabelValues(string(p.Resource)).Set(float64(len(facts.Mixed)))
 	out := make([]fact, len(facts.Pods))

@@ -54,7 +54,8 @@ func (c *byPlan) prefer(q *Question) (Preference, error) {
 	}
 	free := c.freeUnits(q)
 	waiting := c.held.waiting(q.Pods)
-	if d := c.unknownsDevice(q.Pods); d != "" && len(reused) == 0 && !slices.ContainsFunc(waiting, func(w sharing.Waiting) bool { return w.Admitting }) {
+	if d := c.unknownsDevice(q.Pods); d != "" && len(reused) == 0 && !slices.ContainsFunc(waiting,
+		func(w sharing.Waiting) bool { return w.Admitting }) {
 		reused = []sharing.Part{{Device: d}}
 	}
 	// One that was deleted without a grace period is on its way in kubelet while
@@ -69,7 +70,8 @@ func (c *byPlan) prefer(q *Question) (Preference, error) {
 	out := Preference{IDs: slices.Clone(q.Must)}
 	for _, part := range choice.Parts {
 		if part.Units > accel.Units(len(free[part.Device])) {
-			return Preference{}, fmt.Errorf("device %s has %d units, %d are needed: %w", part.Device, len(free[part.Device]), part.Units, sharing.ErrNoRoom)
+			return Preference{}, fmt.Errorf("device %s has %d units, %d are needed: %w",
+				part.Device, len(free[part.Device]), part.Units, sharing.ErrNoRoom)
 		}
 		out.IDs = append(out.IDs, free[part.Device][:part.Units]...)
 		out.Devices = append(out.Devices, part.Device)
@@ -239,7 +241,8 @@ func (c *byPlan) questionOf(ids []string, pods []Pod) (question, error) {
 			}
 		}
 	}
-	return question{}, Reject(UnknownID, "kubelet chose units of the devices %s for one container, and no pod that it may be of was granted these together", join(devices))
+	return question{}, Reject(UnknownID, "kubelet chose units of the devices %s for one container, "+
+		"and no pod that it may be of was granted these together", join(devices))
 }
 
 // give notes that a container got units, and that a plain init container was

@@ -31,7 +31,8 @@ func (c *byPolicy) late(accel.Units, []Pod) bool { return false }
 func (c *byPolicy) prefer(q *Question) (Preference, error) {
 	c.noteAdmitting(q.Pods)
 	promised := c.pool.others.promised(c.pool.config.Vendor, q.Pods)
-	choice := sharing.SlotQuestion{Resource: c.pool.config.Resource, Size: q.Size, Must: q.Must, Links: c.ids.links, Policy: c.pool.config.Cut.Policy}
+	choice := sharing.SlotQuestion{Resource: c.pool.config.Resource, Size: q.Size, Must: q.Must, Links: c.ids.links,
+		Policy: c.pool.config.Cut.Policy}
 	offered := make(map[string]bool, len(q.Available))
 	for _, id := range q.Available {
 		offered[id] = true

@@ -38,7 +38,7 @@ func TestModel(t *testing.T) {
 	const each = 2_000 // steps of one node's life
 	total := tally{}
 	for seed := range steps / each {
-		m := newModel(uint64(seed)) //nolint:gosec // it is not negative
+		m := newModel(uint64(seed))
 		for step := range each {
 			m.step()
 			if m.failure == "" && step%400 == 399 {
@@ -55,7 +55,8 @@ func TestModel(t *testing.T) {
 	for _, what := range slices.Sorted(maps.Keys(total)) {
 		t.Logf("%9d %s", total[what], what)
 	}
-	for _, what := range []string{"containers served", "init containers served", "restarts", "crashes", "states lost", "configurations", "strangers", "rejected", "kubelet restarts", "facts", "chosen by kubelet", "times everything was free"} {
+	for _, what := range []string{"containers served", "init containers served", "restarts", "crashes", "states lost", "configurations",
+		"strangers", "rejected", "kubelet restarts", "facts", "chosen by kubelet", "times everything was free"} {
 		if total[what] == 0 {
 			t.Errorf("the model played no %s", what)
 		}
@@ -135,16 +136,18 @@ const (
 
 func newModel(seed uint64) *model {
 	m := &model{
-		rng: rand.New(rand.NewPCG(seed, 7)), now: time.Unix(1e9, 0), //nolint:gosec // a test that can be repeated
+		rng: rand.New(rand.NewPCG(seed, 7)), now: time.Unix(1e9, 0),
 		lost: map[accel.DeviceID]bool{}, disk: map[ID][]byte{}, lists: map[ID]map[string]bool{}, tally: tally{},
 	}
 	for i := range 2 + m.rng.IntN(3) {
-		m.chips = append(m.chips, accel.Device{Index: i, ID: accel.DeviceID(fmt.Sprint("d", i)), Model: "M", MemoryBytes: int64(4+4*m.rng.IntN(2)) << 30, NUMANode: i % 2})
+		m.chips = append(m.chips, accel.Device{Index: i, ID: accel.DeviceID(fmt.Sprint("d", i)), Model: "M",
+			MemoryBytes: int64(4+4*m.rng.IntN(2)) << 30, NUMANode: i % 2})
 	}
 	if m.rng.IntN(2) == 0 { // a board of two chips
 		n := len(m.chips)
 		for i := range 2 {
-			m.chips = append(m.chips, accel.Device{Index: n + i, ID: accel.DeviceID(fmt.Sprint("b", i)), Model: "B", Board: "b0", Chip: i, MemoryBytes: 4 << 30, NUMANode: accel.NoNUMA})
+			m.chips = append(m.chips, accel.Device{Index: n + i, ID: accel.DeviceID(fmt.Sprint("b", i)), Model: "B", Board: "b0",
+				Chip: i, MemoryBytes: 4 << 30, NUMANode: accel.NoNUMA})
 		}
 	}
 	m.configure()
@@ -168,7 +171,7 @@ func (m *model) configure() {
 		m.configs = append(m.configs, Config{ID: ID{r, Memory}, Vendor: "v", Unit: unit})
 	}
 	slots := func(r accel.Resource, replicas int) {
-		c := Config{ID: ID{r, Slots}, Vendor: "v", Cut: Cut{SplitBoards: m.rng.IntN(2) == 0, Policy: sharing.SlotPolicy(m.rng.IntN(2))}} //nolint:gosec // 0 or 1
+		c := Config{ID: ID{r, Slots}, Vendor: "v", Cut: Cut{SplitBoards: m.rng.IntN(2) == 0, Policy: sharing.SlotPolicy(m.rng.IntN(2))}}
 		if replicas > 0 {
 			c.Cut.Replicas = func(sharing.Card) int { return replicas }
 		}

@@ -57,7 +57,7 @@ type item struct {
 type scheme interface {
 	// arrange makes the pool's items. keep is true when that is not possible yet,
 	// because of the problem.
-	arrange(now time.Time) (problem error, keep bool)
+	arrange(now time.Time) (keep bool, problem error)
 	// persist is what is to be saved, and saved notes what is.
 	persist() State
 	saved(State)
@@ -172,7 +172,7 @@ func (p *pool) derive(now time.Time) Plan {
 	} else {
 		p.deriving = nil
 	}
-	problem, keep := p.ids.arrange(now)
+	keep, problem := p.ids.arrange(now)
 	if problem != nil {
 		p.deriving = problem
 	}

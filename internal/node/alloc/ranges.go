@@ -137,14 +137,14 @@ func (rs *ranges) unchanged() bool {
 	return same
 }
 
-func (rs *ranges) arrange(now time.Time) (problem error, keep bool) {
+func (rs *ranges) arrange(now time.Time) (keep bool, problem error) {
 	if rs.pool.config.Draining != "" {
 		// What containers hold; before that is known, all that they may hold.
 		rs.assemble(nil)
 		rs.pool.items = slices.DeleteFunc(rs.pool.items, func(it item) bool {
 			return rs.held.certain(&it) && rs.held.heldOf(it.ID) == 0
 		})
-		return nil, false
+		return false, nil
 	}
 	problem = rs.switchUnit()
 	cards := rs.pool.chosen(sharing.Split(rs.pool.found.Devices))
@@ -160,7 +160,7 @@ func (rs *ranges) arrange(now time.Time) (problem error, keep bool) {
 			}
 		}
 		if err := rs.restore(present, now); err != nil {
-			return err, true
+			return true, err
 		}
 		layout, err := rs.layout.Place(present, rs.held.heldOf)
 		if err != nil {
@@ -169,7 +169,7 @@ func (rs *ranges) arrange(now time.Time) (problem error, keep bool) {
 		rs.layout = layout
 	}
 	rs.assemble(cards)
-	return problem, false
+	return false, problem
 }
 
 // restore makes a layout where there is no saved one. Units that pods hold
@@ -223,7 +223,8 @@ func (rs *ranges) claimsOf(present []accel.Share) (map[accel.DeviceID][]string, 
 				continue
 			}
 			if len(ids) > 0 && len(devices) == 0 {
-				return nil, fmt.Errorf("the saved state is lost, and nothing tells on which device pod %s/%s is, which holds units", pod.Namespace, pod.Name)
+				return nil, fmt.Errorf("the saved state is lost, and nothing tells on which device pod %s/%s is, which holds units",
+					pod.Namespace, pod.Name)
 			}
 			held = append(held, ids...)
 		}
@@ -235,7 +236,8 @@ func (rs *ranges) claimsOf(present []accel.Share) (map[accel.DeviceID][]string, 
 		// go to lower indexes, as they do on a new node.
 		runs, err := sharing.Runs(held, len(devices))
 		if err != nil {
-			return nil, fmt.Errorf("the saved state is lost, and the units of pod %s/%s do not tell which device they are of: %w", pod.Namespace, pod.Name, err)
+			return nil, fmt.Errorf("the saved state is lost, and the units of pod %s/%s do not tell which device they are of: %w",
+				pod.Namespace, pod.Name, err)
 		}
 		for i, ids := range runs {
 			claims[devices[i]] = append(claims[devices[i]], ids...)
@@ -265,7 +267,8 @@ func (rs *ranges) switchUnit() error {
 		if slices.Sort(names); len(names) == 0 {
 			names = []string{"some whose init containers were served"}
 		}
-		return fmt.Errorf("memoryUnit stays %s until the pods that hold such units are gone, then becomes %s: %s", rs.unit, rs.wanted, strings.Join(names, ", "))
+		return fmt.Errorf("memoryUnit stays %s until the pods that hold such units are gone, then becomes %s: %s",
+			rs.unit, rs.wanted, strings.Join(names, ", "))
 	}
 	rs.unit, rs.layout = rs.wanted, &sharing.Layout{}
 	return nil

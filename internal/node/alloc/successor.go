@@ -46,7 +46,8 @@ func (c *byPlan) memory() any {
 		out.Inits[uid] = rememberedInits{Request: s.request, Next: s.next, Devices: s.devices, Units: s.units, IDs: s.ids, At: s.at}
 	}
 	if q := c.asked; len(q.ids) > 0 {
-		out.Asked = &rememberedQuestion{UID: q.uid, Stranger: q.unknown, Request: q.request, Container: q.container, Devices: q.devices, IDs: q.ids}
+		out.Asked = &rememberedQuestion{UID: q.uid, Stranger: q.unknown, Request: q.request, Container: q.container,
+			Devices: q.devices, IDs: q.ids}
 	}
 	for key := range c.unknown {
 		out.Strangers = append(out.Strangers, unknownHolder(key))

@@ -130,7 +130,7 @@ func (u *uuids) reoffer() {}
 func (u *uuids) known() bool { return true }
 
 // arrange derives the cards from the discovery and from what is remembered.
-func (u *uuids) arrange(time.Time) (problem error, keep bool) {
+func (u *uuids) arrange(time.Time) (keep bool, problem error) {
 	p := u.pool
 	draining := p.config.Draining != ""
 	var present []item
@@ -185,5 +185,5 @@ func (u *uuids) arrange(time.Time) (problem error, keep bool) {
 		away = append(away, it)
 	}
 	p.items = apart(present, away)
-	return nil, false
+	return false, nil
 }

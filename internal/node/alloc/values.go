@@ -300,23 +300,23 @@ func Reasons() []Reason {
 	return []Reason{NoRoom, Held, UnknownID, NotOffered, TooMany, Kubelet, Other}
 }
 
-// Rejection is an error that has a reason. Its text is that of the error.
-type Rejection struct {
+// RejectedError is an error that has a reason. Its text is that of the error.
+type RejectedError struct {
 	error
 	Reason Reason
 }
 
 // Unwrap returns the error without its reason.
-func (e *Rejection) Unwrap() error { return e.error }
+func (e *RejectedError) Unwrap() error { return e.error }
 
 // Reject is fmt.Errorf with a reason.
 func Reject(reason Reason, format string, args ...any) error {
-	return &Rejection{fmt.Errorf(format, args...), reason}
+	return &RejectedError{fmt.Errorf(format, args...), reason}
 }
 
 // ReasonOf returns why a container was rejected.
 func ReasonOf(err error) Reason {
-	var named *Rejection
+	var named *RejectedError
 	switch {
 	case errors.As(err, &named):
 		return named.Reason
@@ -337,7 +337,7 @@ func InDoubt(err error) bool {
 type conflict struct{ error }
 
 func conflictf(format string, args ...any) error {
-	return &Rejection{&conflict{fmt.Errorf(format, args...)}, Held}
+	return &RejectedError{&conflict{fmt.Errorf(format, args...)}, Held}
 }
 
 // unknownf is the rejection while it is not known what containers hold of another

@@ -53,7 +53,8 @@ func TestStoreOfMemory(t *testing.T) {
 	if st, err := s.Load(); err != nil || st != nil {
 		t.Fatalf("no file: %v %v", st, err)
 	}
-	want := alloc.State{Unit: "0.1", Ranges: []sharing.Range{{Device: "a", Units: 16, MemoryBytes: 16 << 30}, {Device: "b", Index: 1, Start: 16, Units: 8, MemoryBytes: 8 << 30}}}
+	want := alloc.State{Unit: "0.1", Ranges: []sharing.Range{{Device: "a", Units: 16, MemoryBytes: 16 << 30}, {Device: "b",
+		Index: 1, Start: 16, Units: 8, MemoryBytes: 8 << 30}}}
 	must(t, s.Save(want))
 	got, err := s.Load()
 	must(t, err)
@@ -97,7 +98,8 @@ func TestFilesOfBefore(t *testing.T) {
 			id: memory("a.example/memory"),
 			file: `{"version":1,"sum":508243066,"state":{"vendor":"a","unit":"1","ranges":[` +
 				`{"device":"x","index":2,"start":0,"units":16,"model":"M","memoryBytes":17179869184,"numaNode":-1}]}}`,
-			want: alloc.State{Vendor: "a", Unit: "1", Ranges: []sharing.Range{{Device: "x", Index: 2, Units: 16, Model: "M", MemoryBytes: 16 << 30, NUMANode: -1}}},
+			want: alloc.State{Vendor: "a", Unit: "1", Ranges: []sharing.Range{{Device: "x", Index: 2, Units: 16, Model: "M",
+				MemoryBytes: 16 << 30, NUMANode: -1}}},
 		},
 		"slots-a.example_gpu.json": {
 			id: slots("a.example/gpu"),

@@ -6,12 +6,13 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/divvy-gpu/divvy/internal/kube"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/resourceversion"
 	"k8s.io/client-go/tools/cache"
+
+	"github.com/divvy-gpu/divvy/internal/kube"
 )
 
 // TookTheLead is the condition of a pod that Mark sets.
