@@ -195,10 +195,8 @@ func (c *byPolicy) give(a *Allocation, now time.Time) {
 	}
 	for _, id := range a.IDs {
 		slot, _ := sharing.ParseSlotID(id) // it is one of the pool's
-		before := c.held.holds[id]
 		c.held.holds[id] = &slotHold{
-			chips: chips[slot.Device], inits: c.admitting, at: now,
-			guessed: !c.asked && !a.unasked, unasked: a.unasked || !c.asked && before != nil && before.unasked,
+			chips: chips[slot.Device], inits: c.admitting, unasked: a.unasked, guessed: !c.asked && !a.unasked, at: now,
 		}
 	}
 }

@@ -213,9 +213,6 @@ func (h *slotHold) open() bool { return h.guessed || h.unasked && len(h.inits) =
 func (a *slotAccount) attribute(pods []Pod, named map[PodKey]bool) {
 	var open []*slotHold
 	for _, h := range a.holds {
-		if h.guessed && !h.unasked && len(h.inits) == 1 && a.active[initKey(h.inits[0])] {
-			h.guessed = false // kubelet does not give away what that pod has
-		}
 		if h.open() {
 			open = append(open, h)
 		}
