@@ -275,7 +275,7 @@ func (p *pool) allocate(ctx context.Context, ids []string) (alloc.Allocation, er
 			break
 		}
 		if failed := ask(ctx, alloc.RecordedBefore); failed != nil {
-			return a, fmt.Errorf("%w; and nobody tells whether that is still so: %w", err, failed)
+			return a, fmt.Errorf("%w; the current owner is unknown: %w", err, failed)
 		}
 		a, err = decide(true)
 	}
@@ -332,7 +332,7 @@ func (p *pool) inventory() accel.Inventory {
 	return e.Inventory(p.ID)
 }
 
-// devices returns the devices that the pool is made of as they are, whoever holds
+// devices returns the devices that the pool is made of as they are, also while containers hold
 // them, those that were lost as well.
 func (p *pool) devices() []accel.Device {
 	e, done := p.records.owner.use()

@@ -10,9 +10,10 @@
 // clients, no types of kubelet, no logging, no files, no clock and no lock: the
 // caller owns the Engine and uses it from one goroutine at a time.
 //
-// What differs between the pools is a form: how ids are formed (a range of units
-// per device, or "<uuid>::<n>"), how a device is chosen (by the planned allocation
-// of the pod, or by a slot policy), and how it is known which of the ids containers
-// hold. Everything else is the same for all: health, what is withheld because it
-// could not be written, what another pool has given out, inventory, draining.
+// Three things differ between pools, and each is an interface with two
+// implementations: the scheme of ids (a range of units per device, or
+// "<uuid>::<n>"), the account of which ids containers hold, and the chooser of
+// devices (by the planned allocation of the pod, or by a slot policy). Everything
+// else is the same for all: health, what is withheld because it could not be
+// written, what another pool has given out, inventory, draining.
 package alloc

@@ -92,7 +92,7 @@ func (e *Engine) Early(id ID) []Unit {
 // Inventory is what the node publishes of a pool.
 func (e *Engine) Inventory(id ID) accel.Inventory { return e.pool(id).inventory() }
 
-// Devices returns the devices that a pool is made of as they are, whoever holds
+// Devices returns the devices that a pool is made of as they are, also while containers hold
 // them, those that were lost as well.
 func (e *Engine) Devices(id ID) []accel.Device { return e.pool(id).devices() }
 
@@ -168,7 +168,7 @@ func (e *Engine) Allocate(id ID, ids []string, pods []Pod, again bool) (Allocati
 			continue
 		}
 		if i := slices.IndexFunc(ids, other.owns); i >= 0 && !p.owns(ids[i]) {
-			return Allocation{}, Reject(UnknownID, "unit id %q of %s is of before the configuration changed, and nobody gets it any more",
+			return Allocation{}, Reject(UnknownID, "unit id %q of %s is of before the configuration changed, and new containers do not get it",
 				ids[i], id.Resource)
 		}
 	}

@@ -331,7 +331,7 @@ func (p *pool) inventory() accel.Inventory {
 	return out
 }
 
-// devices returns the chips of all items as they are, whoever holds them.
+// devices returns the chips of all items as they are, also while containers hold them.
 func (p *pool) devices() []accel.Device {
 	here := map[accel.DeviceID]accel.Device{}
 	switch {
@@ -415,7 +415,7 @@ func (p *pool) absent() bool {
 // whatever is free.
 func (p *pool) admissible(size int) error {
 	if p.config.Draining != "" {
-		return Reject(NotOffered, "%s: what containers hold of it is served until they end, and nobody gets more", p.config.Draining)
+		return Reject(NotOffered, "%s: what containers hold of it is served until they end, and new containers get none", p.config.Draining)
 	}
 	if p.config.Cut.Single && size > 1 {
 		return Reject(TooMany, "invalid request: maximum request size for shared resources is 1; found %d", size)
@@ -423,7 +423,7 @@ func (p *pool) admissible(size int) error {
 	return nil
 }
 
-// share returns a device as it is, whoever holds it.
+// share returns a device as it is, also while containers hold it.
 func (p *pool) share(id accel.DeviceID) (accel.Share, bool) {
 	for i := range p.items {
 		if it := &p.items[i]; it.ID == id {

@@ -189,7 +189,7 @@ func (rs *ranges) restore(present []accel.Share, now time.Time) error {
 	}
 	layout, err := sharing.Recover(present, claims)
 	if err != nil {
-		return fmt.Errorf("the saved state is lost and cannot be made anew while these pods run: %w", err)
+		return fmt.Errorf("the saved state is lost and cannot be recovered while these pods run: %w", err)
 	}
 	rs.layout, rs.lost = layout, false
 	rs.held.holdings = holdingsOf(rs.held.list, rs.pool.config.Resource, rs.layout, rs.pool.foreign)
