@@ -55,6 +55,9 @@ func (a *unitAccount) replaced(pod *Pod) bool {
 // moved takes units out of the records of other pods than the one that they were
 // given to: kubelet gives no unit away that a pod has.
 func (a *unitAccount) moved(ids []string, uid string) {
+	if len(a.inits) == 0 {
+		return
+	}
 	given := make(map[string]struct{}, len(ids))
 	for _, id := range ids {
 		given[id] = struct{}{}
