@@ -26,12 +26,12 @@ import (
 //   - what is certain of a pod's memory is what the pod has;
 //   - once all pods have ended, everything that is well can be had again.
 
-var modelSteps = flag.Int("alloc.steps", 0, "steps of TestModel; 0 is 200 000, or 20 000 with -short or -race")
+var modelSteps = flag.Int("alloc.steps", 0, "steps of TestModel; 0 is 100 000, or 20 000 with -short or -race")
 
 func TestModel(t *testing.T) {
 	steps := *modelSteps
 	if steps == 0 {
-		if steps = 200_000; testing.Short() || raceDetector { // it has one goroutine
+		if steps = 100_000; testing.Short() || raceDetector { // it has one goroutine
 			steps = 20_000
 		}
 	}
@@ -52,6 +52,7 @@ func TestModel(t *testing.T) {
 			total[what] += n
 		}
 	}
+	t.Logf("%9d steps", steps/each*each)
 	for _, what := range slices.Sorted(maps.Keys(total)) {
 		t.Logf("%9d %s", total[what], what)
 	}
