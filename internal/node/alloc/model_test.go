@@ -91,6 +91,8 @@ type model struct {
 	// the state alone.
 	recovering bool
 	forgotten  ID // the pool whose state was lost last
+	// changes counts the configurations.
+	changes int
 
 	failure string
 	log     []string
@@ -117,6 +119,8 @@ type modelPod struct {
 	uses     []modelUse
 	// unasked is true when kubelet chose units by itself, perhaps of several devices.
 	unasked bool
+	// changes is what the model's was when the pod was created.
+	changes int
 }
 
 // modelUse is what one container was given.
@@ -270,6 +274,7 @@ func (m *model) restart(crash, reconfigure bool) {
 	}
 	if reconfigure {
 		m.configure()
+		m.changes++
 		m.tally["configurations"]++
 	}
 	m.note("restart, crash %t, configuration %v", crash, reconfigure)
@@ -476,10 +481,11 @@ func (m *model) unlisted(kind Kind) bool {
 // of: then nothing else tells on which device it is.
 func (m *model) mayCrash() bool { return !m.unlisted(Memory) && !m.recovering }
 
-// loseState starts without the state of a pool that is configured.
+// loseState starts without the state of a pool that is configured, as it was when the
+// pods got what they have: an id may mean a chip or its board.
 func (m *model) loseState() {
 	if m.serving != nil || len(m.configs) == 0 || m.recovering || m.unlisted(Memory) || m.unlisted(Slots) ||
-		slices.ContainsFunc(m.pods, func(p *modelPod) bool { return p.hidden || p.active && p.unasked }) {
+		slices.ContainsFunc(m.pods, func(p *modelPod) bool { return p.hidden || p.active && (p.unasked || p.changes != m.changes) }) {
 		return
 	}
 	// What the pods hold was written into them: their allocations are what is left.
@@ -601,7 +607,7 @@ func (m *model) force() {
 func (m *model) create() *modelPod {
 	id := m.configs[m.rng.IntN(len(m.configs))].ID
 	m.serial++
-	p := &modelPod{pool: id, active: true, held: map[string][]string{}, stranger: m.rng.IntN(8) == 0}
+	p := &modelPod{pool: id, changes: m.changes, active: true, held: map[string][]string{}, stranger: m.rng.IntN(8) == 0}
 	p.PodRef = accel.PodRef{UID: fmt.Sprint("u", m.serial), Namespace: "ns", Name: fmt.Sprint("p", m.serial)}
 	p.Created = m.now
 	r := accel.Request{Resource: id.Resource, Pod: p.UID}
