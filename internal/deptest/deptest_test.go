@@ -61,26 +61,47 @@ var rules = []rule{
 			"command's",
 	},
 	{
-		packages: []string{"internal/sharing/..."},
-		never:    []string{"internal/backend/...", "internal/deviceplugin/...", "k8s.io/..."},
+		packages: []string{"internal/sharing"},
+		only:     []string{"std", "internal/accel/..."},
+		never:    []string{"net", "os", "os/exec", "log", "log/slog"},
 		why:      "how a device is cut into units is the same for every vendor and does not depend on how kubelet is spoken to",
+	},
+	{
+		packages: []string{"internal/node/alloc"},
+		only:     []string{"std", "internal/accel/...", "internal/sharing"},
+		never:    []string{"net", "os", "os/exec", "log", "log/slog"},
+
+		notThemselves: []string{"sync"},
+		why: "what a node offers and which devices a container gets is decided on values; without clients, files, logging and locks a " +
+			"model can play a million steps of it",
+	},
+	{
+		packages: []string{"internal/node/state"},
+		never:    []string{"internal/backend/...", "internal/deviceplugin/...", "k8s.io/..."},
+		why:      "state files keep values of the engine and know nothing of vendors and kubelet",
 	},
 	{
 		packages: []string{"internal/backend/..."},
 		never: []string{
-			"internal/sharing/...", "internal/deviceplugin/...", "internal/nodeagent/...", "internal/extender/...",
+			"internal/sharing/...", "internal/node/...", "internal/deviceplugin/...", "internal/nodeagent/...", "internal/extender/...",
 			"internal/accel/ledger", "internal/accel/place", "k8s.io/...",
 		},
 		why: "a vendor is discovery, health and what a container needs; it knows nothing of sharing, kubelet or scheduling, " +
 			"so a new vendor is one package",
 	},
 	{
-		packages: []string{"internal/extender/...", "internal/kube/...", "internal/inspect/...", "internal/accel/ledger"},
+		packages: []string{"internal/extender/...", "internal/scheduler/...", "internal/kube/...", "internal/inspect/...", "internal/accel/ledger"},
 		never: []string{
-			"internal/backend/...", "internal/deviceplugin/...", "internal/sharing/...",
+			"internal/backend/...", "internal/deviceplugin/...", "internal/sharing/...", "internal/node/...",
 			"github.com/ebitengine/purego/...",
 		},
 		why: "the scheduler's side has no vendor code: it follows what nodes publish, so a new vendor changes nothing here",
+	},
+	{
+		packages: []string{"internal/kube/...", "internal/nodeagent/...", "internal/app/node/...", "cmd/divvy-node"},
+		never:    []string{"internal/accel/ledger/...", "internal/scheduler/..."},
+		why: "the node's daemon is privileged and decides from the node alone: it never links the ledger of the cluster, and what all " +
+			"programs share does not either",
 	},
 	{
 		packages: []string{"internal/pool"},

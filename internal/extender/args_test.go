@@ -12,7 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	extenderv1 "k8s.io/kube-scheduler/extender/v1"
 
-	"github.com/divvy-gpu/divvy/internal/kube"
+	"github.com/divvy-gpu/divvy/internal/scheduler/cluster"
 )
 
 // What kube-scheduler sends takes the fast way; the slow one gives the same.
@@ -51,7 +51,7 @@ func TestAttemptOfArgs(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if got, want := kube.AttemptOf(args.pod), kube.AttemptOf(pod); got != want || got.Version != 4711 {
+			if got, want := cluster.AttemptOf(args.pod), cluster.AttemptOf(pod); got != want || got.Version != 4711 {
 				t.Errorf("%+v, want %+v", got, want)
 			}
 		})

@@ -36,6 +36,7 @@ import (
 	"github.com/divvy-gpu/divvy/internal/accel/wire"
 	"github.com/divvy-gpu/divvy/internal/heap"
 	"github.com/divvy-gpu/divvy/internal/kube"
+	"github.com/divvy-gpu/divvy/internal/scheduler/cluster"
 )
 
 // The size at which other extenders of this kind were measured.
@@ -441,7 +442,7 @@ func benchHandler(policy string, pods int) (handler http.Handler, renew func(), 
 		return nil, nil, err
 	}
 	resources := []accel.Resource{gcuMemory}
-	follower := kube.NewBooks(kube.BooksConfig{Ledger: books, Grants: keys, Resources: resources})
+	follower := cluster.NewBooks(cluster.BooksConfig{Ledger: books, Grants: keys, Resources: resources})
 
 	fill := func(store cache.TransformingStore, n int, object func(i int) (any, error)) error {
 		items := make([]any, n)
@@ -547,12 +548,12 @@ func benchRequest(b *testing.B, units int64) []byte {
 
 type noBinder struct{}
 
-func (noBinder) Get(context.Context, string, string) (kube.Pod, error) {
-	return kube.Pod{}, kube.ErrPodGone
+func (noBinder) Get(context.Context, string, string) (cluster.Pod, error) {
+	return cluster.Pod{}, cluster.ErrPodGone
 }
 
 func (noBinder) Bind(context.Context, accel.PodRef, string, map[string]string) error {
-	return kube.ErrPodGone
+	return cluster.ErrPodGone
 }
 
 // BenchmarkDecodeFilterArgs compares the reading of kube-scheduler's own form

@@ -10,7 +10,7 @@ import (
 	"github.com/divvy-gpu/divvy/internal/accel"
 	"github.com/divvy-gpu/divvy/internal/accel/ledger"
 	"github.com/divvy-gpu/divvy/internal/accel/wire"
-	"github.com/divvy-gpu/divvy/internal/kube"
+	"github.com/divvy-gpu/divvy/internal/scheduler/cluster"
 )
 
 // bind gives the pod a device of the node and binds it there.
@@ -61,7 +61,7 @@ func (e *Extender) Quiesce(ctx context.Context) { e.binds.wait(ctx) }
 // it. Where the watch is behind, it is as the same caller showed it when it asked
 // for a node. When there is neither, as for a pod that asks for nothing of ours, the
 // API server is asked.
-func (e *Extender) podToBind(ctx context.Context, args bindArgs) (kube.Pod, error) {
+func (e *Extender) podToBind(ctx context.Context, args bindArgs) (cluster.Pod, error) {
 	pod, known := e.config.Cluster.Pod(args.PodNamespace, args.PodName)
 	if !known || pod.Ref.UID != args.PodUID {
 		pod, known = e.attempts.pod(accel.PodRef{UID: args.PodUID, Namespace: args.PodNamespace, Name: args.PodName})
@@ -69,24 +69,24 @@ func (e *Extender) podToBind(ctx context.Context, args bindArgs) (kube.Pod, erro
 	if !known {
 		var err error
 		if pod, err = e.config.Binder.Get(ctx, args.PodNamespace, args.PodName); err != nil {
-			return kube.Pod{}, err
+			return cluster.Pod{}, err
 		}
 	}
 	if pod.Ref.UID != args.PodUID {
-		return kube.Pod{}, fmt.Errorf("pod %s has the UID %s by now, not %s: %w", pod.Ref, pod.Ref.UID, args.PodUID, kube.ErrPodGone)
+		return cluster.Pod{}, fmt.Errorf("pod %s has the UID %s by now, not %s: %w", pod.Ref, pod.Ref.UID, args.PodUID, cluster.ErrPodGone)
 	}
 	if pod.Ended {
-		return kube.Pod{}, fmt.Errorf("pod %s has ended", pod.Ref)
+		return cluster.Pod{}, fmt.Errorf("pod %s has ended", pod.Ref)
 	}
 	if pod.Node != "" && pod.Node != args.Node {
-		return kube.Pod{}, fmt.Errorf("pod %s is bound to %s already", pod.Ref, pod.Node)
+		return cluster.Pod{}, fmt.Errorf("pod %s is bound to %s already", pod.Ref, pod.Node)
 	}
 	return pod, nil
 }
 
 // bindPod reserves, binds, and takes the reservation back when that failed. A
 // pod that is bound to the node already is left as it is.
-func (e *Extender) bindPod(ctx context.Context, pod kube.Pod, node string) error {
+func (e *Extender) bindPod(ctx context.Context, pod cluster.Pod, node string) error {
 	if pod.Node == node {
 		return nil
 	}
@@ -126,7 +126,7 @@ func (e *Extender) bindPod(ctx context.Context, pod kube.Pod, node string) error
 	if err := e.config.Binder.Bind(ctx, pod.Ref, node, annotations); err != nil {
 		// If nobody knows whether the pod was bound, the device stays
 		// reserved: the watch confirms it, or it expires.
-		if !errors.Is(err, kube.ErrOutcomeUnknown) {
+		if !errors.Is(err, cluster.ErrOutcomeUnknown) {
 			undo()
 		}
 		return err
@@ -139,7 +139,7 @@ func (e *Extender) bindPod(ctx context.Context, pod kube.Pod, node string) error
 // reserve takes a device for the pod. A reservation on another node can only
 // be left from a bind whose outcome was not known; if the API server says that
 // the pod is not bound, that reservation holds nothing and goes.
-func (e *Extender) reserve(ctx context.Context, pod kube.Pod, node string) (accel.Grant, func(), error) {
+func (e *Extender) reserve(ctx context.Context, pod cluster.Pod, node string) (accel.Grant, func(), error) {
 	grant, undo, err := e.config.Ledger.Reserve(pod.Ref, pod.Created, node, pod.Requests[0])
 	if !errors.Is(err, ledger.ErrHeldElsewhere) {
 		return grant, undo, err
@@ -149,7 +149,7 @@ func (e *Extender) reserve(ctx context.Context, pod kube.Pod, node string) (acce
 	case getErr != nil:
 		return accel.Grant{}, nil, fmt.Errorf("%w; then %w", err, getErr)
 	case now.Ref.UID != pod.Ref.UID:
-		return accel.Grant{}, nil, fmt.Errorf("pod %s was replaced by another: %w", pod.Ref, kube.ErrPodGone)
+		return accel.Grant{}, nil, fmt.Errorf("pod %s was replaced by another: %w", pod.Ref, cluster.ErrPodGone)
 	case now.Node != "":
 		return accel.Grant{}, nil, fmt.Errorf("pod %s is bound to %s already: %w", pod.Ref, now.Node, err)
 	}
@@ -165,8 +165,8 @@ var bindCauses = []struct {
 }{
 	{accel.ErrNoFit, "noFit"},
 	{ledger.ErrNodeUnknown, "nodeUnknown"},
-	{kube.ErrPodGone, "podGone"},
-	{kube.ErrOutcomeUnknown, "outcomeUnknown"},
+	{cluster.ErrPodGone, "podGone"},
+	{cluster.ErrOutcomeUnknown, "outcomeUnknown"},
 	{ledger.ErrHeldElsewhere, "heldElsewhere"},
 }
 

@@ -16,6 +16,7 @@ import (
 	"github.com/divvy-gpu/divvy/internal/accel"
 	"github.com/divvy-gpu/divvy/internal/accel/wire"
 	"github.com/divvy-gpu/divvy/internal/kube"
+	"github.com/divvy-gpu/divvy/internal/scheduler/cluster"
 )
 
 func TestBindWritesGrantAndAnnotations(t *testing.T) {
@@ -91,7 +92,7 @@ func TestBind(t *testing.T) {
 		},
 		"an unknown outcome keeps the device reserved": {
 			prepare: func(w *world, _ *v1.Pod) {
-				w.cluster.bindError = func(context.Context, accel.PodRef, string) error { return kube.ErrOutcomeUnknown }
+				w.cluster.bindError = func(context.Context, accel.PodRef, string) error { return cluster.ErrOutcomeUnknown }
 			},
 			err: "not known", used: []accel.Units{4, 0},
 		},
@@ -170,7 +171,7 @@ func TestBind(t *testing.T) {
 		},
 		"a reservation on another node that came to nothing": {
 			prepare: func(w *world, pod *v1.Pod) {
-				w.cluster.bindError = func(context.Context, accel.PodRef, string) error { return kube.ErrOutcomeUnknown }
+				w.cluster.bindError = func(context.Context, accel.PodRef, string) error { return cluster.ErrOutcomeUnknown }
 				if w.bind(pod, "node-b") == "" {
 					w.tb.Fatal("the first bind succeeded")
 				}
@@ -184,7 +185,7 @@ func TestBind(t *testing.T) {
 					p := w.cluster.actual[ref.String()]
 					p.Node = node
 					w.cluster.actual[ref.String()] = p
-					return kube.ErrOutcomeUnknown
+					return cluster.ErrOutcomeUnknown
 				}
 				if w.bind(pod, "node-b") == "" {
 					w.tb.Fatal("the first bind succeeded")
@@ -225,7 +226,7 @@ func TestBind(t *testing.T) {
 func TestBindTwiceIsOnce(t *testing.T) {
 	w := newWorld(t)
 	pod := w.add(newPod("p", 4))
-	w.cluster.bindError = func(context.Context, accel.PodRef, string) error { return kube.ErrOutcomeUnknown }
+	w.cluster.bindError = func(context.Context, accel.PodRef, string) error { return cluster.ErrOutcomeUnknown }
 	if w.bind(pod, "node-a") == "" {
 		t.Fatal("the first bind succeeded")
 	}
@@ -245,7 +246,7 @@ func TestBindTwiceIsOnce(t *testing.T) {
 func TestReservationExpires(t *testing.T) {
 	w := newWorld(t)
 	pod := w.add(newPod("p", 4))
-	w.cluster.bindError = func(context.Context, accel.PodRef, string) error { return kube.ErrOutcomeUnknown }
+	w.cluster.bindError = func(context.Context, accel.PodRef, string) error { return cluster.ErrOutcomeUnknown }
 	if w.bind(pod, "node-a") == "" {
 		t.Fatal("the bind succeeded")
 	}

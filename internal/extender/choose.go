@@ -10,7 +10,7 @@ import (
 
 	"github.com/divvy-gpu/divvy/internal/accel"
 	"github.com/divvy-gpu/divvy/internal/accel/ledger"
-	"github.com/divvy-gpu/divvy/internal/kube"
+	"github.com/divvy-gpu/divvy/internal/scheduler/cluster"
 )
 
 // choose leaves of the nodes with room the one that the policy rates best, of equal
@@ -36,7 +36,7 @@ func (e *Extender) choose(ctx context.Context, args filterArgs, requests []accel
 		e.config.Ledger.Withdraw(uid)
 		return
 	}
-	pod := kube.Pod{Ref: refOf(args.pod), Created: args.pod.CreationTimestamp.Time, Requests: requests}
+	pod := cluster.Pod{Ref: refOf(args.pod), Created: args.pod.CreationTimestamp.Time, Requests: requests}
 	if failed := e.attempts.begin(pod, e.config.Now(), e.config.Ledger.Expects); failed && len(r.fits) > 1 {
 		e.config.Ledger.Withdraw(uid)
 		return
@@ -47,7 +47,7 @@ func (e *Extender) choose(ctx context.Context, args filterArgs, requests []accel
 			best = i
 		}
 	}
-	asked := kube.AttemptOf(args.pod)
+	asked := cluster.AttemptOf(args.pod)
 	// A name of its own: as it came it is a part of the text of all names.
 	node := strings.Clone(args.names[best])
 	if !e.config.Ledger.Expect(ledger.Expected{Pod: pod.Ref, Created: pod.Created, Request: requests[0], Attempt: asked}, node) {
@@ -83,7 +83,7 @@ type attempts struct {
 }
 
 type attempt struct {
-	pod   kube.Pod
+	pod   cluster.Pod
 	since time.Time
 	// failed is true once an attempt with a chosen node did not lead to a bind.
 	failed bool
@@ -92,7 +92,7 @@ type attempt struct {
 // begin notes that the pod is asked about. It reports whether an attempt with one node
 // has failed: nothing is expected any more, since its bind failed or kube-scheduler gave
 // up, or kube-scheduler asks again after a while.
-func (a *attempts) begin(pod kube.Pod, now time.Time, expects func(podUID string) bool) (failed bool) {
+func (a *attempts) begin(pod cluster.Pod, now time.Time, expects func(podUID string) bool) (failed bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	one, asked := a.pods[pod.Ref.UID]
@@ -111,7 +111,7 @@ func (a *attempts) begin(pod kube.Pod, now time.Time, expects func(podUID string
 }
 
 // pod returns the pod as kube-scheduler showed it when the node was named.
-func (a *attempts) pod(ref accel.PodRef) (kube.Pod, bool) {
+func (a *attempts) pod(ref accel.PodRef) (cluster.Pod, bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	one, noted := a.pods[ref.UID]

@@ -17,7 +17,7 @@ import (
 
 	"github.com/divvy-gpu/divvy/internal/accel"
 	"github.com/divvy-gpu/divvy/internal/accel/ledger"
-	"github.com/divvy-gpu/divvy/internal/kube"
+	"github.com/divvy-gpu/divvy/internal/scheduler/cluster"
 )
 
 func choosing(c *Config) { c.ChooseNode = true }
@@ -174,7 +174,7 @@ func TestUnknownPodsAreNotExpectedForLong(t *testing.T) {
 func TestFilterAfterAnUnknownOutcome(t *testing.T) {
 	w := newWorld(t, choosing)
 	pod, other := w.add(newPod("pod", 8)), w.add(newPod("other", 8))
-	w.cluster.bindError = func(context.Context, accel.PodRef, string) error { return kube.ErrOutcomeUnknown }
+	w.cluster.bindError = func(context.Context, accel.PodRef, string) error { return cluster.ErrOutcomeUnknown }
 	if text := w.bind(pod, "node-b"); text == "" {
 		t.Fatal("the outcome is known")
 	}
@@ -299,7 +299,7 @@ func TestChooseNodeForStrangers(t *testing.T) {
 
 func TestAttemptsAreBounded(t *testing.T) {
 	var a attempts
-	pod := func(i int) kube.Pod { return kube.Pod{Ref: accel.PodRef{UID: strconv.Itoa(i)}} }
+	pod := func(i int) cluster.Pod { return cluster.Pod{Ref: accel.PodRef{UID: strconv.Itoa(i)}} }
 	expects := func(string) bool { return true }
 	for i := range 3 * maxAttempts {
 		a.begin(pod(i), time.Time{}, expects)

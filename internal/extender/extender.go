@@ -16,8 +16,8 @@ import (
 	"github.com/divvy-gpu/divvy/internal/accel/ledger"
 	"github.com/divvy-gpu/divvy/internal/accel/wire"
 	"github.com/divvy-gpu/divvy/internal/events"
-	"github.com/divvy-gpu/divvy/internal/kube"
 	"github.com/divvy-gpu/divvy/internal/limit"
+	"github.com/divvy-gpu/divvy/internal/scheduler/cluster"
 )
 
 // DefaultBindTimeout bounds a bind. It is below the 10 s that Divvy has kube-scheduler
@@ -48,10 +48,10 @@ type Ledger interface {
 }
 
 // Cluster is what the extender knows of pods and nodes without asking the API
-// server. *kube.Books is one.
+// server. *cluster.Books is one.
 type Cluster interface {
 	// Pod returns a pod that asks for something of ours, if it was seen.
-	Pod(namespace, name string) (kube.Pod, bool)
+	Pod(namespace, name string) (cluster.Pod, bool)
 	// Problem says why nothing can be placed on the node, "" when unknown.
 	Problem(node string) string
 	// Several reports whether the node can give a pod several devices of the
@@ -61,10 +61,10 @@ type Cluster interface {
 	Offering() []string
 }
 
-// Binder reads and binds pods at the API server. *kube.Binder is one; its
+// Binder reads and binds pods at the API server. *cluster.Binder is one; its
 // errors are those that package kube names.
 type Binder interface {
-	Get(ctx context.Context, namespace, name string) (kube.Pod, error)
+	Get(ctx context.Context, namespace, name string) (cluster.Pod, error)
 	Bind(ctx context.Context, pod accel.PodRef, node string, annotations map[string]string) error
 }
 

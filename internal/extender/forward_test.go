@@ -19,7 +19,7 @@ import (
 
 	"github.com/divvy-gpu/divvy/internal/accel"
 	"github.com/divvy-gpu/divvy/internal/events"
-	"github.com/divvy-gpu/divvy/internal/kube"
+	"github.com/divvy-gpu/divvy/internal/scheduler/cluster"
 )
 
 // fakeElection says what the test says.
@@ -398,7 +398,7 @@ func TestABindEndsWithTheLead(t *testing.T) {
 	f.set(func() { f.leading, f.until = true, time.Now().Add(50*time.Millisecond) })
 	follower.cluster.bindError = func(ctx context.Context, _ accel.PodRef, _ string) error {
 		<-ctx.Done() // the API server is slow
-		return kube.ErrOutcomeUnknown
+		return cluster.ErrOutcomeUnknown
 	}
 	if got := follower.bind(pod, "node-a"); !strings.Contains(got, "not known") {
 		t.Errorf("a bind that took longer than the lead: %q", got)

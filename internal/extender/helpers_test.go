@@ -26,6 +26,7 @@ import (
 	"github.com/divvy-gpu/divvy/internal/accel/ledger"
 	"github.com/divvy-gpu/divvy/internal/accel/wire"
 	"github.com/divvy-gpu/divvy/internal/kube"
+	"github.com/divvy-gpu/divvy/internal/scheduler/cluster"
 )
 
 const (
@@ -78,7 +79,7 @@ func newWorld(tb testing.TB, change ...func(*Config)) *world {
 	tb.Helper()
 	w := &world{
 		tb: tb, keys: newKeys(tb), clock: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC),
-		cluster: &fakeCluster{known: map[string]kube.Pod{}, actual: map[string]kube.Pod{}, problems: map[string]string{}},
+		cluster: &fakeCluster{known: map[string]cluster.Pod{}, actual: map[string]cluster.Pod{}, problems: map[string]string{}},
 	}
 	w.ledger = ledger.New(ledger.Options{Now: func() time.Time { return w.clock }, ReservationTTL: time.Minute})
 	w.ledger.SetNode("node-a", []accel.Inventory{cards(gcuMemory, "a", 16, 16)})
@@ -196,12 +197,12 @@ func (w *world) add(pod *v1.Pod, resources ...accel.Resource) *v1.Pod {
 	return pod
 }
 
-func podOf(pod *v1.Pod, resources ...accel.Resource) kube.Pod {
+func podOf(pod *v1.Pod, resources ...accel.Resource) cluster.Pod {
 	if len(resources) == 0 {
 		resources = []accel.Resource{gcuMemory}
 	}
 	requests, mistake := kube.RequestsOf(pod, resources)
-	return kube.Pod{
+	return cluster.Pod{
 		Ref:     accel.PodRef{UID: string(pod.UID), Namespace: pod.Namespace, Name: pod.Name},
 		Created: pod.CreationTimestamp.Time, Node: pod.Spec.NodeName,
 		Requests: requests, Mistake: mistake,
@@ -230,8 +231,8 @@ func newContainer(name string, res accel.Resource, amount int64) v1.Container {
 // fakeCluster is what the books know and what is true, which differ.
 type fakeCluster struct {
 	mu       sync.Mutex
-	known    map[string]kube.Pod // by namespace/name: what the watch has shown
-	actual   map[string]kube.Pod // what the API server has
+	known    map[string]cluster.Pod // by namespace/name: what the watch has shown
+	actual   map[string]cluster.Pod // what the API server has
 	problems map[string]string
 	single   map[string]bool // nodes that can give a pod one device only
 	// bindError, when set, decides what a bind answers; it may change actual.
@@ -242,7 +243,7 @@ type fakeCluster struct {
 	gets        int
 }
 
-func (c *fakeCluster) Pod(namespace, name string) (kube.Pod, bool) {
+func (c *fakeCluster) Pod(namespace, name string) (cluster.Pod, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	p, ok := c.known[namespace+"/"+name]
@@ -255,16 +256,16 @@ func (c *fakeCluster) Offering() []string { return []string{"node-a", "node-b"} 
 
 func (c *fakeCluster) Several(node string, _ accel.Resource) bool { return !c.single[node] }
 
-func (c *fakeCluster) Get(_ context.Context, namespace, name string) (kube.Pod, error) {
+func (c *fakeCluster) Get(_ context.Context, namespace, name string) (cluster.Pod, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.gets++
 	if c.getError != nil {
-		return kube.Pod{}, c.getError
+		return cluster.Pod{}, c.getError
 	}
 	p, ok := c.actual[namespace+"/"+name]
 	if !ok {
-		return kube.Pod{}, fmt.Errorf("pod %s/%s: %w", namespace, name, kube.ErrPodGone)
+		return cluster.Pod{}, fmt.Errorf("pod %s/%s: %w", namespace, name, cluster.ErrPodGone)
 	}
 	return p, nil
 }
@@ -279,7 +280,7 @@ func (c *fakeCluster) Bind(ctx context.Context, ref accel.PodRef, node string, a
 	defer c.mu.Unlock()
 	p, ok := c.actual[ref.String()]
 	if !ok || p.Ref.UID != ref.UID {
-		return kube.ErrPodGone
+		return cluster.ErrPodGone
 	}
 	p.Node = node
 	c.actual[ref.String()] = p

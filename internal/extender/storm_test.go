@@ -17,7 +17,7 @@ import (
 
 	"github.com/divvy-gpu/divvy/internal/accel"
 	"github.com/divvy-gpu/divvy/internal/events"
-	"github.com/divvy-gpu/divvy/internal/kube"
+	"github.com/divvy-gpu/divvy/internal/scheduler/cluster"
 )
 
 // storm is many pods that fit nowhere.
@@ -301,7 +301,7 @@ func BenchmarkWakeTurn(b *testing.B) {
 	w := newWorld(b, func(c *Config) { c.Waker = &counting{woken: map[string]int{}} })
 	for i := range storm {
 		w.extender.waiting.refused(accel.PodRef{UID: fmt.Sprintf("uid-%d", i), Namespace: "team", Name: fmt.Sprint(i)}, podOf(newPod("p", 4)).Requests[0])
-		w.cluster.known[fmt.Sprintf("team/%d", i)] = kube.Pod{Ref: accel.PodRef{UID: fmt.Sprintf("uid-%d", i)}}
+		w.cluster.known[fmt.Sprintf("team/%d", i)] = cluster.Pod{Ref: accel.PodRef{UID: fmt.Sprintf("uid-%d", i)}}
 	}
 	w.clock = w.clock.Add(wakeAfter)
 	for b.Loop() {

@@ -16,7 +16,7 @@ import (
 
 	"github.com/divvy-gpu/divvy/internal/accel"
 	"github.com/divvy-gpu/divvy/internal/accel/ledger"
-	"github.com/divvy-gpu/divvy/internal/kube"
+	"github.com/divvy-gpu/divvy/internal/scheduler/cluster"
 )
 
 // kube-scheduler asks again about a pod that was refused when something happens in
@@ -60,7 +60,7 @@ const (
 	wakeTimeout = 2 * time.Second
 )
 
-// Waker makes kube-scheduler ask again about a pod that waits. *kube.Binder is
+// Waker makes kube-scheduler ask again about a pod that waits. *cluster.Binder is
 // one.
 type Waker interface {
 	Wake(ctx context.Context, pod accel.PodRef) error
@@ -450,7 +450,7 @@ func (e *Extender) wake(ctx context.Context, ref accel.PodRef) bool {
 	case err == nil:
 		e.metrics.woken.WithLabelValues(wokenOK).Inc()
 		log.V(2).Info("There is room for a pod that waits; asked kube-scheduler to look again", "pod", ref.String())
-	case errors.Is(err, kube.ErrPodGone):
+	case errors.Is(err, cluster.ErrPodGone):
 		e.waiting.forget(ref.UID)
 		e.metrics.woken.WithLabelValues(wokenGone).Inc()
 	default:

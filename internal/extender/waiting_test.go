@@ -16,7 +16,7 @@ import (
 
 	"github.com/divvy-gpu/divvy/internal/accel"
 	"github.com/divvy-gpu/divvy/internal/accel/ledger"
-	"github.com/divvy-gpu/divvy/internal/kube"
+	"github.com/divvy-gpu/divvy/internal/scheduler/cluster"
 )
 
 // wakers note who was woken, and answer with err.
@@ -200,7 +200,7 @@ func TestNoMoreThanRoom(t *testing.T) {
 
 // TestOnlyPodsThatWait: nobody is woken who is gone, bound or somebody else.
 func TestOnlyPodsThatWait(t *testing.T) {
-	set := func(w *world, change func(*kube.Pod)) {
+	set := func(w *world, change func(*cluster.Pod)) {
 		pod := w.cluster.known["team/p"]
 		change(&pod)
 		w.cluster.known["team/p"] = pod
@@ -212,10 +212,10 @@ func TestOnlyPodsThatWait(t *testing.T) {
 	}{
 		"it waits":         {want: []string{"p"}, left: 1},
 		"it is gone":       {change: func(w *world, _ *wakers) { delete(w.cluster.known, "team/p") }},
-		"it is bound":      {change: func(w *world, _ *wakers) { set(w, func(p *kube.Pod) { p.Node = "node-b" }) }},
-		"it has ended":     {change: func(w *world, _ *wakers) { set(w, func(p *kube.Pod) { p.Ended = true }) }},
-		"it is another":    {change: func(w *world, _ *wakers) { set(w, func(p *kube.Pod) { p.Ref.UID = "new" }) }},
-		"it goes just now": {change: func(_ *world, wake *wakers) { wake.err = fmt.Errorf("patch: %w", kube.ErrPodGone) }, want: []string{"p"}},
+		"it is bound":      {change: func(w *world, _ *wakers) { set(w, func(p *cluster.Pod) { p.Node = "node-b" }) }},
+		"it has ended":     {change: func(w *world, _ *wakers) { set(w, func(p *cluster.Pod) { p.Ended = true }) }},
+		"it is another":    {change: func(w *world, _ *wakers) { set(w, func(p *cluster.Pod) { p.Ref.UID = "new" }) }},
+		"it goes just now": {change: func(_ *world, wake *wakers) { wake.err = fmt.Errorf("patch: %w", cluster.ErrPodGone) }, want: []string{"p"}},
 		"the API server is away": {
 			change: func(_ *world, wake *wakers) { wake.err = errors.New("connection refused") }, want: []string{"p"}, left: 1,
 		},

@@ -100,8 +100,8 @@ func TestCorked(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	pod, err := NewBinder(clients.Kubernetes, nil, false).Get(t.Context(), "team", "one")
-	if err != nil || pod.Ref.UID != "u" || dials != 1 {
+	pod, err := clients.Kubernetes.CoreV1().Pods("team").Get(t.Context(), "one", metav1.GetOptions{})
+	if err != nil || pod.UID != "u" || dials != 1 {
 		t.Errorf("pod %+v, %v, over %d connections of ours", pod, err, dials)
 	}
 }

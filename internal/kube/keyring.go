@@ -52,7 +52,7 @@ type Keyring struct {
 // of NewKeyring but a state of the ring: see Signer.
 func NewKeyring(path string) *Keyring {
 	k := &Keyring{path: path}
-	k.reload()
+	k.Reload()
 	return k
 }
 
@@ -109,7 +109,7 @@ func (k *Keyring) Run(ctx context.Context, changed func()) {
 		case <-ctx.Done():
 			return
 		case <-ticker.C:
-			if k.reload() {
+			if k.Reload() {
 				logger.Info("Read a new grant key", "file", k.path, "previousKeyAcceptedFor", keyOverlap)
 				changed()
 			}
@@ -131,8 +131,8 @@ func (k *Keyring) expire() bool {
 	return true
 }
 
-// reload reads the file and reports whether it brought another key.
-func (k *Keyring) reload() bool {
+// Reload reads the file and reports whether it has another key. Run does so by itself.
+func (k *Keyring) Reload() bool {
 	content, err := readKey(k.path)
 	k.mu.Lock()
 	defer k.mu.Unlock()

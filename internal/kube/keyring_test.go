@@ -5,6 +5,7 @@ import (
 	"context"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -71,4 +72,31 @@ func TestPreviousKeyEnds(t *testing.T) {
 		accepted(keyPoll, false, true, true)
 		accepted(keyOverlap, false, true, false)
 	})
+}
+
+func TestKeyringWaits(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "key")
+	keys := NewKeyring(file)
+	if _, err := keys.Signer(); err == nil || !strings.Contains(err.Error(), "no grant key yet") {
+		t.Errorf("signer without a file: %v", err)
+	}
+	if _, err := keys.DecodeGrant("u", "{}"); err == nil {
+		t.Error("a grant verified without a key")
+	}
+	changed := make(chan struct{})
+	go keys.Run(t.Context(), func() { close(changed) })
+	if err := os.WriteFile(file, bytes.Repeat([]byte("k"), wire.MinKeyBytes), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-changed:
+	case <-time.After(3 * keyPoll):
+		t.Fatal("the key that appeared was not read")
+	}
+	if _, err := keys.Signer(); err != nil {
+		t.Error(err)
+	}
+	if err := NewKeyring(t.TempDir()).err; err == nil || !strings.Contains(err.Error(), "not a regular file") {
+		t.Errorf("a folder as key: %v", err)
+	}
 }

@@ -39,6 +39,7 @@ import (
 	"github.com/divvy-gpu/divvy/internal/events"
 	"github.com/divvy-gpu/divvy/internal/kube"
 	defs "github.com/divvy-gpu/divvy/internal/metrics"
+	"github.com/divvy-gpu/divvy/internal/node/alloc"
 	"github.com/divvy-gpu/divvy/internal/podresources"
 	"github.com/divvy-gpu/divvy/internal/quarantine"
 )
@@ -81,7 +82,6 @@ type Agent struct {
 	o         Options
 	offerings []*offering
 	records   *records
-	tenants   *tenants
 	kubelet   *podresources.Client
 	pods      *nodePods
 	publisher *publisher
@@ -139,7 +139,6 @@ func New(ctx context.Context, o Options) (*Agent, error) {
 	m := newMetrics(o.Registry)
 	a := &Agent{
 		o:         o,
-		tenants:   &tenants{},
 		kubelet:   kubelet,
 		metrics:   m,
 		wake:      make(chan struct{}, 1),
@@ -148,7 +147,7 @@ func New(ctx context.Context, o Options) (*Agent, error) {
 		cdi:       newCDIWriter(o.Config.CDIDir),
 		turned:    time.Now(),
 		published: errors.New("the inventory was not published yet"),
-		asked:     errNotAsked,
+		asked:     alloc.ErrNotAsked,
 		events:    o.Events,
 		vendors:   map[string]*vendorState{},
 		watching:  newPhase(),
@@ -161,7 +160,7 @@ func New(ctx context.Context, o Options) (*Agent, error) {
 	a.endings = newEndings(filepath.Join(o.Config.DriverRoot, "sys/fs/cgroup"))
 	a.pods = newNodePods(o.Client, o.Node, a.wakeUp)
 	a.pods.objects.gone = a.endings.gone
-	a.records = &records{kubelet: kubelet, pods: a.pods, metrics: m}
+	a.records = &records{kubelet: kubelet, pods: a.pods, metrics: m, owner: &owner{}, planned: a.planned, ending: a.endings.held}
 	a.publisher = newPublisher(o.Client, o.Node, m, a.wakeUp)
 	a.corrector = &corrector{node: o.Node, pods: newPodWriter(o.Client, m, a.tellPod), keys: o.Keys, metrics: m, event: a.tellPod}
 	a.annotator = &annotator{newPodWriter(o.Client, m, a.tellPod)}
@@ -173,9 +172,6 @@ func New(ctx context.Context, o Options) (*Agent, error) {
 	}
 	if a.offerings, err = a.build(ctx); err != nil {
 		return nil, errors.Join(err, a.Close())
-	}
-	for _, r := range a.offerings {
-		a.records.parts = append(a.records.parts, r.parts...)
 	}
 	return a, nil
 }
@@ -189,15 +185,18 @@ func (a *Agent) Close() error {
 	return a.kubelet.Close()
 }
 
-// grantOf returns the grant that the extender, or this program, signed for the
-// pod on this node.
-func (a *Agent) grantOf(pod *corev1.Pod, resource accel.Resource) (accel.Grant, bool) {
+// planned returns the allocation that the extender, or this program, signed for
+// the pod on this node; nil for none.
+func (a *Agent) planned(pod *corev1.Pod) *accel.Grant {
 	value, ok := pod.Annotations[wire.GrantAnnotation]
 	if !ok {
-		return accel.Grant{}, false
+		return nil
 	}
 	g, err := a.o.Keys.DecodeGrant(string(pod.UID), value)
-	return g, err == nil && g.Node == a.o.Node && g.Resource == resource
+	if err != nil || g.Node != a.o.Node {
+		return nil
+	}
+	return &g
 }
 
 // tell records an event on the node.
@@ -354,10 +353,10 @@ func (a *Agent) Ready() error {
 	if _, err := a.o.Keys.Signer(); err != nil {
 		missing = append(missing, err)
 	}
-	present := slices.ContainsFunc(a.offerings, func(r *offering) bool { return r.configured && !r.parts[0].absent() })
+	present := slices.ContainsFunc(a.offerings, func(r *offering) bool { return r.configured && !r.parts[0].status().Absent })
 	for _, r := range a.offerings {
-		if r.configured && !(present && r.parts[0].absent()) {
-			missing = append(missing, r.parts[0].ready(), r.server.Ready())
+		if status := r.parts[0].status(); r.configured && !(present && status.Absent) {
+			missing = append(missing, status.Problem, r.server.Ready())
 		}
 	}
 	a.mu.Lock()

@@ -272,7 +272,7 @@ func TestHealthIsToldOncePerDevice(t *testing.T) {
 			w.found(d, gpuDevice(1, "b"))
 		}
 		for range 3 {
-			h.report(ctx, "nvidia", []part{whole.slotPool, slices.slotPool})
+			h.report(ctx, "nvidia", []*pool{whole.pool, slices.pool})
 		}
 	}
 	report(gpuDevice(0, "a"))
@@ -369,7 +369,7 @@ func TestFolderThatWasRemovedUnderAMount(t *testing.T) {
 	w.found(gpuDevice(0, "a"))
 	a := &Agent{
 		turned: time.Now(), metrics: w.metrics,
-		offerings: []*offering{{name: gpu, parts: []part{w.slotPool}, server: deviceplugin.NewServer(dir, "none", gpu, w.slotPool)}},
+		offerings: []*offering{{name: gpu, parts: []*pool{w.pool}, server: deviceplugin.NewServer(dir, "none", gpu, w.pool)}},
 	}
 	if err := os.RemoveAll(dir); err != nil {
 		t.Fatal(err)

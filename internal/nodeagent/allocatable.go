@@ -9,6 +9,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/divvy-gpu/divvy/internal/accel"
+	"github.com/divvy-gpu/divvy/internal/node/alloc"
 )
 
 // healthyUnits counts what the offering has told kubelet is healthy, false when
@@ -57,7 +58,7 @@ func (a *Agent) publishAllocatable(ctx context.Context) error {
 	}
 	differ := map[accel.Resource]int{}
 	for _, r := range a.offerings {
-		if _, whole := r.parts[0].(*slotPool); !whole {
+		if r.parts[0].Kind != alloc.Slots {
 			continue
 		}
 		_, known := node.Status.Capacity[corev1.ResourceName(r.name)]

@@ -3,13 +3,11 @@ package nodeagent
 import (
 	"context"
 	"fmt"
-	"maps"
 	"path/filepath"
 	"slices"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/klog/v2"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
@@ -17,6 +15,8 @@ import (
 	"github.com/divvy-gpu/divvy/internal/accel"
 	"github.com/divvy-gpu/divvy/internal/deviceplugin"
 	defs "github.com/divvy-gpu/divvy/internal/metrics"
+	"github.com/divvy-gpu/divvy/internal/node/alloc"
+	"github.com/divvy-gpu/divvy/internal/node/state"
 	"github.com/divvy-gpu/divvy/internal/sharing"
 )
 
@@ -27,7 +27,7 @@ func (a *Agent) build(ctx context.Context) ([]*offering, error) {
 	for _, r := range a.o.Config.Resources {
 		names = append(names, accel.Resource(r.Name))
 	}
-	stored, err := sharing.Stored(a.o.Config.StateDir)
+	stored, err := state.Stored(a.o.Config.StateDir)
 	if err != nil {
 		return nil, err
 	}
@@ -53,16 +53,21 @@ func (a *Agent) build(ctx context.Context) ([]*offering, error) {
 		if len(r.parts) == 0 {
 			continue
 		}
-		a.recall(ctx, r)
 		a.metrics.register(defs.NodeRegistrations.NewCounterFunc(prometheus.Labels{"resource": string(name)},
 			func() float64 { return float64(r.server.Registrations()) }))
 		a.metrics.resource(name)
 		out = append(out, r)
 	}
+	if err := a.engine(out); err != nil {
+		return nil, err
+	}
+	for _, r := range out {
+		a.recall(ctx, r)
+	}
 	return out, nil
 }
 
-// configure makes the part that is configured.
+// configure makes the pool that is configured.
 func (a *Agent) configure(ctx context.Context, r *offering, c *config.Resource) error {
 	if a.o.Backends[c.Vendor] == nil {
 		return fmt.Errorf("resource %s: there is no backend for vendor %q", c.Name, c.Vendor)
@@ -74,54 +79,42 @@ func (a *Agent) configure(ctx context.Context, r *offering, c *config.Resource) 
 		if err != nil {
 			return fmt.Errorf("resource %s: %w", c.Name, err)
 		}
-		return a.addMemory(ctx, r, func(p *memoryPool) { p.wanted, p.selector = unit, selectorOf(c.Devices) })
+		return a.add(ctx, r, alloc.Config{ID: alloc.ID{Kind: alloc.Memory}, Unit: unit, Chooses: selectorOf(c.Devices).matches})
 	case config.ModeExclusive, config.ModeTimeSlicing:
-		return a.addSlots(ctx, r, func(p *slotPool) { p.rules = rulesOf(c) })
+		return a.add(ctx, r, alloc.Config{ID: alloc.ID{Kind: alloc.Slots}, Cut: cutOf(c), Chooses: selectorOf(c.Devices).matches})
 	default:
 		return fmt.Errorf("resource %s: there is no mode %q", c.Name, c.Mode)
 	}
 }
 
-// leftovers makes parts of what the resource was before, as long as containers
+// leftovers makes pools of what the resource was before, as long as containers
 // may hold something of that.
 func (a *Agent) leftovers(ctx context.Context, r *offering) error {
 	why := "the node does not offer it any more"
 	if r.configured {
 		why = "the node offers it in another way now"
 	}
-	log := klog.FromContext(ctx).WithValues("resource", r.name)
-	memory, slots := sharing.NewStore(a.o.Config.StateDir, r.name), sharing.NewSlotStore(a.o.Config.StateDir, r.name)
-	var isMemory, isSlots bool
-	if r.configured {
-		_, isMemory = r.parts[0].(*memoryPool)
-		isSlots = !isMemory
-	}
-	if !isMemory && memory.Exists() {
-		state, _, err := memory.Load()
+	for _, kind := range []alloc.Kind{alloc.Memory, alloc.Slots} {
+		if r.configured && r.parts[0].Kind == kind {
+			continue
+		}
+		id := alloc.ID{Resource: r.name, Kind: kind}
+		saved, err := state.NewStore(a.o.Config.StateDir, id).Load()
 		switch {
 		case err != nil:
-			log.Error(err, "Cannot read what containers may hold of a resource that is not configured")
-		case len(state.Ranges) == 0:
-		default:
-			// Files of before there were several vendors do not name it.
-			if r.vendor == "" {
-				r.vendor = vendorOf(state.Vendor)
-			}
-			if err := a.addMemory(ctx, r, func(p *memoryPool) { p.draining = why }); err != nil {
-				return err
-			}
-		}
-	}
-	if !isSlots && slots.Exists() {
-		state, _, err := slots.Load()
-		if err != nil {
-			log.Error(err, "Cannot read what containers may hold of a resource that is not configured")
-			return nil
+			klog.FromContext(ctx).Error(err, "Cannot read what containers may hold of a resource that is not configured", "resource", r.name)
+			continue
+		case saved == nil, kind == alloc.Memory && len(saved.Ranges) == 0:
+			continue
 		}
 		if r.vendor == "" {
-			r.vendor = state.Vendor
+			r.vendor = saved.Vendor
+			// Files of before there were several vendors do not name it.
+			if kind == alloc.Memory {
+				r.vendor = vendorOf(saved.Vendor)
+			}
 		}
-		if err := a.addSlots(ctx, r, func(p *slotPool) { p.draining = why }); err != nil {
+		if err := a.add(ctx, r, alloc.Config{ID: id, Draining: why}); err != nil {
 			return err
 		}
 	}
@@ -137,55 +130,36 @@ func vendorOf(name string) string {
 	return name
 }
 
-func (a *Agent) addMemory(ctx context.Context, r *offering, set func(*memoryPool)) error {
+// add makes a pool of the resource.
+func (a *Agent) add(ctx context.Context, r *offering, c alloc.Config) error {
 	inject, err := newInjector(&a.o.Config, r.vendor, r.name)
 	if err != nil {
 		return err
 	}
-	p := &memoryPool{
-		resource: r.name, inject: inject, vendor: r.vendor, backend: a.o.Backends[r.vendor],
-		store: sharing.NewStore(a.o.Config.StateDir, r.name), records: a.records, tenant: a.tenants.join(r.name, r.vendor),
-		grant:   func(pod *corev1.Pod) (accel.Grant, bool) { return a.grantOf(pod, r.name) },
-		metrics: a.metrics, changed: a.wakeUp, withdrawn: a.withdrawn, event: a.tell,
-		ending: func() []accel.DeviceID { return a.endings.held(r.name) },
+	c.Resource, c.Vendor = r.name, r.vendor
+	p := &pool{
+		ID: c.ID, config: c, inject: inject, backend: a.o.Backends[r.vendor],
+		store: state.NewStore(a.o.Config.StateDir, c.ID), records: a.records,
+		metrics: a.metrics, sink: shelf{r, len(r.parts)}, changed: a.wakeUp, withdrawn: a.withdrawn, event: a.tell,
 	}
-	set(p)
 	p.specify = a.specifier(p, r.vendor, inject)
-	p.sink = shelf{r, len(r.parts)}
-	p.foreign = r.foreignTo(p)
+	p.load(ctx)
 	r.add(p)
-	return p.open(ctx)
+	return nil
 }
 
-func (a *Agent) addSlots(ctx context.Context, r *offering, set func(*slotPool)) error {
-	inject, err := newInjector(&a.o.Config, r.vendor, r.name)
-	if err != nil {
-		return err
-	}
-	p := &slotPool{
-		resource: r.name, inject: inject, vendor: r.vendor, backend: a.o.Backends[r.vendor],
-		store: sharing.NewSlotStore(a.o.Config.StateDir, r.name), records: a.records, tenant: a.tenants.join(r.name, r.vendor),
-		promised: func(pods []*corev1.Pod) map[accel.DeviceID]bool { return a.promised(r.vendor, pods) },
-		metrics:  a.metrics, changed: a.wakeUp, withdrawn: a.withdrawn, event: a.tell,
-	}
-	set(p)
-	p.specify = a.specifier(p, r.vendor, inject)
-	p.sink = shelf{r, len(r.parts)}
-	p.foreign = r.foreignTo(p)
-	r.add(p)
-	return p.open(ctx)
-}
-
-// promised returns the devices of a vendor that waiting pods were granted by
-// memory. The caller holds records.turn.
-func (a *Agent) promised(vendor string, pods []*corev1.Pod) map[accel.DeviceID]bool {
-	out := map[accel.DeviceID]bool{}
-	for _, p := range a.partsOf(vendor) {
-		if m, ok := p.(*memoryPool); ok {
-			maps.Copy(out, m.promised(pods))
+// engine makes the engine of the pools of all resources.
+func (a *Agent) engine(all []*offering) error {
+	var pools []alloc.Config
+	for _, r := range all {
+		a.records.resources = append(a.records.resources, r.name)
+		for _, p := range r.parts {
+			pools = append(pools, p.config)
 		}
 	}
-	return out
+	var err error
+	a.records.owner.engine, err = alloc.New(pools...)
+	return err
 }
 
 // timed is an offering whose answers to kubelet are timed, and whose refusals are

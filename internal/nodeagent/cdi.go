@@ -38,7 +38,7 @@ type cdiWriter struct {
 	mu sync.Mutex // guards what follows
 	// wanted are the devices of each part by kind and name, nil while the part has
 	// not spoken.
-	wanted map[part]map[string]cdiDevices
+	wanted map[*pool]map[string]cdiDevices
 	// files are those that were written or found, by kind.
 	files map[string]cdiOnDisk
 	// tidied is true once files of kinds that are not used were removed.
@@ -55,13 +55,13 @@ type cdiOnDisk struct {
 }
 
 func newCDIWriter(dir string) *cdiWriter {
-	return &cdiWriter{dir: dir, wanted: map[part]map[string]cdiDevices{}, files: map[string]cdiOnDisk{}}
+	return &cdiWriter{dir: dir, wanted: map[*pool]map[string]cdiDevices{}, files: map[string]cdiOnDisk{}}
 }
 
 // specifier returns what describes the devices of a part, nil for a part whose
 // containers are not given CDI names, or names of specifications that others
 // write. It returns why devices are not described.
-func (a *Agent) specifier(p part, vendor string, inject injector) func([]accel.Device) map[accel.DeviceID]error {
+func (a *Agent) specifier(p *pool, vendor string, inject injector) func([]accel.Device) map[accel.DeviceID]error {
 	b := a.o.Backends[vendor]
 	if b == nil || !inject.cdi() || a.o.Config.Vendors[vendor].CDIKind != "" {
 		return nil
@@ -75,7 +75,7 @@ func (a *Agent) specifier(p part, vendor string, inject injector) func([]accel.D
 //
 // Every device's name is defined with its device nodes alone; the environment
 // names all devices of a container together and travels in kubelet's answer.
-func (w *cdiWriter) specify(p part, b backend.Backend, devices []accel.Device) map[accel.DeviceID]error {
+func (w *cdiWriter) specify(p *pool, b backend.Backend, devices []accel.Device) map[accel.DeviceID]error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	failed := map[accel.DeviceID]error{}
@@ -185,7 +185,7 @@ func readCDI(path string) cdiOnDisk {
 func (a *Agent) tidyCDI() error {
 	for _, r := range a.offerings {
 		for _, p := range r.parts {
-			if !p.idle() {
+			if !p.status().Idle {
 				return nil
 			}
 		}

@@ -36,8 +36,8 @@ func TestCDISpecificationOfADriverThatComesLate(t *testing.T) {
 	w.backend = b
 	dir := t.TempDir()
 	c := newCDIWriter(dir)
-	c.wanted[w.memoryPool] = nil
-	w.specify = func(devices []accel.Device) map[accel.DeviceID]error { return c.specify(w.memoryPool, b, devices) }
+	c.wanted[w.pool] = nil
+	w.specify = func(devices []accel.Device) map[accel.DeviceID]error { return c.specify(w.pool, b, devices) }
 	w.update(t.Context(), backend.Found{}, errors.New("the driver is not loaded"))
 	b.seen["a"] = true
 	w.update(t.Context(), found(card(0, "a", 16)), nil)
@@ -77,13 +77,13 @@ func TestCDIOfSeveralParts(t *testing.T) {
 	file := filepath.Join(dir, "divvy-nvidia.com-gpu.yaml")
 	b := &gpuBackend{}
 	before := newCDIWriter(dir)
-	if failed := before.specify(&slotPool{}, b, devicesNamed("a", "b", "c")); len(failed) > 0 {
+	if failed := before.specify(&pool{}, b, devicesNamed("a", "b", "c")); len(failed) > 0 {
 		t.Fatal(failed)
 	}
-	w, one, two := newCDIWriter(dir), &slotPool{}, &slotPool{}
+	w, one, two := newCDIWriter(dir), &pool{}, &pool{}
 	w.wanted[one], w.wanted[two] = nil, nil
 	for _, step := range []struct {
-		part    part
+		part    *pool
 		devices []string
 		want    string
 	}{
@@ -108,7 +108,7 @@ func TestCDIFolderThatCannotBeWritten(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "cdi")
 	file := filepath.Join(dir, "divvy-nvidia.com-gpu.yaml")
 	b := &gpuBackend{}
-	if failed := newCDIWriter(dir).specify(&slotPool{}, b, devicesNamed("a", "b")); len(failed) > 0 {
+	if failed := newCDIWriter(dir).specify(&pool{}, b, devicesNamed("a", "b")); len(failed) > 0 {
 		t.Fatal(failed)
 	}
 	// The name of the file beside it is taken, whoever the test runs as.
@@ -118,7 +118,7 @@ func TestCDIFolderThatCannotBeWritten(t *testing.T) {
 	}
 	w := newCDIWriter(dir)
 	for range 2 {
-		failed := w.specify(&slotPool{}, b, devicesNamed("a", "c"))
+		failed := w.specify(&pool{}, b, devicesNamed("a", "c"))
 		if len(failed) != 1 || failed["c"] == nil || !strings.Contains(failed["c"].Error(), "write the CDI specification of nvidia.com/gpu") {
 			t.Errorf("not described are %v, want c alone", failed)
 		}
@@ -126,13 +126,13 @@ func TestCDIFolderThatCannotBeWritten(t *testing.T) {
 	if err := os.RemoveAll(file + durable.Suffix); err != nil {
 		t.Fatal(err)
 	}
-	if failed := w.specify(&slotPool{}, b, devicesNamed("a", "c")); len(failed) > 0 {
+	if failed := w.specify(&pool{}, b, devicesNamed("a", "c")); len(failed) > 0 {
 		t.Error(failed)
 	}
 	if err := os.RemoveAll(dir); err != nil {
 		t.Fatal(err)
 	}
-	if failed := w.specify(&slotPool{}, b, devicesNamed("a", "c")); len(failed) > 0 {
+	if failed := w.specify(&pool{}, b, devicesNamed("a", "c")); len(failed) > 0 {
 		t.Error(failed)
 	}
 	if got := cdiDevicesIn(t, file); got != "a c" {
@@ -143,7 +143,7 @@ func TestCDIFolderThatCannotBeWritten(t *testing.T) {
 // A name that CDI does not allow takes its own device out, and no other.
 func TestCDINameThatIsNotValid(t *testing.T) {
 	w := newCDIWriter(t.TempDir())
-	failed := w.specify(&slotPool{}, &gpuBackend{}, devicesNamed("a", "b/c"))
+	failed := w.specify(&pool{}, &gpuBackend{}, devicesNamed("a", "b/c"))
 	if len(failed) != 1 || failed["b/c"] == nil {
 		t.Errorf("not described are %v, want b/c alone", failed)
 	}

@@ -11,28 +11,28 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/divvy-gpu/divvy/internal/accel/wire"
+	"github.com/divvy-gpu/divvy/internal/node/alloc"
 )
 
 // annotator writes wire.HeldAnnotation. Only one goroutine uses it.
 type annotator struct{ pods *podWriter }
 
 // annotate writes into the pods what they hold of the pools.
-func (a *annotator) annotate(ctx context.Context, pods []*corev1.Pod, pools []*slotPool) error {
-	held := map[podKey]map[string][]string{}
+func (a *annotator) annotate(ctx context.Context, pods []*corev1.Pod, pools []*pool) error {
+	held := map[alloc.PodKey]map[string][]string{}
 	for _, p := range pools {
-		_, listings := p.heldSlots()
-		for key, ids := range listings {
+		for key, ids := range p.slots() {
 			if held[key] == nil {
 				held[key] = map[string][]string{}
 			}
-			ids = slices.Concat(held[key][string(p.resource)], ids)
+			ids = slices.Concat(held[key][string(p.Resource)], ids)
 			slices.Sort(ids)
-			held[key][string(p.resource)] = slices.Compact(ids)
+			held[key][string(p.Resource)] = slices.Compact(ids)
 		}
 	}
 	var failed []error
 	for _, pod := range pods {
-		devices := held[podKey{pod.Namespace, pod.Name}]
+		devices := held[keyOf(pod)]
 		if devices == nil || terminal(pod) {
 			continue
 		}

@@ -39,14 +39,16 @@ func TestPreferNeverPanics(t *testing.T) {
 	p := newPod("p", 8)
 	p.Spec.InitContainers = []corev1.Container{container("init", 8)}
 	w.see(w.grantTo(p, "a", 1))
-	w.inits[string(p.UID)] = initServed{next: 1, units: 8} // as of a device that is not known
+	if err := w.recall([]byte(`{"inits":{"` + string(p.UID) + `":{"next":1,"units":8}}}`)); err != nil { // as of a device that is not known
+		t.Fatal(err)
+	}
 	big := newPod("big", 12)
 	w.admitted = append(w.admitted, p, big)
-	w.held[big.UID] = map[string][]string{"c0": w.layout.IDs(nil, "a")[:12]}
+	w.held[big.UID] = map[string][]string{"c0": w.idsOf("a")[:12]}
 	if _, err := w.Prefer(t.Context(), w.available(), nil, 8); err == nil {
 		t.Error("8 units given of 4")
 	}
-	if _, err := w.Prefer(t.Context(), w.available(), w.layout.IDs(nil, "a")[12:16], 2); err == nil {
+	if _, err := w.Prefer(t.Context(), w.available(), w.idsOf("a")[12:16], 2); err == nil {
 		t.Error("2 units with 4 among them")
 	}
 }

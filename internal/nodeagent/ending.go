@@ -13,6 +13,7 @@ import (
 	"github.com/divvy-gpu/divvy/internal/accel"
 	"github.com/divvy-gpu/divvy/internal/accel/wire"
 	"github.com/divvy-gpu/divvy/internal/kube"
+	"github.com/divvy-gpu/divvy/internal/node/alloc"
 )
 
 // unknownFor is how long a pod is taken to run whose control group cannot be looked
@@ -71,11 +72,12 @@ func (e *endings) gone(object any) {
 	e.went = append(e.went, pod)
 }
 
-// held returns the devices that such pods have of a resource.
-func (e *endings) held(r accel.Resource) []accel.DeviceID {
+// held returns the devices that such pods have, by resource. The map is replaced,
+// never changed.
+func (e *endings) held() map[accel.Resource][]accel.DeviceID {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return e.devices[r]
+	return e.devices
 }
 
 // turn returns what is to be published. holds says what a pod has; before is what is
@@ -186,20 +188,19 @@ func (e *endings) waits() bool { return len(e.pods) > 0 }
 func (a *Agent) endingOf(pod *corev1.Pod) []wire.Ending {
 	var out []wire.Ending
 	for _, r := range a.offerings {
-		p, memory := r.parts[0].(*memoryPool)
-		if !memory {
+		if r.parts[0].Kind != alloc.Memory {
 			continue
 		}
-		request := kube.RequestOf(pod, p.resource)
+		request := kube.RequestOf(pod, r.name)
 		units := request.Peak()
 		if units <= 0 {
 			continue
 		}
 		one := wire.Ending{
 			Pod:      accel.PodRef{UID: string(pod.UID), Namespace: pod.Namespace, Name: pod.Name},
-			Resource: p.resource, Units: min(units, accel.MaxUnits),
+			Resource: r.name, Units: min(units, accel.MaxUnits),
 		}
-		if g, ok := a.grantOf(pod, p.resource); ok {
+		if g := a.planned(pod); g != nil && g.Resource == r.name {
 			one.Devices = g.Devices()
 		}
 		out = append(out, one)

@@ -17,6 +17,7 @@ import (
 
 	"github.com/divvy-gpu/divvy/internal/accel"
 	"github.com/divvy-gpu/divvy/internal/accel/wire"
+	"github.com/divvy-gpu/divvy/internal/node/alloc"
 )
 
 const (
@@ -189,7 +190,7 @@ func TestPodsGoneBeforeTheirContainers(t *testing.T) {
 	if diff := cmp.Diff(want, all); diff != "" {
 		t.Errorf("listed (-want +got):\n%s", diff)
 	}
-	if diff := cmp.Diff([]accel.DeviceID{"a"}, a.endings.held("nvidia.com/gpu-memory")); diff != "" {
+	if diff := cmp.Diff([]accel.DeviceID{"a"}, a.endings.held()["nvidia.com/gpu-memory"]); diff != "" {
 		t.Errorf("devices that other resources do not offer (-want +got):\n%s", diff)
 	}
 	stop()
@@ -282,14 +283,20 @@ func TestEndedBySomebodyElse(t *testing.T) {
 // TestEndingPodsKeepTheirCards from other resources.
 func TestEndingPodsKeepTheirCards(t *testing.T) {
 	w := newWorld(t, "1")
-	other := w.tenant.tenants.join("enflame.com/gcu", "enflame")
-	w.update(t.Context(), found(card(0, "a", 16), card(1, "b", 16)), nil)
-	w.memoryPool.ending = func() []accel.DeviceID { return []accel.DeviceID{"b"} }
-	w.take(nil, 0)
-	if _, taken := other.elsewhere("a"); taken {
+	w.engines(whole)
+	devices := found(card(0, "a", 16), card(1, "b", 16))
+	w.records.ending = func() map[accel.Resource][]accel.DeviceID {
+		return map[accel.Resource][]accel.DeviceID{gcuMemory: {"b"}}
+	}
+	w.update(t.Context(), devices, nil)
+	e := w.records.owner.engine
+	e.Discover(whole.ID, alloc.Discovery{Devices: devices.Devices})
+	e.Derive(whole.ID, time.Now())
+	shares := e.Inventory(whole.ID).Shares
+	if shares[0].Health.Unhealthy {
 		t.Error("a card that nobody has is withdrawn")
 	}
-	if r, taken := other.elsewhere("b"); !taken || r != gcuMemory {
-		t.Errorf("the card of a pod whose containers run is offered as another resource: %q, %t", r, taken)
+	if got := shares[1].Health.Reason; got != "given out as enflame.com/gcu-memory" {
+		t.Errorf("the card of a pod whose containers run is offered as another resource: %q", got)
 	}
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/divvy-gpu/divvy/internal/accel"
 	"github.com/divvy-gpu/divvy/internal/deviceplugin"
+	"github.com/divvy-gpu/divvy/internal/node/alloc"
 )
 
 // Handoff is the state that an agent passes to its successor, in this process or the
@@ -25,16 +26,6 @@ type Handoff struct {
 	Memory map[string]json.RawMessage `json:"memory,omitempty"`
 	// Quarantine has the devices in quarantine; nil where that is not known.
 	Quarantine []accel.Quarantine `json:"quarantine"`
-}
-
-// rememberer is a part that keeps state from one question of kubelet to the next.
-type rememberer interface {
-	// memoryKey is the key in Handoff.Memory.
-	memoryKey() string
-	// memory returns what the part remembers, for JSON. The part has stopped.
-	memory() any
-	// recall restores what the predecessor remembered. The part has not started.
-	recall(data []byte) error
 }
 
 // phase is a group of goroutines that may end before the agent does. It is safe for
@@ -84,17 +75,15 @@ func (a *Agent) Yield() Handoff {
 	}
 	// Kubelet must have recorded what it was given before the successor asks (see
 	// records.turn).
-	<-time.After(time.Until(a.tenants.lastGiven().Add(recordedBefore)))
+	e, done := a.records.owner.use()
+	last := e.LastGiven("")
+	done()
+	<-time.After(time.Until(last.Add(alloc.RecordedBefore)))
 	a.deciding.stop()
 	for _, r := range a.offerings {
 		for _, p := range r.parts {
-			m, ok := p.(rememberer)
-			if !ok {
-				continue
-			}
-			// It consists of strings, numbers and times, which do not fail.
-			if data, err := json.Marshal(m.memory()); err == nil {
-				out.Memory[m.memoryKey()] = data
+			if data, err := p.memory(); err == nil {
+				out.Memory[p.String()] = data
 			}
 		}
 	}
@@ -171,18 +160,31 @@ func (a *Agent) recall(ctx context.Context, r *offering) {
 		r.server.TakeOver(socket)
 	}
 	for _, p := range r.parts {
-		m, ok := p.(rememberer)
-		if !ok {
-			continue
-		}
-		data := a.o.Handoff.Memory[m.memoryKey()]
+		data := a.o.Handoff.Memory[p.String()]
 		if data == nil {
 			continue
 		}
-		if err := m.recall(data); err != nil {
+		if err := p.recall(data); err != nil {
 			klog.FromContext(ctx).Error(err, "Cannot read the predecessor's state, starting without it", "resource", r.name)
 		}
 	}
+}
+
+// memory returns what the pool remembers from one question of kubelet to the next.
+// It consists of strings, numbers and times, which do not fail.
+func (p *pool) memory() ([]byte, error) {
+	p.records.turn.Lock()
+	defer p.records.turn.Unlock()
+	e, done := p.records.owner.use()
+	defer done()
+	return json.Marshal(e.Memory(p.ID))
+}
+
+// recall restores what the predecessor remembered. The pool has not started.
+func (p *pool) recall(data []byte) error {
+	e, done := p.records.owner.use()
+	defer done()
+	return e.Recall(p.ID, data)
 }
 
 // offers reports whether there is a list of units for kubelet.
@@ -190,151 +192,4 @@ func (r *offering) offers() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return slices.ContainsFunc(r.lists, func(list []deviceplugin.Unit) bool { return list != nil })
-}
-
-// lastGiven is the time of the last allocation.
-func (t *tenants) lastGiven() time.Time {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	var last time.Time
-	for _, one := range t.all {
-		for _, at := range one.given {
-			if at.After(last) {
-				last = at
-			}
-		}
-	}
-	return last
-}
-
-// memoryOfUnits is what a memoryPool remembers, as JSON.
-type memoryOfUnits struct {
-	Inits          map[string]rememberedInits `json:"inits,omitempty"` // by pod's UID
-	Asked          *rememberedQuestion        `json:"asked,omitempty"`
-	Strangers      []string                   `json:"strangers,omitempty"` // as strangeHolder
-	StrangerDevice accel.DeviceID             `json:"strangerDevice,omitempty"`
-	Given          map[string]rememberedUnit  `json:"given,omitempty"` // by id
-}
-
-type rememberedInits struct {
-	Request accel.Request               `json:"request"`
-	Next    int                         `json:"next"`
-	Devices []accel.DeviceID            `json:"devices"`
-	Units   accel.Units                 `json:"units"`
-	IDs     map[accel.DeviceID][]string `json:"ids"`
-	At      time.Time                   `json:"at"`
-}
-
-type rememberedQuestion struct {
-	UID       string           `json:"uid,omitempty"`
-	Stranger  bool             `json:"stranger,omitempty"`
-	Request   accel.Request    `json:"request"`
-	Container int              `json:"container"`
-	Devices   []accel.DeviceID `json:"devices"`
-	IDs       []string         `json:"ids"`
-}
-
-type rememberedUnit struct {
-	Device accel.DeviceID `json:"device"`
-	At     time.Time      `json:"at"`
-}
-
-func (p *memoryPool) memoryKey() string { return "memory " + string(p.resource) }
-
-func (p *memoryPool) memory() any {
-	p.records.turn.Lock()
-	defer p.records.turn.Unlock()
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	m := memoryOfUnits{StrangerDevice: p.strangerDevice, Inits: map[string]rememberedInits{}, Given: map[string]rememberedUnit{}}
-	for uid, s := range p.inits {
-		m.Inits[uid] = rememberedInits{Request: s.request, Next: s.next, Devices: s.devices, Units: s.units, IDs: s.ids, At: s.at}
-	}
-	if q := p.asked; len(q.ids) > 0 {
-		m.Asked = &rememberedQuestion{UID: q.uid, Stranger: q.stranger, Request: q.request, Container: q.container, Devices: q.devices, IDs: q.ids}
-	}
-	for key := range p.strangers {
-		m.Strangers = append(m.Strangers, strangeHolder(key))
-	}
-	for id, one := range p.given {
-		m.Given[id] = rememberedUnit{Device: one.device, At: one.at}
-	}
-	return m
-}
-
-func (p *memoryPool) recall(data []byte) error {
-	var m memoryOfUnits
-	if err := json.Unmarshal(data, &m); err != nil {
-		return err
-	}
-	if q := m.Asked; q != nil && q.UID != "" && (q.Container < 0 || q.Container >= len(q.Request.Containers)) {
-		return fmt.Errorf("container %d of %d", q.Container, len(q.Request.Containers))
-	}
-	p.records.turn.Lock()
-	defer p.records.turn.Unlock()
-	for uid, s := range m.Inits {
-		p.inits[uid] = initServed{request: s.Request, next: s.Next, devices: s.Devices, units: s.Units, ids: s.IDs, at: s.At}
-	}
-	if q := m.Asked; q != nil {
-		p.asked = question{uid: q.UID, stranger: q.Stranger, request: q.Request, container: q.Container, devices: q.Devices, ids: q.IDs}
-	}
-	p.strangers, p.strangerDevice = map[podKey]bool{}, m.StrangerDevice
-	for _, holder := range m.Strangers {
-		p.strangers[initKey(holder)] = true
-	}
-	p.noteInits()
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for id, one := range m.Given {
-		p.given[id] = givenUnit{device: one.Device, at: one.At}
-		p.tenant.giveAt(one.At, one.Device)
-	}
-	return nil
-}
-
-// memoryOfSlots is what a slotPool remembers, as JSON.
-type memoryOfSlots struct {
-	Admitting []string                  `json:"admitting,omitempty"`
-	Preferred []string                  `json:"preferred,omitempty"`
-	Given     map[string]rememberedSlot `json:"given,omitempty"` // by id, those that kubelet has not listed
-}
-
-type rememberedSlot struct {
-	Chips   []accel.DeviceID `json:"chips"`
-	Inits   []string         `json:"inits,omitempty"`
-	Unasked bool             `json:"unasked,omitempty"`
-	At      time.Time        `json:"at"`
-}
-
-func (p *slotPool) memoryKey() string { return "slots " + string(p.resource) }
-
-func (p *slotPool) memory() any {
-	p.records.turn.Lock()
-	defer p.records.turn.Unlock()
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	m := memoryOfSlots{Admitting: p.admitting, Preferred: p.preferred, Given: map[string]rememberedSlot{}}
-	for id, h := range p.holds {
-		if !h.seen {
-			m.Given[id] = rememberedSlot{Chips: h.chips, Inits: h.inits, Unasked: h.unasked, At: h.at}
-		}
-	}
-	return m
-}
-
-func (p *slotPool) recall(data []byte) error {
-	var m memoryOfSlots
-	if err := json.Unmarshal(data, &m); err != nil {
-		return err
-	}
-	p.records.turn.Lock()
-	defer p.records.turn.Unlock()
-	p.admitting, p.preferred = m.Admitting, m.Preferred
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for id, one := range m.Given {
-		p.holds[id] = &slotHold{chips: one.Chips, inits: one.Inits, unasked: one.Unasked, at: one.At}
-		p.tenant.giveAt(one.At, one.Chips...)
-	}
-	return nil
 }

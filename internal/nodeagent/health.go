@@ -13,6 +13,7 @@ import (
 
 	"github.com/divvy-gpu/divvy/internal/accel"
 	"github.com/divvy-gpu/divvy/internal/events"
+	"github.com/divvy-gpu/divvy/internal/node/alloc"
 )
 
 // healthReporter tells the users of each device that takes no pods any more or
@@ -30,10 +31,10 @@ type healthReporter struct {
 }
 
 // report compares the devices of the parts with those of the last time.
-func (h *healthReporter) report(ctx context.Context, vendor string, parts []part) {
+func (h *healthReporter) report(ctx context.Context, vendor string, parts []*pool) {
 	devices := map[accel.DeviceID]accel.Device{}
 	for _, p := range parts {
-		for _, d := range p.chips() {
+		for _, d := range p.devices() {
 			if before, seen := devices[d.ID]; !seen || before.Health.Unhealthy && !d.Health.Unhealthy {
 				devices[d.ID] = d
 			}
@@ -83,8 +84,8 @@ func sameTrouble(was, is accel.Health) bool {
 }
 
 // holders returns the pods that hold something of a device.
-func (h *healthReporter) holders(parts []part, chip accel.DeviceID) []*corev1.Pod {
-	keys := map[podKey]bool{}
+func (h *healthReporter) holders(parts []*pool, chip accel.DeviceID) []*corev1.Pod {
+	keys := map[alloc.PodKey]bool{}
 	for _, p := range parts {
 		for _, key := range p.holders(chip) {
 			keys[key] = true
@@ -92,7 +93,7 @@ func (h *healthReporter) holders(parts []part, chip accel.DeviceID) []*corev1.Po
 	}
 	var out []*corev1.Pod
 	for _, pod := range h.pods.Cached() {
-		if keys[podKey{pod.Namespace, pod.Name}] && !terminal(pod) {
+		if keys[keyOf(pod)] && !terminal(pod) {
 			out = append(out, pod)
 		}
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/divvy-gpu/divvy/internal/accel"
 	"github.com/divvy-gpu/divvy/internal/durable"
 	defs "github.com/divvy-gpu/divvy/internal/metrics"
+	"github.com/divvy-gpu/divvy/internal/node/alloc"
 )
 
 // loop brings the API server's books in line with the node, again and again.
@@ -105,7 +106,7 @@ func (a *Agent) turn(ctx context.Context) error {
 func (a *Agent) look() {
 	var removed *durable.RemovedError
 	for _, r := range a.offerings {
-		err := r.parts[0].ready()
+		err := r.parts[0].status().Problem
 		_ = errors.As(err, &removed)
 		a.metrics.offered.WithLabelValues(string(r.name)).Set(defs.Bool(r.configured && err == nil))
 		r.parts[0].observe()
@@ -116,8 +117,8 @@ func (a *Agent) look() {
 }
 
 // partsOf returns the parts of all resources of a vendor.
-func (a *Agent) partsOf(vendor string) []part {
-	var out []part
+func (a *Agent) partsOf(vendor string) []*pool {
+	var out []*pool
 	for _, r := range a.offerings {
 		if r.vendor == vendor {
 			out = append(out, r.parts...)
@@ -131,8 +132,8 @@ func (a *Agent) correct(ctx context.Context) error {
 	var failed []error
 	for _, r := range a.offerings {
 		for _, p := range r.parts {
-			if m, ok := p.(*memoryPool); ok {
-				failed = append(failed, a.corrector.reconcile(ctx, m))
+			if p.Kind == alloc.Memory {
+				failed = append(failed, a.corrector.reconcile(ctx, p))
 			}
 		}
 	}
@@ -142,12 +143,12 @@ func (a *Agent) correct(ctx context.Context) error {
 // annotate writes into the pods which whole devices and slices they hold, for
 // people.
 func (a *Agent) annotate(ctx context.Context) error {
-	var slots []*slotPool
+	var slots []*pool
 	pods := a.records.before()
 	for _, r := range a.offerings {
 		for _, p := range r.parts {
-			if s, ok := p.(*slotPool); ok {
-				slots = append(slots, s)
+			if p.Kind == alloc.Slots {
+				slots = append(slots, p)
 			}
 		}
 	}
@@ -160,14 +161,14 @@ func (a *Agent) release(ctx context.Context) error {
 	var failed []error
 	for _, r := range a.offerings {
 		for _, p := range r.parts {
-			if !p.drained() {
+			if !p.status().Drained {
 				continue
 			}
-			if err := p.forget(); err != nil {
+			if err := p.store.Remove(); err != nil {
 				failed = append(failed, err)
 			}
 		}
-		if !r.configured && !r.released && !slices.ContainsFunc(r.parts, func(p part) bool { return !p.drained() }) {
+		if !r.configured && !r.released && !slices.ContainsFunc(r.parts, func(p *pool) bool { return !p.status().Drained }) {
 			r.released = true
 			klog.FromContext(ctx).Info("Nobody holds anything any more of a resource that is not configured", "resource", r.name)
 		}
@@ -187,7 +188,8 @@ func (a *Agent) publish(ctx context.Context) error {
 		if r.count != "" {
 			c.named[r.count] = true
 		}
-		if !p.known() {
+		status := p.status()
+		if !status.Known {
 			failed = append(failed, fmt.Errorf("%s: the inventory is not known yet", r.name))
 			if before, ok := a.publisher.before(r.name); ok {
 				inventory = append(inventory, before)
@@ -198,8 +200,8 @@ func (a *Agent) publish(ctx context.Context) error {
 		if r.configured || len(one.Shares) > 0 {
 			inventory = append(inventory, one)
 		}
-		if m, ok := p.(*memoryPool); ok && r.count != "" {
-			c.devices[r.count] = m.present()
+		if p.Kind == alloc.Memory && r.count != "" {
+			c.devices[r.count] = status.Present
 		}
 	}
 	return errors.Join(append(failed, a.publisher.publish(ctx, inventory, c))...)

@@ -23,6 +23,8 @@ import (
 	"github.com/divvy-gpu/divvy/internal/deviceplugin"
 	"github.com/divvy-gpu/divvy/internal/events"
 	"github.com/divvy-gpu/divvy/internal/kube"
+	"github.com/divvy-gpu/divvy/internal/node/alloc"
+	"github.com/divvy-gpu/divvy/internal/node/state"
 	"github.com/divvy-gpu/divvy/internal/podresources"
 	"github.com/divvy-gpu/divvy/internal/sharing"
 )
@@ -53,8 +55,9 @@ func (fakeBackend) Edits(ids ...accel.DeviceID) (backend.Edits, error) {
 
 // world is one memory pool between a kubelet and an API server that the test plays.
 type world struct {
-	*memoryPool
-	t *testing.T
+	*pool
+	t   *testing.T
+	dir string // of the state
 	// units is what kubelet was told last, id to health.
 	units []deviceplugin.Unit
 	// tooMany makes kubelet's end refuse the list.
@@ -67,6 +70,8 @@ type world struct {
 	offers int
 	// admitted are the pods that kubelet has taken up.
 	admitted []*corev1.Pod
+	// others are further pods that kubelet lists.
+	others []podresources.Pod
 	// cached is what the watch delivered, api what the API server has.
 	cached, api []*corev1.Pod
 	// held is kubelet's checkpoint: container to ids, by pod.
@@ -77,7 +82,13 @@ type world struct {
 	signer  *wire.Signer
 }
 
-func newWorld(t *testing.T, unit string) *world {
+func newWorld(t *testing.T, unit string, set ...func(*alloc.Config)) *world {
+	t.Helper()
+	return newWorldIn(t, t.TempDir(), unit, set...)
+}
+
+// newWorldIn keeps the state in dir.
+func newWorldIn(t *testing.T, dir, unit string, set ...func(*alloc.Config)) *world {
 	t.Helper()
 	u, err := sharing.ParseMemoryUnit(unit)
 	if err != nil {
@@ -87,36 +98,69 @@ func newWorld(t *testing.T, unit string) *world {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := &world{t: t, held: map[types.UID]map[string][]string{}, signer: signer}
+	w := &world{t: t, dir: dir, held: map[types.UID]map[string][]string{}, signer: signer}
 	m := newMetrics(prometheus.NewRegistry())
-	rooms := &tenants{}
-	w.memoryPool = &memoryPool{
-		resource: gcuMemory, wanted: u, inject: injector{ways: []config.Injection{config.InjectDeviceNodes}}, vendor: "enflame", backend: fakeBackend{},
-		store: sharing.NewStore(t.TempDir(), gcuMemory), sink: w,
-		records: &records{kubelet: w, pods: w, metrics: m}, tenant: rooms.join(gcuMemory, "enflame"),
+	id := alloc.ID{Resource: gcuMemory, Kind: alloc.Memory}
+	w.pool = &pool{
+		ID: id, config: alloc.Config{ID: id, Vendor: "enflame", Unit: u}, inject: injector{ways: []config.Injection{config.InjectDeviceNodes}}, backend: fakeBackend{},
+		store: state.NewStore(dir, id), sink: w,
+		records: &records{kubelet: w, pods: w, metrics: m, owner: &owner{}, resources: []accel.Resource{gcuMemory}},
 		metrics: m, changed: func() { w.woken++ }, withdrawn: func() {},
 		event: func(kind events.Kind, message string) { w.events = append(w.events, kind.Reason+": "+message) },
-		grant: func(p *corev1.Pod) (accel.Grant, bool) {
-			g, err := signer.DecodeGrant(string(p.UID), p.Annotations[wire.GrantAnnotation])
-			return g, err == nil && g.Node == thisNode
-		},
 	}
-	w.records.parts = []part{w.memoryPool}
-	if err := w.open(t.Context()); err != nil {
-		t.Fatal(err)
+	w.records.planned = func(p *corev1.Pod) *accel.Grant {
+		g, err := signer.DecodeGrant(string(p.UID), p.Annotations[wire.GrantAnnotation])
+		if err != nil || g.Node != thisNode {
+			return nil
+		}
+		return &g
 	}
+	for _, f := range set {
+		f(&w.config)
+	}
+	w.load(t.Context())
+	w.engines()
 	return w
+}
+
+// engines makes the engine of the world's pool and of others.
+func (w *world) engines(others ...alloc.Config) {
+	w.t.Helper()
+	var err error
+	if w.records.owner.engine, err = alloc.New(append(others, w.config)...); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// whole is another resource of the world's devices, which are given out as a whole.
+var whole = alloc.Config{ID: alloc.ID{Resource: "enflame.com/gcu", Kind: alloc.Slots}, Vendor: "enflame"}
+
+// ready returns why the pool is not offered as configured.
+func (w *world) ready() error { return w.status().Problem }
+
+// idsOf returns the units of a device that kubelet was told.
+func (w *world) idsOf(d accel.DeviceID) []string {
+	var out []string
+	for _, u := range w.units {
+		if w.deviceOf(u.ID) == d {
+			out = append(out, u.ID)
+		}
+	}
+	return out
+}
+
+func (w *world) deviceOf(id string) accel.DeviceID {
+	e, done := w.records.owner.use()
+	defer done()
+	d, _ := e.DeviceOf(w.ID, id)
+	return d
 }
 
 // restart is the daemon's: only the state file survives.
 func (w *world) restart(unit string) *world {
 	w.t.Helper()
-	next := newWorld(w.t, unit)
-	next.store = w.store
+	next := newWorldIn(w.t, w.dir, unit)
 	next.cached, next.api, next.admitted, next.held, next.down = w.cached, w.api, w.admitted, w.held, w.down
-	if err := next.open(w.t.Context()); err != nil {
-		w.t.Fatal(err)
-	}
 	return next
 }
 
@@ -133,8 +177,8 @@ func (w *world) refresh(ctx context.Context) ([]fact, error) {
 // loop turns.
 func (w *world) update(ctx context.Context, found backend.Found, err error) {
 	w.t.Helper()
-	w.memoryPool.update(ctx, found, err)
-	if w.down != nil || !w.lost {
+	w.pool.update(ctx, found, err)
+	if w.down != nil || w.status().Known {
 		return
 	}
 	if _, err := w.refresh(ctx); err != nil {
@@ -177,7 +221,7 @@ func (w *world) List(context.Context) ([]podresources.Pod, error) {
 		}
 		out = append(out, one)
 	}
-	return out, nil
+	return append(out, w.others...), nil
 }
 
 func sidecars(p *corev1.Pod) []corev1.Container {
@@ -274,7 +318,7 @@ func (w *world) available() []string {
 func (w *world) counts() map[string]string {
 	healthy, all := map[string]int{}, map[string]int{}
 	for _, u := range w.units {
-		d, _ := w.layout.Device(u.ID)
+		d := w.deviceOf(u.ID)
 		all[string(d)]++
 		if !u.Unhealthy {
 			healthy[string(d)]++
@@ -382,7 +426,7 @@ func TestMemoryKeepsUnitsOfADeviceThatGoesAway(t *testing.T) {
 	if diff := cmp.Diff(map[string]string{"a": "16/16", "b": "4/16"}, w.counts()); diff != "" {
 		t.Errorf("a lost card under a pod (-want +got):\n%s", diff)
 	}
-	if s, _ := w.device("b"); !s.Health.Unhealthy || s.Index != 1 {
+	if s := w.inventory().Shares[1]; s.ID != "b" || !s.Health.Unhealthy || s.Index != 1 {
 		t.Errorf("the lost card is published as %+v", s)
 	}
 
@@ -676,7 +720,7 @@ func TestMemoryNeverHandsOutUnitsTwice(t *testing.T) {
 	}
 	// Kubelet forgot that p's units are taken (see records.turn) and offers all.
 	w.admitted = append(w.admitted, q)
-	all := w.layout.IDs(nil, "a")
+	all := w.idsOf("a")
 	got, err := w.Prefer(t.Context(), all, nil, 4)
 	if err != nil {
 		t.Fatal(err)
@@ -691,7 +735,7 @@ func TestMemoryNeverHandsOutUnitsTwice(t *testing.T) {
 func TestMemoryAllocateRefusesMixedAndUnknownUnits(t *testing.T) {
 	w := newWorld(t, "1")
 	w.update(t.Context(), found(card(0, "a", 16), card(1, "b", 16)), nil)
-	a, b := w.layout.IDs(nil, "a")[0], w.layout.IDs(nil, "b")[0]
+	a, b := w.idsOf("a")[0], w.idsOf("b")[0]
 	for name, tt := range map[string]struct {
 		ids  []string
 		want string
@@ -715,7 +759,7 @@ func TestMemoryInjects(t *testing.T) {
 		w := newWorld(t, "1")
 		w.inject = injector{ways: []config.Injection{mode}}
 		w.update(t.Context(), found(card(0, "a", 16)), nil)
-		got, err := w.Allocate(t.Context(), w.layout.IDs(nil, "a")[:2])
+		got, err := w.Allocate(t.Context(), w.idsOf("a")[:2])
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -786,9 +830,15 @@ func TestMemoryStartsWithADamagedState(t *testing.T) {
 // that lasts, so its units must not be told again with every turn of the loop.
 func TestMemoryWithdrawsADeviceOnce(t *testing.T) {
 	w := newWorld(t, "1")
+	w.engines(whole)
+	w.records.owner.engine.Discover(whole.ID, alloc.Discovery{Devices: found(card(0, "a", 16), card(1, "b", 16)).Devices})
 	w.update(t.Context(), found(card(0, "a", 16), card(1, "b", 16)), nil)
-	other := w.tenant.tenants.join("enflame.com/gcu", "enflame")
-	other.set(map[accel.DeviceID]bool{"b": true}, 0)
+	w.others = []podresources.Pod{{Namespace: "ns", Name: "other", Containers: []podresources.Container{
+		{Name: "c", Units: map[accel.Resource][]string{whole.Resource: {"b"}}},
+	}}}
+	if _, err := w.refresh(t.Context()); err != nil {
+		t.Fatal(err)
+	}
 	p := newPod("p", 4)
 	w.see(w.grantTo(p, "b", 1))
 	devices, err := w.admit(p)
@@ -809,15 +859,15 @@ func TestMemoryWithdrawsADeviceOnce(t *testing.T) {
 	if s := w.inventory().Shares[1]; s.Health.Reason != "given out as enflame.com/gcu" {
 		t.Errorf("the inventory shows %+v", s.Health)
 	}
-	for _, d := range w.chips() {
+	for _, d := range w.devices() {
 		if d.Health.Unhealthy {
 			t.Errorf("a device that is withdrawn is not ill, but: %+v", d)
 		}
 	}
-	if _, err := w.Allocate(t.Context(), w.layout.IDs(nil, "b")[:2]); err == nil || !strings.Contains(err.Error(), "given out as enflame.com/gcu") {
+	if _, err := w.Allocate(t.Context(), w.idsOf("b")[:2]); err == nil || !strings.Contains(err.Error(), "given out as enflame.com/gcu") {
 		t.Errorf("memory of a withdrawn device was given out: %v", err)
 	}
-	other.set(nil, 0)
+	w.others = nil
 	if _, err := w.refresh(t.Context()); err != nil {
 		t.Fatal(err)
 	}

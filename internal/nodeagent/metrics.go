@@ -8,6 +8,7 @@ import (
 
 	"github.com/divvy-gpu/divvy/internal/accel"
 	defs "github.com/divvy-gpu/divvy/internal/metrics"
+	"github.com/divvy-gpu/divvy/internal/node/alloc"
 )
 
 // metrics are what the node daemon tells Prometheus; package metrics has their
@@ -75,8 +76,8 @@ func (m *metrics) resource(name accel.Resource) {
 	m.offered.WithLabelValues(resource).Set(0)
 	m.served.WithLabelValues(resource)
 	m.confirmations.WithLabelValues(resource)
-	for _, reason := range refusalReasons {
-		m.refused.WithLabelValues(resource, reason)
+	for _, reason := range alloc.Reasons() {
+		m.refused.WithLabelValues(resource, string(reason))
 	}
 	for _, kind := range []string{grantMoved, grantMissing, grantInvalid} {
 		m.corrections.WithLabelValues(resource, kind)

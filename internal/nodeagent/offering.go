@@ -2,8 +2,10 @@ package nodeagent
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"sync"
+	"time"
 
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
@@ -23,7 +25,7 @@ type offering struct {
 	// parts are fixed. The first is as configured, unless the resource is not
 	// configured any more; the others are those that containers still hold
 	// something of.
-	parts      []part
+	parts      []*pool
 	configured bool
 	// released is true once it was told that nobody holds anything of a resource
 	// that is not configured. Only the agent's loop uses it.
@@ -38,7 +40,7 @@ type offering struct {
 }
 
 // add adds a part and returns where it puts its units.
-func (r *offering) add(p part) {
+func (r *offering) add(p *pool) {
 	r.parts = append(r.parts, p)
 	r.lists = append(r.lists, nil)
 }
@@ -94,18 +96,35 @@ func (r *offering) Allocate(ctx context.Context, ids []string) (*pluginapi.Conta
 	if err := r.awaitDiscovery(ctx); err != nil {
 		return nil, err
 	}
-	for _, p := range r.parts[1:] {
-		if i := slices.IndexFunc(ids, p.owns); i >= 0 && !r.parts[0].owns(ids[i]) {
-			return nil, refuse(refusedUnknownID, "unit id %q of %s is of before the configuration changed, and nobody gets it any more", ids[i], r.name)
-		}
-	}
 	return r.parts[0].Allocate(ctx, ids)
 }
 
-// foreignTo returns the function that tells of an id whether it belongs to
-// another part than p.
-func (r *offering) foreignTo(own part) func(id string) bool {
-	return func(id string) bool {
-		return slices.ContainsFunc(r.parts, func(p part) bool { return p != own && p.owns(id) })
+// discoveryLimit is how long a question of kubelet waits for the first discovery.
+const discoveryLimit = 5 * time.Second
+
+// offerEarly lets kubelet know the units of the state files, before the devices are
+// found. A vendor's library may take seconds to load, and kubelet rejects every pod
+// that arrives while a resource has no device plugin. What it asks meanwhile waits
+// for the discovery.
+func (r *offering) offerEarly() {
+	for _, p := range r.parts {
+		if units := p.early(); units != nil {
+			_ = p.offer(units) // after the discovery its error is reported
+		}
+	}
+}
+
+// discovered notes that the parts have the result of a discovery.
+func (r *offering) discovered() { r.once.Do(func() { close(r.found) }) }
+
+// awaitDiscovery waits until the devices are known.
+func (r *offering) awaitDiscovery(ctx context.Context) error {
+	select {
+	case <-r.found:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(discoveryLimit):
+		return errors.New("the devices were not found yet; divvy-node has just started")
 	}
 }

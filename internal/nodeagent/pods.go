@@ -13,6 +13,7 @@ import (
 
 	"github.com/divvy-gpu/divvy/internal/accel/wire"
 	"github.com/divvy-gpu/divvy/internal/kube"
+	"github.com/divvy-gpu/divvy/internal/node/alloc"
 )
 
 // nodePods are the pods bound to this node. It is safe for concurrent use.
@@ -85,4 +86,30 @@ func (p *nodePods) Fresh(ctx context.Context) ([]*corev1.Pod, error) {
 		pods[i] = &list.Items[i]
 	}
 	return pods, nil
+}
+
+// started reports whether kubelet must have admitted the pod already, or never
+// will.
+func started(pod *corev1.Pod) bool {
+	if pod.Status.Phase != corev1.PodPending && pod.Status.Phase != "" {
+		return true
+	}
+	for _, statuses := range [][]corev1.ContainerStatus{pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses} {
+		for i := range statuses {
+			if statuses[i].ContainerID != "" || statuses[i].State.Running != nil || statuses[i].State.Terminated != nil {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// terminal reports whether the pod's containers have ended for good.
+func terminal(pod *corev1.Pod) bool {
+	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
+}
+
+// keyOf is how kubelet names a pod in its list.
+func keyOf(pod *corev1.Pod) alloc.PodKey {
+	return alloc.PodKey{Namespace: pod.Namespace, Name: pod.Name}
 }

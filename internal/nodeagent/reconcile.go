@@ -17,10 +17,6 @@ import (
 	"github.com/divvy-gpu/divvy/internal/kube"
 )
 
-// forgetInitsAfter is how long the record of a served init container is kept
-// for a pod that the watch does not show.
-const forgetInitsAfter = time.Minute
-
 // corrector writes into the pods of this node what they really hold. Only one
 // goroutine uses it.
 type corrector struct {
@@ -34,88 +30,15 @@ type corrector struct {
 
 // reconcile corrects what the annotations say of the pods that hold units of
 // the pool. An error means that it is to be tried again.
-func (c *corrector) reconcile(ctx context.Context, p *memoryPool) error {
+func (c *corrector) reconcile(ctx context.Context, p *pool) error {
 	truth := p.facts(ctx)
 	var failed []error
 	for _, t := range truth {
-		if err := c.correct(ctx, p.resource, t); err != nil {
+		if err := c.correct(ctx, p.Resource, t); err != nil {
 			failed = append(failed, err)
 		}
 	}
 	return errors.Join(failed...)
-}
-
-// fact is a pod and the devices that it holds units of, in the order of their
-// indexes, the same part of each.
-type fact struct {
-	pod     *corev1.Pod
-	devices []accel.Share
-}
-
-// facts returns what is certain of the pods that the watch shows, by kubelet's
-// last list.
-func (p *memoryPool) facts(ctx context.Context) []fact {
-	p.records.turn.Lock()
-	inits := p.forgetInits(p.records.pods.Cached(), time.Now())
-	p.records.turn.Unlock()
-	pods := p.records.before()
-	h := p.holdings()
-	if h == nil {
-		return nil
-	}
-	log := klog.FromContext(ctx)
-	if len(h.foreign) > 0 {
-		log.Error(nil, "Containers hold unit ids that belong to no device", "resource", p.resource, "ids", h.foreign[:min(10, len(h.foreign))], "count", len(h.foreign))
-	}
-	var out []fact
-	mixed := 0
-	for _, pod := range pods {
-		request := kube.RequestOf(pod, p.resource)
-		if terminal(pod) || len(request.Containers) == 0 {
-			continue
-		}
-		listed := h.pods[podKey{pod.Namespace, pod.Name}]
-		devices := union(inits[string(pod.UID)].devices, listed.devices)
-		if g, ok := p.grant(pod); ok && len(g.More) > 0 {
-			request.Devices = 1 + len(g.More)
-			// What containers reuse of an init container's units may be of some of
-			// the devices alone.
-			if granted := grantedDevices(g); len(devices) > 0 && within(granted, devices) {
-				devices = granted
-			}
-		}
-		if n := len(devices); listed.odd || n > 1 && (n != request.Devices || request.Peak()%accel.Units(n) != 0) {
-			mixed++
-			log.Error(nil, "A pod holds units of devices that do not serve it together", "resource", p.resource, "pod", klog.KObj(pod), "devices", devices, "containers", len(listed.containers))
-			continue
-		}
-		f := fact{pod: pod}
-		for _, d := range p.byIndex(devices) {
-			if share, known := p.device(d); known {
-				f.devices = append(f.devices, share)
-			}
-		}
-		if len(f.devices) > 0 && len(f.devices) == len(devices) {
-			out = append(out, f)
-		}
-	}
-	p.metrics.mismatches.WithLabelValues(string(p.resource)).Set(float64(mixed))
-	return out
-}
-
-// forgetInits drops records of pods that are gone and returns a copy. The
-// caller holds turn.
-func (p *memoryPool) forgetInits(pods []*corev1.Pod, now time.Time) map[string]initServed {
-	alive := map[string]bool{}
-	for _, pod := range pods {
-		alive[string(pod.UID)] = !terminal(pod)
-	}
-	maps.DeleteFunc(p.inits, func(uid string, s initServed) bool {
-		active, listed := alive[uid]
-		return listed && !active || !listed && now.Sub(s.at) > forgetInitsAfter
-	})
-	p.noteInits()
-	return maps.Clone(p.inits)
 }
 
 // correct patches one pod if its annotations do not say what it holds.
@@ -164,8 +87,8 @@ func (c *corrector) correct(ctx context.Context, resource accel.Resource, f fact
 	if written, err := c.pods.write(ctx, f.pod, annotations); err != nil || !written {
 		return err
 	}
-	log := klog.FromContext(ctx).WithValues("pod", klog.KObj(f.pod), "devices", grantedDevices(want))
-	if valid && slices.Equal(grantedDevices(before), grantedDevices(want)) {
+	log := klog.FromContext(ctx).WithValues("pod", klog.KObj(f.pod), "devices", want.Devices())
+	if valid && slices.Equal(before.Devices(), want.Devices()) {
 		if !before.Confirmed {
 			c.metrics.confirmations.WithLabelValues(string(resource)).Inc()
 		}
@@ -220,4 +143,13 @@ func hasAll(have, want map[string]string) bool {
 		}
 	}
 	return true
+}
+
+// grantedAt is when a pod that is found without a grant is said to have got its
+// device.
+func grantedAt(now time.Time, g accel.Grant, valid bool) time.Time {
+	if valid && !g.At.IsZero() {
+		return g.At
+	}
+	return now
 }

@@ -68,7 +68,7 @@ func reconcileAll(t *testing.T, c *corrector, w *world) error {
 	if _, err := w.refresh(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	return c.reconcile(t.Context(), w.memoryPool)
+	return c.reconcile(t.Context(), w.pool)
 }
 
 func patches(client *fake.Clientset) int {

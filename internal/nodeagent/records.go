@@ -2,7 +2,6 @@ package nodeagent
 
 import (
 	"context"
-	"errors"
 	"sync"
 	"time"
 
@@ -11,6 +10,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/klog/v2"
 
+	"github.com/divvy-gpu/divvy/internal/accel"
+	"github.com/divvy-gpu/divvy/internal/kube"
+	"github.com/divvy-gpu/divvy/internal/node/alloc"
 	"github.com/divvy-gpu/divvy/internal/podresources"
 )
 
@@ -31,18 +33,6 @@ const (
 // code), and a burst of pods takes more.
 const askAgain = 15 * time.Millisecond
 
-// How long something that was given to a container counts as held although
-// kubelet does not list it.
-const (
-	// recorded is the time that kubelet may take from the answer of Allocate to
-	// its records.
-	recorded = time.Second
-	// recordedBefore is the same where kubelet asks the next question: it has
-	// recorded what it was answered before, but for containers that are given
-	// their devices anew beside the admission of pods.
-	recordedBefore = 100 * time.Millisecond
-)
-
 // podSource knows the pods of this node.
 type podSource interface {
 	// Cached returns what the watch has delivered.
@@ -59,11 +49,18 @@ type kubeletLister interface {
 }
 
 // records are kubelet's records of who holds what, asked once for all resources
-// of the node.
+// of the node, and hands them to the engine.
 type records struct {
 	kubelet kubeletLister
 	pods    podSource
 	metrics *metrics
+	owner   *owner
+	// resources are those of the engine's pools; planned returns the allocation that
+	// was planned for a pod, nil for none; ending returns the devices of pods that
+	// are gone before their containers, nil where those are not looked after.
+	resources []accel.Resource
+	planned   func(*corev1.Pod) *accel.Grant
+	ending    func() map[accel.Resource][]accel.DeviceID
 
 	// turn is held while kubelet is being answered and while kubelet is asked
 	// who holds what. Kubelet forgets units that it is just handing out when
@@ -72,21 +69,14 @@ type records struct {
 	// overlap, for none of the resources. It also makes one decision see what
 	// the one before has given out, whatever the resource.
 	turn sync.Mutex
-	// parts take each list that kubelet gives. It does not change once the first
-	// question was asked.
-	parts []part
-	// fresh is what the API server said in place of what the watch has delivered,
-	// while parts take a list; nil otherwise. Guarded by turn.
-	fresh podSource
-
-	mu sync.Mutex
+	mu   sync.Mutex
 	// shown are the pods that the watch had delivered before the last list of
 	// kubelet was asked for.
 	shown []*corev1.Pod
 }
 
 // before returns pods that the watch had delivered before kubelet made the list
-// that the parts know. Kubelet names pods without their UID, so a list must not
+// that the engine knows. Kubelet names pods without their UID, so a list must not
 // be held against pods that came later: one of them may have taken the name of a
 // pod that the list still shows.
 func (r *records) before() []*corev1.Pod {
@@ -131,8 +121,8 @@ func (r *records) ask(ctx context.Context, grace time.Duration) error {
 	if err != nil {
 		return err
 	}
-	r.give(pods, grace)
-	// Last, so that it is never newer than what the parts know.
+	r.take(pods, r.pods.Cached(), r.pods.Synced(), grace)
+	// Last, so that it is never newer than what the engine knows.
 	r.mu.Lock()
 	r.shown = shown
 	r.mu.Unlock()
@@ -153,9 +143,7 @@ func (r *records) askFresh(ctx context.Context, grace time.Duration) error {
 	if err != nil {
 		return err
 	}
-	r.fresh = freshPods{fresh}
-	defer func() { r.fresh = nil }()
-	r.give(pods, grace)
+	r.take(pods, fresh, true, grace)
 	return nil
 }
 
@@ -168,20 +156,31 @@ func (r *records) askFreshIfPossible(ctx context.Context, grace time.Duration) e
 	return r.ask(ctx, grace)
 }
 
-// answer calls prefer until it answers otherwise than with the error full, at most
-// three times, and each time with a better way to ask: kubelet may know that a pod is
-// gone before the watch shows it, and may not have kept what the tenant gave out last.
-// The caller holds turn.
-func (r *records) answer(ctx context.Context, t *tenant, full error, prefer func(askKubelet) ([]string, error)) ([]string, error) {
-	ids, err := prefer(r.ask)
-	for i := 0; i < 2 && errors.Is(err, full) && (i == 0 || t.settle(ctx)); i++ {
+// answer calls prefer until it answers otherwise than that too little is free or too
+// little is known, at most three times, and each time with a better way to ask: kubelet may know that a pod is
+// gone before the watch shows it, and may not have kept what was given out last. The
+// caller holds turn.
+func (r *records) answer(ctx context.Context, vendor string, prefer func(askKubelet) (alloc.Preference, error)) (alloc.Preference, error) {
+	answer, err := prefer(r.ask)
+	doubtful := func() bool { return alloc.InDoubt(err) || err != nil && alloc.ReasonOf(err) == alloc.NoRoom }
+	for i := 0; i < 2 && doubtful() && (i == 0 || r.settle(ctx, vendor)); i++ {
 		again, errAgain := prefer(r.askFreshIfPossible)
 		if errAgain != nil && ctx.Err() != nil {
 			break // the time is up, and what was found before stands
 		}
-		ids, err = again, errAgain
+		answer, err = again, errAgain
 	}
-	return ids, err
+	return answer, err
+}
+
+// settle waits until it is certain whether kubelet kept what it was given last:
+// a pod may be rejected right after its containers were served, and the next must
+// not suffer for that. It is false when there is nothing to wait for.
+func (r *records) settle(ctx context.Context, vendor string) bool {
+	e, done := r.owner.use()
+	last := e.LastGiven(vendor)
+	done()
+	return time.Since(last) < alloc.RecordedBefore && sleep(ctx, alloc.RecordedBefore)
 }
 
 // list returns kubelet's list and the pods that the watch had delivered before it
@@ -199,50 +198,58 @@ func (r *records) list(ctx context.Context) (listed []podresources.Pod, shown []
 	return listed, shown, err
 }
 
-// give hands kubelet's list to all parts.
-func (r *records) give(pods []podresources.Pod, grace time.Duration) {
-	for _, p := range r.parts {
-		p.take(pods, grace)
+// take hands kubelet's list to the engine, with the pods of the API server that it
+// is to be held against.
+func (r *records) take(listed []podresources.Pod, pods []*corev1.Pod, complete bool, grace time.Duration) {
+	v := alloc.View{Pods: r.values(pods), Complete: complete, Grace: grace, Now: time.Now()}
+	for _, pod := range listed {
+		one := alloc.Listed{PodKey: alloc.PodKey{Namespace: pod.Namespace, Name: pod.Name}}
+		for _, c := range pod.Containers {
+			one.Containers = append(one.Containers, alloc.Holding{Container: c.Name, Units: c.Units})
+		}
+		v.Listed = append(v.Listed, one)
 	}
+	if r.ending != nil {
+		v.Ending = r.ending()
+	}
+	e, done := r.owner.use()
+	defer done()
+	e.Take(v)
 }
 
-// around returns the pods of the API server that a list of kubelet is to be held
-// against. The caller is a part that takes the list.
-func (r *records) around() podSource {
-	if r.fresh != nil {
-		return r.fresh
+// values are the pods as the engine reads them.
+func (r *records) values(pods []*corev1.Pod) []alloc.Pod {
+	out := make([]alloc.Pod, len(pods))
+	for i, pod := range pods {
+		out[i] = alloc.Pod{
+			PodRef:  accel.PodRef{UID: string(pod.UID), Namespace: pod.Namespace, Name: pod.Name},
+			Created: pod.CreationTimestamp.Time, Started: started(pod), Ended: terminal(pod), Deleting: pod.DeletionTimestamp != nil,
+		}
+		// Annotations that cannot be followed count as not there.
+		out[i].Requests, _ = kube.RequestsOf(pod, r.resources)
+		if len(out[i].Requests) > 0 {
+			out[i].Planned = r.planned(pod)
+		}
 	}
-	return r.pods
+	return out
 }
-
-// freshPods are the pods as the API server knows them now.
-type freshPods struct{ pods []*corev1.Pod }
-
-func (f freshPods) Cached() []*corev1.Pod                        { return f.pods }
-func (f freshPods) Synced() bool                                 { return true }
-func (f freshPods) Fresh(context.Context) ([]*corev1.Pod, error) { return f.pods, nil }
 
 // refresh asks kubelet on behalf of the agent's loop.
 func (r *records) refresh(ctx context.Context) error {
 	ctx, end := r.question(ctx)
 	defer end()
-	return r.ask(ctx, recorded)
+	return r.ask(ctx, alloc.Recorded)
 }
 
-// seen returns the pods of this node, among them all that kubelet has taken up:
-// when the watch has not delivered one of those yet, or late says so, the API
+// seen returns the pods of this node, among them all that kubelet has taken up: when
+// those that the watch has delivered are too old for a question of that size, the API
 // server is asked.
-func (r *records) seen(ctx context.Context, active map[podKey]bool, late func([]*corev1.Pod) bool) []*corev1.Pod {
-	pods := r.pods.Cached()
-	known := make(map[podKey]bool, len(pods))
-	for _, pod := range pods {
-		known[podKey{pod.Namespace, pod.Name}] = true
-	}
-	ask := late(pods)
-	for key := range active {
-		ask = ask || !known[key]
-	}
-	if !ask {
+func (r *records) seen(ctx context.Context, id alloc.ID, size int) []alloc.Pod {
+	pods := r.values(r.pods.Cached())
+	e, done := r.owner.use()
+	late := e.Late(id, size, pods)
+	done()
+	if !late {
 		return pods
 	}
 	fresh, err := r.askAPI(ctx)
@@ -250,11 +257,8 @@ func (r *records) seen(ctx context.Context, active map[podKey]bool, late func([]
 		klog.FromContext(ctx).Error(err, "Answering kubelet from what the watch has delivered")
 		return pods
 	}
-	return fresh
+	return r.values(fresh)
 }
-
-// errNotAsked is why nothing is known yet of what containers hold.
-var errNotAsked = errors.New("kubelet was not asked yet who holds what")
 
 func sleep(ctx context.Context, d time.Duration) bool {
 	select {

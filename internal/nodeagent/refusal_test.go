@@ -15,6 +15,7 @@ import (
 
 	"github.com/divvy-gpu/divvy/internal/accel"
 	"github.com/divvy-gpu/divvy/internal/events"
+	"github.com/divvy-gpu/divvy/internal/node/alloc"
 	"github.com/divvy-gpu/divvy/internal/sharing"
 )
 
@@ -38,26 +39,25 @@ func TestRefusalsHaveAReason(t *testing.T) {
 	}
 	_, unknown := slots.Allocate(t.Context(), []string{"z"})
 	_, unknownUnit := memory.Allocate(t.Context(), []string{"z"})
-	draining := newWorld(t, "1")
-	draining.draining = "it was taken away"
+	draining := newWorld(t, "1", func(c *alloc.Config) { c.Draining = "it was taken away" })
 	for name, tt := range map[string]struct {
 		err  error
-		want string
+		want alloc.Reason
 	}{
-		"too few devices":      {refused(slots.Prefer(t.Context(), []string{"a"}, nil, 2)), refusedNoRoom},
-		"held":                 {fmt.Errorf("x: %w", &conflictError{"held by another container"}), refusedHeld},
-		"no such device":       {unknown, refusedUnknownID},
-		"no such unit":         {unknownUnit, refusedUnknownID},
-		"more than one slice":  {refused(shared.Prefer(t.Context(), nil, nil, 2)), refusedTooMany},
-		"not offered":          {refused(draining.Prefer(t.Context(), nil, nil, 2)), refusedNotOffered},
-		"kubelet says nothing": {refused(kubeletless.Prefer(t.Context(), nil, nil, 2)), refusedKubelet},
-		"no units left":        {fmt.Errorf("x: %w", sharing.ErrNoRoom), refusedNoRoom},
-		"anything else":        {errors.New("the library failed"), refusedOther},
+		"too few devices":      {refused(slots.Prefer(t.Context(), []string{"a"}, nil, 2)), alloc.NoRoom},
+		"held":                 {fmt.Errorf("x: %w", alloc.Reject(alloc.Held, "held by another container")), alloc.Held},
+		"no such device":       {unknown, alloc.UnknownID},
+		"no such unit":         {unknownUnit, alloc.UnknownID},
+		"more than one slice":  {refused(shared.Prefer(t.Context(), nil, nil, 2)), alloc.TooMany},
+		"not offered":          {refused(draining.Prefer(t.Context(), nil, nil, 2)), alloc.NotOffered},
+		"kubelet says nothing": {refused(kubeletless.Prefer(t.Context(), nil, nil, 2)), alloc.Kubelet},
+		"no units left":        {fmt.Errorf("x: %w", sharing.ErrNoRoom), alloc.NoRoom},
+		"anything else":        {errors.New("the library failed"), alloc.Other},
 	} {
-		if got := refusalReason(tt.err); got != tt.want {
+		if got := alloc.ReasonOf(tt.err); got != tt.want {
 			t.Errorf("%s: %v is refused for %q, want %q", name, tt.err, got, tt.want)
 		}
-		if !slices.Contains(refusalReasons, tt.want) {
+		if !slices.Contains(alloc.Reasons(), tt.want) {
 			t.Errorf("%s is not listed", tt.want)
 		}
 	}
@@ -74,7 +74,7 @@ func TestRefusalsAreToldOnce(t *testing.T) {
 		return ok
 	})
 	for i := range 1000 {
-		a.noteRefusal(t.Context(), "nvidia.com/gpu", refuse(refusedUnknownID, "there is no device %d", i))
+		a.noteRefusal(t.Context(), "nvidia.com/gpu", alloc.Reject(alloc.UnknownID, "there is no device %d", i))
 	}
 	a.noteRefusal(t.Context(), "nvidia.com/gpu", nil)
 	told := func() []corev1.Event {
@@ -89,7 +89,7 @@ func TestRefusalsAreToldOnce(t *testing.T) {
 	if got := told(); len(got) != 1 || got[0].Count > 1 || got[0].InvolvedObject.Name != thisNode {
 		t.Errorf("%d events: %+v", len(got), got)
 	}
-	if n := testutil.ToFloat64(a.metrics.refused.WithLabelValues("nvidia.com/gpu", refusedUnknownID)); n != 1000 {
+	if n := testutil.ToFloat64(a.metrics.refused.WithLabelValues("nvidia.com/gpu", string(alloc.UnknownID))); n != 1000 {
 		t.Errorf("%v are counted", n)
 	}
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/divvy-gpu/divvy/internal/accel"
 	"github.com/divvy-gpu/divvy/internal/accel/wire"
+	"github.com/divvy-gpu/divvy/internal/node/alloc"
 	"github.com/divvy-gpu/divvy/internal/sharing"
 )
 
@@ -33,8 +34,7 @@ func (w *world) onDevices(p *corev1.Pod) string {
 	}
 	n := map[accel.DeviceID]int{}
 	for id := range ids {
-		d, _ := w.layout.Device(id)
-		n[d]++
+		n[w.deviceOf(id)]++
 	}
 	var out []string
 	for _, d := range []accel.DeviceID{"a", "b", "c"} {
@@ -179,7 +179,7 @@ func TestSeveralDevicesWithoutAGrant(t *testing.T) {
 // Kubelet does not ask when it needs all that is left.
 func TestKubeletTakesAllThatIsLeft(t *testing.T) {
 	w := threeCards(t)
-	all := func(d string, n int) []string { return w.layout.IDs(nil, accel.DeviceID(d))[:n] }
+	all := func(d string, n int) []string { return w.idsOf(accel.DeviceID(d))[:n] }
 	p := w.grantTo(newPod("p", 16), "a c", 1)
 	w.see(p)
 	w.admitted = append(w.admitted, p)
@@ -192,7 +192,7 @@ func TestKubeletTakesAllThatIsLeft(t *testing.T) {
 		"an unknown unit": slices.Concat(all("a", 15), []string{"!"}),
 		"another size":    slices.Concat(all("a", 4), all("c", 4)),
 	} {
-		if got, err := w.Allocate(t.Context(), ids); err == nil || refusalReason(err) != refusedUnknownID {
+		if got, err := w.Allocate(t.Context(), ids); err == nil || alloc.ReasonOf(err) != alloc.UnknownID {
 			t.Errorf("%s: %v, %v", name, got.GetEnvs(), err)
 		}
 	}
@@ -237,7 +237,7 @@ func TestReconcileWritesSeveralDevices(t *testing.T) {
 	}
 	// b has no room any more.
 	w.admitted = append(w.admitted, newPod("big", 16))
-	w.held["uid-big"] = map[string][]string{"c0": w.layout.IDs(nil, "b")}
+	w.held["uid-big"] = map[string][]string{"c0": w.idsOf("b")}
 	if got, err := w.admit(moved); err != nil || got["c0"] != "a,c" {
 		t.Fatalf("the other pod sees %v, %v; want a,c", got, err)
 	}

@@ -20,8 +20,9 @@ import (
 	"github.com/divvy-gpu/divvy/internal/backend"
 	"github.com/divvy-gpu/divvy/internal/deviceplugin"
 	"github.com/divvy-gpu/divvy/internal/events"
+	"github.com/divvy-gpu/divvy/internal/node/alloc"
+	"github.com/divvy-gpu/divvy/internal/node/state"
 	"github.com/divvy-gpu/divvy/internal/podresources"
-	"github.com/divvy-gpu/divvy/internal/sharing"
 )
 
 const gpu = accel.Resource("nvidia.com/gpu")
@@ -54,10 +55,10 @@ func (b *gpuBackend) Edits(ids ...accel.DeviceID) (backend.Edits, error) {
 	return e, nil
 }
 
-// slotWorld is a slotPool between a kubelet and an API server that the test
+// slotWorld is a pool of slots between a kubelet and an API server that the test
 // plays.
 type slotWorld struct {
-	*slotPool
+	*pool
 	t       *testing.T
 	backend *gpuBackend
 	units   []deviceplugin.Unit
@@ -74,20 +75,31 @@ func newSlotWorld(t *testing.T, dir string, r config.Resource) *slotWorld {
 	t.Helper()
 	w := &slotWorld{t: t, backend: &gpuBackend{}}
 	m := newMetrics(prometheus.NewRegistry())
-	rooms := &tenants{}
-	w.slotPool = &slotPool{
-		resource: gpu, rules: rulesOf(&r), inject: injector{ways: []config.Injection{config.InjectDeviceNodes}},
-		vendor: "nvidia", backend: w.backend, store: sharing.NewSlotStore(dir, gpu), sink: w,
-		records: &records{kubelet: w, pods: w, metrics: m}, tenant: rooms.join(gpu, "nvidia"),
-		promised: func([]*corev1.Pod) map[accel.DeviceID]bool { return nil },
-		metrics:  m, changed: func() {}, withdrawn: func() {},
+	id := alloc.ID{Resource: gpu, Kind: alloc.Slots}
+	w.pool = &pool{
+		ID: id, config: alloc.Config{ID: id, Vendor: "nvidia", Cut: cutOf(&r), Chooses: selectorOf(r.Devices).matches},
+		inject: injector{ways: []config.Injection{config.InjectDeviceNodes}}, backend: w.backend, store: state.NewStore(dir, id), sink: w,
+		records: &records{kubelet: w, pods: w, metrics: m, owner: &owner{}, resources: []accel.Resource{gpu}, planned: func(*corev1.Pod) *accel.Grant { return nil }},
+		metrics: m, changed: func() {}, withdrawn: func() {},
 		event: func(kind events.Kind, message string) { w.events = append(w.events, kind.Reason+": "+message) },
 	}
-	w.records.parts = []part{w.slotPool}
-	if err := w.open(t.Context()); err != nil {
+	w.load(t.Context())
+	var err error
+	if w.records.owner.engine, err = alloc.New(w.config); err != nil {
 		t.Fatal(err)
 	}
 	return w
+}
+
+func (w *slotWorld) ready() error { return w.status().Problem }
+func (w *slotWorld) absent() bool { return w.status().Absent }
+func (w *slotWorld) idle() bool   { return w.status().Idle }
+
+// held counts the slots of a device that containers hold.
+func (w *slotWorld) held(d accel.DeviceID) int {
+	e, done := w.records.owner.use()
+	defer done()
+	return e.Usage(w.ID).Devices[d]
 }
 
 func (w *slotWorld) SetUnits(units []deviceplugin.Unit) error {
@@ -371,7 +383,7 @@ func TestASlotIsNotKeptForAPodThatHasItsOwn(t *testing.T) {
 	p.Status.Phase = corev1.PodRunning
 	w.listing = nil
 	w.gives("p", ids...)
-	w.holds["a::1"].at = time.Now().Add(-recorded)
+	time.Sleep(alloc.RecordedBefore) // it counts as held for that long
 	if _, err := w.Allocate(t.Context(), []string{"a::1"}); err != nil {
 		t.Errorf("nobody has it: %v", err)
 	}
@@ -412,7 +424,7 @@ func TestChipsAndBoards(t *testing.T) {
 	if got, want := w.list(), "alone|m"; got != want {
 		t.Errorf("with a chip that is away: %s, want %s", got, want)
 	}
-	for _, d := range w.chips() {
+	for _, d := range w.devices() {
 		if d.ID == "s" && (d.Index != 1 || !d.Health.Unhealthy) {
 			t.Errorf("the chip that is away is told of as %+v, want number 1, unhealthy", d)
 		}
@@ -568,12 +580,12 @@ func TestInitContainersAreRemembered(t *testing.T) {
 	w = newSlotWorld(t, dir, exclusive)
 	w.listing, w.pods = listing, pods
 	w.found(gpuDevice(0, "a"), gpuDevice(1, "b"))
-	if !w.tenant.has("a") {
+	if w.held("a") != 1 {
 		t.Error("nobody knows that the init container holds the device")
 	}
 	w.listing, w.pods = nil, nil
 	w.turn()
-	if w.tenant.has("a") || !w.idle() {
+	if w.held("a") != 0 || !w.idle() {
 		t.Error("the device is still held after the pod has gone")
 	}
 }

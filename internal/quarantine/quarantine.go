@@ -23,7 +23,7 @@ import (
 
 	"github.com/divvy-gpu/divvy/internal/accel"
 	"github.com/divvy-gpu/divvy/internal/accel/wire"
-	"github.com/divvy-gpu/divvy/internal/sharing"
+	"github.com/divvy-gpu/divvy/internal/node/state"
 )
 
 // FileName is the name of the file in the state folder.
@@ -35,7 +35,7 @@ type List struct {
 
 	mu      sync.Mutex // guards what follows
 	entries map[accel.DeviceID]accel.Quarantine
-	file    *sharing.Document[json.RawMessage] // nil for memory alone
+	file    *state.Document[json.RawMessage] // nil for memory alone
 	// doubt is true while it is not known what was in quarantine before this program
 	// started, and pending until Adopt was called; written is when the file was.
 	doubt, pending bool
@@ -52,10 +52,10 @@ func New() *List { return &List{entries: map[accel.DeviceID]accel.Quarantine{}} 
 func Open(ctx context.Context, stateDir string) *List {
 	l := New()
 	l.log = klog.FromContext(ctx)
-	l.file = sharing.NewDocument[json.RawMessage](stateDir, FileName)
+	l.file = state.NewDocument[json.RawMessage](stateDir, FileName)
 	saved, exists, err := l.load()
 	switch {
-	case errors.Is(err, sharing.ErrDamaged):
+	case errors.Is(err, state.ErrDamaged):
 		aside, moveErr := l.file.Quarantine()
 		l.log.Error(errors.Join(err, moveErr), "The list of devices in quarantine is damaged; taking that of the node's object", "movedTo", aside)
 	case err != nil:
@@ -80,7 +80,7 @@ func (l *List) load() (devices []accel.Quarantine, exists bool, err error) {
 	}
 	q, err := wire.DecodeQuarantine(string(text))
 	if err != nil {
-		return nil, false, fmt.Errorf("%w: %w", sharing.ErrDamaged, err)
+		return nil, false, fmt.Errorf("%w: %w", state.ErrDamaged, err)
 	}
 	return q.Devices, true, nil
 }

@@ -13,7 +13,7 @@ import (
 
 	"github.com/divvy-gpu/divvy/internal/accel"
 	"github.com/divvy-gpu/divvy/internal/accel/wire"
-	"github.com/divvy-gpu/divvy/internal/sharing"
+	"github.com/divvy-gpu/divvy/internal/node/state"
 )
 
 func entry(id accel.DeviceID, minute int) accel.Quarantine {
@@ -78,7 +78,7 @@ func TestFileThatCannotBeRead(t *testing.T) {
 			return errors.Join(os.Remove(path), os.MkdirAll(filepath.Join(path, "x"), 0o700))
 		},
 		"other content": func(path string) error {
-			return sharing.NewDocument[string](filepath.Dir(path), FileName).Save("a")
+			return state.NewDocument[string](filepath.Dir(path), FileName).Save("a")
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -1,11 +1,8 @@
 package sharing
 
 import (
-	"errors"
 	"fmt"
 	"math/rand/v2"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -209,57 +206,6 @@ func TestRecover(t *testing.T) {
 				}
 			}
 		})
-	}
-}
-
-func TestStore(t *testing.T) {
-	dir := filepath.Join(t.TempDir(), "state")
-	s := NewStore(dir, "enflame.com/gcu-memory")
-	st, l, err := s.Load()
-	if err != nil || len(l.Ranges()) != 0 || st.Unit != "" {
-		t.Fatalf("no file: %v %v %v", st, l, err)
-	}
-	want := State{Unit: "0.1", Ranges: place1(t, &Layout{}, nobody, share(0, "a", 16), share(1, "b", 8)).Ranges()}
-	if err := s.Save(want); err != nil {
-		t.Fatal(err)
-	}
-	got, l, err := s.Load()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
-	if d, _ := l.Device(formatID(17)); d != "b" {
-		t.Errorf("unit 17 belongs to %q, want b", d)
-	}
-	if left, err := filepath.Glob(filepath.Join(dir, "*")); err != nil || len(left) != 1 {
-		t.Errorf("files left: %v, %v", left, err)
-	}
-
-	good, err := os.ReadFile(s.path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for name, text := range map[string]string{
-		"cut off":         string(good[:len(good)/2]),
-		"empty":           "",
-		"changed by hand": strings.Replace(string(good), `"units":16`, `"units":17`, 1),
-		"another version": strings.Replace(string(good), `"version":1`, `"version":9`, 1),
-	} {
-		t.Run(name, func(t *testing.T) {
-			if err := os.WriteFile(s.path, []byte(text), 0o600); err != nil {
-				t.Fatal(err)
-			}
-			if _, _, err := s.Load(); !errors.Is(err, ErrDamaged) {
-				t.Errorf("want ErrDamaged, got %v", err)
-			}
-		})
-	}
-	if to, err := s.Quarantine(); err != nil {
-		t.Error(err)
-	} else if _, err := os.Stat(to); err != nil {
-		t.Error(err)
 	}
 }
 

@@ -2,7 +2,7 @@
 // how many units a device has, which ids they carry, and which units a
 // container gets.
 //
-// Everything here is a pure function or a value; only Store touches a file.
+// Everything here is a pure function or a value.
 package sharing
 
 import (

@@ -31,6 +31,8 @@ import (
 	"github.com/divvy-gpu/divvy/internal/backend"
 	"github.com/divvy-gpu/divvy/internal/backend/vendors"
 	"github.com/divvy-gpu/divvy/internal/kube"
+	"github.com/divvy-gpu/divvy/internal/node/alloc"
+	"github.com/divvy-gpu/divvy/internal/node/state"
 	"github.com/divvy-gpu/divvy/internal/nodeagent"
 	"github.com/divvy-gpu/divvy/internal/podresources"
 	"github.com/divvy-gpu/divvy/internal/quarantine"
@@ -322,7 +324,14 @@ func (n *node) card(i int) accel.DeviceID {
 // layout is what divvy-node keeps on disk of ids and devices.
 func (n *node) layout() *sharing.Layout {
 	n.t.Helper()
-	_, layout, err := sharing.NewStore(filepath.Join(n.dir, "state"), gcuMemory).Load()
+	saved, err := state.NewStore(filepath.Join(n.dir, "state"), alloc.ID{Resource: gcuMemory, Kind: alloc.Memory}).Load()
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	if saved == nil {
+		saved = &alloc.State{}
+	}
+	layout, err := sharing.NewLayout(saved.Ranges)
 	if err != nil {
 		n.t.Fatal(err)
 	}

@@ -24,6 +24,7 @@ import (
 	"github.com/divvy-gpu/divvy/internal/app/serve"
 	"github.com/divvy-gpu/divvy/internal/kube"
 	"github.com/divvy-gpu/divvy/internal/kubetest"
+	"github.com/divvy-gpu/divvy/internal/scheduler/cluster"
 )
 
 // replicated is an API server with the chart's empty objects, the pods of two
@@ -303,7 +304,7 @@ func TestTheWriteThatProvesItIsSeen(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(p.Status.Conditions) != 1 || p.Status.Conditions[0].Type != kube.TookTheLead || p.Status.Conditions[0].Status != v1.ConditionTrue {
+	if len(p.Status.Conditions) != 1 || p.Status.Conditions[0].Type != cluster.TookTheLead || p.Status.Conditions[0].Status != v1.ConditionTrue {
 		text, err := json.Marshal(p.Status.Conditions)
 		t.Errorf("the pod that leads has the conditions %s, %v", text, err)
 	}

@@ -31,6 +31,7 @@ import (
 	"github.com/divvy-gpu/divvy/internal/logging"
 	"github.com/divvy-gpu/divvy/internal/metrics"
 	"github.com/divvy-gpu/divvy/internal/nodeconfig"
+	"github.com/divvy-gpu/divvy/internal/scheduler/cluster"
 	"github.com/divvy-gpu/divvy/internal/version"
 )
 
@@ -116,8 +117,8 @@ type program struct {
 	clients  kube.Clients
 	ledger   *ledger.Ledger
 	keys     *kube.Keyring
-	books    *kube.Books
-	binder   *kube.Binder
+	books    *cluster.Books
+	binder   *cluster.Binder
 	events   *events.Recorder
 	limits   *limit.Limiter
 	handler  http.Handler
@@ -151,15 +152,15 @@ func assemble(s settings, clients kube.Clients) (*program, error) {
 		// kube-scheduler has looked at CPU and memory when it asks.
 		CapacityChecked: counts,
 	})
-	p.binder = kube.NewBinder(clients.Kubernetes, s.resources, counts)
-	booksConfig := kube.BooksConfig{
+	p.binder = cluster.NewBinder(clients.Kubernetes, s.resources, counts)
+	booksConfig := cluster.BooksConfig{
 		Ledger: p.ledger, Grants: p.keys, Resources: s.resources, NodeLabels: s.labels, ConfigLabels: nodeconfig.Labels,
 		Learner: s.prices,
 	}
 	if counts {
 		booksConfig.Capacity = p.ledger
 	}
-	p.books = kube.NewBooks(booksConfig)
+	p.books = cluster.NewBooks(booksConfig)
 
 	registry := metrics.Registry(metrics.Extender, clients.Requests)
 	p.events = events.NewRecorder(context.Background(), clients.Kubernetes, events.Extend, "")
@@ -305,7 +306,7 @@ func (p *program) verify(ctx context.Context) {
 		pod, err := p.binder.Get(lookup, ref.Namespace, ref.Name)
 		cancel()
 		switch {
-		case errors.Is(err, kube.ErrPodGone), err == nil && (pod.Ref.UID != ref.UID || pod.Ended):
+		case errors.Is(err, cluster.ErrPodGone), err == nil && (pod.Ref.UID != ref.UID || pod.Ended):
 			p.ledger.Forget(ref.UID)
 			klog.FromContext(ctx).Info("Dropped the reservation of a pod that is gone", "pod", ref.String())
 		case err != nil:

@@ -8,14 +8,14 @@ import (
 
 	"github.com/divvy-gpu/divvy/internal/accel"
 	"github.com/divvy-gpu/divvy/internal/accel/ledger"
-	"github.com/divvy-gpu/divvy/internal/kube"
 	"github.com/divvy-gpu/divvy/internal/metrics"
+	"github.com/divvy-gpu/divvy/internal/scheduler/cluster"
 )
 
 // booksCollector shows what the books hold when it is asked for, so that nothing
 // is counted between two scrapes and nothing stays of what is gone.
 type booksCollector struct {
-	size      func() kube.Size
+	size      func() cluster.Size
 	ledger    *ledger.Ledger
 	resources []accel.Resource
 	// devices shows each device; without, nodes alone.

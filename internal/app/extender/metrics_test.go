@@ -13,8 +13,8 @@ import (
 
 	"github.com/divvy-gpu/divvy/internal/accel"
 	"github.com/divvy-gpu/divvy/internal/accel/ledger"
-	"github.com/divvy-gpu/divvy/internal/kube"
 	"github.com/divvy-gpu/divvy/internal/metrics"
+	"github.com/divvy-gpu/divvy/internal/scheduler/cluster"
 )
 
 // TestMetricsAreThoseOfTheTable, and keep Prometheus' rules for names.
@@ -69,7 +69,7 @@ func TestUnitsAreThoseOfTheBooks(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			registry := prometheus.NewPedanticRegistry()
 			registry.MustRegister(booksCollector{
-				size: func() kube.Size { return kube.Size{Nodes: 3, BadNodes: 1} }, ledger: l, resources: []accel.Resource{gcu}, devices: devices,
+				size: func() cluster.Size { return cluster.Size{Nodes: 3, BadNodes: 1} }, ledger: l, resources: []accel.Resource{gcu}, devices: devices,
 				ready: func() bool { return false }, leading: func() bool { return true },
 			})
 			families, err := registry.Gather()

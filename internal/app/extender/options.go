@@ -17,9 +17,9 @@ import (
 	"github.com/divvy-gpu/divvy/internal/accel/place"
 	"github.com/divvy-gpu/divvy/internal/app/flags"
 	"github.com/divvy-gpu/divvy/internal/certs"
-	"github.com/divvy-gpu/divvy/internal/kube"
 	"github.com/divvy-gpu/divvy/internal/lead"
 	"github.com/divvy-gpu/divvy/internal/logging"
+	"github.com/divvy-gpu/divvy/internal/scheduler/cluster"
 )
 
 // minReservationTTL is above the time that a bind may take, with the question what
@@ -172,7 +172,7 @@ type settings struct {
 	bindFrom  []netip.Prefix
 	logging   logging.Options
 	resources []accel.Resource
-	labels    map[accel.Resource]kube.Labels
+	labels    map[accel.Resource]cluster.Labels
 	// pod is the name of the program's own pod, and address where the other replicas
 	// reach it over TLS, "" for nowhere; with an election alone.
 	pod, address string
@@ -233,9 +233,9 @@ func (o Options) settings() (settings, error) {
 	s.policy, err = place.ParsePolicy(o.Policy, s.prices)
 	check("policy", err)
 	if o.NodeLabel != "" {
-		labels, err := kube.ParseLabels(o.NodeLabel)
+		labels, err := cluster.ParseLabels(o.NodeLabel)
 		check("node-label", err)
-		s.labels = map[accel.Resource]kube.Labels{}
+		s.labels = map[accel.Resource]cluster.Labels{}
 		for _, r := range s.resources {
 			s.labels[r] = labels
 		}

@@ -11,7 +11,7 @@ import (
 	"github.com/divvy-gpu/divvy/internal/accel"
 	"github.com/divvy-gpu/divvy/internal/accel/place"
 	"github.com/divvy-gpu/divvy/internal/app/flags"
-	"github.com/divvy-gpu/divvy/internal/kube"
+	"github.com/divvy-gpu/divvy/internal/scheduler/cluster"
 )
 
 func TestDefaultsAreValid(t *testing.T) {
@@ -23,7 +23,7 @@ func TestDefaultsAreValid(t *testing.T) {
 	if s.policy != place.Binpack {
 		t.Errorf("policy %s", s.policy.Name())
 	}
-	want := map[accel.Resource]kube.Labels{"enflame.com/gcu-memory": {{Key: "enflame.com/gcushare", Value: "true"}}}
+	want := map[accel.Resource]cluster.Labels{"enflame.com/gcu-memory": {{Key: "enflame.com/gcushare", Value: "true"}}}
 	if diff := cmp.Diff(want, s.labels); diff != "" {
 		t.Errorf("labels (-want +got):\n%s", diff)
 	}

@@ -38,6 +38,7 @@ import (
 	"github.com/divvy-gpu/divvy/internal/extender"
 	"github.com/divvy-gpu/divvy/internal/kube"
 	"github.com/divvy-gpu/divvy/internal/kubetest"
+	"github.com/divvy-gpu/divvy/internal/scheduler/cluster"
 )
 
 // The operations of the ledger's model test, played on two replicas that race: what
@@ -221,14 +222,14 @@ func (w *racing) start(n int) *racer {
 	s.pod, s.address = fmt.Sprint("replica-", n), fmt.Sprint("replica-", n, ":1")
 	p := &program{settings: s, clients: kube.Clients{Kubernetes: client, Metadata: w.metadata}, keys: w.keys}
 	p.ledger = ledger.New(ledger.Options{Policy: s.policy, ReservationTTL: s.ReservationTTL, MaxBindDelay: s.MaxBindDelay})
-	p.binder = kube.NewBinder(client, s.resources, false)
-	p.books = kube.NewBooks(kube.BooksConfig{Ledger: p.ledger, Grants: p.keys, Resources: s.resources, NodeLabels: s.labels})
+	p.binder = cluster.NewBinder(client, s.resources, false)
+	p.books = cluster.NewBooks(cluster.BooksConfig{Ledger: p.ledger, Grants: p.keys, Resources: s.resources, NodeLabels: s.labels})
 	var err error
 	if p.election, err = p.newElection(); err != nil {
 		w.t.Fatal(err)
 	}
 	config := p.withElection(extender.Config{
-		Ledger: p.ledger, Cluster: p.books, Binder: unsteady{p.binder, r, kube.NewBinder(w.server.Client(nil), s.resources, false)}, Signer: p.keys.Signer, Ready: p.ready, Resources: s.resources,
+		Ledger: p.ledger, Cluster: p.books, Binder: unsteady{p.binder, r, cluster.NewBinder(w.server.Client(nil), s.resources, false)}, Signer: p.keys.Signer, Ready: p.ready, Resources: s.resources,
 	})
 	config.Forward = w
 	e, err := extender.New(config)
@@ -307,10 +308,10 @@ func (l *lagging) Stop()                          { l.once.Do(func() { close(l.s
 // unsteady writes binds late, or not at all, or loses the answer. As the API server
 // does, it writes none after the deadline that came with it.
 type unsteady struct {
-	*kube.Binder
+	*cluster.Binder
 	r *racer
 	// sent is for what was sent before the replica died or was cut off.
-	sent *kube.Binder
+	sent *cluster.Binder
 }
 
 func (u unsteady) Bind(ctx context.Context, ref accel.PodRef, node string, annotations map[string]string) error {
@@ -328,7 +329,7 @@ func (u unsteady) Bind(ctx context.Context, ref accel.PodRef, node string, annot
 		case <-time.After(late):
 		case <-ctx.Done():
 			u.r.w.did("timed out")
-			return fmt.Errorf("%w: %w", kube.ErrOutcomeUnknown, context.Cause(ctx))
+			return fmt.Errorf("%w: %w", cluster.ErrOutcomeUnknown, context.Cause(ctx))
 		}
 	}
 	if u.r.w.replica(1 - u.r.n).program.election.Leading() {
@@ -337,7 +338,7 @@ func (u unsteady) Bind(ctx context.Context, ref accel.PodRef, node string, annot
 	err := u.sent.Bind(ctx, ref, node, annotations)
 	if err == nil && loses {
 		u.r.w.did("answer lost")
-		return kube.ErrOutcomeUnknown
+		return cluster.ErrOutcomeUnknown
 	}
 	return err
 }

@@ -14,7 +14,7 @@ import (
 
 	"github.com/divvy-gpu/divvy/internal/accel"
 	"github.com/divvy-gpu/divvy/internal/accel/ledger"
-	"github.com/divvy-gpu/divvy/internal/kube"
+	"github.com/divvy-gpu/divvy/internal/scheduler/cluster"
 )
 
 // TestVerifyDropsReservationsOfPodsThatWereNeverShown plays an outage of the
@@ -28,7 +28,7 @@ func TestVerifyDropsReservationsOfPodsThatWereNeverShown(t *testing.T) {
 	client := fake.NewClientset(pod("lives", "lives"), pod("again", "young"))
 	books := ledger.New(ledger.Options{Now: func() time.Time { return now }})
 	books.SetNode("node", []accel.Inventory{{Resource: memory, Shares: []accel.Share{{Device: accel.Device{ID: "a"}, Units: 16}}}})
-	p := &program{ledger: books, binder: kube.NewBinder(client, []accel.Resource{memory}, false)}
+	p := &program{ledger: books, binder: cluster.NewBinder(client, []accel.Resource{memory}, false)}
 	for _, name := range []string{"lives", "gone", "again"} {
 		_, _, err := books.Reserve(accel.PodRef{UID: "uid-" + name, Namespace: "ns", Name: name}, now, "node", accel.Request{
 			Resource: memory, Containers: []accel.ContainerRequest{{Name: "c", Kind: accel.AppContainer, Units: 4}},
@@ -73,7 +73,7 @@ func TestVerifyDropsReservationsOfPodsThatWereNotBound(t *testing.T) {
 	)
 	books := ledger.New(ledger.Options{Now: func() time.Time { return now }})
 	books.SetNode("node", []accel.Inventory{{Resource: memory, Shares: []accel.Share{{Device: accel.Device{ID: "a"}, Units: 16}}}})
-	p := &program{ledger: books, binder: kube.NewBinder(client, []accel.Resource{memory}, false)}
+	p := &program{ledger: books, binder: cluster.NewBinder(client, []accel.Resource{memory}, false)}
 	bind := func(name string) {
 		t.Helper()
 		_, _, err := books.Reserve(accel.PodRef{UID: "uid-" + name, Namespace: "ns", Name: name}, now, "node", accel.Request{

@@ -31,6 +31,7 @@ import (
 	"github.com/divvy-gpu/divvy/internal/app/kubectl"
 	"github.com/divvy-gpu/divvy/internal/inspect"
 	"github.com/divvy-gpu/divvy/internal/kube"
+	"github.com/divvy-gpu/divvy/internal/scheduler/cluster"
 )
 
 // maxNames is how many nodes an error lists.
@@ -333,19 +334,19 @@ func ask(ctx context.Context, o Options, clients kube.Clients, node string) (ins
 	return report, err
 }
 
-// cluster is what nodes publish and pods carry. The key of the grants is not at
+// contents is what nodes publish and pods carry. The key of the grants is not at
 // hand, so they are taken for true: this is a report.
-type cluster struct {
+type contents struct {
 	ledger *ledger.Ledger
-	view   kube.View
+	view   cluster.View
 }
 
 // read reads nodes and pods, and says which nodes cannot be shown.
-func (q *question) read(ctx context.Context) (cluster, error) {
-	c := cluster{ledger: ledger.New(ledger.Options{})}
+func (q *question) read(ctx context.Context) (contents, error) {
+	c := contents{ledger: ledger.New(ledger.Options{})}
 	var err error
-	if c.view, err = kube.LoadView(ctx, q.clients, c.ledger, trusting{}); err != nil {
-		return cluster{}, err
+	if c.view, err = cluster.LoadView(ctx, q.clients, c.ledger, trusting{}); err != nil {
+		return contents{}, err
 	}
 	for _, name := range slices.Sorted(maps.Keys(c.view.Broken)) {
 		if q.node == "" || q.node == name {
@@ -356,7 +357,7 @@ func (q *question) read(ctx context.Context) (cluster, error) {
 }
 
 // resources returns what the node, or any node when it is "", offers.
-func (c cluster) resources(node string) []accel.Resource {
+func (c contents) resources(node string) []accel.Resource {
 	names := map[accel.Resource]bool{}
 	for name, inventories := range c.view.Inventories {
 		for _, inv := range inventories {
@@ -370,7 +371,7 @@ func (c cluster) resources(node string) []accel.Resource {
 
 // memory reports whether the node, or any node when it is "", counts the
 // resource in memory.
-func (c cluster) memory(node string, resource accel.Resource) bool {
+func (c contents) memory(node string, resource accel.Resource) bool {
 	for name, inventories := range c.view.Inventories {
 		for _, inv := range inventories {
 			if (node == "" || node == name) && inv.Resource == resource && inv.Unit != "" {
@@ -383,7 +384,7 @@ func (c cluster) memory(node string, resource accel.Resource) bool {
 
 // report makes the report of a resource, or of all when it is "", by node and
 // then resource.
-func (c cluster) report(resource accel.Resource) inspect.Report {
+func (c contents) report(resource accel.Resource) inspect.Report {
 	report := inspect.Report{Nodes: []inspect.Node{}}
 	for name, inventories := range c.view.Inventories {
 		for _, inv := range inventories {
@@ -404,7 +405,7 @@ func (c cluster) report(resource accel.Resource) inspect.Report {
 
 // holders returns the pods on the node that ask for whole devices or slices of
 // the resource.
-func (c cluster) holders(node string, resource accel.Resource) []inspect.Holder {
+func (c contents) holders(node string, resource accel.Resource) []inspect.Holder {
 	var out []inspect.Holder
 	for _, h := range c.view.Holders {
 		for _, request := range h.Requests {
@@ -419,7 +420,7 @@ func (c cluster) holders(node string, resource accel.Resource) []inspect.Holder 
 // trusting reads grants without a key.
 type trusting struct{}
 
-// DecodeGrant implements kube.Grants.
+// DecodeGrant implements cluster.Grants.
 func (trusting) DecodeGrant(_, value string) (accel.Grant, error) {
 	return wire.DecodeGrantUnverified(value)
 }

@@ -20,8 +20,8 @@ import (
 	"github.com/divvy-gpu/divvy/internal/accel"
 	"github.com/divvy-gpu/divvy/internal/deviceplugin"
 	"github.com/divvy-gpu/divvy/internal/handover"
+	nodestate "github.com/divvy-gpu/divvy/internal/node/state"
 	"github.com/divvy-gpu/divvy/internal/nodeagent"
-	"github.com/divvy-gpu/divvy/internal/sharing"
 )
 
 // leftovers say where divvy-node leaves something on a host. Files are known by
@@ -112,7 +112,7 @@ func (l leftovers) removeSockets(state folder, out io.Writer) error {
 		resources = append(resources, accel.Resource(r))
 	}
 	if state.there() {
-		stored, err := sharing.Stored(state.root.Name())
+		stored, err := nodestate.Stored(state.root.Name())
 		if err != nil {
 			return err
 		}

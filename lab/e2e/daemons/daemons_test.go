@@ -36,6 +36,8 @@ import (
 	"k8s.io/klog/v2/textlogger"
 	"k8s.io/utils/ptr"
 
+	"github.com/divvy-gpu/divvy/internal/node/alloc"
+	"github.com/divvy-gpu/divvy/internal/node/state"
 	"github.com/divvy-gpu/divvy/internal/sharing"
 	"github.com/divvy-gpu/divvy/internal/vendorsim"
 	"github.com/divvy-gpu/divvy/lab/internal/build"
@@ -421,7 +423,14 @@ func container(name string, what corev1.ResourceName, amount int64) corev1.Conta
 // recount checks that no unit, device or slice is held by two pods, and that no pod
 // with memory is on two devices.
 func (l *load) recount() error {
-	_, layout, err := sharing.NewStore(filepath.Join(l.dir, "state"), memory).Load()
+	saved, err := state.NewStore(filepath.Join(l.dir, "state"), alloc.ID{Resource: memory, Kind: alloc.Memory}).Load()
+	if err != nil {
+		return err
+	}
+	if saved == nil {
+		saved = &alloc.State{}
+	}
+	layout, err := sharing.NewLayout(saved.Ranges)
 	if err != nil {
 		return err
 	}

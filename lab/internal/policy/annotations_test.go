@@ -23,9 +23,9 @@ import (
 
 	"github.com/divvy-gpu/divvy/internal/accel"
 	"github.com/divvy-gpu/divvy/internal/accel/wire"
-	"github.com/divvy-gpu/divvy/internal/kube"
 	"github.com/divvy-gpu/divvy/internal/nodelabels"
 	"github.com/divvy-gpu/divvy/internal/pool"
+	"github.com/divvy-gpu/divvy/internal/scheduler/cluster"
 )
 
 // countsAnnotation is the one of internal/nodeagent, which does not export it.
@@ -302,7 +302,7 @@ func TestExtenderWritesOneAnnotation(t *testing.T) {
 	elsewhere := func(p *corev1.Pod) *corev1.Pod { p.Namespace = "divvy-system"; return p }
 	own := func(p *corev1.Pod) *corev1.Pod { p.Spec.ServiceAccountName = "divvy-extender"; return elsewhere(p) }
 	tookTheLead := func(p *corev1.Pod) {
-		p.Status.Conditions = []corev1.PodCondition{{Type: kube.TookTheLead, Status: corev1.ConditionTrue}}
+		p.Status.Conditions = []corev1.PodCondition{{Type: cluster.TookTheLead, Status: corev1.ConditionTrue}}
 	}
 	for name, tt := range map[string]struct {
 		who           string

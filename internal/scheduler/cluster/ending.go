@@ -1,0 +1,135 @@
+package cluster
+
+import (
+	"slices"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/divvy-gpu/divvy/internal/accel/ledger"
+	"github.com/divvy-gpu/divvy/internal/accel/wire"
+)
+
+// A node says within half a second of a pod that it went while its containers may
+// have run; one whose daemon does not run says nothing.
+const (
+	// unseenGrace is how long the books wait for the node's word on a pod whose
+	// end was missed: most ended as pods should.
+	unseenGrace = 3 * time.Second
+	// endingGrace is how long they wait for it on a pod that was seen to go, beside
+	// the time that kubelet gives its containers to end.
+	endingGrace = 5 * time.Second
+	// maxGrace bounds the latter; pods may ask for years.
+	maxGrace = 10 * time.Minute
+)
+
+// graceOf is how long kubelet gives the containers to end when the pod is gone from
+// the API server, in seconds. That a deletion by force asks for none makes no
+// difference to it.
+func graceOf(pod *v1.Pod) int32 {
+	seconds := int64(v1.DefaultTerminationGracePeriodSeconds)
+	if s := pod.Spec.TerminationGracePeriodSeconds; s != nil {
+		seconds = *s
+	}
+	return int32(min(max(seconds, 0), int64(maxGrace/time.Second)))
+}
+
+// endingPod is a pod that is gone from the API server, or called ended, and counts
+// still: it was deleted by force, or its end was missed. It counts as long as its
+// node lists it, and until the node can have done so.
+type endingPod struct {
+	node   string
+	listed bool
+	until  time.Time // when it is not listed
+}
+
+// endingList is what a node lists, as it is in the annotation and decoded.
+type endingList struct {
+	text string
+	pods []wire.Ending
+}
+
+// has reports whether the list has the pod.
+func (l *endingList) has(uid string) bool {
+	return l != nil && slices.ContainsFunc(l.pods, func(p wire.Ending) bool { return p.Pod.UID == uid })
+}
+
+// release frees what a pod holds that is gone, once its containers are: runs says
+// whether they may run, by what was seen last, and silence how long the node's word is
+// waited for. b.mu is held.
+func (b *Books) release(pod *Pod, runs bool, silence time.Duration) {
+	uid := pod.Ref.UID
+	listed := b.nodes[pod.Node].ending.has(uid)
+	if pod.Node == "" || !runs && !listed {
+		delete(b.ending, uid)
+		b.config.Ledger.Forget(uid)
+		return
+	}
+	if e := b.ending[uid]; e != nil {
+		return
+	}
+	b.ending[uid] = &endingPod{node: pod.Node, listed: listed, until: b.config.Now().Add(silence)}
+	for _, r := range pod.Requests {
+		// Without a device: it stays on the one that is known.
+		b.config.Ledger.Observe(ledger.Holding{
+			Pod: pod.Ref, Node: pod.Node, Resource: r.Resource, Units: r.Peak(), Created: pod.Created, CPU: r.CPU, Memory: r.Memory,
+			Priority: r.Priority, Ending: true, Gone: true,
+		})
+	}
+}
+
+// setEnding takes in what a node lists. A list that cannot be read changes nothing.
+// b.mu is held.
+func (b *Books) setEnding(n *slimNode) *endingList {
+	old := b.nodes[n.name].ending
+	if old == nil && n.ending == "" || old != nil && old.text == n.ending {
+		return old
+	}
+	pods, err := wire.DecodeEnding(n.ending)
+	if err != nil {
+		b.logger.Error(err, "The node's list of ending pods is not followed", "node", n.name)
+		return old
+	}
+	list := &endingList{text: n.ending, pods: pods}
+	b.forgetEnding(func(e *endingPod) bool { return e.node == n.name && e.listed }, list)
+	for _, p := range pods {
+		if live, ok := b.pods[p.Pod.String()]; ok && live.pod.Ref.UID == p.Pod.UID {
+			continue // the node knows more than the watch of pods has shown; see release
+		}
+		if !slices.Contains(b.config.Resources, p.Resource) {
+			continue
+		}
+		h := ledger.Holding{Pod: p.Pod, Node: n.name, Resource: p.Resource, Units: p.Units, Ending: true, Gone: true}
+		if len(p.Devices) > 0 {
+			h.Confirmed = true
+			h.SetDevices(p.Devices)
+		}
+		b.config.Ledger.Observe(h)
+		b.ending[p.Pod.UID] = &endingPod{node: n.name, listed: true}
+	}
+	if len(pods) == 0 {
+		return nil
+	}
+	return list
+}
+
+// forgetEnding frees the ending pods that are chosen, but for those on a list. b.mu is
+// held.
+func (b *Books) forgetEnding(chosen func(*endingPod) bool, but ...*endingList) {
+	for uid, e := range b.ending {
+		if chosen(e) && !slices.ContainsFunc(but, func(l *endingList) bool { return l.has(uid) }) {
+			delete(b.ending, uid)
+			b.config.Ledger.Forget(uid)
+		}
+	}
+}
+
+// Settle frees what pods hold that are gone and of which their node has said nothing
+// for too long. It is to be called every second or so; its cost depends on the
+// number of such pods.
+func (b *Books) Settle() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	now := b.config.Now()
+	b.forgetEnding(func(e *endingPod) bool { return !e.listed && !now.Before(e.until) })
+}

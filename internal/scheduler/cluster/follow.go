@@ -1,0 +1,93 @@
+package cluster
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/resourceversion"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/divvy-gpu/divvy/internal/kube"
+)
+
+// TookTheLead is the condition of a pod that Mark sets.
+const TookTheLead v1.PodConditionType = "divvy.dev/TookTheLead"
+
+// lookEvery is how often CatchUp looks how far the books are.
+const lookEvery = 5 * time.Millisecond
+
+// following notes the reflector of the pods, and returns what runs it.
+func (b *Books) following(r *cache.Reflector) func(context.Context) {
+	b.reflector.Store(r)
+	return r.RunWithContext
+}
+
+// seen reports whether the books have every change of pods up to that version.
+func (b *Books) seen(version string) (bool, error) {
+	r := b.reflector.Load()
+	if r == nil || !b.Synced() {
+		return false, nil
+	}
+	// Before the first list is complete it is "", and in between it may be anything
+	// that is older.
+	last := r.LastSyncResourceVersion()
+	if last == "" || last == "0" {
+		return false, nil
+	}
+	order, err := resourceversion.CompareResourceVersion(last, version)
+	if err != nil {
+		return false, fmt.Errorf("versions of the pods: %w", err)
+	}
+	return order >= 0, nil
+}
+
+// CatchUp returns nil when the books have everything that was written to any pod
+// before it was called. It is proven by a write: the API server numbers all changes of
+// pods one after the other, so whoever has seen that write has seen what came before,
+// whatever the watch and the API server's caches lag behind. The write is the condition
+// TookTheLead on the pod that is named, which must be among those that the books follow.
+func (b *Books) CatchUp(ctx context.Context, clients kube.Clients, namespace, name string) error {
+	for !b.Synced() {
+		if err := sleep(ctx, lookEvery); err != nil {
+			return fmt.Errorf("wait for the books to be read: %w", err)
+		}
+	}
+	now := time.Now().UTC()
+	patch, err := json.Marshal(map[string]any{"status": map[string]any{"conditions": []v1.PodCondition{{
+		Type: TookTheLead, Status: v1.ConditionTrue, LastTransitionTime: metav1.NewTime(now), Reason: "GotTheLease",
+		// The time makes it another one every time; a patch that changes nothing is no write.
+		Message: "It answers with all that was bound before " + now.Format(time.RFC3339Nano),
+	}}}})
+	if err != nil {
+		return fmt.Errorf("catch up: %w", err)
+	}
+	pod, err := clients.Kubernetes.CoreV1().Pods(namespace).Patch(ctx, name, types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status")
+	if err != nil {
+		return fmt.Errorf("write the condition %s of pod %s/%s: %w", TookTheLead, namespace, name, err)
+	}
+	for {
+		seen, err := b.seen(pod.ResourceVersion)
+		if seen || err != nil {
+			return err
+		}
+		if err := sleep(ctx, lookEvery); err != nil {
+			return fmt.Errorf("wait until the watch shows what was written to pod %s/%s: %w", namespace, name, err)
+		}
+	}
+}
+
+func sleep(ctx context.Context, d time.Duration) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}

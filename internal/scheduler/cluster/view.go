@@ -1,0 +1,140 @@
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/tools/pager"
+
+	"github.com/divvy-gpu/divvy/internal/accel"
+	"github.com/divvy-gpu/divvy/internal/accel/wire"
+	"github.com/divvy-gpu/divvy/internal/kube"
+)
+
+// View is what nodes publish and pods carry, of all resources, read once for a
+// report. What pods hold of a resource that is counted in memory is in the
+// ledger that LoadView was given; what they hold of the others is here, since a
+// pod may hold several whole devices or slices.
+type View struct {
+	// Inventories are what each node publishes, by node; a node that publishes
+	// nothing is not in it.
+	Inventories map[string][]accel.Inventory
+	// Broken says, by node, why what it publishes cannot be read.
+	Broken map[string]error
+	// Holders are pods on nodes, in the order of the API server.
+	Holders []Holder
+}
+
+// Holder is a pod on a node that asks for whole devices or time slices.
+type Holder struct {
+	Pod     accel.PodRef
+	Created time.Time
+	Node    string
+	// Requests are what it asks of the resources that its node publishes as
+	// whole devices or time slices.
+	Requests []accel.Request
+	// Held are the ids that it holds, by resource, as the node has noted on the
+	// pod; empty until it has.
+	Held map[accel.Resource][]string
+}
+
+// LoadView reads all nodes and the pods that have not ended.
+func LoadView(ctx context.Context, clients kube.Clients, ledger Ledger, grants Grants) (View, error) {
+	view := View{Inventories: map[string][]accel.Inventory{}, Broken: map[string]error{}}
+	memory := map[accel.Resource]bool{}
+	slim := nodeStore{}.Transformer()
+	var nodes []any
+	err := eachItem(ctx, "nodes", func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+		return clients.Metadata.Resource(nodesResource).List(ctx, o)
+	}, func(obj runtime.Object) error {
+		item, err := slim(obj)
+		if err != nil {
+			return err
+		}
+		node, err := nodeOf(item)
+		if err != nil {
+			return err
+		}
+		text := node.inventory
+		if text == "" {
+			return nil
+		}
+		all, broken := wire.DecodeInventory(text)
+		if broken != nil {
+			view.Broken[node.name] = broken // the others can be shown
+		} else {
+			nodes = append(nodes, item)
+			view.Inventories[node.name] = all
+		}
+		for _, inv := range all {
+			memory[inv.Resource] = memory[inv.Resource] || inv.Unit != ""
+		}
+		return nil
+	})
+	if err != nil {
+		return View{}, err
+	}
+	maps.DeleteFunc(memory, func(_ accel.Resource, counted bool) bool { return !counted })
+	books := NewBooks(BooksConfig{Ledger: ledger, Grants: grants, Resources: slices.Sorted(maps.Keys(memory))})
+	if err := books.Nodes().Replace(nodes, ""); err != nil {
+		return View{}, err
+	}
+
+	store := podStore{books}
+	var pods []any
+	err = eachItem(ctx, "pods", func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+		o.FieldSelector = running
+		return clients.Kubernetes.CoreV1().Pods(metav1.NamespaceAll).List(ctx, o)
+	}, func(obj runtime.Object) error {
+		item, err := store.slim(obj)
+		if err != nil {
+			return err
+		}
+		pods = append(pods, item)
+		if pod, ok := obj.(*v1.Pod); ok {
+			if h, ok := view.holder(pod); ok {
+				view.Holders = append(view.Holders, h)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return View{}, err
+	}
+	return view, store.Replace(pods, "")
+}
+
+// holder returns the pod if it is one.
+func (v *View) holder(pod *v1.Pod) (Holder, bool) {
+	var whole []accel.Resource
+	for _, inv := range v.Inventories[pod.Spec.NodeName] {
+		if inv.Unit == "" {
+			whole = append(whole, inv.Resource)
+		}
+	}
+	h := podOf(pod, whole, false)
+	if h.Ended || len(h.Requests) == 0 {
+		return Holder{}, false
+	}
+	// What cannot be read is as good as not written yet: whoever may write the
+	// pod may have written it.
+	held, err := wire.DecodeDevices(wire.HeldOf(pod.Annotations))
+	if err != nil {
+		held = nil
+	}
+	return Holder{Pod: h.Ref, Created: h.Created, Node: h.Node, Requests: h.Requests, Held: held}, true
+}
+
+// eachItem lists page by page; pages are thrown away as they come.
+func eachItem(ctx context.Context, what string, list pager.ListPageFunc, do func(runtime.Object) error) error {
+	if err := pager.New(list).EachListItem(ctx, metav1.ListOptions{}, do); err != nil {
+		return fmt.Errorf("list the %s: %w", what, err)
+	}
+	return nil
+}
