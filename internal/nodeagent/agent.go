@@ -137,6 +137,7 @@ func New(ctx context.Context, o Options) (*Agent, error) {
 		o.Quarantine.Restore(o.Handoff.Quarantine)
 	}
 	m := newMetrics(o.Registry)
+	m.quarantine(o.Quarantine.All(), o.Quarantine.Sync())
 	a := &Agent{
 		o:         o,
 		kubelet:   kubelet,
