@@ -273,6 +273,9 @@ func TestRequestsThatAreRejected(t *testing.T) {
 func TestStateFolderThatCannotBeWritten(t *testing.T) {
 	s := newWard(t)
 	s.play()
+	if got := s.gauge("divvy_node_quarantine_unsaved"); got != 0 {
+		t.Errorf("divvy_node_quarantine_unsaved is %v when the agent starts", got)
+	}
 	s.wantOffered("a, b")
 	// The file cannot take the place of a folder that is not empty, whoever runs the test.
 	path := filepath.Join(s.config.StateDir, quarantine.FileName)

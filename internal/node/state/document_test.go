@@ -3,6 +3,7 @@ package state
 import (
 	"os"
 	"path/filepath"
+	"runtime"
 	"testing"
 )
 
@@ -16,6 +17,7 @@ func TestReplacedWhileSaved(t *testing.T) {
 		go func() {
 			path := filepath.Join(dir, "a.json")
 			for os.Remove(path) != nil {
+				runtime.Gosched()
 			}
 			replaced <- os.WriteFile(path, []byte("other"), 0o600)
 		}()
