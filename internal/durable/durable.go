@@ -26,20 +26,20 @@ func (e *RemovedError) Error() string {
 
 // Replace writes data to a file beside path, syncs it, renames it to path and
 // syncs the folder, which must exist. Without the last step a power failure may
-// bring the old file back after Replace returned. The text of an error is the
-// same each time that the same thing fails.
-func Replace(path string, data []byte, mode fs.FileMode) (err error) {
+// bring the old file back after Replace returned. It describes the file that it wrote,
+// for Same. The text of an error is the same each time that the same thing fails.
+func Replace(path string, data []byte, mode fs.FileMode) (info fs.FileInfo, err error) {
 	dir, next := filepath.Dir(path), path+Suffix
 	// O_NOFOLLOW: the name is known beforehand, and a link in its place must not
 	// make this program write somewhere else.
 	f, err := os.OpenFile(next, os.O_WRONLY|os.O_CREATE|os.O_TRUNC|syscall.O_NOFOLLOW, mode)
 	if errors.Is(err, fs.ErrNotExist) {
 		if info, statErr := os.Stat(dir); statErr == nil && info.IsDir() {
-			return &RemovedError{Dir: dir}
+			return nil, &RemovedError{Dir: dir}
 		}
 	}
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer func() {
 		if err != nil {
@@ -48,18 +48,21 @@ func Replace(path string, data []byte, mode fs.FileMode) (err error) {
 		}
 	}()
 	if _, err = f.Write(data); err != nil {
-		return err
+		return nil, err
 	}
 	if err = f.Sync(); err != nil {
-		return err
+		return nil, err
+	}
+	if info, err = f.Stat(); err != nil {
+		return nil, err
 	}
 	if err = f.Close(); err != nil {
-		return err
+		return nil, err
 	}
 	if err = os.Rename(next, path); err != nil {
-		return err
+		return nil, err
 	}
-	return SyncDir(dir)
+	return info, SyncDir(dir)
 }
 
 // Same reports whether a file that was described before is still the same, with

@@ -27,8 +27,12 @@ func TestReplace(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "state.json")
 	for _, content := range []string{"a longer first content", "second"} {
-		if err := Replace(path, []byte(content), 0o600); err != nil {
+		info, err := Replace(path, []byte(content), 0o600)
+		if err != nil {
 			t.Fatal(err)
+		}
+		if now, err := os.Lstat(path); err != nil || !Same(info, now) {
+			t.Errorf("it wrote %v, and %v is there, %v", info, now, err)
 		}
 		if got, err := os.ReadFile(path); err != nil || string(got) != content {
 			t.Errorf("read %q, %v; want %q", got, err, content)
@@ -41,7 +45,7 @@ func TestReplace(t *testing.T) {
 	if err := os.WriteFile(path+Suffix, []byte("half of a much longer content than the next"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := Replace(path, []byte("third"), 0o600); err != nil {
+	if _, err := Replace(path, []byte("third"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	if got, err := os.ReadFile(path); err != nil || string(got) != "third" {
@@ -73,7 +77,8 @@ func TestReplaceFails(t *testing.T) {
 			if err := tt.prepare(path); err != nil {
 				t.Fatal(err)
 			}
-			first, second := Replace(path, []byte("new"), 0o600), Replace(path, []byte("new"), 0o600)
+			_, first := Replace(path, []byte("new"), 0o600)
+			_, second := Replace(path, []byte("new"), 0o600)
 			if first == nil || second == nil || first.Error() != second.Error() {
 				t.Errorf("first %v, then %v; want the same error", first, second)
 			}
@@ -96,10 +101,10 @@ func TestReplaceInARemovedFolder(t *testing.T) {
 		t.Fatal(err)
 	}
 	var removed *RemovedError
-	if err := Replace("state.json", nil, 0o600); !errors.As(err, &removed) || removed.Dir != "." {
+	if _, err := Replace("state.json", nil, 0o600); !errors.As(err, &removed) || removed.Dir != "." {
 		t.Errorf("%v, want that the folder was removed", err)
 	}
-	if err := Replace(filepath.Join(dir, "state.json"), nil, 0o600); !errors.Is(err, fs.ErrNotExist) || errors.As(err, &removed) {
+	if _, err := Replace(filepath.Join(dir, "state.json"), nil, 0o600); !errors.Is(err, fs.ErrNotExist) || errors.As(err, &removed) {
 		t.Errorf("%v, want that the folder does not exist", err)
 	}
 }

@@ -155,7 +155,7 @@ func (w *cdiWriter) ensure(kind string) error {
 	if err := os.MkdirAll(w.dir, 0o755); err != nil {
 		return err
 	}
-	if err := durable.Replace(path, append([]byte("---\n"), data...), 0o600); err != nil {
+	if _, err := durable.Replace(path, append([]byte("---\n"), data...), 0o600); err != nil {
 		return err
 	}
 	w.files[kind] = readCDI(path)

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -43,7 +44,7 @@ type sealed struct {
 // file is an error that wraps ErrDamaged.
 func (s *stateFile) load(st any) (bool, error) {
 	s.known, s.info = nil, nil
-	data, err := os.ReadFile(s.path)
+	data, info, err := read(s.path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil
 	}
@@ -68,17 +69,24 @@ func (s *stateFile) load(st any) (bool, error) {
 	if err != nil {
 		return false, fmt.Errorf("encode unit state: %w", err)
 	}
-	s.note(known)
+	s.known, s.info = known, info
 	return true, nil
 }
 
-// note remembers what the file holds.
-func (s *stateFile) note(state []byte) {
-	info, err := os.Lstat(s.path)
+// read returns the content of a file and describes the file that it is from, which
+// another one may have replaced since.
+func read(path string) ([]byte, fs.FileInfo, error) {
+	f, err := os.Open(path)
 	if err != nil {
-		info = nil // the next save writes it again
+		return nil, nil, err
 	}
-	s.known, s.info = state, info
+	defer func() { _ = f.Close() }()
+	info, err := f.Stat()
+	if err != nil {
+		return nil, nil, err
+	}
+	data, err := io.ReadAll(f)
+	return data, info, err
 }
 
 // holds reports whether the file is the one that was read or written last, and
@@ -109,14 +117,14 @@ func (s *stateFile) save(st any) error {
 	if err != nil {
 		return fmt.Errorf("encode unit state: %w", err)
 	}
-	err = os.MkdirAll(filepath.Dir(s.path), 0o750)
-	if err == nil {
-		err = durable.Replace(s.path, data, 0o600)
+	if err := os.MkdirAll(filepath.Dir(s.path), 0o750); err != nil {
+		return fmt.Errorf("save unit state: %w", err)
 	}
+	info, err := durable.Replace(s.path, data, 0o600)
 	if err != nil {
 		return fmt.Errorf("save unit state: %w", err)
 	}
-	s.note(state)
+	s.known, s.info = state, info
 	return nil
 }
 
