@@ -41,11 +41,13 @@ type counts struct {
 	Races int  `json:"races"`
 	// Longest is the package that took longest.
 	Longest elapsed `json:"longest"`
+	// Tests is how long each test took, without its subtests' own entries.
+	Tests []elapsed `json:"tests"`
 }
 
-// elapsed is how many seconds a package took.
+// elapsed is how many seconds a package or a test took.
 type elapsed struct {
-	Package string  `json:"package"`
+	Name    string  `json:"name"`
 	Seconds float64 `json:"seconds"`
 }
 
@@ -80,6 +82,8 @@ type test struct {
 	action string // pass, fail, skip, or "" while it runs
 	parent bool   // it has subtests
 	output strings.Builder
+	// seconds is how long it took.
+	seconds float64
 }
 
 func newRecorder(out io.Writer, module string) *recorder {
@@ -169,7 +173,7 @@ func (r *recorder) handleTest(e event) {
 	case "output":
 		t.output.WriteString(e.Output)
 	case "pass", "fail", "skip":
-		t.action = e.Action
+		t.action, t.seconds = e.Action, e.Elapsed
 		if e.Action == "pass" {
 			t.output.Reset() // Long runs print a lot that nobody reads.
 		}
@@ -260,6 +264,9 @@ func (r *recorder) split(apart bool) (tests, seeds counts) {
 		}
 		t := r.tests[k]
 		name := r.short(k.pkg) + "." + k.name
+		if t.seconds > 0 && !strings.Contains(k.name, "/") {
+			c.Tests = append(c.Tests, elapsed{name, t.seconds})
+		}
 		switch {
 		case t.action == "" && !(t.parent && r.failedBelow(k)):
 			blamed[k.pkg] = true

@@ -187,6 +187,18 @@ func TestRunAndReport(t *testing.T) {
 		t.Errorf("report with a suite that did not run: %v\n%s", err, out)
 	}
 
+	if err := os.WriteFile(input, []byte(stream("run|TestQuick", "run|TestSlow", "run|TestSlow/x", "pass|TestSlow/x")+
+		`{"Action":"pass","Package":"example.com/m/p","Test":"TestQuick","Elapsed":2.1}`+"\n"+
+		`{"Action":"pass","Package":"example.com/m/p","Test":"TestSlow","Elapsed":61}`+"\n"+stream("pass|")), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := testsum("run", "-out", dir, "-suite", "took", "cat", input); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	if out, err = testsum("report", "-out", dir, "took"); err != nil || !strings.Contains(out, "\n    1m1s  took: example.com/m/p.TestSlow\n      2s  took: example.com/m/p.TestQuick\n") {
+		t.Errorf("report of tests that took long: %v\n%s", err, out)
+	}
+
 	write("run|TestA", "skip|TestA", "pass|")
 	if out, err := testsum("run", "-out", dir, "-suite", "empty", "cat", input); err != nil {
 		t.Fatalf("%v\n%s", err, out)

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -18,6 +19,7 @@ func report(dir string, suites []string, out io.Writer) error {
 	var (
 		problems, slow          []string
 		skipped                 []outcome
+		tests                   []elapsed
 		passed, failed          int
 		underRace, races, width = 0, 0, len("suite")
 	)
@@ -40,6 +42,9 @@ func report(dir string, suites []string, out io.Writer) error {
 		passed += c.Passed
 		failed += len(c.Failed)
 		skipped = append(skipped, c.Skipped...)
+		for _, one := range c.Tests {
+			tests = append(tests, elapsed{name + ": " + one.Name, one.Seconds})
+		}
 		if c.Race {
 			underRace += c.ran()
 			races += c.Races
@@ -49,7 +54,7 @@ func report(dir string, suites []string, out io.Writer) error {
 		}
 		if limit := c.limit(); limit > 0 && c.Longest.Seconds > nearLimit*limit.Seconds() {
 			slow = append(slow, fmt.Sprintf("%s: %s took %s of its limit of %s; raise -timeout, or split the package",
-				name, c.Longest.Package, seconds(c.Longest.Seconds), limit))
+				name, c.Longest.Name, seconds(c.Longest.Seconds), limit))
 		}
 		if c.Error != "" {
 			problems = append(problems, fmt.Sprintf("%s: %s: %s", name, strings.Join(c.Command, " "), c.Error))
@@ -59,6 +64,10 @@ func report(dir string, suites []string, out io.Writer) error {
 		}
 	}
 	line("race detector: watched %d of these tests, reported %d races", underRace, races)
+	slices.SortStableFunc(tests, func(a, b elapsed) int { return cmp.Compare(b.Seconds, a.Seconds) })
+	for _, one := range tests[:min(slowest, len(tests))] {
+		line("%8s  %s", seconds(one.Seconds), one.Name)
+	}
 	for _, s := range skipped {
 		line("skipped: %s: %s", s.Name, s.Text)
 	}
@@ -74,6 +83,9 @@ func report(dir string, suites []string, out io.Writer) error {
 	}
 	return nil
 }
+
+// slowest is how many of the tests that took longest are named.
+const slowest = 10
 
 // nearLimit is the part of its limit above which a package is reported as slow: on a
 // busier machine the go command would end it.

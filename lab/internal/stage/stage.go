@@ -362,7 +362,7 @@ func (s *Stage) upgrade(ctx context.Context, args []string) error {
 
 // UpgradeArgs are the arguments of helm that Upgrade uses.
 func (s *Stage) UpgradeArgs(values ...string) []string {
-	args := []string{"upgrade", product.Release, s.chart(), "--namespace", product.Namespace, "--reuse-values"}
+	args := []string{"upgrade", product.Release, s.chart(), "--namespace", product.Namespace, "--reset-then-reuse-values"}
 	for _, value := range values {
 		args = append(args, "--set-string", value)
 	}

@@ -63,7 +63,7 @@ func TestUpgradeArgs(t *testing.T) {
 	s := &Stage{Repository: "/repo"}
 	got := s.UpgradeArgs("memoryUnit=0.1", "node.injection=cdi")
 	want := []string{
-		"upgrade", "divvy", "/repo/charts/divvy", "--namespace", "divvy-system", "--reuse-values",
+		"upgrade", "divvy", "/repo/charts/divvy", "--namespace", "divvy-system", "--reset-then-reuse-values",
 		"--set-string", "memoryUnit=0.1", "--set-string", "node.injection=cdi",
 	}
 	if !slices.Equal(got, want) {
