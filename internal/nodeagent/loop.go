@@ -11,6 +11,7 @@ import (
 
 	"github.com/divvy-gpu/divvy/internal/accel"
 	"github.com/divvy-gpu/divvy/internal/durable"
+	"github.com/divvy-gpu/divvy/internal/logging"
 	defs "github.com/divvy-gpu/divvy/internal/metrics"
 	"github.com/divvy-gpu/divvy/internal/node/alloc"
 )
@@ -19,7 +20,7 @@ import (
 func (a *Agent) loop(ctx context.Context) {
 	tick := time.NewTicker(reconcileInterval)
 	defer tick.Stop()
-	var told lastError
+	var told logging.Changes
 	for {
 		select {
 		case <-ctx.Done():
@@ -37,20 +38,7 @@ func (a *Agent) loop(ctx context.Context) {
 			default:
 			}
 		}
-		told.log(ctx, a.turn(ctx), "Bringing the books in line failed; trying again")
-	}
-}
-
-// lastError is the error that something failed with last, which is logged once.
-type lastError string
-
-func (l *lastError) log(ctx context.Context, err error, message string) {
-	switch {
-	case err == nil:
-		*l = ""
-	case string(*l) != err.Error() && ctx.Err() == nil:
-		klog.FromContext(ctx).Error(err, message)
-		*l = lastError(err.Error())
+		told.Log(ctx, a.turn(ctx), "Bringing the books in line failed; trying again")
 	}
 }
 
@@ -58,14 +46,14 @@ func (l *lastError) log(ctx context.Context, err error, message string) {
 // it. It is apart from the loop, since admission policies and webhooks of the
 // cluster may reject or delay what is written into a pod: nothing else waits.
 func (a *Agent) describePods(ctx context.Context) {
-	var told lastError
+	var told logging.Changes
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-a.learned:
 		}
-		told.log(ctx, errors.Join(a.correct(ctx), a.annotate(ctx)), "Writing what pods hold failed; trying again")
+		told.Log(ctx, errors.Join(a.correct(ctx), a.annotate(ctx)), "Writing what pods hold failed; trying again")
 	}
 }
 

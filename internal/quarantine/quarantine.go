@@ -36,10 +36,10 @@ type List struct {
 	mu      sync.Mutex // guards what follows
 	entries map[accel.DeviceID]accel.Quarantine
 	file    *state.Document[json.RawMessage] // nil for memory alone
-	// doubt is true while it is not known what was in quarantine before this program
-	// started, and pending until Adopt was called; written is when the file was.
-	doubt, pending bool
-	written        time.Time
+	// pending is true until Adopt was called. written is when the file was written that
+	// this program found, zero while it is not known what was in quarantine before.
+	pending bool
+	written time.Time
 	// unsaved is why the file lacks a change, nil while it does not.
 	unsaved error
 }
@@ -61,8 +61,10 @@ func Open(ctx context.Context, stateDir string) *List {
 	case err != nil:
 		l.log.Error(err, "The list of devices in quarantine cannot be read; taking that of the node's object")
 	}
-	l.doubt, l.pending = !exists || err != nil, true
-	l.written = l.file.Written()
+	l.pending = true
+	if exists && err == nil {
+		l.written = l.file.Written()
+	}
 	for _, q := range saved {
 		l.entries[q.Device] = q
 	}
@@ -94,10 +96,9 @@ func (l *List) Adopt(shown []accel.Quarantine) {
 	if !l.pending {
 		return
 	}
-	doubt := l.doubt
-	l.doubt, l.pending = false, false
+	l.pending = false
 	for _, q := range shown {
-		if !doubt && q.Since.Before(l.written.Truncate(time.Second)) {
+		if q.Since.Before(l.written.Truncate(time.Second)) {
 			continue // it was released since
 		}
 		l.log.Info("Device is in quarantine, as the node's object says", "device", q.Device, "cause", q.Cause, "since", q.Since)
@@ -111,7 +112,7 @@ func (l *List) Adopt(shown []accel.Quarantine) {
 func (l *List) Restore(devices []accel.Quarantine) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.doubt, l.pending = false, false
+	l.pending = false
 	clear(l.entries)
 	for _, q := range devices {
 		l.entries[q.Device] = q
@@ -200,7 +201,7 @@ func (l *List) Sync() error {
 
 // save makes the file hold the entries. The caller holds mu.
 func (l *List) save() {
-	if l.file == nil || l.doubt {
+	if l.file == nil || l.pending && l.written.IsZero() {
 		return
 	}
 	text, err := wire.EncodeQuarantine(wire.QuarantineStatus{Devices: l.sorted()})

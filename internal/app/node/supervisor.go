@@ -20,6 +20,7 @@ import (
 	"github.com/divvy-gpu/divvy/internal/handover"
 	"github.com/divvy-gpu/divvy/internal/kube"
 	"github.com/divvy-gpu/divvy/internal/limit"
+	"github.com/divvy-gpu/divvy/internal/logging"
 	"github.com/divvy-gpu/divvy/internal/metrics"
 	"github.com/divvy-gpu/divvy/internal/nodeagent"
 	"github.com/divvy-gpu/divvy/internal/nodeconfig"
@@ -29,19 +30,6 @@ import (
 
 // keepInterval is how often it is looked whether the lock's file is still there.
 const keepInterval = time.Second
-
-// lastError is the error that something failed with last, which is logged once.
-type lastError string
-
-func (l *lastError) log(ctx context.Context, err error, message string) {
-	switch {
-	case err == nil:
-		*l = ""
-	case string(*l) != err.Error() && ctx.Err() == nil:
-		klog.FromContext(ctx).Error(err, message)
-		*l = lastError(err.Error())
-	}
-}
 
 // stalled is how long a change of the configuration may take before the
 // program counts as hung: stopping an agent waits for calls of the vendors'
@@ -227,7 +215,7 @@ func (s *supervisor) serve(ctx context.Context, seat *handover.Seat, c config.No
 	}
 	keep := time.NewTicker(keepInterval)
 	defer keep.Stop()
-	var told lastError
+	var told logging.Changes
 	for {
 		select {
 		case <-ctx.Done():
@@ -237,7 +225,7 @@ func (s *supervisor) serve(ctx context.Context, seat *handover.Seat, c config.No
 			if errors.Is(err, handover.ErrTaken) {
 				return c, errors.Join(err, s.stop(now))
 			}
-			told.log(ctx, err, "The lock of the node cannot be kept")
+			told.Log(ctx, err, "The lock of the node cannot be kept")
 		case err := <-probes:
 			return c, errors.Join(err, s.stop(now))
 		case err := <-now.ended:

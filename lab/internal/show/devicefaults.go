@@ -155,14 +155,7 @@ func (f *faults) quarantine(ctx context.Context) error {
 releases it. Pods go to the other one.`)
 	node := f.Cluster.NodeName()
 	const before = "quarantine-before"
-	if err := f.Start(ctx, f.One(before, one.what, held)); err != nil {
-		return err
-	}
-	number, err := f.cardOf(ctx, before, one)
-	if err != nil {
-		return err
-	}
-	alive, err := f.lives(ctx, before)
+	number, alive, err := f.hold(ctx, before, one)
 	if err != nil {
 		return err
 	}

@@ -167,14 +167,7 @@ func (f *faults) inflict(ctx context.Context, one fault) error {
 		return err
 	}
 	before := one.vendor + "-before"
-	if err := f.Start(ctx, f.One(before, one.what, held)); err != nil {
-		return err
-	}
-	number, err := f.cardOf(ctx, before, one)
-	if err != nil {
-		return err
-	}
-	alive, err := f.lives(ctx, before)
+	number, alive, err := f.hold(ctx, before, one)
 	if err != nil {
 		return err
 	}
@@ -268,6 +261,19 @@ func (f *faults) note(format, vendor string, took time.Duration) {
 	line := fmt.Sprintf(format+": %.1f s", vendor, took.Seconds())
 	f.times = append(f.times, line)
 	f.Tell("%s", line)
+}
+
+// hold starts a pod that holds some of a card's memory. It returns the place of the card
+// in the topology, and which life of the pod's containers this is.
+func (f *faults) hold(ctx context.Context, pod string, one fault) (card int, life string, err error) {
+	if err := f.Start(ctx, f.One(pod, one.what, held)); err != nil {
+		return 0, "", err
+	}
+	if card, err = f.cardOf(ctx, pod, one); err != nil {
+		return 0, "", err
+	}
+	life, err = f.lives(ctx, pod)
+	return card, life, err
 }
 
 // cardOf returns the place in the topology of the card that a pod has.

@@ -146,15 +146,8 @@ func (f *faults) folder(ctx context.Context, name string, one folderFault) error
 		return err
 	}
 	before := name + "-before"
-	if err := f.Start(ctx, f.One(before, sickCards, held)); err != nil {
-		return err
-	}
-	vendor := fault{vendor: vendorsim.Iluvatar, variable: "IX_VISIBLE_DEVICES"}
-	number, err := f.cardOf(ctx, before, vendor)
-	if err != nil {
-		return err
-	}
-	alive, err := f.lives(ctx, before)
+	vendor := fault{vendor: vendorsim.Iluvatar, what: sickCards, variable: "IX_VISIBLE_DEVICES"}
+	number, alive, err := f.hold(ctx, before, vendor)
 	if err != nil {
 		return err
 	}
