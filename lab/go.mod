@@ -30,6 +30,8 @@ require (
 
 require gonum.org/v1/gonum v0.17.0 // indirect
 
+require gopkg.in/natefinch/lumberjack.v2 v2.2.1 // indirect
+
 require (
 	github.com/containerd/typeurl/v2 v2.3.0 // indirect
 	github.com/dennwc/varint v1.0.0 // indirect
