@@ -33,7 +33,7 @@ func stopGrace(component Component) time.Duration {
 // kept while the scheduler is stopped.
 var (
 	manifestPath   = filepath.Join(layout.ManifestDir, scheduler.ManifestFile)
-	parkedManifest = filepath.Join(layout.StateDir, "parked-"+scheduler.ManifestFile)
+	parkedManifest = filepath.Join(layout.KubernetesDir, "parked-"+scheduler.ManifestFile)
 )
 
 // Start starts a component where it does not run and waits until it is ready.
