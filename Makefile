@@ -76,7 +76,7 @@ POOL_VALUES      ?= examples/values/pool.yaml
 TOTAL_GPU_MEMORY ?=
 K8S_PLATFORM     ?= community
 
-SUITES := unit seeds model lab-unit kubelet e2e planes
+SUITES := unit seeds model lab-unit kubelet e2e installation planes
 
 ##@ Start here
 
@@ -164,14 +164,19 @@ test-lab-unit: $(BIN)/testsum ## Run the lab's own unit tests (no root needed).
 test-kubelet: $(BIN)/testsum ## Run the tests against kubelet's real device manager (no root needed).
 	@$(call testsum-lab,kubelet) go test -json -timeout 20m ./devicemanager/...
 
-# There is one lab on a machine, and both wait more than they compute.
+# They wait more than they compute. What they build is built before, once.
 .PHONY: test-e2e
-test-e2e: root $(BIN)/testsum ## Run the end-to-end tests: on the lab, and beside it those with control planes of their own.
-	@$(MAKE) --no-print-directory -j2 test-lab test-planes
+test-e2e: root $(BIN)/testsum ## Run the end-to-end tests: on two labs, and beside them those with control planes of their own.
+	@cd lab && go run ./cmd/lab build && go test -c -tags e2e -o /dev/null ./e2e/...
+	@$(MAKE) --no-print-directory -j3 test-lab test-installation test-planes
 
 .PHONY: test-lab
-test-lab: root $(BIN)/testsum ## Run the end-to-end tests on the lab.
-	@$(call testsum-lab,e2e) go test -json -tags e2e -count=1 -p 1 -timeout 80m ./e2e ./e2e/installation
+test-lab: root $(BIN)/testsum ## Run the end-to-end tests of pods, devices and programs, on a lab.
+	@$(call isolated,e2e) go test -json -tags e2e -count=1 -timeout 80m ./e2e
+
+.PHONY: test-installation
+test-installation: root $(BIN)/testsum ## Run the end-to-end tests of installing, changing and removing, on a lab.
+	@$(call isolated,installation) go test -json -tags e2e -count=1 -timeout 60m ./e2e/installation
 
 .PHONY: test-planes
 test-planes: root $(BIN)/testsum ## Run the end-to-end tests that have control planes of their own.
@@ -179,6 +184,7 @@ test-planes: root $(BIN)/testsum ## Run the end-to-end tests that have control p
 
 # testsum runs in lab/, where the tests of the lab's module are.
 testsum-lab = cd lab && $(BIN)/testsum run -out $(DIST)/tests -suite $(1)
+isolated    = cd lab && $(CURDIR)/hack/isolated.sh $(BIN)/testsum run -out $(DIST)/tests -suite $(1)
 
 $(BIN)/testsum: $(wildcard hack/testsum/*.go)
 	@mkdir -p $(BIN)

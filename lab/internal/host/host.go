@@ -42,6 +42,7 @@ func Packages() []Package {
 		{Name: "pkg-config", Probe: "/usr/bin/pkg-config", Purpose: "building runc"},
 		{Name: "busybox-static", Probe: "/bin/busybox", Purpose: "the image of the demo's pods"},
 		{Name: "nftables", Probe: "/usr/sbin/nft", Purpose: "services and pod networking"},
+		{Name: "iproute2", Probe: "/bin/ip", Purpose: "labs side by side"},
 		{Name: "mount", Probe: "/bin/mount", Purpose: "volumes of pods"},
 	}
 }
