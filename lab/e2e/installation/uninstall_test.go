@@ -424,7 +424,7 @@ func replaceFile(path string, content []byte) error {
 		return err
 	}
 	// Not in the folder: kubelet reads every file there.
-	next := filepath.Join(layout.StateDir, filepath.Base(path)+".next")
+	next := filepath.Join(layout.KubernetesDir, filepath.Base(path)+".next")
 	if err := os.WriteFile(next, content, info.Mode()); err != nil {
 		return err
 	}
