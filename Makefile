@@ -6,8 +6,6 @@ SHELL := /usr/bin/env bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory
-# "make images push" builds first.
-.NOTPARALLEL:
 
 MODULE  := github.com/divvy-gpu/divvy
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
@@ -115,12 +113,18 @@ demo-install: root ## Install, look, change and remove Divvy, as an administrato
 .PHONY: demo-down
 demo-down: lab-down ## Remove what these started, without a trace.
 
-# Some tests need a lab that Divvy was never installed in; what a demo left up goes first.
+# Two labs wait more than they compute, so everything runs beside them. A lab that a demo
+# left up would be copied.
 .PHONY: test
-test: root lab-down ## Run all tests: unit, fuzz seeds, race detector, kubelet's device manager, the lab.
+test: root lab-down e2e-programs ## Run all tests: unit, fuzz seeds, race detector, kubelet's device manager, the lab.
 	@rm -rf $(DIST)/tests
-	@for suite in test-unit test-model test-lab-unit test-kubelet test-e2e; do $(MAKE) $$suite || true; done
+	@$(MAKE) -k -j3 test-lab test-installation test-beside || true
 	@go run ./hack/testsum report -out $(DIST)/tests $(SUITES)
+
+.PHONY: test-beside
+test-beside:
+	@for suite in test-unit test-model test-lab-unit test-kubelet; do nice -n 10 $(MAKE) $$suite || true; done
+	@$(MAKE) test-planes
 
 ##@ Develop
 
@@ -164,11 +168,14 @@ test-lab-unit: $(BIN)/testsum ## Run the lab's own unit tests (no root needed).
 test-kubelet: $(BIN)/testsum ## Run the tests against kubelet's real device manager (no root needed).
 	@$(call testsum-lab,kubelet) go test -json -timeout 20m ./devicemanager/...
 
-# They wait more than they compute. What they build is built before, once.
 .PHONY: test-e2e
-test-e2e: root $(BIN)/testsum ## Run the end-to-end tests: on two labs, and beside them those with control planes of their own.
+test-e2e: root e2e-programs ## Run the end-to-end tests: on two labs, and beside them those with control planes of their own.
+	@$(MAKE) -k -j3 test-lab test-installation test-planes
+
+# What all of them run is built once, before.
+.PHONY: e2e-programs
+e2e-programs: root $(BIN)/testsum
 	@cd lab && go run ./cmd/lab build && go test -c -tags e2e -o /dev/null ./e2e/...
-	@$(MAKE) --no-print-directory -j3 test-lab test-installation test-planes
 
 .PHONY: test-lab
 test-lab: root $(BIN)/testsum ## Run the end-to-end tests of pods, devices and programs, on a lab.
@@ -283,8 +290,9 @@ verify-chart: $(HELM) ## Check the chart: helm lint, schema, and the configurati
 images: ## Build the container images into dist/images, without docker; ARCHES=amd64,arm64 for both.
 	@cd lab && go run ./cmd/release images $(if $(ARCHES),--arch $(ARCHES)) --images $(DIST)/images --version '$(VERSION)' --commit '$(COMMIT)'
 
+# "make -j images push" builds first.
 .PHONY: push
-push: ## Push the images of "make images" to IMAGE_REPO, such as registry.example.com/divvy.
+push: $(filter images,$(MAKECMDGOALS)) ## Push the images of "make images" to IMAGE_REPO, such as registry.example.com/divvy.
 	@cd lab && go run ./cmd/release push '$(IMAGE_REPO)' --tag '$(IMAGE_TAG)' --images $(DIST)/images
 
 .PHONY: release
