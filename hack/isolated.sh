@@ -10,9 +10,9 @@
 set -euo pipefail
 
 # What is on this machine while a command runs: the packet filter table that hides the
-# commands' addresses (TEST-NET-2 of RFC 5737), and ip_forward as it was before.
+# commands' addresses (of RFC 2544), and ip_forward as it was before.
 table=divvy_isolated
-network=198.51.100
+network=198.19.0
 before=/run/divvy-isolated
 
 # control_groups prints the mounts of control groups: path, type and options of each.
