@@ -40,6 +40,10 @@ const (
 	// that has ended, beside what service.settling says. It takes a millisecond on a
 	// machine that has nothing else to do.
 	noticing = 2 * time.Second
+	// lingering is how long kubelet may take, on a busy machine, from choosing the
+	// connection for a question to sending it. The end of a stream closes the
+	// connection, and a question on it fails.
+	lingering = time.Second
 	// perUnit is how long kubelet may take for one entry of a list: some
 	// microseconds, while it admits pods.
 	perUnit = 20 * time.Microsecond
@@ -100,6 +104,7 @@ func (s *Server) Leave(ctx context.Context) (noticed bool) {
 	if err := s.distract(ctx); err != nil {
 		klog.FromContext(ctx).Error(err, "Kubelet may drop the successor, which then registers again", "resource", s.service.resource)
 	}
+	sleep(ctx, s.lingering)
 	s.service.drain()
 	if s.service.successor != nil {
 		defer s.service.successor.Close() //nolint:errcheck // nothing is lost

@@ -204,6 +204,7 @@ func (m *manager) begin(name string, predecessor *life) *life {
 	m.t.Helper()
 	l := &life{ended: make(chan error, 1)}
 	l.Server = NewServer(m.dir, "gcu.sock", resource, named{name, &l.answers})
+	l.lingering = 10 * time.Millisecond // all questions are sent at once
 	if !m.byPath {
 		l.noticing = 300 * time.Millisecond // it will not
 	}
@@ -337,6 +338,42 @@ func TestQuestionWaitsForASuccessor(t *testing.T) {
 			if err := <-answered; !strings.Contains(err, "the node does not offer the resource any more") {
 				t.Errorf("without a successor: %s", err)
 			}
+		})
+	}
+}
+
+// TestQuestionSentLate: kubelet chose the connection of the first before the second
+// registered, and was then kept from sending its question for a while.
+func TestQuestionSentLate(t *testing.T) {
+	for name, byPath := range kinds {
+		t.Run(name, func(t *testing.T) {
+			m := startManager(t, byPath)
+			first := m.begin("first", nil)
+			first.lingering = 2 * time.Second
+			eventually(t, "kubelet has the list", func() bool { _, err := m.admit(); return err == nil })
+			m.mu.Lock()
+			chosen := m.endpoint.client
+			m.mu.Unlock()
+			first.Yield()
+			second := m.begin("second", first)
+			if err := first.Pass(second.Socket()); err != nil {
+				t.Fatal(err)
+			}
+			left := make(chan struct{})
+			go func() {
+				defer close(left)
+				first.Leave(t.Context())
+			}()
+			time.Sleep(200 * time.Millisecond)
+			answer, err := chosen.Allocate(t.Context(), &pluginapi.AllocateRequest{
+				ContainerRequests: []*pluginapi.ContainerAllocateRequest{{DevicesIds: []string{"0"}}},
+			})
+			if err != nil {
+				t.Errorf("the late question: %v", err)
+			} else if by := answer.GetContainerResponses()[0].GetEnvs()["BY"]; by != "second" {
+				t.Errorf("answered by %q, want the second", by)
+			}
+			<-left
 		})
 	}
 }

@@ -61,6 +61,7 @@ type Server struct {
 	// without one. It does not change once Run was called.
 	predecessor string
 	noticing    time.Duration
+	lingering   time.Duration
 	// renewing is true while the end of kubelet's stream is that of Renew.
 	renewing atomic.Bool
 
@@ -113,8 +114,8 @@ func NewServer(dir, socket string, resource accel.Resource, allocator Allocator)
 			passed:    make(chan struct{}),
 			left:      make(chan struct{}),
 		},
-		noticing: noticing,
-		problem:  errors.New("not registered with kubelet yet"),
+		noticing: noticing, lingering: lingering,
+		problem: errors.New("not registered with kubelet yet"),
 	}
 }
 
