@@ -113,18 +113,12 @@ demo-install: root ## Install, look, change and remove Divvy, as an administrato
 .PHONY: demo-down
 demo-down: lab-down ## Remove what these started, without a trace.
 
-# Two labs wait more than they compute, so everything runs beside them. A lab that a demo
-# left up would be copied.
+# Some tests need a lab that Divvy was never installed in; what a demo left up goes first.
 .PHONY: test
-test: root lab-down e2e-programs ## Run all tests: unit, fuzz seeds, race detector, kubelet's device manager, the lab.
+test: root lab-down ## Run all tests: unit, fuzz seeds, race detector, kubelet's device manager, the lab.
 	@rm -rf $(DIST)/tests
-	@$(MAKE) -k -j3 test-lab test-installation test-beside || true
+	@for suite in test-unit test-model test-lab-unit test-kubelet test-e2e; do $(MAKE) $$suite || true; done
 	@go run ./hack/testsum report -out $(DIST)/tests $(SUITES)
-
-.PHONY: test-beside
-test-beside:
-	@for suite in test-unit test-model test-lab-unit test-kubelet; do nice -n 10 $(MAKE) $$suite || true; done
-	@$(MAKE) test-planes
 
 ##@ Develop
 
@@ -168,6 +162,7 @@ test-lab-unit: $(BIN)/testsum ## Run the lab's own unit tests (no root needed).
 test-kubelet: $(BIN)/testsum ## Run the tests against kubelet's real device manager (no root needed).
 	@$(call testsum-lab,kubelet) go test -json -timeout 20m ./devicemanager/...
 
+# They wait more than they compute.
 .PHONY: test-e2e
 test-e2e: root e2e-programs ## Run the end-to-end tests: on two labs, and beside them those with control planes of their own.
 	@$(MAKE) -k -j3 test-lab test-installation test-planes
