@@ -318,7 +318,7 @@ push-image: push ## The same as push, under the name that Bitfusion's Makefile h
 all: build images ## The programs and the images, as ix-device-plugin's Makefile has it.
 
 .PHONY: generate
-generate: ## Write docs/reference from the code; a test fails where it differs.
+generate: ## Write docs/reference, and what the chart has of vendors and policies, from the code.
 	go run ./hack/reference
 
 .PHONY: clean

@@ -29,7 +29,7 @@ import (
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 
 	"github.com/divvy-gpu/divvy/api/config/v1alpha1"
-	backends "github.com/divvy-gpu/divvy/internal/backend/vendors"
+	"github.com/divvy-gpu/divvy/internal/accel"
 	"github.com/divvy-gpu/divvy/internal/charttest"
 	"github.com/divvy-gpu/divvy/internal/nodeconfig"
 	"github.com/divvy-gpu/divvy/internal/pool"
@@ -665,7 +665,7 @@ func TestDaemonAcceptsItsConfiguration(t *testing.T) {
 					files = append(files, filepath.Join(t.TempDir(), which))
 					write(t, files[1], text)
 				}
-				loaded, err := nodeconfig.Load(files, nodeconfig.Overrides{}, vendors)
+				loaded, err := nodeconfig.Load(files, nodeconfig.Overrides{}, accel.VendorNames())
 				if err != nil {
 					t.Errorf("configuration %q: %v", which, err)
 				}
@@ -719,7 +719,7 @@ func TestDurationsAreThoseOfTheDaemon(t *testing.T) {
 			c := v1alpha1.Default()
 			d, err := time.ParseDuration(text)
 			tt.set(&c, v1alpha1.Duration(d))
-			daemon := err == nil && len(v1alpha1.Validate(c, vendors)) == 0
+			daemon := err == nil && len(v1alpha1.Validate(c, accel.VendorNames())) == 0
 			chart := pattern.MatchString(text)
 			if chart && !daemon {
 				t.Errorf("%s: the chart takes %q, and divvy-node does not", definition, text)
@@ -727,23 +727,6 @@ func TestDurationsAreThoseOfTheDaemon(t *testing.T) {
 			if slices.Contains(tt.good, text) && !(chart && daemon) {
 				t.Errorf("%s: %q is refused by the chart (%t) or by divvy-node (%t)", definition, text, !chart, !daemon)
 			}
-		}
-	}
-}
-
-// TestChartKnowsTheDaemonsVendors: each in the schema, with a label that chooses
-// its nodes and labels that the daemon may write.
-func TestChartKnowsTheDaemonsVendors(t *testing.T) {
-	if diff := cmp.Diff(backends.Names(), vendors); diff != "" {
-		t.Errorf("vendors of the daemon and of this check differ (-daemon +check):\n%s", diff)
-	}
-	for _, vendor := range backends.Names() {
-		text := string(rendered(t, "--set", "sharedResources[0].name=a.example/b,sharedResources[0].mode=exclusive,sharedResources[0].vendor="+vendor))
-		if !strings.Contains(text, "key: "+vendor+".com/") {
-			t.Errorf("no label chooses nodes with devices of %s", vendor)
-		}
-		if !regexp.MustCompile(`divvy\\.dev/\([a-z|]*\b` + vendor + `\b`).MatchString(text) {
-			t.Errorf("the admission policy lets the daemon write no label about %s", vendor)
 		}
 	}
 }

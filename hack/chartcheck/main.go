@@ -17,6 +17,7 @@ import (
 	yaml "go.yaml.in/yaml/v3"
 
 	"github.com/divvy-gpu/divvy/api/config/v1alpha1"
+	"github.com/divvy-gpu/divvy/internal/accel"
 	"github.com/divvy-gpu/divvy/internal/pool"
 )
 
@@ -31,9 +32,6 @@ func main() {
 
 // kubeVersion is what the chart is rendered for.
 const kubeVersion = "1.37.1"
-
-// vendors are those of the chart's examples.
-var vendors = []string{"enflame", "iluvatar", "nvidia"}
 
 // good values render, and everything in want stands in the result; none says that
 // there is no configuration of divvy-node in it.
@@ -290,7 +288,7 @@ func renders(ctx context.Context, helm, chart string, set, want []string, wantCo
 			}
 		} else if text, ok := object.Data["config.yaml"]; ok && object.Kind == "ConfigMap" {
 			configs++
-			if _, err := v1alpha1.Parse([]byte(text), "config.yaml", vendors); err != nil {
+			if _, err := v1alpha1.Parse([]byte(text), "config.yaml", accel.VendorNames()); err != nil {
 				return fmt.Errorf("divvy-node would refuse its configuration: %w", err)
 			}
 		}

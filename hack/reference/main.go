@@ -1,6 +1,7 @@
 // reference writes docs/reference: what the code itself says of flags, the
 // configuration file, the chart's values, metrics, events and the names that
-// Divvy reads and writes on objects.
+// Divvy reads and writes on objects. It also writes what the chart has of the
+// tables of vendors and policies.
 //
 //	go run ./hack/reference
 //
@@ -11,6 +12,7 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"path"
 	"path/filepath"
 	"strings"
 )
@@ -45,7 +47,7 @@ var pages = []page{
 // generated heads every page.
 const generated = "<!-- Written by `make generate` from the code; edits are lost. -->\n\n"
 
-// render returns the pages by file name.
+// render returns the pages and the files of the chart by their paths below the root.
 func render(root string) (map[string]string, error) {
 	// Defaults of flags that are the environment's are those of an empty one.
 	for _, variable := range os.Environ() {
@@ -56,7 +58,10 @@ func render(root string) (map[string]string, error) {
 			}
 		}
 	}
-	out := map[string]string{}
+	out, err := chart(root)
+	if err != nil {
+		return nil, err
+	}
 	index := generated + "# Reference\n\nWritten from the code itself.\n\n"
 	for _, p := range pages {
 		var w strings.Builder
@@ -64,10 +69,10 @@ func render(root string) (map[string]string, error) {
 		if err := p.write(root, &w); err != nil {
 			return nil, fmt.Errorf("%s: %w", p.file, err)
 		}
-		out[p.file] = strings.TrimRight(w.String(), "\n") + "\n"
+		out[path.Join(folder, p.file)] = strings.TrimRight(w.String(), "\n") + "\n"
 		index += fmt.Sprintf("- [%s](%s): %s\n", p.title, p.file, p.about)
 	}
-	out["README.md"] = index
+	out[path.Join(folder, "README.md")] = index
 	return out, nil
 }
 
@@ -80,7 +85,7 @@ func run(root string) error {
 		return err
 	}
 	for name, text := range files {
-		if err := os.WriteFile(filepath.Join(root, folder, name), []byte(text), 0o644); err != nil {
+		if err := os.WriteFile(filepath.Join(root, name), []byte(text), 0o644); err != nil {
 			return err
 		}
 	}

@@ -68,12 +68,17 @@ func Render(ctx context.Context, args ...string) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
+	return RenderChart(ctx, filepath.Join(root, "charts", "divvy"), args...)
+}
+
+// RenderChart is Render of another copy of the chart.
+func RenderChart(ctx context.Context, dir string, args ...string) ([]byte, error) {
 	program, err := Helm()
 	if err != nil {
 		return nil, err
 	}
 	all := append([]string{
-		"template", Release, filepath.Join(root, "charts", "divvy"), "--namespace", Namespace, "--kube-version", KubeVersion,
+		"template", Release, dir, "--namespace", Namespace, "--kube-version", KubeVersion,
 	}, args...)
 	var stdout, stderr bytes.Buffer
 	cmd := exec.CommandContext(ctx, program, all...)

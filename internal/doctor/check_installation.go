@@ -7,6 +7,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/divvy-gpu/divvy/internal/accel"
 	"github.com/divvy-gpu/divvy/internal/accel/wire"
 	"github.com/divvy-gpu/divvy/internal/pool"
 )
@@ -59,31 +60,22 @@ func checkObjects(s *Snapshot, f *findings) {
 
 // original is a program that Divvy takes the place of, or one of a kind with it.
 type original struct {
-	// names are how its objects are called, with "*" at the end for any text.
-	names []string
-	// vendor is the one whose devices it serves, "" for all.
-	vendor string
+	// vendor is the one whose devices it serves, nil for all.
+	vendor *accel.Vendor
 	// plugin is true for a device plugin, false for a scheduler or its helper.
 	plugin bool
 }
 
-var originals = []original{
-	{names: []string{"gcushare-device-plugin*", "gcu-device-plugin*", "enflame-gcu-device-plugin*", "enflame-device-plugin*"}, vendor: "enflame", plugin: true},
-	{names: []string{"nvidia-device-plugin*"}, vendor: "nvidia", plugin: true},
-	{names: []string{"iluvatar-device-plugin*", "ix-device-plugin*"}, vendor: "iluvatar", plugin: true},
-	{names: []string{"gpushare-device-plugin*"}, vendor: "nvidia", plugin: true},
-	{names: []string{"bitfusion-cli-device-plugin*"}, plugin: true},
-	{names: []string{"gcushare-scheduler-extender*", "gcushare-config-manager*", "gcushare-scheduler-plugin*"}, vendor: "enflame"},
-	{names: []string{"gpushare-schd-extender*"}, vendor: "nvidia"},
-}
-
 // originalOf returns the program that an object's name is one of.
 func originalOf(name string) *original {
-	for i := range originals {
-		if slices.ContainsFunc(originals[i].names, func(pattern string) bool {
-			return strings.HasPrefix(name, strings.TrimSuffix(pattern, "*"))
-		}) {
-			return &originals[i]
+	begins := func(prefix string) bool { return strings.HasPrefix(name, prefix) }
+	if begins("bitfusion-cli-device-plugin") {
+		return &original{plugin: true}
+	}
+	for i := range accel.Vendors {
+		v := &accel.Vendors[i]
+		if plugin := slices.ContainsFunc(v.Plugins, begins); plugin || slices.ContainsFunc(v.Schedulers, begins) {
+			return &original{vendor: v, plugin: plugin}
 		}
 	}
 	return nil

@@ -21,11 +21,8 @@ import (
 	"github.com/divvy-gpu/divvy/internal/sharing"
 )
 
+// enabledLabel chooses nodes, whatever vendor their devices are of.
 const enabledLabel = "divvy.dev/enabled"
-
-// choosingLabels are labels with the value "true" by which people and the chart
-// choose nodes.
-var choosingLabels = []string{enabledLabel, "enflame.com/gcushare", "iluvatar.com/gpu.present", "nvidia.com/gpu.present"}
 
 // chosen reports whether a DaemonSet's pods may run on a node, by its labels.
 func chosen(d *appsv1.DaemonSet, n *corev1.Node) bool {
@@ -93,13 +90,9 @@ func checkNodeLabels(s *Snapshot, f *findings) {
 			f.add(Error, object, "it carries what a divvy-node has published, and none runs there: it has no label that chooses it ("+strings.Join(wanted, ", ")+")",
 				"This shares it again. If it is to stay out, say so with the label "+enabledLabel+"=false.",
 				"kubectl label node "+n.Name+" "+choosing(wanted)+"=true --overwrite")
-		default:
-			for _, key := range choosingLabels {
-				if n.Labels[key] == "true" && key == enabledLabel {
-					f.add(Warning, object, fmt.Sprintf("its label %s=true has no effect: the value node.nodeSelector or node.affinity asks for something else (%s)", key, strings.Join(wanted, ", ")),
-						"Give it the labels that are asked for, or change the values.")
-				}
-			}
+		case value == "true":
+			f.add(Warning, object, fmt.Sprintf("its label %s=true has no effect: the value node.nodeSelector or node.affinity asks for something else (%s)", enabledLabel, strings.Join(wanted, ", ")),
+				"Give it the labels that are asked for, or change the values.")
 		}
 	}
 	if !some {
@@ -298,16 +291,13 @@ func (s *Snapshot) ownerOf(p *corev1.Pod) *appsv1.DaemonSet {
 }
 
 // serves reports whether the node's daemon offers devices of the vendor.
-func serves(n *corev1.Node, vendor string) bool {
-	if vendor == "" {
-		return true
-	}
-	if n.Labels["divvy.dev/"+vendor+".present"] == "true" {
+func serves(n *corev1.Node, vendor *accel.Vendor) bool {
+	if vendor == nil || n.Labels["divvy.dev/"+vendor.Name+".present"] == "true" {
 		return true
 	}
 	all, err := inventory(n)
 	return err == nil && slices.ContainsFunc(all, func(in accel.Inventory) bool {
-		return strings.HasPrefix(string(in.Resource), vendor+".com/")
+		return vendor.Owns(string(in.Resource))
 	})
 }
 

@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/version"
 
 	"github.com/divvy-gpu/divvy/api/config/v1alpha1"
+	"github.com/divvy-gpu/divvy/internal/accel"
 	"github.com/divvy-gpu/divvy/internal/accel/wire"
 )
 
@@ -397,8 +398,6 @@ func (s *Snapshot) configurationsOf(d *appsv1.DaemonSet) (files map[string]strin
 	return files, named, from, missing
 }
 
-var vendorNames = []string{"enflame", "iluvatar", "nvidia"}
-
 // nodeConfig is the configuration that holds where no other is named.
 func (s *Snapshot) nodeConfig() (v1alpha1.NodeConfig, bool) {
 	d := s.daemonSet(nameNode)
@@ -406,7 +405,7 @@ func (s *Snapshot) nodeConfig() (v1alpha1.NodeConfig, bool) {
 		return v1alpha1.NodeConfig{}, false
 	}
 	files, _, _, _ := s.configurationsOf(d)
-	c, err := v1alpha1.Parse([]byte(files["config.yaml"]), "config.yaml", vendorNames)
+	c, err := v1alpha1.Parse([]byte(files["config.yaml"]), "config.yaml", accel.VendorNames())
 	return c, err == nil
 }
 
@@ -418,7 +417,7 @@ func checkConfiguration(s *Snapshot, f *findings) {
 		f.add(Error, "ConfigMap "+d.Namespace+"/"+name, "it is missing, and divvy-node reads it", remedy, commands...)
 	}
 	for _, name := range slices.Sorted(maps.Keys(files)) {
-		if _, err := v1alpha1.Parse([]byte(files[name]), name, vendorNames); err != nil {
+		if _, err := v1alpha1.Parse([]byte(files[name]), name, accel.VendorNames()); err != nil {
 			f.add(Error, "ConfigMap "+d.Namespace+"/"+from[name], "entry "+name+": "+mistakes(err),
 				"Running daemons keep the last good one, and a daemon that starts now ends. "+remedy, commands...)
 		}

@@ -9,16 +9,6 @@ import (
 	"github.com/divvy-gpu/divvy/internal/accel/wire"
 )
 
-// noFit are the words for what a node lacks when no device of it, or not enough
-// of them, have room for a pod: "insufficient GCU Memory in one gcu device". The
-// texts are part of the interface: users and scripts look for them. A resource
-// that is not listed gets a text made of its name.
-var noFit = map[accel.Resource]struct{ memory, device string }{
-	"enflame.com/gcu-memory":  {"GCU Memory", "gcu device"},
-	"nvidia.com/gpu-memory":   {"GPU Memory", "nvidia device"},
-	"iluvatar.com/gpu-memory": {"GPU Memory", "iluvatar device"},
-}
-
 // severalResources says why a pod is refused that asks for several shared
 // resources: a grant names one device of one resource, and units of a second
 // one would be nobody's.
@@ -117,14 +107,14 @@ func (e *Extender) reason(request accel.Request, code accel.ReasonCode, node str
 		}
 		return "the extender cannot place by " + wire.PolicyAnnotation + " " + strconv.Quote(request.Policy)
 	}
-	words, ok := noFit[request.Resource]
-	if !ok {
-		words.memory, words.device = string(request.Resource), "device"
+	memory, device := string(request.Resource), "device"
+	if v := accel.VendorOfMemory(request.Resource); v != nil {
+		memory, device = v.MemoryText, v.DeviceText
 	}
 	if request.Devices > 1 {
-		return fmt.Sprintf("insufficient %s in %d %ss", words.memory, request.Devices, words.device)
+		return fmt.Sprintf("insufficient %s in %d %ss", memory, request.Devices, device)
 	}
-	return "insufficient " + words.memory + " in one " + words.device
+	return "insufficient " + memory + " in one " + device
 }
 
 // ofNode reports whether the reason of a code differs from node to node.

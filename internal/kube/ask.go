@@ -9,6 +9,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/divvy-gpu/divvy/internal/accel"
+	"github.com/divvy-gpu/divvy/internal/accel/place"
 	"github.com/divvy-gpu/divvy/internal/accel/wire"
 )
 
@@ -18,10 +19,6 @@ const (
 	maxNames     = 64
 	maxNameBytes = 256
 )
-
-// policies are the placement policies that a pod may ask for. All of them are in
-// every extender, whichever is the cluster's.
-var policies = []string{"binpack", "spread", "fragmentation"}
 
 // AskError is the error of a pod whose annotations cannot be followed. Nobody
 // can place such a pod until it is made anew with other ones.
@@ -92,9 +89,10 @@ func readAsk(annotations map[string]string) (ask, error) {
 	if n := len(s.UseIDs); n > 0 && n < a.devices {
 		mistake(wire.UseDevicesAnnotation, fmt.Errorf("%s asks for %d devices, and only %d can be had by the names here", wire.CountAnnotation, a.devices, n))
 	}
+	// Every extender has all policies, whichever is the cluster's.
 	if text, ok := annotations[wire.PolicyAnnotation]; ok {
-		if !slices.Contains(policies, text) {
-			mistake(wire.PolicyAnnotation, fmt.Errorf("%s is no placement policy; known are %s", quote(text), strings.Join(policies, ", ")))
+		if !slices.Contains(place.Names(), text) {
+			mistake(wire.PolicyAnnotation, fmt.Errorf("%s is no placement policy; known are %s", quote(text), strings.Join(place.Names(), ", ")))
 		} else {
 			a.policy = text
 		}

@@ -8,7 +8,7 @@ var (
 	labelDevice   = Label{"device", "the device's uuid"}
 	labelIndex    = Label{"index", "the device's number on its node"}
 	labelNode     = Label{"node", "the node's name"}
-	labelVendor   = Label{"vendor", "`enflame`, `iluvatar` or `nvidia`"}
+	labelVendor   = Label{"vendor", "the vendor's name, such as `enflame`"}
 )
 
 // answerBuckets are bounds of answers that kube-scheduler and the API server wait

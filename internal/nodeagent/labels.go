@@ -11,6 +11,7 @@ import (
 	"k8s.io/klog/v2"
 
 	config "github.com/divvy-gpu/divvy/api/config/v1alpha1"
+	"github.com/divvy-gpu/divvy/internal/accel"
 	"github.com/divvy-gpu/divvy/internal/backend"
 	"github.com/divvy-gpu/divvy/internal/nodelabels"
 )
@@ -19,12 +20,6 @@ import (
 // DaemonSets choose nodes by them, and a driver that resets a card is away for
 // seconds.
 const labelPatience = time.Minute
-
-// wholeDevices are the resource names of whole devices by which a vendor's own
-// feature discovery tells whether a shared one was renamed.
-var wholeDevices = map[string]string{
-	"nvidia": "nvidia.com/gpu", "iluvatar": "iluvatar.com/gpu", "enflame": "enflame.com/gcu",
-}
 
 // publishLabels writes the labels that describe the node's devices.
 func (a *Agent) publishLabels(ctx context.Context) error {
@@ -49,12 +44,14 @@ func (a *Agent) publishLabels(ctx context.Context) error {
 	return a.publisher.label(ctx, nodelabels.Wanted(vendors, a.o.Config.Labels))
 }
 
-// sharingOf says how a vendor's whole devices are offered.
+// sharingOf says how a vendor's whole devices are offered. A vendor's own feature
+// discovery calls a shared resource renamed that is not that of whole devices.
 func (a *Agent) sharingOf(vendor string) backend.Sharing {
 	s := backend.Sharing{Replicas: 1}
+	v := accel.VendorNamed(vendor)
 	for _, r := range a.o.Config.Resources {
 		if r.Vendor == vendor && r.Mode == config.ModeTimeSlicing {
-			s.Replicas, s.Renamed = max(r.Replicas, 1), r.Name != wholeDevices[vendor]
+			s.Replicas, s.Renamed = max(r.Replicas, 1), v == nil || r.Name != string(v.Devices)
 		}
 	}
 	return s

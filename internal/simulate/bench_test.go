@@ -9,7 +9,7 @@ import (
 // an operation is one pod.
 func BenchmarkReplay(b *testing.B) {
 	c, w := generated(seeded(1), 1213, 8000)
-	for _, kind := range policies {
+	for _, kind := range Policies() {
 		b.Run(kind.Name, func(b *testing.B) {
 			pods := 0
 			for b.Loop() {

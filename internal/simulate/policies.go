@@ -31,17 +31,6 @@ func same(p place.Policy) func(*Cluster, *Workload) (place.Policy, error) {
 	return func(*Cluster, *Workload) (place.Policy, error) { return p, nil }
 }
 
-// policies are the extender's, in the order in which they are listed. FragmentationOnline
-// learns what is usual from the pods that were placed; fragmentation knows it.
-var policies = []PolicyKind{
-	{Name: place.Binpack.Name(), New: same(place.Binpack)},
-	{Name: place.Spread.Name(), New: same(place.Spread)},
-	{Name: fragmentation.Name, New: fragmentationOf},
-	{Name: FragmentationOnline, New: func(*Cluster, *Workload) (place.Policy, error) {
-		return fragmentation.New(fragmentation.Options{}), nil
-	}},
-}
-
 // fragmentationOf returns the policy with the workload as its prior.
 func fragmentationOf(_ *Cluster, w *Workload) (place.Policy, error) {
 	seen := demand.New(demand.Options{HalfLife: math.Inf(1)})
@@ -51,8 +40,19 @@ func fragmentationOf(_ *Cluster, w *Workload) (place.Policy, error) {
 	return fragmentation.New(fragmentation.Options{Demand: demand.Options{Prior: seen.Counts()}}), nil
 }
 
-// Policies returns all kinds.
-func Policies() []PolicyKind { return slices.Clone(policies) }
+// Policies returns the extender's, in the order of their table, and FragmentationOnline,
+// which learns what is usual from the pods that were placed; fragmentation knows it.
+func Policies() []PolicyKind {
+	var kinds []PolicyKind
+	for _, p := range place.Policies() {
+		kinds = append(kinds, PolicyKind{Name: p.Name(), New: same(p)})
+	}
+	return append(kinds,
+		PolicyKind{Name: fragmentation.Name, New: fragmentationOf},
+		PolicyKind{Name: FragmentationOnline, New: func(*Cluster, *Workload) (place.Policy, error) {
+			return fragmentation.New(fragmentation.Options{}), nil
+		}})
+}
 
 // ParsePolicies returns those of all kinds that have the names, each once; case does
 // not matter.

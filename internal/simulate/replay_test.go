@@ -19,7 +19,7 @@ func seeded(seed int64) *rand.Rand { return rand.New(rand.NewSource(seed)) }
 
 func kindOfName(t *testing.T, name string) PolicyKind {
 	t.Helper()
-	kinds, err := ParsePolicies(policies, []string{name})
+	kinds, err := ParsePolicies(Policies(), []string{name})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -103,7 +103,7 @@ func TestReplay(t *testing.T) {
 
 func TestReplayIsRepeatable(t *testing.T) {
 	c, w := generated(seeded(2), 40, 400)
-	for _, kind := range policies {
+	for _, kind := range Policies() {
 		first, err := Replay{Until: 1.3}.Run(context.Background(), c, w, kind, 5)
 		if err != nil {
 			t.Fatal(err)
@@ -121,7 +121,7 @@ func TestReplayIsRepeatable(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
-	if _, err := (Replay{Until: 1.3}).Run(ctx, c, w, policies[0], 5); !errors.Is(err, context.Canceled) {
+	if _, err := (Replay{Until: 1.3}).Run(ctx, c, w, Policies()[0], 5); !errors.Is(err, context.Canceled) {
 		t.Errorf("a run whose context has ended: %v", err)
 	}
 }

@@ -66,7 +66,7 @@ func naive(w *world, p place.Policy, a *place.Ask) string {
 // node anew, while pods come and go; and looks whether nothing is given out
 // twice and all comes back.
 func TestDecisions(t *testing.T) {
-	for _, kind := range policies {
+	for _, kind := range Policies() {
 		t.Run(kind.Name, func(t *testing.T) {
 			rng := seeded(1)
 			c, load := generated(rng, 16, 200)

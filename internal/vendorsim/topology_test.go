@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/divvy-gpu/divvy/internal/accel"
 	"github.com/divvy-gpu/divvy/internal/vendorsim"
 )
 
@@ -68,6 +69,13 @@ health_bits = 0x8000000000000004
 lanes = 12
 one_way = true
 `
+
+// TestEveryVendorHasAStandIn: and no other has.
+func TestEveryVendorHasAStandIn(t *testing.T) {
+	if got := slices.Sorted(slices.Values(vendorsim.Vendors)); !slices.Equal(got, accel.VendorNames()) {
+		t.Errorf("there are stand-ins of %q, and the vendors are %q", got, accel.VendorNames())
+	}
+}
 
 func TestParse(t *testing.T) {
 	got, err := vendorsim.Parse("topology.ini", []byte(briefExample))

@@ -109,6 +109,11 @@ commas. */}}
 {{- concat $names .Values.extender.managedResources | uniq | join "," -}}
 {{- end }}
 
+{{/* The table of the vendors as a JSON list, of internal/accel/vendors.go. */}}
+{{- define "divvy.vendorTable" -}}
+{{- .Files.Get "files/vendors.yaml" | fromYamlArray | toJson -}}
+{{- end }}
+
 {{/* The vendors whose devices some node may offer, as a JSON list. The chart does
 not see into ConfigMaps of one's own, so these may be anybody's. */}}
 {{- define "divvy.vendors" -}}
@@ -133,7 +138,9 @@ either. */ -}}
 {{- $vendors = append $vendors "iluvatar" -}}
 {{- end -}}
 {{- if .Values.node.existingConfigMap -}}
-{{- $vendors = concat $vendors (list "enflame" "iluvatar" "nvidia") -}}
+{{- range include "divvy.vendorTable" . | fromJsonArray -}}
+{{- $vendors = append $vendors .name -}}
+{{- end -}}
 {{- end -}}
 {{- $vendors | uniq | sortAlpha | toJson -}}
 {{- end }}
@@ -157,8 +164,11 @@ there; empty when any of divvy.node.anyLabel is enough. */}}
 daemon to run on a node. */}}
 {{- define "divvy.node.anyLabel" -}}
 {{- $labels := list -}}
-{{- range include "divvy.vendors" . | fromJsonArray -}}
-{{- $labels = append $labels (get (dict "enflame" "enflame.com/gcushare=true" "iluvatar" "iluvatar.com/gpu.present=true" "nvidia" "nvidia.com/gpu.present=true") .) -}}
+{{- $vendors := include "divvy.vendors" . | fromJsonArray -}}
+{{- range include "divvy.vendorTable" . | fromJsonArray -}}
+{{- if has .name $vendors -}}
+{{- $labels = append $labels (printf "%s=true" .nodeLabel) -}}
+{{- end -}}
 {{- end -}}
 {{- append $labels "divvy.dev/enabled=true" | toJson -}}
 {{- end }}
@@ -444,7 +454,11 @@ unless the values say something about other pods themselves. */}}
 {{/* The annotations that Divvy alone writes, on pods and on nodes, as JSON lists.
 internal/accel/wire, internal/nodeagent and internal/nodelabels write them. */}}
 {{- define "divvy.annotations.pods" -}}
-{{- list "divvy.dev/grant" "divvy.dev/held" "enflame.com/gcu-device-id" "enflame.com/gcu-device-memory" "enflame.com/gcu-device-memory-request" "enflame.com/gcu-device-assigned" "enflame.com/gcu-device-assign-time" | toJson -}}
+{{- $keys := list "divvy.dev/grant" "divvy.dev/held" -}}
+{{- range include "divvy.vendorTable" . | fromJsonArray -}}
+{{- $keys = concat $keys .annotations -}}
+{{- end -}}
+{{- $keys | toJson -}}
 {{- end }}
 {{- define "divvy.annotations.nodes" -}}
 {{- list "divvy.dev/inventory" "divvy.dev/quarantine" "divvy.dev/ending" "divvy.dev/labels" "divvy.dev/counts" | toJson -}}

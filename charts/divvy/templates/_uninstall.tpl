@@ -86,8 +86,8 @@ has left labels that it alone writes, because it ran there once. */}}
 {{- range $affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms -}}
 {{- $terms = append $terms (set (deepCopy .) "matchExpressions" (concat $chosen .matchExpressions)) -}}
 {{- end -}}
-{{- range list "enflame" "iluvatar" "nvidia" -}}
-{{- $terms = append $terms (dict "matchExpressions" (list (dict "key" (printf "divvy.dev/%s.present" .) "operator" "Exists"))) -}}
+{{- range include "divvy.vendorTable" . | fromJsonArray -}}
+{{- $terms = append $terms (dict "matchExpressions" (list (dict "key" (printf "divvy.dev/%s.present" .name) "operator" "Exists"))) -}}
 {{- end -}}
 {{- dict "nodeAffinity" (dict "requiredDuringSchedulingIgnoredDuringExecution" (dict "nodeSelectorTerms" $terms)) | toYaml -}}
 {{- end }}

@@ -29,7 +29,7 @@ import (
 )
 
 // Name is the name of the policy.
-const Name = "fragmentation"
+const Name = place.Fragmentation
 
 // When those who use a Policy renew its prices: in the extender and in simulations
 // alike, or these would not say what the extender does.

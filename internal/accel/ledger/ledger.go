@@ -46,6 +46,7 @@ package ledger
 
 import (
 	"errors"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -87,8 +88,8 @@ type Options struct {
 	// Policy chooses devices and rates nodes, for requests that name no other;
 	// place.Binpack when nil.
 	Policy place.Policy
-	// Policies are those that requests may name besides Policy, place.Binpack
-	// and place.Spread.
+	// Policies are those that requests may name besides Policy and the ones that
+	// place.Table holds.
 	Policies []place.Policy
 	// CapacityChecked is true where whoever asks has looked at CPU and memory
 	// itself, as kube-scheduler does, which knows them better: then a node that
@@ -174,7 +175,7 @@ func New(o Options) *Ledger {
 		o.Policy = place.Binpack
 	}
 	policies := map[string]place.Policy{}
-	for _, p := range append([]place.Policy{place.Binpack, place.Spread, o.Policy}, o.Policies...) {
+	for _, p := range slices.Concat(place.Policies(), []place.Policy{o.Policy}, o.Policies) {
 		policies[p.Name()] = p
 	}
 	policies[""] = o.Policy

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"math"
 	"slices"
-	"strings"
 	"testing"
 
 	"github.com/divvy-gpu/divvy/internal/accel"
@@ -110,20 +109,22 @@ func TestScoresDoesNotAllocate(t *testing.T) {
 	}
 }
 
-func TestParsePolicy(t *testing.T) {
-	other := ordered{name: "other"}
-	for _, p := range []Policy{Binpack, Spread, other} {
-		got, err := ParsePolicy(p.Name(), other)
-		if err != nil || got != p {
-			t.Errorf("ParsePolicy(%q) = %v, %v", p.Name(), got, err)
+func TestParse(t *testing.T) {
+	learning := ordered{name: Fragmentation}
+	for _, name := range Names() {
+		if got, err := Parse(name, learning); err != nil || got.Name() != name {
+			t.Errorf("Parse(%q) = %v, %v", name, got, err)
 		}
 	}
-	if got, err := ParsePolicy(""); err != nil || got != Binpack {
-		t.Errorf("ParsePolicy(\"\") = %v, %v, want the default", got, err)
+	if got, err := Parse(""); err != nil || got != Binpack {
+		t.Errorf("Parse(\"\") = %v, %v, want the default", got, err)
 	}
-	_, err := ParsePolicy("random", other)
-	if err == nil || !strings.Contains(err.Error(), "random") || !strings.Contains(err.Error(), "binpack, spread, other") {
-		t.Errorf("ParsePolicy(random): error %v does not name the policy and the known ones", err)
+	_, err := Parse("random", learning)
+	if want := `unknown placement policy "random", known are: binpack, spread, fragmentation`; err == nil || err.Error() != want {
+		t.Errorf("Parse(random): error %v, want %s", err, want)
+	}
+	if want := "binpack (the fullest that fits), spread (the emptiest) or fragmentation (where most capacity is left for the pods that usually come)"; About() != want {
+		t.Errorf("About() = %s, want %s", About(), want)
 	}
 }
 

@@ -298,7 +298,7 @@ func TestChooseDoesNotAllocate(t *testing.T) {
 	n := &Node{Slots: cards(16, 9, 4, 3, 2, 1, 16, 16), CPU: Unlimited, Memory: Unlimited, Graph: GraphOf(boards(8), nil)}
 	asks := []*Ask{{Units: 4, Devices: 1}, {Units: 40, Devices: 1}, {Units: 2, Devices: 3}}
 	buf := make([]int, 0, 8)
-	for _, p := range simple {
+	for _, p := range Policies() {
 		got := testing.AllocsPerRun(100, func() {
 			for _, a := range asks {
 				buf, _, _ = p.Choose(n, a, buf)

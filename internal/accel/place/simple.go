@@ -2,9 +2,7 @@ package place
 
 import (
 	"cmp"
-	"fmt"
 	"slices"
-	"strings"
 
 	"github.com/divvy-gpu/divvy/internal/accel"
 )
@@ -18,24 +16,6 @@ var (
 	// each other least.
 	Spread Policy = ordered{name: "spread", order: -1}
 )
-
-var simple = []Policy{Binpack, Spread}
-
-// ParsePolicy returns the policy of that name among Binpack, Spread and more;
-// the empty name is Binpack.
-func ParsePolicy(name string, more ...Policy) (Policy, error) {
-	if name == "" {
-		return Binpack, nil
-	}
-	var names []string
-	for _, p := range slices.Concat(simple, more) {
-		if p.Name() == name {
-			return p, nil
-		}
-		names = append(names, p.Name())
-	}
-	return nil, fmt.Errorf("unknown placement policy %q, known are: %s", name, strings.Join(names, ", "))
-}
 
 // ordered prefers devices by what they have free.
 type ordered struct {

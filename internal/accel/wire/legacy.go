@@ -1,27 +1,20 @@
 package wire
 
 import (
+	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/divvy-gpu/divvy/internal/accel"
 )
 
-// legacyPrefixes are the annotation prefixes, per resource, that pods carried
-// before Divvy. Scripts read them, so Divvy writes them; nobody in Divvy ever
-// decides by them, because every user may write them too.
-var legacyPrefixes = map[accel.Resource]string{
-	"enflame.com/gcu-memory": "enflame.com/gcu-device-",
-}
-
 // IsLegacyAnnotation reports whether key is one that LegacyAnnotations may write.
+// Scripts read those annotations. No program of Divvy decides by them, because
+// every user may write them too.
 func IsLegacyAnnotation(key string) bool {
-	for _, prefix := range legacyPrefixes {
-		if strings.HasPrefix(key, prefix) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(accel.Vendors, func(v accel.Vendor) bool {
+		return v.LegacyPrefix != "" && strings.HasPrefix(key, v.LegacyPrefix)
+	})
 }
 
 // LegacyAnnotations returns the five annotations of the grant's resource that
@@ -36,10 +29,11 @@ func IsLegacyAnnotation(key string) bool {
 // Of several devices, which older systems did not give, id lists the indexes
 // joined by commas and memory is the sum.
 func LegacyAnnotations(g accel.Grant) map[string]string {
-	prefix, ok := legacyPrefixes[g.Resource]
-	if !ok {
+	v := accel.VendorOfMemory(g.Resource)
+	if v == nil || v.LegacyPrefix == "" {
 		return nil
 	}
+	prefix := v.LegacyPrefix
 	ids, memory := strconv.Itoa(g.Index), g.DeviceUnits
 	for _, d := range g.More {
 		ids += "," + strconv.Itoa(d.Index)

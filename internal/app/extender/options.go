@@ -148,7 +148,7 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.MetricsListen, "metrics-listen", o.MetricsListen, "address to serve Prometheus metrics on; empty for none")
 	fs.BoolVar(&o.MetricsDevices, "metrics-devices", o.MetricsDevices, "show the units of each device among the metrics, three series for each")
 	fs.StringVar(&o.Kubeconfig, "kubeconfig", o.Kubeconfig, "kubeconfig file; empty for the pod's service account")
-	fs.StringVar(&o.Policy, "policy", o.Policy, "which device is preferred: binpack (the fullest that has room), spread (the emptiest) or fragmentation (where most room is left for the pods that usually come)")
+	fs.StringVar(&o.Policy, "policy", o.Policy, "which device is preferred: "+place.About())
 	fs.StringVar(&o.Demand, "demand", o.Demand, "what pods are expected to ask for, for the policy fragmentation, until that is known from pods that came: a list in JSON, such as "+`[{"units":8,"cpu":"4","share":70},{"units":32,"devices":2,"share":30}]`)
 	fs.BoolVar(&o.ChooseNode, "choose-node", o.ChooseNode, "name only the best of the nodes with room to kube-scheduler, unless the pod prefers nodes itself or kube-scheduler asks a second time; without it, rate them all and let kube-scheduler weigh")
 	fs.StringVar(&o.GrantKeyFile, "grant-key-file", o.GrantKeyFile, "file with the key, of 32 bytes or more, that grants are signed with; read again when it changes")
@@ -230,7 +230,7 @@ func (o Options) settings() (settings, error) {
 		check("demand", one)
 	}
 	s.prices = newPrices(s.resources, prior, o.Policy == fragmentation.Name)
-	s.policy, err = place.ParsePolicy(o.Policy, s.prices)
+	s.policy, err = place.Parse(o.Policy, s.prices)
 	check("policy", err)
 	if o.NodeLabel != "" {
 		labels, err := cluster.ParseLabels(o.NodeLabel)

@@ -8,7 +8,6 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"github.com/divvy-gpu/divvy/internal/accel/fragmentation"
 	"github.com/divvy-gpu/divvy/internal/accel/place"
 	"github.com/divvy-gpu/divvy/internal/simulate"
 )
@@ -49,7 +48,7 @@ type Options struct {
 // DefaultOptions returns the defaults, with the policies of the extender.
 func DefaultOptions() Options {
 	return Options{
-		Policies: []string{place.Binpack.Name(), place.Spread.Name(), fragmentation.Name},
+		Policies: place.Names(),
 		Shuffles: 10, Seed: 42, Arrived: []int{100, 130},
 		Load: 97, WarmUp: 3, Measure: 3,
 		Output: formatTable,

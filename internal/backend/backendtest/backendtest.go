@@ -993,11 +993,16 @@ func (h Harness) testLabels(t *testing.T) {
 	if len(first) == 0 {
 		t.Error("no labels")
 	}
+	vendor := accel.VendorNamed(n.Vendor())
+	permitted, choosing := regexp.MustCompile("^("+vendor.Labels+")$"), regexp.MustCompile("^("+vendor.ChoosingLabels+")$")
 	check := func(labels map[string]string) {
 		t.Helper()
 		for k, v := range labels {
 			if !labelKey.MatchString(k) || !labelValue.MatchString(v) {
 				t.Errorf("%s=%q is no label", k, v)
+			}
+			if !permitted.MatchString(k) || choosing.MatchString(k) {
+				t.Errorf("the table of vendors does not permit label %s", k)
 			}
 		}
 	}

@@ -1,5 +1,5 @@
-// Package vendors lists the vendors that this build knows. It is the one place
-// that names them; adding a vendor is a package and a line here.
+// Package vendors makes the backends of the vendors. What all programs know of a
+// vendor is in the table of package accel.
 package vendors
 
 import (

@@ -1,18 +1,18 @@
 package vendors_test
 
 import (
-	"cmp"
 	"slices"
 	"testing"
 
+	"github.com/divvy-gpu/divvy/internal/accel"
 	"github.com/divvy-gpu/divvy/internal/backend"
 	"github.com/divvy-gpu/divvy/internal/backend/vendors"
 )
 
 func TestAll(t *testing.T) {
 	all := vendors.All()
-	if !slices.IsSortedFunc(all, func(a, b vendors.Vendor) int { return cmp.Compare(a.Name, b.Name) }) {
-		t.Errorf("vendors are not in the order of their names: %v", all)
+	if names := accel.VendorNames(); !slices.Equal(vendors.Names(), names) || !slices.IsSorted(names) {
+		t.Errorf("vendors are %q, and %q in the table; both must be in the order of their names", vendors.Names(), names)
 	}
 	for _, v := range all {
 		b, err := vendors.New(v.Name, backend.Options{})

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/divvy-gpu/divvy/internal/accel"
 	"github.com/divvy-gpu/divvy/internal/vendorsim"
 	"github.com/divvy-gpu/divvy/lab/internal/layout"
 )
@@ -206,6 +207,17 @@ func TestInstallReportsAWrongTopology(t *testing.T) {
 	}
 	if err := simulated(t).Install(t.Context(), path); err == nil || !strings.Contains(err.Error(), "x.ini:2") {
 		t.Errorf("got %v, want an error that names the line", err)
+	}
+}
+
+// TestEveryVendorHasAPlace: and no other has.
+func TestEveryVendorHasAPlace(t *testing.T) {
+	var got []string
+	for _, p := range Default.places {
+		got = append(got, p.vendor)
+	}
+	if slices.Sort(got); !slices.Equal(got, accel.VendorNames()) {
+		t.Errorf("the lab has places for libraries of %q, and the vendors are %q", got, accel.VendorNames())
 	}
 }
 

@@ -14,6 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/divvy-gpu/divvy/internal/accel"
 	"github.com/divvy-gpu/divvy/internal/accel/wire"
 	"github.com/divvy-gpu/divvy/internal/vendorsim"
 )
@@ -21,14 +22,11 @@ import (
 // ConfigLabel is the node's label that names its configuration.
 const ConfigLabel = "divvy.dev/config"
 
-// domains are those of the resources that Divvy offers in the lab.
-var domains = []string{"enflame.com/", "iluvatar.com/", "nvidia.com/"}
-
 // usesCards reports whether a pod asks for anything of a card.
 func usesCards(pod *corev1.Pod) bool {
 	return slices.ContainsFunc(slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers), func(c corev1.Container) bool {
 		for name := range c.Resources.Limits {
-			if slices.ContainsFunc(domains, func(d string) bool { return strings.HasPrefix(string(name), d) }) {
+			if slices.ContainsFunc(accel.Vendors, func(v accel.Vendor) bool { return v.Owns(string(name)) }) {
 				return true
 			}
 		}
