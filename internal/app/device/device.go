@@ -41,11 +41,11 @@ const (
 func Command() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "device",
-		Short: "List devices, put them into quarantine and release them",
-		Long: "List the devices of nodes, put some into quarantine and release them.\n\n" +
-			"A device in quarantine takes no pods until it is released, whatever its health, and across restarts; pods\n" +
-			"that run on it stay. The node's daemon puts a device into quarantine by itself after an error that means\n" +
-			"that it must be reset or replaced. docs/quarantine.md has the details.",
+		Short: "List devices, quarantine them and release them",
+		Long: "List the devices of nodes, quarantine devices and release them.\n\n" +
+			"No new pods are placed on a device in quarantine until it is released, regardless of its health and across restarts.\n" +
+			"Running pods stay. divvy-node quarantines a device automatically after an error that requires a reset or a\n" +
+			"replacement. See docs/quarantine.md.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
@@ -72,10 +72,10 @@ func quarantineCommand() *cobra.Command {
 	r := requester{verb: wire.QuarantineDevices}
 	return r.command(&cobra.Command{
 		Use:   "quarantine NODE UUID...",
-		Short: "Take devices out of service until they are released",
-		Long: "Take devices of a node out of service until they are released: no new pods are placed on them, across\n" +
-			"restarts and changes of the configuration. Pods that run on them stay.\n\n" +
-			"It needs the right to get and patch nodes.",
+		Short: "Quarantine devices until they are released",
+		Long: "Quarantine devices of a node: no new pods are placed on them until they are released, across restarts\n" +
+			"and configuration changes. Running pods stay.\n\n" +
+			"Requires permission to get and patch nodes.",
 		Example: "  kubectl divvy device quarantine node-1 GPU-3b1f0000-0000-4000-8000-000000000000 --reason 'fan replacement'",
 	}, true)
 }
@@ -84,10 +84,10 @@ func releaseCommand() *cobra.Command {
 	r := requester{verb: wire.ReleaseDevices}
 	return r.command(&cobra.Command{
 		Use:   "release NODE UUID...",
-		Short: "Put devices back into service that are in quarantine",
-		Long: "Put devices of a node back into service that are in quarantine: after a repair or a reset, or when they may be\n" +
-			"used anyway. A device that still has the error is put into quarantine again.\n\n" +
-			"It needs the right to get and patch nodes.",
+		Short: "Release devices from quarantine",
+		Long: "Release devices of a node from quarantine, after a repair or a reset, or to use them anyway. A device that\n" +
+			"still has the error is quarantined again.\n\n" +
+			"Requires permission to get and patch nodes.",
 		Example: "  kubectl divvy device release node-1 GPU-3b1f0000-0000-4000-8000-000000000000",
 	}, false)
 }
@@ -111,9 +111,9 @@ func (r *requester) command(cmd *cobra.Command, reason bool) *cobra.Command {
 		return nil
 	}
 	if reason {
-		cmd.Flags().StringVar(&r.reason, "reason", "", "why, for whoever sees the device in quarantine")
+		cmd.Flags().StringVar(&r.reason, "reason", "", "reason for the quarantine, shown with the device")
 	}
-	cmd.Flags().DurationVar(&r.timeout, "timeout", 30*time.Second, "how long to wait for the node's daemon")
+	cmd.Flags().DurationVar(&r.timeout, "timeout", 30*time.Second, "how long to wait for divvy-node on the node")
 	return connected(cmd, func(cmd *cobra.Command, clients kube.Clients, args []string) error {
 		return r.run(cmd.Context(), clients.Kubernetes, args[0], args[1:], cmd.OutOrStdout(), cmd.ErrOrStderr())
 	})

@@ -107,10 +107,10 @@ func listCommand() *cobra.Command {
 	var output string
 	cmd := &cobra.Command{
 		Use:   "list [NODE]",
-		Short: "List devices with their state, and those in quarantine",
-		Long: "List the devices of all nodes, or of one, with their uuid and state: healthy, unhealthy, or in quarantine with since\n" +
-			"when and why. A device that is in quarantine and not on the node any more is listed as well.\n\n" +
-			"It needs the right to list nodes.",
+		Short: "List devices with their state, including those in quarantine",
+		Long: "List the devices of all nodes or of one node with their uuid and state: healthy, unhealthy, or in quarantine, with\n" +
+			"the time and the reason. Devices in quarantine that are no longer on the node are included.\n\n" +
+			"Requires permission to list nodes.",
 		Example: "  kubectl divvy device list\n  kubectl divvy device list node-1 -o json",
 		Args:    cobra.MaximumNArgs(1),
 	}

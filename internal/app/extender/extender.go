@@ -57,10 +57,10 @@ func Command() *cobra.Command {
 	o := DefaultOptions()
 	cmd := &cobra.Command{
 		Use:   "extender",
-		Short: "Answer kube-scheduler's filter, prioritize and bind, and what every device holds",
-		Long: "Answer kube-scheduler's filter, prioritize and bind, and what every device holds.\n\n" +
+		Short: "Serve kube-scheduler's extender calls and the allocations of all devices",
+		Long: "Serve kube-scheduler's extender calls (filter, prioritize, preempt and bind) and report the allocations of all devices.\n\n" +
 			"Every flag can be given as an environment variable: --log-level as " + flags.EnvPrefix + "LOG_LEVEL.\n" +
-			"A flag wins over the variable, the variable over the default.",
+			"Flags take precedence over variables, variables over defaults.",
 		Args: cobra.NoArgs,
 		PreRunE: func(cmd *cobra.Command, _ []string) error {
 			return errors.Join(flags.FromEnvironment(cmd.Flags(), os.LookupEnv, nil), o.Validate())

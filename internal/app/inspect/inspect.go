@@ -74,7 +74,7 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVarP(&o.Namespace, "namespace", "n", o.Namespace, "namespace of the extender")
 	fs.StringVar(&o.Service, "service", o.Service, "service of the extender")
 	fs.IntVar(&o.Port, "port", o.Port, "port of the extender's service")
-	fs.StringVar(&o.Resource, "resource", o.Resource, "extended resource to show, or \"all\"; empty for all in a table, and "+guideResource+" in JSON and YAML")
+	fs.StringVar(&o.Resource, "resource", o.Resource, "extended resource to show, or \"all\"; if empty, all resources in a table and "+guideResource+" in JSON and YAML")
 	fs.DurationVar(&o.Timeout, "extender-timeout", o.Timeout, "how long to wait for the extender")
 }
 
@@ -105,12 +105,12 @@ func Command() *cobra.Command {
 	c := kubectl.New()
 	cmd := &cobra.Command{
 		Use:   "inspect [NODE]",
-		Short: "Show which pods hold how much of which device",
-		Long: "Show which pods hold how much of which device, on all nodes or on one.\n\n" +
-			"Shared memory is asked of the extender, through the API server. When it does not answer,\n" +
-			"the same is read from the nodes' inventories and the pods' grants, which is said on standard\n" +
+		Short: "Show device allocations by pod",
+		Long: "Show device allocations by pod, on all nodes or on one.\n\n" +
+			"Allocations of shared memory come from the extender, through the API server. If the extender does not answer,\n" +
+			"they are read from the nodes' inventories and the pods' signed allocations, with a note on standard\n" +
 			"error. Whole devices and time slices are always read from nodes and pods.\n\n" +
-			"Of a remote pool it shows what each namespace requests and what its quotas allow.",
+			"For a remote pool, the requests and quotas of each namespace are shown.",
 		Args:    cobra.MaximumNArgs(1),
 		PreRunE: func(*cobra.Command, []string) error { return o.Validate() },
 		RunE: func(cmd *cobra.Command, args []string) error {

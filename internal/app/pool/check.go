@@ -56,10 +56,10 @@ func DefaultCheckOptions() CheckOptions {
 
 // AddFlags adds a flag for every option, with its present value as default.
 func (o *CheckOptions) AddFlags(fs *pflag.FlagSet) {
-	fs.StringVar(&o.From, "from", o.From, "namespace of the secrets to check, when no token is given")
+	fs.StringVar(&o.From, "from", o.From, "namespace of the secrets to check, if no token is given")
 	fs.DurationVar(&o.Timeout, "timeout", o.Timeout, "how long to wait for each address")
-	fs.IntVar(&o.Parallel, "parallel", o.Parallel, "how many addresses are asked at once")
-	fs.StringVar(&o.ServerName, "server-name", o.ServerName, "name that the servers' certificates must have; empty for the host of each address")
+	fs.IntVar(&o.Parallel, "parallel", o.Parallel, "number of addresses to check concurrently")
+	fs.StringVar(&o.ServerName, "server-name", o.ServerName, "name that the servers' certificates must contain; the host of each address if empty")
 	fs.StringVarP(&o.Output, "output", "o", o.Output, "table or json")
 }
 
@@ -86,10 +86,10 @@ func checkCommand() *cobra.Command {
 	c := kubectl.New()
 	cmd := &cobra.Command{
 		Use:   "check [TOKEN.tar|FOLDER]",
-		Short: "Connect to every server of the pool and explain what is wrong",
-		Long: "Connect from this machine to every server that servers.conf lists, verify its certificate with the ca.crt\n" +
-			"of the token, and explain what is wrong. The token is that of the cluster's secrets, or of an archive or a\n" +
-			"folder. The exit status is not 0 when a server cannot be used. No token is sent.",
+		Short: "Check the connection to every server of the pool",
+		Long: "Connect from this machine to every server in servers.conf, verify its certificate with the ca.crt of the token,\n" +
+			"and explain any failure. The token is read from the cluster's secrets, or from an archive or a folder.\n" +
+			"The exit status is not 0 if a server cannot be used. No token is sent.",
 		Example: "  kubectl divvy pool check\n" +
 			"  kubectl divvy pool check CA7WPsj.tar --timeout 2s",
 		Args:    cobra.MaximumNArgs(1),

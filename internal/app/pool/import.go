@@ -53,12 +53,12 @@ func DefaultImportOptions() ImportOptions {
 
 // AddFlags adds a flag for every option, with its present value as default.
 func (o *ImportOptions) AddFlags(fs *pflag.FlagSet) {
-	fs.StringVarP(&o.Namespace, "namespace", "n", o.Namespace, "namespace of the secrets; that of the chart's pool.credentials.sourceNamespace")
-	fs.StringSliceVar(&o.ClientVersions, "client-version", o.ClientVersions, "version of the client that pods use, such as 450; several by commas. For 350 servers.conf gets the entry \"reachable\"")
-	fs.BoolVar(&o.Reachable, "reachable", o.Reachable, "add the entry \"reachable\" to servers.conf for every version")
-	fs.StringVar(&o.DryRun, "dry-run", o.DryRun, "none, client (say what would be done) or server (have the API server check it as well)")
+	fs.StringVarP(&o.Namespace, "namespace", "n", o.Namespace, "namespace of the secrets; must be the chart's pool.credentials.sourceNamespace")
+	fs.StringSliceVar(&o.ClientVersions, "client-version", o.ClientVersions, "client versions that pods use, such as 450, separated by commas. For 350, the entry \"reachable\" is added to servers.conf")
+	fs.BoolVar(&o.Reachable, "reachable", o.Reachable, "add the entry \"reachable\" to servers.conf regardless of the version")
+	fs.StringVar(&o.DryRun, "dry-run", o.DryRun, "none, client (print what would be done) or server (also let the API server validate it)")
 	fs.Lookup("dry-run").NoOptDefVal = dryRunClient
-	fs.BoolVar(&o.Force, "force", o.Force, "overwrite secrets with other content that were not made by this command")
+	fs.BoolVar(&o.Force, "force", o.Force, "overwrite secrets that differ and were not created by this command")
 }
 
 // Validate reports all mistakes at once.
@@ -87,10 +87,10 @@ func importCommand() *cobra.Command {
 	c := kubectl.New()
 	cmd := &cobra.Command{
 		Use:   "import TOKEN.tar|FOLDER",
-		Short: "Make the secrets of the pool from a token",
-		Long: "Make the secrets of the pool from the token that its administration offers for download, or from the\n" +
-			"folder into which it was unpacked. Secrets that were imported before are updated; others are not touched\n" +
-			"without --force. Nothing of the token is printed but the addresses of the servers.",
+		Short: "Create the secrets of the pool from a token",
+		Long: "Create the secrets of the pool from the token that can be downloaded from the pool's administration, or from the\n" +
+			"folder into which it was unpacked. Secrets that were imported before are updated; others are not changed\n" +
+			"without --force. Only the addresses of the servers are printed from the token.",
 		Example: "  kubectl divvy pool import CA7WPsj.tar\n" +
 			"  kubectl divvy pool import CA7WPsj.tar --client-version 350 --dry-run",
 		Args:    cobra.ExactArgs(1),

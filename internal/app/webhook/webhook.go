@@ -47,11 +47,11 @@ func Command() *cobra.Command {
 	o := DefaultOptions()
 	cmd := &cobra.Command{
 		Use:   "webhook",
-		Short: "Convert and check pods that use GPUs of the remote pool, and bring them its credentials",
-		Long: "Convert and check pods that use GPUs of the remote pool, and bring them its credentials. The certificate that the\n" +
-			"API server trusts is made and renewed by the program itself.\n\n" +
+		Short: "Convert and validate pods that use GPUs of the remote pool, and copy its credentials to their namespaces",
+		Long: "Convert and validate pods that use GPUs of the remote pool, and copy its credentials to their namespaces. The program\n" +
+			"creates and renews its serving certificate itself.\n\n" +
 			"Every flag can be given as an environment variable: --log-level as " + flags.EnvPrefix + "LOG_LEVEL.\n" +
-			"A flag wins over the variable, the variable over the default.",
+			"Flags take precedence over variables, variables over defaults.",
 		Args: cobra.NoArgs,
 		PreRunE: func(cmd *cobra.Command, _ []string) error {
 			return errors.Join(flags.FromEnvironment(cmd.Flags(), os.LookupEnv, theirVariables), o.Validate())
