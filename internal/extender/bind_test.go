@@ -329,5 +329,5 @@ func TestBindOneSharedResource(t *testing.T) {
 	w := newWorld(t, func(c *Config) { c.Resources = both })
 	pod := newPod("p", 4)
 	pod.Spec.Containers = append(pod.Spec.Containers, newContainer("other", otherMem, 1))
-	mustContain(t, w.bind(w.add(pod, both...), "node-a"), "a pod can have one shared resource")
+	mustContain(t, w.bind(w.add(pod, both...), "node-a"), "a pod can have only one shared resource")
 }

@@ -312,9 +312,9 @@ func TestPodsThatNobodyCanPlaceAreTold(t *testing.T) {
 	}{
 		"fits":                           {1, []string{"node-a", "node-b"}, ""},
 		"fits on one":                    {9, []string{"node-a", "node-b"}, ""},
-		"larger than any device":         {900, []string{"node-a", "node-b", "nowhere"}, "NeverFits: the pod asks for 900 units of enflame.com/gcu-memory on one device, more than any device has of the 2 nodes that offer it and that it may run on"},
+		"larger than any device":         {900, []string{"node-a", "node-b", "nowhere"}, "NeverFits: the pod requests 900 units of enflame.com/gcu-memory on one device, more than any device has on the 2 candidate nodes that offer it"},
 		"no node offers it":              {1, []string{"nowhere"}, ""},
-		"larger, but others were left":   {9, []string{"node-b"}, "NeverFits: the pod asks for 9 units of enflame.com/gcu-memory on one device, more than any device has of the 1 nodes that offer it and that it may run on"},
+		"larger, but others were left":   {9, []string{"node-b"}, "NeverFits: the pod requests 9 units of enflame.com/gcu-memory on one device, more than any device has on the 1 candidate nodes that offer it"},
 		"nothing is asked for, no nodes": {0, nil, ""},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -119,7 +119,7 @@ func parseEntry(raw json.RawMessage, managed []accel.Resource) (accel.Resource, 
 		mistake("devices", "%d devices and no units: units is what a pod asks for on all of them", e.Devices)
 	case e.Units%int64(devices) != 0:
 		above := e.Units - e.Units%int64(devices) + int64(devices)
-		mistake("units", "%d cannot be divided equally over %d devices; %d can be", e.Units, devices, above)
+		mistake("units", "%d cannot be divided equally among %d devices; use %d", e.Units, devices, above)
 	case e.Units > 0:
 		count.Devices, count.Units = devices, accel.Units(e.Units)/accel.Units(devices)
 	}

@@ -60,11 +60,11 @@ func TestParseDemandMistakes(t *testing.T) {
 		"nothing":        {text: `[{"share":1}]`, want: []string{"entry 1: units: nothing is asked for; give units, or cpu or memory"}},
 		"which resource": {text: `[{"units":8,"share":1}]`, managed: both, want: []string{"entry 1: resource: must be given, as several are managed: enflame.com/gcu-memory, nvidia.com/gpu-memory"}},
 		"not managed":    {text: `[{"resource":"a.example/b","units":8,"share":1}]`, want: []string{`entry 1: resource: "a.example/b" is not managed; managed: enflame.com/gcu-memory`}},
-		"indivisible":    {text: `[{"units":15,"devices":2,"share":1}]`, want: []string{"entry 1: units: 15 cannot be divided equally over 2 devices; 16 can be"}},
+		"indivisible":    {text: `[{"units":15,"devices":2,"share":1}]`, want: []string{"entry 1: units: 15 cannot be divided equally among 2 devices; use 16"}},
 		"no units":       {text: `[{"devices":2,"share":1}]`, want: []string{"entry 1: devices: 2 devices and no units"}},
 		"no amount":      {text: `[{"units":8,"cpu":"four","memory":-1,"share":1}]`, want: []string{`entry 1: cpu: "four" is no amount such as 4 or 500m`, "entry 1: memory: -1 is no amount such as 16Gi"}},
 		"contradiction":  {text: `[{"units":8,"models":["T4"],"avoidModels":["t4"],"share":1}]`, want: []string{`entry 1: avoidModels: model "T4" is in models, too`}},
-		"a bad name":     {text: `[{"units":8,"models":["*4"],"share":1}]`, want: []string{`entry 1: models: "*4" has a * that is not its end`}},
+		"a bad name":     {text: `[{"units":8,"models":["*4"],"share":1}]`, want: []string{`entry 1: models: "*4" contains a * that is not at its end`}},
 		"several":        {text: `[{"units":-1,"share":0},{"units":8,"devices":999,"share":1}]`, want: []string{"entry 1: share: 0: must be", "entry 1: units: -1: must be from 0", "entry 2: devices: 999: must be from 1 to"}},
 	}
 	for name, tc := range tests {

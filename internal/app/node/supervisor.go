@@ -444,7 +444,7 @@ func (s *supervisor) reject(ctx context.Context, err error) {
 	klog.FromContext(ctx).Error(err, "The new configuration cannot be used; the one before stays")
 	s.stale.Store(true)
 	s.reloads.WithLabelValues(rejected).Inc()
-	s.tell(events.ConfigurationRejected, "the configuration before stays in use: "+strings.Join(strings.Fields(err.Error()), " "))
+	s.tell(events.ConfigurationRejected, "the new configuration is invalid, the previous one stays in use: "+strings.Join(strings.Fields(err.Error()), " "))
 }
 
 // tell records an event on the node.

@@ -201,7 +201,7 @@ func install(ctx context.Context, s settings, out io.Writer) error {
 }
 
 func wiredMessage(e schedconf.Extender) string {
-	return fmt.Sprintf("kube-scheduler asks Divvy's extender at %s about %s", e.URL, strings.Join(e.Resources, ", "))
+	return fmt.Sprintf("kube-scheduler calls Divvy's extender at %s for %s", e.URL, strings.Join(e.Resources, ", "))
 }
 
 // watchEnds is how long an uninstall waits for a watch on this node: a little longer
@@ -219,7 +219,7 @@ func uninstall(ctx context.Context, s settings, out io.Writer) error {
 			fmt.Fprintf(out, "kube-scheduler of node %s does not ask the extender.\n", s.NodeName)
 			return
 		}
-		tell(ctx, clients.Kubernetes, s.NodeName, events.SchedulerUnwired, "kube-scheduler runs as it did before Divvy")
+		tell(ctx, clients.Kubernetes, s.NodeName, events.SchedulerUnwired, "kube-scheduler runs with its original configuration")
 		fmt.Fprintf(out, "kube-scheduler of node %s is what it was, and is well.\n", s.NodeName)
 	}
 	if s.Stay {

@@ -238,7 +238,7 @@ func TestLiveCluster(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"Node odd is left out: ", "Pod team/wrong is left out: annotation divvy.dev/devices: container main asks for 3"} {
+	for _, want := range []string{"Node odd is left out: ", "Pod team/wrong is left out: annotation divvy.dev/devices: container main requests 3"} {
 		if !strings.Contains(said, want) {
 			t.Errorf("said %q, want %q in it", said, want)
 		}

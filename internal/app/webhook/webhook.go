@@ -256,7 +256,7 @@ func (p *program) accept(ctx context.Context) func(*pool.Catalog) {
 	return func(c *pool.Catalog) {
 		klog.FromContext(ctx).Info("The new catalog is in use", "file", p.catalog.path, "clients", len(c.Clients))
 		p.reloads.WithLabelValues(accepted).Inc()
-		p.tell(events.CatalogReloaded, fmt.Sprintf("the new catalog is in use; clients: %d", len(c.Clients)))
+		p.tell(events.CatalogReloaded, fmt.Sprintf("the new catalog is in use; number of clients: %d", len(c.Clients)))
 	}
 }
 
@@ -265,7 +265,7 @@ func (p *program) reject(ctx context.Context) func(error) {
 	return func(err error) {
 		klog.FromContext(ctx).Error(err, "The new catalog cannot be used; the one before stays")
 		p.reloads.WithLabelValues(rejected).Inc()
-		p.tell(events.CatalogRejected, "the catalog before stays in use: "+strings.Join(strings.Fields(err.Error()), " "))
+		p.tell(events.CatalogRejected, "the new catalog is invalid, the previous one stays in use: "+strings.Join(strings.Fields(err.Error()), " "))
 	}
 }
 

@@ -338,7 +338,7 @@ func TestCatalogReload(t *testing.T) {
 	metric(`divvy_webhook_catalog_reloads_total{result="accepted"} 1`)
 
 	m.write("BitfusionClients: 7\n")
-	if message := event("CatalogRejected"); !strings.HasPrefix(message, "the catalog before stays in use: ") || strings.Contains(message, "\n") {
+	if message := event("CatalogRejected"); !strings.HasPrefix(message, "the new catalog is invalid, the previous one stays in use: ") || strings.Contains(message, "\n") {
 		t.Errorf("event %q", message)
 	}
 	metric(`divvy_webhook_catalog_reloads_total{result="rejected"} 1`)

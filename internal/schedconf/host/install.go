@@ -55,9 +55,9 @@ type RolledBackError struct {
 
 func (e *RolledBackError) Error() string {
 	if e.Back != nil {
-		return fmt.Sprintf("rolled back, and kube-scheduler is not well with what it had before either: %v. The change was taken back since %s", e.Back, e.Failure.Reason)
+		return fmt.Sprintf("rolled back, but kube-scheduler is not healthy with its previous configuration either: %v. The change was rolled back because %s", e.Back, e.Failure.Reason)
 	}
-	return "rolled back, and kube-scheduler is well again with what it had before: " + e.Failure.Reason
+	return "rolled back, and kube-scheduler is healthy again with its previous configuration: " + e.Failure.Reason
 }
 
 func (e *RolledBackError) Unwrap() []error {
