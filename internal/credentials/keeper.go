@@ -160,7 +160,7 @@ func (k *Keeper) work(ctx context.Context) bool {
 	switch {
 	case ctx.Err() != nil:
 	case err != nil:
-		klog.FromContext(ctx).Error(err, "Credentials are not in order; trying again", "namespace", namespace)
+		klog.FromContext(ctx).Error(err, "Could not reconcile the credentials; retrying", "namespace", namespace)
 		k.queue.AddRateLimited(namespace)
 	default:
 		k.queue.Forget(namespace)
@@ -227,7 +227,7 @@ func (k *Keeper) keep(ctx context.Context, namespace, name string, users []*pod,
 		if left := k.config.Linger - time.Since(k.setUnused(namespace, name, true)); left > 0 {
 			return left, nil
 		}
-		if err := k.remove(ctx, have, "no pod uses it any more"); err != nil {
+		if err := k.remove(ctx, have, "no pod uses it any longer"); err != nil {
 			return 0, err
 		}
 		k.setUnused(namespace, name, false)
@@ -269,7 +269,7 @@ func (k *Keeper) create(ctx context.Context, source *secret, namespace string) e
 	switch {
 	case err == nil:
 		k.metrics.copies.WithLabelValues(resultMade).Inc()
-		klog.FromContext(ctx).Info("Brought a secret to a namespace", "namespace", namespace, "secret", source.name)
+		klog.FromContext(ctx).Info("Copied a secret to a namespace", "namespace", namespace, "secret", source.name)
 		return nil
 	case apierrors.IsAlreadyExists(err):
 		return nil // The watch will show what there is instead.
@@ -421,7 +421,7 @@ func (k *Keeper) Allowed(namespace string, secrets []string) error {
 		<-time.After(10 * time.Millisecond)
 	}
 	if ns == nil {
-		return fmt.Errorf("namespace %q is not known", namespace)
+		return fmt.Errorf("namespace %q is unknown", namespace)
 	}
 	if k.config.Selector.Matches(labels.Set(ns.labels)) {
 		return nil

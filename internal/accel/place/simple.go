@@ -34,7 +34,7 @@ func ParsePolicy(name string, more ...Policy) (Policy, error) {
 		}
 		names = append(names, p.Name())
 	}
-	return nil, fmt.Errorf("unknown placement policy %q, known are: %s", name, strings.Join(names, ", "))
+	return nil, fmt.Errorf("unknown placement policy %q; use one of %s", name, strings.Join(names, ", "))
 }
 
 // ordered prefers devices by what they have free.

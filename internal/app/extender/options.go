@@ -262,10 +262,10 @@ func (o Options) settings() (settings, error) {
 			s.LeaderElectNamespace = os.Getenv("POD_NAMESPACE")
 		}
 		if s.LeaderElectNamespace == "" {
-			check("leader-elect-namespace", errors.New("must be given where POD_NAMESPACE is not set"))
+			check("leader-elect-namespace", errors.New("is required if POD_NAMESPACE is not set"))
 		}
 		if s.pod = os.Getenv("POD_NAME"); s.pod == "" {
-			check("leader-elect", errors.New("POD_NAME must be set to the name of the program's pod"))
+			check("leader-elect", errors.New("POD_NAME must be set to the name of this pod"))
 		}
 		check("leader-elect-duration", lead.CheckDuration(o.LeaderElectDuration))
 		if ip := os.Getenv("POD_IP"); ip != "" && s.TLSListen != "" {
@@ -290,7 +290,7 @@ func (s *settings) checkTLS(check func(flag string, err error)) {
 		s.TLSNamespace = os.Getenv("POD_NAMESPACE")
 	}
 	if s.TLSNamespace == "" {
-		check("tls-namespace", errors.New("must be given where POD_NAMESPACE is not set; --tls-listen= does without TLS"))
+		check("tls-namespace", errors.New("is required if POD_NAMESPACE is not set; --tls-listen= disables TLS"))
 	}
 	if s.TLSService == "" {
 		check("tls-service", errors.New("must not be empty"))

@@ -212,7 +212,7 @@ func run(t *testing.T, s *apiServer, node string, change func(*Options)) (out, e
 
 func TestRun(t *testing.T) {
 	notReady := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		answer(w, http.StatusServiceUnavailable, inspect.Failed("the extender is not ready: no grant key yet"))
+		answer(w, http.StatusServiceUnavailable, inspect.Failed("the extender is not ready: no signing key yet"))
 	})
 	garbage := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { answer(w, http.StatusOK, "hello") })
 	strange := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -242,7 +242,7 @@ func TestRun(t *testing.T) {
 		"unknown node, for one resource": {extender: extenderOf(twoNodes), node: "nowhere", change: func(o *Options) { o.Resource = string(gcuMemory) },
 			err: `node "nowhere" is unknown or offers no enflame.com/gcu-memory; available: extender-a, extender-b`},
 		"extender is down":        {golden: "fallback", said: "no endpoints available"},
-		"extender is not ready":   {extender: notReady, golden: "fallback", said: "no grant key yet"},
+		"extender is not ready":   {extender: notReady, golden: "fallback", said: "no signing key yet"},
 		"extender is another":     {extender: garbage, golden: "fallback", said: "is not a report"},
 		"extender is a pod":       {extender: strange, golden: "fallback", said: "is not a report"},
 		"extender says nothing":   {extender: mute, change: func(o *Options) { o.Timeout = 50 * time.Millisecond }, golden: "fallback", said: "deadline exceeded"},

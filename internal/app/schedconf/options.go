@@ -158,11 +158,11 @@ func (o *Options) Validate() error {
 	if o.ExtenderProxy != "" {
 		errs = append(errs, flags.Mistake("extender-proxy", flags.CheckAddress(o.ExtenderProxy)))
 		if o.ExtenderURL != "" {
-			mistake("extender-proxy", "%s: must not be given together with --extender-url", o.ExtenderProxy)
+			mistake("extender-proxy", "%s: cannot be combined with --extender-url", o.ExtenderProxy)
 		}
 	}
 	if (o.CertFile == "") != (o.KeyFile == "") {
-		mistake("client-cert-file", "must be given together with --client-key-file")
+		mistake("client-cert-file", "requires --client-key-file")
 	}
 	for _, resource := range o.Resources {
 		if err := flags.CheckResource(resource); err != nil {
@@ -199,7 +199,7 @@ func (o Options) settings() (settings, error) {
 	if s.NodeName == "" {
 		name, err := os.Hostname()
 		if err != nil {
-			return s, fmt.Errorf("the name of this node: %w; give it with --node-name", err)
+			return s, fmt.Errorf("the name of this node: %w; set it with --node-name", err)
 		}
 		// As kubelet makes it.
 		s.NodeName = strings.ToLower(strings.TrimSpace(name))

@@ -192,11 +192,11 @@ func install(ctx context.Context, s settings, out io.Writer) error {
 		return err
 	}
 	if !r.Changed {
-		fmt.Fprintf(out, "kube-scheduler of node %s asks the extender at %s already; nothing was changed.\n", s.NodeName, e.URL)
+		fmt.Fprintf(out, "kube-scheduler on node %s already calls the extender at %s; nothing was changed.\n", s.NodeName, e.URL)
 		return nil
 	}
 	tell(ctx, clients.Kubernetes, s.NodeName, events.SchedulerWired, wiredMessage(e))
-	fmt.Fprintf(out, "kube-scheduler of node %s asks the extender at %s now, and is well.\n", s.NodeName, e.URL)
+	fmt.Fprintf(out, "kube-scheduler on node %s now calls the extender at %s and is healthy.\n", s.NodeName, e.URL)
 	return nil
 }
 
@@ -216,11 +216,11 @@ func uninstall(ctx context.Context, s settings, out io.Writer) error {
 	done := func(r host.Result) {
 		printNotes(out, r.Notes)
 		if !r.Changed {
-			fmt.Fprintf(out, "kube-scheduler of node %s does not ask the extender.\n", s.NodeName)
+			fmt.Fprintf(out, "kube-scheduler on node %s does not call the extender.\n", s.NodeName)
 			return
 		}
 		tell(ctx, clients.Kubernetes, s.NodeName, events.SchedulerUnwired, "kube-scheduler runs with its original configuration")
-		fmt.Fprintf(out, "kube-scheduler of node %s is what it was, and is well.\n", s.NodeName)
+		fmt.Fprintf(out, "kube-scheduler on node %s was restored and is healthy.\n", s.NodeName)
 	}
 	if s.Stay {
 		return stay(ctx, s, h, done)
@@ -250,7 +250,7 @@ func plan(ctx context.Context, s settings, out io.Writer) error {
 	}
 	printNotes(out, notes)
 	if diff == "" {
-		fmt.Fprintln(out, "Nothing is to be changed.")
+		fmt.Fprintln(out, "No changes are needed.")
 		return nil
 	}
 	fmt.Fprint(out, diff)
@@ -258,7 +258,7 @@ func plan(ctx context.Context, s settings, out io.Writer) error {
 }
 
 // errNotWired is what status fails with.
-var errNotWired = errors.New("kube-scheduler is not wired as it should be")
+var errNotWired = errors.New("kube-scheduler is not configured as expected")
 
 func status(ctx context.Context, s settings, out io.Writer) error {
 	clients, h, err := s.reach()
@@ -298,7 +298,7 @@ func status(ctx context.Context, s settings, out io.Writer) error {
 	}
 	var problems []string
 	if !st.Wired {
-		problems = append(problems, "it does not ask the extender")
+		problems = append(problems, "it does not call the extender")
 	} else if e, err := s.withProxy(h).desired(ctx, clients, h); err != nil {
 		line("not compared", "%v", err)
 	} else {
@@ -308,7 +308,7 @@ func status(ctx context.Context, s settings, out io.Writer) error {
 		problems = append(problems, "a change was rolled back")
 	}
 	if st.Pending {
-		problems = append(problems, "a change began and was not finished; install or uninstall does it")
+		problems = append(problems, "a change was not completed; run install or uninstall to complete it")
 	}
 	want, err := h.Want()
 	if err == nil {

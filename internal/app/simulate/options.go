@@ -92,10 +92,10 @@ func (o Options) Validate() error {
 		}
 	}
 	if sources != 1 {
-		mistake("exactly one of --from-cluster, --from-dump FILE and --dump FILE is needed")
+		mistake("exactly one of --from-cluster, --from-dump FILE and --dump FILE is required")
 	}
 	if o.Churn && o.FindNodes {
-		mistake("--churn and --find-nodes: only one of them")
+		mistake("--churn and --find-nodes cannot be combined")
 	}
 	if _, err := o.kinds(); err != nil {
 		errs = append(errs, err)
@@ -104,7 +104,7 @@ func (o Options) Validate() error {
 		mistake("--shuffles %d: must be from 1 to 10000", o.Shuffles)
 	}
 	if len(o.Arrived) == 0 {
-		mistake("--arrived: at least one percentage is needed")
+		mistake("--arrived: at least one percentage is required")
 	}
 	for i, at := range o.Arrived {
 		if at < 1 || at > 1000 {

@@ -66,13 +66,13 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 func (o *Options) Validate() error {
 	var errs []error
 	if o.Before == o.After {
-		errs = append(errs, errors.New("say either --before or --after"))
+		errs = append(errs, errors.New("set either --before or --after"))
 	}
 	if o.Namespace == "" && (o.SchedulerDaemon != "" || o.SchedulerHook != "" || o.NodeHook != "") {
-		errs = append(errs, errors.New("--namespace: is missing for --scheduler-daemon, --scheduler-hook and --node-hook (or set POD_NAMESPACE)"))
+		errs = append(errs, errors.New("--namespace (or POD_NAMESPACE) is required for --scheduler-daemon, --scheduler-hook and --node-hook"))
 	}
 	if o.SchedulerDaemon != "" && o.SchedulerHook == "" {
-		errs = append(errs, errors.New("--scheduler-daemon: needs --scheduler-hook, or kube-scheduler would go on asking an extender that is not there"))
+		errs = append(errs, errors.New("--scheduler-daemon requires --scheduler-hook, or kube-scheduler would continue to call an extender that no longer exists"))
 	}
 	_, err := parseObjects(o.Remove)
 	errs = append(errs, err)

@@ -119,7 +119,7 @@ func (u *uninstaller) say(format string, args ...any) { fmt.Fprintf(u.out, forma
 func (u *uninstaller) remain(what, command string) {
 	line := what
 	if command != "" {
-		line += "; to mend it: " + command
+		line += "; to fix it: " + command
 	}
 	if !slices.Contains(u.remains, line) {
 		u.remains = append(u.remains, line)

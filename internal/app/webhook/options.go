@@ -134,7 +134,7 @@ func (o Options) settings() (settings, error) {
 	}
 	if o.Namespace == "" {
 		if o.Namespace = os.Getenv("POD_NAMESPACE"); o.Namespace == "" {
-			check("namespace", errors.New("must be given where POD_NAMESPACE is not set"))
+			check("namespace", errors.New("is required if POD_NAMESPACE is not set"))
 		}
 	}
 	if o.Namespace != "" {
@@ -151,7 +151,7 @@ func (o Options) settings() (settings, error) {
 	total, err := parseTotal(o.TotalGPUMemory)
 	check("total-gpu-memory", err)
 	if strings.ContainsAny(o.ClientImage, " \t\r\n") {
-		check("client-image", fmt.Errorf("%q: must not have blanks", o.ClientImage))
+		check("client-image", fmt.Errorf("%q: must not contain blanks", o.ClientImage))
 	}
 	policies := []corev1.PullPolicy{"", corev1.PullAlways, corev1.PullIfNotPresent, corev1.PullNever}
 	if !slices.Contains(policies, corev1.PullPolicy(o.ClientPullPolicy)) {
@@ -237,7 +237,7 @@ func parseSelector(text string) (labels.Selector, error) {
 	decoder.DisallowUnknownFields()
 	err := decoder.Decode(&s)
 	if err == nil && decoder.More() {
-		err = errors.New("there is text after it")
+		err = errors.New("unexpected text after it")
 	}
 	var selector labels.Selector
 	if err == nil {

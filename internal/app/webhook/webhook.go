@@ -173,7 +173,7 @@ func newProgram(s settings, catalog *catalogFile, client kubernetes.Interface, c
 	// A program that stops is not ready although its answers are right.
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, r *http.Request) {
 		if p.stopping.Load() {
-			http.Error(w, "it is stopping", http.StatusServiceUnavailable)
+			http.Error(w, "shutting down", http.StatusServiceUnavailable)
 			return
 		}
 		reviews.ServeHTTP(w, r)
@@ -263,7 +263,7 @@ func (p *program) accept(ctx context.Context) func(*pool.Catalog) {
 // reject tells why a catalog cannot be used.
 func (p *program) reject(ctx context.Context) func(error) {
 	return func(err error) {
-		klog.FromContext(ctx).Error(err, "The new catalog cannot be used; the one before stays")
+		klog.FromContext(ctx).Error(err, "The new catalog is invalid; keeping the previous one")
 		p.reloads.WithLabelValues(rejected).Inc()
 		p.tell(events.CatalogRejected, "the new catalog is invalid, the previous one stays in use: "+strings.Join(strings.Fields(err.Error()), " "))
 	}

@@ -415,7 +415,7 @@ func TestStoppingAReplicaUnderLoadFailsNoReview(t *testing.T) {
 	}
 	eventually(t, "it is not ready", func() bool {
 		status, body := replicas[0].get(replicas[0].url + "/readyz")
-		return status == http.StatusServiceUnavailable && strings.Contains(body, "it is stopping")
+		return status == http.StatusServiceUnavailable && strings.Contains(body, "shutting down")
 	})
 	if status, _ := replicas[0].get(replicas[0].url + "/healthz"); status != http.StatusOK {
 		t.Errorf("/healthz answers %d while it stops", status)
