@@ -53,7 +53,7 @@ func (h *healthReporter) report(ctx context.Context, vendor string, parts []*poo
 			if !before {
 				h.metrics.transitions.WithLabelValues(vendor, becameUnhealthy).Inc()
 			}
-			log.Info("Device is unhealthy; it takes no new pods", "device", d.ID, "index", d.Index, "reason", d.Health.Reason, "cause", d.Health.Cause)
+			log.Info("Device is unhealthy; no new pods are placed on it", "device", d.ID, "index", d.Index, "reason", d.Health.Reason, "cause", d.Health.Cause)
 			what := fmt.Sprintf("%s device %d (%s)", vendor, d.Index, d.ID)
 			if d.Health.Quarantined.IsZero() {
 				h.node(events.DeviceUnhealthy, fmt.Sprintf("%s is unhealthy; no new pods are placed on it: %s", what, d.Health.Reason))

@@ -92,7 +92,7 @@ func (c *corrector) correct(ctx context.Context, resource accel.Resource, f fact
 		if !before.Confirmed {
 			c.metrics.confirmations.WithLabelValues(string(resource)).Inc()
 		}
-		log.Info("Confirmed a grant")
+		log.Info("Confirmed a planned allocation")
 		return nil
 	}
 	kind, event, message := grantMoved, events.GrantCorrected, fmt.Sprintf("%s %s was planned, but kubelet allocated", resource, devicesOf(before))
@@ -105,7 +105,7 @@ func (c *corrector) correct(ctx context.Context, resource accel.Resource, f fact
 	}
 	c.metrics.corrections.WithLabelValues(string(resource), kind).Inc()
 	c.event(f.pod, event, fmt.Sprintf("%s %d units of %s %s", message, want.Units, resource, devicesOf(want)))
-	log.Info("Corrected what the books say a pod holds", "granted", devicesOf(before), "kind", kind)
+	log.Info("Corrected the recorded allocation of a pod", "granted", devicesOf(before), "kind", kind)
 	return nil
 }
 

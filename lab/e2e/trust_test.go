@@ -392,9 +392,9 @@ func TestGrantKeyChanges(t *testing.T) {
 		must(t, lab.Poke(ctx, part))
 	}
 	for log, size := range since {
-		must(t, stage.Poll(ctx, 2*settingTimeout, log+" to tell of a new key", func(context.Context) error {
+		must(t, stage.Poll(ctx, 2*settingTimeout, log+" to report a new key", func(context.Context) error {
 			data, err := os.ReadFile(log)
-			if err == nil && !strings.Contains(string(data[min(size, len(data)):]), "new grant key") {
+			if err == nil && !strings.Contains(string(data[min(size, len(data)):]), "new signing key") {
 				err = errors.New("it does not yet")
 			}
 			return err

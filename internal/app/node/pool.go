@@ -144,7 +144,7 @@ func runPool(ctx context.Context, o poolOptions) error {
 	ctx = klog.NewContext(ctx, log)
 	log.Info("Starting", "version", version.String("divvy-node pool"), "resource", o.Resource, "units", o.Units)
 	if _, ok := os.LookupEnv("INTERVAL"); ok {
-		log.Info("The variable INTERVAL has no effect: kubelet is told of the units when it connects, and not again and again")
+		log.Info("The variable INTERVAL has no effect: the units are sent to kubelet once, when it connects")
 	}
 	p, err := newPoolPlugin(o)
 	if err != nil {

@@ -441,7 +441,7 @@ func TestCommands(t *testing.T) {
 	for want, args := range map[string][]string{
 		"no kube-scheduler on this node": {"plan", "--extender-url", "http://127.0.0.1:1/x", "--kubeconfig", kubeconfig, "--resources", "a.b/c", "--manifest", filepath.Join(dir, "m", "none.yaml"), "--kubernetes-dir", dir},
 		"--extender-url":                 {"install", "--extender-url", "garbage"},
-		"set --kubeconfig":              {"status", "--manifest", "/none/x"},
+		"set --kubeconfig":               {"status", "--manifest", "/none/x"},
 		"unknown flag":                   {"uninstall", "--extender-url", "http://a"},
 	} {
 		cmd := Command()
