@@ -176,7 +176,7 @@ func explain(err error) string {
 		belongs := map[reflect.Kind]string{reflect.Int: "whole number", reflect.Int64: "whole number", reflect.Float64: "number", reflect.Slice: "list of names"}[kind.Type.Kind()]
 		return fmt.Sprintf("%s: got %s, want a %s", kind.Field, kind.Value, cmp.Or(belongs, "text"))
 	case errors.As(err, &kind):
-		return kind.Value + ", want an object"
+		return "got " + kind.Value + ", want an object"
 	}
 	return strings.TrimPrefix(err.Error(), "json: ")
 }
