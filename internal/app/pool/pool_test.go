@@ -332,9 +332,9 @@ func TestReadToken(t *testing.T) {
 		"for others":        {files: map[string]string{"servers.conf": conf("10.1.1.1:56001")}, options: ImportOptions{ClientVersions: []string{"450"}}, servers: conf("10.1.1.1:56001")},
 		"others, when told": {files: map[string]string{"servers.conf": conf("10.1.1.1:56001")}, options: ImportOptions{Reachable: true}, servers: "servers:\n- reachable: 10.1.1.1:56001\n  addresses:\n  - 10.1.1.1:56001\n"},
 		"as the guide says": {files: map[string]string{"servers.conf": "servers:\n- reachable:10.1.1.1:56001\n  addresses:\n  - 10.1.1.1:56001\n"},
-			servers: "servers:\n- reachable: 10.1.1.1:56001\n  addresses:\n  - 10.1.1.1:56001\n", out: []string{"1 server, at 10.1.1.1:56001\n", "servers.conf, line 2: a blank was added"}},
+			servers: "servers:\n- reachable: 10.1.1.1:56001\n  addresses:\n  - 10.1.1.1:56001\n", out: []string{"1 server, at 10.1.1.1:56001\n", "servers.conf, line 2: added the required blank"}},
 		"expired": {files: map[string]string{"ca.crt": string(old), "servers.conf": conf("10.1.1.1:56001")}, servers: conf("10.1.1.1:56001"), errOut: "warning: ca.crt: the certificate"},
-		"bad":     {files: map[string]string{"ca.crt": "x", "servers.conf": "servers: []"}, err: "ca.crt is no certificate"},
+		"bad":     {files: map[string]string{"ca.crt": "x", "servers.conf": "servers: []"}, err: "ca.crt is not a certificate"},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -391,12 +391,12 @@ func TestCheck(t *testing.T) {
 			text: []string{"which is not the authority in ca.crt", "(guide, section 6.1)", "1. Check in the pool's administration"}, err: "1 of 1 server addresses"},
 		"all expired": {ca: string(old), servers: conf(out), verdicts: []probe.Verdict{probe.Expired}, cases: []string{"6.1"}, text: []string{"warning: ca.crt: the certificate of"}, err: "1 of 1"},
 		"no certificate, but addresses": {ca: "x", servers: conf(up), verdicts: []probe.Verdict{probe.UnknownAuthority}, problems: 1, cases: []string{"6.1"},
-			text: []string{"problem: ca.crt is no certificate"}, err: "1 of 1"},
+			text: []string{"problem: ca.crt is not a certificate"}, err: "1 of 1"},
 		"an address without port": {servers: conf(up, "10.1.1.1"), verdicts: []probe.Verdict{probe.OK, probe.Malformed}, problems: 1, cases: []string{"6.2"},
 			text: []string{"10.1.1.1", "malformed", "has no port: write 10.1.1.1:56001", "(guide, section 6.2)"}, err: "1 of 2"},
 		// Clients cannot read it, although it is clear what is meant.
 		"the guide's form": {servers: "servers:\n- reachable:" + up + "\n  addresses:\n  - " + up + "\n", verdicts: []probe.Verdict{probe.OK}, problems: 1, cases: []string{"6.2"},
-			text: []string{"problem: servers.conf, line 2: a blank was added", "with --client-version 350"}, err: "the token cannot be used"},
+			text: []string{"problem: servers.conf, line 2: added the required blank", "with --client-version 350"}, err: "the token cannot be used"},
 		"no servers.conf to speak of": {servers: "hello", verdicts: nil, problems: 1, cases: []string{"6.2"}, text: []string{"problem: servers.conf is text"}, err: "the token cannot be used"},
 		"all three": {ca: string(other), servers: conf(up, down, "10.1.1.1"), verdicts: []probe.Verdict{probe.UnknownAuthority, probe.Refused, probe.Malformed}, problems: 1,
 			cases: []string{"6.1", "6.2", "6.3"}, err: "3 of 3"},
