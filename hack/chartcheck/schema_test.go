@@ -142,12 +142,12 @@ func ofOthers(name string) bool {
 // former are keys of GCUShare's charts, with what the chart says about each.
 var former = map[string]string{
 	"replicaCount":     "extender.replicas",
-	"image.repository": "write image.registry",
-	"image.name":       "write node.image.repository and extender.image.repository",
-	"imagePullSecrets": "write image.pullSecrets",
-	"nameOverride":     "names of objects are fixed",
-	"fullnameOverride": "names of objects are fixed",
-	"deployName":       "names of objects are fixed",
+	"image.repository": "set image.registry",
+	"image.name":       "set node.image.repository and extender.image.repository",
+	"imagePullSecrets": "set image.pullSecrets",
+	"nameOverride":     "object names are fixed",
+	"fullnameOverride": "object names are fixed",
+	"deployName":       "object names are fixed",
 }
 
 // TestValuesOfTheGuide: the guide's file of values, as it is, is refused with a line

@@ -22,7 +22,7 @@ func configuration(root string, w *strings.Builder) error {
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(w, "`apiVersion: %s`, `kind: %s`. [configuration.md](../configuration.md) tells how files, variables and flags\n"+
+	fmt.Fprintf(w, "`apiVersion: %s`, `kind: %s`. [configuration.md](../configuration.md) describes how files, variables and flags\n"+
 		"go over one another, and what takes effect when. The chart writes this file from its [values](values.md).\n", v1alpha1.APIVersion, v1alpha1.Kind)
 	defaults := map[string]string{}
 	text, err := v1alpha1.Encode(v1alpha1.Default())
@@ -174,7 +174,7 @@ func vocabulary(file *ast.File) map[string]string {
 // own drops the name of the field with which its comment begins.
 func own(f *ast.Field) string {
 	text := strings.TrimSpace(f.Doc.Text())
-	for _, verb := range []string{" is ", " are ", " holds ", " says ", " gives ", " keeps ", " names ", " receives ", " chooses ", " makes ", " takes ", " refuses "} {
+	for _, verb := range []string{" is ", " are ", " holds ", " says ", " gives ", " keeps ", " names ", " receives ", " chooses ", " makes ", " takes ", " rejects "} {
 		if rest, ok := strings.CutPrefix(text, f.Names[0].Name+verb); ok {
 			if verb == " is " || verb == " are " {
 				return rest

@@ -18,7 +18,7 @@ const everyFlag = "Every flag can be given as an environment variable"
 
 // flags writes the commands of all programs.
 func flags(_ string, w *strings.Builder) error {
-	w.WriteString("A flag goes before its environment variable, that before the default. `--help` prints the same.\n")
+	w.WriteString("Flags take precedence over environment variables, environment variables over defaults. `--help` prints the same.\n")
 	for _, root := range []*cobra.Command{node.Command("divvy-node"), control.Command(), plugin.Command()} {
 		root.InitDefaultHelpCmd()
 		fmt.Fprintf(w, "\n## %s\n", root.DisplayName())

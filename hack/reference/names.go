@@ -53,7 +53,7 @@ var nameTable = []struct {
 		{"nvidia.com/gpu.present", "Node", "an administrator, NVIDIA's feature discovery or divvy-node", "`true`: divvy-node runs there, where a resource of NVIDIA is offered"},
 		{"iluvatar.com/gpu.present", "Node", "an administrator or divvy-node", "`true`: divvy-node runs there, where a resource of Iluvatar is offered"},
 		{"divvy.dev/config", "Node", "an administrator", "which of the named configurations holds on the node"},
-		{"nvidia.com/device-plugin.config", "Node", "an administrator", "the same, as NVIDIA's device plugin has it; `divvy.dev/config` goes before it"},
+		{"nvidia.com/device-plugin.config", "Node", "an administrator", "the same, as in NVIDIA's device plugin; `divvy.dev/config` takes precedence"},
 		{"divvy.dev/enflame.*", "Node", "divvy-node", "`present`, `count`, `model`, `memory` and `driver` of the node's Enflame cards; [labels.md](../labels.md)"},
 		{"divvy.dev/iluvatar.*", "Node", "divvy-node", "the same of Iluvatar GPUs"},
 		{"divvy.dev/nvidia.*", "Node", "divvy-node", "the same of NVIDIA GPUs"},
@@ -83,14 +83,14 @@ var nameTable = []struct {
 		{"config.divvy.dev/v1alpha1", "configuration file", "users, the chart", "of [divvy-node's configuration](configuration.md)"},
 		{"pool.divvy.dev/v1alpha1", "catalog file", "users, the chart", "of the catalog of the pool's clients; [pool-catalog.md](../pool-catalog.md)"},
 		{"validation.bitfusion.io-cfg", "ValidatingWebhookConfiguration", "the chart", "the pool's validation"},
-		{"divvy.dev/grant/v1", "signature", "divvy-extender, divvy-node", "what a grant's signature is made for, so that it serves for nothing else"},
+		{"divvy.dev/grant/v1", "signature", "divvy-extender, divvy-node", "the purpose of the signature of an allocation, so that it is valid for nothing else"},
 	}},
 }
 
 // names writes the table.
 func names(_ string, w *strings.Builder) error {
 	w.WriteString("Names of resources are those of the examples; `sharedResources` of the chart may name others.\n" +
-		"[security.md](../security.md) tells who may write the annotations.\n")
+		"[security.md](../security.md) describes who may write the annotations.\n")
 	for _, group := range nameTable {
 		fmt.Fprintf(w, "\n## %s\n\n", group.title)
 		table(w, "name", "on", "written by", "meaning")

@@ -59,7 +59,7 @@ func TestPagesTellSomething(t *testing.T) {
 		"values.md": {
 			"## Images", "| `image.pullPolicy` | `IfNotPresent` | `Always`, `IfNotPresent`, `Never` | Always, IfNotPresent or Never. |", "| `sharedResources[].name` |",
 			"| `extender.replicas` | `null` |", "| `pool.webhook.timeoutSeconds` | `10` | number, 1 to 30 |",
-			"devices: a device of which a container holds something", "| `sharedResources[].replicas` |",
+			"devices: while a container holds a device", "| `sharedResources[].replicas` |",
 		},
 		"metrics.md":     {"| `divvy_extender_requests_total` | counter |", "## divvy-node pool"},
 		"events.md":      {"| `DeviceUnhealthy` | Warning |"},

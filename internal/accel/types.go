@@ -388,11 +388,11 @@ type NoFitError struct {
 func (e *NoFitError) Error() string {
 	switch {
 	case e.Code == NotSelected:
-		return fmt.Sprintf("node %s: it has no device of %s that the pod's annotations allow: %v", e.Node, e.Resource, ErrNoFit)
+		return fmt.Sprintf("node %s: no device of %s is allowed by the pod's annotations: %v", e.Node, e.Resource, ErrNoFit)
 	case e.Code == TooFewDevices:
-		return fmt.Sprintf("node %s: it has not %d devices of %s with %d units that the pod may use: %v", e.Node, e.Devices, e.Resource, e.Need, ErrNoFit)
+		return fmt.Sprintf("node %s: fewer than %d devices of %s with %d units are allowed for the pod: %v", e.Node, e.Devices, e.Resource, e.Need, ErrNoFit)
 	case e.Code == NoCapacity:
-		return fmt.Sprintf("node %s: too little CPU or memory is left beside the devices of %s: %v", e.Node, e.Resource, ErrNoFit)
+		return fmt.Sprintf("node %s: insufficient CPU or memory for a pod with devices of %s: %v", e.Node, e.Resource, ErrNoFit)
 	case e.Devices > 1:
 		return fmt.Sprintf("node %s: %d devices with %d units of %s each requested, at most %d are free on any: %v",
 			e.Node, e.Devices, e.Need, e.Resource, e.Largest, ErrNoFit)

@@ -150,9 +150,9 @@ func TestNoFitErrorSaysWhatIsShort(t *testing.T) {
 	}{
 		{NoFitError{Node: "n", Resource: "r", Devices: 1, Need: 4, Largest: 3}, "node n: 4 units of r requested on one device, at most 3 are free on any: "},
 		{NoFitError{Node: "n", Resource: "r", Devices: 2, Need: 4, Largest: 3}, "node n: 2 devices with 4 units of r each requested, at most 3 are free on any: "},
-		{NoFitError{Node: "n", Resource: "r", Code: NoCapacity, Devices: 2}, "node n: too little CPU or memory is left beside the devices of r: "},
-		{NoFitError{Node: "n", Resource: "r", Code: NotSelected, Devices: 1}, "node n: it has no device of r that the pod's annotations allow: "},
-		{NoFitError{Node: "n", Resource: "r", Code: TooFewDevices, Devices: 3, Need: 4}, "node n: it has not 3 devices of r with 4 units that the pod may use: "},
+		{NoFitError{Node: "n", Resource: "r", Code: NoCapacity, Devices: 2}, "node n: insufficient CPU or memory for a pod with devices of r: "},
+		{NoFitError{Node: "n", Resource: "r", Code: NotSelected, Devices: 1}, "node n: no device of r is allowed by the pod's annotations: "},
+		{NoFitError{Node: "n", Resource: "r", Code: TooFewDevices, Devices: 3, Need: 4}, "node n: fewer than 3 devices of r with 4 units are allowed for the pod: "},
 	} {
 		if got, want := tc.err.Error(), tc.want+ErrNoFit.Error(); got != want || !errors.Is(&tc.err, ErrNoFit) {
 			t.Errorf("%q, want %q", got, want)

@@ -72,7 +72,7 @@ func (c *conversion) plan() {
 		}
 		f.populate = slices.IndexFunc(c.pod.Spec.InitContainers, func(c corev1.Container) bool { return c.Name == populateName })
 		if f.populate < 0 || !f.reuse(c.pod, container) {
-			c.problemf("%s: the name is taken by the init container that brings the client: rename yours", place)
+			c.problemf("%s: the name is reserved for the init container that installs the client: rename your container", place)
 		}
 		break
 	}
@@ -202,13 +202,13 @@ func (f *files) collisions(place string, container *corev1.Container, mounts []c
 	var found []string
 	for _, m := range container.VolumeMounts {
 		if f.hides(m, mounts) {
-			found = append(found, fmt.Sprintf("%s: volume %q is mounted at %s, where the client must be: mount it elsewhere", place, review.Short(m.Name), review.Short(m.MountPath)))
+			found = append(found, fmt.Sprintf("%s: volume %q is mounted at %s, which is reserved for the client: mount it elsewhere", place, review.Short(m.Name), review.Short(m.MountPath)))
 		}
 	}
 	for _, ours := range mounts {
 		for _, d := range container.VolumeDevices {
 			if cleanPath(d.DevicePath) == ours.MountPath {
-				found = append(found, fmt.Sprintf("%s: the device of volume %q is at %s, where the client must be: put it elsewhere", place, review.Short(d.Name), review.Short(d.DevicePath)))
+				found = append(found, fmt.Sprintf("%s: the device of volume %q is at %s, which is reserved for the client: use another path", place, review.Short(d.Name), review.Short(d.DevicePath)))
 			}
 		}
 	}

@@ -52,7 +52,7 @@ func Handler(c Config) (http.Handler, error) {
 		review.WriteText(w, http.StatusOK, healthyAnswer)
 	})
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
-		review.WriteText(w, http.StatusNotFound, fmt.Sprintf("no route %s %q: there are POST /mutate, POST /validate, GET /healthz and GET /readyz", r.Method, r.URL.Path))
+		review.WriteText(w, http.StatusNotFound, fmt.Sprintf("no route %s %q: valid routes are POST /mutate, POST /validate, GET /healthz and GET /readyz", r.Method, r.URL.Path))
 	})
 	return mux, nil
 }

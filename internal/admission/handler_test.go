@@ -342,10 +342,10 @@ func TestRequestsAboutOtherThings(t *testing.T) {
 		"W33: no object":  {func(r *admissionv1.AdmissionRequest) { r.Object.Raw = nil }, []string{"no object"}},
 		"a null object":   {func(r *admissionv1.AdmissionRequest) { r.Object.Raw = []byte("null") }, []string{"no object"}},
 		"another object":  {func(r *admissionv1.AdmissionRequest) { r.Object.Raw = []byte(`{"apiVersion":"v1","kind":"Node"}`) }, []string{"Node"}},
-		"no pod":          {func(r *admissionv1.AdmissionRequest) { r.Object.Raw = []byte(`{"spec":{"containers":{}}}`) }, []string{"no pod"}},
+		"no pod":          {func(r *admissionv1.AdmissionRequest) { r.Object.Raw = []byte(`{"spec":{"containers":{}}}`) }, []string{"not a pod"}},
 		"a bad quantity": {func(r *admissionv1.AdmissionRequest) {
 			r.Object.Raw = []byte(`{"spec":{"containers":[{"resources":{"limits":{"bitfusion.io/gpu-amount":"one"}}}]}}`)
-		}, []string{"no pod"}},
+		}, []string{"not a pod"}},
 		"an update": {func(r *admissionv1.AdmissionRequest) { r.Operation = admissionv1.Update }, nil},
 		"an ephemeral one": {func(r *admissionv1.AdmissionRequest) {
 			r.Operation, r.SubResource = admissionv1.Update, "ephemeralcontainers"

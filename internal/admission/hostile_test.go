@@ -71,7 +71,7 @@ func TestDenialsNameContainerKeyAndValue(t *testing.T) {
 		"not converted":  {poolPod(container("main", half(), pythonX)), []string{`"main"`, pool.PercentResource + ": 50", "not converted"}},
 		"unknown key":    {poolPod(container("main", asking(pool.Prefix+"gpus", "7"), pythonX)), []string{`"main"`, pool.Prefix + "gpus: 7", pool.AmountResource}},
 		"by hand":        {poolPod(container("main", asking(pool.Resource, "7"), pythonX)), []string{`"main"`, pool.Resource + ": 7", pool.AmountResource}},
-		"of no node":     {poolPod(container("main", asking(pool.Resource, "7", "example.com/fpga", "3"), pythonX)), []string{`"main"`, "example.com/fpga (3 are asked for)"}},
+		"of no node":     {poolPod(container("main", asking(pool.Resource, "7", "example.com/fpga", "3"), pythonX)), []string{`"main"`, "example.com/fpga (3 are requested)"}},
 		"in an init too": {initsOf(poolPod(container("main", half(), pythonX)), container("first", half(), pythonX)), []string{`init container "first": ` + pool.AmountResource + ": 1"}},
 	} {
 		_, err := Validate(test.pod, testNamespace, pool.DefaultCatalog(), testSettings(), readyCluster())

@@ -37,7 +37,7 @@ func Mutate(pod *corev1.Pod, namespace string, catalog *pool.Catalog, s Settings
 	case mode == pool.ModeNone:
 		return pod, nil, nil // Validate refuses what is left
 	default:
-		return pod, []string{fmt.Sprintf("annotation %s is %q, but no container asks for GPUs of the pool: set %s in the limits of those that should have them",
+		return pod, []string{fmt.Sprintf("annotation %s is %q, but no container requests GPUs of the pool: set %s in the limits of the containers that need them",
 			pool.ModeAnnotation, review.Short(pod.Annotations[pool.ModeAnnotation]), pool.AmountResource)}, nil
 	}
 	c := conversion{pod: pod.DeepCopy(), mode: mode, settings: s}
@@ -122,7 +122,7 @@ func (c *conversion) choose(catalog *pool.Catalog) {
 	}
 	if err == nil && client.Image == "" && c.settings.ClientImage == "" {
 		// Nothing that the user could write would help.
-		c.problemf("no image holds client %s for %s: an administrator has to set pool.client.image", client.Version, client.OS)
+		c.problemf("no image is configured for client %s for %s: an administrator must set pool.client.image", client.Version, client.OS)
 		c.forbidden = len(c.problems) == 1
 	} else if err == nil {
 		c.client = client
@@ -142,7 +142,7 @@ func (c *conversion) choose(catalog *pool.Catalog) {
 	switch c.mode {
 	case pool.ModeInjection:
 		if filtered {
-			c.warnings = append(c.warnings, fmt.Sprintf("annotation %s has no effect in mode %s: give the filters to the client in the command", pool.FilterAnnotation, pool.ModeInjection))
+			c.warnings = append(c.warnings, fmt.Sprintf("annotation %s has no effect in mode %s: pass the filters to the client in the command", pool.FilterAnnotation, pool.ModeInjection))
 		}
 	case pool.ModeAll:
 		if c.entrypoints, err = parseEntrypoints(annotations[pool.EntrypointAnnotation]); err != nil {
@@ -158,12 +158,12 @@ const maxHome = 1 << 10
 func checkHome(home string) error {
 	if !path.IsAbs(home) || len(home) > maxHome || strings.Contains(home, ":") || strings.ContainsFunc(home, func(r rune) bool { return r < ' ' || r == 0x7f }) ||
 		slices.Contains(strings.Split(home, "/"), "..") {
-		return fmt.Errorf("%q is no folder: must be an absolute path without \"..\" and colons, of at most %d bytes, such as %s", review.Short(home), maxHome, pool.DefaultHome)
+		return fmt.Errorf("%q is not a folder: must be an absolute path without \"..\" and colons, of at most %d bytes, such as %s", review.Short(home), maxHome, pool.DefaultHome)
 	}
 	home = path.Clean(home)
 	for _, taken := range []string{pool.MountPath, pool.OptPath, pool.CAPath, serversPath} {
 		if home == taken || strings.HasPrefix(home, taken+"/") {
-			return fmt.Errorf("%q is in %s, where the client itself is: must be elsewhere, such as %s", review.Short(home), taken, pool.DefaultHome)
+			return fmt.Errorf("%q is in %s, which is reserved for the client: must be elsewhere, such as %s", review.Short(home), taken, pool.DefaultHome)
 		}
 	}
 	return nil
@@ -200,7 +200,7 @@ func (c *conversion) wrap(place string, container *corev1.Container, request poo
 	command := container.Command
 	if len(command) == 0 {
 		if command = c.entrypoints.of(container.Name); len(command) == 0 {
-			c.problemf("%s has no command, and the entrypoint of its image is not known here: write command, or add annotation %s with the image's entrypoint as a JSON list, such as '[\"/entrypoint.sh\"]'",
+			c.problemf("%s has no command, and the entrypoint of its image is unknown: set command, or add annotation %s with the image's entrypoint as a JSON list, such as '[\"/entrypoint.sh\"]'",
 				place, pool.EntrypointAnnotation)
 			return
 		}
@@ -210,7 +210,7 @@ func (c *conversion) wrap(place string, container *corev1.Container, request poo
 	case err != nil:
 		c.problems = append(c.problems, problems(place+": ", err)...)
 	case called:
-		c.warnings = append(c.warnings, fmt.Sprintf("%s calls the client itself: its command is left as it is, so what it takes is what the command says", place))
+		c.warnings = append(c.warnings, fmt.Sprintf("%s calls the client itself: its command is not changed, so the command determines what it uses", place))
 	default:
 		container.Command, container.Args = command, args
 	}

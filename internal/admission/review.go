@@ -70,7 +70,7 @@ func decodePod(request *admissionv1.AdmissionRequest) (*corev1.Pod, error) {
 		if request.SubResource != "" {
 			name += "/" + request.SubResource
 		}
-		return nil, fmt.Errorf("the request is about %s of version %s: this webhook decides about pods of version v1 alone, so its configuration has a wrong rule",
+		return nil, fmt.Errorf("the request is for %s of version %s, but this webhook only reviews pods of version v1: the rules of its configuration are wrong",
 			name, metav1.GroupVersion{Group: request.Resource.Group, Version: request.Resource.Version})
 	}
 	raw := request.Object.Raw
@@ -79,7 +79,7 @@ func decodePod(request *admissionv1.AdmissionRequest) (*corev1.Pod, error) {
 	}
 	var pod corev1.Pod
 	if err := kubejson.Unmarshal(raw, &pod); err != nil {
-		return nil, fmt.Errorf("the request's object is no pod: %w", err)
+		return nil, fmt.Errorf("the request's object is not a pod: %w", err)
 	}
 	if kind := pod.GroupVersionKind(); !kind.Empty() && kind != corev1.SchemeGroupVersion.WithKind("Pod") {
 		return nil, fmt.Errorf("the request's object is of apiVersion %q and kind %q: must be v1 and Pod", pod.APIVersion, pod.Kind)

@@ -849,7 +849,7 @@ func TestNewSaysAllThatIsWrong(t *testing.T) {
 	if err == nil {
 		t.Fatal("an empty configuration was taken")
 	}
-	for _, want := range []string{"client", "Secret", "DNS name", "CA's", "a tenth"} {
+	for _, want := range []string{"client", "Secret", "DNS name", "its CA", "a tenth"} {
 		if !strings.Contains(err.Error(), want) {
 			t.Errorf("%v: nothing about %q", err, want)
 		}

@@ -59,7 +59,7 @@ func (p policy) decide(s situation) (*step, time.Duration, error) {
 		if c := s.secret; c.next == nil && c.previous == nil || !c.since.IsZero() {
 			return nil, wait, nil
 		}
-		st = &step{content: s.secret, why: "nobody noted since when the CA is changing"}
+		st = &step{content: s.secret, why: "the start of the CA rotation was not recorded"}
 	}
 	switch c := &st.content; {
 	case c.next == nil && c.previous == nil:
@@ -95,9 +95,9 @@ func (p policy) next(s situation) (*step, time.Duration, error) {
 
 	renewal := s.now.Sub(renewAt(c.leaf.Leaf)) >= 0
 	if (renewal || s.rotateCert) && c.ca.key != nil {
-		why := "the certificate is at two thirds of its life"
+		why := "the certificate has reached two thirds of its lifetime"
 		if !renewal {
-			why = "a new certificate was asked for"
+			why = "a new certificate was requested"
 		}
 		return p.reissue(c, s.now, why)
 	}
@@ -117,17 +117,17 @@ func (p policy) next(s situation) (*step, time.Duration, error) {
 			return nil, wait, nil
 		}
 		c.previous = nil
-		return &step{content: c, why: "the previous CA is not used any more"}, 0, nil
+		return &step{content: c, why: "the previous CA is no longer used"}, 0, nil
 	case c.ca.key == nil:
-		return p.announce(c, s.now, "the key of the CA is not there")
+		return p.announce(c, s.now, "the key of the CA is missing")
 	case s.rotateCA:
-		st, wait, err := p.announce(c, s.now, "a new CA was asked for")
+		st, wait, err := p.announce(c, s.now, "a new CA was requested")
 		if st != nil {
 			st.doneCA = true
 		}
 		return st, wait, err
 	case !s.now.Before(renewAt(c.ca.cert)):
-		return p.announce(c, s.now, "the CA is at two thirds of its life")
+		return p.announce(c, s.now, "the CA has reached two thirds of its lifetime")
 	}
 	return nil, min(renewAt(c.leaf.Leaf).Sub(s.now), renewAt(c.ca.cert).Sub(s.now)), nil
 }
@@ -239,7 +239,7 @@ func (p policy) mend(s situation) (*step, error) {
 		if p.remaining(s) > 0 && s.now.Before(renewAt(c.leaf.Leaf)) {
 			break
 		}
-		st, _, err := p.reissue(c, s.now, "the certificate is of the previous CA")
+		st, _, err := p.reissue(c, s.now, "the certificate was issued by the previous CA")
 		return st, err
 	case c.leaf != nil:
 		// The certificate is good, and the CA beside it is another or gone.
@@ -248,15 +248,15 @@ func (p policy) mend(s situation) (*step, error) {
 		}
 		c.ca, c.previous = &authority{cert: trusted}, nil
 		if c.next == nil {
-			st, _, err := p.announce(c, s.now, "the CA of the certificate is not there")
+			st, _, err := p.announce(c, s.now, "the CA of the certificate is missing")
 			return st, err
 		}
-		return &step{content: c, why: "the CA of the certificate is another"}, nil
+		return &step{content: c, why: "the certificate was issued by a different CA"}, nil
 	case canSign:
 		st, _, err := p.reissue(c, s.now, "there is no valid certificate")
 		return st, err
 	case c.next != nil:
-		st, _, err := p.promote(c, s.now, "there is neither a valid certificate nor a CA to make it")
+		st, _, err := p.promote(c, s.now, "there is neither a valid certificate nor a CA to issue one")
 		return st, err
 	default:
 		ca, err := p.newAuthority(s.now)
@@ -270,7 +270,7 @@ func (p policy) mend(s situation) (*step, error) {
 		return st, err
 	}
 	if !c.same(s.secret) {
-		return &step{content: c, why: "something in the Secret cannot be used"}, nil
+		return &step{content: c, why: "the Secret contains invalid data"}, nil
 	}
 	return nil, nil //nolint:nilnil // nothing to mend
 }

@@ -41,7 +41,7 @@ func (i issuer) newAuthority(now time.Time) (*authority, error) {
 		MaxPathLenZero:        true,
 	}, nil)
 	if err != nil {
-		return nil, fmt.Errorf("make a CA: %w", err)
+		return nil, fmt.Errorf("create CA: %w", err)
 	}
 	return &authority{cert: cert, key: key}, nil
 }
@@ -61,7 +61,7 @@ func (i issuer) newLeaf(ca *authority, now time.Time) (*tls.Certificate, error) 
 		BasicConstraintsValid: true,
 	}, ca)
 	if err != nil {
-		return nil, fmt.Errorf("make a certificate: %w", err)
+		return nil, fmt.Errorf("create certificate: %w", err)
 	}
 	return &tls.Certificate{Certificate: [][]byte{cert.Raw}, PrivateKey: key, Leaf: cert}, nil
 }
@@ -78,7 +78,7 @@ func (i issuer) newClient(ca *authority, now time.Time) (*tls.Certificate, error
 		BasicConstraintsValid: true,
 	}, ca)
 	if err != nil {
-		return nil, fmt.Errorf("make a client certificate: %w", err)
+		return nil, fmt.Errorf("create client certificate: %w", err)
 	}
 	return &tls.Certificate{Certificate: [][]byte{cert.Raw}, PrivateKey: key, Leaf: cert}, nil
 }

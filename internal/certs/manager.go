@@ -135,16 +135,16 @@ func New(c Config) (*Manager, error) {
 		errs = append(errs, errors.New("certificates: want at least one DNS name"))
 	}
 	if c.CertLifetime < 0 || c.CertLifetime > c.CALifetime {
-		errs = append(errs, fmt.Errorf("certificates: a certificate's life of %v is not within its CA's of %v", c.CertLifetime, c.CALifetime))
+		errs = append(errs, fmt.Errorf("certificates: the lifetime %v of a certificate exceeds that of its CA, %v", c.CertLifetime, c.CALifetime))
 	}
 	if c.Propagation < 0 || 10*c.Propagation > c.CertLifetime {
-		errs = append(errs, fmt.Errorf("certificates: %v for a change to be seen is more than a tenth of a certificate's life of %v", c.Propagation, c.CertLifetime))
+		errs = append(errs, fmt.Errorf("certificates: %v for a change to be observed is more than a tenth of a certificate's lifetime of %v", c.Propagation, c.CertLifetime))
 	}
 	if c.ClientSecret != "" && c.ClientName == "" {
 		errs = append(errs, errors.New("certificates: the client certificate has no name"))
 	}
 	if c.Overlap < 0 || 10*c.Overlap > c.CALifetime {
-		errs = append(errs, fmt.Errorf("certificates: %v for clients to follow is more than a tenth of a CA's life of %v", c.Overlap, c.CALifetime))
+		errs = append(errs, fmt.Errorf("certificates: %v for clients to follow is more than a tenth of a CA's lifetime of %v", c.Overlap, c.CALifetime))
 	}
 	if len(errs) > 0 {
 		return nil, errors.Join(errs...)
@@ -208,7 +208,7 @@ func (m *Manager) pass(ctx context.Context) {
 	case err != nil:
 		if !isConflict(err) {
 			m.metrics.failures.Inc()
-			klog.FromContext(ctx).Error(err, "Certificates are not in order; trying again")
+			klog.FromContext(ctx).Error(err, "Could not reconcile the certificates; retrying")
 		}
 		m.queue.AddRateLimited(struct{}{})
 	default:
@@ -394,7 +394,7 @@ func (m *Manager) publish(ctx context.Context, st state, now time.Time) error {
 	var errs []error
 	missing := func(w *watched, name string) {
 		if w != nil && w.object(m.config.Namespace, name) == nil {
-			errs = append(errs, fmt.Errorf("%s does not exist, and is not made by this program: the chart does", w.what))
+			errs = append(errs, fmt.Errorf("%s does not exist; it is created by the chart, not by this program", w.what))
 		}
 	}
 	missing(m.watches.configMap, m.config.ConfigMap)
@@ -411,7 +411,7 @@ func (m *Manager) publish(ctx context.Context, st state, now time.Time) error {
 func (m *Manager) publishClient(ctx context.Context, st state, secret *corev1.Secret, now time.Time) error {
 	present, err := parsePair(secret.Data[certKey], secret.Data[certKeyKey])
 	if err != nil {
-		klog.FromContext(ctx).Error(err, "The client certificate cannot be used", "namespace", secret.Namespace, "secret", secret.Name)
+		klog.FromContext(ctx).Error(err, "The client certificate is invalid", "namespace", secret.Namespace, "secret", secret.Name)
 	}
 	next, err := m.policy.client(st.content, present, now, m.steady(st, now))
 	if present != nil {
@@ -433,7 +433,7 @@ func (m *Manager) publishClient(ctx context.Context, st state, secret *corev1.Se
 		return fmt.Errorf("write Secret %s/%s: %w", secret.Namespace, secret.Name, err)
 	}
 	m.client.Store(next)
-	klog.FromContext(ctx).Info("Made a client certificate", "name", m.config.ClientName, "secret", klog.KObj(secret), "expires", next.Leaf.NotAfter)
+	klog.FromContext(ctx).Info("Created a client certificate", "name", m.config.ClientName, "secret", klog.KObj(secret), "expires", next.Leaf.NotAfter)
 	return nil
 }
 
@@ -494,7 +494,7 @@ func (m *Manager) read(ctx context.Context, secret *corev1.Secret) content {
 	if damage != m.damage {
 		m.damage = damage
 		if err != nil {
-			klog.FromContext(ctx).Error(err, "Something in the Secret cannot be used", "namespace", secret.Namespace, "secret", secret.Name)
+			klog.FromContext(ctx).Error(err, "The Secret contains invalid data", "namespace", secret.Namespace, "secret", secret.Name)
 		}
 	}
 	return c
@@ -555,7 +555,7 @@ func (m *Manager) Ready() error {
 	trusted := m.trusted
 	m.mu.Unlock()
 	if !trusted {
-		return fmt.Errorf("the webhook configurations do not hold the CA yet: %w", m.trouble())
+		return fmt.Errorf("the webhook configurations do not contain the CA yet: %w", m.trouble())
 	}
 	return nil
 }
@@ -565,7 +565,7 @@ func (m *Manager) trouble() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.problem == nil {
-		return errors.New("it is being seen to")
+		return errors.New("in progress")
 	}
 	return m.problem
 }

@@ -646,7 +646,7 @@ func TestAllowedAsksForTheLabelsThatAreSelected(t *testing.T) {
 	t.Run("no selector", func(t *testing.T) {
 		inBubble(t, []runtime.Object{ns("a", allowed)}, func(w *world) {
 			k, _ := w.keeper(w.server.Client(nil), func(c *Config) { c.Selector = nil })
-			if err := k.Allowed("a", three); err == nil || !strings.Contains(err.Error(), "no namespace is allowed") {
+			if err := k.Allowed("a", three); err == nil || !strings.Contains(err.Error(), "the configuration allows no namespace") {
 				t.Errorf("got %v", err)
 			}
 		})

@@ -160,7 +160,7 @@ func (k *Keeper) work(ctx context.Context) bool {
 	switch {
 	case ctx.Err() != nil:
 	case err != nil:
-		klog.FromContext(ctx).Error(err, "Credentials are not in order; trying again", "namespace", namespace)
+		klog.FromContext(ctx).Error(err, "Could not reconcile the credentials; retrying", "namespace", namespace)
 		k.queue.AddRateLimited(namespace)
 	default:
 		k.queue.Forget(namespace)
@@ -217,7 +217,7 @@ func (k *Keeper) keep(ctx context.Context, namespace, name string, users []*pod,
 			return 0, k.remove(ctx, have, "the namespace is not allowed to use the pool")
 		}
 		return k.tell(ctx, users, events.PoolNotAllowed, name,
-			fmt.Sprintf("Secret %s is not brought here: %v", name, k.notAllowed(namespace, []string{name})))
+			fmt.Sprintf("Secret %s is not copied to this namespace: %v", name, k.notAllowed(namespace, []string{name})))
 	}
 	if len(users) == 0 {
 		if have == nil {
@@ -227,7 +227,7 @@ func (k *Keeper) keep(ctx context.Context, namespace, name string, users []*pod,
 		if left := k.config.Linger - time.Since(k.setUnused(namespace, name, true)); left > 0 {
 			return left, nil
 		}
-		if err := k.remove(ctx, have, "no pod uses it any more"); err != nil {
+		if err := k.remove(ctx, have, "no pod uses it any longer"); err != nil {
 			return 0, err
 		}
 		k.setUnused(namespace, name, false)
@@ -244,7 +244,7 @@ func (k *Keeper) keep(ctx context.Context, namespace, name string, users []*pod,
 			return 0, nil
 		}
 		return k.tell(ctx, users, events.PoolCredentialsMissing, name, fmt.Sprintf(
-			"Secret %s/%s is not there, so it cannot be brought here; make it from the pool's token with: kubectl divvy pool import TOKEN.tar -n %s",
+			"Secret %s/%s does not exist, so it cannot be copied to this namespace; create it from the pool's token with: kubectl divvy pool import TOKEN.tar -n %s",
 			k.config.SourceNamespace, name, k.config.SourceNamespace))
 	case have == nil && wait > 0:
 		return wait, nil
@@ -256,7 +256,7 @@ func (k *Keeper) keep(ctx context.Context, namespace, name string, users []*pod,
 	if err == nil {
 		return 0, nil
 	}
-	_, tellErr := k.tell(ctx, users, events.PoolCredentialsFailed, name, fmt.Sprintf("Secret %s cannot be brought here: %v", name, err))
+	_, tellErr := k.tell(ctx, users, events.PoolCredentialsFailed, name, fmt.Sprintf("Secret %s cannot be copied to this namespace: %v", name, err))
 	return 0, errors.Join(err, tellErr)
 }
 
@@ -269,7 +269,7 @@ func (k *Keeper) create(ctx context.Context, source *secret, namespace string) e
 	switch {
 	case err == nil:
 		k.metrics.copies.WithLabelValues(resultMade).Inc()
-		klog.FromContext(ctx).Info("Brought a secret to a namespace", "namespace", namespace, "secret", source.name)
+		klog.FromContext(ctx).Info("Copied a secret to a namespace", "namespace", namespace, "secret", source.name)
 		return nil
 	case apierrors.IsAlreadyExists(err):
 		return nil // The watch will show what there is instead.
@@ -421,7 +421,7 @@ func (k *Keeper) Allowed(namespace string, secrets []string) error {
 		<-time.After(10 * time.Millisecond)
 	}
 	if ns == nil {
-		return fmt.Errorf("namespace %q is not known", namespace)
+		return fmt.Errorf("namespace %q is unknown", namespace)
 	}
 	if k.config.Selector.Matches(labels.Set(ns.labels)) {
 		return nil
@@ -431,10 +431,10 @@ func (k *Keeper) Allowed(namespace string, secrets []string) error {
 
 // notAllowed is the error about a namespace that the selector does not match.
 func (k *Keeper) notAllowed(namespace string, missing []string) error {
-	what := fmt.Sprintf("namespace %q is not allowed to use the pool, so its credentials (%s) are not brought there", namespace, strings.Join(missing, ", "))
+	what := fmt.Sprintf("namespace %q is not allowed to use the pool, so its credentials (%s) are not copied there", namespace, strings.Join(missing, ", "))
 	requirements, selectable := k.config.Selector.Requirements()
 	if !selectable {
-		return fmt.Errorf("%s: no namespace is allowed by the configuration; an administrator may make the secrets there", what)
+		return fmt.Errorf("%s: the configuration allows no namespace; an administrator can create the secrets there", what)
 	}
 	command := "kubectl label namespace " + namespace
 	for _, r := range requirements {
@@ -442,10 +442,10 @@ func (k *Keeper) notAllowed(namespace string, missing []string) error {
 		case (r.Operator() == selection.Equals || r.Operator() == selection.DoubleEquals || r.Operator() == selection.In) && r.Values().Len() > 0:
 			command += " " + r.Key() + "=" + r.Values().List()[0]
 		default:
-			return fmt.Errorf("%s: an administrator must label it such that %q matches", what, k.config.Selector.String())
+			return fmt.Errorf("%s: an administrator must label it so that %q matches", what, k.config.Selector.String())
 		}
 	}
-	return fmt.Errorf("%s; an administrator allows it with: %s", what, command)
+	return fmt.Errorf("%s; an administrator can allow it with: %s", what, command)
 }
 
 // Register adds the keeper's metrics to a registry.

@@ -270,7 +270,7 @@ func (s *service) Allocate(ctx context.Context, r *pluginapi.AllocateRequest) (*
 // refuse logs an error where it leaves the program and gives it the form that
 // kubelet puts into the pod's status.
 func (s *service) refuse(ctx context.Context, err error) error {
-	klog.FromContext(ctx).Error(err, "Refused a container", "resource", s.resource)
+	klog.FromContext(ctx).Error(err, "Rejected an allocation", "resource", s.resource)
 	code := codes.ResourceExhausted
 	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
 		code = codes.DeadlineExceeded

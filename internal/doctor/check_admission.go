@@ -55,9 +55,9 @@ func (s *Snapshot) webhooks() []webhook {
 
 func checkWebhooks(s *Snapshot, f *findings) {
 	for _, w := range s.webhooks() {
-		severity, meaning := Warning, "the API server goes on without it"
+		severity, meaning := Warning, "the API server ignores the failure"
 		if w.fails {
-			severity, meaning = Error, "what it would be asked about is refused"
+			severity, meaning = Error, "the API server rejects the requests it should review"
 		}
 		if w.client.Service == nil {
 			continue // at an address of the administrator's own
@@ -72,21 +72,21 @@ func checkWebhooks(s *Snapshot, f *findings) {
 			continue
 		case s.readyEndpoints(namespace, name) == 0:
 			f.add(severity, w.object(), fmt.Sprintf("no ready pod is behind its Service %s/%s: %s", namespace, name, meaning),
-				"Mend what is said of Deployment "+cmp.Or(workload, name)+".").Transient = true
+				"Fix the problem reported for Deployment "+cmp.Or(workload, name)+".").Transient = true
 		}
-		remedy, commands := "Start the program anew that writes it.", []string(nil)
+		remedy, commands := "Restart the program that writes it.", []string(nil)
 		if workload != "" {
 			commands = []string{fmt.Sprintf("kubectl rollout restart deployment/%s -n %s", workload, namespace)}
 		}
 		roots, err := certutil.ParseCertsPEM(w.client.CABundle)
 		switch {
 		case len(w.client.CABundle) == 0:
-			f.add(severity, w.object(), "its caBundle is empty, so the API server trusts no certificate of it: "+meaning, remedy, commands...).Transient = true
+			f.add(severity, w.object(), "its caBundle is empty, so the API server does not trust its certificate: "+meaning, remedy, commands...).Transient = true
 		case err != nil:
-			f.add(severity, w.object(), "its caBundle cannot be read ("+err.Error()+"): "+meaning, remedy, commands...)
+			f.add(severity, w.object(), "its caBundle cannot be parsed ("+err.Error()+"): "+meaning, remedy, commands...)
 		default:
 			if why := s.untrusted(service, roots); why != "" {
-				f.add(severity, w.object(), "its caBundle does not hold the CA of the certificate that is served ("+why+"): "+meaning, remedy, commands...)
+				f.add(severity, w.object(), "its caBundle does not contain the CA of the serving certificate ("+why+"): "+meaning, remedy, commands...)
 			}
 		}
 	}
@@ -187,8 +187,8 @@ func checkCertificates(s *Snapshot, f *findings) {
 	if published := s.configMap(r.Namespace, nameExtenderCA); published != nil {
 		there, err := certutil.ParseCertsPEM([]byte(published.Data["ca.crt"]))
 		if err != nil || !slices.ContainsFunc(there, ca[0].Equal) {
-			f.add(Error, "ConfigMap "+r.Namespace+"/"+nameExtenderCA, "it does not hold the CA of the extender: kube-scheduler would not trust it",
-				"Start the extender anew, which publishes it.", restart).Transient = true
+			f.add(Error, "ConfigMap "+r.Namespace+"/"+nameExtenderCA, "it does not contain the CA of the extender, so kube-scheduler would not trust the extender",
+				"Restart the extender, which publishes it.", restart).Transient = true
 		}
 	}
 	if client := s.secret(r.Namespace, nameExtenderClient); client != nil {
@@ -203,16 +203,16 @@ func checkKept(s *Snapshot, f *findings, secret *corev1.Secret, service string) 
 		return fmt.Sprintf("kubectl annotate secret %s -n %s %s=%s --overwrite", secret.Name, secret.Namespace, rotateAnnotation, what)
 	}
 	if len(secret.Data[corev1.TLSCertKey]) == 0 {
-		f.add(Error, object, "there is no certificate in it yet", "The program that serves it fills it once it runs; mend what is said of that.").Transient = true
+		f.add(Error, object, "it contains no certificate yet", "Its program writes the certificate once it runs; fix the problem reported for the program.").Transient = true
 		return
 	}
-	remedy := "Have a new certificate made; the program that serves it does so within seconds while it runs."
+	remedy := "Request a new certificate; its program issues one within seconds while it runs."
 	served, err := certutil.ParseCertsPEM(secret.Data[corev1.TLSCertKey])
 	if err == nil {
 		_, err = tls.X509KeyPair(secret.Data[corev1.TLSCertKey], secret.Data[corev1.TLSPrivateKeyKey])
 	}
 	if err != nil {
-		f.add(Error, object, "its certificate cannot be used: "+err.Error(), remedy, rotate("cert"))
+		f.add(Error, object, "its certificate is invalid: "+err.Error(), remedy, rotate("cert"))
 		return
 	}
 	leaf := served[0]
@@ -228,14 +228,14 @@ func checkKept(s *Snapshot, f *findings, secret *corev1.Secret, service string) 
 		cas, err := certutil.ParseCertsPEM(secret.Data[key])
 		if err != nil {
 			if key == "ca.crt" {
-				f.add(Error, object, "its CA cannot be read: "+err.Error(), "Have a new one made; certificates signed by the old one stay valid meanwhile.", rotate("ca"))
+				f.add(Error, object, "its CA is invalid: "+err.Error(), "Request a new one; certificates signed by the old one stay valid meanwhile.", rotate("ca"))
 				return
 			}
 			continue
 		}
 		trusted = append(trusted, cas[0])
 		if why := expiry(cas[0], s.Taken); why != "" && key == "ca.crt" {
-			f.add(severityOf(cas[0], s.Taken), object, "its CA "+why, "Have a new one made.", rotate("ca"))
+			f.add(severityOf(cas[0], s.Taken), object, "its CA "+why, "Request a new one.", rotate("ca"))
 		}
 	}
 	if err := signedBy(leaf, trusted); err != nil {
@@ -246,13 +246,13 @@ func checkKept(s *Snapshot, f *findings, secret *corev1.Secret, service string) 
 // checkClient looks at the certificate that kube-scheduler shows.
 func checkClient(s *Snapshot, f *findings, client, certs *corev1.Secret, restart string) {
 	object := "Secret " + client.Namespace + "/" + client.Name
-	remedy := "Start the extender anew, which makes it."
+	remedy := "Restart the extender, which creates it."
 	shown, err := certutil.ParseCertsPEM(client.Data[corev1.TLSCertKey])
 	if err == nil {
 		_, err = tls.X509KeyPair(client.Data[corev1.TLSCertKey], client.Data[corev1.TLSPrivateKeyKey])
 	}
 	if err != nil {
-		f.add(Error, object, "the certificate for kube-scheduler cannot be used: "+err.Error(), remedy, restart).Transient = true
+		f.add(Error, object, "the certificate for kube-scheduler is invalid: "+err.Error(), remedy, restart).Transient = true
 		return
 	}
 	if why := expiry(shown[0], s.Taken); why != "" {
@@ -303,12 +303,12 @@ func checkPolicies(s *Snapshot, f *findings) {
 		remedy, commands := s.restore(b.Labels[labelName])
 		object := "ValidatingAdmissionPolicyBinding " + b.Name
 		if !slices.ContainsFunc(s.Policies, func(p admissionv1.ValidatingAdmissionPolicy) bool { return p.Name == b.Spec.PolicyName }) {
-			f.add(Error, object, "its policy "+b.Spec.PolicyName+" is missing, so nothing is held to it", remedy, commands...)
+			f.add(Error, object, "its policy "+b.Spec.PolicyName+" is missing, so nothing is enforced", remedy, commands...)
 		}
 		if slices.Contains(b.Spec.ValidationActions, admissionv1.Deny) {
 			bound[b.Spec.PolicyName] = true
 		} else {
-			f.add(Error, object, "it does not deny, so what the policy forbids is let pass", remedy, commands...)
+			f.add(Error, object, "it does not deny, so requests that the policy forbids are allowed", remedy, commands...)
 		}
 	}
 	for i := range s.Policies {
@@ -319,11 +319,11 @@ func checkPolicies(s *Snapshot, f *findings) {
 		object := "ValidatingAdmissionPolicy " + p.Name
 		if !bound[p.Name] {
 			remedy, commands := s.restore(p.Labels[labelName])
-			f.add(Error, object, "no binding makes the API server heed it", remedy, commands...)
+			f.add(Error, object, "it has no binding, so the API server does not enforce it", remedy, commands...)
 		}
 		if t := p.Status.TypeChecking; t != nil && len(t.ExpressionWarnings) > 0 {
 			f.add(Warning, object, "the API server warns of an expression: "+t.ExpressionWarnings[0].FieldRef+": "+t.ExpressionWarnings[0].Warning,
-				"Report it, with the version of Kubernetes.")
+				"Report this as a bug, with the version of Kubernetes.")
 		}
 	}
 }
@@ -354,6 +354,6 @@ func checkAccess(s *Snapshot, f *findings) {
 			}
 		}
 		remedy, commands := s.restore(label)
-		f.add(Error, "ServiceAccount "+k.account, "it may not do what role "+k.role+" is to grant it: "+list(refused[k]), remedy, commands...)
+		f.add(Error, "ServiceAccount "+k.account, "it lacks permissions of role "+k.role+": "+list(refused[k]), remedy, commands...)
 	}
 }

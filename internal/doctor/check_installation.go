@@ -15,31 +15,31 @@ import (
 func checkRelease(s *Snapshot, f *findings) {
 	r := s.Release()
 	if r == nil {
-		f.add(Error, "cluster", "Divvy is not installed: no DaemonSet and no Deployment has the label "+labelPartOf+"="+partOf,
-			"Install the chart, from a checkout: helm install divvy charts/divvy --namespace divvy-system --create-namespace -f dist/images/values.yaml. docs/install.md says where the images come from.")
+		f.add(Error, "cluster", "Divvy is not installed: no DaemonSet or Deployment has the label "+labelPartOf+"="+partOf,
+			"Install the chart from a checkout: helm install divvy charts/divvy --namespace divvy-system --create-namespace -f dist/images/values.yaml. See docs/install.md for the images.")
 		return
 	}
 	for _, other := range s.Releases[1:] {
-		remedy := "Keep one of them: neither knows what the other gives out. This takes the second one away; helm uninstall the other one instead if that is to go."
+		remedy := "Keep only one release, because they allocate the same devices independently. This command removes the second one; to remove the other one, run helm uninstall for it."
 		var commands []string
 		if other.Helm {
 			commands = []string{"helm uninstall " + other.Name + " -n " + other.Namespace}
 		}
 		f.add(Error, fmt.Sprintf("release %s in namespace %s", other.Name, other.Namespace),
-			fmt.Sprintf("it is installed beside release %s in namespace %s", r.Name, r.Namespace), remedy, commands...)
+			fmt.Sprintf("it is installed in addition to release %s in namespace %s", r.Name, r.Namespace), remedy, commands...)
 	}
 	object := fmt.Sprintf("release %s in namespace %s", r.Name, r.Namespace)
 	switch {
 	case strings.HasPrefix(r.Status, "pending"):
-		f.add(Warning, object, fmt.Sprintf("helm's revision %d is %s: a command is under way, or was interrupted", r.Revision, r.Status),
-			"If no helm command runs any more, go back to the last revision that was carried out.",
+		f.add(Warning, object, fmt.Sprintf("helm's revision %d is %s: a helm command is running or was interrupted", r.Revision, r.Status),
+			"If no helm command is running, roll back to the last successful revision.",
 			fmt.Sprintf("helm rollback %s -n %s", r.Name, r.Namespace))
 	case r.Status == "failed":
 		f.add(Warning, object, fmt.Sprintf("helm's revision %d failed", r.Revision),
-			fmt.Sprintf("See why with helm status %s -n %s, and upgrade again. This goes back to the revision before.", r.Name, r.Namespace),
+			fmt.Sprintf("Find the reason with helm status %s -n %s, and upgrade again. This command rolls back to the previous revision.", r.Name, r.Namespace),
 			fmt.Sprintf("helm rollback %s -n %s", r.Name, r.Namespace))
 	case r.Status == "uninstalling":
-		f.add(Warning, object, "it is being uninstalled, or that was interrupted", "Run the command again; it goes on where it stopped.",
+		f.add(Warning, object, "it is being uninstalled, or the command was interrupted", "Run the command again; it continues where it stopped.",
 			fmt.Sprintf("helm uninstall %s -n %s", r.Name, r.Namespace))
 	}
 }
@@ -49,11 +49,11 @@ func checkObjects(s *Snapshot, f *findings) {
 		remedy, commands := s.restore(l.Object.label(labelName))
 		switch {
 		case l.Error != "":
-			f.add(Unknown, l.Object.String(), l.Error, "Ask somebody who may read it, or have it allowed to you.")
+			f.add(Unknown, l.Object.String(), l.Error, "Request the permission to read it, or let an administrator run this check.")
 		case !l.Found:
-			f.add(Error, l.Object.String(), "it is missing: the release installed it, and somebody has deleted it", remedy, commands...)
+			f.add(Error, l.Object.String(), "it is missing: the release installed it, but it was deleted since", remedy, commands...)
 		case l.Differs != "":
-			f.add(Error, l.Object.String(), "it was changed since it was installed, at "+l.Differs, remedy, commands...)
+			f.add(Error, l.Object.String(), "it was changed after the installation, at "+l.Differs, remedy, commands...)
 		}
 	}
 }
@@ -100,7 +100,7 @@ func checkLeftovers(s *Snapshot, f *findings) {
 		}
 		severity, problem := Warning, fmt.Sprintf("it belongs to release %q, which is not installed", o.Instance)
 		if strings.Contains(o.Kind, "webhook") || strings.HasPrefix(o.Kind, "validatingadmission") {
-			severity, problem = Error, problem+"; the API server heeds it all the same"
+			severity, problem = Error, problem+"; the API server still enforces it"
 		}
 		f.add(severity, o.Kind+" "+o.Name, problem, "Delete it.", "kubectl delete "+o.Kind+" "+o.Name)
 	}
@@ -110,14 +110,14 @@ func checkLeftovers(s *Snapshot, f *findings) {
 			if !slices.ContainsFunc(published, func(key string) bool { _, ok := n.Annotations[key]; return ok }) {
 				continue
 			}
-			f.add(Warning, "Node "+n.Name, "it carries what a divvy-node has published, and none is installed", "Take off what it published.", forget(n.Name))
+			f.add(Warning, "Node "+n.Name, "it has annotations of divvy-node, which is not installed", "Remove the annotations.", forget(n.Name))
 		}
 	}
 	if !s.hasExtender() {
 		for i := range s.Pods {
 			if p := &s.Pods[i]; isScheduler(p) && !ended(p) && p.Annotations[annotationWired] != "" {
-				f.add(Warning, podObject(p), "this kube-scheduler asks an extender that is not installed: pods that ask for memory wait for ever",
-					"On its node: divvy-control schedconf uninstall")
+				f.add(Warning, podObject(p), "this kube-scheduler calls an extender that is not installed, so pods that request memory stay Pending",
+					"Run on its node: divvy-control schedconf uninstall")
 			}
 		}
 	}
@@ -129,8 +129,8 @@ func checkLeftovers(s *Snapshot, f *findings) {
 			return
 		}
 		f.add(Warning, kind+" "+m.Namespace+"/"+m.Name,
-			"a program that Divvy takes the place of still runs: two that decide about the same devices do not know of each other",
-			"Follow docs/migrating.md; this removes it.", remove(strings.ToLower(kind), m))
+			"a program that Divvy replaces still runs, and both allocate the same devices independently",
+			"Follow docs/migrating.md; this command removes it.", remove(strings.ToLower(kind), m))
 	}
 	for i := range s.DaemonSets {
 		note("DaemonSet", &s.DaemonSets[i].ObjectMeta)

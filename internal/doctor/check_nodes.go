@@ -59,7 +59,7 @@ func checkNodeLabels(s *Snapshot, f *findings) {
 		_, published := n.Annotations[wire.InventoryAnnotation]
 		value, enabled := n.Labels[enabledLabel]
 		if enabled && value != "true" && value != "false" {
-			f.add(Warning, object, fmt.Sprintf("its label %s is %q, which means nothing", enabledLabel, value), "Write true or false.",
+			f.add(Warning, object, fmt.Sprintf("its label %s has the invalid value %q", enabledLabel, value), "Set it to true or false.",
 				"kubectl label node "+n.Name+" "+enabledLabel+"=true --overwrite")
 		}
 		if chosen(d, n) {
@@ -72,31 +72,31 @@ func checkNodeLabels(s *Snapshot, f *findings) {
 					// Those that Kubernetes sets itself pods of a DaemonSet tolerate.
 					return t.Effect != corev1.TaintEffectPreferNoSchedule && !strings.HasPrefix(t.Key, "node.kubernetes.io/")
 				}, true); untolerated {
-				f.add(Error, object, fmt.Sprintf("it is labelled, and its taint %s keeps divvy-node away", taint.ToString()),
-					"Add a toleration to the value node.tolerations, or take the taint off.")
+				f.add(Error, object, fmt.Sprintf("it is labelled, but divvy-node does not tolerate its taint %s", taint.ToString()),
+					"Add a toleration to the value node.tolerations, or remove the taint.")
 				continue
 			}
-			f.add(Error, object, "it is labelled, and no divvy-node runs on it",
-				fmt.Sprintf("See why no pod is made: kubectl describe daemonset %s -n %s", d.Name, d.Namespace)).Transient = true
+			f.add(Error, object, "it is labelled, but divvy-node does not run on it",
+				fmt.Sprintf("Find out why no pod is created: kubectl describe daemonset %s -n %s", d.Name, d.Namespace)).Transient = true
 			continue
 		}
 		switch {
 		case value == "false" && published && s.used(n):
-			f.add(Warning, object, "its label "+enabledLabel+"=false keeps divvy-node away, and its devices are still in use or were until a few minutes ago",
-				"This shares it again. If it is to stay out, drain it of the pods that use its devices; kubelet forgets them after 5 minutes.",
+			f.add(Warning, object, "its label "+enabledLabel+"=false excludes it from divvy-node, but its devices are or were recently in use",
+				"This command includes it again. To keep it excluded, drain the pods that use its devices; kubelet drops the resources after 5 minutes.",
 				"kubectl label node "+n.Name+" "+enabledLabel+"=true --overwrite")
 		case value == "false": // said on purpose, and nothing uses it
 		case published:
-			f.add(Error, object, "it carries what a divvy-node has published, and none runs there: it has no label that chooses it ("+strings.Join(wanted, ", ")+")",
-				"This shares it again. If it is to stay out, say so with the label "+enabledLabel+"=false.",
+			f.add(Error, object, "it has annotations of divvy-node, but no label that selects it for divvy-node ("+strings.Join(wanted, ", ")+")",
+				"This command includes it again. To keep it excluded, set the label "+enabledLabel+"=false.",
 				"kubectl label node "+n.Name+" "+choosing(wanted)+"=true --overwrite")
 		case value == "true":
-			f.add(Warning, object, fmt.Sprintf("its label %s=true has no effect: the value node.nodeSelector or node.affinity asks for something else (%s)", enabledLabel, strings.Join(wanted, ", ")),
-				"Give it the labels that are asked for, or change the values.")
+			f.add(Warning, object, fmt.Sprintf("its label %s=true has no effect: the value node.nodeSelector or node.affinity requires other labels (%s)", enabledLabel, strings.Join(wanted, ", ")),
+				"Set the required labels, or change the values.")
 		}
 	}
 	if !some {
-		f.add(Error, "DaemonSet "+d.Namespace+"/"+d.Name, "no node is chosen to share its devices",
+		f.add(Error, "DaemonSet "+d.Namespace+"/"+d.Name, "no node is selected to share its devices",
 			"Label the nodes that have devices: kubectl label node NODE "+choosing(wanted)+"=true")
 	}
 }
@@ -136,7 +136,7 @@ func checkNodeReady(s *Snapshot, f *findings) {
 		}
 		for _, c := range n.Status.Conditions {
 			if c.Type == corev1.NodeReady && c.Status != corev1.ConditionTrue {
-				f.add(Error, "Node "+n.Name, "it is not ready: "+c.Message, "Mend the node: its kubelet's log says more.")
+				f.add(Error, "Node "+n.Name, "it is not ready: "+c.Message, "Fix the node; see the log of its kubelet.")
 			}
 		}
 	}
@@ -165,11 +165,11 @@ func checkInventory(s *Snapshot, f *findings) {
 		all, err := inventory(n)
 		switch {
 		case errors.Is(err, errNoInventory):
-			f.add(Error, object, "its divvy-node is ready and has published no inventory", "Restart the daemon; it publishes what it finds.", again).Transient = true
+			f.add(Error, object, "its divvy-node is ready but has not published an inventory", "Restart divvy-node, which publishes the inventory.", again).Transient = true
 			continue
 		case err != nil:
-			f.add(Error, object, "its annotation "+wire.InventoryAnnotation+" cannot be read: "+err.Error(),
-				"Restart the daemon; it publishes what it finds.", again).Transient = true
+			f.add(Error, object, "its annotation "+wire.InventoryAnnotation+" cannot be parsed: "+err.Error(),
+				"Restart divvy-node, which publishes the inventory.", again).Transient = true
 			continue
 		}
 		for _, in := range all {
@@ -178,14 +178,14 @@ func checkInventory(s *Snapshot, f *findings) {
 			want, have := healthyUnits(in), amount(n.Status.Allocatable, name)
 			switch {
 			case !known && len(in.Shares) > 0:
-				f.add(Error, object, "kubelet does not offer "+name+": the device plugin is not registered there",
-					"Restart the daemon; it registers at kubelet again.", again).Transient = true
+				f.add(Error, object, "kubelet does not offer "+name+": the device plugin is not registered with it",
+					"Restart divvy-node, which registers with kubelet again.", again).Transient = true
 			case have < want:
-				f.add(Error, object, fmt.Sprintf("kubelet offers %d of %s and divvy-node has %d: kubelet has forgotten the device plugin, or has not reported yet", have, name, want),
-					"Restart the daemon; it registers at kubelet again.", again).Transient = true
+				f.add(Error, object, fmt.Sprintf("kubelet offers %d of %s but divvy-node has %d: kubelet has lost the device plugin, or has not reported yet", have, name, want),
+					"Restart divvy-node, which registers with kubelet again.", again).Transient = true
 			case have > want:
-				f.add(Warning, object, fmt.Sprintf("kubelet offers %d of %s and divvy-node has published %d", have, name, want),
-					"Restart the daemon; both are told anew then.", again).Transient = true
+				f.add(Warning, object, fmt.Sprintf("kubelet offers %d of %s but divvy-node has published %d", have, name, want),
+					"Restart divvy-node, which updates both.", again).Transient = true
 			}
 		}
 	}
@@ -207,8 +207,8 @@ func checkDevices(s *Snapshot, f *findings) {
 				if !share.Health.Unhealthy || !share.Health.Quarantined.IsZero() || strings.HasPrefix(share.Health.Reason, accel.ReasonGivenOut) {
 					continue
 				}
-				f.add(Warning, fmt.Sprintf("Node %s, device %d (%s)", n.Name, share.Index, share.ID), "it takes no new pods: "+share.Health.Reason,
-					"docs/health.md says what each cause means and what brings a device back.")
+				f.add(Warning, fmt.Sprintf("Node %s, device %d (%s)", n.Name, share.Index, share.ID), "no new pods are placed on it: "+share.Health.Reason,
+					"See docs/health.md for the causes and how a device recovers.")
 			}
 		}
 	}
@@ -219,7 +219,7 @@ func checkQuarantine(n *corev1.Node, all []accel.Inventory, f *findings) {
 	object := "Node " + n.Name
 	q, err := wire.DecodeQuarantine(n.Annotations[wire.QuarantineAnnotation])
 	if err != nil {
-		f.add(Warning, object, "its annotation "+wire.QuarantineAnnotation+" cannot be read: "+err.Error(),
+		f.add(Warning, object, "its annotation "+wire.QuarantineAnnotation+" cannot be parsed: "+err.Error(),
 			"Remove it; divvy-node writes it again.", "kubectl annotate node "+n.Name+" "+wire.QuarantineAnnotation+"-")
 		return
 	}
@@ -227,9 +227,9 @@ func checkQuarantine(n *corev1.Node, all []accel.Inventory, f *findings) {
 		here := slices.ContainsFunc(all, func(in accel.Inventory) bool {
 			return slices.ContainsFunc(in.Shares, func(s accel.Share) bool { return s.ID == d.Device || s.Chips > 1 })
 		})
-		remedy := "Repair or replace it (docs/quarantine.md); this puts it back into service."
+		remedy := "Repair or replace it (docs/quarantine.md), then release it with this command."
 		if !here {
-			remedy = "It is not on the node now. If it was replaced, this takes it off the list."
+			remedy = "It is not on the node now. If it was replaced, this command removes it from the list."
 		}
 		f.add(Warning, fmt.Sprintf("%s, device %d (%s)", object, d.Index, d.Device),
 			fmt.Sprintf("it is in quarantine since %s: %s", d.Since.Format(time.RFC3339), d.Reason), remedy,
@@ -267,13 +267,13 @@ func checkOtherPlugins(s *Snapshot, f *findings) {
 			continue
 		}
 		told[object] = true
-		f.add(Error, object, fmt.Sprintf("another device plugin runs on node %s beside divvy-node: neither sees what the other gives out", n.Name),
-			"Remove it (docs/migrating.md says in which order), or keep Divvy off its nodes with the label "+enabledLabel+"=false.", command)
+		f.add(Error, object, fmt.Sprintf("another device plugin runs on node %s beside divvy-node, and both allocate the same devices independently", n.Name),
+			"Remove it in the order of docs/migrating.md, or exclude its nodes from Divvy with the label "+enabledLabel+"=false.", command)
 	}
 	// What serves a socket without being a known program is told by the daemon.
 	for key, answer := range s.Readiness {
 		if namespace, name, _ := strings.Cut(key, "/"); namespace == d.Namespace && strings.Contains(answer.Text, "another device plugin") {
-			f.add(Error, "Pod "+namespace+"/"+name, answer.Text, "Remove the other device plugin; divvy-node goes on by itself.")
+			f.add(Error, "Pod "+namespace+"/"+name, answer.Text, "Remove the other device plugin; divvy-node then continues.")
 		}
 	}
 }
@@ -331,11 +331,11 @@ func checkKubelet(s *Snapshot, f *findings) {
 		if v, err := version.ParseGeneric(n.Status.NodeInfo.KubeletVersion); err == nil {
 			switch {
 			case v.LessThan(minKubernetes):
-				f.add(Error, object, fmt.Sprintf("its kubelet is of version %s; Divvy needs %s", v, minKubernetes), "Upgrade kubelet.")
+				f.add(Error, object, fmt.Sprintf("its kubelet has version %s; Divvy requires %s", v, minKubernetes), "Upgrade kubelet.")
 			case serverErr == nil && v.Minor() > server.Minor() && v.Major() == server.Major():
-				f.add(Warning, object, fmt.Sprintf("its kubelet is of version %s, newer than the API server's %s, which Kubernetes does not support", v, server), "Upgrade the control plane first.")
+				f.add(Warning, object, fmt.Sprintf("its kubelet has version %s, newer than the API server's %s, which Kubernetes does not support", v, server), "Upgrade the control plane first.")
 			case serverErr == nil && v.Minor()+3 < server.Minor() && v.Major() == server.Major():
-				f.add(Warning, object, fmt.Sprintf("its kubelet is of version %s, more than three minor versions behind the API server's %s", v, server), "Upgrade kubelet.")
+				f.add(Warning, object, fmt.Sprintf("its kubelet has version %s, more than three minor versions behind the API server's %s", v, server), "Upgrade kubelet.")
 			}
 		}
 		all, err := inventory(n)
@@ -377,7 +377,7 @@ func checkUnits(f *findings, object string, config v1alpha1.NodeConfig, all []ac
 				break
 			}
 		}
-		f.add(Error, object, fmt.Sprintf("memoryUnit %q of %s is too fine: %d units make a list of %d bytes, and kubelet takes %d at most", r.MemoryUnit, r.Name, units, bytes, maxList),
+		f.add(Error, object, fmt.Sprintf("memoryUnit %q of %s is too small: %d units make a list of %d bytes, but kubelet accepts at most %d", r.MemoryUnit, r.Name, units, bytes, maxList),
 			"Set memoryUnit to "+better+" while no pod uses the resource.")
 	}
 }

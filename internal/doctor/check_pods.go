@@ -44,11 +44,11 @@ func checkWaiting(s *Snapshot, f *findings) {
 		case p.Spec.NodeName != "":
 			checkStarting(f, p, waits)
 		case len(p.Spec.SchedulingGates) > 0:
-			f.add(Warning, podObject(p), "its scheduling gate "+p.Spec.SchedulingGates[0].Name+" holds it back", "Whoever set the gate takes it away.")
+			f.add(Warning, podObject(p), "its scheduling gate "+p.Spec.SchedulingGates[0].Name+" prevents scheduling", "The controller that set the gate must remove it.")
 		case c == nil || c.Message == "":
 			if waits > settled {
-				f.add(Warning, podObject(p), fmt.Sprintf("no scheduler has looked at it; it names %q", p.Spec.SchedulerName),
-					"See whether that scheduler runs: kubectl get pods -n kube-system; kubectl get leases -n kube-system")
+				f.add(Warning, podObject(p), fmt.Sprintf("no scheduler has processed it; its schedulerName is %q", p.Spec.SchedulerName),
+					"Check whether that scheduler runs: kubectl get pods -n kube-system; kubectl get leases -n kube-system")
 			}
 		default:
 			why, remedy := explain(c.Message, wants, there)
@@ -60,24 +60,24 @@ func checkWaiting(s *Snapshot, f *findings) {
 // explain says what a message of kube-scheduler means for a pod that wants these
 // resources, of which some are there.
 func explain(message string, wants []string, there map[string]bool) (why, remedy string) {
-	why = "it waits: " + message
+	why = "it is pending: " + message
 	for _, name := range wants {
 		if !there[name] {
-			return fmt.Sprintf("it waits: no node offers %s (%s)", name, message),
-				"Label a node that has such devices, or add the resource to the value sharedResources; see the checks of nodes."
+			return fmt.Sprintf("it is pending: no node offers %s (%s)", name, message),
+				"Label a node that has such devices, or add the resource to the value sharedResources; see the node checks."
 		}
 	}
 	switch {
 	case strings.Contains(message, "gcushare-scheduler/") || strings.Contains(message, "connection refused") || strings.Contains(message, "context deadline exceeded"):
-		return why, "kube-scheduler does not reach the extender: see the checks extender and scheduler."
+		return why, "kube-scheduler cannot reach the extender; see the checks extender and scheduler."
 	case strings.Contains(message, "in one "):
-		return why, "No single device has so much free, though all together may: kubectl divvy inspect shows what each has. A request is never split over devices."
+		return why, "No single device has that much free memory; see kubectl divvy inspect. A request is never split across devices."
 	case strings.Contains(message, "Insufficient "):
-		return why, "All units are given out: kubectl divvy inspect shows to whom. It starts when pods end."
+		return why, "All units are allocated; see kubectl divvy inspect. The pod starts when other pods end."
 	case strings.Contains(message, "untolerated taint"), strings.Contains(message, "node affinity"), strings.Contains(message, "node selector"):
-		return why, "Give the pod the toleration, or the node selector, that the nodes with devices ask for."
+		return why, "Add the toleration or the node selector that the nodes with devices require."
 	}
-	return why, "Do what the message says."
+	return why, "Fix the problem that the message describes."
 }
 
 // startupLimit is how long a container may be about to start.
@@ -107,8 +107,8 @@ func checkFailed(s *Snapshot, f *findings) {
 		if reason != "UnexpectedAdmissionError" && !strings.HasPrefix(reason, "OutOf") {
 			continue
 		}
-		f.add(Warning, podObject(p), "node "+p.Spec.NodeName+" refused it ("+reason+"): "+p.Status.Message,
-			"Its message says what the node had; docs/troubleshooting.md lists the causes. A controller has made another in its place; this removes it.",
+		f.add(Warning, podObject(p), "node "+p.Spec.NodeName+" rejected it ("+reason+"): "+p.Status.Message,
+			"The message gives the free capacity of the node; docs/troubleshooting.md lists the causes. A controller has already replaced the pod; this command removes it.",
 			"kubectl delete pod "+p.Name+" -n "+p.Namespace)
 	}
 }
@@ -155,28 +155,28 @@ func checkGrants(s *Snapshot, f *findings) {
 		grant, err := wire.DecodeGrantUnverified(text)
 		switch {
 		case !there && old:
-			f.add(Warning, podObject(p), "it runs on node "+p.Spec.NodeName+", and the node has not said which device it holds",
-				"See the log of divvy-node there: its key of the grants may be another one than the extender's.").Transient = true
+			f.add(Warning, podObject(p), "it runs on node "+p.Spec.NodeName+", but the node has not reported its device",
+				"See the log of divvy-node there: its signing key may differ from that of the extender.").Transient = true
 			continue
 		case !there:
 			continue
 		case err != nil:
-			f.add(Warning, podObject(p), "its grant cannot be read: "+err.Error(), "Somebody else has written it; divvy-node writes it anew when the pod holds units.").Transient = true
+			f.add(Warning, podObject(p), "its planned allocation cannot be parsed: "+err.Error(), "Another client wrote it; divvy-node replaces it when the pod holds units.").Transient = true
 			continue
 		case grant.Node != p.Spec.NodeName:
-			f.add(Warning, podObject(p), fmt.Sprintf("its grant is for node %s, and it runs on %s", grant.Node, p.Spec.NodeName),
-				"Somebody else has written it; divvy-node writes it anew when the pod holds units.").Transient = true
+			f.add(Warning, podObject(p), fmt.Sprintf("its planned allocation is for node %s, but it runs on %s", grant.Node, p.Spec.NodeName),
+				"Another client wrote it; divvy-node replaces it when the pod holds units.").Transient = true
 			continue
 		case !grant.Confirmed && old:
-			f.add(Warning, podObject(p), "it runs, and divvy-node has not confirmed its grant", "See the log of divvy-node on node "+p.Spec.NodeName+".").Transient = true
+			f.add(Warning, podObject(p), "it runs, but divvy-node has not confirmed its allocation", "See the log of divvy-node on node "+p.Spec.NodeName+".").Transient = true
 		}
 		in, ok := resources[grant.Resource]
 		if !ok {
 			continue
 		}
 		if !slices.ContainsFunc(in.Shares, func(share accel.Share) bool { return share.ID == grant.Device }) {
-			f.add(Warning, podObject(p), fmt.Sprintf("it holds device %s of node %s, which the node does not have any more", grant.Device, grant.Node),
-				"Its device is lost: docs/health.md says what happens to pods then.")
+			f.add(Warning, podObject(p), fmt.Sprintf("it holds device %s of node %s, which the node no longer has", grant.Device, grant.Node),
+				"Its device is lost; see docs/health.md for what happens to its pods.")
 			continue
 		}
 		k := device{grant.Node, grant.Resource, grant.Device}
@@ -187,8 +187,8 @@ func checkGrants(s *Snapshot, f *findings) {
 		for _, share := range memory[k.node][k.resource].Shares {
 			if share.ID == k.id && units > int64(share.Units) {
 				f.add(Error, fmt.Sprintf("Node %s, device %d (%s)", k.node, share.Index, k.id),
-					fmt.Sprintf("pods hold %d of %s on it, and it has %d: %s", units, k.resource, share.Units, list(holders[k])),
-					"Delete one of the pods. It happens where pods bypass the scheduler; kubelet gave each what it had free.")
+					fmt.Sprintf("pods hold %d of %s on it, but it has only %d: %s", units, k.resource, share.Units, list(holders[k])),
+					"Delete one of the pods. This happens if pods bypass the scheduler, because kubelet then allocates any free units.")
 			}
 		}
 	}

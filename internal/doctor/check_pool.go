@@ -58,20 +58,20 @@ func checkPoolToken(s *Snapshot, f *findings) {
 		t.Set(h.key, secret.Data[h.key])
 	}
 	object := "the pool's secrets in namespace " + ns
-	remedy := "Bring in the token that the pool's administrator gives out: " + importing(ns)
+	remedy := "Import the token from the pool's administrator: " + importing(ns)
 	if len(missing) > 0 {
-		f.add(Error, object, list(missing)+" missing: no pod reaches the pool's servers", remedy)
+		f.add(Error, object, list(missing)+" missing, so no pod can use the pool's servers", remedy)
 		return
 	}
 	if find(pool.SingleSecret) == nil {
-		f.add(Warning, object, pool.SingleSecret+" is missing: pods with clients 2.5 do not start", remedy)
+		f.add(Warning, object, pool.SingleSecret+" is missing, so pods with clients 2.5 do not start", remedy)
 	}
 	warnings, err := t.Check(s.Taken)
 	if err != nil {
-		f.add(Error, object, "the token cannot be used: "+mistakes(err), remedy+"; kubectl divvy pool check explains more")
+		f.add(Error, object, "the token is invalid: "+mistakes(err), remedy+"; kubectl divvy pool check explains the details")
 	}
 	for _, w := range warnings {
-		f.add(Warning, object, w, remedy+"; kubectl divvy pool check explains more")
+		f.add(Warning, object, w, remedy+"; kubectl divvy pool check explains the details")
 	}
 }
 
@@ -95,10 +95,10 @@ func checkPoolCopies(s *Snapshot, f *findings) {
 		switch {
 		case !plain || !labelled:
 		case value != "allowed":
-			f.add(Warning, "Namespace "+n.Name, fmt.Sprintf("its label %s is %q, which allows nothing", poolLabel, value), "This allows its pods to use the pool; take the label off where they are not to.",
+			f.add(Warning, "Namespace "+n.Name, fmt.Sprintf("its label %s has the invalid value %q", poolLabel, value), "This command allows its pods to use the pool; otherwise remove the label.",
 				"kubectl label namespace "+n.Name+" "+poolLabel+"=allowed --overwrite")
 		case slices.Contains(strings.Split(ignored, ","), n.Name):
-			f.add(Warning, "Namespace "+n.Name, "it is allowed to use the pool, and its pods are left alone: it is one of the ignored namespaces", "Run such pods in another namespace, or change the value pool.ignoredNamespaces.")
+			f.add(Warning, "Namespace "+n.Name, "it is allowed to use the pool, but its pods are ignored: it is one of the ignored namespaces", "Run these pods in another namespace, or change the value pool.ignoredNamespaces.")
 		}
 	}
 	restart := fmt.Sprintf("kubectl rollout restart deployment/%s -n %s", hook.Name, hook.Namespace)
@@ -120,7 +120,7 @@ func checkPoolCopies(s *Snapshot, f *findings) {
 		object, problem := "Namespace "+p.Namespace, fmt.Sprintf("it lacks %s, which pod %s needs", list(missing), p.Name)
 		n := slices.IndexFunc(s.Namespaces, func(n corev1.Namespace) bool { return n.Name == p.Namespace })
 		if n >= 0 && !selector.Matches(labels.Set(s.Namespaces[n].Labels)) {
-			remedy := "Give it a label that the value pool.credentials.namespaceSelector asks for."
+			remedy := "Set a label that matches the value pool.credentials.namespaceSelector."
 			var commands []string
 			if plain {
 				remedy, commands = "Allow it.", []string{"kubectl label namespace " + p.Namespace + " " + poolLabel + "=allowed --overwrite"}
@@ -128,7 +128,7 @@ func checkPoolCopies(s *Snapshot, f *findings) {
 			f.add(Error, object, problem+", and it is not allowed to use the pool", remedy, commands...)
 			continue
 		}
-		f.add(Error, object, problem, "The webhooks bring copies; see the check pool-token, and their log. This starts them anew.", restart).Transient = true
+		f.add(Error, object, problem, "The webhooks create the copies; see the check pool-token, and their log. This command restarts them.", restart).Transient = true
 	}
 }
 
@@ -148,11 +148,11 @@ func checkPoolCatalog(s *Snapshot, f *findings) {
 	object := "ConfigMap " + hook.Namespace + "/" + name
 	remedy, commands := s.restore(namePoolHook)
 	if !s.Release().installed("ConfigMap", name) {
-		remedy, commands = "Mend it: docs/pool-catalog.md has the form.", nil
+		remedy, commands = "Fix it; docs/pool-catalog.md describes the format.", nil
 	}
 	cm := s.configMap(hook.Namespace, name)
 	if cm == nil {
-		f.add(Error, object, "it is missing: a webhook that starts now does not get ready", remedy, commands...)
+		f.add(Error, object, "it is missing, so a webhook that starts now does not become ready", remedy, commands...)
 		return
 	}
 	text, ok := cm.Data[key]
@@ -164,9 +164,9 @@ func checkPoolCatalog(s *Snapshot, f *findings) {
 	switch _, err := pool.DecodeCatalog([]byte(text)); {
 	case errors.As(err, &bad):
 		f.add(Error, object, fmt.Sprintf("its catalog has %s: %s", count(len(bad.Mistakes), "mistake"), strings.Join(bad.Mistakes, "; ")),
-			"The webhooks keep the last good one. "+remedy, commands...)
+			"The webhooks keep the last valid one. "+remedy, commands...)
 	case err != nil:
-		f.add(Error, object, "its catalog cannot be read: "+err.Error(), "The webhooks keep the last good one. "+remedy, commands...)
+		f.add(Error, object, "its catalog cannot be parsed: "+err.Error(), "The webhooks keep the last valid one. "+remedy, commands...)
 	}
 }
 
@@ -184,19 +184,19 @@ func checkPoolUnits(s *Snapshot, f *findings) {
 		}
 		for _, p := range s.podsOf(d.Namespace, d.Spec.Selector) {
 			if p.Spec.NodeName == n.Name && podReady(p) {
-				f.add(Error, "Node "+n.Name, "its device plugin is ready and kubelet offers no "+pool.Resource, "Restart it; it registers at kubelet again.",
+				f.add(Error, "Node "+n.Name, "its device plugin is ready but kubelet offers no "+pool.Resource, "Restart it, so that it registers with kubelet again.",
 					"kubectl delete pod "+p.Name+" -n "+p.Namespace).Transient = true
 			}
 		}
 	}
 	if offering == 0 {
-		f.add(Error, "nodes", "no node offers "+pool.Resource+": pods of the pool stay Pending", "See the check workloads for DaemonSet "+namePoolNode+".").Transient = true
+		f.add(Error, "nodes", "no node offers "+pool.Resource+", so pods that use the pool stay Pending", "See the check workloads for DaemonSet "+namePoolNode+".").Transient = true
 	}
 	for i := range s.Quotas {
 		q := &s.Quotas[i]
 		for name := range q.Spec.Hard {
 			if base := strings.TrimPrefix(strings.TrimPrefix(string(name), "requests."), "limits."); strings.HasPrefix(base, pool.Prefix) && base != pool.Resource {
-				f.add(Warning, "ResourceQuota "+q.Namespace+"/"+q.Name, fmt.Sprintf("it limits %s, which no pod has when it is counted", name),
+				f.add(Warning, "ResourceQuota "+q.Namespace+"/"+q.Name, fmt.Sprintf("it limits %s, which the webhook removes from pods before quotas are counted", name),
 					"Limit requests."+pool.Resource+", in hundredths of a GPU: docs/pool.md.")
 			}
 		}

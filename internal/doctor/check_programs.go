@@ -57,7 +57,7 @@ func checkDaemonSet(s *Snapshot, f *findings, d *appsv1.DaemonSet) {
 	object := "DaemonSet " + d.Namespace + "/" + d.Name
 	st := d.Status
 	if st.ObservedGeneration < d.Generation {
-		f.add(Warning, object, "its newest settings have not been taken up yet", "Look again in a few seconds.").Transient = true
+		f.add(Warning, object, "its latest settings have not been rolled out yet", "Check again in a few seconds.").Transient = true
 		return
 	}
 	told := checkPods(s, f, d.Namespace, d.Spec.Selector)
@@ -66,8 +66,8 @@ func checkDaemonSet(s *Snapshot, f *findings, d *appsv1.DaemonSet) {
 			fmt.Sprintf("See its events: kubectl describe daemonset %s -n %s", d.Name, d.Namespace)).Transient = true
 	}
 	if st.DesiredNumberScheduled == 0 && d.Labels[labelName] != nameNode {
-		f.add(Error, object, "it runs on no node: no node has the labels that it asks for"+selectorOf(d),
-			"Label a node, or change the value of the chart that chooses nodes.")
+		f.add(Error, object, "it runs on no node: no node has the required labels"+selectorOf(d),
+			"Label a node, or change the chart's value that selects nodes.")
 	}
 }
 
@@ -89,18 +89,18 @@ func checkDeployment(s *Snapshot, f *findings, d *appsv1.Deployment) {
 		replicas = *d.Spec.Replicas
 	}
 	if replicas == 0 {
-		f.add(Error, object, "it is scaled to 0 replicas, so nothing answers", "Scale it up again.",
+		f.add(Error, object, "it is scaled to 0 replicas, so nothing responds", "Scale it up again.",
 			fmt.Sprintf("kubectl scale deployment/%s -n %s --replicas=%d", d.Name, d.Namespace, s.replicasOf(d)))
 		return
 	}
 	st := d.Status
 	if st.ObservedGeneration < d.Generation {
-		f.add(Warning, object, "its newest settings have not been taken up yet", "Look again in a few seconds.").Transient = true
+		f.add(Warning, object, "its latest settings have not been rolled out yet", "Check again in a few seconds.").Transient = true
 		return
 	}
 	for _, c := range st.Conditions {
 		if c.Type == appsv1.DeploymentReplicaFailure && c.Status == corev1.ConditionTrue {
-			f.add(Error, object, "its pods cannot be made: "+c.Message, "Do what the message says: a quota, a pod security level or a webhook refuses them.")
+			f.add(Error, object, "its pods cannot be created: "+c.Message, "Fix the problem that the message describes: a quota, a pod security level or a webhook rejects them.")
 			return
 		}
 	}
@@ -109,8 +109,8 @@ func checkDeployment(s *Snapshot, f *findings, d *appsv1.Deployment) {
 		return
 	}
 	if st.ReadyReplicas > 0 && d.Labels[labelName] == nameExtender && s.waitsForNode(d) {
-		f.add(Warning, object, fmt.Sprintf("%d of %d replicas are ready, and another finds no node: nothing takes over when those end", st.ReadyReplicas, replicas),
-			"Make a node for it, by the chart's values extender.nodeSelector, extender.tolerations and extender.affinity; or set extender.replicas to what there are nodes for: with extender.hostNetwork a node has one.")
+		f.add(Warning, object, fmt.Sprintf("%d of %d replicas are ready, and another one cannot be scheduled, so nothing takes over if these fail", st.ReadyReplicas, replicas),
+			"Allow more nodes with the chart's values extender.nodeSelector, extender.tolerations and extender.affinity; or reduce extender.replicas to the number of nodes: with extender.hostNetwork a node can run one replica.")
 		return
 	}
 	if !checkPods(s, f, d.Namespace, d.Spec.Selector) {
@@ -170,56 +170,56 @@ func checkPod(s *Snapshot, f *findings, p *corev1.Pod) {
 	object := "Pod " + p.Namespace + "/" + p.Name
 	where := fmt.Sprintf("%s -n %s", p.Name, p.Namespace)
 	if c := condition(p, corev1.PodScheduled); c != nil && c.Status == corev1.ConditionFalse {
-		f.add(Error, object, "it is not scheduled: "+c.Message, "Make room for it, or change the nodes and tolerations in the chart's values.")
+		f.add(Error, object, "it is not scheduled: "+c.Message, "Free capacity for it, or change the nodes and tolerations in the chart's values.")
 		return
 	}
 	if p.Status.Phase == corev1.PodFailed {
-		f.add(Warning, object, "it failed: "+cmp.Or(p.Status.Message, p.Status.Reason), "Its controller makes another; this removes it.", "kubectl delete pod "+where)
+		f.add(Warning, object, "it failed: "+cmp.Or(p.Status.Message, p.Status.Reason), "Its controller creates a new pod; this command removes the failed one.", "kubectl delete pod "+where)
 		return
 	}
 	if waitsForOperator(p) && !s.hasOperator() {
-		f.add(Error, object, fmt.Sprintf("it waits for files that NVIDIA's GPU operator writes, and this cluster has no DaemonSet %s, which writes them", operatorValidator),
-			"If driver and toolkit were installed without the operator, upgrade with node.gpuOperator.enabled=false, as examples/values/nvidia.yaml has it. With the operator, see its ClusterPolicy: docs/gpu-operator.md.")
+		f.add(Error, object, fmt.Sprintf("it waits for files that NVIDIA's GPU operator writes, but this cluster has no DaemonSet %s, which writes them", operatorValidator),
+			"If driver and toolkit were installed without the operator, upgrade with node.gpuOperator.enabled=false, as in examples/values/nvidia.yaml. With the operator, check its ClusterPolicy: docs/gpu-operator.md.")
 		return
 	}
 	for _, c := range slices.Concat(p.Status.InitContainerStatuses, p.Status.ContainerStatuses) {
 		if w := c.State.Waiting; w != nil {
 			switch w.Reason {
 			case "ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull":
-				f.add(Error, object, fmt.Sprintf("image %s cannot be had: %s", c.Image, cmp.Or(w.Message, w.Reason)),
-					"Push the images to the registry that the value image.registry names: make images push IMAGE_REPO=REGISTRY, then helm upgrade with -f dist/images/values.yaml. image.pullSecrets holds logins. docs/install.md.")
+				f.add(Error, object, fmt.Sprintf("image %s cannot be pulled: %s", c.Image, cmp.Or(w.Message, w.Reason)),
+					"Push the images to the registry of the value image.registry: make images push IMAGE_REPO=REGISTRY, then helm upgrade with -f dist/images/values.yaml. Set image.pullSecrets for credentials. See docs/install.md.")
 				return
 			case "CrashLoopBackOff":
 				why := w.Message
 				if t := c.LastTerminationState.Terminated; t != nil {
-					why = fmt.Sprintf("it ended with code %d, %d times: %s", t.ExitCode, c.RestartCount, cmp.Or(lastLine(t.Message), t.Reason))
+					why = fmt.Sprintf("it exited with code %d, %d times: %s", t.ExitCode, c.RestartCount, cmp.Or(lastLine(t.Message), t.Reason))
 				}
-				f.add(Error, object, fmt.Sprintf("container %s keeps ending: %s", c.Name, why),
-					fmt.Sprintf("Mend what it says; its log says more: kubectl logs %s -c %s --previous", where, c.Name))
+				f.add(Error, object, fmt.Sprintf("container %s keeps exiting: %s", c.Name, why),
+					fmt.Sprintf("Fix the reported problem; see its log: kubectl logs %s -c %s --previous", where, c.Name))
 				return
 			case "CreateContainerConfigError", "CreateContainerError", "RunContainerError":
 				f.add(Error, object, fmt.Sprintf("container %s cannot start: %s", c.Name, cmp.Or(w.Message, w.Reason)),
-					"Put back what the message misses, or mend what it names.")
+					"Restore the object that the message reports as missing, or fix the problem.")
 				return
 			}
 		}
 		if t := c.State.Terminated; t != nil && t.ExitCode != 0 {
-			f.add(Error, object, fmt.Sprintf("container %s ended with code %d: %s", c.Name, t.ExitCode, cmp.Or(lastLine(t.Message), t.Reason)),
-				fmt.Sprintf("Its log says more: kubectl logs %s -c %s", where, c.Name))
+			f.add(Error, object, fmt.Sprintf("container %s exited with code %d: %s", c.Name, t.ExitCode, cmp.Or(lastLine(t.Message), t.Reason)),
+				fmt.Sprintf("See its log: kubectl logs %s -c %s", where, c.Name))
 			return
 		}
 	}
 	if answer, ok := s.Readiness[p.Namespace+"/"+p.Name]; ok {
 		if !answer.OK {
-			f.add(Error, object, "it is not ready: "+answer.Text, "Mend what it says; docs/troubleshooting.md explains what a daemon waits for.").Transient = true
+			f.add(Error, object, "it is not ready: "+answer.Text, "Fix the reported problem; docs/troubleshooting.md explains what a daemon waits for.").Transient = true
 			return
 		}
-		f.add(Warning, object, "it says that it is ready, and kubelet has not noticed yet", "Look again in a few seconds.").Transient = true
+		f.add(Warning, object, "it reports that it is ready, but kubelet has not updated its status yet", "Check again in a few seconds.").Transient = true
 		return
 	}
 	for _, c := range p.Status.InitContainerStatuses {
 		if c.State.Running != nil && (c.Started == nil || !*c.Started) {
-			f.add(Error, object, "its init container "+c.Name+" has not ended", fmt.Sprintf("Its log says what it waits for: kubectl logs %s -c %s", where, c.Name)).Transient = true
+			f.add(Error, object, "its init container "+c.Name+" has not completed", fmt.Sprintf("Its log shows what it waits for: kubectl logs %s -c %s", where, c.Name)).Transient = true
 			return
 		}
 	}
@@ -302,27 +302,27 @@ func checkVersions(s *Snapshot, f *findings) {
 		for _, tag := range slices.Sorted(maps.Keys(tags)) {
 			words = append(words, fmt.Sprintf("%s in %s", cmp.Or(tag, "no tag"), list(tags[tag])))
 		}
-		remedy, commands := "Give all of them one tag: the value image.tag of the chart.", []string(nil)
+		remedy, commands := "Use the same tag for all: the value image.tag of the chart.", []string(nil)
 		if len(s.tagsInstalled(program)) == 1 {
 			remedy, commands = s.restore("")
 		}
-		f.add(Warning, "image "+program, "several versions are at work: "+strings.Join(words, "; "), remedy, commands...)
+		f.add(Warning, "image "+program, "several versions are running: "+strings.Join(words, "; "), remedy, commands...)
 	}
 	if len(charts) > 1 {
 		var words []string
 		for _, v := range slices.Sorted(maps.Keys(charts)) {
 			words = append(words, v+" of "+list(charts[v]))
 		}
-		f.add(Warning, "release "+r.Name, "its objects are of several versions of the chart: "+strings.Join(words, "; "),
-			"Run helm upgrade again, with the chart of the version that is to be.")
+		f.add(Warning, "release "+r.Name, "its objects have several versions of the chart: "+strings.Join(words, "; "),
+			"Run helm upgrade again, with the chart of the desired version.")
 	}
 	if server, err := version.ParseGeneric(s.Kubernetes); err == nil && server.LessThan(minKubernetes) {
-		f.add(Error, "API server", fmt.Sprintf("it is of version %s; Divvy needs %s", s.Kubernetes, minKubernetes), "Upgrade Kubernetes.")
+		f.add(Error, "API server", fmt.Sprintf("it has version %s; Divvy requires %s", s.Kubernetes, minKubernetes), "Upgrade Kubernetes.")
 	}
 	answer, asked := s.Extender["version"]
 	if theirs, _, _ := strings.Cut(answer.Text, " "); asked && answer.OK && theirs != "" && theirs != s.Tool {
-		f.add(Warning, "kubectl-divvy", fmt.Sprintf("this program is of version %s, and the extender of %s: what it says of parts that differ may be wrong", s.Tool, answer.Text),
-			"Use the kubectl-divvy of the version that is installed.")
+		f.add(Warning, "kubectl-divvy", fmt.Sprintf("this program has version %s, but the extender %s, so findings may be wrong where they differ", s.Tool, answer.Text),
+			"Use the kubectl-divvy of the installed version.")
 	}
 }
 
@@ -366,8 +366,8 @@ func checkRollout(s *Snapshot, f *findings, kind, namespace, name string, select
 		}
 	}
 	if len(old) > 0 {
-		f.add(Warning, kind+" "+namespace+"/"+name, "another image than it asks for still runs in "+list(old),
-			"Wait for the rollout; this does, and says what holds it up.", fmt.Sprintf("kubectl rollout status %s/%s -n %s --timeout=120s", kind, name, namespace)).Transient = true
+		f.add(Warning, kind+" "+namespace+"/"+name, "an image other than the specified one still runs in "+list(old),
+			"Wait for the rollout; this command waits and reports its progress.", fmt.Sprintf("kubectl rollout status %s/%s -n %s --timeout=120s", kind, name, namespace)).Transient = true
 	}
 }
 
@@ -414,12 +414,12 @@ func checkConfiguration(s *Snapshot, f *findings) {
 	files, named, from, missing := s.configurationsOf(d)
 	remedy, commands := s.restore(nameNode)
 	for _, name := range missing {
-		f.add(Error, "ConfigMap "+d.Namespace+"/"+name, "it is missing, and divvy-node reads it", remedy, commands...)
+		f.add(Error, "ConfigMap "+d.Namespace+"/"+name, "it is missing, but divvy-node requires it", remedy, commands...)
 	}
 	for _, name := range slices.Sorted(maps.Keys(files)) {
 		if _, err := v1alpha1.Parse([]byte(files[name]), name, accel.VendorNames()); err != nil {
 			f.add(Error, "ConfigMap "+d.Namespace+"/"+from[name], "entry "+name+": "+mistakes(err),
-				"Running daemons keep the last good one, and a daemon that starts now ends. "+remedy, commands...)
+				"Running daemons keep the last valid one, but a daemon that starts now exits. "+remedy, commands...)
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(named)) {
@@ -430,7 +430,7 @@ func checkConfiguration(s *Snapshot, f *findings) {
 		config := v1alpha1.Base()
 		if bad, err := v1alpha1.Decode([]byte(named[name]), &config); err != nil || len(bad) > 0 {
 			f.add(Error, "ConfigMap "+d.Namespace+"/"+from[name], "entry "+name+": "+mistakes(errors.Join(err, joined(bad))),
-				"Nodes whose label divvy.dev/config names it keep the last good one. "+remedy, commands...)
+				"Nodes whose label divvy.dev/config selects it keep the last valid one. "+remedy, commands...)
 		}
 	}
 	for i := range s.Nodes {
@@ -444,12 +444,12 @@ func checkConfiguration(s *Snapshot, f *findings) {
 				continue
 			}
 			if _, known := named[name]; !known && name != "" {
-				there := "there is none at all"
+				there := "no configuration exists"
 				if len(named) > 0 {
-					there = "there are " + list(slices.Collect(maps.Keys(named)))
+					there = "existing configurations: " + list(slices.Collect(maps.Keys(named)))
 				}
-				f.add(Error, "Node "+n.Name, fmt.Sprintf("its label %s names the configuration %q; %s", label, name, there),
-					"Name one that is there, or take the label off, which this does.", "kubectl label node "+n.Name+" "+label+"-")
+				f.add(Error, "Node "+n.Name, fmt.Sprintf("its label %s selects the configuration %q, which does not exist; %s", label, name, there),
+					"Select an existing one, or remove the label with this command.", "kubectl label node "+n.Name+" "+label+"-")
 			}
 			break // the first that is set decides
 		}
@@ -476,17 +476,17 @@ func checkGrantKey(s *Snapshot, f *findings) {
 	object := "Secret " + d.Namespace + "/" + name
 	remedy, commands := s.restore("divvy")
 	if !s.Release().installed("Secret", name) {
-		remedy, commands = "Make it, with an entry key of 32 random bytes or more; the programs sign the grants of running pods anew.", []string{
+		remedy, commands = "Create it, with an entry key of 32 random bytes or more; the programs sign the allocations of running pods again.", []string{
 			fmt.Sprintf("kubectl create secret generic %s -n %s --from-literal=key=\"$(head -c 48 /dev/urandom | base64 -w0)\" --dry-run=client -o yaml | kubectl apply -f -", name, d.Namespace),
 		}
 	}
 	secret := s.secret(d.Namespace, name)
 	switch {
 	case secret == nil:
-		f.add(Error, object, "it is missing: no grant can be signed, and programs that start now wait for it", remedy, commands...)
+		f.add(Error, object, "it is missing, so planned allocations cannot be signed, and programs that start now wait for it", remedy, commands...)
 	case len(secret.Data["key"]) == 0:
-		f.add(Error, object, "it has no entry key: no grant can be signed", remedy, commands...)
+		f.add(Error, object, "it has no entry key, so planned allocations cannot be signed", remedy, commands...)
 	case len(secret.Data["key"]) < wire.MinKeyBytes:
-		f.add(Error, object, fmt.Sprintf("its entry key has %d bytes, and %d are the least", len(secret.Data["key"]), wire.MinKeyBytes), remedy, commands...)
+		f.add(Error, object, fmt.Sprintf("its entry key has %d bytes, but at least %d are required", len(secret.Data["key"]), wire.MinKeyBytes), remedy, commands...)
 	}
 }

@@ -17,12 +17,12 @@ func checkExtender(s *Snapshot, f *findings) {
 	object := "Service " + r.Namespace + "/" + nameExtender
 	if s.service(r.Namespace, nameExtender) == nil {
 		remedy, commands := s.restore(nameExtender)
-		f.add(Error, object, "it is missing, so nobody finds the extender", remedy, commands...)
+		f.add(Error, object, "it is missing, so clients cannot find the extender", remedy, commands...)
 		return
 	}
 	if s.readyEndpoints(r.Namespace, nameExtender) == 0 {
-		f.add(Error, object, "no ready extender is behind it: pods that ask for memory stay Pending",
-			"Mend what is said of Deployment "+s.extenderWorkload()+"; the extender is ready once it has read all nodes and pods.").Transient = true
+		f.add(Error, object, "it has no ready extender, so pods that request memory stay Pending",
+			"Fix the problem reported for Deployment "+s.extenderWorkload()+"; the extender is ready once it has read all nodes and pods.").Transient = true
 		return
 	}
 	for _, route := range []string{"healthz", "readyz", "version"} {
@@ -30,8 +30,8 @@ func checkExtender(s *Snapshot, f *findings) {
 		if !asked || answer.OK {
 			continue
 		}
-		f.add(Error, object, fmt.Sprintf("/%s does not answer through the API server: %s", route, cmp.Or(answer.Text, "nothing was said")),
-			fmt.Sprintf("See its log: kubectl logs deployment/%s -n %s. With hostNetwork, a firewall between the API server and the extender's node must let port %d pass.",
+		f.add(Error, object, fmt.Sprintf("/%s does not respond through the API server: %s", route, cmp.Or(answer.Text, "no message")),
+			fmt.Sprintf("See its log: kubectl logs deployment/%s -n %s. With hostNetwork, a firewall between the API server and the extender's node must allow port %d.",
 				s.extenderWorkload(), r.Namespace, portExtender)).Transient = true
 		return
 	}
@@ -54,8 +54,8 @@ func checkScheduler(s *Snapshot, f *findings) {
 	}
 	for _, p := range schedulers {
 		if !podReady(p) && !beingStarted(p, s.Taken) {
-			f.add(Error, "Pod "+p.Namespace+"/"+p.Name, "kube-scheduler is not ready: no pod of the cluster is scheduled unless another one is",
-				fmt.Sprintf("See why: kubectl logs %s -n %s", p.Name, p.Namespace)).Transient = true
+			f.add(Error, "Pod "+p.Namespace+"/"+p.Name, "kube-scheduler is not ready, so no pod is scheduled unless another kube-scheduler is ready",
+				fmt.Sprintf("See its log: kubectl logs %s -n %s", p.Name, p.Namespace)).Transient = true
 		}
 	}
 	switch {
@@ -103,8 +103,8 @@ func checkWired(s *Snapshot, f *findings, schedulers []*corev1.Pod) {
 	d := s.daemonSet(nameSchedconf)
 	restart := fmt.Sprintf("kubectl rollout restart daemonset/%s -n %s", d.Name, d.Namespace)
 	if len(schedulers) == 0 {
-		f.add(Error, "control plane", "no kube-scheduler shows as a pod in "+kubeSystem+", so there is none that divvy-schedconf could wire",
-			"Where the control plane is managed by somebody else, set scheduler.mode=dedicated.")
+		f.add(Error, "control plane", "no kube-scheduler runs as a pod in "+kubeSystem+", so divvy-schedconf cannot configure it",
+			"If the control plane is managed by your provider, set scheduler.mode=dedicated.")
 		return
 	}
 	for _, p := range schedulers {
@@ -112,12 +112,12 @@ func checkWired(s *Snapshot, f *findings, schedulers []*corev1.Pod) {
 			continue
 		}
 		if last := s.wiring(p.Spec.NodeName); last != nil && last.Reason == events.SchedulerRolledBack.Reason {
-			f.add(Error, podObject(p), "this kube-scheduler does not ask the extender: it was not well with the changed configuration, which was rolled back: "+last.Message,
-				"Mend what the message says; divvy-schedconf tries again by itself, and at once when it is started anew.", restart)
+			f.add(Error, podObject(p), "this kube-scheduler does not call the extender: it was not healthy with the changed configuration, which was rolled back: "+last.Message,
+				"Fix the problem that the message describes; divvy-schedconf retries automatically, and immediately after a restart.", restart)
 			continue
 		}
-		f.add(Error, podObject(p), "this kube-scheduler does not ask the extender: its manifest lacks "+annotationWired+", so divvy-schedconf has not wired it, has rolled it back, or somebody has restored it",
-			fmt.Sprintf("Start divvy-schedconf anew, which wires it. If it does not stay wired, the log says why: kubectl logs daemonset/%s -n %s", d.Name, d.Namespace),
+		f.add(Error, podObject(p), "this kube-scheduler does not call the extender: its manifest lacks "+annotationWired+", so divvy-schedconf has not configured it, has rolled it back, or the manifest was restored",
+			fmt.Sprintf("Restart divvy-schedconf, which configures it. If the change is rolled back again, see the log: kubectl logs daemonset/%s -n %s", d.Name, d.Namespace),
 			restart).Transient = true
 	}
 	for i := range s.Nodes {
@@ -125,8 +125,8 @@ func checkWired(s *Snapshot, f *findings, schedulers []*corev1.Pod) {
 		if !controlPlane(n) || slices.ContainsFunc(s.podsOf(d.Namespace, d.Spec.Selector), func(p *corev1.Pod) bool { return p.Spec.NodeName == n.Name }) {
 			continue
 		}
-		f.add(Error, "Node "+n.Name, "it is of the control plane, and no divvy-schedconf runs there to wire its kube-scheduler",
-			"Change the values schedconf.nodeSelector and schedconf.tolerations so that they choose it.").Transient = true
+		f.add(Error, "Node "+n.Name, "it is a control-plane node, but divvy-schedconf does not run there to configure its kube-scheduler",
+			"Change the values schedconf.nodeSelector and schedconf.tolerations so that they select it.").Transient = true
 	}
 }
 
@@ -145,12 +145,12 @@ func (s *Snapshot) wiring(node string) *corev1.Event {
 func checkDedicated(s *Snapshot, f *findings, schedulers []*corev1.Pod) {
 	if !slices.ContainsFunc(s.webhooks(), func(w webhook) bool { return w.configuration == nameScheduler }) {
 		remedy, commands := s.restore(nameScheduler)
-		f.add(Error, "MutatingWebhookConfiguration "+nameScheduler, "it is missing, so pods that ask for memory go to the cluster's own scheduler, which knows of no devices", remedy, commands...)
+		f.add(Error, "MutatingWebhookConfiguration "+nameScheduler, "it is missing, so pods that request memory go to the cluster's own scheduler, which does not know the devices", remedy, commands...)
 	}
 	for _, p := range schedulers {
 		if p.Annotations[annotationWired] != "" {
-			f.add(Warning, "Pod "+p.Namespace+"/"+p.Name, "the cluster's own kube-scheduler still asks the extender, from the time of another scheduler.mode",
-				"On its node: divvy-control schedconf uninstall")
+			f.add(Warning, "Pod "+p.Namespace+"/"+p.Name, "the cluster's own kube-scheduler still calls the extender, because of a previous scheduler.mode",
+				"Run on its node: divvy-control schedconf uninstall")
 		}
 	}
 }
@@ -159,15 +159,15 @@ func checkDedicated(s *Snapshot, f *findings, schedulers []*corev1.Pod) {
 // administrator has written.
 func checkWiredByHand(f *findings, schedulers []*corev1.Pod) {
 	if len(schedulers) == 0 {
-		f.add(Unknown, "control plane", "no kube-scheduler shows as a pod in "+kubeSystem+", so whether it asks the extender cannot be seen",
-			"Where its configuration cannot be changed, set scheduler.mode=dedicated.")
+		f.add(Unknown, "control plane", "no kube-scheduler runs as a pod in "+kubeSystem+", so its configuration cannot be checked",
+			"If its configuration cannot be changed, set scheduler.mode=dedicated.")
 		return
 	}
 	for _, p := range schedulers {
 		_, config := argument(&p.Spec, "config")
 		if !config && p.Annotations[annotationWired] == "" {
-			f.add(Error, "Pod "+p.Namespace+"/"+p.Name, "this kube-scheduler has no configuration file (--config), so it does not ask the extender",
-				"On its node: divvy-control schedconf install; or set scheduler.mode=extender, which does so on every node of the control plane.")
+			f.add(Error, "Pod "+p.Namespace+"/"+p.Name, "this kube-scheduler has no configuration file (--config), so it does not call the extender",
+				"Run on its node: divvy-control schedconf install; or set scheduler.mode=extender, which does so on every control-plane node.")
 		}
 	}
 }

@@ -32,35 +32,35 @@ func Checks() []Check { return slices.Clone(checks) }
 
 var checks = []Check{
 	{
-		Name: "release", Group: groupInstallation, Title: "Divvy is installed once, and its last change was carried out",
+		Name: "release", Group: groupInstallation, Title: "Divvy is installed once, and its last installation or upgrade succeeded",
 		Needs: []Source{SourceWorkloads}, run: checkRelease,
 	},
 	{
-		Name: "objects", Group: groupInstallation, Title: "every object of the release is there, with the rules that were installed",
+		Name: "objects", Group: groupInstallation, Title: "all objects of the release exist, with the rules that were installed",
 		Needs: []Source{SourceRelease}, skip: withoutManifest, run: checkObjects,
 	},
 	{
-		Name: "leftovers", Group: groupInstallation, Title: "nothing is left of another release, nor of the programs that Divvy takes the place of",
+		Name: "leftovers", Group: groupInstallation, Title: "nothing is left of another release or of programs that Divvy replaces",
 		Needs: []Source{SourceRoles, SourceWorkloads, SourceNodes, SourcePods, SourceAdmission, SourcePolicies}, run: checkLeftovers,
 	},
 	{
-		Name: "workloads", Group: groupPrograms, Title: "every program runs and is ready",
+		Name: "workloads", Group: groupPrograms, Title: "all programs run and are ready",
 		Needs: []Source{SourceWorkloads, SourcePods}, skip: nothingInstalled, run: checkWorkloads,
 	},
 	{
-		Name: "versions", Group: groupPrograms, Title: "all programs, and this one, are of one version",
+		Name: "versions", Group: groupPrograms, Title: "all programs, and this one, have the same version",
 		Needs: []Source{SourceWorkloads, SourcePods}, skip: nothingInstalled, run: checkVersions,
 	},
 	{
-		Name: "configuration", Group: groupPrograms, Title: "the configurations of divvy-node have no mistakes",
+		Name: "configuration", Group: groupPrograms, Title: "the configurations of divvy-node are valid",
 		Needs: []Source{SourceWorkloads, SourceConfigMaps}, skip: withoutNode, run: checkConfiguration,
 	},
 	{
-		Name: "grant-key", Group: groupPrograms, Title: "the key that grants are signed with is there and long enough",
+		Name: "grant-key", Group: groupPrograms, Title: "the key that signs planned allocations exists and is long enough",
 		Needs: []Source{SourceWorkloads, SourceSecrets}, skip: withoutNode, run: checkGrantKey,
 	},
 	{
-		Name: "node-labels", Group: groupNodes, Title: "every node that is labelled has its divvy-node",
+		Name: "node-labels", Group: groupNodes, Title: "every labelled node runs divvy-node",
 		Needs: []Source{SourceWorkloads, SourceNodes, SourcePods}, skip: withoutNode, run: checkNodeLabels,
 	},
 	{
@@ -68,7 +68,7 @@ var checks = []Check{
 		Needs: []Source{SourceNodes, SourcePods, SourceWorkloads}, skip: withoutNode, run: checkNodeReady,
 	},
 	{
-		Name: "inventory", Group: groupNodes, Title: "kubelet offers what divvy-node has found",
+		Name: "inventory", Group: groupNodes, Title: "kubelet offers the devices that divvy-node found",
 		Needs: []Source{SourceNodes, SourcePods, SourceWorkloads}, skip: withoutNode, run: checkInventory,
 	},
 	{
@@ -80,15 +80,15 @@ var checks = []Check{
 		Needs: []Source{SourceNodes, SourcePods, SourceWorkloads}, skip: withoutNode, run: checkOtherPlugins,
 	},
 	{
-		Name: "kubelet", Group: groupNodes, Title: "kubelet is of a version that works, and takes as many units as there are",
+		Name: "kubelet", Group: groupNodes, Title: "the version of kubelet is supported, and kubelet accepts the number of units",
 		Needs: []Source{SourceNodes, SourceConfigMaps, SourceWorkloads}, skip: nothingInstalled, run: checkKubelet,
 	},
 	{
-		Name: "extender", Group: groupScheduling, Title: "the extender answers, and knows all nodes and pods",
+		Name: "extender", Group: groupScheduling, Title: "the extender responds, and has read all nodes and pods",
 		Needs: []Source{SourceWorkloads, SourceServices, SourceExtender}, skip: withoutExtender, run: checkExtender,
 	},
 	{
-		Name: "scheduler", Group: groupScheduling, Title: "kube-scheduler asks the extender",
+		Name: "scheduler", Group: groupScheduling, Title: "kube-scheduler calls the extender",
 		Needs: []Source{SourceNodes, SourcePods, SourceWorkloads, SourceAdmission}, skip: withoutExtender, run: checkScheduler,
 	},
 	{
@@ -96,7 +96,7 @@ var checks = []Check{
 		Needs: []Source{SourceAdmission, SourceServices, SourceSecrets}, skip: withoutWebhooks, run: checkWebhooks,
 	},
 	{
-		Name: "certificates", Group: groupAdmission, Title: "certificates are valid, and for the right names",
+		Name: "certificates", Group: groupAdmission, Title: "certificates are valid and have the right names",
 		Needs: []Source{SourceSecrets, SourceConfigMaps}, skip: nothingInstalled, run: checkCertificates,
 	},
 	{
@@ -104,35 +104,35 @@ var checks = []Check{
 		Needs: []Source{SourcePolicies}, skip: nothingInstalled, run: checkPolicies,
 	},
 	{
-		Name: "rbac", Group: groupAdmission, Title: "every program may do what its role grants",
+		Name: "rbac", Group: groupAdmission, Title: "every program has the permissions of its role",
 		Needs: []Source{SourceRelease, SourceReviews}, skip: withoutManifest, run: checkAccess,
 	},
 	{
-		Name: "waiting", Group: groupPods, Title: "no pod waits for shared devices",
+		Name: "waiting", Group: groupPods, Title: "no pod is waiting for shared devices",
 		Needs: []Source{SourcePods, SourceNodes}, skip: nothingInstalled, run: checkWaiting,
 	},
 	{
-		Name: "failed", Group: groupPods, Title: "no pod was refused by its node",
+		Name: "failed", Group: groupPods, Title: "no pod was rejected by its node",
 		Needs: []Source{SourcePods}, skip: nothingInstalled, run: checkFailed,
 	},
 	{
-		Name: "grants", Group: groupPods, Title: "pods hold what the books say",
+		Name: "grants", Group: groupPods, Title: "allocations of pods are consistent",
 		Needs: []Source{SourcePods, SourceNodes}, skip: withoutExtender, run: checkGrants,
 	},
 	{
-		Name: "pool-token", Group: groupPool, Title: "the token of the pool is there and can be read",
+		Name: "pool-token", Group: groupPool, Title: "the token of the pool exists and is valid",
 		Needs: []Source{SourceToken, SourceWorkloads}, skip: withoutPool, run: checkPoolToken,
 	},
 	{
-		Name: "pool-copies", Group: groupPool, Title: "namespaces with pods of the pool may use it, and have the token",
+		Name: "pool-copies", Group: groupPool, Title: "namespaces with pods that use the pool are allowed to, and have the token",
 		Needs: []Source{SourceToken, SourceNamespaces, SourcePods, SourceWorkloads}, skip: withoutPool, run: checkPoolCopies,
 	},
 	{
-		Name: "pool-catalog", Group: groupPool, Title: "the catalog of clients can be read",
+		Name: "pool-catalog", Group: groupPool, Title: "the catalog of clients is valid",
 		Needs: []Source{SourceConfigMaps, SourceWorkloads}, skip: withoutPool, run: checkPoolCatalog,
 	},
 	{
-		Name: "pool-units", Group: groupPool, Title: "nodes offer units of the pool, and quotas count them",
+		Name: "pool-units", Group: groupPool, Title: "nodes offer units of the pool, and quotas limit the right resource",
 		Needs: []Source{SourceNodes, SourceQuotas, SourceWorkloads}, skip: withoutPool, run: checkPoolUnits,
 	},
 }
@@ -185,7 +185,7 @@ func withoutManifest(s *Snapshot) string {
 	case r == nil:
 		return "Divvy is not installed"
 	case !r.Helm:
-		return "it was not installed by helm, so what belongs to it is not recorded; kubectl diff -f with its manifest shows what differs"
+		return "Divvy was not installed by helm, so there is no record of its objects; compare them with kubectl diff -f and its manifest"
 	}
 	return ""
 }

@@ -78,7 +78,7 @@ func TestFaults(t *testing.T) {
 			"release", func(w *world) {
 				w.Releases = append(w.Releases, Release{Name: "second", Namespace: "other", Helm: true})
 			},
-			Error, "release second in namespace other", "beside release divvy", "Keep one", "helm uninstall second -n other",
+			Error, "release second in namespace other", "in addition to release divvy", "Keep only one release", "helm uninstall second -n other",
 		},
 		"an upgrade was interrupted": {
 			"release", func(w *world) { w.Releases[0].Status = "pending-upgrade" },
@@ -89,13 +89,13 @@ func TestFaults(t *testing.T) {
 			Warning, "release divvy in namespace divvy-system", "failed", "helm status", "helm rollback divvy -n divvy-system",
 		},
 		"an object was deleted": {
-			"objects", func(w *world) { w.Live[1].Found = false }, Error, "ClusterRoleBinding divvy-node", "missing", "Put back", restoring("divvy-node"),
+			"objects", func(w *world) { w.Live[1].Found = false }, Error, "ClusterRoleBinding divvy-node", "missing", "Restore the object", restoring("divvy-node"),
 		},
 		"a rule was changed": {
-			"objects", func(w *world) { w.Live[0].Differs = "rules[0].verbs" }, Error, "ClusterRole divvy-node", "changed since it was installed, at rules[0].verbs", "Put back", restoring("divvy-node"),
+			"objects", func(w *world) { w.Live[0].Differs = "rules[0].verbs" }, Error, "ClusterRole divvy-node", "changed after the installation, at rules[0].verbs", "Restore the object", restoring("divvy-node"),
 		},
 		"an object cannot be read": {
-			"objects", func(w *world) { w.Live[0].Error = "needs get of clusterroles" }, Unknown, "ClusterRole divvy-node", "needs get", "allowed to you", "",
+			"objects", func(w *world) { w.Live[0].Error = "needs get of clusterroles" }, Unknown, "ClusterRole divvy-node", "needs get", "Request the permission to read it", "",
 		},
 		"a webhook of a release that is gone": {
 			"leftovers", func(w *world) {
@@ -109,20 +109,20 @@ func TestFaults(t *testing.T) {
 		},
 		"an inventory that nobody keeps": {
 			"leftovers", func(w *world) { w.DaemonSets = w.DaemonSets[1:] },
-			Warning, "Node node-a", "none is installed", "Take off", "kubectl annotate node node-a divvy.dev/inventory- divvy.dev/labels- divvy.dev/counts-",
+			Warning, "Node node-a", "which is not installed", "Remove the annotations", "kubectl annotate node node-a divvy.dev/inventory- divvy.dev/labels- divvy.dev/counts-",
 		},
 		"a wiring that nobody needs any more": {
 			"leftovers", func(w *world) {
 				w.Deployments = slices.DeleteFunc(w.Deployments, func(d appsv1.Deployment) bool { return d.Name == nameExtender })
 				w.DaemonSets = slices.DeleteFunc(w.DaemonSets, func(d appsv1.DaemonSet) bool { return d.Name == nameSchedconf })
 			},
-			Warning, "Pod kube-system/kube-scheduler-node-a", "asks an extender that is not installed", "divvy-control schedconf uninstall", "",
+			Warning, "Pod kube-system/kube-scheduler-node-a", "this kube-scheduler calls an extender that is not installed", "divvy-control schedconf uninstall", "",
 		},
 		"GCUShare's extender": {
 			"leftovers", func(w *world) {
 				w.Deployments = append(w.Deployments, appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Namespace: kubeSystem, Name: "gcushare-scheduler-extender"}})
 			},
-			Warning, "Deployment kube-system/gcushare-scheduler-extender", "takes the place of", "docs/migrating.md", "kubectl delete deployment gcushare-scheduler-extender -n kube-system",
+			Warning, "Deployment kube-system/gcushare-scheduler-extender", "a program that Divvy replaces", "docs/migrating.md", "kubectl delete deployment gcushare-scheduler-extender -n kube-system",
 		},
 		"GCUShare's config manager, by helm": {
 			"leftovers", func(w *world) {
@@ -130,7 +130,7 @@ func TestFaults(t *testing.T) {
 					Namespace: kubeSystem, Name: "gcushare-config-manager", Annotations: map[string]string{annotationRelease: "it's; rm", annotationNamespace: kubeSystem},
 				}})
 			},
-			Warning, "DaemonSet kube-system/gcushare-config-manager", "takes the place of", "docs/migrating.md", `helm uninstall 'it'\''s; rm' -n kube-system`,
+			Warning, "DaemonSet kube-system/gcushare-config-manager", "a program that Divvy replaces", "docs/migrating.md", `helm uninstall 'it'\''s; rm' -n kube-system`,
 		},
 		"the extender is scaled down": {
 			"workloads", func(w *world) { deploymentOf(w, nameExtender).Spec.Replicas = ptr.To[int32](0) },
@@ -144,7 +144,7 @@ func TestFaults(t *testing.T) {
 				other.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Message: "0/1 nodes are available: 1 node(s) didn't have free ports"}}
 				w.Pods = append(w.Pods, other)
 			},
-			Warning, "Deployment divvy-system/divvy-extender", "1 of 2 replicas are ready, and another finds no node", "set extender.replicas", "",
+			Warning, "Deployment divvy-system/divvy-extender", "1 of 2 replicas are ready, and another one cannot be scheduled", "reduce extender.replicas", "",
 		},
 		"a daemon keeps ending": {
 			"workloads", func(w *world) {
@@ -152,11 +152,11 @@ func TestFaults(t *testing.T) {
 				waiting(p, "CrashLoopBackOff", "back-off")
 				p.Status.ContainerStatuses[0].LastTerminationState.Terminated = &corev1.ContainerStateTerminated{ExitCode: 1, Message: "first\nerror: no library\n"}
 			},
-			Error, "Pod divvy-system/divvy-node-x", "keeps ending: it ended with code 1, 4 times: error: no library", "kubectl logs divvy-node-x -n divvy-system -c main --previous", "",
+			Error, "Pod divvy-system/divvy-node-x", "keeps exiting: it exited with code 1, 4 times: error: no library", "kubectl logs divvy-node-x -n divvy-system -c main --previous", "",
 		},
 		"no GPU operator writes the files that a daemon waits for": {
 			"workloads", func(w *world) { w.waitsForOperator() },
-			Error, "Pod divvy-system/divvy-node-x", "waits for files that NVIDIA's GPU operator writes, and this cluster has no DaemonSet nvidia-operator-validator",
+			Error, "Pod divvy-system/divvy-node-x", "waits for files that NVIDIA's GPU operator writes, but this cluster has no DaemonSet nvidia-operator-validator",
 			"node.gpuOperator.enabled=false", "",
 		},
 		"no GPU operator, and the container has ended before": {
@@ -171,23 +171,23 @@ func TestFaults(t *testing.T) {
 				w.waitsForOperator()
 				w.DaemonSets = append(w.DaemonSets, appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: "gpu-operator", Name: "nvidia-operator-validator"}})
 			},
-			Error, "Pod divvy-system/divvy-node-x", "its init container wait-for-driver has not ended", "kubectl logs divvy-node-x -n divvy-system -c wait-for-driver", "",
+			Error, "Pod divvy-system/divvy-node-x", "its init container wait-for-driver has not completed", "kubectl logs divvy-node-x -n divvy-system -c wait-for-driver", "",
 		},
 		"an image is not there": {
 			"workloads", func(w *world) { waiting(w.ready("divvy-extender-x", false), "ImagePullBackOff", "not found") },
-			Error, "Pod divvy-system/divvy-extender-x", "image ghcr.io/divvy-gpu/divvy-control:1 cannot be had: not found", "image.registry", "",
+			Error, "Pod divvy-system/divvy-extender-x", "image ghcr.io/divvy-gpu/divvy-control:1 cannot be pulled: not found", "image.registry", "",
 		},
 		"a Secret that a pod mounts is not there": {
 			"workloads", func(w *world) {
 				waiting(w.ready("divvy-node-x", false), "CreateContainerConfigError", `secret "divvy-grant-key" not found`)
 			},
-			Error, "Pod divvy-system/divvy-node-x", `cannot start: secret "divvy-grant-key" not found`, "Put back", "",
+			Error, "Pod divvy-system/divvy-node-x", `cannot start: secret "divvy-grant-key" not found`, "Restore the object", "",
 		},
 		"a program of Divvy's finds no node": {
 			"workloads", func(w *world) {
 				w.ready("divvy-extender-x", false).Status.Conditions[0] = corev1.PodCondition{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Message: "0/1 nodes are available"}
 			},
-			Error, "Pod divvy-system/divvy-extender-x", "not scheduled: 0/1 nodes", "Make room", "",
+			Error, "Pod divvy-system/divvy-extender-x", "not scheduled: 0/1 nodes", "Free capacity for it", "",
 		},
 		"a daemon says what it waits for": {
 			"workloads", func(w *world) {
@@ -201,28 +201,28 @@ func TestFaults(t *testing.T) {
 				w.ready("divvy-node-x", false)
 				w.Readiness[system+"/divvy-node-x"] = Answer{OK: true, Text: "ok"}
 			},
-			Warning, "Pod divvy-system/divvy-node-x", "kubelet has not noticed", "Look again", "",
+			Warning, "Pod divvy-system/divvy-node-x", "kubelet has not updated", "Check again in a few seconds", "",
 		},
 		"a container has ended": {
 			"workloads", func(w *world) {
 				p := w.ready("divvy-extender-x", false)
 				p.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "main", State: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{ExitCode: 2, Reason: "Error"}}}}
 			},
-			Error, "Pod divvy-system/divvy-extender-x", "container main ended with code 2: Error", "kubectl logs", "",
+			Error, "Pod divvy-system/divvy-extender-x", "container main exited with code 2: Error", "kubectl logs", "",
 		},
 		"a pod failed": {
 			"workloads", func(w *world) {
 				p := w.ready("divvy-extender-x", false)
 				p.Status.Phase, p.Status.Message = corev1.PodFailed, "Evicted for memory"
 			},
-			Warning, "Pod divvy-system/divvy-extender-x", "Evicted", "removes it", "kubectl delete pod divvy-extender-x -n divvy-system",
+			Warning, "Pod divvy-system/divvy-extender-x", "Evicted", "this command removes", "kubectl delete pod divvy-extender-x -n divvy-system",
 		},
 		"pods cannot be made": {
 			"workloads", func(w *world) {
 				d := deploymentOf(w, nameExtender)
 				d.Status.Conditions = []appsv1.DeploymentCondition{{Type: appsv1.DeploymentReplicaFailure, Status: corev1.ConditionTrue, Message: "forbidden: exceeded quota"}}
 			},
-			Error, "Deployment divvy-system/divvy-extender", "exceeded quota", "Do what the message says", "",
+			Error, "Deployment divvy-system/divvy-extender", "exceeded quota", "Fix the problem that the message describes", "",
 		},
 		"a DaemonSet runs nowhere": {
 			"workloads", func(w *world) {
@@ -238,33 +238,33 @@ func TestFaults(t *testing.T) {
 		},
 		"settings are not taken up": {
 			"workloads", func(w *world) { w.daemonSet(nameNode).Generation = 2 },
-			Warning, "DaemonSet divvy-system/divvy-node", "newest settings", "Look again", "",
+			Warning, "DaemonSet divvy-system/divvy-node", "its latest settings have not been rolled out yet", "Check again in a few seconds", "",
 		},
 		"another image somewhere": {
 			"versions", func(w *world) {
 				w.daemonSet(namePoolNode).Spec.Template.Spec.Containers[0].Image = "ghcr.io/divvy-gpu/divvy-node:2"
 				w.pod("bitfusion-device-plugin-x").Spec.Containers[0].Image = "ghcr.io/divvy-gpu/divvy-node:2"
 			},
-			Warning, "image divvy-node", "1 in DaemonSet divvy-system/divvy-node; 2 in DaemonSet bwki/bitfusion-device-plugin", "Put back", restoreAll,
+			Warning, "image divvy-node", "1 in DaemonSet divvy-system/divvy-node; 2 in DaemonSet bwki/bitfusion-device-plugin", "Restore the object", restoreAll,
 		},
 		"a rollout under way": {
 			"versions", func(w *world) { w.pod("divvy-node-x").Spec.Containers[0].Image = "ghcr.io/divvy-gpu/divvy-node:0" },
-			Warning, "daemonset divvy-system/divvy-node", "another image than it asks for still runs in divvy-node-x", "Wait", "kubectl rollout status daemonset/divvy-node -n divvy-system --timeout=120s",
+			Warning, "daemonset divvy-system/divvy-node", "an image other than the specified one still runs in divvy-node-x", "Wait", "kubectl rollout status daemonset/divvy-node -n divvy-system --timeout=120s",
 		},
 		"an old kubectl-divvy": {
 			"versions", func(w *world) { w.Tool = "v0.0.9" },
-			Warning, "kubectl-divvy", "v0.0.9, and the extender of v0.1.0", "Use the kubectl-divvy", "",
+			Warning, "kubectl-divvy", "v0.0.9, but the extender v0.1.0", "Use the kubectl-divvy", "",
 		},
 		"half an upgrade": {
 			"versions", func(w *world) { w.daemonSet(nameNode).Labels[labelVersion] = "0.2.0" },
 			Warning, "release divvy", "several versions of the chart: 0.1.0 of ", "helm upgrade", "",
 		},
 		"an old Kubernetes": {
-			"versions", func(w *world) { w.Kubernetes = "v1.29.3+k3s1" }, Error, "API server", "Divvy needs 1.30.0", "Upgrade", "",
+			"versions", func(w *world) { w.Kubernetes = "v1.29.3+k3s1" }, Error, "API server", "Divvy requires 1.30.0", "Upgrade", "",
 		},
 		"a configuration with a mistake": {
 			"configuration", func(w *world) { w.ConfigMaps[0].Data["config.yaml"] += "logLevel: loud\n" },
-			Error, "ConfigMap divvy-system/divvy-node", "logLevel", "keep the last good one", restoring("divvy-node"),
+			Error, "ConfigMap divvy-system/divvy-node", "logLevel", "keep the last valid one", restoring("divvy-node"),
 		},
 		"a named configuration with a mistake": {
 			"configuration", func(w *world) {
@@ -273,17 +273,17 @@ func TestFaults(t *testing.T) {
 			Error, "ConfigMap divvy-system/divvy-node-configs", "entry training: ", "divvy.dev/config", restoring("divvy-node"),
 		},
 		"a configuration that is not there": {
-			"configuration", func(w *world) { w.ConfigMaps = w.ConfigMaps[1:] }, Error, "ConfigMap divvy-system/divvy-node", "missing", "Put back", restoring("divvy-node"),
+			"configuration", func(w *world) { w.ConfigMaps = w.ConfigMaps[1:] }, Error, "ConfigMap divvy-system/divvy-node", "missing", "Restore the object", restoring("divvy-node"),
 		},
 		"a node names a configuration that is not there": {
 			"configuration", func(w *world) { w.Nodes[0].Labels["divvy.dev/config"] = "no-such" },
-			Error, "Node node-a", `"no-such"; there are training`, "Name one", "kubectl label node node-a divvy.dev/config-",
+			Error, "Node node-a", `"no-such", which does not exist; existing configurations: training`, "Select an existing one", "kubectl label node node-a divvy.dev/config-",
 		},
 		"the key is gone": {
-			"grant-key", func(w *world) { w.Secrets = w.Secrets[1:] }, Error, "Secret divvy-system/divvy-grant-key", "missing", "Put back", restoring("divvy"),
+			"grant-key", func(w *world) { w.Secrets = w.Secrets[1:] }, Error, "Secret divvy-system/divvy-grant-key", "missing", "Restore the object", restoring("divvy"),
 		},
 		"the key is too short": {
-			"grant-key", func(w *world) { w.Secrets[0].Data["key"] = []byte("short") }, Error, "Secret divvy-system/divvy-grant-key", "has 5 bytes, and 32", "Put back", restoring("divvy"),
+			"grant-key", func(w *world) { w.Secrets[0].Data["key"] = []byte("short") }, Error, "Secret divvy-system/divvy-grant-key", "has 5 bytes, but at least 32", "Restore the object", restoring("divvy"),
 		},
 		"the key of one's own is empty": {
 			"grant-key", func(w *world) {
@@ -293,21 +293,21 @@ func TestFaults(t *testing.T) {
 		},
 		"a node is excluded and still has an inventory": {
 			"node-labels", func(w *world) { w.Nodes[0].Labels[enabledLabel] = "false" },
-			Warning, "Node node-a", "still in use", "drain it", "kubectl label node node-a divvy.dev/enabled=true --overwrite",
+			Warning, "Node node-a", "recently in use", "This command includes it again", "kubectl label node node-a divvy.dev/enabled=true --overwrite",
 		},
 		"a node lost its label": {
 			"node-labels", func(w *world) { delete(w.Nodes[0].Labels, "enflame.com/gcushare") },
-			Error, "Node node-a", "no label that chooses it", "shares it again", "kubectl label node node-a divvy.dev/enabled=true --overwrite",
+			Error, "Node node-a", "no label that selects it", "includes it again", "kubectl label node node-a divvy.dev/enabled=true --overwrite",
 		},
 		"no node is labelled": {
 			"node-labels", func(w *world) {
 				w.Nodes[0].Labels, w.Nodes[0].Annotations = nil, nil
 			},
-			Error, "DaemonSet divvy-system/divvy-node", "no node is chosen", "kubectl label node NODE divvy.dev/enabled=true", "",
+			Error, "DaemonSet divvy-system/divvy-node", "no node is selected to share its devices", "kubectl label node NODE divvy.dev/enabled=true", "",
 		},
 		"a label that means nothing": {
 			"node-labels", func(w *world) { w.Nodes[0].Labels[enabledLabel] = "yes" },
-			Warning, "Node node-a", `is "yes", which means nothing`, "Write true or false", "kubectl label node node-a divvy.dev/enabled=true --overwrite",
+			Warning, "Node node-a", `has the invalid value "yes"`, "Set it to true or false", "kubectl label node node-a divvy.dev/enabled=true --overwrite",
 		},
 		"a label that the values do not ask for": {
 			"node-labels", func(w *world) {
@@ -315,34 +315,34 @@ func TestFaults(t *testing.T) {
 				w.daemonSet(nameNode).Spec.Template.Spec.NodeSelector = map[string]string{"nvidia.com/gpu.present": "true"}
 				w.Nodes[0].Labels[enabledLabel], w.Nodes[0].Annotations = "true", nil
 			},
-			Warning, "Node node-a", "divvy.dev/enabled=true has no effect", "labels that are asked for", "",
+			Warning, "Node node-a", "divvy.dev/enabled=true has no effect", "Set the required labels, or change the values", "",
 		},
 		"a taint keeps the daemon away": {
 			"node-labels", func(w *world) {
 				w.without("divvy-node-x")
 				w.Nodes[0].Spec.Taints = []corev1.Taint{{Key: "team", Value: "a", Effect: corev1.TaintEffectNoSchedule}}
 			},
-			Error, "Node node-a", "taint team=a:NoSchedule keeps divvy-node away", "node.tolerations", "",
+			Error, "Node node-a", "does not tolerate its taint team=a:NoSchedule", "node.tolerations", "",
 		},
 		"no daemon although the node is labelled": {
-			"node-labels", func(w *world) { w.without("divvy-node-x") }, Error, "Node node-a", "no divvy-node runs on it", "kubectl describe daemonset divvy-node", "",
+			"node-labels", func(w *world) { w.without("divvy-node-x") }, Error, "Node node-a", "it is labelled, but divvy-node does not run on it", "kubectl describe daemonset divvy-node", "",
 		},
 		"a node is not ready": {
 			"node-ready", func(w *world) {
 				w.Nodes[0].Status.Conditions[0] = corev1.NodeCondition{Type: corev1.NodeReady, Status: corev1.ConditionUnknown, Message: "Kubelet stopped posting"}
 			},
-			Error, "Node node-a", "Kubelet stopped posting", "Mend the node", "",
+			Error, "Node node-a", "Kubelet stopped posting", "Fix the node; see the log of its kubelet", "",
 		},
 		"nothing is published": {
-			"inventory", func(w *world) { w.Nodes[0].Annotations = nil }, Error, "Node node-a", "has published no inventory", "Restart", "kubectl delete pod divvy-node-x -n divvy-system",
+			"inventory", func(w *world) { w.Nodes[0].Annotations = nil }, Error, "Node node-a", "its divvy-node is ready but has not published an inventory", "Restart", "kubectl delete pod divvy-node-x -n divvy-system",
 		},
 		"garbage is published": {
 			"inventory", func(w *world) { w.Nodes[0].Annotations[wire.InventoryAnnotation] = "{\x1b[31m" },
-			Error, "Node node-a", "cannot be read", "publishes what it finds", "kubectl delete pod divvy-node-x -n divvy-system",
+			Error, "Node node-a", "cannot be parsed", "Restart divvy-node, which publishes the inventory", "kubectl delete pod divvy-node-x -n divvy-system",
 		},
 		"kubelet has forgotten the plugin": {
 			"inventory", func(w *world) { w.Nodes[0].Status.Allocatable[memory] = resource.MustParse("0") },
-			Error, "Node node-a", "offers 0 of enflame.com/gcu-memory and divvy-node has 32", "registers at kubelet", "kubectl delete pod divvy-node-x -n divvy-system",
+			Error, "Node node-a", "offers 0 of enflame.com/gcu-memory but divvy-node has 32", "registers with kubelet", "kubectl delete pod divvy-node-x -n divvy-system",
 		},
 		"kubelet never knew the plugin": {
 			"inventory", func(w *world) { delete(w.Nodes[0].Status.Allocatable, memory) },
@@ -382,7 +382,7 @@ func TestFaults(t *testing.T) {
 		},
 		"a list of devices in quarantine that nobody can read": {
 			"devices", func(w *world) { w.Nodes[0].Annotations[wire.QuarantineAnnotation] = "{" },
-			Warning, "Node node-a", "its annotation divvy.dev/quarantine cannot be read", "Remove it", "kubectl annotate node node-a divvy.dev/quarantine-",
+			Warning, "Node node-a", "its annotation divvy.dev/quarantine cannot be parsed", "Remove it", "kubectl annotate node node-a divvy.dev/quarantine-",
 		},
 		"the vendor's plugin on the same node": {
 			"other-plugins", func(w *world) {
@@ -402,7 +402,7 @@ func TestFaults(t *testing.T) {
 			Error, "Pod divvy-system/divvy-node-x", "another device plugin answers", "Remove", "",
 		},
 		"an old kubelet": {
-			"kubelet", func(w *world) { w.Nodes[0].Status.NodeInfo.KubeletVersion = "v1.28.1" }, Error, "Node node-a", "Divvy needs 1.30.0", "Upgrade kubelet", "",
+			"kubelet", func(w *world) { w.Nodes[0].Status.NodeInfo.KubeletVersion = "v1.28.1" }, Error, "Node node-a", "Divvy requires 1.30.0", "Upgrade kubelet", "",
 		},
 		"a kubelet that is too new": {
 			"kubelet", func(w *world) { w.Nodes[0].Status.NodeInfo.KubeletVersion = "v1.38.0" }, Warning, "Node node-a", "newer than the API server", "control plane first", "",
@@ -420,10 +420,10 @@ func TestFaults(t *testing.T) {
 				w.Nodes[0].Status.Allocatable[memory] = resource.MustParse("384")
 				w.ConfigMaps[0].Data["config.yaml"] = strings.Replace(w.ConfigMaps[0].Data["config.yaml"], `"1"`, `"0.001"`, 1)
 			},
-			Error, "Node node-a", "too fine: 384000 units make a list of 6", `Set memoryUnit to "0.01"`, "",
+			Error, "Node node-a", "too small: 384000 units make a list of 6", `Set memoryUnit to "0.01"`, "",
 		},
 		"the extender has no service": {
-			"extender", func(w *world) { w.Services = w.Services[1:] }, Error, "Service divvy-system/divvy-extender", "missing", "Put back", restoring("divvy-extender"),
+			"extender", func(w *world) { w.Services = w.Services[1:] }, Error, "Service divvy-system/divvy-extender", "missing", "Restore the object", restoring("divvy-extender"),
 		},
 		"no extender is ready": {
 			"extender", func(w *world) { w.Endpoints[0].Endpoints[0].Conditions.Ready = ptr.To(false) },
@@ -431,11 +431,11 @@ func TestFaults(t *testing.T) {
 		},
 		"the extender does not answer": {
 			"extender", func(w *world) { w.Extender["readyz"] = Answer{Text: "the books are not complete"} },
-			Error, "Service divvy-system/divvy-extender", "/readyz does not answer through the API server: the books", "port 32766", "",
+			Error, "Service divvy-system/divvy-extender", "/readyz does not respond through the API server: the books", "port 32766", "",
 		},
 		"kube-scheduler is not wired": {
 			"scheduler", func(w *world) { w.pod("kube-scheduler-" + theNode).Annotations = nil },
-			Error, "Pod kube-system/kube-scheduler-node-a", "does not ask the extender", "kubectl logs daemonset/divvy-schedconf", "kubectl rollout restart daemonset/divvy-schedconf -n divvy-system",
+			Error, "Pod kube-system/kube-scheduler-node-a", "does not call the extender", "kubectl logs daemonset/divvy-schedconf", "kubectl rollout restart daemonset/divvy-schedconf -n divvy-system",
 		},
 		"the wiring was rolled back": {
 			"scheduler", func(w *world) {
@@ -446,7 +446,7 @@ func TestFaults(t *testing.T) {
 					w.Wiring = append(w.Wiring, e)
 				}
 			},
-			Error, "Pod kube-system/kube-scheduler-node-a", "rolled back: it ended: unknown field", "tries again by itself", "kubectl rollout restart daemonset/divvy-schedconf",
+			Error, "Pod kube-system/kube-scheduler-node-a", "rolled back: it ended: unknown field", "Fix the problem that the message describes", "kubectl rollout restart daemonset/divvy-schedconf",
 		},
 		"kube-scheduler is not ready": {
 			"scheduler", func(w *world) { w.ready("kube-scheduler-"+theNode, false) }, Error, "Pod kube-system/kube-scheduler-node-a", "not ready", "kubectl logs", "",
@@ -466,16 +466,16 @@ func TestFaults(t *testing.T) {
 			}, Error, "Pod kube-system/kube-scheduler-node-a", "not ready", "kubectl logs", "",
 		},
 		"no kube-scheduler to wire": {
-			"scheduler", func(w *world) { w.without("kube-scheduler-" + theNode) }, Error, "control plane", "none that divvy-schedconf could wire", "scheduler.mode=dedicated", "",
+			"scheduler", func(w *world) { w.without("kube-scheduler-" + theNode) }, Error, "control plane", "so divvy-schedconf cannot configure it", "scheduler.mode=dedicated", "",
 		},
 		"a control plane without schedconf": {
 			"scheduler", func(w *world) {
 				w.Nodes = append(w.Nodes, corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "second", Labels: map[string]string{"node-role.kubernetes.io/master": ""}}})
 			},
-			Error, "Node second", "no divvy-schedconf runs there", "schedconf.tolerations", "",
+			Error, "Node second", "divvy-schedconf does not run there", "schedconf.tolerations", "",
 		},
 		"dedicated, without its webhook": {
-			"scheduler", func(w *world) { w.dedicate() }, Error, "MutatingWebhookConfiguration divvy-scheduler", "missing", "Put back", restoring("divvy-scheduler"),
+			"scheduler", func(w *world) { w.dedicate() }, Error, "MutatingWebhookConfiguration divvy-scheduler", "missing", "Restore the object", restoring("divvy-scheduler"),
 		},
 		"dedicated, with the old wiring": {
 			"scheduler", func(w *world) {
@@ -483,7 +483,7 @@ func TestFaults(t *testing.T) {
 				w.Mutating[0].Name = nameScheduler
 				w.pod("kube-scheduler-" + theNode).Annotations = map[string]string{annotationWired: "x"}
 			},
-			Warning, "Pod kube-system/kube-scheduler-node-a", "still asks the extender", "divvy-control schedconf uninstall", "",
+			Warning, "Pod kube-system/kube-scheduler-node-a", "still calls the extender", "divvy-control schedconf uninstall", "",
 		},
 		"by hand, without a configuration": {
 			"scheduler", func(w *world) {
@@ -493,21 +493,21 @@ func TestFaults(t *testing.T) {
 			Error, "Pod kube-system/kube-scheduler-node-a", "has no configuration file", "divvy-control schedconf install", "",
 		},
 		"by hand, where nobody sees": {
-			"scheduler", func(w *world) { w.unwire(); w.without("kube-scheduler-" + theNode) }, Unknown, "control plane", "cannot be seen", "scheduler.mode=dedicated", "",
+			"scheduler", func(w *world) { w.unwire(); w.without("kube-scheduler-" + theNode) }, Unknown, "control plane", "cannot be checked", "scheduler.mode=dedicated", "",
 		},
 		"a caBundle is corrupt": {
 			"webhooks", func(w *world) { w.Mutating[0].Webhooks[0].ClientConfig.CABundle = []byte("garbage") },
-			Error, "MutatingWebhookConfiguration bwki-webhook-cfg, bwkimua.bitfusion.io", "caBundle cannot be read", "Start the program anew", "kubectl rollout restart deployment/bitfusion-webhook-deployment -n bwki",
+			Error, "MutatingWebhookConfiguration bwki-webhook-cfg, bwkimua.bitfusion.io", "its caBundle cannot be parsed", "Restart the program that writes it", "kubectl rollout restart deployment/bitfusion-webhook-deployment -n bwki",
 		},
 		"a caBundle is empty": {
 			"webhooks", func(w *world) { w.Mutating[0].Webhooks[0].ClientConfig.CABundle = nil },
-			Error, "MutatingWebhookConfiguration bwki-webhook-cfg, bwkimua.bitfusion.io", "caBundle is empty", "Start the program anew", "kubectl rollout restart deployment/bitfusion-webhook-deployment -n bwki",
+			Error, "MutatingWebhookConfiguration bwki-webhook-cfg, bwkimua.bitfusion.io", "caBundle is empty", "Restart the program that writes it", "kubectl rollout restart deployment/bitfusion-webhook-deployment -n bwki",
 		},
 		"a caBundle of another CA": {
 			"webhooks", func(w *world) {
 				w.Validating[0].Webhooks[0].ClientConfig.CABundle = issue(w.t, nil, now.Add(-year), now.Add(year)).crt()
 			},
-			Warning, "ValidatingWebhookConfiguration divvy-config, config.divvy.dev", "does not hold the CA", "Start the program anew", "kubectl rollout restart deployment/divvy-extender -n divvy-system",
+			Warning, "ValidatingWebhookConfiguration divvy-config, config.divvy.dev", "does not contain the CA", "Restart the program that writes it", "kubectl rollout restart deployment/divvy-extender -n divvy-system",
 		},
 		"nothing is behind a webhook": {
 			"webhooks", func(w *world) { w.Endpoints[1].Endpoints = nil },
@@ -515,7 +515,7 @@ func TestFaults(t *testing.T) {
 		},
 		"a webhook's service is gone": {
 			"webhooks", func(w *world) { w.Services = w.Services[:1] },
-			Error, "MutatingWebhookConfiguration bwki-webhook-cfg, bwkimua.bitfusion.io", "its Service bwki/bwki-webhook-svc is missing", "Put back", restoreAll,
+			Error, "MutatingWebhookConfiguration bwki-webhook-cfg, bwkimua.bitfusion.io", "its Service bwki/bwki-webhook-svc is missing", "Restore the object", restoreAll,
 		},
 		"a certificate has expired": {
 			"certificates", func(w *world) {
@@ -548,27 +548,27 @@ func TestFaults(t *testing.T) {
 		},
 		"a certificate that cannot be read": {
 			"certificates", func(w *world) { w.Secrets[1].Data["tls.crt"] = []byte("x") },
-			Error, "Secret divvy-system/divvy-extender-certs", "cannot be used", "new certificate", "kubectl annotate secret divvy-extender-certs",
+			Error, "Secret divvy-system/divvy-extender-certs", "its certificate is invalid", "new certificate", "kubectl annotate secret divvy-extender-certs",
 		},
 		"no certificate yet": {
-			"certificates", func(w *world) { delete(w.Secrets[1].Data, "tls.crt") }, Error, "Secret divvy-system/divvy-extender-certs", "no certificate in it yet", "fills it", "",
+			"certificates", func(w *world) { delete(w.Secrets[1].Data, "tls.crt") }, Error, "Secret divvy-system/divvy-extender-certs", "it contains no certificate yet", "writes the certificate", "",
 		},
 		"a CA that cannot be read": {
 			"certificates", func(w *world) { w.Secrets[3].Data["ca.crt"] = []byte("x") },
-			Error, "Secret bwki/bwki-webhook-certs", "CA cannot be read", "new one", "kubectl annotate secret bwki-webhook-certs -n bwki divvy.dev/rotate=ca --overwrite",
+			Error, "Secret bwki/bwki-webhook-certs", "its CA is invalid", "new one", "kubectl annotate secret bwki-webhook-certs -n bwki divvy.dev/rotate=ca --overwrite",
 		},
 		"the published CA is another": {
 			"certificates", func(w *world) {
 				w.ConfigMaps[3].Data["ca.crt"] = string(issue(w.t, nil, now.Add(-year), now.Add(year)).crt())
 			},
-			Error, "ConfigMap divvy-system/divvy-extender-ca", "does not hold the CA", "publishes it", "kubectl rollout restart deployment/divvy-extender -n divvy-system",
+			Error, "ConfigMap divvy-system/divvy-extender-ca", "does not contain the CA", "publishes it", "kubectl rollout restart deployment/divvy-extender -n divvy-system",
 		},
 		"kube-scheduler's certificate has expired": {
 			"certificates", func(w *world) {
 				c := issue(w.t, &w.ca, now.Add(-2*day), now.Add(-day))
 				w.Secrets[2].Data = map[string][]byte{"tls.crt": c.crt(), "tls.key": c.pem(w.t)}
 			},
-			Error, "Secret divvy-system/divvy-extender-client", "has expired", "makes it", "kubectl rollout restart deployment/divvy-extender -n divvy-system",
+			Error, "Secret divvy-system/divvy-extender-client", "has expired", "which creates it", "kubectl rollout restart deployment/divvy-extender -n divvy-system",
 		},
 		"kube-scheduler's certificate is of another CA": {
 			"certificates", func(w *world) {
@@ -576,29 +576,29 @@ func TestFaults(t *testing.T) {
 				c := issue(w.t, &other, now.Add(-day), now.Add(year))
 				w.Secrets[2].Data = map[string][]byte{"tls.crt": c.crt(), "tls.key": c.pem(w.t)}
 			},
-			Error, "Secret divvy-system/divvy-extender-client", "not signed by the extender's CA", "makes it", "kubectl rollout restart deployment/divvy-extender",
+			Error, "Secret divvy-system/divvy-extender-client", "not signed by the extender's CA", "which creates it", "kubectl rollout restart deployment/divvy-extender",
 		},
 		"a policy without a binding": {
-			"policies", func(w *world) { w.Bindings = nil }, Error, "ValidatingAdmissionPolicy divvy-node", "no binding", "Put back", restoring("divvy-node"),
+			"policies", func(w *world) { w.Bindings = nil }, Error, "ValidatingAdmissionPolicy divvy-node", "no binding", "Restore the object", restoring("divvy-node"),
 		},
 		"a binding without a policy": {
-			"policies", func(w *world) { w.Policies = nil }, Error, "ValidatingAdmissionPolicyBinding divvy-node", "policy divvy-node is missing", "Put back", restoring("divvy-node"),
+			"policies", func(w *world) { w.Policies = nil }, Error, "ValidatingAdmissionPolicyBinding divvy-node", "policy divvy-node is missing", "Restore the object", restoring("divvy-node"),
 		},
 		"a binding that lets pass": {
 			"policies", func(w *world) {
 				w.Bindings[0].Spec.ValidationActions = []admissionv1.ValidationAction{admissionv1.Audit}
 			},
-			Error, "ValidatingAdmissionPolicyBinding divvy-node", "does not deny", "Put back", restoring("divvy-node"),
+			Error, "ValidatingAdmissionPolicyBinding divvy-node", "does not deny", "Restore the object", restoring("divvy-node"),
 		},
 		"a policy with a wrong expression": {
 			"policies", func(w *world) {
 				w.Policies[0].Status.TypeChecking = &admissionv1.TypeChecking{ExpressionWarnings: []admissionv1.ExpressionWarning{{FieldRef: "spec.validations[0]", Warning: "undefined field"}}}
 			},
-			Warning, "ValidatingAdmissionPolicy divvy-node", "undefined field", "Report it", "",
+			Warning, "ValidatingAdmissionPolicy divvy-node", "undefined field", "Report this as a bug, with the version of Kubernetes", "",
 		},
 		"an account may not do its work": {
 			"rbac", func(w *world) { w.Access[0].Allowed = false; w.Access[2].Allowed = false },
-			Error, "ServiceAccount divvy-system/divvy-node", "get leases.coordination.k8s.io x, patch nodes", "Put back", restoring("divvy-node"),
+			Error, "ServiceAccount divvy-system/divvy-node", "get leases.coordination.k8s.io x, patch nodes", "Restore the object", restoring("divvy-node"),
 		},
 		"no room on one card": {
 			"waiting", func(w *world) {
@@ -612,7 +612,7 @@ func TestFaults(t *testing.T) {
 		},
 		"no units are left": {
 			"waiting", func(w *world) { unscheduled(w, "0/1 nodes are available: 1 Insufficient enflame.com/gcu-memory.") },
-			Warning, "Pod team/train", "Insufficient", "All units are given out", "",
+			Warning, "Pod team/train", "Insufficient", "All units are allocated", "",
 		},
 		"no node offers it": {
 			"waiting", func(w *world) {
@@ -627,13 +627,13 @@ func TestFaults(t *testing.T) {
 		},
 		"nobody schedules it": {
 			"waiting", func(w *world) { unscheduled(w, "").Spec.SchedulerName = "nobody" },
-			Warning, "Pod team/train", `it names "nobody"`, "whether that scheduler runs", "",
+			Warning, "Pod team/train", `its schedulerName is "nobody"`, "whether that scheduler runs", "",
 		},
 		"a gate": {
 			"waiting", func(w *world) {
 				unscheduled(w, "gated").Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "x.example/gate"}}
 			},
-			Warning, "Pod team/train", "gate x.example/gate", "takes it away", "",
+			Warning, "Pod team/train", "gate x.example/gate", "The controller that set the gate must remove it", "",
 		},
 		"a pod that does not start": {
 			"waiting", func(w *world) {
@@ -648,26 +648,26 @@ func TestFaults(t *testing.T) {
 				p := w.pod("train")
 				p.Status = corev1.PodStatus{Phase: corev1.PodFailed, Reason: "UnexpectedAdmissionError", Message: "no units"}
 			},
-			Warning, "Pod team/train", "node node-a refused it (UnexpectedAdmissionError): no units", "docs/troubleshooting.md", "kubectl delete pod train -n team",
+			Warning, "Pod team/train", "node node-a rejected it (UnexpectedAdmissionError): no units", "docs/troubleshooting.md", "kubectl delete pod train -n team",
 		},
 		"a pod without a grant": {
-			"grants", func(w *world) { w.pod("train").Annotations = nil }, Warning, "Pod team/train", "not said which device", "key of the grants", "",
+			"grants", func(w *world) { w.pod("train").Annotations = nil }, Warning, "Pod team/train", "but the node has not reported its device", "its signing key", "",
 		},
 		"a grant that cannot be read": {
-			"grants", func(w *world) { w.pod("train").Annotations[wire.GrantAnnotation] = "{" }, Warning, "Pod team/train", "cannot be read", "anew", "",
+			"grants", func(w *world) { w.pod("train").Annotations[wire.GrantAnnotation] = "{" }, Warning, "Pod team/train", "cannot be parsed", "replaces it", "",
 		},
 		"a grant of a lost card": {
 			"grants", func(w *world) { *w.pod("train") = w.shared("train", "card-9", 4) }, Warning, "Pod team/train", "device card-9", "docs/health.md", "",
 		},
 		"more than a card has": {
 			"grants", func(w *world) { w.Pods = append(w.Pods, w.shared("greedy", "card-0", 13)) },
-			Error, "Node node-a, device 0 (card-0)", "pods hold 17 of enflame.com/gcu-memory on it, and it has 16: team/greedy, team/train", "Delete one", "",
+			Error, "Node node-a, device 0 (card-0)", "pods hold 17 of enflame.com/gcu-memory on it, but it has only 16: team/greedy, team/train", "Delete one", "",
 		},
 		"no token": {
 			"pool-token", func(w *world) { w.Token = w.Token[1:] }, Error, "the pool's secrets in namespace kube-system", "bitfusion-client-secret-ca.crt missing", "kubectl divvy pool import TOKEN.tar", "",
 		},
 		"a token that cannot be used": {
-			"pool-token", func(w *world) { w.Token[2].Data[pool.ServersKey] = []byte("servers: 7\n") }, Error, "the pool's secrets in namespace kube-system", "cannot be used", "pool import", "",
+			"pool-token", func(w *world) { w.Token[2].Data[pool.ServersKey] = []byte("servers: 7\n") }, Error, "the pool's secrets in namespace kube-system", "the token is invalid", "pool import", "",
 		},
 		"an expired token": {
 			"pool-token", func(w *world) { w.Token[0].Data[pool.CAKey] = issue(w.t, nil, now.Add(-2*day), now.Add(-day)).crt() },
@@ -678,7 +678,7 @@ func TestFaults(t *testing.T) {
 		},
 		"a namespace without copies": {
 			"pool-copies", func(w *world) { w.Copies["team"] = nil },
-			Error, "Namespace team", "lacks bitfusion-client-secret-ca.crt, which pod bench needs", "bring copies", "kubectl rollout restart deployment/bitfusion-webhook-deployment -n bwki",
+			Error, "Namespace team", "lacks bitfusion-client-secret-ca.crt, which pod bench needs", "The webhooks create the copies", "kubectl rollout restart deployment/bitfusion-webhook-deployment -n bwki",
 		},
 		"a namespace that is not allowed": {
 			"pool-copies", func(w *world) { w.Copies["team"], w.Namespaces[0].Labels = nil, nil },
@@ -688,18 +688,18 @@ func TestFaults(t *testing.T) {
 			"pool-copies", func(w *world) {
 				w.Namespaces = append(w.Namespaces, corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "more", Labels: map[string]string{poolLabel: "true"}}})
 			},
-			Warning, "Namespace more", `is "true", which allows nothing`, "allows its pods", "kubectl label namespace more divvy.dev/pool=allowed --overwrite",
+			Warning, "Namespace more", `has the invalid value "true"`, "allows its pods", "kubectl label namespace more divvy.dev/pool=allowed --overwrite",
 		},
 		"an ignored namespace that is allowed": {
 			"pool-copies", func(w *world) { w.Namespaces[1].Labels = map[string]string{poolLabel: "allowed"} },
-			Warning, "Namespace kube-system", "left alone", "pool.ignoredNamespaces", "",
+			Warning, "Namespace kube-system", "its pods are ignored", "pool.ignoredNamespaces", "",
 		},
 		"a catalog with a mistake": {
 			"pool-catalog", func(w *world) { w.ConfigMaps[2].Data["bitfusion-client-config.yaml"] = "clients: {}\n" },
-			Error, "ConfigMap bwki/catalog", "catalog", "last good one", restoring("bitfusion-webhook"),
+			Error, "ConfigMap bwki/catalog", "catalog", "last valid one", restoring("bitfusion-webhook"),
 		},
 		"no catalog": {
-			"pool-catalog", func(w *world) { w.ConfigMaps = slices.Delete(w.ConfigMaps, 2, 3) }, Error, "ConfigMap bwki/catalog", "missing", "Put back", restoring("bitfusion-webhook"),
+			"pool-catalog", func(w *world) { w.ConfigMaps = slices.Delete(w.ConfigMaps, 2, 3) }, Error, "ConfigMap bwki/catalog", "missing", "Restore the object", restoring("bitfusion-webhook"),
 		},
 		"an empty catalog of one's own": {
 			"pool-catalog", func(w *world) { w.ConfigMaps[2].Data, w.Releases[0].Manifest = nil, nil }, Error, "ConfigMap bwki/catalog", "no entry", "docs/pool-catalog.md", "",

@@ -68,7 +68,7 @@ const kubeSystem = "kube-system"
 func Collect(ctx context.Context, c Clients, o Options) (*Snapshot, error) {
 	version, err := c.Kubernetes.Discovery().ServerVersion()
 	if err != nil {
-		return nil, fmt.Errorf("the API server does not tell its version: %w", err)
+		return nil, fmt.Errorf("get the version of the API server: %w", err)
 	}
 	s := &Snapshot{
 		Taken: time.Now(), Tool: o.Tool, Kubernetes: version.GitVersion,
@@ -81,7 +81,7 @@ func Collect(ctx context.Context, c Clients, o Options) (*Snapshot, error) {
 		r.installation(ctx, release)
 	}
 	if err := ctx.Err(); err != nil {
-		return nil, fmt.Errorf("the cluster was not read to the end: %w", context.Cause(ctx))
+		return nil, fmt.Errorf("the cluster was not read completely: %w", context.Cause(ctx))
 	}
 	return s, nil
 }

@@ -374,13 +374,13 @@ func TestCollectSeesWhatDiffers(t *testing.T) {
 			func(_ *world, s *server) {
 				s.objects["clusterroles"] = nil
 				s.put("clusterroles", rbacv1.ClusterRole{ObjectMeta: ofDivvy("", "divvy-node", nameNode)})
-			}, "objects", "ClusterRole divvy-node: it was changed since it was installed, at rules",
+			}, "objects", "ClusterRole divvy-node: it was changed after the installation, at rules",
 		},
 		"an account may not": {
-			func(_ *world, s *server) { s.refused["patch nodes/status"] = true }, "rbac", "ServiceAccount divvy-system/divvy-node: it may not do what role divvy-node is to grant it: patch nodes/status",
+			func(_ *world, s *server) { s.refused["patch nodes/status"] = true }, "rbac", "ServiceAccount divvy-system/divvy-node: it lacks permissions of role divvy-node: patch nodes/status",
 		},
 		"the extender does not answer": {
-			func(_ *world, s *server) { s.proxied = nil }, "extender", "does not answer through the API server: ",
+			func(_ *world, s *server) { s.proxied = nil }, "extender", "does not respond through the API server",
 		},
 		"a daemon that is not ready says why": {
 			func(w *world, s *server) {
@@ -390,7 +390,7 @@ func TestCollectSeesWhatDiffers(t *testing.T) {
 					s.put("pods", p)
 				}
 				s.proxied["/readyz"] = "the driver is not there"
-			}, "workloads", "says that it is ready",
+			}, "workloads", "kubelet has not updated",
 		},
 		"copies are missing": {
 			func(_ *world, s *server) {
@@ -564,7 +564,7 @@ func TestCollectFailsWithoutAnAPIServer(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Collect(t.Context(), Clients{Kubernetes: client}, Options{Timeout: time.Second}); err == nil || !strings.Contains(err.Error(), "the API server does not tell its version") {
+	if _, err := Collect(t.Context(), Clients{Kubernetes: client}, Options{Timeout: time.Second}); err == nil || !strings.Contains(err.Error(), "get the version of the API server") {
 		t.Errorf("error %v", err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
@@ -575,7 +575,7 @@ func TestCollectFailsWithoutAnAPIServer(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Collect(ctx, Clients{Kubernetes: client}, Options{Timeout: time.Second}); err == nil || !strings.Contains(err.Error(), "not read to the end") {
+	if _, err := Collect(ctx, Clients{Kubernetes: client}, Options{Timeout: time.Second}); err == nil || !strings.Contains(err.Error(), "the cluster was not read completely") {
 		t.Errorf("error %v", err)
 	}
 }

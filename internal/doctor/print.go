@@ -123,22 +123,22 @@ func (r Report) summary() string {
 	var text string
 	switch {
 	case errors+warnings == 0 && unmade > 0:
-		text = "Nothing wrong was found"
+		text = "No problems were found"
 	case errors+warnings == 0:
-		text = "Nothing is wrong"
+		text = "No problems"
 	default:
 		text = count(errors, "error") + ", " + count(warnings, "warning")
 	}
-	text += fmt.Sprintf("; %s made", count(made, "check"))
+	text += fmt.Sprintf("; %s performed", count(made, "check"))
 	if unmade > 0 {
-		text += fmt.Sprintf(", %d could not be made", unmade)
+		text += fmt.Sprintf(", %d could not be performed", unmade)
 	}
 	if skipped > 0 {
-		text += fmt.Sprintf(", %d had nothing to look at", skipped)
+		text += fmt.Sprintf(", %d not applicable", skipped)
 	}
 	text += "."
 	if unmade > 0 {
-		text += " For those that could not be made, ask somebody who may read what they need."
+		text += " The checks that could not be performed need more permissions."
 	}
 	return text
 }

@@ -307,13 +307,13 @@ func (r *Release) installed(kind, name string) bool {
 func (s *Snapshot) restore(name string) (remedy string, commands []string) {
 	r := s.Release()
 	if r == nil || !r.Helm {
-		return "Apply the manifest again that Divvy was installed with.", nil
+		return "Apply the manifest again with which Divvy was installed.", nil
 	}
 	selector := ""
 	if name != "" {
 		selector = "-l " + labelName + "=" + name + " "
 	}
-	return "Put back what the release consists of.", []string{
+	return "Restore the objects of the release.", []string{
 		"helm get manifest " + r.Name + " -n " + r.Namespace +
 			" | kubectl apply --server-side --force-conflicts --field-manager=helm " + selector + "-f -",
 	}

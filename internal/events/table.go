@@ -41,51 +41,51 @@ func define(k Kind) Kind {
 var (
 	DeviceUnhealthy = define(Kind{
 		"DeviceUnhealthy", corev1.EventTypeWarning, "Node, and Pods that hold the device", Node,
-		"A device takes no new pods: its units are withdrawn, with the reason. Running pods go on; whether they still work is for their owner to see. [health.md](../health.md) lists causes and remedies.",
+		"No new pods are placed on a device: its units are withdrawn. The message gives the reason. Running pods continue; their owner must check whether they still work. [health.md](../health.md) lists causes and remedies.",
 	})
 	DeviceQuarantined = define(Kind{
 		"DeviceQuarantined", corev1.EventTypeWarning, "Node", Node,
-		"A device takes no new pods until an administrator releases it, with the reason, since when, and the command: it had an error after which it must be reset or replaced, or was put into quarantine by hand. See [quarantine.md](../quarantine.md).",
+		"No new pods are placed on a device until an administrator releases it, because it had an error that requires a reset or a replacement, or was quarantined by hand. The message gives the reason, the time and the command. See [quarantine.md](../quarantine.md).",
 	})
 	DeviceReleased = define(Kind{
 		"DeviceReleased", corev1.EventTypeNormal, "Node", Node,
-		"An administrator released a device from quarantine. It takes pods once it is well; if it still has the error, it is put into quarantine again.",
+		"An administrator released a device from quarantine. New pods are placed on it once it is healthy; if it still has the error, it is quarantined again.",
 	})
 	DeviceRequestRejected = define(Kind{
 		"DeviceRequestRejected", corev1.EventTypeWarning, "Node", Node,
-		"A request to release a device or to put it into quarantine cannot be carried out, with the reason; `kubectl divvy device` prints the same.",
+		"A request to quarantine or release a device was rejected. The message gives the reason; `kubectl divvy device` prints the same.",
 	})
 	DeviceRecovered = define(Kind{
 		"DeviceRecovered", corev1.EventTypeNormal, "Node", Node,
-		"A device takes pods again.",
+		"A device recovered, and new pods can be placed on it again.",
 	})
 	ResourceNotOffered = define(Kind{
 		"ResourceNotOffered", corev1.EventTypeWarning, "Node", Node,
-		"A resource cannot be offered as configured, with the reason: no library, no room in kubelet's list, pods that hold units of another size, or a state file or CDI specification that cannot be written. [node.md](../node.md) says what is withheld meanwhile.",
+		"A resource cannot be offered as configured. The message gives the reason: a missing library, a list too long for kubelet, pods that hold units of another size, or a state file or CDI specification that cannot be written. [node.md](../node.md) describes what is withheld meanwhile.",
 	})
 	ResourceAbsent = define(Kind{
 		"ResourceAbsent", corev1.EventTypeNormal, "Node", Node,
-		"The node has no device that a configured resource could be made of. Nothing to do where one configuration serves nodes of all kinds.",
+		"The node has no device for a configured resource. No action is needed if one configuration serves nodes of all kinds.",
 	})
 	AllocationRefused = define(Kind{
 		"AllocationRefused", corev1.EventTypeWarning, "Node", Node,
-		"Kubelet asked for devices for a container and was refused, with the reason. The pod that it was for has kubelet's own event `UnexpectedAdmissionError` with the same text, and has failed; its controller makes a new one.",
+		"An allocation for a container was rejected. The message gives the reason. The pod has failed, with kubelet's own event `UnexpectedAdmissionError` and the same text; its controller creates a new one.",
 	})
 	GrantCorrected = define(Kind{
 		"GrantCorrected", corev1.EventTypeNormal, "Pod", Node,
-		"Kubelet gave the pod another device than the scheduler's side had planned. The books say so now; nothing to do.",
+		"Kubelet allocated another device than the scheduler had planned. The annotations of the pod were corrected; no action is needed.",
 	})
 	GrantMissing = define(Kind{
 		"GrantMissing", corev1.EventTypeWarning, "Pod", Node,
-		"The pod holds units and came without a grant, past the extender: its node was named by hand, or kube-scheduler does not ask the extender (run `kubectl divvy doctor`). The node has written what it holds.",
+		"The pod holds units without a planned allocation, because it bypassed the extender: its node was set by hand, or kube-scheduler does not call the extender (run `kubectl divvy doctor`). The node has recorded its allocation.",
 	})
 	GrantInvalid = define(Kind{
 		"GrantInvalid", corev1.EventTypeWarning, "Pod", Node,
-		"The pod's grant was not written by Divvy for this pod, this node and this resource: it was copied, edited, or signed with a key that is not known any more. The node has replaced it by what the pod holds.",
+		"The pod's planned allocation was not written by Divvy for this pod, this node and this resource: it was copied, edited, or signed with a key that is no longer known. The node has replaced it with the actual allocation.",
 	})
 	GrantNotWritten = define(Kind{
 		"GrantNotWritten", corev1.EventTypeWarning, "Pod", Node,
-		"The annotations that say what the pod holds were rejected, with the reason: the pod has no room for more, or an admission policy or webhook of the cluster forbids the change. The pod runs, and the node tries again, at last once a minute. A pod that the extender did not place is counted on its node, on no device, until then.",
+		"The annotations with the allocation of the pod were rejected. The message gives the reason: the annotations would be too large, or an admission policy or webhook of the cluster forbids the change. The pod runs, and the node retries with a backoff of up to one minute. Until then, a pod that the extender did not place is counted on its node but on no device.",
 	})
 	ConfigurationReloaded = define(Kind{
 		"ConfigurationReloaded", corev1.EventTypeNormal, "Node", Node,
@@ -93,7 +93,7 @@ var (
 	})
 	ConfigurationRejected = define(Kind{
 		"ConfigurationRejected", corev1.EventTypeWarning, "Node", Node,
-		"A new configuration cannot be used, with all its mistakes; the one before stays in use.",
+		"A new configuration is invalid. The message lists all errors; the previous configuration stays in use.",
 	})
 )
 
@@ -101,18 +101,18 @@ var (
 var (
 	NeverFits = define(Kind{
 		"NeverFits", corev1.EventTypeWarning, "Pod", Extend,
-		"No node that kube-scheduler asked about has a device as large as the pod's request; waiting and evicting pods cannot help. Ask for less: all containers of a pod share one device.",
+		"No candidate node has a device as large as the pod's request, so neither waiting nor preemption helps. Request less: all containers of a pod share one device.",
 	})
 	SeveralResources = define(Kind{
 		"SeveralResources", corev1.EventTypeWarning, "Pod", Extend,
-		"The pod asks for several shared resources of mode memory and is refused everywhere. Split it.",
+		"The pod requests several shared resources of mode memory, so it fits on no node. Split it into several pods.",
 	})
 )
 
 // RequestRefused is the event of annotations that cannot be followed.
 var RequestRefused = define(Kind{
 	"RequestRefused", corev1.EventTypeWarning, "Pod", Extend,
-	"The annotations by which the pod chooses devices cannot be followed, with the key and what would be right: see [devices.md](../devices.md). The pod is refused everywhere; annotations of a waiting pod can be changed.",
+	"The annotations with which the pod selects devices are invalid. The message gives the key and valid values: see [devices.md](../devices.md). The pod fits on no node; the annotations of a pending pod can be changed.",
 })
 
 // Events of the webhooks of the remote pool.
@@ -123,19 +123,19 @@ var (
 	})
 	CatalogRejected = define(Kind{
 		"CatalogRejected", corev1.EventTypeWarning, "the webhook's own Pod", Webhook,
-		"A new catalog cannot be used, with its mistakes; the one before stays in use.",
+		"A new catalog is invalid. The message lists its errors; the previous catalog stays in use.",
 	})
 	PoolCredentialsMissing = define(Kind{
 		"PoolCredentialsMissing", corev1.EventTypeWarning, "Pod", Pool,
-		"The pod waits for the pool's credentials, which nobody has brought in: `kubectl divvy pool import`.",
+		"The pod waits for the pool's credentials, which were not imported yet. Import them with `kubectl divvy pool import`.",
 	})
 	PoolNotAllowed = define(Kind{
 		"PoolNotAllowed", corev1.EventTypeWarning, "Pod", Pool,
-		"The pod's namespace may not use the pool. An administrator labels it, see [pool-credentials.md](../pool-credentials.md).",
+		"The pod's namespace is not allowed to use the pool. An administrator can label it, see [pool-credentials.md](../pool-credentials.md).",
 	})
 	PoolCredentialsFailed = define(Kind{
 		"PoolCredentialsFailed", corev1.EventTypeWarning, "Pod", Pool,
-		"The pool's credentials could not be copied into the pod's namespace, with the reason; it is tried again.",
+		"The pool's credentials could not be copied into the pod's namespace. The message gives the reason; the copy is retried.",
 	})
 )
 
@@ -143,14 +143,14 @@ var (
 var (
 	SchedulerWired = define(Kind{
 		"SchedulerWired", corev1.EventTypeNormal, "Node", Schedconf,
-		"kube-scheduler of this control-plane node asks the extender and is well.",
+		"kube-scheduler on this control-plane node calls the extender and is healthy.",
 	})
 	SchedulerRolledBack = define(Kind{
 		"SchedulerRolledBack", corev1.EventTypeWarning, "Node", Schedconf,
-		"kube-scheduler was not well with a changed configuration, with the reason, and runs with the one before again. [scheduler.md](../scheduler.md) says what to do.",
+		"kube-scheduler was not healthy with a changed configuration, which was rolled back. The message gives the reason; [scheduler.md](../scheduler.md) describes what to do.",
 	})
 	SchedulerUnwired = define(Kind{
 		"SchedulerUnwired", corev1.EventTypeNormal, "Node", Schedconf,
-		"kube-scheduler of this control-plane node runs as it did before Divvy.",
+		"kube-scheduler on this control-plane node runs with its original configuration.",
 	})
 )

@@ -28,7 +28,7 @@ func (e *Extender) bind(ctx context.Context, body, out []byte) ([]byte, error) {
 	defer cancel()
 	unlock, err := e.binds.lock(ctx, args.PodUID)
 	if err != nil {
-		return nil, fmt.Errorf("another bind of pod %s/%s is under way: %w", args.PodNamespace, args.PodName, err)
+		return nil, fmt.Errorf("another bind of pod %s/%s is in progress: %w", args.PodNamespace, args.PodName, err)
 	}
 	defer unlock()
 	ctx, done, err := e.lead(ctx)
@@ -73,13 +73,13 @@ func (e *Extender) podToBind(ctx context.Context, args bindArgs) (cluster.Pod, e
 		}
 	}
 	if pod.Ref.UID != args.PodUID {
-		return cluster.Pod{}, fmt.Errorf("pod %s has the UID %s by now, not %s: %w", pod.Ref, pod.Ref.UID, args.PodUID, cluster.ErrPodGone)
+		return cluster.Pod{}, fmt.Errorf("pod %s now has the UID %s, not %s: %w", pod.Ref, pod.Ref.UID, args.PodUID, cluster.ErrPodGone)
 	}
 	if pod.Ended {
 		return cluster.Pod{}, fmt.Errorf("pod %s has ended", pod.Ref)
 	}
 	if pod.Node != "" && pod.Node != args.Node {
-		return cluster.Pod{}, fmt.Errorf("pod %s is bound to %s already", pod.Ref, pod.Node)
+		return cluster.Pod{}, fmt.Errorf("pod %s is already bound to %s", pod.Ref, pod.Node)
 	}
 	return pod, nil
 }
@@ -115,7 +115,7 @@ func (e *Extender) bindPod(ctx context.Context, pod cluster.Pod, node string) er
 	value, err := signer.EncodeGrant(pod.Ref.UID, grant)
 	if err != nil {
 		undo()
-		return fmt.Errorf("grant of pod %s: %w", pod.Ref, err)
+		return fmt.Errorf("planned allocation of pod %s: %w", pod.Ref, err)
 	}
 	annotations := wire.LegacyAnnotations(grant)
 	if annotations == nil {
@@ -149,9 +149,9 @@ func (e *Extender) reserve(ctx context.Context, pod cluster.Pod, node string) (a
 	case getErr != nil:
 		return accel.Grant{}, nil, fmt.Errorf("%w; then %w", err, getErr)
 	case now.Ref.UID != pod.Ref.UID:
-		return accel.Grant{}, nil, fmt.Errorf("pod %s was replaced by another: %w", pod.Ref, cluster.ErrPodGone)
+		return accel.Grant{}, nil, fmt.Errorf("pod %s was replaced by another pod: %w", pod.Ref, cluster.ErrPodGone)
 	case now.Node != "":
-		return accel.Grant{}, nil, fmt.Errorf("pod %s is bound to %s already: %w", pod.Ref, now.Node, err)
+		return accel.Grant{}, nil, fmt.Errorf("pod %s is already bound to %s: %w", pod.Ref, now.Node, err)
 	}
 	e.config.Ledger.Forget(pod.Ref.UID)
 	return e.config.Ledger.Reserve(pod.Ref, pod.Created, node, pod.Requests[0])

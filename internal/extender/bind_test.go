@@ -94,7 +94,7 @@ func TestBind(t *testing.T) {
 			prepare: func(w *world, _ *v1.Pod) {
 				w.cluster.bindError = func(context.Context, accel.PodRef, string) error { return cluster.ErrOutcomeUnknown }
 			},
-			err: "not known", used: []accel.Units{4, 0},
+			err: "is unknown", used: []accel.Units{4, 0},
 		},
 		"the API server does not answer in time": {
 			prepare: func(w *world, _ *v1.Pod) {
@@ -114,7 +114,7 @@ func TestBind(t *testing.T) {
 				clear(w.cluster.known)
 				clear(w.cluster.actual)
 			},
-			err: "the pod is gone", used: []accel.Units{0, 0}, gets: 1,
+			err: "the pod no longer exists", used: []accel.Units{0, 0}, gets: 1,
 		},
 		"re-created under its name": {
 			prepare: func(w *world, pod *v1.Pod) {
@@ -122,7 +122,7 @@ func TestBind(t *testing.T) {
 				again.UID = "uid-of-the-second"
 				w.add(again)
 			},
-			err: "has the UID uid-of-the-second by now", used: []accel.Units{0, 0}, gets: 1,
+			err: "now has the UID uid-of-the-second", used: []accel.Units{0, 0}, gets: 1,
 		},
 		"the books still show its predecessor": {
 			prepare: func(w *world, pod *v1.Pod) {
@@ -144,7 +144,7 @@ func TestBind(t *testing.T) {
 				pod.Spec.NodeName = "node-b"
 				w.add(pod)
 			},
-			err: "is bound to node-b already", used: []accel.Units{0, 0},
+			err: "is already bound to node-b", used: []accel.Units{0, 0},
 		},
 		"asks for nothing of ours": {
 			prepare: func(w *world, pod *v1.Pod) {
@@ -192,7 +192,7 @@ func TestBind(t *testing.T) {
 				}
 				w.cluster.bindError = nil
 			},
-			err: "is bound to node-b already", used: []accel.Units{0, 0}, gets: 1,
+			err: "is already bound to node-b", used: []accel.Units{0, 0}, gets: 1,
 		},
 	}
 	for name, tt := range tests {
@@ -318,7 +318,7 @@ func TestBindWaitsForTheFirst(t *testing.T) {
 func TestBindNeedsKey(t *testing.T) {
 	missing := kube.NewKeyring("/nonexistent/key")
 	w := newWorld(t, func(c *Config) { c.Signer = missing.Signer })
-	mustContain(t, w.bind(w.add(newPod("p", 4)), "node-a"), "no grant key yet")
+	mustContain(t, w.bind(w.add(newPod("p", 4)), "node-a"), "no signing key yet")
 	if got := w.used("node-a"); !slices.Equal(got, []accel.Units{0, 0}) {
 		t.Errorf("used %v, want nothing", got)
 	}
@@ -329,5 +329,5 @@ func TestBindOneSharedResource(t *testing.T) {
 	w := newWorld(t, func(c *Config) { c.Resources = both })
 	pod := newPod("p", 4)
 	pod.Spec.Containers = append(pod.Spec.Containers, newContainer("other", otherMem, 1))
-	mustContain(t, w.bind(w.add(pod, both...), "node-a"), "a pod can have one shared resource")
+	mustContain(t, w.bind(w.add(pod, both...), "node-a"), "a pod can have only one shared resource")
 }

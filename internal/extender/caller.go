@@ -58,7 +58,7 @@ func (e *Extender) mayBind(r *http.Request) error {
 	}
 	remote, err := netip.ParseAddrPort(r.RemoteAddr)
 	if err != nil {
-		return fmt.Errorf("bind refused: the caller's address %q cannot be read: %w", r.RemoteAddr, err)
+		return fmt.Errorf("bind rejected: parse the caller's address %q: %w", r.RemoteAddr, err)
 	}
 	return e.checkAddress(remote.Addr().Unmap())
 }
@@ -78,12 +78,12 @@ func (e *Extender) checkAddress(from netip.Addr) error {
 	}
 	own, err := e.host.addresses()
 	if err != nil {
-		return fmt.Errorf("bind refused: the addresses of this host cannot be read: %w", err)
+		return fmt.Errorf("bind rejected: list the addresses of this host: %w", err)
 	}
 	if own[from.WithZone("")] {
 		return nil
 	}
-	return fmt.Errorf("bind refused: %s is not an address of this host; --allow-bind-from (chart value extender.allowBindFrom) permits others", from)
+	return fmt.Errorf("bind rejected: %s is not an address of this host; use --allow-bind-from (chart value extender.allowBindFrom) to permit others", from)
 }
 
 // hostAge is how long the addresses of the host are used after they were read.
@@ -120,10 +120,10 @@ func (h *host) addresses() (map[netip.Addr]bool, error) {
 // the handshake has verified.
 func CheckCertificate(state *tls.ConnectionState) error {
 	if len(state.VerifiedChains) == 0 {
-		return errors.New("bind refused: over TLS it needs the client certificate in Secret divvy-extender-client, and none was shown")
+		return errors.New("bind rejected: no client certificate; over TLS, the one in Secret divvy-extender-client is required")
 	}
 	if name := state.VerifiedChains[0][0].Subject.CommonName; name != ClientName {
-		return fmt.Errorf("bind refused: the client certificate is that of %q, not of %q", name, ClientName)
+		return fmt.Errorf("bind rejected: the client certificate is for %q, not for %q", name, ClientName)
 	}
 	return nil
 }

@@ -36,7 +36,7 @@ func TestMayBind(t *testing.T) {
 		"another host of IPv6":            {remote: "[2001:db8::1]:4000", refused: "2001:db8::1 is not"},
 		"another host that is permitted":  {remote: "192.0.2.77:4000", allowed: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}},
 		"another host beside a permitted": {remote: "198.51.100.1:4000", allowed: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}, refused: "198.51.100.1 is not"},
-		"no address":                      {remote: "@", refused: `the caller's address "@" cannot be read`},
+		"no address":                      {remote: "@", refused: `parse the caller's address "@"`},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -66,9 +66,9 @@ func TestMayBindOverTLS(t *testing.T) {
 	}{
 		"kube-scheduler from afar":       {remote: "192.0.2.77:4000", chains: shown(ClientName)},
 		"kube-scheduler by the Service":  {remote: "@", chains: shown(ClientName)},
-		"without a certificate":          {remote: "192.0.2.77:4000", refused: "none was shown"},
-		"without, from the same host":    {remote: "127.0.0.1:4000", refused: "none was shown"},
-		"a certificate made for another": {remote: "127.0.0.1:4000", chains: shown("somebody"), refused: `that of "somebody", not of "divvy-kube-scheduler"`},
+		"without a certificate":          {remote: "192.0.2.77:4000", refused: "bind rejected: no client certificate; over TLS, the one in"},
+		"without, from the same host":    {remote: "127.0.0.1:4000", refused: "bind rejected: no client certificate; over TLS, the one in"},
+		"a certificate made for another": {remote: "127.0.0.1:4000", chains: shown("somebody"), refused: `for "somebody", not for "divvy-kube-scheduler"`},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -92,7 +92,7 @@ func TestBindFromAfarIsRefusedInTheAnswer(t *testing.T) {
 	r.RemoteAddr = "192.0.2.77:4000"
 	answer := httptest.NewRecorder()
 	w.server.Config.Handler.ServeHTTP(answer, r)
-	if answer.Code != 200 || !strings.Contains(answer.Body.String(), "bind refused: 192.0.2.77") {
+	if answer.Code != 200 || !strings.Contains(answer.Body.String(), "bind rejected: 192.0.2.77") {
 		t.Errorf("answer is %d %s", answer.Code, answer.Body)
 	}
 	r = httptest.NewRequest(http.MethodPost, Prefix+"/filter", strings.NewReader(`{"nodenames":["node-a"],"pod":{}}`))

@@ -141,7 +141,7 @@ func New(c Config) (*Extender, error) {
 		return nil, errors.New("the extender manages no resource")
 	}
 	if c.Ledger == nil || c.Cluster == nil || c.Binder == nil || c.Signer == nil || c.Ready == nil {
-		return nil, errors.New("the extender lacks one of its parts")
+		return nil, errors.New("the extender's configuration is incomplete")
 	}
 	if c.BindTimeout == 0 {
 		c.BindTimeout = DefaultBindTimeout

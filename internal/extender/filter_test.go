@@ -173,7 +173,7 @@ func TestSeveralSharedResourcesAreRefusedAtFilter(t *testing.T) {
 	pod := newPod("p", 4)
 	pod.Spec.Containers = append(pod.Spec.Containers, newContainer("o", otherMem, 1))
 	nodes := []string{"both", "node-a"}
-	const text = "the pod asks for enflame.com/gcu-memory and example.com/other-memory: a pod can have one shared resource, ask for the others in pods of their own"
+	const text = "the pod requests enflame.com/gcu-memory and example.com/other-memory: a pod can have only one shared resource, request the others in separate pods"
 	want := extenderv1.ExtenderFilterResult{NodeNames: &[]string{}, FailedNodes: extenderv1.FailedNodesMap{},
 		FailedAndUnresolvableNodes: extenderv1.FailedNodesMap{"both": text, "node-a": text}}
 	if diff := cmp.Diff(want, w.filter(extenderv1.ExtenderArgs{Pod: pod, NodeNames: &nodes})); diff != "" {
@@ -261,8 +261,8 @@ func TestMistakesAreRefusedWithTheirKey(t *testing.T) {
 			told = append(told, pod.String()+" "+kind.Reason+": "+message)
 		}
 	})
-	const reason = "annotation divvy.dev/devices: container c0 asks for 5 of enflame.com/gcu-memory, which cannot be divided equally over 2 devices; 4 or 6 can be" +
-		"; annotation divvy.dev/placement-policy: \"best\" is no placement policy; known are binpack, spread, fragmentation"
+	const reason = "annotation divvy.dev/devices: container c0 requests 5 of enflame.com/gcu-memory, which cannot be divided equally among 2 devices; use 4 or 6" +
+		"; annotation divvy.dev/placement-policy: \"best\" is not a placement policy; use one of binpack, spread, fragmentation"
 	pod := newPod("p", 5)
 	pod.Annotations = map[string]string{wire.CountAnnotation: "2", wire.PolicyAnnotation: "best"}
 	nodes := []string{"node-a", "node-b"}
@@ -279,7 +279,7 @@ func TestMistakesAreRefusedWithTheirKey(t *testing.T) {
 		t.Errorf("events %q", told)
 	}
 	w.add(pod)
-	if text := w.bind(pod, "node-a"); !strings.Contains(text, "cannot be divided equally over 2 devices") {
+	if text := w.bind(pod, "node-a"); !strings.Contains(text, "cannot be divided equally among 2 devices") {
 		t.Errorf("bind: %q", text)
 	}
 	if n := w.ledger.Reservations(); n != 0 {
@@ -300,7 +300,7 @@ func TestSeveralDevicesOnlyFromNodesThatGiveThem(t *testing.T) {
 	if diff := cmp.Diff(&want, got.NodeNames); diff != "" {
 		t.Errorf("nodes (-want +got):\n%s", diff)
 	}
-	const text = "divvy-node there is of a release that gives a pod one device"
+	const text = "divvy-node on this node does not support several devices per pod; upgrade it"
 	if got.FailedAndUnresolvableNodes["old"] != text {
 		t.Errorf("refused %q", got.FailedAndUnresolvableNodes)
 	}

@@ -51,16 +51,16 @@ const (
 )
 
 // errNoLeader is in the error of a request that no leader answered in time.
-var errNoLeader = errors.New("no replica of the extender leads yet; the request can be made again")
+var errNoLeader = errors.New("no replica of the extender is the leader yet; retry the request")
 
 // errFollows is why a replica does not answer by itself.
-var errFollows = errors.New("another replica leads")
+var errFollows = errors.New("another replica is the leader")
 
 // errUnknownLeader: the Lease is free, or this replica cannot read it.
 var errUnknownLeader = errors.New("no leader is known")
 
 // errMisdirected says that the replica that was asked does not lead, or stops.
-var errMisdirected = errors.New("it does not lead any more")
+var errMisdirected = errors.New("it is no longer the leader")
 
 // reachable returns nil when requests can be sent to this replica: it answers them,
 // or hands them on.
@@ -153,7 +153,7 @@ func (e *Extender) hold(w http.ResponseWriter, r *http.Request, held chan struct
 	case held <- struct{}{}:
 		defer func() { <-held }()
 	default:
-		return fmt.Errorf("%w: %d requests wait for one", errNoLeader, cap(held))
+		return fmt.Errorf("%w: %d requests are waiting for one", errNoLeader, cap(held))
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), e.config.Hold)
 	defer cancel()
@@ -198,7 +198,7 @@ func (e *Extender) askLeader(ctx context.Context, w http.ResponseWriter, r *http
 		if err = errSilent; errors.Is(failed, errMisdirected) || errors.Is(failed, limit.ErrBusy) {
 			err = failed
 		}
-		klog.FromContext(ctx).V(2).Info("The leader did not answer a request", "leader", address, "path", r.URL.Path, "reason", failed.Error())
+		klog.FromContext(ctx).V(2).Info("The leader did not respond to a request", "leader", address, "path", r.URL.Path, "reason", failed.Error())
 	}
 	return fmt.Errorf("the leader at %s: %w", address, err)
 }
@@ -233,7 +233,7 @@ func (e *Extender) ask(ctx context.Context, w http.ResponseWriter, r *http.Reque
 		part = min(part, response.ContentLength)
 	}
 	if err := limit.Hold(ctx, part); err != nil {
-		return false, fmt.Errorf("the leader's answer needs %w", err)
+		return false, fmt.Errorf("response of the leader: %w", err)
 	}
 	defer limit.Drop(ctx, part)
 	first := getBuffer()
@@ -241,7 +241,7 @@ func (e *Extender) ask(ctx context.Context, w http.ResponseWriter, r *http.Reque
 	into := bytes.NewBuffer((*first)[:0])
 	_, err = io.Copy(into, io.LimitReader(response.Body, keepBuffer))
 	if *first = into.Bytes(); err != nil {
-		return false, fmt.Errorf("its answer was cut off: %w", err)
+		return false, fmt.Errorf("its response was truncated: %w", err)
 	}
 	w.Header().Set("Content-Type", response.Header.Get("Content-Type"))
 	w.Header().Set("X-Content-Type-Options", "nosniff")

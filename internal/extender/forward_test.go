@@ -127,7 +127,7 @@ func TestAFollowerHandsOnNoBindOfAStranger(t *testing.T) {
 	request.RemoteAddr = "203.0.113.9:40000"
 	answer := httptest.NewRecorder()
 	follower.server.Config.Handler.ServeHTTP(answer, request)
-	if !strings.Contains(answer.Body.String(), "bind refused: 203.0.113.9 is not an address of this host") || asked {
+	if !strings.Contains(answer.Body.String(), "bind rejected: 203.0.113.9 is not an address of this host") || asked {
 		t.Errorf("answered %s; the leader was asked: %t", answer.Body, asked)
 	}
 }
@@ -171,13 +171,13 @@ func TestNoAnswerOfOneThatLostTheLead(t *testing.T) {
 	})
 	f.lead()
 	pod := newPod("p", 4)
-	for node, want := range map[string]string{"node-a": "", "nowhere": "the extender is not ready: another replica leads"} {
+	for node, want := range map[string]string{"node-a": "", "nowhere": "the extender is not ready: another replica is the leader"} {
 		if got := w.filter(extenderv1.ExtenderArgs{Pod: pod, NodeNames: &[]string{node}}); got.Error != want || want != "" && got.FailedAndUnresolvableNodes != nil {
 			t.Errorf("%s: filter answers %+v, want the error %q", node, got, want)
 		}
 		f.lead()
 	}
-	if status, got := w.get(Prefix + "/inspect/nowhere"); status != http.StatusServiceUnavailable || !strings.Contains(string(got), "another replica leads") {
+	if status, got := w.get(Prefix + "/inspect/nowhere"); status != http.StatusServiceUnavailable || !strings.Contains(string(got), "another replica is the leader") {
 		t.Errorf("inspect answers %d %s", status, got)
 	}
 }
@@ -222,7 +222,7 @@ func TestARequestWaitsForALeader(t *testing.T) {
 }
 
 func TestWithoutALeaderTheErrorCanBeTriedAgain(t *testing.T) {
-	const want = "no replica of the extender leads yet; the request can be made again: "
+	const want = "no replica of the extender is the leader yet; retry the request: "
 	follower, f := newFollower(t, nil)
 	pod := follower.add(newPod("p", 4))
 	names := []string{"node-a"}
@@ -293,7 +293,7 @@ func TestOnlyBindsWait(t *testing.T) {
 			defer stop()
 			go w.extender.WatchLeader(ctx)
 			time.Sleep(time.Minute)
-			if _, answer := ask(t, w, "/filter"); answer != "the leader's" {
+			if _, answer := ask(t, w, "/filter"); answer != "response of the leader" {
 				t.Fatalf("before: %s", answer)
 			}
 			net.cut.Store(true)
@@ -306,10 +306,10 @@ func TestOnlyBindsWait(t *testing.T) {
 				}
 			}
 			time.AfterFunc(5*time.Second, func() { net.cut.Store(false) })
-			if took, answer := ask(t, w, "/bind"); took < 5*time.Second || answer != "the leader's" {
+			if took, answer := ask(t, w, "/bind"); took < 5*time.Second || answer != "response of the leader" {
 				t.Errorf("/bind: answered after %s: %s", took, answer)
 			}
-			if _, answer := ask(t, w, "/filter"); answer != "the leader's" {
+			if _, answer := ask(t, w, "/filter"); answer != "response of the leader" {
 				t.Errorf("after: %s", answer)
 			}
 		})
@@ -326,7 +326,7 @@ func TestOnlyBindsWait(t *testing.T) {
 				}
 			}
 			for _, verb := range []string{"/inspect", "/bind"} {
-				if _, answer := ask(t, w, verb); answer != "the leader's" {
+				if _, answer := ask(t, w, verb); answer != "response of the leader" {
 					t.Errorf("%s: %s", verb, answer)
 				}
 			}
@@ -355,7 +355,7 @@ func (n *network) RoundTrip(r *http.Request) (*http.Response, error) {
 			return nil, r.Context().Err()
 		}
 	}
-	return &http.Response{StatusCode: http.StatusOK, Header: http.Header{}, Body: io.NopCloser(strings.NewReader("the leader's"))}, nil
+	return &http.Response{StatusCode: http.StatusOK, Header: http.Header{}, Body: io.NopCloser(strings.NewReader("response of the leader"))}, nil
 }
 
 // Two that take each other for the leader do not hand a request on for ever.
@@ -400,7 +400,7 @@ func TestABindEndsWithTheLead(t *testing.T) {
 		<-ctx.Done() // the API server is slow
 		return cluster.ErrOutcomeUnknown
 	}
-	if got := follower.bind(pod, "node-a"); !strings.Contains(got, "not known") {
+	if got := follower.bind(pod, "node-a"); !strings.Contains(got, "is unknown") {
 		t.Errorf("a bind that took longer than the lead: %q", got)
 	}
 	f.set(func() { f.until = time.Time{} })

@@ -125,9 +125,9 @@ func (e *Extender) recoverPanics(next http.Handler) http.Handler {
 				panic(p) //nolint:forbidigo // it is net/http's, see above
 			}
 			e.metrics.panics.Inc()
-			klog.FromContext(r.Context()).Error(fmt.Errorf("panic: %v", p), "A request failed within the extender",
+			klog.FromContext(r.Context()).Error(fmt.Errorf("panic: %v", p), "A request failed because of an internal error",
 				"path", r.URL.Path, "stack", string(debug.Stack()))
-			writeError(w, http.StatusOK, "the extender failed on this request; its log says where")
+			writeError(w, http.StatusOK, "internal error of the extender; see its log")
 		}()
 		next.ServeHTTP(w, r)
 	})
@@ -210,7 +210,7 @@ func (e *Extender) answer(w http.ResponseWriter, r *http.Request, v verb, out []
 		answer = bytes.Clone(answer) // the buffer is for a larger one
 	}
 	if err := limit.Hold(ctx, int64(cap(answer))); err != nil {
-		return out, fmt.Errorf("the answer needs %w", err)
+		return out, fmt.Errorf("response: %w", err)
 	}
 	return answer, nil
 }
@@ -219,7 +219,7 @@ func (e *Extender) answer(w http.ResponseWriter, r *http.Request, v verb, out []
 func checkRequest(w http.ResponseWriter, r *http.Request) (status int, err error) {
 	if r.Method != http.MethodPost {
 		w.Header().Set("Allow", http.MethodPost)
-		return http.StatusMethodNotAllowed, fmt.Errorf("method %s: only POST is answered here", r.Method)
+		return http.StatusMethodNotAllowed, fmt.Errorf("method %s: must be POST", r.Method)
 	}
 	// No type at all is let pass for people who ask by hand.
 	if header := r.Header.Get("Content-Type"); header != "" {

@@ -60,9 +60,9 @@ func TestBadInput(t *testing.T) {
 			filter: "quantities must match"},
 		"no UID":      {request: request{body: `{"PodName":"p","PodNamespace":"team","Node":"n"}`}, bind: "has no PodUID"},
 		"UID is 7":    {request: request{body: `{"PodName":"p","PodNamespace":"team","PodUID":7,"Node":"n"}`}, bind: "field PodUID cannot be a JSON number"},
-		"unknown pod": {request: request{body: `{"PodName":"p","PodNamespace":"team","PodUID":"u","Node":"n"}`}, bind: "the pod is gone"},
-		"GET":         {request: request{method: http.MethodGet}, filter: "only POST", bind: "only POST", status: http.StatusMethodNotAllowed},
-		"PUT":         {request: request{method: http.MethodPut, body: good}, filter: "only POST", bind: "only POST", status: http.StatusMethodNotAllowed},
+		"unknown pod": {request: request{body: `{"PodName":"p","PodNamespace":"team","PodUID":"u","Node":"n"}`}, bind: "the pod no longer exists"},
+		"GET":         {request: request{method: http.MethodGet}, filter: "must be POST", bind: "must be POST", status: http.StatusMethodNotAllowed},
+		"PUT":         {request: request{method: http.MethodPut, body: good}, filter: "must be POST", bind: "must be POST", status: http.StatusMethodNotAllowed},
 		"a form":      {request: request{contentType: "application/x-www-form-urlencoded", body: good}, filter: "must be application/json", bind: "must be application/json"},
 		"odd type":    {request: request{contentType: ";;", body: good}, filter: "must be application/json", bind: "must be application/json"},
 		"said to be huge": {request: request{huge: func() io.Reader { return bytes.NewReader(make([]byte, maxFilterBody+1)) }},
@@ -164,11 +164,11 @@ func TestKeysInAnyCase(t *testing.T) {
 
 func TestNotReady(t *testing.T) {
 	w := newWorld(t)
-	w.notReady = errors.New("the books are still being read")
+	w.notReady = errors.New("the ledger is still being read from the API server")
 	nodes := []string{"node-a"}
 	pod := w.add(newPod("p", 1))
 	got := w.filter(extenderv1.ExtenderArgs{Pod: pod, NodeNames: &nodes})
-	mustContain(t, got.Error, "not ready: the books are still being read")
+	mustContain(t, got.Error, "not ready: the ledger is still being read")
 	mustContain(t, w.bind(pod, "node-a"), "not ready")
 	if got := w.used("node-a")[0]; got != 0 {
 		t.Errorf("used %d by a bind before it was ready", got)
@@ -219,7 +219,7 @@ func TestPanicIsAnAnswer(t *testing.T) {
 	w := newWorld(t, func(c *Config) { c.Ledger, c.Registry = panickyLedger{c.Ledger}, registry })
 	nodes := []string{"node-a"}
 	got := w.filter(extenderv1.ExtenderArgs{Pod: newPod("p", 1), NodeNames: &nodes})
-	mustContain(t, got.Error, "the extender failed on this request")
+	mustContain(t, got.Error, "internal error of the extender")
 	if text := w.bind(w.add(newPod("q", 1)), "node-a"); text != "" {
 		t.Errorf("bind after the panic: %s", text)
 	}
@@ -312,9 +312,9 @@ func TestPodsThatNobodyCanPlaceAreTold(t *testing.T) {
 	}{
 		"fits":                           {1, []string{"node-a", "node-b"}, ""},
 		"fits on one":                    {9, []string{"node-a", "node-b"}, ""},
-		"larger than any device":         {900, []string{"node-a", "node-b", "nowhere"}, "NeverFits: the pod asks for 900 units of enflame.com/gcu-memory on one device, more than any device has of the 2 nodes that offer it and that it may run on"},
+		"larger than any device":         {900, []string{"node-a", "node-b", "nowhere"}, "NeverFits: the pod requests 900 units of enflame.com/gcu-memory on one device, more than any device has on the 2 candidate nodes that offer it"},
 		"no node offers it":              {1, []string{"nowhere"}, ""},
-		"larger, but others were left":   {9, []string{"node-b"}, "NeverFits: the pod asks for 9 units of enflame.com/gcu-memory on one device, more than any device has of the 1 nodes that offer it and that it may run on"},
+		"larger, but others were left":   {9, []string{"node-b"}, "NeverFits: the pod requests 9 units of enflame.com/gcu-memory on one device, more than any device has on the 1 candidate nodes that offer it"},
 		"nothing is asked for, no nodes": {0, nil, ""},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -146,7 +146,7 @@ func TestMadeUpRequestsAreNotRated(t *testing.T) {
 		t.Error("the request of a caller that may bind was not rated")
 	}
 	answer := w.from(unknownCaller, http.MethodPost, "/prioritize", strings.NewReader(`{"Pod":{},"NodeNames":["node-a"]}`))
-	if answer.Code != http.StatusBadRequest || !strings.Contains(answer.Body.String(), "bind refused: 192.0.2.77") {
+	if answer.Code != http.StatusBadRequest || !strings.Contains(answer.Body.String(), "bind rejected: 192.0.2.77") {
 		t.Errorf("prioritize answers %d %s", answer.Code, answer.Body)
 	}
 }

@@ -62,7 +62,7 @@ func (e *Extender) report(w http.ResponseWriter, r *http.Request, q inspectQuery
 		return err
 	}
 	if err := limit.Hold(r.Context(), int64(one.Cap())); err != nil {
-		return fmt.Errorf("the report needs %w", err)
+		return fmt.Errorf("report: %w", err)
 	}
 	writeJSON(w, http.StatusOK, one.Bytes())
 	return nil
@@ -140,5 +140,5 @@ func (e *Extender) usages(q inspectQuery) ([]ledger.NodeUsage, error) {
 	if problem := e.config.Cluster.Problem(q.node); problem != "" {
 		return nil, &statusError{http.StatusNotFound, fmt.Errorf("node %q: %s", q.node, problem)}
 	}
-	return nil, &statusError{http.StatusNotFound, fmt.Errorf("node %q is not known or offers no %s", q.node, q.resource)}
+	return nil, &statusError{http.StatusNotFound, fmt.Errorf("node %q is unknown or offers no %s", q.node, q.resource)}
 }

@@ -22,7 +22,7 @@ const (
 // errSilent is in the error of a request to a leader that does not answer. Why it does
 // not is in the log only: kube-scheduler writes the error of an attempt into the pod's
 // status whenever its text changes, and a text with ports would in each attempt.
-var errSilent = errors.New("it does not answer")
+var errSilent = errors.New("it does not respond")
 
 // link is the connection of a replica that follows to the leader. It is up until a
 // probe fails. A leader that was not probed yet counts as up. It is safe for
@@ -86,7 +86,7 @@ func (e *Extender) WatchLeader(ctx context.Context) {
 		if address, _ := e.config.Election.Leader(); address != "" && !e.config.Election.Leading() {
 			err := e.probe(ctx, address)
 			if ctx.Err() == nil && e.link.probed(address, err) {
-				log.Info("The leader does not answer", "leader", address, "reason", err.Error())
+				log.Info("The leader does not respond", "leader", address, "reason", err.Error())
 			}
 		}
 		select {

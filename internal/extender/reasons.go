@@ -17,7 +17,7 @@ func severalResources(requests []accel.Request) string {
 	for i, r := range requests {
 		names[i] = string(r.Resource)
 	}
-	return "the pod asks for " + strings.Join(names, " and ") + ": a pod can have one shared resource, ask for the others in pods of their own"
+	return "the pod requests " + strings.Join(names, " and ") + ": a pod can have only one shared resource, request the others in separate pods"
 }
 
 // mistaken is the reason of a pod whose annotations cannot be followed, on one
@@ -36,25 +36,25 @@ func neverFits(request accel.Request, counts *[codes]int) string {
 	if request.Devices > 1 {
 		each = fmt.Sprintf("on each of %d devices", request.Devices)
 	}
-	asks := fmt.Sprintf("the pod asks for %d units of %s %s", request.Peak()/accel.Units(max(request.Devices, 1)), request.Resource, each)
+	asks := fmt.Sprintf("the pod requests %d units of %s %s", request.Peak()/accel.Units(max(request.Devices, 1)), request.Resource, each)
 	if larger == nodes {
-		return fmt.Sprintf("%s, more than any device has of the %d nodes that offer it and that it may run on", asks, larger)
+		return fmt.Sprintf("%s, more than any device has on the %d candidate nodes that offer it", asks, larger)
 	}
 	var why []string
 	for _, one := range []struct {
 		nodes int
 		text  string
 	}{
-		{larger, "have no device as large"},
-		{few, fmt.Sprintf("have fewer than %d devices for it", request.Devices)},
+		{larger, "have no device of that size"},
+		{few, fmt.Sprintf("have fewer than %d suitable devices", request.Devices)},
 		{other, "have no device that " + selectionKeys(request.Selection) + " allows"},
-		{counts[accel.Unservable], "cannot serve it as it is asked for"},
+		{counts[accel.Unservable], "cannot serve the request"},
 	} {
 		if one.nodes > 0 {
 			why = append(why, fmt.Sprintf("%d %s", one.nodes, one.text))
 		}
 	}
-	return fmt.Sprintf("%s; of the %d nodes that offer it and that it may run on, %s", asks, nodes, strings.Join(why, ", "))
+	return fmt.Sprintf("%s; of the %d candidate nodes that offer it, %s", asks, nodes, strings.Join(why, ", "))
 }
 
 func nodesOf(counts *[codes]int) int {
@@ -96,16 +96,16 @@ func (e *Extender) reason(request accel.Request, code accel.ReasonCode, node str
 		}
 		return "the node offers no " + string(request.Resource)
 	case accel.TooFewDevices:
-		return fmt.Sprintf("fewer than %d devices that are large enough and that the pod takes", request.Devices)
+		return fmt.Sprintf("fewer than %d devices that are large enough and allowed for the pod", request.Devices)
 	case accel.NotSelected:
 		return "no device that " + selectionKeys(request.Selection) + " allows"
 	case accel.NoCapacity:
 		return "insufficient cpu or memory for a pod with a device"
 	case accel.Unservable:
 		if e.onlyOne(request, node) {
-			return "divvy-node there is of a release that gives a pod one device"
+			return "divvy-node on this node does not support several devices per pod; upgrade it"
 		}
-		return "the extender cannot place by " + wire.PolicyAnnotation + " " + strconv.Quote(request.Policy)
+		return "the extender does not support " + wire.PolicyAnnotation + " " + strconv.Quote(request.Policy)
 	}
 	memory, device := string(request.Resource), "device"
 	if v := accel.VendorOfMemory(request.Resource); v != nil {

@@ -53,7 +53,7 @@ func (s *slots) take(ctx context.Context, body int) (release func(), err error) 
 	bounded, cancel := context.WithTimeout(ctx, s.wait)
 	defer cancel()
 	if err := s.others.Acquire(bounded, 1); err != nil {
-		return nil, fmt.Errorf("callers that may not bind are answered one at a time: %w", limit.ErrBusy)
+		return nil, fmt.Errorf("callers that may not bind are served one at a time: %w", limit.ErrBusy)
 	}
 	began := time.Now()
 	return func() {

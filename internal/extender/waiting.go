@@ -449,13 +449,13 @@ func (e *Extender) wake(ctx context.Context, ref accel.PodRef) bool {
 	switch {
 	case err == nil:
 		e.metrics.woken.WithLabelValues(wokenOK).Inc()
-		log.V(2).Info("There is room for a pod that waits; asked kube-scheduler to look again", "pod", ref.String())
+		log.V(2).Info("Free capacity for a pending pod; requested another scheduling attempt", "pod", ref.String())
 	case errors.Is(err, cluster.ErrPodGone):
 		e.waiting.forget(ref.UID)
 		e.metrics.woken.WithLabelValues(wokenGone).Inc()
 	default:
 		e.metrics.woken.WithLabelValues(wokenFailed).Inc()
-		log.Error(err, "kube-scheduler could not be asked to look again at a pod that waits", "pod", ref.String())
+		log.Error(err, "Could not request another scheduling attempt for a pending pod", "pod", ref.String())
 		return false
 	}
 	return true

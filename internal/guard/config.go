@@ -50,13 +50,13 @@ func (c Config) Decide(ctx context.Context, request *admissionv1.AdmissionReques
 	if err != nil {
 		// Whoever may change the configuration is not kept from it by what this
 		// program lacks: the daemon holds back what it must.
-		logger.Error(err, "A change of the configuration was let pass without a look at it")
-		return review.Allow(request.UID, "divvy-extender could not compare this with what pods hold: "+review.Short(err.Error())), review.Error
+		logger.Error(err, "Allowed a change of the configuration without validation")
+		return review.Allow(request.UID, "divvy-extender could not compare this with the allocations of pods: "+review.Short(err.Error())), review.Error
 	}
 	warnings, err := CheckUnits(before, after, c.Holders())
 	var refused *UnitError
 	if errors.As(err, &refused) {
-		logger.Info("A change of memoryUnit was refused", "resource", refused.Resource, "unit", refused.Old, "asked", refused.New, "pods", len(refused.Pods))
+		logger.Info("Rejected a change of memoryUnit", "resource", refused.Resource, "unit", refused.Old, "asked", refused.New, "pods", len(refused.Pods))
 		return review.Deny(request.UID, http.StatusForbidden, metav1.StatusReasonForbidden, refused.Error()), review.Denied
 	}
 	return review.Allow(request.UID, warnings...), review.Allowed
@@ -66,7 +66,7 @@ func (c Config) Decide(ctx context.Context, request *admissionv1.AdmissionReques
 func (c Config) configs(ctx context.Context, request *admissionv1.AdmissionRequest) (before, after Configs, err error) {
 	var old, changed corev1.ConfigMap
 	if err := errors.Join(kubejson.Unmarshal(request.OldObject.Raw, &old), kubejson.Unmarshal(request.Object.Raw, &changed)); err != nil {
-		return before, after, fmt.Errorf("the request's objects are no ConfigMaps: %w", err)
+		return before, after, fmt.Errorf("the request's objects are not ConfigMaps: %w", err)
 	}
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()

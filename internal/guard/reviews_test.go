@@ -58,7 +58,7 @@ func TestReviewsOfTheConfiguration(t *testing.T) {
 		"another namespace":      {request: change(t, BaseConfigMap, "config.yaml", coarse, fine), edit: func(r *admissionv1.AdmissionRequest) { r.Namespace = "team" }, result: review.Allowed},
 		"a deletion":             {request: change(t, BaseConfigMap, "config.yaml", coarse, fine), edit: func(r *admissionv1.AdmissionRequest) { r.Operation = admissionv1.Delete }, result: review.Allowed},
 		"a Secret":               {request: change(t, BaseConfigMap, "config.yaml", coarse, fine), edit: func(r *admissionv1.AdmissionRequest) { r.Resource.Resource = "secrets" }, result: review.Allowed},
-		"no ConfigMap":           {request: change(t, BaseConfigMap, "config.yaml", coarse, fine), edit: func(r *admissionv1.AdmissionRequest) { r.OldObject.Raw = []byte("[]") }, result: review.Error, message: "no ConfigMaps"},
+		"no ConfigMap":           {request: change(t, BaseConfigMap, "config.yaml", coarse, fine), edit: func(r *admissionv1.AdmissionRequest) { r.OldObject.Raw = []byte("[]") }, result: review.Error, message: "the request's objects are not ConfigMaps"},
 		"the other is not read":  {request: change(t, BaseConfigMap, "config.yaml", coarse, fine), read: errors.New("forbidden"), result: review.Error, message: "forbidden"},
 	}
 	for name, tt := range tests {

@@ -69,7 +69,7 @@ func (s Scheduler) Decide(_ context.Context, request *admissionv1.AdmissionReque
 		Spec corev1.PodSpec `json:"spec"`
 	}
 	if err := kubejson.Unmarshal(request.Object.Raw, &pod); err != nil {
-		return review.Deny(request.UID, http.StatusBadRequest, metav1.StatusReasonBadRequest, "the request's object is no pod: "+err.Error()), review.Bad
+		return review.Deny(request.UID, http.StatusBadRequest, metav1.StatusReasonBadRequest, "the request's object is not a pod: "+err.Error()), review.Bad
 	}
 	patch, err := s.Patch(&pod.Spec)
 	if err != nil {

@@ -83,7 +83,7 @@ type UnitError struct {
 }
 
 func (e *UnitError) Error() string {
-	return fmt.Sprintf("memoryUnit of %s cannot change from %q to %q while pods hold units of it, as their requests would change their meaning: %s. "+
+	return fmt.Sprintf("memoryUnit of %s cannot change from %q to %q while pods hold units of it, because existing requests would be reinterpreted: %s. "+
 		"Delete these pods or wait until they have ended, then try again", e.Resource, e.Old, e.New, named(e.Pods))
 }
 

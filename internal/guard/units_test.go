@@ -45,7 +45,7 @@ func TestCheckUnits(t *testing.T) {
 		warned        string // part of a warning
 	}{
 		"another unit under a pod": {only("enflame.com/gcu-memory=1"), only("enflame.com/gcu-memory=0.1"), one,
-			`memoryUnit of enflame.com/gcu-memory cannot change from "1" to "0.1" while pods hold units of it, as their requests would change their meaning: team/a. Delete`, ""},
+			`memoryUnit of enflame.com/gcu-memory cannot change from "1" to "0.1" while pods hold units of it, because existing requests would be reinterpreted: team/a. Delete`, ""},
 		"another unit and nobody":      {only("enflame.com/gcu-memory=1"), only("enflame.com/gcu-memory=0.1"), nil, "", ""},
 		"the same unit":                {only("enflame.com/gcu-memory=1"), only("enflame.com/gcu-memory=1"), one, "", ""},
 		"a setting beside it":          {only("enflame.com/gcu-memory=1"), Configs{Base: file("enflame.com/gcu-memory=1") + "logLevel: debug\n"}, one, "", ""},
@@ -69,7 +69,7 @@ func TestCheckUnits(t *testing.T) {
 		"a named configuration on its nodes": {
 			named(file("enflame.com/gcu-memory=1"), map[string]string{"fine": file("enflame.com/gcu-memory=0.1")}),
 			named(file("enflame.com/gcu-memory=1"), map[string]string{"fine": file("enflame.com/gcu-memory=0.01")}),
-			[]Holder{holder("a", gcu, "fine", "0.1"), holder("b", gcu, "", "1")}, `from "0.1" to "0.01" while pods hold units of it, as their requests would change their meaning: team/a.`, ""},
+			[]Holder{holder("a", gcu, "fine", "0.1"), holder("b", gcu, "", "1")}, `from "0.1" to "0.01" while pods hold units of it, because existing requests would be reinterpreted: team/a.`, ""},
 		"a named configuration on nobody's node": {
 			named(file("enflame.com/gcu-memory=1"), map[string]string{"fine": file("enflame.com/gcu-memory=0.1")}),
 			named(file("enflame.com/gcu-memory=1"), map[string]string{"fine": file("enflame.com/gcu-memory=0.01")}), one, "", ""},

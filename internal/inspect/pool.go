@@ -163,7 +163,7 @@ func writePool(w io.Writer, p *Pool, wide bool) error {
 			g.add(append(row, q.Name, number(q.Used), number(q.Hard))...)
 			row = make([]string, len(row))
 			if q.Scoped {
-				notes = append(notes, fmt.Sprintf("quota %s/%s is for some pods alone", n.Name, q.Name))
+				notes = append(notes, fmt.Sprintf("quota %s/%s applies to some pods only", n.Name, q.Name))
 			}
 		}
 	}
@@ -172,7 +172,7 @@ func writePool(w io.Writer, p *Pool, wide bool) error {
 		return err
 	}
 	if offering == 0 {
-		notes = append(notes, "no node offers "+string(p.Resource)+": pods that ask for it wait")
+		notes = append(notes, "no node offers "+string(p.Resource)+": pods that request it stay Pending")
 	}
 	for _, note := range notes {
 		if _, err := fmt.Fprintln(w, "  "+note); err != nil {

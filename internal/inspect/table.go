@@ -128,7 +128,7 @@ func writeNode(w io.Writer, n Node, wide bool) error {
 			if strings.HasPrefix(d.Reason, accel.ReasonGivenOut) {
 				health = "given out" // nothing is wrong with it
 			}
-			notes = append(notes, fmt.Sprintf("card %d gets no new pods: %s", d.ID, orDash(d.Reason)))
+			notes = append(notes, fmt.Sprintf("no new pods are placed on card %d: %s", d.ID, orDash(d.Reason)))
 		}
 		numa := "-"
 		if d.NUMANode != nil {
@@ -143,7 +143,7 @@ func writeNode(w io.Writer, n Node, wide bool) error {
 			used += p.Used
 		}
 		g.addPods(n.Unplaced, wide, device("?", "", "", "", "", "", "", "", number(used), "", ""))
-		notes = append(notes, "?: the node has not said yet which card these pods hold, or has lost it")
+		notes = append(notes, "?: the node has not reported the card of these pods yet, or the card is lost")
 	}
 	g.add(device("sum", "", "", "", "", "", "", number(n.Total), number(n.Used), number(n.Available), bar(n.Used, n.Total))...)
 	if err := g.write(w, "  "); err != nil {
@@ -161,9 +161,9 @@ func writeNode(w io.Writer, n Node, wide bool) error {
 // chip, which need not be the one that is in quarantine.
 func (n Node) release(d Device) string {
 	if d.Chips > 1 {
-		return "which chip, and how to release it, shows: kubectl divvy device list " + n.Name
+		return "to find the chip and how to release it, run: kubectl divvy device list " + n.Name
 	}
-	return fmt.Sprintf("to release it: kubectl divvy device release %s %s", n.Name, d.UUID)
+	return fmt.Sprintf("to release it, run: kubectl divvy device release %s %s", n.Name, d.UUID)
 }
 
 // addPods adds one row for each pod; the first begins with the device.

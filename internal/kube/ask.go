@@ -81,18 +81,18 @@ func readAsk(annotations map[string]string) (ask, error) {
 	if m, twice := common(s.UseModels, s.AvoidModels, strings.EqualFold); twice {
 		mistake(wire.AvoidModelsAnnotation, fmt.Errorf("model %s is in %s too", quote(m), wire.UseModelsAnnotation))
 	} else if len(s.UseModels) > 0 && !slices.ContainsFunc(s.UseModels, func(use string) bool { return !covered(use, s.AvoidModels) }) {
-		mistake(wire.AvoidModelsAnnotation, fmt.Errorf("it leaves none of the models in %s", wire.UseModelsAnnotation))
+		mistake(wire.AvoidModelsAnnotation, fmt.Errorf("it excludes all models in %s", wire.UseModelsAnnotation))
 	}
 	if d, twice := common(s.UseIDs, s.AvoidIDs, func(x, y string) bool { return x == y }); twice {
 		mistake(wire.AvoidDevicesAnnotation, fmt.Errorf("device %s is in %s too", quote(d), wire.UseDevicesAnnotation))
 	}
 	if n := len(s.UseIDs); n > 0 && n < a.devices {
-		mistake(wire.UseDevicesAnnotation, fmt.Errorf("%s asks for %d devices, and only %d can be had by the names here", wire.CountAnnotation, a.devices, n))
+		mistake(wire.UseDevicesAnnotation, fmt.Errorf("%s requests %d devices, but the names in it allow only %d", wire.CountAnnotation, a.devices, n))
 	}
 	// Every extender has all policies, whichever is the cluster's.
 	if text, ok := annotations[wire.PolicyAnnotation]; ok {
 		if !slices.Contains(place.Names(), text) {
-			mistake(wire.PolicyAnnotation, fmt.Errorf("%s is no placement policy; known are %s", quote(text), strings.Join(place.Names(), ", ")))
+			mistake(wire.PolicyAnnotation, fmt.Errorf("%s is not a placement policy; use one of %s", quote(text), strings.Join(place.Names(), ", ")))
 		} else {
 			a.policy = text
 		}
@@ -113,11 +113,11 @@ func readNames(text string) ([]string, error) {
 		star := strings.IndexByte(name, '*')
 		switch {
 		case name == "":
-			return nil, fmt.Errorf("%s has an empty name in it; names are joined by single commas", quote(text))
+			return nil, fmt.Errorf("%s contains an empty name; separate names with single commas", quote(text))
 		case len(name) > maxNameBytes || !utf8.ValidString(name):
 			return nil, fmt.Errorf("the name %s is longer than %d bytes or not valid UTF-8", quote(name), maxNameBytes)
 		case star >= 0 && star < len(name)-1:
-			return nil, fmt.Errorf("%s has a * that is not its end", quote(name))
+			return nil, fmt.Errorf("%s contains a * that is not at its end", quote(name))
 		}
 		names = append(names, name)
 	}
@@ -178,7 +178,7 @@ func (a *ask) put(r *accel.Request) error {
 			right = fmt.Sprintf("%d or %d", below, above)
 		}
 		return &AskError{Key: wire.CountAnnotation, Err: fmt.Errorf(
-			"container %s asks for %d of %s, which cannot be divided equally over %d devices; %s can be", c.Name, c.Units, r.Resource, a.devices, right)}
+			"container %s requests %d of %s, which cannot be divided equally among %d devices; use %s", c.Name, c.Units, r.Resource, a.devices, right)}
 	}
 	return nil
 }

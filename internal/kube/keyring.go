@@ -28,7 +28,7 @@ const keyOverlap = 10 * time.Minute
 const maxKeyBytes = 64 << 10
 
 // ErrNoKey says that no key to sign grants with was read yet.
-var ErrNoKey = errors.New("no grant key yet")
+var ErrNoKey = errors.New("no signing key yet")
 
 // Keyring holds the key that signs and verifies grants and follows its file.
 // The bytes of the file are the key, exactly as they are: nothing is trimmed.
@@ -103,18 +103,18 @@ func (k *Keyring) Run(ctx context.Context, changed func()) {
 			reported = ""
 		case err.Error() != reported:
 			reported = err.Error()
-			logger.Error(err, "The grant key cannot be used; waiting for a good one")
+			logger.Error(err, "The signing key is invalid; waiting for a valid one")
 		}
 		select {
 		case <-ctx.Done():
 			return
 		case <-ticker.C:
 			if k.Reload() {
-				logger.Info("Read a new grant key", "file", k.path, "previousKeyAcceptedFor", keyOverlap)
+				logger.Info("Loaded a new signing key", "file", k.path, "previousKeyAcceptedFor", keyOverlap)
 				changed()
 			}
 			if k.expire() {
-				logger.Info("The previous grant key is no longer accepted", "file", k.path)
+				logger.Info("The previous signing key is no longer accepted", "file", k.path)
 			}
 		}
 	}
@@ -143,7 +143,7 @@ func (k *Keyring) Reload() bool {
 	var signer *wire.Signer
 	if err == nil {
 		if signer, err = wire.NewSigner(content); err != nil {
-			err = fmt.Errorf("grant key file %s: %w", k.path, err)
+			err = fmt.Errorf("signing key file %s: %w", k.path, err)
 		}
 	}
 	k.err = err
@@ -158,14 +158,14 @@ func (k *Keyring) Reload() bool {
 func readKey(path string) ([]byte, error) {
 	info, err := os.Stat(path)
 	if err != nil {
-		return nil, fmt.Errorf("read the grant key: %w", err)
+		return nil, fmt.Errorf("read signing key: %w", err)
 	}
 	if !info.Mode().IsRegular() || info.Size() > maxKeyBytes {
-		return nil, fmt.Errorf("grant key file %s: not a regular file of at most %d bytes", path, maxKeyBytes)
+		return nil, fmt.Errorf("signing key file %s: not a regular file of at most %d bytes", path, maxKeyBytes)
 	}
 	content, err := os.ReadFile(path)
 	if err != nil {
-		return nil, fmt.Errorf("read the grant key: %w", err)
+		return nil, fmt.Errorf("read signing key: %w", err)
 	}
 	return content, nil
 }

@@ -77,7 +77,7 @@ func TestPreviousKeyEnds(t *testing.T) {
 func TestKeyringWaits(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "key")
 	keys := NewKeyring(file)
-	if _, err := keys.Signer(); err == nil || !strings.Contains(err.Error(), "no grant key yet") {
+	if _, err := keys.Signer(); err == nil || !strings.Contains(err.Error(), "no signing key yet") {
 		t.Errorf("signer without a file: %v", err)
 	}
 	if _, err := keys.DecodeGrant("u", "{}"); err == nil {

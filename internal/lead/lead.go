@@ -44,10 +44,10 @@ const catchUpTimeout = 15 * time.Second
 // Errors of Until; test with errors.Is.
 var (
 	// ErrNotLeading: another replica may lead.
-	ErrNotLeading = errors.New("this replica does not lead")
+	ErrNotLeading = errors.New("this replica is not the leader")
 	// ErrNotRenewed: this replica leads, but not for long enough if its Lease is not
 	// renewed soon.
-	ErrNotRenewed = errors.New("the Lease was not renewed for a while: the API server is away or slow")
+	ErrNotRenewed = errors.New("the Lease was not renewed in time: the API server is unavailable or slow")
 )
 
 // Config is what a Lead needs. All of it is required but where said.
@@ -215,7 +215,7 @@ func (l *Lead) begin(ctx context.Context) bool {
 			if ctx.Err() != nil {
 				return true
 			}
-			logger.Error(err, "This replica has the Lease and cannot lead; another may try")
+			logger.Error(err, "This replica holds the Lease but cannot lead; releasing it")
 			return false
 		}
 	}
@@ -227,7 +227,7 @@ func (l *Lead) begin(ctx context.Context) bool {
 	l.caughtUp = true
 	l.terms++
 	l.tell()
-	logger.Info("This replica leads", "caughtUpIn", time.Since(began).Round(time.Millisecond))
+	logger.Info("This replica is the leader", "caughtUpIn", time.Since(began).Round(time.Millisecond))
 	return true
 }
 

@@ -125,7 +125,7 @@ func (l *lock) Update(ctx context.Context, record resourcelock.LeaderElectionRec
 	if record.HolderIdentity == l.Identity() {
 		l.lead.wrote(began)
 	} else {
-		klog.FromContext(ctx).Info("Gave the Lease up")
+		klog.FromContext(ctx).Info("Released the Lease")
 	}
 	return nil
 }

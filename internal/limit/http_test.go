@@ -192,7 +192,7 @@ func TestRejections(t *testing.T) {
 	}
 	<-waiting
 	second := s.dial("127.0.0.2")
-	if status, text, err := s.get(second, plainGet); status != http.StatusServiceUnavailable || !strings.Contains(text, "other requests hold the memory") {
+	if status, text, err := s.get(second, plainGet); status != http.StatusServiceUnavailable || !strings.Contains(text, "the memory for requests is in use by other requests") {
 		t.Errorf("a request is answered %d %q, %v", status, text, err)
 	}
 	third := s.dial("127.0.0.2")

@@ -25,7 +25,7 @@ const (
 )
 
 // ErrBusy is in the error of what a bound rejects.
-var ErrBusy = errors.New("other requests hold the memory that there is for requests; try again")
+var ErrBusy = errors.New("the memory for requests is in use by other requests; try again")
 
 // Config sets the budgets. The zero value has those of a small program: one that
 // answers probes and metrics.

@@ -88,7 +88,7 @@ func (s *Reports[K]) get(ctx context.Context, key K, write func(io.Writer) error
 			return nil, context.Cause(ctx)
 		}
 	}
-	mine := &report{done: make(chan struct{}), err: errors.New("the report could not be made")} // which a panic leaves
+	mine := &report{done: make(chan struct{}), err: errors.New("the report could not be created")} // which a panic leaves
 	if s.next == nil {
 		s.next = map[K]*report{}
 	}

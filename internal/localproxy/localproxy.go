@@ -208,7 +208,7 @@ func (p *Proxy) due() (out []*replica) {
 		}
 	}
 	for _, r := range known {
-		r.fail(errors.New("the replica is gone"))
+		r.fail(errors.New("the replica no longer exists"))
 	}
 	return out
 }
@@ -253,9 +253,9 @@ func (p *Proxy) log(ctx context.Context, cause error) {
 	}
 	p.answering = now
 	if logger := klog.FromContext(ctx); cause != nil {
-		logger.Info("A replica of the extender stopped answering", "answering", now, "reason", cause.Error())
+		logger.Info("A replica of the extender stopped responding", "answering", now, "reason", cause.Error())
 	} else {
-		logger.Info("A replica of the extender answers", "answering", now)
+		logger.Info("A replica of the extender responds", "answering", now)
 	}
 }
 

@@ -211,9 +211,9 @@ func (t *Output) Write(line []byte) (int, error) {
 	_, err := t.file.Write(line)
 	switch {
 	case err != nil && !t.failed:
-		fmt.Fprintf(t.console, "log file %s cannot be written, lines go to standard error only: %v\n", t.name, err)
+		fmt.Fprintf(t.console, "cannot write log file %s, logging to standard error only: %v\n", t.name, err)
 	case err == nil && t.failed:
-		fmt.Fprintf(t.console, "log file %s is written again\n", t.name)
+		fmt.Fprintf(t.console, "writing log file %s again\n", t.name)
 	}
 	t.failed = err != nil
 	return len(line), nil

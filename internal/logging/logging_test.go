@@ -88,8 +88,8 @@ func TestOutputSurvivesBrokenFile(t *testing.T) {
 		t.Error(err)
 	}
 	want := "one\n" +
-		"log file x.log cannot be written, lines go to standard error only: no space left on device\n" +
-		"two\nthree\nlog file x.log is written again\n"
+		"cannot write log file x.log, logging to standard error only: no space left on device\n" +
+		"two\nthree\nwriting log file x.log again\n"
 	if got := console.String(); got != want {
 		t.Errorf("console:\n%swant:\n%s", got, want)
 	}

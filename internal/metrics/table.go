@@ -58,10 +58,10 @@ var (
 	})
 	Events = define(Metric{
 		Name: "divvy_events_total", Type: Counter, Programs: []string{Node, Extender, Webhook},
-		Help: "Kubernetes events by what became of them.",
+		Help: "Kubernetes events by result.",
 		Labels: []Label{
 			{"reason", "the event's reason, see events.md"},
-			{"outcome", "`told`, `repeated` (it was told before and is not told again) or `dropped` (there were too many)"},
+			{"outcome", "`told` (sent), `repeated` (an identical event was sent before) or `dropped` (rate limit exceeded)"},
 		},
 		Absent: "until the first event",
 	})
@@ -89,13 +89,13 @@ var (
 		Help: "Decisions about pods by resource and outcome.",
 		Labels: []Label{
 			{"verb", "`filter`, `preempt`, `prioritize` or `bind`"},
-			{"resource", "what the pod asks for; `none` or `several` where that is not one of those managed"},
+			{"resource", "the requested resource; `none` or `several` if the pod requests no managed resource or several"},
 			{"outcome", "filter: `fits` (on a node at least) or `refused` (by all nodes); preempt: `evicts` (on a node at least) or `spares` (on none); prioritize: `rated`; bind: `bound` or `failed`"},
 		},
 	})
 	ExtenderNodeVerdicts = define(Metric{
 		Name: "divvy_extender_node_verdicts_total", Type: Counter, Programs: []string{Extender},
-		Help: "Nodes that filter looked at, by verdict: why a node was refused.",
+		Help: "Nodes checked by filter, by verdict.",
 		Labels: []Label{
 			{"resource", "as in divvy_extender_decisions_total"},
 			{"verdict", "`fits`, `nodeUnknown`, `noDeviceFits`, `largerThanDevice` or `severalResources`"},
@@ -108,74 +108,74 @@ var (
 	})
 	ExtenderPanics = define(Metric{
 		Name: "divvy_extender_panics_total", Type: Counter, Programs: []string{Extender},
-		Help: "Requests on which the extender failed by a mistake of its own.",
+		Help: "Requests that failed because of an internal error.",
 	})
 	ExtenderWaiting = define(Metric{
 		Name: "divvy_extender_waiting_pods", Type: Gauge, Programs: []string{Extender},
-		Help: "Pods that were refused everywhere and that kube-scheduler has not had an offer for since.",
+		Help: "Pods that fitted on no node and have not been offered a node since.",
 	})
 	ExtenderWoken = define(Metric{
 		Name: "divvy_extender_woken_pods_total", Type: Counter, Programs: []string{Extender},
-		Help:   "Waiting pods that kube-scheduler was asked to look at again, as there was room for them and it had not asked.",
-		Labels: []Label{{"result", "`ok`, `gone` (the pod was no more) or `failed`"}},
+		Help:   "Pending pods for which another scheduling attempt was requested, because capacity became free.",
+		Labels: []Label{{"result", "`ok`, `gone` (the pod was deleted) or `failed`"}},
 	})
 	ExtenderReady = define(Metric{
 		Name: "divvy_extender_ready", Type: Gauge, Programs: []string{Extender},
-		Help: "1 while the answers of this replica are right, else 0.",
+		Help: "1 while this replica is ready, else 0.",
 	})
 	ExtenderLeader = define(Metric{
 		Name: "divvy_extender_leader", Type: Gauge, Programs: []string{Extender},
-		Help: "1 while this replica leads, and always without election; else 0.",
+		Help: "1 while this replica is the leader, and always without leader election; else 0.",
 	})
 	ExtenderTerms = define(Metric{
 		Name: "divvy_extender_terms_total", Type: Counter, Programs: []string{Extender},
-		Help: "How often this replica began to lead.", Absent: "without election",
+		Help: "Number of times that this replica became the leader.", Absent: "without election",
 	})
 	ExtenderForwarded = define(Metric{
 		Name: "divvy_extender_forwarded_total", Type: Counter, Programs: []string{Extender},
-		Help:   "Requests that came while this replica did not lead, by who answered.",
-		Labels: []Label{{"result", "`leader`, `here` (this replica led meanwhile) or `failed` (nobody led in time)"}},
+		Help:   "Requests received while this replica was not the leader, by where they were served.",
+		Labels: []Label{{"result", "`leader`, `here` (this replica became the leader meanwhile) or `failed` (no leader in time)"}},
 		Absent: "until the first such request",
 	})
 	ExtenderDemandSeen = define(Metric{
 		Name: "divvy_extender_demand_seen_pods_total", Type: Counter, Programs: []string{Extender},
-		Help:   "Pods from which the policy `fragmentation` has learned what is usually asked for, each once.",
+		Help:   "Pods observed by the policy `fragmentation`, each once.",
 		Labels: []Label{labelResource},
 	})
 	ExtenderDemandPods = define(Metric{
 		Name: "divvy_extender_demand_pods", Type: Gauge, Programs: []string{Extender},
 		Help:   "Pods that the policy `fragmentation` counts, as of the last renewal: those expected and those seen, of which older ones count less than one.",
-		Labels: []Label{labelResource}, Absent: "until prices were renewed",
+		Labels: []Label{labelResource}, Absent: "until the weights were updated",
 	})
 	ExtenderDemandKinds = define(Metric{
 		Name: "divvy_extender_demand_kinds", Type: Gauge, Programs: []string{Extender},
 		Help:   "Kinds of pods that the tables of the policy `fragmentation` were made of.",
-		Labels: []Label{labelResource}, Absent: "until prices were renewed",
+		Labels: []Label{labelResource}, Absent: "until the weights were updated",
 	})
 	ExtenderPriceRenewals = define(Metric{
 		Name: "divvy_extender_price_renewals_total", Type: Counter, Programs: []string{Extender},
-		Help:   "Renewals of the prices of the policy `fragmentation`.",
+		Help:   "Updates of the weights of the policy `fragmentation`.",
 		Labels: []Label{labelResource},
 	})
 	ExtenderPriceTables = define(Metric{
 		Name: "divvy_extender_price_tables_total", Type: Counter, Programs: []string{Extender},
-		Help:   "Renewals for which the tables of what a part of a device is good for were made anew, as demand or devices had changed.",
+		Help:   "Updates that recomputed the tables of the policy, because demand or devices had changed.",
 		Labels: []Label{labelResource},
 	})
 	ExtenderPriceChanges = define(Metric{
 		Name: "divvy_extender_price_changes_total", Type: Counter, Programs: []string{Extender},
-		Help:   "Renewals after which nodes may be rated otherwise than before; 0 while the policy has not seen enough and places as `binpack`.",
+		Help:   "Updates that may have changed node scores; 0 while the policy has too few observations and places as `binpack`.",
 		Labels: []Label{labelResource},
 	})
 	ExtenderPriceRenewalSeconds = define(Metric{
 		Name: "divvy_extender_price_renewal_seconds", Type: Gauge, Programs: []string{Extender},
-		Help:   "How long the last renewal of prices took, in which no request waits.",
-		Labels: []Label{labelResource}, Absent: "until prices were renewed",
+		Help:   "Duration of the last update of the weights, during which no request waits.",
+		Labels: []Label{labelResource}, Absent: "until the weights were updated",
 	})
 	ExtenderPriceAge = define(Metric{
 		Name: "divvy_extender_price_age_seconds", Type: Gauge, Programs: []string{Extender},
-		Help:   "Time since the last renewal of prices, which mostly comes within 10 s.",
-		Labels: []Label{labelResource}, Absent: "until prices were renewed",
+		Help:   "Time since the last update of the weights, usually at most 10 s.",
+		Labels: []Label{labelResource}, Absent: "until the weights were updated",
 	})
 	ExtenderReservations = define(Metric{
 		Name: "divvy_extender_reservations", Type: Gauge, Programs: []string{Extender},
@@ -187,12 +187,12 @@ var (
 	})
 	ExtenderBooksNodes = define(Metric{
 		Name: "divvy_extender_books_nodes", Type: Gauge, Programs: []string{Extender},
-		Help:   "Nodes in the books.",
+		Help:   "Nodes in the ledger.",
 		Labels: []Label{{"state", "`good`, or `broken` when their inventory does not count"}},
 	})
 	ExtenderBooksPods = define(Metric{
 		Name: "divvy_extender_books_pods", Type: Gauge, Programs: []string{Extender},
-		Help:   "Pods in the books that ask for a shared resource.",
+		Help:   "Pods in the ledger that request a shared resource.",
 		Labels: []Label{{"state", "`waiting` for a node, `granted` a device, or `ungranted` on a node"}},
 	})
 	ExtenderDeviceUnits = define(Metric{
@@ -202,7 +202,7 @@ var (
 	})
 	ExtenderDeviceUnitsUsed = define(Metric{
 		Name: "divvy_extender_device_units_used", Type: Gauge, Programs: []string{Extender},
-		Help:   "Units of a device that the books give to pods.",
+		Help:   "Units of a device that are allocated to pods.",
 		Labels: []Label{labelNode, labelResource, labelDevice, labelIndex}, Absent: "as above",
 	})
 	ExtenderDeviceUnitsFree = define(Metric{
@@ -241,7 +241,7 @@ var (
 	})
 	NodeDeviceUnitsHeld = define(Metric{
 		Name: "divvy_node_device_units_held", Type: Gauge, Programs: []string{Node},
-		Help:   "Units of a device that containers hold, as kubelet tells.",
+		Help:   "Units of a device that containers hold, as reported by kubelet.",
 		Labels: []Label{labelResource, labelDevice, labelIndex}, Absent: "without devices",
 	})
 	NodeDeviceHealthy = define(Metric{
@@ -254,7 +254,7 @@ var (
 		Help: "1 for each device that is unhealthy, by cause.",
 		Labels: []Label{labelVendor, labelDevice, labelIndex,
 			{"cause", "a cause of [health.md](../health.md); `unknown` where there is none"}},
-		Absent: "while all devices are well",
+		Absent: "while all devices are healthy",
 	})
 	NodeDeviceHealthChanges = define(Metric{
 		Name: "divvy_node_device_health_changes_total", Type: Counter, Programs: []string{Node},
@@ -278,19 +278,19 @@ var (
 	})
 	NodeRefusals = define(Metric{
 		Name: "divvy_node_refusals_total", Type: Counter, Programs: []string{Node},
-		Help: "Containers that were refused, by reason.",
+		Help: "Allocations that were rejected, by reason.",
 		Labels: []Label{labelResource, {"reason", "`noRoom`, `held` (kubelet chose what another container holds), `unknownID` (kubelet chose ids that name no device, or several), " +
-			"`notOffered` (the resource takes no new pods), `tooMany` (of a shared device), `kubelet` (it did not tell who holds what) or `other`"}},
+			"`notOffered` (the resource takes no new pods), `tooMany` (of a shared device), `kubelet` (it did not report the allocations) or `other`"}},
 	})
 	NodeCorrections = define(Metric{
 		Name: "divvy_node_corrections_total", Type: Counter, Programs: []string{Node},
-		Help: "Pods whose grant was corrected to what kubelet gave, by what was wrong with it.",
+		Help: "Pods whose planned allocation was corrected to what kubelet allocated, by cause.",
 		Labels: []Label{labelResource, {"kind", "`moved` (it named another device), `missing` (there was none: the pod came past the extender) or " +
 			"`invalid` (its signature, node or resource is wrong)"}},
 	})
 	NodeConfirmations = define(Metric{
 		Name: "divvy_node_confirmations_total", Type: Counter, Programs: []string{Node},
-		Help: "Pods whose grant named the device that kubelet gave, and was confirmed.", Labels: []Label{labelResource},
+		Help: "Pods whose planned allocation matched what kubelet allocated, and was confirmed.", Labels: []Label{labelResource},
 	})
 	NodeMixedPods = define(Metric{
 		Name: "divvy_node_mixed_pods", Type: Gauge, Programs: []string{Node},
@@ -303,7 +303,7 @@ var (
 	})
 	NodeAnswerDuration = define(Metric{
 		Name: "divvy_node_answer_duration_seconds", Type: Histogram, Programs: []string{Node},
-		Help:    "Time to answer a question of kubelet, which admits no other pod meanwhile.",
+		Help:    "Time to answer a call of kubelet, which admits no other pod meanwhile.",
 		Labels:  []Label{labelResource, {"question", "`prefer` (GetPreferredAllocation) or `allocate` (Allocate)"}},
 		Buckets: []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5},
 		Absent:  "until kubelet asks the first time",

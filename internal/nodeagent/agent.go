@@ -309,7 +309,7 @@ func (a *Agent) watch(ctx context.Context, vendor string, b backend.Backend) {
 	log := klog.FromContext(ctx).WithValues("vendor", vendor)
 	backend.Watch(ctx, b, time.Duration(a.o.Config.HealthInterval), a.recovery(vendor), func(found backend.Found, err error) {
 		if err != nil {
-			log.Error(err, "No device can be asked for now; waiting")
+			log.Error(err, "Devices are unavailable; waiting")
 		} else {
 			log.Info("Found devices", "devices", len(found.Devices), "faults", len(found.Faults), "driver", found.Driver)
 		}
@@ -317,7 +317,7 @@ func (a *Agent) watch(ctx context.Context, vendor string, b backend.Backend) {
 			log.Error(f.Err, "A device cannot be used", "index", f.Index)
 		}
 		for _, f := range found.Unasked {
-			log.Error(f.Err, "A device does not answer; its last state counts for a while", "index", f.Index, "for", backend.Patience)
+			log.Error(f.Err, "A device does not respond; using its last state for now", "index", f.Index, "for", backend.Patience)
 		}
 		a.mu.Lock()
 		v := a.vendors[vendor]

@@ -282,8 +282,8 @@ func TestHealthIsToldOncePerDevice(t *testing.T) {
 	report(ill)
 	report(gpuDevice(0, "a"))
 	if diff := cmp.Diff([]string{
-		"DeviceUnhealthy: nvidia device 0 (a) takes no new pods: XID 79",
-		"DeviceRecovered: nvidia device 0 (a) takes pods again",
+		"DeviceUnhealthy: nvidia device 0 (a) is unhealthy; no new pods are placed on it: XID 79",
+		"DeviceRecovered: nvidia device 0 (a) is healthy again; new pods can be placed on it",
 	}, node); diff != "" {
 		t.Errorf("events of the node (-want +got):\n%s", diff)
 	}

@@ -107,7 +107,7 @@ func (e *endings) turn(ctx context.Context, before string, alive []*corev1.Pod, 
 		if uid := string(pod.UID); e.pods[uid] == nil {
 			if h := holds(pod); len(h) > 0 {
 				e.pods[uid] = &endingPod{holds: h, since: now}
-				klog.FromContext(ctx).Info("A pod is gone before its containers; what it holds is kept until they are", "pod", klog.KObj(pod))
+				klog.FromContext(ctx).Info("A pod was deleted before its containers exited; keeping its allocation until they exit", "pod", klog.KObj(pod))
 			}
 		}
 	}
@@ -123,7 +123,7 @@ func (e *endings) restore(ctx context.Context, before string, now time.Time) {
 	e.restored = true
 	listed, err := wire.DecodeEnding(before)
 	if err != nil {
-		klog.FromContext(ctx).Error(err, "The list of ending pods on the node cannot be read and is written anew")
+		klog.FromContext(ctx).Error(err, "Could not parse the list of ending pods on the node; writing it again")
 		return
 	}
 	for _, one := range listed {
@@ -147,7 +147,7 @@ func (e *endings) drop(ctx context.Context, lives map[string]bool, now time.Time
 	}
 	running, err := runningPods(e.cgroups, uids)
 	if err != nil {
-		klog.FromContext(ctx).Error(err, "Whether the containers of pods that are gone have ended cannot be told", "pods", len(uids))
+		klog.FromContext(ctx).Error(err, "Could not determine whether the containers of deleted pods have exited", "pods", len(uids))
 	}
 	for uid, pod := range e.pods {
 		runs := running[uid] || err != nil && now.Sub(pod.since) < unknownFor

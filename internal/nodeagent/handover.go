@@ -165,7 +165,7 @@ func (a *Agent) recall(ctx context.Context, r *offering) {
 			continue
 		}
 		if err := p.recall(data); err != nil {
-			klog.FromContext(ctx).Error(err, "Cannot read the predecessor's state, starting without it", "resource", r.name)
+			klog.FromContext(ctx).Error(err, "Could not read the predecessor's state; starting without it", "resource", r.name)
 		}
 	}
 }

@@ -67,7 +67,7 @@ func (p *publisher) label(ctx context.Context, wanted map[string]string) error {
 	log := klog.FromContext(ctx)
 	for _, c := range change.Conflicts {
 		if !p.conflicts[c] {
-			log.Info("A label of the node is somebody else's and stays as it is", "conflict", c.String())
+			log.Info("Keeping a label of the node that another client set", "conflict", c.String())
 		}
 	}
 	p.conflicts = map[nodelabels.Conflict]bool{}

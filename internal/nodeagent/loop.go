@@ -38,7 +38,7 @@ func (a *Agent) loop(ctx context.Context) {
 			default:
 			}
 		}
-		told.Log(ctx, a.turn(ctx), "Bringing the books in line failed; trying again")
+		told.Log(ctx, a.turn(ctx), "Could not reconcile allocations; retrying")
 	}
 }
 
@@ -53,7 +53,7 @@ func (a *Agent) describePods(ctx context.Context) {
 			return
 		case <-a.learned:
 		}
-		told.Log(ctx, errors.Join(a.correct(ctx), a.annotate(ctx)), "Writing what pods hold failed; trying again")
+		told.Log(ctx, errors.Join(a.correct(ctx), a.annotate(ctx)), "Could not write the allocations of pods; retrying")
 	}
 }
 
@@ -158,7 +158,7 @@ func (a *Agent) release(ctx context.Context) error {
 		}
 		if !r.configured && !r.released && !slices.ContainsFunc(r.parts, func(p *pool) bool { return !p.status().Drained }) {
 			r.released = true
-			klog.FromContext(ctx).Info("Nobody holds anything any more of a resource that is not configured", "resource", r.name)
+			klog.FromContext(ctx).Info("No container holds units of an unconfigured resource any longer", "resource", r.name)
 		}
 	}
 	return errors.Join(failed...)

@@ -787,7 +787,7 @@ func TestMemoryFindsItsLayoutAgain(t *testing.T) {
 	delete(p.Annotations, wire.GrantAnnotation)
 	w = w.restart("1")
 	w.update(t.Context(), found(card(0, "a", 8), card(1, "b", 16)), nil)
-	if err := w.ready(); w.units != nil || err == nil || !strings.Contains(err.Error(), "nothing tells on which device pod ns/p is") {
+	if err := w.ready(); w.units != nil || err == nil || !strings.Contains(err.Error(), "the device of pod ns/p, which holds units, is unknown") {
 		t.Errorf("without a grant: %d units offered, readiness says %v", len(w.units), err)
 	}
 

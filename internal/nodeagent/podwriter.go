@@ -76,7 +76,7 @@ func (w *podWriter) write(ctx context.Context, pod *corev1.Pod, annotations map[
 	first := w.rejected.Get(uid) == 0
 	w.rejected.Next(uid, w.rejected.Clock.Now())
 	if first {
-		w.event(pod, events.GrantNotWritten, fmt.Sprintf("what the pod holds cannot be written into its annotations: %v", err))
+		w.event(pod, events.GrantNotWritten, fmt.Sprintf("the allocation of the pod cannot be written into its annotations: %v", err))
 		klog.FromContext(ctx).Error(err, "What a pod holds cannot be written into its annotations; trying again less often", "pod", klog.KObj(pod))
 	}
 	return false, nil

@@ -223,7 +223,7 @@ func (p *pool) prefer(ctx context.Context, ask askKubelet, q alloc.Question) (al
 	if err := ask(ctx, alloc.RecordedBefore); err != nil {
 		// Which pod kubelet asks for and what it holds already would be a guess,
 		// and could put the pod on two devices.
-		return alloc.Preference{}, alloc.Reject(alloc.Kubelet, "kubelet does not tell which pod it admits and what is held: %w", err)
+		return alloc.Preference{}, alloc.Reject(alloc.Kubelet, "get the pod being admitted and the current allocations from kubelet: %w", err)
 	}
 	q.Pods = p.records.seen(ctx, p.ID, q.Size)
 	q.Now = time.Now()
@@ -295,7 +295,7 @@ func (p *pool) give(ctx context.Context, a alloc.Allocation) {
 		err := p.save(s, wanted)
 		p.syncing.Unlock()
 		if err != nil {
-			klog.FromContext(ctx).Error(err, "What was given out is not remembered over a restart until kubelet lists it", "resource",
+			klog.FromContext(ctx).Error(err, "Could not save an allocation; after a restart it is unknown until kubelet lists it", "resource",
 				p.Resource, "ids", a.IDs)
 		}
 	}

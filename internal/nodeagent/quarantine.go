@@ -126,26 +126,26 @@ func (a *Agent) carryOut(ctx context.Context, r wire.DeviceRequest, unreadable e
 	}
 	if err != nil {
 		text := strings.ReplaceAll(err.Error(), "\n", "; ")
-		klog.FromContext(ctx).Error(err, "A request about devices is rejected", "verb", r.Verb, "devices", r.Devices)
-		a.tell(events.DeviceRequestRejected, "the request about devices in the node's annotation "+wire.DeviceRequestAnnotation+" is rejected: "+text)
+		klog.FromContext(ctx).Error(err, "Rejected a device request", "verb", r.Verb, "devices", r.Devices)
+		a.tell(events.DeviceRequestRejected, "the device request in the node's annotation "+wire.DeviceRequestAnnotation+" was rejected: "+text)
 		return wire.RequestAnswer{ID: r.ID, Error: text}
 	}
 	for _, id := range r.Devices {
 		if r.Verb == wire.QuarantineDevices {
 			q := known[id]
-			q.Cause, q.Reason = accel.CauseAdministrator, cmp.Or(r.Reason, "an administrator put it into quarantine")
+			q.Cause, q.Reason = accel.CauseAdministrator, cmp.Or(r.Reason, "quarantined by an administrator")
 			q.Since = time.Now().UTC().Truncate(time.Second)
 			list.Add(q)
 			continue
 		}
 		q, _ := list.Of(id)
 		list.Release(id)
-		a.tell(events.DeviceReleased, fmt.Sprintf("%s device %d (%s) is released from quarantine, in which it was since %s (%s); it takes pods once it is well",
+		a.tell(events.DeviceReleased, fmt.Sprintf("%s device %d (%s) was released from quarantine, which began at %s (%s); new pods are placed on it once it is healthy",
 			q.Vendor, q.Index, id, q.Since.Format(time.RFC3339), q.Reason))
 	}
 	answer := wire.RequestAnswer{ID: r.ID}
 	if err := list.Sync(); err != nil {
-		answer.Warning = "a restart of divvy-node undoes it until the state folder can be written: " + err.Error()
+		answer.Warning = "a restart of divvy-node reverts this until the state folder can be written: " + err.Error()
 	}
 	return answer
 }

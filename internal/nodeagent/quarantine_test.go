@@ -183,7 +183,7 @@ func TestQuarantineOutlivesConfigurationsAndRestarts(t *testing.T) {
 		t.Errorf("the answer is %+v", answer)
 	}
 	s.wantOffered("a, b")
-	if m := s.event("DeviceReleased"); !strings.Contains(m, "nvidia device 0 (a) is released from quarantine") {
+	if m := s.event("DeviceReleased"); !strings.Contains(m, "nvidia device 0 (a) was released from quarantine") {
 		t.Errorf("the event says %q", m)
 	}
 	eventually(t, "the metric is gone", func() bool { return s.count("divvy_node_device_quarantined") == 0 })
@@ -217,7 +217,7 @@ func TestQuarantineByHand(t *testing.T) {
 		t.Errorf("the answer is %+v", answer)
 	}
 	s.wantOffered("a quarantined, b quarantined")
-	if m := s.event("DeviceQuarantined"); !strings.Contains(m, ": fan replacement; it takes no new pods until") {
+	if m := s.event("DeviceQuarantined"); !strings.Contains(m, ": fan replacement; no new pods are placed on it until") {
 		t.Errorf("the event says %q", m)
 	}
 	for i, d := range s.shown().Devices {
@@ -257,7 +257,7 @@ func TestRequestsThatAreRejected(t *testing.T) {
 		t.Errorf("the node shows the answer %+v", answer)
 	}
 	s.wantOffered("a quarantined, b")
-	if m := s.event("DeviceRequestRejected"); !strings.Contains(m, "is rejected") {
+	if m := s.event("DeviceRequestRejected"); !strings.Contains(m, "was rejected") {
 		t.Errorf("the event says %q", m)
 	}
 	// The same request again, as a copy of the node's object that is late shows it.
@@ -288,7 +288,7 @@ func TestStateFolderThatCannotBeWritten(t *testing.T) {
 	eventually(t, "the metric says so", func() bool { return s.gauge("divvy_node_quarantine_unsaved") == 1 })
 	s.xid("")
 	answer := s.request(wire.DeviceRequest{ID: "1", Verb: wire.ReleaseDevices, Devices: []accel.DeviceID{"a"}})
-	if answer.Error != "" || !strings.Contains(answer.Warning, "a restart of divvy-node undoes it") {
+	if answer.Error != "" || !strings.Contains(answer.Warning, "a restart of divvy-node reverts this") {
 		t.Errorf("the answer is %+v", answer)
 	}
 	s.wantOffered("a, b")

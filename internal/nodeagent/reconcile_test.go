@@ -155,8 +155,8 @@ func TestReconcileWritesWhatPodsHold(t *testing.T) {
 	}
 	slices.Sort(w.events)
 	if diff := cmp.Diff([]string{
-		"by-hand GrantMissing: the pod was not placed by divvy-extender; kubelet gave it 4 units of enflame.com/gcu-memory device 1 (b)",
-		"forged GrantInvalid: the grant that the pod came with does not hold here; kubelet gave it 8 units of enflame.com/gcu-memory device 1 (b)",
+		"by-hand GrantMissing: the pod was not placed by divvy-extender; kubelet allocated 4 units of enflame.com/gcu-memory device 1 (b)",
+		"forged GrantInvalid: the pod's planned allocation is not valid on this node; kubelet allocated 8 units of enflame.com/gcu-memory device 1 (b)",
 	}, w.events); diff != "" {
 		t.Errorf("events (-want +got):\n%s", diff)
 	}
@@ -239,7 +239,7 @@ func TestRejectedWrites(t *testing.T) {
 			}
 			told := 0
 			for _, e := range w.events {
-				if strings.HasPrefix(e, "bad GrantNotWritten: what the pod holds cannot be written into its annotations") {
+				if strings.HasPrefix(e, "bad GrantNotWritten: the allocation of the pod cannot be written into its annotations") {
 					told++
 				}
 			}

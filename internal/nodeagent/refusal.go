@@ -18,5 +18,5 @@ func (a *Agent) noteRefusal(ctx context.Context, resource accel.Resource, err er
 	reason := string(alloc.ReasonOf(err))
 	a.metrics.refused.WithLabelValues(string(resource), reason).Inc()
 	a.events.Once(events.OnNode(a.o.Node), events.AllocationRefused, string(resource)+" "+reason,
-		fmt.Sprintf("a container that asks for %s was refused: %v", resource, err))
+		fmt.Sprintf("allocation of %s for a container was rejected: %v", resource, err))
 }

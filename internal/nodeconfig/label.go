@@ -59,9 +59,9 @@ func (l *nodeLabel) await(ctx context.Context) error {
 		case <-l.known:
 			return nil
 		case <-slow.C:
-			klog.FromContext(ctx).Info("Waiting for the API server to tell the label that chooses the configuration", "node", l.node, "labels", Labels)
+			klog.FromContext(ctx).Info("Waiting for the API server to report the label that selects the configuration", "node", l.node, "labels", Labels)
 		case <-ctx.Done():
-			return fmt.Errorf("the API server did not tell the labels of node %s: %w", l.node, ctx.Err())
+			return fmt.Errorf("get labels of node %s: %w", l.node, ctx.Err())
 		}
 	}
 }

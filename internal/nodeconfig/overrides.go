@@ -91,17 +91,17 @@ func settings(vendors []string) []setting {
 	out := []setting{
 		text("driver-root", "where the host's file system is mounted", func(c *config.NodeConfig) *string { return &c.DriverRoot }),
 		text("kubelet-dir", "kubelet's root directory", func(c *config.NodeConfig) *string { return &c.KubeletDir }),
-		text("state-dir", "folder for what must survive a restart", func(c *config.NodeConfig) *string { return &c.StateDir }),
+		text("state-dir", "folder for state that must survive restarts", func(c *config.NodeConfig) *string { return &c.StateDir }),
 		text("cdi-dir", "folder for CDI specifications", func(c *config.NodeConfig) *string { return &c.CDIDir }),
-		text("log-file", "file that gets a copy of the log, rotated; empty for none", func(c *config.NodeConfig) *string { return &c.LogFile }),
+		text("log-file", "file to also write the log to, with rotation; empty to disable", func(c *config.NodeConfig) *string { return &c.LogFile }),
 		text("log-level", "error, warn, info or debug", func(c *config.NodeConfig) *string { return &c.LogLevel }),
-		text("listen", "address of probes and metrics, host:port", func(c *config.NodeConfig) *string { return &c.Listen }),
-		text("grant-key-file", "file with the key of the grants", func(c *config.NodeConfig) *string { return &c.GrantKeyFile }),
-		{"injection", "how a container reaches its device: environment, deviceNodes, cdi or cdiAnnotations", func(c *config.NodeConfig, value string) error {
+		text("listen", "address to serve probes and metrics on, host:port", func(c *config.NodeConfig) *string { return &c.Listen }),
+		text("grant-key-file", "file with the key that signs planned allocations", func(c *config.NodeConfig) *string { return &c.GrantKeyFile }),
+		{"injection", "how devices are made available to containers: environment, deviceNodes, cdi or cdiAnnotations", func(c *config.NodeConfig, value string) error {
 			c.Injection = config.Injection(value)
 			return nil
 		}},
-		{"health-interval", "how often devices are looked for and their health is asked, such as 5s", func(c *config.NodeConfig, value string) error {
+		{"health-interval", "interval of device discovery and health checks, such as 5s", func(c *config.NodeConfig, value string) error {
 			d, err := time.ParseDuration(value)
 			if err != nil {
 				return fmt.Errorf("%q is not a duration; write it as 5s or 1m30s", value)
@@ -109,7 +109,7 @@ func settings(vendors []string) []setting {
 			c.HealthInterval = config.Duration(d)
 			return nil
 		}},
-		{"labels", "labels that the node gets: all, divvy or none", func(c *config.NodeConfig, value string) error {
+		{"labels", "labels to set on the node: all, divvy or none", func(c *config.NodeConfig, value string) error {
 			c.Labels = config.LabelPolicy(value)
 			return nil
 		}},
@@ -142,7 +142,7 @@ func vendorSettings(vendor string) []setting {
 			c.Libraries[vendor] = value
 			return nil
 		}},
-		of("driver-root", "folder on the host that the driver is installed in", func(v *config.Vendor, value string) error {
+		of("driver-root", "folder on the host in which the driver is installed", func(v *config.Vendor, value string) error {
 			v.DriverRoot = value
 			return nil
 		}),
@@ -150,30 +150,30 @@ func vendorSettings(vendor string) []setting {
 			v.DevRoot = value
 			return nil
 		}),
-		of("injection", "how a container reaches its device, several with commas", func(v *config.Vendor, value string) error {
+		of("injection", "how devices are made available to containers, separated by commas", func(v *config.Vendor, value string) error {
 			v.Injection = nil
 			for _, way := range splitList(value) {
 				v.Injection = append(v.Injection, config.Injection(way))
 			}
 			return nil
 		}),
-		of("device-ids", "how variables name devices: uuid or index", func(v *config.Vendor, value string) error {
+		of("device-ids", "how environment variables identify devices: uuid or index", func(v *config.Vendor, value string) error {
 			v.DeviceIDs = value
 			return nil
 		}),
-		of(strings.TrimPrefix(cdiKindFlag, "-"), "kind of the CDI specification that somebody else writes", func(v *config.Vendor, value string) error {
+		of(strings.TrimPrefix(cdiKindFlag, "-"), "kind of an existing CDI specification, written by another program", func(v *config.Vendor, value string) error {
 			v.CDIKind = value
 			return nil
 		}),
-		of("health-ignore", "causes of ill health that do not count, with commas", func(v *config.Vendor, value string) error {
+		of("health-ignore", "causes that do not make a device unhealthy, separated by commas", func(v *config.Vendor, value string) error {
 			v.Health.Ignore = append([]string{}, splitList(value)...)
 			return nil
 		}),
-		of("health-heed", "causes that count although they are ignored, with commas", func(v *config.Vendor, value string) error {
+		of("health-heed", "causes that make a device unhealthy even if they are ignored, separated by commas", func(v *config.Vendor, value string) error {
 			v.Health.Heed = splitList(value)
 			return nil
 		}),
-		of("recover-after", "how long a device must be well before it takes pods again", func(v *config.Vendor, value string) error {
+		of("recover-after", "how long a device must be healthy before new pods are placed on it again", func(v *config.Vendor, value string) error {
 			d, err := time.ParseDuration(value)
 			if err != nil {
 				return fmt.Errorf("%q is not a duration; write it as 5s or 1m30s", value)

@@ -168,7 +168,7 @@ func (s *Source) read(ctx context.Context, forced bool, deliver func(Update)) {
 	}
 	same := reflect.DeepEqual(l.Config, s.last)
 	if same && s.trouble != "" && !forced {
-		log.Info("The configuration can be used again; it is the one before", "files", files)
+		log.Info("The configuration is valid again and unchanged", "files", files)
 	}
 	s.trouble = ""
 	if !same || forced {

@@ -132,7 +132,7 @@ type Conflict struct{ Key, Theirs, Ours string }
 
 // String says it to a person.
 func (c Conflict) String() string {
-	return fmt.Sprintf("label %s=%s was set by somebody else and is left alone, here it would be %q", c.Key, c.Theirs, c.Ours)
+	return fmt.Sprintf("label %s=%s was set by another client and is kept; divvy-node would set %q", c.Key, c.Theirs, c.Ours)
 }
 
 // Change is what has to change at a node.

@@ -122,7 +122,7 @@ func TestMerge(t *testing.T) {
 		"all gone":         {current: labels{"a": "1", "b": "2", "x": "y"}, owned: "a,b", remove: []string{"a", "b"}},
 		"taken away by us": {owned: "a,b", wanted: labels{"a": "1"}, set: labels{"a": "1"}, newOwned: "a"},
 		"somebody else's": {current: labels{"a": "9"}, wanted: labels{"a": "1", "b": "2"}, set: labels{"b": "2"}, newOwned: "b",
-			conflicts: []string{`label a=9 was set by somebody else and is left alone, here it would be "1"`}},
+			conflicts: []string{`label a=9 was set by another client and is kept; divvy-node would set "1"`}},
 		"somebody else's, the same":              {current: labels{"a": "1"}, wanted: labels{"a": "1"}},
 		"theirs stays when it is no longer true": {current: labels{"a": "1"}, wanted: labels{}},
 		"an annotation that names a label of Kubernetes": {current: labels{"kubernetes.io/hostname": "n", "node.kubernetes.io/instance-type": "x"},

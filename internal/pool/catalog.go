@@ -127,7 +127,7 @@ func (c *Catalog) Find(version, os string) (*Client, error) {
 		if len(missing) > 1 {
 			noun = "annotations"
 		}
-		return nil, fmt.Errorf("the pod does not say which client it needs; add the %s %s", noun, strings.Join(missing, " and "))
+		return nil, fmt.Errorf("the pod does not select a client; add the %s %s", noun, strings.Join(missing, " and "))
 	}
 	for i := range c.Clients {
 		if c.Clients[i].Version == version && c.Clients[i].OS == os {
@@ -137,11 +137,11 @@ func (c *Catalog) Find(version, os string) (*Client, error) {
 	has := func(f func(Client) bool) bool { return slices.ContainsFunc(c.Clients, f) }
 	switch {
 	case !has(func(k Client) bool { return k.Version == version }):
-		return nil, fmt.Errorf("annotation %s: there is no client %q; there are %s", VersionAnnotation, short(version), c.versions(""))
+		return nil, fmt.Errorf("annotation %s: unknown client %q; use one of %s", VersionAnnotation, short(version), c.versions(""))
 	case !has(func(k Client) bool { return k.OS == os }):
-		return nil, fmt.Errorf("annotation %s: there is no client for %q; there are %s", OSAnnotation, short(os), c.oses(version))
+		return nil, fmt.Errorf("annotation %s: no client for %q; use one of %s", OSAnnotation, short(os), c.oses(version))
 	}
-	return nil, fmt.Errorf("annotations %s and %s: there is no client %q for %q; %s is there for %s, and for %s there are %s",
+	return nil, fmt.Errorf("annotations %s and %s: no client %q for %q; client %s exists for %s, and for %s there are clients %s",
 		VersionAnnotation, OSAnnotation, short(version), short(os), short(version), c.oses(version), short(os), c.versions(os))
 }
 

@@ -88,15 +88,15 @@ func TestClientsThatAreNotFound(t *testing.T) {
 		catalog           *Catalog
 		version, os, want string
 	}{
-		{c, "", "", "the pod does not say which client it needs; add the annotations bitfusion-client/version (450, 401, 350, 250) and bitfusion-client/os (ubuntu18, ubuntu20, centos7, centos8)"},
-		{c, "450", "", "the pod does not say which client it needs; add the annotation bitfusion-client/os (ubuntu18, ubuntu20, centos7, centos8)"},
-		{c, "", "ubuntu18", "the pod does not say which client it needs; add the annotation bitfusion-client/version (450, 401, 350, 250)"},
-		{c, "451", "ubuntu18", `annotation bitfusion-client/version: there is no client "451"; there are 450, 401, 350, 250`},
-		{c, "450", "Ubuntu18", `annotation bitfusion-client/os: there is no client for "Ubuntu18"; there are ubuntu18, ubuntu20, centos7, centos8`},
+		{c, "", "", "the pod does not select a client; add the annotations bitfusion-client/version (450, 401, 350, 250) and bitfusion-client/os (ubuntu18, ubuntu20, centos7, centos8)"},
+		{c, "450", "", "the pod does not select a client; add the annotation bitfusion-client/os (ubuntu18, ubuntu20, centos7, centos8)"},
+		{c, "", "ubuntu18", "the pod does not select a client; add the annotation bitfusion-client/version (450, 401, 350, 250)"},
+		{c, "451", "ubuntu18", `annotation bitfusion-client/version: unknown client "451"; use one of 450, 401, 350, 250`},
+		{c, "450", "Ubuntu18", `annotation bitfusion-client/os: no client for "Ubuntu18"; use one of ubuntu18, ubuntu20, centos7, centos8`},
 		{&half, "", "", "add the annotation bitfusion-client/version (450"},
-		{&Catalog{}, "1", "2", `there is no client "1"; there are none`},
+		{&Catalog{}, "1", "2", `unknown client "1"; use one of none`},
 		{&Catalog{}, "", "", "version (none) and"},
-		{&Catalog{Clients: []Client{{Version: "1", OS: "a"}, {Version: "2", OS: "b"}}}, "1", "b", `there is no client "1" for "b"; 1 is there for a, and for b there are 2`},
+		{&Catalog{Clients: []Client{{Version: "1", OS: "a"}, {Version: "2", OS: "b"}}}, "1", "b", `no client "1" for "b"; client 1 exists for a, and for b there are clients 2`},
 	} {
 		got, err := tt.catalog.Find(tt.version, tt.os)
 		if err == nil || got != nil || !strings.Contains(err.Error(), tt.want) {
@@ -241,23 +241,23 @@ func TestMistakesOfCatalogs(t *testing.T) {
 		"nothing":       {"", []string{"it is empty; write apiVersion: pool.divvy.dev/v1alpha1, kind: ClientCatalog and clients"}},
 		"a comment":     {"# nothing\n", []string{"it is empty; write"}},
 		"null":          {"~\n", []string{"it is empty; write"}},
-		"no YAML":       {"a: [", []string{"it is no YAML: line 1"}},
-		"a tab":         {"clients:\n\t- a", []string{"it is no YAML"}},
-		"no text":       {"\xff\xfe\x00", []string{"it is no YAML"}},
+		"no YAML":       {"a: [", []string{"it is not YAML: line 1"}},
+		"a tab":         {"clients:\n\t- a", []string{"it is not YAML"}},
+		"no text":       {"\xff\xfe\x00", []string{"it is not YAML"}},
 		"a list":        {"- a\n", []string{"line 1: keys are expected here: apiVersion, kind, defaults, clients, BitfusionClients"}},
-		"two documents": {fmt.Sprintf(one, "") + "---\na: b\n", []string{"there is more than one YAML document; one is read"}},
-		"too large":     {head + "# " + strings.Repeat("x", MaxCatalog), []string{"bytes are too many; a catalog has at most 1048576"}},
+		"two documents": {fmt.Sprintf(one, "") + "---\na: b\n", []string{"more than one YAML document; only one is supported"}},
+		"too large":     {head + "# " + strings.Repeat("x", MaxCatalog), []string{"bytes; a catalog has at most 1048576"}},
 		"no head": {"clients: []\n", []string{
 			"line 1: apiVersion: it is missing; write apiVersion: pool.divvy.dev/v1alpha1", "line 1: kind: it is missing; write kind: ClientCatalog", "line 1: clients: there is no client",
 		}},
 		"another head":          {"apiVersion: v1\nkind: List\nclients: {}\n", []string{`line 1: apiVersion: "v1" is not known`, `line 2: kind: "List" is not known`, "line 3: clients: this is a list of clients"}},
 		"no clients":            {head, []string{"line 1: clients: the list of clients is missing"}},
-		"too many":              {head + "clients:\n" + many.String(), []string{"line 4: clients: 1001 clients are too many"}},
-		"both forms":            {fmt.Sprintf(one, "") + "BitfusionClients: []\n", []string{"line 1: apiVersion: this key and BitfusionClients are of different forms", "line 2: kind: this", "line 4: clients: this", "line 5: BitfusionClients: there is no client"}},
-		"a key that is unknown": {fmt.Sprintf(one, ", libarypath: /x"), []string{`line 4: clients[0]: the key "libarypath" is not known; there are version, os, image, root, binary, libraryPath, optSource, command, singleSecret`}},
-		"unknown at the top":    {"client: []\n" + fmt.Sprintf(one, ""), []string{`line 1: the key "client" is not known`}},
-		"a key twice":           {fmt.Sprintf(one, ", os: b"), []string{`line 4: clients[0]: the key "os" is there twice`}},
-		"a merge":               {fmt.Sprintf(one, ", <<: {os: b}"), []string{`line 4: clients[0]: the key "<<" is not known`}},
+		"too many":              {head + "clients:\n" + many.String(), []string{"line 4: clients: 1001 clients; a catalog has at most 1000"}},
+		"both forms":            {fmt.Sprintf(one, "") + "BitfusionClients: []\n", []string{"line 1: apiVersion: this key and BitfusionClients belong to different formats", "line 2: kind: this", "line 4: clients: this", "line 5: BitfusionClients: there is no client"}},
+		"a key that is unknown": {fmt.Sprintf(one, ", libarypath: /x"), []string{`line 4: clients[0]: unknown key "libarypath"; valid keys are version, os, image, root, binary, libraryPath, optSource, command, singleSecret`}},
+		"unknown at the top":    {"client: []\n" + fmt.Sprintf(one, ""), []string{`line 1: unknown key "client"`}},
+		"a key twice":           {fmt.Sprintf(one, ", os: b"), []string{`line 4: clients[0]: duplicate key "os"`}},
+		"a merge":               {fmt.Sprintf(one, ", <<: {os: b}"), []string{`line 4: clients[0]: unknown key "<<"`}},
 		"fields missing": {head + "clients:\n- {}\n", []string{
 			`line 4: clients[0].version: it is missing; write such as "450"`, "line 4: clients[0].os: it is missing; write such as ubuntu18",
 			"line 4: clients[0].root: it is missing; write such as /bitfusion/client", "line 4: clients[0].command: it is missing; write bitfusion or bitfusion-3 or bitfusion-2, or the words of the client",
@@ -266,22 +266,22 @@ func TestMistakesOfCatalogs(t *testing.T) {
 			"line 4: clients[0].version: it is empty", "line 4: clients[0].os: a text is expected here", "line 4: clients[0].root: a text is expected here", "line 4: clients[0].command: a text is expected here",
 		}},
 		"names": {head + "clients:\n- {version: '4 5', os: a/b, image: 'x y', root: /bitfusion/a, command: bitfusion}\n", []string{
-			`line 4: clients[0].version: "4 5" is not accepted`, `line 4: clients[0].os: "a/b" is not accepted`, `line 4: clients[0].image: "x y" is no name of an image`,
+			`line 4: clients[0].version: "4 5" is not accepted`, `line 4: clients[0].os: "a/b" is not accepted`, `line 4: clients[0].image: "x y" is not an image name`,
 		}},
-		"doubles":         {fmt.Sprintf(one, "") + "- {version: '1', os: a, root: /bitfusion/b, command: bitfusion}\n", []string{"line 5: client 1 for a is there already, in line 4"}},
+		"doubles":         {fmt.Sprintf(one, "") + "- {version: '1', os: a, root: /bitfusion/b, command: bitfusion}\n", []string{"line 5: duplicate client 1 for a, first in line 4"}},
 		"a form unknown":  {strings.Replace(fmt.Sprintf(one, ""), "command: bitfusion", "command: bitfusion-9", 1), []string{`line 4: clients[0].command: "bitfusion-9" is not known; write bitfusion or bitfusion-3 or bitfusion-2, or the words of the client`}},
-		"paths elsewhere": {head + "clients:\n- {version: '1', os: a, root: /usr, binary: /usr/bin/x, command: bitfusion, libraryPath: '/usr/a:/bitfusion/b:rel', optSource: /bitfusion/c}\n", []string{`line 4: clients[0].root: "/usr" is not below /bitfusion`, `line 4: clients[0].libraryPath: "/bitfusion/b" is not below /usr`, `line 4: clients[0].libraryPath: "rel" is no path`, `line 4: clients[0].optSource: "/bitfusion/c" is not below /usr`}},
+		"paths elsewhere": {head + "clients:\n- {version: '1', os: a, root: /usr, binary: /usr/bin/x, command: bitfusion, libraryPath: '/usr/a:/bitfusion/b:rel', optSource: /bitfusion/c}\n", []string{`line 4: clients[0].root: "/usr" is not below /bitfusion`, `line 4: clients[0].libraryPath: "/bitfusion/b" is not below /usr`, `line 4: clients[0].libraryPath: "rel" is not a valid path`, `line 4: clients[0].optSource: "/bitfusion/c" is not below /usr`}},
 		"hostile paths": {head + "clients:\n- {version: '1', os: a, root: /bitfusion/../etc, binary: '/bitfusion/a;id', command: bitfusion, libraryPath: '/bitfusion/a/$(X)', optSource: '/bitfusion/a//b'}\n", []string{
-			`line 4: clients[0].root: "/bitfusion/../etc" is a roundabout path; write /etc`, `line 4: clients[0].binary: "/bitfusion/a;id" is no path that is understood`,
-			`line 4: clients[0].libraryPath: "/bitfusion/a/$(X)" is no path`, `line 4: clients[0].optSource: "/bitfusion/a//b" is a roundabout path; write /bitfusion/a/b`,
+			`line 4: clients[0].root: "/bitfusion/../etc" is not a clean path; write /etc`, `line 4: clients[0].binary: "/bitfusion/a;id" is not a valid path`,
+			`line 4: clients[0].libraryPath: "/bitfusion/a/$(X)" is not a valid path`, `line 4: clients[0].optSource: "/bitfusion/a//b" is not a clean path; write /bitfusion/a/b`,
 		}},
 		"the mount itself":     {strings.Replace(fmt.Sprintf(one, ""), "/bitfusion/a", "/bitfusion/", 1), []string{`line 4: clients[0].root: "/bitfusion" is not below /bitfusion`}},
 		"a folder as program":  {fmt.Sprintf(one, ", binary: /bitfusion/a"), []string{`line 4: clients[0].binary: "/bitfusion/a" is not below /bitfusion/a`}},
-		"no binary":            {strings.Replace(fmt.Sprintf(one, ""), "command: bitfusion", "command: {percent: [a]}", 1), []string{"line 4: clients[0].binary: it is missing; only for the commands bitfusion, bitfusion-3, bitfusion-2 it is known"}},
+		"no binary":            {strings.Replace(fmt.Sprintf(one, ""), "command: bitfusion", "command: {percent: [a]}", 1), []string{"line 4: clients[0].binary: it is missing; it is predefined only for the commands bitfusion, bitfusion-3, bitfusion-2"}},
 		"a secret":             {fmt.Sprintf(one, ", singleSecret: 'yes'"), []string{"line 4: clients[0].singleSecret: true or false is expected here"}},
-		"an alias of a client": {head + "clients:\n- &a {version: '1', os: a, root: /bitfusion/a, command: bitfusion}\n- *a\n", []string{"line 5: client 1 for a is there already, in line 4"}},
+		"an alias of a client": {head + "clients:\n- &a {version: '1', os: a, root: /bitfusion/a, command: bitfusion}\n- *a\n", []string{"line 5: duplicate client 1 for a, first in line 4"}},
 		"defaults": {fmt.Sprintf(one, "") + "defaults: {version: 2, os: b, arch: c}\n", []string{
-			`line 5: defaults: the key "arch" is not known; there are version, os`, `line 5: defaults.version: there is no client for "2"`, `line 5: defaults.os: there is no client for "b"`,
+			`line 5: defaults: unknown key "arch"; valid keys are version, os`, `line 5: defaults.version: there is no client for "2"`, `line 5: defaults.os: there is no client for "b"`,
 		}},
 		"defaults that do not meet": {fmt.Sprintf(one, "") + "- {version: '2', os: b, root: /bitfusion/a, command: bitfusion}\ndefaults: {version: 2, os: a}\n", []string{"line 6: defaults: there is no client 2 for a"}},
 		"command forms": {head + `clients:
@@ -298,19 +298,19 @@ func TestMistakesOfCatalogs(t *testing.T) {
     separator: ["${amount}", [], {}]
     separators: []
 `, []string{
-			"line 4: clients[0].command: there are no words for requests by percent and none for requests by memory; write at least one of both",
-			`line 10: clients[1].command.shell: "bash" is no absolute path of a shell`,
-			`line 11: clients[1].command.percent[0]: ${megabytes} is not known here; there are ${amount}, ${units}, ${percent}, ${fraction}`,
-			`line 11: clients[1].command.percent[1]: "$HOME" has a $ that begins no placeholder`, `line 11: clients[1].command.percent[2]: "$(X)" has a $`, `line 11: clients[1].command.percent[3]: "${amount" has a $`,
+			"line 4: clients[0].command: words for requests by percent and by memory are both missing; write at least one of them",
+			`line 10: clients[1].command.shell: "bash" is not an absolute path of a shell`,
+			`line 11: clients[1].command.percent[0]: ${megabytes} is unknown; use ${amount}, ${units}, ${percent}, ${fraction}`,
+			`line 11: clients[1].command.percent[1]: "$HOME" contains a $ that does not begin a placeholder`, `line 11: clients[1].command.percent[2]: "$(X)" contains a $`, `line 11: clients[1].command.percent[3]: "${amount" contains a $`,
 			`line 12: clients[1].command.memory: this is a list of words, such as ["run", "-n", "${amount}"]`,
-			"line 13: clients[1].command.filter: the words do not have ${filter}, so every filter would be lost",
-			"line 14: clients[1].command.separator[0]: ${amount} is not known here; there are none", "line 14: clients[1].command.separator[1]: a text is expected here", "line 14: clients[1].command.separator[2]: a text is expected here",
-			`line 15: clients[1].command: the key "separators" is not known; there are shell, percent, memory, filter, separator`,
+			"line 13: clients[1].command.filter: the words do not contain ${filter}, so filters would be lost",
+			"line 14: clients[1].command.separator[0]: ${amount} is unknown; use none", "line 14: clients[1].command.separator[1]: a text is expected here", "line 14: clients[1].command.separator[2]: a text is expected here",
+			`line 15: clients[1].command: unknown key "separators"; valid keys are shell, percent, memory, filter, separator`,
 		}},
 		"too many keys": {head + "x: &x {" + strings.Repeat("a: b, ", 100) + "}\nclients:\n- *x\n", []string{
-			`line 3: the key "x" is not known`, "line 3: clients[0]: 100 keys are too many; there are version",
+			`line 3: unknown key "x"`, "line 3: clients[0]: 100 keys; valid keys are version",
 		}},
-		"too many words": {strings.Replace(fmt.Sprintf(one, ", binary: /bitfusion/a/b"), "command: bitfusion", "command: {percent: ["+strings.Repeat("a,", 65)+"]}", 1), []string{"line 4: clients[0].command.percent: 65 words are too many; write at most 64"}},
+		"too many words": {strings.Replace(fmt.Sprintf(one, ", binary: /bitfusion/a/b"), "command: bitfusion", "command: {percent: ["+strings.Repeat("a,", 65)+"]}", 1), []string{"line 4: clients[0].command.percent: 65 words; write at most 64"}},
 		"the original's rows (W25)": {`BitfusionClients:
 - {BitfusionVersion: "450", OSVersion: "a", BinaryPath: "/usr/bin/bitfusion", EnvVariable: ""}
 - {BitfusionVersion: "450", OSVersion: "b", BinaryPath: "/bitfusion/bitfusion", EnvVariable: "x"}
@@ -319,8 +319,8 @@ func TestMistakesOfCatalogs(t *testing.T) {
 - text
 `, []string{
 			`line 2: BitfusionClients[0].BinaryPath: "/usr/bin/bitfusion" is not in a folder below /bitfusion`, `line 3: BitfusionClients[1].BinaryPath: "/bitfusion/bitfusion" is not in a folder below /bitfusion`,
-			`line 4: BitfusionClients[2].BinaryPath: "/bitfusion/a/../../bin/sh" is a roundabout path; write /bin/sh`, `line 4: BitfusionClients[2].EnvVariable: "/bitfusion/b/opt/bitfusion/lib" is not below /bitfusion/a`,
-			`line 5: BitfusionClients[3]: the key "OsVersion" is not known; there are BitfusionVersion, OSVersion, BinaryPath, EnvVariable`, "line 5: BitfusionClients[3].OSVersion: it is missing",
+			`line 4: BitfusionClients[2].BinaryPath: "/bitfusion/a/../../bin/sh" is not a clean path; write /bin/sh`, `line 4: BitfusionClients[2].EnvVariable: "/bitfusion/b/opt/bitfusion/lib" is not below /bitfusion/a`,
+			`line 5: BitfusionClients[3]: unknown key "OsVersion"; valid keys are BitfusionVersion, OSVersion, BinaryPath, EnvVariable`, "line 5: BitfusionClients[3].OSVersion: it is missing",
 			"line 5: BitfusionClients[3].BinaryPath: it is missing", "line 5: BitfusionClients[3].EnvVariable: it is missing", "line 6: BitfusionClients[4]: keys are expected here",
 		}},
 	}

@@ -31,7 +31,7 @@ func (c *Client) Wrap(r Request, filters, command, args []string) (newCommand, n
 	for _, list := range [][]string{command, args} {
 		for _, element := range list {
 			if strings.IndexByte(element, 0) >= 0 {
-				return nil, nil, false, fmt.Errorf("%q holds a NUL character, which no command can", short(element))
+				return nil, nil, false, fmt.Errorf("%q contains a NUL character, which a command cannot", short(element))
 			}
 		}
 	}
@@ -51,7 +51,7 @@ func (c *Client) Wrap(r Request, filters, command, args []string) (newCommand, n
 			// An option would change what the client takes; so may what kubelet puts in
 			// place of $(NAME).
 			if strings.HasPrefix(begin, "-") || strings.HasPrefix(begin, "$(") {
-				return nil, nil, false, fmt.Errorf("the command begins with %q, which the client would take for its own option; begin with a program", short(begin))
+				return nil, nil, false, fmt.Errorf("the command begins with %q, which the client would interpret as its own option; begin with a program", short(begin))
 			}
 		}
 	}
@@ -109,11 +109,11 @@ func (c *Client) words(r Request, filters []string) (clientWords, error) {
 	}
 	switch {
 	case r.Amount < 1 || r.Percent < 0 || r.Percent > 100 || w.memory && r.MemoryBytes < bytesPerMB:
-		return w, errors.New("the request is not one that was checked")
+		return w, errors.New("the request was not validated")
 	case len(form) == 0:
-		return w, fmt.Errorf("%s: client %s for %s takes no requests of this kind; use %s", name, c.Version, c.OS, other)
+		return w, fmt.Errorf("%s: client %s for %s does not support requests of this kind; use %s", name, c.Version, c.OS, other)
 	case len(filters) > 0 && len(c.Command.Filter) == 0:
-		return w, fmt.Errorf("annotation %s: client %s for %s knows no filters; remove it, or choose another version with annotation %s",
+		return w, fmt.Errorf("annotation %s: client %s for %s does not support filters; remove it, or select another version with annotation %s",
 			FilterAnnotation, c.Version, c.OS, VersionAnnotation)
 	}
 	values := []string{

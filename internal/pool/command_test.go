@@ -177,11 +177,11 @@ func TestCommandsThatCannotBeWrapped(t *testing.T) {
 		"a backslash, and args":     {client: c450, request: half, command: []string{`a b\`}, args: []string{"--x"}, says: "write the arguments in the text"},
 		"an option for the client":  {client: c250, request: half, command: []string{"--filter", "x"}, says: `begins with "--filter"`},
 		"the same as text":          {client: c250, request: half, command: []string{"-p 1.0 python"}, says: `begins with "-p"`},
-		"filters before 4.0":        {client: c350, request: half, filters: []string{"device.id=0"}, command: []string{"a"}, says: "annotation bitfusion-client/filter: client 350 for centos7 knows no filters; remove it, or choose another version with annotation bitfusion-client/version"},
-		"a kind that it lacks":      {client: &percentOnly, request: memory, command: []string{"a"}, says: "bitfusion.io/gpu-memory: client 1 for any takes no requests of this kind; use bitfusion.io/gpu-percent"},
-		"a request not checked":     {client: c450, command: []string{"a"}, says: "not one that was checked"},
-		"percent that nobody has":   {client: c450, request: Request{Amount: 1, Percent: 101}, command: []string{"a"}, says: "not one that was checked"},
-		"memory of less than 1 MB":  {client: c450, request: Request{Amount: 1, MemoryBytes: 1}, command: []string{"a"}, says: "not one that was checked"},
+		"filters before 4.0":        {client: c350, request: half, filters: []string{"device.id=0"}, command: []string{"a"}, says: "annotation bitfusion-client/filter: client 350 for centos7 does not support filters; remove it, or select another version with annotation bitfusion-client/version"},
+		"a kind that it lacks":      {client: &percentOnly, request: memory, command: []string{"a"}, says: "bitfusion.io/gpu-memory: client 1 for any does not support requests of this kind; use bitfusion.io/gpu-percent"},
+		"a request not checked":     {client: c450, command: []string{"a"}, says: "the request was not validated"},
+		"percent that nobody has":   {client: c450, request: Request{Amount: 1, Percent: 101}, command: []string{"a"}, says: "the request was not validated"},
+		"memory of less than 1 MB":  {client: c450, request: Request{Amount: 1, MemoryBytes: 1}, command: []string{"a"}, says: "the request was not validated"},
 		"text too long to be known": {client: c450, request: half, command: []string{"a " + strings.Repeat("b ", maxParsed)}, args: []string{"c"}, says: "write the arguments in the text"},
 	}
 	for name, tt := range tests {

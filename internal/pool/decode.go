@@ -86,7 +86,7 @@ func (d *decoder) wrong(n *yaml.Node, field, format string, args ...any) {
 // catalog reads a file of either form.
 func (d *decoder) catalog(data []byte) *Catalog {
 	if len(data) > MaxCatalog {
-		d.wrong(nil, "", "%d bytes are too many; a catalog has at most %d", len(data), MaxCatalog)
+		d.wrong(nil, "", "%d bytes; a catalog has at most %d", len(data), MaxCatalog)
 		return nil
 	}
 	dec := yaml.NewDecoder(bytes.NewReader(data))
@@ -96,11 +96,11 @@ func (d *decoder) catalog(data []byte) *Catalog {
 		d.wrong(nil, "", "it is empty; write apiVersion: %s, kind: %s and clients", APIVersion, Kind)
 		return nil
 	case err != nil:
-		d.wrong(nil, "", "it is no YAML: %s", strings.TrimPrefix(err.Error(), "yaml: "))
+		d.wrong(nil, "", "it is not YAML: %s", strings.TrimPrefix(err.Error(), "yaml: "))
 		return nil
 	}
 	if err := dec.Decode(new(yaml.Node)); !errors.Is(err, io.EOF) {
-		d.wrong(nil, "", "there is more than one YAML document; one is read")
+		d.wrong(nil, "", "more than one YAML document; only one is supported")
 		return nil
 	}
 	fields := d.mapping(root.Content[0], "", []string{"apiVersion", "kind", "defaults", "clients", "BitfusionClients"})
@@ -112,7 +112,7 @@ func (d *decoder) catalog(data []byte) *Catalog {
 	if original, ok := fields["BitfusionClients"]; ok {
 		for _, key := range []string{"apiVersion", "kind", "defaults", "clients"} {
 			if n, ok := fields[key]; ok {
-				d.wrong(n, key, "this key and BitfusionClients are of different forms; use one form")
+				d.wrong(n, key, "this key and BitfusionClients belong to different formats; use one format")
 			}
 		}
 		d.clients(&c, lines, original, "BitfusionClients", d.originalClient)
@@ -156,7 +156,7 @@ func (d *decoder) clients(c *Catalog, lines map[*Client]*yaml.Node, n *yaml.Node
 		d.wrong(n, field, "there is no client")
 		return
 	case len(n.Content) > maxClients:
-		d.wrong(n, field, "%d clients are too many; a catalog has at most %d", len(n.Content), maxClients)
+		d.wrong(n, field, "%d clients; a catalog has at most %d", len(n.Content), maxClients)
 		return
 	}
 	// The addresses are stable as there is room for all.
@@ -179,7 +179,7 @@ func (d *decoder) doubles(c *Catalog, lines map[*Client]*yaml.Node) {
 		}
 		id := [2]string{k.Version, k.OS}
 		if first, ok := seen[id]; ok {
-			d.wrong(lines[k], "", "client %s for %s is there already, in line %d", k.Version, k.OS, lines[first].Line)
+			d.wrong(lines[k], "", "duplicate client %s for %s, first in line %d", k.Version, k.OS, lines[first].Line)
 			continue
 		}
 		seen[id] = k
@@ -245,7 +245,7 @@ func (d *decoder) client(n *yaml.Node, field string) *Client {
 	if image, there := get("image"); there {
 		k.Image = image
 		if !imageName.MatchString(image) {
-			d.wrong(fields["image"], field+".image", "%q is no name of an image", short(image))
+			d.wrong(fields["image"], field+".image", "%q is not an image name", short(image))
 		}
 	}
 	root := required("root", MountPath+"/client")
@@ -272,7 +272,7 @@ func (d *decoder) client(n *yaml.Node, field string) *Client {
 	case form != "":
 		k.Binary = k.Root + "/usr/bin/bitfusion"
 	case fields["command"] != nil && resolve(fields["command"]).Kind == yaml.MappingNode:
-		d.wrong(n, field+".binary", "it is missing; only for the commands %s it is known", strings.Join(formNames, ", "))
+		d.wrong(n, field+".binary", "it is missing; it is predefined only for the commands %s", strings.Join(formNames, ", "))
 	}
 	if k.LibraryPath, there = get("libraryPath"); !there && form != "" {
 		k.LibraryPath = k.Root + "/opt/bitfusion/lib/x86_64-linux-gnu/bitfusion/lib/"
@@ -388,9 +388,9 @@ var (
 func (d *decoder) below(n *yaml.Node, field, p, folder string) {
 	switch trimmed := strings.TrimRight(p, "/"); {
 	case !pathForm.MatchString(p):
-		d.wrong(n, field, "%q is no path that is understood; write an absolute one of letters, digits and . _ + %% @ , = ~ -", short(p))
+		d.wrong(n, field, "%q is not a valid path; write an absolute one of letters, digits and . _ + %% @ , = ~ -", short(p))
 	case path.Clean(p) != trimmed:
-		d.wrong(n, field, "%q is a roundabout path; write %s", short(p), short(path.Clean(p)))
+		d.wrong(n, field, "%q is not a clean path; write %s", short(p), short(path.Clean(p)))
 	case !strings.HasPrefix(trimmed, folder+"/") && (trimmed != folder || folder != OptPath):
 		d.wrong(n, field, "%q is not below %s", short(p), short(folder))
 	}
@@ -425,7 +425,7 @@ func (d *decoder) command(k *Client, n *yaml.Node, field string) string {
 	if shell, ok := fields["shell"]; ok && !isNull(shell) {
 		k.Command.Shell, _ = d.textOrEmpty(shell, field+".shell")
 		if s := k.Command.Shell; s != "" && (!pathForm.MatchString(s) || path.Clean(s) != s) {
-			d.wrong(shell, field+".shell", "%q is no absolute path of a shell, such as /bin/bash", short(s))
+			d.wrong(shell, field+".shell", "%q is not an absolute path of a shell, such as /bin/bash", short(s))
 		}
 	}
 	common := []string{"amount", "units"}
@@ -434,10 +434,10 @@ func (d *decoder) command(k *Client, n *yaml.Node, field string) string {
 	k.Command.Filter = d.words(fields["filter"], field+".filter", append(slices.Clone(common), "filter"))
 	k.Command.Separator = d.words(fields["separator"], field+".separator", nil)
 	if isEmpty(fields["percent"]) && isEmpty(fields["memory"]) {
-		d.wrong(n, field, "there are no words for requests by percent and none for requests by memory; write at least one of both")
+		d.wrong(n, field, "words for requests by percent and by memory are both missing; write at least one of them")
 	}
 	if filter := k.Command.Filter; len(filter) > 0 && !strings.Contains(strings.Join(filter, " "), "${filter}") {
-		d.wrong(fields["filter"], field+".filter", "the words do not have ${filter}, so every filter would be lost")
+		d.wrong(fields["filter"], field+".filter", "the words do not contain ${filter}, so filters would be lost")
 	}
 	return ""
 }
@@ -455,7 +455,7 @@ func (d *decoder) words(n *yaml.Node, field string, placeholders []string) []str
 		d.wrong(n, field, `this is a list of words, such as ["run", "-n", "${amount}"]`)
 		return nil
 	case len(n.Content) > maxWords:
-		d.wrong(n, field, "%d words are too many; write at most %d", len(n.Content), maxWords)
+		d.wrong(n, field, "%d words; write at most %d", len(n.Content), maxWords)
 		return nil
 	}
 	words := make([]string, 0, len(n.Content))
@@ -467,11 +467,11 @@ func (d *decoder) words(n *yaml.Node, field string, placeholders []string) []str
 		}
 		for _, p := range placeholder.FindAllString(word, -1) {
 			if !slices.Contains(placeholders, p[2:len(p)-1]) {
-				d.wrong(item, at, "%s is not known here; there are %s", short(p), quotedPlaceholders(placeholders))
+				d.wrong(item, at, "%s is unknown; use %s", short(p), quotedPlaceholders(placeholders))
 			}
 		}
 		if rest := placeholder.ReplaceAllString(word, ""); strings.ContainsAny(rest, "$\x00") {
-			d.wrong(item, at, "%q has a $ that begins no placeholder; there are %s", short(word), quotedPlaceholders(placeholders))
+			d.wrong(item, at, "%q contains a $ that does not begin a placeholder; use %s", short(word), quotedPlaceholders(placeholders))
 		}
 		words = append(words, word)
 	}
@@ -494,7 +494,7 @@ func (d *decoder) mapping(n *yaml.Node, field string, known []string) map[string
 		return nil
 	}
 	if len(n.Content) > 2*maxWords { // an alias may repeat them for every client
-		d.wrong(n, field, "%d keys are too many; there are %s", len(n.Content)/2, strings.Join(known, ", "))
+		d.wrong(n, field, "%d keys; valid keys are %s", len(n.Content)/2, strings.Join(known, ", "))
 		return nil
 	}
 	fields := map[string]*yaml.Node{}
@@ -504,9 +504,9 @@ func (d *decoder) mapping(n *yaml.Node, field string, known []string) map[string
 		_, double := fields[name]
 		switch {
 		case key.Kind != yaml.ScalarNode || !slices.Contains(known, name):
-			d.wrong(key, field, "the key %q is not known; there are %s", short(name), strings.Join(known, ", "))
+			d.wrong(key, field, "unknown key %q; valid keys are %s", short(name), strings.Join(known, ", "))
 		case double:
-			d.wrong(key, field, "the key %q is there twice", short(name))
+			d.wrong(key, field, "duplicate key %q", short(name))
 		default:
 			fields[name] = value
 		}

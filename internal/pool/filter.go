@@ -64,7 +64,7 @@ func ParseFilter(value string) ([]string, error) {
 		problems = append(problems, err)
 	}
 	if len(words) > maxFilters {
-		return nil, fmt.Errorf("annotation %s: %d filters are too many; write at most %d", FilterAnnotation, len(words), maxFilters)
+		return nil, fmt.Errorf("annotation %s: %d filters; write at most %d", FilterAnnotation, len(words), maxFilters)
 	}
 	for _, w := range words {
 		if err := checkFilter(&w); err != nil {
@@ -83,7 +83,7 @@ func ParseFilter(value string) ([]string, error) {
 func checkFilter(word *string) error {
 	key, value, ok := strings.Cut(*word, "=")
 	if !ok {
-		return fmt.Errorf("%q is no filter; write key=value, such as server.hostname=bf-server", short(*word))
+		return fmt.Errorf("%q is not a filter; write key=value, such as server.hostname=bf-server", short(*word))
 	}
 	if key == guideDriverVersion {
 		key = driverVersion
@@ -94,7 +94,7 @@ func checkFilter(word *string) error {
 		for i, k := range filterKeys {
 			names[i] = k.name
 		}
-		return fmt.Errorf("%q has no key that clients know; there are %s", short(*word), strings.Join(names, ", "))
+		return fmt.Errorf("%q has an unknown key; valid keys are %s", short(*word), strings.Join(names, ", "))
 	}
 	if k := filterKeys[i]; !k.valid(value) {
 		return fmt.Errorf("%s: the value %q is not accepted; write %s", key, short(value), k.form)
@@ -126,7 +126,7 @@ func filterWords(s string) ([]string, error) {
 		}
 		rest := quoted[closing+2:]
 		if rest != "" && !strings.ContainsRune(blanks, rune(rest[0])) {
-			return words, fmt.Errorf("annotation %s: there is no blank behind the quotes of %q", FilterAnnotation, short(s))
+			return words, fmt.Errorf("annotation %s: no blank after the quotes of %q", FilterAnnotation, short(s))
 		}
 		words = append(words, key+quoted[1:closing+1])
 		s = rest

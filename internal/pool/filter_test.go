@@ -40,9 +40,9 @@ func TestFiltersOfTheGuide(t *testing.T) {
 // Guards W13 and V5.
 func TestFiltersThatAreRefused(t *testing.T) {
 	for value, says := range map[string]string{
-		"a=b;id":                           `"a=b;id" has no key that clients know; there are server.addr, server.hostname, server.has-rdma, server.cuda-version, server.driver-version, device.id, device.name, device.phy-memory`,
-		"bf-server":                        `"bf-server" is no filter; write key=value, such as server.hostname=bf-server`,
-		"=":                                "has no key",
+		"a=b;id":                           `"a=b;id" has an unknown key; valid keys are server.addr, server.hostname, server.has-rdma, server.cuda-version, server.driver-version, device.id, device.name, device.phy-memory`,
+		"bf-server":                        `"bf-server" is not a filter; write key=value, such as server.hostname=bf-server`,
+		"=":                                "has an unknown key; valid keys are",
 		"server.addr=":                     "server.addr: the value \"\" is not accepted; write an IP address, such as 10.117.32.177",
 		"server.addr=1.2.3":                "write an IP address",
 		"server.addr=fe80::1%eth0":         "write an IP address",
@@ -56,14 +56,14 @@ func TestFiltersThatAreRefused(t *testing.T) {
 		"device.id=-1":                     "write a number, 0 or more",
 		"device.name=a'b":                  "write a name",
 		`device.name="Tesla`:               "the quote of",
-		`device.name="Tesla"x`:             "there is no blank behind the quotes",
-		`device.name="a" b`:                `"b" is no filter`,
+		`device.name="Tesla"x`:             "no blank after the quotes of",
+		`device.name="a" b`:                `"b" is not a filter`,
 		`device.name="a;b"`:                "write a name",
 		`device.name="a` + "\n" + `b"`:     "write a name",
 		"device.phy-memory=0":              "write a number of MB",
 		"device.phy-memory=16Gi":           "write a number of MB",
-		"Server.Addr=1.1.1.1":              "has no key that clients know",
-		strings.Repeat("device.id=0 ", 65): "65 filters are too many; write at most 64",
+		"Server.Addr=1.1.1.1":              "has an unknown key; valid keys are",
+		strings.Repeat("device.id=0 ", 65): "65 filters; write at most 64",
 	} {
 		got, err := ParseFilter(value)
 		if err == nil || !strings.Contains(err.Error(), says) || !strings.HasPrefix(err.Error(), "annotation "+FilterAnnotation+": ") || got != nil {
@@ -103,7 +103,7 @@ func FuzzParseFilter(f *testing.F) {
 			}
 			key, v, ok := strings.Cut(filter, "=")
 			if !ok || v == "" || !slices.ContainsFunc(filterKeys, func(k filterKey) bool { return k.name == key }) {
-				t.Errorf("%q is no filter", filter)
+				t.Errorf("%q is not a filter", filter)
 			}
 			// What was read is read again.
 			again, err := ParseFilter(key + `="` + v + `"`)

@@ -36,7 +36,7 @@ func TestUnknownKeysAreNamedWithTheirValueAndBounded(t *testing.T) {
 		list[corev1.ResourceName(Prefix+"z"+strings.Repeat("z", i))] = resource.MustParse("1")
 	}
 	_, err := ParseRequest(corev1.ResourceRequirements{Limits: list}, 16000)
-	if err == nil || !strings.Contains(err.Error(), Prefix+"gpus: 7 (and 1000 more) is no key of the pool; write "+AmountResource) || len(err.Error()) > 1000 {
+	if err == nil || !strings.Contains(err.Error(), Prefix+"gpus: 7 (and 1000 more) is not a key of the pool; write "+AmountResource) || len(err.Error()) > 1000 {
 		t.Errorf("%.2000v", err)
 	}
 }

@@ -14,7 +14,7 @@ import (
 )
 
 // ErrNoRequest says that a container asks for nothing of the pool.
-var ErrNoRequest = errors.New("the container asks for no GPUs of the pool")
+var ErrNoRequest = errors.New("the container requests no GPUs of the pool")
 
 // maxAmount is more GPUs than any pool has; it keeps all products small.
 const maxAmount = 1_000_000
@@ -96,7 +96,7 @@ func ParseRequest(r corev1.ResourceRequirements, totalMB int64) (Request, error)
 	switch {
 	case !byMemory || len(problems) > before:
 	case totalMB <= 0:
-		problem("%s: %s cannot be counted, as the memory of the pool's GPUs is not set; write %s, or ask the administrator "+
+		problem("%s: %s cannot be converted, because the memory of the pool's GPUs is not set; write %s, or ask the administrator "+
 			"to set TOTAL_GPU_MEMORY (the memory of one GPU in MB)", MemoryResource, memoryText, PercentResource)
 	case memory < bytesPerMB:
 		problem("%s: %s is less than 1 MB, without a suffix it is counted in bytes; write 1M to %dM", MemoryResource, memoryText, totalMB)
@@ -108,7 +108,7 @@ func ParseRequest(r corev1.ResourceRequirements, totalMB int64) (Request, error)
 		problem("%s: %s and %s: %s exclude each other; remove one", PercentResource, percentText, MemoryResource, memoryText)
 	}
 	if q, there, _ := quantity(r, Resource); there {
-		problem("%s: %s is worked out from the other keys; remove it", Resource, q.String())
+		problem("%s: %s is derived from the other keys; remove it", Resource, q.String())
 	}
 	if unknown := unknownKeys(r); len(unknown) > 0 {
 		name, more := corev1.ResourceName(unknown[0]), ""
@@ -116,7 +116,7 @@ func ParseRequest(r corev1.ResourceRequirements, totalMB int64) (Request, error)
 			more = fmt.Sprintf(" (and %d more)", n)
 		}
 		q, _, _ := quantity(r, name)
-		problem("%s: %s%s is no key of the pool; write %s with %s or %s", short(unknown[0]), q.String(), more, AmountResource, PercentResource, MemoryResource)
+		problem("%s: %s%s is not a key of the pool; write %s with %s or %s", short(unknown[0]), q.String(), more, AmountResource, PercentResource, MemoryResource)
 	}
 	if len(problems) > 0 {
 		return Request{}, errors.Join(problems...)

@@ -73,7 +73,7 @@ func (s *Server) Handler(webhook string, ready func() error, decide Decide) http
 
 		if ready != nil {
 			if err := ready(); err != nil {
-				logger.Info("A review cannot be answered yet", "reason", err.Error())
+				logger.Info("Not ready to answer a review", "reason", err.Error())
 				WriteText(w, http.StatusServiceUnavailable, err.Error())
 				return
 			}
@@ -85,7 +85,7 @@ func (s *Server) Handler(webhook string, ready func() error, decide Decide) http
 			if bad.status == http.StatusServiceUnavailable { // a client reached a bound, which is counted
 				level = 4
 			}
-			logger.V(level).Info("A request was not answered with a review", "status", bad.status, "reason", bad.text)
+			logger.V(level).Info("Rejected a request that is not a valid review", "status", bad.status, "reason", bad.text)
 			WriteText(w, bad.status, bad.text)
 			return
 		}
@@ -115,11 +115,11 @@ func (s *Server) answer(w http.ResponseWriter, r *http.Request, logger klog.Logg
 	review.Response, result = guarded(klog.NewContext(r.Context(), logger), review.Request, decide)
 	answer, err := encode(review)
 	if err != nil { // a patch is bytes and the rest is text, so this is not reached
-		logger.Error(err, "The answer could not be encoded")
-		return nil, Error, badf(http.StatusInternalServerError, "the answer could not be encoded")
+		logger.Error(err, "Could not encode the response")
+		return nil, Error, badf(http.StatusInternalServerError, "could not encode the response")
 	}
 	if err := limit.Hold(r.Context(), int64(cap(answer))); err != nil {
-		return nil, Error, badf(http.StatusServiceUnavailable, "the answer needs %v", err)
+		return nil, Error, badf(http.StatusServiceUnavailable, "response: %v", err)
 	}
 	level := 0
 	if result == Allowed {
@@ -133,9 +133,9 @@ func (s *Server) answer(w http.ResponseWriter, r *http.Request, logger klog.Logg
 func guarded(ctx context.Context, request *admissionv1.AdmissionRequest, decide Decide) (response *admissionv1.AdmissionResponse, result string) {
 	defer func() {
 		if p := recover(); p != nil {
-			klog.FromContext(ctx).Error(errors.New(panicText(p)), "A review failed by a mistake of this program", "stack", string(debug.Stack()))
+			klog.FromContext(ctx).Error(errors.New(panicText(p)), "A review failed because of an internal error", "stack", string(debug.Stack()))
 			response = Deny(request.UID, http.StatusInternalServerError, metav1.StatusReasonInternalError,
-				"the webhook failed on this object by a mistake of its own; its log says where")
+				"internal error of the webhook; see its log")
 			result = Error
 		}
 	}()
@@ -196,7 +196,7 @@ func (s *Server) read(w http.ResponseWriter, r *http.Request) (body []byte, done
 	case errors.Is(err, limit.ErrBusy):
 		return nil, nil, badf(http.StatusServiceUnavailable, "%v", err)
 	case err != nil:
-		return nil, nil, badf(http.StatusBadRequest, "the body could not be read: %v", err)
+		return nil, nil, badf(http.StatusBadRequest, "read the body: %v", err)
 	case len(*buffer) == 0:
 		return nil, nil, badf(http.StatusBadRequest, "the body is empty: must be an AdmissionReview")
 	}

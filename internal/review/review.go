@@ -34,17 +34,17 @@ const (
 func decode(body []byte) (*admissionv1.AdmissionReview, *badRequest) {
 	var review admissionv1.AdmissionReview
 	if err := kubejson.Unmarshal(body, &review); err != nil {
-		return nil, badf(http.StatusBadRequest, "the body is no AdmissionReview: %v", err)
+		return nil, badf(http.StatusBadRequest, "the body is not an AdmissionReview: %v", err)
 	}
 	if review.Kind != reviewKind || !slices.Contains(reviewVersions, review.APIVersion) {
-		return nil, badf(http.StatusBadRequest, "the body is of apiVersion %q and kind %q: must be %s of %s or %s",
+		return nil, badf(http.StatusBadRequest, "the body has apiVersion %q and kind %q: must be %s of %s or %s",
 			review.APIVersion, review.Kind, reviewKind, reviewVersions[0], reviewVersions[1])
 	}
 	if review.Request == nil {
 		return nil, badf(http.StatusBadRequest, "the review has no request")
 	}
 	if review.Request.UID == "" {
-		return nil, badf(http.StatusBadRequest, "the request has no uid, so there is no answering it")
+		return nil, badf(http.StatusBadRequest, "the request has no uid")
 	}
 	return &review, nil
 }

@@ -32,7 +32,7 @@ func (c *config) errorf(format string, args ...any) error {
 func readConfig(name string, data []byte) (*config, error) {
 	c := &config{name: name}
 	if len(data) > maxSize {
-		return nil, c.errorf("%d bytes, and no configuration of a kube-scheduler is larger than %d", len(data), maxSize)
+		return nil, c.errorf("%d bytes, but a configuration of kube-scheduler has at most %d", len(data), maxSize)
 	}
 	var err error
 	if c.doc, err = yamledit.Parse(data); err != nil {
@@ -113,13 +113,13 @@ func (c *config) with(e Extender) (*config, error) {
 		}
 		other := scalarOf(yamledit.Get(n, "urlPrefix"))
 		if scalarOf(yamledit.Get(n, "bindVerb")) != "" {
-			return nil, c.errorf("line %d: the extender %s binds pods, and kube-scheduler allows one extender that does. "+
-				"Run Divvy's with a scheduler of its own (scheduler.mode=dedicated)", n.Line, other)
+			return nil, c.errorf("line %d: the extender %s binds pods, and kube-scheduler allows only one such extender. "+
+				"Use a dedicated scheduler for Divvy (scheduler.mode=dedicated)", n.Line, other)
 		}
 		for _, r := range managed(n) {
 			if slices.Contains(e.Resources, r) {
-				return nil, c.errorf("line %d: the extender %s manages %s already, and kube-scheduler allows one extender for a resource. "+
-					"Take the resource from one of the two", n.Line, other, r)
+				return nil, c.errorf("line %d: the extender %s already manages %s, and kube-scheduler allows only one extender per resource. "+
+					"Remove the resource from one of the two", n.Line, other, r)
 			}
 		}
 	}

@@ -45,7 +45,7 @@ func (e Extender) check() error {
 	case path.Base(u.Path) != routes || u.RawQuery != "" || u.Fragment != "":
 		return fmt.Errorf("the extender's URL %q does not end in /%s, below which its routes are", e.URL, routes)
 	case len(e.Resources) == 0:
-		return errors.New("the extender has no resources: without any it would be asked about every pod")
+		return errors.New("the extender has no resources, so it would be called for every pod")
 	case e.Weight < 0 || e.Weight > MaxWeight:
 		return fmt.Errorf("the extender's weight %d is not from 1 to %d", e.Weight, MaxWeight)
 	case e.Timeout < 0:

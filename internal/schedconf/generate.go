@@ -63,7 +63,7 @@ func generate(name string, c command) (*config, []string, error) {
 			continue
 		}
 		if given.unclear != "" {
-			return nil, nil, fmt.Errorf("--%s has to go into the configuration, but %s; write it out", f.flag, given.unclear)
+			return nil, nil, fmt.Errorf("--%s must be moved into the configuration, but %s; set it explicitly", f.flag, given.unclear)
 		}
 		value, err := f.value(given.value)
 		if err != nil {
@@ -99,7 +99,7 @@ func generate(name string, c command) (*config, []string, error) {
 		return nil, nil, err
 	}
 	if len(moved) > 0 {
-		notes = append(notes, "Carried over from the command line, where it does not count beside --config: "+strings.Join(moved, ", ")+".")
+		notes = append(notes, "Moved from the command line, where it is ignored with --config: "+strings.Join(moved, ", ")+".")
 	}
 	return out, notes, nil
 }

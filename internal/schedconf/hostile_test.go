@@ -47,10 +47,10 @@ func TestManifestsThatCannotBeWired(t *testing.T) {
 		"not YAML":           {[]byte("}{"), "neither YAML nor JSON"},
 		"binary":             {[]byte("\x7fELF\x02\x01\x01\x00\xff\xfe"), "not text in UTF-8"},
 		"a list":             {[]byte("- a\n"), "not a mapping"},
-		"ten megabytes":      {bytes.Repeat([]byte("# comment\n"), 1<<20), "10485760 bytes, and no manifest of a kube-scheduler is larger"},
+		"ten megabytes":      {bytes.Repeat([]byte("# comment\n"), 1<<20), "10485760 bytes, but a manifest of kube-scheduler has at most"},
 		"two documents":      {edited("  hostNetwork: true\n", "  hostNetwork: true\n---\nkind: Pod\n"), "a second document"},
 		"tabs":               {edited("  hostNetwork", "\thostNetwork"), "(the line begins with a tab; indent with spaces)"},
-		"a key twice":        {edited("  hostNetwork: true\n", "  hostNetwork: true\n  hostNetwork: false\n"), `line 11: the key "hostNetwork" was there already, in line 10`},
+		"a key twice":        {edited("  hostNetwork: true\n", "  hostNetwork: true\n  hostNetwork: false\n"), `line 11: duplicate key "hostNetwork", first in line 10`},
 		"a Deployment":       {edited("kind: Pod", "kind: Deployment"), `holds "Deployment" of apiVersion "v1", not a Pod of v1`},
 		"no kind":            {edited("kind: Pod\n", ""), "holds nothing of apiVersion"},
 		"no spec":            {[]byte("apiVersion: v1\nkind: Pod\nmetadata: {name: s}\n"), "spec.containers is not a list"},
@@ -66,20 +66,20 @@ func TestManifestsThatCannotBeWired(t *testing.T) {
 		"a command of maps":         {with("    command: [{a: b}]\n"), "command[0] of the container is not a text"},
 		"a script":                  {with("    command: [sh, -c, \"exec kube-scheduler --v=2\"]\n"), "does not run kube-scheduler directly, so its flags cannot be read: sh -c exec"},
 		"a script without flags":    {with("    command: [/bin/sh, -c, kube-scheduler]\n"), "does not run kube-scheduler directly"},
-		"a variable of kubelet":     {with("    command: [kube-scheduler, --config=$(F)]\n"), "--config cannot be told: kubelet puts an environment variable into it"},
-		"a carried flag of kubelet": {with("    command: [kube-scheduler, --kubeconfig=$(F)]\n"), "--kubeconfig has to go into the configuration, but kubelet puts"},
+		"a variable of kubelet":     {with("    command: [kube-scheduler, --config=$(F)]\n"), "--config cannot be determined: kubelet puts an environment variable into it"},
+		"a carried flag of kubelet": {with("    command: [kube-scheduler, --kubeconfig=$(F)]\n"), "--kubeconfig must be moved into the configuration, but kubelet puts"},
 		"a switch that is wrong":    {with("    command: [kube-scheduler, --leader-elect=perhaps]\n"), "--leader-elect=perhaps: not true or false"},
 		"a number that is wrong":    {with("    command: [kube-scheduler, --kube-api-qps=many]\n"), "--kube-api-qps=many: not a number"},
 		"a duration that is wrong":  {with("    command: [kube-scheduler, --leader-elect-retry-period=5]\n"), "not a duration"},
-		"a config without a value":  {with("    command: [kube-scheduler, --config, --v=2]\n"), "--config cannot be told: it has no value; write it out"},
-		"a config not mounted":      {with("    command: [kube-scheduler, --config=/srv/s.yaml]\n"), "--config=/srv/s.yaml is in no volume of the container"},
+		"a config without a value":  {with("    command: [kube-scheduler, --config, --v=2]\n"), "--config cannot be determined: it has no value; set it explicitly"},
+		"a config not mounted":      {with("    command: [kube-scheduler, --config=/srv/s.yaml]\n"), "--config=/srv/s.yaml is not in a volume of the container"},
 		"a config of a ConfigMap": {
 			with("    command: [kube-scheduler, --config=/srv/s.yaml]\n    volumeMounts: [{name: s, mountPath: /srv}]\n  volumes: [{name: s, configMap: {name: s}}]\n"),
-			`--config=/srv/s.yaml is in volume "s", which is no hostPath`,
+			`--config=/srv/s.yaml is in volume "s", which is not a hostPath`,
 		},
 		"a config that is not there": {
 			with("    command: [kube-scheduler, --config=/srv/s.yaml]\n    volumeMounts: [{name: s, mountPath: /srv}]\n  volumes: [{name: s, hostPath: {path: /x}}]\n"),
-			"--config=/srv/s.yaml: there is no file /x/s.yaml on the node",
+			"--config=/srv/s.yaml: file /x/s.yaml does not exist on the node",
 		},
 		"a config relative to nothing": {with("    command: [kube-scheduler, --config=s.yaml]\n"), "is not an absolute path, and the container has no workingDir"},
 		"volumes that are an alias": {
@@ -97,7 +97,7 @@ func TestManifestsThatCannotBeWired(t *testing.T) {
 		},
 		"a remembered flag of somebody else": {
 			edited("metadata:\n", "metadata:\n  annotations: {divvy.dev/scheduler-config-hash: x, divvy.dev/scheduler-config-before: '[\"--v=2\"]'}\n"),
-			`"--v=2" is not the flag that is replaced`,
+			`"--v=2" is not the replaced flag`,
 		},
 	}
 	for name, tt := range tests {
@@ -130,14 +130,14 @@ func TestConfigurationsThatCannotBeMerged(t *testing.T) {
 		"a version of the future": {strings.Replace(head, "/v1", "/v2", 1), "does not serve apiVersion kubescheduler.config.k8s.io/v2"},
 		"extenders of a map":      {head + "extenders: {a: b}\n", "line 3: extenders is not a list"},
 		"extenders of texts":      {head + "extenders: [a]\n", "extenders[0] is not a mapping"},
-		"a key twice":             {head + "parallelism: 1\nparallelism: 2\n", `the key "parallelism" was there already`},
+		"a key twice":             {head + "parallelism: 1\nparallelism: 2\n", `duplicate key "parallelism"`},
 		"another that binds": {
 			head + "extenders:\n- urlPrefix: http://x/y\n  bindVerb: bind\n  managedResources: [{name: example.com/x}]\n",
-			existing + ": line 4: the extender http://x/y binds pods, and kube-scheduler allows one extender that does",
+			existing + ": line 4: the extender http://x/y binds pods, and kube-scheduler allows only one such extender",
 		},
 		"another with the resource": {
 			head + "extenders:\n- urlPrefix: http://x/y\n  managedResources:\n  - name: enflame.com/gcu-memory\n",
-			existing + ": line 4: the extender http://x/y manages enflame.com/gcu-memory already",
+			existing + ": line 4: the extender http://x/y already manages enflame.com/gcu-memory",
 		},
 		"extenders that are an alias": {head + "x: &e [{urlPrefix: http://x/y}]\nextenders: *e\n", "is an anchor or an alias"},
 	}
@@ -151,7 +151,7 @@ func TestConfigurationsThatCannotBeMerged(t *testing.T) {
 		n := kubeadm(t, 31)
 		n.wire(t, unsecured)
 		n.files[newFile] = append(n.files[newFile], "\t:"...)
-		refused(t, n, unsecured, newFile+": neither YAML nor JSON", "mend it, or remove it to have it made anew")
+		refused(t, n, unsecured, newFile+": neither YAML nor JSON", "it was edited after it was created")
 		original := kubeadm(t, 31)
 		n.unwire(t, original.manifest)
 		same(t, original, n)
@@ -228,7 +228,7 @@ func TestExtendersThatCannotBe(t *testing.T) {
 		"no scheme":                 {change(func(e *Extender) { e.URL = "10.0.0.1:32765/gcushare-scheduler" }), "the extender's URL"},
 		"no routes":                 {change(func(e *Extender) { e.URL = "https://10.0.0.1:32765" }), "does not end in /gcushare-scheduler"},
 		"a query":                   {change(func(e *Extender) { e.URL += "?a" }), "does not end in /gcushare-scheduler"},
-		"no resources":              {change(func(e *Extender) { e.Resources = nil }), "asked about every pod"},
+		"no resources":              {change(func(e *Extender) { e.Resources = nil }), "the extender has no resources"},
 		"a resource of Kubernetes":  {change(func(e *Extender) { e.Resources = []string{"memory"} }), `"memory" is not an extended resource`},
 		"a resource twice":          {change(func(e *Extender) { e.Resources = []string{"a.b/c", "a.b/c"} }), "listed twice"},
 		"certificates and no TLS":   {change(func(e *Extender) { e.URL = "http://10.0.0.1/gcushare-scheduler" }), "is http, for which there are no certificates"},

@@ -48,7 +48,7 @@ func readPod(name string, data []byte) (*pod, error) {
 	}
 	p := &pod{name: name}
 	if len(data) > maxSize {
-		return nil, p.errorf("%d bytes, and no manifest of a kube-scheduler is larger than %d", len(data), maxSize)
+		return nil, p.errorf("%d bytes, but a manifest of kube-scheduler has at most %d", len(data), maxSize)
 	}
 	doc, err := yamledit.Parse(data)
 	if err != nil {
@@ -215,11 +215,11 @@ func (p *pod) hostPath(flag, inContainer string) (string, error) {
 	inContainer = path.Clean(inContainer)
 	m, ok := p.mountOf(inContainer)
 	if !ok {
-		return "", p.errorf("--%s=%s is in no volume of the container, so it cannot be read: mount it from the node with hostPath",
+		return "", p.errorf("--%s=%s is not in a volume of the container, so it cannot be read: mount it from the node with hostPath",
 			flag, inContainer)
 	}
 	if m.host == "" {
-		return "", p.errorf("--%s=%s is in volume %q, which is no hostPath, so it cannot be read: put it on the node",
+		return "", p.errorf("--%s=%s is in volume %q, which is not a hostPath, so it cannot be read: store it on the node",
 			flag, inContainer, m.volume)
 	}
 	rel, _ := below(m.path, inContainer)
@@ -269,7 +269,7 @@ func (p *pod) mountFile(host string) (*pod, string, error) {
 			break
 		}
 		if dir == "" {
-			return nil, "", p.errorf("volume %q is mounted at %s, so there is no place for %s in the container", m.volume, m.path, host)
+			return nil, "", p.errorf("volume %q is mounted at %s, so %s cannot be mounted in the container", m.volume, m.path, host)
 		}
 		at = path.Join(dir, path.Base(host))
 	}

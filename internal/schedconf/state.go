@@ -57,7 +57,7 @@ func Inspect(in Input) (State, error) {
 		return State{}, err
 	}
 	if data == nil {
-		return State{}, s.pod.errorf("--%s=%s: there is no file %s on the node", flagConfig, now.path, now.host)
+		return State{}, s.pod.errorf("--%s=%s: file %s does not exist on the node", flagConfig, now.path, now.host)
 	}
 	c, err := readConfig(now.host, data)
 	if err != nil {
@@ -87,11 +87,11 @@ func Inspect(in Input) (State, error) {
 // that consults the extender. Nil means: in nothing.
 func (s State) Differences(e Extender) []string {
 	if !s.Wired {
-		return []string{"kube-scheduler does not consult the extender"}
+		return []string{"kube-scheduler does not call the extender"}
 	}
 	var want, got map[string]any
 	if err := yaml.Unmarshal(yamledit.Encode(e.entry()), &want); err != nil {
-		return []string{fmt.Sprintf("the extender that is wanted: %v", err)}
+		return []string{fmt.Sprintf("the expected extender: %v", err)}
 	}
 	if err := s.entry.Decode(&got); err != nil {
 		return []string{fmt.Sprintf("the extender in %s: %v", s.ConfigFile, err)}
@@ -127,11 +127,11 @@ func differences(prefix string, got, want map[string]any) []string {
 		case g == nil:
 			out = append(out, name+" is missing")
 		case w == nil:
-			out = append(out, name+" is there, and should not be")
+			out = append(out, name+" exists, but should not")
 		case strings.HasSuffix(k, "Data"):
-			out = append(out, name+" is another one")
+			out = append(out, name+" differs")
 		default:
-			out = append(out, fmt.Sprintf("%s is %s, and should be %s", name, short(g), short(w)))
+			out = append(out, fmt.Sprintf("%s is %s, but should be %s", name, short(g), short(w)))
 		}
 	}
 	return out

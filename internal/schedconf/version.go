@@ -10,7 +10,7 @@ import (
 
 // ErrVersion is wrapped by errors that go away when Input.Version says which
 // version kube-scheduler has.
-var ErrVersion = errors.New("the version of kube-scheduler is not known")
+var ErrVersion = errors.New("the version of kube-scheduler is unknown")
 
 // A version is the minor version of a Kubernetes 1.x.
 type version int
@@ -44,7 +44,7 @@ func parseVersion(text string) (version, error) {
 	m := versionText.FindStringSubmatch(text)
 	if m == nil {
 		if anyVersion.MatchString(text) {
-			return 0, fmt.Errorf("%q is not a version of Kubernetes that is known; those from %v to %v are", text, oldest, newest)
+			return 0, fmt.Errorf("%q is not a known version of Kubernetes; known versions are %v to %v", text, oldest, newest)
 		}
 		return 0, fmt.Errorf("%w: %q names none, unlike v1.31.4", ErrVersion, text)
 	}
@@ -54,7 +54,7 @@ func parseVersion(text string) (version, error) {
 	}
 	v := version(minor)
 	if v < oldest {
-		return 0, fmt.Errorf("kube-scheduler %s is too old: those from %v on can be configured", text, oldest)
+		return 0, fmt.Errorf("kube-scheduler %s is too old: %v or newer is required", text, oldest)
 	}
 	return v, nil
 }
@@ -80,7 +80,7 @@ func (p *pod) version(in Input) (version, error) {
 	}
 	tag := imageTag(image)
 	if tag == "" {
-		return 0, p.errorf("%w: the image %q has no tag that would say it", ErrVersion, image)
+		return 0, p.errorf("%w: the image %q has no version tag", ErrVersion, image)
 	}
 	v, err := parseVersion(tag)
 	if err != nil {

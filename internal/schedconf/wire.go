@@ -130,7 +130,7 @@ func (p *pod) remembered() (*string, error) {
 	for _, f := range flags {
 		value, ok := strings.CutPrefix(f, "--"+flagConfig+"=")
 		if !ok {
-			return nil, p.errorf("annotation %s: %q is not the flag that is replaced", AnnotationBefore, f)
+			return nil, p.errorf("annotation %s: %q is not the replaced flag", AnnotationBefore, f)
 		}
 		was = value
 	}
@@ -142,7 +142,7 @@ func (p *pod) source(c command) (source, error) {
 	f, _ := c.flag(flagConfig)
 	switch {
 	case f.unclear != "":
-		return source{}, p.errorf("--%s cannot be told: %s; write it out", flagConfig, f.unclear)
+		return source{}, p.errorf("--%s cannot be determined: %s; set it explicitly", flagConfig, f.unclear)
 	case f.value == "":
 		return source{}, nil
 	case strings.HasSuffix(f.value, "/"):
@@ -169,18 +169,18 @@ func (s *scheduler) base() (*config, string, []string, error) {
 	case s.edited():
 		c, err := readConfig(s.target, s.current)
 		if err != nil {
-			err = fmt.Errorf("%w; it was edited since it was made: mend it, or remove it to have it made anew", err)
+			err = fmt.Errorf("%w; it was edited after it was created: fix it, or remove it to have it created again", err)
 		}
-		return c, editedByOthers, []string{s.target + " was edited since it was made; it keeps what was edited."}, err
+		return c, editedByOthers, []string{s.target + " was edited after it was created; the edits are kept."}, err
 	case s.adopted():
 		c, err := readConfig(s.target, s.current)
 		if err != nil {
 			return nil, "", nil, err
 		}
 		if made, notes, err := s.replacement(c); err == nil && made != nil {
-			return made, madeByUs, append(notes, "Replaced "+s.target+", which had nothing but the extender in it."), nil
+			return made, madeByUs, append(notes, "Replaced "+s.target+", which contained only the extender."), nil
 		}
-		return c, editedByOthers, []string{s.target + " was there already; the extender is put into it."}, nil
+		return c, editedByOthers, []string{s.target + " already exists; the extender is added to it."}, nil
 	}
 	c, notes, err := s.former()
 	return c, madeByUs, notes, err
@@ -216,10 +216,10 @@ func (s *scheduler) former() (*config, []string, error) {
 	}
 	if data == nil && s.wired && s.current != nil {
 		c, err := readConfig(s.target, s.current)
-		return c, []string{fmt.Sprintf("%s is gone; %s is all that is left of it.", s.source.host, s.target)}, err
+		return c, []string{fmt.Sprintf("%s no longer exists; only %s is left.", s.source.host, s.target)}, err
 	}
 	if data == nil {
-		return nil, nil, s.pod.errorf("--%s=%s: there is no file %s on the node", flagConfig, s.source.path, s.source.host)
+		return nil, nil, s.pod.errorf("--%s=%s: file %s does not exist on the node", flagConfig, s.source.path, s.source.host)
 	}
 	c, err := readConfig(s.source.host, data)
 	if err != nil {
@@ -229,7 +229,7 @@ func (s *scheduler) former() (*config, []string, error) {
 		return c, nil, nil
 	}
 	c.copied = true
-	return c, []string{"The configuration is a copy of " + s.source.host + ", with the extender put in."}, nil
+	return c, []string{"The configuration is a copy of " + s.source.host + ", with the extender added."}, nil
 }
 
 // madeBy begins the comment in front of what Wire makes.
@@ -300,7 +300,7 @@ func Wire(in Input, e Extender) (Change, error) {
 		return Change{}, err
 	}
 	if s.version > newest {
-		notes = append(notes, fmt.Sprintf("kube-scheduler %v is newer than those that are known, which end with %v; it is taken to be like that one.", s.version, newest))
+		notes = append(notes, fmt.Sprintf("kube-scheduler %v is newer than the latest known version %v and is treated like it.", s.version, newest))
 	}
 	change := Change{Manifest: in.Manifest, Notes: notes}
 	if !p.doc.Equal(in.Manifest) {
@@ -469,17 +469,17 @@ func (p *pod) keep(in Input, target source) (*kept, []string, error) {
 		return nil, nil, err
 	}
 	s, unknown := find(in)
-	why := "was edited since it was made"
+	why := "was edited after it was created"
 	lost := s.lostSource()
 	switch {
 	case lost:
-		why = fmt.Sprintf("is all that is left of %s, which is gone", s.source.host)
+		why = fmt.Sprintf("is all that is left of %s, which no longer exists", s.source.host)
 	case digest(madeByUs, data) == p.annotation(AnnotationHash):
 		return nil, nil, nil
 	}
 	c, err := readConfig(target.host, data)
 	if err != nil {
-		return nil, []string{fmt.Sprintf("Not kept: %v.", err)}, nil
+		return nil, []string{fmt.Sprintf("Not preserved: %v.", err)}, nil
 	}
 	c, err = c.without()
 	if err != nil {

@@ -351,15 +351,15 @@ func TestVersions(t *testing.T) {
 		"a build's plus":                {image: "rancher/hardened-kubernetes:v1.30.1+rke2r1", want: "1.30"},
 		"a port of the registry":        {image: "registry.example.com:5000/kube-scheduler:1.30", want: "1.30"},
 		"a digest beside the tag":       {image: "\"r.example.com:5000/kube-scheduler:v1.29.0@sha256:0123456789012345678901234567890123456789012345678901234567890123\"", want: "1.29"},
-		"only a digest":                 {image: "r.example.com/kube-scheduler@sha256:01", err: "has no tag"},
-		"a port and no tag":             {image: "r.example.com:5000/kube-scheduler", err: "has no tag"},
+		"only a digest":                 {image: "r.example.com/kube-scheduler@sha256:01", err: "has no version tag"},
+		"a port and no tag":             {image: "r.example.com:5000/kube-scheduler", err: "has no version tag"},
 		"a tag without a version":       {image: "kube-scheduler:latest", err: `"latest" names none`},
-		"no image":                      {image: "\"\"", err: "has no tag"},
+		"no image":                      {image: "\"\"", err: "has no version tag"},
 		"given":                         {image: "kube-scheduler:latest", version: "v1.33.1", want: "1.33"},
 		"given, and more than the tag":  {image: "kube-scheduler:v1.20.0", version: "1.33", want: "1.33"},
-		"too old":                       {image: "kube-scheduler:v1.28.9", err: "kube-scheduler v1.28.9 is too old: those from 1.29 on can be configured"},
+		"too old":                       {image: "kube-scheduler:v1.28.9", err: "kube-scheduler v1.28.9 is too old: 1.29 or newer is required"},
 		"newer than any that is known":  {image: "kube-scheduler:v1.52.0", want: "1.52"},
-		"another major version":         {image: "kube-scheduler:v2.1.0", err: "is not a version of Kubernetes that is known"},
+		"another major version":         {image: "kube-scheduler:v2.1.0", err: "is not a known version of Kubernetes; known versions are"},
 		"a number that is no version":   {image: "kube-scheduler:20240101", err: "names none"},
 		"an image that is not a string": {image: "{}", err: "image of the container is not a text"},
 	}
@@ -430,10 +430,10 @@ extenders:
 		t.Fatalf("GCUShare's extender is not known: %+v, %v", s, err)
 	}
 	want := []string{
-		"enableHTTPS is false, and should be true", "httpTimeout is missing",
-		"managedResources is enflame.com/gcu-memory, and should be enflame.com/gcu-memory, nvidia.com/gpu-memory",
+		"enableHTTPS is false, but should be true", "httpTimeout is missing",
+		"managedResources is enflame.com/gcu-memory, but should be enflame.com/gcu-memory, nvidia.com/gpu-memory",
 		"preemptVerb is missing", "prioritizeVerb is missing", "tlsConfig is missing",
-		"urlPrefix is http://127.0.0.1:32766/gcushare-scheduler, and should be https://10.96.0.77:32765/gcushare-scheduler", "weight is missing",
+		"urlPrefix is http://127.0.0.1:32766/gcushare-scheduler, but should be https://10.96.0.77:32765/gcushare-scheduler", "weight is missing",
 	}
 	if diff := cmp.Diff(want, s.Differences(secured)); diff != "" {
 		t.Errorf("differences (-want +got):\n%s", diff)
@@ -608,16 +608,16 @@ func TestInspect(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if d := s.Differences(secured); !s.Edited || !cmp.Equal(d, []string{"bindVerb is tie, and should be bind"}) {
+	if d := s.Differences(secured); !s.Edited || !cmp.Equal(d, []string{"bindVerb is tie, but should be bind"}) {
 		t.Errorf("edited %v, differences %q", s.Edited, d)
 	}
 	other := secured
 	other.CA = []byte("x")
-	if d := s.Differences(other); len(d) != 2 || d[1] != "tlsConfig.caData is another one" {
+	if d := s.Differences(other); len(d) != 2 || d[1] != "tlsConfig.caData differs" {
 		t.Errorf("differences %q", d)
 	}
 	other.CA, other.Weight = secured.CA, 125
-	if d := s.Differences(other); len(d) != 2 || d[1] != "weight is 1, and should be 125" {
+	if d := s.Differences(other); len(d) != 2 || d[1] != "weight is 1, but should be 125" {
 		t.Errorf("differences %q", d)
 	}
 	n.wire(t, other)
@@ -628,7 +628,7 @@ func TestInspect(t *testing.T) {
 	if err != nil || plain.Wired || plain.ConfigPath != "" {
 		t.Errorf("%+v, %v", plain, err)
 	}
-	if d := plain.Differences(secured); !cmp.Equal(d, []string{"kube-scheduler does not consult the extender"}) {
+	if d := plain.Differences(secured); !cmp.Equal(d, []string{"kube-scheduler does not call the extender"}) {
 		t.Errorf("differences %q", d)
 	}
 }
@@ -655,7 +655,7 @@ func TestAWiredManifestIsNoOriginal(t *testing.T) {
 func TestANewerScheduler(t *testing.T) {
 	n := kubeadm(t, 38)
 	c := n.wire(t, secured)
-	if notes := strings.Join(c.Notes, " "); !strings.Contains(notes, "kube-scheduler 1.38 is newer than those that are known") {
+	if notes := strings.Join(c.Notes, " "); !strings.Contains(notes, "kube-scheduler 1.38 is newer than the latest known version") {
 		t.Errorf("notes: %s", notes)
 	}
 }

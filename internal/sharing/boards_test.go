@@ -95,7 +95,7 @@ func TestOrphanChipStaysVisible(t *testing.T) {
 				t.Errorf("the board is now %+v, was %+v", a, was)
 			}
 			want := accel.Health{Unhealthy: true, Cause: accel.CauseLost,
-				Reason: fmt.Sprintf("chip %d (%s) is away: 1 of the board's 2 chips are there", lost, was.Chips[lost])}
+				Reason: fmt.Sprintf("chip %d (%s) is missing: 1 of the board's 2 chips are present", lost, was.Chips[lost])}
 			if a.Health != want {
 				t.Errorf("got %+v, want %+v", a.Health, want)
 			}

@@ -82,7 +82,7 @@ func (ch Churn) Run(ctx context.Context, c *Cluster, w *Workload, kind PolicyKin
 	capacity := c.Units()
 	mean := float64(w.Demand()) / float64(len(w.Pods))
 	if mean == 0 {
-		return Churned{}, errors.New("no pod of the workload asks for a device")
+		return Churned{}, errors.New("no pod of the workload requests a device")
 	}
 	rate := ch.Load * float64(capacity) / mean // arrivals per lifetime
 

@@ -71,9 +71,9 @@ func ParsePolicies(all []PolicyKind, names []string) ([]PolicyKind, error) {
 		named := func(k PolicyKind) bool { return strings.EqualFold(k.Name, name) }
 		switch i := slices.IndexFunc(all, named); {
 		case i < 0:
-			errs = append(errs, fmt.Errorf("unknown policy %q, known are: %s", name, strings.Join(known, ", ")))
+			errs = append(errs, fmt.Errorf("unknown policy %q; use one of %s", name, strings.Join(known, ", ")))
 		case slices.ContainsFunc(out, named):
-			errs = append(errs, fmt.Errorf("%s is named twice", all[i].Name))
+			errs = append(errs, fmt.Errorf("%s is listed twice", all[i].Name))
 		default:
 			out = append(out, all[i])
 		}

@@ -20,16 +20,16 @@ func (r *Report) PrintTable(out io.Writer) error {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s, %s, %d units; ", count(r.Cluster.Nodes, "node"), count(r.Cluster.Devices, "device"), r.Cluster.Units)
 	if r.ShownNodes > 0 {
-		fmt.Fprintf(&b, "%s shown for each pod; ", count(r.ShownNodes, "node"))
+		fmt.Fprintf(&b, "%s offered for each pod; ", count(r.ShownNodes, "node"))
 	}
 	if len(r.Seeds) == 1 {
-		fmt.Fprintf(&b, "one order of arrival (seed %d)\n", r.Seeds[0])
+		fmt.Fprintf(&b, "one arrival order (seed %d)\n", r.Seeds[0])
 	} else {
-		fmt.Fprintf(&b, "means of %d orders of arrival (seeds %d to %d)\n", len(r.Seeds), r.Seeds[0], r.Seeds[len(r.Seeds)-1])
+		fmt.Fprintf(&b, "means of %d arrival orders (seeds %d to %d)\n", len(r.Seeds), r.Seeds[0], r.Seeds[len(r.Seeds)-1])
 	}
 	for _, w := range r.Workloads {
 		if w.Misfits > 0 {
-			fmt.Fprintf(&b, "workload %s: %s of %d fit on no node even when it is empty and are always refused\n", w.Name, count(w.Misfits, "pod"), w.Pods)
+			fmt.Fprintf(&b, "workload %s: %s of %d do not fit on any empty node and are always rejected\n", w.Name, count(w.Misfits, "pod"), w.Pods)
 		}
 	}
 	b.WriteByte('\n')
@@ -102,11 +102,11 @@ func (s Spread) String() string {
 func (r *Report) footnote() string {
 	switch r.Kind {
 	case ChurnReport:
-		return fmt.Sprintf("\nREFUSED is the part of the demand that found no room, ALLOCATED the devices' mean use over time, in percent; offered load %g %%.\n", r.LoadPercent)
+		return fmt.Sprintf("\nREFUSED is the part of the demand that did not fit, ALLOCATED the mean use of the devices over time, in percent; offered load %g %%.\n", r.LoadPercent)
 	case FindReport:
-		return "\nNODES holds all pods, MOST for the worst order of arrival; AT LEAST is a bound: fewer nodes have not enough in sum.\n"
+		return "\nNODES is the number of nodes that fits all pods, MOST that of the worst arrival order; AT LEAST is a lower bound by total capacity.\n"
 	case ReplayReport:
 	}
 	return "\nAT n% is the part of the devices that is allocated when pods for n % of them have arrived; REFUSED the part of the demand\n" +
-		"that found no room till the end. All in percent, ± is the standard deviation of one order.\n"
+		"that did not fit by the end. All in percent, ± is the standard deviation of one order.\n"
 }

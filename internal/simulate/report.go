@@ -140,7 +140,7 @@ func (e *Experiment) Validate() error {
 	}
 	for _, w := range e.Workloads {
 		if w.Demand() == 0 {
-			errs = append(errs, fmt.Errorf("workload %s: no pod asks for a device", w.Name))
+			errs = append(errs, fmt.Errorf("workload %s: no pod requests a device", w.Name))
 		}
 	}
 	return errors.Join(errs...)
@@ -164,7 +164,7 @@ func (e *MisfitError) Error() string {
 		if where == "" {
 			where = "workload " + e.Workload.Name
 		}
-		lines = append(lines, fmt.Sprintf("%s: pod %q asks for %s, more than any node has when it is empty", where, p.Name, describe(p)))
+		lines = append(lines, fmt.Sprintf("%s: pod %q requests %s, more than any empty node has", where, p.Name, describe(p)))
 	}
 	if more := len(e.Pods) - len(lines); more > 0 {
 		lines = append(lines, fmt.Sprintf("and %d more pods of workload %s", more, e.Workload.Name))

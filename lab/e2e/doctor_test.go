@@ -140,7 +140,7 @@ func illnesses(node string) map[string]illness {
 	return map[string]illness{
 		"a node is taken out by a label": {
 			plant: kubectl("label", "node", node, "divvy.dev/enabled=false", "--overwrite"),
-			check: "node-labels", object: "Node " + node, problem: "divvy.dev/enabled=false keeps divvy-node away",
+			check: "node-labels", object: "Node " + node, problem: "divvy.dev/enabled=false excludes it from divvy-node",
 			remedy: "divvy.dev/enabled=true",
 		},
 		"the extender is scaled to 0": {
@@ -173,7 +173,7 @@ func illnesses(node string) map[string]illness {
 				t.Helper()
 				kubectl("set", "image", "daemonset/"+product.PoolDaemon, "--namespace", product.Namespace, "*="+product.NodeImage+":dev")(t, ctx)
 			},
-			check: "versions", object: "image divvy-node", problem: "several versions are at work",
+			check: "versions", object: "image divvy-node", problem: "several versions are running",
 			remedy: "helm get manifest",
 		},
 		"a webhook's CA is overwritten while nobody keeps it": {
@@ -185,7 +185,7 @@ func illnesses(node string) map[string]illness {
 				must(t, err)
 				kubectl("patch", "mutatingwebhookconfiguration", stage.MutatingConfig, "--type=json", "--patch", string(patch))(t, ctx)
 			},
-			check: "webhooks", object: "MutatingWebhookConfiguration " + stage.MutatingConfig, problem: "does not hold the CA",
+			check: "webhooks", object: "MutatingWebhookConfiguration " + stage.MutatingConfig, problem: "does not contain the CA",
 			remedy: "rollout restart deployment/" + product.PoolWebhook,
 		},
 		"a certificate runs out while nobody renews it": {
@@ -214,7 +214,7 @@ func illnesses(node string) map[string]illness {
 		},
 		"the scheduler's manifest is restored by hand": {
 			plant: restoreManifest,
-			check: "scheduler", object: "Pod kube-system/kube-scheduler-" + node, problem: "does not ask the extender",
+			check: "scheduler", object: "Pod kube-system/kube-scheduler-" + node, problem: "does not call the extender",
 			remedy: "kubectl rollout restart daemonset/divvy-schedconf",
 			mend: func(t *testing.T, ctx context.Context) {
 				t.Helper()
@@ -224,7 +224,7 @@ func illnesses(node string) map[string]illness {
 		},
 		"a node names a configuration that is not there": {
 			plant: kubectl("label", "node", node, "divvy.dev/config=no-such"),
-			check: "configuration", object: "Node " + node, problem: `names the configuration "no-such"`,
+			check: "configuration", object: "Node " + node, problem: `selects the configuration "no-such"`,
 			remedy: "divvy.dev/config-",
 		},
 		"a role is left of another release": {

@@ -111,7 +111,7 @@ func TestBadRequests(t *testing.T) {
 		read, rejected := 0, 0
 		for range 40 {
 			switch one := <-done; {
-			case one.err != nil && strings.Contains(one.err.Error(), "write"), strings.Contains(one.answer, "other requests hold the memory"):
+			case one.err != nil && strings.Contains(one.err.Error(), "write"), strings.Contains(one.answer, "the memory for requests is in use by other requests"):
 				rejected++
 			case one.err == nil && strings.Contains(one.answer, "not valid JSON"):
 				read++

@@ -64,7 +64,7 @@ func TestBindOverTLS(t *testing.T) {
 		must(t, json.NewDecoder(response.Body).Decode(&result))
 		return result.Error
 	}
-	if got := bind(); !strings.Contains(got, "bind refused") || !strings.Contains(got, "divvy-extender-client") {
+	if got := bind(); !strings.Contains(got, "bind rejected") || !strings.Contains(got, "divvy-extender-client") {
 		t.Errorf("without a certificate: %q", got)
 	}
 	if now, err := lab.Get(ctx, waiting.Name); err != nil || now.Spec.NodeName != "" {

@@ -234,9 +234,9 @@ func TestOnlyDivvyWritesItsAnnotations(t *testing.T) {
 				_, err := nodes.Patch(ctx, node, types.MergePatchType, patch, metav1.PatchOptions{}, subresources...)
 				return err
 			}
-			const refusal = "Divvy alone writes the annotations "
+			const refusal = "only Divvy may write the annotations "
 			for key, value := range forged("{}") {
-				refusedWith(t, "set "+key, patchPod(metadata(t, "annotations", key, value+"1")), refusal+key+"; leave them as they are")
+				refusedWith(t, "set "+key, patchPod(metadata(t, "annotations", key, value+"1")), refusal+key+"; leave them unchanged")
 				refusedWith(t, "remove "+key, patchPod(metadata(t, "annotations", key, nil)), refusal+key)
 			}
 			refusedWith(t, "set the grant by the status", patchPod(metadata(t, "annotations", grantAnnotation, "{}"), "status"), refusal+grantAnnotation)
@@ -249,7 +249,7 @@ func TestOnlyDivvyWritesItsAnnotations(t *testing.T) {
 			restored := one("restored", 1)
 			restored.Annotations = forged("{}")
 			_, err := pods.Create(ctx, restored, metav1.CreateOptions{})
-			refusedWith(t, "create a pod as it was", err, "; take them out of what you create, and Divvy writes those that are true of it")
+			refusedWith(t, "create a pod as it was", err, "; remove them from the new object")
 			bind := &corev1.Binding{ObjectMeta: metav1.ObjectMeta{Name: "unbound", Annotations: forged("{}")}, Target: corev1.ObjectReference{Kind: "Node", Name: node}}
 			refusedWith(t, "bind a pod with a grant", pods.Bind(ctx, bind, metav1.CreateOptions{}), refusal+grantAnnotation)
 
@@ -314,7 +314,7 @@ func TestDaemonKeepsToItsNode(t *testing.T) {
 	must(t, patchNode(client, here, metadata(t, "labels", "divvy.dev/enflame.test", "x")))
 	must(t, patchNode(client, here, []byte(`{"status":{"capacity":{"enflame.com/gcu-count":"8"}}}`), "status"))
 
-	notThere := "divvy-node on " + here + " may not change what belongs to node " + elsewhere
+	notThere := "divvy-node on " + here + " may not change objects of node " + elsewhere
 	poolPod := poolPods[0].Name
 	for what, tt := range map[string]struct {
 		err    error
@@ -325,14 +325,14 @@ func TestDaemonKeepsToItsNode(t *testing.T) {
 		"the status of another node":          {patchNode(client, elsewhere, []byte(`{"status":{"capacity":{"enflame.com/gcu-count":"8"}}}`), "status"), notThere},
 		"labels of another node":              {patchNode(client, elsewhere, metadata(t, "labels", "divvy.dev/enflame.test", "x")), notThere},
 		"a pod's labels":                      {patchPod(client, namespace, "here", metadata(t, "labels", "app", "x")), "may not change labels of pods"},
-		"a pod's other annotations":           {patchPod(client, namespace, "here", metadata(t, "annotations", "example.com/x", "x")), "no annotations but Divvy's"},
+		"a pod's other annotations":           {patchPod(client, namespace, "here", metadata(t, "annotations", "example.com/x", "x")), "may change only Divvy's annotations"},
 		"labels of the pool's daemon":         {patchPod(client, product.Namespace, poolPod, metadata(t, "labels", "app", "x")), "may not change labels of pods"},
-		"annotations of the pool's daemon":    {patchPod(client, product.Namespace, poolPod, metadata(t, "annotations", "prometheus.io/port", "1")), "no annotations but Divvy's"},
+		"annotations of the pool's daemon":    {patchPod(client, product.Namespace, poolPod, metadata(t, "annotations", "prometheus.io/port", "1")), "may change only Divvy's annotations"},
 		"the image of the pool's daemon":      {patchPod(client, product.Namespace, poolPod, []byte(`{"spec":{"activeDeadlineSeconds":1}}`)), "may not change a spec"},
-		"its node's configuration":            {patchNode(client, here, metadata(t, "labels", "divvy.dev/config", "x")), "no labels but those that describe devices"},
+		"its node's configuration":            {patchNode(client, here, metadata(t, "labels", "divvy.dev/config", "x")), "may change only labels that describe devices"},
 		"its node's taints":                   {patchNode(client, here, []byte(`{"spec":{"unschedulable":true}}`)), "may not change a spec"},
-		"with a token of no pod":              {patchPod(unbound, namespace, "here", grant), "does not say which node"},
-		"its node, with a token of no pod":    {patchNode(unbound, here, inventory), "does not say which node"},
+		"with a token of no pod":              {patchPod(unbound, namespace, "here", grant), "does not name the node of its pod"},
+		"its node, with a token of no pod":    {patchNode(unbound, here, inventory), "does not name the node of its pod"},
 		"with a token bound to the node":      {patchPod(ofNode, namespace, "here", grant), "is not bound to a pod"},
 		"its node, with such a token":         {patchNode(ofNode, here, inventory), "is not bound to a pod"},
 		"a pod that is to go":                 {client.CoreV1().Pods(namespace).Delete(ctx, "here", metav1.DeleteOptions{DryRun: []string{metav1.DryRunAll}}), "cannot delete resource"},
@@ -364,13 +364,13 @@ func TestExtenderBindsWhatItGrants(t *testing.T) {
 		return map[string]string{grantAnnotation: fmt.Sprintf(`{"v":1,"resource":%q,"node":%q}`, resource, node)}
 	}
 	must(t, bind(loose.UID, grant(here, product.Resource)))
-	refusedWith(t, "without a grant", bind(loose.UID, nil), "without a grant on the node that it is bound to")
-	refusedWith(t, "with a grant for elsewhere", bind(loose.UID, grant("elsewhere", product.Resource)), "without a grant on the node")
-	refusedWith(t, "for another resource", bind(loose.UID, grant(here, "example.com/x")), "may bind no pod but for "+string(product.Resource))
-	refusedWith(t, "by name", bind("", grant(here, product.Resource)), "by its UID alone")
+	refusedWith(t, "without a grant", bind(loose.UID, nil), "without a planned allocation on the node that it is bound to")
+	refusedWith(t, "with a grant for elsewhere", bind(loose.UID, grant("elsewhere", product.Resource)), "without a planned allocation on the node")
+	refusedWith(t, "for another resource", bind(loose.UID, grant(here, "example.com/x")), "may bind only pods that request "+string(product.Resource))
+	refusedWith(t, "by name", bind("", grant(here, product.Resource)), "must bind pods by UID")
 	foreign := grant(here, product.Resource)
 	foreign["example.com/role"] = "admin"
-	refusedWith(t, "with another annotation", bind(loose.UID, foreign), "no annotations but those of a grant")
+	refusedWith(t, "with another annotation", bind(loose.UID, foreign), "no annotations but those of a planned allocation")
 }
 
 // TestGrantKeyChanges replaces the key that grants are signed with.
@@ -392,9 +392,9 @@ func TestGrantKeyChanges(t *testing.T) {
 		must(t, lab.Poke(ctx, part))
 	}
 	for log, size := range since {
-		must(t, stage.Poll(ctx, 2*settingTimeout, log+" to tell of a new key", func(context.Context) error {
+		must(t, stage.Poll(ctx, 2*settingTimeout, log+" to report a new key", func(context.Context) error {
 			data, err := os.ReadFile(log)
-			if err == nil && !strings.Contains(string(data[min(size, len(data)):]), "new grant key") {
+			if err == nil && !strings.Contains(string(data[min(size, len(data)):]), "new signing key") {
 				err = errors.New("it does not yet")
 			}
 			return err

@@ -70,7 +70,7 @@ type Vendor struct {
 	// or "index".
 	DeviceIDs string `yaml:"deviceIDs"`
 	// CDIKind is the vendor and class of CDI names, such as "nvidia.com/gpu".
-	// When it is set, the specification of that kind is somebody else's, such
+	// When it is set, the specification of that kind is written by another program, such
 	// as the vendor's toolkit's, and this program writes none.
 	CDIKind string `yaml:"cdiKind"`
 	// Health says what makes a device unhealthy and what brings it back.
@@ -105,7 +105,7 @@ type LabelPolicy string
 // The policies of labels.
 const (
 	// LabelAll gives the node the labels of the vendors' feature discovery and
-	// those of Divvy. A label that somebody else has set is left alone.
+	// those of Divvy. Labels that another client set are kept.
 	LabelAll LabelPolicy = "all"
 	// LabelDivvy gives the node those in the domain divvy.dev alone.
 	LabelDivvy LabelPolicy = "divvy"
@@ -137,13 +137,13 @@ type Resource struct {
 	// devices is shown, "" for none. Mode memory only.
 	CountResource string `yaml:"countResource"`
 
-	// Replicas is how many pods may hold one device by turns, 1 to MaxReplicas.
+	// Replicas is how many pods may share one device in time slices, 1 to MaxReplicas.
 	// Mode timeSlicing only.
 	Replicas int `yaml:"replicas"`
 	// ReplicasFor gives other numbers of replicas to some devices; the first
 	// that matches counts. Mode timeSlicing only.
 	ReplicasFor []ReplicaRule `yaml:"replicasFor"`
-	// FailRequestsGreaterThanOne refuses containers that ask for more than one
+	// FailRequestsGreaterThanOne rejects containers that request more than one
 	// replica: more replicas are no more of a device. Mode timeSlicing only.
 	FailRequestsGreaterThanOne bool `yaml:"failRequestsGreaterThanOne"`
 	// Allocation is how replicas are chosen; DistributedAllocation when empty.
@@ -166,7 +166,7 @@ type DeviceSelector struct {
 	Except *DeviceSelector `yaml:"except"`
 }
 
-// MaxReplicas bounds how many pods may hold one device by turns. More are a
+// MaxReplicas bounds how many pods may share one device in time slices. More are a
 // slip of the pen: each would get a thousandth of the device's time. It also
 // keeps 64 devices within what kubelet accepts in one message, 4 MiB.
 const MaxReplicas = 1024

@@ -51,7 +51,7 @@ args:
 {{- $managed := include "divvy.memoryResources" . }}
 {{- range $i, $kind := $e.demand }}
 {{- if and (contains "," $managed) (not $kind.resource) }}
-{{- fail (printf "extender.demand[%d]: resource must be given, as several are managed: %s" $i $managed) }}
+{{- fail (printf "extender.demand[%d]: resource is required, because several are managed: %s" $i $managed) }}
 {{- end }}
 {{- end }}
 {{- with $e.demand }}

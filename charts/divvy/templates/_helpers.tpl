@@ -290,7 +290,7 @@ under two names. */ -}}
 {{- end -}}
 {{- end -}}
 {{- if ne (len $names) (len (uniq $names)) -}}
-{{- fail (printf "%s: a name is there twice: %s" $at (join ", " $names)) -}}
+{{- fail (printf "%s: duplicate name: %s" $at (join ", " $names)) -}}
 {{- end -}}
 {{- range $vendor, $resources := $memory -}}
 {{- range $resources -}}
@@ -309,7 +309,7 @@ under two names. */ -}}
 {{- range $vendor, $settings := index . 1 -}}
 {{- $ways := $settings.injection | default (list $injection) -}}
 {{- if and $settings.cdiKind (not (or (has "cdi" $ways) (has "cdiAnnotations" $ways))) -}}
-{{- fail (printf "%s: vendors.%s.cdiKind is never used, as containers are given no CDI names; add cdi or cdiAnnotations to vendors.%s.injection" $at $vendor $vendor) -}}
+{{- fail (printf "%s: vendors.%s.cdiKind is never used, because containers are not given CDI names; add cdi or cdiAnnotations to vendors.%s.injection" $at $vendor $vendor) -}}
 {{- end -}}
 {{- end -}}
 {{- end }}
@@ -374,10 +374,10 @@ true
 {{- end -}}
 {{- end -}}
 {{- if $left -}}
-{{- fail (printf "sharedResources is empty, so that divvy-node is not installed and nothing reads %s; name a resource, or take that away" (join ", " ($left | sortAlpha))) -}}
+{{- fail (printf "sharedResources is empty, so divvy-node is not installed and %s has no effect; add a resource, or remove that value" (join ", " ($left | sortAlpha))) -}}
 {{- end -}}
 {{- if not .Values.pool.enabled -}}
-{{- fail "sharedResources is empty and pool.enabled is false: nothing would be installed; name a resource, or set pool.enabled=true" -}}
+{{- fail "sharedResources is empty and pool.enabled is false, so nothing would be installed; add a resource, or set pool.enabled=true" -}}
 {{- end -}}
 {{- end -}}
 {{- end }}

@@ -68,19 +68,19 @@ const DefaultMaxBindDelay = 15 * time.Minute
 var (
 	// ErrNodeUnknown is the error of a reservation on a node that is not known
 	// or has no inventory of the resource.
-	ErrNodeUnknown = errors.New("the node is not known or publishes no inventory of the resource")
+	ErrNodeUnknown = errors.New("the node is unknown or publishes no inventory of the resource")
 	// ErrHeldElsewhere is the error of a reservation for a pod that holds units
 	// on another node, or on this one with its device not known yet.
-	ErrHeldElsewhere = errors.New("the pod holds units already")
+	ErrHeldElsewhere = errors.New("the pod already holds units")
 	// ErrNothingAsked is the error of a reservation for a pod that asks for no
 	// units.
-	ErrNothingAsked = errors.New("the pod asks for no units of the resource")
+	ErrNothingAsked = errors.New("the pod requests no units of the resource")
 	// ErrPolicyUnknown is the error of a request that names a policy that the
 	// ledger was not made with.
-	ErrPolicyUnknown = errors.New("the placement policy is not known")
+	ErrPolicyUnknown = errors.New("the placement policy is unknown")
 	// ErrIndivisible is the error of a request whose units are not a multiple of
 	// its devices.
-	ErrIndivisible = errors.New("the units cannot be divided equally by the devices")
+	ErrIndivisible = errors.New("the units cannot be divided equally among the devices")
 )
 
 // Options are the choices at New; the zero value has good defaults.

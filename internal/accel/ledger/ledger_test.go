@@ -833,8 +833,8 @@ func TestReserveRefused(t *testing.T) {
 		"a node that has only pods yet":   {pod("p"), "late node", asks(1), ErrNodeUnknown, "late node"},
 		"reserved on another node":        {pod("reserved"), "n1", asks(4), ErrHeldElsewhere, "on node n2"},
 		"running on another node":         {pod("running"), "n1", asks(4), ErrHeldElsewhere, "on node n2"},
-		"bound here, its card not known":  {pod("unplaced"), "n1", asks(4), ErrHeldElsewhere, "not known"},
-		"bound to a node not known yet":   {pod("early"), "late node", asks(4), ErrHeldElsewhere, "not known"},
+		"bound here, its card not known":  {pod("unplaced"), "n1", asks(4), ErrHeldElsewhere, "unknown"},
+		"bound to a node not known yet":   {pod("early"), "late node", asks(4), ErrHeldElsewhere, "unknown"},
 		"more than the node has anywhere": {pod("p"), "n1", asks(17), accel.ErrNoFit, "17 units"},
 		"more than anybody has":           {pod("p"), "n1", asks(math.MaxInt64), accel.ErrNoFit, "at most 16"},
 	}

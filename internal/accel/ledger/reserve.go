@@ -46,7 +46,7 @@ func (l *Ledger) Reserve(pod accel.PodRef, created time.Time, nodeName string, r
 		case h.Node != nodeName:
 			return refuse(fmt.Errorf("reserve on node %s for pod %s: %w: on node %s", nodeName, pod, ErrHeldElsewhere, h.Node))
 		case h.observed() && !h.located():
-			return refuse(fmt.Errorf("reserve on node %s for pod %s: %w: it is bound to the node, on a device that is not known", nodeName, pod, ErrHeldElsewhere))
+			return refuse(fmt.Errorf("reserve on node %s for pod %s: %w: the pod is bound to the node, on an unknown device", nodeName, pod, ErrHeldElsewhere))
 		case h.observed():
 			return h.grant(), func() {}, nil
 		case h.expects():

@@ -124,7 +124,7 @@ func Connected(g *Graph, candidates, required []int, size int) ([]int, error) {
 // check returns the candidates that are not required, in ascending order.
 func (g *Graph) check(candidates, required []int, size int) ([]int, error) {
 	if size < 1 {
-		return nil, fmt.Errorf("choose %d devices: at least one must be asked for", size)
+		return nil, fmt.Errorf("choose %d devices: at least one must be requested", size)
 	}
 	if len(required) > size {
 		return nil, fmt.Errorf("choose %d devices: %d are required", size, len(required))
@@ -156,7 +156,7 @@ func (g *Graph) check(candidates, required []int, size int) ([]int, error) {
 		}
 	}
 	if have := len(optional) + len(required); have < size {
-		return nil, fmt.Errorf("choose %d devices: there are %d: %w", size, have, accel.ErrNoFit)
+		return nil, fmt.Errorf("choose %d devices out of %d: %w", size, have, accel.ErrNoFit)
 	}
 	return optional, nil
 }

@@ -411,12 +411,12 @@ func TestConnectedRefusesWhatCannotBe(t *testing.T) {
 		size                 int
 		want                 string
 	}{
-		"none":                 {upTo(4), nil, 0, "choose 0 devices: at least one must be asked for"},
-		"below none":           {upTo(4), nil, -3, "choose -3 devices: at least one must be asked for"},
+		"none":                 {upTo(4), nil, 0, "choose 0 devices: at least one must be requested"},
+		"below none":           {upTo(4), nil, -3, "choose -3 devices: at least one must be requested"},
 		"more required":        {upTo(4), []int{0, 1}, 1, "choose 1 devices: 2 are required"},
-		"too few":              {[]int{1, 2}, nil, 3, "choose 3 devices: there are 2: no device has enough free units"},
-		"none there":           {nil, nil, 1, "choose 1 devices: there are 0: no device has enough free units"},
-		"too few with its own": {[]int{1, 2}, []int{1}, 3, "choose 3 devices: there are 2: no device has enough free units"},
+		"too few":              {[]int{1, 2}, nil, 3, "choose 3 devices out of 2: no device has enough free units"},
+		"none there":           {nil, nil, 1, "choose 1 devices out of 0: no device has enough free units"},
+		"too few with its own": {[]int{1, 2}, []int{1}, 3, "choose 3 devices out of 2: no device has enough free units"},
 		"unknown":              {[]int{0, 4}, []int{-1}, 1, "choose 1 devices: required position -1 is not one of 4 devices\ncandidate position 4 is not one of 4 devices"},
 		"twice":                {[]int{0, 1, 0}, nil, 1, "choose 1 devices: candidate position 0 is listed twice"},
 		"required twice":       {upTo(4), []int{2, 2}, 3, "choose 3 devices: required position 2 is listed twice"},

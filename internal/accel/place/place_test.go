@@ -120,10 +120,10 @@ func TestParse(t *testing.T) {
 		t.Errorf("Parse(\"\") = %v, %v, want the default", got, err)
 	}
 	_, err := Parse("random", learning)
-	if want := `unknown placement policy "random", known are: binpack, spread, fragmentation`; err == nil || err.Error() != want {
+	if want := `unknown placement policy "random"; use one of binpack, spread, fragmentation`; err == nil || err.Error() != want {
 		t.Errorf("Parse(random): error %v, want %s", err, want)
 	}
-	if want := "binpack (the fullest that fits), spread (the emptiest) or fragmentation (where most capacity is left for the pods that usually come)"; About() != want {
+	if want := "binpack (the fullest that still fits), spread (the emptiest) or fragmentation (the one that leaves the most free capacity for typical requests, learned from past pods)"; About() != want {
 		t.Errorf("About() = %s, want %s", About(), want)
 	}
 }

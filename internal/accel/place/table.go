@@ -23,9 +23,9 @@ const Fragmentation = "fragmentation"
 // Table holds the placement policies, the default first. Nothing changes it after
 // the start of a program.
 var Table = []Entry{
-	{Name: Binpack.Name(), About: "the fullest that fits", Policy: Binpack},
+	{Name: Binpack.Name(), About: "the fullest that still fits", Policy: Binpack},
 	{Name: Spread.Name(), About: "the emptiest", Policy: Spread},
-	{Name: Fragmentation, About: "where most capacity is left for the pods that usually come"},
+	{Name: Fragmentation, About: "the one that leaves the most free capacity for typical requests, learned from past pods"},
 }
 
 // Policies returns the policies of the table, without those that learn.
@@ -68,5 +68,5 @@ func Parse(name string, learning ...Policy) (Policy, error) {
 			return p, nil
 		}
 	}
-	return nil, fmt.Errorf("unknown placement policy %q, known are: %s", name, strings.Join(Names(), ", "))
+	return nil, fmt.Errorf("unknown placement policy %q; use one of %s", name, strings.Join(Names(), ", "))
 }

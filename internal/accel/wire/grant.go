@@ -78,7 +78,7 @@ type Signer struct{ key []byte }
 // used as it is, a trailing newline included.
 func NewSigner(key []byte) (*Signer, error) {
 	if len(key) < MinKeyBytes {
-		return nil, fmt.Errorf("the grant key has %d bytes, at least %d are needed", len(key), MinKeyBytes)
+		return nil, fmt.Errorf("the signing key has %d bytes, at least %d are required", len(key), MinKeyBytes)
 	}
 	return &Signer{key: slices.Clone(key)}, nil
 }
@@ -96,14 +96,14 @@ func (s *Signer) EncodeGrant(podUID string, g accel.Grant) (string, error) {
 		doc.More = append(doc.More, moreV2{Device: d.Device, Index: d.Index, DeviceUnits: d.DeviceUnits})
 	}
 	if podUID == "" {
-		return "", errors.New("encode grant: the pod has no UID")
+		return "", errors.New("encode allocation: the pod has no UID")
 	}
 	if err := doc.validate(); err != nil {
-		return "", fmt.Errorf("encode grant: %w", err)
+		return "", fmt.Errorf("encode allocation: %w", err)
 	}
 	payload, err := json.Marshal(doc)
 	if err != nil {
-		return "", fmt.Errorf("encode grant: %w", err)
+		return "", fmt.Errorf("encode allocation: %w", err)
 	}
 	mac := s.mac(podUID, payload)
 	// The MAC is the last field, so what was signed need not be encoded again.
@@ -112,7 +112,7 @@ func (s *Signer) EncodeGrant(podUID string, g accel.Grant) (string, error) {
 	b = base64.RawURLEncoding.AppendEncode(b, mac)
 	b = append(b, `"}`...)
 	if len(b) > maxGrantBytes {
-		return "", fmt.Errorf("encode grant: %d bytes, at most %d are read", len(b), maxGrantBytes)
+		return "", fmt.Errorf("encode allocation: %d bytes, at most %d are read", len(b), maxGrantBytes)
 	}
 	return string(b), nil
 }
@@ -128,7 +128,7 @@ func (s *Signer) DecodeGrant(podUID, value string) (accel.Grant, error) {
 	}
 	got, err := base64.RawURLEncoding.Strict().DecodeString(doc.MAC)
 	if err != nil || podUID == "" {
-		return accel.Grant{}, fmt.Errorf("grant of pod %q: %w", podUID, ErrSignature)
+		return accel.Grant{}, fmt.Errorf("allocation of pod %q: %w", podUID, ErrSignature)
 	}
 	doc.MAC = ""
 	payload, err := json.Marshal(doc)
@@ -136,7 +136,7 @@ func (s *Signer) DecodeGrant(podUID, value string) (accel.Grant, error) {
 		return accel.Grant{}, &SyntaxError{What: "grant", Err: err}
 	}
 	if !hmac.Equal(got, s.mac(podUID, payload)) {
-		return accel.Grant{}, fmt.Errorf("grant of pod %q: %w", podUID, ErrSignature)
+		return accel.Grant{}, fmt.Errorf("allocation of pod %q: %w", podUID, ErrSignature)
 	}
 	return doc.grant(), nil
 }
@@ -200,7 +200,7 @@ func (doc *grantV1) validate() error {
 	for _, d := range doc.More {
 		errs = append(errs, checkDevice(d.Device, d.Index, d.DeviceUnits))
 		if seen[d.Device] {
-			errs = append(errs, fmt.Errorf("device %q is granted twice", d.Device))
+			errs = append(errs, fmt.Errorf("device %q is listed twice", d.Device))
 		}
 		seen[d.Device] = true
 	}

@@ -82,8 +82,8 @@ func TestGrantOfSeveralRefused(t *testing.T) {
 		more []accel.GrantedDevice
 		want string
 	}{
-		"the first again":  {more(guideGrant().Device), "granted twice"},
-		"twice":            {more("x", "x"), `device "x" is granted twice`},
+		"the first again":  {more(guideGrant().Device), "is listed twice"},
+		"twice":            {more("x", "x"), `device "x" is listed twice`},
 		"no uuid":          {more(""), "no device"},
 		"not UTF-8":        {more("x\xff"), "not valid UTF-8"},
 		"too many":         {more(many...), "64 more devices, at most 63"},

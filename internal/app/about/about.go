@@ -20,7 +20,7 @@ func Version(root *cobra.Command, apis ...version.API) {
 	var format string
 	cmd := &cobra.Command{
 		Use:   "version",
-		Short: "Print the version, the commit, the Go release and the API versions of this program",
+		Short: "Print the version, commit, Go release and API versions of this program",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			out, err := info.Format(format)

@@ -18,7 +18,7 @@ import (
 func Command() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:           "divvy-control",
-		Short:         "The parts of Divvy that serve the control plane",
+		Short:         "Run Divvy's control-plane programs",
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}

@@ -41,11 +41,11 @@ const (
 func Command() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "device",
-		Short: "List devices, put them into quarantine and release them",
-		Long: "List the devices of nodes, put some into quarantine and release them.\n\n" +
-			"A device in quarantine takes no pods until it is released, whatever its health, and across restarts; pods\n" +
-			"that run on it stay. The node's daemon puts a device into quarantine by itself after an error that means\n" +
-			"that it must be reset or replaced. docs/quarantine.md has the details.",
+		Short: "List devices, quarantine them and release them",
+		Long: "List the devices of nodes, quarantine devices and release them.\n\n" +
+			"No new pods are placed on a device in quarantine until it is released, regardless of its health and across restarts.\n" +
+			"Running pods stay. divvy-node quarantines a device automatically after an error that requires a reset or a\n" +
+			"replacement. See docs/quarantine.md.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
@@ -72,10 +72,10 @@ func quarantineCommand() *cobra.Command {
 	r := requester{verb: wire.QuarantineDevices}
 	return r.command(&cobra.Command{
 		Use:   "quarantine NODE UUID...",
-		Short: "Take devices out of service until they are released",
-		Long: "Take devices of a node out of service until they are released: no new pods are placed on them, across\n" +
-			"restarts and changes of the configuration. Pods that run on them stay.\n\n" +
-			"It needs the right to get and patch nodes.",
+		Short: "Quarantine devices until they are released",
+		Long: "Quarantine devices of a node: no new pods are placed on them until they are released, across restarts\n" +
+			"and configuration changes. Running pods stay.\n\n" +
+			"Requires permission to get and patch nodes.",
 		Example: "  kubectl divvy device quarantine node-1 GPU-3b1f0000-0000-4000-8000-000000000000 --reason 'fan replacement'",
 	}, true)
 }
@@ -84,10 +84,10 @@ func releaseCommand() *cobra.Command {
 	r := requester{verb: wire.ReleaseDevices}
 	return r.command(&cobra.Command{
 		Use:   "release NODE UUID...",
-		Short: "Put devices back into service that are in quarantine",
-		Long: "Put devices of a node back into service that are in quarantine: after a repair or a reset, or when they may be\n" +
-			"used anyway. A device that still has the error is put into quarantine again.\n\n" +
-			"It needs the right to get and patch nodes.",
+		Short: "Release devices from quarantine",
+		Long: "Release devices of a node from quarantine, after a repair or a reset, or to use them anyway. A device that\n" +
+			"still has the error is quarantined again.\n\n" +
+			"Requires permission to get and patch nodes.",
 		Example: "  kubectl divvy device release node-1 GPU-3b1f0000-0000-4000-8000-000000000000",
 	}, false)
 }
@@ -111,9 +111,9 @@ func (r *requester) command(cmd *cobra.Command, reason bool) *cobra.Command {
 		return nil
 	}
 	if reason {
-		cmd.Flags().StringVar(&r.reason, "reason", "", "why, for whoever sees the device in quarantine")
+		cmd.Flags().StringVar(&r.reason, "reason", "", "reason for the quarantine, shown with the device")
 	}
-	cmd.Flags().DurationVar(&r.timeout, "timeout", 30*time.Second, "how long to wait for the node's daemon")
+	cmd.Flags().DurationVar(&r.timeout, "timeout", 30*time.Second, "how long to wait for divvy-node on the node")
 	return connected(cmd, func(cmd *cobra.Command, clients kube.Clients, args []string) error {
 		return r.run(cmd.Context(), clients.Kubernetes, args[0], args[1:], cmd.OutOrStdout(), cmd.ErrOrStderr())
 	})
@@ -145,9 +145,9 @@ func (r *requester) run(ctx context.Context, client kubernetes.Interface, node s
 	}
 	for _, id := range request.Devices {
 		if r.verb == wire.QuarantineDevices {
-			fmt.Fprintf(out, "device %s of node %s is in quarantine; to release it: kubectl divvy device release %[2]s %[1]s\n", id, node)
+			fmt.Fprintf(out, "device %s of node %s is in quarantine; to release it, run: kubectl divvy device release %[2]s %[1]s\n", id, node)
 		} else {
-			fmt.Fprintf(out, "device %s of node %s is released from quarantine; it takes pods once it is well\n", id, node)
+			fmt.Fprintf(out, "device %s of node %s was released from quarantine; new pods are placed on it once it is healthy\n", id, node)
 		}
 	}
 	return nil
@@ -177,9 +177,9 @@ func (r *requester) write(ctx context.Context, client kubernetes.Interface, name
 		case err == nil:
 			return nil
 		case apierrors.IsForbidden(err):
-			return fmt.Errorf("node %s cannot be changed, which needs the right to patch nodes: %w", name, err)
+			return fmt.Errorf("patch node %s: permission to patch nodes is required: %w", name, err)
 		case !apierrors.IsConflict(err) || attempt == attempts:
-			return fmt.Errorf("write the request into node %s: %w", name, err)
+			return fmt.Errorf("write device request to node %s: %w", name, err)
 		}
 	}
 }
@@ -188,7 +188,7 @@ func get(ctx context.Context, client kubernetes.Interface, name string) (*corev1
 	node, err := client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err):
-		return nil, fmt.Errorf("there is no node %s", name)
+		return nil, fmt.Errorf("node %s not found", name)
 	case err != nil:
 		return nil, fmt.Errorf("read node %s: %w", name, err)
 	}
@@ -202,15 +202,15 @@ func check(node *corev1.Node, request wire.DeviceRequest) error {
 	case err != nil:
 		return err
 	case len(d) == 0:
-		return fmt.Errorf("node %s shares no devices: no divvy-node has published any", node.Name)
+		return fmt.Errorf("node %s shares no devices: divvy-node has not published any", node.Name)
 	}
 	for _, c := range node.Status.Conditions {
 		if c.Type == corev1.NodeReady && c.Status != corev1.ConditionTrue {
-			return fmt.Errorf("node %s is not ready, so its divvy-node cannot act on the request: try again when it is (%s)", node.Name, c.Message)
+			return fmt.Errorf("node %s is not ready, so divvy-node cannot process the request; try again when it is ready (%s)", node.Name, c.Message)
 		}
 	}
 	if _, pending := node.Annotations[wire.DeviceRequestAnnotation]; pending {
-		return fmt.Errorf("another request waits for divvy-node on node %s: try again, or withdraw it with: kubectl annotate node %[1]s %s-",
+		return fmt.Errorf("another device request is pending on node %s; try again later, or withdraw it with: kubectl annotate node %[1]s %s-",
 			node.Name, wire.DeviceRequestAnnotation)
 	}
 	boards := slices.ContainsFunc(d, func(d device) bool { return d.chips > 1 }) // whose chips are not listed
@@ -218,7 +218,7 @@ func check(node *corev1.Node, request wire.DeviceRequest) error {
 		i := slices.IndexFunc(d, func(d device) bool { return d.UUID == id })
 		switch {
 		case i < 0 && (request.Verb == wire.ReleaseDevices || !boards):
-			return fmt.Errorf("node %s has no device %s; kubectl divvy device list %[1]s shows those that it has", node.Name, id)
+			return fmt.Errorf("node %s has no device %s; to list its devices, run: kubectl divvy device list %[1]s", node.Name, id)
 		case request.Verb == wire.ReleaseDevices && !d[i].entry:
 			return fmt.Errorf("device %s of node %s is not in quarantine", id, node.Name)
 		}
@@ -259,7 +259,7 @@ func answered(node *corev1.Node, id string) (wire.RequestAnswer, bool, error) {
 		return status.Answered, true, nil
 	}
 	if request, err := wire.DecodeDeviceRequest(node.Annotations[wire.DeviceRequestAnnotation]); err != nil || request.ID != id {
-		return wire.RequestAnswer{}, false, fmt.Errorf("the request to node %s was withdrawn, or replaced by another one; nothing was changed", node.Name)
+		return wire.RequestAnswer{}, false, fmt.Errorf("the request to node %s was withdrawn or replaced by another one; nothing was changed", node.Name)
 	}
 	return wire.RequestAnswer{}, false, nil
 }
@@ -276,13 +276,13 @@ func (r *requester) withdraw(ctx context.Context, client kubernetes.Interface, n
 	}
 	_, err = client.CoreV1().Nodes().Patch(ctx, name, types.JSONPatchType, patch, metav1.PatchOptions{FieldManager: "kubectl-divvy"})
 	if err == nil {
-		return wire.RequestAnswer{}, fmt.Errorf("divvy-node on node %s has not acted on the request within %v, so it was withdrawn and nothing was changed: does it run there? kubectl divvy doctor says more", name, r.timeout)
+		return wire.RequestAnswer{}, fmt.Errorf("divvy-node on node %s did not process the request within %v, so the request was withdrawn and nothing was changed; check whether divvy-node runs there: kubectl divvy doctor", name, r.timeout)
 	}
 	if node, getErr := get(ctx, client, name); getErr == nil {
 		if answer, done, err := answered(node, id); done {
 			return answer, err
 		}
 	}
-	return wire.RequestAnswer{}, fmt.Errorf("divvy-node on node %s has not acted on the request within %v, and it could not be withdrawn: %w; to do so: kubectl annotate node %[1]s %s-",
+	return wire.RequestAnswer{}, fmt.Errorf("divvy-node on node %s did not process the request within %v, and the request could not be withdrawn: %w; to withdraw it, run: kubectl annotate node %[1]s %s-",
 		name, r.timeout, err, wire.DeviceRequestAnnotation)
 }

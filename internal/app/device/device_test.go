@@ -120,18 +120,18 @@ func TestRequestsAreCarriedOut(t *testing.T) {
 		"release": {
 			requester{verb: wire.ReleaseDevices}, []string{"b", "e", "b"}, "",
 			wire.DeviceRequest{Verb: wire.ReleaseDevices, Devices: []accel.DeviceID{"b", "e"}},
-			"device b of node node-1 is released from quarantine; it takes pods once it is well\n" +
-				"device e of node node-1 is released from quarantine; it takes pods once it is well\n",
+			"device b of node node-1 was released from quarantine; new pods are placed on it once it is healthy\n" +
+				"device e of node node-1 was released from quarantine; new pods are placed on it once it is healthy\n",
 		},
 		"quarantine": {
 			requester{verb: wire.QuarantineDevices, reason: "fan"}, []string{"a"}, "",
 			wire.DeviceRequest{Verb: wire.QuarantineDevices, Devices: []accel.DeviceID{"a"}, Reason: "fan"},
-			"device a of node node-1 is in quarantine; to release it: kubectl divvy device release node-1 a\n",
+			"device a of node node-1 is in quarantine; to release it, run: kubectl divvy device release node-1 a\n",
 		},
 		"with a warning": {
 			requester{verb: wire.ReleaseDevices}, []string{"b"}, "not saved",
 			wire.DeviceRequest{Verb: wire.ReleaseDevices, Devices: []accel.DeviceID{"b"}},
-			"Warning: not saved\ndevice b of node node-1 is released from quarantine; it takes pods once it is well\n",
+			"Warning: not saved\ndevice b of node node-1 was released from quarantine; new pods are placed on it once it is healthy\n",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -172,9 +172,9 @@ func TestRequestsThatCannotBeCarriedOut(t *testing.T) {
 		uuid    string
 		want    string
 	}{
-		"no such node":   {r: release, node: "node-9", uuid: "b", want: "there is no node node-9"},
-		"unknown uuid":   {r: quarantine, uuid: "x", want: "node node-1 has no device x; kubectl divvy device list node-1 shows those that it has"},
-		"nothing shared": {change: func(n *corev1.Node) { n.Annotations = nil }, r: release, uuid: "b", want: "node node-1 shares no devices: no divvy-node has published any"},
+		"no such node":   {r: release, node: "node-9", uuid: "b", want: "node node-9 not found"},
+		"unknown uuid":   {r: quarantine, uuid: "x", want: "node node-1 has no device x; to list its devices, run: kubectl divvy device list node-1"},
+		"nothing shared": {change: func(n *corev1.Node) { n.Annotations = nil }, r: release, uuid: "b", want: "node node-1 shares no devices: divvy-node has not published any"},
 		"not in it":      {r: release, uuid: "a", want: "device a of node node-1 is not in quarantine"},
 		"not in it, ill": {r: release, uuid: "c", want: "device c of node node-1 is not in quarantine"},
 		"no uuid":        {r: release, uuid: "", want: `encode device request: the device "" is empty`},
@@ -183,22 +183,22 @@ func TestRequestsThatCannotBeCarriedOut(t *testing.T) {
 				n.Status.Conditions[0].Status, n.Status.Conditions[0].Message = corev1.ConditionUnknown, "Kubelet stopped posting node status."
 			},
 			r: release, uuid: "b",
-			want: "node node-1 is not ready, so its divvy-node cannot act on the request: try again when it is (Kubelet stopped posting node status.)",
+			want: "node node-1 is not ready, so divvy-node cannot process the request; try again when it is ready (Kubelet stopped posting node status.)",
 		},
 		"another request": {
 			change: func(n *corev1.Node) { n.Annotations[wire.DeviceRequestAnnotation] = "theirs" },
-			r:      release, uuid: "b", want: "another request waits for divvy-node on node node-1: try again, or withdraw it with: kubectl annotate node node-1 divvy.dev/device-request-",
+			r:      release, uuid: "b", want: "another device request is pending on node node-1; try again later, or withdraw it with: kubectl annotate node node-1 divvy.dev/device-request-",
 		},
 		"no rights": {
 			prepare: refuse(apierrors.NewForbidden(nodes, "node-1", errors.New("RBAC"))), r: release, uuid: "b",
-			want: "node node-1 cannot be changed, which needs the right to patch nodes: ",
+			want: "patch node node-1: permission to patch nodes is required: ",
 		},
 		"always changed": {
 			prepare: refuse(apierrors.NewConflict(nodes, "node-1", errors.New("changed"))), r: release, uuid: "b",
-			want: "write the request into node node-1: ",
+			want: "write device request to node node-1: ",
 		},
 		"rejected":  {answer: "device b of node node-1 is not in quarantine", r: release, uuid: "b", want: "device b of node node-1 is not in quarantine"},
-		"no answer": {r: impatient, uuid: "b", want: "divvy-node on node node-1 has not acted on the request within 1s, so it was withdrawn and nothing was changed: does it run there?"},
+		"no answer": {r: impatient, uuid: "b", want: "divvy-node on node node-1 did not process the request within 1s, so the request was withdrawn and nothing was changed"},
 		"garbage on the node": {
 			change: func(n *corev1.Node) { n.Annotations[wire.QuarantineAnnotation] = "{" }, r: release, uuid: "b",
 			want: "node node-1: unreadable quarantine: ",
@@ -243,7 +243,7 @@ func TestRequestIsWithdrawn(t *testing.T) {
 	defer cancel()
 	r := requester{verb: wire.ReleaseDevices, timeout: time.Minute}
 	var out bytes.Buffer
-	if err := r.run(ctx, client, "node-1", []string{"b"}, &out, &out); err == nil || !strings.Contains(err.Error(), "it was withdrawn") {
+	if err := r.run(ctx, client, "node-1", []string{"b"}, &out, &out); err == nil || !strings.Contains(err.Error(), "so the request was withdrawn and nothing was changed") {
 		t.Errorf("interrupted: %v", err)
 	}
 	left, err := client.CoreV1().Nodes().Get(t.Context(), "node-1", metav1.GetOptions{})
@@ -256,7 +256,7 @@ func TestRequestIsWithdrawn(t *testing.T) {
 		}
 	})
 	defer gone.Stop()
-	if _, err := ask(t, client, r, "node-1", "b"); err == nil || !strings.Contains(err.Error(), "was withdrawn, or replaced by another one") {
+	if _, err := ask(t, client, r, "node-1", "b"); err == nil || !strings.Contains(err.Error(), "was withdrawn or replaced by another one") {
 		t.Errorf("taken away: %v", err)
 	}
 }
@@ -272,12 +272,12 @@ func TestList(t *testing.T) {
 		&metav1.PartialObjectMetadata{TypeMeta: bare.TypeMeta, ObjectMeta: full.ObjectMeta})
 	for _, tt := range []struct{ node, output, want string }{
 		{"", "table", `
-NODE    INDEX  UUID  MODEL  STATE                  SINCE                 REASON
-node-1  0      a     A100   healthy                -                     -
-node-1  1      b     A100   quarantine             2026-07-01T10:00:00Z  critical error XID 79
-node-1  2      c     A100   unhealthy              -                     too hot
-node-1  3      d     A100   healthy                -                     -
-node-1  4      e     -      quarantine, not there  2026-07-01T11:00:00Z  fan?[31m
+NODE    INDEX  UUID  MODEL  STATE                SINCE                 REASON
+node-1  0      a     A100   healthy              -                     -
+node-1  1      b     A100   quarantine           2026-07-01T10:00:00Z  critical error XID 79
+node-1  2      c     A100   unhealthy            -                     too hot
+node-1  3      d     A100   healthy              -                     -
+node-1  4      e     -      quarantine, missing  2026-07-01T11:00:00Z  fan?[31m
 `},
 		{"bare", "table", "\nno node shares devices\n"},
 		{"bare", "json", "\n[]\n"},
@@ -294,7 +294,7 @@ node-1  4      e     -      quarantine, not there  2026-07-01T11:00:00Z  fan?[31
 			t.Errorf("%v: no %s in\n%s", err, want, &out)
 		}
 	}
-	if err := list(t.Context(), client, "node-9", "table", &out); err == nil || err.Error() != "there is no node node-9" {
+	if err := list(t.Context(), client, "node-9", "table", &out); err == nil || err.Error() != "node node-9 not found" {
 		t.Errorf("of an unknown node: %v", err)
 	}
 	if err := list(t.Context(), client, "", "xml", &out); err == nil {

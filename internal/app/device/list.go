@@ -29,7 +29,7 @@ const (
 	unhealthy   = "unhealthy"
 	quarantined = "quarantine"
 	// gone is in quarantine and not on the node.
-	gone = "quarantine, not there"
+	gone = "quarantine, missing"
 )
 
 // device is a line of the list.
@@ -107,10 +107,10 @@ func listCommand() *cobra.Command {
 	var output string
 	cmd := &cobra.Command{
 		Use:   "list [NODE]",
-		Short: "List devices with their state, and those in quarantine",
-		Long: "List the devices of all nodes, or of one, with their uuid and state: healthy, unhealthy, or in quarantine with since\n" +
-			"when and why. A device that is in quarantine and not on the node any more is listed as well.\n\n" +
-			"It needs the right to list nodes.",
+		Short: "List devices with their state, including those in quarantine",
+		Long: "List the devices of all nodes or of one node with their uuid and state: healthy, unhealthy, or in quarantine, with\n" +
+			"the time and the reason. Devices in quarantine that are no longer on the node are included.\n\n" +
+			"Requires permission to list nodes.",
 		Example: "  kubectl divvy device list\n  kubectl divvy device list node-1 -o json",
 		Args:    cobra.MaximumNArgs(1),
 	}
@@ -127,7 +127,7 @@ func list(ctx context.Context, client metadata.Interface, node, output string, o
 	}
 	nodes, err := client.Resource(corev1.SchemeGroupVersion.WithResource("nodes")).List(ctx, metav1.ListOptions{})
 	if err != nil {
-		return fmt.Errorf("list the nodes: %w", err)
+		return fmt.Errorf("list nodes: %w", err)
 	}
 	all, found, errs := []device{}, node == "", []error{}
 	for i := range nodes.Items {
@@ -140,7 +140,7 @@ func list(ctx context.Context, client metadata.Interface, node, output string, o
 		all, errs = append(all, d...), append(errs, err)
 	}
 	if !found {
-		return fmt.Errorf("there is no node %s", node)
+		return fmt.Errorf("node %s not found", node)
 	}
 	slices.SortStableFunc(all, func(a, b device) int { return cmp.Compare(a.Node, b.Node) })
 	return errors.Join(append(errs, write(out, all, output))...)

@@ -52,11 +52,11 @@ func DefaultOptions() Options {
 
 // AddFlags adds a flag for every option, with its present value as default.
 func (o *Options) AddFlags(fs *pflag.FlagSet) {
-	fs.StringVarP(&o.Namespace, "namespace", "n", o.Namespace, "namespace of the installation; empty for the one that is found")
+	fs.StringVarP(&o.Namespace, "namespace", "n", o.Namespace, "namespace of the installation; detected if empty")
 	fs.StringVarP(&o.Output, "output", "o", o.Output, "text, json or yaml")
-	fs.DurationVar(&o.Timeout, "timeout", o.Timeout, "how long the examination may take")
-	fs.DurationVar(&o.Settle, "settle", o.Settle, "how long to wait for what may mend itself before a second look; 0 for none")
-	fs.BoolVarP(&o.Verbose, "verbose", "v", o.Verbose, "show the checks that found nothing as well")
+	fs.DurationVar(&o.Timeout, "timeout", o.Timeout, "maximum duration of all checks")
+	fs.DurationVar(&o.Settle, "settle", o.Settle, "how long to wait before checking again, if there are findings that may resolve themselves; 0 disables the second check")
+	fs.BoolVarP(&o.Verbose, "verbose", "v", o.Verbose, "also show checks that found no problem")
 }
 
 // maxTimeout bounds the examination.
@@ -118,11 +118,11 @@ func Command() *cobra.Command {
 	c := kubectl.New()
 	cmd := &cobra.Command{
 		Use:   "doctor",
-		Short: "Examine the installation and say how to mend what is wrong",
-		Long: "Examine the whole installation: its objects, programs, nodes, the wiring of kube-scheduler, webhooks,\n" +
-			"certificates, rights, waiting pods and the remote pool. Each finding says what is wrong, where, and how\n" +
-			"to mend it; lines that begin with $ can be run as they are. Nothing is changed.\n\n" +
-			"Exit status: 0 nothing is wrong, 1 something is, 2 not everything could be looked at and the rest is well.",
+		Short: "Check the installation and report how to fix problems",
+		Long: "Check the whole installation: its objects, programs, nodes, the configuration of kube-scheduler, webhooks,\n" +
+			"certificates, permissions, waiting pods and the remote pool. Each finding gives the object, the problem and\n" +
+			"how to fix it; lines that begin with $ can be run as they are. Nothing is changed.\n\n" +
+			"Exit status: 0 no problems, 1 errors or warnings, 2 no problems but some checks could not run.",
 		Example: "  kubectl divvy doctor\n" +
 			"  kubectl divvy doctor --verbose\n" +
 			"  kubectl divvy doctor -o json",

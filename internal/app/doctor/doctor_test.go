@@ -117,7 +117,7 @@ func TestNotEverythingCouldBeLookedAt(t *testing.T) {
 	defer forbidden.Close()
 	out, err := run(t, forbidden.URL, nil)
 	wantCode(t, err, ExitUnknown, "")
-	for _, want := range []string{"needs list of nodes", "needs list of daemonsets", "could not be made"} {
+	for _, want := range []string{"needs list of nodes", "needs list of daemonsets", "could not be performed"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("the report lacks %q:\n%s", want, out)
 		}
@@ -128,7 +128,7 @@ func TestNoAnswer(t *testing.T) {
 	closed := httptest.NewServer(http.NotFoundHandler())
 	closed.Close()
 	out, err := run(t, closed.URL, nil)
-	wantCode(t, err, ExitUnknown, "the API server does not tell its version")
+	wantCode(t, err, ExitUnknown, "get the version of the API server")
 	if out != "" {
 		t.Errorf("there is a report: %s", out)
 	}
@@ -154,11 +154,11 @@ func TestSecondLook(t *testing.T) {
 		return fmt.Sprintf(deployment, looks.Add(1))
 	})
 	out, err := run(t, host, func(o *Options) { o.Settle = time.Millisecond })
-	if looks.Load() != 2 || strings.Contains(out, "newest settings") {
+	if looks.Load() != 2 || strings.Contains(out, "latest settings") {
 		t.Errorf("%d looks, %v:\n%s", looks.Load(), err, out)
 	}
 	looks.Store(0)
-	if out, _ := run(t, host, nil); looks.Load() != 1 || !strings.Contains(out, "newest settings") {
+	if out, _ := run(t, host, nil); looks.Load() != 1 || !strings.Contains(out, "latest settings") {
 		t.Errorf("without a second look, %d looks:\n%s", looks.Load(), out)
 	}
 }

@@ -90,7 +90,7 @@ func parseEntry(raw json.RawMessage, managed []accel.Resource) (accel.Resource, 
 	d := json.NewDecoder(bytes.NewReader(raw))
 	d.DisallowUnknownFields()
 	if err := d.Decode(&e); err != nil {
-		return "", demand.Count{}, fmt.Errorf("%s; known are resource, units, devices, cpu, memory, models, avoidModels, share", explain(err))
+		return "", demand.Count{}, fmt.Errorf("%s; valid keys are resource, units, devices, cpu, memory, models, avoidModels, share", explain(err))
 	}
 	var errs []error
 	mistake := func(key, format string, args ...any) {
@@ -101,7 +101,7 @@ func parseEntry(raw json.RawMessage, managed []accel.Resource) (accel.Resource, 
 	case e.Resource == "" && len(managed) == 1:
 		name = managed[0]
 	case e.Resource == "":
-		mistake("resource", "must be given, as several are managed: %s", accel.JoinResources(managed))
+		mistake("resource", "is required, because several resources are managed: %s", accel.JoinResources(managed))
 	case !slices.Contains(managed, name):
 		mistake("resource", "%q is not managed; managed: %s", e.Resource, accel.JoinResources(managed))
 	}
@@ -116,10 +116,10 @@ func parseEntry(raw json.RawMessage, managed []accel.Resource) (accel.Resource, 
 	case e.Devices < 0 || e.Devices > wire.MaxDevices:
 		mistake("devices", "%d: must be from 1 to %d", e.Devices, wire.MaxDevices)
 	case e.Devices > 0 && e.Units == 0:
-		mistake("devices", "%d devices and no units: units is what a pod asks for on all of them", e.Devices)
+		mistake("devices", "%d devices without units: units is the request of a pod on all its devices", e.Devices)
 	case e.Units%int64(devices) != 0:
 		above := e.Units - e.Units%int64(devices) + int64(devices)
-		mistake("units", "%d cannot be divided equally over %d devices; %d can be", e.Units, devices, above)
+		mistake("units", "%d cannot be divided equally among %d devices; use %d", e.Units, devices, above)
 	case e.Units > 0:
 		count.Devices, count.Units = devices, accel.Units(e.Units)/accel.Units(devices)
 	}
@@ -130,7 +130,7 @@ func parseEntry(raw json.RawMessage, managed []accel.Resource) (accel.Resource, 
 		}
 		q, err := resource.ParseQuantity(text)
 		if err != nil || q.Sign() < 0 {
-			mistake(key, "%s is no amount such as %s", raw, such)
+			mistake(key, "%s is not a quantity such as %s", raw, such)
 			return 0
 		}
 		return int64(min(math.Ceil(q.AsApproximateFloat64()*times), float64(accel.MaxUnits)))
@@ -158,12 +158,12 @@ func parseEntry(raw json.RawMessage, managed []accel.Resource) (accel.Resource, 
 			}
 		}
 		if e.Units == 0 {
-			mistake("models", "without units a pod takes no device")
+			mistake("models", "a pod without units has no device")
 		}
 		count.Models = s
 	}
 	if e.Units == 0 && count.CPU == 0 && count.Memory == 0 && len(errs) == 0 {
-		mistake("units", "nothing is asked for; give units, or cpu or memory of pods that take no device")
+		mistake("units", "empty request; set units, or cpu or memory of pods without a device")
 	}
 	return name, count, errors.Join(errs...)
 }
@@ -174,9 +174,9 @@ func explain(err error) string {
 	switch {
 	case errors.As(err, &kind) && kind.Field != "":
 		belongs := map[reflect.Kind]string{reflect.Int: "whole number", reflect.Int64: "whole number", reflect.Float64: "number", reflect.Slice: "list of names"}[kind.Type.Kind()]
-		return fmt.Sprintf("%s: %s where a %s belongs", kind.Field, kind.Value, cmp.Or(belongs, "text"))
+		return fmt.Sprintf("%s: got %s, want a %s", kind.Field, kind.Value, cmp.Or(belongs, "text"))
 	case errors.As(err, &kind):
-		return kind.Value + " where an object belongs"
+		return "got " + kind.Value + ", want an object"
 	}
 	return strings.TrimPrefix(err.Error(), "json: ")
 }

@@ -33,7 +33,7 @@ type replicated struct {
 	t      *testing.T
 	server *kubetest.Server
 	key    string
-	cut    [2]atomic.Bool // the API server is away for this replica
+	cut    [2]atomic.Bool // the API server is unavailable for this replica
 	// binding, when set, is called before each bind.
 	binding func()
 }
@@ -68,7 +68,7 @@ func (w *replicated) start(n int, secured bool, change ...func(*Options)) *insta
 			w.binding()
 		}
 		if w.cut[n].Load() {
-			return errors.New("the API server is away")
+			return errors.New("the API server is unavailable")
 		}
 		return nil
 	}
@@ -221,7 +221,7 @@ func TestLeadIsGivenUpBeforeReviewsEnd(t *testing.T) {
 	<-arrived
 	began := time.Now()
 	first.stop()
-	first.ready("it is stopping")
+	first.ready("shutting down")
 	if _, body := second.get(second.metrics + "/metrics"); !strings.Contains(body, "\ndivvy_extender_leader 0\n") {
 		t.Error("the other replica leads while a bind is under way")
 	}
@@ -255,7 +255,7 @@ func TestALeaderThatIsCutOff(t *testing.T) {
 	w.cut[0].Store(true)
 	second.leads()
 	first.ready("no leader is known") // it cannot know whom to hand on to
-	if got := first.bind("p"); !strings.Contains(got, "the request can be made again") || w.nodeOf("p") != "" {
+	if got := first.bind("p"); !strings.Contains(got, "no replica of the extender is the leader yet") || w.nodeOf("p") != "" {
 		t.Errorf("a bind through the one that led before: %q", got)
 	}
 	if got := second.bind("p"); got != "" {
@@ -281,8 +281,8 @@ func TestReplicasWithoutTLS(t *testing.T) {
 	first := w.start(0, false)
 	first.ready("")
 	second := w.start(1, false)
-	second.ready("another replica leads")
-	if got := second.bind("p"); !strings.Contains(got, "no replica of the extender leads yet; the request can be made again") {
+	second.ready("another replica is the leader")
+	if got := second.bind("p"); !strings.Contains(got, "no replica of the extender is the leader yet; retry the request") {
 		t.Errorf("a bind through the one that does not lead: %q", got)
 	}
 	if err := first.end(); err != nil {
@@ -365,7 +365,7 @@ func TestBindsAreHeldUntilAReplicaLeads(t *testing.T) {
 						_ = resp.Body.Close()
 						// There is no such pod, which the replica that leads then has found out, unless it
 						// lost the lead again on a machine that is busy.
-						if text = string(answer); err == nil && (strings.Contains(text, "the pod is gone") || strings.Contains(text, "another replica leads")) {
+						if text = string(answer); err == nil && (strings.Contains(text, "the pod no longer exists") || strings.Contains(text, "another replica is the leader")) {
 							return
 						}
 					}

@@ -57,10 +57,10 @@ func Command() *cobra.Command {
 	o := DefaultOptions()
 	cmd := &cobra.Command{
 		Use:   "extender",
-		Short: "Answer kube-scheduler's filter, prioritize and bind, and what every device holds",
-		Long: "Answer kube-scheduler's filter, prioritize and bind, and what every device holds.\n\n" +
+		Short: "Serve kube-scheduler's extender calls and the allocations of all devices",
+		Long: "Serve kube-scheduler's extender calls (filter, prioritize, preempt and bind) and report the allocations of all devices.\n\n" +
 			"Every flag can be given as an environment variable: --log-level as " + flags.EnvPrefix + "LOG_LEVEL.\n" +
-			"A flag wins over the variable, the variable over the default.",
+			"Flags take precedence over variables, variables over defaults.",
 		Args: cobra.NoArgs,
 		PreRunE: func(cmd *cobra.Command, _ []string) error {
 			return errors.Join(flags.FromEnvironment(cmd.Flags(), os.LookupEnv, nil), o.Validate())
@@ -85,7 +85,7 @@ func Run(ctx context.Context, o Options) error {
 	ctx = klog.NewContext(ctx, logger)
 
 	if err := batch.Enter(); err != nil {
-		logger.Info("Interrupts others for each request", "reason", err.Error())
+		logger.Info("Could not set SCHED_BATCH; continuing with the default policy", "reason", err.Error())
 	}
 	clients, err := kube.Connect(s.Kubeconfig, "divvy-extender/"+version.Version, kube.Corked)
 	if err != nil {
@@ -227,11 +227,11 @@ func needsCapacity(policy place.Policy) bool {
 func (p *program) ready() error {
 	switch {
 	case p.stopping.Load():
-		return errors.New("it is stopping")
+		return errors.New("shutting down")
 	case !p.books.Synced():
-		return errors.New("the books are still being read from the API server")
+		return errors.New("the ledger is still being read from the API server")
 	case !p.settings.prices.made():
-		return errors.New("the prices of the placement policy are being made")
+		return errors.New("the weights of the placement policy are being computed")
 	}
 	_, err := p.keys.Signer()
 	return err
@@ -290,7 +290,7 @@ func (p *program) expire(ctx context.Context) {
 			p.verify(ctx)
 			p.books.Settle()
 			if n := p.ledger.Expire(); n > 0 {
-				klog.FromContext(ctx).Info("Dropped reservations of pods that were not seen bound", "count", n)
+				klog.FromContext(ctx).Info("Dropped reservations of pods that were not observed as bound", "count", n)
 			}
 		}
 	}
@@ -308,7 +308,7 @@ func (p *program) verify(ctx context.Context) {
 		switch {
 		case errors.Is(err, cluster.ErrPodGone), err == nil && (pod.Ref.UID != ref.UID || pod.Ended):
 			p.ledger.Forget(ref.UID)
-			klog.FromContext(ctx).Info("Dropped the reservation of a pod that is gone", "pod", ref.String())
+			klog.FromContext(ctx).Info("Dropped the reservation of a deleted pod", "pod", ref.String())
 		case err != nil:
 			return // the API server is away: nothing is known, and nothing is bound meanwhile
 		case pod.Node == "" && p.ledger.Release(ref.UID, unfinished+time.Second): // as old when it was read

@@ -169,7 +169,7 @@ func TestLife(t *testing.T) {
 	keyFile := filepath.Join(t.TempDir(), "key")
 	i := start(t, c, func(o *Options) { o.GrantKeyFile = keyFile })
 
-	i.ready("no grant key yet")
+	i.ready("no signing key yet")
 	if status, _ := i.get(i.url + "/healthz"); status != http.StatusOK {
 		t.Errorf("/healthz answers %d while it waits for its key", status)
 	}
@@ -184,7 +184,7 @@ func TestLife(t *testing.T) {
 	if err := os.WriteFile(keyFile, []byte("short"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	i.ready("the grant key has 5 bytes")
+	i.ready("the signing key has 5 bytes")
 	if err := os.WriteFile(keyFile, bytes.Repeat([]byte("k"), 32), 0o600); err != nil {
 		t.Fatal(err)
 	}

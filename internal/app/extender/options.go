@@ -133,35 +133,35 @@ func DefaultOptions() Options {
 
 // AddFlags adds a flag for every option, with its present value as default.
 func (o *Options) AddFlags(fs *pflag.FlagSet) {
-	fs.StringVar(&o.Listen, "listen", o.Listen, "address to answer kube-scheduler on")
-	fs.StringSliceVar(&o.AllowBindFrom, "allow-bind-from", o.AllowBindFrom, "networks, such as 10.0.0.0/24, from which kube-scheduler may ask for a bind over plain HTTP; its own host always may")
-	fs.StringVar(&o.TLSListen, "tls-listen", o.TLSListen, "address to answer kube-scheduler over TLS, and the API server's reviews, on; empty for none")
-	fs.StringVar(&o.TLSNamespace, "tls-namespace", o.TLSNamespace, "namespace of what TLS needs; empty for that of the pod (POD_NAMESPACE)")
-	fs.StringVar(&o.TLSService, "tls-service", o.TLSService, "Service whose name the certificate is for")
-	fs.StringVar(&o.TLSSecret, "tls-secret", o.TLSSecret, "Secret with the CA and the certificate, which are made and renewed")
-	fs.StringVar(&o.TLSClientSecret, "tls-client-secret", o.TLSClientSecret, "Secret that gets a client certificate for kube-scheduler, which may bind with it from anywhere; empty for none")
-	fs.StringVar(&o.TLSConfigMap, "tls-ca-configmap", o.TLSConfigMap, "ConfigMap that gets the CA, for kube-scheduler; empty for none")
-	fs.DurationVar(&o.TLSOverlap, "tls-overlap", o.TLSOverlap, "how long kube-scheduler may take to follow each step of a change of CA")
-	fs.StringVar(&o.MutatingConfig, "mutating-config", o.MutatingConfig, "MutatingWebhookConfiguration that gets the CA; empty for none")
-	fs.StringVar(&o.SchedulerName, "scheduler-name", o.SchedulerName, "scheduler that the review of pods names where they ask for a managed resource; empty for no such review")
-	fs.StringVar(&o.ValidatingConfig, "validating-config", o.ValidatingConfig, "ValidatingWebhookConfiguration that gets the CA; empty for none")
-	fs.StringVar(&o.MetricsListen, "metrics-listen", o.MetricsListen, "address to serve Prometheus metrics on; empty for none")
-	fs.BoolVar(&o.MetricsDevices, "metrics-devices", o.MetricsDevices, "show the units of each device among the metrics, three series for each")
-	fs.StringVar(&o.Kubeconfig, "kubeconfig", o.Kubeconfig, "kubeconfig file; empty for the pod's service account")
-	fs.StringVar(&o.Policy, "policy", o.Policy, "which device is preferred: "+place.About())
-	fs.StringVar(&o.Demand, "demand", o.Demand, "what pods are expected to ask for, for the policy fragmentation, until that is known from pods that came: a list in JSON, such as "+`[{"units":8,"cpu":"4","share":70},{"units":32,"devices":2,"share":30}]`)
-	fs.BoolVar(&o.ChooseNode, "choose-node", o.ChooseNode, "name only the best of the nodes with room to kube-scheduler, unless the pod prefers nodes itself or kube-scheduler asks a second time; without it, rate them all and let kube-scheduler weigh")
-	fs.StringVar(&o.GrantKeyFile, "grant-key-file", o.GrantKeyFile, "file with the key, of 32 bytes or more, that grants are signed with; read again when it changes")
-	fs.StringSliceVar(&o.Resources, "resources", o.Resources, "extended resources that are managed; inspect shows enflame.com/gcu-memory, or else the first")
-	fs.StringVar(&o.NodeLabel, "node-label", o.NodeLabel, "label, as key=value, that a node needs to get shared pods; of several, joined by commas, any is enough; empty for none")
-	fs.DurationVar(&o.ReservationTTL, "reservation-ttl", o.ReservationTTL, "how long a device stays reserved for a pod that is not seen bound")
-	fs.DurationVar(&o.MaxBindDelay, "max-bind-delay", o.MaxBindDelay, "how long capacity stays reserved for a pod for which filter named one node and whose bind does not come, such as while kube-scheduler waits for a volume")
-	fs.DurationVar(&o.ShutdownDelay, "shutdown-delay", o.ShutdownDelay, "how long reviews are still answered after the program was told to end, until the API server sends none")
+	fs.StringVar(&o.Listen, "listen", o.Listen, "address to serve kube-scheduler on")
+	fs.StringSliceVar(&o.AllowBindFrom, "allow-bind-from", o.AllowBindFrom, "networks, such as 10.0.0.0/24, from which kube-scheduler may bind pods over plain HTTP; the extender's own host is always allowed")
+	fs.StringVar(&o.TLSListen, "tls-listen", o.TLSListen, "address to serve kube-scheduler and admission reviews on, with TLS; empty to disable")
+	fs.StringVar(&o.TLSNamespace, "tls-namespace", o.TLSNamespace, "namespace of the TLS Secrets and ConfigMap; the pod's namespace (POD_NAMESPACE) if empty")
+	fs.StringVar(&o.TLSService, "tls-service", o.TLSService, "Service that the certificate is issued for")
+	fs.StringVar(&o.TLSSecret, "tls-secret", o.TLSSecret, "Secret for the CA and the serving certificate, which are created and renewed automatically")
+	fs.StringVar(&o.TLSClientSecret, "tls-client-secret", o.TLSClientSecret, "Secret for kube-scheduler's client certificate, which permits it to bind from any address; empty to disable")
+	fs.StringVar(&o.TLSConfigMap, "tls-ca-configmap", o.TLSConfigMap, "ConfigMap to publish the CA in, for kube-scheduler; empty to disable")
+	fs.DurationVar(&o.TLSOverlap, "tls-overlap", o.TLSOverlap, "how long each step of a CA rotation waits for kube-scheduler to follow")
+	fs.StringVar(&o.MutatingConfig, "mutating-config", o.MutatingConfig, "MutatingWebhookConfiguration to write the CA into; empty to disable")
+	fs.StringVar(&o.SchedulerName, "scheduler-name", o.SchedulerName, "scheduler name that the pod webhook sets on pods that request a managed resource; empty to disable the webhook")
+	fs.StringVar(&o.ValidatingConfig, "validating-config", o.ValidatingConfig, "ValidatingWebhookConfiguration to write the CA into; empty to disable")
+	fs.StringVar(&o.MetricsListen, "metrics-listen", o.MetricsListen, "address to serve Prometheus metrics on; empty to disable")
+	fs.BoolVar(&o.MetricsDevices, "metrics-devices", o.MetricsDevices, "export metrics of each device, three series per device")
+	fs.StringVar(&o.Kubeconfig, "kubeconfig", o.Kubeconfig, "kubeconfig file; the pod's service account if empty")
+	fs.StringVar(&o.Policy, "policy", o.Policy, "placement policy for devices and nodes: "+place.About())
+	fs.StringVar(&o.Demand, "demand", o.Demand, "expected requests for the policy fragmentation, used until enough pods have been observed; a JSON list such as "+`[{"units":8,"cpu":"4","share":70},{"units":32,"devices":2,"share":30}]`)
+	fs.BoolVar(&o.ChooseNode, "choose-node", o.ChooseNode, "return only the best feasible node to kube-scheduler, unless the pod has node or pod preferences or kube-scheduler retries; if false, score all feasible nodes")
+	fs.StringVar(&o.GrantKeyFile, "grant-key-file", o.GrantKeyFile, "file with the key, 32 bytes or more, that signs planned allocations; reloaded when it changes")
+	fs.StringSliceVar(&o.Resources, "resources", o.Resources, "extended resources to manage; inspect shows enflame.com/gcu-memory, or the first one, by default")
+	fs.StringVar(&o.NodeLabel, "node-label", o.NodeLabel, "labels, as key=value separated by commas, of which a node needs at least one to be considered; empty for all nodes")
+	fs.DurationVar(&o.ReservationTTL, "reservation-ttl", o.ReservationTTL, "how long capacity stays reserved after bind for a pod that is not observed as bound")
+	fs.DurationVar(&o.MaxBindDelay, "max-bind-delay", o.MaxBindDelay, "how long capacity stays reserved between filter and bind, for example while kube-scheduler waits for volumes")
+	fs.DurationVar(&o.ShutdownDelay, "shutdown-delay", o.ShutdownDelay, "how long to keep serving admission reviews after SIGTERM")
 	o.Log.AddFlags(fs)
-	fs.BoolVar(&o.LeaderElect, "leader-elect", o.LeaderElect, "take part in an election by a Lease, for more than one replica; of several the one that leads answers, and the others hand requests on to it")
-	fs.StringVar(&o.LeaderElectName, "leader-elect-name", o.LeaderElectName, "name of the Lease")
-	fs.StringVar(&o.LeaderElectNamespace, "leader-elect-namespace", o.LeaderElectNamespace, "namespace of the Lease and of the pod; empty for POD_NAMESPACE")
-	fs.DurationVar(&o.LeaderElectDuration, "leader-elect-duration", o.LeaderElectDuration, "how long a Lease that is not renewed lasts, in whole seconds; a leader that died is followed after it")
+	fs.BoolVar(&o.LeaderElect, "leader-elect", o.LeaderElect, "use leader election; required for more than one replica. The leader answers requests, the other replicas forward to it")
+	fs.StringVar(&o.LeaderElectName, "leader-elect-name", o.LeaderElectName, "name of the Lease for leader election")
+	fs.StringVar(&o.LeaderElectNamespace, "leader-elect-namespace", o.LeaderElectNamespace, "namespace of the Lease and of the pod; POD_NAMESPACE if empty")
+	fs.DurationVar(&o.LeaderElectDuration, "leader-elect-duration", o.LeaderElectDuration, "how long a Lease is valid without renewal, in whole seconds; another replica takes over after that if the leader crashes")
 }
 
 // settings are options that were checked and turned into what they mean.
@@ -262,10 +262,10 @@ func (o Options) settings() (settings, error) {
 			s.LeaderElectNamespace = os.Getenv("POD_NAMESPACE")
 		}
 		if s.LeaderElectNamespace == "" {
-			check("leader-elect-namespace", errors.New("must be given where POD_NAMESPACE is not set"))
+			check("leader-elect-namespace", errors.New("is required if POD_NAMESPACE is not set"))
 		}
 		if s.pod = os.Getenv("POD_NAME"); s.pod == "" {
-			check("leader-elect", errors.New("POD_NAME must be set to the name of the program's pod"))
+			check("leader-elect", errors.New("POD_NAME must be set to the name of this pod"))
 		}
 		check("leader-elect-duration", lead.CheckDuration(o.LeaderElectDuration))
 		if ip := os.Getenv("POD_IP"); ip != "" && s.TLSListen != "" {
@@ -290,7 +290,7 @@ func (s *settings) checkTLS(check func(flag string, err error)) {
 		s.TLSNamespace = os.Getenv("POD_NAMESPACE")
 	}
 	if s.TLSNamespace == "" {
-		check("tls-namespace", errors.New("must be given where POD_NAMESPACE is not set; --tls-listen= does without TLS"))
+		check("tls-namespace", errors.New("is required if POD_NAMESPACE is not set; --tls-listen= disables TLS"))
 	}
 	if s.TLSService == "" {
 		check("tls-service", errors.New("must not be empty"))

@@ -47,7 +47,7 @@ func TestValidate(t *testing.T) {
 		`--resources: "gcu-memory": must be an extended resource, domain/name`,
 		`--resources: a.example/x is named twice`,
 		`--resources: "a.example/b c": name part must consist of`,
-		`--policy: unknown placement policy "best", known are: binpack, spread, fragmentation`,
+		`--policy: unknown placement policy "best"; use one of binpack, spread, fragmentation`,
 		`--node-label: node label "gcushare": must be key=value`,
 		`--reservation-ttl: 1ns: must be at least 15s`,
 		`--max-bind-delay: 0s: must be from 5s to 24h0m0s`,
@@ -55,8 +55,8 @@ func TestValidate(t *testing.T) {
 		`--log-level: log level "loud": must be one of error, warn, info, debug, trace`,
 		`--log-format: log format "xml": must be one of text, json`,
 		`--leader-elect-name: must not be empty`,
-		`--leader-elect-namespace: must be given where POD_NAMESPACE is not set`,
-		`--leader-elect: POD_NAME must be set to the name of the program's pod`,
+		`--leader-elect-namespace: is required if POD_NAMESPACE is not set`,
+		`--leader-elect: POD_NAME must be set to the name of this pod`,
 		`--leader-elect-duration: 0s: must be whole seconds, from 1s to 1m0s`,
 	}
 	lines := strings.Split(err.Error(), "\n")
@@ -75,7 +75,7 @@ func TestValidate(t *testing.T) {
 	tlsMistakes := o.Validate()
 	for _, want := range []string{
 		"--tls-listen: :9401 is the address of --metrics-listen",
-		"--tls-namespace: must be given where POD_NAMESPACE is not set; --tls-listen= does without TLS",
+		"--tls-namespace: is required if POD_NAMESPACE is not set; --tls-listen= disables TLS",
 		"--tls-service: must not be empty", "--tls-secret: must not be empty", "--tls-overlap: -1ns: must be from 0 to 8760h0m0s",
 	} {
 		if tlsMistakes == nil || !slices.Contains(strings.Split(tlsMistakes.Error(), "\n"), want) {

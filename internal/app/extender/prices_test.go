@@ -310,7 +310,7 @@ func TestFragmentationOverHTTP(t *testing.T) {
 	wrong.Annotations = map[string]string{wire.PolicyAnnotation: "tetris"}
 	var filtered extenderv1.ExtenderFilterResult
 	first.post("filter", extenderv1.ExtenderArgs{Pod: wrong, NodeNames: &names}, &filtered)
-	const sentence = `annotation divvy.dev/placement-policy: "tetris" is no placement policy; known are binpack, spread, fragmentation`
+	const sentence = `annotation divvy.dev/placement-policy: "tetris" is not a placement policy; use one of binpack, spread, fragmentation`
 	if got := filtered.FailedAndUnresolvableNodes["node-b"]; got != sentence {
 		t.Errorf("refused with %q, want %q", got, sentence)
 	}

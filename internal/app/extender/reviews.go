@@ -54,7 +54,7 @@ func (p *program) withReviews(next http.Handler, registry prometheus.Registerer)
 // knows returns nil when the books can tell what pods hold.
 func (p *program) knows() error {
 	if !p.books.Synced() {
-		return errors.New("the books are still being read from the API server")
+		return errors.New("the ledger is still being read from the API server")
 	}
 	return nil
 }

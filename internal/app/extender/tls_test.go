@@ -120,7 +120,7 @@ func TestTLS(t *testing.T) {
 	i.ready("")
 	roots, certificate := published(t, c)
 
-	if got := bindOver(i, caller(i, roots)); !strings.Contains(got, "divvy-extender-client, and none was shown") {
+	if got := bindOver(i, caller(i, roots)); !strings.Contains(got, "bind rejected: no client certificate; over TLS, the one in") {
 		t.Errorf("a bind without a certificate: %q", got)
 	}
 	if got := bindOver(i, caller(i, roots, certificate)); got != "" {
@@ -355,8 +355,8 @@ func TestReviews(t *testing.T) {
 	}
 	// One that ends binds no more, and answers until nobody asks.
 	i.stop()
-	i.ready("it is stopping")
-	if got := bindOver(i, caller(i, roots, certificate)); !strings.Contains(got, "it is stopping") {
+	i.ready("shutting down")
+	if got := bindOver(i, caller(i, roots, certificate)); !strings.Contains(got, "shutting down") {
 		t.Errorf("a bind while it ends: %q", got)
 	}
 	if r := reviewed(i, caller(i, roots), "/admission/scheduler", create); !r.Allowed || len(r.Patch) == 0 {

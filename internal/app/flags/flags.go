@@ -67,7 +67,7 @@ func DefaultLog() Log { return Log{Level: "info", Format: string(logging.Text)} 
 // AddFlags adds --log-file, --log-level and --log-format, with the present
 // values as defaults.
 func (l *Log) AddFlags(fs *pflag.FlagSet) {
-	fs.StringVar(&l.File, "log-file", l.File, "file that gets a copy of the log, rotated; empty for none")
+	fs.StringVar(&l.File, "log-file", l.File, "file to also write the log to, with rotation; empty to disable")
 	fs.StringVar(&l.Level, "log-level", l.Level, "error, warn, info, debug or trace")
 	fs.StringVar(&l.Format, "log-format", l.Format, "text or json")
 }

@@ -74,7 +74,7 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVarP(&o.Namespace, "namespace", "n", o.Namespace, "namespace of the extender")
 	fs.StringVar(&o.Service, "service", o.Service, "service of the extender")
 	fs.IntVar(&o.Port, "port", o.Port, "port of the extender's service")
-	fs.StringVar(&o.Resource, "resource", o.Resource, "extended resource to show, or \"all\"; empty for all in a table, and "+guideResource+" in JSON and YAML")
+	fs.StringVar(&o.Resource, "resource", o.Resource, "extended resource to show, or \"all\"; if empty, all resources in a table and "+guideResource+" in JSON and YAML")
 	fs.DurationVar(&o.Timeout, "extender-timeout", o.Timeout, "how long to wait for the extender")
 }
 
@@ -105,12 +105,12 @@ func Command() *cobra.Command {
 	c := kubectl.New()
 	cmd := &cobra.Command{
 		Use:   "inspect [NODE]",
-		Short: "Show which pods hold how much of which device",
-		Long: "Show which pods hold how much of which device, on all nodes or on one.\n\n" +
-			"Shared memory is asked of the extender, through the API server. When it does not answer,\n" +
-			"the same is read from the nodes' inventories and the pods' grants, which is said on standard\n" +
+		Short: "Show device allocations by pod",
+		Long: "Show device allocations by pod, on all nodes or on one.\n\n" +
+			"Allocations of shared memory come from the extender, through the API server. If the extender does not answer,\n" +
+			"they are read from the nodes' inventories and the pods' signed allocations, with a note on standard\n" +
 			"error. Whole devices and time slices are always read from nodes and pods.\n\n" +
-			"Of a remote pool it shows what each namespace requests and what its quotas allow.",
+			"For a remote pool, the requests and quotas of each namespace are shown.",
 		Args:    cobra.MaximumNArgs(1),
 		PreRunE: func(*cobra.Command, []string) error { return o.Validate() },
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -192,7 +192,7 @@ func (q *question) one(ctx context.Context) (inspect.Report, error) {
 	}
 	all := c.report(resource)
 	if offered := c.resources(""); len(all.Nodes) == 0 && len(offered) > 0 {
-		return inspect.Report{}, fmt.Errorf("no node offers %s; there are: %s", resource, accel.JoinResources(offered))
+		return inspect.Report{}, fmt.Errorf("no node offers %s; offered resources: %s", resource, accel.JoinResources(offered))
 	}
 	if q.node == "" {
 		return all, nil
@@ -202,11 +202,11 @@ func (q *question) one(ctx context.Context) (inspect.Report, error) {
 			return inspect.Report{Nodes: []inspect.Node{n}}, nil
 		}
 	}
-	return inspect.Report{}, unknownNode(fmt.Sprintf("node %q is not known or offers no %s", q.node, resource), all)
+	return inspect.Report{}, unknownNode(fmt.Sprintf("node %q is unknown or offers no %s", q.node, resource), all)
 }
 
 // errElsewhere says that nodes and pods have the answer, not the extender.
-var errElsewhere = errors.New("the extender does not tell")
+var errElsewhere = errors.New("not reported by the extender")
 
 // managed asks the extender for a resource. It returns errElsewhere when the
 // extender does not manage the resource, or does not answer, which it says to
@@ -221,7 +221,7 @@ func (q *question) managed(ctx context.Context, resource accel.Resource) (inspec
 	var unanswered *unansweredError
 	if errors.As(err, &unanswered) {
 		q.silent = true
-		fmt.Fprintf(q.errOut, "The extender does not answer (%v).\nShown is what nodes and pods carry; a pod that is being bound at this moment may be missing.\n", unanswered.cause)
+		fmt.Fprintf(q.errOut, "The extender does not respond (%v).\nThe report is based on annotations of nodes and pods; a pod that is currently being bound may be missing.\n", unanswered.cause)
 		return inspect.Report{}, errElsewhere
 	}
 	return report, err
@@ -238,12 +238,12 @@ func (q *question) all(ctx context.Context) (inspect.Report, error) {
 		if err != nil {
 			return inspect.Report{}, readErr
 		}
-		fmt.Fprintf(q.errOut, "Shown is %s alone: %v.\n", guideResource, readErr)
+		fmt.Fprintf(q.errOut, "Only %s is shown: %v.\n", guideResource, readErr)
 		return report, nil
 	}
 	pool := q.poolIfAny(ctx)
 	if q.node != "" && c.view.Inventories[q.node] == nil && pool == nil {
-		return inspect.Report{}, unknownNode(fmt.Sprintf("node %q is not known or offers no devices", q.node), c.report(""))
+		return inspect.Report{}, unknownNode(fmt.Sprintf("node %q is unknown or offers no devices", q.node), c.report(""))
 	}
 	report := inspect.Report{Nodes: []inspect.Node{}, Pool: pool}
 	for _, resource := range c.resources(q.node) {
@@ -272,7 +272,7 @@ func byNodeAndResource(a, b inspect.Node) int {
 // unansweredError says that the extender gave no answer that could be used.
 type unansweredError struct{ cause error }
 
-func (e *unansweredError) Error() string { return "the extender does not answer: " + e.cause.Error() }
+func (e *unansweredError) Error() string { return "the extender does not respond: " + e.cause.Error() }
 func (e *unansweredError) Unwrap() error { return e.cause }
 
 // fromExtender asks the extender. Its error is an *unansweredError when
@@ -318,9 +318,9 @@ func ask(ctx context.Context, o Options, clients kube.Clients, node string) (ins
 	decodeErr := json.Unmarshal(body, &report)
 	switch {
 	case err == nil && decodeErr != nil:
-		return inspect.Report{}, fmt.Errorf("it answered something else than a report: %w", decodeErr)
+		return inspect.Report{}, fmt.Errorf("the response is not a report: %w", decodeErr)
 	case err == nil && report.Nodes == nil:
-		return inspect.Report{}, errors.New("it answered something else than a report")
+		return inspect.Report{}, errors.New("the response is not a report")
 	case err != nil && decodeErr == nil && report.Error != "" && !apierrors.IsNotFound(err):
 		// Its own words say more than the status.
 		return report, errors.New(report.Error)
@@ -436,7 +436,7 @@ func unknownNode(text string, all inspect.Report) error {
 	}
 	names = slices.Compact(names) // a node is there once for each resource
 	if more := len(names) - maxNames; more > 0 {
-		return fmt.Errorf("%s; there are %s and %d more", text, strings.Join(names[:maxNames], ", "), more)
+		return fmt.Errorf("%s; available: %s and %d more", text, strings.Join(names[:maxNames], ", "), more)
 	}
-	return fmt.Errorf("%s; there are: %s", text, strings.Join(names, ", "))
+	return fmt.Errorf("%s; available: %s", text, strings.Join(names, ", "))
 }

@@ -176,7 +176,7 @@ func extenderOf(usages func() []ledger.NodeUsage) http.Handler {
 				return
 			}
 		}
-		answer(w, http.StatusNotFound, inspect.Failed(fmt.Sprintf("node %q is not known or offers no %s", r.PathValue("node"), gcuMemory)))
+		answer(w, http.StatusNotFound, inspect.Failed(fmt.Sprintf("node %q is unknown or offers no %s", r.PathValue("node"), gcuMemory)))
 	})
 	return mux
 }
@@ -212,7 +212,7 @@ func run(t *testing.T, s *apiServer, node string, change func(*Options)) (out, e
 
 func TestRun(t *testing.T) {
 	notReady := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		answer(w, http.StatusServiceUnavailable, inspect.Failed("the extender is not ready: no grant key yet"))
+		answer(w, http.StatusServiceUnavailable, inspect.Failed("the extender is not ready: no signing key yet"))
 	})
 	garbage := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { answer(w, http.StatusOK, "hello") })
 	strange := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -235,25 +235,25 @@ func TestRun(t *testing.T) {
 		"one resource of one node, and no lists": {extender: extenderOf(twoNodes), refuse: http.StatusForbidden, node: "extender-a",
 			change: func(o *Options) { o.Resource = string(gcuMemory) }, golden: "one"},
 		"all that may be seen without lists": {extender: extenderOf(twoNodes), refuse: http.StatusForbidden, node: "extender-a", golden: "one",
-			said: "Shown is enflame.com/gcu-memory alone: list the nodes: lists are not for you."},
+			said: "Only enflame.com/gcu-memory is shown: list the nodes: lists are not for you."},
 		"guide's json": {extender: extenderOf(twoNodes), node: "extender-a", change: func(o *Options) { o.Output = "json" }, golden: "json"},
 		"unknown node": {extender: extenderOf(twoNodes), node: "nowhere",
-			err: `node "nowhere" is not known or offers no devices; there are: extender-a, extender-b`},
+			err: `node "nowhere" is unknown or offers no devices; available: extender-a, extender-b`},
 		"unknown node, for one resource": {extender: extenderOf(twoNodes), node: "nowhere", change: func(o *Options) { o.Resource = string(gcuMemory) },
-			err: `node "nowhere" is not known or offers no enflame.com/gcu-memory; there are: extender-a, extender-b`},
+			err: `node "nowhere" is unknown or offers no enflame.com/gcu-memory; available: extender-a, extender-b`},
 		"extender is down":        {golden: "fallback", said: "no endpoints available"},
-		"extender is not ready":   {extender: notReady, golden: "fallback", said: "no grant key yet"},
-		"extender is another":     {extender: garbage, golden: "fallback", said: "something else than a report"},
-		"extender is a pod":       {extender: strange, golden: "fallback", said: "something else than a report"},
+		"extender is not ready":   {extender: notReady, golden: "fallback", said: "no signing key yet"},
+		"extender is another":     {extender: garbage, golden: "fallback", said: "is not a report"},
+		"extender is a pod":       {extender: strange, golden: "fallback", said: "is not a report"},
 		"extender says nothing":   {extender: mute, change: func(o *Options) { o.Timeout = 50 * time.Millisecond }, golden: "fallback", said: "deadline exceeded"},
 		"no such service":         {change: func(o *Options) { o.Service = "other" }, golden: "fallback", said: "could not find"},
 		"down, one node":          {node: "node-b", golden: "fallback-one", said: "no endpoints available"},
-		"down, unknown node":      {node: "nowhere", err: "there are: node-a, node-b"},
-		"down, another resource":  {change: func(o *Options) { o.Resource = "example.com/none" }, said: "no endpoints", err: "no node offers example.com/none; there are: enflame.com/gcu-memory"},
+		"down, unknown node":      {node: "nowhere", err: "available: node-a, node-b"},
+		"down, another resource":  {change: func(o *Options) { o.Resource = "example.com/none" }, said: "no endpoints", err: "no node offers example.com/none; offered resources: enflame.com/gcu-memory"},
 		"down, and lists refused": {refuse: http.StatusForbidden, said: "no endpoints", err: "lists are not for you"},
-		"a node without devices":  {node: "plain", err: `node "plain" is not known or offers no devices`},
+		"a node without devices":  {node: "plain", err: `node "plain" is unknown or offers no devices`},
 		"a node without the resource": {node: "plain", change: func(o *Options) { o.Resource = string(gcuMemory) }, said: "no endpoints",
-			err: `node "plain" is not known or offers no enflame.com/gcu-memory`},
+			err: `node "plain" is unknown or offers no enflame.com/gcu-memory`},
 		"options that make no sense": {change: func(o *Options) { o.Output, o.Namespace, o.Port, o.Timeout = "xml", "", 0, 0 },
 			err: "output format \"xml\": must be one of table, wide, json, yaml\n--namespace must not be empty\n--port 0: must be from 1 to 65535\n--extender-timeout 0s: must be above zero"},
 	}
@@ -423,7 +423,7 @@ func TestEveryResourceIsShown(t *testing.T) {
 		said     string
 	}{
 		"mixed":          {extender: onlyGCUs(), said: "Node broken is not shown: unreadable inventory"},
-		"mixed-down":     {said: "The extender does not answer"},
+		"mixed-down":     {said: "The extender does not respond"},
 		"mixed-wide":     {extender: onlyGCUs(), node: "mixed", change: func(o *Options) { o.Output = "wide" }},
 		"mixed-resource": {extender: onlyGCUs(), change: func(o *Options) { o.Resource = "nvidia.com/gpu" }, said: "broken"},
 		"mixed-slices":   {extender: onlyGCUs(), node: "mixed", change: func(o *Options) { o.Resource = "nvidia.com/gpu.shared" }},
@@ -448,7 +448,7 @@ func TestEveryResourceIsShown(t *testing.T) {
 	s := newMixedServer(t)
 	s.extender = onlyGCUs()
 	_, _, err := run(t, s, "gcus", func(o *Options) { o.Resource = "nvidia.com/gpu" })
-	if want := `node "gcus" is not known or offers no nvidia.com/gpu; there are: mixed, plain-gpus`; err == nil || err.Error() != want {
+	if want := `node "gcus" is unknown or offers no nvidia.com/gpu; available: mixed, plain-gpus`; err == nil || err.Error() != want {
 		t.Errorf("got %v, want %s", err, want)
 	}
 }

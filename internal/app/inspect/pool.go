@@ -26,7 +26,7 @@ const poolResource accel.Resource = pool.Resource
 const unfinished = "status.phase!=" + string(v1.PodSucceeded) + ",status.phase!=" + string(v1.PodFailed)
 
 // errNoPool says that nothing of a pool is in the cluster.
-var errNoPool = fmt.Errorf("no node offers %s, no pod asks for it and no quota limits it", poolResource)
+var errNoPool = fmt.Errorf("no node offers %s, no pod requests it and no quota limits it", poolResource)
 
 // pool reads what nodes offer of the remote pool, what pods request and what
 // quotas allow; of the one node alone when one was asked for, and then without
@@ -90,7 +90,7 @@ func (q *question) pool(ctx context.Context) (*inspect.Pool, error) {
 		return nil, errors.Join(errNoPool, quotaErr)
 	}
 	if quotaErr != nil {
-		fmt.Fprintf(q.errOut, "What quotas allow of %s is not shown: %v.\n", poolResource, quotaErr)
+		fmt.Fprintf(q.errOut, "Quotas of %s are not shown: %v.\n", poolResource, quotaErr)
 	}
 	return books.Pool(), nil
 }
@@ -100,7 +100,7 @@ func (q *question) pool(ctx context.Context) (*inspect.Pool, error) {
 func (q *question) poolIfAny(ctx context.Context) *inspect.Pool {
 	p, err := q.pool(ctx)
 	if err != nil && !errors.Is(err, errNoPool) {
-		fmt.Fprintf(q.errOut, "What is requested of %s is not shown: %v.\n", poolResource, err)
+		fmt.Fprintf(q.errOut, "Requests of %s are not shown: %v.\n", poolResource, err)
 	}
 	return p
 }

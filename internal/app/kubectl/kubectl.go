@@ -43,7 +43,7 @@ func (c *Cluster) AddFlagsWithoutTimeout(fs *pflag.FlagSet) {
 }
 
 func (c *Cluster) add(fs *pflag.FlagSet, flags clientcmd.ConfigOverrideFlags) {
-	fs.StringVar(&c.rules.ExplicitPath, "kubeconfig", "", "kubeconfig file; empty for that of $KUBECONFIG or ~/.kube/config")
+	fs.StringVar(&c.rules.ExplicitPath, "kubeconfig", "", "kubeconfig file; $KUBECONFIG or ~/.kube/config if empty")
 	flags.ContextOverrideFlags.Namespace.LongName = ""
 	clientcmd.BindOverrideFlags(c.overrides, fs, flags)
 }

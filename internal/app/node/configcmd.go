@@ -53,30 +53,30 @@ func usageError(err error) error { return &exitError{ExitUsage, err} }
 func configCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "config",
-		Short: "Checks and converts configuration files",
+		Short: "Check and convert configuration files",
 		Args:  noArgs,
 		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	cmd.AddCommand(&cobra.Command{
 		Use:   "convert FILE...",
-		Short: "Prints the configuration that files of any form stand for, in the form of divvy-node",
-		Long: "Prints the configuration that the files stand for, in the form of divvy-node. Files may be those of divvy-node, of\n" +
-			"NVIDIA's device plugin (version: v1) and of Iluvatar's (ix-config); a later one goes over an earlier one. What they ask for\n" +
-			"and divvy-node does not do is named in comments. Environment variables are not looked at.\n\n" +
-			"Exit codes: 0 printed, 1 a file has mistakes, 2 a file cannot be read.",
+		Short: "Convert configuration files of any supported format to that of divvy-node",
+		Long: "Print the resulting configuration in the format of divvy-node. The files may have the format of divvy-node, of\n" +
+			"NVIDIA's device plugin (version: v1) or of Iluvatar's (ix-config); later files override earlier ones. Settings that\n" +
+			"divvy-node does not support are listed in comments. Environment variables are ignored.\n\n" +
+			"Exit codes: 0 success, 1 a file is invalid, 2 a file cannot be read.",
 		Args: filesArgs,
 		RunE: func(cmd *cobra.Command, files []string) error { return convert(cmd.OutOrStdout(), files) },
 	})
 	var strict bool
 	check := &cobra.Command{
 		Use:   "check FILE...",
-		Short: "Prints all mistakes in files of any form, and all warnings",
-		Long: "Prints everything that is wrong with the files, put one over the other as divvy-node does, and what has no effect.\n\n" +
-			"Exit codes: 0 no mistakes, 1 mistakes (with --strict also warnings), 2 a file cannot be read.",
+		Short: "Report all errors and warnings in configuration files",
+		Long: "Print all errors in the files, merged as divvy-node does it, and all settings without effect.\n\n" +
+			"Exit codes: 0 no errors, 1 errors (with --strict also warnings), 2 a file cannot be read.",
 		Args: filesArgs,
 		RunE: func(cmd *cobra.Command, files []string) error { return check(cmd.OutOrStdout(), files, strict) },
 	}
-	check.Flags().BoolVar(&strict, "strict", false, "take warnings for mistakes")
+	check.Flags().BoolVar(&strict, "strict", false, "treat warnings as errors")
 	cmd.AddCommand(check)
 	return cmd
 }

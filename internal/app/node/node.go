@@ -48,10 +48,10 @@ func Command(name string) *cobra.Command {
 	var o Options
 	cmd := &cobra.Command{
 		Use:   name,
-		Short: "Offers the accelerators of this node to its pods",
-		Long: "Offers the accelerators of this node to its pods.\n\n" +
-			"What is offered stands in configuration files, which are followed: an edit takes effect without a restart, as does\n" +
-			"SIGHUP. A flag goes before its environment variable, that before the files, and those before the defaults.",
+		Short: "Offer the accelerators of this node to its pods",
+		Long: "Offer the accelerators of this node to its pods.\n\n" +
+			"Configuration files define what is offered. They are reloaded when they change and on SIGHUP. Flags take precedence\n" +
+			"over environment variables, environment variables over files, and files over defaults.",
 		Args:          noArgs,
 		SilenceUsage:  true,
 		SilenceErrors: true,
@@ -61,15 +61,15 @@ func Command(name string) *cobra.Command {
 			return Run(cmd.Context(), o)
 		},
 	}
-	cmd.Flags().StringArrayVar(&o.Places.Files, "config", nil, "configuration file, also one of NVIDIA's or Iluvatar's device plugin; may be repeated, the later goes over "+
-		"the earlier; without any the defaults hold (environment DIVVY_CONFIG, with commas)")
-	cmd.Flags().StringVar(&o.Places.Dir, "config-dir", "", "folder of named configurations, of which the node's label divvy.dev/config chooses one that goes over --config "+
+	cmd.Flags().StringArrayVar(&o.Places.Files, "config", nil, "configuration file, in the format of divvy-node or of NVIDIA's or Iluvatar's device plugin; may be repeated, later files "+
+		"override earlier ones (environment DIVVY_CONFIG, separated by commas)")
+	cmd.Flags().StringVar(&o.Places.Dir, "config-dir", "", "folder of named configurations; the node's label divvy.dev/config selects one, which overrides --config "+
 		"(environment DIVVY_CONFIG_DIR)")
 	cmd.Flags().StringVar(&o.NodeName, "node-name", os.Getenv("NODE_NAME"), "name of this node in the cluster (environment NODE_NAME)")
-	cmd.Flags().StringVar(&o.PodNamespace, "pod-namespace", os.Getenv("POD_NAMESPACE"), "namespace of the pod that this process runs in; it takes over from a "+
-		"running divvy-node of the same namespace, and waits until any other one has ended (environment POD_NAMESPACE)")
-	cmd.Flags().StringVar(&o.PodUID, "pod-uid", os.Getenv("POD_UID"), "UID of the pod that this process runs in (environment POD_UID)")
-	cmd.Flags().StringVar(&o.Kubeconfig, "kubeconfig", os.Getenv("KUBECONFIG"), "how to reach the API server; without it, as a pod does (environment KUBECONFIG)")
+	cmd.Flags().StringVar(&o.PodNamespace, "pod-namespace", os.Getenv("POD_NAMESPACE"), "namespace of this pod; the process takes over from a "+
+		"running divvy-node of the same namespace, and waits for any other one to exit (environment POD_NAMESPACE)")
+	cmd.Flags().StringVar(&o.PodUID, "pod-uid", os.Getenv("POD_UID"), "UID of this pod (environment POD_UID)")
+	cmd.Flags().StringVar(&o.Kubeconfig, "kubeconfig", os.Getenv("KUBECONFIG"), "kubeconfig file; the pod's service account if empty (environment KUBECONFIG)")
 	nodeconfig.AddFlags(cmd.Flags(), vendors.Names())
 	cmd.AddCommand(configCommand(), waitCommand(), poolCommand(), uninstallCommand())
 	cmd.CompletionOptions.DisableDefaultCmd = true

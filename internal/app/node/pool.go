@@ -63,10 +63,10 @@ func defaultPoolOptions() poolOptions {
 }
 
 func (o *poolOptions) addFlags(fs *pflag.FlagSet) {
-	fs.StringVar(&o.Resource, "resource", o.Resource, "extended resource to offer (environment RESOURCE_NAME too)")
-	fs.IntVar(&o.Units, "units", o.Units, fmt.Sprintf("units of it that this node offers, %d for one GPU (environment RESOURCE_NUMS too)", pool.UnitsPerGPU))
-	fs.StringVar(&o.Socket, "socket", o.Socket, "file name of the socket (environment SOCKET_NAME too)")
-	fs.StringVar(&o.KubeletDir, "kubelet-dir", o.KubeletDir, "kubelet's folder; nothing but device-plugins in it is used")
+	fs.StringVar(&o.Resource, "resource", o.Resource, "extended resource to offer (also environment RESOURCE_NAME)")
+	fs.IntVar(&o.Units, "units", o.Units, fmt.Sprintf("number of units that this node offers, %d per GPU (also environment RESOURCE_NUMS)", pool.UnitsPerGPU))
+	fs.StringVar(&o.Socket, "socket", o.Socket, "file name of the socket (also environment SOCKET_NAME)")
+	fs.StringVar(&o.KubeletDir, "kubelet-dir", o.KubeletDir, "kubelet's root folder; only its subfolder device-plugins is used")
 	fs.StringVar(&o.Listen, "listen", o.Listen, "address to serve probes and metrics on")
 	o.Log.AddFlags(fs)
 }
@@ -115,11 +115,11 @@ func poolCommand() *cobra.Command {
 	o := defaultPoolOptions()
 	cmd := &cobra.Command{
 		Use:   "pool",
-		Short: "Offers units of GPUs that are in a remote pool",
-		Long: "Offers units of GPUs that are in a remote pool, as any node can, also one without devices of its own. It counts for\n" +
-			"kubelet and kube-scheduler; the GPUs are reached by the pool's client in the pods.\n\n" +
-			"Every flag can be given as an environment variable: --log-level as " + flags.EnvPrefix + "LOG_LEVEL. A flag wins over the\n" +
-			"variable, the variable over the default.",
+		Short: "Offer units of GPUs in a remote pool",
+		Long: "Offer units of GPUs in a remote pool. Any node can offer them, with or without local devices. They only count for\n" +
+			"kubelet and kube-scheduler; the pool's client in the pods connects to the GPUs.\n\n" +
+			"Every flag can be given as an environment variable: --log-level as " + flags.EnvPrefix + "LOG_LEVEL. Flags take precedence\n" +
+			"over variables, variables over defaults.",
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := flags.FromEnvironment(cmd.Flags(), os.LookupEnv, poolVariables); err != nil {
@@ -144,7 +144,7 @@ func runPool(ctx context.Context, o poolOptions) error {
 	ctx = klog.NewContext(ctx, log)
 	log.Info("Starting", "version", version.String("divvy-node pool"), "resource", o.Resource, "units", o.Units)
 	if _, ok := os.LookupEnv("INTERVAL"); ok {
-		log.Info("The variable INTERVAL has no effect: kubelet is told of the units when it connects, and not again and again")
+		log.Info("The variable INTERVAL has no effect: the units are sent to kubelet once, when it connects")
 	}
 	p, err := newPoolPlugin(o)
 	if err != nil {

@@ -127,7 +127,7 @@ type preparation struct {
 
 func (s *supervisor) prepare(ctx context.Context, c config.NodeConfig) *preparation {
 	ctx, cancel := context.WithCancel(ctx)
-	p := &preparation{cancel: cancel, ended: make(chan struct{}), problem: errors.New("the devices were not looked for yet")}
+	p := &preparation{cancel: cancel, ended: make(chan struct{}), problem: errors.New("device discovery has not completed")}
 	b, err := s.open(c)
 	if err != nil {
 		p.problem = err

@@ -44,7 +44,7 @@ func (s *supervisor) begin(ctx context.Context, got claimed) (_ *running, err er
 	var left nodeagent.Handoff
 	if got.predecessor != nil {
 		if err := json.Unmarshal(got.predecessor.Content, &left); err != nil {
-			log.Error(err, "Cannot read the predecessor's state, starting without it")
+			log.Error(err, "Could not read the predecessor's state; starting without it")
 		}
 	}
 	begin := time.Now()

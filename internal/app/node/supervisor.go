@@ -441,10 +441,10 @@ func (s *supervisor) accept(ctx context.Context, files []string) {
 }
 
 func (s *supervisor) reject(ctx context.Context, err error) {
-	klog.FromContext(ctx).Error(err, "The new configuration cannot be used; the one before stays")
+	klog.FromContext(ctx).Error(err, "The new configuration is invalid; keeping the previous one")
 	s.stale.Store(true)
 	s.reloads.WithLabelValues(rejected).Inc()
-	s.tell(events.ConfigurationRejected, "the configuration before stays in use: "+strings.Join(strings.Fields(err.Error()), " "))
+	s.tell(events.ConfigurationRejected, "the new configuration is invalid, the previous one stays in use: "+strings.Join(strings.Fields(err.Error()), " "))
 }
 
 // tell records an event on the node.

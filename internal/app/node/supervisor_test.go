@@ -357,7 +357,7 @@ func TestABadEditKeepsTheLastGoodConfiguration(t *testing.T) {
 	d.start()
 	d.agent(0)
 	d.write("colour: blue\nlogLevel: loud\n")
-	hasAll(t, d.event("ConfigurationRejected"), "the configuration before stays in use", `unknown key "colour"`, `logLevel: "loud"`)
+	hasAll(t, d.event("ConfigurationRejected"), "the new configuration is invalid, the previous one stays in use", `unknown key "colour"`, `logLevel: "loud"`)
 	hasAll(t, d.get("/metrics"), `divvy_node_config_reloads_total{result="rejected"} 1`)
 	if d.count() != 1 || d.agents[0].stopped.Load() {
 		t.Error("the agent was touched")

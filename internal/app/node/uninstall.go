@@ -43,19 +43,19 @@ func defaultUninstallOptions() uninstallOptions {
 }
 
 func (o *uninstallOptions) addFlags(fs *pflag.FlagSet) {
-	fs.StringVar(&o.Host, "host", o.Host, "where the host's root folder is mounted; the folders below are named as on the host")
-	fs.StringVar(&o.KubeletDir, "kubelet-dir", o.KubeletDir, "kubelet's folder, whose device-plugins has the sockets; empty: sockets are left alone")
-	fs.StringVar(&o.StateDir, "state-dir", o.StateDir, "the daemon's folder for what survives a restart; empty: it is left alone")
-	fs.StringVar(&o.CDIDir, "cdi-dir", o.CDIDir, "folder of CDI specifications; empty: they are left alone")
-	fs.StringSliceVar(&o.Resources, "resources", o.Resources, "resources whose sockets are the daemon's, besides those of which there is a state file")
-	fs.StringVar(&o.PoolSocket, "pool-socket", o.PoolSocket, "name of the socket of \"divvy-node pool\"; empty for none")
-	fs.StringSliceVar(&o.Shared, "shared-dirs", o.Shared, "more folders that kubelet made for the daemon's pods, inner ones first; each goes if it is empty and not older than "+
+	fs.StringVar(&o.Host, "host", o.Host, "mount point of the host's root folder; the other folders are paths on the host")
+	fs.StringVar(&o.KubeletDir, "kubelet-dir", o.KubeletDir, "kubelet's root folder, with the sockets in device-plugins; empty to keep the sockets")
+	fs.StringVar(&o.StateDir, "state-dir", o.StateDir, "divvy-node's state folder; empty to keep it")
+	fs.StringVar(&o.CDIDir, "cdi-dir", o.CDIDir, "folder of CDI specifications; empty to keep them")
+	fs.StringSliceVar(&o.Resources, "resources", o.Resources, "resources whose sockets belong to divvy-node, in addition to those with a state file")
+	fs.StringVar(&o.PoolSocket, "pool-socket", o.PoolSocket, "socket name of \"divvy-node pool\"; empty for none")
+	fs.StringSliceVar(&o.Shared, "shared-dirs", o.Shared, "more folders that kubelet created for divvy-node, inner folders first; each is removed if it is empty and not older than "+
 		"the state folder")
 	fs.StringSliceVar(&o.LogDirs, "log-dirs", o.LogDirs, "folders of log files")
-	fs.BoolVar(&o.RemoveLogs, "remove-logs", o.RemoveLogs, "remove Divvy's log files too, of all its programs")
-	fs.StringVar(&o.Listen, "listen", o.Listen, "address to serve /healthz and /readyz on, such as :9404; the program then stays until it is told to end. Empty: it ends when "+
-		"all is done")
-	fs.DurationVar(&o.LockTimeout, "lock-timeout", o.LockTimeout, "how long to wait for a daemon that still runs")
+	fs.BoolVar(&o.RemoveLogs, "remove-logs", o.RemoveLogs, "also remove the log files of all Divvy programs")
+	fs.StringVar(&o.Listen, "listen", o.Listen, "address to serve /healthz and /readyz on, such as :9404; the program then runs until it receives SIGTERM. If empty, it exits when "+
+		"done")
+	fs.DurationVar(&o.LockTimeout, "lock-timeout", o.LockTimeout, "how long to wait for a running divvy-node to exit")
 }
 
 // validate reports all mistakes at once.
@@ -103,12 +103,12 @@ func uninstallCommand() *cobra.Command {
 	o := defaultUninstallOptions()
 	cmd := &cobra.Command{
 		Use:   "uninstall",
-		Short: "Removes what divvy-node left on this host",
-		Long: "Removes what divvy-node left on this host once it has ended: its sockets in kubelet's folder, its state, the CDI\n" +
-			"specifications that it wrote, and the folders that are empty then. Containers that run are left alone. Every file that is\n" +
-			"removed is printed, and so is what might have been ours and is left, with the reason. Again, it does nothing.\n\n" +
-			"The chart runs it on every node while Divvy is uninstalled. By hand, on a host that was away then, it takes the same\n" +
-			"flags; the defaults are those of the chart.",
+		Short: "Remove what divvy-node left on this host",
+		Long: "Remove what divvy-node left on this host after it exited: its sockets in kubelet's folder, its state, the CDI\n" +
+			"specifications that it wrote, and folders that are then empty. Running containers are not affected. The command prints\n" +
+			"each removed file, and each file that may be Divvy's but is kept, with the reason. A second run changes nothing.\n\n" +
+			"The chart runs it on every node during \"helm uninstall\". For a host that was unavailable then, run it by hand with the\n" +
+			"same flags; the defaults are those of the chart.",
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := o.validate(); err != nil {

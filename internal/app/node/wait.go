@@ -46,20 +46,20 @@ func waitCommand() *cobra.Command {
 	)
 	cmd := &cobra.Command{
 		Use:   "wait --vendor VENDOR",
-		Short: "Waits until a vendor's driver answers and lists a device",
-		Long: "Waits until the library of the vendor's driver answers and lists a device, for an init container before divvy-node or\n" +
-			"before any pod that needs the driver. It prints what it waits for, each time that changes.\n\n" +
-			"With --validations it first waits for the file driver-ready in that folder, which NVIDIA's GPU operator writes, and\n" +
-			"with --toolkit for toolkit-ready too. With --toolkit alone it looks at its own container, which must be one that the\n" +
-			"NVIDIA container runtime started: the library and /dev/nvidiactl have to be there, and the library has to list a device.\n\n" +
-			"Exit codes: 0 a device is there, 1 this process cannot find out and another may, 2 wrong use, 3 the time is over.",
+		Short: "Wait until a vendor's driver responds and lists a device",
+		Long: "Wait until the vendor's library responds and lists a device, as an init container of divvy-node or of any\n" +
+			"pod that needs the driver. The command prints what it waits for, each time that changes.\n\n" +
+			"With --validations, it first waits for the file driver-ready of NVIDIA's GPU operator in that folder, and\n" +
+			"with --toolkit for toolkit-ready as well. With --toolkit alone, it checks its own container, which must be started\n" +
+			"by the NVIDIA container runtime: the library and /dev/nvidiactl must exist, and the library must list a device.\n\n" +
+			"Exit codes: 0 a device was found, 1 this process cannot find out but a new one may, 2 invalid arguments, 3 timeout.",
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := w.check(); err != nil {
 				return usageError(err)
 			}
 			if timeout < 0 {
-				return usageError(fmt.Errorf("--timeout %v is negative; leave it out to wait for ever", timeout))
+				return usageError(fmt.Errorf("--timeout %v is negative; omit it to wait indefinitely", timeout))
 			}
 			places, _ = places.Find(os.LookupEnv)
 			l, err := nodeconfig.Load(places.Files, nodeconfig.Collect(cmd.Flags(), os.LookupEnv, vendors.Names()), vendors.Names())
@@ -78,11 +78,11 @@ func waitCommand() *cobra.Command {
 			return w.wait(ctx, cmd.OutOrStdout())
 		},
 	}
-	cmd.Flags().StringVar(&w.vendor, "vendor", "", "whose device: "+strings.Join(vendors.Names(), ", "))
-	cmd.Flags().DurationVar(&timeout, "timeout", 0, "how long to wait, such as 5m; without it, for ever")
-	cmd.Flags().BoolVar(&w.toolkit, "toolkit", false, "wait for NVIDIA's container toolkit too")
-	cmd.Flags().StringVar(&w.validations, "validations", "", "folder in which NVIDIA's GPU operator says what is ready, such as /run/nvidia/validations")
-	cmd.Flags().StringArrayVar(&places.Files, "config", nil, "configuration file that says where the driver is; may be repeated")
+	cmd.Flags().StringVar(&w.vendor, "vendor", "", "vendor of the device: "+strings.Join(vendors.Names(), ", "))
+	cmd.Flags().DurationVar(&timeout, "timeout", 0, "how long to wait, such as 5m; indefinitely if not set")
+	cmd.Flags().BoolVar(&w.toolkit, "toolkit", false, "also wait for NVIDIA's container toolkit")
+	cmd.Flags().StringVar(&w.validations, "validations", "", "folder of the status files of NVIDIA's GPU operator, such as /run/nvidia/validations")
+	cmd.Flags().StringArrayVar(&places.Files, "config", nil, "configuration file with the location of the driver; may be repeated")
 	nodeconfig.AddFlags(cmd.Flags(), vendors.Names())
 	return cmd
 }

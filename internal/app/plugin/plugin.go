@@ -17,7 +17,7 @@ import (
 func Command() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:           "kubectl-divvy",
-		Short:         "See how accelerators are shared",
+		Short:         "Show and manage shared accelerators",
 		Annotations:   map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl divvy"},
 		SilenceUsage:  true,
 		SilenceErrors: true,

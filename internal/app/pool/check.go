@@ -56,10 +56,10 @@ func DefaultCheckOptions() CheckOptions {
 
 // AddFlags adds a flag for every option, with its present value as default.
 func (o *CheckOptions) AddFlags(fs *pflag.FlagSet) {
-	fs.StringVar(&o.From, "from", o.From, "namespace of the secrets to check, when no token is given")
+	fs.StringVar(&o.From, "from", o.From, "namespace of the secrets to check, if no token is given")
 	fs.DurationVar(&o.Timeout, "timeout", o.Timeout, "how long to wait for each address")
-	fs.IntVar(&o.Parallel, "parallel", o.Parallel, "how many addresses are asked at once")
-	fs.StringVar(&o.ServerName, "server-name", o.ServerName, "name that the servers' certificates must have; empty for the host of each address")
+	fs.IntVar(&o.Parallel, "parallel", o.Parallel, "number of addresses to check concurrently")
+	fs.StringVar(&o.ServerName, "server-name", o.ServerName, "name that the servers' certificates must contain; the host of each address if empty")
 	fs.StringVarP(&o.Output, "output", "o", o.Output, "table or json")
 }
 
@@ -86,10 +86,10 @@ func checkCommand() *cobra.Command {
 	c := kubectl.New()
 	cmd := &cobra.Command{
 		Use:   "check [TOKEN.tar|FOLDER]",
-		Short: "Connect to every server of the pool and explain what is wrong",
-		Long: "Connect from this machine to every server that servers.conf lists, verify its certificate with the ca.crt\n" +
-			"of the token, and explain what is wrong. The token is that of the cluster's secrets, or of an archive or a\n" +
-			"folder. The exit status is not 0 when a server cannot be used. No token is sent.",
+		Short: "Check the connection to every server of the pool",
+		Long: "Connect from this machine to every server in servers.conf, verify its certificate with the ca.crt of the token,\n" +
+			"and explain any failure. The token is read from the cluster's secrets, or from an archive or a folder.\n" +
+			"The exit status is not 0 if a server cannot be used. No token is sent.",
 		Example: "  kubectl divvy pool check\n" +
 			"  kubectl divvy pool check CA7WPsj.tar --timeout 2s",
 		Args:    cobra.MaximumNArgs(1),
@@ -194,9 +194,9 @@ func Check(ctx context.Context, o CheckOptions, t *token.Token, source string, w
 	}
 	switch {
 	case bad > 0:
-		return fmt.Errorf("%d of %d addresses of servers cannot be used", bad, len(report.Servers))
+		return fmt.Errorf("%d of %d server addresses cannot be used", bad, len(report.Servers))
 	case !report.OK:
-		return errors.New("the token cannot be used as it is")
+		return errors.New("the token cannot be used")
 	}
 	return nil
 }
@@ -252,8 +252,8 @@ func (r Report) print(out io.Writer, format string) error {
 	}
 	if r.OK {
 		c := probe.Explain(probe.CaseToken)
-		fmt.Fprintf(&b, "\nEvery server answers and proves with its certificate that it is the pool's. Whether the servers still accept the\n"+
-			"token only they can tell. When pods print \"%s\"\nnevertheless (guide, section %s):\n", c.Pods, c.Section)
+		fmt.Fprintf(&b, "\nEvery server responds with a valid certificate of the pool. Only the servers know whether they still accept the\n"+
+			"token. If pods print \"%s\"\nnevertheless (guide, section %s):\n", c.Pods, c.Section)
 		for i, step := range c.Do {
 			fmt.Fprintf(&b, "%d. %s\n", i+1, step)
 		}
@@ -306,11 +306,11 @@ func fromSecrets(ctx context.Context, client kubernetes.Interface, namespace str
 		}
 		data, ok := secret.Data[h.key]
 		if !ok {
-			return nil, "", nil, fmt.Errorf("secret %s in %s has no entry %s: import the token, with kubectl divvy pool import TOKEN.tar%s", h.secret, namespace, h.key, namespaceFlag(namespace))
+			return nil, "", nil, fmt.Errorf("secret %s in %s has no entry %s; import the token with: kubectl divvy pool import TOKEN.tar%s", h.secret, namespace, h.key, namespaceFlag(namespace))
 		}
 		t.Set(h.key, data)
 		if single != nil && !bytes.Equal(single.Data[h.key], data) {
-			warnings = append(warnings, fmt.Sprintf("secret %s in %s, which clients 2.5 use, has another %s than %s: import the token again", pool.SingleSecret, namespace, h.key, h.secret))
+			warnings = append(warnings, fmt.Sprintf("secret %s in %s, which clients 2.5 use, has a different %s than %s; import the token again", pool.SingleSecret, namespace, h.key, h.secret))
 		}
 	}
 	source = "the secrets in namespace " + namespace
@@ -320,16 +320,16 @@ func fromSecrets(ctx context.Context, client kubernetes.Interface, namespace str
 		for _, name := range token.Names() {
 			data, ok := single.Data[name]
 			if !ok {
-				return nil, "", nil, fmt.Errorf("secret %s in %s has no entry %s: import the token, with kubectl divvy pool import TOKEN.tar%s", pool.SingleSecret, namespace, name, namespaceFlag(namespace))
+				return nil, "", nil, fmt.Errorf("secret %s in %s has no entry %s; import the token with: kubectl divvy pool import TOKEN.tar%s", pool.SingleSecret, namespace, name, namespaceFlag(namespace))
 			}
 			t.Set(name, data)
 		}
-		warnings = append(warnings, fmt.Sprintf("there is only the secret of clients 2.5; pods with later clients need %s as well: import the token", strings.Join(missing, ", ")))
+		warnings = append(warnings, fmt.Sprintf("only the secret of clients 2.5 exists; pods with later clients also need %s: import the token", strings.Join(missing, ", ")))
 	case len(missing) == len(holders) && namespace != DefaultNamespace:
-		return nil, "", nil, fmt.Errorf("namespace %s has no secrets of the pool: Divvy brings copies with the first pod that uses the pool, "+
-			"where the namespace is allowed (kubectl label namespace %s divvy.dev/pool=allowed); the token itself is in namespace %s", namespace, namespace, DefaultNamespace)
+		return nil, "", nil, fmt.Errorf("namespace %s has no secrets of the pool: Divvy creates copies for the first pod that uses the pool, "+
+			"if the namespace is allowed (kubectl label namespace %s divvy.dev/pool=allowed); the token itself is in namespace %s", namespace, namespace, DefaultNamespace)
 	case len(missing) > 0:
-		return nil, "", nil, fmt.Errorf("namespace %s lacks %s: import the token, with kubectl divvy pool import TOKEN.tar%s", namespace, strings.Join(missing, ", "), namespaceFlag(namespace))
+		return nil, "", nil, fmt.Errorf("namespace %s lacks %s; import the token with: kubectl divvy pool import TOKEN.tar%s", namespace, strings.Join(missing, ", "), namespaceFlag(namespace))
 	}
 	return t, source, append(warnings, staleCopies(ctx, client, namespace, found)...), nil
 }
@@ -367,15 +367,15 @@ func staleCopies(ctx context.Context, client kubernetes.Interface, namespace str
 			return nil
 		})
 		if err != nil {
-			return append(out, fmt.Sprintf("whether namespaces have old copies was not checked: list secrets: %v", err))
+			return append(out, fmt.Sprintf("outdated copies in namespaces were not checked: list secrets: %v", err))
 		}
 		slices.Sort(stale)
 		for _, ns := range stale {
-			out = append(out, fmt.Sprintf("secret %s in %s is another than in %s, and Divvy does not keep it in step: delete it unless it is meant, with kubectl delete secret -n %s %s", name, ns, namespace, ns, name))
+			out = append(out, fmt.Sprintf("secret %s in %s differs from that in %s, and Divvy does not update it; unless this is intended, delete it with: kubectl delete secret -n %s %s", name, ns, namespace, ns, name))
 		}
 		if len(late) > 0 {
 			slices.Sort(late)
-			out = append(out, fmt.Sprintf("copies of secret %s are not in step yet in %s: if that stays so, look at the log of bitfusion-webhook-deployment", name, strings.Join(late, ", ")))
+			out = append(out, fmt.Sprintf("copies of secret %s are outdated in %s; if they stay outdated, check the log of bitfusion-webhook-deployment", name, strings.Join(late, ", ")))
 		}
 	}
 	return out

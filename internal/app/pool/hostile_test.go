@@ -26,7 +26,7 @@ func TestImportDoesNotCountOnASecretThatIsBeingDeleted(t *testing.T) {
 	}
 	var out bytes.Buffer
 	err := Import(t.Context(), DefaultImportOptions(), fake.NewClientset(leaving), good, &out)
-	if err == nil || !strings.Contains(err.Error(), "is being deleted: wait until it is gone") || out.Len() > 0 {
+	if err == nil || !strings.Contains(err.Error(), "is being deleted; wait until it is deleted") || out.Len() > 0 {
 		t.Errorf("said %q, error %v", out.String(), err)
 	}
 }

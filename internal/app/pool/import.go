@@ -53,12 +53,12 @@ func DefaultImportOptions() ImportOptions {
 
 // AddFlags adds a flag for every option, with its present value as default.
 func (o *ImportOptions) AddFlags(fs *pflag.FlagSet) {
-	fs.StringVarP(&o.Namespace, "namespace", "n", o.Namespace, "namespace of the secrets; that of the chart's pool.credentials.sourceNamespace")
-	fs.StringSliceVar(&o.ClientVersions, "client-version", o.ClientVersions, "version of the client that pods use, such as 450; several by commas. For 350 servers.conf gets the entry \"reachable\"")
-	fs.BoolVar(&o.Reachable, "reachable", o.Reachable, "add the entry \"reachable\" to servers.conf for every version")
-	fs.StringVar(&o.DryRun, "dry-run", o.DryRun, "none, client (say what would be done) or server (have the API server check it as well)")
+	fs.StringVarP(&o.Namespace, "namespace", "n", o.Namespace, "namespace of the secrets; must be the chart's pool.credentials.sourceNamespace")
+	fs.StringSliceVar(&o.ClientVersions, "client-version", o.ClientVersions, "client versions that pods use, such as 450, separated by commas. For 350, the entry \"reachable\" is added to servers.conf")
+	fs.BoolVar(&o.Reachable, "reachable", o.Reachable, "add the entry \"reachable\" to servers.conf regardless of the version")
+	fs.StringVar(&o.DryRun, "dry-run", o.DryRun, "none, client (print what would be done) or server (also let the API server validate it)")
 	fs.Lookup("dry-run").NoOptDefVal = dryRunClient
-	fs.BoolVar(&o.Force, "force", o.Force, "overwrite secrets with other content that were not made by this command")
+	fs.BoolVar(&o.Force, "force", o.Force, "overwrite secrets that differ and were not created by this command")
 }
 
 // Validate reports all mistakes at once.
@@ -87,10 +87,10 @@ func importCommand() *cobra.Command {
 	c := kubectl.New()
 	cmd := &cobra.Command{
 		Use:   "import TOKEN.tar|FOLDER",
-		Short: "Make the secrets of the pool from a token",
-		Long: "Make the secrets of the pool from the token that its administration offers for download, or from the\n" +
-			"folder into which it was unpacked. Secrets that were imported before are updated; others are not touched\n" +
-			"without --force. Nothing of the token is printed but the addresses of the servers.",
+		Short: "Create the secrets of the pool from a token",
+		Long: "Create the secrets of the pool from the token that can be downloaded from the pool's administration, or from the\n" +
+			"folder into which it was unpacked. Secrets that were imported before are updated; others are not changed\n" +
+			"without --force. Only the addresses of the servers are printed from the token.",
 		Example: "  kubectl divvy pool import CA7WPsj.tar\n" +
 			"  kubectl divvy pool import CA7WPsj.tar --client-version 350 --dry-run",
 		Args:    cobra.ExactArgs(1),
@@ -206,7 +206,7 @@ func Import(ctx context.Context, o ImportOptions, client kubernetes.Interface, t
 		}
 	}
 	if o.DryRun == dryRunNone {
-		fmt.Fprintln(out, "Copies in the namespaces of pods follow. Next: kubectl divvy pool check"+fromFlag(o.Namespace))
+		fmt.Fprintln(out, "Copies in the namespaces of pods are updated automatically. Next: kubectl divvy pool check"+fromFlag(o.Namespace))
 	}
 	return nil
 }
@@ -255,7 +255,7 @@ func plan(ctx context.Context, o ImportOptions, client kubernetes.Interface, t *
 		maps.Copy(secret.Data, data)
 		note := ""
 		if name == pool.ServersSecret && reachable(old.Data[pool.ServersKey]) && !reachable(t.Servers) {
-			note = fmt.Sprintf("note: %s had entries \"reachable\" before and has none now; if pods use clients 3.5, import again with --client-version 350", pool.ServersKey)
+			note = fmt.Sprintf("note: %s had entries \"reachable\" before but has none now; if pods use clients 3.5, import again with --client-version 350", pool.ServersKey)
 		}
 		steps = append(steps, step{name, "updated", secret, note})
 	}
@@ -272,15 +272,15 @@ func reachable(data []byte) bool {
 func overwritable(old *corev1.Secret, data map[string][]byte, o ImportOptions) error {
 	switch {
 	case old.Labels[managedLabel] == managedBy:
-		return fmt.Errorf("secret %s in %s is a copy that Divvy keeps in step with its source: import into the namespace of the source, as a rule %s", old.Name, old.Namespace, DefaultNamespace)
+		return fmt.Errorf("secret %s in %s is a copy that Divvy updates from its source; import into the namespace of the source, usually %s", old.Name, old.Namespace, DefaultNamespace)
 	case old.DeletionTimestamp != nil:
-		return fmt.Errorf("secret %s in %s is being deleted: wait until it is gone", old.Name, old.Namespace)
+		return fmt.Errorf("secret %s in %s is being deleted; wait until it is deleted", old.Name, old.Namespace)
 	case same(old.Data, data):
 		return nil
 	case old.Immutable != nil && *old.Immutable:
-		return fmt.Errorf("secret %s in %s is immutable: delete it first, with kubectl delete secret -n %s %s", old.Name, old.Namespace, old.Namespace, old.Name)
+		return fmt.Errorf("secret %s in %s is immutable; delete it first with: kubectl delete secret -n %s %s", old.Name, old.Namespace, old.Namespace, old.Name)
 	case old.Labels[ImportedLabel] != "true" && !o.Force:
-		return fmt.Errorf("secret %s in %s has other content and was not made by this command: give --force to overwrite it", old.Name, old.Namespace)
+		return fmt.Errorf("secret %s in %s has different content and was not created by this command; use --force to overwrite it", old.Name, old.Namespace)
 	}
 	return nil
 }
@@ -300,11 +300,11 @@ func same(old, data map[string][]byte) bool {
 func writeError(namespace, name string, err error) error {
 	switch {
 	case apierrors.IsNotFound(err):
-		return fmt.Errorf("secret %s: there is no namespace %s, or the secret is gone meanwhile: %w", name, namespace, err)
+		return fmt.Errorf("secret %s: namespace %s does not exist, or the secret was deleted meanwhile: %w", name, namespace, err)
 	case apierrors.IsConflict(err), apierrors.IsAlreadyExists(err):
-		return fmt.Errorf("secret %s in %s was changed by somebody else meanwhile: run this again: %w", name, namespace, err)
+		return fmt.Errorf("secret %s in %s was changed concurrently; run this command again: %w", name, namespace, err)
 	case apierrors.IsForbidden(err):
-		return fmt.Errorf("secret %s in %s: get, create and update of secrets there are needed: %w", name, namespace, err)
+		return fmt.Errorf("secret %s in %s: permission to get, create and update secrets there is required: %w", name, namespace, err)
 	}
 	return fmt.Errorf("write secret %s in %s: %w", name, namespace, err)
 }

@@ -22,7 +22,7 @@ const (
 func Command() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "pool",
-		Short: "Bring in and check the token of a remote pool of GPUs",
+		Short: "Import and check the token of a remote pool of GPUs",
 		Args:  cobra.NoArgs,
 		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}

@@ -189,21 +189,21 @@ func TestImport(t *testing.T) {
 		"a new token": {there: []runtime.Object{secret("kube-system", client, imported, "client.yaml", oldYAML), secret("kube-system", single, imported, "ca.crt", "old")},
 			want: same, out: []string{client + " in kube-system updated", single + " in kube-system updated"}},
 		"a servers.conf that is not for clients 3.5 any more": {there: []runtime.Object{secret("kube-system", servers, imported, "servers.conf", "servers:\n- reachable:a:1\n  addresses: [a:1]\n")},
-			want: same, out: []string{servers + " in kube-system updated\nnote: servers.conf had entries \"reachable\" before and has none now"}},
+			want: same, out: []string{servers + " in kube-system updated\nnote: servers.conf had entries \"reachable\" before but has none now"}},
 		"somebody's, with the same content": {there: []runtime.Object{secret("kube-system", ca, nil, "ca.crt", "ca")},
 			want: func(m map[string]map[string]string) { m[ca]["label"] = "" }, out: []string{ca + " in kube-system unchanged"}},
 		"somebody's, with other content": {there: []runtime.Object{secret("kube-system", client, nil, "client.yaml", oldYAML), secret("kube-system", servers, map[string]string{"a": "b"}, "x", "y")},
-			errs: []string{client + " in kube-system has other content and was not made by this command: give --force", servers + " in kube-system has other content"}},
+			errs: []string{client + " in kube-system has different content and was not created by this command; use --force", servers + " in kube-system has different content"}},
 		"somebody's, by force": {there: []runtime.Object{secret("kube-system", client, nil, "client.yaml", oldYAML, "more", "kept")}, change: func(o *ImportOptions) { o.Force = true },
 			want: func(m map[string]map[string]string) { m[client]["more"] = "kept" }, out: []string{client + " in kube-system updated"}},
 		"a copy, even by force": {there: []runtime.Object{secret("kube-system", client, map[string]string{managedLabel: managedBy}, "client.yaml", oldYAML)}, change: func(o *ImportOptions) { o.Force = true },
-			errs: []string{"is a copy that Divvy keeps in step with its source"}},
+			errs: []string{"is a copy that Divvy updates from its source"}},
 		"immutable, even by force": {there: []runtime.Object{func() runtime.Object {
 			s := secret("kube-system", client, imported, "client.yaml", oldYAML)
 			yes := true
 			s.Immutable = &yes
 			return s
-		}()}, change: func(o *ImportOptions) { o.Force = true }, errs: []string{"is immutable: delete it first, with kubectl delete secret -n kube-system " + client}},
+		}()}, change: func(o *ImportOptions) { o.Force = true }, errs: []string{"is immutable; delete it first with: kubectl delete secret -n kube-system " + client}},
 		"another namespace": {change: func(o *ImportOptions) { o.Namespace = "pool" }, want: same, out: []string{"in pool created", "pool check --from pool\n"}},
 		"only said":         {change: func(o *ImportOptions) { o.DryRun = "client" }, out: []string{ca + " in kube-system created (dry run)"}},
 		"bad options": {change: func(o *ImportOptions) { o.Namespace, o.DryRun, o.ClientVersions = "A b", "yes", []string{"latest", ""} },
@@ -272,7 +272,7 @@ func TestImportContinuesAfterAFailure(t *testing.T) {
 	})
 	var out bytes.Buffer
 	err := Import(t.Context(), DefaultImportOptions(), c, goodToken(), &out)
-	if err == nil || !strings.Contains(err.Error(), "secret "+servers+" in kube-system: get, create and update of secrets there are needed") {
+	if err == nil || !strings.Contains(err.Error(), "secret "+servers+" in kube-system: permission to get, create and update secrets there is required") {
 		t.Errorf("error %v", err)
 	}
 	broken = false
@@ -332,9 +332,9 @@ func TestReadToken(t *testing.T) {
 		"for others":        {files: map[string]string{"servers.conf": conf("10.1.1.1:56001")}, options: ImportOptions{ClientVersions: []string{"450"}}, servers: conf("10.1.1.1:56001")},
 		"others, when told": {files: map[string]string{"servers.conf": conf("10.1.1.1:56001")}, options: ImportOptions{Reachable: true}, servers: "servers:\n- reachable: 10.1.1.1:56001\n  addresses:\n  - 10.1.1.1:56001\n"},
 		"as the guide says": {files: map[string]string{"servers.conf": "servers:\n- reachable:10.1.1.1:56001\n  addresses:\n  - 10.1.1.1:56001\n"},
-			servers: "servers:\n- reachable: 10.1.1.1:56001\n  addresses:\n  - 10.1.1.1:56001\n", out: []string{"1 server, at 10.1.1.1:56001\n", "servers.conf, line 2: a blank was added"}},
+			servers: "servers:\n- reachable: 10.1.1.1:56001\n  addresses:\n  - 10.1.1.1:56001\n", out: []string{"1 server, at 10.1.1.1:56001\n", "servers.conf, line 2: added the required blank"}},
 		"expired": {files: map[string]string{"ca.crt": string(old), "servers.conf": conf("10.1.1.1:56001")}, servers: conf("10.1.1.1:56001"), errOut: "warning: ca.crt: the certificate"},
-		"bad":     {files: map[string]string{"ca.crt": "x", "servers.conf": "servers: []"}, err: "ca.crt is no certificate"},
+		"bad":     {files: map[string]string{"ca.crt": "x", "servers.conf": "servers: []"}, err: "ca.crt is not a certificate"},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -384,20 +384,20 @@ func TestCheck(t *testing.T) {
 		err         string
 	}{
 		"all is well": {servers: conf(up, up), verdicts: []probe.Verdict{probe.OK},
-			text: []string{up + "  ok", "Every server answers", "context deadline exceeded"}},
+			text: []string{up + "  ok", "Every server responds with a valid certificate of the pool", "context deadline exceeded"}},
 		"one is down": {servers: conf(up, down), verdicts: []probe.Verdict{probe.OK, probe.Refused}, cases: []string{"6.3"},
-			text: []string{down + "  refused", "The network does not lead to the servers (guide, section 6.3).", "i/o timeout"}, err: "1 of 2 addresses of servers cannot be used"},
+			text: []string{down + "  refused", "The servers cannot be reached over the network (guide, section 6.3).", "i/o timeout"}, err: "1 of 2 server addresses cannot be used"},
 		"another authority": {ca: string(other), servers: conf(up), verdicts: []probe.Verdict{probe.UnknownAuthority}, cases: []string{"6.1"},
-			text: []string{"which is not the authority in ca.crt", "(guide, section 6.1)", "1. Look in the pool's administration"}, err: "1 of 1 addresses"},
+			text: []string{"which is not the authority in ca.crt", "(guide, section 6.1)", "1. Check in the pool's administration"}, err: "1 of 1 server addresses"},
 		"all expired": {ca: string(old), servers: conf(out), verdicts: []probe.Verdict{probe.Expired}, cases: []string{"6.1"}, text: []string{"warning: ca.crt: the certificate of"}, err: "1 of 1"},
 		"no certificate, but addresses": {ca: "x", servers: conf(up), verdicts: []probe.Verdict{probe.UnknownAuthority}, problems: 1, cases: []string{"6.1"},
-			text: []string{"problem: ca.crt is no certificate"}, err: "1 of 1"},
+			text: []string{"problem: ca.crt is not a certificate"}, err: "1 of 1"},
 		"an address without port": {servers: conf(up, "10.1.1.1"), verdicts: []probe.Verdict{probe.OK, probe.Malformed}, problems: 1, cases: []string{"6.2"},
 			text: []string{"10.1.1.1", "malformed", "has no port: write 10.1.1.1:56001", "(guide, section 6.2)"}, err: "1 of 2"},
 		// Clients cannot read it, although it is clear what is meant.
 		"the guide's form": {servers: "servers:\n- reachable:" + up + "\n  addresses:\n  - " + up + "\n", verdicts: []probe.Verdict{probe.OK}, problems: 1, cases: []string{"6.2"},
-			text: []string{"problem: servers.conf, line 2: a blank was added", "with --client-version 350"}, err: "the token cannot be used as it is"},
-		"no servers.conf to speak of": {servers: "hello", verdicts: nil, problems: 1, cases: []string{"6.2"}, text: []string{"problem: servers.conf is text"}, err: "the token cannot be used as it is"},
+			text: []string{"problem: servers.conf, line 2: added the required blank", "with --client-version 350"}, err: "the token cannot be used"},
+		"no servers.conf to speak of": {servers: "hello", verdicts: nil, problems: 1, cases: []string{"6.2"}, text: []string{"problem: servers.conf is text"}, err: "the token cannot be used"},
 		"all three": {ca: string(other), servers: conf(up, down, "10.1.1.1"), verdicts: []probe.Verdict{probe.UnknownAuthority, probe.Refused, probe.Malformed}, problems: 1,
 			cases: []string{"6.1", "6.2", "6.3"}, err: "3 of 3"},
 	}
@@ -477,19 +477,19 @@ func TestTokenFromSecrets(t *testing.T) {
 	}{
 		"three":           {there: full, source: "the secrets in namespace kube-system"},
 		"all four":        {there: append(full[:3:3], one), source: "the secrets in namespace kube-system"},
-		"the single one":  {there: []*corev1.Secret{one}, source: "secret bitfusion-secret in namespace kube-system", warnings: []string{"there is only the secret of clients 2.5"}},
-		"none":            {err: "namespace kube-system lacks " + ca + ", " + client + ", " + servers + ": import the token, with kubectl divvy pool import TOKEN.tar"},
-		"two":             {there: full[:2], err: "namespace kube-system lacks " + servers + ": import"},
+		"the single one":  {there: []*corev1.Secret{one}, source: "secret bitfusion-secret in namespace kube-system", warnings: []string{"only the secret of clients 2.5 exists"}},
+		"none":            {err: "namespace kube-system lacks " + ca + ", " + client + ", " + servers + "; import the token with: kubectl divvy pool import TOKEN.tar"},
+		"two":             {there: full[:2], err: "namespace kube-system lacks " + servers + "; import"},
 		"two and the one": {there: append(full[:2:2], one), err: "lacks " + servers},
 		"an entry by another name": {there: []*corev1.Secret{full[0], secret("kube-system", client, nil, "client.yml", "x"), full[2]},
 			err: "secret " + client + " in kube-system has no entry client.yaml"},
 		"the single one, without an entry": {there: []*corev1.Secret{secret("kube-system", single, nil, "ca.crt", "ca")}, err: "secret bitfusion-secret in kube-system has no entry client.yaml"},
 		"two generations": {there: append(full[:3:3], secret("kube-system", single, nil, "ca.crt", "ca", "client.yaml", oldYAML, "servers.conf", "s")), source: "the secrets",
-			warnings: []string{"has another client.yaml than " + client}},
+			warnings: []string{"has a different client.yaml than " + client}},
 		// The guide's 6.1: stale copies in each namespace.
 		"old copies": {there: append(full[:3:3], secret("team-b", client, nil, "client.yaml", oldYAML), secret("team-a", client, nil, "client.yaml", oldYAML),
 			secret("team-c", client, managed, "client.yaml", oldYAML), secret("team-d", client, nil, "client.yaml", clientYAML)), source: "the secrets",
-			warnings: []string{"secret " + client + " in team-a is another than in kube-system", "kubectl delete secret -n team-b " + client, "are not in step yet in team-c"}},
+			warnings: []string{"secret " + client + " in team-a differs from that in kube-system", "kubectl delete secret -n team-b " + client, "are outdated in team-c"}},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -531,7 +531,7 @@ func TestTokenFromSecrets(t *testing.T) {
 	c.PrependReactor("list", "secrets", func(kubetesting.Action) (bool, runtime.Object, error) {
 		return true, nil, apierrors.NewForbidden(corev1.Resource("secrets"), "", errors.New("not all namespaces are yours"))
 	})
-	if _, _, warnings, err := fromSecrets(t.Context(), c, "kube-system"); err != nil || len(warnings) != 1 || !strings.Contains(warnings[0], "was not checked: list secrets") {
+	if _, _, warnings, err := fromSecrets(t.Context(), c, "kube-system"); err != nil || len(warnings) != 1 || !strings.Contains(warnings[0], "outdated copies in namespaces were not checked: list secrets") {
 		t.Errorf("warnings %q, error %v", warnings, err)
 	}
 }
@@ -592,7 +592,7 @@ func TestCommands(t *testing.T) {
 		"check an archive":     {args: []string{"check", path, "--timeout", "1m"}, out: "token " + path},
 		"check both":           {args: []string{"check", path, "--from", "x"}, err: "not both"},
 		"check a bad option":   {args: []string{"check", path, "--timeout", "0s"}, err: "--timeout"},
-		"check elsewhere":      {args: []string{"check", "--server", api.URL, "--from", "other"}, err: "namespace other has no secrets of the pool: Divvy brings copies"},
+		"check elsewhere":      {args: []string{"check", "--server", api.URL, "--from", "other"}, err: "namespace other has no secrets of the pool: Divvy creates copies"},
 		"no such cluster":      {args: []string{"check", "--kubeconfig", path + "x"}, err: "configuration of the Kubernetes client"},
 		"help":                 {args: nil, out: "import"},
 	} {

@@ -42,9 +42,9 @@ func DefaultOptions() Options {
 
 // AddFlags adds a flag for every option, with its present value as default.
 func (o *Options) AddFlags(fs *pflag.FlagSet) {
-	fs.StringVar(&o.Listen, "listen", o.Listen, "address that kube-scheduler of this node connects to")
-	fs.StringVar(&o.Service, "extender-service", o.Service, "namespace/name of the extender's Service, whose replicas connections are handed to")
-	fs.StringVar(&o.Kubeconfig, "kubeconfig", o.Kubeconfig, "kubeconfig file; empty for the pod's service account")
+	fs.StringVar(&o.Listen, "listen", o.Listen, "address that kube-scheduler on this node connects to")
+	fs.StringVar(&o.Service, "extender-service", o.Service, "namespace/name of the extender's Service; connections are forwarded to its replicas")
+	fs.StringVar(&o.Kubeconfig, "kubeconfig", o.Kubeconfig, "kubeconfig file; the pod's service account if empty")
 	o.Log.AddFlags(fs)
 }
 
@@ -79,12 +79,12 @@ func Command() *cobra.Command {
 	o := DefaultOptions()
 	cmd := &cobra.Command{
 		Use:   "proxy",
-		Short: "Hand connections of this node's kube-scheduler to a replica of the extender that answers",
-		Long: "Hand connections of this node's kube-scheduler to a replica of the extender that answers, the one that leads if it\n" +
-			"does. A connection to a replica that stops answering is cut, and one for which there is none is rejected, so\n" +
-			"kube-scheduler never waits for a machine that is gone.\n\n" +
+		Short: "Forward connections of this node's kube-scheduler to a replica of the extender",
+		Long: "Forward connections of this node's kube-scheduler to a replica of the extender that responds, preferably the leader.\n" +
+			"Connections to a replica that stops responding are closed, and new connections are rejected if no replica responds, so\n" +
+			"kube-scheduler never waits for an unavailable machine.\n\n" +
 			"Every flag can be given as an environment variable: --log-level as " + flags.EnvPrefix + "LOG_LEVEL.\n" +
-			"A flag wins over the variable, the variable over the default.",
+			"Flags take precedence over variables, variables over defaults.",
 		Args: cobra.NoArgs,
 		PreRunE: func(cmd *cobra.Command, _ []string) error {
 			return errors.Join(flags.FromEnvironment(cmd.Flags(), os.LookupEnv, nil), o.Validate())

@@ -35,7 +35,7 @@ func connect(kubeconfig string) (kube.Clients, error) {
 				}
 			}
 			if kubeconfig == "" {
-				return kube.Clients{}, fmt.Errorf("this is no pod, and there is no %s: give --kubeconfig", strings.Join(kubeconfigs, " or "))
+				return kube.Clients{}, fmt.Errorf("not running in a pod, and %s does not exist; set --kubeconfig", strings.Join(kubeconfigs, " or "))
 			}
 		}
 	}
@@ -64,6 +64,6 @@ func tell(ctx context.Context, client kubernetes.Interface, node string, k event
 		Count: 1, FirstTimestamp: now, LastTimestamp: now, Source: corev1.EventSource{Component: k.By, Host: node},
 	}, metav1.CreateOptions{})
 	if err != nil {
-		klog.FromContext(ctx).Error(err, "An event on the node could not be written", "reason", k.Reason)
+		klog.FromContext(ctx).Error(err, "Could not write an event on the node", "reason", k.Reason)
 	}
 }

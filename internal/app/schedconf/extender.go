@@ -58,14 +58,14 @@ func (s settings) fromService(ctx context.Context, client kubernetes.Interface, 
 	namespace, name, _ := strings.Cut(s.ExtenderService, "/")
 	service, err := client.CoreV1().Services(namespace).Get(ctx, name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
-		return fmt.Errorf("there is no Service %s of the extender; name it with --extender-service, or give --extender-url", s.ExtenderService)
+		return fmt.Errorf("Service %s of the extender not found; set --extender-service or --extender-url", s.ExtenderService)
 	}
 	if err != nil {
-		return fmt.Errorf("look at the extender's Service: %w", err)
+		return fmt.Errorf("get the extender's Service: %w", err)
 	}
 	ip := service.Spec.ClusterIP
 	if net.ParseIP(ip) == nil {
-		return fmt.Errorf("Service %s has no cluster IP (%q): kube-scheduler does not resolve names of Services; give --extender-url", s.ExtenderService, ip) //nolint:staticcheck // a name
+		return fmt.Errorf("Service %s has no cluster IP (%q), and kube-scheduler does not resolve names of Services; set --extender-url", s.ExtenderService, ip) //nolint:staticcheck // a name
 	}
 	for _, scheme := range []string{"https", "http"} {
 		for _, port := range service.Spec.Ports {
@@ -99,7 +99,7 @@ func (s settings) credentials(ctx context.Context, client kubernetes.Interface, 
 		}
 		err = absent(err, "ConfigMap "+namespace+"/"+caConfigMap)
 	default:
-		err = fmt.Errorf("--extender-url is %s: --ca-file must say by which CA its certificate is known", s.ExtenderURL)
+		err = fmt.Errorf("--extender-url is %s, so --ca-file is required to verify its certificate", s.ExtenderURL)
 	}
 	if err != nil {
 		return err
@@ -151,7 +151,7 @@ func absent(err error, what string) error {
 	case apierrors.IsNotFound(err):
 		return &waitingError{what}
 	case apierrors.IsForbidden(err):
-		return fmt.Errorf("read the %s: %w; give --ca-file, --client-cert-file and --client-key-file, or a kubeconfig of an administrator", what, err)
+		return fmt.Errorf("read the %s: %w; set --ca-file, --client-cert-file and --client-key-file, or use a kubeconfig of an administrator", what, err)
 	}
 	return fmt.Errorf("read the %s: %w", what, err)
 }

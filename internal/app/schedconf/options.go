@@ -95,34 +95,34 @@ func DefaultOptions() Options {
 
 // addHostFlags adds the flags of every subcommand.
 func (o *Options) addHostFlags(fs *pflag.FlagSet) {
-	fs.StringVar(&o.Manifest, "manifest", o.Manifest, "static pod of kube-scheduler")
-	fs.StringVar(&o.Dir, "kubernetes-dir", o.Dir, "folder for the backup and the scheduler's configuration; not the manifest's")
-	fs.StringSliceVar(&o.HostPaths, "host-path", o.HostPaths, "folders of the host, besides those two, that are mounted here under the same path; empty on the host itself, which sees all")
-	fs.StringVar(&o.KubeVersion, "kube-version", o.KubeVersion, "version of kube-scheduler, such as v1.31.4; empty for what the tag of its image says")
-	fs.StringVar(&o.Kubeconfig, "kubeconfig", o.Kubeconfig, "kubeconfig file; empty for the pod's service account, or else "+strings.Join(kubeconfigs, " or "))
-	fs.StringVar(&o.NodeName, "node-name", o.NodeName, "name of this node in the cluster; empty for $NODE_NAME, or else the machine's name")
-	fs.DurationVar(&o.Timeout, "timeout", o.Timeout, "how long kube-scheduler may take to be well with a change before that is rolled back")
-	fs.DurationVar(&o.Settle, "settle", o.Settle, "how long kube-scheduler must stay well until a change counts as good")
-	fs.StringVar(&o.PodLogDir, "pod-log-dir", o.PodLogDir, "kubelet's folder with the logs of pods, to tell why kube-scheduler ended; empty for none")
+	fs.StringVar(&o.Manifest, "manifest", o.Manifest, "manifest of the static pod of kube-scheduler")
+	fs.StringVar(&o.Dir, "kubernetes-dir", o.Dir, "folder for the backup and the scheduler's configuration; must not be that of the manifest")
+	fs.StringSliceVar(&o.HostPaths, "host-path", o.HostPaths, "further folders of the host that are mounted in this container at the same path; empty when run on the host itself")
+	fs.StringVar(&o.KubeVersion, "kube-version", o.KubeVersion, "version of kube-scheduler, such as v1.31.4; taken from its image tag if empty")
+	fs.StringVar(&o.Kubeconfig, "kubeconfig", o.Kubeconfig, "kubeconfig file; if empty, the pod's service account, or else "+strings.Join(kubeconfigs, " or "))
+	fs.StringVar(&o.NodeName, "node-name", o.NodeName, "name of this node in the cluster; if empty, $NODE_NAME or else the host name")
+	fs.DurationVar(&o.Timeout, "timeout", o.Timeout, "how long kube-scheduler may take to become healthy after a change before the change is rolled back")
+	fs.DurationVar(&o.Settle, "settle", o.Settle, "how long kube-scheduler must stay healthy before a change is considered successful")
+	fs.StringVar(&o.PodLogDir, "pod-log-dir", o.PodLogDir, "kubelet's folder of pod logs, to report why kube-scheduler exited; empty to disable")
 	o.Log.AddFlags(fs)
 }
 
 // addExtenderFlags adds the flags that say what kube-scheduler is to ask.
 func (o *Options) addExtenderFlags(fs *pflag.FlagSet) {
-	fs.StringVar(&o.ExtenderURL, "extender-url", o.ExtenderURL, "URL of the extender as kube-scheduler reaches it, such as http://127.0.0.1:32766"+route+"; empty for the address of --extender-service")
+	fs.StringVar(&o.ExtenderURL, "extender-url", o.ExtenderURL, "URL of the extender as kube-scheduler reaches it, such as http://127.0.0.1:32766"+route+"; the address of --extender-service if empty")
 	fs.StringVar(&o.ExtenderService, "extender-service", o.ExtenderService, "namespace/name of the extender's Service")
-	fs.StringVar(&o.ExtenderProxy, "extender-proxy", o.ExtenderProxy, "address of \"divvy-control proxy\" on this node, such as 127.0.0.1:32764, which a kube-scheduler on the node's network connects to instead of the Service; empty for none")
-	fs.StringVar(&o.ServerName, "server-name", o.ServerName, "name in the extender's certificate; empty for the Service's, or the host of --extender-url")
-	fs.StringVar(&o.CAFile, "ca-file", o.CAFile, "CA of the extender's certificate; empty for the ConfigMap "+caConfigMap+" in the Service's namespace")
-	fs.StringVar(&o.CertFile, "client-cert-file", o.CertFile, "certificate that kube-scheduler shows to the extender; empty for the Secret "+clientSecret+" in the Service's namespace")
-	fs.StringVar(&o.KeyFile, "client-key-file", o.KeyFile, "key of --client-cert-file")
-	fs.StringSliceVar(&o.Resources, "resources", o.Resources, "extended resources whose pods the extender places; empty for those that kube-scheduler asks about already, or else "+defaultResource)
-	fs.IntVar(&o.Weight, "weight", o.Weight, "how many times the extender's score of a node counts beside those of kube-scheduler's plugins; with 200 the extender decides wherever two nodes differ for it")
-	fs.DurationVar(&o.ExtenderTimeout, "extender-timeout", o.ExtenderTimeout, "how long kube-scheduler waits for an answer of the extender")
+	fs.StringVar(&o.ExtenderProxy, "extender-proxy", o.ExtenderProxy, "address of \"divvy-control proxy\" on this node, such as 127.0.0.1:32764, which a kube-scheduler in the host network uses instead of the Service; empty to disable")
+	fs.StringVar(&o.ServerName, "server-name", o.ServerName, "server name in the extender's certificate; if empty, that of the Service or the host of --extender-url")
+	fs.StringVar(&o.CAFile, "ca-file", o.CAFile, "CA of the extender's certificate; if empty, from the ConfigMap "+caConfigMap+" in the Service's namespace")
+	fs.StringVar(&o.CertFile, "client-cert-file", o.CertFile, "client certificate of kube-scheduler for the extender; if empty, from the Secret "+clientSecret+" in the Service's namespace")
+	fs.StringVar(&o.KeyFile, "client-key-file", o.KeyFile, "private key of --client-cert-file")
+	fs.StringSliceVar(&o.Resources, "resources", o.Resources, "extended resources that the extender manages; if empty, those already configured, or else "+defaultResource)
+	fs.IntVar(&o.Weight, "weight", o.Weight, "weight of the extender's node scores relative to those of kube-scheduler's plugins; with 200 the extender decides whenever its scores differ")
+	fs.DurationVar(&o.ExtenderTimeout, "extender-timeout", o.ExtenderTimeout, "kube-scheduler's timeout for calls to the extender")
 }
 
 func (o *Options) addListenFlag(fs *pflag.FlagSet) {
-	fs.StringVar(&o.Listen, "listen", o.Listen, "address of /healthz, /readyz and /metrics, such as 127.0.0.1:9402; empty for none")
+	fs.StringVar(&o.Listen, "listen", o.Listen, "address to serve /healthz, /readyz and /metrics on, such as 127.0.0.1:9402; empty to disable")
 }
 
 // Validate reports all mistakes, each with its flag.
@@ -158,11 +158,11 @@ func (o *Options) Validate() error {
 	if o.ExtenderProxy != "" {
 		errs = append(errs, flags.Mistake("extender-proxy", flags.CheckAddress(o.ExtenderProxy)))
 		if o.ExtenderURL != "" {
-			mistake("extender-proxy", "%s: must not be given together with --extender-url", o.ExtenderProxy)
+			mistake("extender-proxy", "%s: cannot be combined with --extender-url", o.ExtenderProxy)
 		}
 	}
 	if (o.CertFile == "") != (o.KeyFile == "") {
-		mistake("client-cert-file", "must be given together with --client-key-file")
+		mistake("client-cert-file", "requires --client-key-file")
 	}
 	for _, resource := range o.Resources {
 		if err := flags.CheckResource(resource); err != nil {
@@ -199,7 +199,7 @@ func (o Options) settings() (settings, error) {
 	if s.NodeName == "" {
 		name, err := os.Hostname()
 		if err != nil {
-			return s, fmt.Errorf("the name of this node: %w; give it with --node-name", err)
+			return s, fmt.Errorf("the name of this node: %w; set it with --node-name", err)
 		}
 		// As kubelet makes it.
 		s.NodeName = strings.ToLower(strings.TrimSpace(name))

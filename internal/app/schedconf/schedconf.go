@@ -31,11 +31,11 @@ import (
 func Command() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "schedconf",
-		Short: "Make the kube-scheduler of a control-plane node ask the extender, or take that back",
-		Long: "Make the kube-scheduler of a control-plane node ask Divvy's extender, or take that back. It runs on the node, as root:\n" +
-			"it edits the static pod in /etc/kubernetes/manifests, and writes a configuration beside the one that is there.\n\n" +
+		Short: "Configure the kube-scheduler of a control-plane node to call the extender, or revert that",
+		Long: "Configure the kube-scheduler of a control-plane node to call Divvy's extender, or revert that. Run it on the node, as root:\n" +
+			"it edits the static pod in /etc/kubernetes/manifests, and writes a configuration next to the existing one.\n\n" +
 			"Every flag can be given as an environment variable: --log-level as " + flags.EnvPrefix + "LOG_LEVEL.\n" +
-			"A flag wins over the variable, the variable over the default.",
+			"Flags take precedence over variables, variables over defaults.",
 	}
 	cmd.AddCommand(installCommand(), uninstallCommand(), statusCommand(), planCommand(), watchCommand())
 	return cmd
@@ -76,9 +76,9 @@ func quiet() *Options {
 func installCommand() *cobra.Command {
 	o := quiet()
 	o.Log.Level = "info"
-	return subcommand(o, "install", "Make kube-scheduler of this node ask the extender", "\n\n"+
-		"The command returns when kube-scheduler is well with it. If it is not in time, what was there before is put back,\n"+
-		"and the command fails with the reason. A second run changes nothing.",
+	return subcommand(o, "install", "Configure kube-scheduler on this node to call the extender", "\n\n"+
+		"The command returns when kube-scheduler is healthy with the change. If it does not become healthy in time, the previous\n"+
+		"state is restored and the command fails with the reason. A second run changes nothing.",
 		func(fs *pflag.FlagSet) {
 			o.addExtenderFlags(fs)
 			o.Again = true
@@ -88,24 +88,24 @@ func installCommand() *cobra.Command {
 func uninstallCommand() *cobra.Command {
 	o := quiet()
 	o.Log.Level = "info"
-	return subcommand(o, "uninstall", "Make kube-scheduler of this node what it was", "\n\n"+
-		"The manifest becomes the original byte for byte, unless something else in it was edited since; then what was put in\n"+
-		"is taken out. Divvy's files go once kube-scheduler runs without them.",
+	return subcommand(o, "uninstall", "Restore the original kube-scheduler on this node", "\n\n"+
+		"The original manifest is restored byte for byte. If other parts of it were edited since, only Divvy's changes are removed.\n"+
+		"Divvy's files are deleted once kube-scheduler runs without them.",
 		func(fs *pflag.FlagSet) {
 			o.addListenFlag(fs)
-			fs.BoolVar(&o.Stay, "stay", o.Stay, "keep running when done, and ready, so that no watch on this node undoes it meanwhile")
+			fs.BoolVar(&o.Stay, "stay", o.Stay, "keep running and ready when done, so that no watch on this node reverts it")
 		}, uninstall)
 }
 
 func statusCommand() *cobra.Command {
 	o := quiet()
-	return subcommand(o, "status", "Show whether kube-scheduler of this node asks the extender, and is well", " It fails where it does not.",
+	return subcommand(o, "status", "Show whether kube-scheduler on this node calls the extender and is healthy", " The command fails if not.",
 		func(fs *pflag.FlagSet) { o.addExtenderFlags(fs) }, status)
 }
 
 func planCommand() *cobra.Command {
 	o := quiet()
-	return subcommand(o, "plan", "Show what install would change, as a diff without keys", " It changes nothing.",
+	return subcommand(o, "plan", "Show what install would change, as a diff without keys", " Nothing is changed.",
 		func(fs *pflag.FlagSet) {
 			o.addExtenderFlags(fs)
 			fs.BoolVar(&o.Uninstall, "uninstall", o.Uninstall, "show what uninstall would change")
@@ -115,13 +115,13 @@ func planCommand() *cobra.Command {
 func watchCommand() *cobra.Command {
 	o := DefaultOptions()
 	o.Listen = "127.0.0.1:9402"
-	return subcommand(&o, "watch", "Install, and again whenever somebody changes what it depends on", "\n\n"+
-		"It wires the scheduler again after kubeadm upgrade and after a change of the scheduler's own configuration, and\n"+
-		"follows the extender's address and certificates. It is ready while kube-scheduler is wired and well.",
+	return subcommand(&o, "watch", "Install, and repeat whenever something it depends on changes", "\n\n"+
+		"It configures the scheduler again after kubeadm upgrade and after changes of the scheduler's own configuration, and\n"+
+		"follows the extender's address and certificates. It is ready while kube-scheduler is configured and healthy.",
 		func(fs *pflag.FlagSet) {
 			o.addExtenderFlags(fs)
 			o.addListenFlag(fs)
-			fs.DurationVar(&o.Resync, "resync", o.Resync, "how often it looks although nothing seems to have changed")
+			fs.DurationVar(&o.Resync, "resync", o.Resync, "interval of checks when nothing is known to have changed")
 		}, watch)
 }
 
@@ -192,16 +192,16 @@ func install(ctx context.Context, s settings, out io.Writer) error {
 		return err
 	}
 	if !r.Changed {
-		fmt.Fprintf(out, "kube-scheduler of node %s asks the extender at %s already; nothing was changed.\n", s.NodeName, e.URL)
+		fmt.Fprintf(out, "kube-scheduler on node %s already calls the extender at %s; nothing was changed.\n", s.NodeName, e.URL)
 		return nil
 	}
 	tell(ctx, clients.Kubernetes, s.NodeName, events.SchedulerWired, wiredMessage(e))
-	fmt.Fprintf(out, "kube-scheduler of node %s asks the extender at %s now, and is well.\n", s.NodeName, e.URL)
+	fmt.Fprintf(out, "kube-scheduler on node %s now calls the extender at %s and is healthy.\n", s.NodeName, e.URL)
 	return nil
 }
 
 func wiredMessage(e schedconf.Extender) string {
-	return fmt.Sprintf("kube-scheduler asks Divvy's extender at %s about %s", e.URL, strings.Join(e.Resources, ", "))
+	return fmt.Sprintf("kube-scheduler calls Divvy's extender at %s for %s", e.URL, strings.Join(e.Resources, ", "))
 }
 
 // watchEnds is how long an uninstall waits for a watch on this node: a little longer
@@ -216,11 +216,11 @@ func uninstall(ctx context.Context, s settings, out io.Writer) error {
 	done := func(r host.Result) {
 		printNotes(out, r.Notes)
 		if !r.Changed {
-			fmt.Fprintf(out, "kube-scheduler of node %s does not ask the extender.\n", s.NodeName)
+			fmt.Fprintf(out, "kube-scheduler on node %s does not call the extender.\n", s.NodeName)
 			return
 		}
-		tell(ctx, clients.Kubernetes, s.NodeName, events.SchedulerUnwired, "kube-scheduler runs as it did before Divvy")
-		fmt.Fprintf(out, "kube-scheduler of node %s is what it was, and is well.\n", s.NodeName)
+		tell(ctx, clients.Kubernetes, s.NodeName, events.SchedulerUnwired, "kube-scheduler runs with its original configuration")
+		fmt.Fprintf(out, "kube-scheduler on node %s was restored and is healthy.\n", s.NodeName)
 	}
 	if s.Stay {
 		return stay(ctx, s, h, done)
@@ -250,7 +250,7 @@ func plan(ctx context.Context, s settings, out io.Writer) error {
 	}
 	printNotes(out, notes)
 	if diff == "" {
-		fmt.Fprintln(out, "Nothing is to be changed.")
+		fmt.Fprintln(out, "No changes are needed.")
 		return nil
 	}
 	fmt.Fprint(out, diff)
@@ -258,7 +258,7 @@ func plan(ctx context.Context, s settings, out io.Writer) error {
 }
 
 // errNotWired is what status fails with.
-var errNotWired = errors.New("kube-scheduler is not wired as it should be")
+var errNotWired = errors.New("kube-scheduler is not configured as expected")
 
 func status(ctx context.Context, s settings, out io.Writer) error {
 	clients, h, err := s.reach()
@@ -298,7 +298,7 @@ func status(ctx context.Context, s settings, out io.Writer) error {
 	}
 	var problems []string
 	if !st.Wired {
-		problems = append(problems, "it does not ask the extender")
+		problems = append(problems, "it does not call the extender")
 	} else if e, err := s.withProxy(h).desired(ctx, clients, h); err != nil {
 		line("not compared", "%v", err)
 	} else {
@@ -308,7 +308,7 @@ func status(ctx context.Context, s settings, out io.Writer) error {
 		problems = append(problems, "a change was rolled back")
 	}
 	if st.Pending {
-		problems = append(problems, "a change began and was not finished; install or uninstall does it")
+		problems = append(problems, "a change was not completed; run install or uninstall to complete it")
 	}
 	want, err := h.Want()
 	if err == nil {

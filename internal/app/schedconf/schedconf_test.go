@@ -142,9 +142,9 @@ func TestExtender(t *testing.T) {
 			want:   schedconf.Extender{URL: "https://extender.example:1/x", ServerName: "extender.example", CA: cert},
 		},
 		"a URL with TLS and no CA": {
-			client: fake.NewClientset(), change: func(o *Options) { o.ExtenderURL = "https://extender.example:1/x" }, err: "--ca-file must say",
+			client: fake.NewClientset(), change: func(o *Options) { o.ExtenderURL = "https://extender.example:1/x" }, err: "so --ca-file is required to verify its certificate",
 		},
-		"no Service":           {client: fake.NewClientset(), err: "there is no Service divvy-system/divvy-extender"},
+		"no Service":           {client: fake.NewClientset(), err: "Service divvy-system/divvy-extender of the extender not found"},
 		"a headless Service":   {client: fake.NewClientset(service("None", "https")), err: `no cluster IP ("None")`},
 		"a Service of another": {client: fake.NewClientset(service("10.96.0.7")), err: "no port named https or http"},
 		"no CA yet":            {client: fake.NewClientset(both, noCA, noCert), err: "publish its CA", waiting: true},
@@ -202,7 +202,7 @@ func TestValidate(t *testing.T) {
 		"--extender-url":       func(o *Options) { o.ExtenderURL = "ftp://a" },
 		"--extender-service":   func(o *Options) { o.ExtenderService = "divvy-extender" },
 		"--extender-proxy":     func(o *Options) { o.ExtenderProxy = "32764" },
-		"together with --ext":  func(o *Options) { o.ExtenderProxy, o.ExtenderURL = "127.0.0.1:1", "http://a" },
+		"combined with --ext":  func(o *Options) { o.ExtenderProxy, o.ExtenderURL = "127.0.0.1:1", "http://a" },
 		"--client-cert-file":   func(o *Options) { o.CertFile = "/a" },
 		"--resources: \"gpu\"": func(o *Options) { o.Resources = []string{"gpu"} },
 		"--listen":             func(o *Options) { o.Listen = "9402" },
@@ -441,7 +441,7 @@ func TestCommands(t *testing.T) {
 	for want, args := range map[string][]string{
 		"no kube-scheduler on this node": {"plan", "--extender-url", "http://127.0.0.1:1/x", "--kubeconfig", kubeconfig, "--resources", "a.b/c", "--manifest", filepath.Join(dir, "m", "none.yaml"), "--kubernetes-dir", dir},
 		"--extender-url":                 {"install", "--extender-url", "garbage"},
-		"give --kubeconfig":              {"status", "--manifest", "/none/x"},
+		"set --kubeconfig":               {"status", "--manifest", "/none/x"},
 		"unknown flag":                   {"uninstall", "--extender-url", "http://a"},
 	} {
 		cmd := Command()

@@ -65,11 +65,11 @@ func (t *turn) Take(ctx context.Context, outcome string) error {
 	defer t.mu.Unlock()
 	lease, err := t.client.CoordinationV1().Leases(t.namespace).Get(ctx, turnLease, metav1.GetOptions{})
 	if nobody(err) {
-		klog.FromContext(ctx).Info("No node minds another: the Lease cannot be read", "reason", err.Error())
+		klog.FromContext(ctx).Info("Could not read the Lease; not coordinating with other nodes", "reason", err.Error())
 		return nil
 	}
 	if err != nil {
-		return fmt.Errorf("ask whose turn it is: %w", err)
+		return fmt.Errorf("read the lock Lease: %w", err)
 	}
 	if lease.ResourceVersion != t.seen {
 		t.seen, t.since = lease.ResourceVersion, t.now()
@@ -90,7 +90,7 @@ func (t *turn) Take(ctx context.Context, outcome string) error {
 		return &host.NotNowError{Node: "(another)"}
 	}
 	if err != nil {
-		return fmt.Errorf("take the turn: %w", err)
+		return fmt.Errorf("acquire the lock Lease: %w", err)
 	}
 	return nil
 }
@@ -115,7 +115,7 @@ func (t *turn) Done(ctx context.Context, failure *host.Failure) error {
 		case failure != nil:
 			value, err := json.Marshal(rolledBack{t.node, *failure})
 			if err != nil {
-				return fmt.Errorf("note what was rolled back: %w", err)
+				return fmt.Errorf("record the rollback: %w", err)
 			}
 			metav1.SetMetaDataAnnotation(&lease.ObjectMeta, annotationRolledBack, string(value))
 		case ok && b.Node == t.node:

@@ -90,7 +90,7 @@ func (s *scheduler) Await(_ context.Context, want host.Want) error {
 	delete(s.starting, s.node)
 	s.tried = append(s.tried, s.node)
 	if s.refuses {
-		return &host.UnhealthyError{Problem: "it ended with code 1, again and again", Crashed: true}
+		return &host.UnhealthyError{Problem: "it ended with code 1, repeatedly", Crashed: true}
 	}
 	return nil
 }

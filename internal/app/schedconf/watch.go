@@ -72,7 +72,7 @@ type watcher struct {
 func newWatcher(registry prometheus.Registerer) (*watcher, error) {
 	w := &watcher{
 		states: metrics.SchedconfState.NewGauges(), changes: metrics.SchedconfChanges.NewCounters(), rounds: metrics.SchedconfRounds.NewCounters(),
-		state: stateWaiting, err: errors.New("it has just started"),
+		state: stateWaiting, err: errors.New("starting"),
 	}
 	for _, state := range []string{stateWired, stateWaiting, stateRolledBack, stateUnhealthy, stateFailed} {
 		w.states.WithLabelValues(state)
@@ -141,7 +141,7 @@ func (w *watcher) round(ctx context.Context) {
 	case ctx.Err() != nil:
 		return // it was stopped, which says nothing of the node
 	case unreachable(err) && w.current() == stateWired:
-		klog.FromContext(ctx).V(4).Info("The API server is away; what was known last still holds", "reason", err.Error())
+		klog.FromContext(ctx).V(4).Info("The API server is unavailable; using the last known state", "reason", err.Error())
 		return
 	}
 	state := stateOf(err)
@@ -198,9 +198,9 @@ func (w *watcher) set(ctx context.Context, state string, err error) {
 	}
 	if state != w.state || err != nil && (w.err == nil || err.Error() != w.err.Error()) {
 		if err == nil {
-			klog.FromContext(ctx).Info("kube-scheduler is wired and well")
+			klog.FromContext(ctx).Info("kube-scheduler is configured and healthy")
 		} else {
-			klog.FromContext(ctx).Info("kube-scheduler is not wired as it should be", "state", state, "reason", err.Error())
+			klog.FromContext(ctx).Info("kube-scheduler is not configured as expected", "state", state, "reason", err.Error())
 		}
 	}
 	w.state, w.err = state, err
@@ -287,7 +287,7 @@ func watchFiles(ctx context.Context, dirs []string, changed chan<- struct{}) err
 	defer watcher.Close() //nolint:errcheck // nothing is lost
 	for _, dir := range dirs {
 		if err := watcher.Add(dir); err != nil {
-			klog.FromContext(ctx).Info("A folder cannot be watched; changes in it are seen later", "folder", dir, "reason", err.Error())
+			klog.FromContext(ctx).Info("A folder cannot be watched; its changes are noticed at the next check", "folder", dir, "reason", err.Error())
 		}
 	}
 	var quiet <-chan time.Time
@@ -304,7 +304,7 @@ func watchFiles(ctx context.Context, dirs []string, changed chan<- struct{}) err
 			}
 			quiet = time.After(quietFor)
 		case err := <-watcher.Errors:
-			klog.FromContext(ctx).Error(err, "Events of files were lost; looking at all")
+			klog.FromContext(ctx).Error(err, "File events were lost; checking all files")
 			quiet = time.After(quietFor)
 		case <-quiet:
 			quiet = nil
@@ -351,7 +351,7 @@ func stay(ctx context.Context, s settings, h *host.Host, done func(host.Result))
 		return err
 	}
 	var mu sync.Mutex
-	state := errors.New("kube-scheduler is still being unwired")
+	state := errors.New("the configuration of kube-scheduler is still being restored")
 	set := func(err error) {
 		mu.Lock()
 		defer mu.Unlock()
@@ -373,7 +373,7 @@ func stay(ctx context.Context, s settings, h *host.Host, done func(host.Result))
 			if ctx.Err() != nil {
 				return nil //nolint:nilerr // it was stopped, and undoes nothing of what it did
 			}
-			klog.FromContext(ctx).Error(err, "kube-scheduler could not be unwired; trying again", "pause", pause)
+			klog.FromContext(ctx).Error(err, "Could not restore the configuration of kube-scheduler; retrying", "pause", pause)
 			set(err)
 			select {
 			case <-ctx.Done():

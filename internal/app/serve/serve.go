@@ -189,7 +189,7 @@ func (p Program) Run(ctx context.Context) error {
 		p.Stopping()
 	}
 	if p.Delay > 0 && !failed {
-		logger.Info("Requests are still taken", "delay", p.Delay)
+		logger.Info("Still accepting requests", "delay", p.Delay)
 		<-time.After(p.Delay)
 	}
 	p.drain(context.WithoutCancel(ctx))
@@ -209,7 +209,7 @@ func (p Program) drain(ctx context.Context) {
 	defer cancel()
 	for _, s := range p.Servers {
 		if err := s.HTTP.Shutdown(ctx); err != nil {
-			klog.FromContext(ctx).Error(err, "Requests were cut off")
+			klog.FromContext(ctx).Error(err, "Aborted requests")
 			s.HTTP.Close() //nolint:errcheck // nothing is left to do about it
 		}
 	}

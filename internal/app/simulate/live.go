@@ -219,7 +219,7 @@ func readDump(in io.Reader, name string) (*live, error) {
 		l.add(obj)
 	}
 	if len(l.nodes) == 0 {
-		return nil, fmt.Errorf("%s: there are no nodes among its %d items", name, len(all.Items))
+		return nil, fmt.Errorf("%s: no nodes among its %d items", name, len(all.Items))
 	}
 	return l, nil
 }
@@ -237,7 +237,7 @@ func (l *live) simulation(wanted string, errOut io.Writer) (*simulate.Cluster, *
 		}
 		all, err := wire.DecodeInventory(text)
 		if err != nil {
-			fmt.Fprintf(errOut, "Node %s is left out: %v.\n", n.Name, err)
+			fmt.Fprintf(errOut, "Node %s is ignored: %v.\n", n.Name, err)
 			continue
 		}
 		inventories[n.Name] = all
@@ -278,7 +278,7 @@ func (l *live) simulation(wanted string, errOut io.Writer) (*simulate.Cluster, *
 			}
 			continue
 		case err != nil:
-			fmt.Fprintf(errOut, "Pod %s/%s is left out: %v.\n", p.Namespace, p.Name, err)
+			fmt.Fprintf(errOut, "Pod %s/%s is ignored: %v.\n", p.Namespace, p.Name, err)
 			continue
 		}
 		ask := askOf(&requests[0], c)
@@ -288,7 +288,7 @@ func (l *live) simulation(wanted string, errOut io.Writer) (*simulate.Cluster, *
 		w.Pods = append(w.Pods, simulate.Pod{Name: name, Source: "pod " + name, Ask: ask})
 	}
 	if len(w.Pods) == 0 {
-		return nil, nil, fmt.Errorf("no pod asks for %s: there is no workload to replay", resource)
+		return nil, nil, fmt.Errorf("no pod requests %s: there is no workload to replay", resource)
 	}
 	return c, w, nil
 }
@@ -297,13 +297,13 @@ func (l *live) simulation(wanted string, errOut io.Writer) (*simulate.Cluster, *
 func choose(wanted string, offered []accel.Resource) (accel.Resource, error) {
 	switch {
 	case len(offered) == 0:
-		return "", errors.New("no node publishes devices that Divvy shares; is its node daemon running?")
+		return "", errors.New("no node publishes devices that Divvy shares; check that divvy-node is running")
 	case wanted == "" && len(offered) == 1:
 		return offered[0], nil
 	case wanted == "":
-		return "", fmt.Errorf("the nodes share several resources; name one with --resource: %s", accel.JoinResources(offered))
+		return "", fmt.Errorf("the nodes share several resources; select one with --resource: %s", accel.JoinResources(offered))
 	case !slices.Contains(offered, accel.Resource(wanted)):
-		return "", fmt.Errorf("--resource %s: no node publishes it; there are: %s", wanted, accel.JoinResources(offered))
+		return "", fmt.Errorf("--resource %s: no node publishes it; published resources: %s", wanted, accel.JoinResources(offered))
 	}
 	return accel.Resource(wanted), nil
 }

@@ -61,22 +61,22 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	for _, k := range simulate.Policies() {
 		names = append(names, k.Name)
 	}
-	fs.BoolVar(&o.FromCluster, "from-cluster", o.FromCluster, "take nodes and pods from the live cluster; nothing is changed there")
-	fs.StringVar(&o.FromDump, "from-dump", o.FromDump, "take nodes and pods from a file that --dump wrote, or \"kubectl get nodes,pods -A -o json\"; \"-\" for standard input")
-	fs.StringVar(&o.Dump, "dump", o.Dump, "write the nodes and pods of the live cluster to this file, as far as simulations need them, and do nothing else; \"-\" for standard output")
-	fs.StringVar(&o.Resource, "resource", o.Resource, "extended resource to simulate, of a cluster whose nodes share several")
+	fs.BoolVar(&o.FromCluster, "from-cluster", o.FromCluster, "read nodes and pods from the live cluster; nothing is changed there")
+	fs.StringVar(&o.FromDump, "from-dump", o.FromDump, "read nodes and pods from a file written by --dump or by \"kubectl get nodes,pods -A -o json\"; \"-\" for standard input")
+	fs.StringVar(&o.Dump, "dump", o.Dump, "write the nodes and pods of the live cluster that simulations need to this file and exit; \"-\" for standard output")
+	fs.StringVar(&o.Resource, "resource", o.Resource, "extended resource to simulate, if the nodes share several")
 	fs.StringSliceVar(&o.Policies, "policy", o.Policies, "policies to compare: "+strings.Join(names, ", ")+", or \"all\"")
-	fs.IntVar(&o.Shuffles, "shuffles", o.Shuffles, "orders of arrival to try; results are means over them")
-	fs.Int64Var(&o.Seed, "seed", o.Seed, "seed of the first order of arrival, the others have the next ones")
-	fs.IntSliceVar(&o.Arrived, "arrived", o.Arrived, "tell what is allocated when pods for this part of the devices have arrived, in percent; the last is where it ends")
-	fs.BoolVar(&o.Churn, "churn", o.Churn, "let pods come and go, and tell how much demand is refused")
+	fs.IntVar(&o.Shuffles, "shuffles", o.Shuffles, "number of arrival orders to simulate; results are averaged over them")
+	fs.Int64Var(&o.Seed, "seed", o.Seed, "seed of the first arrival order; the others use the next seeds")
+	fs.IntSliceVar(&o.Arrived, "arrived", o.Arrived, "report allocation when this demand has arrived, in percent of the devices; the simulation ends at the last value")
+	fs.BoolVar(&o.Churn, "churn", o.Churn, "let pods arrive and leave, and report how much demand is rejected")
 	fs.Float64Var(&o.Load, "load", o.Load, "with --churn, offered load in percent of the devices")
-	fs.Float64Var(&o.WarmUp, "warm-up", o.WarmUp, "with --churn, time before measuring, in mean lifetimes of a pod")
-	fs.Float64Var(&o.Measure, "measure", o.Measure, "with --churn, time of measuring, in mean lifetimes of a pod")
-	fs.BoolVar(&o.FindNodes, "find-nodes", o.FindNodes, "find the least number of nodes, mixed as in the cluster, that hold each workload")
-	fs.Float64Var(&o.Refused, "refused", o.Refused, "with --find-nodes, demand that may be refused, in percent of the workload's")
-	fs.BoolVar(&o.Sample, "sample", o.Sample, "show a policy only as many nodes for each pod as kube-scheduler looks for, in turn; without it, all")
-	fs.BoolVar(&o.Strict, "strict", o.Strict, "fail when pods ask for more than any node has, in place of a note; --find-nodes always does")
+	fs.Float64Var(&o.WarmUp, "warm-up", o.WarmUp, "with --churn, warm-up time, in mean pod lifetimes")
+	fs.Float64Var(&o.Measure, "measure", o.Measure, "with --churn, measured time, in mean pod lifetimes")
+	fs.BoolVar(&o.FindNodes, "find-nodes", o.FindNodes, "find the smallest number of nodes, mixed as in the cluster, that fits each workload")
+	fs.Float64Var(&o.Refused, "refused", o.Refused, "with --find-nodes, demand that may be rejected, in percent of the workload")
+	fs.BoolVar(&o.Sample, "sample", o.Sample, "offer a policy only as many nodes per pod as kube-scheduler samples, round robin; if false, all nodes")
+	fs.BoolVar(&o.Strict, "strict", o.Strict, "fail if a pod requests more than any node has, instead of printing a note; always on with --find-nodes")
 	fs.StringVarP(&o.Output, "output", "o", o.Output, "table or json")
 }
 
@@ -91,10 +91,10 @@ func (o Options) Validate() error {
 		}
 	}
 	if sources != 1 {
-		mistake("exactly one of --from-cluster, --from-dump FILE and --dump FILE is needed")
+		mistake("exactly one of --from-cluster, --from-dump FILE and --dump FILE is required")
 	}
 	if o.Churn && o.FindNodes {
-		mistake("--churn and --find-nodes: only one of them")
+		mistake("--churn and --find-nodes cannot be combined")
 	}
 	if _, err := o.kinds(); err != nil {
 		errs = append(errs, err)
@@ -103,7 +103,7 @@ func (o Options) Validate() error {
 		mistake("--shuffles %d: must be from 1 to 10000", o.Shuffles)
 	}
 	if len(o.Arrived) == 0 {
-		mistake("--arrived: at least one percentage is needed")
+		mistake("--arrived: at least one percentage is required")
 	}
 	for i, at := range o.Arrived {
 		if at < 1 || at > 1000 {

@@ -16,12 +16,12 @@ import (
 	"github.com/divvy-gpu/divvy/internal/simulate"
 )
 
-const about = `Replay a workload on a cluster that exists only in memory, and compare placement policies.
+const about = `Replay a workload on a simulated cluster in memory, and compare placement policies.
 
-Nodes and pods come from the live cluster or from a dump of one. Pods arrive one at a time in an
-order that a seed decides, and each is placed at once or refused for good. The table shows how much of
-the devices is allocated when a certain demand has arrived. With --churn pods also leave; --find-nodes
-finds how many nodes the pods need.`
+Nodes and pods come from the live cluster or from a dump. Pods arrive one at a time, in an order
+determined by a seed, and each is either placed immediately or rejected permanently. The table shows how
+much of the devices is allocated after a given demand has arrived. With --churn, pods also leave; with
+--find-nodes, the smallest number of nodes that the pods need is determined.`
 
 const examples = `  kubectl divvy simulate --from-cluster
   kubectl divvy simulate --from-cluster --find-nodes

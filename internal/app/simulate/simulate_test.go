@@ -128,11 +128,11 @@ func TestMistakes(t *testing.T) {
 		args []string
 		want string
 	}{
-		"nothing to simulate":   {nil, "exactly one of --from-cluster, --from-dump FILE and --dump FILE is needed"},
-		"two sources":           {[]string{"--from-cluster", "--from-dump", "f"}, "exactly one of --from-cluster, --from-dump FILE and --dump FILE is needed"},
+		"nothing to simulate":   {nil, "exactly one of --from-cluster, --from-dump FILE and --dump FILE is required"},
+		"two sources":           {[]string{"--from-cluster", "--from-dump", "f"}, "exactly one of --from-cluster, --from-dump FILE and --dump FILE is required"},
 		"a dump of a dump":      {[]string{"--dump", "f", "--from-dump", "f"}, "exactly one of"},
-		"unknown policy":        {[]string{"--from-cluster", "--policy", "tetris"}, `--policy: unknown policy "tetris", known are: binpack, spread, fragmentation, fragmentation-online`},
-		"policy twice":          {[]string{"--from-cluster", "--policy", "spread,Spread"}, "--policy: spread is named twice"},
+		"unknown policy":        {[]string{"--from-cluster", "--policy", "tetris"}, `--policy: unknown policy "tetris"; use one of binpack, spread, fragmentation, fragmentation-online`},
+		"policy twice":          {[]string{"--from-cluster", "--policy", "spread,Spread"}, "--policy: spread is listed twice"},
 		"no policy":             {[]string{"--from-cluster", "--policy", ""}, "--policy: at least one policy is needed"},
 		"no shuffles":           {[]string{"--from-cluster", "--shuffles", "0"}, "--shuffles 0: must be from 1 to 10000"},
 		"arrived is not sorted": {[]string{"--from-cluster", "--arrived", "130,100"}, "--arrived 100 after 130: must be ascending"},
@@ -141,14 +141,14 @@ func TestMistakes(t *testing.T) {
 		"load is not a number":  {[]string{"--from-cluster", "--churn", "--load", "NaN"}, "--load NaN: must be above 0 and at most 1000"},
 		"warm-up before time":   {[]string{"--from-cluster", "--churn", "--warm-up", "-1"}, "--warm-up -1: must be from 0 and at most 1000"},
 		"too much refused":      {[]string{"--from-cluster", "--find-nodes", "--refused", "101"}, "--refused 101: must be from 0 and at most 100"},
-		"two questions":         {[]string{"--from-cluster", "--find-nodes", "--churn"}, "--churn and --find-nodes: only one of them"},
+		"two questions":         {[]string{"--from-cluster", "--find-nodes", "--churn"}, "--churn and --find-nodes cannot be combined"},
 		"unknown output":        {[]string{"--from-cluster", "-o", "svg"}, `--output "svg": must be table or json`},
 		"no cluster":            {[]string{"--from-cluster"}, "there is no cluster"},
 		"no cluster to dump":    {[]string{"--dump", "-"}, "there is no cluster"},
 		"no dump":               {[]string{"--from-dump", dir + "/none"}, "open " + dir + "/none: no such file or directory"},
 		"a dump of one object":  {[]string{"--from-dump", notList}, notList + `: kind is "Node"; it must be a List of nodes and pods`},
 		"a dump that was cut":   {[]string{"--from-dump", cut}, cut + ":3: unexpected end of JSON input"},
-		"a dump without nodes":  {[]string{"--from-dump", empty}, empty + ": there are no nodes among its 1 items"},
+		"a dump without nodes":  {[]string{"--from-dump", empty}, empty + ": no nodes among its 1 items"},
 		"a dump that is broken": {[]string{"--from-dump", broken}, broken + ": items[1]: json: cannot unmarshal number into Go struct field Pod.spec"},
 	}
 	for name, tt := range tests {
@@ -169,11 +169,11 @@ func TestPodsThatFitNowhere(t *testing.T) {
 	large.Spec.Containers[0].Resources.Requests[v1.ResourceCPU] = apiresource.MustParse("65")
 	objects := append(busy(t), livePod("wide", "", 33, v1.PodPending, map[string]string{wire.CountAnnotation: "3"}), large,
 		livePod("other", "", 1, v1.PodPending, map[string]string{wire.UseModelsAnnotation: "X9"}))
-	wide := `pod team/wide: pod "team/wide" asks for 3 devices with 11 units each, 1000 millicores, 1024 MiB of memory, more than any node has when it is empty`
-	fat := `pod team/fat: pod "team/fat" asks for 4 units of one device, 65000 millicores, 1024 MiB of memory, more than any node has when it is empty`
-	other := `pod team/other: pod "team/other" asks for 1 units of one device, a device of model X9, 1000 millicores, 1024 MiB of memory, more than any node has when it is empty`
+	wide := `pod team/wide: pod "team/wide" requests 3 devices with 11 units each, 1000 millicores, 1024 MiB of memory, more than any empty node has`
+	fat := `pod team/fat: pod "team/fat" requests 4 units of one device, 65000 millicores, 1024 MiB of memory, more than any empty node has`
+	other := `pod team/other: pod "team/other" requests 1 units of one device, a device of model X9, 1000 millicores, 1024 MiB of memory, more than any empty node has`
 	out, said, err := run(t, objects, "", "--from-cluster", "--policy", "binpack", "--shuffles", "1")
-	if err != nil || !strings.Contains(out, "3 pods of 23 fit on no node") {
+	if err != nil || !strings.Contains(out, "3 pods of 23 do not fit on any empty node") {
 		t.Errorf("with pods that fit nowhere: %v\n%s", err, out)
 	}
 	for _, want := range []string{wide, fat, other} {
@@ -238,7 +238,7 @@ func TestLiveCluster(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"Node odd is left out: ", "Pod team/wrong is left out: annotation divvy.dev/devices: container main asks for 3"} {
+	for _, want := range []string{"Node odd is ignored: ", "Pod team/wrong is ignored: annotation divvy.dev/devices: container main requests 3"} {
 		if !strings.Contains(said, want) {
 			t.Errorf("said %q, want %q in it", said, want)
 		}
@@ -313,11 +313,11 @@ func TestLiveMistakes(t *testing.T) {
 		args    []string
 		want    string
 	}{
-		"nothing is shared":  {[]runtime.Object{&v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "plain"}}}, nil, "no node publishes devices that Divvy shares; is its node daemon running?"},
-		"several resources":  {two, nil, "the nodes share several resources; name one with --resource: enflame.com/gcu, enflame.com/gcu-memory"},
-		"another resource":   {two, []string{"--resource", "nvidia.com/gpu"}, "--resource nvidia.com/gpu: no node publishes it; there are: enflame.com/gcu, enflame.com/gcu-memory"},
-		"nobody asks for it": {two, []string{"--resource", "enflame.com/gcu"}, "no pod asks for enflame.com/gcu: there is no workload to replay"},
-		"a pod is too large": {[]runtime.Object{liveNode(t, "a"), livePod("p", "", 17, v1.PodPending, nil)}, nil, `pod team/p: pod "team/p" asks for 17 units of one device, 1000 millicores, 1024 MiB of memory, more than any node has`},
+		"nothing is shared":  {[]runtime.Object{&v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "plain"}}}, nil, "no node publishes devices that Divvy shares; check that divvy-node is running"},
+		"several resources":  {two, nil, "the nodes share several resources; select one with --resource: enflame.com/gcu, enflame.com/gcu-memory"},
+		"another resource":   {two, []string{"--resource", "nvidia.com/gpu"}, "--resource nvidia.com/gpu: no node publishes it; published resources: enflame.com/gcu, enflame.com/gcu-memory"},
+		"nobody asks for it": {two, []string{"--resource", "enflame.com/gcu"}, "no pod requests enflame.com/gcu: there is no workload to replay"},
+		"a pod is too large": {[]runtime.Object{liveNode(t, "a"), livePod("p", "", 17, v1.PodPending, nil)}, nil, `pod team/p: pod "team/p" requests 17 units of one device, 1000 millicores, 1024 MiB of memory, more than any empty node has`},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {

@@ -49,16 +49,16 @@ func (u *uninstaller) unwire(ctx context.Context) error {
 		// It would wire kube-scheduler again.
 		u.endAll(ctx, []object{{daemonSet, u.options.Namespace, name}})
 	}
-	u.say("kube-scheduler: taking the extender out of its configuration")
+	u.say("kube-scheduler: removing the extender from its configuration")
 	hook := u.options.SchedulerHook
 	last, pending := u.awaitHook(ctx, hook, schedulerLimit)
 	for _, node := range last.unreachable {
-		u.remain(fmt.Sprintf("kube-scheduler on node %s, which does not answer: once it is back, it asks the extender about pods that ask for shares by memory", node),
-			"on that node, divvy-control schedconf uninstall, or put /etc/kubernetes/kube-scheduler.back.yaml back as /etc/kubernetes/manifests/kube-scheduler.yaml")
+		u.remain(fmt.Sprintf("kube-scheduler on node %s, which does not respond: once it is back, it calls the extender for pods that request memory", node),
+			"on that node, run divvy-control schedconf uninstall, or copy /etc/kubernetes/kube-scheduler.back.yaml back to /etc/kubernetes/manifests/kube-scheduler.yaml")
 	}
 	if pending != "" {
-		return fmt.Errorf("kube-scheduler still asks the extender, so Divvy was not uninstalled: %s; see \"kubectl logs -n %s daemonset/%s\", mend it and uninstall again; "+
-			"\"helm uninstall --no-hooks\" uninstalls all the same", pending, u.options.Namespace, hook)
+		return fmt.Errorf("kube-scheduler still calls the extender, so Divvy was not uninstalled: %s; see \"kubectl logs -n %s daemonset/%s\", fix the problem and uninstall again; "+
+			"\"helm uninstall --no-hooks\" uninstalls anyway", pending, u.options.Namespace, hook)
 	}
 	u.say("kube-scheduler: done on %d nodes", last.ready)
 	return nil
@@ -93,7 +93,7 @@ func (s hookState) done() bool {
 
 func (s hookState) String() string {
 	if !s.observed || s.desired > s.ready+len(s.unreachable)+len(s.waiting) {
-		return "not all are there yet"
+		return "some do not exist yet"
 	}
 	return fmt.Sprintf("%d of %d are ready; %s", s.ready, s.desired, join(s.waiting))
 }
@@ -111,7 +111,7 @@ func (u *uninstaller) hookState(ctx context.Context, name string) (s hookState, 
 		return err
 	})
 	if err != nil {
-		return s, fmt.Errorf("look at daemonset %s/%s: %w", u.options.Namespace, name, err)
+		return s, fmt.Errorf("get daemonset %s/%s: %w", u.options.Namespace, name, err)
 	}
 	answering, err := u.answering(ctx)
 	if err != nil {
@@ -165,7 +165,7 @@ func podState(p *corev1.Pod) string {
 		case c.State.Waiting != nil && c.State.Waiting.Reason != "":
 			return c.State.Waiting.Reason
 		case c.State.Running != nil:
-			return "it runs and is not done"
+			return "running, not completed"
 		}
 	}
 	for _, c := range p.Status.Conditions {
@@ -229,7 +229,7 @@ func (u *uninstaller) endAll(ctx context.Context, objects []object) {
 		return strings.Join(pending, "; "), nil
 	})
 	for o, pods := range stuck {
-		u.remain(fmt.Sprintf("%s until nodes that do not answer are back or deleted: %s", o, pods), "")
+		u.remain(fmt.Sprintf("%s until nodes that do not respond are back or deleted: %s", o, pods), "")
 	}
 	for _, o := range left {
 		u.remain(fmt.Sprintf("%s (%s)", o, pending), o.command())
@@ -245,7 +245,7 @@ type endState struct {
 }
 
 func (s endState) String() string {
-	return "its pods end: " + join(append(slices.Clone(s.pods), s.away...))
+	return "its pods are terminating: " + join(append(slices.Clone(s.pods), s.away...))
 }
 
 // endOne sees to it that a workload is being deleted, and looks for its pods. The
@@ -283,7 +283,7 @@ func (u *uninstaller) endOne(ctx context.Context, o object, answering map[string
 	}
 	pods, err := u.client.CoreV1().Pods(o.namespace).List(ctx, metav1.ListOptions{LabelSelector: metav1.FormatLabelSelector(selector)})
 	if err != nil {
-		return s, fmt.Errorf("look for pods of %s: %w", o, err)
+		return s, fmt.Errorf("list pods of %s: %w", o, err)
 	}
 	for i := range pods.Items {
 		p := &pods.Items[i]
@@ -328,7 +328,7 @@ func (u *uninstaller) deleteObject(ctx context.Context, o object) error {
 	case configMap:
 		return u.client.CoreV1().ConfigMaps(o.namespace).Delete(ctx, o.name, none)
 	}
-	return fmt.Errorf("%s is not deleted this way", o.kind)
+	return fmt.Errorf("%s cannot be deleted this way", o.kind)
 }
 
 // removeCopies deletes the copies of the pool's token. The token itself is the
@@ -370,7 +370,7 @@ func (u *uninstaller) awaitHosts(ctx context.Context) {
 	}
 	last, pending := u.awaitHook(ctx, hook, spared(ctx, hostLimit))
 	for _, node := range last.unreachable {
-		u.remain(fmt.Sprintf("files on the host of node %s, which does not answer", node), "on that node, divvy-node uninstall")
+		u.remain(fmt.Sprintf("files on the host of node %s, which does not respond", node), "on that node, run divvy-node uninstall")
 	}
 	if pending != "" {
 		u.remain("files on hosts ("+pending+")", fmt.Sprintf("see kubectl logs -n %s daemonset/%s, and run divvy-node uninstall on those nodes", u.options.Namespace, hook))
@@ -387,7 +387,7 @@ func (u *uninstaller) hold(ctx context.Context, stopped time.Time) {
 		until = deadline.Add(-reserve)
 	}
 	if rest := time.Until(until); rest > 0 {
-		u.say("waiting %v: kubelet keeps resources that nobody offers for five minutes, and the second part goes on with that", rest.Round(time.Second))
+		u.say("waiting %v: kubelet keeps resources without a device plugin for five minutes; the second step continues from there", rest.Round(time.Second))
 		select {
 		case <-ctx.Done():
 		case <-time.After(rest):

@@ -64,10 +64,10 @@ func (u *uninstaller) cleanNodes(ctx context.Context) {
 		for _, key := range wire.NodeAnnotations() {
 			keys = append(keys, key+"-")
 		}
-		u.remain("annotations, labels and numbers of devices on nodes ("+left+")", "kubectl annotate nodes --all "+strings.Join(keys, " ")+
+		u.remain("annotations, labels and device counts on nodes ("+left+")", "kubectl annotate nodes --all "+strings.Join(keys, " ")+
 			", and for each label that "+wire.LabelsAnnotation+" lists, kubectl label nodes --all LABEL-")
 	}
-	u.say("took Divvy's annotations and labels off %d nodes", cleaned)
+	u.say("removed Divvy's annotations and labels from %d nodes", cleaned)
 }
 
 // cleanNode takes off one node what Divvy wrote on it. The annotations say what
@@ -81,7 +81,7 @@ func (u *uninstaller) cleanNode(ctx context.Context, n *corev1.Node) (changed bo
 	}
 	if len(status) > 0 {
 		if err := u.patchStatus(ctx, n.Name, status); err != nil && !gone(err) {
-			return false, fmt.Errorf("numbers of devices of node %s: %w", n.Name, err)
+			return false, fmt.Errorf("device counts of node %s: %w", n.Name, err)
 		}
 	}
 	labels, annotations := map[string]any{}, map[string]any{}
@@ -171,7 +171,7 @@ func (u *uninstaller) after(ctx context.Context) error {
 		}
 		switch {
 		case len(forgetting) > 0:
-			return "kubelet to forget " + describe(forgetting), nil
+			return "kubelet to drop " + describe(forgetting), nil
 		case settling:
 			return "kubelet's next updates of the nodes' status", nil
 		}
@@ -181,13 +181,13 @@ func (u *uninstaller) after(ctx context.Context) error {
 		return listed
 	}
 	for e := range taken {
-		u.say("node %s: %s is offered by somebody else and was left", e.node, e.resource)
+		u.say("node %s: %s is offered by another device plugin and was kept", e.node, e.resource)
 	}
 	for e, why := range forgetting {
 		u.remain(fmt.Sprintf("%s in the status of node %s (%s)", e.resource, e.node, why), e.command()+", once kubelet shows a capacity of 0")
 	}
 	if pending == "" {
-		u.say("nodes: their status is as it was")
+		u.say("nodes: their status was restored")
 	}
 	return nil
 }
@@ -208,7 +208,7 @@ func (u *uninstaller) forget(ctx context.Context, n *corev1.Node, away, patched 
 		case !allocatable.IsZero():
 			taken[e] = true
 		case !nodeReady(n):
-			u.remain(fmt.Sprintf("%s in the status of node %s, which does not answer", name, n.Name),
+			u.remain(fmt.Sprintf("%s in the status of node %s, which does not respond", name, n.Name),
 				"five minutes after it is back, "+e.command())
 		case capacity.IsZero():
 			forgetting[e] = "kubelet still shows 0 of it"
@@ -216,7 +216,7 @@ func (u *uninstaller) forget(ctx context.Context, n *corev1.Node, away, patched 
 				remove[name], patched[e] = nil, time.Now()
 			}
 		default:
-			forgetting[e] = fmt.Sprintf("kubelet still remembers %s", capacity.String())
+			forgetting[e] = fmt.Sprintf("kubelet still lists %s", capacity.String())
 		}
 		delete(away, e)
 	}
@@ -229,7 +229,7 @@ func (u *uninstaller) forget(ctx context.Context, n *corev1.Node, away, patched 
 		}
 		return
 	}
-	u.say("node %s: took %s out of its status", n.Name, strings.Join(slices.Sorted(maps.Keys(remove)), ", "))
+	u.say("node %s: removed %s from its status", n.Name, strings.Join(slices.Sorted(maps.Keys(remove)), ", "))
 }
 
 // describe says which resources of which nodes.

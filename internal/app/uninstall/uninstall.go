@@ -59,15 +59,15 @@ func Command() *cobra.Command {
 	o := DefaultOptions()
 	cmd := &cobra.Command{
 		Use:   "uninstall --before | --after",
-		Short: "Take away what Divvy left in the cluster, before and after its objects are deleted",
-		Long: "Take away what Divvy left in the cluster. The chart runs it as a Job twice while the release is uninstalled:\n\n" +
-			"--before ends Divvy's programs in an order that disturbs nobody: kube-scheduler stops asking the extender, webhooks go,\n" +
-			"daemons and servers end. Then it takes labels and annotations off the nodes that Divvy wrote, numbers of devices\n" +
-			"out of their status, and deletes what the programs made while they ran.\n\n" +
-			"--after waits until kubelet has forgotten the resources that it was offered, which takes five minutes from when the\n" +
-			"daemon ended, and takes them out of the nodes' status.\n\n" +
-			"Pods that run are left alone. It fails if a kube-scheduler on a node that answers still asks the extender, before\n" +
-			"anything else was taken away; what else remains is listed with the command that mends it.",
+		Short: "Remove what Divvy left in the cluster, before and after its objects are deleted",
+		Long: "Remove what Divvy left in the cluster. The chart runs this twice as a Job while the release is uninstalled:\n\n" +
+			"--before stops Divvy's programs in an order that does not disturb other pods: kube-scheduler stops calling the extender,\n" +
+			"webhooks are deleted, and daemons and servers exit. It then removes Divvy's labels and annotations from nodes, device\n" +
+			"counts from their status, and objects that the programs created at run time.\n\n" +
+			"--after waits until kubelet has dropped the resources, which takes five minutes after divvy-node exited, and removes\n" +
+			"them from the status of the nodes.\n\n" +
+			"Running pods are not affected. The command fails, before it removes anything else, if a kube-scheduler on a node that\n" +
+			"responds still calls the extender. Anything else that remains is listed with the command that removes it.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := o.Validate(); err != nil {
@@ -119,7 +119,7 @@ func (u *uninstaller) say(format string, args ...any) { fmt.Fprintf(u.out, forma
 func (u *uninstaller) remain(what, command string) {
 	line := what
 	if command != "" {
-		line += "; to mend it: " + command
+		line += "; to fix it: " + command
 	}
 	if !slices.Contains(u.remains, line) {
 		u.remains = append(u.remains, line)

@@ -229,7 +229,7 @@ func TestBeforeStopsWhereASchedulerStillAsks(t *testing.T) {
 			t.Fatalf("no error\n%s", out)
 		}
 		for _, want := range []string{
-			"kube-scheduler still asks the extender", "1 of 2 are ready", "divvy-uninstall-scheduler-n2 on node n2 (ImagePullBackOff)",
+			"kube-scheduler still calls the extender", "1 of 2 are ready", "divvy-uninstall-scheduler-n2 on node n2 (ImagePullBackOff)",
 			"kubectl logs -n divvy-system daemonset/divvy-uninstall-scheduler",
 		} {
 			if !strings.Contains(err.Error(), want) {
@@ -250,7 +250,7 @@ func TestBeforeTakesNoPodOfAnEarlierRun(t *testing.T) {
 		former[0].(*appsv1.DaemonSet).UID = "new"
 		server := newServer(t, slices.Concat(installation(node("n1", nil)), former, daemons("divvy-uninstall-node", nil)))
 		out, writes, err := run(t, options(), server, server.Client(nil))
-		if err == nil || !strings.Contains(err.Error(), "not all are there yet") {
+		if err == nil || !strings.Contains(err.Error(), "some do not exist yet") {
 			t.Errorf("error %v, want one that says that no pod is there\n%s", err, out)
 		}
 		if want := []string{"delete daemonset divvy-schedconf"}; !slices.Equal(writes, want) {
@@ -329,9 +329,9 @@ func TestBeforeGoesOnWithoutNodesThatDoNotAnswer(t *testing.T) {
 			t.Fatalf("%v\n%s", err, out)
 		}
 		for _, want := range []string{
-			"- kube-scheduler on node n2, which does not answer", "/etc/kubernetes/kube-scheduler.back.yaml",
-			"- daemonset divvy-system/divvy-node until nodes that do not answer are back or deleted: app-node-n2 on node n2",
-			"- files on the host of node n2, which does not answer; to mend it: on that node, divvy-node uninstall",
+			"- kube-scheduler on node n2, which does not respond", "/etc/kubernetes/kube-scheduler.back.yaml",
+			"- daemonset divvy-system/divvy-node until nodes that do not respond are back or deleted: app-node-n2 on node n2",
+			"- files on the host of node n2, which does not respond; to fix it: on that node, run divvy-node uninstall",
 		} {
 			if !strings.Contains(out, want) {
 				t.Errorf("it does not say %q:\n%s", want, out)
@@ -446,8 +446,8 @@ func TestAfter(t *testing.T) {
 			}
 		}
 		for _, want := range []string{
-			"node n1: took " + memory + " out of its status", "node others: " + memory + " is offered by somebody else and was left",
-			"- " + memory + " in the status of node dead, which does not answer", "kubectl patch node dead --subresource=status",
+			"node n1: removed " + memory + " from its status", "node others: " + memory + " is offered by another device plugin and was kept",
+			"- " + memory + " in the status of node dead, which does not respond", "kubectl patch node dead --subresource=status",
 		} {
 			if !strings.Contains(out, want) {
 				t.Errorf("it does not say %q:\n%s", want, out)
@@ -474,7 +474,7 @@ func TestAfterGivesUpInTime(t *testing.T) {
 		if lasted := time.Since(began); lasted > time.Minute {
 			t.Errorf("it lasted %v", lasted)
 		}
-		if want := "- " + memory + " in the status of node n1 (kubelet still remembers 128); to mend it: kubectl patch node n1"; !strings.Contains(out, want) {
+		if want := "- " + memory + " in the status of node n1 (kubelet still lists 128); to fix it: kubectl patch node n1"; !strings.Contains(out, want) {
 			t.Errorf("it does not say %q:\n%s", want, out)
 		}
 		stop()
@@ -499,10 +499,10 @@ func TestOptions(t *testing.T) {
 		args []string
 		want string
 	}{
-		"no part":             {nil, "say either --before or --after"},
-		"both parts":          {[]string{"--before", "--after"}, "say either --before or --after"},
-		"no namespace":        {[]string{"--before", "--namespace=", "--node-hook=x"}, "--namespace: is missing"},
-		"a daemon alone":      {[]string{"--before", "--scheduler-daemon=x"}, "--scheduler-daemon: needs --scheduler-hook"},
+		"no part":             {nil, "set either --before or --after"},
+		"both parts":          {[]string{"--before", "--after"}, "set either --before or --after"},
+		"no namespace":        {[]string{"--before", "--namespace=", "--node-hook=x"}, "--namespace (or POD_NAMESPACE) is required for --scheduler-daemon"},
+		"a daemon alone":      {[]string{"--before", "--scheduler-daemon=x"}, "--scheduler-daemon requires --scheduler-hook"},
 		"a kind":              {[]string{"--before", "--remove=pod/a/b"}, `--remove: "pod/a/b": must be KIND/NAMESPACE/NAME`},
 		"no namespace of one": {[]string{"--before", "--remove=lease/a"}, `--remove: "lease/a"`},
 		"a namespace too many": {

@@ -49,7 +49,7 @@ type catalogFile struct {
 func openCatalog(path, clientImage string) (*catalogFile, error) {
 	c := &catalogFile{path: path, recheck: recheck}
 	if clientImage == "" {
-		c.imageless = errors.New("no image is named, and --client-image is empty")
+		c.imageless = errors.New("no image is set, and --client-image is empty")
 	}
 	if path == "" {
 		c.catalog = pool.DefaultCatalog()
@@ -141,7 +141,7 @@ func (c *catalogFile) run(ctx context.Context, accepted func(*pool.Catalog), rej
 	defer ticker.Stop()
 	events, err := fsnotify.NewWatcher()
 	if err != nil {
-		log.Error(err, "The folder of the catalog cannot be watched; it is read from time to time", "every", c.recheck)
+		log.Error(err, "The folder of the catalog cannot be watched; it is read periodically", "every", c.recheck)
 		events = &fsnotify.Watcher{} // whose channels tell nothing
 	} else {
 		defer events.Close() //nolint:errcheck // nothing was written
@@ -165,7 +165,7 @@ func (c *catalogFile) run(ctx context.Context, accepted func(*pool.Catalog), rej
 			accepted(c.current())
 		case trouble != "":
 			trouble = ""
-			log.Info("The catalog can be used again; it is the one before", "file", c.path)
+			log.Info("The catalog is valid again and unchanged", "file", c.path)
 		}
 		if !rest(ctx, events, ticker.C) {
 			return
@@ -189,7 +189,7 @@ func rest(ctx context.Context, events *fsnotify.Watcher, tick <-chan time.Time) 
 			settled = time.After(quiet)
 		case err := <-events.Errors:
 			// Events were lost, or the folder is gone. Reading finds out.
-			klog.FromContext(ctx).Error(err, "Watching the catalog; it is read again")
+			klog.FromContext(ctx).Error(err, "Watching the catalog again; rereading it")
 			settled = time.After(quiet)
 		}
 	}

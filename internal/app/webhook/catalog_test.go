@@ -187,7 +187,7 @@ func TestBadCatalogsAreRefusedAtTheStart(t *testing.T) {
 		"missing":          {"", "i", "no such file"},
 		"no YAML":          {"{", "i", "catalog "},
 		"unknown key":      {original("450") + "  Colour: blue\n", "i", "Colour"},
-		"no image":         {original("450"), "", "client 450 for ubuntu18: no image is named, and --client-image is empty"},
+		"no image":         {original("450"), "", "client 450 for ubuntu18: no image is set, and --client-image is empty"},
 		"larger than any":  {string(huge), "i", "more than 1048576 bytes"},
 		"nothing in it":    {"\n", "i", "catalog "},
 		"another document": {"apiVersion: v1\nkind: ConfigMap\n", "i", "catalog "},

@@ -85,22 +85,22 @@ func DefaultOptions() Options {
 
 // AddFlags adds a flag for every option, with its present value as default.
 func (o *Options) AddFlags(fs *pflag.FlagSet) {
-	fs.StringVar(&o.Listen, "listen", o.Listen, "address to answer the API server on, with TLS; probes too")
-	fs.StringVar(&o.MetricsListen, "metrics-listen", o.MetricsListen, "address to serve Prometheus metrics on; empty for none")
-	fs.StringVar(&o.Kubeconfig, "kubeconfig", o.Kubeconfig, "kubeconfig file; empty for the pod's service account")
-	fs.StringVar(&o.Namespace, "namespace", o.Namespace, "namespace of the program, its service and its secret; empty for that of the pod (POD_NAMESPACE)")
-	fs.StringVar(&o.Service, "service", o.Service, "service that the API server calls; the certificate is for it")
-	fs.StringVar(&o.Secret, "secret", o.Secret, "secret that holds the certificate and its CA")
-	fs.StringVar(&o.MutatingConfig, "mutating-config", o.MutatingConfig, "MutatingWebhookConfiguration whose CA bundle is kept")
-	fs.StringVar(&o.ValidatingConfig, "validating-config", o.ValidatingConfig, "ValidatingWebhookConfiguration whose CA bundle is kept")
-	fs.StringVar(&o.CatalogFile, "catalog-file", o.CatalogFile, "catalog of clients, read again when it changes; empty for the one that is built in")
-	fs.StringVar(&o.TotalGPUMemory, "total-gpu-memory", o.TotalGPUMemory, "memory of one GPU of the pool, a whole number of MB; 0 or empty refuses requests by memory (environment TOTAL_GPU_MEMORY too)")
-	fs.StringVar(&o.ClientImage, "client-image", o.ClientImage, "image with the clients whose catalog entry names no image")
-	fs.StringVar(&o.ClientPullPolicy, "client-pull-policy", o.ClientPullPolicy, "pull policy of the clients' image: Always, IfNotPresent or Never; empty for the API server's default")
-	fs.StringSliceVar(&o.IgnoredNamespaces, "ignored-namespaces", o.IgnoredNamespaces, "namespaces whose pods are left alone, besides the program's own")
-	fs.StringVar(&o.SourceNamespace, "source-namespace", o.SourceNamespace, "namespace with the secrets of the pool")
-	fs.StringVar(&o.NamespaceSelector, "namespace-selector", o.NamespaceSelector, "labels of the namespaces that may get copies of the secrets, as key=value or as the JSON of a label selector; {} for all")
-	fs.DurationVar(&o.ShutdownDelay, "shutdown-delay", o.ShutdownDelay, "how long requests are still taken after the program was told to end, until nobody sends any")
+	fs.StringVar(&o.Listen, "listen", o.Listen, "address to serve admission reviews and probes on, with TLS")
+	fs.StringVar(&o.MetricsListen, "metrics-listen", o.MetricsListen, "address to serve Prometheus metrics on; empty to disable")
+	fs.StringVar(&o.Kubeconfig, "kubeconfig", o.Kubeconfig, "kubeconfig file; the pod's service account if empty")
+	fs.StringVar(&o.Namespace, "namespace", o.Namespace, "namespace of the program, its service and its secret; the pod's namespace (POD_NAMESPACE) if empty")
+	fs.StringVar(&o.Service, "service", o.Service, "service that the API server calls and that the certificate is issued for")
+	fs.StringVar(&o.Secret, "secret", o.Secret, "secret for the certificate and its CA")
+	fs.StringVar(&o.MutatingConfig, "mutating-config", o.MutatingConfig, "MutatingWebhookConfiguration whose CA bundle is maintained")
+	fs.StringVar(&o.ValidatingConfig, "validating-config", o.ValidatingConfig, "ValidatingWebhookConfiguration whose CA bundle is maintained")
+	fs.StringVar(&o.CatalogFile, "catalog-file", o.CatalogFile, "catalog of clients, reloaded when it changes; the built-in catalog if empty")
+	fs.StringVar(&o.TotalGPUMemory, "total-gpu-memory", o.TotalGPUMemory, "memory of one GPU of the pool, a whole number of MB; requests by memory are rejected if 0 or empty (also environment TOTAL_GPU_MEMORY)")
+	fs.StringVar(&o.ClientImage, "client-image", o.ClientImage, "image of clients whose catalog entry names no image")
+	fs.StringVar(&o.ClientPullPolicy, "client-pull-policy", o.ClientPullPolicy, "pull policy of the client images: Always, IfNotPresent or Never; the API server's default if empty")
+	fs.StringSliceVar(&o.IgnoredNamespaces, "ignored-namespaces", o.IgnoredNamespaces, "namespaces whose pods are ignored, in addition to the program's own")
+	fs.StringVar(&o.SourceNamespace, "source-namespace", o.SourceNamespace, "namespace of the pool's secrets")
+	fs.StringVar(&o.NamespaceSelector, "namespace-selector", o.NamespaceSelector, "labels of the namespaces that may get copies of the secrets, as key=value or as a label selector in JSON; {} for all")
+	fs.DurationVar(&o.ShutdownDelay, "shutdown-delay", o.ShutdownDelay, "how long to keep serving requests after SIGTERM")
 	o.Log.AddFlags(fs)
 }
 
@@ -134,7 +134,7 @@ func (o Options) settings() (settings, error) {
 	}
 	if o.Namespace == "" {
 		if o.Namespace = os.Getenv("POD_NAMESPACE"); o.Namespace == "" {
-			check("namespace", errors.New("must be given where POD_NAMESPACE is not set"))
+			check("namespace", errors.New("is required if POD_NAMESPACE is not set"))
 		}
 	}
 	if o.Namespace != "" {
@@ -151,7 +151,7 @@ func (o Options) settings() (settings, error) {
 	total, err := parseTotal(o.TotalGPUMemory)
 	check("total-gpu-memory", err)
 	if strings.ContainsAny(o.ClientImage, " \t\r\n") {
-		check("client-image", fmt.Errorf("%q: must not have blanks", o.ClientImage))
+		check("client-image", fmt.Errorf("%q: must not contain blanks", o.ClientImage))
 	}
 	policies := []corev1.PullPolicy{"", corev1.PullAlways, corev1.PullIfNotPresent, corev1.PullNever}
 	if !slices.Contains(policies, corev1.PullPolicy(o.ClientPullPolicy)) {
@@ -237,7 +237,7 @@ func parseSelector(text string) (labels.Selector, error) {
 	decoder.DisallowUnknownFields()
 	err := decoder.Decode(&s)
 	if err == nil && decoder.More() {
-		err = errors.New("there is text after it")
+		err = errors.New("unexpected text after it")
 	}
 	var selector labels.Selector
 	if err == nil {

@@ -50,7 +50,7 @@ func TestValidate(t *testing.T) {
 	want := []string{
 		`--listen: "8443": must be host:port, where the host may be empty`,
 		`--metrics-listen: ":metrics": the port must be a number up to 65535`,
-		`--namespace: must be given where POD_NAMESPACE is not set`,
+		`--namespace: is required if POD_NAMESPACE is not set`,
 		`--service: "1svc": a DNS-1035 label must`,
 		`--secret: must not be empty`,
 		`--mutating-config: "A": a lowercase RFC 1123 subdomain must`,
@@ -58,7 +58,7 @@ func TestValidate(t *testing.T) {
 		`--source-namespace: "kube.system": must not contain dots`,
 		`--ignored-namespaces: "Not": a lowercase RFC 1123 label must`,
 		`--total-gpu-memory: "16Gi": must be a whole number of MB`,
-		`--client-image: "a b": must not have blanks`,
+		`--client-image: "a b": must not contain blanks`,
 		`--client-pull-policy: "Sometimes": must be Always, IfNotPresent, Never or empty`,
 		`--namespace-selector: must not be empty; {} selects all namespaces`,
 		`--shutdown-delay: -1ns: must not be negative`,

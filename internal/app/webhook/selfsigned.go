@@ -12,11 +12,11 @@ import (
 func selfSigned(name string) (*tls.Certificate, error) {
 	certificate, key, err := cert.GenerateSelfSignedCertKey(name, nil, nil)
 	if err != nil {
-		return nil, fmt.Errorf("make a provisional certificate: %w", err)
+		return nil, fmt.Errorf("create a provisional certificate: %w", err)
 	}
 	pair, err := tls.X509KeyPair(certificate, key)
 	if err != nil {
-		return nil, fmt.Errorf("make a provisional certificate: %w", err)
+		return nil, fmt.Errorf("create a provisional certificate: %w", err)
 	}
 	return &pair, nil
 }

@@ -47,11 +47,11 @@ func Command() *cobra.Command {
 	o := DefaultOptions()
 	cmd := &cobra.Command{
 		Use:   "webhook",
-		Short: "Convert and check pods that use GPUs of the remote pool, and bring them its credentials",
-		Long: "Convert and check pods that use GPUs of the remote pool, and bring them its credentials. The certificate that the\n" +
-			"API server trusts is made and renewed by the program itself.\n\n" +
+		Short: "Convert and validate pods that use GPUs of the remote pool, and copy its credentials to their namespaces",
+		Long: "Convert and validate pods that use GPUs of the remote pool, and copy its credentials to their namespaces. The program\n" +
+			"creates and renews its serving certificate itself.\n\n" +
 			"Every flag can be given as an environment variable: --log-level as " + flags.EnvPrefix + "LOG_LEVEL.\n" +
-			"A flag wins over the variable, the variable over the default.",
+			"Flags take precedence over variables, variables over defaults.",
 		Args: cobra.NoArgs,
 		PreRunE: func(cmd *cobra.Command, _ []string) error {
 			return errors.Join(flags.FromEnvironment(cmd.Flags(), os.LookupEnv, theirVariables), o.Validate())
@@ -173,7 +173,7 @@ func newProgram(s settings, catalog *catalogFile, client kubernetes.Interface, c
 	// A program that stops is not ready although its answers are right.
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, r *http.Request) {
 		if p.stopping.Load() {
-			http.Error(w, "it is stopping", http.StatusServiceUnavailable)
+			http.Error(w, "shutting down", http.StatusServiceUnavailable)
 			return
 		}
 		reviews.ServeHTTP(w, r)
@@ -256,16 +256,16 @@ func (p *program) accept(ctx context.Context) func(*pool.Catalog) {
 	return func(c *pool.Catalog) {
 		klog.FromContext(ctx).Info("The new catalog is in use", "file", p.catalog.path, "clients", len(c.Clients))
 		p.reloads.WithLabelValues(accepted).Inc()
-		p.tell(events.CatalogReloaded, fmt.Sprintf("the new catalog is in use; clients: %d", len(c.Clients)))
+		p.tell(events.CatalogReloaded, fmt.Sprintf("the new catalog is in use; number of clients: %d", len(c.Clients)))
 	}
 }
 
 // reject tells why a catalog cannot be used.
 func (p *program) reject(ctx context.Context) func(error) {
 	return func(err error) {
-		klog.FromContext(ctx).Error(err, "The new catalog cannot be used; the one before stays")
+		klog.FromContext(ctx).Error(err, "The new catalog is invalid; keeping the previous one")
 		p.reloads.WithLabelValues(rejected).Inc()
-		p.tell(events.CatalogRejected, "the catalog before stays in use: "+strings.Join(strings.Fields(err.Error()), " "))
+		p.tell(events.CatalogRejected, "the new catalog is invalid, the previous one stays in use: "+strings.Join(strings.Fields(err.Error()), " "))
 	}
 }
 

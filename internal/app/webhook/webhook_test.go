@@ -338,7 +338,7 @@ func TestCatalogReload(t *testing.T) {
 	metric(`divvy_webhook_catalog_reloads_total{result="accepted"} 1`)
 
 	m.write("BitfusionClients: 7\n")
-	if message := event("CatalogRejected"); !strings.HasPrefix(message, "the catalog before stays in use: ") || strings.Contains(message, "\n") {
+	if message := event("CatalogRejected"); !strings.HasPrefix(message, "the new catalog is invalid, the previous one stays in use: ") || strings.Contains(message, "\n") {
 		t.Errorf("event %q", message)
 	}
 	metric(`divvy_webhook_catalog_reloads_total{result="rejected"} 1`)
@@ -415,7 +415,7 @@ func TestStoppingAReplicaUnderLoadFailsNoReview(t *testing.T) {
 	}
 	eventually(t, "it is not ready", func() bool {
 		status, body := replicas[0].get(replicas[0].url + "/readyz")
-		return status == http.StatusServiceUnavailable && strings.Contains(body, "it is stopping")
+		return status == http.StatusServiceUnavailable && strings.Contains(body, "shutting down")
 	})
 	if status, _ := replicas[0].get(replicas[0].url + "/healthz"); status != http.StatusOK {
 		t.Errorf("/healthz answers %d while it stops", status)

@@ -45,7 +45,7 @@ func (b *Backend) note(ctx context.Context, e event) {
 	message := cString(e.Message[:])
 	// Not shown by default: a card in distress sends them by the hundred, and
 	// what changes is reported by whoever discovers.
-	logr.FromContextOrDiscard(ctx).V(2).Info("The vendor's library tells of an event",
+	logr.FromContextOrDiscard(ctx).V(2).Info("The vendor's library reported an event",
 		"vendor", Vendor, "card", e.Card, "type", e.Type, "message", message)
 	b.mu.Lock()
 	defer b.mu.Unlock()

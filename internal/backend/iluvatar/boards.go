@@ -192,12 +192,12 @@ func (b *Backend) keepBoards(ctx context.Context, chips []*chip) {
 // card of its own while its board is given to another.
 func (b *Backend) keepSeat(ctx context.Context, c *chip, err error) {
 	if s, ok := b.seats[c.ID]; ok {
-		logr.FromContextOrDiscard(ctx).V(2).Info("A chip keeps its board, which the library fails to tell",
+		logr.FromContextOrDiscard(ctx).V(2).Info("Could not get the board of a chip; keeping the last one",
 			"vendor", Vendor, "device", c.ID, "board", s.board, "err", err)
 		c.Board, c.Chip = s.board, s.chip
 		return
 	}
 	if !c.Health.Unhealthy {
-		c.Health = b.unreachable(fmt.Errorf("its board cannot be told: %w", err))
+		c.Health = b.unreachable(fmt.Errorf("get its board: %w", err))
 	}
 }

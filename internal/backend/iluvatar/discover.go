@@ -130,7 +130,7 @@ func (b *Backend) describe(ctx context.Context, lib *library, index int) (*chip,
 	case session.IsFatal(err):
 		return c, err
 	case err != nil: // the chip works without
-		logr.FromContextOrDiscard(ctx).V(2).Info("A chip's PCI address is not known", "vendor", Vendor, "err", err)
+		logr.FromContextOrDiscard(ctx).V(2).Info("The PCI address of a chip is unknown", "vendor", Vendor, "err", err)
 	default:
 		c.PCI = pci.address()
 		c.NUMANode = b.sysfs.NUMANode(c.PCI)

@@ -361,7 +361,7 @@ func TestMissingOptionalSymbolsAreNotSupported(t *testing.T) {
 			t.Errorf("found (-want +got):\n%s", diff)
 		}
 	}
-	if err := b.AwaitChange(t.Context()); err == nil || !strings.Contains(err.Error(), "tells of no events") {
+	if err := b.AwaitChange(t.Context()); err == nil || !strings.Contains(err.Error(), "does not report events") {
 		t.Errorf("AwaitChange = %v, want that the library tells of none", err)
 	}
 	// What it has still works.

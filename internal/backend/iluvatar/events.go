@@ -25,7 +25,7 @@ const (
 func (b *Backend) AwaitChange(ctx context.Context) error {
 	return b.session.AwaitEvent(ctx, func(lib *library, wait time.Duration) (heard bool, err error) {
 		if lib.newSet == nil || lib.listen == nil || lib.wait == nil {
-			return false, fmt.Errorf("%s tells of no events", lib.Path)
+			return false, fmt.Errorf("%s does not report events", lib.Path)
 		}
 		if last := b.roster.Last(); b.heard.Load() != last.Round {
 			if err := b.hear(ctx, lib, last); err != nil {
@@ -38,7 +38,7 @@ func (b *Backend) AwaitChange(ctx context.Context) error {
 		switch {
 		case err == nil:
 			// Not shown by default: a chip in distress sends them by the hundred.
-			logr.FromContextOrDiscard(ctx).V(2).Info("The vendor's library tells of an event",
+			logr.FromContextOrDiscard(ctx).V(2).Info("The vendor's library reported an event",
 				"vendor", Vendor, "type", e.Type, "data", e.Data)
 			return true, nil
 		case session.HasCode(err, codeTimeout):
@@ -59,7 +59,7 @@ func (b *Backend) hear(ctx context.Context, lib *library, last roster.Last) erro
 	if err != nil {
 		return err
 	}
-	failures := []error{errors.New("no chip tells of events")}
+	failures := []error{errors.New("no chip reports events")}
 	for _, d := range last.Devices {
 		err := b.hearChip(ctx, lib, d.Index)
 		switch {
@@ -101,7 +101,7 @@ func (b *Backend) hearChip(ctx context.Context, lib *library, index int) error {
 		wanted &= types
 	}
 	if wanted == 0 {
-		return fmt.Errorf("chip %d tells of no events that matter", index)
+		return fmt.Errorf("chip %d reports no relevant events", index)
 	}
 	_, err = queryChipOn(ctx, b, b.session.Events, lib, "nvmlDeviceRegisterEvents", c, func(at uintptr, _ *struct{}) int32 {
 		return lib.listen(at, wanted, b.set)

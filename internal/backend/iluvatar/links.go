@@ -47,7 +47,7 @@ func (b *Backend) score(ctx context.Context, lib *library, one, two *chip) (scor
 	case unsupported(err):
 		return 0, true, nil
 	}
-	logr.FromContextOrDiscard(ctx).V(2).Info("How two chips are connected is not known",
+	logr.FromContextOrDiscard(ctx).V(2).Info("The link between two chips is unknown",
 		"vendor", Vendor, "devices", links.Pair{one.ID, two.ID}, "err", err)
 	return 0, false, nil
 }

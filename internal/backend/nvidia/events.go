@@ -42,7 +42,7 @@ func (b *Backend) AwaitChange(ctx context.Context) error {
 			}
 			continue
 		case !lib.has["nvmlEventSetCreate"] || !lib.has["nvmlEventSetWait_v2"] || !lib.has["nvmlDeviceRegisterEvents"]:
-			return fmt.Errorf("nvidia: %s tells of no events", lib.Path)
+			return fmt.Errorf("nvidia: %s does not report events", lib.Path)
 		case b.heard.Load() != last.Round || retry:
 			changed, err := b.hear(ctx, lib, born, last)
 			switch {
@@ -121,7 +121,7 @@ func (b *Backend) note(ctx context.Context, e nvml.EventData) {
 	}
 	// Not shown by default: a GPU in distress sends them by the hundred, and
 	// what changes is reported by whoever discovers.
-	logr.FromContextOrDiscard(ctx).V(2).Info("The vendor's library tells of an event",
+	logr.FromContextOrDiscard(ctx).V(2).Info("The vendor's library reported an event",
 		"vendor", Vendor, "device", id, "type", e.EventType, "data", e.EventData)
 	of := ""
 	if !known {
@@ -188,7 +188,7 @@ func (b *Backend) hear(ctx context.Context, lib *library, born uint64, last rost
 		case session.IsFatal(err) && session.Hung(err) == nil:
 			return false, err
 		case unsupported(err):
-			logr.FromContextOrDiscard(ctx).V(2).Info("A GPU tells of no events and is only asked",
+			logr.FromContextOrDiscard(ctx).V(2).Info("A GPU does not report events; polling it only",
 				"vendor", Vendor, "device", g.ID, "err", err)
 		case session.HasCode(err, nvml.ERROR_GPU_IS_LOST): // whoever discovers finds out
 		case err != nil:

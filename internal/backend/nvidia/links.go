@@ -74,7 +74,7 @@ func (b *Backend) level(ctx context.Context, lib *library, one, two *gpu) (score
 	if unsupported(err) {
 		return 0, true, nil
 	}
-	logr.FromContextOrDiscard(ctx).V(2).Info("How two GPUs are connected is not known",
+	logr.FromContextOrDiscard(ctx).V(2).Info("The link between two GPUs is unknown",
 		"vendor", Vendor, "devices", links.Pair{one.ID, two.ID}, "err", err)
 	return 0, false, nil
 }

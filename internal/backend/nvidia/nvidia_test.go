@@ -790,7 +790,7 @@ func TestLibraryFile(t *testing.T) {
 	if len(found.Devices) != 1 || found.Devices[0].Health.Unhealthy || found.Driver != "" || found.CUDA != "" {
 		t.Errorf("found %+v by a library that lacks what is not needed", found)
 	}
-	if err := m.AwaitChange(t.Context()); err == nil || !strings.Contains(err.Error(), "tells of no events") {
+	if err := m.AwaitChange(t.Context()); err == nil || !strings.Contains(err.Error(), "does not report events") {
 		t.Errorf("AwaitChange = %v", err)
 	}
 

@@ -164,7 +164,7 @@ func (p *pool) derive(now time.Time) Plan {
 	p.keep = false
 	draining := p.config.Draining != ""
 	if !p.looked && !draining {
-		p.deriving, p.keep = errors.New("the devices were not looked for yet"), true
+		p.deriving, p.keep = errors.New("device discovery has not completed"), true
 		return Plan{Settled: true}
 	}
 	if !draining {
@@ -397,7 +397,7 @@ func (p *pool) status() Status {
 	switch {
 	case p.config.Draining != "":
 	case !p.looked:
-		s.Problem = fmt.Errorf("%s: the devices were not looked for yet", p.config.Resource)
+		s.Problem = fmt.Errorf("%s: device discovery has not completed", p.config.Resource)
 	case p.problem != nil:
 		s.Problem = fmt.Errorf("%s: %w", p.config.Resource, p.problem)
 	case p.held.ready() != nil:

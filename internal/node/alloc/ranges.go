@@ -181,7 +181,7 @@ func (rs *ranges) restore(present []accel.Share, now time.Time) error {
 		return nil
 	}
 	if rs.held.holdings == nil || rs.held.holdings.partial {
-		return errors.New("there is no saved state; waiting for kubelet and the API server to tell which units are held")
+		return errors.New("no saved state; waiting for kubelet and the API server to report the allocated units")
 	}
 	claims, err := rs.claimsOf(present)
 	if err != nil {
@@ -223,7 +223,7 @@ func (rs *ranges) claimsOf(present []accel.Share) (map[accel.DeviceID][]string, 
 				continue
 			}
 			if len(ids) > 0 && len(devices) == 0 {
-				return nil, fmt.Errorf("the saved state is lost, and nothing tells on which device pod %s/%s is, which holds units",
+				return nil, fmt.Errorf("the saved state is lost, and the device of pod %s/%s, which holds units, is unknown",
 					pod.Namespace, pod.Name)
 			}
 			held = append(held, ids...)
@@ -236,7 +236,7 @@ func (rs *ranges) claimsOf(present []accel.Share) (map[accel.DeviceID][]string, 
 		// go to lower indexes, as they do on a new node.
 		runs, err := sharing.Runs(held, len(devices))
 		if err != nil {
-			return nil, fmt.Errorf("the saved state is lost, and the units of pod %s/%s do not tell which device they are of: %w",
+			return nil, fmt.Errorf("the saved state is lost, and the device of the units of pod %s/%s is unknown: %w",
 				pod.Namespace, pod.Name, err)
 		}
 		for i, ids := range runs {
@@ -254,10 +254,10 @@ func (rs *ranges) switchUnit() error {
 		return nil
 	}
 	if rs.held.holdings == nil || rs.held.holdings.partial {
-		return fmt.Errorf("memoryUnit is to change from %s to %s; waiting for kubelet to tell whether pods hold units", rs.unit, rs.wanted)
+		return fmt.Errorf("memoryUnit is to change from %s to %s; waiting for kubelet to report whether pods hold units", rs.unit, rs.wanted)
 	}
 	if len(rs.held.given) > 0 {
-		return fmt.Errorf("memoryUnit is to change from %s to %s; units of the old size were given out just now", rs.unit, rs.wanted)
+		return fmt.Errorf("memoryUnit is to change from %s to %s; units of the old size were just allocated", rs.unit, rs.wanted)
 	}
 	if !rs.held.idle() {
 		var names []string

@@ -25,29 +25,29 @@ var cases = map[string]Case{
 		Section: CaseToken, Title: "The token, or the authority's certificate in it, is not that of these servers, or is out of date",
 		Pods: "Error contacting server ... to verify client id: ... context deadline exceeded",
 		Do: []string{
-			"Look in the pool's administration whether the token is activated and the servers are healthy.",
-			"Download the token anew and import it: kubectl divvy pool import TOKEN.tar",
-			"Copies of it in other namespaces follow by themselves; those that somebody made by hand have to be deleted there.",
-			"If a certificate is said to be expired or not valid yet, compare the clocks, and renew the servers' certificates.",
+			"Check in the pool's administration whether the token is activated and the servers are healthy.",
+			"Download the token again and import it: kubectl divvy pool import TOKEN.tar",
+			"Copies in other namespaces are updated automatically; copies that were made by hand must be deleted.",
+			"If a certificate is reported as expired or not yet valid, compare the clocks, and renew the servers' certificates.",
 		},
 	},
 	CaseServers: {
 		Section: CaseServers, Title: "servers.conf is not in the form that the client reads",
 		Pods: "Failed to parse /root/.bitfusion/servers.conf",
 		Do: []string{
-			"Import the token again, which mends the form: kubectl divvy pool import TOKEN.tar; for clients 3.5 with --client-version 350.",
-			"If that refuses the file, correct the lines that it names. The right form is\n" +
+			"Import the token again, which corrects the format: kubectl divvy pool import TOKEN.tar; for clients 3.5 with --client-version 350.",
+			"If the import rejects the file, correct the lines that it names. The correct format is\n" +
 				"  servers:\n  - reachable: 10.202.122.248:56001\n    addresses:\n    - 10.202.122.248:56001\n" +
 				"with a blank after each colon that follows a word; \"reachable\" is for clients 3.5 alone.",
 		},
 	},
 	CaseNetwork: {
-		Section: CaseNetwork, Title: "The network does not lead to the servers",
+		Section: CaseNetwork, Title: "The servers cannot be reached over the network",
 		Pods: "dial tcp 10.117.32.156:56001: i/o timeout",
 		Do: []string{
-			"Compare the addresses with the pool's administration: a server that moved needs a new token.",
-			"Look whether the server runs, and whether routes, firewalls and NetworkPolicies let nodes and pods to it, by default to TCP port 56001.",
-			"What was checked is the way from this machine. Pods may have another; from a node: curl -kv https://ADDRESS",
+			"Compare the addresses with the pool's administration: a server with a new address requires a new token.",
+			"Check whether the server runs, and whether routes, firewalls and NetworkPolicies allow nodes and pods to connect, by default to TCP port 56001.",
+			"The check ran from this machine; the path from pods may differ. To check from a node: curl -kv https://ADDRESS",
 		},
 	},
 }

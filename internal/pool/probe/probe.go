@@ -181,13 +181,13 @@ func (c Config) unconnected(ctx context.Context, err error) (Verdict, string) {
 	case ctx.Err() != nil:
 		return Canceled, "the check was ended"
 	case errors.As(err, &dns) && dns.IsNotFound:
-		return NoName, "the name has no address in the DNS that this machine asks"
+		return NoName, "the DNS server of this machine has no address for the name"
 	case errors.As(err, &dns):
-		return NoName, "the DNS gave no answer about the name: " + dns.Err
+		return NoName, "the DNS lookup of the name failed: " + dns.Err
 	case errors.Is(err, syscall.ECONNREFUSED):
-		return Refused, "the host is there and refuses the connection: the server is not running, or on another port, or a firewall refuses"
+		return Refused, "connection refused: the server is not running, it uses another port, or a firewall rejects the connection"
 	case errors.Is(err, syscall.EHOSTUNREACH), errors.Is(err, syscall.ENETUNREACH), errors.Is(err, syscall.EADDRNOTAVAIL):
-		return Unreachable, "this machine has no way there: " + cause(err)
+		return Unreachable, "no route from this machine: " + cause(err)
 	case timedOut(err):
 		return Timeout, fmt.Sprintf("no connection within %s: the host is down, or a firewall drops packets on the way", c.Timeout)
 	}
@@ -202,13 +202,13 @@ func (c Config) unanswered(ctx context.Context, err error) (Verdict, string) {
 	case ctx.Err() != nil:
 		return Canceled, "the check was ended"
 	case timedOut(err):
-		return Silent, fmt.Sprintf("it takes the connection and says nothing within %s", c.Timeout)
+		return Silent, fmt.Sprintf("the server accepts the connection but does not respond within %s", c.Timeout)
 	case errors.As(err, &header):
-		return NotTLS, "what listens there does not speak TLS: it is no server of a pool, or a proxy is between"
+		return NotTLS, "the peer does not speak TLS: it is not a server of a pool, or a proxy intercepts the connection"
 	case errors.As(err, &remote) && remote.Op == "remote error": // an alert
-		return HandshakeRefused, "it ends the TLS handshake: " + strings.TrimPrefix(cause(err), "tls: ")
+		return HandshakeRefused, "the server aborts the TLS handshake: " + strings.TrimPrefix(cause(err), "tls: ")
 	case errors.Is(err, io.EOF), errors.Is(err, syscall.ECONNRESET), errors.Is(err, syscall.EPIPE):
-		return Closed, "it ends the connection without a word of TLS: it is no server of a pool, or a proxy or firewall is between"
+		return Closed, "the peer closes the connection without a TLS handshake: it is not a server of a pool, or a proxy or firewall intercepts the connection"
 	}
 	return HandshakeRefused, cause(err)
 }
@@ -227,7 +227,7 @@ func (c Config) unverified(err *tls.CertificateVerificationError, name string) (
 			whose = "the certificate of the authority"
 		}
 		if c.Now().Before(invalid.Cert.NotBefore) {
-			return Expired, fmt.Sprintf("%s is valid from %s on only: is the clock of this machine right?", whose, invalid.Cert.NotBefore.UTC().Format(time.RFC3339))
+			return Expired, fmt.Sprintf("%s is not valid before %s; check the clock of this machine", whose, invalid.Cert.NotBefore.UTC().Format(time.RFC3339))
 		}
 		return Expired, fmt.Sprintf("%s expired on %s", whose, invalid.Cert.NotAfter.UTC().Format(time.RFC3339))
 	case errors.As(err, &authority):
@@ -235,7 +235,7 @@ func (c Config) unverified(err *tls.CertificateVerificationError, name string) (
 		if leaf := err.UnverifiedCertificates; len(leaf) > 0 {
 			issuer = fmt.Sprintf("%q", clipped(leaf[0].Issuer.String()))
 		}
-		return UnknownAuthority, fmt.Sprintf("its certificate is from %s, which is not the authority in ca.crt", issuer)
+		return UnknownAuthority, fmt.Sprintf("its certificate was issued by %s, which is not the authority in ca.crt", issuer)
 	}
 	return BadCertificate, "its certificate cannot be verified: " + strings.TrimPrefix(err.Err.Error(), "x509: ")
 }

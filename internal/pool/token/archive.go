@@ -82,7 +82,7 @@ func readFile(root *os.Root, name string) ([]byte, error) {
 		return nil, err
 	}
 	if !info.Mode().IsRegular() {
-		return nil, fmt.Errorf("%s is a %s: it must be a plain file", name, kindOfFile(info.Mode()))
+		return nil, fmt.Errorf("%s is a %s: it must be a regular file", name, kindOfFile(info.Mode()))
 	}
 	f, err := root.Open(name)
 	if err != nil {
@@ -184,9 +184,9 @@ func archiveError(err error, entries int) error {
 	case errors.Is(err, gzip.ErrHeader), errors.Is(err, gzip.ErrChecksum):
 		return fmt.Errorf("the archive is damaged (%w): download the token again", err)
 	case entries == 0 && (errors.Is(err, tar.ErrHeader) || errors.Is(err, io.ErrUnexpectedEOF)):
-		return errors.New("this is no tar and no tar.gz, or cut off at its beginning: give the file that the pool's administration offers for download")
+		return errors.New("this is not a tar or tar.gz file, or its beginning is missing: use the file that was downloaded from the pool's administration")
 	case errors.Is(err, io.ErrUnexpectedEOF):
-		return fmt.Errorf("the archive is cut off after entry %d: download the token again", entries)
+		return fmt.Errorf("the archive is truncated after entry %d: download the token again", entries)
 	}
 	return fmt.Errorf("the archive is damaged after entry %d (%w): download the token again", entries, err)
 }
@@ -242,7 +242,7 @@ func (a *archive) entry(h *tar.Header, r io.Reader) error {
 		return nil
 	}
 	if before, doubled := a.found[name]; doubled {
-		return fmt.Errorf("%s is there twice, as %q and as %q: a token has it once", name, before, shown)
+		return fmt.Errorf("duplicate %s, as %q and as %q: a token has it once", name, before, shown)
 	}
 	for other, at := range a.found {
 		if path.Dir(path.Clean(at)) != path.Dir(path.Clean(h.Name)) {

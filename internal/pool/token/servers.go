@@ -77,13 +77,13 @@ func CheckAddress(address string) error {
 		return fmt.Errorf("address %q is not host:port, such as 10.202.122.248:%d", shown, defaultPort)
 	}
 	if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 || strconv.FormatUint(n, 10) != port {
-		return fmt.Errorf("address %q has the port %q: it must be a number from 1 to 65535; servers listen on %d as a rule", shown, printable(port), defaultPort)
+		return fmt.Errorf("address %q has the port %q: it must be a number from 1 to 65535; servers usually listen on %d", shown, printable(port), defaultPort)
 	}
 	if _, err := netip.ParseAddr(host); err == nil {
 		return nil
 	}
 	if numeric.MatchString(host) {
-		return fmt.Errorf("address %q has the host %q, which is no IP address: an IPv4 address is four numbers from 0 to 255", shown, printable(host))
+		return fmt.Errorf("address %q has the host %q, which is not an IP address: an IPv4 address is four numbers from 0 to 255", shown, printable(host))
 	}
 	if len(validation.IsDNS1123Subdomain(strings.ToLower(host))) > 0 {
 		return fmt.Errorf("address %q has the host %q: it must be a DNS name or an IP address, an IPv6 address in brackets", shown, printable(host))
@@ -113,7 +113,7 @@ var fused = regexp.MustCompile(`(?m)^( *(?:- +)?reachable):([^\s:].*)$`)
 func separate(data []byte) ([]byte, []string) {
 	var mended []string
 	for _, at := range fused.FindAllIndex(data, -1) {
-		mended = append(mended, fmt.Sprintf("line %d: a blank was added after \"reachable:\", without which it is not read", 1+bytes.Count(data[:at[0]], []byte("\n"))))
+		mended = append(mended, fmt.Sprintf("line %d: added the required blank after \"reachable:\"", 1+bytes.Count(data[:at[0]], []byte("\n"))))
 	}
 	if mended == nil {
 		return data, nil
@@ -160,7 +160,7 @@ func parseServers(data []byte) (*yaml.Node, Servers, error) {
 		s.List = append(s.List, server)
 		for _, a := range server.Addresses {
 			if before, doubled := lines[a]; doubled {
-				s.Warnings = append(s.Warnings, fmt.Sprintf("%s: address %q is there twice, in server %d and server %d", pool.ServersKey, printable(a), before, i+1))
+				s.Warnings = append(s.Warnings, fmt.Sprintf("%s: duplicate address %q, in server %d and server %d", pool.ServersKey, printable(a), before, i+1))
 			}
 			lines[a] = i + 1
 		}
@@ -223,7 +223,7 @@ func value(mapping *yaml.Node, key string) (*yaml.Node, error) {
 			continue
 		}
 		if found != nil {
-			return nil, fmt.Errorf("%q is there twice, the second time in line %d", key, mapping.Content[i].Line)
+			return nil, fmt.Errorf("duplicate %q, the second in line %d", key, mapping.Content[i].Line)
 		}
 		found = mapping.Content[i+1]
 	}
@@ -292,11 +292,11 @@ func Repair(data []byte, reachable bool) (fixed []byte, changes []string, err er
 	// What was written must say the same and what was added.
 	after, err := ParseServers(b.Bytes())
 	if err != nil {
-		return nil, nil, fmt.Errorf("%s cannot be mended, please write it anew: %w", pool.ServersKey, err)
+		return nil, nil, fmt.Errorf("%s cannot be corrected automatically, write it again: %w", pool.ServersKey, err)
 	}
 	for i, s := range after.List {
 		if len(after.List) != len(servers.List) || !slices.Equal(s.Addresses, servers.List[i].Addresses) || s.Reachable == "" {
-			return nil, nil, fmt.Errorf("%s cannot be mended, please write it anew: %s", pool.ServersKey, rightForm)
+			return nil, nil, fmt.Errorf("%s cannot be corrected automatically, write it again: %s", pool.ServersKey, rightForm)
 		}
 	}
 	return b.Bytes(), changes, nil

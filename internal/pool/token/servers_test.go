@@ -40,7 +40,7 @@ func TestParseServers(t *testing.T) {
 		"no servers":              {text: "server: []", err: []string{`has no "servers"`}},
 		"servers without any":     {text: "servers: []", err: []string{`line 1: "servers" is an empty list`}},
 		"servers as text":         {text: "servers: " + a, err: []string{`"servers" is text`}},
-		"servers twice":           {text: "servers: []\nservers: []", err: []string{`"servers" is there twice, the second time in line 2`}},
+		"servers twice":           {text: "servers: []\nservers: []", err: []string{`duplicate "servers", the second in line 2`}},
 		"no YAML":                 {text: "servers:\n- addresses:\n - x: [\n", err: []string{"servers.conf is not YAML", "line"}},
 		"tabs":                    {text: "servers:\n\t- addresses:\n", err: []string{"it has tabs"}},
 		"an alias":                {text: "servers: *x", err: []string{"it has an alias"}},
@@ -99,8 +99,8 @@ func TestCheckAddress(t *testing.T) {
 		"10.1.1.1:-1":            "must be a number",
 		"10.1.1.1:056":           "must be a number",
 		"10.1.1.1:https":         "must be a number",
-		"10.1.1:56001":           "which is no IP address",
-		"10.1.1.256:56001":       "which is no IP address",
+		"10.1.1:56001":           "which is not an IP address",
+		"10.1.1.256:56001":       "which is not an IP address",
 		"https://10.1.1.1:1":     "is not host:port",
 		"10.1.1.1:56001/x":       "has the port",
 		"a b:1":                  "must be a DNS name",
@@ -126,8 +126,8 @@ func TestRepair(t *testing.T) {
 	}{
 		"nothing to do":             {text: guideSource, want: guideSource},
 		"nothing to add":            {text: guideMeant, reachable: true, want: guideMeant},
-		"the guide's own form":      {text: guideModified, want: guideMeant, changes: []string{`line 2: a blank was added after "reachable:", without which it is not read`}},
-		"the guide's form, for 350": {text: guideModified, reachable: true, want: guideMeant, changes: []string{`line 2: a blank was added after "reachable:", without which it is not read`}},
+		"the guide's own form":      {text: guideModified, want: guideMeant, changes: []string{`line 2: added the required blank after "reachable:"`}},
+		"the guide's form, for 350": {text: guideModified, reachable: true, want: guideMeant, changes: []string{`line 2: added the required blank after "reachable:"`}},
 		"what the guide means":      {text: guideSource, reachable: true, want: guideMeant, changes: []string{`server 1: "reachable: 10.202.122.248:56001" was added`}},
 		"what stays as it is, byte for byte": {text: "# mine\nservers:   [ { reachable: a:1,\n addresses: [ 'a:1' ] } ]\r\n", reachable: true,
 			want: "# mine\nservers:   [ { reachable: a:1,\n addresses: [ 'a:1' ] } ]\r\n"},
@@ -135,7 +135,7 @@ func TestRepair(t *testing.T) {
 			text:      "# the pool\nversion: 2\nservers:\n# rack 1\n- id: 7 # seven\n  addresses:\n  - a:1\n  - b:1\n- reachable:c:1\n  addresses: [\"c:1\"]\n- addresses: ['[::1]:1']\n",
 			reachable: true,
 			want:      "# the pool\nversion: 2\nservers:\n# rack 1\n- reachable: a:1\n  id: 7 # seven\n  addresses:\n  - a:1\n  - b:1\n- reachable: c:1\n  addresses: [\"c:1\"]\n- reachable: '[::1]:1'\n  addresses: ['[::1]:1']\n",
-			changes: []string{`line 9: a blank was added after "reachable:", without which it is not read`,
+			changes: []string{`line 9: added the required blank after "reachable:"`,
 				`server 1: "reachable: a:1" was added`, `server 3: "reachable: [::1]:1" was added`},
 		},
 		"in one line": {text: "servers: [{addresses: ['a:1']}]\n", reachable: true, want: "servers: [{reachable: 'a:1', addresses: ['a:1']}]\n",
@@ -188,7 +188,7 @@ func FuzzServers(f *testing.F) {
 		for _, reachable := range []bool{false, true} {
 			fixed, changes, err := Repair(data, reachable)
 			if err != nil {
-				if reachable && strings.Contains(err.Error(), "please write it anew") {
+				if reachable && strings.Contains(err.Error(), "write it again") {
 					continue
 				}
 				t.Fatalf("cannot be mended: %v", err)

@@ -86,7 +86,7 @@ func Certificates(ca []byte) ([]*x509.Certificate, error) {
 			break
 		}
 		if block.Type != "CERTIFICATE" {
-			return nil, fmt.Errorf("%s holds a PEM block of type %q: it must hold certificates alone, since every pod that uses the pool can read it", pool.CAKey, printable(block.Type))
+			return nil, fmt.Errorf("%s contains a PEM block of type %q: it must contain only certificates, because every pod that uses the pool can read it", pool.CAKey, printable(block.Type))
 		}
 		cert, err := x509.ParseCertificate(block.Bytes)
 		if err != nil {
@@ -98,11 +98,11 @@ func Certificates(ca []byte) ([]*x509.Certificate, error) {
 	case len(certs) > 0:
 		return certs, nil
 	case len(bytes.TrimSpace(ca)) == 0:
-		return nil, fmt.Errorf("%s is empty: it must hold the certificate of the pool's authority in PEM", pool.CAKey)
+		return nil, fmt.Errorf("%s is empty: it must contain the certificate of the pool's authority in PEM", pool.CAKey)
 	case bytes.Contains(ca, []byte("-----BEGIN")):
-		return nil, fmt.Errorf("%s holds a PEM block that cannot be read, maybe cut off: it must hold a certificate, from -----BEGIN CERTIFICATE----- to -----END CERTIFICATE-----", pool.CAKey)
+		return nil, fmt.Errorf("%s contains a PEM block that cannot be parsed, perhaps truncated: it must contain a certificate, from -----BEGIN CERTIFICATE----- to -----END CERTIFICATE-----", pool.CAKey)
 	}
-	return nil, fmt.Errorf("%s is no certificate: it must hold PEM, beginning with -----BEGIN CERTIFICATE-----", pool.CAKey)
+	return nil, fmt.Errorf("%s is not a certificate: it must contain PEM, beginning with -----BEGIN CERTIFICATE-----", pool.CAKey)
 }
 
 // Roots returns the certificates as what servers are verified with.
@@ -123,7 +123,7 @@ func certificateWarnings(c *x509.Certificate, now time.Time) []string {
 		out = append(out, fmt.Sprintf("%s: the certificate of %q expired on %s: download a new token", pool.CAKey, name, c.NotAfter.UTC().Format(time.RFC3339)))
 	}
 	if now.Before(c.NotBefore) {
-		out = append(out, fmt.Sprintf("%s: the certificate of %q is valid from %s on only: is the clock of this machine right?", pool.CAKey, name, c.NotBefore.UTC().Format(time.RFC3339)))
+		out = append(out, fmt.Sprintf("%s: the certificate of %q is not valid before %s: check the clock of this machine", pool.CAKey, name, c.NotBefore.UTC().Format(time.RFC3339)))
 	}
 	if c.BasicConstraintsValid && !c.IsCA {
 		out = append(out, fmt.Sprintf("%s: the certificate of %q is not that of an authority; only a server with this very certificate can be verified with it", pool.CAKey, name))
@@ -134,7 +134,7 @@ func certificateWarnings(c *x509.Certificate, now time.Time) []string {
 // checkClient reads a client.yaml. Its errors tell no content.
 func checkClient(data []byte) (warnings []string, err error) {
 	if len(bytes.TrimSpace(data)) == 0 {
-		return nil, fmt.Errorf("%s is empty: it must hold the client's configuration", pool.ClientKey)
+		return nil, fmt.Errorf("%s is empty: it must contain the client's configuration", pool.ClientKey)
 	}
 	root, err := document(data)
 	if err != nil {
@@ -158,15 +158,15 @@ func document(data []byte) (*yaml.Node, error) {
 	d := yaml.NewDecoder(bytes.NewReader(data))
 	var doc yaml.Node
 	if err := d.Decode(&doc); errors.Is(err, io.EOF) {
-		return nil, errors.New("it holds comments alone")
+		return nil, errors.New("it contains only comments")
 	} else if err != nil {
 		return nil, yamlError(data, err)
 	}
 	if err := d.Decode(new(yaml.Node)); !errors.Is(err, io.EOF) {
-		return nil, errors.New("it holds more than one document: remove what follows the line ---")
+		return nil, errors.New("it contains more than one document: remove everything after the line ---")
 	}
 	if doc.Kind != yaml.DocumentNode || len(doc.Content) != 1 {
-		return nil, errors.New("it holds nothing")
+		return nil, errors.New("it is empty")
 	}
 	return doc.Content[0], nil
 }

@@ -66,18 +66,18 @@ func TestCheck(t *testing.T) {
 		"expired": {change: func(k *Token) { k.CA = certificate(t, now.AddDate(-2, 0, 0), true) },
 			warnings: []string{`the certificate of "CN=pool" expired on 2025-06-01T12:00:00Z: download a new token`}},
 		"not valid yet": {change: func(k *Token) { k.CA = certificate(t, now.AddDate(0, 0, 1), true) },
-			warnings: []string{"is valid from 2026-06-02T12:00:00Z on only: is the clock"}},
+			warnings: []string{"is not valid before 2026-06-02T12:00:00Z: check the clock"}},
 		"no authority": {change: func(k *Token) { k.CA = certificate(t, now.AddDate(0, -1, 0), false) },
 			warnings: []string{"is not that of an authority"}},
-		"text as ca.crt":                {change: func(k *Token) { k.CA = []byte("hello") }, errs: []string{"ca.crt is no certificate: it must hold PEM"}},
+		"text as ca.crt":                {change: func(k *Token) { k.CA = []byte("hello") }, errs: []string{"ca.crt is not a certificate: it must contain PEM"}},
 		"blanks as ca.crt":              {change: func(k *Token) { k.CA = []byte(" \n") }, errs: []string{"ca.crt is empty"}},
-		"a certificate that is cut off": {change: func(k *Token) { k.CA = k.CA[:len(k.CA)/2] }, errs: []string{"ca.crt holds a PEM block that cannot be read, maybe cut off"}},
+		"a certificate that is cut off": {change: func(k *Token) { k.CA = k.CA[:len(k.CA)/2] }, errs: []string{"ca.crt contains a PEM block that cannot be parsed, perhaps truncated"}},
 		"a certificate of garbage": {change: func(k *Token) {
 			k.CA = append(k.CA[:len(k.CA):len(k.CA)], pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: []byte("x")})...)
 		}, errs: []string{"ca.crt: certificate 2 cannot be read"}},
 		// It would be copied into every namespace that uses the pool.
 		"a key in ca.crt": {change: func(k *Token) { k.CA = append(k.CA[:len(k.CA):len(k.CA)], key...) },
-			errs: []string{`ca.crt holds a PEM block of type "EC PRIVATE KEY"`}},
+			errs: []string{`ca.crt contains a PEM block of type "EC PRIVATE KEY"`}},
 		"client.yaml that is a list": {change: func(k *Token) { k.Client = []byte("- a\n") }, errs: []string{"client.yaml must be a YAML mapping, lines of the form key: value; it is a list"}},
 		"client.yaml that is text":   {change: func(k *Token) { k.Client = []byte("s3cret") }, errs: []string{"client.yaml must be a YAML mapping, lines of the form key: value; it is text"}},
 		"client.yaml of comments":    {change: func(k *Token) { k.Client = []byte("# s3cret\n") }, errs: []string{"client.yaml"}},
@@ -88,9 +88,9 @@ func TestCheck(t *testing.T) {
 		"another path of the certificate": {change: func(k *Token) { k.Client = []byte("a: 1\nCAcertPath: /s3cret/ca.crt\n") },
 			warnings: []string{"client.yaml, line 2: cacertpath is not /etc/bitfusion/tls/ca.crt"}},
 		"an address twice": {change: func(k *Token) { k.Servers = []byte(goodServers + "- addresses: [10.202.122.248:56001]\n") },
-			warnings: []string{`address "10.202.122.248:56001" is there twice, in server 1 and server 2`}},
+			warnings: []string{`duplicate address "10.202.122.248:56001", in server 1 and server 2`}},
 		"all of it": {change: func(k *Token) { k.CA, k.Client, k.Servers = []byte("x"), []byte("{s3cret"), []byte("x") },
-			errs: []string{"ca.crt is no certificate", "client.yaml is not YAML", "servers.conf is text"}},
+			errs: []string{"ca.crt is not a certificate", "client.yaml is not YAML", "servers.conf is text"}},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -192,7 +192,7 @@ func TestReadFolder(t *testing.T) {
 			if err := os.Mkdir(filepath.Join(f, "ca.crt"), 0o700); err != nil {
 				t.Fatal(err)
 			}
-		}, []string{"ca.crt is a folder: it must be a plain file"}},
+		}, []string{"ca.crt is a folder: it must be a regular file"}},
 		"a link out of it": {func(t *testing.T, f string) {
 			t.Helper()
 			if err := os.Symlink("/etc/hostname", filepath.Join(f, "ca.crt")); err != nil {

@@ -32,7 +32,7 @@ type FS interface {
 }
 
 // ErrLocked says that another process holds the lock.
-var ErrLocked = errors.New("another schedconf is at work on this node")
+var ErrLocked = errors.New("another schedconf is running on this node")
 
 // Attributes of a file.
 type Attributes struct {
@@ -89,7 +89,7 @@ func (d Disk) Write(name string, data []byte, a Attributes) (err error) {
 		return err
 	} else if now.UID != a.UID || now.GID != a.GID {
 		if err := f.Chown(a.UID, a.GID); err != nil {
-			return fmt.Errorf("give it to user %d and group %d: %w", a.UID, a.GID, err)
+			return fmt.Errorf("change owner to user %d and group %d: %w", a.UID, a.GID, err)
 		}
 	}
 	if d.hasty {

@@ -55,7 +55,7 @@ const (
 var ErrNoManifest = errors.New("no kube-scheduler on this node")
 
 // ErrWatched says that a watch on this node would wire the scheduler again.
-var ErrWatched = errors.New("divvy-schedconf watches this node and would wire kube-scheduler again: remove its DaemonSet first (helm uninstall, or scheduler.mode=none)")
+var ErrWatched = errors.New("divvy-schedconf watches this node and would configure kube-scheduler again; remove its DaemonSet first (helm uninstall, or scheduler.mode=none)")
 
 // Config says what a Host works on.
 type Config struct {
@@ -117,7 +117,7 @@ func New(c Config) (*Host, error) {
 	}
 	c.Dir, c.Manifest = filepath.Clean(c.Dir), filepath.Clean(c.Manifest)
 	if filepath.Dir(c.Manifest) == c.Dir {
-		return nil, fmt.Errorf("%s: the manifest is in %s, where files are kept that kubelet must not take for pods; give another folder for those", c.Manifest, c.Dir)
+		return nil, fmt.Errorf("%s: the manifest is in %s, which must not contain other files, because kubelet treats them as pods; use another folder for Divvy's files", c.Manifest, c.Dir)
 	}
 	h := &Host{config: c, fs: c.FS, now: c.Now}
 	if h.fs == nil {
@@ -152,8 +152,8 @@ type manifest struct {
 func (h *Host) readManifest() (manifest, error) {
 	m, err := h.tryManifest()
 	if errors.Is(err, fs.ErrNotExist) {
-		return m, fmt.Errorf("%w: there is no %s. kubelet of this node does not run kube-scheduler from a file of that name; "+
-			"name the file, or use the chart with scheduler.mode=dedicated where the control plane is somebody else's", ErrNoManifest, h.paths.Manifest)
+		return m, fmt.Errorf("%w: %s does not exist. kubelet on this node does not run kube-scheduler from a file of that name; "+
+			"set the file name, or use scheduler.mode=dedicated if the control plane is managed by your provider", ErrNoManifest, h.paths.Manifest)
 	}
 	if err != nil {
 		return m, fmt.Errorf("read the manifest of kube-scheduler: %w", err)
@@ -178,7 +178,7 @@ func (h *Host) tryManifest() (m manifest, err error) {
 	return m, err
 }
 
-var errInvisible = errors.New("this process does not see that folder of the host; add it to schedconf.hostPaths of the chart (flag --host-path)")
+var errInvisible = errors.New("that folder of the host is not mounted; add it to schedconf.hostPaths of the chart (flag --host-path)")
 
 func (h *Host) visible(path string) bool {
 	if h.config.Visible == nil {
@@ -280,18 +280,18 @@ func (h *Host) carry(from, to string) error {
 func explain(err error) error {
 	switch {
 	case errors.Is(err, syscall.EROFS):
-		return fmt.Errorf("%w; mount it writable for the time of this change", err)
+		return fmt.Errorf("%w; mount it writable during this change", err)
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
 		return fmt.Errorf("%w; free some space there", err)
 	case errors.Is(err, fs.ErrPermission):
-		return fmt.Errorf("%w; this needs to run as the owner of the file, usually root", err)
+		return fmt.Errorf("%w; run this command as the owner of the file, usually root", err)
 	}
 	return err
 }
 
 // lock waits until no other schedconf is at work on the node.
 func (h *Host) lock(ctx context.Context) (func() error, error) {
-	unlock, err := h.waitLock(ctx, h.paths.Dir, "Another schedconf is at work on this node; waiting for it")
+	unlock, err := h.waitLock(ctx, h.paths.Dir, "Another schedconf is running on this node; waiting for it")
 	if err != nil && !errors.Is(err, ErrLocked) {
 		return nil, fmt.Errorf("lock %s: %w", h.paths.Dir, err)
 	}
@@ -329,7 +329,7 @@ func (h *Host) Watching() (unlock func() error, err error) {
 func (h *Host) waitUnwatched(ctx context.Context, atMost time.Duration) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, atMost, ErrWatched)
 	defer cancel()
-	unlock, err := h.waitLock(ctx, filepath.Dir(h.paths.Manifest), "A watch on this node would wire kube-scheduler again; waiting for it to end")
+	unlock, err := h.waitLock(ctx, filepath.Dir(h.paths.Manifest), "A watch on this node would configure kube-scheduler again; waiting for it to exit")
 	switch {
 	case err == nil:
 		return unlock()

@@ -251,13 +251,13 @@ func TestRefusals(t *testing.T) {
 		"not YAML":                      {change: func(w *world) { w.make(w.manifest, "{a: [", 0o600) }, want: "kube-scheduler.yaml"},
 		"not a pod":                     {change: func(w *world) { w.make(w.manifest, "kind: Service\napiVersion: v1\nmetadata: {name: a}\n", 0o600) }, want: "kube-scheduler.yaml"},
 		"an unreachable API server":     {change: func(w *world) { w.away = errors.New("connection refused") }, want: "nothing was changed"},
-		"somebody else's backup":        {change: func(w *world) { w.make(filepath.Join(w.dir, BackupFile), "kind: Pod\n", 0o600) }, want: "GCUShare's config manager or an administrator"},
-		"somebody else's configuration": {change: func(w *world) { w.make(filepath.Join(w.dir, "scheduler-extender-config-v1.23+.yaml"), "a: b\n", 0o600) }, want: "Divvy did not write it"},
-		"a journal that is no JSON":     {change: func(w *world) { w.make(filepath.Join(w.dir, JournalFile), "{", 0o600) }, want: "was changed by somebody"},
-		"a journal of a later version":  {change: func(w *world) { w.make(filepath.Join(w.dir, JournalFile), `{"version":2}`, 0o600) }, want: "is of version 2"},
+		"somebody else's backup":        {change: func(w *world) { w.make(filepath.Join(w.dir, BackupFile), "kind: Pod\n", 0o600) }, want: "it may be the original of GCUShare's config manager or of an administrator"},
+		"somebody else's configuration": {change: func(w *world) { w.make(filepath.Join(w.dir, "scheduler-extender-config-v1.23+.yaml"), "a: b\n", 0o600) }, want: "exists but was not written by Divvy"},
+		"a journal that is no JSON":     {change: func(w *world) { w.make(filepath.Join(w.dir, JournalFile), "{", 0o600) }, want: "was edited"},
+		"a journal of a later version":  {change: func(w *world) { w.make(filepath.Join(w.dir, JournalFile), `{"version":2}`, 0o600) }, want: "has version 2"},
 		"a journal with another file": {change: func(w *world) {
 			w.make(filepath.Join(w.dir, JournalFile), `{"version":1,"files":["/none/passwd"]}`, 0o600)
-		}, want: "which is no file of Divvy's"},
+		}, want: "which is not a file of Divvy"},
 		"an existing file that is away": {change: func(w *world) {
 			w.make(w.manifest, strings.Replace(kubeadm, "    - --leader", "    - --config=/etc/none.yaml\n    - --leader", 1), 0o600)
 		}, want: "/etc/none.yaml"},
@@ -584,7 +584,7 @@ type slowScheduler struct{ *world }
 
 func (s *slowScheduler) Await(ctx context.Context, want Want) error {
 	if want.Hash != "" {
-		return &UnhealthyError{Problem: "after 1m0s: it runs, but is not well"}
+		return &UnhealthyError{Problem: "after 1m0s: it runs but is not healthy"}
 	}
 	return s.world.Await(ctx, want)
 }

@@ -39,11 +39,11 @@ type HeldError struct {
 }
 
 func (e *HeldError) Error() string {
-	when := "it is tried again when the scheduler's configuration or the chart's values change, or by `divvy-control schedconf install`"
+	when := "it is retried when the scheduler's configuration or the chart's values change, or with `divvy-control schedconf install`"
 	if !e.Next.IsZero() {
-		when = "it is tried again at " + e.Next.UTC().Format(time.RFC3339)
+		when = "it is retried at " + e.Next.UTC().Format(time.RFC3339)
 	}
-	return fmt.Sprintf("kube-scheduler runs without the change that was rolled back at %s; %s. It was: %s", e.Failure.At.UTC().Format(time.RFC3339), when, e.Failure.Reason)
+	return fmt.Sprintf("kube-scheduler runs without the change that was rolled back at %s; %s. Reason: %s", e.Failure.At.UTC().Format(time.RFC3339), when, e.Failure.Reason)
 }
 
 // RolledBackError says that a change was made and taken back.
@@ -55,9 +55,9 @@ type RolledBackError struct {
 
 func (e *RolledBackError) Error() string {
 	if e.Back != nil {
-		return fmt.Sprintf("rolled back, and kube-scheduler is not well with what it had before either: %v. The change was taken back since %s", e.Back, e.Failure.Reason)
+		return fmt.Sprintf("rolled back, but kube-scheduler is not healthy with its previous configuration either: %v. The change was rolled back because %s", e.Back, e.Failure.Reason)
 	}
-	return "rolled back, and kube-scheduler is well again with what it had before: " + e.Failure.Reason
+	return "rolled back, and kube-scheduler is healthy again with its previous configuration: " + e.Failure.Reason
 }
 
 func (e *RolledBackError) Unwrap() []error {
@@ -98,9 +98,9 @@ func (h *Host) Install(ctx context.Context, e schedconf.Extender, o InstallOptio
 			r.Changed = r.Changed || finished
 			return r, err
 		}
-		klog.FromContext(ctx).Info("The manifest was written by another program meanwhile; starting again", "manifest", h.paths.Manifest)
+		klog.FromContext(ctx).Info("Another program changed the manifest meanwhile; starting again", "manifest", h.paths.Manifest)
 	}
-	return r, fmt.Errorf("%w, %d times in a row, in the moment when it was to be replaced: %s", errMoved, rounds, h.paths.Manifest)
+	return r, fmt.Errorf("%w, %d times in a row, while it was being replaced: %s", errMoved, rounds, h.paths.Manifest)
 }
 
 // finish ends what an earlier process began. It reports whether it found the
@@ -116,13 +116,13 @@ func (h *Host) finish(ctx context.Context, j *journal) (bool, error) {
 	}
 	switch now := digest(m.content); {
 	case p.Failure != nil:
-		klog.FromContext(ctx).Info("Going on to roll back", "reason", p.Failure.Reason)
+		klog.FromContext(ctx).Info("Continuing the rollback", "reason", p.Failure.Reason)
 		return false, h.rollBack(ctx, j, errors.New(p.Failure.Reason))
 	case now == p.After:
-		klog.FromContext(ctx).Info("A change was interrupted after the manifest was put in place; looking how kube-scheduler is with it")
+		klog.FromContext(ctx).Info("A change was interrupted after the manifest was installed; checking the health of kube-scheduler")
 		return true, h.prove(ctx, j, m.content)
 	case h.belongsBefore(p, m):
-		klog.FromContext(ctx).Info("A change was interrupted before the manifest was put in place; taking it back")
+		klog.FromContext(ctx).Info("A change was interrupted before the manifest was installed; reverting it")
 		if err := h.restoreFiles(p); err != nil {
 			return false, err
 		}
@@ -179,7 +179,7 @@ func (h *Host) wire(ctx context.Context, j *journal, e schedconf.Extender, o Ins
 		return r, fmt.Errorf("%s: %w", h.paths.Manifest, err)
 	}
 	if err := h.config.Scheduler.Check(ctx, want); err != nil {
-		return r, fmt.Errorf("nothing was changed, since nobody could tell whether kube-scheduler is well with it: %w", err)
+		return r, fmt.Errorf("nothing was changed, because the health of kube-scheduler could not be checked: %w", err)
 	}
 	state, err := schedconf.Inspect(h.input(m.content))
 	if err != nil {
@@ -202,7 +202,7 @@ func (h *Host) wire(ctx context.Context, j *journal, e schedconf.Extender, o Ins
 		return r, err
 	}
 	r.Changed = true
-	klog.FromContext(ctx).Info("kube-scheduler was given a new manifest; waiting until it is well", "manifest", h.paths.Manifest)
+	klog.FromContext(ctx).Info("Installed a new manifest of kube-scheduler; waiting until it is healthy", "manifest", h.paths.Manifest)
 	return r, h.prove(ctx, j, change.Manifest)
 }
 
@@ -229,13 +229,13 @@ func (h *Host) prepare(j *journal, m manifest, change schedconf.Change, outcome 
 			}
 			s.Copy = savedCopy(file.Path)
 			if err := h.put(s.Copy, present, a); err != nil {
-				return fmt.Errorf("keep the present configuration: %w", err)
+				return fmt.Errorf("save the current configuration: %w", err)
 			}
 		}
 		p.Saved = append(p.Saved, s)
 	}
 	if err := h.put(h.paths.SavedManifest, m.content, m.attributes); err != nil {
-		return errors.Join(fmt.Errorf("keep the present manifest: %w", err), h.removeTemporary(j))
+		return errors.Join(fmt.Errorf("save the current manifest: %w", err), h.removeTemporary(j))
 	}
 	was := *j
 	j.Pending = p
@@ -253,7 +253,7 @@ func (h *Host) prepare(j *journal, m manifest, change schedconf.Change, outcome 
 	}
 	if backup {
 		if err := h.put(h.paths.Backup, m.content, m.attributes); err != nil {
-			return h.abandon(j, fmt.Errorf("keep the original manifest: %w", err))
+			return h.abandon(j, fmt.Errorf("save the original manifest: %w", err))
 		}
 	}
 	return nil
@@ -273,7 +273,7 @@ func (h *Host) obstacle(j *journal, m manifest, change schedconf.Change, now sch
 		}
 		switch _, err := h.fs.ReadFile(file.Path); {
 		case err == nil:
-			return "", fmt.Errorf("%s is there and Divvy did not write it; GCUShare's config manager has a file of that name: uninstall that first, or move the file away", file.Path)
+			return "", fmt.Errorf("%s exists but was not written by Divvy; GCUShare's config manager has a file of that name: uninstall it first, or move the file away", file.Path)
 		case !errors.Is(err, fs.ErrNotExist):
 			return "", err
 		}
@@ -292,7 +292,7 @@ func (h *Host) presentBackup(j *journal, m manifest) (string, error) {
 		return "", fmt.Errorf("read the backup: %w", err)
 	// One of ours is there still after kubeadm upgrade has replaced the manifest.
 	case !bytes.Equal(now, m.content) && !j.ours(now):
-		return "", fmt.Errorf("%s is there, Divvy did not make it, and it differs from %s: GCUShare's config manager or an administrator keeps an original there; put that back, or move the file away",
+		return "", fmt.Errorf("%s exists, was not created by Divvy, and differs from %s: it may be the original of GCUShare's config manager or of an administrator; restore it, or move the file away",
 			h.paths.Backup, h.paths.Manifest)
 	}
 	return digest(now), nil
@@ -324,7 +324,7 @@ func (h *Host) swap(m manifest, content []byte, a Attributes) error {
 		return errors.Join(errMoved, err, h.fs.Remove(h.paths.Staging))
 	}
 	if err := h.move(h.paths.Staging, m.target); err != nil {
-		return errors.Join(fmt.Errorf("put the new manifest in place: %w", err), h.fs.Remove(h.paths.Staging))
+		return errors.Join(fmt.Errorf("install the new manifest: %w", err), h.fs.Remove(h.paths.Staging))
 	}
 	return nil
 }
@@ -338,7 +338,7 @@ func (h *Host) abandon(j *journal, cause error) error {
 	}
 	if err != nil {
 		// The journal stays, so that the next run does it.
-		return errors.Join(cause, fmt.Errorf("take the beginning of the change back: %w", err))
+		return errors.Join(cause, fmt.Errorf("revert the started change: %w", err))
 	}
 	// First what takes space: on a full disk the journal may need it.
 	return errors.Join(cause, h.removeTemporary(j), h.settle(j))
@@ -364,7 +364,7 @@ func (h *Host) prove(ctx context.Context, j *journal, content []byte) error {
 	j.Failure, j.Pending.Failure = f, f
 	if err := h.saveJournal(j); err != nil {
 		// What matters is that the scheduler comes back; renaming needs no space.
-		klog.FromContext(ctx).Error(err, "The failure could not be noted")
+		klog.FromContext(ctx).Error(err, "Could not record the failure")
 	}
 	return h.rollBack(ctx, j, err)
 }

@@ -90,14 +90,14 @@ func (h *Host) loadJournal() (*journal, error) {
 	decoder := json.NewDecoder(bytes.NewReader(data))
 	j := &journal{}
 	if err := decoder.Decode(j); err != nil {
-		return nil, fmt.Errorf("the journal %s was changed by somebody and cannot be read: %w; look at %s and %s, and remove the journal",
+		return nil, fmt.Errorf("the journal %s was edited and cannot be parsed: %w; check %s and %s, and remove the journal",
 			h.paths.Journal, err, h.paths.Manifest, h.paths.Backup)
 	}
 	if j.Version != journalVersion {
-		return nil, fmt.Errorf("the journal %s is of version %d, and this program knows version %d: use the program that wrote it", h.paths.Journal, j.Version, journalVersion)
+		return nil, fmt.Errorf("the journal %s has version %d, but this program supports version %d: use the program that wrote it", h.paths.Journal, j.Version, journalVersion)
 	}
 	if err := h.checkJournal(j); err != nil {
-		return nil, fmt.Errorf("the journal %s was changed by somebody: %w; look at %s and %s, and remove the journal",
+		return nil, fmt.Errorf("the journal %s was edited: %w; check %s and %s, and remove the journal",
 			h.paths.Journal, err, h.paths.Manifest, h.paths.Backup)
 	}
 	return j, nil
@@ -133,7 +133,7 @@ func (h *Host) checkJournal(j *journal) error {
 	own := h.configFiles(&journal{})
 	check := func(path string) error {
 		if !slices.Contains(own, path) {
-			return fmt.Errorf("it names %q, which is no file of Divvy's", path)
+			return fmt.Errorf("it names %q, which is not a file of Divvy", path)
 		}
 		return nil
 	}
@@ -150,7 +150,7 @@ func (h *Host) checkJournal(j *journal) error {
 			return err
 		}
 		if s.Copy != "" && s.Copy != savedCopy(s.Path) {
-			return fmt.Errorf("it names %q, which is no file of Divvy's", s.Copy)
+			return fmt.Errorf("it names %q, which is not a file of Divvy", s.Copy)
 		}
 	}
 	return nil
@@ -172,7 +172,7 @@ func (h *Host) saveJournal(j *journal) error {
 		return nil
 	}
 	if err := h.put(h.paths.Journal, data, h.own(0o600)); err != nil {
-		return fmt.Errorf("note what is to be done: %w", err)
+		return fmt.Errorf("write the journal: %w", err)
 	}
 	return nil
 }

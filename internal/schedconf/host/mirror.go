@@ -136,7 +136,7 @@ func (m *Mirror) Await(ctx context.Context, want Want) error {
 		}
 		switch {
 		case err != nil && (now.After(latest) || apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err)):
-			return fmt.Errorf("nobody can tell how kube-scheduler is: %w", err)
+			return fmt.Errorf("get the health of kube-scheduler: %w", err)
 		case err != nil:
 			// Time without an API server does not count; one that is away may let each
 			// question wait.
@@ -202,17 +202,17 @@ func (m *Mirror) look(ctx context.Context, want Want) (seen, error) {
 	case apierrors.IsNotFound(err):
 		return seen{problem: fmt.Sprintf("kubelet shows no pod %s/%s", want.Namespace, name)}, nil
 	case err != nil:
-		return seen{}, fmt.Errorf("look at pod %s/%s: %w", want.Namespace, name, err)
+		return seen{}, fmt.Errorf("get pod %s/%s: %w", want.Namespace, name, err)
 	}
 	if got := pod.Annotations[schedconf.AnnotationHash]; got != want.Hash {
-		return seen{problem: "kubelet has not taken the new manifest"}, nil
+		return seen{problem: "kubelet has not loaded the new manifest"}, nil
 	}
 	s := containerSeen(pod, want.Container)
 	if s.well == "" || want.Health == "" {
 		return s, nil
 	}
 	if err := m.askHealth(ctx, want.Health); err != nil {
-		return seen{problem: "it runs, but is not well: " + err.Error()}, nil
+		return seen{problem: "it runs but is not healthy: " + err.Error()}, nil
 	}
 	return s, nil
 }
@@ -234,7 +234,7 @@ func containerSeen(pod *corev1.Pod, name string) seen {
 	}
 	c := pod.Status.ContainerStatuses[i]
 	ended := func(t *corev1.ContainerStateTerminated) seen {
-		return seen{problem: fmt.Sprintf("it ended with code %d (%s)", t.ExitCode, t.Reason), message: strings.TrimSpace(t.Message)}
+		return seen{problem: fmt.Sprintf("it exited with code %d (%s)", t.ExitCode, t.Reason), message: strings.TrimSpace(t.Message)}
 	}
 	switch {
 	case c.State.Running != nil:
@@ -244,10 +244,10 @@ func containerSeen(pod *corev1.Pod, name string) seen {
 	case c.State.Waiting == nil:
 		return seen{problem: "kubelet has not started it"}
 	case c.State.Waiting.Reason == "CrashLoopBackOff":
-		s := seen{problem: "it ends by itself again and again"}
+		s := seen{problem: "it keeps exiting"}
 		if last := c.LastTerminationState.Terminated; last != nil {
 			s = ended(last)
-			s.problem += ", again and again"
+			s.problem += ", repeatedly"
 		}
 		s.crashed = true
 		return s

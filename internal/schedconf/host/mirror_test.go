@@ -108,10 +108,10 @@ func TestAwait(t *testing.T) {
 		// Each question is longer than the scheduler's time.
 		"an API server that hangs": {looks: []shown{old, {err: errors.New("timeout"), slow: 400 * time.Millisecond}, {absent: true}, good}},
 
-		"kubelet keeps the old one": {looks: []shown{old}, want: "after 300ms: kubelet has not taken the new manifest"},
+		"kubelet keeps the old one": {looks: []shown{old}, want: "after 300ms: kubelet has not loaded the new manifest"},
 		"no pod":                    {looks: []shown{{absent: true}}, want: "kubelet shows no pod kube-system/kube-scheduler-node-a"},
 		"never well":                {looks: []shown{{hash: "new", status: running("2"), health: 500}}, want: "500 Internal Server Error: [-]leaderElection failed"},
-		"ends again and again":      {looks: []shown{good, {hash: "new", status: waiting("CrashLoopBackOff", "", crash)}}, want: "it ended with code 1 (Error), again and again; it said: unknown field", crashed: true},
+		"ends again and again":      {looks: []shown{good, {hash: "new", status: waiting("CrashLoopBackOff", "", crash)}}, want: "it exited with code 1 (Error), repeatedly; its last message: unknown field", crashed: true},
 		"cannot be made":            {looks: []shown{{hash: "new", status: waiting("CreateContainerError", "no such file", nil)}}, want: "CreateContainerError: no such file"},
 		"may not look":              {looks: []shown{{err: forbidden}}, want: "no rule", unknown: true},
 	}
@@ -185,7 +185,7 @@ func TestLogTail(t *testing.T) {
 		"2026-01-01T00:00:00Z stderr F \n2026-01-01T00:00:00Z stderr F E1121 08:53:04.8 1 run.go:74] \"command failed\" err=\"no plugin\"\n2026-01-01T00:00:00Z stderr F I1121 08:53:04.8 1 a.go:1] Bye\nhalf", now)
 	write("kube-system_another_new", "0.log", "2026-01-01T00:00:00Z stderr F of another pod\n", now.Add(time.Hour))
 	err := m.Await(t.Context(), want)
-	if err == nil || !strings.HasSuffix(err.Error(), `it said: E1121 08:53:04.8 1 run.go:74] "command failed" err="no plugin"`) || strings.Contains(err.Error(), "old one") {
+	if err == nil || !strings.HasSuffix(err.Error(), `its last message: E1121 08:53:04.8 1 run.go:74] "command failed" err="no plugin"`) || strings.Contains(err.Error(), "old one") {
 		t.Errorf("the error is %v", err)
 	}
 }
@@ -250,7 +250,7 @@ func TestWantOf(t *testing.T) {
 		"a variable":   {manifest: container("args: [--bind-address=$(HOST_IP)]"), health: defaultHealth},
 		"JSON":         {manifest: `{"kind":"Pod","metadata":{"name":"a"},"spec":{"containers":[{"name":"b"}]}}`, health: defaultHealth},
 		"no pod":       {manifest: "a: b", want: "without a name"},
-		"no YAML":      {manifest: "{", want: "no pod"},
+		"no YAML":      {manifest: "{", want: "not a pod"},
 	}
 	for name, test := range tests {
 		w, err := WantOf([]byte(test.manifest))

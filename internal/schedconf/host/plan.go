@@ -48,7 +48,7 @@ func (h *Host) Plan(e schedconf.Extender, uninstall bool) (diff string, notes []
 			return "", nil, err
 		}
 		if refused != nil {
-			notes = append(notes, "Install would refuse this: "+refused.Error()+".")
+			notes = append(notes, "Install would reject this: "+refused.Error()+".")
 		}
 	}
 	var b strings.Builder

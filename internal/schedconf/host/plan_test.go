@@ -62,7 +62,7 @@ func TestPlan(t *testing.T) {
 // TestPlanTellsWhatIsInTheWay: the diff alone would be a promise.
 func TestPlanTellsWhatIsInTheWay(t *testing.T) {
 	for name, want := range map[string]string{
-		BackupFile: "Divvy did not make it", schedconf.ConfigFile: "Divvy did not write it", "": "",
+		BackupFile: "it may be the original of GCUShare's config manager or of an administrator", schedconf.ConfigFile: "exists but was not written by Divvy", "": "",
 	} {
 		w := newWorld(t)
 		if name != "" {
@@ -72,7 +72,7 @@ func TestPlanTellsWhatIsInTheWay(t *testing.T) {
 		if err != nil || diff == "" {
 			t.Errorf("%s: %v, %q", name, err, diff)
 		}
-		if told := strings.Join(notes, " "); strings.Contains(told, "Install would refuse this") != (want != "") || !strings.Contains(told, want) {
+		if told := strings.Join(notes, " "); strings.Contains(told, "Install would reject this") != (want != "") || !strings.Contains(told, want) {
 			t.Errorf("%s: the notes are %s", name, told)
 		}
 	}

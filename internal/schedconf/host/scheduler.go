@@ -46,7 +46,7 @@ func (e *UnhealthyError) Error() string {
 	if e.Log == "" {
 		return e.Problem
 	}
-	return e.Problem + "; it said: " + e.Log
+	return e.Problem + "; its last message: " + e.Log
 }
 
 const schedulerName = "kube-scheduler"
@@ -58,7 +58,7 @@ const defaultPort = 10259
 func WantOf(content []byte) (Want, error) {
 	var pod corev1.Pod
 	if err := yaml.Unmarshal(content, &pod); err != nil {
-		return Want{}, fmt.Errorf("the manifest is no pod: %w", err)
+		return Want{}, fmt.Errorf("the manifest is not a pod: %w", err)
 	}
 	if pod.Name == "" || len(pod.Spec.Containers) == 0 {
 		return Want{}, errors.New("the manifest is a pod without a name or containers")

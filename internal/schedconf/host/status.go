@@ -40,7 +40,7 @@ func (h *Host) Status() (Status, error) {
 	case err == nil:
 		s.Backup = h.paths.Backup
 	case !errors.Is(err, fs.ErrNotExist):
-		return s, fmt.Errorf("look for the backup: %w", err)
+		return s, fmt.Errorf("check for the backup: %w", err)
 	}
 	return s, nil
 }

@@ -30,10 +30,10 @@ type NotNowError struct {
 
 func (e *NotNowError) Error() string {
 	if e.Failure == nil {
-		return fmt.Sprintf("node %s changes its kube-scheduler; this one comes after it", e.Node)
+		return fmt.Sprintf("node %s is changing its kube-scheduler; waiting for it", e.Node)
 	}
-	return fmt.Sprintf("the same change was rolled back on node %s, so it is not tried here before it went well there, something changes, or an hour has passed "+
-		"(`divvy-control schedconf install` tries it at once). It was: %s", e.Node, e.Failure.Reason)
+	return fmt.Sprintf("the same change was rolled back on node %s, so it is not tried here until it succeeds there, something changes, or an hour has passed "+
+		"(`divvy-control schedconf install` tries it immediately). Reason: %s", e.Node, e.Failure.Reason)
 }
 
 // take asks for the turn of this node.
@@ -51,6 +51,6 @@ func (h *Host) done(ctx context.Context, failure *Failure) {
 		return
 	}
 	if err := h.config.Turn.Done(ctx, failure); err != nil {
-		klog.FromContext(ctx).Error(err, "The other control-plane nodes could not be told that this one is done")
+		klog.FromContext(ctx).Error(err, "Could not report to the other control-plane nodes that this one is done")
 	}
 }

@@ -52,7 +52,7 @@ func (h *Host) Uninstall(ctx context.Context, o UninstallOptions) (r Result, err
 		}
 	}
 	if errors.Is(err, errMoved) {
-		err = fmt.Errorf("%w, %d times in a row, in the moment when it was to be replaced: %s", errMoved, rounds, h.paths.Manifest)
+		err = fmt.Errorf("%w, %d times in a row, while it was being replaced: %s", errMoved, rounds, h.paths.Manifest)
 	}
 	if err == nil && o.Stay != nil {
 		err = o.Stay(ctx, r)
@@ -80,7 +80,7 @@ func (h *Host) unwire(ctx context.Context, j *journal) (r Result, err error) {
 	}
 	if err = missing; errors.Is(err, ErrNoManifest) {
 		if original != nil {
-			return r, fmt.Errorf("%w. Its original is in %s and stays there: put it back, or remove it", err, h.paths.Backup)
+			return r, fmt.Errorf("%w. Its original is kept in %s: restore it, or remove it", err, h.paths.Backup)
 		}
 		return r, h.removeAll(j, false)
 	}
@@ -111,7 +111,7 @@ func (h *Host) unwire(ctx context.Context, j *journal) (r Result, err error) {
 		if err := h.swap(m, change.Manifest, attributes); err != nil {
 			return r, err
 		}
-		klog.FromContext(ctx).Info("kube-scheduler was given its manifest without Divvy; waiting until it is well", "manifest", h.paths.Manifest)
+		klog.FromContext(ctx).Info("Installed the manifest of kube-scheduler without Divvy; waiting until it is healthy", "manifest", h.paths.Manifest)
 	}
 	// A configuration that somebody edited stays in use.
 	rest := *j
@@ -125,7 +125,7 @@ func (h *Host) unwire(ctx context.Context, j *journal) (r Result, err error) {
 	}
 	// What a running scheduler has mounted must not go away under it.
 	if err := h.await(ctx, change.Manifest); err != nil {
-		return r, fmt.Errorf("kube-scheduler has its manifest without Divvy, and Divvy's files stay until it is well with it: %w", err)
+		return r, fmt.Errorf("kube-scheduler has its manifest without Divvy; Divvy's files are kept until it is healthy: %w", err)
 	}
 	return r, h.removeAll(&rest, original != nil)
 }
@@ -141,7 +141,7 @@ func (h *Host) readBackup(j *journal) (Attributes, []byte, error) {
 		return Attributes{}, nil, fmt.Errorf("read the backup: %w", err)
 	}
 	if len(bytes.TrimSpace(data)) == 0 || !j.ours(data) {
-		klog.Background().Info("The backup is not one that Divvy made, or was changed since; it is neither used nor removed", "file", h.paths.Backup)
+		klog.Background().Info("The backup was not created by Divvy, or was edited since; it is neither used nor removed", "file", h.paths.Backup)
 		return Attributes{}, nil, nil
 	}
 	a, err := h.fs.Stat(h.paths.Backup)
@@ -181,7 +181,7 @@ func (h *Host) removeAll(j *journal, backup bool) error {
 			}
 			removed = true
 			if err := h.fs.Remove(path); err != nil {
-				return fmt.Errorf("remove what is not needed any more: %w", explain(err))
+				return fmt.Errorf("remove files that are no longer needed: %w", explain(err))
 			}
 		}
 		if removed {

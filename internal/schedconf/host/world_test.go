@@ -145,7 +145,7 @@ func (w *world) Await(_ context.Context, want Want) error {
 		return &UnhealthyError{Problem: fmt.Sprintf("the pod has hash %q and %q is wanted", got, want.Hash)}
 	}
 	if w.refuses(config) {
-		return &UnhealthyError{Problem: "it ended with code 1, again and again", Crashed: true, Log: "no such plugin"}
+		return &UnhealthyError{Problem: "it exited with code 1, repeatedly", Crashed: true, Log: "no such plugin"}
 	}
 	return nil
 }

@@ -125,7 +125,7 @@ func (d *Doc) Delete(path ...any) (*Doc, error) {
 		return nil, err
 	}
 	if child(parent, step) == nil {
-		return nil, fmt.Errorf("line %d: there is no %s", parent.Line, place(path))
+		return nil, fmt.Errorf("line %d: no %s", parent.Line, place(path))
 	}
 	target := follow(want, parentPath)
 	width, first := 1, 0
@@ -162,7 +162,7 @@ func (d *Doc) copyTo(path, where []any) (*yaml.Node, *yaml.Node, error) {
 		}
 		next := child(n, path[i])
 		if next == nil {
-			return nil, nil, fmt.Errorf("line %d: there is no %s", n.Line, place(where[:i+1]))
+			return nil, nil, fmt.Errorf("line %d: no %s", n.Line, place(where[:i+1]))
 		}
 		n = next
 	}
@@ -209,8 +209,8 @@ func (d *Doc) proved(tries [][]patch, want *yaml.Node, path []any, err error) (*
 			return got, nil
 		}
 	}
-	return nil, fmt.Errorf("%s is written in a way that cannot be changed without touching the rest; "+
-		"write it plainly, each entry on lines of its own", place(path))
+	return nil, fmt.Errorf("%s is written in a form that cannot be changed without changing the rest; "+
+		"write it in block style, each entry on its own lines", place(path))
 }
 
 // column returns how many characters of its line are in front of an offset.

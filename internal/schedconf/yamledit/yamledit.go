@@ -171,7 +171,7 @@ func duplicateKeys(n *yaml.Node) error {
 				return fmt.Errorf("line %d: a key is a mapping or a sequence", k.Line)
 			}
 			if line, ok := first[k.Value]; ok {
-				return fmt.Errorf("line %d: the key %q was there already, in line %d", k.Line, k.Value, line)
+				return fmt.Errorf("line %d: duplicate key %q, first in line %d", k.Line, k.Value, line)
 			}
 			first[k.Value] = k.Line
 		}

@@ -124,13 +124,13 @@ func TestRefusals(t *testing.T) {
 		"tabs":                  {"a:\n\tb: 1\n", nil, "line 2: found character that cannot start any token"},
 		"two documents":         {"a: 1\n---\nb: 1\n", nil, "a second document"},
 		"a list":                {"- a\n", nil, "not a mapping"},
-		"a key twice":           {"a: 1\nb: {c: 1,\n  c: 2}\n", nil, `line 3: the key "c" was there already, in line 2`},
+		"a key twice":           {"a: 1\nb: {c: 1,\n  c: 2}\n", nil, `line 3: duplicate key "c", first in line 2`},
 		"a key that is a map":   {"{a: 1}: b\n", nil, "a key is a mapping"},
 		"an anchor":             {"a: &x\n- b\nc: *x\n", insert(1, "d", "a"), "an anchor or an alias"},
 		"an alias":              {"a: &x\n- b\nc: *x\n", insert(1, "d", "c"), "an anchor or an alias"},
 		"a list that is a map":  {"a: {}\n", insert(0, "d", "a"), "a is not a sequence"},
-		"no such place":         {"a:\n  b: 1\n", remove("a", "c"), "there is no a.c"},
-		"what is not there":     {"a: {}\n", put("k", "v", "b", "c"), "there is no b"},
+		"no such place":         {"a:\n  b: 1\n", remove("a", "c"), "line 2: no a.c"},
+		"what is not there":     {"a: {}\n", put("k", "v", "b", "c"), "line 1: no b"},
 		"a map that is a value": {"a: 1\n", put("k", "v", "a"), "a is not a mapping"},
 	}
 	for name, tt := range tests {

@@ -21,9 +21,9 @@ import (
 // Errors of a Binder that a caller acts on; test with errors.Is.
 var (
 	// ErrPodGone: no pod of that name, or another one by now.
-	ErrPodGone = errors.New("the pod is gone")
+	ErrPodGone = errors.New("the pod no longer exists")
 	// ErrOutcomeUnknown: the pod may or may not have been bound.
-	ErrOutcomeUnknown = errors.New("whether the pod was bound is not known")
+	ErrOutcomeUnknown = errors.New("the outcome of the bind is unknown")
 )
 
 // confirmTimeout bounds the question what became of a binding whose answer was
@@ -163,14 +163,14 @@ func (b *Binder) Wake(ctx context.Context, ref accel.PodRef) error {
 		"uid": ref.UID, "annotations": map[string]string{wire.RetryAnnotation: time.Now().UTC().Format(time.RFC3339Nano)},
 	}})
 	if err != nil {
-		return fmt.Errorf("wake pod %s: %w", ref, err)
+		return fmt.Errorf("request another scheduling attempt for pod %s: %w", ref, err)
 	}
 	_, err = b.client.CoreV1().Pods(ref.Namespace).Patch(ctx, ref.Name, types.MergePatchType, patch, metav1.PatchOptions{FieldManager: "divvy-extender"}, "status")
 	switch {
 	case apierrors.IsNotFound(err), apierrors.IsConflict(err):
-		return fmt.Errorf("wake pod %s: %w: %w", ref, ErrPodGone, err)
+		return fmt.Errorf("request another scheduling attempt for pod %s: %w: %w", ref, ErrPodGone, err)
 	case err != nil:
-		return fmt.Errorf("wake pod %s: %w", ref, err)
+		return fmt.Errorf("request another scheduling attempt for pod %s: %w", ref, err)
 	}
 	return nil
 }

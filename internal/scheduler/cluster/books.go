@@ -364,7 +364,7 @@ func (b *Books) setPod(p *slimPod) {
 			if grant, err = b.config.Grants.DecodeGrant(p.Ref.UID, p.grant); err != nil {
 				// Told once; it counts on its node, on no device.
 				if old.unverified != p.grant {
-					b.logger.Info("The pod's grant does not verify and is ignored", "pod", p.Ref.String(), "reason", err.Error())
+					b.logger.Info("Ignoring a planned allocation with an invalid signature", "pod", p.Ref.String(), "reason", err.Error())
 				}
 				grant, record.unverified = accel.Grant{}, p.grant
 			}
@@ -439,8 +439,8 @@ func (b *Books) setNode(n *slimNode) {
 	if inventory != "" {
 		all, err := wire.DecodeInventory(inventory)
 		if err != nil {
-			record.problem = "the inventory that the node publishes is broken"
-			b.logger.Error(err, "The node counts as publishing nothing", "node", n.name)
+			record.problem = "the inventory of the node is invalid"
+			b.logger.Error(err, "Ignoring the inventory of the node", "node", n.name)
 		}
 		for _, inv := range all {
 			if !slices.Contains(b.config.Resources, inv.Resource) {

@@ -144,7 +144,7 @@ func TestNodes(t *testing.T) {
 	garbage.Annotations[wire.InventoryAnnotation] = `{"v":1,"resources":[{"resource":"enflame.com/gcu-memory","devices":[{"id":"x","index":0},{"id":"x","index":1}]}]}`
 	f.ok(nodes.Add(garbage))
 	f.want("a: 0 0") // the others are unaffected
-	if got := f.books.Problem("b"); got != "the inventory that the node publishes is broken" {
+	if got := f.books.Problem("b"); got != "the inventory of the node is invalid" {
 		t.Errorf("problem of b: %q", got)
 	}
 	f.ok(nodes.Update(f.node("b", 32)))

@@ -87,7 +87,7 @@ func (b *Books) setEnding(n *slimNode) *endingList {
 	}
 	pods, err := wire.DecodeEnding(n.ending)
 	if err != nil {
-		b.logger.Error(err, "The node's list of ending pods is not followed", "node", n.name)
+		b.logger.Error(err, "Ignoring the node's list of ending pods", "node", n.name)
 		return old
 	}
 	list := &endingList{text: n.ending, pods: pods}

@@ -54,14 +54,14 @@ func (b *Books) seen(version string) (bool, error) {
 func (b *Books) CatchUp(ctx context.Context, clients kube.Clients, namespace, name string) error {
 	for !b.Synced() {
 		if err := sleep(ctx, lookEvery); err != nil {
-			return fmt.Errorf("wait for the books to be read: %w", err)
+			return fmt.Errorf("wait for the ledger to be read: %w", err)
 		}
 	}
 	now := time.Now().UTC()
 	patch, err := json.Marshal(map[string]any{"status": map[string]any{"conditions": []v1.PodCondition{{
 		Type: TookTheLead, Status: v1.ConditionTrue, LastTransitionTime: metav1.NewTime(now), Reason: "GotTheLease",
 		// The time makes it another one every time; a patch that changes nothing is no write.
-		Message: "It answers with all that was bound before " + now.Format(time.RFC3339Nano),
+		Message: "All pods bound before this are known to " + now.Format(time.RFC3339Nano),
 	}}}})
 	if err != nil {
 		return fmt.Errorf("catch up: %w", err)
@@ -76,7 +76,7 @@ func (b *Books) CatchUp(ctx context.Context, clients kube.Clients, namespace, na
 			return err
 		}
 		if err := sleep(ctx, lookEvery); err != nil {
-			return fmt.Errorf("wait until the watch shows what was written to pod %s/%s: %w", namespace, name, err)
+			return fmt.Errorf("wait until the watch delivers the change of pod %s/%s: %w", namespace, name, err)
 		}
 	}
 }

@@ -21,7 +21,7 @@ func TestRun(t *testing.T) {
 		"all":               {[]string{"-workload", "default", "-shuffles", "1", "-o", "svg"}, "fragmentation-online", ""},
 		"published":         {[]string{"-policy", "FGD", "-published", trace + "/../published.csv"}, "PUBLISHED", "1 of 2 results are more than"},
 		"nothing published": {[]string{"-policy", "binpack", "-shuffles", "1", "-published", trace + "/../published.csv"}, "", "nothing was published"},
-		"unknown policy":    {[]string{"-policy", "tetris"}, "", `unknown policy "tetris", known are: binpack, spread, `},
+		"unknown policy":    {[]string{"-policy", "tetris"}, "", `unknown policy "tetris"; use one of binpack, spread, `},
 		"unknown workload":  {[]string{"-workload", "x"}, "", "openb_pod_list_x.csv: no such file"},
 		"unknown output":    {[]string{"-policy", "FGD", "-shuffles", "1", "-o", "png"}, "", "must be table, json or svg"},
 	}

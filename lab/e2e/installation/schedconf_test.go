@@ -62,10 +62,10 @@ func installWired(t *testing.T) {
 func installAndWire(t *testing.T) {
 	t.Helper()
 	install(t, "scheduler.mode=none")
-	if out, err := schedconf(t.Context(), "status"); err == nil || !strings.Contains(out, "does not ask the extender") {
+	if out, err := schedconf(t.Context(), "status"); err == nil || !strings.Contains(out, "does not call the extender") {
 		t.Errorf("schedconf status before: %v\n%s", err, out)
 	}
-	for _, want := range []string{"is well", "nothing was changed"} {
+	for _, want := range []string{"is healthy", "nothing was changed"} {
 		if out, err := schedconf(t.Context(), "install", "--resources", string(product.Resource)); err != nil || !strings.Contains(out, want) {
 			t.Fatalf("schedconf install: %v, want %q\n%s", err, want, out)
 		}

@@ -259,7 +259,7 @@ func TestUninstallQuickly(t *testing.T) {
 
 	text := uninstall(t)
 	for _, want := range []string{
-		"kube-scheduler on node " + lost + ", which does not answer", "files on the host of node " + lost + ", which does not answer",
+		"kube-scheduler on node " + lost + ", which does not respond", "files on the host of node " + lost + ", which does not respond",
 	} {
 		if !strings.Contains(text, want) {
 			t.Errorf("helm uninstall does not say %q", want)
@@ -380,7 +380,7 @@ func TestUninstall(t *testing.T) {
 	others := nodeStatus("nvidia.com/gpu.shared", "iluvatar.com/gpu.shared")
 	asBefore(t, before, files, others)
 	if registered, err := registeredResources(); err != nil || len(registered) > 0 {
-		t.Errorf("kubelet still remembers %q, %v", registered, err)
+		t.Errorf("kubelet still lists %q, %v", registered, err)
 	}
 	if err := lab.DeleteAllPods(ctx); err != nil {
 		t.Fatal(err)

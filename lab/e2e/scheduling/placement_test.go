@@ -78,7 +78,7 @@ func TestPlacementByDemand(t *testing.T) {
 	goes(asking("again", 1, ""), first)           // 14 and 12
 	goes(asking("fullest", 1, "binpack"), second) // 13 and 12
 	create(asking("wrong", 1, "tetris"))
-	const sentence = `annotation divvy.dev/placement-policy: "tetris" is no placement policy; known are binpack, spread, fragmentation`
+	const sentence = `annotation divvy.dev/placement-policy: "tetris" is not a placement policy; use one of binpack, spread, fragmentation`
 	w.eventually("the pod with an unknown policy is refused with a sentence", func(ctx context.Context) error {
 		pod, err := w.client.CoreV1().Pods(namespace).Get(ctx, "wrong", metav1.GetOptions{})
 		if err != nil {

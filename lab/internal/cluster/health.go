@@ -92,7 +92,7 @@ func (c *Cluster) schedulerHealthy(ctx context.Context) error {
 		return err
 	}
 	if !scheduler.SamePod(wanted, pod) {
-		return errors.New("kubelet has not taken the new manifest yet")
+		return errors.New("kubelet has not loaded the new manifest yet")
 	}
 	if len(pod.Status.ContainerStatuses) == 0 {
 		return errors.New("the scheduler's container does not run yet")

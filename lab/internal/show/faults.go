@@ -182,7 +182,7 @@ func (f *faults) inflict(ctx context.Context, one fault) error {
 	if err != nil {
 		return err
 	}
-	f.note("%s: the node tells of it", one.vendor, time.Since(broken))
+	f.note("%s: the node reports it", one.vendor, time.Since(broken))
 	f.Checks.True("what the node says of the card", strings.Contains(reason, one.cause), reason)
 	// What the pod holds stays, what nobody holds is taken away.
 	if _, err := f.Offer(ctx, one.what, one.all-one.card+held); err != nil {
