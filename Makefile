@@ -162,7 +162,7 @@ test-lab-unit: $(BIN)/testsum ## Run the lab's own unit tests (no root needed).
 test-kubelet: $(BIN)/testsum ## Run the tests against kubelet's real device manager (no root needed).
 	@$(call testsum-lab,kubelet) go test -json -timeout 20m ./devicemanager/...
 
-# They wait more than they compute.
+# Most of their time is waiting, so they run side by side even on two processors.
 .PHONY: test-e2e
 test-e2e: root e2e-programs ## Run the end-to-end tests: on two labs, and beside them those with control planes of their own.
 	@$(MAKE) -k -j3 test-lab test-installation test-planes

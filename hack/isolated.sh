@@ -69,10 +69,14 @@ disconnect() {
 }
 
 leave() {
-  local path
+  local path deadline=$((SECONDS + 30))
   disconnect
   while read -r path _; do
-    [ ! -d "$path/$name" ] || find "$path/$name" -depth -type d -exec rmdir {} +
+    # A process that was killed leaves its group a little later.
+    while [ -d "$path/$name" ] && ! find "$path/$name" -depth -type d -exec rmdir {} + 2>/dev/null; do
+      [ $SECONDS -lt $deadline ] || { echo "$0: there are still processes in $path/$name" >&2; return; }
+      sleep 0.1
+    done
   done < <(control_groups)
   rm -rf --one-file-system "$dir"
 }
@@ -125,7 +129,12 @@ if [ -z "${DIVVY_ISOLATED:-}" ]; then
   name=${dir##*/}
   trap leave EXIT
   connect
-  ( enter && DIVVY_ISOLATED=$dir exec nsenter --net="/run/netns/$name" unshare --mount --pid --ipc --uts --cgroup --fork --kill-child --mount-proc "$0" "$@" )
+  ( enter && DIVVY_ISOLATED=$dir exec nsenter --net="/run/netns/$name" unshare --mount --pid --ipc --uts --cgroup --fork --kill-child --mount-proc "$0" "$@" ) <&0 &
+  # Unshare ignores what ends this shell. With unshare, all processes of the command end.
+  trap 'kill -KILL "$!"' INT TERM
+  status=0
+  wait "$!" || status=$?
+  exit "$status"
 else
   dir=$DIVVY_ISOLATED
   unset DIVVY_ISOLATED

@@ -22,7 +22,7 @@ const (
 	// leastRoom is what there is at least between two collections, in bytes, and
 	// roomPart the part of what is in use that there is when it is more.
 	leastRoom = 24 << 20
-	roomPart  = 4
+	roomPart  = 8
 )
 
 // Keep lets the Go runtime have budget bytes of memory, and more only where what is

@@ -18,8 +18,8 @@ func TestLimitFor(t *testing.T) {
 		"little is in use":               {usage: usage{live: 5 * mib, heap: 20 * mib, all: 30 * mib}, want: 100 * mib},
 		"just enough room":               {usage: usage{live: 66 * mib, heap: 80 * mib, all: 90 * mib}, want: 100 * mib},
 		"more is in use":                 {usage: usage{live: 90 * mib, heap: 95 * mib, all: 105 * mib}, want: (90 + 24 + 10) * mib},
-		"much is in use":                 {usage: usage{live: 400 * mib, heap: 450 * mib, all: 470 * mib}, want: (400 + 100 + 20) * mib},
-		"the runtime counts oddly":       {usage: usage{live: 400 * mib, heap: 450 * mib}, want: 500 * mib},
+		"much is in use":                 {usage: usage{live: 400 * mib, heap: 450 * mib, all: 470 * mib}, want: (400 + 50 + 20) * mib},
+		"the runtime counts oddly":       {usage: usage{live: 400 * mib, heap: 450 * mib}, want: 450 * mib},
 		"numbers beyond all reason":      {usage: usage{live: 1 << 62, heap: 0, all: 1 << 62}, want: 1<<63 - 1},
 		"the heap has much that is free": {usage: usage{live: 10 * mib, heap: 200 * mib, all: 210 * mib}, want: 100 * mib},
 	} {

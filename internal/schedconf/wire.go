@@ -521,7 +521,7 @@ func (p *pod) unwire(in Input, target source, original []byte) (*pod, error) {
 	f, has := p.command.flag(flagConfig)
 	switch {
 	case target.host == "":
-		// Somebody had the scheduler use something else since.
+		// The scheduler was configured with another file since.
 	case was != nil && *was != "":
 		q, err = q.setFlag(flagConfig, *was)
 	case has && f.value == target.path:

@@ -7,6 +7,7 @@ import (
 	"math"
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -346,7 +347,7 @@ func TestScenarios(t *testing.T) {
 				w.observe("p", "n1", 12, "a")
 				w.observe("q", "n1", 12, "b")
 				w.confirm("p", "n1", 12, "b")
-				w.want("n1", "24/32 | a 0/16 | b 24/16 p:12! q:12") // for a moment
+				w.want("n1", "24/32 | a 0/16 | b 12/16 p:12! | ? q:12") // for a moment
 				w.confirm("q", "n1", 12, "a")
 			},
 			want: map[string]string{"n1": "24/32 | a 12/16 q:12! | b 12/16 p:12!"},
@@ -558,7 +559,7 @@ func TestScenarios(t *testing.T) {
 				w.observe("q", "n1", 8, "a")
 				w.reserve("r", "n1", 1)
 			},
-			want: map[string]string{"n1": "25/32 | a 24/16 p:16! q:8 | b 1/16 r:1"},
+			want: map[string]string{"n1": "25/32 | a 16/16 p:16! | b 1/16 r:1 | ? q:8"},
 		},
 		"absurd amounts cannot wrap around": {
 			do: func(w *world) {
@@ -983,6 +984,39 @@ func TestNodes(t *testing.T) {
 	}
 	if got := w.Nodes("none"); len(got) != 0 {
 		t.Errorf("Nodes of an unknown resource = %+v", got)
+	}
+}
+
+// TestDisplaced: kubelet gives no unit twice, so of more pods than a device has units
+// for those lose their place that have none of it: first those that are gone, then those
+// that kubelet gave nothing yet, the youngest first.
+func TestDisplaced(t *testing.T) {
+	confirmed := func(h *Holding) { h.Confirmed = true }
+	gone := func(h *Holding) { h.Confirmed, h.Gone, h.Ending = true, true, true }
+	type pods []func(*Holding)
+	for name, tt := range map[string]struct {
+		pods pods // of 4 units each, on a device of 8, the oldest first
+		want string
+	}{
+		"all fit":               {pods{nil, gone}, "8/8 | a 8/8 1:4 2:4!"},
+		"the youngest":          {pods{nil, nil, nil}, "12/8 | a 8/8 1:4 2:4 | ? 3:4"},
+		"none that has units":   {pods{confirmed, nil, confirmed}, "12/8 | a 8/8 1:4! 3:4! | ? 2:4"},
+		"those gone first":      {pods{gone, nil, confirmed}, "12/8 | a 8/8 2:4 3:4! | ? 1:4!"},
+		"as many as there are":  {pods{gone, nil, confirmed, confirmed}, "16/8 | a 8/8 3:4! 4:4! | ? 1:4! 2:4"},
+		"a fault is not hidden": {pods{confirmed, confirmed, confirmed}, "12/8 | a 12/8 1:4! 2:4! 3:4!"},
+	} {
+		w := newWorld(t, Options{})
+		w.node("n1", cards(8))
+		for i, change := range tt.pods {
+			h := Holding{Pod: pod(strconv.Itoa(i + 1)), Node: "n1", Resource: gcu, Units: 4, Device: "a", Created: w.clock.Add(time.Duration(i) * time.Second)}
+			if change != nil {
+				change(&h)
+			}
+			w.Observe(h)
+		}
+		if got := w.show("n1"); got != tt.want {
+			t.Errorf("%s: got %s, want %s", name, got, tt.want)
+		}
 	}
 }
 

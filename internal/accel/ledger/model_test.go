@@ -447,7 +447,7 @@ func (m *model) usage(res accel.Resource) []NodeUsage {
 			}
 			u.Used += p.Units
 			for i, id := range p.devices() {
-				shown := PodUsage{Pod: p.Pod, Units: p.parts()[i], Created: p.Created, Confirmed: p.Confirmed, Device: id}
+				shown := PodUsage{Pod: p.Pod, Units: p.parts()[i], Created: p.Created, Confirmed: p.Confirmed, Gone: p.Gone, Device: id}
 				at := slices.IndexFunc(u.Devices, func(d DeviceUsage) bool { return d.ID == id })
 				if at < 0 {
 					u.Unplaced = append(u.Unplaced, shown)
@@ -460,10 +460,25 @@ func (m *model) usage(res accel.Resource) []NodeUsage {
 		byName := func(a, b PodUsage) int {
 			return cmp.Or(cmp.Compare(a.Pod.Name, b.Pod.Name), cmp.Compare(a.Device, b.Device))
 		}
-		slices.SortFunc(u.Unplaced, byName)
 		for i := range u.Devices {
-			slices.SortFunc(u.Devices[i].Pods, byName)
+			d := &u.Devices[i]
+			slices.SortFunc(d.Pods, byName)
+			for d.Used > d.Units {
+				last := -1
+				for k, p := range d.Pods {
+					if p.Gone || !p.Confirmed && (last < 0 || !d.Pods[last].Gone) {
+						last = k
+					}
+				}
+				if last < 0 {
+					break
+				}
+				u.Unplaced = append(u.Unplaced, d.Pods[last])
+				d.Used -= d.Pods[last].Units
+				d.Pods = slices.Delete(d.Pods, last, last+1)
+			}
 		}
+		slices.SortFunc(u.Unplaced, byName)
 		out = append(out, u)
 	}
 	slices.SortFunc(out, func(a, b NodeUsage) int { return cmp.Compare(a.Name, b.Name) })

@@ -24,11 +24,15 @@ type NodeUsage struct {
 	// Devices are in the order in which the node publishes them.
 	Devices []DeviceUsage
 	// Unplaced are pods on no device that the node has now: their device is not
-	// known yet, or was lost.
+	// known yet, was lost, or has no units left for them, see DeviceUsage.
 	Unplaced []PodUsage
 }
 
-// DeviceUsage is a device and the pods on it.
+// DeviceUsage is a device and the pods on it. Kubelet gives no unit twice: where the
+// units of all pods are more than the device has, those that kubelet did not give any
+// yet will get others, and those that are gone have given theirs back. The node
+// says so a moment later; until then they are unplaced. Used exceeds the units only
+// by what pods hold that are confirmed.
 type DeviceUsage struct {
 	accel.Share
 	Used accel.Units
@@ -42,6 +46,8 @@ type PodUsage struct {
 	Created time.Time
 	// Confirmed is true once the node has seen kubelet hand the units out.
 	Confirmed bool
+	// Gone is true for a pod that nobody but its node knows any more.
+	Gone bool
 	// Device is the device that the books name, also where the node does not
 	// have it any more; "" when none was ever known. A pod on several devices is
 	// listed with each, and Units are what it holds of that one.
@@ -54,16 +60,25 @@ const usageChunk = 16
 // Nodes returns the nodes that publish the resource, sorted by name. Each node
 // is consistent in itself; nodes may be from moments that lie a little apart.
 func (l *Ledger) Nodes(res accel.Resource) []NodeUsage {
-	names := l.names(res)
-	slices.Sort(names)
-	out := make([]NodeUsage, 0, len(names))
-	for chunk := range slices.Chunk(names, usageChunk) {
-		out = l.appendUsage(out, res, chunk)
+	return slices.AppendSeq([]NodeUsage{}, l.EachUsage(res))
+}
+
+// EachUsage returns what Nodes does, node by node. The ledger may be used meanwhile.
+func (l *Ledger) EachUsage(res accel.Resource) iter.Seq[NodeUsage] {
+	return func(yield func(NodeUsage) bool) {
+		names := l.names(res)
+		slices.Sort(names)
+		var usages []NodeUsage
+		for chunk := range slices.Chunk(names, usageChunk) {
+			usages = l.appendUsage(usages[:0], res, chunk)
+			for _, u := range usages {
+				u.arrange()
+				if !yield(u) {
+					return
+				}
+			}
+		}
 	}
-	for i := range out {
-		out[i].sort()
-	}
-	return out
 }
 
 // Node returns one node, and false when it does not publish the resource.
@@ -72,7 +87,7 @@ func (l *Ledger) Node(res accel.Resource, name string) (NodeUsage, bool) {
 	if len(out) == 0 {
 		return NodeUsage{}, false
 	}
-	out[0].sort()
+	out[0].arrange()
 	return out[0], true
 }
 
@@ -107,7 +122,7 @@ func (n *node) usage() NodeUsage {
 	}
 	for _, h := range n.pods {
 		for i := range h.devices() {
-			p := PodUsage{Pod: h.Pod, Units: h.part(i), Created: h.Created, Confirmed: h.Confirmed, Device: h.device(i)}
+			p := PodUsage{Pod: h.Pod, Units: h.part(i), Created: h.Created, Confirmed: h.Confirmed, Gone: h.Gone, Device: h.device(i)}
 			if at := h.slotOf(i); at >= 0 {
 				d := &u.Devices[at]
 				d.Pods = append(d.Pods, p)
@@ -119,11 +134,27 @@ func (n *node) usage() NodeUsage {
 	return u
 }
 
-// sort orders the pods by age, so that equal books print equal.
-func (u *NodeUsage) sort() {
-	slices.SortFunc(u.Unplaced, comparePods)
+// arrange orders the pods by age, so that equal books print equal, and takes those off
+// each device that have no place there.
+func (u *NodeUsage) arrange() {
 	for i := range u.Devices {
-		slices.SortFunc(u.Devices[i].Pods, comparePods)
+		d := &u.Devices[i]
+		slices.SortFunc(d.Pods, comparePods)
+		u.displace(d, func(p PodUsage) bool { return p.Gone })
+		u.displace(d, func(p PodUsage) bool { return !p.Confirmed })
+	}
+	slices.SortFunc(u.Unplaced, comparePods)
+}
+
+// displace takes pods that may be off a device, the youngest first, as long as its
+// pods have more units than it has.
+func (u *NodeUsage) displace(d *DeviceUsage, may func(PodUsage) bool) {
+	for i := len(d.Pods) - 1; i >= 0 && d.Used > d.Units; i-- {
+		if p := d.Pods[i]; may(p) {
+			d.Used -= p.Units
+			d.Pods = slices.Delete(d.Pods, i, i+1)
+			u.Unplaced = append(u.Unplaced, p)
+		}
 	}
 }
 

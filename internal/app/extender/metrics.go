@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	dto "github.com/prometheus/client_model/go"
 
 	"github.com/divvy-gpu/divvy/internal/accel"
 	"github.com/divvy-gpu/divvy/internal/accel/ledger"
@@ -63,35 +64,57 @@ func (booksCollector) Describe(ch chan<- *prometheus.Desc) {
 	}
 }
 
+// gauges is where gauges are sent.
+type gauges chan<- prometheus.Metric
+
+func (ch gauges) send(desc *prometheus.Desc, value float64, labels ...string) {
+	ch <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, value, labels...)
+}
+
+// deviceGauge is one of the gauges of a device, which share their labels: those of all
+// devices of a large cluster take tens of megabytes until they are written.
+type deviceGauge struct {
+	desc   *prometheus.Desc
+	labels []*dto.LabelPair
+	value  float64
+}
+
+// Desc implements prometheus.Metric.
+func (g deviceGauge) Desc() *prometheus.Desc { return g.desc }
+
+// Write implements prometheus.Metric.
+func (g deviceGauge) Write(m *dto.Metric) error {
+	m.Label, m.Gauge = g.labels, &dto.Gauge{Value: &g.value}
+	return nil
+}
+
 // Collect implements prometheus.Collector.
-func (c booksCollector) Collect(ch chan<- prometheus.Metric) {
-	gauge := func(desc *prometheus.Desc, value float64, labels ...string) {
-		ch <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, value, labels...)
-	}
+func (c booksCollector) Collect(out chan<- prometheus.Metric) {
+	ch := gauges(out)
 	size := c.size()
-	gauge(nodesDesc, float64(size.Nodes-size.BadNodes), "good")
-	gauge(nodesDesc, float64(size.BadNodes), "broken")
-	gauge(podsDesc, float64(size.Waiting), "waiting")
-	gauge(podsDesc, float64(size.Granted), "granted")
-	gauge(podsDesc, float64(size.Ungranted), "ungranted")
-	gauge(readyDesc, metrics.Bool(c.ready()))
-	gauge(leaderDesc, metrics.Bool(c.leading()))
-	gauge(reservationsDesc, float64(c.ledger.Reservations()))
-	gauge(expectedDesc, float64(c.ledger.Expected()))
+	ch.send(nodesDesc, float64(size.Nodes-size.BadNodes), "good")
+	ch.send(nodesDesc, float64(size.BadNodes), "broken")
+	ch.send(podsDesc, float64(size.Waiting), "waiting")
+	ch.send(podsDesc, float64(size.Granted), "granted")
+	ch.send(podsDesc, float64(size.Ungranted), "ungranted")
+	ch.send(readyDesc, metrics.Bool(c.ready()))
+	ch.send(leaderDesc, metrics.Bool(c.leading()))
+	ch.send(reservationsDesc, float64(c.ledger.Reservations()))
+	ch.send(expectedDesc, float64(c.ledger.Expected()))
 	for _, resource := range c.resources {
-		for _, node := range c.ledger.Nodes(resource) {
-			c.node(gauge, string(resource), &node)
+		for node := range c.ledger.EachUsage(resource) {
+			c.node(ch, string(resource), &node)
 		}
 	}
 }
 
 // node shows one node.
-func (c booksCollector) node(gauge func(*prometheus.Desc, float64, ...string), resource string, node *ledger.NodeUsage) {
-	gauge(nodeUnitsDesc, float64(node.Total), node.Name, resource)
-	gauge(nodeUsedDesc, float64(node.Used), node.Name, resource)
+func (c booksCollector) node(ch gauges, resource string, node *ledger.NodeUsage) {
+	ch.send(nodeUnitsDesc, float64(node.Total), node.Name, resource)
+	ch.send(nodeUsedDesc, float64(node.Used), node.Name, resource)
 	// A unit is written as a decimal number of GB: 0.1.
 	if gb, err := strconv.ParseFloat(node.Unit, 64); err == nil {
-		gauge(unitBytesDesc, gb*(1<<30), node.Name, resource)
+		ch.send(unitBytesDesc, gb*(1<<30), node.Name, resource)
 	}
 	namespaces := map[string]accel.Units{}
 	for _, pod := range node.Unplaced {
@@ -109,13 +132,13 @@ func (c booksCollector) node(gauge func(*prometheus.Desc, float64, ...string), r
 		if device.Health.Unhealthy {
 			free = 0
 		}
-		labels := []string{node.Name, resource, string(device.ID), strconv.Itoa(device.Index)}
-		gauge(deviceUnitsDesc, float64(device.Units), labels...)
-		gauge(deviceUsedDesc, float64(device.Used), labels...)
-		gauge(deviceFreeDesc, float64(free), labels...)
+		labels := prometheus.MakeLabelPairs(deviceUnitsDesc, []string{node.Name, resource, string(device.ID), strconv.Itoa(device.Index)})
+		ch <- deviceGauge{deviceUnitsDesc, labels, float64(device.Units)}
+		ch <- deviceGauge{deviceUsedDesc, labels, float64(device.Used)}
+		ch <- deviceGauge{deviceFreeDesc, labels, float64(free)}
 	}
 	for namespace, units := range namespaces {
-		gauge(namespaceUsedDesc, float64(units), namespace, node.Name, resource)
+		ch.send(namespaceUsedDesc, float64(units), namespace, node.Name, resource)
 	}
 }
 

@@ -168,7 +168,7 @@ func (m *model) fail(format string, args ...any) {
 
 func (m *model) note(format string, args ...any) { m.log = append(m.log, fmt.Sprintf(format, args...)) }
 
-// configure chooses resources of the node anew.
+// configure chooses other resources of the node.
 func (m *model) configure() {
 	m.configs = nil
 	memory := func(r accel.Resource) {
@@ -960,6 +960,6 @@ func (m *model) expectAll(c Config) {
 		}
 	}
 	if got != want {
-		m.fail("%v offers %d units when nobody holds any, want %d: %+v", c.ID, got, want, m.engine.Inventory(c.ID).Shares)
+		m.fail("%v offers %d units while no pod holds any, want %d: %+v", c.ID, got, want, m.engine.Inventory(c.ID).Shares)
 	}
 }

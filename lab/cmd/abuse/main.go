@@ -11,32 +11,15 @@ import (
 	"flag"
 	"fmt"
 	"io"
-	"log/slog"
 	"os"
-	"os/signal"
 	"strings"
-	"syscall"
 	"time"
 
-	"k8s.io/klog/v2"
-
 	"github.com/divvy-gpu/divvy/lab/internal/abuse"
+	"github.com/divvy-gpu/divvy/lab/internal/program"
 )
 
-func main() {
-	// Watches that end with the API server are expected.
-	klog.SetSlogLogger(slog.New(slog.DiscardHandler))
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	err := run(ctx, os.Args[1:], os.Stdout)
-	stop()
-	if errors.Is(err, flag.ErrHelp) {
-		return
-	}
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "abuse:", err)
-		os.Exit(1)
-	}
-}
+func main() { os.Exit(program.Run("abuse", run)) }
 
 func run(ctx context.Context, args []string, out io.Writer) (err error) {
 	o := abuse.Options{Out: out}

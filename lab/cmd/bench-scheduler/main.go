@@ -24,36 +24,18 @@ import (
 	"flag"
 	"fmt"
 	"io"
-	"log/slog"
 	"os"
 	"os/exec"
-	"os/signal"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
-	"syscall"
-
-	"k8s.io/klog/v2"
 
 	"github.com/divvy-gpu/divvy/lab/internal/controlplane"
+	"github.com/divvy-gpu/divvy/lab/internal/program"
 )
 
-func main() {
-	// Watches that end with the API server are expected; client-go would write each
-	// to standard error.
-	klog.SetSlogLogger(slog.New(slog.DiscardHandler))
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	err := run(ctx, os.Args[1:], os.Stdout)
-	stop()
-	if errors.Is(err, flag.ErrHelp) {
-		return
-	}
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "bench-scheduler:", err)
-		os.Exit(1)
-	}
-}
+func main() { os.Exit(program.Run("bench-scheduler", run)) }
 
 // options are the flags.
 type options struct {

@@ -11,27 +11,15 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/signal"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/divvy-gpu/divvy/internal/simulate"
 	"github.com/divvy-gpu/divvy/lab/internal/packing"
+	"github.com/divvy-gpu/divvy/lab/internal/program"
 )
 
-func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	err := run(ctx, os.Args[1:], os.Stdout)
-	stop()
-	if errors.Is(err, flag.ErrHelp) {
-		return
-	}
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "packing:", err)
-		os.Exit(1)
-	}
-}
+func main() { os.Exit(program.Run("packing", run)) }
 
 // arrived are the points at which the published experiment reports allocation.
 var arrived = []int{100, 130}

@@ -5,37 +5,18 @@
 package main
 
 import (
-	"context"
-	"errors"
 	"flag"
 	"fmt"
 	"io"
-	"log/slog"
 	"math/rand/v2"
 	"os"
-	"os/signal"
 	"strconv"
-	"syscall"
 	"time"
 
-	"k8s.io/klog/v2"
+	"github.com/divvy-gpu/divvy/lab/internal/program"
 )
 
-func main() {
-	// Calls that an API server in the middle of its restart cuts off are
-	// expected; client-go would write each to standard error.
-	klog.SetSlogLogger(slog.New(slog.DiscardHandler))
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	err := run(ctx, os.Args[1:], os.Stdout)
-	stop()
-	if errors.Is(err, flag.ErrHelp) {
-		return
-	}
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "soak:", err)
-		os.Exit(1)
-	}
-}
+func main() { os.Exit(program.Run("soak", run)) }
 
 // options are the flags.
 type options struct {
