@@ -122,6 +122,14 @@ test: root lab-down ## Run all tests: unit, fuzz seeds, race detector, kubelet's
 
 ##@ Develop
 
+# The race detector and the other scenarios are left to "make test", and packages that did
+# not change are not tested again.
+.PHONY: check
+check: root lint ## Check daily work within minutes: linters, unit tests, kubelet's device manager, a scenario on the lab.
+	go test ./...
+	@cd lab && go test ./devicemanager/...
+	@cd lab && go test -tags e2e -count=1 -run '^(TestNodeStatus|TestGuide)$$' ./e2e
+
 .PHONY: build
 build: ## Build the programs into bin/.
 	@mkdir -p $(BIN)
@@ -316,6 +324,10 @@ images-docker: ## Build the container images with docker, for this machine's arc
 build-image: images ## The same as images, under the name that Bitfusion's Makefile has.
 push-image: push ## The same as push, under the name that Bitfusion's Makefile has.
 all: build images ## The programs and the images, as ix-device-plugin's Makefile has it.
+
+.PHONY: census
+census: ## Count lines of Go, wide ones, packages and the largest types.
+	@go run ./hack/census
 
 .PHONY: generate
 generate: ## Write docs/reference, and what the chart has of vendors and policies, from the code.
