@@ -58,7 +58,7 @@ func (s settings) fromService(ctx context.Context, client kubernetes.Interface, 
 	namespace, name, _ := strings.Cut(s.ExtenderService, "/")
 	service, err := client.CoreV1().Services(namespace).Get(ctx, name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
-		return fmt.Errorf("Service %s of the extender not found; set --extender-service or --extender-url", s.ExtenderService)
+		return fmt.Errorf("the extender's Service %s was not found; set --extender-service or --extender-url", s.ExtenderService)
 	}
 	if err != nil {
 		return fmt.Errorf("get the extender's Service: %w", err)

@@ -144,7 +144,7 @@ func TestExtender(t *testing.T) {
 		"a URL with TLS and no CA": {
 			client: fake.NewClientset(), change: func(o *Options) { o.ExtenderURL = "https://extender.example:1/x" }, err: "so --ca-file is required to verify its certificate",
 		},
-		"no Service":           {client: fake.NewClientset(), err: "Service divvy-system/divvy-extender of the extender not found"},
+		"no Service":           {client: fake.NewClientset(), err: "the extender's Service divvy-system/divvy-extender was not found"},
 		"a headless Service":   {client: fake.NewClientset(service("None", "https")), err: `no cluster IP ("None")`},
 		"a Service of another": {client: fake.NewClientset(service("10.96.0.7")), err: "no port named https or http"},
 		"no CA yet":            {client: fake.NewClientset(both, noCA, noCert), err: "publish its CA", waiting: true},
