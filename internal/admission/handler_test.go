@@ -225,7 +225,7 @@ func TestRequestsThatAreNoReview(t *testing.T) {
 		"cut off":              {good[:len(good)/2], nil, 400, []string{"AdmissionReview"}},
 		"a list":               {[]byte("[]"), nil, 400, []string{"AdmissionReview"}},
 		"null":                 {[]byte("null"), nil, 400, []string{"AdmissionReview"}},
-		"deep":                 {bytes.Repeat([]byte("["), 1<<20), nil, 413, []string{"more than 15000 values"}},
+		"deep":                 {bytes.Repeat([]byte("["), 1<<20), nil, 413, []string{"more than 10000 values"}},
 		"not as deep":          {bytes.Repeat([]byte("["), review.MaxValues/2), nil, 400, []string{"AdmissionReview"}},
 		"another kind":         {frame(v1, "Pod", `,"request":{"uid":"1"}`), nil, 400, []string{`"Pod"`, v1}},
 		"another version":      {frame("admission.k8s.io/v2", "AdmissionReview", `,"request":{"uid":"1"}`), nil, 400, []string{"admission.k8s.io/v2", v1}},

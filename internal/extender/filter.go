@@ -54,13 +54,18 @@ func (e *Extender) filter(ctx context.Context, body, out []byte) ([]byte, error)
 			result.fits = append(result.fits, i)
 			continue
 		}
-		var reason string
-		if int(code) < len(texts) && !ofNode(code) {
+		reason := ""
+		if code == accel.NodeUnknown {
+			reason = e.config.Cluster.Problem(name)
+		}
+		switch {
+		case reason != "":
+		case int(code) < len(texts) && code != accel.Unservable:
 			if texts[code] == "" {
 				texts[code] = e.reason(requests[0], code, name)
 			}
 			reason = texts[code]
-		} else {
+		default:
 			reason = e.reason(requests[0], code, name)
 		}
 		result.refusals = append(result.refusals, refusal{node: name, reason: reason, unresolvable: code.Unresolvable()})

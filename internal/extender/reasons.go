@@ -117,9 +117,6 @@ func (e *Extender) reason(request accel.Request, code accel.ReasonCode, node str
 	return "insufficient " + memory + " in one " + device
 }
 
-// ofNode reports whether the reason of a code differs from node to node.
-func ofNode(code accel.ReasonCode) bool { return code == accel.NodeUnknown || code == accel.Unservable }
-
 // onlyOne reports whether the pod needs several devices and the node's daemon
 // cannot give them.
 func (e *Extender) onlyOne(request accel.Request, node string) bool {

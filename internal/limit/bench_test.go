@@ -14,7 +14,7 @@ func BenchmarkHandler(b *testing.B) {
 	var c *conn
 	for i := range 1000 {
 		c = &conn{Conn: &deaf{}, limiter: l, port: "bench", address: netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)})}
-		if err := c.admit(); err != nil {
+		if err := c.admit(connBytes); err != nil {
 			b.Fatal(err)
 		}
 	}

@@ -38,7 +38,11 @@ func (l *listener) Accept() (net.Conn, error) {
 			return nil, err
 		}
 		c := &conn{Conn: inner, limiter: l.limiter, port: l.port, address: addressOf(inner)}
-		if c.admit() == nil {
+		bytes := int64(connBytes)
+		if l.secure {
+			bytes += tlsBytes
+		}
+		if c.admit(bytes) == nil {
 			return c, nil
 		}
 		l.limiter.rejected.WithLabelValues(l.port, "connection").Inc()
@@ -84,8 +88,8 @@ type conn struct {
 	idleSince int64
 }
 
-// admit counts the connection.
-func (c *conn) admit() error {
+// admit counts the connection with what it takes before it asks anything.
+func (c *conn) admit(bytes int64) error {
 	l := c.limiter
 	c.hasReserve = l.hasReserve(c.address)
 	budget, key := &l.shared, any(c.address)
@@ -95,7 +99,7 @@ func (c *conn) admit() error {
 		_ = tcp.SetReadBuffer(kernelBuffer)
 		_ = tcp.SetWriteBuffer(kernelBuffer)
 	}
-	base, err := l.open(budget, key, c, connBytes)
+	base, err := l.open(budget, key, c, bytes)
 	if err != nil {
 		return err
 	}

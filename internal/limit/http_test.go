@@ -315,7 +315,7 @@ func (s *served) flood(streams int) net.Conn {
 func TestStreamsAreHeld(t *testing.T) {
 	var mu sync.Mutex
 	under := 0
-	s := serve(t, Config{Shared: connBytes + usedBytes + http2Bytes + 10*(requestBytes+200)}, true, func(_ http.ResponseWriter, r *http.Request) {
+	s := serve(t, Config{Shared: connBytes + tlsBytes + usedBytes + http2Bytes + 10*(requestBytes+200)}, true, func(_ http.ResponseWriter, r *http.Request) {
 		mu.Lock()
 		under++
 		mu.Unlock()

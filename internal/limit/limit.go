@@ -12,13 +12,14 @@ import (
 
 // What is counted for connections and requests besides bodies and answers, in bytes.
 const (
-	// connBytes is what a connection takes before it asks anything: goroutine, buffers,
-	// an unfinished header or handshake.
-	connBytes = 40 << 10
-	// usedBytes is added with its first request, for the buffers of package cork and of TLS,
+	// connBytes is what a connection takes before it asks anything: goroutine, buffers and
+	// an unfinished header. tlsBytes is added for a handshake and the buffers of TLS.
+	connBytes = 24 << 10
+	tlsBytes  = 24 << 10
+	// usedBytes is added with its first request, for the buffers of package cork,
 	// and http2Bytes where it speaks HTTP/2, for its receive buffers and frames: see
 	// serve.NewServer.
-	usedBytes  = 16 << 10
+	usedBytes  = 8 << 10
 	http2Bytes = 320 << 10
 	// requestBytes is the goroutine of a request, without its header.
 	requestBytes = 16 << 10

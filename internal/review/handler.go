@@ -26,12 +26,12 @@ const (
 	// and a review may hold two.
 	MaxBody = 8 << 20
 	// MaxValues is how many values a body may have. The largest pods have some thousands.
-	MaxValues = 15_000
+	MaxValues = 10_000
 	// valueBytes is what a value may become in memory: the container "{}" is 784 bytes.
 	// unfolded is for as much reviews are decoded and decided at once, in bytes. Usual
 	// ones take some 300 KB each.
 	valueBytes = 800
-	unfolded   = 44 << 20
+	unfolded   = 40 << 20
 	// slotTimeout is how long a review waits for others. The API server waits 10 s.
 	slotTimeout = 5 * time.Second
 

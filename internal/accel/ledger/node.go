@@ -130,7 +130,7 @@ func (l *Ledger) touch(n *node) {
 }
 
 // usable returns the shares that can be counted on, see SetNode. It does not
-// change its argument.
+// change its argument, and returns it where that is all of them.
 func usable(shares []accel.Share) []accel.Share {
 	out := make([]accel.Share, 0, len(shares))
 	seen := make(map[accel.DeviceID]bool, len(shares))
@@ -141,6 +141,9 @@ func usable(shares []accel.Share) []accel.Share {
 		seen[s.ID] = true
 		s.Units = min(max(s.Units, 0), accel.MaxUnits)
 		out = append(out, s)
+	}
+	if slices.Equal(out, shares) {
+		return shares
 	}
 	return out
 }

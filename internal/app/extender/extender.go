@@ -46,10 +46,10 @@ const (
 	// a bind takes extender.DefaultBindTimeout, and 2 s to ask what became of it.
 	shutdownTimeout = extender.DefaultBindTimeout + 3*time.Second
 	// sharedBytes is what callers that may not bind may hold together, reservedBytes the
-	// same for those that may: 1000 binds in flight over plain HTTP take 71 MiB. With these
+	// same for those that may: 1000 binds in flight over plain HTTP take 47 MiB. With these
 	// and the ledger of 5000 nodes the process has about half of the container's 512 MiB.
-	sharedBytes   = 40 << 20
-	reservedBytes = 72 << 20
+	sharedBytes   = 24 << 20
+	reservedBytes = 48 << 20
 )
 
 // Command returns the subcommand.

@@ -25,7 +25,7 @@ import (
 type Options struct {
 	// Nodes is how many nodes with 8 cards the cluster has.
 	Nodes int
-	// Each is how long each attack lasts.
+	// Each is how long each attack lasts; all together last three times as long.
 	Each time.Duration
 	// Only are words of attacks: those that have one in their port or name are tried. All
 	// are when it is empty.
@@ -220,7 +220,11 @@ func (w *world) try(ctx context.Context, t target, a attack, watcher *watcher) (
 	if t.metrics != "" {
 		group.Go(func() { scrapes, scraped = w.scrape(attacking, t.metrics) })
 	}
-	pods, err := w.createPods(ctx)
+	lasts := w.o.Each
+	if a.beside != nil {
+		lasts *= 3 // the machine is busy, and everything takes longer
+	}
+	pods, err := w.createPods(ctx, lasts)
 	if err == nil {
 		r.Pods = len(pods)
 		r.Scheduled, r.Slowest = watcher.scheduled(ctx, pods)
@@ -287,10 +291,10 @@ func (w *world) scrape(ctx context.Context, address string) (scrapes, scraped in
 // podNumber tells pods of all attacks apart.
 var podNumber int
 
-// createPods creates pods as long as an attack lasts, for one kube-scheduler after the other.
-func (w *world) createPods(ctx context.Context) (pods map[string]time.Time, err error) {
+// createPods creates pods for as long, for one kube-scheduler after the other.
+func (w *world) createPods(ctx context.Context, lasts time.Duration) (pods map[string]time.Time, err error) {
 	pods = map[string]time.Time{}
-	for began := time.Now(); time.Since(began) < w.o.Each; {
+	for began := time.Now(); time.Since(began) < lasts; {
 		podNumber++
 		name := fmt.Sprintf("pod-%05d", podNumber)
 		pod := w.nodes.Pod(namespace, name, 2)
