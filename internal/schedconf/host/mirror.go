@@ -38,6 +38,9 @@ const (
 	// unreachable is how much longer than the timeout an API server may be away:
 	// then nobody can tell how kube-scheduler is, and it cannot be well either.
 	unreachable = 4 * time.Minute
+	// maxBackOff is how long kubelet at most waits before it starts a container again
+	// (MaxContainerBackOff of pkg/kubelet).
+	maxBackOff = 5 * time.Minute
 	// stuck is how long a container may fail to be made, for a reason that
 	// kubelet tries again.
 	stuck = 10 * time.Second
@@ -95,7 +98,10 @@ type seen struct {
 	problem string
 	// crashed and failing say that waiting does not help, or hardly.
 	crashed, failing bool
-	message          string // of the container's end
+	// backOff says that kubelet ended the container itself and only waits before it
+	// starts the next.
+	backOff bool
+	message string // of the container's end
 }
 
 // Check implements Scheduler.
@@ -123,6 +129,7 @@ func (m *Mirror) Await(ctx context.Context, want Want) error {
 	var well string
 	deadline := time.Now().Add(m.config.Timeout)
 	latest := deadline.Add(unreachable)
+	started := deadline.Add(maxBackOff)
 	ticker := time.NewTicker(m.poll)
 	defer ticker.Stop()
 	last := time.Now()
@@ -142,6 +149,10 @@ func (m *Mirror) Await(ctx context.Context, want Want) error {
 			// question wait.
 			deadline = deadline.Add(passed)
 			well, failingSince = "", time.Time{}
+		case s.backOff && now.Before(started):
+			// Rolling back would wait in the same way.
+			deadline = deadline.Add(passed)
+			well = ""
 		case s.well == "":
 			well = ""
 		case m.isProven(want, s.well):
@@ -244,11 +255,20 @@ func containerSeen(pod *corev1.Pod, name string) seen {
 	case c.State.Waiting == nil:
 		return seen{problem: "kubelet has not started it"}
 	case c.State.Waiting.Reason == "CrashLoopBackOff":
-		s := seen{problem: "it keeps exiting"}
-		if last := c.LastTerminationState.Terminated; last != nil {
-			s = ended(last)
-			s.problem += ", repeatedly"
+		last := c.LastTerminationState.Terminated
+		if last == nil {
+			return seen{problem: "it keeps exiting", crashed: true}
 		}
+		s := ended(last)
+		if last.ExitCode == 0 {
+			// kube-scheduler ends so only when it is asked to. A manifest that comes back
+			// has the UID that it had, and kubelet counts how often it started that pod's
+			// container, whoever ended it.
+			s.problem += "; kubelet restarts it after its back-off: " + c.State.Waiting.Message
+			s.backOff = true
+			return s
+		}
+		s.problem += ", repeatedly"
 		s.crashed = true
 		return s
 	}

@@ -93,6 +93,7 @@ func TestAwait(t *testing.T) {
 	crash := &corev1.ContainerStateTerminated{ExitCode: 1, Reason: "Error", Message: "unknown field\n"}
 	old, good := shown{hash: "old", status: running("1")}, shown{hash: "new", status: running("2")}
 	forbidden := apierrors.NewForbidden(schema.GroupResource{Resource: "pods"}, "kube-scheduler-node-a", errors.New("no rule"))
+	backOff := shown{hash: "new", status: waiting("CrashLoopBackOff", "back-off 40s restarting failed container", &corev1.ContainerStateTerminated{Reason: "Completed"})}
 	away := shown{err: errors.New("connection refused")}
 	tests := map[string]struct {
 		looks   []shown
@@ -110,6 +111,7 @@ func TestAwait(t *testing.T) {
 
 		"kubelet keeps the old one": {looks: []shown{old}, want: "after 300ms: kubelet has not loaded the new manifest"},
 		"no pod":                    {looks: []shown{{absent: true}}, want: "kubelet shows no pod kube-system/kube-scheduler-node-a"},
+		"kubelet's back-off":        {looks: append(slicesRepeat(backOff, 100), good)},
 		"never well":                {looks: []shown{{hash: "new", status: running("2"), health: 500}}, want: "500 Internal Server Error: [-]leaderElection failed"},
 		"ends again and again":      {looks: []shown{good, {hash: "new", status: waiting("CrashLoopBackOff", "", crash)}}, want: "it exited with code 1 (Error), repeatedly; its last message: unknown field", crashed: true},
 		"cannot be made":            {looks: []shown{{hash: "new", status: waiting("CreateContainerError", "no such file", nil)}}, want: "CreateContainerError: no such file"},
