@@ -10,7 +10,7 @@ MAKEFLAGS += --no-print-directory
 MODULE  := github.com/divvy-gpu/divvy
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 COMMIT  ?= $(shell git rev-parse --short=12 HEAD 2>/dev/null || echo unknown)
-LDFLAGS := -s -w -X $(MODULE)/internal/version.Version=$(VERSION) -X $(MODULE)/internal/version.Commit=$(COMMIT)
+LDFLAGS := -s -w -X $(MODULE)/internal/platform/version.Version=$(VERSION) -X $(MODULE)/internal/platform/version.Commit=$(COMMIT)
 
 # divvy-node binds NVML with cgo. NVML's header calls some of its functions
 # deprecated, which the binding binds all the same; without this flag every build
@@ -158,7 +158,7 @@ test-unit: ## Run unit tests and fuzz seeds under the race detector (no root nee
 # of the steps.
 .PHONY: test-model
 test-model: ## Compare a million random operations on the books with a recount (no root needed).
-	@go run ./hack/testsum run -out $(DIST)/tests -suite model go test -json -run '^TestModel$$' ./internal/accel/ledger
+	@go run ./hack/testsum run -out $(DIST)/tests -suite model go test -json -run '^TestModel$$' ./internal/core/ledger
 
 # Not from the go command's cache, which does not notice changes outside of lab/: of
 # the chart, the documents and the Dockerfile.
@@ -214,7 +214,7 @@ test-gpu: ## Test on this machine's NVIDIA GPUs; exit code 3 of bin/gpu-test: th
 
 .PHONY: bench
 bench: ## Run the benchmarks: the core, preferred allocation, the extender's and the webhooks' calls.
-	go test -run '^$$' -bench '$(BENCH)' -benchmem ./internal/accel/... ./internal/sharing/... ./internal/extender/... ./internal/admission/... ./internal/pool
+	go test -run '^$$' -bench '$(BENCH)' -benchmem ./internal/core/accel/... ./internal/core/sharing/... ./internal/scheduler/extender/... ./internal/pool/admission/... ./internal/pool
 
 # BENCH_ARGS are its flags, such as "-nodes 1000 -rounds 5 -json dist/bench.json".
 .PHONY: bench-scheduler
@@ -265,7 +265,7 @@ simulate-churn: ## Compare policies where pods come and go: TRACE=DIR.
 
 .PHONY: bench-filter
 bench-filter: ## Measure filter and prioritize of 5000 nodes over HTTP beside floors that only read and write.
-	go test -run '^$$' -bench '^BenchmarkHTTP' -benchtime 2000x ./internal/extender
+	go test -run '^$$' -bench '^BenchmarkHTTP' -benchtime 2000x ./internal/scheduler/extender
 
 .PHONY: fuzz
 fuzz: ## Fuzz every target for FUZZTIME.

@@ -18,8 +18,8 @@ import (
 	yaml "go.yaml.in/yaml/v3"
 
 	"github.com/divvy-gpu/divvy/api/config/v1alpha1"
-	"github.com/divvy-gpu/divvy/internal/accel/fragmentation"
-	"github.com/divvy-gpu/divvy/internal/metrics"
+	"github.com/divvy-gpu/divvy/internal/core/fragmentation"
+	"github.com/divvy-gpu/divvy/internal/platform/metrics"
 )
 
 const root = ".."
@@ -211,7 +211,7 @@ func TestGuardsOfOldFaultsExist(t *testing.T) {
 		return sources[pkg]
 	}
 	// The suite that every vendor passes is no test file.
-	suite := read(t, "internal/backend/backendtest/backendtest.go")
+	suite := read(t, "internal/node/backend/backendtest/backendtest.go")
 	for _, m := range guard.FindAllStringSubmatch(page, -1) {
 		if !strings.Contains(source(m[1]), "\nfunc "+m[2]+"(") {
 			t.Errorf("there is no %s in %s", m[2], m[1])
@@ -319,7 +319,7 @@ var causeInCode = regexp.MustCompile(`(?m)^\s*(?:const )?(?:[cC]ause[A-Z]\w* *=|
 func TestEveryCauseIsDocumented(t *testing.T) {
 	page := read(t, "docs/health.md")
 	found := 0
-	for _, pattern := range []string{"internal/accel/*.go", "internal/backend/*/*.go"} {
+	for _, pattern := range []string{"internal/core/accel/*.go", "internal/node/backend/*/*.go"} {
 		files, err := filepath.Glob(filepath.Join(root, filepath.FromSlash(pattern)))
 		if err != nil {
 			t.Fatal(err)

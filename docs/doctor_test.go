@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/divvy-gpu/divvy/internal/doctor"
+	"github.com/divvy-gpu/divvy/internal/report/doctor"
 )
 
 // TestEveryCheckOfTheDoctorIsDocumented: docs/doctor.md has a section for each

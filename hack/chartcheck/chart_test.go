@@ -29,10 +29,10 @@ import (
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 
 	"github.com/divvy-gpu/divvy/api/config/v1alpha1"
-	"github.com/divvy-gpu/divvy/internal/accel"
-	"github.com/divvy-gpu/divvy/internal/charttest"
-	"github.com/divvy-gpu/divvy/internal/nodeconfig"
+	"github.com/divvy-gpu/divvy/internal/core/accel"
+	"github.com/divvy-gpu/divvy/internal/node/nodeconfig"
 	"github.com/divvy-gpu/divvy/internal/pool"
+	"github.com/divvy-gpu/divvy/internal/testing/charttest"
 )
 
 const (

@@ -17,7 +17,7 @@ import (
 	yaml "go.yaml.in/yaml/v3"
 
 	"github.com/divvy-gpu/divvy/api/config/v1alpha1"
-	"github.com/divvy-gpu/divvy/internal/accel"
+	"github.com/divvy-gpu/divvy/internal/core/accel"
 	"github.com/divvy-gpu/divvy/internal/pool"
 )
 

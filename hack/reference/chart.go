@@ -11,9 +11,9 @@ import (
 
 	yaml "go.yaml.in/yaml/v3"
 
-	"github.com/divvy-gpu/divvy/internal/accel"
-	"github.com/divvy-gpu/divvy/internal/accel/place"
-	"github.com/divvy-gpu/divvy/internal/accel/wire"
+	"github.com/divvy-gpu/divvy/internal/core/accel"
+	"github.com/divvy-gpu/divvy/internal/core/place"
+	"github.com/divvy-gpu/divvy/internal/core/wire"
 )
 
 // Files of the chart that hold what the tables of vendors and policies say.
@@ -59,7 +59,7 @@ func chart(root string) (map[string]string, error) {
 		schema = enum.ReplaceAll(schema, slices.Concat([]byte("${1}"), words))
 	}
 	return map[string]string{
-		vendorsFile: "# Written by `make generate` from internal/accel/vendors.go; edits are lost.\n" + string(vendors),
+		vendorsFile: "# Written by `make generate` from internal/core/accel/vendors.go; edits are lost.\n" + string(vendors),
 		schemaFile:  string(schema),
 	}, nil
 }

@@ -5,8 +5,8 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/divvy-gpu/divvy/internal/events"
-	"github.com/divvy-gpu/divvy/internal/metrics"
+	"github.com/divvy-gpu/divvy/internal/platform/events"
+	"github.com/divvy-gpu/divvy/internal/platform/metrics"
 )
 
 // metricsPage writes the table of metrics, by who shows them.

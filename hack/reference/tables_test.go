@@ -23,16 +23,16 @@ import (
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 
-	"github.com/divvy-gpu/divvy/internal/accel"
-	"github.com/divvy-gpu/divvy/internal/accel/place"
-	"github.com/divvy-gpu/divvy/internal/accel/wire"
 	"github.com/divvy-gpu/divvy/internal/app/extender"
 	"github.com/divvy-gpu/divvy/internal/app/inspect"
 	simulatecmd "github.com/divvy-gpu/divvy/internal/app/simulate"
-	"github.com/divvy-gpu/divvy/internal/charttest"
-	"github.com/divvy-gpu/divvy/internal/doctor"
-	"github.com/divvy-gpu/divvy/internal/kube"
-	"github.com/divvy-gpu/divvy/internal/simulate"
+	"github.com/divvy-gpu/divvy/internal/core/accel"
+	"github.com/divvy-gpu/divvy/internal/core/place"
+	"github.com/divvy-gpu/divvy/internal/core/wire"
+	"github.com/divvy-gpu/divvy/internal/platform/kube"
+	"github.com/divvy-gpu/divvy/internal/report/doctor"
+	"github.com/divvy-gpu/divvy/internal/report/simulate"
+	"github.com/divvy-gpu/divvy/internal/testing/charttest"
 )
 
 // TestPagesNameVendorsAndPolicies: what people read of the chart is written by hand

@@ -12,9 +12,9 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 
 	config "github.com/divvy-gpu/divvy/api/config/v1alpha1"
-	"github.com/divvy-gpu/divvy/internal/accel"
-	"github.com/divvy-gpu/divvy/internal/accel/wire"
-	"github.com/divvy-gpu/divvy/internal/vendorsim"
+	"github.com/divvy-gpu/divvy/internal/core/accel"
+	"github.com/divvy-gpu/divvy/internal/core/wire"
+	"github.com/divvy-gpu/divvy/internal/testing/vendorsim"
 )
 
 // A pod of two resources of memory does not make divvy-node write without end.

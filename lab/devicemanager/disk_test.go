@@ -12,8 +12,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	config "github.com/divvy-gpu/divvy/api/config/v1alpha1"
-	"github.com/divvy-gpu/divvy/internal/accel"
-	"github.com/divvy-gpu/divvy/internal/vendorsim"
+	"github.com/divvy-gpu/divvy/internal/core/accel"
+	"github.com/divvy-gpu/divvy/internal/testing/vendorsim"
 )
 
 // diskFault is something that happens to a folder of divvy-node while it runs.

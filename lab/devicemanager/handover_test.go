@@ -17,9 +17,9 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	config "github.com/divvy-gpu/divvy/api/config/v1alpha1"
-	"github.com/divvy-gpu/divvy/internal/accel"
-	"github.com/divvy-gpu/divvy/internal/nodeagent"
-	"github.com/divvy-gpu/divvy/internal/vendorsim"
+	"github.com/divvy-gpu/divvy/internal/core/accel"
+	"github.com/divvy-gpu/divvy/internal/node/agent"
+	"github.com/divvy-gpu/divvy/internal/testing/vendorsim"
 )
 
 var handovers = flag.Int("handovers", 50, "how often divvy-node is replaced under load")
@@ -52,14 +52,14 @@ func (n *node) handOver() time.Duration {
 }
 
 // yield makes divvy-node decide nothing any more.
-func (n *node) yield() nodeagent.Handoff {
+func (n *node) yield() agent.Handoff {
 	n.t.Helper()
 	text, err := json.Marshal(n.agent.Yield())
 	if err != nil {
 		n.t.Fatal(err)
 	}
 	n.closeLibraries()
-	var left nodeagent.Handoff
+	var left agent.Handoff
 	if err := json.Unmarshal(text, &left); err != nil {
 		n.t.Fatal(err)
 	}

@@ -26,18 +26,18 @@ import (
 	"k8s.io/klog/v2/textlogger"
 
 	config "github.com/divvy-gpu/divvy/api/config/v1alpha1"
-	"github.com/divvy-gpu/divvy/internal/accel"
-	"github.com/divvy-gpu/divvy/internal/accel/wire"
-	"github.com/divvy-gpu/divvy/internal/backend"
-	"github.com/divvy-gpu/divvy/internal/backend/vendors"
-	"github.com/divvy-gpu/divvy/internal/kube"
+	"github.com/divvy-gpu/divvy/internal/core/accel"
+	"github.com/divvy-gpu/divvy/internal/core/sharing"
+	"github.com/divvy-gpu/divvy/internal/core/wire"
+	"github.com/divvy-gpu/divvy/internal/node/agent"
 	"github.com/divvy-gpu/divvy/internal/node/alloc"
+	"github.com/divvy-gpu/divvy/internal/node/backend"
+	"github.com/divvy-gpu/divvy/internal/node/backend/vendors"
+	"github.com/divvy-gpu/divvy/internal/node/podresources"
+	"github.com/divvy-gpu/divvy/internal/node/quarantine"
 	"github.com/divvy-gpu/divvy/internal/node/state"
-	"github.com/divvy-gpu/divvy/internal/nodeagent"
-	"github.com/divvy-gpu/divvy/internal/podresources"
-	"github.com/divvy-gpu/divvy/internal/quarantine"
-	"github.com/divvy-gpu/divvy/internal/sharing"
-	"github.com/divvy-gpu/divvy/internal/vendorsim"
+	"github.com/divvy-gpu/divvy/internal/platform/kube"
+	"github.com/divvy-gpu/divvy/internal/testing/vendorsim"
 )
 
 const (
@@ -98,7 +98,7 @@ type node struct {
 	others  []string
 	metrics *prometheus.Registry
 
-	agent *nodeagent.Agent
+	agent *agent.Agent
 	stop  func() // the agent, waits
 	// closeLibraries lets go of what the agent uses, once.
 	closeLibraries func()
@@ -170,11 +170,11 @@ func (n *node) writeTopology() {
 // startAgent starts divvy-node as its main does.
 func (n *node) startAgent() {
 	n.t.Helper()
-	n.startSuccessor(nodeagent.Handoff{})
+	n.startSuccessor(agent.Handoff{})
 }
 
 // startSuccessor starts divvy-node after another one that has left that.
-func (n *node) startSuccessor(left nodeagent.Handoff) {
+func (n *node) startSuccessor(left agent.Handoff) {
 	n.t.Helper()
 	cfg := config.Default()
 	cfg.KubeletDir, cfg.StateDir, cfg.CDIDir = n.dir, filepath.Join(n.dir, "state"), filepath.Join(n.dir, "cdi")
@@ -208,7 +208,7 @@ func (n *node) startSuccessor(left nodeagent.Handoff) {
 		}
 	}
 	ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), klog.LoggerWithName(n.log, "divvy-node")))
-	n.agent, err = nodeagent.New(ctx, nodeagent.Options{
+	n.agent, err = agent.New(ctx, agent.Options{
 		Config: cfg, Node: thisNode, Client: n.api, Keys: kube.NewKeyring(cfg.GrantKeyFile),
 		Backends: backends, Registry: n.metrics, Quarantine: quarantine.Open(ctx, cfg.StateDir), Handoff: left,
 	})

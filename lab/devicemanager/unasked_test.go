@@ -14,9 +14,9 @@ import (
 	"k8s.io/kubernetes/pkg/kubelet/cm/topologymanager"
 
 	config "github.com/divvy-gpu/divvy/api/config/v1alpha1"
-	"github.com/divvy-gpu/divvy/internal/accel"
-	"github.com/divvy-gpu/divvy/internal/backend"
-	"github.com/divvy-gpu/divvy/internal/vendorsim"
+	"github.com/divvy-gpu/divvy/internal/core/accel"
+	"github.com/divvy-gpu/divvy/internal/node/backend"
+	"github.com/divvy-gpu/divvy/internal/testing/vendorsim"
 )
 
 // oneCardPerNUMANode starts a node on which kubelet's topology manager leaves no

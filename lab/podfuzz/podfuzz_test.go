@@ -30,8 +30,8 @@ import (
 	"k8s.io/kubernetes/pkg/capabilities"
 	"k8s.io/utils/ptr"
 
-	"github.com/divvy-gpu/divvy/internal/admission"
 	"github.com/divvy-gpu/divvy/internal/pool"
+	"github.com/divvy-gpu/divvy/internal/pool/admission"
 )
 
 const namespace = "fuzz"

@@ -109,7 +109,7 @@ commas. */}}
 {{- concat $names .Values.extender.managedResources | uniq | join "," -}}
 {{- end }}
 
-{{/* The table of the vendors as a JSON list, of internal/accel/vendors.go. */}}
+{{/* The table of the vendors as a JSON list, of internal/core/accel/vendors.go. */}}
 {{- define "divvy.vendorTable" -}}
 {{- .Files.Get "files/vendors.yaml" | fromYamlArray | toJson -}}
 {{- end }}
@@ -452,7 +452,7 @@ unless the values say something about other pods themselves. */}}
 {{- end }}
 
 {{/* The annotations that Divvy alone writes, on pods and on nodes, as JSON lists.
-internal/accel/wire, internal/nodeagent and internal/nodelabels write them. */}}
+internal/core/wire, internal/node/agent and internal/node/nodelabels write them. */}}
 {{- define "divvy.annotations.pods" -}}
 {{- $keys := list "divvy.dev/grant" "divvy.dev/held" -}}
 {{- range include "divvy.vendorTable" . | fromJsonArray -}}

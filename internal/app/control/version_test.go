@@ -6,7 +6,7 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/divvy-gpu/divvy/internal/version"
+	"github.com/divvy-gpu/divvy/internal/platform/version"
 )
 
 // TestVersionTellsTheAPIs that others have to agree with divvy-control about, also

@@ -16,9 +16,9 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/divvy-gpu/divvy/internal/app/kubectl"
-	"github.com/divvy-gpu/divvy/internal/doctor"
-	"github.com/divvy-gpu/divvy/internal/kube"
-	"github.com/divvy-gpu/divvy/internal/version"
+	"github.com/divvy-gpu/divvy/internal/platform/kube"
+	"github.com/divvy-gpu/divvy/internal/platform/version"
+	"github.com/divvy-gpu/divvy/internal/report/doctor"
 )
 
 // Exit codes of the program, besides 0: nothing is wrong.

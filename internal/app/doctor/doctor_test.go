@@ -16,7 +16,7 @@ import (
 
 	"k8s.io/client-go/rest"
 
-	"github.com/divvy-gpu/divvy/internal/doctor"
+	"github.com/divvy-gpu/divvy/internal/report/doctor"
 )
 
 // lists are the kinds of the lists that are read of a cluster without Divvy.

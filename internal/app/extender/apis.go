@@ -3,9 +3,9 @@ package extender
 import (
 	"strconv"
 
-	"github.com/divvy-gpu/divvy/internal/accel/wire"
-	"github.com/divvy-gpu/divvy/internal/extender"
-	"github.com/divvy-gpu/divvy/internal/version"
+	"github.com/divvy-gpu/divvy/internal/core/wire"
+	"github.com/divvy-gpu/divvy/internal/platform/version"
+	"github.com/divvy-gpu/divvy/internal/scheduler/extender"
 )
 
 // APIs returns what the extender speaks with others.

@@ -10,8 +10,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/divvy-gpu/divvy/internal/extender"
-	"github.com/divvy-gpu/divvy/internal/lead"
+	"github.com/divvy-gpu/divvy/internal/scheduler/extender"
+	"github.com/divvy-gpu/divvy/internal/scheduler/leader"
 )
 
 const (
@@ -26,12 +26,12 @@ const (
 )
 
 // newElection returns this replica's part in the election; nil without one.
-func (p *program) newElection() (*lead.Lead, error) {
+func (p *program) newElection() (*leader.Elector, error) {
 	s := p.settings
 	if !s.LeaderElect {
 		return nil, nil //nolint:nilnil // documented
 	}
-	return lead.New(lead.Config{
+	return leader.New(leader.Config{
 		Client:    p.clients.Kubernetes,
 		Namespace: s.LeaderElectNamespace, Name: s.LeaderElectName,
 		Pod: s.pod, Address: s.address,

@@ -22,9 +22,9 @@ import (
 	extenderv1 "k8s.io/kube-scheduler/extender/v1"
 
 	"github.com/divvy-gpu/divvy/internal/app/serve"
-	"github.com/divvy-gpu/divvy/internal/kube"
-	"github.com/divvy-gpu/divvy/internal/kubetest"
+	"github.com/divvy-gpu/divvy/internal/platform/kube"
 	"github.com/divvy-gpu/divvy/internal/scheduler/cluster"
+	"github.com/divvy-gpu/divvy/internal/testing/kubetest"
 )
 
 // replicated is an API server with the chart's empty objects, the pods of two

@@ -15,24 +15,24 @@ import (
 	"github.com/spf13/cobra"
 	"k8s.io/klog/v2"
 
-	"github.com/divvy-gpu/divvy/internal/accel"
-	"github.com/divvy-gpu/divvy/internal/accel/ledger"
-	"github.com/divvy-gpu/divvy/internal/accel/place"
 	"github.com/divvy-gpu/divvy/internal/app/flags"
 	"github.com/divvy-gpu/divvy/internal/app/serve"
-	"github.com/divvy-gpu/divvy/internal/batch"
-	"github.com/divvy-gpu/divvy/internal/certs"
-	"github.com/divvy-gpu/divvy/internal/events"
-	"github.com/divvy-gpu/divvy/internal/extender"
-	"github.com/divvy-gpu/divvy/internal/heap"
-	"github.com/divvy-gpu/divvy/internal/kube"
-	"github.com/divvy-gpu/divvy/internal/lead"
-	"github.com/divvy-gpu/divvy/internal/limit"
-	"github.com/divvy-gpu/divvy/internal/logging"
-	"github.com/divvy-gpu/divvy/internal/metrics"
-	"github.com/divvy-gpu/divvy/internal/nodeconfig"
+	"github.com/divvy-gpu/divvy/internal/core/accel"
+	"github.com/divvy-gpu/divvy/internal/core/ledger"
+	"github.com/divvy-gpu/divvy/internal/core/place"
+	"github.com/divvy-gpu/divvy/internal/node/nodeconfig"
+	"github.com/divvy-gpu/divvy/internal/platform/certs"
+	"github.com/divvy-gpu/divvy/internal/platform/events"
+	"github.com/divvy-gpu/divvy/internal/platform/kube"
+	"github.com/divvy-gpu/divvy/internal/platform/limit"
+	"github.com/divvy-gpu/divvy/internal/platform/logging"
+	"github.com/divvy-gpu/divvy/internal/platform/metrics"
+	"github.com/divvy-gpu/divvy/internal/platform/version"
 	"github.com/divvy-gpu/divvy/internal/scheduler/cluster"
-	"github.com/divvy-gpu/divvy/internal/version"
+	"github.com/divvy-gpu/divvy/internal/scheduler/extender"
+	"github.com/divvy-gpu/divvy/internal/scheduler/heaptarget"
+	"github.com/divvy-gpu/divvy/internal/scheduler/leader"
+	"github.com/divvy-gpu/divvy/internal/scheduler/schedbatch"
 )
 
 const (
@@ -84,7 +84,7 @@ func Run(ctx context.Context, o Options) error {
 	defer closeLog() //nolint:errcheck // lines are written one by one, nothing is lost
 	ctx = klog.NewContext(ctx, logger)
 
-	if err := batch.Enter(); err != nil {
+	if err := schedbatch.Enter(); err != nil {
 		logger.Info("Could not set SCHED_BATCH; continuing with the default policy", "reason", err.Error())
 	}
 	clients, err := kube.Connect(s.Kubeconfig, "divvy-extender/"+version.Version, kube.Corked)
@@ -131,7 +131,7 @@ type program struct {
 	certs   *certs.Manager
 	secured http.Handler
 	// election is nil where there is one replica.
-	election *lead.Lead
+	election *leader.Elector
 	// quiesce waits until no bind is under way.
 	quiesce func(context.Context)
 	// stopping is true, and ending closed, as soon as the program is to end.
@@ -249,7 +249,7 @@ func (p *program) run(ctx context.Context, open listeners) error {
 			func(ctx context.Context) error { p.expire(ctx); return nil },
 			func(ctx context.Context) error { p.wake(ctx); return nil },
 			func(ctx context.Context) error { p.watchLeader(ctx); return nil },
-			func(ctx context.Context) error { heap.Keep(ctx, extender.HeapBudget); return nil },
+			func(ctx context.Context) error { heaptarget.Keep(ctx, extender.HeapBudget); return nil },
 			func(ctx context.Context) error { return p.settings.prices.run(ctx, p.ledger, p.books.Synced) },
 			serve.Announce(p.ready, p.size),
 		},

@@ -11,15 +11,15 @@ import (
 	"github.com/spf13/pflag"
 	"k8s.io/apimachinery/pkg/util/validation"
 
-	"github.com/divvy-gpu/divvy/internal/accel"
-	"github.com/divvy-gpu/divvy/internal/accel/fragmentation"
-	"github.com/divvy-gpu/divvy/internal/accel/ledger"
-	"github.com/divvy-gpu/divvy/internal/accel/place"
 	"github.com/divvy-gpu/divvy/internal/app/flags"
-	"github.com/divvy-gpu/divvy/internal/certs"
-	"github.com/divvy-gpu/divvy/internal/lead"
-	"github.com/divvy-gpu/divvy/internal/logging"
+	"github.com/divvy-gpu/divvy/internal/core/accel"
+	"github.com/divvy-gpu/divvy/internal/core/fragmentation"
+	"github.com/divvy-gpu/divvy/internal/core/ledger"
+	"github.com/divvy-gpu/divvy/internal/core/place"
+	"github.com/divvy-gpu/divvy/internal/platform/certs"
+	"github.com/divvy-gpu/divvy/internal/platform/logging"
 	"github.com/divvy-gpu/divvy/internal/scheduler/cluster"
+	"github.com/divvy-gpu/divvy/internal/scheduler/leader"
 )
 
 // minReservationTTL is above the time that a bind may take, with the question what
@@ -127,7 +127,7 @@ func DefaultOptions() Options {
 		Log:              flags.DefaultLog(),
 		LeaderElectName:  "divvy-extender",
 
-		LeaderElectDuration: lead.DefaultDuration,
+		LeaderElectDuration: leader.DefaultDuration,
 	}
 }
 
@@ -267,7 +267,7 @@ func (o Options) settings() (settings, error) {
 		if s.pod = os.Getenv("POD_NAME"); s.pod == "" {
 			check("leader-elect", errors.New("POD_NAME must be set to the name of this pod"))
 		}
-		check("leader-elect-duration", lead.CheckDuration(o.LeaderElectDuration))
+		check("leader-elect-duration", leader.CheckDuration(o.LeaderElectDuration))
 		if ip := os.Getenv("POD_IP"); ip != "" && s.TLSListen != "" {
 			if _, port, err := net.SplitHostPort(s.TLSListen); err == nil { // else it is told above
 				s.address = net.JoinHostPort(ip, port)

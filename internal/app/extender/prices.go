@@ -8,11 +8,11 @@ import (
 
 	"k8s.io/klog/v2"
 
-	"github.com/divvy-gpu/divvy/internal/accel"
-	"github.com/divvy-gpu/divvy/internal/accel/demand"
-	"github.com/divvy-gpu/divvy/internal/accel/fragmentation"
-	"github.com/divvy-gpu/divvy/internal/accel/ledger"
-	"github.com/divvy-gpu/divvy/internal/accel/place"
+	"github.com/divvy-gpu/divvy/internal/core/accel"
+	"github.com/divvy-gpu/divvy/internal/core/demand"
+	"github.com/divvy-gpu/divvy/internal/core/fragmentation"
+	"github.com/divvy-gpu/divvy/internal/core/ledger"
+	"github.com/divvy-gpu/divvy/internal/core/place"
 )
 
 const (

@@ -5,9 +5,9 @@ import (
 	"math/rand/v2"
 	"testing"
 
-	"github.com/divvy-gpu/divvy/internal/accel"
-	"github.com/divvy-gpu/divvy/internal/accel/fragmentation"
-	"github.com/divvy-gpu/divvy/internal/accel/ledger"
+	"github.com/divvy-gpu/divvy/internal/core/accel"
+	"github.com/divvy-gpu/divvy/internal/core/fragmentation"
+	"github.com/divvy-gpu/divvy/internal/core/ledger"
 )
 
 // BenchmarkRenew is a renewal of prices with pods of 60 kinds on nodes of eight cards:

@@ -11,10 +11,10 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/divvy-gpu/divvy/internal/accel"
-	"github.com/divvy-gpu/divvy/internal/guard"
-	"github.com/divvy-gpu/divvy/internal/metrics"
-	"github.com/divvy-gpu/divvy/internal/review"
+	"github.com/divvy-gpu/divvy/internal/core/accel"
+	"github.com/divvy-gpu/divvy/internal/platform/admissionreview"
+	"github.com/divvy-gpu/divvy/internal/platform/metrics"
+	"github.com/divvy-gpu/divvy/internal/scheduler/admission"
 )
 
 // Routes of the reviews, which the API server asks over TLS.
@@ -30,22 +30,22 @@ func (p *program) withReviews(next http.Handler, registry prometheus.Registerer)
 	if err := errors.Join(registry.Register(counted), registry.Register(took)); err != nil {
 		return nil, fmt.Errorf("metrics of the reviews: %w", err)
 	}
-	for _, result := range []string{review.Allowed, review.Denied, review.Bad, review.Error} {
+	for _, result := range []string{admissionreview.Allowed, admissionreview.Denied, admissionreview.Bad, admissionreview.Error} {
 		counted.WithLabelValues("config", result) // so that it is there before it happens
 	}
-	reviews := review.New(func(webhook, result string, d time.Duration) {
+	reviews := admissionreview.New(func(webhook, result string, d time.Duration) {
 		counted.WithLabelValues(webhook, result).Inc()
 		took.WithLabelValues(webhook).Observe(d.Seconds())
 	})
 	mux := http.NewServeMux()
 	mux.Handle("/", next)
-	config := guard.Config{Namespace: p.settings.TLSNamespace, Holders: p.holders, Read: p.readConfigMap}
+	config := admission.Config{Namespace: p.settings.TLSNamespace, Holders: p.holders, Read: p.readConfigMap}
 	mux.Handle(configRoute, reviews.Handler("config", p.knows, config.Decide))
 	if p.settings.SchedulerName != "" {
-		for _, result := range []string{review.Converted, review.Allowed, review.Bad, review.Error} {
+		for _, result := range []string{admissionreview.Converted, admissionreview.Allowed, admissionreview.Bad, admissionreview.Error} {
 			counted.WithLabelValues("scheduler", result)
 		}
-		scheduler := guard.Scheduler{Name: p.settings.SchedulerName, Resources: p.settings.resources}
+		scheduler := admission.Scheduler{Name: p.settings.SchedulerName, Resources: p.settings.resources}
 		mux.Handle(schedulerRoute, reviews.Handler("scheduler", nil, scheduler.Decide))
 	}
 	return mux, nil
@@ -60,13 +60,13 @@ func (p *program) knows() error {
 }
 
 // holders are the pods that hold units, by the books.
-func (p *program) holders() []guard.Holder {
+func (p *program) holders() []admission.Holder {
 	type offer struct {
 		resource accel.Resource
 		node     string
 	}
 	units := map[offer]string{}
-	var out []guard.Holder
+	var out []admission.Holder
 	for _, pod := range p.books.Placed() {
 		for _, request := range pod.Requests {
 			at := offer{request.Resource, pod.Node}
@@ -76,7 +76,7 @@ func (p *program) holders() []guard.Holder {
 				unit = usage.Unit
 				units[at] = unit
 			}
-			out = append(out, guard.Holder{Pod: pod.Ref, Node: pod.Node, Resource: request.Resource, ConfigName: pod.Config, Unit: unit})
+			out = append(out, admission.Holder{Pod: pod.Ref, Node: pod.Node, Resource: request.Resource, ConfigName: pod.Config, Unit: unit})
 		}
 	}
 	return out

@@ -14,9 +14,9 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/divvy-gpu/divvy/internal/app/serve"
-	"github.com/divvy-gpu/divvy/internal/certs"
-	"github.com/divvy-gpu/divvy/internal/extender"
-	"github.com/divvy-gpu/divvy/internal/limit"
+	"github.com/divvy-gpu/divvy/internal/platform/certs"
+	"github.com/divvy-gpu/divvy/internal/platform/limit"
+	"github.com/divvy-gpu/divvy/internal/scheduler/extender"
 )
 
 // serverName is the name by which clients of all replicas know them.

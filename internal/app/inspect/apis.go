@@ -3,8 +3,8 @@ package inspect
 import (
 	"strconv"
 
-	"github.com/divvy-gpu/divvy/internal/accel/wire"
-	"github.com/divvy-gpu/divvy/internal/version"
+	"github.com/divvy-gpu/divvy/internal/core/wire"
+	"github.com/divvy-gpu/divvy/internal/platform/version"
 )
 
 // APIs returns what the command reads.

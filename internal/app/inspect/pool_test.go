@@ -10,7 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/divvy-gpu/divvy/internal/inspect"
+	"github.com/divvy-gpu/divvy/internal/report/inspect"
 )
 
 // newPoolServer is a cluster without an extender and without a device: two nodes

@@ -5,11 +5,11 @@ import (
 	"strconv"
 
 	"github.com/divvy-gpu/divvy/api/config/v1alpha1"
-	"github.com/divvy-gpu/divvy/internal/accel/wire"
-	"github.com/divvy-gpu/divvy/internal/deviceplugin"
-	"github.com/divvy-gpu/divvy/internal/nodeagent"
-	"github.com/divvy-gpu/divvy/internal/podresources"
-	"github.com/divvy-gpu/divvy/internal/version"
+	"github.com/divvy-gpu/divvy/internal/core/wire"
+	"github.com/divvy-gpu/divvy/internal/node/agent"
+	"github.com/divvy-gpu/divvy/internal/node/deviceplugin"
+	"github.com/divvy-gpu/divvy/internal/node/podresources"
+	"github.com/divvy-gpu/divvy/internal/platform/version"
 )
 
 // apis returns what divvy-node speaks with others.
@@ -20,6 +20,6 @@ func apis() []version.API {
 		{Use: version.Reads, Name: path.Dir(v1alpha1.APIVersion), Versions: []string{path.Base(v1alpha1.APIVersion)}},
 		{Use: version.Reads, Name: wire.GrantAnnotation, Versions: wire.GrantVersions()},
 		{Use: version.Writes, Name: wire.InventoryAnnotation, Versions: []string{strconv.Itoa(wire.InventoryVersion)}},
-		{Use: version.Writes, Name: "Container Device Interface", Versions: []string{nodeagent.CDIVersion}},
+		{Use: version.Writes, Name: "Container Device Interface", Versions: []string{agent.CDIVersion}},
 	}
 }

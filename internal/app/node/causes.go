@@ -8,7 +8,7 @@ import (
 	"strings"
 
 	config "github.com/divvy-gpu/divvy/api/config/v1alpha1"
-	"github.com/divvy-gpu/divvy/internal/backend/vendors"
+	"github.com/divvy-gpu/divvy/internal/node/backend/vendors"
 )
 
 // unknownCauses names the causes of ill health in a configuration that no

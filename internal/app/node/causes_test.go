@@ -5,7 +5,7 @@ import (
 	"testing"
 
 	config "github.com/divvy-gpu/divvy/api/config/v1alpha1"
-	"github.com/divvy-gpu/divvy/internal/backend"
+	"github.com/divvy-gpu/divvy/internal/node/backend"
 )
 
 func TestMisspeltCausesAreNamed(t *testing.T) {

@@ -9,8 +9,8 @@ import (
 	"github.com/spf13/cobra"
 
 	config "github.com/divvy-gpu/divvy/api/config/v1alpha1"
-	"github.com/divvy-gpu/divvy/internal/backend/vendors"
-	"github.com/divvy-gpu/divvy/internal/nodeconfig"
+	"github.com/divvy-gpu/divvy/internal/node/backend/vendors"
+	"github.com/divvy-gpu/divvy/internal/node/nodeconfig"
 )
 
 // Exit codes of divvy-node.

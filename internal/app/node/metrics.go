@@ -5,7 +5,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/divvy-gpu/divvy/internal/metrics"
+	"github.com/divvy-gpu/divvy/internal/platform/metrics"
 )
 
 // libraryMetrics are how long the vendors' libraries take. They outlive agents, as

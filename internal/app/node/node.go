@@ -16,12 +16,12 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/divvy-gpu/divvy/internal/app/about"
-	"github.com/divvy-gpu/divvy/internal/backend/vendors"
-	"github.com/divvy-gpu/divvy/internal/handover"
-	"github.com/divvy-gpu/divvy/internal/kube"
-	"github.com/divvy-gpu/divvy/internal/logging"
-	"github.com/divvy-gpu/divvy/internal/nodeconfig"
-	"github.com/divvy-gpu/divvy/internal/version"
+	"github.com/divvy-gpu/divvy/internal/node/backend/vendors"
+	"github.com/divvy-gpu/divvy/internal/node/handover"
+	"github.com/divvy-gpu/divvy/internal/node/nodeconfig"
+	"github.com/divvy-gpu/divvy/internal/platform/kube"
+	"github.com/divvy-gpu/divvy/internal/platform/logging"
+	"github.com/divvy-gpu/divvy/internal/platform/version"
 )
 
 // Options are the flags of divvy-node and what the environment says. Everything

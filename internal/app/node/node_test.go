@@ -10,10 +10,10 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	config "github.com/divvy-gpu/divvy/api/config/v1alpha1"
-	"github.com/divvy-gpu/divvy/internal/accel"
-	"github.com/divvy-gpu/divvy/internal/backend"
-	"github.com/divvy-gpu/divvy/internal/deviceplugin"
-	"github.com/divvy-gpu/divvy/internal/nodeconfig"
+	"github.com/divvy-gpu/divvy/internal/core/accel"
+	"github.com/divvy-gpu/divvy/internal/node/backend"
+	"github.com/divvy-gpu/divvy/internal/node/deviceplugin"
+	"github.com/divvy-gpu/divvy/internal/node/nodeconfig"
 )
 
 const head = "apiVersion: config.divvy.dev/v1alpha1\nkind: NodeConfig\n"

@@ -24,7 +24,7 @@ import (
 	"google.golang.org/grpc/status"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
-	"github.com/divvy-gpu/divvy/internal/metrics"
+	"github.com/divvy-gpu/divvy/internal/platform/metrics"
 )
 
 // poolKubelet is kubelet's device-plugins folder with kubelet in it. Unlike

@@ -12,7 +12,7 @@ import (
 	dto "github.com/prometheus/client_model/go"
 
 	"github.com/divvy-gpu/divvy/internal/app/serve"
-	"github.com/divvy-gpu/divvy/internal/limit"
+	"github.com/divvy-gpu/divvy/internal/platform/limit"
 )
 
 // probed is what the HTTP server tells of.

@@ -10,10 +10,10 @@ import (
 	"k8s.io/klog/v2"
 
 	config "github.com/divvy-gpu/divvy/api/config/v1alpha1"
-	"github.com/divvy-gpu/divvy/internal/accel"
-	"github.com/divvy-gpu/divvy/internal/handover"
-	"github.com/divvy-gpu/divvy/internal/nodeagent"
-	"github.com/divvy-gpu/divvy/internal/quarantine"
+	"github.com/divvy-gpu/divvy/internal/core/accel"
+	"github.com/divvy-gpu/divvy/internal/node/agent"
+	"github.com/divvy-gpu/divvy/internal/node/handover"
+	"github.com/divvy-gpu/divvy/internal/node/quarantine"
 )
 
 // Limits of a handover between two agents.
@@ -41,7 +41,7 @@ func (s *supervisor) begin(ctx context.Context, got claimed) (_ *running, err er
 	}
 	// Until now another process may have changed the file.
 	s.quarantine = quarantine.Open(ctx, got.config.StateDir)
-	var left nodeagent.Handoff
+	var left agent.Handoff
 	if got.predecessor != nil {
 		if err := json.Unmarshal(got.predecessor.Content, &left); err != nil {
 			log.Error(err, "Could not read the predecessor's state; starting without it")
@@ -97,7 +97,7 @@ func (s *supervisor) serving(ctx context.Context, r *running) (sockets map[accel
 }
 
 // yield stops an agent from deciding. Kubelet's questions wait.
-func (s *supervisor) yield(r *running) nodeagent.Handoff {
+func (s *supervisor) yield(r *running) agent.Handoff {
 	left := r.Yield()
 	s.set(nil)
 	_ = r.release() // a library may serve one backend at a time; the error is in ended
@@ -105,7 +105,7 @@ func (s *supervisor) yield(r *running) nodeagent.Handoff {
 }
 
 // replace starts the successor of an agent of this process that has yielded.
-func (s *supervisor) replace(ctx context.Context, old *running, left nodeagent.Handoff, c config.NodeConfig, b backends) (*running, error) {
+func (s *supervisor) replace(ctx context.Context, old *running, left agent.Handoff, c config.NodeConfig, b backends) (*running, error) {
 	log := klog.FromContext(ctx)
 	next, err := s.start(ctx, c, b, left)
 	if err != nil {

@@ -15,17 +15,17 @@ import (
 	"k8s.io/klog/v2"
 
 	config "github.com/divvy-gpu/divvy/api/config/v1alpha1"
-	"github.com/divvy-gpu/divvy/internal/accel"
-	"github.com/divvy-gpu/divvy/internal/events"
-	"github.com/divvy-gpu/divvy/internal/handover"
-	"github.com/divvy-gpu/divvy/internal/kube"
-	"github.com/divvy-gpu/divvy/internal/limit"
-	"github.com/divvy-gpu/divvy/internal/logging"
-	"github.com/divvy-gpu/divvy/internal/metrics"
-	"github.com/divvy-gpu/divvy/internal/nodeagent"
-	"github.com/divvy-gpu/divvy/internal/nodeconfig"
-	"github.com/divvy-gpu/divvy/internal/quarantine"
-	"github.com/divvy-gpu/divvy/internal/version"
+	"github.com/divvy-gpu/divvy/internal/core/accel"
+	"github.com/divvy-gpu/divvy/internal/node/agent"
+	"github.com/divvy-gpu/divvy/internal/node/handover"
+	"github.com/divvy-gpu/divvy/internal/node/nodeconfig"
+	"github.com/divvy-gpu/divvy/internal/node/quarantine"
+	"github.com/divvy-gpu/divvy/internal/platform/events"
+	"github.com/divvy-gpu/divvy/internal/platform/kube"
+	"github.com/divvy-gpu/divvy/internal/platform/limit"
+	"github.com/divvy-gpu/divvy/internal/platform/logging"
+	"github.com/divvy-gpu/divvy/internal/platform/metrics"
+	"github.com/divvy-gpu/divvy/internal/platform/version"
 )
 
 // keepInterval is how often it is looked whether the lock's file is still there.
@@ -36,14 +36,14 @@ const keepInterval = time.Second
 // libraries, which are limited to seconds each.
 const stalled = 2 * time.Minute
 
-// agent is the node agent as the supervisor needs it.
-type agent interface {
+// nodeAgent is the node agent as the supervisor needs it.
+type nodeAgent interface {
 	Run(context.Context) error
 	Ready() error
 	Alive(context.Context) error
 
-	// The steps of a handover, as nodeagent.Agent has them.
-	Yield() nodeagent.Handoff
+	// The steps of a handover, as agent.Agent has them.
+	Yield() agent.Handoff
 	Pass(sockets map[accel.Resource]string) error
 	Leave(ctx context.Context) (unnoticed []accel.Resource)
 	Serving() (sockets map[accel.Resource]string, err error)
@@ -64,7 +64,7 @@ type supervisor struct {
 	log    logger
 	// open and build make the parts of an agent.
 	open  func(config.NodeConfig) (backends, error)
-	build func(context.Context, config.NodeConfig, backends, prometheus.Registerer, nodeagent.Handoff) (agent, error)
+	build func(context.Context, config.NodeConfig, backends, prometheus.Registerer, agent.Handoff) (nodeAgent, error)
 
 	// servingLimit is how long a new agent may take until kubelet watches its lists.
 	servingLimit time.Duration
@@ -94,7 +94,7 @@ type supervisor struct {
 
 // running is an agent that runs.
 type running struct {
-	agent
+	nodeAgent
 	config   config.NodeConfig
 	registry *prometheus.Registry
 	cancel   context.CancelFunc
@@ -120,11 +120,11 @@ func newSupervisor(node string, self handover.Identity, client kubernetes.Interf
 	// The keys outlive the agents: grants that were signed with the key before
 	// the current one are around for a while.
 	keys := map[string]*kube.Keyring{}
-	s.build = func(ctx context.Context, c config.NodeConfig, b backends, r prometheus.Registerer, h nodeagent.Handoff) (agent, error) {
+	s.build = func(ctx context.Context, c config.NodeConfig, b backends, r prometheus.Registerer, h agent.Handoff) (nodeAgent, error) {
 		if keys[c.GrantKeyFile] == nil {
 			keys[c.GrantKeyFile] = kube.NewKeyring(c.GrantKeyFile)
 		}
-		return nodeagent.New(ctx, nodeagent.Options{
+		return agent.New(ctx, agent.Options{
 			Config: withFatalCauses(c), Node: node, Client: client, Keys: keys[c.GrantKeyFile], Backends: b, Registry: r, Events: s.events,
 			Quarantine: s.quarantine, Handoff: h,
 		})
@@ -342,11 +342,11 @@ func (s *supervisor) keep(ctx context.Context, before, c config.NodeConfig) conf
 
 // start makes an agent and runs it, until its cancel is called. The backends are its
 // own from then on.
-func (s *supervisor) start(ctx context.Context, c config.NodeConfig, b backends, h nodeagent.Handoff) (*running, error) {
+func (s *supervisor) start(ctx context.Context, c config.NodeConfig, b backends, h agent.Handoff) (*running, error) {
 	r := &running{config: c, registry: prometheus.NewRegistry(), ended: make(chan error, 1), release: sync.OnceValue(b.close)}
 	var err error
 	ctx, r.cancel = context.WithCancel(context.WithoutCancel(ctx))
-	if r.agent, err = s.build(ctx, c, b, r.registry, h); err != nil {
+	if r.nodeAgent, err = s.build(ctx, c, b, r.registry, h); err != nil {
 		r.cancel()
 		return nil, errors.Join(err, r.release())
 	}

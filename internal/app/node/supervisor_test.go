@@ -24,12 +24,12 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 
 	config "github.com/divvy-gpu/divvy/api/config/v1alpha1"
-	"github.com/divvy-gpu/divvy/internal/accel"
-	"github.com/divvy-gpu/divvy/internal/backend"
-	"github.com/divvy-gpu/divvy/internal/handover"
-	"github.com/divvy-gpu/divvy/internal/logging"
-	"github.com/divvy-gpu/divvy/internal/nodeagent"
-	"github.com/divvy-gpu/divvy/internal/nodeconfig"
+	"github.com/divvy-gpu/divvy/internal/core/accel"
+	"github.com/divvy-gpu/divvy/internal/node/agent"
+	"github.com/divvy-gpu/divvy/internal/node/backend"
+	"github.com/divvy-gpu/divvy/internal/node/handover"
+	"github.com/divvy-gpu/divvy/internal/node/nodeconfig"
+	"github.com/divvy-gpu/divvy/internal/platform/logging"
 )
 
 // soon is how long a change may take to arrive; the machine may be busy.
@@ -94,7 +94,7 @@ type fakeAgent struct {
 	stopped  atomic.Bool
 	left     chan struct{}
 	// from is what it was given, and serving what it says of itself.
-	from    nodeagent.Handoff
+	from    agent.Handoff
 	serving func() error
 
 	mu    sync.Mutex // guards what follows
@@ -126,9 +126,9 @@ func (a *fakeAgent) did() string {
 	return strings.Join(a.steps, ", ")
 }
 
-func (a *fakeAgent) Yield() nodeagent.Handoff {
+func (a *fakeAgent) Yield() agent.Handoff {
 	a.note("yielded")
-	return nodeagent.Handoff{
+	return agent.Handoff{
 		Sockets: map[accel.Resource]string{"enflame.com/gcu-memory": "a.sock"},
 		Memory:  map[string]json.RawMessage{"of": []byte(`"what was before"`)},
 	}
@@ -207,7 +207,7 @@ func prepare(t *testing.T, keys string) *daemon {
 		d.open = append(d.open, b)
 		return backends{"enflame": b}, nil
 	}
-	d.s.build = func(_ context.Context, c config.NodeConfig, b backends, r prometheus.Registerer, h nodeagent.Handoff) (agent, error) {
+	d.s.build = func(_ context.Context, c config.NodeConfig, b backends, r prometheus.Registerer, h agent.Handoff) (nodeAgent, error) {
 		if c.CDIDir == "/cannot/start" {
 			return nil, errors.New("this cannot be started")
 		}
@@ -395,7 +395,7 @@ func TestSIGHUPTriesARefusedConfigurationAgain(t *testing.T) {
 	d := prepare(t, "")
 	var broken atomic.Bool
 	build := d.s.build
-	d.s.build = func(ctx context.Context, c config.NodeConfig, b backends, r prometheus.Registerer, h nodeagent.Handoff) (agent, error) {
+	d.s.build = func(ctx context.Context, c config.NodeConfig, b backends, r prometheus.Registerer, h agent.Handoff) (nodeAgent, error) {
 		if broken.Load() && c.Injection == config.InjectCDI {
 			return nil, errors.New("no space left on device")
 		}

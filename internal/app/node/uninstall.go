@@ -16,7 +16,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/divvy-gpu/divvy/internal/app/flags"
-	"github.com/divvy-gpu/divvy/internal/limit"
+	"github.com/divvy-gpu/divvy/internal/platform/limit"
 )
 
 // cleanAgain is how long uninstall waits after an attempt that failed.

@@ -17,11 +17,11 @@ import (
 	securejoin "github.com/cyphar/filepath-securejoin"
 	"golang.org/x/sys/unix"
 
-	"github.com/divvy-gpu/divvy/internal/accel"
-	"github.com/divvy-gpu/divvy/internal/deviceplugin"
-	"github.com/divvy-gpu/divvy/internal/handover"
+	"github.com/divvy-gpu/divvy/internal/core/accel"
+	"github.com/divvy-gpu/divvy/internal/node/agent"
+	"github.com/divvy-gpu/divvy/internal/node/deviceplugin"
+	"github.com/divvy-gpu/divvy/internal/node/handover"
 	nodestate "github.com/divvy-gpu/divvy/internal/node/state"
-	"github.com/divvy-gpu/divvy/internal/nodeagent"
 )
 
 // leftovers say where divvy-node leaves something on a host. Files are known by
@@ -166,14 +166,14 @@ func (l leftovers) removeSpecs(age time.Time, out io.Writer) error {
 	}
 	defer specs.close()
 	err = specs.each(func(e fs.DirEntry) error {
-		if !strings.HasPrefix(e.Name(), nodeagent.CDIPrefix) || !e.Type().IsRegular() {
+		if !strings.HasPrefix(e.Name(), agent.CDIPrefix) || !e.Type().IsRegular() {
 			return nil
 		}
 		content, err := specs.read(e.Name(), maxSpec)
 		if err != nil {
 			return err
 		}
-		if !nodeagent.OwnCDISpec(e.Name(), content) {
+		if !agent.OwnCDISpec(e.Name(), content) {
 			fmt.Fprintf(out, "left %s: it has the name of a specification of divvy-node, and another content\n", specs.name(e.Name()))
 			return nil
 		}

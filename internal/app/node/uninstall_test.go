@@ -18,7 +18,7 @@ import (
 
 	gocmp "github.com/google/go-cmp/cmp"
 
-	"github.com/divvy-gpu/divvy/internal/handover"
+	"github.com/divvy-gpu/divvy/internal/node/handover"
 )
 
 // spec is a CDI specification of a kind, as divvy-node writes it.

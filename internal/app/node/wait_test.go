@@ -13,8 +13,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	config "github.com/divvy-gpu/divvy/api/config/v1alpha1"
-	"github.com/divvy-gpu/divvy/internal/accel"
-	"github.com/divvy-gpu/divvy/internal/backend"
+	"github.com/divvy-gpu/divvy/internal/core/accel"
+	"github.com/divvy-gpu/divvy/internal/node/backend"
 )
 
 // lateBackend is a driver that answers at one of its attempts.

@@ -17,7 +17,7 @@ import (
 	discoverylisters "k8s.io/client-go/listers/discovery/v1"
 	"k8s.io/utils/ptr"
 
-	"github.com/divvy-gpu/divvy/internal/extender"
+	"github.com/divvy-gpu/divvy/internal/scheduler/extender"
 )
 
 // httpsPort is the name of the port of the Service that is served over TLS.

@@ -1,8 +1,8 @@
 package schedconf
 
 import (
-	"github.com/divvy-gpu/divvy/internal/schedconf"
-	"github.com/divvy-gpu/divvy/internal/version"
+	"github.com/divvy-gpu/divvy/internal/install/schedconf"
+	"github.com/divvy-gpu/divvy/internal/platform/version"
 )
 
 // APIs returns what the command writes.

@@ -12,9 +12,9 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/divvy-gpu/divvy/internal/app/flags"
-	"github.com/divvy-gpu/divvy/internal/logging"
-	"github.com/divvy-gpu/divvy/internal/schedconf"
-	"github.com/divvy-gpu/divvy/internal/schedconf/host"
+	"github.com/divvy-gpu/divvy/internal/install/schedconf"
+	"github.com/divvy-gpu/divvy/internal/install/schedconf/host"
+	"github.com/divvy-gpu/divvy/internal/platform/logging"
 )
 
 // Names that the chart gives to what the extender publishes, in the namespace of

@@ -30,9 +30,9 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/klog/v2"
 
-	"github.com/divvy-gpu/divvy/internal/events"
-	"github.com/divvy-gpu/divvy/internal/schedconf"
-	"github.com/divvy-gpu/divvy/internal/schedconf/host"
+	"github.com/divvy-gpu/divvy/internal/install/schedconf"
+	"github.com/divvy-gpu/divvy/internal/install/schedconf/host"
+	"github.com/divvy-gpu/divvy/internal/platform/events"
 )
 
 func TestMain(m *testing.M) {

@@ -14,7 +14,7 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
 
-	"github.com/divvy-gpu/divvy/internal/schedconf/host"
+	"github.com/divvy-gpu/divvy/internal/install/schedconf/host"
 )
 
 // turnLease is the name of the Lease of the node whose turn it is, in the

@@ -22,8 +22,8 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 
-	"github.com/divvy-gpu/divvy/internal/schedconf"
-	"github.com/divvy-gpu/divvy/internal/schedconf/host"
+	"github.com/divvy-gpu/divvy/internal/install/schedconf"
+	"github.com/divvy-gpu/divvy/internal/install/schedconf/host"
 )
 
 // leases returns a client of an API server with the Lease that the chart makes. As

@@ -20,12 +20,12 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/divvy-gpu/divvy/internal/app/serve"
-	"github.com/divvy-gpu/divvy/internal/events"
-	"github.com/divvy-gpu/divvy/internal/limit"
-	"github.com/divvy-gpu/divvy/internal/metrics"
-	"github.com/divvy-gpu/divvy/internal/schedconf"
-	"github.com/divvy-gpu/divvy/internal/schedconf/host"
-	"github.com/divvy-gpu/divvy/internal/version"
+	"github.com/divvy-gpu/divvy/internal/install/schedconf"
+	"github.com/divvy-gpu/divvy/internal/install/schedconf/host"
+	"github.com/divvy-gpu/divvy/internal/platform/events"
+	"github.com/divvy-gpu/divvy/internal/platform/limit"
+	"github.com/divvy-gpu/divvy/internal/platform/metrics"
+	"github.com/divvy-gpu/divvy/internal/platform/version"
 )
 
 // States of the node, as the metrics name them.

@@ -19,8 +19,8 @@ import (
 	"golang.org/x/time/rate"
 	"k8s.io/klog/v2"
 
-	"github.com/divvy-gpu/divvy/internal/cork"
-	"github.com/divvy-gpu/divvy/internal/limit"
+	"github.com/divvy-gpu/divvy/internal/platform/coalesce"
+	"github.com/divvy-gpu/divvy/internal/platform/limit"
 )
 
 // Listen opens the address that the caller is answered on, and that of metrics
@@ -114,7 +114,7 @@ type Server struct {
 	Name string
 	// Listener is closed by Program.Run. A server without one is left out.
 	Listener net.Listener
-	// Cork collects small writes, see package cork.
+	// Cork collects small writes, see package coalesce.
 	Cork bool
 	// HTTP serves with TLS when its TLSConfig is set. Its BaseContext is that of
 	// the parts.
@@ -223,7 +223,7 @@ func (s Server) Serve(limits *limit.Limiter) error {
 	s.HTTP.Handler, s.HTTP.ConnContext = limits.Handler(s.HTTP.Handler), limit.ConnContext
 	listener := limits.Listener(s.Listener, s.Name, secure)
 	if s.Cork {
-		listener = cork.Listener(listener)
+		listener = coalesce.Listener(listener)
 	}
 	serve := s.HTTP.Serve
 	if secure {

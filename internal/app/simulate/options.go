@@ -8,8 +8,8 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"github.com/divvy-gpu/divvy/internal/accel/place"
-	"github.com/divvy-gpu/divvy/internal/simulate"
+	"github.com/divvy-gpu/divvy/internal/core/place"
+	"github.com/divvy-gpu/divvy/internal/report/simulate"
 )
 
 // Formats of the output.

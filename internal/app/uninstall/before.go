@@ -12,8 +12,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
-	"github.com/divvy-gpu/divvy/internal/credentials"
 	"github.com/divvy-gpu/divvy/internal/pool"
+	"github.com/divvy-gpu/divvy/internal/pool/secrets"
 )
 
 // before ends the programs and takes away what they left. The order is that in
@@ -339,7 +339,7 @@ func (u *uninstaller) removeCopies(ctx context.Context) {
 		err := u.insist(ctx, func(ctx context.Context) error {
 			// By name as well: no other secret may be listed.
 			list, err := u.client.CoreV1().Secrets(metav1.NamespaceAll).List(ctx, metav1.ListOptions{
-				LabelSelector: credentials.ManagedByLabel + "=" + credentials.ManagedBy, FieldSelector: metav1.ObjectNameField + "=" + name,
+				LabelSelector: secrets.ManagedByLabel + "=" + secrets.ManagedBy, FieldSelector: metav1.ObjectNameField + "=" + name,
 			})
 			if err != nil {
 				return err
@@ -356,7 +356,7 @@ func (u *uninstaller) removeCopies(ctx context.Context) {
 		})
 		if err != nil {
 			u.remain(fmt.Sprintf("copies of the pool's secret %s: %v", name, err),
-				fmt.Sprintf("kubectl delete secret -A -l %s=%s", credentials.ManagedByLabel, credentials.ManagedBy))
+				fmt.Sprintf("kubectl delete secret -A -l %s=%s", secrets.ManagedByLabel, secrets.ManagedBy))
 		}
 	}
 	u.say("removed %d copies of the pool's token", removed)

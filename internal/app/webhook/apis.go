@@ -3,8 +3,8 @@ package webhook
 import (
 	"path"
 
-	"github.com/divvy-gpu/divvy/internal/admission"
-	"github.com/divvy-gpu/divvy/internal/version"
+	"github.com/divvy-gpu/divvy/internal/platform/version"
+	"github.com/divvy-gpu/divvy/internal/pool/admission"
 )
 
 // APIs returns what the webhook speaks with others.

@@ -17,10 +17,10 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/util/validation"
 
-	"github.com/divvy-gpu/divvy/internal/admission"
 	"github.com/divvy-gpu/divvy/internal/app/flags"
-	"github.com/divvy-gpu/divvy/internal/credentials"
-	"github.com/divvy-gpu/divvy/internal/logging"
+	"github.com/divvy-gpu/divvy/internal/platform/logging"
+	"github.com/divvy-gpu/divvy/internal/pool/admission"
+	"github.com/divvy-gpu/divvy/internal/pool/secrets"
 )
 
 // theirVariables are the variables of the original's Deployment, by flag.
@@ -76,7 +76,7 @@ func DefaultOptions() Options {
 		ValidatingConfig:  "validation.bitfusion.io-cfg",
 		ClientImage:       "docker.io/bitfusiondeviceplugin/bitfusion-client:0.4",
 		IgnoredNamespaces: []string{metav1.NamespaceSystem, metav1.NamespacePublic},
-		SourceNamespace:   credentials.DefaultSourceNamespace,
+		SourceNamespace:   secrets.DefaultSourceNamespace,
 		NamespaceSelector: "divvy.dev/pool=allowed",
 		ShutdownDelay:     5 * time.Second,
 		Log:               flags.DefaultLog(),

@@ -20,18 +20,18 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/klog/v2"
 
-	"github.com/divvy-gpu/divvy/internal/admission"
 	"github.com/divvy-gpu/divvy/internal/app/flags"
 	"github.com/divvy-gpu/divvy/internal/app/serve"
-	"github.com/divvy-gpu/divvy/internal/certs"
-	"github.com/divvy-gpu/divvy/internal/credentials"
-	"github.com/divvy-gpu/divvy/internal/events"
-	"github.com/divvy-gpu/divvy/internal/kube"
-	"github.com/divvy-gpu/divvy/internal/limit"
-	"github.com/divvy-gpu/divvy/internal/logging"
-	"github.com/divvy-gpu/divvy/internal/metrics"
+	"github.com/divvy-gpu/divvy/internal/platform/certs"
+	"github.com/divvy-gpu/divvy/internal/platform/events"
+	"github.com/divvy-gpu/divvy/internal/platform/kube"
+	"github.com/divvy-gpu/divvy/internal/platform/limit"
+	"github.com/divvy-gpu/divvy/internal/platform/logging"
+	"github.com/divvy-gpu/divvy/internal/platform/metrics"
+	"github.com/divvy-gpu/divvy/internal/platform/version"
 	"github.com/divvy-gpu/divvy/internal/pool"
-	"github.com/divvy-gpu/divvy/internal/version"
+	"github.com/divvy-gpu/divvy/internal/pool/admission"
+	"github.com/divvy-gpu/divvy/internal/pool/secrets"
 )
 
 const (
@@ -102,7 +102,7 @@ type certificates interface {
 	Ready() error
 }
 
-// keeper brings credentials. *credentials.Keeper is one.
+// keeper brings credentials. *secrets.Keeper is one.
 type keeper interface {
 	Run(context.Context) error
 	Ready() error
@@ -139,7 +139,7 @@ func assemble(s settings, catalog *catalogFile, clients kube.Clients) (*program,
 	if err != nil {
 		return nil, fmt.Errorf("certificate of the webhooks: %w", err)
 	}
-	keeper := credentials.New(credentials.Config{Client: client, SourceNamespace: s.SourceNamespace, Selector: s.selector})
+	keeper := secrets.New(secrets.Config{Client: client, SourceNamespace: s.SourceNamespace, Selector: s.selector})
 	if err := errors.Join(manager.Register(registry), keeper.Register(registry)); err != nil {
 		return nil, fmt.Errorf("metrics: %w", err)
 	}

@@ -5,8 +5,8 @@ import (
 	"slices"
 	"time"
 
-	"github.com/divvy-gpu/divvy/internal/accel"
-	"github.com/divvy-gpu/divvy/internal/sharing"
+	"github.com/divvy-gpu/divvy/internal/core/accel"
+	"github.com/divvy-gpu/divvy/internal/core/sharing"
 )
 
 // byPolicy chooses whole devices by their connections, and time slices by how many of

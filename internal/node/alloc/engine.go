@@ -5,7 +5,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/divvy-gpu/divvy/internal/accel"
+	"github.com/divvy-gpu/divvy/internal/core/accel"
 )
 
 // Engine holds all pools of a node. It is not safe for concurrent use.

@@ -4,7 +4,7 @@ import (
 	"maps"
 	"time"
 
-	"github.com/divvy-gpu/divvy/internal/accel"
+	"github.com/divvy-gpu/divvy/internal/core/accel"
 )
 
 // forgetInitsAfter is how long the record of a served init container is kept

@@ -4,8 +4,8 @@ import (
 	"maps"
 	"slices"
 
-	"github.com/divvy-gpu/divvy/internal/accel"
-	"github.com/divvy-gpu/divvy/internal/sharing"
+	"github.com/divvy-gpu/divvy/internal/core/accel"
+	"github.com/divvy-gpu/divvy/internal/core/sharing"
 )
 
 // containerUnits is what one container holds of a pool of memory.

@@ -8,8 +8,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/divvy-gpu/divvy/internal/accel"
-	"github.com/divvy-gpu/divvy/internal/sharing"
+	"github.com/divvy-gpu/divvy/internal/core/accel"
+	"github.com/divvy-gpu/divvy/internal/core/sharing"
 )
 
 // pool is one way in which a resource gives out devices.

@@ -4,8 +4,8 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/divvy-gpu/divvy/internal/accel"
-	"github.com/divvy-gpu/divvy/internal/sharing"
+	"github.com/divvy-gpu/divvy/internal/core/accel"
+	"github.com/divvy-gpu/divvy/internal/core/sharing"
 )
 
 // Reason classifies why a container was rejected.

@@ -7,8 +7,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/divvy-gpu/divvy/internal/accel"
-	"github.com/divvy-gpu/divvy/internal/sharing"
+	"github.com/divvy-gpu/divvy/internal/core/accel"
+	"github.com/divvy-gpu/divvy/internal/core/sharing"
 )
 
 // slotAccount knows which slots containers hold. It is saved, as what an id meant when

@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/divvy-gpu/divvy/internal/accel"
+	"github.com/divvy-gpu/divvy/internal/core/accel"
 )
 
 // memoryOfUnits is what a pool of memory remembers, as JSON.

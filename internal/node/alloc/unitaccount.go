@@ -5,7 +5,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/divvy-gpu/divvy/internal/accel"
+	"github.com/divvy-gpu/divvy/internal/core/accel"
 )
 
 // unitAccount knows which units of memory containers hold. It is not saved: kubelet

@@ -5,8 +5,8 @@ import (
 	"slices"
 	"time"
 
-	"github.com/divvy-gpu/divvy/internal/accel"
-	"github.com/divvy-gpu/divvy/internal/sharing"
+	"github.com/divvy-gpu/divvy/internal/core/accel"
+	"github.com/divvy-gpu/divvy/internal/core/sharing"
 )
 
 // uuids are the ids of a pool of slots: they name their device, as "<uuid>" or

@@ -11,7 +11,7 @@ import (
 	"os"
 	"path/filepath"
 
-	"github.com/divvy-gpu/divvy/internal/durable"
+	"github.com/divvy-gpu/divvy/internal/platform/atomicfile"
 )
 
 // stateVersion is the version of the state files that this code writes.
@@ -93,7 +93,7 @@ func read(path string) ([]byte, fs.FileInfo, error) {
 // holds the state.
 func (s *stateFile) holds(state []byte) bool {
 	now, err := os.Lstat(s.path)
-	return err == nil && durable.Same(s.info, now) && bytes.Equal(s.known, state)
+	return err == nil && atomicfile.Same(s.info, now) && bytes.Equal(s.known, state)
 }
 
 func (s *stateFile) damaged(err error) error {
@@ -120,7 +120,7 @@ func (s *stateFile) save(st any) error {
 	if err := os.MkdirAll(filepath.Dir(s.path), 0o750); err != nil {
 		return fmt.Errorf("save unit state: %w", err)
 	}
-	info, err := durable.Replace(s.path, data, 0o600)
+	info, err := atomicfile.Replace(s.path, data, 0o600)
 	if err != nil {
 		return fmt.Errorf("save unit state: %w", err)
 	}

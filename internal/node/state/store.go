@@ -7,7 +7,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/divvy-gpu/divvy/internal/accel"
+	"github.com/divvy-gpu/divvy/internal/core/accel"
 	"github.com/divvy-gpu/divvy/internal/node/alloc"
 )
 

@@ -9,9 +9,9 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/divvy-gpu/divvy/internal/accel"
+	"github.com/divvy-gpu/divvy/internal/core/accel"
+	"github.com/divvy-gpu/divvy/internal/core/sharing"
 	"github.com/divvy-gpu/divvy/internal/node/alloc"
-	"github.com/divvy-gpu/divvy/internal/sharing"
 )
 
 func memory(r accel.Resource) alloc.ID { return alloc.ID{Resource: r, Kind: alloc.Memory} }

@@ -11,10 +11,10 @@ import (
 	"strings"
 	"time"
 
-	"github.com/divvy-gpu/divvy/internal/accel"
-	"github.com/divvy-gpu/divvy/internal/backend"
-	"github.com/divvy-gpu/divvy/internal/backend/vendors"
-	"github.com/divvy-gpu/divvy/internal/vendorsim"
+	"github.com/divvy-gpu/divvy/internal/core/accel"
+	"github.com/divvy-gpu/divvy/internal/node/backend"
+	"github.com/divvy-gpu/divvy/internal/node/backend/vendors"
+	"github.com/divvy-gpu/divvy/internal/testing/vendorsim"
 )
 
 const vendor = "nvidia"

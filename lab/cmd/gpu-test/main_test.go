@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/divvy-gpu/divvy/internal/vendorsim"
+	"github.com/divvy-gpu/divvy/internal/testing/vendorsim"
 )
 
 // Nothing may take a machine without a GPU for a successful test.

@@ -22,9 +22,9 @@ import (
 	"k8s.io/klog/v2/textlogger"
 
 	config "github.com/divvy-gpu/divvy/api/config/v1alpha1"
-	"github.com/divvy-gpu/divvy/internal/backend"
-	"github.com/divvy-gpu/divvy/internal/kube"
-	"github.com/divvy-gpu/divvy/internal/nodeagent"
+	"github.com/divvy-gpu/divvy/internal/node/agent"
+	"github.com/divvy-gpu/divvy/internal/node/backend"
+	"github.com/divvy-gpu/divvy/internal/platform/kube"
 	"github.com/divvy-gpu/divvy/lab/internal/kubelet"
 )
 
@@ -90,7 +90,7 @@ func (n *node) offer(resources ...config.Resource) error {
 	cfg.HealthInterval = config.Duration(time.Second)
 	cfg.Resources = resources
 	ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), klog.LoggerWithName(n.log, "divvy-node")))
-	agent, err := nodeagent.New(ctx, nodeagent.Options{
+	agent, err := agent.New(ctx, agent.Options{
 		Config: cfg, Node: nodeName, Client: n.client, Keys: kube.NewKeyring(cfg.GrantKeyFile),
 		Backends: map[string]backend.Backend{vendor: n.backend}, Registry: prometheus.NewRegistry(),
 	})

@@ -14,7 +14,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/divvy-gpu/divvy/internal/simulate"
+	"github.com/divvy-gpu/divvy/internal/report/simulate"
 	"github.com/divvy-gpu/divvy/lab/internal/packing"
 	"github.com/divvy-gpu/divvy/lab/internal/program"
 )

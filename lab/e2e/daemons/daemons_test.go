@@ -36,10 +36,10 @@ import (
 	"k8s.io/klog/v2/textlogger"
 	"k8s.io/utils/ptr"
 
+	"github.com/divvy-gpu/divvy/internal/core/sharing"
 	"github.com/divvy-gpu/divvy/internal/node/alloc"
 	"github.com/divvy-gpu/divvy/internal/node/state"
-	"github.com/divvy-gpu/divvy/internal/sharing"
-	"github.com/divvy-gpu/divvy/internal/vendorsim"
+	"github.com/divvy-gpu/divvy/internal/testing/vendorsim"
 	"github.com/divvy-gpu/divvy/lab/internal/build"
 	"github.com/divvy-gpu/divvy/lab/internal/controlplane"
 	"github.com/divvy-gpu/divvy/lab/internal/kubelet"

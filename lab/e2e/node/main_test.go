@@ -32,13 +32,13 @@ import (
 	"k8s.io/klog/v2/textlogger"
 
 	config "github.com/divvy-gpu/divvy/api/config/v1alpha1"
-	"github.com/divvy-gpu/divvy/internal/accel"
-	"github.com/divvy-gpu/divvy/internal/accel/wire"
-	"github.com/divvy-gpu/divvy/internal/backend"
-	"github.com/divvy-gpu/divvy/internal/backend/vendors"
-	"github.com/divvy-gpu/divvy/internal/kube"
-	"github.com/divvy-gpu/divvy/internal/nodeagent"
-	"github.com/divvy-gpu/divvy/internal/vendorsim"
+	"github.com/divvy-gpu/divvy/internal/core/accel"
+	"github.com/divvy-gpu/divvy/internal/core/wire"
+	"github.com/divvy-gpu/divvy/internal/node/agent"
+	"github.com/divvy-gpu/divvy/internal/node/backend"
+	"github.com/divvy-gpu/divvy/internal/node/backend/vendors"
+	"github.com/divvy-gpu/divvy/internal/platform/kube"
+	"github.com/divvy-gpu/divvy/internal/testing/vendorsim"
 	"github.com/divvy-gpu/divvy/lab/internal/controlplane"
 	"github.com/divvy-gpu/divvy/lab/internal/kubelet"
 	"github.com/divvy-gpu/divvy/lab/internal/stage"
@@ -96,7 +96,7 @@ type world struct {
 	*testing.T
 	client   kubernetes.Interface
 	kubelet  *kubelet.Kubelet
-	agent    *nodeagent.Agent
+	agent    *agent.Agent
 	metrics  *prometheus.Registry
 	dir      string
 	topology vendorsim.Topology
@@ -158,7 +158,7 @@ func (w *world) startAgent(log klog.Logger) {
 	vendor, err := vendors.New("enflame", backend.Options{DriverRoot: w.dir, LibraryPath: filepath.Join(w.dir, vendorsim.LibraryName(vendorsim.Enflame))})
 	w.must(err)
 	ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), log))
-	w.agent, err = nodeagent.New(ctx, nodeagent.Options{
+	w.agent, err = agent.New(ctx, agent.Options{
 		Config: cfg, Node: nodeName, Client: w.client, Keys: kube.NewKeyring(cfg.GrantKeyFile),
 		Backends: map[string]backend.Backend{"enflame": vendor}, Registry: w.metrics,
 	})

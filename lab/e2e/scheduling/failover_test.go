@@ -14,9 +14,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/divvy-gpu/divvy/internal/accel"
-	"github.com/divvy-gpu/divvy/internal/accel/wire"
-	"github.com/divvy-gpu/divvy/internal/lead"
+	"github.com/divvy-gpu/divvy/internal/core/accel"
+	"github.com/divvy-gpu/divvy/internal/core/wire"
+	"github.com/divvy-gpu/divvy/internal/scheduler/leader"
 	"github.com/divvy-gpu/divvy/lab/internal/controlplane"
 	"github.com/divvy-gpu/divvy/lab/internal/simnodes"
 )
@@ -116,7 +116,7 @@ func TestFailover(t *testing.T) {
 	if longest[true] > longestOrderly {
 		t.Errorf("after an orderly end there was no leader for %s, more than %s", longest[true], longestOrderly)
 	}
-	if limit := lead.DefaultDuration + beyondLease; longest[false] > limit {
+	if limit := leader.DefaultDuration + beyondLease; longest[false] > limit {
 		t.Errorf("after a death there was no leader for %s, more than %s", longest[false], limit)
 	}
 	for _, text := range changed {

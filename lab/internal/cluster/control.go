@@ -13,7 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/yaml"
 
-	"github.com/divvy-gpu/divvy/internal/schedconf"
+	"github.com/divvy-gpu/divvy/internal/install/schedconf"
 	"github.com/divvy-gpu/divvy/lab/internal/layout"
 	"github.com/divvy-gpu/divvy/lab/internal/proc"
 	"github.com/divvy-gpu/divvy/lab/internal/scheduler"

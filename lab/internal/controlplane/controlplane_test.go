@@ -11,7 +11,7 @@ import (
 	kubeschedulerv1 "k8s.io/kube-scheduler/config/v1"
 	"sigs.k8s.io/yaml"
 
-	"github.com/divvy-gpu/divvy/internal/schedconf"
+	"github.com/divvy-gpu/divvy/internal/install/schedconf"
 )
 
 func TestSchedulerConfiguration(t *testing.T) {

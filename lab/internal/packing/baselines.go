@@ -7,9 +7,9 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/divvy-gpu/divvy/internal/accel"
-	"github.com/divvy-gpu/divvy/internal/accel/place"
-	"github.com/divvy-gpu/divvy/internal/simulate"
+	"github.com/divvy-gpu/divvy/internal/core/accel"
+	"github.com/divvy-gpu/divvy/internal/core/place"
+	"github.com/divvy-gpu/divvy/internal/report/simulate"
 )
 
 // The baselines are policies of the published experiment, with the scores of

@@ -8,7 +8,7 @@ import (
 	"math"
 	"strings"
 
-	"github.com/divvy-gpu/divvy/internal/simulate"
+	"github.com/divvy-gpu/divvy/internal/report/simulate"
 )
 
 // The size of one panel of a plot and of what is around it, in pixels.

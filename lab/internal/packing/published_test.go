@@ -12,7 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/divvy-gpu/divvy/internal/simulate"
+	"github.com/divvy-gpu/divvy/internal/report/simulate"
 )
 
 // traceVariable names a directory with the public trace: its list of GPU nodes,

@@ -11,9 +11,9 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/divvy-gpu/divvy/internal/accel"
-	"github.com/divvy-gpu/divvy/internal/accel/place"
-	"github.com/divvy-gpu/divvy/internal/simulate"
+	"github.com/divvy-gpu/divvy/internal/core/accel"
+	"github.com/divvy-gpu/divvy/internal/core/place"
+	"github.com/divvy-gpu/divvy/internal/report/simulate"
 )
 
 // TraceUnits is how many units a GPU of the trace has: it counts in

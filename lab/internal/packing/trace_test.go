@@ -6,9 +6,9 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/divvy-gpu/divvy/internal/accel"
-	"github.com/divvy-gpu/divvy/internal/accel/place"
-	"github.com/divvy-gpu/divvy/internal/simulate"
+	"github.com/divvy-gpu/divvy/internal/core/accel"
+	"github.com/divvy-gpu/divvy/internal/core/place"
+	"github.com/divvy-gpu/divvy/internal/report/simulate"
 )
 
 // The smallest files in the format of the trace that hold a bit of everything.

@@ -18,7 +18,7 @@ import (
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/cel/environment"
 
-	"github.com/divvy-gpu/divvy/internal/charttest"
+	"github.com/divvy-gpu/divvy/internal/testing/charttest"
 )
 
 const chart = "../../../charts/divvy/"

@@ -13,7 +13,7 @@ import (
 	standards "k8s.io/pod-security-admission/policy"
 	"sigs.k8s.io/yaml"
 
-	"github.com/divvy-gpu/divvy/internal/charttest"
+	"github.com/divvy-gpu/divvy/internal/testing/charttest"
 )
 
 // templates returns the pods of a rendered chart by the name of their owner.

@@ -17,7 +17,7 @@ import (
 	"k8s.io/apiserver/pkg/cel/environment"
 	"sigs.k8s.io/yaml"
 
-	"github.com/divvy-gpu/divvy/internal/charttest"
+	"github.com/divvy-gpu/divvy/internal/testing/charttest"
 )
 
 // document returns the only rendered object of a kind with that name.

@@ -6,7 +6,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/divvy-gpu/divvy/internal/charttest"
+	"github.com/divvy-gpu/divvy/internal/testing/charttest"
 )
 
 // TestEveryAccountIsCompared: the accounts with rights are those whose rights the

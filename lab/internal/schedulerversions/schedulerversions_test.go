@@ -34,7 +34,7 @@ import (
 )
 
 // goldens are the files that internal/schedconf's own test compares.
-const goldens = "../../../internal/schedconf/testdata/golden"
+const goldens = "../../../internal/install/schedconf/testdata/golden"
 
 // What each golden file has to hold: the extender of somebody else, if there was
 // one, and Divvy's.

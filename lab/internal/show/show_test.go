@@ -5,7 +5,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/divvy-gpu/divvy/internal/vendorsim"
+	"github.com/divvy-gpu/divvy/internal/testing/vendorsim"
 )
 
 func TestExcerpt(t *testing.T) {

@@ -1,0 +1,235 @@
+package ledger
+
+import (
+	"cmp"
+	"slices"
+	"time"
+
+	"github.com/divvy-gpu/divvy/internal/core/accel"
+	"github.com/divvy-gpu/divvy/internal/core/place"
+)
+
+// planTTL is how long room is kept for a pod whose preemption was planned and
+// that is not seen nominated. kube-scheduler writes the nomination in the same
+// moment in which it has the victims deleted, so this is only for the watch to
+// bring it; a node that kube-scheduler did not choose is free again after it.
+// It is also how long the bind of a pod is expected that the watch has not shown.
+const planTTL = 5 * time.Second
+
+// A nomination keeps room on a node for a pod that is not bound: nobody of lower
+// priority gets it.
+type nomination struct {
+	pod      string // UID
+	node     string
+	request  accel.Request
+	priority int32
+	// seq is the order of nominations: of two pods of one priority the one that
+	// was nominated first does not see the other.
+	seq uint64
+	// devices are those on which room was planned; nil where nothing is known of
+	// a plan, as after a restart.
+	devices []accel.DeviceID
+	// until is when a plan ends that did not become a nomination; zero for what
+	// the API server says.
+	until time.Time
+}
+
+// nominations are all of them, twice: by the pod's UID, and by resource and node.
+type nominations struct {
+	pods  map[string][]*nomination
+	nodes map[accel.Resource]map[string][]*nomination
+	seq   uint64
+}
+
+func newNominations() nominations {
+	return nominations{pods: map[string][]*nomination{}, nodes: map[accel.Resource]map[string][]*nomination{}}
+}
+
+func (ns *nominations) add(n *nomination) {
+	ns.seq++
+	n.seq = ns.seq
+	ns.pods[n.pod] = append(ns.pods[n.pod], n)
+	of := ns.nodes[n.request.Resource]
+	if of == nil {
+		of = map[string][]*nomination{}
+		ns.nodes[n.request.Resource] = of
+	}
+	of[n.node] = append(of[n.node], n)
+}
+
+// drop takes out those of a pod that the function names.
+func (ns *nominations) drop(pod string, which func(*nomination) bool) {
+	all := ns.pods[pod]
+	if len(all) == 0 {
+		return
+	}
+	keep := slices.DeleteFunc(slices.Clone(all), which)
+	for _, n := range all {
+		if slices.Contains(keep, n) {
+			continue
+		}
+		of := ns.nodes[n.request.Resource]
+		of[n.node] = slices.DeleteFunc(of[n.node], func(o *nomination) bool { return o == n })
+		if len(of[n.node]) == 0 {
+			delete(of, n.node)
+		}
+		if len(of) == 0 {
+			delete(ns.nodes, n.request.Resource)
+		}
+	}
+	if ns.pods[pod] = keep; len(keep) == 0 {
+		delete(ns.pods, pod)
+	}
+}
+
+// Nominate says that kube-scheduler wants to put a pod on a node once there is
+// room, as the pod's status tells; an empty node says that it does not any more.
+// Until then, or until the pod is observed or forgotten, room for it on the node
+// is not there for pods of lower priority, nor for those of the same priority
+// that were not nominated before it. It is kept on the devices that Evict planned
+// for the pod, or else on those that have the room once pods that are ending are
+// gone.
+func (l *Ledger) Nominate(podUID, node string, req accel.Request) {
+	if podUID == "" {
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var devices []accel.DeviceID
+	for _, n := range l.nominations.pods[podUID] {
+		if n.node == node && n.request.Resource == req.Resource {
+			if n.until.IsZero() {
+				return // nothing new
+			}
+			devices = n.devices
+		}
+	}
+	l.nominations.drop(podUID, func(n *nomination) bool {
+		// Plans outlive the news of no nomination, which may be older than they.
+		return node != "" || n.until.IsZero()
+	})
+	if node == "" || req.Peak() <= 0 {
+		return
+	}
+	l.nominations.add(&nomination{pod: podUID, node: node, request: req, priority: req.Priority, devices: devices})
+}
+
+// plan keeps room for a pod for a moment, see planTTL. l.mu is held.
+func (l *Ledger) plan(podUID, node string, req accel.Request, devices []accel.DeviceID) {
+	if podUID == "" {
+		return
+	}
+	for _, n := range l.nominations.pods[podUID] {
+		if n.node == node && n.request.Resource == req.Resource {
+			n.devices = devices
+			if !n.until.IsZero() {
+				n.until = l.now().Add(planTTL)
+			}
+			return
+		}
+	}
+	l.nominations.add(&nomination{pod: podUID, node: node, request: req, priority: req.Priority, devices: devices, until: l.now().Add(planTTL)})
+}
+
+// expirePlans drops plans that came to nothing. l.mu is held.
+func (l *Ledger) expirePlans(now time.Time) {
+	for pod := range l.nominations.pods {
+		l.nominations.drop(pod, func(n *nomination) bool { return !n.until.IsZero() && !now.Before(n.until) })
+	}
+}
+
+// Nominations counts the pods for which room is kept.
+func (l *Ledger) Nominations() int {
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	return len(l.nominations.pods)
+}
+
+// slotsFor returns the node's slots as they are for a request: without the capacity
+// that is kept for others, and with what is reserved for the pod itself, which does
+// not compete with its own reservation. Where there is neither, they are the node's
+// own, and must not be changed. l.mu is held.
+func (l *Ledger) slotsFor(n *node, req *accel.Request) []place.Slot {
+	slots := n.slots
+	if h := l.reserved(req.Pod, req.Resource); h != nil && h.node == n {
+		slots = slices.Clone(slots)
+		h.release(slots)
+	}
+	kept := l.nominations.nodes[req.Resource][n.host.name]
+	if len(kept) == 0 {
+		return slots
+	}
+	var own uint64
+	for _, k := range kept {
+		if k.pod == req.Pod {
+			own = k.seq
+		}
+	}
+	var counts []*nomination
+	var now time.Time
+	for _, k := range kept {
+		before := own == 0 || k.seq < own
+		if k.pod == req.Pod || k.priority < req.Priority || k.priority == req.Priority && !before {
+			continue
+		}
+		if l.holding(k.pod, req.Resource) != nil {
+			continue // it has its room
+		}
+		if !k.until.IsZero() {
+			if now.IsZero() {
+				now = l.now()
+			}
+			if !now.Before(k.until) {
+				continue
+			}
+		}
+		counts = append(counts, k)
+	}
+	if len(counts) == 0 {
+		return slots
+	}
+	slices.SortFunc(counts, func(a, b *nomination) int {
+		return cmp.Or(cmp.Compare(b.priority, a.priority), cmp.Compare(a.seq, b.seq))
+	})
+	slots = slices.Clone(slots)
+	for _, k := range counts {
+		ask, policy, err := l.ask(k.request)
+		if err != nil {
+			continue
+		}
+		for _, i := range l.keep(n, slots, k, &ask, policy) {
+			slots[i].Free -= ask.Units
+		}
+	}
+	return slots
+}
+
+// keep returns the slots on which a nomination keeps its room: as planned, or
+// those that have the room now, or that will once pods that are ending are gone.
+func (l *Ledger) keep(n *node, slots []place.Slot, k *nomination, ask *place.Ask, policy place.Policy) []int {
+	if len(k.devices) == ask.Devices {
+		planned := make([]int, 0, len(k.devices))
+		for _, d := range k.devices {
+			i := n.find(d)
+			if i < 0 || slots[i].Unhealthy || slots[i].Total < ask.Units {
+				break
+			}
+			planned = append(planned, i)
+		}
+		if len(planned) == ask.Devices {
+			return planned
+		}
+	}
+	view := place.Node{Slots: slots, CPU: place.Unlimited, Memory: place.Unlimited}
+	if chosen, _, ok := policy.Choose(&view, ask, nil); ok {
+		return chosen
+	}
+	view.Slots = slices.Clone(slots)
+	for _, h := range n.pods {
+		if h.Ending {
+			h.release(view.Slots)
+		}
+	}
+	chosen, _, _ := policy.Choose(&view, ask, nil)
+	return chosen
+}

@@ -1,0 +1,397 @@
+// Package agent is the node daemon: it watches the node's devices, offers
+// them to kubelet, answers which of them a container gets, publishes the
+// inventory and the node's labels, and writes back to the pods what kubelet
+// really gave them.
+//
+// A resource of the node is offered whole, by time slices or by units of memory,
+// and several resources may be made of the same devices: what containers hold of
+// one is withdrawn from the others.
+//
+// Ownership of truth: which unit ids a container holds is known by kubelet and
+// asked of it (pod-resources API), once for all resources; which device an id
+// belongs to is known by the state files. Annotations are written from these two
+// and never decide about anything that is handed out already.
+//
+// An Agent can be stopped and another one made in the same process, which is how
+// a new configuration takes effect: all that matters is in the state files and
+// with kubelet.
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/klog/v2"
+
+	config "github.com/divvy-gpu/divvy/api/config/v1alpha1"
+	"github.com/divvy-gpu/divvy/internal/core/accel"
+	"github.com/divvy-gpu/divvy/internal/core/wire"
+	"github.com/divvy-gpu/divvy/internal/node/alloc"
+	"github.com/divvy-gpu/divvy/internal/node/backend"
+	"github.com/divvy-gpu/divvy/internal/node/podresources"
+	"github.com/divvy-gpu/divvy/internal/node/quarantine"
+	"github.com/divvy-gpu/divvy/internal/platform/atomicfile"
+	"github.com/divvy-gpu/divvy/internal/platform/events"
+	"github.com/divvy-gpu/divvy/internal/platform/kube"
+	defs "github.com/divvy-gpu/divvy/internal/platform/metrics"
+)
+
+// Intervals of the agent's loop.
+const (
+	// settle is how long a change is left alone before it is acted on: kubelet
+	// records what it handed out just after it was answered, and changes come
+	// in bursts.
+	settle = 150 * time.Millisecond
+	// reconcileInterval is the longest time between two questions to kubelet,
+	// since it does not tell when a container gives its units back.
+	reconcileInterval = 2 * time.Second
+	// stalled is how old the last turn of the loop may be before the program
+	// counts as hung.
+	stalled = 2 * time.Minute
+)
+
+// Options are what an Agent needs.
+type Options struct {
+	Config   config.NodeConfig
+	Node     string
+	Client   kubernetes.Interface
+	Keys     *kube.Keyring
+	Backends map[string]backend.Backend // by vendor
+	// Registry gets the agent's metrics, until Run returns.
+	Registry prometheus.Registerer
+	// Events makes the agent's events; nil for a recorder of its own.
+	Events *events.Recorder
+	// Quarantine has the devices that take no pods until they are released; nil for
+	// one that ends with the agent.
+	Quarantine *quarantine.List
+	// Handoff is the state of the predecessor, whose sockets kubelet still watches. All
+	// else is required.
+	Handoff Handoff
+}
+
+// Agent is the node daemon. Ready and Alive may be called while Run runs.
+type Agent struct {
+	o         Options
+	offerings []*offering
+	records   *records
+	kubelet   *podresources.Client
+	pods      *nodePods
+	publisher *publisher
+	corrector *corrector
+	annotator *annotator
+	health    *healthReporter
+	metrics   *metrics
+	events    *events.Recorder
+	ownEvents bool
+	wake      chan struct{}
+	// withdraw makes all resources tell kubelet what they offer, at once; learned
+	// has what pods hold written into them.
+	withdraw, learned chan struct{}
+	cdi               *cdiWriter
+	endings           *endings
+	// answered is what became of the last request of an administrator. Only the loop
+	// uses it.
+	answered wire.RequestAnswer
+	// watching follows the devices; deciding updates the API server. Kubelet is
+	// served until Run ends.
+	watching, deciding *phase
+
+	mu        sync.Mutex // guards what follows
+	turned    time.Time  // the last turn of the loop
+	published error
+	asked     error // of kubelet who holds what
+	// removed is the folder that comes back with a new mount only, nil for none.
+	removed *atomicfile.RemovedError
+	vendors map[string]*vendorState
+}
+
+// vendorState is what is known of one vendor's devices.
+type vendorState struct {
+	found backend.Found // of the last discovery that succeeded
+	err   error         // of the last one
+	// since is when err came up.
+	since  time.Time
+	looked bool
+	// told is true once the parts have the result of the first discovery.
+	told bool
+}
+
+// New builds the agent; it starts nothing. Close it if Run is not called.
+func New(ctx context.Context, o Options) (*Agent, error) {
+	kubelet, err := podresources.NewClient(filepath.Join(o.Config.KubeletDir, "pod-resources", "kubelet.sock"))
+	if err != nil {
+		return nil, err
+	}
+	if o.Quarantine == nil {
+		o.Quarantine = quarantine.New()
+	}
+	if o.Handoff.Quarantine != nil {
+		o.Quarantine.Restore(o.Handoff.Quarantine)
+	}
+	m := newMetrics(o.Registry)
+	m.quarantine(o.Quarantine.All(), o.Quarantine.Sync())
+	a := &Agent{
+		o:         o,
+		kubelet:   kubelet,
+		metrics:   m,
+		wake:      make(chan struct{}, 1),
+		withdraw:  make(chan struct{}, 1),
+		learned:   make(chan struct{}, 1),
+		cdi:       newCDIWriter(o.Config.CDIDir),
+		turned:    time.Now(),
+		published: errors.New("the inventory was not published yet"),
+		asked:     alloc.ErrNotAsked,
+		events:    o.Events,
+		vendors:   map[string]*vendorState{},
+		watching:  newPhase(),
+		deciding:  newPhase(),
+	}
+	if a.events == nil {
+		a.events, a.ownEvents = events.NewRecorder(ctx, o.Client, events.Node, o.Node), true
+		m.register(a.events)
+	}
+	a.endings = newEndings(filepath.Join(o.Config.DriverRoot, "sys/fs/cgroup"))
+	a.pods = newNodePods(o.Client, o.Node, a.wakeUp)
+	a.pods.objects.gone = a.endings.gone
+	a.records = &records{kubelet: kubelet, pods: a.pods, metrics: m, owner: &owner{}, planned: a.planned, ending: a.endings.held}
+	a.publisher = newPublisher(o.Client, o.Node, m, a.wakeUp)
+	a.corrector = &corrector{node: o.Node, pods: newPodWriter(o.Client, m, a.tellPod), keys: o.Keys, metrics: m, event: a.tellPod}
+	a.annotator = &annotator{newPodWriter(o.Client, m, a.tellPod)}
+	a.health = &healthReporter{metrics: m, name: o.Node, node: a.tell, pods: a.pods, unhealthy: map[string]map[accel.DeviceID]accel.Health{},
+		pod: a.tellPod}
+	for vendor := range o.Backends {
+		a.vendors[vendor] = &vendorState{}
+		m.vendor(vendor)
+	}
+	if a.offerings, err = a.build(ctx); err != nil {
+		return nil, errors.Join(err, a.Close())
+	}
+	return a, nil
+}
+
+// Close lets go of what New has taken; Run does it by itself.
+func (a *Agent) Close() error {
+	a.metrics.close()
+	if a.ownEvents {
+		a.events.Shutdown()
+	}
+	return a.kubelet.Close()
+}
+
+// planned returns the allocation that the extender, or this program, signed for
+// the pod on this node; nil for none.
+func (a *Agent) planned(pod *corev1.Pod) *accel.Grant {
+	value, ok := pod.Annotations[wire.GrantAnnotation]
+	if !ok {
+		return nil
+	}
+	g, err := a.o.Keys.DecodeGrant(string(pod.UID), value)
+	if err != nil || g.Node != a.o.Node {
+		return nil
+	}
+	return &g
+}
+
+// tell records an event on the node.
+func (a *Agent) tell(kind events.Kind, message string) {
+	a.events.Tell(events.OnNode(a.o.Node), kind, message)
+}
+
+// tellPod records an event on a pod.
+func (a *Agent) tellPod(pod *corev1.Pod, kind events.Kind, message string) {
+	a.events.Tell(pod, kind, message)
+}
+
+// withdrawn makes all resources tell kubelet soon what they offer now. It never
+// blocks.
+func (a *Agent) withdrawn() {
+	select {
+	case a.withdraw <- struct{}{}:
+	default:
+	}
+}
+
+// wakeUp makes the loop turn soon. It never blocks.
+func (a *Agent) wakeUp() {
+	select {
+	case a.wake <- struct{}{}:
+	default:
+	}
+}
+
+// Run works until ctx ends, or until it has left (see Yield), and returns once all
+// that it started has stopped and its metrics and sockets are gone.
+func (a *Agent) Run(ctx context.Context) error {
+	defer a.Close() //nolint:errcheck // nothing is lost
+	if a.ownEvents {
+		a.events.Start()
+	}
+	var work sync.WaitGroup
+	defer work.Wait()
+	for _, r := range a.offerings {
+		if a.o.Backends[r.vendor] == nil {
+			// It is served for the sake of those who hold something of it.
+			for _, p := range r.parts {
+				p.update(ctx, backend.Found{}, fmt.Errorf("the vendor %q is not configured any more", r.vendor))
+			}
+			r.discovered()
+		}
+		r.offerEarly()
+		work.Go(func() {
+			if err := r.server.Run(ctx); err != nil {
+				klog.FromContext(ctx).Error(err, "Serving kubelet ended", "resource", r.name)
+			}
+		})
+	}
+	work.Go(func() {
+		a.watching.run(ctx, func(ctx context.Context) {
+			var watches sync.WaitGroup
+			defer watches.Wait()
+			for vendor, b := range a.o.Backends {
+				watches.Go(func() { a.watch(ctx, vendor, b) })
+			}
+		})
+	})
+	a.deciding.run(ctx, func(ctx context.Context) {
+		var work sync.WaitGroup
+		defer work.Wait()
+		work.Go(func() { a.pods.Run(ctx) })
+		work.Go(func() { a.publisher.Run(ctx) })
+		work.Go(func() { a.o.Keys.Run(ctx, a.wakeUp) })
+		work.Go(func() { a.follow(ctx) })
+		work.Go(func() { a.describePods(ctx) })
+		a.loop(ctx)
+	})
+	return nil
+}
+
+// follow makes all resources tell kubelet what they offer whenever devices were
+// given out that several of them are made of.
+func (a *Agent) follow(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-a.withdraw:
+			a.sync(ctx)
+		}
+	}
+}
+
+func (a *Agent) sync(ctx context.Context) {
+	for _, r := range a.offerings {
+		for _, p := range r.parts {
+			p.sync(ctx)
+		}
+	}
+}
+
+// recovery is the configured policy of when a vendor's devices take pods again.
+func (a *Agent) recovery(vendor string) backend.Recovery {
+	health := a.o.Config.Vendors[vendor].Health
+	after := config.DefaultRecoverAfter
+	if health.RecoverAfter != nil {
+		after = *health.RecoverAfter
+	}
+	return backend.Recovery{After: time.Duration(after), Never: health.NeverRecover, Quarantine: a.o.Quarantine}
+}
+
+// watch follows the devices of one vendor for all resources made of them.
+func (a *Agent) watch(ctx context.Context, vendor string, b backend.Backend) {
+	log := klog.FromContext(ctx).WithValues("vendor", vendor)
+	backend.Watch(ctx, b, time.Duration(a.o.Config.HealthInterval), a.recovery(vendor), func(found backend.Found, err error) {
+		if err != nil {
+			log.Error(err, "Devices are unavailable; waiting")
+		} else {
+			log.Info("Found devices", "devices", len(found.Devices), "faults", len(found.Faults), "driver", found.Driver)
+		}
+		for _, f := range found.Faults {
+			log.Error(f.Err, "A device cannot be used", "index", f.Index)
+		}
+		for _, f := range found.Unasked {
+			log.Error(f.Err, "A device does not respond; using its last state for now", "index", f.Index, "for", backend.Patience)
+		}
+		a.mu.Lock()
+		v := a.vendors[vendor]
+		switch {
+		case err == nil:
+			v.found = found
+		case v.err == nil:
+			v.since = time.Now()
+		}
+		v.err, v.looked = err, true
+		a.metrics.available.WithLabelValues(vendor).Set(defs.Bool(err == nil && !found.Silent))
+		a.mu.Unlock()
+		for _, r := range a.offerings {
+			if r.vendor == vendor {
+				for _, p := range r.parts {
+					p.update(ctx, found, err)
+				}
+				r.discovered()
+			}
+		}
+		a.mu.Lock()
+		v.told = true
+		a.mu.Unlock()
+	})
+}
+
+// Ready returns nil while the node's devices can be given to pods: they are
+// known, kubelet watches them, the inventory is published and what pods hold is
+// known. Otherwise it says what is missing. A vendor that has nothing on this
+// node is not missed where another one has: one configuration serves nodes of
+// all kinds.
+func (a *Agent) Ready() error {
+	var missing []error
+	if _, err := a.o.Keys.Signer(); err != nil {
+		missing = append(missing, err)
+	}
+	present := slices.ContainsFunc(a.offerings, func(r *offering) bool { return r.configured && !r.parts[0].status().Absent })
+	for _, r := range a.offerings {
+		if status := r.parts[0].status(); r.configured && !(present && status.Absent) {
+			missing = append(missing, status.Problem, r.server.Ready())
+		}
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return errors.Join(append(missing, a.published, a.asked)...)
+}
+
+// Alive returns an error when a restart would help: the loop stands still, the
+// plugin's own socket does not answer, or a vendor's library asks for it. What
+// the world outside lacks is not a reason to be restarted.
+func (a *Agent) Alive(ctx context.Context) error {
+	a.mu.Lock()
+	age := time.Since(a.turned)
+	var restart error
+	for vendor, v := range a.vendors {
+		var needed *backend.RestartNeededError
+		if errors.As(v.err, &needed) {
+			restart = fmt.Errorf("%s: %w", vendor, v.err)
+		}
+	}
+	if a.removed != nil {
+		restart = a.removed
+	}
+	a.mu.Unlock()
+	if restart != nil {
+		return restart
+	}
+	if age > stalled {
+		return fmt.Errorf("the loop stands still since %v", age.Round(time.Second))
+	}
+	for _, r := range a.offerings {
+		if err := r.server.Alive(ctx); err != nil {
+			return fmt.Errorf("%s: %w", r.name, err)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,113 @@
+package agent
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/klog/v2"
+
+	"github.com/divvy-gpu/divvy/internal/core/accel"
+	"github.com/divvy-gpu/divvy/internal/node/alloc"
+	"github.com/divvy-gpu/divvy/internal/platform/events"
+)
+
+// healthReporter tells the users of each device that takes no pods any more or
+// takes them again, once, however many resources are made of it. Only the
+// agent's loop uses it.
+type healthReporter struct {
+	metrics *metrics
+	name    string // of the node
+	// node tells the users of the node, pod those of a pod.
+	node func(kind events.Kind, message string)
+	pod  func(pod *corev1.Pod, kind events.Kind, message string)
+	pods podSource
+	// unhealthy is why a device takes no pods, by vendor.
+	unhealthy map[string]map[accel.DeviceID]accel.Health
+}
+
+// report compares the devices of the parts with those of the last time.
+func (h *healthReporter) report(ctx context.Context, vendor string, parts []*pool) {
+	devices := map[accel.DeviceID]accel.Device{}
+	for _, p := range parts {
+		for _, d := range p.devices() {
+			if before, seen := devices[d.ID]; !seen || before.Health.Unhealthy && !d.Health.Unhealthy {
+				devices[d.ID] = d
+			}
+		}
+	}
+	log := klog.FromContext(ctx).WithValues("vendor", vendor)
+	now := map[accel.DeviceID]accel.Health{}
+	for _, d := range ordered(devices) {
+		was, before := h.unhealthy[vendor][d.ID]
+		switch {
+		case d.Health.Unhealthy:
+			now[d.ID] = d.Health
+			if before && was.Quarantined.Equal(d.Health.Quarantined) && sameTrouble(was, d.Health) {
+				continue
+			}
+			if !before {
+				h.metrics.transitions.WithLabelValues(vendor, becameUnhealthy).Inc()
+			}
+			log.Info("Device is unhealthy; no new pods are placed on it", "device", d.ID, "index", d.Index, "reason", d.Health.Reason, "cause", d.Health.Cause)
+			what := fmt.Sprintf("%s device %d (%s)", vendor, d.Index, d.ID)
+			if d.Health.Quarantined.IsZero() {
+				h.node(events.DeviceUnhealthy, fmt.Sprintf("%s is unhealthy; no new pods are placed on it: %s", what, d.Health.Reason))
+			} else {
+				h.node(events.DeviceQuarantined, fmt.Sprintf("%s is in quarantine since %s: %s; no new pods are placed on it until it is released with: kubectl divvy device release %s %s",
+					what, d.Health.Quarantined.Format(time.RFC3339), d.Health.Reason, h.name, d.ID))
+			}
+			for _, pod := range h.holders(parts, d.ID) {
+				h.pod(pod, events.DeviceUnhealthy, fmt.Sprintf("%s, which the pod holds, is unhealthy: %s", what, d.Health.Reason))
+			}
+		case before:
+			h.metrics.transitions.WithLabelValues(vendor, becameHealthy).Inc()
+			log.Info("Device is healthy again", "device", d.ID, "index", d.Index)
+			h.node(events.DeviceRecovered, fmt.Sprintf("%s device %d (%s) is healthy again; new pods can be placed on it", vendor, d.Index, d.ID))
+		}
+	}
+	h.metrics.ill(vendor, h.unhealthy[vendor], now, devices)
+	h.unhealthy[vendor] = now
+}
+
+// sameTrouble reports whether a device is unhealthy for the same cause as before,
+// also when it is well again and not trusted yet.
+func sameTrouble(was, is accel.Health) bool {
+	if was.Cause != "" || is.Cause != "" {
+		return was.Cause == is.Cause
+	}
+	return strings.HasPrefix(is.Reason, was.Reason) || strings.HasPrefix(was.Reason, is.Reason)
+}
+
+// holders returns the pods that hold something of a device.
+func (h *healthReporter) holders(parts []*pool, chip accel.DeviceID) []*corev1.Pod {
+	keys := map[alloc.PodKey]bool{}
+	for _, p := range parts {
+		for _, key := range p.holders(chip) {
+			keys[key] = true
+		}
+	}
+	var out []*corev1.Pod
+	for _, pod := range h.pods.Cached() {
+		if keys[keyOf(pod)] && !terminal(pod) {
+			out = append(out, pod)
+		}
+	}
+	slices.SortFunc(out, func(a, b *corev1.Pod) int {
+		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
+	})
+	return out
+}
+
+func ordered(devices map[accel.DeviceID]accel.Device) []accel.Device {
+	out := make([]accel.Device, 0, len(devices))
+	for _, d := range devices {
+		out = append(out, d)
+	}
+	slices.SortFunc(out, func(a, b accel.Device) int { return cmp.Or(cmp.Compare(a.Index, b.Index), cmp.Compare(a.ID, b.ID)) })
+	return out
+}

@@ -1,0 +1,89 @@
+package agent
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+
+	config "github.com/divvy-gpu/divvy/api/config/v1alpha1"
+	"github.com/divvy-gpu/divvy/internal/core/accel"
+	"github.com/divvy-gpu/divvy/internal/node/backend"
+	"github.com/divvy-gpu/divvy/internal/node/nodelabels"
+)
+
+// labelPatience is how long the labels of a vendor stay whose library fails:
+// DaemonSets choose nodes by them, and a driver that resets a card is away for
+// seconds.
+const labelPatience = time.Minute
+
+// publishLabels writes the labels that describe the node's devices.
+func (a *Agent) publishLabels(ctx context.Context) error {
+	var vendors []nodelabels.Vendor
+	a.mu.Lock()
+	for _, name := range slices.Sorted(maps.Keys(a.vendors)) {
+		v := a.vendors[name]
+		if !v.looked {
+			a.mu.Unlock()
+			return nil // what an earlier run wrote stays until then
+		}
+		one := nodelabels.Vendor{Name: name}
+		if v.err == nil || time.Since(v.since) < labelPatience {
+			one.Found = v.found
+			if l, ok := a.o.Backends[name].(backend.Labeler); ok && len(v.found.Devices) > 0 {
+				one.Labels = l.Labels(a.sharingOf(name))
+			}
+		}
+		vendors = append(vendors, one)
+	}
+	a.mu.Unlock()
+	return a.publisher.label(ctx, nodelabels.Wanted(vendors, a.o.Config.Labels))
+}
+
+// sharingOf says how a vendor's whole devices are offered. A vendor's own feature
+// discovery calls a shared resource renamed that is not that of whole devices.
+func (a *Agent) sharingOf(vendor string) backend.Sharing {
+	s := backend.Sharing{Replicas: 1}
+	v := accel.VendorNamed(vendor)
+	for _, r := range a.o.Config.Resources {
+		if r.Vendor == vendor && r.Mode == config.ModeTimeSlicing {
+			s.Replicas, s.Renamed = max(r.Replicas, 1), v == nil || r.Name != string(v.Devices)
+		}
+	}
+	return s
+}
+
+// label writes the labels that differ. Those of others stay as they are.
+func (p *publisher) label(ctx context.Context, wanted map[string]string) error {
+	node, err := p.current()
+	if err != nil {
+		return err
+	}
+	change := p.labels.Merge(node.Labels, node.Annotations[nodelabels.OwnedAnnotation], wanted)
+	log := klog.FromContext(ctx)
+	for _, c := range change.Conflicts {
+		if !p.conflicts[c] {
+			log.Info("Keeping a label of the node that another client set", "conflict", c.String())
+		}
+	}
+	p.conflicts = map[nodelabels.Conflict]bool{}
+	for _, c := range change.Conflicts {
+		p.conflicts[c] = true
+	}
+	if change.Empty() {
+		return nil
+	}
+	patch, err := change.Patch()
+	if err != nil {
+		return fmt.Errorf("encode the node's labels: %w", err)
+	}
+	if err := p.send(ctx, types.MergePatchType, patch); err != nil {
+		return fmt.Errorf("publish the node's labels: %w", err)
+	}
+	log.Info("Published the node's labels", "set", len(change.Set), "removed", change.Remove)
+	return nil
+}

@@ -1,0 +1,196 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/divvy-gpu/divvy/internal/core/accel"
+	"github.com/divvy-gpu/divvy/internal/node/alloc"
+	"github.com/divvy-gpu/divvy/internal/platform/atomicfile"
+	"github.com/divvy-gpu/divvy/internal/platform/logging"
+	defs "github.com/divvy-gpu/divvy/internal/platform/metrics"
+)
+
+// loop brings the API server's books in line with the node, again and again.
+func (a *Agent) loop(ctx context.Context) {
+	tick := time.NewTicker(reconcileInterval)
+	defer tick.Stop()
+	var told logging.Changes
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		case <-a.wake:
+			select {
+			case <-ctx.Done():
+				return
+			case <-time.After(settle):
+			}
+			// What woke the loop in the meantime is served by this turn.
+			select {
+			case <-a.wake:
+			default:
+			}
+		}
+		told.Log(ctx, a.turn(ctx), "Could not reconcile allocations; retrying")
+	}
+}
+
+// describePods writes into the pods what they hold, whenever the loop has learned
+// it. It is apart from the loop, since admission policies and webhooks of the
+// cluster may reject or delay what is written into a pod: nothing else waits.
+func (a *Agent) describePods(ctx context.Context) {
+	var told logging.Changes
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-a.learned:
+		}
+		told.Log(ctx, errors.Join(a.correct(ctx), a.annotate(ctx)), "Could not write the allocations of pods; retrying")
+	}
+}
+
+// turn asks kubelet who holds what, once for all resources, and publishes what
+// follows from that.
+func (a *Agent) turn(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, stalled/2)
+	defer cancel()
+	asked := a.records.refresh(ctx)
+	var described error
+	if asked == nil {
+		// Units that were given back on an unhealthy device are healthy no more,
+		// devices that came free return to the other resources, a change of the
+		// configuration may be due, and files may be written again.
+		a.sync(ctx)
+		select {
+		case a.learned <- struct{}{}:
+		default: // it is about to look
+		}
+		described = errors.Join(a.release(ctx), a.tidyCDI())
+	}
+	for vendor := range a.o.Backends {
+		a.health.report(ctx, vendor, a.partsOf(vendor))
+	}
+	a.look()
+	published := a.publish(ctx)
+	// Devices can be given to pods without these, so readiness leaves them out: a
+	// policy of the cluster may reject them for good, and a full disk for long.
+	described = errors.Join(described, a.publishAllocatable(ctx), a.publishLabels(ctx), a.publishEnding(ctx), a.publishQuarantine(ctx))
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.turned, a.published, a.asked = time.Now(), published, asked
+	return errors.Join(published, asked, described)
+}
+
+// look sets the metrics of the resources, and notes what a restart would help
+// against.
+func (a *Agent) look() {
+	var removed *atomicfile.RemovedError
+	for _, r := range a.offerings {
+		err := r.parts[0].status().Problem
+		_ = errors.As(err, &removed)
+		a.metrics.offered.WithLabelValues(string(r.name)).Set(defs.Bool(r.configured && err == nil))
+		r.parts[0].observe()
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.removed = removed
+}
+
+// partsOf returns the parts of all resources of a vendor.
+func (a *Agent) partsOf(vendor string) []*pool {
+	var out []*pool
+	for _, r := range a.offerings {
+		if r.vendor == vendor {
+			out = append(out, r.parts...)
+		}
+	}
+	return out
+}
+
+// correct writes into the pods what memory they hold, as the extender reads it.
+func (a *Agent) correct(ctx context.Context) error {
+	var failed []error
+	for _, r := range a.offerings {
+		for _, p := range r.parts {
+			if p.Kind == alloc.Memory {
+				failed = append(failed, a.corrector.reconcile(ctx, p))
+			}
+		}
+	}
+	return errors.Join(failed...)
+}
+
+// annotate writes into the pods which whole devices and slices they hold, for
+// people.
+func (a *Agent) annotate(ctx context.Context) error {
+	var slots []*pool
+	pods := a.records.before()
+	for _, r := range a.offerings {
+		for _, p := range r.parts {
+			if p.Kind == alloc.Slots {
+				slots = append(slots, p)
+			}
+		}
+	}
+	return a.annotator.annotate(ctx, pods, slots)
+}
+
+// release forgets what nobody holds any more of resources that are not
+// configured or were configured otherwise.
+func (a *Agent) release(ctx context.Context) error {
+	var failed []error
+	for _, r := range a.offerings {
+		for _, p := range r.parts {
+			if !p.status().Drained {
+				continue
+			}
+			if err := p.store.Remove(); err != nil {
+				failed = append(failed, err)
+			}
+		}
+		if !r.configured && !r.released && !slices.ContainsFunc(r.parts, func(p *pool) bool { return !p.status().Drained }) {
+			r.released = true
+			klog.FromContext(ctx).Info("No container holds units of an unconfigured resource any longer", "resource", r.name)
+		}
+	}
+	return errors.Join(failed...)
+}
+
+// publish writes the node's object. What is not known yet of a resource stays as
+// an earlier run wrote it, and holds up none of the others.
+func (a *Agent) publish(ctx context.Context) error {
+	var inventory []accel.Inventory
+	var failed []error
+	c := counts{devices: map[string]int{}, named: map[string]bool{}, served: map[string]bool{}}
+	for _, r := range a.offerings {
+		p := r.parts[0]
+		c.served[string(r.name)] = true
+		if r.count != "" {
+			c.named[r.count] = true
+		}
+		status := p.status()
+		if !status.Known {
+			failed = append(failed, fmt.Errorf("%s: the inventory is not known yet", r.name))
+			if before, ok := a.publisher.before(r.name); ok {
+				inventory = append(inventory, before)
+			}
+			continue
+		}
+		one := p.inventory()
+		if r.configured || len(one.Shares) > 0 {
+			inventory = append(inventory, one)
+		}
+		if p.Kind == alloc.Memory && r.count != "" {
+			c.devices[r.count] = status.Present
+		}
+	}
+	return errors.Join(append(failed, a.publisher.publish(ctx, inventory, c))...)
+}

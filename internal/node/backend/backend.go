@@ -1,0 +1,233 @@
+// Package backend is the contract between Divvy's node daemon and the vendors
+// of accelerators. A vendor is three things: which devices there are, how they
+// are, and what a container needs to reach one. It knows nothing of sharing,
+// kubelet or scheduling.
+//
+// A vendor implements Backend, Notifier if its library can tell of changes by
+// itself, and Labeler if it has names of its own for a node's labels. The
+// vendors stand in one list, in package vendors below this one. Package
+// backendtest has the suite that every vendor passes.
+//
+// Health has no call of its own: Discover returns devices with their health,
+// and Watch calls it again and again. So loss, recovery, a driver that is
+// loaded late and a card that got another index all take the one path that is
+// used every few seconds, and a missed event costs one interval at most. A
+// contract that reports single changes was turned down, because every vendor
+// would need its own poll loop and its own idea of what a change is.
+package backend
+
+import (
+	"context"
+	"time"
+
+	"github.com/divvy-gpu/divvy/internal/core/accel"
+)
+
+// Backend reaches one vendor's devices on this node. Its methods are safe for
+// concurrent use.
+type Backend interface {
+	// Vendor is the vendor's name as the configuration spells it: "enflame".
+	Vendor() string
+
+	// Discover lists the devices as they are now. Devices that cannot be used
+	// are in Found.Faults and never hide the others.
+	//
+	// An error means that nothing is known about any device now. It is an
+	// *UnavailableError when the vendor's library or driver is missing, broken
+	// or does not answer; the caller calls again later, which starts afresh and
+	// finds what has appeared since. It wraps ctx's error when ctx ended first.
+	// Discover never outlives ctx, whatever the library does. A call about one
+	// device that hangs is a fault of that device, and is waited for once.
+	//
+	// Health is as it is now, without memory: Watch applies the policy of
+	// recovery. A fault that the vendor tells as an event, not as a state, is
+	// in the first Discover that begins after it and in no later one.
+	Discover(ctx context.Context) (Found, error)
+
+	// Edits returns what a container needs to reach the devices, all of which
+	// an earlier Discover listed; the last one that did so decides. It calls
+	// no library, so it also answers while the library does not. Without ids,
+	// and for an id that was never listed, it is an error.
+	Edits(ids ...accel.DeviceID) (Edits, error)
+
+	// Close lets go of the library. Calls after Close return ErrClosed; Close
+	// again returns nil.
+	Close() error
+}
+
+// Notifier is an optional ability of a Backend: it hears of changes without
+// asking. Devices of a Backend without it are only polled.
+type Notifier interface {
+	// AwaitChange returns nil once something may have changed that Discover
+	// would tell. It returns an error when ctx ends, and when the library
+	// cannot be asked now; the caller then waits a while before the next call.
+	// One caller at a time.
+	AwaitChange(ctx context.Context) error
+}
+
+// Labeler is an optional ability of a Backend: it describes the node in the
+// labels that the vendor's own feature discovery gives a node, so that node
+// selectors written for it keep working.
+type Labeler interface {
+	// Labels returns whole label keys with their values, of the last Discover;
+	// none when it found no device. It calls no library.
+	Labels(Sharing) map[string]string
+}
+
+// Sharing says how the vendor's whole devices are offered, for Labels.
+type Sharing struct {
+	// Replicas is how many pods may share one device by time slices, 1 for
+	// none.
+	Replicas int
+	// Renamed is true when the shared resource has another name than the
+	// vendor's whole device.
+	Renamed bool
+}
+
+// Options say where a vendor's library is, how long to wait for it and what of
+// it counts. Configuration fills them in; the zero value is a driver installed
+// in "/".
+type Options struct {
+	// DriverRoot is the folder that this process sees the vendor's driver
+	// installation in: "/" (the default), or "/host" in a container that has
+	// the host's root mounted there. Symbolic links are followed inside it.
+	DriverRoot string
+	// HostDriverRoot is the same folder as the container runtime on the host
+	// sees it, "/" by default. It is the prefix of DeviceNode.HostPath.
+	HostDriverRoot string
+	// LibraryPath names the library's file, as this process sees it. When it
+	// is set, no other file is tried.
+	LibraryPath string
+	// CallTimeout bounds every single call of the vendor's library,
+	// DefaultCallTimeout when zero.
+	CallTimeout time.Duration
+	// SysfsRoot is where the kernel's sysfs is seen, DriverRoot/sys when "".
+	SysfsRoot string
+	// IndexInEnv makes Edits.Env name devices by Index instead of by ID.
+	IndexInEnv bool
+	// CDIKind replaces the vendor's kind of CDI devices unless it is "".
+	CDIKind string
+	// Ignore are the causes of ill health (accel.Health.Cause) that do not
+	// count, as patterns with "*"; "all" stands for every cause and "default"
+	// for those that the vendor ignores without being told. Nil is "default".
+	Ignore []string
+	// Heed are the causes that count although Ignore names them, as patterns.
+	Heed []string
+	// NeverRecover are the causes, as patterns, after which a device is put into
+	// quarantine (Recovery.Never); "default" stands for those that are the vendor's
+	// anyway, and nil is "default". A device that is ill for several causes at once is
+	// told to be so for one of these, see Gravest.
+	NeverRecover []string
+	// Observe is told how long each call of the library took, but for those that
+	// wait for an event, and whether it did not answer in time; nil for nobody. It
+	// is called from any goroutine and must not block. call is the library's
+	// function, or "load".
+	Observe func(call string, took time.Duration, hung bool)
+}
+
+// DefaultCallTimeout is the limit for one call of a vendor's library. Calls
+// take microseconds to some milliseconds; a driver that resets a card may hold
+// one up for seconds.
+const DefaultCallTimeout = 5 * time.Second
+
+// Found is the outcome of one discovery.
+type Found struct {
+	// Driver is the version of the vendor's driver, "" when it does not tell.
+	Driver string
+	// Devices are those that can be described, healthy or not, in ascending
+	// order of Index. Their IDs differ from each other.
+	Devices []accel.Device
+	// CUDA is the highest CUDA version that the driver serves, such as "12.4";
+	// "" for vendors without CUDA.
+	CUDA string
+	// Links are the connections between the Devices, in ascending order of A
+	// and then B; pairs that are not listed have none that is known.
+	Links []accel.Link
+	// Faults are the devices that the library counts but that cannot be used
+	// at all, in ascending order of Index.
+	Faults []Fault
+	// Silent is true when the library stopped answering in the course of the
+	// discovery: a call about one of the Faults hangs, and nothing has been answered
+	// since. Links are not known then, and devices may be in Unasked.
+	Silent bool
+	// Unasked are the devices that the library counts and that could not be asked
+	// for no fault of their own that is known, in ascending order of Index. Watch
+	// shows them as they were, for a while.
+	Unasked []Fault
+}
+
+// Fault is a device that the vendor's library counts but cannot describe, or
+// describes in a way that cannot be true, such as an empty uuid, or about which a
+// call of it hangs.
+type Fault struct {
+	// Index is the vendor's number of the device.
+	Index int
+	// ID is the device's identity: as the library gave it, or as an earlier
+	// Discover of the same Backend listed it under this Index. It is "" when
+	// neither is known.
+	ID accel.DeviceID
+	// Err says what is wrong, for people, and names the device.
+	Err error
+	// Cause is that of accel.Health; "" is accel.CauseLost.
+	Cause string
+}
+
+// Edits is what one container needs to reach its devices. Which of the parts
+// are put into the container is for the configuration to say: the environment
+// alone (the vendor's container runtime does the rest), with the device nodes,
+// or with the CDI names.
+type Edits struct {
+	// Env names the devices in the variables that the vendor's software reads.
+	Env map[string]string
+	// ReplicaEnv are the names of variables in which the vendor's software
+	// expects the ids that kubelet gave the container, joined by commas: those
+	// of the units, "<uuid>::<n>" for a time slice. A backend knows devices and
+	// no units, so whoever answers kubelet sets them. It is sorted, and nil for
+	// vendors without such a variable.
+	ReplicaEnv []string
+	// ByMounts names the devices by mounts, for vendors whose runtime can be
+	// told so; nil for others. It takes the place of Env.
+	ByMounts *ByMounts
+	// DeviceNodes are the device nodes, in the order of the devices' Index.
+	DeviceNodes []DeviceNode
+	// CDIDevices are the CDI names, in the order of the devices' Index, one
+	// per device. The CDI specification must define each of them with the
+	// DeviceNodes that Edits returns for that device alone. It must not define
+	// Env, which names all devices of the container in one variable.
+	CDIDevices []CDIDevice
+}
+
+// ByMounts is a way to name devices that a container cannot forge: anybody may
+// set a variable, but not mount a host's path.
+type ByMounts struct {
+	Env    map[string]string
+	Mounts []Mount
+}
+
+// Mount is a file or folder of the host that a container gets.
+type Mount struct {
+	// Path is inside the container, HostPath as the container runtime sees it.
+	Path, HostPath string
+	ReadOnly       bool
+}
+
+// DeviceNode is a device file that a container gets.
+type DeviceNode struct {
+	// Path is the file inside the container.
+	Path string
+	// HostPath is the file as the container runtime sees it.
+	HostPath string
+	// Permissions are cgroup device permissions, a subset of "rwm".
+	Permissions string
+}
+
+// CDIDevice is a device's name in the Container Device Interface.
+type CDIDevice struct {
+	// Kind is the CDI vendor and class: "enflame.com/gcu".
+	Kind string
+	// Name is the device's name within its kind.
+	Name string
+}
+
+// String returns the fully qualified name: "enflame.com/gcu=GCU-U53000090104".
+func (d CDIDevice) String() string { return d.Kind + "=" + d.Name }

@@ -1,0 +1,90 @@
+package devicelist
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+
+	securejoin "github.com/cyphar/filepath-securejoin"
+
+	"github.com/divvy-gpu/divvy/internal/core/accel"
+	"github.com/divvy-gpu/divvy/internal/node/backend"
+)
+
+// Edits returns the device files and CDI names of the devices, and the names
+// that the vendor's variables have for them: ids, or indices if the options say
+// so. All are in the order of the devices' Index, each device once, whatever
+// the order of ids.
+func (r *Table) Edits(ids ...accel.DeviceID) (e backend.Edits, names []string, err error) {
+	chosen, err := r.choose(ids)
+	if err != nil {
+		return backend.Edits{}, nil, fmt.Errorf("%s: %w", r.kind.Vendor, err)
+	}
+	for _, d := range chosen {
+		name := string(d.id)
+		if r.options.IndexInEnv {
+			name = strconv.Itoa(d.index)
+		}
+		names = append(names, name)
+		e.DeviceNodes = append(e.DeviceNodes, r.node(fmt.Sprintf("%s%d", r.kind.File, d.minor)))
+		e.CDIDevices = append(e.CDIDevices, backend.CDIDevice{
+			Kind: cmp.Or(r.options.CDIKind, r.kind.CDI),
+			Name: string(d.id),
+		})
+	}
+	for _, file := range r.kind.Shared {
+		if r.exists(file) {
+			e.DeviceNodes = append(e.DeviceNodes, r.node(file))
+		}
+	}
+	return e, names, nil
+}
+
+// choose returns the devices of ids, in the order of their index, each once.
+func (r *Table) choose(ids []accel.DeviceID) ([]known, error) {
+	if len(ids) == 0 {
+		return nil, errors.New("no device is asked for")
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var chosen []known
+	for _, id := range ids {
+		d, ok := r.known[id]
+		if !ok {
+			return nil, fmt.Errorf("device %s was never found on this node", id)
+		}
+		// The driver numbers devices anew when one is gone.
+		if now := r.at[d.index]; now != id {
+			return nil, fmt.Errorf("device %s was %s %d, which is %s now", id, r.kind.Noun, d.index, now)
+		}
+		if now := r.owner[d.minor]; now != id {
+			return nil, fmt.Errorf("device %s had /%s%d, which %s has now", id, r.kind.File, d.minor, now)
+		}
+		chosen = append(chosen, d)
+	}
+	slices.SortFunc(chosen, func(a, b known) int { return cmp.Compare(a.index, b.index) })
+	return slices.Compact(chosen), nil
+}
+
+// node is the device file of that path, which has no slash in front.
+func (r *Table) node(file string) backend.DeviceNode {
+	return backend.DeviceNode{
+		Path:        "/" + file,
+		HostPath:    filepath.Join(r.options.HostDriverRoot, file),
+		Permissions: "rw",
+	}
+}
+
+// exists reports whether there is such a file in the driver root.
+func (r *Table) exists(file string) bool {
+	path, err := securejoin.SecureJoin(r.options.DriverRoot, file)
+	if err != nil {
+		return false
+	}
+	_, err = os.Stat(path)
+	return err == nil
+}

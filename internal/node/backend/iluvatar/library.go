@@ -1,0 +1,305 @@
+package iluvatar
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/ebitengine/purego"
+
+	"github.com/divvy-gpu/divvy/internal/node/backend/callqueue"
+	"github.com/divvy-gpu/divvy/internal/node/backend/libfile"
+	"github.com/divvy-gpu/divvy/internal/node/backend/libloader"
+)
+
+// Return codes of libixml, which are those of NVML.
+const (
+	codeSuccess          = 0
+	codeUninitialised    = 1
+	codeInvalidArgument  = 2
+	codeNotSupported     = 3
+	codeNoPermission     = 4
+	codeNotFound         = 6
+	codeInsufficientSize = 7
+	codeDriverNotLoaded  = 9
+	codeTimeout          = 10
+	codeLibraryNotFound  = 12
+	codeFunctionNotFound = 13
+	codeLost             = 15
+	codeResetRequired    = 16
+	codeUnknown          = 999
+)
+
+// maxChips is more than a machine has slots for. A library that counts more
+// is out of its mind.
+const maxChips = 256
+
+// Sizes of the texts that the library fills in, as its header names them.
+const (
+	versionSize = 80
+	uuidSize    = 80
+	nameSize    = 64
+)
+
+// text has room for any of them.
+type text [128]byte
+
+// pciInfo is what nvmlDeviceGetPciInfo_v3 fills: 68 bytes. Both texts are
+// padded with NULs; the first fills its 16 bytes with them.
+type pciInfo struct {
+	BusIDLegacy             [16]byte
+	Domain, Bus, Device     uint32
+	PCIDevice, PCISubsystem uint32
+	BusID                   [32]byte
+}
+
+// memoryInfo is what nvmlDeviceGetMemoryInfo fills: 24 bytes, all of them
+// bytes of memory.
+type memoryInfo struct {
+	Total, Free, Used uint64
+}
+
+// memoryInfoV2 is what nvmlDeviceGetMemoryInfo_v2 fills: 40 bytes. Version must
+// be memoryVersion2 before the call.
+type memoryInfoV2 struct {
+	Version                     uint32
+	_                           uint32
+	Total, Reserved, Free, Used uint64
+}
+
+// memoryVersion2 is the version of memoryInfoV2: NVML puts the size of a struct
+// into the lower bits.
+const memoryVersion2 = 40 | 2<<24
+
+// event is what nvmlEventSetWait_v2 fills: 32 bytes.
+type event struct {
+	Device                       uintptr
+	Type, Data                   uint64
+	GPUInstance, ComputeInstance uint32
+}
+
+func (t text) String() string { return cString(t[:]) }
+
+func cString(b []byte) string {
+	before, _, _ := bytes.Cut(b, []byte{0})
+	return strings.ToValidUTF8(strings.TrimSpace(string(before)), "?")
+}
+
+// library is a loaded libixml. Its functions run on the queues of a loader only.
+type library struct {
+	libfile.Loaded
+
+	// The functions without which chips cannot be told, described or handed
+	// out.
+	init     func() int32
+	shutdown func() int32
+	count    func(*uint32) int32
+	at       func(index uint32, chip *uintptr) int32
+	uuid     func(chip uintptr, _ *text, size uint32) int32
+	minor    func(uintptr, *uint32) int32
+	// Either of the two is enough.
+	memory   func(uintptr, *memoryInfo) int32
+	memoryV2 func(uintptr, *memoryInfoV2) int32
+
+	// The functions that a release may lack; nil in these.
+	driverVersion func(_ *text, size uint32) int32
+	cudaVersion   func(*int32) int32
+	name          func(chip uintptr, _ *text, size uint32) int32
+	pci           func(uintptr, *pciInfo) int32
+	health        func(uintptr, *uint64) int32
+	position      func(uintptr, *uint32) int32
+	boardID       func(uintptr, *uint32) int32
+	multiBoard    func(uintptr, *uint32) int32
+	sameBoard     func(a, b uintptr, same *int32) int32
+	ancestor      func(a, b uintptr, level *int32) int32
+	newSet        func(set *uintptr) int32
+	freeSet       func(set uintptr) int32
+	eventTypes    func(chip uintptr, types *uint64) int32
+	listen        func(chip uintptr, types uint64, set uintptr) int32
+	wait          func(set uintptr, _ *event, milliseconds uint32) int32
+}
+
+// load loads the file at path, or the library of that bare name.
+func load(path string) (*library, error) {
+	loaded, err := libfile.Load(path, openFlags)
+	if err != nil {
+		return nil, err
+	}
+	l := &library{Loaded: loaded}
+	if err := l.bind(); err != nil {
+		return nil, errors.Join(err, l.Close())
+	}
+	return l, nil
+}
+
+// openFlags load the library so that neither it nor NVIDIA's, which exports most
+// of the same names and may be in this process too, gets in the other's way.
+// RTLD_LOCAL keeps its names from answering NVIDIA's binding, which looks its
+// functions up in the whole process. RTLD_DEEPBIND keeps calls that the library
+// makes of its own exported functions from landing in NVIDIA's library when that
+// was loaded first and for the whole process.
+const (
+	openFlags = purego.RTLD_LAZY | purego.RTLD_LOCAL | deepBind
+	deepBind  = 0x8 // RTLD_DEEPBIND of <dlfcn.h>
+)
+
+// bind looks up all functions. Its error names all that are missing of those
+// that must be there.
+func (l *library) bind() error {
+	missing := l.Bind(libfile.Symbols{
+		{&l.init, "nvmlInit_v2"},
+		{&l.shutdown, "nvmlShutdown"},
+		{&l.count, "nvmlDeviceGetCount_v2"},
+		{&l.at, "nvmlDeviceGetHandleByIndex_v2"},
+		{&l.uuid, "nvmlDeviceGetUUID"},
+		{&l.minor, "nvmlDeviceGetMinorNumber"},
+	})
+	noMemory := l.Bind(libfile.Symbols{{&l.memory, "nvmlDeviceGetMemoryInfo"}})
+	if l.Bind(libfile.Symbols{{&l.memoryV2, "nvmlDeviceGetMemoryInfo_v2"}}) != nil {
+		missing = append(missing, noMemory...)
+	}
+	if len(missing) > 0 {
+		return fmt.Errorf("%s lacks %s", l.Path, strings.Join(missing, ", "))
+	}
+	l.Bind(libfile.Symbols{
+		{&l.driverVersion, "nvmlSystemGetDriverVersion"},
+		{&l.cudaVersion, "nvmlSystemGetCudaDriverVersion"},
+		{&l.cudaVersion, "nvmlSystemGetCudaDriverVersion_v2"}, // the better one wins
+		{&l.name, "nvmlDeviceGetName"},
+		{&l.pci, "nvmlDeviceGetPciInfo_v3"},
+		{&l.health, "ixmlDeviceGetHealth"},
+		{&l.position, "ixmlDeviceGetBoardPosition"},
+		{&l.boardID, "nvmlDeviceGetBoardId"},
+		{&l.multiBoard, "nvmlDeviceGetMultiGpuBoard"},
+		{&l.sameBoard, "nvmlDeviceOnSameBoard"},
+		{&l.ancestor, "nvmlDeviceGetTopologyCommonAncestor"},
+		{&l.newSet, "nvmlEventSetCreate"},
+		{&l.freeSet, "nvmlEventSetFree"},
+		{&l.eventTypes, "nvmlDeviceGetSupportedEventTypes"},
+		{&l.listen, "nvmlDeviceRegisterEvents"},
+		{&l.wait, "nvmlEventSetWait_v2"},
+	})
+	return nil
+}
+
+// check turns a return code into an error, a *loader.CodeError.
+func check(call string, code int32) error {
+	if code == codeSuccess {
+		return nil
+	}
+	return &libloader.CodeError{Call: call, Code: code, Text: codeText(code)}
+}
+
+func codeText(code int32) string {
+	switch code {
+	case codeUninitialised:
+		return "the library is not initialised"
+	case codeInvalidArgument:
+		return "invalid argument"
+	case codeNotSupported:
+		return "not supported"
+	case codeNoPermission:
+		return "no permission"
+	case codeNotFound:
+		return "not found"
+	case codeInsufficientSize:
+		return "insufficient size"
+	case codeDriverNotLoaded:
+		return "driver not loaded"
+	case codeTimeout:
+		return "timeout"
+	case codeLibraryNotFound:
+		return "library not found"
+	case codeFunctionNotFound:
+		return "the library lacks this function"
+	case codeLost:
+		return "the GPU is lost"
+	case codeResetRequired:
+		return "the GPU must be reset"
+	case codeUnknown:
+		return "unknown error"
+	}
+	return "unknown code"
+}
+
+// unsupported reports whether err says that the library, the driver or the
+// chip has no such thing, be it that the function is missing altogether.
+func unsupported(err error) bool {
+	return libloader.HasCode(err, codeNotSupported, codeFunctionNotFound)
+}
+
+// query runs a function that fills a T, and returns the T. has is false when the
+// library lacks the function; f is not called then.
+func query[T any](ctx context.Context, b *Backend, lib *library, name string, has bool, f func(*T) int32) (T, error) {
+	return queryOn(ctx, b, b.loader.Calls, lib, callqueue.Library, name, has, f)
+}
+
+// queryOn is query on that queue, about the chip of that index or callqueue.Library.
+func queryOn[T any](ctx context.Context, b *Backend, on *callqueue.Queue, lib *library, about int, name string, has bool, f func(*T) int32) (T, error) {
+	var out T
+	if !has {
+		return out, check(name, codeFunctionNotFound)
+	}
+	return libloader.Call(ctx, b.loader, on, lib, about, name, func() (T, error) {
+		var out T
+		err := check(name, f(&out))
+		return out, err
+	})
+}
+
+// queryChip is query for a function about one chip.
+func queryChip[T any](ctx context.Context, b *Backend, lib *library, name string, c handle, f func(uintptr, *T) int32) (T, error) {
+	return queryChipOn(ctx, b, b.loader.Calls, lib, name, c, f)
+}
+
+// queryChipOn is queryChip on that queue.
+func queryChipOn[T any](ctx context.Context, b *Backend, on *callqueue.Queue, lib *library, name string, c handle, f func(uintptr, *T) int32) (T, error) {
+	return queryOn(ctx, b, on, lib, c.index, fmt.Sprintf("%s(%d)", name, c.index), f != nil, func(out *T) int32 {
+		return f(c.value, out)
+	})
+}
+
+// queryText is queryChip for a function that fills a text of that size.
+func queryText(ctx context.Context, b *Backend, lib *library, name string, c handle, size uint32, f func(uintptr, *text, uint32) int32) (string, error) {
+	t, err := queryOn(ctx, b, b.loader.Calls, lib, c.index, fmt.Sprintf("%s(%d)", name, c.index), f != nil, func(out *text) int32 {
+		return f(c.value, out, size)
+	})
+	return t.String(), err
+}
+
+// queryPair is queryChip for a function about two chips; it is the first that it is
+// about.
+func queryPair[T any](ctx context.Context, b *Backend, lib *library, name string, one, two handle, f func(_, _ uintptr, _ *T) int32) (T, error) {
+	return queryOn(ctx, b, b.loader.Calls, lib, one.index, fmt.Sprintf("%s(%d, %d)", name, one.index, two.index), f != nil, func(out *T) int32 {
+		return f(one.value, two.value, out)
+	})
+}
+
+// eitherWay asks about a pair in one direction and, if that fails, in the
+// other: the answer is the same, and a driver may know one direction alone. Its
+// error is that of the first, unless loader.IsFatal.
+func eitherWay[T any](ctx context.Context, b *Backend, lib *library, name string, one, two handle, f func(_, _ uintptr, _ *T) int32) (T, error) {
+	v, err := queryPair(ctx, b, lib, name, one, two, f)
+	if err == nil || libloader.IsFatal(err) || libloader.HasCode(err, codeFunctionNotFound) {
+		return v, err
+	}
+	v, other := queryPair(ctx, b, lib, name, two, one, f)
+	switch {
+	case other == nil:
+		return v, nil
+	case libloader.IsFatal(other):
+		return v, other
+	}
+	return v, err
+}
+
+// handle is a chip as the library numbers and knows it, until it is shut down.
+type handle struct {
+	index int
+	value uintptr
+}
+
+// oneLine is the text of errors that were joined, on one line.
+func oneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }

@@ -1,0 +1,163 @@
+package nvidia
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"github.com/divvy-gpu/divvy/internal/core/accel"
+	"github.com/divvy-gpu/divvy/internal/node/backend/libloader"
+)
+
+// ignoredByDefault are the causes that do not count unless the configuration
+// says so: errors of the application and not of the GPU, the list of NVIDIA's
+// own device plugin.
+var ignoredByDefault = []string{"xid-13", "xid-31", "xid-43", "xid-45", "xid-68", "xid-109"}
+
+// Causes of ill health besides those that all vendors have and "xid-N".
+const (
+	// causeDoubleBit: an error in its memory that could not be corrected.
+	causeDoubleBit = "ecc-double-bit"
+	// causeRowRemap: a bad row of its memory could not be replaced by a spare
+	// one, which is a reason to have the GPU replaced.
+	causeRowRemap = "row-remap-failure"
+)
+
+// FatalByDefault are the causes after which a GPU is put into quarantine unless the
+// configuration says otherwise: those for which NVIDIA's catalogue of XIDs says that
+// the GPU must be reset, the machine restarted or the hardware examined, and what NVML
+// says of its memory. docs/design/027-quarantine.md has each with the reason.
+var FatalByDefault = []string{
+	"xid-46", "xid-48", "xid-62", "xid-64", "xid-74", "xid-79", "xid-95", "xid-110", "xid-119", "xid-120", "xid-136",
+	"xid-140", "xid-143", "xid-158", causeDoubleBit, causeRowRemap,
+}
+
+// Causes returns the causes that a device of the vendor can be unhealthy for, as
+// patterns with "*".
+func Causes() []string {
+	return []string{"xid-*", causeDoubleBit, causeRowRemap, accel.CauseUnreachable, accel.CauseLost}
+}
+
+// faults are what events told of, which is no state that could be asked for.
+// The zero value is none.
+type faults struct {
+	of map[accel.DeviceID][]accel.Health
+	// all are faults of a GPU that the library does not tell; it may be any.
+	all []accel.Health
+}
+
+// maxFaults bounds how many causes are kept; a library that makes up more tells
+// nothing.
+const maxFaults = 64
+
+// add returns f with a fault of that GPU; of each cause the first one stays.
+func (f faults) add(id accel.DeviceID, faults ...accel.Health) faults {
+	f.of = maps.Clone(f.of)
+	if f.of == nil {
+		f.of = map[accel.DeviceID][]accel.Health{}
+	}
+	f.of[id] = with(f.of[id], faults)
+	return f
+}
+
+// addAll returns f with a fault of every GPU; of each cause the first one stays.
+func (f faults) addAll(faults ...accel.Health) faults {
+	f.all = with(f.all, faults)
+	return f
+}
+
+func with(list, more []accel.Health) []accel.Health {
+	list = slices.Clone(list)
+	for _, h := range more {
+		same := func(old accel.Health) bool { return old.Cause == h.Cause }
+		if len(list) < maxFaults && !slices.ContainsFunc(list, same) {
+			list = append(list, h)
+		}
+	}
+	return list
+}
+
+// and returns the faults of f and those of later ones.
+func (f faults) and(later faults) faults {
+	for id, faults := range later.of {
+		f = f.add(id, faults...)
+	}
+	return f.addAll(later.all...)
+}
+
+// at returns the faults of that GPU, the oldest first.
+func (f faults) at(id accel.DeviceID) []accel.Health { return slices.Concat(f.of[id], f.all) }
+
+// xidDoubleBit is the driver's number for causeDoubleBit.
+const xidDoubleBit = "xid-48"
+
+// doubleBit is the cause of an error in memory that could not be corrected. The
+// library tells it as an event of its own, but a configuration may name it by
+// its number.
+func (b *Backend) doubleBit() string {
+	o := b.options
+	if slices.Contains(slices.Concat(o.Ignore, o.Heed, o.NeverRecover), xidDoubleBit) {
+		return xidDoubleBit
+	}
+	return causeDoubleBit
+}
+
+// unwell is ill health for a cause, or none when the cause does not count.
+func (b *Backend) unwell(cause, format string, args ...any) accel.Health {
+	if !b.options.Counts(cause, ignoredByDefault...) {
+		return accel.Health{}
+	}
+	return accel.Health{Unhealthy: true, Cause: cause, Reason: fmt.Sprintf(format, args...)}
+}
+
+// health says how a GPU is: what the library tells when it is asked, then what
+// events told of, unless one of these is to keep the GPU away for good. Its
+// error is one that loader.IsFatal.
+func (b *Backend) health(ctx context.Context, lib *library, g *gpu, told faults) (accel.Health, error) {
+	failed, err := queryGPU(ctx, b, lib, "nvmlDeviceGetRemappedRows", g.Index, func() (bool, nvml.Return) {
+		_, _, _, failed, code := g.handle.GetRemappedRows()
+		return failed, code
+	})
+	var all []accel.Health
+	switch {
+	case libloader.IsFatal(err):
+		return accel.Health{}, err
+	case unsupported(err):
+	case err != nil:
+		all = append(all, b.unreachable(err))
+	case failed:
+		all = append(all, b.unwell(causeRowRemap, "a bad row of its memory could not be replaced, nvmlDeviceGetRemappedRows says"))
+	}
+	all = append(all, told.at(g.ID)...)
+	b.mu.Lock()
+	unheard := b.unheard[g.ID]
+	b.mu.Unlock()
+	if unheard != nil {
+		all = append(all, b.unreachable(unheard))
+	}
+	all = slices.DeleteFunc(all, func(h accel.Health) bool { return !h.Unhealthy }) // what does not count
+	if len(all) == 0 {
+		return accel.Health{}, nil
+	}
+	return b.gravest(all), nil
+}
+
+// gravest is the health that is told of several.
+func (b *Backend) gravest(all []accel.Health) accel.Health {
+	var causes []string
+	for _, h := range all {
+		causes = append(causes, h.Cause)
+	}
+	return all[b.options.Gravest(causes, FatalByDefault...)]
+}
+
+// unreachable is the health of a GPU about which a call failed.
+func (b *Backend) unreachable(err error) accel.Health {
+	if libloader.HasCode(err, nvml.ERROR_GPU_IS_LOST) {
+		return b.unwell(accel.CauseLost, "%v", err)
+	}
+	return b.unwell(accel.CauseUnreachable, "%v", err)
+}

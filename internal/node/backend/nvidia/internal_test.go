@@ -1,0 +1,101 @@
+package nvidia
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/divvy-gpu/divvy/internal/core/accel"
+	"github.com/divvy-gpu/divvy/internal/node/backend"
+)
+
+// A fault that the library does not assign to a GPU may be any GPU's.
+func TestEventOfAnUnknownGPUMarksAll(t *testing.T) {
+	b, err := New(backend.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	xid := func(code uint64) nvml.EventData {
+		return nvml.EventData{EventType: nvml.EventTypeXidCriticalError, EventData: code}
+	}
+	b.note(t.Context(), xid(13))
+	b.note(t.Context(), nvml.EventData{EventType: nvml.EventTypeClock})
+	if h := b.told.at("GPU-a"); len(h) > 0 {
+		t.Errorf("after what does not count, health is %+v", h)
+	}
+	b.note(t.Context(), xid(79))
+	b.note(t.Context(), xid(94))
+	b.note(t.Context(), xid(79))
+	want := []accel.Health{
+		{Unhealthy: true, Cause: "xid-79", Reason: "critical error XID 79 of a GPU that the library does not identify"},
+		{Unhealthy: true, Cause: "xid-94", Reason: "critical error XID 94 of a GPU that the library does not identify"},
+	}
+	for _, id := range []accel.DeviceID{"GPU-a", "GPU-b"} {
+		if diff := cmp.Diff(want, b.told.at(id)); diff != "" {
+			t.Errorf("health of %s (-want +got):\n%s", id, diff)
+		}
+	}
+}
+
+func TestFaultsKeepOneOfEachCause(t *testing.T) {
+	sick := func(cause, reason string) accel.Health {
+		return accel.Health{Unhealthy: true, Cause: cause, Reason: reason}
+	}
+	one := faults{}.add("a", sick("1", "first")).add("a", sick("2", "first")).add("a", sick("1", "second"))
+	both := one.and(faults{}.add("a", sick("2", "third"), sick("3", "third")).add("b", sick("4", "third")).addAll(sick("5", "third")))
+	for id, want := range map[accel.DeviceID]string{"a": "1first 2first 3third 5third", "b": "4third 5third", "c": "5third"} {
+		var got []string
+		for _, h := range both.at(id) {
+			got = append(got, h.Cause+h.Reason)
+		}
+		if strings.Join(got, " ") != want {
+			t.Errorf("faults of %s are %q, want %q", id, got, want)
+		}
+	}
+	if len(one.at("a")) != 2 || len(one.at("b")) > 0 || len(one.at("c")) > 0 {
+		t.Error("faults that were added to others changed these")
+	}
+	for n := range uint64(1000) {
+		one = one.add("a", sick(fmt.Sprint(n), ""))
+	}
+	if n := len(one.at("a")); n > maxFaults {
+		t.Errorf("%d faults are kept", n)
+	}
+}
+
+func TestOnlyBit(t *testing.T) {
+	for _, tt := range []struct {
+		words []uint
+		bit   int
+		ok    bool
+	}{
+		{nil, 0, false}, {[]uint{0, 0}, 0, false}, {[]uint{1}, 0, true}, {[]uint{0, 1 << 6}, 70, true},
+		{[]uint{3}, 0, false}, {[]uint{1, 1}, 0, false},
+	} {
+		if bit, ok := onlyBit(tt.words); ok != tt.ok || ok && bit != tt.bit {
+			t.Errorf("onlyBit(%b) = %d, %v", tt.words, bit, ok)
+		}
+	}
+}
+
+func TestFamily(t *testing.T) {
+	for version, want := range map[[2]int]string{
+		{3, 5}: "kepler", {6, 0}: "pascal", {7, 0}: "volta", {7, 5}: "turing", {8, 0}: "ampere", {8, 6}: "ampere",
+		{8, 9}: "ada-lovelace", {9, 0}: "hopper", {10, 0}: "blackwell", {12, 0}: "blackwell", {0, 0}: "undefined",
+	} {
+		if got := family(version[0], version[1]); got != want {
+			t.Errorf("family of %v is %s, want %s", version, got, want)
+		}
+	}
+}
+
+func TestMode(t *testing.T) {
+	for class, want := range map[string]string{"0x030000": "graphics", "0x030200": "compute", "": "unknown"} {
+		if got := mode(class); got != want {
+			t.Errorf("mode of class %q is %s, want %s", class, got, want)
+		}
+	}
+}

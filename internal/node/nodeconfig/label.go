@@ -1,0 +1,125 @@
+package nodeconfig
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/klog/v2"
+
+	"github.com/divvy-gpu/divvy/internal/platform/kube"
+)
+
+// Labels are the labels of a node that name its configuration, the first that
+// is set decides. The second is that of NVIDIA's device plugin.
+var Labels = []string{"divvy.dev/config", "nvidia.com/device-plugin.config"}
+
+// patience is how long the API server may take before the log says what is
+// waited for.
+const patience = 5 * time.Second
+
+// nodeLabel follows the label that names the configuration of a node. Without
+// the API server the last value that it gave holds. It is the store of a
+// reflector, and safe for concurrent use.
+type nodeLabel struct {
+	client kubernetes.Interface
+	node   string
+	// changed has an element when the value may have changed.
+	changed chan struct{}
+	// known is closed once the API server has answered.
+	known chan struct{}
+	once  sync.Once
+
+	mu          sync.Mutex // guards what follows
+	label, name string
+}
+
+func newNodeLabel(client kubernetes.Interface, node string) *nodeLabel {
+	return &nodeLabel{client: client, node: node, changed: make(chan struct{}, 1), known: make(chan struct{})}
+}
+
+// Run follows the API server until ctx ends.
+func (l *nodeLabel) Run(ctx context.Context) {
+	nodes := l.client.CoreV1().Nodes()
+	selector := fields.OneTermEqualSelector("metadata.name", l.node).String()
+	kube.NewReflector("the label of the node", &corev1.Node{}, l, kube.ListWatch(l.client, selector, nodes.List, nodes.Watch)).RunWithContext(ctx)
+}
+
+// await returns once the API server has said what the label is. Which devices a
+// node offers, and how, is not to be guessed, so there is no limit.
+func (l *nodeLabel) await(ctx context.Context) error {
+	slow := time.NewTimer(patience)
+	defer slow.Stop()
+	for {
+		select {
+		case <-l.known:
+			return nil
+		case <-slow.C:
+			klog.FromContext(ctx).Info("Waiting for the API server to report the label that selects the configuration", "node", l.node, "labels", Labels)
+		case <-ctx.Done():
+			return fmt.Errorf("get labels of node %s: %w", l.node, ctx.Err())
+		}
+	}
+}
+
+// chosen returns the label that decides and its value, both "" for none.
+func (l *nodeLabel) chosen() (label, name string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.label, l.name
+}
+
+// see takes in what the node's labels say.
+func (l *nodeLabel) see(labels map[string]string) {
+	label, name := "", ""
+	for _, key := range Labels {
+		if value := labels[key]; value != "" {
+			label, name = key, value
+			break
+		}
+	}
+	l.mu.Lock()
+	same := l.label == label && l.name == name
+	l.label, l.name = label, name
+	l.mu.Unlock()
+	l.once.Do(func() { close(l.known) })
+	if same {
+		return
+	}
+	select {
+	case l.changed <- struct{}{}:
+	default:
+	}
+}
+
+// Add takes in a new object.
+func (l *nodeLabel) Add(object any) error { return l.Update(object) }
+
+// Update takes in a changed object.
+func (l *nodeLabel) Update(object any) error {
+	if n, ok := object.(*corev1.Node); ok && n.Name == l.node {
+		l.see(n.Labels)
+	}
+	return nil
+}
+
+// Delete takes out an object that is gone. A node that is gone for a moment,
+// while it registers anew, keeps its configuration.
+func (l *nodeLabel) Delete(any) error { return nil }
+
+// Replace takes in a whole list.
+func (l *nodeLabel) Replace(list []any, _ string) error {
+	for _, object := range list {
+		if err := l.Update(object); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Resync has nothing to do.
+func (l *nodeLabel) Resync() error { return nil }

@@ -1,0 +1,42 @@
+package certs
+
+import (
+	"github.com/prometheus/client_golang/prometheus"
+
+	defs "github.com/divvy-gpu/divvy/internal/platform/metrics"
+)
+
+// Values of the label kind.
+const (
+	kindCertificate = "certificate"
+	kindCA          = "ca"
+)
+
+type metrics struct {
+	expiry    *prometheus.GaugeVec   // by kind
+	rotations *prometheus.CounterVec // by kind
+	bundles   *prometheus.CounterVec // by configuration
+	failures  prometheus.Counter
+}
+
+func newMetrics() *metrics {
+	m := &metrics{
+		expiry:    defs.CertificateExpiry.NewGauges(),
+		rotations: defs.CertificateRotations.NewCounters(),
+		bundles:   defs.CABundleWrites.NewCounters(),
+		failures:  defs.CertificateFailures.NewCounter(),
+	}
+	for _, kind := range []string{kindCertificate, kindCA} {
+		m.rotations.WithLabelValues(kind)
+	}
+	return m
+}
+
+func (m *metrics) register(r prometheus.Registerer) error {
+	for _, c := range []prometheus.Collector{m.expiry, m.rotations, m.bundles, m.failures} {
+		if err := r.Register(c); err != nil {
+			return err
+		}
+	}
+	return nil
+}

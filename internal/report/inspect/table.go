@@ -1,0 +1,289 @@
+package inspect
+
+import (
+	"fmt"
+	"io"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/divvy-gpu/divvy/internal/core/accel"
+)
+
+// barWidth is the number of signs in a bar.
+const barWidth = 20
+
+// writeTable prints the report, with details, for people.
+func writeTable(w io.Writer, r Report, wide bool) error {
+	switch {
+	case len(r.Nodes) == 0 && r.Pool == nil:
+		_, err := fmt.Fprintln(w, "no node shares devices")
+		return err
+	case len(r.Nodes) == 0:
+		return writePool(w, r.Pool, wide)
+	}
+	for i, n := range r.Nodes {
+		if i > 0 {
+			if _, err := fmt.Fprintln(w); err != nil {
+				return err
+			}
+		}
+		if err := writeNode(w, n, wide); err != nil {
+			return err
+		}
+	}
+	if len(r.Nodes) > 1 {
+		if err := writeTotals(w, r.Nodes); err != nil {
+			return err
+		}
+	}
+	if r.Pool == nil {
+		return nil
+	}
+	if _, err := fmt.Fprintln(w); err != nil {
+		return err
+	}
+	return writePool(w, r.Pool, wide)
+}
+
+// writeTotals sums up every resource that several nodes offer, and names it
+// when there are others.
+func writeTotals(w io.Writer, nodes []Node) error {
+	var order []accel.Resource
+	byResource := map[accel.Resource][]Node{}
+	for _, n := range nodes {
+		if byResource[n.Resource] == nil {
+			order = append(order, n.Resource)
+		}
+		byResource[n.Resource] = append(byResource[n.Resource], n)
+	}
+	slices.Sort(order)
+	before := "\n"
+	for _, resource := range order {
+		some := byResource[resource]
+		if len(some) == 1 {
+			continue
+		}
+		if len(order) > 1 {
+			before += string(resource) + ": "
+		}
+		if _, err := fmt.Fprintf(w, "%s%s\n", before, total(some)); err != nil {
+			return err
+		}
+		before = ""
+	}
+	return nil
+}
+
+// shared says how the resource shares devices: how its units are counted.
+func (n Node) shared() string {
+	switch {
+	case n.Unit != "":
+		return "in " + unitName(n.Unit)
+	case slices.ContainsFunc(n.Devices, func(d Device) bool { return d.Total > 1 }):
+		return "in time slices"
+	}
+	return "as whole devices"
+}
+
+func writeNode(w io.Writer, n Node, wide bool) error {
+	if _, err := fmt.Fprintf(w, "NODE %s: %s, %s %s\n", n.Name, count(len(n.Devices), "card"), n.Resource, n.shared()); err != nil {
+		return err
+	}
+	g := &grid{columns: []column{{title: "CARD"}}}
+	boards := slices.ContainsFunc(n.Devices, func(d Device) bool { return d.Chips > 1 })
+	if boards {
+		g.columns = append(g.columns, column{title: "CHIPS", right: true})
+	}
+	if wide {
+		g.columns = append(g.columns, column{title: "UUID"}, column{title: "NUMA"}, column{title: "BOARD"})
+	}
+	g.columns = append(g.columns, column{title: "MODEL"}, column{title: "HEALTH"},
+		column{title: "TOTAL", right: true}, column{title: "USED", right: true}, column{title: "FREE", right: true}, column{title: "USE"},
+		column{title: "POD"}, column{title: "HOLDS", right: true})
+	if wide {
+		g.columns = append(g.columns, column{title: "CONFIRMED"}, column{title: "CREATED"}, column{title: "POD UID"})
+	}
+	// device begins the row of a device.
+	device := func(card, chips, uuid, numa, board string, rest ...string) []string {
+		row := []string{card}
+		if boards {
+			row = append(row, chips)
+		}
+		if wide {
+			row = append(row, uuid, numa, board)
+		}
+		return append(row, rest...)
+	}
+	var notes []string
+	for _, d := range n.Devices {
+		health := "healthy"
+		switch {
+		case !d.Quarantined.IsZero():
+			health = "QUARANTINE"
+			notes = append(notes, fmt.Sprintf("card %d is in quarantine since %s: %s; %s", d.ID, d.Quarantined.Format(time.RFC3339), orDash(d.Reason), n.release(d)))
+		case d.Unhealthy:
+			health = "UNHEALTHY"
+			if strings.HasPrefix(d.Reason, accel.ReasonGivenOut) {
+				health = "given out" // nothing is wrong with it
+			}
+			notes = append(notes, fmt.Sprintf("no new pods are placed on card %d: %s", d.ID, orDash(d.Reason)))
+		}
+		numa := "-"
+		if d.NUMANode != nil {
+			numa = strconv.Itoa(*d.NUMANode)
+		}
+		g.addPods(d.Pods, wide, device(strconv.Itoa(d.ID), strconv.Itoa(max(d.Chips, 1)), string(d.UUID), numa, place(d),
+			orDash(d.Model), health, number(d.Total), number(d.Used), number(d.Available), bar(d.Used, d.Total)))
+	}
+	if len(n.Unplaced) > 0 {
+		var used accel.Units
+		for _, p := range n.Unplaced {
+			used += p.Used
+		}
+		g.addPods(n.Unplaced, wide, device("?", "", "", "", "", "", "", "", number(used), "", ""))
+		notes = append(notes, "?: the node has not reported the card of these pods yet, or the card is lost")
+	}
+	g.add(device("sum", "", "", "", "", "", "", number(n.Total), number(n.Used), number(n.Available), bar(n.Used, n.Total))...)
+	if err := g.write(w, "  "); err != nil {
+		return err
+	}
+	for _, note := range notes {
+		if _, err := fmt.Fprintln(w, "  "+note); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// release says how a device gets out of quarantine. A board has the id of its first
+// chip, which need not be the one that is in quarantine.
+func (n Node) release(d Device) string {
+	if d.Chips > 1 {
+		return "to find the chip and how to release it, run: kubectl divvy device list " + n.Name
+	}
+	return fmt.Sprintf("to release it, run: kubectl divvy device release %s %s", n.Name, d.UUID)
+}
+
+// addPods adds one row for each pod; the first begins with the device.
+func (g *grid) addPods(pods []Pod, wide bool, device []string) {
+	if len(pods) == 0 {
+		g.add(append(device, "-")...)
+		return
+	}
+	for i, p := range pods {
+		row := make([]string, len(device), len(g.columns))
+		if i == 0 {
+			copy(row, device)
+		}
+		row = append(row, p.Namespace+"/"+p.Name, holds(p))
+		if wide {
+			confirmed := "no"
+			if p.Confirmed {
+				confirmed = "yes"
+			}
+			row = append(row, confirmed, p.CreateTime.Format(time.RFC3339), p.UID)
+		}
+		g.add(row...)
+	}
+}
+
+// place is the device's board and, of a chip, its position there.
+func place(d Device) string {
+	if d.Board == "" || d.Chips > 1 {
+		return orDash(d.Board)
+	}
+	return d.Board + "/" + strconv.Itoa(d.Chip)
+}
+
+// holds says what a pod holds of a device: how many units, or that it has the
+// whole device, or which of its slices.
+func holds(p Pod) string {
+	if len(p.IDs) == 0 {
+		if p.Cards > 1 {
+			return number(p.Used) + " of " + number(p.Of)
+		}
+		return number(p.Used)
+	}
+	slots := make([]string, len(p.IDs))
+	for i, id := range p.IDs {
+		slots[i] = "whole"
+		if cut := strings.LastIndex(id, "::"); cut >= 0 {
+			slots[i] = id[cut:]
+		}
+	}
+	return strings.Join(slots, " ")
+}
+
+// total is the last line of a resource that several nodes offer. Nodes may
+// count in different units, so then it counts in GB.
+func total(nodes []Node) string {
+	var all, used, available, cards int64
+	unit, mixed, how := nodes[0].Unit, false, nodes[0].shared()
+	for _, n := range nodes {
+		mixed = mixed || n.Unit != unit
+		if n.shared() != how {
+			how = "as whole devices or slices"
+		}
+		cards += int64(len(n.Devices))
+	}
+	per := func(Node) int64 { return 1 }
+	format := func(n int64) string { return strconv.FormatInt(n, 10) }
+	if mixed {
+		per, format, how = func(n Node) int64 { return milliGB(n.Unit) }, fromMilli, "in GB"
+	}
+	for _, n := range nodes {
+		all += int64(n.Total) * per(n)
+		used += int64(n.Used) * per(n)
+		available += int64(n.Available) * per(n)
+	}
+	return fmt.Sprintf("%s, %s: total %s, used %s, free %s, %s  %s",
+		count(len(nodes), "node"), count(int(cards), "card"), format(all), format(used), format(available), how,
+		bar(accel.Units(used), accel.Units(all)))
+}
+
+// bar draws how much is used. Only nothing is drawn as nothing, and only all as
+// all.
+func bar(used, total accel.Units) string {
+	n := 0
+	switch {
+	case used <= 0 || total <= 0:
+	case used >= total:
+		n = barWidth
+	default:
+		n = min(max(int(float64(used)/float64(total)*barWidth+0.5), 1), barWidth-1)
+	}
+	return "[" + strings.Repeat("#", n) + strings.Repeat("-", barWidth-n) + "]"
+}
+
+// unitName says what is counted in memory.
+func unitName(unit string) string { return "units of " + unit + " GB" }
+
+// milliGB is the size of a unit in thousandths of a GB, 0 when unknown.
+func milliGB(unit string) int64 {
+	f, err := strconv.ParseFloat(unit, 64)
+	if err != nil || f <= 0 || f > 1e6 {
+		return 0
+	}
+	return int64(f*1000 + 0.5)
+}
+
+// fromMilli writes thousandths without trailing zeros.
+func fromMilli(n int64) string { return strconv.FormatFloat(float64(n)/1000, 'f', -1, 64) }
+
+func number(n accel.Units) string { return strconv.FormatInt(int64(n), 10) }
+
+func count(n int, noun string) string {
+	if n == 1 {
+		return "1 " + noun
+	}
+	return strconv.Itoa(n) + " " + noun + "s"
+}
+
+func orDash(s string) string {
+	if s == "" {
+		return "-"
+	}
+	return s
+}

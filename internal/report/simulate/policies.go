@@ -1,0 +1,82 @@
+package simulate
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+
+	"github.com/divvy-gpu/divvy/internal/core/demand"
+	"github.com/divvy-gpu/divvy/internal/core/fragmentation"
+	"github.com/divvy-gpu/divvy/internal/core/place"
+)
+
+// FragmentationOnline is the name of the extender's fragmentation policy without
+// a prior.
+const FragmentationOnline = fragmentation.Name + "-online"
+
+// PolicyKind is a policy that a simulation can use.
+type PolicyKind struct {
+	Name string
+	// RandomTies is true where equally rated nodes are chosen from by chance,
+	// and not by their order.
+	RandomTies bool
+	// New makes the policy for one run. Its result is used by that run alone.
+	New func(c *Cluster, w *Workload) (place.Policy, error)
+}
+
+// same is a policy that is the same in all runs.
+func same(p place.Policy) func(*Cluster, *Workload) (place.Policy, error) {
+	return func(*Cluster, *Workload) (place.Policy, error) { return p, nil }
+}
+
+// fragmentationOf returns the policy with the workload as its prior.
+func fragmentationOf(_ *Cluster, w *Workload) (place.Policy, error) {
+	seen := demand.New(demand.Options{HalfLife: math.Inf(1)})
+	for i := range w.Pods {
+		seen.Observe(&w.Pods[i].Ask)
+	}
+	return fragmentation.New(fragmentation.Options{Demand: demand.Options{Prior: seen.Counts()}}), nil
+}
+
+// Policies returns the extender's, in the order of their table, and FragmentationOnline,
+// which learns what is usual from the pods that were placed; fragmentation knows it.
+func Policies() []PolicyKind {
+	var kinds []PolicyKind
+	for _, p := range place.Policies() {
+		kinds = append(kinds, PolicyKind{Name: p.Name(), New: same(p)})
+	}
+	return append(kinds,
+		PolicyKind{Name: fragmentation.Name, New: fragmentationOf},
+		PolicyKind{Name: FragmentationOnline, New: func(*Cluster, *Workload) (place.Policy, error) {
+			return fragmentation.New(fragmentation.Options{}), nil
+		}})
+}
+
+// ParsePolicies returns those of all kinds that have the names, each once; case does
+// not matter.
+func ParsePolicies(all []PolicyKind, names []string) ([]PolicyKind, error) {
+	if len(names) == 0 {
+		return nil, errors.New("at least one policy is needed")
+	}
+	known := make([]string, len(all))
+	for i, k := range all {
+		known[i] = k.Name
+	}
+	var out []PolicyKind
+	var errs []error
+	for _, name := range names {
+		name = strings.TrimSpace(name)
+		named := func(k PolicyKind) bool { return strings.EqualFold(k.Name, name) }
+		switch i := slices.IndexFunc(all, named); {
+		case i < 0:
+			errs = append(errs, fmt.Errorf("unknown policy %q; use one of %s", name, strings.Join(known, ", ")))
+		case slices.ContainsFunc(out, named):
+			errs = append(errs, fmt.Errorf("%s is listed twice", all[i].Name))
+		default:
+			out = append(out, all[i])
+		}
+	}
+	return out, errors.Join(errs...)
+}

@@ -1,0 +1,176 @@
+package simulate
+
+import (
+	"fmt"
+	"iter"
+	"math/rand"
+	"strconv"
+	"time"
+
+	"github.com/divvy-gpu/divvy/internal/core/accel"
+	"github.com/divvy-gpu/divvy/internal/core/ledger"
+	"github.com/divvy-gpu/divvy/internal/core/place"
+)
+
+// resource is what the devices of a simulation are given out as.
+const resource accel.Resource = "simulated"
+
+// world is the cluster during a run: a ledger as the extender has it, and the
+// choice between nodes, which is kube-scheduler's part.
+type world struct {
+	books *ledger.Ledger
+	// names are the nodes in the order in which they win ties.
+	names []string
+	// ties is nil where the first of equally rated nodes is taken.
+	ties *rand.Rand
+	// sample is nil where the policy sees all nodes.
+	sample *sample
+	// placed counts the pods that were placed: the UID of each is its number.
+	placed int
+	// allocated is what pods hold.
+	allocated accel.Units
+
+	verdicts []ledger.Verdict
+	requests map[place.Ask]*accel.Request
+}
+
+func newWorld(c *Cluster, order []int, p place.Policy, ties *rand.Rand, sampled bool) *world {
+	// Reservations are not confirmed by anybody, so no time passes for them.
+	w := &world{
+		books: ledger.New(ledger.Options{Policy: p, Now: func() time.Time { return time.Time{} }}),
+		names: make([]string, len(order)), ties: ties,
+		verdicts: make([]ledger.Verdict, len(order)), requests: map[place.Ask]*accel.Request{},
+	}
+	for at, i := range order {
+		n := &c.Nodes[i]
+		w.names[at] = n.Name
+		w.books.SetNode(n.Name, []accel.Inventory{{Resource: resource, Shares: n.Devices, Links: n.Links, Several: true}})
+		if n.CPU != place.Unlimited || n.Memory != place.Unlimited {
+			w.books.SetCapacity(n.Name, n.CPU, n.Memory)
+		}
+	}
+	if sampled {
+		w.sample = newSample(c, order)
+	}
+	return w
+}
+
+// all goes through the nodes.
+func (w *world) all() iter.Seq[*place.Node] {
+	return func(yield func(*place.Node) bool) {
+		for _, n := range w.books.Each(resource) {
+			if !yield(n) {
+				return
+			}
+		}
+	}
+}
+
+// request is what the ledger is asked with for an ask.
+func (w *world) request(a *place.Ask) *accel.Request {
+	r := w.requests[*a]
+	if r == nil {
+		r = &accel.Request{Resource: resource, Devices: a.Devices, CPU: a.CPU, Memory: a.Memory, Selection: a.Only}
+		if a.Devices > 0 {
+			r.Containers = []accel.ContainerRequest{{Kind: accel.AppContainer, Units: a.Units * accel.Units(a.Devices)}}
+		}
+		w.requests[*a] = r
+	}
+	return r
+}
+
+// choose returns the position of the node for a pod, -1 where it fits nowhere. Where
+// kube-scheduler has not found a node that will do among those it looked at, it tries
+// the pod again later, with the nodes that come next; so does this, until all were
+// looked at once.
+func (w *world) choose(a *place.Ask) int {
+	r := w.request(a)
+	if w.sample == nil {
+		return w.best(r, w.names)
+	}
+	for rest := len(w.names); rest > 0; {
+		rest -= w.sample.search(w.names, a, rest)
+		if at := w.best(r, w.sample.names); at >= 0 {
+			return w.sample.positions[at]
+		}
+	}
+	return -1
+}
+
+// best returns the position among the names of the node with the best rating, -1
+// where the pod fits on none of them.
+func (w *world) best(r *accel.Request, names []string) int {
+	verdicts := w.verdicts[:len(names)]
+	w.books.Check(*r, names, verdicts)
+	best, rating, equal := -1, int64(0), 0
+	for i := range verdicts {
+		v := &verdicts[i]
+		switch {
+		case v.Code != accel.Fits:
+		case best < 0 || v.Rating > rating:
+			best, rating, equal = i, v.Rating, 1
+		case v.Rating == rating:
+			equal++
+		}
+	}
+	if w.ties == nil || equal <= 1 {
+		return best
+	}
+	for skip := w.ties.Intn(equal); ; best++ {
+		if v := &verdicts[best]; v.Code != accel.Fits || v.Rating != rating {
+			continue
+		}
+		if skip == 0 {
+			return best
+		}
+		skip--
+	}
+}
+
+// placement is a pod that was placed.
+type placement struct {
+	uid   string
+	at    int // the node's position
+	takes sums
+}
+
+// place puts a pod on the best node, false where it fits nowhere. Its error is
+// one of the program: the ledger refuses what it has just found to fit.
+func (w *world) place(a *place.Ask) (placement, bool, error) {
+	best := w.choose(a)
+	if best < 0 {
+		return placement{}, false, nil
+	}
+	w.placed++
+	p := placement{uid: strconv.Itoa(w.placed), at: best, takes: sumsOf(a)}
+	if a.Devices == 0 {
+		w.books.Charge(p.uid, w.names[best], a.CPU, a.Memory)
+	} else if _, _, err := w.books.Reserve(accel.PodRef{UID: p.uid}, time.Time{}, w.names[best], *w.request(a)); err != nil {
+		return placement{}, false, fmt.Errorf("place a pod that fits: %w", err)
+	}
+	w.allocated += p.takes.units
+	if w.sample != nil {
+		w.sample.take(best, p.takes)
+	}
+	return p, true, nil
+}
+
+// timed is place, and how long it took by the clock, if there is one.
+func (w *world) timed(a *place.Ask, clock func() time.Duration) (placement, time.Duration, bool, error) {
+	if clock == nil {
+		p, ok, err := w.place(a)
+		return p, 0, ok, err
+	}
+	began := clock()
+	p, ok, err := w.place(a)
+	return p, clock() - began, ok, err
+}
+
+// remove takes a pod away.
+func (w *world) remove(p placement) {
+	w.books.Forget(p.uid)
+	w.allocated -= p.takes.units
+	if w.sample != nil {
+		w.sample.give(p.at, p.takes)
+	}
+}

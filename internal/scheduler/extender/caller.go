@@ -1,0 +1,129 @@
+package extender
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/netip"
+	"sync"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/divvy-gpu/divvy/internal/platform/events"
+)
+
+// ClientName is the common name of the client certificate that kube-scheduler
+// shows over TLS.
+const ClientName = "divvy-kube-scheduler"
+
+// callerKey is the key under which a context has whether the caller may bind.
+type callerKey struct{}
+
+// withCaller returns a context that says whether the caller of the request is one that
+// may bind, also through a replica that does not lead.
+func (e *Extender) withCaller(r *http.Request) context.Context {
+	may := r.Header.Get(ForwardedHeader) != forwardedStranger && e.mayBind(r) == nil
+	return context.WithValue(r.Context(), callerKey{}, may)
+}
+
+// mayBind reports whether the caller is one that may bind.
+func mayBind(ctx context.Context) bool {
+	may, _ := ctx.Value(callerKey{}).(bool)
+	return may
+}
+
+// tell makes an event on a pod. Only who may bind is believed that there is such a
+// pod: anybody may ask the other questions, and would choose the pod.
+func (e *Extender) tell(ctx context.Context, pod *v1.Pod, kind events.Kind, message string) {
+	if e.config.Tell != nil && mayBind(ctx) {
+		e.config.Tell(refOf(pod), kind, message)
+	}
+}
+
+// mayBind refuses binds of callers that are nobody to trust with one: a bind acts
+// with the extender's own rights.
+//
+// Over TLS that is who shows no certificate made for kube-scheduler, wherever it
+// is. A caller over plain HTTP shows no credentials, so by default only processes
+// of the extender's own host may ask for a bind: kube-scheduler beside it on a
+// control-plane node. In a pod network of its own, or for a scheduler on another
+// node, an administrator names the addresses.
+func (e *Extender) mayBind(r *http.Request) error {
+	if r.TLS != nil {
+		return CheckCertificate(r.TLS)
+	}
+	remote, err := netip.ParseAddrPort(r.RemoteAddr)
+	if err != nil {
+		return fmt.Errorf("bind rejected: parse the caller's address %q: %w", r.RemoteAddr, err)
+	}
+	return e.checkAddress(remote.Addr().Unmap())
+}
+
+// MayBindFrom reports whether callers over plain HTTP from that address may bind.
+func (e *Extender) MayBindFrom(address netip.Addr) bool { return e.checkAddress(address) == nil }
+
+// checkAddress says why callers over plain HTTP from that address may not bind.
+func (e *Extender) checkAddress(from netip.Addr) error {
+	if from.IsLoopback() {
+		return nil
+	}
+	for _, prefix := range e.config.BindFrom {
+		if prefix.Contains(from) {
+			return nil
+		}
+	}
+	own, err := e.host.addresses()
+	if err != nil {
+		return fmt.Errorf("bind rejected: list the addresses of this host: %w", err)
+	}
+	if own[from.WithZone("")] {
+		return nil
+	}
+	return fmt.Errorf("bind rejected: %s is not an address of this host; use --allow-bind-from (chart value extender.allowBindFrom) to permit others", from)
+}
+
+// hostAge is how long the addresses of the host are used after they were read.
+const hostAge = 5 * time.Second
+
+// host caches the addresses of this host.
+type host struct {
+	mu    sync.Mutex
+	at    time.Time // when they were read
+	known map[netip.Addr]bool
+}
+
+// addresses returns them. The result is not changed any more.
+func (h *host) addresses() (map[netip.Addr]bool, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.known != nil && time.Since(h.at) < hostAge {
+		return h.known, nil
+	}
+	own, err := net.InterfaceAddrs()
+	if err != nil {
+		return nil, err
+	}
+	h.at, h.known = time.Now(), make(map[netip.Addr]bool, len(own))
+	for _, a := range own {
+		if prefix, err := netip.ParsePrefix(a.String()); err == nil {
+			h.known[prefix.Addr().Unmap()] = true
+		}
+	}
+	return h.known, nil
+}
+
+// CheckCertificate says why a caller over TLS may not bind. It goes by certificates that
+// the handshake has verified.
+func CheckCertificate(state *tls.ConnectionState) error {
+	if len(state.VerifiedChains) == 0 {
+		return errors.New("bind rejected: no client certificate; over TLS, the one in Secret divvy-extender-client is required")
+	}
+	if name := state.VerifiedChains[0][0].Subject.CommonName; name != ClientName {
+		return fmt.Errorf("bind rejected: the client certificate is for %q, not for %q", name, ClientName)
+	}
+	return nil
+}

@@ -1,0 +1,144 @@
+package extender
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"iter"
+	"net/http"
+	"slices"
+	"strconv"
+
+	"github.com/divvy-gpu/divvy/internal/core/accel"
+	"github.com/divvy-gpu/divvy/internal/core/ledger"
+	"github.com/divvy-gpu/divvy/internal/platform/limit"
+	"github.com/divvy-gpu/divvy/internal/report/inspect"
+)
+
+// handleInspect answers what every device holds, in the guide's shape. The
+// query may ask for details=true, which adds fields, and for another resource.
+func (e *Extender) handleInspect(w http.ResponseWriter, r *http.Request) {
+	q, err := e.inspectQuery(r)
+	if err == nil {
+		err = e.report(w, r, q)
+	}
+	if err == nil {
+		return
+	}
+	status := http.StatusInternalServerError
+	var known *statusError
+	switch {
+	case errors.As(err, &known):
+		status = known.status
+	case errors.Is(err, errNotReady), errors.Is(err, limit.ErrBusy):
+		status = http.StatusServiceUnavailable
+	}
+	body, marshalErr := inspect.Marshal(inspect.Failed(err.Error()))
+	if marshalErr != nil {
+		writeError(w, http.StatusInternalServerError, marshalErr.Error())
+		return
+	}
+	writeJSON(w, status, body)
+}
+
+// report answers the question. After an error nothing was answered.
+func (e *Extender) report(w http.ResponseWriter, r *http.Request, q inspectQuery) error {
+	write := func(to io.Writer) error {
+		usages, err := e.usages(q)
+		if lost := e.ready(); lost != nil { // it may have waited
+			err = lost
+		}
+		if err != nil {
+			return err
+		}
+		return inspect.Stream(to, q.nodes(usages))
+	}
+	if q.node == "" {
+		return e.reports.Serve(w, r, q, "application/json", write)
+	}
+	var one bytes.Buffer
+	if err := write(&one); err != nil {
+		return err
+	}
+	if err := limit.Hold(r.Context(), int64(one.Cap())); err != nil {
+		return fmt.Errorf("report: %w", err)
+	}
+	writeJSON(w, http.StatusOK, one.Bytes())
+	return nil
+}
+
+// statusError is an error that is answered with a status of its own.
+type statusError struct {
+	status int
+	error
+}
+
+// inspectQuery is what a request for a report asks.
+type inspectQuery struct {
+	node     string // "" for all
+	resource accel.Resource
+	details  bool
+}
+
+// nodes are the nodes of the report.
+func (q inspectQuery) nodes(usages []ledger.NodeUsage) iter.Seq[inspect.Node] {
+	return func(yield func(inspect.Node) bool) {
+		for _, u := range usages {
+			node := inspect.NodeFromUsage(q.resource, u)
+			if !q.details {
+				node = node.Guide()
+			}
+			if !yield(node) {
+				return
+			}
+		}
+	}
+}
+
+// inspectQuery reads the question.
+func (e *Extender) inspectQuery(r *http.Request) (q inspectQuery, err error) {
+	if err := e.ready(); err != nil {
+		return q, err
+	}
+	q = inspectQuery{node: r.PathValue("node"), resource: e.reported()}
+	values := r.URL.Query()
+	if asked := values.Get("resource"); asked != "" {
+		if q.resource = accel.Resource(asked); !slices.Contains(e.config.Resources, q.resource) {
+			return q, &statusError{http.StatusNotFound, errors.New(inspect.NotManaged(q.resource))}
+		}
+	}
+	if asked := values.Get("details"); asked != "" {
+		if q.details, err = strconv.ParseBool(asked); err != nil {
+			return q, &statusError{http.StatusBadRequest, fmt.Errorf("details=%q: must be true or false", asked)}
+		}
+	}
+	return q, nil
+}
+
+// guideResource is what the report of the GCUShare guide is about.
+const guideResource accel.Resource = "enflame.com/gcu-memory"
+
+// reported is the resource of a report for which none is asked: the guide's,
+// whatever else is managed, or else the first.
+func (e *Extender) reported() accel.Resource {
+	if slices.Contains(e.config.Resources, guideResource) {
+		return guideResource
+	}
+	return e.config.Resources[0]
+}
+
+// usages asks the ledger.
+func (e *Extender) usages(q inspectQuery) ([]ledger.NodeUsage, error) {
+	if q.node == "" {
+		return e.config.Ledger.Nodes(q.resource), nil
+	}
+	usage, ok := e.config.Ledger.Node(q.resource, q.node)
+	if ok {
+		return []ledger.NodeUsage{usage}, nil
+	}
+	if problem := e.config.Cluster.Problem(q.node); problem != "" {
+		return nil, &statusError{http.StatusNotFound, fmt.Errorf("node %q: %s", q.node, problem)}
+	}
+	return nil, &statusError{http.StatusNotFound, fmt.Errorf("node %q is unknown or offers no %s", q.node, q.resource)}
+}

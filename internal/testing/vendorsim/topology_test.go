@@ -1,0 +1,350 @@
+package vendorsim_test
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/divvy-gpu/divvy/internal/core/accel"
+	"github.com/divvy-gpu/divvy/internal/testing/vendorsim"
+)
+
+// briefExample is a file with everything, as a person writes it.
+const briefExample = `# comment
+[driver]
+state = loaded            # loaded | absent | broken
+version = 1.3.0
+[library]
+delay_ms = 15             # every call takes this long
+slow = EfmlInit:20 , EfmlGetDevMem:3600000
+fail = EfmlGetDevMem:254, EfmlInit:6
+one_lock = true
+[card 0]                  # index 0..n-1
+vendor = enflame
+model = S60 #2
+uuid = U53000090104
+memory_mib = 16384
+numa = 0
+minor = 3
+health = unhealthy
+lost = true
+used_mib = 12
+fail = EfmlGetDevUuid:253
+slow = EfmlGetDevUuid:253
+delay_ms = 5
+[card 1]
+vendor = enflame
+uuid = U53000090104
+memory_mib = 0
+[ driver   nvidia ]
+state = absent
+cuda = 12.4
+[library iluvatar]
+delay_ms = 7
+[card 2]
+vendor = nvidia
+uuid = GPU-1
+memory_mib = 40960
+serial = 1650
+board = b0
+chip = 1
+pci = 00000000:3B:1f.7
+switch = s 0
+compute = 9.0
+mig = enabled
+xid = 79 @ 2
+[card 3]
+vendor = nvidia
+uuid = GPU-2
+memory_mib = 40960
+mig = disabled
+xid = 31
+health_bits = 0x8000000000000004
+[link 2  3]
+lanes = 12
+one_way = true
+`
+
+// TestEveryVendorHasAStandIn: and no other has.
+func TestEveryVendorHasAStandIn(t *testing.T) {
+	if got := slices.Sorted(slices.Values(vendorsim.Vendors)); !slices.Equal(got, accel.VendorNames()) {
+		t.Errorf("there are stand-ins of %q, and the vendors are %q", got, accel.VendorNames())
+	}
+}
+
+func TestParse(t *testing.T) {
+	got, err := vendorsim.Parse("topology.ini", []byte(briefExample))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := vendorsim.Topology{
+		Driver: vendorsim.Driver{State: vendorsim.DriverLoaded, Version: "1.3.0"},
+		Library: vendorsim.Library{OneLock: true, Calls: vendorsim.Calls{
+			Delay: 15 * time.Millisecond,
+			Slow:  vendorsim.Delays{"EfmlGetDevMem": time.Hour, "EfmlInit": 20 * time.Millisecond},
+			Fail:  vendorsim.Failures{"EfmlGetDevMem": 254, "EfmlInit": 6},
+		}},
+		Drivers:   map[string]vendorsim.Driver{"nvidia": {State: vendorsim.DriverAbsent, CUDA: "12.4"}},
+		Libraries: map[string]vendorsim.Library{"iluvatar": {Calls: vendorsim.Calls{Delay: 7 * time.Millisecond}}},
+		Links:     []vendorsim.Link{{A: 2, B: 3, Lanes: 12, OneWay: true}},
+		Cards: []vendorsim.Card{
+			{
+				Vendor: "enflame", Model: "S60", UUID: "U53000090104",
+				MemoryMiB: 16384, UsedMiB: 12, Minor: new(3), Unhealthy: true, Lost: true,
+				Calls: vendorsim.Calls{
+					Delay: 5 * time.Millisecond,
+					Slow:  vendorsim.Delays{"EfmlGetDevUuid": 253 * time.Millisecond},
+					Fail:  vendorsim.Failures{"EfmlGetDevUuid": 253},
+				},
+			},
+			{Vendor: "enflame", UUID: "U53000090104", NUMA: -1},
+			{
+				Vendor: "nvidia", UUID: "GPU-1", MemoryMiB: 40960, NUMA: -1, Serial: "1650",
+				Board: "b0", Chip: 1, PCI: "00000000:3B:1f.7", Switch: "s 0", Compute: "9.0",
+				MIG: vendorsim.MIGEnabled, XID: vendorsim.XID{Code: 79, Number: 2},
+			},
+			{
+				Vendor: "nvidia", UUID: "GPU-2", MemoryMiB: 40960, NUMA: -1,
+				MIG: vendorsim.MIGDisabled, XID: vendorsim.XID{Code: 31}, HealthBits: 1<<63 | 4,
+			},
+		},
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("topology (-want +got):\n%s", diff)
+	}
+}
+
+// brokenFiles are files with mistakes. FuzzTopology gives them to the parser
+// in C as well.
+var brokenFiles = map[string]struct {
+	text string
+	want []string // all mistakes, without the file's name
+}{
+	"all at once, in order": {
+		"colour = red\n[driver]\nstate = sleepy\nthis line\n[card 0]\nvendor = acme\nmemory_mib = much\nspeed = 3\n[wheel]\nsize = 3\n",
+		[]string{
+			`1: key "colour" stands before the first section`,
+			`3: state = "sleepy" is not loaded, absent or broken`,
+			`4: neither a section nor key = value: "this line"`,
+			`5: [card 0] has no uuid`,
+			`6: vendor = "acme" is not enflame, nvidia or iluvatar`,
+			`7: memory_mib = "much" is not an integer from 0 to 4294967295`,
+			`8: unknown key "speed" in [card 0]`,
+			`9: unknown section [wheel]`,
+		},
+	},
+	"card twice": {
+		"[card 0]\nvendor = enflame\nuuid = a\nmemory_mib = 1\n[card 0]\nvendor = enflame\n",
+		[]string{"5: card 0 is described twice, first in line 1"},
+	},
+	"a gap": {
+		"[card 0]\nvendor = enflame\nuuid = a\nmemory_mib = 1\n[card 2]\nvendor = enflame\nuuid = c\nmemory_mib = 1\n",
+		[]string{"5: there is a card 2 but no card 1"},
+	},
+	"key twice":         {"[driver]\nversion = 1\nversion = 1\n", []string{"3: version is given twice in this section"}},
+	"section twice":     {"[library]\n[library]\n", []string{"2: section [library] is given twice"}},
+	"open section":      {"[driver\n", []string{"1: a section has no closing ]"}},
+	"card number":       {"[card 1024]\n", []string{`1: card = "1024" is not an integer from 0 to 1023`}},
+	"signed number":     {"[library]\ndelay_ms = +5\n", []string{`2: delay_ms = "+5" is not an integer from 0 to 3600000`}},
+	"huge number":       {"[library]\ndelay_ms = 99999999999999999999\n", []string{`2: delay_ms = "99999999999999999999" is not an integer from 0 to 3600000`}},
+	"fail without code": {"[library]\nfail = EfmlInit\n", []string{"2: fail wants function:code, separated by commas"}},
+	"fail with nothing": {"[library]\nfail = EfmlInit:6,\n", []string{"2: fail wants function:code, separated by commas"}},
+	"fail with success": {"[library]\nfail = EfmlInit:0\n", []string{`2: fail code = "0" is not an integer from 1 to 999`}},
+	"slow with nothing": {"[card 0]\nvendor = enflame\nuuid = a\nmemory_mib = 1\nslow = EfmlInit\n", []string{"5: slow wants function:milliseconds, separated by commas"}},
+	"slow and fast":     {"[library]\nslow = EfmlInit:0\n", []string{`2: slow milliseconds = "0" is not an integer from 1 to 3600000`}},
+	"lock":              {"[library]\none_lock = yes\n", []string{`2: one_lock = "yes" is not true or false`}},
+	"fail twice":        {"[library]\nfail = EfmlInit:6,EfmlInit:7\n", []string{"2: fail names EfmlInit twice"}},
+	"long uuid":         {"[card 0]\nvendor = enflame\nmemory_mib = 1\nuuid = " + strings.Repeat("u", 64) + "\n", []string{"4: uuid is longer than 63 bytes"}},
+	"more used than there": {
+		"[card 0]\nvendor = enflame\nuuid = a\nmemory_mib = 1\nused_mib = 2\n",
+		[]string{"1: [card 0] has used_mib above memory_mib"},
+	},
+	"health": {
+		"[card 0]\nvendor = enflame\nuuid = a\nmemory_mib = 1\nhealth = fine\nlost = no\nnuma = -2\nminor = -1\n",
+		[]string{
+			`5: health = "fine" is not healthy or unhealthy`,
+			`6: lost = "no" is not true or false`,
+			`7: numa = "-2" is not an integer from -1 to 1023`,
+			`8: minor = "-1" is not an integer from 0 to 1048575`,
+		},
+	},
+	"settings of a vendor": {
+		"[driver acme]\n[driver  nvidia]\ncuda = 12\n[ driver nvidia ]\n[library iluvatar]\nspeed = 3\n",
+		[]string{
+			`1: unknown section [driver acme]`,
+			`3: cuda = "12" is not a version such as 12.4`,
+			`4: section [driver nvidia] is given twice`,
+			`6: unknown key "speed" in [library iluvatar]`,
+		},
+	},
+	"where a card is": {
+		"[card 0]\nvendor = nvidia\nuuid = a\nmemory_mib = 1\nchip = -1\npci = 0:0:0.0\ncompute = 9.0.1\nmig = on\n" +
+			"xid = 0\nhealth_bits = 4\nboard = " + strings.Repeat("b", 64) + "\nvendor = acme\nhealth_bits = 0x1\n",
+		[]string{
+			`5: chip = "-1" is not an integer from 0 to 1023`,
+			`6: pci = "0:0:0.0" is not an address such as 0000:3b:00.0`,
+			`7: compute = "9.0.1" is not a version such as 12.4`,
+			`8: mig = "on" is not disabled or enabled`,
+			`9: xid = "0" is not an integer from 1 to 999`,
+			`10: health_bits = "4" is not a mask such as 0x4`,
+			`11: board is longer than 63 bytes`,
+			`12: vendor is given twice in this section`,
+			`13: health_bits is given twice in this section`,
+		},
+	},
+	"pci of 33 devices":  {"[card 0]\nvendor = nvidia\nuuid = a\nmemory_mib = 1\npci = 0000:00:20.0\n", []string{`5: pci = "0000:00:20.0" is not an address such as 0000:3b:00.0`}},
+	"number of an error": {"[card 0]\nvendor = nvidia\nuuid = a\nmemory_mib = 1\nxid = 79@\n", []string{`5: number of the xid = "" is not an integer from 0 to 1000000`}},
+	"links": {
+		"[card 0]\nvendor = nvidia\nuuid = a\nmemory_mib = 1\n[card 1]\nvendor = enflame\nuuid = b\nmemory_mib = 1\n" +
+			"[link]\n[link 0]\n[link 0 x]\n[link 0 0]\n[link 0 1]\n[link 1 0]\n[link 0 7]\nlanes = 19\none_way = maybe\nspeed = 3\n",
+		[]string{
+			`9: unknown section [link]`,
+			`10: link = "" is not an integer from 0 to 1023`,
+			`11: link = "x" is not an integer from 0 to 1023`,
+			`12: link 0 0 joins a card with itself`,
+			`13: [link 0 1] has no lanes`,
+			`13: [link 0 1] joins cards of two vendors`,
+			`14: link 1 0 is described twice, first in line 13`,
+			`15: [link 0 7] names a card that is not there`,
+			`16: lanes = "19" is not an integer from 1 to 18`,
+			`17: one_way = "maybe" is not true or false`,
+			`18: unknown key "speed" in [link 0 7]`,
+		},
+	},
+	"not text": {"[driver]\nversion = 1\x00\n", []string{"1: the file is not text, it contains a NUL byte"}},
+}
+
+func TestParseMistakes(t *testing.T) {
+	for name, tt := range brokenFiles {
+		t.Run(name, func(t *testing.T) {
+			_, err := vendorsim.Parse("t.ini", []byte(tt.text))
+			if err == nil {
+				t.Fatal("no mistake was found")
+			}
+			want := "t.ini:" + strings.Join(tt.want, "\nt.ini:")
+			if diff := cmp.Diff(want, err.Error()); diff != "" {
+				t.Errorf("mistakes (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestWriteAndReadBack(t *testing.T) {
+	want := vendorsim.Topology{
+		Driver:  vendorsim.Driver{State: vendorsim.DriverAbsent, Version: "2"},
+		Library: vendorsim.Library{Calls: vendorsim.Calls{Delay: time.Second, Fail: vendorsim.Failures{"b": 2, "a": 1}}, OneLock: true},
+		Drivers: map[string]vendorsim.Driver{
+			"nvidia":   {State: vendorsim.DriverLoaded, Version: "550.54.15", CUDA: "12.4"},
+			"iluvatar": {State: vendorsim.DriverBroken},
+		},
+		Libraries: map[string]vendorsim.Library{"iluvatar": {Calls: vendorsim.Calls{Fail: vendorsim.Failures{"c": 3}, Slow: vendorsim.Delays{"d": time.Second}}}},
+		Cards:     slices.Concat(vendorsim.GCUs(2, 32768), vendorsim.GPUs(3, 40960), vendorsim.IXBoards(2, 2, 32768)),
+		Links:     vendorsim.AllLinked(2, 3, 4),
+	}
+	want.Links[1].OneWay = true
+	want.Cards[2].PCI, want.Cards[2].Switch, want.Cards[2].HealthBits = "0000:3b:00.0", "s0", 0x14
+	want.Cards[3].XID = vendorsim.XID{Code: 79, Number: 4}
+	want.Cards[4].XID = vendorsim.XID{Code: 48}
+	want.Cards[1].Minor = new(9)
+	want.Cards[1].UUID = want.Cards[0].UUID // hardware that cannot be
+	want.Cards[1].Fail = vendorsim.Failures{"EfmlGetDevMem": 254}
+	want.Cards[2].Delay, want.Cards[2].Slow = time.Hour, vendorsim.Delays{"nvmlDeviceGetUUID": time.Millisecond}
+	dir := t.TempDir()
+	path := filepath.Join(dir, "topology.ini")
+	for range 2 { // the second replaces the first
+		if err := want.Write(path); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got, err := vendorsim.Read(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("topology (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff(want, want.Clone()); diff != "" {
+		t.Errorf("clone (-want +got):\n%s", diff)
+	}
+	other := want.Clone()
+	other.Drivers["nvidia"] = vendorsim.Driver{}
+	other.Libraries["iluvatar"].Fail["c"] = 4
+	other.Links[0].Lanes = 1
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("a clone shares something with the original (-want +got):\n%s", diff)
+	}
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(entries) != 1 {
+		t.Errorf("Write left behind %v", entries)
+	}
+}
+
+func TestValidate(t *testing.T) {
+	topology := vendorsim.Topology{
+		Driver: vendorsim.Driver{State: "asleep", Version: " 1"},
+		Library: vendorsim.Library{Calls: vendorsim.Calls{
+			Delay: time.Microsecond, Fail: vendorsim.Failures{"two words": 3, "f": 1000}, Slow: vendorsim.Delays{"": 0},
+		}},
+		Cards: []vendorsim.Card{
+			{Vendor: "enflame", UUID: "a\nlost = true", Model: "S60 #2", MemoryMiB: -1},
+			{Vendor: "enflame", UUID: "b", MemoryMiB: 1, UsedMiB: 2, NUMA: -2, Minor: new(-1)},
+			{Chip: -1, PCI: "3b:00.0", Compute: "9", MIG: "on", XID: vendorsim.XID{Number: 1}, Board: " b"},
+		},
+		Drivers:   map[string]vendorsim.Driver{"acme": {CUDA: "12"}},
+		Libraries: map[string]vendorsim.Library{"nvidia": {Calls: vendorsim.Calls{Delay: -1}}},
+		Links: []vendorsim.Link{
+			{A: 0, B: 1, Lanes: 1}, {A: 1, B: 0, Lanes: 1}, {A: 1, B: 1, Lanes: 1}, {A: 0, B: 3, Lanes: 1}, {A: 2, B: 0},
+		},
+	}
+	want := `[driver]: state = "asleep" is not loaded, absent or broken
+[driver]: version = " 1" cannot be written: line breaks, outer white space or a comment
+[driver acme]: vendor = "acme" is not enflame, nvidia or iluvatar
+[driver acme]: cuda = "12" is not a version such as 12.4
+[library]: delay of 1µs is not in whole milliseconds from 0 to 1h0m0s
+[library]: slow names "", which is no function
+[library]: delay of 0s is not in whole milliseconds from 1 to 1h0m0s
+[library]: fail code = "1000" is not an integer from 1 to 999
+[library]: fail names "two words", which is no function
+[library nvidia]: delay of -1ns is not in whole milliseconds from 0 to 1h0m0s
+[card 0]: model = "S60 #2" cannot be written: line breaks, outer white space or a comment
+[card 0]: uuid = "a\nlost = true" cannot be written: line breaks, outer white space or a comment
+[card 0]: memory_mib = "-1" is not an integer from 0 to 4294967295
+[card 0]: has used_mib above memory_mib
+[card 1]: has used_mib above memory_mib
+[card 1]: numa = "-2" is not an integer from -1 to 1023
+[card 1]: minor = "-1" is not an integer from 0 to 1048575
+[card 2]: vendor = "" is not enflame, nvidia or iluvatar
+[card 2]: board = " b" cannot be written: line breaks, outer white space or a comment
+[card 2]: chip = "-1" is not an integer from 0 to 1023
+[card 2]: pci = "3b:00.0" is not an address such as 0000:3b:00.0
+[card 2]: compute = "9" is not a version such as 12.4
+[card 2]: mig = "on" is not disabled or enabled
+[card 2]: xid = "0" is not an integer from 1 to 999
+[link 1 0]: is described twice
+[link 1 1]: joins a card with itself
+[link 0 3]: names a card that is not there
+[link 2 0]: joins cards of two vendors
+[link 2 0]: lanes = "0" is not an integer from 1 to 18`
+	err := topology.Validate()
+	if err == nil {
+		t.Fatal("no mistake was found")
+	}
+	if diff := cmp.Diff(want, err.Error()); diff != "" {
+		t.Errorf("mistakes (-want +got):\n%s", diff)
+	}
+	path := filepath.Join(t.TempDir(), "topology.ini")
+	if err := topology.Write(path); err == nil {
+		t.Error("Write took it")
+	}
+	if _, err := os.Stat(path); !os.IsNotExist(err) {
+		t.Errorf("Write made the file: %v", err)
+	}
+}
