@@ -40,9 +40,12 @@ var freeForm = []string{
 	"node.vendors", "node.configs",
 	"extender.nodeSelector", "extender.tolerations", "extender.affinity", "extender.extraEnv", "extender.resources",
 	"extender.podAnnotations", "image.pullSecrets",
-	"scheduler.profile", "scheduler.nodeSelector", "scheduler.tolerations", "scheduler.affinity", "scheduler.resources", "scheduler.podAnnotations",
-	"pool.webhook.nodeSelector", "pool.webhook.tolerations", "pool.webhook.affinity", "pool.webhook.resources", "pool.webhook.podAnnotations",
-	"pool.webhook.extraEnv", "pool.node.nodeSelector", "pool.node.tolerations", "pool.node.resources", "pool.node.podAnnotations", "pool.node.extraEnv",
+	"scheduler.profile", "scheduler.nodeSelector", "scheduler.tolerations", "scheduler.affinity", "scheduler.resources",
+	"scheduler.podAnnotations",
+	"pool.webhook.nodeSelector", "pool.webhook.tolerations", "pool.webhook.affinity", "pool.webhook.resources",
+	"pool.webhook.podAnnotations",
+	"pool.webhook.extraEnv", "pool.node.nodeSelector", "pool.node.tolerations", "pool.node.resources", "pool.node.podAnnotations",
+	"pool.node.extraEnv",
 	"uninstall.resources",
 }
 
@@ -419,7 +422,8 @@ func TestSeveralDevicesAreInTheReadmes(t *testing.T) {
 	for _, page := range []string{"README.md", "README.zh.md"} {
 		text := read(t, page)
 		if n := strings.Count(text, "`divvy.dev/devices`"); n < 2 || !strings.Contains(text, "(docs/devices.md)") {
-			t.Errorf("%s names divvy.dev/devices %d times; want it where a pod's containers share a device, and among the limits, with a link to docs/devices.md", page, n)
+			t.Errorf("%s names divvy.dev/devices %d times; want it where a pod's containers share a device, and among the limits, with a "+
+				"link to docs/devices.md", page, n)
 		}
 	}
 }

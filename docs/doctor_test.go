@@ -16,7 +16,8 @@ import (
 func TestEveryCheckOfTheDoctorIsDocumented(t *testing.T) {
 	page := read(t, "docs/doctor.md")
 	counts := regexp.MustCompile(`\d+ checks`).FindAllString(page, -1)
-	if want := fmt.Sprintf("%d checks", len(doctor.Checks())); len(counts) == 0 || slices.ContainsFunc(counts, func(c string) bool { return c != want }) {
+	if want := fmt.Sprintf("%d checks", len(doctor.Checks())); len(counts) == 0 ||
+		slices.ContainsFunc(counts, func(c string) bool { return c != want }) {
 		t.Errorf("docs/doctor.md says that there are %v, want %s", counts, want)
 	}
 	_, page, found := strings.Cut(page, "\n## Checks\n")

@@ -61,7 +61,8 @@ func rendered(t *testing.T, set ...string) []byte {
 // objects decodes what was rendered, and refuses fields that do not exist.
 func objects(t *testing.T, text []byte) []runtime.Object {
 	t.Helper()
-	decoder := json.NewSerializerWithOptions(json.DefaultMetaFactory, scheme.Scheme, scheme.Scheme, json.SerializerOptions{Yaml: true, Strict: true})
+	decoder := json.NewSerializerWithOptions(json.DefaultMetaFactory, scheme.Scheme, scheme.Scheme,
+		json.SerializerOptions{Yaml: true, Strict: true})
 	var out []runtime.Object
 	for document := range bytes.SplitSeq(text, []byte("\n---\n")) {
 		object, _, err := decoder.Decode(document, nil, nil)
@@ -282,10 +283,12 @@ func TestEveryValueHasAnEffect(t *testing.T) {
 		"uninstall.moreResources":               `["acme.com/x"]`,
 		"uninstall.resources":                   `{"limits":{"cpu":"7"}}`,
 	}
-	basis := map[string][]string{"scheduler.": {"--set", "scheduler.mode=dedicated"}, "node.gpuOperator.": {"--set", "node.gpuOperator.enabled=true"}, "pool.": {"--set", "pool.enabled=true"},
-		"metrics.serviceMonitor.": {"--set", "metrics.serviceMonitor.enabled=true"}, "metrics.prometheusRule.": {"--set", "metrics.prometheusRule.enabled=true"},
-		"metrics.dashboard.": {"--set", "metrics.dashboard.enabled=true"},
-		"networkPolicy.":     {"--set", "networkPolicy.enabled=true"}, "podDisruptionBudget.": {"--set", "pool.enabled=true"},
+	basis := map[string][]string{"scheduler.": {"--set", "scheduler.mode=dedicated"},
+		"node.gpuOperator.": {"--set", "node.gpuOperator.enabled=true"}, "pool.": {"--set", "pool.enabled=true"},
+		"metrics.serviceMonitor.": {"--set", "metrics.serviceMonitor.enabled=true"},
+		"metrics.prometheusRule.": {"--set", "metrics.prometheusRule.enabled=true"},
+		"metrics.dashboard.":      {"--set", "metrics.dashboard.enabled=true"},
+		"networkPolicy.":          {"--set", "networkPolicy.enabled=true"}, "podDisruptionBudget.": {"--set", "pool.enabled=true"},
 		"extender.leaderElection": {"--set", "extender.replicas=1"}}
 	plain := map[string]string{}
 	var walk func(path string, value any)
@@ -315,7 +318,8 @@ func TestEveryValueHasAnEffect(t *testing.T) {
 		}
 		var base []string
 		for prefix, set := range basis {
-			if strings.HasPrefix(path, prefix) && path != "scheduler.mode" && (path != prefix+"enabled" || prefix == "podDisruptionBudget.") {
+			if strings.HasPrefix(path, prefix) && path != "scheduler.mode" &&
+				(path != prefix+"enabled" || prefix == "podDisruptionBudget.") {
 				base = set
 			}
 		}
@@ -438,13 +442,16 @@ func TestEveryVolumeIsMounted(t *testing.T) {
 
 // TestEveryObjectIsInTheReleasesNamespace, whichever that is, or in the pool's.
 func TestEveryObjectIsInTheReleasesNamespace(t *testing.T) {
-	for _, o := range objects(t, rendered(t, "--namespace", "elsewhere", "--set", "extender.replicas=2,pool.enabled=true,pool.namespace=gpus", "--set", "node.configs.a.logLevel=debug")) {
+	for _, o := range objects(t,
+		rendered(t, "--namespace", "elsewhere", "--set", "extender.replicas=2,pool.enabled=true,pool.namespace=gpus",
+			"--set", "node.configs.a.logLevel=debug")) {
 		object, err := meta.Accessor(o)
 		if err != nil {
 			t.Fatal(err)
 		}
 		kind := o.GetObjectKind().GroupVersionKind().Kind
-		wide := strings.HasPrefix(kind, "Cluster") || strings.HasPrefix(kind, "ValidatingAdmissionPolicy") || strings.HasSuffix(kind, "WebhookConfiguration") || kind == "Namespace" || kind == "FlowSchema"
+		wide := strings.HasPrefix(kind, "Cluster") || strings.HasPrefix(kind, "ValidatingAdmissionPolicy") ||
+			strings.HasSuffix(kind, "WebhookConfiguration") || kind == "Namespace" || kind == "FlowSchema"
 		want := "elsewhere"
 		switch {
 		case object.GetLabels()["app.kubernetes.io/name"] == "bitfusion-webhook":
@@ -493,7 +500,8 @@ func TestAccountsMayDoWhatTheyMustAndNoMore(t *testing.T) {
 	}
 	for name, want := range map[string][]string{
 		"divvy-node": {
-			"create events", "list nodes", "list pods", "patch events", "patch nodes", "patch nodes/status", "patch pods", "watch nodes", "watch pods",
+			"create events", "list nodes", "list pods", "patch events", "patch nodes", "patch nodes/status", "patch pods", "watch nodes",
+			"watch pods",
 		},
 		"bitfusion-webhook-deployment": slices.Sorted(slices.Values(slices.Concat(
 			[]string{"create events", "create secrets"},
@@ -503,7 +511,8 @@ func TestAccountsMayDoWhatTheyMustAndNoMore(t *testing.T) {
 				"admissionregistration.k8s.io/validatingwebhookconfigurations validation.bitfusion.io-cfg"),
 		))),
 		"divvy-extender": slices.Sorted(slices.Values(slices.Concat(
-			[]string{"create events", "create pods/binding", "patch pods/status", "get pods", "list nodes", "list pods", "watch nodes", "watch pods"},
+			[]string{"create events", "create pods/binding", "patch pods/status", "get pods", "list nodes", "list pods", "watch nodes",
+				"watch pods"},
 			each([]string{"get", "list", "watch", "patch"}, "admissionregistration.k8s.io/validatingwebhookconfigurations divvy-config"),
 		))),
 		"divvy-uninstall": slices.Sorted(slices.Values(slices.Concat(
@@ -538,8 +547,10 @@ func TestAccountsMayDoWhatTheyMustAndNoMore(t *testing.T) {
 			"bwki/divvy-uninstall": slices.Concat(
 				[]string{"list pods"}, each([]string{"get", "delete"}, "apps/deployments bitfusion-webhook-deployment")),
 			"divvy-system/divvy-uninstall": slices.Concat(
-				[]string{"list pods", "get apps/daemonsets divvy-uninstall-node,divvy-uninstall-scheduler", "delete coordination.k8s.io/leases divvy-extender,divvy-scheduler"},
-				each([]string{"get", "delete"}, "apps/daemonsets divvy-node,divvy-schedconf,bitfusion-device-plugin", "apps/deployments divvy-extender")),
+				[]string{"list pods", "get apps/daemonsets divvy-uninstall-node,divvy-uninstall-scheduler",
+					"delete coordination.k8s.io/leases divvy-extender,divvy-scheduler"},
+				each([]string{"get", "delete"}, "apps/daemonsets divvy-node,divvy-schedconf,bitfusion-device-plugin",
+					"apps/deployments divvy-extender")),
 		}[role.Namespace+"/"+role.Name]
 		slices.Sort(want)
 		if diff := cmp.Diff(want, rights(role.Rules)); !known || diff != "" {
@@ -570,7 +581,8 @@ func TestDaemonStaysOffNodesWithoutDevices(t *testing.T) {
 		nodes map[string]bool // a label, and whether a node with it alone gets the daemon
 	}{
 		"defaults": {nil, map[string]bool{
-			"": false, "enflame.com/gcushare=true": true, "divvy.dev/enabled=true": true, "nvidia.com/gpu.present=true": false, "enflame.com/gcushare=false": false,
+			"": false, "enflame.com/gcushare=true": true, "divvy.dev/enabled=true": true, "nvidia.com/gpu.present=true": false,
+			"enflame.com/gcushare=false": false,
 		}},
 		"mixed": {[]string{"--values", root + "/examples/values/mixed.yaml"}, map[string]bool{
 			"": false, "enflame.com/gcushare=true": true, "nvidia.com/gpu.present=true": true, "iluvatar.com/gpu.present=true": true,
@@ -583,11 +595,13 @@ func TestDaemonStaysOffNodesWithoutDevices(t *testing.T) {
 			"": false, "nvidia.com/gpu.present=true": true, "divvy.dev/enabled=true": false,
 		}},
 		"narrowed by an affinity": {
-			[]string{"--set-json", `node.affinity={"nodeAffinity":{"requiredDuringSchedulingIgnoredDuringExecution":{"nodeSelectorTerms":[{"matchExpressions":[{"key":"zone","operator":"Exists"}]}]}}}`},
+			[]string{"--set-json",
+				`node.affinity={"nodeAffinity":{"requiredDuringSchedulingIgnoredDuringExecution":{"nodeSelectorTerms":[{"matchExpressions":[{"key":"zone","operator":"Exists"}]}]}}}`},
 			map[string]bool{"enflame.com/gcushare=true": false, "enflame.com/gcushare=true,zone=a": true, "zone=a": false},
 		},
 		"old files": {
-			[]string{"--set-json", `node.configs={"old":"version: v1\nflags: {migStrategy: none}\n"}`, "--set", "node.ixConfigMap=ix-config"},
+			[]string{"--set-json", `node.configs={"old":"version: v1\nflags: {migStrategy: none}\n"}`,
+				"--set", "node.ixConfigMap=ix-config"},
 			map[string]bool{"nvidia.com/gpu.present=true": true, "iluvatar.com/gpu.present=true": true, "enflame.com/gcushare=true": true},
 		},
 	} {
@@ -625,7 +639,8 @@ func TestConfigurationChangesRestartNoDaemon(t *testing.T) {
 	for _, set := range []string{
 		"memoryUnit=\"0.1\"", "node.injection=\"cdi\"", "node.healthInterval=\"9s\"", "node.labels=\"none\"", "node.logLevel=\"debug\"",
 		`node.vendors={"enflame":{"health":{"ignore":["all"]}}}`, `node.configs={"a":{"logLevel":"info"},"b":{"labels":"none"}}`,
-		`sharedResources=[{"name":"enflame.com/gcu","vendor":"enflame","mode":"exclusive"},{"name":"enflame.com/gcu-memory","vendor":"enflame"}]`,
+		`sharedResources=[{"name":"enflame.com/gcu","vendor":"enflame","mode":"exclusive"},{"name":"enflame.com/gcu-memory",` +
+			`"vendor":"enflame"}]`,
 	} {
 		after := podSpecs(objects(t, rendered(t, "--set", "node.configs.a.logLevel=debug", "--set-json", set)))["divvy-node"]
 		if diff := cmp.Diff(before, after); diff != "" {
@@ -695,7 +710,8 @@ func TestDurationsAreThoseOfTheDaemon(t *testing.T) {
 	}
 	durations := []string{"", "0", "s", "5", "-1s"}
 	for _, unit := range []string{"ns", "us", "ms", "s", "m", "h"} {
-		for _, n := range []string{"0", "0.05", "0.5", "1", "1.5", "9", "23", "24", "25", "59", "60", "61", "99", "100", "1439", "1440", "1441", "3599", "3600", "3601", "86399", "86400", "86401", "3600001", "86400001"} {
+		for _, n := range []string{"0", "0.05", "0.5", "1", "1.5", "9", "23", "24", "25", "59", "60", "61", "99", "100", "1439", "1440",
+			"1441", "3599", "3600", "3601", "86399", "86400", "86401", "3600001", "86400001"} {
 			durations = append(durations, n+unit, "1h"+n+unit, "23h"+n+unit, "24h"+n+unit, "59m"+n+unit, "60m"+n+unit, "1440m"+n+unit)
 		}
 	}
@@ -749,7 +765,8 @@ func TestExtenderManagesMemoryAndNothingElse(t *testing.T) {
 			t.Errorf("%s: no %s in %v", name, tt.want, got)
 		}
 	}
-	if got := args("--set", "node.configs.a.resources[0].name=a.example/b,node.configs.a.resources[0].vendor=nvidia"); !slices.Contains(got, "--resources=enflame.com/gcu-memory,a.example/b") {
+	if got := args("--set", "node.configs.a.resources[0].name=a.example/b,node.configs.a.resources[0].vendor=nvidia"); !slices.Contains(got,
+		"--resources=enflame.com/gcu-memory,a.example/b") {
 		t.Errorf("a named configuration: %v", got)
 	}
 	for _, o := range objects(t, rendered(t, "--values", root+"/examples/values/gpu-operator.yaml")) {

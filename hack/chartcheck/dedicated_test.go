@@ -43,7 +43,8 @@ func TestSchedulerAcceptsItsConfiguration(t *testing.T) {
 		t.Fatal(err)
 	}
 	strict := serializer.NewCodecFactory(scheme, serializer.EnableStrict).UniversalDeserializer()
-	all := dedicated(t, "--values", root+"/examples/values/mixed.yaml", "--set", "scheduler.name=cards,scheduler.profile.percentageOfNodesToScore=50")
+	all := dedicated(t, "--values", root+"/examples/values/mixed.yaml",
+		"--set", "scheduler.name=cards,scheduler.profile.percentageOfNodesToScore=50")
 	object, _, err := strict.Decode([]byte(one[*corev1.ConfigMap](t, all, "divvy-scheduler").Data["config.yaml"]), nil, nil)
 	if err != nil {
 		t.Fatal(err)
@@ -52,7 +53,8 @@ func TestSchedulerAcceptsItsConfiguration(t *testing.T) {
 	if !ok {
 		t.Fatalf("it is a %T", object)
 	}
-	if l := config.LeaderElection; l.LeaderElect == nil || !*l.LeaderElect || l.ResourceNamespace != "divvy-system" || l.ResourceName != "divvy-scheduler" || l.ResourceLock != "leases" {
+	if l := config.LeaderElection; l.LeaderElect == nil || !*l.LeaderElect || l.ResourceNamespace != "divvy-system" ||
+		l.ResourceName != "divvy-scheduler" || l.ResourceLock != "leases" {
 		t.Errorf("election: %+v", l)
 	}
 	if len(config.Profiles) != 1 || *config.Profiles[0].SchedulerName != "cards" || *config.Profiles[0].PercentageOfNodesToScore != 50 {
@@ -62,7 +64,8 @@ func TestSchedulerAcceptsItsConfiguration(t *testing.T) {
 		t.Fatalf("extenders: %+v", config.Extenders)
 	}
 	e := config.Extenders[0]
-	if e.URLPrefix != "http://127.0.0.1:32766/gcushare-scheduler" || e.FilterVerb != "filter" || e.PrioritizeVerb != "prioritize" || e.BindVerb != "bind" ||
+	if e.URLPrefix != "http://127.0.0.1:32766/gcushare-scheduler" || e.FilterVerb != "filter" || e.PrioritizeVerb != "prioritize" ||
+		e.BindVerb != "bind" ||
 		!e.NodeCacheCapable || e.Ignorable || e.EnableHTTPS {
 		t.Errorf("extender: %+v", e)
 	}
@@ -74,7 +77,8 @@ func TestSchedulerAcceptsItsConfiguration(t *testing.T) {
 		}
 	}
 	args := container(t, one[*appsv1.Deployment](t, all, "divvy-scheduler").Spec.Template.Spec, "extender").Args
-	if want := "--resources=" + strings.Join(managed, ","); !slices.Contains(args, want) || !slices.Contains(args, "--scheduler-name=cards") {
+	if want := "--resources=" + strings.Join(managed, ","); !slices.Contains(args, want) ||
+		!slices.Contains(args, "--scheduler-name=cards") {
 		t.Errorf("the extender manages something else than %s: %v", want, args)
 	}
 }
@@ -88,13 +92,19 @@ func TestExtenderUnderstandsItsFlags(t *testing.T) {
 		set        []string
 		elects     bool
 	}{
-		"extender":               {"divvy-extender", []string{"--set", "extender.replicas=1,extender.listenAddress=::1,extender.allowBindFrom={10.0.0.0/8},extender.tls.listenAddress=10.0.0.1"}, false},
-		"elected":                {"divvy-extender", []string{"--set", "extender.replicas=2"}, true},
-		"dedicated":              {"divvy-scheduler", []string{"--set", "scheduler.mode=dedicated,extender.replicas=2,extender.logDir=/var/log/x,extender.allowBindFrom={10.0.0.0/8}"}, true},
-		"dedicated, one replica": {"divvy-scheduler", []string{"--set", "scheduler.mode=dedicated,scheduler.replicas=1,extender.replicas=1,extender.leaseDuration=7s,extender.maxBindDelay=20m"}, true},
+		"extender": {"divvy-extender",
+			[]string{"--set", "extender.replicas=1,extender.listenAddress=::1,extender.allowBindFrom={10.0.0.0/8}," +
+				"extender.tls.listenAddress=10.0.0.1"}, false},
+		"elected": {"divvy-extender", []string{"--set", "extender.replicas=2"}, true},
+		"dedicated": {"divvy-scheduler",
+			[]string{"--set", "scheduler.mode=dedicated,extender.replicas=2,extender.logDir=/var/log/x,extender.allowBindFrom={10.0.0.0/8}"}, true},
+		"dedicated, one replica": {"divvy-scheduler",
+			[]string{"--set", "scheduler.mode=dedicated,scheduler.replicas=1,extender.replicas=1,extender.leaseDuration=7s," +
+				"extender.maxBindDelay=20m"}, true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			args := container(t, one[*appsv1.Deployment](t, objects(t, rendered(t, tt.set...)), tt.deployment).Spec.Template.Spec, "extender").Args
+			args := container(t, one[*appsv1.Deployment](t, objects(t, rendered(t, tt.set...)), tt.deployment).Spec.Template.Spec,
+				"extender").Args
 			o := extender.DefaultOptions()
 			fs := pflag.NewFlagSet("extender", pflag.ContinueOnError)
 			o.AddFlags(fs)
@@ -110,7 +120,8 @@ func TestExtenderUnderstandsItsFlags(t *testing.T) {
 			if strings.Contains(name, "one replica") && (o.LeaderElectDuration != 7*time.Second || o.MaxBindDelay != 20*time.Minute) {
 				t.Errorf("durations %s and %s", o.LeaderElectDuration, o.MaxBindDelay)
 			}
-			if tt.deployment == "divvy-scheduler" && (o.MutatingConfig != "divvy-scheduler" || o.TLSClientSecret == "" || o.TLSConfigMap != "" || len(o.AllowBindFrom) > 0 || o.Log.File != "") {
+			if tt.deployment == "divvy-scheduler" && (o.MutatingConfig != "divvy-scheduler" || o.TLSClientSecret == "" ||
+				o.TLSConfigMap != "" || len(o.AllowBindFrom) > 0 || o.Log.File != "") {
 				t.Errorf("options beside a scheduler %+v", o)
 			}
 		})
@@ -129,12 +140,14 @@ func TestModesShareNothingButTheService(t *testing.T) {
 	}
 	own := dedicated(t)
 	usual, other := names(installed(t, rendered(t))), names(own)
-	for _, name := range []string{"Deployment divvy-extender", "DaemonSet divvy-schedconf", "ServiceAccount divvy-extender", "ConfigMap divvy-extender-ca"} {
+	for _, name := range []string{"Deployment divvy-extender", "DaemonSet divvy-schedconf", "ServiceAccount divvy-extender",
+		"ConfigMap divvy-extender-ca"} {
 		if !usual[name] || other[name] {
 			t.Errorf("%s: %t with mode extender, %t with mode dedicated", name, usual[name], other[name])
 		}
 	}
-	for _, name := range []string{"Deployment divvy-scheduler", "ConfigMap divvy-scheduler", "MutatingWebhookConfiguration divvy-scheduler", "PodDisruptionBudget divvy-scheduler"} {
+	for _, name := range []string{"Deployment divvy-scheduler", "ConfigMap divvy-scheduler", "MutatingWebhookConfiguration divvy-scheduler",
+		"PodDisruptionBudget divvy-scheduler"} {
 		if usual[name] || !other[name] {
 			t.Errorf("%s: %t with mode extender, %t with mode dedicated", name, usual[name], other[name])
 		}
@@ -147,7 +160,8 @@ func TestModesShareNothingButTheService(t *testing.T) {
 		}
 	}
 	webhook := one[*admissionv1.MutatingWebhookConfiguration](t, own, "divvy-scheduler").Webhooks[0]
-	if s := webhook.ClientConfig.Service; s.Name != service.Name || *s.Port != 32765 || webhook.ClientConfig.CABundle != nil || webhook.NamespaceSelector != nil {
+	if s := webhook.ClientConfig.Service; s.Name != service.Name || *s.Port != 32765 || webhook.ClientConfig.CABundle != nil ||
+		webhook.NamespaceSelector != nil {
 		t.Errorf("webhook %+v", webhook.ClientConfig)
 	}
 	for _, volume := range pods.Spec.Volumes {
@@ -169,7 +183,8 @@ func TestModesShareNothingButTheService(t *testing.T) {
 		}
 	}
 	slices.Sort(roles)
-	want := []string{"divvy-extender", "divvy-system/divvy-extender", "divvy-system/divvy-scheduler", "system:kube-scheduler", "system:volume-scheduler"}
+	want := []string{"divvy-extender", "divvy-system/divvy-extender", "divvy-system/divvy-scheduler", "system:kube-scheduler",
+		"system:volume-scheduler"}
 	if diff := cmp.Diff(want, roles); diff != "" {
 		t.Errorf("roles of the scheduler's account (-want +got):\n%s", diff)
 	}
@@ -186,7 +201,8 @@ func TestSchedulerIsTheClustersVersion(t *testing.T) {
 		"v1.33.1-eks-7f6f3c1": {"registry.k8s.io/kube-scheduler:v1.33.1", "/livez", "/readyz"},
 		"v1.34.0+k3s1":        {"registry.k8s.io/kube-scheduler:v1.34.0", "/livez", "/readyz"},
 	} {
-		text, err := output(t.Context(), program, "template", "divvy", chartDir, "--namespace", "divvy-system", "--kube-version", version, "--set", "scheduler.mode=dedicated")
+		text, err := output(t.Context(), program, "template", "divvy", chartDir, "--namespace", "divvy-system", "--kube-version", version,
+			"--set", "scheduler.mode=dedicated")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -195,7 +211,9 @@ func TestSchedulerIsTheClustersVersion(t *testing.T) {
 			t.Errorf("%s: image %s, probes %s and %s", version, c.Image, c.LivenessProbe.HTTPGet.Path, c.ReadinessProbe.HTTPGet.Path)
 		}
 	}
-	c := container(t, one[*appsv1.Deployment](t, dedicated(t, "--set", "scheduler.image.registry=example.com/mirror,scheduler.image.tag=v1.31.0"), "divvy-scheduler").Spec.Template.Spec, "kube-scheduler")
+	c := container(t, one[*appsv1.Deployment](t,
+		dedicated(t, "--set", "scheduler.image.registry=example.com/mirror,scheduler.image.tag=v1.31.0"),
+		"divvy-scheduler").Spec.Template.Spec, "kube-scheduler")
 	if c.Image != "example.com/mirror/kube-scheduler:v1.31.0" {
 		t.Errorf("image %s", c.Image)
 	}

@@ -80,7 +80,9 @@ func TestNetworkPoliciesLetInWhatIsServed(t *testing.T) {
 
 // TestNetworkPoliciesNameWhoAsks, as the values say.
 func TestNetworkPoliciesNameWhoAsks(t *testing.T) {
-	all := objects(t, rendered(t, "--set", "networkPolicy.enabled=true,pool.enabled=true,networkPolicy.apiServer.cidrs={10.0.0.1/32},networkPolicy.apiServer.ports={8443},networkPolicy.kubeScheduler={10.0.0.2/32}",
+	all := objects(t, rendered(t,
+		"--set", "networkPolicy.enabled=true,pool.enabled=true,networkPolicy.apiServer.cidrs={10.0.0.1/32},"+
+			"networkPolicy.apiServer.ports={8443},networkPolicy.kubeScheduler={10.0.0.2/32}",
 		"--set-json", `networkPolicy.prometheus=[{"namespaceSelector":{"matchLabels":{"a":"b"}}}]`))
 	from := func(rules []networkingv1.NetworkPolicyIngressRule) map[string][]string {
 		out := map[string][]string{}
@@ -101,7 +103,8 @@ func TestNetworkPoliciesNameWhoAsks(t *testing.T) {
 		return out
 	}
 	for name, want := range map[string]map[string][]string{
-		"divvy-extender":          {"32766": {"10.0.0.2/32"}, "32765": {"10.0.0.2/32", "10.0.0.1/32", "app.kubernetes.io/name=divvy-extender"}, "9401": {"a=b"}},
+		"divvy-extender": {"32766": {"10.0.0.2/32"},
+			"32765": {"10.0.0.2/32", "10.0.0.1/32", "app.kubernetes.io/name=divvy-extender"}, "9401": {"a=b"}},
 		"bitfusion-webhook":       {"8443": {"10.0.0.1/32"}, "9403": {"a=b"}},
 		"divvy-node":              {"9400": {"a=b"}},
 		"bitfusion-device-plugin": {"9402": {"a=b"}},
@@ -114,7 +117,8 @@ func TestNetworkPoliciesNameWhoAsks(t *testing.T) {
 			continue
 		}
 		egress := policy.Egress[0]
-		if len(egress.To) != 1 || egress.To[0].IPBlock.CIDR != "10.0.0.1/32" || egress.Ports[0].Port.String() != "8443" || *egress.Ports[0].Protocol != corev1.ProtocolTCP {
+		if len(egress.To) != 1 || egress.To[0].IPBlock.CIDR != "10.0.0.1/32" || egress.Ports[0].Port.String() != "8443" ||
+			*egress.Ports[0].Protocol != corev1.ProtocolTCP {
 			t.Errorf("%s: the API server is reached by %+v", name, egress)
 		}
 	}

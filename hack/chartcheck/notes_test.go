@@ -50,15 +50,19 @@ func TestNotesSayWhatToDoNext(t *testing.T) {
 		"operator":  "This cluster has no GPU operator",
 	}
 	for name, tt := range map[string]struct{ set, want []string }{
-		"defaults":       {nil, []string{"label", "schedconf", "switch", "doctor"}},
-		"dedicated":      {[]string{"--set", "scheduler.mode=dedicated"}, []string{"label", "scheduler", "doctor"}},
-		"by hand":        {[]string{"--set", "scheduler.mode=none"}, []string{"label", "by hand", "entry", "doctor"}},
-		"elsewhere":      {[]string{"--set", "scheduler.mode=none,extender.hostNetwork=false"}, []string{"label", "by hand", "entry", "service", "networks", "doctor"}},
-		"no operator":    {[]string{"--values", root + "/examples/values/gpu-operator.yaml"}, []string{"operator", "none", "doctor"}},
-		"whole devices":  {[]string{"--values", root + "/examples/values/gpu-operator.yaml", "--api-versions", "nvidia.com/v1"}, []string{"none", "doctor"}},
-		"pool":           {[]string{"--values", root + "/examples/values/pool.yaml"}, []string{"pool", "allow", "memory"}},
-		"pool and cards": {[]string{"--set", "pool.enabled=true,pool.totalGPUMemory=16000"}, []string{"label", "schedconf", "switch", "doctor", "pool", "allow", "size"}},
-		"memory unknown": {[]string{"--set", "pool.enabled=true"}, []string{"label", "schedconf", "switch", "doctor", "pool", "allow", "memory"}},
+		"defaults":  {nil, []string{"label", "schedconf", "switch", "doctor"}},
+		"dedicated": {[]string{"--set", "scheduler.mode=dedicated"}, []string{"label", "scheduler", "doctor"}},
+		"by hand":   {[]string{"--set", "scheduler.mode=none"}, []string{"label", "by hand", "entry", "doctor"}},
+		"elsewhere": {[]string{"--set", "scheduler.mode=none,extender.hostNetwork=false"},
+			[]string{"label", "by hand", "entry", "service", "networks", "doctor"}},
+		"no operator": {[]string{"--values", root + "/examples/values/gpu-operator.yaml"}, []string{"operator", "none", "doctor"}},
+		"whole devices": {[]string{"--values", root + "/examples/values/gpu-operator.yaml", "--api-versions", "nvidia.com/v1"},
+			[]string{"none", "doctor"}},
+		"pool": {[]string{"--values", root + "/examples/values/pool.yaml"}, []string{"pool", "allow", "memory"}},
+		"pool and cards": {[]string{"--set", "pool.enabled=true,pool.totalGPUMemory=16000"},
+			[]string{"label", "schedconf", "switch", "doctor", "pool", "allow", "size"}},
+		"memory unknown": {[]string{"--set", "pool.enabled=true"}, []string{"label", "schedconf", "switch", "doctor", "pool", "allow",
+			"memory"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			out, err := template(t.Context(), program, chart, append([]string{"--show-only", "templates/notes.yaml"}, tt.set...))

@@ -29,12 +29,13 @@ func TestPlacement(t *testing.T) {
 		set    []string
 		weight int
 	}{
-		"by default":          {nil, 1},
-		"spread":              {[]string{"--set", "extender.policy=spread"}, 1},
-		"fragmentation":       {example, 200},
-		"another weight":      {slices.Concat(example, []string{"--set", "extender.weight=20"}), 20},
-		"of binpack":          {[]string{"--set", "extender.weight=30"}, 30},
-		"with several models": {slices.Concat(example, []string{"--set-json", `extender.demand=[{"units":1000000,"models":["S60","S*"],"avoidModels":["T4"],"share":0.5}]`}), 200},
+		"by default":     {nil, 1},
+		"spread":         {[]string{"--set", "extender.policy=spread"}, 1},
+		"fragmentation":  {example, 200},
+		"another weight": {slices.Concat(example, []string{"--set", "extender.weight=20"}), 20},
+		"of binpack":     {[]string{"--set", "extender.weight=30"}, 30},
+		"with several models": {slices.Concat(example,
+			[]string{"--set-json", `extender.demand=[{"units":1000000,"models":["S60","S*"],"avoidModels":["T4"],"share":0.5}]`}), 200},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {

@@ -34,7 +34,8 @@ func TestWithoutThePoolNothingOfItIsRendered(t *testing.T) {
 	if strings.Contains(plain, "bitfusion") || strings.Contains(plain, "bwki") {
 		t.Error("there is something of the pool")
 	}
-	if diff := cmp.Diff(plain, keyless(rendered(t, "--set", "pool.namespace=x,pool.totalGPUMemory=16000,pool.catalog=a: b,pool.existingCatalog=c,pool.node.units=7"))); diff != "" {
+	if diff := cmp.Diff(plain, keyless(rendered(t, "--set", "pool.namespace=x,pool.totalGPUMemory=16000,pool.catalog=a: "+
+		"b,pool.existingCatalog=c,pool.node.units=7"))); diff != "" {
 		t.Errorf("values of the pool change something:\n%s", diff)
 	}
 }
@@ -78,11 +79,15 @@ func TestCatalogIsTheBuiltInOne(t *testing.T) {
 	}
 	// What docs/pool-catalog.md shows.
 	command, args, _, err := client.Wrap(pool.Request{Amount: 1, Percent: 50, Units: 50}, nil, []string{"python", "x.py"}, nil)
-	if diff := cmp.Diff([]string{"/bitfusion/rgpu/bin/rgpu", "attach", "--gpus", "1", "--share", "50", "--", "python", "x.py"}, append(command, args...)); err != nil || diff != "" {
+	if diff := cmp.Diff([]string{"/bitfusion/rgpu/bin/rgpu", "attach", "--gpus", "1", "--share", "50", "--", "python", "x.py"},
+		append(command, args...)); err != nil || diff != "" {
 		t.Errorf("the example's command: %v (-want +got)\n%s", err, diff)
 	}
 	// A map in a file of values, as well as a text.
-	got = one[*corev1.ConfigMap](t, pooled(t, "--set-json", `pool.catalog={"apiVersion":"pool.divvy.dev/v1alpha1","kind":"ClientCatalog","clients":[{"version":"450","os":"x","root":"/bitfusion/a","command":"bitfusion"}]}`), "bwki-bitfusion-client-configmap").Data
+	got = one[*corev1.ConfigMap](t,
+		pooled(t, "--set-json",
+			`pool.catalog={"apiVersion":"pool.divvy.dev/v1alpha1","kind":"ClientCatalog","clients":[{"version":"450","os":"x",`+
+				`"root":"/bitfusion/a","command":"bitfusion"}]}`), "bwki-bitfusion-client-configmap").Data
 	if c, err := pool.DecodeCatalog([]byte(got[key])); err != nil || len(c.Clients) != 1 {
 		t.Errorf("a catalog as a map: %v, %v", c, err)
 	}
@@ -123,7 +128,8 @@ func TestWebhooksCannotStopTheCluster(t *testing.T) {
 	}); diff != "" {
 		t.Errorf("the two are called for different pods (-validating +mutating):\n%s", diff)
 	}
-	if *v.FailurePolicy != admissionv1.Fail || *v.SideEffects != admissionv1.SideEffectClassNone || *v.MatchPolicy != admissionv1.Equivalent || *v.TimeoutSeconds > 10 {
+	if *v.FailurePolicy != admissionv1.Fail || *v.SideEffects != admissionv1.SideEffectClassNone ||
+		*v.MatchPolicy != admissionv1.Equivalent || *v.TimeoutSeconds > 10 {
 		t.Errorf("failure %s, side effects %s, match %s, %d s", *v.FailurePolicy, *v.SideEffects, *v.MatchPolicy, *v.TimeoutSeconds)
 	}
 	if diff := cmp.Diff([]string{"v1"}, v.AdmissionReviewVersions); diff != "" {
@@ -143,12 +149,14 @@ func TestWebhooksCannotStopTheCluster(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for namespace, want := range map[string]bool{"default": true, "kube-system": false, "kube-public": false, "kube-node-lease": false, "gpus": false, "elsewhere": false} {
+	for namespace, want := range map[string]bool{"default": true, "kube-system": false, "kube-public": false, "kube-node-lease": false,
+		"gpus": false, "elsewhere": false} {
 		if got := selector.Matches(labels.Set{"kubernetes.io/metadata.name": namespace}); got != want {
 			t.Errorf("called for pods of namespace %s: %t", namespace, got)
 		}
 	}
-	for failure, set := range map[string]string{"mutating": "pool.webhook.failurePolicy.mutating=Ignore", "validating": "pool.webhook.failurePolicy.validating=Ignore"} {
+	for failure, set := range map[string]string{"mutating": "pool.webhook.failurePolicy.mutating=Ignore",
+		"validating": "pool.webhook.failurePolicy.validating=Ignore"} {
 		all := pooled(t, "--set", set)
 		m := one[*admissionv1.MutatingWebhookConfiguration](t, all, "bwki-webhook-cfg").Webhooks[0].FailurePolicy
 		v := one[*admissionv1.ValidatingWebhookConfiguration](t, all, "validation.bitfusion.io-cfg").Webhooks[0].FailurePolicy
@@ -169,7 +177,8 @@ func TestWebhooksAreReached(t *testing.T) {
 		"/validate": one[*admissionv1.ValidatingWebhookConfiguration](t, all, "validation.bitfusion.io-cfg").Webhooks[0].ClientConfig,
 	} {
 		s := config.Service
-		if s == nil || s.Name != service.Name || s.Namespace != service.Namespace || *s.Path != path || *s.Port != service.Spec.Ports[0].Port {
+		if s == nil || s.Name != service.Name || s.Namespace != service.Namespace || *s.Path != path ||
+			*s.Port != service.Spec.Ports[0].Port {
 			t.Errorf("%s: %+v", path, s)
 		}
 		if len(config.CABundle) > 0 {
@@ -189,7 +198,8 @@ func TestWebhooksAreReached(t *testing.T) {
 		t.Errorf("budget: %v", budget)
 	}
 	affinity := deployment.Spec.Template.Spec.Affinity
-	if affinity == nil || affinity.PodAntiAffinity == nil || len(affinity.PodAntiAffinity.PreferredDuringSchedulingIgnoredDuringExecution) != 1 {
+	if affinity == nil || affinity.PodAntiAffinity == nil ||
+		len(affinity.PodAntiAffinity.PreferredDuringSchedulingIgnoredDuringExecution) != 1 {
 		t.Fatalf("affinity: %v", affinity)
 	}
 	apart, err := metav1.LabelSelectorAsSelector(affinity.PodAntiAffinity.PreferredDuringSchedulingIgnoredDuringExecution[0].PodAffinityTerm.LabelSelector)
@@ -226,7 +236,8 @@ func TestWebhookUnderstandsItsFlags(t *testing.T) {
 		t.Errorf("options: %+v", o)
 	}
 	if o := webhook.DefaultOptions(); !slices.Contains(c.Args, "--service="+o.Service) || !slices.Contains(c.Args, "--secret="+o.Secret) ||
-		!slices.Contains(c.Args, "--mutating-config="+o.MutatingConfig) || !slices.Contains(c.Args, "--validating-config="+o.ValidatingConfig) {
+		!slices.Contains(c.Args, "--mutating-config="+o.MutatingConfig) ||
+		!slices.Contains(c.Args, "--validating-config="+o.ValidatingConfig) {
 		t.Errorf("names differ from the program's own: %v", c.Args)
 	}
 	for _, a := range one[*appsv1.Deployment](t, pooled(t), webhooks).Spec.Template.Spec.Containers[0].Args {
@@ -250,7 +261,8 @@ func TestPodsOfThePoolHaveNoPrivilege(t *testing.T) {
 		}
 		for _, c := range spec.Containers {
 			want := &corev1.SecurityContext{
-				AllowPrivilegeEscalation: &no, ReadOnlyRootFilesystem: &yes, Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}},
+				AllowPrivilegeEscalation: &no, ReadOnlyRootFilesystem: &yes,
+				Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}},
 			}
 			if diff := cmp.Diff(want, c.SecurityContext); diff != "" {
 				t.Errorf("%s (-want +got):\n%s", name, diff)
@@ -261,7 +273,8 @@ func TestPodsOfThePoolHaveNoPrivilege(t *testing.T) {
 		}
 	}
 	plugin, deployment := specs["bitfusion-device-plugin"].Spec, specs[webhooks].Spec
-	if len(plugin.Volumes) != 1 || plugin.Volumes[0].HostPath == nil || plugin.Volumes[0].HostPath.Path != "/var/lib/kubelet/device-plugins" {
+	if len(plugin.Volumes) != 1 || plugin.Volumes[0].HostPath == nil ||
+		plugin.Volumes[0].HostPath.Path != "/var/lib/kubelet/device-plugins" {
 		t.Errorf("volumes of the plugin: %+v", plugin.Volumes)
 	}
 	if plugin.AutomountServiceAccountToken == nil || *plugin.AutomountServiceAccountToken {

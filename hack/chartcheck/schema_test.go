@@ -136,7 +136,8 @@ var optional = map[string]bool{}
 // ofOthers reports whether a key belongs to an object of Kubernetes, whose every
 // field need not be in values.yaml.
 func ofOthers(name string) bool {
-	return slices.ContainsFunc([]string{".resources.", "Affinity.", "affinity.", "tolerations", "extraEnv"}, func(part string) bool { return strings.Contains(name, part) })
+	return slices.ContainsFunc([]string{".resources.", "Affinity.", "affinity.", "tolerations", "extraEnv"},
+		func(part string) bool { return strings.Contains(name, part) })
 }
 
 // former are keys of GCUShare's charts, with what the chart says about each.
@@ -179,9 +180,12 @@ memoryUnit: "0.1"
 			t.Errorf("%s is not told with %q: %v", key, want, err)
 		}
 	}
-	text := string(rendered(t, "--set", "image.registry=artifact.enflame.cn/enflame_docker_images/enflame,image.tag=latest,image.pullPolicy=IfNotPresent,node.image.repository=gcushare-device-plugin",
+	text := string(rendered(t,
+		"--set", "image.registry=artifact.enflame.cn/enflame_docker_images/enflame,image.tag=latest,image.pullPolicy=IfNotPresent,"+
+			"node.image.repository=gcushare-device-plugin",
 		"--set-string", "memoryUnit=0.1"))
-	for _, want := range []string{"image: artifact.enflame.cn/enflame_docker_images/enflame/gcushare-device-plugin:latest", `memoryUnit: "0.1"`} {
+	for _, want := range []string{"image: artifact.enflame.cn/enflame_docker_images/enflame/gcushare-device-plugin:latest",
+		`memoryUnit: "0.1"`} {
 		if !strings.Contains(text, want) {
 			t.Errorf("%s is missing", want)
 		}
@@ -203,8 +207,10 @@ func TestBadValuesAreToldInASentence(t *testing.T) {
 		{`image.pullSecrets=[{"nam":"login"}]`, "at '/image/pullSecrets/0': missing property 'name'"},
 		{`sharedResources={"name":"a.b/c"}`, "at '/sharedResources': got object, want array"},
 		{`sharedResources=[{"vendor":"nvidia"}]`, "at '/sharedResources/0': missing property 'name'"},
-		{`sharedResources=[{"name":"nvidia.com/gpu","vendor":"nvidia","mode":"timeSlicing","replicas":"4"}]`, "at '/sharedResources/0/replicas': got string, want integer"},
-		{`node.tolerations=[{"key":"a","operator":"Exist"}]`, "at '/node/tolerations/0/operator': value must be one of 'Exists', 'Equal', 'Lt', 'Gt'"},
+		{`sharedResources=[{"name":"nvidia.com/gpu","vendor":"nvidia","mode":"timeSlicing","replicas":"4"}]`,
+			"at '/sharedResources/0/replicas': got string, want integer"},
+		{`node.tolerations=[{"key":"a","operator":"Exist"}]`,
+			"at '/node/tolerations/0/operator': value must be one of 'Exists', 'Equal', 'Lt', 'Gt'"},
 		{`node.tolerations=["a"]`, "at '/node/tolerations/0': got string, want object"},
 		{`node.tolerations=[{"kee":"a"}]`, "at '/node/tolerations/0': additional properties 'kee' not allowed"},
 		{`node.nodeSelector={"a":true}`, "at '/node/nodeSelector/a': got boolean, want null or string"},
@@ -235,7 +241,8 @@ func TestBadValuesAreToldInASentence(t *testing.T) {
 		{`networkPolicy.apiServer.cidrs=["10.0.0.1"]`, "at '/networkPolicy/apiServer/cidrs/0': '10.0.0.1' does not match pattern"},
 		{`networkPolicy.apiServer.ports=["443"]`, "at '/networkPolicy/apiServer/ports/0': got string, want integer"},
 		{`networkPolicy.apiServer.ports=[]`, "at '/networkPolicy/apiServer/ports': minItems: got 0, want 1"},
-		{`networkPolicy.prometheus=[{"namespace":"monitoring"}]`, "at '/networkPolicy/prometheus/0': additional properties 'namespace' not allowed"},
+		{`networkPolicy.prometheus=[{"namespace":"monitoring"}]`,
+			"at '/networkPolicy/prometheus/0': additional properties 'namespace' not allowed"},
 		{`podDisruptionBudget.enabled=1`, "at '/podDisruptionBudget/enabled': got number, want boolean"},
 		{`metrics.scrapeAnnotations="on"`, "at '/metrics/scrapeAnnotations': got string, want boolean"},
 		{`nods={}`, "additional properties 'nods' not allowed"},

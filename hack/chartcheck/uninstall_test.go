@@ -52,7 +52,9 @@ func TestUninstallingLeavesNothingOfItself(t *testing.T) {
 			}
 		}
 	}
-	if text := string(rendered(t, "--set", "uninstall.enabled=false,networkPolicy.enabled=true,uninstall.removeLogs=true")); strings.Contains(text, "helm.sh/hook") || strings.Contains(text, "name: divvy-uninstall") {
+	if text := string(rendered(t,
+		"--set", "uninstall.enabled=false,networkPolicy.enabled=true,uninstall.removeLogs=true")); strings.Contains(text, "helm.sh/hook") ||
+		strings.Contains(text, "name: divvy-uninstall") {
 		t.Error("something of uninstalling is rendered without it")
 	}
 	for _, o := range objects(t, rendered(t, "--set", "uninstall.nodeStatus=false")) {
@@ -77,7 +79,8 @@ func TestUninstallingFindsEveryProgram(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			want := "--remove=" + strings.Join(slices.DeleteFunc([]string{kind, object.GetNamespace(), object.GetName()}, func(s string) bool { return s == "" }), "/")
+			want := "--remove=" + strings.Join(slices.DeleteFunc([]string{kind, object.GetNamespace(), object.GetName()},
+				func(s string) bool { return s == "" }), "/")
 			if object.GetName() == "divvy-schedconf" {
 				want = "--scheduler-daemon=divvy-schedconf"
 			}
@@ -130,8 +133,9 @@ func TestHostsAreCleanedWhereADaemonRan(t *testing.T) {
 		"a node that was taken out":     {nil, map[string]string{"divvy.dev/nvidia.present": "true", "divvy.dev/enabled": "false"}, true},
 		"a node that has nothing to do": {nil, map[string]string{}, false},
 		"a label of one's own":          {[]string{"--set", "node.nodeSelector.pool=gcu"}, map[string]string{"pool": "gcu"}, true},
-		"another label than one's own":  {[]string{"--set", "node.nodeSelector.pool=gcu"}, map[string]string{"enflame.com/gcushare": "true"}, false},
-		"any node with the pool":        {[]string{"--set", "pool.enabled=true"}, map[string]string{}, true},
+		"another label than one's own": {[]string{"--set", "node.nodeSelector.pool=gcu"},
+			map[string]string{"enflame.com/gcushare": "true"}, false},
+		"any node with the pool": {[]string{"--set", "pool.enabled=true"}, map[string]string{}, true},
 	} {
 		spec := one[*appsv1.DaemonSet](t, objects(t, rendered(t, tc.set...)), "divvy-uninstall-node").Spec.Template.Spec
 		if got := matches(spec, linux(tc.labels)); got != tc.want {

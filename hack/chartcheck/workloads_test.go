@@ -31,17 +31,21 @@ func workloads(all []runtime.Object) []workload {
 	for _, o := range all {
 		switch o := o.(type) {
 		case *appsv1.DaemonSet:
-			out = append(out, workload{"DaemonSet", o.Name, o.Spec.Template, true, o.Spec.UpdateStrategy.Type != "", o.Spec.RevisionHistoryLimit != nil, 1, o})
+			out = append(out, workload{"DaemonSet", o.Name, o.Spec.Template, true, o.Spec.UpdateStrategy.Type != "",
+				o.Spec.RevisionHistoryLimit != nil, 1, o})
 		case *appsv1.Deployment:
-			out = append(out, workload{"Deployment", o.Name, o.Spec.Template, true, o.Spec.Strategy.Type != "", o.Spec.RevisionHistoryLimit != nil, *o.Spec.Replicas, o})
+			out = append(out, workload{"Deployment", o.Name, o.Spec.Template, true,
+				o.Spec.Strategy.Type != "", o.Spec.RevisionHistoryLimit != nil, *o.Spec.Replicas, o})
 		case *appsv1.StatefulSet:
-			out = append(out, workload{"StatefulSet", o.Name, o.Spec.Template, true, o.Spec.UpdateStrategy.Type != "", o.Spec.RevisionHistoryLimit != nil, *o.Spec.Replicas, o})
+			out = append(out, workload{"StatefulSet", o.Name, o.Spec.Template, true, o.Spec.UpdateStrategy.Type != "",
+				o.Spec.RevisionHistoryLimit != nil, *o.Spec.Replicas, o})
 		case *batchv1.Job:
 			out = append(out, workload{"Job", o.Name, o.Spec.Template, false, true, true, 1, o})
 		case *batchv1.CronJob:
 			out = append(out, workload{"CronJob", o.Name, o.Spec.JobTemplate.Spec.Template, false, true, true, 1, o})
 		case *corev1.Pod:
-			out = append(out, workload{"Pod", o.Name, corev1.PodTemplateSpec{ObjectMeta: o.ObjectMeta, Spec: o.Spec}, false, true, true, 1, o})
+			out = append(out, workload{"Pod", o.Name, corev1.PodTemplateSpec{ObjectMeta: o.ObjectMeta, Spec: o.Spec}, false, true, true, 1,
+				o})
 		}
 	}
 	return out
@@ -71,11 +75,13 @@ var privileges = map[string]map[string]string{
 		"root":        "its log folder on the host belongs to root; without any capability",
 		"hostNetwork": "kube-scheduler of a kubeadm control plane reaches it at 127.0.0.1 without cluster networking",
 	},
-	"divvy-schedconf":           {"root": "files in /etc/kubernetes belong to root", "hostNetwork": "it asks kube-scheduler, which answers at 127.0.0.1"},
-	"divvy-uninstall-scheduler": {"root": "files in /etc/kubernetes belong to root", "hostNetwork": "it asks kube-scheduler, which answers at 127.0.0.1"},
-	"divvy-uninstall-node":      {"root": "what the daemon left on the host belongs to root"},
-	"divvy-uninstall-logs":      {"root": "the log files on the host belong to root"},
-	"bitfusion-device-plugin":   {"root": "kubelet's sockets belong to root"},
+	"divvy-schedconf": {"root": "files in /etc/kubernetes belong to root",
+		"hostNetwork": "it asks kube-scheduler, which answers at 127.0.0.1"},
+	"divvy-uninstall-scheduler": {"root": "files in /etc/kubernetes belong to root",
+		"hostNetwork": "it asks kube-scheduler, which answers at 127.0.0.1"},
+	"divvy-uninstall-node":    {"root": "what the daemon left on the host belongs to root"},
+	"divvy-uninstall-logs":    {"root": "the log files on the host belong to root"},
+	"bitfusion-device-plugin": {"root": "kubelet's sockets belong to root"},
 }
 
 // check returns what of a workload is missing or too much.
@@ -101,7 +107,8 @@ func (w workload) check(bound map[string]bool) []string {
 	want(w.template.Annotations["kubectl.kubernetes.io/default-container"] != "", "no default container for kubectl logs")
 	want(spec.AutomountServiceAccountToken != nil, "automountServiceAccountToken is not said")
 	if spec.AutomountServiceAccountToken != nil {
-		want(*spec.AutomountServiceAccountToken == bound[spec.ServiceAccountName], "automountServiceAccountToken is %t, and its account has rights: %t",
+		want(*spec.AutomountServiceAccountToken == bound[spec.ServiceAccountName],
+			"automountServiceAccountToken is %t, and its account has rights: %t",
 			*spec.AutomountServiceAccountToken, bound[spec.ServiceAccountName])
 	}
 	_, privileged := may["privileged"]
@@ -110,7 +117,8 @@ func (w workload) check(bound map[string]bool) []string {
 	if pod == nil {
 		pod = &corev1.PodSecurityContext{}
 	}
-	want(privileged || pod.SeccompProfile != nil && pod.SeccompProfile.Type == corev1.SeccompProfileTypeRuntimeDefault, "no seccomp profile RuntimeDefault for the pod")
+	want(privileged || pod.SeccompProfile != nil && pod.SeccompProfile.Type == corev1.SeccompProfileTypeRuntimeDefault,
+		"no seccomp profile RuntimeDefault for the pod")
 	if w.replicas > 1 {
 		apart := len(spec.TopologySpreadConstraints) > 0 || spec.Affinity != nil && spec.Affinity.PodAntiAffinity != nil
 		want(apart, "nothing keeps its replicas on different nodes")
@@ -125,7 +133,8 @@ func (w workload) check(bound map[string]bool) []string {
 		want(c.ImagePullPolicy == corev1.PullAlways, "image.pullPolicy is not heeded")
 		want(!c.Resources.Requests.Cpu().IsZero() && !c.Resources.Requests.Memory().IsZero(), "no requests of CPU and memory")
 		want(!c.Resources.Limits.Memory().IsZero(), "no limit of memory")
-		want(c.TerminationMessagePolicy == corev1.TerminationMessageFallbackToLogsOnError, "terminationMessagePolicy is not FallbackToLogsOnError")
+		want(c.TerminationMessagePolicy == corev1.TerminationMessageFallbackToLogsOnError,
+			"terminationMessagePolicy is not FallbackToLogsOnError")
 		s := c.SecurityContext
 		if s == nil {
 			want(false, "no securityContext")
@@ -136,7 +145,8 @@ func (w workload) check(bound map[string]bool) []string {
 			want(privileged, "it is privileged")
 		} else {
 			want(s.AllowPrivilegeEscalation != nil && !*s.AllowPrivilegeEscalation, "allowPrivilegeEscalation is not false")
-			want(s.Capabilities != nil && slices.Equal(s.Capabilities.Drop, []corev1.Capability{"ALL"}) && len(s.Capabilities.Add) == 0, "it has capabilities")
+			want(s.Capabilities != nil && slices.Equal(s.Capabilities.Drop, []corev1.Capability{"ALL"}) &&
+				len(s.Capabilities.Add) == 0, "it has capabilities")
 		}
 		if user := first(s.RunAsUser, pod.RunAsUser); root && user != nil && *user == 0 {
 			want(true, "")
@@ -170,7 +180,8 @@ func TestWorkloadsAreComplete(t *testing.T) {
 	seen := map[string]bool{}
 	problems := map[string]bool{}
 	for name, set := range everyPart {
-		all := objects(t, rendered(t, append(slices.Clone(set), "--set", "image.registry=example.com/x,image.pullPolicy=Always,image.pullSecrets[0].name=login")...))
+		all := objects(t, rendered(t,
+			append(slices.Clone(set), "--set", "image.registry=example.com/x,image.pullPolicy=Always,image.pullSecrets[0].name=login")...))
 		accounts, bound := map[string]*corev1.ServiceAccount{}, map[string]bool{}
 		for _, o := range all {
 			switch o := o.(type) {

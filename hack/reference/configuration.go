@@ -23,7 +23,8 @@ func configuration(root string, w *strings.Builder) error {
 		return err
 	}
 	fmt.Fprintf(w, "`apiVersion: %s`, `kind: %s`. [configuration.md](../configuration.md) describes how files, variables and flags\n"+
-		"go over one another, and what takes effect when. The chart writes this file from its [values](values.md).\n", v1alpha1.APIVersion, v1alpha1.Kind)
+		"go over one another, and what takes effect when. The chart writes this file from its [values](values.md).\n", v1alpha1.APIVersion,
+		v1alpha1.Kind)
 	defaults := map[string]string{}
 	text, err := v1alpha1.Encode(v1alpha1.Default())
 	if err != nil {
@@ -174,7 +175,8 @@ func vocabulary(file *ast.File) map[string]string {
 // own drops the name of the field with which its comment begins.
 func own(f *ast.Field) string {
 	text := strings.TrimSpace(f.Doc.Text())
-	for _, verb := range []string{" is ", " are ", " holds ", " says ", " gives ", " keeps ", " names ", " receives ", " chooses ", " makes ", " takes ", " rejects "} {
+	for _, verb := range []string{" is ", " are ", " holds ", " says ", " gives ", " keeps ", " names ", " receives ", " chooses ",
+		" makes ", " takes ", " rejects "} {
 		if rest, ok := strings.CutPrefix(text, f.Names[0].Name+verb); ok {
 			if verb == " is " || verb == " are " {
 				return rest

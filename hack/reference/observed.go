@@ -11,7 +11,8 @@ import (
 
 // metricsPage writes the table of metrics, by who shows them.
 func metricsPage(_ string, w *strings.Builder) error {
-	w.WriteString("[metrics.md](../metrics.md) describes where they are served, what to alert on, and how many series there are. Besides these, each\n" +
+	w.WriteString("[metrics.md](../metrics.md) describes where they are served, what to alert on, and how many series there are. Besides " +
+		"these, each\n" +
 		"program shows those of the Go runtime (`go_...`) and of its process (`process_...`).\n")
 	groups := []struct {
 		title string
@@ -70,7 +71,8 @@ func only(program string) func(metrics.Metric) bool {
 
 // eventsPage writes the table of events.
 func eventsPage(_ string, w *strings.Builder) error {
-	w.WriteString("Each event is sent once per cause, and similar events are aggregated; a program sends at most 50 events at once and then 5 per second\n" +
+	w.WriteString("Each event is sent once per cause, and similar events are aggregated; a program sends at most 50 events at once and " +
+		"then 5 per second\n" +
 		"(`divvy_events_total` counts those that were dropped). kube-scheduler's `FailedScheduling` and kubelet's\n" +
 		"`UnexpectedAdmissionError` carry Divvy's reasons too, word for word.\n\n")
 	table(w, "reason", "type", "on", "by", "meaning")

@@ -49,15 +49,18 @@ func TestPagesTellSomething(t *testing.T) {
 	}
 	for file, rows := range map[string][]string{
 		"flags.md": {
-			"### divvy-control extender", "| `--policy string` | `DIVVY_POLICY` | `binpack` |", "### divvy-node pool", "### divvy-node config check",
+			"### divvy-control extender", "| `--policy string` | `DIVVY_POLICY` | `binpack` |", "### divvy-node pool",
+			"### divvy-node config check",
 			"### kubectl divvy inspect", "### divvy-control webhook", "| `--config stringArray` |",
 		},
 		"configuration.md": {
-			"| `healthInterval` | duration | `5s` |", "| `mode` | `exclusive`, `timeSlicing`, `memory` |", "## DeviceSelector", "| `recoverAfter` | duration | `10s` |",
+			"| `healthInterval` | duration | `5s` |", "| `mode` | `exclusive`, `timeSlicing`, `memory` |", "## DeviceSelector",
+			"| `recoverAfter` | duration | `10s` |",
 			"list of [Resource](#resource)",
 		},
 		"values.md": {
-			"## Images", "| `image.pullPolicy` | `IfNotPresent` | `Always`, `IfNotPresent`, `Never` | Always, IfNotPresent or Never. |", "| `sharedResources[].name` |",
+			"## Images", "| `image.pullPolicy` | `IfNotPresent` | `Always`, `IfNotPresent`, `Never` | Always, IfNotPresent or Never. |",
+			"| `sharedResources[].name` |",
 			"| `extender.replicas` | `null` |", "| `pool.webhook.timeoutSeconds` | `10` | number, 1 to 30 |",
 			"devices: while a container holds a device", "| `sharedResources[].replicas` |",
 		},
@@ -136,7 +139,8 @@ func TestEveryNameInTheCodeIsListed(t *testing.T) {
 			stem, pattern := strings.CutSuffix(n.text, "*")
 			used := false
 			for word := range found {
-				used = used || word == stem || pattern && strings.HasPrefix(word, stem) || strings.HasPrefix(stem, word) && strings.HasSuffix(word, "/")
+				used = used || word == stem || pattern && strings.HasPrefix(word, stem) || strings.HasPrefix(stem, word) &&
+					strings.HasSuffix(word, "/")
 			}
 			if !used && strings.HasPrefix(n.text, "divvy.dev/") && !pattern {
 				t.Errorf("%s is listed, and no code writes it", n.text)

@@ -86,7 +86,8 @@ func TestAVendorAndAPolicyAreEntries(t *testing.T) {
 		t.Fatal(err)
 	}
 	set := []string{
-		"--set-json", `sharedResources=[{"name":"acme.com/npu-memory","vendor":"acme","mode":"memory"}]`, "--set", "extender.policy=never,node.libraries.acme=/x",
+		"--set-json", `sharedResources=[{"name":"acme.com/npu-memory","vendor":"acme","mode":"memory"}]`,
+		"--set", "extender.policy=never,node.libraries.acme=/x",
 	}
 	_, err := charttest.RenderChart(t.Context(), dir, set...)
 	for _, want := range []string{"/sharedResources/0/vendor", "/extender/policy"} {
@@ -142,7 +143,8 @@ func TestAVendorAndAPolicyAreEntries(t *testing.T) {
 		t.Fatal(err)
 	}
 	node := corev1.Node{ObjectMeta: metav1.ObjectMeta{
-		Name: "node-a", Labels: map[string]string{acme.NodeLabel: "true"}, Annotations: map[string]string{wire.InventoryAnnotation: inventory},
+		Name: "node-a", Labels: map[string]string{acme.NodeLabel: "true"},
+		Annotations: map[string]string{wire.InventoryAnnotation: inventory},
 	}}
 	pods := []corev1.Pod{
 		pod(t, "train", map[string]string{wire.PolicyAnnotation: never.Name}), // as users write it
@@ -166,7 +168,8 @@ func pod(t *testing.T, name string, annotations map[string]string) corev1.Pod {
 		t.Fatal(err)
 	}
 	list := corev1.ResourceList{corev1.ResourceName(acme.Memory): apiresource.MustParse("8")}
-	p := corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: name, UID: types.UID("uid-of-" + name), Annotations: annotations}}
+	p := corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: name, UID: types.UID("uid-of-" + name),
+		Annotations: annotations}}
 	p.Spec.NodeName = "node-a"
 	p.Spec.Containers = []corev1.Container{{Name: "main", Resources: corev1.ResourceRequirements{Limits: list, Requests: list}}}
 	p.Status.Phase = corev1.PodRunning
@@ -202,7 +205,8 @@ func checkRestriction(t *testing.T, variables []admissionv1.Variable) {
 	}
 	describing, choosing := regexp.MustCompile(expression["describing"]), regexp.MustCompile(expression["choosing"])
 	for key, want := range map[string][2]bool{
-		"divvy.dev/acme.present": {true, false}, "acme.com/npu.count": {true, false}, "acme.com/npu.deploy": {true, true}, "acme.com/other": {false, false},
+		"divvy.dev/acme.present": {true, false}, "acme.com/npu.count": {true, false}, "acme.com/npu.deploy": {true, true},
+		"acme.com/other":       {false, false},
 		"nvidia.com/gpu.count": {true, false}, "nvidia.com/gpu.deploy.driver": {true, true}, "divvy.dev/other.present": {false, false},
 	} {
 		if got := [2]bool{describing.MatchString(key), choosing.MatchString(key)}; got != want {
@@ -264,7 +268,8 @@ func checkCluster(t *testing.T, node corev1.Node, pods []corev1.Pod) {
 		case r.URL.Path == "/api/v1/pods":
 			list = &corev1.PodList{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "PodList"}, Items: pods}
 		case r.URL.Path == "/api/v1/nodes" && metadata:
-			list = &metav1.PartialObjectMetadataList{TypeMeta: metav1.TypeMeta{APIVersion: "meta.k8s.io/v1", Kind: "PartialObjectMetadataList"},
+			list = &metav1.PartialObjectMetadataList{TypeMeta: metav1.TypeMeta{APIVersion: "meta.k8s.io/v1",
+				Kind: "PartialObjectMetadataList"},
 				Items: []metav1.PartialObjectMetadata{{ObjectMeta: node.ObjectMeta}}}
 		case r.URL.Path == "/api/v1/nodes":
 			list = &corev1.NodeList{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "NodeList"}, Items: []corev1.Node{node}}
@@ -287,7 +292,8 @@ func checkCluster(t *testing.T, node corev1.Node, pods []corev1.Pod) {
 	if err := inspect.Run(t.Context(), inspect.DefaultOptions(), clients, "", &out, &notes); err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{`NODE node-a: 1 card, acme\.com/npu-memory `, ` N1 +healthy +16 +16 +0 .* team/serve +8\n`, ` team/train +8\n`} {
+	for _, want := range []string{`NODE node-a: 1 card, acme\.com/npu-memory `, ` N1 +healthy +16 +16 +0 .* team/serve +8\n`,
+		` team/train +8\n`} {
 		if !regexp.MustCompile(want).Match(out.Bytes()) {
 			t.Errorf("inspect does not show %q:\n%s", want, &out)
 		}

@@ -49,7 +49,8 @@ func values(root string, w *strings.Builder) error {
 		return err
 	}
 	v := valueTable{w: w, definitions: s.Definitions}
-	w.WriteString("The schema of the chart checks them: a misspelt key is an error. [configuration.md](../configuration.md) explains how they\n" +
+	w.WriteString("The schema of the chart checks them: a misspelt key is an error. [configuration.md](../configuration.md) explains how " +
+		"they\n" +
 		"work together.\n")
 	top := document.Content[0]
 	for i := 0; i+1 < len(top.Content); i += 2 {
@@ -98,7 +99,8 @@ func (v *valueTable) add(path string, key, value *yaml.Node, s *schema) {
 		}
 		return
 	}
-	if value.Kind == yaml.SequenceNode && len(value.Content) > 0 && value.Content[0].Kind == yaml.MappingNode && s != nil && s.Items != nil && len(v.resolve(s.Items).Properties) > 0 {
+	if value.Kind == yaml.SequenceNode && len(value.Content) > 0 && value.Content[0].Kind == yaml.MappingNode && s != nil &&
+		s.Items != nil && len(v.resolve(s.Items).Properties) > 0 {
 		row(v.w, code(path), "", "list", described)
 		first, item := value.Content[0], v.resolve(s.Items)
 		for i := 0; i+1 < len(first.Content); i += 2 {
@@ -149,7 +151,8 @@ func (v *valueTable) may(s *schema) string {
 	if len(parts) > 0 {
 		return strings.Join(parts, " or ")
 	}
-	names := map[string]string{"string": "text", "integer": "number", "number": "number", "boolean": "true or false", "array": "list", "object": "map", "null": "null"}
+	names := map[string]string{"string": "text", "integer": "number", "number": "number", "boolean": "true or false",
+		"array": "list", "object": "map", "null": "null"}
 	switch t := s.Type.(type) {
 	case string:
 		parts = append(parts, names[t])

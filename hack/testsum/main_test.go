@@ -63,7 +63,8 @@ func TestCounts(t *testing.T) {
 			seeds: counts{Passed: 2},
 		},
 		"a package that does not build is a failure": {
-			in:   `{"ImportPath":"example.com/m/p","Action":"build-output","Output":"x.go:1: bad\n"}` + "\n" + stream("output||FAIL [build failed]", "fail|"),
+			in: `{"ImportPath":"example.com/m/p","Action":"build-output","Output":"x.go:1: bad\n"}` + "\n" +
+				stream("output||FAIL [build failed]", "fail|"),
 			want: counts{Failed: []outcome{{"p", "FAIL [build failed]"}}},
 		},
 		"a test that never ended is a failure": {
@@ -114,14 +115,18 @@ func TestPrintFailures(t *testing.T) {
 			not:   []string{"line 178.", "failed:"},
 		},
 		"names before output": {
-			in: slices.Concat([]string{"run|TestA", "run|TestA/x", "run|TestB", "run|TestC", "pass|TestC", "output|TestA|outer", "output|TestA/x|inner",
+			in: slices.Concat([]string{"run|TestA", "run|TestA/x", "run|TestB", "run|TestC", "pass|TestC", "output|TestA|outer",
+				"output|TestA/x|inner",
 				"fail|TestA/x", "fail|TestA"}, long("TestB", 300), long("", 30), []string{"output||FAIL", "fail|"}),
 			first: "    failed: TestA/x",
-			want:  []string{"did not finish: TestB", "inner", "(100 lines left out)", "line 101.", "line 300.", "outer", "(6 lines left out)", "line 7."},
-			not:   []string{"failed: TestA\n", "TestC", "line 100."},
+			want: []string{"did not finish: TestB", "inner", "(100 lines left out)", "line 101.", "line 300.",
+				"outer", "(6 lines left out)", "line 7."},
+			not: []string{"failed: TestA\n", "TestC", "line 100."},
 		},
 		"the reason beside the name": {
-			in:    slices.Concat([]string{"run|TestA", "output|TestA|    a_test.go:12: want 1, got 2", "output|TestA|    a_test.go:14: and " + strings.Repeat("x", 2000)}, long("TestA", 300), []string{"fail|TestA", "output||FAIL", "fail|"}),
+			in: slices.Concat([]string{"run|TestA", "output|TestA|    a_test.go:12: want 1, got 2",
+				"output|TestA|    a_test.go:14: and " + strings.Repeat("x", 2000)}, long("TestA", 300),
+				[]string{"fail|TestA", "output||FAIL", "fail|"}),
 			first: "    failed: TestA",
 			want:  []string{"a_test.go:12: want 1, got 2", "a_test.go:14: and " + strings.Repeat("x", 582) + "\n", "lines left out"},
 		},
@@ -195,7 +200,8 @@ func TestRunAndReport(t *testing.T) {
 	if out, err := testsum("run", "-out", dir, "-suite", "took", "cat", input); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	if out, err = testsum("report", "-out", dir, "took"); err != nil || !strings.Contains(out, "\n    1m1s  took: example.com/m/p.TestSlow\n      2s  took: example.com/m/p.TestQuick\n") {
+	if out, err = testsum("report", "-out", dir, "took"); err != nil ||
+		!strings.Contains(out, "\n    1m1s  took: example.com/m/p.TestSlow\n      2s  took: example.com/m/p.TestQuick\n") {
 		t.Errorf("report of tests that took long: %v\n%s", err, out)
 	}
 
@@ -238,7 +244,8 @@ func TestRunAndReport(t *testing.T) {
 func TestShorten(t *testing.T) {
 	tests := map[string]struct{ in, want string }{
 		"what the test said, not what a program logged": {
-			in:   "=== RUN   TestA\nI1120 starting\n    a_test.go:12: want 1, got 2\n    a_test.go:13: and more\nI1120 stopping\n--- FAIL: TestA (0.1s)\n",
+			in: "=== RUN   TestA\nI1120 starting\n    a_test.go:12: want 1, got 2\n    a_test.go:13: and more\nI1120 stopping\n--- " +
+				"FAIL: TestA (0.1s)\n",
 			want: "a_test.go:12: want 1, got 2",
 		},
 		"a panic": {in: "panic: no\n\ngoroutine 1\nFAIL\texample.com/m 0.1s\n", want: "panic: no"},

@@ -88,7 +88,8 @@ func TestClientsThatAreNotFound(t *testing.T) {
 		catalog           *Catalog
 		version, os, want string
 	}{
-		{c, "", "", "the pod does not select a client; add the annotations bitfusion-client/version (450, 401, 350, 250) and bitfusion-client/os (ubuntu18, ubuntu20, centos7, centos8)"},
+		{c, "", "", "the pod does not select a client; add the annotations bitfusion-client/version (450, 401, 350, 250) and " +
+			"bitfusion-client/os (ubuntu18, ubuntu20, centos7, centos8)"},
 		{c, "450", "", "the pod does not select a client; add the annotation bitfusion-client/os (ubuntu18, ubuntu20, centos7, centos8)"},
 		{c, "", "ubuntu18", "the pod does not select a client; add the annotation bitfusion-client/version (450, 401, 350, 250)"},
 		{c, "451", "ubuntu18", `annotation bitfusion-client/version: unknown client "451"; use one of 450, 401, 350, 250`},
@@ -96,7 +97,8 @@ func TestClientsThatAreNotFound(t *testing.T) {
 		{&half, "", "", "add the annotation bitfusion-client/version (450"},
 		{&Catalog{}, "1", "2", `unknown client "1"; use one of none`},
 		{&Catalog{}, "", "", "version (none) and"},
-		{&Catalog{Clients: []Client{{Version: "1", OS: "a"}, {Version: "2", OS: "b"}}}, "1", "b", `no client "1" for "b"; client 1 exists for a, and for b there are clients 2`},
+		{&Catalog{Clients: []Client{{Version: "1", OS: "a"}, {Version: "2", OS: "b"}}},
+			"1", "b", `no client "1" for "b"; client 1 exists for a, and for b there are clients 2`},
 	} {
 		got, err := tt.catalog.Find(tt.version, tt.os)
 		if err == nil || got != nil || !strings.Contains(err.Error(), tt.want) {
@@ -104,7 +106,8 @@ func TestClientsThatAreNotFound(t *testing.T) {
 		}
 	}
 	for _, tt := range []struct{ version, os, wantVersion, wantOS string }{
-		{"", "", "401", "ubuntu20"}, {"450", "", "450", "ubuntu20"}, {"", "centos8", "401", "centos8"}, {"250", "centos7", "250", "centos7"},
+		{"", "", "401", "ubuntu20"}, {"450", "", "450", "ubuntu20"}, {"", "centos8", "401", "centos8"},
+		{"250", "centos7", "250", "centos7"},
 	} {
 		if got, err := withDefaults.Find(tt.version, tt.os); err != nil || got.Version != tt.wantVersion || got.OS != tt.wantOS {
 			t.Errorf("%q %q with defaults: %+v and %v", tt.version, tt.os, got, err)
@@ -213,10 +216,12 @@ BitfusionClients:
 	want := []Client{
 		{Version: "own", OS: "any", Root: "/bitfusion/no%sopt", Binary: "/bitfusion/no%sopt/bitfusion", Command: namedForm("bitfusion")},
 		{
-			Version: "own2", OS: "any", Root: "/bitfusion/x", Binary: "/bitfusion/x/bin/bitfusion", LibraryPath: "/bitfusion/x/lib:/bitfusion/x/opt/bitfusion/lib",
-			OptSource: "/bitfusion/x/opt/bitfusion", Command: namedForm("bitfusion"),
+			Version: "own2", OS: "any", Root: "/bitfusion/x", Binary: "/bitfusion/x/bin/bitfusion",
+			LibraryPath: "/bitfusion/x/lib:/bitfusion/x/opt/bitfusion/lib",
+			OptSource:   "/bitfusion/x/opt/bitfusion", Command: namedForm("bitfusion"),
 		},
-		{Version: "own3", OS: "any", Root: "/bitfusion/x", Binary: "/bitfusion/x/bin/bitfusion", LibraryPath: "/opt/bitfusion/lib", Command: namedForm("bitfusion")},
+		{Version: "own3", OS: "any", Root: "/bitfusion/x", Binary: "/bitfusion/x/bin/bitfusion", LibraryPath: "/opt/bitfusion/lib",
+			Command: namedForm("bitfusion")},
 	}
 	if diff := cmp.Diff(want, c.Clients[3:]); diff != "" {
 		t.Error(diff)
@@ -248,42 +253,69 @@ func TestMistakesOfCatalogs(t *testing.T) {
 		"two documents": {fmt.Sprintf(one, "") + "---\na: b\n", []string{"more than one YAML document; only one is supported"}},
 		"too large":     {head + "# " + strings.Repeat("x", MaxCatalog), []string{"bytes; a catalog has at most 1048576"}},
 		"no head": {"clients: []\n", []string{
-			"line 1: apiVersion: it is missing; write apiVersion: pool.divvy.dev/v1alpha1", "line 1: kind: it is missing; write kind: ClientCatalog", "line 1: clients: there is no client",
+			"line 1: apiVersion: it is missing; write apiVersion: pool.divvy.dev/v1alpha1",
+			"line 1: kind: it is missing; write kind: ClientCatalog", "line 1: clients: there is no client",
 		}},
-		"another head":          {"apiVersion: v1\nkind: List\nclients: {}\n", []string{`line 1: apiVersion: "v1" is not known`, `line 2: kind: "List" is not known`, "line 3: clients: this is a list of clients"}},
-		"no clients":            {head, []string{"line 1: clients: the list of clients is missing"}},
-		"too many":              {head + "clients:\n" + many.String(), []string{"line 4: clients: 1001 clients; a catalog has at most 1000"}},
-		"both forms":            {fmt.Sprintf(one, "") + "BitfusionClients: []\n", []string{"line 1: apiVersion: this key and BitfusionClients belong to different formats", "line 2: kind: this", "line 4: clients: this", "line 5: BitfusionClients: there is no client"}},
-		"a key that is unknown": {fmt.Sprintf(one, ", libarypath: /x"), []string{`line 4: clients[0]: unknown key "libarypath"; valid keys are version, os, image, root, binary, libraryPath, optSource, command, singleSecret`}},
-		"unknown at the top":    {"client: []\n" + fmt.Sprintf(one, ""), []string{`line 1: unknown key "client"`}},
-		"a key twice":           {fmt.Sprintf(one, ", os: b"), []string{`line 4: clients[0]: duplicate key "os"`}},
-		"a merge":               {fmt.Sprintf(one, ", <<: {os: b}"), []string{`line 4: clients[0]: unknown key "<<"`}},
+		"another head": {"apiVersion: v1\nkind: List\nclients: {}\n", []string{`line 1: apiVersion: "v1" is not known`,
+			`line 2: kind: "List" is not known`, "line 3: clients: this is a list of clients"}},
+		"no clients": {head, []string{"line 1: clients: the list of clients is missing"}},
+		"too many": {head + "clients:\n" + many.String(),
+			[]string{"line 4: clients: 1001 clients; a catalog has at most 1000"}},
+		"both forms": {fmt.Sprintf(one, "") + "BitfusionClients: []\n", []string{"line 1: apiVersion: this key and " +
+			"BitfusionClients belong to different formats", "line 2: kind: this", "line 4: clients: this",
+			"line 5: BitfusionClients: there is no client"}},
+		"a key that is unknown": {fmt.Sprintf(one, ", libarypath: /x"),
+			[]string{`line 4: clients[0]: unknown key "libarypath"; valid keys are version, os, image, root, binary, libraryPath, ` +
+				`optSource, command, singleSecret`}},
+		"unknown at the top": {"client: []\n" + fmt.Sprintf(one, ""), []string{`line 1: unknown key "client"`}},
+		"a key twice":        {fmt.Sprintf(one, ", os: b"), []string{`line 4: clients[0]: duplicate key "os"`}},
+		"a merge":            {fmt.Sprintf(one, ", <<: {os: b}"), []string{`line 4: clients[0]: unknown key "<<"`}},
 		"fields missing": {head + "clients:\n- {}\n", []string{
-			`line 4: clients[0].version: it is missing; write such as "450"`, "line 4: clients[0].os: it is missing; write such as ubuntu18",
-			"line 4: clients[0].root: it is missing; write such as /bitfusion/client", "line 4: clients[0].command: it is missing; write bitfusion or bitfusion-3 or bitfusion-2, or the words of the client",
+			`line 4: clients[0].version: it is missing; write such as "450"`,
+			"line 4: clients[0].os: it is missing; write such as ubuntu18",
+			"line 4: clients[0].root: it is missing; write such as /bitfusion/client",
+			"line 4: clients[0].command: it is missing; write bitfusion or bitfusion-3 or bitfusion-2, or the words of the client",
 		}},
 		"fields empty": {head + "clients:\n- {version: '', os: ~, root: [], command: true}\n", []string{
-			"line 4: clients[0].version: it is empty", "line 4: clients[0].os: a text is expected here", "line 4: clients[0].root: a text is expected here", "line 4: clients[0].command: a text is expected here",
+			"line 4: clients[0].version: it is empty", "line 4: clients[0].os: a text is expected here",
+			"line 4: clients[0].root: a text is expected here", "line 4: clients[0].command: a text is expected here",
 		}},
 		"names": {head + "clients:\n- {version: '4 5', os: a/b, image: 'x y', root: /bitfusion/a, command: bitfusion}\n", []string{
-			`line 4: clients[0].version: "4 5" is not accepted`, `line 4: clients[0].os: "a/b" is not accepted`, `line 4: clients[0].image: "x y" is not an image name`,
+			`line 4: clients[0].version: "4 5" is not accepted`, `line 4: clients[0].os: "a/b" is not accepted`,
+			`line 4: clients[0].image: "x y" is not an image name`,
 		}},
-		"doubles":         {fmt.Sprintf(one, "") + "- {version: '1', os: a, root: /bitfusion/b, command: bitfusion}\n", []string{"line 5: duplicate client 1 for a, first in line 4"}},
-		"a form unknown":  {strings.Replace(fmt.Sprintf(one, ""), "command: bitfusion", "command: bitfusion-9", 1), []string{`line 4: clients[0].command: "bitfusion-9" is not known; write bitfusion or bitfusion-3 or bitfusion-2, or the words of the client`}},
-		"paths elsewhere": {head + "clients:\n- {version: '1', os: a, root: /usr, binary: /usr/bin/x, command: bitfusion, libraryPath: '/usr/a:/bitfusion/b:rel', optSource: /bitfusion/c}\n", []string{`line 4: clients[0].root: "/usr" is not below /bitfusion`, `line 4: clients[0].libraryPath: "/bitfusion/b" is not below /usr`, `line 4: clients[0].libraryPath: "rel" is not a valid path`, `line 4: clients[0].optSource: "/bitfusion/c" is not below /usr`}},
-		"hostile paths": {head + "clients:\n- {version: '1', os: a, root: /bitfusion/../etc, binary: '/bitfusion/a;id', command: bitfusion, libraryPath: '/bitfusion/a/$(X)', optSource: '/bitfusion/a//b'}\n", []string{
-			`line 4: clients[0].root: "/bitfusion/../etc" is not a clean path; write /etc`, `line 4: clients[0].binary: "/bitfusion/a;id" is not a valid path`,
-			`line 4: clients[0].libraryPath: "/bitfusion/a/$(X)" is not a valid path`, `line 4: clients[0].optSource: "/bitfusion/a//b" is not a clean path; write /bitfusion/a/b`,
+		"doubles": {fmt.Sprintf(one, "") + "- {version: '1', os: a, root: /bitfusion/b, command: bitfusion}\n",
+			[]string{"line 5: duplicate client 1 for a, first in line 4"}},
+		"a form unknown": {strings.Replace(fmt.Sprintf(one, ""), "command: bitfusion", "command: bitfusion-9", 1),
+			[]string{`line 4: clients[0].command: "bitfusion-9" is not known; write bitfusion or bitfusion-3 or bitfusion-2, or the ` +
+				`words of the client`}},
+		"paths elsewhere": {head + "clients:\n- {version: '1', os: a, root: /usr, binary: /usr/bin/x, command: bitfusion, libraryPath: " +
+			"'/usr/a:/bitfusion/b:rel', optSource: /bitfusion/c}\n", []string{`line 4: clients[0].root: "/usr" is not below /bitfusion`,
+			`line 4: clients[0].libraryPath: "/bitfusion/b" is not below /usr`, `line 4: clients[0].libraryPath: "rel" is not a valid path`,
+			`line 4: clients[0].optSource: "/bitfusion/c" is not below /usr`}},
+		"hostile paths": {head + "clients:\n- {version: '1', os: a, root: /bitfusion/../etc, binary: '/bitfusion/a;id', command: " +
+			"bitfusion, libraryPath: '/bitfusion/a/$(X)', optSource: '/bitfusion/a//b'}\n", []string{
+			`line 4: clients[0].root: "/bitfusion/../etc" is not a clean path; write /etc`,
+			`line 4: clients[0].binary: "/bitfusion/a;id" is not a valid path`,
+			`line 4: clients[0].libraryPath: "/bitfusion/a/$(X)" is not a valid path`,
+			`line 4: clients[0].optSource: "/bitfusion/a//b" is not a clean path; write /bitfusion/a/b`,
 		}},
-		"the mount itself":     {strings.Replace(fmt.Sprintf(one, ""), "/bitfusion/a", "/bitfusion/", 1), []string{`line 4: clients[0].root: "/bitfusion" is not below /bitfusion`}},
-		"a folder as program":  {fmt.Sprintf(one, ", binary: /bitfusion/a"), []string{`line 4: clients[0].binary: "/bitfusion/a" is not below /bitfusion/a`}},
-		"no binary":            {strings.Replace(fmt.Sprintf(one, ""), "command: bitfusion", "command: {percent: [a]}", 1), []string{"line 4: clients[0].binary: it is missing; it is predefined only for the commands bitfusion, bitfusion-3, bitfusion-2"}},
-		"a secret":             {fmt.Sprintf(one, ", singleSecret: 'yes'"), []string{"line 4: clients[0].singleSecret: true or false is expected here"}},
-		"an alias of a client": {head + "clients:\n- &a {version: '1', os: a, root: /bitfusion/a, command: bitfusion}\n- *a\n", []string{"line 5: duplicate client 1 for a, first in line 4"}},
+		"the mount itself": {strings.Replace(fmt.Sprintf(one, ""), "/bitfusion/a", "/bitfusion/", 1),
+			[]string{`line 4: clients[0].root: "/bitfusion" is not below /bitfusion`}},
+		"a folder as program": {fmt.Sprintf(one, ", binary: /bitfusion/a"),
+			[]string{`line 4: clients[0].binary: "/bitfusion/a" is not below /bitfusion/a`}},
+		"no binary": {strings.Replace(fmt.Sprintf(one, ""), "command: bitfusion", "command: {percent: [a]}", 1),
+			[]string{"line 4: clients[0].binary: it is missing; it is predefined only for the commands bitfusion, bitfusion-3, bitfusion-2"}},
+		"a secret": {fmt.Sprintf(one, ", singleSecret: 'yes'"),
+			[]string{"line 4: clients[0].singleSecret: true or false is expected here"}},
+		"an alias of a client": {head + "clients:\n- &a {version: '1', os: a, root: /bitfusion/a, command: bitfusion}\n- *a\n",
+			[]string{"line 5: duplicate client 1 for a, first in line 4"}},
 		"defaults": {fmt.Sprintf(one, "") + "defaults: {version: 2, os: b, arch: c}\n", []string{
-			`line 5: defaults: unknown key "arch"; valid keys are version, os`, `line 5: defaults.version: there is no client for "2"`, `line 5: defaults.os: there is no client for "b"`,
+			`line 5: defaults: unknown key "arch"; valid keys are version, os`, `line 5: defaults.version: there is no client for "2"`,
+			`line 5: defaults.os: there is no client for "b"`,
 		}},
-		"defaults that do not meet": {fmt.Sprintf(one, "") + "- {version: '2', os: b, root: /bitfusion/a, command: bitfusion}\ndefaults: {version: 2, os: a}\n", []string{"line 6: defaults: there is no client 2 for a"}},
+		"defaults that do not meet": {fmt.Sprintf(one, "") + "- {version: '2', os: b, root: /bitfusion/a, command: bitfusion}\ndefaults: " +
+			"{version: 2, os: a}\n", []string{"line 6: defaults: there is no client 2 for a"}},
 		"command forms": {head + `clients:
 - {version: '1', os: a, root: /bitfusion/a, binary: /bitfusion/a/b, command: {}}
 - version: '2'
@@ -301,16 +333,21 @@ func TestMistakesOfCatalogs(t *testing.T) {
 			"line 4: clients[0].command: words for requests by percent and by memory are both missing; write at least one of them",
 			`line 10: clients[1].command.shell: "bash" is not an absolute path of a shell`,
 			`line 11: clients[1].command.percent[0]: ${megabytes} is unknown; use ${amount}, ${units}, ${percent}, ${fraction}`,
-			`line 11: clients[1].command.percent[1]: "$HOME" contains a $ that does not begin a placeholder`, `line 11: clients[1].command.percent[2]: "$(X)" contains a $`, `line 11: clients[1].command.percent[3]: "${amount" contains a $`,
+			`line 11: clients[1].command.percent[1]: "$HOME" contains a $ that does not begin a placeholder`,
+			`line 11: clients[1].command.percent[2]: "$(X)" contains a $`,
+			`line 11: clients[1].command.percent[3]: "${amount" contains a $`,
 			`line 12: clients[1].command.memory: this is a list of words, such as ["run", "-n", "${amount}"]`,
 			"line 13: clients[1].command.filter: the words do not contain ${filter}, so filters would be lost",
-			"line 14: clients[1].command.separator[0]: ${amount} is unknown; use none", "line 14: clients[1].command.separator[1]: a text is expected here", "line 14: clients[1].command.separator[2]: a text is expected here",
+			"line 14: clients[1].command.separator[0]: ${amount} is unknown; use none", "line 14: clients[1].command.separator[1]: a " +
+				"text is expected here", "line 14: clients[1].command.separator[2]: a text is expected here",
 			`line 15: clients[1].command: unknown key "separators"; valid keys are shell, percent, memory, filter, separator`,
 		}},
 		"too many keys": {head + "x: &x {" + strings.Repeat("a: b, ", 100) + "}\nclients:\n- *x\n", []string{
 			`line 3: unknown key "x"`, "line 3: clients[0]: 100 keys; valid keys are version",
 		}},
-		"too many words": {strings.Replace(fmt.Sprintf(one, ", binary: /bitfusion/a/b"), "command: bitfusion", "command: {percent: ["+strings.Repeat("a,", 65)+"]}", 1), []string{"line 4: clients[0].command.percent: 65 words; write at most 64"}},
+		"too many words": {strings.Replace(fmt.Sprintf(one, ", binary: /bitfusion/a/b"), "command: bitfusion",
+			"command: {percent: ["+strings.Repeat("a,", 65)+"]}", 1),
+			[]string{"line 4: clients[0].command.percent: 65 words; write at most 64"}},
 		"the original's rows (W25)": {`BitfusionClients:
 - {BitfusionVersion: "450", OSVersion: "a", BinaryPath: "/usr/bin/bitfusion", EnvVariable: ""}
 - {BitfusionVersion: "450", OSVersion: "b", BinaryPath: "/bitfusion/bitfusion", EnvVariable: "x"}
@@ -318,10 +355,14 @@ func TestMistakesOfCatalogs(t *testing.T) {
 - {BitfusionVersion: "450", OsVersion: "d"}
 - text
 `, []string{
-			`line 2: BitfusionClients[0].BinaryPath: "/usr/bin/bitfusion" is not in a folder below /bitfusion`, `line 3: BitfusionClients[1].BinaryPath: "/bitfusion/bitfusion" is not in a folder below /bitfusion`,
-			`line 4: BitfusionClients[2].BinaryPath: "/bitfusion/a/../../bin/sh" is not a clean path; write /bin/sh`, `line 4: BitfusionClients[2].EnvVariable: "/bitfusion/b/opt/bitfusion/lib" is not below /bitfusion/a`,
-			`line 5: BitfusionClients[3]: unknown key "OsVersion"; valid keys are BitfusionVersion, OSVersion, BinaryPath, EnvVariable`, "line 5: BitfusionClients[3].OSVersion: it is missing",
-			"line 5: BitfusionClients[3].BinaryPath: it is missing", "line 5: BitfusionClients[3].EnvVariable: it is missing", "line 6: BitfusionClients[4]: keys are expected here",
+			`line 2: BitfusionClients[0].BinaryPath: "/usr/bin/bitfusion" is not in a folder below /bitfusion`,
+			`line 3: BitfusionClients[1].BinaryPath: "/bitfusion/bitfusion" is not in a folder below /bitfusion`,
+			`line 4: BitfusionClients[2].BinaryPath: "/bitfusion/a/../../bin/sh" is not a clean path; write /bin/sh`,
+			`line 4: BitfusionClients[2].EnvVariable: "/bitfusion/b/opt/bitfusion/lib" is not below /bitfusion/a`,
+			`line 5: BitfusionClients[3]: unknown key "OsVersion"; valid keys are BitfusionVersion, OSVersion, BinaryPath, EnvVariable`,
+			"line 5: BitfusionClients[3].OSVersion: it is missing",
+			"line 5: BitfusionClients[3].BinaryPath: it is missing", "line 5: BitfusionClients[3].EnvVariable: it is missing",
+			"line 6: BitfusionClients[4]: keys are expected here",
 		}},
 	}
 	for name, tt := range tests {
@@ -358,7 +399,8 @@ func TestMistakesAreBounded(t *testing.T) {
 func TestAliasesAreBounded(t *testing.T) {
 	words := strings.Repeat("$,", maxWords)
 	text := head + "x: &x {percent: [" + words + "], memory: [" + words + "], filter: [" + words + "], separator: [" + words + "]}\n" +
-		"y: &y {version: 1, os: a, root: /bitfusion/a, binary: /bitfusion/a/b, command: *x}\nclients:\n" + strings.Repeat("- *y\n", maxClients)
+		"y: &y {version: 1, os: a, root: /bitfusion/a, binary: /bitfusion/a/b, command: *x}\nclients:\n" + strings.Repeat("- *y\n",
+		maxClients)
 	_, err := DecodeCatalog([]byte(text))
 	if err == nil || len(err.Error()) > 1<<16 {
 		t.Errorf("%v", err)
@@ -367,10 +409,13 @@ func TestAliasesAreBounded(t *testing.T) {
 
 func FuzzDecodeCatalog(f *testing.F) {
 	for _, seed := range []string{
-		string(DefaultCatalogYAML()), "", head + "clients: []", "a: &a [*a]", "a: &a {b: *a}", "? [a]\n: b", "<<: {clients: []}", head + "clients: &c\n- *c\n",
+		string(DefaultCatalogYAML()), "", head + "clients: []", "a: &a [*a]", "a: &a {b: *a}", "? [a]\n: b", "<<: {clients: []}",
+		head + "clients: &c\n- *c\n",
 		"BitfusionClients:\n- {BitfusionVersion: 450, OSVersion: a, BinaryPath: /bitfusion/a/b, EnvVariable: /bitfusion/a/opt/bitfusion/}\n",
-		head + "clients:\n- {version: 1, os: a, root: /bitfusion/a, binary: /bitfusion/a/b, command: {shell: /bin/sh, percent: ['${amount}'], filter: ['${filter}']}}\ndefaults: {version: 1}\n",
-		"BitfusionClients:\n- &a {BitfusionVersion: '', OSVersion: '', BinaryPath: /bitfusion/, EnvVariable: '/opt/bitfusion/:$LD_LIBRARY_PATH'}\n- *a\n", "!!binary a", "--- !!set {a, b}", "%YAML 9.9\n---\n",
+		head + "clients:\n- {version: 1, os: a, root: /bitfusion/a, binary: /bitfusion/a/b, command: {shell: /bin/sh, percent: " +
+			"['${amount}'], filter: ['${filter}']}}\ndefaults: {version: 1}\n",
+		"BitfusionClients:\n- &a {BitfusionVersion: '', OSVersion: '', BinaryPath: /bitfusion/, EnvVariable: " +
+			"'/opt/bitfusion/:$LD_LIBRARY_PATH'}\n- *a\n", "!!binary a", "--- !!set {a, b}", "%YAML 9.9\n---\n",
 	} {
 		f.Add([]byte(seed))
 	}
@@ -390,7 +435,8 @@ func FuzzDecodeCatalog(f *testing.F) {
 			if got, err := c.Find(k.Version, k.OS); err != nil || !cmp.Equal(*got, k) {
 				t.Fatalf("client %s for %s: %v", k.Version, k.OS, err)
 			}
-			if !strings.HasPrefix(k.Root, MountPath+"/") || !strings.HasPrefix(k.Binary, k.Root+"/") || k.OptSource != "" && !strings.HasPrefix(k.OptSource, k.Root+"/") {
+			if !strings.HasPrefix(k.Root, MountPath+"/") || !strings.HasPrefix(k.Binary, k.Root+"/") || k.OptSource != "" &&
+				!strings.HasPrefix(k.OptSource, k.Root+"/") {
 				t.Fatalf("%+v", k)
 			}
 			for _, p := range append(filepath.SplitList(k.LibraryPath), k.Root, k.Binary, k.OptSource) {

@@ -51,7 +51,8 @@ func (c *Client) Wrap(r Request, filters, command, args []string) (newCommand, n
 			// An option would change what the client takes; so may what kubelet puts in
 			// place of $(NAME).
 			if strings.HasPrefix(begin, "-") || strings.HasPrefix(begin, "$(") {
-				return nil, nil, false, fmt.Errorf("the command begins with %q, which the client would interpret as its own option; begin with a program", short(begin))
+				return nil, nil, false, fmt.Errorf("the command begins with %q, which the client would interpret as its own option; "+
+					"begin with a program", short(begin))
 			}
 		}
 	}
@@ -113,7 +114,8 @@ func (c *Client) words(r Request, filters []string) (clientWords, error) {
 	case len(form) == 0:
 		return w, fmt.Errorf("%s: client %s for %s does not support requests of this kind; use %s", name, c.Version, c.OS, other)
 	case len(filters) > 0 && len(c.Command.Filter) == 0:
-		return w, fmt.Errorf("annotation %s: client %s for %s does not support filters; remove it, or select another version with annotation %s",
+		return w, fmt.Errorf("annotation %s: client %s for %s does not support filters; remove it, or select another version with "+
+			"annotation %s",
 			FilterAnnotation, c.Version, c.OS, VersionAnnotation)
 	}
 	values := []string{
@@ -186,7 +188,8 @@ func (c *Client) payload(command, args []string) (payload, error) {
 	}
 	if !s.single {
 		return payload{}, fmt.Errorf("the command is shell text of more than one simple command, so args (%q...) belong to none of them; "+
-			`write the arguments in the text, or the command as a list: [%q, "-c", "TEXT", "NAME"], with "$@" in TEXT where the arguments belong`,
+			`write the arguments in the text, or the command as a list: [%q, "-c", "TEXT", "NAME"], with "$@" in TEXT where the `+
+			`arguments belong`,
 			short(args[0]), shell)
 	}
 	if !s.asIs {

@@ -42,44 +42,65 @@ func TestCommandsBehindTheClient(t *testing.T) {
 		command, args []string
 		want          []string
 	}{
-		"a list of words":                    {command: []string{"python", "x.py", "-c", "z"}, want: bash(p450 + "python x.py -c z")},
-		"words of args follow (W10)":         {command: []string{"python"}, args: []string{"x.py", "a b"}, want: bash(p450 + "python x.py 'a b'")},
-		"-c of other programs stays (W9)":    {command: []string{"python", "-c", "print('hi')"}, want: bash(p450 + `python -c 'print('\''hi'\'')'`)},
-		"a shell's text, quoted (W9)":        {command: []string{"sh", "-c", "a && b"}, want: bash(p450 + "sh -c 'a && b'")},
-		"env (W9)":                           {command: []string{"/usr/bin/env", "bash", "-c", "a; b"}, want: bash(p450 + "/usr/bin/env bash -c 'a; b'")},
-		"empty words, quotes and lines":      {command: []string{"a", "", "'", "\n", "$X", "`id`"}, want: bash(p450 + "a '' ''\\''' '\n' '$X' '`id`'")},
+		"a list of words": {command: []string{"python", "x.py", "-c", "z"}, want: bash(p450 + "python x.py -c z")},
+		"words of args follow (W10)": {command: []string{"python"}, args: []string{"x.py", "a b"},
+			want: bash(p450 + "python x.py 'a b'")},
+		"-c of other programs stays (W9)": {command: []string{"python", "-c", "print('hi')"},
+			want: bash(p450 + `python -c 'print('\''hi'\'')'`)},
+		"a shell's text, quoted (W9)": {command: []string{"sh", "-c", "a && b"}, want: bash(p450 + "sh -c 'a && b'")},
+		"env (W9)": {command: []string{"/usr/bin/env", "bash", "-c", "a; b"},
+			want: bash(p450 + "/usr/bin/env bash -c 'a; b'")},
+		"empty words, quotes and lines": {command: []string{"a", "", "'", "\n", "$X", "`id`"},
+			want: bash(p450 + "a '' ''\\''' '\n' '$X' '`id`'")},
 		"a name that begins as the client's": {command: []string{"bitfusion_train.py"}, want: bash(p450 + "bitfusion_train.py")}, // W12
 		"text that begins as the client's":   {command: []string{"bitfusion_train.py --x"}, want: bash(p450 + "bitfusion_train.py --x")},
 		"a word of shell signs is a word":    {command: []string{"a;b"}, want: bash(p450 + "'a;b'")},
-		"simple text":                        {command: []string{"python x.py  --a=$HOME *.txt"}, want: bash(p450 + "python x.py  --a=$HOME *.txt")},
-		"simple text given to bash":          {command: []string{"bash", "-c", "python x.py"}, want: bash(p450 + "python x.py")},
-		"the same, its text in args":         {command: []string{"/bin/bash", "-c"}, args: []string{"python x.py"}, want: bash(p450 + "python x.py")},
-		"blanks and comments around it":      {command: []string{"\n# first\n  python x.py # more\n"}, want: bash(p450 + "python x.py")},
-		"one command and a semicolon":        {command: []string{"python x.py;"}, want: bash(p450 + "python x.py")},
-		"text over several lines":            {command: []string{"python \\\n  x.py"}, want: bash(p450 + "python \\\n  x.py")},
-		"simple text with args":              {command: []string{"python x.py"}, args: []string{"--b", "c d;"}, want: bash(p450 + "python x.py --b 'c d;'")},
-		"the same with a comment":            {command: []string{"python x.py # it\n"}, args: []string{"c"}, want: bash(p450 + "python x.py c")},
-		"two commands":                       {command: []string{"cd /x && python x.py"}, want: bash(p450 + "/bin/bash -c 'cd /x && python x.py'")},
-		"two lines":                          {command: []string{"python x.py\npython y.py"}, want: bash(p450 + "/bin/bash -c 'python x.py\npython y.py'")},
-		"a pipe":                             {command: []string{"python x.py | tee log"}, want: bash(p450 + "/bin/bash -c 'python x.py | tee log'")},
-		"output to a file":                   {command: []string{"python x.py > log"}, want: bash(p450 + "/bin/bash -c 'python x.py > log'")},
-		"in the background":                  {command: []string{"python x.py &"}, want: bash(p450 + "/bin/bash -c 'python x.py &'")},
-		"negated":                            {command: []string{"! python x.py"}, want: bash(p450 + "/bin/bash -c '! python x.py'")},
-		"a variable before":                  {command: []string{"A=1 python x.py"}, want: bash(p450 + "/bin/bash -c 'A=1 python x.py'")},
-		"what the shell does itself":         {command: []string{"exec python x.py"}, want: bash(p450 + "/bin/bash -c 'exec python x.py'")},
-		"the same with args":                 {command: []string{"exec python x.py"}, args: []string{"a b"}, want: bash(p450 + `/bin/bash -c 'exec python x.py "$@"' bash 'a b'`)},
-		"a loop":                             {command: []string{"for i in 1 2; do python x.py; done"}, want: bash(p450 + "/bin/bash -c 'for i in 1 2; do python x.py; done'")},
-		"time":                               {command: []string{"time python x.py"}, want: bash(p450 + "/bin/bash -c 'time python x.py'")},
-		"another command inside":             {command: []string{"python `which x.py`"}, want: bash(p450 + "/bin/bash -c 'python `which x.py`'")},
-		"another program's output as a file": {command: []string{"python <(python y.py)"}, want: bash(p450 + "/bin/bash -c 'python <(python y.py)'")},
-		"a program only the shell knows":     {command: []string{"$PYTHON x.py"}, want: bash(p450 + "/bin/bash -c '$PYTHON x.py'")},
-		"text that is no shell text":         {command: []string{"python 'x.py"}, want: bash(p450 + `/bin/bash -c 'python '\''x.py'`)},
-		"text of blanks":                     {command: []string{" "}, want: bash(p450 + "/bin/bash -c ' '")},
-		"$(NAME) in a word":                  {command: []string{"python", "$(ARGS)"}, want: bash(p450+`"$@"`, "bash", "python", "$(ARGS)")},
-		"$(NAME) in args":                    {command: []string{"python x.py"}, args: []string{"$(ARGS)"}, want: bash(p450+`"$@"`, "bash", "python", "x.py", "$(ARGS)")},
-		"$(NAME) in args, text for a shell":  {command: []string{"python $HOME"}, args: []string{"$(ARGS)"}, want: bash(p450+`"$@"`, "bash", "/bin/bash", "-c", `python $HOME "$@"`, "bash", "$(ARGS)")},
-		"$(NAME) in text":                    {command: []string{"python x.py $(ARGS)"}, want: bash(p450+`"$@"`, "bash", "/bin/bash", "-c", "python x.py $(ARGS)")},
-		"$(NAME) in text, with args":         {command: []string{"python $(X)"}, args: []string{"a"}, want: bash(p450+`"$@"`, "bash", "/bin/bash", "-c", `python $(X) "$@"`, "bash", "a")},
+		"simple text": {command: []string{"python x.py  --a=$HOME *.txt"},
+			want: bash(p450 + "python x.py  --a=$HOME *.txt")},
+		"simple text given to bash": {command: []string{"bash", "-c", "python x.py"}, want: bash(p450 + "python x.py")},
+		"the same, its text in args": {command: []string{"/bin/bash", "-c"}, args: []string{"python x.py"},
+			want: bash(p450 + "python x.py")},
+		"blanks and comments around it": {command: []string{"\n# first\n  python x.py # more\n"}, want: bash(p450 + "python x.py")},
+		"one command and a semicolon":   {command: []string{"python x.py;"}, want: bash(p450 + "python x.py")},
+		"text over several lines":       {command: []string{"python \\\n  x.py"}, want: bash(p450 + "python \\\n  x.py")},
+		"simple text with args": {command: []string{"python x.py"}, args: []string{"--b", "c d;"},
+			want: bash(p450 + "python x.py --b 'c d;'")},
+		"the same with a comment": {command: []string{"python x.py # it\n"}, args: []string{"c"},
+			want: bash(p450 + "python x.py c")},
+		"two commands": {command: []string{"cd /x && python x.py"},
+			want: bash(p450 + "/bin/bash -c 'cd /x && python x.py'")},
+		"two lines": {command: []string{"python x.py\npython y.py"},
+			want: bash(p450 + "/bin/bash -c 'python x.py\npython y.py'")},
+		"a pipe": {command: []string{"python x.py | tee log"},
+			want: bash(p450 + "/bin/bash -c 'python x.py | tee log'")},
+		"output to a file": {command: []string{"python x.py > log"},
+			want: bash(p450 + "/bin/bash -c 'python x.py > log'")},
+		"in the background":          {command: []string{"python x.py &"}, want: bash(p450 + "/bin/bash -c 'python x.py &'")},
+		"negated":                    {command: []string{"! python x.py"}, want: bash(p450 + "/bin/bash -c '! python x.py'")},
+		"a variable before":          {command: []string{"A=1 python x.py"}, want: bash(p450 + "/bin/bash -c 'A=1 python x.py'")},
+		"what the shell does itself": {command: []string{"exec python x.py"}, want: bash(p450 + "/bin/bash -c 'exec python x.py'")},
+		"the same with args": {command: []string{"exec python x.py"}, args: []string{"a b"},
+			want: bash(p450 + `/bin/bash -c 'exec python x.py "$@"' bash 'a b'`)},
+		"a loop": {command: []string{"for i in 1 2; do python x.py; done"},
+			want: bash(p450 + "/bin/bash -c 'for i in 1 2; do python x.py; done'")},
+		"time": {command: []string{"time python x.py"}, want: bash(p450 + "/bin/bash -c 'time python x.py'")},
+		"another command inside": {command: []string{"python `which x.py`"},
+			want: bash(p450 + "/bin/bash -c 'python `which x.py`'")},
+		"another program's output as a file": {command: []string{"python <(python y.py)"},
+			want: bash(p450 + "/bin/bash -c 'python <(python y.py)'")},
+		"a program only the shell knows": {command: []string{"$PYTHON x.py"}, want: bash(p450 + "/bin/bash -c '$PYTHON x.py'")},
+		"text that is no shell text":     {command: []string{"python 'x.py"}, want: bash(p450 + `/bin/bash -c 'python '\''x.py'`)},
+		"text of blanks":                 {command: []string{" "}, want: bash(p450 + "/bin/bash -c ' '")},
+		"$(NAME) in a word": {command: []string{"python", "$(ARGS)"},
+			want: bash(p450+`"$@"`, "bash", "python", "$(ARGS)")},
+		"$(NAME) in args": {command: []string{"python x.py"}, args: []string{"$(ARGS)"},
+			want: bash(p450+`"$@"`, "bash", "python", "x.py", "$(ARGS)")},
+		"$(NAME) in args, text for a shell": {command: []string{"python $HOME"}, args: []string{"$(ARGS)"},
+			want: bash(p450+`"$@"`, "bash", "/bin/bash", "-c", `python $HOME "$@"`, "bash", "$(ARGS)")},
+		"$(NAME) in text": {command: []string{"python x.py $(ARGS)"},
+			want: bash(p450+`"$@"`, "bash", "/bin/bash", "-c", "python x.py $(ARGS)")},
+		"$(NAME) in text, with args": {command: []string{"python $(X)"}, args: []string{"a"},
+			want: bash(p450+`"$@"`, "bash", "/bin/bash", "-c", `python $(X) "$@"`, "bash", "a")},
 		"$$ in text, of which kubelet makes $": {
 			command: []string{`python $$'\'"';id;'"`}, want: bash(p450 + `/bin/bash -c 'python $$'\''\'\''"'\'';id;'\''"'`),
 		},
@@ -88,21 +109,37 @@ func TestCommandsBehindTheClient(t *testing.T) {
 			want:    bash(p450+`"$@"`, "bash", "python", strings.Repeat("a", 60<<10), strings.Repeat("b", 60<<10)),
 		},
 
-		"memory, MB rounded down":         {request: memory, command: []string{"python x.py"}, want: bash(bin450 + " run -n 2 -m 8000 -- python x.py")},
-		"memory and a filter":             {request: memory, filters: []string{"device.id=0"}, command: []string{"python x.py"}, want: bash(bin450 + " run -n 2 -m 8000   --filter device.id=0 -- python x.py")},
-		"a filter with a blank (W13)":     {filters: []string{"device.name=Tesla T4"}, command: []string{"python x.py"}, want: bash(bin450 + " run -n 1 -p 0.500000  --filter 'device.name=Tesla T4' -- python x.py")},
-		"1 percent":                       {request: Request{Amount: 1, Percent: 1}, command: []string{"a"}, want: bash(bin450 + " run -n 1 -p 0.010000  -- a")},
-		"100 percent":                     {request: Request{Amount: 1, Percent: 100}, command: []string{"a"}, want: bash(bin450 + " run -n 1 -p 1.000000  -- a")},
-		"3.5":                             {client: c350, command: []string{"python x.py"}, want: bash("/bitfusion/bitfusion-client-ubuntu1804_3.5.0-5_amd64.deb/usr/bin/bitfusion run -n 1 -p 0.500000  -- python x.py")},
-		"2.5, as the guides show it":      {client: c250, command: []string{"python /b/x.py --model=inception3"}, want: bash(bin250 + " run -n 1 -p 0.500000 python /b/x.py --model=inception3")},
-		"2.5, memory":                     {client: c250, request: memory, command: []string{"python x.py"}, want: bash(bin250 + " run -n 2 -m 8000 python x.py")},
-		"2.5, text of two commands":       {client: c250, command: []string{"a && b"}, want: bash(bin250 + " run -n 1 -p 0.500000 /bin/bash -c 'a && b'")},
-		"2.5, $(NAME)":                    {client: c250, command: []string{"a", "$(B)"}, want: bash(bin250+` run -n 1 -p 0.500000 "$@"`, "bash", "a", "$(B)")},
-		"another client":                  {client: &other, command: []string{"python", "$(X) y"}, want: []string{"/bitfusion/other/bin/gpurun", "--gpus=1", "--share", "50%", "--units=50", "--", "python", "$(X) y"}},
-		"another client, memory, filters": {client: &other, request: memory, filters: []string{"a=1", "b=2"}, command: []string{"python"}, args: []string{""}, want: []string{"/bitfusion/other/bin/gpurun", "--gpus=2", "--mb", "8000", "--where", "a=1", "--where", "b=2", "--", "python", ""}},
-		"another client, simple text":     {client: &other, command: []string{`python 'a b' "c"d`}, args: []string{"e f"}, want: []string{"/bitfusion/other/bin/gpurun", "--gpus=1", "--share", "50%", "--units=50", "--", "python", "a b", "cd", "e f"}},
-		"another client, text of a shell": {client: &other, command: []string{"python $HOME"}, want: []string{"/bitfusion/other/bin/gpurun", "--gpus=1", "--share", "50%", "--units=50", "--", "/bin/sh", "-c", "python $HOME"}},
-		"another client, a list for bash": {client: &other, command: []string{"/bin/bash", "-c", "a b"}, want: []string{"/bitfusion/other/bin/gpurun", "--gpus=1", "--share", "50%", "--units=50", "--", "/bin/bash", "-c", "a b"}},
+		"memory, MB rounded down": {request: memory, command: []string{"python x.py"},
+			want: bash(bin450 + " run -n 2 -m 8000 -- python x.py")},
+		"memory and a filter": {request: memory, filters: []string{"device.id=0"}, command: []string{"python x.py"},
+			want: bash(bin450 + " run -n 2 -m 8000   --filter device.id=0 -- python x.py")},
+		"a filter with a blank (W13)": {filters: []string{"device.name=Tesla T4"}, command: []string{"python x.py"},
+			want: bash(bin450 + " run -n 1 -p 0.500000  --filter 'device.name=Tesla T4' -- python x.py")},
+		"1 percent": {request: Request{Amount: 1, Percent: 1}, command: []string{"a"},
+			want: bash(bin450 + " run -n 1 -p 0.010000  -- a")},
+		"100 percent": {request: Request{Amount: 1, Percent: 100}, command: []string{"a"},
+			want: bash(bin450 + " run -n 1 -p 1.000000  -- a")},
+		"3.5": {client: c350, command: []string{"python x.py"},
+			want: bash("/bitfusion/bitfusion-client-ubuntu1804_3.5.0-5_amd64.deb/usr/bin/bitfusion run -n 1 -p 0.500000  -- python x.py")},
+		"2.5, as the guides show it": {client: c250, command: []string{"python /b/x.py --model=inception3"},
+			want: bash(bin250 + " run -n 1 -p 0.500000 python /b/x.py --model=inception3")},
+		"2.5, memory": {client: c250, request: memory, command: []string{"python x.py"},
+			want: bash(bin250 + " run -n 2 -m 8000 python x.py")},
+		"2.5, text of two commands": {client: c250, command: []string{"a && b"},
+			want: bash(bin250 + " run -n 1 -p 0.500000 /bin/bash -c 'a && b'")},
+		"2.5, $(NAME)": {client: c250, command: []string{"a", "$(B)"}, want: bash(bin250+` run -n 1 -p 0.500000 "$@"`,
+			"bash", "a", "$(B)")},
+		"another client": {client: &other, command: []string{"python", "$(X) y"},
+			want: []string{"/bitfusion/other/bin/gpurun", "--gpus=1", "--share", "50%", "--units=50", "--", "python", "$(X) y"}},
+		"another client, memory, filters": {client: &other, request: memory, filters: []string{"a=1", "b=2"}, command: []string{"python"},
+			args: []string{""}, want: []string{"/bitfusion/other/bin/gpurun", "--gpus=2", "--mb", "8000", "--where", "a=1", "--where",
+				"b=2", "--", "python", ""}},
+		"another client, simple text": {client: &other, command: []string{`python 'a b' "c"d`}, args: []string{"e f"},
+			want: []string{"/bitfusion/other/bin/gpurun", "--gpus=1", "--share", "50%", "--units=50", "--", "python", "a b", "cd", "e f"}},
+		"another client, text of a shell": {client: &other, command: []string{"python $HOME"}, want: []string{"/bitfusion/other/bin/gpurun",
+			"--gpus=1", "--share", "50%", "--units=50", "--", "/bin/sh", "-c", "python $HOME"}},
+		"another client, a list for bash": {client: &other, command: []string{"/bin/bash", "-c", "a b"},
+			want: []string{"/bitfusion/other/bin/gpurun", "--gpus=1", "--share", "50%", "--units=50", "--", "/bin/bash", "-c", "a b"}},
 		"% in a path (W26)": {
 			client:  &Client{Binary: "/bitfusion/a%d%s/bitfusion", Command: namedForm(formBitfusion)},
 			command: []string{"a%d"}, want: bash("/bitfusion/a%d%s/bitfusion run -n 1 -p 0.500000  -- a%d"),
@@ -169,20 +206,29 @@ func TestCommandsThatCannotBeWrapped(t *testing.T) {
 		command, args []string
 		says          string
 	}{
-		"no command (W11)":          {client: c450, request: half, args: []string{"a"}, says: "the container has no command"},
-		"a NUL":                     {client: c450, request: half, command: []string{"a\x00b"}, says: "NUL"},
-		"a NUL in args":             {client: c450, request: half, command: []string{"a"}, args: []string{"\x00"}, says: "NUL"},
-		"text of two, and args":     {client: c450, request: half, command: []string{"a && b"}, args: []string{"--x"}, says: `["/bin/bash", "-c", "TEXT", "NAME"]`},
-		"a redirection, and args":   {client: c450, request: half, command: []string{"a > b"}, args: []string{"--x"}, says: "args (\"--x\"...) belong to none of them"},
-		"a backslash, and args":     {client: c450, request: half, command: []string{`a b\`}, args: []string{"--x"}, says: "write the arguments in the text"},
-		"an option for the client":  {client: c250, request: half, command: []string{"--filter", "x"}, says: `begins with "--filter"`},
-		"the same as text":          {client: c250, request: half, command: []string{"-p 1.0 python"}, says: `begins with "-p"`},
-		"filters before 4.0":        {client: c350, request: half, filters: []string{"device.id=0"}, command: []string{"a"}, says: "annotation bitfusion-client/filter: client 350 for centos7 does not support filters; remove it, or select another version with annotation bitfusion-client/version"},
-		"a kind that it lacks":      {client: &percentOnly, request: memory, command: []string{"a"}, says: "bitfusion.io/gpu-memory: client 1 for any does not support requests of this kind; use bitfusion.io/gpu-percent"},
-		"a request not checked":     {client: c450, command: []string{"a"}, says: "the request was not validated"},
-		"percent that nobody has":   {client: c450, request: Request{Amount: 1, Percent: 101}, command: []string{"a"}, says: "the request was not validated"},
-		"memory of less than 1 MB":  {client: c450, request: Request{Amount: 1, MemoryBytes: 1}, command: []string{"a"}, says: "the request was not validated"},
-		"text too long to be known": {client: c450, request: half, command: []string{"a " + strings.Repeat("b ", maxParsed)}, args: []string{"c"}, says: "write the arguments in the text"},
+		"no command (W11)": {client: c450, request: half, args: []string{"a"}, says: "the container has no command"},
+		"a NUL":            {client: c450, request: half, command: []string{"a\x00b"}, says: "NUL"},
+		"a NUL in args":    {client: c450, request: half, command: []string{"a"}, args: []string{"\x00"}, says: "NUL"},
+		"text of two, and args": {client: c450, request: half, command: []string{"a && b"}, args: []string{"--x"},
+			says: `["/bin/bash", "-c", "TEXT", "NAME"]`},
+		"a redirection, and args": {client: c450, request: half, command: []string{"a > b"}, args: []string{"--x"},
+			says: "args (\"--x\"...) belong to none of them"},
+		"a backslash, and args": {client: c450, request: half, command: []string{`a b\`}, args: []string{"--x"},
+			says: "write the arguments in the text"},
+		"an option for the client": {client: c250, request: half, command: []string{"--filter", "x"}, says: `begins with "--filter"`},
+		"the same as text":         {client: c250, request: half, command: []string{"-p 1.0 python"}, says: `begins with "-p"`},
+		"filters before 4.0": {client: c350, request: half, filters: []string{"device.id=0"}, command: []string{"a"},
+			says: "annotation bitfusion-client/filter: client 350 for centos7 does not support filters; remove it, or select another " +
+				"version with annotation bitfusion-client/version"},
+		"a kind that it lacks": {client: &percentOnly, request: memory, command: []string{"a"},
+			says: "bitfusion.io/gpu-memory: client 1 for any does not support requests of this kind; use bitfusion.io/gpu-percent"},
+		"a request not checked": {client: c450, command: []string{"a"}, says: "the request was not validated"},
+		"percent that nobody has": {client: c450, request: Request{Amount: 1, Percent: 101}, command: []string{"a"},
+			says: "the request was not validated"},
+		"memory of less than 1 MB": {client: c450, request: Request{Amount: 1, MemoryBytes: 1}, command: []string{"a"},
+			says: "the request was not validated"},
+		"text too long to be known": {client: c450, request: half, command: []string{"a " + strings.Repeat("b ", maxParsed)},
+			args: []string{"c"}, says: "write the arguments in the text"},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -297,11 +343,15 @@ func TestShellTextDoesTheSameBehindTheClient(t *testing.T) {
 	env := []string{"ARGS=--a 'b c' ; python injected", "WORD=w", "EMPTY="}
 	for _, text := range []string{
 		"python x.py --a=1", "python x.py; python y.py", "python a && python b", "false || python b", "python x | tee log",
-		"for i in 1 2 3; do python $i; done", "if true; then python a; else python b; fi", "python $WORD \"$WORD\" '$WORD' $EMPTY \"$EMPTY\"",
+		"for i in 1 2 3; do python $i; done", "if true; then python a; else python b; fi",
+		"python $WORD \"$WORD\" '$WORD' $EMPTY \"$EMPTY\"",
 		"python $(python inner)", "python `python inner`", "python $(ARGS)", "python \"$(WORD)\" $$(WORD)", "python $$ | tee x",
-		"exec python x", "A=1 python $A", "! python x || true", "python \\\n  x.py", "\n# comment\npython a # b\n", "python a;", "python a\npython b\n",
-		"cd / && python $PWD", "time -p python x 2>&1 | tee z", "python ~ ~/x {a,b} a\\ b 'it'\\''s' \"a\\\"b\"", "python $'a\\nb'", "python 'a\nb'",
-		"f() { python \"$@\"; }; f 1 2", "(python sub)", "{ python group; }", "python \"é ☃\"", "python <<EOF\nx\nEOF\n", "python $((1+2)) ${WORD:-x} ${#WORD}",
+		"exec python x", "A=1 python $A", "! python x || true", "python \\\n  x.py", "\n# comment\npython a # b\n", "python a;",
+		"python a\npython b\n",
+		"cd / && python $PWD", "time -p python x 2>&1 | tee z", "python ~ ~/x {a,b} a\\ b 'it'\\''s' \"a\\\"b\"", "python $'a\\nb'",
+		"python 'a\nb'",
+		"f() { python \"$@\"; }; f 1 2", "(python sub)", "{ python group; }", "python \"é ☃\"", "python <<EOF\nx\nEOF\n",
+		"python $((1+2)) ${WORD:-x} ${#WORD}",
 		"[[ a == a ]] && python y", "export A=5; python $A", "python *", "python -- -x --", "echo hi", "\tpython x",
 		"test -n \"$WORD\" && python set", `python $$'\'"';python z; #"`, "python '$(WORD)' '\\' \"\\\\\"",
 	} {
@@ -324,9 +374,12 @@ func TestShellTextDoesTheSameBehindTheClient(t *testing.T) {
 // them. Guards W8, W9, W10 and W13.
 func FuzzWrapWords(f *testing.F) {
 	for _, seed := range []string{
-		"python\x1fx.py", "a\x1f\x1f\x1f", "a\x1f'\x1f\"\x1f\\", "a\x1f$(X)\x1f$(Y)", "a\x1f$$(X)\x1f$$$(X)\x1f$", "a\x1f;touch x\x1f`touch x`\x1f$(touch x)",
-		"a\x1f'; touch x; '\x1f\n\r\t", "a b\x1fc", "é☃\x1f\xff\xfe", "sh\x1f-c\x1ftouch x && b", "bash\x1f-c\x1f\x1fx", "a\x1f~\x1f*\x1f{a,b}\x1f#c\x1f!x", "$(Z)\x1f$(Z)",
-		"a\x1f$'\\x41'\x1f$\"x\"\x1f'$(X)'", "=x\x1fa=b\x1f-n\x1f--", "a\x1f$(X", "\x1fa", "bitfusion\x1frun", "a\x1f&\x1f|\x1f>x\x1f<y\x1f(\x1f)",
+		"python\x1fx.py", "a\x1f\x1f\x1f", "a\x1f'\x1f\"\x1f\\", "a\x1f$(X)\x1f$(Y)", "a\x1f$$(X)\x1f$$$(X)\x1f$",
+		"a\x1f;touch x\x1f`touch x`\x1f$(touch x)",
+		"a\x1f'; touch x; '\x1f\n\r\t", "a b\x1fc", "é☃\x1f\xff\xfe", "sh\x1f-c\x1ftouch x && b", "bash\x1f-c\x1f\x1fx",
+		"a\x1f~\x1f*\x1f{a,b}\x1f#c\x1f!x", "$(Z)\x1f$(Z)",
+		"a\x1f$'\\x41'\x1f$\"x\"\x1f'$(X)'", "=x\x1fa=b\x1f-n\x1f--", "a\x1f$(X", "\x1fa", "bitfusion\x1frun",
+		"a\x1f&\x1f|\x1f>x\x1f<y\x1f(\x1f)",
 	} {
 		f.Add(seed, uint8(1), false)
 		f.Add(seed, uint8(0), true)
@@ -352,7 +405,8 @@ func FuzzWrapWords(f *testing.F) {
 		wrapped, rest, called, err := s.client.Wrap(half, filters, command, args)
 		switch {
 		case err != nil:
-			if !old || !strings.HasPrefix(command[0], "-") && !strings.HasPrefix(command[0], "$(") && (len(elements) != 3 || !strings.HasPrefix(elements[2], "-")) {
+			if !old || !strings.HasPrefix(command[0], "-") && !strings.HasPrefix(command[0], "$(") &&
+				(len(elements) != 3 || !strings.HasPrefix(elements[2], "-")) {
 				t.Fatalf("%q %q: %v", command, args, err)
 			}
 			return
@@ -384,8 +438,10 @@ func FuzzWrapWords(f *testing.F) {
 // it. The words that are known without a shell are those that a shell makes.
 func FuzzWrapText(f *testing.F) {
 	for _, seed := range []string{
-		"python x.py", "a; b", "a && b # c", "a 'b c' \"d\"", "a\\ b c", "a $(b)", "a `b`", "a <(b)", "a $'b\\x41' $\"c\"", "a $'\\x41'", "a\\", "a \\\n b", "exec a b", "A=1 b c", "a 'b",
-		"a \"$b\" ${c} $((d))", "a {b,c} * ? [d]", "a !b", "((((((", "a\r\nb", "# a b", "a ~/b ~", "a=b c", "bitfusion run", "a {fd}>b", "a $$'\\'\"';id;'\"", "a @(b)", "a \\\r\n b",
+		"python x.py", "a; b", "a && b # c", "a 'b c' \"d\"", "a\\ b c", "a $(b)", "a `b`", "a <(b)", "a $'b\\x41' $\"c\"", "a $'\\x41'",
+		"a\\", "a \\\n b", "exec a b", "A=1 b c", "a 'b",
+		"a \"$b\" ${c} $((d))", "a {b,c} * ? [d]", "a !b", "((((((", "a\r\nb", "# a b", "a ~/b ~", "a=b c", "bitfusion run", "a {fd}>b",
+		"a $$'\\'\"';id;'\"", "a @(b)", "a \\\r\n b",
 		"a b=~c", "select a in b", "coproc a b", "function a b", "[ a ] b", "a\x01b c", "\xffa b", "a é☃",
 	} {
 		f.Add(seed)
@@ -403,7 +459,8 @@ func FuzzWrapText(f *testing.F) {
 			return
 		}
 		if len(wrapped) > 3 {
-			if want := []string{"/bin/bash", "-c", `/c/client run -n 1 -p 0.500000  -- "$@"`, "bash", "/bin/bash", "-c", text}; !slices.Equal(wrapped, want) {
+			if want := []string{"/bin/bash", "-c", `/c/client run -n 1 -p 0.500000  -- "$@"`,
+				"bash", "/bin/bash", "-c", text}; !slices.Equal(wrapped, want) {
 				t.Fatalf("got  %q\nwant %q", wrapped, want)
 			}
 			return
@@ -445,7 +502,8 @@ func FuzzWrapText(f *testing.F) {
 // Hostile text costs neither much time nor the stack.
 func TestHostileTextIsBounded(t *testing.T) {
 	c := client(t, "450", "ubuntu18")
-	for _, piece := range []string{"(", "$(", "${a", "`", "\\`", "{ ", "a |", "<(", "$((", "\"$(", "[[ ", "if ", "case ", "a <<E\n", "((", "! ", "a[", "\"${a:-", "$[", "@(", "\\"} {
+	for _, piece := range []string{"(", "$(", "${a", "`", "\\`", "{ ", "a |", "<(", "$((", "\"$(", "[[ ", "if ", "case ", "a <<E\n",
+		"((", "! ", "a[", "\"${a:-", "$[", "@(", "\\"} {
 		for _, n := range []int{200, maxParsed, 1 << 20} {
 			text := "a " + strings.Repeat(piece, n/len(piece))
 			if _, _, _, err := c.Wrap(half, nil, []string{text}, nil); err != nil {
@@ -462,7 +520,8 @@ func BenchmarkParseRequestAndWrap(b *testing.B) {
 	}
 	resources := limits("amount", "2", "memory", "8000M")
 	for name, command := range map[string][]string{
-		"text":  {"python /benchmark/scripts/tf_cnn_benchmarks/tf_cnn_benchmarks.py --local_parameter_device=gpu --batch_size=32 --model=inception3"},
+		"text": {"python /benchmark/scripts/tf_cnn_benchmarks/tf_cnn_benchmarks.py --local_parameter_device=gpu --batch_size=32 " +
+			"--model=inception3"},
 		"words": {"python", "/benchmark/scripts/tf_cnn_benchmarks/tf_cnn_benchmarks.py", "--local_parameter_device=gpu", "--batch_size=32"},
 		"shell": {"/bin/bash", "-c", "cd /benchmark && python tf_cnn_benchmarks.py --batch_size=32 | tee log"},
 	} {

@@ -285,7 +285,8 @@ func (d *decoder) client(n *yaml.Node, field string) *Client {
 	}
 	k.OptSource = strings.TrimRight(k.OptSource, "/")
 	if root != "" {
-		d.paths(&k, n, map[string]*yaml.Node{"binary": fields["binary"], "libraryPath": fields["libraryPath"], "optSource": fields["optSource"]},
+		d.paths(&k, n, map[string]*yaml.Node{"binary": fields["binary"], "libraryPath": fields["libraryPath"],
+			"optSource": fields["optSource"]},
 			field, [3]string{"binary", "libraryPath", "optSource"})
 	}
 	return &k
@@ -347,7 +348,8 @@ func (d *decoder) originalClient(n *yaml.Node, field string) *Client {
 			break
 		}
 	}
-	d.paths(&k, n, map[string]*yaml.Node{"binary": fields["BinaryPath"], "libraryPath": fields["EnvVariable"], "optSource": fields["EnvVariable"]},
+	d.paths(&k, n, map[string]*yaml.Node{"binary": fields["BinaryPath"], "libraryPath": fields["EnvVariable"],
+		"optSource": fields["EnvVariable"]},
 		field, [3]string{"BinaryPath", "EnvVariable", "EnvVariable"})
 	return &k
 }

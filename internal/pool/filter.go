@@ -26,7 +26,8 @@ type filterKey struct {
 // is in quoted values of device.name only.
 var filterKeys = []filterKey{
 	{"server.addr", isAddress, "an IP address, such as 10.117.32.177"},
-	{"server.hostname", matches(`[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?`), "a host name of letters, digits, - _ and ., such as bf-server"},
+	{"server.hostname", matches(`[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?`),
+		"a host name of letters, digits, - _ and ., such as bf-server"},
 	{"server.has-rdma", matches(`true|false`), "true or false"},
 	{"server.cuda-version", matches(`[0-9]{1,5}(\.[0-9]{1,5}){0,3}`), "a version of digits and dots, such as 11.2"},
 	{driverVersion, matches(`[0-9]{1,5}(\.[0-9]{1,5}){0,3}`), "a version of digits and dots, such as 460.73.01"},

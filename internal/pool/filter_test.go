@@ -40,7 +40,8 @@ func TestFiltersOfTheGuide(t *testing.T) {
 // Guards W13 and V5.
 func TestFiltersThatAreRefused(t *testing.T) {
 	for value, says := range map[string]string{
-		"a=b;id":                           `"a=b;id" has an unknown key; valid keys are server.addr, server.hostname, server.has-rdma, server.cuda-version, server.driver-version, device.id, device.name, device.phy-memory`,
+		"a=b;id": `"a=b;id" has an unknown key; valid keys are server.addr, server.hostname, server.has-rdma, ` +
+			`server.cuda-version, server.driver-version, device.id, device.name, device.phy-memory`,
 		"bf-server":                        `"bf-server" is not a filter; write key=value, such as server.hostname=bf-server`,
 		"=":                                "has an unknown key; valid keys are",
 		"server.addr=":                     "server.addr: the value \"\" is not accepted; write an IP address, such as 10.117.32.177",
@@ -66,7 +67,8 @@ func TestFiltersThatAreRefused(t *testing.T) {
 		strings.Repeat("device.id=0 ", 65): "65 filters; write at most 64",
 	} {
 		got, err := ParseFilter(value)
-		if err == nil || !strings.Contains(err.Error(), says) || !strings.HasPrefix(err.Error(), "annotation "+FilterAnnotation+": ") || got != nil {
+		if err == nil || !strings.Contains(err.Error(), says) || !strings.HasPrefix(err.Error(), "annotation "+FilterAnnotation+": ") ||
+			got != nil {
 			t.Errorf("%q: %q and %v, want %q", value, got, err, says)
 		}
 	}
@@ -81,8 +83,10 @@ func TestFiltersThatAreRefused(t *testing.T) {
 
 func FuzzParseFilter(f *testing.F) {
 	for _, seed := range []string{
-		"", "server.addr=10.117.32.177", "server.hostname=bf  server.addr=1.1.1.1", `device.name="Tesla T4" device.id=0`, "server.dirver-version=460.73.01",
-		"a=b;id", "server.hostname=$(id)", `device.name='`, `device.name=""`, "device.name=\"a\x00b\"", "=", " = ", "server.has-rdma=true\xff",
+		"", "server.addr=10.117.32.177", "server.hostname=bf  server.addr=1.1.1.1", `device.name="Tesla T4" device.id=0`,
+		"server.dirver-version=460.73.01",
+		"a=b;id", "server.hostname=$(id)", `device.name='`, `device.name=""`, "device.name=\"a\x00b\"", "=", " = ",
+		"server.has-rdma=true\xff",
 	} {
 		f.Add(seed)
 	}

@@ -13,7 +13,8 @@ import (
 func TestCommandsAddNoOptionsToTheClient(t *testing.T) {
 	c := client(t, "250", "ubuntu18")
 	for _, command := range [][]string{
-		{"-n 8 python x"}, {"-n 8 python $X"}, {"-n 8 python *"}, {"\t-n 8 python $X # c"}, {"-n", "8", "python"}, {"bash", "-c", "-n 8 python $X"},
+		{"-n 8 python x"}, {"-n 8 python $X"}, {"-n 8 python *"}, {"\t-n 8 python $X # c"}, {"-n", "8", "python"},
+		{"bash", "-c", "-n 8 python $X"},
 		{"$(OPTION)", "8", "python"}, {"$(OPTION)"},
 	} {
 		wrapped, _, _, err := c.Wrap(half, nil, command, nil)
@@ -36,7 +37,8 @@ func TestUnknownKeysAreNamedWithTheirValueAndBounded(t *testing.T) {
 		list[corev1.ResourceName(Prefix+"z"+strings.Repeat("z", i))] = resource.MustParse("1")
 	}
 	_, err := ParseRequest(corev1.ResourceRequirements{Limits: list}, 16000)
-	if err == nil || !strings.Contains(err.Error(), Prefix+"gpus: 7 (and 1000 more) is not a key of the pool; write "+AmountResource) || len(err.Error()) > 1000 {
+	if err == nil || !strings.Contains(err.Error(), Prefix+"gpus: 7 (and 1000 more) is not a key of the pool; write "+AmountResource) ||
+		len(err.Error()) > 1000 {
 		t.Errorf("%.2000v", err)
 	}
 }

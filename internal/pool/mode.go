@@ -16,7 +16,8 @@ func ParseMode(value string) (Mode, error) {
 	case "none", "n", "no", "false", "off", "":
 		return ModeNone, nil
 	}
-	return ModeNone, fmt.Errorf("annotation %s: %q is not a mode; write all (also y, yes, true, on), injection, or none (also n, no, false, off)",
+	return ModeNone, fmt.Errorf("annotation %s: %q is not a mode; write all (also y, yes, true, on), injection, or none (also n, no, "+
+		"false, off)",
 		ModeAnnotation, short(value))
 }
 

@@ -116,7 +116,8 @@ func ParseRequest(r corev1.ResourceRequirements, totalMB int64) (Request, error)
 			more = fmt.Sprintf(" (and %d more)", n)
 		}
 		q, _, _ := quantity(r, name)
-		problem("%s: %s%s is not a key of the pool; write %s with %s or %s", short(unknown[0]), q.String(), more, AmountResource, PercentResource, MemoryResource)
+		problem("%s: %s%s is not a key of the pool; write %s with %s or %s", short(unknown[0]), q.String(), more, AmountResource,
+			PercentResource, MemoryResource)
 	}
 	if len(problems) > 0 {
 		return Request{}, errors.Join(problems...)

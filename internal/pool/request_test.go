@@ -153,7 +153,8 @@ func TestAllProblemsOfARequestAreTold(t *testing.T) {
 		"bitfusion.io/gpu-memory: 17G is more than one GPU of the pool has; write 1M to 16000M",
 		"bitfusion.io/gpu-percent: 101 and bitfusion.io/gpu-memory: 17G exclude each other; remove one",
 		"bitfusion.io/gpu: 50 is derived from the other keys; remove it",
-		"bitfusion.io/gpu-num: 3 is not a key of the pool; write bitfusion.io/gpu-amount with bitfusion.io/gpu-percent or bitfusion.io/gpu-memory",
+		"bitfusion.io/gpu-num: 3 is not a key of the pool; write bitfusion.io/gpu-amount with bitfusion.io/gpu-percent or " +
+			"bitfusion.io/gpu-memory",
 	}
 	if got := err.Error(); got != strings.Join(want, "\n") {
 		t.Errorf("got\n%s\nwant\n%s", got, strings.Join(want, "\n"))

@@ -173,7 +173,8 @@ func TestLargerThanAnyCard(t *testing.T) {
 		shapes []shape
 		says   []string
 	}{
-		"in one container":  {[]shape{app(25)}, []string{"no device of this node has enough free units", "needs 25 units of one device, at most 24"}},
+		"in one container": {[]shape{app(25)}, []string{"no device of this node has enough free units",
+			"needs 25 units of one device, at most 24"}},
 		"in several":        {[]shape{app(12, 13)}, []string{"needs 25 units of one device, at most 24"}},
 		"with a sidecar":    {[]shape{sidecar(1), initial(24), app(1)}, []string{"needs 25 units of one device, at most 24"}},
 		"than all together": {[]shape{app(41)}, []string{"Requested: 41, Available: 40"}},
@@ -195,7 +196,8 @@ func TestLargerThanAnyCard(t *testing.T) {
 // cards.
 func TestTopologyManagerPolicies(t *testing.T) {
 	t.Parallel()
-	for _, policy := range []string{topologymanager.PolicyBestEffort, topologymanager.PolicyRestricted, topologymanager.PolicySingleNumaNode} {
+	for _, policy := range []string{topologymanager.PolicyBestEffort, topologymanager.PolicyRestricted,
+		topologymanager.PolicySingleNumaNode} {
 		t.Run(policy, func(t *testing.T) {
 			cards := vendorsim.GCUs(3, 16<<10)
 			cards[1].NUMA, cards[2].NUMA = 1, 1

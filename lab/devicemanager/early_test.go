@@ -116,7 +116,8 @@ func TestLibraryBreaksWhileTheDaemonWasDown(t *testing.T) {
 		}
 		return nil
 	})
-	if err := n.kubelet.add(n.bind(1, "late", app(2))); err == nil || !strings.Contains(err.Error(), "UnexpectedAdmissionError") && !strings.Contains(err.Error(), "Insufficient") && !strings.Contains(err.Error(), "OutOf") {
+	if err := n.kubelet.add(n.bind(1, "late", app(2))); err == nil || !strings.Contains(err.Error(), "UnexpectedAdmissionError") &&
+		!strings.Contains(err.Error(), "Insufficient") && !strings.Contains(err.Error(), "OutOf") {
 		t.Errorf("a pod without a device: %v", err)
 	}
 	n.same(before, []*corev1.Pod{pod})

@@ -232,7 +232,8 @@ func TestHandoverInTheMiddleOfAPod(t *testing.T) {
 // too, also where kubelet lists it nowhere: plain init containers.
 func TestHandoverKeepsWhatWasJustGiven(t *testing.T) {
 	t.Parallel()
-	n := offer(t, vendorsim.GCUs(2, 16<<10), config.Resource{Name: string(gcuWhole), Vendor: "enflame", Mode: config.ModeExclusive, SplitBoards: true})
+	n := offer(t, vendorsim.GCUs(2, 16<<10), config.Resource{Name: string(gcuWhole), Vendor: "enflame", Mode: config.ModeExclusive,
+		SplitBoards: true})
 	held := n.bind(-1, "held", first(gcuWhole, 1), of(gcuWhole, 1))
 	n.admitUntil(held, 1)
 	n.handOver()

@@ -41,7 +41,8 @@ func TestMixedResources(t *testing.T) {
 			n := prepareNode(t, "1", cards)
 			n.asBoards()
 			n.kubelet.Policy = []string{
-				topologymanager.PolicyNone, topologymanager.PolicySingleNumaNode, topologymanager.PolicyBestEffort, topologymanager.PolicyRestricted,
+				topologymanager.PolicyNone, topologymanager.PolicySingleNumaNode, topologymanager.PolicyBestEffort,
+				topologymanager.PolicyRestricted,
 			}[i]
 			m := &mixed{node: n, random: rand.New(rand.NewPCG(*seed+i, 1)), count: map[string]int{}}
 			m.offered = []config.Resource{memoryUnits, whole, boards, sliced(3)}

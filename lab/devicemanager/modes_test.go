@@ -40,7 +40,8 @@ func TestModesChangeAtRandom(t *testing.T) {
 			}
 			n := prepareNode(t, "1", cards)
 			n.asBoards()
-			n.kubelet.Policy = []string{topologymanager.PolicyNone, topologymanager.PolicyBestEffort, topologymanager.PolicySingleNumaNode}[i]
+			n.kubelet.Policy = []string{topologymanager.PolicyNone, topologymanager.PolicyBestEffort,
+				topologymanager.PolicySingleNumaNode}[i]
 			random := rand.New(rand.NewPCG(*seed+i, 2))
 			resources := randomModes(random)
 			n.resources(resources...)
@@ -75,7 +76,8 @@ func TestModesChangeAtRandom(t *testing.T) {
 					for _, other := range running {
 						shared := slices.ContainsFunc(one.chips, func(c string) bool { return slices.Contains(other.chips, c) })
 						if shared && (one.how != other.how || one.whole) {
-							t.Fatalf("step %d: pod %s got chips %v as %s, pod %s has %v as %s", step, one.pod.Name, one.chips, one.how, other.pod.Name, other.chips, other.how)
+							t.Fatalf("step %d: pod %s got chips %v as %s, pod %s has %v as %s", step, one.pod.Name, one.chips, one.how,
+								other.pod.Name, other.chips, other.how)
 						}
 					}
 					count[string(r.Mode)]++
@@ -126,10 +128,12 @@ func (n *node) awaitServed() {
 		}
 		for line := range strings.Lines(err.Error()) {
 			// Of a resource without devices kubelet is told nothing.
-			if !strings.Contains(line, "memoryUnit") && !strings.Contains(line, "chooses none") && !strings.Contains(line, "not registered") {
+			if !strings.Contains(line, "memoryUnit") && !strings.Contains(line, "chooses none") &&
+				!strings.Contains(line, "not registered") {
 				return err
 			}
-			if strings.Contains(line, "not registered") && !strings.Contains(err.Error(), "chooses none") && !strings.Contains(err.Error(), "memoryUnit") {
+			if strings.Contains(line, "not registered") && !strings.Contains(err.Error(), "chooses none") &&
+				!strings.Contains(err.Error(), "memoryUnit") {
 				return err
 			}
 		}
@@ -192,7 +196,8 @@ func randomModes(random *rand.Rand) []config.Resource {
 			r.Mode = config.ModeExclusive
 		case 2:
 			r.Mode, r.Replicas = config.ModeTimeSlicing, 1+random.IntN(3)
-			r.ReplicasFor = []config.ReplicaRule{{Devices: config.DeviceSelector{Indexes: []int{random.IntN(6)}}, Replicas: 1 + random.IntN(4)}}
+			r.ReplicasFor = []config.ReplicaRule{{Devices: config.DeviceSelector{Indexes: []int{random.IntN(6)}},
+				Replicas: 1 + random.IntN(4)}}
 		case 3:
 			if name != gcuWhole {
 				continue // it leaves the configuration

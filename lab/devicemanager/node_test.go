@@ -185,7 +185,8 @@ func (n *node) startSuccessor(left agent.Handoff) {
 	if n.configure != nil {
 		n.configure(&cfg)
 	}
-	vendor, err := vendors.New("enflame", backend.Options{DriverRoot: n.dir, LibraryPath: filepath.Join(n.dir, vendorsim.LibraryName(vendorsim.Enflame))})
+	vendor, err := vendors.New("enflame", backend.Options{DriverRoot: n.dir,
+		LibraryPath: filepath.Join(n.dir, vendorsim.LibraryName(vendorsim.Enflame))})
 	if err != nil {
 		n.t.Fatal(err)
 	}
@@ -490,7 +491,8 @@ func (n *node) where(pod *corev1.Pod) (accel.DeviceID, error) {
 			}
 		}
 		if env := n.kubelet.env(pod.UID, c.Name); env != nil && index[env["ENFLAME_VISIBLE_DEVICES"]] != device {
-			return "", fmt.Errorf("container %s of %s sees device %q, its units are of %s", c.Name, pod.Name, env["ENFLAME_VISIBLE_DEVICES"], device)
+			return "", fmt.Errorf("container %s of %s sees device %q, its units are of %s", c.Name, pod.Name,
+				env["ENFLAME_VISIBLE_DEVICES"], device)
 		}
 	}
 	if accel.Units(len(all)) != request.Peak() {

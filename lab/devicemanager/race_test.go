@@ -90,7 +90,8 @@ func TestKubeletForgetsUnits(t *testing.T) {
 					t.Fatalf("after %d pods, of which kubelet forgot units %d times: %v", i+1, forgot, err)
 				}
 			}
-			t.Logf("%d pods admitted, %d refused; after %d of them kubelet took units for free that containers had", admitted, refused, forgot)
+			t.Logf("%d pods admitted, %d refused; after %d of them kubelet took units for free that containers had", admitted, refused,
+				forgot)
 			if forgot == 0 {
 				t.Error("kubelet forgot nothing, so the test showed nothing")
 			}

@@ -129,7 +129,8 @@ func of(r accel.Resource, n int64) shape { return asking(map[accel.Resource]int6
 // first adds an init container that runs to its end.
 func first(r accel.Resource, n int64) shape {
 	return func(s *corev1.PodSpec) {
-		s.InitContainers = append(s.InitContainers, containerOf(fmt.Sprintf("init%d", len(s.InitContainers)), map[accel.Resource]int64{r: n}))
+		s.InitContainers = append(s.InitContainers, containerOf(fmt.Sprintf("init%d", len(s.InitContainers)),
+			map[accel.Resource]int64{r: n}))
 	}
 }
 
@@ -725,7 +726,8 @@ func TestDeviceOfARefusedPodGoesToTheNext(t *testing.T) {
 	t.Parallel()
 	n := offer(t, vendorsim.GCUs(1, 16<<10), whole, memoryUnits)
 	for i := range 3 {
-		n.refused(n.bind(-1, fmt.Sprint("two", i), of(gcuWhole, 1), asking(map[accel.Resource]int64{gcuWhole: 1})), "requested number of devices unavailable")
+		n.refused(n.bind(-1, fmt.Sprint("two", i), of(gcuWhole, 1), asking(map[accel.Resource]int64{gcuWhole: 1})),
+			"requested number of devices unavailable")
 		n.kubelet.remove(n.start(fmt.Sprint("next", i), of(gcuWhole, 1)))
 		n.shows(gcuWhole, 1)
 		n.shows(gcuMemory, 16)

@@ -61,7 +61,8 @@ func TestUpgradeFromTheFirstRelease(t *testing.T) {
 		t.Fatal(err)
 	}
 	// It was killed, so its socket is still there.
-	old, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(n.dir, "device-plugins", "divvy-enflame.com_gcu-memory.sock"), Net: "unix"})
+	old, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(n.dir, "device-plugins", "divvy-enflame.com_gcu-memory.sock"),
+		Net: "unix"})
 	if err != nil {
 		t.Fatal(err)
 	}

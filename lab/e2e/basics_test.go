@@ -87,7 +87,8 @@ func TestOnlyEvictionHelps(t *testing.T) {
 	running(t, namesOf(fillers)...)
 	agree(t)
 	result := filter(t, ctx, 16, lab.Cluster.NodeName())
-	if reason := result.FailedNodes[lab.Cluster.NodeName()]; reason != "insufficient GCU Memory in one gcu device" || len(result.FailedAndUnresolvableNodes) > 0 {
+	if reason := result.FailedNodes[lab.Cluster.NodeName()]; reason != "insufficient GCU Memory in one gcu device" ||
+		len(result.FailedAndUnresolvableNodes) > 0 {
 		t.Errorf("16 units with no card empty: %+v, want the node in FailedNodes with the documented reason", result)
 	}
 }
@@ -204,7 +205,8 @@ func TestNodeNameByHand(t *testing.T) {
 	must(t, lab.WaitPhase(ctx, podTimeout, corev1.PodFailed, "too-large"))
 	pod, err := lab.Get(ctx, "too-large")
 	must(t, err)
-	if pod.Status.Reason != "UnexpectedAdmissionError" || !strings.Contains(pod.Status.Message, "needs 17 units of one device, at most 16 are free") {
+	if pod.Status.Reason != "UnexpectedAdmissionError" ||
+		!strings.Contains(pod.Status.Message, "needs 17 units of one device, at most 16 are free") {
 		t.Errorf("%s; want UnexpectedAdmissionError and what the node has", stage.Describe(pod))
 	}
 	wantCards(t, map[string]int{"scheduled": 0, "by-hand": 0})
@@ -264,7 +266,8 @@ func wantInspectJSON(t *testing.T, text, pod string, units int64) {
 	got := node.Devices[0].Pods[0]
 	if node.TotalGCU == nil || *node.TotalGCU != 128 || node.UsedGCU == nil || *node.UsedGCU != units ||
 		node.AvailableGCU == nil || *node.AvailableGCU != 128-units || node.Devices[0].ID == nil ||
-		got.Name != pod || got.Namespace != namespace || got.UID == "" || got.CreateTime == "" || got.UsedGCU == nil || *got.UsedGCU != units {
+		got.Name != pod || got.Namespace != namespace || got.UID == "" || got.CreateTime == "" || got.UsedGCU == nil ||
+		*got.UsedGCU != units {
 		t.Errorf("inspect's JSON does not show %d of 128 units, held by %s on card 0:\n%s", units, pod, text)
 	}
 }

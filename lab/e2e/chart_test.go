@@ -14,13 +14,15 @@ import (
 
 // chartValues are ways to render the chart, with each of its parts in one of them.
 var chartValues = map[string][]string{
-	"defaults":       nil,
-	"mixed and pool": {"--values", "examples/values/mixed.yaml", "--values", "examples/values/pool.yaml", "--set-json", `sharedResources=[{"name":"nvidia.com/gpu-memory","vendor":"nvidia"}]`},
-	"pool alone":     {"--values", "examples/values/pool.yaml"},
-	"GPU operator":   {"--values", "examples/values/gpu-operator.yaml"},
-	"dedicated":      {"--set", "scheduler.mode=dedicated,networkPolicy.enabled=true"},
+	"defaults": nil,
+	"mixed and pool": {"--values", "examples/values/mixed.yaml", "--values", "examples/values/pool.yaml",
+		"--set-json", `sharedResources=[{"name":"nvidia.com/gpu-memory","vendor":"nvidia"}]`},
+	"pool alone":   {"--values", "examples/values/pool.yaml"},
+	"GPU operator": {"--values", "examples/values/gpu-operator.yaml"},
+	"dedicated":    {"--set", "scheduler.mode=dedicated,networkPolicy.enabled=true"},
 	"everything": {
-		"--set", "pool.enabled=true,networkPolicy.enabled=true,extender.replicas=2,extender.hostNetwork=false,node.ixConfigMap=ix-config,networkPolicy.apiServer.cidrs={10.0.0.0/8},networkPolicy.kubeScheduler={10.0.0.0/8}",
+		"--set", "pool.enabled=true,networkPolicy.enabled=true,extender.replicas=2,extender.hostNetwork=false,node.ixConfigMap=ix-config," +
+			"networkPolicy.apiServer.cidrs={10.0.0.0/8},networkPolicy.kubeScheduler={10.0.0.0/8}",
 		"--set", "node.configs.a.logLevel=debug,image.pullSecrets[0].name=login,node.runtimeClassName=nvidia",
 		"--set-json", `networkPolicy.prometheus=[{"namespaceSelector":{"matchLabels":{"a":"b"}}}]`,
 	},
@@ -44,7 +46,8 @@ func TestAPIServerAcceptsTheChart(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			said, err := lab.Command(ctx, text, lab.Cluster.Program("kubectl"), "apply", "--server-side", "--force-conflicts", "--field-manager=e2e",
+			said, err := lab.Command(ctx, text, lab.Cluster.Program("kubectl"), "apply", "--server-side", "--force-conflicts",
+				"--field-manager=e2e",
 				"--dry-run=server", "--validate=strict", "--warnings-as-errors", "--filename=-")
 			if err != nil {
 				t.Errorf("%s: %v", name, err)
@@ -63,7 +66,8 @@ func TestAPIServerAcceptsTheChart(t *testing.T) {
 		})
 	}
 	must(t, group.Wait())
-	policies, err := lab.Client.AdmissionregistrationV1().ValidatingAdmissionPolicies().List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/part-of=divvy"})
+	policies, err := lab.Client.AdmissionregistrationV1().ValidatingAdmissionPolicies().List(ctx,
+		metav1.ListOptions{LabelSelector: "app.kubernetes.io/part-of=divvy"})
 	must(t, err)
 	if len(policies.Items) != 6 {
 		t.Errorf("%d admission policies are installed, want 6", len(policies.Items))

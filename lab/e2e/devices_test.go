@@ -54,7 +54,8 @@ func TestSeveralDevices(t *testing.T) {
 
 	before := lives(t)
 	for _, restart := range lab.Restarts() {
-		if slices.Contains([]string{stage.NodeDaemon + " killed", stage.Extender + " deleted", string(cluster.Kubelet) + " restarted"}, restart.Name) {
+		if slices.Contains([]string{stage.NodeDaemon + " killed", stage.Extender + " deleted", string(cluster.Kubelet) + " restarted"},
+			restart.Name) {
 			must(t, restart.Do(ctx))
 		}
 	}
@@ -97,9 +98,12 @@ func TestDeviceChoice(t *testing.T) {
 		pod  *corev1.Pod
 		text string
 	}{
-		"unequal":  {wishing(one("unequal", 5), "divvy.dev/devices", "2"), "annotation divvy.dev/devices: container app requests 5 of enflame.com/gcu-memory, which cannot be divided equally among 2 devices; use 4 or 6"},
-		"both":     {wishing(one("both", 4), "divvy.dev/use-models", "S60", "divvy.dev/avoid-models", "s60"), "annotation divvy.dev/avoid-models: model \"S60\" is in divvy.dev/use-models too"},
-		"policy":   {wishing(one("policy", 4), "divvy.dev/placement-policy", "best"), "annotation divvy.dev/placement-policy: \"best\" is no placement policy"},
+		"unequal": {wishing(one("unequal", 5), "divvy.dev/devices", "2"), "annotation divvy.dev/devices: container app requests 5 of " +
+			"enflame.com/gcu-memory, which cannot be divided equally among 2 devices; use 4 or 6"},
+		"both": {wishing(one("both", 4), "divvy.dev/use-models", "S60", "divvy.dev/avoid-models", "s60"),
+			"annotation divvy.dev/avoid-models: model \"S60\" is in divvy.dev/use-models too"},
+		"policy": {wishing(one("policy", 4), "divvy.dev/placement-policy", "best"),
+			"annotation divvy.dev/placement-policy: \"best\" is no placement policy"},
 		"no model": {wishing(one("no-model", 4), "divvy.dev/use-models", "none-such"), "no device that divvy.dev/use-models allows"},
 		"too many": {wishing(one("too-many", 9), "divvy.dev/devices", "9"), "fewer than 9 devices"},
 	} {

@@ -127,7 +127,8 @@ func TestDoctor(t *testing.T) {
 				}
 			}
 			must(t, well(ctx))
-			t.Logf("found after %v, mended after %v by %q", found.Round(100*time.Millisecond), time.Since(start).Round(100*time.Millisecond), commands)
+			t.Logf("found after %v, mended after %v by %q", found.Round(100*time.Millisecond),
+				time.Since(start).Round(100*time.Millisecond), commands)
 		})
 	}
 	// The installation is the one that it was.
@@ -154,7 +155,8 @@ func illnesses(node string) map[string]illness {
 			remedy: "helm get manifest",
 		},
 		"the key of the grants is too short": {
-			plant: kubectl("patch", "secret", "divvy-grant-key", "--namespace", product.Namespace, "--patch", `{"stringData":{"key":"short"}}`),
+			plant: kubectl("patch", "secret", "divvy-grant-key", "--namespace", product.Namespace,
+				"--patch", `{"stringData":{"key":"short"}}`),
 			check: "grant-key", object: "Secret divvy-system/divvy-grant-key", problem: "has 5 bytes",
 			remedy: "helm get manifest",
 		},
@@ -165,13 +167,15 @@ func illnesses(node string) map[string]illness {
 		},
 		"a second device plugin for the same cards": {
 			plant: secondPlugin,
-			check: "other-plugins", object: "DaemonSet kube-system/gcushare-device-plugin", problem: "another device plugin runs on node " + node,
+			check: "other-plugins", object: "DaemonSet kube-system/gcushare-device-plugin", problem: "another device plugin runs on node " +
+				node,
 			remedy: "kubectl delete daemonset gcushare-device-plugin -n kube-system",
 		},
 		"a program is of another version": {
 			plant: func(t *testing.T, ctx context.Context) {
 				t.Helper()
-				kubectl("set", "image", "daemonset/"+product.PoolDaemon, "--namespace", product.Namespace, "*="+product.NodeImage+":dev")(t, ctx)
+				kubectl("set", "image", "daemonset/"+product.PoolDaemon, "--namespace", product.Namespace, "*="+product.NodeImage+":dev")(t,
+					ctx)
 			},
 			check: "versions", object: "image divvy-node", problem: "several versions are running",
 			remedy: "helm get manifest",
@@ -181,7 +185,8 @@ func illnesses(node string) map[string]illness {
 				t.Helper()
 				silenceWebhook(t, ctx)
 				other := certificate(t, nil, time.Hour)
-				patch, err := json.Marshal([]map[string]any{{"op": "replace", "path": "/webhooks/0/clientConfig/caBundle", "value": other.crt}})
+				patch, err := json.Marshal([]map[string]any{{"op": "replace", "path": "/webhooks/0/clientConfig/caBundle",
+					"value": other.crt}})
 				must(t, err)
 				kubectl("patch", "mutatingwebhookconfiguration", stage.MutatingConfig, "--type=json", "--patch", string(patch))(t, ctx)
 			},
@@ -197,7 +202,8 @@ func illnesses(node string) map[string]illness {
 				old := certificate(t, secret.Data, -time.Hour, stage.WebhookService+"."+product.PoolNamespace+".svc")
 				patch, err := json.Marshal(map[string]any{"data": map[string][]byte{"tls.crt": old.crt, "tls.key": old.key}})
 				must(t, err)
-				_, err = lab.Client.CoreV1().Secrets(product.PoolNamespace).Patch(ctx, stage.WebhookSecret, types.MergePatchType, patch, metav1.PatchOptions{})
+				_, err = lab.Client.CoreV1().Secrets(product.PoolNamespace).Patch(ctx, stage.WebhookSecret, types.MergePatchType, patch,
+					metav1.PatchOptions{})
 				must(t, err)
 			},
 			check: "certificates", object: "Secret bwki/" + stage.WebhookSecret, problem: "has expired",

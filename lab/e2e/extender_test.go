@@ -39,31 +39,35 @@ func TestBadRequests(t *testing.T) {
 	start(t, one("holder", 4))
 	before, err := lab.DivvyPod(ctx, stage.Extender)
 	must(t, err)
-	pod := `"Pod":{"metadata":{"name":"p","namespace":"d","uid":"u"},"spec":{"containers":[{"name":"a","resources":{"requests":{"enflame.com/gcu-memory":"4"}}}]}}`
+	pod := `"Pod":{"metadata":{"name":"p","namespace":"d","uid":"u"},"spec":{"containers":[{"name":"a",` +
+		`"resources":{"requests":{"enflame.com/gcu-memory":"4"}}}]}}`
 	tests := map[string]struct {
 		verb, contentType string
 		body              io.Reader
 		status            int
 		want              string
 	}{
-		"empty":                      {verb: "filter", want: "empty"},
-		"not JSON":                   {verb: "filter", body: strings.NewReader("hello"), want: "not valid JSON"},
-		"cut off":                    {verb: "filter", body: strings.NewReader(`{"Pod":{"metadata":`), want: "not valid JSON"},
-		"an array":                   {verb: "filter", body: strings.NewReader("[]"), want: "not an object"},
-		"null":                       {verb: "filter", body: strings.NewReader("null"), want: "not a JSON object"},
-		"no pod":                     {verb: "filter", body: strings.NewReader(`{"NodeNames":["n"]}`), want: "no Pod"},
-		"no nodes":                   {verb: "filter", body: strings.NewReader(`{` + pod + `}`), want: "no nodes"},
-		"wrong type":                 {verb: "filter", body: strings.NewReader(`{"Pod":7,"NodeNames":[]}`), want: "Pod"},
-		"deeply nested":              {verb: "filter", body: strings.NewReader(strings.Repeat(`{"Pod":`, 100000)), want: "not valid JSON"},
-		"binary":                     {verb: "filter", body: bytes.NewReader([]byte{0, 1, 2, 0xff}), want: "not valid JSON"},
-		"another type":               {verb: "filter", contentType: "text/xml", body: strings.NewReader("<a/>"), want: "content type"},
-		"huge":                       {verb: "filter", body: io.LimitReader(zeros{}, 200<<20), want: "larger than"},
-		"prioritize, not JSON":       {verb: "prioritize", body: strings.NewReader("hello"), status: http.StatusBadRequest, want: "not valid JSON"},
-		"bind, not JSON":             {verb: "bind", body: strings.NewReader("hello"), want: "not valid JSON"},
-		"bind, huge":                 {verb: "bind", body: io.LimitReader(zeros{}, 10<<20), want: "larger than"},
-		"bind of a pod without name": {verb: "bind", body: strings.NewReader(`{"PodNamespace":"d","PodUID":"u","Node":"n"}`), want: "no PodName"},
+		"empty":         {verb: "filter", want: "empty"},
+		"not JSON":      {verb: "filter", body: strings.NewReader("hello"), want: "not valid JSON"},
+		"cut off":       {verb: "filter", body: strings.NewReader(`{"Pod":{"metadata":`), want: "not valid JSON"},
+		"an array":      {verb: "filter", body: strings.NewReader("[]"), want: "not an object"},
+		"null":          {verb: "filter", body: strings.NewReader("null"), want: "not a JSON object"},
+		"no pod":        {verb: "filter", body: strings.NewReader(`{"NodeNames":["n"]}`), want: "no Pod"},
+		"no nodes":      {verb: "filter", body: strings.NewReader(`{` + pod + `}`), want: "no nodes"},
+		"wrong type":    {verb: "filter", body: strings.NewReader(`{"Pod":7,"NodeNames":[]}`), want: "Pod"},
+		"deeply nested": {verb: "filter", body: strings.NewReader(strings.Repeat(`{"Pod":`, 100000)), want: "not valid JSON"},
+		"binary":        {verb: "filter", body: bytes.NewReader([]byte{0, 1, 2, 0xff}), want: "not valid JSON"},
+		"another type":  {verb: "filter", contentType: "text/xml", body: strings.NewReader("<a/>"), want: "content type"},
+		"huge":          {verb: "filter", body: io.LimitReader(zeros{}, 200<<20), want: "larger than"},
+		"prioritize, not JSON": {verb: "prioritize", body: strings.NewReader("hello"), status: http.StatusBadRequest,
+			want: "not valid JSON"},
+		"bind, not JSON": {verb: "bind", body: strings.NewReader("hello"), want: "not valid JSON"},
+		"bind, huge":     {verb: "bind", body: io.LimitReader(zeros{}, 10<<20), want: "larger than"},
+		"bind of a pod without name": {verb: "bind", body: strings.NewReader(`{"PodNamespace":"d","PodUID":"u","Node":"n"}`),
+			want: "no PodName"},
 		"bind of a pod that is not": {
-			verb: "bind", body: strings.NewReader(`{"PodName":"nobody","PodNamespace":"` + namespace + `","PodUID":"u","Node":"n"}`), want: "nobody",
+			verb: "bind", body: strings.NewReader(`{"PodName":"nobody","PodNamespace":"` + namespace + `","PodUID":"u","Node":"n"}`),
+			want: "nobody",
 		},
 		"unknown route": {verb: "nothing", body: strings.NewReader("{}"), status: http.StatusNotFound, want: "no route"},
 	}
@@ -111,7 +115,8 @@ func TestBadRequests(t *testing.T) {
 		read, rejected := 0, 0
 		for range 40 {
 			switch one := <-done; {
-			case one.err != nil && strings.Contains(one.err.Error(), "write"), strings.Contains(one.answer, "the memory for requests is in use by other requests"):
+			case one.err != nil && strings.Contains(one.err.Error(), "write"),
+				strings.Contains(one.answer, "the memory for requests is in use by other requests"):
 				rejected++
 			case one.err == nil && strings.Contains(one.answer, "not valid JSON"):
 				read++

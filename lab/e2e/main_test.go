@@ -26,7 +26,8 @@ var (
 )
 
 func TestMain(m *testing.M) {
-	code := stage.Main(m, stage.Options{Topology: stage.Guide, MemoryUnit: guide.unit, Values: []string{show.PoolValues}, Namespace: namespace},
+	code := stage.Main(m, stage.Options{Topology: stage.Guide, MemoryUnit: guide.unit, Values: []string{show.PoolValues},
+		Namespace: namespace},
 		func(ctx context.Context, s *stage.Stage) {
 			lab, auditor = s, audit.New(s)
 			context.AfterFunc(ctx, func() { interrupted.Store(true) })

@@ -146,7 +146,8 @@ func TestMetricsAgreeWithTheBooks(t *testing.T) {
 			want            float64
 		}
 		wants := []want{
-			{metrics.Extender, fmt.Sprintf("divvy_extender_namespace_units_used{namespace=%q,node=%q,resource=%q}", namespace, node, resource), 7},
+			{metrics.Extender, fmt.Sprintf("divvy_extender_namespace_units_used{namespace=%q,node=%q,resource=%q}", namespace, node,
+				resource), 7},
 			{metrics.Extender, fmt.Sprintf("divvy_extender_node_units_used{node=%q,resource=%q}", node, resource), 7},
 			{metrics.Extender, fmt.Sprintf("divvy_extender_node_units{node=%q,resource=%q}", node, resource), 128},
 			{metrics.Extender, `divvy_extender_books_pods{state="waiting"}`, 1},
@@ -187,9 +188,11 @@ func TestMetricsAgreeWithTheBooks(t *testing.T) {
 	}
 	start(t, one("later", 1))
 	for pod, kind := range map[*corev1.Pod]events.Kind{giant: events.NeverFits, byHand: events.GrantMissing} {
-		_, err := lab.WaitEvent(ctx, podTimeout, pod, map[string]string{"giant": "17 units", "by-hand": "kubelet gave it 3 units"}[pod.Name])
+		_, err := lab.WaitEvent(ctx, podTimeout, pod, map[string]string{"giant": "17 units",
+			"by-hand": "kubelet gave it 3 units"}[pod.Name])
 		must(t, err)
-		list, err := lab.Client.CoreV1().Events(namespace).List(ctx, metav1.ListOptions{FieldSelector: "involvedObject.uid=" + string(pod.UID)})
+		list, err := lab.Client.CoreV1().Events(namespace).List(ctx,
+			metav1.ListOptions{FieldSelector: "involvedObject.uid=" + string(pod.UID)})
 		must(t, err)
 		told := slices.DeleteFunc(list.Items, func(e corev1.Event) bool { return e.Reason != kind.Reason })
 		if len(told) != 1 || told[0].Count > 1 || told[0].Type != kind.Type || told[0].Source.Component != kind.By {

@@ -270,7 +270,8 @@ func TestManyGenerations(t *testing.T) {
 	ctx := begin(t, guide)
 	started := time.Now()
 	for i := range 6 {
-		pods := []*corev1.Pod{one(fmt.Sprint("a-", i), 16), one(fmt.Sprint("b-", i), 9), one(fmt.Sprint("c-", i), 7), one(fmt.Sprint("d-", i), 1)}
+		pods := []*corev1.Pod{one(fmt.Sprint("a-", i), 16), one(fmt.Sprint("b-", i), 9), one(fmt.Sprint("c-", i), 7),
+			one(fmt.Sprint("d-", i), 1)}
 		createAtOnce(t, pods)
 		running(t, namesOf(pods)...)
 		must(t, lab.Delete(ctx, namesOf(pods)...))

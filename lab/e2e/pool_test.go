@@ -84,7 +84,8 @@ func poolSituation(ctx context.Context, p *stage.Stage) string {
 	for _, args := range [][]string{
 		{"get", "pods,secrets,resourcequotas", "--namespace", p.Namespace},
 		{"get", "events", "--namespace", p.Namespace, "--sort-by", ".lastTimestamp"},
-		{"logs", "--namespace", product.PoolNamespace, "--selector", "app.kubernetes.io/name=bitfusion-webhook", "--tail", "40", "--prefix"},
+		{"logs", "--namespace", product.PoolNamespace, "--selector", "app.kubernetes.io/name=bitfusion-webhook",
+			"--tail", "40", "--prefix"},
 		{"logs", "--namespace", product.PoolServer, "deployment/" + product.PoolServer, "--tail", "20"},
 	} {
 		text, err := p.Kubectl(ctx, args...)
@@ -164,9 +165,11 @@ func TestPoolGuide(t *testing.T) {
 
 	for name, locked := range map[string]string{
 		"bf-pkgs": "Locked 1 GPUs with partial memory 0.5,", "bf-memory": "Locked 1 GPUs with partial memory 0.495,",
-		"bf-filter": "Requesting GPUs [", "bf-nobody": "Locked 1 GPUs with partial memory 0.5,", "bf-injection": "- server 1 [10.96.56.2:56001]",
+		"bf-filter": "Requesting GPUs [", "bf-nobody": "Locked 1 GPUs with partial memory 0.5,",
+		"bf-injection": "- server 1 [10.96.56.2:56001]",
 	} {
-		logHas(t, p, name, "bf-pkgs", locked, "Query server 10.96.56.1:56001 gpu availability", "Model:       inception3", "total images/sec: 199.65")
+		logHas(t, p, name, "bf-pkgs", locked, "Query server 10.96.56.1:56001 gpu availability", "Model:       inception3",
+			"total images/sec: 199.65")
 	}
 	logHas(t, p, "bf-filter", "bf-pkgs", "physical GPU (bf-server, ")
 	logHas(t, p, "bf-multi", "warm-up", "partial memory 0.1,", "Model:       trivial")
@@ -211,7 +214,8 @@ func nobody(pod *corev1.Pod) *corev1.Pod {
 
 func restrict(spec *corev1.PodSpec) {
 	spec.SecurityContext = &corev1.PodSecurityContext{
-		RunAsNonRoot: ptr.To(true), RunAsUser: ptr.To[int64](65534), SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault},
+		RunAsNonRoot: ptr.To(true), RunAsUser: ptr.To[int64](65534),
+		SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault},
 	}
 	for i := range spec.Containers {
 		spec.Containers[i].SecurityContext = &corev1.SecurityContext{
@@ -227,14 +231,16 @@ func checkShape(t *testing.T, p *stage.Stage) {
 	made, err := p.Get(t.Context(), "bf-pkgs")
 	must(t, err)
 	for key, want := range map[string]string{
-		pool.StatusAnnotation: pool.StatusInjected, pool.ModeAnnotation: "all", pool.OSAnnotation: "ubuntu18", pool.VersionAnnotation: "450",
+		pool.StatusAnnotation: pool.StatusInjected, pool.ModeAnnotation: "all", pool.OSAnnotation: "ubuntu18",
+		pool.VersionAnnotation: "450",
 	} {
 		if got := made.Annotations[key]; got != want {
 			t.Errorf("annotation %s is %q, want %q", key, got, want)
 		}
 	}
 	c := made.Spec.Containers[0]
-	want := []string{"/bin/bash", "-c", client450 + "/usr/bin/bitfusion run -n 1 -p 0.500000  -- python /benchmark/scripts/tf_cnn_benchmarks/tf_cnn_benchmarks.py --local_parameter_device=gpu --batch_size=32 --model=inception3"}
+	want := []string{"/bin/bash", "-c", client450 + "/usr/bin/bitfusion run -n 1 -p 0.500000  -- python " +
+		"/benchmark/scripts/tf_cnn_benchmarks/tf_cnn_benchmarks.py --local_parameter_device=gpu --batch_size=32 --model=inception3"}
 	if !slices.Equal(c.Command, want) {
 		t.Errorf("command %q, want %q", c.Command, want)
 	}
@@ -256,12 +262,14 @@ func checkShape(t *testing.T, p *stage.Stage) {
 	for _, m := range c.VolumeMounts {
 		mounts = append(mounts, m.MountPath)
 	}
-	for _, path := range []string{"/benchmark", "/etc/bitfusion/tls/ca.crt", "/root/.bitfusion/client.yaml", "/etc/bitfusion/servers.conf", "/bitfusion", "/opt/bitfusion"} {
+	for _, path := range []string{"/benchmark", "/etc/bitfusion/tls/ca.crt", "/root/.bitfusion/client.yaml", "/etc/bitfusion/servers.conf",
+		"/bitfusion", "/opt/bitfusion"} {
 		if !slices.Contains(mounts, path) {
 			t.Errorf("nothing is mounted at %s; mounts are %v", path, mounts)
 		}
 	}
-	if len(made.Spec.InitContainers) != 1 || made.Spec.InitContainers[0].Name != "populate" || made.Spec.InitContainers[0].Image != remotepool.ClientImage {
+	if len(made.Spec.InitContainers) != 1 || made.Spec.InitContainers[0].Name != "populate" ||
+		made.Spec.InitContainers[0].Image != remotepool.ClientImage {
 		t.Errorf("init containers: %+v, want populate of %s", made.Spec.InitContainers, remotepool.ClientImage)
 	}
 }
@@ -298,7 +306,8 @@ func TestPoolQuota(t *testing.T) {
 	must(t, err)
 	used("100")
 	_, err = p.Create(ctx, holder(t, p, "pod.yaml", "third"))
-	if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "exceeded quota: bitfusion-quota, requested: requests.bitfusion.io/gpu=50, used: requests.bitfusion.io/gpu=100") {
+	if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "exceeded quota: bitfusion-quota, requested: "+
+		"requests.bitfusion.io/gpu=50, used: requests.bitfusion.io/gpu=100") {
 		t.Errorf("the third pod: %v; want that the quota is exceeded", err)
 	}
 	must(t, p.WaitPhase(ctx, podTimeout, corev1.PodRunning, "by-memory", "by-percent"))
@@ -311,7 +320,8 @@ func TestPoolQuota(t *testing.T) {
 	// What the quota can never hold is refused with another reason.
 	large := example(t, p, "pod.yaml", "large")
 	large.Spec.Containers[0].Resources.Limits[pool.AmountResource] = resource.MustParse("3")
-	if _, err := p.Create(ctx, large); err == nil || !strings.Contains(err.Error(), "bitfusion-quota") || !strings.Contains(err.Error(), "150") {
+	if _, err := p.Create(ctx, large); err == nil || !strings.Contains(err.Error(), "bitfusion-quota") ||
+		!strings.Contains(err.Error(), "150") {
 		t.Errorf("a pod of 150 units under a quota of 100: %v", err)
 	}
 }
@@ -448,8 +458,10 @@ func TestWebhookKilled(t *testing.T) {
 			continue
 		}
 		c := pod.Spec.Containers[0]
-		if pool.Asks(c.Resources) || len(pod.Spec.InitContainers) != 1 || !strings.HasPrefix(strings.Join(c.Command, " "), "/bin/bash -c "+client450) {
-			t.Errorf("pod %s has no client: init containers %d, command %q, resources %v", pod.Name, len(pod.Spec.InitContainers), c.Command, c.Resources)
+		if pool.Asks(c.Resources) || len(pod.Spec.InitContainers) != 1 ||
+			!strings.HasPrefix(strings.Join(c.Command, " "), "/bin/bash -c "+client450) {
+			t.Errorf("pod %s has no client: init containers %d, command %q, resources %v", pod.Name, len(pod.Spec.InitContainers),
+				c.Command, c.Resources)
 		}
 		if pod.Spec.NodeSelector == nil {
 			run = append(run, pod.Name)
@@ -566,7 +578,8 @@ func certificates(ctx context.Context, p *stage.Stage) (map[string]*x509.Certifi
 			}
 			dialer := tls.Dialer{
 				NetDialer: &net.Dialer{Timeout: 5 * time.Second},
-				Config:    &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: roots, ServerName: stage.WebhookService + "." + product.PoolNamespace + ".svc"},
+				Config: &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: roots, ServerName: stage.WebhookService + "." +
+					product.PoolNamespace + ".svc"},
 			}
 			conn, err := dialer.DialContext(ctx, "tcp", net.JoinHostPort(pod.Status.PodIP, "8443"))
 			if err != nil {
@@ -601,27 +614,28 @@ func served(t *testing.T, ctx context.Context, p *stage.Stage) []*x509.Certifica
 // their source.
 func copies(t *testing.T, p *stage.Stage, want int) {
 	t.Helper()
-	must(t, stage.Poll(t.Context(), podTimeout, fmt.Sprintf("%d secrets of the token in %s", want, p.Namespace), func(ctx context.Context) error {
-		found, err := p.Copies(ctx)
-		if err != nil {
-			return err
-		}
-		if len(found) != want {
-			return fmt.Errorf("there are %d", len(found))
-		}
-		for name, secret := range found {
-			source, err := p.Client.CoreV1().Secrets(product.TokenNamespace).Get(ctx, name, metav1.GetOptions{})
+	must(t, stage.Poll(t.Context(), podTimeout, fmt.Sprintf("%d secrets of the token in %s", want, p.Namespace),
+		func(ctx context.Context) error {
+			found, err := p.Copies(ctx)
 			if err != nil {
 				return err
 			}
-			for key, data := range source.Data {
-				if !bytes.Equal(secret.Data[key], data) {
-					return fmt.Errorf("%s differs from its source in %s", name, key)
+			if len(found) != want {
+				return fmt.Errorf("there are %d", len(found))
+			}
+			for name, secret := range found {
+				source, err := p.Client.CoreV1().Secrets(product.TokenNamespace).Get(ctx, name, metav1.GetOptions{})
+				if err != nil {
+					return err
+				}
+				for key, data := range source.Data {
+					if !bytes.Equal(secret.Data[key], data) {
+						return fmt.Errorf("%s differs from its source in %s", name, key)
+					}
 				}
 			}
-		}
-		return nil
-	}))
+			return nil
+		}))
 }
 
 // TestCredentials: the token is brought, changed and taken away, and refused where
@@ -634,7 +648,8 @@ func TestCredentials(t *testing.T) {
 		if err == nil {
 			return errors.New("it would be admitted")
 		}
-		if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "kubectl label namespace "+p.Namespace+" "+product.PoolLabel+"=allowed") {
+		if !apierrors.IsForbidden(err) ||
+			!strings.Contains(err.Error(), "kubectl label namespace "+p.Namespace+" "+product.PoolLabel+"=allowed") {
 			return fmt.Errorf("the refusal has no way out: %w", err)
 		}
 		return nil
@@ -674,7 +689,8 @@ func TestCredentials(t *testing.T) {
 	logHas(t, p, "old-client", "bf-pkgs", "Locked 1 GPUs", "total images/sec")
 
 	// No log of the webhook tells the token.
-	logs, err := p.Kubectl(ctx, "logs", "--namespace", product.PoolNamespace, "--selector", "app.kubernetes.io/name=bitfusion-webhook", "--tail", "-1")
+	logs, err := p.Kubectl(ctx, "logs", "--namespace", product.PoolNamespace, "--selector", "app.kubernetes.io/name=bitfusion-webhook",
+		"--tail", "-1")
 	must(t, err)
 	if strings.Contains(logs, text) || logs == "" {
 		t.Errorf("the webhook's log of %d bytes tells the token, or is none", len(logs))
@@ -723,7 +739,8 @@ func TestPoolLeavesOthersAlone(t *testing.T) {
 		restrict(&pod.Spec)
 		made, err := tryOut(ctx, other, pod)
 		must(t, err)
-		if made.Annotations[pool.StatusAnnotation] != "" || len(made.Spec.InitContainers) != 0 || !slices.Equal(made.Spec.Containers[0].Command, pod.Spec.Containers[0].Command) {
+		if made.Annotations[pool.StatusAnnotation] != "" || len(made.Spec.InitContainers) != 0 ||
+			!slices.Equal(made.Spec.Containers[0].Command, pod.Spec.Containers[0].Command) {
 			t.Errorf("a pod in %s was changed: %v, %v", namespace, made.Annotations, made.Spec.Containers[0].Command)
 		}
 	}
@@ -758,14 +775,18 @@ func TestPoolRefusals(t *testing.T) {
 		change func(*corev1.Pod)
 		wants  []string
 	}{
-		"percent too large":      {limit(pool.PercentResource, "101"), []string{"bf-pkgs", pool.PercentResource, "101"}},
-		"no whole amount":        {limit(pool.AmountResource, "1500m"), []string{"bf-pkgs", pool.AmountResource}},
-		"percent and memory":     {limit(pool.MemoryResource, "8000M"), []string{"bf-pkgs", pool.PercentResource, pool.MemoryResource}},
-		"unknown version":        {note(pool.VersionAnnotation, "451"), []string{pool.VersionAnnotation, "451", "450"}},
-		"no version":             {without(pool.VersionAnnotation), []string{pool.VersionAnnotation}},
-		"unknown mode":           {note(pool.ModeAnnotation, "injecton"), []string{pool.ModeAnnotation, "injecton"}},
-		"no mode":                {without(pool.ModeAnnotation), []string{pool.ModeAnnotation}},
-		"status written by hand": {func(pod *corev1.Pod) { without(pool.ModeAnnotation)(pod); note(pool.StatusAnnotation, "injected")(pod) }, []string{pool.AmountResource}},
+		"percent too large":  {limit(pool.PercentResource, "101"), []string{"bf-pkgs", pool.PercentResource, "101"}},
+		"no whole amount":    {limit(pool.AmountResource, "1500m"), []string{"bf-pkgs", pool.AmountResource}},
+		"percent and memory": {limit(pool.MemoryResource, "8000M"), []string{"bf-pkgs", pool.PercentResource, pool.MemoryResource}},
+		"unknown version":    {note(pool.VersionAnnotation, "451"), []string{pool.VersionAnnotation, "451", "450"}},
+		"no version":         {without(pool.VersionAnnotation), []string{pool.VersionAnnotation}},
+		"unknown mode":       {note(pool.ModeAnnotation, "injecton"), []string{pool.ModeAnnotation, "injecton"}},
+		"no mode":            {without(pool.ModeAnnotation), []string{pool.ModeAnnotation}},
+		"status written by hand": {func(pod *corev1.Pod) {
+			without(pool.ModeAnnotation)(pod)
+			note(pool.StatusAnnotation,
+				"injected")(pod)
+		}, []string{pool.AmountResource}},
 		"filter with shell text": {note(pool.FilterAnnotation, "a=b;id"), []string{pool.FilterAnnotation}},
 		"more than any node has": {limit(pool.AmountResource, "21"), []string{"1050", "1000"}},
 	} {

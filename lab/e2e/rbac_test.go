@@ -37,12 +37,15 @@ func TestNamedConfigurationKeepsTheUnit(t *testing.T) {
 	base, err := maps.Get(ctx, "divvy-node", metav1.GetOptions{})
 	must(t, err)
 	// As the chart makes it; the daemon of this setting does not read it.
-	_, err = maps.Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "divvy-node-configs", Labels: base.Labels}}, metav1.CreateOptions{})
+	_, err = maps.Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "divvy-node-configs", Labels: base.Labels}},
+		metav1.CreateOptions{})
 	must(t, err)
 	t.Cleanup(func() { must(t, maps.Delete(context.WithoutCancel(ctx), "divvy-node-configs", metav1.DeleteOptions{})) })
 	set := func(unit string) error {
-		patch, err := json.Marshal(map[string]any{"data": map[string]string{"default": "apiVersion: config.divvy.dev/v1alpha1\nkind: NodeConfig\nresources:\n" +
-			"- {name: enflame.com/gcu-memory, vendor: enflame, mode: memory, countResource: enflame.com/gcu-count, memoryUnit: \"" + unit + "\"}\n"}})
+		patch, err := json.Marshal(map[string]any{"data": map[string]string{"default": "apiVersion: config.divvy.dev/v1alpha1\nkind: " +
+			"NodeConfig\nresources:\n" +
+			"- {name: enflame.com/gcu-memory, vendor: enflame, mode: memory, countResource: enflame.com/gcu-count, memoryUnit: \"" + unit +
+			"\"}\n"}})
 		must(t, err)
 		_, err = maps.Patch(ctx, "divvy-node-configs", types.MergePatchType, patch, metav1.PatchOptions{})
 		return err

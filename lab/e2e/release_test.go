@@ -42,7 +42,8 @@ func TestRelease(t *testing.T) {
 
 	// In a namespace of containerd's that kubelet does not look into.
 	ctr := func(args ...string) (string, error) {
-		return lab.Command(ctx, "", lab.Cluster.Program("ctr"), append([]string{"--address", layout.ContainerdSocket, "--namespace", "divvy-release"}, args...)...)
+		return lab.Command(ctx, "", lab.Cluster.Program("ctr"),
+			append([]string{"--address", layout.ContainerdSocket, "--namespace", "divvy-release"}, args...)...)
 	}
 	for i, name := range release.Images {
 		t.Run(name, func(t *testing.T) {
@@ -60,7 +61,8 @@ func TestRelease(t *testing.T) {
 					t.Fatalf("run what was in %s: %v", archive, err)
 				}
 				var about struct{ Program, Version, Commit string }
-				if err := json.Unmarshal([]byte(said), &about); err != nil || about.Program != name || about.Version != stamp.Version || about.Commit != stamp.Commit {
+				if err := json.Unmarshal([]byte(said), &about); err != nil || about.Program != name || about.Version != stamp.Version ||
+					about.Commit != stamp.Commit {
 					t.Errorf("the image from %s says that it is %+v, %v", archive, about, err)
 				}
 				if _, err := ctr("images", "remove", "--sync", image); err != nil {
@@ -70,7 +72,8 @@ func TestRelease(t *testing.T) {
 		})
 	}
 
-	dryRun := []string{"apply", "--server-side", "--force-conflicts", "--field-manager=e2e", "--dry-run=server", "--validate=strict", "--warnings-as-errors"}
+	dryRun := []string{"apply", "--server-side", "--force-conflicts", "--field-manager=e2e", "--dry-run=server", "--validate=strict",
+		"--warnings-as-errors"}
 	for name, args := range map[string][]string{
 		"manifest":              {"--filename=" + filepath.Join(out, "divvy.yaml")},
 		"manifest for the pool": {"--filename=" + filepath.Join(out, "divvy-pool.yaml")},

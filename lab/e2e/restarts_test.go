@@ -131,7 +131,8 @@ func scaleExtender(t *testing.T, ctx context.Context, replicas int32) {
 	t.Helper()
 	scale := func(ctx context.Context, replicas int32) error {
 		patch := fmt.Appendf(nil, `{"spec":{"replicas":%d}}`, replicas)
-		_, err := lab.Client.AppsV1().Deployments(product.Namespace).Patch(ctx, stage.Extender, types.MergePatchType, patch, metav1.PatchOptions{})
+		_, err := lab.Client.AppsV1().Deployments(product.Namespace).Patch(ctx, stage.Extender, types.MergePatchType, patch,
+			metav1.PatchOptions{})
 		if err != nil {
 			return err
 		}
@@ -168,7 +169,8 @@ func stopDaemon(t *testing.T, ctx context.Context) {
 	t.Cleanup(func() { startDaemon(t, context.WithoutCancel(ctx)) })
 	must(t, selectDaemon(ctx, `"true"`))
 	must(t, stage.Poll(ctx, podTimeout, "divvy-node to be gone", func(ctx context.Context) error {
-		list, err := lab.Client.CoreV1().Pods(product.Namespace).List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/name=" + stage.NodeDaemon})
+		list, err := lab.Client.CoreV1().Pods(product.Namespace).List(ctx,
+			metav1.ListOptions{LabelSelector: "app.kubernetes.io/name=" + stage.NodeDaemon})
 		if err == nil && len(list.Items) > 0 {
 			err = errors.New("it is still there")
 		}
@@ -185,7 +187,8 @@ func startDaemon(t *testing.T, ctx context.Context) {
 
 func selectDaemon(ctx context.Context, value string) error {
 	patch := fmt.Appendf(nil, daemonSelector, value)
-	_, err := lab.Client.AppsV1().DaemonSets(product.Namespace).Patch(ctx, stage.NodeDaemon, types.StrategicMergePatchType, patch, metav1.PatchOptions{})
+	_, err := lab.Client.AppsV1().DaemonSets(product.Namespace).Patch(ctx, stage.NodeDaemon, types.StrategicMergePatchType, patch,
+		metav1.PatchOptions{})
 	return err
 }
 

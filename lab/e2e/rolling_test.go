@@ -274,7 +274,8 @@ func TestRollingUpdate(t *testing.T) {
 	}
 	l.stop()
 	rejected, restarted := l.unwell()
-	t.Logf("rolling update under 2 pods a second for %v: %d updates, %d changes of the configuration, %d pods created, %d rejected, %d restarted; kubelet waited %v at most",
+	t.Logf("rolling update under 2 pods a second for %v: %d updates, %d changes of the configuration, %d pods created, %d rejected, %d "+
+		"restarted; kubelet waited %v at most",
 		length, updates, reloads, l.created, len(rejected), len(restarted)+restarts, longest)
 	for _, what := range slices.Concat(rejected, restarted) {
 		t.Error(what)
@@ -308,7 +309,8 @@ func TestEarlierRelease(t *testing.T) {
 	set := func(ctx context.Context, surge, unavailable int, uid string) error {
 		patch := fmt.Appendf(nil, `{"spec":{"updateStrategy":{"rollingUpdate":{"maxSurge":%d,"maxUnavailable":%d}},`+
 			`"template":{"spec":{"containers":[{"name":%q,"env":[{"name":"POD_UID",%s}]}]}}}}`, surge, unavailable, stage.NodeDaemon, uid)
-		_, err := lab.Client.AppsV1().DaemonSets(product.Namespace).Patch(ctx, stage.NodeDaemon, types.StrategicMergePatchType, patch, metav1.PatchOptions{})
+		_, err := lab.Client.AppsV1().DaemonSets(product.Namespace).Patch(ctx, stage.NodeDaemon, types.StrategicMergePatchType, patch,
+			metav1.PatchOptions{})
 		return errors.Join(err, lab.WaitDivvy(ctx, settingTimeout))
 	}
 	const own = `"value":null,"valueFrom":{"fieldRef":{"apiVersion":"v1","fieldPath":"metadata.uid"}}`
@@ -351,7 +353,8 @@ func TestDaemonCrash(t *testing.T) {
 	pause(ctx)
 	l.stop()
 	rejected, restarted := l.unwell()
-	t.Logf("crash of the daemon under 2 pods a second: the process runs again after %v, has registered every resource %v later, and is ready after %v; %d pods created, %d rejected, %d restarted",
+	t.Logf("crash of the daemon under 2 pods a second: the process runs again after %v, has registered every resource %v later, and is "+
+		"ready after %v; %d pods created, %d rejected, %d restarted",
 		begun.Sub(killed).Round(10*time.Millisecond), registered.Sub(begun).Round(time.Millisecond), ready.Round(10*time.Millisecond),
 		l.created, len(rejected), len(restarted))
 	for _, what := range rejected {

@@ -126,7 +126,8 @@ func TestUnitStaysWhilePodsRun(t *testing.T) {
 	if err == nil {
 		t.Fatal("the change was taken")
 	}
-	for _, want := range []string{`memoryUnit of enflame.com/gcu-memory cannot change from "1" to "0.1"`, namespace + "/holder", "Delete these pods"} {
+	for _, want := range []string{`memoryUnit of enflame.com/gcu-memory cannot change from "1" to "0.1"`,
+		namespace + "/holder", "Delete these pods"} {
 		if !strings.Contains(err.Error(), want) {
 			t.Errorf("helm does not say %q: %v", want, err)
 		}

@@ -49,12 +49,14 @@ func TestBindOverTLS(t *testing.T) {
 		})
 		must(t, err)
 		transport := &http.Transport{TLSClientConfig: &tls.Config{
-			MinVersion: tls.VersionTLS12, RootCAs: roots, Certificates: certificates, ServerName: stage.Extender + "." + product.Namespace + ".svc",
+			MinVersion: tls.VersionTLS12, RootCAs: roots, Certificates: certificates, ServerName: stage.Extender + "." + product.Namespace +
+				".svc",
 		}}
 		defer transport.CloseIdleConnections()
 		ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 		defer cancel()
-		request, err := http.NewRequestWithContext(ctx, http.MethodPost, "https://"+service.Spec.ClusterIP+":32765/gcushare-scheduler/bind", bytes.NewReader(body))
+		request, err := http.NewRequestWithContext(ctx, http.MethodPost, "https://"+service.Spec.ClusterIP+":32765/gcushare-scheduler/bind",
+			bytes.NewReader(body))
 		must(t, err)
 		request.Header.Set("Content-Type", "application/json")
 		response, err := (&http.Client{Transport: transport}).Do(request)

@@ -239,18 +239,21 @@ func TestOnlyDivvyWritesItsAnnotations(t *testing.T) {
 				refusedWith(t, "set "+key, patchPod(metadata(t, "annotations", key, value+"1")), refusal+key+"; leave them unchanged")
 				refusedWith(t, "remove "+key, patchPod(metadata(t, "annotations", key, nil)), refusal+key)
 			}
-			refusedWith(t, "set the grant by the status", patchPod(metadata(t, "annotations", grantAnnotation, "{}"), "status"), refusal+grantAnnotation)
+			refusedWith(t, "set the grant by the status", patchPod(metadata(t, "annotations", grantAnnotation, "{}"), "status"),
+				refusal+grantAnnotation)
 			for _, key := range []string{"divvy.dev/inventory", "divvy.dev/counts", "divvy.dev/labels"} {
 				for _, sub := range [][]string{nil, {"status"}} {
 					refusedWith(t, "set "+key, patchNode(metadata(t, "annotations", key, "x"), sub...), refusal+key)
 				}
 			}
-			refusedWith(t, "remove the inventory", patchNode(metadata(t, "annotations", "divvy.dev/inventory", nil)), refusal+"divvy.dev/inventory")
+			refusedWith(t, "remove the inventory", patchNode(metadata(t, "annotations", "divvy.dev/inventory", nil)),
+				refusal+"divvy.dev/inventory")
 			restored := one("restored", 1)
 			restored.Annotations = forged("{}")
 			_, err := pods.Create(ctx, restored, metav1.CreateOptions{})
 			refusedWith(t, "create a pod as it was", err, "; remove them from the new object")
-			bind := &corev1.Binding{ObjectMeta: metav1.ObjectMeta{Name: "unbound", Annotations: forged("{}")}, Target: corev1.ObjectReference{Kind: "Node", Name: node}}
+			bind := &corev1.Binding{ObjectMeta: metav1.ObjectMeta{Name: "unbound", Annotations: forged("{}")},
+				Target: corev1.ObjectReference{Kind: "Node", Name: node}}
 			refusedWith(t, "bind a pod with a grant", pods.Bind(ctx, bind, metav1.CreateOptions{}), refusal+grantAnnotation)
 
 			// The rest is as ever.
@@ -286,7 +289,8 @@ func TestDaemonKeepsToItsNode(t *testing.T) {
 	create(t, there)
 	t.Cleanup(func() {
 		ctx, now := context.WithoutCancel(ctx), metav1.DeleteOptions{GracePeriodSeconds: new(int64)}
-		must(t, errors.Join(lab.Client.CoreV1().Pods(namespace).Delete(ctx, "there", now), lab.Client.CoreV1().Nodes().Delete(ctx, elsewhere, now)))
+		must(t, errors.Join(lab.Client.CoreV1().Pods(namespace).Delete(ctx, "there", now), lab.Client.CoreV1().Nodes().Delete(ctx,
+			elsewhere, now)))
 	})
 	daemon, err := lab.DivvyPod(ctx, stage.NodeDaemon)
 	must(t, err)
@@ -300,11 +304,13 @@ func TestDaemonKeepsToItsNode(t *testing.T) {
 	must(t, err)
 	ofNode := withToken(t, stage.NodeDaemon, boundTo("Node", node))
 	patchPod := func(client kubernetes.Interface, namespace, name string, patch []byte) error {
-		_, err := client.CoreV1().Pods(namespace).Patch(ctx, name, types.MergePatchType, patch, metav1.PatchOptions{DryRun: []string{metav1.DryRunAll}})
+		_, err := client.CoreV1().Pods(namespace).Patch(ctx, name, types.MergePatchType, patch,
+			metav1.PatchOptions{DryRun: []string{metav1.DryRunAll}})
 		return err
 	}
 	patchNode := func(client kubernetes.Interface, name string, patch []byte, sub ...string) error {
-		_, err := client.CoreV1().Nodes().Patch(ctx, name, types.MergePatchType, patch, metav1.PatchOptions{DryRun: []string{metav1.DryRunAll}}, sub...)
+		_, err := client.CoreV1().Nodes().Patch(ctx, name, types.MergePatchType, patch,
+			metav1.PatchOptions{DryRun: []string{metav1.DryRunAll}}, sub...)
 		return err
 	}
 	here, grant := lab.Cluster.NodeName(), metadata(t, "annotations", grantAnnotation, "{}")
@@ -320,24 +326,36 @@ func TestDaemonKeepsToItsNode(t *testing.T) {
 		err    error
 		reason string
 	}{
-		"a pod of another node":               {patchPod(client, namespace, "there", grant), notThere},
-		"another node":                        {patchNode(client, elsewhere, inventory), notThere},
-		"the status of another node":          {patchNode(client, elsewhere, []byte(`{"status":{"capacity":{"enflame.com/gcu-count":"8"}}}`), "status"), notThere},
-		"labels of another node":              {patchNode(client, elsewhere, metadata(t, "labels", "divvy.dev/enflame.test", "x")), notThere},
-		"a pod's labels":                      {patchPod(client, namespace, "here", metadata(t, "labels", "app", "x")), "may not change labels of pods"},
-		"a pod's other annotations":           {patchPod(client, namespace, "here", metadata(t, "annotations", "example.com/x", "x")), "may change only Divvy's annotations"},
-		"labels of the pool's daemon":         {patchPod(client, product.Namespace, poolPod, metadata(t, "labels", "app", "x")), "may not change labels of pods"},
-		"annotations of the pool's daemon":    {patchPod(client, product.Namespace, poolPod, metadata(t, "annotations", "prometheus.io/port", "1")), "may change only Divvy's annotations"},
-		"the image of the pool's daemon":      {patchPod(client, product.Namespace, poolPod, []byte(`{"spec":{"activeDeadlineSeconds":1}}`)), "may not change a spec"},
-		"its node's configuration":            {patchNode(client, here, metadata(t, "labels", "divvy.dev/config", "x")), "may change only labels that describe devices"},
-		"its node's taints":                   {patchNode(client, here, []byte(`{"spec":{"unschedulable":true}}`)), "may not change a spec"},
-		"with a token of no pod":              {patchPod(unbound, namespace, "here", grant), "does not name the node of its pod"},
-		"its node, with a token of no pod":    {patchNode(unbound, here, inventory), "does not name the node of its pod"},
-		"with a token bound to the node":      {patchPod(ofNode, namespace, "here", grant), "is not bound to a pod"},
-		"its node, with such a token":         {patchNode(ofNode, here, inventory), "is not bound to a pod"},
-		"a pod that is to go":                 {client.CoreV1().Pods(namespace).Delete(ctx, "here", metav1.DeleteOptions{DryRun: []string{metav1.DryRunAll}}), "cannot delete resource"},
-		"the key of the grants":               {second(client.CoreV1().Secrets(product.Namespace).Get(ctx, "divvy-grant-key", metav1.GetOptions{})), "cannot get resource"},
-		"a pod in the name of the pool's own": {second(as(t, "system:serviceaccount:"+product.Namespace+":bitfusion-device-plugin").CoreV1().Pods(namespace).Get(ctx, "here", metav1.GetOptions{})), "cannot get resource"},
+		"a pod of another node": {patchPod(client, namespace, "there", grant), notThere},
+		"another node":          {patchNode(client, elsewhere, inventory), notThere},
+		"the status of another node": {patchNode(client, elsewhere,
+			[]byte(`{"status":{"capacity":{"enflame.com/gcu-count":"8"}}}`), "status"), notThere},
+		"labels of another node": {patchNode(client, elsewhere, metadata(t, "labels", "divvy.dev/enflame.test", "x")),
+			notThere},
+		"a pod's labels": {patchPod(client, namespace, "here", metadata(t, "labels", "app", "x")),
+			"may not change labels of pods"},
+		"a pod's other annotations": {patchPod(client, namespace, "here", metadata(t, "annotations", "example.com/x", "x")),
+			"may change only Divvy's annotations"},
+		"labels of the pool's daemon": {patchPod(client, product.Namespace, poolPod, metadata(t, "labels", "app", "x")),
+			"may not change labels of pods"},
+		"annotations of the pool's daemon": {patchPod(client, product.Namespace, poolPod,
+			metadata(t, "annotations", "prometheus.io/port", "1")), "may change only Divvy's annotations"},
+		"the image of the pool's daemon": {patchPod(client, product.Namespace, poolPod,
+			[]byte(`{"spec":{"activeDeadlineSeconds":1}}`)), "may not change a spec"},
+		"its node's configuration": {patchNode(client, here, metadata(t, "labels", "divvy.dev/config", "x")),
+			"may change only labels that describe devices"},
+		"its node's taints": {patchNode(client, here, []byte(`{"spec":{"unschedulable":true}}`)),
+			"may not change a spec"},
+		"with a token of no pod":           {patchPod(unbound, namespace, "here", grant), "does not name the node of its pod"},
+		"its node, with a token of no pod": {patchNode(unbound, here, inventory), "does not name the node of its pod"},
+		"with a token bound to the node":   {patchPod(ofNode, namespace, "here", grant), "is not bound to a pod"},
+		"its node, with such a token":      {patchNode(ofNode, here, inventory), "is not bound to a pod"},
+		"a pod that is to go": {client.CoreV1().Pods(namespace).Delete(ctx,
+			"here", metav1.DeleteOptions{DryRun: []string{metav1.DryRunAll}}), "cannot delete resource"},
+		"the key of the grants": {second(client.CoreV1().Secrets(product.Namespace).Get(ctx,
+			"divvy-grant-key", metav1.GetOptions{})), "cannot get resource"},
+		"a pod in the name of the pool's own": {second(as(t, "system:serviceaccount:"+product.Namespace+
+			":bitfusion-device-plugin").CoreV1().Pods(namespace).Get(ctx, "here", metav1.GetOptions{})), "cannot get resource"},
 	} {
 		refusedWith(t, what, tt.err, tt.reason)
 	}
@@ -365,8 +383,10 @@ func TestExtenderBindsWhatItGrants(t *testing.T) {
 	}
 	must(t, bind(loose.UID, grant(here, product.Resource)))
 	refusedWith(t, "without a grant", bind(loose.UID, nil), "without a planned allocation on the node that it is bound to")
-	refusedWith(t, "with a grant for elsewhere", bind(loose.UID, grant("elsewhere", product.Resource)), "without a planned allocation on the node")
-	refusedWith(t, "for another resource", bind(loose.UID, grant(here, "example.com/x")), "may bind only pods that request "+string(product.Resource))
+	refusedWith(t, "with a grant for elsewhere", bind(loose.UID, grant("elsewhere", product.Resource)),
+		"without a planned allocation on the node")
+	refusedWith(t, "for another resource", bind(loose.UID, grant(here, "example.com/x")),
+		"may bind only pods that request "+string(product.Resource))
 	refusedWith(t, "by name", bind("", grant(here, product.Resource)), "must bind pods by UID")
 	foreign := grant(here, product.Resource)
 	foreign["example.com/role"] = "admin"
@@ -384,7 +404,8 @@ func TestGrantKeyChanges(t *testing.T) {
 	key := fmt.Sprintf("%064d", time.Now().UnixNano())
 	patch, err := json.Marshal(map[string]any{"stringData": map[string]string{"key": key}})
 	must(t, err)
-	_, err = lab.Client.CoreV1().Secrets(product.Namespace).Patch(ctx, "divvy-grant-key", types.MergePatchType, patch, metav1.PatchOptions{})
+	_, err = lab.Client.CoreV1().Secrets(product.Namespace).Patch(ctx, "divvy-grant-key", types.MergePatchType, patch,
+		metav1.PatchOptions{})
 	must(t, err)
 	// Kubelet updates what it has mounted about once a minute, or when the pod
 	// changes.

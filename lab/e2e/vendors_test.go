@@ -45,7 +45,8 @@ func beginMixed(t *testing.T) context.Context {
 			t.Log(situation(ctx))
 		}
 		hardware, err := lab.Cards(show.Mixed)
-		err = errors.Join(err, lab.DeleteAllPods(ctx), lab.Label(ctx, stage.ConfigLabel, ""), lab.SetHardware(ctx, hardware), lab.ReleaseDevices(ctx), allFree(ctx))
+		err = errors.Join(err, lab.DeleteAllPods(ctx), lab.Label(ctx, stage.ConfigLabel, ""), lab.SetHardware(ctx, hardware),
+			lab.ReleaseDevices(ctx), allFree(ctx))
 		if err != nil {
 			t.Errorf("after the test: %v", err)
 		}
@@ -78,13 +79,14 @@ func offers(t *testing.T, name corev1.ResourceName, want int64) {
 // much, as where nothing is unhealthy or in use otherwise.
 func shows(t *testing.T, name corev1.ResourceName, want int64) {
 	t.Helper()
-	must(t, stage.Poll(t.Context(), settingTimeout, fmt.Sprintf("capacity and allocatable of %s to be %d", name, want), func(ctx context.Context) error {
-		capacity, allocatable, err := lab.Offered(ctx, name)
-		if err == nil && (capacity != want || allocatable != want) {
-			err = fmt.Errorf("they are %d and %d", capacity, allocatable)
-		}
-		return err
-	}))
+	must(t, stage.Poll(t.Context(), settingTimeout, fmt.Sprintf("capacity and allocatable of %s to be %d", name, want),
+		func(ctx context.Context) error {
+			capacity, allocatable, err := lab.Offered(ctx, name)
+			if err == nil && (capacity != want || allocatable != want) {
+				err = fmt.Errorf("they are %d and %d", capacity, allocatable)
+			}
+			return err
+		}))
 }
 
 // choose puts a configuration of mixed.yaml in force.
@@ -158,7 +160,8 @@ func TestOldFilesAsTheyAre(t *testing.T) {
 			return err
 		}
 		l := node.Labels
-		if l["nvidia.com/gpu.replicas"] != "4" || l["nvidia.com/gpu.sharing-strategy"] != "time-slicing" || l["nvidia.com/gpu.product"] != "NVIDIA-A100-SXM4-40GB-SHARED" {
+		if l["nvidia.com/gpu.replicas"] != "4" || l["nvidia.com/gpu.sharing-strategy"] != "time-slicing" ||
+			l["nvidia.com/gpu.product"] != "NVIDIA-A100-SXM4-40GB-SHARED" {
 			return fmt.Errorf("%s, %s, %s", l["nvidia.com/gpu.replicas"], l["nvidia.com/gpu.sharing-strategy"], l["nvidia.com/gpu.product"])
 		}
 		return nil
@@ -223,7 +226,8 @@ func TestRestartsUnderEveryKind(t *testing.T) {
 			names := namesOf(pods)
 			before, alive := sights(t, names...), lives(t)
 			for _, restart := range lab.Restarts() {
-				if !slices.Contains([]string{"kubelet restarted", "kubelet killed", "divvy-node deleted", "divvy-node killed", "divvy-node rolled"}, restart.Name) {
+				if !slices.Contains([]string{"kubelet restarted", "kubelet killed", "divvy-node deleted", "divvy-node killed",
+					"divvy-node rolled"}, restart.Name) {
 					continue
 				}
 				must(t, restart.Do(ctx))
@@ -236,7 +240,8 @@ func TestRestartsUnderEveryKind(t *testing.T) {
 			// What is left is still handed out.
 			if config == "" {
 				pending(t, create(t, asking("none-left", show.GPU, 1))[0], "Insufficient nvidia.com/gpu")
-				start(t, asking("gpu-more", show.GPUMemory, 36), asking("ix-more", show.IXMemory, 32), asking("gcu-more", show.GCUMemory, 12))
+				start(t, asking("gpu-more", show.GPUMemory, 36), asking("ix-more", show.IXMemory, 32),
+					asking("gcu-more", show.GCUMemory, 12))
 			} else {
 				start(t, asking("gpu-4", show.GPU, 1), asking("gcu-2", show.GCU, 3))
 			}
@@ -339,12 +344,14 @@ func TestConfigMapChangesUnderPods(t *testing.T) {
 	alive := lives(t)
 	t.Cleanup(func() {
 		ctx := context.WithoutCancel(ctx)
-		if err := errors.Join(lab.DeleteAllPods(ctx), lab.Reconfigure(ctx, []string{mixed.values}, "--set", "node.nodeSelector=null"), allFree(ctx)); err != nil {
+		if err := errors.Join(lab.DeleteAllPods(ctx), lab.Reconfigure(ctx, []string{mixed.values}, "--set", "node.nodeSelector=null"),
+			allFree(ctx)); err != nil {
 			t.Errorf("put the configuration back: %v", err)
 		}
 	})
 	must(t, lab.Reconfigure(ctx, []string{mixed.values}, "--set", "node.nodeSelector=null", "--set-json",
-		`sharedResources=[{"name":"nvidia.com/gpu","vendor":"nvidia","mode":"timeSlicing","replicas":3},{"name":"enflame.com/gcu","vendor":"enflame","mode":"exclusive"}]`))
+		`sharedResources=[{"name":"nvidia.com/gpu","vendor":"nvidia","mode":"timeSlicing","replicas":3},{"name":"enflame.com/gcu",`+
+			`"vendor":"enflame","mode":"exclusive"}]`))
 	offers(t, show.GPU, 6)
 	offers(t, show.IX, 0)
 	undisturbed(t, alive)
@@ -416,11 +423,13 @@ func TestASecondDaemonWaits(t *testing.T) {
 	ctx := beginMixed(t)
 	check := sameDaemon(t)
 	config := filepath.Join(t.TempDir(), "config.yaml")
-	text := "apiVersion: config.divvy.dev/v1alpha1\nkind: NodeConfig\nresources:\n- {name: nvidia.com/gpu, vendor: nvidia, mode: timeSlicing, replicas: 9}\n"
+	text := "apiVersion: config.divvy.dev/v1alpha1\nkind: NodeConfig\nresources:\n- {name: nvidia.com/gpu, vendor: nvidia, mode: " +
+		"timeSlicing, replicas: 9}\n"
 	must(t, os.WriteFile(config, []byte(text), 0o600))
 	second, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
-	_, err := lab.Command(second, "", filepath.Join(product.Programs(), "divvy-node"), "--node-name="+lab.Cluster.NodeName(), "--config="+config)
+	_, err := lab.Command(second, "", filepath.Join(product.Programs(), "divvy-node"), "--node-name="+lab.Cluster.NodeName(),
+		"--config="+config)
 	if err == nil || !strings.Contains(err.Error(), "Another divvy-node runs on this node") {
 		t.Errorf("a second daemon: %v; want it to say that another one runs", err)
 	}

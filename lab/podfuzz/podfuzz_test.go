@@ -299,7 +299,8 @@ func checkKept(t *testing.T, before, after *corev1.Pod) {
 				t.Fatalf("env of %s: %v, was %v", name, now.Env[i], e)
 			}
 		}
-		for list, lists := range map[string][2]corev1.ResourceList{"limits": {was.Resources.Limits, now.Resources.Limits}, "requests": {was.Resources.Requests, now.Resources.Requests}} {
+		for list, lists := range map[string][2]corev1.ResourceList{"limits": {was.Resources.Limits, now.Resources.Limits},
+			"requests": {was.Resources.Requests, now.Resources.Requests}} {
 			for resource, q := range lists[0] {
 				if got, ok := lists[1][resource]; !strings.HasPrefix(string(resource), pool.Prefix) && (!ok || q.Cmp(got) != 0) {
 					t.Fatalf("%s of %s: %s is %v, was %v", list, name, resource, got, q)
@@ -328,9 +329,11 @@ func checkAdded(t *testing.T, first *corev1.Pod) {
 	second := first.DeepCopy()
 	delete(second.Annotations, pool.FilterAnnotation) // the client may know none, which no container has asked so far
 	asks := corev1.ResourceRequirements{Limits: corev1.ResourceList{pool.AmountResource: resource.MustParse("1")}}
-	second.Spec.Containers = append(second.Spec.Containers, corev1.Container{Name: "added", Image: "busybox", Command: []string{"python", "x.py"}, Resources: asks})
+	second.Spec.Containers = append(second.Spec.Containers,
+		corev1.Container{Name: "added", Image: "busybox", Command: []string{"python", "x.py"}, Resources: asks})
 	second.Spec.InitContainers = append([]corev1.Container{{
-		Name: "mesh", Image: "busybox", Command: []string{"mesh"}, Resources: asks, RestartPolicy: ptr.To(corev1.ContainerRestartPolicyAlways),
+		Name: "mesh", Image: "busybox", Command: []string{"mesh"}, Resources: asks,
+		RestartPolicy: ptr.To(corev1.ContainerRestartPolicyAlways),
 	}}, second.Spec.InitContainers...)
 	apply(second)
 	after, _, err := admission.Mutate(second, namespace, pool.DefaultCatalog(), settings())
@@ -403,8 +406,9 @@ func review(t *testing.T, handler http.Handler, path string, raw []byte) *admiss
 		TypeMeta: metav1.TypeMeta{APIVersion: admissionv1.SchemeGroupVersion.String(), Kind: "AdmissionReview"},
 		Request: &admissionv1.AdmissionRequest{
 			UID: "1", Operation: admissionv1.Create, Namespace: namespace,
-			Kind: metav1.GroupVersionKind{Version: "v1", Kind: "Pod"}, Resource: metav1.GroupVersionResource{Version: "v1", Resource: "pods"},
-			Object: runtime.RawExtension{Raw: raw},
+			Kind:     metav1.GroupVersionKind{Version: "v1", Kind: "Pod"},
+			Resource: metav1.GroupVersionResource{Version: "v1", Resource: "pods"},
+			Object:   runtime.RawExtension{Raw: raw},
 		},
 	})
 	r := httptest.NewRequestWithContext(klog.NewContext(t.Context(), logr.Discard()), http.MethodPost, path, bytes.NewReader(body))

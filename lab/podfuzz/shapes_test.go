@@ -40,10 +40,14 @@ func pick[T any](s *shape, from ...T) T { return from[s.below(len(from))] }
 
 // nasty are words that mean something to shells, kubelet, JSON or paths.
 var nasty = []string{
-	"", " ", "python", "x.py", "python x.py", "-c", "/bin/bash", "bash", "/bin/sh", "sh", "--", "-", "a b", "'", `"`, "a'b\"c", "$HOME", "$(NAME)", "$$(NAME)", "$(",
-	"`id`", "; id", "&& id", "| id", "> /x", "<(id)", "\n", "a\nb", "\t", "#", "*", "~", "!", "\\", "\\\\", "a=b", "A=b python x.py", "cd /x; python x.py",
-	"python x.py && echo hi", "bitfusion", "bitfusion run -n 1 -- x", "/usr/bin/bitfusion", "bitfusion_train.py", "exec python x.py", "if true; then id; fi", "\u00e4\u4e2d", "\u2028",
-	"\x7f", "{}", "${amount}", "${filter}", "%s", "%!", "</script>", "~0~1/", "é", "\U0001f600", "a,b", "time python", "((", "!x", "x &", "<<EOF",
+	"", " ", "python", "x.py", "python x.py", "-c", "/bin/bash", "bash", "/bin/sh", "sh", "--", "-", "a b",
+	"'", `"`, "a'b\"c", "$HOME", "$(NAME)", "$$(NAME)", "$(",
+	"`id`", "; id", "&& id", "| id", "> /x", "<(id)", "\n", "a\nb", "\t", "#", "*", "~", "!", "\\", "\\\\", "a=b", "A=b python x.py",
+	"cd /x; python x.py",
+	"python x.py && echo hi", "bitfusion", "bitfusion run -n 1 -- x", "/usr/bin/bitfusion", "bitfusion_train.py", "exec python x.py",
+	"if true; then id; fi", "\u00e4\u4e2d", "\u2028",
+	"\x7f", "{}", "${amount}", "${filter}", "%s", "%!", "</script>", "~0~1/", "é", "\U0001f600", "a,b", "time python", "((", "!x", "x &",
+	"<<EOF",
 }
 
 // text returns any text at all.
@@ -110,11 +114,13 @@ func (s *shape) annotations() map[string]string {
 		pool.OSAnnotation:      pick(s, "ubuntu18", "ubuntu20", "centos7", "centos8"),
 	}
 	if s.oneIn(4) {
-		m[pool.FilterAnnotation] = pick(s, "server.hostname=bf", "server.hostname=bf-server server.addr=192.168.1.1 server.hostname=bf-server2", "device.id=0",
+		m[pool.FilterAnnotation] = pick(s, "server.hostname=bf",
+			"server.hostname=bf-server server.addr=192.168.1.1 server.hostname=bf-server2", "device.id=0",
 			`device.name="Tesla T4"`, "server.dirver-version=460.73.01", " ", "")
 	}
 	if s.below(4) > 0 {
-		m[pool.EntrypointAnnotation] = pick(s, `["/entrypoint.sh"]`, `{"c0": ["/a b"], "c1": ["python", "x.py"], "i0": ["x"]}`, `["sh", "-c", "a; b"]`, `["$(X)"]`)
+		m[pool.EntrypointAnnotation] = pick(s, `["/entrypoint.sh"]`, `{"c0": ["/a b"], "c1": ["python", "x.py"], "i0": ["x"]}`,
+			`["sh", "-c", "a; b"]`, `["$(X)"]`)
 	}
 	if s.oneIn(4) {
 		m[pool.HomeAnnotation] = pick(s, "/root", "/home/user", "/", "/a b/", "/var//x")
@@ -131,7 +137,8 @@ func (s *shape) annotations() map[string]string {
 	}
 	if !s.valid {
 		for range s.below(4) {
-			key := pick(s, pool.ModeAnnotation, pool.VersionAnnotation, pool.OSAnnotation, pool.FilterAnnotation, pool.EntrypointAnnotation, pool.HomeAnnotation)
+			key := pick(s, pool.ModeAnnotation, pool.VersionAnnotation, pool.OSAnnotation, pool.FilterAnnotation, pool.EntrypointAnnotation,
+				pool.HomeAnnotation)
 			if value := s.text(); s.oneIn(3) {
 				delete(m, key)
 			} else {
@@ -160,7 +167,8 @@ func (s *shape) volumes() []corev1.Volume {
 	var volumes []corev1.Volume
 	taken := map[string]bool{}
 	for i := range s.below(5) {
-		v := corev1.Volume{Name: pick(s, s.name("v", i), "ca", "client-dir", "pool-client-dir", "bitfusion-distro", "bitfusion-opt", "client-from-secret", "servers-from-secret", "pool-ca", "pool-ca-2")}
+		v := corev1.Volume{Name: pick(s, s.name("v", i), "ca", "client-dir", "pool-client-dir", "bitfusion-distro", "bitfusion-opt",
+			"client-from-secret", "servers-from-secret", "pool-ca", "pool-ca-2")}
 		if taken[v.Name] && s.valid {
 			v.Name = s.name("v", i)
 		}
@@ -179,7 +187,8 @@ func (s *shape) volumes() []corev1.Volume {
 		case 6:
 			v.Projected = &corev1.ProjectedVolumeSource{Sources: []corev1.VolumeProjection{{Secret: &corev1.SecretProjection{LocalObjectReference: corev1.LocalObjectReference{Name: "own"}}}}}
 		case 7:
-			v.DownwardAPI = &corev1.DownwardAPIVolumeSource{Items: []corev1.DownwardAPIVolumeFile{{Path: "labels", FieldRef: &corev1.ObjectFieldSelector{FieldPath: "metadata.labels"}}}}
+			v.DownwardAPI = &corev1.DownwardAPIVolumeSource{Items: []corev1.DownwardAPIVolumeFile{{Path: "labels",
+				FieldRef: &corev1.ObjectFieldSelector{FieldPath: "metadata.labels"}}}}
 		}
 		volumes = append(volumes, v)
 	}
@@ -218,7 +227,8 @@ func (s *shape) container(spec *corev1.PodSpec, taken map[string]bool, prefix st
 		c.Args = list(s, 3, s.text)
 	}
 	if s.oneIn(5) {
-		c.EnvFrom = []corev1.EnvFromSource{{Prefix: "X_", ConfigMapRef: &corev1.ConfigMapEnvSource{LocalObjectReference: corev1.LocalObjectReference{Name: "config"}}}}
+		c.EnvFrom = []corev1.EnvFromSource{{Prefix: "X_",
+			ConfigMapRef: &corev1.ConfigMapEnvSource{LocalObjectReference: corev1.LocalObjectReference{Name: "config"}}}}
 	}
 	if s.oneIn(6) {
 		c.Ports = []corev1.ContainerPort{{ContainerPort: 8080, Name: "http"}}
@@ -233,7 +243,8 @@ func (s *shape) container(spec *corev1.PodSpec, taken map[string]bool, prefix st
 				PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "disk"},
 			}})
 		}
-		c.VolumeDevices = []corev1.VolumeDevice{{Name: "disk", DevicePath: pick(s, "/dev/x", "/dev/x", "/dev/y", "/bitfusion", "/opt/bitfusion")}}
+		c.VolumeDevices = []corev1.VolumeDevice{{Name: "disk", DevicePath: pick(s, "/dev/x", "/dev/x", "/dev/y", "/bitfusion",
+			"/opt/bitfusion")}}
 	}
 	return c
 }
@@ -272,10 +283,12 @@ func (s *shape) mounts(spec *corev1.PodSpec) []corev1.VolumeMount {
 		i++
 		m := corev1.VolumeMount{Name: pick(s, volumes...), MountPath: "/m" + strconv.Itoa(i), ReadOnly: s.oneIn(4)}
 		if s.oneIn(8) {
-			m.MountPath = pick(s, "/root", "/etc/bitfusion", "/opt/bitfusion/x", "/bitfusion/x", "/client", "/bitfusion-distro") + strings.Repeat("/", i-1)
+			m.MountPath = pick(s, "/root", "/etc/bitfusion", "/opt/bitfusion/x", "/bitfusion/x", "/client", "/bitfusion-distro") +
+				strings.Repeat("/", i-1)
 		}
 		if s.oneIn(30) || !s.valid && s.oneIn(3) {
-			m.MountPath = pick(s, "/bitfusion", "/bitfusion/", "/opt/bitfusion", "/etc/bitfusion/tls/ca.crt", "/root/.bitfusion/client.yaml", "//bitfusion", "/opt/./bitfusion")
+			m.MountPath = pick(s, "/bitfusion", "/bitfusion/", "/opt/bitfusion", "/etc/bitfusion/tls/ca.crt",
+				"/root/.bitfusion/client.yaml", "//bitfusion", "/opt/./bitfusion")
 		}
 		if s.oneIn(6) {
 			m.SubPath = "sub"
@@ -327,7 +340,8 @@ func (s *shape) resources(spec *corev1.PodSpec) corev1.ResourceRequirements {
 		}
 	}
 	if !s.valid && s.oneIn(3) {
-		set(pick[corev1.ResourceName](s, pool.AmountResource, pool.PercentResource, pool.MemoryResource, pool.Resource, "bitfusion.io/gpu-mem"),
+		set(pick[corev1.ResourceName](s, pool.AmountResource, pool.PercentResource, pool.MemoryResource, pool.Resource,
+			"bitfusion.io/gpu-mem"),
 			pick(s, "0", "-1", "1500m", "101", "500k", "9e18", "1e30", "16001M"))
 	}
 	r := corev1.ResourceRequirements{Limits: limits, Requests: requests}
@@ -373,7 +387,8 @@ func (s *shape) podSettings(pod *corev1.Pod) {
 		spec.SecurityContext = &corev1.PodSecurityContext{RunAsUser: ptr.To[int64](1000), FSGroup: ptr.To[int64](2000)}
 	case 3:
 		spec.SecurityContext = &corev1.PodSecurityContext{
-			SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeLocalhost, LocalhostProfile: ptr.To("x.json")}, SupplementalGroups: []int64{1},
+			SeccompProfile:     &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeLocalhost, LocalhostProfile: ptr.To("x.json")},
+			SupplementalGroups: []int64{1},
 		}
 	case 4:
 		spec.OS = &corev1.PodOS{Name: pick(s, corev1.Linux, corev1.Linux, corev1.Windows)}
@@ -397,7 +412,8 @@ func (s *shape) podSettings(pod *corev1.Pod) {
 		}
 	case 12:
 		spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{
-			NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchExpressions: []corev1.NodeSelectorRequirement{{Key: "a", Operator: corev1.NodeSelectorOpExists}}}},
+			NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchExpressions: []corev1.NodeSelectorRequirement{{Key: "a",
+				Operator: corev1.NodeSelectorOpExists}}}},
 		}}}
 	case 13:
 		spec.HostUsers = ptr.To(false)
@@ -406,7 +422,8 @@ func (s *shape) podSettings(pod *corev1.Pod) {
 		spec.HostNetwork = true
 	case 15:
 		if pod.Annotations != nil {
-			pod.Annotations[pick(s, corev1.MirrorPodAnnotationKey, "container.apparmor.security.beta.kubernetes.io/c0")] = pick(s, "runtime/default", "x")
+			pod.Annotations[pick(s, corev1.MirrorPodAnnotationKey, "container.apparmor.security.beta.kubernetes.io/c0")] = pick(s,
+				"runtime/default", "x")
 		}
 	}
 }

@@ -79,16 +79,20 @@ vendors:
 		APIVersion: APIVersion, Kind: Kind, DriverRoot: "/host", KubeletDir: "/k", StateDir: "/s", CDIDir: "/c",
 		LogFile: "/l", LogLevel: "debug", Listen: "127.0.0.1:1", GrantKeyFile: "/g", Injection: InjectCDI,
 		HealthInterval: Duration(90 * time.Second), Libraries: map[string]string{"enflame": "/opt/libefml.so"},
-		Resources: []Resource{{Name: "example.com/mem", Vendor: "enflame", Mode: ModeMemory, MemoryUnit: "0.01", CountResource: "example.com/count"}, {
+		Resources: []Resource{{Name: "example.com/mem", Vendor: "enflame", Mode: ModeMemory,
+			MemoryUnit: "0.01", CountResource: "example.com/count"}, {
 			Name: "nvidia.com/gpu", Vendor: "nvidia", Mode: ModeTimeSlicing, SplitBoards: true,
-			Devices:  &DeviceSelector{Models: []string{"NVIDIA A100*"}, IDs: []string{"GPU-1"}, Indexes: []int{0, 1}, Except: &DeviceSelector{Indexes: []int{7}}},
+			Devices: &DeviceSelector{Models: []string{"NVIDIA A100*"}, IDs: []string{"GPU-1"}, Indexes: []int{0, 1},
+				Except: &DeviceSelector{Indexes: []int{7}}},
 			Replicas: 4, ReplicasFor: []ReplicaRule{{Devices: DeviceSelector{Indexes: []int{0}}, Replicas: 8}},
 			FailRequestsGreaterThanOne: true, Allocation: PackedAllocation,
 		}},
 		Labels: LabelDivvy,
 		Vendors: map[string]Vendor{"nvidia": {
-			DriverRoot: "/run/nvidia/driver", DevRoot: "/", Injection: []Injection{InjectVolumeMounts, InjectCDI}, DeviceIDs: "index", CDIKind: "nvidia.com/gpu",
-			Health: Health{Ignore: []string{"default", "xid-48"}, Heed: []string{"xid-94"}, RecoverAfter: new(Duration(0)), NeverRecover: []string{"ecc-*"}},
+			DriverRoot: "/run/nvidia/driver", DevRoot: "/", Injection: []Injection{InjectVolumeMounts, InjectCDI},
+			DeviceIDs: "index", CDIKind: "nvidia.com/gpu",
+			Health: Health{Ignore: []string{"default", "xid-48"}, Heed: []string{"xid-94"}, RecoverAfter: new(Duration(0)),
+				NeverRecover: []string{"ecc-*"}},
 		}},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
@@ -138,7 +142,8 @@ func TestParseReportsAllMistakesAtOnce(t *testing.T) {
 		want []string
 	}{
 		"unknown keys, wrong types and wrong values together": {
-			text: head + "colour: blue\nhealthInterval: often\ninjection: magic\nresources:\n- name: gcu\n  vendor: acme\n  memoryUnit: \"2\"\n  size: 1\n",
+			text: head + "colour: blue\nhealthInterval: often\ninjection: magic\nresources:\n- name: gcu\n  vendor: acme\n  memoryUnit: " +
+				"\"2\"\n  size: 1\n",
 			want: []string{
 				`line 3: unknown key "colour"`,
 				`line 4: "often" is not a duration`,
@@ -149,7 +154,8 @@ func TestParseReportsAllMistakesAtOnce(t *testing.T) {
 				`resources[0].memoryUnit: "2" is not known; use one of 1, 0.1, 0.01, 0.001`,
 			},
 		},
-		"another version": {text: "apiVersion: v1\nkind: Pod\n", want: []string{`apiVersion: "v1" is not served`, `kind: "Pod" is not known`}},
+		"another version": {text: "apiVersion: v1\nkind: Pod\n", want: []string{`apiVersion: "v1" is not served`,
+			`kind: "Pod" is not known`}},
 		"not YAML":        {text: "a: [", want: []string{"line 1: did not find expected node content"}},
 		"two documents":   {text: head + "---\n" + head, want: []string{"more than one YAML document"}},
 		"a list":          {text: "- a\n", want: []string{"line 1: cannot unmarshal", "apiVersion:"}},
@@ -198,7 +204,8 @@ func TestReadFileNamesTheFile(t *testing.T) {
 }
 
 func FuzzParse(f *testing.F) {
-	f.Add(head + "vendors: {nvidia: {health: {recoverAfter: 1s}}}\nresources: [{name: n.com/g, vendor: nvidia, mode: timeSlicing, replicas: 2, devices: {indexes: [1], except: {ids: [a]}}}]")
+	f.Add(head + "vendors: {nvidia: {health: {recoverAfter: 1s}}}\nresources: [{name: n.com/g, vendor: nvidia, mode: timeSlicing, " +
+		"replicas: 2, devices: {indexes: [1], except: {ids: [a]}}}]")
 	f.Add(head)
 	f.Add("a: &a [*a]")
 	f.Add(head + "resources: [{replicas: 1.5, devices: &d {indexes: [0.5], except: *d}}]")

@@ -147,7 +147,8 @@ func (k *checker) vendor(at, name string, c NodeConfig) {
 			cdi = c.Injection == InjectCDI || c.Injection == InjectCDIAnnotations
 		}
 		if !cdi {
-			k.wrong(at+".cdiKind", "%q is never used, as containers are given no CDI names; add cdi or cdiAnnotations to %s.injection, or leave the key out",
+			k.wrong(at+".cdiKind", "%q is never used, as containers are given no CDI names; add cdi or cdiAnnotations to %s.injection, "+
+				"or leave the key out",
 				v.CDIKind, at)
 		}
 	}
@@ -291,7 +292,8 @@ func (k *checker) sockets(c NodeConfig) {
 	dir := filepath.Join(c.KubeletDir, "device-plugins")
 	const kubelet = "kubelet.sock"
 	if path := filepath.Join(dir, kubelet); len(path) > maxSocket {
-		k.wrong("kubeletDir", "kubelet's socket %s has %d bytes, and a socket's path may have %d; use a shorter folder", path, len(path), maxSocket)
+		k.wrong("kubeletDir", "kubelet's socket %s has %d bytes, and a socket's path may have %d; use a shorter folder", path, len(path),
+			maxSocket)
 		return
 	}
 	taken := map[string]bool{kubelet: true}
@@ -323,7 +325,8 @@ func (k *checker) memoryTwice(resources []Resource) {
 			}
 			if !disjoint(r.Devices, other.Devices) {
 				k.wrong(fmt.Sprintf("resources[%d].devices", i), "resources[%d] may share the memory of the same devices of %q, and the "+
-					"scheduler would promise it twice; choose devices for both that cannot be the same, by indexes, by ids or by models", j, r.Vendor)
+					"scheduler would promise it twice; choose devices for both that cannot be the same, by indexes, by ids or by models", j,
+					r.Vendor)
 			}
 		}
 	}

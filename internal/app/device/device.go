@@ -145,7 +145,8 @@ func (r *requester) run(ctx context.Context, client kubernetes.Interface, node s
 	}
 	for _, id := range request.Devices {
 		if r.verb == wire.QuarantineDevices {
-			fmt.Fprintf(out, "device %s of node %s is in quarantine; to release it, run: kubectl divvy device release %[2]s %[1]s\n", id, node)
+			fmt.Fprintf(out, "device %s of node %s is in quarantine; to release it, run: kubectl divvy device release %[2]s %[1]s\n", id,
+				node)
 		} else {
 			fmt.Fprintf(out, "device %s of node %s was released from quarantine; new pods are placed on it once it is healthy\n", id, node)
 		}
@@ -206,11 +207,13 @@ func check(node *corev1.Node, request wire.DeviceRequest) error {
 	}
 	for _, c := range node.Status.Conditions {
 		if c.Type == corev1.NodeReady && c.Status != corev1.ConditionTrue {
-			return fmt.Errorf("node %s is not ready, so divvy-node cannot process the request; try again when it is ready (%s)", node.Name, c.Message)
+			return fmt.Errorf("node %s is not ready, so divvy-node cannot process the request; try again when it is ready (%s)", node.Name,
+				c.Message)
 		}
 	}
 	if _, pending := node.Annotations[wire.DeviceRequestAnnotation]; pending {
-		return fmt.Errorf("another device request is pending on node %s; try again later, or withdraw it with: kubectl annotate node %[1]s %s-",
+		return fmt.Errorf("another device request is pending on node %s; try again later, or withdraw it with: kubectl annotate node "+
+			"%[1]s %s-",
 			node.Name, wire.DeviceRequestAnnotation)
 	}
 	boards := slices.ContainsFunc(d, func(d device) bool { return d.chips > 1 }) // whose chips are not listed
@@ -259,7 +262,8 @@ func answered(node *corev1.Node, id string) (wire.RequestAnswer, bool, error) {
 		return status.Answered, true, nil
 	}
 	if request, err := wire.DecodeDeviceRequest(node.Annotations[wire.DeviceRequestAnnotation]); err != nil || request.ID != id {
-		return wire.RequestAnswer{}, false, fmt.Errorf("the request to node %s was withdrawn or replaced by another one; nothing was changed", node.Name)
+		return wire.RequestAnswer{}, false, fmt.Errorf("the request to node %s was withdrawn or replaced by another one; nothing was "+
+			"changed", node.Name)
 	}
 	return wire.RequestAnswer{}, false, nil
 }
@@ -276,13 +280,15 @@ func (r *requester) withdraw(ctx context.Context, client kubernetes.Interface, n
 	}
 	_, err = client.CoreV1().Nodes().Patch(ctx, name, types.JSONPatchType, patch, metav1.PatchOptions{FieldManager: "kubectl-divvy"})
 	if err == nil {
-		return wire.RequestAnswer{}, fmt.Errorf("divvy-node on node %s did not process the request within %v, so the request was withdrawn and nothing was changed; check whether divvy-node runs there: kubectl divvy doctor", name, r.timeout)
+		return wire.RequestAnswer{}, fmt.Errorf("divvy-node on node %s did not process the request within %v, so the request was "+
+			"withdrawn and nothing was changed; check whether divvy-node runs there: kubectl divvy doctor", name, r.timeout)
 	}
 	if node, getErr := get(ctx, client, name); getErr == nil {
 		if answer, done, err := answered(node, id); done {
 			return answer, err
 		}
 	}
-	return wire.RequestAnswer{}, fmt.Errorf("divvy-node on node %s did not process the request within %v, and the request could not be withdrawn: %w; to withdraw it, run: kubectl annotate node %[1]s %s-",
+	return wire.RequestAnswer{}, fmt.Errorf("divvy-node on node %s did not process the request within %v, and the request could not be "+
+		"withdrawn: %w; to withdraw it, run: kubectl annotate node %[1]s %s-",
 		name, r.timeout, err, wire.DeviceRequestAnnotation)
 }

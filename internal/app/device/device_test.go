@@ -32,14 +32,17 @@ var since = time.Date(2026, 7, 1, 10, 0, 0, 0, time.UTC)
 func node(t *testing.T, answered wire.RequestAnswer) *corev1.Node {
 	t.Helper()
 	b := accel.Quarantine{Device: "b", Vendor: "nvidia", Index: 1, Cause: "xid-79", Reason: "critical error XID 79", Since: since}
-	e := accel.Quarantine{Device: "e", Vendor: "nvidia", Index: 4, Cause: accel.CauseAdministrator, Reason: "fan\x1b[31m", Since: since.Add(time.Hour)}
+	e := accel.Quarantine{Device: "e", Vendor: "nvidia", Index: 4, Cause: accel.CauseAdministrator,
+		Reason: "fan\x1b[31m", Since: since.Add(time.Hour)}
 	share := func(index int, id accel.DeviceID, h accel.Health) accel.Share {
-		return accel.Share{Units: 1, Device: accel.Device{Index: index, ID: id, Model: "A100", MemoryBytes: 1, NUMANode: accel.NoNUMA, Health: h}}
+		return accel.Share{Units: 1, Device: accel.Device{Index: index, ID: id, Model: "A100", MemoryBytes: 1, NUMANode: accel.NoNUMA,
+			Health: h}}
 	}
 	ill := accel.Health{Unhealthy: true, Reason: "too hot"}
 	inventory, err := wire.EncodeInventory([]accel.Inventory{
 		{Resource: "nvidia.com/gpu", Shares: []accel.Share{
-			share(0, "a", accel.Health{}), share(1, "b", b.Health()), share(2, "c", ill), share(3, "d", accel.Health{Unhealthy: true, Reason: "given out as x"}),
+			share(0, "a", accel.Health{}), share(1, "b", b.Health()), share(2, "c", ill),
+			share(3, "d", accel.Health{Unhealthy: true, Reason: "given out as x"}),
 		}},
 		{Resource: "nvidia.com/gpu-memory", Shares: []accel.Share{share(3, "d", accel.Health{}), share(2, "c", ill)}},
 	})
@@ -172,22 +175,27 @@ func TestRequestsThatCannotBeCarriedOut(t *testing.T) {
 		uuid    string
 		want    string
 	}{
-		"no such node":   {r: release, node: "node-9", uuid: "b", want: "node node-9 not found"},
-		"unknown uuid":   {r: quarantine, uuid: "x", want: "node node-1 has no device x; to list its devices, run: kubectl divvy device list node-1"},
-		"nothing shared": {change: func(n *corev1.Node) { n.Annotations = nil }, r: release, uuid: "b", want: "node node-1 shares no devices: divvy-node has not published any"},
+		"no such node": {r: release, node: "node-9", uuid: "b", want: "node node-9 not found"},
+		"unknown uuid": {r: quarantine, uuid: "x", want: "node node-1 has no device x; to list its devices, run: kubectl divvy device " +
+			"list node-1"},
+		"nothing shared": {change: func(n *corev1.Node) { n.Annotations = nil }, r: release,
+			uuid: "b", want: "node node-1 shares no devices: divvy-node has not published any"},
 		"not in it":      {r: release, uuid: "a", want: "device a of node node-1 is not in quarantine"},
 		"not in it, ill": {r: release, uuid: "c", want: "device c of node node-1 is not in quarantine"},
 		"no uuid":        {r: release, uuid: "", want: `encode device request: the device "" is empty`},
 		"node is offline": {
 			change: func(n *corev1.Node) {
-				n.Status.Conditions[0].Status, n.Status.Conditions[0].Message = corev1.ConditionUnknown, "Kubelet stopped posting node status."
+				n.Status.Conditions[0].Status, n.Status.Conditions[0].Message = corev1.ConditionUnknown,
+					"Kubelet stopped posting node status."
 			},
 			r: release, uuid: "b",
-			want: "node node-1 is not ready, so divvy-node cannot process the request; try again when it is ready (Kubelet stopped posting node status.)",
+			want: "node node-1 is not ready, so divvy-node cannot process the request; try again when it is ready (Kubelet stopped " +
+				"posting node status.)",
 		},
 		"another request": {
 			change: func(n *corev1.Node) { n.Annotations[wire.DeviceRequestAnnotation] = "theirs" },
-			r:      release, uuid: "b", want: "another device request is pending on node node-1; try again later, or withdraw it with: kubectl annotate node node-1 divvy.dev/device-request-",
+			r:      release, uuid: "b", want: "another device request is pending on node node-1; try again later, or withdraw it with: " +
+				"kubectl annotate node node-1 divvy.dev/device-request-",
 		},
 		"no rights": {
 			prepare: refuse(apierrors.NewForbidden(nodes, "node-1", errors.New("RBAC"))), r: release, uuid: "b",
@@ -197,8 +205,10 @@ func TestRequestsThatCannotBeCarriedOut(t *testing.T) {
 			prepare: refuse(apierrors.NewConflict(nodes, "node-1", errors.New("changed"))), r: release, uuid: "b",
 			want: "write device request to node node-1: ",
 		},
-		"rejected":  {answer: "device b of node node-1 is not in quarantine", r: release, uuid: "b", want: "device b of node node-1 is not in quarantine"},
-		"no answer": {r: impatient, uuid: "b", want: "divvy-node on node node-1 did not process the request within 1s, so the request was withdrawn and nothing was changed"},
+		"rejected": {answer: "device b of node node-1 is not in quarantine", r: release,
+			uuid: "b", want: "device b of node node-1 is not in quarantine"},
+		"no answer": {r: impatient, uuid: "b", want: "divvy-node on node node-1 did not process the request within 1s, so the request " +
+			"was withdrawn and nothing was changed"},
 		"garbage on the node": {
 			change: func(n *corev1.Node) { n.Annotations[wire.QuarantineAnnotation] = "{" }, r: release, uuid: "b",
 			want: "node node-1: unreadable quarantine: ",
@@ -243,7 +253,8 @@ func TestRequestIsWithdrawn(t *testing.T) {
 	defer cancel()
 	r := requester{verb: wire.ReleaseDevices, timeout: time.Minute}
 	var out bytes.Buffer
-	if err := r.run(ctx, client, "node-1", []string{"b"}, &out, &out); err == nil || !strings.Contains(err.Error(), "so the request was withdrawn and nothing was changed") {
+	if err := r.run(ctx, client, "node-1", []string{"b"}, &out, &out); err == nil ||
+		!strings.Contains(err.Error(), "so the request was withdrawn and nothing was changed") {
 		t.Errorf("interrupted: %v", err)
 	}
 	left, err := client.CoreV1().Nodes().Get(t.Context(), "node-1", metav1.GetOptions{})
@@ -256,13 +267,15 @@ func TestRequestIsWithdrawn(t *testing.T) {
 		}
 	})
 	defer gone.Stop()
-	if _, err := ask(t, client, r, "node-1", "b"); err == nil || !strings.Contains(err.Error(), "was withdrawn or replaced by another one") {
+	if _, err := ask(t, client, r, "node-1", "b"); err == nil ||
+		!strings.Contains(err.Error(), "was withdrawn or replaced by another one") {
 		t.Errorf("taken away: %v", err)
 	}
 }
 
 func TestList(t *testing.T) {
-	bare := &metav1.PartialObjectMetadata{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Node"}, ObjectMeta: metav1.ObjectMeta{Name: "bare"}}
+	bare := &metav1.PartialObjectMetadata{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Node"},
+		ObjectMeta: metav1.ObjectMeta{Name: "bare"}}
 	full := node(t, wire.RequestAnswer{})
 	scheme := metadatafake.NewTestScheme()
 	if err := metav1.AddMetaToScheme(scheme); err != nil {
@@ -326,7 +339,8 @@ func TestChipsOfBoards(t *testing.T) {
 	}
 	client := fake.NewClientset(n)
 	serve(t, client, func(wire.DeviceRequest) wire.RequestAnswer { return wire.RequestAnswer{} })
-	if _, err := ask(t, client, requester{verb: wire.ReleaseDevices}, "node-1", "chip-0"); err == nil || err.Error() != "device chip-0 of node node-1 is not in quarantine" {
+	if _, err := ask(t, client, requester{verb: wire.ReleaseDevices}, "node-1", "chip-0"); err == nil ||
+		err.Error() != "device chip-0 of node node-1 is not in quarantine" {
 		t.Errorf("release of the board: %v", err)
 	}
 	if _, err := ask(t, client, requester{verb: wire.ReleaseDevices}, "node-1", "chip-1"); err != nil {

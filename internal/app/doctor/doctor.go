@@ -55,7 +55,8 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVarP(&o.Namespace, "namespace", "n", o.Namespace, "namespace of the installation; detected if empty")
 	fs.StringVarP(&o.Output, "output", "o", o.Output, "text, json or yaml")
 	fs.DurationVar(&o.Timeout, "timeout", o.Timeout, "maximum duration of all checks")
-	fs.DurationVar(&o.Settle, "settle", o.Settle, "how long to wait before checking again, if there are findings that may resolve themselves; 0 disables the second check")
+	fs.DurationVar(&o.Settle, "settle", o.Settle, "how long to wait before checking again, if there are findings that may resolve "+
+		"themselves; 0 disables the second check")
 	fs.BoolVarP(&o.Verbose, "verbose", "v", o.Verbose, "also show checks that found no problem")
 }
 

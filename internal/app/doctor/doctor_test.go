@@ -21,14 +21,19 @@ import (
 
 // lists are the kinds of the lists that are read of a cluster without Divvy.
 var lists = map[string]string{
-	"/api/v1/nodes": "v1 NodeList", "/api/v1/pods": "v1 PodList", "/api/v1/namespaces": "v1 NamespaceList", "/api/v1/namespaces/default/events": "v1 EventList", "/api/v1/resourcequotas": "v1 ResourceQuotaList",
+	"/api/v1/nodes": "v1 NodeList", "/api/v1/pods": "v1 PodList", "/api/v1/namespaces": "v1 NamespaceList",
+	"/api/v1/namespaces/default/events": "v1 EventList", "/api/v1/resourcequotas": "v1 ResourceQuotaList",
 	"/apis/apps/v1/daemonsets": "apps/v1 DaemonSetList", "/apis/apps/v1/deployments": "apps/v1 DeploymentList",
-	"/apis/rbac.authorization.k8s.io/v1/clusterroles":                         "rbac.authorization.k8s.io/v1 ClusterRoleList",
-	"/apis/rbac.authorization.k8s.io/v1/clusterrolebindings":                  "rbac.authorization.k8s.io/v1 ClusterRoleBindingList",
-	"/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations":     "admissionregistration.k8s.io/v1 MutatingWebhookConfigurationList",
-	"/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations":   "admissionregistration.k8s.io/v1 ValidatingWebhookConfigurationList",
-	"/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies":       "admissionregistration.k8s.io/v1 ValidatingAdmissionPolicyList",
-	"/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings": "admissionregistration.k8s.io/v1 ValidatingAdmissionPolicyBindingList",
+	"/apis/rbac.authorization.k8s.io/v1/clusterroles":        "rbac.authorization.k8s.io/v1 ClusterRoleList",
+	"/apis/rbac.authorization.k8s.io/v1/clusterrolebindings": "rbac.authorization.k8s.io/v1 ClusterRoleBindingList",
+	"/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations": "admissionregistration.k8s.io/v1 " +
+		"MutatingWebhookConfigurationList",
+	"/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations": "admissionregistration.k8s.io/v1 " +
+		"ValidatingWebhookConfigurationList",
+	"/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies": "admissionregistration.k8s.io/v1 " +
+		"ValidatingAdmissionPolicyList",
+	"/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings": "admissionregistration.k8s.io/v1 " +
+		"ValidatingAdmissionPolicyBindingList",
 }
 
 // deployment is one of Divvy that has been scaled to 0.
@@ -97,7 +102,8 @@ func TestNothingInstalled(t *testing.T) {
 	out, err = run(t, cluster(t, nothing), func(o *Options) { o.Output = "json" })
 	wantCode(t, err, ExitFindings, "")
 	var report doctor.Report
-	if err := json.Unmarshal([]byte(out), &report); err != nil || report.Kubernetes != "v1.37.0" || len(report.Results) != len(doctor.Checks()) {
+	if err := json.Unmarshal([]byte(out), &report); err != nil || report.Kubernetes != "v1.37.0" ||
+		len(report.Results) != len(doctor.Checks()) {
 		t.Errorf("%v, Kubernetes %s, %d results", err, report.Kubernetes, len(report.Results))
 	}
 }
@@ -192,7 +198,8 @@ func TestCommand(t *testing.T) {
 		return ""
 	})
 	file := filepath.Join(t.TempDir(), "kubeconfig")
-	text := fmt.Sprintf("apiVersion: v1\nkind: Config\nclusters:\n- {name: c, cluster: {server: %q}}\ncontexts:\n- {name: there, context: {cluster: c, user: u}}\nusers:\n- {name: u}\n", host)
+	text := fmt.Sprintf("apiVersion: v1\nkind: Config\nclusters:\n- {name: c, cluster: {server: %q}}\ncontexts:\n- {name: there, "+
+		"context: {cluster: c, user: u}}\nusers:\n- {name: u}\n", host)
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}

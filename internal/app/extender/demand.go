@@ -90,7 +90,8 @@ func parseEntry(raw json.RawMessage, managed []accel.Resource) (accel.Resource, 
 	d := json.NewDecoder(bytes.NewReader(raw))
 	d.DisallowUnknownFields()
 	if err := d.Decode(&e); err != nil {
-		return "", demand.Count{}, fmt.Errorf("%s; valid keys are resource, units, devices, cpu, memory, models, avoidModels, share", explain(err))
+		return "", demand.Count{}, fmt.Errorf("%s; valid keys are resource, units, devices, cpu, memory, models, avoidModels, share",
+			explain(err))
 	}
 	var errs []error
 	mistake := func(key, format string, args ...any) {
@@ -173,7 +174,8 @@ func explain(err error) string {
 	var kind *json.UnmarshalTypeError
 	switch {
 	case errors.As(err, &kind) && kind.Field != "":
-		belongs := map[reflect.Kind]string{reflect.Int: "whole number", reflect.Int64: "whole number", reflect.Float64: "number", reflect.Slice: "list of names"}[kind.Type.Kind()]
+		belongs := map[reflect.Kind]string{reflect.Int: "whole number", reflect.Int64: "whole number",
+			reflect.Float64: "number", reflect.Slice: "list of names"}[kind.Type.Kind()]
 		return fmt.Sprintf("%s: got %s, want a %s", kind.Field, kind.Value, cmp.Or(belongs, "text"))
 	case errors.As(err, &kind):
 		return "got " + kind.Value + ", want an object"

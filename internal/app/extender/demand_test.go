@@ -34,7 +34,8 @@ func TestParseDemand(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
-	if got, err := parseDemand(`[{"units":4,"share":9}]`, []accel.Resource{gcu}); err != nil || len(got[gcu]) != 1 || got[gcu][0].Pods != priorPods {
+	if got, err := parseDemand(`[{"units":4,"share":9}]`, []accel.Resource{gcu}); err != nil || len(got[gcu]) != 1 ||
+		got[gcu][0].Pods != priorPods {
 		t.Errorf("the only resource need not be named: %v, %v", got, err)
 	}
 	if got, err := parseDemand("", nil); got != nil || err != nil {
@@ -50,22 +51,32 @@ func TestParseDemandMistakes(t *testing.T) {
 		managed []accel.Resource // gcu alone when nil
 		want    []string
 	}{
-		"no JSON":        {text: "16", want: []string{`must be a list in JSON, such as [{"units":16,"share":1}]: `}},
-		"not an object":  {text: `[7]`, want: []string{"entry 1: got number, want an object; valid keys are resource, units"}},
-		"unknown key":    {text: `[{"units":8,"share":1},{"unit":8}]`, want: []string{`entry 2: unknown field "unit"; valid keys are resource, units, devices,`}},
-		"no number":      {text: `[{"units":"8","share":1}]`, want: []string{"entry 1: units: got string, want a whole number"}},
-		"a fraction":     {text: `[{"units":8.5,"share":1}]`, want: []string{"entry 1: units: got number 8.5, want a whole number"}},
-		"no list":        {text: `[{"units":8,"models":"T4","share":1}]`, want: []string{"entry 1: models: got string, want a list of names"}},
-		"no share":       {text: `[{"units":8}]`, want: []string{"entry 1: share: 0: must be above 0"}},
-		"nothing":        {text: `[{"share":1}]`, want: []string{"entry 1: units: empty request; set units, or cpu or memory"}},
-		"which resource": {text: `[{"units":8,"share":1}]`, managed: both, want: []string{"entry 1: resource: is required, because several resources are managed: enflame.com/gcu-memory, nvidia.com/gpu-memory"}},
-		"not managed":    {text: `[{"resource":"a.example/b","units":8,"share":1}]`, want: []string{`entry 1: resource: "a.example/b" is not managed; managed: enflame.com/gcu-memory`}},
-		"indivisible":    {text: `[{"units":15,"devices":2,"share":1}]`, want: []string{"entry 1: units: 15 cannot be divided equally among 2 devices; use 16"}},
-		"no units":       {text: `[{"devices":2,"share":1}]`, want: []string{"entry 1: devices: 2 devices without units"}},
-		"no amount":      {text: `[{"units":8,"cpu":"four","memory":-1,"share":1}]`, want: []string{`entry 1: cpu: "four" is not a quantity such as 4 or 500m`, "entry 1: memory: -1 is not a quantity such as 16Gi"}},
-		"contradiction":  {text: `[{"units":8,"models":["T4"],"avoidModels":["t4"],"share":1}]`, want: []string{`entry 1: avoidModels: model "T4" is in models, too`}},
-		"a bad name":     {text: `[{"units":8,"models":["*4"],"share":1}]`, want: []string{`entry 1: models: "*4" contains a * that is not at its end`}},
-		"several":        {text: `[{"units":-1,"share":0},{"units":8,"devices":999,"share":1}]`, want: []string{"entry 1: share: 0: must be", "entry 1: units: -1: must be from 0", "entry 2: devices: 999: must be from 1 to"}},
+		"no JSON":       {text: "16", want: []string{`must be a list in JSON, such as [{"units":16,"share":1}]: `}},
+		"not an object": {text: `[7]`, want: []string{"entry 1: got number, want an object; valid keys are resource, units"}},
+		"unknown key": {text: `[{"units":8,"share":1},{"unit":8}]`,
+			want: []string{`entry 2: unknown field "unit"; valid keys are resource, units, devices,`}},
+		"no number":  {text: `[{"units":"8","share":1}]`, want: []string{"entry 1: units: got string, want a whole number"}},
+		"a fraction": {text: `[{"units":8.5,"share":1}]`, want: []string{"entry 1: units: got number 8.5, want a whole number"}},
+		"no list": {text: `[{"units":8,"models":"T4","share":1}]`,
+			want: []string{"entry 1: models: got string, want a list of names"}},
+		"no share": {text: `[{"units":8}]`, want: []string{"entry 1: share: 0: must be above 0"}},
+		"nothing":  {text: `[{"share":1}]`, want: []string{"entry 1: units: empty request; set units, or cpu or memory"}},
+		"which resource": {text: `[{"units":8,"share":1}]`, managed: both, want: []string{"entry 1: resource: is required, because " +
+			"several resources are managed: enflame.com/gcu-memory, nvidia.com/gpu-memory"}},
+		"not managed": {text: `[{"resource":"a.example/b","units":8,"share":1}]`,
+			want: []string{`entry 1: resource: "a.example/b" is not managed; managed: enflame.com/gcu-memory`}},
+		"indivisible": {text: `[{"units":15,"devices":2,"share":1}]`,
+			want: []string{"entry 1: units: 15 cannot be divided equally among 2 devices; use 16"}},
+		"no units": {text: `[{"devices":2,"share":1}]`, want: []string{"entry 1: devices: 2 devices without units"}},
+		"no amount": {text: `[{"units":8,"cpu":"four","memory":-1,"share":1}]`,
+			want: []string{`entry 1: cpu: "four" is not a quantity such as 4 or 500m`,
+				"entry 1: memory: -1 is not a quantity such as 16Gi"}},
+		"contradiction": {text: `[{"units":8,"models":["T4"],"avoidModels":["t4"],"share":1}]`,
+			want: []string{`entry 1: avoidModels: model "T4" is in models, too`}},
+		"a bad name": {text: `[{"units":8,"models":["*4"],"share":1}]`,
+			want: []string{`entry 1: models: "*4" contains a * that is not at its end`}},
+		"several": {text: `[{"units":-1,"share":0},{"units":8,"devices":999,"share":1}]`,
+			want: []string{"entry 1: share: 0: must be", "entry 1: units: -1: must be from 0", "entry 2: devices: 999: must be from 1 to"}},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -89,7 +100,8 @@ func TestParseDemandMistakes(t *testing.T) {
 	}
 	o := DefaultOptions()
 	o.TLSListen, o.Demand = "", `[{"share":1},{"units":8}]`
-	if err := o.Validate(); err == nil || !strings.HasPrefix(err.Error(), "--demand: entry 1: units: ") || !strings.Contains(err.Error(), "\n--demand: entry 2: share: ") {
+	if err := o.Validate(); err == nil || !strings.HasPrefix(err.Error(), "--demand: entry 1: units: ") ||
+		!strings.Contains(err.Error(), "\n--demand: entry 2: share: ") {
 		t.Errorf("the flag is not named: %v", err)
 	}
 }

@@ -42,7 +42,8 @@ func newReplicated(t *testing.T, pods ...string) *replicated {
 	t.Helper()
 	meta := func(name string) metav1.ObjectMeta { return metav1.ObjectMeta{Namespace: release, Name: name} }
 	server, err := kubetest.New(&v1.Pod{ObjectMeta: meta("replica-0")}, &v1.Pod{ObjectMeta: meta("replica-1")},
-		&v1.Secret{ObjectMeta: meta("divvy-extender-certs")}, &v1.Secret{ObjectMeta: meta("divvy-extender-client")}, &v1.ConfigMap{ObjectMeta: meta("divvy-extender-ca")})
+		&v1.Secret{ObjectMeta: meta("divvy-extender-certs")}, &v1.Secret{ObjectMeta: meta("divvy-extender-client")},
+		&v1.ConfigMap{ObjectMeta: meta("divvy-extender-ca")})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -117,7 +118,8 @@ func (i *instance) leads() {
 func (i *instance) bind(name string) string {
 	i.t.Helper()
 	var result extenderv1.ExtenderBindingResult
-	i.post("bind", extenderv1.ExtenderBindingArgs{PodName: name, PodNamespace: "team", PodUID: types.UID("uid-" + name), Node: "node-a"}, &result)
+	i.post("bind", extenderv1.ExtenderBindingArgs{PodName: name, PodNamespace: "team", PodUID: types.UID("uid-" + name), Node: "node-a"},
+		&result)
 	return result.Error
 }
 
@@ -141,7 +143,8 @@ func TestTwoReplicas(t *testing.T) {
 	if _, there := second.get(second.url + "/gcushare-scheduler/inspect/node-a"); there != here || !strings.Contains(here, `"usedGCU": 4`) {
 		t.Errorf("the one that leads reports %s, the other %s", here, there)
 	}
-	if status, body := second.get(second.url + "/gcushare-scheduler/inspect/nowhere"); status != http.StatusNotFound || !strings.Contains(body, "nowhere") {
+	if status, body := second.get(second.url + "/gcushare-scheduler/inspect/nowhere"); status != http.StatusNotFound ||
+		!strings.Contains(body, "nowhere") {
 		t.Errorf("a report on a node that is not known: %d %s", status, body)
 	}
 	names := []string{"node-a", "node-b"}
@@ -150,7 +153,8 @@ func TestTwoReplicas(t *testing.T) {
 	if filtered.Error != "" || len(*filtered.NodeNames) != 1 {
 		t.Errorf("filter answers %+v", filtered)
 	}
-	if _, metrics := second.get(second.metrics + "/metrics"); !strings.Contains(metrics, `divvy_extender_forwarded_total{result="leader"} 5`) {
+	if _, metrics := second.get(second.metrics + "/metrics"); !strings.Contains(metrics,
+		`divvy_extender_forwarded_total{result="leader"} 5`) {
 		t.Error("the metrics do not count what was handed on")
 	}
 
@@ -304,7 +308,8 @@ func TestTheWriteThatProvesItIsSeen(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(p.Status.Conditions) != 1 || p.Status.Conditions[0].Type != cluster.TookTheLead || p.Status.Conditions[0].Status != v1.ConditionTrue {
+	if len(p.Status.Conditions) != 1 || p.Status.Conditions[0].Type != cluster.TookTheLead ||
+		p.Status.Conditions[0].Status != v1.ConditionTrue {
 		text, err := json.Marshal(p.Status.Conditions)
 		t.Errorf("the pod that leads has the conditions %s, %v", text, err)
 	}
@@ -336,7 +341,8 @@ func TestBindsAreHeldUntilAReplicaLeads(t *testing.T) {
 				if secured {
 					transport.ForceAttemptHTTP2 = true
 					transport.TLSClientConfig = &tls.Config{
-						MinVersion: tls.VersionTLS12, RootCAs: roots, Certificates: []tls.Certificate{certificate}, ServerName: "divvy-extender." + release + ".svc",
+						MinVersion: tls.VersionTLS12, RootCAs: roots, Certificates: []tls.Certificate{certificate},
+						ServerName: "divvy-extender." + release + ".svc",
 					}
 				}
 				client := &http.Client{Transport: transport}
@@ -353,19 +359,22 @@ func TestBindsAreHeldUntilAReplicaLeads(t *testing.T) {
 			var wrong atomic.Pointer[string]
 			for n := range binds {
 				group.Go(func() {
-					body, err := json.Marshal(extenderv1.ExtenderBindingArgs{PodName: "p", PodNamespace: "team", PodUID: types.UID(fmt.Sprint(n)), Node: "node-a"})
+					body, err := json.Marshal(extenderv1.ExtenderBindingArgs{PodName: "p", PodNamespace: "team",
+						PodUID: types.UID(fmt.Sprint(n)), Node: "node-a"})
 					if err != nil {
 						t.Error(err)
 						return
 					}
-					resp, err := clients[n%len(clients)].Post(address+"/gcushare-scheduler/bind", "application/json", bytes.NewReader(body)) //nolint:noctx // a test
+					resp, err := clients[n%len(clients)].Post(address+"/gcushare-scheduler/bind",
+						"application/json", bytes.NewReader(body)) //nolint:noctx // a test
 					text := fmt.Sprint(err)
 					if err == nil {
 						answer, err := io.ReadAll(resp.Body)
 						_ = resp.Body.Close()
 						// There is no such pod, which the replica that leads then has found out, unless it
 						// lost the lead again on a machine that is busy.
-						if text = string(answer); err == nil && (strings.Contains(text, "the pod no longer exists") || strings.Contains(text, "another replica is the leader")) {
+						if text = string(answer); err == nil && (strings.Contains(text, "the pod no longer exists") ||
+							strings.Contains(text, "another replica is the leader")) {
 							return
 						}
 					}

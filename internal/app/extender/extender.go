@@ -264,7 +264,8 @@ func (p *program) run(ctx context.Context, open listeners) error {
 	}
 	if p.certs != nil {
 		program.Parts = append(program.Parts, p.certs.Run)
-		program.Servers = append(program.Servers, serve.Server{Name: serve.TLS, Listener: open.tls, Cork: true, HTTP: secure(p.secured, p.certs)})
+		program.Servers = append(program.Servers, serve.Server{Name: serve.TLS, Listener: open.tls, Cork: true,
+			HTTP: secure(p.secured, p.certs)})
 	}
 	if p.election != nil {
 		program.Parts = append(program.Parts, p.elect)

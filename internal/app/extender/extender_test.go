@@ -150,7 +150,8 @@ func clients(t *testing.T) (kube.Clients, *fake.Clientset) {
 		t.Fatal(err)
 	}
 	node := &metav1.PartialObjectMetadata{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Node"}, ObjectMeta: metav1.ObjectMeta{
-		Name: "node-a", Labels: map[string]string{"enflame.com/gcushare": "true"}, Annotations: map[string]string{wire.InventoryAnnotation: value}}}
+		Name: "node-a", Labels: map[string]string{"enflame.com/gcushare": "true"},
+		Annotations: map[string]string{wire.InventoryAnnotation: value}}}
 	client := fake.NewClientset(pod("p"))
 	return kube.Clients{Kubernetes: client, Metadata: metadatafake.NewSimpleMetadataClient(scheme, node)}, client
 }
@@ -159,7 +160,8 @@ func pod(name string) *v1.Pod {
 	amount := v1.ResourceList{"enflame.com/gcu-memory": resource.MustParse("4")}
 	return &v1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: name, UID: "uid"},
-		Spec:       v1.PodSpec{Containers: []v1.Container{{Name: "main", Resources: v1.ResourceRequirements{Limits: amount, Requests: amount}}}},
+		Spec: v1.PodSpec{Containers: []v1.Container{{Name: "main", Resources: v1.ResourceRequirements{Limits: amount,
+			Requests: amount}}}},
 	}
 }
 
@@ -203,7 +205,8 @@ func TestLife(t *testing.T) {
 	if last := client.Actions()[len(client.Actions())-1]; last.GetSubresource() != "binding" {
 		t.Errorf("the last call of the API server is %v, want a binding", last)
 	}
-	if status, body := i.get(i.url + "/gcushare-scheduler/inspect/node-a"); status != http.StatusOK || !strings.Contains(body, `"usedGCU": 4`) {
+	if status, body := i.get(i.url + "/gcushare-scheduler/inspect/node-a"); status != http.StatusOK ||
+		!strings.Contains(body, `"usedGCU": 4`) {
 		t.Errorf("inspect answers %d %s", status, body)
 	}
 	for _, want := range []string{
@@ -251,7 +254,9 @@ func TestRunFails(t *testing.T) {
 	defer taken.Close() //nolint:errcheck // a test
 	o = DefaultOptions()
 	o.Kubeconfig = filepath.Join(t.TempDir(), "kubeconfig")
-	if err := os.WriteFile(o.Kubeconfig, []byte(`{"clusters":[{"name":"c","cluster":{"server":"http://127.0.0.1:1"}}],"contexts":[{"name":"x","context":{"cluster":"c"}}],"current-context":"x"}`), 0o600); err != nil {
+	if err := os.WriteFile(o.Kubeconfig,
+		[]byte(`{"clusters":[{"name":"c","cluster":{"server":"http://127.0.0.1:1"}}],"contexts":[{"name":"x","context":{"cluster":"c"}}],`+
+			`"current-context":"x"}`), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	o.Listen = taken.Addr().String()

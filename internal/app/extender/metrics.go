@@ -57,7 +57,8 @@ func (c termsCollector) Collect(ch chan<- prometheus.Metric) {
 // Describe implements prometheus.Collector.
 func (booksCollector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
-		nodesDesc, podsDesc, readyDesc, leaderDesc, reservationsDesc, expectedDesc, nodeUnitsDesc, nodeUsedDesc, unitBytesDesc, namespaceUsedDesc,
+		nodesDesc, podsDesc, readyDesc, leaderDesc, reservationsDesc, expectedDesc, nodeUnitsDesc, nodeUsedDesc, unitBytesDesc,
+		namespaceUsedDesc,
 		deviceUnitsDesc, deviceUsedDesc, deviceFreeDesc,
 	} {
 		ch <- d
@@ -156,7 +157,8 @@ var (
 // Describe implements prometheus.Collector.
 func (*prices) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
-		demandSeenDesc, demandPodsDesc, demandKindsDesc, priceRenewalsDesc, priceTablesDesc, priceChangesDesc, priceSecondsDesc, priceAgeDesc,
+		demandSeenDesc, demandPodsDesc, demandKindsDesc, priceRenewalsDesc, priceTablesDesc, priceChangesDesc, priceSecondsDesc,
+		priceAgeDesc,
 	} {
 		ch <- d
 	}

@@ -57,7 +57,8 @@ func TestUnitsAreThoseOfTheBooks(t *testing.T) {
 	share := func(index int, id accel.DeviceID, units accel.Units, ill bool) accel.Share {
 		return accel.Share{Units: units, Device: accel.Device{ID: id, Index: index, Health: accel.Health{Unhealthy: ill}}}
 	}
-	l.SetNode("n", []accel.Inventory{{Resource: gcu, Unit: "0.1", Shares: []accel.Share{share(0, "A", 160, false), share(1, "B", 160, true)}}})
+	l.SetNode("n", []accel.Inventory{{Resource: gcu, Unit: "0.1", Shares: []accel.Share{share(0, "A", 160, false),
+		share(1, "B", 160, true)}}})
 	for i, h := range []ledger.Holding{
 		{Device: "A", Units: 40, Pod: accel.PodRef{Namespace: "x"}}, {Device: "A", Units: 10, Pod: accel.PodRef{Namespace: "y"}},
 		{Device: "B", Units: 7, Pod: accel.PodRef{Namespace: "x"}}, {Device: "", Units: 5, Pod: accel.PodRef{Namespace: "z"}},
@@ -69,8 +70,9 @@ func TestUnitsAreThoseOfTheBooks(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			registry := prometheus.NewPedanticRegistry()
 			registry.MustRegister(booksCollector{
-				size: func() cluster.Size { return cluster.Size{Nodes: 3, BadNodes: 1} }, ledger: l, resources: []accel.Resource{gcu}, devices: devices,
-				ready: func() bool { return false }, leading: func() bool { return true },
+				size: func() cluster.Size { return cluster.Size{Nodes: 3, BadNodes: 1} }, ledger: l, resources: []accel.Resource{gcu},
+				devices: devices,
+				ready:   func() bool { return false }, leading: func() bool { return true },
 			})
 			families, err := registry.Gather()
 			if err != nil {
@@ -90,7 +92,8 @@ func TestUnitsAreThoseOfTheBooks(t *testing.T) {
 			}
 			want := map[string]float64{
 				"books_nodes good": 2, "books_nodes broken": 1, "books_pods waiting": 0, "books_pods granted": 0, "books_pods ungranted": 0,
-				"ready": 0, "leader": 1, "reservations": 0, "expected_pods": 0, "node_units": 320, "node_units_used": 62, "node_unit_bytes": 107374182.4,
+				"ready": 0, "leader": 1, "reservations": 0, "expected_pods": 0, "node_units": 320, "node_units_used": 62,
+				"node_unit_bytes":        107374182.4,
 				"namespace_units_used x": 47, "namespace_units_used y": 10, "namespace_units_used z": 5,
 			}
 			if devices {

@@ -134,34 +134,53 @@ func DefaultOptions() Options {
 // AddFlags adds a flag for every option, with its present value as default.
 func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.Listen, "listen", o.Listen, "address to serve kube-scheduler on")
-	fs.StringSliceVar(&o.AllowBindFrom, "allow-bind-from", o.AllowBindFrom, "networks, such as 10.0.0.0/24, from which kube-scheduler may bind pods over plain HTTP; the extender's own host is always allowed")
-	fs.StringVar(&o.TLSListen, "tls-listen", o.TLSListen, "address to serve kube-scheduler and admission reviews on, with TLS; empty to disable")
-	fs.StringVar(&o.TLSNamespace, "tls-namespace", o.TLSNamespace, "namespace of the TLS Secrets and ConfigMap; the pod's namespace (POD_NAMESPACE) if empty")
+	fs.StringSliceVar(&o.AllowBindFrom, "allow-bind-from", o.AllowBindFrom,
+		"networks, such as 10.0.0.0/24, from which kube-scheduler may bind pods over plain HTTP; the extender's own host is always allowed")
+	fs.StringVar(&o.TLSListen, "tls-listen", o.TLSListen,
+		"address to serve kube-scheduler and admission reviews on, with TLS; empty to disable")
+	fs.StringVar(&o.TLSNamespace, "tls-namespace", o.TLSNamespace,
+		"namespace of the TLS Secrets and ConfigMap; the pod's namespace (POD_NAMESPACE) if empty")
 	fs.StringVar(&o.TLSService, "tls-service", o.TLSService, "Service that the certificate is issued for")
-	fs.StringVar(&o.TLSSecret, "tls-secret", o.TLSSecret, "Secret for the CA and the serving certificate, which are created and renewed automatically")
-	fs.StringVar(&o.TLSClientSecret, "tls-client-secret", o.TLSClientSecret, "Secret for kube-scheduler's client certificate, which permits it to bind from any address; empty to disable")
-	fs.StringVar(&o.TLSConfigMap, "tls-ca-configmap", o.TLSConfigMap, "ConfigMap to publish the CA in, for kube-scheduler; empty to disable")
+	fs.StringVar(&o.TLSSecret, "tls-secret", o.TLSSecret,
+		"Secret for the CA and the serving certificate, which are created and renewed automatically")
+	fs.StringVar(&o.TLSClientSecret, "tls-client-secret", o.TLSClientSecret,
+		"Secret for kube-scheduler's client certificate, which permits it to bind from any address; empty to disable")
+	fs.StringVar(&o.TLSConfigMap, "tls-ca-configmap", o.TLSConfigMap,
+		"ConfigMap to publish the CA in, for kube-scheduler; empty to disable")
 	fs.DurationVar(&o.TLSOverlap, "tls-overlap", o.TLSOverlap, "how long each step of a CA rotation waits for kube-scheduler to follow")
-	fs.StringVar(&o.MutatingConfig, "mutating-config", o.MutatingConfig, "MutatingWebhookConfiguration to write the CA into; empty to disable")
-	fs.StringVar(&o.SchedulerName, "scheduler-name", o.SchedulerName, "scheduler name that the pod webhook sets on pods that request a managed resource; empty to disable the webhook")
-	fs.StringVar(&o.ValidatingConfig, "validating-config", o.ValidatingConfig, "ValidatingWebhookConfiguration to write the CA into; empty to disable")
+	fs.StringVar(&o.MutatingConfig, "mutating-config", o.MutatingConfig,
+		"MutatingWebhookConfiguration to write the CA into; empty to disable")
+	fs.StringVar(&o.SchedulerName, "scheduler-name", o.SchedulerName,
+		"scheduler name that the pod webhook sets on pods that request a managed resource; empty to disable the webhook")
+	fs.StringVar(&o.ValidatingConfig, "validating-config", o.ValidatingConfig,
+		"ValidatingWebhookConfiguration to write the CA into; empty to disable")
 	fs.StringVar(&o.MetricsListen, "metrics-listen", o.MetricsListen, "address to serve Prometheus metrics on; empty to disable")
 	fs.BoolVar(&o.MetricsDevices, "metrics-devices", o.MetricsDevices, "export metrics of each device, three series per device")
 	fs.StringVar(&o.Kubeconfig, "kubeconfig", o.Kubeconfig, "kubeconfig file; the pod's service account if empty")
 	fs.StringVar(&o.Policy, "policy", o.Policy, "placement policy for devices and nodes: "+place.About())
-	fs.StringVar(&o.Demand, "demand", o.Demand, "expected requests for the policy fragmentation, used until enough pods have been observed; a JSON list such as "+`[{"units":8,"cpu":"4","share":70},{"units":32,"devices":2,"share":30}]`)
-	fs.BoolVar(&o.ChooseNode, "choose-node", o.ChooseNode, "return only the best feasible node to kube-scheduler, unless the pod has node or pod preferences or kube-scheduler retries; if false, score all feasible nodes")
-	fs.StringVar(&o.GrantKeyFile, "grant-key-file", o.GrantKeyFile, "file with the key, 32 bytes or more, that signs planned allocations; reloaded when it changes")
-	fs.StringSliceVar(&o.Resources, "resources", o.Resources, "extended resources to manage; inspect shows enflame.com/gcu-memory, or the first one, by default")
-	fs.StringVar(&o.NodeLabel, "node-label", o.NodeLabel, "labels, as key=value separated by commas, of which a node needs at least one to be considered; empty for all nodes")
-	fs.DurationVar(&o.ReservationTTL, "reservation-ttl", o.ReservationTTL, "how long capacity stays reserved after bind for a pod that is not observed as bound")
-	fs.DurationVar(&o.MaxBindDelay, "max-bind-delay", o.MaxBindDelay, "how long capacity stays reserved between filter and bind, for example while kube-scheduler waits for volumes")
+	fs.StringVar(&o.Demand, "demand", o.Demand, "expected requests for the policy fragmentation, used until enough pods have been "+
+		"observed; a JSON list such as "+`[{"units":8,"cpu":"4","share":70},{"units":32,"devices":2,"share":30}]`)
+	fs.BoolVar(&o.ChooseNode, "choose-node", o.ChooseNode, "return only the best feasible node to kube-scheduler, unless the pod has "+
+		"node or pod preferences or kube-scheduler retries; if false, score all feasible nodes")
+	fs.StringVar(&o.GrantKeyFile, "grant-key-file", o.GrantKeyFile,
+		"file with the key, 32 bytes or more, that signs planned allocations; reloaded when it changes")
+	fs.StringSliceVar(&o.Resources, "resources", o.Resources,
+		"extended resources to manage; inspect shows enflame.com/gcu-memory, or the first one, by default")
+	fs.StringVar(&o.NodeLabel, "node-label", o.NodeLabel,
+		"labels, as key=value separated by commas, of which a node needs at least one to be considered; empty for all nodes")
+	fs.DurationVar(&o.ReservationTTL, "reservation-ttl", o.ReservationTTL,
+		"how long capacity stays reserved after bind for a pod that is not observed as bound")
+	fs.DurationVar(&o.MaxBindDelay, "max-bind-delay", o.MaxBindDelay,
+		"how long capacity stays reserved between filter and bind, for example while kube-scheduler waits for volumes")
 	fs.DurationVar(&o.ShutdownDelay, "shutdown-delay", o.ShutdownDelay, "how long to keep serving admission reviews after SIGTERM")
 	o.Log.AddFlags(fs)
-	fs.BoolVar(&o.LeaderElect, "leader-elect", o.LeaderElect, "use leader election; required for more than one replica. The leader answers requests, the other replicas forward to it")
+	fs.BoolVar(&o.LeaderElect, "leader-elect", o.LeaderElect,
+		"use leader election; required for more than one replica. The leader answers requests, the other replicas forward to it")
 	fs.StringVar(&o.LeaderElectName, "leader-elect-name", o.LeaderElectName, "name of the Lease for leader election")
-	fs.StringVar(&o.LeaderElectNamespace, "leader-elect-namespace", o.LeaderElectNamespace, "namespace of the Lease and of the pod; POD_NAMESPACE if empty")
-	fs.DurationVar(&o.LeaderElectDuration, "leader-elect-duration", o.LeaderElectDuration, "how long a Lease is valid without renewal, in whole seconds; another replica takes over after that if the leader crashes")
+	fs.StringVar(&o.LeaderElectNamespace, "leader-elect-namespace", o.LeaderElectNamespace,
+		"namespace of the Lease and of the pod; POD_NAMESPACE if empty")
+	fs.DurationVar(&o.LeaderElectDuration, "leader-elect-duration", o.LeaderElectDuration,
+		"how long a Lease is valid without renewal, in whole seconds; another replica takes over after that if the leader crashes")
 }
 
 // settings are options that were checked and turned into what they mean.

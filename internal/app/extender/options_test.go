@@ -34,7 +34,8 @@ func TestValidate(t *testing.T) {
 	t.Setenv("POD_NAMESPACE", "")
 	t.Setenv("POD_NAME", "")
 	err := Options{
-		Listen: "32766", MetricsListen: ":metrics", Policy: "best", Resources: []string{"gcu-memory", "a.example/x", "a.example/x", "a.example/b c"},
+		Listen: "32766", MetricsListen: ":metrics", Policy: "best", Resources: []string{"gcu-memory", "a.example/x", "a.example/x",
+			"a.example/b c"},
 		NodeLabel: "gcushare", ReservationTTL: 1, ShutdownDelay: -1, Log: flags.Log{Level: "loud", Format: "xml"}, LeaderElect: true,
 	}.Validate()
 	if err == nil {
@@ -139,7 +140,8 @@ func TestSeveralResources(t *testing.T) {
 	o.TLSListen = ""
 	fs := pflag.NewFlagSet("test", pflag.ContinueOnError)
 	o.AddFlags(fs)
-	if err := fs.Parse([]string{"--resources", "enflame.com/gcu-memory,nvidia.com/gpu-memory", "--resources", "iluvatar.com/gpu-memory", "--node-label", "a=b,c=d"}); err != nil {
+	if err := fs.Parse([]string{"--resources", "enflame.com/gcu-memory,nvidia.com/gpu-memory", "--resources", "iluvatar.com/gpu-memory",
+		"--node-label", "a=b,c=d"}); err != nil {
 		t.Fatal(err)
 	}
 	s, err := o.settings()

@@ -207,9 +207,11 @@ func (o *priced) renew(ctx context.Context, books *ledger.Ledger) {
 	}
 	switch {
 	case now.Epoch > 0 && before.Epoch == 0:
-		log.Info("Placing by the distribution of observed requests", "policy", fragmentation.Name, "resource", o.resource, "pods", int(now.Pods), "kinds", now.Kinds)
+		log.Info("Placing by the distribution of observed requests", "policy", fragmentation.Name, "resource", o.resource,
+			"pods", int(now.Pods), "kinds", now.Kinds)
 	case now.Tables != before.Tables:
-		log.V(2).Info("The distribution of observed requests has changed", "resource", o.resource, "pods", int(now.Pods), "kinds", now.Kinds, "took", now.took.String())
+		log.V(2).Info("The distribution of observed requests has changed", "resource", o.resource, "pods", int(now.Pods),
+			"kinds", now.Kinds, "took", now.took.String())
 	}
 	if now.Err != nil && (before.Err == nil || before.Err.Error() != now.Err.Error()) {
 		log.Error(now.Err, "Could not compute the weights of free capacity; all free capacity counts the same", "resource", o.resource)

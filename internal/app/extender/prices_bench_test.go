@@ -28,7 +28,9 @@ func BenchmarkRenew(b *testing.B) {
 			names[n] = fmt.Sprintf("node-%05d", n)
 			inventory := accel.Inventory{Resource: gcu, Unit: "1"}
 			for card := range 8 {
-				inventory.Shares = append(inventory.Shares, accel.Share{Units: 16, Device: accel.Device{Index: card, ID: accel.DeviceID(fmt.Sprint(n, "-", card)), NUMANode: accel.NoNUMA}})
+				inventory.Shares = append(inventory.Shares,
+					accel.Share{Units: 16, Device: accel.Device{Index: card, ID: accel.DeviceID(fmt.Sprint(n, "-", card)),
+						NUMANode: accel.NoNUMA}})
 			}
 			l.SetNode(names[n], []accel.Inventory{inventory})
 			l.SetCapacity(names[n], 128_000, 1_000_000)

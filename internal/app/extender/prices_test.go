@@ -41,12 +41,15 @@ func newBooks(t *testing.T, o ledger.Options, resources ...accel.Resource) *ledg
 	for _, node := range []string{"a", "b"} {
 		var all []accel.Inventory
 		for _, r := range resources {
-			all = append(all, accel.Inventory{Resource: r, Unit: "1", Shares: []accel.Share{{Units: 16, Device: accel.Device{ID: accel.DeviceID(node + string(r)), NUMANode: accel.NoNUMA}}}})
+			all = append(all, accel.Inventory{Resource: r,
+				Unit: "1", Shares: []accel.Share{{Units: 16, Device: accel.Device{ID: accel.DeviceID(node + string(r)),
+					NUMANode: accel.NoNUMA}}}})
 		}
 		l.SetNode(node, all)
 	}
 	for _, r := range resources {
-		l.Observe(ledger.Holding{Pod: accel.PodRef{UID: "holds " + string(r)}, Node: "a", Resource: r, Units: 2, Device: accel.DeviceID("a" + string(r))})
+		l.Observe(ledger.Holding{Pod: accel.PodRef{UID: "holds " + string(r)}, Node: "a", Resource: r, Units: 2,
+			Device: accel.DeviceID("a" + string(r))})
 	}
 	return l
 }
@@ -65,7 +68,8 @@ func best(l *ledger.Ledger, r accel.Request) string {
 // Where pods of 12 are expected, 4 units go where that leaves room for one, for
 // one resource whatever is expected of the other.
 func TestPriorPerResource(t *testing.T) {
-	prior, err := parseDemand(`[{"resource":"enflame.com/gcu-memory","units":12,"share":1},{"resource":"nvidia.com/gpu-memory","units":2,"share":1}]`, []accel.Resource{gcu, gpu})
+	prior, err := parseDemand(`[{"resource":"enflame.com/gcu-memory","units":12,"share":1},{"resource":"nvidia.com/gpu-memory","units":2,`+
+		`"share":1}]`, []accel.Resource{gcu, gpu})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -118,8 +122,10 @@ func TestLearnOnline(t *testing.T) {
 	several.Devices, several.CPU, several.Memory = 2, 30, 40
 	p.Learn(several)
 	for _, want := range []string{
-		`divvy_extender_demand_seen_pods_total{resource="enflame.com/gcu-memory"} 103`, `divvy_extender_demand_kinds{resource="enflame.com/gcu-memory"} 1`,
-		`divvy_extender_price_renewals_total{resource="enflame.com/gcu-memory"} 2`, `divvy_extender_price_tables_total{resource="enflame.com/gcu-memory"} 1`,
+		`divvy_extender_demand_seen_pods_total{resource="enflame.com/gcu-memory"} 103`,
+		`divvy_extender_demand_kinds{resource="enflame.com/gcu-memory"} 1`,
+		`divvy_extender_price_renewals_total{resource="enflame.com/gcu-memory"} 2`,
+		`divvy_extender_price_tables_total{resource="enflame.com/gcu-memory"} 1`,
 		`divvy_extender_price_changes_total{resource="enflame.com/gcu-memory"} 1`,
 	} {
 		if text := shown(t, p); !strings.Contains(text, want+"\n") {
@@ -274,13 +280,16 @@ func TestFragmentationOverHTTP(t *testing.T) {
 		}
 	}
 	for name, units := range map[string]accel.Units{"node-a": 14, "node-b": 16, "node-c": 16, "node-d": 16} {
-		text, err := wire.EncodeInventory([]accel.Inventory{{Resource: gcu, Unit: "1", Shares: []accel.Share{{Units: units, Device: accel.Device{ID: accel.DeviceID(name), NUMANode: accel.NoNUMA}}}}})
+		text, err := wire.EncodeInventory([]accel.Inventory{{Resource: gcu,
+			Unit: "1", Shares: []accel.Share{{Units: units, Device: accel.Device{ID: accel.DeviceID(name), NUMANode: accel.NoNUMA}}}}})
 		if err != nil {
 			t.Fatal(err)
 		}
 		node := &v1.Node{
-			ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"enflame.com/gcushare": "true"}, Annotations: map[string]string{wire.InventoryAnnotation: text}},
-			Status:     v1.NodeStatus{Allocatable: v1.ResourceList{v1.ResourceCPU: resource.MustParse("8"), v1.ResourceMemory: resource.MustParse("8Gi")}},
+			ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"enflame.com/gcushare": "true"},
+				Annotations: map[string]string{wire.InventoryAnnotation: text}},
+			Status: v1.NodeStatus{Allocatable: v1.ResourceList{v1.ResourceCPU: resource.MustParse("8"),
+				v1.ResourceMemory: resource.MustParse("8Gi")}},
 		}
 		if _, err := client.Nodes().Create(t.Context(), node, metav1.CreateOptions{}); err != nil {
 			t.Fatal(err)

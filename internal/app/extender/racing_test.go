@@ -128,7 +128,8 @@ func (w *racing) written(verb string, obj runtime.Object) {
 		used := w.used(grant.Node)
 		for _, device := range devicesOf(&grant) {
 			if size := w.sizes[grant.Node+"/"+string(device)]; used[device] > size {
-				w.wrong = append(w.wrong, fmt.Sprintf("with pod %s, device %s of %s holds %d of %d units", p.Name, device, grant.Node, used[device], size))
+				w.wrong = append(w.wrong, fmt.Sprintf("with pod %s, device %s of %s holds %d of %d units", p.Name, device, grant.Node,
+					used[device], size))
 			}
 		}
 		if len(grant.More) > 0 {
@@ -229,7 +230,8 @@ func (w *racing) start(n int) *racer {
 		w.t.Fatal(err)
 	}
 	config := p.withElection(extender.Config{
-		Ledger: p.ledger, Cluster: p.books, Binder: unsteady{p.binder, r, cluster.NewBinder(w.server.Client(nil), s.resources, false)}, Signer: p.keys.Signer, Ready: p.ready, Resources: s.resources,
+		Ledger: p.ledger, Cluster: p.books, Binder: unsteady{p.binder, r, cluster.NewBinder(w.server.Client(nil), s.resources, false)},
+		Signer: p.keys.Signer, Ready: p.ready, Resources: s.resources,
 	})
 	config.Forward = w
 	e, err := extender.New(config)
@@ -354,7 +356,8 @@ func (w *racing) RoundTrip(request *http.Request) (*http.Response, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &http.Response{StatusCode: status, Header: http.Header{"Content-Type": {"application/json"}}, Body: readCloser{bytes.NewReader(body)}}, nil
+	return &http.Response{StatusCode: status, Header: http.Header{"Content-Type": {"application/json"}},
+		Body: readCloser{bytes.NewReader(body)}}, nil
 }
 
 type readCloser struct{ *bytes.Reader }
@@ -468,7 +471,8 @@ func (w *racing) gaveUp(pod *v1.Pod, why string) {
 	pods := w.server.Client(nil).CoreV1().Pods("team")
 	now, err := pods.Get(w.t.Context(), pod.Name, metav1.GetOptions{})
 	if err == nil && now.UID == pod.UID && now.Spec.NodeName == "" {
-		now.Status.Conditions = []v1.PodCondition{{Type: v1.PodScheduled, Status: v1.ConditionFalse, Reason: "SchedulerError", Message: why}}
+		now.Status.Conditions = []v1.PodCondition{{Type: v1.PodScheduled, Status: v1.ConditionFalse,
+			Reason: "SchedulerError", Message: why}}
 		_, err = pods.UpdateStatus(w.t.Context(), now, metav1.UpdateOptions{})
 	}
 	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
@@ -533,8 +537,9 @@ func (w *racing) publish(node string, shares []accel.Share) {
 		w.sizes[node+"/"+string(s.ID)] = s.Units
 	}
 	object := &metav1.PartialObjectMetadata{
-		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Node"},
-		ObjectMeta: metav1.ObjectMeta{Name: node, Labels: map[string]string{"enflame.com/gcushare": "true"}, Annotations: map[string]string{wire.InventoryAnnotation: value}},
+		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Node"},
+		ObjectMeta: metav1.ObjectMeta{Name: node, Labels: map[string]string{"enflame.com/gcushare": "true"},
+			Annotations: map[string]string{wire.InventoryAnnotation: value}},
 	}
 	if before == nil {
 		err = tracker.Create(nodes, object, "")
@@ -550,7 +555,8 @@ func (w *racing) publish(node string, shares []accel.Share) {
 func whole(node string) []accel.Share {
 	var out []accel.Share
 	for i, id := range []accel.DeviceID{"a", "b", "c"}[:2+int(node[1]-'0')%2] {
-		out = append(out, accel.Share{Units: accel.Units(12 + 4*(i%2)), Device: accel.Device{Index: i, ID: id, Model: racingModels[i%2], NUMANode: accel.NoNUMA}})
+		out = append(out, accel.Share{Units: accel.Units(12 + 4*(i%2)), Device: accel.Device{Index: i, ID: id, Model: racingModels[i%2],
+			NUMANode: accel.NoNUMA}})
 	}
 	return out
 }
@@ -696,7 +702,8 @@ func (w *racing) calm() {
 		want := w.recount(&pod)
 		for n, r := range w.replicas {
 			if got, err := r.fits(&pod); err != nil || !slices.Equal(got, want) {
-				w.t.Fatalf("replica %d: pod %s of %v %v fits on %v, %v; by the recount on %v", n, pod.Name, pod.Spec.Containers[0].Resources.Requests, pod.Annotations, got, err, want)
+				w.t.Fatalf("replica %d: pod %s of %v %v fits on %v, %v; by the recount on %v", n, pod.Name,
+					pod.Spec.Containers[0].Resources.Requests, pod.Annotations, got, err, want)
 			}
 		}
 		if len(want) == 0 {
@@ -800,7 +807,8 @@ func TestRacingReplicas(t *testing.T) {
 				t.Logf("%d steps: %v", steps, w.count)
 				// A test in which nothing happens would pass as well.
 				for _, what := range []string{
-					"bound", "bound on several", "forwarded", "deleted", "node changed", "killed", "ended in order", "timed out", "answer lost",
+					"bound", "bound on several", "forwarded", "deleted", "node changed", "killed", "ended in order", "timed out",
+					"answer lost",
 					"bind failed", "filter failed", "fits nowhere", "scheduler ended", "bound late",
 				} {
 					if w.count[what] < steps/2000 {

@@ -76,7 +76,8 @@ func (p *program) holders() []admission.Holder {
 				unit = usage.Unit
 				units[at] = unit
 			}
-			out = append(out, admission.Holder{Pod: pod.Ref, Node: pod.Node, Resource: request.Resource, ConfigName: pod.Config, Unit: unit})
+			out = append(out, admission.Holder{Pod: pod.Ref, Node: pod.Node, Resource: request.Resource, ConfigName: pod.Config,
+				Unit: unit})
 		}
 	}
 	return out

@@ -111,7 +111,8 @@ type proof struct {
 func prove(leaf *x509.Certificate, roots *x509.CertPool, now time.Time) *proof {
 	p := &proof{leaf: leaf, roots: roots}
 	var chains [][]*x509.Certificate
-	chains, p.err = leaf.Verify(x509.VerifyOptions{Roots: roots, CurrentTime: now, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}})
+	chains, p.err = leaf.Verify(x509.VerifyOptions{Roots: roots, CurrentTime: now,
+		KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}})
 	for _, chain := range chains {
 		until := chain[0].NotAfter
 		for _, c := range chain[1:] {

@@ -34,7 +34,8 @@ func tlsClients(t *testing.T) kube.Clients {
 	t.Helper()
 	meta := func(name string) metav1.ObjectMeta { return metav1.ObjectMeta{Namespace: release, Name: name} }
 	server, err := kubetest.New(pod("p"),
-		&v1.Secret{ObjectMeta: meta("divvy-extender-certs")}, &v1.Secret{ObjectMeta: meta("divvy-extender-client")}, &v1.ConfigMap{ObjectMeta: meta("divvy-extender-ca")})
+		&v1.Secret{ObjectMeta: meta("divvy-extender-certs")}, &v1.Secret{ObjectMeta: meta("divvy-extender-client")},
+		&v1.ConfigMap{ObjectMeta: meta("divvy-extender-ca")})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -86,7 +87,8 @@ func bindOver(i *instance, client *http.Client) string {
 	if err != nil {
 		i.t.Fatal(err)
 	}
-	resp, err := client.Post("https://"+i.tls+"/gcushare-scheduler/bind", "application/json", bytes.NewReader(body)) //nolint:noctx // a test
+	resp, err := client.Post("https://"+i.tls+"/gcushare-scheduler/bind",
+		"application/json", bytes.NewReader(body)) //nolint:noctx // a test
 	if err != nil {
 		i.t.Fatal(err)
 	}
@@ -224,7 +226,8 @@ func TestTLSOfAClientWhoseCAIsGivenUp(t *testing.T) {
 		return chains, remote
 	}
 	connection := ""
-	for _, path := range []string{"/gcushare-scheduler/filter", "/gcushare-scheduler/preempt", "/gcushare-scheduler/prioritize", "/gcushare-scheduler/bind", "/gcushare-scheduler/inspect", "/version"} {
+	for _, path := range []string{"/gcushare-scheduler/filter", "/gcushare-scheduler/preempt", "/gcushare-scheduler/prioritize",
+		"/gcushare-scheduler/bind", "/gcushare-scheduler/inspect", "/version"} {
 		cas.accepted.Store(roots)
 		before, one := ask(path)
 		cas.accepted.Store(x509.NewCertPool())
@@ -233,7 +236,8 @@ func TestTLSOfAClientWhoseCAIsGivenUp(t *testing.T) {
 			connection = one
 		}
 		if before != "1" || after != "0" || one != connection || same != connection {
-			t.Errorf("%s: verified chains: %s over %s before the CA was given up, %s over %s after; want 1, 0 and one connection", path, before, one, after, same)
+			t.Errorf("%s: verified chains: %s over %s before the CA was given up, %s over %s after; want 1, 0 and one connection", path,
+				before, one, after, same)
 		}
 	}
 }
@@ -276,7 +280,8 @@ func TestProof(t *testing.T) {
 func reviewed(i *instance, client *http.Client, route string, request admissionv1.AdmissionRequest) *admissionv1.AdmissionResponse {
 	i.t.Helper()
 	request.UID = "u"
-	body, err := json.Marshal(admissionv1.AdmissionReview{TypeMeta: metav1.TypeMeta{APIVersion: "admission.k8s.io/v1", Kind: "AdmissionReview"}, Request: &request})
+	body, err := json.Marshal(admissionv1.AdmissionReview{TypeMeta: metav1.TypeMeta{APIVersion: "admission.k8s.io/v1",
+		Kind: "AdmissionReview"}, Request: &request})
 	if err != nil {
 		i.t.Fatal(err)
 	}
@@ -327,7 +332,8 @@ func TestReviews(t *testing.T) {
 		return runtime.RawExtension{Raw: data}
 	}
 	unit := func(unit string) runtime.RawExtension {
-		return object(v1.ConfigMap{Data: map[string]string{"config.yaml": "apiVersion: config.divvy.dev/v1alpha1\nkind: NodeConfig\nresources:\n" +
+		return object(v1.ConfigMap{Data: map[string]string{"config.yaml": "apiVersion: config.divvy.dev/v1alpha1\nkind: " +
+			"NodeConfig\nresources:\n" +
 			"- {name: enflame.com/gcu-memory, vendor: enflame, memoryUnit: \"" + unit + "\"}\n"}})
 	}
 	client := caller(i, roots)
@@ -335,11 +341,13 @@ func TestReviews(t *testing.T) {
 		Operation: admissionv1.Update, Namespace: release, Name: "divvy-node",
 		Resource: metav1.GroupVersionResource{Version: "v1", Resource: "configmaps"}, OldObject: unit("1"), Object: unit("0.1"),
 	}
-	if r := reviewed(i, client, "/admission/config", change); r.Allowed || !strings.Contains(r.Result.Message, `from "1" to "0.1" while pods hold units of it`) ||
+	if r := reviewed(i, client, "/admission/config", change); r.Allowed ||
+		!strings.Contains(r.Result.Message, `from "1" to "0.1" while pods hold units of it`) ||
 		!strings.Contains(r.Result.Message, "team/p") {
 		t.Errorf("a change of memoryUnit is answered with %+v", r)
 	}
-	create := admissionv1.AdmissionRequest{Operation: admissionv1.Create, Resource: metav1.GroupVersionResource{Version: "v1", Resource: "pods"}, Object: object(pod("q"))}
+	create := admissionv1.AdmissionRequest{Operation: admissionv1.Create,
+		Resource: metav1.GroupVersionResource{Version: "v1", Resource: "pods"}, Object: object(pod("q"))}
 	if r := reviewed(i, client, "/admission/scheduler", create); !r.Allowed || !strings.Contains(string(r.Patch), "divvy-scheduler") {
 		t.Errorf("a pod is answered with %+v", r)
 	}
@@ -362,7 +370,8 @@ func TestReviews(t *testing.T) {
 	if r := reviewed(i, caller(i, roots), "/admission/scheduler", create); !r.Allowed || len(r.Patch) == 0 {
 		t.Errorf("while it ends, a pod is answered with %+v", r)
 	}
-	if _, body := i.get(i.metrics + "/metrics"); !strings.Contains(body, `divvy_webhook_reviews_total{result="denied",webhook="config"} 1`) ||
+	if _, body := i.get(i.metrics + "/metrics"); !strings.Contains(body,
+		`divvy_webhook_reviews_total{result="denied",webhook="config"} 1`) ||
 		!strings.Contains(body, `divvy_webhook_reviews_total{result="converted",webhook="scheduler"} 2`) {
 		t.Error("the reviews are not counted")
 	}

@@ -69,7 +69,8 @@ func TestVerifyDropsReservationsOfPodsThatWereNotBound(t *testing.T) {
 	now := time.Unix(1000, 0)
 	client := fake.NewClientset(
 		&v1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "unbound", UID: "uid-unbound"}},
-		&v1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "bound", UID: "uid-bound"}, Spec: v1.PodSpec{NodeName: "node"}}, // not seen yet
+		// not seen yet
+		&v1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "bound", UID: "uid-bound"}, Spec: v1.PodSpec{NodeName: "node"}},
 	)
 	books := ledger.New(ledger.Options{Now: func() time.Time { return now }})
 	books.SetNode("node", []accel.Inventory{{Resource: memory, Shares: []accel.Share{{Device: accel.Device{ID: "a"}, Units: 16}}}})

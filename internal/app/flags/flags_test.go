@@ -78,7 +78,8 @@ func TestLog(t *testing.T) {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 	_, err = Log{Level: "loud", Format: "xml"}.Options()
-	want := "--log-level: log level \"loud\": must be one of error, warn, info, debug, trace\n--log-format: log format \"xml\": must be one of text, json"
+	want := "--log-level: log level \"loud\": must be one of error, warn, info, debug, trace\n--log-format: log format \"xml\": must be " +
+		"one of text, json"
 	if err == nil || err.Error() != want {
 		t.Errorf("error %v, want %s", err, want)
 	}
@@ -87,14 +88,16 @@ func TestLog(t *testing.T) {
 func TestForms(t *testing.T) {
 	for address, want := range map[string]string{
 		":80": "", "127.0.0.1:0": "", "[::1]:65535": "",
-		"80": "must be host:port", ":http": "the port must be a number", ":65536": "the port must be a number", ":-1": "the port must be a number",
+		"80": "must be host:port", ":http": "the port must be a number", ":65536": "the port must be a number",
+		":-1": "the port must be a number",
 	} {
 		if err := CheckAddress(address); (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
 			t.Errorf("address %s: %v, want %q", address, err, want)
 		}
 	}
 	for name, want := range map[string]string{
-		"bitfusion.io/gpu": "", "gpu": "must be an extended resource", "a.example/b c": "name part must consist of", "/gpu": "prefix part must be non-empty",
+		"bitfusion.io/gpu": "", "gpu": "must be an extended resource", "a.example/b c": "name part must consist of",
+		"/gpu": "prefix part must be non-empty",
 	} {
 		if err := CheckResource(name); (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
 			t.Errorf("resource %s: %v, want %q", name, err, want)

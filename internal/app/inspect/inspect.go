@@ -74,7 +74,8 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVarP(&o.Namespace, "namespace", "n", o.Namespace, "namespace of the extender")
 	fs.StringVar(&o.Service, "service", o.Service, "service of the extender")
 	fs.IntVar(&o.Port, "port", o.Port, "port of the extender's service")
-	fs.StringVar(&o.Resource, "resource", o.Resource, "extended resource to show, or \"all\"; if empty, all resources in a table and "+guideResource+" in JSON and YAML")
+	fs.StringVar(&o.Resource, "resource", o.Resource, "extended resource to show, or \"all\"; if empty, all resources in a table and "+
+		guideResource+" in JSON and YAML")
 	fs.DurationVar(&o.Timeout, "extender-timeout", o.Timeout, "how long to wait for the extender")
 }
 
@@ -221,7 +222,8 @@ func (q *question) managed(ctx context.Context, resource accel.Resource) (inspec
 	var unanswered *unansweredError
 	if errors.As(err, &unanswered) {
 		q.silent = true
-		fmt.Fprintf(q.errOut, "The extender does not respond (%v).\nThe report is based on annotations of nodes and pods; a pod that is currently being bound may be missing.\n", unanswered.cause)
+		fmt.Fprintf(q.errOut, "The extender does not respond (%v).\nThe report is based on annotations of nodes and pods; a pod that is "+
+			"currently being bound may be missing.\n", unanswered.cause)
 		return inspect.Report{}, errElsewhere
 	}
 	return report, err
@@ -308,7 +310,8 @@ func ask(ctx context.Context, o Options, clients kube.Clients, node string) (ins
 		path += "/" + node
 	}
 	body, err := clients.Kubernetes.CoreV1().RESTClient().Get().
-		Namespace(o.Namespace).Resource("services").Name(net.JoinSchemeNamePort("", o.Service, strconv.Itoa(o.Port))).SubResource("proxy").Suffix(path).
+		Namespace(o.Namespace).Resource("services").Name(net.JoinSchemeNamePort("", o.Service,
+		strconv.Itoa(o.Port))).SubResource("proxy").Suffix(path).
 		Param("details", "true").Param("resource", o.Resource).
 		// The client prefers protobuf, in which the API server would word its
 		// own errors as well.

@@ -56,7 +56,8 @@ func (s *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case strings.HasPrefix(path, service) && s.extender != nil:
 		http.StripPrefix(service, s.extender).ServeHTTP(w, r)
 	case strings.HasPrefix(path, service):
-		answer(w, http.StatusServiceUnavailable, status(http.StatusServiceUnavailable, `no endpoints available for service "divvy-extender"`))
+		answer(w, http.StatusServiceUnavailable, status(http.StatusServiceUnavailable,
+			`no endpoints available for service "divvy-extender"`))
 	case s.refuse != 0:
 		answer(w, s.refuse, status(s.refuse, "lists are not for you"))
 	case path == "/api/v1/nodes" && !strings.Contains(r.Header.Get("Accept"), "as=PartialObjectMetadataList"):
@@ -67,7 +68,8 @@ func (s *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case path == "/api/v1/resourcequotas" && s.refuseQuotas != 0:
 		answer(w, s.refuseQuotas, status(s.refuseQuotas, "quotas are not for you"))
 	case path == "/api/v1/resourcequotas":
-		answer(w, http.StatusOK, &v1.ResourceQuotaList{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "ResourceQuotaList"}, Items: s.quotas})
+		answer(w, http.StatusOK, &v1.ResourceQuotaList{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "ResourceQuotaList"},
+			Items: s.quotas})
 	case path == "/api/v1/nodes":
 		answer(w, http.StatusOK, &metav1.PartialObjectMetadataList{
 			TypeMeta: metav1.TypeMeta{APIVersion: "meta.k8s.io/v1", Kind: "PartialObjectMetadataList"}, Items: s.nodes})
@@ -145,13 +147,15 @@ func newServer(t *testing.T) *apiServer {
 	}
 	for i, units := range []int64{4, 8, 2, 0} {
 		pod := v1.Pod{ObjectMeta: metav1.ObjectMeta{
-			Namespace: "team", Name: fmt.Sprintf("pod-%d", i), UID: types.UID(fmt.Sprintf("uid-%d", i)), CreationTimestamp: metav1.Unix(1662450043+int64(i), 0)}}
+			Namespace: "team", Name: fmt.Sprintf("pod-%d", i), UID: types.UID(fmt.Sprintf("uid-%d", i)),
+			CreationTimestamp: metav1.Unix(1662450043+int64(i), 0)}}
 		pod.Spec.NodeName = "node-a"
 		list := v1.ResourceList{v1.ResourceName(gcuMemory): *resource.NewQuantity(units, resource.DecimalSI)}
 		pod.Spec.Containers = []v1.Container{{Name: "main", Resources: v1.ResourceRequirements{Requests: list, Limits: list}}}
 		if i < 2 { // the third was placed by hand
 			value, err := signer.EncodeGrant(string(pod.UID), accel.Grant{
-				Resource: gcuMemory, Node: "node-a", Device: "node-a-0", DeviceUnits: 16, Units: accel.Units(units), At: time.Unix(1, 0), Confirmed: i == 0})
+				Resource: gcuMemory, Node: "node-a", Device: "node-a-0", DeviceUnits: 16, Units: accel.Units(units), At: time.Unix(1, 0),
+				Confirmed: i == 0})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -234,28 +238,34 @@ func TestRun(t *testing.T) {
 		"one resource": {extender: extenderOf(twoNodes), change: func(o *Options) { o.Resource = string(gcuMemory) }, golden: "all"},
 		"one resource of one node, and no lists": {extender: extenderOf(twoNodes), refuse: http.StatusForbidden, node: "extender-a",
 			change: func(o *Options) { o.Resource = string(gcuMemory) }, golden: "one"},
-		"all that may be seen without lists": {extender: extenderOf(twoNodes), refuse: http.StatusForbidden, node: "extender-a", golden: "one",
+		"all that may be seen without lists": {extender: extenderOf(twoNodes), refuse: http.StatusForbidden,
+			node: "extender-a", golden: "one",
 			said: "Only enflame.com/gcu-memory is shown: list the nodes: lists are not for you."},
-		"guide's json": {extender: extenderOf(twoNodes), node: "extender-a", change: func(o *Options) { o.Output = "json" }, golden: "json"},
+		"guide's json": {extender: extenderOf(twoNodes), node: "extender-a", change: func(o *Options) { o.Output = "json" },
+			golden: "json"},
 		"unknown node": {extender: extenderOf(twoNodes), node: "nowhere",
 			err: `node "nowhere" is unknown or offers no devices; available: extender-a, extender-b`},
-		"unknown node, for one resource": {extender: extenderOf(twoNodes), node: "nowhere", change: func(o *Options) { o.Resource = string(gcuMemory) },
+		"unknown node, for one resource": {extender: extenderOf(twoNodes),
+			node: "nowhere", change: func(o *Options) { o.Resource = string(gcuMemory) },
 			err: `node "nowhere" is unknown or offers no enflame.com/gcu-memory; available: extender-a, extender-b`},
-		"extender is down":        {golden: "fallback", said: "no endpoints available"},
-		"extender is not ready":   {extender: notReady, golden: "fallback", said: "no signing key yet"},
-		"extender is another":     {extender: garbage, golden: "fallback", said: "is not a report"},
-		"extender is a pod":       {extender: strange, golden: "fallback", said: "is not a report"},
-		"extender says nothing":   {extender: mute, change: func(o *Options) { o.Timeout = 50 * time.Millisecond }, golden: "fallback", said: "deadline exceeded"},
-		"no such service":         {change: func(o *Options) { o.Service = "other" }, golden: "fallback", said: "could not find"},
-		"down, one node":          {node: "node-b", golden: "fallback-one", said: "no endpoints available"},
-		"down, unknown node":      {node: "nowhere", err: "available: node-a, node-b"},
-		"down, another resource":  {change: func(o *Options) { o.Resource = "example.com/none" }, said: "no endpoints", err: "no node offers example.com/none; offered resources: enflame.com/gcu-memory"},
+		"extender is down":      {golden: "fallback", said: "no endpoints available"},
+		"extender is not ready": {extender: notReady, golden: "fallback", said: "no signing key yet"},
+		"extender is another":   {extender: garbage, golden: "fallback", said: "is not a report"},
+		"extender is a pod":     {extender: strange, golden: "fallback", said: "is not a report"},
+		"extender says nothing": {extender: mute, change: func(o *Options) { o.Timeout = 50 * time.Millisecond },
+			golden: "fallback", said: "deadline exceeded"},
+		"no such service":    {change: func(o *Options) { o.Service = "other" }, golden: "fallback", said: "could not find"},
+		"down, one node":     {node: "node-b", golden: "fallback-one", said: "no endpoints available"},
+		"down, unknown node": {node: "nowhere", err: "available: node-a, node-b"},
+		"down, another resource": {change: func(o *Options) { o.Resource = "example.com/none" }, said: "no endpoints",
+			err: "no node offers example.com/none; offered resources: enflame.com/gcu-memory"},
 		"down, and lists refused": {refuse: http.StatusForbidden, said: "no endpoints", err: "lists are not for you"},
 		"a node without devices":  {node: "plain", err: `node "plain" is unknown or offers no devices`},
 		"a node without the resource": {node: "plain", change: func(o *Options) { o.Resource = string(gcuMemory) }, said: "no endpoints",
 			err: `node "plain" is unknown or offers no enflame.com/gcu-memory`},
 		"options that make no sense": {change: func(o *Options) { o.Output, o.Namespace, o.Port, o.Timeout = "xml", "", 0, 0 },
-			err: "output format \"xml\": must be one of table, wide, json, yaml\n--namespace must not be empty\n--port 0: must be from 1 to 65535\n--extender-timeout 0s: must be above zero"},
+			err: "output format \"xml\": must be one of table, wide, json, yaml\n--namespace must not be empty\n--port 0: must be from 1 " +
+				"to 65535\n--extender-timeout 0s: must be above zero"},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -323,7 +333,8 @@ func TestRequests(t *testing.T) {
 	const unfinished = "fieldSelector=status.phase%21%3DSucceeded%2Cstatus.phase%21%3DFailed"
 	want = []string{"/api/v1/nodes?limit=500", "/api/v1/pods?" + unfinished + "&limit=500",
 		// Of the pool, which is not there; no pod is read twice.
-		"/api/v1/nodes?limit=500", "/api/v1/resourcequotas?limit=500", "/api/v1/pods?" + unfinished + "&labelSelector=divvy.dev%2Fpool%3Dtrue&limit=500",
+		"/api/v1/nodes?limit=500", "/api/v1/resourcequotas?limit=500",
+		"/api/v1/pods?" + unfinished + "&labelSelector=divvy.dev%2Fpool%3Dtrue&limit=500",
 		proxy + "/gcushare-scheduler/inspect?details=true&resource=enflame.com%2Fgcu-memory"}
 	if diff := cmp.Diff(want, s.asked); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
@@ -344,13 +355,16 @@ func newMixedServer(t *testing.T) *apiServer {
 		return accel.Share{Units: 32, Device: accel.Device{Index: i, ID: accel.DeviceID(fmt.Sprint("GPU-i", i)), Board: "GPU-i0",
 			Chip: position, Model: "Iluvatar BI-V150", NUMANode: accel.NoNUMA, Health: health}}
 	}
-	board := accel.Share{Units: 1, Chips: 2, Device: accel.Device{ID: "GPU-i0", Board: "GPU-i0", Model: "Iluvatar BI-V150", NUMANode: accel.NoNUMA}}
+	board := accel.Share{Units: 1, Chips: 2, Device: accel.Device{ID: "GPU-i0", Board: "GPU-i0", Model: "Iluvatar BI-V150",
+		NUMANode: accel.NoNUMA}}
 	well, lost := accel.Health{}, accel.Health{Unhealthy: true, Reason: "XID 79: the GPU has fallen off the bus"}
 	s := &apiServer{nodes: []metav1.PartialObjectMetadata{
 		nodeWith(t, "mixed",
-			accel.Inventory{Resource: "nvidia.com/gpu", Shares: []accel.Share{gpu(0, 1, well), gpu(1, 1, lost), gpu(2, 1, givenOut("nvidia.com/gpu-memory"))}},
+			accel.Inventory{Resource: "nvidia.com/gpu", Shares: []accel.Share{gpu(0, 1, well), gpu(1, 1, lost),
+				gpu(2, 1, givenOut("nvidia.com/gpu-memory"))}},
 			accel.Inventory{Resource: "nvidia.com/gpu.shared", Shares: []accel.Share{gpu(3, 4, well)}},
-			accel.Inventory{Resource: "nvidia.com/gpu-memory", Unit: "1", Shares: []accel.Share{gpu(0, 80, givenOut("nvidia.com/gpu")), gpu(2, 80, well)}},
+			accel.Inventory{Resource: "nvidia.com/gpu-memory", Unit: "1", Shares: []accel.Share{gpu(0, 80, givenOut("nvidia.com/gpu")),
+				gpu(2, 80, well)}},
 			accel.Inventory{Resource: "iluvatar.com/gpu", Shares: []accel.Share{board}},
 			accel.Inventory{Resource: "iluvatar.com/gpu-memory", Unit: "1", Shares: []accel.Share{
 				chip(0, 0, givenOut("iluvatar.com/gpu")), chip(1, 1, givenOut("iluvatar.com/gpu"))}}),
@@ -379,7 +393,8 @@ func newMixedServer(t *testing.T) *apiServer {
 		s.pods = append(s.pods, pod)
 	}
 	type held = map[accel.Resource][]string
-	add("train", held{"nvidia.com/gpu": {"GPU-n0"}, "nvidia.com/gpu.shared": {"GPU-n3::2"}}, "nvidia.com/gpu", 1, "nvidia.com/gpu.shared", 1)
+	add("train", held{"nvidia.com/gpu": {"GPU-n0"}, "nvidia.com/gpu.shared": {"GPU-n3::2"}}, "nvidia.com/gpu", 1, "nvidia.com/gpu.shared",
+		1)
 	add("slices", held{"nvidia.com/gpu.shared": {"GPU-n3::0", "GPU-n3::3"}}, "nvidia.com/gpu.shared", 2)
 	add("on-a-board", held{"iluvatar.com/gpu": {"GPU-i0"}}, "iluvatar.com/gpu", 1)
 	add("starting", nil, "nvidia.com/gpu", 1)
@@ -390,7 +405,8 @@ func newMixedServer(t *testing.T) *apiServer {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if s.pods[len(s.pods)-1].Annotations[wire.GrantAnnotation], err = signer.EncodeGrant("uid-memory", accel.Grant{Resource: "nvidia.com/gpu-memory",
+	if s.pods[len(s.pods)-1].Annotations[wire.GrantAnnotation],
+		err = signer.EncodeGrant("uid-memory", accel.Grant{Resource: "nvidia.com/gpu-memory",
 		Node: "mixed", Device: "GPU-n2", DeviceUnits: 80, Units: 20, At: time.Unix(1, 0), Confirmed: true}); err != nil {
 		t.Fatal(err)
 	}
@@ -428,7 +444,8 @@ func TestEveryResourceIsShown(t *testing.T) {
 		"mixed-resource": {extender: onlyGCUs(), change: func(o *Options) { o.Resource = "nvidia.com/gpu" }, said: "broken"},
 		"mixed-slices":   {extender: onlyGCUs(), node: "mixed", change: func(o *Options) { o.Resource = "nvidia.com/gpu.shared" }},
 		"mixed-json":     {extender: onlyGCUs(), change: func(o *Options) { o.Output = "json" }},
-		"mixed-json-gpu": {extender: onlyGCUs(), node: "plain-gpus", change: func(o *Options) { o.Output, o.Resource = "json", "nvidia.com/gpu" }},
+		"mixed-json-gpu": {extender: onlyGCUs(),
+			node: "plain-gpus", change: func(o *Options) { o.Output, o.Resource = "json", "nvidia.com/gpu" }},
 		"mixed-json-all": {extender: onlyGCUs(), node: "mixed", change: func(o *Options) { o.Output, o.Resource = "json", "all" }},
 		"mixed-yaml-all": {extender: onlyGCUs(), node: "plain-gpus", change: func(o *Options) { o.Output, o.Resource = "yaml", "all" }},
 	} {

@@ -38,7 +38,8 @@ func (q *question) pool(ctx context.Context) (*inspect.Pool, error) {
 	if q.node != "" {
 		ofNode, onNode = "metadata.name="+q.node, ",spec.nodeName="+q.node
 	}
-	err := each(ctx, "nodes", metav1.ListOptions{FieldSelector: ofNode}, func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+	err := each(ctx, "nodes", metav1.ListOptions{FieldSelector: ofNode}, func(ctx context.Context, o metav1.ListOptions) (runtime.Object,
+		error) {
 		return core.Nodes().List(ctx, o)
 	}, func(obj runtime.Object) {
 		if node, ok := obj.(*v1.Node); ok {
@@ -53,7 +54,8 @@ func (q *question) pool(ctx context.Context) (*inspect.Pool, error) {
 	var quotaErr error
 	if q.node == "" {
 		const key = v1.DefaultResourceRequestsPrefix + pool.Resource
-		quotaErr = each(ctx, "resource quotas", metav1.ListOptions{}, func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+		quotaErr = each(ctx, "resource quotas", metav1.ListOptions{}, func(ctx context.Context, o metav1.ListOptions) (runtime.Object,
+			error) {
 			return core.ResourceQuotas(metav1.NamespaceAll).List(ctx, o)
 		}, func(obj runtime.Object) {
 			quota, ok := obj.(*v1.ResourceQuota)

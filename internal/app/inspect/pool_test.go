@@ -18,7 +18,8 @@ import (
 func newPoolServer() *apiServer {
 	s := &apiServer{}
 	for name, units := range map[string]string{"node-a": "1000", "node-b": "1k", "plain": ""} {
-		n := v1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}, Status: v1.NodeStatus{Allocatable: v1.ResourceList{"cpu": resource.MustParse("4")}}}
+		n := v1.Node{ObjectMeta: metav1.ObjectMeta{Name: name},
+			Status: v1.NodeStatus{Allocatable: v1.ResourceList{"cpu": resource.MustParse("4")}}}
 		if units != "" {
 			n.Status.Allocatable["bitfusion.io/gpu"] = resource.MustParse(units)
 		}
@@ -26,7 +27,8 @@ func newPoolServer() *apiServer {
 		s.nodes = append(s.nodes, metav1.PartialObjectMetadata{ObjectMeta: n.ObjectMeta})
 	}
 	pod := func(namespace, name, node string, units ...string) {
-		p := v1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, Labels: map[string]string{"divvy.dev/pool": "true"}}, Spec: v1.PodSpec{NodeName: node}}
+		p := v1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, Labels: map[string]string{"divvy.dev/pool": "true"}},
+			Spec: v1.PodSpec{NodeName: node}}
 		for _, u := range units {
 			list := v1.ResourceList{"bitfusion.io/gpu": resource.MustParse(u)}
 			p.Spec.Containers = append(p.Spec.Containers, v1.Container{Resources: v1.ResourceRequirements{Requests: list, Limits: list}})
@@ -67,23 +69,27 @@ func TestPoolIsShown(t *testing.T) {
 		said   string
 		err    string
 	}{
-		"all":                {golden: "pool"},
-		"wide":               {change: func(o *Options) { o.Output = "wide" }, golden: "pool-wide"},
-		"one resource":       {change: func(o *Options) { o.Resource = "bitfusion.io/gpu" }, golden: "pool"},
-		"json":               {change: func(o *Options) { o.Output = "json" }, golden: "pool-json", said: "The extender does not respond"},
-		"json of all":        {change: func(o *Options) { o.Output, o.Resource = "json", "all" }, golden: "pool-json"},
-		"json of it":         {change: func(o *Options) { o.Output, o.Resource = "json", "bitfusion.io/gpu" }, golden: "pool-json"},
-		"yaml of it":         {change: func(o *Options) { o.Output, o.Resource = "yaml", "bitfusion.io/gpu" }, golden: "pool-yaml"},
-		"one node":           {node: "node-a", golden: "pool-node"},
-		"one node of it":     {node: "node-a", change: func(o *Options) { o.Resource = "bitfusion.io/gpu" }, golden: "pool-node"},
-		"a node without":     {node: "plain", err: `node "plain" is unknown or offers no devices`},
-		"a node without it":  {node: "plain", change: func(o *Options) { o.Resource = "bitfusion.io/gpu" }, err: "no node offers bitfusion.io/gpu, no pod requests it and no quota limits it"},
-		"quotas are secret":  {server: forbidden, golden: "pool-no-quotas", said: "Quotas of bitfusion.io/gpu are not shown: list the resource quotas: quotas are not for you"},
-		"no lists":           {server: func(s *apiServer) { s.refuse = http.StatusForbidden }, change: func(o *Options) { o.Resource = "bitfusion.io/gpu" }, err: "list the nodes: lists are not for you"},
+		"all":            {golden: "pool"},
+		"wide":           {change: func(o *Options) { o.Output = "wide" }, golden: "pool-wide"},
+		"one resource":   {change: func(o *Options) { o.Resource = "bitfusion.io/gpu" }, golden: "pool"},
+		"json":           {change: func(o *Options) { o.Output = "json" }, golden: "pool-json", said: "The extender does not respond"},
+		"json of all":    {change: func(o *Options) { o.Output, o.Resource = "json", "all" }, golden: "pool-json"},
+		"json of it":     {change: func(o *Options) { o.Output, o.Resource = "json", "bitfusion.io/gpu" }, golden: "pool-json"},
+		"yaml of it":     {change: func(o *Options) { o.Output, o.Resource = "yaml", "bitfusion.io/gpu" }, golden: "pool-yaml"},
+		"one node":       {node: "node-a", golden: "pool-node"},
+		"one node of it": {node: "node-a", change: func(o *Options) { o.Resource = "bitfusion.io/gpu" }, golden: "pool-node"},
+		"a node without": {node: "plain", err: `node "plain" is unknown or offers no devices`},
+		"a node without it": {node: "plain", change: func(o *Options) { o.Resource = "bitfusion.io/gpu" },
+			err: "no node offers bitfusion.io/gpu, no pod requests it and no quota limits it"},
+		"quotas are secret": {server: forbidden, golden: "pool-no-quotas", said: "Quotas of bitfusion.io/gpu are not shown: list the " +
+			"resource quotas: quotas are not for you"},
+		"no lists": {server: func(s *apiServer) { s.refuse = http.StatusForbidden },
+			change: func(o *Options) { o.Resource = "bitfusion.io/gpu" }, err: "list the nodes: lists are not for you"},
 		"no node offers it":  {server: func(s *apiServer) { s.full, s.quotas = nil, nil }, golden: "pool-no-nodes"},
 		"nothing of it":      {server: func(s *apiServer) { s.full, s.quotas, s.pods = nil, nil, nil }, golden: "no-pool"},
 		"nothing, no quotas": {server: func(s *apiServer) { s.full, s.pods = nil, nil; forbidden(s) }, golden: "no-pool"},
-		"nothing, asked for": {server: func(s *apiServer) { s.full, s.quotas, s.pods = nil, nil, nil }, change: func(o *Options) { o.Resource = "bitfusion.io/gpu" }, err: "no node offers bitfusion.io/gpu"},
+		"nothing, asked for": {server: func(s *apiServer) { s.full, s.quotas, s.pods = nil, nil, nil },
+			change: func(o *Options) { o.Resource = "bitfusion.io/gpu" }, err: "no node offers bitfusion.io/gpu"},
 		"beside other things": {server: func(s *apiServer) {
 			mixed := newMixedServer(t)
 			s.nodes, s.pods = mixed.nodes[1:], append(s.pods, mixed.pods...)
@@ -127,7 +133,8 @@ func TestGuideJSONHasNoPool(t *testing.T) {
 }
 
 func TestAmountIsBounded(t *testing.T) {
-	list := v1.ResourceList{"huge": resource.MustParse("1e30"), "half": resource.MustParse("500m"), "less": resource.MustParse("-3"), "some": resource.MustParse("1k")}
+	list := v1.ResourceList{"huge": resource.MustParse("1e30"), "half": resource.MustParse("500m"), "less": resource.MustParse("-3"),
+		"some": resource.MustParse("1k")}
 	for name, want := range map[v1.ResourceName]int64{"half": 1, "less": 0, "some": 1000, "none": 0} {
 		if got := amount(list, name); int64(got) != want {
 			t.Errorf("%s: %d, want %d", name, got, want)

@@ -11,7 +11,8 @@ import (
 func TestMisspeltCausesAreNamed(t *testing.T) {
 	got := unknownCauses(config.NodeConfig{Vendors: map[string]config.Vendor{
 		"nvidia": {Health: config.Health{
-			Ignore: []string{"default", "all", "xid-94", "xid-7*", "xid79"}, Heed: []string{"*", "ecc-*"}, NeverRecover: []string{"default", "xid48"},
+			Ignore: []string{"default", "all", "xid-94", "xid-7*", "xid79"}, Heed: []string{"*", "ecc-*"},
+			NeverRecover: []string{"default", "xid48"},
 		}},
 		"iluvatar": {Health: config.Health{Ignore: []string{"over-temperature", "health-bit-9", "overTemperature"}}},
 	}})

@@ -63,8 +63,9 @@ func TestCheckPrintsAllMistakesAndWarnings(t *testing.T) {
 		code int
 		want []string
 	}{
-		"no mistakes":            {[]string{good}, 0, []string{"enflame.com/gcu-memory: enflame devices, memory", "no mistakes"}},
-		"warnings":               {[]string{warned}, 0, []string{"warning: " + warned + ": flags.usevolcano", "iluvatar.com/gpu: iluvatar devices, timeSlicing"}},
+		"no mistakes": {[]string{good}, 0, []string{"enflame.com/gcu-memory: enflame devices, memory", "no mistakes"}},
+		"warnings": {[]string{warned}, 0, []string{"warning: " + warned + ": flags.usevolcano",
+			"iluvatar.com/gpu: iluvatar devices, timeSlicing"}},
 		"warnings are mistakes":  {[]string{"--strict", warned}, ExitFailure, []string{"flags.usevolcano", "and there are 1"}},
 		"mistakes":               {[]string{bad}, ExitFailure, []string{"2 mistakes", `line 3: unknown key "colour"`, `logLevel: "loud"`}},
 		"mistakes of one of two": {[]string{good, bad}, ExitFailure, []string{bad + `: line 3: unknown key "colour"`}},

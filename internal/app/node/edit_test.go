@@ -119,7 +119,8 @@ func (k *kubelet) List(context.Context, *podresourcesv1.ListPodResourcesRequest)
 	}
 	return &podresourcesv1.ListPodResourcesResponse{PodResources: []*podresourcesv1.PodResources{{
 		Namespace: "default", Name: "p",
-		Containers: []*podresourcesv1.ContainerResources{{Name: "c", Devices: []*podresourcesv1.ContainerDevices{{ResourceName: wholeGCU, DeviceIds: k.held}}}},
+		Containers: []*podresourcesv1.ContainerResources{{Name: "c", Devices: []*podresourcesv1.ContainerDevices{{ResourceName: wholeGCU,
+			DeviceIds: k.held}}}},
 	}}}, nil
 }
 
@@ -140,7 +141,8 @@ func (k *kubelet) healthy() []string {
 // Defect 20 of the IX device plugin: on a node without devices it ended, and was
 // started and ended again for ever.
 func TestANodeWithoutADriverIsWaitedFor(t *testing.T) {
-	d := prepare(t, "healthInterval: 100ms\nlibraries: {enflame: /nowhere/libefml.so}\nresources: [{name: enflame.com/gcu, vendor: enflame, mode: exclusive}]\n")
+	d := prepare(t, "healthInterval: 100ms\nlibraries: {enflame: /nowhere/libefml.so}\nresources: [{name: enflame.com/gcu, vendor: "+
+		"enflame, mode: exclusive}]\n")
 	d.client = fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-1"}})
 	d.s = newSupervisor("node-1", handover.Identity{}, d.client, d.s.log)
 	startKubelet(t, d.dir)
@@ -238,11 +240,13 @@ func TestAnEditReachesARunningAgentAndNotWhatContainersHold(t *testing.T) {
 
 	eventually(t, "the agent has looked around", func() bool {
 		text := d.get("/metrics")
-		return strings.Contains(text, `divvy_node_resource_offered{resource="enflame.com/gcu"} 1`) && strings.Contains(text, "divvy_node_ready 1")
+		return strings.Contains(text, `divvy_node_resource_offered{resource="enflame.com/gcu"} 1`) &&
+			strings.Contains(text, "divvy_node_ready 1")
 	})
 	text := d.get("/metrics")
 	hasAll(t, text, "divvy_node_ready 1", "divvy_node_config_stale 0", `divvy_node_library_available{vendor="enflame"} 1`,
-		`divvy_node_resource_offered{resource="enflame.com/gcu"} 1`, `divvy_node_refusals_total{reason="noRoom",resource="enflame.com/gcu"} 0`,
+		`divvy_node_resource_offered{resource="enflame.com/gcu"} 1`,
+		`divvy_node_refusals_total{reason="noRoom",resource="enflame.com/gcu"} 0`,
 		`divvy_node_device_healthy{device="GCU-1",index="1",resource="enflame.com/gcu"} 1`)
 	for _, difference := range metrics.Differences(metrics.Node, text) {
 		t.Error(difference)

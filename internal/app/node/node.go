@@ -61,15 +61,19 @@ func Command(name string) *cobra.Command {
 			return Run(cmd.Context(), o)
 		},
 	}
-	cmd.Flags().StringArrayVar(&o.Places.Files, "config", nil, "configuration file, in the format of divvy-node or of NVIDIA's or Iluvatar's device plugin; may be repeated, later files "+
-		"override earlier ones (environment DIVVY_CONFIG, separated by commas)")
-	cmd.Flags().StringVar(&o.Places.Dir, "config-dir", "", "folder of named configurations; the node's label divvy.dev/config selects one, which overrides --config "+
+	cmd.Flags().StringArrayVar(&o.Places.Files, "config", nil,
+		"configuration file, in the format of divvy-node or of NVIDIA's or Iluvatar's device plugin; may be repeated, later files "+
+			"override earlier ones (environment DIVVY_CONFIG, separated by commas)")
+	cmd.Flags().StringVar(&o.Places.Dir, "config-dir", "", "folder of named configurations; the node's label divvy.dev/config selects "+
+		"one, which overrides --config "+
 		"(environment DIVVY_CONFIG_DIR)")
 	cmd.Flags().StringVar(&o.NodeName, "node-name", os.Getenv("NODE_NAME"), "name of this node in the cluster (environment NODE_NAME)")
-	cmd.Flags().StringVar(&o.PodNamespace, "pod-namespace", os.Getenv("POD_NAMESPACE"), "namespace of this pod; the process takes over from a "+
-		"running divvy-node of the same namespace, and waits for any other one to exit (environment POD_NAMESPACE)")
+	cmd.Flags().StringVar(&o.PodNamespace, "pod-namespace", os.Getenv("POD_NAMESPACE"),
+		"namespace of this pod; the process takes over from a "+
+			"running divvy-node of the same namespace, and waits for any other one to exit (environment POD_NAMESPACE)")
 	cmd.Flags().StringVar(&o.PodUID, "pod-uid", os.Getenv("POD_UID"), "UID of this pod (environment POD_UID)")
-	cmd.Flags().StringVar(&o.Kubeconfig, "kubeconfig", os.Getenv("KUBECONFIG"), "kubeconfig file; the pod's service account if empty (environment KUBECONFIG)")
+	cmd.Flags().StringVar(&o.Kubeconfig, "kubeconfig", os.Getenv("KUBECONFIG"),
+		"kubeconfig file; the pod's service account if empty (environment KUBECONFIG)")
 	nodeconfig.AddFlags(cmd.Flags(), vendors.Names())
 	cmd.AddCommand(configCommand(), waitCommand(), poolCommand(), uninstallCommand())
 	cmd.CompletionOptions.DisableDefaultCmd = true

@@ -45,10 +45,12 @@ func TestRunRefusesBadSettings(t *testing.T) {
 		want    []string
 	}{
 		"no node name": {Options{}, []string{"--node-name", "NODE_NAME"}},
-		"no such file": {Options{NodeName: "n", Places: nodeconfig.Places{Files: []string{"/nowhere/node.yaml"}}}, []string{"/nowhere/node.yaml"}},
+		"no such file": {Options{NodeName: "n", Places: nodeconfig.Places{Files: []string{"/nowhere/node.yaml"}}},
+			[]string{"/nowhere/node.yaml"}},
 		"all mistakes of a file": {
 			Options{NodeName: "n", Places: nodeconfig.Places{Files: []string{broken}}},
-			[]string{broken, "3 mistakes", `line 3: unknown key "colour"`, `vendor: "acme" is not known; use one of enflame`, `memoryUnit: "3"`},
+			[]string{broken, "3 mistakes", `line 3: unknown key "colour"`, `vendor: "acme" is not known; use one of enflame`,
+				`memoryUnit: "3"`},
 		},
 	}
 	for name, tt := range tests {

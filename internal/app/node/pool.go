@@ -64,7 +64,8 @@ func defaultPoolOptions() poolOptions {
 
 func (o *poolOptions) addFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.Resource, "resource", o.Resource, "extended resource to offer (also environment RESOURCE_NAME)")
-	fs.IntVar(&o.Units, "units", o.Units, fmt.Sprintf("number of units that this node offers, %d per GPU (also environment RESOURCE_NUMS)", pool.UnitsPerGPU))
+	fs.IntVar(&o.Units, "units", o.Units, fmt.Sprintf("number of units that this node offers, %d per GPU (also environment RESOURCE_NUMS)",
+		pool.UnitsPerGPU))
 	fs.StringVar(&o.Socket, "socket", o.Socket, "file name of the socket (also environment SOCKET_NAME)")
 	fs.StringVar(&o.KubeletDir, "kubelet-dir", o.KubeletDir, "kubelet's root folder; only its subfolder device-plugins is used")
 	fs.StringVar(&o.Listen, "listen", o.Listen, "address to serve probes and metrics on")

@@ -116,7 +116,8 @@ func (k *poolKubelet) registration() (r *pluginapi.RegisterRequest) {
 // connect connects to the plugin that registered.
 func (k *poolKubelet) connect() (client pluginapi.DevicePluginClient, hangUp func()) {
 	k.t.Helper()
-	conn, err := grpc.NewClient("unix://"+filepath.Join(k.folder, k.registration().GetEndpoint()), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, err := grpc.NewClient("unix://"+filepath.Join(k.folder, k.registration().GetEndpoint()),
+		grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		k.t.Fatal(err)
 	}
@@ -231,7 +232,8 @@ func TestPoolOffersTheUnitsOfTheOriginal(t *testing.T) {
 	}
 	eventually(t, "it is ready", func() bool { status, _ := d.get("/readyz"); return status == http.StatusOK })
 	_, metrics := d.get("/metrics")
-	hasAll(t, metrics, "divvy_pool_units 1000", "divvy_pool_registrations_total ", "divvy_pool_registered 1", "process_resident_memory_bytes")
+	hasAll(t, metrics, "divvy_pool_units 1000", "divvy_pool_registrations_total ", "divvy_pool_registered 1",
+		"process_resident_memory_bytes")
 	if status, body := d.get("/healthz"); status != http.StatusOK {
 		t.Errorf("/healthz: %d %s", status, body)
 	}
@@ -290,7 +292,8 @@ func TestPoolRefusesUnknownUnits(t *testing.T) {
 		"99999": `"99999" is none of the units 0 to 9`, "10": "none of the units", "-1": "none of the units",
 		"01": "none of the units", "+1": "none of the units", "": "none of the units", "x": "none of the units",
 	} {
-		if _, err := allocate([]string{"0"}, []string{"1", id}); status.Code(err) != codes.ResourceExhausted || !strings.Contains(err.Error(), want) {
+		if _, err := allocate([]string{"0"}, []string{"1", id}); status.Code(err) != codes.ResourceExhausted ||
+			!strings.Contains(err.Error(), want) {
 			t.Errorf("unit %q: %v, want %s", id, err, want)
 		}
 	}
@@ -299,9 +302,10 @@ func TestPoolRefusesUnknownUnits(t *testing.T) {
 	}
 
 	prefer := func(size int32, available, must []string) ([]string, error) {
-		r, err := client.GetPreferredAllocation(t.Context(), &pluginapi.PreferredAllocationRequest{ContainerRequests: []*pluginapi.ContainerPreferredAllocationRequest{{
-			AvailableDeviceIDs: available, MustIncludeDeviceIDs: must, AllocationSize: size,
-		}}})
+		r, err := client.GetPreferredAllocation(t.Context(),
+			&pluginapi.PreferredAllocationRequest{ContainerRequests: []*pluginapi.ContainerPreferredAllocationRequest{{
+				AvailableDeviceIDs: available, MustIncludeDeviceIDs: must, AllocationSize: size,
+			}}})
 		if err != nil {
 			return nil, err
 		}
@@ -311,7 +315,8 @@ func TestPoolRefusesUnknownUnits(t *testing.T) {
 	if diff := cmp.Diff([]string{"4", "7", "1"}, got); err != nil || diff != "" {
 		t.Errorf("preferred units: %v (-want +got):\n%s", err, diff)
 	}
-	if _, err := prefer(3, []string{"1", "2"}, []string{"1"}); err == nil || !strings.Contains(err.Error(), "3 units are asked for, 1 must be among them, and 2 are free") {
+	if _, err := prefer(3, []string{"1", "2"}, []string{"1"}); err == nil ||
+		!strings.Contains(err.Error(), "3 units are asked for, 1 must be among them, and 2 are free") {
 		t.Errorf("too few units: %v", err)
 	}
 	if _, err := prefer(1, []string{"10"}, nil); err == nil {
@@ -355,8 +360,10 @@ func TestPoolRefusesBadArguments(t *testing.T) {
 		"units of the original": {nil, map[string]string{"RESOURCE_NUMS": "1k"}, []string{"environment variable RESOURCE_NUMS", `"1k"`}},
 		"own variable":          {nil, map[string]string{"DIVVY_UNITS": "-5"}, []string{"--units: -5: must be from 1"}},
 		"several mistakes": {
-			[]string{"--resource=gpu", "--units=-1", "--socket=a/b", "--kubelet-dir=kubelet", "--listen=9402", "--log-level=loud", "--log-format=xml"}, nil,
-			[]string{`--resource: "gpu": must be an extended resource`, "--units: -1", `--socket: "a/b": must be the name of a file`, `--kubelet-dir: "kubelet": must be an absolute path`, "--listen: ", "--log-level: ", "--log-format: "},
+			[]string{"--resource=gpu", "--units=-1", "--socket=a/b", "--kubelet-dir=kubelet", "--listen=9402", "--log-level=loud",
+				"--log-format=xml"}, nil,
+			[]string{`--resource: "gpu": must be an extended resource`, "--units: -1", `--socket: "a/b": must be the name of a file`,
+				`--kubelet-dir: "kubelet": must be an absolute path`, "--listen: ", "--log-level: ", "--log-format: "},
 		},
 		"no socket":             {[]string{"--socket="}, nil, []string{"--socket: "}},
 		"a folder as socket":    {[]string{"--socket=.."}, nil, []string{"--socket: "}},

@@ -43,7 +43,8 @@ type claimed struct {
 
 // claim waits until the lock is free or the process that has it hands over. One
 // daemon serves a node, because two would use the same sockets.
-func (s *supervisor) claim(ctx context.Context, seat *handover.Seat, c config.NodeConfig, updates <-chan nodeconfig.Update) (claimed, error) {
+func (s *supervisor) claim(ctx context.Context, seat *handover.Seat, c config.NodeConfig, updates <-chan nodeconfig.Update) (claimed,
+	error) {
 	log := klog.FromContext(ctx)
 	held, err := seat.Take()
 	if held || err != nil {

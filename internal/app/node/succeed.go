@@ -57,7 +57,8 @@ func (s *supervisor) begin(ctx context.Context, got claimed) (_ *running, err er
 		// The predecessor goes on once this process has let go.
 		return nil, fmt.Errorf("take over from the running divvy-node: %w", errors.Join(err, s.stop(now)))
 	}
-	log.Info("Took over from the running divvy-node", "id", got.predecessor.From.ID, "kubeletWaited", time.Since(begin).Round(time.Millisecond))
+	log.Info("Took over from the running divvy-node", "id", got.predecessor.From.ID,
+		"kubeletWaited", time.Since(begin).Round(time.Millisecond))
 	var unnoticed []accel.Resource
 	if err := got.predecessor.Serving(sockets, &unnoticed); err != nil {
 		log.Error(err, "The handover is not complete")

@@ -129,7 +129,8 @@ func TestSuccessorCannotServe(t *testing.T) {
 	second.start()
 	select {
 	case err := <-second.ended:
-		if err == nil || !strings.Contains(err.Error(), "take over from the running divvy-node") || !strings.Contains(err.Error(), "kubelet does not watch it") {
+		if err == nil || !strings.Contains(err.Error(), "take over from the running divvy-node") ||
+			!strings.Contains(err.Error(), "kubelet does not watch it") {
 			t.Errorf("it ended with %v", err)
 		}
 		second.ended <- nil
@@ -243,7 +244,8 @@ func TestReadyBesideEarlierRelease(t *testing.T) {
 			client := fake.NewClientset()
 			for uid, controller := range objects {
 				p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "divvy-system", Name: uid, UID: "uid-" + types.UID(uid),
-					OwnerReferences: []metav1.OwnerReference{{Kind: "DaemonSet", Name: controller, UID: types.UID(controller), Controller: new(true)}}}}
+					OwnerReferences: []metav1.OwnerReference{{Kind: "DaemonSet", Name: controller, UID: types.UID(controller),
+						Controller: new(true)}}}}
 				if _, err := client.CoreV1().Pods(p.Namespace).Create(t.Context(), p, metav1.CreateOptions{}); err != nil {
 					t.Fatal(err)
 				}

@@ -182,7 +182,8 @@ var errHandedOver = errors.New("another divvy-node has taken over")
 
 // serve waits for the node and serves it until ctx ends, an agent fails or another
 // process has taken over. It returns the configuration that was read last.
-func (s *supervisor) serve(ctx context.Context, seat *handover.Seat, c config.NodeConfig, updates <-chan nodeconfig.Update) (config.NodeConfig, error) {
+func (s *supervisor) serve(ctx context.Context, seat *handover.Seat, c config.NodeConfig,
+	updates <-chan nodeconfig.Update) (config.NodeConfig, error) {
 	probes, stop, err := s.listen(ctx, c.Listen)
 	free, takeErr := seat.Take()
 	if takeErr != nil || err != nil && free {
@@ -333,7 +334,8 @@ func (s *supervisor) keep(ctx context.Context, before, c config.NodeConfig) conf
 		{"stateDir", before.StateDir, &c.StateDir, "the lock and what pods hold are in the old folder"},
 	} {
 		if *k.now != k.old {
-			klog.FromContext(ctx).Info("A change of the configuration takes effect when divvy-node is restarted", "key", k.name, "now", k.old, "then", *k.now, "because", k.why)
+			klog.FromContext(ctx).Info("A change of the configuration takes effect when divvy-node is restarted", "key", k.name,
+				"now", k.old, "then", *k.now, "because", k.why)
 			*k.now = k.old
 		}
 	}
@@ -444,7 +446,8 @@ func (s *supervisor) reject(ctx context.Context, err error) {
 	klog.FromContext(ctx).Error(err, "The new configuration is invalid; keeping the previous one")
 	s.stale.Store(true)
 	s.reloads.WithLabelValues(rejected).Inc()
-	s.tell(events.ConfigurationRejected, "the new configuration is invalid, the previous one stays in use: "+strings.Join(strings.Fields(err.Error()), " "))
+	s.tell(events.ConfigurationRejected, "the new configuration is invalid, the previous one stays in use: "+
+		strings.Join(strings.Fields(err.Error()), " "))
 }
 
 // tell records an event on the node.

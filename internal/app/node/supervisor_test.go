@@ -71,7 +71,8 @@ func (b *fakeBackend) Discover(context.Context) (backend.Found, error) {
 		if i == 0 && b.sick != nil && b.sick.Load() {
 			h = accel.Health{Unhealthy: true, Cause: "library", Reason: "the library says so"}
 		}
-		found.Devices = append(found.Devices, accel.Device{Health: h, Index: i, ID: accel.DeviceID(fmt.Sprintf("GCU-%d", i)), Model: "S60", MemoryBytes: 16 << 30, NUMANode: accel.NoNUMA})
+		found.Devices = append(found.Devices, accel.Device{Health: h, Index: i, ID: accel.DeviceID(fmt.Sprintf("GCU-%d", i)),
+			Model: "S60", MemoryBytes: 16 << 30, NUMANode: accel.NoNUMA})
 	}
 	return found, nil
 }
@@ -80,7 +81,8 @@ func (*fakeBackend) Edits(ids ...accel.DeviceID) (backend.Edits, error) {
 	e := backend.Edits{Env: map[string]string{}}
 	for _, id := range ids {
 		e.Env["ENFLAME_VISIBLE_DEVICES"] = string(id)
-		e.DeviceNodes = append(e.DeviceNodes, backend.DeviceNode{Path: "/dev/" + string(id), HostPath: "/dev/" + string(id), Permissions: "rw"})
+		e.DeviceNodes = append(e.DeviceNodes, backend.DeviceNode{Path: "/dev/" + string(id), HostPath: "/dev/" + string(id),
+			Permissions: "rw"})
 		e.CDIDevices = append(e.CDIDevices, backend.CDIDevice{Kind: "enflame.com/gcu", Name: string(id)})
 	}
 	return e, nil
@@ -191,7 +193,8 @@ func prepare(t *testing.T, keys string) *daemon {
 	if err != nil {
 		t.Fatal(err)
 	}
-	d := &daemon{t: t, dir: dir, file: filepath.Join(dir, "node.yaml"), listen: l.Addr().String(), client: fake.NewClientset(), ended: make(chan error, 1)}
+	d := &daemon{t: t, dir: dir, file: filepath.Join(dir, "node.yaml"), listen: l.Addr().String(), client: fake.NewClientset(),
+		ended: make(chan error, 1)}
 	if err := l.Close(); err != nil {
 		t.Fatal(err)
 	}
@@ -357,7 +360,8 @@ func TestABadEditKeepsTheLastGoodConfiguration(t *testing.T) {
 	d.start()
 	d.agent(0)
 	d.write("colour: blue\nlogLevel: loud\n")
-	hasAll(t, d.event("ConfigurationRejected"), "the new configuration is invalid, the previous one stays in use", `unknown key "colour"`, `logLevel: "loud"`)
+	hasAll(t, d.event("ConfigurationRejected"), "the new configuration is invalid, the previous one stays in use", `unknown key "colour"`,
+		`logLevel: "loud"`)
 	hasAll(t, d.get("/metrics"), `divvy_node_config_reloads_total{result="rejected"} 1`)
 	if d.count() != 1 || d.agents[0].stopped.Load() {
 		t.Error("the agent was touched")
@@ -388,7 +392,8 @@ func TestAConfigurationThatCannotBeStartedGivesWayToTheOneBefore(t *testing.T) {
 	if got := d.agent(1).config.Injection; got != config.InjectEnvironment {
 		t.Errorf("it went back to %q", got)
 	}
-	hasAll(t, d.get("/metrics"), `divvy_node_config_reloads_total{result="applied"} 0`, `divvy_node_config_reloads_total{result="rejected"} 1`)
+	hasAll(t, d.get("/metrics"), `divvy_node_config_reloads_total{result="applied"} 0`,
+		`divvy_node_config_reloads_total{result="rejected"} 1`)
 }
 
 func TestSIGHUPTriesARefusedConfigurationAgain(t *testing.T) {

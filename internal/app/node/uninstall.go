@@ -44,16 +44,20 @@ func defaultUninstallOptions() uninstallOptions {
 
 func (o *uninstallOptions) addFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.Host, "host", o.Host, "mount point of the host's root folder; the other folders are paths on the host")
-	fs.StringVar(&o.KubeletDir, "kubelet-dir", o.KubeletDir, "kubelet's root folder, with the sockets in device-plugins; empty to keep the sockets")
+	fs.StringVar(&o.KubeletDir, "kubelet-dir", o.KubeletDir,
+		"kubelet's root folder, with the sockets in device-plugins; empty to keep the sockets")
 	fs.StringVar(&o.StateDir, "state-dir", o.StateDir, "divvy-node's state folder; empty to keep it")
 	fs.StringVar(&o.CDIDir, "cdi-dir", o.CDIDir, "folder of CDI specifications; empty to keep them")
-	fs.StringSliceVar(&o.Resources, "resources", o.Resources, "resources whose sockets belong to divvy-node, in addition to those with a state file")
+	fs.StringSliceVar(&o.Resources, "resources", o.Resources,
+		"resources whose sockets belong to divvy-node, in addition to those with a state file")
 	fs.StringVar(&o.PoolSocket, "pool-socket", o.PoolSocket, "socket name of \"divvy-node pool\"; empty for none")
-	fs.StringSliceVar(&o.Shared, "shared-dirs", o.Shared, "more folders that kubelet created for divvy-node, inner folders first; each is removed if it is empty and not older than "+
-		"the state folder")
+	fs.StringSliceVar(&o.Shared, "shared-dirs", o.Shared,
+		"more folders that kubelet created for divvy-node, inner folders first; each is removed if it is empty and not older than "+
+			"the state folder")
 	fs.StringSliceVar(&o.LogDirs, "log-dirs", o.LogDirs, "folders of log files")
 	fs.BoolVar(&o.RemoveLogs, "remove-logs", o.RemoveLogs, "also remove the log files of all Divvy programs")
-	fs.StringVar(&o.Listen, "listen", o.Listen, "address to serve /healthz and /readyz on, such as :9404; the program then runs until it receives SIGTERM. If empty, it exits when "+
+	fs.StringVar(&o.Listen, "listen", o.Listen, "address to serve /healthz and /readyz on, such as :9404; the program then runs until it "+
+		"receives SIGTERM. If empty, it exits when "+
 		"done")
 	fs.DurationVar(&o.LockTimeout, "lock-timeout", o.LockTimeout, "how long to wait for a running divvy-node to exit")
 }

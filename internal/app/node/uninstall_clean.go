@@ -86,7 +86,10 @@ func (l leftovers) clean(ctx context.Context, out io.Writer) error {
 		func() error { return l.removeShared(age, out) },
 		func() error { return l.removeLogs(out) },
 		func() error {
-			return l.removeNamed(state, out, func(name string) (bool, string) { return stateFile.MatchString(name), "it is no file of divvy-node" })
+			return l.removeNamed(state, out, func(name string) (bool, string) {
+				return stateFile.MatchString(name),
+					"it is no file of divvy-node"
+			})
 		},
 		func() error { return l.removeFolder(l.StateDir, time.Time{}, out) },
 	}
@@ -214,7 +217,10 @@ func (l leftovers) removeLogs(out io.Writer) error {
 			if err != nil {
 				return fmt.Errorf("folder of log files: %w", err)
 			}
-			err = l.removeNamed(logs, out, func(name string) (bool, string) { return logFile.MatchString(name), "it is no log file of Divvy" })
+			err = l.removeNamed(logs, out, func(name string) (bool, string) {
+				return logFile.MatchString(name),
+					"it is no log file of Divvy"
+			})
 			logs.close()
 			if err != nil {
 				return err

@@ -119,8 +119,10 @@ func TestUninstallRemovesWhatIsOursAlone(t *testing.T) {
 		"a host that the daemon ran on": {
 			files: map[string]string{
 				plugins + "kubelet.sock": "socket", plugins + "enflame-gcu-memory.sock": "socket", plugins + "kubelet_internal_state": "{}",
-				"var/lib/divvy/divvy-node.lock": "", "var/lib/divvy/divvy-node.sock": "", "var/lib/divvy/units-enflame.com_gcu-memory.json": "{}",
-				"var/lib/divvy/slots-nvidia.com_gpu.json": "{}", "var/lib/divvy/units-x.y_z.json.damaged": "{", "var/lib/divvy/slots-x.y_z.json.123": "", "var/lib/divvy/slots-x.y_z.json.new": "",
+				"var/lib/divvy/divvy-node.lock": "", "var/lib/divvy/divvy-node.sock": "",
+				"var/lib/divvy/units-enflame.com_gcu-memory.json": "{}",
+				"var/lib/divvy/slots-nvidia.com_gpu.json":         "{}", "var/lib/divvy/units-x.y_z.json.damaged": "{",
+				"var/lib/divvy/slots-x.y_z.json.123": "", "var/lib/divvy/slots-x.y_z.json.new": "",
 				"var/run": "->/run", "run/cdi/divvy-nvidia.com-gpu.yaml": spec("nvidia.com/gpu"), "run/other/": "",
 				"var/lib/other": "", "var/log/other": "",
 				"var/log/topscloud/gcushare/gcushare-device-plugin.log": "line",
@@ -128,32 +130,39 @@ func TestUninstallRemovesWhatIsOursAlone(t *testing.T) {
 			left: []string{
 				"/run/", "/run/other/", "/var/", "/var/lib/", "/var/lib/kubelet/", "/var/lib/kubelet/device-plugins/",
 				"/var/lib/kubelet/device-plugins/kubelet.sock", "/var/lib/kubelet/device-plugins/kubelet_internal_state", "/var/lib/other",
-				"/var/log/", "/var/log/other", "/var/log/topscloud/", "/var/log/topscloud/gcushare/", "/var/log/topscloud/gcushare/gcushare-device-plugin.log", "/var/run",
+				"/var/log/", "/var/log/other", "/var/log/topscloud/", "/var/log/topscloud/gcushare/",
+				"/var/log/topscloud/gcushare/gcushare-device-plugin.log", "/var/run",
 			},
 			removed: []string{
 				"/var/lib/kubelet/device-plugins/enflame-gcu-memory.sock", "/var/run/cdi/divvy-nvidia.com-gpu.yaml", "/var/run/cdi",
-				"/var/lib/divvy/divvy-node.lock", "/var/lib/divvy/divvy-node.sock", "/var/lib/divvy/slots-nvidia.com_gpu.json", "/var/lib/divvy/slots-x.y_z.json.123",
-				"/var/lib/divvy/slots-x.y_z.json.new", "/var/lib/divvy/units-enflame.com_gcu-memory.json", "/var/lib/divvy/units-x.y_z.json.damaged", "/var/lib/divvy",
+				"/var/lib/divvy/divvy-node.lock", "/var/lib/divvy/divvy-node.sock", "/var/lib/divvy/slots-nvidia.com_gpu.json",
+				"/var/lib/divvy/slots-x.y_z.json.123",
+				"/var/lib/divvy/slots-x.y_z.json.new", "/var/lib/divvy/units-enflame.com_gcu-memory.json",
+				"/var/lib/divvy/units-x.y_z.json.damaged", "/var/lib/divvy",
 			},
 		},
 		"log files too": {
 			files: map[string]string{
 				"var/log/other": "",
-				"var/log/topscloud/gcushare/gcushare-device-plugin.log": "", "var/log/topscloud/gcushare/gcushare-device-plugin-2026-11-02T08-00-00.123.log": "",
-				"var/log/topscloud/gcushare/gcushare-scheduler-extender.log": "", "var/log/topscloud/gcushare/gcushare-config-manager-2026-11-02T08-00-00.123.log.gz": "",
+				"var/log/topscloud/gcushare/gcushare-device-plugin.log":                             "",
+				"var/log/topscloud/gcushare/gcushare-device-plugin-2026-11-02T08-00-00.123.log":     "",
+				"var/log/topscloud/gcushare/gcushare-scheduler-extender.log":                        "",
+				"var/log/topscloud/gcushare/gcushare-config-manager-2026-11-02T08-00-00.123.log.gz": "",
 			},
 			set:  func(l *leftovers) { l.RemoveLogs = true },
 			left: []string{"/var/", "/var/log/", "/var/log/other"},
 			removed: []string{
 				"/var/log/topscloud/gcushare/gcushare-config-manager-2026-11-02T08-00-00.123.log.gz",
-				"/var/log/topscloud/gcushare/gcushare-device-plugin-2026-11-02T08-00-00.123.log", "/var/log/topscloud/gcushare/gcushare-device-plugin.log",
+				"/var/log/topscloud/gcushare/gcushare-device-plugin-2026-11-02T08-00-00.123.log",
+				"/var/log/topscloud/gcushare/gcushare-device-plugin.log",
 				"/var/log/topscloud/gcushare/gcushare-scheduler-extender.log", "/var/log/topscloud/gcushare", "/var/log/topscloud",
 			},
 		},
 		"files that are not ours": {
 			files: map[string]string{
 				"var/lib/divvy/notes.txt": "mine", "var/lib/divvy/divvy-node.lock": "", "var/lib/divvy/units-a.b_c.json/": "",
-				"var/run/cdi/divvy-acme.yaml": spec("nvidia.com/gpu"), "var/run/cdi/nvidia.yaml": spec("nvidia.com/gpu"), "var/run/cdi/divvy-broken.yaml": "{",
+				"var/run/cdi/divvy-acme.yaml": spec("nvidia.com/gpu"), "var/run/cdi/nvidia.yaml": spec("nvidia.com/gpu"),
+				"var/run/cdi/divvy-broken.yaml":       "{",
 				"var/log/topscloud/gcushare/mine.log": "",
 			},
 			set: func(l *leftovers) { l.RemoveLogs = true },
@@ -172,11 +181,14 @@ func TestUninstallRemovesWhatIsOursAlone(t *testing.T) {
 		},
 		"links are not followed": {
 			files: map[string]string{
-				"etc/secret.json": "keep", "var/lib/divvy/units-a.b_c.json": "->/etc/secret.json", "var/lib/divvy/slots-a.b_c.json": "->../../../etc/secret.json",
-				"var/lib/keep": "", "etc/cdi/divvy-a.b-c.yaml": spec("a.b/c"), "var/run/cdi/divvy-a.b-c.yaml": "->/etc/cdi/divvy-a.b-c.yaml",
+				"etc/secret.json": "keep", "var/lib/divvy/units-a.b_c.json": "->/etc/secret.json",
+				"var/lib/divvy/slots-a.b_c.json": "->../../../etc/secret.json",
+				"var/lib/keep":                   "", "etc/cdi/divvy-a.b-c.yaml": spec("a.b/c"),
+				"var/run/cdi/divvy-a.b-c.yaml": "->/etc/cdi/divvy-a.b-c.yaml",
 			},
 			left: []string{
-				"/etc/", "/etc/cdi/", "/etc/cdi/divvy-a.b-c.yaml", "/etc/secret.json", "/var/", "/var/lib/", "/var/lib/keep", "/var/run/", "/var/run/cdi/", "/var/run/cdi/divvy-a.b-c.yaml",
+				"/etc/", "/etc/cdi/", "/etc/cdi/divvy-a.b-c.yaml", "/etc/secret.json", "/var/", "/var/lib/", "/var/lib/keep", "/var/run/",
+				"/var/run/cdi/", "/var/run/cdi/divvy-a.b-c.yaml",
 			},
 			removed: []string{"/var/lib/divvy/slots-a.b_c.json", "/var/lib/divvy/units-a.b_c.json", "/var/lib/divvy"},
 		},
@@ -184,18 +196,22 @@ func TestUninstallRemovesWhatIsOursAlone(t *testing.T) {
 			files: map[string]string{
 				"data/divvy/units-a.b_c.json": "{}", "data/keep": "", "var/lib/divvy": "->/data/divvy", plugins + "a-c.sock": "socket",
 			},
-			left:    []string{"/data/", "/data/divvy/", "/data/keep", "/var/", "/var/lib/", "/var/lib/divvy", "/var/lib/kubelet/", "/var/lib/kubelet/device-plugins/"},
+			left: []string{"/data/", "/data/divvy/", "/data/keep", "/var/", "/var/lib/", "/var/lib/divvy", "/var/lib/kubelet/",
+				"/var/lib/kubelet/device-plugins/"},
 			removed: []string{"/var/lib/kubelet/device-plugins/a-c.sock", "/var/lib/divvy/units-a.b_c.json"},
 		},
 		"sockets by all their names": {
 			files: map[string]string{
-				plugins + "enflame-gcu-memory.sock": "socket", plugins + "enflame-gcu-memory~2.sock": "socket", plugins + "enflame.com_gcu-memory.sock": "socket",
-				plugins + "bitfusion.io": "socket", plugins + "bitfusion.io~3.sock": "socket",
-				plugins + "nvidia-gpu.sock": "socket", plugins + "enflame-gcu-memory~x.sock": "socket", plugins + "enflame-gcu-memory": "a file",
+				plugins + "enflame-gcu-memory.sock": "socket", plugins + "enflame-gcu-memory~2.sock": "socket",
+				plugins + "enflame.com_gcu-memory.sock": "socket",
+				plugins + "bitfusion.io":                "socket", plugins + "bitfusion.io~3.sock": "socket",
+				plugins + "nvidia-gpu.sock": "socket", plugins + "enflame-gcu-memory~x.sock": "socket",
+				plugins + "enflame-gcu-memory": "a file",
 			},
 			set: func(l *leftovers) { l.Resources = []string{"enflame.com/gcu-memory"} },
 			left: []string{
-				"/var/", "/var/lib/", "/var/lib/kubelet/", "/var/lib/kubelet/device-plugins/", "/var/lib/kubelet/device-plugins/enflame-gcu-memory",
+				"/var/", "/var/lib/", "/var/lib/kubelet/", "/var/lib/kubelet/device-plugins/",
+				"/var/lib/kubelet/device-plugins/enflame-gcu-memory",
 				"/var/lib/kubelet/device-plugins/enflame-gcu-memory~x.sock", "/var/lib/kubelet/device-plugins/nvidia-gpu.sock",
 			},
 			removed: []string{
@@ -205,7 +221,8 @@ func TestUninstallRemovesWhatIsOursAlone(t *testing.T) {
 			},
 		},
 		"folders that were there before": {
-			files: map[string]string{"var/lib/divvy/divvy-node.lock": "", "var/lib/keep": "", "var/run/cdi/": "", "run/nvidia/validations/": ""},
+			files: map[string]string{"var/lib/divvy/divvy-node.lock": "", "var/lib/keep": "", "var/run/cdi/": "",
+				"run/nvidia/validations/": ""},
 			set: func(l *leftovers) {
 				l.Shared = []string{"/run/nvidia/validations"}
 				l.born = func(path string, _ *os.File) time.Time {
@@ -215,11 +232,13 @@ func TestUninstallRemovesWhatIsOursAlone(t *testing.T) {
 					return installed.Add(-time.Hour)
 				}
 			},
-			left:    []string{"/run/", "/run/nvidia/", "/run/nvidia/validations/", "/var/", "/var/lib/", "/var/lib/keep", "/var/run/", "/var/run/cdi/"},
+			left: []string{"/run/", "/run/nvidia/", "/run/nvidia/validations/", "/var/", "/var/lib/", "/var/lib/keep", "/var/run/",
+				"/var/run/cdi/"},
 			removed: []string{"/var/lib/divvy/divvy-node.lock", "/var/lib/divvy"},
 		},
 		"a folder that kubelet made in one that was there before": {
-			files: map[string]string{"var/lib/divvy/divvy-node.lock": "", "var/lib/keep": "", "run/keep": "", "run/nvidia/validations/": ""},
+			files: map[string]string{"var/lib/divvy/divvy-node.lock": "", "var/lib/keep": "", "run/keep": "",
+				"run/nvidia/validations/": ""},
 			set: func(l *leftovers) {
 				l.Shared = []string{"/run/nvidia/validations"}
 				l.born = func(path string, _ *os.File) time.Time {
@@ -233,7 +252,8 @@ func TestUninstallRemovesWhatIsOursAlone(t *testing.T) {
 			removed: []string{"/run/nvidia/validations", "/var/lib/divvy/divvy-node.lock", "/var/lib/divvy"},
 		},
 		"folders that kubelet made": {
-			files:   map[string]string{"var/lib/divvy/divvy-node.lock": "", "var/lib/keep": "", "run/keep": "", "run/nvidia/validations/": ""},
+			files: map[string]string{"var/lib/divvy/divvy-node.lock": "", "var/lib/keep": "", "run/keep": "",
+				"run/nvidia/validations/": ""},
 			set:     func(l *leftovers) { l.Shared = []string{"/run/nvidia/validations"} },
 			left:    []string{"/run/", "/run/keep", "/var/", "/var/lib/", "/var/lib/keep"},
 			removed: []string{"/run/nvidia/validations", "/run/nvidia", "/var/lib/divvy/divvy-node.lock", "/var/lib/divvy"},
@@ -346,7 +366,8 @@ func TestUninstallWaitsForTheDaemon(t *testing.T) {
 	}
 	before := treeOf(t, o.Host)
 	o.LockTimeout = time.Millisecond
-	if err := runUninstall(t.Context(), o, &bytes.Buffer{}); !errors.Is(err, handover.ErrTaken) || !strings.Contains(err.Error(), "/var/lib/divvy/divvy-node.lock") {
+	if err := runUninstall(t.Context(), o, &bytes.Buffer{}); !errors.Is(err, handover.ErrTaken) ||
+		!strings.Contains(err.Error(), "/var/lib/divvy/divvy-node.lock") {
 		t.Errorf("while the daemon runs: %v", err)
 	}
 	if after := treeOf(t, o.Host); !slices.Equal(before, after) {
@@ -381,7 +402,8 @@ func TestUninstallWaitsForTheDaemon(t *testing.T) {
 	if want := []string{"/var/", "/var/lib/", "/var/lib/keep"}; !slices.Equal(treeOf(t, o.Host), want) {
 		t.Errorf("left %q, want %q", treeOf(t, o.Host), want)
 	}
-	if !strings.Contains(out.String(), "not done: lock /var/lib/divvy/divvy-node.lock") || !strings.HasSuffix(out.String(), "done: nothing of divvy-node is left on this host\n") {
+	if !strings.Contains(out.String(), "not done: lock /var/lib/divvy/divvy-node.lock") ||
+		!strings.HasSuffix(out.String(), "done: nothing of divvy-node is left on this host\n") {
 		t.Errorf("printed %q", out.String())
 	}
 }

@@ -81,7 +81,8 @@ func waitCommand() *cobra.Command {
 	cmd.Flags().StringVar(&w.vendor, "vendor", "", "vendor of the device: "+strings.Join(vendors.Names(), ", "))
 	cmd.Flags().DurationVar(&timeout, "timeout", 0, "how long to wait, such as 5m; indefinitely if not set")
 	cmd.Flags().BoolVar(&w.toolkit, "toolkit", false, "also wait for NVIDIA's container toolkit")
-	cmd.Flags().StringVar(&w.validations, "validations", "", "folder of the status files of NVIDIA's GPU operator, such as /run/nvidia/validations")
+	cmd.Flags().StringVar(&w.validations, "validations", "", "folder of the status files of NVIDIA's GPU operator, such as "+
+		"/run/nvidia/validations")
 	cmd.Flags().StringArrayVar(&places.Files, "config", nil, "configuration file with the location of the driver; may be repeated")
 	nodeconfig.AddFlags(cmd.Flags(), vendors.Names())
 	return cmd

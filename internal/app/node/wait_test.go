@@ -43,7 +43,8 @@ var twoCards = backend.Found{Driver: "550.1", Devices: []accel.Device{{ID: "a"},
 func TestWaitTellsWhatItWaitsForEachTimeThatChanges(t *testing.T) {
 	missing := &lateBackend{err: &backend.UnavailableError{Err: errors.New("libnvidia-ml.so.1 is nowhere")}}
 	empty := &lateBackend{found: backend.Found{Faults: []backend.Fault{{Err: errors.New("device 0 is lost")}}}}
-	w := waiting{vendor: "nvidia", every: time.Millisecond, open: steps(t, missing, missing, missing, empty, empty, &lateBackend{found: twoCards})}
+	w := waiting{vendor: "nvidia", every: time.Millisecond, open: steps(t, missing, missing, missing, empty, empty,
+		&lateBackend{found: twoCards})}
 	var out bytes.Buffer
 	if err := w.wait(t.Context(), &out); err != nil {
 		t.Fatal(err)
@@ -52,7 +53,8 @@ func TestWaitTellsWhatItWaitsForEachTimeThatChanges(t *testing.T) {
 	if len(lines) != 4 {
 		t.Errorf("%d lines:\n%s", len(lines), out.String())
 	}
-	hasAll(t, out.String(), "libnvidia-ml.so.1 is nowhere", "waiting: device 0 is lost\nthe driver of nvidia answers and lists no device", "nvidia: 2 devices, driver 550.1")
+	hasAll(t, out.String(), "libnvidia-ml.so.1 is nowhere", "waiting: device 0 is lost\nthe driver of nvidia answers and lists no device",
+		"nvidia: 2 devices, driver 550.1")
 }
 
 func TestWaitEndsWhenItsTimeIsOver(t *testing.T) {
@@ -80,7 +82,8 @@ func TestWaitEndsWhereOnlyAnotherProcessCanGoOn(t *testing.T) {
 func TestWaitForWhatTheGPUOperatorSays(t *testing.T) {
 	dir := t.TempDir()
 	opened := 0
-	w := waiting{vendor: "nvidia", toolkit: true, validations: dir, every: time.Millisecond, open: func(inContainer bool) (backend.Backend, error) {
+	w := waiting{vendor: "nvidia", toolkit: true, validations: dir, every: time.Millisecond, open: func(inContainer bool) (backend.Backend,
+		error) {
 		opened++
 		if inContainer {
 			t.Error("the container is looked at, and not the host")
@@ -118,7 +121,8 @@ func TestWaitForWhatTheGPUOperatorSays(t *testing.T) {
 
 func TestWaitLooksAtItsOwnContainer(t *testing.T) {
 	root := t.TempDir()
-	w := waiting{vendor: "nvidia", toolkit: true, root: root, every: time.Millisecond, open: func(inContainer bool) (backend.Backend, error) {
+	w := waiting{vendor: "nvidia", toolkit: true, root: root, every: time.Millisecond, open: func(inContainer bool) (backend.Backend,
+		error) {
 		if !inContainer {
 			t.Error("the host is looked at, and not the container")
 		}

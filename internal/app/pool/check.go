@@ -59,7 +59,8 @@ func (o *CheckOptions) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.From, "from", o.From, "namespace of the secrets to check, if no token is given")
 	fs.DurationVar(&o.Timeout, "timeout", o.Timeout, "how long to wait for each address")
 	fs.IntVar(&o.Parallel, "parallel", o.Parallel, "number of addresses to check concurrently")
-	fs.StringVar(&o.ServerName, "server-name", o.ServerName, "name that the servers' certificates must contain; the host of each address if empty")
+	fs.StringVar(&o.ServerName, "server-name", o.ServerName,
+		"name that the servers' certificates must contain; the host of each address if empty")
 	fs.StringVarP(&o.Output, "output", "o", o.Output, "table or json")
 }
 
@@ -252,7 +253,8 @@ func (r Report) print(out io.Writer, format string) error {
 	}
 	if r.OK {
 		c := probe.Explain(probe.CaseToken)
-		fmt.Fprintf(&b, "\nEvery server responds with a valid certificate of the pool. Only the servers know whether they still accept the\n"+
+		fmt.Fprintf(&b, "\nEvery server responds with a valid certificate of the pool. Only the servers know whether they still accept "+
+			"the\n"+
 			"token. If pods print \"%s\"\nnevertheless (guide, section %s):\n", c.Pods, c.Section)
 		for i, step := range c.Do {
 			fmt.Fprintf(&b, "%d. %s\n", i+1, step)
@@ -283,7 +285,8 @@ var holders = []struct{ secret, key string }{
 // fromSecrets reads the token of a cluster: from the three secrets, or from the
 // single one where none of the three is there. Its warnings are about what is in
 // other secrets.
-func fromSecrets(ctx context.Context, client kubernetes.Interface, namespace string) (t *token.Token, source string, warnings []string, err error) {
+func fromSecrets(ctx context.Context, client kubernetes.Interface, namespace string) (t *token.Token, source string, warnings []string,
+	err error) {
 	found := map[string]*corev1.Secret{}
 	for _, name := range []string{pool.CASecret, pool.ClientSecret, pool.ServersSecret, pool.SingleSecret} {
 		secret, err := client.CoreV1().Secrets(namespace).Get(ctx, name, metav1.GetOptions{})
@@ -306,11 +309,13 @@ func fromSecrets(ctx context.Context, client kubernetes.Interface, namespace str
 		}
 		data, ok := secret.Data[h.key]
 		if !ok {
-			return nil, "", nil, fmt.Errorf("secret %s in %s has no entry %s; import the token with: kubectl divvy pool import TOKEN.tar%s", h.secret, namespace, h.key, namespaceFlag(namespace))
+			return nil, "", nil, fmt.Errorf("secret %s in %s has no entry %s; import the token with: kubectl divvy pool import TOKEN.tar%s",
+				h.secret, namespace, h.key, namespaceFlag(namespace))
 		}
 		t.Set(h.key, data)
 		if single != nil && !bytes.Equal(single.Data[h.key], data) {
-			warnings = append(warnings, fmt.Sprintf("secret %s in %s, which clients 2.5 use, has a different %s than %s; import the token again", pool.SingleSecret, namespace, h.key, h.secret))
+			warnings = append(warnings, fmt.Sprintf("secret %s in %s, which clients 2.5 use, has a different %s than %s; import the "+
+				"token again", pool.SingleSecret, namespace, h.key, h.secret))
 		}
 	}
 	source = "the secrets in namespace " + namespace
@@ -320,16 +325,21 @@ func fromSecrets(ctx context.Context, client kubernetes.Interface, namespace str
 		for _, name := range token.Names() {
 			data, ok := single.Data[name]
 			if !ok {
-				return nil, "", nil, fmt.Errorf("secret %s in %s has no entry %s; import the token with: kubectl divvy pool import TOKEN.tar%s", pool.SingleSecret, namespace, name, namespaceFlag(namespace))
+				return nil, "", nil, fmt.Errorf("secret %s in %s has no entry %s; import the token with: kubectl divvy pool import "+
+					"TOKEN.tar%s", pool.SingleSecret, namespace, name, namespaceFlag(namespace))
 			}
 			t.Set(name, data)
 		}
-		warnings = append(warnings, fmt.Sprintf("only the secret of clients 2.5 exists; pods with later clients also need %s: import the token", strings.Join(missing, ", ")))
+		warnings = append(warnings, fmt.Sprintf("only the secret of clients 2.5 exists; pods with later clients also need %s: import the "+
+			"token", strings.Join(missing, ", ")))
 	case len(missing) == len(holders) && namespace != DefaultNamespace:
-		return nil, "", nil, fmt.Errorf("namespace %s has no secrets of the pool: Divvy creates copies for the first pod that uses the pool, "+
-			"if the namespace is allowed (kubectl label namespace %s divvy.dev/pool=allowed); the token itself is in namespace %s", namespace, namespace, DefaultNamespace)
+		return nil, "", nil, fmt.Errorf("namespace %s has no secrets of the pool: Divvy creates copies for the first pod that uses the "+
+			"pool, "+
+			"if the namespace is allowed (kubectl label namespace %s divvy.dev/pool=allowed); the token itself is in namespace %s",
+			namespace, namespace, DefaultNamespace)
 	case len(missing) > 0:
-		return nil, "", nil, fmt.Errorf("namespace %s lacks %s; import the token with: kubectl divvy pool import TOKEN.tar%s", namespace, strings.Join(missing, ", "), namespaceFlag(namespace))
+		return nil, "", nil, fmt.Errorf("namespace %s lacks %s; import the token with: kubectl divvy pool import TOKEN.tar%s", namespace,
+			strings.Join(missing, ", "), namespaceFlag(namespace))
 	}
 	return t, source, append(warnings, staleCopies(ctx, client, namespace, found)...), nil
 }
@@ -371,11 +381,13 @@ func staleCopies(ctx context.Context, client kubernetes.Interface, namespace str
 		}
 		slices.Sort(stale)
 		for _, ns := range stale {
-			out = append(out, fmt.Sprintf("secret %s in %s differs from that in %s, and Divvy does not update it; unless this is intended, delete it with: kubectl delete secret -n %s %s", name, ns, namespace, ns, name))
+			out = append(out, fmt.Sprintf("secret %s in %s differs from that in %s, and Divvy does not update it; unless this is "+
+				"intended, delete it with: kubectl delete secret -n %s %s", name, ns, namespace, ns, name))
 		}
 		if len(late) > 0 {
 			slices.Sort(late)
-			out = append(out, fmt.Sprintf("copies of secret %s are outdated in %s; if they stay outdated, check the log of bitfusion-webhook-deployment", name, strings.Join(late, ", ")))
+			out = append(out, fmt.Sprintf("copies of secret %s are outdated in %s; if they stay outdated, check the log of "+
+				"bitfusion-webhook-deployment", name, strings.Join(late, ", ")))
 		}
 	}
 	return out

@@ -53,8 +53,10 @@ func DefaultImportOptions() ImportOptions {
 
 // AddFlags adds a flag for every option, with its present value as default.
 func (o *ImportOptions) AddFlags(fs *pflag.FlagSet) {
-	fs.StringVarP(&o.Namespace, "namespace", "n", o.Namespace, "namespace of the secrets; must be the chart's pool.credentials.sourceNamespace")
-	fs.StringSliceVar(&o.ClientVersions, "client-version", o.ClientVersions, "client versions that pods use, such as 450, separated by commas. For 350, the entry \"reachable\" is added to servers.conf")
+	fs.StringVarP(&o.Namespace, "namespace", "n", o.Namespace,
+		"namespace of the secrets; must be the chart's pool.credentials.sourceNamespace")
+	fs.StringSliceVar(&o.ClientVersions, "client-version", o.ClientVersions,
+		"client versions that pods use, such as 450, separated by commas. For 350, the entry \"reachable\" is added to servers.conf")
 	fs.BoolVar(&o.Reachable, "reachable", o.Reachable, "add the entry \"reachable\" to servers.conf regardless of the version")
 	fs.StringVar(&o.DryRun, "dry-run", o.DryRun, "none, client (print what would be done) or server (also let the API server validate it)")
 	fs.Lookup("dry-run").NoOptDefVal = dryRunClient
@@ -206,7 +208,8 @@ func Import(ctx context.Context, o ImportOptions, client kubernetes.Interface, t
 		}
 	}
 	if o.DryRun == dryRunNone {
-		fmt.Fprintln(out, "Copies in the namespaces of pods are updated automatically. Next: kubectl divvy pool check"+fromFlag(o.Namespace))
+		fmt.Fprintln(out, "Copies in the namespaces of pods are updated automatically. Next: kubectl divvy pool check"+
+			fromFlag(o.Namespace))
 	}
 	return nil
 }
@@ -255,7 +258,8 @@ func plan(ctx context.Context, o ImportOptions, client kubernetes.Interface, t *
 		maps.Copy(secret.Data, data)
 		note := ""
 		if name == pool.ServersSecret && reachable(old.Data[pool.ServersKey]) && !reachable(t.Servers) {
-			note = fmt.Sprintf("note: %s had entries \"reachable\" before but has none now; if pods use clients 3.5, import again with --client-version 350", pool.ServersKey)
+			note = fmt.Sprintf("note: %s had entries \"reachable\" before but has none now; if pods use clients 3.5, import again with "+
+				"--client-version 350", pool.ServersKey)
 		}
 		steps = append(steps, step{name, "updated", secret, note})
 	}
@@ -272,15 +276,18 @@ func reachable(data []byte) bool {
 func overwritable(old *corev1.Secret, data map[string][]byte, o ImportOptions) error {
 	switch {
 	case old.Labels[managedLabel] == managedBy:
-		return fmt.Errorf("secret %s in %s is a copy that Divvy updates from its source; import into the namespace of the source, usually %s", old.Name, old.Namespace, DefaultNamespace)
+		return fmt.Errorf("secret %s in %s is a copy that Divvy updates from its source; import into the namespace of the source, "+
+			"usually %s", old.Name, old.Namespace, DefaultNamespace)
 	case old.DeletionTimestamp != nil:
 		return fmt.Errorf("secret %s in %s is being deleted; wait until it is deleted", old.Name, old.Namespace)
 	case same(old.Data, data):
 		return nil
 	case old.Immutable != nil && *old.Immutable:
-		return fmt.Errorf("secret %s in %s is immutable; delete it first with: kubectl delete secret -n %s %s", old.Name, old.Namespace, old.Namespace, old.Name)
+		return fmt.Errorf("secret %s in %s is immutable; delete it first with: kubectl delete secret -n %s %s", old.Name, old.Namespace,
+			old.Namespace, old.Name)
 	case old.Labels[ImportedLabel] != "true" && !o.Force:
-		return fmt.Errorf("secret %s in %s has different content and was not created by this command; use --force to overwrite it", old.Name, old.Namespace)
+		return fmt.Errorf("secret %s in %s has different content and was not created by this command; use --force to overwrite it",
+			old.Name, old.Namespace)
 	}
 	return nil
 }

@@ -50,8 +50,9 @@ func certificate(t *testing.T, until time.Time) (ca []byte, server tls.Certifica
 	if err != nil {
 		t.Fatal(err)
 	}
-	template := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "pool"}, IsCA: true, BasicConstraintsValid: true,
-		NotBefore: until.AddDate(-1, 0, 0), NotAfter: until, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}}
+	template := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "pool"}, IsCA: true,
+		BasicConstraintsValid: true,
+		NotBefore:             until.AddDate(-1, 0, 0), NotAfter: until, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
 	if err != nil {
 		t.Fatal(err)
@@ -131,7 +132,8 @@ func archive(t *testing.T, files map[string]string) (path string) {
 }
 
 func secret(namespace, name string, labels map[string]string, data ...string) *corev1.Secret {
-	s := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, Labels: labels}, Type: corev1.SecretTypeOpaque, Data: map[string][]byte{}}
+	s := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, Labels: labels}, Type: corev1.SecretTypeOpaque,
+		Data: map[string][]byte{}}
 	for i := 0; i < len(data); i += 2 {
 		s.Data[data[i]] = []byte(data[i+1])
 	}
@@ -184,30 +186,43 @@ func TestImport(t *testing.T) {
 		out  []string
 		errs []string
 	}{
-		"into an empty namespace": {want: same, out: []string{"secret/" + ca + " in kube-system created\n", "secret/" + single + " in kube-system created\n", "pool check\n"}},
-		"again":                   {there: []runtime.Object{secret("kube-system", ca, imported, "ca.crt", "ca")}, want: same, out: []string{ca + " in kube-system unchanged", client + " in kube-system created"}},
-		"a new token": {there: []runtime.Object{secret("kube-system", client, imported, "client.yaml", oldYAML), secret("kube-system", single, imported, "ca.crt", "old")},
+		"into an empty namespace": {want: same, out: []string{"secret/" + ca + " in kube-system created\n",
+			"secret/" + single + " in kube-system created\n", "pool check\n"}},
+		"again": {there: []runtime.Object{secret("kube-system", ca, imported, "ca.crt", "ca")}, want: same,
+			out: []string{ca + " in kube-system unchanged", client + " in kube-system created"}},
+		"a new token": {there: []runtime.Object{secret("kube-system", client, imported, "client.yaml", oldYAML),
+			secret("kube-system", single, imported, "ca.crt", "old")},
 			want: same, out: []string{client + " in kube-system updated", single + " in kube-system updated"}},
-		"a servers.conf that is not for clients 3.5 any more": {there: []runtime.Object{secret("kube-system", servers, imported, "servers.conf", "servers:\n- reachable:a:1\n  addresses: [a:1]\n")},
-			want: same, out: []string{servers + " in kube-system updated\nnote: servers.conf had entries \"reachable\" before but has none now"}},
+		"a servers.conf that is not for clients 3.5 any more": {there: []runtime.Object{secret("kube-system", servers, imported,
+			"servers.conf", "servers:\n- reachable:a:1\n  addresses: [a:1]\n")},
+			want: same, out: []string{servers + " in kube-system updated\nnote: servers.conf had entries \"reachable\" before but has " +
+				"none now"}},
 		"somebody's, with the same content": {there: []runtime.Object{secret("kube-system", ca, nil, "ca.crt", "ca")},
 			want: func(m map[string]map[string]string) { m[ca]["label"] = "" }, out: []string{ca + " in kube-system unchanged"}},
-		"somebody's, with other content": {there: []runtime.Object{secret("kube-system", client, nil, "client.yaml", oldYAML), secret("kube-system", servers, map[string]string{"a": "b"}, "x", "y")},
-			errs: []string{client + " in kube-system has different content and was not created by this command; use --force", servers + " in kube-system has different content"}},
-		"somebody's, by force": {there: []runtime.Object{secret("kube-system", client, nil, "client.yaml", oldYAML, "more", "kept")}, change: func(o *ImportOptions) { o.Force = true },
-			want: func(m map[string]map[string]string) { m[client]["more"] = "kept" }, out: []string{client + " in kube-system updated"}},
-		"a copy, even by force": {there: []runtime.Object{secret("kube-system", client, map[string]string{managedLabel: managedBy}, "client.yaml", oldYAML)}, change: func(o *ImportOptions) { o.Force = true },
+		"somebody's, with other content": {there: []runtime.Object{secret("kube-system", client, nil, "client.yaml", oldYAML),
+			secret("kube-system", servers, map[string]string{"a": "b"}, "x", "y")},
+			errs: []string{client + " in kube-system has different content and was not created by this command; use --force",
+				servers + " in kube-system has different content"}},
+		"somebody's, by force": {there: []runtime.Object{secret("kube-system", client, nil, "client.yaml", oldYAML, "more", "kept")},
+			change: func(o *ImportOptions) { o.Force = true },
+			want:   func(m map[string]map[string]string) { m[client]["more"] = "kept" }, out: []string{client + " in kube-system updated"}},
+		"a copy, even by force": {there: []runtime.Object{secret("kube-system", client, map[string]string{managedLabel: managedBy},
+			"client.yaml", oldYAML)}, change: func(o *ImportOptions) { o.Force = true },
 			errs: []string{"is a copy that Divvy updates from its source"}},
 		"immutable, even by force": {there: []runtime.Object{func() runtime.Object {
 			s := secret("kube-system", client, imported, "client.yaml", oldYAML)
 			yes := true
 			s.Immutable = &yes
 			return s
-		}()}, change: func(o *ImportOptions) { o.Force = true }, errs: []string{"is immutable; delete it first with: kubectl delete secret -n kube-system " + client}},
-		"another namespace": {change: func(o *ImportOptions) { o.Namespace = "pool" }, want: same, out: []string{"in pool created", "pool check --from pool\n"}},
-		"only said":         {change: func(o *ImportOptions) { o.DryRun = "client" }, out: []string{ca + " in kube-system created (dry run)"}},
+		}()}, change: func(o *ImportOptions) { o.Force = true },
+			errs: []string{"is immutable; delete it first with: kubectl delete secret -n kube-system " + client}},
+		"another namespace": {change: func(o *ImportOptions) { o.Namespace = "pool" }, want: same,
+			out: []string{"in pool created", "pool check --from pool\n"}},
+		"only said": {change: func(o *ImportOptions) { o.DryRun = "client" },
+			out: []string{ca + " in kube-system created (dry run)"}},
 		"bad options": {change: func(o *ImportOptions) { o.Namespace, o.DryRun, o.ClientVersions = "A b", "yes", []string{"latest", ""} },
-			errs: []string{`--namespace "A b": must be the name of a namespace`, `--dry-run "yes": must be none, client or server`, `--client-version "latest"`, `--client-version ""`}},
+			errs: []string{`--namespace "A b": must be the name of a namespace`, `--dry-run "yes": must be none, client or server`,
+				`--client-version "latest"`, `--client-version ""`}},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -272,7 +287,8 @@ func TestImportContinuesAfterAFailure(t *testing.T) {
 	})
 	var out bytes.Buffer
 	err := Import(t.Context(), DefaultImportOptions(), c, goodToken(), &out)
-	if err == nil || !strings.Contains(err.Error(), "secret "+servers+" in kube-system: permission to get, create and update secrets there is required") {
+	if err == nil || !strings.Contains(err.Error(),
+		"secret "+servers+" in kube-system: permission to get, create and update secrets there is required") {
 		t.Errorf("error %v", err)
 	}
 	broken = false
@@ -280,7 +296,8 @@ func TestImportContinuesAfterAFailure(t *testing.T) {
 	if err := Import(t.Context(), DefaultImportOptions(), c, goodToken(), &out); err != nil {
 		t.Fatal(err)
 	}
-	if !strings.Contains(out.String(), ca+" in kube-system unchanged") || !strings.Contains(out.String(), servers+" in kube-system created") {
+	if !strings.Contains(out.String(), ca+" in kube-system unchanged") ||
+		!strings.Contains(out.String(), servers+" in kube-system created") {
 		t.Errorf("said %q", out.String())
 	}
 }
@@ -327,14 +344,21 @@ func TestReadToken(t *testing.T) {
 	}{
 		"as it is": {files: map[string]string{"servers.conf": conf("10.1.1.1:56001", "10.1.1.2:56001")},
 			servers: conf("10.1.1.1:56001", "10.1.1.2:56001"), out: []string{"2 servers, at 10.1.1.1:56001, 10.1.1.2:56001\n"}},
-		"for clients 3.5": {files: map[string]string{"servers.conf": conf("10.1.1.1:56001")}, options: ImportOptions{ClientVersions: []string{"450", "350"}},
-			servers: "servers:\n- reachable: 10.1.1.1:56001\n  addresses:\n  - 10.1.1.1:56001\n", out: []string{`servers.conf, server 1: "reachable: 10.1.1.1:56001" was added`}},
-		"for others":        {files: map[string]string{"servers.conf": conf("10.1.1.1:56001")}, options: ImportOptions{ClientVersions: []string{"450"}}, servers: conf("10.1.1.1:56001")},
-		"others, when told": {files: map[string]string{"servers.conf": conf("10.1.1.1:56001")}, options: ImportOptions{Reachable: true}, servers: "servers:\n- reachable: 10.1.1.1:56001\n  addresses:\n  - 10.1.1.1:56001\n"},
-		"as the guide says": {files: map[string]string{"servers.conf": "servers:\n- reachable:10.1.1.1:56001\n  addresses:\n  - 10.1.1.1:56001\n"},
-			servers: "servers:\n- reachable: 10.1.1.1:56001\n  addresses:\n  - 10.1.1.1:56001\n", out: []string{"1 server, at 10.1.1.1:56001\n", "servers.conf, line 2: added the required blank"}},
-		"expired": {files: map[string]string{"ca.crt": string(old), "servers.conf": conf("10.1.1.1:56001")}, servers: conf("10.1.1.1:56001"), errOut: "warning: ca.crt: the certificate"},
-		"bad":     {files: map[string]string{"ca.crt": "x", "servers.conf": "servers: []"}, err: "ca.crt is not a certificate"},
+		"for clients 3.5": {files: map[string]string{"servers.conf": conf("10.1.1.1:56001")},
+			options: ImportOptions{ClientVersions: []string{"450", "350"}},
+			servers: "servers:\n- reachable: 10.1.1.1:56001\n  addresses:\n  - 10.1.1.1:56001\n",
+			out:     []string{`servers.conf, server 1: "reachable: 10.1.1.1:56001" was added`}},
+		"for others": {files: map[string]string{"servers.conf": conf("10.1.1.1:56001")},
+			options: ImportOptions{ClientVersions: []string{"450"}}, servers: conf("10.1.1.1:56001")},
+		"others, when told": {files: map[string]string{"servers.conf": conf("10.1.1.1:56001")}, options: ImportOptions{Reachable: true},
+			servers: "servers:\n- reachable: 10.1.1.1:56001\n  addresses:\n  - 10.1.1.1:56001\n"},
+		"as the guide says": {files: map[string]string{"servers.conf": "servers:\n- reachable:10.1.1.1:56001\n  addresses:\n  - " +
+			"10.1.1.1:56001\n"},
+			servers: "servers:\n- reachable: 10.1.1.1:56001\n  addresses:\n  - 10.1.1.1:56001\n",
+			out:     []string{"1 server, at 10.1.1.1:56001\n", "servers.conf, line 2: added the required blank"}},
+		"expired": {files: map[string]string{"ca.crt": string(old), "servers.conf": conf("10.1.1.1:56001")},
+			servers: conf("10.1.1.1:56001"), errOut: "warning: ca.crt: the certificate"},
+		"bad": {files: map[string]string{"ca.crt": "x", "servers.conf": "servers: []"}, err: "ca.crt is not a certificate"},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -345,7 +369,8 @@ func TestReadToken(t *testing.T) {
 			path := archive(t, files)
 			var out, errOut bytes.Buffer
 			got, err := readToken(path, tt.options, time.Now(), &out, &errOut)
-			if (err != nil) != (tt.err != "") || err != nil && (!strings.Contains(err.Error(), tt.err) || !strings.Contains(err.Error(), path)) {
+			if (err != nil) != (tt.err != "") || err != nil && (!strings.Contains(err.Error(), tt.err) ||
+				!strings.Contains(err.Error(), path)) {
 				t.Fatalf("error %v, want %q", err, tt.err)
 			}
 			if all := out.String() + errOut.String() + fmt.Sprint(err); strings.Contains(all, "s3cret") {
@@ -386,19 +411,29 @@ func TestCheck(t *testing.T) {
 		"all is well": {servers: conf(up, up), verdicts: []probe.Verdict{probe.OK},
 			text: []string{up + "  ok", "Every server responds with a valid certificate of the pool", "context deadline exceeded"}},
 		"one is down": {servers: conf(up, down), verdicts: []probe.Verdict{probe.OK, probe.Refused}, cases: []string{"6.3"},
-			text: []string{down + "  refused", "The servers cannot be reached over the network (guide, section 6.3).", "i/o timeout"}, err: "1 of 2 server addresses cannot be used"},
-		"another authority": {ca: string(other), servers: conf(up), verdicts: []probe.Verdict{probe.UnknownAuthority}, cases: []string{"6.1"},
-			text: []string{"which is not the authority in ca.crt", "(guide, section 6.1)", "1. Check in the pool's administration"}, err: "1 of 1 server addresses"},
-		"all expired": {ca: string(old), servers: conf(out), verdicts: []probe.Verdict{probe.Expired}, cases: []string{"6.1"}, text: []string{"warning: ca.crt: the certificate of"}, err: "1 of 1"},
-		"no certificate, but addresses": {ca: "x", servers: conf(up), verdicts: []probe.Verdict{probe.UnknownAuthority}, problems: 1, cases: []string{"6.1"},
-			text: []string{"problem: ca.crt is not a certificate"}, err: "1 of 1"},
-		"an address without port": {servers: conf(up, "10.1.1.1"), verdicts: []probe.Verdict{probe.OK, probe.Malformed}, problems: 1, cases: []string{"6.2"},
-			text: []string{"10.1.1.1", "malformed", "has no port: write 10.1.1.1:56001", "(guide, section 6.2)"}, err: "1 of 2"},
+			text: []string{down + "  refused", "The servers cannot be reached over the network (guide, section 6.3).", "i/o timeout"},
+			err:  "1 of 2 server addresses cannot be used"},
+		"another authority": {ca: string(other), servers: conf(up), verdicts: []probe.Verdict{probe.UnknownAuthority},
+			cases: []string{"6.1"},
+			text:  []string{"which is not the authority in ca.crt", "(guide, section 6.1)", "1. Check in the pool's administration"},
+			err:   "1 of 1 server addresses"},
+		"all expired": {ca: string(old), servers: conf(out), verdicts: []probe.Verdict{probe.Expired}, cases: []string{"6.1"},
+			text: []string{"warning: ca.crt: the certificate of"}, err: "1 of 1"},
+		"no certificate, but addresses": {ca: "x", servers: conf(up), verdicts: []probe.Verdict{probe.UnknownAuthority}, problems: 1,
+			cases: []string{"6.1"},
+			text:  []string{"problem: ca.crt is not a certificate"}, err: "1 of 1"},
+		"an address without port": {servers: conf(up, "10.1.1.1"), verdicts: []probe.Verdict{probe.OK, probe.Malformed}, problems: 1,
+			cases: []string{"6.2"},
+			text:  []string{"10.1.1.1", "malformed", "has no port: write 10.1.1.1:56001", "(guide, section 6.2)"}, err: "1 of 2"},
 		// Clients cannot read it, although it is clear what is meant.
-		"the guide's form": {servers: "servers:\n- reachable:" + up + "\n  addresses:\n  - " + up + "\n", verdicts: []probe.Verdict{probe.OK}, problems: 1, cases: []string{"6.2"},
-			text: []string{"problem: servers.conf, line 2: added the required blank", "with --client-version 350"}, err: "the token cannot be used"},
-		"no servers.conf to speak of": {servers: "hello", verdicts: nil, problems: 1, cases: []string{"6.2"}, text: []string{"problem: servers.conf is text"}, err: "the token cannot be used"},
-		"all three": {ca: string(other), servers: conf(up, down, "10.1.1.1"), verdicts: []probe.Verdict{probe.UnknownAuthority, probe.Refused, probe.Malformed}, problems: 1,
+		"the guide's form": {servers: "servers:\n- reachable:" + up + "\n  addresses:\n  - " + up + "\n",
+			verdicts: []probe.Verdict{probe.OK}, problems: 1, cases: []string{"6.2"},
+			text: []string{"problem: servers.conf, line 2: added the required blank", "with --client-version 350"},
+			err:  "the token cannot be used"},
+		"no servers.conf to speak of": {servers: "hello", verdicts: nil, problems: 1, cases: []string{"6.2"},
+			text: []string{"problem: servers.conf is text"}, err: "the token cannot be used"},
+		"all three": {ca: string(other), servers: conf(up, down, "10.1.1.1"), verdicts: []probe.Verdict{probe.UnknownAuthority,
+			probe.Refused, probe.Malformed}, problems: 1,
 			cases: []string{"6.1", "6.2", "6.3"}, err: "3 of 3"},
 	}
 	for name, tt := range tests {
@@ -453,20 +488,23 @@ func TestCheck(t *testing.T) {
 	o := DefaultCheckOptions()
 	o.From, o.Timeout, o.Parallel, o.Output = "", 0, 0, "xml"
 	err := Check(t.Context(), o, &token.Token{}, "", nil, &bytes.Buffer{})
-	for _, want := range []string{"--from", "--timeout 0s: must be above zero", "--parallel 0: must be from 1 to 256", `output format "xml"`} {
+	for _, want := range []string{"--from", "--timeout 0s: must be above zero", "--parallel 0: must be from 1 to 256",
+		`output format "xml"`} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("error %v, want %q in it", err, want)
 		}
 	}
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := Check(ended, DefaultCheckOptions(), &token.Token{CA: good, Client: []byte(clientYAML), Servers: []byte(conf(up))}, "", nil, &bytes.Buffer{}); !errors.Is(err, context.Canceled) {
+	if err := Check(ended, DefaultCheckOptions(), &token.Token{CA: good, Client: []byte(clientYAML), Servers: []byte(conf(up))}, "", nil,
+		&bytes.Buffer{}); !errors.Is(err, context.Canceled) {
 		t.Errorf("error %v", err)
 	}
 }
 
 func TestTokenFromSecrets(t *testing.T) {
-	full := []*corev1.Secret{secret("kube-system", ca, nil, "ca.crt", "ca"), secret("kube-system", client, nil, "client.yaml", clientYAML), secret("kube-system", servers, nil, "servers.conf", "s")}
+	full := []*corev1.Secret{secret("kube-system", ca, nil, "ca.crt", "ca"), secret("kube-system", client, nil, "client.yaml", clientYAML),
+		secret("kube-system", servers, nil, "servers.conf", "s")}
 	one := secret("kube-system", single, nil, "ca.crt", "ca", "client.yaml", clientYAML, "servers.conf", "s")
 	managed := map[string]string{managedLabel: managedBy}
 	tests := map[string]struct {
@@ -475,21 +513,28 @@ func TestTokenFromSecrets(t *testing.T) {
 		warnings []string
 		err      string
 	}{
-		"three":           {there: full, source: "the secrets in namespace kube-system"},
-		"all four":        {there: append(full[:3:3], one), source: "the secrets in namespace kube-system"},
-		"the single one":  {there: []*corev1.Secret{one}, source: "secret bitfusion-secret in namespace kube-system", warnings: []string{"only the secret of clients 2.5 exists"}},
-		"none":            {err: "namespace kube-system lacks " + ca + ", " + client + ", " + servers + "; import the token with: kubectl divvy pool import TOKEN.tar"},
+		"three":    {there: full, source: "the secrets in namespace kube-system"},
+		"all four": {there: append(full[:3:3], one), source: "the secrets in namespace kube-system"},
+		"the single one": {there: []*corev1.Secret{one}, source: "secret bitfusion-secret in namespace kube-system",
+			warnings: []string{"only the secret of clients 2.5 exists"}},
+		"none": {err: "namespace kube-system lacks " + ca + ", " + client + ", " + servers +
+			"; import the token with: kubectl divvy pool import TOKEN.tar"},
 		"two":             {there: full[:2], err: "namespace kube-system lacks " + servers + "; import"},
 		"two and the one": {there: append(full[:2:2], one), err: "lacks " + servers},
 		"an entry by another name": {there: []*corev1.Secret{full[0], secret("kube-system", client, nil, "client.yml", "x"), full[2]},
 			err: "secret " + client + " in kube-system has no entry client.yaml"},
-		"the single one, without an entry": {there: []*corev1.Secret{secret("kube-system", single, nil, "ca.crt", "ca")}, err: "secret bitfusion-secret in kube-system has no entry client.yaml"},
-		"two generations": {there: append(full[:3:3], secret("kube-system", single, nil, "ca.crt", "ca", "client.yaml", oldYAML, "servers.conf", "s")), source: "the secrets",
+		"the single one, without an entry": {there: []*corev1.Secret{secret("kube-system", single, nil, "ca.crt", "ca")},
+			err: "secret bitfusion-secret in kube-system has no entry client.yaml"},
+		"two generations": {there: append(full[:3:3], secret("kube-system", single, nil, "ca.crt", "ca", "client.yaml", oldYAML,
+			"servers.conf", "s")), source: "the secrets",
 			warnings: []string{"has a different client.yaml than " + client}},
 		// The guide's 6.1: stale copies in each namespace.
-		"old copies": {there: append(full[:3:3], secret("team-b", client, nil, "client.yaml", oldYAML), secret("team-a", client, nil, "client.yaml", oldYAML),
-			secret("team-c", client, managed, "client.yaml", oldYAML), secret("team-d", client, nil, "client.yaml", clientYAML)), source: "the secrets",
-			warnings: []string{"secret " + client + " in team-a differs from that in kube-system", "kubectl delete secret -n team-b " + client, "are outdated in team-c"}},
+		"old copies": {there: append(full[:3:3], secret("team-b", client, nil, "client.yaml", oldYAML),
+			secret("team-a", client, nil, "client.yaml", oldYAML),
+			secret("team-c", client, managed, "client.yaml", oldYAML), secret("team-d", client, nil, "client.yaml", clientYAML)),
+			source: "the secrets",
+			warnings: []string{"secret " + client + " in team-a differs from that in kube-system",
+				"kubectl delete secret -n team-b " + client, "are outdated in team-c"}},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -509,7 +554,8 @@ func TestTokenFromSecrets(t *testing.T) {
 			if err != nil {
 				return
 			}
-			if !strings.HasPrefix(source, tt.source) || string(got.CA) != "ca" || string(got.Client) != clientYAML || string(got.Servers) != "s" {
+			if !strings.HasPrefix(source, tt.source) || string(got.CA) != "ca" || string(got.Client) != clientYAML ||
+				string(got.Servers) != "s" {
 				t.Errorf("read %q, %q and %q from %s", got.CA, got.Client, got.Servers, source)
 			}
 			if len(warnings) != len(tt.warnings) {
@@ -531,7 +577,8 @@ func TestTokenFromSecrets(t *testing.T) {
 	c.PrependReactor("list", "secrets", func(kubetesting.Action) (bool, runtime.Object, error) {
 		return true, nil, apierrors.NewForbidden(corev1.Resource("secrets"), "", errors.New("not all namespaces are yours"))
 	})
-	if _, _, warnings, err := fromSecrets(t.Context(), c, "kube-system"); err != nil || len(warnings) != 1 || !strings.Contains(warnings[0], "outdated copies in namespaces were not checked: list secrets") {
+	if _, _, warnings, err := fromSecrets(t.Context(), c, "kube-system"); err != nil || len(warnings) != 1 ||
+		!strings.Contains(warnings[0], "outdated copies in namespaces were not checked: list secrets") {
 		t.Errorf("warnings %q, error %v", warnings, err)
 	}
 }
@@ -559,7 +606,8 @@ func (s *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		answer(w, s.secrets[name])
 	default:
 		w.WriteHeader(http.StatusNotFound)
-		answer(w, metav1.Status{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Status"}, Status: "Failure", Reason: metav1.StatusReasonNotFound, Code: 404})
+		answer(w, metav1.Status{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Status"},
+			Status: "Failure", Reason: metav1.StatusReasonNotFound, Code: 404})
 	}
 }
 
@@ -583,18 +631,21 @@ func TestCommands(t *testing.T) {
 		out  string
 		err  string
 	}{
-		"import":               {args: []string{"import", path, "--server", api.URL, "--dry-run"}, out: "secret/bitfusion-secret in kube-system created (dry run)"},
-		"import what is there": {args: []string{"import", path, "--server", api.URL, "--dry-run=client"}, out: client + " in kube-system unchanged (dry run)"},
-		"import nothing":       {args: []string{"import", "--server", api.URL}, err: "accepts 1 arg"},
-		"import a bad option":  {args: []string{"import", path, "--dry-run=maybe"}, err: "--dry-run"},
-		"import no token":      {args: []string{"import", path + "x"}, err: "no such file"},
-		"check the secrets":    {args: []string{"check", "--server", api.URL}, out: up + "  ok"},
-		"check an archive":     {args: []string{"check", path, "--timeout", "1m"}, out: "token " + path},
-		"check both":           {args: []string{"check", path, "--from", "x"}, err: "not both"},
-		"check a bad option":   {args: []string{"check", path, "--timeout", "0s"}, err: "--timeout"},
-		"check elsewhere":      {args: []string{"check", "--server", api.URL, "--from", "other"}, err: "namespace other has no secrets of the pool: Divvy creates copies"},
-		"no such cluster":      {args: []string{"check", "--kubeconfig", path + "x"}, err: "configuration of the Kubernetes client"},
-		"help":                 {args: nil, out: "import"},
+		"import": {args: []string{"import", path, "--server", api.URL, "--dry-run"},
+			out: "secret/bitfusion-secret in kube-system created (dry run)"},
+		"import what is there": {args: []string{"import", path, "--server", api.URL, "--dry-run=client"},
+			out: client + " in kube-system unchanged (dry run)"},
+		"import nothing":      {args: []string{"import", "--server", api.URL}, err: "accepts 1 arg"},
+		"import a bad option": {args: []string{"import", path, "--dry-run=maybe"}, err: "--dry-run"},
+		"import no token":     {args: []string{"import", path + "x"}, err: "no such file"},
+		"check the secrets":   {args: []string{"check", "--server", api.URL}, out: up + "  ok"},
+		"check an archive":    {args: []string{"check", path, "--timeout", "1m"}, out: "token " + path},
+		"check both":          {args: []string{"check", path, "--from", "x"}, err: "not both"},
+		"check a bad option":  {args: []string{"check", path, "--timeout", "0s"}, err: "--timeout"},
+		"check elsewhere": {args: []string{"check", "--server", api.URL, "--from", "other"},
+			err: "namespace other has no secrets of the pool: Divvy creates copies"},
+		"no such cluster": {args: []string{"check", "--kubeconfig", path + "x"}, err: "configuration of the Kubernetes client"},
+		"help":            {args: nil, out: "import"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			cmd := Command()

@@ -43,7 +43,8 @@ func DefaultOptions() Options {
 // AddFlags adds a flag for every option, with its present value as default.
 func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.Listen, "listen", o.Listen, "address that kube-scheduler on this node connects to")
-	fs.StringVar(&o.Service, "extender-service", o.Service, "namespace/name of the extender's Service; connections are forwarded to its replicas")
+	fs.StringVar(&o.Service, "extender-service", o.Service,
+		"namespace/name of the extender's Service; connections are forwarded to its replicas")
 	fs.StringVar(&o.Kubeconfig, "kubeconfig", o.Kubeconfig, "kubeconfig file; the pod's service account if empty")
 	o.Log.AddFlags(fs)
 }

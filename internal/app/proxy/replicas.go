@@ -59,7 +59,10 @@ func (e *endpoints) addresses() []string {
 	}
 	var all []endpoint
 	for _, slice := range found {
-		at := slices.IndexFunc(slice.Ports, func(p discoveryv1.EndpointPort) bool { return ptr.Deref(p.Name, "") == httpsPort && p.Port != nil })
+		at := slices.IndexFunc(slice.Ports, func(p discoveryv1.EndpointPort) bool {
+			return ptr.Deref(p.Name, "") == httpsPort &&
+				p.Port != nil
+		})
 		if at < 0 {
 			continue
 		}

@@ -35,7 +35,8 @@ func connect(kubeconfig string) (kube.Clients, error) {
 				}
 			}
 			if kubeconfig == "" {
-				return kube.Clients{}, fmt.Errorf("not running in a pod, and %s does not exist; set --kubeconfig", strings.Join(kubeconfigs, " or "))
+				return kube.Clients{}, fmt.Errorf("not running in a pod, and %s does not exist; set --kubeconfig",
+					strings.Join(kubeconfigs, " or "))
 			}
 		}
 	}

@@ -30,7 +30,8 @@ func (e *waitingError) Error() string { return "waiting for the extender to publ
 // extender returns what kube-scheduler is to ask. The error is a *waitingError
 // while the extender has not said enough about itself.
 func (s settings) extender(ctx context.Context, client kubernetes.Interface) (schedconf.Extender, error) {
-	e := schedconf.Extender{URL: s.ExtenderURL, ServerName: s.ServerName, Resources: s.Resources, Timeout: s.ExtenderTimeout, Weight: s.Weight}
+	e := schedconf.Extender{URL: s.ExtenderURL, ServerName: s.ServerName, Resources: s.Resources, Timeout: s.ExtenderTimeout,
+		Weight: s.Weight}
 	if e.URL == "" {
 		if err := s.fromService(ctx, client, &e); err != nil {
 			return e, err
@@ -65,7 +66,8 @@ func (s settings) fromService(ctx context.Context, client kubernetes.Interface, 
 	}
 	ip := service.Spec.ClusterIP
 	if net.ParseIP(ip) == nil {
-		return fmt.Errorf("Service %s has no cluster IP (%q), and kube-scheduler does not resolve names of Services; set --extender-url", s.ExtenderService, ip) //nolint:staticcheck // a name
+		return fmt.Errorf("Service %s has no cluster IP (%q), and kube-scheduler does not resolve names of Services; set --extender-url",
+			s.ExtenderService, ip) //nolint:staticcheck // a name
 	}
 	for _, scheme := range []string{"https", "http"} {
 		for _, port := range service.Spec.Ports {
@@ -151,7 +153,8 @@ func absent(err error, what string) error {
 	case apierrors.IsNotFound(err):
 		return &waitingError{what}
 	case apierrors.IsForbidden(err):
-		return fmt.Errorf("read the %s: %w; set --ca-file, --client-cert-file and --client-key-file, or use a kubeconfig of an administrator", what, err)
+		return fmt.Errorf("read the %s: %w; set --ca-file, --client-cert-file and --client-key-file, or use a kubeconfig of an "+
+			"administrator", what, err)
 	}
 	return fmt.Errorf("read the %s: %w", what, err)
 }

@@ -96,33 +96,47 @@ func DefaultOptions() Options {
 // addHostFlags adds the flags of every subcommand.
 func (o *Options) addHostFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.Manifest, "manifest", o.Manifest, "manifest of the static pod of kube-scheduler")
-	fs.StringVar(&o.Dir, "kubernetes-dir", o.Dir, "folder for the backup and the scheduler's configuration; must not be that of the manifest")
-	fs.StringSliceVar(&o.HostPaths, "host-path", o.HostPaths, "further folders of the host that are mounted in this container at the same path; empty when run on the host itself")
-	fs.StringVar(&o.KubeVersion, "kube-version", o.KubeVersion, "version of kube-scheduler, such as v1.31.4; taken from its image tag if empty")
-	fs.StringVar(&o.Kubeconfig, "kubeconfig", o.Kubeconfig, "kubeconfig file; if empty, the pod's service account, or else "+strings.Join(kubeconfigs, " or "))
+	fs.StringVar(&o.Dir, "kubernetes-dir", o.Dir, "folder for the backup and the scheduler's configuration; must not be that of the "+
+		"manifest")
+	fs.StringSliceVar(&o.HostPaths, "host-path", o.HostPaths,
+		"further folders of the host that are mounted in this container at the same path; empty when run on the host itself")
+	fs.StringVar(&o.KubeVersion, "kube-version", o.KubeVersion,
+		"version of kube-scheduler, such as v1.31.4; taken from its image tag if empty")
+	fs.StringVar(&o.Kubeconfig, "kubeconfig", o.Kubeconfig, "kubeconfig file; if empty, the pod's service account, or else "+
+		strings.Join(kubeconfigs, " or "))
 	fs.StringVar(&o.NodeName, "node-name", o.NodeName, "name of this node in the cluster; if empty, $NODE_NAME or else the host name")
-	fs.DurationVar(&o.Timeout, "timeout", o.Timeout, "how long kube-scheduler may take to become healthy after a change before the change is rolled back")
+	fs.DurationVar(&o.Timeout, "timeout", o.Timeout,
+		"how long kube-scheduler may take to become healthy after a change before the change is rolled back")
 	fs.DurationVar(&o.Settle, "settle", o.Settle, "how long kube-scheduler must stay healthy before a change is considered successful")
-	fs.StringVar(&o.PodLogDir, "pod-log-dir", o.PodLogDir, "kubelet's folder of pod logs, to report why kube-scheduler exited; empty to disable")
+	fs.StringVar(&o.PodLogDir, "pod-log-dir", o.PodLogDir,
+		"kubelet's folder of pod logs, to report why kube-scheduler exited; empty to disable")
 	o.Log.AddFlags(fs)
 }
 
 // addExtenderFlags adds the flags that say what kube-scheduler is to ask.
 func (o *Options) addExtenderFlags(fs *pflag.FlagSet) {
-	fs.StringVar(&o.ExtenderURL, "extender-url", o.ExtenderURL, "URL of the extender as kube-scheduler reaches it, such as http://127.0.0.1:32766"+route+"; the address of --extender-service if empty")
+	fs.StringVar(&o.ExtenderURL, "extender-url", o.ExtenderURL, "URL of the extender as kube-scheduler reaches it, such as "+
+		"http://127.0.0.1:32766"+route+"; the address of --extender-service if empty")
 	fs.StringVar(&o.ExtenderService, "extender-service", o.ExtenderService, "namespace/name of the extender's Service")
-	fs.StringVar(&o.ExtenderProxy, "extender-proxy", o.ExtenderProxy, "address of \"divvy-control proxy\" on this node, such as 127.0.0.1:32764, which a kube-scheduler in the host network uses instead of the Service; empty to disable")
-	fs.StringVar(&o.ServerName, "server-name", o.ServerName, "server name in the extender's certificate; if empty, that of the Service or the host of --extender-url")
-	fs.StringVar(&o.CAFile, "ca-file", o.CAFile, "CA of the extender's certificate; if empty, from the ConfigMap "+caConfigMap+" in the Service's namespace")
-	fs.StringVar(&o.CertFile, "client-cert-file", o.CertFile, "client certificate of kube-scheduler for the extender; if empty, from the Secret "+clientSecret+" in the Service's namespace")
+	fs.StringVar(&o.ExtenderProxy, "extender-proxy", o.ExtenderProxy, "address of \"divvy-control proxy\" on this node, such as "+
+		"127.0.0.1:32764, which a kube-scheduler in the host network uses instead of the Service; empty to disable")
+	fs.StringVar(&o.ServerName, "server-name", o.ServerName,
+		"server name in the extender's certificate; if empty, that of the Service or the host of --extender-url")
+	fs.StringVar(&o.CAFile, "ca-file", o.CAFile, "CA of the extender's certificate; if empty, from the ConfigMap "+caConfigMap+
+		" in the Service's namespace")
+	fs.StringVar(&o.CertFile, "client-cert-file", o.CertFile,
+		"client certificate of kube-scheduler for the extender; if empty, from the Secret "+clientSecret+" in the Service's namespace")
 	fs.StringVar(&o.KeyFile, "client-key-file", o.KeyFile, "private key of --client-cert-file")
-	fs.StringSliceVar(&o.Resources, "resources", o.Resources, "extended resources that the extender manages; if empty, those already configured, or else "+defaultResource)
-	fs.IntVar(&o.Weight, "weight", o.Weight, "weight of the extender's node scores relative to those of kube-scheduler's plugins; with 200 the extender decides whenever its scores differ")
+	fs.StringSliceVar(&o.Resources, "resources", o.Resources,
+		"extended resources that the extender manages; if empty, those already configured, or else "+defaultResource)
+	fs.IntVar(&o.Weight, "weight", o.Weight, "weight of the extender's node scores relative to those of kube-scheduler's plugins; with "+
+		"200 the extender decides whenever its scores differ")
 	fs.DurationVar(&o.ExtenderTimeout, "extender-timeout", o.ExtenderTimeout, "kube-scheduler's timeout for calls to the extender")
 }
 
 func (o *Options) addListenFlag(fs *pflag.FlagSet) {
-	fs.StringVar(&o.Listen, "listen", o.Listen, "address to serve /healthz, /readyz and /metrics on, such as 127.0.0.1:9402; empty to disable")
+	fs.StringVar(&o.Listen, "listen", o.Listen, "address to serve /healthz, /readyz and /metrics on, such as 127.0.0.1:9402; empty to "+
+		"disable")
 }
 
 // Validate reports all mistakes, each with its flag.
@@ -137,7 +151,8 @@ func (o *Options) Validate() error {
 			mistake(flag, "%q: must be an absolute path", path)
 		}
 	}
-	for flag, d := range map[string]time.Duration{"timeout": o.Timeout, "settle": o.Settle, "extender-timeout": o.ExtenderTimeout, "resync": o.Resync} {
+	for flag, d := range map[string]time.Duration{"timeout": o.Timeout, "settle": o.Settle, "extender-timeout": o.ExtenderTimeout,
+		"resync": o.Resync} {
 		if d <= 0 {
 			mistake(flag, "%s: must be longer than 0s", d)
 		}
@@ -152,7 +167,8 @@ func (o *Options) Validate() error {
 		if u, err := url.Parse(o.ExtenderURL); err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
 			mistake("extender-url", "%q: must be http://HOST:PORT%s or https://HOST:PORT%s", o.ExtenderURL, route, route)
 		}
-	} else if namespace, name, ok := strings.Cut(o.ExtenderService, "/"); !ok || namespace == "" || name == "" || strings.Contains(name, "/") {
+	} else if namespace, name, ok := strings.Cut(o.ExtenderService, "/"); !ok || namespace == "" || name == "" ||
+		strings.Contains(name, "/") {
 		mistake("extender-service", "%q: must be NAMESPACE/NAME", o.ExtenderService)
 	}
 	if o.ExtenderProxy != "" {

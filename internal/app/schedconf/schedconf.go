@@ -32,7 +32,8 @@ func Command() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "schedconf",
 		Short: "Configure the kube-scheduler of a control-plane node to call the extender, or revert that",
-		Long: "Configure the kube-scheduler of a control-plane node to call Divvy's extender, or revert that. Run it on the node, as root:\n" +
+		Long: "Configure the kube-scheduler of a control-plane node to call Divvy's extender, or revert that. Run it on the node, as " +
+			"root:\n" +
 			"it edits the static pod in /etc/kubernetes/manifests, and writes a configuration next to the existing one.\n\n" +
 			"Every flag can be given as an environment variable: --log-level as " + flags.EnvPrefix + "LOG_LEVEL.\n" +
 			"Flags take precedence over variables, variables over defaults.",
@@ -42,7 +43,8 @@ func Command() *cobra.Command {
 }
 
 // subcommand fills in what all have in common.
-func subcommand(o *Options, use, short, long string, add func(*pflag.FlagSet), run func(context.Context, settings, io.Writer) error) *cobra.Command {
+func subcommand(o *Options, use, short, long string, add func(*pflag.FlagSet), run func(context.Context, settings,
+	io.Writer) error) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   use,
 		Short: short,
@@ -99,7 +101,8 @@ func uninstallCommand() *cobra.Command {
 
 func statusCommand() *cobra.Command {
 	o := quiet()
-	return subcommand(o, "status", "Show whether kube-scheduler on this node calls the extender and is healthy", " The command fails if not.",
+	return subcommand(o, "status", "Show whether kube-scheduler on this node calls the extender and is healthy",
+		" The command fails if not.",
 		func(fs *pflag.FlagSet) { o.addExtenderFlags(fs) }, status)
 }
 

@@ -56,11 +56,13 @@ func pair(t *testing.T) (cert, key []byte) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: encoded})
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}),
+		pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: encoded})
 }
 
 func service(ip string, ports ...string) *corev1.Service {
-	s := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "divvy-system", Name: "divvy-extender"}, Spec: corev1.ServiceSpec{ClusterIP: ip}}
+	s := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "divvy-system", Name: "divvy-extender"},
+		Spec: corev1.ServiceSpec{ClusterIP: ip}}
 	for _, name := range ports {
 		s.Spec.Ports = append(s.Spec.Ports, corev1.ServicePort{Name: name, Port: map[string]int32{"https": 32765, "http": 32766}[name]})
 	}
@@ -106,16 +108,19 @@ func TestExtender(t *testing.T) {
 	}{
 		"by https": {
 			client: fake.NewClientset(both, all, secret),
-			want:   schedconf.Extender{URL: "https://10.96.0.7:32765/gcushare-scheduler", ServerName: "divvy-extender.divvy-system.svc", CA: cert, ClientCert: cert, ClientKey: key},
+			want: schedconf.Extender{URL: "https://10.96.0.7:32765/gcushare-scheduler", ServerName: "divvy-extender.divvy-system.svc",
+				CA: cert, ClientCert: cert, ClientKey: key},
 		},
 		"IPv6": {
 			client: fake.NewClientset(service("fd00::7", "https"), all, secret),
-			want:   schedconf.Extender{URL: "https://[fd00::7]:32765/gcushare-scheduler", ServerName: "divvy-extender.divvy-system.svc", CA: cert, ClientCert: cert, ClientKey: key},
+			want: schedconf.Extender{URL: "https://[fd00::7]:32765/gcushare-scheduler", ServerName: "divvy-extender.divvy-system.svc",
+				CA: cert, ClientCert: cert, ClientKey: key},
 		},
 		"by the local proxy": {
 			client: fake.NewClientset(both, all, secret),
 			change: func(o *Options) { o.ExtenderProxy = "127.0.0.1:32764" },
-			want:   schedconf.Extender{URL: "https://127.0.0.1:32764/gcushare-scheduler", ServerName: "divvy-extender.divvy-system.svc", CA: cert, ClientCert: cert, ClientKey: key},
+			want: schedconf.Extender{URL: "https://127.0.0.1:32764/gcushare-scheduler", ServerName: "divvy-extender.divvy-system.svc",
+				CA: cert, ClientCert: cert, ClientKey: key},
 		},
 		"a local proxy and no https": {
 			client: fake.NewClientset(service("10.96.0.7", "http")),
@@ -129,7 +134,8 @@ func TestExtender(t *testing.T) {
 		"from files": {
 			client: fake.NewClientset(both),
 			change: func(o *Options) { o.CAFile, o.CertFile, o.KeyFile = caFile, certFile, keyFile },
-			want:   schedconf.Extender{URL: "https://10.96.0.7:32765/gcushare-scheduler", ServerName: "divvy-extender.divvy-system.svc", CA: cert, ClientCert: cert, ClientKey: key},
+			want: schedconf.Extender{URL: "https://10.96.0.7:32765/gcushare-scheduler", ServerName: "divvy-extender.divvy-system.svc",
+				CA: cert, ClientCert: cert, ClientKey: key},
 		},
 		"a URL": {
 			client: fake.NewClientset(),
@@ -142,7 +148,8 @@ func TestExtender(t *testing.T) {
 			want:   schedconf.Extender{URL: "https://extender.example:1/x", ServerName: "extender.example", CA: cert},
 		},
 		"a URL with TLS and no CA": {
-			client: fake.NewClientset(), change: func(o *Options) { o.ExtenderURL = "https://extender.example:1/x" }, err: "so --ca-file is required to verify its certificate",
+			client: fake.NewClientset(), change: func(o *Options) { o.ExtenderURL = "https://extender.example:1/x" },
+			err: "so --ca-file is required to verify its certificate",
 		},
 		"no Service":           {client: fake.NewClientset(), err: "the extender's Service divvy-system/divvy-extender was not found"},
 		"a headless Service":   {client: fake.NewClientset(service("None", "https")), err: `no cluster IP ("None")`},
@@ -156,9 +163,11 @@ func TestExtender(t *testing.T) {
 		"an empty file": {
 			client: fake.NewClientset(both), change: func(o *Options) { o.CAFile = file("empty", nil) }, err: "empty", waiting: true,
 		},
-		"a key of another":      {client: fake.NewClientset(both, all, broken), err: "private key does not match"},
-		"a CA that is no PEM":   {client: fake.NewClientset(both, secret), change: func(o *Options) { o.CAFile = file("bad", []byte("x")) }, err: "no certificate in PEM"},
-		"a folder for the file": {client: fake.NewClientset(both, secret), change: func(o *Options) { o.CAFile = dir }, err: "is a directory"},
+		"a key of another": {client: fake.NewClientset(both, all, broken), err: "private key does not match"},
+		"a CA that is no PEM": {client: fake.NewClientset(both, secret), change: func(o *Options) { o.CAFile = file("bad", []byte("x")) },
+			err: "no certificate in PEM"},
+		"a folder for the file": {client: fake.NewClientset(both, secret), change: func(o *Options) { o.CAFile = dir },
+			err: "is a directory"},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -415,15 +424,18 @@ func TestTell(t *testing.T) {
 		t.Fatalf("%d events, %v", len(list.Items), err)
 	}
 	e := list.Items[0]
-	if e.InvolvedObject.Kind != "Node" || e.InvolvedObject.Name != "node-a" || e.InvolvedObject.UID != "node-a" || e.Type != corev1.EventTypeWarning ||
-		e.Reason != "SchedulerRolledBack" || e.Source.Component != "divvy-schedconf" || len(e.Message) > 1024 || !strings.HasSuffix(e.Message, "ü...") {
+	if e.InvolvedObject.Kind != "Node" || e.InvolvedObject.Name != "node-a" || e.InvolvedObject.UID != "node-a" ||
+		e.Type != corev1.EventTypeWarning ||
+		e.Reason != "SchedulerRolledBack" || e.Source.Component != "divvy-schedconf" || len(e.Message) > 1024 ||
+		!strings.HasSuffix(e.Message, "ü...") {
 		t.Errorf("the event is %+v", e)
 	}
 }
 
 // TestCommands: what each subcommand takes, and where a machine is no node.
 func TestCommands(t *testing.T) {
-	for name, flag := range map[string]string{"install": "extender-url", "uninstall": "stay", "status": "extender-service", "plan": "uninstall", "watch": "resync"} {
+	for name, flag := range map[string]string{"install": "extender-url", "uninstall": "stay", "status": "extender-service",
+		"plan": "uninstall", "watch": "resync"} {
 		cmd, _, err := Command().Find([]string{name})
 		if err != nil || cmd.Name() != name || cmd.Flags().Lookup(flag) == nil || cmd.Flags().Lookup("manifest") == nil {
 			t.Errorf("%s is %v, %v", name, cmd.Name(), err)
@@ -434,15 +446,17 @@ func TestCommands(t *testing.T) {
 	t.Cleanup(func() { kubeconfigs = was })
 	kubeconfigs = []string{filepath.Join(dir, "admin.conf")} // this machine may be a node
 	kubeconfig := filepath.Join(dir, "config")
-	text := "apiVersion: v1\nkind: Config\ncurrent-context: a\ncontexts: [{name: a, context: {cluster: a, user: a}}]\nclusters: [{name: a, cluster: {server: 'http://127.0.0.1:1'}}]\nusers: [{name: a}]\n"
+	text := "apiVersion: v1\nkind: Config\ncurrent-context: a\ncontexts: [{name: a, context: {cluster: a, user: a}}]\nclusters: [{name: " +
+		"a, cluster: {server: 'http://127.0.0.1:1'}}]\nusers: [{name: a}]\n"
 	if err := os.WriteFile(kubeconfig, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	for want, args := range map[string][]string{
-		"no kube-scheduler on this node": {"plan", "--extender-url", "http://127.0.0.1:1/x", "--kubeconfig", kubeconfig, "--resources", "a.b/c", "--manifest", filepath.Join(dir, "m", "none.yaml"), "--kubernetes-dir", dir},
-		"--extender-url":                 {"install", "--extender-url", "garbage"},
-		"set --kubeconfig":               {"status", "--manifest", "/none/x"},
-		"unknown flag":                   {"uninstall", "--extender-url", "http://a"},
+		"no kube-scheduler on this node": {"plan", "--extender-url", "http://127.0.0.1:1/x", "--kubeconfig", kubeconfig,
+			"--resources", "a.b/c", "--manifest", filepath.Join(dir, "m", "none.yaml"), "--kubernetes-dir", dir},
+		"--extender-url":   {"install", "--extender-url", "garbage"},
+		"set --kubeconfig": {"status", "--manifest", "/none/x"},
+		"unknown flag":     {"uninstall", "--extender-url", "http://a"},
 	} {
 		cmd := Command()
 		var out bytes.Buffer

@@ -183,7 +183,8 @@ func TestStopsAtTheFirst(t *testing.T) {
 		t.Fatalf("the error is %v", err)
 	}
 	var notNow *host.NotNowError
-	if _, err := second.Install(t.Context(), wanted, host.InstallOptions{}); !errors.As(err, &notNow) || !strings.Contains(err.Error(), "rolled back on node first") {
+	if _, err := second.Install(t.Context(), wanted, host.InstallOptions{}); !errors.As(err, &notNow) ||
+		!strings.Contains(err.Error(), "rolled back on node first") {
 		t.Errorf("the second node: %v", err)
 	}
 	if s, err := second.Status(); err != nil || s.Wired || s.Pending || !slices.Equal(c.tried, []string{"first"}) {
@@ -219,7 +220,8 @@ func TestTurn(t *testing.T) {
 			}
 			return
 		}
-		if !errors.As(err, &notNow) || notNow.Node != wantNode || (notNow.Failure != nil) != (wantReason != "") || !strings.Contains(err.Error(), wantReason) {
+		if !errors.As(err, &notNow) || notNow.Node != wantNode || (notNow.Failure != nil) != (wantReason != "") ||
+			!strings.Contains(err.Error(), wantReason) {
 			t.Errorf("%s is told %v, want node %s and %q", by.node, err, wantNode, wantReason)
 		}
 	}

@@ -71,8 +71,9 @@ type watcher struct {
 
 func newWatcher(registry prometheus.Registerer) (*watcher, error) {
 	w := &watcher{
-		states: metrics.SchedconfState.NewGauges(), changes: metrics.SchedconfChanges.NewCounters(), rounds: metrics.SchedconfRounds.NewCounters(),
-		state: stateWaiting, err: errors.New("starting"),
+		states: metrics.SchedconfState.NewGauges(), changes: metrics.SchedconfChanges.NewCounters(),
+		rounds: metrics.SchedconfRounds.NewCounters(),
+		state:  stateWaiting, err: errors.New("starting"),
 	}
 	for _, state := range []string{stateWired, stateWaiting, stateRolledBack, stateUnhealthy, stateFailed} {
 		w.states.WithLabelValues(state)
@@ -166,7 +167,8 @@ func (w *watcher) round(ctx context.Context) {
 func unreachable(err error) bool {
 	var network net.Error
 	return errors.As(err, &network) || apierrors.IsServerTimeout(err) || apierrors.IsTimeout(err) || apierrors.IsServiceUnavailable(err) ||
-		apierrors.IsInternalError(err) || apierrors.IsTooManyRequests(err) || utilnet.IsConnectionRefused(err) || utilnet.IsConnectionReset(err)
+		apierrors.IsInternalError(err) || apierrors.IsTooManyRequests(err) || utilnet.IsConnectionRefused(err) ||
+		utilnet.IsConnectionReset(err)
 }
 
 func stateOf(err error) string {
@@ -234,7 +236,8 @@ func watch(ctx context.Context, s settings, _ io.Writer) error {
 	if err != nil {
 		return err
 	}
-	klog.FromContext(ctx).Info("Starting", "version", version.String("divvy-schedconf"), "node", s.NodeName, "manifest", s.Manifest, "resources", s.Resources)
+	klog.FromContext(ctx).Info("Starting", "version", version.String("divvy-schedconf"), "node", s.NodeName, "manifest", s.Manifest,
+		"resources", s.Resources)
 	changed := make(chan struct{}, 1)
 	return serve.Program{
 		Parts: []func(context.Context) error{
@@ -287,7 +290,8 @@ func watchFiles(ctx context.Context, dirs []string, changed chan<- struct{}) err
 	defer watcher.Close() //nolint:errcheck // nothing is lost
 	for _, dir := range dirs {
 		if err := watcher.Add(dir); err != nil {
-			klog.FromContext(ctx).Info("A folder cannot be watched; its changes are noticed at the next check", "folder", dir, "reason", err.Error())
+			klog.FromContext(ctx).Info("A folder cannot be watched; its changes are noticed at the next check", "folder", dir,
+				"reason", err.Error())
 		}
 	}
 	var quiet <-chan time.Time

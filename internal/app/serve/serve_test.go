@@ -48,7 +48,8 @@ func TestListenSaysWhatItListensFor(t *testing.T) {
 	if _, _, err := Listen(t.Context(), "somebody", taken, ""); err == nil || !strings.HasPrefix(err.Error(), "listen for somebody: ") {
 		t.Errorf("error %v", err)
 	}
-	if _, _, err := Listen(t.Context(), "somebody", "127.0.0.1:0", taken); err == nil || !strings.HasPrefix(err.Error(), "listen for metrics: ") {
+	if _, _, err := Listen(t.Context(), "somebody", "127.0.0.1:0", taken); err == nil ||
+		!strings.HasPrefix(err.Error(), "listen for metrics: ") {
 		t.Errorf("error %v", err)
 	}
 	l, metrics, err := Listen(t.Context(), "somebody", "127.0.0.1:0", "")
@@ -75,7 +76,8 @@ func TestMetricsAreAllThatIsAnswered(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() {
-		done <- Program{Servers: []Server{{Listener: l, HTTP: NewServer(Metrics(registry))}, {HTTP: NewServer(nil)}}, Drain: time.Minute}.Run(ctx)
+		done <- Program{Servers: []Server{{Listener: l, HTTP: NewServer(Metrics(registry))}, {HTTP: NewServer(nil)}},
+			Drain: time.Minute}.Run(ctx)
 	}()
 	for path, want := range map[string]string{"/metrics": "present 0", "/": "404 page not found", "/debug/pprof": "404 page not found"} {
 		resp, err := http.Get("http://" + l.Addr().String() + path) //nolint:noctx // a test
@@ -162,8 +164,9 @@ func TestTheFirstFailureEndsTheProgram(t *testing.T) {
 		program Program
 		want    string
 	}{
-		"a part":   {Program{Parts: []func(context.Context) error{waits, func(context.Context) error { return broken }}}, "broken"},
-		"a server": {Program{Parts: []func(context.Context) error{waits}, Servers: []Server{{Listener: closed, HTTP: NewServer(nil)}}}, "serve on " + closed.Addr().String()},
+		"a part": {Program{Parts: []func(context.Context) error{waits, func(context.Context) error { return broken }}}, "broken"},
+		"a server": {Program{Parts: []func(context.Context) error{waits}, Servers: []Server{{Listener: closed, HTTP: NewServer(nil)}}},
+			"serve on " + closed.Addr().String()},
 	} {
 		t.Run(name, func(t *testing.T) {
 			tt.program.Delay, tt.program.Drain = 24*time.Hour, time.Minute

@@ -198,7 +198,8 @@ func readDump(in io.Reader, name string) (*live, error) {
 		return nil, fmt.Errorf("%s: %w", name, err)
 	}
 	if all.Kind != "List" {
-		return nil, fmt.Errorf("%s: kind is %q; it must be a List of nodes and pods, as --dump and \"kubectl get nodes,pods -A -o json\" write it", name, all.Kind)
+		return nil, fmt.Errorf("%s: kind is %q; it must be a List of nodes and pods, as --dump and \"kubectl get nodes,pods -A -o json\" "+
+			"write it", name, all.Kind)
 	}
 	l := &live{}
 	for i, item := range all.Items {

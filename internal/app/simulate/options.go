@@ -62,21 +62,27 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 		names = append(names, k.Name)
 	}
 	fs.BoolVar(&o.FromCluster, "from-cluster", o.FromCluster, "read nodes and pods from the live cluster; nothing is changed there")
-	fs.StringVar(&o.FromDump, "from-dump", o.FromDump, "read nodes and pods from a file written by --dump or by \"kubectl get nodes,pods -A -o json\"; \"-\" for standard input")
-	fs.StringVar(&o.Dump, "dump", o.Dump, "write the nodes and pods of the live cluster that simulations need to this file and exit; \"-\" for standard output")
+	fs.StringVar(&o.FromDump, "from-dump", o.FromDump,
+		"read nodes and pods from a file written by --dump or by \"kubectl get nodes,pods -A -o json\"; \"-\" for standard input")
+	fs.StringVar(&o.Dump, "dump", o.Dump, "write the nodes and pods of the live cluster that simulations need to this file and exit; "+
+		"\"-\" for standard output")
 	fs.StringVar(&o.Resource, "resource", o.Resource, "extended resource to simulate, if the nodes share several")
 	fs.StringSliceVar(&o.Policies, "policy", o.Policies, "policies to compare: "+strings.Join(names, ", ")+", or \"all\"")
 	fs.IntVar(&o.Shuffles, "shuffles", o.Shuffles, "number of arrival orders to simulate; results are averaged over them")
 	fs.Int64Var(&o.Seed, "seed", o.Seed, "seed of the first arrival order; the others use the next seeds")
-	fs.IntSliceVar(&o.Arrived, "arrived", o.Arrived, "report allocation when this demand has arrived, in percent of the devices; the simulation ends at the last value")
+	fs.IntSliceVar(&o.Arrived, "arrived", o.Arrived,
+		"report allocation when this demand has arrived, in percent of the devices; the simulation ends at the last value")
 	fs.BoolVar(&o.Churn, "churn", o.Churn, "let pods arrive and leave, and report how much demand is rejected")
 	fs.Float64Var(&o.Load, "load", o.Load, "with --churn, offered load in percent of the devices")
 	fs.Float64Var(&o.WarmUp, "warm-up", o.WarmUp, "with --churn, warm-up time, in mean pod lifetimes")
 	fs.Float64Var(&o.Measure, "measure", o.Measure, "with --churn, measured time, in mean pod lifetimes")
-	fs.BoolVar(&o.FindNodes, "find-nodes", o.FindNodes, "find the smallest number of nodes, mixed as in the cluster, that fits each workload")
+	fs.BoolVar(&o.FindNodes, "find-nodes", o.FindNodes,
+		"find the smallest number of nodes, mixed as in the cluster, that fits each workload")
 	fs.Float64Var(&o.Refused, "refused", o.Refused, "with --find-nodes, demand that may be rejected, in percent of the workload")
-	fs.BoolVar(&o.Sample, "sample", o.Sample, "offer a policy only as many nodes per pod as kube-scheduler samples, round robin; if false, all nodes")
-	fs.BoolVar(&o.Strict, "strict", o.Strict, "fail if a pod requests more than any node has, instead of printing a note; always on with --find-nodes")
+	fs.BoolVar(&o.Sample, "sample", o.Sample, "offer a policy only as many nodes per pod as kube-scheduler samples, round robin; if "+
+		"false, all nodes")
+	fs.BoolVar(&o.Strict, "strict", o.Strict, "fail if a pod requests more than any node has, instead of printing a note; always on with "+
+		"--find-nodes")
 	fs.StringVarP(&o.Output, "output", "o", o.Output, "table or json")
 }
 

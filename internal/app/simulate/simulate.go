@@ -90,7 +90,8 @@ func Run(ctx context.Context, o Options, connect func() (kube.Clients, error), i
 }
 
 // experiment reads what is to be simulated.
-func (o *Options) experiment(ctx context.Context, connect func() (kube.Clients, error), in io.Reader, errOut io.Writer) (*simulate.Experiment, error) {
+func (o *Options) experiment(ctx context.Context, connect func() (kube.Clients, error), in io.Reader,
+	errOut io.Writer) (*simulate.Experiment, error) {
 	kinds, err := o.kinds()
 	if err != nil {
 		return nil, err

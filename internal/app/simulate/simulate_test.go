@@ -128,10 +128,12 @@ func TestMistakes(t *testing.T) {
 		args []string
 		want string
 	}{
-		"nothing to simulate":   {nil, "exactly one of --from-cluster, --from-dump FILE and --dump FILE is required"},
-		"two sources":           {[]string{"--from-cluster", "--from-dump", "f"}, "exactly one of --from-cluster, --from-dump FILE and --dump FILE is required"},
-		"a dump of a dump":      {[]string{"--dump", "f", "--from-dump", "f"}, "exactly one of"},
-		"unknown policy":        {[]string{"--from-cluster", "--policy", "tetris"}, `--policy: unknown policy "tetris"; use one of binpack, spread, fragmentation, fragmentation-online`},
+		"nothing to simulate": {nil, "exactly one of --from-cluster, --from-dump FILE and --dump FILE is required"},
+		"two sources": {[]string{"--from-cluster", "--from-dump", "f"},
+			"exactly one of --from-cluster, --from-dump FILE and --dump FILE is required"},
+		"a dump of a dump": {[]string{"--dump", "f", "--from-dump", "f"}, "exactly one of"},
+		"unknown policy": {[]string{"--from-cluster", "--policy", "tetris"},
+			`--policy: unknown policy "tetris"; use one of binpack, spread, fragmentation, fragmentation-online`},
 		"policy twice":          {[]string{"--from-cluster", "--policy", "spread,Spread"}, "--policy: spread is listed twice"},
 		"no policy":             {[]string{"--from-cluster", "--policy", ""}, "--policy: at least one policy is needed"},
 		"no shuffles":           {[]string{"--from-cluster", "--shuffles", "0"}, "--shuffles 0: must be from 1 to 10000"},
@@ -139,17 +141,20 @@ func TestMistakes(t *testing.T) {
 		"arrived is zero":       {[]string{"--from-cluster", "--arrived", "0"}, "--arrived 0: must be from 1 to 1000 percent"},
 		"no load":               {[]string{"--from-cluster", "--churn", "--load", "0"}, "--load 0: must be above 0 and at most 1000"},
 		"load is not a number":  {[]string{"--from-cluster", "--churn", "--load", "NaN"}, "--load NaN: must be above 0 and at most 1000"},
-		"warm-up before time":   {[]string{"--from-cluster", "--churn", "--warm-up", "-1"}, "--warm-up -1: must be from 0 and at most 1000"},
-		"too much refused":      {[]string{"--from-cluster", "--find-nodes", "--refused", "101"}, "--refused 101: must be from 0 and at most 100"},
-		"two questions":         {[]string{"--from-cluster", "--find-nodes", "--churn"}, "--churn and --find-nodes cannot be combined"},
-		"unknown output":        {[]string{"--from-cluster", "-o", "svg"}, `--output "svg": must be table or json`},
-		"no cluster":            {[]string{"--from-cluster"}, "there is no cluster"},
-		"no cluster to dump":    {[]string{"--dump", "-"}, "there is no cluster"},
-		"no dump":               {[]string{"--from-dump", dir + "/none"}, "open " + dir + "/none: no such file or directory"},
-		"a dump of one object":  {[]string{"--from-dump", notList}, notList + `: kind is "Node"; it must be a List of nodes and pods`},
-		"a dump that was cut":   {[]string{"--from-dump", cut}, cut + ":3: unexpected end of JSON input"},
-		"a dump without nodes":  {[]string{"--from-dump", empty}, empty + ": no nodes among its 1 items"},
-		"a dump that is broken": {[]string{"--from-dump", broken}, broken + ": items[1]: json: cannot unmarshal number into Go struct field Pod.spec"},
+		"warm-up before time": {[]string{"--from-cluster", "--churn", "--warm-up", "-1"},
+			"--warm-up -1: must be from 0 and at most 1000"},
+		"too much refused": {[]string{"--from-cluster", "--find-nodes", "--refused", "101"},
+			"--refused 101: must be from 0 and at most 100"},
+		"two questions":        {[]string{"--from-cluster", "--find-nodes", "--churn"}, "--churn and --find-nodes cannot be combined"},
+		"unknown output":       {[]string{"--from-cluster", "-o", "svg"}, `--output "svg": must be table or json`},
+		"no cluster":           {[]string{"--from-cluster"}, "there is no cluster"},
+		"no cluster to dump":   {[]string{"--dump", "-"}, "there is no cluster"},
+		"no dump":              {[]string{"--from-dump", dir + "/none"}, "open " + dir + "/none: no such file or directory"},
+		"a dump of one object": {[]string{"--from-dump", notList}, notList + `: kind is "Node"; it must be a List of nodes and pods`},
+		"a dump that was cut":  {[]string{"--from-dump", cut}, cut + ":3: unexpected end of JSON input"},
+		"a dump without nodes": {[]string{"--from-dump", empty}, empty + ": no nodes among its 1 items"},
+		"a dump that is broken": {[]string{"--from-dump", broken},
+			broken + ": items[1]: json: cannot unmarshal number into Go struct field Pod.spec"},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -169,9 +174,11 @@ func TestPodsThatFitNowhere(t *testing.T) {
 	large.Spec.Containers[0].Resources.Requests[v1.ResourceCPU] = apiresource.MustParse("65")
 	objects := append(busy(t), livePod("wide", "", 33, v1.PodPending, map[string]string{wire.CountAnnotation: "3"}), large,
 		livePod("other", "", 1, v1.PodPending, map[string]string{wire.UseModelsAnnotation: "X9"}))
-	wide := `pod team/wide: pod "team/wide" requests 3 devices with 11 units each, 1000 millicores, 1024 MiB of memory, more than any empty node has`
+	wide := `pod team/wide: pod "team/wide" requests 3 devices with 11 units each, 1000 millicores, 1024 MiB of memory, more than any ` +
+		`empty node has`
 	fat := `pod team/fat: pod "team/fat" requests 4 units of one device, 65000 millicores, 1024 MiB of memory, more than any empty node has`
-	other := `pod team/other: pod "team/other" requests 1 units of one device, a device of model X9, 1000 millicores, 1024 MiB of memory, more than any empty node has`
+	other := `pod team/other: pod "team/other" requests 1 units of one device, a device of model X9, 1000 millicores, 1024 MiB of memory,` +
+		` more than any empty node has`
 	out, said, err := run(t, objects, "", "--from-cluster", "--policy", "binpack", "--shuffles", "1")
 	if err != nil || !strings.Contains(out, "3 pods of 23 do not fit on any empty node") {
 		t.Errorf("with pods that fit nowhere: %v\n%s", err, out)
@@ -196,7 +203,8 @@ func liveNode(t *testing.T, name string, more ...accel.Inventory) *v1.Node {
 	inv := accel.Inventory{Resource: gcuMemory, Unit: "1"}
 	for i := range 2 {
 		inv.Shares = append(inv.Shares, accel.Share{
-			Device: accel.Device{Index: i, ID: accel.DeviceID(fmt.Sprintf("%s-%d", name, i)), Model: "S60", NUMANode: accel.NoNUMA, MemoryBytes: 16 << 30}, Units: 16,
+			Device: accel.Device{Index: i, ID: accel.DeviceID(fmt.Sprintf("%s-%d", name, i)), Model: "S60", NUMANode: accel.NoNUMA,
+				MemoryBytes: 16 << 30}, Units: 16,
 		})
 	}
 	text, err := wire.EncodeInventory(append([]accel.Inventory{inv}, more...))
@@ -205,7 +213,8 @@ func liveNode(t *testing.T, name string, more ...accel.Inventory) *v1.Node {
 	}
 	return &v1.Node{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{wire.InventoryAnnotation: text, "other": "secret"}},
-		Status:     v1.NodeStatus{Allocatable: v1.ResourceList{v1.ResourceCPU: apiresource.MustParse("8"), v1.ResourceMemory: apiresource.MustParse("32Gi")}},
+		Status: v1.NodeStatus{Allocatable: v1.ResourceList{v1.ResourceCPU: apiresource.MustParse("8"),
+			v1.ResourceMemory: apiresource.MustParse("32Gi")}},
 	}
 }
 
@@ -228,7 +237,8 @@ func TestLiveCluster(t *testing.T) {
 	objects := []runtime.Object{
 		liveNode(t, "a"), liveNode(t, "b"), &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "plain"}},
 		&v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "odd", Annotations: map[string]string{wire.InventoryAnnotation: "{"}}},
-		livePod("small", "a", 4, v1.PodRunning, nil), livePod("large", "", 16, v1.PodPending, map[string]string{wire.UseModelsAnnotation: "S6*", "other": "secret"}),
+		livePod("small", "a", 4, v1.PodRunning, nil), livePod("large", "", 16, v1.PodPending,
+			map[string]string{wire.UseModelsAnnotation: "S6*", "other": "secret"}),
 		livePod("pair", "b", 20, v1.PodRunning, map[string]string{wire.CountAnnotation: "2"}),
 		livePod("ended", "a", 16, v1.PodSucceeded, nil), livePod("daemon", "a", 0, v1.PodRunning, nil),
 		livePod("wrong", "", 3, v1.PodPending, map[string]string{wire.CountAnnotation: "2"}),
@@ -238,7 +248,8 @@ func TestLiveCluster(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"Node odd is ignored: ", "Pod team/wrong is ignored: annotation divvy.dev/devices: container main requests 3"} {
+	for _, want := range []string{"Node odd is ignored: ",
+		"Pod team/wrong is ignored: annotation divvy.dev/devices: container main requests 3"} {
 		if !strings.Contains(said, want) {
 			t.Errorf("said %q, want %q in it", said, want)
 		}
@@ -247,7 +258,8 @@ func TestLiveCluster(t *testing.T) {
 	if err := json.Unmarshal([]byte(fromCluster), &r); err != nil {
 		t.Fatal(err)
 	}
-	if w := r.Workloads[0]; r.Cluster != (simulate.ClusterSummary{Nodes: 2, Devices: 4, Units: 64}) || w.Name != string(gcuMemory) || w.Pods != 3 || w.DemandPercent != 62.5 {
+	if w := r.Workloads[0]; r.Cluster != (simulate.ClusterSummary{Nodes: 2, Devices: 4, Units: 64}) || w.Name != string(gcuMemory) ||
+		w.Pods != 3 || w.DemandPercent != 62.5 {
 		t.Errorf("simulated %+v, %+v", r.Cluster, w)
 	}
 
@@ -278,7 +290,8 @@ func TestLiveCluster(t *testing.T) {
 		t.Error("a dump gives another result than the cluster that it is of")
 	}
 	// What a daemon takes of a node, simulated pods do not have.
-	l, err := readCluster(context.Background(), func() (kube.Clients, error) { return kube.Clients{Kubernetes: fake.NewClientset(objects...)}, nil })
+	l, err := readCluster(context.Background(),
+		func() (kube.Clients, error) { return kube.Clients{Kubernetes: fake.NewClientset(objects...)}, nil })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -294,7 +307,8 @@ func TestLiveCluster(t *testing.T) {
 		asks[p.Name] = fmt.Sprint(p.Ask.Units, " on ", p.Ask.Devices, " of ", p.Ask.Only, ", ", p.Ask.CPU, " and ", p.Ask.Memory)
 	}
 	if d := cmp.Diff(map[string]string{
-		"team/small": "4 on 1 of <nil>, 1000 and 1024", "team/large": "16 on 1 of &{[S6*] [] [] []}, 1000 and 1024", "team/pair": "10 on 2 of <nil>, 1000 and 1024",
+		"team/small": "4 on 1 of <nil>, 1000 and 1024", "team/large": "16 on 1 of &{[S6*] [] [] []}, 1000 and 1024",
+		"team/pair": "10 on 2 of <nil>, 1000 and 1024",
 	}, asks); d != "" {
 		t.Errorf("asks (-want +got):\n%s", d)
 	}
@@ -313,15 +327,21 @@ func TestLiveMistakes(t *testing.T) {
 		args    []string
 		want    string
 	}{
-		"nothing is shared":  {[]runtime.Object{&v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "plain"}}}, nil, "no node publishes devices that Divvy shares; check that divvy-node is running"},
-		"several resources":  {two, nil, "the nodes share several resources; select one with --resource: enflame.com/gcu, enflame.com/gcu-memory"},
-		"another resource":   {two, []string{"--resource", "nvidia.com/gpu"}, "--resource nvidia.com/gpu: no node publishes it; published resources: enflame.com/gcu, enflame.com/gcu-memory"},
-		"nobody asks for it": {two, []string{"--resource", "enflame.com/gcu"}, "no pod requests enflame.com/gcu: there is no workload to replay"},
-		"a pod is too large": {[]runtime.Object{liveNode(t, "a"), livePod("p", "", 17, v1.PodPending, nil)}, nil, `pod team/p: pod "team/p" requests 17 units of one device, 1000 millicores, 1024 MiB of memory, more than any empty node has`},
+		"nothing is shared": {[]runtime.Object{&v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "plain"}}}, nil,
+			"no node publishes devices that Divvy shares; check that divvy-node is running"},
+		"several resources": {two, nil, "the nodes share several resources; select one with --resource: enflame.com/gcu, " +
+			"enflame.com/gcu-memory"},
+		"another resource": {two, []string{"--resource", "nvidia.com/gpu"},
+			"--resource nvidia.com/gpu: no node publishes it; published resources: enflame.com/gcu, enflame.com/gcu-memory"},
+		"nobody asks for it": {two, []string{"--resource", "enflame.com/gcu"},
+			"no pod requests enflame.com/gcu: there is no workload to replay"},
+		"a pod is too large": {[]runtime.Object{liveNode(t, "a"), livePod("p", "", 17, v1.PodPending, nil)}, nil,
+			`pod team/p: pod "team/p" requests 17 units of one device, 1000 millicores, 1024 MiB of memory, more than any empty node has`},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
-			if _, _, err := run(t, tt.objects, "", append([]string{"--from-cluster", "--strict"}, tt.args...)...); err == nil || !strings.Contains(err.Error(), tt.want) {
+			if _, _, err := run(t, tt.objects, "", append([]string{"--from-cluster", "--strict"}, tt.args...)...); err == nil ||
+				!strings.Contains(err.Error(), tt.want) {
 				t.Errorf("error %v\nwant %s", err, tt.want)
 			}
 		})
@@ -333,9 +353,11 @@ func TestLiveMistakes(t *testing.T) {
 	if err == nil || out != "" {
 		t.Errorf("without the pod: %v", err)
 	}
-	out, _, err = run(t, []runtime.Object{two[0], pod}, "", "--from-cluster", "--resource", "enflame.com/gcu", "--find-nodes", "--policy", "binpack", "--shuffles", "1", "-o", "json")
+	out, _, err = run(t, []runtime.Object{two[0], pod}, "", "--from-cluster", "--resource", "enflame.com/gcu", "--find-nodes", "--policy",
+		"binpack", "--shuffles", "1", "-o", "json")
 	var r simulate.Report
-	if err != nil || json.Unmarshal([]byte(out), &r) != nil || r.Workloads[0].DemandPercent != 50 || r.Workloads[0].Policies[0].MostNodes != 1 {
+	if err != nil || json.Unmarshal([]byte(out), &r) != nil || r.Workloads[0].DemandPercent != 50 ||
+		r.Workloads[0].Policies[0].MostNodes != 1 {
 		t.Errorf("whole devices: %v\n%s", err, out)
 	}
 }

@@ -53,11 +53,14 @@ func (u *uninstaller) unwire(ctx context.Context) error {
 	hook := u.options.SchedulerHook
 	last, pending := u.awaitHook(ctx, hook, schedulerLimit)
 	for _, node := range last.unreachable {
-		u.remain(fmt.Sprintf("kube-scheduler on node %s, which does not respond: once it is back, it calls the extender for pods that request memory", node),
-			"on that node, run divvy-control schedconf uninstall, or copy /etc/kubernetes/kube-scheduler.back.yaml back to /etc/kubernetes/manifests/kube-scheduler.yaml")
+		u.remain(fmt.Sprintf("kube-scheduler on node %s, which does not respond: once it is back, it calls the extender for pods that "+
+			"request memory", node),
+			"on that node, run divvy-control schedconf uninstall, or copy /etc/kubernetes/kube-scheduler.back.yaml back to "+
+				"/etc/kubernetes/manifests/kube-scheduler.yaml")
 	}
 	if pending != "" {
-		return fmt.Errorf("kube-scheduler still calls the extender, so Divvy was not uninstalled: %s; see \"kubectl logs -n %s daemonset/%s\", fix the problem and uninstall again; "+
+		return fmt.Errorf("kube-scheduler still calls the extender, so Divvy was not uninstalled: %s; see \"kubectl logs -n %s "+
+			"daemonset/%s\", fix the problem and uninstall again; "+
 			"\"helm uninstall --no-hooks\" uninstalls anyway", pending, u.options.Namespace, hook)
 	}
 	u.say("kube-scheduler: done on %d nodes", last.ready)
@@ -107,7 +110,8 @@ func (u *uninstaller) hookState(ctx context.Context, name string) (s hookState, 
 		if set, err = u.client.AppsV1().DaemonSets(u.options.Namespace).Get(ctx, name, metav1.GetOptions{}); err != nil {
 			return err
 		}
-		pods, err = u.client.CoreV1().Pods(u.options.Namespace).List(ctx, metav1.ListOptions{LabelSelector: metav1.FormatLabelSelector(set.Spec.Selector)})
+		pods, err = u.client.CoreV1().Pods(u.options.Namespace).List(ctx,
+			metav1.ListOptions{LabelSelector: metav1.FormatLabelSelector(set.Spec.Selector)})
 		return err
 	})
 	if err != nil {
@@ -346,7 +350,8 @@ func (u *uninstaller) removeCopies(ctx context.Context) {
 			}
 			for i := range list.Items {
 				s := &list.Items[i]
-				err := u.client.CoreV1().Secrets(s.Namespace).Delete(ctx, s.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &s.UID}})
+				err := u.client.CoreV1().Secrets(s.Namespace).Delete(ctx, s.Name,
+					metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &s.UID}})
 				if err != nil && !gone(err) {
 					return fmt.Errorf("in namespace %s: %w", s.Namespace, err)
 				}
@@ -373,7 +378,8 @@ func (u *uninstaller) awaitHosts(ctx context.Context) {
 		u.remain(fmt.Sprintf("files on the host of node %s, which does not respond", node), "on that node, run divvy-node uninstall")
 	}
 	if pending != "" {
-		u.remain("files on hosts ("+pending+")", fmt.Sprintf("see kubectl logs -n %s daemonset/%s, and run divvy-node uninstall on those nodes", u.options.Namespace, hook))
+		u.remain("files on hosts ("+pending+")", fmt.Sprintf("see kubectl logs -n %s daemonset/%s, and run divvy-node uninstall on those "+
+			"nodes", u.options.Namespace, hook))
 		return
 	}
 	u.say("hosts of %d nodes are clean", last.ready)
@@ -387,7 +393,8 @@ func (u *uninstaller) hold(ctx context.Context, stopped time.Time) {
 		until = deadline.Add(-reserve)
 	}
 	if rest := time.Until(until); rest > 0 {
-		u.say("waiting %v: kubelet keeps resources without a device plugin for five minutes; the second step continues from there", rest.Round(time.Second))
+		u.say("waiting %v: kubelet keeps resources without a device plugin for five minutes; the second step continues from there",
+			rest.Round(time.Second))
 		select {
 		case <-ctx.Done():
 		case <-time.After(rest):

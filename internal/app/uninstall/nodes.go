@@ -115,7 +115,8 @@ func (u *uninstaller) patch(ctx context.Context, node string, body map[string]an
 		return err
 	}
 	return call(ctx, func(ctx context.Context) error {
-		_, err := u.client.CoreV1().Nodes().Patch(ctx, node, types.MergePatchType, data, metav1.PatchOptions{FieldManager: fieldManager}, subresources...)
+		_, err := u.client.CoreV1().Nodes().Patch(ctx, node, types.MergePatchType, data, metav1.PatchOptions{FieldManager: fieldManager},
+			subresources...)
 		return err
 	})
 }
@@ -132,7 +133,8 @@ type entry struct{ node, resource string }
 
 // command takes the entry away.
 func (e entry) command() string {
-	return fmt.Sprintf(`kubectl patch node %s --subresource=status --type=merge -p '{"status":{"capacity":{%q:null},"allocatable":{%q:null}}}'`,
+	return fmt.Sprintf(`kubectl patch node %s --subresource=status --type=merge -p '{"status":{"capacity":{%q:null},`+
+		`"allocatable":{%q:null}}}'`,
 		e.node, e.resource, e.resource)
 }
 
@@ -184,7 +186,8 @@ func (u *uninstaller) after(ctx context.Context) error {
 		u.say("node %s: %s is offered by another device plugin and was kept", e.node, e.resource)
 	}
 	for e, why := range forgetting {
-		u.remain(fmt.Sprintf("%s in the status of node %s (%s)", e.resource, e.node, why), e.command()+", once kubelet shows a capacity of 0")
+		u.remain(fmt.Sprintf("%s in the status of node %s (%s)", e.resource, e.node, why),
+			e.command()+", once kubelet shows a capacity of 0")
 	}
 	if pending == "" {
 		u.say("nodes: their status was restored")
@@ -193,7 +196,8 @@ func (u *uninstaller) after(ctx context.Context) error {
 }
 
 // forget does for one node what can be done now.
-func (u *uninstaller) forget(ctx context.Context, n *corev1.Node, away, patched map[entry]time.Time, taken map[entry]bool, forgetting map[entry]string) {
+func (u *uninstaller) forget(ctx context.Context, n *corev1.Node, away, patched map[entry]time.Time, taken map[entry]bool,
+	forgetting map[entry]string) {
 	remove := map[string]any{}
 	for _, name := range u.options.Resources {
 		e := entry{n.Name, name}

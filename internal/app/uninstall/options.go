@@ -48,17 +48,20 @@ func DefaultOptions() Options {
 func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	fs.BoolVar(&o.Before, "before", o.Before, "run the steps before Divvy's objects are deleted")
 	fs.BoolVar(&o.After, "after", o.After, "run the steps after Divvy's objects were deleted")
-	fs.StringVar(&o.Kubeconfig, "kubeconfig", os.Getenv("KUBECONFIG"), "kubeconfig file; the pod's service account if empty (environment KUBECONFIG)")
+	fs.StringVar(&o.Kubeconfig, "kubeconfig", os.Getenv("KUBECONFIG"),
+		"kubeconfig file; the pod's service account if empty (environment KUBECONFIG)")
 	fs.StringVar(&o.Namespace, "namespace", o.Namespace, "namespace of the DaemonSets (environment POD_NAMESPACE)")
 	fs.StringVar(&o.SchedulerDaemon, "scheduler-daemon", o.SchedulerDaemon, "DaemonSet that keeps kube-scheduler configured; deleted first")
-	fs.StringVar(&o.SchedulerHook, "scheduler-hook", o.SchedulerHook, "DaemonSet whose pods are ready once kube-scheduler no longer calls the extender; nothing else is removed "+
-		"before")
+	fs.StringVar(&o.SchedulerHook, "scheduler-hook", o.SchedulerHook,
+		"DaemonSet whose pods are ready once kube-scheduler no longer calls the extender; nothing else is removed "+
+			"before")
 	fs.StringVar(&o.NodeHook, "node-hook", o.NodeHook, "DaemonSet whose pods are ready once their host is clean")
 	fs.StringArrayVar(&o.Remove, "remove", o.Remove, "object to delete, as KIND/NAMESPACE/NAME or KIND/NAME; may be repeated")
 	fs.BoolVar(&o.TokenCopies, "token-copies", o.TokenCopies, "delete the copies of the remote pool's token in all namespaces")
 	fs.StringSliceVar(&o.Counts, "counts", o.Counts, "resources that show a device count, in addition to those listed on nodes")
 	fs.StringSliceVar(&o.Resources, "resources", o.Resources, "resources that kubelet was offered")
-	fs.DurationVar(&o.Hold, "hold", o.Hold, "minimum time that --before waits after the daemons have exited, so that --after has less to wait for")
+	fs.DurationVar(&o.Hold, "hold", o.Hold, "minimum time that --before waits after the daemons have exited, so that --after has less to "+
+		"wait for")
 	fs.DurationVar(&o.Timeout, "timeout", o.Timeout, "maximum duration of the run")
 }
 
@@ -72,7 +75,8 @@ func (o *Options) Validate() error {
 		errs = append(errs, errors.New("--namespace (or POD_NAMESPACE) is required for --scheduler-daemon, --scheduler-hook and --node-hook"))
 	}
 	if o.SchedulerDaemon != "" && o.SchedulerHook == "" {
-		errs = append(errs, errors.New("--scheduler-daemon requires --scheduler-hook, or kube-scheduler would continue to call an extender that no longer exists"))
+		errs = append(errs, errors.New("--scheduler-daemon requires --scheduler-hook, or kube-scheduler would continue to call an "+
+			"extender that no longer exists"))
 	}
 	_, err := parseObjects(o.Remove)
 	errs = append(errs, err)

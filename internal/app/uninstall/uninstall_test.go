@@ -48,16 +48,19 @@ func node(name string, resources map[string]string) *corev1.Node {
 		ObjectMeta: metav1.ObjectMeta{
 			Name: name,
 			Labels: map[string]string{
-				"kubernetes.io/hostname": name, "enflame.com/gcushare": "true", "divvy.dev/enflame.present": "true", "nvidia.com/gpu.product": "A100",
+				"kubernetes.io/hostname": name, "enflame.com/gcushare": "true", "divvy.dev/enflame.present": "true",
+				"nvidia.com/gpu.product": "A100",
 			},
 			Annotations: map[string]string{
-				wire.InventoryAnnotation: "{}", wire.LabelsAnnotation: "divvy.dev/enflame.present,divvy.dev/gone,kubernetes.io/hostname", wire.CountsAnnotation: count,
+				wire.InventoryAnnotation: "{}", wire.LabelsAnnotation: "divvy.dev/enflame.present,divvy.dev/gone,kubernetes.io/hostname",
+				wire.CountsAnnotation:     count,
 				wire.QuarantineAnnotation: "{}", wire.DeviceRequestAnnotation: "{}", "other": "kept",
 			},
 		},
 		Status: corev1.NodeStatus{
-			Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}},
-			Capacity:   corev1.ResourceList{"cpu": resource.MustParse("4")}, Allocatable: corev1.ResourceList{"cpu": resource.MustParse("4")},
+			Conditions:  []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}},
+			Capacity:    corev1.ResourceList{"cpu": resource.MustParse("4")},
+			Allocatable: corev1.ResourceList{"cpu": resource.MustParse("4")},
 		},
 	}
 	for name, amount := range resources {
@@ -97,9 +100,12 @@ func daemons(name string, ready map[string]bool) []runtime.Object {
 // installation is what the chart made, and programs after it.
 func installation(more ...runtime.Object) []runtime.Object {
 	out := []runtime.Object{
-		&appsv1.DaemonSet{ObjectMeta: named("divvy-schedconf"), Spec: appsv1.DaemonSetSpec{Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "schedconf"}}}},
-		&appsv1.DaemonSet{ObjectMeta: named("divvy-node"), Spec: appsv1.DaemonSetSpec{Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "node"}}}},
-		&appsv1.Deployment{ObjectMeta: named("divvy-extender"), Spec: appsv1.DeploymentSpec{Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "extender"}}}},
+		&appsv1.DaemonSet{ObjectMeta: named("divvy-schedconf"),
+			Spec: appsv1.DaemonSetSpec{Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "schedconf"}}}},
+		&appsv1.DaemonSet{ObjectMeta: named("divvy-node"),
+			Spec: appsv1.DaemonSetSpec{Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "node"}}}},
+		&appsv1.Deployment{ObjectMeta: named("divvy-extender"),
+			Spec: appsv1.DeploymentSpec{Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "extender"}}}},
 		&admissionv1.MutatingWebhookConfiguration{ObjectMeta: metav1.ObjectMeta{Name: "bwki-webhook-cfg"}},
 		&admissionv1.MutatingWebhookConfiguration{ObjectMeta: metav1.ObjectMeta{Name: "somebody-elses"}},
 		&coordinationv1.Lease{ObjectMeta: named("divvy-extender")},
@@ -110,7 +116,8 @@ func installation(more ...runtime.Object) []runtime.Object {
 			Name: pool.CASecret, Namespace: ns, Labels: map[string]string{"divvy.dev/managed-by": "divvy-pool"},
 		}})
 	}
-	token := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: pool.CASecret, Namespace: "kube-system", Labels: map[string]string{"divvy.dev/pool-import": "true"}}}
+	token := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: pool.CASecret,
+		Namespace: "kube-system", Labels: map[string]string{"divvy.dev/pool-import": "true"}}}
 	return append(append(out, token), more...)
 }
 
@@ -162,8 +169,10 @@ func newServer(t *testing.T, objects []runtime.Object) *kubetest.Server {
 func TestBefore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		server := newServer(t, slices.Concat(
-			installation(node("n1", map[string]string{memory: "128", count: "8"}), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "plain", Annotations: map[string]string{"other": "kept"}}}),
-			daemons("divvy-uninstall-scheduler", map[string]bool{"n1": true}), daemons("divvy-uninstall-node", map[string]bool{"n1": true})))
+			installation(node("n1", map[string]string{memory: "128", count: "8"}),
+				&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "plain", Annotations: map[string]string{"other": "kept"}}}),
+			daemons("divvy-uninstall-scheduler", map[string]bool{"n1": true}),
+			daemons("divvy-uninstall-node", map[string]bool{"n1": true})))
 		began := time.Now()
 		out, writes, err := run(t, options(), server, server.Client(nil))
 		if err != nil {
@@ -266,7 +275,8 @@ func TestBeforeOutlastsAnAPIServerThatRestarts(t *testing.T) {
 		t.Run(kind, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				server := newServer(t, slices.Concat(installation(node("n1", nil)),
-					daemons("divvy-uninstall-scheduler", map[string]bool{"n1": true}), daemons("divvy-uninstall-node", map[string]bool{"n1": true})))
+					daemons("divvy-uninstall-scheduler", map[string]bool{"n1": true}),
+					daemons("divvy-uninstall-node", map[string]bool{"n1": true})))
 				var first time.Time
 				restarting := func(action clienttesting.Action) error {
 					if action.GetResource().Resource != kind || action.GetVerb() != "delete" {
@@ -284,7 +294,8 @@ func TestBeforeOutlastsAnAPIServerThatRestarts(t *testing.T) {
 				if err != nil || strings.Contains(out, "remains") {
 					t.Errorf("%v\n%s", err, out)
 				}
-				for _, want := range []string{"delete mutatingwebhookconfiguration bwki-webhook-cfg", "delete lease divvy-extender", "delete secret " + pool.CASecret} {
+				for _, want := range []string{"delete mutatingwebhookconfiguration bwki-webhook-cfg", "delete lease divvy-extender",
+					"delete secret " + pool.CASecret} {
 					if !slices.Contains(writes, want) {
 						t.Errorf("no %q in %q", want, writes)
 					}
@@ -298,7 +309,8 @@ func TestBeforeGoesOnWithoutNodesThatDoNotAnswer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		server := newServer(t, slices.Concat(installation(node("n1", nil), away(node("n2", map[string]string{count: "8"}))),
 			daemons("divvy-uninstall-scheduler", map[string]bool{"n1": true, "n2": false}),
-			daemons("divvy-uninstall-node", map[string]bool{"n1": true, "n2": false}), daemons("app-node", map[string]bool{"n2": true})[1:]))
+			daemons("divvy-uninstall-node", map[string]bool{"n1": true, "n2": false}),
+			daemons("app-node", map[string]bool{"n2": true})[1:]))
 		// As with foreground deletion, the DaemonSet outlives the pod, which does not
 		// end on a node that is away.
 		client, other := server.Client(nil), server.Client(nil)
@@ -349,7 +361,8 @@ func TestBeforeGoesOnWithoutNodesThatDoNotAnswer(t *testing.T) {
 
 func TestBeforeNamesWhatItMayNotDelete(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		server := newServer(t, slices.Concat(installation(node("n1", nil)), daemons("divvy-uninstall-scheduler", nil), daemons("divvy-uninstall-node", nil)))
+		server := newServer(t, slices.Concat(installation(node("n1", nil)), daemons("divvy-uninstall-scheduler", nil),
+			daemons("divvy-uninstall-node", nil)))
 		forbidden := func(action clienttesting.Action) error {
 			if action.GetVerb() == "delete" || action.GetVerb() == "patch" {
 				return apierrors.NewForbidden(action.GetResource().GroupResource(), "x", errors.New("not allowed"))
@@ -406,7 +419,8 @@ func kubelet(ctx context.Context, t *testing.T, client kubernetes.Interface, nam
 		} else {
 			delete(n.Status.Allocatable, r)
 		}
-		if _, err := client.CoreV1().Nodes().UpdateStatus(ctx, n, metav1.UpdateOptions{}); err != nil && !apierrors.IsConflict(err) && ctx.Err() == nil {
+		if _, err := client.CoreV1().Nodes().UpdateStatus(ctx, n, metav1.UpdateOptions{}); err != nil && !apierrors.IsConflict(err) &&
+			ctx.Err() == nil {
 			t.Error(err)
 			return
 		}
@@ -446,7 +460,8 @@ func TestAfter(t *testing.T) {
 			}
 		}
 		for _, want := range []string{
-			"node n1: removed " + memory + " from its status", "node others: " + memory + " is offered by another device plugin and was kept",
+			"node n1: removed " + memory + " from its status",
+			"node others: " + memory + " is offered by another device plugin and was kept",
 			"- " + memory + " in the status of node dead, which does not respond", "kubectl patch node dead --subresource=status",
 		} {
 			if !strings.Contains(out, want) {
@@ -474,7 +489,8 @@ func TestAfterGivesUpInTime(t *testing.T) {
 		if lasted := time.Since(began); lasted > time.Minute {
 			t.Errorf("it lasted %v", lasted)
 		}
-		if want := "- " + memory + " in the status of node n1 (kubelet still lists 128); to fix it: kubectl patch node n1"; !strings.Contains(out, want) {
+		if want := "- " + memory +
+			" in the status of node n1 (kubelet still lists 128); to fix it: kubectl patch node n1"; !strings.Contains(out, want) {
 			t.Errorf("it does not say %q:\n%s", want, out)
 		}
 		stop()
@@ -499,9 +515,10 @@ func TestOptions(t *testing.T) {
 		args []string
 		want string
 	}{
-		"no part":             {nil, "set either --before or --after"},
-		"both parts":          {[]string{"--before", "--after"}, "set either --before or --after"},
-		"no namespace":        {[]string{"--before", "--namespace=", "--node-hook=x"}, "--namespace (or POD_NAMESPACE) is required for --scheduler-daemon"},
+		"no part":    {nil, "set either --before or --after"},
+		"both parts": {[]string{"--before", "--after"}, "set either --before or --after"},
+		"no namespace": {[]string{"--before", "--namespace=", "--node-hook=x"},
+			"--namespace (or POD_NAMESPACE) is required for --scheduler-daemon"},
 		"a daemon alone":      {[]string{"--before", "--scheduler-daemon=x"}, "--scheduler-daemon requires --scheduler-hook"},
 		"a kind":              {[]string{"--before", "--remove=pod/a/b"}, `--remove: "pod/a/b": must be KIND/NAMESPACE/NAME`},
 		"no namespace of one": {[]string{"--before", "--remove=lease/a"}, `--remove: "lease/a"`},

@@ -123,8 +123,10 @@ func (c *cluster) ready() error {
 func (c *cluster) run(ctx context.Context, client kubernetes.Interface) {
 	nodes, quotas := client.CoreV1().Nodes(), client.CoreV1().ResourceQuotas(metav1.NamespaceAll)
 	var group wait.Group
-	group.StartWithContext(ctx, kube.NewReflector("nodes", &corev1.Node{}, c.nodes, kube.ListWatch(client, "", nodes.List, nodes.Watch)).RunWithContext)
-	group.StartWithContext(ctx, kube.NewReflector("resourcequotas", &corev1.ResourceQuota{}, c.quotas, kube.ListWatch(client, "", quotas.List, quotas.Watch)).RunWithContext)
+	group.StartWithContext(ctx, kube.NewReflector("nodes", &corev1.Node{}, c.nodes, kube.ListWatch(client, "", nodes.List,
+		nodes.Watch)).RunWithContext)
+	group.StartWithContext(ctx, kube.NewReflector("resourcequotas", &corev1.ResourceQuota{}, c.quotas,
+		kube.ListWatch(client, "", quotas.List, quotas.Watch)).RunWithContext)
 	group.Wait()
 }
 

@@ -155,7 +155,8 @@ func TestClusterFollowsTheAPIServer(t *testing.T) {
 	if got := c.LargestAllocatable()["bitfusion.io/gpu"]; got != 1000 {
 		t.Errorf("%d units", got)
 	}
-	if _, err := client.CoreV1().ResourceQuotas("team").Create(t.Context(), quota("team", "q", map[corev1.ResourceName]string{"requests.bitfusion.io/gpu": "100"}), metav1.CreateOptions{}); err != nil {
+	if _, err := client.CoreV1().ResourceQuotas("team").Create(t.Context(),
+		quota("team", "q", map[corev1.ResourceName]string{"requests.bitfusion.io/gpu": "100"}), metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	if err := client.CoreV1().Nodes().Delete(t.Context(), "a", metav1.DeleteOptions{}); err != nil {

@@ -51,7 +51,8 @@ func whole(s settings, catalog *catalogFile, client *fake.Clientset) (*program, 
 func TestLife(t *testing.T) {
 	i := start(t, options(), apiServer(), whole)
 	i.ready("")
-	config, err := i.client.AdmissionregistrationV1().MutatingWebhookConfigurations().Get(t.Context(), "bwki-webhook-cfg", metav1.GetOptions{})
+	config, err := i.client.AdmissionregistrationV1().MutatingWebhookConfigurations().Get(t.Context(),
+		"bwki-webhook-cfg", metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -71,7 +72,8 @@ func TestLife(t *testing.T) {
 	}
 	converted := patched(t, pod, response)
 	units := converted.Spec.Containers[0].Resources.Limits[pool.Resource]
-	if units.Value() != 50 || len(converted.Spec.InitContainers) != 1 || converted.Spec.InitContainers[0].Image != DefaultOptions().ClientImage {
+	if units.Value() != 50 || len(converted.Spec.InitContainers) != 1 ||
+		converted.Spec.InitContainers[0].Image != DefaultOptions().ClientImage {
 		t.Errorf("converted to %+v", converted.Spec)
 	}
 	if response, err = review(i.https, i.url+"/validate", converted); err != nil || !response.Allowed {
@@ -83,7 +85,8 @@ func TestLife(t *testing.T) {
 	stranger := converted.DeepCopy()
 	stranger.Namespace = "stranger"
 	response, err = review(i.https, i.url+"/validate", stranger)
-	if err != nil || response.Allowed || response.Result.Code != http.StatusForbidden || !strings.Contains(response.Result.Message, "kubectl label namespace stranger divvy.dev/pool=allowed") {
+	if err != nil || response.Allowed || response.Result.Code != http.StatusForbidden ||
+		!strings.Contains(response.Result.Message, "kubectl label namespace stranger divvy.dev/pool=allowed") {
 		t.Errorf("/validate in a namespace that is not allowed answers %+v, %v", response, err)
 	}
 	own := guidePod("bwki")
@@ -93,7 +96,8 @@ func TestLife(t *testing.T) {
 
 	_, text := i.get(i.metrics + "/metrics")
 	for _, want := range []string{
-		"divvy_webhook_ready 1", "divvy_webhook_catalog_stale 0", "divvy_webhook_catalog_clients ", "divvy_build_info{", "process_resident_memory_bytes",
+		"divvy_webhook_ready 1", "divvy_webhook_catalog_stale 0", "divvy_webhook_catalog_clients ",
+		"divvy_build_info{", "process_resident_memory_bytes",
 	} {
 		if !strings.Contains(text, want) {
 			t.Errorf("metrics lack %s", want)

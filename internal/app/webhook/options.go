@@ -88,18 +88,25 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.Listen, "listen", o.Listen, "address to serve admission reviews and probes on, with TLS")
 	fs.StringVar(&o.MetricsListen, "metrics-listen", o.MetricsListen, "address to serve Prometheus metrics on; empty to disable")
 	fs.StringVar(&o.Kubeconfig, "kubeconfig", o.Kubeconfig, "kubeconfig file; the pod's service account if empty")
-	fs.StringVar(&o.Namespace, "namespace", o.Namespace, "namespace of the program, its service and its secret; the pod's namespace (POD_NAMESPACE) if empty")
+	fs.StringVar(&o.Namespace, "namespace", o.Namespace,
+		"namespace of the program, its service and its secret; the pod's namespace (POD_NAMESPACE) if empty")
 	fs.StringVar(&o.Service, "service", o.Service, "service that the API server calls and that the certificate is issued for")
 	fs.StringVar(&o.Secret, "secret", o.Secret, "secret for the certificate and its CA")
 	fs.StringVar(&o.MutatingConfig, "mutating-config", o.MutatingConfig, "MutatingWebhookConfiguration whose CA bundle is maintained")
-	fs.StringVar(&o.ValidatingConfig, "validating-config", o.ValidatingConfig, "ValidatingWebhookConfiguration whose CA bundle is maintained")
-	fs.StringVar(&o.CatalogFile, "catalog-file", o.CatalogFile, "catalog of clients, reloaded when it changes; the built-in catalog if empty")
-	fs.StringVar(&o.TotalGPUMemory, "total-gpu-memory", o.TotalGPUMemory, "memory of one GPU of the pool, a whole number of MB; requests by memory are rejected if 0 or empty (also environment TOTAL_GPU_MEMORY)")
+	fs.StringVar(&o.ValidatingConfig, "validating-config", o.ValidatingConfig,
+		"ValidatingWebhookConfiguration whose CA bundle is maintained")
+	fs.StringVar(&o.CatalogFile, "catalog-file", o.CatalogFile,
+		"catalog of clients, reloaded when it changes; the built-in catalog if empty")
+	fs.StringVar(&o.TotalGPUMemory, "total-gpu-memory", o.TotalGPUMemory, "memory of one GPU of the pool, a whole number of MB; requests "+
+		"by memory are rejected if 0 or empty (also environment TOTAL_GPU_MEMORY)")
 	fs.StringVar(&o.ClientImage, "client-image", o.ClientImage, "image of clients whose catalog entry names no image")
-	fs.StringVar(&o.ClientPullPolicy, "client-pull-policy", o.ClientPullPolicy, "pull policy of the client images: Always, IfNotPresent or Never; the API server's default if empty")
-	fs.StringSliceVar(&o.IgnoredNamespaces, "ignored-namespaces", o.IgnoredNamespaces, "namespaces whose pods are ignored, in addition to the program's own")
+	fs.StringVar(&o.ClientPullPolicy, "client-pull-policy", o.ClientPullPolicy,
+		"pull policy of the client images: Always, IfNotPresent or Never; the API server's default if empty")
+	fs.StringSliceVar(&o.IgnoredNamespaces, "ignored-namespaces", o.IgnoredNamespaces,
+		"namespaces whose pods are ignored, in addition to the program's own")
 	fs.StringVar(&o.SourceNamespace, "source-namespace", o.SourceNamespace, "namespace of the pool's secrets")
-	fs.StringVar(&o.NamespaceSelector, "namespace-selector", o.NamespaceSelector, "labels of the namespaces that may get copies of the secrets, as key=value or as a label selector in JSON; {} for all")
+	fs.StringVar(&o.NamespaceSelector, "namespace-selector", o.NamespaceSelector,
+		"labels of the namespaces that may get copies of the secrets, as key=value or as a label selector in JSON; {} for all")
 	fs.DurationVar(&o.ShutdownDelay, "shutdown-delay", o.ShutdownDelay, "how long to keep serving requests after SIGTERM")
 	o.Log.AddFlags(fs)
 }

@@ -88,11 +88,13 @@ func TestTotalGPUMemory(t *testing.T) {
 		want int64
 		err  string
 	}{
-		"":                     {0, ""},
-		"0":                    {0, ""},
-		"16000":                {16000, ""},
-		"\t16000\n":            {16000, ""},
-		"16000M":               {0, `"16000M": must be a whole number of MB (10^6 bytes) of one GPU, without a unit, such as 16000; if 16000M bytes are meant, write 16000`},
+		"":          {0, ""},
+		"0":         {0, ""},
+		"16000":     {16000, ""},
+		"\t16000\n": {16000, ""},
+		"16000M": {0,
+			`"16000M": must be a whole number of MB (10^6 bytes) of one GPU, without a unit, such as 16000; if 16000M bytes are meant, ` +
+				`write 16000`},
 		"16Gi":                 {0, "if 16Gi bytes are meant, write 17179"},
 		"16G":                  {0, "write 16000"},
 		"1e3":                  {0, "without a unit, such as 16000"},
@@ -174,7 +176,8 @@ func TestEnvironment(t *testing.T) {
 	}
 
 	env = map[string]string{"DIVVY_SHUTDOWN_DELAY": "long"}
-	if err := flags.FromEnvironment(fs, lookup, theirVariables); err == nil || !strings.Contains(err.Error(), "environment variable DIVVY_SHUTDOWN_DELAY") {
+	if err := flags.FromEnvironment(fs, lookup, theirVariables); err == nil ||
+		!strings.Contains(err.Error(), "environment variable DIVVY_SHUTDOWN_DELAY") {
 		t.Errorf("error %v", err)
 	}
 }

@@ -146,7 +146,8 @@ func assemble(s settings, catalog *catalogFile, clients kube.Clients) (*program,
 	return newProgram(s, catalog, client, manager, keeper, registry)
 }
 
-func newProgram(s settings, catalog *catalogFile, client kubernetes.Interface, c certificates, k keeper, registry *prometheus.Registry) (*program, error) {
+func newProgram(s settings, catalog *catalogFile, client kubernetes.Interface, c certificates, k keeper,
+	registry *prometheus.Registry) (*program, error) {
 	p := &program{
 		settings: s, client: client, catalog: catalog, certs: c, keeper: k, cluster: newCluster(k.Allowed),
 		limits: limit.New(limit.Config{Shared: clientBytes}),
@@ -265,13 +266,15 @@ func (p *program) reject(ctx context.Context) func(error) {
 	return func(err error) {
 		klog.FromContext(ctx).Error(err, "The new catalog is invalid; keeping the previous one")
 		p.reloads.WithLabelValues(rejected).Inc()
-		p.tell(events.CatalogRejected, "the new catalog is invalid, the previous one stays in use: "+strings.Join(strings.Fields(err.Error()), " "))
+		p.tell(events.CatalogRejected, "the new catalog is invalid, the previous one stays in use: "+
+			strings.Join(strings.Fields(err.Error()), " "))
 	}
 }
 
 // tell records an event on the program's own pod.
 func (p *program) tell(kind events.Kind, message string) {
 	if p.settings.pod != "" {
-		p.events.Tell(&corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: p.settings.Namespace, Name: p.settings.pod}, kind, message)
+		p.events.Tell(&corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: p.settings.Namespace, Name: p.settings.pod}, kind,
+			message)
 	}
 }

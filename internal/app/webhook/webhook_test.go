@@ -87,13 +87,15 @@ func options() Options {
 
 // start runs the program of makeProgram, on addresses of its own, over a fake API
 // server.
-func start(t *testing.T, o Options, client *fake.Clientset, makeProgram func(settings, *catalogFile, *fake.Clientset) (*program, error)) *instance {
+func start(t *testing.T, o Options, client *fake.Clientset, makeProgram func(settings, *catalogFile, *fake.Clientset) (*program,
+	error)) *instance {
 	t.Helper()
 	return startIn(context.Background(), t, o, client, makeProgram)
 }
 
 // startIn is start with a context that ends the program.
-func startIn(ctx context.Context, t *testing.T, o Options, client *fake.Clientset, makeProgram func(settings, *catalogFile, *fake.Clientset) (*program, error)) *instance {
+func startIn(ctx context.Context, t *testing.T, o Options, client *fake.Clientset, makeProgram func(settings, *catalogFile,
+	*fake.Clientset) (*program, error)) *instance {
 	t.Helper()
 	s, err := o.settings()
 	if err != nil {
@@ -151,7 +153,8 @@ func withFixed(t *testing.T) (func(settings, *catalogFile, *fake.Clientset) (*pr
 // trust makes the instance's client check the certificate as the API server does.
 func (i *instance) trust(roots *x509.CertPool) {
 	i.https.CloseIdleConnections()
-	i.https = &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots, ServerName: serverName}, ForceAttemptHTTP2: true}}
+	i.https = &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots, ServerName: serverName},
+		ForceAttemptHTTP2: true}}
 }
 
 // end stops the instance and returns what run returned.
@@ -258,15 +261,18 @@ func guidePod(namespace string) *corev1.Pod {
 // secrets, and a namespace that may use them.
 func apiServer() *fake.Clientset {
 	secret := func(name, key string) *corev1.Secret {
-		return &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: name}, Data: map[string][]byte{key: []byte("x")}}
+		return &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: name},
+			Data: map[string][]byte{key: []byte("x")}}
 	}
 	return fake.NewClientset(
 		&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "bwki", Name: "bwki-webhook-certs"}},
 		&registrationv1.MutatingWebhookConfiguration{
-			ObjectMeta: metav1.ObjectMeta{Name: "bwki-webhook-cfg"}, Webhooks: []registrationv1.MutatingWebhook{{Name: "bwkimua.bitfusion.io"}},
+			ObjectMeta: metav1.ObjectMeta{Name: "bwki-webhook-cfg"},
+			Webhooks:   []registrationv1.MutatingWebhook{{Name: "bwkimua.bitfusion.io"}},
 		},
 		&registrationv1.ValidatingWebhookConfiguration{
-			ObjectMeta: metav1.ObjectMeta{Name: "validation.bitfusion.io-cfg"}, Webhooks: []registrationv1.ValidatingWebhook{{Name: "bwkival.bitfusion.io"}},
+			ObjectMeta: metav1.ObjectMeta{Name: "validation.bitfusion.io-cfg"},
+			Webhooks:   []registrationv1.ValidatingWebhook{{Name: "bwkival.bitfusion.io"}},
 		},
 		secret(pool.CASecret, pool.CAKey), secret(pool.ClientSecret, pool.ClientKey), secret(pool.ServersSecret, pool.ServersKey),
 		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "team", Labels: map[string]string{"divvy.dev/pool": "allowed"}}},
@@ -338,7 +344,8 @@ func TestCatalogReload(t *testing.T) {
 	metric(`divvy_webhook_catalog_reloads_total{result="accepted"} 1`)
 
 	m.write("BitfusionClients: 7\n")
-	if message := event("CatalogRejected"); !strings.HasPrefix(message, "the new catalog is invalid, the previous one stays in use: ") || strings.Contains(message, "\n") {
+	if message := event("CatalogRejected"); !strings.HasPrefix(message, "the new catalog is invalid, the previous one stays in use: ") ||
+		strings.Contains(message, "\n") {
 		t.Errorf("event %q", message)
 	}
 	metric(`divvy_webhook_catalog_reloads_total{result="rejected"} 1`)
@@ -502,11 +509,13 @@ func TestTheServerIsBounded(t *testing.T) {
 	i.trust(roots)
 	i.ready("")
 	address := strings.TrimPrefix(i.url, "https://")
-	if c, err := tls.Dial("tcp", address, &tls.Config{RootCAs: roots, ServerName: serverName, MinVersion: tls.VersionTLS10, MaxVersion: tls.VersionTLS11}); err == nil {
+	if c, err := tls.Dial("tcp", address, &tls.Config{RootCAs: roots, ServerName: serverName, MinVersion: tls.VersionTLS10,
+		MaxVersion: tls.VersionTLS11}); err == nil {
 		_ = c.Close()
 		t.Error("TLS 1.1 is spoken")
 	}
-	c, err := tls.Dial("tcp", address, &tls.Config{RootCAs: roots, ServerName: serverName, NextProtos: []string{"h2"}, MinVersion: tls.VersionTLS12})
+	c, err := tls.Dial("tcp", address, &tls.Config{RootCAs: roots, ServerName: serverName, NextProtos: []string{"h2"},
+		MinVersion: tls.VersionTLS12})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -562,7 +571,9 @@ func streamsOf(t *testing.T, c net.Conn) uint32 {
 func TestRunFails(t *testing.T) {
 	defer klog.SetLoggerWithOptions(logr.Discard(), klog.ContextualLogger(true))
 	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
-	if err := os.WriteFile(kubeconfig, []byte(`{"clusters":[{"name":"c","cluster":{"server":"http://127.0.0.1:1"}}],"contexts":[{"name":"x","context":{"cluster":"c"}}],"current-context":"x"}`), 0o600); err != nil {
+	if err := os.WriteFile(kubeconfig,
+		[]byte(`{"clusters":[{"name":"c","cluster":{"server":"http://127.0.0.1:1"}}],"contexts":[{"name":"x","context":{"cluster":"c"}}],`+
+			`"current-context":"x"}`), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	bad := filepath.Join(t.TempDir(), "catalog.yaml")
@@ -578,12 +589,13 @@ func TestRunFails(t *testing.T) {
 		change func(*Options)
 		want   string
 	}{
-		"bad catalog":      {func(o *Options) { o.CatalogFile = bad }, "catalog " + bad + ": "},
-		"no catalog":       {func(o *Options) { o.CatalogFile = "/nowhere" }, "read the catalog: open /nowhere"},
-		"bad total memory": {func(o *Options) { o.TotalGPUMemory = "16000M" }, `--total-gpu-memory: "16000M": must be a whole number of MB`},
-		"bad selector":     {func(o *Options) { o.NamespaceSelector = "a=b=c" }, `--namespace-selector: "a=b=c": `},
-		"no API server":    {func(o *Options) { o.Kubeconfig = "/nowhere" }, "configuration of the Kubernetes client: "},
-		"port taken":       {func(o *Options) { o.Listen = taken.Addr().String() }, "listen for the API server: "},
+		"bad catalog": {func(o *Options) { o.CatalogFile = bad }, "catalog " + bad + ": "},
+		"no catalog":  {func(o *Options) { o.CatalogFile = "/nowhere" }, "read the catalog: open /nowhere"},
+		"bad total memory": {func(o *Options) { o.TotalGPUMemory = "16000M" },
+			`--total-gpu-memory: "16000M": must be a whole number of MB`},
+		"bad selector":  {func(o *Options) { o.NamespaceSelector = "a=b=c" }, `--namespace-selector: "a=b=c": `},
+		"no API server": {func(o *Options) { o.Kubeconfig = "/nowhere" }, "configuration of the Kubernetes client: "},
+		"port taken":    {func(o *Options) { o.Listen = taken.Addr().String() }, "listen for the API server: "},
 		"metrics port taken": {func(o *Options) { o.Listen, o.MetricsListen = "127.0.0.1:0", taken.Addr().String() },
 			"listen for metrics: "},
 	} {

@@ -390,7 +390,8 @@ func (e *NoFitError) Error() string {
 	case e.Code == NotSelected:
 		return fmt.Sprintf("node %s: no device of %s is allowed by the pod's annotations: %v", e.Node, e.Resource, ErrNoFit)
 	case e.Code == TooFewDevices:
-		return fmt.Sprintf("node %s: fewer than %d devices of %s with %d units are allowed for the pod: %v", e.Node, e.Devices, e.Resource, e.Need, ErrNoFit)
+		return fmt.Sprintf("node %s: fewer than %d devices of %s with %d units are allowed for the pod: %v", e.Node, e.Devices, e.Resource,
+			e.Need, ErrNoFit)
 	case e.Code == NoCapacity:
 		return fmt.Sprintf("node %s: insufficient CPU or memory for a pod with devices of %s: %v", e.Node, e.Resource, ErrNoFit)
 	case e.Devices > 1:

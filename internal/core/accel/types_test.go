@@ -135,7 +135,8 @@ func TestSelection(t *testing.T) {
 // Evicting pods helps where pods that end would.
 func TestUnresolvable(t *testing.T) {
 	for code, want := range map[ReasonCode]bool{
-		Fits: false, NodeUnknown: true, NoDeviceFits: false, LargerThanDevice: true, TooFewDevices: true, NotSelected: true, NoCapacity: false, Unservable: true,
+		Fits: false, NodeUnknown: true, NoDeviceFits: false, LargerThanDevice: true, TooFewDevices: true, NotSelected: true,
+		NoCapacity: false, Unservable: true,
 	} {
 		if got := code.Unresolvable(); got != want {
 			t.Errorf("code %d: Unresolvable = %t, want %t", code, got, want)
@@ -148,11 +149,16 @@ func TestNoFitErrorSaysWhatIsShort(t *testing.T) {
 		err  NoFitError
 		want string
 	}{
-		{NoFitError{Node: "n", Resource: "r", Devices: 1, Need: 4, Largest: 3}, "node n: 4 units of r requested on one device, at most 3 are free on any: "},
-		{NoFitError{Node: "n", Resource: "r", Devices: 2, Need: 4, Largest: 3}, "node n: 2 devices with 4 units of r each requested, at most 3 are free on any: "},
-		{NoFitError{Node: "n", Resource: "r", Code: NoCapacity, Devices: 2}, "node n: insufficient CPU or memory for a pod with devices of r: "},
-		{NoFitError{Node: "n", Resource: "r", Code: NotSelected, Devices: 1}, "node n: no device of r is allowed by the pod's annotations: "},
-		{NoFitError{Node: "n", Resource: "r", Code: TooFewDevices, Devices: 3, Need: 4}, "node n: fewer than 3 devices of r with 4 units are allowed for the pod: "},
+		{NoFitError{Node: "n", Resource: "r", Devices: 1, Need: 4, Largest: 3},
+			"node n: 4 units of r requested on one device, at most 3 are free on any: "},
+		{NoFitError{Node: "n", Resource: "r", Devices: 2, Need: 4, Largest: 3},
+			"node n: 2 devices with 4 units of r each requested, at most 3 are free on any: "},
+		{NoFitError{Node: "n", Resource: "r", Code: NoCapacity, Devices: 2},
+			"node n: insufficient CPU or memory for a pod with devices of r: "},
+		{NoFitError{Node: "n", Resource: "r", Code: NotSelected, Devices: 1},
+			"node n: no device of r is allowed by the pod's annotations: "},
+		{NoFitError{Node: "n", Resource: "r", Code: TooFewDevices, Devices: 3, Need: 4},
+			"node n: fewer than 3 devices of r with 4 units are allowed for the pod: "},
 	} {
 		if got, want := tc.err.Error(), tc.want+ErrNoFit.Error(); got != want || !errors.Is(&tc.err, ErrNoFit) {
 			t.Errorf("%q, want %q", got, want)

@@ -172,7 +172,8 @@ func (h *Histogram) sorted() []key {
 	slices.SortFunc(keys, func(a, b key) int {
 		return cmp.Or(
 			cmp.Compare(h.counts[b].weight, h.counts[a].weight),
-			cmp.Compare(a.devices, b.devices), cmp.Compare(a.units, b.units), cmp.Compare(a.cpu, b.cpu), strings.Compare(a.models, b.models))
+			cmp.Compare(a.devices, b.devices), cmp.Compare(a.units, b.units), cmp.Compare(a.cpu, b.cpu),
+			strings.Compare(a.models, b.models))
 	})
 	return keys
 }

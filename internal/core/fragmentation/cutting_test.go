@@ -25,7 +25,8 @@ func TestTableOfTheTrace(t *testing.T) {
 		t.Fatal(err)
 	}
 	table := newTable(1000, openb, w, scale{1000})
-	want := map[accel.Units]int64{0: 0, 9: 0, 160: 0, 190: 0, 219: 0, 230: 250, 320: 333, 350: 333, 460: 500, 530: 500, 650: 667, 680: 667, 809: 917, 810: 1000, 1000: 1000, 2000: 1000}
+	want := map[accel.Units]int64{0: 0, 9: 0, 160: 0, 190: 0, 219: 0, 230: 250, 320: 333, 350: 333, 460: 500, 530: 500, 650: 667, 680: 667,
+		809: 917, 810: 1000, 1000: 1000, 2000: 1000}
 	for free, milli := range want {
 		if got := int64(math.Round(float64(table.of(free)) / one * 1000)); got != milli {
 			t.Errorf("%d free units are worth %d, want %d", free, got, milli)
@@ -63,7 +64,8 @@ func TestTables(t *testing.T) {
 			devices: []lot{{16, 4}}, pieces: []lot{{8, 9}}, total: 16, want: map[accel.Units]float64{7: 0, 8: 8, 15: 8, 16: 16},
 		},
 		"devices in MiB": {
-			devices: []lot{{32000, 4}}, pieces: []lot{{8000, 17}}, total: 32000, want: map[accel.Units]float64{7999: 0, 8000: 8000, 25000: 24000},
+			devices: []lot{{32000, 4}}, pieces: []lot{{8000, 17}}, total: 32000, want: map[accel.Units]float64{7999: 0, 8000: 8000,
+				25000: 24000},
 		},
 		"odd sizes are counted in coarse steps, and never for too much": {
 			devices: []lot{{1 << 20, 4}}, pieces: []lot{{333_333, 13}}, total: 1 << 20,
@@ -73,7 +75,8 @@ func TestTables(t *testing.T) {
 			devices: []lot{{16, 4}, {32, 4}}, pieces: []lot{{16, 6}, {32, 4}}, total: 16, want: map[accel.Units]float64{15: 0, 16: 16},
 		},
 		"on a larger device it does": {
-			devices: []lot{{16, 4}, {32, 4}}, pieces: []lot{{16, 8}, {32, 3}}, total: 32, want: map[accel.Units]float64{15: 0, 16: 16, 31: 16, 32: 32},
+			devices: []lot{{16, 4}, {32, 4}}, pieces: []lot{{16, 8}, {32, 3}}, total: 32, want: map[accel.Units]float64{15: 0, 16: 16,
+				31: 16, 32: 32},
 		},
 	}
 	for name, tc := range tests {
@@ -119,10 +122,12 @@ func TestTableProperties(t *testing.T) {
 			for a := range d.units + 1 {
 				va := table.of(a)
 				if va < 0 || a > 0 && va < table.of(a-1) || va > s.value(d.units) {
-					t.Fatalf("%d: %v on %v: %d of %d units are worth %d, one less %d", i, pieces, devices, a, d.units, va, table.of(max(a-1, 0)))
+					t.Fatalf("%d: %v on %v: %d of %d units are worth %d, one less %d", i, pieces, devices, a, d.units, va,
+						table.of(max(a-1, 0)))
 				}
 				if b := accel.Units(r.IntN(int(d.units-a) + 1)); va+table.of(b) > table.of(a+b)+2 { // rounded
-					t.Fatalf("%d: %v on %v: holes of %d and %d are worth %d and %d, one of both %d", i, pieces, devices, a, b, va, table.of(b), table.of(a+b))
+					t.Fatalf("%d: %v on %v: holes of %d and %d are worth %d and %d, one of both %d", i, pieces, devices, a, b, va,
+						table.of(b), table.of(a+b))
 				}
 			}
 			if table.of(d.units) != s.value(d.units) || table.of(0) != 0 {

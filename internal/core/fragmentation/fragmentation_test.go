@@ -66,7 +66,8 @@ func randomNode(r *rand.Rand) *place.Node {
 			model = models[r.IntN(len(models))]
 		}
 		n.Slots = append(n.Slots, place.Slot{
-			ID: accel.DeviceID(fmt.Sprint("d", i)), Index: i, Model: model, Total: 16, Free: accel.Units(r.IntN(17)), Unhealthy: r.IntN(10) == 0,
+			ID: accel.DeviceID(fmt.Sprint("d", i)), Index: i, Model: model, Total: 16, Free: accel.Units(r.IntN(17)),
+			Unhealthy: r.IntN(10) == 0,
 		})
 	}
 	return n
@@ -466,7 +467,8 @@ func TestScarceModels(t *testing.T) {
 	if seen[0] != 0 || last != modelWeight*levels {
 		t.Errorf("prices of T4: %v", seen)
 	}
-	anything, t4 := &place.Ask{Units: 16, Devices: 1, CPU: 1000}, &place.Ask{Units: 16, Devices: 1, CPU: 1000, Only: &accel.Selection{UseModels: []string{"T4"}}}
+	anything, t4 := &place.Ask{Units: 16, Devices: 1, CPU: 1000}, &place.Ask{Units: 16, Devices: 1, CPU: 1000,
+		Only: &accel.Selection{UseModels: []string{"T4"}}}
 	better(t, f, anything, newNode("V100", 64_000, 16), newNode("T4", 64_000, 16))
 	if _, _, ok := f.Choose(newNode("T4", 64_000, 16), t4, nil); !ok {
 		t.Error("a pod that needs a T4 does not get it")
@@ -594,7 +596,8 @@ func TestConcurrent(t *testing.T) {
 }
 
 func TestAtLeast(t *testing.T) {
-	for _, tc := range []struct{ n, mean, want float64 }{{0, 0, 0}, {5, 0, 0}, {0, 10, 1}, {10, 10, 0.56}, {20, 10, 0}, {100, 100, 0.52}, {-3, 4, 1}} {
+	for _, tc := range []struct{ n, mean, want float64 }{{0, 0, 0}, {5, 0, 0}, {0, 10, 1}, {10, 10, 0.56}, {20, 10, 0}, {100, 100, 0.52},
+		{-3, 4, 1}} {
 		if got := atLeast(tc.n, tc.mean); math.Abs(got-tc.want) > 0.01 {
 			t.Errorf("atLeast(%v, %v) = %v, want %v", tc.n, tc.mean, got, tc.want)
 		}
@@ -647,13 +650,16 @@ func TestMemo(t *testing.T) {
 // that depends on who asks first.
 func FuzzChoose(f *testing.F) {
 	f.Add(int64(16), int64(8), int64(16), int64(4), int64(64_000), int64(1<<18), int64(1000), int64(1), uint8(1))
-	f.Add(int64(math.MaxInt64), int64(math.MaxInt64), int64(1), int64(1), place.Unlimited, place.Unlimited, int64(math.MaxInt64), int64(math.MaxInt64), uint8(2))
-	f.Add(int64(math.MinInt64), int64(math.MaxInt64), int64(-1), int64(0), int64(-1), int64(math.MinInt64), int64(-1), int64(math.MinInt64), uint8(0))
+	f.Add(int64(math.MaxInt64), int64(math.MaxInt64), int64(1), int64(1), place.Unlimited, place.Unlimited, int64(math.MaxInt64),
+		int64(math.MaxInt64), uint8(2))
+	f.Add(int64(math.MinInt64), int64(math.MaxInt64), int64(-1), int64(0), int64(-1), int64(math.MinInt64), int64(-1), int64(math.MinInt64),
+		uint8(0))
 	f.Add(int64(1), int64(math.MaxInt64), int64(1<<62), int64(1<<61), int64(1), int64(1), int64(0), int64(0), uint8(3))
 	f.Fuzz(func(t *testing.T, total, free, usualUnits, units, cpu, memory, podCPU, podMemory int64, devices uint8) {
 		n := &place.Node{CPU: cpu, Memory: memory, Cores: cpu}
 		for i := range 3 {
-			n.Slots = append(n.Slots, place.Slot{ID: accel.DeviceID(fmt.Sprint(i)), Index: i, Model: models[i%2], Total: accel.Units(total), Free: accel.Units(free)})
+			n.Slots = append(n.Slots, place.Slot{ID: accel.DeviceID(fmt.Sprint(i)), Index: i, Model: models[i%2], Total: accel.Units(total),
+				Free: accel.Units(free)})
 		}
 		n.Slots[2].Total, n.Slots[2].Free = 16, 16
 		prior := []demand.Count{
@@ -686,7 +692,8 @@ func BenchmarkChoose(b *testing.B) {
 	r := rand.New(rand.NewPCG(15, 16))
 	nodes := randomNodes(r, 1213)
 	f := withPrior(b, nodes, usual...)
-	asks := []*place.Ask{{Units: 8, Devices: 1, CPU: 2000}, {Units: 16, Devices: 1, CPU: 8000}, {Units: 16, Devices: 2, CPU: 16_000}, {CPU: 4000}}
+	asks := []*place.Ask{{Units: 8, Devices: 1, CPU: 2000}, {Units: 16, Devices: 1, CPU: 8000}, {Units: 16, Devices: 2, CPU: 16_000},
+		{CPU: 4000}}
 	b.Run("known", func(b *testing.B) {
 		var buf []int
 		for i := 0; b.Loop(); i++ {

@@ -394,5 +394,6 @@ func atLeast(n, mean float64) float64 {
 
 // same reports whether nodes are rated the same by both.
 func (p *snapshot) same(q *snapshot) bool {
-	return q != nil && p.statics == q.statics && slices.Equal(p.slotPrice, q.slotPrice) && p.modelPrice == q.modelPrice && p.unfinished == q.unfinished
+	return q != nil && p.statics == q.statics && slices.Equal(p.slotPrice, q.slotPrice) && p.modelPrice == q.modelPrice &&
+		p.unfinished == q.unfinished
 }

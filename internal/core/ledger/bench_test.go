@@ -94,7 +94,8 @@ func BenchmarkFilter5000x8(b *testing.B) {
 							}
 							l.Check(req, names, out)
 							node := i % 5000
-							l.Observe(Holding{Pod: pod("busy"), Node: names[node], Resource: gcu, Units: 1, Device: "none", Confirmed: true})
+							l.Observe(Holding{Pod: pod("busy"), Node: names[node], Resource: gcu, Units: 1,
+								Device: "none", Confirmed: true})
 						}
 						b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/float64(len(names)), "ns/node")
 					})

@@ -201,17 +201,23 @@ func TestUnbound(t *testing.T) {
 		changes   []change
 		kept      bool
 	}{
-		"nothing new":                            {changes: []change{{attempt: Attempt{Version: 10}, later: settle}}, kept: true},
-		"an annotation":                          {changes: []change{{attempt: Attempt{Version: 11}, later: settle}}, kept: true},
-		"an outcome":                             {changes: []change{{attempt: failed, later: settle}}},
-		"an outcome from before the question":    {changes: []change{{attempt: Attempt{Version: 9, Outcome: 1}, later: settle}}, kept: true},
-		"versions that are no numbers":           {changes: []change{{attempt: Attempt{Outcome: 1}, later: settle}}},
-		"the end of the attempt before":          {changes: []change{{attempt: failed, later: settle - 1}}, kept: true},
-		"the same said again":                    {changes: []change{{attempt: failed}, {attempt: Attempt{Version: 12, Outcome: 1}, later: time.Minute}}, kept: true},
-		"and then its own end":                   {changes: []change{{attempt: failed}, {attempt: Attempt{Version: 12, Outcome: 2}, later: time.Minute}}},
-		"nominated for the node":                 {changes: []change{{nominated: "n1", attempt: Attempt{Version: 11}, later: settle}}, kept: true},
-		"nominated, and then not any more":       {changes: []change{{nominated: "n1", attempt: Attempt{Version: 11}}, {attempt: Attempt{Version: 12}, later: time.Minute}}},
-		"not nominated for another node anymore": {nominated: "n2", changes: []change{{attempt: Attempt{Version: 11}, later: settle}}, kept: true},
+		"nothing new":   {changes: []change{{attempt: Attempt{Version: 10}, later: settle}}, kept: true},
+		"an annotation": {changes: []change{{attempt: Attempt{Version: 11}, later: settle}}, kept: true},
+		"an outcome":    {changes: []change{{attempt: failed, later: settle}}},
+		"an outcome from before the question": {changes: []change{{attempt: Attempt{Version: 9, Outcome: 1}, later: settle}},
+			kept: true},
+		"versions that are no numbers":  {changes: []change{{attempt: Attempt{Outcome: 1}, later: settle}}},
+		"the end of the attempt before": {changes: []change{{attempt: failed, later: settle - 1}}, kept: true},
+		"the same said again": {changes: []change{{attempt: failed}, {attempt: Attempt{Version: 12, Outcome: 1},
+			later: time.Minute}}, kept: true},
+		"and then its own end": {changes: []change{{attempt: failed}, {attempt: Attempt{Version: 12, Outcome: 2},
+			later: time.Minute}}},
+		"nominated for the node": {changes: []change{{nominated: "n1", attempt: Attempt{Version: 11}, later: settle}},
+			kept: true},
+		"nominated, and then not any more": {changes: []change{{nominated: "n1", attempt: Attempt{Version: 11}},
+			{attempt: Attempt{Version: 12}, later: time.Minute}}},
+		"not nominated for another node anymore": {nominated: "n2", changes: []change{{attempt: Attempt{Version: 11}, later: settle}},
+			kept: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t, Options{})

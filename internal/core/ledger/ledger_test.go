@@ -511,7 +511,8 @@ func TestScenarios(t *testing.T) {
 		"a StatefulSet pod re-created under its name counts beside the old one": {
 			do: func(w *world) {
 				w.node("n1", cards(16, 16))
-				w.Observe(Holding{Pod: accel.PodRef{UID: "old", Namespace: "ns", Name: "web-0"}, Node: "n1", Resource: gcu, Units: 12, Device: "a", Confirmed: true})
+				w.Observe(Holding{Pod: accel.PodRef{UID: "old", Namespace: "ns", Name: "web-0"}, Node: "n1", Resource: gcu, Units: 12,
+					Device: "a", Confirmed: true})
 				g, _, err := w.Reserve(accel.PodRef{UID: "new", Namespace: "ns", Name: "web-0"}, time.Time{}, "n1", asks(12))
 				if err != nil || g.Device != "b" {
 					w.t.Errorf("Reserve = %+v, %v; want device b", g, err)
@@ -787,7 +788,8 @@ func TestGrant(t *testing.T) {
 	// A pod of before this ledger's time: when it was granted is not known.
 	w.Observe(Holding{Pod: pod("q"), Node: "n1", Resource: gcu, Units: 4, Device: "a", Created: created})
 	g, _, err = w.Reserve(pod("q"), created, "n1", asks(4))
-	if want := (accel.Grant{Resource: gcu, Node: "n1", Device: "a", Index: 3, DeviceUnits: 16, Units: 4, At: created}); err != nil || !reflect.DeepEqual(g, want) {
+	if want := (accel.Grant{Resource: gcu, Node: "n1", Device: "a", Index: 3, DeviceUnits: 16, Units: 4, At: created}); err != nil ||
+		!reflect.DeepEqual(g, want) {
 		t.Errorf("grant %+v, %v; want %+v", g, err, want)
 	}
 }
@@ -1008,7 +1010,8 @@ func TestDisplaced(t *testing.T) {
 		w := newWorld(t, Options{})
 		w.node("n1", cards(8))
 		for i, change := range tt.pods {
-			h := Holding{Pod: pod(strconv.Itoa(i + 1)), Node: "n1", Resource: gcu, Units: 4, Device: "a", Created: w.clock.Add(time.Duration(i) * time.Second)}
+			h := Holding{Pod: pod(strconv.Itoa(i + 1)), Node: "n1", Resource: gcu, Units: 4,
+				Device: "a", Created: w.clock.Add(time.Duration(i) * time.Second)}
 			if change != nil {
 				change(&h)
 			}

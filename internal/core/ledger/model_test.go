@@ -219,7 +219,8 @@ func (m *model) choose(node string, req *accel.Request, other *modelPod, uid str
 		if !s.Health.Unhealthy {
 			c.largest = max(c.largest, free)
 		}
-		if r := req.Selection; r != nil && (slices.Contains(r.AvoidIDs, string(s.ID)) || len(r.UseModels) > 0 && s.Model != r.UseModels[0]) {
+		if r := req.Selection; r != nil && (slices.Contains(r.AvoidIDs, string(s.ID)) || len(r.UseModels) > 0 &&
+			s.Model != r.UseModels[0]) {
 			continue
 		}
 		allowed++
@@ -258,7 +259,8 @@ func (m *model) choose(node string, req *accel.Request, other *modelPod, uid str
 	})
 	best := bestSet(in, options, devices)
 	slices.SortFunc(best, func(a, b modelOption) int {
-		return cmp.Compare(slices.IndexFunc(in.Shares, func(s accel.Share) bool { return s.ID == a.ID }), slices.IndexFunc(in.Shares, func(s accel.Share) bool { return s.ID == b.ID }))
+		return cmp.Compare(slices.IndexFunc(in.Shares, func(s accel.Share) bool { return s.ID == a.ID }),
+			slices.IndexFunc(in.Shares, func(s accel.Share) bool { return s.ID == b.ID }))
 	})
 	c.rating = connected(in, best) << 41
 	for _, o := range best {
@@ -291,7 +293,8 @@ func bestSet(in accel.Inventory, options []modelOption, size int) []modelOption 
 				rest = append(rest, o)
 			}
 		}
-		if score, left := connected(in, in1), connected(in, rest); best == nil || score > bestScore || score == bestScore && left > bestRest {
+		if score, left := connected(in, in1), connected(in, rest); best == nil || score > bestScore || score == bestScore &&
+			left > bestRest {
 			best, bestScore, bestRest = in1, score, left
 		}
 	}
@@ -698,7 +701,8 @@ func (d *driver) reserve(uid, node string, req accel.Request) {
 		for _, more := range g.More {
 			devices = append(devices, more.Device)
 		}
-		if !slices.Equal(devices, p.devices()) || g.Node != node || g.Units != p.Units || g.Confirmed != p.Confirmed || g.Resource != req.Resource {
+		if !slices.Equal(devices, p.devices()) || g.Node != node || g.Units != p.Units || g.Confirmed != p.Confirmed ||
+			g.Resource != req.Resource {
 			d.t.Fatalf("Reserve = %+v, model %+v", g, p)
 		}
 		d.count["granted"]++
@@ -785,8 +789,10 @@ func (d *driver) compareVerdicts() {
 }
 
 var codeNames = map[accel.ReasonCode]string{
-	accel.Fits: "fits", accel.NodeUnknown: "node unknown", accel.NoDeviceFits: "no device fits", accel.LargerThanDevice: "larger than device",
-	accel.TooFewDevices: "too few devices", accel.NotSelected: "not selected", accel.NoCapacity: "no capacity", accel.Unservable: "unservable",
+	accel.Fits: "fits", accel.NodeUnknown: "node unknown", accel.NoDeviceFits: "no device fits",
+	accel.LargerThanDevice: "larger than device",
+	accel.TooFewDevices:    "too few devices", accel.NotSelected: "not selected", accel.NoCapacity: "no capacity",
+	accel.Unservable: "unservable",
 }
 
 // compareBooks compares everything.
@@ -821,8 +827,10 @@ func TestModel(t *testing.T) {
 			t.Logf("%d steps: %v", steps/2, d.count)
 			// A test in which nothing happens would pass as well.
 			for _, what := range []string{
-				"granted", "granted several", "refused", "undo", "confirmed", "forgotten", "expired", "expected", "expected and reserved", "withdrawn", "released",
-				"fits", "node unknown", "no device fits", "larger than device", "too few devices", "not selected", "no capacity", "unservable",
+				"granted", "granted several", "refused", "undo", "confirmed", "forgotten", "expired", "expected", "expected and reserved",
+				"withdrawn", "released",
+				"fits", "node unknown", "no device fits", "larger than device", "too few devices", "not selected", "no capacity",
+				"unservable",
 			} {
 				if d.count[what] < steps/1000 {
 					t.Errorf("%q happened %d times only", what, d.count[what])

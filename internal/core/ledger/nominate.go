@@ -128,7 +128,8 @@ func (l *Ledger) plan(podUID, node string, req accel.Request, devices []accel.De
 			return
 		}
 	}
-	l.nominations.add(&nomination{pod: podUID, node: node, request: req, priority: req.Priority, devices: devices, until: l.now().Add(planTTL)})
+	l.nominations.add(&nomination{pod: podUID, node: node, request: req, priority: req.Priority, devices: devices,
+		until: l.now().Add(planTTL)})
 }
 
 // expirePlans drops plans that came to nothing. l.mu is held.

@@ -40,7 +40,8 @@ func (w *world) placed(node string, pods ...string) {
 		}
 		h = Holding{
 			Pod: pod(uid), Node: node, Resource: gcu, Units: accel.Units(number(units)), Device: accel.DeviceID(device),
-			Confirmed: device != "", Priority: int32(number(priority)), Ending: ending || gone, Gone: gone, Created: time.Unix(number(created), 0),
+			Confirmed: device != "", Priority: int32(number(priority)), Ending: ending ||
+				gone, Gone: gone, Created: time.Unix(number(created), 0),
 		}
 		w.Observe(h)
 	}
@@ -379,7 +380,8 @@ func TestMakeRoomIsTheLeastHarm(t *testing.T) {
 		}
 	}
 	if found < 1000 || useless < 100 || fewer < 30 {
-		t.Errorf("too few cases of interest: %d with room, %d where what is proposed frees nothing, %d with fewer victims", found, useless, fewer)
+		t.Errorf("too few cases of interest: %d with room, %d where what is proposed frees nothing, %d with fewer victims", found, useless,
+			fewer)
 	}
 }
 
@@ -600,7 +602,8 @@ func TestNominated(t *testing.T) {
 			for uid := range w.nominations.pods {
 				w.Forget(uid)
 			}
-			if diff := gocmp.Diff(newNominations(), w.nominations, gocmp.AllowUnexported(nominations{}), cmpopts.IgnoreFields(nominations{}, "seq")); diff != "" {
+			if diff := gocmp.Diff(newNominations(), w.nominations, gocmp.AllowUnexported(nominations{}), cmpopts.IgnoreFields(nominations{},
+				"seq")); diff != "" {
 				t.Errorf("left of the nominations (-want +got):\n%s", diff)
 			}
 		})

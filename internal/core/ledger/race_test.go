@@ -108,7 +108,8 @@ func TestConcurrentUseNeverOversubscribes(t *testing.T) {
 		need := accel.Units(1 + r.IntN(size))
 		l.Check(asks(need), names, out)
 		for i, v := range out {
-			if v.Code != accel.Fits && v.Code != accel.NoDeviceFits || (v.Code == accel.Fits) != (v.Rating != place.NoRating) || v.Code == accel.Fits && (v.Rating > 0 || v.Rating < int64(need-size)) {
+			if v.Code != accel.Fits && v.Code != accel.NoDeviceFits || (v.Code == accel.Fits) != (v.Rating != place.NoRating) ||
+				v.Code == accel.Fits && (v.Rating > 0 || v.Rating < int64(need-size)) {
 				t.Errorf("Check of %d on %s: %+v", need, names[i], v)
 			}
 		}

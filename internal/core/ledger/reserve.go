@@ -46,7 +46,8 @@ func (l *Ledger) Reserve(pod accel.PodRef, created time.Time, nodeName string, r
 		case h.Node != nodeName:
 			return refuse(fmt.Errorf("reserve on node %s for pod %s: %w: on node %s", nodeName, pod, ErrHeldElsewhere, h.Node))
 		case h.observed() && !h.located():
-			return refuse(fmt.Errorf("reserve on node %s for pod %s: %w: the pod is bound to the node, on an unknown device", nodeName, pod, ErrHeldElsewhere))
+			return refuse(fmt.Errorf("reserve on node %s for pod %s: %w: the pod is bound to the node, on an unknown device", nodeName, pod,
+				ErrHeldElsewhere))
 		case h.observed():
 			return h.grant(), func() {}, nil
 		case h.expects():
@@ -108,7 +109,8 @@ func (l *Ledger) choose(n *node, req *accel.Request, ask *place.Ask, policy plac
 	chosen, _, ok := policy.Choose(&view, ask, nil)
 	if !ok {
 		return nil, &accel.NoFitError{
-			Node: n.host.name, Resource: req.Resource, Code: refusal(slots, ask), Devices: ask.Devices, Need: ask.Units, Largest: freest(slots),
+			Node: n.host.name, Resource: req.Resource, Code: refusal(slots, ask), Devices: ask.Devices, Need: ask.Units,
+			Largest: freest(slots),
 		}
 	}
 	return chosen, nil

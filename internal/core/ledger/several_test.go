@@ -259,7 +259,8 @@ func TestCapacity(t *testing.T) {
 		t.Fatal(err)
 	}
 	fits("a reservation", 50, 10)
-	if _, _, err := w.Reserve(pod("q"), time.Time{}, "n1", with(51, 1)); !errors.Is(err, accel.ErrNoFit) || !strings.Contains(err.Error(), "CPU") {
+	if _, _, err := w.Reserve(pod("q"), time.Time{}, "n1", with(51, 1)); !errors.Is(err, accel.ErrNoFit) ||
+		!strings.Contains(err.Error(), "CPU") {
 		t.Errorf("too much: %v", err)
 	}
 	w.node("n1", broken(cards(16, 16), 0))
@@ -307,7 +308,8 @@ func TestCapacityChecked(t *testing.T) {
 	req := asks(1)
 	req.CPU, req.Memory = 15, 4
 	var out [1]Verdict
-	if w.Check(req, []string{"n1"}, out[:]); out[0].Code != accel.Fits || seen.last.CPU != 15 || seen.last.Memory != 10 || seen.last.Cores != 10 {
+	if w.Check(req, []string{"n1"}, out[:]); out[0].Code != accel.Fits || seen.last.CPU != 15 || seen.last.Memory != 10 ||
+		seen.last.Cores != 10 {
 		t.Errorf("%+v; the policy saw %d CPU of %d, %d memory, want 15 of 10, 10", out[0], seen.last.CPU, seen.last.Cores, seen.last.Memory)
 	}
 	if _, _, err := w.Reserve(pod("p"), time.Time{}, "n1", req); err != nil {
@@ -462,7 +464,8 @@ func TestAsksAreToldApart(t *testing.T) {
 	s[0].Model, s[1].Model = "a,b", "c"
 	w.node("n1", s)
 	selections := []*accel.Selection{
-		nil, {UseModels: []string{"a"}}, {UseModels: []string{"a,b"}}, {AvoidModels: []string{"a", "c"}}, {AvoidModels: []string{"a,b", "c"}},
+		nil, {UseModels: []string{"a"}}, {UseModels: []string{"a,b"}}, {AvoidModels: []string{"a", "c"}},
+		{AvoidModels: []string{"a,b", "c"}},
 		{UseIDs: []string{"a"}}, {AvoidIDs: []string{"a"}}, {AvoidIDs: []string{"a", "b"}}, {UseModels: []string{"a", "b"}},
 	}
 	want := []bool{true, false, true, true, false, true, true, false, false}
@@ -505,7 +508,8 @@ func TestPerResource(t *testing.T) {
 	one.price.Store(3)
 	other.price.Store(5)
 	const another accel.Resource = "a.example/b"
-	w := newWorld(t, Options{Policies: []place.Policy{split{&rater{name: "split"}, map[accel.Resource]place.Policy{gcu: one, another: other}}}})
+	w := newWorld(t, Options{Policies: []place.Policy{split{&rater{name: "split"}, map[accel.Resource]place.Policy{gcu: one,
+		another: other}}}})
 	w.SetNode("n1", []accel.Inventory{{Resource: gcu, Unit: "1", Shares: cards(16)}, {Resource: another, Unit: "1", Shares: cards(16)}})
 	var out [1]Verdict
 	for resource, want := range map[accel.Resource]*rater{gcu: one, another: other} {

@@ -90,7 +90,8 @@ func makeRoom(slots []place.Slot, ask *place.Ask, pods []occupant) (victims, roo
 				continue
 			}
 			c, enough := roomOn(i, ask.Units-free[i], pods, taken)
-			if enough && (!found || cmp.Or(c.harm.compare(best.harm), cmp.Compare(s.Index, slots[best.slot].Index), cmp.Compare(s.ID, slots[best.slot].ID)) < 0) {
+			if enough && (!found || cmp.Or(c.harm.compare(best.harm), cmp.Compare(s.Index, slots[best.slot].Index),
+				cmp.Compare(s.ID, slots[best.slot].ID)) < 0) {
 				best, found = c, true
 			}
 		}

@@ -307,7 +307,8 @@ func TestLargeNodesGetAGoodSetInBoundedTime(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if len(got) != ask.size || !slices.IsSorted(got) || len(slices.Compact(slices.Clone(got))) != ask.size || !slices.Contains(got, required[0]) {
+			if len(got) != ask.size || !slices.IsSorted(got) || len(slices.Compact(slices.Clone(got))) != ask.size ||
+				!slices.Contains(got, required[0]) {
 				t.Fatalf("%s, %d of %d: got %v", machine.name, ask.size, ask.n, got)
 			}
 			have := m.sum(got)
@@ -367,7 +368,8 @@ func TestLinkedGroupsAreFoundOnLargeNodes(t *testing.T) {
 	if want := []int{16, 17, 18, 19, 20, 21, 22, 23}; err != nil || !slices.Equal(got, want) {
 		t.Errorf("got %v, %v; want %v", got, err, want)
 	}
-	if got, err = Connected(m.graph(), candidates, []int{1, 9}, 16); err != nil || m.sum(got) < m.sum([]int{1, 2, 3, 4, 5, 6, 7, 9, 10, 11, 12, 13, 14, 15, 17, 18}) {
+	if got, err = Connected(m.graph(), candidates, []int{1, 9}, 16); err != nil ||
+		m.sum(got) < m.sum([]int{1, 2, 3, 4, 5, 6, 7, 9, 10, 11, 12, 13, 14, 15, 17, 18}) {
 		t.Errorf("16 of %d: got %v, %v", len(candidates), got, err)
 	}
 }
@@ -417,9 +419,10 @@ func TestConnectedRefusesWhatCannotBe(t *testing.T) {
 		"too few":              {[]int{1, 2}, nil, 3, "choose 3 devices out of 2: no device has enough free units"},
 		"none there":           {nil, nil, 1, "choose 1 devices out of 0: no device has enough free units"},
 		"too few with its own": {[]int{1, 2}, []int{1}, 3, "choose 3 devices out of 2: no device has enough free units"},
-		"unknown":              {[]int{0, 4}, []int{-1}, 1, "choose 1 devices: required position -1 is not one of 4 devices\ncandidate position 4 is not one of 4 devices"},
-		"twice":                {[]int{0, 1, 0}, nil, 1, "choose 1 devices: candidate position 0 is listed twice"},
-		"required twice":       {upTo(4), []int{2, 2}, 3, "choose 3 devices: required position 2 is listed twice"},
+		"unknown": {[]int{0, 4}, []int{-1}, 1,
+			"choose 1 devices: required position -1 is not one of 4 devices\ncandidate position 4 is not one of 4 devices"},
+		"twice":          {[]int{0, 1, 0}, nil, 1, "choose 1 devices: candidate position 0 is listed twice"},
+		"required twice": {upTo(4), []int{2, 2}, 3, "choose 3 devices: required position 2 is listed twice"},
 	} {
 		_, err := Connected(g, tt.candidates, tt.required, tt.size)
 		if err == nil || err.Error() != tt.want {

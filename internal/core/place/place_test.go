@@ -42,18 +42,20 @@ func TestChooseOne(t *testing.T) {
 		want   accel.DeviceID // "" where nothing fits
 		rating int64
 	}{
-		"binpack takes the fullest that still fits":   {slots: cards(9, 4, 3), need: 4, want: "b"},
-		"binpack joins the used card":                 {slots: cards(12, 16), need: 8, want: "a", rating: -4},
-		"binpack leaves a card that has not enough":   {slots: cards(4, 16), need: 12, want: "b", rating: -4},
-		"binpack on a tie takes the lowest index":     {slots: cards(16, 16, 16), need: 1, want: "a", rating: -15},
-		"the order of the slots does not matter":      {slots: reversed(cards(16, 16, 16)), need: 1, want: "a", rating: -15},
-		"spread takes the emptiest":                   {slots: cards(4, 9, 3), need: 2, spread: true, want: "b", rating: 7},
-		"spread on a tie takes the lowest index":      {slots: cards(9, 16, 16), need: 2, spread: true, want: "b", rating: 14},
-		"the whole device":                            {slots: cards(15, 16), need: 16, want: "b"},
-		"an unhealthy device is passed over":          {slots: unhealthy(cards(4, 9), 0), need: 4, want: "b", rating: -5},
-		"nothing asked, nothing free":                 {slots: cards(-2, -3), need: 0, want: "b", rating: 3},
-		"equal index and free: the lowest id":         {slots: []Slot{{ID: "y", Free: 4}, {ID: "x", Free: 4}}, need: 1, want: "x", rating: -3},
-		"equal free: the index decides before the id": {slots: []Slot{{ID: "x", Index: 1, Free: 4}, {ID: "y", Index: 0, Free: 4}}, need: 1, want: "y", rating: -3},
+		"binpack takes the fullest that still fits": {slots: cards(9, 4, 3), need: 4, want: "b"},
+		"binpack joins the used card":               {slots: cards(12, 16), need: 8, want: "a", rating: -4},
+		"binpack leaves a card that has not enough": {slots: cards(4, 16), need: 12, want: "b", rating: -4},
+		"binpack on a tie takes the lowest index":   {slots: cards(16, 16, 16), need: 1, want: "a", rating: -15},
+		"the order of the slots does not matter":    {slots: reversed(cards(16, 16, 16)), need: 1, want: "a", rating: -15},
+		"spread takes the emptiest":                 {slots: cards(4, 9, 3), need: 2, spread: true, want: "b", rating: 7},
+		"spread on a tie takes the lowest index":    {slots: cards(9, 16, 16), need: 2, spread: true, want: "b", rating: 14},
+		"the whole device":                          {slots: cards(15, 16), need: 16, want: "b"},
+		"an unhealthy device is passed over":        {slots: unhealthy(cards(4, 9), 0), need: 4, want: "b", rating: -5},
+		"nothing asked, nothing free":               {slots: cards(-2, -3), need: 0, want: "b", rating: 3},
+		"equal index and free: the lowest id": {slots: []Slot{{ID: "y", Free: 4}, {ID: "x", Free: 4}}, need: 1,
+			want: "x", rating: -3},
+		"equal free: the index decides before the id": {slots: []Slot{{ID: "x", Index: 1, Free: 4}, {ID: "y", Index: 0, Free: 4}}, need: 1,
+			want: "y", rating: -3},
 		"no slots":                         {need: 1},
 		"nothing fits":                     {slots: cards(3, 3), need: 4},
 		"free below zero fits nothing":     {slots: cards(-4), need: 1},
@@ -123,7 +125,8 @@ func TestParse(t *testing.T) {
 	if want := `unknown placement policy "random"; use one of binpack, spread, fragmentation`; err == nil || err.Error() != want {
 		t.Errorf("Parse(random): error %v, want %s", err, want)
 	}
-	if want := "binpack (the fullest that still fits), spread (the emptiest) or fragmentation (the one that leaves the most free capacity for typical requests, learned from past pods)"; About() != want {
+	if want := "binpack (the fullest that still fits), spread (the emptiest) or fragmentation (the one that leaves the most free " +
+		"capacity for typical requests, learned from past pods)"; About() != want {
 		t.Errorf("About() = %s, want %s", About(), want)
 	}
 }
@@ -181,7 +184,8 @@ func FuzzChooseOne(f *testing.F) {
 			_, ratingA, _ := p.Choose(node(a), ask, nil)
 			_, ratingB, _ := p.Choose(node(b), ask, nil)
 			if ratingA < ratingB || ratingA != rating {
-				t.Fatalf("%s takes %v, but its node %v is rated %d and %v %d (need %d)", p.Name(), slots[chosen[0]], a, ratingA, b, ratingB, need)
+				t.Fatalf("%s takes %v, but its node %v is rated %d and %v %d (need %d)", p.Name(), slots[chosen[0]], a, ratingA, b, ratingB,
+					need)
 			}
 		}
 	})

@@ -31,7 +31,8 @@ func TestGraphOf(t *testing.T) {
 		links  []accel.Link
 		want   []int64 // of a with b, c and so on, then of b with c; nil for no graph
 	}{
-		"a board, a NUMA node, a system":           {shares: []accel.Share{boards(5)[0], boards(5)[1], boards(5)[2], boards(5)[4]}, want: []int64{60, 20, 10, 20, 10, 10}},
+		"a board, a NUMA node, a system": {shares: []accel.Share{boards(5)[0], boards(5)[1], boards(5)[2], boards(5)[4]},
+			want: []int64{60, 20, 10, 20, 10, 10}},
 		"links count and nothing else beside them": {shares: boards(3), links: links, want: []int64{0, 200, 0}},
 		"nothing is known":                         {shares: unknown},
 		"links of others":                          {shares: boards(3), links: links[1:]},
@@ -91,19 +92,23 @@ func TestChooseSeveral(t *testing.T) {
 			slots: cards(16, 4, 8, 5), ask: Ask{Units: 4, Devices: 2}, spread: true, want: []int{0, 2}, rating: 16,
 		},
 		"one board, of which one is the fullest, before the two fullest": {
-			slots: cards(16, 4, 8, 5), graph: GraphOf(boards(4), nil), ask: Ask{Units: 4, Devices: 2}, want: []int{0, 1}, rating: 60*one - 12,
+			slots: cards(16, 4, 8, 5), graph: GraphOf(boards(4), nil), ask: Ask{Units: 4, Devices: 2}, want: []int{0, 1},
+			rating: 60*one - 12,
 		},
 		"the fullest of equally good boards": {
 			slots: cards(16, 16, 8, 8, 9, 9, 16, 16), graph: graph, ask: Ask{Units: 8, Devices: 2}, want: []int{2, 3}, rating: 60 * one,
 		},
 		"the emptiest of equally good boards with spread": {
-			slots: cards(8, 8, 9, 9, 16, 16, 15, 15), graph: graph, ask: Ask{Units: 8, Devices: 2}, spread: true, want: []int{4, 5}, rating: 60*one + 16,
+			slots: cards(8, 8, 9, 9, 16, 16, 15, 15), graph: graph, ask: Ask{Units: 8, Devices: 2}, spread: true, want: []int{4, 5},
+			rating: 60*one + 16,
 		},
 		"a board is not torn apart": {
-			slots: cards(16, 16, 16, 4, 4, 16, 16, 16), graph: graph, ask: Ask{Units: 8, Devices: 3}, want: []int{0, 1, 2}, rating: (60+20+20)*one - 24,
+			slots: cards(16, 16, 16, 4, 4, 16, 16, 16), graph: graph, ask: Ask{Units: 8, Devices: 3}, want: []int{0, 1, 2},
+			rating: (60+20+20)*one - 24,
 		},
 		"all there are": {
-			slots: cards(16, 16, 16), graph: GraphOf(boards(3), nil), ask: Ask{Units: 16, Devices: 3}, want: []int{0, 1, 2}, rating: 100 * one,
+			slots: cards(16, 16, 16), graph: GraphOf(boards(3), nil), ask: Ask{Units: 16, Devices: 3}, want: []int{0, 1, 2},
+			rating: 100 * one,
 		},
 		"too few with room": {slots: cards(16, 4, 4), ask: Ask{Units: 8, Devices: 2}},
 		"too few healthy":   {slots: unhealthy(cards(16, 16), 1), ask: Ask{Units: 8, Devices: 2}},
@@ -111,7 +116,8 @@ func TestChooseSeveral(t *testing.T) {
 			slots: cards(16, 16), ask: Ask{Units: 8, Devices: 2, Only: &accel.Selection{AvoidIDs: []string{"b"}}},
 		},
 		"one device that is allowed": {
-			slots: cards(8, 16), ask: Ask{Units: 8, Devices: 1, Only: &accel.Selection{AvoidIDs: []string{"a"}}}, want: []int{1}, rating: -8,
+			slots: cards(8, 16), ask: Ask{Units: 8, Devices: 1, Only: &accel.Selection{AvoidIDs: []string{"a"}}}, want: []int{1},
+			rating: -8,
 		},
 		"no devices": {slots: cards(1), ask: Ask{CPU: 4}, want: []int{}},
 		"too much CPU": {
@@ -254,9 +260,11 @@ func FuzzChooseSeveral(f *testing.F) {
 		for ; len(data) >= 2 && len(slots) < 9; data = data[2:] {
 			i := len(slots)
 			slots = append(slots, Slot{
-				ID: accel.DeviceID(rune('a' + i)), Index: int(data[1] / 64), Total: 128, Free: accel.Units(data[0] % 32), Unhealthy: data[1]&8 != 0,
+				ID: accel.DeviceID(rune('a' + i)), Index: int(data[1] / 64), Total: 128, Free: accel.Units(data[0] % 32),
+				Unhealthy: data[1]&8 != 0,
 			})
-			shares = append(shares, accel.Share{Device: accel.Device{ID: slots[i].ID, NUMANode: int(data[1]&3) - 1, Board: []string{"", "b"}[data[1]>>2&1]}})
+			shares = append(shares, accel.Share{Device: accel.Device{ID: slots[i].ID, NUMANode: int(data[1]&3) - 1,
+				Board: []string{"", "b"}[data[1]>>2&1]}})
 		}
 		g := GraphOf(shares, nil)
 		ask := &Ask{Units: accel.Units(need % 32), Devices: int(size%4) + 2}
@@ -269,7 +277,8 @@ func FuzzChooseSeveral(f *testing.F) {
 			}
 		}
 		slices.SortStableFunc(fits, func(a, b int) int {
-			return cmp.Or(order*cmp.Compare(slots[a].Free, slots[b].Free), cmp.Compare(slots[a].Index, slots[b].Index), cmp.Compare(slots[a].ID, slots[b].ID))
+			return cmp.Or(order*cmp.Compare(slots[a].Free, slots[b].Free), cmp.Compare(slots[a].Index, slots[b].Index),
+				cmp.Compare(slots[a].ID, slots[b].ID))
 		})
 		if len(fits) < ask.Devices {
 			if ok {

@@ -205,8 +205,9 @@ func (b *Boards) card(id accel.DeviceID, present []accel.Device) Card {
 		m := slices.MinFunc(missing, func(a, b BoardChip) int { return cmp.Compare(a.Chip, b.Chip) })
 		c.Health = accel.Health{
 			Unhealthy: true,
-			Reason:    fmt.Sprintf("chip %d (%s) is missing: %d of the board's %d chips are present", m.Chip, m.ID, len(present), len(k.Chips)),
-			Cause:     accel.CauseLost,
+			Reason: fmt.Sprintf("chip %d (%s) is missing: %d of the board's %d chips are present", m.Chip, m.ID, len(present),
+				len(k.Chips)),
+			Cause: accel.CauseLost,
 		}
 	}
 	for _, chip := range k.Chips {

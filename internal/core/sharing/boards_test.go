@@ -13,8 +13,9 @@ import (
 
 // chip is position n of a board named after its position 0.
 func chip(index int, board string, n int) accel.Device {
-	d := accel.Device{Index: index, ID: accel.DeviceID(board), Model: "MR-V100", MemoryBytes: 16 << 30, NUMANode: n % 2, Board: board, Chip: n,
-		PCI: fmt.Sprintf("0000:%02x:00.0", index)}
+	d := accel.Device{Index: index, ID: accel.DeviceID(board), Model: "MR-V100", MemoryBytes: 16 << 30, NUMANode: n % 2, Board: board,
+		Chip: n,
+		PCI:  fmt.Sprintf("0000:%02x:00.0", index)}
 	if n > 0 {
 		d.ID = accel.DeviceID(fmt.Sprintf("%s-%d", board, n))
 	}
@@ -38,7 +39,8 @@ func TestBoardsOfAnyChipCount(t *testing.T) {
 			t.Fatalf("%d chips: got %d cards, want 2", chips, len(cards))
 		}
 		a := cards[0]
-		if a.ID != "GPU-a" || a.Index != 0 || a.Health.Unhealthy || a.MemoryBytes != int64(chips)*16<<30 || len(a.Chips) != chips || a.Chips[0] != "GPU-a" {
+		if a.ID != "GPU-a" || a.Index != 0 || a.Health.Unhealthy || a.MemoryBytes != int64(chips)*16<<30 || len(a.Chips) != chips ||
+			a.Chips[0] != "GPU-a" {
 			t.Errorf("%d chips: got %+v", chips, a)
 		}
 		if cards[1].ID != "GPU-b" || cards[1].Index != chips {
@@ -91,7 +93,8 @@ func TestOrphanChipStaysVisible(t *testing.T) {
 				t.Fatalf("got %d cards, want both boards", len(cards))
 			}
 			a := cards[0]
-			if a.ID != was.ID || a.Index != was.Index+[]int{1, 0}[lost] || a.Model != was.Model || a.MemoryBytes != was.MemoryBytes || !slices.Equal(a.Chips, was.Chips) || !slices.Equal(a.NUMANodes, was.NUMANodes) {
+			if a.ID != was.ID || a.Index != was.Index+[]int{1, 0}[lost] || a.Model != was.Model || a.MemoryBytes != was.MemoryBytes ||
+				!slices.Equal(a.Chips, was.Chips) || !slices.Equal(a.NUMANodes, was.NUMANodes) {
 				t.Errorf("the board is now %+v, was %+v", a, was)
 			}
 			want := accel.Health{Unhealthy: true, Cause: accel.CauseLost,

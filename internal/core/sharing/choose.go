@@ -138,7 +138,8 @@ func Choose(size accel.Units, must []Part, node place.Node, waiting []Waiting) (
 		if short == nil {
 			return Choice{Parts: parts, Pod: i}, nil
 		}
-		refusal = cmp.Or(refusal, fmt.Errorf("%w: the containers of pod %s share %s, and %s has %d of the %d units that the next one asks for there",
+		refusal = cmp.Or(refusal, fmt.Errorf("%w: the containers of pod %s share %s, and %s has %d of the %d units that the next one "+
+			"asks for there",
 			ErrNoRoom, waiting[i].Pod, named(parts), named([]Part{*short}), p.free(short.Device), short.Units))
 	}
 	for _, i := range order {
@@ -148,7 +149,8 @@ func Choose(size accel.Units, must []Part, node place.Node, waiting []Waiting) (
 		}
 		n := w.devices()
 		if size%accel.Units(n) != 0 && len(w.Granted) == 0 {
-			refusal = cmp.Or(refusal, fmt.Errorf("%w: pod %s asks for %d units on %d devices, which is no equal part for each", ErrNoRoom, w.Pod, size, n))
+			refusal = cmp.Or(refusal, fmt.Errorf("%w: pod %s asks for %d units on %d devices, which is no equal part for each", ErrNoRoom,
+				w.Pod, size, n))
 			continue
 		}
 		// Not less than what is asked for, whatever is known of the pod.
@@ -270,7 +272,8 @@ func (p *plan) reuse(size accel.Units, must []Part) (Choice, error) {
 	}
 	parts := level(held, max(more, 0))
 	if short := p.lacking(parts); short != nil {
-		return Choice{}, fmt.Errorf("%w: the init containers of the pod hold units of %s, which has %d of the %d more that the next container asks for",
+		return Choice{}, fmt.Errorf("%w: the init containers of the pod hold units of %s, which has %d of the %d more that the next "+
+			"container asks for",
 			ErrNoRoom, named([]Part{*short}), p.free(short.Device), short.Units)
 	}
 	return Choice{Parts: parts, Pod: pod}, nil
@@ -379,5 +382,6 @@ func (p *plan) refuse(pod string, need accel.Units, devices, except int) error {
 	if devices > 1 {
 		where = fmt.Sprintf("each of %d devices", devices)
 	}
-	return fmt.Errorf("%w: %s needs %d units of %s, at most %d are free and not promised to other pods", ErrNoRoom, pod, need, where, largest)
+	return fmt.Errorf("%w: %s needs %d units of %s, at most %d are free and not promised to other pods", ErrNoRoom, pod, need, where,
+		largest)
 }

@@ -84,14 +84,16 @@ func TestChoose(t *testing.T) {
 			size: 4, slots: two, waiting: []Waiting{pod("p", "b", 1, 4)}, want: "b", pod: 0,
 		},
 		"the one that kubelet has taken up": {
-			size: 4, slots: two, waiting: []Waiting{pod("old", "a", 1, 4), pod("now", "b", 2, 4).admitting(), pod("next", "a", 0, 4)}, want: "b", pod: 1,
+			size: 4, slots: two, waiting: []Waiting{pod("old", "a", 1, 4), pod("now", "b", 2, 4).admitting(), pod("next", "a", 0, 4)},
+			want: "b", pod: 1,
 		},
 		"the one that kubelet has taken up, though it has no grant": {
 			size: 4, slots: []place.Slot{slot(0, "a", 16), slot(1, "b", 11)},
 			waiting: []Waiting{pod("old", "a", 1, 4), pod("now", "", 2, 4).admitting()}, want: "b", pod: 1,
 		},
 		"the oldest grant of that size": {
-			size: 4, slots: two, waiting: []Waiting{pod("young", "a", 2, 4), pod("old", "b", 1, 4), pod("other", "a", 0, 8)}, want: "b", pod: 1,
+			size: 4, slots: two, waiting: []Waiting{pod("young", "a", 2, 4), pod("old", "b", 1, 4), pod("other", "a", 0, 8)},
+			want: "b", pod: 1,
 		},
 		"equal age: the uid decides": {
 			size: 4, slots: two, waiting: []Waiting{pod("y", "a", 1, 4), pod("x", "b", 1, 4)}, want: "b", pod: 1,
@@ -141,7 +143,8 @@ func TestChoose(t *testing.T) {
 		},
 		"without a grant and all is promised": {
 			size: 4, slots: []place.Slot{slot(0, "a", 5)},
-			waiting: []Waiting{pod("p", "", 1, 4), pod("q", "a", 2, 3)}, refused: "ns/p needs 4 units of one device, at most 2 are free and not promised",
+			waiting: []Waiting{pod("p", "", 1, 4), pod("q", "a", 2, 3)},
+			refused: "ns/p needs 4 units of one device, at most 2 are free and not promised",
 		},
 		"granted goes before not granted": {
 			size: 4, slots: two, waiting: []Waiting{pod("p", "", 1, 4), pod("q", "b", 2, 4)}, want: "b", pod: 1,
@@ -153,7 +156,8 @@ func TestChoose(t *testing.T) {
 			size: 4, slots: []place.Slot{slot(0, "a", 3)}, pod: -1, refused: "does not know needs 4 units",
 		},
 		"a refusal does not count the pod's own promise": {
-			size: 4, slots: []place.Slot{slot(0, "a", 3)}, waiting: []Waiting{pod("p", "a", 1, 4)}, refused: "ns/p needs 4 units of one device, at most 3 are free",
+			size: 4, slots: []place.Slot{slot(0, "a", 3)}, waiting: []Waiting{pod("p", "a", 1, 4)},
+			refused: "ns/p needs 4 units of one device, at most 3 are free",
 		},
 		"fits in sum, not on one": {
 			size: 20, slots: two, waiting: []Waiting{pod("p", "a", 1, 20)}, refused: "at most 16",
@@ -220,20 +224,24 @@ func TestChooseSeveral(t *testing.T) {
 			size: 24, slots: models, waiting: []Waiting{pod("p", "", 1, 24).on(2).only("S60")}, want: "a:12 c:12",
 		},
 		"without a grant: not what was promised to others": {
-			size: 20, slots: three, waiting: []Waiting{pod("p", "", 1, 20).on(2), pod("q", "a b", 2, 16).on(2)}, refused: "ns/p needs 10 units of each of 2 devices, at most 16 are free",
+			size: 20, slots: three, waiting: []Waiting{pod("p", "", 1, 20).on(2), pod("q", "a b", 2, 16).on(2)},
+			refused: "ns/p needs 10 units of each of 2 devices, at most 16 are free",
 		},
 		"what others still take is their part alone": {
 			size: 14, slots: three, waiting: []Waiting{pod("p", "", 1, 14).on(2), pod("q", "a b", 2, 18).on(2)}, want: "a:7 b:7",
 		},
 		"no equal parts": {
-			size: 5, slots: three, waiting: []Waiting{pod("p", "", 1, 5).on(2)}, refused: "ns/p asks for 5 units on 2 devices, which is no equal part",
+			size: 5, slots: three, waiting: []Waiting{pod("p", "", 1, 5).on(2)},
+			refused: "ns/p asks for 5 units on 2 devices, which is no equal part",
 		},
 		"more than one device has": {
-			size: 40, slots: three, waiting: []Waiting{pod("p", "a b", 1, 40).on(2)}, refused: "needs 20 units of each of 2 devices, at most 16",
+			size: 40, slots: three, waiting: []Waiting{pod("p", "a b", 1, 40).on(2)},
+			refused: "needs 20 units of each of 2 devices, at most 16",
 		},
 		"a device of the pod is full": {
 			size: 4, slots: []place.Slot{slot(0, "a", 16), slot(1, "b", 1)},
-			waiting: []Waiting{pod("p", "a b", 1, 8, 4).on(2).served(1, "a b")}, refused: "share devices a and b, and device b has 1 of the 2",
+			waiting: []Waiting{pod("p", "a b", 1, 8, 4).on(2).served(1, "a b")},
+			refused: "share devices a and b, and device b has 1 of the 2",
 		},
 		"units to be reused, and more": {
 			size: 12, must: []Part{{"a", 4}, {"b", 4}}, slots: three, want: "a:2 b:2", pod: -1,
@@ -243,7 +251,8 @@ func TestChooseSeveral(t *testing.T) {
 			waiting: []Waiting{pod("p", "a b", 1, 4, 8).on(2).with(1, Part{"a", 4}, Part{"b", 2})}, want: "a:1 b:3",
 		},
 		"units to be reused, and no room for more": {
-			size: 12, must: []Part{{"a", 4}, {"b", 4}}, slots: []place.Slot{slot(0, "a", 16), slot(1, "b", 1)}, refused: "device b, which has 1 of the 2 more",
+			size: 12, must: []Part{{"a", 4}, {"b", 4}}, slots: []place.Slot{slot(0, "a", 16), slot(1, "b", 1)},
+			refused: "device b, which has 1 of the 2 more",
 		},
 	}
 	for name, tt := range tests {

@@ -116,7 +116,8 @@ func (l *Layout) Place(shares []accel.Share, held func(accel.DeviceID) int) (*La
 			kept = append(kept, r)
 			continue
 		case held(s.ID) > 0:
-			stuck = fmt.Errorf("device %s would change from %d to %d units while containers hold %d of them", s.ID, r.Units, s.Units, held(s.ID))
+			stuck = fmt.Errorf("device %s would change from %d to %d units while containers hold %d of them", s.ID, r.Units, s.Units,
+				held(s.ID))
 			kept = append(kept, r)
 			continue
 		}
@@ -141,7 +142,8 @@ func (l *Layout) Place(shares []accel.Share, held func(accel.DeviceID) int) (*La
 		next.insert(newRange(s, 0))
 	}
 	if n := len(next.ranges); n > 0 && next.ranges[n-1].end() > maxNumber {
-		return l, fmt.Errorf("the devices have %d units together, more than %d; choose a larger memoryUnit", next.ranges[n-1].end(), maxNumber)
+		return l, fmt.Errorf("the devices have %d units together, more than %d; choose a larger memoryUnit", next.ranges[n-1].end(),
+			maxNumber)
 	}
 	return next, stuck
 }
@@ -185,7 +187,8 @@ func Recover(shares []accel.Share, claims map[accel.DeviceID][]string) (*Layout,
 		// As far down as the units held allow leaves most room for the next.
 		start := max(end, s.last+1-int64(s.share.Units), 0)
 		if start > s.first {
-			return nil, fmt.Errorf("the units held of device %s do not fit its %d units beside those of the others", s.share.ID, s.share.Units)
+			return nil, fmt.Errorf("the units held of device %s do not fit its %d units beside those of the others", s.share.ID,
+				s.share.Units)
 		}
 		l.ranges = append(l.ranges, newRange(s.share, start))
 		end = start + int64(s.share.Units)
@@ -220,7 +223,8 @@ func Runs(ids []string, n int) ([][]string, error) {
 }
 
 func newRange(s accel.Share, start int64) Range {
-	return Range{Device: s.ID, Index: s.Index, Start: start, Units: s.Units, Model: s.Model, MemoryBytes: s.MemoryBytes, NUMANode: s.NUMANode}
+	return Range{Device: s.ID, Index: s.Index, Start: start, Units: s.Units, Model: s.Model, MemoryBytes: s.MemoryBytes,
+		NUMANode: s.NUMANode}
 }
 
 // insert puts r into the first gap that is large enough.

@@ -25,7 +25,8 @@ func TestSlotIDRoundTrip(t *testing.T) {
 			t.Errorf("%q: got %+v, %v, %q", text, got, err, got.String())
 		}
 	}
-	for _, text := range []string{"", "::0", "GPU-1::", "GPU-1::x", "GPU-1::-1", "GPU-1::+1", "GPU-1::01", "GPU-1:: 1", "GPU-1::99999999999999999999", "GPU-1::1048577"} {
+	for _, text := range []string{"", "::0", "GPU-1::", "GPU-1::x", "GPU-1::-1", "GPU-1::+1", "GPU-1::01", "GPU-1:: 1",
+		"GPU-1::99999999999999999999", "GPU-1::1048577"} {
 		if got, err := ParseSlotID(text); err == nil {
 			t.Errorf("%q was read as %+v", text, got)
 		}
@@ -94,9 +95,10 @@ func TestChooseSlots(t *testing.T) {
 		size    int
 		want    string // ids, blanks between; or the error after "error: "
 	}{
-		"a whole device, the first":              {devices: node(0, 0, 0), size: 1, want: "d0"},
-		"whole devices that are linked":          {devices: node(0, 0, 0, 0), links: linked("d1 d3"), size: 2, want: "d1 d3"},
-		"linked with the required one":           {devices: node(0, 0, 0, 0), links: linked("d1 d3", "d0 d2"), must: []string{"d2"}, size: 2, want: "d0 d2"},
+		"a whole device, the first":     {devices: node(0, 0, 0), size: 1, want: "d0"},
+		"whole devices that are linked": {devices: node(0, 0, 0, 0), links: linked("d1 d3"), size: 2, want: "d1 d3"},
+		"linked with the required one": {devices: node(0, 0, 0, 0), links: linked("d1 d3", "d0 d2"), must: []string{"d2"},
+			size: 2, want: "d0 d2"},
 		"all devices of the node":                {devices: node(0, 0, 0), size: 3, want: "d0 d1 d2"},
 		"only what must be":                      {devices: node(0, 0), must: []string{"d1"}, held: []string{"d0"}, size: 1, want: "d1"},
 		"not a lost device":                      {devices: with(node(0, 0), lost(0)), size: 1, want: "d1"},
@@ -106,29 +108,43 @@ func TestChooseSlots(t *testing.T) {
 		"as few promised devices as possible": {devices: with(node(0, 0, 0, 0), avoid(0, 1, 2)), links: linked("d0 d1", "d2 d3"), size: 2,
 			want: "d2 d3"},
 
-		"a replica of the device with the fewest held": {devices: node(4, 4), held: []string{"d0::0", "d0::1", "d1::0"}, size: 1, want: "d1::1"},
-		"packed, of the one with the most":             {devices: node(4, 4), held: []string{"d1::0"}, policy: Packed, size: 1, want: "d1::1"},
-		"packed, not of a full one":                    {devices: node(2, 2, 2), held: []string{"d1::0", "d1::1", "d2::1"}, policy: Packed, size: 1, want: "d2::0"},
-		"replicas on different devices":                {devices: node(4, 4, 4), held: []string{"d0::0", "d0::1", "d0::2"}, size: 3, want: "d0::3 d1::0 d2::0"},
-		"packed, on different devices too":             {devices: node(4, 4, 4), held: []string{"d2::3"}, policy: Packed, size: 2, want: "d0::0 d2::0"},
-		"a second round when all devices serve":        {devices: node(4, 2), size: 5, want: "d0::0 d0::1 d0::2 d1::0 d1::1"},
-		"equally shared ones that are linked":          {devices: node(2, 2, 2, 2), links: linked("d1 d3"), size: 2, want: "d1::0 d3::0"},
-		"linked with the least shared one":             {devices: node(2, 2, 2, 2), held: []string{"d0::0", "d1::1", "d3::0"}, links: linked("d2 d3", "d0 d1"), size: 2, want: "d2::0 d3::1"},
-		"another device than the one of the replica to be reused": {devices: node(2, 2), held: []string{"d1::0"}, must: []string{"d0::1"}, size: 2,
+		"a replica of the device with the fewest held": {devices: node(4, 4), held: []string{"d0::0", "d0::1", "d1::0"}, size: 1,
+			want: "d1::1"},
+		"packed, of the one with the most": {devices: node(4, 4), held: []string{"d1::0"}, policy: Packed, size: 1,
+			want: "d1::1"},
+		"packed, not of a full one": {devices: node(2, 2, 2), held: []string{"d1::0", "d1::1", "d2::1"}, policy: Packed,
+			size: 1, want: "d2::0"},
+		"replicas on different devices": {devices: node(4, 4, 4), held: []string{"d0::0", "d0::1", "d0::2"}, size: 3,
+			want: "d0::3 d1::0 d2::0"},
+		"packed, on different devices too": {devices: node(4, 4, 4), held: []string{"d2::3"}, policy: Packed, size: 2,
+			want: "d0::0 d2::0"},
+		"a second round when all devices serve": {devices: node(4, 2), size: 5, want: "d0::0 d0::1 d0::2 d1::0 d1::1"},
+		"equally shared ones that are linked":   {devices: node(2, 2, 2, 2), links: linked("d1 d3"), size: 2, want: "d1::0 d3::0"},
+		"linked with the least shared one": {devices: node(2, 2, 2, 2), held: []string{"d0::0", "d1::1", "d3::0"},
+			links: linked("d2 d3", "d0 d1"), size: 2, want: "d2::0 d3::1"},
+		"another device than the one of the replica to be reused": {devices: node(2, 2), held: []string{"d1::0"}, must: []string{"d0::1"},
+			size: 2,
 			want: "d0::1 d1::1"},
 		"one replica each":                              {devices: node(1, 1), held: []string{"d0::0"}, size: 1, want: "d1::0"},
 		"a promised device after second replicas":       {devices: with(node(2, 2), avoid(1)), size: 3, want: "d0::0 d0::1 d1::0"},
 		"a replica from before the replicas were fewer": {devices: node(2, 2), must: []string{"d0::7"}, size: 1, want: "d0::7"},
 
 		"too few": {devices: node(0, 0), held: []string{"d0"}, size: 2,
-			want: "error: nvidia.com/gpu: 2 devices asked for, 1 of 2 may be given out: 1 held by containers: not enough devices may be given out"},
-		"too few, with reasons": {devices: with(node(2, 2), func(d []SlotDevice) { d[1].Unusable = "given out as nvidia.com/gpu-memory" }), held: []string{"d0::1"}, size: 3,
-			want: "error: nvidia.com/gpu: 3 replicas asked for, 1 of 4 may be given out: 2 given out as nvidia.com/gpu-memory, 1 held by containers: not enough devices may be given out"},
-		"nothing there":      {size: 1, want: "error: nvidia.com/gpu: 1 devices asked for, 0 of 0 may be given out: not enough devices may be given out"},
-		"nothing asked":      {devices: node(0), size: 0, want: "error: nvidia.com/gpu: 0 devices asked for"},
-		"more to be reused":  {devices: node(0, 0), must: []string{"d0", "d1"}, size: 1, want: "error: nvidia.com/gpu: 1 devices asked for and 2 to be reused"},
-		"reused, of nowhere": {devices: node(0), must: []string{"x"}, size: 1, want: `error: nvidia.com/gpu: "x", which is to be reused, is none of its devices`},
-		"reused twice":       {devices: node(0, 0), must: []string{"d0", "d0"}, size: 2, want: `error: nvidia.com/gpu: "d0" is to be reused twice`},
+			want: "error: nvidia.com/gpu: 2 devices asked for, 1 of 2 may be given out: 1 held by containers: not enough devices may be " +
+				"given out"},
+		"too few, with reasons": {devices: with(node(2, 2), func(d []SlotDevice) { d[1].Unusable = "given out as nvidia.com/gpu-memory" }),
+			held: []string{"d0::1"}, size: 3,
+			want: "error: nvidia.com/gpu: 3 replicas asked for, 1 of 4 may be given out: 2 given out as nvidia.com/gpu-memory, 1 held by " +
+				"containers: not enough devices may be given out"},
+		"nothing there": {size: 1, want: "error: nvidia.com/gpu: 1 devices asked for, 0 of 0 may be given out: not enough devices " +
+			"may be given out"},
+		"nothing asked": {devices: node(0), size: 0, want: "error: nvidia.com/gpu: 0 devices asked for"},
+		"more to be reused": {devices: node(0, 0), must: []string{"d0", "d1"}, size: 1,
+			want: "error: nvidia.com/gpu: 1 devices asked for and 2 to be reused"},
+		"reused, of nowhere": {devices: node(0), must: []string{"x"}, size: 1,
+			want: `error: nvidia.com/gpu: "x", which is to be reused, is none of its devices`},
+		"reused twice": {devices: node(0, 0), must: []string{"d0", "d0"}, size: 2,
+			want: `error: nvidia.com/gpu: "d0" is to be reused twice`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			q := SlotQuestion{
@@ -184,7 +200,8 @@ func TestSlotChoiceDoesNotDependOnTheOrder(t *testing.T) {
 	devices := node(3, 3, 3, 3, 3, 3)
 	links := linked("d0 d3", "d1 d4", "d2 d5", "d4 d5")
 	for _, size := range []int{1, 2, 3, 5, 8} {
-		q := SlotQuestion{Resource: "r", Size: size, Available: all(devices, "d0::0", "d4::1"), Must: []string{"d2::1"}, Devices: devices, Links: links}
+		q := SlotQuestion{Resource: "r", Size: size, Available: all(devices, "d0::0", "d4::1"), Must: []string{"d2::1"}, Devices: devices,
+			Links: links}
 		want, err := ChooseSlots(q)
 		if err != nil {
 			t.Fatal(err)
@@ -204,7 +221,8 @@ func TestSlotChoiceDoesNotDependOnTheOrder(t *testing.T) {
 // decide on replicas as well.
 func TestReplicaChoiceHeedsPolicyAndLinks(t *testing.T) {
 	devices := node(4, 4, 4, 4)
-	links := []accel.Link{{A: "d0", B: "d1", Score: accel.LinkSystem}, {A: "d0", B: "d3", Score: accel.LinkNode}, {A: "d2", B: "d3", Score: accel.LinkSystem}}
+	links := []accel.Link{{A: "d0", B: "d1", Score: accel.LinkSystem}, {A: "d0", B: "d3", Score: accel.LinkNode},
+		{A: "d2", B: "d3", Score: accel.LinkSystem}}
 	for _, tt := range []struct {
 		policy SlotPolicy
 		held   []string
@@ -216,7 +234,8 @@ func TestReplicaChoiceHeedsPolicyAndLinks(t *testing.T) {
 		{Packed, []string{"d0::0", "d1::0", "d1::1"}, 1, "d1::2"},
 		{Packed, []string{"d1::0"}, 2, "d0::0 d1::1"},
 	} {
-		got, err := ChooseSlots(SlotQuestion{Resource: "r", Size: tt.size, Available: all(devices, tt.held...), Devices: devices, Links: links, Policy: tt.policy})
+		got, err := ChooseSlots(SlotQuestion{Resource: "r", Size: tt.size, Available: all(devices, tt.held...), Devices: devices,
+			Links: links, Policy: tt.policy})
 		if err != nil || strings.Join(got, " ") != tt.want {
 			t.Errorf("%d beside %v: got %v, %v; want %s", tt.size, tt.held, got, err, tt.want)
 		}

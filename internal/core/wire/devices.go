@@ -99,7 +99,8 @@ func validateDevices(doc map[accel.Resource][]string) error {
 		}
 		for _, id := range ids {
 			if id == "" || len(id) > maxIDBytes || strings.ContainsFunc(id, foreignToIDs) {
-				return fmt.Errorf("resource %q: an id is empty, longer than %d bytes or has characters other than letters, digits and -_.: in it",
+				return fmt.Errorf("resource %q: an id is empty, longer than %d bytes or has characters other than letters, digits and "+
+					"-_.: in it",
 					resource, maxIDBytes)
 			}
 		}

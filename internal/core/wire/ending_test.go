@@ -23,7 +23,8 @@ func TestEndingThereAndBack(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := `{"v":1,"pods":[{"uid":"a","namespace":"team","name":"p","resource":"enflame.com/gcu-memory","units":16,"devices":["GCU-1","GCU-2"]},` +
+	want := `{"v":1,"pods":[{"uid":"a","namespace":"team","name":"p","resource":"enflame.com/gcu-memory","units":16,"devices":["GCU-1",` +
+		`"GCU-2"]},` +
 		`{"uid":"b","namespace":"team","name":"p","resource":"enflame.com/gcu-memory","units":4}]}`
 	if value != want {
 		t.Errorf("EncodeEnding = %s, want %s", value, want)
@@ -56,11 +57,12 @@ func TestEndingThereAndBack(t *testing.T) {
 
 func TestBadEnding(t *testing.T) {
 	for name, tt := range map[string]struct{ value, want string }{
-		"not JSON":       {"{", "list of ending pods"},
-		"a later one":    {`{"v":2,"pods":[]}`, "newer release"},
-		"no UID":         {`{"v":1,"pods":[{"namespace":"n","name":"p","resource":"r","units":1}]}`, "its uid is empty"},
-		"no units":       {`{"v":1,"pods":[{"uid":"u","namespace":"n","name":"p","resource":"r","units":0}]}`, "0 units"},
-		"too many units": {`{"v":1,"pods":[{"uid":"u","namespace":"n","name":"p","resource":"r","units":1099511627777}]}`, "units, not from 1"},
+		"not JSON":    {"{", "list of ending pods"},
+		"a later one": {`{"v":2,"pods":[]}`, "newer release"},
+		"no UID":      {`{"v":1,"pods":[{"namespace":"n","name":"p","resource":"r","units":1}]}`, "its uid is empty"},
+		"no units":    {`{"v":1,"pods":[{"uid":"u","namespace":"n","name":"p","resource":"r","units":0}]}`, "0 units"},
+		"too many units": {`{"v":1,"pods":[{"uid":"u","namespace":"n","name":"p","resource":"r","units":1099511627777}]}`,
+			"units, not from 1"},
 		"one device twice": {
 			`{"v":1,"pods":[{"uid":"u","namespace":"n","name":"p","resource":"r","units":2,"devices":["d","d"]}]}`, "listed twice",
 		},

@@ -20,10 +20,12 @@ func FuzzDecodeInventory(f *testing.F) {
 	f.Add(s)
 	f.Add(strings.ReplaceAll(s, "U53000090104", "U53000090105"))
 	f.Add(`{"v":1,"resources":null}`)
-	f.Add(`{"v":1,"resources":[{"resource":"r","devices":[{"index":1,"id":"x"},{"id":"y","units":1099511627776,"numa":3}]},{"resource":"a"}]}`)
+	f.Add(`{"v":1,"resources":[{"resource":"r","devices":[{"index":1,"id":"x"},{"id":"y","units":1099511627776,"numa":3}]},` +
+		`{"resource":"a"}]}`)
 	f.Add("{\"v\":1,\"resources\":[{\"resource\":\"\xff\",\"devices\":[{\"id\":\"\\ud800\"}]}]}")
 	f.Add(`[[[[`)
-	f.Add(`{"v":1,"resources":[{"resource":"r","devices":[{"index":1,"id":"x","unhealthy":true,"quarantined":"2026-07-01T10:00:00.5+02:00"}]}]}`)
+	f.Add(`{"v":1,"resources":[{"resource":"r","devices":[{"index":1,"id":"x","unhealthy":true,` +
+		`"quarantined":"2026-07-01T10:00:00.5+02:00"}]}]}`)
 	f.Add(`{"v":1,"resources":[{"resource":"r","devices":[{"index":1,"id":"x","quarantined":"0000-01-01T00:00:00+23:00"}]}]}`)
 	f.Fuzz(func(t *testing.T, s string) {
 		inv, err := DecodeInventory(s)

@@ -158,7 +158,8 @@ func DecodeInventory(s string) ([]accel.Inventory, error) {
 		for _, d := range r.Devices {
 			s := accel.Share{Units: d.Units, Chips: d.Chips, Device: accel.Device{
 				Index: d.Index, ID: d.ID, Model: d.Model, MemoryBytes: d.MemoryBytes, NUMANode: accel.NoNUMA,
-				Board: d.Board, Chip: d.Chip, PCI: d.PCI, Health: accel.Health{Unhealthy: d.Unhealthy, Reason: d.Reason, Quarantined: seconds(d.Quarantined)},
+				Board: d.Board, Chip: d.Chip, PCI: d.PCI, Health: accel.Health{Unhealthy: d.Unhealthy, Reason: d.Reason,
+					Quarantined: seconds(d.Quarantined)},
 			}}
 			if d.NUMA != nil && *d.NUMA >= 0 {
 				s.NUMANode = *d.NUMA
@@ -241,7 +242,8 @@ func (r *resourceV1) mistakes() []error {
 	}
 	for _, l := range r.Links {
 		if l[0] < 0 || l[0] >= l[1] || l[1] >= len(r.Devices) || l[2] <= 0 {
-			errs = append(errs, fmt.Errorf("a link is %v, not two positions in the list of %d devices, the lower one first, and a score above 0", l, len(r.Devices)))
+			errs = append(errs, fmt.Errorf("a link is %v, not two positions in the list of %d devices, the lower one first, and a score "+
+				"above 0", l, len(r.Devices)))
 		}
 	}
 	return errs

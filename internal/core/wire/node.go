@@ -17,7 +17,8 @@ const (
 // NodeAnnotations returns all annotations that Divvy writes on nodes, those of
 // kubectl divvy included.
 func NodeAnnotations() []string {
-	return []string{InventoryAnnotation, LabelsAnnotation, CountsAnnotation, EndingAnnotation, QuarantineAnnotation, DeviceRequestAnnotation}
+	return []string{InventoryAnnotation, LabelsAnnotation, CountsAnnotation, EndingAnnotation, QuarantineAnnotation,
+		DeviceRequestAnnotation}
 }
 
 // OwnedLabels reads LabelsAnnotation. Keys in the domains of Kubernetes are left

@@ -10,8 +10,9 @@ func TestOwnedLabels(t *testing.T) {
 		annotation string
 		want       []string
 	}{
-		"none":                       {"", nil},
-		"some":                       {"divvy.dev/nvidia.count,nvidia.com/gpu.present", []string{"divvy.dev/nvidia.count", "nvidia.com/gpu.present"}},
+		"none": {"", nil},
+		"some": {"divvy.dev/nvidia.count,nvidia.com/gpu.present",
+			[]string{"divvy.dev/nvidia.count", "nvidia.com/gpu.present"}},
 		"empty entries":              {",a,,b,", []string{"a", "b"}},
 		"labels of Kubernetes":       {"kubernetes.io/hostname,node-role.kubernetes.io/control-plane,k8s.io/x,a.k8s.io/y,a", []string{"a"}},
 		"a name that sounds like it": {"notkubernetes.io/x", []string{"notkubernetes.io/x"}},
@@ -26,7 +27,8 @@ func TestOwnedLabels(t *testing.T) {
 }
 
 func TestCountedResources(t *testing.T) {
-	if got, want := CountedResources("enflame.com/gcu-count,,nvidia.com/n"), []string{"enflame.com/gcu-count", "nvidia.com/n"}; !slices.Equal(got, want) {
+	if got, want := CountedResources("enflame.com/gcu-count,,nvidia.com/n"),
+		[]string{"enflame.com/gcu-count", "nvidia.com/n"}; !slices.Equal(got, want) {
 		t.Errorf("got %q, want %q", got, want)
 	}
 	if got := CountedResources(""); got != nil {

@@ -85,7 +85,8 @@ func TestDeviceRequest(t *testing.T) {
 		`true`:                              {"a JSON bool where an object is expected", ""},
 		`{"v":9,"id":"7"}`:                  {"version 9 was written by a newer release", "7"},
 		`{"v":1,"id":"7","verb":"release"}`: {"no device is named", "7"},
-		`{"v":1,"id":"7","verb":"destroy","devices":["a"]}`:                                             {`the verb "destroy" is neither quarantine nor release`, "7"},
+		`{"v":1,"id":"7","verb":"destroy","devices":["a"]}`: {`the verb "destroy" is neither ` +
+			`quarantine nor release`, "7"},
 		`{"v":1,"verb":"release","devices":["a"]}`:                                                      {`the id "" is empty`, ""},
 		`{"v":1,"id":"7","verb":"release","devices":["a","a"]}`:                                         {"listed twice", "7"},
 		`{"v":1,"id":"` + strings.Repeat("7", 65) + `","verb":"release","devices":["a"]}`:               {"longer than 64 bytes", ""},

@@ -110,7 +110,8 @@ func TestGrantOfSeveralRefused(t *testing.T) {
 
 func TestLegacyAnnotationsOfSeveral(t *testing.T) {
 	got := LegacyAnnotations(severalGrant())
-	want := map[string]string{"id": "1,2,5", "memory": "64", "memory-request": "24", "assigned": "false", "assign-time": "1662453232515055293"}
+	want := map[string]string{"id": "1,2,5", "memory": "64", "memory-request": "24", "assigned": "false",
+		"assign-time": "1662453232515055293"}
 	for key, value := range want {
 		if got["enflame.com/gcu-device-"+key] != value {
 			t.Errorf("%s is %q, want %q", key, got["enflame.com/gcu-device-"+key], value)

@@ -190,22 +190,23 @@ func TestInventoryRefused(t *testing.T) {
 
 func TestDecodeInventoryRefused(t *testing.T) {
 	tests := map[string]struct{ value, want string }{
-		"empty":              {"", "the value is empty"},
-		"no JSON":            {"16 GB", "a JSON number where an object is expected"},
-		"cut off":            {`{"v":1,"resources":[`, "unexpected EOF"},
-		"another type":       {`["v"]`, "a JSON array where an object is expected"},
-		"one quote":          {`'v'`, "invalid character"},
-		"null":               {"null", `want "v":1`},
-		"no version":         {`{"resources":[]}`, `want "v":1`},
-		"a later version":    {`{"v":2}`, "newer release"},
-		"text behind":        {`{"v":1} {"v":1}`, "text follows"},
-		"garbage behind":     {`{"v":1}}`, "text follows"},
-		"fractional units":   {`{"v":1,"resources":[{"resource":"r","devices":[{"id":"x","units":1.5}]}]}`, "1.5"},
-		"units out of range": {`{"v":1,"resources":[{"resource":"r","devices":[{"id":"x","units":9223372036854775808}]}]}`, "9223372036854775808"},
-		"duplicate uuid":     {`{"v":1,"resources":[{"resource":"r","devices":[{"id":"x"},{"index":1,"id":"x"}]}]}`, "the same uuid"},
-		"duplicate index":    {`{"v":1,"resources":[{"resource":"r","devices":[{"id":"x"},{"id":"y"}]}]}`, "the same index 0"},
-		"too long":           {`{"v":1,"x":"` + strings.Repeat("x", maxInventoryBytes) + `"}`, "at most 131072"},
-		"too deep":           {strings.Repeat("[", 60000), "depth"},
+		"empty":            {"", "the value is empty"},
+		"no JSON":          {"16 GB", "a JSON number where an object is expected"},
+		"cut off":          {`{"v":1,"resources":[`, "unexpected EOF"},
+		"another type":     {`["v"]`, "a JSON array where an object is expected"},
+		"one quote":        {`'v'`, "invalid character"},
+		"null":             {"null", `want "v":1`},
+		"no version":       {`{"resources":[]}`, `want "v":1`},
+		"a later version":  {`{"v":2}`, "newer release"},
+		"text behind":      {`{"v":1} {"v":1}`, "text follows"},
+		"garbage behind":   {`{"v":1}}`, "text follows"},
+		"fractional units": {`{"v":1,"resources":[{"resource":"r","devices":[{"id":"x","units":1.5}]}]}`, "1.5"},
+		"units out of range": {`{"v":1,"resources":[{"resource":"r","devices":[{"id":"x","units":9223372036854775808}]}]}`,
+			"9223372036854775808"},
+		"duplicate uuid":  {`{"v":1,"resources":[{"resource":"r","devices":[{"id":"x"},{"index":1,"id":"x"}]}]}`, "the same uuid"},
+		"duplicate index": {`{"v":1,"resources":[{"resource":"r","devices":[{"id":"x"},{"id":"y"}]}]}`, "the same index 0"},
+		"too long":        {`{"v":1,"x":"` + strings.Repeat("x", maxInventoryBytes) + `"}`, "at most 131072"},
+		"too deep":        {strings.Repeat("[", 60000), "depth"},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -221,7 +222,8 @@ func TestDecodeInventoryRefused(t *testing.T) {
 }
 
 func TestDecodeInventoryIgnoresUnknownFields(t *testing.T) {
-	got, err := DecodeInventory(`{"v":1,"later":{"x":[1]},"resources":[{"resource":"r","devices":[{"id":"x","units":3,"tier":"hard","numa":-7}]}]}`)
+	got, err := DecodeInventory(`{"v":1,"later":{"x":[1]},"resources":[{"resource":"r","devices":[{"id":"x","units":3,"tier":"hard",` +
+		`"numa":-7}]}]}`)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -44,7 +44,8 @@ type option struct {
 const noValue = "it has no value"
 
 // switches are the flags that take no value unless it is written with "=".
-var switches = []string{"leader-elect", "profiling", "contention-profiling", "authentication-skip-lookup", "authentication-tolerate-lookup-failure", "help", "permit-address-sharing",
+var switches = []string{"leader-elect", "profiling", "contention-profiling", "authentication-skip-lookup",
+	"authentication-tolerate-lookup-failure", "help", "permit-address-sharing",
 	"permit-port-sharing"}
 
 func (c command) words() []string {
@@ -90,7 +91,8 @@ func readCommand(doc *yamledit.Doc, container int) (command, error) {
 // inShell reports whether the words are a script for a shell: what it starts, and
 // with which flags, is not read. Images of kube-scheduler have had no shell since 1.19.
 func (c command) inShell() bool {
-	return len(c.list) > 1 && slices.Contains([]string{"sh", "bash", "ash", "dash"}, path.Base(c.list[0].text)) && strings.HasPrefix(c.list[1].text, "-")
+	return len(c.list) > 1 && slices.Contains([]string{"sh", "bash", "ash", "dash"}, path.Base(c.list[0].text)) &&
+		strings.HasPrefix(c.list[1].text, "-")
 }
 
 // readFlags reads the flags in list, from the first word on, as the library for flags of

@@ -41,7 +41,8 @@ func readConfig(name string, data []byte) (*config, error) {
 	kind := scalarOf(c.doc.At("kind"))
 	c.apiVersion = scalarOf(c.doc.At("apiVersion"))
 	if kind != "KubeSchedulerConfiguration" || !strings.HasPrefix(c.apiVersion, APIGroup+"/") {
-		return nil, c.errorf("holds %s of apiVersion %s, not a KubeSchedulerConfiguration of %s", orNothing(kind), orNothing(c.apiVersion), APIGroup)
+		return nil, c.errorf("holds %s of apiVersion %s, not a KubeSchedulerConfiguration of %s", orNothing(kind), orNothing(c.apiVersion),
+			APIGroup)
 	}
 	if _, err := c.extenders(); err != nil {
 		return nil, err
@@ -118,7 +119,8 @@ func (c *config) with(e Extender) (*config, error) {
 		}
 		for _, r := range managed(n) {
 			if slices.Contains(e.Resources, r) {
-				return nil, c.errorf("line %d: the extender %s already manages %s, and kube-scheduler allows only one extender per resource. "+
+				return nil, c.errorf("line %d: the extender %s already manages %s, and kube-scheduler allows only one extender per "+
+					"resource. "+
 					"Remove the resource from one of the two", n.Line, other, r)
 			}
 		}
@@ -237,7 +239,8 @@ func extender(n *yaml.Node) *Extender {
 		}
 		return b
 	}
-	e := &Extender{URL: scalarOf(yamledit.Get(n, "urlPrefix")), CA: data("caData"), ClientCert: data("certData"), ClientKey: data("keyData"), Resources: managed(n)}
+	e := &Extender{URL: scalarOf(yamledit.Get(n, "urlPrefix")), CA: data("caData"), ClientCert: data("certData"),
+		ClientKey: data("keyData"), Resources: managed(n)}
 	if tls != nil {
 		e.ServerName = scalarOf(yamledit.Get(tls, "serverName"))
 	}

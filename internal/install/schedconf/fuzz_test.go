@@ -29,7 +29,8 @@ func seeds(f *testing.F) {
 			f.Fatal(err)
 		}
 		m := bytes.ReplaceAll(kubeadm, []byte("VERSION"), []byte("1.31.4"))
-		m = bytes.Replace(m, []byte("    - --feature-gates"), []byte("    - --config=/etc/kubernetes/scheduler.conf\n    - --feature-gates"), 1)
+		m = bytes.Replace(m, []byte("    - --feature-gates"),
+			[]byte("    - --config=/etc/kubernetes/scheduler.conf\n    - --feature-gates"), 1)
 		f.Add(m, data, "")
 		f.Add(m, data, "v1.30.0")
 	}
@@ -41,7 +42,8 @@ func seeds(f *testing.F) {
 func FuzzWire(f *testing.F) {
 	seeds(f)
 	f.Fuzz(func(t *testing.T, manifest, config []byte, version string) {
-		n := &node{manifest: manifest, version: version, files: map[string][]byte{"/etc/kubernetes/scheduler.conf": config, "/srv/s.yaml": config}}
+		n := &node{manifest: manifest, version: version, files: map[string][]byte{"/etc/kubernetes/scheduler.conf": config,
+			"/srv/s.yaml": config}}
 		before := n.clone()
 		c, err := Wire(n.input(), secured)
 		if err != nil {
@@ -89,7 +91,8 @@ func FuzzUnwire(f *testing.F) {
 		if bytes.Contains(manifest, []byte("scheduler-extender-config")) || bytes.Contains(manifest, []byte("divvy")) {
 			return // what is there already would go with it
 		}
-		n := &node{manifest: manifest, version: version, files: map[string][]byte{"/etc/kubernetes/scheduler.conf": config, "/srv/s.yaml": config}}
+		n := &node{manifest: manifest, version: version, files: map[string][]byte{"/etc/kubernetes/scheduler.conf": config,
+			"/srv/s.yaml": config}}
 		c, err := Wire(n.input(), unsecured)
 		if err != nil {
 			return

@@ -281,7 +281,8 @@ func (p *pod) mountFile(host string) (*pod, string, error) {
 	for i := 2; slices.ContainsFunc(volumes, func(v *yaml.Node) bool { return scalarOf(yamledit.Get(v, "name")) == name }); i++ {
 		name = volumeName + "-" + strconv.Itoa(i)
 	}
-	q, err := p.push(p.at("volumeMounts"), yamledit.Map{{Key: "mountPath", Value: at}, {Key: "name", Value: name}, {Key: "readOnly", Value: true}})
+	q, err := p.push(p.at("volumeMounts"), yamledit.Map{{Key: "mountPath", Value: at}, {Key: "name", Value: name},
+		{Key: "readOnly", Value: true}})
 	if err != nil {
 		return nil, "", err
 	}

@@ -64,7 +64,8 @@ func (n *node) wire(t *testing.T, e Extender) Change {
 		t.Fatalf("a second run: %v", err)
 	}
 	if !bytes.Equal(again.Manifest, n.manifest) || len(again.Files) > 0 {
-		t.Errorf("a second run changes the manifest or writes %d files:\n%s", len(again.Files), cmp.Diff(string(n.manifest), string(again.Manifest)))
+		t.Errorf("a second run changes the manifest or writes %d files:\n%s", len(again.Files),
+			cmp.Diff(string(n.manifest), string(again.Manifest)))
 	}
 	s, err := Inspect(n.input())
 	if err != nil {
@@ -131,7 +132,8 @@ func input(t *testing.T, name string, replacements ...string) []byte {
 // kubeadm returns a node of a version, without a configuration.
 func kubeadm(t *testing.T, v version) *node {
 	t.Helper()
-	return &node{manifest: input(t, "kubeadm.yaml", "VERSION", v.String()+".4"), files: map[string][]byte{"/etc/kubernetes/scheduler.conf": nil}}
+	return &node{manifest: input(t, "kubeadm.yaml", "VERSION", v.String()+".4"),
+		files: map[string][]byte{"/etc/kubernetes/scheduler.conf": nil}}
 }
 
 const existing = "/etc/kubernetes/scheduler-config.yaml"

@@ -300,7 +300,8 @@ func Wire(in Input, e Extender) (Change, error) {
 		return Change{}, err
 	}
 	if s.version > newest {
-		notes = append(notes, fmt.Sprintf("kube-scheduler %v is newer than the latest known version %v and is treated like it.", s.version, newest))
+		notes = append(notes, fmt.Sprintf("kube-scheduler %v is newer than the latest known version %v and is treated like it.", s.version,
+			newest))
 	}
 	change := Change{Manifest: in.Manifest, Notes: notes}
 	if !p.doc.Equal(in.Manifest) {

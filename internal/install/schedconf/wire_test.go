@@ -61,15 +61,22 @@ var shapes = map[string]struct {
 		[]string{"--config=" + newFile},
 	},
 	"a wrapper for logs": {
-		manifest(image131, "    command:\n    - /go-runner\n    - --log-file=/var/log/kube-scheduler.log\n    - /usr/local/bin/kube-scheduler\n    - --v=2\n    - --\n    - rest\n"),
-		[]string{"/go-runner", "--log-file=/var/log/kube-scheduler.log", "/usr/local/bin/kube-scheduler", "--config=" + newFile, "--v=2", "--", "rest"},
+		manifest(image131, "    command:\n    - /go-runner\n    - --log-file=/var/log/kube-scheduler.log\n    - "+
+			"/usr/local/bin/kube-scheduler\n    - --v=2\n    - --\n    - rest\n"),
+		[]string{"/go-runner", "--log-file=/var/log/kube-scheduler.log", "/usr/local/bin/kube-scheduler", "--config=" + newFile,
+			"--v=2", "--", "rest"},
 	},
 	"line ends of Windows and a byte order mark": {
-		&node{files: map[string][]byte{}, manifest: []byte("\ufeff" + strings.ReplaceAll(string(manifest(image131, "    command:\n    - kube-scheduler\n    - --v=2\n").manifest), "\n", "\r\n"))},
+		&node{files: map[string][]byte{},
+			manifest: []byte("\ufeff" +
+				strings.ReplaceAll(string(manifest(image131, "    command:\n    - kube-scheduler\n    - --v=2\n").manifest),
+					"\n", "\r\n"))},
 		[]string{"kube-scheduler", "--config=" + newFile, "--v=2"},
 	},
 	"JSON": {
-		&node{files: map[string][]byte{}, manifest: []byte(`{"apiVersion":"v1","kind":"Pod","metadata":{"name":"kube-scheduler"},"spec":{"containers":[{"name":"s","image":"` + image131 + `","command":["kube-scheduler","--v=2"]}]}}`)},
+		&node{files: map[string][]byte{},
+			manifest: []byte(`{"apiVersion":"v1","kind":"Pod","metadata":{"name":"kube-scheduler"},"spec":{"containers":[{"name":"s",` +
+				`"image":"` + image131 + `","command":["kube-scheduler","--v=2"]}]}}`)},
 		[]string{"kube-scheduler", "--config=" + newFile, "--v=2"},
 	},
 	"JSON with everything, laid out": {
@@ -142,7 +149,8 @@ func TestShapesOfManifests(t *testing.T) {
 			// Every line that was there is there still, but those that the command or
 			// an empty collection was in.
 			for line := range strings.Lines(string(before.manifest)) {
-				if !strings.Contains(string(n.manifest), strings.TrimSpace(line)) && !strings.ContainsAny(line, "[{") && !strings.Contains(line, "kube-scheduler") {
+				if !strings.Contains(string(n.manifest), strings.TrimSpace(line)) && !strings.ContainsAny(line, "[{") &&
+					!strings.Contains(line, "kube-scheduler") {
 					t.Errorf("line %q is gone:\n%s", line, n.manifest)
 				}
 			}
@@ -197,7 +205,8 @@ func TestFlagsOfManyForms(t *testing.T) {
 	tests := map[string]struct{ command, want string }{
 		"with an equals sign": {`[kube-scheduler, "--config=/srv/s.yaml", --v=2]`, "kube-scheduler|--config=NEW|--v=2"},
 		"in two words":        {`[kube-scheduler, --config, /srv/s.yaml, -v, "2"]`, "kube-scheduler|--config|NEW|-v|2"},
-		"twice":               {`[kube-scheduler, --config=/srv/old.yaml, --config=/srv/s.yaml]`, "kube-scheduler|--config=/srv/old.yaml|--config=NEW"},
+		"twice": {`[kube-scheduler, --config=/srv/old.yaml, --config=/srv/s.yaml]`,
+			"kube-scheduler|--config=/srv/old.yaml|--config=NEW"},
 		"a switch in between": {`[kube-scheduler, --leader-elect, --config, /srv/s.yaml]`, "kube-scheduler|--leader-elect|--config|NEW"},
 	}
 	for name, tt := range tests {
@@ -295,7 +304,8 @@ func TestMountsThatAreThereAreUsed(t *testing.T) {
 	}{
 		"none": {"", newFile, 1},
 		"the folder": {
-			"    volumeMounts: [{name: e, mountPath: /etc/kubernetes}]\n  volumes: [{name: e, hostPath: {path: /etc/kubernetes, type: Directory}}]\n", newFile, 1,
+			"    volumeMounts: [{name: e, mountPath: /etc/kubernetes}]\n  volumes: [{name: e, hostPath: {path: /etc/kubernetes, type: " +
+				"Directory}}]\n", newFile, 1,
 		},
 		"the folder elsewhere": {
 			"    volumeMounts: [{name: e, mountPath: /conf/}]\n  volumes: [{name: e, hostPath: {path: /etc/kubernetes/}}]\n",
@@ -310,11 +320,13 @@ func TestMountsThatAreThereAreUsed(t *testing.T) {
 			"/etc/divvy-scheduler/scheduler-extender-config-v1.23+.yaml", 2,
 		},
 		"the folder, with another one in front of it": {
-			"    volumeMounts: [{name: e, mountPath: /etc}, {name: x, mountPath: /etc/kubernetes}]\n  volumes: [{name: e, hostPath: {path: /etc}}, {name: x, emptyDir: {}}]\n",
+			"    volumeMounts: [{name: e, mountPath: /etc}, {name: x, mountPath: /etc/kubernetes}]\n  volumes: [{name: e, hostPath: " +
+				"{path: /etc}}, {name: x, emptyDir: {}}]\n",
 			"/divvy-scheduler/scheduler-extender-config-v1.23+.yaml", 3,
 		},
 		"a volume of our name": {
-			"    volumeMounts: [{name: divvy-scheduler-config, mountPath: /x}]\n  volumes: [{name: divvy-scheduler-config, hostPath: {path: /x}}]\n", newFile, 2,
+			"    volumeMounts: [{name: divvy-scheduler-config, mountPath: /x}]\n  volumes: [{name: divvy-scheduler-config, hostPath: " +
+				"{path: /x}}]\n", newFile, 2,
 		},
 	}
 	for name, tt := range tests {
@@ -345,19 +357,22 @@ func TestVersions(t *testing.T) {
 		image, version string
 		want, err      string
 	}{
-		"a tag":                         {image: "registry.k8s.io/kube-scheduler:v1.31.4", want: "1.31"},
-		"Amazon":                        {image: "602401143452.dkr.ecr.us-west-2.amazonaws.com/eks/kube-scheduler:v1.31.4-eks-1-31-8", want: "1.31"},
-		"VMware":                        {image: "projects.registry.vmware.com/tkg/kube-scheduler:v1.31.5_vmware.1", want: "1.31"},
-		"a build's plus":                {image: "rancher/hardened-kubernetes:v1.30.1+rke2r1", want: "1.30"},
-		"a port of the registry":        {image: "registry.example.com:5000/kube-scheduler:1.30", want: "1.30"},
-		"a digest beside the tag":       {image: "\"r.example.com:5000/kube-scheduler:v1.29.0@sha256:0123456789012345678901234567890123456789012345678901234567890123\"", want: "1.29"},
-		"only a digest":                 {image: "r.example.com/kube-scheduler@sha256:01", err: "has no version tag"},
-		"a port and no tag":             {image: "r.example.com:5000/kube-scheduler", err: "has no version tag"},
-		"a tag without a version":       {image: "kube-scheduler:latest", err: `"latest" names none`},
-		"no image":                      {image: "\"\"", err: "has no version tag"},
-		"given":                         {image: "kube-scheduler:latest", version: "v1.33.1", want: "1.33"},
-		"given, and more than the tag":  {image: "kube-scheduler:v1.20.0", version: "1.33", want: "1.33"},
-		"too old":                       {image: "kube-scheduler:v1.28.9", err: "kube-scheduler v1.28.9 is too old: 1.29 or newer is required"},
+		"a tag": {image: "registry.k8s.io/kube-scheduler:v1.31.4", want: "1.31"},
+		"Amazon": {image: "602401143452.dkr.ecr.us-west-2.amazonaws.com/eks/kube-scheduler:v1.31.4-eks-1-31-8",
+			want: "1.31"},
+		"VMware":                 {image: "projects.registry.vmware.com/tkg/kube-scheduler:v1.31.5_vmware.1", want: "1.31"},
+		"a build's plus":         {image: "rancher/hardened-kubernetes:v1.30.1+rke2r1", want: "1.30"},
+		"a port of the registry": {image: "registry.example.com:5000/kube-scheduler:1.30", want: "1.30"},
+		"a digest beside the tag": {image: "\"r.example.com:5000/" +
+			"kube-scheduler:v1.29.0@sha256:0123456789012345678901234567890123456789012345678901234567890123\"", want: "1.29"},
+		"only a digest":                {image: "r.example.com/kube-scheduler@sha256:01", err: "has no version tag"},
+		"a port and no tag":            {image: "r.example.com:5000/kube-scheduler", err: "has no version tag"},
+		"a tag without a version":      {image: "kube-scheduler:latest", err: `"latest" names none`},
+		"no image":                     {image: "\"\"", err: "has no version tag"},
+		"given":                        {image: "kube-scheduler:latest", version: "v1.33.1", want: "1.33"},
+		"given, and more than the tag": {image: "kube-scheduler:v1.20.0", version: "1.33", want: "1.33"},
+		"too old": {image: "kube-scheduler:v1.28.9",
+			err: "kube-scheduler v1.28.9 is too old: 1.29 or newer is required"},
 		"newer than any that is known":  {image: "kube-scheduler:v1.52.0", want: "1.52"},
 		"another major version":         {image: "kube-scheduler:v2.1.0", err: "is not a known version of Kubernetes; known versions are"},
 		"a number that is no version":   {image: "kube-scheduler:20240101", err: "names none"},
@@ -433,14 +448,16 @@ extenders:
 		"enableHTTPS is false, but should be true", "httpTimeout is missing",
 		"managedResources is enflame.com/gcu-memory, but should be enflame.com/gcu-memory, nvidia.com/gpu-memory",
 		"preemptVerb is missing", "prioritizeVerb is missing", "tlsConfig is missing",
-		"urlPrefix is http://127.0.0.1:32766/gcushare-scheduler, but should be https://10.96.0.77:32765/gcushare-scheduler", "weight is missing",
+		"urlPrefix is http://127.0.0.1:32766/gcushare-scheduler, but should be https://10.96.0.77:32765/gcushare-scheduler",
+		"weight is missing",
 	}
 	if diff := cmp.Diff(want, s.Differences(secured)); diff != "" {
 		t.Errorf("differences (-want +got):\n%s", diff)
 	}
 	same(t, n.clone(), func() *node { n.unwire(t, pristine.manifest); return n }())
 	n.wire(t, secured)
-	if got := string(n.files[newFile]); strings.Count(got, "urlPrefix") != 1 || !strings.Contains(got, "/v1\n") || !strings.Contains(got, "leaderElect: true") || strings.Contains(got, "32766") {
+	if got := string(n.files[newFile]); strings.Count(got, "urlPrefix") != 1 || !strings.Contains(got, "/v1\n") ||
+		!strings.Contains(got, "leaderElect: true") || strings.Contains(got, "32766") {
 		t.Errorf("it became\n%s", got)
 	}
 	n.unwire(t, pristine.manifest)
@@ -495,22 +512,27 @@ func TestWhatOthersEditStays(t *testing.T) {
 		kept           bool
 	}{
 		"a flag and a comment": {kubeadm(t, 31), flagEdit, "", "--leader-elect=true # hm\n    - --v=5\n", false},
-		"a label":              {configured(t, 31), edit("    tier: control-plane\n", "    tier: control-plane\n    x: \"y\"\n"), "", "    x: \"y\"\n", false},
+		"a label": {configured(t, 31), edit("    tier: control-plane\n", "    tier: control-plane\n    x: \"y\"\n"),
+			"", "    x: \"y\"\n", false},
 		"a flag that the configuration holds": {
 			kubeadm(t, 31), edit("--kube-api-burst=200", "--kube-api-burst=300"), "burst: 300", "--kube-api-burst=300", false,
 		},
 		"the configuration that ours is a copy of": {
-			configured(t, 31), file(existing, "percentageOfNodesToScore: 60", "percentageOfNodesToScore: 70"), "percentageOfNodesToScore: 70",
+			configured(t, 31), file(existing, "percentageOfNodesToScore: 60", "percentageOfNodesToScore: 70"),
+			"percentageOfNodesToScore: 70",
 			"--config=" + existing, false,
 		},
 		"our configuration": {
-			configured(t, 31), file(newFile, "percentageOfNodesToScore: 60", "percentageOfNodesToScore: 80"), "percentageOfNodesToScore: 80",
+			configured(t, 31), file(newFile, "percentageOfNodesToScore: 60", "percentageOfNodesToScore: 80"),
+			"percentageOfNodesToScore: 80",
 			"--config=" + newFile, true,
 		},
 		"our configuration without one before": {
-			kubeadm(t, 31), file(newFile, "enableProfiling: false", "enableProfiling: true"), "enableProfiling: true", "--config=" + newFile, true,
+			kubeadm(t, 31), file(newFile, "enableProfiling: false", "enableProfiling: true"), "enableProfiling: true",
+			"--config=" + newFile, true,
 		},
-		"a comment in our configuration": {kubeadm(t, 31), file(newFile, "extenders:", "# mine\nextenders:"), "# mine", "status: {}", false},
+		"a comment in our configuration": {kubeadm(t, 31), file(newFile, "extenders:", "# mine\nextenders:"), "# mine", "status: {}",
+			false},
 		"our configuration is gone": {
 			configured(t, 31), func(n *node) { delete(n.files, newFile) }, "percentageOfNodesToScore: 60", "--config=" + existing, false,
 		},
@@ -520,13 +542,15 @@ func TestWhatOthersEditStays(t *testing.T) {
 		"another configuration in the place of the one before": {
 			configured(t, 31), func(n *node) {
 				n.manifest = bytes.Replace(n.manifest, []byte("--config="+newFile), []byte("--config=/etc/kubernetes/scheduler.conf"), 1)
-				n.files["/etc/kubernetes/scheduler.conf"] = []byte("kind: KubeSchedulerConfiguration\napiVersion: kubescheduler.config.k8s.io/v1\nparallelism: 3\n")
+				n.files["/etc/kubernetes/scheduler.conf"] = []byte("kind: KubeSchedulerConfiguration\napiVersion: " +
+					"kubescheduler.config.k8s.io/v1\nparallelism: 3\n")
 			}, "parallelism: 3", "--config=/etc/kubernetes/scheduler.conf", false,
 		},
 		"another configuration": {
 			kubeadm(t, 31), func(n *node) {
 				n.manifest = bytes.Replace(n.manifest, []byte("--config="+newFile), []byte("--config=/etc/kubernetes/scheduler.conf"), 1)
-				n.files["/etc/kubernetes/scheduler.conf"] = []byte("kind: KubeSchedulerConfiguration\napiVersion: kubescheduler.config.k8s.io/v1\nparallelism: 3\n")
+				n.files["/etc/kubernetes/scheduler.conf"] = []byte("kind: KubeSchedulerConfiguration\napiVersion: " +
+					"kubescheduler.config.k8s.io/v1\nparallelism: 3\n")
 			}, "parallelism: 3", "--config=/etc/kubernetes/scheduler.conf", false,
 		},
 		"the annotations are gone": {
@@ -661,7 +685,8 @@ func TestANewerScheduler(t *testing.T) {
 }
 
 func TestTheFileBelongsToTheScheduler(t *testing.T) {
-	n := manifest(image131, "    command: [kube-scheduler]\n    securityContext: {runAsGroup: 7}\n  securityContext: {runAsUser: 6, runAsGroup: 5}\n")
+	n := manifest(image131, "    command: [kube-scheduler]\n    securityContext: {runAsGroup: 7}\n  securityContext: {runAsUser: 6, "+
+		"runAsGroup: 5}\n")
 	c, err := Wire(n.input(), secured)
 	if err != nil {
 		t.Fatal(err)

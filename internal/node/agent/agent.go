@@ -165,8 +165,9 @@ func New(ctx context.Context, o Options) (*Agent, error) {
 	a.publisher = newPublisher(o.Client, o.Node, m, a.wakeUp)
 	a.corrector = &corrector{node: o.Node, pods: newPodWriter(o.Client, m, a.tellPod), keys: o.Keys, metrics: m, event: a.tellPod}
 	a.annotator = &annotator{newPodWriter(o.Client, m, a.tellPod)}
-	a.health = &healthReporter{metrics: m, name: o.Node, node: a.tell, pods: a.pods, unhealthy: map[string]map[accel.DeviceID]accel.Health{},
-		pod: a.tellPod}
+	a.health = &healthReporter{metrics: m, name: o.Node, node: a.tell, pods: a.pods,
+		unhealthy: map[string]map[accel.DeviceID]accel.Health{},
+		pod:       a.tellPod}
 	for vendor := range o.Backends {
 		a.vendors[vendor] = &vendorState{}
 		m.vendor(vendor)

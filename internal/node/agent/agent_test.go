@@ -90,7 +90,8 @@ func newStage(t *testing.T) *stage {
 	writeFile(t, filepath.Join(dir, "key"), "0123456789abcdef0123456789abcdef")
 	s := &stage{
 		t: t, dir: dir, registry: prometheus.NewRegistry(), config: config.Default(),
-		client:  kubetest.CopyWatched(fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: thisNode, Labels: map[string]string{"iluvatar.com/gpu.present": "theirs"}}})),
+		client: kubetest.CopyWatched(fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: thisNode,
+			Labels: map[string]string{"iluvatar.com/gpu.present": "theirs"}}})),
 		vendors: map[string]*vendorBackend{"nvidia": {name: "nvidia"}, "iluvatar": {name: "iluvatar"}},
 	}
 	s.config.KubeletDir, s.config.StateDir, s.config.CDIDir = dir, filepath.Join(dir, "state"), filepath.Join(dir, "cdi")
@@ -189,7 +190,8 @@ func TestRunLeavesNothingBehind(t *testing.T) {
 	<-stopped
 	stacks := make([]byte, 1<<20)
 	stacks = stacks[:runtime.Stack(stacks, true)]
-	for _, one := range []string{"agent.(*Agent)", "agent.(*publisher)", "agent.(*nodePods)", "backend.Watch", "deviceplugin.(*Server)", "cache.(*Reflector)"} {
+	for _, one := range []string{"agent.(*Agent)", "agent.(*publisher)", "agent.(*nodePods)", "backend.Watch", "deviceplugin.(*Server)",
+		"cache.(*Reflector)"} {
 		if strings.Contains(string(stacks), one) {
 			t.Errorf("%s still runs:\n%s", one, stacks)
 		}
@@ -205,7 +207,8 @@ func TestReadinessDoesNotMissAVendorThatIsNotThere(t *testing.T) {
 	a, stop := s.play()
 	eventually(t, "only kubelet is missing", func() bool {
 		err := a.Ready()
-		return err != nil && strings.Contains(err.Error(), "nvidia.com/gpu: kubelet is not listening") && !strings.Contains(err.Error(), "iluvatar")
+		return err != nil && strings.Contains(err.Error(), "nvidia.com/gpu: kubelet is not listening") &&
+			!strings.Contains(err.Error(), "iluvatar")
 	})
 	stop()
 	// Where no vendor has anything, all are missed.
@@ -219,7 +222,8 @@ func TestReadinessDoesNotMissAVendorThatIsNotThere(t *testing.T) {
 	if err := a.Alive(t.Context()); err != nil {
 		t.Errorf("what the world outside lacks is no reason to be restarted: %v", err)
 	}
-	s.vendors["nvidia"].set(&backend.UnavailableError{Vendor: "nvidia", Err: &backend.RestartNeededError{Reason: "the driver is another one than at the start"}})
+	s.vendors["nvidia"].set(&backend.UnavailableError{Vendor: "nvidia",
+		Err: &backend.RestartNeededError{Reason: "the driver is another one than at the start"}})
 	eventually(t, "a restart is asked for", func() bool {
 		err := a.Alive(t.Context())
 		return err != nil && strings.Contains(err.Error(), "divvy-node must be restarted")
@@ -243,7 +247,8 @@ func TestLabelsFollowTheDevices(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if owned := node.Annotations[nodelabels.OwnedAnnotation]; strings.Contains(owned, "iluvatar.com/") || !strings.Contains(owned, "nvidia.com/gpu.present") {
+	if owned := node.Annotations[nodelabels.OwnedAnnotation]; strings.Contains(owned, "iluvatar.com/") ||
+		!strings.Contains(owned, "nvidia.com/gpu.present") {
 		t.Errorf("taken for ours: %s", owned)
 	}
 	stop()
@@ -334,7 +339,8 @@ func TestCDISpecificationsOfOthersAndOfOldAreNotOurs(t *testing.T) {
 	if err := a.cdi.tidy(); err != nil {
 		t.Fatal(err)
 	}
-	if got := files(); strings.Contains(got, "old") || !strings.Contains(got, "nvidia.yaml") || !strings.Contains(got, "divvy-nvidia.com-gpu") {
+	if got := files(); strings.Contains(got, "old") || !strings.Contains(got, "nvidia.yaml") ||
+		!strings.Contains(got, "divvy-nvidia.com-gpu") {
 		t.Errorf("left are %s", got)
 	}
 }

@@ -102,7 +102,8 @@ func (a *Agent) leftovers(ctx context.Context, r *offering) error {
 		saved, err := state.NewStore(a.o.Config.StateDir, id).Load()
 		switch {
 		case err != nil:
-			klog.FromContext(ctx).Error(err, "Cannot read what containers may hold of a resource that is not configured", "resource", r.name)
+			klog.FromContext(ctx).Error(err, "Cannot read what containers may hold of a resource that is not configured",
+				"resource", r.name)
 			continue
 		case saved == nil, kind == alloc.Memory && len(saved.Ranges) == 0:
 			continue

@@ -108,7 +108,8 @@ func (w *cdiWriter) specify(p *pool, b backend.Backend, devices []accel.Device) 
 	for id, some := range names {
 		for _, name := range some {
 			// What an earlier run wrote serves those that it describes.
-			if err := problems[name.Kind]; err != nil && !reflect.DeepEqual(w.files[name.Kind].devices[name.Name], mine[name.Kind][name.Name]) {
+			if err := problems[name.Kind]; err != nil &&
+				!reflect.DeepEqual(w.files[name.Kind].devices[name.Name], mine[name.Kind][name.Name]) {
 				failed[id] = err
 			}
 		}

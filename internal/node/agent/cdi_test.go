@@ -119,7 +119,8 @@ func TestCDIFolderThatCannotBeWritten(t *testing.T) {
 	w := newCDIWriter(dir)
 	for range 2 {
 		failed := w.specify(&pool{}, b, devicesNamed("a", "c"))
-		if len(failed) != 1 || failed["c"] == nil || !strings.Contains(failed["c"].Error(), "write the CDI specification of nvidia.com/gpu") {
+		if len(failed) != 1 || failed["c"] == nil ||
+			!strings.Contains(failed["c"].Error(), "write the CDI specification of nvidia.com/gpu") {
 			t.Errorf("not described are %v, want c alone", failed)
 		}
 	}

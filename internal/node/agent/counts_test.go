@@ -32,7 +32,8 @@ func TestNumberOfDevicesGoesWithItsResource(t *testing.T) {
 		{"the number is shown", shown("c.com/count"), map[string]string{"c.com/count": "2/2", "listed": "c.com/count"}},
 		{"another name", shown("c.com/cards"), map[string]string{"c.com/cards": "2/2", "listed": "c.com/cards"}},
 		{"it is kubelet's now", counts{served: map[string]bool{"c.com/cards": true}}, map[string]string{"c.com/cards": "2/2"}},
-		{"the first name again", shown("c.com/count"), map[string]string{"c.com/count": "2/2", "c.com/cards": "2/2", "listed": "c.com/count"}},
+		{"the first name again", shown("c.com/count"),
+			map[string]string{"c.com/count": "2/2", "c.com/cards": "2/2", "listed": "c.com/count"}},
 		{"none", counts{}, map[string]string{"c.com/cards": "2/2"}},
 	} {
 		step.want["a.com/dongle"], step.want["b.com/count"] = "4/4", "7/7"
@@ -80,7 +81,8 @@ func shownBy(t *testing.T, client *fake.Clientset) map[string]string {
 func TestNumberOfDevicesStaysUntilTheyWereLookedFor(t *testing.T) {
 	named := counts{devices: map[string]int{}, named: map[string]bool{"a.com/n": true}}
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{countsAnnotation: "a.com/n,b.com/n"}}}
-	node.Status.Allocatable = corev1.ResourceList{"a.com/n": resource.MustParse("1"), "b.com/n": resource.MustParse("1"), "c.com/n": resource.MustParse("1")}
+	node.Status.Allocatable = corev1.ResourceList{"a.com/n": resource.MustParse("1"), "b.com/n": resource.MustParse("1"),
+		"c.com/n": resource.MustParse("1")}
 	ours, gone := named.of(node)
 	if diff := cmp.Diff([]string{"a.com/n", "b.com/n"}, ours); diff != "" {
 		t.Errorf("listed (-want +got):\n%s", diff)

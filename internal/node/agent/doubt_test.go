@@ -58,7 +58,8 @@ func TestReuseIsOfThePodBeingAdmitted(t *testing.T) {
 	mk := func(name string, admitting bool) sharing.Waiting {
 		return sharing.Waiting{
 			Pod: accel.PodRef{UID: name, Name: name}, Admitting: admitting, Next: 1, Held: []sharing.Part{{Device: "a", Units: 2}},
-			Request: accel.Request{Containers: []accel.ContainerRequest{{Name: "i", Units: 2}, {Name: "j", Units: 3}, {Name: "c", Kind: accel.AppContainer, Units: 3}}},
+			Request: accel.Request{Containers: []accel.ContainerRequest{{Name: "i", Units: 2}, {Name: "j", Units: 3},
+				{Name: "c", Kind: accel.AppContainer, Units: 3}}},
 		}
 	}
 	node := place.Node{Slots: []place.Slot{{ID: "a", Total: 16, Free: 16}}, CPU: place.Unlimited, Memory: place.Unlimited}

@@ -107,7 +107,8 @@ func (e *endings) turn(ctx context.Context, before string, alive []*corev1.Pod, 
 		if uid := string(pod.UID); e.pods[uid] == nil {
 			if h := holds(pod); len(h) > 0 {
 				e.pods[uid] = &endingPod{holds: h, since: now}
-				klog.FromContext(ctx).Info("A pod was deleted before its containers exited; keeping its allocation until they exit", "pod", klog.KObj(pod))
+				klog.FromContext(ctx).Info("A pod was deleted before its containers exited; keeping its allocation until they exit",
+					"pod", klog.KObj(pod))
 			}
 		}
 	}
@@ -227,7 +228,8 @@ func (a *Agent) publishEnding(ctx context.Context) error {
 		if value != "" {
 			set = value
 		}
-		if err := a.publisher.patch(ctx, "", map[string]any{"metadata": map[string]any{"annotations": map[string]any{wire.EndingAnnotation: set}}}); err != nil {
+		if err := a.publisher.patch(ctx,
+			"", map[string]any{"metadata": map[string]any{"annotations": map[string]any{wire.EndingAnnotation: set}}}); err != nil {
 			return err
 		}
 	}

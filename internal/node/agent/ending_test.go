@@ -43,21 +43,28 @@ func TestRunningPods(t *testing.T) {
 		files map[string]string
 		want  bool
 	}{
-		"version 2":                        {map[string]string{"cgroup.controllers": "", "kubepods/pod" + goneUID + "/cgroup.events": "populated 1\nfrozen 0\n"}, true},
-		"version 2, all have ended":        {map[string]string{"cgroup.controllers": "", "kubepods/pod" + goneUID + "/cgroup.events": "populated 0\nfrozen 0\n"}, false},
-		"version 2, of a class of service": {map[string]string{"cgroup.controllers": "", "kubepods/besteffort/pod" + goneUID + "/cgroup.events": "frozen 0\npopulated 1\n"}, true},
+		"version 2": {map[string]string{"cgroup.controllers": "", "kubepods/pod" + goneUID +
+			"/cgroup.events": "populated 1\nfrozen 0\n"}, true},
+		"version 2, all have ended": {map[string]string{"cgroup.controllers": "", "kubepods/pod" + goneUID +
+			"/cgroup.events": "populated 0\nfrozen 0\n"}, false},
+		"version 2, of a class of service": {map[string]string{"cgroup.controllers": "", "kubepods/besteffort/pod" + goneUID +
+			"/cgroup.events": "frozen 0\npopulated 1\n"}, true},
 		"version 2, by systemd": {map[string]string{
-			"cgroup.controllers": "", "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod" + systemd + ".slice/cgroup.events": "populated 1\n",
+			"cgroup.controllers": "", "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod" + systemd +
+				".slice/cgroup.events": "populated 1\n",
 		}, true},
 		"version 2, by systemd, below a root of its own": {map[string]string{
-			"cgroup.controllers": "", "kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-pod" + systemd + ".slice/cgroup.events": "populated 1\n",
+			"cgroup.controllers": "", "kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-pod" + systemd +
+				".slice/cgroup.events": "populated 1\n",
 		}, true},
 		"version 1":                      {map[string]string{"pids/kubepods/burstable/pod" + goneUID + "/pids.current": "3\n"}, true},
 		"version 1, all have ended":      {map[string]string{"pids/kubepods/burstable/pod" + goneUID + "/pids.current": "0\n"}, false},
 		"version 1, no count":            {map[string]string{"memory/kubepods/pod" + goneUID + "/abc/tasks": ""}, true},
 		"version 1, no count, no groups": {map[string]string{"memory/kubepods/pod" + goneUID + "/tasks": ""}, false},
-		"no group":                       {map[string]string{"cgroup.controllers": "", "kubepods/pod" + otherUID + "/cgroup.events": "populated 1\n"}, false},
-		"another name that begins alike": {map[string]string{"cgroup.controllers": "", "kubepods/pod" + goneUID + "x/cgroup.events": "populated 1\n"}, false},
+		"no group": {map[string]string{"cgroup.controllers": "", "kubepods/pod" + otherUID +
+			"/cgroup.events": "populated 1\n"}, false},
+		"another name that begins alike": {map[string]string{"cgroup.controllers": "", "kubepods/pod" + goneUID +
+			"x/cgroup.events": "populated 1\n"}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			root := t.TempDir()
@@ -68,7 +75,8 @@ func TestRunningPods(t *testing.T) {
 			}
 		})
 	}
-	if _, err := runningPods(t.TempDir(), []string{goneUID}); err == nil || !strings.Contains(err.Error(), "no control groups are mounted") {
+	if _, err := runningPods(t.TempDir(), []string{goneUID}); err == nil ||
+		!strings.Contains(err.Error(), "no control groups are mounted") {
 		t.Errorf("without control groups: %v", err)
 	}
 	root := t.TempDir()
@@ -93,15 +101,17 @@ func endingStage(t *testing.T) (s *stage, pod *corev1.Pod, processes func(string
 	if err != nil {
 		t.Fatal(err)
 	}
-	grant, err := signer.EncodeGrant(goneUID, accel.Grant{Resource: "nvidia.com/gpu-memory", Node: thisNode, Device: "a", DeviceUnits: 16, Units: 8, At: time.Unix(1, 0)})
+	grant, err := signer.EncodeGrant(goneUID, accel.Grant{Resource: "nvidia.com/gpu-memory", Node: thisNode, Device: "a", DeviceUnits: 16,
+		Units: 8, At: time.Unix(1, 0)})
 	if err != nil {
 		t.Fatal(err)
 	}
 	amount := corev1.ResourceList{"nvidia.com/gpu-memory": *resource.NewQuantity(8, resource.DecimalSI)}
 	c := corev1.Container{Name: "main", Resources: corev1.ResourceRequirements{Requests: amount, Limits: amount}}
 	pod = &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "p", UID: goneUID, Annotations: map[string]string{wire.GrantAnnotation: grant}},
-		Spec:       corev1.PodSpec{NodeName: thisNode, Containers: []corev1.Container{c}},
+		ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "p", UID: goneUID,
+			Annotations: map[string]string{wire.GrantAnnotation: grant}},
+		Spec: corev1.PodSpec{NodeName: thisNode, Containers: []corev1.Container{c}},
 		Status: corev1.PodStatus{Phase: corev1.PodRunning, ContainerStatuses: []corev1.ContainerStatus{{
 			Name: "main", State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}},
 		}}},
@@ -247,7 +257,8 @@ func TestEndedBySomebodyElse(t *testing.T) {
 	e.now = func() time.Time { return clock }
 	pod := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "p", UID: types.UID(goneUID)}, Spec: corev1.PodSpec{NodeName: thisNode},
-		Status: corev1.PodStatus{Phase: corev1.PodFailed, ContainerStatuses: []corev1.ContainerStatus{{State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}}},
+		Status: corev1.PodStatus{Phase: corev1.PodFailed,
+			ContainerStatuses: []corev1.ContainerStatus{{State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}}},
 	}
 	holds := func(*corev1.Pod) []wire.Ending {
 		return []wire.Ending{{Pod: accel.PodRef{UID: goneUID, Namespace: "team", Name: "p"}, Resource: gcuMemory, Units: 1}}

@@ -53,12 +53,14 @@ func (h *healthReporter) report(ctx context.Context, vendor string, parts []*poo
 			if !before {
 				h.metrics.transitions.WithLabelValues(vendor, becameUnhealthy).Inc()
 			}
-			log.Info("Device is unhealthy; no new pods are placed on it", "device", d.ID, "index", d.Index, "reason", d.Health.Reason, "cause", d.Health.Cause)
+			log.Info("Device is unhealthy; no new pods are placed on it", "device", d.ID, "index", d.Index, "reason", d.Health.Reason,
+				"cause", d.Health.Cause)
 			what := fmt.Sprintf("%s device %d (%s)", vendor, d.Index, d.ID)
 			if d.Health.Quarantined.IsZero() {
 				h.node(events.DeviceUnhealthy, fmt.Sprintf("%s is unhealthy; no new pods are placed on it: %s", what, d.Health.Reason))
 			} else {
-				h.node(events.DeviceQuarantined, fmt.Sprintf("%s is in quarantine since %s: %s; no new pods are placed on it until it is released with: kubectl divvy device release %s %s",
+				h.node(events.DeviceQuarantined, fmt.Sprintf("%s is in quarantine since %s: %s; no new pods are placed on it until it is "+
+					"released with: kubectl divvy device release %s %s",
 					what, d.Health.Quarantined.Format(time.RFC3339), d.Health.Reason, h.name, d.ID))
 			}
 			for _, pod := range h.holders(parts, d.ID) {
@@ -67,7 +69,8 @@ func (h *healthReporter) report(ctx context.Context, vendor string, parts []*poo
 		case before:
 			h.metrics.transitions.WithLabelValues(vendor, becameHealthy).Inc()
 			log.Info("Device is healthy again", "device", d.ID, "index", d.Index)
-			h.node(events.DeviceRecovered, fmt.Sprintf("%s device %d (%s) is healthy again; new pods can be placed on it", vendor, d.Index, d.ID))
+			h.node(events.DeviceRecovered, fmt.Sprintf("%s device %d (%s) is healthy again; new pods can be placed on it", vendor, d.Index,
+				d.ID))
 		}
 	}
 	h.metrics.ill(vendor, h.unhealthy[vendor], now, devices)

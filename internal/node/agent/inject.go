@@ -76,7 +76,8 @@ func (in injector) answer(e backend.Edits, ids []string) *pluginapi.ContainerAll
 	}
 	if in.uses(config.InjectDeviceNodes) {
 		for _, n := range e.DeviceNodes {
-			out.Devices = append(out.Devices, &pluginapi.DeviceSpec{ContainerPath: n.Path, HostPath: n.HostPath, Permissions: n.Permissions})
+			out.Devices = append(out.Devices, &pluginapi.DeviceSpec{ContainerPath: n.Path, HostPath: n.HostPath,
+				Permissions: n.Permissions})
 		}
 	}
 	var names []string

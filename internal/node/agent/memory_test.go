@@ -46,7 +46,8 @@ func (fakeBackend) Edits(ids ...accel.DeviceID) (backend.Edits, error) {
 	var names []string
 	for _, id := range ids {
 		names = append(names, string(id))
-		e.DeviceNodes = append(e.DeviceNodes, backend.DeviceNode{Path: "/dev/" + string(id), HostPath: "/dev/" + string(id), Permissions: "rw"})
+		e.DeviceNodes = append(e.DeviceNodes, backend.DeviceNode{Path: "/dev/" + string(id), HostPath: "/dev/" + string(id),
+			Permissions: "rw"})
 		e.CDIDevices = append(e.CDIDevices, backend.CDIDevice{Kind: "enflame.com/gcu", Name: string(id)})
 	}
 	e.Env = map[string]string{"ENFLAME_VISIBLE_DEVICES": strings.Join(names, ",")}
@@ -102,7 +103,8 @@ func newWorldIn(t *testing.T, dir, unit string, set ...func(*alloc.Config)) *wor
 	m := newMetrics(prometheus.NewRegistry())
 	id := alloc.ID{Resource: gcuMemory, Kind: alloc.Memory}
 	w.pool = &pool{
-		ID: id, config: alloc.Config{ID: id, Vendor: "enflame", Unit: u}, inject: injector{ways: []config.Injection{config.InjectDeviceNodes}}, backend: fakeBackend{},
+		ID: id, config: alloc.Config{ID: id, Vendor: "enflame", Unit: u},
+		inject: injector{ways: []config.Injection{config.InjectDeviceNodes}}, backend: fakeBackend{},
 		store: state.NewStore(dir, id), sink: w,
 		records: &records{kubelet: w, pods: w, metrics: m, owner: &owner{}, resources: []accel.Resource{gcuMemory}},
 		metrics: m, changed: func() { w.woken++ }, withdrawn: func() {},
@@ -345,7 +347,8 @@ func found(devices ...accel.Device) backend.Found { return backend.Found{Devices
 
 // newPod returns a pending pod with one app container per size.
 func newPod(name string, sizes ...int) *corev1.Pod {
-	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name, UID: types.UID("uid-" + name), Annotations: map[string]string{}}}
+	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name, UID: types.UID("uid-" + name),
+		Annotations: map[string]string{}}}
 	p.Status.Phase = corev1.PodPending
 	for i, s := range sizes {
 		p.Spec.Containers = append(p.Spec.Containers, container(fmt.Sprint("c", i), s))
@@ -486,7 +489,8 @@ func TestMemoryChangesTheMemoryUnitOnlyWhenNobodyHoldsUnits(t *testing.T) {
 	if got := w.counts()["a"]; got != "16/16" || w.inventory().Unit != "1" {
 		t.Errorf("units %s of %s GB while a pod holds some", got, w.inventory().Unit)
 	}
-	if err := w.ready(); err == nil || !strings.Contains(err.Error(), "memoryUnit stays 1 until the pods that hold such units are gone, then becomes 0.1: ns/p") {
+	if err := w.ready(); err == nil || !strings.Contains(err.Error(), "memoryUnit stays 1 until the pods that hold such units are gone, "+
+		"then becomes 0.1: ns/p") {
 		t.Errorf("readiness says %v", err)
 	}
 	w.remove(p)
@@ -505,9 +509,11 @@ func TestMemorySaysWhatIsWrongWithItsDevices(t *testing.T) {
 		tooMany error
 		want    string
 	}{
-		"smaller than a unit":      {"1", found(accel.Device{ID: "a", MemoryBytes: 1 << 20}), nil, "device a has 1048576 bytes of memory, less than one unit of 1 GB"},
-		"no devices":               {"1", found(), nil, "the vendor's library reports no enflame device"},
-		"too many units":           {"0.001", found(card(0, "a", 32)), &deviceplugin.TooManyUnitsError{Resource: gcuMemory, Units: 9, Bytes: 9}, "choose a larger memoryUnit"},
+		"smaller than a unit": {"1", found(accel.Device{ID: "a", MemoryBytes: 1 << 20}), nil,
+			"device a has 1048576 bytes of memory, less than one unit of 1 GB"},
+		"no devices": {"1", found(), nil, "the vendor's library reports no enflame device"},
+		"too many units": {"0.001", found(card(0, "a", 32)), &deviceplugin.TooManyUnitsError{Resource: gcuMemory, Units: 9,
+			Bytes: 9}, "choose a larger memoryUnit"},
 		"more than can be counted": {"0.001", found(accel.Device{ID: "a", MemoryBytes: 1 << 62}), nil, "choose a larger memoryUnit"},
 	}
 	for name, tt := range tests {
@@ -602,7 +608,8 @@ func TestMemoryServesPods(t *testing.T) {
 		},
 		"pods of equal containers stay apart": {
 			pods: func(w *world) []*corev1.Pod {
-				return []*corev1.Pod{w.grantTo(newPod("p", 4, 4), "a", 1), w.grantTo(newPod("q", 4, 4), "b", 2), w.grantTo(newPod("r", 4), "a", 3)}
+				return []*corev1.Pod{w.grantTo(newPod("p", 4, 4), "a", 1), w.grantTo(newPod("q", 4, 4), "b", 2),
+					w.grantTo(newPod("r", 4), "a", 3)}
 			},
 			want: []map[string]string{{"c0": "a", "c1": "a"}, {"c0": "b", "c1": "b"}, {"c0": "a"}},
 		},
@@ -763,7 +770,8 @@ func TestMemoryInjects(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if s := fmt.Sprintf("devices %d, cdi %d", len(got.GetDevices()), len(got.GetCdiDevices())); s != want || got.GetEnvs()["ENFLAME_VISIBLE_DEVICES"] != "a" {
+		if s := fmt.Sprintf("devices %d, cdi %d", len(got.GetDevices()), len(got.GetCdiDevices())); s != want ||
+			got.GetEnvs()["ENFLAME_VISIBLE_DEVICES"] != "a" {
 			t.Errorf("%s: %s, want %s; environment %v", mode, s, want, got.GetEnvs())
 		}
 	}
@@ -787,7 +795,8 @@ func TestMemoryFindsItsLayoutAgain(t *testing.T) {
 	delete(p.Annotations, wire.GrantAnnotation)
 	w = w.restart("1")
 	w.update(t.Context(), found(card(0, "a", 8), card(1, "b", 16)), nil)
-	if err := w.ready(); w.units != nil || err == nil || !strings.Contains(err.Error(), "the device of pod ns/p, which holds units, is unknown") {
+	if err := w.ready(); w.units != nil || err == nil ||
+		!strings.Contains(err.Error(), "the device of pod ns/p, which holds units, is unknown") {
 		t.Errorf("without a grant: %d units offered, readiness says %v", len(w.units), err)
 	}
 

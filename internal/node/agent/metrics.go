@@ -44,9 +44,12 @@ func (m *metrics) close() {
 
 func newMetrics(r prometheus.Registerer) *metrics {
 	m := &metrics{
-		units: defs.NodeDeviceUnits.NewGauges(), unitsHeld: defs.NodeDeviceUnitsHeld.NewGauges(), healthy: defs.NodeDeviceHealthy.NewGauges(),
-		unhealthy: defs.NodeDeviceUnhealthy.NewGauges(), mismatches: defs.NodeMixedPods.NewGauges(), offered: defs.NodeResourceOffered.NewGauges(),
-		available: defs.NodeLibraryAvailable.NewGauges(), served: defs.NodeAllocations.NewCounters(), refused: defs.NodeRefusals.NewCounters(),
+		units: defs.NodeDeviceUnits.NewGauges(), unitsHeld: defs.NodeDeviceUnitsHeld.NewGauges(),
+		healthy:   defs.NodeDeviceHealthy.NewGauges(),
+		unhealthy: defs.NodeDeviceUnhealthy.NewGauges(), mismatches: defs.NodeMixedPods.NewGauges(),
+		offered:   defs.NodeResourceOffered.NewGauges(),
+		available: defs.NodeLibraryAvailable.NewGauges(), served: defs.NodeAllocations.NewCounters(),
+		refused:     defs.NodeRefusals.NewCounters(),
 		corrections: defs.NodeCorrections.NewCounters(), confirmations: defs.NodeConfirmations.NewCounters(),
 		podResourcesErrors: defs.NodePodResourcesErrors.NewCounter(), patchErrors: defs.NodePatchErrors.NewCounter(),
 		transitions: defs.NodeDeviceHealthChanges.NewCounters(), latency: defs.NodeAnswerDuration.NewHistograms(),
@@ -54,7 +57,8 @@ func newMetrics(r prometheus.Registerer) *metrics {
 		registry: r,
 	}
 	for _, c := range []prometheus.Collector{
-		m.units, m.unitsHeld, m.healthy, m.unhealthy, m.mismatches, m.offered, m.available, m.served, m.refused, m.corrections, m.confirmations,
+		m.units, m.unitsHeld, m.healthy, m.unhealthy, m.mismatches, m.offered, m.available, m.served, m.refused, m.corrections,
+		m.confirmations,
 		m.podResourcesErrors, m.patchErrors, m.transitions, m.latency, m.quarantined, m.quarantineUnsaved,
 	} {
 		m.register(c)

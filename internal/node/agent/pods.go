@@ -36,7 +36,8 @@ func newNodePods(client kubernetes.Interface, node string, changed func()) *node
 // Run follows the API server until ctx ends.
 func (p *nodePods) Run(ctx context.Context) {
 	pods := p.client.CoreV1().Pods(metav1.NamespaceAll)
-	kube.NewReflector("pods of the node", &corev1.Pod{}, p.objects, kube.ListWatch(p.client, p.selector, pods.List, pods.Watch)).RunWithContext(ctx)
+	kube.NewReflector("pods of the node", &corev1.Pod{}, p.objects, kube.ListWatch(p.client, p.selector, pods.List,
+		pods.Watch)).RunWithContext(ctx)
 }
 
 // strip drops what nobody here reads; a node's pods may carry megabytes of it.

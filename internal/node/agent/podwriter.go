@@ -59,7 +59,8 @@ func (w *podWriter) write(ctx context.Context, pod *corev1.Pod, annotations map[
 	}
 	bounded, cancel := context.WithTimeout(ctx, writeTimeout)
 	defer cancel()
-	_, err = w.client.CoreV1().Pods(pod.Namespace).Patch(bounded, pod.Name, types.MergePatchType, patch, metav1.PatchOptions{FieldManager: "divvy-node"})
+	_, err = w.client.CoreV1().Pods(pod.Namespace).Patch(bounded, pod.Name, types.MergePatchType, patch,
+		metav1.PatchOptions{FieldManager: "divvy-node"})
 	switch {
 	case err == nil:
 		w.rejected.DeleteEntry(uid)
@@ -77,7 +78,8 @@ func (w *podWriter) write(ctx context.Context, pod *corev1.Pod, annotations map[
 	w.rejected.Next(uid, w.rejected.Clock.Now())
 	if first {
 		w.event(pod, events.GrantNotWritten, fmt.Sprintf("the allocation of the pod cannot be written into its annotations: %v", err))
-		klog.FromContext(ctx).Error(err, "What a pod holds cannot be written into its annotations; trying again less often", "pod", klog.KObj(pod))
+		klog.FromContext(ctx).Error(err, "What a pod holds cannot be written into its annotations; trying again less often",
+			"pod", klog.KObj(pod))
 	}
 	return false, nil
 }

@@ -223,7 +223,8 @@ func (p *pool) prefer(ctx context.Context, ask askKubelet, q alloc.Question) (al
 	if err := ask(ctx, alloc.RecordedBefore); err != nil {
 		// Which pod kubelet asks for and what it holds already would be a guess,
 		// and could put the pod on two devices.
-		return alloc.Preference{}, alloc.Reject(alloc.Kubelet, "get the pod being admitted and the current allocations from kubelet: %w", err)
+		return alloc.Preference{}, alloc.Reject(alloc.Kubelet, "get the pod being admitted and the current allocations from kubelet: %w",
+			err)
 	}
 	q.Pods = p.records.seen(ctx, p.ID, q.Size)
 	q.Now = time.Now()
@@ -295,7 +296,8 @@ func (p *pool) give(ctx context.Context, a alloc.Allocation) {
 		err := p.save(s, wanted)
 		p.syncing.Unlock()
 		if err != nil {
-			klog.FromContext(ctx).Error(err, "Could not save an allocation; after a restart it is unknown until kubelet lists it", "resource",
+			klog.FromContext(ctx).Error(err, "Could not save an allocation; after a restart it is unknown until kubelet lists it",
+				"resource",
 				p.Resource, "ids", a.IDs)
 		}
 	}
@@ -385,7 +387,8 @@ func (p *pool) facts(ctx context.Context) []fact {
 		log.Error(nil, "Containers hold unit ids that belong to no device", "ids", facts.Foreign[:min(10, n)], "count", n)
 	}
 	for _, m := range facts.Mixed {
-		log.Error(nil, "A pod holds units of devices that do not serve it together", "pod", klog.KRef(m.Pod.Namespace, m.Pod.Name), "devices",
+		log.Error(nil, "A pod holds units of devices that do not serve it together", "pod", klog.KRef(m.Pod.Namespace, m.Pod.Name),
+			"devices",
 			m.Devices, "containers", m.Containers)
 	}
 	p.metrics.mismatches.WithLabelValues(string(p.Resource)).Set(float64(len(facts.Mixed)))

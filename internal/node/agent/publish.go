@@ -44,7 +44,8 @@ func newPublisher(client kubernetes.Interface, node string, m *metrics, changed 
 func (p *publisher) Run(ctx context.Context) {
 	nodes := p.client.CoreV1().Nodes()
 	selector := fields.OneTermEqualSelector("metadata.name", p.node).String()
-	kube.NewReflector("the node", &corev1.Node{}, p.objects, kube.ListWatch(p.client, selector, nodes.List, nodes.Watch)).RunWithContext(ctx)
+	kube.NewReflector("the node", &corev1.Node{}, p.objects, kube.ListWatch(p.client, selector, nodes.List,
+		nodes.Watch)).RunWithContext(ctx)
 }
 
 // current returns the node object as the watch has delivered it.

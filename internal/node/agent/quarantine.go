@@ -57,7 +57,8 @@ func (a *Agent) publishQuarantine(ctx context.Context) error {
 	case value == "":
 		patch = append(patch, map[string]any{"op": "remove", "path": path})
 	case len(node.Annotations) == 0: // there may be none at all
-		patch = append(patch, map[string]any{"op": "add", "path": "/metadata/annotations", "value": map[string]string{wire.QuarantineAnnotation: value}})
+		patch = append(patch, map[string]any{"op": "add", "path": "/metadata/annotations",
+			"value": map[string]string{wire.QuarantineAnnotation: value}})
 	default:
 		patch = append(patch, map[string]any{"op": "add", "path": path, "value": value})
 	}
@@ -127,7 +128,8 @@ func (a *Agent) carryOut(ctx context.Context, r wire.DeviceRequest, unreadable e
 	if err != nil {
 		text := strings.ReplaceAll(err.Error(), "\n", "; ")
 		klog.FromContext(ctx).Error(err, "Rejected a device request", "verb", r.Verb, "devices", r.Devices)
-		a.tell(events.DeviceRequestRejected, "the device request in the node's annotation "+wire.DeviceRequestAnnotation+" was rejected: "+text)
+		a.tell(events.DeviceRequestRejected, "the device request in the node's annotation "+wire.DeviceRequestAnnotation+" was rejected: "+
+			text)
 		return wire.RequestAnswer{ID: r.ID, Error: text}
 	}
 	for _, id := range r.Devices {
@@ -140,7 +142,8 @@ func (a *Agent) carryOut(ctx context.Context, r wire.DeviceRequest, unreadable e
 		}
 		q, _ := list.Of(id)
 		list.Release(id)
-		a.tell(events.DeviceReleased, fmt.Sprintf("%s device %d (%s) was released from quarantine, which began at %s (%s); new pods are placed on it once it is healthy",
+		a.tell(events.DeviceReleased, fmt.Sprintf("%s device %d (%s) was released from quarantine, which began at %s (%s); new pods are "+
+			"placed on it once it is healthy",
 			q.Vendor, q.Index, id, q.Since.Format(time.RFC3339), q.Reason))
 	}
 	answer := wire.RequestAnswer{ID: r.ID}

@@ -155,7 +155,8 @@ func TestQuarantineOutlivesConfigurationsAndRestarts(t *testing.T) {
 		!strings.Contains(m, "critical error xid-79") || !strings.HasSuffix(m, "kubectl divvy device release "+thisNode+" a") {
 		t.Errorf("the event says %q", m)
 	}
-	want := wire.QuarantineStatus{Devices: []accel.Quarantine{{Device: "a", Vendor: "nvidia", Cause: "xid-79", Reason: "critical error xid-79"}}}
+	want := wire.QuarantineStatus{Devices: []accel.Quarantine{{Device: "a", Vendor: "nvidia", Cause: "xid-79",
+		Reason: "critical error xid-79"}}}
 	eventually(t, "the node shows it", func() bool { return cmp.Equal(want, s.shown()) })
 	stop()
 
@@ -175,7 +176,8 @@ func TestQuarantineOutlivesConfigurationsAndRestarts(t *testing.T) {
 	}
 	s.quarantine = quarantine.Open(t.Context(), s.config.StateDir)
 	_, stop = s.play()
-	eventually(t, "the device is in quarantine, as the node's object says", func() bool { return s.count("divvy_node_device_quarantined") == 1 })
+	eventually(t, "the device is in quarantine, as the node's object says",
+		func() bool { return s.count("divvy_node_device_quarantined") == 1 })
 	s.wantOffered("a quarantined, b")
 
 	answer := s.request(wire.DeviceRequest{ID: "1", Verb: wire.ReleaseDevices, Devices: []accel.DeviceID{"a"}})
@@ -212,7 +214,8 @@ func TestQuarantineByHand(t *testing.T) {
 	s := newWard(t)
 	_, stop := s.play()
 	s.wantOffered("a, b")
-	answer := s.request(wire.DeviceRequest{ID: "1", Verb: wire.QuarantineDevices, Devices: []accel.DeviceID{"a", "b"}, Reason: "fan replacement"})
+	answer := s.request(wire.DeviceRequest{ID: "1", Verb: wire.QuarantineDevices, Devices: []accel.DeviceID{"a", "b"},
+		Reason: "fan replacement"})
 	if answer != (wire.RequestAnswer{ID: "1"}) {
 		t.Errorf("the answer is %+v", answer)
 	}
@@ -221,7 +224,8 @@ func TestQuarantineByHand(t *testing.T) {
 		t.Errorf("the event says %q", m)
 	}
 	for i, d := range s.shown().Devices {
-		if want := (accel.Quarantine{Device: []accel.DeviceID{"a", "b"}[i], Vendor: "nvidia", Index: i, Cause: "administrator", Reason: "fan replacement"}); d != want {
+		if want := (accel.Quarantine{Device: []accel.DeviceID{"a", "b"}[i], Vendor: "nvidia", Index: i,
+			Cause: "administrator", Reason: "fan replacement"}); d != want {
 			t.Errorf("the node shows %+v, want %+v", d, want)
 		}
 	}
@@ -242,10 +246,12 @@ func TestRequestsThatAreRejected(t *testing.T) {
 	for i, tt := range []struct{ text, id, want string }{
 		{"nonsense", "", "unreadable device request: invalid character"},
 		{`{"v":1,"id":"1","verb":"release","devices":["b"]}`, "1", "device b of node " + thisNode + " is not in quarantine"},
-		{`{"v":1,"id":"2","verb":"release","devices":["a","GPU-other"]}`, "2", "device GPU-other of node " + thisNode + " is not in quarantine"},
+		{`{"v":1,"id":"2","verb":"release","devices":["a","GPU-other"]}`, "2", "device GPU-other of node " + thisNode +
+			" is not in quarantine"},
 		{`{"v":1,"id":"3","verb":"quarantine","devices":["GPU-other","b"]}`, "3", "node " + thisNode + " has no device GPU-other"},
 		{`{"v":1,"id":"4","verb":"destroy","devices":["a"]}`, "4", "neither quarantine nor release"},
-		{fmt.Sprintf(`{"v":1,"id":"5","verb":"release","devices":["a"],"reason":%q}`, strings.Repeat("x", 40_000)), "", "at most 32768 are read"},
+		{fmt.Sprintf(`{"v":1,"id":"5","verb":"release","devices":["a"],"reason":%q}`, strings.Repeat("x", 40_000)),
+			"", "at most 32768 are read"},
 	} {
 		r, err := wire.DecodeDeviceRequest(tt.text)
 		answer := a.carryOut(t.Context(), r, err)

@@ -95,13 +95,15 @@ func (c *corrector) correct(ctx context.Context, resource accel.Resource, f fact
 		log.Info("Confirmed a planned allocation")
 		return nil
 	}
-	kind, event, message := grantMoved, events.GrantCorrected, fmt.Sprintf("%s %s was planned, but kubelet allocated", resource, devicesOf(before))
+	kind, event, message := grantMoved, events.GrantCorrected, fmt.Sprintf("%s %s was planned, but kubelet allocated", resource,
+		devicesOf(before))
 	switch {
 	case valid:
 	case f.pod.Annotations[wire.GrantAnnotation] == "":
 		kind, event, message = grantMissing, events.GrantMissing, "the pod was not placed by divvy-extender; kubelet allocated"
 	default:
-		kind, event, message = grantInvalid, events.GrantInvalid, "the pod's planned allocation is not valid on this node; kubelet allocated"
+		kind, event, message = grantInvalid, events.GrantInvalid,
+			"the pod's planned allocation is not valid on this node; kubelet allocated"
 	}
 	c.metrics.corrections.WithLabelValues(string(resource), kind).Inc()
 	c.event(f.pod, event, fmt.Sprintf("%s %d units of %s %s", message, want.Units, resource, devicesOf(want)))

@@ -54,7 +54,8 @@ func newCorrector(t *testing.T, w *world) (*corrector, *fake.Clientset) {
 	writeFile(t, key, "0123456789abcdef0123456789abcdef")
 	client.ClearActions()
 	m := newMetrics(prometheus.NewRegistry())
-	return &corrector{node: thisNode, pods: newPodWriter(client, m, w.tellPod), keys: kube.NewKeyring(key), metrics: m, event: w.tellPod}, client
+	return &corrector{node: thisNode, pods: newPodWriter(client, m, w.tellPod), keys: kube.NewKeyring(key), metrics: m, event: w.tellPod},
+		client
 }
 
 // tellPod notes an event on a pod.
@@ -156,7 +157,8 @@ func TestReconcileWritesWhatPodsHold(t *testing.T) {
 	slices.Sort(w.events)
 	if diff := cmp.Diff([]string{
 		"by-hand GrantMissing: the pod was not placed by divvy-extender; kubelet allocated 4 units of enflame.com/gcu-memory device 1 (b)",
-		"forged GrantInvalid: the pod's planned allocation is not valid on this node; kubelet allocated 8 units of enflame.com/gcu-memory device 1 (b)",
+		"forged GrantInvalid: the pod's planned allocation is not valid on this node; kubelet allocated 8 units of " +
+			"enflame.com/gcu-memory device 1 (b)",
 	}, w.events); diff != "" {
 		t.Errorf("events (-want +got):\n%s", diff)
 	}
@@ -200,8 +202,9 @@ func TestRejectedWrites(t *testing.T) {
 		"no room for annotations": {apierrors.NewInvalid(schema.GroupKind{Kind: "Pod"}, "bad", field.ErrorList{
 			field.TooLong(field.NewPath("metadata", "annotations"), "", 262144),
 		}), true},
-		"an object that is too large":      {apierrors.NewRequestEntityTooLargeError("limit is 3145728"), true},
-		"an admission policy":              {apierrors.NewForbidden(pods, "bad", errors.New("ValidatingAdmissionPolicy 'no' denied request")), true},
+		"an object that is too large": {apierrors.NewRequestEntityTooLargeError("limit is 3145728"), true},
+		"an admission policy": {apierrors.NewForbidden(pods,
+			"bad", errors.New("ValidatingAdmissionPolicy 'no' denied request")), true},
 		"a webhook that says bad request":  {apierrors.NewBadRequest("admission webhook denied the request"), true},
 		"a webhook that cannot be reached": {apierrors.NewInternalError(errors.New("failed calling webhook")), true},
 		"a busy API server":                {apierrors.NewTooManyRequests("later", 1), false},
@@ -249,7 +252,8 @@ func TestRejectedWrites(t *testing.T) {
 			if tt.rejected != (attempts < turns/5) {
 				t.Errorf("tried %d times in %d turns", attempts, turns)
 			}
-			if got, err := client.CoreV1().Pods("ns").Get(t.Context(), "good", metav1.GetOptions{}); err != nil || got.Annotations[wire.GrantAnnotation] == "" {
+			if got, err := client.CoreV1().Pods("ns").Get(t.Context(), "good", metav1.GetOptions{}); err != nil ||
+				got.Annotations[wire.GrantAnnotation] == "" {
 				t.Errorf("the other pod was not written: %v", err)
 			}
 			// The reason is gone.
@@ -258,7 +262,8 @@ func TestRejectedWrites(t *testing.T) {
 			if err := reconcileAll(t, c, w); err != nil {
 				t.Error(err)
 			}
-			if got, err := client.CoreV1().Pods("ns").Get(t.Context(), "bad", metav1.GetOptions{}); err != nil || got.Annotations[wire.GrantAnnotation] == "" {
+			if got, err := client.CoreV1().Pods("ns").Get(t.Context(), "bad", metav1.GetOptions{}); err != nil ||
+				got.Annotations[wire.GrantAnnotation] == "" {
 				t.Errorf("the pod was not written afterwards: %v", err)
 			}
 		})

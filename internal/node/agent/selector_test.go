@@ -8,28 +8,30 @@ import (
 )
 
 func TestSelector(t *testing.T) {
-	card := sharing.Card{Device: accel.Device{Index: 3, ID: "GPU-a", Model: "NVIDIA A100-SXM4-80GB"}, Chips: []accel.DeviceID{"GPU-a", "GPU-b"}}
+	card := sharing.Card{Device: accel.Device{Index: 3, ID: "GPU-a", Model: "NVIDIA A100-SXM4-80GB"},
+		Chips: []accel.DeviceID{"GPU-a", "GPU-b"}}
 	for name, tt := range map[string]struct {
 		s    *selector
 		want bool
 	}{
-		"none":                      {nil, true},
-		"empty":                     {&selector{}, true},
-		"the model":                 {&selector{Models: []string{"NVIDIA A100-SXM4-80GB"}}, true},
-		"a part of it":              {&selector{Models: []string{"A100"}}, false},
-		"a pattern":                 {&selector{Models: []string{"*A100*"}}, true},
-		"any":                       {&selector{Models: []string{"*"}}, true},
-		"front and end":             {&selector{Models: []string{"NVIDIA*80GB"}}, true},
-		"another end":               {&selector{Models: []string{"NVIDIA*40GB"}}, false},
-		"overlapping ends":          {&selector{Models: []string{"NVIDIA A100-SXM4-80*80GB"}}, false},
-		"the id":                    {&selector{IDs: []accel.DeviceID{"GPU-x", "GPU-a"}}, true},
-		"the id of a chip":          {&selector{IDs: []accel.DeviceID{"GPU-b"}}, true},
-		"the index":                 {&selector{Indexes: []int{3}}, true},
-		"other ones":                {&selector{Models: []string{"*H100*"}, IDs: []accel.DeviceID{"GPU-x"}, Indexes: []int{0}}, false},
-		"any of three":              {&selector{Models: []string{"*H100*"}, IDs: []accel.DeviceID{"GPU-x"}, Indexes: []int{3}}, true},
-		"all but this":              {&selector{Except: &selector{Indexes: []int{3}}}, false},
-		"all but others":            {&selector{Except: &selector{Indexes: []int{4}}}, true},
-		"but not, except after all": {&selector{Except: &selector{Models: []string{"*"}, Except: &selector{IDs: []accel.DeviceID{"GPU-a"}}}}, true},
+		"none":             {nil, true},
+		"empty":            {&selector{}, true},
+		"the model":        {&selector{Models: []string{"NVIDIA A100-SXM4-80GB"}}, true},
+		"a part of it":     {&selector{Models: []string{"A100"}}, false},
+		"a pattern":        {&selector{Models: []string{"*A100*"}}, true},
+		"any":              {&selector{Models: []string{"*"}}, true},
+		"front and end":    {&selector{Models: []string{"NVIDIA*80GB"}}, true},
+		"another end":      {&selector{Models: []string{"NVIDIA*40GB"}}, false},
+		"overlapping ends": {&selector{Models: []string{"NVIDIA A100-SXM4-80*80GB"}}, false},
+		"the id":           {&selector{IDs: []accel.DeviceID{"GPU-x", "GPU-a"}}, true},
+		"the id of a chip": {&selector{IDs: []accel.DeviceID{"GPU-b"}}, true},
+		"the index":        {&selector{Indexes: []int{3}}, true},
+		"other ones":       {&selector{Models: []string{"*H100*"}, IDs: []accel.DeviceID{"GPU-x"}, Indexes: []int{0}}, false},
+		"any of three":     {&selector{Models: []string{"*H100*"}, IDs: []accel.DeviceID{"GPU-x"}, Indexes: []int{3}}, true},
+		"all but this":     {&selector{Except: &selector{Indexes: []int{3}}}, false},
+		"all but others":   {&selector{Except: &selector{Indexes: []int{4}}}, true},
+		"but not, except after all": {&selector{Except: &selector{Models: []string{"*"},
+			Except: &selector{IDs: []accel.DeviceID{"GPU-a"}}}}, true},
 	} {
 		if got := tt.s.matches(card); got != tt.want {
 			t.Errorf("%s: got %t", name, got)

@@ -252,11 +252,13 @@ func TestReconcileWritesSeveralDevices(t *testing.T) {
 			t.Fatal(err)
 		}
 		g, err := w.signer.DecodeGrant(string(pod.UID), pod.Annotations[wire.GrantAnnotation])
-		if err != nil || !g.Confirmed || devicesOf(g) != "devices 0 (a) and 2 (c)" || pod.Annotations["enflame.com/gcu-device-id"] != "0,2" {
+		if err != nil || !g.Confirmed || devicesOf(g) != "devices 0 (a) and 2 (c)" ||
+			pod.Annotations["enflame.com/gcu-device-id"] != "0,2" {
 			t.Errorf("%s: grant %+v, %v; id %q", name, g, err, pod.Annotations["enflame.com/gcu-device-id"])
 		}
 	}
-	if len(w.events) != 1 || !strings.Contains(w.events[0], "moved GrantCorrected: enflame.com/gcu-memory devices 0 (a) and 0 (b) was planned, but kubelet allocated 4 units of enflame.com/gcu-memory devices 0 (a) and 2 (c)") {
+	if len(w.events) != 1 || !strings.Contains(w.events[0], "moved GrantCorrected: enflame.com/gcu-memory devices 0 (a) and 0 (b) was "+
+		"planned, but kubelet allocated 4 units of enflame.com/gcu-memory devices 0 (a) and 2 (c)") {
 		t.Errorf("events %q", w.events)
 	}
 }

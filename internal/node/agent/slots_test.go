@@ -45,12 +45,14 @@ func (b *gpuBackend) Edits(ids ...accel.DeviceID) (backend.Edits, error) {
 	e := backend.Edits{ReplicaEnv: []string{"REPLICAS"}}
 	for _, id := range ids {
 		names = append(names, string(id))
-		e.DeviceNodes = append(e.DeviceNodes, backend.DeviceNode{Path: "/dev/" + string(id), HostPath: "/host/dev/" + string(id), Permissions: "rw"})
+		e.DeviceNodes = append(e.DeviceNodes, backend.DeviceNode{Path: "/dev/" + string(id), HostPath: "/host/dev/" + string(id),
+			Permissions: "rw"})
 		e.CDIDevices = append(e.CDIDevices, backend.CDIDevice{Kind: "nvidia.com/gpu", Name: string(id)})
 	}
 	e.Env = map[string]string{"DEVICES": strings.Join(names, ",")}
 	if b.byMounts {
-		e.ByMounts = &backend.ByMounts{Env: map[string]string{"DEVICES": "/var/run/devices"}, Mounts: []backend.Mount{{Path: "/var/run/devices/" + names[0], HostPath: "/dev/null"}}}
+		e.ByMounts = &backend.ByMounts{Env: map[string]string{"DEVICES": "/var/run/devices"},
+			Mounts: []backend.Mount{{Path: "/var/run/devices/" + names[0], HostPath: "/dev/null"}}}
 	}
 	return e, nil
 }
@@ -79,7 +81,8 @@ func newSlotWorld(t *testing.T, dir string, r config.Resource) *slotWorld {
 	w.pool = &pool{
 		ID: id, config: alloc.Config{ID: id, Vendor: "nvidia", Cut: cutOf(&r), Chooses: selectorOf(r.Devices).matches},
 		inject: injector{ways: []config.Injection{config.InjectDeviceNodes}}, backend: w.backend, store: state.NewStore(dir, id), sink: w,
-		records: &records{kubelet: w, pods: w, metrics: m, owner: &owner{}, resources: []accel.Resource{gpu}, planned: func(*corev1.Pod) *accel.Grant { return nil }},
+		records: &records{kubelet: w, pods: w, metrics: m, owner: &owner{}, resources: []accel.Resource{gpu},
+			planned: func(*corev1.Pod) *accel.Grant { return nil }},
 		metrics: m, changed: func() {}, withdrawn: func() {},
 		event: func(kind events.Kind, message string) { w.events = append(w.events, kind.Reason+": "+message) },
 	}
@@ -191,7 +194,8 @@ func TestOneLostDeviceLeavesTheOthers(t *testing.T) {
 	w.found(gpuDevice(0, "a"), gpuDevice(1, "b"), gpuDevice(2, "c"))
 	w.gives("p", "b")
 	w.turn()
-	w.update(t.Context(), backend.Found{Devices: []accel.Device{gpuDevice(0, "a"), gpuDevice(1, "c")}, Faults: []backend.Fault{{Index: 2, ID: "b", Err: errors.New("GPU is lost")}}}, nil)
+	w.update(t.Context(), backend.Found{Devices: []accel.Device{gpuDevice(0, "a"), gpuDevice(1, "c")},
+		Faults: []backend.Fault{{Index: 2, ID: "b", Err: errors.New("GPU is lost")}}}, nil)
 	if got, want := w.list(), "a c b|"; got != want {
 		t.Errorf("while a container holds it: %s, want %s", got, want)
 	}
@@ -263,7 +267,8 @@ func TestPreferRefuses(t *testing.T) {
 		size            int
 		want            string
 	}{
-		"fewer than asked for":        {[]string{"a", "b", "c"}, nil, 2, "2 devices asked for, 1 of 3 may be given out: 1 XID 79, 1 held by containers"},
+		"fewer than asked for": {[]string{"a", "b", "c"}, nil, 2,
+			"2 devices asked for, 1 of 3 may be given out: 1 XID 79, 1 held by containers"},
 		"none at all":                 {nil, nil, 1, "0 of 3 may be given out"},
 		"a required id of nobody's":   {[]string{"a"}, []string{"x"}, 2, `"x", which is to be reused, is none of its devices`},
 		"more required than is asked": {[]string{"a", "b"}, []string{"a", "b"}, 1, "1 devices asked for and 2 to be reused"},
@@ -512,7 +517,8 @@ func TestSlotsStartWithADamagedState(t *testing.T) {
 }
 
 func TestInjection(t *testing.T) {
-	all := []config.Injection{config.InjectEnvironment, config.InjectDeviceNodes, config.InjectVolumeMounts, config.InjectCDI, config.InjectCDIAnnotations}
+	all := []config.Injection{config.InjectEnvironment, config.InjectDeviceNodes, config.InjectVolumeMounts, config.InjectCDI,
+		config.InjectCDIAnnotations}
 	for _, way := range append([]config.Injection{""}, all...) {
 		ways := []config.Injection{way}
 		if way == "" {

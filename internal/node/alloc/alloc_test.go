@@ -369,12 +369,15 @@ func TestAllocateLooksAtOtherResources(t *testing.T) {
 // TestMemoryOfBefore: what a predecessor of the release before remembers is read.
 func TestMemoryOfBefore(t *testing.T) {
 	n := boot(t, nil, Config{ID: memoryID, Unit: unit(t, "1")}, Config{ID: sharedID})
-	units := `{"inits":{"u":{"request":{"Resource":"v.example/memory","Containers":[{"Name":"i","Kind":0,"Units":2},{"Name":"c","Kind":2,"Units":2}],` +
+	units := `{"inits":{"u":{"request":{"Resource":"v.example/memory","Containers":[{"Name":"i","Kind":0,"Units":2},{"Name":"c","Kind":2,` +
+		`"Units":2}],` +
 		`"Devices":0,"CPU":0,"Memory":0,"Selection":null,"Policy":"","Pod":"u","Priority":0},"next":1,"devices":["d1"],"units":2,` +
-		`"ids":{"d1":["4","5"]},"at":"2001-09-09T01:46:40Z"}},"asked":{"stranger":true,"request":{"Resource":"","Containers":null,"Devices":0,` +
+		`"ids":{"d1":["4","5"]},"at":"2001-09-09T01:46:40Z"}},"asked":{"stranger":true,"request":{"Resource":"","Containers":null,` +
+		`"Devices":0,` +
 		`"CPU":0,"Memory":0,"Selection":null,"Policy":"","Pod":"","Priority":0},"container":0,"devices":["d0"],"ids":["1"]},` +
 		`"strangers":["ns/static/"],"strangerDevice":"d0","given":{"4":{"device":"d1","at":"2001-09-09T01:46:40Z"}}}`
-	slots := `{"admitting":["ns/p/u"],"preferred":["d0"],"given":{"d1":{"chips":["d1"],"inits":["ns/p/u"],"unasked":true,"at":"2001-09-09T01:46:40Z"}}}`
+	slots := `{"admitting":["ns/p/u"],"preferred":["d0"],"given":{"d1":{"chips":["d1"],"inits":["ns/p/u"],"unasked":true,` +
+		`"at":"2001-09-09T01:46:40Z"}}}`
 	for id, text := range map[ID]string{memoryID: units, sharedID: slots} {
 		if err := n.Recall(id, []byte(text)); err != nil {
 			t.Fatal(err)
@@ -386,7 +389,8 @@ func TestMemoryOfBefore(t *testing.T) {
 		if diff := cmp.Diff(text, string(data)); diff != "" {
 			t.Errorf("%v, told again (-want +got):\n%s", id, diff)
 		}
-		for _, bad := range []string{"", "[]", `{"asked":{"uid":"u","container":7,"ids":["1"]}}`, `{"asked":{"stranger":true,"ids":["1"]}}`} {
+		for _, bad := range []string{"", "[]", `{"asked":{"uid":"u","container":7,"ids":["1"]}}`,
+			`{"asked":{"stranger":true,"ids":["1"]}}`} {
 			if id == memoryID && n.Recall(id, []byte(bad)) == nil {
 				t.Errorf("%s is believed", bad)
 			}

@@ -168,7 +168,8 @@ func (e *Engine) Allocate(id ID, ids []string, pods []Pod, again bool) (Allocati
 			continue
 		}
 		if i := slices.IndexFunc(ids, other.owns); i >= 0 && !p.owns(ids[i]) {
-			return Allocation{}, Reject(UnknownID, "unit id %q of %s is of before the configuration changed, and new containers do not get it",
+			return Allocation{}, Reject(UnknownID, "unit id %q of %s is of before the configuration changed, and new containers do not "+
+				"get it",
 				ids[i], id.Resource)
 		}
 	}

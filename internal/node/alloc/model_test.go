@@ -45,7 +45,8 @@ func TestModel(t *testing.T) {
 				m.allEnds()
 			}
 			if m.failure != "" {
-				t.Fatalf("seed %d, step %d: %s\nthe last steps:\n%s", seed, step, m.failure, strings.Join(m.log[max(0, len(m.log)-60):], "\n"))
+				t.Fatalf("seed %d, step %d: %s\nthe last steps:\n%s", seed, step, m.failure, strings.Join(m.log[max(0, len(m.log)-60):],
+					"\n"))
 			}
 		}
 		for what, n := range m.tally {
@@ -892,7 +893,8 @@ func (m *model) facts() {
 					return
 				}
 				m.tally["facts"]++
-				g := &accel.Grant{Resource: c.Resource, Device: want[0], Units: p.Requests[0].Peak(), At: cmp.Or(p.Created, m.now), Confirmed: true}
+				g := &accel.Grant{Resource: c.Resource, Device: want[0], Units: p.Requests[0].Peak(), At: cmp.Or(p.Created, m.now),
+					Confirmed: true}
 				for _, d := range want[1:] {
 					g.More = append(g.More, accel.GrantedDevice{Device: d})
 				}

@@ -156,7 +156,8 @@ func (rs *ranges) arrange(now time.Time) (keep bool, problem error) {
 		present := sharing.Cut(devices, rs.unit)
 		for _, s := range present {
 			if s.Units == 0 {
-				problem = fmt.Errorf("device %s has %d bytes of memory, less than one unit of %s GB; it is left out", s.ID, s.MemoryBytes, rs.unit)
+				problem = fmt.Errorf("device %s has %d bytes of memory, less than one unit of %s GB; it is left out", s.ID, s.MemoryBytes,
+					rs.unit)
 			}
 		}
 		if err := rs.restore(present, now); err != nil {
@@ -254,7 +255,8 @@ func (rs *ranges) switchUnit() error {
 		return nil
 	}
 	if rs.held.holdings == nil || rs.held.holdings.partial {
-		return fmt.Errorf("memoryUnit is to change from %s to %s; waiting for kubelet to report whether pods hold units", rs.unit, rs.wanted)
+		return fmt.Errorf("memoryUnit is to change from %s to %s; waiting for kubelet to report whether pods hold units", rs.unit,
+			rs.wanted)
 	}
 	if len(rs.held.given) > 0 {
 		return fmt.Errorf("memoryUnit is to change from %s to %s; units of the old size were just allocated", rs.unit, rs.wanted)

@@ -68,11 +68,13 @@ func TestCounts(t *testing.T) {
 		o    Options
 		want map[string]bool
 	}{
-		"nothing said":         {Options{}, map[string]bool{"xid-13": false, "xid-79": true}},
-		"default and one more": {Options{Ignore: []string{"default", "xid-79"}}, map[string]bool{"xid-13": false, "xid-79": false, "xid-48": true}},
-		"none":                 {Options{Ignore: []string{}}, map[string]bool{"xid-13": true}},
-		"all but one":          {Options{Ignore: []string{"all"}, Heed: []string{"xid-94"}}, map[string]bool{"xid-79": false, "xid-94": true}},
-		"heed wins":            {Options{Heed: []string{"xid-13"}}, map[string]bool{"xid-13": true}},
+		"nothing said": {Options{}, map[string]bool{"xid-13": false, "xid-79": true}},
+		"default and one more": {Options{Ignore: []string{"default", "xid-79"}}, map[string]bool{"xid-13": false, "xid-79": false,
+			"xid-48": true}},
+		"none": {Options{Ignore: []string{}}, map[string]bool{"xid-13": true}},
+		"all but one": {Options{Ignore: []string{"all"}, Heed: []string{"xid-94"}},
+			map[string]bool{"xid-79": false, "xid-94": true}},
+		"heed wins": {Options{Heed: []string{"xid-13"}}, map[string]bool{"xid-13": true}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			for cause, want := range tt.want {

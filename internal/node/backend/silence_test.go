@@ -16,7 +16,8 @@ import (
 
 // foundThree are three devices with links between them.
 func foundThree() backend.Found {
-	f := backend.Found{Driver: "1.0", Links: []accel.Link{{A: "a", B: "b", Score: 10}, {A: "a", B: "c", Score: 20}, {A: "b", B: "c", Score: 30}}}
+	f := backend.Found{Driver: "1.0", Links: []accel.Link{{A: "a", B: "b", Score: 10}, {A: "a", B: "c", Score: 20},
+		{A: "b", B: "c", Score: 30}}}
 	for i, id := range []accel.DeviceID{"a", "b", "c"} {
 		f.Devices = append(f.Devices, accel.Device{Index: i, ID: id, MemoryBytes: 1})
 	}
@@ -110,22 +111,27 @@ func TestSilence(t *testing.T) {
 		want  []string
 	}{
 		"one device hangs, the others go on": {
-			[]step{{0, foundThree(), nil}, {5 * time.Second, hangs(false), nil}, {5 * time.Second, sick(hangs(false), "c"), nil}, {5 * time.Second, foundThree(), nil}, {time.Minute, foundThree(), nil}},
-			[]string{"0s a b c, 3 links", "5s b c a fails, 1 links", "10s b c! a fails, 1 links", "15s a! b c!, 3 links", "25s a b c, 3 links"},
+			[]step{{0, foundThree(), nil}, {5 * time.Second, hangs(false), nil}, {5 * time.Second, sick(hangs(false), "c"), nil},
+				{5 * time.Second, foundThree(), nil}, {time.Minute, foundThree(), nil}},
+			[]string{"0s a b c, 3 links", "5s b c a fails, 1 links", "10s b c! a fails, 1 links", "15s a! b c!, 3 links",
+				"25s a b c, 3 links"},
 		},
 		"one device hangs with the library's lock: the others are as they were, for a while": {
-			[]step{{0, foundThree(), nil}, {5 * time.Second, hangs(true), nil}, {2 * time.Minute, foundThree(), nil}, {time.Minute, foundThree(), nil}},
+			[]step{{0, foundThree(), nil}, {5 * time.Second, hangs(true), nil}, {2 * time.Minute, foundThree(), nil},
+				{time.Minute, foundThree(), nil}},
 			[]string{
 				"0s a b c, 3 links", "5s (b) (c) a fails, 1 links", "1m4s a fails b fails c fails, 0 links",
 				"2m5s a! b! c!, 3 links", "2m15s a b c, 3 links",
 			},
 		},
 		"all is silent for less than Patience": {
-			[]step{{0, foundThree(), nil}, {5 * time.Second, backend.Found{}, silent()}, {50 * time.Second, foundThree(), nil}, {time.Minute, foundThree(), nil}},
+			[]step{{0, foundThree(), nil}, {5 * time.Second, backend.Found{}, silent()}, {50 * time.Second, foundThree(), nil},
+				{time.Minute, foundThree(), nil}},
 			[]string{"0s a b c, 3 links", "5s (a) (b) (c), 3 links", "55s a b c, 3 links"},
 		},
 		"all is silent for longer": {
-			[]step{{0, foundThree(), nil}, {5 * time.Second, backend.Found{}, silent()}, {2 * time.Minute, foundThree(), nil}, {time.Minute, foundThree(), nil}},
+			[]step{{0, foundThree(), nil}, {5 * time.Second, backend.Found{}, silent()}, {2 * time.Minute, foundThree(), nil},
+				{time.Minute, foundThree(), nil}},
 			[]string{
 				"0s a b c, 3 links", "5s (a) (b) (c), 3 links", "1m4s scripted devices are unavailable: count did not answer within 5s",
 				"2m5s a! b! c!, 3 links", "2m15s a b c, 3 links",
@@ -136,7 +142,8 @@ func TestSilence(t *testing.T) {
 			[]string{"0s scripted devices are unavailable: count did not answer within 5s", "5s a b c, 3 links"},
 		},
 		"what fails before stays so": {
-			[]step{{0, sick(foundThree(), "b"), nil}, {5 * time.Second, hangs(false), nil}, {5 * time.Second, backend.Found{}, silent()}, {20 * time.Second, foundThree(), nil}, {time.Minute, foundThree(), nil}},
+			[]step{{0, sick(foundThree(), "b"), nil}, {5 * time.Second, hangs(false), nil}, {5 * time.Second, backend.Found{}, silent()},
+				{20 * time.Second, foundThree(), nil}, {time.Minute, foundThree(), nil}},
 			[]string{
 				"0s a b! c, 3 links", "5s b! c a fails, 1 links", "10s (b!) (c) a fails, 1 links",
 				// b was seen well at 5 s, and is not trusted for a time in which it was not seen.
@@ -144,7 +151,8 @@ func TestSilence(t *testing.T) {
 			},
 		},
 		"a driver that is gone is not silent": {
-			[]step{{0, foundThree(), nil}, {5 * time.Second, backend.Found{}, errors.New("no driver")}, {5 * time.Second, backend.Found{}, silent()}, {5 * time.Second, foundThree(), nil}, {time.Minute, foundThree(), nil}},
+			[]step{{0, foundThree(), nil}, {5 * time.Second, backend.Found{}, errors.New("no driver")},
+				{5 * time.Second, backend.Found{}, silent()}, {5 * time.Second, foundThree(), nil}, {time.Minute, foundThree(), nil}},
 			[]string{
 				"0s a b c, 3 links", "5s no driver", "10s scripted devices are unavailable: count did not answer within 5s",
 				"15s a! b! c!, 3 links", "25s a b c, 3 links",

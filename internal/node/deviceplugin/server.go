@@ -62,7 +62,8 @@ type TooManyUnitsError struct {
 }
 
 func (e *TooManyUnitsError) Error() string {
-	return fmt.Sprintf("%s: the list of %d units takes %d bytes and kubelet accepts %d at most; choose a larger memoryUnit or fewer replicas",
+	return fmt.Sprintf("%s: the list of %d units takes %d bytes and kubelet accepts %d at most; choose a larger memoryUnit or fewer "+
+		"replicas",
 		e.Resource, e.Units, e.Bytes, maxListBytes)
 }
 
@@ -226,7 +227,8 @@ func (s *service) ListAndWatch(_ *pluginapi.Empty, stream grpc.ServerStreamingSe
 }
 
 // GetPreferredAllocation names the units that kubelet then asks Allocate for.
-func (s *service) GetPreferredAllocation(ctx context.Context, r *pluginapi.PreferredAllocationRequest) (*pluginapi.PreferredAllocationResponse, error) {
+func (s *service) GetPreferredAllocation(ctx context.Context,
+	r *pluginapi.PreferredAllocationRequest) (*pluginapi.PreferredAllocationResponse, error) {
 	next, done, err := s.answerer(ctx)
 	if err != nil {
 		return nil, s.refuse(ctx, err)

@@ -277,9 +277,10 @@ func TestServiceAnswers(t *testing.T) {
 	for i := range many {
 		many[i] = formatted(i)
 	}
-	p, err := client.GetPreferredAllocation(ctx, &pluginapi.PreferredAllocationRequest{ContainerRequests: []*pluginapi.ContainerPreferredAllocationRequest{
-		{AvailableDeviceIDs: many, AllocationSize: 4000},
-	}})
+	p, err := client.GetPreferredAllocation(ctx,
+		&pluginapi.PreferredAllocationRequest{ContainerRequests: []*pluginapi.ContainerPreferredAllocationRequest{
+			{AvailableDeviceIDs: many, AllocationSize: 4000},
+		}})
 	if err != nil {
 		t.Fatalf("a request with 256 000 free ids: %v", err)
 	}
@@ -302,7 +303,8 @@ func formatted(i int) string { return fmt.Sprintf("%05d", i) }
 func TestServiceRefusesWithTheReason(t *testing.T) {
 	sv := &service{resource: resource, allocator: scripted{err: errors.New("device a has 3 of the 4 units")}}
 	_, err := sv.Allocate(context.Background(), &pluginapi.AllocateRequest{ContainerRequests: []*pluginapi.ContainerAllocateRequest{{}}})
-	if status.Code(err) != codes.ResourceExhausted || !strings.Contains(err.Error(), "enflame.com/gcu-memory: device a has 3 of the 4 units") {
+	if status.Code(err) != codes.ResourceExhausted ||
+		!strings.Contains(err.Error(), "enflame.com/gcu-memory: device a has 3 of the 4 units") {
 		t.Errorf("Allocate: %v", err)
 	}
 	sv.allocator = scripted{err: errors.New("enflame.com/gcu-memory: nothing is free")}
@@ -310,7 +312,8 @@ func TestServiceRefusesWithTheReason(t *testing.T) {
 	if got := status.Convert(err).Message(); got != "enflame.com/gcu-memory: nothing is free" {
 		t.Errorf("the resource is named otherwise than once: %q", got)
 	}
-	_, err = sv.GetPreferredAllocation(context.Background(), &pluginapi.PreferredAllocationRequest{ContainerRequests: []*pluginapi.ContainerPreferredAllocationRequest{{}}})
+	_, err = sv.GetPreferredAllocation(context.Background(),
+		&pluginapi.PreferredAllocationRequest{ContainerRequests: []*pluginapi.ContainerPreferredAllocationRequest{{}}})
 	if status.Code(err) != codes.ResourceExhausted {
 		t.Errorf("GetPreferredAllocation: %v", err)
 	}

@@ -70,12 +70,14 @@ func TestIXFileIsReadAsItIs(t *testing.T) {
 		"one replica keeps its number": {
 			"sharing: {timeSlicing: {replicas: 1}}", ix(func(r *config.Resource) { r.Mode, r.Replicas = config.ModeTimeSlicing, 1 }), nil,
 		},
-		"renamed":         {"resourceName: iluvatar.com/bi150", ix(func(r *config.Resource) { r.Name = "iluvatar.com/bi150" }), nil},
-		"another version": {"version: 4.3.1\nflags: {splitboard: true}", ix(func(r *config.Resource) { r.SplitBoards = true }), []string{`version: "4.3.1" is not looked at`}},
-		"nothing after":   {"version: 4.2.0\n---\n# the end\n", ix(nil), nil},
-		"only a version":  {"version: 4.2.0", ix(nil), nil},
-		"nothing":         {"", ix(nil), nil},
-		"JSON":            {`{"version": "4.2.0", "flags": {"splitboard": true}}`, ix(func(r *config.Resource) { r.SplitBoards = true }), nil},
+		"renamed": {"resourceName: iluvatar.com/bi150", ix(func(r *config.Resource) { r.Name = "iluvatar.com/bi150" }), nil},
+		"another version": {"version: 4.3.1\nflags: {splitboard: true}", ix(func(r *config.Resource) { r.SplitBoards = true }),
+			[]string{`version: "4.3.1" is not looked at`}},
+		"nothing after":  {"version: 4.2.0\n---\n# the end\n", ix(nil), nil},
+		"only a version": {"version: 4.2.0", ix(nil), nil},
+		"nothing":        {"", ix(nil), nil},
+		"JSON": {`{"version": "4.2.0", "flags": {"splitboard": true}}`, ix(func(r *config.Resource) { r.SplitBoards = true }),
+			nil},
 		"letters of either case": {
 			"Flags: {splitBoard: true}", ix(func(r *config.Resource) { r.SplitBoards = true }), nil,
 		},
@@ -97,9 +99,11 @@ func TestIXFileIsReadAsItIs(t *testing.T) {
 // Defect 9 of the IX device plugin: sharing.mps, version and misspelt keys were
 // taken and dropped.
 func TestNothingOfTheIXFileIsDroppedInSilence(t *testing.T) {
-	l := load(t, nil, write(t, "ix-config", "version: 9\nflags: {splitbord: true, usevolcano: true, reset_gpu: true}\nsharing: {mps: {replicas: 2}}\ncolour: blue\n"))
+	l := load(t, nil, write(t, "ix-config", "version: 9\nflags: {splitbord: true, usevolcano: true, reset_gpu: true}\nsharing: {mps: "+
+		"{replicas: 2}}\ncolour: blue\n"))
 	hasAll(t, l.Warnings,
-		`line 2: the key "splitbord" is not known`, `line 4: the key "colour" is not known`, "flags.usevolcano: volcano chooses no devices here",
+		`line 2: the key "splitbord" is not known`, `line 4: the key "colour" is not known`,
+		"flags.usevolcano: volcano chooses no devices here",
 		"flags.reset_gpu: devices are not reset", "sharing.mps: it never had an effect", `version: "9" is not looked at`)
 	for _, w := range l.Warnings {
 		if !strings.Contains(w, "ix-config: ") {
@@ -111,10 +115,11 @@ func TestNothingOfTheIXFileIsDroppedInSilence(t *testing.T) {
 // Defect 10 of the IX device plugin: any text was taken as a resource's name.
 func TestIXResourceNameIsChecked(t *testing.T) {
 	for text, want := range map[string]string{
-		"resourceName: gpu":                                               `resources[0].name: "gpu" is not the name of an extended resource`,
-		"resourceName: a.kubernetes.io/gpu":                               "in a domain that Kubernetes keeps for itself",
-		"resourceName: iluvatar.com/gpu/x":                                "is not the name of an extended resource",
-		"sharing: {timeSlicing: {replicas: -1}}":                          "sharing.timeSlicing.replicas: -1 is out of range; use 1 to 1024, or 0",
+		"resourceName: gpu":                 `resources[0].name: "gpu" is not the name of an extended resource`,
+		"resourceName: a.kubernetes.io/gpu": "in a domain that Kubernetes keeps for itself",
+		"resourceName: iluvatar.com/gpu/x":  "is not the name of an extended resource",
+		"sharing: {timeSlicing: {replicas: -1}}": "sharing.timeSlicing.replicas: -1 is out of range; use 1 to " +
+			"1024, or 0",
 		"sharing: {timeSlicing: {replicas: 5000}}":                        "sharing.timeSlicing.replicas: 5000 is out of range",
 		"sharing: {timeSlicing: {replicas: 3.7}}":                         "line 1: 3.7 is not a whole number",
 		"Sharing: {TimeSlicing: {Replicas: 3.7}}":                         "line 1: 3.7 is not a whole number",
@@ -170,11 +175,13 @@ var nvidiaCases = map[string][]struct {
 	"flags.nvidiaDriverRoot": {
 		{text: "flags: {nvidiaDriverRoot: /run/nvidia/driver}", settings: func(v *config.Vendor) { v.DriverRoot = "/run/nvidia/driver" }},
 	},
-	"flags.nvidiaDevRoot":     {{text: "flags: {nvidiaDevRoot: /}", settings: func(v *config.Vendor) { v.DevRoot = "/" }}},
-	"flags.gdrcopyEnabled":    {{text: "flags: {gdrcopyEnabled: true}", warning: "flags.gdrcopyEnabled: GDRCopy is not turned on"}, {text: "flags: {gdrcopyEnabled: false}"}},
-	"flags.gdsEnabled":        {{text: "flags: {gdsEnabled: true}", warning: "flags.gdsEnabled: GPUDirect Storage is not turned on"}},
-	"flags.mofedEnabled":      {{text: "flags: {mofedEnabled: true}", warning: "flags.mofedEnabled: MOFED devices are not given"}},
-	"flags.useNodeFeatureAPI": {{text: "flags: {useNodeFeatureAPI: true}", warning: "flags.useNodeFeatureAPI: labels are kept by divvy-node"}},
+	"flags.nvidiaDevRoot": {{text: "flags: {nvidiaDevRoot: /}", settings: func(v *config.Vendor) { v.DevRoot = "/" }}},
+	"flags.gdrcopyEnabled": {{text: "flags: {gdrcopyEnabled: true}", warning: "flags.gdrcopyEnabled: GDRCopy is not turned on"},
+		{text: "flags: {gdrcopyEnabled: false}"}},
+	"flags.gdsEnabled":   {{text: "flags: {gdsEnabled: true}", warning: "flags.gdsEnabled: GPUDirect Storage is not turned on"}},
+	"flags.mofedEnabled": {{text: "flags: {mofedEnabled: true}", warning: "flags.mofedEnabled: MOFED devices are not given"}},
+	"flags.useNodeFeatureAPI": {{text: "flags: {useNodeFeatureAPI: true}",
+		warning: "flags.useNodeFeatureAPI: labels are kept by divvy-node"}},
 	"flags.deviceDiscoveryStrategy": {
 		{text: "flags: {deviceDiscoveryStrategy: auto}"}, {text: "flags: {deviceDiscoveryStrategy: nvml}"},
 		{text: "flags: {deviceDiscoveryStrategy: tegra}", warning: "flags.deviceDiscoveryStrategy: devices are found by NVML alone"},
@@ -194,16 +201,18 @@ var nvidiaCases = map[string][]struct {
 		{text: "flags: {plugin: {deviceListStrategy: [volume-mounts, envvar], passDeviceSpecs: true}}", settings: func(v *config.Vendor) {
 			v.Injection = []config.Injection{config.InjectVolumeMounts, config.InjectDeviceNodes}
 		}, warning: "flags.plugin.deviceListStrategy: envvar has no effect beside volume-mounts"},
-		{text: "flags: {plugin: {deviceListStrategy: \"cdi-annotations,cdi-cri\", passDeviceSpecs: true}}", settings: func(v *config.Vendor) {
-			v.Injection, v.CDIKind = []config.Injection{config.InjectCDIAnnotations, config.InjectCDI}, "nvidia.com/gpu"
-		}, warning: "flags.plugin.deviceListStrategy: CDI names are those of the specification that NVIDIA's container toolkit writes"},
+		{text: "flags: {plugin: {deviceListStrategy: \"cdi-annotations,cdi-cri\", passDeviceSpecs: true}}",
+			settings: func(v *config.Vendor) {
+				v.Injection, v.CDIKind = []config.Injection{config.InjectCDIAnnotations, config.InjectCDI}, "nvidia.com/gpu"
+			}, warning: "flags.plugin.deviceListStrategy: CDI names are those of the specification that NVIDIA's container toolkit writes"},
 	},
 	"flags.plugin.deviceIDStrategy": {
 		{text: "flags: {plugin: {deviceIDStrategy: index}}", settings: func(v *config.Vendor) { v.DeviceIDs = "index" }},
 	},
 	"flags.plugin.cdiAnnotationPrefix": {
 		{text: "flags: {plugin: {cdiAnnotationPrefix: cdi.k8s.io/}}"},
-		{text: "flags: {plugin: {cdiAnnotationPrefix: x.io/}}", warning: "flags.plugin.cdiAnnotationPrefix: annotations with CDI names always begin with"},
+		{text: "flags: {plugin: {cdiAnnotationPrefix: x.io/}}",
+			warning: "flags.plugin.cdiAnnotationPrefix: annotations with CDI names always begin with"},
 	},
 	"flags.plugin.nvidiaCTKPath": {
 		{text: "flags: {plugin: {nvidiaCTKPath: /usr/bin/nvidia-ctk}}"},
@@ -211,7 +220,8 @@ var nvidiaCases = map[string][]struct {
 	},
 	"flags.plugin.containerDriverRoot": {
 		{text: "flags: {plugin: {containerDriverRoot: /driver-root}}"},
-		{text: "flags: {plugin: {containerDriverRoot: /d}}", warning: "flags.plugin.containerDriverRoot: divvy-node looks for the driver in"},
+		{text: "flags: {plugin: {containerDriverRoot: /d}}",
+			warning: "flags.plugin.containerDriverRoot: divvy-node looks for the driver in"},
 	},
 	"flags.plugin.sharedDevicesAllocationPolicy": {
 		{text: "flags: {plugin: {sharedDevicesAllocationPolicy: distributed}}\n" + fourSlices, resources: sliced(nil)},
@@ -227,13 +237,16 @@ var nvidiaCases = map[string][]struct {
 	"flags.gfd.machineTypeFile": {{text: "flags: {gfd: {machineTypeFile: /x}}", warning: "flags.gfd.machineTypeFile: labels"}},
 	"resources.gpus.pattern": {
 		{text: "resources: {gpus: [{pattern: \"*\", name: nvidia.com/gpu}]}"},
-		{text: "resources: {gpus: [{pattern: \"*A100*\", name: a100}]}", warning: "resources.gpus: the names of models (\"*A100*\" is nvidia.com/a100) have no effect"},
+		{text: "resources: {gpus: [{pattern: \"*A100*\", name: a100}]}",
+			warning: "resources.gpus: the names of models (\"*A100*\" is nvidia.com/a100) have no effect"},
 	},
-	"resources.gpus.name":   {{text: "resources: {gpus: [{pattern: \"*\", name: card}]}", warning: "resources.gpus: the names of models"}},
-	"resources.mig.pattern": {{text: "resources: {mig: [{pattern: 1g.5gb, name: mig-1g.5gb}]}", warning: "resources.mig: partitions of a GPU (MIG) are not offered"}},
-	"resources.mig.name":    {{text: "resources: {mig: [{name: mig-1g.5gb}]}", warning: "resources.mig: partitions"}},
-	"imex.channelIDs":       {{text: "imex: {channelIDs: [0]}", warning: "imex: IMEX channels are not given"}, {text: "imex: {channelIDs: []}"}},
-	"imex.required":         {{text: "imex: {required: true}", warning: "imex: IMEX channels"}, {text: "imex: {required: false}"}},
+	"resources.gpus.name": {{text: "resources: {gpus: [{pattern: \"*\", name: card}]}", warning: "resources.gpus: the names of models"}},
+	"resources.mig.pattern": {{text: "resources: {mig: [{pattern: 1g.5gb, name: mig-1g.5gb}]}",
+		warning: "resources.mig: partitions of a GPU (MIG) are not offered"}},
+	"resources.mig.name": {{text: "resources: {mig: [{name: mig-1g.5gb}]}", warning: "resources.mig: partitions"}},
+	"imex.channelIDs": {{text: "imex: {channelIDs: [0]}", warning: "imex: IMEX channels are not given"},
+		{text: "imex: {channelIDs: []}"}},
+	"imex.required": {{text: "imex: {required: true}", warning: "imex: IMEX channels"}, {text: "imex: {required: false}"}},
 	"sharing.timeSlicing.renameByDefault": {
 		{
 			text:      "sharing: {timeSlicing: {renameByDefault: true, resources: [{name: nvidia.com/gpu, replicas: 4}]}}",
@@ -248,7 +261,8 @@ var nvidiaCases = map[string][]struct {
 	},
 	"sharing.timeSlicing.resources.name": {
 		{text: "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 4}]}}", resources: sliced(nil)},
-		{text: "sharing: {timeSlicing: {resources: [{name: mig-1g.5gb, replicas: 4}]}}", warning: "resources[0]: mig-1g.5gb: partitions of a GPU"},
+		{text: "sharing: {timeSlicing: {resources: [{name: mig-1g.5gb, replicas: 4}]}}",
+			warning: "resources[0]: mig-1g.5gb: partitions of a GPU"},
 		{text: "sharing: {timeSlicing: {resources: [{name: card, replicas: 4}]}}", warning: `resources[0]: no device is offered as "card"`},
 	},
 	"sharing.timeSlicing.resources.rename": {
@@ -273,19 +287,27 @@ var nvidiaCases = map[string][]struct {
 				sliced(func(r *config.Resource) {
 					r.Name, r.Devices = "nvidia.com/gpu.shared", &config.DeviceSelector{Indexes: []int{1}, IDs: []string{"GPU-2"}}
 				})[0],
-				{Name: "nvidia.com/gpu", Vendor: "nvidia", Mode: config.ModeExclusive, Devices: &config.DeviceSelector{Except: &config.DeviceSelector{Indexes: []int{1}, IDs: []string{"GPU-2"}}}},
+				{Name: "nvidia.com/gpu", Vendor: "nvidia", Mode: config.ModeExclusive,
+					Devices: &config.DeviceSelector{Except: &config.DeviceSelector{Indexes: []int{1}, IDs: []string{"GPU-2"}}}},
 			},
 			warning: "devices: only the devices that are named are shared",
 		},
-		{text: "sharing: {timeSlicing: {resources: [{name: gpu, devices: [\"0:1\", MIG-3], replicas: 4}]}}", warning: "devices: 0:1, MIG-3: partitions of a GPU"},
+		{text: "sharing: {timeSlicing: {resources: [{name: gpu, devices: [\"0:1\", MIG-3], replicas: 4}]}}",
+			warning: "devices: 0:1, MIG-3: partitions of a GPU"},
 	},
 	"sharing.timeSlicing.resources.replicas": {{text: fourSlices, resources: sliced(nil)}},
-	"sharing.mps.renameByDefault":            {{text: "sharing: {mps: {renameByDefault: true}}", warning: "sharing.mps: sharing by MPS is not offered"}},
-	"sharing.mps.failRequestsGreaterThanOne": {{text: "sharing: {mps: {failRequestsGreaterThanOne: false}}", warning: "sharing.mps: sharing by MPS"}},
-	"sharing.mps.resources.name":             {{text: "sharing: {mps: {resources: [{name: gpu, replicas: 4}]}}", warning: "sharing.mps: sharing by MPS"}},
-	"sharing.mps.resources.rename":           {{text: "sharing: {mps: {resources: [{rename: x}]}}", warning: "sharing.mps: sharing by MPS"}},
-	"sharing.mps.resources.devices":          {{text: "sharing: {mps: {resources: [{devices: all}]}}", warning: "sharing.mps: sharing by MPS"}},
-	"sharing.mps.resources.replicas":         {{text: "sharing: {mps: {resources: [{replicas: 4}]}}", warning: "sharing.mps: sharing by MPS"}},
+	"sharing.mps.renameByDefault": {{text: "sharing: {mps: {renameByDefault: true}}",
+		warning: "sharing.mps: sharing by MPS is not offered"}},
+	"sharing.mps.failRequestsGreaterThanOne": {{text: "sharing: {mps: {failRequestsGreaterThanOne: false}}",
+		warning: "sharing.mps: sharing by MPS"}},
+	"sharing.mps.resources.name": {{text: "sharing: {mps: {resources: [{name: gpu, replicas: 4}]}}",
+		warning: "sharing.mps: sharing by MPS"}},
+	"sharing.mps.resources.rename": {{text: "sharing: {mps: {resources: [{rename: x}]}}",
+		warning: "sharing.mps: sharing by MPS"}},
+	"sharing.mps.resources.devices": {{text: "sharing: {mps: {resources: [{devices: all}]}}",
+		warning: "sharing.mps: sharing by MPS"}},
+	"sharing.mps.resources.replicas": {{text: "sharing: {mps: {resources: [{replicas: 4}]}}",
+		warning: "sharing.mps: sharing by MPS"}},
 }
 
 func TestEachFieldOfTheNVIDIAFileWorksOrIsNamed(t *testing.T) {
@@ -413,9 +435,10 @@ func TestUnknownKeysOfTheNVIDIAFileAreNamed(t *testing.T) {
 
 func TestTheFormOfAFileIsSeen(t *testing.T) {
 	tests := map[string]struct{ name, text, want string }{
-		"neither":            {"c.yaml", "flags: {colour: red}", "add version: v1 for NVIDIA's"},
-		"ours without head":  {"c.yaml", "resourcs: []", `apiVersion: "" is not served`},
-		"a head forgotten":   {"c.yaml", "resources:\n- name: nvidia.com/gpu\n  vendor: nvidia\n", `apiVersion: "" is not served; write config.divvy.dev/v1alpha1`},
+		"neither":           {"c.yaml", "flags: {colour: red}", "add version: v1 for NVIDIA's"},
+		"ours without head": {"c.yaml", "resourcs: []", `apiVersion: "" is not served`},
+		"a head forgotten": {"c.yaml", "resources:\n- name: nvidia.com/gpu\n  vendor: nvidia\n",
+			`apiVersion: "" is not served; write config.divvy.dev/v1alpha1`},
 		"an empty file":      {"c.yaml", "", `apiVersion: "" is not served`},
 		"both":               {"c.yaml", "flags: {splitboard: true, migStrategy: none}", "of the IX device plugin and of NVIDIA's"},
 		"a list":             {"c.yaml", "- a", "cannot unmarshal"},

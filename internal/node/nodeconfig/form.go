@@ -53,7 +53,8 @@ func formOf(path string, root *yaml.Node) (Form, error) {
 	}
 	ix := has("resourceName") || has("flags", "splitboard") || has("flags", "usevolcano") || has("flags", "reset_gpu") ||
 		has("sharing", "timeSlicing", "replicas") || has("sharing", "mps", "replicas")
-	nvidia := nvidiaVersion.MatchString(version) || has("resources") || has("imex") || has("sharing", "timeSlicing", "resources") || has("sharing", "mps", "resources")
+	nvidia := nvidiaVersion.MatchString(version) || has("resources") || has("imex") || has("sharing", "timeSlicing", "resources") ||
+		has("sharing", "mps", "resources")
 	if flags := find(root, "flags"); flags != nil && flags.Kind == yaml.MappingNode {
 		known := keysOf(reflect.TypeFor[nvidiaFlags](), map[string]string{})
 		for i := 0; i < len(flags.Content); i += 2 {
@@ -125,7 +126,8 @@ func decodeOld(data []byte, root *yaml.Node, out any) (warnings, mistakes []stri
 	default:
 		for _, m := range wrong.Errors {
 			if g := unknownKey.FindStringSubmatch(m); g != nil {
-				warnings = append(warnings, fmt.Sprintf("line %d: the key %q is not known and has no effect; is it misspelt?", lineOf(root, g[1]), g[1]))
+				warnings = append(warnings, fmt.Sprintf("line %d: the key %q is not known and has no effect; is it misspelt?",
+					lineOf(root, g[1]), g[1]))
 				continue
 			}
 			mistakes = append(mistakes, plain(m))

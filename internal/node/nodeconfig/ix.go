@@ -67,7 +67,8 @@ func convertIX(data []byte, root *yaml.Node) (o old, mistakes []string) {
 	if n := f.Sharing.TimeSlicing.Replicas; n != 0 {
 		r.Mode, r.Replicas = config.ModeTimeSlicing, n
 		if n < 0 || n > config.MaxReplicas {
-			mistakes = append(mistakes, fmt.Sprintf("sharing.timeSlicing.replicas: %d is out of range; use 1 to %d, or 0 for devices that are not shared", n, config.MaxReplicas))
+			mistakes = append(mistakes, fmt.Sprintf("sharing.timeSlicing.replicas: %d is out of range; use 1 to %d, or 0 for devices "+
+				"that are not shared", n, config.MaxReplicas))
 			r.Replicas = 1 // the mistake is told once
 		}
 	}

@@ -46,7 +46,8 @@ func newNodeLabel(client kubernetes.Interface, node string) *nodeLabel {
 func (l *nodeLabel) Run(ctx context.Context) {
 	nodes := l.client.CoreV1().Nodes()
 	selector := fields.OneTermEqualSelector("metadata.name", l.node).String()
-	kube.NewReflector("the label of the node", &corev1.Node{}, l, kube.ListWatch(l.client, selector, nodes.List, nodes.Watch)).RunWithContext(ctx)
+	kube.NewReflector("the label of the node", &corev1.Node{}, l, kube.ListWatch(l.client, selector, nodes.List,
+		nodes.Watch)).RunWithContext(ctx)
 }
 
 // await returns once the API server has said what the label is. Which devices a
@@ -59,7 +60,8 @@ func (l *nodeLabel) await(ctx context.Context) error {
 		case <-l.known:
 			return nil
 		case <-slow.C:
-			klog.FromContext(ctx).Info("Waiting for the API server to report the label that selects the configuration", "node", l.node, "labels", Labels)
+			klog.FromContext(ctx).Info("Waiting for the API server to report the label that selects the configuration", "node", l.node,
+				"labels", Labels)
 		case <-ctx.Done():
 			return fmt.Errorf("get labels of node %s: %w", l.node, ctx.Err())
 		}

@@ -130,7 +130,8 @@ type nvidiaDevices struct {
 // UnmarshalYAML reads any of the forms.
 func (d *nvidiaDevices) UnmarshalYAML(n *yaml.Node) error {
 	wrong := func(value string) error {
-		return &yaml.TypeError{Errors: []string{fmt.Sprintf("line %d: %q names no devices; write all, a number of devices, or a list of indexes and uuids", n.Line, value)}}
+		return &yaml.TypeError{Errors: []string{fmt.Sprintf("line %d: %q names no devices; write all, a number of devices, or a list of "+
+			"indexes and uuids", n.Line, value)}}
 	}
 	if n.Kind == yaml.ScalarNode {
 		if n.Value == "all" {
@@ -218,7 +219,8 @@ func convertNVIDIA(data []byte, root *yaml.Node, before config.Vendor, way confi
 func nvidiaNames(o *old, f *nvidiaFile) {
 	for _, p := range f.Resources.GPUs {
 		if p.Pattern != "*" || prefixed(p.Name) != nvidiaResource {
-			o.warn("resources.gpus", "the names of models (%q is %s) have no effect, as in NVIDIA's plugin; to offer a model under a name of its own, write a resource of "+
+			o.warn("resources.gpus", "the names of models (%q is %s) have no effect, as in NVIDIA's plugin; to offer a model under a "+
+				"name of its own, write a resource of "+
 				"kind NodeConfig with devices.models", p.Pattern, prefixed(p.Name))
 		}
 	}
@@ -247,7 +249,8 @@ func nvidiaShared(o *old, f *nvidiaFile) (_ []config.Resource, mistakes []string
 		if f.Sharing.TimeSlicing != nil {
 			o.warn("sharing.mps", "%s; the time slices of the same file hold, which NVIDIA's plugin would not have used beside mps", text)
 		} else {
-			o.warn("sharing.mps", "%s. GPUs are offered whole, as time slices would keep no limit; write sharing.timeSlicing, or mode memory "+
+			o.warn("sharing.mps", "%s. GPUs are offered whole, as time slices would keep no limit; write sharing.timeSlicing, or mode "+
+				"memory "+
 				"in a file of kind NodeConfig, if that is what the pods need", text)
 		}
 	}
@@ -257,7 +260,8 @@ func nvidiaShared(o *old, f *nvidiaFile) (_ []config.Resource, mistakes []string
 	}
 	const at = "sharing.timeSlicing"
 	if len(slices.Resources) == 0 {
-		return []config.Resource{whole}, []string{at + ".resources: the list is empty; name the resource that is shared, such as " + nvidiaResource}
+		return []config.Resource{whole}, []string{at + ".resources: the list is empty; name the resource that is shared, such as " +
+			nvidiaResource}
 	}
 	var found *nvidiaReplicas
 	for i := range slices.Resources {
@@ -304,7 +308,8 @@ func nvidiaSlices(o *old, s *nvidiaReplicated, r *nvidiaReplicas, policy string)
 	case r.Rename != "":
 		sliced.Name = prefixed(r.Rename)
 		if !s.RenameByDefault || sliced.Name != nvidiaResource+sharedSuffix {
-			o.warn(field, "rename: %s is used as it is written, while NVIDIA's plugin overwrites it; pods have to ask for this name", sliced.Name)
+			o.warn(field, "rename: %s is used as it is written, while NVIDIA's plugin overwrites it; pods have to ask for this name",
+				sliced.Name)
 		}
 	case s.RenameByDefault:
 		sliced.Name += sharedSuffix
@@ -326,7 +331,8 @@ func nvidiaSlices(o *old, s *nvidiaReplicated, r *nvidiaReplicas, policy string)
 		return []config.Resource{sliced}
 	}
 	sliced.Devices = &selector
-	rest := config.Resource{Name: nvidiaResource, Vendor: nvidia, Mode: config.ModeExclusive, Devices: &config.DeviceSelector{Except: new(selector)}}
+	rest := config.Resource{Name: nvidiaResource, Vendor: nvidia, Mode: config.ModeExclusive,
+		Devices: &config.DeviceSelector{Except: new(selector)}}
 	return []config.Resource{sliced, rest}
 }
 

@@ -98,7 +98,8 @@ var nvidiaSettings = []nvidiaSetting{
 	},
 	{
 		"flags.failOnInitError", []string{"FAIL_ON_INIT_ERROR"}, fromBool(func(f *nvidiaFile) *bool { return f.Flags.FailOnInitError }),
-		notDone("divvy-node waits for a driver that is not there and says so in its log and in /readyz, whatever is set here; remove the setting"),
+		notDone("divvy-node waits for a driver that is not there and says so in its log and in /readyz, whatever is set here; remove the " +
+			"setting"),
 	},
 	{
 		"flags.mpsRoot", []string{"MPS_ROOT"}, fromText(func(f *nvidiaFile) *string { return f.Flags.MPSRoot }),
@@ -157,7 +158,8 @@ var nvidiaSettings = []nvidiaSetting{
 		applyListStrategy,
 	},
 	{
-		"flags.plugin.passDeviceSpecs", []string{"PASS_DEVICE_SPECS"}, fromBool(func(f *nvidiaFile) *bool { return f.Flags.Plugin.PassDeviceSpecs }),
+		"flags.plugin.passDeviceSpecs", []string{"PASS_DEVICE_SPECS"},
+		fromBool(func(f *nvidiaFile) *bool { return f.Flags.Plugin.PassDeviceSpecs }),
 		func(v *config.Vendor, value string) (string, error) {
 			pass, err := parseBool(value)
 			if err != nil {
@@ -176,7 +178,8 @@ var nvidiaSettings = []nvidiaSetting{
 		},
 	},
 	{
-		"flags.plugin.deviceIDStrategy", []string{"DEVICE_ID_STRATEGY"}, fromText(func(f *nvidiaFile) *string { return f.Flags.Plugin.DeviceIDStrategy }),
+		"flags.plugin.deviceIDStrategy", []string{"DEVICE_ID_STRATEGY"},
+		fromText(func(f *nvidiaFile) *string { return f.Flags.Plugin.DeviceIDStrategy }),
 		func(v *config.Vendor, value string) (string, error) {
 			switch value {
 			case "uuid", "index", "":
@@ -199,7 +202,8 @@ var nvidiaSettings = []nvidiaSetting{
 	{
 		"flags.plugin.containerDriverRoot", []string{"DRIVER_ROOT_CTR_PATH", "CONTAINER_DRIVER_ROOT"},
 		fromText(func(f *nvidiaFile) *string { return f.Flags.Plugin.ContainerDriverRoot }),
-		unused("divvy-node looks for the driver in nvidiaDriverRoot below the host's root, which is mounted at driverRoot; no mount of its own is needed",
+		unused("divvy-node looks for the driver in nvidiaDriverRoot below the host's root, which is mounted at driverRoot; no mount of "+
+			"its own is needed",
 			"/driver-root", "/"),
 	},
 	{
@@ -223,7 +227,8 @@ var nvidiaSettings = []nvidiaSetting{
 	{"", []string{"CDI_FEATURE_FLAGS", "CDI_DISABLE_HOOKS"}, notInFiles, unused(cdiHookWarning)},
 	{
 		"", []string{"KUBELET_SOCKET"}, notInFiles,
-		unused("kubelet's socket is device-plugins/kubelet.sock below kubeletDir; set kubeletDir", "/var/lib/kubelet/device-plugins/kubelet.sock"),
+		unused("kubelet's socket is device-plugins/kubelet.sock below kubeletDir; set kubeletDir",
+			"/var/lib/kubelet/device-plugins/kubelet.sock"),
 	},
 	{"", []string{"DP_DISABLE_HEALTHCHECKS"}, notInFiles, func(v *config.Vendor, value string) (string, error) {
 		ignore, err := xids(value, "all", "xid-*")
@@ -294,7 +299,8 @@ func applyListStrategy(v *config.Vendor, value string) (warning string, err erro
 		ways = slices.DeleteFunc(ways, func(w config.Injection) bool { return w == config.InjectEnvironment })
 		warnings = append(warnings, "envvar has no effect beside volume-mounts, which sets the same variable; remove it")
 	}
-	if nodes := slices.Contains(v.Injection, config.InjectDeviceNodes); nodes && slices.ContainsFunc(ways, func(w config.Injection) bool { return !isCDI(w) }) {
+	if nodes := slices.Contains(v.Injection, config.InjectDeviceNodes); nodes &&
+		slices.ContainsFunc(ways, func(w config.Injection) bool { return !isCDI(w) }) {
 		ways = append(ways, config.InjectDeviceNodes)
 	}
 	v.Injection, v.CDIKind = ways, ""

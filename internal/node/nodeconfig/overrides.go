@@ -93,14 +93,17 @@ func settings(vendors []string) []setting {
 		text("kubelet-dir", "kubelet's root directory", func(c *config.NodeConfig) *string { return &c.KubeletDir }),
 		text("state-dir", "folder for state that must survive restarts", func(c *config.NodeConfig) *string { return &c.StateDir }),
 		text("cdi-dir", "folder for CDI specifications", func(c *config.NodeConfig) *string { return &c.CDIDir }),
-		text("log-file", "file to also write the log to, with rotation; empty to disable", func(c *config.NodeConfig) *string { return &c.LogFile }),
+		text("log-file", "file to also write the log to, with rotation; empty to disable",
+			func(c *config.NodeConfig) *string { return &c.LogFile }),
 		text("log-level", "error, warn, info or debug", func(c *config.NodeConfig) *string { return &c.LogLevel }),
 		text("listen", "address to serve probes and metrics on, host:port", func(c *config.NodeConfig) *string { return &c.Listen }),
-		text("grant-key-file", "file with the key that signs planned allocations", func(c *config.NodeConfig) *string { return &c.GrantKeyFile }),
-		{"injection", "how devices are made available to containers: environment, deviceNodes, cdi or cdiAnnotations", func(c *config.NodeConfig, value string) error {
-			c.Injection = config.Injection(value)
-			return nil
-		}},
+		text("grant-key-file", "file with the key that signs planned allocations",
+			func(c *config.NodeConfig) *string { return &c.GrantKeyFile }),
+		{"injection", "how devices are made available to containers: environment, deviceNodes, cdi or cdiAnnotations",
+			func(c *config.NodeConfig, value string) error {
+				c.Injection = config.Injection(value)
+				return nil
+			}},
 		{"health-interval", "interval of device discovery and health checks, such as 5s", func(c *config.NodeConfig, value string) error {
 			d, err := time.ParseDuration(value)
 			if err != nil {
@@ -161,26 +164,29 @@ func vendorSettings(vendor string) []setting {
 			v.DeviceIDs = value
 			return nil
 		}),
-		of(strings.TrimPrefix(cdiKindFlag, "-"), "kind of an existing CDI specification, written by another program", func(v *config.Vendor, value string) error {
-			v.CDIKind = value
-			return nil
-		}),
+		of(strings.TrimPrefix(cdiKindFlag, "-"), "kind of an existing CDI specification, written by another program",
+			func(v *config.Vendor, value string) error {
+				v.CDIKind = value
+				return nil
+			}),
 		of("health-ignore", "causes that do not make a device unhealthy, separated by commas", func(v *config.Vendor, value string) error {
 			v.Health.Ignore = append([]string{}, splitList(value)...)
 			return nil
 		}),
-		of("health-heed", "causes that make a device unhealthy even if they are ignored, separated by commas", func(v *config.Vendor, value string) error {
-			v.Health.Heed = splitList(value)
-			return nil
-		}),
-		of("recover-after", "how long a device must be healthy before new pods are placed on it again", func(v *config.Vendor, value string) error {
-			d, err := time.ParseDuration(value)
-			if err != nil {
-				return fmt.Errorf("%q is not a duration; write it as 5s or 1m30s", value)
-			}
-			v.Health.RecoverAfter = new(config.Duration(d))
-			return nil
-		}),
+		of("health-heed", "causes that make a device unhealthy even if they are ignored, separated by commas",
+			func(v *config.Vendor, value string) error {
+				v.Health.Heed = splitList(value)
+				return nil
+			}),
+		of("recover-after", "how long a device must be healthy before new pods are placed on it again",
+			func(v *config.Vendor, value string) error {
+				d, err := time.ParseDuration(value)
+				if err != nil {
+					return fmt.Errorf("%q is not a duration; write it as 5s or 1m30s", value)
+				}
+				v.Health.RecoverAfter = new(config.Duration(d))
+				return nil
+			}),
 	}
 }
 
@@ -231,7 +237,10 @@ func oldEnvironment(lookup func(string) (string, bool)) Overrides {
 	var out Overrides
 	add := func(name string, set func(c *config.NodeConfig, value string) (string, error)) {
 		if value, ok := lookup(name); ok && strings.TrimSpace(value) != "" {
-			out = append(out, override{origin: "environment variable " + name, set: func(c *config.NodeConfig) (string, error) { return set(c, value) }})
+			out = append(out, override{origin: "environment variable " + name, set: func(c *config.NodeConfig) (string,
+				error) {
+				return set(c, value)
+			}})
 		}
 	}
 	add("SPLIT_BOARD", func(c *config.NodeConfig, value string) (string, error) {
@@ -318,7 +327,8 @@ func (p Places) Find(lookup func(string) (string, bool)) (Places, []string) {
 	switch {
 	case len(p.Files) > 0 || p.Dir != "":
 		if theirs != "" && !slices.Contains(p.Files, theirs) {
-			return p, []string{"environment variable CONFIG_FILE: the file is not read, as --config or --config-dir say what is; add it to --config"}
+			return p, []string{"environment variable CONFIG_FILE: the file is not read, as --config or --config-dir say what is; add it " +
+				"to --config"}
 		}
 	case theirs != "":
 		p.Files = []string{theirs}

@@ -34,12 +34,14 @@ func collect(t *testing.T, env map[string]string, args ...string) Overrides {
 }
 
 func TestCommandLineGoesBeforeEnvironmentBeforeFileBeforeDefault(t *testing.T) {
-	file := write(t, "node.yaml", nvidiaWhole+"logLevel: warn\nlisten: \":1\"\nstateDir: /file\nvendors: {nvidia: {deviceIDs: index, driverRoot: /file, devRoot: /file}}\n")
+	file := write(t, "node.yaml", nvidiaWhole+"logLevel: warn\nlisten: \":1\"\nstateDir: /file\nvendors: {nvidia: {deviceIDs: index, "+
+		"driverRoot: /file, devRoot: /file}}\n")
 	env := map[string]string{
 		"DIVVY_LISTEN": ":2", "DIVVY_STATE_DIR": "/env", "DIVVY_NVIDIA_DRIVER_ROOT": "/env",
 		"NVIDIA_DRIVER_ROOT": "/old", "NVIDIA_DEV_ROOT": "/old", "DIVVY_NVIDIA_RECOVER_AFTER": "3s",
 	}
-	c := load(t, collect(t, env, "--state-dir=/flag", "--health-interval", "7s", "--nvidia-library=/l", "--nvidia-health-ignore="), file).Config
+	c := load(t, collect(t, env, "--state-dir=/flag", "--health-interval", "7s", "--nvidia-library=/l", "--nvidia-health-ignore="),
+		file).Config
 	want := config.Default()
 	want.LogLevel, want.Listen, want.StateDir = "warn", ":2", "/flag"
 	want.HealthInterval = config.Duration(7 * time.Second)
@@ -119,7 +121,8 @@ func TestVariablesOfTheIXDevicePluginWork(t *testing.T) {
 		t.Error("SPLIT_BOARD has no effect")
 	}
 	hasAll(t, l.Warnings, "environment variable USE_VOLCANO: volcano", "environment variable RESET_GPU: devices are not reset")
-	l = load(t, collect(t, map[string]string{"SPLIT_BOARD": "false", "USE_VOLCANO": "false", "RESET_GPU": ""}), write(t, "ix-config", "flags: {splitboard: true}"))
+	l = load(t, collect(t, map[string]string{"SPLIT_BOARD": "false", "USE_VOLCANO": "false", "RESET_GPU": ""}),
+		write(t, "ix-config", "flags: {splitboard: true}"))
 	if l.Config.Resources[0].SplitBoards || len(l.Warnings) > 0 {
 		t.Errorf("SPLIT_BOARD=false: %+v %q", l.Config.Resources, l.Warnings)
 	}
@@ -132,12 +135,13 @@ func TestEachVariableOfTheNVIDIAPluginWorksOrIsNamed(t *testing.T) {
 		want    config.Vendor
 		warning string
 	}{
-		"MIG_STRATEGY":              {value: "mixed", warning: "partitions"},
-		"FAIL_ON_INIT_ERROR":        {value: "true", warning: "waits for a driver"},
-		"NVIDIA_DRIVER_ROOT":        {value: "/run/nvidia/driver", want: config.Vendor{DriverRoot: "/run/nvidia/driver"}},
-		"NVIDIA_DEV_ROOT":           {value: "/d", want: config.Vendor{DevRoot: "/d"}},
-		"PASS_DEVICE_SPECS":         {value: "true", want: config.Vendor{Injection: nodes}},
-		"DEVICE_LIST_STRATEGY":      {value: "volume-mounts", want: config.Vendor{Injection: []config.Injection{config.InjectVolumeMounts, config.InjectDeviceNodes}}},
+		"MIG_STRATEGY":       {value: "mixed", warning: "partitions"},
+		"FAIL_ON_INIT_ERROR": {value: "true", warning: "waits for a driver"},
+		"NVIDIA_DRIVER_ROOT": {value: "/run/nvidia/driver", want: config.Vendor{DriverRoot: "/run/nvidia/driver"}},
+		"NVIDIA_DEV_ROOT":    {value: "/d", want: config.Vendor{DevRoot: "/d"}},
+		"PASS_DEVICE_SPECS":  {value: "true", want: config.Vendor{Injection: nodes}},
+		"DEVICE_LIST_STRATEGY": {value: "volume-mounts", want: config.Vendor{Injection: []config.Injection{config.InjectVolumeMounts,
+			config.InjectDeviceNodes}}},
 		"DEVICE_ID_STRATEGY":        {value: "index", want: config.Vendor{DeviceIDs: "index"}},
 		"GDRCOPY_ENABLED":           {value: "true", warning: "GDRCopy"},
 		"GDS_ENABLED":               {value: "true", warning: "GPUDirect"},
@@ -154,8 +158,9 @@ func TestEachVariableOfTheNVIDIAPluginWorksOrIsNamed(t *testing.T) {
 		"KUBELET_SOCKET":            {value: "/x", warning: "set kubeletDir"},
 		"CDI_FEATURE_FLAGS":         {value: "x", warning: "no CDI specification"},
 		"CDI_DISABLE_HOOKS":         {value: "x", warning: "no CDI specification"},
-		"DP_DISABLE_HEALTHCHECKS":   {value: "48,63", want: config.Vendor{Health: config.Health{Ignore: []string{"default", "xid-48", "xid-63"}}}},
-		"DP_ENABLE_HEALTHCHECKS":    {value: "13", want: config.Vendor{Health: config.Health{Heed: []string{"xid-13"}}}},
+		"DP_DISABLE_HEALTHCHECKS": {value: "48,63",
+			want: config.Vendor{Health: config.Health{Ignore: []string{"default", "xid-48", "xid-63"}}}},
+		"DP_ENABLE_HEALTHCHECKS": {value: "13", want: config.Vendor{Health: config.Health{Heed: []string{"xid-13"}}}},
 	}
 	for _, s := range nvidiaSettings {
 		for _, name := range s.env {
@@ -258,15 +263,18 @@ func TestAnotherInjectionTakesTheKindOfCDIAway(t *testing.T) {
 		kind string
 		err  string
 	}{
-		"of a converted file":        {converted, nil, []string{"--nvidia-injection=environment"}, "", ""},
-		"of a converted variable":    {nvidiaWhole, map[string]string{"DEVICE_LIST_STRATEGY": "cdi-cri"}, []string{"--nvidia-injection=environment"}, "", ""},
-		"for all":                    {own, nil, []string{"--injection=environment"}, "", ""},
-		"in a variable":              {ofVendor, map[string]string{"DIVVY_NVIDIA_INJECTION": "deviceNodes"}, nil, "", ""},
-		"taken back by a flag":       {own, map[string]string{"DIVVY_INJECTION": "environment"}, []string{"--injection=cdiAnnotations"}, "nvidia.com/gpu", ""},
+		"of a converted file": {converted, nil, []string{"--nvidia-injection=environment"}, "", ""},
+		"of a converted variable": {nvidiaWhole, map[string]string{"DEVICE_LIST_STRATEGY": "cdi-cri"},
+			[]string{"--nvidia-injection=environment"}, "", ""},
+		"for all":       {own, nil, []string{"--injection=environment"}, "", ""},
+		"in a variable": {ofVendor, map[string]string{"DIVVY_NVIDIA_INJECTION": "deviceNodes"}, nil, "", ""},
+		"taken back by a flag": {own, map[string]string{"DIVVY_INJECTION": "environment"}, []string{"--injection=cdiAnnotations"},
+			"nvidia.com/gpu", ""},
 		"for all, not for NVIDIA":    {ofVendor, nil, []string{"--injection=environment"}, "nvidia.com/gpu", ""},
 		"one way of CDI for another": {ofVendor, nil, []string{"--nvidia-injection=cdiAnnotations"}, "nvidia.com/gpu", ""},
-		"asked for with the kind":    {own, nil, []string{"--injection=environment", "--nvidia-cdi-kind=nvidia.com/gpu"}, "", "is never used"},
-		"of no use in the file":      {idle, nil, []string{"--log-level=debug"}, "", "is never used"},
+		"asked for with the kind": {own, nil, []string{"--injection=environment", "--nvidia-cdi-kind=nvidia.com/gpu"},
+			"", "is never used"},
+		"of no use in the file": {idle, nil, []string{"--log-level=debug"}, "", "is never used"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			l, err := Load([]string{write(t, "node.yaml", tt.text)}, collect(t, tt.env, tt.args...), vendors)
@@ -338,12 +346,16 @@ func TestFindCompletesPlacesFromTheEnvironment(t *testing.T) {
 		want     Places
 		warnings int
 	}{
-		"flags":              {given: Places{Files: []string{"/a"}}, env: map[string]string{"DIVVY_CONFIG": "/b"}, want: Places{Files: []string{"/a"}}},
-		"variables":          {env: map[string]string{"DIVVY_CONFIG": "/a,/b", "DIVVY_CONFIG_DIR": "/d"}, want: Places{Files: []string{"/a", "/b"}, Dir: "/d"}},
-		"NVIDIA's":           {env: map[string]string{"CONFIG_FILE": "/config/config.yaml"}, want: Places{Files: []string{"/config/config.yaml"}}},
+		"flags": {given: Places{Files: []string{"/a"}}, env: map[string]string{"DIVVY_CONFIG": "/b"},
+			want: Places{Files: []string{"/a"}}},
+		"variables": {env: map[string]string{"DIVVY_CONFIG": "/a,/b", "DIVVY_CONFIG_DIR": "/d"},
+			want: Places{Files: []string{"/a", "/b"}, Dir: "/d"}},
+		"NVIDIA's": {env: map[string]string{"CONFIG_FILE": "/config/config.yaml"},
+			want: Places{Files: []string{"/config/config.yaml"}}},
 		"NVIDIA's is unused": {given: Places{Dir: "/d"}, env: map[string]string{"CONFIG_FILE": "/n"}, want: Places{Dir: "/d"}, warnings: 1},
-		"NVIDIA's is named":  {given: Places{Files: []string{"/n"}}, env: map[string]string{"CONFIG_FILE": "/n"}, want: Places{Files: []string{"/n"}}},
-		"nothing":            {want: Places{}},
+		"NVIDIA's is named": {given: Places{Files: []string{"/n"}}, env: map[string]string{"CONFIG_FILE": "/n"},
+			want: Places{Files: []string{"/n"}}},
+		"nothing": {want: Places{}},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {

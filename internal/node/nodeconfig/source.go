@@ -66,7 +66,8 @@ func NewSource(o SourceOptions) (*Source, error) {
 	if err != nil {
 		return nil, fmt.Errorf("watch configuration files: %w", err)
 	}
-	return &Source{o: o, label: newNodeLabel(o.Client, o.Node), events: events, reload: make(chan struct{}, 1), watched: map[string]bool{}}, nil
+	return &Source{o: o, label: newNodeLabel(o.Client, o.Node), events: events, reload: make(chan struct{}, 1), watched: map[string]bool{}},
+		nil
 }
 
 // Close lets go of the watches. Call it once Run has returned.
@@ -256,7 +257,8 @@ func (s *Source) watch(ctx context.Context) {
 		}
 		err := s.events.Add(folder)
 		if err != nil && !s.watched[folder] {
-			klog.FromContext(ctx).Info("A folder of configurations cannot be watched; its files are read from time to time", "folder", folder, "every", recheck, "err", err)
+			klog.FromContext(ctx).Info("A folder of configurations cannot be watched; its files are read from time to time",
+				"folder", folder, "every", recheck, "err", err)
 		}
 		s.watched[folder] = true
 	}
@@ -306,7 +308,8 @@ func (s *Source) names() []string {
 	}
 	var out []string
 	for _, e := range entries {
-		if info, err := os.Stat(filepath.Join(s.o.Places.Dir, e.Name())); err == nil && info.Mode().IsRegular() && !strings.HasPrefix(e.Name(), ".") {
+		if info, err := os.Stat(filepath.Join(s.o.Places.Dir, e.Name())); err == nil && info.Mode().IsRegular() &&
+			!strings.HasPrefix(e.Name(), ".") {
 			out = append(out, e.Name())
 		}
 	}

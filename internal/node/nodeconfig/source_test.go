@@ -209,7 +209,8 @@ func swap(t *testing.T, dir string, files map[string]string) {
 	for name, content := range files {
 		put(t, filepath.Join(data, name), content)
 	}
-	if err := errors.Join(os.Symlink(filepath.Base(data), filepath.Join(dir, "..data_tmp")), os.Rename(filepath.Join(dir, "..data_tmp"), filepath.Join(dir, "..data"))); err != nil {
+	if err := errors.Join(os.Symlink(filepath.Base(data), filepath.Join(dir, "..data_tmp")), os.Rename(filepath.Join(dir, "..data_tmp"),
+		filepath.Join(dir, "..data"))); err != nil {
 		t.Fatal(err)
 	}
 }

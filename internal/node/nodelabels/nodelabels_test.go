@@ -34,7 +34,8 @@ func TestWanted(t *testing.T) {
 	divvy := map[string]string{
 		"divvy.dev/nvidia.present": "true", "divvy.dev/nvidia.count": "2", "divvy.dev/nvidia.model": "NVIDIA-A100-SXM4-80GB",
 		"divvy.dev/nvidia.memory": "21504", "divvy.dev/nvidia.driver": "550.54.15",
-		"divvy.dev/enflame.present": "true", "divvy.dev/enflame.count": "1", "divvy.dev/enflame.model": "S60", "divvy.dev/enflame.memory": "3072",
+		"divvy.dev/enflame.present": "true", "divvy.dev/enflame.count": "1", "divvy.dev/enflame.model": "S60",
+		"divvy.dev/enflame.memory": "3072",
 	}
 	all := maps.Clone(divvy)
 	all["nvidia.com/gpu.product"], all["nvidia.com/gpu.count"] = "NVIDIA-A100-SXM4-80GB", "2"
@@ -53,7 +54,8 @@ func TestLabelsOfMixedNodesDoNotFlip(t *testing.T) {
 	r := rand.New(rand.NewPCG(20, 0))
 	for range 50 {
 		r.Shuffle(len(f.Devices), func(i, j int) { f.Devices[i], f.Devices[j] = f.Devices[j], f.Devices[i] })
-		if got := Wanted([]Vendor{{Name: "nvidia", Found: f}}, v1alpha1.LabelDivvy); got["divvy.dev/nvidia.model"] != "T4" || got["divvy.dev/nvidia.memory"] != "2048" {
+		if got := Wanted([]Vendor{{Name: "nvidia", Found: f}}, v1alpha1.LabelDivvy); got["divvy.dev/nvidia.model"] != "T4" ||
+			got["divvy.dev/nvidia.memory"] != "2048" {
 			t.Fatalf("got %v", got)
 		}
 	}
@@ -115,17 +117,19 @@ func TestMerge(t *testing.T) {
 		newOwned  string
 		conflicts []string
 	}{
-		"the first time":   {wanted: labels{"b": "2", "a": "1"}, set: labels{"a": "1", "b": "2"}, newOwned: "a,b"},
-		"nothing to do":    {current: labels{"a": "1", "x": "y"}, owned: "a", wanted: labels{"a": "1"}, newOwned: "a"},
-		"another value":    {current: labels{"a": "1"}, owned: "a", wanted: labels{"a": "2"}, set: labels{"a": "2"}, newOwned: "a"},
-		"no longer true":   {current: labels{"a": "1", "b": "2"}, owned: "a,b", wanted: labels{"a": "1"}, remove: []string{"b"}, newOwned: "a"},
+		"the first time": {wanted: labels{"b": "2", "a": "1"}, set: labels{"a": "1", "b": "2"}, newOwned: "a,b"},
+		"nothing to do":  {current: labels{"a": "1", "x": "y"}, owned: "a", wanted: labels{"a": "1"}, newOwned: "a"},
+		"another value":  {current: labels{"a": "1"}, owned: "a", wanted: labels{"a": "2"}, set: labels{"a": "2"}, newOwned: "a"},
+		"no longer true": {current: labels{"a": "1", "b": "2"}, owned: "a,b", wanted: labels{"a": "1"}, remove: []string{"b"},
+			newOwned: "a"},
 		"all gone":         {current: labels{"a": "1", "b": "2", "x": "y"}, owned: "a,b", remove: []string{"a", "b"}},
 		"taken away by us": {owned: "a,b", wanted: labels{"a": "1"}, set: labels{"a": "1"}, newOwned: "a"},
 		"somebody else's": {current: labels{"a": "9"}, wanted: labels{"a": "1", "b": "2"}, set: labels{"b": "2"}, newOwned: "b",
 			conflicts: []string{`label a=9 was set by another client and is kept; divvy-node would set "1"`}},
 		"somebody else's, the same":              {current: labels{"a": "1"}, wanted: labels{"a": "1"}},
 		"theirs stays when it is no longer true": {current: labels{"a": "1"}, wanted: labels{}},
-		"an annotation that names a label of Kubernetes": {current: labels{"kubernetes.io/hostname": "n", "node.kubernetes.io/instance-type": "x"},
+		"an annotation that names a label of Kubernetes": {current: labels{"kubernetes.io/hostname": "n",
+			"node.kubernetes.io/instance-type": "x"},
 			owned: "kubernetes.io/hostname,node.kubernetes.io/instance-type"},
 		"an annotation of blanks": {current: labels{"a": "1"}, owned: ",,a,", wanted: labels{"a": "1"}, newOwned: "a"},
 		"never one of Kubernetes": {wanted: labels{"kubernetes.io/arch": "x", "foo.k8s.io/x": "y"}},
@@ -139,7 +143,8 @@ func TestMerge(t *testing.T) {
 			if tt.set == nil {
 				tt.set = labels{}
 			}
-			if diff := cmp.Diff([]any{tt.set, tt.remove, tt.newOwned, tt.conflicts}, []any{c.Set, c.Remove, c.Owned, conflicts}); diff != "" {
+			if diff := cmp.Diff([]any{tt.set, tt.remove, tt.newOwned, tt.conflicts},
+				[]any{c.Set, c.Remove, c.Owned, conflicts}); diff != "" {
 				t.Fatal(diff)
 			}
 			// The patch applied, nothing is left to do.
@@ -169,7 +174,8 @@ func TestPatch(t *testing.T) {
 		t.Errorf("got %s, %v; want %s", got, err, want)
 	}
 	got, err = Merge(map[string]string{"old": "1"}, "old", nil).Patch()
-	if want = `{"metadata":{"annotations":{"divvy.dev/labels":null},"labels":{"old":null}}}`; err != nil || string(got) != want || !json.Valid(got) {
+	if want = `{"metadata":{"annotations":{"divvy.dev/labels":null},"labels":{"old":null}}}`; err != nil || string(got) != want ||
+		!json.Valid(got) {
 		t.Errorf("got %s, %v; want %s", got, err, want)
 	}
 	if !slices.Equal(c.Remove, []string{"old"}) {

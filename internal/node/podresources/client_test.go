@@ -24,7 +24,8 @@ func (s stubKubelet) List(context.Context, *podresourcesv1.ListPodResourcesReque
 	return s.answer, nil
 }
 
-func (s stubKubelet) GetAllocatableResources(context.Context, *podresourcesv1.AllocatableResourcesRequest) (*podresourcesv1.AllocatableResourcesResponse, error) {
+func (s stubKubelet) GetAllocatableResources(context.Context,
+	*podresourcesv1.AllocatableResourcesRequest) (*podresourcesv1.AllocatableResourcesResponse, error) {
 	return &podresourcesv1.AllocatableResourcesResponse{Devices: s.answer.GetPodResources()[0].GetContainers()[0].GetDevices()}, nil
 }
 
@@ -47,7 +48,8 @@ func answer() *podresourcesv1.ListPodResourcesResponse {
 	}
 	return &podresourcesv1.ListPodResourcesResponse{PodResources: []*podresourcesv1.PodResources{{
 		Namespace: "ns", Name: "p", Containers: []*podresourcesv1.ContainerResources{
-			{Name: "c", Devices: []*podresourcesv1.ContainerDevices{devices("e.com/a", "1", "2"), devices("e.com/b", "9"), devices("e.com/a", "3")}},
+			{Name: "c", Devices: []*podresourcesv1.ContainerDevices{devices("e.com/a", "1", "2"), devices("e.com/b", "9"),
+				devices("e.com/a", "3")}},
 			{Name: "idle"},
 		},
 	}}}

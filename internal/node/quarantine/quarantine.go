@@ -57,7 +57,8 @@ func Open(ctx context.Context, stateDir string) *List {
 	switch {
 	case errors.Is(err, state.ErrDamaged):
 		aside, moveErr := l.file.Quarantine()
-		l.log.Error(errors.Join(err, moveErr), "The list of devices in quarantine is damaged; taking that of the node's object", "movedTo", aside)
+		l.log.Error(errors.Join(err, moveErr), "The list of devices in quarantine is damaged; taking that of the node's object",
+			"movedTo", aside)
 	case err != nil:
 		l.log.Error(err, "The list of devices in quarantine cannot be read; taking that of the node's object")
 	}
@@ -140,7 +141,8 @@ func (l *List) Add(q accel.Quarantine) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.add(q) {
-		l.log.Info("Device is put into quarantine; it takes no pods until it is released", "device", q.Device, "cause", q.Cause, "reason", q.Reason)
+		l.log.Info("Device is put into quarantine; it takes no pods until it is released", "device", q.Device, "cause", q.Cause,
+			"reason", q.Reason)
 		l.save()
 	}
 }

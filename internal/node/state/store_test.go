@@ -25,7 +25,8 @@ func TestSlotStoreKeepsWhatItWasGiven(t *testing.T) {
 	}
 	want := alloc.State{
 		Vendor: "nvidia",
-		Cards:  []alloc.StoredCard{{ID: "a", Index: 1, Model: "M", MemoryBytes: 5, NUMANode: -1, Board: "a", Chips: []accel.DeviceID{"a", "b"}}},
+		Cards: []alloc.StoredCard{{ID: "a", Index: 1, Model: "M", MemoryBytes: 5, NUMANode: -1,
+			Board: "a", Chips: []accel.DeviceID{"a", "b"}}},
 		Boards: []sharing.Board{{ID: "a", Chips: []sharing.BoardChip{{ID: "a"}, {Chip: 1, ID: "b"}}}},
 		Held:   []alloc.HeldSlot{{ID: "a::1", Chips: []accel.DeviceID{"a"}, Inits: []string{"uid"}}},
 	}
@@ -103,8 +104,10 @@ func TestFilesOfBefore(t *testing.T) {
 		},
 		"slots-a.example_gpu.json": {
 			id: slots("a.example/gpu"),
-			file: `{"version":1,"sum":183915849,"state":{"vendor":"a","cards":[{"id":"x","index":1,"memoryBytes":5,"numaNode":0,"chips":["x","y"]}],` +
-				`"boards":[{"id":"x","chips":[{"chip":0,"id":"x","numa":0},{"chip":1,"id":"y","numa":0}]}],"held":[{"id":"x::1","chips":["x","y"],"inits":["ns/p/u"]}]}}`,
+			file: `{"version":1,"sum":183915849,"state":{"vendor":"a","cards":[{"id":"x","index":1,"memoryBytes":5,"numaNode":0,` +
+				`"chips":["x","y"]}],` +
+				`"boards":[{"id":"x","chips":[{"chip":0,"id":"x","numa":0},{"chip":1,"id":"y","numa":0}]}],"held":[{"id":"x::1",` +
+				`"chips":["x","y"],"inits":["ns/p/u"]}]}}`,
 			want: alloc.State{
 				Vendor: "a", Cards: []alloc.StoredCard{{ID: "x", Index: 1, MemoryBytes: 5, Chips: []accel.DeviceID{"x", "y"}}},
 				Boards: []sharing.Board{{ID: "x", Chips: []sharing.BoardChip{{ID: "x"}, {Chip: 1, ID: "y"}}}},

@@ -96,7 +96,8 @@ func (s *Server) Handler(webhook string, ready func() error, decide Decide) http
 }
 
 // answer reads a review and decides. The answer counts from then on, the review no more.
-func (s *Server) answer(w http.ResponseWriter, r *http.Request, logger klog.Logger, decide Decide) (answer []byte, result string, bad *badRequest) {
+func (s *Server) answer(w http.ResponseWriter, r *http.Request, logger klog.Logger, decide Decide) (answer []byte, result string,
+	bad *badRequest) {
 	body, done, bad := s.read(w, r)
 	if bad != nil {
 		if bad.status == http.StatusServiceUnavailable {
@@ -130,10 +131,12 @@ func (s *Server) answer(w http.ResponseWriter, r *http.Request, logger klog.Logg
 }
 
 // guarded makes a denial of a panic.
-func guarded(ctx context.Context, request *admissionv1.AdmissionRequest, decide Decide) (response *admissionv1.AdmissionResponse, result string) {
+func guarded(ctx context.Context, request *admissionv1.AdmissionRequest, decide Decide) (response *admissionv1.AdmissionResponse,
+	result string) {
 	defer func() {
 		if p := recover(); p != nil {
-			klog.FromContext(ctx).Error(errors.New(panicText(p)), "A review failed because of an internal error", "stack", string(debug.Stack()))
+			klog.FromContext(ctx).Error(errors.New(panicText(p)), "A review failed because of an internal error",
+				"stack", string(debug.Stack()))
 			response = Deny(request.UID, http.StatusInternalServerError, metav1.StatusReasonInternalError,
 				"internal error of the webhook; see its log")
 			result = Error

@@ -21,7 +21,8 @@ func ask(t *testing.T, body string, ready func() error, decide Decide) (status i
 	t.Helper()
 	s := New(func(webhook, result string, _ time.Duration) { counted = append(counted, webhook+" "+result) })
 	recorder := httptest.NewRecorder()
-	s.Handler("w", ready, decide).ServeHTTP(recorder, httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/", strings.NewReader(body)))
+	s.Handler("w", ready, decide).ServeHTTP(recorder, httptest.NewRequestWithContext(t.Context(), http.MethodPost,
+		"/", strings.NewReader(body)))
 	return recorder.Code, recorder.Body.String(), counted
 }
 
@@ -53,17 +54,20 @@ func TestNotReadyIsNoDenial(t *testing.T) {
 }
 
 func TestPanicIsADenial(t *testing.T) {
-	status, body, counted := ask(t, asked, nil, func(context.Context, *admissionv1.AdmissionRequest) (*admissionv1.AdmissionResponse, string) {
+	status, body, counted := ask(t, asked, nil, func(context.Context, *admissionv1.AdmissionRequest) (*admissionv1.AdmissionResponse,
+		string) {
 		panic("what a user wrote")
 	})
-	if status != http.StatusOK || !strings.Contains(body, `"allowed":false`) || strings.Contains(body, "what a user wrote") || counted[0] != "w error" {
+	if status != http.StatusOK || !strings.Contains(body, `"allowed":false`) || strings.Contains(body, "what a user wrote") ||
+		counted[0] != "w error" {
 		t.Errorf("%d %s, counted %q", status, body, counted)
 	}
 }
 
 func TestNoReview(t *testing.T) {
 	for name, body := range map[string]string{
-		"empty": "", "no JSON": "{", "another kind": `{"apiVersion":"v1","kind":"Pod"}`, "another version": strings.Replace(asked, "io/v1", "io/v3", 1),
+		"empty": "", "no JSON": "{", "another kind": `{"apiVersion":"v1","kind":"Pod"}`, "another version": strings.Replace(asked,
+			"io/v1", "io/v3", 1),
 		"no request": `{"apiVersion":"admission.k8s.io/v1","kind":"AdmissionReview"}`, "no uid": strings.Replace(asked, "u-1", "", 1),
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -180,7 +180,8 @@ func (m *Manager) distribute(ctx context.Context, st state) error {
 		case validatingKind:
 			_, err = api.ValidatingWebhookConfigurations().Patch(ctx, c.name, types.StrategicMergePatchType, patch, metav1.PatchOptions{})
 		default:
-			_, err = m.config.Client.CoreV1().ConfigMaps(m.config.Namespace).Patch(ctx, c.name, types.MergePatchType, patch, metav1.PatchOptions{})
+			_, err = m.config.Client.CoreV1().ConfigMaps(m.config.Namespace).Patch(ctx, c.name, types.MergePatchType, patch,
+				metav1.PatchOptions{})
 		}
 		if err != nil {
 			return fmt.Errorf("write the CAs into %s %s: %w", c.kind, c.name, err)
@@ -253,13 +254,15 @@ func (m *Manager) watch(changed func()) (watches, error) {
 	}
 	if name := m.config.Mutating; name != "" {
 		if w.mutating, err = add(mutatingKind, name,
-			admissioninformers.NewFilteredMutatingWebhookConfigurationInformer(client, 0, nil, byName(name)), trimConfiguration); err != nil {
+			admissioninformers.NewFilteredMutatingWebhookConfigurationInformer(client, 0, nil, byName(name)),
+			trimConfiguration); err != nil {
 			return w, err
 		}
 	}
 	if name := m.config.Validating; name != "" {
 		if w.validating, err = add(validatingKind, name,
-			admissioninformers.NewFilteredValidatingWebhookConfigurationInformer(client, 0, nil, byName(name)), trimConfiguration); err != nil {
+			admissioninformers.NewFilteredValidatingWebhookConfigurationInformer(client, 0, nil, byName(name)),
+			trimConfiguration); err != nil {
 			return w, err
 		}
 	}

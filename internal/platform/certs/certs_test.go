@@ -66,7 +66,8 @@ func newWorld(t testing.TB, secret *corev1.Secret) *world {
 	t.Helper()
 	objects := []runtime.Object{
 		&admissionv1.MutatingWebhookConfiguration{ObjectMeta: metav1.ObjectMeta{Name: mutName}, Webhooks: []admissionv1.MutatingWebhook{
-			{Name: "a.bitfusion.io", MatchConditions: []admissionv1.MatchCondition{{Name: "pool", Expression: "true"}}}, {Name: "b.bitfusion.io"}}},
+			{Name: "a.bitfusion.io", MatchConditions: []admissionv1.MatchCondition{{Name: "pool", Expression: "true"}}},
+			{Name: "b.bitfusion.io"}}},
 		&admissionv1.ValidatingWebhookConfiguration{ObjectMeta: metav1.ObjectMeta{Name: valName}, Webhooks: []admissionv1.ValidatingWebhook{
 			{Name: "bwkival.bitfusion.io"}}},
 	}
@@ -200,9 +201,10 @@ func (w *world) handshake(m *Manager, name string, lag time.Duration) error {
 	roots := x509.NewCertPool()
 	roots.AppendCertsFromPEM(w.trusted(name, lag))
 	near, far := net.Pipe()
-	defer near.Close()                                                                                          //nolint:errcheck // a pipe
-	defer far.Close()                                                                                           //nolint:errcheck // a pipe
-	go tls.Server(far, &tls.Config{GetCertificate: m.GetCertificate, MinVersion: tls.VersionTLS12}).Handshake() //nolint:errcheck // the client tells
+	defer near.Close() //nolint:errcheck // a pipe
+	defer far.Close()  //nolint:errcheck // a pipe
+	go tls.Server(far, &tls.Config{GetCertificate: m.GetCertificate,
+		MinVersion: tls.VersionTLS12}).Handshake() //nolint:errcheck // the client tells
 	return tls.Client(near, &tls.Config{RootCAs: roots, ServerName: serverName, MinVersion: tls.VersionTLS12}).Handshake()
 }
 
@@ -371,7 +373,8 @@ func TestNoHandshakeFailsWhileCertificateAndCAChange(t *testing.T) {
 				if value, ok := w.secret().Annotations[RotateAnnotation]; ok {
 					t.Errorf("annotation %s=%s is still there", RotateAnnotation, value)
 				}
-				got := testutil.ToFloat64(a.metrics.rotations.WithLabelValues(kindCA)) + testutil.ToFloat64(b.metrics.rotations.WithLabelValues(kindCA))
+				got := testutil.ToFloat64(a.metrics.rotations.WithLabelValues(kindCA)) +
+					testutil.ToFloat64(b.metrics.rotations.WithLabelValues(kindCA))
 				if got != 1 {
 					t.Errorf("the replicas count %v changes of CA", got)
 				}
@@ -677,7 +680,8 @@ func TestExpiryWhileTheAPIServerIsAwayIsTold(t *testing.T) {
 			t.Errorf("a valid certificate is served, yet %v", err)
 		}
 		time.Sleep(6 * time.Minute)
-		if err := m.Ready(); err == nil || !strings.Contains(err.Error(), "expired") || !strings.Contains(err.Error(), "connection refused") {
+		if err := m.Ready(); err == nil || !strings.Contains(err.Error(), "expired") ||
+			!strings.Contains(err.Error(), "connection refused") {
 			t.Errorf("Ready: %v", err)
 		}
 		if got := testutil.ToFloat64(m.metrics.failures); got < 10 || got > 2000 {
@@ -756,7 +760,8 @@ func TestARequestThatIsNotUnderstoodChangesNothing(t *testing.T) {
 }
 
 func TestTroubleWithTheAPIServerIsToldAndTriedAgain(t *testing.T) {
-	for resource, verb := range map[string]string{"secrets": "get", "mutatingwebhookconfigurations": "list", "validatingwebhookconfigurations": "patch"} {
+	for resource, verb := range map[string]string{"secrets": "get", "mutatingwebhookconfigurations": "list",
+		"validatingwebhookconfigurations": "patch"} {
 		t.Run(verb+" "+resource, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := newWorld(t, emptySecret())
@@ -913,7 +918,8 @@ func TestTheRealThing(t *testing.T) {
 			for ctx.Err() == nil {
 				roots := x509.NewCertPool()
 				roots.AppendCertsFromPEM(w.trusted([]string{mutName, valName}[rand.IntN(2)], 200*time.Millisecond))
-				conn, err := tls.Dial("tcp", addresses[rand.IntN(2)], &tls.Config{RootCAs: roots, ServerName: serverName, MinVersion: tls.VersionTLS13})
+				conn, err := tls.Dial("tcp", addresses[rand.IntN(2)], &tls.Config{RootCAs: roots, ServerName: serverName,
+					MinVersion: tls.VersionTLS13})
 				if err != nil {
 					t.Errorf("handshake: %v", err)
 					return

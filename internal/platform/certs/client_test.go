@@ -70,7 +70,8 @@ func newClientWorld(t *testing.T, without ...string) *clientWorld {
 
 func (w *clientWorld) makeConfigMap() {
 	w.t.Helper()
-	o := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: caConfigMap}, Data: map[string]string{"note": "of somebody else's"}}
+	o := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: caConfigMap},
+		Data: map[string]string{"note": "of somebody else's"}}
 	if _, err := w.admin.CoreV1().ConfigMaps(namespace).Create(w.t.Context(), o, metav1.CreateOptions{}); err != nil {
 		w.t.Fatal(err)
 	}
@@ -148,7 +149,8 @@ func (w *clientWorld) connect(m *Manager, lag time.Duration) error {
 	served := make(chan error, 1)
 	go func() {
 		server := tls.Server(far, &tls.Config{
-			GetCertificate: m.GetCertificate, ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: m.ClientCAs(), MinVersion: tls.VersionTLS12, MaxVersion: tls.VersionTLS12,
+			GetCertificate: m.GetCertificate, ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: m.ClientCAs(),
+			MinVersion: tls.VersionTLS12, MaxVersion: tls.VersionTLS12,
 		})
 		served <- server.Handshake()
 	}()
@@ -253,7 +255,8 @@ func TestAClientThatIsDaysBehindIsNotCutOffByAChangeOfCA(t *testing.T) {
 			t.Error("the change did not come to its end")
 		}
 		// What was given out before is worth nothing now.
-		if _, err := firstClient.Leaf.Verify(x509.VerifyOptions{Roots: m.ClientCAs(), KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}); err == nil {
+		if _, err := firstClient.Leaf.Verify(x509.VerifyOptions{Roots: m.ClientCAs(),
+			KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}); err == nil {
 			t.Error("the first client certificate is accepted still")
 		}
 		time.Sleep(time.Minute) // as above
@@ -499,7 +502,8 @@ func TestTroubleWithPublishingIsToldAndTriedAgain(t *testing.T) {
 							name = s.Name
 						}
 					}
-					if mended || a.GetVerb() != verb || a.GetResource().Resource != resource || resource == "secrets" && name != clientSecret {
+					if mended || a.GetVerb() != verb || a.GetResource().Resource != resource || resource == "secrets" &&
+						name != clientSecret {
 						return nil
 					}
 					return apierrors.NewForbidden(schema.GroupResource{Resource: resource}, "x", errors.New("no such rule"))
@@ -536,7 +540,8 @@ func TestNewChecksWhatIsPublished(t *testing.T) {
 	c := w.config(w.admin)
 	c.ClientSecret, c.Overlap = clientSecret, 2*365*24*time.Hour
 	_, err := New(c)
-	if err == nil || !strings.Contains(err.Error(), "the client certificate has no name") || !strings.Contains(err.Error(), "more than a tenth of a CA's life") {
+	if err == nil || !strings.Contains(err.Error(), "the client certificate has no name") ||
+		!strings.Contains(err.Error(), "more than a tenth of a CA's life") {
 		t.Errorf("error %v", err)
 	}
 }

@@ -135,7 +135,8 @@ func New(c Config) (*Manager, error) {
 		errs = append(errs, errors.New("certificates: want at least one DNS name"))
 	}
 	if c.CertLifetime < 0 || c.CertLifetime > c.CALifetime {
-		errs = append(errs, fmt.Errorf("certificates: the lifetime %v of a certificate exceeds that of its CA, %v", c.CertLifetime, c.CALifetime))
+		errs = append(errs, fmt.Errorf("certificates: the lifetime %v of a certificate exceeds that of its CA, %v", c.CertLifetime,
+			c.CALifetime))
 	}
 	if c.Propagation < 0 || 10*c.Propagation > c.CertLifetime {
 		errs = append(errs, fmt.Errorf("certificates: %v for a change to be observed is more than a tenth of a certificate's lifetime of %v", c.Propagation, c.CertLifetime))
@@ -144,7 +145,8 @@ func New(c Config) (*Manager, error) {
 		errs = append(errs, errors.New("certificates: the client certificate has no name"))
 	}
 	if c.Overlap < 0 || 10*c.Overlap > c.CALifetime {
-		errs = append(errs, fmt.Errorf("certificates: %v for clients to follow is more than a tenth of a CA's lifetime of %v", c.Overlap, c.CALifetime))
+		errs = append(errs, fmt.Errorf("certificates: %v for clients to follow is more than a tenth of a CA's lifetime of %v", c.Overlap,
+			c.CALifetime))
 	}
 	if len(errs) > 0 {
 		return nil, errors.Join(errs...)
@@ -166,7 +168,8 @@ func New(c Config) (*Manager, error) {
 // then. What fails meanwhile is logged, told by Ready and tried again. It is
 // called once.
 func (m *Manager) Run(ctx context.Context) error {
-	m.queue = workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[struct{}](100*time.Millisecond, 5*time.Second))
+	m.queue = workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[struct{}](100*time.Millisecond,
+		5*time.Second))
 	m.started = m.config.Now()
 	watches, err := m.watch(func() { m.queue.Add(struct{}{}) })
 	if err != nil {
@@ -354,7 +357,8 @@ func (m *Manager) take(ctx context.Context, st state, next step, now time.Time) 
 	secret := st.secret
 	create := secret == nil
 	if create {
-		secret = &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: m.config.Namespace, Name: m.config.Secret}, Type: corev1.SecretTypeOpaque}
+		secret = &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: m.config.Namespace, Name: m.config.Secret},
+			Type: corev1.SecretTypeOpaque}
 	} else {
 		secret = secret.DeepCopy()
 	}
@@ -363,7 +367,8 @@ func (m *Manager) take(ctx context.Context, st state, next step, now time.Time) 
 	if secret.Data, err = next.content.encode(secret.Data); err != nil {
 		return 0, err
 	}
-	if request := secret.Annotations[RotateAnnotation]; next.doneCert && strings.HasPrefix(request, "cert") || next.doneCA && strings.HasPrefix(request, "ca") {
+	if request := secret.Annotations[RotateAnnotation]; next.doneCert && strings.HasPrefix(request, "cert") || next.doneCA &&
+		strings.HasPrefix(request, "ca") {
 		delete(secret.Annotations, RotateAnnotation)
 	}
 	secrets := m.config.Client.CoreV1().Secrets(m.config.Namespace)
@@ -433,7 +438,8 @@ func (m *Manager) publishClient(ctx context.Context, st state, secret *corev1.Se
 		return fmt.Errorf("write Secret %s/%s: %w", secret.Namespace, secret.Name, err)
 	}
 	m.client.Store(next)
-	klog.FromContext(ctx).Info("Created a client certificate", "name", m.config.ClientName, "secret", klog.KObj(secret), "expires", next.Leaf.NotAfter)
+	klog.FromContext(ctx).Info("Created a client certificate", "name", m.config.ClientName, "secret", klog.KObj(secret),
+		"expires", next.Leaf.NotAfter)
 	return nil
 }
 
@@ -487,7 +493,8 @@ func (m *Manager) read(ctx context.Context, secret *corev1.Secret) content {
 	if err != nil {
 		damage = err.Error()
 	}
-	if request := secret.Annotations[RotateAnnotation]; request != "" && !strings.HasPrefix(request, "ca") && !strings.HasPrefix(request, "cert") {
+	if request := secret.Annotations[RotateAnnotation]; request != "" && !strings.HasPrefix(request, "ca") &&
+		!strings.HasPrefix(request, "cert") {
 		err = errors.Join(err, fmt.Errorf("annotation %s is %q, want ca or cert", RotateAnnotation, request))
 		damage = err.Error()
 	}

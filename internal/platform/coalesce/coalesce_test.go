@@ -98,7 +98,8 @@ func TestWriteWaitsWhereMuchIsPending(t *testing.T) {
 		inner.gate <- struct{}{}
 	}
 	<-done
-	if one, two, three := string(<-inner.writes), string(<-inner.writes), string(<-inner.writes); one != "first" || two != large || three != "more" {
+	if one, two, three := string(<-inner.writes), string(<-inner.writes), string(<-inner.writes); one != "first" || two != large ||
+		three != "more" {
 		t.Errorf("it wrote %q, %d bytes and %q", one, len(two), three)
 	}
 }

@@ -19,7 +19,8 @@ func TestTheTableIsComplete(t *testing.T) {
 			t.Errorf("%s is there twice", k.Reason)
 		}
 		seen[k.Reason] = true
-		if k.Type != corev1.EventTypeNormal && k.Type != corev1.EventTypeWarning || k.On == "" || k.By == "" || !strings.HasSuffix(k.Meaning, ".") {
+		if k.Type != corev1.EventTypeNormal && k.Type != corev1.EventTypeWarning || k.On == "" || k.By == "" ||
+			!strings.HasSuffix(k.Meaning, ".") {
 			t.Errorf("%+v lacks something", k)
 		}
 	}
@@ -50,7 +51,8 @@ func TestAThousandRefusalsMakeFewEvents(t *testing.T) {
 		want, most int
 	}{
 		"one pod, the same text": {1, func(r *Recorder, pod *corev1.Pod) { r.Once(pod, NeverFits, "20", "asks for 20 units") }, 1, 1},
-		"a thousand pods":        {1000, func(r *Recorder, pod *corev1.Pod) { r.Once(pod, NeverFits, "20", "asks for 20 units") }, burst, burst + 10},
+		"a thousand pods": {1000, func(r *Recorder, pod *corev1.Pod) { r.Once(pod, NeverFits, "20", "asks for 20 units") }, burst,
+			burst + 10},
 		"the node, another text each time": {1, func(r *Recorder, _ *corev1.Pod) {
 			r.Tell(OnNode("n"), AllocationRefused, "container "+time.Now().String())
 		}, 1, 25},

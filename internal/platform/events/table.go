@@ -41,15 +41,19 @@ func define(k Kind) Kind {
 var (
 	DeviceUnhealthy = define(Kind{
 		"DeviceUnhealthy", corev1.EventTypeWarning, "Node, and Pods that hold the device", Node,
-		"No new pods are placed on a device: its units are withdrawn. The message gives the reason. Running pods continue; their owner must check whether they still work. [health.md](../health.md) lists causes and remedies.",
+		"No new pods are placed on a device: its units are withdrawn. The message gives the reason. Running pods continue; their owner " +
+			"must check whether they still work. [health.md](../health.md) lists causes and remedies.",
 	})
 	DeviceQuarantined = define(Kind{
 		"DeviceQuarantined", corev1.EventTypeWarning, "Node", Node,
-		"No new pods are placed on a device until an administrator releases it, because it had an error that requires a reset or a replacement, or was quarantined by hand. The message gives the reason, the time and the command. See [quarantine.md](../quarantine.md).",
+		"No new pods are placed on a device until an administrator releases it, because it had an error that requires a reset or a " +
+			"replacement, or was quarantined by hand. The message gives the reason, the time and the command. See " +
+			"[quarantine.md](../quarantine.md).",
 	})
 	DeviceReleased = define(Kind{
 		"DeviceReleased", corev1.EventTypeNormal, "Node", Node,
-		"An administrator released a device from quarantine. New pods are placed on it once it is healthy; if it still has the error, it is quarantined again.",
+		"An administrator released a device from quarantine. New pods are placed on it once it is healthy; if it still has the error, it " +
+			"is quarantined again.",
 	})
 	DeviceRequestRejected = define(Kind{
 		"DeviceRequestRejected", corev1.EventTypeWarning, "Node", Node,
@@ -61,7 +65,9 @@ var (
 	})
 	ResourceNotOffered = define(Kind{
 		"ResourceNotOffered", corev1.EventTypeWarning, "Node", Node,
-		"A resource cannot be offered as configured. The message gives the reason: a missing library, a list too long for kubelet, pods that hold units of another size, or a state file or CDI specification that cannot be written. [node.md](../node.md) describes what is withheld meanwhile.",
+		"A resource cannot be offered as configured. The message gives the reason: a missing library, a list too long for kubelet, pods " +
+			"that hold units of another size, or a state file or CDI specification that cannot be written. [node.md](../node.md) " +
+			"describes what is withheld meanwhile.",
 	})
 	ResourceAbsent = define(Kind{
 		"ResourceAbsent", corev1.EventTypeNormal, "Node", Node,
@@ -69,7 +75,8 @@ var (
 	})
 	AllocationRefused = define(Kind{
 		"AllocationRefused", corev1.EventTypeWarning, "Node", Node,
-		"An allocation for a container was rejected. The message gives the reason. The pod has failed, with kubelet's own event `UnexpectedAdmissionError` and the same text; its controller creates a new one.",
+		"An allocation for a container was rejected. The message gives the reason. The pod has failed, with kubelet's own event " +
+			"`UnexpectedAdmissionError` and the same text; its controller creates a new one.",
 	})
 	GrantCorrected = define(Kind{
 		"GrantCorrected", corev1.EventTypeNormal, "Pod", Node,
@@ -77,15 +84,19 @@ var (
 	})
 	GrantMissing = define(Kind{
 		"GrantMissing", corev1.EventTypeWarning, "Pod", Node,
-		"The pod holds units without a planned allocation, because it bypassed the extender: its node was set by hand, or kube-scheduler does not call the extender (run `kubectl divvy doctor`). The node has recorded its allocation.",
+		"The pod holds units without a planned allocation, because it bypassed the extender: its node was set by hand, or kube-scheduler " +
+			"does not call the extender (run `kubectl divvy doctor`). The node has recorded its allocation.",
 	})
 	GrantInvalid = define(Kind{
 		"GrantInvalid", corev1.EventTypeWarning, "Pod", Node,
-		"The pod's planned allocation was not written by Divvy for this pod, this node and this resource: it was copied, edited, or signed with a key that is no longer known. The node has replaced it with the actual allocation.",
+		"The pod's planned allocation was not written by Divvy for this pod, this node and this resource: it was copied, edited, or " +
+			"signed with a key that is no longer known. The node has replaced it with the actual allocation.",
 	})
 	GrantNotWritten = define(Kind{
 		"GrantNotWritten", corev1.EventTypeWarning, "Pod", Node,
-		"The annotations with the allocation of the pod were rejected. The message gives the reason: the annotations would be too large, or an admission policy or webhook of the cluster forbids the change. The pod runs, and the node retries with a backoff of up to one minute. Until then, a pod that the extender did not place is counted on its node but on no device.",
+		"The annotations with the allocation of the pod were rejected. The message gives the reason: the annotations would be too large, " +
+			"or an admission policy or webhook of the cluster forbids the change. The pod runs, and the node retries with a backoff of " +
+			"up to one minute. Until then, a pod that the extender did not place is counted on its node but on no device.",
 	})
 	ConfigurationReloaded = define(Kind{
 		"ConfigurationReloaded", corev1.EventTypeNormal, "Node", Node,
@@ -101,7 +112,8 @@ var (
 var (
 	NeverFits = define(Kind{
 		"NeverFits", corev1.EventTypeWarning, "Pod", Extend,
-		"No candidate node has a device as large as the pod's request, so neither waiting nor preemption helps. Request less: all containers of a pod share one device.",
+		"No candidate node has a device as large as the pod's request, so neither waiting nor preemption helps. Request less: all " +
+			"containers of a pod share one device.",
 	})
 	SeveralResources = define(Kind{
 		"SeveralResources", corev1.EventTypeWarning, "Pod", Extend,
@@ -112,7 +124,8 @@ var (
 // RequestRefused is the event of annotations that cannot be followed.
 var RequestRefused = define(Kind{
 	"RequestRefused", corev1.EventTypeWarning, "Pod", Extend,
-	"The annotations with which the pod selects devices are invalid. The message gives the key and valid values: see [devices.md](../devices.md). The pod fits on no node; the annotations of a pending pod can be changed.",
+	"The annotations with which the pod selects devices are invalid. The message gives the key and valid values: see " +
+		"[devices.md](../devices.md). The pod fits on no node; the annotations of a pending pod can be changed.",
 })
 
 // Events of the webhooks of the remote pool.
@@ -131,7 +144,8 @@ var (
 	})
 	PoolNotAllowed = define(Kind{
 		"PoolNotAllowed", corev1.EventTypeWarning, "Pod", Pool,
-		"The pod's namespace is not allowed to use the pool. An administrator can label it, see [pool-credentials.md](../pool-credentials.md).",
+		"The pod's namespace is not allowed to use the pool. An administrator can label it, see " +
+			"[pool-credentials.md](../pool-credentials.md).",
 	})
 	PoolCredentialsFailed = define(Kind{
 		"PoolCredentialsFailed", corev1.EventTypeWarning, "Pod", Pool,
@@ -147,7 +161,8 @@ var (
 	})
 	SchedulerRolledBack = define(Kind{
 		"SchedulerRolledBack", corev1.EventTypeWarning, "Node", Schedconf,
-		"kube-scheduler was not healthy with a changed configuration, which was rolled back. The message gives the reason; [scheduler.md](../scheduler.md) describes what to do.",
+		"kube-scheduler was not healthy with a changed configuration, which was rolled back. The message gives the reason; " +
+			"[scheduler.md](../scheduler.md) describes what to do.",
 	})
 	SchedulerUnwired = define(Kind{
 		"SchedulerUnwired", corev1.EventTypeNormal, "Node", Schedconf,

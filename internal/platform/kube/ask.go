@@ -87,12 +87,14 @@ func readAsk(annotations map[string]string) (ask, error) {
 		mistake(wire.AvoidDevicesAnnotation, fmt.Errorf("device %s is in %s too", quote(d), wire.UseDevicesAnnotation))
 	}
 	if n := len(s.UseIDs); n > 0 && n < a.devices {
-		mistake(wire.UseDevicesAnnotation, fmt.Errorf("%s requests %d devices, but the names in it allow only %d", wire.CountAnnotation, a.devices, n))
+		mistake(wire.UseDevicesAnnotation, fmt.Errorf("%s requests %d devices, but the names in it allow only %d", wire.CountAnnotation,
+			a.devices, n))
 	}
 	// Every extender has all policies, whichever is the cluster's.
 	if text, ok := annotations[wire.PolicyAnnotation]; ok {
 		if !slices.Contains(place.Names(), text) {
-			mistake(wire.PolicyAnnotation, fmt.Errorf("%s is not a placement policy; use one of %s", quote(text), strings.Join(place.Names(), ", ")))
+			mistake(wire.PolicyAnnotation, fmt.Errorf("%s is not a placement policy; use one of %s", quote(text),
+				strings.Join(place.Names(), ", ")))
 		} else {
 			a.policy = text
 		}
@@ -178,7 +180,8 @@ func (a *ask) put(r *accel.Request) error {
 			right = fmt.Sprintf("%d or %d", below, above)
 		}
 		return &AskError{Key: wire.CountAnnotation, Err: fmt.Errorf(
-			"container %s requests %d of %s, which cannot be divided equally among %d devices; use %s", c.Name, c.Units, r.Resource, a.devices, right)}
+			"container %s requests %d of %s, which cannot be divided equally among %d devices; use %s", c.Name, c.Units, r.Resource,
+			a.devices, right)}
 	}
 	return nil
 }

@@ -26,7 +26,8 @@ func TestConnect(t *testing.T) {
 	if _, err := Connect(file, "test"); err == nil {
 		t.Error("a missing file was taken")
 	}
-	content := `{"clusters":[{"name":"c","cluster":{"server":"http://127.0.0.1:1"}}],"contexts":[{"name":"x","context":{"cluster":"c"}}],"current-context":"x"}`
+	content := `{"clusters":[{"name":"c","cluster":{"server":"http://127.0.0.1:1"}}],"contexts":[{"name":"x","context":{"cluster":"c"}}],` +
+		`"current-context":"x"}`
 	if err := os.WriteFile(file, []byte(content), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -63,7 +64,8 @@ func TestNothingIsCompressed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := clients.Kubernetes.CoreV1().Pods("").Watch(t.Context(), metav1.ListOptions{}); err == nil || !strings.Contains(err.Error(), "418") {
+	if _, err := clients.Kubernetes.CoreV1().Pods("").Watch(t.Context(), metav1.ListOptions{}); err == nil ||
+		!strings.Contains(err.Error(), "418") {
 		t.Errorf("the watch did not reach the server: %v", err)
 	}
 	for _, encoding := range encodings {
@@ -81,7 +83,8 @@ func TestCorked(t *testing.T) {
 	}))
 	defer server.Close()
 	config := clientcmdapi.NewConfig()
-	config.Clusters["c"] = &clientcmdapi.Cluster{Server: server.URL, CertificateAuthorityData: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw})}
+	config.Clusters["c"] = &clientcmdapi.Cluster{Server: server.URL,
+		CertificateAuthorityData: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw})}
 	config.Contexts["x"] = &clientcmdapi.Context{Cluster: "c"}
 	config.CurrentContext = "x"
 	file := filepath.Join(t.TempDir(), "kubeconfig")

@@ -25,7 +25,8 @@ func TestPreviousKeyEnds(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if grants[i], err = signer.EncodeGrant("uid", accel.Grant{Resource: gcuMemory, Node: "a", Device: "a-0", DeviceUnits: 16, Units: 4}); err != nil {
+		if grants[i], err = signer.EncodeGrant("uid", accel.Grant{Resource: gcuMemory, Node: "a", Device: "a-0", DeviceUnits: 16,
+			Units: 4}); err != nil {
 			t.Fatal(err)
 		}
 	}

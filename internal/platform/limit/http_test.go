@@ -135,7 +135,8 @@ func TestReserve(t *testing.T) {
 	mine := netip.MustParseAddr("127.0.0.9")
 	hold, release := make(chan struct{}, 100), make(chan struct{})
 	s := serve(t, Config{
-		Shared: 3 * (connBytes + usedBytes + requestBytes), Reserved: 3 * (connBytes + usedBytes + requestBytes), HasReserve: func(a netip.Addr) bool { return a == mine },
+		Shared: 3 * (connBytes + usedBytes + requestBytes), Reserved: 3 * (connBytes + usedBytes + requestBytes),
+		HasReserve: func(a netip.Addr) bool { return a == mine },
 	}, false, func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/wait" {
 			hold <- struct{}{}
@@ -192,7 +193,8 @@ func TestRejections(t *testing.T) {
 	}
 	<-waiting
 	second := s.dial("127.0.0.2")
-	if status, text, err := s.get(second, plainGet); status != http.StatusServiceUnavailable || !strings.Contains(text, "the memory for requests is in use by other requests") {
+	if status, text, err := s.get(second, plainGet); status != http.StatusServiceUnavailable ||
+		!strings.Contains(text, "the memory for requests is in use by other requests") {
 		t.Errorf("a request is answered %d %q, %v", status, text, err)
 	}
 	third := s.dial("127.0.0.2")
@@ -264,8 +266,9 @@ func TestBodies(t *testing.T) {
 		post(most+1, ""):  "413 the request is larger than 1048576 bytes\n",
 		post(0, ""):       "200 0 bytes",
 		post(most, "abc"): "",
-		"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nabcd\r\n0\r\n\r\n":                                                       "200 4 bytes",
-		"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" + fmt.Sprintf("%x\r\n%s\r\n0\r\n\r\n", most+1, strings.Repeat("x", most+1)): "413 the request is larger than 1048576 bytes\n",
+		"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nabcd\r\n0\r\n\r\n": "200 4 bytes",
+		"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" + fmt.Sprintf("%x\r\n%s\r\n0\r\n\r\n", most+1,
+			strings.Repeat("x", most+1)): "413 the request is larger than 1048576 bytes\n",
 	} {
 		c := s.dial("127.0.0.2")
 		if want == "" { // it does not come
@@ -315,12 +318,13 @@ func (s *served) flood(streams int) net.Conn {
 func TestStreamsAreHeld(t *testing.T) {
 	var mu sync.Mutex
 	under := 0
-	s := serve(t, Config{Shared: connBytes + tlsBytes + usedBytes + http2Bytes + 10*(requestBytes+200)}, true, func(_ http.ResponseWriter, r *http.Request) {
-		mu.Lock()
-		under++
-		mu.Unlock()
-		<-r.Context().Done()
-	})
+	s := serve(t, Config{Shared: connBytes + tlsBytes + usedBytes + http2Bytes + 10*(requestBytes+200)}, true,
+		func(_ http.ResponseWriter, r *http.Request) {
+			mu.Lock()
+			under++
+			mu.Unlock()
+			<-r.Context().Done()
+		})
 	few := s.flood(20)
 	s.eventually("ten of twenty streams are answered", func() error {
 		mu.Lock()
@@ -355,7 +359,8 @@ func TestSetReserve(t *testing.T) {
 		defer q.limiter.mu.Unlock()
 		fmt.Fprint(w, q.conn.base.budget == &q.limiter.reserved, " ", q.account.budget == &q.limiter.reserved)
 	})
-	for _, step := range [][2]string{{"/", "false false"}, {"/proof", "true true"}, {"/", "false false"}, {"/proof", "true true"}, {"/other", "true false"}} {
+	for _, step := range [][2]string{{"/", "false false"}, {"/proof", "true true"}, {"/", "false false"}, {"/proof", "true true"},
+		{"/other", "true false"}} {
 		resp, err := s.server.Client().Get(s.server.URL + step[0]) //nolint:noctx // a test
 		if err != nil {
 			t.Fatal(err)
@@ -388,7 +393,8 @@ func TestReports(t *testing.T) {
 		out := make(chan string, 1)
 		go func() {
 			w := httptest.NewRecorder()
-			err := reports.Serve(w, httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/", http.NoBody), "key", "text/plain", write)
+			err := reports.Serve(w, httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/", http.NoBody),
+				"key", "text/plain", write)
 			if err != nil {
 				out <- err.Error()
 				return
@@ -466,7 +472,8 @@ func TestReportsThatFail(t *testing.T) {
 	}); err == nil || !strings.Contains(err.Error(), "larger than 16777216 bytes") {
 		t.Errorf("error %v", err)
 	}
-	for accept, compressed := range map[string]bool{"": false, "gzip": true, "br, gzip;q=0.5": true, "gzip;q=0": false, "gzip; q=0.0": false, "identity": false} {
+	for accept, compressed := range map[string]bool{"": false, "gzip": true, "br, gzip;q=0.5": true, "gzip;q=0": false,
+		"gzip; q=0.0": false, "identity": false} {
 		w, err := ask(accept, func(w io.Writer) error { _, err := w.Write(bytes.Repeat([]byte("text "), 1000)); return err })
 		if err != nil || (w.Header().Get("Content-Encoding") == "gzip") != compressed || compressed == (w.Body.Len() == 5000) {
 			t.Errorf("%q: %d bytes, %v, %v", accept, w.Body.Len(), w.Header(), err)

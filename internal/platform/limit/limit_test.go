@@ -64,14 +64,21 @@ func TestVictim(t *testing.T) {
 		had  int64
 		busy bool
 	}{
-		"there is room":                                 {most: 100, held: holding{a: {0, 0}}, order: []string{a}, from: b},
-		"the largest of the one that has most":          {most: 100, held: holding{a: {10, 50}, b: {10}}, order: []string{a, b}, from: c, want: a, had: 60},
-		"the oldest idle one of the one that has most":  {most: 40, held: holding{a: {0, 0}, b: {0, 0}}, order: []string{a, b}, from: c, want: a, had: 10},
-		"its own, where others have less":               {most: 40, held: holding{a: {0, 0, 0}, b: {0}}, order: []string{a, b}, from: a, want: a, had: 10},
-		"idle ones of equals, as all have one":          {most: 30, held: holding{a: {0}, b: {0}, c: {0}}, order: []string{b, a, c}, from: d, want: b, had: 10},
-		"none where equals are at work":                 {most: 40, held: holding{a: {10}, b: {10}}, order: []string{a, b}, from: c, busy: true},
-		"none for one that has most and works":          {most: 60, held: holding{a: {30}, b: {10}}, order: []string{a, b}, from: a, busy: true},
-		"none of one that would have less than the new": {most: 50, held: holding{a: {0}, b: {10, 10}}, order: []string{a, b}, from: b, busy: true},
+		"there is room": {most: 100, held: holding{a: {0, 0}}, order: []string{a}, from: b},
+		"the largest of the one that has most": {most: 100, held: holding{a: {10, 50}, b: {10}}, order: []string{a, b}, from: c,
+			want: a, had: 60},
+		"the oldest idle one of the one that has most": {most: 40, held: holding{a: {0, 0}, b: {0, 0}}, order: []string{a, b}, from: c,
+			want: a, had: 10},
+		"its own, where others have less": {most: 40, held: holding{a: {0, 0, 0}, b: {0}}, order: []string{a, b}, from: a,
+			want: a, had: 10},
+		"idle ones of equals, as all have one": {most: 30, held: holding{a: {0}, b: {0}, c: {0}}, order: []string{b, a, c},
+			from: d, want: b, had: 10},
+		"none where equals are at work": {most: 40, held: holding{a: {10}, b: {10}}, order: []string{a, b}, from: c,
+			busy: true},
+		"none for one that has most and works": {most: 60, held: holding{a: {30}, b: {10}}, order: []string{a, b}, from: a,
+			busy: true},
+		"none of one that would have less than the new": {most: 50, held: holding{a: {0}, b: {10, 10}}, order: []string{a, b}, from: b,
+			busy: true},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {

@@ -147,7 +147,10 @@ func TestRequestsAreCountedWithTheirOutcome(t *testing.T) {
 		_, _ = io.Copy(io.Discard, response.Body)
 		_ = response.Body.Close()
 	}
-	broken := &http.Client{Transport: a.Wrap(roundTripper(func(*http.Request) (*http.Response, error) { return nil, errors.New("no route") }))}
+	broken := &http.Client{Transport: a.Wrap(roundTripper(func(*http.Request) (*http.Response,
+		error) {
+		return nil, errors.New("no route")
+	}))}
 	if _, err := broken.Get("http://nowhere.invalid/api/v1/nodes"); err == nil { //nolint:noctx,bodyclose // there is no answer
 		t.Fatal("an answer came from nowhere")
 	}

@@ -47,7 +47,8 @@ var (
 		Help: "Connections and requests that were rejected or closed because a bound on the memory of clients was reached.",
 		Labels: []Label{
 			{"port", "the server: `plain`, `tls`, `metrics` or `probes`"},
-			{"bound", "`connection` (not accepted), `request` (answered with 503), `bytes` (no memory for a body or an answer) or `displaced` (closed for a client that holds less)"},
+			{"bound", "`connection` (not accepted), `request` (answered with 503), `bytes` (no memory for a body or an answer) or " +
+				"`displaced` (closed for a client that holds less)"},
 		},
 		Absent: "until the port is served",
 	})
@@ -90,7 +91,8 @@ var (
 		Labels: []Label{
 			{"verb", "`filter`, `preempt`, `prioritize` or `bind`"},
 			{"resource", "the requested resource; `none` or `several` if the pod requests no managed resource or several"},
-			{"outcome", "filter: `fits` (on a node at least) or `refused` (by all nodes); preempt: `evicts` (on a node at least) or `spares` (on none); prioritize: `rated`; bind: `bound` or `failed`"},
+			{"outcome", "filter: `fits` (on a node at least) or `refused` (by all nodes); preempt: `evicts` (on a node at least) or " +
+				"`spares` (on none); prioritize: `rated`; bind: `bound` or `failed`"},
 		},
 	})
 	ExtenderNodeVerdicts = define(Metric{
@@ -144,7 +146,8 @@ var (
 	})
 	ExtenderDemandPods = define(Metric{
 		Name: "divvy_extender_demand_pods", Type: Gauge, Programs: []string{Extender},
-		Help:   "Pods that the policy `fragmentation` counts, as of the last renewal: those expected and those seen, of which older ones count less than one.",
+		Help: "Pods that the policy `fragmentation` counts, as of the last renewal: those expected and those seen, of which older ones " +
+			"count less than one.",
 		Labels: []Label{labelResource}, Absent: "until the weights were updated",
 	})
 	ExtenderDemandKinds = define(Metric{
@@ -270,7 +273,8 @@ var (
 	})
 	NodeQuarantineUnsaved = define(Metric{
 		Name: "divvy_node_quarantine_unsaved", Type: Gauge, Programs: []string{Node},
-		Help: "1 while the list of devices in quarantine cannot be written to the state folder: a restart would undo the last changes; else 0.",
+		Help: "1 while the list of devices in quarantine cannot be written to the state folder: a restart would undo the last changes; " +
+			"else 0.",
 	})
 	NodeAllocations = define(Metric{
 		Name: "divvy_node_allocations_total", Type: Counter, Programs: []string{Node},
@@ -279,13 +283,16 @@ var (
 	NodeRefusals = define(Metric{
 		Name: "divvy_node_refusals_total", Type: Counter, Programs: []string{Node},
 		Help: "Allocations that were rejected, by reason.",
-		Labels: []Label{labelResource, {"reason", "`noRoom`, `held` (kubelet chose what another container holds), `unknownID` (kubelet chose ids that name no device, or several), " +
-			"`notOffered` (the resource takes no new pods), `tooMany` (of a shared device), `kubelet` (it did not report the allocations) or `other`"}},
+		Labels: []Label{labelResource, {"reason", "`noRoom`, `held` (kubelet chose what another container holds), `unknownID` (kubelet " +
+			"chose ids that name no device, or several), " +
+			"`notOffered` (the resource takes no new pods), `tooMany` (of a shared device), `kubelet` (it did not report the " +
+			"allocations) or `other`"}},
 	})
 	NodeCorrections = define(Metric{
 		Name: "divvy_node_corrections_total", Type: Counter, Programs: []string{Node},
 		Help: "Pods whose planned allocation was corrected to what kubelet allocated, by cause.",
-		Labels: []Label{labelResource, {"kind", "`moved` (it named another device), `missing` (there was none: the pod came past the extender) or " +
+		Labels: []Label{labelResource, {"kind", "`moved` (it named another device), `missing` (there was none: the pod came past the " +
+			"extender) or " +
 			"`invalid` (its signature, node or resource is wrong)"}},
 	})
 	NodeConfirmations = define(Metric{
@@ -310,8 +317,9 @@ var (
 	})
 	NodeLibraryCallDuration = define(Metric{
 		Name: "divvy_node_library_call_duration_seconds", Type: Histogram, Programs: []string{Node},
-		Help:    "Time that a call of a vendor's library took; the wait for events is left out.",
-		Labels:  []Label{labelVendor, {"call", "the library's function, such as `nvmlDeviceGetMemoryInfo`; `load` for finding and loading it"}},
+		Help: "Time that a call of a vendor's library took; the wait for events is left out.",
+		Labels: []Label{labelVendor, {"call", "the library's function, such as `nvmlDeviceGetMemoryInfo`; `load` for finding and " +
+			"loading it"}},
 		Buckets: []float64{.0001, .001, .01, .1, 1, 5, 30},
 		Absent:  "until the library was loaded",
 	})
@@ -327,7 +335,8 @@ var (
 	})
 	NodeResourceOffered = define(Metric{
 		Name: "divvy_node_resource_offered", Type: Gauge, Programs: []string{Node},
-		Help:   "1 while a resource is offered as configured, 0 while something is in the way: no devices, or pods that hold units of another size.",
+		Help: "1 while a resource is offered as configured, 0 while something is in the way: no devices, or pods that hold units of " +
+			"another size.",
 		Labels: []Label{labelResource},
 	})
 	NodeReady = define(Metric{
@@ -431,8 +440,9 @@ var (
 var (
 	SchedconfState = define(Metric{
 		Name: "divvy_schedconf_state", Type: Gauge, Programs: []string{Schedconf},
-		Help:   "1 for the state that the node's kube-scheduler is in, 0 for the others.",
-		Labels: []Label{{"state", "`wired`, `waiting` (for the extender or the API server), `rolled-back`, `unhealthy` (wired, but kube-scheduler is not well) or `failed`"}},
+		Help: "1 for the state that the node's kube-scheduler is in, 0 for the others.",
+		Labels: []Label{{"state", "`wired`, `waiting` (for the extender or the API server), `rolled-back`, `unhealthy` (wired, but " +
+			"kube-scheduler is not well) or `failed`"}},
 	})
 	SchedconfChanges = define(Metric{
 		Name: "divvy_schedconf_changes_total", Type: Counter, Programs: []string{Schedconf},

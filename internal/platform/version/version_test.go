@@ -32,7 +32,8 @@ func TestString(t *testing.T) {
 
 func TestFormat(t *testing.T) {
 	built(t)
-	info := Of("x", API{Use: Serves, Name: "a.example", Versions: []string{"v1", "v1beta1"}}, API{Use: Reads, Name: "b", Versions: []string{"2"}})
+	info := Of("x", API{Use: Serves, Name: "a.example", Versions: []string{"v1", "v1beta1"}},
+		API{Use: Reads, Name: "b", Versions: []string{"2"}})
 
 	text, err := info.Format("text")
 	if err != nil {

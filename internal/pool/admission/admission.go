@@ -109,7 +109,8 @@ func unsupported(pod *corev1.Pod) string {
 		return "the pod is for Windows, for which the pool has no client: run it on Linux"
 	}
 	if _, mirror := pod.Annotations[corev1.MirrorPodAnnotationKey]; mirror {
-		return "the pod is static (a file on its node) and bypasses admission: create it through the API server, with a Deployment or a DaemonSet"
+		return "the pod is static (a file on its node) and bypasses admission: create it through the API server, with a Deployment or a " +
+			"DaemonSet"
 	}
 	return ""
 }

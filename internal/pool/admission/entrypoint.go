@@ -28,7 +28,8 @@ func parseEntrypoints(value string) (entrypoints, error) {
 	if value == "" {
 		return entrypoints{}, nil
 	}
-	const form = `must be a JSON list such as ["/entrypoint.sh"], or an object of such lists by container such as {"main": ["/entrypoint.sh"]}`
+	const form = `must be a JSON list such as ["/entrypoint.sh"], or an object of such lists by container such as {"main": ` +
+		`["/entrypoint.sh"]}`
 	var e entrypoints
 	var err error
 	switch text := bytes.TrimSpace([]byte(value)); {

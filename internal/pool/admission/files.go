@@ -202,13 +202,16 @@ func (f *files) collisions(place string, container *corev1.Container, mounts []c
 	var found []string
 	for _, m := range container.VolumeMounts {
 		if f.hides(m, mounts) {
-			found = append(found, fmt.Sprintf("%s: volume %q is mounted at %s, which is reserved for the client: mount it elsewhere", place, admissionreview.Short(m.Name), admissionreview.Short(m.MountPath)))
+			found = append(found, fmt.Sprintf("%s: volume %q is mounted at %s, which is reserved for the client: mount it elsewhere", place,
+				admissionreview.Short(m.Name), admissionreview.Short(m.MountPath)))
 		}
 	}
 	for _, ours := range mounts {
 		for _, d := range container.VolumeDevices {
 			if cleanPath(d.DevicePath) == ours.MountPath {
-				found = append(found, fmt.Sprintf("%s: the device of volume %q is at %s, which is reserved for the client: use another path", place, admissionreview.Short(d.Name), admissionreview.Short(d.DevicePath)))
+				found = append(found,
+					fmt.Sprintf("%s: the device of volume %q is at %s, which is reserved for the client: use another path", place,
+						admissionreview.Short(d.Name), admissionreview.Short(d.DevicePath)))
 			}
 		}
 	}
@@ -222,9 +225,10 @@ func (f *files) hides(m corev1.VolumeMount, mounts []corev1.VolumeMount) bool {
 	if slices.ContainsFunc(mounts, func(ours corev1.VolumeMount) bool { return sameMount(m, ours) }) {
 		return false
 	}
-	return at == f.client.Root || strings.HasPrefix(at, f.client.Root+"/") || slices.ContainsFunc(mounts, func(ours corev1.VolumeMount) bool {
-		return at == ours.MountPath || ours.SubPath != "" && strings.HasPrefix(at, ours.MountPath+"/")
-	})
+	return at == f.client.Root || strings.HasPrefix(at, f.client.Root+"/") ||
+		slices.ContainsFunc(mounts, func(ours corev1.VolumeMount) bool {
+			return at == ours.MountPath || ours.SubPath != "" && strings.HasPrefix(at, ours.MountPath+"/")
+		})
 }
 
 // cleanPath is where kubelet mounts: a path that is not absolute is below /.
@@ -372,7 +376,8 @@ func populateResources(pod *corev1.Pod) corev1.ResourceRequirements {
 	return r
 }
 
-func largest(pod *corev1.Pod, name corev1.ResourceName, list func(*corev1.Container) corev1.ResourceList) (q resource.Quantity, found bool) {
+func largest(pod *corev1.Pod, name corev1.ResourceName, list func(*corev1.Container) corev1.ResourceList) (q resource.Quantity,
+	found bool) {
 	for i := range pod.Spec.Containers {
 		if have, ok := list(&pod.Spec.Containers[i])[name]; ok && (!found || have.Cmp(q) > 0) {
 			q, found = have.DeepCopy(), true

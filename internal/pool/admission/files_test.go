@@ -25,10 +25,12 @@ func TestVolumeNamesOfUsers(t *testing.T) {
 	pod := guidePod()
 	for _, name := range []string{caVolume, clientVolume, "pool-" + clientVolume} {
 		pod.Spec.Volumes = append(pod.Spec.Volumes, emptyDir(name))
-		pod.Spec.Containers[0].VolumeMounts = append(pod.Spec.Containers[0].VolumeMounts, corev1.VolumeMount{Name: name, MountPath: "/" + name})
+		pod.Spec.Containers[0].VolumeMounts = append(pod.Spec.Containers[0].VolumeMounts,
+			corev1.VolumeMount{Name: name, MountPath: "/" + name})
 	}
 	converted, _ := convert(t, pod)
-	want := map[string]string{pool.CAPath: "pool-ca", "/root/.bitfusion/client.yaml": "pool-client-dir-2", pool.MountPath: distroVolume, "/" + caVolume: caVolume}
+	want := map[string]string{pool.CAPath: "pool-ca", "/root/.bitfusion/client.yaml": "pool-client-dir-2", pool.MountPath: distroVolume,
+		"/" + caVolume: caVolume}
 	for at, name := range want {
 		if m := mountOf(converted.Spec.Containers[0], at); m == nil || m.Name != name {
 			t.Errorf("%s has mount %v, want volume %s", at, m, name)
@@ -58,7 +60,8 @@ func TestVolumeNamesOfUsers(t *testing.T) {
 // W29: what is mounted where the client must be is refused, with both.
 func TestMountPathsOfUsers(t *testing.T) {
 	t.Parallel()
-	for _, at := range []string{"/bitfusion", "/bitfusion/", "/opt/bitfusion", "/etc/bitfusion/servers.conf", pool.CAPath, "/root/.bitfusion/client.yaml"} {
+	for _, at := range []string{"/bitfusion", "/bitfusion/", "/opt/bitfusion", "/etc/bitfusion/servers.conf", pool.CAPath,
+		"/root/.bitfusion/client.yaml"} {
 		pod := guidePod()
 		pod.Spec.Containers[0].VolumeMounts = []corev1.VolumeMount{{Name: "code", MountPath: at}}
 		denied(t, pod, `container "bf-pkgs"`, `"code"`, at)
@@ -104,7 +107,8 @@ func TestHome(t *testing.T) {
 			t.Errorf("home %q: mounts %v", home, converted.Spec.Containers[0].VolumeMounts)
 		}
 	}
-	for _, home := range []string{"home", "/a/../b", "/a:b", "/a\nb", "/bitfusion", "/bitfusion/x", "/opt/bitfusion", "/etc/bitfusion/servers.conf/x"} {
+	for _, home := range []string{"home", "/a/../b", "/a:b", "/a\nb", "/bitfusion", "/bitfusion/x", "/opt/bitfusion",
+		"/etc/bitfusion/servers.conf/x"} {
 		denied(t, annotated(guidePod(), pool.HomeAnnotation, home), pool.HomeAnnotation, "/root")
 	}
 }
@@ -124,14 +128,18 @@ func TestPopulateResources(t *testing.T) {
 		"W7: requests without limits": {[]corev1.Container{container("a", request("cpu", "2", "memory", "1Gi"), pythonX)},
 			map[string]string{"requests.cpu": "2", "requests.memory": "1Gi"}},
 		"the largest": {
-			[]corev1.Container{container("a", asking(pool.AmountResource, "1", "cpu", "1", "memory", "4Gi"), pythonX), container("b", asking("cpu", "3", "ephemeral-storage", "1Gi"))},
-			map[string]string{"limits.cpu": "3", "requests.cpu": "3", "limits.memory": "4Gi", "requests.memory": "4Gi", "limits.ephemeral-storage": "1Gi", "requests.ephemeral-storage": "1Gi"},
+			[]corev1.Container{container("a", asking(pool.AmountResource, "1", "cpu", "1", "memory", "4Gi"), pythonX),
+				container("b", asking("cpu", "3", "ephemeral-storage", "1Gi"))},
+			map[string]string{"limits.cpu": "3", "requests.cpu": "3", "limits.memory": "4Gi", "requests.memory": "4Gi",
+				"limits.ephemeral-storage": "1Gi", "requests.ephemeral-storage": "1Gi"},
 		},
 		"W7: a limit below another's request": {
-			[]corev1.Container{container("a", request("cpu", "2"), pythonX), container("b", corev1.ResourceRequirements{Requests: quantities("cpu", "500m"), Limits: quantities("cpu", "1")})},
+			[]corev1.Container{container("a", request("cpu", "2"), pythonX),
+				container("b", corev1.ResourceRequirements{Requests: quantities("cpu", "500m"), Limits: quantities("cpu", "1")})},
 			map[string]string{"limits.cpu": "2", "requests.cpu": "2"},
 		},
-		"other resources are not copied": {[]corev1.Container{container("a", asking(pool.AmountResource, "1", "nvidia.com/gpu", "1"), pythonX)}, map[string]string{}},
+		"other resources are not copied": {[]corev1.Container{container("a", asking(pool.AmountResource, "1", "nvidia.com/gpu", "1"),
+			pythonX)}, map[string]string{}},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -280,11 +288,12 @@ func TestSecretsOfVolumes(t *testing.T) {
 	converted, _ := convert(t, guidePod())
 	converted.Spec.Volumes = append(converted.Spec.Volumes,
 		corev1.Volume{Name: "own", VolumeSource: corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{SecretName: "own"}}},
-		corev1.Volume{Name: "both", VolumeSource: corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{Sources: []corev1.VolumeProjection{
-			{ConfigMap: &corev1.ConfigMapProjection{}},
-			{Secret: &corev1.SecretProjection{LocalObjectReference: corev1.LocalObjectReference{Name: pool.SingleSecret}}},
-			{Secret: &corev1.SecretProjection{LocalObjectReference: corev1.LocalObjectReference{Name: pool.CASecret}}},
-		}}}})
+		corev1.Volume{Name: "both",
+			VolumeSource: corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{Sources: []corev1.VolumeProjection{
+				{ConfigMap: &corev1.ConfigMapProjection{}},
+				{Secret: &corev1.SecretProjection{LocalObjectReference: corev1.LocalObjectReference{Name: pool.SingleSecret}}},
+				{Secret: &corev1.SecretProjection{LocalObjectReference: corev1.LocalObjectReference{Name: pool.CASecret}}},
+			}}}})
 	want := []string{pool.CASecret, pool.ClientSecret, pool.ServersSecret, pool.SingleSecret}
 	slices.Sort(want)
 	if diff := cmp.Diff(want, Secrets(converted)); diff != "" {

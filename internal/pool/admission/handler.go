@@ -54,7 +54,8 @@ func Handler(c Config) (http.Handler, error) {
 		admissionreview.WriteText(w, http.StatusOK, healthyAnswer)
 	})
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
-		admissionreview.WriteText(w, http.StatusNotFound, fmt.Sprintf("no route %s %q: valid routes are POST /mutate, POST /validate, GET /healthz and GET /readyz", r.Method, r.URL.Path))
+		admissionreview.WriteText(w, http.StatusNotFound, fmt.Sprintf("no route %s %q: valid routes are POST /mutate, POST /validate, "+
+			"GET /healthz and GET /readyz", r.Method, r.URL.Path))
 	})
 	return mux, nil
 }

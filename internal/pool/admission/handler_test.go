@@ -129,7 +129,8 @@ func podRequest(t testing.TB, pod *corev1.Pod) *admissionv1.AdmissionRequest {
 }
 
 func reviewOf(request *admissionv1.AdmissionRequest) *admissionv1.AdmissionReview {
-	return &admissionv1.AdmissionReview{TypeMeta: metav1.TypeMeta{APIVersion: "admission.k8s.io/v1", Kind: "AdmissionReview"}, Request: request}
+	return &admissionv1.AdmissionReview{TypeMeta: metav1.TypeMeta{APIVersion: "admission.k8s.io/v1", Kind: "AdmissionReview"},
+		Request: request}
 }
 
 // W32: both versions are answered in their own, with what they demand.
@@ -143,7 +144,8 @@ func TestReviewsOfBothVersions(t *testing.T) {
 			r := podRequest(t, guidePod())
 			review = admissionv1beta1.AdmissionReview{
 				TypeMeta: metav1.TypeMeta{APIVersion: "admission.k8s.io/v1beta1", Kind: "AdmissionReview"},
-				Request:  &admissionv1beta1.AdmissionRequest{UID: r.UID, Kind: r.Kind, Resource: r.Resource, Operation: admissionv1beta1.Create, Namespace: r.Namespace, Object: r.Object},
+				Request: &admissionv1beta1.AdmissionRequest{UID: r.UID, Kind: r.Kind, Resource: r.Resource,
+					Operation: admissionv1beta1.Create, Namespace: r.Namespace, Object: r.Object},
 			}
 		}
 		response := w.review(t, "/mutate", review)
@@ -157,7 +159,8 @@ func TestReviewsOfBothVersions(t *testing.T) {
 		if diff := cmp.Diff(want, &got); diff != "" {
 			t.Errorf("%s: the patch gives another pod than Mutate (-Mutate +patch):\n%s", version, diff)
 		}
-		if response := w.review(t, "/validate", reviewOf(podRequest(t, &got))); !response.Allowed || response.PatchType != nil || response.Patch != nil {
+		if response := w.review(t, "/validate", reviewOf(podRequest(t, &got))); !response.Allowed || response.PatchType != nil ||
+			response.Patch != nil {
 			t.Errorf("%s: %+v", version, response)
 		}
 	}
@@ -186,7 +189,8 @@ func TestDenialsHaveStatusAndReason(t *testing.T) {
 			if response.Allowed || response.Patch != nil || response.Result == nil {
 				t.Fatalf("%+v", response)
 			}
-			if r := response.Result; r.Code != test.code || r.Reason != test.reason || r.Status != metav1.StatusFailure || !strings.Contains(r.Message, test.text) {
+			if r := response.Result; r.Code != test.code || r.Reason != test.reason || r.Status != metav1.StatusFailure ||
+				!strings.Contains(r.Message, test.text) {
 				t.Errorf("%+v", r)
 			}
 		})
@@ -220,15 +224,16 @@ func TestRequestsThatAreNoReview(t *testing.T) {
 		status int
 		words  []string
 	}{
-		"empty":                {nil, nil, 400, []string{"empty", "AdmissionReview"}},
-		"no JSON":              {[]byte("pod"), nil, 400, []string{"AdmissionReview"}},
-		"cut off":              {good[:len(good)/2], nil, 400, []string{"AdmissionReview"}},
-		"a list":               {[]byte("[]"), nil, 400, []string{"AdmissionReview"}},
-		"null":                 {[]byte("null"), nil, 400, []string{"AdmissionReview"}},
-		"deep":                 {bytes.Repeat([]byte("["), 1<<20), nil, 413, []string{"more than 10000 values"}},
-		"not as deep":          {bytes.Repeat([]byte("["), admissionreview.MaxValues/2), nil, 400, []string{"AdmissionReview"}},
-		"another kind":         {frame(v1, "Pod", `,"request":{"uid":"1"}`), nil, 400, []string{`"Pod"`, v1}},
-		"another version":      {frame("admission.k8s.io/v2", "AdmissionReview", `,"request":{"uid":"1"}`), nil, 400, []string{"admission.k8s.io/v2", v1}},
+		"empty":        {nil, nil, 400, []string{"empty", "AdmissionReview"}},
+		"no JSON":      {[]byte("pod"), nil, 400, []string{"AdmissionReview"}},
+		"cut off":      {good[:len(good)/2], nil, 400, []string{"AdmissionReview"}},
+		"a list":       {[]byte("[]"), nil, 400, []string{"AdmissionReview"}},
+		"null":         {[]byte("null"), nil, 400, []string{"AdmissionReview"}},
+		"deep":         {bytes.Repeat([]byte("["), 1<<20), nil, 413, []string{"more than 10000 values"}},
+		"not as deep":  {bytes.Repeat([]byte("["), admissionreview.MaxValues/2), nil, 400, []string{"AdmissionReview"}},
+		"another kind": {frame(v1, "Pod", `,"request":{"uid":"1"}`), nil, 400, []string{`"Pod"`, v1}},
+		"another version": {frame("admission.k8s.io/v2", "AdmissionReview", `,"request":{"uid":"1"}`), nil, 400,
+			[]string{"admission.k8s.io/v2", v1}},
 		"W33: no request":      {frame(v1, "AdmissionReview", ""), nil, 400, []string{"no request"}},
 		"W33: request is null": {frame(v1, "AdmissionReview", `,"request":null`), nil, 400, []string{"no request"}},
 		"no uid":               {frame(v1, "AdmissionReview", `,"request":{}`), nil, 400, []string{"uid"}},
@@ -341,8 +346,10 @@ func TestRequestsAboutOtherThings(t *testing.T) {
 		"a subresource":   {func(r *admissionv1.AdmissionRequest) { r.SubResource = "binding" }, []string{"pods/binding"}},
 		"W33: no object":  {func(r *admissionv1.AdmissionRequest) { r.Object.Raw = nil }, []string{"no object"}},
 		"a null object":   {func(r *admissionv1.AdmissionRequest) { r.Object.Raw = []byte("null") }, []string{"no object"}},
-		"another object":  {func(r *admissionv1.AdmissionRequest) { r.Object.Raw = []byte(`{"apiVersion":"v1","kind":"Node"}`) }, []string{"Node"}},
-		"no pod":          {func(r *admissionv1.AdmissionRequest) { r.Object.Raw = []byte(`{"spec":{"containers":{}}}`) }, []string{"not a pod"}},
+		"another object": {func(r *admissionv1.AdmissionRequest) { r.Object.Raw = []byte(`{"apiVersion":"v1","kind":"Node"}`) },
+			[]string{"Node"}},
+		"no pod": {func(r *admissionv1.AdmissionRequest) { r.Object.Raw = []byte(`{"spec":{"containers":{}}}`) },
+			[]string{"not a pod"}},
 		"a bad quantity": {func(r *admissionv1.AdmissionRequest) {
 			r.Object.Raw = []byte(`{"spec":{"containers":[{"resources":{"limits":{"bitfusion.io/gpu-amount":"one"}}}]}}`)
 		}, []string{"not a pod"}},
@@ -350,11 +357,13 @@ func TestRequestsAboutOtherThings(t *testing.T) {
 		"an ephemeral one": {func(r *admissionv1.AdmissionRequest) {
 			r.Operation, r.SubResource = admissionv1.Update, "ephemeralcontainers"
 		}, nil},
-		"a removal":         {func(r *admissionv1.AdmissionRequest) { r.Operation, r.Object.Raw = admissionv1.Delete, nil }, nil},
-		"an operation":      {func(r *admissionv1.AdmissionRequest) { r.Operation = admissionv1.Connect }, nil},
-		"kube-system":       {func(r *admissionv1.AdmissionRequest) { r.Namespace = "kube-system" }, nil}, // W24: though the object has another
-		"an empty pod":      {func(r *admissionv1.AdmissionRequest) { r.Object.Raw = []byte(`{}`) }, nil},
-		"nothing in common": {func(r *admissionv1.AdmissionRequest) { r.Object.Raw = []byte(`{"spec":{"containers":[{"name":"a"}]}}`) }, nil},
+		"a removal":    {func(r *admissionv1.AdmissionRequest) { r.Operation, r.Object.Raw = admissionv1.Delete, nil }, nil},
+		"an operation": {func(r *admissionv1.AdmissionRequest) { r.Operation = admissionv1.Connect }, nil},
+		// W24: though the object has another
+		"kube-system":  {func(r *admissionv1.AdmissionRequest) { r.Namespace = "kube-system" }, nil},
+		"an empty pod": {func(r *admissionv1.AdmissionRequest) { r.Object.Raw = []byte(`{}`) }, nil},
+		"nothing in common": {func(r *admissionv1.AdmissionRequest) { r.Object.Raw = []byte(`{"spec":{"containers":[{"name":"a"}]}}`) },
+			nil},
 	}
 	w := newWebhook(t)
 	for name, test := range tests {
@@ -447,7 +456,8 @@ func TestPanicIsADenial(t *testing.T) {
 	pod, _ := convert(t, secretivePod())
 	for range 2 {
 		response := w.review(t, "/validate", reviewOf(podRequest(t, pod)))
-		if response.Allowed || response.Result.Code != http.StatusInternalServerError || response.Result.Reason != metav1.StatusReasonInternalError {
+		if response.Allowed || response.Result.Code != http.StatusInternalServerError ||
+			response.Result.Reason != metav1.StatusReasonInternalError {
 			t.Errorf("%+v", response)
 		}
 	}
@@ -543,7 +553,8 @@ func TestReviewsAreCounted(t *testing.T) {
 	w.post(t, "/mutate", nil)
 	w.review(t, "/validate", reviewOf(podRequest(t, guidePod())))
 	for key, want := range map[[2]string]float64{
-		{"mutate", admissionreview.Converted}: 1, {"mutate", admissionreview.Allowed}: 1, {"mutate", admissionreview.Denied}: 1, {"mutate", admissionreview.Bad}: 1, {"mutate", admissionreview.Error}: 0,
+		{"mutate", admissionreview.Converted}: 1, {"mutate", admissionreview.Allowed}: 1, {"mutate", admissionreview.Denied}: 1,
+		{"mutate", admissionreview.Bad}: 1, {"mutate", admissionreview.Error}: 0,
 		{"validate", admissionreview.Denied}: 1, {"validate", admissionreview.Allowed}: 0,
 	} {
 		if got := testutil.ToFloat64(reviews(t, w, key[0], key[1])); got != want {

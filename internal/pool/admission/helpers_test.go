@@ -71,10 +71,12 @@ func container(name string, r corev1.ResourceRequirements, command ...string) co
 
 // guidePod is the pod of section 4.1 of the guide.
 func guidePod() *corev1.Pod {
-	pod := poolPod(container("bf-pkgs", half(), "python /benchmark/scripts/tf_cnn_benchmarks/tf_cnn_benchmarks.py --local_parameter_device=gpu --batch_size=32 --model=inception3"))
+	pod := poolPod(container("bf-pkgs", half(), "python /benchmark/scripts/tf_cnn_benchmarks/tf_cnn_benchmarks.py "+
+		"--local_parameter_device=gpu --batch_size=32 --model=inception3"))
 	pod.Spec.Containers[0].ImagePullPolicy = corev1.PullIfNotPresent
 	pod.Spec.Containers[0].VolumeMounts = []corev1.VolumeMount{{Name: "code", MountPath: "/benchmark"}}
-	pod.Spec.Volumes = []corev1.Volume{{Name: "code", VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/home/benchmarks"}}}}
+	pod.Spec.Volumes = []corev1.Volume{{Name: "code",
+		VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/home/benchmarks"}}}}
 	return pod
 }
 

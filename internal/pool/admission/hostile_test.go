@@ -47,7 +47,8 @@ func TestMessagesAreBounded(t *testing.T) {
 			t.Errorf("%s: Validate: %.200v", name, err)
 		}
 	}
-	_, warnings, err := Mutate(annotated(poolPod(container("a", corev1.ResourceRequirements{})), pool.ModeAnnotation, "all"+strings.Repeat(" ", 1<<18)),
+	_, warnings, err := Mutate(annotated(poolPod(container("a", corev1.ResourceRequirements{})), pool.ModeAnnotation,
+		"all"+strings.Repeat(" ", 1<<18)),
 		testNamespace, pool.DefaultCatalog(), testSettings())
 	if err != nil || len(warnings) != 1 || len(warnings[0]) > 4<<10 {
 		t.Errorf("%v, %.200q", err, warnings)
@@ -56,7 +57,8 @@ func TestMessagesAreBounded(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if name := admissionreview.Name(&admissionv1.AdmissionRequest{Object: runtime.RawExtension{Raw: raw}}); len(name) > 1<<10 || name == "" {
+	if name := admissionreview.Name(&admissionv1.AdmissionRequest{Object: runtime.RawExtension{Raw: raw}}); len(name) > 1<<10 ||
+		name == "" {
 		t.Errorf("a log has a name of %d bytes", len(name))
 	}
 }
@@ -67,12 +69,17 @@ func TestDenialsNameContainerKeyAndValue(t *testing.T) {
 		pod   *corev1.Pod
 		words []string
 	}{
-		"no mode":        {annotated(poolPod(container("main", half(), pythonX)), pool.ModeAnnotation, "-"), []string{`"main"`, pool.PercentResource + ": 50", pool.ModeAnnotation + ": all"}},
-		"not converted":  {poolPod(container("main", half(), pythonX)), []string{`"main"`, pool.PercentResource + ": 50", "not converted"}},
-		"unknown key":    {poolPod(container("main", asking(pool.Prefix+"gpus", "7"), pythonX)), []string{`"main"`, pool.Prefix + "gpus: 7", pool.AmountResource}},
-		"by hand":        {poolPod(container("main", asking(pool.Resource, "7"), pythonX)), []string{`"main"`, pool.Resource + ": 7", pool.AmountResource}},
-		"of no node":     {poolPod(container("main", asking(pool.Resource, "7", "example.com/fpga", "3"), pythonX)), []string{`"main"`, "example.com/fpga (3 are requested)"}},
-		"in an init too": {initsOf(poolPod(container("main", half(), pythonX)), container("first", half(), pythonX)), []string{`init container "first": ` + pool.AmountResource + ": 1"}},
+		"no mode": {annotated(poolPod(container("main", half(), pythonX)), pool.ModeAnnotation, "-"),
+			[]string{`"main"`, pool.PercentResource + ": 50", pool.ModeAnnotation + ": all"}},
+		"not converted": {poolPod(container("main", half(), pythonX)), []string{`"main"`, pool.PercentResource + ": 50", "not converted"}},
+		"unknown key": {poolPod(container("main", asking(pool.Prefix+"gpus", "7"), pythonX)), []string{`"main"`, pool.Prefix + "gpus: 7",
+			pool.AmountResource}},
+		"by hand": {poolPod(container("main", asking(pool.Resource, "7"), pythonX)), []string{`"main"`, pool.Resource + ": 7",
+			pool.AmountResource}},
+		"of no node": {poolPod(container("main", asking(pool.Resource, "7", "example.com/fpga", "3"), pythonX)),
+			[]string{`"main"`, "example.com/fpga (3 are requested)"}},
+		"in an init too": {initsOf(poolPod(container("main", half(), pythonX)), container("first", half(), pythonX)),
+			[]string{`init container "first": ` + pool.AmountResource + ": 1"}},
 	} {
 		_, err := Validate(test.pod, testNamespace, pool.DefaultCatalog(), testSettings(), readyCluster())
 		if err == nil {
@@ -113,9 +120,11 @@ func TestAConvertedPodThatLostItsLabelGetsItBack(t *testing.T) {
 // its files, and a path that is not absolute is below / as kubelet has it.
 func TestMountsOverTheClientAreRefused(t *testing.T) {
 	for at, refused := range map[string]bool{
-		root450: true, root450 + "/usr": true, root450 + "//usr/bin/": true, "bitfusion": true, "bitfusion/../bitfusion/": true, "/bitfusion/" + "..//bitfusion": true,
-		serversPath + "/x": true, pool.CAPath + "/x": true, "/root/.bitfusion/client.yaml/x": true, "opt/bitfusion": true,
-		"/bitfusion/data": false, "/bitfusion2": false, root450 + "2": false, "/etc/bitfusion": false, "/root": false, "/root/.bitfusion": false, "/opt/bitfusion/data": false, "/": false,
+		root450: true, root450 + "/usr": true, root450 + "//usr/bin/": true, "bitfusion": true, "bitfusion/../bitfusion/": true,
+		"/bitfusion/" + "..//bitfusion": true,
+		serversPath + "/x":              true, pool.CAPath + "/x": true, "/root/.bitfusion/client.yaml/x": true, "opt/bitfusion": true,
+		"/bitfusion/data": false, "/bitfusion2": false, root450 + "2": false, "/etc/bitfusion": false, "/root": false,
+		"/root/.bitfusion": false, "/opt/bitfusion/data": false, "/": false,
 	} {
 		c := container("main", half(), pythonX)
 		c.VolumeMounts = []corev1.VolumeMount{{Name: "mine", MountPath: at}}

@@ -21,7 +21,8 @@ func newMetrics(registry prometheus.Registerer) (*metrics, error) {
 		duration: defs.WebhookReviewDuration.NewHistograms(),
 	}
 	for _, webhook := range []string{"mutate", "validate"} {
-		for _, result := range []string{admissionreview.Converted, admissionreview.Allowed, admissionreview.Denied, admissionreview.Bad, admissionreview.Error} {
+		for _, result := range []string{admissionreview.Converted, admissionreview.Allowed, admissionreview.Denied, admissionreview.Bad,
+			admissionreview.Error} {
 			if webhook == "mutate" || result != admissionreview.Converted {
 				m.reviews.WithLabelValues(webhook, result) // so that it is there before it happens
 			}

@@ -37,7 +37,8 @@ func Mutate(pod *corev1.Pod, namespace string, catalog *pool.Catalog, s Settings
 	case mode == pool.ModeNone:
 		return pod, nil, nil // Validate refuses what is left
 	default:
-		return pod, []string{fmt.Sprintf("annotation %s is %q, but no container requests GPUs of the pool: set %s in the limits of the containers that need them",
+		return pod, []string{fmt.Sprintf("annotation %s is %q, but no container requests GPUs of the pool: set %s in the limits of the "+
+			"containers that need them",
 			pool.ModeAnnotation, admissionreview.Short(pod.Annotations[pool.ModeAnnotation]), pool.AmountResource)}, nil
 	}
 	c := conversion{pod: pod.DeepCopy(), mode: mode, settings: s}
@@ -142,7 +143,8 @@ func (c *conversion) choose(catalog *pool.Catalog) {
 	switch c.mode {
 	case pool.ModeInjection:
 		if filtered {
-			c.warnings = append(c.warnings, fmt.Sprintf("annotation %s has no effect in mode %s: pass the filters to the client in the command", pool.FilterAnnotation, pool.ModeInjection))
+			c.warnings = append(c.warnings, fmt.Sprintf("annotation %s has no effect in mode %s: pass the filters to the client in the "+
+				"command", pool.FilterAnnotation, pool.ModeInjection))
 		}
 	case pool.ModeAll:
 		if c.entrypoints, err = parseEntrypoints(annotations[pool.EntrypointAnnotation]); err != nil {
@@ -156,14 +158,17 @@ const maxHome = 1 << 10
 
 // checkHome refuses what cannot be the home folder of a container.
 func checkHome(home string) error {
-	if !path.IsAbs(home) || len(home) > maxHome || strings.Contains(home, ":") || strings.ContainsFunc(home, func(r rune) bool { return r < ' ' || r == 0x7f }) ||
+	if !path.IsAbs(home) || len(home) > maxHome || strings.Contains(home, ":") ||
+		strings.ContainsFunc(home, func(r rune) bool { return r < ' ' || r == 0x7f }) ||
 		slices.Contains(strings.Split(home, "/"), "..") {
-		return fmt.Errorf("%q is not a folder: must be an absolute path without \"..\" and colons, of at most %d bytes, such as %s", admissionreview.Short(home), maxHome, pool.DefaultHome)
+		return fmt.Errorf("%q is not a folder: must be an absolute path without \"..\" and colons, of at most %d bytes, such as %s",
+			admissionreview.Short(home), maxHome, pool.DefaultHome)
 	}
 	home = path.Clean(home)
 	for _, taken := range []string{pool.MountPath, pool.OptPath, pool.CAPath, serversPath} {
 		if home == taken || strings.HasPrefix(home, taken+"/") {
-			return fmt.Errorf("%q is in %s, which is reserved for the client: must be elsewhere, such as %s", admissionreview.Short(home), taken, pool.DefaultHome)
+			return fmt.Errorf("%q is in %s, which is reserved for the client: must be elsewhere, such as %s", admissionreview.Short(home),
+				taken, pool.DefaultHome)
 		}
 	}
 	return nil
@@ -200,7 +205,8 @@ func (c *conversion) wrap(place string, container *corev1.Container, request poo
 	command := container.Command
 	if len(command) == 0 {
 		if command = c.entrypoints.of(container.Name); len(command) == 0 {
-			c.problemf("%s has no command, and the entrypoint of its image is unknown: set command, or add annotation %s with the image's entrypoint as a JSON list, such as '[\"/entrypoint.sh\"]'",
+			c.problemf("%s has no command, and the entrypoint of its image is unknown: set command, or add annotation %s with the "+
+				"image's entrypoint as a JSON list, such as '[\"/entrypoint.sh\"]'",
 				place, pool.EntrypointAnnotation)
 			return
 		}
@@ -210,7 +216,8 @@ func (c *conversion) wrap(place string, container *corev1.Container, request poo
 	case err != nil:
 		c.problems = append(c.problems, problems(place+": ", err)...)
 	case called:
-		c.warnings = append(c.warnings, fmt.Sprintf("%s calls the client itself: its command is not changed, so the command determines what it uses", place))
+		c.warnings = append(c.warnings, fmt.Sprintf("%s calls the client itself: its command is not changed, so the command determines "+
+			"what it uses", place))
 	default:
 		container.Command, container.Args = command, args
 	}

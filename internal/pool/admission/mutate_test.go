@@ -40,7 +40,8 @@ func TestGuidePodIsConvertedAsTheGuideShows(t *testing.T) {
 		secret("client-from-secret", "bitfusion-client-secret-client.yml", "client.yaml", "client.yaml"),
 		secret("servers-from-secret", "bitfusion-client-secret-servers.conf", "servers.conf", "servers.conf"))
 	c := &want.Spec.Containers[0]
-	c.Command = []string{"/bin/bash", "-c", binary450 + " run -n 1 -p 0.500000  -- python /benchmark/scripts/tf_cnn_benchmarks/tf_cnn_benchmarks.py --local_parameter_device=gpu --batch_size=32 --model=inception3"}
+	c.Command = []string{"/bin/bash", "-c", binary450 + " run -n 1 -p 0.500000  -- python " +
+		"/benchmark/scripts/tf_cnn_benchmarks/tf_cnn_benchmarks.py --local_parameter_device=gpu --batch_size=32 --model=inception3"}
 	c.Resources = asking("bitfusion.io/gpu", "50")
 	c.Env = []corev1.EnvVar{{Name: "LD_LIBRARY_PATH", Value: libraries450}, {Name: "DIVVY_POOL_CLIENT", Value: binary450}}
 	c.VolumeMounts = append(c.VolumeMounts,
@@ -82,23 +83,30 @@ func TestRequestsBecomeUnits(t *testing.T) {
 		units  string
 		denied []string
 	}{
-		"percent":                      {limits: []string{pool.AmountResource, "1", pool.PercentResource, "50"}, units: "50"},
-		"amount alone":                 {limits: []string{pool.AmountResource, "2"}, units: "200"},
-		"memory":                       {limits: []string{pool.AmountResource, "1", pool.MemoryResource, "8000M"}, units: "50"},
-		"W16: all of the memory":       {limits: []string{pool.AmountResource, "1", pool.MemoryResource, "16000M"}, units: "100"},
-		"W17: exact":                   {limits: []string{pool.AmountResource, "1", pool.MemoryResource, "1120M"}, units: "7"},
-		"W18: a byte more":             {limits: []string{pool.AmountResource, "1", pool.MemoryResource, "1120000001"}, units: "8"},
-		"W14: no setting":              {limits: []string{pool.AmountResource, "1", pool.MemoryResource, "4000M"}, totals: -1, denied: []string{pool.MemoryResource, "4G", "TOTAL_GPU_MEMORY"}},
-		"W19: a fraction of a GPU":     {limits: []string{pool.AmountResource, "1500m"}, denied: []string{pool.AmountResource, "1500m", "whole"}},
-		"W19: a fraction of a percent": {limits: []string{pool.AmountResource, "1", pool.PercentResource, "500m"}, denied: []string{pool.PercentResource, "500m", "1 to 100"}},
-		"W20: percent alone":           {limits: []string{pool.PercentResource, "50"}, denied: []string{pool.AmountResource, "missing"}},
-		"W20: memory alone":            {limits: []string{pool.MemoryResource, "1G"}, denied: []string{pool.AmountResource, "missing"}},
-		"W20: no GPU":                  {limits: []string{pool.AmountResource, "0"}, denied: []string{pool.AmountResource, "0"}},
-		"W21: percent and memory":      {limits: []string{pool.AmountResource, "1", pool.PercentResource, "10", pool.MemoryResource, "5001M"}, denied: []string{pool.PercentResource, pool.MemoryResource, "exclude"}},
-		"V5: percent beyond":           {limits: []string{pool.AmountResource, "1", pool.PercentResource, "101"}, denied: []string{pool.PercentResource, "101", "1 to 100"}},
-		"V5: memory beyond":            {limits: []string{pool.AmountResource, "1", pool.MemoryResource, "16001M"}, denied: []string{pool.MemoryResource, "16001M"}},
-		"V5: a misspelt key":           {limits: []string{pool.AmountResource, "1", "bitfusion.io/gpu-percnt", "10"}, denied: []string{"bitfusion.io/gpu-percnt"}},
-		"units by hand":                {limits: []string{pool.AmountResource, "1", pool.Resource, "10"}, denied: []string{pool.Resource}},
+		"percent":                {limits: []string{pool.AmountResource, "1", pool.PercentResource, "50"}, units: "50"},
+		"amount alone":           {limits: []string{pool.AmountResource, "2"}, units: "200"},
+		"memory":                 {limits: []string{pool.AmountResource, "1", pool.MemoryResource, "8000M"}, units: "50"},
+		"W16: all of the memory": {limits: []string{pool.AmountResource, "1", pool.MemoryResource, "16000M"}, units: "100"},
+		"W17: exact":             {limits: []string{pool.AmountResource, "1", pool.MemoryResource, "1120M"}, units: "7"},
+		"W18: a byte more":       {limits: []string{pool.AmountResource, "1", pool.MemoryResource, "1120000001"}, units: "8"},
+		"W14: no setting": {limits: []string{pool.AmountResource, "1", pool.MemoryResource, "4000M"}, totals: -1,
+			denied: []string{pool.MemoryResource, "4G", "TOTAL_GPU_MEMORY"}},
+		"W19: a fraction of a GPU": {limits: []string{pool.AmountResource, "1500m"}, denied: []string{pool.AmountResource,
+			"1500m", "whole"}},
+		"W19: a fraction of a percent": {limits: []string{pool.AmountResource, "1", pool.PercentResource, "500m"},
+			denied: []string{pool.PercentResource, "500m", "1 to 100"}},
+		"W20: percent alone": {limits: []string{pool.PercentResource, "50"}, denied: []string{pool.AmountResource, "missing"}},
+		"W20: memory alone":  {limits: []string{pool.MemoryResource, "1G"}, denied: []string{pool.AmountResource, "missing"}},
+		"W20: no GPU":        {limits: []string{pool.AmountResource, "0"}, denied: []string{pool.AmountResource, "0"}},
+		"W21: percent and memory": {limits: []string{pool.AmountResource, "1", pool.PercentResource, "10", pool.MemoryResource,
+			"5001M"}, denied: []string{pool.PercentResource, pool.MemoryResource, "exclude"}},
+		"V5: percent beyond": {limits: []string{pool.AmountResource, "1", pool.PercentResource, "101"},
+			denied: []string{pool.PercentResource, "101", "1 to 100"}},
+		"V5: memory beyond": {limits: []string{pool.AmountResource, "1", pool.MemoryResource, "16001M"},
+			denied: []string{pool.MemoryResource, "16001M"}},
+		"V5: a misspelt key": {limits: []string{pool.AmountResource, "1", "bitfusion.io/gpu-percnt", "10"},
+			denied: []string{"bitfusion.io/gpu-percnt"}},
+		"units by hand": {limits: []string{pool.AmountResource, "1", pool.Resource, "10"}, denied: []string{pool.Resource}},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -134,15 +142,21 @@ func TestContainersAreConvertedEachOnItsOwn(t *testing.T) {
 		pod  *corev1.Pod
 		want map[string]string // units by container
 	}{
-		"one":               {poolPod(container("a", half(), pythonX)), map[string]string{"a": "50"}},
-		"W1: the last":      {poolPod(container("log", none, "tail", "-f"), container("a", half(), pythonX)), map[string]string{"a": "50"}},
-		"W1: the middle":    {poolPod(container("log", none), container("a", half(), pythonX), container("web", none, "httpd")), map[string]string{"a": "50"}},
-		"W1: two":           {poolPod(container("a", half(), pythonX), container("b", asking(pool.AmountResource, "2"), "python", "y.py")), map[string]string{"a": "50", "b": "200"}},
-		"W2: with commands": {poolPod(container("a", half(), pythonX), container("log", none, "/bin/sh", "-c", "tail -f /log")), map[string]string{"a": "50"}},
-		"W11: by entrypoint": {annotated(poolPod(container("a", half()), container("b", half(), pythonX)), pool.EntrypointAnnotation, `["/entrypoint.sh"]`),
+		"one":          {poolPod(container("a", half(), pythonX)), map[string]string{"a": "50"}},
+		"W1: the last": {poolPod(container("log", none, "tail", "-f"), container("a", half(), pythonX)), map[string]string{"a": "50"}},
+		"W1: the middle": {poolPod(container("log", none), container("a", half(), pythonX), container("web", none, "httpd")),
+			map[string]string{"a": "50"}},
+		"W1: two": {poolPod(container("a", half(), pythonX), container("b", asking(pool.AmountResource, "2"), "python", "y.py")),
+			map[string]string{"a": "50", "b": "200"}},
+		"W2: with commands": {poolPod(container("a", half(), pythonX), container("log", none, "/bin/sh", "-c", "tail -f /log")),
+			map[string]string{"a": "50"}},
+		"W11: by entrypoint": {annotated(poolPod(container("a", half()), container("b", half(), pythonX)), pool.EntrypointAnnotation,
+			`["/entrypoint.sh"]`),
 			map[string]string{"a": "50", "b": "50"}},
-		"a sidecar":         {initsOf(poolPod(container("a", none)), sidecar(container("gpu", half(), "serve"))), map[string]string{"gpu": "50"}},
-		"an init container": {initsOf(poolPod(container("a", half(), pythonX)), container("warm", asking(pool.AmountResource, "1"), "warm")), map[string]string{"a": "50", "warm": "100"}},
+		"a sidecar": {initsOf(poolPod(container("a", none)), sidecar(container("gpu", half(), "serve"))),
+			map[string]string{"gpu": "50"}},
+		"an init container": {initsOf(poolPod(container("a", half(), pythonX)), container("warm", asking(pool.AmountResource, "1"),
+			"warm")), map[string]string{"a": "50", "warm": "100"}},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -214,10 +228,12 @@ func TestPopulateStandsBeforeThoseThatNeedIt(t *testing.T) {
 		inits []corev1.Container
 		want  []string
 	}{
-		"alone":                              {nil, []string{"populate"}},
-		"W3: after others":                   {[]corev1.Container{plain, mesh}, []string{"fetch", "mesh", "populate"}},
-		"before an init container that asks": {[]corev1.Container{plain, container("warm", half(), "warm"), mesh}, []string{"fetch", "populate", "warm", "mesh"}},
-		"before a sidecar that asks":         {[]corev1.Container{sidecar(container("gpu", half(), "serve")), plain}, []string{"populate", "gpu", "fetch"}},
+		"alone":            {nil, []string{"populate"}},
+		"W3: after others": {[]corev1.Container{plain, mesh}, []string{"fetch", "mesh", "populate"}},
+		"before an init container that asks": {[]corev1.Container{plain, container("warm", half(), "warm"), mesh},
+			[]string{"fetch", "populate", "warm", "mesh"}},
+		"before a sidecar that asks": {[]corev1.Container{sidecar(container("gpu", half(), "serve")), plain},
+			[]string{"populate", "gpu", "fetch"}},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -388,7 +404,8 @@ func TestNamespaceIsThatOfTheRequest(t *testing.T) {
 func TestClientWithoutLibrariesOrOpt(t *testing.T) {
 	t.Parallel()
 	catalog := &pool.Catalog{Clients: []pool.Client{{
-		Version: "1", OS: "any", Image: "example.com/client:1", Root: "/bitfusion/other/it's 1", Binary: "/bitfusion/other/it's 1/bin/100%/run",
+		Version: "1", OS: "any", Image: "example.com/client:1", Root: "/bitfusion/other/it's 1",
+		Binary:  "/bitfusion/other/it's 1/bin/100%/run",
 		Command: pool.CommandForm{Percent: []string{"-g", "${amount}"}, Separator: []string{"--"}},
 	}}}
 	pod := annotated(guidePod(), pool.VersionAnnotation, "1", pool.OSAnnotation, "any")
@@ -398,7 +415,8 @@ func TestClientWithoutLibrariesOrOpt(t *testing.T) {
 	if populate.Image != "example.com/client:1" {
 		t.Errorf("image %q", populate.Image)
 	}
-	mentions(t, populate.Command[2], " mkdir -p /bitfusion-distro/other && cp -rf '/bitfusion/other/it'\\''s 1' /bitfusion-distro/other/ && ")
+	mentions(t, populate.Command[2],
+		" mkdir -p /bitfusion-distro/other && cp -rf '/bitfusion/other/it'\\''s 1' /bitfusion-distro/other/ && ")
 	if strings.Contains(populate.Command[2], "opt") || mountOf(c, pool.OptPath) != nil || findVolume(converted, optVolume) != nil {
 		t.Error("a client without OptSource has /opt/bitfusion")
 	}
@@ -463,15 +481,19 @@ func TestLibraryPath(t *testing.T) {
 	client := corev1.EnvVar{Name: "DIVVY_POOL_CLIENT", Value: binary450}
 	other := corev1.EnvVar{Name: "A", Value: "b"}
 	tests := map[string]struct{ env, want []corev1.EnvVar }{
-		"none":          {nil, []corev1.EnvVar{entry(libraries450), client}},
-		"others":        {[]corev1.EnvVar{other}, []corev1.EnvVar{other, entry(libraries450), client}},
-		"a value":       {[]corev1.EnvVar{entry("/usr/local/lib"), other}, []corev1.EnvVar{entry(libraries450 + ":/usr/local/lib"), other, client}},
-		"an empty one":  {[]corev1.EnvVar{entry("")}, []corev1.EnvVar{entry(libraries450), client}},
-		"twice":         {[]corev1.EnvVar{entry("/a"), entry("/b")}, []corev1.EnvVar{entry("/a"), entry(libraries450 + ":/b"), client}},
-		"ours already":  {[]corev1.EnvVar{entry(libraries450 + ":/b")}, []corev1.EnvVar{entry(libraries450 + ":/b"), client}},
-		"by a source":   {[]corev1.EnvVar{fromEntry, other}, []corev1.EnvVar{fromEntry, other, entry(libraries450 + ":$(LD_LIBRARY_PATH)"), client}},
-		"the variable":  {[]corev1.EnvVar{{Name: "DIVVY_POOL_CLIENT", Value: "own"}}, []corev1.EnvVar{{Name: "DIVVY_POOL_CLIENT", Value: "own"}, entry(libraries450)}},
-		"value, source": {[]corev1.EnvVar{entry("/a"), fromEntry}, []corev1.EnvVar{entry("/a"), fromEntry, entry(libraries450 + ":$(LD_LIBRARY_PATH)"), client}},
+		"none":   {nil, []corev1.EnvVar{entry(libraries450), client}},
+		"others": {[]corev1.EnvVar{other}, []corev1.EnvVar{other, entry(libraries450), client}},
+		"a value": {[]corev1.EnvVar{entry("/usr/local/lib"), other}, []corev1.EnvVar{entry(libraries450 + ":/usr/local/lib"), other,
+			client}},
+		"an empty one": {[]corev1.EnvVar{entry("")}, []corev1.EnvVar{entry(libraries450), client}},
+		"twice":        {[]corev1.EnvVar{entry("/a"), entry("/b")}, []corev1.EnvVar{entry("/a"), entry(libraries450 + ":/b"), client}},
+		"ours already": {[]corev1.EnvVar{entry(libraries450 + ":/b")}, []corev1.EnvVar{entry(libraries450 + ":/b"), client}},
+		"by a source": {[]corev1.EnvVar{fromEntry, other}, []corev1.EnvVar{fromEntry, other, entry(libraries450 + ":$(LD_LIBRARY_PATH)"),
+			client}},
+		"the variable": {[]corev1.EnvVar{{Name: "DIVVY_POOL_CLIENT", Value: "own"}},
+			[]corev1.EnvVar{{Name: "DIVVY_POOL_CLIENT", Value: "own"}, entry(libraries450)}},
+		"value, source": {[]corev1.EnvVar{entry("/a"), fromEntry}, []corev1.EnvVar{entry("/a"), fromEntry,
+			entry(libraries450 + ":$(LD_LIBRARY_PATH)"), client}},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {

@@ -50,11 +50,14 @@ func answer(decide decision) admissionreview.Decide {
 		var denial *Denial
 		switch {
 		case errors.As(err, &denial) && denial.Forbidden:
-			return admissionreview.Deny(request.UID, http.StatusForbidden, metav1.StatusReasonForbidden, denial.Error()), admissionreview.Denied
+			return admissionreview.Deny(request.UID, http.StatusForbidden, metav1.StatusReasonForbidden, denial.Error()),
+				admissionreview.Denied
 		case errors.As(err, &denial):
-			return admissionreview.Deny(request.UID, http.StatusUnprocessableEntity, metav1.StatusReasonInvalid, denial.Error()), admissionreview.Denied
+			return admissionreview.Deny(request.UID, http.StatusUnprocessableEntity, metav1.StatusReasonInvalid, denial.Error()),
+				admissionreview.Denied
 		case err != nil:
-			return admissionreview.Deny(request.UID, http.StatusInternalServerError, metav1.StatusReasonInternalError, err.Error()), admissionreview.Error
+			return admissionreview.Deny(request.UID, http.StatusInternalServerError, metav1.StatusReasonInternalError, err.Error()),
+				admissionreview.Error
 		case len(patch) == 0:
 			return admissionreview.Allow(request.UID, warnings...), admissionreview.Allowed
 		}
@@ -70,7 +73,8 @@ func decodePod(request *admissionv1.AdmissionRequest) (*corev1.Pod, error) {
 		if request.SubResource != "" {
 			name += "/" + request.SubResource
 		}
-		return nil, fmt.Errorf("the request is for %s of version %s, but this webhook only reviews pods of version v1: the rules of its configuration are wrong",
+		return nil, fmt.Errorf("the request is for %s of version %s, but this webhook only reviews pods of version v1: the rules of its "+
+			"configuration are wrong",
 			name, metav1.GroupVersion{Group: request.Resource.Group, Version: request.Resource.Version})
 	}
 	raw := request.Object.Raw

@@ -95,11 +95,13 @@ func (v *validation) leftovers() {
 					v.wrongf("%s: %s: %s is requested, but the pod does not select a mode: add annotation %s: %s (or %s)",
 						place, name, written(c.Resources, name), pool.ModeAnnotation, pool.ModeAll, pool.ModeInjection)
 				} else {
-					v.wrongf("%s: %s: %s was not converted, so the pod would never run: the mutating webhook was not called for it; contact an administrator",
+					v.wrongf("%s: %s: %s was not converted, so the pod would never run: the mutating webhook was not called for it; "+
+						"contact an administrator",
 						place, name, written(c.Resources, name))
 				}
 			case !pool.Asks(c.Resources): // otherwise the reading of the request tells it
-				v.wrongf("%s: %s: %s is not a resource of the pool: must be %s with %s or %s", place, admissionreview.Short(string(name)), written(c.Resources, name), pool.AmountResource, pool.PercentResource, pool.MemoryResource)
+				v.wrongf("%s: %s: %s is not a resource of the pool: must be %s with %s or %s", place, admissionreview.Short(string(name)),
+					written(c.Resources, name), pool.AmountResource, pool.PercentResource, pool.MemoryResource)
 			}
 		}
 		if pool.Asks(c.Resources) {
@@ -119,8 +121,10 @@ func (v *validation) leftovers() {
 func (v *validation) clients() {
 	for place, c := range containers(v.pod) {
 		if holds(c.Resources) && !hasClient(v.pod, c) {
-			v.wrongf("%s: %s: %s was set by hand, but the container has no client: remove it, request %s and %s or %s, and add annotation %s: %s (or %s)",
-				place, pool.Resource, written(c.Resources, pool.Resource), pool.AmountResource, pool.PercentResource, pool.MemoryResource, pool.ModeAnnotation, pool.ModeAll, pool.ModeInjection)
+			v.wrongf("%s: %s: %s was set by hand, but the container has no client: remove it, request %s and %s or %s, and add "+
+				"annotation %s: %s (or %s)",
+				place, pool.Resource, written(c.Resources, pool.Resource), pool.AmountResource, pool.PercentResource, pool.MemoryResource,
+				pool.ModeAnnotation, pool.ModeAll, pool.ModeInjection)
 		}
 	}
 }
@@ -167,16 +171,20 @@ func (v *validation) nodes() {
 		for _, name := range resourceNames(c.Resources) {
 			request, limit := c.Resources.Requests[name], c.Resources.Limits[name]
 			switch {
-			case request.IsZero() && limit.IsZero(), largest[name] > 0, strings.HasPrefix(string(name), pool.Prefix) && name != pool.Resource:
+			case request.IsZero() && limit.IsZero(), largest[name] > 0, strings.HasPrefix(string(name), pool.Prefix) &&
+				name != pool.Resource:
 			case name == pool.Resource:
-				v.wrongf("%s: no ready node has %s (%s are requested): an administrator must check whether the DaemonSet bitfusion-device-plugin runs", place, name, written(c.Resources, name))
+				v.wrongf("%s: no ready node has %s (%s are requested): an administrator must check whether the DaemonSet "+
+					"bitfusion-device-plugin runs", place, name, written(c.Resources, name))
 			default:
-				v.wrongf("%s: no ready node has resource %s (%s are requested): remove it, or correct its name", place, admissionreview.Short(string(name)), written(c.Resources, name))
+				v.wrongf("%s: no ready node has resource %s (%s are requested): remove it, or correct its name", place,
+					admissionreview.Short(string(name)), written(c.Resources, name))
 			}
 		}
 	}
 	if units, most := podUnits(v.pod), largest[pool.Resource]; most > 0 && units > most {
-		v.wrongf("the pod requests %d of %s in total, but the largest node has %d: request less, or distribute the work over several pods", units, pool.Resource, most)
+		v.wrongf("the pod requests %d of %s in total, but the largest node has %d: request less, or distribute the work over several pods",
+			units, pool.Resource, most)
 	}
 }
 
@@ -186,7 +194,8 @@ func (v *validation) quotas() {
 	limits := v.cluster.QuotaLimits(v.namespace)
 	for _, name := range slices.Sorted(maps.Keys(limits)) {
 		if limit := limits[name]; units > limit {
-			v.forbidden = append(v.forbidden, fmt.Sprintf("the pod requests %d of %s (%d are one GPU), but quota %q of namespace %q allows %d in total: request less, or ask for a larger quota",
+			v.forbidden = append(v.forbidden, fmt.Sprintf("the pod requests %d of %s (%d are one GPU), but quota %q of namespace %q "+
+				"allows %d in total: request less, or ask for a larger quota",
 				units, pool.Resource, pool.UnitsPerGPU, name, v.namespace, limit))
 		}
 	}

@@ -45,7 +45,8 @@ func TestConvertedPodsPass(t *testing.T) {
 	validated(t, converted(t, guidePod()), readyCluster())
 	validated(t, converted(t, annotated(guidePod(), pool.ModeAnnotation, "injection", pool.HomeAnnotation, "/home/user")), readyCluster())
 	validated(t, converted(t, annotated(guidePod(), pool.VersionAnnotation, "250")), readyCluster())
-	validated(t, converted(t, initsOf(poolPod(container("a", none, "x"), container("b", half(), pythonX)), sidecar(container("c", half(), "serve")))), readyCluster())
+	validated(t, converted(t, initsOf(poolPod(container("a", none, "x"), container("b", half(), pythonX)),
+		sidecar(container("c", half(), "serve")))), readyCluster())
 	volumes := guidePod()
 	volumes.Spec.Volumes = append(volumes.Spec.Volumes, emptyDir(distroVolume))
 	validated(t, converted(t, volumes), readyCluster())
@@ -57,7 +58,8 @@ func TestConvertedPodsPass(t *testing.T) {
 // like, and so does everything in an ignored namespace.
 func TestOtherPodsPass(t *testing.T) {
 	t.Parallel()
-	broken := &testCluster{largest: map[corev1.ResourceName]int64{}, quotas: map[string]map[string]int64{testNamespace: {"none": 0}}, notAllowed: errors.New("no")}
+	broken := &testCluster{largest: map[corev1.ResourceName]int64{}, quotas: map[string]map[string]int64{testNamespace: {"none": 0}},
+		notAllowed: errors.New("no")}
 	pod := poolPod(container("a", asking("example.com/nothing", "1", "cpu", "1"), "x"))
 	pod.Annotations = nil
 	validated(t, pod, broken)
@@ -71,19 +73,24 @@ func TestOtherPodsPass(t *testing.T) {
 func TestLeftoversAreRefused(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []string{"-", "", "none", "off"} {
-		refused(t, annotated(guidePod(), pool.ModeAnnotation, mode), readyCluster(), false, `container "bf-pkgs"`, pool.AmountResource, pool.ModeAnnotation+": all", "injection")
+		refused(t, annotated(guidePod(), pool.ModeAnnotation, mode), readyCluster(), false, `container "bf-pkgs"`, pool.AmountResource,
+			pool.ModeAnnotation+": all", "injection")
 	}
 	for _, mode := range []string{"all", "injection"} {
-		refused(t, annotated(guidePod(), pool.ModeAnnotation, mode), readyCluster(), false, `container "bf-pkgs"`, pool.AmountResource, "not converted")
+		refused(t, annotated(guidePod(), pool.ModeAnnotation, mode), readyCluster(), false, `container "bf-pkgs"`, pool.AmountResource,
+			"not converted")
 	}
 	refused(t, annotated(guidePod(), pool.StatusAnnotation, "injected"), readyCluster(), false, "not converted") // W30
 	refused(t, annotated(guidePod(), pool.ModeAnnotation, "injecton"), readyCluster(), false, pool.ModeAnnotation, "injecton")
 	// V3: init containers are looked at.
-	refused(t, initsOf(poolPod(container("a", corev1.ResourceRequirements{})), container("warm", half(), "x")), readyCluster(), false, `init container "warm"`)
+	refused(t, initsOf(poolPod(container("a", corev1.ResourceRequirements{})), container("warm", half(), "x")), readyCluster(), false,
+		`init container "warm"`)
 	// V5: what is wrong with the request is told at once.
-	wrong := annotated(poolPod(container("a", asking(pool.PercentResource, "101"), pythonX)), pool.ModeAnnotation, "-", pool.OSAnnotation, "-")
+	wrong := annotated(poolPod(container("a", asking(pool.PercentResource, "101"), pythonX)), pool.ModeAnnotation, "-", pool.OSAnnotation,
+		"-")
 	refused(t, wrong, readyCluster(), false, pool.ModeAnnotation, pool.PercentResource+": 101", pool.AmountResource, pool.OSAnnotation)
-	refused(t, poolPod(container("a", asking("bitfusion.io/gpu-percnt", "10"), pythonX)), readyCluster(), false, `container "a"`, "bitfusion.io/gpu-percnt", pool.PercentResource)
+	refused(t, poolPod(container("a", asking("bitfusion.io/gpu-percnt", "10"), pythonX)), readyCluster(), false, `container "a"`,
+		"bitfusion.io/gpu-percnt", pool.PercentResource)
 }
 
 // Units written by hand come without a client.
@@ -91,7 +98,8 @@ func TestUnitsByHandAreRefused(t *testing.T) {
 	t.Parallel()
 	byHand := poolPod(container("a", asking(pool.Resource, "50"), pythonX))
 	refused(t, byHand, readyCluster(), false, `container "a"`, pool.Resource, pool.AmountResource, pool.ModeAnnotation)
-	refused(t, annotated(byHand.DeepCopy(), pool.ModeAnnotation, "-", pool.StatusAnnotation, "injected"), readyCluster(), false, pool.Resource)
+	refused(t, annotated(byHand.DeepCopy(), pool.ModeAnnotation, "-", pool.StatusAnnotation, "injected"), readyCluster(), false,
+		pool.Resource)
 	// Nothing at all may be asked for by hand.
 	validated(t, poolPod(container("a", asking(pool.Resource, "0"), pythonX)), readyCluster())
 
@@ -142,8 +150,10 @@ func TestResourcesThatNoNodeHas(t *testing.T) {
 	cluster.largest[pool.Resource] = 100
 	validated(t, two, cluster)
 	// Init containers run before, sidecars beside the others.
-	validated(t, converted(t, initsOf(poolPod(container("a", half(), pythonX)), container("warm", asking(pool.AmountResource, "1"), "x"))), cluster)
-	refused(t, converted(t, initsOf(poolPod(container("a", half(), pythonX)), sidecar(container("serve", asking(pool.AmountResource, "1"), "x")))), cluster, false, "150", "100")
+	validated(t, converted(t, initsOf(poolPod(container("a", half(), pythonX)), container("warm", asking(pool.AmountResource, "1"), "x"))),
+		cluster)
+	refused(t, converted(t, initsOf(poolPod(container("a", half(), pythonX)),
+		sidecar(container("serve", asking(pool.AmountResource, "1"), "x")))), cluster, false, "150", "100")
 }
 
 // A quota that could not hold the pod even when it was empty.
@@ -164,7 +174,8 @@ func TestNamespaceWithoutCredentials(t *testing.T) {
 	cluster := &credentialsCluster{testCluster: readyCluster()}
 	cluster.notAllowed = errors.New("kubectl label namespace tensorflow-benchmark divvy.dev/pool=allowed")
 	refused(t, converted(t, guidePod()), cluster, true, "kubectl label namespace")
-	if cluster.namespace != testNamespace || strings.Join(cluster.secrets, " ") != pool.CASecret+" "+pool.ClientSecret+" "+pool.ServersSecret {
+	if cluster.namespace != testNamespace || strings.Join(cluster.secrets, " ") != pool.CASecret+" "+pool.ClientSecret+" "+
+		pool.ServersSecret {
 		t.Errorf("asked about %s, %q", cluster.namespace, cluster.secrets)
 	}
 	// What is wrong with the pod comes first.

@@ -35,7 +35,8 @@ var cases = map[string]Case{
 		Section: CaseServers, Title: "servers.conf is not in the form that the client reads",
 		Pods: "Failed to parse /root/.bitfusion/servers.conf",
 		Do: []string{
-			"Import the token again, which corrects the format: kubectl divvy pool import TOKEN.tar; for clients 3.5 with --client-version 350.",
+			"Import the token again, which corrects the format: kubectl divvy pool import TOKEN.tar; for clients 3.5 with " +
+				"--client-version 350.",
 			"If the import rejects the file, correct the lines that it names. The correct format is\n" +
 				"  servers:\n  - reachable: 10.202.122.248:56001\n    addresses:\n    - 10.202.122.248:56001\n" +
 				"with a blank after each colon that follows a word; \"reachable\" is for clients 3.5 alone.",
@@ -46,7 +47,8 @@ var cases = map[string]Case{
 		Pods: "dial tcp 10.117.32.156:56001: i/o timeout",
 		Do: []string{
 			"Compare the addresses with the pool's administration: a server with a new address requires a new token.",
-			"Check whether the server runs, and whether routes, firewalls and NetworkPolicies allow nodes and pods to connect, by default to TCP port 56001.",
+			"Check whether the server runs, and whether routes, firewalls and NetworkPolicies allow nodes and pods to connect, by " +
+				"default to TCP port 56001.",
 			"The check ran from this machine; the path from pods may differ. To check from a node: curl -kv https://ADDRESS",
 		},
 	},

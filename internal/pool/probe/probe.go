@@ -208,7 +208,8 @@ func (c Config) unanswered(ctx context.Context, err error) (Verdict, string) {
 	case errors.As(err, &remote) && remote.Op == "remote error": // an alert
 		return HandshakeRefused, "the server aborts the TLS handshake: " + strings.TrimPrefix(cause(err), "tls: ")
 	case errors.Is(err, io.EOF), errors.Is(err, syscall.ECONNRESET), errors.Is(err, syscall.EPIPE):
-		return Closed, "the peer closes the connection without a TLS handshake: it is not a server of a pool, or a proxy or firewall intercepts the connection"
+		return Closed, "the peer closes the connection without a TLS handshake: it is not a server of a pool, or a proxy or firewall " +
+			"intercepts the connection"
 	}
 	return HandshakeRefused, cause(err)
 }
@@ -227,7 +228,8 @@ func (c Config) unverified(err *tls.CertificateVerificationError, name string) (
 			whose = "the certificate of the authority"
 		}
 		if c.Now().Before(invalid.Cert.NotBefore) {
-			return Expired, fmt.Sprintf("%s is not valid before %s; check the clock of this machine", whose, invalid.Cert.NotBefore.UTC().Format(time.RFC3339))
+			return Expired, fmt.Sprintf("%s is not valid before %s; check the clock of this machine", whose,
+				invalid.Cert.NotBefore.UTC().Format(time.RFC3339))
 		}
 		return Expired, fmt.Sprintf("%s expired on %s", whose, invalid.Cert.NotAfter.UTC().Format(time.RFC3339))
 	case errors.As(err, &authority):

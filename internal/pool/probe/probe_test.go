@@ -66,7 +66,8 @@ func (a *authority) roots() *x509.CertPool {
 // certificate is for 127.0.0.1 unless the change says something else.
 func (a *authority) certificate(t *testing.T, change func(*x509.Certificate)) tls.Certificate {
 	t.Helper()
-	template := &x509.Certificate{Subject: pkix.Name{CommonName: "server"}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().AddDate(0, 1, 0),
+	template := &x509.Certificate{Subject: pkix.Name{CommonName: "server"}, NotBefore: time.Now().Add(-time.Hour),
+		NotAfter:    time.Now().AddDate(0, 1, 0),
 		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}}
 	if change != nil {
 		change(template)
@@ -156,36 +157,49 @@ func TestVerdicts(t *testing.T) {
 		section string
 	}{
 		"well": {address: speak(t, good), want: OK, detail: "its certificate is valid until 20"},
-		"well, by another name": {address: speak(t, serverWith(pool.certificate(t, func(c *x509.Certificate) { c.IPAddresses, c.DNSNames = nil, []string{"pool.example.com"} }))),
+		"well, by another name": {address: speak(t,
+			serverWith(pool.certificate(t, func(c *x509.Certificate) { c.IPAddresses, c.DNSNames = nil, []string{"pool.example.com"} }))),
 			change: func(c *Config) { c.ServerName = "pool.example.com" }, want: OK},
 		"expired": {address: speak(t, serverWith(pool.certificate(t, func(c *x509.Certificate) {
 			c.NotBefore, c.NotAfter = time.Now().AddDate(0, -2, 0), time.Date(2024, 5, 6, 7, 8, 9, 0, time.UTC)
 		}))), want: Expired, detail: "its certificate expired on 2024-05-06T07:08:09Z", section: CaseToken},
-		"not valid yet": {address: speak(t, serverWith(pool.certificate(t, func(c *x509.Certificate) { c.NotBefore = time.Now().Add(24 * time.Hour) }))),
+		"not valid yet": {address: speak(t,
+			serverWith(pool.certificate(t, func(c *x509.Certificate) { c.NotBefore = time.Now().Add(24 * time.Hour) }))),
 			want: Expired, detail: "check the clock of this machine", section: CaseToken},
-		"an authority that expired": {address: speak(t, serverWith(old.certificate(t, nil))), change: func(c *Config) { c.Roots = old.roots() },
-			want: Expired, detail: "the certificate of the authority expired on", section: CaseToken},
+		"an authority that expired": {address: speak(t, serverWith(old.certificate(t, nil))),
+			change: func(c *Config) { c.Roots = old.roots() },
+			want:   Expired, detail: "the certificate of the authority expired on", section: CaseToken},
 		"another authority": {address: speak(t, serverWith(other.certificate(t, nil))), want: UnknownAuthority,
 			detail: `its certificate was issued by "CN=other", which is not the authority in ca.crt`, section: CaseToken},
-		"no authority at all": {address: speak(t, good), change: func(c *Config) { c.Roots = nil }, want: UnknownAuthority, section: CaseToken},
+		"no authority at all": {address: speak(t, good), change: func(c *Config) { c.Roots = nil }, want: UnknownAuthority,
+			section: CaseToken},
 		"another name": {address: speak(t, serverWith(pool.certificate(t, func(c *x509.Certificate) {
 			c.IPAddresses, c.DNSNames = []net.IP{net.IPv4(10, 0, 0, 1)}, []string{"pool.example.com"}
 		}))), want: WrongName, detail: "its certificate is not for 127.0.0.1 but for pool.example.com, 10.0.0.1", section: CaseToken},
-		"no name": {address: speak(t, serverWith(pool.certificate(t, func(c *x509.Certificate) { c.IPAddresses = nil }))), want: WrongName, detail: "no name at all", section: CaseToken},
-		"for clients alone": {address: speak(t, serverWith(pool.certificate(t, func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth} }))),
+		"no name": {address: speak(t, serverWith(pool.certificate(t, func(c *x509.Certificate) { c.IPAddresses = nil }))), want: WrongName,
+			detail: "no name at all", section: CaseToken},
+		"for clients alone": {address: speak(t,
+			serverWith(pool.certificate(t, func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth} }))),
 			want: BadCertificate, detail: "cannot be verified", section: CaseToken},
-		"no certificate": {address: speak(t, &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return nil, errors.New("none") }}),
+		"no certificate": {address: speak(t, &tls.Config{MinVersion: tls.VersionTLS12,
+			GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return nil, errors.New("none") }}),
 			want: HandshakeRefused, detail: "the server aborts the TLS handshake", section: CaseToken},
 		"takes connections and says nothing": {address: listen(t, silent),
-			change: func(c *Config) { c.Timeout = 200 * time.Millisecond }, want: Silent, detail: "does not respond within 200ms", section: CaseToken},
-		"ends the connection": {address: listen(t, hear), want: Closed, detail: "the peer closes the connection without a TLS handshake", section: CaseToken},
+			change: func(c *Config) { c.Timeout = 200 * time.Millisecond }, want: Silent, detail: "does not respond within 200ms",
+			section: CaseToken},
+		"ends the connection": {address: listen(t, hear), want: Closed, detail: "the peer closes the connection without a TLS handshake",
+			section: CaseToken},
 		"speaks something else": {address: listen(t, greet),
 			want: NotTLS, detail: "does not speak TLS", section: CaseToken},
 		"nobody listens": {address: nobody, want: Refused, detail: "connection refused", section: CaseNetwork},
-		"no way":         {address: "10.1.1.1:1", change: fails(os.NewSyscallError("connect", syscall.EHOSTUNREACH)), want: Unreachable, detail: "no route from this machine: no route to host", section: CaseNetwork},
-		"no network":     {address: "10.1.1.1:1", change: fails(os.NewSyscallError("connect", syscall.ENETUNREACH)), want: Unreachable, detail: "network is unreachable", section: CaseNetwork},
-		"no rights":      {address: "10.1.1.1:1", change: fails(os.NewSyscallError("connect", syscall.EACCES)), want: Unreachable, detail: "permission denied", section: CaseNetwork},
-		"kernel gave up": {address: "10.1.1.1:1", change: fails(os.NewSyscallError("connect", syscall.ETIMEDOUT)), want: Timeout, section: CaseNetwork},
+		"no way": {address: "10.1.1.1:1", change: fails(os.NewSyscallError("connect", syscall.EHOSTUNREACH)), want: Unreachable,
+			detail: "no route from this machine: no route to host", section: CaseNetwork},
+		"no network": {address: "10.1.1.1:1", change: fails(os.NewSyscallError("connect", syscall.ENETUNREACH)), want: Unreachable,
+			detail: "network is unreachable", section: CaseNetwork},
+		"no rights": {address: "10.1.1.1:1", change: fails(os.NewSyscallError("connect", syscall.EACCES)), want: Unreachable,
+			detail: "permission denied", section: CaseNetwork},
+		"kernel gave up": {address: "10.1.1.1:1", change: fails(os.NewSyscallError("connect", syscall.ETIMEDOUT)), want: Timeout,
+			section: CaseNetwork},
 		"no answer to the connection": {address: "10.1.1.1:1", change: func(c *Config) {
 			c.Timeout = 100 * time.Millisecond
 			c.Dial = func(ctx context.Context, _, _ string) (net.Conn, error) {
@@ -193,10 +207,12 @@ func TestVerdicts(t *testing.T) {
 				return nil, &net.OpError{Op: "dial", Err: ctx.Err()}
 			}
 		}, want: Timeout, detail: "no connection within 100ms", section: CaseNetwork},
-		"no such name": {address: "pool.example.com:1", change: fails(&net.DNSError{Err: "no such host", Name: "pool.example.com", IsNotFound: true}),
-			want: NoName, detail: "the DNS server of this machine has no address for the name", section: CaseNetwork},
-		"no answer of the DNS": {address: "pool.example.com:1", change: fails(&net.DNSError{Err: "i/o timeout", Name: "pool.example.com", IsTimeout: true}),
-			want: NoName, detail: "the DNS lookup of the name failed: i/o timeout", section: CaseNetwork},
+		"no such name": {address: "pool.example.com:1",
+			change: fails(&net.DNSError{Err: "no such host", Name: "pool.example.com", IsNotFound: true}),
+			want:   NoName, detail: "the DNS server of this machine has no address for the name", section: CaseNetwork},
+		"no answer of the DNS": {address: "pool.example.com:1",
+			change: fails(&net.DNSError{Err: "i/o timeout", Name: "pool.example.com", IsTimeout: true}),
+			want:   NoName, detail: "the DNS lookup of the name failed: i/o timeout", section: CaseNetwork},
 		"no port":    {address: "10.1.1.1", want: Malformed, detail: "has no port: write 10.1.1.1:56001", section: CaseServers},
 		"no address": {address: "a b:1", want: Malformed, section: CaseServers},
 	}
@@ -220,7 +236,8 @@ func TestVerdicts(t *testing.T) {
 			if c := Explain(section); section != "" && (c.Section != section || c.Title == "" || c.Pods == "" || len(c.Do) == 0) {
 				t.Errorf("section %s is not explained: %+v", section, c)
 			}
-			if seen := got[0].NotAfter != nil; seen != (tt.want == OK || tt.want == Expired || tt.want == UnknownAuthority || tt.want == WrongName || tt.want == BadCertificate) {
+			if seen := got[0].NotAfter != nil; seen != (tt.want == OK || tt.want == Expired || tt.want == UnknownAuthority ||
+				tt.want == WrongName || tt.want == BadCertificate) {
 				t.Errorf("end of the certificate %v with %s", got[0].NotAfter, tt.want)
 			}
 		})

@@ -124,7 +124,8 @@ func New(c Config) *Keeper {
 // meanwhile is logged, counted, told to the pods that wait, and tried again. It
 // is called once.
 func (k *Keeper) Run(ctx context.Context) error {
-	k.queue = workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[string](200*time.Millisecond, 30*time.Second))
+	k.queue = workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[string](200*time.Millisecond,
+		30*time.Second))
 	if err := k.watch(); err != nil {
 		return err
 	}
@@ -244,7 +245,8 @@ func (k *Keeper) keep(ctx context.Context, namespace, name string, users []*pod,
 			return 0, nil
 		}
 		return k.tell(ctx, users, events.PoolCredentialsMissing, name, fmt.Sprintf(
-			"Secret %s/%s does not exist, so it cannot be copied to this namespace; create it from the pool's token with: kubectl divvy pool import TOKEN.tar -n %s",
+			"Secret %s/%s does not exist, so it cannot be copied to this namespace; create it from the pool's token with: kubectl divvy "+
+				"pool import TOKEN.tar -n %s",
 			k.config.SourceNamespace, name, k.config.SourceNamespace))
 	case have == nil && wait > 0:
 		return wait, nil
@@ -256,7 +258,8 @@ func (k *Keeper) keep(ctx context.Context, namespace, name string, users []*pod,
 	if err == nil {
 		return 0, nil
 	}
-	_, tellErr := k.tell(ctx, users, events.PoolCredentialsFailed, name, fmt.Sprintf("Secret %s cannot be copied to this namespace: %v", name, err))
+	_, tellErr := k.tell(ctx, users, events.PoolCredentialsFailed, name, fmt.Sprintf("Secret %s cannot be copied to this namespace: %v",
+		name, err))
 	return 0, errors.Join(err, tellErr)
 }
 
@@ -431,7 +434,8 @@ func (k *Keeper) Allowed(namespace string, secrets []string) error {
 
 // notAllowed is the error about a namespace that the selector does not match.
 func (k *Keeper) notAllowed(namespace string, missing []string) error {
-	what := fmt.Sprintf("namespace %q is not allowed to use the pool, so its credentials (%s) are not copied there", namespace, strings.Join(missing, ", "))
+	what := fmt.Sprintf("namespace %q is not allowed to use the pool, so its credentials (%s) are not copied there", namespace,
+		strings.Join(missing, ", "))
 	requirements, selectable := k.config.Selector.Requirements()
 	if !selectable {
 		return fmt.Errorf("%s: the configuration allows no namespace; an administrator can create the secrets there", what)
@@ -439,7 +443,8 @@ func (k *Keeper) notAllowed(namespace string, missing []string) error {
 	command := "kubectl label namespace " + namespace
 	for _, r := range requirements {
 		switch {
-		case (r.Operator() == selection.Equals || r.Operator() == selection.DoubleEquals || r.Operator() == selection.In) && r.Values().Len() > 0:
+		case (r.Operator() == selection.Equals || r.Operator() == selection.DoubleEquals || r.Operator() == selection.In) &&
+			r.Values().Len() > 0:
 			command += " " + r.Key() + "=" + r.Values().List()[0]
 		default:
 			return fmt.Errorf("%s: an administrator must label it so that %q matches", what, k.config.Selector.String())

@@ -99,7 +99,8 @@ func user(namespace, name string, secrets ...string) *corev1.Pod {
 		Status:     corev1.PodStatus{Phase: corev1.PodPending},
 	}
 	for _, s := range secrets {
-		p.Spec.Volumes = append(p.Spec.Volumes, corev1.Volume{Name: s, VolumeSource: corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{SecretName: s}}})
+		p.Spec.Volumes = append(p.Spec.Volumes,
+			corev1.Volume{Name: s, VolumeSource: corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{SecretName: s}}})
 	}
 	return p
 }

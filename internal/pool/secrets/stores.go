@@ -70,7 +70,8 @@ type secret struct {
 
 func newStores(c Config) stores {
 	s := stores{
-		pods: coreinformers.NewFilteredPodInformer(c.Client, metav1.NamespaceAll, 0, cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc},
+		pods: coreinformers.NewFilteredPodInformer(c.Client, metav1.NamespaceAll, 0,
+			cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc},
 			func(o *metav1.ListOptions) { o.LabelSelector = pool.ConvertedLabel + "=true" }),
 		namespaces: coreinformers.NewNamespaceInformer(c.Client, 0, nil),
 		secrets:    map[string]cache.SharedIndexInformer{},

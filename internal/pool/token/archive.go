@@ -184,7 +184,8 @@ func archiveError(err error, entries int) error {
 	case errors.Is(err, gzip.ErrHeader), errors.Is(err, gzip.ErrChecksum):
 		return fmt.Errorf("the archive is damaged (%w): download the token again", err)
 	case entries == 0 && (errors.Is(err, tar.ErrHeader) || errors.Is(err, io.ErrUnexpectedEOF)):
-		return errors.New("this is not a tar or tar.gz file, or its beginning is missing: use the file that was downloaded from the pool's administration")
+		return errors.New("this is not a tar or tar.gz file, or its beginning is missing: use the file that was downloaded from the " +
+			"pool's administration")
 	case errors.Is(err, io.ErrUnexpectedEOF):
 		return fmt.Errorf("the archive is truncated after entry %d: download the token again", entries)
 	}

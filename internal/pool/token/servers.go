@@ -77,16 +77,19 @@ func CheckAddress(address string) error {
 		return fmt.Errorf("address %q is not host:port, such as 10.202.122.248:%d", shown, defaultPort)
 	}
 	if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 || strconv.FormatUint(n, 10) != port {
-		return fmt.Errorf("address %q has the port %q: it must be a number from 1 to 65535; servers usually listen on %d", shown, printable(port), defaultPort)
+		return fmt.Errorf("address %q has the port %q: it must be a number from 1 to 65535; servers usually listen on %d", shown,
+			printable(port), defaultPort)
 	}
 	if _, err := netip.ParseAddr(host); err == nil {
 		return nil
 	}
 	if numeric.MatchString(host) {
-		return fmt.Errorf("address %q has the host %q, which is not an IP address: an IPv4 address is four numbers from 0 to 255", shown, printable(host))
+		return fmt.Errorf("address %q has the host %q, which is not an IP address: an IPv4 address is four numbers from 0 to 255", shown,
+			printable(host))
 	}
 	if len(validation.IsDNS1123Subdomain(strings.ToLower(host))) > 0 {
-		return fmt.Errorf("address %q has the host %q: it must be a DNS name or an IP address, an IPv6 address in brackets", shown, printable(host))
+		return fmt.Errorf("address %q has the host %q: it must be a DNS name or an IP address, an IPv6 address in brackets", shown,
+			printable(host))
 	}
 	return nil
 }
@@ -113,7 +116,8 @@ var fused = regexp.MustCompile(`(?m)^( *(?:- +)?reachable):([^\s:].*)$`)
 func separate(data []byte) ([]byte, []string) {
 	var mended []string
 	for _, at := range fused.FindAllIndex(data, -1) {
-		mended = append(mended, fmt.Sprintf("line %d: added the required blank after \"reachable:\"", 1+bytes.Count(data[:at[0]], []byte("\n"))))
+		mended = append(mended, fmt.Sprintf("line %d: added the required blank after \"reachable:\"",
+			1+bytes.Count(data[:at[0]], []byte("\n"))))
 	}
 	if mended == nil {
 		return data, nil
@@ -160,7 +164,8 @@ func parseServers(data []byte) (*yaml.Node, Servers, error) {
 		s.List = append(s.List, server)
 		for _, a := range server.Addresses {
 			if before, doubled := lines[a]; doubled {
-				s.Warnings = append(s.Warnings, fmt.Sprintf("%s: duplicate address %q, in server %d and server %d", pool.ServersKey, printable(a), before, i+1))
+				s.Warnings = append(s.Warnings, fmt.Sprintf("%s: duplicate address %q, in server %d and server %d", pool.ServersKey,
+					printable(a), before, i+1))
 			}
 			lines[a] = i + 1
 		}
@@ -184,7 +189,8 @@ func readServer(item *yaml.Node, problem func(line int, format string, args ...a
 	}
 	if reachable != nil {
 		if reachable.Kind != yaml.ScalarNode || reachable.Tag == "!!null" {
-			problem(reachable.Line, "\"reachable\" is %s: it must be one address, such as 10.202.122.248:%d", kindOf(reachable), defaultPort)
+			problem(reachable.Line, "\"reachable\" is %s: it must be one address, such as 10.202.122.248:%d", kindOf(reachable),
+				defaultPort)
 		} else {
 			server.Reachable = reachable.Value
 			if err := CheckAddress(reachable.Value); err != nil {
@@ -199,7 +205,8 @@ func readServer(item *yaml.Node, problem func(line int, format string, args ...a
 	case addresses == nil:
 		problem(item.Line, "a server has no \"addresses\": %s", rightForm)
 	case addresses.Kind != yaml.SequenceNode || len(addresses.Content) == 0:
-		problem(addresses.Line, "\"addresses\" is %s: it must be a list, a line \"- 10.202.122.248:%d\" for each address", kindOf(addresses), defaultPort)
+		problem(addresses.Line, "\"addresses\" is %s: it must be a list, a line \"- 10.202.122.248:%d\" for each address",
+			kindOf(addresses), defaultPort)
 	default:
 		for _, a := range addresses.Content {
 			if a.Kind != yaml.ScalarNode || a.Tag == "!!null" {

@@ -30,26 +30,35 @@ func TestParseServers(t *testing.T) {
 		"as the guide means it":  {text: guideMeant, want: []Server{{Line: 2, Reachable: a, Addresses: []string{a}}}},
 		"without a blank, after the addresses": {text: "servers:\n- addresses:\n  - " + a + "\n  reachable:" + a + "\n",
 			want: []Server{{Line: 2, Reachable: a, Addresses: []string{a}}}, mended: 1},
-		"with carriage returns": {text: strings.ReplaceAll(guideModified, "\n", "\r\n"), want: []Server{{Line: 2, Reachable: a, Addresses: []string{a}}}, mended: 1},
-		"several": {text: "servers:\n- addresses:\n  - " + a + "\n- reachable:" + b + "\n  addresses: [\"" + b + "\", 'pool.example.com:1', '[::1]:56001']\n",
-			want: []Server{{Line: 2, Addresses: []string{a}}, {Line: 4, Reachable: b, Addresses: []string{b, "pool.example.com:1", "[::1]:56001"}}}, mended: 1},
-		"keys that are not known": {text: "version: 2\nservers:\n- id: 7\n  addresses: [" + a + "]\n", want: []Server{{Line: 3, Addresses: []string{a}}}},
-		"comments alone":          {text: "# x\n", err: []string{"servers.conf"}},
-		"empty":                   {text: " \n", err: []string{"servers.conf is empty: it must look like\n  servers:"}},
-		"a list":                  {text: "- " + a, err: []string{"servers.conf is a list"}},
-		"no servers":              {text: "server: []", err: []string{`has no "servers"`}},
-		"servers without any":     {text: "servers: []", err: []string{`line 1: "servers" is an empty list`}},
-		"servers as text":         {text: "servers: " + a, err: []string{`"servers" is text`}},
-		"servers twice":           {text: "servers: []\nservers: []", err: []string{`duplicate "servers", the second in line 2`}},
-		"no YAML":                 {text: "servers:\n- addresses:\n - x: [\n", err: []string{"servers.conf is not YAML", "line"}},
-		"tabs":                    {text: "servers:\n\t- addresses:\n", err: []string{"it has tabs"}},
-		"an alias":                {text: "servers: *x", err: []string{"it has an alias"}},
-		"a server as text":        {text: "servers:\n- " + a + "\n", err: []string{`line 2: a server is text: it must have a list "addresses"`}},
-		"no addresses":            {text: "servers:\n- reachable: " + a, want: []Server{{Line: 2, Reachable: a}}, err: []string{`line 2: a server has no "addresses"`}},
-		"addresses as text":       {text: "servers:\n- addresses: " + a, err: []string{`line 2: "addresses" is text: it must be a list`}},
-		"a blank after the colon": {text: "servers:\n- addresses:\n  - 10.202.122.248: 56001", err: []string{"line 3: an address is a mapping: it must be host:port in one piece, without a blank"}},
-		"reachable as a list":     {text: "servers:\n- reachable: [" + a + "]\n  addresses: [" + a + "]", want: []Server{{Line: 2, Addresses: []string{a}}}, err: []string{`line 2: "reachable" is a list`}},
-		"reachable without value": {text: "servers:\n- reachable:\n  addresses: [" + a + "]", want: []Server{{Line: 2, Addresses: []string{a}}}, err: []string{`line 2: "reachable" is nothing`}},
+		"with carriage returns": {text: strings.ReplaceAll(guideModified, "\n", "\r\n"),
+			want: []Server{{Line: 2, Reachable: a, Addresses: []string{a}}}, mended: 1},
+		"several": {text: "servers:\n- addresses:\n  - " + a + "\n- reachable:" + b + "\n  addresses: [\"" + b +
+			"\", 'pool.example.com:1', '[::1]:56001']\n",
+			want: []Server{{Line: 2, Addresses: []string{a}},
+				{Line: 4, Reachable: b, Addresses: []string{b, "pool.example.com:1", "[::1]:56001"}}}, mended: 1},
+		"keys that are not known": {text: "version: 2\nservers:\n- id: 7\n  addresses: [" + a + "]\n",
+			want: []Server{{Line: 3, Addresses: []string{a}}}},
+		"comments alone":      {text: "# x\n", err: []string{"servers.conf"}},
+		"empty":               {text: " \n", err: []string{"servers.conf is empty: it must look like\n  servers:"}},
+		"a list":              {text: "- " + a, err: []string{"servers.conf is a list"}},
+		"no servers":          {text: "server: []", err: []string{`has no "servers"`}},
+		"servers without any": {text: "servers: []", err: []string{`line 1: "servers" is an empty list`}},
+		"servers as text":     {text: "servers: " + a, err: []string{`"servers" is text`}},
+		"servers twice":       {text: "servers: []\nservers: []", err: []string{`duplicate "servers", the second in line 2`}},
+		"no YAML":             {text: "servers:\n- addresses:\n - x: [\n", err: []string{"servers.conf is not YAML", "line"}},
+		"tabs":                {text: "servers:\n\t- addresses:\n", err: []string{"it has tabs"}},
+		"an alias":            {text: "servers: *x", err: []string{"it has an alias"}},
+		"a server as text": {text: "servers:\n- " + a + "\n",
+			err: []string{`line 2: a server is text: it must have a list "addresses"`}},
+		"no addresses": {text: "servers:\n- reachable: " + a, want: []Server{{Line: 2, Reachable: a}},
+			err: []string{`line 2: a server has no "addresses"`}},
+		"addresses as text": {text: "servers:\n- addresses: " + a, err: []string{`line 2: "addresses" is text: it must be a list`}},
+		"a blank after the colon": {text: "servers:\n- addresses:\n  - 10.202.122.248: 56001",
+			err: []string{"line 3: an address is a mapping: it must be host:port in one piece, without a blank"}},
+		"reachable as a list": {text: "servers:\n- reachable: [" + a + "]\n  addresses: [" + a + "]",
+			want: []Server{{Line: 2, Addresses: []string{a}}}, err: []string{`line 2: "reachable" is a list`}},
+		"reachable without value": {text: "servers:\n- reachable:\n  addresses: [" + a + "]",
+			want: []Server{{Line: 2, Addresses: []string{a}}}, err: []string{`line 2: "reachable" is nothing`}},
 		"all that is wrong": {text: "servers:\n- addresses:\n  - 10.1.1.1\n  - " + a + "\n- addresses:\n  - pool:0\n",
 			want: []Server{{Line: 2, Addresses: []string{"10.1.1.1", a}}, {Line: 5, Addresses: []string{"pool:0"}}},
 			err:  []string{`line 3: address "10.1.1.1" has no port: write 10.1.1.1:56001`, `line 6: address "pool:0" has the port "0"`}},
@@ -124,21 +133,28 @@ func TestRepair(t *testing.T) {
 		want      string
 		changes   []string
 	}{
-		"nothing to do":             {text: guideSource, want: guideSource},
-		"nothing to add":            {text: guideMeant, reachable: true, want: guideMeant},
-		"the guide's own form":      {text: guideModified, want: guideMeant, changes: []string{`line 2: added the required blank after "reachable:"`}},
-		"the guide's form, for 350": {text: guideModified, reachable: true, want: guideMeant, changes: []string{`line 2: added the required blank after "reachable:"`}},
-		"what the guide means":      {text: guideSource, reachable: true, want: guideMeant, changes: []string{`server 1: "reachable: 10.202.122.248:56001" was added`}},
-		"what stays as it is, byte for byte": {text: "# mine\nservers:   [ { reachable: a:1,\n addresses: [ 'a:1' ] } ]\r\n", reachable: true,
-			want: "# mine\nservers:   [ { reachable: a:1,\n addresses: [ 'a:1' ] } ]\r\n"},
-		"one of several, with comments and keys that are not known": {
-			text:      "# the pool\nversion: 2\nservers:\n# rack 1\n- id: 7 # seven\n  addresses:\n  - a:1\n  - b:1\n- reachable:c:1\n  addresses: [\"c:1\"]\n- addresses: ['[::1]:1']\n",
+		"nothing to do":  {text: guideSource, want: guideSource},
+		"nothing to add": {text: guideMeant, reachable: true, want: guideMeant},
+		"the guide's own form": {text: guideModified, want: guideMeant,
+			changes: []string{`line 2: added the required blank after "reachable:"`}},
+		"the guide's form, for 350": {text: guideModified, reachable: true, want: guideMeant,
+			changes: []string{`line 2: added the required blank after "reachable:"`}},
+		"what the guide means": {text: guideSource, reachable: true, want: guideMeant,
+			changes: []string{`server 1: "reachable: 10.202.122.248:56001" was added`}},
+		"what stays as it is, byte for byte": {text: "# mine\nservers:   [ { reachable: a:1,\n addresses: [ 'a:1' ] } ]\r\n",
 			reachable: true,
-			want:      "# the pool\nversion: 2\nservers:\n# rack 1\n- reachable: a:1\n  id: 7 # seven\n  addresses:\n  - a:1\n  - b:1\n- reachable: c:1\n  addresses: [\"c:1\"]\n- reachable: '[::1]:1'\n  addresses: ['[::1]:1']\n",
+			want:      "# mine\nservers:   [ { reachable: a:1,\n addresses: [ 'a:1' ] } ]\r\n"},
+		"one of several, with comments and keys that are not known": {
+			text: "# the pool\nversion: 2\nservers:\n# rack 1\n- id: 7 # seven\n  addresses:\n  - a:1\n  - b:1\n- reachable:c:1\n  " +
+				"addresses: [\"c:1\"]\n- addresses: ['[::1]:1']\n",
+			reachable: true,
+			want: "# the pool\nversion: 2\nservers:\n# rack 1\n- reachable: a:1\n  id: 7 # seven\n  addresses:\n  - a:1\n  - b:1\n- " +
+				"reachable: c:1\n  addresses: [\"c:1\"]\n- reachable: '[::1]:1'\n  addresses: ['[::1]:1']\n",
 			changes: []string{`line 9: added the required blank after "reachable:"`,
 				`server 1: "reachable: a:1" was added`, `server 3: "reachable: [::1]:1" was added`},
 		},
-		"in one line": {text: "servers: [{addresses: ['a:1']}]\n", reachable: true, want: "servers: [{reachable: 'a:1', addresses: ['a:1']}]\n",
+		"in one line": {text: "servers: [{addresses: ['a:1']}]\n", reachable: true,
+			want:    "servers: [{reachable: 'a:1', addresses: ['a:1']}]\n",
 			changes: []string{`server 1: "reachable: a:1" was added`}},
 	}
 	for name, tt := range tests {
@@ -165,7 +181,8 @@ func TestRepair(t *testing.T) {
 }
 
 func TestNeedsReachable(t *testing.T) {
-	for version, want := range map[string]bool{"350": true, "3.5": true, "3.5.0": true, "": false, "250": false, "401": false, "450": false, "4.5": false, "3.5.1": false, "35": false} {
+	for version, want := range map[string]bool{"350": true, "3.5": true, "3.5.0": true, "": false, "250": false, "401": false, "450": false,
+		"4.5": false, "3.5.1": false, "35": false} {
 		if got := NeedsReachable(version); got != want {
 			t.Errorf("%q: %v", version, got)
 		}
@@ -175,8 +192,10 @@ func TestNeedsReachable(t *testing.T) {
 // What is mended can be read, has the same addresses, and is mended for good.
 func FuzzServers(f *testing.F) {
 	for _, text := range []string{guideSource, guideModified, guideMeant, "servers: [{addresses: ['a:1']}]", "a: &x b\nservers: *x",
-		"# x\nservers:\n# y\n- addresses: # z\n  - a:1\n# end\n", "servers:\n- ? a\n  : b\n  addresses: [a:1]", "servers:\n- addresses:\n  - |\n    reachable:x\n",
-		"servers: !!seq\n- addresses: !!seq [!!str a:1]\n", "\xef\xbb\xbfservers:\n- addresses: [a:1]", "---\nservers:\n- addresses: [a:1]\n...\n"} {
+		"# x\nservers:\n# y\n- addresses: # z\n  - a:1\n# end\n", "servers:\n- ? a\n  : b\n  addresses: [a:1]",
+		"servers:\n- addresses:\n  - |\n    reachable:x\n",
+		"servers: !!seq\n- addresses: !!seq [!!str a:1]\n", "\xef\xbb\xbfservers:\n- addresses: [a:1]",
+		"---\nservers:\n- addresses: [a:1]\n...\n"} {
 		f.Add([]byte(text))
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {

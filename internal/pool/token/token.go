@@ -86,7 +86,8 @@ func Certificates(ca []byte) ([]*x509.Certificate, error) {
 			break
 		}
 		if block.Type != "CERTIFICATE" {
-			return nil, fmt.Errorf("%s contains a PEM block of type %q: it must contain only certificates, because every pod that uses the pool can read it", pool.CAKey, printable(block.Type))
+			return nil, fmt.Errorf("%s contains a PEM block of type %q: it must contain only certificates, because every pod that uses "+
+				"the pool can read it", pool.CAKey, printable(block.Type))
 		}
 		cert, err := x509.ParseCertificate(block.Bytes)
 		if err != nil {
@@ -100,7 +101,8 @@ func Certificates(ca []byte) ([]*x509.Certificate, error) {
 	case len(bytes.TrimSpace(ca)) == 0:
 		return nil, fmt.Errorf("%s is empty: it must contain the certificate of the pool's authority in PEM", pool.CAKey)
 	case bytes.Contains(ca, []byte("-----BEGIN")):
-		return nil, fmt.Errorf("%s contains a PEM block that cannot be parsed, perhaps truncated: it must contain a certificate, from -----BEGIN CERTIFICATE----- to -----END CERTIFICATE-----", pool.CAKey)
+		return nil, fmt.Errorf("%s contains a PEM block that cannot be parsed, perhaps truncated: it must contain a certificate, from "+
+			"-----BEGIN CERTIFICATE----- to -----END CERTIFICATE-----", pool.CAKey)
 	}
 	return nil, fmt.Errorf("%s is not a certificate: it must contain PEM, beginning with -----BEGIN CERTIFICATE-----", pool.CAKey)
 }
@@ -120,13 +122,16 @@ func certificateWarnings(c *x509.Certificate, now time.Time) []string {
 	var out []string
 	name := printable(c.Subject.String())
 	if now.After(c.NotAfter) {
-		out = append(out, fmt.Sprintf("%s: the certificate of %q expired on %s: download a new token", pool.CAKey, name, c.NotAfter.UTC().Format(time.RFC3339)))
+		out = append(out, fmt.Sprintf("%s: the certificate of %q expired on %s: download a new token", pool.CAKey, name,
+			c.NotAfter.UTC().Format(time.RFC3339)))
 	}
 	if now.Before(c.NotBefore) {
-		out = append(out, fmt.Sprintf("%s: the certificate of %q is not valid before %s: check the clock of this machine", pool.CAKey, name, c.NotBefore.UTC().Format(time.RFC3339)))
+		out = append(out, fmt.Sprintf("%s: the certificate of %q is not valid before %s: check the clock of this machine", pool.CAKey, name,
+			c.NotBefore.UTC().Format(time.RFC3339)))
 	}
 	if c.BasicConstraintsValid && !c.IsCA {
-		out = append(out, fmt.Sprintf("%s: the certificate of %q is not that of an authority; only a server with this very certificate can be verified with it", pool.CAKey, name))
+		out = append(out, fmt.Sprintf("%s: the certificate of %q is not that of an authority; only a server with this very certificate "+
+			"can be verified with it", pool.CAKey, name))
 	}
 	return out
 }
@@ -146,7 +151,8 @@ func checkClient(data []byte) (warnings []string, err error) {
 	for i := 0; i+1 < len(root.Content); i += 2 {
 		key, value := root.Content[i], root.Content[i+1]
 		if strings.EqualFold(key.Value, "cacertpath") && value.Kind == yaml.ScalarNode && value.Value != pool.CAPath {
-			warnings = append(warnings, fmt.Sprintf("%s, line %d: %s is not %s, where pods have the certificate", pool.ClientKey, value.Line, "cacertpath", pool.CAPath))
+			warnings = append(warnings, fmt.Sprintf("%s, line %d: %s is not %s, where pods have the certificate", pool.ClientKey,
+				value.Line, "cacertpath", pool.CAPath))
 		}
 	}
 	return warnings, nil

@@ -69,22 +69,29 @@ func TestCheck(t *testing.T) {
 			warnings: []string{"is not valid before 2026-06-02T12:00:00Z: check the clock"}},
 		"no authority": {change: func(k *Token) { k.CA = certificate(t, now.AddDate(0, -1, 0), false) },
 			warnings: []string{"is not that of an authority"}},
-		"text as ca.crt":                {change: func(k *Token) { k.CA = []byte("hello") }, errs: []string{"ca.crt is not a certificate: it must contain PEM"}},
-		"blanks as ca.crt":              {change: func(k *Token) { k.CA = []byte(" \n") }, errs: []string{"ca.crt is empty"}},
-		"a certificate that is cut off": {change: func(k *Token) { k.CA = k.CA[:len(k.CA)/2] }, errs: []string{"ca.crt contains a PEM block that cannot be parsed, perhaps truncated"}},
+		"text as ca.crt": {change: func(k *Token) { k.CA = []byte("hello") },
+			errs: []string{"ca.crt is not a certificate: it must contain PEM"}},
+		"blanks as ca.crt": {change: func(k *Token) { k.CA = []byte(" \n") }, errs: []string{"ca.crt is empty"}},
+		"a certificate that is cut off": {change: func(k *Token) { k.CA = k.CA[:len(k.CA)/2] },
+			errs: []string{"ca.crt contains a PEM block that cannot be parsed, perhaps truncated"}},
 		"a certificate of garbage": {change: func(k *Token) {
 			k.CA = append(k.CA[:len(k.CA):len(k.CA)], pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: []byte("x")})...)
 		}, errs: []string{"ca.crt: certificate 2 cannot be read"}},
 		// It would be copied into every namespace that uses the pool.
 		"a key in ca.crt": {change: func(k *Token) { k.CA = append(k.CA[:len(k.CA):len(k.CA)], key...) },
 			errs: []string{`ca.crt contains a PEM block of type "EC PRIVATE KEY"`}},
-		"client.yaml that is a list": {change: func(k *Token) { k.Client = []byte("- a\n") }, errs: []string{"client.yaml must be a YAML mapping, lines of the form key: value; it is a list"}},
-		"client.yaml that is text":   {change: func(k *Token) { k.Client = []byte("s3cret") }, errs: []string{"client.yaml must be a YAML mapping, lines of the form key: value; it is text"}},
-		"client.yaml of comments":    {change: func(k *Token) { k.Client = []byte("# s3cret\n") }, errs: []string{"client.yaml"}},
-		"client.yaml that is empty":  {change: func(k *Token) { k.Client = []byte("\n") }, errs: []string{"client.yaml is empty"}},
-		"client.yaml with tabs":      {change: func(k *Token) { k.Client = []byte("a:\n\tb: s3cret\n") }, errs: []string{"client.yaml is not YAML", "line 2", "it has tabs"}},
-		"client.yaml with an alias":  {change: func(k *Token) { k.Client = []byte("token: *s3cret\n") }, errs: []string{"client.yaml is not YAML: it has an alias"}},
-		"two documents":              {change: func(k *Token) { k.Client = []byte("a: 1\n---\nb: s3cret\n") }, errs: []string{"more than one document"}},
+		"client.yaml that is a list": {change: func(k *Token) { k.Client = []byte("- a\n") },
+			errs: []string{"client.yaml must be a YAML mapping, lines of the form key: value; it is a list"}},
+		"client.yaml that is text": {change: func(k *Token) { k.Client = []byte("s3cret") },
+			errs: []string{"client.yaml must be a YAML mapping, lines of the form key: value; it is text"}},
+		"client.yaml of comments":   {change: func(k *Token) { k.Client = []byte("# s3cret\n") }, errs: []string{"client.yaml"}},
+		"client.yaml that is empty": {change: func(k *Token) { k.Client = []byte("\n") }, errs: []string{"client.yaml is empty"}},
+		"client.yaml with tabs": {change: func(k *Token) { k.Client = []byte("a:\n\tb: s3cret\n") },
+			errs: []string{"client.yaml is not YAML", "line 2", "it has tabs"}},
+		"client.yaml with an alias": {change: func(k *Token) { k.Client = []byte("token: *s3cret\n") },
+			errs: []string{"client.yaml is not YAML: it has an alias"}},
+		"two documents": {change: func(k *Token) { k.Client = []byte("a: 1\n---\nb: s3cret\n") },
+			errs: []string{"more than one document"}},
 		"another path of the certificate": {change: func(k *Token) { k.Client = []byte("a: 1\nCAcertPath: /s3cret/ca.crt\n") },
 			warnings: []string{"client.yaml, line 2: cacertpath is not /etc/bitfusion/tls/ca.crt"}},
 		"an address twice": {change: func(k *Token) { k.Servers = []byte(goodServers + "- addresses: [10.202.122.248:56001]\n") },
@@ -132,7 +139,8 @@ func TestTokenIsNeverPrinted(t *testing.T) {
 		t.Fatal(err)
 	}
 	encoded := fmt.Sprintf("%x", []byte("s3cret-of-the-pool"))
-	for _, text := range []string{log.String(), string(body), fmt.Sprintf("%v %+v %#v %s %x %q %d", k, *k, *k, k, *k, k, *k), fmt.Sprint(k, *k)} {
+	for _, text := range []string{log.String(), string(body), fmt.Sprintf("%v %+v %#v %s %x %q %d", k, *k, *k, k, *k, k, *k),
+		fmt.Sprint(k, *k)} {
 		for _, secret := range []string{"s3cret", encoded, "czNjcmV0", "115 51"} {
 			if strings.Contains(text, secret) {
 				t.Errorf("%s is in %s", secret, text)

@@ -81,12 +81,14 @@ func checkWebhooks(s *Snapshot, f *findings) {
 		roots, err := certutil.ParseCertsPEM(w.client.CABundle)
 		switch {
 		case len(w.client.CABundle) == 0:
-			f.add(severity, w.object(), "its caBundle is empty, so the API server does not trust its certificate: "+meaning, remedy, commands...).Transient = true
+			f.add(severity, w.object(), "its caBundle is empty, so the API server does not trust its certificate: "+meaning, remedy,
+				commands...).Transient = true
 		case err != nil:
 			f.add(severity, w.object(), "its caBundle cannot be parsed ("+err.Error()+"): "+meaning, remedy, commands...)
 		default:
 			if why := s.untrusted(service, roots); why != "" {
-				f.add(severity, w.object(), "its caBundle does not contain the CA of the serving certificate ("+why+"): "+meaning, remedy, commands...)
+				f.add(severity, w.object(), "its caBundle does not contain the CA of the serving certificate ("+why+"): "+meaning, remedy,
+					commands...)
 			}
 		}
 	}
@@ -187,7 +189,8 @@ func checkCertificates(s *Snapshot, f *findings) {
 	if published := s.configMap(r.Namespace, nameExtenderCA); published != nil {
 		there, err := certutil.ParseCertsPEM([]byte(published.Data["ca.crt"]))
 		if err != nil || !slices.ContainsFunc(there, ca[0].Equal) {
-			f.add(Error, "ConfigMap "+r.Namespace+"/"+nameExtenderCA, "it does not contain the CA of the extender, so kube-scheduler would not trust the extender",
+			f.add(Error, "ConfigMap "+r.Namespace+"/"+nameExtenderCA,
+				"it does not contain the CA of the extender, so kube-scheduler would not trust the extender",
 				"Restart the extender, which publishes it.", restart).Transient = true
 		}
 	}
@@ -203,7 +206,8 @@ func checkKept(s *Snapshot, f *findings, secret *corev1.Secret, service string) 
 		return fmt.Sprintf("kubectl annotate secret %s -n %s %s=%s --overwrite", secret.Name, secret.Namespace, rotateAnnotation, what)
 	}
 	if len(secret.Data[corev1.TLSCertKey]) == 0 {
-		f.add(Error, object, "it contains no certificate yet", "Its program writes the certificate once it runs; fix the problem reported for the program.").Transient = true
+		f.add(Error, object, "it contains no certificate yet",
+			"Its program writes the certificate once it runs; fix the problem reported for the program.").Transient = true
 		return
 	}
 	remedy := "Request a new certificate; its program issues one within seconds while it runs."
@@ -228,7 +232,8 @@ func checkKept(s *Snapshot, f *findings, secret *corev1.Secret, service string) 
 		cas, err := certutil.ParseCertsPEM(secret.Data[key])
 		if err != nil {
 			if key == "ca.crt" {
-				f.add(Error, object, "its CA is invalid: "+err.Error(), "Request a new one; certificates signed by the old one stay valid meanwhile.", rotate("ca"))
+				f.add(Error, object, "its CA is invalid: "+err.Error(),
+					"Request a new one; certificates signed by the old one stay valid meanwhile.", rotate("ca"))
 				return
 			}
 			continue
@@ -322,7 +327,8 @@ func checkPolicies(s *Snapshot, f *findings) {
 			f.add(Error, object, "it has no binding, so the API server does not enforce it", remedy, commands...)
 		}
 		if t := p.Status.TypeChecking; t != nil && len(t.ExpressionWarnings) > 0 {
-			f.add(Warning, object, "the API server warns of an expression: "+t.ExpressionWarnings[0].FieldRef+": "+t.ExpressionWarnings[0].Warning,
+			f.add(Warning, object, "the API server warns of an expression: "+t.ExpressionWarnings[0].FieldRef+": "+
+				t.ExpressionWarnings[0].Warning,
 				"Report this as a bug, with the version of Kubernetes.")
 		}
 	}

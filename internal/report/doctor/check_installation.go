@@ -16,11 +16,13 @@ func checkRelease(s *Snapshot, f *findings) {
 	r := s.Release()
 	if r == nil {
 		f.add(Error, "cluster", "Divvy is not installed: no DaemonSet or Deployment has the label "+labelPartOf+"="+partOf,
-			"Install the chart from a checkout: helm install divvy charts/divvy --namespace divvy-system --create-namespace -f dist/images/values.yaml. See docs/install.md for the images.")
+			"Install the chart from a checkout: helm install divvy charts/divvy --namespace divvy-system --create-namespace -f "+
+				"dist/images/values.yaml. See docs/install.md for the images.")
 		return
 	}
 	for _, other := range s.Releases[1:] {
-		remedy := "Keep only one release, because they allocate the same devices independently. This command removes the second one; to remove the other one, run helm uninstall for it."
+		remedy := "Keep only one release, because they allocate the same devices independently. This command removes the second one; to " +
+			"remove the other one, run helm uninstall for it."
 		var commands []string
 		if other.Helm {
 			commands = []string{"helm uninstall " + other.Name + " -n " + other.Namespace}
@@ -36,10 +38,12 @@ func checkRelease(s *Snapshot, f *findings) {
 			fmt.Sprintf("helm rollback %s -n %s", r.Name, r.Namespace))
 	case r.Status == "failed":
 		f.add(Warning, object, fmt.Sprintf("helm's revision %d failed", r.Revision),
-			fmt.Sprintf("Find the reason with helm status %s -n %s, and upgrade again. This command rolls back to the previous revision.", r.Name, r.Namespace),
+			fmt.Sprintf("Find the reason with helm status %s -n %s, and upgrade again. This command rolls back to the previous revision.",
+				r.Name, r.Namespace),
 			fmt.Sprintf("helm rollback %s -n %s", r.Name, r.Namespace))
 	case r.Status == "uninstalling":
-		f.add(Warning, object, "it is being uninstalled, or the command was interrupted", "Run the command again; it continues where it stopped.",
+		f.add(Warning, object, "it is being uninstalled, or the command was interrupted",
+			"Run the command again; it continues where it stopped.",
 			fmt.Sprintf("helm uninstall %s -n %s", r.Name, r.Namespace))
 	}
 }
@@ -110,13 +114,15 @@ func checkLeftovers(s *Snapshot, f *findings) {
 			if !slices.ContainsFunc(published, func(key string) bool { _, ok := n.Annotations[key]; return ok }) {
 				continue
 			}
-			f.add(Warning, "Node "+n.Name, "it has annotations of divvy-node, which is not installed", "Remove the annotations.", forget(n.Name))
+			f.add(Warning, "Node "+n.Name, "it has annotations of divvy-node, which is not installed", "Remove the annotations.",
+				forget(n.Name))
 		}
 	}
 	if !s.hasExtender() {
 		for i := range s.Pods {
 			if p := &s.Pods[i]; isScheduler(p) && !ended(p) && p.Annotations[annotationWired] != "" {
-				f.add(Warning, podObject(p), "this kube-scheduler calls an extender that is not installed, so pods that request memory stay Pending",
+				f.add(Warning, podObject(p), "this kube-scheduler calls an extender that is not installed, so pods that request memory "+
+					"stay Pending",
 					"Run on its node: divvy-control schedconf uninstall")
 			}
 		}

@@ -37,7 +37,8 @@ func wantedLabels(d *appsv1.DaemonSet) []string {
 	for key := range d.Spec.Template.Spec.NodeSelector {
 		keys[key] = true
 	}
-	if a := d.Spec.Template.Spec.Affinity; len(keys) == 0 && a != nil && a.NodeAffinity != nil && a.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution != nil {
+	if a := d.Spec.Template.Spec.Affinity; len(keys) == 0 && a != nil && a.NodeAffinity != nil &&
+		a.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution != nil {
 		for _, term := range a.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms {
 			for _, e := range term.MatchExpressions {
 				if e.Operator == corev1.NodeSelectorOpIn {
@@ -67,7 +68,8 @@ func checkNodeLabels(s *Snapshot, f *findings) {
 			if s.daemonOn(n.Name) != nil {
 				continue
 			}
-			if taint, untolerated := corev1helpers.FindMatchingUntoleratedTaint(logr.Discard(), n.Spec.Taints, d.Spec.Template.Spec.Tolerations,
+			if taint, untolerated := corev1helpers.FindMatchingUntoleratedTaint(logr.Discard(), n.Spec.Taints,
+				d.Spec.Template.Spec.Tolerations,
 				func(t *corev1.Taint) bool {
 					// Those that Kubernetes sets itself pods of a DaemonSet tolerate.
 					return t.Effect != corev1.TaintEffectPreferNoSchedule && !strings.HasPrefix(t.Key, "node.kubernetes.io/")
@@ -82,16 +84,20 @@ func checkNodeLabels(s *Snapshot, f *findings) {
 		}
 		switch {
 		case value == "false" && published && s.used(n):
-			f.add(Warning, object, "its label "+enabledLabel+"=false excludes it from divvy-node, but its devices are or were recently in use",
-				"This command includes it again. To keep it excluded, drain the pods that use its devices; kubelet drops the resources after 5 minutes.",
+			f.add(Warning, object, "its label "+enabledLabel+"=false excludes it from divvy-node, but its devices are or were recently "+
+				"in use",
+				"This command includes it again. To keep it excluded, drain the pods that use its devices; kubelet drops the resources "+
+					"after 5 minutes.",
 				"kubectl label node "+n.Name+" "+enabledLabel+"=true --overwrite")
 		case value == "false": // said on purpose, and nothing uses it
 		case published:
-			f.add(Error, object, "it has annotations of divvy-node, but no label that selects it for divvy-node ("+strings.Join(wanted, ", ")+")",
+			f.add(Error, object, "it has annotations of divvy-node, but no label that selects it for divvy-node ("+strings.Join(wanted,
+				", ")+")",
 				"This command includes it again. To keep it excluded, set the label "+enabledLabel+"=false.",
 				"kubectl label node "+n.Name+" "+choosing(wanted)+"=true --overwrite")
 		case value == "true":
-			f.add(Warning, object, fmt.Sprintf("its label %s=true has no effect: the value node.nodeSelector or node.affinity requires other labels (%s)", enabledLabel, strings.Join(wanted, ", ")),
+			f.add(Warning, object, fmt.Sprintf("its label %s=true has no effect: the value node.nodeSelector or node.affinity requires "+
+				"other labels (%s)", enabledLabel, strings.Join(wanted, ", ")),
 				"Set the required labels, or change the values.")
 		}
 	}
@@ -165,7 +171,8 @@ func checkInventory(s *Snapshot, f *findings) {
 		all, err := inventory(n)
 		switch {
 		case errors.Is(err, errNoInventory):
-			f.add(Error, object, "its divvy-node is ready but has not published an inventory", "Restart divvy-node, which publishes the inventory.", again).Transient = true
+			f.add(Error, object, "its divvy-node is ready but has not published an inventory",
+				"Restart divvy-node, which publishes the inventory.", again).Transient = true
 			continue
 		case err != nil:
 			f.add(Error, object, "its annotation "+wire.InventoryAnnotation+" cannot be parsed: "+err.Error(),
@@ -181,7 +188,8 @@ func checkInventory(s *Snapshot, f *findings) {
 				f.add(Error, object, "kubelet does not offer "+name+": the device plugin is not registered with it",
 					"Restart divvy-node, which registers with kubelet again.", again).Transient = true
 			case have < want:
-				f.add(Error, object, fmt.Sprintf("kubelet offers %d of %s but divvy-node has %d: kubelet has lost the device plugin, or has not reported yet", have, name, want),
+				f.add(Error, object, fmt.Sprintf("kubelet offers %d of %s but divvy-node has %d: kubelet has lost the device plugin, or "+
+					"has not reported yet", have, name, want),
 					"Restart divvy-node, which registers with kubelet again.", again).Transient = true
 			case have > want:
 				f.add(Warning, object, fmt.Sprintf("kubelet offers %d of %s but divvy-node has published %d", have, name, want),
@@ -204,10 +212,12 @@ func checkDevices(s *Snapshot, f *findings) {
 		checkQuarantine(n, all, f)
 		for _, in := range all {
 			for _, share := range in.Shares {
-				if !share.Health.Unhealthy || !share.Health.Quarantined.IsZero() || strings.HasPrefix(share.Health.Reason, accel.ReasonGivenOut) {
+				if !share.Health.Unhealthy || !share.Health.Quarantined.IsZero() ||
+					strings.HasPrefix(share.Health.Reason, accel.ReasonGivenOut) {
 					continue
 				}
-				f.add(Warning, fmt.Sprintf("Node %s, device %d (%s)", n.Name, share.Index, share.ID), "no new pods are placed on it: "+share.Health.Reason,
+				f.add(Warning, fmt.Sprintf("Node %s, device %d (%s)", n.Name, share.Index, share.ID),
+					"no new pods are placed on it: "+share.Health.Reason,
 					"See docs/health.md for the causes and how a device recovers.")
 			}
 		}
@@ -267,7 +277,8 @@ func checkOtherPlugins(s *Snapshot, f *findings) {
 			continue
 		}
 		told[object] = true
-		f.add(Error, object, fmt.Sprintf("another device plugin runs on node %s beside divvy-node, and both allocate the same devices independently", n.Name),
+		f.add(Error, object, fmt.Sprintf("another device plugin runs on node %s beside divvy-node, and both allocate the same devices "+
+			"independently", n.Name),
 			"Remove it in the order of docs/migrating.md, or exclude its nodes from Divvy with the label "+enabledLabel+"=false.", command)
 	}
 	// What serves a socket without being a known program is told by the daemon.
@@ -333,9 +344,11 @@ func checkKubelet(s *Snapshot, f *findings) {
 			case v.LessThan(minKubernetes):
 				f.add(Error, object, fmt.Sprintf("its kubelet has version %s; Divvy requires %s", v, minKubernetes), "Upgrade kubelet.")
 			case serverErr == nil && v.Minor() > server.Minor() && v.Major() == server.Major():
-				f.add(Warning, object, fmt.Sprintf("its kubelet has version %s, newer than the API server's %s, which Kubernetes does not support", v, server), "Upgrade the control plane first.")
+				f.add(Warning, object, fmt.Sprintf("its kubelet has version %s, newer than the API server's %s, which Kubernetes does "+
+					"not support", v, server), "Upgrade the control plane first.")
 			case serverErr == nil && v.Minor()+3 < server.Minor() && v.Major() == server.Major():
-				f.add(Warning, object, fmt.Sprintf("its kubelet has version %s, more than three minor versions behind the API server's %s", v, server), "Upgrade kubelet.")
+				f.add(Warning, object, fmt.Sprintf("its kubelet has version %s, more than three minor versions behind the API server's %s",
+					v, server), "Upgrade kubelet.")
 			}
 		}
 		all, err := inventory(n)
@@ -377,7 +390,8 @@ func checkUnits(f *findings, object string, config v1alpha1.NodeConfig, all []ac
 				break
 			}
 		}
-		f.add(Error, object, fmt.Sprintf("memoryUnit %q of %s is too small: %d units make a list of %d bytes, but kubelet accepts at most %d", r.MemoryUnit, r.Name, units, bytes, maxList),
+		f.add(Error, object, fmt.Sprintf("memoryUnit %q of %s is too small: %d units make a list of %d bytes, but kubelet accepts at "+
+			"most %d", r.MemoryUnit, r.Name, units, bytes, maxList),
 			"Set memoryUnit to "+better+" while no pod uses the resource.")
 	}
 }

@@ -44,7 +44,8 @@ func checkWaiting(s *Snapshot, f *findings) {
 		case p.Spec.NodeName != "":
 			checkStarting(f, p, waits)
 		case len(p.Spec.SchedulingGates) > 0:
-			f.add(Warning, podObject(p), "its scheduling gate "+p.Spec.SchedulingGates[0].Name+" prevents scheduling", "The controller that set the gate must remove it.")
+			f.add(Warning, podObject(p), "its scheduling gate "+p.Spec.SchedulingGates[0].Name+" prevents scheduling",
+				"The controller that set the gate must remove it.")
 		case c == nil || c.Message == "":
 			if waits > settled {
 				f.add(Warning, podObject(p), fmt.Sprintf("no scheduler has processed it; its schedulerName is %q", p.Spec.SchedulerName),
@@ -68,13 +69,15 @@ func explain(message string, wants []string, there map[string]bool) (why, remedy
 		}
 	}
 	switch {
-	case strings.Contains(message, "gcushare-scheduler/") || strings.Contains(message, "connection refused") || strings.Contains(message, "context deadline exceeded"):
+	case strings.Contains(message, "gcushare-scheduler/") || strings.Contains(message, "connection refused") ||
+		strings.Contains(message, "context deadline exceeded"):
 		return why, "kube-scheduler cannot reach the extender; see the checks extender and scheduler."
 	case strings.Contains(message, "in one "):
 		return why, "No single device has that much free memory; see kubectl divvy inspect. A request is never split across devices."
 	case strings.Contains(message, "Insufficient "):
 		return why, "All units are allocated; see kubectl divvy inspect. The pod starts when other pods end."
-	case strings.Contains(message, "untolerated taint"), strings.Contains(message, "node affinity"), strings.Contains(message, "node selector"):
+	case strings.Contains(message, "untolerated taint"), strings.Contains(message, "node affinity"),
+		strings.Contains(message, "node selector"):
 		return why, "Add the toleration or the node selector that the nodes with devices require."
 	}
 	return why, "Fix the problem that the message describes."
@@ -108,7 +111,8 @@ func checkFailed(s *Snapshot, f *findings) {
 			continue
 		}
 		f.add(Warning, podObject(p), "node "+p.Spec.NodeName+" rejected it ("+reason+"): "+p.Status.Message,
-			"The message gives the free capacity of the node; docs/troubleshooting.md lists the causes. A controller has already replaced the pod; this command removes it.",
+			"The message gives the free capacity of the node; docs/troubleshooting.md lists the causes. A controller has already "+
+				"replaced the pod; this command removes it.",
 			"kubectl delete pod "+p.Name+" -n "+p.Namespace)
 	}
 }
@@ -161,21 +165,25 @@ func checkGrants(s *Snapshot, f *findings) {
 		case !there:
 			continue
 		case err != nil:
-			f.add(Warning, podObject(p), "its planned allocation cannot be parsed: "+err.Error(), "Another client wrote it; divvy-node replaces it when the pod holds units.").Transient = true
+			f.add(Warning, podObject(p), "its planned allocation cannot be parsed: "+err.Error(),
+				"Another client wrote it; divvy-node replaces it when the pod holds units.").Transient = true
 			continue
 		case grant.Node != p.Spec.NodeName:
-			f.add(Warning, podObject(p), fmt.Sprintf("its planned allocation is for node %s, but it runs on %s", grant.Node, p.Spec.NodeName),
+			f.add(Warning, podObject(p), fmt.Sprintf("its planned allocation is for node %s, but it runs on %s", grant.Node,
+				p.Spec.NodeName),
 				"Another client wrote it; divvy-node replaces it when the pod holds units.").Transient = true
 			continue
 		case !grant.Confirmed && old:
-			f.add(Warning, podObject(p), "it runs, but divvy-node has not confirmed its allocation", "See the log of divvy-node on node "+p.Spec.NodeName+".").Transient = true
+			f.add(Warning, podObject(p), "it runs, but divvy-node has not confirmed its allocation",
+				"See the log of divvy-node on node "+p.Spec.NodeName+".").Transient = true
 		}
 		in, ok := resources[grant.Resource]
 		if !ok {
 			continue
 		}
 		if !slices.ContainsFunc(in.Shares, func(share accel.Share) bool { return share.ID == grant.Device }) {
-			f.add(Warning, podObject(p), fmt.Sprintf("it holds device %s of node %s, which the node no longer has", grant.Device, grant.Node),
+			f.add(Warning, podObject(p), fmt.Sprintf("it holds device %s of node %s, which the node no longer has", grant.Device,
+				grant.Node),
 				"Its device is lost; see docs/health.md for what happens to its pods.")
 			continue
 		}

@@ -95,10 +95,12 @@ func checkPoolCopies(s *Snapshot, f *findings) {
 		switch {
 		case !plain || !labelled:
 		case value != "allowed":
-			f.add(Warning, "Namespace "+n.Name, fmt.Sprintf("its label %s has the invalid value %q", poolLabel, value), "This command allows its pods to use the pool; otherwise remove the label.",
+			f.add(Warning, "Namespace "+n.Name, fmt.Sprintf("its label %s has the invalid value %q", poolLabel, value),
+				"This command allows its pods to use the pool; otherwise remove the label.",
 				"kubectl label namespace "+n.Name+" "+poolLabel+"=allowed --overwrite")
 		case slices.Contains(strings.Split(ignored, ","), n.Name):
-			f.add(Warning, "Namespace "+n.Name, "it is allowed to use the pool, but its pods are ignored: it is one of the ignored namespaces", "Run these pods in another namespace, or change the value pool.ignoredNamespaces.")
+			f.add(Warning, "Namespace "+n.Name, "it is allowed to use the pool, but its pods are ignored: it is one of the ignored "+
+				"namespaces", "Run these pods in another namespace, or change the value pool.ignoredNamespaces.")
 		}
 	}
 	restart := fmt.Sprintf("kubectl rollout restart deployment/%s -n %s", hook.Name, hook.Namespace)
@@ -123,12 +125,15 @@ func checkPoolCopies(s *Snapshot, f *findings) {
 			remedy := "Set a label that matches the value pool.credentials.namespaceSelector."
 			var commands []string
 			if plain {
-				remedy, commands = "Allow it.", []string{"kubectl label namespace " + p.Namespace + " " + poolLabel + "=allowed --overwrite"}
+				remedy, commands = "Allow it.",
+					[]string{"kubectl label namespace " + p.Namespace + " " + poolLabel + "=allowed --overwrite"}
 			}
 			f.add(Error, object, problem+", and it is not allowed to use the pool", remedy, commands...)
 			continue
 		}
-		f.add(Error, object, problem, "The webhooks create the copies; see the check pool-token, and their log. This command restarts them.", restart).Transient = true
+		f.add(Error, object, problem,
+			"The webhooks create the copies; see the check pool-token, and their log. This command restarts them.",
+			restart).Transient = true
 	}
 }
 
@@ -184,19 +189,23 @@ func checkPoolUnits(s *Snapshot, f *findings) {
 		}
 		for _, p := range s.podsOf(d.Namespace, d.Spec.Selector) {
 			if p.Spec.NodeName == n.Name && podReady(p) {
-				f.add(Error, "Node "+n.Name, "its device plugin is ready but kubelet offers no "+pool.Resource, "Restart it, so that it registers with kubelet again.",
+				f.add(Error, "Node "+n.Name, "its device plugin is ready but kubelet offers no "+pool.Resource,
+					"Restart it, so that it registers with kubelet again.",
 					"kubectl delete pod "+p.Name+" -n "+p.Namespace).Transient = true
 			}
 		}
 	}
 	if offering == 0 {
-		f.add(Error, "nodes", "no node offers "+pool.Resource+", so pods that use the pool stay Pending", "See the check workloads for DaemonSet "+namePoolNode+".").Transient = true
+		f.add(Error, "nodes", "no node offers "+pool.Resource+", so pods that use the pool stay Pending",
+			"See the check workloads for DaemonSet "+namePoolNode+".").Transient = true
 	}
 	for i := range s.Quotas {
 		q := &s.Quotas[i]
 		for name := range q.Spec.Hard {
-			if base := strings.TrimPrefix(strings.TrimPrefix(string(name), "requests."), "limits."); strings.HasPrefix(base, pool.Prefix) && base != pool.Resource {
-				f.add(Warning, "ResourceQuota "+q.Namespace+"/"+q.Name, fmt.Sprintf("it limits %s, which the webhook removes from pods before quotas are counted", name),
+			if base := strings.TrimPrefix(strings.TrimPrefix(string(name), "requests."), "limits."); strings.HasPrefix(base, pool.Prefix) &&
+				base != pool.Resource {
+				f.add(Warning, "ResourceQuota "+q.Namespace+"/"+q.Name,
+					fmt.Sprintf("it limits %s, which the webhook removes from pods before quotas are counted", name),
 					"Limit requests."+pool.Resource+", in hundredths of a GPU: docs/pool.md.")
 			}
 		}

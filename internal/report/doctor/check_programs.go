@@ -100,7 +100,8 @@ func checkDeployment(s *Snapshot, f *findings, d *appsv1.Deployment) {
 	}
 	for _, c := range st.Conditions {
 		if c.Type == appsv1.DeploymentReplicaFailure && c.Status == corev1.ConditionTrue {
-			f.add(Error, object, "its pods cannot be created: "+c.Message, "Fix the problem that the message describes: a quota, a pod security level or a webhook rejects them.")
+			f.add(Error, object, "its pods cannot be created: "+c.Message,
+				"Fix the problem that the message describes: a quota, a pod security level or a webhook rejects them.")
 			return
 		}
 	}
@@ -109,8 +110,10 @@ func checkDeployment(s *Snapshot, f *findings, d *appsv1.Deployment) {
 		return
 	}
 	if st.ReadyReplicas > 0 && d.Labels[labelName] == nameExtender && s.waitsForNode(d) {
-		f.add(Warning, object, fmt.Sprintf("%d of %d replicas are ready, and another one cannot be scheduled, so nothing takes over if these fail", st.ReadyReplicas, replicas),
-			"Allow more nodes with the chart's values extender.nodeSelector, extender.tolerations and extender.affinity; or reduce extender.replicas to the number of nodes: with extender.hostNetwork a node can run one replica.")
+		f.add(Warning, object, fmt.Sprintf("%d of %d replicas are ready, and another one cannot be scheduled, so nothing takes over if "+
+			"these fail", st.ReadyReplicas, replicas),
+			"Allow more nodes with the chart's values extender.nodeSelector, extender.tolerations and extender.affinity; or reduce "+
+				"extender.replicas to the number of nodes: with extender.hostNetwork a node can run one replica.")
 		return
 	}
 	if !checkPods(s, f, d.Namespace, d.Spec.Selector) {
@@ -170,16 +173,20 @@ func checkPod(s *Snapshot, f *findings, p *corev1.Pod) {
 	object := "Pod " + p.Namespace + "/" + p.Name
 	where := fmt.Sprintf("%s -n %s", p.Name, p.Namespace)
 	if c := condition(p, corev1.PodScheduled); c != nil && c.Status == corev1.ConditionFalse {
-		f.add(Error, object, "it is not scheduled: "+c.Message, "Free capacity for it, or change the nodes and tolerations in the chart's values.")
+		f.add(Error, object, "it is not scheduled: "+c.Message,
+			"Free capacity for it, or change the nodes and tolerations in the chart's values.")
 		return
 	}
 	if p.Status.Phase == corev1.PodFailed {
-		f.add(Warning, object, "it failed: "+cmp.Or(p.Status.Message, p.Status.Reason), "Its controller creates a new pod; this command removes the failed one.", "kubectl delete pod "+where)
+		f.add(Warning, object, "it failed: "+cmp.Or(p.Status.Message, p.Status.Reason),
+			"Its controller creates a new pod; this command removes the failed one.", "kubectl delete pod "+where)
 		return
 	}
 	if waitsForOperator(p) && !s.hasOperator() {
-		f.add(Error, object, fmt.Sprintf("it waits for files that NVIDIA's GPU operator writes, but this cluster has no DaemonSet %s, which writes them", operatorValidator),
-			"If driver and toolkit were installed without the operator, upgrade with node.gpuOperator.enabled=false, as in examples/values/nvidia.yaml. With the operator, check its ClusterPolicy: docs/gpu-operator.md.")
+		f.add(Error, object, fmt.Sprintf("it waits for files that NVIDIA's GPU operator writes, but this cluster has no DaemonSet %s, "+
+			"which writes them", operatorValidator),
+			"If driver and toolkit were installed without the operator, upgrade with node.gpuOperator.enabled=false, as in "+
+				"examples/values/nvidia.yaml. With the operator, check its ClusterPolicy: docs/gpu-operator.md.")
 		return
 	}
 	for _, c := range slices.Concat(p.Status.InitContainerStatuses, p.Status.ContainerStatuses) {
@@ -187,12 +194,14 @@ func checkPod(s *Snapshot, f *findings, p *corev1.Pod) {
 			switch w.Reason {
 			case "ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull":
 				f.add(Error, object, fmt.Sprintf("image %s cannot be pulled: %s", c.Image, cmp.Or(w.Message, w.Reason)),
-					"Push the images to the registry of the value image.registry: make images push IMAGE_REPO=REGISTRY, then helm upgrade with -f dist/images/values.yaml. Set image.pullSecrets for credentials. See docs/install.md.")
+					"Push the images to the registry of the value image.registry: make images push IMAGE_REPO=REGISTRY, then helm "+
+						"upgrade with -f dist/images/values.yaml. Set image.pullSecrets for credentials. See docs/install.md.")
 				return
 			case "CrashLoopBackOff":
 				why := w.Message
 				if t := c.LastTerminationState.Terminated; t != nil {
-					why = fmt.Sprintf("it exited with code %d, %d times: %s", t.ExitCode, c.RestartCount, cmp.Or(lastLine(t.Message), t.Reason))
+					why = fmt.Sprintf("it exited with code %d, %d times: %s", t.ExitCode, c.RestartCount,
+						cmp.Or(lastLine(t.Message), t.Reason))
 				}
 				f.add(Error, object, fmt.Sprintf("container %s keeps exiting: %s", c.Name, why),
 					fmt.Sprintf("Fix the reported problem; see its log: kubectl logs %s -c %s --previous", where, c.Name))
@@ -204,22 +213,26 @@ func checkPod(s *Snapshot, f *findings, p *corev1.Pod) {
 			}
 		}
 		if t := c.State.Terminated; t != nil && t.ExitCode != 0 {
-			f.add(Error, object, fmt.Sprintf("container %s exited with code %d: %s", c.Name, t.ExitCode, cmp.Or(lastLine(t.Message), t.Reason)),
+			f.add(Error, object, fmt.Sprintf("container %s exited with code %d: %s", c.Name, t.ExitCode,
+				cmp.Or(lastLine(t.Message), t.Reason)),
 				fmt.Sprintf("See its log: kubectl logs %s -c %s", where, c.Name))
 			return
 		}
 	}
 	if answer, ok := s.Readiness[p.Namespace+"/"+p.Name]; ok {
 		if !answer.OK {
-			f.add(Error, object, "it is not ready: "+answer.Text, "Fix the reported problem; docs/troubleshooting.md explains what a daemon waits for.").Transient = true
+			f.add(Error, object, "it is not ready: "+answer.Text,
+				"Fix the reported problem; docs/troubleshooting.md explains what a daemon waits for.").Transient = true
 			return
 		}
-		f.add(Warning, object, "it reports that it is ready, but kubelet has not updated its status yet", "Check again in a few seconds.").Transient = true
+		f.add(Warning, object, "it reports that it is ready, but kubelet has not updated its status yet",
+			"Check again in a few seconds.").Transient = true
 		return
 	}
 	for _, c := range p.Status.InitContainerStatuses {
 		if c.State.Running != nil && (c.Started == nil || !*c.Started) {
-			f.add(Error, object, "its init container "+c.Name+" has not completed", fmt.Sprintf("Its log shows what it waits for: kubectl logs %s -c %s", where, c.Name)).Transient = true
+			f.add(Error, object, "its init container "+c.Name+" has not completed",
+				fmt.Sprintf("Its log shows what it waits for: kubectl logs %s -c %s", where, c.Name)).Transient = true
 			return
 		}
 	}
@@ -227,7 +240,8 @@ func checkPod(s *Snapshot, f *findings, p *corev1.Pod) {
 	if s.Taken.Sub(p.CreationTimestamp.Time).Seconds() < young {
 		problem = "it has just started"
 	}
-	f.add(Error, object, problem, fmt.Sprintf("See its events and its log: kubectl describe pod %s; kubectl logs %s", where, where)).Transient = true
+	f.add(Error, object, problem, fmt.Sprintf("See its events and its log: kubectl describe pod %s; kubectl logs %s", where,
+		where)).Transient = true
 }
 
 // operatorValidator is the DaemonSet by which NVIDIA's GPU operator writes the files
@@ -321,7 +335,8 @@ func checkVersions(s *Snapshot, f *findings) {
 	}
 	answer, asked := s.Extender["version"]
 	if theirs, _, _ := strings.Cut(answer.Text, " "); asked && answer.OK && theirs != "" && theirs != s.Tool {
-		f.add(Warning, "kubectl-divvy", fmt.Sprintf("this program has version %s, but the extender %s, so findings may be wrong where they differ", s.Tool, answer.Text),
+		f.add(Warning, "kubectl-divvy", fmt.Sprintf("this program has version %s, but the extender %s, so findings may be wrong where "+
+			"they differ", s.Tool, answer.Text),
 			"Use the kubectl-divvy of the installed version.")
 	}
 }
@@ -367,13 +382,15 @@ func checkRollout(s *Snapshot, f *findings, kind, namespace, name string, select
 	}
 	if len(old) > 0 {
 		f.add(Warning, kind+" "+namespace+"/"+name, "an image other than the specified one still runs in "+list(old),
-			"Wait for the rollout; this command waits and reports its progress.", fmt.Sprintf("kubectl rollout status %s/%s -n %s --timeout=120s", kind, name, namespace)).Transient = true
+			"Wait for the rollout; this command waits and reports its progress.",
+			fmt.Sprintf("kubectl rollout status %s/%s -n %s --timeout=120s", kind, name, namespace)).Transient = true
 	}
 }
 
 // configurationsOf returns the configurations that a daemon reads: the text by
 // name of the file; named are those that a node's label chooses.
-func (s *Snapshot) configurationsOf(d *appsv1.DaemonSet) (files map[string]string, named map[string]string, from map[string]string, missing []string) {
+func (s *Snapshot) configurationsOf(d *appsv1.DaemonSet) (files map[string]string, named map[string]string, from map[string]string,
+	missing []string) {
 	files, named, from = map[string]string{}, map[string]string{}, map[string]string{}
 	for _, v := range d.Spec.Template.Spec.Volumes {
 		if v.ConfigMap == nil || v.Name != "config" && v.Name != "configs" {
@@ -448,7 +465,8 @@ func checkConfiguration(s *Snapshot, f *findings) {
 				if len(named) > 0 {
 					there = "existing configurations: " + list(slices.Collect(maps.Keys(named)))
 				}
-				f.add(Error, "Node "+n.Name, fmt.Sprintf("its label %s selects the configuration %q, which does not exist; %s", label, name, there),
+				f.add(Error, "Node "+n.Name, fmt.Sprintf("its label %s selects the configuration %q, which does not exist; %s", label, name,
+					there),
 					"Select an existing one, or remove the label with this command.", "kubectl label node "+n.Name+" "+label+"-")
 			}
 			break // the first that is set decides
@@ -476,17 +494,21 @@ func checkGrantKey(s *Snapshot, f *findings) {
 	object := "Secret " + d.Namespace + "/" + name
 	remedy, commands := s.restore("divvy")
 	if !s.Release().installed("Secret", name) {
-		remedy, commands = "Create it, with an entry key of 32 random bytes or more; the programs sign the allocations of running pods again.", []string{
-			fmt.Sprintf("kubectl create secret generic %s -n %s --from-literal=key=\"$(head -c 48 /dev/urandom | base64 -w0)\" --dry-run=client -o yaml | kubectl apply -f -", name, d.Namespace),
+		remedy, commands = "Create it, with an entry key of 32 random bytes or more; the programs sign the allocations of running pods "+
+			"again.", []string{
+			fmt.Sprintf("kubectl create secret generic %s -n %s --from-literal=key=\"$(head -c 48 /dev/urandom | base64 -w0)\" "+
+				"--dry-run=client -o yaml | kubectl apply -f -", name, d.Namespace),
 		}
 	}
 	secret := s.secret(d.Namespace, name)
 	switch {
 	case secret == nil:
-		f.add(Error, object, "it is missing, so planned allocations cannot be signed, and programs that start now wait for it", remedy, commands...)
+		f.add(Error, object, "it is missing, so planned allocations cannot be signed, and programs that start now wait for it", remedy,
+			commands...)
 	case len(secret.Data["key"]) == 0:
 		f.add(Error, object, "it has no entry key, so planned allocations cannot be signed", remedy, commands...)
 	case len(secret.Data["key"]) < wire.MinKeyBytes:
-		f.add(Error, object, fmt.Sprintf("its entry key has %d bytes, but at least %d are required", len(secret.Data["key"]), wire.MinKeyBytes), remedy, commands...)
+		f.add(Error, object, fmt.Sprintf("its entry key has %d bytes, but at least %d are required", len(secret.Data["key"]),
+			wire.MinKeyBytes), remedy, commands...)
 	}
 }

@@ -22,7 +22,8 @@ func checkExtender(s *Snapshot, f *findings) {
 	}
 	if s.readyEndpoints(r.Namespace, nameExtender) == 0 {
 		f.add(Error, object, "it has no ready extender, so pods that request memory stay Pending",
-			"Fix the problem reported for Deployment "+s.extenderWorkload()+"; the extender is ready once it has read all nodes and pods.").Transient = true
+			"Fix the problem reported for Deployment "+s.extenderWorkload()+
+				"; the extender is ready once it has read all nodes and pods.").Transient = true
 		return
 	}
 	for _, route := range []string{"healthz", "readyz", "version"} {
@@ -31,7 +32,8 @@ func checkExtender(s *Snapshot, f *findings) {
 			continue
 		}
 		f.add(Error, object, fmt.Sprintf("/%s does not respond through the API server: %s", route, cmp.Or(answer.Text, "no message")),
-			fmt.Sprintf("See its log: kubectl logs deployment/%s -n %s. With hostNetwork, a firewall between the API server and the extender's node must allow port %d.",
+			fmt.Sprintf("See its log: kubectl logs deployment/%s -n %s. With hostNetwork, a firewall between the API server and the "+
+				"extender's node must allow port %d.",
 				s.extenderWorkload(), r.Namespace, portExtender)).Transient = true
 		return
 	}
@@ -54,7 +56,8 @@ func checkScheduler(s *Snapshot, f *findings) {
 	}
 	for _, p := range schedulers {
 		if !podReady(p) && !beingStarted(p, s.Taken) {
-			f.add(Error, "Pod "+p.Namespace+"/"+p.Name, "kube-scheduler is not ready, so no pod is scheduled unless another kube-scheduler is ready",
+			f.add(Error, "Pod "+p.Namespace+"/"+p.Name,
+				"kube-scheduler is not ready, so no pod is scheduled unless another kube-scheduler is ready",
 				fmt.Sprintf("See its log: kubectl logs %s -n %s", p.Name, p.Namespace)).Transient = true
 		}
 	}
@@ -112,17 +115,22 @@ func checkWired(s *Snapshot, f *findings, schedulers []*corev1.Pod) {
 			continue
 		}
 		if last := s.wiring(p.Spec.NodeName); last != nil && last.Reason == events.SchedulerRolledBack.Reason {
-			f.add(Error, podObject(p), "this kube-scheduler does not call the extender: it was not healthy with the changed configuration, which was rolled back: "+last.Message,
-				"Fix the problem that the message describes; divvy-schedconf retries automatically, and immediately after a restart.", restart)
+			f.add(Error, podObject(p), "this kube-scheduler does not call the extender: it was not healthy with the changed "+
+				"configuration, which was rolled back: "+last.Message,
+				"Fix the problem that the message describes; divvy-schedconf retries automatically, and immediately after a restart.",
+				restart)
 			continue
 		}
-		f.add(Error, podObject(p), "this kube-scheduler does not call the extender: its manifest lacks "+annotationWired+", so divvy-schedconf has not configured it, has rolled it back, or the manifest was restored",
-			fmt.Sprintf("Restart divvy-schedconf, which configures it. If the change is rolled back again, see the log: kubectl logs daemonset/%s -n %s", d.Name, d.Namespace),
+		f.add(Error, podObject(p), "this kube-scheduler does not call the extender: its manifest lacks "+annotationWired+
+			", so divvy-schedconf has not configured it, has rolled it back, or the manifest was restored",
+			fmt.Sprintf("Restart divvy-schedconf, which configures it. If the change is rolled back again, see the log: kubectl logs "+
+				"daemonset/%s -n %s", d.Name, d.Namespace),
 			restart).Transient = true
 	}
 	for i := range s.Nodes {
 		n := &s.Nodes[i]
-		if !controlPlane(n) || slices.ContainsFunc(s.podsOf(d.Namespace, d.Spec.Selector), func(p *corev1.Pod) bool { return p.Spec.NodeName == n.Name }) {
+		if !controlPlane(n) ||
+			slices.ContainsFunc(s.podsOf(d.Namespace, d.Spec.Selector), func(p *corev1.Pod) bool { return p.Spec.NodeName == n.Name }) {
 			continue
 		}
 		f.add(Error, "Node "+n.Name, "it is a control-plane node, but divvy-schedconf does not run there to configure its kube-scheduler",
@@ -145,11 +153,13 @@ func (s *Snapshot) wiring(node string) *corev1.Event {
 func checkDedicated(s *Snapshot, f *findings, schedulers []*corev1.Pod) {
 	if !slices.ContainsFunc(s.webhooks(), func(w webhook) bool { return w.configuration == nameScheduler }) {
 		remedy, commands := s.restore(nameScheduler)
-		f.add(Error, "MutatingWebhookConfiguration "+nameScheduler, "it is missing, so pods that request memory go to the cluster's own scheduler, which does not know the devices", remedy, commands...)
+		f.add(Error, "MutatingWebhookConfiguration "+nameScheduler, "it is missing, so pods that request memory go to the cluster's own "+
+			"scheduler, which does not know the devices", remedy, commands...)
 	}
 	for _, p := range schedulers {
 		if p.Annotations[annotationWired] != "" {
-			f.add(Warning, "Pod "+p.Namespace+"/"+p.Name, "the cluster's own kube-scheduler still calls the extender, because of a previous scheduler.mode",
+			f.add(Warning, "Pod "+p.Namespace+"/"+p.Name,
+				"the cluster's own kube-scheduler still calls the extender, because of a previous scheduler.mode",
 				"Run on its node: divvy-control schedconf uninstall")
 		}
 	}
@@ -166,8 +176,10 @@ func checkWiredByHand(f *findings, schedulers []*corev1.Pod) {
 	for _, p := range schedulers {
 		_, config := argument(&p.Spec, "config")
 		if !config && p.Annotations[annotationWired] == "" {
-			f.add(Error, "Pod "+p.Namespace+"/"+p.Name, "this kube-scheduler has no configuration file (--config), so it does not call the extender",
-				"Run on its node: divvy-control schedconf install; or set scheduler.mode=extender, which does so on every control-plane node.")
+			f.add(Error, "Pod "+p.Namespace+"/"+p.Name,
+				"this kube-scheduler has no configuration file (--config), so it does not call the extender",
+				"Run on its node: divvy-control schedconf install; or set scheduler.mode=extender, which does so on every control-plane "+
+					"node.")
 		}
 	}
 }

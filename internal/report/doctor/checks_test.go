@@ -49,7 +49,8 @@ type fault struct {
 const restoreAll = "helm get manifest divvy -n divvy-system | kubectl apply --server-side --force-conflicts --field-manager=helm -f -"
 
 func restoring(name string) string {
-	return "helm get manifest divvy -n divvy-system | kubectl apply --server-side --force-conflicts --field-manager=helm -l app.kubernetes.io/name=" + name + " -f -"
+	return "helm get manifest divvy -n divvy-system | kubectl apply --server-side --force-conflicts --field-manager=helm -l " +
+		"app.kubernetes.io/name=" + name + " -f -"
 }
 
 func deploymentOf(w *world, label string) *appsv1.Deployment { return w.deployment(label) }
@@ -78,7 +79,8 @@ func TestFaults(t *testing.T) {
 			"release", func(w *world) {
 				w.Releases = append(w.Releases, Release{Name: "second", Namespace: "other", Helm: true})
 			},
-			Error, "release second in namespace other", "in addition to release divvy", "Keep only one release", "helm uninstall second -n other",
+			Error, "release second in namespace other", "in addition to release divvy", "Keep only one release",
+			"helm uninstall second -n other",
 		},
 		"an upgrade was interrupted": {
 			"release", func(w *world) { w.Releases[0].Status = "pending-upgrade" },
@@ -89,19 +91,23 @@ func TestFaults(t *testing.T) {
 			Warning, "release divvy in namespace divvy-system", "failed", "helm status", "helm rollback divvy -n divvy-system",
 		},
 		"an object was deleted": {
-			"objects", func(w *world) { w.Live[1].Found = false }, Error, "ClusterRoleBinding divvy-node", "missing", "Restore the object", restoring("divvy-node"),
+			"objects", func(w *world) { w.Live[1].Found = false }, Error, "ClusterRoleBinding divvy-node", "missing", "Restore the object",
+			restoring("divvy-node"),
 		},
 		"a rule was changed": {
-			"objects", func(w *world) { w.Live[0].Differs = "rules[0].verbs" }, Error, "ClusterRole divvy-node", "changed after the installation, at rules[0].verbs", "Restore the object", restoring("divvy-node"),
+			"objects", func(w *world) { w.Live[0].Differs = "rules[0].verbs" }, Error, "ClusterRole divvy-node",
+			"changed after the installation, at rules[0].verbs", "Restore the object", restoring("divvy-node"),
 		},
 		"an object cannot be read": {
-			"objects", func(w *world) { w.Live[0].Error = "needs get of clusterroles" }, Unknown, "ClusterRole divvy-node", "needs get", "Request the permission to read it", "",
+			"objects", func(w *world) { w.Live[0].Error = "needs get of clusterroles" }, Unknown, "ClusterRole divvy-node", "needs get",
+			"Request the permission to read it", "",
 		},
 		"a webhook of a release that is gone": {
 			"leftovers", func(w *world) {
 				w.Labelled = append(w.Labelled, Labelled{"mutatingwebhookconfiguration", "old", "gone"})
 			},
-			Error, "mutatingwebhookconfiguration old", `release "gone", which is not installed`, "Delete", "kubectl delete mutatingwebhookconfiguration old",
+			Error, "mutatingwebhookconfiguration old", `release "gone", which is not installed`,
+			"Delete", "kubectl delete mutatingwebhookconfiguration old",
 		},
 		"a role of a release that is gone": {
 			"leftovers", func(w *world) { w.Labelled = append(w.Labelled, Labelled{"clusterrole", "old", "gone"}) },
@@ -109,54 +115,66 @@ func TestFaults(t *testing.T) {
 		},
 		"an inventory that nobody keeps": {
 			"leftovers", func(w *world) { w.DaemonSets = w.DaemonSets[1:] },
-			Warning, "Node node-a", "which is not installed", "Remove the annotations", "kubectl annotate node node-a divvy.dev/inventory- divvy.dev/labels- divvy.dev/counts-",
+			Warning, "Node node-a", "which is not installed", "Remove the annotations",
+			"kubectl annotate node node-a divvy.dev/inventory- divvy.dev/labels- divvy.dev/counts-",
 		},
 		"a wiring that nobody needs any more": {
 			"leftovers", func(w *world) {
 				w.Deployments = slices.DeleteFunc(w.Deployments, func(d appsv1.Deployment) bool { return d.Name == nameExtender })
 				w.DaemonSets = slices.DeleteFunc(w.DaemonSets, func(d appsv1.DaemonSet) bool { return d.Name == nameSchedconf })
 			},
-			Warning, "Pod kube-system/kube-scheduler-node-a", "this kube-scheduler calls an extender that is not installed", "divvy-control schedconf uninstall", "",
+			Warning, "Pod kube-system/kube-scheduler-node-a", "this kube-scheduler calls an extender that is not installed",
+			"divvy-control schedconf uninstall", "",
 		},
 		"GCUShare's extender": {
 			"leftovers", func(w *world) {
-				w.Deployments = append(w.Deployments, appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Namespace: kubeSystem, Name: "gcushare-scheduler-extender"}})
+				w.Deployments = append(w.Deployments, appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Namespace: kubeSystem,
+					Name: "gcushare-scheduler-extender"}})
 			},
-			Warning, "Deployment kube-system/gcushare-scheduler-extender", "a program that Divvy replaces", "docs/migrating.md", "kubectl delete deployment gcushare-scheduler-extender -n kube-system",
+			Warning, "Deployment kube-system/gcushare-scheduler-extender", "a program that Divvy replaces",
+			"docs/migrating.md", "kubectl delete deployment gcushare-scheduler-extender -n kube-system",
 		},
 		"GCUShare's config manager, by helm": {
 			"leftovers", func(w *world) {
 				w.DaemonSets = append(w.DaemonSets, appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{
-					Namespace: kubeSystem, Name: "gcushare-config-manager", Annotations: map[string]string{annotationRelease: "it's; rm", annotationNamespace: kubeSystem},
+					Namespace: kubeSystem, Name: "gcushare-config-manager", Annotations: map[string]string{annotationRelease: "it's; rm",
+						annotationNamespace: kubeSystem},
 				}})
 			},
-			Warning, "DaemonSet kube-system/gcushare-config-manager", "a program that Divvy replaces", "docs/migrating.md", `helm uninstall 'it'\''s; rm' -n kube-system`,
+			Warning, "DaemonSet kube-system/gcushare-config-manager", "a program that Divvy replaces",
+			"docs/migrating.md", `helm uninstall 'it'\''s; rm' -n kube-system`,
 		},
 		"the extender is scaled down": {
 			"workloads", func(w *world) { deploymentOf(w, nameExtender).Spec.Replicas = ptr.To[int32](0) },
-			Error, "Deployment divvy-system/divvy-extender", "0 replicas", "Scale", "kubectl scale deployment/divvy-extender -n divvy-system --replicas=2",
+			Error, "Deployment divvy-system/divvy-extender", "0 replicas",
+			"Scale", "kubectl scale deployment/divvy-extender -n divvy-system --replicas=2",
 		},
 		"one of two extenders finds no node": {
 			"workloads", func(w *world) {
 				d := deploymentOf(w, nameExtender)
 				d.Spec.Replicas, d.Status.ReadyReplicas = ptr.To[int32](2), 1
 				other := running(system, "divvy-extender-y", d.Spec.Template)
-				other.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Message: "0/1 nodes are available: 1 node(s) didn't have free ports"}}
+				other.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse,
+					Message: "0/1 nodes are available: 1 node(s) didn't have free ports"}}
 				w.Pods = append(w.Pods, other)
 			},
-			Warning, "Deployment divvy-system/divvy-extender", "1 of 2 replicas are ready, and another one cannot be scheduled", "reduce extender.replicas", "",
+			Warning, "Deployment divvy-system/divvy-extender", "1 of 2 replicas are ready, and another one cannot be scheduled",
+			"reduce extender.replicas", "",
 		},
 		"a daemon keeps ending": {
 			"workloads", func(w *world) {
 				p := w.ready("divvy-node-x", false)
 				waiting(p, "CrashLoopBackOff", "back-off")
-				p.Status.ContainerStatuses[0].LastTerminationState.Terminated = &corev1.ContainerStateTerminated{ExitCode: 1, Message: "first\nerror: no library\n"}
+				p.Status.ContainerStatuses[0].LastTerminationState.Terminated = &corev1.ContainerStateTerminated{ExitCode: 1,
+					Message: "first\nerror: no library\n"}
 			},
-			Error, "Pod divvy-system/divvy-node-x", "keeps exiting: it exited with code 1, 4 times: error: no library", "kubectl logs divvy-node-x -n divvy-system -c main --previous", "",
+			Error, "Pod divvy-system/divvy-node-x", "keeps exiting: it exited with code 1, 4 times: error: no library",
+			"kubectl logs divvy-node-x -n divvy-system -c main --previous", "",
 		},
 		"no GPU operator writes the files that a daemon waits for": {
 			"workloads", func(w *world) { w.waitsForOperator() },
-			Error, "Pod divvy-system/divvy-node-x", "waits for files that NVIDIA's GPU operator writes, but this cluster has no DaemonSet nvidia-operator-validator",
+			Error, "Pod divvy-system/divvy-node-x",
+			"waits for files that NVIDIA's GPU operator writes, but this cluster has no DaemonSet nvidia-operator-validator",
 			"node.gpuOperator.enabled=false", "",
 		},
 		"no GPU operator, and the container has ended before": {
@@ -169,13 +187,16 @@ func TestFaults(t *testing.T) {
 		"the GPU operator is at work": {
 			"workloads", func(w *world) {
 				w.waitsForOperator()
-				w.DaemonSets = append(w.DaemonSets, appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: "gpu-operator", Name: "nvidia-operator-validator"}})
+				w.DaemonSets = append(w.DaemonSets,
+					appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: "gpu-operator", Name: "nvidia-operator-validator"}})
 			},
-			Error, "Pod divvy-system/divvy-node-x", "its init container wait-for-driver has not completed", "kubectl logs divvy-node-x -n divvy-system -c wait-for-driver", "",
+			Error, "Pod divvy-system/divvy-node-x", "its init container wait-for-driver has not completed",
+			"kubectl logs divvy-node-x -n divvy-system -c wait-for-driver", "",
 		},
 		"an image is not there": {
 			"workloads", func(w *world) { waiting(w.ready("divvy-extender-x", false), "ImagePullBackOff", "not found") },
-			Error, "Pod divvy-system/divvy-extender-x", "image ghcr.io/divvy-gpu/divvy-control:1 cannot be pulled: not found", "image.registry", "",
+			Error, "Pod divvy-system/divvy-extender-x", "image ghcr.io/divvy-gpu/divvy-control:1 cannot be pulled: not found",
+			"image.registry", "",
 		},
 		"a Secret that a pod mounts is not there": {
 			"workloads", func(w *world) {
@@ -185,7 +206,8 @@ func TestFaults(t *testing.T) {
 		},
 		"a program of Divvy's finds no node": {
 			"workloads", func(w *world) {
-				w.ready("divvy-extender-x", false).Status.Conditions[0] = corev1.PodCondition{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Message: "0/1 nodes are available"}
+				w.ready("divvy-extender-x", false).Status.Conditions[0] = corev1.PodCondition{Type: corev1.PodScheduled,
+					Status: corev1.ConditionFalse, Message: "0/1 nodes are available"}
 			},
 			Error, "Pod divvy-system/divvy-extender-x", "not scheduled: 0/1 nodes", "Free capacity for it", "",
 		},
@@ -206,7 +228,8 @@ func TestFaults(t *testing.T) {
 		"a container has ended": {
 			"workloads", func(w *world) {
 				p := w.ready("divvy-extender-x", false)
-				p.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "main", State: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{ExitCode: 2, Reason: "Error"}}}}
+				p.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "main",
+					State: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{ExitCode: 2, Reason: "Error"}}}}
 			},
 			Error, "Pod divvy-system/divvy-extender-x", "container main exited with code 2: Error", "kubectl logs", "",
 		},
@@ -215,12 +238,14 @@ func TestFaults(t *testing.T) {
 				p := w.ready("divvy-extender-x", false)
 				p.Status.Phase, p.Status.Message = corev1.PodFailed, "Evicted for memory"
 			},
-			Warning, "Pod divvy-system/divvy-extender-x", "Evicted", "this command removes", "kubectl delete pod divvy-extender-x -n divvy-system",
+			Warning, "Pod divvy-system/divvy-extender-x", "Evicted", "this command removes",
+			"kubectl delete pod divvy-extender-x -n divvy-system",
 		},
 		"pods cannot be made": {
 			"workloads", func(w *world) {
 				d := deploymentOf(w, nameExtender)
-				d.Status.Conditions = []appsv1.DeploymentCondition{{Type: appsv1.DeploymentReplicaFailure, Status: corev1.ConditionTrue, Message: "forbidden: exceeded quota"}}
+				d.Status.Conditions = []appsv1.DeploymentCondition{{Type: appsv1.DeploymentReplicaFailure, Status: corev1.ConditionTrue,
+					Message: "forbidden: exceeded quota"}}
 			},
 			Error, "Deployment divvy-system/divvy-extender", "exceeded quota", "Fix the problem that the message describes", "",
 		},
@@ -238,18 +263,21 @@ func TestFaults(t *testing.T) {
 		},
 		"settings are not taken up": {
 			"workloads", func(w *world) { w.daemonSet(nameNode).Generation = 2 },
-			Warning, "DaemonSet divvy-system/divvy-node", "its latest settings have not been rolled out yet", "Check again in a few seconds", "",
+			Warning, "DaemonSet divvy-system/divvy-node", "its latest settings have not been rolled out yet",
+			"Check again in a few seconds", "",
 		},
 		"another image somewhere": {
 			"versions", func(w *world) {
 				w.daemonSet(namePoolNode).Spec.Template.Spec.Containers[0].Image = "ghcr.io/divvy-gpu/divvy-node:2"
 				w.pod("bitfusion-device-plugin-x").Spec.Containers[0].Image = "ghcr.io/divvy-gpu/divvy-node:2"
 			},
-			Warning, "image divvy-node", "1 in DaemonSet divvy-system/divvy-node; 2 in DaemonSet bwki/bitfusion-device-plugin", "Restore the object", restoreAll,
+			Warning, "image divvy-node", "1 in DaemonSet divvy-system/divvy-node; 2 in DaemonSet bwki/bitfusion-device-plugin",
+			"Restore the object", restoreAll,
 		},
 		"a rollout under way": {
 			"versions", func(w *world) { w.pod("divvy-node-x").Spec.Containers[0].Image = "ghcr.io/divvy-gpu/divvy-node:0" },
-			Warning, "daemonset divvy-system/divvy-node", "an image other than the specified one still runs in divvy-node-x", "Wait", "kubectl rollout status daemonset/divvy-node -n divvy-system --timeout=120s",
+			Warning, "daemonset divvy-system/divvy-node", "an image other than the specified one still runs in divvy-node-x",
+			"Wait", "kubectl rollout status daemonset/divvy-node -n divvy-system --timeout=120s",
 		},
 		"an old kubectl-divvy": {
 			"versions", func(w *world) { w.Tool = "v0.0.9" },
@@ -273,41 +301,50 @@ func TestFaults(t *testing.T) {
 			Error, "ConfigMap divvy-system/divvy-node-configs", "entry training: ", "divvy.dev/config", restoring("divvy-node"),
 		},
 		"a configuration that is not there": {
-			"configuration", func(w *world) { w.ConfigMaps = w.ConfigMaps[1:] }, Error, "ConfigMap divvy-system/divvy-node", "missing", "Restore the object", restoring("divvy-node"),
+			"configuration", func(w *world) { w.ConfigMaps = w.ConfigMaps[1:] }, Error, "ConfigMap divvy-system/divvy-node",
+			"missing", "Restore the object", restoring("divvy-node"),
 		},
 		"a node names a configuration that is not there": {
 			"configuration", func(w *world) { w.Nodes[0].Labels["divvy.dev/config"] = "no-such" },
-			Error, "Node node-a", `"no-such", which does not exist; existing configurations: training`, "Select an existing one", "kubectl label node node-a divvy.dev/config-",
+			Error, "Node node-a", `"no-such", which does not exist; existing configurations: training`, "Select an existing one",
+			"kubectl label node node-a divvy.dev/config-",
 		},
 		"the key is gone": {
-			"grant-key", func(w *world) { w.Secrets = w.Secrets[1:] }, Error, "Secret divvy-system/divvy-grant-key", "missing", "Restore the object", restoring("divvy"),
+			"grant-key", func(w *world) { w.Secrets = w.Secrets[1:] }, Error, "Secret divvy-system/divvy-grant-key",
+			"missing", "Restore the object", restoring("divvy"),
 		},
 		"the key is too short": {
-			"grant-key", func(w *world) { w.Secrets[0].Data["key"] = []byte("short") }, Error, "Secret divvy-system/divvy-grant-key", "has 5 bytes, but at least 32", "Restore the object", restoring("divvy"),
+			"grant-key", func(w *world) { w.Secrets[0].Data["key"] = []byte("short") }, Error, "Secret divvy-system/divvy-grant-key",
+			"has 5 bytes, but at least 32", "Restore the object", restoring("divvy"),
 		},
 		"the key of one's own is empty": {
 			"grant-key", func(w *world) {
 				w.Releases[0].Manifest, w.Secrets[0].Data = nil, nil
 			},
-			Error, "Secret divvy-system/divvy-grant-key", "no entry key", "32 random bytes", "kubectl create secret generic divvy-grant-key -n divvy-system",
+			Error, "Secret divvy-system/divvy-grant-key", "no entry key", "32 random bytes",
+			"kubectl create secret generic divvy-grant-key -n divvy-system",
 		},
 		"a node is excluded and still has an inventory": {
 			"node-labels", func(w *world) { w.Nodes[0].Labels[enabledLabel] = "false" },
-			Warning, "Node node-a", "recently in use", "This command includes it again", "kubectl label node node-a divvy.dev/enabled=true --overwrite",
+			Warning, "Node node-a", "recently in use", "This command includes it again",
+			"kubectl label node node-a divvy.dev/enabled=true --overwrite",
 		},
 		"a node lost its label": {
 			"node-labels", func(w *world) { delete(w.Nodes[0].Labels, "enflame.com/gcushare") },
-			Error, "Node node-a", "no label that selects it", "includes it again", "kubectl label node node-a divvy.dev/enabled=true --overwrite",
+			Error, "Node node-a", "no label that selects it", "includes it again",
+			"kubectl label node node-a divvy.dev/enabled=true --overwrite",
 		},
 		"no node is labelled": {
 			"node-labels", func(w *world) {
 				w.Nodes[0].Labels, w.Nodes[0].Annotations = nil, nil
 			},
-			Error, "DaemonSet divvy-system/divvy-node", "no node is selected to share its devices", "kubectl label node NODE divvy.dev/enabled=true", "",
+			Error, "DaemonSet divvy-system/divvy-node", "no node is selected to share its devices",
+			"kubectl label node NODE divvy.dev/enabled=true", "",
 		},
 		"a label that means nothing": {
 			"node-labels", func(w *world) { w.Nodes[0].Labels[enabledLabel] = "yes" },
-			Warning, "Node node-a", `has the invalid value "yes"`, "Set it to true or false", "kubectl label node node-a divvy.dev/enabled=true --overwrite",
+			Warning, "Node node-a", `has the invalid value "yes"`, "Set it to true or false",
+			"kubectl label node node-a divvy.dev/enabled=true --overwrite",
 		},
 		"a label that the values do not ask for": {
 			"node-labels", func(w *world) {
@@ -325,24 +362,29 @@ func TestFaults(t *testing.T) {
 			Error, "Node node-a", "does not tolerate its taint team=a:NoSchedule", "node.tolerations", "",
 		},
 		"no daemon although the node is labelled": {
-			"node-labels", func(w *world) { w.without("divvy-node-x") }, Error, "Node node-a", "it is labelled, but divvy-node does not run on it", "kubectl describe daemonset divvy-node", "",
+			"node-labels", func(w *world) { w.without("divvy-node-x") }, Error, "Node node-a",
+			"it is labelled, but divvy-node does not run on it", "kubectl describe daemonset divvy-node", "",
 		},
 		"a node is not ready": {
 			"node-ready", func(w *world) {
-				w.Nodes[0].Status.Conditions[0] = corev1.NodeCondition{Type: corev1.NodeReady, Status: corev1.ConditionUnknown, Message: "Kubelet stopped posting"}
+				w.Nodes[0].Status.Conditions[0] = corev1.NodeCondition{Type: corev1.NodeReady, Status: corev1.ConditionUnknown,
+					Message: "Kubelet stopped posting"}
 			},
 			Error, "Node node-a", "Kubelet stopped posting", "Fix the node; see the log of its kubelet", "",
 		},
 		"nothing is published": {
-			"inventory", func(w *world) { w.Nodes[0].Annotations = nil }, Error, "Node node-a", "its divvy-node is ready but has not published an inventory", "Restart", "kubectl delete pod divvy-node-x -n divvy-system",
+			"inventory", func(w *world) { w.Nodes[0].Annotations = nil }, Error, "Node node-a",
+			"its divvy-node is ready but has not published an inventory", "Restart", "kubectl delete pod divvy-node-x -n divvy-system",
 		},
 		"garbage is published": {
 			"inventory", func(w *world) { w.Nodes[0].Annotations[wire.InventoryAnnotation] = "{\x1b[31m" },
-			Error, "Node node-a", "cannot be parsed", "Restart divvy-node, which publishes the inventory", "kubectl delete pod divvy-node-x -n divvy-system",
+			Error, "Node node-a", "cannot be parsed", "Restart divvy-node, which publishes the inventory",
+			"kubectl delete pod divvy-node-x -n divvy-system",
 		},
 		"kubelet has forgotten the plugin": {
 			"inventory", func(w *world) { w.Nodes[0].Status.Allocatable[memory] = resource.MustParse("0") },
-			Error, "Node node-a", "offers 0 of enflame.com/gcu-memory but divvy-node has 32", "registers with kubelet", "kubectl delete pod divvy-node-x -n divvy-system",
+			Error, "Node node-a", "offers 0 of enflame.com/gcu-memory but divvy-node has 32", "registers with kubelet",
+			"kubectl delete pod divvy-node-x -n divvy-system",
 		},
 		"kubelet never knew the plugin": {
 			"inventory", func(w *world) { delete(w.Nodes[0].Status.Allocatable, memory) },
@@ -365,7 +407,8 @@ func TestFaults(t *testing.T) {
 			"devices", func(w *world) {
 				bad := shares()
 				since := time.Date(2026, 7, 1, 10, 0, 0, 0, time.UTC)
-				q := accel.Quarantine{Device: bad[1].ID, Vendor: "enflame", Index: 1, Cause: "library", Reason: "the library says so", Since: since}
+				q := accel.Quarantine{Device: bad[1].ID, Vendor: "enflame", Index: 1, Cause: "library", Reason: "the library says so",
+					Since: since}
 				bad[1].Health = q.Health()
 				w.publish(accel.Inventory{Resource: memory, Unit: "1", Shares: bad})
 				w.Nodes[0].Status.Allocatable[memory] = resource.MustParse("16")
@@ -376,13 +419,15 @@ func TestFaults(t *testing.T) {
 		},
 		"a device in quarantine is not there any more": {
 			"devices", func(w *world) {
-				w.quarantine(accel.Quarantine{Device: "card-9", Vendor: "enflame", Index: 1, Cause: "administrator", Reason: "fan", Since: time.Unix(0, 0)})
+				w.quarantine(accel.Quarantine{Device: "card-9", Vendor: "enflame", Index: 1, Cause: "administrator", Reason: "fan",
+					Since: time.Unix(0, 0)})
 			},
 			Warning, "Node node-a, device 1 (card-9)", ": fan", "It is not on the node now", "kubectl divvy device release node-a card-9",
 		},
 		"a list of devices in quarantine that nobody can read": {
 			"devices", func(w *world) { w.Nodes[0].Annotations[wire.QuarantineAnnotation] = "{" },
-			Warning, "Node node-a", "its annotation divvy.dev/quarantine cannot be parsed", "Remove it", "kubectl annotate node node-a divvy.dev/quarantine-",
+			Warning, "Node node-a", "its annotation divvy.dev/quarantine cannot be parsed", "Remove it",
+			"kubectl annotate node node-a divvy.dev/quarantine-",
 		},
 		"the vendor's plugin on the same node": {
 			"other-plugins", func(w *world) {
@@ -393,7 +438,8 @@ func TestFaults(t *testing.T) {
 				p.OwnerReferences = []metav1.OwnerReference{{Kind: "DaemonSet", Name: d.Name}}
 				w.Pods = append(w.Pods, p)
 			},
-			Error, "DaemonSet kube-system/gcushare-device-plugin", "node node-a beside divvy-node", "docs/migrating.md", "kubectl delete daemonset gcushare-device-plugin -n kube-system",
+			Error, "DaemonSet kube-system/gcushare-device-plugin", "node node-a beside divvy-node",
+			"docs/migrating.md", "kubectl delete daemonset gcushare-device-plugin -n kube-system",
 		},
 		"an unknown plugin at the socket": {
 			"other-plugins", func(w *world) {
@@ -402,19 +448,23 @@ func TestFaults(t *testing.T) {
 			Error, "Pod divvy-system/divvy-node-x", "another device plugin answers", "Remove", "",
 		},
 		"an old kubelet": {
-			"kubelet", func(w *world) { w.Nodes[0].Status.NodeInfo.KubeletVersion = "v1.28.1" }, Error, "Node node-a", "Divvy requires 1.30.0", "Upgrade kubelet", "",
+			"kubelet", func(w *world) { w.Nodes[0].Status.NodeInfo.KubeletVersion = "v1.28.1" }, Error, "Node node-a",
+			"Divvy requires 1.30.0", "Upgrade kubelet", "",
 		},
 		"a kubelet that is too new": {
-			"kubelet", func(w *world) { w.Nodes[0].Status.NodeInfo.KubeletVersion = "v1.38.0" }, Warning, "Node node-a", "newer than the API server", "control plane first", "",
+			"kubelet", func(w *world) { w.Nodes[0].Status.NodeInfo.KubeletVersion = "v1.38.0" }, Warning, "Node node-a",
+			"newer than the API server", "control plane first", "",
 		},
 		"a kubelet that is too far behind": {
-			"kubelet", func(w *world) { w.Nodes[0].Status.NodeInfo.KubeletVersion = "v1.33.0" }, Warning, "Node node-a", "more than three minor versions", "Upgrade kubelet", "",
+			"kubelet", func(w *world) { w.Nodes[0].Status.NodeInfo.KubeletVersion = "v1.33.0" }, Warning, "Node node-a",
+			"more than three minor versions", "Upgrade kubelet", "",
 		},
 		"a unit that is too fine": {
 			"kubelet", func(w *world) {
 				var many []accel.Share
 				for i := range 8 {
-					many = append(many, accel.Share{Device: accel.Device{Index: i, ID: accel.DeviceID(fmt.Sprint("card-", i)), MemoryBytes: 48 << 30, NUMANode: accel.NoNUMA}, Units: 48})
+					many = append(many, accel.Share{Device: accel.Device{Index: i, ID: accel.DeviceID(fmt.Sprint("card-", i)),
+						MemoryBytes: 48 << 30, NUMANode: accel.NoNUMA}, Units: 48})
 				}
 				w.publish(accel.Inventory{Resource: memory, Unit: "1", Shares: many})
 				w.Nodes[0].Status.Allocatable[memory] = resource.MustParse("384")
@@ -423,7 +473,8 @@ func TestFaults(t *testing.T) {
 			Error, "Node node-a", "too small: 384000 units make a list of 6", `Set memoryUnit to "0.01"`, "",
 		},
 		"the extender has no service": {
-			"extender", func(w *world) { w.Services = w.Services[1:] }, Error, "Service divvy-system/divvy-extender", "missing", "Restore the object", restoring("divvy-extender"),
+			"extender", func(w *world) { w.Services = w.Services[1:] }, Error, "Service divvy-system/divvy-extender",
+			"missing", "Restore the object", restoring("divvy-extender"),
 		},
 		"no extender is ready": {
 			"extender", func(w *world) { w.Endpoints[0].Endpoints[0].Conditions.Ready = ptr.To(false) },
@@ -435,24 +486,29 @@ func TestFaults(t *testing.T) {
 		},
 		"kube-scheduler is not wired": {
 			"scheduler", func(w *world) { w.pod("kube-scheduler-" + theNode).Annotations = nil },
-			Error, "Pod kube-system/kube-scheduler-node-a", "does not call the extender", "kubectl logs daemonset/divvy-schedconf", "kubectl rollout restart daemonset/divvy-schedconf -n divvy-system",
+			Error, "Pod kube-system/kube-scheduler-node-a", "does not call the extender", "kubectl logs daemonset/divvy-schedconf",
+			"kubectl rollout restart daemonset/divvy-schedconf -n divvy-system",
 		},
 		"the wiring was rolled back": {
 			"scheduler", func(w *world) {
 				w.pod("kube-scheduler-" + theNode).Annotations = nil
 				for i, reason := range []string{"SchedulerWired", "SchedulerRolledBack", "SchedulerUnwired"} {
-					e := corev1.Event{Reason: reason, Message: "it ended: unknown field", InvolvedObject: corev1.ObjectReference{Name: theNode}}
+					e := corev1.Event{Reason: reason, Message: "it ended: unknown field",
+						InvolvedObject: corev1.ObjectReference{Name: theNode}}
 					e.LastTimestamp = metav1.NewTime(now.Add(-time.Duration([]int{3, 1, 2}[i]) * time.Minute))
 					w.Wiring = append(w.Wiring, e)
 				}
 			},
-			Error, "Pod kube-system/kube-scheduler-node-a", "rolled back: it ended: unknown field", "Fix the problem that the message describes", "kubectl rollout restart daemonset/divvy-schedconf",
+			Error, "Pod kube-system/kube-scheduler-node-a", "rolled back: it ended: unknown field",
+			"Fix the problem that the message describes", "kubectl rollout restart daemonset/divvy-schedconf",
 		},
 		"kube-scheduler is not ready": {
-			"scheduler", func(w *world) { w.ready("kube-scheduler-"+theNode, false) }, Error, "Pod kube-system/kube-scheduler-node-a", "not ready", "kubectl logs", "",
+			"scheduler", func(w *world) { w.ready("kube-scheduler-"+theNode, false) }, Error, "Pod kube-system/kube-scheduler-node-a",
+			"not ready", "kubectl logs", "",
 		},
 		"kube-scheduler is not up in time": {
-			"scheduler", func(w *world) { w.startedFor("kube-scheduler-"+theNode, 31*time.Second) }, Error, "Pod kube-system/kube-scheduler-node-a", "not ready", "kubectl logs", "",
+			"scheduler", func(w *world) { w.startedFor("kube-scheduler-"+theNode, 31*time.Second) }, Error,
+			"Pod kube-system/kube-scheduler-node-a", "not ready", "kubectl logs", "",
 		},
 		"kube-scheduler was up and is not ready": {
 			"scheduler", func(w *world) {
@@ -466,16 +522,20 @@ func TestFaults(t *testing.T) {
 			}, Error, "Pod kube-system/kube-scheduler-node-a", "not ready", "kubectl logs", "",
 		},
 		"no kube-scheduler to wire": {
-			"scheduler", func(w *world) { w.without("kube-scheduler-" + theNode) }, Error, "control plane", "so divvy-schedconf cannot configure it", "scheduler.mode=dedicated", "",
+			"scheduler", func(w *world) { w.without("kube-scheduler-" + theNode) }, Error, "control plane",
+			"so divvy-schedconf cannot configure it", "scheduler.mode=dedicated", "",
 		},
 		"a control plane without schedconf": {
 			"scheduler", func(w *world) {
-				w.Nodes = append(w.Nodes, corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "second", Labels: map[string]string{"node-role.kubernetes.io/master": ""}}})
+				w.Nodes = append(w.Nodes,
+					corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "second",
+						Labels: map[string]string{"node-role.kubernetes.io/master": ""}}})
 			},
 			Error, "Node second", "divvy-schedconf does not run there", "schedconf.tolerations", "",
 		},
 		"dedicated, without its webhook": {
-			"scheduler", func(w *world) { w.dedicate() }, Error, "MutatingWebhookConfiguration divvy-scheduler", "missing", "Restore the object", restoring("divvy-scheduler"),
+			"scheduler", func(w *world) { w.dedicate() }, Error, "MutatingWebhookConfiguration divvy-scheduler",
+			"missing", "Restore the object", restoring("divvy-scheduler"),
 		},
 		"dedicated, with the old wiring": {
 			"scheduler", func(w *world) {
@@ -493,82 +553,102 @@ func TestFaults(t *testing.T) {
 			Error, "Pod kube-system/kube-scheduler-node-a", "has no configuration file", "divvy-control schedconf install", "",
 		},
 		"by hand, where nobody sees": {
-			"scheduler", func(w *world) { w.unwire(); w.without("kube-scheduler-" + theNode) }, Unknown, "control plane", "cannot be checked", "scheduler.mode=dedicated", "",
+			"scheduler", func(w *world) { w.unwire(); w.without("kube-scheduler-" + theNode) }, Unknown, "control plane",
+			"cannot be checked", "scheduler.mode=dedicated", "",
 		},
 		"a caBundle is corrupt": {
 			"webhooks", func(w *world) { w.Mutating[0].Webhooks[0].ClientConfig.CABundle = []byte("garbage") },
-			Error, "MutatingWebhookConfiguration bwki-webhook-cfg, bwkimua.bitfusion.io", "its caBundle cannot be parsed", "Restart the program that writes it", "kubectl rollout restart deployment/bitfusion-webhook-deployment -n bwki",
+			Error, "MutatingWebhookConfiguration bwki-webhook-cfg, bwkimua.bitfusion.io", "its caBundle cannot be parsed",
+			"Restart the program that writes it", "kubectl rollout restart deployment/bitfusion-webhook-deployment -n bwki",
 		},
 		"a caBundle is empty": {
 			"webhooks", func(w *world) { w.Mutating[0].Webhooks[0].ClientConfig.CABundle = nil },
-			Error, "MutatingWebhookConfiguration bwki-webhook-cfg, bwkimua.bitfusion.io", "caBundle is empty", "Restart the program that writes it", "kubectl rollout restart deployment/bitfusion-webhook-deployment -n bwki",
+			Error, "MutatingWebhookConfiguration bwki-webhook-cfg, bwkimua.bitfusion.io", "caBundle is empty",
+			"Restart the program that writes it", "kubectl rollout restart deployment/bitfusion-webhook-deployment -n bwki",
 		},
 		"a caBundle of another CA": {
 			"webhooks", func(w *world) {
 				w.Validating[0].Webhooks[0].ClientConfig.CABundle = issue(w.t, nil, now.Add(-year), now.Add(year)).crt()
 			},
-			Warning, "ValidatingWebhookConfiguration divvy-config, config.divvy.dev", "does not contain the CA", "Restart the program that writes it", "kubectl rollout restart deployment/divvy-extender -n divvy-system",
+			Warning, "ValidatingWebhookConfiguration divvy-config, config.divvy.dev", "does not contain the CA",
+			"Restart the program that writes it", "kubectl rollout restart deployment/divvy-extender -n divvy-system",
 		},
 		"nothing is behind a webhook": {
 			"webhooks", func(w *world) { w.Endpoints[1].Endpoints = nil },
-			Error, "MutatingWebhookConfiguration bwki-webhook-cfg, bwkimua.bitfusion.io", "no ready pod is behind", "Deployment bitfusion-webhook-deployment", "",
+			Error, "MutatingWebhookConfiguration bwki-webhook-cfg, bwkimua.bitfusion.io", "no ready pod is behind",
+			"Deployment bitfusion-webhook-deployment", "",
 		},
 		"a webhook's service is gone": {
 			"webhooks", func(w *world) { w.Services = w.Services[:1] },
-			Error, "MutatingWebhookConfiguration bwki-webhook-cfg, bwkimua.bitfusion.io", "its Service bwki/bwki-webhook-svc is missing", "Restore the object", restoreAll,
+			Error, "MutatingWebhookConfiguration bwki-webhook-cfg, bwkimua.bitfusion.io", "its Service bwki/bwki-webhook-svc is missing",
+			"Restore the object", restoreAll,
 		},
 		"a certificate has expired": {
 			"certificates", func(w *world) {
-				w.serveWith(issue(w.t, &w.ca, now.Add(-2*day), now.Add(-day), "divvy-extender.divvy-system.svc", "bwki-webhook-svc.bwki.svc"))
+				w.serveWith(issue(w.t, &w.ca, now.Add(-2*day), now.Add(-day), "divvy-extender.divvy-system.svc",
+					"bwki-webhook-svc.bwki.svc"))
 			},
-			Error, "Secret bwki/bwki-webhook-certs", "has expired at 2026-02-28", "new certificate", "kubectl annotate secret bwki-webhook-certs -n bwki divvy.dev/rotate=cert --overwrite",
+			Error, "Secret bwki/bwki-webhook-certs", "has expired at 2026-02-28", "new certificate",
+			"kubectl annotate secret bwki-webhook-certs -n bwki divvy.dev/rotate=cert --overwrite",
 		},
 		"a certificate was not renewed": {
 			"certificates", func(w *world) {
-				w.serveWith(issue(w.t, &w.ca, now.Add(-80*day), now.Add(10*day), "divvy-extender.divvy-system.svc", "bwki-webhook-svc.bwki.svc"))
+				w.serveWith(issue(w.t, &w.ca, now.Add(-80*day), now.Add(10*day), "divvy-extender.divvy-system.svc",
+					"bwki-webhook-svc.bwki.svc"))
 			},
-			Warning, "Secret divvy-system/divvy-extender-certs", "should have been renewed", "new certificate", "kubectl annotate secret divvy-extender-certs -n divvy-system divvy.dev/rotate=cert --overwrite",
+			Warning, "Secret divvy-system/divvy-extender-certs", "should have been renewed", "new certificate",
+			"kubectl annotate secret divvy-extender-certs -n divvy-system divvy.dev/rotate=cert --overwrite",
 		},
 		"a certificate of tomorrow": {
 			"certificates", func(w *world) {
-				w.serveWith(issue(w.t, &w.ca, now.Add(day), now.Add(90*day), "divvy-extender.divvy-system.svc", "bwki-webhook-svc.bwki.svc"))
+				w.serveWith(issue(w.t, &w.ca, now.Add(day), now.Add(90*day), "divvy-extender.divvy-system.svc",
+					"bwki-webhook-svc.bwki.svc"))
 			},
-			Error, "Secret divvy-system/divvy-extender-certs", "compare the clocks", "new certificate", "kubectl annotate secret divvy-extender-certs",
+			Error, "Secret divvy-system/divvy-extender-certs", "compare the clocks", "new certificate",
+			"kubectl annotate secret divvy-extender-certs",
 		},
 		"a certificate for another name": {
 			"certificates", func(w *world) { w.serveWith(issue(w.t, &w.ca, now.Add(-day), now.Add(90*day), "elsewhere.svc")) },
-			Error, "Secret divvy-system/divvy-extender-certs", "not for divvy-extender.divvy-system.svc", "new certificate", "kubectl annotate secret divvy-extender-certs",
+			Error, "Secret divvy-system/divvy-extender-certs", "not for divvy-extender.divvy-system.svc", "new certificate",
+			"kubectl annotate secret divvy-extender-certs",
 		},
 		"a certificate of another CA": {
 			"certificates", func(w *world) {
 				other := issue(w.t, nil, now.Add(-year), now.Add(9*year))
-				w.serveWith(issue(w.t, &other, now.Add(-day), now.Add(90*day), "divvy-extender.divvy-system.svc", "bwki-webhook-svc.bwki.svc"))
+				w.serveWith(issue(w.t, &other, now.Add(-day), now.Add(90*day), "divvy-extender.divvy-system.svc",
+					"bwki-webhook-svc.bwki.svc"))
 			},
-			Error, "Secret divvy-system/divvy-extender-certs", "not signed by its CA", "new certificate", "kubectl annotate secret divvy-extender-certs",
+			Error, "Secret divvy-system/divvy-extender-certs", "not signed by its CA", "new certificate",
+			"kubectl annotate secret divvy-extender-certs",
 		},
 		"a certificate that cannot be read": {
 			"certificates", func(w *world) { w.Secrets[1].Data["tls.crt"] = []byte("x") },
-			Error, "Secret divvy-system/divvy-extender-certs", "its certificate is invalid", "new certificate", "kubectl annotate secret divvy-extender-certs",
+			Error, "Secret divvy-system/divvy-extender-certs", "its certificate is invalid", "new certificate",
+			"kubectl annotate secret divvy-extender-certs",
 		},
 		"no certificate yet": {
-			"certificates", func(w *world) { delete(w.Secrets[1].Data, "tls.crt") }, Error, "Secret divvy-system/divvy-extender-certs", "it contains no certificate yet", "writes the certificate", "",
+			"certificates", func(w *world) { delete(w.Secrets[1].Data, "tls.crt") }, Error, "Secret divvy-system/divvy-extender-certs",
+			"it contains no certificate yet", "writes the certificate", "",
 		},
 		"a CA that cannot be read": {
 			"certificates", func(w *world) { w.Secrets[3].Data["ca.crt"] = []byte("x") },
-			Error, "Secret bwki/bwki-webhook-certs", "its CA is invalid", "new one", "kubectl annotate secret bwki-webhook-certs -n bwki divvy.dev/rotate=ca --overwrite",
+			Error, "Secret bwki/bwki-webhook-certs", "its CA is invalid", "new one",
+			"kubectl annotate secret bwki-webhook-certs -n bwki divvy.dev/rotate=ca --overwrite",
 		},
 		"the published CA is another": {
 			"certificates", func(w *world) {
 				w.ConfigMaps[3].Data["ca.crt"] = string(issue(w.t, nil, now.Add(-year), now.Add(year)).crt())
 			},
-			Error, "ConfigMap divvy-system/divvy-extender-ca", "does not contain the CA", "publishes it", "kubectl rollout restart deployment/divvy-extender -n divvy-system",
+			Error, "ConfigMap divvy-system/divvy-extender-ca", "does not contain the CA", "publishes it",
+			"kubectl rollout restart deployment/divvy-extender -n divvy-system",
 		},
 		"kube-scheduler's certificate has expired": {
 			"certificates", func(w *world) {
 				c := issue(w.t, &w.ca, now.Add(-2*day), now.Add(-day))
 				w.Secrets[2].Data = map[string][]byte{"tls.crt": c.crt(), "tls.key": c.pem(w.t)}
 			},
-			Error, "Secret divvy-system/divvy-extender-client", "has expired", "which creates it", "kubectl rollout restart deployment/divvy-extender -n divvy-system",
+			Error, "Secret divvy-system/divvy-extender-client", "has expired", "which creates it",
+			"kubectl rollout restart deployment/divvy-extender -n divvy-system",
 		},
 		"kube-scheduler's certificate is of another CA": {
 			"certificates", func(w *world) {
@@ -576,13 +656,16 @@ func TestFaults(t *testing.T) {
 				c := issue(w.t, &other, now.Add(-day), now.Add(year))
 				w.Secrets[2].Data = map[string][]byte{"tls.crt": c.crt(), "tls.key": c.pem(w.t)}
 			},
-			Error, "Secret divvy-system/divvy-extender-client", "not signed by the extender's CA", "which creates it", "kubectl rollout restart deployment/divvy-extender",
+			Error, "Secret divvy-system/divvy-extender-client", "not signed by the extender's CA", "which creates it",
+			"kubectl rollout restart deployment/divvy-extender",
 		},
 		"a policy without a binding": {
-			"policies", func(w *world) { w.Bindings = nil }, Error, "ValidatingAdmissionPolicy divvy-node", "no binding", "Restore the object", restoring("divvy-node"),
+			"policies", func(w *world) { w.Bindings = nil }, Error, "ValidatingAdmissionPolicy divvy-node", "no binding",
+			"Restore the object", restoring("divvy-node"),
 		},
 		"a binding without a policy": {
-			"policies", func(w *world) { w.Policies = nil }, Error, "ValidatingAdmissionPolicyBinding divvy-node", "policy divvy-node is missing", "Restore the object", restoring("divvy-node"),
+			"policies", func(w *world) { w.Policies = nil }, Error, "ValidatingAdmissionPolicyBinding divvy-node",
+			"policy divvy-node is missing", "Restore the object", restoring("divvy-node"),
 		},
 		"a binding that lets pass": {
 			"policies", func(w *world) {
@@ -598,7 +681,8 @@ func TestFaults(t *testing.T) {
 		},
 		"an account may not do its work": {
 			"rbac", func(w *world) { w.Access[0].Allowed = false; w.Access[2].Allowed = false },
-			Error, "ServiceAccount divvy-system/divvy-node", "get leases.coordination.k8s.io x, patch nodes", "Restore the object", restoring("divvy-node"),
+			Error, "ServiceAccount divvy-system/divvy-node", "get leases.coordination.k8s.io x, patch nodes", "Restore the object",
+			restoring("divvy-node"),
 		},
 		"no room on one card": {
 			"waiting", func(w *world) {
@@ -648,47 +732,59 @@ func TestFaults(t *testing.T) {
 				p := w.pod("train")
 				p.Status = corev1.PodStatus{Phase: corev1.PodFailed, Reason: "UnexpectedAdmissionError", Message: "no units"}
 			},
-			Warning, "Pod team/train", "node node-a rejected it (UnexpectedAdmissionError): no units", "docs/troubleshooting.md", "kubectl delete pod train -n team",
+			Warning, "Pod team/train", "node node-a rejected it (UnexpectedAdmissionError): no units", "docs/troubleshooting.md",
+			"kubectl delete pod train -n team",
 		},
 		"a pod without a grant": {
-			"grants", func(w *world) { w.pod("train").Annotations = nil }, Warning, "Pod team/train", "but the node has not reported its device", "its signing key", "",
+			"grants", func(w *world) { w.pod("train").Annotations = nil }, Warning, "Pod team/train",
+			"but the node has not reported its device", "its signing key", "",
 		},
 		"a grant that cannot be read": {
-			"grants", func(w *world) { w.pod("train").Annotations[wire.GrantAnnotation] = "{" }, Warning, "Pod team/train", "cannot be parsed", "replaces it", "",
+			"grants", func(w *world) { w.pod("train").Annotations[wire.GrantAnnotation] = "{" }, Warning, "Pod team/train",
+			"cannot be parsed", "replaces it", "",
 		},
 		"a grant of a lost card": {
-			"grants", func(w *world) { *w.pod("train") = w.shared("train", "card-9", 4) }, Warning, "Pod team/train", "device card-9", "docs/health.md", "",
+			"grants", func(w *world) { *w.pod("train") = w.shared("train", "card-9", 4) }, Warning, "Pod team/train", "device card-9",
+			"docs/health.md", "",
 		},
 		"more than a card has": {
 			"grants", func(w *world) { w.Pods = append(w.Pods, w.shared("greedy", "card-0", 13)) },
-			Error, "Node node-a, device 0 (card-0)", "pods hold 17 of enflame.com/gcu-memory on it, but it has only 16: team/greedy, team/train", "Delete one", "",
+			Error, "Node node-a, device 0 (card-0)",
+			"pods hold 17 of enflame.com/gcu-memory on it, but it has only 16: team/greedy, team/train", "Delete one", "",
 		},
 		"no token": {
-			"pool-token", func(w *world) { w.Token = w.Token[1:] }, Error, "the pool's secrets in namespace kube-system", "bitfusion-client-secret-ca.crt missing", "kubectl divvy pool import TOKEN.tar", "",
+			"pool-token", func(w *world) { w.Token = w.Token[1:] }, Error, "the pool's secrets in namespace kube-system",
+			"bitfusion-client-secret-ca.crt missing", "kubectl divvy pool import TOKEN.tar", "",
 		},
 		"a token that cannot be used": {
-			"pool-token", func(w *world) { w.Token[2].Data[pool.ServersKey] = []byte("servers: 7\n") }, Error, "the pool's secrets in namespace kube-system", "the token is invalid", "pool import", "",
+			"pool-token", func(w *world) { w.Token[2].Data[pool.ServersKey] = []byte("servers: 7\n") }, Error,
+			"the pool's secrets in namespace kube-system", "the token is invalid", "pool import", "",
 		},
 		"an expired token": {
 			"pool-token", func(w *world) { w.Token[0].Data[pool.CAKey] = issue(w.t, nil, now.Add(-2*day), now.Add(-day)).crt() },
 			Warning, "the pool's secrets in namespace kube-system", "expired", "pool import", "",
 		},
 		"no token for old clients": {
-			"pool-token", func(w *world) { w.Token = w.Token[:3] }, Warning, "the pool's secrets in namespace kube-system", "clients 2.5", "pool import", "",
+			"pool-token", func(w *world) { w.Token = w.Token[:3] }, Warning, "the pool's secrets in namespace kube-system", "clients 2.5",
+			"pool import", "",
 		},
 		"a namespace without copies": {
 			"pool-copies", func(w *world) { w.Copies["team"] = nil },
-			Error, "Namespace team", "lacks bitfusion-client-secret-ca.crt, which pod bench needs", "The webhooks create the copies", "kubectl rollout restart deployment/bitfusion-webhook-deployment -n bwki",
+			Error, "Namespace team", "lacks bitfusion-client-secret-ca.crt, which pod bench needs", "The webhooks create the copies",
+			"kubectl rollout restart deployment/bitfusion-webhook-deployment -n bwki",
 		},
 		"a namespace that is not allowed": {
 			"pool-copies", func(w *world) { w.Copies["team"], w.Namespaces[0].Labels = nil, nil },
-			Error, "Namespace team", "not allowed to use the pool", "Allow it", "kubectl label namespace team divvy.dev/pool=allowed --overwrite",
+			Error, "Namespace team", "not allowed to use the pool", "Allow it",
+			"kubectl label namespace team divvy.dev/pool=allowed --overwrite",
 		},
 		"a label that allows nothing": {
 			"pool-copies", func(w *world) {
-				w.Namespaces = append(w.Namespaces, corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "more", Labels: map[string]string{poolLabel: "true"}}})
+				w.Namespaces = append(w.Namespaces,
+					corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "more", Labels: map[string]string{poolLabel: "true"}}})
 			},
-			Warning, "Namespace more", `has the invalid value "true"`, "allows its pods", "kubectl label namespace more divvy.dev/pool=allowed --overwrite",
+			Warning, "Namespace more", `has the invalid value "true"`, "allows its pods",
+			"kubectl label namespace more divvy.dev/pool=allowed --overwrite",
 		},
 		"an ignored namespace that is allowed": {
 			"pool-copies", func(w *world) { w.Namespaces[1].Labels = map[string]string{poolLabel: "allowed"} },
@@ -699,10 +795,12 @@ func TestFaults(t *testing.T) {
 			Error, "ConfigMap bwki/catalog", "catalog", "last valid one", restoring("bitfusion-webhook"),
 		},
 		"no catalog": {
-			"pool-catalog", func(w *world) { w.ConfigMaps = slices.Delete(w.ConfigMaps, 2, 3) }, Error, "ConfigMap bwki/catalog", "missing", "Restore the object", restoring("bitfusion-webhook"),
+			"pool-catalog", func(w *world) { w.ConfigMaps = slices.Delete(w.ConfigMaps, 2, 3) }, Error, "ConfigMap bwki/catalog",
+			"missing", "Restore the object", restoring("bitfusion-webhook"),
 		},
 		"an empty catalog of one's own": {
-			"pool-catalog", func(w *world) { w.ConfigMaps[2].Data, w.Releases[0].Manifest = nil, nil }, Error, "ConfigMap bwki/catalog", "no entry", "docs/pool-catalog.md", "",
+			"pool-catalog", func(w *world) { w.ConfigMaps[2].Data, w.Releases[0].Manifest = nil, nil }, Error, "ConfigMap bwki/catalog",
+			"no entry", "docs/pool-catalog.md", "",
 		},
 		"no units of the pool": {
 			"pool-units", func(w *world) { delete(w.Nodes[0].Status.Allocatable, pool.Resource) },
@@ -730,7 +828,8 @@ func TestFaults(t *testing.T) {
 				return f.Object == tt.object && strings.Contains(f.Problem, tt.problem)
 			})
 			if found < 0 {
-				t.Fatalf("%s: %s, skipped %q; no finding about %s that says %q:\n%+v", tt.check, result.Severity, result.Skipped, tt.object, tt.problem, result.Findings)
+				t.Fatalf("%s: %s, skipped %q; no finding about %s that says %q:\n%+v", tt.check, result.Severity, result.Skipped, tt.object,
+					tt.problem, result.Findings)
 			}
 			f := result.Findings[found]
 			if f.Check != tt.check || f.Severity != tt.severity || !strings.Contains(f.Remedy, tt.remedy) {
@@ -780,7 +879,9 @@ func (w *world) serveWith(p pair) {
 func TestNothingToSay(t *testing.T) {
 	tests := map[string]func(w *world){
 		"a node that is excluded on purpose": func(w *world) {
-			w.Nodes = append(w.Nodes, corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "out", Labels: map[string]string{enabledLabel: "false", "enflame.com/gcushare": "true"}}})
+			w.Nodes = append(w.Nodes,
+				corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "out", Labels: map[string]string{enabledLabel: "false",
+					"enflame.com/gcushare": "true"}}})
 		},
 		"a node that was excluded a while ago": func(w *world) {
 			out := w.Nodes[0].DeepCopy()
@@ -864,7 +965,8 @@ func TestUnreadableSourcesMakeChecksUnknown(t *testing.T) {
 		w := healthy(t)
 		w.Failed[source] = "needs list of everything"
 		for i, r := range Examine(w.Snapshot).Results {
-			if needs := slices.Contains(checks[i].Needs, source); needs != (r.Severity == Unknown) || r.Severity != OK && r.Severity != Unknown {
+			if needs := slices.Contains(checks[i].Needs, source); needs != (r.Severity == Unknown) || r.Severity != OK &&
+				r.Severity != Unknown {
 				t.Errorf("without %s, check %s is %s: %v", source, r.Check, r.Severity, r.Findings)
 			}
 			for _, f := range r.Findings {
@@ -891,16 +993,19 @@ func TestHostileSnapshots(t *testing.T) {
 				w.Deployments[i] = appsv1.Deployment{ObjectMeta: w.Deployments[i].ObjectMeta}
 			}
 			w.Nodes = append(w.Nodes, corev1.Node{})
-			w.Secrets, w.Services, w.ConfigMaps, w.Endpoints = make([]corev1.Secret, 3), make([]corev1.Service, 2), make([]corev1.ConfigMap, 2), nil
+			w.Secrets, w.Services, w.ConfigMaps, w.Endpoints = make([]corev1.Secret, 3), make([]corev1.Service, 2),
+				make([]corev1.ConfigMap, 2), nil
 		},
 		"selectors that cannot be read": func(w *world) {
 			for i := range w.DaemonSets {
-				w.DaemonSets[i].Spec.Selector = &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "\x00", Operator: "Perhaps"}}}
+				w.DaemonSets[i].Spec.Selector = &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "\x00",
+					Operator: "Perhaps"}}}
 			}
 			w.Mutating[0].Webhooks[0].ClientConfig.Service = nil
 		},
 		"texts that would take a terminal over": func(w *world) {
-			w.pod("train").Status = corev1.PodStatus{Phase: corev1.PodFailed, Reason: "UnexpectedAdmissionError", Message: "\x1b[2J\r\n\u009b2J\u202eerror: \xff" + strings.Repeat("x", 1<<20)}
+			w.pod("train").Status = corev1.PodStatus{Phase: corev1.PodFailed, Reason: "UnexpectedAdmissionError",
+				Message: "\x1b[2J\r\n\u009b2J\u202eerror: \xff" + strings.Repeat("x", 1<<20)}
 			w.Nodes[0].Annotations[wire.InventoryAnnotation] = strings.Repeat("{", 1<<20)
 			w.pod("train").Annotations[wire.GrantAnnotation] = strings.Repeat("[", 1<<20)
 			w.Releases[0].Name = "\x1b]0;title\a"
@@ -913,8 +1018,10 @@ func TestHostileSnapshots(t *testing.T) {
 			w.pod("train").Spec.Containers[0].Resources.Limits[memory] = resource.MustParse("9e30")
 		},
 		"manifests of garbage": func(w *world) {
-			w.Releases[0].Manifest = []Object{{}, {Kind: "Deployment", Name: "divvy-extender", Namespace: system, Content: map[string]any{"spec": "x"}},
-				{Kind: "ClusterRole", Content: map[string]any{"rules": 7}}, {Kind: "RoleBinding", Content: map[string]any{"subjects": []any{map[string]any{"kind": "ServiceAccount"}}}}}
+			w.Releases[0].Manifest = []Object{{}, {Kind: "Deployment", Name: "divvy-extender", Namespace: system,
+				Content: map[string]any{"spec": "x"}},
+				{Kind: "ClusterRole", Content: map[string]any{"rules": 7}},
+				{Kind: "RoleBinding", Content: map[string]any{"subjects": []any{map[string]any{"kind": "ServiceAccount"}}}}}
 			w.deployment(nameExtender).Spec.Replicas = ptr.To[int32](0)
 			w.Access = wantedAccess(w.Releases[0].Manifest)
 			w.Live = []Live{{}}

@@ -166,7 +166,8 @@ func (r *reader) cluster(ctx context.Context) {
 		},
 		func() {
 			// They say more where there are any; no check needs them.
-			all(ctx, r, sourceEvents, "list of events in "+metav1.NamespaceDefault, metav1.ListOptions{FieldSelector: "involvedObject.kind=Node"},
+			all(ctx, r, sourceEvents, "list of events in "+metav1.NamespaceDefault,
+				metav1.ListOptions{FieldSelector: "involvedObject.kind=Node"},
 				c.CoreV1().Events(metav1.NamespaceDefault).List, func(o runtime.Object) {
 					if e, ok := o.(*corev1.Event); ok && slices.Contains(wiringReasons, e.Reason) {
 						s.Wiring = append(s.Wiring, *e)
@@ -174,16 +175,19 @@ func (r *reader) cluster(ctx context.Context) {
 				})
 		},
 		func() {
-			all(ctx, r, SourceWorkloads, "list of daemonsets", everywhere, c.AppsV1().DaemonSets(metav1.NamespaceAll).List, take(&s.DaemonSets))
+			all(ctx, r, SourceWorkloads, "list of daemonsets", everywhere, c.AppsV1().DaemonSets(metav1.NamespaceAll).List,
+				take(&s.DaemonSets))
 		},
 		func() {
-			all(ctx, r, SourceWorkloads, "list of deployments", everywhere, c.AppsV1().Deployments(metav1.NamespaceAll).List, take(&s.Deployments))
+			all(ctx, r, SourceWorkloads, "list of deployments", everywhere, c.AppsV1().Deployments(metav1.NamespaceAll).List,
+				take(&s.Deployments))
 		},
 		func() {
 			all(ctx, r, SourceNamespaces, "list of namespaces", everywhere, c.CoreV1().Namespaces().List, take(&s.Namespaces))
 		},
 		func() {
-			all(ctx, r, SourceQuotas, "list of resourcequotas", everywhere, c.CoreV1().ResourceQuotas(metav1.NamespaceAll).List, take(&s.Quotas))
+			all(ctx, r, SourceQuotas, "list of resourcequotas", everywhere, c.CoreV1().ResourceQuotas(metav1.NamespaceAll).List,
+				take(&s.Quotas))
 		},
 		func() {
 			all(ctx, r, SourceAdmission, "list of mutatingwebhookconfigurations", everywhere,
@@ -205,7 +209,8 @@ func (r *reader) cluster(ctx context.Context) {
 			all(ctx, r, SourceRoles, "list of clusterroles", ours, c.RbacV1().ClusterRoles().List, labelled("clusterrole"))
 		},
 		func() {
-			all(ctx, r, SourceRoles, "list of clusterrolebindings", ours, c.RbacV1().ClusterRoleBindings().List, labelled("clusterrolebinding"))
+			all(ctx, r, SourceRoles, "list of clusterrolebindings", ours, c.RbacV1().ClusterRoleBindings().List,
+				labelled("clusterrolebinding"))
 		},
 	)
 	for _, o := range s.Mutating {
@@ -215,7 +220,8 @@ func (r *reader) cluster(ctx context.Context) {
 	}
 	for _, o := range s.Validating {
 		if o.Labels[labelPartOf] == partOf {
-			s.Labelled = append(s.Labelled, Labelled{Kind: "validatingwebhookconfiguration", Name: o.Name, Instance: o.Labels[labelInstance]})
+			s.Labelled = append(s.Labelled, Labelled{Kind: "validatingwebhookconfiguration", Name: o.Name,
+				Instance: o.Labels[labelInstance]})
 		}
 	}
 	for _, o := range s.Policies {
@@ -225,7 +231,8 @@ func (r *reader) cluster(ctx context.Context) {
 	}
 	for _, o := range s.Bindings {
 		if o.Labels[labelPartOf] == partOf {
-			s.Labelled = append(s.Labelled, Labelled{Kind: "validatingadmissionpolicybinding", Name: o.Name, Instance: o.Labels[labelInstance]})
+			s.Labelled = append(s.Labelled, Labelled{Kind: "validatingadmissionpolicybinding", Name: o.Name,
+				Instance: o.Labels[labelInstance]})
 		}
 	}
 	slices.SortFunc(s.Labelled, func(a, b Labelled) int { return cmp.Or(cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Name, b.Name)) })
@@ -430,19 +437,24 @@ func (r *reader) installation(ctx context.Context, release *Release) {
 	for _, ns := range r.namespaces(release) {
 		reads = append(reads,
 			func() {
-				all(ctx, r, SourceServices, "list of services in "+ns, metav1.ListOptions{}, c.CoreV1().Services(ns).List, take(&s.Services))
+				all(ctx, r, SourceServices, "list of services in "+ns, metav1.ListOptions{}, c.CoreV1().Services(ns).List,
+					take(&s.Services))
 			},
 			func() {
-				all(ctx, r, SourceServices, "list of endpointslices in "+ns, metav1.ListOptions{}, c.DiscoveryV1().EndpointSlices(ns).List, take(&s.Endpoints))
+				all(ctx, r, SourceServices, "list of endpointslices in "+ns, metav1.ListOptions{}, c.DiscoveryV1().EndpointSlices(ns).List,
+					take(&s.Endpoints))
 			},
 			func() {
-				all(ctx, r, SourceConfigMaps, "list of configmaps in "+ns, metav1.ListOptions{}, c.CoreV1().ConfigMaps(ns).List, take(&s.ConfigMaps))
+				all(ctx, r, SourceConfigMaps, "list of configmaps in "+ns, metav1.ListOptions{}, c.CoreV1().ConfigMaps(ns).List,
+					take(&s.ConfigMaps))
 			},
 			func() {
-				all(ctx, r, SourceSecrets, "list of secrets in "+ns, metav1.ListOptions{LabelSelector: "owner!=helm"}, c.CoreV1().Secrets(ns).List, take(&s.Secrets))
+				all(ctx, r, SourceSecrets, "list of secrets in "+ns, metav1.ListOptions{LabelSelector: "owner!=helm"},
+					c.CoreV1().Secrets(ns).List, take(&s.Secrets))
 			})
 	}
-	reads = append(reads, func() { r.token(ctx) }, func() { r.programs(ctx) }, func() { r.objects(ctx, release) }, func() { r.reviews(ctx, release) })
+	reads = append(reads, func() { r.token(ctx) }, func() { r.programs(ctx) }, func() { r.objects(ctx, release) },
+		func() { r.reviews(ctx, release) })
 	each(reads...)
 }
 
@@ -516,7 +528,8 @@ func (r *reader) programs(ctx context.Context) {
 			answer, err := ask(s.Release().Namespace, "services", "", nameExtender, portExtender, "/"+route)
 			if err == nil && !answer.OK {
 				// The plain port may be open to its own host alone.
-				if over, err := ask(s.Release().Namespace, "services", "https", nameExtender, portExtenderTLS, "/"+route); err == nil && over.OK {
+				if over, err := ask(s.Release().Namespace, "services", "https", nameExtender, portExtenderTLS, "/"+route); err == nil &&
+					over.OK {
 					answer = over
 				}
 			}
@@ -706,7 +719,8 @@ func expand(rule rbacv1.PolicyRule, account, role, namespace string) []Access {
 			}
 			for _, verb := range rule.Verbs {
 				for _, name := range names {
-					out = append(out, Access{Account: account, Role: role, Verb: verb, Resource: resource, Name: name, Namespace: namespace})
+					out = append(out, Access{Account: account, Role: role, Verb: verb, Resource: resource, Name: name,
+						Namespace: namespace})
 				}
 			}
 		}

@@ -38,10 +38,12 @@ type resourceKind struct {
 
 var served = []resourceKind{
 	{"", "nodes", "Node", false}, {"", "pods", "Pod", true}, {"", "services", "Service", true}, {"", "secrets", "Secret", true},
-	{"", "configmaps", "ConfigMap", true}, {"", "namespaces", "Namespace", false}, {"", "resourcequotas", "ResourceQuota", true}, {"", "events", "Event", true},
+	{"", "configmaps", "ConfigMap", true}, {"", "namespaces", "Namespace", false}, {"", "resourcequotas", "ResourceQuota", true},
+	{"", "events", "Event", true},
 	{"apps", "daemonsets", "DaemonSet", true}, {"apps", "deployments", "Deployment", true},
 	{"discovery.k8s.io", "endpointslices", "EndpointSlice", true},
-	{"rbac.authorization.k8s.io", "clusterroles", "ClusterRole", false}, {"rbac.authorization.k8s.io", "clusterrolebindings", "ClusterRoleBinding", false},
+	{"rbac.authorization.k8s.io", "clusterroles", "ClusterRole", false}, {"rbac.authorization.k8s.io", "clusterrolebindings",
+		"ClusterRoleBinding", false},
 	{"admissionregistration.k8s.io", "mutatingwebhookconfigurations", "MutatingWebhookConfiguration", false},
 	{"admissionregistration.k8s.io", "validatingwebhookconfigurations", "ValidatingWebhookConfiguration", false},
 	{"admissionregistration.k8s.io", "validatingadmissionpolicies", "ValidatingAdmissionPolicy", false},
@@ -80,9 +82,10 @@ func (s *server) put(resource string, object any) {
 
 // serve makes a server that has what the world has.
 func serve(w *world) *server {
-	s := &server{objects: map[string][]map[string]any{}, forbidden: map[string]bool{}, refused: map[string]bool{}, proxied: map[string]string{
-		"/healthz": "ok", "/readyz": "ok", "/version": "v0.1.0\n",
-	}}
+	s := &server{objects: map[string][]map[string]any{}, forbidden: map[string]bool{}, refused: map[string]bool{},
+		proxied: map[string]string{
+			"/healthz": "ok", "/readyz": "ok", "/version": "v0.1.0\n",
+		}}
 	putAll := func(resource string, list any) {
 		for i, v := 0, reflect.ValueOf(list); i < v.Len(); i++ {
 			s.put(resource, v.Index(i).Interface())
@@ -190,7 +193,8 @@ func reply(w http.ResponseWriter, code int, object any) {
 }
 
 func refuse(w http.ResponseWriter, code int, reason metav1.StatusReason, text string) {
-	reply(w, code, metav1.Status{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Status"}, Status: metav1.StatusFailure, Reason: reason, Message: text, Code: int32(code)})
+	reply(w, code, metav1.Status{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Status"}, Status: metav1.StatusFailure, Reason: reason,
+		Message: text, Code: int32(code)})
 }
 
 func groups() metav1.APIGroupList {
@@ -202,7 +206,8 @@ func groups() metav1.APIGroupList {
 		}
 		seen[k.group] = true
 		v := metav1.GroupVersionForDiscovery{GroupVersion: k.group + "/v1", Version: "v1"}
-		list.Groups = append(list.Groups, metav1.APIGroup{Name: k.group, Versions: []metav1.GroupVersionForDiscovery{v}, PreferredVersion: v})
+		list.Groups = append(list.Groups, metav1.APIGroup{Name: k.group, Versions: []metav1.GroupVersionForDiscovery{v},
+			PreferredVersion: v})
 	}
 	return list
 }
@@ -212,7 +217,8 @@ func resources(path string) metav1.APIResourceList {
 	if parts := strings.Split(path, "/"); len(parts) == 3 {
 		group = parts[1]
 	}
-	list := metav1.APIResourceList{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "APIResourceList"}, GroupVersion: strings.TrimPrefix(group+"/v1", "/")}
+	list := metav1.APIResourceList{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "APIResourceList"},
+		GroupVersion: strings.TrimPrefix(group+"/v1", "/")}
 	for _, k := range served {
 		if k.group == group {
 			list.APIResources = append(list.APIResources, metav1.APIResource{Name: k.resource, Kind: k.kind, Namespaced: k.namespaced})
@@ -299,7 +305,8 @@ func (s *server) read(w http.ResponseWriter, r *http.Request, path string) {
 	}
 	switch {
 	case name == "":
-		reply(w, http.StatusOK, map[string]any{"kind": served[i].kind + "List", "apiVersion": strings.TrimPrefix(served[i].group+"/v1", "/"), "metadata": map[string]any{}, "items": items})
+		reply(w, http.StatusOK, map[string]any{"kind": served[i].kind + "List", "apiVersion": strings.TrimPrefix(served[i].group+"/v1",
+			"/"), "metadata": map[string]any{}, "items": items})
 	case len(items) == 0:
 		refuse(w, http.StatusNotFound, metav1.StatusReasonNotFound, resource+" "+name+" not found")
 	default:
@@ -347,7 +354,8 @@ func TestCollect(t *testing.T) {
 	if len(snapshot.Failed) > 0 {
 		t.Errorf("could not be read: %v", snapshot.Failed)
 	}
-	if r := snapshot.Release(); len(snapshot.Releases) != 1 || r.Revision != 3 || r.Status != "deployed" || len(r.Manifest) != len(w.Releases[0].Manifest) {
+	if r := snapshot.Release(); len(snapshot.Releases) != 1 || r.Revision != 3 || r.Status != "deployed" ||
+		len(r.Manifest) != len(w.Releases[0].Manifest) {
 		t.Errorf("releases %d, revision %d, status %s, %d objects", len(snapshot.Releases), r.Revision, r.Status, len(r.Manifest))
 	}
 	if got, want := len(snapshot.Access), len(w.Access); got != want {
@@ -377,7 +385,8 @@ func TestCollectSeesWhatDiffers(t *testing.T) {
 			}, "objects", "ClusterRole divvy-node: it was changed after the installation, at rules",
 		},
 		"an account may not": {
-			func(_ *world, s *server) { s.refused["patch nodes/status"] = true }, "rbac", "ServiceAccount divvy-system/divvy-node: it lacks permissions of role divvy-node: patch nodes/status",
+			func(_ *world, s *server) { s.refused["patch nodes/status"] = true },
+			"rbac", "ServiceAccount divvy-system/divvy-node: it lacks permissions of role divvy-node: patch nodes/status",
 		},
 		"the extender does not answer": {
 			func(_ *world, s *server) { s.proxied = nil }, "extender", "does not respond through the API server",
@@ -394,7 +403,8 @@ func TestCollectSeesWhatDiffers(t *testing.T) {
 		},
 		"copies are missing": {
 			func(_ *world, s *server) {
-				s.objects["secrets"] = slices.DeleteFunc(s.objects["secrets"], func(o map[string]any) bool { return asMap(o["metadata"])["namespace"] == "team" })
+				s.objects["secrets"] = slices.DeleteFunc(s.objects["secrets"],
+					func(o map[string]any) bool { return asMap(o["metadata"])["namespace"] == "team" })
 			}, "pool-copies", "Namespace team: it lacks " + pool.CASecret,
 		},
 		"a newer revision failed": {
@@ -408,7 +418,8 @@ func TestCollectSeesWhatDiffers(t *testing.T) {
 					s.put("pods", p)
 				}
 				s.put("events", corev1.Event{
-					ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "e"}, Reason: "SchedulerRolledBack", Message: "an unknown field",
+					ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "e"}, Reason: "SchedulerRolledBack",
+					Message:        "an unknown field",
 					InvolvedObject: corev1.ObjectReference{Kind: "Node", Name: theNode},
 				})
 			}, "scheduler", "rolled back: an unknown field",
@@ -418,7 +429,9 @@ func TestCollectSeesWhatDiffers(t *testing.T) {
 				s.objects["secrets"] = slices.DeleteFunc(s.objects["secrets"], func(o map[string]any) bool {
 					return asMap(asMap(o["metadata"])["labels"])["owner"] == "helm"
 				})
-				s.put("secrets", recorded(w.t, []Object{{APIVersion: "monitoring.coreos.com/v1", Kind: "ServiceMonitor", Content: map[string]any{"metadata": map[string]any{"name": "x"}}}}, 3, "deployed"))
+				s.put("secrets", recorded(w.t,
+					[]Object{{APIVersion: "monitoring.coreos.com/v1",
+						Kind: "ServiceMonitor", Content: map[string]any{"metadata": map[string]any{"name": "x"}}}}, 3, "deployed"))
 			}, "objects", "ServiceMonitor divvy-system/x: the API server does not serve monitoring.coreos.com/v1 ServiceMonitor",
 		},
 	}
@@ -500,7 +513,8 @@ func TestCollectWhereNothingIs(t *testing.T) {
 		t.Fatal(err)
 	}
 	report := Examine(snapshot)
-	if report.Release != "" || report.Results[0].Severity != Error || !strings.Contains(report.Results[0].Findings[0].Remedy, "helm install divvy") {
+	if report.Release != "" || report.Results[0].Severity != Error ||
+		!strings.Contains(report.Results[0].Findings[0].Remedy, "helm install divvy") {
 		t.Errorf("release %q, %+v", report.Release, report.Results[0])
 	}
 	for _, r := range report.Results {
@@ -564,7 +578,8 @@ func TestCollectFailsWithoutAnAPIServer(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Collect(t.Context(), Clients{Kubernetes: client}, Options{Timeout: time.Second}); err == nil || !strings.Contains(err.Error(), "get the version of the API server") {
+	if _, err := Collect(t.Context(), Clients{Kubernetes: client}, Options{Timeout: time.Second}); err == nil ||
+		!strings.Contains(err.Error(), "get the version of the API server") {
 		t.Errorf("error %v", err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
@@ -575,7 +590,8 @@ func TestCollectFailsWithoutAnAPIServer(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Collect(ctx, Clients{Kubernetes: client}, Options{Timeout: time.Second}); err == nil || !strings.Contains(err.Error(), "the cluster was not read completely") {
+	if _, err := Collect(ctx, Clients{Kubernetes: client}, Options{Timeout: time.Second}); err == nil ||
+		!strings.Contains(err.Error(), "the cluster was not read completely") {
 		t.Errorf("error %v", err)
 	}
 }

@@ -154,10 +154,12 @@ func (w *world) replicas(namespace, name, program, image string, edit func(*apps
 }
 
 func (w *world) serve(namespace, name, program string) {
-	w.Services = append(w.Services, corev1.Service{ObjectMeta: ofDivvy(namespace, name, program), Spec: corev1.ServiceSpec{Selector: selector(program).MatchLabels}})
+	w.Services = append(w.Services, corev1.Service{ObjectMeta: ofDivvy(namespace, name, program),
+		Spec: corev1.ServiceSpec{Selector: selector(program).MatchLabels}})
 	w.Endpoints = append(w.Endpoints, discoveryv1.EndpointSlice{
-		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name + "-1", Labels: map[string]string{discoveryv1.LabelServiceName: name}},
-		Endpoints:  []discoveryv1.Endpoint{{Addresses: []string{"10.0.0.9"}}},
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace,
+			Name: name + "-1", Labels: map[string]string{discoveryv1.LabelServiceName: name}},
+		Endpoints: []discoveryv1.Endpoint{{Addresses: []string{"10.0.0.9"}}},
 	})
 }
 
@@ -210,8 +212,9 @@ func healthy(t testing.TB) *world {
 	w := &world{t: t, Snapshot: &Snapshot{
 		Taken: now, Tool: "v0.1.0", Kubernetes: "v1.37.0",
 		Failed: map[Source]string{}, Readiness: map[string]Answer{},
-		Copies:   map[string][]string{"team": {pool.CASecret, pool.ClientSecret, pool.ServersSecret, pool.SingleSecret}},
-		Extender: map[string]Answer{"healthz": {OK: true, Text: "ok"}, "readyz": {OK: true, Text: "ok"}, "version": {OK: true, Text: "v0.1.0"}},
+		Copies: map[string][]string{"team": {pool.CASecret, pool.ClientSecret, pool.ServersSecret, pool.SingleSecret}},
+		Extender: map[string]Answer{"healthz": {OK: true, Text: "ok"}, "readyz": {OK: true, Text: "ok"},
+			"version": {OK: true, Text: "v0.1.0"}},
 		Releases: []Release{{Name: "divvy", Namespace: system, Helm: true, Status: "deployed", Revision: 3}},
 	}}
 	w.ca = issue(t, nil, now.Add(-year), now.Add(9*year))
@@ -221,7 +224,8 @@ func healthy(t testing.TB) *world {
 	w.Nodes = []corev1.Node{{
 		ObjectMeta: metav1.ObjectMeta{
 			Name: theNode, Annotations: map[string]string{},
-			Labels: map[string]string{"enflame.com/gcushare": "true", "divvy.dev/enflame.present": "true", "node-role.kubernetes.io/control-plane": ""},
+			Labels: map[string]string{"enflame.com/gcushare": "true", "divvy.dev/enflame.present": "true",
+				"node-role.kubernetes.io/control-plane": ""},
 		},
 		Status: corev1.NodeStatus{
 			NodeInfo:    corev1.NodeSystemInfo{KubeletVersion: "v1.36.2"},
@@ -261,13 +265,16 @@ func healthy(t testing.TB) *world {
 		d.Spec.Template.Spec.Volumes = []corev1.Volume{{Name: "catalog", VolumeSource: corev1.VolumeSource{
 			ConfigMap: &corev1.ConfigMapVolumeSource{LocalObjectReference: corev1.LocalObjectReference{Name: "catalog"}},
 		}}}
-	}, "webhook", "--source-namespace=kube-system", `--namespace-selector={"matchLabels":{"divvy.dev/pool":"allowed"}}`, "--ignored-namespaces=kube-system,bwki")
+	}, "webhook", "--source-namespace=kube-system", `--namespace-selector={"matchLabels":{"divvy.dev/pool":"allowed"}}`,
+		"--ignored-namespaces=kube-system,bwki")
 	w.serve(system, nameExtender, nameExtender)
 	w.serve(bwki, "bwki-webhook-svc", namePoolHook)
 
 	scheduler := running(kubeSystem, "kube-scheduler-"+theNode, corev1.PodTemplateSpec{
-		ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{"component": "kube-scheduler"}, Annotations: map[string]string{annotationWired: "abc"}},
-		Spec:       corev1.PodSpec{Containers: []corev1.Container{{Name: "kube-scheduler", Command: []string{"kube-scheduler", "--config=/etc/kubernetes/x.yaml"}}}},
+		ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{"component": "kube-scheduler"},
+			Annotations: map[string]string{annotationWired: "abc"}},
+		Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "kube-scheduler", Command: []string{"kube-scheduler",
+			"--config=/etc/kubernetes/x.yaml"}}}},
 	})
 	w.Pods = append(w.Pods, scheduler)
 
@@ -279,7 +286,8 @@ resources:
 	w.ConfigMaps = []corev1.ConfigMap{
 		{ObjectMeta: ofDivvy(system, "divvy-node", nameNode), Data: map[string]string{"config.yaml": config}},
 		{ObjectMeta: ofDivvy(system, "divvy-node-configs", nameNode), Data: map[string]string{"training": config}},
-		{ObjectMeta: ofDivvy(bwki, "catalog", namePoolHook), Data: map[string]string{"bitfusion-client-config.yaml": string(pool.DefaultCatalogYAML())}},
+		{ObjectMeta: ofDivvy(bwki, "catalog", namePoolHook),
+			Data: map[string]string{"bitfusion-client-config.yaml": string(pool.DefaultCatalogYAML())}},
 		{ObjectMeta: ofDivvy(system, nameExtenderCA, nameExtender), Data: map[string]string{"ca.crt": string(w.ca.crt())}},
 	}
 	kept := map[string][]byte{"ca.crt": w.ca.crt(), "ca.key": w.ca.pem(t), "tls.crt": w.served.crt(), "tls.key": w.served.pem(t)}
@@ -293,11 +301,13 @@ resources:
 	w.Secrets = []corev1.Secret{
 		{ObjectMeta: ofDivvy(system, "divvy-grant-key", "divvy"), Data: map[string][]byte{"key": make([]byte, 64)}},
 		{ObjectMeta: ofDivvy(system, "divvy-extender-certs", nameExtender), Data: copyOf()},
-		{ObjectMeta: ofDivvy(system, nameExtenderClient, nameExtender), Data: map[string][]byte{"tls.crt": w.client.crt(), "tls.key": w.client.pem(t)}},
+		{ObjectMeta: ofDivvy(system, nameExtenderClient, nameExtender), Data: map[string][]byte{"tls.crt": w.client.crt(),
+			"tls.key": w.client.pem(t)}},
 		{ObjectMeta: ofDivvy(bwki, "bwki-webhook-certs", namePoolHook), Data: copyOf()},
 	}
 	hook := func(namespace, name string) admissionv1.WebhookClientConfig {
-		return admissionv1.WebhookClientConfig{CABundle: w.ca.crt(), Service: &admissionv1.ServiceReference{Namespace: namespace, Name: name}}
+		return admissionv1.WebhookClientConfig{CABundle: w.ca.crt(), Service: &admissionv1.ServiceReference{Namespace: namespace,
+			Name: name}}
 	}
 	w.Mutating = []admissionv1.MutatingWebhookConfiguration{{
 		ObjectMeta: ofDivvy("", "bwki-webhook-cfg", namePoolHook),
@@ -312,7 +322,8 @@ resources:
 	w.Policies = []admissionv1.ValidatingAdmissionPolicy{{ObjectMeta: ofDivvy("", "divvy-node", nameNode)}}
 	w.Bindings = []admissionv1.ValidatingAdmissionPolicyBinding{{
 		ObjectMeta: ofDivvy("", "divvy-node", nameNode),
-		Spec:       admissionv1.ValidatingAdmissionPolicyBindingSpec{PolicyName: "divvy-node", ValidationActions: []admissionv1.ValidationAction{admissionv1.Deny}},
+		Spec: admissionv1.ValidatingAdmissionPolicyBindingSpec{PolicyName: "divvy-node",
+			ValidationActions: []admissionv1.ValidationAction{admissionv1.Deny}},
 	}}
 	w.Token = []corev1.Secret{
 		{ObjectMeta: metav1.ObjectMeta{Namespace: kubeSystem, Name: pool.CASecret}, Data: map[string][]byte{pool.CAKey: w.ca.crt()}},
@@ -387,7 +398,8 @@ func (w *world) pooled(name string) corev1.Pod {
 		ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{pool.ConvertedLabel: "true"}},
 		Spec: corev1.PodSpec{
 			Containers: []corev1.Container{{Name: "app", Resources: corev1.ResourceRequirements{Limits: list, Requests: list}}},
-			Volumes:    []corev1.Volume{{Name: "ca", VolumeSource: corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{SecretName: pool.CASecret}}}},
+			Volumes: []corev1.Volume{{Name: "ca",
+				VolumeSource: corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{SecretName: pool.CASecret}}}},
 		},
 	})
 	return p
@@ -421,7 +433,8 @@ func (w *world) startedFor(name string, age time.Duration) *corev1.Pod {
 	p := w.ready(name, false)
 	p.Spec.Containers[0].StartupProbe = &corev1.Probe{InitialDelaySeconds: 10, PeriodSeconds: 10}
 	began := metav1.NewTime(now.Add(-age))
-	p.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: p.Spec.Containers[0].Name, State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{StartedAt: began}}}}
+	p.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: p.Spec.Containers[0].Name,
+		State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{StartedAt: began}}}}
 	return p
 }
 
@@ -439,7 +452,9 @@ func (w *world) without(name string) {
 // node.gpuOperator.enabled installs it.
 func (w *world) waitsForOperator() *corev1.Pod {
 	p := w.ready("divvy-node-x", false)
-	p.Spec.InitContainers = []corev1.Container{{Name: "wait-for-driver", Args: []string{"wait", "--vendor=nvidia", "--validations=/run/nvidia/validations"}}}
-	p.Status.InitContainerStatuses = []corev1.ContainerStatus{{Name: "wait-for-driver", State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}}
+	p.Spec.InitContainers = []corev1.Container{{Name: "wait-for-driver", Args: []string{"wait", "--vendor=nvidia",
+		"--validations=/run/nvidia/validations"}}}
+	p.Status.InitContainerStatuses = []corev1.ContainerStatus{{Name: "wait-for-driver",
+		State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}}
 	return p
 }

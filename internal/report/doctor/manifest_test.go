@@ -54,17 +54,20 @@ func TestDecodeReleaseRefuses(t *testing.T) {
 		data []byte
 		want string
 	}{
-		"nothing":                  {nil, "no entry release"},
-		"no base64":                {[]byte("%%%"), "illegal base64"},
-		"no JSON":                  {encode("x"), "invalid character"},
-		"cut off":                  {encode("\x1f\x8bxxxxxxxx"), "gzip"},
-		"no YAML":                  {packed(t, "---\n\tx: [\n"), "document 1 of the manifest"},
-		"no name":                  {packed(t, "---\nkind: X\napiVersion: v1\n"), "no apiVersion, kind or name"},
-		"a list":                   {packed(t, "---\n- a\n"), "document 1 of the manifest"},
-		"a manifest without end":   {packed(t, strings.Repeat("a", maxManifest+1)), "bytes, more than"},
-		"a release without end":    {packed(t, strings.Repeat("a", maxRelease+1)), "more than 33554432 bytes"},
-		"objects without an end":   {packed(t, strings.Repeat("---\n{kind: X, apiVersion: v1, metadata: {name: x}}\n", maxObjects+1)), "more than 2000 objects"},
-		"an alias that multiplies": {packed(t, "---\na: &a [x,x,x,x,x,x,x,x,x]\nb: &b [*a,*a,*a,*a,*a,*a,*a,*a,*a]\nc: &c [*b,*b,*b,*b,*b,*b,*b,*b,*b]\nd: &d [*c,*c,*c,*c,*c,*c,*c,*c,*c]\ne: &e [*d,*d,*d,*d,*d,*d,*d,*d,*d]\nf: &f [*e,*e,*e,*e,*e,*e,*e,*e,*e]\ng: &g [*f,*f,*f,*f,*f,*f,*f,*f,*f]\n"), "document 1 of the manifest"},
+		"nothing":                {nil, "no entry release"},
+		"no base64":              {[]byte("%%%"), "illegal base64"},
+		"no JSON":                {encode("x"), "invalid character"},
+		"cut off":                {encode("\x1f\x8bxxxxxxxx"), "gzip"},
+		"no YAML":                {packed(t, "---\n\tx: [\n"), "document 1 of the manifest"},
+		"no name":                {packed(t, "---\nkind: X\napiVersion: v1\n"), "no apiVersion, kind or name"},
+		"a list":                 {packed(t, "---\n- a\n"), "document 1 of the manifest"},
+		"a manifest without end": {packed(t, strings.Repeat("a", maxManifest+1)), "bytes, more than"},
+		"a release without end":  {packed(t, strings.Repeat("a", maxRelease+1)), "more than 33554432 bytes"},
+		"objects without an end": {packed(t, strings.Repeat("---\n{kind: X, apiVersion: v1, metadata: {name: x}}\n", maxObjects+1)),
+			"more than 2000 objects"},
+		"an alias that multiplies": {packed(t, "---\na: &a [x,x,x,x,x,x,x,x,x]\nb: &b [*a,*a,*a,*a,*a,*a,*a,*a,*a]\nc: &c "+
+			"[*b,*b,*b,*b,*b,*b,*b,*b,*b]\nd: &d [*c,*c,*c,*c,*c,*c,*c,*c,*c]\ne: &e [*d,*d,*d,*d,*d,*d,*d,*d,*d]\nf: &f "+
+			"[*e,*e,*e,*e,*e,*e,*e,*e,*e]\ng: &g [*f,*f,*f,*f,*f,*f,*f,*f,*f]\n"), "document 1 of the manifest"},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -85,16 +88,20 @@ func TestDiffers(t *testing.T) {
 		return m
 	}
 	tests := map[string]struct{ kind, want, have, at string }{
-		"the same":                    {"Role", `{"rules":[{"verbs":["get"]}]}`, `{"rules":[{"verbs":["get"]}]}`, ""},
-		"a verb less":                 {"Role", `{"rules":[{"verbs":["get","list"]}]}`, `{"rules":[{"verbs":["get"]}]}`, "rules[0].verbs"},
-		"a verb more":                 {"Role", `{"rules":[{"verbs":["get"]}]}`, `{"rules":[{"verbs":["get","*"]}]}`, "rules[0].verbs"},
-		"another verb":                {"Role", `{"rules":[{"verbs":["get"]}]}`, `{"rules":[{"verbs":["list"]}]}`, "rules[0].verbs[0]"},
-		"no rules at all":             {"Role", `{"rules":[{"verbs":["get"]}]}`, `{}`, "rules"},
-		"a default that was added":    {"MutatingWebhookConfiguration", `{"webhooks":[{"name":"a"}]}`, `{"webhooks":[{"name":"a","timeoutSeconds":10,"clientConfig":{"caBundle":"eA=="}}]}`, ""},
-		"numbers of both kinds":       {"MutatingWebhookConfiguration", `{"webhooks":[{"timeoutSeconds":10}]}`, `{"webhooks":[{"timeoutSeconds":10.0}]}`, ""},
-		"an empty text left out":      {"Role", `{"rules":[{"apiGroups":[""],"resourceNames":[]}]}`, `{"rules":[{"apiGroups":[""]}]}`, ""},
-		"another failure policy":      {"ValidatingWebhookConfiguration", `{"webhooks":[{"failurePolicy":"Fail"}]}`, `{"webhooks":[{"failurePolicy":"Ignore"}]}`, "webhooks[0].failurePolicy"},
-		"other subjects":              {"ClusterRoleBinding", `{"subjects":[{"name":"a"}]}`, `{"subjects":[{"name":"b"}]}`, "subjects[0].name"},
+		"the same":        {"Role", `{"rules":[{"verbs":["get"]}]}`, `{"rules":[{"verbs":["get"]}]}`, ""},
+		"a verb less":     {"Role", `{"rules":[{"verbs":["get","list"]}]}`, `{"rules":[{"verbs":["get"]}]}`, "rules[0].verbs"},
+		"a verb more":     {"Role", `{"rules":[{"verbs":["get"]}]}`, `{"rules":[{"verbs":["get","*"]}]}`, "rules[0].verbs"},
+		"another verb":    {"Role", `{"rules":[{"verbs":["get"]}]}`, `{"rules":[{"verbs":["list"]}]}`, "rules[0].verbs[0]"},
+		"no rules at all": {"Role", `{"rules":[{"verbs":["get"]}]}`, `{}`, "rules"},
+		"a default that was added": {"MutatingWebhookConfiguration", `{"webhooks":[{"name":"a"}]}`,
+			`{"webhooks":[{"name":"a","timeoutSeconds":10,"clientConfig":{"caBundle":"eA=="}}]}`, ""},
+		"numbers of both kinds": {"MutatingWebhookConfiguration", `{"webhooks":[{"timeoutSeconds":10}]}`,
+			`{"webhooks":[{"timeoutSeconds":10.0}]}`, ""},
+		"an empty text left out": {"Role", `{"rules":[{"apiGroups":[""],"resourceNames":[]}]}`, `{"rules":[{"apiGroups":[""]}]}`, ""},
+		"another failure policy": {"ValidatingWebhookConfiguration", `{"webhooks":[{"failurePolicy":"Fail"}]}`,
+			`{"webhooks":[{"failurePolicy":"Ignore"}]}`, "webhooks[0].failurePolicy"},
+		"other subjects": {"ClusterRoleBinding", `{"subjects":[{"name":"a"}]}`, `{"subjects":[{"name":"b"}]}`,
+			"subjects[0].name"},
 		"a kind that is not compared": {"Deployment", `{"spec":{"replicas":1}}`, `{"spec":{"replicas":3}}`, ""},
 		"something else entirely":     {"ClusterRole", `{"rules":[{"verbs":["get"]}]}`, `{"rules":"x"}`, "rules"},
 	}
@@ -127,7 +134,8 @@ func FuzzDecodeRelease(f *testing.F) {
 
 // The list of units is as long as kubelet's message is.
 func TestListBytes(t *testing.T) {
-	for units, want := range map[int64]int64{0: 0, 1: 14, 64: 64 * 14, 65: 64*14 + 15, 128000: 64*14 + 4096*15 + 123840*16, 384000: 64*14 + 4096*15 + 262144*16 + 117696*17} {
+	for units, want := range map[int64]int64{0: 0, 1: 14, 64: 64 * 14, 65: 64*14 + 15, 128000: 64*14 + 4096*15 + 123840*16,
+		384000: 64*14 + 4096*15 + 262144*16 + 117696*17} {
 		if got := listBytes(units); got != want {
 			t.Errorf("%d units: %d bytes, want %d", units, got, want)
 		}

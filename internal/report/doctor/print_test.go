@@ -81,8 +81,10 @@ func TestAt(t *testing.T) {
 	report := Report{Results: []Result{{Findings: []Finding{{Commands: commands}}}}}
 	got := report.At("of $1", "/home/a b").Findings()[0].Commands
 	want := []string{
-		"helm --kubeconfig='/home/a b' --kube-context='of $1' get manifest divvy -n x | kubectl --kubeconfig='/home/a b' --context='of $1' apply -f -",
-		"kubectl --kubeconfig='/home/a b' --context='of $1' label node helm a-", "kubectl --kubeconfig='/home/a b' --context='of $1' annotate node kubectl x-",
+		"helm --kubeconfig='/home/a b' --kube-context='of $1' get manifest divvy -n x | kubectl --kubeconfig='/home/a b' --context='of " +
+			"$1' apply -f -",
+		"kubectl --kubeconfig='/home/a b' --context='of $1' label node helm a-",
+		"kubectl --kubeconfig='/home/a b' --context='of $1' annotate node kubectl x-",
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)

@@ -12,11 +12,14 @@ import (
 func TestNodeFromHolders(t *testing.T) {
 	inv := accel.Inventory{Resource: "nvidia.com/gpu.shared"}
 	for i, units := range []accel.Units{2, 4} {
-		inv.Shares = append(inv.Shares, accel.Share{Units: units, Device: accel.Device{Index: i, ID: accel.DeviceID("GPU-" + string(rune('a'+i))), NUMANode: accel.NoNUMA}})
+		inv.Shares = append(inv.Shares,
+			accel.Share{Units: units, Device: accel.Device{Index: i, ID: accel.DeviceID("GPU-" + string(rune('a'+i))),
+				NUMANode: accel.NoNUMA}})
 	}
 	at := time.Unix(1662450043, 0)
 	holder := func(name string, age int, units accel.Units, ids ...string) Holder {
-		return Holder{Pod: accel.PodRef{UID: name, Namespace: "team", Name: name}, Created: at.Add(-time.Duration(age) * time.Second), Units: units, IDs: ids}
+		return Holder{Pod: accel.PodRef{UID: name, Namespace: "team", Name: name}, Created: at.Add(-time.Duration(age) * time.Second),
+			Units: units, IDs: ids}
 	}
 	holders := []Holder{
 		holder("young", 1, 3, "GPU-a::0", "GPU-b::0", "GPU-b::3"),

@@ -146,11 +146,13 @@ func writePool(w io.Writer, p *Pool, wide bool) error {
 	if offering == 1 {
 		verb = "offers"
 	}
-	if _, err := fmt.Fprintf(w, "POOL %s: %s %s %s units, %s make one GPU\n", p.Resource, count(offering, "node"), verb, number(p.Total), number(p.UnitsPerGPU)); err != nil {
+	if _, err := fmt.Fprintf(w, "POOL %s: %s %s %s units, %s make one GPU\n", p.Resource, count(offering, "node"), verb, number(p.Total),
+		number(p.UnitsPerGPU)); err != nil {
 		return err
 	}
 	g := &grid{columns: []column{{title: "NAMESPACE"}, {title: "PODS", right: true}, {title: "WAITING", right: true},
-		{title: "REQUESTED", right: true}, {title: "GPUS", right: true}, {title: "QUOTA"}, {title: "USED", right: true}, {title: "ALLOWED", right: true}}}
+		{title: "REQUESTED", right: true}, {title: "GPUS", right: true}, {title: "QUOTA"}, {title: "USED", right: true},
+		{title: "ALLOWED", right: true}}}
 	pods, waiting := 0, 0
 	var notes []string
 	for _, n := range p.Namespaces {
@@ -185,7 +187,8 @@ func writePool(w io.Writer, p *Pool, wide bool) error {
 	if _, err := fmt.Fprintln(w); err != nil {
 		return err
 	}
-	g = &grid{columns: []column{{title: "NODE"}, {title: "TOTAL", right: true}, {title: "REQUESTED", right: true}, {title: "FREE", right: true}, {title: "USE"}}}
+	g = &grid{columns: []column{{title: "NODE"}, {title: "TOTAL", right: true}, {title: "REQUESTED", right: true},
+		{title: "FREE", right: true}, {title: "USE"}}}
 	for _, n := range p.Nodes {
 		g.add(n.Name, number(n.Total), number(n.Requested), number(max(n.Total-n.Requested, 0)), bar(n.Requested, n.Total))
 	}

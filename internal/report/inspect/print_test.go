@@ -72,7 +72,8 @@ func reports() map[string]Report {
 		)),
 		"mixed": FromUsage(gcuMemory, books(
 			map[string][]accel.Inventory{"node-a": {inventory("1", 16)}, "node-b": {sick}, "node-c": {inventory("1")}},
-			map[string][]pod{"node-a": {{"whole", 16, "U53000090100"}}, "node-b": {{"tiny", 1, "U53000090100"}, {"lost", 40, "gone"}, {"byhand", 5, ""}}},
+			map[string][]pod{"node-a": {{"whole", 16, "U53000090100"}}, "node-b": {{"tiny", 1, "U53000090100"}, {"lost", 40, "gone"},
+				{"byhand", 5, ""}}},
 		)),
 		"alike": FromUsage(gcuMemory, books(
 			map[string][]accel.Inventory{"node-a": {inventory("0.01", 1600)}, "node-b": {inventory("0.01", 3200)}},
@@ -184,7 +185,8 @@ func TestQuarantineInJSON(t *testing.T) {
 	if bytes.Contains(guide.Bytes(), []byte("uarantine")) {
 		t.Errorf("the guide's form tells of quarantine:\n%s", &guide)
 	}
-	if got := bytes.Count(details.Bytes(), []byte("quarantinedSince")); got != 2 || !bytes.Contains(details.Bytes(), []byte(`"quarantinedSince": "2026-07-01T10:00:00Z"`)) {
+	if got := bytes.Count(details.Bytes(), []byte("quarantinedSince")); got != 2 ||
+		!bytes.Contains(details.Bytes(), []byte(`"quarantinedSince": "2026-07-01T10:00:00Z"`)) {
 		t.Errorf("%d devices in quarantine, want 2:\n%s", got, &details)
 	}
 }

@@ -47,7 +47,8 @@ func TestPodOnSeveralCards(t *testing.T) {
 	if n := strings.Count(table.String(), "team/trainer    6 of 12"); n != 2 {
 		t.Errorf("the pod is on %d lines with its part:\n%s", n, table.String())
 	}
-	if n := strings.Count(guide.String(), `"usedGCU": 6,`); n != 2 || strings.Contains(guide.String(), "cards") || strings.Contains(guide.String(), "usedOfAll") {
+	if n := strings.Count(guide.String(), `"usedGCU": 6,`); n != 2 || strings.Contains(guide.String(), "cards") ||
+		strings.Contains(guide.String(), "usedOfAll") {
 		t.Errorf("the guide's form has other fields, or not both parts:\n%s", guide.String())
 	}
 	if n := strings.Count(details.String(), `"usedOfAll": 12`); n != 2 {

@@ -122,7 +122,8 @@ func writeNode(w io.Writer, n Node, wide bool) error {
 		switch {
 		case !d.Quarantined.IsZero():
 			health = "QUARANTINE"
-			notes = append(notes, fmt.Sprintf("card %d is in quarantine since %s: %s; %s", d.ID, d.Quarantined.Format(time.RFC3339), orDash(d.Reason), n.release(d)))
+			notes = append(notes, fmt.Sprintf("card %d is in quarantine since %s: %s; %s", d.ID, d.Quarantined.Format(time.RFC3339),
+				orDash(d.Reason), n.release(d)))
 		case d.Unhealthy:
 			health = "UNHEALTHY"
 			if strings.HasPrefix(d.Reason, accel.ReasonGivenOut) {

@@ -29,7 +29,8 @@ func (r *Report) PrintTable(out io.Writer) error {
 	}
 	for _, w := range r.Workloads {
 		if w.Misfits > 0 {
-			fmt.Fprintf(&b, "workload %s: %s of %d do not fit on any empty node and are always rejected\n", w.Name, count(w.Misfits, "pod"), w.Pods)
+			fmt.Fprintf(&b, "workload %s: %s of %d do not fit on any empty node and are always rejected\n", w.Name, count(w.Misfits, "pod"),
+				w.Pods)
 		}
 	}
 	b.WriteByte('\n')
@@ -102,9 +103,11 @@ func (s Spread) String() string {
 func (r *Report) footnote() string {
 	switch r.Kind {
 	case ChurnReport:
-		return fmt.Sprintf("\nREFUSED is the part of the demand that did not fit, ALLOCATED the mean use of the devices over time, in percent; offered load %g %%.\n", r.LoadPercent)
+		return fmt.Sprintf("\nREFUSED is the part of the demand that did not fit, ALLOCATED the mean use of the devices over time, in "+
+			"percent; offered load %g %%.\n", r.LoadPercent)
 	case FindReport:
-		return "\nNODES is the number of nodes that fits all pods, MOST that of the worst arrival order; AT LEAST is a lower bound by total capacity.\n"
+		return "\nNODES is the number of nodes that fits all pods, MOST that of the worst arrival order; AT LEAST is a lower bound by " +
+			"total capacity.\n"
 	case ReplayReport:
 	}
 	return "\nAT n% is the part of the devices that is allocated when pods for n % of them have arrived; REFUSED the part of the demand\n" +

@@ -45,7 +45,8 @@ func TestArrivals(t *testing.T) {
 		t.Error("the order is not decided by the seed alone")
 	}
 	more := arrivals(seeded(7), w.Pods, 3*total)
-	if sum, times := count(more); !slices.Equal(more[:len(same)], same) || slices.Min(times) < 1 || sum > 3*total+7*1000 || sum < 3*total-1000 {
+	if sum, times := count(more); !slices.Equal(more[:len(same)], same) || slices.Min(times) < 1 || sum > 3*total+7*1000 ||
+		sum < 3*total-1000 {
 		t.Errorf("with three times the demand wanted, %d of %d units come", sum, 3*total)
 	}
 	fewer := arrivals(seeded(7), w.Pods, total/2)
@@ -78,7 +79,8 @@ func TestNodeOrder(t *testing.T) {
 func TestReplay(t *testing.T) {
 	// One device of 1000, pods of 400: two fit, then none. A pod comes for each
 	// 40 %.
-	c := &Cluster{Nodes: []Node{{Name: "n", CPU: 10000, Memory: 10000, Devices: []accel.Share{{Device: accel.Device{ID: "d"}, Units: 1000}}}}}
+	c := &Cluster{Nodes: []Node{{Name: "n", CPU: 10000, Memory: 10000,
+		Devices: []accel.Share{{Device: accel.Device{ID: "d"}, Units: 1000}}}}}
 	w := &Workload{Name: "w", Pods: []Pod{{Name: "p", Ask: place.Ask{Devices: 1, Units: 400}}}}
 	tick := time.Duration(0)
 	replay := Replay{Until: 1.6, Clock: func() time.Duration { tick += time.Millisecond; return tick }}
@@ -152,7 +154,8 @@ func TestChurn(t *testing.T) {
 	if other.Arrived != busy.Arrived || other.ArrivedUnits != busy.ArrivedUnits {
 		t.Error("two policies with one seed see other pods")
 	}
-	if _, err := (Churn{Load: 1, Measure: 1}).Run(context.Background(), c, &Workload{Pods: []Pod{{Ask: place.Ask{CPU: 1}}}}, kind, 1); err == nil {
+	if _, err := (Churn{Load: 1, Measure: 1}).Run(context.Background(), c, &Workload{Pods: []Pod{{Ask: place.Ask{CPU: 1}}}}, kind,
+		1); err == nil {
 		t.Error("no error for pods that ask for no device")
 	}
 }
@@ -161,7 +164,8 @@ func TestFindNodes(t *testing.T) {
 	eight := func(name string) Node {
 		n := Node{Name: name, CPU: 64000, Memory: 1 << 18}
 		for i := range 8 {
-			n.Devices = append(n.Devices, accel.Share{Device: accel.Device{ID: accel.DeviceID(string(rune('a' + i))), Index: i}, Units: 1000})
+			n.Devices = append(n.Devices, accel.Share{Device: accel.Device{ID: accel.DeviceID(string(rune('a' + i))), Index: i},
+				Units: 1000})
 		}
 		return n
 	}
@@ -184,7 +188,8 @@ func TestFindNodes(t *testing.T) {
 		"parts that leave rests": {cluster: one, load: repeat(20, place.Ask{Devices: 1, Units: 600}), want: 3, fewest: 2},
 		"CPU is what is short":   {cluster: one, load: repeat(20, place.Ask{Devices: 1, Units: 100, CPU: 32000}), want: 10, fewest: 10},
 		"some may be refused":    {cluster: one, load: repeat(20, place.Ask{Devices: 1, Units: 1000}), refused: 20, want: 2, fewest: 3},
-		"fewer than there are":   {cluster: &Cluster{Nodes: []Node{eight("a"), eight("b"), eight("c"), eight("d")}}, load: repeat(4, place.Ask{Devices: 4, Units: 1000}), want: 2, fewest: 2},
+		"fewer than there are": {cluster: &Cluster{Nodes: []Node{eight("a"), eight("b"), eight("c"), eight("d")}},
+			load: repeat(4, place.Ask{Devices: 4, Units: 1000}), want: 2, fewest: 2},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -198,7 +203,8 @@ func TestFindNodes(t *testing.T) {
 		})
 	}
 	var misfit *MisfitError
-	if _, err := (Find{}).Run(context.Background(), one, repeat(1, place.Ask{Devices: 9, Units: 1000}), kindOfName(t, "binpack"), 1); !errors.As(err, &misfit) {
+	if _, err := (Find{}).Run(context.Background(), one, repeat(1, place.Ask{Devices: 9, Units: 1000}), kindOfName(t, "binpack"),
+		1); !errors.As(err, &misfit) {
 		t.Errorf("of a pod that no number of nodes holds it is said: %v", err)
 	}
 }

@@ -14,7 +14,8 @@ import (
 
 // TestShownNodes has the numbers of kube-scheduler's own numFeasibleNodesToFind.
 func TestShownNodes(t *testing.T) {
-	for nodes, want := range map[int]int{1: 1, 99: 99, 100: 100, 125: 100, 250: 120, 1000: 420, 1213: 497, 5000: 500, 6000: 300, 20000: 1000} {
+	for nodes, want := range map[int]int{1: 1, 99: 99, 100: 100, 125: 100, 250: 120, 1000: 420, 1213: 497, 5000: 500, 6000: 300,
+		20000: 1000} {
 		if got := ShownNodes(nodes); got != want {
 			t.Errorf("of %d nodes %d are shown, want %d", nodes, got, want)
 		}

@@ -26,7 +26,8 @@ func generated(rng *rand.Rand, nodes, pods int) (*Cluster, *Workload) {
 	only := &accel.Selection{UseModels: []string{"A", "C"}}
 	w := &Workload{Name: "generated"}
 	for i := range pods {
-		p := Pod{Name: fmt.Sprintf("pod-%05d", i), Ask: place.Ask{CPU: []int64{1000, 4000, 8000, 12000}[rng.Intn(4)], Memory: 1 << (10 + rng.Intn(5))}}
+		p := Pod{Name: fmt.Sprintf("pod-%05d", i), Ask: place.Ask{CPU: []int64{1000, 4000, 8000, 12000}[rng.Intn(4)],
+			Memory: 1 << (10 + rng.Intn(5))}}
 		switch rng.Intn(10) {
 		case 0:
 		case 1:

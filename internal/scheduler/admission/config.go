@@ -51,13 +51,16 @@ func (c Config) Decide(ctx context.Context, request *admissionv1.AdmissionReques
 		// Whoever may change the configuration is not kept from it by what this
 		// program lacks: the daemon holds back what it must.
 		logger.Error(err, "Allowed a change of the configuration without validation")
-		return admissionreview.Allow(request.UID, "divvy-extender could not compare this with the allocations of pods: "+admissionreview.Short(err.Error())), admissionreview.Error
+		return admissionreview.Allow(request.UID, "divvy-extender could not compare this with the allocations of pods: "+
+			admissionreview.Short(err.Error())), admissionreview.Error
 	}
 	warnings, err := CheckUnits(before, after, c.Holders())
 	var refused *UnitError
 	if errors.As(err, &refused) {
-		logger.Info("Rejected a change of memoryUnit", "resource", refused.Resource, "unit", refused.Old, "asked", refused.New, "pods", len(refused.Pods))
-		return admissionreview.Deny(request.UID, http.StatusForbidden, metav1.StatusReasonForbidden, refused.Error()), admissionreview.Denied
+		logger.Info("Rejected a change of memoryUnit", "resource", refused.Resource, "unit", refused.Old, "asked", refused.New,
+			"pods", len(refused.Pods))
+		return admissionreview.Deny(request.UID, http.StatusForbidden, metav1.StatusReasonForbidden, refused.Error()),
+			admissionreview.Denied
 	}
 	return admissionreview.Allow(request.UID, warnings...), admissionreview.Allowed
 }

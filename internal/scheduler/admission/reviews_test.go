@@ -31,11 +31,13 @@ func raw(t *testing.T, object any) runtime.RawExtension {
 func change(t *testing.T, name, entry, before, after string) *admissionv1.AdmissionRequest {
 	t.Helper()
 	configMap := func(text string) runtime.RawExtension {
-		return raw(t, corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "divvy-system", Name: name}, Data: map[string]string{entry: text}})
+		return raw(t, corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "divvy-system", Name: name},
+			Data: map[string]string{entry: text}})
 	}
 	return &admissionv1.AdmissionRequest{
 		UID: "u", Operation: admissionv1.Update, Namespace: "divvy-system", Name: name,
-		Resource: metav1.GroupVersionResource{Version: "v1", Resource: "configmaps"}, OldObject: configMap(before), Object: configMap(after),
+		Resource: metav1.GroupVersionResource{Version: "v1", Resource: "configmaps"}, OldObject: configMap(before),
+		Object: configMap(after),
 	}
 }
 
@@ -49,17 +51,26 @@ func TestReviewsOfTheConfiguration(t *testing.T) {
 		result  string
 		message string // of a refusal, or of a warning
 	}{
-		"the base":               {request: change(t, BaseConfigMap, "config.yaml", coarse, fine), result: admissionreview.Denied, message: "team/a"},
-		"the base as it was":     {request: change(t, BaseConfigMap, "config.yaml", coarse, coarse), result: admissionreview.Allowed},
-		"a named one":            {request: change(t, NamedConfigMap, "fine", fine, coarse), result: admissionreview.Denied, message: `from "0.1" to "1"`},
-		"a named one is removed": {request: change(t, NamedConfigMap, "fine", fine, fine), edit: func(r *admissionv1.AdmissionRequest) { r.Object = raw(t, corev1.ConfigMap{}) }, result: admissionreview.Allowed},
-		"another entry":          {request: change(t, BaseConfigMap, "other", coarse, fine), result: admissionreview.Allowed},
-		"another ConfigMap":      {request: change(t, "settings", "config.yaml", coarse, fine), result: admissionreview.Allowed},
-		"another namespace":      {request: change(t, BaseConfigMap, "config.yaml", coarse, fine), edit: func(r *admissionv1.AdmissionRequest) { r.Namespace = "team" }, result: admissionreview.Allowed},
-		"a deletion":             {request: change(t, BaseConfigMap, "config.yaml", coarse, fine), edit: func(r *admissionv1.AdmissionRequest) { r.Operation = admissionv1.Delete }, result: admissionreview.Allowed},
-		"a Secret":               {request: change(t, BaseConfigMap, "config.yaml", coarse, fine), edit: func(r *admissionv1.AdmissionRequest) { r.Resource.Resource = "secrets" }, result: admissionreview.Allowed},
-		"no ConfigMap":           {request: change(t, BaseConfigMap, "config.yaml", coarse, fine), edit: func(r *admissionv1.AdmissionRequest) { r.OldObject.Raw = []byte("[]") }, result: admissionreview.Error, message: "the request's objects are not ConfigMaps"},
-		"the other is not read":  {request: change(t, BaseConfigMap, "config.yaml", coarse, fine), read: errors.New("forbidden"), result: admissionreview.Error, message: "forbidden"},
+		"the base": {request: change(t, BaseConfigMap, "config.yaml", coarse, fine), result: admissionreview.Denied,
+			message: "team/a"},
+		"the base as it was": {request: change(t, BaseConfigMap, "config.yaml", coarse, coarse), result: admissionreview.Allowed},
+		"a named one": {request: change(t, NamedConfigMap, "fine", fine, coarse), result: admissionreview.Denied,
+			message: `from "0.1" to "1"`},
+		"a named one is removed": {request: change(t, NamedConfigMap, "fine", fine, fine),
+			edit: func(r *admissionv1.AdmissionRequest) { r.Object = raw(t, corev1.ConfigMap{}) }, result: admissionreview.Allowed},
+		"another entry":     {request: change(t, BaseConfigMap, "other", coarse, fine), result: admissionreview.Allowed},
+		"another ConfigMap": {request: change(t, "settings", "config.yaml", coarse, fine), result: admissionreview.Allowed},
+		"another namespace": {request: change(t, BaseConfigMap, "config.yaml", coarse, fine),
+			edit: func(r *admissionv1.AdmissionRequest) { r.Namespace = "team" }, result: admissionreview.Allowed},
+		"a deletion": {request: change(t, BaseConfigMap, "config.yaml", coarse, fine),
+			edit: func(r *admissionv1.AdmissionRequest) { r.Operation = admissionv1.Delete }, result: admissionreview.Allowed},
+		"a Secret": {request: change(t, BaseConfigMap, "config.yaml", coarse, fine),
+			edit: func(r *admissionv1.AdmissionRequest) { r.Resource.Resource = "secrets" }, result: admissionreview.Allowed},
+		"no ConfigMap": {request: change(t, BaseConfigMap, "config.yaml", coarse, fine),
+			edit: func(r *admissionv1.AdmissionRequest) { r.OldObject.Raw = []byte("[]") }, result: admissionreview.Error,
+			message: "the request's objects are not ConfigMaps"},
+		"the other is not read": {request: change(t, BaseConfigMap, "config.yaml", coarse, fine), read: errors.New("forbidden"),
+			result: admissionreview.Error, message: "forbidden"},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -72,7 +83,8 @@ func TestReviewsOfTheConfiguration(t *testing.T) {
 				tt.edit(tt.request)
 			}
 			response, result := c.Decide(t.Context(), tt.request)
-			if result != tt.result || response.UID != "u" || response.Allowed != (result != admissionreview.Denied) || response.Patch != nil {
+			if result != tt.result || response.UID != "u" || response.Allowed != (result != admissionreview.Denied) ||
+				response.Patch != nil {
 				t.Errorf("%s, %+v; want %s", result, response, tt.result)
 			}
 			said := strings.Join(response.Warnings, "\n")
@@ -124,11 +136,13 @@ func TestScheduler(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			// A field that this program does not know must stay.
 			object := raw(t, map[string]any{"metadata": map[string]any{"name": "p"}, "spec": tt.spec, "new": "field"})
-			response, result := s.Decide(t.Context(), &admissionv1.AdmissionRequest{UID: "u", Operation: admissionv1.Create, Resource: podsResource, Object: object})
+			response, result := s.Decide(t.Context(), &admissionv1.AdmissionRequest{UID: "u", Operation: admissionv1.Create,
+				Resource: podsResource, Object: object})
 			if !response.Allowed || response.UID != "u" {
 				t.Fatalf("refused: %+v", response)
 			}
-			if patched := tt.want != tt.spec.SchedulerName; patched != (result == admissionreview.Converted) || patched != (response.Patch != nil) {
+			if patched := tt.want != tt.spec.SchedulerName; patched != (result == admissionreview.Converted) ||
+				patched != (response.Patch != nil) {
 				t.Errorf("%s with patch %s", result, response.Patch)
 			}
 			after := object.Raw
@@ -163,11 +177,16 @@ func TestSchedulerOfWhatIsNoNewPod(t *testing.T) {
 		request admissionv1.AdmissionRequest
 		result  string
 	}{
-		"an update":     {admissionv1.AdmissionRequest{Operation: admissionv1.Update, Resource: podsResource, Object: object}, admissionreview.Allowed},
-		"a subresource": {admissionv1.AdmissionRequest{Operation: admissionv1.Create, Resource: podsResource, SubResource: "binding", Object: object}, admissionreview.Allowed},
-		"another kind":  {admissionv1.AdmissionRequest{Operation: admissionv1.Create, Resource: metav1.GroupVersionResource{Group: "apps", Version: "v1", Resource: "deployments"}, Object: object}, admissionreview.Allowed},
-		"no object":     {admissionv1.AdmissionRequest{Operation: admissionv1.Create, Resource: podsResource}, admissionreview.Bad},
-		"another shape": {admissionv1.AdmissionRequest{Operation: admissionv1.Create, Resource: podsResource, Object: runtime.RawExtension{Raw: []byte(`{"spec":[]}`)}}, admissionreview.Bad},
+		"an update": {admissionv1.AdmissionRequest{Operation: admissionv1.Update, Resource: podsResource, Object: object},
+			admissionreview.Allowed},
+		"a subresource": {admissionv1.AdmissionRequest{Operation: admissionv1.Create, Resource: podsResource,
+			SubResource: "binding", Object: object}, admissionreview.Allowed},
+		"another kind": {admissionv1.AdmissionRequest{Operation: admissionv1.Create,
+			Resource: metav1.GroupVersionResource{Group: "apps", Version: "v1", Resource: "deployments"}, Object: object},
+			admissionreview.Allowed},
+		"no object": {admissionv1.AdmissionRequest{Operation: admissionv1.Create, Resource: podsResource}, admissionreview.Bad},
+		"another shape": {admissionv1.AdmissionRequest{Operation: admissionv1.Create, Resource: podsResource,
+			Object: runtime.RawExtension{Raw: []byte(`{"spec":[]}`)}}, admissionreview.Bad},
 	} {
 		t.Run(name, func(t *testing.T) {
 			response, result := s.Decide(t.Context(), &tt.request)

@@ -69,11 +69,13 @@ func (s Scheduler) Decide(_ context.Context, request *admissionv1.AdmissionReque
 		Spec corev1.PodSpec `json:"spec"`
 	}
 	if err := kubejson.Unmarshal(request.Object.Raw, &pod); err != nil {
-		return admissionreview.Deny(request.UID, http.StatusBadRequest, metav1.StatusReasonBadRequest, "the request's object is not a pod: "+err.Error()), admissionreview.Bad
+		return admissionreview.Deny(request.UID, http.StatusBadRequest, metav1.StatusReasonBadRequest,
+			"the request's object is not a pod: "+err.Error()), admissionreview.Bad
 	}
 	patch, err := s.Patch(&pod.Spec)
 	if err != nil {
-		return admissionreview.Deny(request.UID, http.StatusInternalServerError, metav1.StatusReasonInternalError, err.Error()), admissionreview.Error
+		return admissionreview.Deny(request.UID, http.StatusInternalServerError, metav1.StatusReasonInternalError, err.Error()),
+			admissionreview.Error
 	}
 	if patch == nil {
 		return admissionreview.Allow(request.UID), admissionreview.Allowed

@@ -83,7 +83,8 @@ type UnitError struct {
 }
 
 func (e *UnitError) Error() string {
-	return fmt.Sprintf("memoryUnit of %s cannot change from %q to %q while pods hold units of it, because existing requests would be reinterpreted: %s. "+
+	return fmt.Sprintf("memoryUnit of %s cannot change from %q to %q while pods hold units of it, because existing requests would be "+
+		"reinterpreted: %s. "+
 		"Delete these pods or wait until they have ended, then try again", e.Resource, e.Old, e.New, named(e.Pods))
 }
 
@@ -148,7 +149,8 @@ func CheckUnits(before, after Configs, holders []Holder) (warnings []string, err
 		}
 	}
 	for _, resource := range slices.Sorted(maps.Keys(gone)) {
-		warnings = append(warnings, fmt.Sprintf("pods still hold units of %s, which is no longer offered: %s", resource, named(gone[resource])))
+		warnings = append(warnings, fmt.Sprintf("pods still hold units of %s, which is no longer offered: %s", resource,
+			named(gone[resource])))
 	}
 	for _, resource := range slices.Sorted(maps.Keys(changed)) {
 		return warnings, changed[resource]

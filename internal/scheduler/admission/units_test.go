@@ -19,7 +19,8 @@ const (
 // file is a configuration that offers resources of mode memory, each as
 // name=unit, beside one of another mode.
 func file(resources ...string) string {
-	text := "apiVersion: config.divvy.dev/v1alpha1\nkind: NodeConfig\nresources:\n- {name: nvidia.com/gpu, vendor: nvidia, mode: exclusive}\n"
+	text := "apiVersion: config.divvy.dev/v1alpha1\nkind: NodeConfig\nresources:\n- {name: nvidia.com/gpu, vendor: nvidia, mode: " +
+		"exclusive}\n"
 	for _, r := range resources {
 		name, unit, _ := strings.Cut(r, "=")
 		text += fmt.Sprintf("- {name: %s, vendor: enflame, mode: memory, memoryUnit: %q}\n", name, unit)
@@ -45,31 +46,44 @@ func TestCheckUnits(t *testing.T) {
 		warned        string // part of a warning
 	}{
 		"another unit under a pod": {only("enflame.com/gcu-memory=1"), only("enflame.com/gcu-memory=0.1"), one,
-			`memoryUnit of enflame.com/gcu-memory cannot change from "1" to "0.1" while pods hold units of it, because existing requests would be reinterpreted: team/a. Delete`, ""},
-		"another unit and nobody":      {only("enflame.com/gcu-memory=1"), only("enflame.com/gcu-memory=0.1"), nil, "", ""},
-		"the same unit":                {only("enflame.com/gcu-memory=1"), only("enflame.com/gcu-memory=1"), one, "", ""},
-		"a setting beside it":          {only("enflame.com/gcu-memory=1"), Configs{Base: file("enflame.com/gcu-memory=1") + "logLevel: debug\n"}, one, "", ""},
-		"the unit of another resource": {only("enflame.com/gcu-memory=1", "nvidia.com/gpu-memory=1"), only("enflame.com/gcu-memory=1", "nvidia.com/gpu-memory=0.1"), one, "", ""},
-		"of several the one that is held": {only("enflame.com/gcu-memory=1", "nvidia.com/gpu-memory=1"), only("enflame.com/gcu-memory=0.1", "nvidia.com/gpu-memory=0.1"),
+			`memoryUnit of enflame.com/gcu-memory cannot change from "1" to "0.1" while pods hold units of it, because existing requests ` +
+				`would be reinterpreted: team/a. Delete`, ""},
+		"another unit and nobody": {only("enflame.com/gcu-memory=1"), only("enflame.com/gcu-memory=0.1"), nil, "", ""},
+		"the same unit":           {only("enflame.com/gcu-memory=1"), only("enflame.com/gcu-memory=1"), one, "", ""},
+		"a setting beside it": {only("enflame.com/gcu-memory=1"),
+			Configs{Base: file("enflame.com/gcu-memory=1") + "logLevel: debug\n"}, one, "", ""},
+		"the unit of another resource": {only("enflame.com/gcu-memory=1", "nvidia.com/gpu-memory=1"),
+			only("enflame.com/gcu-memory=1", "nvidia.com/gpu-memory=0.1"), one, "", ""},
+		"of several the one that is held": {only("enflame.com/gcu-memory=1", "nvidia.com/gpu-memory=1"),
+			only("enflame.com/gcu-memory=0.1", "nvidia.com/gpu-memory=0.1"),
 			[]Holder{holder("g", gpu, "", "1")}, `memoryUnit of nvidia.com/gpu-memory cannot change from "1" to "0.1"`, ""},
-		"back to what is held":                  {only("enflame.com/gcu-memory=0.1"), only("enflame.com/gcu-memory=1"), one, "", ""},
-		"on to a third":                         {only("enflame.com/gcu-memory=0.1"), only("enflame.com/gcu-memory=0.01"), one, `from "1" to "0.01"`, ""},
-		"on a node that is away":                {only("enflame.com/gcu-memory=1"), only("enflame.com/gcu-memory=0.1"), []Holder{holder("a", gcu, "", "")}, `from "1" to "0.1"`, ""},
-		"a unit that was left out":              {Configs{Base: strings.ReplaceAll(file("enflame.com/gcu-memory=1"), `, memoryUnit: "1"`, "")}, only("enflame.com/gcu-memory=1"), one, "", ""},
-		"a resource that is removed":            {only("enflame.com/gcu-memory=1"), only(), one, "", "pods still hold units of enflame.com/gcu-memory, which is no longer offered: team/a"},
+		"back to what is held": {only("enflame.com/gcu-memory=0.1"), only("enflame.com/gcu-memory=1"), one, "", ""},
+		"on to a third": {only("enflame.com/gcu-memory=0.1"), only("enflame.com/gcu-memory=0.01"), one,
+			`from "1" to "0.01"`, ""},
+		"on a node that is away": {only("enflame.com/gcu-memory=1"), only("enflame.com/gcu-memory=0.1"),
+			[]Holder{holder("a", gcu, "", "")}, `from "1" to "0.1"`, ""},
+		"a unit that was left out": {Configs{Base: strings.ReplaceAll(file("enflame.com/gcu-memory=1"), `, memoryUnit: "1"`,
+			"")}, only("enflame.com/gcu-memory=1"), one, "", ""},
+		"a resource that is removed": {only("enflame.com/gcu-memory=1"), only(), one,
+			"", "pods still hold units of enflame.com/gcu-memory, which is no longer offered: team/a"},
 		"one that comes back with another unit": {only(), only("enflame.com/gcu-memory=0.1"), one, `from "1" to "0.1"`, ""},
-		"a resource that is renamed":            {only("enflame.com/gcu-memory=1"), only("enflame.com/memory=0.1"), one, "", "no longer offered"},
+		"a resource that is renamed": {only("enflame.com/gcu-memory=1"), only("enflame.com/memory=0.1"), one,
+			"", "no longer offered"},
 		"another mode under the name": {only("enflame.com/gcu-memory=1"),
-			Configs{Base: strings.ReplaceAll(file("enflame.com/gcu-memory=1"), `mode: memory, memoryUnit: "1"`, "mode: exclusive")}, one, "", "no longer offered"},
-		"a configuration that is broken":       {only("enflame.com/gcu-memory=1"), Configs{Base: "resources: ["}, one, "", ""},
-		"one with a key that does not exist":   {only("enflame.com/gcu-memory=1"), Configs{Base: file("enflame.com/gcu-memory=0.1") + "colour: red\n"}, one, "", ""},
-		"a broken one that is mended":          {Configs{Base: "resources: ["}, only("enflame.com/gcu-memory=0.1"), one, `from "1" to "0.1"`, ""},
+			Configs{Base: strings.ReplaceAll(file("enflame.com/gcu-memory=1"), `mode: memory, memoryUnit: "1"`, "mode: exclusive")}, one,
+			"", "no longer offered"},
+		"a configuration that is broken": {only("enflame.com/gcu-memory=1"), Configs{Base: "resources: ["}, one, "", ""},
+		"one with a key that does not exist": {only("enflame.com/gcu-memory=1"),
+			Configs{Base: file("enflame.com/gcu-memory=0.1") + "colour: red\n"}, one, "", ""},
+		"a broken one that is mended": {Configs{Base: "resources: ["}, only("enflame.com/gcu-memory=0.1"), one,
+			`from "1" to "0.1"`, ""},
 		"a broken one that is mended as it is": {Configs{Base: "resources: ["}, only("enflame.com/gcu-memory=1"), one, "", ""},
 
 		"a named configuration on its nodes": {
 			named(file("enflame.com/gcu-memory=1"), map[string]string{"fine": file("enflame.com/gcu-memory=0.1")}),
 			named(file("enflame.com/gcu-memory=1"), map[string]string{"fine": file("enflame.com/gcu-memory=0.01")}),
-			[]Holder{holder("a", gcu, "fine", "0.1"), holder("b", gcu, "", "1")}, `from "0.1" to "0.01" while pods hold units of it, because existing requests would be reinterpreted: team/a.`, ""},
+			[]Holder{holder("a", gcu, "fine", "0.1"), holder("b", gcu, "", "1")},
+			`from "0.1" to "0.01" while pods hold units of it, because existing requests would be reinterpreted: team/a.`, ""},
 		"a named configuration on nobody's node": {
 			named(file("enflame.com/gcu-memory=1"), map[string]string{"fine": file("enflame.com/gcu-memory=0.1")}),
 			named(file("enflame.com/gcu-memory=1"), map[string]string{"fine": file("enflame.com/gcu-memory=0.01")}), one, "", ""},
@@ -78,21 +92,25 @@ func TestCheckUnits(t *testing.T) {
 			named(file("enflame.com/gcu-memory=0.1"), map[string]string{"fine": file("enflame.com/gcu-memory=1")}),
 			[]Holder{holder("a", gcu, "fine", "1")}, "", ""},
 		"the base under a named one without": {
-			named(file("enflame.com/gcu-memory=1"), map[string]string{"loud": "apiVersion: config.divvy.dev/v1alpha1\nkind: NodeConfig\nlogLevel: debug\n"}),
-			named(file("enflame.com/gcu-memory=0.1"), map[string]string{"loud": "apiVersion: config.divvy.dev/v1alpha1\nkind: NodeConfig\nlogLevel: debug\n"}),
+			named(file("enflame.com/gcu-memory=1"),
+				map[string]string{"loud": "apiVersion: config.divvy.dev/v1alpha1\nkind: NodeConfig\nlogLevel: debug\n"}),
+			named(file("enflame.com/gcu-memory=0.1"),
+				map[string]string{"loud": "apiVersion: config.divvy.dev/v1alpha1\nkind: NodeConfig\nlogLevel: debug\n"}),
 			[]Holder{holder("a", gcu, "loud", "1")}, `from "1" to "0.1"`, ""},
 		"a named one that begins to have resources": {
 			named(file("enflame.com/gcu-memory=1"), map[string]string{"fine": "apiVersion: config.divvy.dev/v1alpha1\nkind: NodeConfig\n"}),
 			named(file("enflame.com/gcu-memory=1"), map[string]string{"fine": file("enflame.com/gcu-memory=0.1")}),
 			[]Holder{holder("a", gcu, "fine", "1")}, `from "1" to "0.1"`, ""},
 		"the one of all nodes without a label": {
-			named(file("enflame.com/gcu-memory=1"), nil), named(file("enflame.com/gcu-memory=1"), map[string]string{"default": file("enflame.com/gcu-memory=0.1")}),
+			named(file("enflame.com/gcu-memory=1"), nil), named(file("enflame.com/gcu-memory=1"),
+				map[string]string{"default": file("enflame.com/gcu-memory=0.1")}),
 			one, `from "1" to "0.1"`, ""},
 		"a name that is not there": {
 			named(file("enflame.com/gcu-memory=1"), nil), named(file("enflame.com/gcu-memory=0.1"), nil),
 			[]Holder{holder("a", gcu, "lost", "1")}, "", ""},
 		"the base under a file of NVIDIA's": {
-			named(file("enflame.com/gcu-memory=1"), map[string]string{"old": nvidiaFile}), named(file("enflame.com/gcu-memory=0.1"), map[string]string{"old": nvidiaFile}),
+			named(file("enflame.com/gcu-memory=1"), map[string]string{"old": nvidiaFile}), named(file("enflame.com/gcu-memory=0.1"),
+				map[string]string{"old": nvidiaFile}),
 			[]Holder{holder("a", gcu, "old", "1")}, `from "1" to "0.1"`, ""},
 	}
 	for name, tt := range tests {
@@ -123,7 +141,8 @@ func TestManyPodsAreCounted(t *testing.T) {
 	if !errors.As(err, &refused) || len(refused.Pods) != 13 {
 		t.Fatal(err)
 	}
-	want := ": team/pod-00, team/pod-01, team/pod-02, team/pod-03, team/pod-04, team/pod-05, team/pod-06, team/pod-07, team/pod-08, team/pod-09 and 3 more."
+	want := ": team/pod-00, team/pod-01, team/pod-02, team/pod-03, team/pod-04, team/pod-05, team/pod-06, team/pod-07, team/pod-08, " +
+		"team/pod-09 and 3 more."
 	if !strings.Contains(err.Error(), want) {
 		t.Errorf("%v\nlacks%s", err, want)
 	}

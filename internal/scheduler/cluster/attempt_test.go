@@ -67,7 +67,8 @@ func TestAttempts(t *testing.T) {
 				t.Errorf("its bind is expected: %t", got)
 			}
 			out := make([]ledger.Verdict, 1)
-			other := accel.Request{Resource: gcuMemory, Pod: "other", Containers: []accel.ContainerRequest{{Name: "c", Kind: accel.AppContainer, Units: 8}}}
+			other := accel.Request{Resource: gcuMemory,
+				Pod: "other", Containers: []accel.ContainerRequest{{Name: "c", Kind: accel.AppContainer, Units: 8}}}
 			if f.ledger.Check(other, []string{"a"}, out); (out[0].Code == accel.Fits) == tc.kept {
 				t.Errorf("another pod: code %d", out[0].Code)
 			}

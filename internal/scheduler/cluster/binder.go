@@ -165,7 +165,8 @@ func (b *Binder) Wake(ctx context.Context, ref accel.PodRef) error {
 	if err != nil {
 		return fmt.Errorf("request another scheduling attempt for pod %s: %w", ref, err)
 	}
-	_, err = b.client.CoreV1().Pods(ref.Namespace).Patch(ctx, ref.Name, types.MergePatchType, patch, metav1.PatchOptions{FieldManager: "divvy-extender"}, "status")
+	_, err = b.client.CoreV1().Pods(ref.Namespace).Patch(ctx, ref.Name, types.MergePatchType, patch,
+		metav1.PatchOptions{FieldManager: "divvy-extender"}, "status")
 	switch {
 	case apierrors.IsNotFound(err), apierrors.IsConflict(err):
 		return fmt.Errorf("request another scheduling attempt for pod %s: %w: %w", ref, ErrPodGone, err)

@@ -65,19 +65,24 @@ func TestBindOutcome(t *testing.T) {
 		getErr error
 		is     error // nil: success; errAny: any error but the two below
 	}{
-		"refused":                              {answer: apierrors.NewForbidden(podResource, "p", errors.New("no")), now: boundPod("p", "u", "4", "node-a"), is: errAny},
-		"gone":                                 {answer: apierrors.NewNotFound(podResource, "p"), is: ErrPodGone},
-		"lost answer, bound here":              {answer: errors.New("connection reset"), now: boundPod("p", "u", "4", "node-a")},
-		"lost answer, bound elsewhere":         {answer: errors.New("connection reset"), now: boundPod("p", "u", "4", "node-b"), is: errAny},
-		"lost answer, not bound":               {answer: errors.New("connection reset"), now: waitingPod("p", "u", "4"), is: errAny},
-		"lost answer, gone by now":             {answer: errors.New("connection reset"), is: ErrPodGone},
-		"lost answer, another pod by now":      {answer: errors.New("connection reset"), now: boundPod("p", "u2", "4", "node-a"), is: ErrPodGone},
-		"lost answer, API server gone":         {answer: errors.New("connection reset"), getErr: errors.New("connection refused"), is: ErrOutcomeUnknown},
-		"timeout, bound here":                  {answer: apierrors.NewTimeoutError("slow", 1), now: boundPod("p", "u", "4", "node-a")},
-		"the repeat of a bind that went well":  {answer: conflict, now: boundPod("p", "u", "4", "node-a")},
-		"somebody else bound it":               {answer: conflict, now: boundPod("p", "u", "4", "node-b"), is: errAny},
-		"being deleted":                        {answer: conflict, now: waitingPod("p", "u", "4"), is: errAny},
-		"internal error, but the pod is bound": {answer: apierrors.NewInternalError(errors.New("etcd")), now: boundPod("p", "u", "4", "node-a")},
+		"refused": {answer: apierrors.NewForbidden(podResource, "p", errors.New("no")),
+			now: boundPod("p", "u", "4", "node-a"), is: errAny},
+		"gone":                    {answer: apierrors.NewNotFound(podResource, "p"), is: ErrPodGone},
+		"lost answer, bound here": {answer: errors.New("connection reset"), now: boundPod("p", "u", "4", "node-a")},
+		"lost answer, bound elsewhere": {answer: errors.New("connection reset"), now: boundPod("p", "u", "4", "node-b"),
+			is: errAny},
+		"lost answer, not bound":   {answer: errors.New("connection reset"), now: waitingPod("p", "u", "4"), is: errAny},
+		"lost answer, gone by now": {answer: errors.New("connection reset"), is: ErrPodGone},
+		"lost answer, another pod by now": {answer: errors.New("connection reset"), now: boundPod("p", "u2", "4", "node-a"),
+			is: ErrPodGone},
+		"lost answer, API server gone": {answer: errors.New("connection reset"), getErr: errors.New("connection refused"),
+			is: ErrOutcomeUnknown},
+		"timeout, bound here":                 {answer: apierrors.NewTimeoutError("slow", 1), now: boundPod("p", "u", "4", "node-a")},
+		"the repeat of a bind that went well": {answer: conflict, now: boundPod("p", "u", "4", "node-a")},
+		"somebody else bound it":              {answer: conflict, now: boundPod("p", "u", "4", "node-b"), is: errAny},
+		"being deleted":                       {answer: conflict, now: waitingPod("p", "u", "4"), is: errAny},
+		"internal error, but the pod is bound": {answer: apierrors.NewInternalError(errors.New("etcd")),
+			now: boundPod("p", "u", "4", "node-a")},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -130,7 +135,8 @@ func TestGet(t *testing.T) {
 	want := Pod{
 		Ref: accel.PodRef{UID: "u", Namespace: "team", Name: "p"}, Created: metav1.Unix(1662450043, 0).Time, Node: "node-a", Ended: true,
 		Ending: true, Nominated: "node-b",
-		Requests: []accel.Request{{Resource: gcuMemory, Pod: "u", Priority: 7, Containers: []accel.ContainerRequest{{Name: "main", Kind: accel.AppContainer, Units: 4}}}},
+		Requests: []accel.Request{{Resource: gcuMemory, Pod: "u", Priority: 7,
+			Containers: []accel.ContainerRequest{{Name: "main", Kind: accel.AppContainer, Units: 4}}}},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)

@@ -217,12 +217,15 @@ func (b *Books) Run(ctx context.Context, clients kube.Clients) {
 	var group wait.Group
 	if b.config.Capacity != nil {
 		nodes := clients.Kubernetes.CoreV1().Nodes()
-		group.StartWithContext(ctx, kube.NewReflector("nodes", &v1.Node{}, b.Nodes(), kube.ListWatch(clients.Kubernetes, "", nodes.List, nodes.Watch)).RunWithContext)
+		group.StartWithContext(ctx, kube.NewReflector("nodes", &v1.Node{}, b.Nodes(), kube.ListWatch(clients.Kubernetes, "", nodes.List,
+			nodes.Watch)).RunWithContext)
 	} else {
 		nodes := clients.Metadata.Resource(nodesResource)
-		group.StartWithContext(ctx, kube.NewReflector("nodes", &metav1.PartialObjectMetadata{}, b.Nodes(), kube.ListWatch(clients.Metadata, "", nodes.List, nodes.Watch)).RunWithContext)
+		group.StartWithContext(ctx, kube.NewReflector("nodes", &metav1.PartialObjectMetadata{}, b.Nodes(),
+			kube.ListWatch(clients.Metadata, "", nodes.List, nodes.Watch)).RunWithContext)
 	}
-	group.StartWithContext(ctx, b.following(kube.NewReflector("pods", &v1.Pod{}, b.Pods(), kube.ListWatch(clients.Kubernetes, "", pods.List, pods.Watch))))
+	group.StartWithContext(ctx, b.following(kube.NewReflector("pods", &v1.Pod{}, b.Pods(), kube.ListWatch(clients.Kubernetes, "", pods.List,
+		pods.Watch))))
 	group.Wait()
 }
 

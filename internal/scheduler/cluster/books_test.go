@@ -83,7 +83,9 @@ func (f *fixture) node(name string, units ...accel.Units) *metav1.PartialObjectM
 	}
 	inv := accel.Inventory{Resource: gcuMemory, Unit: "1"}
 	for i, u := range units {
-		inv.Shares = append(inv.Shares, accel.Share{Units: u, Device: accel.Device{Index: i, ID: accel.DeviceID(fmt.Sprintf("%s-%d", name, i)), NUMANode: accel.NoNUMA}})
+		inv.Shares = append(inv.Shares,
+			accel.Share{Units: u, Device: accel.Device{Index: i, ID: accel.DeviceID(fmt.Sprintf("%s-%d", name, i)),
+				NUMANode: accel.NoNUMA}})
 	}
 	value, err := wire.EncodeInventory([]accel.Inventory{inv})
 	f.ok(err)
@@ -141,7 +143,8 @@ func TestNodes(t *testing.T) {
 	f.want("a: 0 0")
 
 	garbage := f.node("b", 16)
-	garbage.Annotations[wire.InventoryAnnotation] = `{"v":1,"resources":[{"resource":"enflame.com/gcu-memory","devices":[{"id":"x","index":0},{"id":"x","index":1}]}]}`
+	garbage.Annotations[wire.InventoryAnnotation] = `{"v":1,"resources":[{"resource":"enflame.com/gcu-memory","devices":[{"id":"x",` +
+		`"index":0},{"id":"x","index":1}]}]}`
 	f.ok(nodes.Add(garbage))
 	f.want("a: 0 0") // the others are unaffected
 	if got := f.books.Problem("b"); got != "the inventory of the node is invalid" {
@@ -272,7 +275,8 @@ func TestDeletedBeforeSeen(t *testing.T) {
 	f := newFixture(t)
 	f.ok(f.books.Nodes().Add(f.node("a", 16)))
 	pod := waitingPod("p", "u1", "4")
-	if _, _, err := f.ledger.Reserve(accel.PodRef{UID: "u1", Namespace: "team", Name: "p"}, time.Time{}, "a", kube.RequestOf(pod, gcuMemory)); err != nil {
+	if _, _, err := f.ledger.Reserve(accel.PodRef{UID: "u1", Namespace: "team", Name: "p"}, time.Time{},
+		"a", kube.RequestOf(pod, gcuMemory)); err != nil {
 		t.Fatal(err)
 	}
 	f.want("a: 4")
@@ -286,7 +290,8 @@ func TestWaitingPodKeepsReservation(t *testing.T) {
 	f.ok(f.books.Nodes().Add(f.node("a", 16)))
 	pod := waitingPod("p", "u1", "4")
 	f.ok(f.books.Pods().Add(pod))
-	grant, undo, err := f.ledger.Reserve(accel.PodRef{UID: "u1", Namespace: "team", Name: "p"}, time.Time{}, "a", kube.RequestOf(pod, gcuMemory))
+	grant, undo, err := f.ledger.Reserve(accel.PodRef{UID: "u1", Namespace: "team", Name: "p"}, time.Time{},
+		"a", kube.RequestOf(pod, gcuMemory))
 	f.ok(err)
 	f.ok(f.books.Pods().Update(pod))
 	f.ok(f.books.Pods().Replace([]any{pod}, "3"))
@@ -324,7 +329,8 @@ func TestPlaced(t *testing.T) {
 	}{
 		{nil, `elsewhere on b by "", granted on a by ""`},
 		{map[string]string{"nvidia.com/device-plugin.config": "fine"}, `elsewhere on b by "", granted on a by "fine"`},
-		{map[string]string{"nvidia.com/device-plugin.config": "fine", "divvy.dev/config": "coarse"}, `elsewhere on b by "", granted on a by "coarse"`},
+		{map[string]string{"nvidia.com/device-plugin.config": "fine", "divvy.dev/config": "coarse"},
+			`elsewhere on b by "", granted on a by "coarse"`},
 		{nil, `elsewhere on b by "", granted on a by ""`},
 	} {
 		changed := node.DeepCopy()
@@ -367,7 +373,8 @@ func TestNewKey(t *testing.T) {
 	f.want("a: 0 8")
 	f.writeKey(thirdKey)
 	f.keys.Reload()
-	if _, err := f.keys.DecodeGrant("u1", f.grant(boundPod("old", "u1", "4", "a"), testKey, 1).Annotations[wire.GrantAnnotation]); err == nil {
+	if _, err := f.keys.DecodeGrant("u1", f.grant(boundPod("old", "u1", "4", "a"), testKey,
+		1).Annotations[wire.GrantAnnotation]); err == nil {
 		t.Error("a key from two changes ago still verifies")
 	}
 }

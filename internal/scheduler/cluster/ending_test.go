@@ -97,7 +97,8 @@ func TestMemoryIsFreeWhenContainersAre(t *testing.T) {
 			pass(time.Second)
 			f.want(free)
 		},
-		"deleted by force with a long grace period, and the node says nothing": func(f *fixture, _ *metav1.PartialObjectMetadata, pass func(time.Duration)) {
+		"deleted by force with a long grace period, and the node says nothing": func(f *fixture, _ *metav1.PartialObjectMetadata,
+			pass func(time.Duration)) {
 			f.ok(f.books.Pods().Update(graced(running(f), 300)))
 			f.ok(f.books.Pods().Delete(graced(running(f), 300)))
 			pass(300 * time.Second)
@@ -105,14 +106,16 @@ func TestMemoryIsFreeWhenContainersAre(t *testing.T) {
 			pass(endingGrace)
 			f.want(free)
 		},
-		"deleted by force with a grace period of years, and the node says nothing": func(f *fixture, _ *metav1.PartialObjectMetadata, pass func(time.Duration)) {
+		"deleted by force with a grace period of years, and the node says nothing": func(f *fixture, _ *metav1.PartialObjectMetadata,
+			pass func(time.Duration)) {
 			f.ok(f.books.Pods().Delete(graced(running(f), 1<<40)))
 			pass(maxGrace)
 			f.want(held)
 			pass(endingGrace)
 			f.want(free)
 		},
-		"deleted by force without a grace period, and the node says nothing": func(f *fixture, _ *metav1.PartialObjectMetadata, pass func(time.Duration)) {
+		"deleted by force without a grace period, and the node says nothing": func(f *fixture, _ *metav1.PartialObjectMetadata,
+			pass func(time.Duration)) {
 			f.ok(f.books.Pods().Delete(graced(running(f), 0)))
 			pass(endingGrace - time.Second)
 			f.want(held)
@@ -132,7 +135,8 @@ func TestMemoryIsFreeWhenContainersAre(t *testing.T) {
 			f.ok(f.books.Pods().Delete(f.grant(boundPod("p", "u", "4", "a"), testKey, 1)))
 			f.want(free)
 		},
-		"deleted by force while the daemon was away, which comes back and lists it no more": func(f *fixture, node *metav1.PartialObjectMetadata, pass func(time.Duration)) {
+		"deleted by force while the daemon was away, which comes back and lists it no more": func(f *fixture,
+			node *metav1.PartialObjectMetadata, pass func(time.Duration)) {
 			f.ok(f.books.Pods().Delete(running(f)))
 			pass(10 * time.Second)
 			changed := node.DeepCopy()
@@ -142,7 +146,8 @@ func TestMemoryIsFreeWhenContainersAre(t *testing.T) {
 			pass(30 * time.Second)
 			f.want(free)
 		},
-		"deleted by force, and its containers take their time": func(f *fixture, node *metav1.PartialObjectMetadata, pass func(time.Duration)) {
+		"deleted by force, and its containers take their time": func(f *fixture, node *metav1.PartialObjectMetadata,
+			pass func(time.Duration)) {
 			f.ok(f.books.Pods().Delete(running(f)))
 			f.ok(f.books.Nodes().Update(f.ending(node, "u", "a-1")))
 			pass(time.Hour)

@@ -66,7 +66,8 @@ func (b *Books) CatchUp(ctx context.Context, clients kube.Clients, namespace, na
 	if err != nil {
 		return fmt.Errorf("catch up: %w", err)
 	}
-	pod, err := clients.Kubernetes.CoreV1().Pods(namespace).Patch(ctx, name, types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status")
+	pod, err := clients.Kubernetes.CoreV1().Pods(namespace).Patch(ctx, name, types.StrategicMergePatchType, patch, metav1.PatchOptions{},
+		"status")
 	if err != nil {
 		return fmt.Errorf("write the condition %s of pod %s/%s: %w", TookTheLead, namespace, name, err)
 	}

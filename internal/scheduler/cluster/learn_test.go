@@ -45,7 +45,8 @@ func comer(uid, node, cpu, units string, age time.Duration) *v1.Pod {
 		amounts[v1.ResourceName(gcuMemory)] = resource.MustParse(units)
 	}
 	p := podSpec(nil, []v1.Container{{Name: "c", Resources: v1.ResourceRequirements{Requests: amounts}}})
-	p.ObjectMeta = metav1.ObjectMeta{Namespace: "team", Name: uid, UID: types.UID(uid), CreationTimestamp: metav1.NewTime(time.Unix(1e9, 0).Add(-age))}
+	p.ObjectMeta = metav1.ObjectMeta{Namespace: "team", Name: uid, UID: types.UID(uid),
+		CreationTimestamp: metav1.NewTime(time.Unix(1e9, 0).Add(-age))}
 	p.Spec.NodeName = node
 	return p
 }
@@ -79,14 +80,16 @@ func TestLearn(t *testing.T) {
 	}
 	list := []any{
 		comer("new", "", "1", "4", time.Second), comer("old", "a", "2", "6", time.Hour), ended(comer("done", "a", "3", "8", time.Minute)),
-		comer("beside", "a", "4", "", 2*time.Hour), comer("elsewhere", "bare", "5", "", 0), owned(comer("daemon", "a", "6", "", 0), "DaemonSet"),
+		comer("beside", "a", "4", "", 2*time.Hour), comer("elsewhere", "bare", "5", "", 0), owned(comer("daemon", "a", "6", "", 0),
+			"DaemonSet"),
 		owned(comer("mirror", "a", "7", "", 0), "Node"), owned(comer("set", "a", "8", "1", 0), "DaemonSet"), comer("waits", "", "9", "", 0),
 		owned(comer("replica", "", "1", "2", 3*time.Hour), "ReplicaSet"),
 		annotated(comer("wrong", "", "1", "3", 0), wire.CountAnnotation, "2"), // 3 by 2
 	}
 	ok(b.Pods().Replace(list, "1"))
 	l.want(t) // what the nodes publish is not known yet
-	text, err := wire.EncodeInventory([]accel.Inventory{{Resource: gcuMemory, Unit: "1", Shares: []accel.Share{{Units: 16, Device: accel.Device{ID: "U", NUMANode: accel.NoNUMA}}}}})
+	text, err := wire.EncodeInventory([]accel.Inventory{{Resource: gcuMemory,
+		Unit: "1", Shares: []accel.Share{{Units: 16, Device: accel.Device{ID: "U", NUMANode: accel.NoNUMA}}}}})
 	ok(err)
 	node := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "a", Annotations: map[string]string{wire.InventoryAnnotation: text}}}
 	bare := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "bare"}}
@@ -165,7 +168,8 @@ func TestLearnFromPodsThatRun(t *testing.T) {
 			var errs []error
 			for i := range 1000 {
 				uid := fmt.Sprint("p", i)
-				errs = append(errs, b.Pods().Add(of(uid, "", "rs", v1.PodPending)), b.Pods().Update(of(uid, "a", "rs", v1.PodPending)), b.Pods().Update(of(uid, "a", "rs", v1.PodFailed)))
+				errs = append(errs, b.Pods().Add(of(uid, "", "rs", v1.PodPending)), b.Pods().Update(of(uid, "a", "rs", v1.PodPending)),
+					b.Pods().Update(of(uid, "a", "rs", v1.PodFailed)))
 			}
 			return errors.Join(errs...)
 		}, want: []string{one}},
@@ -174,10 +178,12 @@ func TestLearnFromPodsThatRun(t *testing.T) {
 				b.Pods().Update(of("q", "a", "rs", v1.PodFailed)), b.Pods().Add(of("r", "a", "rs", v1.PodRunning)))
 		}, want: two},
 		"another controller": {run: func(b *Books) error {
-			return errors.Join(b.Pods().Add(of("p", "a", "rs", v1.PodRunning)), b.Pods().Update(of("p", "a", "rs", v1.PodFailed)), b.Pods().Add(of("q", "a", "other", v1.PodRunning)))
+			return errors.Join(b.Pods().Add(of("p", "a", "rs", v1.PodRunning)), b.Pods().Update(of("p", "a", "rs", v1.PodFailed)),
+				b.Pods().Add(of("q", "a", "other", v1.PodRunning)))
 		}, want: two},
 		"pods of a job that succeed": {run: func(b *Books) error {
-			return errors.Join(b.Pods().Add(of("p", "a", "job", v1.PodRunning)), b.Pods().Update(of("p", "a", "job", v1.PodSucceeded)), b.Pods().Add(of("q", "a", "job", v1.PodRunning)))
+			return errors.Join(b.Pods().Add(of("p", "a", "job", v1.PodRunning)), b.Pods().Update(of("p", "a", "job", v1.PodSucceeded)),
+				b.Pods().Add(of("q", "a", "job", v1.PodRunning)))
 		}, want: two},
 		"pods without a controller": {run: func(b *Books) error {
 			p := comer("p", "a", "1", "4", 0)

@@ -21,7 +21,8 @@ func nominated(pod *v1.Pod, priority int32, node string) *v1.Pod {
 // else, is bound, or is gone.
 func TestNominatedPods(t *testing.T) {
 	low := func(units accel.Units) accel.Request {
-		return accel.Request{Resource: gcuMemory, Pod: "low", Containers: []accel.ContainerRequest{{Name: "c", Kind: accel.AppContainer, Units: units}}}
+		return accel.Request{Resource: gcuMemory, Pod: "low", Containers: []accel.ContainerRequest{{Name: "c", Kind: accel.AppContainer,
+			Units: units}}}
 	}
 	for name, after := range map[string]func(*fixture) error{
 		"cleared":    func(f *fixture) error { return f.books.Pods().Update(nominated(waitingPod("p", "u1", "12"), 100, "")) },
@@ -70,7 +71,8 @@ func TestVictims(t *testing.T) {
 	f.ok(f.books.Pods().Add(nominated(second, 60, "")))
 	evict := func(want string) {
 		t.Helper()
-		req := accel.Request{Resource: gcuMemory, Pod: "high", Priority: 100, Containers: []accel.ContainerRequest{{Name: "c", Kind: accel.AppContainer, Units: 12}}}
+		req := accel.Request{Resource: gcuMemory, Pod: "high", Priority: 100,
+			Containers: []accel.ContainerRequest{{Name: "c", Kind: accel.AppContainer, Units: 12}}}
 		got := f.ledger.Evict(req, []ledger.Proposal{{Node: "a", Victims: []string{"u2", "u1"}}})
 		if len(got[0].Victims) != 1 || got[0].Victims[0] != want {
 			t.Errorf("victims %v, want %s", got[0].Victims, want)
@@ -83,11 +85,13 @@ func TestVictims(t *testing.T) {
 	f.ok(f.books.Nodes().Add(f.node("b", 4)))
 	f.ok(f.books.Pods().Add(gone))
 	f.ok(f.books.Pods().Delete(gone))
-	req := accel.Request{Resource: gcuMemory, Pod: "high", Priority: 100, Containers: []accel.ContainerRequest{{Name: "c", Kind: accel.AppContainer, Units: 4}}}
+	req := accel.Request{Resource: gcuMemory, Pod: "high", Priority: 100,
+		Containers: []accel.ContainerRequest{{Name: "c", Kind: accel.AppContainer, Units: 4}}}
 	if !f.ledger.MakesRoom(req, "b") {
 		t.Error("the room of a pod whose containers still run is not on its way")
 	}
-	if got := f.ledger.Evict(req, []ledger.Proposal{{Node: "b", Victims: []string{"cpu"}}})[0]; len(got.Victims) != 1 || got.Victims[0] != "cpu" {
+	if got := f.ledger.Evict(req, []ledger.Proposal{{Node: "b", Victims: []string{"cpu"}}})[0]; len(got.Victims) != 1 ||
+		got.Victims[0] != "cpu" {
 		t.Errorf("victims %v, want the one that was proposed", got.Victims)
 	}
 

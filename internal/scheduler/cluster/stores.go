@@ -56,7 +56,8 @@ func (s podStore) slim(obj any) (*slimPod, error) {
 		return pod, nil
 	case *v1.Pod:
 		c := &s.books.config
-		p := &slimPod{Pod: podOf(pod, c.Resources, c.Capacity != nil), grant: pod.Annotations[wire.GrantAnnotation], runs: kube.MayRun(pod), grace: graceOf(pod), comesWithNode: comesWithNode(pod), failed: pod.Status.Phase == v1.PodFailed}
+		p := &slimPod{Pod: podOf(pod, c.Resources, c.Capacity != nil), grant: pod.Annotations[wire.GrantAnnotation], runs: kube.MayRun(pod),
+			grace: graceOf(pod), comesWithNode: comesWithNode(pod), failed: pod.Status.Phase == v1.PodFailed}
 		if owner := metav1.GetControllerOfNoCopy(pod); owner != nil {
 			p.owner = owner.UID
 		}
@@ -173,11 +174,13 @@ func nodeOf(obj any) (*slimNode, error) {
 	case *slimNode:
 		return node, nil
 	case *metav1.PartialObjectMetadata:
-		return &slimNode{name: node.Name, inventory: node.Annotations[wire.InventoryAnnotation], ending: node.Annotations[wire.EndingAnnotation], labels: node.Labels}, nil
+		return &slimNode{name: node.Name, inventory: node.Annotations[wire.InventoryAnnotation],
+			ending: node.Annotations[wire.EndingAnnotation], labels: node.Labels}, nil
 	case *v1.Node:
 		return &slimNode{
-			name: node.Name, inventory: node.Annotations[wire.InventoryAnnotation], ending: node.Annotations[wire.EndingAnnotation], labels: node.Labels,
-			cpu: max(node.Status.Allocatable.Cpu().MilliValue(), 0), memory: max(node.Status.Allocatable.Memory().Value(), 0) >> 20,
+			name: node.Name, inventory: node.Annotations[wire.InventoryAnnotation], ending: node.Annotations[wire.EndingAnnotation],
+			labels: node.Labels,
+			cpu:    max(node.Status.Allocatable.Cpu().MilliValue(), 0), memory: max(node.Status.Allocatable.Memory().Value(), 0) >> 20,
 		}, nil
 	}
 	return nil, fmt.Errorf("the watch of nodes delivered a %T", obj)

@@ -36,7 +36,8 @@ func (f *fixture) mixed(n *metav1.PartialObjectMetadata) *metav1.PartialObjectMe
 // asks makes the pod ask for so many of a resource as well.
 func asks(pod *v1.Pod, name string, amount int64) *v1.Pod {
 	list := v1.ResourceList{v1.ResourceName(name): *resource.NewQuantity(amount, resource.DecimalSI)}
-	pod.Spec.Containers = append(pod.Spec.Containers, v1.Container{Name: name, Resources: v1.ResourceRequirements{Requests: list, Limits: list}})
+	pod.Spec.Containers = append(pod.Spec.Containers, v1.Container{Name: name, Resources: v1.ResourceRequirements{Requests: list,
+		Limits: list}})
 	return pod
 }
 

@@ -84,8 +84,10 @@ func FuzzFilterArgs(f *testing.F) {
 		`{"Pod":{},"Nodes":null,"NodeNames":["a"]}]}`,
 		`{"Pod":{},"Nodes":{"items":[{"metadata":{"name":"a"}}]},"NodeNames":null}`,
 		`{"pod":{"spec":{"initContainers":[{"restartPolicy":"Always"}]}},"nodenames":null}`,
-		`{"Pod":{"spec":{"containers":[{"resources":{"requests":{"cpu":"1","memory":" 2Gi","a":3,"a":"4"},"limits":{}}}]}},"Nodes":null,"NodeNames":["a"]}`,
-		`{"Pod":{"metadata":{"resourceVersion":"7"},"status":{"conditions":[{"type":"PodScheduled","status":"False","message":"é"},{}]}},"Nodes":null,"NodeNames":["a"]}`,
+		`{"Pod":{"spec":{"containers":[{"resources":{"requests":{"cpu":"1","memory":" 2Gi","a":3,"a":"4"},"limits":{}}}]}},"Nodes":null,` +
+			`"NodeNames":["a"]}`,
+		`{"Pod":{"metadata":{"resourceVersion":"7"},"status":{"conditions":[{"type":"PodScheduled","status":"False","message":"é"},{}]}},` +
+			`"Nodes":null,"NodeNames":["a"]}`,
 		`{"Pod":{"status":{"conditions":{"type":"PodScheduled"}}},"Nodes":null,"NodeNames":["a"]}`,
 		`null`, `[]`, ``, `{"Pod":`,
 	} {

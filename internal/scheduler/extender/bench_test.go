@@ -106,9 +106,12 @@ func BenchmarkHTTP(b *testing.B) {
 			b.ReportMetric(manyTook.p50/fewTook.p50, "x-50000-pods")
 			b.ReportMetric(fewMB, "resident-MB")
 			b.ReportMetric(manyMB, "resident-50000-MB")
-			b.Logf("%s of %d nodes, %d pods: p50 %.2f ms, %.2f times the floor (at most 2), mean %.2f times (at most 2), %.2f times that of encoding/json; "+
-				"p99 %.1f ms (at most 10), of the floor %.1f ms; %.0f MB (at most 150); with %d pods p50 %.2f times (0.9 to 1.1), %.0f MB, %.2f times (at most 1.1)",
-				kind.name, benchNodes, benchPods, fewTook.p50, fewTook.p50/ownTook.p50, fewTook.mean/ownTook.mean, fewTook.p50/plainTook.p50,
+			b.Logf("%s of %d nodes, %d pods: p50 %.2f ms, %.2f times the floor (at most 2), mean %.2f times (at most 2), %.2f times that "+
+				"of encoding/json; "+
+				"p99 %.1f ms (at most 10), of the floor %.1f ms; %.0f MB (at most 150); with %d pods p50 %.2f times (0.9 to 1.1), %.0f "+
+				"MB, %.2f times (at most 1.1)",
+				kind.name, benchNodes, benchPods, fewTook.p50, fewTook.p50/ownTook.p50, fewTook.mean/ownTook.mean,
+				fewTook.p50/plainTook.p50,
 				fewTook.p99, ownTook.p99, fewMB, benchMorePods, manyTook.p50/fewTook.p50, manyMB, manyMB/fewMB)
 		})
 	}
@@ -143,7 +146,8 @@ func BenchmarkHTTPPolicies(b *testing.B) {
 			for i, policy := range policies {
 				t := times(took[i])
 				b.ReportMetric(t.p50/of.p50, policy+"-x-floor-p50")
-				b.Logf("%s by %s: p50 %.2f ms, %.2f times the floor (at most 2), mean %.2f times; p99 %.1f ms (at most 10), of the floor %.1f ms; %.0f MB",
+				b.Logf("%s by %s: p50 %.2f ms, %.2f times the floor (at most 2), mean %.2f times; p99 %.1f ms (at most 10), of the floor "+
+					"%.1f ms; %.0f MB",
 					path[1:], policy, t.p50, t.p50/of.p50, t.mean/of.mean, t.p99, of.p99, servers[i].residentMB(b))
 			}
 		})
@@ -370,7 +374,8 @@ func learn(answer []byte) (knownAnswer, error) {
 		} else if reason, ok := k.filter.FailedNodes[name]; ok {
 			k.result.refusals = append(k.result.refusals, refusal{node: name, reason: reason})
 		} else {
-			k.result.refusals = append(k.result.refusals, refusal{node: name, reason: k.filter.FailedAndUnresolvableNodes[name], unresolvable: true})
+			k.result.refusals = append(k.result.refusals, refusal{node: name, reason: k.filter.FailedAndUnresolvableNodes[name],
+				unresolvable: true})
 		}
 	}
 	return k, nil
@@ -488,7 +493,8 @@ func benchNode(i int) (any, error) {
 	inv := accel.Inventory{Resource: gcuMemory, Unit: "1"}
 	for c := range benchCards {
 		inv.Shares = append(inv.Shares, accel.Share{Units: units, Device: accel.Device{
-			Index: c, ID: accel.DeviceID(fmt.Sprintf("U5300%04d%02d", i, c)), Model: "S60", MemoryBytes: int64(units) << 30, NUMANode: c / 4,
+			Index: c, ID: accel.DeviceID(fmt.Sprintf("U5300%04d%02d", i, c)), Model: "S60", MemoryBytes: int64(units) << 30,
+			NUMANode: c / 4,
 		}})
 	}
 	annotation, err := wire.EncodeInventory([]accel.Inventory{inv})
@@ -519,8 +525,9 @@ func benchPodSpec(name string, units int64) *v1.Pod {
 		ObjectMeta: metav1.ObjectMeta{
 			Name: name, Namespace: "team", UID: types.UID("uid-of-" + name), CreationTimestamp: metav1.Unix(1662450043, 0),
 			Labels: map[string]string{"app": name, "team": "vision"},
-			ManagedFields: []metav1.ManagedFieldsEntry{{Manager: "kubectl", Operation: metav1.ManagedFieldsOperationUpdate, APIVersion: "v1",
-				FieldsV1: metav1.NewFieldsV1(`{"f:spec":{` + strings.Repeat(`"f:containers":{},`, 60) + `"f:x":{}}}`)}},
+			ManagedFields: []metav1.ManagedFieldsEntry{{Manager: "kubectl", Operation: metav1.ManagedFieldsOperationUpdate,
+				APIVersion: "v1",
+				FieldsV1:   metav1.NewFieldsV1(`{"f:spec":{` + strings.Repeat(`"f:containers":{},`, 60) + `"f:x":{}}}`)}},
 		},
 		Spec: v1.PodSpec{Containers: []v1.Container{{
 			Name: "main", Image: "registry.example/vision/serving:1.2.3",
@@ -528,7 +535,8 @@ func benchPodSpec(name string, units int64) *v1.Pod {
 		}}},
 	}
 	for i := range 20 {
-		pod.Spec.Containers[0].Env = append(pod.Spec.Containers[0].Env, v1.EnvVar{Name: "VARIABLE_" + strconv.Itoa(i), Value: "some value of it"})
+		pod.Spec.Containers[0].Env = append(pod.Spec.Containers[0].Env, v1.EnvVar{Name: "VARIABLE_" + strconv.Itoa(i),
+			Value: "some value of it"})
 	}
 	return pod
 }
@@ -621,7 +629,8 @@ func benchWholePod() *v1.Pod {
 		Sources: []v1.VolumeProjection{
 			{ServiceAccountToken: &v1.ServiceAccountTokenProjection{ExpirationSeconds: new(int64(3607)), Path: "token"}},
 			{ConfigMap: &v1.ConfigMapProjection{
-				LocalObjectReference: v1.LocalObjectReference{Name: "kube-root-ca.crt"}, Items: []v1.KeyToPath{{Key: "ca.crt", Path: "ca.crt"}},
+				LocalObjectReference: v1.LocalObjectReference{Name: "kube-root-ca.crt"},
+				Items:                []v1.KeyToPath{{Key: "ca.crt", Path: "ca.crt"}},
 			}},
 			{DownwardAPI: &v1.DownwardAPIProjection{Items: []v1.DownwardAPIVolumeFile{{
 				Path: "namespace", FieldRef: &v1.ObjectFieldSelector{APIVersion: "v1", FieldPath: "metadata.namespace"},
@@ -658,7 +667,8 @@ func BenchmarkNewGoroutine(b *testing.B) {
 		question any
 	}{
 		{verbFilter, w.extender.filter, extenderv1.ExtenderArgs{Pod: pod, NodeNames: &names}},
-		{verbBind, w.extender.bind, extenderv1.ExtenderBindingArgs{PodName: pod.Name, PodNamespace: pod.Namespace, PodUID: pod.UID, Node: names[0]}},
+		{verbBind, w.extender.bind, extenderv1.ExtenderBindingArgs{PodName: pod.Name, PodNamespace: pod.Namespace, PodUID: pod.UID,
+			Node: names[0]}},
 	} {
 		body, err := json.Marshal(v.question)
 		if err != nil {

@@ -83,7 +83,8 @@ func (e *Extender) checkAddress(from netip.Addr) error {
 	if own[from.WithZone("")] {
 		return nil
 	}
-	return fmt.Errorf("bind rejected: %s is not an address of this host; use --allow-bind-from (chart value extender.allowBindFrom) to permit others", from)
+	return fmt.Errorf("bind rejected: %s is not an address of this host; use --allow-bind-from (chart value extender.allowBindFrom) to "+
+		"permit others", from)
 }
 
 // hostAge is how long the addresses of the host are used after they were read.

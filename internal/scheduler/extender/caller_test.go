@@ -28,15 +28,16 @@ func TestMayBind(t *testing.T) {
 		allowed []netip.Prefix
 		refused string
 	}{
-		"loopback":                        {remote: "127.0.0.1:4000"},
-		"loopback of IPv6":                {remote: "[::1]:4000"},
-		"loopback, mapped":                {remote: "[::ffff:127.0.0.1]:4000"},
-		"an address of this host":         {remote: own + ":4000"},
-		"another host":                    {remote: "192.0.2.77:4000", refused: "192.0.2.77 is not an address of this host"},
-		"another host of IPv6":            {remote: "[2001:db8::1]:4000", refused: "2001:db8::1 is not"},
-		"another host that is permitted":  {remote: "192.0.2.77:4000", allowed: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}},
-		"another host beside a permitted": {remote: "198.51.100.1:4000", allowed: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}, refused: "198.51.100.1 is not"},
-		"no address":                      {remote: "@", refused: `parse the caller's address "@"`},
+		"loopback":                       {remote: "127.0.0.1:4000"},
+		"loopback of IPv6":               {remote: "[::1]:4000"},
+		"loopback, mapped":               {remote: "[::ffff:127.0.0.1]:4000"},
+		"an address of this host":        {remote: own + ":4000"},
+		"another host":                   {remote: "192.0.2.77:4000", refused: "192.0.2.77 is not an address of this host"},
+		"another host of IPv6":           {remote: "[2001:db8::1]:4000", refused: "2001:db8::1 is not"},
+		"another host that is permitted": {remote: "192.0.2.77:4000", allowed: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}},
+		"another host beside a permitted": {remote: "198.51.100.1:4000", allowed: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")},
+			refused: "198.51.100.1 is not"},
+		"no address": {remote: "@", refused: `parse the caller's address "@"`},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -64,11 +65,13 @@ func TestMayBindOverTLS(t *testing.T) {
 		chains  [][]*x509.Certificate
 		refused string
 	}{
-		"kube-scheduler from afar":       {remote: "192.0.2.77:4000", chains: shown(ClientName)},
-		"kube-scheduler by the Service":  {remote: "@", chains: shown(ClientName)},
-		"without a certificate":          {remote: "192.0.2.77:4000", refused: "bind rejected: no client certificate; over TLS, the one in"},
-		"without, from the same host":    {remote: "127.0.0.1:4000", refused: "bind rejected: no client certificate; over TLS, the one in"},
-		"a certificate made for another": {remote: "127.0.0.1:4000", chains: shown("somebody"), refused: `for "somebody", not for "divvy-kube-scheduler"`},
+		"kube-scheduler from afar":      {remote: "192.0.2.77:4000", chains: shown(ClientName)},
+		"kube-scheduler by the Service": {remote: "@", chains: shown(ClientName)},
+		"without a certificate": {remote: "192.0.2.77:4000",
+			refused: "bind rejected: no client certificate; over TLS, the one in"},
+		"without, from the same host": {remote: "127.0.0.1:4000", refused: "bind rejected: no client certificate; over TLS, the one in"},
+		"a certificate made for another": {remote: "127.0.0.1:4000", chains: shown("somebody"),
+			refused: `for "somebody", not for "divvy-kube-scheduler"`},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {

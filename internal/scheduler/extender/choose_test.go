@@ -145,7 +145,8 @@ func TestNothingIsReservedWhereSeveralNodesAreNamed(t *testing.T) {
 	if w.ledger.Expected() != 1 {
 		t.Fatal("nothing is reserved")
 	}
-	pod.Spec.TopologySpreadConstraints = []v1.TopologySpreadConstraint{{MaxSkew: 1, TopologyKey: "zone", WhenUnsatisfiable: v1.ScheduleAnyway}}
+	pod.Spec.TopologySpreadConstraints = []v1.TopologySpreadConstraint{{MaxSkew: 1,
+		TopologyKey: "zone", WhenUnsatisfiable: v1.ScheduleAnyway}}
 	if got := w.fitting(pod, "node-a", "node-b"); len(got) != 2 || w.ledger.Expected() != 0 {
 		t.Errorf("%v, and %d binds are expected", got, w.ledger.Expected())
 	}

@@ -110,7 +110,8 @@ func (e *Extender) prioritize(ctx context.Context, body, out []byte) ([]byte, er
 // a pod that asks for nothing of ours, for several resources, or in a way that
 // cannot be followed, which mistake says. They and the names are in the scratch
 // memory.
-func (e *Extender) check(ctx context.Context, body []byte, scratch *scratch) (args filterArgs, requests []accel.Request, verdicts []ledger.Verdict, mistake, err error) {
+func (e *Extender) check(ctx context.Context, body []byte, scratch *scratch) (args filterArgs, requests []accel.Request,
+	verdicts []ledger.Verdict, mistake, err error) {
 	if err := e.ready(); err != nil {
 		return filterArgs{}, nil, nil, nil, err
 	}

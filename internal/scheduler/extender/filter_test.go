@@ -68,7 +68,8 @@ func TestFilter(t *testing.T) {
 			w.ledger.SetNode("node-full", []accel.Inventory{cards(gcuMemory, "f", 16, 16)})
 			for i := range 2 {
 				w.ledger.Observe(ledger.Holding{
-					Pod: accel.PodRef{UID: fmt.Sprint(i)}, Node: "node-full", Resource: gcuMemory, Units: 8, Device: accel.DeviceID(fmt.Sprintf("f%d", i)),
+					Pod: accel.PodRef{UID: fmt.Sprint(i)}, Node: "node-full", Resource: gcuMemory, Units: 8,
+					Device: accel.DeviceID(fmt.Sprintf("f%d", i)),
 				})
 			}
 			got := w.filter(extenderv1.ExtenderArgs{Pod: tt.pod, NodeNames: &tt.nodes})
@@ -173,7 +174,8 @@ func TestSeveralSharedResourcesAreRefusedAtFilter(t *testing.T) {
 	pod := newPod("p", 4)
 	pod.Spec.Containers = append(pod.Spec.Containers, newContainer("o", otherMem, 1))
 	nodes := []string{"both", "node-a"}
-	const text = "the pod requests enflame.com/gcu-memory and example.com/other-memory: a pod can have only one shared resource, request the others in separate pods"
+	const text = "the pod requests enflame.com/gcu-memory and example.com/other-memory: a pod can have only one shared resource, request " +
+		"the others in separate pods"
 	want := extenderv1.ExtenderFilterResult{NodeNames: &[]string{}, FailedNodes: extenderv1.FailedNodesMap{},
 		FailedAndUnresolvableNodes: extenderv1.FailedNodesMap{"both": text, "node-a": text}}
 	if diff := cmp.Diff(want, w.filter(extenderv1.ExtenderArgs{Pod: pod, NodeNames: &nodes})); diff != "" {
@@ -261,7 +263,8 @@ func TestMistakesAreRefusedWithTheirKey(t *testing.T) {
 			told = append(told, pod.String()+" "+kind.Reason+": "+message)
 		}
 	})
-	const reason = "annotation divvy.dev/devices: container c0 requests 5 of enflame.com/gcu-memory, which cannot be divided equally among 2 devices; use 4 or 6" +
+	const reason = "annotation divvy.dev/devices: container c0 requests 5 of enflame.com/gcu-memory, which cannot be divided equally " +
+		"among 2 devices; use 4 or 6" +
 		"; annotation divvy.dev/placement-policy: \"best\" is not a placement policy; use one of binpack, spread, fragmentation"
 	pod := newPod("p", 5)
 	pod.Annotations = map[string]string{wire.CountAnnotation: "2", wire.PolicyAnnotation: "best"}

@@ -198,7 +198,8 @@ func (e *Extender) askLeader(ctx context.Context, w http.ResponseWriter, r *http
 		if err = errSilent; errors.Is(failed, errMisdirected) || errors.Is(failed, limit.ErrBusy) {
 			err = failed
 		}
-		klog.FromContext(ctx).V(2).Info("The leader did not respond to a request", "leader", address, "path", r.URL.Path, "reason", failed.Error())
+		klog.FromContext(ctx).V(2).Info("The leader did not respond to a request", "leader", address, "path", r.URL.Path,
+			"reason", failed.Error())
 	}
 	return fmt.Errorf("the leader at %s: %w", address, err)
 }
@@ -206,8 +207,10 @@ func (e *Extender) askLeader(ctx context.Context, w http.ResponseWriter, r *http
 // ask hands the request to the leader and its answer on. Once any of the answer is
 // written it is answered, also where the rest is lost: the connection is cut then, so
 // that nobody takes a part for the whole.
-func (e *Extender) ask(ctx context.Context, w http.ResponseWriter, r *http.Request, address string, body []byte) (answered bool, err error) {
-	request, err := http.NewRequestWithContext(ctx, r.Method, "https://"+address+r.URL.RequestURI(), bytes.NewReader(body)) //nolint:gosec // the address is what the leader published, read from its Lease and pod
+func (e *Extender) ask(ctx context.Context, w http.ResponseWriter, r *http.Request, address string, body []byte) (answered bool,
+	err error) {
+	request, err := http.NewRequestWithContext(ctx, r.Method, "https://"+address+r.URL.RequestURI(),
+		bytes.NewReader(body)) //nolint:gosec // the address is what the leader published, read from its Lease and pod
 	if err != nil {
 		return false, err
 	}

@@ -111,7 +111,8 @@ func TestAFollowerAnswersByTheLeader(t *testing.T) {
 		t.Errorf("inspect answers %d %s, want %s", status, got, want)
 	}
 	// Errors are the leader's as well, with their status.
-	if status, got := follower.post("/prioritize", []byte("hello")); status != http.StatusBadRequest || !strings.Contains(string(got), "not valid JSON") {
+	if status, got := follower.post("/prioritize", []byte("hello")); status != http.StatusBadRequest ||
+		!strings.Contains(string(got), "not valid JSON") {
 		t.Errorf("prioritize answers %d %s", status, got)
 	}
 	if status, got := follower.get("/readyz"); status != http.StatusOK {
@@ -123,7 +124,8 @@ func TestAFollowerAnswersByTheLeader(t *testing.T) {
 func TestAFollowerHandsOnNoBindOfAStranger(t *testing.T) {
 	asked := false
 	follower, _ := newFollower(t, http.HandlerFunc(func(http.ResponseWriter, *http.Request) { asked = true }))
-	request := httptest.NewRequest(http.MethodPost, Prefix+"/bind", strings.NewReader(`{"PodName":"p","PodNamespace":"team","PodUID":"uid-p","Node":"node-a"}`))
+	request := httptest.NewRequest(http.MethodPost,
+		Prefix+"/bind", strings.NewReader(`{"PodName":"p","PodNamespace":"team","PodUID":"uid-p","Node":"node-a"}`))
 	request.RemoteAddr = "203.0.113.9:40000"
 	answer := httptest.NewRecorder()
 	follower.server.Config.Handler.ServeHTTP(answer, request)
@@ -172,12 +174,14 @@ func TestNoAnswerOfOneThatLostTheLead(t *testing.T) {
 	f.lead()
 	pod := newPod("p", 4)
 	for node, want := range map[string]string{"node-a": "", "nowhere": "the extender is not ready: another replica is the leader"} {
-		if got := w.filter(extenderv1.ExtenderArgs{Pod: pod, NodeNames: &[]string{node}}); got.Error != want || want != "" && got.FailedAndUnresolvableNodes != nil {
+		if got := w.filter(extenderv1.ExtenderArgs{Pod: pod, NodeNames: &[]string{node}}); got.Error != want || want != "" &&
+			got.FailedAndUnresolvableNodes != nil {
 			t.Errorf("%s: filter answers %+v, want the error %q", node, got, want)
 		}
 		f.lead()
 	}
-	if status, got := w.get(Prefix + "/inspect/nowhere"); status != http.StatusServiceUnavailable || !strings.Contains(string(got), "another replica is the leader") {
+	if status, got := w.get(Prefix + "/inspect/nowhere"); status != http.StatusServiceUnavailable ||
+		!strings.Contains(string(got), "another replica is the leader") {
 		t.Errorf("inspect answers %d %s", status, got)
 	}
 }
@@ -233,7 +237,8 @@ func TestWithoutALeaderTheErrorCanBeTriedAgain(t *testing.T) {
 	if got := follower.bind(pod, "node-a"); !strings.HasPrefix(got, want+"the leader at 127.0.0.1:1: ") {
 		t.Errorf("bind answers %q", got)
 	}
-	if status, got := follower.post("/prioritize", []byte("{}")); status != http.StatusServiceUnavailable || !strings.Contains(string(got), want) {
+	if status, got := follower.post("/prioritize", []byte("{}")); status != http.StatusServiceUnavailable ||
+		!strings.Contains(string(got), want) {
 		t.Errorf("prioritize answers %d %s", status, got)
 	}
 	status, got := follower.get(Prefix + "/inspect")
@@ -244,7 +249,8 @@ func TestWithoutALeaderTheErrorCanBeTriedAgain(t *testing.T) {
 		t.Errorf("inspect answers %d %s, %v", status, got, err)
 	}
 	f.set(func() { f.leader = "" })
-	if status, got := follower.get("/readyz"); status != http.StatusServiceUnavailable || !strings.Contains(string(got), "no leader is known") {
+	if status, got := follower.get("/readyz"); status != http.StatusServiceUnavailable ||
+		!strings.Contains(string(got), "no leader is known") {
 		t.Errorf("/readyz answers %d %s", status, got)
 	}
 }
@@ -355,7 +361,8 @@ func (n *network) RoundTrip(r *http.Request) (*http.Response, error) {
 			return nil, r.Context().Err()
 		}
 	}
-	return &http.Response{StatusCode: http.StatusOK, Header: http.Header{}, Body: io.NopCloser(strings.NewReader("response of the leader"))}, nil
+	return &http.Response{StatusCode: http.StatusOK, Header: http.Header{},
+		Body: io.NopCloser(strings.NewReader("response of the leader"))}, nil
 }
 
 // Two that take each other for the leader do not hand a request on for ever.

@@ -36,16 +36,17 @@ func TestBadInput(t *testing.T) {
 		filter, bind string // part of the error's text; "" where it does not apply
 		status       int    // 0 for 200
 	}{
-		"empty":          {filter: "the request is empty", bind: "the request is empty"},
-		"white space":    {request: request{body: " \n\t"}, filter: "the request is empty", bind: "the request is empty"},
-		"not JSON":       {request: request{body: "hello"}, filter: "not valid JSON", bind: "not valid JSON"},
-		"cut short":      {request: request{body: `{"Pod":{"spec":`}, filter: "not valid JSON", bind: "not valid JSON"},
-		"two values":     {request: request{body: good + good}, filter: "not valid JSON", bind: "not valid JSON"},
-		"binary":         {request: request{body: "\x00\x01\xff\xfe"}, filter: "not valid JSON", bind: "not valid JSON"},
-		"null":           {request: request{body: "null"}, filter: "not a JSON object", bind: "not a JSON object"},
-		"an array":       {request: request{body: "[]"}, filter: "a JSON array, not an object", bind: "a JSON array, not an object"},
-		"a string":       {request: request{body: `"x"`}, filter: "a JSON string, not an object", bind: "a JSON string, not an object"},
-		"another object": {request: request{body: `{"kind":"AdmissionReview","request":{"uid":"x"}}`}, filter: "has no Pod", bind: "has no PodName"},
+		"empty":       {filter: "the request is empty", bind: "the request is empty"},
+		"white space": {request: request{body: " \n\t"}, filter: "the request is empty", bind: "the request is empty"},
+		"not JSON":    {request: request{body: "hello"}, filter: "not valid JSON", bind: "not valid JSON"},
+		"cut short":   {request: request{body: `{"Pod":{"spec":`}, filter: "not valid JSON", bind: "not valid JSON"},
+		"two values":  {request: request{body: good + good}, filter: "not valid JSON", bind: "not valid JSON"},
+		"binary":      {request: request{body: "\x00\x01\xff\xfe"}, filter: "not valid JSON", bind: "not valid JSON"},
+		"null":        {request: request{body: "null"}, filter: "not a JSON object", bind: "not a JSON object"},
+		"an array":    {request: request{body: "[]"}, filter: "a JSON array, not an object", bind: "a JSON array, not an object"},
+		"a string":    {request: request{body: `"x"`}, filter: "a JSON string, not an object", bind: "a JSON string, not an object"},
+		"another object": {request: request{body: `{"kind":"AdmissionReview","request":{"uid":"x"}}`}, filter: "has no Pod",
+			bind: "has no PodName"},
 		"deeply nested":  {request: request{body: strings.Repeat(`{"Pod":`, 20000)}, filter: "not valid JSON", bind: "larger than"},
 		"no nodes":       {request: request{body: `{"Pod":{}}`}, filter: "neither NodeNames nor Nodes"},
 		"null for nodes": {request: request{body: `{"Pod":{},"Nodes":null,"NodeNames":null}`}, filter: "neither NodeNames nor Nodes"},
@@ -54,17 +55,24 @@ func TestBadInput(t *testing.T) {
 		"a name is not":  {request: request{body: `{"Pod":{},"NodeNames":[7]}`}, filter: "cannot be a JSON number"},
 		"nameless node":  {request: request{body: `{"Pod":{},"Nodes":{"items":[{}]}}`}, filter: "item 0 of Nodes has no name"},
 		"node is a text": {request: request{body: `{"Pod":{},"Nodes":{"items":["x"]}}`}, filter: "string"},
-		"bad amount": {request: request{body: `{"Pod":{"spec":{"containers":[{"resources":{"limits":{"enflame.com/gcu-memory":"much"}}}]}},"NodeNames":[]}`},
+		"bad amount": {request: request{body: `{"Pod":{"spec":{"containers":[{"resources":{"limits":{"enflame.com/` +
+			`gcu-memory":"much"}}}]}},"NodeNames":[]}`},
 			filter: "quantities must match"},
 		"bad amount in kube-scheduler's form": {request: request{body: `{"Pod":{"spec":{"containers":[{"resources":{"limits":{"enflame.com/gcu-memory":"much"}}}]}},"Nodes":null,"NodeNames":["a"]}`},
 			filter: "quantities must match"},
-		"no UID":      {request: request{body: `{"PodName":"p","PodNamespace":"team","Node":"n"}`}, bind: "has no PodUID"},
-		"UID is 7":    {request: request{body: `{"PodName":"p","PodNamespace":"team","PodUID":7,"Node":"n"}`}, bind: "field PodUID cannot be a JSON number"},
-		"unknown pod": {request: request{body: `{"PodName":"p","PodNamespace":"team","PodUID":"u","Node":"n"}`}, bind: "the pod no longer exists"},
-		"GET":         {request: request{method: http.MethodGet}, filter: "must be POST", bind: "must be POST", status: http.StatusMethodNotAllowed},
-		"PUT":         {request: request{method: http.MethodPut, body: good}, filter: "must be POST", bind: "must be POST", status: http.StatusMethodNotAllowed},
-		"a form":      {request: request{contentType: "application/x-www-form-urlencoded", body: good}, filter: "must be application/json", bind: "must be application/json"},
-		"odd type":    {request: request{contentType: ";;", body: good}, filter: "must be application/json", bind: "must be application/json"},
+		"no UID": {request: request{body: `{"PodName":"p","PodNamespace":"team","Node":"n"}`}, bind: "has no PodUID"},
+		"UID is 7": {request: request{body: `{"PodName":"p","PodNamespace":"team","PodUID":7,"Node":"n"}`},
+			bind: "field PodUID cannot be a JSON number"},
+		"unknown pod": {request: request{body: `{"PodName":"p","PodNamespace":"team","PodUID":"u","Node":"n"}`},
+			bind: "the pod no longer exists"},
+		"GET": {request: request{method: http.MethodGet}, filter: "must be POST", bind: "must be POST",
+			status: http.StatusMethodNotAllowed},
+		"PUT": {request: request{method: http.MethodPut, body: good}, filter: "must be POST", bind: "must be POST",
+			status: http.StatusMethodNotAllowed},
+		"a form": {request: request{contentType: "application/x-www-form-urlencoded", body: good}, filter: "must be application/json",
+			bind: "must be application/json"},
+		"odd type": {request: request{contentType: ";;", body: good}, filter: "must be application/json",
+			bind: "must be application/json"},
 		"said to be huge": {request: request{huge: func() io.Reader { return bytes.NewReader(make([]byte, maxFilterBody+1)) }},
 			filter: "larger than 33554432 bytes", bind: "larger than 65536 bytes"},
 		// A reader of no known type makes the client send chunks.
@@ -113,7 +121,8 @@ func TestBadInput(t *testing.T) {
 				}
 
 				nodes := []string{"node-a"}
-				if got := w.filter(extenderv1.ExtenderArgs{Pod: newPod("p", 1), NodeNames: &nodes}); got.Error != "" || len(*got.NodeNames) != 1 {
+				if got := w.filter(extenderv1.ExtenderArgs{Pod: newPod("p", 1), NodeNames: &nodes}); got.Error != "" ||
+					len(*got.NodeNames) != 1 {
 					t.Errorf("the next good question was answered %+v", got)
 				}
 			})
@@ -132,9 +141,11 @@ func (zeros) Read(p []byte) (int, error) {
 // no time.
 func TestHugeAmounts(t *testing.T) {
 	w := newWorld(t)
-	for _, amount := range []string{`"9223372036854775807"`, `9223372036854775807`, `"1e999999999"`, `"99999999999999999999999999999"`, `"8Ei"`} {
+	for _, amount := range []string{`"9223372036854775807"`, `9223372036854775807`, `"1e999999999"`, `"99999999999999999999999999999"`,
+		`"8Ei"`} {
 		body := `{"Pod":{"spec":{"containers":[` +
-			`{"resources":{"requests":{"enflame.com/gcu-memory":` + amount + `}}},{"resources":{"requests":{"enflame.com/gcu-memory":` + amount + `}}}` +
+			`{"resources":{"requests":{"enflame.com/gcu-memory":` + amount + `}}},{"resources":{"requests":{"enflame.com/gcu-memory":` +
+			amount + `}}}` +
 			`]}},"NodeNames":["node-a"]}`
 		status, answer := w.post("/filter", []byte(body))
 		var result extenderv1.ExtenderFilterResult
@@ -151,8 +162,10 @@ func TestHugeAmounts(t *testing.T) {
 func TestKeysInAnyCase(t *testing.T) {
 	w := newWorld(t)
 	for _, body := range []string{
-		`{"pod":{"metadata":{},"spec":{"containers":[{"resources":{"limits":{"enflame.com/gcu-memory":4}}}]}},"nodenames":["node-a","node-b"]}`,
-		` { "Pod" : {"spec":{"containers":[{"resources":{"limits":{"enflame.com/gcu-memory":"4"}}}]}}, "NodeNames" : [ "node-a" , "node-b" ] } `,
+		`{"pod":{"metadata":{},"spec":{"containers":[{"resources":{"limits":{"enflame.com/gcu-memory":4}}}]}},"nodenames":["node-a",` +
+			`"node-b"]}`,
+		` { "Pod" : {"spec":{"containers":[{"resources":{"limits":{"enflame.com/gcu-memory":"4"}}}]}}, "NodeNames" : [ "node-a" , ` +
+			`"node-b" ] } `,
 	} {
 		_, answer := w.post("/filter", []byte(body))
 		var result extenderv1.ExtenderFilterResult
@@ -200,7 +213,8 @@ func TestRoutes(t *testing.T) {
 		t.Errorf("/nowhere: status %d", status)
 	}
 	mustContain(t, string(body), "no route GET /nowhere")
-	if status, body := w.post("/prioritize", []byte("{")); status != http.StatusBadRequest || !strings.Contains(string(body), "not valid JSON") {
+	if status, body := w.post("/prioritize", []byte("{")); status != http.StatusBadRequest ||
+		!strings.Contains(string(body), "not valid JSON") {
 		t.Errorf("prioritize of garbage: %d %s", status, body)
 	}
 	if status, _ := w.get("/debug/pprof/"); status != http.StatusNotFound {
@@ -310,11 +324,13 @@ func TestPodsThatNobodyCanPlaceAreTold(t *testing.T) {
 		nodes []string
 		want  string
 	}{
-		"fits":                           {1, []string{"node-a", "node-b"}, ""},
-		"fits on one":                    {9, []string{"node-a", "node-b"}, ""},
-		"larger than any device":         {900, []string{"node-a", "node-b", "nowhere"}, "NeverFits: the pod requests 900 units of enflame.com/gcu-memory on one device, more than any device has on the 2 candidate nodes that offer it"},
-		"no node offers it":              {1, []string{"nowhere"}, ""},
-		"larger, but others were left":   {9, []string{"node-b"}, "NeverFits: the pod requests 9 units of enflame.com/gcu-memory on one device, more than any device has on the 1 candidate nodes that offer it"},
+		"fits":        {1, []string{"node-a", "node-b"}, ""},
+		"fits on one": {9, []string{"node-a", "node-b"}, ""},
+		"larger than any device": {900, []string{"node-a", "node-b", "nowhere"}, "NeverFits: the pod requests 900 units of " +
+			"enflame.com/gcu-memory on one device, more than any device has on the 2 candidate nodes that offer it"},
+		"no node offers it": {1, []string{"nowhere"}, ""},
+		"larger, but others were left": {9, []string{"node-b"}, "NeverFits: the pod requests 9 units of enflame.com/gcu-memory on one " +
+			"device, more than any device has on the 1 candidate nodes that offer it"},
 		"nothing is asked for, no nodes": {0, nil, ""},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -69,7 +69,8 @@ func (w *world) stalled(request string) net.Conn {
 func TestStalledBodiesHoldUpNoOther(t *testing.T) {
 	w := newWorld(t)
 	for range 3 {
-		w.stalled(fmt.Sprintf("POST %s/filter HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n{", Prefix, 3<<20))
+		w.stalled(fmt.Sprintf("POST %s/filter HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n{", Prefix,
+			3<<20))
 	}
 	names := make([]string, 90_000)
 	for i := range names {
@@ -94,7 +95,8 @@ func TestStalledInspectHoldsUpNoOther(t *testing.T) {
 		w.stalled(fmt.Sprintf("GET %s/inspect?details=true HTTP/1.1\r\nHost: x\r\n\r\n", Prefix))
 	}
 	within(t, "inspect", func() {
-		if status, report := w.get(Prefix + "/inspect?details=true"); status != http.StatusOK || bytes.Count(report, []byte(`"name": "node-`)) < 5000 {
+		if status, report := w.get(Prefix + "/inspect?details=true"); status != http.StatusOK ||
+			bytes.Count(report, []byte(`"name": "node-`)) < 5000 {
 			t.Errorf("inspect answers %d with %d bytes", status, len(report))
 		}
 	})
@@ -130,7 +132,8 @@ func TestMadeUpRequestsAreNotRated(t *testing.T) {
 		pod := newPod("p", 4)
 		pod.Annotations = map[string]string{wire.AvoidDevicesAnnotation: fmt.Sprint("made-up-", i)}
 		names := []string{"node-a", "node-b", "nowhere"}
-		answer := w.from(remote, http.MethodPost, "/filter", bytes.NewReader(mustJSON(t, extenderv1.ExtenderArgs{Pod: pod, NodeNames: &names})))
+		answer := w.from(remote, http.MethodPost,
+			"/filter", bytes.NewReader(mustJSON(t, extenderv1.ExtenderArgs{Pod: pod, NodeNames: &names})))
 		return answer.Body.String()
 	}
 	for i := range 20 {

@@ -24,7 +24,8 @@ func TestInspect(t *testing.T) {
 			t.Fatal(text)
 		}
 	}
-	w.ledger.Observe(ledger.Holding{Pod: accel.PodRef{UID: "u", Namespace: "team", Name: "lost"}, Node: "node-b", Resource: gcuMemory, Units: 2})
+	w.ledger.Observe(ledger.Holding{Pod: accel.PodRef{UID: "u", Namespace: "team", Name: "lost"}, Node: "node-b", Resource: gcuMemory,
+		Units: 2})
 	w.cluster.problems["unlabelled"] = "the node is not labelled x=y"
 
 	for name, tt := range map[string]struct {

@@ -10,7 +10,8 @@ import (
 // A number that a few bytes describe must not cost seconds and hundreds of MB.
 func TestQuantityOfManyDigits(t *testing.T) {
 	w := newWorld(t)
-	body := `{"Pod":{"metadata":{"name":"p"},"spec":{"containers":[{"name":"c","resources":{"requests":{"cpu":"10000000000000000000000e5000000"}}}]}},"Nodes":null,"NodeNames":["node-a"]}`
+	body := `{"Pod":{"metadata":{"name":"p"},"spec":{"containers":[{"name":"c",` +
+		`"resources":{"requests":{"cpu":"10000000000000000000000e5000000"}}}]}},"Nodes":null,"NodeNames":["node-a"]}`
 	start := time.Now()
 	_, answer := w.post("/filter", []byte(body))
 	t.Logf("%v: %.200s", time.Since(start), answer)
@@ -27,10 +28,11 @@ func TestLimitsOfPod(t *testing.T) {
 	}
 	digits := strings.Repeat("1", 62)
 	for name, c := range map[string]struct{ pod, refused string }{
-		"containers":                {pod: containers(maxContainers)},
-		"one container more":        {containers(maxContainers + 1), "more than 1000 containers"},
-		"containers that are null":  {strings.ReplaceAll(containers(maxContainers+1), "{}", "null"), "more than 1000 containers"},
-		"init containers":           {strings.Replace(containers(maxContainers+1), "containers", "initContainers", 1), "more than 1000 containers"},
+		"containers":               {pod: containers(maxContainers)},
+		"one container more":       {containers(maxContainers + 1), "more than 1000 containers"},
+		"containers that are null": {strings.ReplaceAll(containers(maxContainers+1), "{}", "null"), "more than 1000 containers"},
+		"init containers": {strings.Replace(containers(maxContainers+1), "containers", "initContainers", 1),
+			"more than 1000 containers"},
 		"many of something else":    {pod: strings.Replace(containers(maxContainers+1), "containers", "volumes", 1)},
 		"digits":                    {pod: amount(`"` + digits + `"`)},
 		"one digit more":            {amount(`"1` + digits + `"`), "the amount of cpu has more digits"},

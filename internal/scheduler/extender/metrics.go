@@ -67,11 +67,13 @@ type resourceMetrics struct {
 }
 
 func newMetrics(registry prometheus.Registerer, resources []accel.Resource, waiting func() int) (*metrics, error) {
-	requests, duration, inFlight := defs.ExtenderRequests.NewCounters(), defs.ExtenderRequestDuration.NewHistograms(), defs.ExtenderRequestsInFlight.NewGauges()
+	requests, duration, inFlight := defs.ExtenderRequests.NewCounters(), defs.ExtenderRequestDuration.NewHistograms(),
+		defs.ExtenderRequestsInFlight.NewGauges()
 	decisions, verdicts := defs.ExtenderDecisions.NewCounters(), defs.ExtenderNodeVerdicts.NewCounters()
 	m := &metrics{
 		verbs: map[string]*verbMetrics{}, resources: map[accel.Resource]*resourceMetrics{},
-		bindErrors: defs.ExtenderBindErrors.NewCounters(), panics: defs.ExtenderPanics.NewCounter(), woken: defs.ExtenderWoken.NewCounters(),
+		bindErrors: defs.ExtenderBindErrors.NewCounters(), panics: defs.ExtenderPanics.NewCounter(),
+		woken: defs.ExtenderWoken.NewCounters(),
 	}
 	for _, verb := range []string{verbFilter, verbPreempt, verbPrioritize, verbBind} {
 		m.verbs[verb] = &verbMetrics{
@@ -81,8 +83,10 @@ func newMetrics(registry prometheus.Registerer, resources []accel.Resource, wait
 	}
 	of := func(resource string) *resourceMetrics {
 		return &resourceMetrics{
-			fits: decisions.WithLabelValues(verbFilter, resource, "fits"), refused: decisions.WithLabelValues(verbFilter, resource, "refused"),
-			evicts: decisions.WithLabelValues(verbPreempt, resource, "evicts"), spares: decisions.WithLabelValues(verbPreempt, resource, "spares"),
+			fits: decisions.WithLabelValues(verbFilter, resource, "fits"), refused: decisions.WithLabelValues(verbFilter, resource,
+				"refused"),
+			evicts: decisions.WithLabelValues(verbPreempt, resource, "evicts"), spares: decisions.WithLabelValues(verbPreempt, resource,
+				"spares"),
 			rated: decisions.WithLabelValues(verbPrioritize, resource, "rated"),
 			bound: decisions.WithLabelValues(verbBind, resource, "bound"), failed: decisions.WithLabelValues(verbBind, resource, "failed"),
 		}
@@ -114,7 +118,8 @@ func newMetrics(registry prometheus.Registerer, resources []accel.Resource, wait
 	if err := registry.Register(m.forwarded); err != nil {
 		return nil, err
 	}
-	for _, c := range []prometheus.Collector{requests, duration, inFlight, decisions, verdicts, m.bindErrors, m.panics, m.woken, remembered} {
+	for _, c := range []prometheus.Collector{requests, duration, inFlight, decisions, verdicts, m.bindErrors, m.panics, m.woken,
+		remembered} {
 		if err := registry.Register(c); err != nil {
 			return nil, err
 		}

@@ -84,7 +84,8 @@ func (e *Extender) preempt(ctx context.Context, body, out []byte) ([]byte, error
 	} else {
 		counted.spares.Inc()
 	}
-	klog.FromContext(ctx).Info("Selected pods to evict", "pod", klog.KObj(args.pod), "proposed", describe(args.proposals), "answered", describe(kept))
+	klog.FromContext(ctx).Info("Selected pods to evict", "pod", klog.KObj(args.pod), "proposed", describe(args.proposals),
+		"answered", describe(kept))
 	return appendPreemptResult(out, kept), nil
 }
 

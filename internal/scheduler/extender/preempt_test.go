@@ -97,7 +97,8 @@ func TestPreemptWaitsForTheWatch(t *testing.T) {
 	ask := func(when string, learn, asked int, want string) {
 		t.Helper()
 		w.ledger.Observe(ledger.Holding{
-			Pod: accel.PodRef{UID: "ended", Namespace: "team", Name: "ended"}, Node: "node-b", Resource: gcuMemory, Units: 4, Device: "b0", Priority: 1000,
+			Pod: accel.PodRef{UID: "ended", Namespace: "team", Name: "ended"}, Node: "node-b", Resource: gcuMemory, Units: 4,
+			Device: "b0", Priority: 1000,
 		})
 		books.asked, books.learn = 0, learn
 		got := w.preempt(extenderv1.ExtenderPreemptionArgs{
@@ -219,7 +220,8 @@ func TestPreempt(t *testing.T) {
 		w.running("node-a", "a1 16 a0", "a2 16 a1")
 		pod := important(newPod("p", 16), "")
 		pod.Annotations = map[string]string{wire.CountAnnotation: "2"}
-		if got := w.preempt(extenderv1.ExtenderPreemptionArgs{Pod: pod, NodeNameToMetaVictims: map[string]*extenderv1.MetaVictims{"node-a": meta(0, "a1", "a2")}}); got != "" {
+		if got := w.preempt(extenderv1.ExtenderPreemptionArgs{Pod: pod,
+			NodeNameToMetaVictims: map[string]*extenderv1.MetaVictims{"node-a": meta(0, "a1", "a2")}}); got != "" {
 			t.Errorf("answered %q", got)
 		}
 		if n := w.ledger.Nominations(); n != 0 {
@@ -231,7 +233,8 @@ func TestPreempt(t *testing.T) {
 		w.running("node-a", "a1 16 a0", "a2 16 a1")
 		pod := important(newPod("p", 12), "")
 		pod.Spec.Containers = append(pod.Spec.Containers, newContainer("other", otherMem, 1))
-		if got := w.preempt(extenderv1.ExtenderPreemptionArgs{Pod: pod, NodeNameToMetaVictims: map[string]*extenderv1.MetaVictims{"node-a": meta(0, "a1")}}); got != "" {
+		if got := w.preempt(extenderv1.ExtenderPreemptionArgs{Pod: pod,
+			NodeNameToMetaVictims: map[string]*extenderv1.MetaVictims{"node-a": meta(0, "a1")}}); got != "" {
 			t.Errorf("answered %q", got)
 		}
 	})
@@ -247,7 +250,9 @@ func TestFreedMemoryIsNotGivenAway(t *testing.T) {
 		return len(*w.filter(extenderv1.ExtenderArgs{Pod: pod, NodeNames: &[]string{"node-a"}}).NodeNames) == 1
 	}
 	high, low := w.add(important(newPod("high", 12), "")), w.add(newPod("low", 8))
-	if got := w.preempt(extenderv1.ExtenderPreemptionArgs{Pod: high, NodeNameToMetaVictims: map[string]*extenderv1.MetaVictims{"node-a": meta(0, "a2", "a1")}}); got != "node-a: a1 (0)" && got != "node-a: a2 (0)" {
+	if got := w.preempt(extenderv1.ExtenderPreemptionArgs{Pod: high,
+		NodeNameToMetaVictims: map[string]*extenderv1.MetaVictims{"node-a": meta(0, "a2", "a1")}}); got != "node-a: a1 (0)" &&
+		got != "node-a: a2 (0)" {
 		t.Fatalf("answered %q", got)
 	}
 	w.ledger.Forget("a1")
@@ -287,12 +292,13 @@ func TestNobodyElseIsEvictedWhenRoomIsComing(t *testing.T) {
 		after  func(w *world)
 		want   string
 	}{
-		"the victim is gone a moment after filter":  {asked: []string{"node-a"}, after: func(w *world) { w.ledger.Forget("a1") }},
-		"the victim is still going":                 {asked: []string{"node-a"}, before: ending("a1", 16, "a0")},
-		"among all nodes":                           {asked: []string{"node-b", "node-a"}, before: ending("a1", 16, "a0")},
-		"the victim was not evicted":                {asked: []string{"node-a"}, want: "node-b: b1 (0)"},
-		"the nominated node is none any more":       {asked: []string{"node-b"}, before: ending("a1", 16, "a0"), want: "node-b: b1 (0)"},
-		"the nominated node was none the last time": {asked: []string{"node-b"}, after: func(w *world) { w.ledger.Forget("a1") }, want: "node-b: b1 (0)"},
+		"the victim is gone a moment after filter": {asked: []string{"node-a"}, after: func(w *world) { w.ledger.Forget("a1") }},
+		"the victim is still going":                {asked: []string{"node-a"}, before: ending("a1", 16, "a0")},
+		"among all nodes":                          {asked: []string{"node-b", "node-a"}, before: ending("a1", 16, "a0")},
+		"the victim was not evicted":               {asked: []string{"node-a"}, want: "node-b: b1 (0)"},
+		"the nominated node is none any more":      {asked: []string{"node-b"}, before: ending("a1", 16, "a0"), want: "node-b: b1 (0)"},
+		"the nominated node was none the last time": {asked: []string{"node-b"}, after: func(w *world) { w.ledger.Forget("a1") },
+			want: "node-b: b1 (0)"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
@@ -322,7 +328,8 @@ func TestNobodyElseIsEvictedWhenRoomIsComing(t *testing.T) {
 func ending(uid string, units accel.Units, card accel.DeviceID) func(w *world) {
 	return func(w *world) {
 		w.ledger.Observe(ledger.Holding{
-			Pod: accel.PodRef{UID: uid, Namespace: "team", Name: uid}, Node: "node-a", Resource: gcuMemory, Units: units, Device: card, Confirmed: true, Ending: true,
+			Pod: accel.PodRef{UID: uid, Namespace: "team", Name: uid}, Node: "node-a", Resource: gcuMemory, Units: units, Device: card,
+			Confirmed: true, Ending: true,
 		})
 	}
 }
@@ -334,18 +341,20 @@ func TestPreemptRefuses(t *testing.T) {
 	}
 	w := newWorld(t)
 	for name, tc := range map[string]struct{ body, want string }{
-		"empty":           {"", "empty"},
-		"not JSON":        {"hello", "not valid JSON"},
-		"an array":        {"[]", "not an object"},
-		"null":            {"null", "not a JSON object"},
-		"no pod":          {`{"NodeNameToMetaVictims":{}}`, "no Pod"},
-		"no victims":      {`{"Pod":` + string(pod) + `}`, "names no victims"},
-		"wrong type":      {`{"Pod":` + string(pod) + `,"NodeNameToMetaVictims":[]}`, "NodeNameToMetaVictims"},
-		"a null node":     {`{"Pod":` + string(pod) + `,"NodeNameToMetaVictims":{"n":null}}`, `node "n" has no list of victims`},
-		"a null pod":      {`{"Pod":` + string(pod) + `,"NodeNameToMetaVictims":{"n":{"Pods":[null]}}}`, `victim 0 on node "n" has no UID`},
-		"a pod of no UID": {`{"Pod":` + string(pod) + `,"NodeNameToVictims":{"n":{"Pods":[{"metadata":{"name":"x"}}]}}}`, `victim 0 on node "n" has no UID`},
+		"empty":       {"", "empty"},
+		"not JSON":    {"hello", "not valid JSON"},
+		"an array":    {"[]", "not an object"},
+		"null":        {"null", "not a JSON object"},
+		"no pod":      {`{"NodeNameToMetaVictims":{}}`, "no Pod"},
+		"no victims":  {`{"Pod":` + string(pod) + `}`, "names no victims"},
+		"wrong type":  {`{"Pod":` + string(pod) + `,"NodeNameToMetaVictims":[]}`, "NodeNameToMetaVictims"},
+		"a null node": {`{"Pod":` + string(pod) + `,"NodeNameToMetaVictims":{"n":null}}`, `node "n" has no list of victims`},
+		"a null pod":  {`{"Pod":` + string(pod) + `,"NodeNameToMetaVictims":{"n":{"Pods":[null]}}}`, `victim 0 on node "n" has no UID`},
+		"a pod of no UID": {`{"Pod":` + string(pod) + `,"NodeNameToVictims":{"n":{"Pods":[{"metadata":{"name":"x"}}]}}}`,
+			`victim 0 on node "n" has no UID`},
 		"too many pods": {
-			`{"Pod":` + string(pod) + `,"NodeNameToMetaVictims":{"n":{"Pods":[` + strings.Repeat(`{"UID":"u"},`, maxVictims) + `{"UID":"u"}]}}}`,
+			`{"Pod":` + string(pod) + `,"NodeNameToMetaVictims":{"n":{"Pods":[` + strings.Repeat(`{"UID":"u"},`, maxVictims) +
+				`{"UID":"u"}]}}}`,
 			"more than 10000 victims on one node",
 		},
 	} {
@@ -379,7 +388,8 @@ func (errors503) Error() string { return "the books are being read" }
 func TestPreemptIsForWhoMayBind(t *testing.T) {
 	e := newWorld(t, func(c *Config) { c.BindFrom = []netip.Prefix{} }).extender
 	for address, may := range map[string]bool{"127.0.0.1:1": true, "192.0.2.7:1": false} {
-		r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://extender"+Prefix+"/preempt", strings.NewReader(`{"Pod":{"metadata":{"name":"p"}},"NodeNameToMetaVictims":{"n":{"Pods":[{"UID":"u"}]}}}`))
+		r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://extender"+Prefix+"/preempt",
+			strings.NewReader(`{"Pod":{"metadata":{"name":"p"}},"NodeNameToMetaVictims":{"n":{"Pods":[{"UID":"u"}]}}}`))
 		if err != nil {
 			t.Fatal(err)
 		}

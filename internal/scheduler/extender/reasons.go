@@ -17,7 +17,8 @@ func severalResources(requests []accel.Request) string {
 	for i, r := range requests {
 		names[i] = string(r.Resource)
 	}
-	return "the pod requests " + strings.Join(names, " and ") + ": a pod can have only one shared resource, request the others in separate pods"
+	return "the pod requests " + strings.Join(names, " and ") +
+		": a pod can have only one shared resource, request the others in separate pods"
 }
 
 // mistaken is the reason of a pod whose annotations cannot be followed, on one

@@ -33,7 +33,8 @@ type slots struct {
 }
 
 func newSlots() *slots {
-	return &slots{binders: semaphore.NewWeighted(slotsOfBinders), large: semaphore.NewWeighted(1), others: semaphore.NewWeighted(1), wait: othersWait}
+	return &slots{binders: semaphore.NewWeighted(slotsOfBinders), large: semaphore.NewWeighted(1), others: semaphore.NewWeighted(1),
+		wait: othersWait}
 }
 
 // take waits for a slot. The caller calls release.

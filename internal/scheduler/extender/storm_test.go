@@ -182,7 +182,8 @@ func TestPodsThatAreGoneMakeRoom(t *testing.T) {
 	w.holds("y", "node-a", "a1", 16)
 	w.holds("z", "node-b", "b0", 8)
 	for i := range 3000 {
-		w.extender.waiting.refused(accel.PodRef{UID: fmt.Sprintf("uid-%d", i), Namespace: "team", Name: fmt.Sprint(i)}, podOf(newPod("p", 4)).Requests[0])
+		w.extender.waiting.refused(accel.PodRef{UID: fmt.Sprintf("uid-%d", i), Namespace: "team", Name: fmt.Sprint(i)},
+			podOf(newPod("p", 4)).Requests[0])
 		if i%100 == 0 {
 			w.add(newPod(fmt.Sprint(i), 4)) // the others are gone
 		}
@@ -275,7 +276,8 @@ func BenchmarkRefusal(b *testing.B) {
 				w.holds(names[i], names[i], names[i]+"0", 16)
 			}
 			for i := range waiting {
-				w.extender.waiting.refused(accel.PodRef{UID: fmt.Sprintf("uid-%d", i), Namespace: "team", Name: fmt.Sprint(i)}, podOf(newPod("p", 4)).Requests[0])
+				w.extender.waiting.refused(accel.PodRef{UID: fmt.Sprintf("uid-%d", i), Namespace: "team", Name: fmt.Sprint(i)},
+					podOf(newPod("p", 4)).Requests[0])
 			}
 			body := mustJSON(b, extenderv1.ExtenderArgs{Pod: newPod("0", 4), NodeNames: &names})
 			r, err := http.NewRequestWithContext(b.Context(), http.MethodPost, "/filter", http.NoBody)
@@ -300,7 +302,8 @@ func BenchmarkRefusal(b *testing.B) {
 func BenchmarkWakeTurn(b *testing.B) {
 	w := newWorld(b, func(c *Config) { c.Waker = &counting{woken: map[string]int{}} })
 	for i := range storm {
-		w.extender.waiting.refused(accel.PodRef{UID: fmt.Sprintf("uid-%d", i), Namespace: "team", Name: fmt.Sprint(i)}, podOf(newPod("p", 4)).Requests[0])
+		w.extender.waiting.refused(accel.PodRef{UID: fmt.Sprintf("uid-%d", i), Namespace: "team", Name: fmt.Sprint(i)},
+			podOf(newPod("p", 4)).Requests[0])
 		w.cluster.known[fmt.Sprintf("team/%d", i)] = cluster.Pod{Ref: accel.PodRef{UID: fmt.Sprintf("uid-%d", i)}}
 	}
 	w.clock = w.clock.Add(wakeAfter)

@@ -56,7 +56,8 @@ func (w *world) asks(pod *v1.Pod) extenderv1.ExtenderArgs {
 // holds makes a pod that holds all of a card.
 func (w *world) holds(name, node, device string, units accel.Units) {
 	w.ledger.Observe(ledger.Holding{
-		Pod: accel.PodRef{UID: name, Namespace: "team", Name: name}, Node: node, Resource: gcuMemory, Units: units, Device: accel.DeviceID(device),
+		Pod: accel.PodRef{UID: name, Namespace: "team", Name: name}, Node: node, Resource: gcuMemory, Units: units,
+		Device: accel.DeviceID(device),
 	})
 }
 
@@ -167,7 +168,8 @@ func TestFreedUnitsWakeByPriority(t *testing.T) {
 			for _, card := range []string{"x a0", "y a1"} {
 				uid, device, _ := strings.Cut(card, " ")
 				w.ledger.Observe(ledger.Holding{
-					Pod: accel.PodRef{UID: uid, Namespace: "team", Name: uid}, Node: "node-a", Resource: gcuMemory, Units: 16, Device: accel.DeviceID(device), Priority: tt.holds,
+					Pod: accel.PodRef{UID: uid, Namespace: "team", Name: uid}, Node: "node-a", Resource: gcuMemory, Units: 16,
+					Device: accel.DeviceID(device), Priority: tt.holds,
 				})
 			}
 			pod := newPod("p", 12)
@@ -210,12 +212,13 @@ func TestOnlyPodsThatWait(t *testing.T) {
 		want   []string
 		left   int
 	}{
-		"it waits":         {want: []string{"p"}, left: 1},
-		"it is gone":       {change: func(w *world, _ *wakers) { delete(w.cluster.known, "team/p") }},
-		"it is bound":      {change: func(w *world, _ *wakers) { set(w, func(p *cluster.Pod) { p.Node = "node-b" }) }},
-		"it has ended":     {change: func(w *world, _ *wakers) { set(w, func(p *cluster.Pod) { p.Ended = true }) }},
-		"it is another":    {change: func(w *world, _ *wakers) { set(w, func(p *cluster.Pod) { p.Ref.UID = "new" }) }},
-		"it goes just now": {change: func(_ *world, wake *wakers) { wake.err = fmt.Errorf("patch: %w", cluster.ErrPodGone) }, want: []string{"p"}},
+		"it waits":      {want: []string{"p"}, left: 1},
+		"it is gone":    {change: func(w *world, _ *wakers) { delete(w.cluster.known, "team/p") }},
+		"it is bound":   {change: func(w *world, _ *wakers) { set(w, func(p *cluster.Pod) { p.Node = "node-b" }) }},
+		"it has ended":  {change: func(w *world, _ *wakers) { set(w, func(p *cluster.Pod) { p.Ended = true }) }},
+		"it is another": {change: func(w *world, _ *wakers) { set(w, func(p *cluster.Pod) { p.Ref.UID = "new" }) }},
+		"it goes just now": {change: func(_ *world, wake *wakers) { wake.err = fmt.Errorf("patch: %w", cluster.ErrPodGone) },
+			want: []string{"p"}},
 		"the API server is away": {
 			change: func(_ *world, wake *wakers) { wake.err = errors.New("connection refused") }, want: []string{"p"}, left: 1,
 		},

@@ -102,7 +102,8 @@ func New(c Config) (*Elector, error) {
 		errs = append(errs, errors.New("election: no client of the API server"))
 	}
 	if c.Namespace == "" || c.Name == "" || c.Pod == "" {
-		errs = append(errs, fmt.Errorf("election: want the Lease's namespace and name, and the pod's name, got %q, %q and %q", c.Namespace, c.Name, c.Pod))
+		errs = append(errs, fmt.Errorf("election: want the Lease's namespace and name, and the pod's name, got %q, %q and %q", c.Namespace,
+			c.Name, c.Pod))
 	}
 	if strings.Contains(c.Pod+c.Address, "_") {
 		errs = append(errs, fmt.Errorf("election: an underscore is in the pod's name %q or in its address %q", c.Pod, c.Address))

@@ -96,7 +96,8 @@ func (r *replica) start(client kubernetes.Interface, name string, catchUp func(c
 	t := r.t
 	t.Helper()
 	var err error
-	r.Elector, err = New(Config{Client: client, Namespace: "divvy-system", Name: "divvy-extender", Pod: name, Address: name + ":1", Duration: r.duration, CatchUp: catchUp})
+	r.Elector, err = New(Config{Client: client, Namespace: "divvy-system", Name: "divvy-extender", Pod: name,
+		Address: name + ":1", Duration: r.duration, CatchUp: catchUp})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -128,7 +129,8 @@ func (r *replica) after(limit time.Duration) time.Duration {
 func (r *replica) losesLease(server *kubetest.Server) {
 	r.t.Helper()
 	r.set(func() { r.away = true })
-	if err := server.Client(nil).CoordinationV1().Leases("divvy-system").Delete(r.t.Context(), "divvy-extender", metav1.DeleteOptions{}); err != nil {
+	if err := server.Client(nil).CoordinationV1().Leases("divvy-system").Delete(r.t.Context(),
+		"divvy-extender", metav1.DeleteOptions{}); err != nil {
 		r.t.Fatal(err)
 	}
 }

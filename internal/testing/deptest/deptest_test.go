@@ -97,8 +97,9 @@ var rules = []rule{
 	},
 	{
 		packages: []string{"internal/platform/..."},
-		never:    []string{"internal/install/...", "internal/node/...", "internal/pool/...", "internal/report/...", "internal/scheduler/..."},
-		why:      "what all programs share knows none of them",
+		never: []string{"internal/install/...", "internal/node/...", "internal/pool/...", "internal/report/...",
+			"internal/scheduler/..."},
+		why: "what all programs share knows none of them",
 	},
 	{
 		packages: []string{"internal/pool"},
@@ -129,8 +130,9 @@ var rules = []rule{
 	},
 	{
 		packages: []string{"internal/platform/certs", "internal/pool/secrets"},
-		never:    []string{"internal/core/...", "internal/node/...", "internal/pool/admission", "internal/report/...", "internal/scheduler/..."},
-		why:      "certificates and credentials are kept by programs beside the reviews; neither knows what is decided there",
+		never: []string{"internal/core/...", "internal/node/...", "internal/pool/admission", "internal/report/...",
+			"internal/scheduler/..."},
+		why: "certificates and credentials are kept by programs beside the reviews; neither knows what is decided there",
 	},
 	{
 		packages: []string{"internal/install/schedconf", "internal/install/schedconf/yamledit"},
@@ -138,7 +140,8 @@ var rules = []rule{
 		notThemselves: []string{
 			"os", "os/exec", "net/http", "log", "log/slog", "path/filepath",
 		},
-		why: "what becomes of a scheduler's manifest and configuration is decided on bytes, so that it is the same on every machine and can " +
+		why: "what becomes of a scheduler's manifest and configuration is decided on bytes, so that it is the same on every machine and " +
+			"can " +
 			"be compared, fuzzed and shown before anything is done",
 	},
 	{

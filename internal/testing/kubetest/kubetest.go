@@ -266,7 +266,8 @@ func (s *Server) patch(a clienttesting.PatchActionImpl) (handled bool, result ru
 		return true, nil, err
 	}
 	var sent metav1.PartialObjectMetadata
-	if err := json.Unmarshal(a.GetPatch(), &sent); err == nil && sent.ResourceVersion != "" && sent.ResourceVersion != now.GetResourceVersion() {
+	if err := json.Unmarshal(a.GetPatch(), &sent); err == nil && sent.ResourceVersion != "" &&
+		sent.ResourceVersion != now.GetResourceVersion() {
 		return true, nil, conflict(a, a.GetName())
 	}
 	if _, result, err = s.react(a); err != nil {
@@ -301,7 +302,8 @@ func (s *Server) bind(a clienttesting.CreateActionImpl, binding *corev1.Binding)
 	case binding.UID != "" && binding.UID != pod.UID:
 		return conflict(a, name)
 	case pod.Spec.NodeName != "":
-		return apierrors.NewConflict(schema.GroupResource{Resource: "pods/binding"}, name, fmt.Errorf("pod %s is already assigned to node %q", name, pod.Spec.NodeName))
+		return apierrors.NewConflict(schema.GroupResource{Resource: "pods/binding"}, name,
+			fmt.Errorf("pod %s is already assigned to node %q", name, pod.Spec.NodeName))
 	}
 	pod.Spec.NodeName = binding.Target.Name
 	for key, value := range binding.Annotations {

@@ -241,7 +241,8 @@ func TestBrokenTopology(t *testing.T) {
 	}
 	var count uint32
 	wantCode(t, "EfmlGetDevCount", l.Count(&count), 254)
-	if got, want := l.errorString(254), `/topology.ini:2: unknown key "colour" in [driver]`; !strings.HasPrefix(got, "failure: ") || !strings.HasSuffix(got, want) {
+	if got, want := l.errorString(254), `/topology.ini:2: unknown key "colour" in [driver]`; !strings.HasPrefix(got, "failure: ") ||
+		!strings.HasSuffix(got, want) {
 		t.Errorf("EfmlErrorString(254) is %q, want failure: ...%s", got, want)
 	}
 	if err := os.Remove(l.topologyPath()); err != nil {
@@ -392,7 +393,8 @@ func TestBuildErrors(t *testing.T) {
 	t.Run("the compiler's words", func(t *testing.T) {
 		t.Setenv("CC", "cc -include no-such-header.h")
 		_, err := vendorsim.Build(t.Context(), vendorsim.Enflame, t.TempDir())
-		if err == nil || !strings.Contains(err.Error(), "no-such-header.h") || !strings.Contains(err.Error(), "build libefml.so.1.0.0: cc: ") {
+		if err == nil || !strings.Contains(err.Error(), "no-such-header.h") ||
+			!strings.Contains(err.Error(), "build libefml.so.1.0.0: cc: ") {
 			t.Errorf("error is %v, want one that holds what the compiler wrote", err)
 		}
 	})
@@ -443,7 +445,8 @@ func FuzzTopology(f *testing.F) {
 		f.Add([]byte(seed.text))
 	}
 	f.Add([]byte(briefExample))
-	f.Add([]byte("[card 1]\nvendor=enflame\nuuid=\nmemory_mib=0\n[ card \t0 ]\r\nvendor = nvidia\nuuid = a#b # c\nmemory_mib = 007\nfail = a : 1 , b:999\n"))
+	f.Add([]byte("[card 1]\nvendor=enflame\nuuid=\nmemory_mib=0\n[ card \t0 ]\r\nvendor = nvidia\nuuid = a#b # c\nmemory_mib = 007\nfail " +
+		"= a : 1 , b:999\n"))
 	f.Add([]byte("[library]\nfail =\n[driver]\nversion = " + strings.Repeat("v", 63)))
 	l := load(f, vendorsim.Topology{})
 	f.Fuzz(func(t *testing.T, data []byte) {

@@ -51,14 +51,16 @@ var slow = map[string]struct {
 			return health(card, &ok)
 		}
 	}},
-	vendorsim.NVIDIA: {vendorsim.GPUs(2, 1024), "nvmlDeviceGetMinorNumber", func(t *testing.T, topology vendorsim.Topology) (standIn, askCard) {
+	vendorsim.NVIDIA: {vendorsim.GPUs(2, 1024), "nvmlDeviceGetMinorNumber", func(t *testing.T, topology vendorsim.Topology) (standIn,
+		askCard) {
 		t.Helper()
 		return nvmlAsk(t, vendorsim.NVIDIA, topology)
 	}},
-	vendorsim.Iluvatar: {vendorsim.IXBoards(1, 2, 1024), "nvmlDeviceGetMinorNumber", func(t *testing.T, topology vendorsim.Topology) (standIn, askCard) {
-		t.Helper()
-		return nvmlAsk(t, vendorsim.Iluvatar, topology)
-	}},
+	vendorsim.Iluvatar: {vendorsim.IXBoards(1, 2, 1024), "nvmlDeviceGetMinorNumber",
+		func(t *testing.T, topology vendorsim.Topology) (standIn, askCard) {
+			t.Helper()
+			return nvmlAsk(t, vendorsim.Iluvatar, topology)
+		}},
 }
 
 // returns reports whether a call is over soon.

@@ -73,7 +73,8 @@ func interval(values []float64) (low, high float64) {
 
 func (c *Comparison) verdict(nodes int) verdict {
 	return verdict{
-		fmt.Sprintf("%d nodes: %.3f of the processor time for a pod before (median of %d rounds, with 95 %% confidence %.3f to %.3f; the extender alone %.2f); at most %g is wanted",
+		fmt.Sprintf("%d nodes: %.3f of the processor time for a pod before (median of %d rounds, with 95 %% confidence %.3f to %.3f; the "+
+			"extender alone %.2f); at most %g is wanted",
 			nodes, c.Ratio, len(c.Ratios), c.Low, c.High, c.Extender, mostCPU), c.Ratio <= mostCPU,
 	}
 }

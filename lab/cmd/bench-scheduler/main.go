@@ -73,14 +73,17 @@ func parse(args []string, out io.Writer) (options, error) {
 	flags.IntVar(&o.pods, "pods", 2000, "pods that are placed each time")
 	flags.IntVar(&o.rounds, "rounds", 5, "how often each side takes its turn; the medians are judged")
 	flags.StringVar(&units, "units", "4", "units that pods ask for, in turn")
-	flags.IntVar(&o.qps, "qps", 5000, "requests to the API server per second that kube-scheduler may send, on both sides; its own default of 50 would be what is measured")
+	flags.IntVar(&o.qps, "qps", 5000, "requests to the API server per second that kube-scheduler may send, on both sides; its own "+
+		"default of 50 would be what is measured")
 	flags.IntVar(&o.percent, "percentage", 0, "percentageOfNodesToScore of kube-scheduler, on both sides; 0 for its own choice")
-	flags.BoolVar(&o.batching, "batching", false, "let kube-scheduler batch pods, on both sides: PodTopologySpread gets defaultingType List, since it batches none with its defaults; no ratio is judged then")
+	flags.BoolVar(&o.batching, "batching", false, "let kube-scheduler batch pods, on both sides: PodTopologySpread gets defaultingType "+
+		"List, since it batches none with its defaults; no ratio is judged then")
 	flags.BoolVar(&o.plain, "plain", false, "kube-scheduler asks the extender over HTTP without TLS")
 	flags.StringVar(&o.policy, "policy", "binpack", "the extender's placement policy")
 	flags.StringVar(&extender, "extender", "", "further flags of the extender, such as --choose-node=false")
 	flags.StringVar(&o.control, "control", "", "divvy-control to measure; empty for that of this checkout, which is built")
-	flags.StringVar(&o.before, "before", "", "divvy-control of an earlier commit: the processor time for a pod is compared with it, instead of pods per second without Divvy")
+	flags.StringVar(&o.before, "before", "", "divvy-control of an earlier commit: the processor time for a pod is compared with it, "+
+		"instead of pods per second without Divvy")
 	flags.StringVar(&o.json, "json", "", "file that gets the result as JSON")
 	flags.BoolVar(&o.keep, "keep", false, "keep the folder with the logs")
 	if err := flags.Parse(args); err != nil {

@@ -11,7 +11,8 @@ import (
 )
 
 func TestParse(t *testing.T) {
-	o, err := parse([]string{"-nodes", "10, 20", "-pods", "100", "-units", "3,5", "-extender", "--choose-node=false  --log-level=debug"}, io.Discard)
+	o, err := parse([]string{"-nodes", "10, 20", "-pods", "100", "-units", "3,5", "-extender", "--choose-node=false  --log-level=debug"},
+		io.Discard)
 	if err != nil {
 		t.Fatal(err)
 	}

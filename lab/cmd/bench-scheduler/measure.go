@@ -110,7 +110,8 @@ func (b *bench) phase(ctx context.Context, side side, round int) (p Phase, err e
 	defer func() { err = errors.Join(err, scheduler.Stop(stopGrace), b.empty(ctx)) }()
 
 	if _, err := b.place(ctx, scheduler.Name(), "warm", warmUp); err != nil {
-		return p, fmt.Errorf("before the time is taken: %w; the scheduler's log %s ends with:\n%s", err, scheduler.LogPath(), scheduler.LogTail(5))
+		return p, fmt.Errorf("before the time is taken: %w; the scheduler's log %s ends with:\n%s", err, scheduler.LogPath(),
+			scheduler.LogTail(5))
 	}
 	start, err := b.look(ctx, scheduler, extender)
 	if err != nil {

@@ -55,7 +55,8 @@ type Settings struct {
 func (o options) settings() Settings {
 	return Settings{
 		PodsPerPhase: o.pods, Rounds: o.rounds, Units: o.units, CardsPerNode: cardsPerNode, UnitsPerCard: cardUnits,
-		SchedulerQPS: o.qps, PercentageOfNodesToScore: o.percent, Batching: o.batching, TLS: !o.plain, Before: o.before != "", Policy: o.policy, Extender: o.extender,
+		SchedulerQPS: o.qps, PercentageOfNodesToScore: o.percent, Batching: o.batching, TLS: !o.plain,
+		Before: o.before != "", Policy: o.policy, Extender: o.extender,
 	}
 }
 
@@ -334,7 +335,8 @@ func (s *Size) verdicts() []verdict {
 	return []verdict{
 		{fmt.Sprintf("%d nodes: with Divvy %.2f of the pods per second without it (median of %d rounds, %.2f to %.2f); %s",
 			s.Nodes, s.Ratio, len(s.Ratios), slices.Min(s.Ratios), slices.Max(s.Ratios), wanted), s.Ratio >= s.Wanted},
-		{fmt.Sprintf("%d nodes: %.2f requests of Divvy's own to the API server for a pod (%.2f as the extender counts, %.2f as the API server does); at most %g is wanted",
+		{fmt.Sprintf("%d nodes: %.2f requests of Divvy's own to the API server for a pod (%.2f as the extender counts, %.2f as the API "+
+			"server does); at most %g is wanted",
 			s.Nodes, s.Requests, s.RequestsCounted, s.RequestsServed, s.WantedRequests), s.Requests <= s.WantedRequests},
 	}
 }
@@ -372,15 +374,19 @@ func (r *Result) missed() error {
 // print writes the result for a person.
 func (r *Result) print(out io.Writer) error {
 	m := r.Machine
-	fmt.Fprintf(out, "\n%s, %d cores, %.0f GB, Linux %s; Kubernetes %s, etcd %s, %s.\n", m.CPU, m.Cores, m.MemoryGB, m.Linux, m.Kubernetes, m.Etcd, m.Go)
+	fmt.Fprintf(out, "\n%s, %d cores, %.0f GB, Linux %s; Kubernetes %s, etcd %s, %s.\n", m.CPU, m.Cores, m.MemoryGB, m.Linux, m.Kubernetes,
+		m.Etcd, m.Go)
 	fmt.Fprintf(out, "Load before the run: %.1f processes on average, which compete with all that is measured.\n", m.Load)
 	for _, s := range r.Sizes {
-		fmt.Fprintf(out, "\n%d nodes, %d cards of %d units each; %d pods a phase.\n\n", s.Nodes, cardsPerNode, cardUnits, r.Settings.PodsPerPhase)
+		fmt.Fprintf(out, "\n%d nodes, %d cards of %d units each; %d pods a phase.\n\n", s.Nodes, cardsPerNode, cardUnits,
+			r.Settings.PodsPerPhase)
 		table := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
 		fmt.Fprintln(table, "round\tDivvy\tpods/s\tmade in s\tlatency p50 s\tp90\tp99\tmax\tchoose ms\thints %\tothers %\tstolen %\t")
 		for _, p := range s.Phases {
-			fmt.Fprintf(table, "%d\t%s\t%.1f\t%.1f\t%.2f\t%.2f\t%.2f\t%.2f\t%.2f\t%.0f\t%.0f\t%.0f\t\n", p.Round, p.Side, p.PodsPerSecond, p.CreationSeconds,
-				p.Latency.P50, p.Latency.P90, p.Latency.P99, p.Latency.Max, p.Scheduler.Algorithm, p.Scheduler.Hints*100, p.Others*100, p.Stolen*100)
+			fmt.Fprintf(table, "%d\t%s\t%.1f\t%.1f\t%.2f\t%.2f\t%.2f\t%.2f\t%.2f\t%.0f\t%.0f\t%.0f\t\n", p.Round, p.Side, p.PodsPerSecond,
+				p.CreationSeconds,
+				p.Latency.P50, p.Latency.P90, p.Latency.P99, p.Latency.Max, p.Scheduler.Algorithm, p.Scheduler.Hints*100, p.Others*100,
+				p.Stolen*100)
 		}
 		if err := table.Flush(); err != nil {
 			return fmt.Errorf("print the result: %w", err)

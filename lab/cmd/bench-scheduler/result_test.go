@@ -58,7 +58,8 @@ func TestTimeline(t *testing.T) {
 	line.bound = map[string]time.Time{"a": start.Add(4 * time.Second), "b": start.Add(3 * time.Second)}
 	line.made = start.Add(2 * time.Second)
 	each, whole := line.latencies()
-	if !slices.Equal(each, []time.Duration{2 * time.Second, 4 * time.Second}) || whole != 4*time.Second || line.creation() != 2*time.Second {
+	if !slices.Equal(each, []time.Duration{2 * time.Second, 4 * time.Second}) || whole != 4*time.Second ||
+		line.creation() != 2*time.Second {
 		t.Errorf("latencies %v, the whole %v, creation %v", each, whole, line.creation())
 	}
 }
@@ -106,7 +107,8 @@ func TestFill(t *testing.T) {
 	}
 	after := sight{
 		at: start.Add(10 * time.Second), machine: busy{16 * time.Second, 3 * time.Second},
-		usage:  map[string]controlplane.Usage{"etcd": {CPU: 3 * time.Second}, "divvy-extender": {CPU: 2 * time.Second, Resident: 50e6, Peak: 60e6}},
+		usage: map[string]controlplane.Usage{"etcd": {CPU: 3 * time.Second}, "divvy-extender": {CPU: 2 * time.Second, Resident: 50e6,
+			Peak: 60e6}},
 		server: parse(metricsAfter), extender: parse(metricsAfter), scheduler: samples{},
 	}
 	p := Phase{Pods: 8}
@@ -144,7 +146,8 @@ func phases(without, with []float64, requests float64) []Phase {
 	var all []Phase
 	for i := range without {
 		all = append(all,
-			Phase{Side: "without", Round: i + 1, PodsPerSecond: without[i], Server: map[string]float64{"POST pods": 1, binds: 1, "POST events": 1, "WATCH pods": 0.1}},
+			Phase{Side: "without", Round: i + 1, PodsPerSecond: without[i], Server: map[string]float64{"POST pods": 1, binds: 1,
+				"POST events": 1, "WATCH pods": 0.1}},
 			Phase{Side: "with", Round: i + 1, PodsPerSecond: with[i], Extender: &ExtenderTimes{Requests: 1},
 				Server: map[string]float64{"POST pods": 1, binds: 1, "GET pods": requests - 1, "POST events": 0.5, "WATCH pods": 0.3}})
 	}
@@ -169,7 +172,8 @@ func TestJudge(t *testing.T) {
 		t.Fatal("no limit was missed")
 	}
 	lines := strings.Split(err.Error(), "\n")
-	if len(lines) != 2 || !strings.Contains(lines[0], "4999 nodes: with Divvy 0.89 of the pods per second") || !strings.Contains(lines[1], "5000 nodes: 2.50 requests of Divvy's own") {
+	if len(lines) != 2 || !strings.Contains(lines[0], "4999 nodes: with Divvy 0.89 of the pods per second") ||
+		!strings.Contains(lines[1], "5000 nodes: 2.50 requests of Divvy's own") {
 		t.Errorf("missed:\n%v", err)
 	}
 	if strings.Contains(err.Error(), "measure again") {
@@ -189,7 +193,8 @@ func TestJudge(t *testing.T) {
 	for _, want := range []string{
 		"PASS  1000 nodes: with Divvy 0.95 of the pods per second without it (median of 3 rounds, 0.50 to 1.00); at least 0.9 is wanted\n",
 		"MISS  4999 nodes: with Divvy 0.89", "PASS  5000 nodes: with Divvy 0.80",
-		"MISS  5000 nodes: 2.50 requests of Divvy's own to the API server for a pod (1.00 as the extender counts, 2.50 as the API server does); at most 2 is wanted\n",
+		"MISS  5000 nodes: 2.50 requests of Divvy's own to the API server for a pod (1.00 as the extender counts, 2.50 as the API server " +
+			"does); at most 2 is wanted\n",
 		"Pods per second, medians: with Divvy 100.0, without 100.0.",
 	} {
 		if !strings.Contains(out.String(), want) {
@@ -220,7 +225,8 @@ func TestCompare(t *testing.T) {
 	}
 	r := Result{Settings: Settings{PodsPerPhase: 100, Before: true}, Sizes: []Size{{Nodes: 1000, Phases: all}}}
 	r.judge()
-	if err := r.missed(); err == nil || !strings.Contains(err.Error(), "1000 nodes: 1.100 of the processor time for a pod before (median of 3 rounds, with 95 % confidence 1.000 to 1.200; the extender alone 1.20); at most 1.05 is wanted") {
+	if err := r.missed(); err == nil || !strings.Contains(err.Error(), "1000 nodes: 1.100 of the processor time for a pod before (median "+
+		"of 3 rounds, with 95 % confidence 1.000 to 1.200; the extender alone 1.20); at most 1.05 is wanted") {
 		t.Errorf("missed: %v", err)
 	}
 	var out strings.Builder

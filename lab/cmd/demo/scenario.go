@@ -77,7 +77,8 @@ func (d *demo) node(ctx context.Context, memory int64) error {
 		return err
 	})
 	err := d.kubectl(ctx, "get", "node", "--output",
-		`custom-columns=NAME:.metadata.name,GCU-COUNT:.status.allocatable.enflame\.com/gcu-count,GCU-MEMORY:.status.allocatable.enflame\.com/gcu-memory`)
+		`custom-columns=NAME:.metadata.name,GCU-COUNT:.status.allocatable.enflame\.com/gcu-count,`+
+			`GCU-MEMORY:.status.allocatable.enflame\.com/gcu-memory`)
 	if err != nil {
 		return err
 	}

@@ -73,13 +73,15 @@ func (t *test) discover(ctx context.Context) error {
 	case standIn != "" && !t.simulated:
 		return fmt.Errorf("%w: %s is the stand-in of a lab, and its GPUs are simulated", errNoGPU, standIn)
 	}
-	fmt.Fprintf(t.out, "driver %s, CUDA %s; %d GPUs in %s\n", t.found.Driver, t.found.CUDA, len(t.found.Devices), took.Round(time.Millisecond))
+	fmt.Fprintf(t.out, "driver %s, CUDA %s; %d GPUs in %s\n", t.found.Driver, t.found.CUDA, len(t.found.Devices),
+		took.Round(time.Millisecond))
 	for _, d := range t.found.Devices {
 		health := "healthy"
 		if d.Health.Unhealthy {
 			health = fmt.Sprintf("UNHEALTHY (%s: %s)", d.Health.Cause, d.Health.Reason)
 		}
-		fmt.Fprintf(t.out, "  %d: %s, %s, %d MiB, PCI %s, NUMA node %d, %s\n", d.Index, d.Model, d.ID, d.MemoryBytes>>20, d.PCI, d.NUMANode, health)
+		fmt.Fprintf(t.out, "  %d: %s, %s, %d MiB, PCI %s, NUMA node %d, %s\n", d.Index, d.Model, d.ID, d.MemoryBytes>>20, d.PCI, d.NUMANode,
+			health)
 	}
 	for _, l := range t.found.Links {
 		fmt.Fprintf(t.out, "  link %s - %s: %d\n", l.A, l.B, l.Score)
@@ -106,7 +108,8 @@ func (t *test) discover(ctx context.Context) error {
 // device checks what must be true of any GPU.
 func (t *test) device(d accel.Device) {
 	what := fmt.Sprintf("GPU %d ", d.Index)
-	t.checks.True(what+"has a uuid of NVIDIA's form", strings.HasPrefix(string(d.ID), "GPU-") && len(d.ID) == len("GPU-00000000-0000-0000-0000-000000000000"), string(d.ID))
+	t.checks.True(what+"has a uuid of NVIDIA's form", strings.HasPrefix(string(d.ID), "GPU-") &&
+		len(d.ID) == len("GPU-00000000-0000-0000-0000-000000000000"), string(d.ID))
 	t.checks.True(what+"has a model", d.Model != "", d.Model)
 	t.checks.True(what+"has memory", d.MemoryBytes > 1<<30, fmt.Sprintf("%d MiB", d.MemoryBytes>>20))
 	t.checks.Equal(what+"is unhealthy", d.Health.Unhealthy, false)
@@ -146,7 +149,8 @@ func (t *test) compareWithSMI(ctx context.Context) {
 		fmt.Fprintln(t.out, "      nvidia-smi was not asked")
 		return
 	}
-	out, err := exec.CommandContext(ctx, program, "--query-gpu=index,uuid,name,memory.total,driver_version", "--format=csv,noheader,nounits").Output()
+	out, err := exec.CommandContext(ctx, program, "--query-gpu=index,uuid,name,memory.total,driver_version",
+		"--format=csv,noheader,nounits").Output()
 	if err != nil {
 		t.checks.NoError("nvidia-smi", err)
 		return

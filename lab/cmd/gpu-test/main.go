@@ -90,6 +90,7 @@ func run(ctx context.Context, out io.Writer, o options) error {
 	if n := t.checks.Failed(); n > 0 {
 		verdict = fmt.Sprintf("%d DIFFER", n)
 	}
-	fmt.Fprintf(out, "\ngpu-test: %d checks on %d GPUs: %s (%s)\n", t.checks.Made(), len(t.found.Devices), verdict, progress.Elapsed(time.Since(started)))
+	fmt.Fprintf(out, "\ngpu-test: %d checks on %d GPUs: %s (%s)\n", t.checks.Made(), len(t.found.Devices), verdict,
+		progress.Elapsed(time.Since(started)))
 	return t.checks.Err()
 }

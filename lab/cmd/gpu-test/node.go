@@ -64,7 +64,8 @@ func newNode(b backend.Backend, log io.Writer) (*node, error) {
 	if err := os.WriteFile(filepath.Join(dir, "key"), key, 0o600); err != nil {
 		return nil, errors.Join(err, n.remove())
 	}
-	n.kubelet, err = kubelet.New(kubelet.Options{Log: klog.LoggerWithName(logger, "kubelet"), Dir: dir, Node: nodeName, Server: server{n.client}})
+	n.kubelet, err = kubelet.New(kubelet.Options{Log: klog.LoggerWithName(logger, "kubelet"), Dir: dir, Node: nodeName,
+		Server: server{n.client}})
 	if err == nil {
 		err = n.kubelet.Start()
 	}

@@ -184,7 +184,8 @@ func (t *test) nodes(devices []container.DeviceInfo, want int) {
 			control = append(control, d.PathOnHost)
 		}
 	}
-	t.checks.True(fmt.Sprintf("device nodes of %d GPUs, and nvidiactl", want), len(cards) == want && slices.Contains(control, "/dev/nvidiactl"), fmt.Sprint(cards, control))
+	t.checks.True(fmt.Sprintf("device nodes of %d GPUs, and nvidiactl", want), len(cards) == want &&
+		slices.Contains(control, "/dev/nvidiactl"), fmt.Sprint(cards, control))
 }
 
 func (t *test) prefer(ctx context.Context) error {
@@ -220,7 +221,8 @@ func (t *test) prefer(ctx context.Context) error {
 			continue
 		}
 		got := answer.GetContainerResponses()[0].GetDeviceIDs()
-		right := len(got) == size+1 && slices.Contains(got, available[len(available)-1]) && !slices.ContainsFunc(got, func(id string) bool { return !slices.Contains(available, id) })
+		right := len(got) == size+1 && slices.Contains(got, available[len(available)-1]) &&
+			!slices.ContainsFunc(got, func(id string) bool { return !slices.Contains(available, id) })
 		t.checks.True(what, right, fmt.Sprintf("%v in %s", got, took.Round(10*time.Microsecond)))
 	}
 	return nil
@@ -325,7 +327,8 @@ func (t *test) health(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	t.checks.True("the GPUs are as before", slices.Equal(now.Devices, t.found.Devices), fmt.Sprintf("%d, all as they were: %t", len(now.Devices), slices.Equal(now.Devices, t.found.Devices)))
+	t.checks.True("the GPUs are as before", slices.Equal(now.Devices, t.found.Devices), fmt.Sprintf("%d, all as they were: %t",
+		len(now.Devices), slices.Equal(now.Devices, t.found.Devices)))
 	notifier, ok := t.backend.(backend.Notifier)
 	if !ok {
 		return nil

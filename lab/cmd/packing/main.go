@@ -34,7 +34,8 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	flags.StringVar(&trace, "trace", "", "directory with openb_node_list_gpu_node.csv and lists of pods, openb_pod_list_NAME.csv")
 	flags.StringVar(&workloads, "workload", "all", "names of lists of pods, joined by commas, or \"all\"")
 	flags.StringVar(&policies, "policy", "all", "policies, joined by commas, or \"all\"")
-	flags.StringVar(&published, "published", "", "compare with these results (columns workload, policy, arrived_percent, allocated_percent_mean), and fail where they differ")
+	flags.StringVar(&published, "published", "", "compare with these results (columns workload, policy, arrived_percent, "+
+		"allocated_percent_mean), and fail where they differ")
 	flags.Float64Var(&within, "within", 0.5, "how far off a published result may be, in points")
 	flags.StringVar(&against, "against", "", "count gains from this policy, as published or else as simulated")
 	flags.IntVar(&seeds, "shuffles", 10, "orders of arrival to try")

@@ -15,15 +15,17 @@ func TestRun(t *testing.T) {
 		want string // "" for an error
 		err  string
 	}{
-		"timings":           {[]string{"-policy", "FGD", "-shuffles", "1", "-timings"}, "P99 US", ""},
-		"churn":             {[]string{"-policy", "binpack,random", "-churn", "-shuffles", "1", "-sample"}, "ALLOCATED", ""},
-		"json":              {[]string{"-policy", "bestfit,GpuPacking", "-shuffles", "1", "-o", "json"}, `"policy":"GpuPacking"`, ""},
-		"all":               {[]string{"-workload", "default", "-shuffles", "1", "-o", "svg"}, "fragmentation-online", ""},
-		"published":         {[]string{"-policy", "FGD", "-published", trace + "/../published.csv"}, "PUBLISHED", "1 of 2 results are more than"},
-		"nothing published": {[]string{"-policy", "binpack", "-shuffles", "1", "-published", trace + "/../published.csv"}, "", "nothing was published"},
-		"unknown policy":    {[]string{"-policy", "tetris"}, "", `unknown policy "tetris"; use one of binpack, spread, `},
-		"unknown workload":  {[]string{"-workload", "x"}, "", "openb_pod_list_x.csv: no such file"},
-		"unknown output":    {[]string{"-policy", "FGD", "-shuffles", "1", "-o", "png"}, "", "must be table, json or svg"},
+		"timings": {[]string{"-policy", "FGD", "-shuffles", "1", "-timings"}, "P99 US", ""},
+		"churn":   {[]string{"-policy", "binpack,random", "-churn", "-shuffles", "1", "-sample"}, "ALLOCATED", ""},
+		"json":    {[]string{"-policy", "bestfit,GpuPacking", "-shuffles", "1", "-o", "json"}, `"policy":"GpuPacking"`, ""},
+		"all":     {[]string{"-workload", "default", "-shuffles", "1", "-o", "svg"}, "fragmentation-online", ""},
+		"published": {[]string{"-policy", "FGD", "-published", trace + "/../published.csv"},
+			"PUBLISHED", "1 of 2 results are more than"},
+		"nothing published": {[]string{"-policy", "binpack", "-shuffles", "1", "-published", trace + "/../published.csv"},
+			"", "nothing was published"},
+		"unknown policy":   {[]string{"-policy", "tetris"}, "", `unknown policy "tetris"; use one of binpack, spread, `},
+		"unknown workload": {[]string{"-workload", "x"}, "", "openb_pod_list_x.csv: no such file"},
+		"unknown output":   {[]string{"-policy", "FGD", "-shuffles", "1", "-o", "png"}, "", "must be table, json or svg"},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {

@@ -97,14 +97,16 @@ func imagesCommand(c *common) *cobra.Command {
 	f.StringSliceVar(&o.Images, "image", release.Images, "images")
 	f.StringVar(&archive.Dir, "debian-dir", filepath.Join(cache, "divvy", "debian"), "folder for what is fetched from Debian")
 	f.StringVar(&archive.Mirror, "debian-mirror", "", "mirror of Debian (default: the one that this machine's apt uses)")
-	f.StringVar(&archive.SecurityMirror, "debian-security-mirror", "", "mirror of Debian's security updates (default: the one that this machine's apt uses)")
+	f.StringVar(&archive.SecurityMirror, "debian-security-mirror",
+		"", "mirror of Debian's security updates (default: the one that this machine's apt uses)")
 	return cmd
 }
 
 func pushCommand(c *common) *cobra.Command {
 	o := release.PushOptions{Images: release.Images}
 	cmd := &cobra.Command{
-		Use: "push REGISTRY", Short: "Push the images with their SBOMs to a registry, such as registry.example.com/divvy", Args: cobra.ExactArgs(1),
+		Use: "push REGISTRY", Short: "Push the images with their SBOMs to a registry, such as registry.example.com/divvy",
+		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			o.Dir, o.Registry = c.images, args[0]
 			pushed, err := release.Push(cmd.Context(), o)
@@ -117,7 +119,8 @@ func pushCommand(c *common) *cobra.Command {
 				err = nil
 			}
 			if err == nil {
-				fmt.Fprintf(cmd.OutOrStdout(), "%s names them, by the tag %s: helm install ... --values %[1]s\n", relative(filepath.Join(o.Dir, release.ValuesFile), c.repository), pushed.Tag)
+				fmt.Fprintf(cmd.OutOrStdout(), "%s names them, by the tag %s: helm install ... --values %[1]s\n",
+					relative(filepath.Join(o.Dir, release.ValuesFile), c.repository), pushed.Tag)
 			}
 			return err
 		},

@@ -38,7 +38,8 @@ func disturb(ctx context.Context, s *stage.Stage, rng *rand.Rand, out io.Writer)
 				return done, fmt.Errorf("%s: %w", restart.Name, err)
 			}
 			done[restart.Name]++
-			fmt.Fprintf(out, "  %6s  %s; all up again after %s\n", progress.Elapsed(time.Since(started)), restart.Name, progress.Elapsed(time.Since(begun)))
+			fmt.Fprintf(out, "  %6s  %s; all up again after %s\n", progress.Elapsed(time.Since(started)), restart.Name,
+				progress.Elapsed(time.Since(begun)))
 		}
 	}
 }

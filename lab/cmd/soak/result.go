@@ -60,15 +60,18 @@ func (r result) String() string {
 		fmt.Fprintf(&b, "  %-24s %d times\n", name, r.restarts[name])
 	}
 	if len(r.refused) > 0 {
-		fmt.Fprintf(&b, "  %d of %d pods were not started by kubelet, which itself or whose device plugin was being restarted. It said:\n", len(r.refused), r.created)
+		fmt.Fprintf(&b, "  %d of %d pods were not started by kubelet, which itself or whose device plugin was being restarted. It said:\n",
+			len(r.refused), r.created)
 		for _, reason := range reasons(r.refused) {
 			fmt.Fprintf(&b, "    %s\n", reason)
 		}
 	}
 	fmt.Fprintf(&b, "  looked at the cards %d times through the extender, %d times through kubelet\n", r.watch.Extender, r.watch.Kubelet)
-	fmt.Fprintf(&b, "  compared environment, /dev, kubelet's units, annotations and inspect of %d containers in %d pods; they agreed after %s\n",
+	fmt.Fprintf(&b, "  compared environment, /dev, kubelet's units, annotations and inspect of %d containers in %d pods; they agreed "+
+		"after %s\n",
 		r.containers, r.pods, progress.Elapsed(r.converged))
-	fmt.Fprintf(&b, "soak: %d pods run, %d restarts done, %d mismatches, largest use of any card %d of %d units, fullest %.0f %% of all cards",
+	fmt.Fprintf(&b, "soak: %d pods run, %d restarts done, %d mismatches, largest use of any card %d of %d units, fullest %.0f %% of all "+
+		"cards",
 		r.ran, r.restarted(), len(r.mismatches), r.watch.Largest, r.watch.Size, 100*r.watch.Fill)
 	return b.String()
 }

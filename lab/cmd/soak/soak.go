@@ -45,7 +45,8 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(out, "\nFor %s pods come and go on 8 cards of %d units, and parts of the cluster are restarted. Seed %d.\n", o.duration, cardUnits, o.seed)
+	fmt.Fprintf(out, "\nFor %s pods come and go on 8 cards of %d units, and parts of the cluster are restarted. Seed %d.\n", o.duration,
+		cardUnits, o.seed)
 	r, err := soak(ctx, s, o, capacity, out)
 	if err != nil {
 		return errors.Join(err, r.faults())

@@ -97,7 +97,8 @@ func run(m *testing.M) (code int, err error) {
 	}
 	daemon = filepath.Join(dir, "divvy-node")
 	if err := build.RunGo(ctx, filepath.Dir(lab), []string{"CGO_ENABLED=1", "CGO_CFLAGS=-g -O2 -Wno-deprecated-declarations"}, nil,
-		"build", "-buildvcs=false", "-trimpath", "-tags", "netgo,osusergo", "-ldflags", "-extldflags=-Wl,-z,lazy", "-o", daemon, "./cmd/divvy-node"); err != nil {
+		"build", "-buildvcs=false", "-trimpath", "-tags", "netgo,osusergo", "-ldflags", "-extldflags=-Wl,-z,lazy", "-o", daemon,
+		"./cmd/divvy-node"); err != nil {
 		return 1, err
 	}
 	if library, err = vendorsim.Build(ctx, vendorsim.Enflame, dir); err != nil {
@@ -138,10 +139,12 @@ func newNode(t *testing.T) *node {
 	if n.client, err = n.plane.Client(); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := n.client.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{}); err != nil {
+	if _, err := n.client.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}},
+		metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := n.client.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName}}, metav1.CreateOptions{}); err != nil {
+	if _, err := n.client.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName}},
+		metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	if n.kubelet, err = kubelet.New(kubelet.Options{
@@ -220,7 +223,8 @@ func (n *node) Remove(uid types.UID) {
 	if pod == nil {
 		return
 	}
-	if err := n.client.CoreV1().Pods(namespace).Delete(context.Background(), pod.Name, metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)}); err != nil {
+	if err := n.client.CoreV1().Pods(namespace).Delete(context.Background(), pod.Name,
+		metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)}); err != nil {
 		n.Errorf("delete pod %s: %v", pod.Name, err)
 	}
 }
@@ -260,7 +264,8 @@ resources:
 - {name: %[5]s, vendor: enflame, mode: exclusive, devices: {indexes: [2, 3]}}
 - {name: %[6]s, vendor: enflame, mode: timeSlicing, replicas: 4, devices: {indexes: [4, 5]}}
 `, n.dir, address, filepath.Base(library), memory, whole, slice))
-	p, err := controlplane.StartProcess(name, daemon, filepath.Join(n.dir, name+".log"), []string{"POD_NAMESPACE=divvy-system", "POD_UID=" + name},
+	p, err := controlplane.StartProcess(name, daemon, filepath.Join(n.dir, name+".log"), []string{"POD_NAMESPACE=divvy-system",
+		"POD_UID=" + name},
 		"--node-name="+nodeName, "--kubeconfig="+n.plane.Kubeconfig(), "--config="+filepath.Join(n.dir, name+".yaml"))
 	if err != nil {
 		n.Fatal(err)
@@ -558,7 +563,8 @@ func TestKilledAtAnyMoment(t *testing.T) {
 	admitted, rejected, _ := l.outcome()
 	t.Logf("%v, %d pods admitted, %d rejected", count, admitted, len(rejected))
 	for _, what := range rejected {
-		if !slices.ContainsFunc([]string{"no healthy devices present", "Insufficient", "OutOf", "Unavailable", "connection", "has been stopped", "EOF", "Canceled"},
+		if !slices.ContainsFunc([]string{"no healthy devices present", "Insufficient", "OutOf", "Unavailable", "connection",
+			"has been stopped", "EOF", "Canceled"},
 			func(s string) bool { return strings.Contains(what, s) }) {
 			t.Error(what)
 		}
@@ -569,7 +575,8 @@ func TestKilledAtAnyMoment(t *testing.T) {
 // prints how long kubelet has no unit of it then. A slow library makes no difference:
 // a pod that comes before it has answered waits.
 func TestCrash(t *testing.T) {
-	for name, delay := range map[string]time.Duration{"a quick library": 0, "a library that takes 100 ms for each call": 100 * time.Millisecond} {
+	for name, delay := range map[string]time.Duration{"a quick library": 0,
+		"a library that takes 100 ms for each call": 100 * time.Millisecond} {
 		t.Run(name, func(t *testing.T) {
 			n := newNode(t)
 			now := n.start()
@@ -606,7 +613,8 @@ func TestCrash(t *testing.T) {
 			l.stop()
 			slices.Sort(registered)
 			slices.Sort(admitted)
-			t.Logf("from the start of the process: kubelet has every resource after %v (median), %v (slowest); the first pod is admitted after %v, %v",
+			t.Logf("from the start of the process: kubelet has every resource after %v (median), %v (slowest); the first pod is admitted "+
+				"after %v, %v",
 				registered[len(registered)/2], registered[len(registered)-1], admitted[len(admitted)/2], admitted[len(admitted)-1])
 		})
 	}

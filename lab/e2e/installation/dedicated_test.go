@@ -40,7 +40,8 @@ func TestDedicatedScheduler(t *testing.T) {
 	untouched := func(t *testing.T) {
 		t.Helper()
 		if now := controlPlane(t); !maps.EqualFunc(host, now, bytes.Equal) {
-			t.Errorf("files of the control plane changed: there were %v, there are %v", slices.Sorted(maps.Keys(host)), slices.Sorted(maps.Keys(now)))
+			t.Errorf("files of the control plane changed: there were %v, there are %v", slices.Sorted(maps.Keys(host)),
+				slices.Sorted(maps.Keys(now)))
 		}
 	}
 	untouched(t)
@@ -66,7 +67,8 @@ func TestDedicatedScheduler(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := lab.WaitEvent(ctx, podTimeout, waiting[0], "0/1 nodes are available: 1 insufficient GCU Memory in one gcu device"); err != nil {
+		if _, err := lab.WaitEvent(ctx, podTimeout, waiting[0],
+			"0/1 nodes are available: 1 insufficient GCU Memory in one gcu device"); err != nil {
 			t.Error(err)
 		}
 	})
@@ -97,7 +99,8 @@ func TestDedicatedScheduler(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := lab.Client.CoreV1().Pods(product.Namespace).Delete(ctx, leader, metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)}); err != nil {
+		if err := lab.Client.CoreV1().Pods(product.Namespace).Delete(ctx, leader,
+			metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)}); err != nil {
 			t.Fatal(err)
 		}
 		// The API server may still hold a connection to the pod that was killed; whoever

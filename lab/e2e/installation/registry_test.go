@@ -121,7 +121,8 @@ func run(t *testing.T, part *docscript.Page, variables ...string) {
 // prefix, and are pulled by the policy.
 func installedFrom(t *testing.T, prefix string, policy corev1.PullPolicy) {
 	t.Helper()
-	pods, err := lab.Client.CoreV1().Pods(metav1.NamespaceAll).List(t.Context(), metav1.ListOptions{LabelSelector: "app.kubernetes.io/part-of=divvy"})
+	pods, err := lab.Client.CoreV1().Pods(metav1.NamespaceAll).List(t.Context(),
+		metav1.ListOptions{LabelSelector: "app.kubernetes.io/part-of=divvy"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -173,7 +174,8 @@ func TestInstallFromPrivateRegistry(t *testing.T) {
 	r := startRegistry(t, registry.Options{Address: privateRegistry, User: words["USER"], Password: words["PASSWORD"]})
 	config := t.TempDir()
 	login := base64.StdEncoding.EncodeToString([]byte(words["USER"] + ":" + words["PASSWORD"]))
-	if err := os.WriteFile(filepath.Join(config, "config.json"), fmt.Appendf(nil, `{"auths":{%q:{"auth":%q}}}`, privateRegistry, login), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(config, "config.json"), fmt.Appendf(nil, `{"auths":{%q:{"auth":%q}}}`, privateRegistry, login),
+		0o600); err != nil {
 		t.Fatal(err)
 	}
 	run(t, parts[0], append(r.Environment(), "DOCKER_CONFIG="+config)...)
@@ -229,7 +231,8 @@ func makeRelease(t *testing.T) (r *registry.Registry, dir, version string) {
 		t.Fatal(err)
 	}
 	r = startRegistry(t, registry.Options{Address: openRegistry, Mirrors: []string{"ghcr.io"}})
-	publish, err := docscript.Parse("publish", fmt.Appendf(nil, "```console\n$ (cd lab && go run ./cmd/release push %s/divvy-gpu --images %s)\n$ helm push %s/divvy-%s.tgz oci://%[1]s/divvy-gpu/charts\n```\n",
+	publish, err := docscript.Parse("publish", fmt.Appendf(nil, "```console\n$ (cd lab && go run ./cmd/release push %s/divvy-gpu "+
+		"--images %s)\n$ helm push %s/divvy-%s.tgz oci://%[1]s/divvy-gpu/charts\n```\n",
 		openRegistry, images, dir, version))
 	if err != nil {
 		t.Fatal(err)
@@ -281,13 +284,16 @@ func TestMakeDeploy(t *testing.T) {
 	}
 
 	// Kubelet's five minutes are another test's.
-	if _, err := lab.Helm(t.Context(), "upgrade", product.Release, filepath.Join(lab.Repository, "charts", "divvy"), "--namespace", product.Namespace,
+	if _, err := lab.Helm(t.Context(), "upgrade", product.Release, filepath.Join(lab.Repository, "charts", "divvy"),
+		"--namespace", product.Namespace,
 		"--reset-then-reuse-values", "--set", "uninstall.nodeStatus=false"); err != nil {
 		t.Fatal(err)
 	}
 	run(t, parts[1])
-	for _, kind := range []string{"daemonsets", "deployments", "mutatingwebhookconfigurations", "validatingwebhookconfigurations", "clusterroles"} {
-		left, err := lab.Kubectl(t.Context(), "get", kind, "--all-namespaces", "--selector", "app.kubernetes.io/part-of=divvy", "--output", "name")
+	for _, kind := range []string{"daemonsets", "deployments", "mutatingwebhookconfigurations", "validatingwebhookconfigurations",
+		"clusterroles"} {
+		left, err := lab.Kubectl(t.Context(), "get", kind, "--all-namespaces", "--selector", "app.kubernetes.io/part-of=divvy",
+			"--output", "name")
 		if err != nil || left != "" {
 			t.Errorf("after make uninstall there are %s: %q, %v", kind, left, err)
 		}
@@ -303,7 +309,8 @@ func TestIXDevicePlugin(t *testing.T) {
 	part.Words["ix-config.yaml"] = filepath.Join(lab.Repository, "lab", "e2e", "installation", "testdata", "ix-config.yaml")
 	part.Words["divvy-ix-device-plugin.yaml"] = filepath.Join(dir, "divvy-ix-device-plugin.yaml")
 	t.Cleanup(func() {
-		if _, err := lab.Kubectl(context.WithoutCancel(t.Context()), "delete", "--ignore-not-found", "--filename", part.Words["divvy-ix-device-plugin.yaml"]); err != nil {
+		if _, err := lab.Kubectl(context.WithoutCancel(t.Context()), "delete", "--ignore-not-found",
+			"--filename", part.Words["divvy-ix-device-plugin.yaml"]); err != nil {
 			t.Error(err)
 		}
 	})

@@ -66,7 +66,8 @@ func installAndWire(t *testing.T) {
 		t.Errorf("schedconf status before: %v\n%s", err, out)
 	}
 	for _, want := range []string{"is healthy", "nothing was changed"} {
-		if out, err := schedconf(t.Context(), "install", "--resources", string(product.Resource)); err != nil || !strings.Contains(out, want) {
+		if out, err := schedconf(t.Context(), "install", "--resources", string(product.Resource)); err != nil ||
+			!strings.Contains(out, want) {
 			t.Fatalf("schedconf install: %v, want %q\n%s", err, want, out)
 		}
 	}
@@ -127,7 +128,8 @@ extenders:
 	if err != nil || !strings.Contains(out, "second-scheduler") || !strings.Contains(out, other.URL) || !strings.Contains(out, "wired") {
 		t.Errorf("schedconf status: %v\n%s", err, out)
 	}
-	if out, err := schedconf(ctx, "plan", "--resources", "enflame.com/gcu-memory,example.com/another"); err != nil || !strings.Contains(out, "+  - name: example.com/another") || strings.Contains(out, "BEGIN") || strings.Contains(out, keyOf(t)) {
+	if out, err := schedconf(ctx, "plan", "--resources", "enflame.com/gcu-memory,example.com/another"); err != nil ||
+		!strings.Contains(out, "+  - name: example.com/another") || strings.Contains(out, "BEGIN") || strings.Contains(out, keyOf(t)) {
 		t.Errorf("schedconf plan: %v\n%s", err, out)
 	}
 	before := asked.Load()
@@ -148,7 +150,8 @@ extenders:
 		t.Cleanup(func() { write(t, ownConfig, []byte(valid)) })
 		wired := read(t, schedulerManifest)
 		started := time.Now()
-		write(t, ownConfig, []byte(strings.Replace(valid, "extenders:", "- schedulerName: third-scheduler\n  plugins:\n    filter: {enabled: [{name: NoSuchPlugin}]}\nextenders:", 1)))
+		write(t, ownConfig, []byte(strings.Replace(valid,
+			"extenders:", "- schedulerName: third-scheduler\n  plugins:\n    filter: {enabled: [{name: NoSuchPlugin}]}\nextenders:", 1)))
 		pod := lab.Pod("meanwhile", stage.Container("app", 0))
 		if err := stage.Poll(ctx, rolledBackTimeout, "kube-scheduler to get the bad configuration", func(context.Context) error {
 			if bytes.Equal(read(t, schedulerManifest), wired) {
@@ -160,7 +163,8 @@ extenders:
 		}
 		createPod(t, pod)
 		if err := stage.Poll(ctx, rolledBackTimeout, "an event that tells of it", func(ctx context.Context) error {
-			events, err := lab.Client.CoreV1().Events(metav1.NamespaceDefault).List(ctx, metav1.ListOptions{FieldSelector: "reason=SchedulerRolledBack"})
+			events, err := lab.Client.CoreV1().Events(metav1.NamespaceDefault).List(ctx,
+				metav1.ListOptions{FieldSelector: "reason=SchedulerRolledBack"})
 			if err != nil {
 				return err
 			}
@@ -200,7 +204,8 @@ func otherExtender(asked *atomic.Int64) http.Handler {
 			return
 		}
 		w.Header().Set("Content-Type", "application/json")
-		_ = json.NewEncoder(w).Encode(extenderv1.ExtenderFilterResult{Nodes: args.Nodes, NodeNames: args.NodeNames}) // its client is gone otherwise
+		// its client is gone otherwise
+		_ = json.NewEncoder(w).Encode(extenderv1.ExtenderFilterResult{Nodes: args.Nodes, NodeNames: args.NodeNames})
 	})
 }
 

@@ -41,7 +41,8 @@ const kubeletNotes = "/var/lib/kubelet/device-plugins/kubelet_internal_checkpoin
 // or the programs that it changes write to.
 var hostFolders = []string{
 	layout.KubernetesDir, "/var/lib/kubelet/device-plugins", "/var/lib/kubelet/plugins", "/var/lib/kubelet/plugins_registry",
-	"/run/cdi", "/etc/cdi", "/var/lib/divvy", "/var/log/topscloud", "/run/nvidia", "/etc/topscloud", "/ixconfig", layout.CNIConfigDir, "/etc/cni",
+	"/run/cdi", "/etc/cdi", "/var/lib/divvy", "/var/log/topscloud", "/run/nvidia", "/etc/topscloud", "/ixconfig", layout.CNIConfigDir,
+	"/etc/cni",
 }
 
 // byTheTests leaves out what the tests and the lab bring along.
@@ -56,7 +57,8 @@ func byTheTests() []snapshot.Exception {
 		{Kind: "Node", Fields: [][]string{{"status", "config"}, {"status", "volumesInUse"}}, Reason: "volumes of pods of the test"},
 		{Kind: "Lease", Namespace: "kube-system", Name: "kube-scheduler", Reason: "kube-scheduler leads again after each start"},
 		{
-			Kind: "Pod", Namespace: "kube-system", Name: scheduler, Reason: "kube-scheduler was started again; its specification is compared",
+			Kind: "Pod", Namespace: "kube-system", Name: scheduler,
+			Reason: "kube-scheduler was started again; its specification is compared",
 			Fields: [][]string{
 				{"metadata", "uid"}, {"metadata", "creationTimestamp"}, {"metadata", "annotations", "kubernetes.io/config.seen"},
 				{"metadata", "generation"}, {"status"},
@@ -215,12 +217,14 @@ func makeNamespaces(t *testing.T) {
 func TestUninstallQuickly(t *testing.T) {
 	ctx := t.Context()
 	bare(t, product.NodeLabel, product.EnabledLabel)
-	key := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "grant-key-of-ones-own"}, Data: map[string][]byte{"key": []byte("0123456789abcdef0123456789abcdef")}}
+	key := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "grant-key-of-ones-own"},
+		Data: map[string][]byte{"key": []byte("0123456789abcdef0123456789abcdef")}}
 	if _, err := lab.Client.CoreV1().Secrets(product.Namespace).Create(ctx, key, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := lab.Client.CoreV1().Secrets(product.Namespace).Delete(context.WithoutCancel(ctx), key.Name, metav1.DeleteOptions{}); err != nil {
+		if err := lab.Client.CoreV1().Secrets(product.Namespace).Delete(context.WithoutCancel(ctx), key.Name,
+			metav1.DeleteOptions{}); err != nil {
 			t.Error(err)
 		}
 	})
@@ -233,7 +237,8 @@ func TestUninstallQuickly(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	values := []string{"uninstall.nodeStatus=false", "uninstall.removeLogs=true", "extender.leaderElection=true", "grantKey.existingSecret=" + key.Name}
+	values := []string{"uninstall.nodeStatus=false", "uninstall.removeLogs=true", "extender.leaderElection=true",
+		"grantKey.existingSecret=" + key.Name}
 	install(t, values...)
 	auditor := audit.New(lab)
 	runPods(t, lab.Pod("one", stage.Container("app", 4)), lab.Pod("two", stage.Container("app", 12)))
@@ -281,7 +286,8 @@ func TestUninstallQuickly(t *testing.T) {
 	if diff := cmp.Diff(alive, lives(t)); diff != "" {
 		t.Errorf("containers (-before +after):\n%s", diff)
 	}
-	if text, err := lab.Helm(ctx, "uninstall", product.Release, "--namespace", product.Namespace); err == nil || !strings.Contains(text+err.Error(), "not found") {
+	if text, err := lab.Helm(ctx, "uninstall", product.Release, "--namespace", product.Namespace); err == nil ||
+		!strings.Contains(text+err.Error(), "not found") {
 		t.Errorf("the second time: %v: %s", err, text)
 	}
 
@@ -449,9 +455,11 @@ func loseANode(t *testing.T) string {
 			if err != nil {
 				return err
 			}
-			made.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionUnknown, Reason: "NodeStatusUnknown"}}
+			made.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionUnknown,
+				Reason: "NodeStatusUnknown"}}
 			made.Status.Capacity = corev1.ResourceList{
-				corev1.ResourceCPU: resource.MustParse("4"), corev1.ResourceMemory: resource.MustParse("8Gi"), corev1.ResourcePods: resource.MustParse("110"),
+				corev1.ResourceCPU: resource.MustParse("4"), corev1.ResourceMemory: resource.MustParse("8Gi"),
+				corev1.ResourcePods: resource.MustParse("110"),
 			}
 			made.Status.Allocatable = made.Status.Capacity
 			_, err = nodes.UpdateStatus(t.Context(), made, metav1.UpdateOptions{})
@@ -462,7 +470,8 @@ func loseANode(t *testing.T) string {
 		t.Fatalf("make a node that does not answer: %v", err)
 	}
 	err = stage.Poll(t.Context(), podTimeout, "daemons on the node that does not answer", func(ctx context.Context) error {
-		pods, err := lab.Client.CoreV1().Pods(product.Namespace).List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/name=" + stage.NodeDaemon})
+		pods, err := lab.Client.CoreV1().Pods(product.Namespace).List(ctx,
+			metav1.ListOptions{LabelSelector: "app.kubernetes.io/name=" + stage.NodeDaemon})
 		if err == nil && !slices.ContainsFunc(pods.Items, func(p corev1.Pod) bool { return p.Spec.NodeName == name }) {
 			err = errors.New("there is none")
 		}
@@ -480,7 +489,8 @@ func forgetNode(t *testing.T, name string) {
 	ctx := context.WithoutCancel(t.Context())
 	_, err := lab.Kubectl(ctx, "delete", "node", name, "--ignore-not-found")
 	if err == nil {
-		_, err = lab.Kubectl(ctx, "delete", "pods", "--all-namespaces", "--field-selector", "spec.nodeName="+name, "--force", "--grace-period=0")
+		_, err = lab.Kubectl(ctx, "delete", "pods", "--all-namespaces", "--field-selector", "spec.nodeName="+name,
+			"--force", "--grace-period=0")
 	}
 	if err == nil {
 		_, err = lab.Kubectl(ctx, "delete", "lease", name, "--namespace", "kube-node-lease", "--ignore-not-found")

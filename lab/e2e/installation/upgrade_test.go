@@ -87,7 +87,9 @@ func TestUpgrade(t *testing.T) {
 		if image := pod.Spec.Containers[0].Image; !strings.HasSuffix(image, ":"+tag) {
 			t.Errorf("%s runs image %s, want tag %s", part, image, tag)
 		}
-		if text, err := lab.In(product.Namespace).Exec(ctx, pod.Name, pod.Spec.Containers[0].Name, "/usr/bin/"+map[string]string{stage.NodeDaemon: "divvy-node", stage.Extender: "divvy-control"}[part], "--version"); err != nil || !strings.Contains(text, nextVersion) {
+		if text, err := lab.In(product.Namespace).Exec(ctx, pod.Name, pod.Spec.Containers[0].Name,
+			"/usr/bin/"+map[string]string{stage.NodeDaemon: "divvy-node", stage.Extender: "divvy-control"}[part],
+			"--version"); err != nil || !strings.Contains(text, nextVersion) {
 			t.Errorf("%s says %q, %v; want %s", part, text, err, nextVersion)
 		}
 	}

@@ -42,7 +42,8 @@ func TestZRightsAreUsed(t *testing.T) {
 		}
 	}
 	// Those of the other package's tests, for refusals alone.
-	if err := lab.Rights(t.Context(), begun, false, []string{"divvy-system/divvy-node", "divvy-system/divvy-extender", "bwki/bitfusion-webhook-deployment"}); err != nil {
+	if err := lab.Rights(t.Context(), begun, false, []string{"divvy-system/divvy-node", "divvy-system/divvy-extender",
+		"bwki/bitfusion-webhook-deployment"}); err != nil {
 		t.Error(err)
 	}
 }

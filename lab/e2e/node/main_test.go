@@ -124,9 +124,11 @@ func newWorld(t *testing.T, cards []vendorsim.Card) *world {
 	})
 	w.client, err = plane.Client()
 	w.must(err)
-	_, err = w.client.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{})
+	_, err = w.client.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}},
+		metav1.CreateOptions{})
 	w.must(err)
-	_, err = w.client.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName}}, metav1.CreateOptions{})
+	_, err = w.client.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName}},
+		metav1.CreateOptions{})
 	w.must(err)
 	log := textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(io.Discard)))
 	w.kubelet, err = kubelet.New(kubelet.Options{Log: log, Dir: dir, Node: nodeName, Server: server{w}})
@@ -155,7 +157,8 @@ func (w *world) startAgent(log klog.Logger) {
 	cfg.GrantKeyFile = filepath.Join(w.dir, "key")
 	cfg.HealthInterval = config.Duration(200 * time.Millisecond)
 	cfg.Resources[0].MemoryUnit = "1"
-	vendor, err := vendors.New("enflame", backend.Options{DriverRoot: w.dir, LibraryPath: filepath.Join(w.dir, vendorsim.LibraryName(vendorsim.Enflame))})
+	vendor, err := vendors.New("enflame", backend.Options{DriverRoot: w.dir,
+		LibraryPath: filepath.Join(w.dir, vendorsim.LibraryName(vendorsim.Enflame))})
 	w.must(err)
 	ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), log))
 	w.agent, err = agent.New(ctx, agent.Options{
@@ -244,7 +247,8 @@ type server struct{ *world }
 
 // Pods implements kubelet.Server.
 func (s server) Pods() []*corev1.Pod {
-	list, err := s.client.CoreV1().Pods(namespace).List(context.Background(), metav1.ListOptions{FieldSelector: "spec.nodeName=" + nodeName})
+	list, err := s.client.CoreV1().Pods(namespace).List(context.Background(),
+		metav1.ListOptions{FieldSelector: "spec.nodeName=" + nodeName})
 	if err != nil {
 		s.Error(err)
 		return nil
@@ -283,7 +287,8 @@ func (s server) Remove(uid types.UID) {
 		if pod.UID != uid {
 			continue
 		}
-		err := s.client.CoreV1().Pods(namespace).Delete(context.Background(), pod.Name, metav1.DeleteOptions{GracePeriodSeconds: new(int64(0))})
+		err := s.client.CoreV1().Pods(namespace).Delete(context.Background(), pod.Name,
+			metav1.DeleteOptions{GracePeriodSeconds: new(int64(0))})
 		if err != nil && !apierrors.IsNotFound(err) {
 			s.Error(err)
 		}

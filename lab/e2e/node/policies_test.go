@@ -86,15 +86,17 @@ func (w *world) delay(label string, seconds int32) (asked <-chan struct{}) {
 	}))
 	w.Cleanup(func() { close(end); server.Close() })
 	ca := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw})
-	_, err := w.client.AdmissionregistrationV1().ValidatingWebhookConfigurations().Create(w.Context(), &admissionregistrationv1.ValidatingWebhookConfiguration{
-		ObjectMeta: metav1.ObjectMeta{Name: "slow"},
-		Webhooks: []admissionregistrationv1.ValidatingWebhook{{
-			Name: "slow.example.com", ClientConfig: admissionregistrationv1.WebhookClientConfig{URL: &server.URL, CABundle: ca},
-			Rules: []admissionregistrationv1.RuleWithOperations{updates}, ObjectSelector: &metav1.LabelSelector{MatchLabels: map[string]string{label: "true"}},
-			FailurePolicy: new(admissionregistrationv1.Fail), TimeoutSeconds: &seconds,
-			SideEffects: new(admissionregistrationv1.SideEffectClassNone), AdmissionReviewVersions: []string{"v1"},
-		}},
-	}, metav1.CreateOptions{})
+	_, err := w.client.AdmissionregistrationV1().ValidatingWebhookConfigurations().Create(w.Context(),
+		&admissionregistrationv1.ValidatingWebhookConfiguration{
+			ObjectMeta: metav1.ObjectMeta{Name: "slow"},
+			Webhooks: []admissionregistrationv1.ValidatingWebhook{{
+				Name: "slow.example.com", ClientConfig: admissionregistrationv1.WebhookClientConfig{URL: &server.URL, CABundle: ca},
+				Rules:          []admissionregistrationv1.RuleWithOperations{updates},
+				ObjectSelector: &metav1.LabelSelector{MatchLabels: map[string]string{label: "true"}},
+				FailurePolicy:  new(admissionregistrationv1.Fail), TimeoutSeconds: &seconds,
+				SideEffects: new(admissionregistrationv1.SideEffectClassNone), AdmissionReviewVersions: []string{"v1"},
+			}},
+		}, metav1.CreateOptions{})
 	w.must(err)
 	return called
 }
@@ -154,7 +156,8 @@ func TestPodsThatMayNotBeWritten(t *testing.T) {
 		return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{label: "true"}}}
 	}
 	w.pod(labelled("protected", "protected"), 2)
-	full := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "full", Annotations: map[string]string{"filling": strings.Repeat("x", 262_100)}}}
+	full := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "full",
+		Annotations: map[string]string{"filling": strings.Repeat("x", 262_100)}}}
 	w.pod(full, 2)
 	w.must(w.kubelet.Add(w.largest("large", 2)))
 	w.pod(labelled("slow", "slow"), 2)
@@ -228,6 +231,7 @@ func TestPodsThatMayNotBeWritten(t *testing.T) {
 	}
 	confirmed("plain")
 	// What was rejected is written once it may be.
-	w.must(w.client.AdmissionregistrationV1().ValidatingAdmissionPolicyBindings().Delete(t.Context(), "leave-pods-alone", metav1.DeleteOptions{}))
+	w.must(w.client.AdmissionregistrationV1().ValidatingAdmissionPolicyBindings().Delete(t.Context(),
+		"leave-pods-alone", metav1.DeleteOptions{}))
 	confirmed("protected")
 }

@@ -96,16 +96,19 @@ func TestBystanders(t *testing.T) {
 			got, leaderless := bystanders(t, o, count, true)
 			slow, before := got.at(share), base.at(share)
 			limit := max(time.Duration(float64(before)*slowdown), before+allowed)
-			fmt.Fprintf(columns, "%s\t%d\t%s\t%s\t%s\t%s\t%s\t%s\t%.0f %%\n", o.name, len(got), base.at(0.5), before, got.at(0.5), slow, limit, got.at(1), 100*leaderless)
+			fmt.Fprintf(columns, "%s\t%d\t%s\t%s\t%s\t%s\t%s\t%s\t%.0f %%\n", o.name, len(got), base.at(0.5), before, got.at(0.5), slow,
+				limit, got.at(1), 100*leaderless)
 			if slow > limit {
-				t.Errorf("of the pods that request no accelerator %s waited %s or longer, %s without Divvy: more than %s", p, slow, before, limit)
+				t.Errorf("of the pods that request no accelerator %s waited %s or longer, %s without Divvy: more than %s", p, slow, before,
+					limit)
 			}
 		})
 	}
 	if err := columns.Flush(); err != nil {
 		t.Fatal(err)
 	}
-	t.Logf("bystanders: time from creation to binding of pods that request no accelerator, while %d pods wait for one\n%s", waitingPods, &table)
+	t.Logf("bystanders: time from creation to binding of pods that request no accelerator, while %d pods wait for one\n%s", waitingPods,
+		&table)
 }
 
 // times are how long pods waited, in ascending order.
@@ -244,7 +247,8 @@ func (w *world) measure(count int) times {
 // waitingPods, until ctx ends.
 func (w *world) keepWaiting(ctx context.Context) {
 	for made := 0; ctx.Err() == nil; {
-		list, err := w.client.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{LabelSelector: "waits", ResourceVersion: "0", FieldSelector: "spec.nodeName="})
+		list, err := w.client.CoreV1().Pods(namespace).List(ctx,
+			metav1.ListOptions{LabelSelector: "waits", ResourceVersion: "0", FieldSelector: "spec.nodeName="})
 		for n := 0; err == nil && n < waitingPods-len(list.Items); n++ {
 			pod := w.nodes.Pod(namespace, fmt.Sprintf("waits-%05d", made), 1)
 			pod.Labels = map[string]string{"waits": "true"}

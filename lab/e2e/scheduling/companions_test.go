@@ -119,9 +119,11 @@ func spread(pod *corev1.Pod) *corev1.Pod {
 func (w *world) withVolume(pod *corev1.Pod) *corev1.Pod {
 	w.Helper()
 	class := &storagev1.StorageClass{
-		ObjectMeta: metav1.ObjectMeta{Name: slowClass}, Provisioner: "slow.example.com", VolumeBindingMode: ptr.To(storagev1.VolumeBindingWaitForFirstConsumer),
+		ObjectMeta: metav1.ObjectMeta{Name: slowClass}, Provisioner: "slow.example.com",
+		VolumeBindingMode: ptr.To(storagev1.VolumeBindingWaitForFirstConsumer),
 	}
-	if _, err := w.client.StorageV1().StorageClasses().Create(w.Context(), class, metav1.CreateOptions{}); err != nil && !apierrors.IsAlreadyExists(err) {
+	if _, err := w.client.StorageV1().StorageClasses().Create(w.Context(), class, metav1.CreateOptions{}); err != nil &&
+		!apierrors.IsAlreadyExists(err) {
 		w.Fatal(err)
 	}
 	claim := &corev1.PersistentVolumeClaim{
@@ -165,10 +167,13 @@ func (w *world) provision(claim string) {
 		ObjectMeta: metav1.ObjectMeta{Name: claim},
 		Spec: corev1.PersistentVolumeSpec{
 			StorageClassName: slowClass, AccessModes: c.Spec.AccessModes, Capacity: c.Spec.Resources.Requests,
-			ClaimRef:               &corev1.ObjectReference{Kind: "PersistentVolumeClaim", APIVersion: "v1", Namespace: namespace, Name: claim, UID: c.UID},
-			PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: "slow.example.com", VolumeHandle: claim}},
+			ClaimRef: &corev1.ObjectReference{Kind: "PersistentVolumeClaim", APIVersion: "v1", Namespace: namespace,
+				Name: claim, UID: c.UID},
+			PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: "slow.example.com",
+				VolumeHandle: claim}},
 			NodeAffinity: &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
-				MatchExpressions: []corev1.NodeSelectorRequirement{{Key: corev1.LabelHostname, Operator: corev1.NodeSelectorOpIn, Values: []string{c.Annotations[selectedNode]}}},
+				MatchExpressions: []corev1.NodeSelectorRequirement{{Key: corev1.LabelHostname, Operator: corev1.NodeSelectorOpIn,
+					Values: []string{c.Annotations[selectedNode]}}},
 			}}}},
 		},
 	}
@@ -309,7 +314,8 @@ func TestGatedPods(t *testing.T) {
 	learns(2)
 	for n := range gated {
 		patch := []byte(`{"spec":{"schedulingGates":null}}`)
-		if _, err := w.client.CoreV1().Pods(namespace).Patch(t.Context(), fmt.Sprint("gated-", n), types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
+		if _, err := w.client.CoreV1().Pods(namespace).Patch(t.Context(), fmt.Sprint("gated-", n), types.MergePatchType, patch,
+			metav1.PatchOptions{}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -324,7 +330,8 @@ func (w *world) priority(pod *corev1.Pod, value int32) *corev1.Pod {
 	if value < 0 {
 		class.Name = fmt.Sprint("placeholder", -value)
 	}
-	if _, err := w.client.SchedulingV1().PriorityClasses().Create(w.Context(), class, metav1.CreateOptions{}); err != nil && !apierrors.IsAlreadyExists(err) {
+	if _, err := w.client.SchedulingV1().PriorityClasses().Create(w.Context(), class, metav1.CreateOptions{}); err != nil &&
+		!apierrors.IsAlreadyExists(err) {
 		w.Fatal(err)
 	}
 	pod.Spec.PriorityClassName = class.Name
@@ -340,7 +347,8 @@ func on(pod *corev1.Pod, node string) *corev1.Pod {
 func (w *world) gone(names ...string) {
 	w.Helper()
 	for _, name := range names {
-		if err := w.client.CoreV1().Pods(namespace).Delete(w.Context(), name, metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)}); err != nil {
+		if err := w.client.CoreV1().Pods(namespace).Delete(w.Context(), name,
+			metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)}); err != nil {
 			w.Fatal(err)
 		}
 	}
@@ -446,7 +454,8 @@ func TestPreemptionOfWhatFitsInSum(t *testing.T) {
 	w.create(w.priority(w.nodes.Pod(namespace, "high", 12), 100))
 	w.unschedulable("high")
 	node := w.nodes.NodeName(0)
-	body, err := json.Marshal(extenderv1.ExtenderPreemptionArgs{Pod: w.pod("high"), NodeNameToMetaVictims: map[string]*extenderv1.MetaVictims{node: {Pods: []*extenderv1.MetaPod{}}}})
+	body, err := json.Marshal(extenderv1.ExtenderPreemptionArgs{Pod: w.pod("high"),
+		NodeNameToMetaVictims: map[string]*extenderv1.MetaVictims{node: {Pods: []*extenderv1.MetaPod{}}}})
 	if err != nil {
 		t.Fatal(err)
 	}

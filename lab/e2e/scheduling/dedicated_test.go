@@ -43,9 +43,11 @@ func (w *world) dedicated(name, kubeconfig string) dedicatedPod {
 	}
 	pod := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Namespace: controlplane.Namespace, Name: name},
-		Spec:       corev1.PodSpec{SchedulerName: "nobody", Containers: []corev1.Container{{Name: "extender", Image: "example.com/divvy:1"}}},
+		Spec: corev1.PodSpec{SchedulerName: "nobody",
+			Containers: []corev1.Container{{Name: "extender", Image: "example.com/divvy:1"}}},
 	}
-	if _, err := w.client.CoreV1().Pods(pod.Namespace).Create(ctx, pod, metav1.CreateOptions{}); err != nil && !apierrors.IsAlreadyExists(err) {
+	if _, err := w.client.CoreV1().Pods(pod.Namespace).Create(ctx, pod, metav1.CreateOptions{}); err != nil &&
+		!apierrors.IsAlreadyExists(err) {
 		w.Fatal(err)
 	}
 	var p dedicatedPod
@@ -53,8 +55,9 @@ func (w *world) dedicated(name, kubeconfig string) dedicatedPod {
 	p.extender, err = w.plane.StartExtender(ctx, controlplane.ExtenderOptions{
 		Name: name + "-extender", Program: programs.Control, Resources: []string{resource},
 		// A bind has a third of the Lease at least, which is longer than one takes here.
-		Args: []string{"--kubeconfig=" + kubeconfig, "--leader-elect", "--leader-elect-namespace=" + controlplane.Namespace, "--leader-elect-duration=8s", "--shutdown-delay=5s"},
-		Env:  []string{"POD_NAME=" + name, "POD_IP=127.0.0.1"},
+		Args: []string{"--kubeconfig=" + kubeconfig, "--leader-elect", "--leader-elect-namespace=" + controlplane.Namespace,
+			"--leader-elect-duration=8s", "--shutdown-delay=5s"},
+		Env: []string{"POD_NAME=" + name, "POD_IP=127.0.0.1"},
 	})
 	if err != nil {
 		w.Fatal(err)

@@ -53,7 +53,8 @@ func TestFailover(t *testing.T) {
 		t.Fatal(err)
 	}
 	r := newReplicas(w)
-	s, err := w.plane.StartScheduler(t.Context(), programs.Kubernetes, controlplane.SchedulerOptions{Name: "default-scheduler", Extender: r.entry(), QPS: 5000})
+	s, err := w.plane.StartScheduler(t.Context(), programs.Kubernetes,
+		controlplane.SchedulerOptions{Name: "default-scheduler", Extender: r.entry(), QPS: 5000})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -111,7 +112,8 @@ func TestFailover(t *testing.T) {
 	}
 	w.bound(pods)
 	gap, changed := binds.summary()
-	t.Logf("failover: %d pods bound under %d changes of the leader; longest time without a leader: %.2f s after an orderly end, %.2f s after a death; between two binds: %.2f s",
+	t.Logf("failover: %d pods bound under %d changes of the leader; longest time without a leader: %.2f s after an orderly end, %.2f s "+
+		"after a death; between two binds: %.2f s",
 		pods, rounds, longest[true].Seconds(), longest[false].Seconds(), gap.Seconds())
 	if longest[true] > longestOrderly {
 		t.Errorf("after an orderly end there was no leader for %s, more than %s", longest[true], longestOrderly)

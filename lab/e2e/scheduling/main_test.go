@@ -113,7 +113,8 @@ func (w *world) extender(args ...string) *controlplane.Extender {
 // scheduler starts a kube-scheduler that asks the extender.
 func (w *world) scheduler(name string, e *controlplane.Extender) {
 	w.Helper()
-	s, err := w.plane.StartScheduler(w.Context(), programs.Kubernetes, controlplane.SchedulerOptions{Name: name, Extender: &e.Entry, QPS: 5000})
+	s, err := w.plane.StartScheduler(w.Context(), programs.Kubernetes, controlplane.SchedulerOptions{Name: name, Extender: &e.Entry,
+		QPS: 5000})
 	if err != nil {
 		w.Fatal(err)
 	}

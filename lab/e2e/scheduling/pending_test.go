@@ -37,7 +37,8 @@ func TestThousandPending(t *testing.T) {
 		refused := 0
 		for _, pod := range w.pods() {
 			for _, c := range pod.Status.Conditions {
-				if c.Type == corev1.PodScheduled && c.Reason == corev1.PodReasonUnschedulable && strings.Contains(c.Message, "insufficient GCU Memory in one gcu device") {
+				if c.Type == corev1.PodScheduled && c.Reason == corev1.PodReasonUnschedulable &&
+					strings.Contains(c.Message, "insufficient GCU Memory in one gcu device") {
 					refused++
 				}
 			}
@@ -72,7 +73,8 @@ func TestThousandPending(t *testing.T) {
 	}
 	for _, pod := range w.pods() {
 		if strings.HasPrefix(pod.Name, "holds") && pod.Spec.NodeName != small.Spec.NodeName {
-			if err := w.client.CoreV1().Pods(namespace).Delete(t.Context(), pod.Name, metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)}); err != nil {
+			if err := w.client.CoreV1().Pods(namespace).Delete(t.Context(), pod.Name,
+				metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)}); err != nil {
 				t.Fatal(err)
 			}
 			break

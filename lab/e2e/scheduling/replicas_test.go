@@ -81,7 +81,8 @@ func (r *replicas) start(n int) {
 	ctx, name := w.Context(), fmt.Sprint("extender-", n)
 	pod := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Namespace: controlplane.Namespace, Name: name},
-		Spec:       corev1.PodSpec{SchedulerName: "nobody", Containers: []corev1.Container{{Name: "extender", Image: "example.com/divvy:1"}}},
+		Spec: corev1.PodSpec{SchedulerName: "nobody",
+			Containers: []corev1.Container{{Name: "extender", Image: "example.com/divvy:1"}}},
 	}
 	if _, err := w.client.CoreV1().Pods(pod.Namespace).Get(ctx, name, metav1.GetOptions{}); err != nil {
 		if _, err := w.client.CoreV1().Pods(pod.Namespace).Create(ctx, pod, metav1.CreateOptions{}); err != nil {
@@ -92,8 +93,9 @@ func (r *replicas) start(n int) {
 	api, kubeconfig := w.cableToServer(name)
 	e, err := w.plane.StartExtender(ctx, controlplane.ExtenderOptions{
 		Name: name, Program: programs.Control, Resources: []string{resource},
-		Args: append([]string{"--leader-elect", "--leader-elect-namespace=" + controlplane.Namespace, "--kubeconfig=" + kubeconfig}, r.args...),
-		Env:  []string{"POD_NAME=" + name, "POD_IP=" + address},
+		Args: append([]string{"--leader-elect", "--leader-elect-namespace=" + controlplane.Namespace, "--kubeconfig=" + kubeconfig},
+			r.args...),
+		Env: []string{"POD_NAME=" + name, "POD_IP=" + address},
 	})
 	if err != nil {
 		w.Fatal(err)

@@ -57,7 +57,8 @@ func TestNodesJoinAndChangeLabels(t *testing.T) {
 		for number := range nodes {
 			group.Go(func() error {
 				patch := fmt.Sprintf(`{"metadata":{"labels":{%q:%s}}}`, simnodes.ShareLabel, value)
-				_, err := w.client.CoreV1().Nodes().Patch(ctx, w.nodes.NodeName(number), types.MergePatchType, []byte(patch), metav1.PatchOptions{})
+				_, err := w.client.CoreV1().Nodes().Patch(ctx, w.nodes.NodeName(number), types.MergePatchType, []byte(patch),
+					metav1.PatchOptions{})
 				return err
 			})
 		}
@@ -92,7 +93,8 @@ func TestNodesJoinAndChangeLabels(t *testing.T) {
 		refused := 0
 		for _, pod := range w.pods() {
 			for _, condition := range pod.Status.Conditions {
-				if strings.HasPrefix(pod.Name, "late") && condition.Type == corev1.PodScheduled && condition.Reason == corev1.PodReasonUnschedulable {
+				if strings.HasPrefix(pod.Name, "late") && condition.Type == corev1.PodScheduled &&
+					condition.Reason == corev1.PodReasonUnschedulable {
 					refused++
 				}
 			}

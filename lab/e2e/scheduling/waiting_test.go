@@ -52,7 +52,8 @@ func TestBooksThatLag(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := w.client.CoreV1().Pods(namespace).Delete(t.Context(), "holds-0000", metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)}); err != nil {
+	if err := w.client.CoreV1().Pods(namespace).Delete(t.Context(),
+		"holds-0000", metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)}); err != nil {
 		t.Fatal(err)
 	}
 	// Several times the second that it pauses between two attempts.

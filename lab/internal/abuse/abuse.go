@@ -78,16 +78,21 @@ func (w *world) targets() []target {
 		}},
 		{"extender TLS", w.extenderProgram, w.ports["extender tls"], extender, "", []attack{
 			unreadFilters(h1), slowHandshakes(), slow(h1), stalled(filter, h1, 1<<20-1, 2<<20-1), unread("inspect", inspect, h1),
-			floods(inspect), bombs("/admission/config"), stalled("/admission/config", h1, 1<<20-1, 8<<20-1), unreadReviews("/admission/config"),
+			floods(inspect), bombs("/admission/config"), stalled("/admission/config", h1, 1<<20-1, 8<<20-1),
+			unreadReviews("/admission/config"),
 			fromNode(slowHandshakes()), fromNode(unreadFilters(h1)), fromNode(floods(inspect)),
 		}},
-		{"extender metrics", w.extenderProgram, w.ports["extender metrics"], extender, url("http", "extender metrics", "/metrics"), metrics},
+		{"extender metrics", w.extenderProgram, w.ports["extender metrics"], extender, url("http", "extender metrics", "/metrics"),
+			metrics},
 		{"webhooks TLS", w.webhook, w.ports["webhook tls"], url("https", "webhook tls", "/healthz"), "", []attack{
-			unreadReviews("/mutate"), slowHandshakes(), slow(h1), stalled("/mutate", h1, 1<<20-1, 8<<20-1), bombs("/mutate"), floods("/healthz"),
+			unreadReviews("/mutate"), slowHandshakes(), slow(h1), stalled("/mutate", h1, 1<<20-1, 8<<20-1), bombs("/mutate"),
+			floods("/healthz"),
 		}},
-		{"webhooks metrics", w.webhook, w.ports["webhook metrics"], url("https", "webhook tls", "/healthz"), url("http", "webhook metrics", "/metrics"), metrics},
+		{"webhooks metrics", w.webhook, w.ports["webhook metrics"], url("https", "webhook tls", "/healthz"),
+			url("http", "webhook metrics", "/metrics"), metrics},
 		{"divvy-node", w.nodeAgent, w.ports["node"], url("http", "node", "/healthz"), url("http", "node", "/metrics"), probes},
-		{"divvy-node pool", w.poolAgent, w.ports["node pool"], url("http", "node pool", "/healthz"), url("http", "node pool", "/metrics"), probes},
+		{"divvy-node pool", w.poolAgent, w.ports["node pool"], url("http", "node pool", "/healthz"), url("http", "node pool", "/metrics"),
+			probes},
 	}
 	const ofExtender = 3
 	together := attack{name: "all of these at once", beside: all[:ofExtender]}
@@ -192,7 +197,8 @@ func write(out io.Writer, results []Result) error {
 	fmt.Fprintln(t, "\nPORT\tTRIED\tCONNECTIONS\tENDED BY US\tBEFORE\tPEAK\tLIMIT\tOF IT\tRESTARTS\tPROBES FAILED\tPODS SCHEDULED\tSLOWEST")
 	mib := func(bytes int64) string { return fmt.Sprintf("%d MiB", bytes>>20) }
 	for _, r := range results {
-		fmt.Fprintf(t, "%s\t%s\t%d\t%d\t%s\t%s\t%s\t%.0f %%\t%d\t%d of %d\t%d of %d\t%.1f s\n", r.Port, r.Attack, r.Opened, r.Ended, mib(r.Before), mib(r.Peak), mib(r.Limit),
+		fmt.Fprintf(t, "%s\t%s\t%d\t%d\t%s\t%s\t%s\t%.0f %%\t%d\t%d of %d\t%d of %d\t%.1f s\n", r.Port, r.Attack, r.Opened, r.Ended,
+			mib(r.Before), mib(r.Peak), mib(r.Limit),
 			100*float64(r.Peak)/float64(r.Limit), r.Restarts, r.Failed, r.Probes, r.Scheduled, r.Pods, r.Slowest.Seconds())
 	}
 	return t.Flush()

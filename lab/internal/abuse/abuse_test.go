@@ -7,7 +7,8 @@ import (
 
 // A run that shows nothing is not one in which all is well.
 func TestMisses(t *testing.T) {
-	good := Result{Port: "port", Attack: "attack", Opened: 10, Peak: 300 << 20, Limit: 512 << 20, Pods: 5, Scheduled: 5, Scrapes: 2, Scraped: 1}
+	good := Result{Port: "port", Attack: "attack", Opened: 10, Peak: 300 << 20, Limit: 512 << 20, Pods: 5, Scheduled: 5, Scrapes: 2,
+		Scraped: 1}
 	if got := good.misses(); len(got) != 0 {
 		t.Errorf("a good one misses %q", got)
 	}
@@ -32,7 +33,8 @@ func TestMisses(t *testing.T) {
 		t.Error(err)
 	}
 	only := Options{Only: []string{"TLS stalled", "pool"}}
-	for name, want := range map[string]bool{"extender TLS stalled bodies": true, "extender plain stalled bodies": false, "divvy-node pool slow headers": true} {
+	for name, want := range map[string]bool{"extender TLS stalled bodies": true, "extender plain stalled bodies": false,
+		"divvy-node pool slow headers": true} {
 		if only.wants(name) != want || !(Options{}).wants(name) {
 			t.Errorf("%s is wanted: %t", name, !want)
 		}

@@ -181,7 +181,8 @@ func get(path string) string { return "GET " + path + " HTTP/1.1\r\nHost: x\r\n\
 
 // pod requests units; annotations is JSON.
 func pod(annotations string) string {
-	return fmt.Sprintf(`{"metadata":{"name":"p","namespace":"team","uid":"u","annotations":%s},"spec":{"containers":[{"name":"c","resources":{"limits":{%q:"4"},"requests":{%q:"4"}}}]}}`,
+	return fmt.Sprintf(`{"metadata":{"name":"p","namespace":"team","uid":"u","annotations":%s},"spec":{"containers":[{"name":"c",`+
+		`"resources":{"limits":{%q:"4"},"requests":{%q:"4"}}}]}}`,
 		annotations, resource, resource)
 }
 
@@ -189,7 +190,8 @@ func pod(annotations string) string {
 // is made.
 func unreadFilters(secure []string) attack {
 	body := `{"Pod":` + pod("{}") + `,"Nodes":null,"NodeNames":["a"` + strings.Repeat(`,"a"`, 99_999) + `]}`
-	return attack{name: "unread answers of filter, 100 000 names", connections: 200, secure: secure, send: text(post(filter, len(body), body))}
+	return attack{name: "unread answers of filter, 100 000 names", connections: 200, secure: secure,
+		send: text(post(filter, len(body), body))}
 }
 
 const (
@@ -258,9 +260,12 @@ const http2Preface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 // bombs are reviews that a few bytes make large in memory.
 func bombs(path string) attack {
 	const most = 8<<20 - 1024
-	head := `{"apiVersion":"admission.k8s.io/v1","kind":"AdmissionReview","request":{"uid":"u","kind":{"version":"v1","kind":"Pod"},"resource":{"version":"v1","resource":"pods"},"operation":"CREATE","namespace":"team","object":{"apiVersion":"v1","kind":"Pod","metadata":{"name":"p"},"spec":{"containers":[{}`
+	head := `{"apiVersion":"admission.k8s.io/v1","kind":"AdmissionReview","request":{"uid":"u","kind":{"version":"v1","kind":"Pod"},` +
+		`"resource":{"version":"v1","resource":"pods"},"operation":"CREATE","namespace":"team","object":{"apiVersion":"v1","kind":"Pod",` +
+		`"metadata":{"name":"p"},"spec":{"containers":[{}`
 	body := head + strings.Repeat(",{}", (most-len(head))/3) + `]}}}}`
-	return attack{name: "reviews of 8 MB of containers", connections: 8, secure: []string{"http/1.1"}, read: true, send: text(post(path, len(body), body))}
+	return attack{name: "reviews of 8 MB of containers", connections: 8, secure: []string{"http/1.1"}, read: true,
+		send: text(post(path, len(body), body))}
 }
 
 // unreadReviews have a UID of a megabyte, with which they are answered.

@@ -85,7 +85,8 @@ func (w *world) start(ctx context.Context) (err error) {
 		return err
 	}
 	for _, name := range []string{namespace, poolSpace} {
-		if _, err := w.client.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{}); err != nil {
+		if _, err := w.client.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}},
+			metav1.CreateOptions{}); err != nil {
 			return err
 		}
 	}
@@ -159,23 +160,29 @@ func (w *world) startWebhook(ctx context.Context) error {
 	meta := func(suffix string) metav1.ObjectMeta {
 		return metav1.ObjectMeta{Namespace: poolSpace, Name: name + suffix}
 	}
-	if _, err := w.client.CoreV1().Secrets(poolSpace).Create(ctx, &corev1.Secret{ObjectMeta: meta("-certs")}, metav1.CreateOptions{}); err != nil {
+	if _, err := w.client.CoreV1().Secrets(poolSpace).Create(ctx, &corev1.Secret{ObjectMeta: meta("-certs")},
+		metav1.CreateOptions{}); err != nil {
 		return err
 	}
 	// The API server goes to the name of such a Service as it is.
-	service := &corev1.Service{ObjectMeta: meta("-svc"), Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeExternalName, ExternalName: w.outside.address(here)}}
+	service := &corev1.Service{ObjectMeta: meta("-svc"), Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeExternalName,
+		ExternalName: w.outside.address(here)}}
 	if _, err := w.client.CoreV1().Services(poolSpace).Create(ctx, service, metav1.CreateOptions{}); err != nil {
 		return err
 	}
 	mutating, validating := w.configurations(int32(ports[0])) //nolint:gosec // a port
-	if _, err := w.client.AdmissionregistrationV1().MutatingWebhookConfigurations().Create(ctx, mutating, metav1.CreateOptions{}); err != nil {
+	if _, err := w.client.AdmissionregistrationV1().MutatingWebhookConfigurations().Create(ctx, mutating,
+		metav1.CreateOptions{}); err != nil {
 		return err
 	}
-	if _, err := w.client.AdmissionregistrationV1().ValidatingWebhookConfigurations().Create(ctx, validating, metav1.CreateOptions{}); err != nil {
+	if _, err := w.client.AdmissionregistrationV1().ValidatingWebhookConfigurations().Create(ctx, validating,
+		metav1.CreateOptions{}); err != nil {
 		return err
 	}
-	w.webhook, err = w.run("webhook", w.programs.Control, webhookLimit, nil, "webhook", "--kubeconfig="+w.plane.Kubeconfig(), "--listen="+listen,
-		"--metrics-listen="+metrics, "--namespace="+poolSpace, "--mutating-config="+mutating.Name, "--validating-config="+validating.Name, "--log-level=error")
+	w.webhook, err = w.run("webhook", w.programs.Control, webhookLimit, nil, "webhook", "--kubeconfig="+w.plane.Kubeconfig(),
+		"--listen="+listen,
+		"--metrics-listen="+metrics, "--namespace="+poolSpace, "--mutating-config="+mutating.Name, "--validating-config="+validating.Name,
+		"--log-level=error")
 	if err != nil {
 		return err
 	}
@@ -183,10 +190,12 @@ func (w *world) startWebhook(ctx context.Context) error {
 }
 
 // configurations are as the chart makes them, for pods of the namespace of the tests.
-func (w *world) configurations(port int32) (*admissionregistrationv1.MutatingWebhookConfiguration, *admissionregistrationv1.ValidatingWebhookConfiguration) {
+func (w *world) configurations(port int32) (*admissionregistrationv1.MutatingWebhookConfiguration,
+	*admissionregistrationv1.ValidatingWebhookConfiguration) {
 	fail, none, patience := admissionregistrationv1.Fail, admissionregistrationv1.SideEffectClassNone, int32(10)
 	client := func(path string) admissionregistrationv1.WebhookClientConfig {
-		return admissionregistrationv1.WebhookClientConfig{Service: &admissionregistrationv1.ServiceReference{Namespace: poolSpace, Name: "bwki-webhook-svc", Path: &path, Port: &port}}
+		return admissionregistrationv1.WebhookClientConfig{Service: &admissionregistrationv1.ServiceReference{Namespace: poolSpace,
+			Name: "bwki-webhook-svc", Path: &path, Port: &port}}
 	}
 	rules := []admissionregistrationv1.RuleWithOperations{{
 		Operations: []admissionregistrationv1.OperationType{admissionregistrationv1.Create},
@@ -220,7 +229,8 @@ func (w *world) startNode(ctx context.Context) error {
 	if w.o.Node != "" {
 		w.node = w.o.Node
 	} else if err := build.RunGo(ctx, filepath.Dir(lab), []string{"CGO_ENABLED=1", "CGO_CFLAGS=-g -O2 -Wno-deprecated-declarations"}, nil,
-		"build", "-buildvcs=false", "-trimpath", "-tags", "netgo,osusergo", "-ldflags", "-s -w -extldflags=-Wl,-z,lazy", "-o", w.node, "./cmd/divvy-node"); err != nil {
+		"build", "-buildvcs=false", "-trimpath", "-tags", "netgo,osusergo", "-ldflags", "-s -w -extldflags=-Wl,-z,lazy", "-o", w.node,
+		"./cmd/divvy-node"); err != nil {
 		return fmt.Errorf("build divvy-node: %w", err)
 	}
 	dir := filepath.Join(w.dir, "node")
@@ -247,14 +257,17 @@ func (w *world) startNode(ctx context.Context) error {
 	}
 	listen := fmt.Sprintf("%s:%d", w.outside.address(here), ports[0])
 	w.ports["node"] = listen
-	config := fmt.Sprintf("apiVersion: config.divvy.dev/v1alpha1\nkind: NodeConfig\nlisten: %q\nkubeletDir: %s/kubelet\nstateDir: %s/state\ncdiDir: %s/cdi\n"+
-		"grantKeyFile: %s\nlogLevel: error\nlibraries: {enflame: %s}\nresources:\n- {name: %s, vendor: enflame, mode: memory, memoryUnit: \"1\"}\n",
+	config := fmt.Sprintf("apiVersion: config.divvy.dev/v1alpha1\nkind: NodeConfig\nlisten: %q\nkubeletDir: %s/kubelet\nstateDir: "+
+		"%s/state\ncdiDir: %s/cdi\n"+
+		"grantKeyFile: %s\nlogLevel: error\nlibraries: {enflame: %s}\nresources:\n- {name: %s, vendor: enflame, mode: memory, "+
+		"memoryUnit: \"1\"}\n",
 		listen, dir, dir, dir, key, library, resource)
 	file := filepath.Join(dir, "node.yaml")
 	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
 		return err
 	}
-	w.nodeAgent, err = w.run("divvy-node", w.node, nodeLimit, nil, "--kubeconfig="+w.plane.Kubeconfig(), "--node-name="+w.nodes.NodeName(0), "--config="+file)
+	w.nodeAgent, err = w.run("divvy-node", w.node, nodeLimit, nil, "--kubeconfig="+w.plane.Kubeconfig(), "--node-name="+w.nodes.NodeName(0),
+		"--config="+file)
 	if err != nil {
 		return err
 	}

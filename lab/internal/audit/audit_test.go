@@ -10,7 +10,8 @@ import (
 
 func TestUnitNumber(t *testing.T) {
 	tests := map[string]int64{
-		"0": 0, "A": 10, "_": 63, "00": 64, "01": 65, "0_": 127, "10": 128, "__": 64 + 64*64 - 1, "000": 64 + 64*64, "___": 64 + 64*64 + 64*64*64 - 1,
+		"0": 0, "A": 10, "_": 63, "00": 64, "01": 65, "0_": 127, "10": 128, "__": 64 + 64*64 - 1, "000": 64 + 64*64,
+		"___": 64 + 64*64 + 64*64*64 - 1,
 	}
 	for id, want := range tests {
 		if got, ok := unitNumber(id); !ok || got != want {
@@ -44,7 +45,8 @@ func TestReadUnits(t *testing.T) {
 }
 
 func TestCardsOf(t *testing.T) {
-	cards, err := cardsOf(`{"v":1,"resources":[{"resource":"enflame.com/gcu-memory","unit":"1","devices":[{"index":0,"id":"GCU-A","units":16}]}]}`)
+	cards, err := cardsOf(`{"v":1,"resources":[{"resource":"enflame.com/gcu-memory","unit":"1","devices":[{"index":0,"id":"GCU-A",` +
+		`"units":16}]}]}`)
 	if err != nil || !slices.Equal(cards, []Card{{Index: 0, UUID: "GCU-A", Units: 16}}) {
 		t.Errorf("cards %+v, %v", cards, err)
 	}
@@ -258,7 +260,8 @@ func TestDifferencesAreBounded(t *testing.T) {
 }
 
 func TestParseReport(t *testing.T) {
-	node, err := ParseReport([]byte(`{"nodes":[{"name":"n","totalGCU":16,"usedGCU":4,"availableGCU":12,"devices":[{"id":0,"totalGCU":16,"usedGCU":4,"availableGCU":12,"pods":[{"name":"p","namespace":"d","uid":"u","createTime":"2022-09-06T07:40:43Z","usedGCU":4}]}]}]}`))
+	node, err := ParseReport([]byte(`{"nodes":[{"name":"n","totalGCU":16,"usedGCU":4,"availableGCU":12,"devices":[{"id":0,"totalGCU":16,` +
+		`"usedGCU":4,"availableGCU":12,"pods":[{"name":"p","namespace":"d","uid":"u","createTime":"2022-09-06T07:40:43Z","usedGCU":4}]}]}]}`))
 	if err != nil || node.Name != "n" || node.Used != 4 || len(node.Devices) != 1 || node.Devices[0].Pods[0].Used != 4 {
 		t.Errorf("node %+v, %v", node, err)
 	}

@@ -107,7 +107,8 @@ func (c *comparison) pod(pod Pod, given map[string][]string, cards map[string]Ca
 	}
 	for _, card := range on {
 		if parts[card.UUID] != parts[on[0].UUID] {
-			c.differ("pod %s holds %d units of card %d and %d of card %d", name, parts[card.UUID], card.Index, parts[on[0].UUID], on[0].Index)
+			c.differ("pod %s holds %d units of card %d and %d of card %d", name, parts[card.UUID], card.Index, parts[on[0].UUID],
+				on[0].Index)
 		}
 	}
 	for _, container := range pod.Containers {
@@ -133,7 +134,8 @@ func (c *comparison) sight(name string, container Container, cards []Card) {
 		return
 	}
 	if want := indexes(cards); container.Sight.Visible != want {
-		c.differ("container %s has the environment %s%s, kubelet gave units of card %s", name, visibleDevices, container.Sight.Visible, want)
+		c.differ("container %s has the environment %s%s, kubelet gave units of card %s", name, visibleDevices, container.Sight.Visible,
+			want)
 	}
 	var want []string
 	if c.injection != Environment {

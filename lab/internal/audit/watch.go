@@ -79,7 +79,8 @@ func (w *Watch) Summary() Summary {
 	s := w.summary
 	for _, key := range slices.Sorted(maps.Keys(w.broken)) {
 		v := w.broken[key]
-		s.Violations = append(s.Violations, fmt.Sprintf("%s (seen %d times, first at %s)", v.text, v.times, v.first.UTC().Format("15:04:05.000")))
+		s.Violations = append(s.Violations, fmt.Sprintf("%s (seen %d times, first at %s)", v.text, v.times,
+			v.first.UTC().Format("15:04:05.000")))
 	}
 	return s
 }

@@ -40,7 +40,8 @@ func TestComponentsAreImported(t *testing.T) {
 }
 
 func TestLinkerFlags(t *testing.T) {
-	c := Component{Name: "x", Module: "m", Stamp: map[string]string{"p.full": "v", "p.major": "major", "p.minor": "minor", "p.plain": "plain"}}
+	c := Component{Name: "x", Module: "m", Stamp: map[string]string{"p.full": "v", "p.major": "major", "p.minor": "minor",
+		"p.plain": "plain"}}
 	got, err := c.LinkerFlags(Versions{"m": "v1.37.2"})
 	if err != nil {
 		t.Fatal(err)

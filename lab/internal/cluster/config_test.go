@@ -96,11 +96,13 @@ func TestAuditPolicy(t *testing.T) {
 		if namespace, _, err := serviceaccount.SplitUsername(name); err == nil {
 			who.Groups = append(who.Groups, serviceaccount.MakeGroupNames(namespace)...)
 		}
-		binding := evaluator.EvaluatePolicyRule(authorizer.AttributesRecord{User: who, Verb: "delete", APIGroup: "rbac.authorization.k8s.io", APIVersion: "v1", Resource: "rolebindings", ResourceRequest: true})
+		binding := evaluator.EvaluatePolicyRule(authorizer.AttributesRecord{User: who,
+			Verb: "delete", APIGroup: "rbac.authorization.k8s.io", APIVersion: "v1", Resource: "rolebindings", ResourceRequest: true})
 		if system := strings.Contains(name, ":kube-system:"); (binding.Level == audit.LevelNone) != system {
 			t.Errorf("%s takes rights away: %s", name, binding.Level)
 		}
-		got := evaluator.EvaluatePolicyRule(authorizer.AttributesRecord{User: who, Verb: "list", APIVersion: "v1", Resource: "pods", ResourceRequest: true})
+		got := evaluator.EvaluatePolicyRule(authorizer.AttributesRecord{User: who, Verb: "list", APIVersion: "v1", Resource: "pods",
+			ResourceRequest: true})
 		if got.Level != want {
 			t.Errorf("%s: %s, want %s", name, got.Level, want)
 		}
@@ -138,7 +140,8 @@ func TestCNIConfig(t *testing.T) {
 	if err := json.Unmarshal(rendered(t, "cni.conflist"), &config); err != nil {
 		t.Fatal(err)
 	}
-	if len(config.Plugins) != 2 || config.Plugins[0].Type != "bridge" || config.Plugins[0].Bridge != layout.BridgeName || config.Plugins[1].Type != "portmap" {
+	if len(config.Plugins) != 2 || config.Plugins[0].Type != "bridge" || config.Plugins[0].Bridge != layout.BridgeName ||
+		config.Plugins[1].Type != "portmap" {
 		t.Errorf("plugins %+v", config.Plugins)
 	}
 	if len(layout.BridgeName) > 15 {

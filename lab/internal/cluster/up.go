@@ -105,7 +105,8 @@ func prepare(ctx context.Context, o UpOptions) (*Cluster, error) {
 	case err != nil:
 		return nil, err
 	case !host.HasAddress(record.NodeIP):
-		return nil, fmt.Errorf("this machine no longer has the address %s that the lab was made for: run `lab down`, then `lab up`", record.NodeIP)
+		return nil, fmt.Errorf("this machine no longer has the address %s that the lab was made for: run `lab down`, then `lab up`",
+			record.NodeIP)
 	}
 	versions, err := build.ReadVersions(build.ModuleDir(o.LabDir))
 	if err != nil {
@@ -162,7 +163,8 @@ func newRecord(ctx context.Context) (*host.Record, error) {
 	if self, err := proc.Lookup(os.Getpid()); err != nil {
 		return nil, err
 	} else if inKubepods(self) {
-		return nil, errors.New("this is itself a pod of a Kubernetes, whose control groups cannot be told from the lab's; use another machine")
+		return nil, errors.New("this is itself a pod of a Kubernetes, whose control groups cannot be told from the lab's; use another " +
+			"machine")
 	}
 	cgroups, err := host.Cgroups(kubepods)
 	if err != nil {

@@ -140,7 +140,8 @@ func (c *ControlPlane) await(ctx context.Context, p *Process, ask func(context.C
 	err := wait.PollUntilContextTimeout(ctx, 100*time.Millisecond, readyTimeout, true, func(ctx context.Context) (bool, error) {
 		for _, needed := range []*Process{c.Etcd, c.APIServer, p} {
 			if !needed.Running() {
-				return false, fmt.Errorf("%s ended: %w; its log %s ends with:\n%s", needed.Name(), needed.Err(), needed.LogPath(), needed.LogTail(3))
+				return false, fmt.Errorf("%s ended: %w; its log %s ends with:\n%s", needed.Name(), needed.Err(), needed.LogPath(),
+					needed.LogTail(3))
 			}
 		}
 		attempt, cancel := context.WithTimeout(ctx, 2*time.Second)

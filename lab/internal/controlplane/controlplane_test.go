@@ -31,10 +31,12 @@ func TestSchedulerConfiguration(t *testing.T) {
 			if err := yaml.Unmarshal(data, &config); err != nil {
 				t.Fatalf("%v in\n%s", err, data)
 			}
-			if config.ClientConnection.Kubeconfig != "/x/with.conf" || config.ClientConnection.QPS != 500 || config.ClientConnection.Burst != 1000 {
+			if config.ClientConnection.Kubeconfig != "/x/with.conf" || config.ClientConnection.QPS != 500 ||
+				config.ClientConnection.Burst != 1000 {
 				t.Errorf("connection: %+v", config.ClientConnection)
 			}
-			if config.PercentageOfNodesToScore == nil || *config.PercentageOfNodesToScore != 30 || len(config.Profiles) != 1 || *config.Profiles[0].SchedulerName != "with" {
+			if config.PercentageOfNodesToScore == nil || *config.PercentageOfNodesToScore != 30 || len(config.Profiles) != 1 ||
+				*config.Profiles[0].SchedulerName != "with" {
 				t.Errorf("the settings are not those that were given:\n%s", data)
 			}
 			if extender == nil {
@@ -43,7 +45,8 @@ func TestSchedulerConfiguration(t *testing.T) {
 				}
 				return
 			}
-			if len(config.Extenders) != 1 || config.Extenders[0].URLPrefix != extender.URL || !config.Extenders[0].NodeCacheCapable || config.Extenders[0].BindVerb != "bind" {
+			if len(config.Extenders) != 1 || config.Extenders[0].URLPrefix != extender.URL || !config.Extenders[0].NodeCacheCapable ||
+				config.Extenders[0].BindVerb != "bind" {
 				t.Errorf("extenders: %+v", config.Extenders)
 			}
 		})
@@ -89,7 +92,8 @@ func TestProcess(t *testing.T) {
 			t.Error("a process that is gone uses something")
 		}
 	})
-	if _, err := StartProcess("none", filepath.Join(dir, "none"), filepath.Join(dir, "log"), nil); err == nil || !strings.Contains(err.Error(), "start none") {
+	if _, err := StartProcess("none", filepath.Join(dir, "none"), filepath.Join(dir, "log"), nil); err == nil ||
+		!strings.Contains(err.Error(), "start none") {
 		t.Errorf("a program that is not there: %v", err)
 	}
 }

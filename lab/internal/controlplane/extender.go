@@ -149,12 +149,15 @@ func (c *ControlPlane) Prepare(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	_, err = client.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: Namespace}}, metav1.CreateOptions{})
+	_, err = client.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: Namespace}},
+		metav1.CreateOptions{})
 	if err == nil || apierrors.IsAlreadyExists(err) {
-		_, err = client.CoreV1().ConfigMaps(Namespace).Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: caConfigMap}}, metav1.CreateOptions{})
+		_, err = client.CoreV1().ConfigMaps(Namespace).Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: caConfigMap}},
+			metav1.CreateOptions{})
 	}
 	if err == nil || apierrors.IsAlreadyExists(err) {
-		_, err = client.CoreV1().Secrets(Namespace).Create(ctx, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: clientSecret}}, metav1.CreateOptions{})
+		_, err = client.CoreV1().Secrets(Namespace).Create(ctx, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: clientSecret}},
+			metav1.CreateOptions{})
 	}
 	if err != nil && !apierrors.IsAlreadyExists(err) {
 		return fmt.Errorf("prepare the extender's namespace: %w", err)

@@ -142,7 +142,8 @@ func complete(packages []Package) error {
 				satisfied = satisfied || slices.ContainsFunc(packages, func(other Package) bool { return other.Name == name })
 			}
 			if !satisfied {
-				errs = append(errs, fmt.Errorf("package %s %s depends on %s, which is not among those to fetch", p.Name, p.Version, strings.TrimSpace(dependency)))
+				errs = append(errs, fmt.Errorf("package %s %s depends on %s, which is not among those to fetch", p.Name, p.Version,
+					strings.TrimSpace(dependency)))
 			}
 		}
 	}
@@ -216,10 +217,12 @@ func (a Archive) configure(ctx context.Context, dir, architecture string) (strin
 	if err != nil {
 		return "", err
 	}
-	sources := fmt.Sprintf("deb [signed-by=%[1]s] %[2]s %[3]s main\ndeb [signed-by=%[1]s] %[2]s %[3]s-updates main\ndeb [signed-by=%[1]s] %[4]s %[3]s-security main\n",
+	sources := fmt.Sprintf("deb [signed-by=%[1]s] %[2]s %[3]s main\ndeb [signed-by=%[1]s] %[2]s %[3]s-updates main\ndeb "+
+		"[signed-by=%[1]s] %[4]s %[3]s-security main\n",
 		Keyring, mirror, a.Suite, security)
 	config := filepath.Join(dir, "apt.conf")
-	for path, content := range map[string]string{config: b.String(), filepath.Join(dir, "sources.list"): sources, filepath.Join(dir, "status"): ""} {
+	for path, content := range map[string]string{config: b.String(), filepath.Join(dir, "sources.list"): sources,
+		filepath.Join(dir, "status"): ""} {
 		// The settings may hold a proxy's password.
 		if err := os.WriteFile(path, []byte(content), fs.FileMode(0o600)); err != nil {
 			return "", fmt.Errorf("write the settings of apt: %w", err)
@@ -240,7 +243,8 @@ func (a Archive) mirrors(ctx context.Context) (mirror, security string, err erro
 	mirror, security = hostMirrors(string(targets))
 	mirror, security = cmp.Or(a.Mirror, mirror), cmp.Or(a.SecurityMirror, security)
 	if mirror == "" || security == "" {
-		return "", "", errors.New("apt on this machine knows no mirror of Debian and of its security updates: run \"apt-get update\", or set --debian-mirror and --debian-security-mirror")
+		return "", "", errors.New("apt on this machine knows no mirror of Debian and of its security updates: run \"apt-get update\", or " +
+			"set --debian-mirror and --debian-security-mirror")
 	}
 	return mirror, security, nil
 }

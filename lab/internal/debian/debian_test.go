@@ -15,7 +15,8 @@ import (
 func makePackage(t *testing.T, name, more string, files map[string]string) string {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), name)
-	files["DEBIAN/control"] = "Package: " + name + "\nVersion: 1.0-1\nArchitecture: all\nMaintainer: Nobody <nobody@example.com>\n" + more + "Description: a test\n of this package\n"
+	files["DEBIAN/control"] = "Package: " + name + "\nVersion: 1.0-1\nArchitecture: all\nMaintainer: Nobody <nobody@example.com>\n" + more +
+		"Description: a test\n of this package\n"
 	for path, content := range files {
 		path = filepath.Join(dir, path)
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
@@ -95,10 +96,11 @@ func TestComplete(t *testing.T) {
 		packages []Package
 		want     string
 	}{
-		"none needed":       {packages: []Package{{Name: "a", Control: "Package: a\n"}}},
-		"all there":         {packages: []Package{pkg("a", "b (>= 1.2), gcc-12-base (= 12~3)"), pkg("b", "a"), pkg("gcc-12-base", "")}},
-		"an alternative":    {packages: []Package{pkg("a", "x | b"), pkg("b", "")}},
-		"one is missing":    {packages: []Package{pkg("a", "b, c (>= 2)"), pkg("b", "")}, want: "package a 1 depends on c (>= 2), which is not among those to fetch"},
+		"none needed":    {packages: []Package{{Name: "a", Control: "Package: a\n"}}},
+		"all there":      {packages: []Package{pkg("a", "b (>= 1.2), gcc-12-base (= 12~3)"), pkg("b", "a"), pkg("gcc-12-base", "")}},
+		"an alternative": {packages: []Package{pkg("a", "x | b"), pkg("b", "")}},
+		"one is missing": {packages: []Package{pkg("a", "b, c (>= 2)"), pkg("b", "")},
+			want: "package a 1 depends on c (>= 2), which is not among those to fetch"},
 		"no alternative is": {packages: []Package{pkg("a", "x | y")}, want: "depends on x | y"},
 	}
 	for name, tt := range tests {
@@ -115,7 +117,8 @@ func TestComplete(t *testing.T) {
 // nothing that the host wants run.
 func TestConfigureKeepsTheHostOut(t *testing.T) {
 	dir := t.TempDir()
-	config, err := Archive{Suite: "bookworm", Mirror: "http://mirror.example/debian", SecurityMirror: "http://mirror.example/security"}.configure(t.Context(), dir, "arm64")
+	config, err := Archive{Suite: "bookworm", Mirror: "http://mirror.example/debian",
+		SecurityMirror: "http://mirror.example/security"}.configure(t.Context(), dir, "arm64")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -168,7 +171,8 @@ func TestMirrorsOfThisMachine(t *testing.T) {
 	// As after "apt-get update"; other repositories are first, and have the same releases.
 	repository := func(host, suite, origin, label string) string {
 		name := "lists/" + host + "_debian_dists_" + suite + "_"
-		write(name+"Release", "Origin: "+origin+"\nLabel: "+label+"\nCodename: "+suite+"\nComponents: main\nArchitectures: all amd64 arm64\n")
+		write(name+"Release", "Origin: "+origin+"\nLabel: "+label+"\nCodename: "+suite+
+			"\nComponents: main\nArchitectures: all amd64 arm64\n")
 		for _, arch := range []string{"amd64", "arm64"} {
 			write(name+"main_binary-"+arch+"_Packages", "")
 		}
@@ -195,7 +199,8 @@ func TestMirrorsOfThisMachine(t *testing.T) {
 		}
 	}
 	write("sources.list", repository("third.example", "bookworm", "Third", "Debian"))
-	if _, _, err := (Archive{}).mirrors(t.Context()); err == nil || !strings.Contains(err.Error(), `run "apt-get update", or set --debian-mirror`) {
+	if _, _, err := (Archive{}).mirrors(t.Context()); err == nil ||
+		!strings.Contains(err.Error(), `run "apt-get update", or set --debian-mirror`) {
 		t.Errorf("without a mirror of Debian: %v, want it to say what to do", err)
 	}
 }
@@ -204,7 +209,8 @@ func TestMirrorsOfThisMachine(t *testing.T) {
 func TestFetchSaysWhatIsMissing(t *testing.T) {
 	a := Archive{Dir: t.TempDir(), Suite: "bookworm", Mirror: "file:///nowhere", SecurityMirror: "file:///nowhere"}
 	_, err := a.Fetch(t.Context(), "arm64", "libc6")
-	if err == nil || !strings.Contains(err.Error(), "read what Debian bookworm has for arm64") || !strings.Contains(err.Error(), "/nowhere") {
+	if err == nil || !strings.Contains(err.Error(), "read what Debian bookworm has for arm64") ||
+		!strings.Contains(err.Error(), "/nowhere") {
 		t.Errorf("got %v", err)
 	}
 }

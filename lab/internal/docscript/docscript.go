@@ -10,7 +10,10 @@
 // of their form. What a reader knows and the page cannot say is in HTML comments,
 // which rendering leaves out:
 //
-//	<!-- run: {page: bare} -->                      once, first: the lab that the page needs: bare, bare-vendors, installed (default), vendors
+//	<!-- run: {page: bare} -->                      once, first: the lab that the page needs: bare, bare-vendors, installed (default),
+//
+// vendors
+//
 //	<!-- run: {set: {NODE: divvy-lab-0}} -->        once, first: words that stand for others
 //	<!-- run: {fails: true} -->                     before a fence: its last command fails
 //	<!-- run: {by: TestName, why: it needs two nodes} -->  before a fence: who else runs it
@@ -53,7 +56,8 @@ const (
 // root of the repository: all of docs/ but the decisions, and the READMEs.
 func Files(root string) ([]string, error) {
 	var files []string
-	for _, pattern := range []string{"README*.md", "docs/*.md", "docs/reference/*.md", "examples/README.md", "examples/*/README.md", "CONTRIBUTING.md"} {
+	for _, pattern := range []string{"README*.md", "docs/*.md", "docs/reference/*.md", "examples/README.md", "examples/*/README.md",
+		"CONTRIBUTING.md"} {
 		found, err := filepath.Glob(filepath.Join(root, pattern))
 		if err != nil {
 			return nil, fmt.Errorf("pages %s: %w", pattern, err)

@@ -137,14 +137,17 @@ func TestScriptStopsAtWhatFails(t *testing.T) {
 
 func TestBadPages(t *testing.T) {
 	for name, test := range map[string]struct{ page, want string }{
-		"an unknown key":      {"<!-- run: {nod: a} -->\n", `page.md:1: a comment for running the page: error unmarshaling JSON`},
-		"an unknown lab":      {"<!-- run: {page: mine} -->\n", "page.md:1: page: mine: there is no such lab; there are bare, bare-vendors, installed and vendors"},
-		"by without why":      {"<!-- run: {by: TestX} -->\n```console\n$ true\n```\n", "page.md:1: by needs why"},
-		"no fence follows":    {"\n<!-- run: {fails: true} -->\n\ntext\n", "page.md:2: no fence marked console follows this"},
-		"no fence for a file": {"<!-- run: {file: a.txt} -->\n```console\n$ x\n```\n", "page.md:1: no fence that could show a.txt follows this"},
-		"no command":          {"```console\nplain output\n```\n", `page.md:2: no line of this fence begins with "$ "`},
-		"an unmarked fence":   {"```\noutput\nkubectl get pods\n```\n", "page.md:3: a command in a fence that is not marked console"},
-		"two before a fence":  {"<!-- run: {fails: true} -->\n\n<!-- run: {before: x} -->\n```console\n$ x\n```\n", "page.md:1: no fence marked console follows this"},
+		"an unknown key": {"<!-- run: {nod: a} -->\n", `page.md:1: a comment for running the page: error unmarshaling JSON`},
+		"an unknown lab": {"<!-- run: {page: mine} -->\n",
+			"page.md:1: page: mine: there is no such lab; there are bare, bare-vendors, installed and vendors"},
+		"by without why":   {"<!-- run: {by: TestX} -->\n```console\n$ true\n```\n", "page.md:1: by needs why"},
+		"no fence follows": {"\n<!-- run: {fails: true} -->\n\ntext\n", "page.md:2: no fence marked console follows this"},
+		"no fence for a file": {"<!-- run: {file: a.txt} -->\n```console\n$ x\n```\n",
+			"page.md:1: no fence that could show a.txt follows this"},
+		"no command":        {"```console\nplain output\n```\n", `page.md:2: no line of this fence begins with "$ "`},
+		"an unmarked fence": {"```\noutput\nkubectl get pods\n```\n", "page.md:3: a command in a fence that is not marked console"},
+		"two before a fence": {"<!-- run: {fails: true} -->\n\n<!-- run: {before: x} -->\n```console\n$ x\n```\n",
+			"page.md:1: no fence marked console follows this"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := docscript.Parse("page.md", []byte(test.page))

@@ -101,7 +101,8 @@ func (s *Simulated) claimAll(topology vendorsim.Topology) error {
 	for _, p := range s.placesOf(topology) {
 		for _, path := range p.real {
 			if _, err := os.Lstat(path); err == nil {
-				return fmt.Errorf("%s exists: this machine seems to have the real driver of %s, beside which the lab puts no simulated one", path, p.vendor)
+				return fmt.Errorf("%s exists: this machine seems to have the real driver of %s, beside which the lab puts no simulated one",
+					path, p.vendor)
 			}
 		}
 		for _, l := range p.links {
@@ -279,7 +280,8 @@ func (s *Simulated) claim(path string) error {
 		}
 	}
 	if _, err := os.Lstat(path); err == nil {
-		return fmt.Errorf("%s exists and is not the lab's: this machine seems to have the vendor's real software, which the lab will not replace", path)
+		return fmt.Errorf("%s exists and is not the lab's: this machine seems to have the vendor's real software, which the lab will not "+
+			"replace", path)
 	}
 	top := path
 	for {

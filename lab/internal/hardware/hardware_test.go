@@ -227,7 +227,8 @@ func TestNodes(t *testing.T) {
 		"":                        nil,
 		"[driver]\nversion = 3\n": nil,
 		card(0, "enflame", ""):    {"/dev/gcu0"},
-		card(0, "nvidia", "") + card(1, "enflame", "minor = 0"):             {"/dev/gcu0", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia0", "/dev/nvidiactl"},
+		card(0, "nvidia", "") + card(1, "enflame", "minor = 0"): {"/dev/gcu0", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools",
+			"/dev/nvidia0", "/dev/nvidiactl"},
 		card(0, "iluvatar", "minor = 4") + card(1, "iluvatar", "minor = 4"): {"/dev/iluvatar4", "/dev/itrctl"},
 	} {
 		topology, err := vendorsim.Parse("test", []byte(text))

@@ -72,7 +72,8 @@ func below(root string) *Simulated {
 				card:    "nvidia",
 				control: []string{"nvidiactl", "nvidia-uvm", "nvidia-uvm-tools"},
 				real: []string{
-					at("proc/driver/nvidia"), at("usr/lib64", vendorsim.LibraryName("nvidia")), at("usr/lib", vendorsim.LibraryName("nvidia")),
+					at("proc/driver/nvidia"), at("usr/lib64", vendorsim.LibraryName("nvidia")),
+					at("usr/lib", vendorsim.LibraryName("nvidia")),
 				},
 			},
 			{

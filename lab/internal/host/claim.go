@@ -99,7 +99,8 @@ func (r *Record) Claim(paths ...string) error {
 		case err != nil:
 			return fmt.Errorf("look at a place that the lab needs: %w", err)
 		case len(entries) > 0:
-			return fmt.Errorf("%s holds files that the lab did not make: does another Kubernetes use this machine? Move them away, or use another machine", p)
+			return fmt.Errorf("%s holds files that the lab did not make: does another Kubernetes use this machine? Move them away, or "+
+				"use another machine", p)
 		default:
 			r.Borrowed = append(r.Borrowed, p)
 		}

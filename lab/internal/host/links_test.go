@@ -34,7 +34,8 @@ func TestLinksWhileOthersComeAndGo(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		return netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: name, MasterIndex: master.Attrs().Index}, PeerName: name + "p"})
+		return netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: name, MasterIndex: master.Attrs().Index},
+			PeerName: name + "p"})
 	}
 	for i := range 60 {
 		if err := attach(fmt.Sprint("port", i)); err != nil {

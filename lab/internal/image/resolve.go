@@ -56,7 +56,8 @@ func Resolve(program string, files []File, loaded ...string) error {
 			}
 			for _, version := range versions[name] {
 				if !slices.Contains(has, version) {
-					return fmt.Errorf("%s needs %s of %s, and that of the image (%s) is older: link it on a system as old as the image's Debian",
+					return fmt.Errorf("%s needs %s of %s, and that of the image (%s) is older: link it on a system as old as the image's "+
+						"Debian",
 						queue[0].name, version, name, f.Path)
 				}
 			}

@@ -53,7 +53,8 @@ func TestResolve(t *testing.T) {
 		"the loader is not":  {files: without(filepath.Base(whole[0].Path)), want: "wants the loader"},
 		"what it will load":  {files: whole, loaded: []string{"libstdc++.so.6"}, want: "needs libstdc++.so.6"},
 		"an older C library": {files: other, want: "of libc.so.6, and that of the image (" + whole[libc].Path + ") is older"},
-		"no library at all":  {files: append(without("libc.so.6"), File{Path: "/lib/libc.so.6", Content: []byte("x")}), want: "/lib/libc.so.6: "},
+		"no library at all": {files: append(without("libc.so.6"), File{Path: "/lib/libc.so.6", Content: []byte("x")}),
+			want: "/lib/libc.so.6: "},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {

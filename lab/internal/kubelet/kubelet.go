@@ -36,7 +36,8 @@ import (
 // /var/lib/kubelet/device-plugins/kubelet.sock, which only root can use.
 //
 //go:linkname newManagerImpl k8s.io/kubernetes/pkg/kubelet/cm/devicemanager.newManagerImpl
-func newManagerImpl(logger klog.Logger, socketPath string, topology []cadvisorapi.Node, store topologymanager.Store) (*devicemanager.ManagerImpl, error)
+func newManagerImpl(logger klog.Logger, socketPath string, topology []cadvisorapi.Node,
+	store topologymanager.Store) (*devicemanager.ManagerImpl, error)
 
 // Server is the API server as a kubelet sees it: the pods that are bound to its
 // node. It is safe for concurrent use.

@@ -36,9 +36,10 @@ func (k *Kubelet) servePodResources() error {
 			return handler(klog.NewContext(ctx, k.Log), req)
 		},
 	))
-	podresourcesv1.RegisterPodResourcesListerServer(k.server, podresources.NewV1PodResourcesServer(k.ctx, podresources.PodResourcesProviders{
-		Pods: k, Devices: provider{k.devices}, Cpus: nothing{}, Memory: nothing{}, DynamicResources: nothing{},
-	}))
+	podresourcesv1.RegisterPodResourcesListerServer(k.server, podresources.NewV1PodResourcesServer(k.ctx,
+		podresources.PodResourcesProviders{
+			Pods: k, Devices: provider{k.devices}, Cpus: nothing{}, Memory: nothing{}, DynamicResources: nothing{},
+		}))
 	server := k.server
 	k.serving.Go(func() { _ = server.Serve(listener) })
 	return nil

@@ -41,7 +41,8 @@ func (k *Kubelet) Run(pod *corev1.Pod) error {
 		if err != nil {
 			return fmt.Errorf("start container %s of %s: %w", c.Name, pod.Name, err)
 		}
-		one := &Container{running: i >= len(pod.Spec.InitContainers) || isSidecar(&c), Env: map[string]string{}, Annotations: map[string]string{}}
+		one := &Container{running: i >= len(pod.Spec.InitContainers) || isSidecar(&c), Env: map[string]string{},
+			Annotations: map[string]string{}}
 		if options != nil {
 			one.Devices, one.Mounts = options.Devices, options.Mounts
 			for _, e := range options.Envs {

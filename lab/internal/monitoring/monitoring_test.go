@@ -63,8 +63,10 @@ func rendered(t *testing.T, set string) map[string][]byte {
 	return objects
 }
 
-const everything = "pool.enabled=true,metrics.serviceMonitor.enabled=true,metrics.serviceMonitor.interval=30s,metrics.serviceMonitor.labels.release=p," +
-	"metrics.prometheusRule.enabled=true,metrics.prometheusRule.labels.release=p,metrics.dashboard.enabled=true,schedconf.listenAddress=0.0.0.0"
+const everything = "pool.enabled=true,metrics.serviceMonitor.enabled=true,metrics.serviceMonitor.interval=30s," +
+	"metrics.serviceMonitor.labels.release=p," +
+	"metrics.prometheusRule.enabled=true,metrics.prometheusRule.labels.release=p,metrics.dashboard.enabled=true," +
+	"schedconf.listenAddress=0.0.0.0"
 
 // TestServiceMonitorsAreOnesOfTheOperator, with no field that it does not know, and
 // each finds the Service of its part, which finds the pods.
@@ -73,10 +75,12 @@ func TestServiceMonitorsAreOnesOfTheOperator(t *testing.T) {
 		set  string
 		want []string
 	}{
-		"everything":             {everything, []string{"bitfusion-device-plugin", "bitfusion-webhook", "divvy-extender", "divvy-node", "divvy-schedconf"}},
-		"a scheduler of its own": {"metrics.serviceMonitor.enabled=true,scheduler.mode=dedicated", []string{"divvy-node", "divvy-scheduler"}},
-		"what nobody reaches":    {"metrics.serviceMonitor.enabled=true,extender.listenAddress=127.0.0.1", []string{"divvy-node"}},
-		"not asked for":          {"pool.enabled=true", nil},
+		"everything": {everything, []string{"bitfusion-device-plugin", "bitfusion-webhook", "divvy-extender", "divvy-node",
+			"divvy-schedconf"}},
+		"a scheduler of its own": {"metrics.serviceMonitor.enabled=true,scheduler.mode=dedicated",
+			[]string{"divvy-node", "divvy-scheduler"}},
+		"what nobody reaches": {"metrics.serviceMonitor.enabled=true,extender.listenAddress=127.0.0.1", []string{"divvy-node"}},
+		"not asked for":       {"pool.enabled=true", nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			objects := rendered(t, tt.set)
@@ -100,7 +104,8 @@ func TestServiceMonitorsAreOnesOfTheOperator(t *testing.T) {
 						t.Errorf("%s asks for a Service with %s=%s, which has %v", key, label, value, service.Labels)
 					}
 				}
-				if service.Namespace != monitor.Namespace || service.Spec.Ports[0].Name != monitor.Spec.Endpoints[0].Port || service.Labels[monitor.Spec.JobLabel] != part {
+				if service.Namespace != monitor.Namespace || service.Spec.Ports[0].Name != monitor.Spec.Endpoints[0].Port ||
+					service.Labels[monitor.Spec.JobLabel] != part {
 					t.Errorf("%s and its Service differ in namespace, port or name", key)
 				}
 				workload := objects["DaemonSet "+part]
@@ -109,7 +114,8 @@ func TestServiceMonitorsAreOnesOfTheOperator(t *testing.T) {
 						workload = objects[other]
 					}
 				}
-				if !strings.Contains(string(workload), fmt.Sprint("containerPort: ", service.Spec.Ports[0].Port)) && part != "divvy-schedconf" {
+				if !strings.Contains(string(workload), fmt.Sprint("containerPort: ", service.Spec.Ports[0].Port)) &&
+					part != "divvy-schedconf" {
 					t.Errorf("no pod of %s has the port %d", part, service.Spec.Ports[0].Port)
 				}
 				for label, value := range service.Spec.Selector {

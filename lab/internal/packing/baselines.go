@@ -267,7 +267,8 @@ func selectionText(s *accel.Selection) string {
 	if s == nil {
 		return ""
 	}
-	return strings.Join(slices.Concat(s.UseModels, []string{"\x00"}, s.AvoidModels, []string{"\x00"}, s.UseIDs, []string{"\x00"}, s.AvoidIDs), "|")
+	return strings.Join(slices.Concat(s.UseModels, []string{"\x00"}, s.AvoidModels, []string{"\x00"}, s.UseIDs, []string{"\x00"},
+		s.AvoidIDs), "|")
 }
 
 // fgd takes the node whose fragmentation grows least: for each typical pod, the

@@ -29,7 +29,8 @@ func twoNodes() *simulate.Cluster {
 	}{{"A", 4}, {"B", 2}} {
 		node := simulate.Node{Name: n.model, CPU: 25000 * int64(n.devices), Memory: 1 << 20}
 		for i := range n.devices {
-			node.Devices = append(node.Devices, accel.Share{Device: accel.Device{ID: accel.DeviceID(fmt.Sprint(n.model, i)), Index: i, Model: n.model}, Units: 1000})
+			node.Devices = append(node.Devices, accel.Share{Device: accel.Device{ID: accel.DeviceID(fmt.Sprint(n.model, i)), Index: i,
+				Model: n.model}, Units: 1000})
 		}
 		c.Nodes = append(c.Nodes, node)
 	}
@@ -50,16 +51,21 @@ func TestBaselines(t *testing.T) {
 		refuse bool
 	}{
 		// 40 of 100 cores and 2300 of 4000 units are left: half of each is lost.
-		"BestFit counts CPU and units":          {newBestFit(twoNodes()), node(50000, "A", 1000, 700, 800, 0), part, []int{1}, 51, false},
-		"BestFit rates a plain pod":             {newBestFit(twoNodes()), node(50000, "A", 0, 0), plain, nil, 80, false},
-		"BestFit takes the first whole GPUs":    {newBestFit(twoNodes()), node(10000, "A", 900, 1000, 1000, 1000), pair, []int{1, 2}, 76, false},
-		"BestFit refuses without CPU":           {newBestFit(twoNodes()), node(9999, "A", 1000), part, nil, 0, true},
-		"BestFit refuses without whole GPUs":    {newBestFit(twoNodes()), node(90000, "A", 1000, 999), pair, nil, 0, true},
-		"GpuPacking shares a used GPU":          {gpuPacking{baseline{GpuPacking}}, node(50000, "A", 1000, 400, 300), part, []int{2}, 97, false},
-		"GpuPacking opens a GPU of a used node": {gpuPacking{baseline{GpuPacking}}, node(50000, "A", 1000, 100, 1000), whole, []int{0}, 49, false},
-		"GpuPacking opens two":                  {gpuPacking{baseline{GpuPacking}}, node(50000, "A", 1000, 100, 1000), pair, []int{0, 2}, 48, false},
-		"GpuPacking opens a node last":          {gpuPacking{baseline{GpuPacking}}, node(50000, "A", 1000, 1000), whole, []int{0}, 31, false},
-		"GpuPacking does not rate plain pods":   {gpuPacking{baseline{GpuPacking}}, node(50000, "A", 1000, 100), plain, nil, 0, false},
+		"BestFit counts CPU and units": {newBestFit(twoNodes()), node(50000, "A", 1000, 700, 800, 0), part, []int{1}, 51, false},
+		"BestFit rates a plain pod":    {newBestFit(twoNodes()), node(50000, "A", 0, 0), plain, nil, 80, false},
+		"BestFit takes the first whole GPUs": {newBestFit(twoNodes()), node(10000, "A", 900, 1000, 1000, 1000), pair, []int{1, 2}, 76,
+			false},
+		"BestFit refuses without CPU":        {newBestFit(twoNodes()), node(9999, "A", 1000), part, nil, 0, true},
+		"BestFit refuses without whole GPUs": {newBestFit(twoNodes()), node(90000, "A", 1000, 999), pair, nil, 0, true},
+		"GpuPacking shares a used GPU": {gpuPacking{baseline{GpuPacking}}, node(50000, "A", 1000, 400, 300), part, []int{2}, 97,
+			false},
+		"GpuPacking opens a GPU of a used node": {gpuPacking{baseline{GpuPacking}}, node(50000, "A", 1000, 100, 1000), whole, []int{0}, 49,
+			false},
+		"GpuPacking opens two": {gpuPacking{baseline{GpuPacking}}, node(50000, "A", 1000, 100, 1000), pair, []int{0, 2},
+			48, false},
+		"GpuPacking opens a node last": {gpuPacking{baseline{GpuPacking}}, node(50000, "A", 1000, 1000), whole, []int{0}, 31,
+			false},
+		"GpuPacking does not rate plain pods": {gpuPacking{baseline{GpuPacking}}, node(50000, "A", 1000, 100), plain, nil, 0, false},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {

@@ -105,7 +105,8 @@ models    FGD      92.64    +0.33  95.87    +2.11  24.89
 		t.Errorf("gains (-want +got):\n%s", diff)
 	}
 	c.Against = BestFit
-	if err := c.Check(); err == nil || !strings.Contains(err.Error(), "gains against BestFit: it is neither simulated nor published with workload default at 100 %") {
+	if err := c.Check(); err == nil || !strings.Contains(err.Error(), "gains against BestFit: it is neither simulated nor published with "+
+		"workload default at 100 %") {
 		t.Errorf("gains against a policy without results: %v", err)
 	}
 }

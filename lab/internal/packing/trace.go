@@ -67,7 +67,8 @@ func openTable(r io.Reader, file string, required []string) (*table, error) {
 	header, err := t.csv.Read()
 	switch {
 	case errors.Is(err, io.EOF):
-		return nil, &LineError{file, 1, "", fmt.Errorf("the file is empty; the first line must name the columns %s", strings.Join(required, ", "))}
+		return nil, &LineError{file, 1, "", fmt.Errorf("the file is empty; the first line must name the columns %s",
+			strings.Join(required, ", "))}
 	case err != nil:
 		return nil, t.broken(err)
 	}

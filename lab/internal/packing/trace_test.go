@@ -54,8 +54,10 @@ func TestReadTrace(t *testing.T) {
 	}
 	want := []simulate.Pod{
 		{Name: "part", Source: "pods.csv:2", Ask: place.Ask{Units: 250, Devices: 1, CPU: 4000, Memory: 8192}},
-		{Name: "whole", Source: "pods.csv:3", Ask: place.Ask{Units: 1000, Devices: 1, CPU: 8000, Memory: 16384, Only: &accel.Selection{UseModels: []string{"A", "B"}}}},
-		{Name: "pair", Source: "pods.csv:4", Ask: place.Ask{Units: 1000, Devices: 2, CPU: 16000, Memory: 32768, Only: &accel.Selection{UseModels: []string{"A"}}}},
+		{Name: "whole", Source: "pods.csv:3", Ask: place.Ask{Units: 1000, Devices: 1, CPU: 8000, Memory: 16384,
+			Only: &accel.Selection{UseModels: []string{"A", "B"}}}},
+		{Name: "pair", Source: "pods.csv:4", Ask: place.Ask{Units: 1000, Devices: 2, CPU: 16000, Memory: 32768,
+			Only: &accel.Selection{UseModels: []string{"A"}}}},
 		{Name: "plain", Source: "pods.csv:5", Ask: place.Ask{CPU: 2000, Memory: 4096}},
 	}
 	if d := cmp.Diff(want, w.Pods); d != "" {
@@ -79,37 +81,53 @@ func TestReadTraceRefuses(t *testing.T) {
 		nodes bool
 		want  string
 	}{
-		"no file": {text: "", nodes: true, want: "f.csv:1: the file is empty; the first line must name the columns sn, cpu_milli, memory_mib, gpu, model"},
+		"no file": {text: "", nodes: true, want: "f.csv:1: the file is empty; the first line must name the columns sn, cpu_milli, " +
+			"memory_mib, gpu, model"},
 		"columns of nodes are missing": {text: "sn,cpu,gpu\na,1,1\n", nodes: true,
 			want: "f.csv:1: missing columns: cpu_milli, memory_mib, model; the first line must name sn, cpu_milli, memory_mib, gpu, model"},
 		"columns of pods are missing": {text: "name,cpu_milli,memory_mib\np,1,1\n",
 			want: "f.csv:1: missing columns: num_gpu, gpu_milli; the first line must name name, cpu_milli, memory_mib, num_gpu, gpu_milli"},
-		"a column twice":           {text: "sn,sn,cpu_milli,memory_mib,gpu,model\n", nodes: true, want: "f.csv:1: column sn: is there twice"},
-		"no nodes":                 {text: nodes, nodes: true, want: "f.csv:1: there are no nodes below the header"},
-		"no pods":                  {text: pods, want: "f.csv:1: there are no pods below the header"},
-		"nodes without GPUs":       {text: nodes + "a,1000,1024,0,\n", nodes: true, want: "f.csv: 1 nodes, but column gpu is 0 in all of them: there is nothing to share"},
-		"pods without GPUs":        {text: pods + "p,1000,1024,0,0\n", want: "f.csv: 1 pods, but column num_gpu is 0 in all of them: there is nothing to place on GPUs"},
-		"a node twice":             {text: nodes + "a,1000,1024,1,A\na,1000,1024,1,A\n", nodes: true, want: `f.csv:3: column sn: "a" was named in line 2 already`},
-		"a pod twice":              {text: pods + "p,1,1,1,1\n\nq,1,1,1,1\np,1,1,1,1\n", want: `f.csv:5: column name: "p" was named in line 2 already`},
-		"a node without a name":    {text: nodes + ",1000,1024,1,A\n", nodes: true, want: "f.csv:2: column sn: a node needs a name"},
-		"a pod without a name":     {text: pods + ",1,1,1,1\n", want: "f.csv:2: column name: a pod needs a name"},
-		"a word for a number":      {text: nodes + "a,many,1024,1,A\n", nodes: true, want: `f.csv:2: column cpu_milli: "many" is not a whole number`},
-		"a fraction":               {text: pods + "p,1.5,1,1,1\n", want: `f.csv:2: column cpu_milli: "1.5" is not a whole number`},
-		"nothing for a number":     {text: pods + "p,1,,1,1\n", want: `f.csv:2: column memory_mib: "" is not a whole number`},
-		"below zero":               {text: pods + "p,-1,1,1,1\n", want: "f.csv:2: column cpu_milli: -1 is not within 0 and 1073741824"},
-		"beyond any number":        {text: pods + "p,99999999999999999999,1,1,1\n", want: `f.csv:2: column cpu_milli: "99999999999999999999" is not a whole number`},
-		"a node without CPU":       {text: nodes + "a,0,1024,1,A\n", nodes: true, want: "f.csv:2: column cpu_milli: 0 is not within 1 and 1073741824"},
-		"too many GPUs":            {text: nodes + "a,1,1024,65,A\n", nodes: true, want: "f.csv:2: column gpu: 65 is not within 0 and 64"},
-		"more than a GPU of one":   {text: pods + "p,1,1,1,1001\n", want: "f.csv:2: column gpu_milli: 1001 is not within 0 and 1000"},
-		"nothing of a GPU":         {text: pods + "p,1,1,1,0\n", want: "f.csv:2: column gpu_milli: 0 is asked of each of 1 GPUs; it must be 1 to 1000"},
-		"a part of no GPU":         {text: pods + "p,1,1,0,500\n", want: "f.csv:2: column gpu_milli: 500 is asked of each GPU, but num_gpu is 0"},
-		"parts of several GPUs":    {text: pods + "p,1,1,2,500\n", want: "f.csv:2: column gpu_milli: 500: with num_gpu 2 it must be 1000, parts are of one GPU only"},
-		"nothing at all":           {text: pods + "p,0,0,0,0\n", want: `f.csv:2: pod "p" asks for nothing: cpu_milli, memory_mib and num_gpu are 0`},
-		"a line that is too short": {text: pods + "p,1,1\n", want: "f.csv:2: column num_gpu: the line ends before it: it has 3 fields, the header 5\nf.csv:2: column gpu_milli: the line ends before it: it has 3 fields, the header 5"},
-		"a quote that never ends":  {text: pods + "\"p,1,1,1,1\n", want: `f.csv:2: extraneous or missing " in quoted-field`},
-		"models that are none":     {text: "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec\np,1,1,1,1,\"| |\"\n", want: `f.csv:2: column gpu_spec: "| |" names no model; leave it empty for any`},
-		"several mistakes":         {text: pods + "p,x,1,1,1\nq,1,1,1,y\n", want: "f.csv:2: column cpu_milli: \"x\" is not a whole number\nf.csv:3: column gpu_milli: \"y\" is not a whole number"},
-		"too many mistakes":        {text: pods + strings.Repeat(",1,1,1,1\n", 12), want: tenMistakes},
+		"a column twice": {text: "sn,sn,cpu_milli,memory_mib,gpu,model\n", nodes: true,
+			want: "f.csv:1: column sn: is there twice"},
+		"no nodes": {text: nodes, nodes: true, want: "f.csv:1: there are no nodes below the header"},
+		"no pods":  {text: pods, want: "f.csv:1: there are no pods below the header"},
+		"nodes without GPUs": {text: nodes + "a,1000,1024,0,\n", nodes: true,
+			want: "f.csv: 1 nodes, but column gpu is 0 in all of them: there is nothing to share"},
+		"pods without GPUs": {text: pods + "p,1000,1024,0,0\n",
+			want: "f.csv: 1 pods, but column num_gpu is 0 in all of them: there is nothing to place on GPUs"},
+		"a node twice": {text: nodes + "a,1000,1024,1,A\na,1000,1024,1,A\n", nodes: true,
+			want: `f.csv:3: column sn: "a" was named in line 2 already`},
+		"a pod twice": {text: pods + "p,1,1,1,1\n\nq,1,1,1,1\np,1,1,1,1\n",
+			want: `f.csv:5: column name: "p" was named in line 2 already`},
+		"a node without a name": {text: nodes + ",1000,1024,1,A\n", nodes: true, want: "f.csv:2: column sn: a node needs a name"},
+		"a pod without a name":  {text: pods + ",1,1,1,1\n", want: "f.csv:2: column name: a pod needs a name"},
+		"a word for a number": {text: nodes + "a,many,1024,1,A\n", nodes: true,
+			want: `f.csv:2: column cpu_milli: "many" is not a whole number`},
+		"a fraction":           {text: pods + "p,1.5,1,1,1\n", want: `f.csv:2: column cpu_milli: "1.5" is not a whole number`},
+		"nothing for a number": {text: pods + "p,1,,1,1\n", want: `f.csv:2: column memory_mib: "" is not a whole number`},
+		"below zero":           {text: pods + "p,-1,1,1,1\n", want: "f.csv:2: column cpu_milli: -1 is not within 0 and 1073741824"},
+		"beyond any number": {text: pods + "p,99999999999999999999,1,1,1\n",
+			want: `f.csv:2: column cpu_milli: "99999999999999999999" is not a whole number`},
+		"a node without CPU": {text: nodes + "a,0,1024,1,A\n", nodes: true,
+			want: "f.csv:2: column cpu_milli: 0 is not within 1 and 1073741824"},
+		"too many GPUs":          {text: nodes + "a,1,1024,65,A\n", nodes: true, want: "f.csv:2: column gpu: 65 is not within 0 and 64"},
+		"more than a GPU of one": {text: pods + "p,1,1,1,1001\n", want: "f.csv:2: column gpu_milli: 1001 is not within 0 and 1000"},
+		"nothing of a GPU": {text: pods + "p,1,1,1,0\n",
+			want: "f.csv:2: column gpu_milli: 0 is asked of each of 1 GPUs; it must be 1 to 1000"},
+		"a part of no GPU": {text: pods + "p,1,1,0,500\n",
+			want: "f.csv:2: column gpu_milli: 500 is asked of each GPU, but num_gpu is 0"},
+		"parts of several GPUs": {text: pods + "p,1,1,2,500\n",
+			want: "f.csv:2: column gpu_milli: 500: with num_gpu 2 it must be 1000, parts are of one GPU only"},
+		"nothing at all": {text: pods + "p,0,0,0,0\n",
+			want: `f.csv:2: pod "p" asks for nothing: cpu_milli, memory_mib and num_gpu are 0`},
+		"a line that is too short": {text: pods + "p,1,1\n", want: "f.csv:2: column num_gpu: the line ends before it: it has 3 fields, " +
+			"the header 5\nf.csv:2: column gpu_milli: the line ends before it: it has 3 fields, the header 5"},
+		"a quote that never ends": {text: pods + "\"p,1,1,1,1\n", want: `f.csv:2: extraneous or missing " in quoted-field`},
+		"models that are none": {text: "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec\np,1,1,1,1,\"| |\"\n",
+			want: `f.csv:2: column gpu_spec: "| |" names no model; leave it empty for any`},
+		"several mistakes": {text: pods + "p,x,1,1,1\nq,1,1,1,y\n",
+			want: "f.csv:2: column cpu_milli: \"x\" is not a whole number\nf.csv:3: column gpu_milli: \"y\" is not a whole number"},
+		"too many mistakes": {text: pods + strings.Repeat(",1,1,1,1\n", 12), want: tenMistakes},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -151,10 +169,12 @@ func TestReadPublished(t *testing.T) {
 		t.Errorf("published (-want +got):\n%s", d)
 	}
 	for text, want := range map[string]string{
-		"workload,policy\n": "p.csv:1: missing columns: arrived_percent, allocated_percent_mean; the first line must name workload, policy, arrived_percent, allocated_percent_mean",
-		"workload,policy,arrived_percent,allocated_percent_mean\n":            "p.csv:1: there are no results below the header",
-		"workload,policy,arrived_percent,allocated_percent_mean\na,b,1,NaN\n": `p.csv:2: column allocated_percent_mean: "NaN" is not a number from 0 to 100`,
-		"workload,policy,arrived_percent,allocated_percent_mean\na,b,x,1\n":   `p.csv:2: column arrived_percent: "x" is not a whole number`,
+		"workload,policy\n": "p.csv:1: missing columns: arrived_percent, allocated_percent_mean; the first line must name workload, " +
+			"policy, arrived_percent, allocated_percent_mean",
+		"workload,policy,arrived_percent,allocated_percent_mean\n": "p.csv:1: there are no results below the header",
+		"workload,policy,arrived_percent,allocated_percent_mean\na,b,1,NaN\n": `p.csv:2: column allocated_percent_mean: "NaN" is not a ` +
+			`number from 0 to 100`,
+		"workload,policy,arrived_percent,allocated_percent_mean\na,b,x,1\n": `p.csv:2: column arrived_percent: "x" is not a whole number`,
 	} {
 		if _, err := ReadPublished(strings.NewReader(text), "p.csv"); err == nil || err.Error() != want {
 			t.Errorf("%q: error %v, want %s", text, err, want)
@@ -177,7 +197,8 @@ func FuzzReadPods(f *testing.F) {
 			return
 		}
 		for _, p := range w.Pods {
-			if p.Name == "" || p.Ask.Units < 0 || p.Ask.Units > TraceUnits || p.Ask.Devices < 0 || (p.Ask.Devices == 0) != (p.Ask.Units == 0) {
+			if p.Name == "" || p.Ask.Units < 0 || p.Ask.Units > TraceUnits || p.Ask.Devices < 0 ||
+				(p.Ask.Devices == 0) != (p.Ask.Units == 0) {
 				t.Errorf("accepted %+v", p)
 			}
 		}

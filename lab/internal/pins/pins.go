@@ -114,7 +114,8 @@ func inFile(name, content string) ([]Reference, error) {
 			}
 			r.Name = action + "@" + version
 		case otherLine.MatchString(line) && strings.HasPrefix(r.File, ".github/"):
-			return nil, fmt.Errorf("%s:%d: this names an image or an action in a form that is not looked for: %s", r.File, r.Line, strings.TrimSpace(line))
+			return nil, fmt.Errorf("%s:%d: this names an image or an action in a form that is not looked for: %s", r.File, r.Line,
+				strings.TrimSpace(line))
 		}
 		if r.Kind != "" {
 			found = append(found, r)

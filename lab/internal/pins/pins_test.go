@@ -205,7 +205,8 @@ func TestPin(t *testing.T) {
 			unpinned = append(unpinned, r.String())
 		}
 	}
-	if want := []string{"image " + host + "/golang:1.26", "image " + host + "/other:2", "action owner/repo@v2", "action owner/repo/sub@v2"}; !slices.Equal(unpinned, want) {
+	if want := []string{"image " + host + "/golang:1.26", "image " + host + "/other:2", "action owner/repo@v2",
+		"action owner/repo/sub@v2"}; !slices.Equal(unpinned, want) {
 		t.Errorf("found %q without a pin, want %q", unpinned, want)
 	}
 	resolved, err := resolver.Resolve(t.Context(), references)
@@ -233,7 +234,8 @@ func TestPin(t *testing.T) {
 	if diff := cmp.Diff(resolved, again); diff != "" {
 		t.Errorf("read again (-written +read):\n%s", diff)
 	}
-	if record := string(Record(again)); !strings.Contains(record, "action owner/repo@v2 "+action+"\n") || !strings.Contains(record, "image "+host+"/golang:1.26 "+golang+"\n") {
+	if record := string(Record(again)); !strings.Contains(record, "action owner/repo@v2 "+action+"\n") ||
+		!strings.Contains(record, "image "+host+"/golang:1.26 "+golang+"\n") {
 		t.Errorf("recorded\n%s", record)
 	}
 

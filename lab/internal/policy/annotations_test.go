@@ -42,7 +42,8 @@ type request struct {
 
 // asked returns whether the policy looks at the request, and the validations that
 // refuse it.
-func asked(t *testing.T, policy admissionregistrationv1.ValidatingAdmissionPolicy, conditions plugincel.ConditionEvaluator, r request) (matched bool, refused []string) {
+func asked(t *testing.T, policy admissionregistrationv1.ValidatingAdmissionPolicy, conditions plugincel.ConditionEvaluator,
+	r request) (matched bool, refused []string) {
 	t.Helper()
 	gvk := r.after.GetObjectKind().GroupVersionKind()
 	resource, sub, _ := strings.Cut(r.resource, "/")
@@ -59,11 +60,13 @@ func asked(t *testing.T, policy admissionregistrationv1.ValidatingAdmissionPolic
 		versioned.VersionedOldObject = admission.NewLazyObject(r.before)
 	}
 	if !slices.ContainsFunc(policy.Spec.MatchConstraints.ResourceRules, func(rule admissionregistrationv1.NamedRuleWithOperations) bool {
-		return slices.Contains(rule.Resources, r.resource) && slices.Contains(rule.Operations, admissionregistrationv1.OperationType(operation))
+		return slices.Contains(rule.Resources, r.resource) &&
+			slices.Contains(rule.Operations, admissionregistrationv1.OperationType(operation))
 	}) {
 		return false, nil
 	}
-	versioned.Attributes = admission.NewAttributesRecord(r.after, r.before, gvk, object.GetNamespace(), object.GetName(), gvr, sub, operation, nil, false, &user.DefaultInfo{Name: r.who, Groups: groups(r.who)})
+	versioned.Attributes = admission.NewAttributesRecord(r.after, r.before, gvk, object.GetNamespace(), object.GetName(), gvr, sub,
+		operation, nil, false, &user.DefaultInfo{Name: r.who, Groups: groups(r.who)})
 	compiler := plugincel.NewConditionCompiler(environment.MustBaseEnvSet(environment.DefaultCompatibilityVersion()))
 	var accessors []plugincel.ExpressionAccessor
 	for _, c := range policy.Spec.MatchConditions {
@@ -117,7 +120,8 @@ func TestOnlyDivvyWritesItsAnnotations(t *testing.T) {
 	}
 	own[wire.GrantAnnotation], own[wire.HeldAnnotation] = "g", "d"
 	own[wire.RetryAnnotation] = "t"
-	nodeOwn := map[string]string{wire.InventoryAnnotation: "i", wire.QuarantineAnnotation: "q", wire.EndingAnnotation: "e", nodelabels.OwnedAnnotation: "l", countsAnnotation: "c"}
+	nodeOwn := map[string]string{wire.InventoryAnnotation: "i", wire.QuarantineAnnotation: "q", wire.EndingAnnotation: "e",
+		nodelabels.OwnedAnnotation: "l", countsAnnotation: "c"}
 
 	t.Run("keys", func(t *testing.T) {
 		keys := slices.Sorted(maps.Keys(own))
@@ -168,19 +172,22 @@ func TestOnlyDivvyWritesItsAnnotations(t *testing.T) {
 		many[fmt.Sprintf("a%d", i)] = ""
 	}
 	for name, r := range map[string]request{
-		"the daemon":                       {daemonAccount, "pods", pod("a", nil, nil), pod("a", nil, own), false},
-		"the daemon on its node":           {daemonAccount, "nodes", node("a", nil, nil), node("a", nil, nodeOwn), false},
-		"the extender":                     {extenderAccount, "pods/binding", nil, binding("a", "1", own), false},
-		"kube-scheduler":                   {"system:kube-scheduler", "pods/binding", nil, binding("a", "1", nil), false},
-		"a new pod":                        {"admin", "pods", nil, pod("", nil, nil), false},
-		"a new pod with other notes":       {"admin", "pods", nil, pod("", nil, map[string]string{"divvy.dev/mine": "x"}), false},
-		"a pod of the pool":                {"admin", "pods", nil, pod("", map[string]string{pool.ConvertedLabel: "true"}, map[string]string{pool.ModeAnnotation: "all", pool.StatusAnnotation: "injected"}), false},
-		"a mirror pod":                     {"system:node:a", "pods", nil, pod("a", nil, map[string]string{corev1.MirrorPodAnnotationKey: "x"}), false},
-		"kubelet's status":                 {"system:node:a", "pods/status", pod("a", nil, own), pod("a", nil, own), false},
-		"kubelet's status of its node":     {"system:node:a", "nodes/status", node("a", nil, nodeOwn), node("a", nil, nodeOwn), false},
-		"a label of a pod with a grant":    {"admin", "pods", pod("a", nil, own), pod("a", map[string]string{"a": "b"}, own), false},
-		"another annotation beside":        {"admin", "pods", pod("a", nil, own), pod("a", nil, with(own, "a", "b")), false},
-		"which configuration a node has":   {"admin", "nodes", node("a", nil, nodeOwn), node("a", map[string]string{"divvy.dev/config": "x"}, nodeOwn), false},
+		"the daemon":                 {daemonAccount, "pods", pod("a", nil, nil), pod("a", nil, own), false},
+		"the daemon on its node":     {daemonAccount, "nodes", node("a", nil, nil), node("a", nil, nodeOwn), false},
+		"the extender":               {extenderAccount, "pods/binding", nil, binding("a", "1", own), false},
+		"kube-scheduler":             {"system:kube-scheduler", "pods/binding", nil, binding("a", "1", nil), false},
+		"a new pod":                  {"admin", "pods", nil, pod("", nil, nil), false},
+		"a new pod with other notes": {"admin", "pods", nil, pod("", nil, map[string]string{"divvy.dev/mine": "x"}), false},
+		"a pod of the pool": {"admin", "pods", nil, pod("", map[string]string{pool.ConvertedLabel: "true"},
+			map[string]string{pool.ModeAnnotation: "all", pool.StatusAnnotation: "injected"}), false},
+		"a mirror pod": {"system:node:a", "pods", nil,
+			pod("a", nil, map[string]string{corev1.MirrorPodAnnotationKey: "x"}), false},
+		"kubelet's status":              {"system:node:a", "pods/status", pod("a", nil, own), pod("a", nil, own), false},
+		"kubelet's status of its node":  {"system:node:a", "nodes/status", node("a", nil, nodeOwn), node("a", nil, nodeOwn), false},
+		"a label of a pod with a grant": {"admin", "pods", pod("a", nil, own), pod("a", map[string]string{"a": "b"}, own), false},
+		"another annotation beside":     {"admin", "pods", pod("a", nil, own), pod("a", nil, with(own, "a", "b")), false},
+		"which configuration a node has": {"admin", "nodes", node("a", nil, nodeOwn),
+			node("a", map[string]string{"divvy.dev/config": "x"}, nodeOwn), false},
 		"a pod with very many":             {"admin", "pods", pod("a", nil, many), pod("a", nil, many), false},
 		"very many, and one is Divvy's":    {"admin", "pods", pod("a", nil, nil), pod("a", nil, many), true},
 		"a secret":                         {"admin", "secrets", nil, pod("", nil, own), false},
@@ -206,16 +213,21 @@ func TestDeviceRequestsAreOfAdministrators(t *testing.T) {
 		request
 		rejected bool
 	}{
-		"an administrator":               {request{"admin", "nodes", node("a", nil, plain), node("a", nil, asks), true}, false},
-		"a script of the cluster":        {request{"system:serviceaccount:ops:repair", "nodes", node("a", nil, nil), node("a", nil, asks), true}, false},
-		"an administrator, another one":  {request{"admin", "nodes", node("a", nil, asks), node("a", nil, with(asks, wire.DeviceRequestAnnotation, "s")), true}, false},
-		"an administrator, withdrawn":    {request{"admin", "nodes", node("a", nil, asks), node("a", nil, plain), false}, false},
-		"kubelet":                        {request{"system:node:a", "nodes", node("a", nil, plain), node("a", nil, asks), true}, true},
-		"kubelet, in the status":         {request{"system:node:a", "nodes/status", node("a", nil, nil), node("a", nil, asks), true}, true},
-		"kubelet, when it registers":     {request{"system:node:a", "nodes", nil, node("a", nil, asks), true}, true},
-		"kubelet, another one":           {request{"system:node:a", "nodes", node("a", nil, asks), node("a", nil, with(asks, wire.DeviceRequestAnnotation, "s")), true}, true},
-		"kubelet's status of its node":   {request{"system:node:a", "nodes/status", node("a", nil, asks), node("a", nil, asks), false}, false},
-		"another annotation beside one":  {request{"system:node:a", "nodes", node("a", nil, asks), node("a", nil, with(asks, "a", "c")), false}, false},
+		"an administrator": {request{"admin", "nodes", node("a", nil, plain), node("a", nil, asks), true}, false},
+		"a script of the cluster": {request{"system:serviceaccount:ops:repair", "nodes", node("a", nil, nil), node("a", nil, asks),
+			true}, false},
+		"an administrator, another one": {request{"admin", "nodes", node("a", nil, asks),
+			node("a", nil, with(asks, wire.DeviceRequestAnnotation, "s")), true}, false},
+		"an administrator, withdrawn": {request{"admin", "nodes", node("a", nil, asks), node("a", nil, plain), false}, false},
+		"kubelet":                     {request{"system:node:a", "nodes", node("a", nil, plain), node("a", nil, asks), true}, true},
+		"kubelet, in the status":      {request{"system:node:a", "nodes/status", node("a", nil, nil), node("a", nil, asks), true}, true},
+		"kubelet, when it registers":  {request{"system:node:a", "nodes", nil, node("a", nil, asks), true}, true},
+		"kubelet, another one": {request{"system:node:a", "nodes", node("a", nil, asks),
+			node("a", nil, with(asks, wire.DeviceRequestAnnotation, "s")), true}, true},
+		"kubelet's status of its node": {request{"system:node:a", "nodes/status", node("a", nil, asks), node("a", nil, asks), false},
+			false},
+		"another annotation beside one": {request{"system:node:a", "nodes", node("a", nil, asks), node("a", nil, with(asks, "a", "c")),
+			false}, false},
 		"the daemon":                     {request{daemonAccount, "nodes", node("a", nil, plain), node("a", nil, asks), true}, true},
 		"the daemon, which has answered": {request{daemonAccount, "nodes", node("a", nil, asks), node("a", nil, plain), false}, false},
 		"the extender":                   {request{extenderAccount, "nodes", node("a", nil, plain), node("a", nil, asks), true}, true},
@@ -258,18 +270,22 @@ func TestExtenderBindsOnlyWhatItGranted(t *testing.T) {
 		matched bool
 		refused string
 	}{
-		"a grant":                       {extenderAccount, binding("a", "1", ours), true, ""},
-		"a grant of another resource":   {extenderAccount, binding("a", "1", annotations("nvidia.com/gpu-memory", "a")), true, ""},
-		"no grant":                      {extenderAccount, binding("a", "1", nil), true, "without a planned allocation"},
-		"a grant for another node":      {extenderAccount, binding("b", "1", ours), true, "without a planned allocation"},
-		"a resource of somebody else":   {extenderAccount, binding("a", "1", annotations("example.com/x", "a")), true, "may bind only pods that request enflame.com/gcu-memory, nvidia.com/gpu-memory"},
-		"an annotation of another kind": {extenderAccount, binding("a", "1", with(ours, "iam.example.com/role", "admin")), true, "no annotations but"},
-		"a pod by its name":             {extenderAccount, nobody, true, "must bind pods by UID"},
-		"another scheduler":             {"system:kube-scheduler", binding("a", "1", nil), false, ""},
-		"a scheduler of Divvy's own":    {scheduler, binding("a", "1", ours), true, ""},
-		"its pod without a device":      {scheduler, binding("a", "1", nil), true, ""},
-		"its grant for another node":    {scheduler, binding("b", "1", ours), true, "divvy-scheduler may bind no pod without a planned allocation"},
-		"its annotation":                {scheduler, binding("a", "1", map[string]string{"iam.example.com/role": "admin"}), true, "no annotations but"},
+		"a grant":                     {extenderAccount, binding("a", "1", ours), true, ""},
+		"a grant of another resource": {extenderAccount, binding("a", "1", annotations("nvidia.com/gpu-memory", "a")), true, ""},
+		"no grant":                    {extenderAccount, binding("a", "1", nil), true, "without a planned allocation"},
+		"a grant for another node":    {extenderAccount, binding("b", "1", ours), true, "without a planned allocation"},
+		"a resource of somebody else": {extenderAccount, binding("a", "1", annotations("example.com/x", "a")), true,
+			"may bind only pods that request enflame.com/gcu-memory, nvidia.com/gpu-memory"},
+		"an annotation of another kind": {extenderAccount, binding("a", "1", with(ours, "iam.example.com/role", "admin")), true,
+			"no annotations but"},
+		"a pod by its name":          {extenderAccount, nobody, true, "must bind pods by UID"},
+		"another scheduler":          {"system:kube-scheduler", binding("a", "1", nil), false, ""},
+		"a scheduler of Divvy's own": {scheduler, binding("a", "1", ours), true, ""},
+		"its pod without a device":   {scheduler, binding("a", "1", nil), true, ""},
+		"its grant for another node": {scheduler, binding("b", "1", ours), true,
+			"divvy-scheduler may bind no pod without a planned allocation"},
+		"its annotation": {scheduler, binding("a", "1", map[string]string{"iam.example.com/role": "admin"}), true,
+			"no annotations but"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			policy, conditions := policy, conditions
@@ -297,7 +313,8 @@ func TestExtenderWritesOneAnnotation(t *testing.T) {
 	retry := with(notes, wire.RetryAnnotation, "2026-01-02T03:04:05Z")
 	status := func(p *corev1.Pod, change func(*corev1.Pod)) *corev1.Pod { change(p); return p }
 	refusedByScheduler := func(p *corev1.Pod) {
-		p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: corev1.PodReasonUnschedulable}}
+		p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse,
+			Reason: corev1.PodReasonUnschedulable}}
 	}
 	elsewhere := func(p *corev1.Pod) *corev1.Pod { p.Namespace = "divvy-system"; return p }
 	own := func(p *corev1.Pod) *corev1.Pod { p.Spec.ServiceAccountName = "divvy-extender"; return elsewhere(p) }
@@ -310,33 +327,50 @@ func TestExtenderWritesOneAnnotation(t *testing.T) {
 		matched       bool
 		refused       string
 	}{
-		"it asks to look again":      {extenderAccount, pod("", nil, notes), pod("", nil, retry), true, ""},
-		"and once more":              {extenderAccount, pod("", nil, retry), pod("", nil, with(retry, wire.RetryAnnotation, "later")), true, ""},
-		"the first annotation":       {extenderAccount, pod("", nil, nil), pod("", nil, map[string]string{wire.RetryAnnotation: "t"}), true, ""},
-		"another annotation":         {extenderAccount, pod("", nil, notes), pod("", nil, with(retry, "iam.example.com/role", "admin")), true, "may change only the pod annotation divvy.dev/retry"},
-		"a grant":                    {extenderAccount, pod("", nil, notes), pod("", nil, with(notes, wire.GrantAnnotation, "g")), true, "may change only the pod annotation divvy.dev/retry"},
-		"another one changed":        {extenderAccount, pod("", nil, notes), pod("", nil, with(retry, "a", "c")), true, "may change only the pod annotation divvy.dev/retry"},
-		"another one removed":        {extenderAccount, pod("", nil, notes), pod("", nil, map[string]string{wire.RetryAnnotation: "t"}), true, "may change only the pod annotation divvy.dev/retry"},
-		"a label":                    {extenderAccount, pod("", nil, notes), pod("", map[string]string{"app": "x"}, retry), true, "may not change labels and finalizers"},
-		"a finalizer":                {extenderAccount, pod("", nil, notes), status(pod("", nil, retry), func(p *corev1.Pod) { p.Finalizers = []string{"example.com/x"} }), true, "may not change labels and finalizers"},
-		"a condition":                {extenderAccount, pod("", nil, notes), status(pod("", nil, retry), refusedByScheduler), true, "change only its own condition"},
-		"the end of a pod":           {extenderAccount, pod("", nil, notes), status(pod("", nil, notes), func(p *corev1.Pod) { p.Status.Phase = corev1.PodFailed }), true, "change only its own condition"},
-		"its own pod leads":          {extenderAccount, own(pod("a", nil, notes)), own(status(pod("a", nil, notes), tookTheLead)), true, ""},
-		"another pod beside it":      {extenderAccount, elsewhere(pod("a", nil, notes)), elsewhere(status(pod("a", nil, notes), tookTheLead)), true, "change only its own condition"},
-		"its own pod's annotation":   {extenderAccount, own(pod("a", nil, notes)), own(pod("a", nil, with(notes, "x", "y"))), true, "change only the pod annotation"},
-		"a pod that has a node":      {extenderAccount, pod("a", nil, notes), pod("a", nil, retry), true, "only on pending pods"},
-		"kubelet":                    {"system:node:a", pod("a", nil, notes), status(pod("a", nil, notes), refusedByScheduler), false, ""},
-		"kube-scheduler":             {"system:kube-scheduler", pod("", nil, notes), status(pod("", nil, notes), refusedByScheduler), false, ""},
+		"it asks to look again": {extenderAccount, pod("", nil, notes), pod("", nil, retry), true, ""},
+		"and once more": {extenderAccount, pod("", nil, retry), pod("", nil, with(retry, wire.RetryAnnotation, "later")), true,
+			""},
+		"the first annotation": {extenderAccount, pod("", nil, nil), pod("", nil, map[string]string{wire.RetryAnnotation: "t"}), true,
+			""},
+		"another annotation": {extenderAccount, pod("", nil, notes), pod("", nil, with(retry, "iam.example.com/role", "admin")),
+			true, "may change only the pod annotation divvy.dev/retry"},
+		"a grant": {extenderAccount, pod("", nil, notes), pod("", nil, with(notes, wire.GrantAnnotation, "g")), true,
+			"may change only the pod annotation divvy.dev/retry"},
+		"another one changed": {extenderAccount, pod("", nil, notes), pod("", nil, with(retry, "a", "c")), true,
+			"may change only the pod annotation divvy.dev/retry"},
+		"another one removed": {extenderAccount, pod("", nil, notes), pod("", nil, map[string]string{wire.RetryAnnotation: "t"}),
+			true, "may change only the pod annotation divvy.dev/retry"},
+		"a label": {extenderAccount, pod("", nil, notes), pod("", map[string]string{"app": "x"}, retry), true,
+			"may not change labels and finalizers"},
+		"a finalizer": {extenderAccount, pod("", nil, notes),
+			status(pod("", nil, retry), func(p *corev1.Pod) { p.Finalizers = []string{"example.com/x"} }), true,
+			"may not change labels and finalizers"},
+		"a condition": {extenderAccount, pod("", nil, notes), status(pod("", nil, retry), refusedByScheduler), true,
+			"change only its own condition"},
+		"the end of a pod": {extenderAccount, pod("", nil, notes),
+			status(pod("", nil, notes), func(p *corev1.Pod) { p.Status.Phase = corev1.PodFailed }), true, "change only its own condition"},
+		"its own pod leads": {extenderAccount, own(pod("a", nil, notes)), own(status(pod("a", nil, notes), tookTheLead)), true,
+			""},
+		"another pod beside it": {extenderAccount, elsewhere(pod("a", nil, notes)),
+			elsewhere(status(pod("a", nil, notes), tookTheLead)), true, "change only its own condition"},
+		"its own pod's annotation": {extenderAccount, own(pod("a", nil, notes)), own(pod("a", nil, with(notes, "x", "y"))), true,
+			"change only the pod annotation"},
+		"a pod that has a node": {extenderAccount, pod("a", nil, notes), pod("a", nil, retry), true, "only on pending pods"},
+		"kubelet":               {"system:node:a", pod("a", nil, notes), status(pod("a", nil, notes), refusedByScheduler), false, ""},
+		"kube-scheduler": {"system:kube-scheduler", pod("", nil, notes), status(pod("", nil, notes), refusedByScheduler), false,
+			""},
 		"a scheduler of Divvy's own": {scheduler, pod("", nil, notes), status(pod("", nil, notes), refusedByScheduler), true, ""},
 		"its annotation":             {scheduler, pod("", nil, notes), pod("", nil, retry), true, ""},
-		"another one of it":          {scheduler, pod("", nil, notes), pod("", nil, with(retry, "x", "y")), true, "divvy-scheduler may change only the pod annotation"},
+		"another one of it": {scheduler, pod("", nil, notes), pod("", nil, with(retry, "x", "y")), true,
+			"divvy-scheduler may change only the pod annotation"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			policy, conditions := policy, conditions
 			if tt.who == scheduler {
 				policy, conditions = dedicated, dedicatedConditions
 			}
-			matched, refused := asked(t, policy, conditions, request{who: tt.who, resource: "pods/status", before: tt.before, after: tt.after})
+			matched, refused := asked(t, policy, conditions, request{who: tt.who, resource: "pods/status", before: tt.before,
+				after: tt.after})
 			text := strings.Join(refused, "\n")
 			if matched != tt.matched || (text == "") != (tt.refused == "") || !strings.Contains(text, tt.refused) {
 				t.Errorf("looked at %t, refused %q; want %t, %q", matched, refused, tt.matched, tt.refused)

@@ -99,7 +99,8 @@ func TestDaemonChangesNothingButItsOwn(t *testing.T) {
 		"kubernetes.io/hostname": "a", "divvy.dev/config": "training", "nvidia.com/gpu.deploy.device-plugin": "true",
 		"nvidia.com/gpu.count": "2", "enflame.com/gcushare": "true",
 	}
-	annotations := map[string]string{"node.alpha.kubernetes.io/ttl": "0", "divvy.dev/inventory": "old", "divvy.dev/labels": "nvidia.com/gpu.count"}
+	annotations := map[string]string{"node.alpha.kubernetes.io/ttl": "0", "divvy.dev/inventory": "old",
+		"divvy.dev/labels": "nvidia.com/gpu.count"}
 	before := node("a", labels, annotations)
 	relabel := func(l map[string]string) runtime.Object { return node("a", l, annotations) }
 	note := func(a map[string]string) runtime.Object { return node("a", labels, a) }
@@ -117,30 +118,40 @@ func TestDaemonChangesNothingButItsOwn(t *testing.T) {
 		on       string // the node of the pod that the token is bound to, or "Node" and the node that it is bound to
 		allowed  bool
 	}{
-		"nothing":                              {before, before, "a", true},
-		"an inventory":                         {before, note(with(annotations, "divvy.dev/inventory", "new")), "a", true},
-		"the quarantine":                       {before, note(with(annotations, "divvy.dev/quarantine", "new")), "a", true},
-		"a request that it has answered":       {asked, note(with(annotations, "divvy.dev/quarantine", "new")), "a", true},
-		"a request of its own":                 {before, asked, "a", false},
-		"a request that it changes":            {asked, note(with(annotations, "divvy.dev/device-request", "s")), "a", false},
-		"a request on a pod":                   {pod("a", nil, map[string]string{"divvy.dev/device-request": "r"}), pod("a", nil, nil), "a", false},
-		"a label of Divvy":                     {before, relabel(with(labels, "divvy.dev/nvidia.count", "2")), "a", true},
-		"labels of feature discovery":          {before, relabel(with(labels, "nvidia.com/gpu.present", "true", "nvidia.com/cuda.driver-version.full", "550", "nvidia.com/gpu.count", "3")), "a", true},
-		"labels of Iluvatar's":                 {before, relabel(with(labels, "iluvatar.com/gpu.product", "BI-V150", "iluvatar.com/ix.driver-version.full", "4.1.0", "iluvatar.com/cuda.runtime-version.full", "10.2")), "a", true},
-		"labels of Enflame's":                  {before, relabel(with(labels, "enflame.com/gcu.count", "2", "enflame.com/gcu.driver-version", "1.2.3")), "a", true},
-		"a label that is no longer true":       {before, relabel(without(labels, "nvidia.com/gpu.count")), "a", true},
-		"labels and their note in one":         {before, node("a", without(labels, "nvidia.com/gpu.count"), without(annotations, "divvy.dev/labels")), "a", true},
-		"the first labels of a node":           {node("a", nil, nil), node("a", map[string]string{"divvy.dev/nvidia.present": "true"}, map[string]string{"divvy.dev/labels": "x"}), "a", true},
-		"another node":                         {node("b", nil, nil), node("b", nil, map[string]string{"divvy.dev/inventory": "x"}), "a", false},
-		"with a token of no node":              {before, before, "", false},
-		"with a token bound to the node":       {before, before, "Node a", false},
-		"its own name":                         {before, relabel(with(labels, "kubernetes.io/hostname", "b")), "a", false},
-		"a role":                               {before, relabel(with(labels, "node-role.kubernetes.io/control-plane", "")), "a", false},
-		"which configuration it has":           {before, relabel(with(labels, "divvy.dev/config", "other")), "a", false},
-		"whether it runs":                      {before, relabel(with(labels, "divvy.dev/enabled", "true")), "a", false},
-		"whether it shares":                    {before, relabel(without(labels, "enflame.com/gcushare")), "a", false},
-		"what the operator deploys":            {before, relabel(with(labels, "nvidia.com/gpu.deploy.device-plugin", "false")), "a", false},
-		"the operator's workload":              {before, relabel(with(labels, "nvidia.com/gpu.workload.config", "vm-passthrough")), "a", false},
+		"nothing":                        {before, before, "a", true},
+		"an inventory":                   {before, note(with(annotations, "divvy.dev/inventory", "new")), "a", true},
+		"the quarantine":                 {before, note(with(annotations, "divvy.dev/quarantine", "new")), "a", true},
+		"a request that it has answered": {asked, note(with(annotations, "divvy.dev/quarantine", "new")), "a", true},
+		"a request of its own":           {before, asked, "a", false},
+		"a request that it changes":      {asked, note(with(annotations, "divvy.dev/device-request", "s")), "a", false},
+		"a request on a pod": {pod("a", nil, map[string]string{"divvy.dev/device-request": "r"}), pod("a", nil, nil),
+			"a", false},
+		"a label of Divvy": {before, relabel(with(labels, "divvy.dev/nvidia.count", "2")), "a", true},
+		"labels of feature discovery": {before,
+			relabel(with(labels, "nvidia.com/gpu.present", "true", "nvidia.com/cuda.driver-version.full", "550", "nvidia.com/gpu.count",
+				"3")), "a", true},
+		"labels of Iluvatar's": {before,
+			relabel(with(labels, "iluvatar.com/gpu.product", "BI-V150", "iluvatar.com/ix.driver-version.full",
+				"4.1.0", "iluvatar.com/cuda.runtime-version.full", "10.2")), "a", true},
+		"labels of Enflame's": {before,
+			relabel(with(labels, "enflame.com/gcu.count", "2", "enflame.com/gcu.driver-version", "1.2.3")), "a", true},
+		"a label that is no longer true": {before, relabel(without(labels, "nvidia.com/gpu.count")), "a", true},
+		"labels and their note in one": {before, node("a", without(labels, "nvidia.com/gpu.count"),
+			without(annotations, "divvy.dev/labels")), "a", true},
+		"the first labels of a node": {node("a", nil, nil), node("a", map[string]string{"divvy.dev/nvidia.present": "true"},
+			map[string]string{"divvy.dev/labels": "x"}), "a", true},
+		"another node": {node("b", nil, nil), node("b", nil, map[string]string{"divvy.dev/inventory": "x"}),
+			"a", false},
+		"with a token of no node":        {before, before, "", false},
+		"with a token bound to the node": {before, before, "Node a", false},
+		"its own name":                   {before, relabel(with(labels, "kubernetes.io/hostname", "b")), "a", false},
+		"a role":                         {before, relabel(with(labels, "node-role.kubernetes.io/control-plane", "")), "a", false},
+		"which configuration it has":     {before, relabel(with(labels, "divvy.dev/config", "other")), "a", false},
+		"whether it runs":                {before, relabel(with(labels, "divvy.dev/enabled", "true")), "a", false},
+		"whether it shares":              {before, relabel(without(labels, "enflame.com/gcushare")), "a", false},
+		"what the operator deploys":      {before, relabel(with(labels, "nvidia.com/gpu.deploy.device-plugin", "false")), "a", false},
+		"the operator's workload": {before, relabel(with(labels, "nvidia.com/gpu.workload.config", "vm-passthrough")),
+			"a", false},
 		"how GPUs are partitioned":             {before, relabel(with(labels, "nvidia.com/mig.config", "all-1g.5gb")), "a", false},
 		"whether they can be":                  {before, relabel(with(labels, "nvidia.com/mig.capable", "true")), "a", true},
 		"NVIDIA's choice of a configuration":   {before, relabel(with(labels, "nvidia.com/device-plugin.config", "x")), "a", false},
@@ -150,7 +161,8 @@ func TestDaemonChangesNothingButItsOwn(t *testing.T) {
 		"Divvy's annotations of pods":          {before, note(with(annotations, "divvy.dev/grant", "x")), "a", false},
 		"an annotation like Divvy's":           {before, note(with(annotations, "divvy.dev/config", "x")), "a", false},
 		"a pod's devices": {
-			podBefore, pod("a", podLabels, with(podNotes, "divvy.dev/held", "{}", "divvy.dev/grant", "h", "enflame.com/gcu-device-id", "1")), "a", true,
+			podBefore, pod("a", podLabels, with(podNotes, "divvy.dev/held", "{}", "divvy.dev/grant", "h", "enflame.com/gcu-device-id",
+				"1")), "a", true,
 		},
 		"a pod's first annotation":     {pod("a", nil, nil), pod("a", nil, map[string]string{"divvy.dev/held": "{}"}), "a", true},
 		"a pod of another node":        {pod("b", nil, nil), pod("b", nil, map[string]string{"divvy.dev/held": "{}"}), "a", false},
@@ -179,7 +191,8 @@ func refusals(t *testing.T, validations []admissionregistrationv1.Validation, co
 ) (refused []string) {
 	t.Helper()
 	request := plugincel.CreateAdmissionRequest(versioned.Attributes, metav1.GroupVersionResource(gvr), metav1.GroupVersionKind(gvk))
-	results, _, err := conditions.ForInput(t.Context(), versioned, request, plugincel.OptionalVariableBindings{}, nil, celconfig.RuntimeCELCostBudget)
+	results, _, err := conditions.ForInput(t.Context(), versioned, request, plugincel.OptionalVariableBindings{}, nil,
+		celconfig.RuntimeCELCostBudget)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -212,7 +225,9 @@ func evaluate(t *testing.T, policy admissionregistrationv1.ValidatingAdmissionPo
 	if err != nil {
 		t.Fatal(err)
 	}
-	attributes := admission.NewAttributesRecord(after, before, gvk, object.GetNamespace(), object.GetName(), gvr, "", admission.Update, nil, false, who)
-	versioned := &admission.VersionedAttributes{Attributes: attributes, VersionedKind: gvk, VersionedObject: admission.NewLazyObject(after), VersionedOldObject: admission.NewLazyObject(before)}
+	attributes := admission.NewAttributesRecord(after, before, gvk, object.GetNamespace(), object.GetName(), gvr, "", admission.Update, nil,
+		false, who)
+	versioned := &admission.VersionedAttributes{Attributes: attributes, VersionedKind: gvk, VersionedObject: admission.NewLazyObject(after),
+		VersionedOldObject: admission.NewLazyObject(before)}
 	return refusals(t, policy.Spec.Validations, conditions, versioned, gvr, gvk)
 }

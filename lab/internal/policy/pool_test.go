@@ -40,9 +40,11 @@ func poolMatcher(t *testing.T) matchconditions.Matcher {
 func isAsked(t *testing.T, matcher matchconditions.Matcher, p *corev1.Pod) bool {
 	t.Helper()
 	gvk := schema.GroupVersionKind{Version: "v1", Kind: "Pod"}
-	attributes := admission.NewAttributesRecord(p, nil, gvk, "default", p.Name, schema.GroupVersionResource{Version: "v1", Resource: "pods"},
+	attributes := admission.NewAttributesRecord(p, nil, gvk, "default", p.Name,
+		schema.GroupVersionResource{Version: "v1", Resource: "pods"},
 		"", admission.Create, nil, false, &user.DefaultInfo{Name: "somebody"})
-	result := matcher.Match(t.Context(), &admission.VersionedAttributes{Attributes: attributes, VersionedKind: gvk, VersionedObject: admission.NewLazyObject(p)}, nil, nil)
+	result := matcher.Match(t.Context(), &admission.VersionedAttributes{Attributes: attributes, VersionedKind: gvk,
+		VersionedObject: admission.NewLazyObject(p)}, nil, nil)
 	if result.Error != nil {
 		t.Fatalf("the pod would be refused: %v", result.Error)
 	}
@@ -76,12 +78,13 @@ func TestWebhooksAreAskedAboutPodsOfThePoolAlone(t *testing.T) {
 		pod   *corev1.Pod
 		asked bool
 	}{
-		"nothing at all":             {&corev1.Pod{}, false},
-		"no containers":              {of(nil, nil, nil), false},
-		"a plain pod":                {of(nil, []corev1.Container{plain}, nil), false},
-		"an empty list of inits":     {of(map[string]string{}, []corev1.Container{plain}, []corev1.Container{}), false},
-		"other resources":            {of(map[string]string{"a": "b"}, []corev1.Container{cpu, plain}, []corev1.Container{cpu}), false},
-		"a name like the pool's":     {of(map[string]string{"x.auto-management/bitfusion": "all"}, []corev1.Container{asking(quantities("bitfusion.iox/gpu", "x.bitfusion.io/gpu"), nil)}, nil), false},
+		"nothing at all":         {&corev1.Pod{}, false},
+		"no containers":          {of(nil, nil, nil), false},
+		"a plain pod":            {of(nil, []corev1.Container{plain}, nil), false},
+		"an empty list of inits": {of(map[string]string{}, []corev1.Container{plain}, []corev1.Container{}), false},
+		"other resources":        {of(map[string]string{"a": "b"}, []corev1.Container{cpu, plain}, []corev1.Container{cpu}), false},
+		"a name like the pool's": {of(map[string]string{"x.auto-management/bitfusion": "all"},
+			[]corev1.Container{asking(quantities("bitfusion.iox/gpu", "x.bitfusion.io/gpu"), nil)}, nil), false},
 		"an annotation as a value":   {of(map[string]string{"a": "auto-management/bitfusion"}, []corev1.Container{plain}, nil), false},
 		"the annotation":             {of(map[string]string{"auto-management/bitfusion": "none"}, []corev1.Container{plain}, nil), true},
 		"the status":                 {of(map[string]string{"auto-management/status": "injected"}, []corev1.Container{plain}, nil), true},
@@ -89,8 +92,9 @@ func TestWebhooksAreAskedAboutPodsOfThePoolAlone(t *testing.T) {
 		"requests alone":             {of(nil, []corev1.Container{asking(nil, quantities("bitfusion.io/gpu-percent"))}, nil), true},
 		"the resource by hand":       {of(nil, []corev1.Container{asking(quantities("bitfusion.io/gpu"), nil)}, nil), true},
 		"an unknown key of the pool": {of(nil, []corev1.Container{asking(quantities("bitfusion.io/gpu-number"), nil)}, nil), true},
-		"an init container":          {of(nil, []corev1.Container{plain}, []corev1.Container{plain, asking(nil, quantities("bitfusion.io/gpu-memory"))}), true},
-		"a sidecar":                  {of(nil, []corev1.Container{plain}, []corev1.Container{sidecar}), true},
+		"an init container": {of(nil, []corev1.Container{plain},
+			[]corev1.Container{plain, asking(nil, quantities("bitfusion.io/gpu-memory"))}), true},
+		"a sidecar": {of(nil, []corev1.Container{plain}, []corev1.Container{sidecar}), true},
 	}
 	matcher := poolMatcher(t)
 	for name, tt := range tests {
@@ -150,32 +154,35 @@ func TestWebhookWritesNoSecretsButItsCopies(t *testing.T) {
 		old, new *corev1.Secret
 		allowed  bool
 	}{
-		"a copy":                                 {nil, ours, true},
-		"a copy of the single secret":            {nil, secret("team", "bitfusion-secret", poolCopy, opaque), true},
-		"a copy without a type":                  {nil, secret("team", "bitfusion-client-secret-servers.conf", poolCopy, ""), true},
-		"a copy that changes":                    {ours, ours, true},
-		"a copy that goes":                       {ours, nil, true},
-		"a copy without its mark":                {nil, theirs, false},
-		"a secret of somebody else":              {theirs, theirs, false},
-		"a secret of somebody else, marked":      {theirs, ours, false},
-		"a secret of somebody else, taken away":  {theirs, nil, false},
-		"a copy that loses its mark":             {ours, theirs, false},
-		"another secret":                         {nil, secret("team", "other", poolCopy, opaque), false},
-		"another secret, taken away":             {secret("team", "other", poolCopy, opaque), nil, false},
-		"a secret whose name is made up":         {nil, generated, false},
-		"the token of an account":                {nil, token, false},
-		"a login to a registry":                  {nil, secret("team", poolSecret, poolCopy, corev1.SecretTypeDockerConfigJson), false},
-		"a token to join nodes":                  {nil, secret("team", poolSecret, poolCopy, corev1.SecretTypeBootstrapToken), false},
-		"a secret in the place of the source":    {nil, secret("kube-system", poolSecret, poolCopy, opaque), false},
-		"the source":                             {secret("kube-system", poolSecret, poolCopy, opaque), secret("kube-system", poolSecret, poolCopy, opaque), false},
-		"its certificate":                        {certificate, certificate, true},
-		"its certificate, made anew":             {nil, certificate, true},
-		"its certificate as a token":             {nil, secret("bwki", "bwki-webhook-certs", "", corev1.SecretTypeServiceAccountToken), false},
-		"its certificate elsewhere":              {nil, secret("team", "bwki-webhook-certs", "", opaque), false},
-		"a copy in its own namespace":            {nil, secret("bwki", poolSecret, poolCopy, opaque), true},
-		"another secret in its own namespace":    {nil, secret("bwki", "other", poolCopy, opaque), false},
-		"another secret in its own, taken away":  {secret("bwki", "other", "", opaque), nil, false},
-		"somebody's secret in its own namespace": {secret("bwki", poolSecret, "", opaque), secret("bwki", poolSecret, poolCopy, opaque), false},
+		"a copy":                                {nil, ours, true},
+		"a copy of the single secret":           {nil, secret("team", "bitfusion-secret", poolCopy, opaque), true},
+		"a copy without a type":                 {nil, secret("team", "bitfusion-client-secret-servers.conf", poolCopy, ""), true},
+		"a copy that changes":                   {ours, ours, true},
+		"a copy that goes":                      {ours, nil, true},
+		"a copy without its mark":               {nil, theirs, false},
+		"a secret of somebody else":             {theirs, theirs, false},
+		"a secret of somebody else, marked":     {theirs, ours, false},
+		"a secret of somebody else, taken away": {theirs, nil, false},
+		"a copy that loses its mark":            {ours, theirs, false},
+		"another secret":                        {nil, secret("team", "other", poolCopy, opaque), false},
+		"another secret, taken away":            {secret("team", "other", poolCopy, opaque), nil, false},
+		"a secret whose name is made up":        {nil, generated, false},
+		"the token of an account":               {nil, token, false},
+		"a login to a registry":                 {nil, secret("team", poolSecret, poolCopy, corev1.SecretTypeDockerConfigJson), false},
+		"a token to join nodes":                 {nil, secret("team", poolSecret, poolCopy, corev1.SecretTypeBootstrapToken), false},
+		"a secret in the place of the source":   {nil, secret("kube-system", poolSecret, poolCopy, opaque), false},
+		"the source": {secret("kube-system", poolSecret, poolCopy, opaque),
+			secret("kube-system", poolSecret, poolCopy, opaque), false},
+		"its certificate":            {certificate, certificate, true},
+		"its certificate, made anew": {nil, certificate, true},
+		"its certificate as a token": {nil, secret("bwki", "bwki-webhook-certs", "", corev1.SecretTypeServiceAccountToken),
+			false},
+		"its certificate elsewhere":             {nil, secret("team", "bwki-webhook-certs", "", opaque), false},
+		"a copy in its own namespace":           {nil, secret("bwki", poolSecret, poolCopy, opaque), true},
+		"another secret in its own namespace":   {nil, secret("bwki", "other", poolCopy, opaque), false},
+		"another secret in its own, taken away": {secret("bwki", "other", "", opaque), nil, false},
+		"somebody's secret in its own namespace": {secret("bwki", poolSecret, "", opaque), secret("bwki", poolSecret, poolCopy, opaque),
+			false},
 	}
 	policy := load(t, "bitfusion-webhook-deployment", "--set", "pool.enabled=true")
 	if c := policy.Spec.MatchConditions; len(c) != 1 || c[0].Expression != "request.userInfo.username == '"+webhookAccount+"'" {
@@ -193,7 +200,8 @@ func TestWebhookWritesNoSecretsButItsCopies(t *testing.T) {
 }
 
 // write returns the messages of the validations that a write of the webhook fails.
-func write(t *testing.T, policy admissionregistrationv1.ValidatingAdmissionPolicy, conditions plugincel.ConditionEvaluator, before, after *corev1.Secret) (refused []string) {
+func write(t *testing.T, policy admissionregistrationv1.ValidatingAdmissionPolicy, conditions plugincel.ConditionEvaluator, before,
+	after *corev1.Secret) (refused []string) {
 	t.Helper()
 	gvk := schema.GroupVersionKind{Version: "v1", Kind: "Secret"}
 	gvr := schema.GroupVersionResource{Version: "v1", Resource: "secrets"}
@@ -210,6 +218,7 @@ func write(t *testing.T, policy admissionregistrationv1.ValidatingAdmissionPolic
 	} else {
 		operation, about = admission.Delete, before
 	}
-	versioned.Attributes = admission.NewAttributesRecord(object, oldObject, gvk, about.Namespace, about.Name, gvr, "", operation, nil, false, &user.DefaultInfo{Name: webhookAccount})
+	versioned.Attributes = admission.NewAttributesRecord(object, oldObject, gvk, about.Namespace, about.Name, gvr, "", operation, nil,
+		false, &user.DefaultInfo{Name: webhookAccount})
 	return refusals(t, policy.Spec.Validations, conditions, versioned, gvr, gvk)
 }

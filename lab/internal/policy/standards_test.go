@@ -55,7 +55,8 @@ func templates(t *testing.T, set ...string) map[string]corev1.PodTemplateSpec {
 var needs = map[string][]string{
 	// The vendor's library opens the devices.
 	"divvy-node": {
-		"privileged", "allowPrivilegeEscalation != false", "unrestricted capabilities", "restricted volume types", "runAsNonRoot != true", "runAsUser=0", "seccompProfile",
+		"privileged", "allowPrivilegeEscalation != false", "unrestricted capabilities", "restricted volume types", "runAsNonRoot != true",
+		"runAsUser=0", "seccompProfile",
 	},
 	// The node's network and a log folder of the host, by default; neither is a must.
 	"divvy-extender": {"host namespaces", "restricted volume types", "runAsNonRoot != true", "runAsUser=0"},
@@ -64,8 +65,10 @@ var needs = map[string][]string{
 	// kubelet's folder for device plugins, whose sockets belong to root.
 	"bitfusion-device-plugin": {"restricted volume types", "runAsNonRoot != true", "runAsUser=0"},
 	// Files in /etc/kubernetes, and kube-scheduler's port on the node's loopback.
-	"divvy-schedconf":           {"host namespaces", "probe or lifecycle host", "restricted volume types", "runAsNonRoot != true", "runAsUser=0"},
-	"divvy-uninstall-scheduler": {"host namespaces", "probe or lifecycle host", "restricted volume types", "runAsNonRoot != true", "runAsUser=0"},
+	"divvy-schedconf": {"host namespaces", "probe or lifecycle host", "restricted volume types", "runAsNonRoot != true",
+		"runAsUser=0"},
+	"divvy-uninstall-scheduler": {"host namespaces", "probe or lifecycle host", "restricted volume types", "runAsNonRoot != true",
+		"runAsUser=0"},
 	// What the daemon left on the host.
 	"divvy-uninstall-node": {"restricted volume types", "runAsNonRoot != true", "runAsUser=0", "seLinuxOptions"},
 	"divvy-uninstall-logs": {"restricted volume types", "runAsNonRoot != true", "runAsUser=0", "seLinuxOptions"},
@@ -98,7 +101,8 @@ func TestPodSecurityStandards(t *testing.T) {
 			if strings.HasPrefix(name, "restricted") && (owner == "divvy-extender" || owner == "divvy-scheduler") {
 				allowed = nil
 			}
-			for _, r := range evaluator.EvaluatePod(api.LevelVersion{Level: api.LevelRestricted, Version: api.LatestVersion()}, &template.ObjectMeta, &template.Spec) {
+			for _, r := range evaluator.EvaluatePod(api.LevelVersion{Level: api.LevelRestricted, Version: api.LatestVersion()},
+				&template.ObjectMeta, &template.Spec) {
 				if r.Allowed {
 					continue
 				}

@@ -48,7 +48,8 @@ func renderedDedicated(t *testing.T) []byte {
 }
 
 // matcherOf compiles conditions as the API server does when they are stored.
-func matcherOf(t *testing.T, conditions []admissionregistrationv1.MatchCondition, policy admissionregistrationv1.FailurePolicyType) matchconditions.Matcher {
+func matcherOf(t *testing.T, conditions []admissionregistrationv1.MatchCondition,
+	policy admissionregistrationv1.FailurePolicyType) matchconditions.Matcher {
 	t.Helper()
 	var all []plugincel.ExpressionAccessor
 	for _, c := range conditions {
@@ -81,10 +82,12 @@ func TestSchedulersWebhookIsAskedAboutPodsOfSharedMemoryAlone(t *testing.T) {
 		pod   *corev1.Pod
 		asked bool
 	}{
-		"nothing at all":              {&corev1.Pod{}, false},
-		"a plain pod":                 {of(byDefault, asking(nil, nil), nil), false},
-		"other resources":             {of(byDefault, asking(quantities("cpu", "nvidia.com/gpu"), quantities("cpu")), asking(quantities("cpu"), nil)), false},
-		"a name like it":              {of(byDefault, asking(quantities("nvidia.com/gpu-memory2", "x.nvidia.com/gpu-memory"), nil), nil), false},
+		"nothing at all": {&corev1.Pod{}, false},
+		"a plain pod":    {of(byDefault, asking(nil, nil), nil), false},
+		"other resources": {of(byDefault, asking(quantities("cpu", "nvidia.com/gpu"), quantities("cpu")),
+			asking(quantities("cpu"), nil)), false},
+		"a name like it": {of(byDefault, asking(quantities("nvidia.com/gpu-memory2", "x.nvidia.com/gpu-memory"), nil), nil),
+			false},
 		"a limit":                     {of(byDefault, asking(quantities(memory), nil), nil), true},
 		"a request":                   {of(byDefault, asking(nil, quantities(memory)), nil), true},
 		"another vendor's":            {of(byDefault, asking(quantities("enflame.com/gcu-memory"), nil), nil), true},
@@ -122,7 +125,8 @@ func TestConfigWebhookIsAskedAboutChangesOfTheConfigurationAlone(t *testing.T) {
 	document(t, renderedDedicated(t), "ValidatingWebhookConfiguration", "divvy-config", &config)
 	matcher := matcherOf(t, config.Webhooks[0].MatchConditions, admissionregistrationv1.Ignore)
 	configMap := func(name, note string, data map[string]string) *corev1.ConfigMap {
-		return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "divvy-system", Name: name, Annotations: map[string]string{"note": note}}, Data: data}
+		return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "divvy-system", Name: name,
+			Annotations: map[string]string{"note": note}}, Data: data}
 	}
 	one, other := map[string]string{"config.yaml": "a"}, map[string]string{"config.yaml": "b"}
 	for name, tt := range map[string]struct {
@@ -140,10 +144,12 @@ func TestConfigWebhookIsAskedAboutChangesOfTheConfigurationAlone(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			gvk := schema.GroupVersionKind{Version: "v1", Kind: "ConfigMap"}
-			attributes := admission.NewAttributesRecord(tt.after, tt.before, gvk, "divvy-system", tt.after.Name, schema.GroupVersionResource{Version: "v1", Resource: "configmaps"},
+			attributes := admission.NewAttributesRecord(tt.after, tt.before, gvk, "divvy-system", tt.after.Name,
+				schema.GroupVersionResource{Version: "v1", Resource: "configmaps"},
 				"", admission.Update, nil, false, &user.DefaultInfo{Name: "somebody"})
 			result := matcher.Match(t.Context(), &admission.VersionedAttributes{
-				Attributes: attributes, VersionedKind: gvk, VersionedObject: admission.NewLazyObject(tt.after), VersionedOldObject: admission.NewLazyObject(tt.before),
+				Attributes: attributes, VersionedKind: gvk, VersionedObject: admission.NewLazyObject(tt.after),
+				VersionedOldObject: admission.NewLazyObject(tt.before),
 			}, nil, nil)
 			if result.Error != nil {
 				t.Fatal(result.Error)

@@ -10,7 +10,8 @@ func TestParseStat(t *testing.T) {
 			t.Errorf("%q: %+v, %v; want state %c, session 7, start 4711", name, got, err, want)
 		}
 	}
-	for _, damaged := range []string{"", "42 (sh", "42 (sh) S 1 2", "42 (sh) S 1 1 own 0 -1 4 1 2 3 4 5 6 7 8 20 0 1 0 4711 1", "42 (sh) S 1 1 1 0 -1 4 1 2 3 4 5 6 7 8 20 0 1 0 soon 1"} {
+	for _, damaged := range []string{"", "42 (sh", "42 (sh) S 1 2", "42 (sh) S 1 1 own 0 -1 4 1 2 3 4 5 6 7 8 20 0 1 0 4711 1",
+		"42 (sh) S 1 1 1 0 -1 4 1 2 3 4 5 6 7 8 20 0 1 0 soon 1"} {
 		if _, err := parseStat(damaged); err == nil {
 			t.Errorf("%q: no error", damaged)
 		}

@@ -113,7 +113,8 @@ func usesPool(o Options) (bool, error) {
 func setUpPool(ctx context.Context, o Options) error {
 	labDir := filepath.Join(o.RepositoryDir, "lab")
 	if err := build.RunGo(ctx, labDir, []string{"CGO_ENABLED=0"}, nil,
-		"build", "-buildvcs=false", "-trimpath", "-ldflags", "-s -w", "-o", poolDir+"/", "./cmd/bitfusion", "./cmd/pool-server"); err != nil {
+		"build", "-buildvcs=false", "-trimpath", "-ldflags", "-s -w", "-o", poolDir+"/", "./cmd/bitfusion",
+		"./cmd/pool-server"); err != nil {
 		return fmt.Errorf("build the pool's programs: %w", err)
 	}
 	serverImage, err := loadPoolImages(ctx, o.Cluster)
@@ -360,7 +361,8 @@ func apply(ctx context.Context, c *cluster.Cluster, object any) error {
 	if err != nil {
 		return err
 	}
-	cmd := exec.CommandContext(ctx, c.Program("kubectl"), "apply", "--server-side", "--force-conflicts", "--field-manager=divvy-lab", "--filename=-")
+	cmd := exec.CommandContext(ctx, c.Program("kubectl"), "apply", "--server-side", "--force-conflicts", "--field-manager=divvy-lab",
+		"--filename=-")
 	cmd.Env = append(os.Environ(), "KUBECONFIG="+c.Kubeconfig())
 	cmd.Stdin = bytes.NewReader(data)
 	if out, err := cmd.CombinedOutput(); err != nil {
@@ -372,7 +374,8 @@ func apply(ctx context.Context, c *cluster.Cluster, object any) error {
 // ImportToken gives the pool's token to the cluster as an administrator does, and
 // returns what kubectl-divvy said.
 func ImportToken(ctx context.Context, c *cluster.Cluster) (string, error) {
-	cmd := exec.CommandContext(ctx, filepath.Join(programDir, "kubectl-divvy"), "pool", "import", TokenFile(), "--namespace", TokenNamespace)
+	cmd := exec.CommandContext(ctx, filepath.Join(programDir, "kubectl-divvy"), "pool", "import", TokenFile(),
+		"--namespace", TokenNamespace)
 	cmd.Env = append(os.Environ(), "KUBECONFIG="+c.Kubeconfig())
 	out, err := cmd.CombinedOutput()
 	text := strings.TrimSpace(string(out))

@@ -27,7 +27,8 @@ func TestUsesPool(t *testing.T) {
 		return path
 	}
 	file("lab/values/lab.yaml", "node: {}\n")
-	on, off, other := file("on.yaml", "pool: {enabled: true}\n"), file("off.yaml", "pool: {enabled: false}\n"), file("other.yaml", "pool: {totalGPUMemory: 1}\n")
+	on, off, other := file("on.yaml", "pool: {enabled: true}\n"), file("off.yaml", "pool: {enabled: false}\n"),
+		file("other.yaml", "pool: {totalGPUMemory: 1}\n")
 	tests := map[string]struct {
 		values, set []string
 		want        bool

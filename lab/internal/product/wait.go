@@ -69,7 +69,8 @@ func workloadsReady(ctx context.Context, client kubernetes.Interface, nodeName s
 		}
 	}
 	for _, place := range []types.NamespacedName{
-		{Namespace: Namespace, Name: extenderDeployment}, {Namespace: Namespace, Name: schedulerDeployment}, {Namespace: PoolNamespace, Name: PoolWebhook},
+		{Namespace: Namespace, Name: extenderDeployment}, {Namespace: Namespace, Name: schedulerDeployment},
+		{Namespace: PoolNamespace, Name: PoolWebhook},
 	} {
 		deployment, err := client.AppsV1().Deployments(place.Namespace).Get(ctx, place.Name, metav1.GetOptions{})
 		switch {
@@ -144,7 +145,8 @@ func daemonSetReady(d *appsv1.DaemonSet, node *corev1.Node) error {
 	}
 	if s := d.Status; s.ObservedGeneration < d.Generation || s.DesiredNumberScheduled == 0 ||
 		s.UpdatedNumberScheduled < s.DesiredNumberScheduled || s.NumberReady < s.DesiredNumberScheduled {
-		return fmt.Errorf("%s: of %d pods %d are up to date and %d ready", d.Name, s.DesiredNumberScheduled, s.UpdatedNumberScheduled, s.NumberReady)
+		return fmt.Errorf("%s: of %d pods %d are up to date and %d ready", d.Name, s.DesiredNumberScheduled, s.UpdatedNumberScheduled,
+			s.NumberReady)
 	}
 	return nil
 }
@@ -155,7 +157,8 @@ func wantedLabels(pod *corev1.PodSpec) []string {
 	for _, key := range slices.Sorted(maps.Keys(pod.NodeSelector)) {
 		labels = append(labels, key+"="+pod.NodeSelector[key])
 	}
-	if pod.Affinity == nil || pod.Affinity.NodeAffinity == nil || pod.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution == nil {
+	if pod.Affinity == nil || pod.Affinity.NodeAffinity == nil ||
+		pod.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution == nil {
 		return labels
 	}
 	for _, term := range pod.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms {

@@ -40,8 +40,10 @@ func TestDaemonSetReady(t *testing.T) {
 func TestNodeWithoutTheLabel(t *testing.T) {
 	affinity := &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{
 		NodeSelectorTerms: []corev1.NodeSelectorTerm{
-			{MatchExpressions: []corev1.NodeSelectorRequirement{{Key: "divvy.dev/enabled", Operator: corev1.NodeSelectorOpIn, Values: []string{"true"}}}},
-			{MatchExpressions: []corev1.NodeSelectorRequirement{{Key: "enflame.com/gcushare", Operator: corev1.NodeSelectorOpIn, Values: []string{"true"}}}},
+			{MatchExpressions: []corev1.NodeSelectorRequirement{{Key: "divvy.dev/enabled", Operator: corev1.NodeSelectorOpIn,
+				Values: []string{"true"}}}},
+			{MatchExpressions: []corev1.NodeSelectorRequirement{{Key: "enflame.com/gcushare", Operator: corev1.NodeSelectorOpIn,
+				Values: []string{"true"}}}},
 		},
 	}}}
 	for name, test := range map[string]struct {
@@ -49,11 +51,14 @@ func TestNodeWithoutTheLabel(t *testing.T) {
 		labels map[string]string
 		want   string
 	}{
-		"no label":           {corev1.PodSpec{Affinity: affinity}, nil, "divvy.dev/enabled=true enflame.com/gcushare=true"},
-		"another value":      {corev1.PodSpec{Affinity: affinity}, map[string]string{"divvy.dev/enabled": "false"}, "divvy.dev/enabled=true"},
-		"one of two":         {corev1.PodSpec{Affinity: affinity}, map[string]string{"enflame.com/gcushare": "true"}, ""},
-		"no selected label":  {corev1.PodSpec{NodeSelector: map[string]string{"nvidia.com/gpu.present": "true"}}, nil, "nvidia.com/gpu.present=true"},
-		"the selected label": {corev1.PodSpec{NodeSelector: map[string]string{"nvidia.com/gpu.present": "true"}}, map[string]string{"nvidia.com/gpu.present": "true"}, ""},
+		"no label": {corev1.PodSpec{Affinity: affinity}, nil, "divvy.dev/enabled=true enflame.com/gcushare=true"},
+		"another value": {corev1.PodSpec{Affinity: affinity}, map[string]string{"divvy.dev/enabled": "false"},
+			"divvy.dev/enabled=true"},
+		"one of two": {corev1.PodSpec{Affinity: affinity}, map[string]string{"enflame.com/gcushare": "true"}, ""},
+		"no selected label": {corev1.PodSpec{NodeSelector: map[string]string{"nvidia.com/gpu.present": "true"}}, nil,
+			"nvidia.com/gpu.present=true"},
+		"the selected label": {corev1.PodSpec{NodeSelector: map[string]string{"nvidia.com/gpu.present": "true"}},
+			map[string]string{"nvidia.com/gpu.present": "true"}, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			// As the controller leaves it on such a node: it wants no pod, and is done.
@@ -63,7 +68,8 @@ func TestNodeWithoutTheLabel(t *testing.T) {
 				Status:     appsv1.DaemonSetStatus{ObservedGeneration: 1},
 			}
 			if test.want == "" {
-				daemons.Status = appsv1.DaemonSetStatus{ObservedGeneration: 1, DesiredNumberScheduled: 1, UpdatedNumberScheduled: 1, NumberReady: 1}
+				daemons.Status = appsv1.DaemonSetStatus{ObservedGeneration: 1, DesiredNumberScheduled: 1, UpdatedNumberScheduled: 1,
+					NumberReady: 1}
 			}
 			client := fake.NewClientset(daemons, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "lab-0", Labels: test.labels}})
 			synctest.Test(t, func(t *testing.T) {
@@ -72,7 +78,8 @@ func TestNodeWithoutTheLabel(t *testing.T) {
 				if waited := time.Since(began); waited > 0 {
 					t.Errorf("it took %s", waited)
 				}
-				if test.want == "" && err != nil || test.want != "" && (err == nil || !strings.Contains(err.Error(), "node lab-0") || !strings.Contains(err.Error(), test.want)) {
+				if test.want == "" && err != nil || test.want != "" && (err == nil || !strings.Contains(err.Error(), "node lab-0") ||
+					!strings.Contains(err.Error(), test.want)) {
 					t.Errorf("error %v, want %q in it", err, test.want)
 				}
 			})
@@ -91,7 +98,8 @@ func TestDeploymentReady(t *testing.T) {
 	} {
 		status := ready
 		change(&status)
-		d := &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Generation: 2}, Spec: appsv1.DeploymentSpec{Replicas: ptr.To[int32](2)}, Status: status}
+		d := &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Generation: 2}, Spec: appsv1.DeploymentSpec{Replicas: ptr.To[int32](2)},
+			Status: status}
 		if err := deploymentReady(d); (err == nil) != (name == "") {
 			t.Errorf("%q: %v", name, err)
 		}

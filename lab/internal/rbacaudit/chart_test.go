@@ -14,7 +14,8 @@ import (
 func TestEveryAccountIsCompared(t *testing.T) {
 	var manifests []string
 	for _, set := range [][]string{
-		{"--set", "pool.enabled=true,uninstall.removeLogs=true,extender.replicas=2"}, {"--set", "scheduler.mode=dedicated"}, {"--set", "scheduler.mode=none"},
+		{"--set", "pool.enabled=true,uninstall.removeLogs=true,extender.replicas=2"}, {"--set", "scheduler.mode=dedicated"},
+		{"--set", "scheduler.mode=none"},
 	} {
 		text, err := charttest.Render(t.Context(), set...)
 		if err != nil {

@@ -19,7 +19,8 @@ func Compare(roles Roles, uses []Use, accounts ...string) error {
 	var findings []error
 	for _, account := range accounts {
 		if !slices.Contains(roles.Accounts, account) {
-			findings = append(findings, fmt.Errorf("the chart makes no account %s; it makes %s", account, strings.Join(roles.Accounts, ", ")))
+			findings = append(findings, fmt.Errorf("the chart makes no account %s; it makes %s", account,
+				strings.Join(roles.Accounts, ", ")))
 		}
 	}
 	for _, g := range roles.Grants {
@@ -73,7 +74,10 @@ func (g Grant) check(uses []Use) []error {
 	names := map[string]bool{}
 	for _, verb := range g.Rule.Verbs {
 		for _, path := range g.Rule.NonResourceURLs {
-			if !slices.ContainsFunc(uses, func(u Use) bool { return !u.Refused && u.Account == g.Account && u.Verb == verb && u.Path == path }) {
+			if !slices.ContainsFunc(uses, func(u Use) bool {
+				return !u.Refused && u.Account == g.Account && u.Verb == verb &&
+					u.Path == path
+			}) {
 				tell("%s %s was never used", verb, path)
 			}
 		}
@@ -86,7 +90,8 @@ func (g Grant) check(uses []Use) []error {
 						names[u.Name] = true
 					}
 				}
-				right := Use{Verb: verb, Group: group, Resource: resource, Name: strings.Join(g.Rule.ResourceNames, ","), Namespace: g.Namespace}
+				right := Use{Verb: verb, Group: group, Resource: resource, Name: strings.Join(g.Rule.ResourceNames, ","),
+					Namespace: g.Namespace}
 				home, _, _ := strings.Cut(g.Account, "/")
 				switch {
 				case len(places) == 0:

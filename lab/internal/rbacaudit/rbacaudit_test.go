@@ -79,14 +79,20 @@ const (
 // did are the lines of all that the manifests allow.
 var did = []string{
 	event(account, agent, "patch", "/api/v1/nodes/n", `{"resource":"nodes","name":"n","apiVersion":"v1"}`, "allow"),
-	event(account, agent, "patch", "/api/v1/nodes/n/status", `{"resource":"nodes","name":"n","apiVersion":"v1","subresource":"status"}`, "allow"),
+	event(account, agent, "patch", "/api/v1/nodes/n/status", `{"resource":"nodes","name":"n","apiVersion":"v1","subresource":"status"}`,
+		"allow"),
 	event(account, agent, "list", "/api/v1/pods?limit=500", `{"resource":"pods","apiVersion":"v1"}`, "allow"),
-	event(account, agent, "get", "/api/v1/namespaces/home/secrets/x", `{"resource":"secrets","namespace":"home","name":"x","apiVersion":"v1"}`, "allow"),
-	event(account, agent, "update", "/api/v1/namespaces/n/secrets/z", `{"resource":"secrets","namespace":"n","name":"z","apiVersion":"v1"}`, "allow"),
-	event(account, agent, "get", "/api/v1/namespaces/n/secrets/x", `{"resource":"secrets","namespace":"n","name":"x","apiVersion":"v1"}`, "allow"),
-	event(account, agent, "update", "/api/v1/namespaces/home/secrets/z", `{"resource":"secrets","namespace":"home","name":"z","apiVersion":"v1"}`, "allow"),
+	event(account, agent, "get", "/api/v1/namespaces/home/secrets/x",
+		`{"resource":"secrets","namespace":"home","name":"x","apiVersion":"v1"}`, "allow"),
+	event(account, agent, "update", "/api/v1/namespaces/n/secrets/z", `{"resource":"secrets","namespace":"n","name":"z","apiVersion":"v1"}`,
+		"allow"),
+	event(account, agent, "get", "/api/v1/namespaces/n/secrets/x", `{"resource":"secrets","namespace":"n","name":"x","apiVersion":"v1"}`,
+		"allow"),
+	event(account, agent, "update", "/api/v1/namespaces/home/secrets/z",
+		`{"resource":"secrets","namespace":"home","name":"z","apiVersion":"v1"}`, "allow"),
 	event(account, agent, "get", "/metrics?x=y", "", "allow"),
-	event(account, agent, "create", "/apis/coordination.k8s.io/v1/namespaces/home/leases", `{"resource":"leases","namespace":"home","apiGroup":"coordination.k8s.io","apiVersion":"v1"}`, "allow"),
+	event(account, agent, "create", "/apis/coordination.k8s.io/v1/namespaces/home/leases",
+		`{"resource":"leases","namespace":"home","apiGroup":"coordination.k8s.io","apiVersion":"v1"}`, "allow"),
 }
 
 func TestCompare(t *testing.T) {
@@ -116,7 +122,8 @@ func TestCompare(t *testing.T) {
 			[]string{"home/a by ClusterRole a: list pods was never used"},
 		},
 		"nor what a test did as this one": {
-			swap(2, event(account, "e2e.test/v0.0.0 (linux/amd64)", "list", "/api/v1/pods", `{"resource":"pods","apiVersion":"v1"}`, "allow")),
+			swap(2, event(account, "e2e.test/v0.0.0 (linux/amd64)", "list", "/api/v1/pods", `{"resource":"pods","apiVersion":"v1"}`,
+				"allow")),
 			[]string{"home/a by ClusterRole a: list pods was never used"},
 		},
 		"nor what was refused": {
@@ -127,7 +134,8 @@ func TestCompare(t *testing.T) {
 			},
 		},
 		"a watch in place of a list": {
-			log: swap(2, event(account, agent, "watch", "/api/v1/pods?sendInitialEvents=true", `{"resource":"pods","apiVersion":"v1"}`, "allow")),
+			log: swap(2, event(account, agent, "watch", "/api/v1/pods?sendInitialEvents=true", `{"resource":"pods","apiVersion":"v1"}`,
+				"allow")),
 		},
 		"a name": {
 			strings.ReplaceAll(all, `"name":"z"`, `"name":"x"`), []string{"home/a by ClusterRole a: nothing was done with secrets named z"},
@@ -140,7 +148,8 @@ func TestCompare(t *testing.T) {
 			swap(7, ""), []string{"home/a by ClusterRole a: get /metrics was never used"},
 		},
 		"the same elsewhere": {
-			swap(8, event(account, agent, "create", "/apis", `{"resource":"leases","namespace":"other","apiGroup":"coordination.k8s.io"}`, "allow")),
+			swap(8, event(account, agent, "create", "/apis", `{"resource":"leases","namespace":"other","apiGroup":"coordination.k8s.io"}`,
+				"allow")),
 			[]string{"home/a by Role home/a: create leases.coordination.k8s.io in home was never used"},
 		},
 		"one namespace of all": {
@@ -151,7 +160,8 @@ func TestCompare(t *testing.T) {
 			},
 		},
 		"refused twice": {
-			all + strings.Repeat(event(account, agent, "delete", "/api/v1/namespaces/n/pods/p", `{"resource":"pods","namespace":"n","name":"p"}`, "forbid"), 2),
+			all + strings.Repeat(event(account, agent, "delete", "/api/v1/namespaces/n/pods/p",
+				`{"resource":"pods","namespace":"n","name":"p"}`, "forbid"), 2),
 			[]string{`home/a may not delete pods p in n, and "` + agent + `" asked for it at 03:04:05.000`},
 		},
 		"refused while the API server starts": {
@@ -173,27 +183,33 @@ func TestCompare(t *testing.T) {
 			[]string{`home/a may not list pods, and "` + agent + `" asked for it at 03:06:00.000`},
 		},
 		"refused while the rights are not there": {
-			log: all + at("03:06:00", event("admin", "helm/3", "delete", "/x", `{"resource":"rolebindings","apiGroup":"rbac.authorization.k8s.io","namespace":"home","name":"divvy-a"}`, "allow")) +
+			log: all + at("03:06:00", event("admin", "helm/3", "delete", "/x",
+				`{"resource":"rolebindings","apiGroup":"rbac.authorization.k8s.io","namespace":"home","name":"divvy-a"}`, "allow")) +
 				at("03:06:01", event(account, agent, "delete", "/x", `{"resource":"pods","namespace":"n","name":"p"}`, "forbid")),
 		},
 		"which is no use": {
-			swap(2, at("03:06:00", event("admin", "helm/3", "delete", "/x", `{"resource":"rolebindings","apiGroup":"rbac.authorization.k8s.io","namespace":"home","name":"divvy-a"}`, "allow"))+
+			swap(2, at("03:06:00", event("admin", "helm/3", "delete", "/x",
+				`{"resource":"rolebindings","apiGroup":"rbac.authorization.k8s.io","namespace":"home","name":"divvy-a"}`, "allow"))+
 				at("03:06:01", event(account, agent, "list", "/api/v1/pods", `{"resource":"pods","apiVersion":"v1"}`, "forbid"))),
 			[]string{"home/a by ClusterRole a: list pods was never used"},
 		},
 		"refused long after": {
-			all + at("03:06:00", event("admin", "helm/3", "delete", "/x", `{"resource":"rolebindings","apiGroup":"rbac.authorization.k8s.io","namespace":"home","name":"divvy-a"}`, "allow")) +
+			all + at("03:06:00", event("admin", "helm/3", "delete", "/x",
+				`{"resource":"rolebindings","apiGroup":"rbac.authorization.k8s.io","namespace":"home","name":"divvy-a"}`, "allow")) +
 				at("03:07:01", event(account, agent, "delete", "/x", `{"resource":"pods","namespace":"n","name":"p"}`, "forbid")),
 			[]string{`home/a may not delete pods p in n, and "` + agent + `" asked for it at 03:07:01.000`},
 		},
 		"refused when they are there again": {
-			all + at("03:06:00", event("admin", "helm/3", "delete", "/x", `{"resource":"clusterrolebindings","apiGroup":"rbac.authorization.k8s.io","name":"bitfusion-a"}`, "allow")) +
-				at("03:06:01", event("admin", "helm/3", "create", "/x", `{"resource":"clusterrolebindings","apiGroup":"rbac.authorization.k8s.io","name":"bitfusion-a"}`, "allow")) +
+			all + at("03:06:00", event("admin", "helm/3", "delete", "/x",
+				`{"resource":"clusterrolebindings","apiGroup":"rbac.authorization.k8s.io","name":"bitfusion-a"}`, "allow")) +
+				at("03:06:01", event("admin", "helm/3", "create", "/x",
+					`{"resource":"clusterrolebindings","apiGroup":"rbac.authorization.k8s.io","name":"bitfusion-a"}`, "allow")) +
 				at("03:06:02", event(account, agent, "delete", "/x", `{"resource":"pods","namespace":"n","name":"p"}`, "forbid")),
 			[]string{`home/a may not delete pods p in n, and "` + agent + `" asked for it at 03:06:02.000`},
 		},
 		"refused while those of others are not there": {
-			all + at("03:06:00", event("admin", "helm/3", "delete", "/x", `{"resource":"rolebindings","apiGroup":"rbac.authorization.k8s.io","namespace":"home","name":"other"}`, "allow")) +
+			all + at("03:06:00", event("admin", "helm/3", "delete", "/x",
+				`{"resource":"rolebindings","apiGroup":"rbac.authorization.k8s.io","namespace":"home","name":"other"}`, "allow")) +
 				at("03:06:01", event(account, agent, "delete", "/x", `{"resource":"pods","namespace":"n","name":"p"}`, "forbid")),
 			[]string{`home/a may not delete pods p in n, and "` + agent + `" asked for it at 03:06:01.000`},
 		},
@@ -218,17 +234,20 @@ func TestCompare(t *testing.T) {
 	if err != nil || len(uses) != 0 {
 		t.Errorf("what was before: %v, %v", uses, err)
 	}
-	if err := Compare(roles, nil, "home/unknown"); err == nil || !strings.Contains(err.Error(), "makes no account home/unknown; it makes home/a") {
+	if err := Compare(roles, nil, "home/unknown"); err == nil ||
+		!strings.Contains(err.Error(), "makes no account home/unknown; it makes home/a") {
 		t.Errorf("an account that is not there: %v", err)
 	}
 }
 
 func TestBadManifestsAndLogs(t *testing.T) {
 	for name, tt := range map[string]struct{ text, want string }{
-		"no role":    {strings.Replace(manifests, "kind: Role\n", "kind: Rule\n", 1), "RoleBinding a binds Role home/a, which is not there"},
+		"no role": {strings.Replace(manifests, "kind: Role\n", "kind: Rule\n", 1),
+			"RoleBinding a binds Role home/a, which is not there"},
 		"no binding": {strings.Replace(manifests, "kind: RoleBinding", "kind: Other", 1), "Role home/a is bound to nobody"},
-		"a person":   {strings.Replace(manifests, "[{kind: ServiceAccount, name: a, namespace: home}]", "[{kind: User, name: me}]", 1), "binds the User me"},
-		"no YAML":    {"a: [", "read the manifests"},
+		"a person": {strings.Replace(manifests, "[{kind: ServiceAccount, name: a, namespace: home}]", "[{kind: User, name: me}]", 1),
+			"binds the User me"},
+		"no YAML": {"a: [", "read the manifests"},
 	} {
 		if _, err := Read(tt.text); err == nil || !strings.Contains(err.Error(), tt.want) {
 			t.Errorf("%s: %v, want %q", name, err, tt.want)

@@ -108,7 +108,8 @@ func TestRegistry(t *testing.T) {
 	if pulled := r.Pulled(); len(pulled) > 0 {
 		t.Errorf("containerd has pulled %v", pulled)
 	}
-	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "https://"+o.Address+"/v2/team/program/manifests/1", http.NoBody)
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "https://"+o.Address+"/v2/team/program/manifests/1",
+		http.NoBody)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -113,7 +113,8 @@ func base(ctx context.Context, packages []debian.Package) ([]image.File, error) 
 		}
 	}
 	for _, f := range append(debian.Merged(),
-		image.File{Path: "/etc/passwd", Mode: 0o644, Content: []byte("root:x:0:0:root:/root:/sbin/nologin\nnonroot:x:65532:65532:nonroot:/:/sbin/nologin\n")},
+		image.File{Path: "/etc/passwd", Mode: 0o644,
+			Content: []byte("root:x:0:0:root:/root:/sbin/nologin\nnonroot:x:65532:65532:nonroot:/:/sbin/nologin\n")},
 		image.File{Path: "/etc/group", Mode: 0o644, Content: []byte("root:x:0:\nnonroot:x:65532:\n")}) {
 		byPath[f.Path] = f
 	}

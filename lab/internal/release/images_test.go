@@ -136,8 +136,10 @@ func checkImage(t *testing.T, dir string, b Built, program string) {
 	if program == Node {
 		user = ""
 	}
-	if config.OS != "linux" || config.Architecture != runtime.GOARCH || config.Config.User != user || config.Created.Unix() != 1_700_000_000 {
-		t.Errorf("configuration: %s/%s, user %q, of %v; want user %q", config.OS, config.Architecture, config.Config.User, config.Created, user)
+	if config.OS != "linux" || config.Architecture != runtime.GOARCH || config.Config.User != user ||
+		config.Created.Unix() != 1_700_000_000 {
+		t.Errorf("configuration: %s/%s, user %q, of %v; want user %q", config.OS, config.Architecture, config.Config.User, config.Created,
+			user)
 	}
 	if diff := cmp.Diff(testStamp.Labels(program), config.Config.Labels); diff != "" {
 		t.Errorf("labels (-want +got):\n%s", diff)
@@ -228,7 +230,8 @@ func checkSBOM(t *testing.T, text string, b Built, program string) {
 		}
 		urls[c.PackageURL] = true
 	}
-	wants := []string{"pkg:golang/std@" + strings.TrimPrefix(runtime.Version(), "go"), "pkg:golang/github.com/spf13/cobra@", "pkg:golang/k8s.io/client-go@"}
+	wants := []string{"pkg:golang/std@" + strings.TrimPrefix(runtime.Version(), "go"), "pkg:golang/github.com/spf13/cobra@",
+		"pkg:golang/k8s.io/client-go@"}
 	if program == Node {
 		wants = append(wants, "pkg:golang/github.com/%21n%21v%21i%21d%21i%21a/go-nvml@|pkg:golang/github.com/NVIDIA/go-nvml@",
 			"pkg:deb/debian/libc6@2.36-9?arch="+runtime.GOARCH+"&distro=debian-12&upstream=glibc")
@@ -310,7 +313,8 @@ func checkRejectedPushes(t *testing.T, dir string) {
 	}
 	old := func(w http.ResponseWriter, r *http.Request) {
 		content, err := io.ReadAll(r.Body)
-		if r.Method == http.MethodPut && strings.Contains(r.URL.Path, "/manifests/") && (err != nil || bytes.Contains(content, []byte("cyclonedx"))) {
+		if r.Method == http.MethodPut && strings.Contains(r.URL.Path, "/manifests/") &&
+			(err != nil || bytes.Contains(content, []byte("cyclonedx"))) {
 			http.Error(w, `{"errors":[{"code":"MANIFEST_INVALID","message":"unknown artifact"}]}`, http.StatusBadRequest)
 			return
 		}
@@ -332,11 +336,13 @@ func checkRejectedPushes(t *testing.T, dir string) {
 		options PushOptions
 		want    string
 	}{
-		"not built":    {PushOptions{Dir: t.TempDir(), Registry: host(private)}, "run make images first"},
-		"no login":     {PushOptions{Dir: dir, Registry: host(private) + "/team"}, "log in with an account that may push there: docker login " + host(private)},
-		"unknown CA":   {PushOptions{Dir: dir, Registry: host(unknown)}, "SSL_CERT_DIR"},
-		"no name":      {PushOptions{Dir: dir, Registry: "Registry Of Mine"}, `push image divvy-node to "Registry Of Mine"`},
-		"SBOM invalid": {PushOptions{Dir: dir, Registry: "http://" + host(rejecting)}, "the images are pushed; the registry rejected their SBOMs"},
+		"not built": {PushOptions{Dir: t.TempDir(), Registry: host(private)}, "run make images first"},
+		"no login": {PushOptions{Dir: dir, Registry: host(private) + "/team"},
+			"log in with an account that may push there: docker login " + host(private)},
+		"unknown CA": {PushOptions{Dir: dir, Registry: host(unknown)}, "SSL_CERT_DIR"},
+		"no name":    {PushOptions{Dir: dir, Registry: "Registry Of Mine"}, `push image divvy-node to "Registry Of Mine"`},
+		"SBOM invalid": {PushOptions{Dir: dir, Registry: "http://" + host(rejecting)},
+			"the images are pushed; the registry rejected their SBOMs"},
 	} {
 		test.options.Images = Images
 		_, err := Push(t.Context(), test.options)
@@ -356,7 +362,8 @@ func checkRejectedPushes(t *testing.T, dir string) {
 	if err := os.WriteFile(filepath.Join(os.Getenv("DOCKER_CONFIG"), "config.json"), []byte(login), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if pushed, err := Push(t.Context(), PushOptions{Dir: dir, Registry: host(private) + "/team", Tag: "v2", Images: Images}); err != nil || pushed.Tag != "v2" {
+	if pushed, err := Push(t.Context(), PushOptions{Dir: dir, Registry: host(private) + "/team", Tag: "v2", Images: Images}); err != nil ||
+		pushed.Tag != "v2" {
 		t.Errorf("with docker's login: %+v, %v", pushed, err)
 	}
 }

@@ -92,7 +92,8 @@ func Render(ctx context.Context, helm, repository, values, name string, s Stamp,
 	if err != nil {
 		return Manifests{}, err
 	}
-	key, scheduler := bytes.Contains(text, []byte("secretName: "+grantSecret)), bytes.Contains(text, []byte("/kube-scheduler:v"+minKubernetes))
+	key, scheduler := bytes.Contains(text, []byte("secretName: "+grantSecret)),
+		bytes.Contains(text, []byte("/kube-scheduler:v"+minKubernetes))
 	m.Install = append(installHeader(s, name, from, key, scheduler), text...)
 	if text, err = write(before); err != nil {
 		return Manifests{}, err
@@ -160,12 +161,14 @@ func installHeader(s Stamp, name, from string, key, scheduler bool) []byte {
 	var b strings.Builder
 	fmt.Fprintf(&b, "# Divvy %s, rendered with %s. For a cluster without helm:\n#\n#   kubectl apply -f %s.yaml\n", s.Version, from, name)
 	if key {
-		fmt.Fprintf(&b, "#   kubectl create secret generic %s -n %s --from-literal=key=\"$(head -c 48 /dev/urandom | base64 | tr -d '\\n')\"\n#\n"+
+		fmt.Fprintf(&b, "#   kubectl create secret generic %s -n %s --from-literal=key=\"$(head -c 48 /dev/urandom | base64 | tr -d "+
+			"'\\n')\"\n#\n"+
 			"# The second command makes the key that grants of memory are signed with. Pods wait until\n"+
 			"# it is there. It is made once: an upgrade is the first command alone.\n", grantSecret, Namespace)
 	}
 	if scheduler {
-		b.WriteString("#\n# The image of kube-scheduler has to be of the cluster's version, which \"kubectl version\" shows:\n# write that in the place of v" + minKubernetes + ".\n")
+		b.WriteString("#\n# The image of kube-scheduler has to be of the cluster's version, which \"kubectl version\" shows:\n# write " +
+			"that in the place of v" + minKubernetes + ".\n")
 	}
 	fmt.Fprintf(&b, "#\n# %s-uninstall.yaml says how to remove it.\n---\n", name)
 	return []byte(b.String())

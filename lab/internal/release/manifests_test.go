@@ -40,7 +40,8 @@ func helm(t *testing.T) string {
 func testImages() []Built {
 	var all []Built
 	for i, name := range Images {
-		all = append(all, Built{Name: Registry + "/" + name, Tag: testStamp.Version, Digest: "sha256:" + strings.Repeat(string(rune('a'+i)), 64)})
+		all = append(all, Built{Name: Registry + "/" + name, Tag: testStamp.Version, Digest: "sha256:" + strings.Repeat(string(rune('a'+i)),
+			64)})
 	}
 	return all
 }
@@ -109,7 +110,8 @@ func TestRender(t *testing.T) {
 				for line := range strings.Lines(string(manifest)) {
 					image, found := strings.CutPrefix(strings.TrimLeft(line, " -"), "image: ")
 					image = strings.Trim(strings.TrimSpace(image), `"`)
-					if found && strings.HasPrefix(image, Registry) && !slices.ContainsFunc(testImages(), func(b Built) bool { return b.Reference() == image }) {
+					if found && strings.HasPrefix(image, Registry) &&
+						!slices.ContainsFunc(testImages(), func(b Built) bool { return b.Reference() == image }) {
 						t.Errorf("%s: image %s is not one of the release, by its digest", part, image)
 					}
 				}
@@ -133,12 +135,14 @@ func TestRenderedHooks(t *testing.T) {
 		t.Fatal(err)
 	}
 	before, after := names(parse(t, m.Before)), names(parse(t, m.After))
-	for _, want := range []string{"Job divvy-system/divvy-uninstall", "DaemonSet divvy-system/divvy-uninstall-node", "ServiceAccount divvy-system/divvy-uninstall"} {
+	for _, want := range []string{"Job divvy-system/divvy-uninstall", "DaemonSet divvy-system/divvy-uninstall-node",
+		"ServiceAccount divvy-system/divvy-uninstall"} {
 		if !slices.Contains(before, want) {
 			t.Errorf("before has no %s: %q", want, before)
 		}
 	}
-	for _, want := range []string{"Namespace /divvy-system", "Job divvy-system/divvy-uninstall-after", "ServiceAccount divvy-system/divvy-uninstall"} {
+	for _, want := range []string{"Namespace /divvy-system", "Job divvy-system/divvy-uninstall-after",
+		"ServiceAccount divvy-system/divvy-uninstall"} {
 		if !slices.Contains(after, want) {
 			t.Errorf("after has no %s: %q", want, after)
 		}
@@ -202,7 +206,8 @@ func testRelease(t *testing.T, dir string) {
 	stamp := testStamp
 	stamp.Time = time.Unix(1_700_000_000, 0)
 	err := Make(t.Context(), Options{
-		Repository: repository, Dir: filepath.Join(dir, "release"), Images: filepath.Join(dir, "images"), Helm: helm(t), Stamp: stamp, Report: func(string) {},
+		Repository: repository, Dir: filepath.Join(dir, "release"), Images: filepath.Join(dir, "images"), Helm: helm(t), Stamp: stamp,
+		Report: func(string) {},
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -228,7 +233,8 @@ func TestMake(t *testing.T) {
 	if diff := cmp.Diff(sums, string(other)); diff != "" {
 		t.Errorf("two releases of one checkout differ (-first +second):\n%s", diff)
 	}
-	for _, name := range []string{"divvy.yaml", "divvy-uninstall.yaml", "divvy-uninstall-after.yaml", "divvy-nvidia.yaml", "divvy-pool.yaml", "divvy-9.8.7.tgz",
+	for _, name := range []string{"divvy.yaml", "divvy-uninstall.yaml", "divvy-uninstall-after.yaml",
+		"divvy-nvidia.yaml", "divvy-pool.yaml", "divvy-9.8.7.tgz",
 		"divvy-kustomize-v9.8.7.tar.gz", "digests.txt", "krew.yaml"} {
 		if !strings.Contains(sums, "  "+name+"\n") {
 			t.Errorf("no checksum of %s", name)
@@ -262,7 +268,8 @@ func TestKustomize(t *testing.T) {
 	testRelease(t, dir)
 	build := func(name string) []object {
 		t.Helper()
-		resources, err := krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(filesys.MakeFsOnDisk(), filepath.Join(dir, "release", "kustomize", name))
+		resources, err := krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(filesys.MakeFsOnDisk(),
+			filepath.Join(dir, "release", "kustomize", name))
 		if err != nil {
 			t.Fatalf("kustomize %s: %v", name, err)
 		}
@@ -298,7 +305,8 @@ func TestKustomize(t *testing.T) {
 
 func TestMakeWantsImagesOfTheSameVersion(t *testing.T) {
 	digest := strings.Repeat("1", 64)
-	node, control := fmt.Sprintf("%s/divvy-node:v1@sha256:%s\n", Registry, digest), fmt.Sprintf("%s/divvy-control:v1@sha256:%s\n", Registry, digest)
+	node, control := fmt.Sprintf("%s/divvy-node:v1@sha256:%s\n", Registry, digest), fmt.Sprintf("%s/divvy-control:v1@sha256:%s\n", Registry,
+		digest)
 	tests := map[string]struct{ content, want string }{
 		"none":            {want: "run make images first"},
 		"another version": {content: node + control, want: "are of version v1, and the release is v9.8.7"},

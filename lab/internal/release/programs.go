@@ -92,12 +92,14 @@ var recipes = map[string]recipe{
 // compiles a program into a folder.
 func (s Stamp) command(program, dir string, p Platform) (env, args []string) {
 	r := recipes[program]
-	ldflags := fmt.Sprintf("-s -w -X %[1]s/internal/version.Version=%[2]s -X %[1]s/internal/version.Commit=%[3]s", module, s.Version, s.Commit)
+	ldflags := fmt.Sprintf("-s -w -X %[1]s/internal/version.Version=%[2]s -X %[1]s/internal/version.Commit=%[3]s", module, s.Version,
+		s.Commit)
 	if r.ldflags != "" {
 		ldflags += " " + r.ldflags
 	}
 	// What could come from the environment of whoever builds is set, too.
-	env = []string{"GOOS=" + p.OS, "GOARCH=" + p.Arch, "GOFLAGS=", "GOWORK=off", "GOEXPERIMENT=", "GOAMD64=v1", "GOARM64=v8.0", "CGO_ENABLED=0"}
+	env = []string{"GOOS=" + p.OS, "GOARCH=" + p.Arch, "GOFLAGS=", "GOWORK=off", "GOEXPERIMENT=", "GOAMD64=v1", "GOARM64=v8.0",
+		"CGO_ENABLED=0"}
 	if r.cgo {
 		env = append(env, "CGO_ENABLED=1", "CGO_CFLAGS="+r.cflags, "CGO_CPPFLAGS=", "CGO_LDFLAGS=-O2 -g")
 		if c, cross := crossCompilers[p.Arch]; cross && p.Arch != runtime.GOARCH {
@@ -170,10 +172,12 @@ func EnsureCompiler(ctx context.Context, arch string, report func(string)) error
 	}
 	packages := strings.Join(c.packages, " ")
 	if _, err := exec.LookPath("apt-get"); err != nil {
-		return fmt.Errorf("divvy-node for %s needs the compiler %s: install it, or build where the architecture is %s", arch, c.program, arch)
+		return fmt.Errorf("divvy-node for %s needs the compiler %s: install it, or build where the architecture is %s", arch, c.program,
+			arch)
 	}
 	if os.Geteuid() != 0 {
-		return fmt.Errorf("divvy-node for %s needs the compiler %s: run \"sudo apt-get install --no-install-recommends %s\", or this as root, which does the same",
+		return fmt.Errorf("divvy-node for %s needs the compiler %s: run \"sudo apt-get install --no-install-recommends %s\", or this as "+
+			"root, which does the same",
 			arch, c.program, packages)
 	}
 	report("installing " + packages)

@@ -135,7 +135,8 @@ func advise(err error, registry name.Registry) error {
 	var unknown x509.UnknownAuthorityError
 	switch {
 	case errors.As(err, &answer) && (answer.StatusCode == http.StatusUnauthorized || answer.StatusCode == http.StatusForbidden):
-		return fmt.Errorf("%w: log in with an account that may push there: docker login %s, or any tool that writes ~/.docker/config.json", err, registry.Name())
+		return fmt.Errorf("%w: log in with an account that may push there: docker login %s, or any tool that writes ~/.docker/config.json",
+			err, registry.Name())
 	case errors.As(err, &unknown):
 		return fmt.Errorf("%w: name the folder with the registry's CA in SSL_CERT_DIR, or add the CA to those of this machine", err)
 	case strings.Contains(err.Error(), "server gave HTTP response to HTTPS client"):

@@ -157,7 +157,8 @@ func stages(t *testing.T) map[string]stage {
 }
 
 func environment() *expand.Config {
-	return &expand.Config{Env: expand.ListEnviron("VERSION="+testStamp.Version, "COMMIT="+testStamp.Commit, "TARGETOS=linux", "TARGETARCH=amd64")}
+	return &expand.Config{Env: expand.ListEnviron("VERSION="+testStamp.Version, "COMMIT="+testStamp.Commit,
+		"TARGETOS=linux", "TARGETARCH=amd64")}
 }
 
 func parseWord(t *testing.T, text string) *syntax.Word {

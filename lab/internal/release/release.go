@@ -70,7 +70,8 @@ func Make(ctx context.Context, o Options) error {
 		return err
 	}
 	if built := images[0].Tag; built != o.Stamp.Version {
-		return fmt.Errorf("the images in %s are of version %s, and the release is %s: run make images again", o.Images, built, o.Stamp.Version)
+		return fmt.Errorf("the images in %s are of version %s, and the release is %s: run make images again", o.Images, built,
+			o.Stamp.Version)
 	}
 	if err := os.RemoveAll(o.Dir); err != nil {
 		return fmt.Errorf("remove an older release: %w", err)
@@ -124,7 +125,8 @@ func readDigests(dir string) ([]Built, error) {
 		}
 	}
 	if len(all) != len(Images) {
-		return nil, fmt.Errorf("%s names %d images with all architectures, and there are %d: run make images again", path, len(all), len(Images))
+		return nil, fmt.Errorf("%s names %d images with all architectures, and there are %d: run make images again", path, len(all),
+			len(Images))
 	}
 	return all, nil
 }
@@ -262,7 +264,8 @@ func writeKubectl(ctx context.Context, o Options) (err error) {
 		"spec": map[string]any{
 			"version": "v" + version, "homepage": sources, "platforms": platforms,
 			"shortDescription": "See and check how accelerators are shared",
-			"description":      "Shows which pods hold how much of which GPU or GCU that Divvy shares,\nexamines an installation of Divvy, and manages the token of a remote pool.\n",
+			"description": "Shows which pods hold how much of which GPU or GCU that Divvy shares,\nexamines an installation of " +
+				"Divvy, and manages the token of a remote pool.\n",
 		},
 	})
 	if err != nil {
@@ -309,7 +312,8 @@ func writeTarGz(path string, at time.Time, files []file) error {
 	}
 	w := tar.NewWriter(zipped)
 	for _, f := range files {
-		header := &tar.Header{Name: f.name, Mode: int64(f.mode), Size: int64(len(f.content)), ModTime: at, Typeflag: tar.TypeReg, Format: tar.FormatPAX}
+		header := &tar.Header{Name: f.name, Mode: int64(f.mode), Size: int64(len(f.content)), ModTime: at, Typeflag: tar.TypeReg,
+			Format: tar.FormatPAX}
 		if err := w.WriteHeader(header); err != nil {
 			return fmt.Errorf("write %s: %w", filepath.Base(path), err)
 		}

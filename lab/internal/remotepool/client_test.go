@@ -39,7 +39,8 @@ func newWorld(t *testing.T) world {
 	t.Cleanup(server.Close)
 	w := world{pool: p, server: server}
 	dir := t.TempDir()
-	w.files = Files{Home: dir, Servers: filepath.Join(dir, "servers.conf"), Libraries: filepath.Join(dir, "opt"), LibraryPath: "/none:" + dir}
+	w.files = Files{Home: dir, Servers: filepath.Join(dir, "servers.conf"), Libraries: filepath.Join(dir, "opt"),
+		LibraryPath: "/none:" + dir}
 	ca := filepath.Join(dir, "ca.crt")
 	write(t, ca, string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw})))
 	write(t, filepath.Join(dir, ".bitfusion", "client.yaml"), "cacertpath: "+ca+"\ntoken: "+token+"\ntimeout: 400ms\n")
@@ -130,7 +131,8 @@ func TestLeaseLastsAsLongAsTheCommand(t *testing.T) {
 	stop := filepath.Join(t.TempDir(), "stop")
 	var group sync.WaitGroup
 	group.Go(func() {
-		if code, log, _, err := w.run(t.Context(), half, "sh", "-c", "while [ ! -e "+stop+" ]; do sleep 0.01; done"); code != 0 || err != nil {
+		if code, log, _, err := w.run(t.Context(), half, "sh", "-c", "while [ ! -e "+stop+" ]; do sleep 0.01; done"); code != 0 ||
+			err != nil {
 			t.Errorf("ended with %d, %v\n%s", code, err, log)
 		}
 	})
@@ -163,7 +165,8 @@ func TestSignalsReachTheCommand(t *testing.T) {
 	started := filepath.Join(t.TempDir(), "started")
 	var group sync.WaitGroup
 	group.Go(func() {
-		code, _, out, err := w.run(t.Context(), half, "sh", "-c", "trap 'echo told; exit 5' USR1; touch "+started+"; while true; do sleep 0.01; done")
+		code, _, out, err := w.run(t.Context(), half, "sh", "-c", "trap 'echo told; exit 5' USR1; touch "+started+
+			"; while true; do sleep 0.01; done")
 		if code != 5 || out != "told\n" || err != nil {
 			t.Errorf("ended with %d, %v, printed %q; want 5 after the signal", code, err, out)
 		}
@@ -183,7 +186,8 @@ func TestCommandEndsWhenItsGPUsAreLost(t *testing.T) {
 	started := filepath.Join(t.TempDir(), "started")
 	var group sync.WaitGroup
 	group.Go(func() {
-		if code, _, _, err := w.run(t.Context(), half, "sh", "-c", "touch "+started+"; exec sleep 600"); code != 1 || err == nil || !strings.Contains(err.Error(), "was lost") {
+		if code, _, _, err := w.run(t.Context(), half, "sh", "-c", "touch "+started+"; exec sleep 600"); code != 1 || err == nil ||
+			!strings.Contains(err.Error(), "was lost") {
 			t.Errorf("ended with %d, %v; want that the GPUs were lost", code, err)
 		}
 	})
@@ -213,7 +217,8 @@ func TestTroubleshooting(t *testing.T) {
 				t.Helper()
 				write(t, w.files.Servers, "servers:\n- addresses: ["+silent.Addr().String()+"]\n")
 			},
-			log: "Error contacting server " + silent.Addr().String() + " to verify client id: Get https://" + silent.Addr().String() + "/claim_id: context deadline exceeded", last: last,
+			log: "Error contacting server " + silent.Addr().String() + " to verify client id: Get https://" + silent.Addr().String() +
+				"/claim_id: context deadline exceeded", last: last,
 		},
 		"servers.conf in a form that cannot be read": {
 			harm: func(t *testing.T, w *world) {
@@ -260,7 +265,8 @@ func TestTroubleshooting(t *testing.T) {
 			harm: func(t *testing.T, w *world) { t.Helper(); w.files.Home = "/nowhere" }, last: "/nowhere/.bitfusion/client.yaml",
 		},
 		"no certificate": {
-			harm: func(t *testing.T, w *world) { t.Helper(); write(t, filepath.Join(w.files.Home, "ca.crt"), "none") }, last: "no certificate",
+			harm: func(t *testing.T, w *world) { t.Helper(); write(t, filepath.Join(w.files.Home, "ca.crt"), "none") },
+			last: "no certificate",
 		},
 		"no libraries": {
 			harm: func(t *testing.T, w *world) { t.Helper(); w.files.LibraryPath = "/usr/nowhere:" }, last: "libbitfusion.so",
@@ -346,7 +352,8 @@ func TestList(t *testing.T) {
 	if err := c.List(t.Context(), &out); err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"- server 0 [10.1.1.1:56001]: running 1 tasks", "|- GPU 0: free memory 8080 MiB / 16160 MiB", "|- GPU 0: free memory 15109 MiB / 15109 MiB, Tesla T4"} {
+	for _, want := range []string{"- server 0 [10.1.1.1:56001]: running 1 tasks", "|- GPU 0: free memory 8080 MiB / 16160 MiB",
+		"|- GPU 0: free memory 15109 MiB / 15109 MiB, Tesla T4"} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("no %q in\n%s", want, &out)
 		}

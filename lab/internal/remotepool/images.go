@@ -125,13 +125,15 @@ func OtherSpec() (image.Spec, error) {
 	if err != nil {
 		return image.Spec{}, err
 	}
-	return image.Spec{Name: OtherImage, Files: append(files, image.File{Path: otherProgram, Content: rgpu}), Cmd: []string{"/bin/bash"}}, nil
+	return image.Spec{Name: OtherImage, Files: append(files, image.File{Path: otherProgram, Content: rgpu}), Cmd: []string{"/bin/bash"}},
+		nil
 }
 
 // ServerSpec describes the image of the pool's server, whose program is static.
 func ServerSpec(program string) image.Spec {
 	const place = "/usr/bin/pool-server"
-	return image.Spec{Name: ServerImage, Files: []image.File{{Path: place, Source: program}}, Entrypoint: []string{place}, User: "65532:65532"}
+	return image.Spec{Name: ServerImage, Files: []image.File{{Path: place, Source: program}}, Entrypoint: []string{place},
+		User: "65532:65532"}
 }
 
 // tools are programs of this machine with the libraries that they need.

@@ -106,7 +106,8 @@ func TestCatalogMatchesClientImages(t *testing.T) {
 			continue
 		}
 		for path, want := range map[string]string{
-			c.Binary: "program", filepath.Join(c.LibraryPath, LibraryName): "a stand-in\n", filepath.Join(c.OptSource, VersionFile): c.Version[:1] + ".",
+			c.Binary: "program", filepath.Join(c.LibraryPath, LibraryName): "a stand-in\n",
+			filepath.Join(c.OptSource, VersionFile): c.Version[:1] + ".",
 		} {
 			if data, err := os.ReadFile(filepath.Join(root, path)); err != nil || !strings.HasPrefix(string(data), want) {
 				t.Errorf("client %s for %s: image %s has %q in %s, %v; want %q", c.Version, c.OS, name, data, path, err, want)
@@ -154,7 +155,8 @@ func TestBenchmarkNeedsTheClient(t *testing.T) {
 	if err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	for _, want := range []string{"Model:       inception3", "Batch size:  32 global", "with 8080 MB memory", "Devices:     ['/gpu:0']", "100\timages/sec: ", "total images/sec: 199.65"} {
+	for _, want := range []string{"Model:       inception3", "Batch size:  32 global", "with 8080 MB memory", "Devices:     ['/gpu:0']",
+		"100\timages/sec: ", "total images/sec: 199.65"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("no %q in\n%s", want, out)
 		}
@@ -162,11 +164,13 @@ func TestBenchmarkNeedsTheClient(t *testing.T) {
 }
 
 func TestOtherClient(t *testing.T) {
-	out, err := script(t, rgpu, nil, "attach", "--gpus", "2", "--share", "50", "--pick", "a=b", "--", "bash", "-c", `echo "$RGPU_GPUS; $0"`, "x y")
+	out, err := script(t, rgpu, nil, "attach", "--gpus", "2", "--share", "50", "--pick", "a=b", "--", "bash", "-c", `echo "$RGPU_GPUS; $0"`,
+		"x y")
 	if want := "rgpu: attached 2 GPUs, 50 percent of each, picked by a=b\n2; x y\n"; err != nil || out != want {
 		t.Errorf("printed %q, %v; want %q", out, err, want)
 	}
-	for _, args := range [][]string{nil, {"attach"}, {"attach", "--gpus", "1", "--", "true"}, {"attach", "--gpus", "1", "--share", "5", "true"}, {"attach", "--share"}} {
+	for _, args := range [][]string{nil, {"attach"}, {"attach", "--gpus", "1", "--", "true"},
+		{"attach", "--gpus", "1", "--share", "5", "true"}, {"attach", "--share"}} {
 		if out, err := script(t, rgpu, nil, args...); err == nil || !strings.Contains(out, "usage") {
 			t.Errorf("rgpu %v: %v\n%s", args, err, out)
 		}

@@ -26,24 +26,33 @@ func TestLease(t *testing.T) {
 		memory  int64
 		err     string
 	}{
-		"half of one":         {request: Request{Amount: 1, Fraction: 0.5}, server: "bf-server", gpus: []int{0}, memory: 8080},
-		"memory":              {request: Request{Amount: 1, MemoryMB: 8000}, server: "bf-server", gpus: []int{0}, memory: 8000},
-		"two whole ones":      {request: Request{Amount: 2, Fraction: 1}, server: "bf-server", gpus: []int{0, 1}, memory: 16160},
-		"memory of a larger":  {request: Request{Amount: 1, MemoryMB: 20000}, server: "bf-server", gpus: []int{2}, memory: 20000},
-		"by hostname":         {request: Request{Amount: 1, Fraction: 1, Filters: []string{"server.hostname=bf-server2"}}, server: "bf-server2", gpus: []int{0}, memory: 15109},
-		"by address":          {request: Request{Amount: 1, Fraction: 1, Filters: []string{"server.addr=10.1.1.2"}}, server: "bf-server2", gpus: []int{0}, memory: 15109},
-		"by rdma":             {request: Request{Amount: 1, Fraction: 1, Filters: []string{"server.has-rdma=true"}}, server: "bf-server2", gpus: []int{0}, memory: 15109},
-		"by cuda":             {request: Request{Amount: 1, Fraction: 1, Filters: []string{"server.cuda-version=11.8"}}, server: "bf-server2", gpus: []int{0}, memory: 15109},
-		"by driver":           {request: Request{Amount: 1, Fraction: 1, Filters: []string{"server.driver-version=520.61.05"}}, server: "bf-server2", gpus: []int{0}, memory: 15109},
-		"by number":           {request: Request{Amount: 1, Fraction: 1, Filters: []string{"device.id=1"}}, server: "bf-server", gpus: []int{1}, memory: 16160},
-		"by part of the name": {request: Request{Amount: 1, Fraction: 1, Filters: []string{"device.name=T4"}}, server: "bf-server2", gpus: []int{0}, memory: 15109},
-		"by physical memory":  {request: Request{Amount: 1, MemoryMB: 1, Filters: []string{"device.phy-memory=32480"}}, server: "bf-server", gpus: []int{2}, memory: 1},
+		"half of one":        {request: Request{Amount: 1, Fraction: 0.5}, server: "bf-server", gpus: []int{0}, memory: 8080},
+		"memory":             {request: Request{Amount: 1, MemoryMB: 8000}, server: "bf-server", gpus: []int{0}, memory: 8000},
+		"two whole ones":     {request: Request{Amount: 2, Fraction: 1}, server: "bf-server", gpus: []int{0, 1}, memory: 16160},
+		"memory of a larger": {request: Request{Amount: 1, MemoryMB: 20000}, server: "bf-server", gpus: []int{2}, memory: 20000},
+		"by hostname": {request: Request{Amount: 1, Fraction: 1, Filters: []string{"server.hostname=bf-server2"}},
+			server: "bf-server2", gpus: []int{0}, memory: 15109},
+		"by address": {request: Request{Amount: 1, Fraction: 1, Filters: []string{"server.addr=10.1.1.2"}},
+			server: "bf-server2", gpus: []int{0}, memory: 15109},
+		"by rdma": {request: Request{Amount: 1, Fraction: 1, Filters: []string{"server.has-rdma=true"}},
+			server: "bf-server2", gpus: []int{0}, memory: 15109},
+		"by cuda": {request: Request{Amount: 1, Fraction: 1, Filters: []string{"server.cuda-version=11.8"}},
+			server: "bf-server2", gpus: []int{0}, memory: 15109},
+		"by driver": {request: Request{Amount: 1, Fraction: 1, Filters: []string{"server.driver-version=520.61.05"}},
+			server: "bf-server2", gpus: []int{0}, memory: 15109},
+		"by number": {request: Request{Amount: 1, Fraction: 1, Filters: []string{"device.id=1"}},
+			server: "bf-server", gpus: []int{1}, memory: 16160},
+		"by part of the name": {request: Request{Amount: 1, Fraction: 1, Filters: []string{"device.name=T4"}},
+			server: "bf-server2", gpus: []int{0}, memory: 15109},
+		"by physical memory": {request: Request{Amount: 1, MemoryMB: 1, Filters: []string{"device.phy-memory=32480"}},
+			server: "bf-server", gpus: []int{2}, memory: 1},
 		"one of two hostnames": {
 			request: Request{Amount: 1, Fraction: 1, Filters: []string{"server.hostname=other", "server.hostname=bf-server2"}},
 			server:  "bf-server2", gpus: []int{0}, memory: 15109,
 		},
 		"filters that exclude each other": {
-			request: Request{Amount: 1, Fraction: 1, Filters: []string{"server.hostname=bf-server", "server.has-rdma=true"}}, err: "0 match the filters",
+			request: Request{Amount: 1, Fraction: 1, Filters: []string{"server.hostname=bf-server", "server.has-rdma=true"}},
+			err:     "0 match the filters",
 		},
 		"too many":           {request: Request{Amount: 4, Fraction: 1}, err: "bf-server has 3 GPUs"},
 		"too much memory":    {request: Request{Amount: 1, MemoryMB: 40000}, err: "0 of those have the memory"},
@@ -68,7 +77,8 @@ func TestLease(t *testing.T) {
 				t.Fatal(err)
 			}
 			if l.Hostname != test.server || !slices.Equal(l.GPUs, test.gpus) || l.MemoryMB != test.memory {
-				t.Errorf("leased GPUs %v of %s with %d MB; want %v of %s with %d", l.GPUs, l.Hostname, l.MemoryMB, test.gpus, test.server, test.memory)
+				t.Errorf("leased GPUs %v of %s with %d MB; want %v of %s with %d", l.GPUs, l.Hostname, l.MemoryMB, test.gpus, test.server,
+					test.memory)
 			}
 		})
 	}

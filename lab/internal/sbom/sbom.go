@@ -104,7 +104,8 @@ func Describe(img Image) ([]byte, error) {
 		BOMRef: "image", Type: cdx.ComponentTypeContainer, Name: img.Name, Version: img.Version,
 		Hashes: &[]cdx.Hash{{Algorithm: cdx.HashAlgoSHA256, Value: strings.TrimPrefix(img.Digest, "sha256:")}},
 		PackageURL: packageurl.NewPackageURL(packageurl.TypeOCI, "", base(img.Name), img.Digest,
-			packageurl.QualifiersFromMap(map[string]string{"arch": img.Architecture, "repository_url": img.Name, "tag": img.Version}), "").ToString(),
+			packageurl.QualifiersFromMap(map[string]string{"arch": img.Architecture, "repository_url": img.Name, "tag": img.Version}),
+			"").ToString(),
 	}
 	bom := cdx.NewBOM()
 	// A document of its own for every image, and the same for the same.

@@ -47,7 +47,8 @@ func TestSamePod(t *testing.T) {
 	}
 	plain := pod(image, nil)
 	// Kubelet adds annotations of its own.
-	if !scheduler.SamePod(plain, pod(image, func(p *corev1.Pod) { p.Annotations = map[string]string{"kubernetes.io/config.source": "file"} })) {
+	if !scheduler.SamePod(plain,
+		pod(image, func(p *corev1.Pod) { p.Annotations = map[string]string{"kubernetes.io/config.source": "file"} })) {
 		t.Error("what kubelet reports is not the pod of the manifest")
 	}
 	others := map[string]*corev1.Pod{

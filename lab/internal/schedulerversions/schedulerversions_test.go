@@ -162,18 +162,21 @@ func (c configuration) check(t *testing.T, existing bool) {
 		t.Errorf("kubeconfig is %q", got)
 	}
 	e := c.Extenders[len(urls)-1]
-	if e.FilterVerb != "filter" || e.PreemptVerb != "preempt" || e.PrioritizeVerb != "prioritize" || e.BindVerb != "bind" || e.Weight != 1 ||
+	if e.FilterVerb != "filter" || e.PreemptVerb != "preempt" || e.PrioritizeVerb != "prioritize" || e.BindVerb != "bind" ||
+		e.Weight != 1 ||
 		!e.EnableHTTPS || !e.NodeCacheCapable || e.Ignorable {
 		t.Errorf("the extender is %+v", e)
 	}
-	if tls := e.TLSConfig; tls.ServerName != "divvy-extender.divvy-system.svc" || !bytes.Contains(tls.CAData, []byte("BEGIN CERTIFICATE")) ||
+	if tls := e.TLSConfig; tls.ServerName != "divvy-extender.divvy-system.svc" ||
+		!bytes.Contains(tls.CAData, []byte("BEGIN CERTIFICATE")) ||
 		!bytes.Contains(tls.CertData, []byte("BEGIN CERTIFICATE")) || !bytes.Contains(tls.KeyData, []byte("PRIVATE KEY")) {
 		t.Errorf("the extender's TLS is %+v", tls)
 	}
 	if e.HTTPTimeout != "10s" {
 		t.Errorf("the extender's timeout is %q", e.HTTPTimeout)
 	}
-	if len(e.ManagedResources) != 2 || e.ManagedResources[0].Name != "enflame.com/gcu-memory" || e.ManagedResources[1].Name != "nvidia.com/gpu-memory" {
+	if len(e.ManagedResources) != 2 || e.ManagedResources[0].Name != "enflame.com/gcu-memory" ||
+		e.ManagedResources[1].Name != "nvidia.com/gpu-memory" {
 		t.Errorf("the extender's resources are %+v", e.ManagedResources)
 	}
 }
@@ -202,7 +205,8 @@ func TestTheNewestTakesItsConfiguration(t *testing.T) {
 			}
 			// The validation would notice an extender that was put in twice.
 			cfg.Extenders = append(cfg.Extenders, cfg.Extenders[len(cfg.Extenders)-1])
-			if err := validation.ValidateKubeSchedulerConfiguration(cfg); err == nil || !strings.Contains(err.Error(), "only one extender can implement bind") {
+			if err := validation.ValidateKubeSchedulerConfiguration(cfg); err == nil ||
+				!strings.Contains(err.Error(), "only one extender can implement bind") {
 				t.Errorf("two binding extenders: %v", err)
 			}
 		})

@@ -110,7 +110,8 @@ func (f *faults) stall(ctx context.Context, times int, inflict func(*vendorsim.T
 
 // watchOffer notes how much is allocatable of each resource, and after how long that
 // changed, until the context ends.
-func (f *faults) watchOffer(ctx context.Context, begun time.Time, resources map[string]corev1.ResourceName, told map[string][]string) error {
+func (f *faults) watchOffer(ctx context.Context, begun time.Time, resources map[string]corev1.ResourceName,
+	told map[string][]string) error {
 	last := map[string]int64{}
 	tick := time.NewTicker(200 * time.Millisecond)
 	defer tick.Stop()

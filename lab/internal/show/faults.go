@@ -251,7 +251,8 @@ func (f *faults) startElsewhere(ctx context.Context, one fault, number int, name
 		if err != nil {
 			return nil, err
 		}
-		f.Checks.True(name+" is on another card", other != number, fmt.Sprintf("card %d of %s, not %d", f.index(other), one.vendor, f.index(number)))
+		f.Checks.True(name+" is on another card", other != number, fmt.Sprintf("card %d of %s, not %d", f.index(other), one.vendor,
+			f.index(number)))
 	}
 	return names, nil
 }
@@ -309,7 +310,8 @@ func (f *faults) index(place int) int {
 
 // waitReason waits until the node says that the card is ill, for a reason that contains
 // why, or that it is well, and returns the reason.
-func (f *faults) waitReason(ctx context.Context, what corev1.ResourceName, card vendorsim.Card, ill bool, why string) (reason string, err error) {
+func (f *faults) waitReason(ctx context.Context, what corev1.ResourceName, card vendorsim.Card, ill bool, why string) (reason string,
+	err error) {
 	err = stage.Poll(ctx, offerTimeout, "the node to tell of the card", func(ctx context.Context) error {
 		cards, err := f.Published(ctx, what)
 		if err != nil {

@@ -123,7 +123,8 @@ containers get their cards by CDI names.`)
 // folders as they are mounted now: containerd watches those that were there when it
 // started.
 func (f *faults) remount(ctx context.Context, injection string) error {
-	return errors.Join(f.Cluster.Restart(ctx, cluster.Containerd), f.Upgrade(ctx, "node.injection="+injection), f.DeleteDivvyPods(ctx, stage.NodeDaemon), f.WaitDivvy(ctx, configTimeout))
+	return errors.Join(f.Cluster.Restart(ctx, cluster.Containerd), f.Upgrade(ctx, "node.injection="+injection),
+		f.DeleteDivvyPods(ctx, stage.NodeDaemon), f.WaitDivvy(ctx, configTimeout))
 }
 
 // What each fault of a folder is shown with: a chip that fails under a pod, a GCU

@@ -86,7 +86,8 @@ func (a *administrator) wired(ctx context.Context) error {
 
 func (a *administrator) guide(ctx context.Context) error {
 	a.Title("Pods of the guide")
-	if err := a.Start(ctx, a.One("gcushare-pod-1", product.Resource, 4), a.One("gcushare-pod-2", product.Resource, 8), a.One("gcushare-pod-3", product.Resource, 12)); err != nil {
+	if err := a.Start(ctx, a.One("gcushare-pod-1", product.Resource, 4), a.One("gcushare-pod-2", product.Resource, 8),
+		a.One("gcushare-pod-3", product.Resource, 12)); err != nil {
 		return err
 	}
 	for pod, card := range map[string]string{"gcushare-pod-1": "0", "gcushare-pod-2": "0", "gcushare-pod-3": "1"} {
@@ -130,7 +131,8 @@ func (a *administrator) broken(ctx context.Context) error {
 
 func (a *administrator) uninstall(ctx context.Context) error {
 	a.Title("Uninstall")
-	a.Say("Pods go on meanwhile. Kubelet keeps the numbers of a plugin that has gone for five\nminutes; `helm uninstall` waits for that where uninstall.nodeStatus is true, which\nthis show leaves out.")
+	a.Say("Pods go on meanwhile. Kubelet keeps the numbers of a plugin that has gone for five\nminutes; `helm uninstall` waits for that " +
+		"where uninstall.nodeStatus is true, which\nthis show leaves out.")
 	running, err := a.containers(ctx)
 	if err != nil {
 		return err
@@ -140,7 +142,8 @@ func (a *administrator) uninstall(ctx context.Context) error {
 	}
 	after, err := os.ReadFile(a.manifest)
 	a.Checks.NoError("kube-scheduler's manifest", err)
-	a.Checks.True("it is as before, byte for byte", bytes.Equal(after, a.before), fmt.Sprintf("%d bytes, before %d", len(after), len(a.before)))
+	a.Checks.True("it is as before, byte for byte", bytes.Equal(after, a.before), fmt.Sprintf("%d bytes, before %d", len(after),
+		len(a.before)))
 	files, err := filepath.Glob(filepath.Join(layout.KubernetesDir, "*"))
 	a.Checks.NoError("files of the control plane", err)
 	a.Checks.Equal("they are those of before", strings.Join(files, " "), strings.Join(a.files, " "))

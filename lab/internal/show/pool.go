@@ -176,7 +176,8 @@ func (r *remote) percent(ctx context.Context) error {
 	c := made.Spec.Containers[0]
 	units := c.Resources.Limits[pool.Resource]
 	r.Checks.Equal("resources, "+pool.Resource, units.String(), "50")
-	r.Checks.True("the command", len(c.Command) == 3 && strings.Contains(c.Command[2], "/usr/bin/bitfusion run -n 1 -p 0.500000 "), fmt.Sprintf("%.90q...", c.Command))
+	r.Checks.True("the command", len(c.Command) == 3 && strings.Contains(c.Command[2], "/usr/bin/bitfusion run -n 1 -p 0.500000 "),
+		fmt.Sprintf("%.90q...", c.Command))
 	r.Checks.Equal("annotation "+pool.StatusAnnotation, made.Annotations[pool.StatusAnnotation], pool.StatusInjected)
 	r.Checks.Equal("annotation "+pool.VersionAnnotation+", as it was", made.Annotations[pool.VersionAnnotation], "450")
 	copies, err := r.Copies(ctx)
@@ -360,7 +361,8 @@ func (r *remote) controllers(ctx context.Context) error {
 	if _, err := r.create(ctx, "deployment.yaml"); err != nil {
 		return err
 	}
-	if _, err := r.Run(ctx, "wait", "job/bf-job", "--for=condition=Complete", "--namespace", r.Namespace, "--timeout", podTimeout.String()); err != nil {
+	if _, err := r.Run(ctx, "wait", "job/bf-job", "--for=condition=Complete", "--namespace", r.Namespace,
+		"--timeout", podTimeout.String()); err != nil {
 		return err
 	}
 	text, err := r.Kubectl(ctx, "logs", "job/bf-job", "--namespace", r.Namespace)
@@ -445,7 +447,8 @@ func (r *remote) refused(ctx context.Context) error {
 		{"a client that there is not", note(pool.VersionAnnotation, "999"), []string{pool.VersionAnnotation, "999", "450"}},
 		{"a mode that there is not", note(pool.ModeAnnotation, "injecton"), []string{"injecton", "injection"}},
 		{"a filter that would be shell text", note(pool.FilterAnnotation, "server.hostname=a;id color=red"), []string{"color"}},
-		{"a pod that does not say the mode", func(p *corev1.Pod) { delete(p.Annotations, pool.ModeAnnotation) }, []string{pool.ModeAnnotation}},
+		{"a pod that does not say the mode", func(p *corev1.Pod) { delete(p.Annotations, pool.ModeAnnotation) },
+			[]string{pool.ModeAnnotation}},
 		{"more GPUs than any node has units for", set(pool.AmountResource, "50"), []string{pool.Resource, "1000"}},
 	} {
 		p, err := r.ExamplePod("bitfusion/pod.yaml")

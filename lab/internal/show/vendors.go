@@ -311,8 +311,9 @@ func (v *vendors) labels(ctx context.Context) error {
 	v.Title("Labels of the node")
 	wanted := map[string]string{
 		"nvidia.com/gpu.present": "true", "nvidia.com/gpu.count": "2", "nvidia.com/gpu.product": "NVIDIA-A100-SXM4-40GB",
-		"nvidia.com/gpu.memory": "40960", "nvidia.com/cuda.driver-version.full": "550.54.15", "nvidia.com/cuda.runtime-version.full": "12.4",
-		"iluvatar.com/gpu.present": "true", "iluvatar.com/gpu.product": "BI-V150", "iluvatar.com/gpu.memory": "32768",
+		"nvidia.com/gpu.memory": "40960", "nvidia.com/cuda.driver-version.full": "550.54.15",
+		"nvidia.com/cuda.runtime-version.full": "12.4",
+		"iluvatar.com/gpu.present":             "true", "iluvatar.com/gpu.product": "BI-V150", "iluvatar.com/gpu.memory": "32768",
 		"iluvatar.com/ix.driver-version.full": "4.2.0",
 		"divvy.dev/nvidia.present":            "true", "divvy.dev/nvidia.count": "2",
 		"divvy.dev/iluvatar.present": "true", "divvy.dev/iluvatar.count": "4", "divvy.dev/iluvatar.memory": "32768",

@@ -42,13 +42,20 @@ func TestUsed(t *testing.T) {
 		used Used
 		err  string
 	}{
-		"as it should be":   {pods: []corev1.Pod{waiting, bound("a", g.NodeName(0), 4, 4, 0, first), bound("b", g.NodeName(0), 4, 4, 0, first), bound("c", g.NodeName(1), 8, 8, 1, second)}, used: Used{first: 8, second: 8}},
-		"too much":          {pods: []corev1.Pod{bound("a", g.NodeName(0), 4, 4, 0, first), bound("b", g.NodeName(0), 5, 5, 0, first)}, err: "has 8 units, and pods hold 9"},
-		"another node":      {pods: []corev1.Pod{bound("a", g.NodeName(1), 4, 4, 0, first)}, err: "its grant for sim-00000"},
-		"another amount":    {pods: []corev1.Pod{bound("a", g.NodeName(0), 4, 3, 0, first)}, err: "asks for 4 units, its grant is for 3"},
-		"another's device":  {pods: []corev1.Pod{bound("a", g.NodeName(0), 4, 4, 0, second)}, err: "node sim-00000 has no device"},
-		"another pod's":     {pods: []corev1.Pod{stranger}, err: "pod stranger"},
-		"bound without one": {pods: []corev1.Pod{func() corev1.Pod { p := *g.Pod("team", "x", 1); p.Spec.NodeName = g.NodeName(0); return p }()}, err: "pod x"},
+		"as it should be": {pods: []corev1.Pod{waiting, bound("a", g.NodeName(0), 4, 4, 0, first),
+			bound("b", g.NodeName(0), 4, 4, 0, first), bound("c", g.NodeName(1), 8, 8, 1, second)}, used: Used{first: 8, second: 8}},
+		"too much": {pods: []corev1.Pod{bound("a", g.NodeName(0), 4, 4, 0, first), bound("b", g.NodeName(0), 5, 5, 0, first)},
+			err: "has 8 units, and pods hold 9"},
+		"another node":     {pods: []corev1.Pod{bound("a", g.NodeName(1), 4, 4, 0, first)}, err: "its grant for sim-00000"},
+		"another amount":   {pods: []corev1.Pod{bound("a", g.NodeName(0), 4, 3, 0, first)}, err: "asks for 4 units, its grant is for 3"},
+		"another's device": {pods: []corev1.Pod{bound("a", g.NodeName(0), 4, 4, 0, second)}, err: "node sim-00000 has no device"},
+		"another pod's":    {pods: []corev1.Pod{stranger}, err: "pod stranger"},
+		"bound without one": {pods: []corev1.Pod{func() corev1.Pod {
+			p := *g.Pod("team", "x",
+				1)
+			p.Spec.NodeName = g.NodeName(0)
+			return p
+		}()}, err: "pod x"},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {

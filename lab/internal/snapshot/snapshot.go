@@ -43,7 +43,8 @@ type Exception struct {
 }
 
 func (e Exception) matches(o *unstructured.Unstructured) bool {
-	return (e.Kind == "" || e.Kind == o.GetKind()) && (e.Namespace == "" || e.Namespace == o.GetNamespace()) && (e.Name == "" || e.Name == o.GetName())
+	return (e.Kind == "" || e.Kind == o.GetKind()) && (e.Namespace == "" || e.Namespace == o.GetNamespace()) &&
+		(e.Name == "" || e.Name == o.GetName())
 }
 
 // whole reports whether all objects of a kind are left out.
@@ -53,7 +54,8 @@ func (e Exception) whole(kind string) bool {
 
 // Always are the exceptions that hold in every cluster.
 var Always = []Exception{
-	{Fields: [][]string{{"metadata", "resourceVersion"}, {"metadata", "managedFields"}}, Reason: "they count and note writes, also those that change nothing"},
+	{Fields: [][]string{{"metadata", "resourceVersion"}, {"metadata", "managedFields"}},
+		Reason: "they count and note writes, also those that change nothing"},
 	{Kind: "Event", Reason: "events expire by themselves"},
 	{Kind: "ComponentStatus", Reason: "it is no object, but what the API server sees when it is asked"},
 	{Kind: "Endpoints", Reason: "the older form of EndpointSlices, which are compared"},
@@ -86,7 +88,8 @@ func Objects(ctx context.Context, config *rest.Config, exceptions ...Exception) 
 			return nil, fmt.Errorf("list the kinds of objects: %w", err)
 		}
 		for _, kind := range list.APIResources {
-			if !slices.Contains(kind.Verbs, "list") || strings.Contains(kind.Name, "/") || slices.ContainsFunc(exceptions, func(e Exception) bool { return e.whole(kind.Kind) }) {
+			if !slices.Contains(kind.Verbs, "list") || strings.Contains(kind.Name, "/") ||
+				slices.ContainsFunc(exceptions, func(e Exception) bool { return e.whole(kind.Kind) }) {
 				continue
 			}
 			objects, err := client.Resource(version.WithResource(kind.Name)).List(ctx, metav1.ListOptions{})
@@ -227,7 +230,8 @@ func Diff(before, after Snapshot) []string {
 		case !there:
 			out = append(out, name+": is gone")
 		case is != was:
-			out = append(out, fmt.Sprintf("%s: differs (-before +after):\n%s", name, cmp.Diff(strings.Split(was, "\n"), strings.Split(is, "\n"))))
+			out = append(out, fmt.Sprintf("%s: differs (-before +after):\n%s", name,
+				cmp.Diff(strings.Split(was, "\n"), strings.Split(is, "\n"))))
 		}
 	}
 	for name := range after {

@@ -16,17 +16,20 @@ func TestObjectsAreComparedWithoutWhatChangesByItself(t *testing.T) {
 	lease := func(holder, renewed, version string) *unstructured.Unstructured {
 		return &unstructured.Unstructured{Object: map[string]any{
 			"apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
-			"metadata": map[string]any{"name": "a", "namespace": "n", "resourceVersion": version, "managedFields": []any{map[string]any{"manager": version}}},
-			"spec":     map[string]any{"holderIdentity": holder, "renewTime": renewed},
+			"metadata": map[string]any{"name": "a", "namespace": "n", "resourceVersion": version,
+				"managedFields": []any{map[string]any{"manager": version}}},
+			"spec": map[string]any{"holderIdentity": holder, "renewTime": renewed},
 		}}
 	}
 	node := func(heartbeat, status string) *unstructured.Unstructured {
 		return &unstructured.Unstructured{Object: map[string]any{
 			"apiVersion": "v1", "kind": "Node", "metadata": map[string]any{"name": "a"},
-			"status": map[string]any{"conditions": []any{map[string]any{"type": "Ready", "status": status, "lastHeartbeatTime": heartbeat}}},
+			"status": map[string]any{"conditions": []any{map[string]any{"type": "Ready", "status": status,
+				"lastHeartbeatTime": heartbeat}}},
 		}}
 	}
-	event := &unstructured.Unstructured{Object: map[string]any{"apiVersion": "v1", "kind": "Event", "metadata": map[string]any{"name": "a", "namespace": "n"}}}
+	event := &unstructured.Unstructured{Object: map[string]any{"apiVersion": "v1", "kind": "Event", "metadata": map[string]any{"name": "a",
+		"namespace": "n"}}}
 	mine := Exception{Kind: "Lease", Namespace: "n", Name: "a", Reason: "a test"}
 	take := func(exceptions []Exception, objects ...*unstructured.Unstructured) Snapshot {
 		s := Snapshot{}
@@ -42,14 +45,18 @@ func TestObjectsAreComparedWithoutWhatChangesByItself(t *testing.T) {
 		more          []Exception
 		want          []string // beginnings
 	}{
-		"a renewed lease":   {[]*unstructured.Unstructured{lease("x", "1", "1")}, []*unstructured.Unstructured{lease("x", "2", "2"), event}, nil, nil},
-		"another holder":    {[]*unstructured.Unstructured{lease("x", "1", "1")}, []*unstructured.Unstructured{lease("y", "1", "1")}, nil, []string{"coordination.k8s.io/v1 Lease n/a: differs"}},
-		"a heartbeat":       {[]*unstructured.Unstructured{node("1", "True")}, []*unstructured.Unstructured{node("2", "True")}, nil, nil},
-		"a condition":       {[]*unstructured.Unstructured{node("1", "True")}, []*unstructured.Unstructured{node("1", "False")}, nil, []string{"v1 Node /a: differs"}},
+		"a renewed lease": {[]*unstructured.Unstructured{lease("x", "1", "1")}, []*unstructured.Unstructured{lease("x", "2", "2"), event},
+			nil, nil},
+		"another holder": {[]*unstructured.Unstructured{lease("x", "1", "1")}, []*unstructured.Unstructured{lease("y", "1", "1")}, nil,
+			[]string{"coordination.k8s.io/v1 Lease n/a: differs"}},
+		"a heartbeat": {[]*unstructured.Unstructured{node("1", "True")}, []*unstructured.Unstructured{node("2", "True")}, nil, nil},
+		"a condition": {[]*unstructured.Unstructured{node("1", "True")}, []*unstructured.Unstructured{node("1", "False")}, nil,
+			[]string{"v1 Node /a: differs"}},
 		"an object is gone": {[]*unstructured.Unstructured{node("1", "True")}, nil, nil, []string{"v1 Node /a: is gone"}},
 		"an object more":    {nil, []*unstructured.Unstructured{node("1", "True")}, nil, []string{"v1 Node /a: was not there"}},
 		"an exception":      {nil, []*unstructured.Unstructured{lease("x", "1", "1")}, []Exception{mine}, nil},
-		"of another name":   {nil, []*unstructured.Unstructured{lease("x", "1", "1")}, []Exception{{Kind: "Lease", Name: "b"}}, []string{"coordination.k8s.io/v1 Lease n/a: was not there"}},
+		"of another name": {nil, []*unstructured.Unstructured{lease("x", "1", "1")}, []Exception{{Kind: "Lease", Name: "b"}},
+			[]string{"coordination.k8s.io/v1 Lease n/a: was not there"}},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -114,7 +121,8 @@ func TestFilesAreComparedByWhatTheyAre(t *testing.T) {
 		what, _, _ = strings.Cut(what, " (")
 		got = append(got, name+" "+what)
 	}
-	if diff := cmp.Diff([]string{"content differs", "gone is gone", "link differs", "mode differs", "socket was not there"}, got); diff != "" {
+	if diff := cmp.Diff([]string{"content differs", "gone is gone", "link differs", "mode differs", "socket was not there"},
+		got); diff != "" {
 		t.Errorf("differences (-want +got):\n%s", diff)
 	}
 }

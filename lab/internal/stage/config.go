@@ -91,7 +91,8 @@ func (s *Stage) Poke(ctx context.Context, part string) error {
 
 func (s *Stage) poke(ctx context.Context, pod *corev1.Pod) error {
 	patch := fmt.Appendf(nil, `{"metadata":{"annotations":{"divvy-lab/poke":"%d"}}}`, time.Now().UnixNano())
-	if _, err := s.Client.CoreV1().Pods(pod.Namespace).Patch(ctx, pod.Name, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
+	if _, err := s.Client.CoreV1().Pods(pod.Namespace).Patch(ctx, pod.Name, types.MergePatchType, patch,
+		metav1.PatchOptions{}); err != nil {
 		return fmt.Errorf("poke pod %s: %w", pod.Name, err)
 	}
 	return nil

@@ -89,7 +89,8 @@ func (s *Stage) DivvyReady(ctx context.Context) error {
 	if err := product.Selects(daemons, node); err != nil {
 		return err
 	}
-	if d := daemons.Status; d.ObservedGeneration < daemons.Generation || d.UpdatedNumberScheduled < d.DesiredNumberScheduled || d.DesiredNumberScheduled == 0 {
+	if d := daemons.Status; d.ObservedGeneration < daemons.Generation || d.UpdatedNumberScheduled < d.DesiredNumberScheduled ||
+		d.DesiredNumberScheduled == 0 {
 		return fmt.Errorf("%s: %d of %d pods have the newest settings", NodeDaemon, d.UpdatedNumberScheduled, d.DesiredNumberScheduled)
 	}
 	deployment, err := s.extender(ctx)
@@ -194,8 +195,10 @@ func (s *Stage) DeleteDivvyPods(ctx context.Context, part string) error {
 // RollDivvy replaces the pod of the daemon as an upgrade does, and waits until the
 // new one is alone.
 func (s *Stage) RollDivvy(ctx context.Context, timeout time.Duration) error {
-	patch := fmt.Appendf(nil, `{"spec":{"template":{"metadata":{"annotations":{"divvy-lab/rolled":%q}}}}}`, time.Now().Format(time.RFC3339Nano))
-	_, err := s.Client.AppsV1().DaemonSets(product.Namespace).Patch(ctx, NodeDaemon, types.StrategicMergePatchType, patch, metav1.PatchOptions{})
+	patch := fmt.Appendf(nil, `{"spec":{"template":{"metadata":{"annotations":{"divvy-lab/rolled":%q}}}}}`,
+		time.Now().Format(time.RFC3339Nano))
+	_, err := s.Client.AppsV1().DaemonSets(product.Namespace).Patch(ctx, NodeDaemon, types.StrategicMergePatchType, patch,
+		metav1.PatchOptions{})
 	if err != nil {
 		return fmt.Errorf("roll %s: %w", NodeDaemon, err)
 	}

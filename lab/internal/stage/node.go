@@ -209,7 +209,8 @@ func sight(text string) Sight {
 		switch {
 		case assigned && strings.HasSuffix(name, "_DEVICES"):
 			sight.Env[name] = value
-		case !assigned && slices.ContainsFunc([]string{"gcu", "iluvatar", "itrctl", "nvidia"}, func(prefix string) bool { return strings.HasPrefix(line, prefix) }):
+		case !assigned && slices.ContainsFunc([]string{"gcu", "iluvatar", "itrctl", "nvidia"},
+			func(prefix string) bool { return strings.HasPrefix(line, prefix) }):
 			sight.Nodes = append(sight.Nodes, line)
 		}
 	}

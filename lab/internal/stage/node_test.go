@@ -9,7 +9,8 @@ import (
 )
 
 func TestSight(t *testing.T) {
-	got := sight("PATH=/bin\nNVIDIA_VISIBLE_DEVICES=GPU-1,GPU-2\nIX_REPLICA_DEVICES=a::0\nHOME=/\nnull\nnvidiactl\nnvidia1\nnvidia0\nitrctl\nfull\n")
+	got := sight("PATH=/bin\nNVIDIA_VISIBLE_DEVICES=GPU-1,GPU-2\nIX_REPLICA_DEVICES=a::0\nHOME=/" +
+		"\nnull\nnvidiactl\nnvidia1\nnvidia0\nitrctl\nfull\n")
 	want := map[string]string{"NVIDIA_VISIBLE_DEVICES": "GPU-1,GPU-2", "IX_REPLICA_DEVICES": "a::0"}
 	if !maps.Equal(got.Env, want) || !slices.Equal(got.Nodes, []string{"itrctl", "nvidia0", "nvidia1", "nvidiactl"}) {
 		t.Errorf("a container with four nodes and two variables: %+v", got)
@@ -18,7 +19,8 @@ func TestSight(t *testing.T) {
 
 func TestUsesCards(t *testing.T) {
 	for resource, want := range map[corev1.ResourceName]bool{
-		"enflame.com/gcu-memory": true, "nvidia.com/gpu.shared": true, "iluvatar.com/gpu": true, "cpu": false, "example.com/nvidia.com": false,
+		"enflame.com/gcu-memory": true, "nvidia.com/gpu.shared": true, "iluvatar.com/gpu": true, "cpu": false,
+		"example.com/nvidia.com": false,
 	} {
 		pod := &corev1.Pod{Spec: corev1.PodSpec{InitContainers: []corev1.Container{Asking("a", resource, 1)}}}
 		if got := usesCards(pod); got != want {

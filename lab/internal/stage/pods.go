@@ -88,7 +88,8 @@ func Describe(pod *corev1.Pod) string {
 			parts = append(parts, status.Name+": "+waiting.Message)
 		}
 		if ended := status.State.Terminated; ended != nil && ended.ExitCode != 0 {
-			parts = append(parts, strings.TrimSpace(fmt.Sprintf("%s: ended with %d, %s %s", status.Name, ended.ExitCode, ended.Reason, ended.Message)))
+			parts = append(parts, strings.TrimSpace(fmt.Sprintf("%s: ended with %d, %s %s", status.Name, ended.ExitCode, ended.Reason,
+				ended.Message)))
 		}
 	}
 	return strings.Join(parts, "; ")

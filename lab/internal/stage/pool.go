@@ -77,7 +77,8 @@ func (s *Stage) PoolReady(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if d.Status.ObservedGeneration < d.Generation || d.Status.ReadyReplicas < *d.Spec.Replicas || d.Status.Replicas > d.Status.UpdatedReplicas {
+	if d.Status.ObservedGeneration < d.Generation || d.Status.ReadyReplicas < *d.Spec.Replicas ||
+		d.Status.Replicas > d.Status.UpdatedReplicas {
 		return fmt.Errorf("%s: %d of %d pods are ready", d.Name, d.Status.ReadyReplicas, *d.Spec.Replicas)
 	}
 	bundles, err := s.CABundles(ctx)

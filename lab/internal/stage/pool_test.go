@@ -14,13 +14,15 @@ func TestExamplePods(t *testing.T) {
 		t.Fatal(err)
 	}
 	s := (&Stage{Repository: repository, Namespace: "here"}).In("there")
-	for file, mode := range map[string]string{"pod.yaml": "all", "pod-memory.yaml": "all", "pod-filter.yaml": "all", "multi-container.yaml": "all", "injection.yaml": "injection"} {
+	for file, mode := range map[string]string{"pod.yaml": "all", "pod-memory.yaml": "all", "pod-filter.yaml": "all",
+		"multi-container.yaml": "all", "injection.yaml": "injection"} {
 		pod, err := s.ExamplePod("bitfusion/" + file)
 		if err != nil {
 			t.Error(err)
 			continue
 		}
-		if pod.Namespace != "there" || pod.Annotations[pool.ModeAnnotation] != mode || pod.Annotations[pool.VersionAnnotation] != "450" || !pool.Asks(pod.Spec.Containers[0].Resources) {
+		if pod.Namespace != "there" || pod.Annotations[pool.ModeAnnotation] != mode || pod.Annotations[pool.VersionAnnotation] != "450" ||
+			!pool.Asks(pod.Spec.Containers[0].Resources) {
 			t.Errorf("%s: in %s with %v, asks %t", file, pod.Namespace, pod.Annotations, pool.Asks(pod.Spec.Containers[0].Resources))
 		}
 	}

@@ -128,7 +128,8 @@ func SetUp(ctx context.Context, o Options) (s *Stage, err error) {
 	}
 	if o.Bare {
 		if s.before.installed {
-			return nil, errors.New("Divvy is installed in the lab, and what is to come needs a lab without it: take the lab down first (make lab-down)") //nolint:staticcheck // a name
+			return nil, errors.New("Divvy is installed in the lab, and what is to come needs a lab without it: take the lab down first " +
+				"(make lab-down)") //nolint:staticcheck // a name
 		}
 		err = s.ensureNamespace(ctx)
 	} else {
@@ -390,7 +391,8 @@ func (s *Stage) resetValues(ctx context.Context, values string, args ...string) 
 	if err := errors.Join(err, file.Close()); err != nil {
 		return fmt.Errorf("values of the release: %w", err)
 	}
-	all := append([]string{"upgrade", product.Release, s.chart(), "--namespace", product.Namespace, "--reset-values", "--values", file.Name()}, args...)
+	all := append([]string{"upgrade", product.Release, s.chart(), "--namespace", product.Namespace,
+		"--reset-values", "--values", file.Name()}, args...)
 	return s.upgrade(ctx, all)
 }
 

@@ -21,10 +21,12 @@ func TestUnitsAreThePeak(t *testing.T) {
 		apps []corev1.Container
 		want int64
 	}{
-		"nothing":                {apps: []corev1.Container{Container("a", 0)}, want: 0},
-		"containers add up":      {apps: []corev1.Container{Container("a", 4), Container("b", 3)}, want: 7},
-		"init containers do not": {init: []corev1.Container{Container("i", 6), Container("j", 5)}, apps: []corev1.Container{Container("a", 4)}, want: 6},
-		"sidecars stay":          {init: []corev1.Container{Sidecar("s", 2), Container("i", 6)}, apps: []corev1.Container{Container("a", 5)}, want: 8},
+		"nothing":           {apps: []corev1.Container{Container("a", 0)}, want: 0},
+		"containers add up": {apps: []corev1.Container{Container("a", 4), Container("b", 3)}, want: 7},
+		"init containers do not": {init: []corev1.Container{Container("i", 6), Container("j", 5)},
+			apps: []corev1.Container{Container("a", 4)}, want: 6},
+		"sidecars stay": {init: []corev1.Container{Sidecar("s", 2), Container("i", 6)},
+			apps: []corev1.Container{Container("a", 5)}, want: 8},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {

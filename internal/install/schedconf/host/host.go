@@ -55,7 +55,8 @@ const (
 var ErrNoManifest = errors.New("no kube-scheduler on this node")
 
 // ErrWatched says that a watch on this node would wire the scheduler again.
-var ErrWatched = errors.New("divvy-schedconf watches this node and would configure kube-scheduler again; remove its DaemonSet first (helm uninstall, or scheduler.mode=none)")
+var ErrWatched = errors.New("divvy-schedconf watches this node and would configure kube-scheduler again; remove its DaemonSet first " +
+	"(helm uninstall, or scheduler.mode=none)")
 
 // Config says what a Host works on.
 type Config struct {
@@ -117,7 +118,8 @@ func New(c Config) (*Host, error) {
 	}
 	c.Dir, c.Manifest = filepath.Clean(c.Dir), filepath.Clean(c.Manifest)
 	if filepath.Dir(c.Manifest) == c.Dir {
-		return nil, fmt.Errorf("%s: the manifest is in %s, which must not contain other files, because kubelet treats them as pods; use another folder for Divvy's files", c.Manifest, c.Dir)
+		return nil, fmt.Errorf("%s: the manifest is in %s, which must not contain other files, because kubelet treats them as pods; use "+
+			"another folder for Divvy's files", c.Manifest, c.Dir)
 	}
 	h := &Host{config: c, fs: c.FS, now: c.Now}
 	if h.fs == nil {
@@ -153,7 +155,8 @@ func (h *Host) readManifest() (manifest, error) {
 	m, err := h.tryManifest()
 	if errors.Is(err, fs.ErrNotExist) {
 		return m, fmt.Errorf("%w: %s does not exist. kubelet on this node does not run kube-scheduler from a file of that name; "+
-			"set the file name, or use scheduler.mode=dedicated if the control plane is managed by your provider", ErrNoManifest, h.paths.Manifest)
+			"set the file name, or use scheduler.mode=dedicated if the control plane is managed by your provider", ErrNoManifest,
+			h.paths.Manifest)
 	}
 	if err != nil {
 		return m, fmt.Errorf("read the manifest of kube-scheduler: %w", err)
@@ -329,7 +332,8 @@ func (h *Host) Watching() (unlock func() error, err error) {
 func (h *Host) waitUnwatched(ctx context.Context, atMost time.Duration) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, atMost, ErrWatched)
 	defer cancel()
-	unlock, err := h.waitLock(ctx, filepath.Dir(h.paths.Manifest), "A watch on this node would configure kube-scheduler again; waiting for it to exit")
+	unlock, err := h.waitLock(ctx, filepath.Dir(h.paths.Manifest),
+		"A watch on this node would configure kube-scheduler again; waiting for it to exit")
 	switch {
 	case err == nil:
 		return unlock()

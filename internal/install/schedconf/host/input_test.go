@@ -61,13 +61,15 @@ func TestInstallTwice(t *testing.T) {
 // or the change is complete; the error names the file and what to do; and once the
 // disk is well, everything works.
 func TestDiskFails(t *testing.T) {
-	for cause, hint := range map[error]string{syscall.ENOSPC: "free some space", syscall.EROFS: "mount it writable", syscall.EACCES: "owner of the file"} {
+	for cause, hint := range map[error]string{syscall.ENOSPC: "free some space", syscall.EROFS: "mount it writable",
+		syscall.EACCES: "owner of the file"} {
 		t.Run(cause.Error(), func(t *testing.T) {
 			hinted := 0
 			for at := 0; ; at++ {
 				w := newWorld(t)
 				clean := w.tree()
-				disk := &failing{Disk: Disk{hasty: true}, at: at, how: refused, err: &os.PathError{Op: "write", Path: w.dir + "/x", Err: cause}, each: w.wantOriginalKept}
+				disk := &failing{Disk: Disk{hasty: true}, at: at, how: refused,
+					err: &os.PathError{Op: "write", Path: w.dir + "/x", Err: cause}, each: w.wantOriginalKept}
 				w.disk = disk
 				err := w.install(resourceA)
 				w.wantOriginalKept()
@@ -135,7 +137,8 @@ func (r readOnly) Remove(name string) error {
 // TestOwner: kube-scheduler reads its configuration as the user that it runs as.
 func TestOwner(t *testing.T) {
 	w := newWorld(t)
-	w.make(w.manifest, strings.Replace(kubeadm, "  hostNetwork: true\n", "  hostNetwork: true\n  securityContext: {runAsUser: 2001, runAsGroup: 2002}\n", 1), 0o600)
+	w.make(w.manifest, strings.Replace(kubeadm, "  hostNetwork: true\n",
+		"  hostNetwork: true\n  securityContext: {runAsUser: 2001, runAsGroup: 2002}\n", 1), 0o600)
 	owners := &owners{Disk: Disk{hasty: true}, of: map[string]Attributes{}}
 	w.disk = owners
 	must(t, w.install(resourceA))
@@ -226,7 +229,8 @@ func TestLinkedManifest(t *testing.T) {
 	must(t, os.Mkdir(filepath.Join(w.dir, "own"), 0o755))
 	h, err := New(Config{Manifest: w.manifest, Dir: filepath.Join(w.dir, "own"), Scheduler: w, Visible: []string{}})
 	must(t, err)
-	if _, err := h.Install(t.Context(), extender(), InstallOptions{}); !errors.Is(err, errInvisible) || !strings.Contains(err.Error(), target) {
+	if _, err := h.Install(t.Context(), extender(), InstallOptions{}); !errors.Is(err, errInvisible) ||
+		!strings.Contains(err.Error(), target) {
 		t.Errorf("a link to what is not mounted: %v", err)
 	}
 }
@@ -243,18 +247,29 @@ func TestRefusals(t *testing.T) {
 			want:   "scheduler.mode=dedicated", is: ErrNoManifest,
 		},
 		"an empty manifest": {change: func(w *world) { w.make(w.manifest, " \n", 0o600) }, want: "is empty"},
-		"a folder":          {change: func(w *world) { must(w.t, os.Remove(w.manifest)); must(w.t, os.Mkdir(w.manifest, 0o755)) }, want: "not a regular file"},
+		"a folder": {change: func(w *world) { must(w.t, os.Remove(w.manifest)); must(w.t, os.Mkdir(w.manifest, 0o755)) },
+			want: "not a regular file"},
 		"a link to nowhere": {
 			change: func(w *world) { must(w.t, os.Remove(w.manifest)); must(w.t, os.Symlink("/nowhere/x", w.manifest)) },
 			want:   "no kube-scheduler on this node",
 		},
-		"not YAML":                      {change: func(w *world) { w.make(w.manifest, "{a: [", 0o600) }, want: "kube-scheduler.yaml"},
-		"not a pod":                     {change: func(w *world) { w.make(w.manifest, "kind: Service\napiVersion: v1\nmetadata: {name: a}\n", 0o600) }, want: "kube-scheduler.yaml"},
-		"an unreachable API server":     {change: func(w *world) { w.away = errors.New("connection refused") }, want: "nothing was changed"},
-		"somebody else's backup":        {change: func(w *world) { w.make(filepath.Join(w.dir, BackupFile), "kind: Pod\n", 0o600) }, want: "it may be the original of GCUShare's config manager or of an administrator"},
-		"somebody else's configuration": {change: func(w *world) { w.make(filepath.Join(w.dir, "scheduler-extender-config-v1.23+.yaml"), "a: b\n", 0o600) }, want: "exists but was not written by Divvy"},
-		"a journal that is no JSON":     {change: func(w *world) { w.make(filepath.Join(w.dir, JournalFile), "{", 0o600) }, want: "was edited"},
-		"a journal of a later version":  {change: func(w *world) { w.make(filepath.Join(w.dir, JournalFile), `{"version":2}`, 0o600) }, want: "has version 2"},
+		"not YAML": {change: func(w *world) { w.make(w.manifest, "{a: [", 0o600) }, want: "kube-scheduler.yaml"},
+		"not a pod": {change: func(w *world) {
+			w.make(w.manifest,
+				"kind: Service\napiVersion: v1\nmetadata: {name: a}\n", 0o600)
+		}, want: "kube-scheduler.yaml"},
+		"an unreachable API server": {change: func(w *world) { w.away = errors.New("connection refused") },
+			want: "nothing was changed"},
+		"somebody else's backup": {change: func(w *world) { w.make(filepath.Join(w.dir, BackupFile), "kind: Pod\n", 0o600) },
+			want: "it may be the original of GCUShare's config manager or of an administrator"},
+		"somebody else's configuration": {change: func(w *world) {
+			w.make(filepath.Join(w.dir, "scheduler-extender-config-v1.23+.yaml"),
+				"a: b\n", 0o600)
+		}, want: "exists but was not written by Divvy"},
+		"a journal that is no JSON": {change: func(w *world) { w.make(filepath.Join(w.dir, JournalFile), "{", 0o600) },
+			want: "was edited"},
+		"a journal of a later version": {change: func(w *world) { w.make(filepath.Join(w.dir, JournalFile), `{"version":2}`, 0o600) },
+			want: "has version 2"},
 		"a journal with another file": {change: func(w *world) {
 			w.make(filepath.Join(w.dir, JournalFile), `{"version":1,"files":["/none/passwd"]}`, 0o600)
 		}, want: "which is not a file of Divvy"},
@@ -331,7 +346,8 @@ func TestGCUShareIsTakenOver(t *testing.T) {
 	config := filepath.Join(w.dir, "scheduler-extender-config-v1.23+.yaml")
 	gcushare := strings.NewReplacer(
 		"    - --leader-elect=true\n", "    - --leader-elect=true\n    - --config="+config+"\n",
-		"    volumeMounts:\n", "    volumeMounts:\n    - mountPath: "+config+"\n      name: scheduler-policy-config\n      readOnly: true\n",
+		"    volumeMounts:\n", "    volumeMounts:\n    - mountPath: "+config+
+			"\n      name: scheduler-policy-config\n      readOnly: true\n",
 		"  volumes:\n", "  volumes:\n  - hostPath:\n      path: "+config+"\n      type: FileOrCreate\n    name: scheduler-policy-config\n",
 	).Replace(kubeadm)
 	w.make(w.manifest, gcushare, 0o600)

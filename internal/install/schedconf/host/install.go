@@ -43,7 +43,8 @@ func (e *HeldError) Error() string {
 	if !e.Next.IsZero() {
 		when = "it is retried at " + e.Next.UTC().Format(time.RFC3339)
 	}
-	return fmt.Sprintf("kube-scheduler runs without the change that was rolled back at %s; %s. Reason: %s", e.Failure.At.UTC().Format(time.RFC3339), when, e.Failure.Reason)
+	return fmt.Sprintf("kube-scheduler runs without the change that was rolled back at %s; %s. Reason: %s",
+		e.Failure.At.UTC().Format(time.RFC3339), when, e.Failure.Reason)
 }
 
 // RolledBackError says that a change was made and taken back.
@@ -55,7 +56,8 @@ type RolledBackError struct {
 
 func (e *RolledBackError) Error() string {
 	if e.Back != nil {
-		return fmt.Sprintf("rolled back, but kube-scheduler is not healthy with its previous configuration either: %v. The change was rolled back because %s", e.Back, e.Failure.Reason)
+		return fmt.Sprintf("rolled back, but kube-scheduler is not healthy with its previous configuration either: %v. The change was "+
+			"rolled back because %s", e.Back, e.Failure.Reason)
 	}
 	return "rolled back, and kube-scheduler is healthy again with its previous configuration: " + e.Failure.Reason
 }
@@ -273,7 +275,8 @@ func (h *Host) obstacle(j *journal, m manifest, change schedconf.Change, now sch
 		}
 		switch _, err := h.fs.ReadFile(file.Path); {
 		case err == nil:
-			return "", fmt.Errorf("%s exists but was not written by Divvy; GCUShare's config manager has a file of that name: uninstall it first, or move the file away", file.Path)
+			return "", fmt.Errorf("%s exists but was not written by Divvy; GCUShare's config manager has a file of that name: uninstall "+
+				"it first, or move the file away", file.Path)
 		case !errors.Is(err, fs.ErrNotExist):
 			return "", err
 		}
@@ -292,7 +295,8 @@ func (h *Host) presentBackup(j *journal, m manifest) (string, error) {
 		return "", fmt.Errorf("read the backup: %w", err)
 	// One of ours is there still after kubeadm upgrade has replaced the manifest.
 	case !bytes.Equal(now, m.content) && !j.ours(now):
-		return "", fmt.Errorf("%s exists, was not created by Divvy, and differs from %s: it may be the original of GCUShare's config manager or of an administrator; restore it, or move the file away",
+		return "", fmt.Errorf("%s exists, was not created by Divvy, and differs from %s: it may be the original of GCUShare's config "+
+			"manager or of an administrator; restore it, or move the file away",
 			h.paths.Backup, h.paths.Manifest)
 	}
 	return digest(now), nil
@@ -464,7 +468,8 @@ func (h *Host) removeTemporary(j *journal) error {
 }
 
 func (h *Host) temporaryFiles(j *journal) []string {
-	files := []string{h.paths.Staging, h.paths.SavedManifest, temporary(h.paths.SavedManifest), temporary(h.paths.Staging), temporary(h.paths.Backup), temporary(h.paths.Journal), temporary(h.paths.Manifest)}
+	files := []string{h.paths.Staging, h.paths.SavedManifest, temporary(h.paths.SavedManifest), temporary(h.paths.Staging),
+		temporary(h.paths.Backup), temporary(h.paths.Journal), temporary(h.paths.Manifest)}
 	if target, err := h.fs.Resolve(h.paths.Manifest); err == nil && target != h.paths.Manifest && h.visible(target) {
 		files = append(files, temporary(target))
 	}

@@ -94,7 +94,8 @@ func (h *Host) loadJournal() (*journal, error) {
 			h.paths.Journal, err, h.paths.Manifest, h.paths.Backup)
 	}
 	if j.Version != journalVersion {
-		return nil, fmt.Errorf("the journal %s has version %d, but this program supports version %d: use the program that wrote it", h.paths.Journal, j.Version, journalVersion)
+		return nil, fmt.Errorf("the journal %s has version %d, but this program supports version %d: use the program that wrote it",
+			h.paths.Journal, j.Version, journalVersion)
 	}
 	if err := h.checkJournal(j); err != nil {
 		return nil, fmt.Errorf("the journal %s was edited: %w; check %s and %s, and remove the journal",

@@ -231,7 +231,8 @@ func (m *Mirror) look(ctx context.Context, want Want) (seen, error) {
 // failures are reasons of kubelet for a container that it cannot start, some of
 // which pass.
 var failures = []string{
-	"CreateContainerConfigError", "CreateContainerError", "RunContainerError", "InvalidImageName", "ErrImageNeverPull", "ErrImagePull", "ImagePullBackOff",
+	"CreateContainerConfigError", "CreateContainerError", "RunContainerError", "InvalidImageName", "ErrImageNeverPull", "ErrImagePull",
+	"ImagePullBackOff",
 }
 
 // containerSeen tells of the container as kubelet does.

@@ -36,7 +36,8 @@ type shown struct {
 }
 
 func running(id string) corev1.ContainerStatus {
-	return corev1.ContainerStatus{Name: "kube-scheduler", ContainerID: id, State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}
+	return corev1.ContainerStatus{Name: "kube-scheduler", ContainerID: id,
+		State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}
 }
 
 func waiting(reason, message string, last *corev1.ContainerStateTerminated) corev1.ContainerStatus {
@@ -75,11 +76,13 @@ func mirrorOf(t *testing.T, looks ...shown) (*Mirror, Want, func() int) {
 		case s.absent || name != "kube-scheduler-node-a":
 			return true, nil, apierrors.NewNotFound(schema.GroupResource{Resource: "pods"}, name)
 		}
-		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: name, Annotations: map[string]string{schedconf.AnnotationHash: s.hash}}}
+		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: name,
+			Annotations: map[string]string{schedconf.AnnotationHash: s.hash}}}
 		pod.Status.ContainerStatuses = []corev1.ContainerStatus{s.status}
 		return true, pod, nil
 	})
-	m := NewMirror(MirrorConfig{Client: client, Node: "node-a", Timeout: 300 * time.Millisecond, Settle: 50 * time.Millisecond, LogDir: t.TempDir()})
+	m := NewMirror(MirrorConfig{Client: client, Node: "node-a", Timeout: 300 * time.Millisecond, Settle: 50 * time.Millisecond,
+		LogDir: t.TempDir()})
 	m.poll, m.stuck = 5*time.Millisecond, 30*time.Millisecond
 	want := Want{Hash: "new", Name: "kube-scheduler", Namespace: "kube-system", Container: "kube-scheduler", Health: server.URL + "/livez"}
 	return m, want, func() int {
@@ -93,7 +96,8 @@ func TestAwait(t *testing.T) {
 	crash := &corev1.ContainerStateTerminated{ExitCode: 1, Reason: "Error", Message: "unknown field\n"}
 	old, good := shown{hash: "old", status: running("1")}, shown{hash: "new", status: running("2")}
 	forbidden := apierrors.NewForbidden(schema.GroupResource{Resource: "pods"}, "kube-scheduler-node-a", errors.New("no rule"))
-	backOff := shown{hash: "new", status: waiting("CrashLoopBackOff", "back-off 40s restarting failed container", &corev1.ContainerStateTerminated{Reason: "Completed"})}
+	backOff := shown{hash: "new", status: waiting("CrashLoopBackOff", "back-off 40s restarting failed container",
+		&corev1.ContainerStateTerminated{Reason: "Completed"})}
 	away := shown{err: errors.New("connection refused")}
 	tests := map[string]struct {
 		looks   []shown
@@ -101,8 +105,10 @@ func TestAwait(t *testing.T) {
 		crashed bool
 		unknown bool // the error is no *UnhealthyError
 	}{
-		"well after the old one":             {looks: []shown{old, old, {absent: true}, {hash: "new", status: waiting("ContainerCreating", "", nil)}, good}},
-		"restarts once":                      {looks: []shown{good, {hash: "new", status: waiting("Terminated", "", nil)}, {hash: "new", status: running("3")}}},
+		"well after the old one": {looks: []shown{old, old, {absent: true},
+			{hash: "new", status: waiting("ContainerCreating", "", nil)}, good}},
+		"restarts once": {looks: []shown{good, {hash: "new", status: waiting("Terminated", "", nil)},
+			{hash: "new", status: running("3")}}},
 		"well after a while":                 {looks: []shown{{hash: "new", status: running("2"), health: 500}, good}},
 		"an API server that comes back late": {looks: append(slicesRepeat(away, 100), good)},
 
@@ -112,10 +118,13 @@ func TestAwait(t *testing.T) {
 		"kubelet keeps the old one": {looks: []shown{old}, want: "after 300ms: kubelet has not loaded the new manifest"},
 		"no pod":                    {looks: []shown{{absent: true}}, want: "kubelet shows no pod kube-system/kube-scheduler-node-a"},
 		"kubelet's back-off":        {looks: append(slicesRepeat(backOff, 100), good)},
-		"never well":                {looks: []shown{{hash: "new", status: running("2"), health: 500}}, want: "500 Internal Server Error: [-]leaderElection failed"},
-		"ends again and again":      {looks: []shown{good, {hash: "new", status: waiting("CrashLoopBackOff", "", crash)}}, want: "it exited with code 1 (Error), repeatedly; its last message: unknown field", crashed: true},
-		"cannot be made":            {looks: []shown{{hash: "new", status: waiting("CreateContainerError", "no such file", nil)}}, want: "CreateContainerError: no such file"},
-		"may not look":              {looks: []shown{{err: forbidden}}, want: "no rule", unknown: true},
+		"never well": {looks: []shown{{hash: "new", status: running("2"), health: 500}},
+			want: "500 Internal Server Error: [-]leaderElection failed"},
+		"ends again and again": {looks: []shown{good, {hash: "new", status: waiting("CrashLoopBackOff", "", crash)}},
+			want: "it exited with code 1 (Error), repeatedly; its last message: unknown field", crashed: true},
+		"cannot be made": {looks: []shown{{hash: "new", status: waiting("CreateContainerError", "no such file", nil)}},
+			want: "CreateContainerError: no such file"},
+		"may not look": {looks: []shown{{err: forbidden}}, want: "no rule", unknown: true},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -184,10 +193,12 @@ func TestLogTail(t *testing.T) {
 	now := time.Now()
 	write("kube-system_kube-scheduler-node-a_old", "7.log", "2026-01-01T00:00:00Z stderr F an old one\n", now.Add(-time.Hour))
 	write("kube-system_kube-scheduler-node-a_new", "0.log", strings.Repeat("2026-01-01T00:00:00Z stderr F earlier\n", 3000)+
-		"2026-01-01T00:00:00Z stderr F \n2026-01-01T00:00:00Z stderr F E1121 08:53:04.8 1 run.go:74] \"command failed\" err=\"no plugin\"\n2026-01-01T00:00:00Z stderr F I1121 08:53:04.8 1 a.go:1] Bye\nhalf", now)
+		"2026-01-01T00:00:00Z stderr F \n2026-01-01T00:00:00Z stderr F E1121 08:53:04.8 1 run.go:74] \"command failed\" err=\"no "+
+		"plugin\"\n2026-01-01T00:00:00Z stderr F I1121 08:53:04.8 1 a.go:1] Bye\nhalf", now)
 	write("kube-system_another_new", "0.log", "2026-01-01T00:00:00Z stderr F of another pod\n", now.Add(time.Hour))
 	err := m.Await(t.Context(), want)
-	if err == nil || !strings.HasSuffix(err.Error(), `its last message: E1121 08:53:04.8 1 run.go:74] "command failed" err="no plugin"`) || strings.Contains(err.Error(), "old one") {
+	if err == nil || !strings.HasSuffix(err.Error(), `its last message: E1121 08:53:04.8 1 run.go:74] "command failed" err="no plugin"`) ||
+		strings.Contains(err.Error(), "old one") {
 		t.Errorf("the error is %v", err)
 	}
 }
@@ -237,22 +248,28 @@ const defaultHealth = "https://127.0.0.1:10259/healthz"
 
 func TestWantOf(t *testing.T) {
 	container := func(text string) string {
-		return "kind: Pod\nmetadata: {name: kube-scheduler, namespace: kube-system}\nspec: {containers: [{name: side}, {name: kube-scheduler, " + text + "}]}"
+		return "kind: Pod\nmetadata: {name: kube-scheduler, namespace: kube-system}\nspec: {containers: [{name: side}, {name: " +
+			"kube-scheduler, " + text + "}]}"
 	}
 	tests := map[string]struct{ manifest, health, want string }{
-		"kubeadm's":    {manifest: kubeadm, health: "https://127.0.0.1:10259/livez"},
-		"no probe":     {manifest: container("command: [kube-scheduler]"), health: defaultHealth},
-		"another port": {manifest: container("livenessProbe: {httpGet: {port: 10251, path: /healthz}}"), health: "http://127.0.0.1:10251/healthz"},
-		"IPv6":         {manifest: container("livenessProbe: {httpGet: {host: '::1', port: 10259, scheme: HTTPS}}"), health: "https://[::1]:10259/healthz"},
+		"kubeadm's": {manifest: kubeadm, health: "https://127.0.0.1:10259/livez"},
+		"no probe":  {manifest: container("command: [kube-scheduler]"), health: defaultHealth},
+		"another port": {manifest: container("livenessProbe: {httpGet: {port: 10251, path: /healthz}}"),
+			health: "http://127.0.0.1:10251/healthz"},
+		"IPv6": {manifest: container("livenessProbe: {httpGet: {host: '::1', port: 10259, scheme: HTTPS}}"),
+			health: "https://[::1]:10259/healthz"},
 		"unknown port": {manifest: container("livenessProbe: {httpGet: {port: none}}"), health: defaultHealth},
 		"no port":      {manifest: container("command: [kube-scheduler, --secure-port=0]"), health: ""},
-		"an address":   {manifest: container("command: [kube-scheduler, --bind-address=10.0.0.5], livenessProbe: {httpGet: {port: 10259, scheme: HTTPS, path: /livez}}"), health: "https://10.0.0.5:10259/livez"},
-		"all of them":  {manifest: container("args: [--bind-address, '::'], livenessProbe: {httpGet: {port: 10259, scheme: HTTPS}}"), health: "https://127.0.0.1:10259/healthz"},
-		"flags alone":  {manifest: container("args: [--bind_address, 'fd00::5', --secure-port=10260]"), health: "https://[fd00::5]:10260/healthz"},
-		"a variable":   {manifest: container("args: [--bind-address=$(HOST_IP)]"), health: defaultHealth},
-		"JSON":         {manifest: `{"kind":"Pod","metadata":{"name":"a"},"spec":{"containers":[{"name":"b"}]}}`, health: defaultHealth},
-		"no pod":       {manifest: "a: b", want: "without a name"},
-		"no YAML":      {manifest: "{", want: "not a pod"},
+		"an address": {manifest: container("command: [kube-scheduler, --bind-address=10.0.0.5], livenessProbe: {httpGet: {port: 10259, " +
+			"scheme: HTTPS, path: /livez}}"), health: "https://10.0.0.5:10259/livez"},
+		"all of them": {manifest: container("args: [--bind-address, '::'], livenessProbe: {httpGet: {port: 10259, scheme: HTTPS}}"),
+			health: "https://127.0.0.1:10259/healthz"},
+		"flags alone": {manifest: container("args: [--bind_address, 'fd00::5', --secure-port=10260]"),
+			health: "https://[fd00::5]:10260/healthz"},
+		"a variable": {manifest: container("args: [--bind-address=$(HOST_IP)]"), health: defaultHealth},
+		"JSON":       {manifest: `{"kind":"Pod","metadata":{"name":"a"},"spec":{"containers":[{"name":"b"}]}}`, health: defaultHealth},
+		"no pod":     {manifest: "a: b", want: "without a name"},
+		"no YAML":    {manifest: "{", want: "not a pod"},
 	}
 	for name, test := range tests {
 		w, err := WantOf([]byte(test.manifest))
@@ -263,7 +280,8 @@ func TestWantOf(t *testing.T) {
 			t.Errorf("%s: health is asked at %q, want %q", name, w.Health, test.health)
 		}
 	}
-	if w, err := WantOf([]byte(kubeadm)); err != nil || w.Name != "kube-scheduler" || w.Namespace != "kube-system" || w.Container != "kube-scheduler" || w.Hash != "" {
+	if w, err := WantOf([]byte(kubeadm)); err != nil || w.Name != "kube-scheduler" || w.Namespace != "kube-system" ||
+		w.Container != "kube-scheduler" || w.Hash != "" {
 		t.Errorf("kubeadm's is %+v, %v", w, err)
 	}
 }

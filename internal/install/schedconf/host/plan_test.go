@@ -12,7 +12,8 @@ import (
 )
 
 // secret stands for a private key.
-const secret = "-----BEGIN EC PRIVATE KEY-----\nMHcCAQEEIIrYSSNQFaA2Hwf1duRSxKtLYX5CB04fSeQ6tF1aY/PuoAoGCCqGSM49\n-----END EC PRIVATE KEY-----\n"
+const secret = "-----BEGIN EC PRIVATE KEY-----\nMHcCAQEEIIrYSSNQFaA2Hwf1duRSxKtLYX5CB04fSeQ6tF1aY/PuoAoGCCqGSM49\n-----END EC PRIVATE " +
+	"KEY-----\n"
 
 // certificate is one as far as its form goes.
 const certificate = "-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----\n"
@@ -29,7 +30,8 @@ func TestPlan(t *testing.T) {
 	w.wantTree(before)
 	for _, want := range []string{
 		"--- /dev/null\n+++ " + filepath.Join(w.dir, schedconf.ConfigFile), "--- " + w.manifest + "\n+++ " + w.manifest,
-		"+    - --config=" + filepath.Join(w.dir, schedconf.ConfigFile), "urlPrefix: https://10.96.0.7:32765/gcushare-scheduler", "REDACTED-",
+		"+    - --config=" + filepath.Join(w.dir, schedconf.ConfigFile), "urlPrefix: https://10.96.0.7:32765/gcushare-scheduler",
+		"REDACTED-",
 	} {
 		if !strings.Contains(diff, want) {
 			t.Errorf("the plan does not say %q:\n%s", want, diff)
@@ -62,7 +64,8 @@ func TestPlan(t *testing.T) {
 // TestPlanTellsWhatIsInTheWay: the diff alone would be a promise.
 func TestPlanTellsWhatIsInTheWay(t *testing.T) {
 	for name, want := range map[string]string{
-		BackupFile: "it may be the original of GCUShare's config manager or of an administrator", schedconf.ConfigFile: "exists but was not written by Divvy", "": "",
+		BackupFile:           "it may be the original of GCUShare's config manager or of an administrator",
+		schedconf.ConfigFile: "exists but was not written by Divvy", "": "",
 	} {
 		w := newWorld(t)
 		if name != "" {
@@ -72,7 +75,8 @@ func TestPlanTellsWhatIsInTheWay(t *testing.T) {
 		if err != nil || diff == "" {
 			t.Errorf("%s: %v, %q", name, err, diff)
 		}
-		if told := strings.Join(notes, " "); strings.Contains(told, "Install would reject this") != (want != "") || !strings.Contains(told, want) {
+		if told := strings.Join(notes, " "); strings.Contains(told, "Install would reject this") != (want != "") ||
+			!strings.Contains(told, want) {
 			t.Errorf("%s: the notes are %s", name, told)
 		}
 	}

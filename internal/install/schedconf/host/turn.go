@@ -32,7 +32,8 @@ func (e *NotNowError) Error() string {
 	if e.Failure == nil {
 		return fmt.Sprintf("node %s is changing its kube-scheduler; waiting for it", e.Node)
 	}
-	return fmt.Sprintf("the same change was rolled back on node %s, so it is not tried here until it succeeds there, something changes, or an hour has passed "+
+	return fmt.Sprintf("the same change was rolled back on node %s, so it is not tried here until it succeeds there, something changes, "+
+		"or an hour has passed "+
 		"(`divvy-control schedconf install` tries it immediately). Reason: %s", e.Node, e.Failure.Reason)
 }
 

@@ -111,7 +111,8 @@ func (h *Host) unwire(ctx context.Context, j *journal) (r Result, err error) {
 		if err := h.swap(m, change.Manifest, attributes); err != nil {
 			return r, err
 		}
-		klog.FromContext(ctx).Info("Installed the manifest of kube-scheduler without Divvy; waiting until it is healthy", "manifest", h.paths.Manifest)
+		klog.FromContext(ctx).Info("Installed the manifest of kube-scheduler without Divvy; waiting until it is healthy",
+			"manifest", h.paths.Manifest)
 	}
 	// A configuration that somebody edited stays in use.
 	rest := *j
@@ -141,7 +142,8 @@ func (h *Host) readBackup(j *journal) (Attributes, []byte, error) {
 		return Attributes{}, nil, fmt.Errorf("read the backup: %w", err)
 	}
 	if len(bytes.TrimSpace(data)) == 0 || !j.ours(data) {
-		klog.Background().Info("The backup was not created by Divvy, or was edited since; it is neither used nor removed", "file", h.paths.Backup)
+		klog.Background().Info("The backup was not created by Divvy, or was edited since; it is neither used nor removed",
+			"file", h.paths.Backup)
 		return Attributes{}, nil, nil
 	}
 	a, err := h.fs.Stat(h.paths.Backup)

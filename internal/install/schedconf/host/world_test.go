@@ -95,8 +95,9 @@ func newWorld(t *testing.T) *world {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "kubernetes")
 	w := &world{
-		t: t, dir: dir, manifest: filepath.Join(dir, "manifests", "kube-scheduler.yaml"), original: []byte(kubeadm), disk: Disk{hasty: true},
-		now: time.Date(2026, 3, 1, 0, 0, 0, 0, time.UTC), refuses: func(string) bool { return false },
+		t: t, dir: dir, manifest: filepath.Join(dir, "manifests", "kube-scheduler.yaml"), original: []byte(kubeadm),
+		disk: Disk{hasty: true},
+		now:  time.Date(2026, 3, 1, 0, 0, 0, 0, time.UTC), refuses: func(string) bool { return false },
 	}
 	w.make(filepath.Join(dir, "manifests", "etcd.yaml"), "kind: Pod\n", 0o600)
 	w.make(filepath.Join(dir, "scheduler.conf"), "kind: Config\n", 0o600)
@@ -106,7 +107,8 @@ func newWorld(t *testing.T) *world {
 
 func (w *world) make(path, content string, mode fs.FileMode) {
 	w.t.Helper()
-	if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(content), mode), os.Chmod(path, mode)); err != nil {
+	if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(content), mode),
+		os.Chmod(path, mode)); err != nil {
 		w.t.Fatal(err)
 	}
 }

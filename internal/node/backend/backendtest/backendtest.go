@@ -577,7 +577,8 @@ func (h Harness) testLinks(t *testing.T) {
 				t.Errorf("links are not in order, lower ids first: %v", found.Links)
 			}
 		}
-		if one, bridge, far := score(found, 0, 1), score(found, 0, 2), score(found, 2, 3); one <= bridge || bridge <= far || far < accel.LinkSystem {
+		if one, bridge, far := score(found, 0, 1), score(found, 0, 2), score(found, 2, 3); one <= bridge || bridge <= far ||
+			far < accel.LinkSystem {
 			t.Errorf("scores behind one switch, on one NUMA node and on two are %d, %d and %d", one, bridge, far)
 		}
 	}
@@ -645,7 +646,8 @@ func (n *node) revive() backend.Found {
 	end := time.Now().Add(patience)
 	for {
 		found, err := n.Discover(n.t.Context())
-		if err == nil && !slices.ContainsFunc(found.Faults, func(f backend.Fault) bool { return strings.Contains(f.Err.Error(), "did not answer") }) {
+		if err == nil && !slices.ContainsFunc(found.Faults,
+			func(f backend.Fault) bool { return strings.Contains(f.Err.Error(), "did not answer") }) {
 			return found
 		}
 		if time.Now().After(end) {

@@ -79,7 +79,8 @@ func TestList(t *testing.T) {
 			t.Errorf("faults are not in order: %v", l.Faults)
 		}
 	}
-	if _, err := List(kind, 3, answers, func(int) (*Device, error) { return device(0, "", 0), backend.ErrClosed }); !errors.Is(err, backend.ErrClosed) {
+	if _, err := List(kind, 3, answers, func(int) (*Device, error) { return device(0, "", 0), backend.ErrClosed }); !errors.Is(err,
+		backend.ErrClosed) {
 		t.Errorf("an error that all calls would run into: %v", err)
 	}
 }
@@ -95,16 +96,19 @@ func TestHungDevices(t *testing.T) {
 		lock  bool
 		want  []string // devices, faults, those that were not asked; and the time that it took
 	}{
-		"none":                    {nil, false, []string{"[0 1 2 3] [] [] 0s"}},
-		"the first":               {[]int{0}, false, []string{"[1 2 3] [0] [] 5s", "[1 2 3] [0] [] 0s"}},
-		"the last":                {[]int{3}, false, []string{"[0 1 2] [3] [] 5s", "[0 1 2] [3] [] 0s"}},
-		"two with one between":    {[]int{1, 3}, false, []string{"[0 2] [1 3] [] 10s", "[0 2] [1 3] [] 0s"}},
-		"two side by side":        {[]int{1, 2}, false, []string{"[0] [1] [2 3] 10s", "[0 3] [1 2] [] 0s"}},
-		"all but one":             {[]int{0, 1, 2}, false, []string{"[] [0] [1 2 3] 10s", "[] [0] [1 2 3] 5s", "[3] [0 1 2] [] 0s"}},
-		"all":                     {[]int{0, 1, 2, 3}, false, []string{"[] [0] [1 2 3] 10s", "[] [0] [1 2 3] 5s", "[] [0] [1 2 3] 5s", "[] [0] [1 2 3] 0s"}},
-		"the first, with a lock":  {[]int{0}, true, []string{"[] [0] [1 2 3] 10s", "[] [0] [1 2 3] 5s", "[] [0] [1 2 3] 5s", "[] [0] [1 2 3] 0s"}},
-		"the second, with a lock": {[]int{1}, true, []string{"[0] [1] [2 3] 10s", "[] [1] [0 2 3] 5s", "[] [1] [0 2 3] 5s", "[] [1] [0 2 3] 0s"}},
-		"the last, with a lock":   {[]int{3}, true, []string{"[0 1 2] [3] [] 5s", "[] [3] [0 1 2] 5s", "[] [3] [0 1 2] 5s"}},
+		"none":                 {nil, false, []string{"[0 1 2 3] [] [] 0s"}},
+		"the first":            {[]int{0}, false, []string{"[1 2 3] [0] [] 5s", "[1 2 3] [0] [] 0s"}},
+		"the last":             {[]int{3}, false, []string{"[0 1 2] [3] [] 5s", "[0 1 2] [3] [] 0s"}},
+		"two with one between": {[]int{1, 3}, false, []string{"[0 2] [1 3] [] 10s", "[0 2] [1 3] [] 0s"}},
+		"two side by side":     {[]int{1, 2}, false, []string{"[0] [1] [2 3] 10s", "[0 3] [1 2] [] 0s"}},
+		"all but one":          {[]int{0, 1, 2}, false, []string{"[] [0] [1 2 3] 10s", "[] [0] [1 2 3] 5s", "[3] [0 1 2] [] 0s"}},
+		"all": {[]int{0, 1, 2, 3}, false, []string{"[] [0] [1 2 3] 10s", "[] [0] [1 2 3] 5s", "[] [0] [1 2 3] 5s",
+			"[] [0] [1 2 3] 0s"}},
+		"the first, with a lock": {[]int{0}, true, []string{"[] [0] [1 2 3] 10s", "[] [0] [1 2 3] 5s", "[] [0] [1 2 3] 5s",
+			"[] [0] [1 2 3] 0s"}},
+		"the second, with a lock": {[]int{1}, true, []string{"[0] [1] [2 3] 10s", "[] [1] [0 2 3] 5s", "[] [1] [0 2 3] 5s",
+			"[] [1] [0 2 3] 0s"}},
+		"the last, with a lock": {[]int{3}, true, []string{"[0 1 2] [3] [] 5s", "[] [3] [0 1 2] 5s", "[] [3] [0 1 2] 5s"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

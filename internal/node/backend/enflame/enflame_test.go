@@ -172,7 +172,8 @@ func TestLibraryThatCannotBeUsed(t *testing.T) {
 	t.Run("functions missing", func(t *testing.T) {
 		r := newRoot(t)
 		dir := t.TempDir()
-		path, err := vendorsim.Build(t.Context(), vendorsim.Enflame, dir, vendorsim.Without("EfmlGetDevUuid", "EfmlGetDevMem", "EfmlGetEvent"))
+		path, err := vendorsim.Build(t.Context(), vendorsim.Enflame, dir,
+			vendorsim.Without("EfmlGetDevUuid", "EfmlGetDevMem", "EfmlGetEvent"))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -298,7 +299,8 @@ func TestOlderLibraries(t *testing.T) {
 	}{
 		"the newer function for health": {[]string{"EfmlGetDevHealth"}, unhealthy, "EfmlGetDevIsHealth says that the card is unhealthy"},
 		"the older function for health": {[]string{"EfmlGetDevIsHealth"}, unhealthy, "EfmlGetDevHealth says that the card is unhealthy"},
-		"no events":                     {[]string{"EfmlGetEvent", "EfmlGetEventV2"}, unhealthy, "EfmlGetDevHealth says that the card is unhealthy"},
+		"no events": {[]string{"EfmlGetEvent", "EfmlGetEventV2"}, unhealthy,
+			"EfmlGetDevHealth says that the card is unhealthy"},
 		"events instead of health": {
 			[]string{"EfmlGetDevHealth", "EfmlGetDevIsHealth"}, unhealthy,
 			"event 3 of the library: card 1 suspended: unhealthy",

@@ -161,7 +161,8 @@ func query[T any](ctx context.Context, b *Backend, lib *library, name string, f 
 }
 
 // queryOn is query on that queue, about the card of that index or callqueue.Library.
-func queryOn[T any](ctx context.Context, b *Backend, on *callqueue.Queue, lib *library, about int, name string, f func(*T) int32) (T, error) {
+func queryOn[T any](ctx context.Context, b *Backend, on *callqueue.Queue, lib *library, about int, name string, f func(*T) int32) (T,
+	error) {
 	return libloader.Call(ctx, b.loader, on, lib, about, name, func() (T, error) {
 		var out T
 		err := lib.check(name, f(&out))

@@ -237,7 +237,8 @@ func query[T any](ctx context.Context, b *Backend, lib *library, name string, ha
 }
 
 // queryOn is query on that queue, about the chip of that index or callqueue.Library.
-func queryOn[T any](ctx context.Context, b *Backend, on *callqueue.Queue, lib *library, about int, name string, has bool, f func(*T) int32) (T, error) {
+func queryOn[T any](ctx context.Context, b *Backend, on *callqueue.Queue, lib *library, about int, name string, has bool,
+	f func(*T) int32) (T, error) {
 	var out T
 	if !has {
 		return out, check(name, codeFunctionNotFound)
@@ -255,14 +256,16 @@ func queryChip[T any](ctx context.Context, b *Backend, lib *library, name string
 }
 
 // queryChipOn is queryChip on that queue.
-func queryChipOn[T any](ctx context.Context, b *Backend, on *callqueue.Queue, lib *library, name string, c handle, f func(uintptr, *T) int32) (T, error) {
+func queryChipOn[T any](ctx context.Context, b *Backend, on *callqueue.Queue, lib *library, name string, c handle,
+	f func(uintptr, *T) int32) (T, error) {
 	return queryOn(ctx, b, on, lib, c.index, fmt.Sprintf("%s(%d)", name, c.index), f != nil, func(out *T) int32 {
 		return f(c.value, out)
 	})
 }
 
 // queryText is queryChip for a function that fills a text of that size.
-func queryText(ctx context.Context, b *Backend, lib *library, name string, c handle, size uint32, f func(uintptr, *text, uint32) int32) (string, error) {
+func queryText(ctx context.Context, b *Backend, lib *library, name string, c handle, size uint32,
+	f func(uintptr, *text, uint32) int32) (string, error) {
 	t, err := queryOn(ctx, b, b.loader.Calls, lib, c.index, fmt.Sprintf("%s(%d)", name, c.index), f != nil, func(out *text) int32 {
 		return f(c.value, out, size)
 	})
@@ -271,16 +274,19 @@ func queryText(ctx context.Context, b *Backend, lib *library, name string, c han
 
 // queryPair is queryChip for a function about two chips; it is the first that it is
 // about.
-func queryPair[T any](ctx context.Context, b *Backend, lib *library, name string, one, two handle, f func(_, _ uintptr, _ *T) int32) (T, error) {
-	return queryOn(ctx, b, b.loader.Calls, lib, one.index, fmt.Sprintf("%s(%d, %d)", name, one.index, two.index), f != nil, func(out *T) int32 {
-		return f(one.value, two.value, out)
-	})
+func queryPair[T any](ctx context.Context, b *Backend, lib *library, name string, one, two handle, f func(_, _ uintptr, _ *T) int32) (T,
+	error) {
+	return queryOn(ctx, b, b.loader.Calls, lib, one.index, fmt.Sprintf("%s(%d, %d)", name, one.index, two.index), f != nil,
+		func(out *T) int32 {
+			return f(one.value, two.value, out)
+		})
 }
 
 // eitherWay asks about a pair in one direction and, if that fails, in the
 // other: the answer is the same, and a driver may know one direction alone. Its
 // error is that of the first, unless loader.IsFatal.
-func eitherWay[T any](ctx context.Context, b *Backend, lib *library, name string, one, two handle, f func(_, _ uintptr, _ *T) int32) (T, error) {
+func eitherWay[T any](ctx context.Context, b *Backend, lib *library, name string, one, two handle, f func(_, _ uintptr, _ *T) int32) (T,
+	error) {
 	v, err := queryPair(ctx, b, lib, name, one, two, f)
 	if err == nil || libloader.IsFatal(err) || libloader.HasCode(err, codeFunctionNotFound) {
 		return v, err

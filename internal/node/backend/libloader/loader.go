@@ -141,7 +141,8 @@ func (s *Loader[L]) Initialised() bool { return s.initialised.Load() }
 // callqueue.Library, on one of the loader's queues; name is what errors call it. It fails with backend.ErrClosed when lib is no longer
 // the library that is loaded, and with ErrNotInitialised between the moment in which
 // a discovery shut the library down and the one in which it initialised it anew.
-func Call[L Library, T any](ctx context.Context, s *Loader[L], on *callqueue.Queue, lib L, about int, name string, f func() (T, error)) (T, error) {
+func Call[L Library, T any](ctx context.Context, s *Loader[L], on *callqueue.Queue, lib L, about int, name string, f func() (T, error)) (T,
+	error) {
 	return callqueue.Run(ctx, on, about, name, func() (T, error) {
 		if s.loaded() != lib {
 			var none T

@@ -174,7 +174,8 @@ func (b *Backend) hear(ctx context.Context, lib *library, born uint64, last devi
 		return left, code
 	})
 	switch {
-	case libloader.IsFatal(failure) || unsupported(failure) || libloader.HasCode(failure, nvml.ERROR_UNINITIALIZED, nvml.ERROR_DRIVER_NOT_LOADED):
+	case libloader.IsFatal(failure) || unsupported(failure) ||
+		libloader.HasCode(failure, nvml.ERROR_UNINITIALIZED, nvml.ERROR_DRIVER_NOT_LOADED):
 		return false, failure
 	case failure != nil:
 		for _, g := range gpus {

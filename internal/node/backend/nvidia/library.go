@@ -192,7 +192,8 @@ func queryGPU[T any](ctx context.Context, b *Backend, lib *library, function str
 const noGPU = callqueue.Library
 
 // queryOn is queryGPU on that queue.
-func queryOn[T any](ctx context.Context, b *Backend, on *callqueue.Queue, lib *library, function string, index int, call func() (T, nvml.Return)) (T, error) {
+func queryOn[T any](ctx context.Context, b *Backend, on *callqueue.Queue, lib *library, function string, index int,
+	call func() (T, nvml.Return)) (T, error) {
 	name := function
 	if index != noGPU {
 		name = fmt.Sprintf("%s(%d)", function, index)

@@ -133,10 +133,12 @@ func (m *machine) wantWoken(done <-chan error) {
 
 func TestReasons(t *testing.T) {
 	backendtest.RunBroken(t, harness, map[string]backendtest.Broken{
-		"no driver":      {func(t *vendorsim.Topology) { t.Driver.State = vendorsim.DriverAbsent }, "nvmlInit_v2: driver not loaded (9)"},
-		"broken driver":  {func(t *vendorsim.Topology) { t.Driver.State = vendorsim.DriverBroken }, "nvmlInit_v2: unknown error (999)"},
-		"count fails":    {func(t *vendorsim.Topology) { t.Library.Fail = vendorsim.Failures{"nvmlDeviceGetCount_v2": 4} }, "nvmlDeviceGetCount_v2: insufficient permissions (4)"},
-		"other releases": {func(t *vendorsim.Topology) { t.Library.Fail = vendorsim.Failures{"nvmlInit_v2": 18} }, "nvmlInit_v2: driver/library version mismatch (18)"},
+		"no driver":     {func(t *vendorsim.Topology) { t.Driver.State = vendorsim.DriverAbsent }, "nvmlInit_v2: driver not loaded (9)"},
+		"broken driver": {func(t *vendorsim.Topology) { t.Driver.State = vendorsim.DriverBroken }, "nvmlInit_v2: unknown error (999)"},
+		"count fails": {func(t *vendorsim.Topology) { t.Library.Fail = vendorsim.Failures{"nvmlDeviceGetCount_v2": 4} },
+			"nvmlDeviceGetCount_v2: insufficient permissions (4)"},
+		"other releases": {func(t *vendorsim.Topology) { t.Library.Fail = vendorsim.Failures{"nvmlInit_v2": 18} },
+			"nvmlInit_v2: driver/library version mismatch (18)"},
 	})
 }
 
@@ -144,7 +146,8 @@ func TestDescribes(t *testing.T) {
 	m := newMachine(t, backend.Options{}, vendorsim.GPUs(1, 40960)...)
 	m.change(func(topology *vendorsim.Topology) {
 		topology.Driver = vendorsim.Driver{Version: "550.54.15", CUDA: "12.4"}
-		topology.Cards = append(topology.Cards, vendorsim.Card{Vendor: vendorsim.NVIDIA, Model: "NVIDIA DGX Display", UUID: "GPU-screen", MemoryMiB: 4096})
+		topology.Cards = append(topology.Cards, vendorsim.Card{Vendor: vendorsim.NVIDIA, Model: "NVIDIA DGX Display",
+			UUID: "GPU-screen", MemoryMiB: 4096})
 		topology.Cards = append(topology.Cards, vendorsim.IXBoards(1, 2, 1024)...)
 	})
 	want := backend.Found{

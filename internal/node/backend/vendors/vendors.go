@@ -29,8 +29,10 @@ type Vendor struct {
 // All returns the vendors, in the order of their names.
 func All() []Vendor {
 	return []Vendor{
-		{enflame.Vendor, func(o backend.Options) (backend.Backend, error) { return enflame.New(o) }, enflame.Causes(), enflame.FatalByDefault},
-		{iluvatar.Vendor, func(o backend.Options) (backend.Backend, error) { return iluvatar.New(o) }, iluvatar.Causes(), iluvatar.FatalByDefault},
+		{enflame.Vendor, func(o backend.Options) (backend.Backend, error) { return enflame.New(o) }, enflame.Causes(),
+			enflame.FatalByDefault},
+		{iluvatar.Vendor, func(o backend.Options) (backend.Backend, error) { return iluvatar.New(o) }, iluvatar.Causes(),
+			iluvatar.FatalByDefault},
 		{nvidia.Vendor, func(o backend.Options) (backend.Backend, error) { return nvidia.New(o) }, nvidia.Causes(), nvidia.FatalByDefault},
 	}
 }
