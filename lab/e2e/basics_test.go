@@ -15,7 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/divvy-gpu/divvy/lab/internal/product"
-	"github.com/divvy-gpu/divvy/lab/internal/stage"
+	"github.com/divvy-gpu/divvy/lab/internal/testenv"
 )
 
 func TestNodeStatus(t *testing.T) {
@@ -116,19 +116,19 @@ func filter(t *testing.T, ctx context.Context, units int64, nodes ...string) fil
 
 func TestContainersOfAPodShareACard(t *testing.T) {
 	begin(t, guide)
-	two := lab.Pod("two", stage.Container("a", 4), stage.Container("b", 3))
-	helped := lab.Pod("helped", stage.Container("helper", 0), stage.Container("app", 5))
+	two := lab.Pod("two", testenv.Container("a", 4), testenv.Container("b", 3))
+	helped := lab.Pod("helped", testenv.Container("helper", 0), testenv.Container("app", 5))
 	// The init container alone asks for more than what follows it.
-	inits := lab.Pod("inits", stage.Container("app", 2))
-	inits.Spec.InitContainers = []corev1.Container{stage.Container("first", 7, "true"), stage.Container("second", 10, "true")}
-	sidecar := lab.Pod("sidecar", stage.Container("app", 6))
-	sidecar.Spec.InitContainers = []corev1.Container{stage.Sidecar("side", 3)}
+	inits := lab.Pod("inits", testenv.Container("app", 2))
+	inits.Spec.InitContainers = []corev1.Container{testenv.Container("first", 7, "true"), testenv.Container("second", 10, "true")}
+	sidecar := lab.Pod("sidecar", testenv.Container("app", 6))
+	sidecar.Spec.InitContainers = []corev1.Container{testenv.Sidecar("side", 3)}
 	// 1 + 6 while init runs, then 1 + 4 + 3.
-	all := lab.Pod("all", stage.Container("a", 4), stage.Container("b", 3))
-	all.Spec.InitContainers = []corev1.Container{stage.Sidecar("side", 1), stage.Container("init", 6, "true")}
+	all := lab.Pod("all", testenv.Container("a", 4), testenv.Container("b", 3))
+	all.Spec.InitContainers = []corev1.Container{testenv.Sidecar("side", 1), testenv.Container("init", 6, "true")}
 	// The init container comes before the sidecar: 9, then 2 + 5.
-	before := lab.Pod("before", stage.Container("app", 5))
-	before.Spec.InitContainers = []corev1.Container{stage.Container("init", 9, "true"), stage.Sidecar("side", 2)}
+	before := lab.Pod("before", testenv.Container("app", 5))
+	before.Spec.InitContainers = []corev1.Container{testenv.Container("init", 9, "true"), testenv.Sidecar("side", 2)}
 
 	pods := []*corev1.Pod{two, helped, inits, sidecar, all, before}
 	createAtOnce(t, pods)
@@ -207,7 +207,7 @@ func TestNodeNameByHand(t *testing.T) {
 	must(t, err)
 	if pod.Status.Reason != "UnexpectedAdmissionError" ||
 		!strings.Contains(pod.Status.Message, "needs 17 units of one device, at most 16 are free") {
-		t.Errorf("%s; want UnexpectedAdmissionError and what the node has", stage.Describe(pod))
+		t.Errorf("%s; want UnexpectedAdmissionError and what the node has", testenv.Describe(pod))
 	}
 	wantCards(t, map[string]int{"scheduled": 0, "by-hand": 0})
 

@@ -12,7 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/divvy-gpu/divvy/lab/internal/cluster"
-	"github.com/divvy-gpu/divvy/lab/internal/stage"
+	"github.com/divvy-gpu/divvy/lab/internal/testenv"
 )
 
 // wishing returns a pod with annotations, key and value in turn.
@@ -31,8 +31,8 @@ func TestSeveralDevices(t *testing.T) {
 	first := one("first", 10)
 	start(t, first)
 	// Its peak is 16, on each card 8: not on card 0, which has 6.
-	pair := wishing(lab.Pod("pair", stage.Container("a", 12), stage.Container("b", 4)), "divvy.dev/devices", "2")
-	pair.Spec.InitContainers = []corev1.Container{stage.Container("init", 8, "true")}
+	pair := wishing(lab.Pod("pair", testenv.Container("a", 12), testenv.Container("b", 4)), "divvy.dev/devices", "2")
+	pair.Spec.InitContainers = []corev1.Container{testenv.Container("init", 8, "true")}
 	start(t, pair)
 	on := parts(t, "pair")
 	pairOn := slices.Sorted(maps.Keys(on))
@@ -54,7 +54,7 @@ func TestSeveralDevices(t *testing.T) {
 
 	before := lives(t)
 	for _, restart := range lab.Restarts() {
-		if slices.Contains([]string{stage.NodeDaemon + " killed", stage.Extender + " deleted", string(cluster.Kubelet) + " restarted"},
+		if slices.Contains([]string{testenv.NodeDaemon + " killed", testenv.Extender + " deleted", string(cluster.Kubelet) + " restarted"},
 			restart.Name) {
 			must(t, restart.Do(ctx))
 		}

@@ -29,7 +29,7 @@ import (
 
 	"github.com/divvy-gpu/divvy/internal/report/doctor"
 	"github.com/divvy-gpu/divvy/lab/internal/product"
-	"github.com/divvy-gpu/divvy/lab/internal/stage"
+	"github.com/divvy-gpu/divvy/lab/internal/testenv"
 )
 
 // mendTimeout is how long a remedy may take to show: kubelet makes pods anew, and
@@ -53,7 +53,7 @@ func examine(ctx context.Context) (doctor.Report, int, error) {
 
 // well waits until the doctor finds nothing.
 func well(ctx context.Context) error {
-	return stage.Poll(ctx, mendTimeout, "the doctor to find nothing", func(ctx context.Context) error {
+	return testenv.Poll(ctx, mendTimeout, "the doctor to find nothing", func(ctx context.Context) error {
 		report, code, err := examine(ctx)
 		if err == nil && (code != 0 || len(report.Findings()) > 0) {
 			err = fmt.Errorf("exit code %d: %+v", code, report.Findings())
@@ -90,7 +90,7 @@ func TestDoctor(t *testing.T) {
 			start := time.Now()
 			ill.plant(t, ctx)
 			var commands []string
-			must(t, stage.Poll(ctx, podTimeout, "the doctor to find it", func(ctx context.Context) error {
+			must(t, testenv.Poll(ctx, podTimeout, "the doctor to find it", func(ctx context.Context) error {
 				report, code, err := examine(ctx)
 				if err != nil {
 					return err
@@ -188,25 +188,25 @@ func illnesses(node string) map[string]illness {
 				patch, err := json.Marshal([]map[string]any{{"op": "replace", "path": "/webhooks/0/clientConfig/caBundle",
 					"value": other.crt}})
 				must(t, err)
-				kubectl("patch", "mutatingwebhookconfiguration", stage.MutatingConfig, "--type=json", "--patch", string(patch))(t, ctx)
+				kubectl("patch", "mutatingwebhookconfiguration", testenv.MutatingConfig, "--type=json", "--patch", string(patch))(t, ctx)
 			},
-			check: "webhooks", object: "MutatingWebhookConfiguration " + stage.MutatingConfig, problem: "does not contain the CA",
+			check: "webhooks", object: "MutatingWebhookConfiguration " + testenv.MutatingConfig, problem: "does not contain the CA",
 			remedy: "rollout restart deployment/" + product.PoolWebhook,
 		},
 		"a certificate runs out while nobody renews it": {
 			plant: func(t *testing.T, ctx context.Context) {
 				t.Helper()
 				silenceWebhook(t, ctx)
-				secret, err := lab.Client.CoreV1().Secrets(product.PoolNamespace).Get(ctx, stage.WebhookSecret, metav1.GetOptions{})
+				secret, err := lab.Client.CoreV1().Secrets(product.PoolNamespace).Get(ctx, testenv.WebhookSecret, metav1.GetOptions{})
 				must(t, err)
-				old := certificate(t, secret.Data, -time.Hour, stage.WebhookService+"."+product.PoolNamespace+".svc")
+				old := certificate(t, secret.Data, -time.Hour, testenv.WebhookService+"."+product.PoolNamespace+".svc")
 				patch, err := json.Marshal(map[string]any{"data": map[string][]byte{"tls.crt": old.crt, "tls.key": old.key}})
 				must(t, err)
-				_, err = lab.Client.CoreV1().Secrets(product.PoolNamespace).Patch(ctx, stage.WebhookSecret, types.MergePatchType, patch,
+				_, err = lab.Client.CoreV1().Secrets(product.PoolNamespace).Patch(ctx, testenv.WebhookSecret, types.MergePatchType, patch,
 					metav1.PatchOptions{})
 				must(t, err)
 			},
-			check: "certificates", object: "Secret bwki/" + stage.WebhookSecret, problem: "has expired",
+			check: "certificates", object: "Secret bwki/" + testenv.WebhookSecret, problem: "has expired",
 			remedy: "divvy.dev/rotate=cert",
 		},
 		"a pod asks for more than any card has": {
@@ -280,7 +280,7 @@ func secondPlugin(t *testing.T, ctx context.Context) {
 func silenceWebhook(t *testing.T, ctx context.Context) {
 	t.Helper()
 	kubectl("scale", "deployment/"+product.PoolWebhook, "--namespace", product.PoolNamespace, "--replicas=0")(t, ctx)
-	must(t, stage.Poll(ctx, podTimeout, "the webhooks to be gone", func(ctx context.Context) error {
+	must(t, testenv.Poll(ctx, podTimeout, "the webhooks to be gone", func(ctx context.Context) error {
 		list, err := lab.Client.CoreV1().Pods(product.PoolNamespace).List(ctx, metav1.ListOptions{})
 		if err == nil && len(list.Items) > 0 {
 			err = fmt.Errorf("there are %d", len(list.Items))
@@ -329,9 +329,9 @@ func signalSchedconf(ctx context.Context, signal syscall.Signal) error {
 	}
 	at := slices.IndexFunc(pod.Status.ContainerStatuses, func(s corev1.ContainerStatus) bool { return s.Name == "schedconf" })
 	if at < 0 {
-		return errors.New(stage.Describe(pod))
+		return errors.New(testenv.Describe(pod))
 	}
-	pid, err := stage.ContainerPID(pod.Status.ContainerStatuses[at].ContainerID)
+	pid, err := testenv.ContainerPID(pod.Status.ContainerStatuses[at].ContainerID)
 	if err != nil {
 		return err
 	}

@@ -19,7 +19,7 @@ import (
 
 	"github.com/divvy-gpu/divvy/lab/internal/audit"
 	"github.com/divvy-gpu/divvy/lab/internal/product"
-	"github.com/divvy-gpu/divvy/lab/internal/stage"
+	"github.com/divvy-gpu/divvy/lab/internal/testenv"
 )
 
 const (
@@ -48,7 +48,7 @@ type setting struct {
 	units, cards int64
 }
 
-var guide = setting{topology: stage.Guide, unit: "1", injection: audit.DeviceNodes, units: 128, cards: 8}
+var guide = setting{topology: testenv.Guide, unit: "1", injection: audit.DeviceNodes, units: 128, cards: 8}
 
 // current is the setting in force.
 var current = guide
@@ -114,7 +114,7 @@ func change(ctx context.Context, want setting) error {
 	}
 	if current.topology != want.topology {
 		// A daemon that goes on would show the former cards as lost ones.
-		if err := lab.DeleteDivvyPods(ctx, stage.NodeDaemon); err != nil {
+		if err := lab.DeleteDivvyPods(ctx, testenv.NodeDaemon); err != nil {
 			return err
 		}
 	}
@@ -124,7 +124,7 @@ func change(ctx context.Context, want setting) error {
 
 // offered waits until the node offers what the setting says.
 func offered(ctx context.Context, want setting) error {
-	return stage.Poll(ctx, settingTimeout, "the node to offer its cards", func(ctx context.Context) error {
+	return testenv.Poll(ctx, settingTimeout, "the node to offer its cards", func(ctx context.Context) error {
 		if err := lab.DivvyAnswers(ctx); err != nil {
 			return err
 		}
@@ -148,7 +148,7 @@ func allocatable(ctx context.Context) (units, cards int64, err error) {
 // emptied waits until the books are empty.
 func emptied(ctx context.Context) error {
 	// Deleted by force, so that what they held counts until their node says otherwise.
-	return stage.Poll(ctx, 6*agreeTimeout, "inspect to show no pod", func(ctx context.Context) error {
+	return testenv.Poll(ctx, 6*agreeTimeout, "inspect to show no pod", func(ctx context.Context) error {
 		node, err := auditor.Inspect(ctx)
 		if err == nil && node.Used != 0 {
 			err = fmt.Errorf("it shows %s", uses(node))
@@ -172,8 +172,8 @@ func situation(ctx context.Context) string {
 	show("get", "pods", "--all-namespaces", "--output", "wide")
 	show("divvy", "inspect")
 	show("get", "events", "--namespace", namespace, "--sort-by", ".lastTimestamp")
-	show("logs", "--namespace", product.Namespace, "daemonset/"+stage.NodeDaemon, "--tail", "40")
-	show("logs", "--namespace", product.Namespace, "deployment/"+stage.Extender, "--tail", "40")
+	show("logs", "--namespace", product.Namespace, "daemonset/"+testenv.NodeDaemon, "--tail", "40")
+	show("logs", "--namespace", product.Namespace, "deployment/"+testenv.Extender, "--tail", "40")
 	return b.String()
 }
 
@@ -186,7 +186,7 @@ func must(t *testing.T, err error) {
 
 // one returns a pod of one container.
 func one(name string, units int64, command ...string) *corev1.Pod {
-	return lab.Pod(name, stage.Container("app", units, command...))
+	return lab.Pod(name, testenv.Container("app", units, command...))
 }
 
 func namesOf(pods []*corev1.Pod) []string {
@@ -237,7 +237,7 @@ func running(t *testing.T, names ...string) {
 func agree(t *testing.T) audit.Books {
 	t.Helper()
 	var books audit.Books
-	must(t, stage.Poll(t.Context(), agreeTimeout, "all books to agree", func(ctx context.Context) (err error) {
+	must(t, testenv.Poll(t.Context(), agreeTimeout, "all books to agree", func(ctx context.Context) (err error) {
 		books, err = auditor.Check(ctx, current.injection)
 		return err
 	}))
@@ -293,7 +293,7 @@ func pending(t *testing.T, pod *corev1.Pod, text string) {
 	now, err := lab.Get(t.Context(), pod.Name)
 	must(t, err)
 	if now.Status.Phase != corev1.PodPending || now.Spec.NodeName != "" {
-		t.Fatalf("%s, on node %q; want it Pending on none", stage.Describe(now), now.Spec.NodeName)
+		t.Fatalf("%s, on node %q; want it Pending on none", testenv.Describe(now), now.Spec.NodeName)
 	}
 }
 

@@ -22,7 +22,7 @@ import (
 	"github.com/divvy-gpu/divvy/internal/platform/events"
 	"github.com/divvy-gpu/divvy/internal/platform/metrics"
 	"github.com/divvy-gpu/divvy/lab/internal/product"
-	"github.com/divvy-gpu/divvy/lab/internal/stage"
+	"github.com/divvy-gpu/divvy/lab/internal/testenv"
 )
 
 // schedconfMetrics is where what wires kube-scheduler shows its metrics, to its own
@@ -67,7 +67,7 @@ func scrapeAll(ctx context.Context) (map[string]shown, error) {
 		if pod.Annotations["prometheus.io/scrape"] == "true" && pod.DeletionTimestamp == nil && pod.Status.Phase == corev1.PodRunning {
 			addresses = append(addresses, net.JoinHostPort(pod.Status.PodIP, pod.Annotations["prometheus.io/port"]))
 		}
-		if pod.Labels["app.kubernetes.io/name"] == stage.Schedconf {
+		if pod.Labels["app.kubernetes.io/name"] == testenv.Schedconf {
 			addresses = append(addresses, schedconfMetrics)
 		}
 	}
@@ -136,7 +136,7 @@ func TestMetricsAgreeWithTheBooks(t *testing.T) {
 	refused := fmt.Sprintf(`divvy_extender_decisions_total{outcome="refused",resource=%q,verb="filter"}`, resource)
 	bound := fmt.Sprintf(`divvy_extender_decisions_total{outcome="bound",resource=%q,verb="bind"}`, resource)
 	missing := fmt.Sprintf(`divvy_node_corrections_total{kind="missing",resource=%q}`, resource)
-	must(t, stage.Poll(ctx, agreeTimeout, "the metrics to agree with the books", func(ctx context.Context) error {
+	must(t, testenv.Poll(ctx, agreeTimeout, "the metrics to agree with the books", func(ctx context.Context) error {
 		now, err := scrapeAll(ctx)
 		if err != nil {
 			return err

@@ -21,7 +21,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/divvy-gpu/divvy/lab/internal/layout"
-	"github.com/divvy-gpu/divvy/lab/internal/stage"
+	"github.com/divvy-gpu/divvy/lab/internal/testenv"
 )
 
 // fill makes a pod of a whole card for each card.
@@ -135,23 +135,23 @@ func TestForcedDeletion(t *testing.T) {
 
 	must(t, lab.Client.CoreV1().Pods(namespace).Delete(ctx, "slow", metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)}))
 	must(t, lab.WaitGone(ctx, "slow"))
-	must(t, stage.Poll(ctx, podTimeout, "the node to list the pod", func(ctx context.Context) error {
+	must(t, testenv.Poll(ctx, podTimeout, "the node to list the pod", func(ctx context.Context) error {
 		if list, err := endingPods(ctx); err != nil || !strings.Contains(list, string(slow.UID)) {
 			return errors.Join(err, fmt.Errorf("it lists %q", list))
 		}
 		return nil
 	}))
-	must(t, lab.DeleteDivvyPods(ctx, stage.NodeDaemon))
+	must(t, lab.DeleteDivvyPods(ctx, testenv.NodeDaemon))
 	next := create(t, one("next", 16))[0]
 	pending(t, next, noRoom)
 	if processes(t, mark) == 0 {
 		t.Fatal("the containers ended before the other pod was refused")
 	}
-	must(t, stage.Poll(ctx, podTimeout, "the card to be given to the other pod", func(ctx context.Context) error {
+	must(t, testenv.Poll(ctx, podTimeout, "the card to be given to the other pod", func(ctx context.Context) error {
 		left := processes(t, mark) // before it is looked whether the other pod has the card
 		pod, err := lab.Get(ctx, next.Name)
 		if err == nil && pod.Spec.NodeName == "" {
-			return fmt.Errorf("%d processes run; %s", left, stage.Describe(pod))
+			return fmt.Errorf("%d processes run; %s", left, testenv.Describe(pod))
 		}
 		if err == nil && processes(t, mark) > 0 {
 			t.Fatalf("%s has a card while %d processes of the pod before run", next.Name, left)
@@ -220,7 +220,7 @@ func TestStatefulSetPodComesBack(t *testing.T) {
 		before, err := lab.Get(ctx, "stateful-0")
 		must(t, err)
 		must(t, lab.Client.CoreV1().Pods(namespace).Delete(ctx, "stateful-0", metav1.DeleteOptions{}))
-		must(t, stage.Poll(ctx, podTimeout, "another stateful-0", func(ctx context.Context) error {
+		must(t, testenv.Poll(ctx, podTimeout, "another stateful-0", func(ctx context.Context) error {
 			pod, err := lab.Get(ctx, "stateful-0")
 			if err == nil && pod.UID == before.UID {
 				err = errors.New("it is still the one before")

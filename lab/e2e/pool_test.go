@@ -29,10 +29,10 @@ import (
 
 	"github.com/divvy-gpu/divvy/internal/pool"
 	"github.com/divvy-gpu/divvy/lab/internal/cluster"
+	"github.com/divvy-gpu/divvy/lab/internal/demos"
 	"github.com/divvy-gpu/divvy/lab/internal/product"
 	"github.com/divvy-gpu/divvy/lab/internal/remotepool"
-	"github.com/divvy-gpu/divvy/lab/internal/show"
-	"github.com/divvy-gpu/divvy/lab/internal/stage"
+	"github.com/divvy-gpu/divvy/lab/internal/testenv"
 )
 
 // webhookTimeout is how long the webhook may take to notice a change, or to be
@@ -42,7 +42,7 @@ const webhookTimeout = 90 * time.Second
 // poolStage begins a test of the remote pool: a namespace that may use the pool,
 // whose token is in the cluster. A namespace other than the guide's is removed
 // afterwards.
-func poolStage(t *testing.T, namespace string) (context.Context, *stage.Stage) {
+func poolStage(t *testing.T, namespace string) (context.Context, *testenv.Env) {
 	t.Helper()
 	ctx := begin(t, guide)
 	p := lab.In(namespace)
@@ -52,7 +52,7 @@ func poolStage(t *testing.T, namespace string) (context.Context, *stage.Stage) {
 			t.Log(poolSituation(ctx, p))
 		}
 		clean := p.Empty
-		if namespace != show.PoolNamespace {
+		if namespace != demos.PoolNamespace {
 			clean = p.RemoveNamespace
 		}
 		if err := clean(ctx); err != nil {
@@ -77,7 +77,7 @@ func importToken(t *testing.T, ctx context.Context) {
 }
 
 // poolSituation describes the pool, for a test that failed.
-func poolSituation(ctx context.Context, p *stage.Stage) string {
+func poolSituation(ctx context.Context, p *testenv.Env) string {
 	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
 	defer cancel()
 	var b strings.Builder
@@ -98,7 +98,7 @@ func poolSituation(ctx context.Context, p *stage.Stage) string {
 }
 
 // example returns the pod of an example under a name.
-func example(t *testing.T, p *stage.Stage, file, name string) *corev1.Pod {
+func example(t *testing.T, p *testenv.Env, file, name string) *corev1.Pod {
 	t.Helper()
 	pod, err := p.ExamplePod("bitfusion/" + file)
 	must(t, err)
@@ -107,7 +107,7 @@ func example(t *testing.T, p *stage.Stage, file, name string) *corev1.Pod {
 }
 
 // holder is a pod that keeps a share of a GPU until it is deleted.
-func holder(t *testing.T, p *stage.Stage, file, name string) *corev1.Pod {
+func holder(t *testing.T, p *testenv.Env, file, name string) *corev1.Pod {
 	t.Helper()
 	pod := example(t, p, file, name)
 	pod.Spec.Containers[0].Command = []string{"sleep infinity"}
@@ -115,18 +115,18 @@ func holder(t *testing.T, p *stage.Stage, file, name string) *corev1.Pod {
 }
 
 // tryOut asks the API server what would become of a pod.
-func tryOut(ctx context.Context, p *stage.Stage, pod *corev1.Pod) (*corev1.Pod, error) {
+func tryOut(ctx context.Context, p *testenv.Env, pod *corev1.Pod) (*corev1.Pod, error) {
 	return p.Client.CoreV1().Pods(pod.Namespace).Create(ctx, pod, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
 }
 
 // ended waits until pods have ended well.
-func ended(t *testing.T, p *stage.Stage, names ...string) {
+func ended(t *testing.T, p *testenv.Env, names ...string) {
 	t.Helper()
 	must(t, p.WaitPhase(t.Context(), podTimeout, corev1.PodSucceeded, names...))
 }
 
 // logHas checks what a container printed.
-func logHas(t *testing.T, p *stage.Stage, pod, container string, wants ...string) {
+func logHas(t *testing.T, p *testenv.Env, pod, container string, wants ...string) {
 	t.Helper()
 	text, err := p.Logs(t.Context(), pod, container)
 	must(t, err)
@@ -144,7 +144,7 @@ const client450 = "/bitfusion/bitfusion-client-ubuntu1804_4.5.0-4_amd64.deb"
 // client (W1-W3, W8-W10, S6: several containers, init containers, commands of
 // several words, a workload that is not root).
 func TestPoolGuide(t *testing.T) {
-	ctx, p := poolStage(t, show.PoolNamespace)
+	ctx, p := poolStage(t, demos.PoolNamespace)
 	before, err := product.PoolBooks(ctx)
 	must(t, err)
 	pods := []*corev1.Pod{
@@ -176,7 +176,7 @@ func TestPoolGuide(t *testing.T) {
 	logHas(t, p, "bf-multi", "train", "partial memory 0.25,", "Model:       inception3")
 	logHas(t, p, "bf-multi", "evaluate", "Model:       resnet50", "Batch size:  64")
 
-	must(t, stage.Poll(ctx, podTimeout, "the job to be complete", func(ctx context.Context) error {
+	must(t, testenv.Poll(ctx, podTimeout, "the job to be complete", func(ctx context.Context) error {
 		job, err := p.Client.BatchV1().Jobs(p.Namespace).Get(ctx, "bf-job", metav1.GetOptions{})
 		if err == nil && !slices.ContainsFunc(job.Status.Conditions, func(c batchv1.JobCondition) bool {
 			return c.Type == batchv1.JobComplete && c.Status == corev1.ConditionTrue
@@ -186,7 +186,7 @@ func TestPoolGuide(t *testing.T) {
 		return err
 	}))
 	for _, of := range []string{"job/bf-job", "deployment/bf-deployment"} {
-		must(t, stage.Poll(ctx, podTimeout, of+" to have run", func(ctx context.Context) error {
+		must(t, testenv.Poll(ctx, podTimeout, of+" to have run", func(ctx context.Context) error {
 			text, err := p.Kubectl(ctx, "logs", of, "--container", "bf-pkgs", "--namespace", p.Namespace)
 			if err == nil && (!strings.Contains(text, "partial memory 0.25,") || !strings.Contains(text, "total images/sec")) {
 				err = fmt.Errorf("it has printed %q", text)
@@ -226,7 +226,7 @@ func restrict(spec *corev1.PodSpec) {
 
 // checkShape compares the guide's first pod with section 4.3 of the guide (W4: its
 // annotations are all there).
-func checkShape(t *testing.T, p *stage.Stage) {
+func checkShape(t *testing.T, p *testenv.Env) {
 	t.Helper()
 	made, err := p.Get(t.Context(), "bf-pkgs")
 	must(t, err)
@@ -277,12 +277,12 @@ func checkShape(t *testing.T, p *stage.Stage) {
 // TestPoolQuota is section 5 of the guide: 50 of 100 for memory and for percent,
 // and a third pod is refused with the reason.
 func TestPoolQuota(t *testing.T) {
-	ctx, p := poolStage(t, show.PoolNamespace)
+	ctx, p := poolStage(t, demos.PoolNamespace)
 	_, err := p.Kubectl(ctx, "create", "--filename", p.Example("bitfusion/quota.yaml"))
 	must(t, err)
 	used := func(want string) {
 		t.Helper()
-		must(t, stage.Poll(ctx, podTimeout, "the quota to count "+want, func(ctx context.Context) error {
+		must(t, testenv.Poll(ctx, podTimeout, "the quota to count "+want, func(ctx context.Context) error {
 			quota, err := p.Client.CoreV1().ResourceQuotas(p.Namespace).Get(ctx, "bitfusion-quota", metav1.GetOptions{})
 			if err != nil {
 				return err
@@ -329,7 +329,7 @@ func TestPoolQuota(t *testing.T) {
 // TestAnotherClient gives the webhook the catalog of the examples while it runs,
 // and runs pods that choose its client of another maker.
 func TestAnotherClient(t *testing.T) {
-	ctx, p := poolStage(t, show.PoolNamespace)
+	ctx, p := poolStage(t, demos.PoolNamespace)
 	const name, key = "bwki-bitfusion-client-configmap", "bitfusion-client-config.yaml"
 	maps := p.Client.CoreV1().ConfigMaps(product.PoolNamespace)
 	config, err := maps.Get(ctx, name, metav1.GetOptions{})
@@ -365,7 +365,7 @@ func TestAnotherClient(t *testing.T) {
 	// everyReplica waits until all of them know the catalog.
 	everyReplica := func(ctx context.Context, answer func(context.Context) error) error {
 		poked := time.Now()
-		return stage.Poll(ctx, webhookTimeout, "every replica to know the catalog", func(ctx context.Context) error {
+		return testenv.Poll(ctx, webhookTimeout, "every replica to know the catalog", func(ctx context.Context) error {
 			if time.Since(poked) > 5*time.Second {
 				poked = time.Now()
 				if err := p.PokeWebhook(ctx); err != nil {
@@ -404,7 +404,7 @@ func TestAnotherClient(t *testing.T) {
 // pods and 50 of the pool (V1, W14, W22: every unrelated pod is created, and none
 // of the pool without its client).
 func TestWebhookKilled(t *testing.T) {
-	ctx, p := poolStage(t, show.PoolNamespace)
+	ctx, p := poolStage(t, demos.PoolNamespace)
 	nowhere := map[string]string{"divvy-e2e/nowhere": "true"}
 	var refused atomic.Int64
 	batch := func(from, unrelated, ofPool int) {
@@ -420,7 +420,7 @@ func TestWebhookKilled(t *testing.T) {
 			}
 			group.Go(func() error {
 				// As a controller does, until it is there.
-				return stage.Poll(ctx, webhookTimeout, "pod "+pod.Name+" to be admitted", func(ctx context.Context) error {
+				return testenv.Poll(ctx, webhookTimeout, "pod "+pod.Name+" to be admitted", func(ctx context.Context) error {
 					_, err := p.Create(ctx, pod)
 					if err != nil {
 						refused.Add(1)
@@ -431,7 +431,7 @@ func TestWebhookKilled(t *testing.T) {
 		}
 		for i := range unrelated {
 			group.Go(func() error {
-				pod := p.Pod(fmt.Sprintf("unrelated-%03d", from*unrelated+i), stage.Container("app", 0))
+				pod := p.Pod(fmt.Sprintf("unrelated-%03d", from*unrelated+i), testenv.Container("app", 0))
 				pod.Spec.NodeSelector = nowhere
 				_, err := p.Create(ctx, pod)
 				return err
@@ -481,7 +481,7 @@ func TestWebhookKilled(t *testing.T) {
 // (P5-P7, V1). Meanwhile the token goes from a namespace whose last pod is gone
 // (S2).
 func TestCertificatesRotate(t *testing.T) {
-	ctx, p := poolStage(t, show.PoolNamespace)
+	ctx, p := poolStage(t, demos.PoolNamespace)
 	_, err := p.Create(ctx, holder(t, p, "pod.yaml", "last"))
 	must(t, err)
 	copies(t, p, 3)
@@ -512,7 +512,7 @@ func TestCertificatesRotate(t *testing.T) {
 	}
 	before := served(t, ctx, p)
 	rotate(t, ctx, p, "cert")
-	must(t, stage.Poll(ctx, webhookTimeout, "both replicas to serve another certificate", func(ctx context.Context) error {
+	must(t, testenv.Poll(ctx, webhookTimeout, "both replicas to serve another certificate", func(ctx context.Context) error {
 		now, err := certificates(ctx, p)
 		if err != nil {
 			return err
@@ -527,7 +527,7 @@ func TestCertificatesRotate(t *testing.T) {
 	bundles, err := p.CABundles(ctx)
 	must(t, err)
 	rotate(t, ctx, p, "ca")
-	must(t, stage.Poll(ctx, 2*webhookTimeout, "the API server to know another CA alone", func(ctx context.Context) error {
+	must(t, testenv.Poll(ctx, 2*webhookTimeout, "the API server to know another CA alone", func(ctx context.Context) error {
 		now, err := p.CABundles(ctx)
 		if err != nil {
 			return err
@@ -552,15 +552,15 @@ func TestCertificatesRotate(t *testing.T) {
 }
 
 // rotate asks the webhooks for another certificate or CA.
-func rotate(t *testing.T, ctx context.Context, p *stage.Stage, what string) {
+func rotate(t *testing.T, ctx context.Context, p *testenv.Env, what string) {
 	t.Helper()
-	_, err := p.Kubectl(ctx, "annotate", "--overwrite", "secret", stage.WebhookSecret, "--namespace", product.PoolNamespace,
+	_, err := p.Kubectl(ctx, "annotate", "--overwrite", "secret", testenv.WebhookSecret, "--namespace", product.PoolNamespace,
 		fmt.Sprintf("divvy.dev/rotate=%s-%d", what, time.Now().Unix()))
 	must(t, err)
 }
 
 // certificates returns what each replica serves, checked as the API server does.
-func certificates(ctx context.Context, p *stage.Stage) (map[string]*x509.Certificate, error) {
+func certificates(ctx context.Context, p *testenv.Env) (map[string]*x509.Certificate, error) {
 	bundles, err := p.CABundles(ctx)
 	if err != nil {
 		return nil, err
@@ -578,7 +578,7 @@ func certificates(ctx context.Context, p *stage.Stage) (map[string]*x509.Certifi
 			}
 			dialer := tls.Dialer{
 				NetDialer: &net.Dialer{Timeout: 5 * time.Second},
-				Config: &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: roots, ServerName: stage.WebhookService + "." +
+				Config: &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: roots, ServerName: testenv.WebhookService + "." +
 					product.PoolNamespace + ".svc"},
 			}
 			conn, err := dialer.DialContext(ctx, "tcp", net.JoinHostPort(pod.Status.PodIP, "8443"))
@@ -599,7 +599,7 @@ func certificates(ctx context.Context, p *stage.Stage) (map[string]*x509.Certifi
 	return found, nil
 }
 
-func served(t *testing.T, ctx context.Context, p *stage.Stage) []*x509.Certificate {
+func served(t *testing.T, ctx context.Context, p *testenv.Env) []*x509.Certificate {
 	t.Helper()
 	now, err := certificates(ctx, p)
 	must(t, err)
@@ -612,9 +612,9 @@ func served(t *testing.T, ctx context.Context, p *stage.Stage) []*x509.Certifica
 
 // copies waits until the namespace has so many secrets of the token, the same as
 // their source.
-func copies(t *testing.T, p *stage.Stage, want int) {
+func copies(t *testing.T, p *testenv.Env, want int) {
 	t.Helper()
-	must(t, stage.Poll(t.Context(), podTimeout, fmt.Sprintf("%d secrets of the token in %s", want, p.Namespace),
+	must(t, testenv.Poll(t.Context(), podTimeout, fmt.Sprintf("%d secrets of the token in %s", want, p.Namespace),
 		func(ctx context.Context) error {
 			found, err := p.Copies(ctx)
 			if err != nil {
@@ -643,7 +643,7 @@ func copies(t *testing.T, p *stage.Stage, want int) {
 func TestCredentials(t *testing.T) {
 	ctx, p := poolStage(t, "divvy-e2e-credentials")
 	must(t, p.AllowPool(ctx, false))
-	must(t, stage.Poll(ctx, webhookTimeout, "the pod to be refused", func(ctx context.Context) error {
+	must(t, testenv.Poll(ctx, webhookTimeout, "the pod to be refused", func(ctx context.Context) error {
 		_, err := tryOut(ctx, p, example(t, p, "pod.yaml", "stranger"))
 		if err == nil {
 			return errors.New("it would be admitted")
@@ -662,7 +662,7 @@ func TestCredentials(t *testing.T) {
 	// The servers restart with another token, which ends the command; a pod that ended
 	// has no use for the copies.
 	user.Spec.RestartPolicy = corev1.RestartPolicyAlways
-	must(t, stage.Poll(ctx, webhookTimeout, "the pod to be admitted", func(ctx context.Context) error {
+	must(t, testenv.Poll(ctx, webhookTimeout, "the pod to be admitted", func(ctx context.Context) error {
 		_, err := p.Create(ctx, user)
 		return err
 	}))
@@ -709,7 +709,7 @@ func TestCredentials(t *testing.T) {
 // TestPoolUnitsSurviveKubelet: a restart of kubelet makes the units be offered
 // again (D1).
 func TestPoolUnitsSurviveKubelet(t *testing.T) {
-	ctx, p := poolStage(t, show.PoolNamespace)
+	ctx, p := poolStage(t, demos.PoolNamespace)
 	_, err := p.Create(ctx, holder(t, p, "pod.yaml", "stays"))
 	must(t, err)
 	must(t, p.WaitPhase(ctx, podTimeout, corev1.PodRunning, "stays"))
@@ -724,7 +724,7 @@ func TestPoolUnitsSurviveKubelet(t *testing.T) {
 	now, err := p.DivvyPod(ctx, product.PoolDaemon)
 	must(t, err)
 	if now.UID != daemon.UID || now.Status.ContainerStatuses[0].RestartCount != daemon.Status.ContainerStatuses[0].RestartCount {
-		t.Errorf("the daemon was started again: %s", stage.Describe(now))
+		t.Errorf("the daemon was started again: %s", testenv.Describe(now))
 	}
 }
 
@@ -744,7 +744,7 @@ func TestPoolLeavesOthersAlone(t *testing.T) {
 			t.Errorf("a pod in %s was changed: %v, %v", namespace, made.Annotations, made.Spec.Containers[0].Command)
 		}
 	}
-	unrelated := p.Pod("unrelated", stage.Container("app", 0))
+	unrelated := p.Pod("unrelated", testenv.Container("app", 0))
 	made, err := tryOut(ctx, p, unrelated)
 	must(t, err)
 	if len(made.Spec.InitContainers) != 0 || len(made.Annotations) != 0 {
@@ -761,7 +761,7 @@ func TestPoolLeavesOthersAlone(t *testing.T) {
 // TestPoolRefusals: what is written wrongly is told at once, with what would be
 // right (W13, W16-W23, W30, V3, V5).
 func TestPoolRefusals(t *testing.T) {
-	ctx, p := poolStage(t, show.PoolNamespace)
+	ctx, p := poolStage(t, demos.PoolNamespace)
 	limit := func(name corev1.ResourceName, value string) func(*corev1.Pod) {
 		return func(pod *corev1.Pod) { pod.Spec.Containers[0].Resources.Limits[name] = resource.MustParse(value) }
 	}

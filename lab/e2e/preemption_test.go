@@ -16,7 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
-	"github.com/divvy-gpu/divvy/lab/internal/stage"
+	"github.com/divvy-gpu/divvy/lab/internal/testenv"
 )
 
 // Priorities of the tests' pods. A pod of none has 0.
@@ -154,10 +154,10 @@ func TestFreedMemoryIsKept(t *testing.T) {
 	start(t, slow)
 	card := cards(agree(t))["slow"]
 	create(t, of(highPriority, one("urgent", 12)))
-	must(t, stage.Poll(ctx, podTimeout, "the pod to be evicted", func(ctx context.Context) error {
+	must(t, testenv.Poll(ctx, podTimeout, "the pod to be evicted", func(ctx context.Context) error {
 		pod, err := lab.Get(ctx, "slow")
 		if err == nil && pod.DeletionTimestamp == nil {
-			err = errors.New(stage.Describe(pod))
+			err = errors.New(testenv.Describe(pod))
 		}
 		return err
 	}))
@@ -169,7 +169,7 @@ func TestFreedMemoryIsKept(t *testing.T) {
 	if pod, err := lab.Get(ctx, "slow"); err != nil {
 		t.Fatalf("the victim ended before the other pod was refused: %v", err)
 	} else if pod.Spec.NodeName == "" {
-		t.Fatal(stage.Describe(pod))
+		t.Fatal(testenv.Describe(pod))
 	}
 	running(t, "urgent")
 	if got := cards(agree(t))["urgent"]; got != card {

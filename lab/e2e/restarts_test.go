@@ -17,7 +17,7 @@ import (
 	"github.com/divvy-gpu/divvy/lab/internal/audit"
 	"github.com/divvy-gpu/divvy/lab/internal/cluster"
 	"github.com/divvy-gpu/divvy/lab/internal/product"
-	"github.com/divvy-gpu/divvy/lab/internal/stage"
+	"github.com/divvy-gpu/divvy/lab/internal/testenv"
 )
 
 // TestRestarts restarts every part under running pods: they keep their card and
@@ -27,8 +27,8 @@ func TestRestarts(t *testing.T) {
 	for _, restart := range lab.Restarts() {
 		t.Run(strings.ReplaceAll(restart.Name, " ", "-"), func(t *testing.T) {
 			ctx := begin(t, guide)
-			shared := lab.Pod("shared", stage.Container("a", 3), stage.Container("b", 2))
-			shared.Spec.InitContainers = []corev1.Container{stage.Sidecar("side", 1), stage.Container("init", 7, "true")}
+			shared := lab.Pod("shared", testenv.Container("a", 3), testenv.Container("b", 2))
+			shared.Spec.InitContainers = []corev1.Container{testenv.Sidecar("side", 1), testenv.Container("init", 7, "true")}
 			start(t, one("first", 8), shared, one("third", 12))
 			on := cards(agree(t))
 			alive := lives(t)
@@ -71,7 +71,7 @@ func TestChangesWhileAPartIsAway(t *testing.T) {
 
 		// A person still sees who holds what.
 		// The containers of the one that goes end a moment after it is gone.
-		must(t, stage.Poll(ctx, agreeTimeout, "inspect to show what is held", func(ctx context.Context) error {
+		must(t, testenv.Poll(ctx, agreeTimeout, "inspect to show what is held", func(ctx context.Context) error {
 			text, err := lab.Kubectl(ctx, "divvy", "inspect", "--output", "json")
 			if err != nil {
 				return err
@@ -117,7 +117,7 @@ func TestChangesWhileAPartIsAway(t *testing.T) {
 // away nobody says when the containers end of a pod that was deleted by force, so its
 // units count for some seconds more than its grace period.
 func emptiedBut(ctx context.Context, units int64) error {
-	return stage.Poll(ctx, 3*agreeTimeout, fmt.Sprintf("inspect to show %d units in use", units), func(ctx context.Context) error {
+	return testenv.Poll(ctx, 3*agreeTimeout, fmt.Sprintf("inspect to show %d units in use", units), func(ctx context.Context) error {
 		node, err := auditor.Inspect(ctx)
 		if err == nil && node.Used != units {
 			err = errors.New("it shows " + uses(node))
@@ -131,7 +131,7 @@ func scaleExtender(t *testing.T, ctx context.Context, replicas int32) {
 	t.Helper()
 	scale := func(ctx context.Context, replicas int32) error {
 		patch := fmt.Appendf(nil, `{"spec":{"replicas":%d}}`, replicas)
-		_, err := lab.Client.AppsV1().Deployments(product.Namespace).Patch(ctx, stage.Extender, types.MergePatchType, patch,
+		_, err := lab.Client.AppsV1().Deployments(product.Namespace).Patch(ctx, testenv.Extender, types.MergePatchType, patch,
 			metav1.PatchOptions{})
 		if err != nil {
 			return err
@@ -139,8 +139,8 @@ func scaleExtender(t *testing.T, ctx context.Context, replicas int32) {
 		if replicas > 0 {
 			return lab.WaitDivvy(ctx, settingTimeout)
 		}
-		return stage.Poll(ctx, podTimeout, "the extender to be gone", func(ctx context.Context) error {
-			pods, err := lab.DivvyPods(ctx, stage.Extender)
+		return testenv.Poll(ctx, podTimeout, "the extender to be gone", func(ctx context.Context) error {
+			pods, err := lab.DivvyPods(ctx, testenv.Extender)
 			if err == nil && len(pods) > 0 {
 				err = errors.New("it is still there")
 			}
@@ -168,9 +168,9 @@ func stopDaemon(t *testing.T, ctx context.Context) {
 	t.Helper()
 	t.Cleanup(func() { startDaemon(t, context.WithoutCancel(ctx)) })
 	must(t, selectDaemon(ctx, `"true"`))
-	must(t, stage.Poll(ctx, podTimeout, "divvy-node to be gone", func(ctx context.Context) error {
+	must(t, testenv.Poll(ctx, podTimeout, "divvy-node to be gone", func(ctx context.Context) error {
 		list, err := lab.Client.CoreV1().Pods(product.Namespace).List(ctx,
-			metav1.ListOptions{LabelSelector: "app.kubernetes.io/name=" + stage.NodeDaemon})
+			metav1.ListOptions{LabelSelector: "app.kubernetes.io/name=" + testenv.NodeDaemon})
 		if err == nil && len(list.Items) > 0 {
 			err = errors.New("it is still there")
 		}
@@ -187,7 +187,7 @@ func startDaemon(t *testing.T, ctx context.Context) {
 
 func selectDaemon(ctx context.Context, value string) error {
 	patch := fmt.Appendf(nil, daemonSelector, value)
-	_, err := lab.Client.AppsV1().DaemonSets(product.Namespace).Patch(ctx, stage.NodeDaemon, types.StrategicMergePatchType, patch,
+	_, err := lab.Client.AppsV1().DaemonSets(product.Namespace).Patch(ctx, testenv.NodeDaemon, types.StrategicMergePatchType, patch,
 		metav1.PatchOptions{})
 	return err
 }
@@ -201,7 +201,7 @@ func TestNodeLeavesAndReturns(t *testing.T) {
 	name := lab.Cluster.NodeName()
 	must(t, lab.Cluster.Stop(ctx, cluster.Kubelet))
 	must(t, lab.Client.CoreV1().Nodes().Delete(ctx, name, metav1.DeleteOptions{}))
-	must(t, stage.Poll(ctx, agreeTimeout, "the extender to forget the node", func(ctx context.Context) error {
+	must(t, testenv.Poll(ctx, agreeTimeout, "the extender to forget the node", func(ctx context.Context) error {
 		if node, err := auditor.Inspect(ctx); err == nil {
 			return fmt.Errorf("it still shows %s", uses(node))
 		}
@@ -213,7 +213,7 @@ func TestNodeLeavesAndReturns(t *testing.T) {
 
 	// Kubelet registers the node again, without the labels of before.
 	must(t, lab.Cluster.Start(ctx, cluster.Kubelet))
-	must(t, stage.Poll(ctx, podTimeout, "the node to be back", func(ctx context.Context) error {
+	must(t, testenv.Poll(ctx, podTimeout, "the node to be back", func(ctx context.Context) error {
 		return errors.Join(
 			lab.Cluster.LabelNode(ctx, "node-role.kubernetes.io/control-plane", ""),
 			lab.Cluster.LabelNode(ctx, product.NodeLabel, "true"))

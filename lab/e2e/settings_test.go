@@ -15,7 +15,7 @@ import (
 
 	"github.com/divvy-gpu/divvy/lab/internal/audit"
 	"github.com/divvy-gpu/divvy/lab/internal/product"
-	"github.com/divvy-gpu/divvy/lab/internal/stage"
+	"github.com/divvy-gpu/divvy/lab/internal/testenv"
 )
 
 // The logs on the host that the guide promises.
@@ -34,7 +34,7 @@ func logSize(t *testing.T, path string) int {
 // logged checks that a log on the host has a text.
 func logged(t *testing.T, path, text string) {
 	t.Helper()
-	must(t, stage.Poll(t.Context(), agreeTimeout, fmt.Sprintf("%q in %s", text, path), func(context.Context) error {
+	must(t, testenv.Poll(t.Context(), agreeTimeout, fmt.Sprintf("%q in %s", text, path), func(context.Context) error {
 		data, err := os.ReadFile(path)
 		if err == nil && !strings.Contains(string(data), text) {
 			err = fmt.Errorf("not among its %d bytes", len(data))
@@ -50,7 +50,7 @@ func TestLogsOutliveTheContainers(t *testing.T) {
 	logged(t, nodeLog, "logged-pod")
 	logged(t, extenderLog, "logged-pod")
 	size := map[string]int{nodeLog: logSize(t, nodeLog), extenderLog: logSize(t, extenderLog)}
-	for _, part := range []string{stage.NodeDaemon, stage.Extender} {
+	for _, part := range []string{testenv.NodeDaemon, testenv.Extender} {
 		must(t, lab.DeleteDivvyPods(ctx, part))
 	}
 	must(t, lab.WaitDivvy(ctx, settingTimeout))
@@ -70,7 +70,7 @@ func TestPrograms(t *testing.T) {
 			t.Errorf("%s --version: %q, %v; want its name and version, and that of Go", name, text, err)
 		}
 	}
-	body, err := stage.Fetch(ctx, stage.ExtenderURL+"/version")
+	body, err := testenv.Fetch(ctx, testenv.ExtenderURL+"/version")
 	must(t, err)
 	if strings.TrimSpace(string(body)) == "" {
 		t.Error("/version of the extender is empty")
@@ -137,7 +137,7 @@ func TestUnitStaysWhilePodsRun(t *testing.T) {
 	// helm makes it again, after the configuration.
 	must(t, lab.Client.AdmissionregistrationV1().ValidatingWebhookConfigurations().Delete(ctx, "divvy-config", metav1.DeleteOptions{}))
 	must(t, lab.Upgrade(ctx, "memoryUnit=0.1"))
-	must(t, stage.Poll(ctx, settingTimeout, "divvy-node to say why the unit stays", func(ctx context.Context) error {
+	must(t, testenv.Poll(ctx, settingTimeout, "divvy-node to say why the unit stays", func(ctx context.Context) error {
 		err := lab.DivvyReady(ctx)
 		if err == nil {
 			return errors.New("it says that it is ready")

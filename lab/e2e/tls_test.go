@@ -18,14 +18,14 @@ import (
 	extenderv1 "k8s.io/kube-scheduler/extender/v1"
 
 	"github.com/divvy-gpu/divvy/lab/internal/product"
-	"github.com/divvy-gpu/divvy/lab/internal/stage"
+	"github.com/divvy-gpu/divvy/lab/internal/testenv"
 )
 
 // TestBindOverTLS asks as a kube-scheduler elsewhere does, at the Service: with the
 // certificate that is published it may bind, without one it may not.
 func TestBindOverTLS(t *testing.T) {
 	ctx := begin(t, guide)
-	service, err := lab.Client.CoreV1().Services(product.Namespace).Get(ctx, stage.Extender, metav1.GetOptions{})
+	service, err := lab.Client.CoreV1().Services(product.Namespace).Get(ctx, testenv.Extender, metav1.GetOptions{})
 	must(t, err)
 	ca, err := lab.Client.CoreV1().ConfigMaps(product.Namespace).Get(ctx, "divvy-extender-ca", metav1.GetOptions{})
 	must(t, err)
@@ -49,7 +49,7 @@ func TestBindOverTLS(t *testing.T) {
 		})
 		must(t, err)
 		transport := &http.Transport{TLSClientConfig: &tls.Config{
-			MinVersion: tls.VersionTLS12, RootCAs: roots, Certificates: certificates, ServerName: stage.Extender + "." + product.Namespace +
+			MinVersion: tls.VersionTLS12, RootCAs: roots, Certificates: certificates, ServerName: testenv.Extender + "." + product.Namespace +
 				".svc",
 		}}
 		defer transport.CloseIdleConnections()

@@ -22,7 +22,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/divvy-gpu/divvy/lab/internal/product"
-	"github.com/divvy-gpu/divvy/lab/internal/stage"
+	"github.com/divvy-gpu/divvy/lab/internal/testenv"
 )
 
 const grantAnnotation = "divvy.dev/grant"
@@ -132,7 +132,7 @@ func withoutAnnotationPolicy(t *testing.T) {
 		}
 		pod := one("probe", 1)
 		pod.Annotations = forged("x")
-		return stage.Poll(ctx, settingTimeout, "the API server to heed the policy's binding", func(ctx context.Context) error {
+		return testenv.Poll(ctx, settingTimeout, "the API server to heed the policy's binding", func(ctx context.Context) error {
 			_, err := lab.Client.CoreV1().Pods(namespace).Create(ctx, pod, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
 			switch {
 			case apierrors.IsForbidden(err) && refuses:
@@ -292,17 +292,17 @@ func TestDaemonKeepsToItsNode(t *testing.T) {
 		must(t, errors.Join(lab.Client.CoreV1().Pods(namespace).Delete(ctx, "there", now), lab.Client.CoreV1().Nodes().Delete(ctx,
 			elsewhere, now)))
 	})
-	daemon, err := lab.DivvyPod(ctx, stage.NodeDaemon)
+	daemon, err := lab.DivvyPod(ctx, testenv.NodeDaemon)
 	must(t, err)
 	poolPods, err := lab.DivvyPods(ctx, "bitfusion-device-plugin")
 	must(t, err)
 	if len(poolPods) != 1 {
 		t.Fatalf("%d pods of the pool's daemon", len(poolPods))
 	}
-	client, unbound := withToken(t, stage.NodeDaemon, boundTo("Pod", daemon)), withToken(t, stage.NodeDaemon, nil)
+	client, unbound := withToken(t, testenv.NodeDaemon, boundTo("Pod", daemon)), withToken(t, testenv.NodeDaemon, nil)
 	node, err := lab.Node(ctx)
 	must(t, err)
-	ofNode := withToken(t, stage.NodeDaemon, boundTo("Node", node))
+	ofNode := withToken(t, testenv.NodeDaemon, boundTo("Node", node))
 	patchPod := func(client kubernetes.Interface, namespace, name string, patch []byte) error {
 		_, err := client.CoreV1().Pods(namespace).Patch(ctx, name, types.MergePatchType, patch,
 			metav1.PatchOptions{DryRun: []string{metav1.DryRunAll}})
@@ -371,7 +371,7 @@ func TestExtenderBindsWhatItGrants(t *testing.T) {
 	pod := one("loose", 1)
 	pod.Spec.SchedulerName = "nobody"
 	loose := create(t, pod)[0]
-	client, here := withToken(t, stage.Extender, nil), lab.Cluster.NodeName()
+	client, here := withToken(t, testenv.Extender, nil), lab.Cluster.NodeName()
 	bind := func(uid types.UID, annotations map[string]string) error {
 		return client.CoreV1().Pods(namespace).Bind(ctx, &corev1.Binding{
 			ObjectMeta: metav1.ObjectMeta{Name: "loose", UID: uid, Annotations: annotations},
@@ -409,11 +409,11 @@ func TestGrantKeyChanges(t *testing.T) {
 	must(t, err)
 	// Kubelet updates what it has mounted about once a minute, or when the pod
 	// changes.
-	for _, part := range []string{stage.NodeDaemon, stage.Extender} {
+	for _, part := range []string{testenv.NodeDaemon, testenv.Extender} {
 		must(t, lab.Poke(ctx, part))
 	}
 	for log, size := range since {
-		must(t, stage.Poll(ctx, 2*settingTimeout, log+" to report a new key", func(context.Context) error {
+		must(t, testenv.Poll(ctx, 2*settingTimeout, log+" to report a new key", func(context.Context) error {
 			data, err := os.ReadFile(log)
 			if err == nil && !strings.Contains(string(data[min(size, len(data)):]), "new signing key") {
 				err = errors.New("it does not yet")
@@ -426,7 +426,7 @@ func TestGrantKeyChanges(t *testing.T) {
 	wantCards(t, map[string]int{"before": 0, "after": 0})
 
 	// An extender that never saw the old key knows the pods all the same.
-	must(t, lab.DeleteDivvyPods(ctx, stage.Extender))
+	must(t, lab.DeleteDivvyPods(ctx, testenv.Extender))
 	must(t, lab.WaitDivvy(ctx, settingTimeout))
 	wantCards(t, map[string]int{"before": 0, "after": 0})
 	undisturbed(t, alive)

@@ -21,14 +21,14 @@ import (
 	"github.com/divvy-gpu/divvy/internal/testing/vendorsim"
 	"github.com/divvy-gpu/divvy/lab/internal/audit"
 	"github.com/divvy-gpu/divvy/lab/internal/cluster"
+	"github.com/divvy-gpu/divvy/lab/internal/demos"
 	"github.com/divvy-gpu/divvy/lab/internal/product"
-	"github.com/divvy-gpu/divvy/lab/internal/show"
-	"github.com/divvy-gpu/divvy/lab/internal/stage"
+	"github.com/divvy-gpu/divvy/lab/internal/testenv"
 )
 
 // mixed is a node with cards of three vendors, whole and by memory.
 var mixed = setting{
-	topology: show.Mixed, values: show.MixedValues, unit: "1", injection: audit.DeviceNodes, units: 32, cards: 2,
+	topology: demos.Mixed, values: demos.MixedValues, unit: "1", injection: audit.DeviceNodes, units: 32, cards: 2,
 }
 
 // beginMixed starts a test on cards of three vendors, of which nothing is in
@@ -44,8 +44,8 @@ func beginMixed(t *testing.T) context.Context {
 		if t.Failed() {
 			t.Log(situation(ctx))
 		}
-		hardware, err := lab.Cards(show.Mixed)
-		err = errors.Join(err, lab.DeleteAllPods(ctx), lab.Label(ctx, stage.ConfigLabel, ""), lab.SetHardware(ctx, hardware),
+		hardware, err := lab.Cards(demos.Mixed)
+		err = errors.Join(err, lab.DeleteAllPods(ctx), lab.Label(ctx, testenv.ConfigLabel, ""), lab.SetHardware(ctx, hardware),
 			lab.ReleaseDevices(ctx), allFree(ctx))
 		if err != nil {
 			t.Errorf("after the test: %v", err)
@@ -59,7 +59,7 @@ func beginMixed(t *testing.T) context.Context {
 // allFree waits until everything of mixed is offered.
 func allFree(ctx context.Context) error {
 	for name, want := range map[corev1.ResourceName]int64{
-		show.GPU: 2, show.GPUMemory: 80, show.IX: 2, show.IXMemory: 128, show.GCU: 2, show.GCUMemory: 32,
+		demos.GPU: 2, demos.GPUMemory: 80, demos.IX: 2, demos.IXMemory: 128, demos.GCU: 2, demos.GCUMemory: 32,
 	} {
 		if _, err := lab.WaitAllocatable(ctx, settingTimeout, name, want); err != nil {
 			return err
@@ -79,7 +79,7 @@ func offers(t *testing.T, name corev1.ResourceName, want int64) {
 // much, as where nothing is unhealthy or in use otherwise.
 func shows(t *testing.T, name corev1.ResourceName, want int64) {
 	t.Helper()
-	must(t, stage.Poll(t.Context(), settingTimeout, fmt.Sprintf("capacity and allocatable of %s to be %d", name, want),
+	must(t, testenv.Poll(t.Context(), settingTimeout, fmt.Sprintf("capacity and allocatable of %s to be %d", name, want),
 		func(ctx context.Context) error {
 			capacity, allocatable, err := lab.Offered(ctx, name)
 			if err == nil && (capacity != want || allocatable != want) {
@@ -92,18 +92,18 @@ func shows(t *testing.T, name corev1.ResourceName, want int64) {
 // choose puts a configuration of mixed.yaml in force.
 func choose(t *testing.T, name string) {
 	t.Helper()
-	must(t, lab.Label(t.Context(), stage.ConfigLabel, name))
+	must(t, lab.Label(t.Context(), testenv.ConfigLabel, name))
 }
 
 // asking returns a pod of one container.
 func asking(name string, what corev1.ResourceName, amount int64) *corev1.Pod {
-	return lab.Pod(name, stage.Asking("app", what, amount))
+	return lab.Pod(name, testenv.Asking("app", what, amount))
 }
 
 // sights returns what running pods see of cards.
-func sights(t *testing.T, names ...string) map[string]stage.Sight {
+func sights(t *testing.T, names ...string) map[string]testenv.Sight {
 	t.Helper()
-	seen := map[string]stage.Sight{}
+	seen := map[string]testenv.Sight{}
 	for _, name := range names {
 		sight, err := lab.See(t.Context(), name)
 		must(t, err)
@@ -136,7 +136,7 @@ func (w logWriter) Write(p []byte) (int, error) {
 // TestVendors is `make demo-vendors` from the point at which the daemon runs.
 func TestVendors(t *testing.T) {
 	ctx := beginMixed(t)
-	s := show.New("vendors", lab, logWriter{t})
+	s := demos.New("vendors", lab, logWriter{t})
 	must(t, s.VendorsAtWork(ctx))
 	must(t, s.Checks.Err())
 }
@@ -148,13 +148,13 @@ func TestOldFilesAsTheyAre(t *testing.T) {
 	check := sameDaemon(t)
 	for config, want := range map[string]int64{"board": 2, "chips": 4, "replicas": 8} {
 		choose(t, config)
-		shows(t, show.IX, want)
-		shows(t, show.GPU, 2) // the other vendors' are not concerned
+		shows(t, demos.IX, want)
+		shows(t, demos.GPU, 2) // the other vendors' are not concerned
 	}
 	choose(t, "nvidia")
-	shows(t, show.GPU, 8)
-	shows(t, show.IX, 2)
-	must(t, stage.Poll(ctx, settingTimeout, "labels of time slices", func(ctx context.Context) error {
+	shows(t, demos.GPU, 8)
+	shows(t, demos.IX, 2)
+	must(t, testenv.Poll(ctx, settingTimeout, "labels of time slices", func(ctx context.Context) error {
 		node, err := lab.Node(ctx)
 		if err != nil {
 			return err
@@ -168,18 +168,18 @@ func TestOldFilesAsTheyAre(t *testing.T) {
 	}))
 
 	// failRequestsGreaterThanOne
-	create(t, asking("two-replicas", show.GPU, 2))
+	create(t, asking("two-replicas", demos.GPU, 2))
 	must(t, lab.WaitPhase(ctx, podTimeout, corev1.PodFailed, "two-replicas"))
 	pod, err := lab.Get(ctx, "two-replicas")
 	must(t, err)
 	if !strings.Contains(pod.Status.Message, "maximum request size for shared resources is 1") {
-		t.Errorf("%s; want the reason", stage.Describe(pod))
+		t.Errorf("%s; want the reason", testenv.Describe(pod))
 	}
 	// Four replicas on two cards are spread.
 	var names []string
 	for i := range 4 {
 		names = append(names, fmt.Sprint("replica-", i))
-		start(t, asking(names[i], show.GPU, 1))
+		start(t, asking(names[i], demos.GPU, 1))
 	}
 	sharers := map[string]int{}
 	for _, sight := range sights(t, names...) {
@@ -194,7 +194,7 @@ func TestOldFilesAsTheyAre(t *testing.T) {
 // uuidOf returns the uuid of a card of mixed.
 func uuidOf(t *testing.T, number int) string {
 	t.Helper()
-	hardware, err := lab.Cards(show.Mixed)
+	hardware, err := lab.Cards(demos.Mixed)
 	must(t, err)
 	return hardware.Cards[number].UUID
 }
@@ -204,13 +204,13 @@ func uuidOf(t *testing.T, number int) string {
 func TestRestartsUnderEveryKind(t *testing.T) {
 	kinds := map[string][]*corev1.Pod{
 		"": {
-			asking("gpu-whole", show.GPU, 1), asking("gpu-part", show.GPUMemory, 4),
-			asking("ix-whole", show.IX, 1), asking("ix-part", show.IXMemory, 4),
-			asking("gcu-whole", show.GCU, 1), asking("gcu-part", show.GCUMemory, 4),
+			asking("gpu-whole", demos.GPU, 1), asking("gpu-part", demos.GPUMemory, 4),
+			asking("ix-whole", demos.IX, 1), asking("ix-part", demos.IXMemory, 4),
+			asking("gcu-whole", demos.GCU, 1), asking("gcu-part", demos.GCUMemory, 4),
 		},
 		"slices": {
-			asking("gpu-1", show.GPU, 1), asking("gpu-2", show.GPU, 1), asking("gpu-3", show.GPU, 1),
-			asking("ix-1", show.IX, 1), asking("ix-2", show.IX, 2), asking("gcu-1", show.GCU, 1),
+			asking("gpu-1", demos.GPU, 1), asking("gpu-2", demos.GPU, 1), asking("gpu-3", demos.GPU, 1),
+			asking("ix-1", demos.IX, 1), asking("ix-2", demos.IX, 2), asking("gcu-1", demos.GCU, 1),
 		},
 	}
 	for config, pods := range kinds {
@@ -218,9 +218,9 @@ func TestRestartsUnderEveryKind(t *testing.T) {
 			ctx := beginMixed(t)
 			if config != "" {
 				choose(t, config)
-				offers(t, show.GPU, 4)
-				offers(t, show.IX, 4)
-				offers(t, show.GCU, 4)
+				offers(t, demos.GPU, 4)
+				offers(t, demos.IX, 4)
+				offers(t, demos.GCU, 4)
 			}
 			start(t, pods...)
 			names := namesOf(pods)
@@ -239,11 +239,11 @@ func TestRestartsUnderEveryKind(t *testing.T) {
 			}
 			// What is left is still handed out.
 			if config == "" {
-				pending(t, create(t, asking("none-left", show.GPU, 1))[0], "Insufficient nvidia.com/gpu")
-				start(t, asking("gpu-more", show.GPUMemory, 36), asking("ix-more", show.IXMemory, 32),
-					asking("gcu-more", show.GCUMemory, 12))
+				pending(t, create(t, asking("none-left", demos.GPU, 1))[0], "Insufficient nvidia.com/gpu")
+				start(t, asking("gpu-more", demos.GPUMemory, 36), asking("ix-more", demos.IXMemory, 32),
+					asking("gcu-more", demos.GCUMemory, 12))
 			} else {
-				start(t, asking("gpu-4", show.GPU, 1), asking("gcu-2", show.GCU, 3))
+				start(t, asking("gpu-4", demos.GPU, 1), asking("gcu-2", demos.GCU, 3))
 			}
 			undisturbed(t, alive)
 		})
@@ -254,7 +254,7 @@ func TestRestartsUnderEveryKind(t *testing.T) {
 // numbers and joined by commas.
 func uuidsOf(t *testing.T, vendor string) string {
 	t.Helper()
-	hardware, err := lab.Cards(show.Mixed)
+	hardware, err := lab.Cards(demos.Mixed)
 	must(t, err)
 	var uuids []string
 	for _, c := range hardware.Cards {
@@ -267,9 +267,9 @@ func uuidsOf(t *testing.T, vendor string) string {
 
 func TestRequestForAllDevices(t *testing.T) {
 	beginMixed(t)
-	start(t, asking("gpus", show.GPU, 2), asking("boards", show.IX, 2), asking("gcus", show.GCU, 2))
+	start(t, asking("gpus", demos.GPU, 2), asking("boards", demos.IX, 2), asking("gcus", demos.GCU, 2))
 	gpus, chips := uuidsOf(t, vendorsim.NVIDIA), uuidsOf(t, vendorsim.Iluvatar)
-	for pod, want := range map[string]stage.Sight{
+	for pod, want := range map[string]testenv.Sight{
 		"gpus": {
 			Env:   map[string]string{"NVIDIA_VISIBLE_DEVICES": gpus},
 			Nodes: []string{"nvidia-uvm", "nvidia-uvm-tools", "nvidia0", "nvidia1", "nvidiactl"},
@@ -290,7 +290,7 @@ func TestRequestForAllDevices(t *testing.T) {
 			t.Errorf("pod %s has the device nodes %v, want %v", pod, got.Nodes, want.Nodes)
 		}
 	}
-	for _, memory := range []corev1.ResourceName{show.GPUMemory, show.IXMemory, show.GCUMemory} {
+	for _, memory := range []corev1.ResourceName{demos.GPUMemory, demos.IXMemory, demos.GCUMemory} {
 		offers(t, memory, 0)
 	}
 }
@@ -300,14 +300,14 @@ func TestRequestForAllDevices(t *testing.T) {
 func TestResourceLeavesUnderPods(t *testing.T) {
 	ctx := beginMixed(t)
 	check := sameDaemon(t)
-	start(t, asking("whole", show.GPU, 1), asking("part", show.GPUMemory, 4))
+	start(t, asking("whole", demos.GPU, 1), asking("part", demos.GPUMemory, 4))
 	before, alive := sights(t, "whole", "part"), lives(t)
-	annotated(t, "whole", string(show.GPU))
+	annotated(t, "whole", string(demos.GPU))
 
 	choose(t, "slices") // no memory, and GPUs by turns
-	offers(t, show.GPUMemory, 4)
-	offers(t, show.IX, 4)
-	pending(t, create(t, asking("refused", show.GPUMemory, 1))[0], "Insufficient nvidia.com/gpu-memory")
+	offers(t, demos.GPUMemory, 4)
+	offers(t, demos.IX, 4)
+	pending(t, create(t, asking("refused", demos.GPUMemory, 1))[0], "Insufficient nvidia.com/gpu-memory")
 	must(t, lab.Cluster.Restart(ctx, cluster.Kubelet))
 	must(t, lab.WaitDivvy(ctx, settingTimeout))
 	running(t, "whole", "part")
@@ -316,8 +316,8 @@ func TestResourceLeavesUnderPods(t *testing.T) {
 		t.Errorf("pods see %v, saw %v", after, before)
 	}
 	must(t, lab.Delete(ctx, "refused", "part", "whole"))
-	offers(t, show.GPUMemory, 0)
-	offers(t, show.GPU, 4)
+	offers(t, demos.GPUMemory, 0)
+	offers(t, demos.GPU, 4)
 	choose(t, "")
 	must(t, allFree(ctx))
 	check()
@@ -326,7 +326,7 @@ func TestResourceLeavesUnderPods(t *testing.T) {
 // annotated waits until a pod's annotation tells of a device of the resource.
 func annotated(t *testing.T, name, what string) {
 	t.Helper()
-	must(t, stage.Poll(t.Context(), agreeTimeout, "the annotation of "+name, func(ctx context.Context) error {
+	must(t, testenv.Poll(t.Context(), agreeTimeout, "the annotation of "+name, func(ctx context.Context) error {
 		pod, err := lab.Get(ctx, name)
 		if err == nil && !strings.Contains(pod.Annotations["divvy.dev/held"], `"`+what+`":["GPU-`) {
 			err = fmt.Errorf("divvy.dev/held is %q", pod.Annotations["divvy.dev/held"])
@@ -340,7 +340,7 @@ func annotated(t *testing.T, name, what string) {
 func TestConfigMapChangesUnderPods(t *testing.T) {
 	ctx := beginMixed(t)
 	check := sameDaemon(t)
-	start(t, asking("whole", show.GCU, 1))
+	start(t, asking("whole", demos.GCU, 1))
 	alive := lives(t)
 	t.Cleanup(func() {
 		ctx := context.WithoutCancel(ctx)
@@ -352,24 +352,24 @@ func TestConfigMapChangesUnderPods(t *testing.T) {
 	must(t, lab.Reconfigure(ctx, []string{mixed.values}, "--set", "node.nodeSelector=null", "--set-json",
 		`sharedResources=[{"name":"nvidia.com/gpu","vendor":"nvidia","mode":"timeSlicing","replicas":3},{"name":"enflame.com/gcu",`+
 			`"vendor":"enflame","mode":"exclusive"}]`))
-	offers(t, show.GPU, 6)
-	offers(t, show.IX, 0)
+	offers(t, demos.GPU, 6)
+	offers(t, demos.IX, 0)
 	undisturbed(t, alive)
 
 	since := logSize(t, nodeLog)
 	patch := []byte(`{"data":{"config.yaml":"apiVersion: config.divvy.dev/v1alpha1\nkind: NodeConfig\ncolour: red\nresources: []\n"}}`)
 	_, err := lab.Client.CoreV1().ConfigMaps(product.Namespace).Patch(ctx, "divvy-node", types.MergePatchType, patch, metav1.PatchOptions{})
 	must(t, err)
-	must(t, lab.Poke(ctx, stage.NodeDaemon))
-	must(t, stage.Poll(ctx, 2*settingTimeout, "the log to tell of the mistake", func(context.Context) error {
+	must(t, lab.Poke(ctx, testenv.NodeDaemon))
+	must(t, testenv.Poll(ctx, 2*settingTimeout, "the log to tell of the mistake", func(context.Context) error {
 		data, err := os.ReadFile(nodeLog)
 		if err == nil && !strings.Contains(string(data[min(since, len(data)):]), "colour") {
 			err = errors.New("it does not yet")
 		}
 		return err
 	}))
-	offers(t, show.GPU, 6)
-	start(t, asking("replica", show.GPU, 1))
+	offers(t, demos.GPU, 6)
+	start(t, asking("replica", demos.GPU, 1))
 	undisturbed(t, alive)
 	check()
 }
@@ -407,14 +407,14 @@ func TestConfigMapOfIluvatarsGuide(t *testing.T) {
 	must(t, err)
 	must(t, reconfigure(ctx, "--set-string", "node.ixConfigMap=ix-config"))
 	must(t, lab.WaitDivvy(ctx, settingTimeout))
-	offers(t, show.IX, 8)
-	offers(t, show.GPU, 2)
+	offers(t, demos.IX, 8)
+	offers(t, demos.GPU, 2)
 
 	check := sameDaemon(t)
 	_, err = lab.Command(ctx, strings.Replace(ixConfigMap, "replicas: 4", "replicas: 2", 1), kubectl, "replace", "-f", "-")
 	must(t, err)
-	must(t, lab.Poke(ctx, stage.NodeDaemon))
-	offers(t, show.IX, 4)
+	must(t, lab.Poke(ctx, testenv.NodeDaemon))
+	offers(t, demos.IX, 4)
 	check()
 }
 
@@ -434,6 +434,6 @@ func TestASecondDaemonWaits(t *testing.T) {
 		t.Errorf("a second daemon: %v; want it to say that another one runs", err)
 	}
 	must(t, allFree(ctx))
-	start(t, asking("served", show.GPU, 2))
+	start(t, asking("served", demos.GPU, 2))
 	check()
 }

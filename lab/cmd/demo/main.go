@@ -17,7 +17,7 @@ import (
 	"github.com/divvy-gpu/divvy/lab/internal/checks"
 	"github.com/divvy-gpu/divvy/lab/internal/product"
 	"github.com/divvy-gpu/divvy/lab/internal/progress"
-	"github.com/divvy-gpu/divvy/lab/internal/stage"
+	"github.com/divvy-gpu/divvy/lab/internal/testenv"
 )
 
 func main() {
@@ -41,7 +41,7 @@ the cards are not: device nodes /dev/gcu0 to gcu7 and a library that reports 8
 cards of 16 GB stand in for them.
 
 `)
-	s, err := stage.SetUp(ctx, stage.Options{Topology: stage.Guide, MemoryUnit: "1", Namespace: namespace, Out: out})
+	s, err := testenv.SetUp(ctx, testenv.Options{Topology: testenv.Guide, MemoryUnit: "1", Namespace: namespace, Out: out})
 	if err != nil {
 		return err
 	}
@@ -49,7 +49,7 @@ cards of 16 GB stand in for them.
 
 	var printed strings.Builder
 	both := io.MultiWriter(out, &printed)
-	d := &demo{stage: s, out: both, checks: checks.Checks{Out: both}}
+	d := &demo{lab: s, out: both, checks: checks.Checks{Out: both}}
 	if err := d.play(ctx); err != nil {
 		return fmt.Errorf("the demo could not go on after %d checks: %w", d.checks.Made(), errors.Join(err, d.checks.Err()))
 	}

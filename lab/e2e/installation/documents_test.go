@@ -8,10 +8,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/divvy-gpu/divvy/lab/internal/demos"
 	"github.com/divvy-gpu/divvy/lab/internal/docscript"
 	"github.com/divvy-gpu/divvy/lab/internal/registry"
-	"github.com/divvy-gpu/divvy/lab/internal/show"
-	"github.com/divvy-gpu/divvy/lab/internal/stage"
+	"github.com/divvy-gpu/divvy/lab/internal/testenv"
 )
 
 // pageTimeout is how long all commands of a page may take, those that build images,
@@ -30,7 +30,7 @@ func TestDocuments(t *testing.T) {
 		t.Fatal(err)
 	}
 	files = slices.DeleteFunc(files, func(file string) bool { return file == quickStart })
-	topologies := map[string]string{docscript.Bare: stage.Guide, docscript.BareVendors: show.Mixed}
+	topologies := map[string]string{docscript.Bare: testenv.Guide, docscript.BareVendors: demos.Mixed}
 	r := startRegistry(t, registry.Options{Address: openRegistry})
 	pushed := false
 	for _, file := range append([]string{quickStart}, files...) {

@@ -19,13 +19,13 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/divvy-gpu/divvy/lab/internal/debian"
+	"github.com/divvy-gpu/divvy/lab/internal/demos"
 	"github.com/divvy-gpu/divvy/lab/internal/docscript"
 	"github.com/divvy-gpu/divvy/lab/internal/layout"
 	"github.com/divvy-gpu/divvy/lab/internal/product"
 	"github.com/divvy-gpu/divvy/lab/internal/registry"
 	"github.com/divvy-gpu/divvy/lab/internal/release"
-	"github.com/divvy-gpu/divvy/lab/internal/show"
-	"github.com/divvy-gpu/divvy/lab/internal/stage"
+	"github.com/divvy-gpu/divvy/lab/internal/testenv"
 )
 
 // Where the pages' registry.example.com is in the lab: the pages say so themselves.
@@ -82,7 +82,7 @@ func bareLab(t *testing.T, topology string) {
 	if _, err := lab.Kubectl(t.Context(), "delete", "namespace", product.Namespace, "--ignore-not-found"); err != nil {
 		t.Fatal(err)
 	}
-	if err := lab.Prepare(t.Context(), stage.Options{Topology: topology, Values: []string{show.PoolValues}, Out: os.Stderr}); err != nil {
+	if err := lab.Prepare(t.Context(), testenv.Options{Topology: topology, Values: []string{demos.PoolValues}, Out: os.Stderr}); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -168,7 +168,7 @@ func onlyValues(t *testing.T, keys ...string) {
 // TestInstallFromPrivateRegistry: a registry with a login, which docker's
 // configuration has for the push and a Secret for the node.
 func TestInstallFromPrivateRegistry(t *testing.T) {
-	bareLab(t, stage.Guide)
+	bareLab(t, testenv.Guide)
 	parts := page(t, "docs/install.md")
 	words := parts[0].Words
 	r := startRegistry(t, registry.Options{Address: privateRegistry, User: words["USER"], Password: words["PASSWORD"]})
@@ -187,7 +187,7 @@ func TestInstallFromPrivateRegistry(t *testing.T) {
 
 // TestInstallFromArchives: images that are loaded into the node's container runtime.
 func TestInstallFromArchives(t *testing.T) {
-	bareLab(t, stage.Guide)
+	bareLab(t, testenv.Guide)
 	if err := lab.Cluster.Images().Forget(t.Context(), published+"/divvy-"); err != nil {
 		t.Fatal(err)
 	}
@@ -244,7 +244,7 @@ func makeRelease(t *testing.T) (r *registry.Registry, dir, version string) {
 // TestInstallFromRelease: the chart and the images that a release publishes, with a
 // mirror of ghcr.io in its place.
 func TestInstallFromRelease(t *testing.T) {
-	bareLab(t, stage.Guide)
+	bareLab(t, testenv.Guide)
 	r, _, version := makeRelease(t)
 	part := page(t, "docs/install.md")[0]
 	part.Words["ghcr.io"], part.Words["VERSION"] = openRegistry, version
@@ -259,7 +259,7 @@ func TestInstallFromRelease(t *testing.T) {
 // TestMakeDeploy: the commands of the guide of "Bitfusion on Kubernetes", from its
 // Makefile's build-image to its uninstall.
 func TestMakeDeploy(t *testing.T) {
-	bareLab(t, stage.Guide)
+	bareLab(t, testenv.Guide)
 	r := startRegistry(t, registry.Options{Address: openRegistry})
 	parts := page(t, "docs/migrating.md")
 	if len(parts) != 2 {
@@ -272,8 +272,8 @@ func TestMakeDeploy(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if units := node.Status.Allocatable["bitfusion.io/gpu"]; units.Value() != stage.PoolUnits {
-		t.Errorf("the node offers %v of bitfusion.io/gpu, want %d", &units, stage.PoolUnits)
+	if units := node.Status.Allocatable["bitfusion.io/gpu"]; units.Value() != testenv.PoolUnits {
+		t.Errorf("the node offers %v of bitfusion.io/gpu, want %d", &units, testenv.PoolUnits)
 	}
 	hook, err := lab.Client.AppsV1().Deployments(product.PoolNamespace).Get(t.Context(), product.PoolWebhook, metav1.GetOptions{})
 	if err != nil {

@@ -25,7 +25,7 @@ import (
 	"github.com/divvy-gpu/divvy/lab/internal/cluster"
 	"github.com/divvy-gpu/divvy/lab/internal/layout"
 	"github.com/divvy-gpu/divvy/lab/internal/product"
-	"github.com/divvy-gpu/divvy/lab/internal/stage"
+	"github.com/divvy-gpu/divvy/lab/internal/testenv"
 )
 
 var (
@@ -79,7 +79,7 @@ func installAndWire(t *testing.T) {
 // TestWiredByHand: without the chart's DaemonSet an administrator wires kube-scheduler.
 func TestWiredByHand(t *testing.T) {
 	installAndWire(t)
-	pod := lab.Pod("gcushare-pod-1", stage.Container("app", 4))
+	pod := lab.Pod("gcushare-pod-1", testenv.Container("app", 4))
 	runPod(t, pod)
 	if got, err := lab.Get(t.Context(), pod.Name); err != nil || got.Annotations["divvy.dev/grant"] == "" {
 		t.Errorf("pod %s has no grant: %v", pod.Name, err)
@@ -134,7 +134,7 @@ extenders:
 	}
 	before := asked.Load()
 	for name, scheduler := range map[string]string{"by-default": "", "by-second": "second-scheduler"} {
-		pod := lab.Pod(name, stage.Container("app", 4))
+		pod := lab.Pod(name, testenv.Container("app", 4))
 		pod.Spec.SchedulerName = scheduler
 		runPod(t, pod)
 		if got, err := lab.Get(ctx, name); err != nil || got.Annotations["divvy.dev/grant"] == "" {
@@ -152,8 +152,8 @@ extenders:
 		started := time.Now()
 		write(t, ownConfig, []byte(strings.Replace(valid,
 			"extenders:", "- schedulerName: third-scheduler\n  plugins:\n    filter: {enabled: [{name: NoSuchPlugin}]}\nextenders:", 1)))
-		pod := lab.Pod("meanwhile", stage.Container("app", 0))
-		if err := stage.Poll(ctx, rolledBackTimeout, "kube-scheduler to get the bad configuration", func(context.Context) error {
+		pod := lab.Pod("meanwhile", testenv.Container("app", 0))
+		if err := testenv.Poll(ctx, rolledBackTimeout, "kube-scheduler to get the bad configuration", func(context.Context) error {
 			if bytes.Equal(read(t, schedulerManifest), wired) {
 				return errors.New("it has the one before")
 			}
@@ -162,7 +162,7 @@ extenders:
 			t.Fatal(err)
 		}
 		createPod(t, pod)
-		if err := stage.Poll(ctx, rolledBackTimeout, "an event that tells of it", func(ctx context.Context) error {
+		if err := testenv.Poll(ctx, rolledBackTimeout, "an event that tells of it", func(ctx context.Context) error {
 			events, err := lab.Client.CoreV1().Events(metav1.NamespaceDefault).List(ctx,
 				metav1.ListOptions{FieldSelector: "reason=SchedulerRolledBack"})
 			if err != nil {

@@ -22,11 +22,11 @@ import (
 	"k8s.io/client-go/util/retry"
 
 	"github.com/divvy-gpu/divvy/lab/internal/audit"
+	"github.com/divvy-gpu/divvy/lab/internal/demos"
 	"github.com/divvy-gpu/divvy/lab/internal/layout"
 	"github.com/divvy-gpu/divvy/lab/internal/product"
-	"github.com/divvy-gpu/divvy/lab/internal/show"
 	"github.com/divvy-gpu/divvy/lab/internal/snapshot"
-	"github.com/divvy-gpu/divvy/lab/internal/stage"
+	"github.com/divvy-gpu/divvy/lab/internal/testenv"
 )
 
 // calmTimeout is how long Kubernetes may take to collect what belonged to what was
@@ -102,7 +102,7 @@ func look(ctx context.Context, exceptions ...snapshot.Exception) (s state, err e
 // asBefore waits until nothing differs, but for the files that are listed.
 func asBefore(t *testing.T, before state, files []string, exceptions ...snapshot.Exception) {
 	t.Helper()
-	err := stage.Poll(t.Context(), calmTimeout, "cluster and host to be as before", func(ctx context.Context) error {
+	err := testenv.Poll(t.Context(), calmTimeout, "cluster and host to be as before", func(ctx context.Context) error {
 		after, err := look(ctx, exceptions...)
 		if err != nil {
 			return err
@@ -241,7 +241,7 @@ func TestUninstallQuickly(t *testing.T) {
 		"grantKey.existingSecret=" + key.Name}
 	install(t, values...)
 	auditor := audit.New(lab)
-	runPods(t, lab.Pod("one", stage.Container("app", 4)), lab.Pod("two", stage.Container("app", 12)))
+	runPods(t, lab.Pod("one", testenv.Container("app", 4)), lab.Pod("two", testenv.Container("app", 12)))
 	alive := lives(t)
 	books, err := auditor.Check(ctx, audit.DeviceNodes)
 	if err != nil {
@@ -294,7 +294,7 @@ func TestUninstallQuickly(t *testing.T) {
 	// What pods hold is known again: kubelet tells the units, their grants the card,
 	// because the key is the same.
 	install(t, values...)
-	if err := stage.Poll(ctx, podTimeout, "the books to be as before", func(ctx context.Context) error {
+	if err := testenv.Poll(ctx, podTimeout, "the books to be as before", func(ctx context.Context) error {
 		again, err := auditor.Check(ctx, audit.DeviceNodes)
 		if err == nil {
 			if diff := cmp.Diff(books.Inspect, again.Inspect); diff != "" {
@@ -308,7 +308,7 @@ func TestUninstallQuickly(t *testing.T) {
 	if diff := cmp.Diff(alive, lives(t)); diff != "" {
 		t.Errorf("containers after installing again (-before +after):\n%s", diff)
 	}
-	runPods(t, lab.Pod("three", stage.Container("app", 2)))
+	runPods(t, lab.Pod("three", testenv.Container("app", 2)))
 	if _, err := auditor.Check(ctx, audit.DeviceNodes); err != nil {
 		t.Error(err)
 	}
@@ -330,8 +330,8 @@ func TestUninstall(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	installWith(t, stage.Options{
-		Topology: show.Mixed, Values: []string{show.MixedValues, show.PoolValues}, Label: "nvidia.com/gpu.present",
+	installWith(t, testenv.Options{
+		Topology: demos.Mixed, Values: []string{demos.MixedValues, demos.PoolValues}, Label: "nvidia.com/gpu.present",
 		Set: []string{"uninstall.nodeStatus=true", "node.injection=cdi"},
 	})
 	t.Cleanup(func() {
@@ -355,8 +355,8 @@ func TestUninstall(t *testing.T) {
 		pooled.Spec.Containers[i].Command = []string{"sleep infinity"}
 	}
 	runPods(t,
-		lab.Pod("whole-nvidia", stage.Asking("app", show.GPU, 1)), lab.Pod("whole-iluvatar", stage.Asking("app", show.IX, 1)),
-		lab.Pod("memory", stage.Asking("app", show.GCUMemory, 4)), pooled)
+		lab.Pod("whole-nvidia", testenv.Asking("app", demos.GPU, 1)), lab.Pod("whole-iluvatar", testenv.Asking("app", demos.IX, 1)),
+		lab.Pod("memory", testenv.Asking("app", demos.GCUMemory, 4)), pooled)
 	if copies, err := lab.Copies(ctx); err != nil || len(copies) == 0 {
 		t.Fatalf("copies of the token: %v, %v", copies, err)
 	}
@@ -406,10 +406,10 @@ func bare(t *testing.T, labels ...string) {
 	makeNamespaces(t)
 	install(t, "uninstall.nodeStatus=false", "uninstall.removeLogs=true")
 	uninstall(t)
-	err := stage.Poll(ctx, calmTimeout, "the last pod of Divvy to be gone", func(ctx context.Context) error {
+	err := testenv.Poll(ctx, calmTimeout, "the last pod of Divvy to be gone", func(ctx context.Context) error {
 		pods, err := lab.Client.CoreV1().Pods(product.Namespace).List(ctx, metav1.ListOptions{})
 		if err == nil && len(pods.Items) > 0 {
-			err = errors.New(stage.Describe(&pods.Items[0]))
+			err = errors.New(testenv.Describe(&pods.Items[0]))
 		}
 		return err
 	})
@@ -469,9 +469,9 @@ func loseANode(t *testing.T) string {
 	if err != nil {
 		t.Fatalf("make a node that does not answer: %v", err)
 	}
-	err = stage.Poll(t.Context(), podTimeout, "daemons on the node that does not answer", func(ctx context.Context) error {
+	err = testenv.Poll(t.Context(), podTimeout, "daemons on the node that does not answer", func(ctx context.Context) error {
 		pods, err := lab.Client.CoreV1().Pods(product.Namespace).List(ctx,
-			metav1.ListOptions{LabelSelector: "app.kubernetes.io/name=" + stage.NodeDaemon})
+			metav1.ListOptions{LabelSelector: "app.kubernetes.io/name=" + testenv.NodeDaemon})
 		if err == nil && !slices.ContainsFunc(pods.Items, func(p corev1.Pod) bool { return p.Spec.NodeName == name }) {
 			err = errors.New("there is none")
 		}

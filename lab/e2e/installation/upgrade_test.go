@@ -17,7 +17,7 @@ import (
 
 	"github.com/divvy-gpu/divvy/lab/internal/audit"
 	"github.com/divvy-gpu/divvy/lab/internal/product"
-	"github.com/divvy-gpu/divvy/lab/internal/stage"
+	"github.com/divvy-gpu/divvy/lab/internal/testenv"
 )
 
 // sharing is how many pods share the cards while Divvy is upgraded.
@@ -35,7 +35,7 @@ func TestUpgrade(t *testing.T) {
 	auditor := audit.New(lab)
 	var pods []*corev1.Pod
 	for i := range sharing {
-		pods = append(pods, lab.Pod(fmt.Sprintf("shared-%02d", i), stage.Container("app", 3)))
+		pods = append(pods, lab.Pod(fmt.Sprintf("shared-%02d", i), testenv.Container("app", 3)))
 	}
 	runPods(t, pods...)
 	before, err := auditor.Check(ctx, audit.DeviceNodes)
@@ -79,7 +79,7 @@ func TestUpgrade(t *testing.T) {
 		t.Errorf("%d pods arrived during the upgrade, kubelet rejected %d", arrived, refused)
 	}
 
-	for _, part := range []string{stage.NodeDaemon, stage.Extender} {
+	for _, part := range []string{testenv.NodeDaemon, testenv.Extender} {
 		pod, err := lab.DivvyPod(ctx, part)
 		if err != nil {
 			t.Fatal(err)
@@ -88,7 +88,7 @@ func TestUpgrade(t *testing.T) {
 			t.Errorf("%s runs image %s, want tag %s", part, image, tag)
 		}
 		if text, err := lab.In(product.Namespace).Exec(ctx, pod.Name, pod.Spec.Containers[0].Name,
-			"/usr/bin/"+map[string]string{stage.NodeDaemon: "divvy-node", stage.Extender: "divvy-control"}[part],
+			"/usr/bin/"+map[string]string{testenv.NodeDaemon: "divvy-node", testenv.Extender: "divvy-control"}[part],
 			"--version"); err != nil || !strings.Contains(text, nextVersion) {
 			t.Errorf("%s says %q, %v; want %s", part, text, err, nextVersion)
 		}
@@ -96,7 +96,7 @@ func TestUpgrade(t *testing.T) {
 	if diff := cmp.Diff(alive, only(lives(t), "shared-")); diff != "" {
 		t.Errorf("containers (-before +after):\n%s", diff)
 	}
-	err = stage.Poll(ctx, podTimeout, "the books to be as before", func(ctx context.Context) error {
+	err = testenv.Poll(ctx, podTimeout, "the books to be as before", func(ctx context.Context) error {
 		after, err := auditor.Check(ctx, audit.DeviceNodes)
 		if err != nil {
 			return err
@@ -156,7 +156,7 @@ func arrive(t *testing.T) (arrivals <-chan arrival, stop func()) {
 				return
 			default:
 			}
-			pod := lab.Pod(fmt.Sprintf("arriving-%03d", i), stage.Container("app", 1))
+			pod := lab.Pod(fmt.Sprintf("arriving-%03d", i), testenv.Container("app", 1))
 			began := time.Now()
 			_, err := lab.Create(ctx, pod)
 			if err == nil {

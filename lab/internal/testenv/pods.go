@@ -1,4 +1,4 @@
-package stage
+package testenv
 
 import (
 	"context"
@@ -46,7 +46,7 @@ func Sidecar(name string, units int64) corev1.Container {
 
 // Pod returns a pod that ends at once when it is deleted, and is not started
 // again by kubelet.
-func (s *Stage) Pod(name string, containers ...corev1.Container) *corev1.Pod {
+func (s *Env) Pod(name string, containers ...corev1.Container) *corev1.Pod {
 	return &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: s.Namespace},
 		Spec: corev1.PodSpec{
@@ -97,7 +97,7 @@ func Describe(pod *corev1.Pod) string {
 
 // Create makes pods one after the other and returns them as the API server
 // has them.
-func (s *Stage) Create(ctx context.Context, pods ...*corev1.Pod) ([]*corev1.Pod, error) {
+func (s *Env) Create(ctx context.Context, pods ...*corev1.Pod) ([]*corev1.Pod, error) {
 	made := make([]*corev1.Pod, 0, len(pods))
 	for _, pod := range pods {
 		created, err := s.Client.CoreV1().Pods(pod.Namespace).Create(ctx, pod, metav1.CreateOptions{})
@@ -109,8 +109,8 @@ func (s *Stage) Create(ctx context.Context, pods ...*corev1.Pod) ([]*corev1.Pod,
 	return made, nil
 }
 
-// Get returns the present state of a pod of the stage's namespace.
-func (s *Stage) Get(ctx context.Context, name string) (*corev1.Pod, error) {
+// Get returns the present state of a pod of the namespace.
+func (s *Env) Get(ctx context.Context, name string) (*corev1.Pod, error) {
 	pod, err := s.Client.CoreV1().Pods(s.Namespace).Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
 		return nil, fmt.Errorf("read pod %s: %w", name, err)
@@ -121,7 +121,7 @@ func (s *Stage) Get(ctx context.Context, name string) (*corev1.Pod, error) {
 // WaitPhase waits until the pods have the phase and, for Running, all their
 // containers are ready. A pod that has ended otherwise is an error at once, with the
 // last of what it printed.
-func (s *Stage) WaitPhase(ctx context.Context, timeout time.Duration, phase corev1.PodPhase, names ...string) error {
+func (s *Env) WaitPhase(ctx context.Context, timeout time.Duration, phase corev1.PodPhase, names ...string) error {
 	return Poll(ctx, timeout, fmt.Sprintf("pods %s to be %s", strings.Join(names, ", "), phase), func(ctx context.Context) error {
 		pods, err := s.Client.CoreV1().Pods(s.Namespace).List(ctx, metav1.ListOptions{})
 		if err != nil {
@@ -147,7 +147,7 @@ func (s *Stage) WaitPhase(ctx context.Context, timeout time.Duration, phase core
 }
 
 // lastPrinted are the last lines of each container of a pod, or why they cannot be had.
-func (s *Stage) lastPrinted(ctx context.Context, pod string) string {
+func (s *Env) lastPrinted(ctx context.Context, pod string) string {
 	text, err := s.Kubectl(ctx, "logs", pod, "--namespace", s.Namespace, "--all-containers", "--tail", "5")
 	if err != nil {
 		return err.Error()
@@ -165,7 +165,7 @@ func allReady(pod *corev1.Pod) bool {
 }
 
 // Delete deletes pods and waits until they are gone.
-func (s *Stage) Delete(ctx context.Context, names ...string) error {
+func (s *Env) Delete(ctx context.Context, names ...string) error {
 	for _, name := range names {
 		err := s.Client.CoreV1().Pods(s.Namespace).Delete(ctx, name, metav1.DeleteOptions{})
 		if err != nil && !apierrors.IsNotFound(err) {
@@ -181,7 +181,7 @@ func (s *Stage) Delete(ctx context.Context, names ...string) error {
 // waitFreed waits until the extender, where one answers, counts nothing for pods of
 // these names any more, or for any without names. The pods of the lab have no grace
 // period, so the API server forgets them before their containers have ended.
-func (s *Stage) waitFreed(ctx context.Context, names ...string) error {
+func (s *Env) waitFreed(ctx context.Context, names ...string) error {
 	return Poll(ctx, freedTimeout, "the extender to give back what deleted pods held", func(ctx context.Context) error {
 		type occupants []struct{ Name, Namespace string }
 		var report struct {
@@ -213,7 +213,7 @@ func (s *Stage) waitFreed(ctx context.Context, names ...string) error {
 const freedTimeout = 45 * time.Second
 
 // WaitGone waits until there are no pods of these names.
-func (s *Stage) WaitGone(ctx context.Context, names ...string) error {
+func (s *Env) WaitGone(ctx context.Context, names ...string) error {
 	for _, name := range names {
 		err := Poll(ctx, time.Minute, "pod "+name+" to be gone", func(ctx context.Context) error {
 			pod, err := s.Client.CoreV1().Pods(s.Namespace).Get(ctx, name, metav1.GetOptions{})
@@ -232,9 +232,9 @@ func (s *Stage) WaitGone(ctx context.Context, names ...string) error {
 	return nil
 }
 
-// DeleteAllPods deletes every pod of the stage's namespace and waits until
+// DeleteAllPods deletes every pod of the namespace and waits until
 // they are gone.
-func (s *Stage) DeleteAllPods(ctx context.Context) error {
+func (s *Env) DeleteAllPods(ctx context.Context) error {
 	pods := s.Client.CoreV1().Pods(s.Namespace)
 	now := metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)}
 	err := Poll(ctx, 2*time.Minute, "the pods of namespace "+s.Namespace+" to be gone", func(ctx context.Context) error {
@@ -265,7 +265,7 @@ func (s *Stage) DeleteAllPods(ctx context.Context) error {
 
 // WaitEvent waits for an event of a pod whose message contains the text and
 // returns the message.
-func (s *Stage) WaitEvent(ctx context.Context, timeout time.Duration, pod *corev1.Pod, text string) (string, error) {
+func (s *Env) WaitEvent(ctx context.Context, timeout time.Duration, pod *corev1.Pod, text string) (string, error) {
 	var message string
 	err := Poll(ctx, timeout, fmt.Sprintf("an event of pod %s that says %q", pod.Name, text), func(ctx context.Context) error {
 		events, err := s.Client.CoreV1().Events(pod.Namespace).List(ctx, metav1.ListOptions{

@@ -1,4 +1,4 @@
-package show
+package demos
 
 import (
 	"context"
@@ -13,12 +13,12 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/divvy-gpu/divvy/internal/testing/vendorsim"
-	"github.com/divvy-gpu/divvy/lab/internal/stage"
+	"github.com/divvy-gpu/divvy/lab/internal/testenv"
 )
 
-// faults plays the show.
+// faults plays the demo of failing devices.
 type faults struct {
-	*Show
+	*Demo
 	short bool
 
 	hardware vendorsim.Topology
@@ -43,7 +43,7 @@ type fault struct {
 	long bool
 }
 
-// allFaults are the faults that the show shows. Those of a vendor are apart, so that a
+// allFaults are the faults that the demo shows. Those of a vendor are apart, so that a
 // card has been well for a while before it breaks again: else it would have to be well
 // for longer.
 var allFaults = []fault{
@@ -112,8 +112,8 @@ func answer(_ *vendorsim.Topology, c *vendorsim.Card) { c.Delay = 0 }
 // Faults breaks cards of each vendor under pods and puts them right again, then the
 // daemon's folders. In the short form calls hang for one vendor alone, and drivers stall
 // once or twice.
-func (s *Show) Faults(ctx context.Context, short bool) (err error) {
-	f := &faults{Show: s, short: short}
+func (s *Demo) Faults(ctx context.Context, short bool) (err error) {
+	f := &faults{Demo: s, short: short}
 	if f.hardware, err = f.Cards(Mixed); err != nil {
 		return err
 	}
@@ -312,7 +312,7 @@ func (f *faults) index(place int) int {
 // why, or that it is well, and returns the reason.
 func (f *faults) waitReason(ctx context.Context, what corev1.ResourceName, card vendorsim.Card, ill bool, why string) (reason string,
 	err error) {
-	err = stage.Poll(ctx, offerTimeout, "the node to tell of the card", func(ctx context.Context) error {
+	err = testenv.Poll(ctx, offerTimeout, "the node to tell of the card", func(ctx context.Context) error {
 		cards, err := f.Published(ctx, what)
 		if err != nil {
 			return err

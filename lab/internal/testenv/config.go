@@ -1,4 +1,4 @@
-package stage
+package testenv
 
 import (
 	"bufio"
@@ -32,7 +32,7 @@ type applied struct {
 
 // configured returns the configuration in the cluster, and how often the daemon
 // that runs has read a new one; "" for its pod when none runs.
-func (s *Stage) configured(ctx context.Context) (applied, error) {
+func (s *Env) configured(ctx context.Context) (applied, error) {
 	var now applied
 	config, err := s.Client.CoreV1().ConfigMaps(product.Namespace).Get(ctx, NodeDaemon, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) { // no cards are shared
@@ -57,7 +57,7 @@ func (s *Stage) configured(ctx context.Context) (applied, error) {
 // take waits until the daemon uses a configuration that changed since before,
 // and makes kubelet bring it at once. A daemon that was started since read it
 // then.
-func (s *Stage) take(ctx context.Context, before applied) error {
+func (s *Env) take(ctx context.Context, before applied) error {
 	now, err := s.configured(ctx)
 	if err != nil || before.pod == "" || maps.Equal(now.data, before.data) {
 		return err
@@ -81,7 +81,7 @@ func (s *Stage) take(ctx context.Context, before applied) error {
 
 // Poke makes kubelet update at once what it has mounted into a part's pod. By
 // itself it does so about once a minute.
-func (s *Stage) Poke(ctx context.Context, part string) error {
+func (s *Env) Poke(ctx context.Context, part string) error {
 	pod, err := s.DivvyPod(ctx, part)
 	if err != nil {
 		return err
@@ -89,7 +89,7 @@ func (s *Stage) Poke(ctx context.Context, part string) error {
 	return s.poke(ctx, pod)
 }
 
-func (s *Stage) poke(ctx context.Context, pod *corev1.Pod) error {
+func (s *Env) poke(ctx context.Context, pod *corev1.Pod) error {
 	patch := fmt.Appendf(nil, `{"metadata":{"annotations":{"divvy-lab/poke":"%d"}}}`, time.Now().UnixNano())
 	if _, err := s.Client.CoreV1().Pods(pod.Namespace).Patch(ctx, pod.Name, types.MergePatchType, patch,
 		metav1.PatchOptions{}); err != nil {

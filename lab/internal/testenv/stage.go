@@ -1,7 +1,7 @@
-// Package stage is the lab with Divvy on it, as the demo, the soak and the
+// Package testenv is the lab with Divvy installed, as the demo, the soak and the
 // end-to-end tests use it: brought up and put back as it was, with the pods,
 // commands and restarts that they have in common.
-package stage
+package testenv
 
 import (
 	"context"
@@ -59,9 +59,9 @@ type Options struct {
 	Out io.Writer
 }
 
-// Stage is a lab that runs Divvy. It is safe for concurrent use, but not for
+// Env is a lab with Divvy installed. It is safe for concurrent use, but not for
 // two calls that restart or configure the same thing at once.
-type Stage struct {
+type Env struct {
 	Cluster *cluster.Cluster
 	Client  kubernetes.Interface
 	// Repository is the root of the checkout.
@@ -84,7 +84,7 @@ type found struct {
 
 // SetUp brings the lab up and Divvy on it, with all of the checkout's present
 // state, and keeps other commands of the lab waiting until Close.
-func SetUp(ctx context.Context, o Options) (s *Stage, err error) {
+func SetUp(ctx context.Context, o Options) (s *Env, err error) {
 	if err := host.RequireRoot(os.Geteuid(), "this"); err != nil {
 		return nil, err
 	}
@@ -92,7 +92,7 @@ func SetUp(ctx context.Context, o Options) (s *Stage, err error) {
 	if err != nil {
 		return nil, err
 	}
-	s = &Stage{Namespace: o.Namespace, unlock: unlock}
+	s = &Env{Namespace: o.Namespace, unlock: unlock}
 	brought := false
 	defer func() {
 		if err == nil {
@@ -142,16 +142,16 @@ func SetUp(ctx context.Context, o Options) (s *Stage, err error) {
 }
 
 // FoundDivvy reports whether SetUp met a lab that Divvy was installed in.
-func (s *Stage) FoundDivvy() bool { return s.before.installed }
+func (s *Env) FoundDivvy() bool { return s.before.installed }
 
-func (s *Stage) adopt(c *cluster.Cluster) (err error) {
+func (s *Env) adopt(c *cluster.Cluster) (err error) {
 	s.Cluster = c
 	s.Client, err = c.Client()
 	return err
 }
 
 // bringUp does what `lab up` does: nothing where all is up.
-func (s *Stage) bringUp(ctx context.Context, out io.Writer) error {
+func (s *Env) bringUp(ctx context.Context, out io.Writer) error {
 	labDir := filepath.Join(s.Repository, "lab")
 	report := func(format string, args ...any) { fmt.Fprintf(out, format+"\n", args...) }
 	if err := host.InstallPackages(ctx, host.Packages(), report); err != nil {
@@ -175,7 +175,7 @@ func (s *Stage) bringUp(ctx context.Context, out io.Writer) error {
 
 // Install does what `lab install` does, and waits until Divvy is at work. Of the
 // options it needs neither Bare nor Undo.
-func (s *Stage) Install(ctx context.Context, o Options) error {
+func (s *Env) Install(ctx context.Context, o Options) error {
 	err := product.Install(ctx, s.productOptions(o))
 	if err != nil {
 		return err
@@ -202,11 +202,11 @@ func (s *Stage) Install(ctx context.Context, o Options) error {
 }
 
 // Prepare does what Install does before the images and the chart.
-func (s *Stage) Prepare(ctx context.Context, o Options) error {
+func (s *Env) Prepare(ctx context.Context, o Options) error {
 	return product.Prepare(ctx, s.productOptions(o))
 }
 
-func (s *Stage) productOptions(o Options) product.Options {
+func (s *Env) productOptions(o Options) product.Options {
 	return product.Options{
 		Cluster:       s.Cluster,
 		RepositoryDir: s.Repository,
@@ -220,7 +220,7 @@ func (s *Stage) productOptions(o Options) product.Options {
 	}
 }
 
-func (s *Stage) valuesPaths(names []string) []string {
+func (s *Env) valuesPaths(names []string) []string {
 	var paths []string
 	for _, name := range names {
 		paths = append(paths, filepath.Join(s.Repository, "lab", "values", name))
@@ -228,12 +228,12 @@ func (s *Stage) valuesPaths(names []string) []string {
 	return paths
 }
 
-func (s *Stage) topologyPath(name string) string {
+func (s *Env) topologyPath(name string) string {
 	return filepath.Join(s.Repository, "lab", "topologies", name)
 }
 
 // Topology returns the text of a file in lab/topologies.
-func (s *Stage) Topology(name string) (string, error) {
+func (s *Env) Topology(name string) (string, error) {
 	data, err := os.ReadFile(s.topologyPath(name))
 	if err != nil {
 		return "", fmt.Errorf("read a topology: %w", err)
@@ -242,12 +242,12 @@ func (s *Stage) Topology(name string) (string, error) {
 }
 
 // SetCards changes the simulated cards under the running programs.
-func (s *Stage) SetCards(ctx context.Context, topology string) error {
+func (s *Env) SetCards(ctx context.Context, topology string) error {
 	return hardware.Default.SetTopology(ctx, []byte(topology))
 }
 
 // remember notes how Divvy is installed.
-func (s *Stage) remember(ctx context.Context) error {
+func (s *Env) remember(ctx context.Context) error {
 	if err := s.emptyNamespace(ctx); err != nil {
 		return err
 	}
@@ -273,7 +273,7 @@ func (s *Stage) remember(ctx context.Context) error {
 }
 
 // refuseWhereUsed keeps from changing cards under somebody's pods.
-func (s *Stage) refuseWhereUsed(ctx context.Context) error {
+func (s *Env) refuseWhereUsed(ctx context.Context) error {
 	pods, err := s.Client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return fmt.Errorf("list pods: %w", err)
@@ -292,7 +292,7 @@ func (s *Stage) refuseWhereUsed(ctx context.Context) error {
 }
 
 // Restore puts the lab back as SetUp met it.
-func (s *Stage) Restore(ctx context.Context, out io.Writer) error {
+func (s *Env) Restore(ctx context.Context, out io.Writer) error {
 	if !s.before.up {
 		return cluster.Down(ctx, out)
 	}
@@ -331,7 +331,7 @@ func (s *Stage) Restore(ctx context.Context, out io.Writer) error {
 // Remove takes Divvy out of the lab in a short way, and the simulated cards: it
 // does not wait for kubelet, so that the node keeps entries in its status. It may
 // be called where Divvy is not installed.
-func (s *Stage) Remove(ctx context.Context) error {
+func (s *Env) Remove(ctx context.Context) error {
 	_, err := s.Helm(ctx, "uninstall", product.Release, "--namespace", product.Namespace, "--ignore-not-found", "--wait", "--no-hooks")
 	if err != nil {
 		return errors.Join(err, hardware.Default.Remove())
@@ -340,17 +340,17 @@ func (s *Stage) Remove(ctx context.Context) error {
 }
 
 // Close lets other commands of the lab go on.
-func (s *Stage) Close() error { return s.unlock() }
+func (s *Env) Close() error { return s.unlock() }
 
-func (s *Stage) chart() string { return filepath.Join(s.Repository, "charts", "divvy") }
+func (s *Env) chart() string { return filepath.Join(s.Repository, "charts", "divvy") }
 
 // Upgrade changes values of the release, each as KEY=TEXT, and waits until the
 // daemon has read them. It does not wait for their effect; WaitDivvy does.
-func (s *Stage) Upgrade(ctx context.Context, values ...string) error {
+func (s *Env) Upgrade(ctx context.Context, values ...string) error {
 	return s.upgrade(ctx, s.UpgradeArgs(values...))
 }
 
-func (s *Stage) upgrade(ctx context.Context, args []string) error {
+func (s *Env) upgrade(ctx context.Context, args []string) error {
 	before, err := s.configured(ctx)
 	if err != nil {
 		return err
@@ -362,7 +362,7 @@ func (s *Stage) upgrade(ctx context.Context, args []string) error {
 }
 
 // UpgradeArgs are the arguments of helm that Upgrade uses.
-func (s *Stage) UpgradeArgs(values ...string) []string {
+func (s *Env) UpgradeArgs(values ...string) []string {
 	args := []string{"upgrade", product.Release, s.chart(), "--namespace", product.Namespace, "--reset-then-reuse-values"}
 	for _, value := range values {
 		args = append(args, "--set-string", value)
@@ -373,7 +373,7 @@ func (s *Stage) UpgradeArgs(values ...string) []string {
 // Reconfigure puts the release back to the values of SetUp, with files of
 // lab/values and more arguments of helm over them, and waits until the daemon has
 // read them.
-func (s *Stage) Reconfigure(ctx context.Context, files []string, args ...string) error {
+func (s *Env) Reconfigure(ctx context.Context, files []string, args ...string) error {
 	for _, path := range s.valuesPaths(files) {
 		args = append([]string{"--values", path}, args...)
 	}
@@ -381,7 +381,7 @@ func (s *Stage) Reconfigure(ctx context.Context, files []string, args ...string)
 }
 
 // resetValues gives the release these values and no others.
-func (s *Stage) resetValues(ctx context.Context, values string, args ...string) error {
+func (s *Env) resetValues(ctx context.Context, values string, args ...string) error {
 	file, err := os.CreateTemp("", "divvy-values-*.yaml")
 	if err != nil {
 		return fmt.Errorf("values of the release: %w", err)
@@ -397,7 +397,7 @@ func (s *Stage) resetValues(ctx context.Context, values string, args ...string) 
 }
 
 // ensureNamespace makes the namespace and waits until pods can be made in it.
-func (s *Stage) ensureNamespace(ctx context.Context) error {
+func (s *Env) ensureNamespace(ctx context.Context) error {
 	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: s.Namespace}}
 	_, err := s.Client.CoreV1().Namespaces().Create(ctx, namespace, metav1.CreateOptions{})
 	if err != nil && !apierrors.IsAlreadyExists(err) {
@@ -411,7 +411,7 @@ func (s *Stage) ensureNamespace(ctx context.Context) error {
 
 // emptyNamespace deletes all pods of the namespace, which an interrupted run
 // may have left, what would make others, and quotas.
-func (s *Stage) emptyNamespace(ctx context.Context) error {
+func (s *Env) emptyNamespace(ctx context.Context) error {
 	background := metav1.DeleteOptions{PropagationPolicy: ptr.To(metav1.DeletePropagationBackground)}
 	all := metav1.ListOptions{}
 	err := errors.Join(
@@ -426,7 +426,7 @@ func (s *Stage) emptyNamespace(ctx context.Context) error {
 	return s.DeleteAllPods(ctx)
 }
 
-func (s *Stage) removeNamespace(ctx context.Context) error {
+func (s *Env) removeNamespace(ctx context.Context) error {
 	if err := s.emptyNamespace(ctx); err != nil {
 		return err
 	}

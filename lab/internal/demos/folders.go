@@ -1,4 +1,4 @@
-package show
+package demos
 
 import (
 	"context"
@@ -16,7 +16,7 @@ import (
 
 	"github.com/divvy-gpu/divvy/internal/testing/vendorsim"
 	"github.com/divvy-gpu/divvy/lab/internal/cluster"
-	"github.com/divvy-gpu/divvy/lab/internal/stage"
+	"github.com/divvy-gpu/divvy/lab/internal/testenv"
 )
 
 // The daemon's folders on the node.
@@ -124,7 +124,7 @@ containers get their cards by CDI names.`)
 // started.
 func (f *faults) remount(ctx context.Context, injection string) error {
 	return errors.Join(f.Cluster.Restart(ctx, cluster.Containerd), f.Upgrade(ctx, "node.injection="+injection),
-		f.DeleteDivvyPods(ctx, stage.NodeDaemon), f.WaitDivvy(ctx, configTimeout))
+		f.DeleteDivvyPods(ctx, testenv.NodeDaemon), f.WaitDivvy(ctx, configTimeout))
 }
 
 // What each fault of a folder is shown with: a chip that fails under a pod, a GCU
@@ -255,7 +255,7 @@ func (f *faults) withheld(ctx context.Context, one folderFault) error {
 	}
 	f.Checks.Contains("readiness", fmt.Sprint(f.DivvyReady(ctx)), one.withheld)
 	var messages []string
-	err = stage.Poll(ctx, offerTimeout, "an event of the node", func(ctx context.Context) error {
+	err = testenv.Poll(ctx, offerTimeout, "an event of the node", func(ctx context.Context) error {
 		events, err := f.Client.CoreV1().Events("").List(ctx, metav1.ListOptions{FieldSelector: "reason=ResourceNotOffered"})
 		if err != nil {
 			return err
@@ -285,7 +285,7 @@ func (f *faults) restored(ctx context.Context) error {
 	if err := f.WaitDivvy(ctx, configTimeout); err != nil {
 		return err
 	}
-	err := stage.Poll(ctx, offerTimeout, "the files of the daemon", func(context.Context) error {
+	err := testenv.Poll(ctx, offerTimeout, "the files of the daemon", func(context.Context) error {
 		for _, pattern := range []string{stateFolder + "/units-*.json", stateFolder + "/slots-*.json", cdiFolder + "/divvy-*.yaml"} {
 			files, err := filepath.Glob(pattern)
 			if err != nil {
@@ -308,11 +308,11 @@ func (f *faults) restored(ctx context.Context) error {
 
 // emptyState empties the state files and kills the daemon before it notices.
 func (f *faults) emptyState(ctx context.Context) error {
-	pod, err := f.DivvyPod(ctx, stage.NodeDaemon)
+	pod, err := f.DivvyPod(ctx, testenv.NodeDaemon)
 	if err != nil {
 		return err
 	}
-	pid, err := stage.ContainerPID(pod.Status.ContainerStatuses[0].ContainerID)
+	pid, err := testenv.ContainerPID(pod.Status.ContainerStatuses[0].ContainerID)
 	if err != nil {
 		return err
 	}

@@ -1,4 +1,4 @@
-package stage
+package testenv
 
 import (
 	"context"
@@ -14,7 +14,7 @@ import (
 )
 
 // Page reads a page of the documentation; the path is below the repository's root.
-func (s *Stage) Page(path string) (*docscript.Page, error) {
+func (s *Env) Page(path string) (*docscript.Page, error) {
 	source, err := os.ReadFile(filepath.Join(s.Repository, path))
 	if err != nil {
 		return nil, fmt.Errorf("read a page: %w", err)
@@ -26,7 +26,7 @@ func (s *Stage) Page(path string) (*docscript.Page, error) {
 // the root of the repository, and stops at the first that fails. Then it compares what
 // they printed with what the page shows. Out receives the commands and what they print.
 // More variables go over those of the environment.
-func (s *Stage) RunPage(ctx context.Context, page *docscript.Page, out io.Writer, variables ...string) error {
+func (s *Env) RunPage(ctx context.Context, page *docscript.Page, out io.Writer, variables ...string) error {
 	cmd := exec.CommandContext(ctx, "bash", "-c", page.Script())
 	cmd.Dir = s.Repository
 	// At a timeout all that bash started ends with it.
@@ -50,7 +50,7 @@ func (s *Stage) RunPage(ctx context.Context, page *docscript.Page, out io.Writer
 
 // CheckShown compares what was printed with what a page shows below the command that
 // prints it, where another runs it than the page's test.
-func (s *Stage) CheckShown(path, command, printed string) error {
+func (s *Env) CheckShown(path, command, printed string) error {
 	page, err := s.Page(path)
 	if err != nil {
 		return err

@@ -1,4 +1,4 @@
-package show
+package demos
 
 import (
 	"context"
@@ -15,7 +15,7 @@ import (
 
 	"github.com/divvy-gpu/divvy/internal/pool"
 	"github.com/divvy-gpu/divvy/lab/internal/product"
-	"github.com/divvy-gpu/divvy/lab/internal/stage"
+	"github.com/divvy-gpu/divvy/lab/internal/testenv"
 )
 
 // PoolValues are the values of a remote pool, NoCardsValues those of a cluster
@@ -26,12 +26,12 @@ const (
 	PoolNamespace = "tensorflow-benchmark"
 )
 
-// remote plays the show of the pool.
-type remote struct{ *Show }
+// remote plays the demo of the pool.
+type remote struct{ *Demo }
 
-// Pool shows GPUs of a remote pool. The stage's namespace is PoolNamespace.
-func (s *Show) Pool(ctx context.Context) error {
-	r := &remote{Show: s}
+// Pool shows GPUs of a remote pool. Its namespace is PoolNamespace.
+func (s *Demo) Pool(ctx context.Context) error {
+	r := &remote{Demo: s}
 	for _, part := range []func(context.Context) error{
 		r.installed, r.token, r.allowed, r.percent, r.quota, r.filter, r.controllers, r.several, r.refused,
 	} {
@@ -59,7 +59,7 @@ func (r *remote) installed(ctx context.Context) error {
 	r.Say(`
 A small daemon offers units of the pool on every node: 100 are one GPU. The
 webhooks run twice, and know the memory of one GPU, 16000 MB.`)
-	_, err := r.Offer(ctx, pool.Resource, stage.PoolUnits)
+	_, err := r.Offer(ctx, pool.Resource, testenv.PoolUnits)
 	return err
 }
 
@@ -294,7 +294,7 @@ A pod by memory and a pod by percent, half a GPU each, that keep what they have:
 // used waits until the quota shows so many units in use, and checks it.
 func (r *remote) used(ctx context.Context, want string) error {
 	var got string
-	_ = stage.Poll(ctx, podTimeout, "the quota to count "+want, func(ctx context.Context) error { // a difference, not the end of the show
+	_ = testenv.Poll(ctx, podTimeout, "the quota to count "+want, func(ctx context.Context) error { // a difference, not the end of the demo
 		q, err := r.Client.CoreV1().ResourceQuotas(r.Namespace).Get(ctx, "bitfusion-quota", metav1.GetOptions{})
 		if err != nil {
 			return err
@@ -371,7 +371,7 @@ func (r *remote) controllers(ctx context.Context) error {
 	}
 	r.Checks.Contains("the job's log", text, "Locked 1 GPUs with partial memory 0.25")
 	r.Checks.Contains("the job's log", text, "total images/sec")
-	err = stage.Poll(ctx, podTimeout, "the Deployment's pod to have run", func(ctx context.Context) error {
+	err = testenv.Poll(ctx, podTimeout, "the Deployment's pod to have run", func(ctx context.Context) error {
 		text, err = r.Kubectl(ctx, "logs", "deployment/bf-deployment", "--namespace", r.Namespace)
 		if err == nil && !strings.Contains(text, "total images/sec") {
 			err = errors.New("it has not yet")

@@ -1,4 +1,4 @@
-package stage
+package testenv
 
 import (
 	"path/filepath"
@@ -13,7 +13,7 @@ func TestExamplePods(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := (&Stage{Repository: repository, Namespace: "here"}).In("there")
+	s := (&Env{Repository: repository, Namespace: "here"}).In("there")
 	for file, mode := range map[string]string{"pod.yaml": "all", "pod-memory.yaml": "all", "pod-filter.yaml": "all",
 		"multi-container.yaml": "all", "injection.yaml": "injection"} {
 		pod, err := s.ExamplePod("bitfusion/" + file)

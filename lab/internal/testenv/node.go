@@ -1,4 +1,4 @@
-package stage
+package testenv
 
 import (
 	"context"
@@ -44,7 +44,7 @@ func Asking(name string, what corev1.ResourceName, amount int64, command ...stri
 }
 
 // Node returns the lab's node.
-func (s *Stage) Node(ctx context.Context) (*corev1.Node, error) {
+func (s *Env) Node(ctx context.Context) (*corev1.Node, error) {
 	node, err := s.Client.CoreV1().Nodes().Get(ctx, s.Cluster.NodeName(), metav1.GetOptions{})
 	if err != nil {
 		return nil, fmt.Errorf("read the node: %w", err)
@@ -53,7 +53,7 @@ func (s *Stage) Node(ctx context.Context) (*corev1.Node, error) {
 }
 
 // Label sets a label of the node, or removes it for the value "".
-func (s *Stage) Label(ctx context.Context, key, value string) error {
+func (s *Env) Label(ctx context.Context, key, value string) error {
 	labels := map[string]any{key: nil}
 	if value != "" {
 		labels[key] = value
@@ -70,7 +70,7 @@ func (s *Stage) Label(ctx context.Context, key, value string) error {
 
 // Offered returns what the node's status shows of a resource: all of it, and
 // what pods may have.
-func (s *Stage) Offered(ctx context.Context, name corev1.ResourceName) (capacity, allocatable int64, err error) {
+func (s *Env) Offered(ctx context.Context, name corev1.ResourceName) (capacity, allocatable int64, err error) {
 	node, err := s.Node(ctx)
 	if err != nil {
 		return 0, 0, err
@@ -81,7 +81,7 @@ func (s *Stage) Offered(ctx context.Context, name corev1.ResourceName) (capacity
 
 // WaitAllocatable waits until pods may have so much of a resource, and returns
 // how long that took.
-func (s *Stage) WaitAllocatable(ctx context.Context, timeout time.Duration, name corev1.ResourceName, want int64) (time.Duration, error) {
+func (s *Env) WaitAllocatable(ctx context.Context, timeout time.Duration, name corev1.ResourceName, want int64) (time.Duration, error) {
 	begun := time.Now()
 	err := Poll(ctx, timeout, fmt.Sprintf("the node to offer %d %s", want, name), func(ctx context.Context) error {
 		capacity, allocatable, err := s.Offered(ctx, name)
@@ -103,7 +103,7 @@ type Published struct {
 }
 
 // Published returns the cards of a resource as the node publishes them.
-func (s *Stage) Published(ctx context.Context, name corev1.ResourceName) ([]Published, error) {
+func (s *Env) Published(ctx context.Context, name corev1.ResourceName) ([]Published, error) {
 	node, err := s.Node(ctx)
 	if err != nil {
 		return nil, err
@@ -127,7 +127,7 @@ func (s *Stage) Published(ctx context.Context, name corev1.ResourceName) ([]Publ
 
 // DaemonLife tells one life of the daemon from another: its pod and how often
 // its container was started again.
-func (s *Stage) DaemonLife(ctx context.Context) (string, error) {
+func (s *Env) DaemonLife(ctx context.Context) (string, error) {
 	pod, err := s.DivvyPod(ctx, NodeDaemon)
 	if err != nil {
 		return "", err
@@ -139,7 +139,7 @@ func (s *Stage) DaemonLife(ctx context.Context) (string, error) {
 }
 
 // Cards returns a topology of lab/topologies, to be changed and set.
-func (s *Stage) Cards(name string) (vendorsim.Topology, error) {
+func (s *Env) Cards(name string) (vendorsim.Topology, error) {
 	text, err := s.Topology(name)
 	if err != nil {
 		return vendorsim.Topology{}, err
@@ -152,7 +152,7 @@ func (s *Stage) Cards(name string) (vendorsim.Topology, error) {
 }
 
 // SetHardware changes the simulated cards under the running programs.
-func (s *Stage) SetHardware(ctx context.Context, topology vendorsim.Topology) error {
+func (s *Env) SetHardware(ctx context.Context, topology vendorsim.Topology) error {
 	text, err := topology.Encode()
 	if err != nil {
 		return err
@@ -161,7 +161,7 @@ func (s *Stage) SetHardware(ctx context.Context, topology vendorsim.Topology) er
 }
 
 // ReleaseDevices releases all devices of the node from quarantine.
-func (s *Stage) ReleaseDevices(ctx context.Context) error {
+func (s *Env) ReleaseDevices(ctx context.Context) error {
 	node, err := s.Node(ctx)
 	if err != nil {
 		return err
@@ -188,7 +188,7 @@ type Sight struct {
 }
 
 // See looks at the cards from inside the first container of a pod.
-func (s *Stage) See(ctx context.Context, pod string) (Sight, error) {
+func (s *Env) See(ctx context.Context, pod string) (Sight, error) {
 	object, err := s.Get(ctx, pod)
 	if err != nil {
 		return Sight{}, err

@@ -1,4 +1,4 @@
-package stage
+package testenv
 
 import (
 	"context"
@@ -41,7 +41,7 @@ const ExtenderURL = "http://127.0.0.1:32766"
 const restartTimeout = 2 * time.Minute
 
 // DivvyPods returns the pods of a part that are not being deleted.
-func (s *Stage) DivvyPods(ctx context.Context, part string) ([]corev1.Pod, error) {
+func (s *Env) DivvyPods(ctx context.Context, part string) ([]corev1.Pod, error) {
 	list, err := s.Client.CoreV1().Pods(product.Namespace).List(ctx, metav1.ListOptions{
 		LabelSelector: "app.kubernetes.io/name=" + part,
 	})
@@ -58,7 +58,7 @@ func (s *Stage) DivvyPods(ctx context.Context, part string) ([]corev1.Pod, error
 }
 
 // DivvyPod returns the one pod of a part.
-func (s *Stage) DivvyPod(ctx context.Context, part string) (*corev1.Pod, error) {
+func (s *Env) DivvyPod(ctx context.Context, part string) (*corev1.Pod, error) {
 	pods, err := s.DivvyPods(ctx, part)
 	if err != nil {
 		return nil, err
@@ -70,13 +70,13 @@ func (s *Stage) DivvyPod(ctx context.Context, part string) (*corev1.Pod, error) 
 }
 
 // WaitDivvy waits until the newest settings of all parts are at work.
-func (s *Stage) WaitDivvy(ctx context.Context, timeout time.Duration) error {
+func (s *Env) WaitDivvy(ctx context.Context, timeout time.Duration) error {
 	return Poll(ctx, timeout, "Divvy to be ready", s.DivvyReady)
 }
 
 // DivvyReady returns nil when the newest settings of all parts are at work.
 // It asks the programs themselves: kubelet's word on them is some seconds old.
-func (s *Stage) DivvyReady(ctx context.Context) error {
+func (s *Env) DivvyReady(ctx context.Context) error {
 	apps := s.Client.AppsV1()
 	daemons, err := apps.DaemonSets(product.Namespace).Get(ctx, NodeDaemon, metav1.GetOptions{})
 	if err != nil {
@@ -104,7 +104,7 @@ func (s *Stage) DivvyReady(ctx context.Context) error {
 }
 
 // extender returns the Deployment that the extender is in.
-func (s *Stage) extender(ctx context.Context) (*appsv1.Deployment, error) {
+func (s *Env) extender(ctx context.Context) (*appsv1.Deployment, error) {
 	deployments := s.Client.AppsV1().Deployments(product.Namespace)
 	found, err := deployments.Get(ctx, Extender, metav1.GetOptions{})
 	if !apierrors.IsNotFound(err) {
@@ -118,7 +118,7 @@ const schedconfURL = "http://127.0.0.1:9402"
 
 // schedulerWired returns nil when kube-scheduler was wired by the newest settings,
 // or when that is not the chart's to do.
-func (s *Stage) schedulerWired(ctx context.Context) error {
+func (s *Env) schedulerWired(ctx context.Context) error {
 	daemons, err := s.Client.AppsV1().DaemonSets(product.Namespace).Get(ctx, Schedconf, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		return nil
@@ -136,7 +136,7 @@ func (s *Stage) schedulerWired(ctx context.Context) error {
 }
 
 // DivvyAnswers returns nil when both programs say that they are ready.
-func (s *Stage) DivvyAnswers(ctx context.Context) error {
+func (s *Env) DivvyAnswers(ctx context.Context) error {
 	pod, err := s.DivvyPod(ctx, NodeDaemon)
 	if err != nil {
 		return err
@@ -166,7 +166,7 @@ func (s *Stage) DivvyAnswers(ctx context.Context) error {
 
 // DeleteDivvyPods deletes the pods of a part and waits until they are gone;
 // their controller makes others.
-func (s *Stage) DeleteDivvyPods(ctx context.Context, part string) error {
+func (s *Env) DeleteDivvyPods(ctx context.Context, part string) error {
 	pods, err := s.DivvyPods(ctx, part)
 	if err != nil {
 		return err
@@ -194,7 +194,7 @@ func (s *Stage) DeleteDivvyPods(ctx context.Context, part string) error {
 
 // RollDivvy replaces the pod of the daemon as an upgrade does, and waits until the
 // new one is alone.
-func (s *Stage) RollDivvy(ctx context.Context, timeout time.Duration) error {
+func (s *Env) RollDivvy(ctx context.Context, timeout time.Duration) error {
 	patch := fmt.Appendf(nil, `{"spec":{"template":{"metadata":{"annotations":{"divvy-lab/rolled":%q}}}}}`,
 		time.Now().Format(time.RFC3339Nano))
 	_, err := s.Client.AppsV1().DaemonSets(product.Namespace).Patch(ctx, NodeDaemon, types.StrategicMergePatchType, patch,
@@ -206,7 +206,7 @@ func (s *Stage) RollDivvy(ctx context.Context, timeout time.Duration) error {
 }
 
 // KillDivvy ends the program of a part with SIGKILL; kubelet starts it again.
-func (s *Stage) KillDivvy(ctx context.Context, part string) error {
+func (s *Env) KillDivvy(ctx context.Context, part string) error {
 	pod, err := s.DivvyPod(ctx, part)
 	if err != nil {
 		return err
@@ -256,7 +256,7 @@ type Restart struct {
 }
 
 // Restarts are all ways in which a part of the cluster is restarted.
-func (s *Stage) Restarts() []Restart {
+func (s *Env) Restarts() []Restart {
 	component := func(verb string, c cluster.Component, end func(*cluster.Cluster, context.Context, cluster.Component) error) Restart {
 		return Restart{Name: string(c) + " " + verb, Do: func(ctx context.Context) error {
 			if err := end(s.Cluster, ctx, c); err != nil {

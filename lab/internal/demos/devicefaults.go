@@ -1,4 +1,4 @@
-package show
+package demos
 
 import (
 	"context"
@@ -13,7 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 
 	"github.com/divvy-gpu/divvy/internal/testing/vendorsim"
-	"github.com/divvy-gpu/divvy/lab/internal/stage"
+	"github.com/divvy-gpu/divvy/lab/internal/testenv"
 )
 
 // A driver that stalls: how often, and for how long, which is longer than a call may take.
@@ -182,7 +182,7 @@ releases it. Pods go to the other one.`)
 	if err := f.SetHardware(ctx, f.hardware); err != nil {
 		return err
 	}
-	if err := errors.Join(f.KillDivvy(ctx, stage.NodeDaemon), f.WaitDivvy(ctx, podTimeout)); err != nil {
+	if err := errors.Join(f.KillDivvy(ctx, testenv.NodeDaemon), f.WaitDivvy(ctx, podTimeout)); err != nil {
 		return err
 	}
 	restarted := time.Now()
@@ -234,7 +234,7 @@ releases it. Pods go to the other one.`)
 // nodeEvent waits for an event of the node that has a text, and returns its message.
 func (f *faults) nodeEvent(ctx context.Context, reason, text string) (message string, err error) {
 	selector := fields.Set{"involvedObject.kind": "Node", "reason": reason}.String()
-	err = stage.Poll(ctx, offerTimeout, "an event "+reason+" of the node", func(ctx context.Context) error {
+	err = testenv.Poll(ctx, offerTimeout, "an event "+reason+" of the node", func(ctx context.Context) error {
 		list, err := f.Client.CoreV1().Events(metav1.NamespaceDefault).List(ctx, metav1.ListOptions{FieldSelector: selector})
 		if err != nil {
 			return err

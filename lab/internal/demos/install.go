@@ -1,4 +1,4 @@
-package show
+package demos
 
 import (
 	"bytes"
@@ -14,21 +14,21 @@ import (
 
 	"github.com/divvy-gpu/divvy/lab/internal/layout"
 	"github.com/divvy-gpu/divvy/lab/internal/product"
-	"github.com/divvy-gpu/divvy/lab/internal/stage"
+	"github.com/divvy-gpu/divvy/lab/internal/testenv"
 )
 
-// administrator plays the show of installing.
+// administrator plays the demo of installing.
 type administrator struct {
-	*Show
+	*Demo
 	manifest string // the path of kube-scheduler's manifest
 	before   []byte // its content without Divvy
 	files    []string
 }
 
 // Install shows an administrator's day: installing, looking, changing, removing. The
-// stage is bare, and is bare again at the end.
-func (s *Show) Install(ctx context.Context) (err error) {
-	a := &administrator{Show: s, manifest: filepath.Join(layout.ManifestDir, "kube-scheduler.yaml")}
+// lab is bare, and is bare again at the end.
+func (s *Demo) Install(ctx context.Context) (err error) {
+	a := &administrator{Demo: s, manifest: filepath.Join(layout.ManifestDir, "kube-scheduler.yaml")}
 	if a.before, err = os.ReadFile(a.manifest); err != nil {
 		return fmt.Errorf("kube-scheduler's manifest: %w", err)
 	}
@@ -61,7 +61,7 @@ func (a *administrator) schedconf(ctx context.Context, command string) (string, 
 func (a *administrator) install(ctx context.Context) error {
 	a.Title("Install")
 	a.Say("`helm install`, on a control plane as kubeadm makes it: a static pod kube-scheduler\nwithout a configuration file.")
-	return a.Stage.Install(ctx, stage.Options{Topology: stage.Guide, MemoryUnit: "1", Out: a.out})
+	return a.Env.Install(ctx, testenv.Options{Topology: testenv.Guide, MemoryUnit: "1", Out: a.out})
 }
 
 func (a *administrator) wired(ctx context.Context) error {
@@ -132,7 +132,7 @@ func (a *administrator) broken(ctx context.Context) error {
 func (a *administrator) uninstall(ctx context.Context) error {
 	a.Title("Uninstall")
 	a.Say("Pods go on meanwhile. Kubelet keeps the numbers of a plugin that has gone for five\nminutes; `helm uninstall` waits for that " +
-		"where uninstall.nodeStatus is true, which\nthis show leaves out.")
+		"where uninstall.nodeStatus is true, which\nthis demo leaves out.")
 	running, err := a.containers(ctx)
 	if err != nil {
 		return err
@@ -166,7 +166,7 @@ func (a *administrator) uninstall(ctx context.Context) error {
 	if err := a.DeleteAllPods(ctx); err != nil {
 		return err
 	}
-	if err := a.Start(ctx, a.Pod("after", stage.Container("app", 0))); err != nil {
+	if err := a.Start(ctx, a.Pod("after", testenv.Container("app", 0))); err != nil {
 		return err
 	}
 	a.Checks.True("kube-scheduler places a pod", true, "after runs")

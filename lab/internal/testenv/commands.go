@@ -1,4 +1,4 @@
-package stage
+package testenv
 
 import (
 	"bytes"
@@ -15,7 +15,7 @@ import (
 
 // Environment returns the environment of a person at this lab: KUBECONFIG, and
 // the lab's and the product's programs first in PATH.
-func (s *Stage) Environment() []string {
+func (s *Env) Environment() []string {
 	helm := filepath.Join(layout.StateDir, "helm")
 	return append(os.Environ(),
 		"KUBECONFIG="+s.Cluster.Kubeconfig(),
@@ -26,24 +26,24 @@ func (s *Stage) Environment() []string {
 }
 
 // Kubectl runs kubectl and returns what it printed, trimmed.
-func (s *Stage) Kubectl(ctx context.Context, args ...string) (string, error) {
+func (s *Env) Kubectl(ctx context.Context, args ...string) (string, error) {
 	return s.Command(ctx, "", s.Cluster.Program("kubectl"), args...)
 }
 
 // Helm runs helm and returns what it printed, trimmed.
-func (s *Stage) Helm(ctx context.Context, args ...string) (string, error) {
+func (s *Env) Helm(ctx context.Context, args ...string) (string, error) {
 	return s.Command(ctx, "", s.Cluster.Program("helm"), args...)
 }
 
 // Exec runs a command in a container of a pod and returns its output.
-func (s *Stage) Exec(ctx context.Context, pod, container string, command ...string) (string, error) {
+func (s *Env) Exec(ctx context.Context, pod, container string, command ...string) (string, error) {
 	args := []string{"exec", "--namespace", s.Namespace, pod, "--container", container, "--"}
 	return s.Kubectl(ctx, append(args, command...)...)
 }
 
 // Command runs a program with the input and returns its standard output,
 // trimmed. The error has what it wrote to standard error.
-func (s *Stage) Command(ctx context.Context, input, program string, args ...string) (string, error) {
+func (s *Env) Command(ctx context.Context, input, program string, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, program, args...)
 	cmd.Env = s.Environment()
 	cmd.Stdin = strings.NewReader(input)

@@ -1,4 +1,4 @@
-package show
+package demos
 
 import (
 	"context"
@@ -11,7 +11,7 @@ import (
 
 	"github.com/divvy-gpu/divvy/internal/testing/vendorsim"
 	"github.com/divvy-gpu/divvy/lab/internal/product"
-	"github.com/divvy-gpu/divvy/lab/internal/stage"
+	"github.com/divvy-gpu/divvy/lab/internal/testenv"
 )
 
 // The resources of MixedValues.
@@ -24,9 +24,9 @@ const (
 	GCUMemory corev1.ResourceName = "enflame.com/gcu-memory"
 )
 
-// vendors plays the show.
+// vendors plays the demo of three vendors.
 type vendors struct {
-	*Show
+	*Demo
 
 	hardware vendorsim.Topology
 	// life is the one of the daemon that nothing here may end.
@@ -35,8 +35,8 @@ type vendors struct {
 
 // Vendors shows cards of three vendors behind one daemon. The daemon does not run
 // yet: the node lacks the label Present.
-func (s *Show) Vendors(ctx context.Context) (err error) {
-	v := &vendors{Show: s}
+func (s *Demo) Vendors(ctx context.Context) (err error) {
+	v := &vendors{Demo: s}
 	if v.hardware, err = v.Cards(Mixed); err != nil {
 		return err
 	}
@@ -48,8 +48,8 @@ func (s *Show) Vendors(ctx context.Context) (err error) {
 }
 
 // VendorsAtWork is the part of Vendors for a daemon that runs already.
-func (s *Show) VendorsAtWork(ctx context.Context) (err error) {
-	v := &vendors{Show: s}
+func (s *Demo) VendorsAtWork(ctx context.Context) (err error) {
+	v := &vendors{Demo: s}
 	if v.hardware, err = v.Cards(Mixed); err != nil {
 		return err
 	}
@@ -117,7 +117,7 @@ GPU operator's does. This node has not got it yet, so nothing runs there.`)
 	}
 	v.Checks.Contains("the daemon's log", logs, "nvidia.com/gpu")
 
-	pod := v.Pod("test-gpu", stage.Asking("training", GPU, 1, "sh", "-c",
+	pod := v.Pod("test-gpu", testenv.Asking("training", GPU, 1, "sh", "-c",
 		"echo NVIDIA_VISIBLE_DEVICES=$NVIDIA_VISIBLE_DEVICES; ls /dev | grep nvidia; sleep infinity"))
 	pod.Labels = map[string]string{"test-gpu": "true"}
 	if err := v.Start(ctx, pod); err != nil {
@@ -174,7 +174,7 @@ func nodes(c vendorsim.Card) []string {
 // boards shows the numbers of the README of Iluvatar's device plugin.
 func (v *vendors) boards(ctx context.Context) error {
 	choose := func(config string, want int64) error {
-		if _, err := v.Run(ctx, "label", "node", v.Cluster.NodeName(), stage.ConfigLabel+"="+config, "--overwrite"); err != nil {
+		if _, err := v.Run(ctx, "label", "node", v.Cluster.NodeName(), testenv.ConfigLabel+"="+config, "--overwrite"); err != nil {
 			return err
 		}
 		took, err := v.Offer(ctx, IX, want)
@@ -242,7 +242,7 @@ reads them without being restarted.`)
 		return err
 	}
 	v.Title("Iluvatar: back to what the chart's values say")
-	if _, err := v.Run(ctx, "label", "node", v.Cluster.NodeName(), stage.ConfigLabel+"-"); err != nil {
+	if _, err := v.Run(ctx, "label", "node", v.Cluster.NodeName(), testenv.ConfigLabel+"-"); err != nil {
 		return err
 	}
 	if _, err := v.Offer(ctx, IX, 2); err != nil {
@@ -319,7 +319,7 @@ func (v *vendors) labels(ctx context.Context) error {
 		"divvy.dev/iluvatar.present": "true", "divvy.dev/iluvatar.count": "4", "divvy.dev/iluvatar.memory": "32768",
 		"divvy.dev/enflame.present": "true", "divvy.dev/enflame.count": "2", "divvy.dev/enflame.model": "S60",
 	}
-	err := stage.Poll(ctx, offerTimeout, "labels", func(ctx context.Context) error {
+	err := testenv.Poll(ctx, offerTimeout, "labels", func(ctx context.Context) error {
 		node, err := v.Node(ctx)
 		if err != nil {
 			return err

@@ -1,4 +1,4 @@
-package stage
+package testenv
 
 import (
 	"context"
@@ -32,18 +32,18 @@ const PoolUnits = 1000
 
 // In returns the stage with another namespace for pods. Both are the same lab; do
 // not close them twice.
-func (s *Stage) In(namespace string) *Stage {
+func (s *Env) In(namespace string) *Env {
 	other := *s
 	other.Namespace = namespace
 	return &other
 }
 
 // Example returns the path of an example.
-func (s *Stage) Example(name string) string { return filepath.Join(s.Repository, "examples", name) }
+func (s *Env) Example(name string) string { return filepath.Join(s.Repository, "examples", name) }
 
-// ExamplePod reads the pod of an example and puts it into the stage's namespace.
+// ExamplePod reads the pod of an example and puts it into the namespace.
 // It ends at once when it is deleted.
-func (s *Stage) ExamplePod(name string) (*corev1.Pod, error) {
+func (s *Env) ExamplePod(name string) (*corev1.Pod, error) {
 	data, err := os.ReadFile(s.Example(name))
 	if err != nil {
 		return nil, fmt.Errorf("read an example: %w", err)
@@ -59,13 +59,13 @@ func (s *Stage) ExamplePod(name string) (*corev1.Pod, error) {
 }
 
 // WaitPool waits until pods of the pool can be created and scheduled.
-func (s *Stage) WaitPool(ctx context.Context, timeout time.Duration) error {
+func (s *Env) WaitPool(ctx context.Context, timeout time.Duration) error {
 	return Poll(ctx, timeout, "the pool's webhook and its units", s.PoolReady)
 }
 
 // PoolReady returns nil when the node offers the pool's units and both replicas
 // of the webhook answer under certificates that the API server was told of.
-func (s *Stage) PoolReady(ctx context.Context) error {
+func (s *Env) PoolReady(ctx context.Context) error {
 	_, allocatable, err := s.Offered(ctx, pool.Resource)
 	if err != nil {
 		return err
@@ -95,7 +95,7 @@ func (s *Stage) PoolReady(ctx context.Context) error {
 
 // CABundles returns what the API server checks the webhooks by, by the name of
 // the configuration.
-func (s *Stage) CABundles(ctx context.Context) (map[string]string, error) {
+func (s *Env) CABundles(ctx context.Context) (map[string]string, error) {
 	api := s.Client.AdmissionregistrationV1()
 	mutating, err := api.MutatingWebhookConfigurations().Get(ctx, MutatingConfig, metav1.GetOptions{})
 	if err != nil {
@@ -115,9 +115,9 @@ func (s *Stage) CABundles(ctx context.Context) (map[string]string, error) {
 	return bundles, nil
 }
 
-// AllowPool labels the stage's namespace so that its pods may use the pool, or
+// AllowPool labels the namespace so that its pods may use the pool, or
 // takes the label off.
-func (s *Stage) AllowPool(ctx context.Context, allowed bool) error {
+func (s *Env) AllowPool(ctx context.Context, allowed bool) error {
 	label := product.PoolLabel + "-"
 	if allowed {
 		label = product.PoolLabel + "=allowed"
@@ -127,7 +127,7 @@ func (s *Stage) AllowPool(ctx context.Context, allowed bool) error {
 }
 
 // WebhookPods returns the pods of the webhook that are not being deleted.
-func (s *Stage) WebhookPods(ctx context.Context) ([]corev1.Pod, error) {
+func (s *Env) WebhookPods(ctx context.Context) ([]corev1.Pod, error) {
 	d, err := s.Client.AppsV1().Deployments(product.PoolNamespace).Get(ctx, product.PoolWebhook, metav1.GetOptions{})
 	if err != nil {
 		return nil, err
@@ -149,7 +149,7 @@ func (s *Stage) WebhookPods(ctx context.Context) ([]corev1.Pod, error) {
 
 // KillWebhook ends the programs of all replicas with SIGKILL; kubelet starts them
 // again.
-func (s *Stage) KillWebhook(ctx context.Context) error {
+func (s *Env) KillWebhook(ctx context.Context) error {
 	pods, err := s.WebhookPods(ctx)
 	if err != nil {
 		return err
@@ -174,7 +174,7 @@ func (s *Stage) KillWebhook(ctx context.Context) error {
 }
 
 // PokeWebhook makes kubelet bring a changed catalog to the webhook's pods at once.
-func (s *Stage) PokeWebhook(ctx context.Context) error {
+func (s *Env) PokeWebhook(ctx context.Context) error {
 	pods, err := s.WebhookPods(ctx)
 	if err != nil {
 		return err
@@ -187,8 +187,8 @@ func (s *Stage) PokeWebhook(ctx context.Context) error {
 	return nil
 }
 
-// Copies returns the secrets of the pool's token in the stage's namespace.
-func (s *Stage) Copies(ctx context.Context) (map[string]*corev1.Secret, error) {
+// Copies returns the secrets of the pool's token in the namespace.
+func (s *Env) Copies(ctx context.Context) (map[string]*corev1.Secret, error) {
 	found := map[string]*corev1.Secret{}
 	for _, name := range product.TokenSecrets() {
 		secret, err := s.Client.CoreV1().Secrets(s.Namespace).Get(ctx, name, metav1.GetOptions{})
@@ -203,19 +203,19 @@ func (s *Stage) Copies(ctx context.Context) (map[string]*corev1.Secret, error) {
 	return found, nil
 }
 
-// EnsureNamespace makes the stage's namespace and waits until pods can be made in
+// EnsureNamespace makes the namespace and waits until pods can be made in
 // it.
-func (s *Stage) EnsureNamespace(ctx context.Context) error { return s.ensureNamespace(ctx) }
+func (s *Env) EnsureNamespace(ctx context.Context) error { return s.ensureNamespace(ctx) }
 
-// Empty deletes the pods of the stage's namespace, what would make others, and
+// Empty deletes the pods of the namespace, what would make others, and
 // quotas.
-func (s *Stage) Empty(ctx context.Context) error { return s.emptyNamespace(ctx) }
+func (s *Env) Empty(ctx context.Context) error { return s.emptyNamespace(ctx) }
 
-// RemoveNamespace empties the stage's namespace and deletes it; what else is in it
+// RemoveNamespace empties the namespace and deletes it; what else is in it
 // goes a little later.
-func (s *Stage) RemoveNamespace(ctx context.Context) error { return s.removeNamespace(ctx) }
+func (s *Env) RemoveNamespace(ctx context.Context) error { return s.removeNamespace(ctx) }
 
 // Logs returns what a container of a pod has printed.
-func (s *Stage) Logs(ctx context.Context, pod, container string) (string, error) {
+func (s *Env) Logs(ctx context.Context, pod, container string) (string, error) {
 	return s.Kubectl(ctx, "logs", pod, "--namespace", s.Namespace, "--container", container)
 }

@@ -1,4 +1,4 @@
-package stage
+package testenv
 
 import (
 	"context"
@@ -15,7 +15,7 @@ import (
 )
 
 func TestUnitsAreThePeak(t *testing.T) {
-	s := &Stage{}
+	s := &Env{}
 	tests := map[string]struct {
 		init []corev1.Container
 		apps []corev1.Container
@@ -62,7 +62,7 @@ func TestDescribe(t *testing.T) {
 }
 
 func TestUpgradeArgs(t *testing.T) {
-	s := &Stage{Repository: "/repo"}
+	s := &Env{Repository: "/repo"}
 	got := s.UpgradeArgs("memoryUnit=0.1", "node.injection=cdi")
 	want := []string{
 		"upgrade", "divvy", "/repo/charts/divvy", "--namespace", "divvy-system", "--reset-then-reuse-values",
