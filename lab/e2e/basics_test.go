@@ -46,7 +46,7 @@ func TestGuide(t *testing.T) {
 	start(t, one("pod-1", 4), one("pod-2", 8), one("pod-3", 12))
 	wantCards(t, map[string]int{"pod-1": 0, "pod-2": 0, "pod-3": 1})
 	for pod, want := range map[string]string{"pod-1": "gcu0", "pod-2": "gcu0", "pod-3": "gcu1"} {
-		text, err := lab.Exec(ctx, pod, "app", "ls", "/dev")
+		text, err := lab.Pods.Exec(ctx, pod, "app", "ls", "/dev")
 		must(t, err)
 		var got []string
 		for _, file := range strings.Fields(text) {
@@ -59,7 +59,7 @@ func TestGuide(t *testing.T) {
 		}
 	}
 	pending(t, create(t, one("pod-4", 20))[0], noRoom)
-	must(t, lab.Delete(ctx, "pod-2"))
+	must(t, lab.Pods.Delete(ctx, "pod-2"))
 	wantCards(t, map[string]int{"pod-1": 0, "pod-3": 1})
 }
 
@@ -116,18 +116,18 @@ func filter(t *testing.T, ctx context.Context, units int64, nodes ...string) fil
 
 func TestContainersOfAPodShareACard(t *testing.T) {
 	begin(t, guide)
-	two := lab.Pod("two", testenv.Container("a", 4), testenv.Container("b", 3))
-	helped := lab.Pod("helped", testenv.Container("helper", 0), testenv.Container("app", 5))
+	two := lab.Pods.New("two", testenv.Container("a", 4), testenv.Container("b", 3))
+	helped := lab.Pods.New("helped", testenv.Container("helper", 0), testenv.Container("app", 5))
 	// The init container alone asks for more than what follows it.
-	inits := lab.Pod("inits", testenv.Container("app", 2))
+	inits := lab.Pods.New("inits", testenv.Container("app", 2))
 	inits.Spec.InitContainers = []corev1.Container{testenv.Container("first", 7, "true"), testenv.Container("second", 10, "true")}
-	sidecar := lab.Pod("sidecar", testenv.Container("app", 6))
+	sidecar := lab.Pods.New("sidecar", testenv.Container("app", 6))
 	sidecar.Spec.InitContainers = []corev1.Container{testenv.Sidecar("side", 3)}
 	// 1 + 6 while init runs, then 1 + 4 + 3.
-	all := lab.Pod("all", testenv.Container("a", 4), testenv.Container("b", 3))
+	all := lab.Pods.New("all", testenv.Container("a", 4), testenv.Container("b", 3))
 	all.Spec.InitContainers = []corev1.Container{testenv.Sidecar("side", 1), testenv.Container("init", 6, "true")}
 	// The init container comes before the sidecar: 9, then 2 + 5.
-	before := lab.Pod("before", testenv.Container("app", 5))
+	before := lab.Pods.New("before", testenv.Container("app", 5))
 	before.Spec.InitContainers = []corev1.Container{testenv.Container("init", 9, "true"), testenv.Sidecar("side", 2)}
 
 	pods := []*corev1.Pod{two, helped, inits, sidecar, all, before}
@@ -202,8 +202,8 @@ func TestNodeNameByHand(t *testing.T) {
 	tooLarge := one("too-large", 17)
 	tooLarge.Spec.NodeName = lab.Cluster.NodeName()
 	create(t, tooLarge)
-	must(t, lab.WaitPhase(ctx, podTimeout, corev1.PodFailed, "too-large"))
-	pod, err := lab.Get(ctx, "too-large")
+	must(t, lab.Pods.WaitPhase(ctx, podTimeout, corev1.PodFailed, "too-large"))
+	pod, err := lab.Pods.API.Get(ctx, "too-large", metav1.GetOptions{})
 	must(t, err)
 	if pod.Status.Reason != "UnexpectedAdmissionError" ||
 		!strings.Contains(pod.Status.Message, "needs 17 units of one device, at most 16 are free") {
@@ -222,7 +222,7 @@ func TestInspectCommand(t *testing.T) {
 	start(t, one("shown", 12))
 	agree(t)
 	for _, args := range [][]string{nil, {lab.Cluster.NodeName()}, {"--output", "wide"}} {
-		text, err := lab.Kubectl(ctx, append([]string{"divvy", "inspect"}, args...)...)
+		text, err := lab.CLI.Kubectl(ctx, append([]string{"divvy", "inspect"}, args...)...)
 		must(t, err)
 		for _, want := range []string{lab.Cluster.NodeName(), "shown", "12", "128"} {
 			if !strings.Contains(text, want) {
@@ -230,10 +230,10 @@ func TestInspectCommand(t *testing.T) {
 			}
 		}
 	}
-	text, err := lab.Kubectl(ctx, "divvy", "inspect", "--output", "json")
+	text, err := lab.CLI.Kubectl(ctx, "divvy", "inspect", "--output", "json")
 	must(t, err)
 	wantInspectJSON(t, text, "shown", 12)
-	if text, err := lab.Kubectl(ctx, "divvy", "inspect", "no-such-node"); err == nil || !strings.Contains(err.Error(), "no-such-node") {
+	if text, err := lab.CLI.Kubectl(ctx, "divvy", "inspect", "no-such-node"); err == nil || !strings.Contains(err.Error(), "no-such-node") {
 		t.Errorf("an unknown node: %v, %q; want an error that names it", err, text)
 	}
 }

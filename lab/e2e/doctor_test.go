@@ -39,7 +39,7 @@ const mendTimeout = 90 * time.Second
 // examine runs the doctor as a person does and returns its report and exit code.
 func examine(ctx context.Context) (doctor.Report, int, error) {
 	var report doctor.Report
-	text, err := lab.Kubectl(ctx, "divvy", "doctor", "--output", "json", "--settle", "0")
+	text, err := lab.CLI.Kubectl(ctx, "divvy", "doctor", "--output", "json", "--settle", "0")
 	code := 0
 	var exit *exec.ExitError
 	if errors.As(err, &exit) {
@@ -122,7 +122,7 @@ func TestDoctor(t *testing.T) {
 				t.Fatal("the doctor names no command")
 			}
 			for _, c := range commands {
-				if _, err := lab.Command(ctx, "", "bash", "-c", c); err != nil {
+				if _, err := lab.CLI.Command(ctx, "", "bash", "-c", c); err != nil {
 					t.Fatalf("$ %s\n%v", c, err)
 				}
 			}
@@ -132,7 +132,7 @@ func TestDoctor(t *testing.T) {
 		})
 	}
 	// The installation is the one that it was.
-	must(t, lab.Label(ctx, product.EnabledLabel, "true"))
+	must(t, lab.Node.Label(ctx, product.EnabledLabel, "true"))
 	start(t, one("after", 4))
 	agree(t)
 }
@@ -216,7 +216,7 @@ func illnesses(node string) map[string]illness {
 			},
 			check: "waiting", object: "Pod " + namespace + "/too-large", problem: "insufficient GCU Memory in one gcu device",
 			remedy: "kubectl divvy inspect",
-			mend:   func(t *testing.T, ctx context.Context) { t.Helper(); must(t, lab.Delete(ctx, "too-large")) },
+			mend:   func(t *testing.T, ctx context.Context) { t.Helper(); must(t, lab.Pods.Delete(ctx, "too-large")) },
 		},
 		"the scheduler's manifest is restored by hand": {
 			plant: restoreManifest,
@@ -249,7 +249,7 @@ func illnesses(node string) map[string]illness {
 func kubectl(args ...string) func(*testing.T, context.Context) {
 	return func(t *testing.T, ctx context.Context) {
 		t.Helper()
-		_, err := lab.Kubectl(ctx, args...)
+		_, err := lab.CLI.Kubectl(ctx, args...)
 		must(t, err)
 	}
 }
@@ -323,7 +323,7 @@ func certificate(t *testing.T, by map[string][]byte, ends time.Duration, names .
 
 // signalSchedconf sends a signal to the program that keeps kube-scheduler wired.
 func signalSchedconf(ctx context.Context, signal syscall.Signal) error {
-	pod, err := lab.DivvyPod(ctx, "divvy-schedconf")
+	pod, err := lab.Divvy.Pod(ctx, "divvy-schedconf")
 	if err != nil {
 		return err
 	}

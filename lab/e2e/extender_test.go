@@ -37,7 +37,7 @@ func post(ctx context.Context, verb, contentType string, body io.Reader) (status
 func TestBadRequests(t *testing.T) {
 	ctx := begin(t, guide)
 	start(t, one("holder", 4))
-	before, err := lab.DivvyPod(ctx, testenv.Extender)
+	before, err := lab.Divvy.Pod(ctx, testenv.Extender)
 	must(t, err)
 	pod := `"Pod":{"metadata":{"name":"p","namespace":"d","uid":"u"},"spec":{"containers":[{"name":"a",` +
 		`"resources":{"requests":{"enflame.com/gcu-memory":"4"}}}]}}`
@@ -130,7 +130,7 @@ func TestBadRequests(t *testing.T) {
 		t.Logf("%d large requests were read, %d rejected", read, rejected)
 	})
 
-	after, err := lab.DivvyPod(ctx, testenv.Extender)
+	after, err := lab.Divvy.Pod(ctx, testenv.Extender)
 	must(t, err)
 	if after.UID != before.UID || after.Status.ContainerStatuses[0].RestartCount != before.Status.ContainerStatuses[0].RestartCount {
 		t.Errorf("the extender did not live through it: %s", testenv.Describe(after))

@@ -22,7 +22,7 @@ func TestFaults(t *testing.T) {
 	s := demos.New("faults", lab, io.MultiWriter(logWriter{t}, &printed))
 	must(t, s.Faults(ctx, true))
 	must(t, s.Checks.Err())
-	must(t, lab.CheckShown("docs/demo.md", "make faults", printed.String()))
+	must(t, lab.CLI.CheckShown("docs/demo.md", "make faults", printed.String()))
 }
 
 // hardwareWith sets the cards of mixed after a change.
@@ -43,7 +43,7 @@ func TestSwappedDevice(t *testing.T) {
 	after := strings.Replace(before, "GPU-3b1f", "GPU-4c2a", 1)
 	hardwareWith(t, ctx, func(h *vendorsim.Topology) { h.Cards[1].UUID = after })
 	must(t, testenv.Poll(ctx, settingTimeout, "the node to show the new GPU", func(ctx context.Context) error {
-		cards, err := lab.Published(ctx, demos.GPU)
+		cards, err := lab.Node.Published(ctx, demos.GPU)
 		if err != nil {
 			return err
 		}

@@ -89,7 +89,7 @@ func TestCardBreaksUnderPods(t *testing.T) {
 
 			// Kubelet admits running pods anew when it starts.
 			must(t, lab.Cluster.Restart(ctx, cluster.Kubelet))
-			must(t, lab.WaitDivvy(ctx, settingTimeout))
+			must(t, lab.Divvy.Wait(ctx, settingTimeout))
 			wantCards(t, map[string]int{"before": 0, "during": 1})
 			undisturbed(t, alive)
 
@@ -109,7 +109,7 @@ func TestDriverGoesAndComes(t *testing.T) {
 	ctx := begin(t, guide)
 	start(t, one("before", 4))
 	alive := lives(t)
-	daemon, err := lab.DivvyPod(ctx, testenv.NodeDaemon)
+	daemon, err := lab.Divvy.Pod(ctx, testenv.NodeDaemon)
 	must(t, err)
 
 	topology, err := lab.Topology(testenv.Guide)
@@ -131,7 +131,7 @@ func TestDriverGoesAndComes(t *testing.T) {
 		t.Errorf("pods are on the cards %v, want before on card 0", got)
 	}
 	undisturbed(t, alive)
-	now, err := lab.DivvyPod(ctx, testenv.NodeDaemon)
+	now, err := lab.Divvy.Pod(ctx, testenv.NodeDaemon)
 	must(t, err)
 	if now.UID != daemon.UID || now.Status.ContainerStatuses[0].RestartCount != daemon.Status.ContainerStatuses[0].RestartCount {
 		t.Errorf("%s was started again while the driver was away, want it to wait", testenv.NodeDaemon)
@@ -168,7 +168,7 @@ func TestCardsOfDifferentSizes(t *testing.T) {
 	start(t, one("large", 40), one("whole", 16), one("middle", 20), one("rest", 12))
 	wantCards(t, map[string]int{"large": 0, "whole": 3, "middle": 1, "rest": 1})
 	pending(t, create(t, one("too-large", 33))[0], noRoom)
-	must(t, lab.Delete(ctx, "large"))
+	must(t, lab.Pods.Delete(ctx, "large"))
 	running(t, "too-large")
 	wantCards(t, map[string]int{"too-large": 0, "whole": 3, "middle": 1, "rest": 1})
 	// What the largest card could hold and no other.
@@ -186,9 +186,9 @@ func TestFinestUnit(t *testing.T) {
 	start(t, one("four", 4000), one("whole", 32000))
 	wantCards(t, map[string]int{"four": 0, "whole": 1})
 	pending(t, create(t, one("too-large", 32001))[0], noRoom)
-	must(t, lab.Delete(ctx, "too-large"))
+	must(t, lab.Pods.Delete(ctx, "too-large"))
 
-	daemon, err := lab.DivvyPod(ctx, testenv.NodeDaemon)
+	daemon, err := lab.Divvy.Pod(ctx, testenv.NodeDaemon)
 	must(t, err)
 	var pods []*corev1.Pod
 	for i := range 8 {
@@ -197,7 +197,7 @@ func TestFinestUnit(t *testing.T) {
 	createAtOnce(t, pods)
 	running(t, namesOf(pods)...)
 	agree(t)
-	now, err := lab.DivvyPod(ctx, testenv.NodeDaemon)
+	now, err := lab.Divvy.Pod(ctx, testenv.NodeDaemon)
 	must(t, err)
 	if now.UID != daemon.UID || now.Status.ContainerStatuses[0].RestartCount != daemon.Status.ContainerStatuses[0].RestartCount {
 		t.Errorf("%s did not live through it: %s", testenv.NodeDaemon, testenv.Describe(now))

@@ -66,7 +66,7 @@ func begin(t *testing.T, want setting) context.Context {
 		if t.Failed() {
 			t.Log(situation(ctx))
 		}
-		if err := errors.Join(lab.DeleteAllPods(ctx), emptied(ctx)); err != nil {
+		if err := errors.Join(lab.Pods.DeleteAll(ctx), emptied(ctx)); err != nil {
 			t.Errorf("after the test: %v", err)
 		}
 	})
@@ -96,7 +96,7 @@ func change(ctx context.Context, want setting) error {
 	}
 	settings := []string{"memoryUnit=" + want.unit, "node.injection=" + string(want.injection)}
 	if current.values == want.values {
-		if err := lab.Upgrade(ctx, settings...); err != nil {
+		if err := lab.Divvy.Upgrade(ctx, settings...); err != nil {
 			return err
 		}
 	} else {
@@ -108,24 +108,24 @@ func change(ctx context.Context, want setting) error {
 		for _, s := range settings {
 			args = append(args, "--set-string", s)
 		}
-		if err := lab.Reconfigure(ctx, files, args...); err != nil {
+		if err := lab.Divvy.Reconfigure(ctx, files, args...); err != nil {
 			return err
 		}
 	}
 	if current.topology != want.topology {
 		// A daemon that goes on would show the former cards as lost ones.
-		if err := lab.DeleteDivvyPods(ctx, testenv.NodeDaemon); err != nil {
+		if err := lab.Divvy.DeletePods(ctx, testenv.NodeDaemon); err != nil {
 			return err
 		}
 	}
 	current = want
-	return lab.WaitDivvy(ctx, settingTimeout)
+	return lab.Divvy.Wait(ctx, settingTimeout)
 }
 
 // offered waits until the node offers what the setting says.
 func offered(ctx context.Context, want setting) error {
 	return testenv.Poll(ctx, settingTimeout, "the node to offer its cards", func(ctx context.Context) error {
-		if err := lab.DivvyAnswers(ctx); err != nil {
+		if err := lab.Divvy.Answers(ctx); err != nil {
 			return err
 		}
 		units, cards, err := allocatable(ctx)
@@ -163,7 +163,7 @@ func situation(ctx context.Context) string {
 	defer cancel()
 	var b strings.Builder
 	show := func(args ...string) {
-		text, err := lab.Kubectl(ctx, args...)
+		text, err := lab.CLI.Kubectl(ctx, args...)
 		fmt.Fprintf(&b, "$ kubectl %s\n%s\n", strings.Join(args, " "), text)
 		if err != nil {
 			fmt.Fprintf(&b, "%v\n", err)
@@ -186,7 +186,7 @@ func must(t *testing.T, err error) {
 
 // one returns a pod of one container.
 func one(name string, units int64, command ...string) *corev1.Pod {
-	return lab.Pod(name, testenv.Container("app", units, command...))
+	return lab.Pods.New(name, testenv.Container("app", units, command...))
 }
 
 func namesOf(pods []*corev1.Pod) []string {
@@ -200,7 +200,7 @@ func namesOf(pods []*corev1.Pod) []string {
 // create makes pods and returns them as the API server has them.
 func create(t *testing.T, pods ...*corev1.Pod) []*corev1.Pod {
 	t.Helper()
-	made, err := lab.Create(t.Context(), pods...)
+	made, err := lab.Pods.Create(t.Context(), pods...)
 	must(t, err)
 	return made
 }
@@ -220,7 +220,7 @@ func createAtOnce(t *testing.T, pods []*corev1.Pod) {
 	group, ctx := errgroup.WithContext(t.Context())
 	for _, pod := range pods {
 		group.Go(func() error {
-			_, err := lab.Create(ctx, pod)
+			_, err := lab.Pods.Create(ctx, pod)
 			return err
 		})
 	}
@@ -230,7 +230,7 @@ func createAtOnce(t *testing.T, pods []*corev1.Pod) {
 // running waits until pods run.
 func running(t *testing.T, names ...string) {
 	t.Helper()
-	must(t, lab.WaitPhase(t.Context(), podTimeout, corev1.PodRunning, names...))
+	must(t, lab.Pods.WaitPhase(t.Context(), podTimeout, corev1.PodRunning, names...))
 }
 
 // agree checks that all books agree within the promised time, and returns them.
@@ -288,9 +288,9 @@ func uses(node audit.Node) string {
 // checks that it is not bound.
 func pending(t *testing.T, pod *corev1.Pod, text string) {
 	t.Helper()
-	_, err := lab.WaitEvent(t.Context(), podTimeout, pod, text)
+	_, err := lab.Pods.WaitEvent(t.Context(), podTimeout, pod, text)
 	must(t, err)
-	now, err := lab.Get(t.Context(), pod.Name)
+	now, err := lab.Pods.API.Get(t.Context(), pod.Name, metav1.GetOptions{})
 	must(t, err)
 	if now.Status.Phase != corev1.PodPending || now.Spec.NodeName != "" {
 		t.Fatalf("%s, on node %q; want it Pending on none", testenv.Describe(now), now.Spec.NodeName)

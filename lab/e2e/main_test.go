@@ -32,7 +32,7 @@ func TestMain(m *testing.M) {
 			lab, auditor = s, audit.New(s)
 			context.AfterFunc(ctx, func() { interrupted.Store(true) })
 		},
-		func(ctx context.Context) error { return lab.In(demos.PoolNamespace).RemoveNamespace(ctx) })
+		func(ctx context.Context) error { return lab.In(demos.PoolNamespace).Pods.RemoveNamespace(ctx) })
 	if code != 0 {
 		os.Exit(code)
 	}

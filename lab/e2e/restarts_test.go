@@ -27,7 +27,7 @@ func TestRestarts(t *testing.T) {
 	for _, restart := range lab.Restarts() {
 		t.Run(strings.ReplaceAll(restart.Name, " ", "-"), func(t *testing.T) {
 			ctx := begin(t, guide)
-			shared := lab.Pod("shared", testenv.Container("a", 3), testenv.Container("b", 2))
+			shared := lab.Pods.New("shared", testenv.Container("a", 3), testenv.Container("b", 2))
 			shared.Spec.InitContainers = []corev1.Container{testenv.Sidecar("side", 1), testenv.Container("init", 7, "true")}
 			start(t, one("first", 8), shared, one("third", 12))
 			on := cards(agree(t))
@@ -54,7 +54,7 @@ func TestChangesWhileAPartIsAway(t *testing.T) {
 		must(t, lab.Client.CoreV1().Pods(namespace).Delete(ctx, "goes", metav1.DeleteOptions{}))
 		create(t, one("comes", 6))
 		must(t, lab.Cluster.Start(ctx, cluster.Kubelet))
-		must(t, lab.WaitGone(ctx, "goes"))
+		must(t, lab.Pods.WaitGone(ctx, "goes"))
 		running(t, "comes")
 		agree(t)
 	})
@@ -63,7 +63,7 @@ func TestChangesWhileAPartIsAway(t *testing.T) {
 		start(t, one("stays", 4), one("goes", 8))
 		scaleExtender(t, ctx, 0)
 		must(t, lab.Client.CoreV1().Pods(namespace).Delete(ctx, "goes", metav1.DeleteOptions{}))
-		must(t, lab.WaitGone(ctx, "goes"))
+		must(t, lab.Pods.WaitGone(ctx, "goes"))
 		byHand := one("by-hand", 6)
 		byHand.Spec.NodeName = lab.Cluster.NodeName()
 		start(t, byHand)
@@ -72,7 +72,7 @@ func TestChangesWhileAPartIsAway(t *testing.T) {
 		// A person still sees who holds what.
 		// The containers of the one that goes end a moment after it is gone.
 		must(t, testenv.Poll(ctx, agreeTimeout, "inspect to show what is held", func(ctx context.Context) error {
-			text, err := lab.Kubectl(ctx, "divvy", "inspect", "--output", "json")
+			text, err := lab.CLI.Kubectl(ctx, "divvy", "inspect", "--output", "json")
 			if err != nil {
 				return err
 			}
@@ -81,14 +81,14 @@ func TestChangesWhileAPartIsAway(t *testing.T) {
 			}
 			return nil
 		}))
-		table, err := lab.Kubectl(ctx, "divvy", "inspect")
+		table, err := lab.CLI.Kubectl(ctx, "divvy", "inspect")
 		must(t, err)
 		for _, want := range []string{lab.Cluster.NodeName(), "stays", "by-hand", "10", "128"} {
 			if !strings.Contains(table, want) {
 				t.Errorf("without the extender, kubectl divvy inspect does not show %q:\n%s", want, table)
 			}
 		}
-		_, err = lab.WaitEvent(ctx, podTimeout, waits, "gcushare-scheduler/filter")
+		_, err = lab.Pods.WaitEvent(ctx, podTimeout, waits, "gcushare-scheduler/filter")
 		must(t, err)
 
 		scaleExtender(t, ctx, 1)
@@ -101,7 +101,7 @@ func TestChangesWhileAPartIsAway(t *testing.T) {
 		alive := lives(t)
 		stopDaemon(t, ctx)
 		must(t, lab.Client.CoreV1().Pods(namespace).Delete(ctx, "goes", metav1.DeleteOptions{}))
-		must(t, lab.WaitGone(ctx, "goes"))
+		must(t, lab.Pods.WaitGone(ctx, "goes"))
 		must(t, emptiedBut(ctx, 4))
 		startDaemon(t, ctx)
 		delete(alive, "goes/app")
@@ -137,14 +137,14 @@ func scaleExtender(t *testing.T, ctx context.Context, replicas int32) {
 			return err
 		}
 		if replicas > 0 {
-			return lab.WaitDivvy(ctx, settingTimeout)
+			return lab.Divvy.Wait(ctx, settingTimeout)
 		}
 		return testenv.Poll(ctx, podTimeout, "the extender to be gone", func(ctx context.Context) error {
-			pods, err := lab.DivvyPods(ctx, testenv.Extender)
+			pods, err := lab.Divvy.Pods(ctx, testenv.Extender)
 			if err == nil && len(pods) > 0 {
 				err = errors.New("it is still there")
 			}
-			if err == nil && lab.DivvyAnswers(ctx) == nil {
+			if err == nil && lab.Divvy.Answers(ctx) == nil {
 				err = errors.New("it still answers")
 			}
 			return err
@@ -180,7 +180,7 @@ func stopDaemon(t *testing.T, ctx context.Context) {
 
 func startDaemon(t *testing.T, ctx context.Context) {
 	t.Helper()
-	if err := errors.Join(selectDaemon(ctx, "null"), lab.WaitDivvy(ctx, settingTimeout)); err != nil {
+	if err := errors.Join(selectDaemon(ctx, "null"), lab.Divvy.Wait(ctx, settingTimeout)); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -218,7 +218,7 @@ func TestNodeLeavesAndReturns(t *testing.T) {
 			lab.Cluster.LabelNode(ctx, "node-role.kubernetes.io/control-plane", ""),
 			lab.Cluster.LabelNode(ctx, product.NodeLabel, "true"))
 	}))
-	must(t, lab.WaitDivvy(ctx, settingTimeout))
+	must(t, lab.Divvy.Wait(ctx, settingTimeout))
 	must(t, offered(ctx, guide))
 	wantCards(t, on)
 	undisturbed(t, alive)

@@ -89,7 +89,7 @@ func startLoad(t *testing.T) *load {
 				return
 			case <-tick.C:
 			}
-			if _, err := lab.Create(ctx, l.pod()); err != nil {
+			if _, err := lab.Pods.Create(ctx, l.pod()); err != nil {
 				t.Errorf("create a pod: %v", err)
 			}
 		}
@@ -210,7 +210,7 @@ func stays(t *testing.T) (check func()) {
 
 // published is the inventory on the node's object.
 func published(ctx context.Context) (string, error) {
-	node, err := lab.Node(ctx)
+	node, err := lab.Node.Get(ctx)
 	if err != nil {
 		return "", err
 	}
@@ -237,14 +237,14 @@ func TestRollingUpdate(t *testing.T) {
 	var longest time.Duration
 	config := "nvidia"
 	for begun := time.Now(); time.Since(begun) < length; {
-		must(t, lab.RollDivvy(ctx, settingTimeout))
+		must(t, lab.Divvy.Roll(ctx, settingTimeout))
 		updates++
-		pod, err := lab.DivvyPod(ctx, testenv.NodeDaemon)
+		pod, err := lab.Divvy.Pod(ctx, testenv.NodeDaemon)
 		must(t, err)
 		for _, c := range pod.Status.ContainerStatuses {
 			restarts += int(c.RestartCount)
 		}
-		text, err := lab.Kubectl(ctx, "logs", "--namespace", product.Namespace, pod.Name)
+		text, err := lab.CLI.Kubectl(ctx, "logs", "--namespace", product.Namespace, pod.Name)
 		must(t, err)
 		match := waited.FindStringSubmatch(text)
 		if match == nil {
@@ -259,7 +259,7 @@ func TestRollingUpdate(t *testing.T) {
 			config = map[string]string{"nvidia": "reloaded", "reloaded": "nvidia"}[config]
 			choose(t, config)
 			must(t, testenv.Poll(ctx, settingTimeout, "the configuration to be in use", func(ctx context.Context) error {
-				text, err := lab.Kubectl(ctx, "logs", "--namespace", product.Namespace, pod.Name)
+				text, err := lab.CLI.Kubectl(ctx, "logs", "--namespace", product.Namespace, pod.Name)
 				if err == nil && strings.Count(text, "The new configuration is in use") == 0 {
 					err = errors.New("it is not")
 				}
@@ -311,7 +311,7 @@ func TestEarlierRelease(t *testing.T) {
 			`"template":{"spec":{"containers":[{"name":%q,"env":[{"name":"POD_UID",%s}]}]}}}}`, surge, unavailable, testenv.NodeDaemon, uid)
 		_, err := lab.Client.AppsV1().DaemonSets(product.Namespace).Patch(ctx, testenv.NodeDaemon, types.StrategicMergePatchType, patch,
 			metav1.PatchOptions{})
-		return errors.Join(err, lab.WaitDivvy(ctx, settingTimeout))
+		return errors.Join(err, lab.Divvy.Wait(ctx, settingTimeout))
 	}
 	const own = `"value":null,"valueFrom":{"fieldRef":{"apiVersion":"v1","fieldPath":"metadata.uid"}}`
 	t.Cleanup(func() {
@@ -321,11 +321,11 @@ func TestEarlierRelease(t *testing.T) {
 	})
 	// A daemon without an identity does not listen, as one of the earlier release.
 	must(t, set(ctx, 0, 1, `"value":"","valueFrom":null`))
-	before, err := lab.DivvyPod(ctx, testenv.NodeDaemon)
+	before, err := lab.Divvy.Pod(ctx, testenv.NodeDaemon)
 	must(t, err)
 	start(t, asking("earlier", demos.GPU, 1))
 	must(t, set(ctx, 1, 0, own))
-	after, err := lab.DivvyPod(ctx, testenv.NodeDaemon)
+	after, err := lab.Divvy.Pod(ctx, testenv.NodeDaemon)
 	must(t, err)
 	if after.UID == before.UID {
 		t.Error("the pod was not replaced")
@@ -343,10 +343,10 @@ func TestDaemonCrash(t *testing.T) {
 	l := startLoad(t)
 	pause(ctx)
 	killed := time.Now()
-	must(t, lab.KillDivvy(ctx, testenv.NodeDaemon))
-	must(t, lab.WaitDivvy(ctx, settingTimeout))
+	must(t, lab.Divvy.Kill(ctx, testenv.NodeDaemon))
+	must(t, lab.Divvy.Wait(ctx, settingTimeout))
 	ready := time.Since(killed)
-	pod, err := lab.DivvyPod(ctx, testenv.NodeDaemon)
+	pod, err := lab.Divvy.Pod(ctx, testenv.NodeDaemon)
 	must(t, err)
 	begun, registered, err := registration(ctx, pod.Name)
 	must(t, err)
@@ -372,7 +372,7 @@ func TestDaemonCrash(t *testing.T) {
 // registration returns when the daemon's process was started, and when it had
 // registered the last of its resources.
 func registration(ctx context.Context, pod string) (begun, registered time.Time, err error) {
-	text, err := lab.Kubectl(ctx, "logs", "--timestamps", "--namespace", product.Namespace, pod)
+	text, err := lab.CLI.Kubectl(ctx, "logs", "--timestamps", "--namespace", product.Namespace, pod)
 	if err != nil {
 		return begun, registered, err
 	}

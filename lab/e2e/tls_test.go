@@ -69,7 +69,7 @@ func TestBindOverTLS(t *testing.T) {
 	if got := bind(); !strings.Contains(got, "bind rejected") || !strings.Contains(got, "divvy-extender-client") {
 		t.Errorf("without a certificate: %q", got)
 	}
-	if now, err := lab.Get(ctx, waiting.Name); err != nil || now.Spec.NodeName != "" {
+	if now, err := lab.Pods.API.Get(ctx, waiting.Name, metav1.GetOptions{}); err != nil || now.Spec.NodeName != "" {
 		t.Fatalf("the pod is on node %q: %v", now.Spec.NodeName, err)
 	}
 	if got := bind(pair); got != "" {

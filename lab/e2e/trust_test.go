@@ -46,7 +46,7 @@ func TestForgedAnnotations(t *testing.T) {
 	withoutAnnotationPolicy(t)
 	start(t, one("honest", 4))
 	books := agree(t)
-	honest, err := lab.Get(ctx, "honest")
+	honest, err := lab.Pods.API.Get(ctx, "honest", metav1.GetOptions{})
 	must(t, err)
 	unsigned, err := json.Marshal(map[string]any{
 		"v": 1, "resource": product.Resource, "node": lab.Cluster.NodeName(), "device": books.Cards[7].UUID, "index": 7,
@@ -70,7 +70,7 @@ func TestForgedAnnotations(t *testing.T) {
 		}
 		running(t, "unsigned", "stolen", "garbage", "huge")
 		wantCards(t, want)
-		must(t, lab.Delete(ctx, "unsigned", "stolen", "garbage", "huge"))
+		must(t, lab.Pods.Delete(ctx, "unsigned", "stolen", "garbage", "huge"))
 	})
 	t.Run("with the node named", func(t *testing.T) {
 		want := map[string]int{"honest": 0}
@@ -83,7 +83,7 @@ func TestForgedAnnotations(t *testing.T) {
 		}
 		running(t, "unsigned", "stolen", "garbage", "huge")
 		wantCards(t, want)
-		must(t, lab.Delete(ctx, "unsigned", "stolen", "garbage", "huge"))
+		must(t, lab.Pods.Delete(ctx, "unsigned", "stolen", "garbage", "huge"))
 	})
 	t.Run("on a running pod", func(t *testing.T) {
 		start(t, one("patched", 12))
@@ -292,15 +292,15 @@ func TestDaemonKeepsToItsNode(t *testing.T) {
 		must(t, errors.Join(lab.Client.CoreV1().Pods(namespace).Delete(ctx, "there", now), lab.Client.CoreV1().Nodes().Delete(ctx,
 			elsewhere, now)))
 	})
-	daemon, err := lab.DivvyPod(ctx, testenv.NodeDaemon)
+	daemon, err := lab.Divvy.Pod(ctx, testenv.NodeDaemon)
 	must(t, err)
-	poolPods, err := lab.DivvyPods(ctx, "bitfusion-device-plugin")
+	poolPods, err := lab.Divvy.Pods(ctx, "bitfusion-device-plugin")
 	must(t, err)
 	if len(poolPods) != 1 {
 		t.Fatalf("%d pods of the pool's daemon", len(poolPods))
 	}
 	client, unbound := withToken(t, testenv.NodeDaemon, boundTo("Pod", daemon)), withToken(t, testenv.NodeDaemon, nil)
-	node, err := lab.Node(ctx)
+	node, err := lab.Node.Get(ctx)
 	must(t, err)
 	ofNode := withToken(t, testenv.NodeDaemon, boundTo("Node", node))
 	patchPod := func(client kubernetes.Interface, namespace, name string, patch []byte) error {
@@ -410,7 +410,7 @@ func TestGrantKeyChanges(t *testing.T) {
 	// Kubelet updates what it has mounted about once a minute, or when the pod
 	// changes.
 	for _, part := range []string{testenv.NodeDaemon, testenv.Extender} {
-		must(t, lab.Poke(ctx, part))
+		must(t, lab.Divvy.Poke(ctx, part))
 	}
 	for log, size := range since {
 		must(t, testenv.Poll(ctx, 2*settingTimeout, log+" to report a new key", func(context.Context) error {
@@ -426,8 +426,8 @@ func TestGrantKeyChanges(t *testing.T) {
 	wantCards(t, map[string]int{"before": 0, "after": 0})
 
 	// An extender that never saw the old key knows the pods all the same.
-	must(t, lab.DeleteDivvyPods(ctx, testenv.Extender))
-	must(t, lab.WaitDivvy(ctx, settingTimeout))
+	must(t, lab.Divvy.DeletePods(ctx, testenv.Extender))
+	must(t, lab.Divvy.Wait(ctx, settingTimeout))
 	wantCards(t, map[string]int{"before": 0, "after": 0})
 	undisturbed(t, alive)
 }

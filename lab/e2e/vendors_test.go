@@ -45,7 +45,7 @@ func beginMixed(t *testing.T) context.Context {
 			t.Log(situation(ctx))
 		}
 		hardware, err := lab.Cards(demos.Mixed)
-		err = errors.Join(err, lab.DeleteAllPods(ctx), lab.Label(ctx, testenv.ConfigLabel, ""), lab.SetHardware(ctx, hardware),
+		err = errors.Join(err, lab.Pods.DeleteAll(ctx), lab.Node.Label(ctx, testenv.ConfigLabel, ""), lab.SetHardware(ctx, hardware),
 			lab.ReleaseDevices(ctx), allFree(ctx))
 		if err != nil {
 			t.Errorf("after the test: %v", err)
@@ -61,7 +61,7 @@ func allFree(ctx context.Context) error {
 	for name, want := range map[corev1.ResourceName]int64{
 		demos.GPU: 2, demos.GPUMemory: 80, demos.IX: 2, demos.IXMemory: 128, demos.GCU: 2, demos.GCUMemory: 32,
 	} {
-		if _, err := lab.WaitAllocatable(ctx, settingTimeout, name, want); err != nil {
+		if _, err := lab.Node.WaitAllocatable(ctx, settingTimeout, name, want); err != nil {
 			return err
 		}
 	}
@@ -71,7 +71,7 @@ func allFree(ctx context.Context) error {
 // offers waits until the node offers so much of a resource.
 func offers(t *testing.T, name corev1.ResourceName, want int64) {
 	t.Helper()
-	_, err := lab.WaitAllocatable(t.Context(), settingTimeout, name, want)
+	_, err := lab.Node.WaitAllocatable(t.Context(), settingTimeout, name, want)
 	must(t, err)
 }
 
@@ -81,7 +81,7 @@ func shows(t *testing.T, name corev1.ResourceName, want int64) {
 	t.Helper()
 	must(t, testenv.Poll(t.Context(), settingTimeout, fmt.Sprintf("capacity and allocatable of %s to be %d", name, want),
 		func(ctx context.Context) error {
-			capacity, allocatable, err := lab.Offered(ctx, name)
+			capacity, allocatable, err := lab.Node.Offered(ctx, name)
 			if err == nil && (capacity != want || allocatable != want) {
 				err = fmt.Errorf("they are %d and %d", capacity, allocatable)
 			}
@@ -92,12 +92,12 @@ func shows(t *testing.T, name corev1.ResourceName, want int64) {
 // choose puts a configuration of mixed.yaml in force.
 func choose(t *testing.T, name string) {
 	t.Helper()
-	must(t, lab.Label(t.Context(), testenv.ConfigLabel, name))
+	must(t, lab.Node.Label(t.Context(), testenv.ConfigLabel, name))
 }
 
 // asking returns a pod of one container.
 func asking(name string, what corev1.ResourceName, amount int64) *corev1.Pod {
-	return lab.Pod(name, testenv.Asking("app", what, amount))
+	return lab.Pods.New(name, testenv.Asking("app", what, amount))
 }
 
 // sights returns what running pods see of cards.
@@ -105,7 +105,7 @@ func sights(t *testing.T, names ...string) map[string]testenv.Sight {
 	t.Helper()
 	seen := map[string]testenv.Sight{}
 	for _, name := range names {
-		sight, err := lab.See(t.Context(), name)
+		sight, err := lab.Pods.See(t.Context(), name)
 		must(t, err)
 		seen[name] = sight
 	}
@@ -115,11 +115,11 @@ func sights(t *testing.T, names ...string) map[string]testenv.Sight {
 // sameDaemon checks at the end that the daemon was not started again.
 func sameDaemon(t *testing.T) (check func()) {
 	t.Helper()
-	before, err := lab.DaemonLife(t.Context())
+	before, err := lab.Divvy.DaemonLife(t.Context())
 	must(t, err)
 	return func() {
 		t.Helper()
-		if after, err := lab.DaemonLife(t.Context()); err != nil || after != before {
+		if after, err := lab.Divvy.DaemonLife(t.Context()); err != nil || after != before {
 			t.Errorf("the daemon was %s, and is %s (%v)", before, after, err)
 		}
 	}
@@ -155,7 +155,7 @@ func TestOldFilesAsTheyAre(t *testing.T) {
 	shows(t, demos.GPU, 8)
 	shows(t, demos.IX, 2)
 	must(t, testenv.Poll(ctx, settingTimeout, "labels of time slices", func(ctx context.Context) error {
-		node, err := lab.Node(ctx)
+		node, err := lab.Node.Get(ctx)
 		if err != nil {
 			return err
 		}
@@ -169,8 +169,8 @@ func TestOldFilesAsTheyAre(t *testing.T) {
 
 	// failRequestsGreaterThanOne
 	create(t, asking("two-replicas", demos.GPU, 2))
-	must(t, lab.WaitPhase(ctx, podTimeout, corev1.PodFailed, "two-replicas"))
-	pod, err := lab.Get(ctx, "two-replicas")
+	must(t, lab.Pods.WaitPhase(ctx, podTimeout, corev1.PodFailed, "two-replicas"))
+	pod, err := lab.Pods.API.Get(ctx, "two-replicas", metav1.GetOptions{})
 	must(t, err)
 	if !strings.Contains(pod.Status.Message, "maximum request size for shared resources is 1") {
 		t.Errorf("%s; want the reason", testenv.Describe(pod))
@@ -309,13 +309,13 @@ func TestResourceLeavesUnderPods(t *testing.T) {
 	offers(t, demos.IX, 4)
 	pending(t, create(t, asking("refused", demos.GPUMemory, 1))[0], "Insufficient nvidia.com/gpu-memory")
 	must(t, lab.Cluster.Restart(ctx, cluster.Kubelet))
-	must(t, lab.WaitDivvy(ctx, settingTimeout))
+	must(t, lab.Divvy.Wait(ctx, settingTimeout))
 	running(t, "whole", "part")
 	undisturbed(t, alive)
 	if after := sights(t, "whole", "part"); !reflect.DeepEqual(after, before) {
 		t.Errorf("pods see %v, saw %v", after, before)
 	}
-	must(t, lab.Delete(ctx, "refused", "part", "whole"))
+	must(t, lab.Pods.Delete(ctx, "refused", "part", "whole"))
 	offers(t, demos.GPUMemory, 0)
 	offers(t, demos.GPU, 4)
 	choose(t, "")
@@ -327,7 +327,7 @@ func TestResourceLeavesUnderPods(t *testing.T) {
 func annotated(t *testing.T, name, what string) {
 	t.Helper()
 	must(t, testenv.Poll(t.Context(), agreeTimeout, "the annotation of "+name, func(ctx context.Context) error {
-		pod, err := lab.Get(ctx, name)
+		pod, err := lab.Pods.API.Get(ctx, name, metav1.GetOptions{})
 		if err == nil && !strings.Contains(pod.Annotations["divvy.dev/held"], `"`+what+`":["GPU-`) {
 			err = fmt.Errorf("divvy.dev/held is %q", pod.Annotations["divvy.dev/held"])
 		}
@@ -344,12 +344,12 @@ func TestConfigMapChangesUnderPods(t *testing.T) {
 	alive := lives(t)
 	t.Cleanup(func() {
 		ctx := context.WithoutCancel(ctx)
-		if err := errors.Join(lab.DeleteAllPods(ctx), lab.Reconfigure(ctx, []string{mixed.values}, "--set", "node.nodeSelector=null"),
+		if err := errors.Join(lab.Pods.DeleteAll(ctx), lab.Divvy.Reconfigure(ctx, []string{mixed.values}, "--set", "node.nodeSelector=null"),
 			allFree(ctx)); err != nil {
 			t.Errorf("put the configuration back: %v", err)
 		}
 	})
-	must(t, lab.Reconfigure(ctx, []string{mixed.values}, "--set", "node.nodeSelector=null", "--set-json",
+	must(t, lab.Divvy.Reconfigure(ctx, []string{mixed.values}, "--set", "node.nodeSelector=null", "--set-json",
 		`sharedResources=[{"name":"nvidia.com/gpu","vendor":"nvidia","mode":"timeSlicing","replicas":3},{"name":"enflame.com/gcu",`+
 			`"vendor":"enflame","mode":"exclusive"}]`))
 	offers(t, demos.GPU, 6)
@@ -360,7 +360,7 @@ func TestConfigMapChangesUnderPods(t *testing.T) {
 	patch := []byte(`{"data":{"config.yaml":"apiVersion: config.divvy.dev/v1alpha1\nkind: NodeConfig\ncolour: red\nresources: []\n"}}`)
 	_, err := lab.Client.CoreV1().ConfigMaps(product.Namespace).Patch(ctx, "divvy-node", types.MergePatchType, patch, metav1.PatchOptions{})
 	must(t, err)
-	must(t, lab.Poke(ctx, testenv.NodeDaemon))
+	must(t, lab.Divvy.Poke(ctx, testenv.NodeDaemon))
 	must(t, testenv.Poll(ctx, 2*settingTimeout, "the log to tell of the mistake", func(context.Context) error {
 		data, err := os.ReadFile(nodeLog)
 		if err == nil && !strings.Contains(string(data[min(since, len(data)):]), "colour") {
@@ -393,27 +393,27 @@ metadata:
 func TestConfigMapOfIluvatarsGuide(t *testing.T) {
 	ctx := beginMixed(t)
 	reconfigure := func(ctx context.Context, args ...string) error {
-		return lab.Reconfigure(ctx, []string{mixed.values}, append(args, "--set", "node.nodeSelector=null")...)
+		return lab.Divvy.Reconfigure(ctx, []string{mixed.values}, append(args, "--set", "node.nodeSelector=null")...)
 	}
 	kubectl := lab.Cluster.Program("kubectl")
 	t.Cleanup(func() {
 		ctx := context.WithoutCancel(ctx)
-		_, err := lab.Kubectl(ctx, "delete", "configmap", "ix-config", "--namespace", product.Namespace, "--ignore-not-found")
-		if err := errors.Join(err, reconfigure(ctx), lab.WaitDivvy(ctx, settingTimeout)); err != nil {
+		_, err := lab.CLI.Kubectl(ctx, "delete", "configmap", "ix-config", "--namespace", product.Namespace, "--ignore-not-found")
+		if err := errors.Join(err, reconfigure(ctx), lab.Divvy.Wait(ctx, settingTimeout)); err != nil {
 			t.Errorf("put the configuration back: %v", err)
 		}
 	})
-	_, err := lab.Command(ctx, ixConfigMap, kubectl, "create", "-f", "-")
+	_, err := lab.CLI.Command(ctx, ixConfigMap, kubectl, "create", "-f", "-")
 	must(t, err)
 	must(t, reconfigure(ctx, "--set-string", "node.ixConfigMap=ix-config"))
-	must(t, lab.WaitDivvy(ctx, settingTimeout))
+	must(t, lab.Divvy.Wait(ctx, settingTimeout))
 	offers(t, demos.IX, 8)
 	offers(t, demos.GPU, 2)
 
 	check := sameDaemon(t)
-	_, err = lab.Command(ctx, strings.Replace(ixConfigMap, "replicas: 4", "replicas: 2", 1), kubectl, "replace", "-f", "-")
+	_, err = lab.CLI.Command(ctx, strings.Replace(ixConfigMap, "replicas: 4", "replicas: 2", 1), kubectl, "replace", "-f", "-")
 	must(t, err)
-	must(t, lab.Poke(ctx, testenv.NodeDaemon))
+	must(t, lab.Divvy.Poke(ctx, testenv.NodeDaemon))
 	offers(t, demos.IX, 4)
 	check()
 }
@@ -428,7 +428,7 @@ func TestASecondDaemonWaits(t *testing.T) {
 	must(t, os.WriteFile(config, []byte(text), 0o600))
 	second, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
-	_, err := lab.Command(second, "", filepath.Join(product.Programs(), "divvy-node"), "--node-name="+lab.Cluster.NodeName(),
+	_, err := lab.CLI.Command(second, "", filepath.Join(product.Programs(), "divvy-node"), "--node-name="+lab.Cluster.NodeName(),
 		"--config="+config)
 	if err == nil || !strings.Contains(err.Error(), "Another divvy-node runs on this node") {
 		t.Errorf("a second daemon: %v; want it to say that another one runs", err)

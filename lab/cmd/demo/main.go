@@ -53,7 +53,7 @@ cards of 16 GB stand in for them.
 	if err := d.play(ctx); err != nil {
 		return fmt.Errorf("the demo could not go on after %d checks: %w", d.checks.Made(), errors.Join(err, d.checks.Err()))
 	}
-	d.checks.NoError("docs/demo.md shows what was printed", s.CheckShown("docs/demo.md", "make demo", printed.String()))
+	d.checks.NoError("docs/demo.md shows what was printed", s.CLI.CheckShown("docs/demo.md", "make demo", printed.String()))
 	fmt.Fprintf(out, "\nThe cluster still runs, for you to play with; `make demo-down` takes it away without a trace.\n"+
 		"  export KUBECONFIG=%s PATH=%s:%s:$PATH\n\n", s.Cluster.Kubeconfig(), product.Programs(), s.Cluster.BinDir())
 	fmt.Fprintf(out, "%s (%s)\n", verdict(&d.checks), progress.Elapsed(time.Since(started)))

@@ -51,7 +51,7 @@ func (d *demo) say(text string) { fmt.Fprintf(d.out, "%s\n\n", text) }
 // kubectl prints a command as a person types it, runs it and prints its output.
 func (d *demo) kubectl(ctx context.Context, args ...string) error {
 	fmt.Fprintf(d.out, "$ kubectl %s\n", strings.Join(args, " "))
-	text, err := d.lab.Kubectl(ctx, args...)
+	text, err := d.lab.CLI.Kubectl(ctx, args...)
 	if text != "" {
 		fmt.Fprintln(d.out, text)
 	}
@@ -108,7 +108,7 @@ func (d *demo) scenario(ctx context.Context, perGB int64) error {
 		if err := d.create(ctx, name, gb*perGB); err != nil {
 			return err
 		}
-		if err := d.lab.WaitPhase(ctx, podTimeout, corev1.PodRunning, name); err != nil {
+		if err := d.lab.Pods.WaitPhase(ctx, podTimeout, corev1.PodRunning, name); err != nil {
 			return err
 		}
 		if err := d.list(ctx); err != nil {
@@ -158,7 +158,7 @@ func (d *demo) create(ctx context.Context, name string, units int64) error {
 		return err
 	}
 	fmt.Fprintf(d.out, "$ kubectl create -f %s.yaml --namespace %s\n", name, namespace)
-	text, err := d.lab.Command(ctx, manifest, d.lab.Cluster.Program("kubectl"), "create", "-f", "-", "--namespace", namespace)
+	text, err := d.lab.CLI.Command(ctx, manifest, d.lab.Cluster.Program("kubectl"), "create", "-f", "-", "--namespace", namespace)
 	if err != nil {
 		return err
 	}
@@ -167,7 +167,7 @@ func (d *demo) create(ctx context.Context, name string, units int64) error {
 }
 
 func (d *demo) manifest(name string, units int64) (string, error) {
-	data, err := os.ReadFile(filepath.Join(d.lab.Repository, "examples", name+".yaml"))
+	data, err := os.ReadFile(filepath.Join(d.lab.CLI.Repository, "examples", name+".yaml"))
 	if err != nil {
 		return "", fmt.Errorf("read the example: %w", err)
 	}
@@ -201,7 +201,7 @@ func (d *demo) list(ctx context.Context) error {
 // the annotation that name the card.
 func (d *demo) look(ctx context.Context, name string, card int) error {
 	fmt.Fprintf(d.out, "$ kubectl exec %s --namespace %s -- ls /dev\n", name, namespace)
-	text, err := d.lab.Kubectl(ctx, "exec", name, "--namespace", namespace, "--", "ls", "/dev")
+	text, err := d.lab.CLI.Kubectl(ctx, "exec", name, "--namespace", namespace, "--", "ls", "/dev")
 	if err != nil {
 		return err
 	}
@@ -214,14 +214,14 @@ func (d *demo) look(ctx context.Context, name string, card int) error {
 		}
 	}
 	d.checks.Equal("cards in /dev of "+name, cards, []string{fmt.Sprintf("gcu%d", card)})
-	variable, err := d.lab.Exec(ctx, name, "pod-gcu-example", "sh", "-c", "echo $ENFLAME_VISIBLE_DEVICES")
+	variable, err := d.lab.Pods.Exec(ctx, name, "pod-gcu-example", "sh", "-c", "echo $ENFLAME_VISIBLE_DEVICES")
 	if err != nil {
 		return err
 	}
 	d.checks.Equal("ENFLAME_VISIBLE_DEVICES in "+name, variable, fmt.Sprint(card))
 	var assigned string
 	err = testenv.Poll(ctx, freeTimeout, "annotations of "+name, func(ctx context.Context) error {
-		pod, err := d.lab.Get(ctx, name)
+		pod, err := d.lab.Pods.API.Get(ctx, name, metav1.GetOptions{})
 		if err != nil {
 			return err
 		}
@@ -267,12 +267,12 @@ stays Pending, and its event says why.`)
 	if err := d.create(ctx, name, units); err != nil {
 		return err
 	}
-	pod, err := d.lab.Get(ctx, name)
+	pod, err := d.lab.Pods.API.Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
 		return err
 	}
 	const documented = "0/1 nodes are available: 1 insufficient GCU Memory in one gcu device"
-	message, eventErr := d.lab.WaitEvent(ctx, podTimeout, pod, documented)
+	message, eventErr := d.lab.Pods.WaitEvent(ctx, podTimeout, pod, documented)
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
@@ -280,7 +280,7 @@ stays Pending, and its event says why.`)
 		return err
 	}
 	fmt.Fprintf(d.out, "$ kubectl describe pod %s --namespace %s\n", name, namespace)
-	described, err := d.lab.Kubectl(ctx, "describe", "pod", name, "--namespace", namespace)
+	described, err := d.lab.CLI.Kubectl(ctx, "describe", "pod", name, "--namespace", namespace)
 	if err != nil {
 		return err
 	}
@@ -292,7 +292,7 @@ stays Pending, and its event says why.`)
 		message = eventErr.Error()
 	}
 	d.checks.Contains("the event of "+name, message, documented)
-	if pod, err = d.lab.Get(ctx, name); err != nil {
+	if pod, err = d.lab.Pods.API.Get(ctx, name, metav1.GetOptions{}); err != nil {
 		return err
 	}
 	d.checks.Equal("phase of "+name, pod.Status.Phase, corev1.PodPending)
@@ -381,18 +381,18 @@ func card(used, total int64, pods []string) string {
 
 // changeUnit upgrades the release, as a user does.
 func (d *demo) changeUnit(ctx context.Context, unit string) error {
-	args := d.lab.UpgradeArgs("memoryUnit=" + unit)
+	args := d.lab.Divvy.UpgradeArgs("memoryUnit=" + unit)
 	shown := slices.Clone(args)
 	for i, arg := range shown {
-		if rest, ok := strings.CutPrefix(arg, d.lab.Repository+"/"); ok {
+		if rest, ok := strings.CutPrefix(arg, d.lab.CLI.Repository+"/"); ok {
 			shown[i] = rest
 		}
 	}
 	fmt.Fprintf(d.out, "$ helm %s\n", strings.Join(shown, " "))
-	if err := d.lab.Upgrade(ctx, "memoryUnit="+unit); err != nil {
+	if err := d.lab.Divvy.Upgrade(ctx, "memoryUnit="+unit); err != nil {
 		return err
 	}
-	if err := d.lab.WaitDivvy(ctx, configTimeout); err != nil {
+	if err := d.lab.Divvy.Wait(ctx, configTimeout); err != nil {
 		return err
 	}
 	fmt.Fprintf(d.out, "Divvy is ready again, in units of %s GB.\n", unit)

@@ -24,7 +24,7 @@ func main() {
 	err := demos.Play("pool", introduction, testenv.Options{
 		Topology: testenv.Guide, MemoryUnit: "1", Values: []string{demos.PoolValues, demos.NoCardsValues},
 		Unlabelled: true, Namespace: demos.PoolNamespace,
-	}, (*demos.Demo).Pool)
+	}, (*demos.Demo).RemotePool)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "pool:", err)
 		os.Exit(1)

@@ -99,7 +99,7 @@ func (c *churn) run(ctx context.Context) {
 func (c *churn) observe(ctx context.Context) (living []*corev1.Pod, waiting int, err error) {
 	asking, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
-	list, err := c.lab.Client.CoreV1().Pods(c.lab.Namespace).List(asking, metav1.ListOptions{})
+	list, err := c.lab.Client.CoreV1().Pods(c.lab.Pods.Namespace).List(asking, metav1.ListOptions{})
 	if err != nil {
 		return nil, 0, err
 	}
@@ -149,7 +149,7 @@ func (c *churn) create(ctx context.Context) {
 	pod := newPod(c.lab, c.rng, fmt.Sprintf("soak-%04d", c.created))
 	c.mu.Unlock()
 	// What was not made is made under another name.
-	_, _ = c.lab.Create(ctx, pod)
+	_, _ = c.lab.Pods.Create(ctx, pod)
 }
 
 func (c *churn) delete(ctx context.Context, pod *corev1.Pod) {
@@ -183,7 +183,7 @@ func (c *churn) fill(ctx context.Context, until time.Time) {
 // and waits until every other pod runs.
 func (c *churn) settle(ctx context.Context) error {
 	return testenv.Poll(ctx, 2*time.Minute, "all pods to run or be gone", func(ctx context.Context) error {
-		list, err := c.lab.Client.CoreV1().Pods(c.lab.Namespace).List(ctx, metav1.ListOptions{})
+		list, err := c.lab.Client.CoreV1().Pods(c.lab.Pods.Namespace).List(ctx, metav1.ListOptions{})
 		if err != nil {
 			return err
 		}

@@ -34,27 +34,27 @@ func shape(s *testenv.Env, rng *rand.Rand, name string) *corev1.Pod {
 		command = []string{"sleep", fmt.Sprint(1 + rng.IntN(6))} // ends by itself
 	}
 	if size < 3 {
-		return s.Pod(name, testenv.Container("app", size, command...))
+		return s.Pods.New(name, testenv.Container("app", size, command...))
 	}
 	part := 1 + rng.Int64N(size-1)
 	switch rng.IntN(6) {
 	case 0: // two containers
-		return s.Pod(name, testenv.Container("first", part, command...), testenv.Container("second", size-part, command...))
+		return s.Pods.New(name, testenv.Container("first", part, command...), testenv.Container("second", size-part, command...))
 	case 1: // an init container that asks for more than what follows
-		pod := s.Pod(name, testenv.Container("app", part, command...))
+		pod := s.Pods.New(name, testenv.Container("app", part, command...))
 		pod.Spec.InitContainers = []corev1.Container{testenv.Container("init", size, "true")}
 		return pod
 	case 2: // a sidecar
-		pod := s.Pod(name, testenv.Container("app", size-part, command...))
+		pod := s.Pods.New(name, testenv.Container("app", size-part, command...))
 		pod.Spec.InitContainers = []corev1.Container{testenv.Sidecar("sidecar", part)}
 		return pod
 	case 3: // all of it: sidecar and init run first, then sidecar and both apps
-		pod := s.Pod(name, testenv.Container("first", 1, command...), testenv.Container("second", size-2, command...))
+		pod := s.Pods.New(name, testenv.Container("first", 1, command...), testenv.Container("second", size-2, command...))
 		pod.Spec.InitContainers = []corev1.Container{testenv.Sidecar("sidecar", 1), testenv.Container("init", part, "true")}
 		return pod
 	case 4: // beside one that asks for nothing
-		return s.Pod(name, testenv.Container("app", size, command...), testenv.Container("helper", 0, command...))
+		return s.Pods.New(name, testenv.Container("app", size, command...), testenv.Container("helper", 0, command...))
 	default:
-		return s.Pod(name, testenv.Container("app", size, command...))
+		return s.Pods.New(name, testenv.Container("app", size, command...))
 	}
 }

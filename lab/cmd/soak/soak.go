@@ -51,7 +51,7 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 	if err != nil {
 		return errors.Join(err, r.faults())
 	}
-	if table, err := s.Kubectl(ctx, "divvy", "inspect"); err == nil {
+	if table, err := s.CLI.Kubectl(ctx, "divvy", "inspect"); err == nil {
 		fmt.Fprintf(out, "\n%s\n", table)
 	}
 	fmt.Fprintf(out, "\n%s\n", r)

@@ -49,7 +49,7 @@ func TestParse(t *testing.T) {
 
 // TestNewPod makes many pods: each must fit a card, and every shape must come.
 func TestNewPod(t *testing.T) {
-	s := &testenv.Env{Namespace: "n"}
+	s := &testenv.Env{Pods: testenv.Pods{Namespace: "n"}}
 	rng := rand.New(rand.NewPCG(1, 1))
 	shapes := map[string]bool{}
 	sum := int64(0)

@@ -52,9 +52,9 @@ func TestDedicatedScheduler(t *testing.T) {
 			units int64
 			card  string
 		}{{"gcushare-pod-1", 4, "gcu0"}, {"gcushare-pod-2", 8, "gcu0"}, {"gcushare-pod-3", 12, "gcu1"}} {
-			runPod(t, lab.Pod(p.name, testenv.Container("app", p.units)))
+			runPod(t, lab.Pods.New(p.name, testenv.Container("app", p.units)))
 			wantScheduler(t, p.name, testenv.Scheduler)
-			devices, err := lab.Exec(ctx, p.name, "app", "ls", "/dev")
+			devices, err := lab.Pods.Exec(ctx, p.name, "app", "ls", "/dev")
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -63,32 +63,32 @@ func TestDedicatedScheduler(t *testing.T) {
 				t.Errorf("%s sees %v, want %s", p.name, cards, p.card)
 			}
 		}
-		waiting, err := lab.Create(ctx, lab.Pod("gcushare-pod-4", testenv.Container("app", 20)))
+		waiting, err := lab.Pods.Create(ctx, lab.Pods.New("gcushare-pod-4", testenv.Container("app", 20)))
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := lab.WaitEvent(ctx, podTimeout, waiting[0],
+		if _, err := lab.Pods.WaitEvent(ctx, podTimeout, waiting[0],
 			"0/1 nodes are available: 1 insufficient GCU Memory in one gcu device"); err != nil {
 			t.Error(err)
 		}
 	})
 
 	t.Run("other pods", func(t *testing.T) {
-		runPod(t, lab.Pod("plain", testenv.Container("app", 0)))
+		runPod(t, lab.Pods.New("plain", testenv.Container("app", 0)))
 		wantScheduler(t, "plain", corev1.DefaultSchedulerName)
 		// Who asks for it by its name gets it, also for what has no devices.
-		chosen := lab.Pod("chosen", testenv.Container("app", 0))
+		chosen := lab.Pods.New("chosen", testenv.Container("app", 0))
 		chosen.Spec.SchedulerName = testenv.Scheduler
 		runPod(t, chosen)
-		initially := lab.Pod("initially", testenv.Container("app", 0))
+		initially := lab.Pods.New("initially", testenv.Container("app", 0))
 		initially.Spec.InitContainers = []corev1.Container{testenv.Container("first", 2)}
 		initially.Spec.InitContainers[0].Command = []string{"true"}
 		runPod(t, initially)
 		wantScheduler(t, "initially", testenv.Scheduler)
 		// Who chose another is left alone; nobody of that name is there.
-		other := lab.Pod("other", testenv.Container("app", 1))
+		other := lab.Pods.New("other", testenv.Container("app", 1))
 		other.Spec.SchedulerName = "somebody-else"
-		if _, err := lab.Create(ctx, other); err != nil {
+		if _, err := lab.Pods.Create(ctx, other); err != nil {
 			t.Fatal(err)
 		}
 		wantScheduler(t, "other", "somebody-else")
@@ -106,12 +106,12 @@ func TestDedicatedScheduler(t *testing.T) {
 		// The API server may still hold a connection to the pod that was killed; whoever
 		// makes pods tries again, as their controllers do.
 		if err := testenv.Poll(ctx, podTimeout, "a pod to be created", func(ctx context.Context) error {
-			_, err := lab.Create(ctx, lab.Pod("after-the-leader", testenv.Container("app", 4)))
+			_, err := lab.Pods.Create(ctx, lab.Pods.New("after-the-leader", testenv.Container("app", 4)))
 			return err
 		}); err != nil {
 			t.Fatal(err)
 		}
-		if err := lab.WaitPhase(ctx, takeOverTimeout, corev1.PodRunning, "after-the-leader"); err != nil {
+		if err := lab.Pods.WaitPhase(ctx, takeOverTimeout, corev1.PodRunning, "after-the-leader"); err != nil {
 			t.Fatal(err)
 		}
 		// The one that was killed may have placed that pod in its last moments.
@@ -124,15 +124,15 @@ func TestDedicatedScheduler(t *testing.T) {
 		}); err != nil {
 			t.Fatal(err)
 		}
-		runPod(t, lab.Pod("of-the-next-leader", testenv.Container("app", 2)))
+		runPod(t, lab.Pods.New("of-the-next-leader", testenv.Container("app", 2)))
 	})
 
 	t.Run("nobody is there", func(t *testing.T) {
 		scale(t, 0)
 		if err := testenv.Poll(ctx, podTimeout, "a pod that asks for memory to be refused", func(ctx context.Context) error {
-			_, err := lab.Create(ctx, lab.Pod("refused", testenv.Container("app", 1)))
+			_, err := lab.Pods.Create(ctx, lab.Pods.New("refused", testenv.Container("app", 1)))
 			if err == nil {
-				return errors.Join(errors.New("it was taken"), lab.Delete(ctx, "refused"))
+				return errors.Join(errors.New("it was taken"), lab.Pods.Delete(ctx, "refused"))
 			}
 			if text := err.Error(); !strings.Contains(text, "scheduler.divvy.dev") || !strings.Contains(text, "divvy-extender") {
 				return fmt.Errorf("the message does not say who is away: %w", err)
@@ -141,19 +141,19 @@ func TestDedicatedScheduler(t *testing.T) {
 		}); err != nil {
 			t.Fatal(err)
 		}
-		runPod(t, lab.Pod("not-concerned", testenv.Container("app", 0)))
+		runPod(t, lab.Pods.New("not-concerned", testenv.Container("app", 0)))
 		scale(t, 2)
-		if err := lab.WaitDivvy(ctx, takeOverTimeout); err != nil {
+		if err := lab.Divvy.Wait(ctx, takeOverTimeout); err != nil {
 			t.Fatal(err)
 		}
 		// The node's rules for the Service follow a little later.
 		if err := testenv.Poll(ctx, takeOverTimeout, "a pod that asks for memory to be taken", func(ctx context.Context) error {
-			_, err := lab.Create(ctx, lab.Pod("afterwards", testenv.Container("app", 1)))
+			_, err := lab.Pods.Create(ctx, lab.Pods.New("afterwards", testenv.Container("app", 1)))
 			return err
 		}); err != nil {
 			t.Fatal(err)
 		}
-		if err := lab.WaitPhase(ctx, podTimeout, corev1.PodRunning, "afterwards"); err != nil {
+		if err := lab.Pods.WaitPhase(ctx, podTimeout, corev1.PodRunning, "afterwards"); err != nil {
 			t.Fatal(err)
 		}
 	})
@@ -182,7 +182,7 @@ func controlPlane(t *testing.T) map[string][]byte {
 
 func wantScheduler(t *testing.T, pod, want string) {
 	t.Helper()
-	found, err := lab.Get(t.Context(), pod)
+	found, err := lab.Pods.API.Get(t.Context(), pod, metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}

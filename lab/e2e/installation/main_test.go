@@ -60,7 +60,7 @@ func installWith(t *testing.T, o testenv.Options) {
 	// It is registered first, so that it also runs after half an installation.
 	t.Cleanup(func() {
 		ctx := context.WithoutCancel(t.Context())
-		if err := errors.Join(lab.DeleteAllPods(ctx), lab.Remove(ctx)); err != nil {
+		if err := errors.Join(lab.Pods.DeleteAll(ctx), lab.Remove(ctx)); err != nil {
 			t.Errorf("take Divvy away after the test: %v", err)
 		}
 		if after := read(t, schedulerManifest); !bytes.Equal(after, manifest) {

@@ -66,20 +66,20 @@ func bareLab(t *testing.T, topology string) {
 	t.Cleanup(func() {
 		ctx := context.WithoutCancel(t.Context())
 		if t.Failed() {
-			said, err := lab.Kubectl(ctx, "describe", "pods", "--all-namespaces", "--selector", "app.kubernetes.io/part-of=divvy")
+			said, err := lab.CLI.Kubectl(ctx, "describe", "pods", "--all-namespaces", "--selector", "app.kubernetes.io/part-of=divvy")
 			t.Log(said, err)
 		}
-		if err := errors.Join(lab.DeleteAllPods(ctx), lab.Remove(ctx)); err != nil {
+		if err := errors.Join(lab.Pods.DeleteAll(ctx), lab.Remove(ctx)); err != nil {
 			t.Errorf("after the page: %v", err)
 		}
 		for _, label := range []string{product.EnabledLabel, "iluvatar.com/gpu.present"} {
-			if err := lab.Label(ctx, label, ""); err != nil {
+			if err := lab.Node.Label(ctx, label, ""); err != nil {
 				t.Error(err)
 			}
 		}
 	})
 	// A reader makes it, and an earlier test may have left it.
-	if _, err := lab.Kubectl(t.Context(), "delete", "namespace", product.Namespace, "--ignore-not-found"); err != nil {
+	if _, err := lab.CLI.Kubectl(t.Context(), "delete", "namespace", product.Namespace, "--ignore-not-found"); err != nil {
 		t.Fatal(err)
 	}
 	if err := lab.Prepare(t.Context(), testenv.Options{Topology: topology, Values: []string{demos.PoolValues}, Out: os.Stderr}); err != nil {
@@ -90,7 +90,7 @@ func bareLab(t *testing.T, topology string) {
 // page returns what a page has for a test, in as many parts as it has fences.
 func page(t *testing.T, file string) []*docscript.Page {
 	t.Helper()
-	whole, err := lab.Page(file)
+	whole, err := lab.CLI.Page(file)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -112,7 +112,7 @@ func run(t *testing.T, part *docscript.Page, variables ...string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), pageTimeout)
 	defer cancel()
-	if err := lab.RunPage(ctx, part, t.Output(), variables...); err != nil {
+	if err := lab.CLI.RunPage(ctx, part, t.Output(), variables...); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -146,7 +146,7 @@ func installedFrom(t *testing.T, prefix string, policy corev1.PullPolicy) {
 // onlyValues checks that the release has these values, and no others.
 func onlyValues(t *testing.T, keys ...string) {
 	t.Helper()
-	text, err := lab.Helm(t.Context(), "get", "values", product.Release, "--namespace", product.Namespace, "--output", "json")
+	text, err := lab.CLI.Helm(t.Context(), "get", "values", product.Release, "--namespace", product.Namespace, "--output", "json")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -206,7 +206,7 @@ func TestInstallFromArchives(t *testing.T) {
 func makeRelease(t *testing.T) (r *registry.Registry, dir, version string) {
 	t.Helper()
 	ctx := t.Context()
-	stamp, err := release.ReadStamp(ctx, lab.Repository)
+	stamp, err := release.ReadStamp(ctx, lab.CLI.Repository)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -218,7 +218,7 @@ func makeRelease(t *testing.T) (r *registry.Registry, dir, version string) {
 	work := t.TempDir()
 	images := filepath.Join(work, "images")
 	if _, err := release.BuildImages(ctx, release.ImageOptions{
-		Repository: lab.Repository, Dir: images, Stamp: stamp, Images: release.Images, Architectures: []string{runtime.GOARCH},
+		Repository: lab.CLI.Repository, Dir: images, Stamp: stamp, Images: release.Images, Architectures: []string{runtime.GOARCH},
 		Base:   release.Debian(debian.Archive{Dir: filepath.Join(cache, "divvy", "debian"), Suite: release.Suite}),
 		Report: func(string) {},
 	}); err != nil {
@@ -226,7 +226,7 @@ func makeRelease(t *testing.T) (r *registry.Registry, dir, version string) {
 	}
 	dir = filepath.Join(work, "release")
 	if err := release.Make(ctx, release.Options{
-		Repository: lab.Repository, Dir: dir, Images: images, Helm: lab.Cluster.Program("helm"), Stamp: stamp, Report: func(string) {},
+		Repository: lab.CLI.Repository, Dir: dir, Images: images, Helm: lab.Cluster.Program("helm"), Stamp: stamp, Report: func(string) {},
 	}); err != nil {
 		t.Fatal(err)
 	}
@@ -268,7 +268,7 @@ func TestMakeDeploy(t *testing.T) {
 	run(t, parts[0], r.Environment()...)
 	installedFrom(t, openRegistry+"/divvy/", corev1.PullIfNotPresent)
 	onlyValues(t, "image", "pool", "sharedResources")
-	node, err := lab.Node(t.Context())
+	node, err := lab.Node.Get(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -284,7 +284,7 @@ func TestMakeDeploy(t *testing.T) {
 	}
 
 	// Kubelet's five minutes are another test's.
-	if _, err := lab.Helm(t.Context(), "upgrade", product.Release, filepath.Join(lab.Repository, "charts", "divvy"),
+	if _, err := lab.CLI.Helm(t.Context(), "upgrade", product.Release, filepath.Join(lab.CLI.Repository, "charts", "divvy"),
 		"--namespace", product.Namespace,
 		"--reset-then-reuse-values", "--set", "uninstall.nodeStatus=false"); err != nil {
 		t.Fatal(err)
@@ -292,7 +292,7 @@ func TestMakeDeploy(t *testing.T) {
 	run(t, parts[1])
 	for _, kind := range []string{"daemonsets", "deployments", "mutatingwebhookconfigurations", "validatingwebhookconfigurations",
 		"clusterroles"} {
-		left, err := lab.Kubectl(t.Context(), "get", kind, "--all-namespaces", "--selector", "app.kubernetes.io/part-of=divvy",
+		left, err := lab.CLI.Kubectl(t.Context(), "get", kind, "--all-namespaces", "--selector", "app.kubernetes.io/part-of=divvy",
 			"--output", "name")
 		if err != nil || left != "" {
 			t.Errorf("after make uninstall there are %s: %q, %v", kind, left, err)
@@ -306,10 +306,10 @@ func TestIXDevicePlugin(t *testing.T) {
 	bareLab(t, "ix-1board.ini")
 	r, dir, _ := makeRelease(t)
 	part := page(t, "docs/migrating.md")[0]
-	part.Words["ix-config.yaml"] = filepath.Join(lab.Repository, "lab", "e2e", "installation", "testdata", "ix-config.yaml")
+	part.Words["ix-config.yaml"] = filepath.Join(lab.CLI.Repository, "lab", "e2e", "installation", "testdata", "ix-config.yaml")
 	part.Words["divvy-ix-device-plugin.yaml"] = filepath.Join(dir, "divvy-ix-device-plugin.yaml")
 	t.Cleanup(func() {
-		if _, err := lab.Kubectl(context.WithoutCancel(t.Context()), "delete", "--ignore-not-found",
+		if _, err := lab.CLI.Kubectl(context.WithoutCancel(t.Context()), "delete", "--ignore-not-found",
 			"--filename", part.Words["divvy-ix-device-plugin.yaml"]); err != nil {
 			t.Error(err)
 		}
@@ -317,7 +317,7 @@ func TestIXDevicePlugin(t *testing.T) {
 	run(t, part, r.Environment()...)
 	installedFrom(t, published+"/divvy-node:", corev1.PullIfNotPresent)
 	// A board, not its two chips, four times.
-	if _, err := lab.WaitAllocatable(t.Context(), podTimeout, "iluvatar.com/gpu", 4); err != nil {
+	if _, err := lab.Node.WaitAllocatable(t.Context(), podTimeout, "iluvatar.com/gpu", 4); err != nil {
 		t.Error(err)
 	}
 }

@@ -28,7 +28,7 @@ func TestZRightsAreUsed(t *testing.T) {
 	if !complete {
 		t.Log("not all tests ran, so unused rights cannot be told")
 	}
-	values := func(name string) string { return filepath.Join(lab.Repository, "lab", "values", name) }
+	values := func(name string) string { return filepath.Join(lab.CLI.Repository, "lab", "values", name) }
 	err := lab.Rights(t.Context(), begun, complete,
 		[]string{"divvy-system/divvy-schedconf", "divvy-system/divvy-scheduler", "divvy-system/divvy-uninstall"},
 		[]string{"--set", "uninstall.removeLogs=true,extender.leaderElection=true"},

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/divvy-gpu/divvy/lab/internal/checks"
 	"github.com/divvy-gpu/divvy/lab/internal/product"
@@ -68,7 +69,7 @@ func (s *Demo) Run(ctx context.Context, args ...string) (string, error) {
 		}
 	}
 	fmt.Fprintf(s.out, "$ kubectl %s\n", strings.Join(shown, " "))
-	text, err := s.Kubectl(ctx, args...)
+	text, err := s.CLI.Kubectl(ctx, args...)
 	if text != "" {
 		fmt.Fprintln(s.out, text)
 	}
@@ -79,11 +80,11 @@ func (s *Demo) Run(ctx context.Context, args ...string) (string, error) {
 // how long it took. Capacity is told beside it: kubelet counts what a card has
 // that is gone, as long as it may come back.
 func (s *Demo) Offer(ctx context.Context, name corev1.ResourceName, allocatable int64) (time.Duration, error) {
-	took, _ := s.WaitAllocatable(ctx, offerTimeout, name, allocatable) // a difference, not the end of the demo
+	took, _ := s.Node.WaitAllocatable(ctx, offerTimeout, name, allocatable) // a difference, not the end of the demo
 	if err := ctx.Err(); err != nil {
 		return took, err
 	}
-	capacity, got, err := s.Offered(ctx, name)
+	capacity, got, err := s.Node.Offered(ctx, name)
 	if err != nil {
 		return took, err
 	}
@@ -95,7 +96,7 @@ func (s *Demo) Offer(ctx context.Context, name corev1.ResourceName, allocatable 
 func (s *Demo) Start(ctx context.Context, pods ...*corev1.Pod) error {
 	var names []string
 	for _, pod := range pods {
-		if _, err := s.Create(ctx, pod); err != nil {
+		if _, err := s.Pods.Create(ctx, pod); err != nil {
 			return err
 		}
 		names = append(names, pod.Name)
@@ -103,24 +104,24 @@ func (s *Demo) Start(ctx context.Context, pods ...*corev1.Pod) error {
 			fmt.Fprintf(s.out, "pod %s asks for %s: %s\n", pod.Name, name, amount.String())
 		}
 	}
-	return s.WaitPhase(ctx, podTimeout, corev1.PodRunning, names...)
+	return s.Pods.WaitPhase(ctx, podTimeout, corev1.PodRunning, names...)
 }
 
 // One returns a pod of one container that asks for so much of a resource.
 func (s *Demo) One(name string, what corev1.ResourceName, amount int64) *corev1.Pod {
-	return s.Pod(name, testenv.Asking("app", what, amount))
+	return s.Pods.New(name, testenv.Asking("app", what, amount))
 }
 
 // Pending checks that a pod stays Pending with an event that says the text.
 func (s *Demo) Pending(ctx context.Context, pod *corev1.Pod, text string) error {
-	made, err := s.Create(ctx, pod)
+	made, err := s.Pods.Create(ctx, pod)
 	if err != nil {
 		return err
 	}
 	for name, amount := range pod.Spec.Containers[0].Resources.Limits {
 		fmt.Fprintf(s.out, "pod %s asks for %s: %s\n", pod.Name, name, amount.String())
 	}
-	message, err := s.WaitEvent(ctx, podTimeout, made[0], text)
+	message, err := s.Pods.WaitEvent(ctx, podTimeout, made[0], text)
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
@@ -128,7 +129,7 @@ func (s *Demo) Pending(ctx context.Context, pod *corev1.Pod, text string) error 
 		message = err.Error()
 	}
 	s.Checks.Contains("the event of "+pod.Name, message, text)
-	now, err := s.Get(ctx, pod.Name)
+	now, err := s.Pods.API.Get(ctx, pod.Name, metav1.GetOptions{})
 	if err != nil {
 		return err
 	}

@@ -93,7 +93,7 @@ func (f *faults) stall(ctx context.Context, times int, inflict func(*vendorsim.T
 		}
 		started += len(pods)
 		sleepUntil(ctx, from.Add(stallFor))
-		err = errors.Join(f.SetHardware(ctx, f.hardware), f.Delete(ctx, names...))
+		err = errors.Join(f.SetHardware(ctx, f.hardware), f.Pods.Delete(ctx, names...))
 		sleepUntil(ctx, from.Add(stallEvery))
 	}
 	stop()
@@ -117,7 +117,7 @@ func (f *faults) watchOffer(ctx context.Context, begun time.Time, resources map[
 	defer tick.Stop()
 	for {
 		for vendor, what := range resources {
-			_, now, err := f.Offered(ctx, what)
+			_, now, err := f.Node.Offered(ctx, what)
 			switch was, seen := last[vendor]; {
 			case ctx.Err() != nil:
 				return nil
@@ -182,7 +182,7 @@ releases it. Pods go to the other one.`)
 	if err := f.SetHardware(ctx, f.hardware); err != nil {
 		return err
 	}
-	if err := errors.Join(f.KillDivvy(ctx, testenv.NodeDaemon), f.WaitDivvy(ctx, podTimeout)); err != nil {
+	if err := errors.Join(f.Divvy.Kill(ctx, testenv.NodeDaemon), f.Divvy.Wait(ctx, podTimeout)); err != nil {
 		return err
 	}
 	restarted := time.Now()
@@ -211,7 +211,7 @@ releases it. Pods go to the other one.`)
 		return err
 	}
 	f.note("%s: all is offered again after the release", one.vendor, time.Since(released))
-	if err := f.Delete(ctx, pods...); err != nil {
+	if err := f.Pods.Delete(ctx, pods...); err != nil {
 		return err
 	}
 	const after = "quarantine-after"
@@ -228,7 +228,7 @@ releases it. Pods go to the other one.`)
 		return err
 	}
 	f.Checks.Equal("the pod that was there", now, alive)
-	return f.DeleteAllPods(ctx)
+	return f.Pods.DeleteAll(ctx)
 }
 
 // nodeEvent waits for an event of the node that has a text, and returns its message.

@@ -131,7 +131,7 @@ func (s *Demo) Faults(ctx context.Context, short bool) (err error) {
 
 // breakCards shows all that the daemon goes on through.
 func (f *faults) breakCards(ctx context.Context) error {
-	daemon, err := f.DaemonLife(ctx)
+	daemon, err := f.Divvy.DaemonLife(ctx)
 	if err != nil {
 		return err
 	}
@@ -142,14 +142,14 @@ func (f *faults) breakCards(ctx context.Context) error {
 		if err := f.inflict(ctx, one); err != nil {
 			return err
 		}
-		if err := f.DeleteAllPods(ctx); err != nil {
+		if err := f.Pods.DeleteAll(ctx); err != nil {
 			return err
 		}
 	}
 	if err := f.stalls(ctx); err != nil {
 		return err
 	}
-	life, err := f.DaemonLife(ctx)
+	life, err := f.Divvy.DaemonLife(ctx)
 	if err != nil {
 		return err
 	}
@@ -217,7 +217,7 @@ func (f *faults) inflict(ctx context.Context, one fault) error {
 	}
 	f.note("%s: all is offered again after the fault was over", one.vendor, time.Since(mended))
 	// The card that is used most and has room is taken: the one that was broken.
-	if err := f.Delete(ctx, during...); err != nil {
+	if err := f.Pods.Delete(ctx, during...); err != nil {
 		return err
 	}
 	after := one.vendor + "-after"
@@ -279,7 +279,7 @@ func (f *faults) hold(ctx context.Context, pod string, one fault) (card int, lif
 
 // cardOf returns the place in the topology of the card that a pod has.
 func (f *faults) cardOf(ctx context.Context, pod string, one fault) (int, error) {
-	sight, err := f.See(ctx, pod)
+	sight, err := f.Pods.See(ctx, pod)
 	if err != nil {
 		return 0, err
 	}
@@ -313,7 +313,7 @@ func (f *faults) index(place int) int {
 func (f *faults) waitReason(ctx context.Context, what corev1.ResourceName, card vendorsim.Card, ill bool, why string) (reason string,
 	err error) {
 	err = testenv.Poll(ctx, offerTimeout, "the node to tell of the card", func(ctx context.Context) error {
-		cards, err := f.Published(ctx, what)
+		cards, err := f.Node.Published(ctx, what)
 		if err != nil {
 			return err
 		}
@@ -332,7 +332,7 @@ func (f *faults) waitReason(ctx context.Context, what corev1.ResourceName, card 
 
 // lives tells one life of a pod's containers from another.
 func (f *faults) lives(ctx context.Context, name string) (string, error) {
-	pod, err := f.Client.CoreV1().Pods(f.Namespace).Get(ctx, name, metav1.GetOptions{})
+	pod, err := f.Client.CoreV1().Pods(f.Pods.Namespace).Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
 		return "", err
 	}

@@ -4,16 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
 	"syscall"
 	"time"
 
+	"k8s.io/client-go/kubernetes"
+
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/utils/ptr"
-	"sigs.k8s.io/yaml"
 
 	"github.com/divvy-gpu/divvy/internal/pool"
 	"github.com/divvy-gpu/divvy/lab/internal/product"
@@ -30,50 +27,28 @@ const (
 // PoolUnits is what the lab's node offers of the pool.
 const PoolUnits = 1000
 
-// In returns the stage with another namespace for pods. Both are the same lab; do
-// not close them twice.
-func (s *Env) In(namespace string) *Env {
-	other := *s
-	other.Namespace = namespace
-	return &other
+// Pool is the webhook of the remote pool and what the node offers of it.
+type Pool struct {
+	client kubernetes.Interface
+	node   *Node
 }
 
-// Example returns the path of an example.
-func (s *Env) Example(name string) string { return filepath.Join(s.Repository, "examples", name) }
-
-// ExamplePod reads the pod of an example and puts it into the namespace.
-// It ends at once when it is deleted.
-func (s *Env) ExamplePod(name string) (*corev1.Pod, error) {
-	data, err := os.ReadFile(s.Example(name))
-	if err != nil {
-		return nil, fmt.Errorf("read an example: %w", err)
-	}
-	var p corev1.Pod
-	if err := yaml.UnmarshalStrict(data, &p); err != nil {
-		return nil, fmt.Errorf("example %s: %w", name, err)
-	}
-	p.Namespace = s.Namespace
-	p.Spec.TerminationGracePeriodSeconds = ptr.To[int64](0)
-	p.Spec.AutomountServiceAccountToken = ptr.To(false)
-	return &p, nil
+// Wait waits until pods of the pool can be created and scheduled.
+func (p *Pool) Wait(ctx context.Context, timeout time.Duration) error {
+	return Poll(ctx, timeout, "the pool's webhook and its units", p.Ready)
 }
 
-// WaitPool waits until pods of the pool can be created and scheduled.
-func (s *Env) WaitPool(ctx context.Context, timeout time.Duration) error {
-	return Poll(ctx, timeout, "the pool's webhook and its units", s.PoolReady)
-}
-
-// PoolReady returns nil when the node offers the pool's units and both replicas
+// Ready returns nil when the node offers the pool's units and both replicas
 // of the webhook answer under certificates that the API server was told of.
-func (s *Env) PoolReady(ctx context.Context) error {
-	_, allocatable, err := s.Offered(ctx, pool.Resource)
+func (p *Pool) Ready(ctx context.Context) error {
+	_, allocatable, err := p.node.Offered(ctx, pool.Resource)
 	if err != nil {
 		return err
 	}
 	if allocatable != PoolUnits {
 		return fmt.Errorf("the node offers %d of %s", allocatable, pool.Resource)
 	}
-	d, err := s.Client.AppsV1().Deployments(product.PoolNamespace).Get(ctx, product.PoolWebhook, metav1.GetOptions{})
+	d, err := p.client.AppsV1().Deployments(product.PoolNamespace).Get(ctx, product.PoolWebhook, metav1.GetOptions{})
 	if err != nil {
 		return err
 	}
@@ -81,7 +56,7 @@ func (s *Env) PoolReady(ctx context.Context) error {
 		d.Status.Replicas > d.Status.UpdatedReplicas {
 		return fmt.Errorf("%s: %d of %d pods are ready", d.Name, d.Status.ReadyReplicas, *d.Spec.Replicas)
 	}
-	bundles, err := s.CABundles(ctx)
+	bundles, err := p.CABundles(ctx)
 	if err != nil {
 		return err
 	}
@@ -95,8 +70,8 @@ func (s *Env) PoolReady(ctx context.Context) error {
 
 // CABundles returns what the API server checks the webhooks by, by the name of
 // the configuration.
-func (s *Env) CABundles(ctx context.Context) (map[string]string, error) {
-	api := s.Client.AdmissionregistrationV1()
+func (p *Pool) CABundles(ctx context.Context) (map[string]string, error) {
+	api := p.client.AdmissionregistrationV1()
 	mutating, err := api.MutatingWebhookConfigurations().Get(ctx, MutatingConfig, metav1.GetOptions{})
 	if err != nil {
 		return nil, err
@@ -115,24 +90,13 @@ func (s *Env) CABundles(ctx context.Context) (map[string]string, error) {
 	return bundles, nil
 }
 
-// AllowPool labels the namespace so that its pods may use the pool, or
-// takes the label off.
-func (s *Env) AllowPool(ctx context.Context, allowed bool) error {
-	label := product.PoolLabel + "-"
-	if allowed {
-		label = product.PoolLabel + "=allowed"
-	}
-	_, err := s.Kubectl(ctx, "label", "--overwrite", "namespace", s.Namespace, label)
-	return err
-}
-
 // WebhookPods returns the pods of the webhook that are not being deleted.
-func (s *Env) WebhookPods(ctx context.Context) ([]corev1.Pod, error) {
-	d, err := s.Client.AppsV1().Deployments(product.PoolNamespace).Get(ctx, product.PoolWebhook, metav1.GetOptions{})
+func (p *Pool) WebhookPods(ctx context.Context) ([]corev1.Pod, error) {
+	d, err := p.client.AppsV1().Deployments(product.PoolNamespace).Get(ctx, product.PoolWebhook, metav1.GetOptions{})
 	if err != nil {
 		return nil, err
 	}
-	list, err := s.Client.CoreV1().Pods(product.PoolNamespace).List(ctx, metav1.ListOptions{
+	list, err := p.client.CoreV1().Pods(product.PoolNamespace).List(ctx, metav1.ListOptions{
 		LabelSelector: metav1.FormatLabelSelector(d.Spec.Selector),
 	})
 	if err != nil {
@@ -149,8 +113,8 @@ func (s *Env) WebhookPods(ctx context.Context) ([]corev1.Pod, error) {
 
 // KillWebhook ends the programs of all replicas with SIGKILL; kubelet starts them
 // again.
-func (s *Env) KillWebhook(ctx context.Context) error {
-	pods, err := s.WebhookPods(ctx)
+func (p *Pool) KillWebhook(ctx context.Context) error {
+	pods, err := p.WebhookPods(ctx)
 	if err != nil {
 		return err
 	}
@@ -174,48 +138,15 @@ func (s *Env) KillWebhook(ctx context.Context) error {
 }
 
 // PokeWebhook makes kubelet bring a changed catalog to the webhook's pods at once.
-func (s *Env) PokeWebhook(ctx context.Context) error {
-	pods, err := s.WebhookPods(ctx)
+func (p *Pool) PokeWebhook(ctx context.Context) error {
+	pods, err := p.WebhookPods(ctx)
 	if err != nil {
 		return err
 	}
 	for _, pod := range pods {
-		if err := s.poke(ctx, &pod); err != nil {
+		if err := poke(ctx, p.client, &pod); err != nil {
 			return err
 		}
 	}
 	return nil
-}
-
-// Copies returns the secrets of the pool's token in the namespace.
-func (s *Env) Copies(ctx context.Context) (map[string]*corev1.Secret, error) {
-	found := map[string]*corev1.Secret{}
-	for _, name := range product.TokenSecrets() {
-		secret, err := s.Client.CoreV1().Secrets(s.Namespace).Get(ctx, name, metav1.GetOptions{})
-		if apierrors.IsNotFound(err) {
-			continue
-		}
-		if err != nil {
-			return nil, err
-		}
-		found[name] = secret
-	}
-	return found, nil
-}
-
-// EnsureNamespace makes the namespace and waits until pods can be made in
-// it.
-func (s *Env) EnsureNamespace(ctx context.Context) error { return s.ensureNamespace(ctx) }
-
-// Empty deletes the pods of the namespace, what would make others, and
-// quotas.
-func (s *Env) Empty(ctx context.Context) error { return s.emptyNamespace(ctx) }
-
-// RemoveNamespace empties the namespace and deletes it; what else is in it
-// goes a little later.
-func (s *Env) RemoveNamespace(ctx context.Context) error { return s.removeNamespace(ctx) }
-
-// Logs returns what a container of a pod has printed.
-func (s *Env) Logs(ctx context.Context, pod, container string) (string, error) {
-	return s.Kubectl(ctx, "logs", pod, "--namespace", s.Namespace, "--container", container)
 }

@@ -27,7 +27,7 @@ func (s *Env) Rights(ctx context.Context, since time.Time, complete bool, accoun
 	}
 	var manifests []string
 	for _, args := range rendered {
-		text, err := s.Render(ctx, args...)
+		text, err := s.Divvy.Render(ctx, args...)
 		if err != nil {
 			return err
 		}
@@ -42,13 +42,13 @@ func (s *Env) Rights(ctx context.Context, since time.Time, complete bool, accoun
 
 // Render returns the text of all objects of the chart, hooks among them, for the
 // version of the lab's API server, with more arguments of helm.
-func (s *Env) Render(ctx context.Context, args ...string) (string, error) {
-	version, err := s.Client.Discovery().ServerVersion()
+func (d *Divvy) Render(ctx context.Context, args ...string) (string, error) {
+	version, err := d.client.Discovery().ServerVersion()
 	if err != nil {
 		return "", fmt.Errorf("render the chart: %w", err)
 	}
-	text, err := s.Helm(ctx, slices.Concat([]string{
-		"template", product.Release, s.chart(), "--namespace", product.Namespace, "--kube-version", version.GitVersion,
+	text, err := d.cli.Helm(ctx, slices.Concat([]string{
+		"template", product.Release, d.cli.chart(), "--namespace", product.Namespace, "--kube-version", version.GitVersion,
 	}, args)...)
 	if err != nil {
 		return "", fmt.Errorf("render the chart: %w", err)
