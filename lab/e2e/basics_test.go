@@ -14,13 +14,14 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/divvy-gpu/divvy/lab/internal/layout"
 	"github.com/divvy-gpu/divvy/lab/internal/product"
 	"github.com/divvy-gpu/divvy/lab/internal/testenv"
 )
 
 func TestNodeStatus(t *testing.T) {
 	ctx := begin(t, guide)
-	node, err := lab.Client.CoreV1().Nodes().Get(ctx, lab.Cluster.NodeName(), metav1.GetOptions{})
+	node, err := lab.Client.CoreV1().Nodes().Get(ctx, layout.NodeName, metav1.GetOptions{})
 	must(t, err)
 	for name, list := range map[string]corev1.ResourceList{"capacity": node.Status.Capacity, "allocatable": node.Status.Allocatable} {
 		for resource, want := range map[corev1.ResourceName]int64{product.Resource: 128, gcuCount: 8} {
@@ -74,7 +75,7 @@ func TestOnlyEvictionHelps(t *testing.T) {
 	}{
 		{units: 15}, {units: 16}, {units: 17, unresolvable: true}, {units: 1 << 50, unresolvable: true},
 	} {
-		result := filter(t, ctx, test.units, lab.Cluster.NodeName())
+		result := filter(t, ctx, test.units, layout.NodeName)
 		if got := len(result.FailedAndUnresolvableNodes) > 0; got != test.unresolvable {
 			t.Errorf("%d units: unresolvable is %t, want %t: %+v", test.units, got, test.unresolvable, result)
 		}
@@ -86,8 +87,8 @@ func TestOnlyEvictionHelps(t *testing.T) {
 	createAtOnce(t, fillers)
 	running(t, namesOf(fillers)...)
 	agree(t)
-	result := filter(t, ctx, 16, lab.Cluster.NodeName())
-	if reason := result.FailedNodes[lab.Cluster.NodeName()]; reason != "insufficient GCU Memory in one gcu device" ||
+	result := filter(t, ctx, 16, layout.NodeName)
+	if reason := result.FailedNodes[layout.NodeName]; reason != "insufficient GCU Memory in one gcu device" ||
 		len(result.FailedAndUnresolvableNodes) > 0 {
 		t.Errorf("16 units with no card empty: %+v, want the node in FailedNodes with the documented reason", result)
 	}
@@ -172,7 +173,7 @@ func TestPodsFasterThanTheWatch(t *testing.T) {
 	var pods []*corev1.Pod
 	for i := range 24 {
 		pod := one(fmt.Sprint("bound-", i), 5)
-		pod.Spec.NodeName = lab.Cluster.NodeName()
+		pod.Spec.NodeName = layout.NodeName
 		pods = append(pods, pod)
 	}
 	createAtOnce(t, pods)
@@ -194,13 +195,13 @@ func TestNodeNameByHand(t *testing.T) {
 	scheduled := one("scheduled", 4)
 	start(t, scheduled)
 	byHand := one("by-hand", 8)
-	byHand.Spec.NodeName = lab.Cluster.NodeName()
+	byHand.Spec.NodeName = layout.NodeName
 	start(t, byHand)
 	wantCards(t, map[string]int{"scheduled": 0, "by-hand": 0})
 
 	// What no card has is refused by the node itself, with its reason.
 	tooLarge := one("too-large", 17)
-	tooLarge.Spec.NodeName = lab.Cluster.NodeName()
+	tooLarge.Spec.NodeName = layout.NodeName
 	create(t, tooLarge)
 	must(t, lab.Pods.WaitPhase(ctx, podTimeout, corev1.PodFailed, "too-large"))
 	pod, err := lab.Pods.API.Get(ctx, "too-large", metav1.GetOptions{})
@@ -221,10 +222,10 @@ func TestInspectCommand(t *testing.T) {
 	ctx := begin(t, guide)
 	start(t, one("shown", 12))
 	agree(t)
-	for _, args := range [][]string{nil, {lab.Cluster.NodeName()}, {"--output", "wide"}} {
+	for _, args := range [][]string{nil, {layout.NodeName}, {"--output", "wide"}} {
 		text, err := lab.CLI.Kubectl(ctx, append([]string{"divvy", "inspect"}, args...)...)
 		must(t, err)
-		for _, want := range []string{lab.Cluster.NodeName(), "shown", "12", "128"} {
+		for _, want := range []string{layout.NodeName, "shown", "12", "128"} {
 			if !strings.Contains(text, want) {
 				t.Errorf("kubectl divvy inspect %v does not show %q:\n%s", args, want, text)
 			}

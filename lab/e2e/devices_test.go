@@ -12,6 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/divvy-gpu/divvy/lab/internal/cluster"
+	"github.com/divvy-gpu/divvy/lab/internal/layout"
 	"github.com/divvy-gpu/divvy/lab/internal/testenv"
 )
 
@@ -46,7 +47,7 @@ func TestSeveralDevices(t *testing.T) {
 		t.Errorf("container b sees %q, want %q", got, want)
 	}
 
-	table, err := lab.CLI.Kubectl(ctx, "divvy", "inspect", lab.Cluster.NodeName())
+	table, err := lab.CLI.Kubectl(ctx, "divvy", "inspect", layout.NodeName)
 	must(t, err)
 	if n := strings.Count(table, "8 of 16"); n != 2 {
 		t.Errorf("kubectl divvy inspect shows the pod with 8 of its 16 units on %d cards, want 2:\n%s", n, table)

@@ -28,6 +28,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/divvy-gpu/divvy/internal/report/doctor"
+	"github.com/divvy-gpu/divvy/lab/internal/layout"
 	"github.com/divvy-gpu/divvy/lab/internal/product"
 	"github.com/divvy-gpu/divvy/lab/internal/testenv"
 )
@@ -82,7 +83,7 @@ func TestDoctor(t *testing.T) {
 	// A pool without its token is a finding.
 	importToken(t, ctx)
 	must(t, well(ctx))
-	node := lab.Cluster.NodeName()
+	node := layout.NodeName
 	ills := illnesses(node)
 	for _, name := range slices.Sorted(maps.Keys(ills)) {
 		ill := ills[name]

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/divvy-gpu/divvy/lab/internal/layout"
 	"github.com/divvy-gpu/divvy/lab/internal/testenv"
 )
 
@@ -93,8 +94,8 @@ func TestBadRequests(t *testing.T) {
 	}
 
 	t.Run("unknown nodes", func(t *testing.T) {
-		result := filter(t, ctx, 4, "no-such-node", lab.Cluster.NodeName())
-		if fmt.Sprint(result.NodeNames) != "["+lab.Cluster.NodeName()+"]" || result.FailedAndUnresolvableNodes["no-such-node"] == "" {
+		result := filter(t, ctx, 4, "no-such-node", layout.NodeName)
+		if fmt.Sprint(result.NodeNames) != "["+layout.NodeName+"]" || result.FailedAndUnresolvableNodes["no-such-node"] == "" {
 			t.Errorf("filter answered %+v, want the lab's node and a reason against the other", result)
 		}
 	})

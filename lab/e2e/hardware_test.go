@@ -13,6 +13,7 @@ import (
 
 	"github.com/divvy-gpu/divvy/lab/internal/audit"
 	"github.com/divvy-gpu/divvy/lab/internal/cluster"
+	"github.com/divvy-gpu/divvy/lab/internal/layout"
 	"github.com/divvy-gpu/divvy/lab/internal/testenv"
 )
 
@@ -172,10 +173,10 @@ func TestCardsOfDifferentSizes(t *testing.T) {
 	running(t, "too-large")
 	wantCards(t, map[string]int{"too-large": 0, "whole": 3, "middle": 1, "rest": 1})
 	// What the largest card could hold and no other.
-	if result := filter(t, ctx, 48, lab.Cluster.NodeName()); len(result.FailedNodes) != 1 {
+	if result := filter(t, ctx, 48, layout.NodeName); len(result.FailedNodes) != 1 {
 		t.Errorf("48 units with the large card in use: %+v, want the node to be refused for now", result)
 	}
-	if result := filter(t, ctx, 49, lab.Cluster.NodeName()); len(result.FailedAndUnresolvableNodes) != 1 {
+	if result := filter(t, ctx, 49, layout.NodeName); len(result.FailedAndUnresolvableNodes) != 1 {
 		t.Errorf("49 units: %+v, want the node to be refused for good", result)
 	}
 }

@@ -21,6 +21,7 @@ import (
 
 	"github.com/divvy-gpu/divvy/internal/platform/events"
 	"github.com/divvy-gpu/divvy/internal/platform/metrics"
+	"github.com/divvy-gpu/divvy/lab/internal/layout"
 	"github.com/divvy-gpu/divvy/lab/internal/product"
 	"github.com/divvy-gpu/divvy/lab/internal/testenv"
 )
@@ -117,14 +118,14 @@ func TestMetricsAgreeWithTheBooks(t *testing.T) {
 
 	start(t, one("held", 4))
 	byHand := one("by-hand", 3)
-	byHand.Spec.NodeName = lab.Cluster.NodeName()
+	byHand.Spec.NodeName = layout.NodeName
 	byHand = create(t, byHand)[0]
 	running(t, "by-hand")
 	giant := create(t, one("giant", 17))[0]
 	pending(t, giant, noRoom)
 	books := agree(t)
 
-	node, resource := lab.Cluster.NodeName(), product.Resource
+	node, resource := layout.NodeName, product.Resource
 	device := func(program, name string, card int, withNode bool) string {
 		labels := fmt.Sprintf(`device=%q,index="%d"`, books.Cards[card].UUID, card)
 		if withNode {

@@ -171,7 +171,7 @@ func TestForcedDeletion(t *testing.T) {
 
 // endingPods is what the node lists as gone before its containers.
 func endingPods(ctx context.Context) (string, error) {
-	node, err := lab.Client.CoreV1().Nodes().Get(ctx, lab.Cluster.NodeName(), metav1.GetOptions{})
+	node, err := lab.Client.CoreV1().Nodes().Get(ctx, layout.NodeName, metav1.GetOptions{})
 	if err != nil {
 		return "", fmt.Errorf("read the node: %w", err)
 	}
@@ -243,7 +243,7 @@ func TestStaticPod(t *testing.T) {
 	must(t, err)
 	path := filepath.Join(layout.ManifestDir, "divvy-e2e-static.yaml")
 	must(t, os.WriteFile(path, manifest, 0o600))
-	mirror := "static-" + lab.Cluster.NodeName()
+	mirror := "static-" + layout.NodeName
 	gone := func() error {
 		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 			return err

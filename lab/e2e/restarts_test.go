@@ -16,6 +16,7 @@ import (
 
 	"github.com/divvy-gpu/divvy/lab/internal/audit"
 	"github.com/divvy-gpu/divvy/lab/internal/cluster"
+	"github.com/divvy-gpu/divvy/lab/internal/layout"
 	"github.com/divvy-gpu/divvy/lab/internal/product"
 	"github.com/divvy-gpu/divvy/lab/internal/testenv"
 )
@@ -65,7 +66,7 @@ func TestChangesWhileAPartIsAway(t *testing.T) {
 		must(t, lab.Client.CoreV1().Pods(namespace).Delete(ctx, "goes", metav1.DeleteOptions{}))
 		must(t, lab.Pods.WaitGone(ctx, "goes"))
 		byHand := one("by-hand", 6)
-		byHand.Spec.NodeName = lab.Cluster.NodeName()
+		byHand.Spec.NodeName = layout.NodeName
 		start(t, byHand)
 		waits := create(t, one("waits", 2))[0]
 
@@ -83,7 +84,7 @@ func TestChangesWhileAPartIsAway(t *testing.T) {
 		}))
 		table, err := lab.CLI.Kubectl(ctx, "divvy", "inspect")
 		must(t, err)
-		for _, want := range []string{lab.Cluster.NodeName(), "stays", "by-hand", "10", "128"} {
+		for _, want := range []string{layout.NodeName, "stays", "by-hand", "10", "128"} {
 			if !strings.Contains(table, want) {
 				t.Errorf("without the extender, kubectl divvy inspect does not show %q:\n%s", want, table)
 			}
@@ -198,7 +199,7 @@ func TestNodeLeavesAndReturns(t *testing.T) {
 	start(t, one("first", 8), one("second", 12))
 	on := cards(agree(t))
 	alive := lives(t)
-	name := lab.Cluster.NodeName()
+	name := layout.NodeName
 	must(t, lab.Cluster.Stop(ctx, cluster.Kubelet))
 	must(t, lab.Client.CoreV1().Nodes().Delete(ctx, name, metav1.DeleteOptions{}))
 	must(t, testenv.Poll(ctx, agreeTimeout, "the extender to forget the node", func(ctx context.Context) error {
@@ -215,8 +216,8 @@ func TestNodeLeavesAndReturns(t *testing.T) {
 	must(t, lab.Cluster.Start(ctx, cluster.Kubelet))
 	must(t, testenv.Poll(ctx, podTimeout, "the node to be back", func(ctx context.Context) error {
 		return errors.Join(
-			lab.Cluster.LabelNode(ctx, "node-role.kubernetes.io/control-plane", ""),
-			lab.Cluster.LabelNode(ctx, product.NodeLabel, "true"))
+			cluster.LabelNode(ctx, "node-role.kubernetes.io/control-plane", ""),
+			cluster.LabelNode(ctx, product.NodeLabel, "true"))
 	}))
 	must(t, lab.Divvy.Wait(ctx, settingTimeout))
 	must(t, offered(ctx, guide))

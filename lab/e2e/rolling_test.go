@@ -195,7 +195,9 @@ func (l *load) unwell() (rejected, restarted []string) {
 // stays are pods that hold something of each kind from the beginning to the end.
 func stays(t *testing.T) (check func()) {
 	t.Helper()
-	pods := []*corev1.Pod{asking("stays-slice", demos.GPU, 1), asking("stays-whole", demos.IX, 1), asking("stays-memory", demos.GCUMemory, 3)}
+	pods := []*corev1.Pod{
+		asking("stays-slice", demos.GPU, 1), asking("stays-whole", demos.IX, 1), asking("stays-memory", demos.GCUMemory, 3),
+	}
 	start(t, pods...)
 	names := namesOf(pods)
 	before, alive := sights(t, names...), lives(t)

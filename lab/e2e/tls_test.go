@@ -17,6 +17,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	extenderv1 "k8s.io/kube-scheduler/extender/v1"
 
+	"github.com/divvy-gpu/divvy/lab/internal/layout"
 	"github.com/divvy-gpu/divvy/lab/internal/product"
 	"github.com/divvy-gpu/divvy/lab/internal/testenv"
 )
@@ -45,12 +46,12 @@ func TestBindOverTLS(t *testing.T) {
 	bind := func(certificates ...tls.Certificate) string {
 		t.Helper()
 		body, err := json.Marshal(extenderv1.ExtenderBindingArgs{
-			PodName: waiting.Name, PodNamespace: waiting.Namespace, PodUID: waiting.UID, Node: lab.Cluster.NodeName(),
+			PodName: waiting.Name, PodNamespace: waiting.Namespace, PodUID: waiting.UID, Node: layout.NodeName,
 		})
 		must(t, err)
 		transport := &http.Transport{TLSClientConfig: &tls.Config{
-			MinVersion: tls.VersionTLS12, RootCAs: roots, Certificates: certificates, ServerName: testenv.Extender + "." + product.Namespace +
-				".svc",
+			MinVersion: tls.VersionTLS12, RootCAs: roots, Certificates: certificates,
+			ServerName: testenv.Extender + "." + product.Namespace + ".svc",
 		}}
 		defer transport.CloseIdleConnections()
 		ctx, cancel := context.WithTimeout(ctx, 30*time.Second)

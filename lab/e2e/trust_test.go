@@ -21,6 +21,8 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
+	"github.com/divvy-gpu/divvy/lab/internal/cluster"
+	"github.com/divvy-gpu/divvy/lab/internal/layout"
 	"github.com/divvy-gpu/divvy/lab/internal/product"
 	"github.com/divvy-gpu/divvy/lab/internal/testenv"
 )
@@ -49,7 +51,7 @@ func TestForgedAnnotations(t *testing.T) {
 	honest, err := lab.Pods.API.Get(ctx, "honest", metav1.GetOptions{})
 	must(t, err)
 	unsigned, err := json.Marshal(map[string]any{
-		"v": 1, "resource": product.Resource, "node": lab.Cluster.NodeName(), "device": books.Cards[7].UUID, "index": 7,
+		"v": 1, "resource": product.Resource, "node": layout.NodeName, "device": books.Cards[7].UUID, "index": 7,
 		"deviceUnits": 16, "units": 1, "at": time.Now().UTC(), "confirmed": true, "mac": strings.Repeat("A", 43),
 	})
 	must(t, err)
@@ -77,7 +79,7 @@ func TestForgedAnnotations(t *testing.T) {
 		for name, grant := range grants {
 			pod := one(name, 3)
 			pod.Annotations = forged(grant)
-			pod.Spec.NodeName = lab.Cluster.NodeName()
+			pod.Spec.NodeName = layout.NodeName
 			create(t, pod)
 			want[name] = 0
 		}
@@ -151,7 +153,7 @@ func withoutAnnotationPolicy(t *testing.T) {
 // account has.
 func as(t *testing.T, user string, groups ...string) kubernetes.Interface {
 	t.Helper()
-	config, err := lab.Cluster.RESTConfig()
+	config, err := cluster.RESTConfig()
 	must(t, err)
 	config = rest.CopyConfig(config)
 	config.Impersonate = rest.ImpersonationConfig{UserName: user, Groups: append(groups, "system:authenticated")}
@@ -167,7 +169,7 @@ func withToken(t *testing.T, account string, bound *authenticationv1.BoundObject
 	request := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{BoundObjectRef: bound}}
 	token, err := lab.Client.CoreV1().ServiceAccounts(product.Namespace).CreateToken(t.Context(), account, request, metav1.CreateOptions{})
 	must(t, err)
-	config, err := lab.Cluster.RESTConfig()
+	config, err := cluster.RESTConfig()
 	must(t, err)
 	config = rest.AnonymousClientConfig(config)
 	config.BearerToken = token.Status.Token
@@ -205,7 +207,7 @@ func TestOnlyDivvyWritesItsAnnotations(t *testing.T) {
 	waiting := one("unbound", 1)
 	waiting.Spec.SchedulerName = "nobody"
 	create(t, waiting)
-	node := lab.Cluster.NodeName()
+	node := layout.NodeName
 
 	broad := &rbacv1.ClusterRoleBinding{
 		ObjectMeta: metav1.ObjectMeta{Name: "divvy-e2e-broad"},
@@ -313,7 +315,7 @@ func TestDaemonKeepsToItsNode(t *testing.T) {
 			metav1.PatchOptions{DryRun: []string{metav1.DryRunAll}}, sub...)
 		return err
 	}
-	here, grant := lab.Cluster.NodeName(), metadata(t, "annotations", grantAnnotation, "{}")
+	here, grant := layout.NodeName, metadata(t, "annotations", grantAnnotation, "{}")
 	inventory := metadata(t, "annotations", "divvy.dev/inventory", "[]")
 	must(t, patchPod(client, namespace, "here", grant))
 	must(t, patchNode(client, here, inventory))
@@ -371,7 +373,7 @@ func TestExtenderBindsWhatItGrants(t *testing.T) {
 	pod := one("loose", 1)
 	pod.Spec.SchedulerName = "nobody"
 	loose := create(t, pod)[0]
-	client, here := withToken(t, testenv.Extender, nil), lab.Cluster.NodeName()
+	client, here := withToken(t, testenv.Extender, nil), layout.NodeName
 	bind := func(uid types.UID, annotations map[string]string) error {
 		return client.CoreV1().Pods(namespace).Bind(ctx, &corev1.Binding{
 			ObjectMeta: metav1.ObjectMeta{Name: "loose", UID: uid, Annotations: annotations},

@@ -22,6 +22,7 @@ import (
 	"github.com/divvy-gpu/divvy/lab/internal/audit"
 	"github.com/divvy-gpu/divvy/lab/internal/cluster"
 	"github.com/divvy-gpu/divvy/lab/internal/demos"
+	"github.com/divvy-gpu/divvy/lab/internal/layout"
 	"github.com/divvy-gpu/divvy/lab/internal/product"
 	"github.com/divvy-gpu/divvy/lab/internal/testenv"
 )
@@ -344,7 +345,8 @@ func TestConfigMapChangesUnderPods(t *testing.T) {
 	alive := lives(t)
 	t.Cleanup(func() {
 		ctx := context.WithoutCancel(ctx)
-		if err := errors.Join(lab.Pods.DeleteAll(ctx), lab.Divvy.Reconfigure(ctx, []string{mixed.values}, "--set", "node.nodeSelector=null"),
+		if err := errors.Join(lab.Pods.DeleteAll(ctx),
+			lab.Divvy.Reconfigure(ctx, []string{mixed.values}, "--set", "node.nodeSelector=null"),
 			allFree(ctx)); err != nil {
 			t.Errorf("put the configuration back: %v", err)
 		}
@@ -428,7 +430,7 @@ func TestASecondDaemonWaits(t *testing.T) {
 	must(t, os.WriteFile(config, []byte(text), 0o600))
 	second, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
-	_, err := lab.CLI.Command(second, "", filepath.Join(product.Programs(), "divvy-node"), "--node-name="+lab.Cluster.NodeName(),
+	_, err := lab.CLI.Command(second, "", filepath.Join(product.Programs(), "divvy-node"), "--node-name="+layout.NodeName,
 		"--config="+config)
 	if err == nil || !strings.Contains(err.Error(), "Another divvy-node runs on this node") {
 		t.Errorf("a second daemon: %v; want it to say that another one runs", err)

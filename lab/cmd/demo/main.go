@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/divvy-gpu/divvy/lab/internal/checks"
+	"github.com/divvy-gpu/divvy/lab/internal/layout"
 	"github.com/divvy-gpu/divvy/lab/internal/product"
 	"github.com/divvy-gpu/divvy/lab/internal/progress"
 	"github.com/divvy-gpu/divvy/lab/internal/testenv"
@@ -55,7 +56,7 @@ cards of 16 GB stand in for them.
 	}
 	d.checks.NoError("docs/demo.md shows what was printed", s.CLI.CheckShown("docs/demo.md", "make demo", printed.String()))
 	fmt.Fprintf(out, "\nThe cluster still runs, for you to play with; `make demo-down` takes it away without a trace.\n"+
-		"  export KUBECONFIG=%s PATH=%s:%s:$PATH\n\n", s.Cluster.Kubeconfig(), product.Programs(), s.Cluster.BinDir())
+		"  export KUBECONFIG=%s PATH=%s:%s:$PATH\n\n", layout.AdminKubeconfig, product.Programs(), s.Cluster.BinDir)
 	fmt.Fprintf(out, "%s (%s)\n", verdict(&d.checks), progress.Elapsed(time.Since(started)))
 	return d.checks.Err()
 }

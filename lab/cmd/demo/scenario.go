@@ -18,6 +18,7 @@ import (
 	"github.com/divvy-gpu/divvy/lab/internal/audit"
 	"github.com/divvy-gpu/divvy/lab/internal/checks"
 	"github.com/divvy-gpu/divvy/lab/internal/cluster"
+	"github.com/divvy-gpu/divvy/lab/internal/layout"
 	"github.com/divvy-gpu/divvy/lab/internal/product"
 	"github.com/divvy-gpu/divvy/lab/internal/testenv"
 )
@@ -61,7 +62,7 @@ func (d *demo) kubectl(ctx context.Context, args ...string) error {
 // node shows what the node offers, once kubelet has reported it.
 func (d *demo) node(ctx context.Context, memory int64) error {
 	amounts := func(ctx context.Context) (gcuMemory, gcuCount int64, err error) {
-		node, err := d.lab.Client.CoreV1().Nodes().Get(ctx, d.lab.Cluster.NodeName(), metav1.GetOptions{})
+		node, err := d.lab.Client.CoreV1().Nodes().Get(ctx, layout.NodeName, metav1.GetOptions{})
 		if err != nil {
 			return 0, 0, err
 		}
@@ -303,7 +304,7 @@ stays Pending, and its event says why.`)
 // hold, once the last pod's end has been noticed.
 func (d *demo) inspect(ctx context.Context, now []holding, perGB int64) error {
 	want := wanted(now, perGB)
-	url := testenv.ExtenderURL + "/gcushare-scheduler/inspect/" + d.lab.Cluster.NodeName()
+	url := testenv.ExtenderURL + "/gcushare-scheduler/inspect/" + layout.NodeName
 	var body []byte
 	var got map[int]string
 	_ = testenv.Poll(ctx, freeTimeout, "inspect", func(ctx context.Context) (err error) {

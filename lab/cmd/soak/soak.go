@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/divvy-gpu/divvy/lab/internal/audit"
+	"github.com/divvy-gpu/divvy/lab/internal/layout"
 	"github.com/divvy-gpu/divvy/lab/internal/product"
 	"github.com/divvy-gpu/divvy/lab/internal/progress"
 	"github.com/divvy-gpu/divvy/lab/internal/testenv"
@@ -62,7 +63,7 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 func waitCapacity(ctx context.Context, s *testenv.Env) (int64, error) {
 	var units int64
 	err := testenv.Poll(ctx, time.Minute, "the node to offer the cards", func(ctx context.Context) error {
-		node, err := s.Client.CoreV1().Nodes().Get(ctx, s.Cluster.NodeName(), metav1.GetOptions{})
+		node, err := s.Client.CoreV1().Nodes().Get(ctx, layout.NodeName, metav1.GetOptions{})
 		if err != nil {
 			return err
 		}

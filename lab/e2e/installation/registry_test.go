@@ -82,7 +82,8 @@ func bareLab(t *testing.T, topology string) {
 	if _, err := lab.CLI.Kubectl(t.Context(), "delete", "namespace", product.Namespace, "--ignore-not-found"); err != nil {
 		t.Fatal(err)
 	}
-	if err := lab.Prepare(t.Context(), testenv.Options{Topology: topology, Values: []string{demos.PoolValues}, Out: os.Stderr}); err != nil {
+	options := testenv.Options{Topology: topology, Values: []string{demos.PoolValues}, Out: os.Stderr}
+	if err := lab.Prepare(t.Context(), options); err != nil {
 		t.Fatal(err)
 	}
 }

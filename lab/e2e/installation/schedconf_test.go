@@ -41,7 +41,7 @@ const rolledBackTimeout = 3 * time.Minute
 // schedconf runs divvy-control on the node, as an administrator does.
 func schedconf(ctx context.Context, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, filepath.Join(product.Programs(), "divvy-control"), append([]string{"schedconf"}, args...)...)
-	cmd.Args = append(cmd.Args, "--node-name", lab.Cluster.NodeName(), "--settle", "1s")
+	cmd.Args = append(cmd.Args, "--node-name", layout.NodeName, "--settle", "1s")
 	cmd.Env = append(os.Environ(), "KUBECONFIG=")
 	out, err := cmd.CombinedOutput()
 	return string(out), err

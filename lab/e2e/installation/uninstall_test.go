@@ -22,6 +22,7 @@ import (
 	"k8s.io/client-go/util/retry"
 
 	"github.com/divvy-gpu/divvy/lab/internal/audit"
+	"github.com/divvy-gpu/divvy/lab/internal/cluster"
 	"github.com/divvy-gpu/divvy/lab/internal/demos"
 	"github.com/divvy-gpu/divvy/lab/internal/layout"
 	"github.com/divvy-gpu/divvy/lab/internal/product"
@@ -47,7 +48,7 @@ var hostFolders = []string{
 
 // byTheTests leaves out what the tests and the lab bring along.
 func byTheTests() []snapshot.Exception {
-	scheduler := "kube-scheduler-" + lab.Cluster.NodeName()
+	scheduler := "kube-scheduler-" + layout.NodeName
 	return []snapshot.Exception{
 		{Namespace: lab.Pods.Namespace, Reason: "the pods of the test"},
 		{Kind: "Namespace", Name: lab.Pods.Namespace, Reason: "it is labelled by the test"},
@@ -88,7 +89,7 @@ func nodeStatus(resources ...string) snapshot.Exception {
 type state struct{ objects, files snapshot.Snapshot }
 
 func look(ctx context.Context, exceptions ...snapshot.Exception) (s state, err error) {
-	config, err := lab.Cluster.RESTConfig()
+	config, err := cluster.RESTConfig()
 	if err != nil {
 		return s, err
 	}
@@ -355,7 +356,8 @@ func TestUninstall(t *testing.T) {
 		pooled.Spec.Containers[i].Command = []string{"sleep infinity"}
 	}
 	runPods(t,
-		lab.Pods.New("whole-nvidia", testenv.Asking("app", demos.GPU, 1)), lab.Pods.New("whole-iluvatar", testenv.Asking("app", demos.IX, 1)),
+		lab.Pods.New("whole-nvidia", testenv.Asking("app", demos.GPU, 1)),
+		lab.Pods.New("whole-iluvatar", testenv.Asking("app", demos.IX, 1)),
 		lab.Pods.New("memory", testenv.Asking("app", demos.GCUMemory, 4)), pooled)
 	if copies, err := lab.Pods.TokenSecrets(ctx); err != nil || len(copies) == 0 {
 		t.Fatalf("copies of the token: %v, %v", copies, err)

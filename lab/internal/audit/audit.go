@@ -30,7 +30,7 @@ type Auditor struct {
 // New returns an auditor of the lab's node.
 func New(s *testenv.Env) *Auditor {
 	return &Auditor{
-		Client: s.Client, Node: s.Cluster.NodeName(), ExtenderURL: testenv.ExtenderURL,
+		Client: s.Client, Node: layout.NodeName, ExtenderURL: testenv.ExtenderURL,
 		CTR: s.Cluster.Program("ctr"), Containerd: layout.ContainerdSocket,
 	}
 }

@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/divvy-gpu/divvy/lab/internal/checks"
+	"github.com/divvy-gpu/divvy/lab/internal/layout"
 	"github.com/divvy-gpu/divvy/lab/internal/product"
 	"github.com/divvy-gpu/divvy/lab/internal/progress"
 	"github.com/divvy-gpu/divvy/lab/internal/testenv"
@@ -140,7 +141,7 @@ func (s *Demo) Pending(ctx context.Context, pod *corev1.Pod, text string) error 
 // End says how the demo went; the error is nil only when nothing differed.
 func (s *Demo) End() error {
 	fmt.Fprintf(s.out, "\nThe cluster still runs, for you to play with; `make demo-down` takes it away without a trace.\n"+
-		"  export KUBECONFIG=%s PATH=%s:%s:$PATH\n\n", s.Cluster.Kubeconfig(), product.Programs(), s.Cluster.BinDir())
+		"  export KUBECONFIG=%s PATH=%s:%s:$PATH\n\n", layout.AdminKubeconfig, product.Programs(), s.Cluster.BinDir)
 	verdict := "all are as they should be"
 	if n := s.Checks.Failed(); n > 0 {
 		verdict = fmt.Sprintf("%d DIFFER", n)

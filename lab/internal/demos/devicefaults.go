@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 
 	"github.com/divvy-gpu/divvy/internal/testing/vendorsim"
+	"github.com/divvy-gpu/divvy/lab/internal/layout"
 	"github.com/divvy-gpu/divvy/lab/internal/testenv"
 )
 
@@ -154,7 +155,7 @@ func (f *faults) quarantine(ctx context.Context) error {
 	f.Title("NVIDIA: an error that a GPU does not recover from (XID 79)")
 	f.Say(`The GPU is in quarantine, across a restart of the daemon, until an administrator
 releases it. Pods go to the other one.`)
-	node := f.Cluster.NodeName()
+	node := layout.NodeName
 	const before = "quarantine-before"
 	number, alive, err := f.hold(ctx, before, one)
 	if err != nil {

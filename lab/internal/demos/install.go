@@ -56,7 +56,7 @@ func (a *administrator) typed(ctx context.Context, program string, args ...strin
 
 func (a *administrator) schedconf(ctx context.Context, command string) (string, error) {
 	return a.typed(ctx, filepath.Join(product.Programs(), "divvy-control"), "schedconf", command,
-		"--kubeconfig", a.Cluster.Kubeconfig(), "--node-name", a.Cluster.NodeName(), "--log-level", "error")
+		"--kubeconfig", layout.AdminKubeconfig, "--node-name", layout.NodeName, "--log-level", "error")
 }
 
 func (a *administrator) install(ctx context.Context) error {

@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/divvy-gpu/divvy/internal/testing/vendorsim"
+	"github.com/divvy-gpu/divvy/lab/internal/layout"
 	"github.com/divvy-gpu/divvy/lab/internal/product"
 	"github.com/divvy-gpu/divvy/lab/internal/testenv"
 )
@@ -80,7 +81,7 @@ func withoutBoard(t vendorsim.Topology, board string) vendorsim.Topology {
 
 // article follows the steps of the article on NVIDIA's device plugin.
 func (v *vendors) article(ctx context.Context) error {
-	node := v.Cluster.NodeName()
+	node := layout.NodeName
 	v.Title("NVIDIA, step by step as in the article")
 	v.Say(`The DaemonSet runs on nodes with the label nvidia.com/gpu.present=true, as the
 GPU operator's does. This node has not got it yet, so nothing runs there.`)
@@ -174,7 +175,7 @@ func nodes(c vendorsim.Card) []string {
 // boards shows the numbers of the README of Iluvatar's device plugin.
 func (v *vendors) boards(ctx context.Context) error {
 	choose := func(config string, want int64) error {
-		if _, err := v.Run(ctx, "label", "node", v.Cluster.NodeName(), testenv.ConfigLabel+"="+config, "--overwrite"); err != nil {
+		if _, err := v.Run(ctx, "label", "node", layout.NodeName, testenv.ConfigLabel+"="+config, "--overwrite"); err != nil {
 			return err
 		}
 		took, err := v.Offer(ctx, IX, want)
@@ -242,7 +243,7 @@ reads them without being restarted.`)
 		return err
 	}
 	v.Title("Iluvatar: back to what the chart's values say")
-	if _, err := v.Run(ctx, "label", "node", v.Cluster.NodeName(), testenv.ConfigLabel+"-"); err != nil {
+	if _, err := v.Run(ctx, "label", "node", layout.NodeName, testenv.ConfigLabel+"-"); err != nil {
 		return err
 	}
 	if _, err := v.Offer(ctx, IX, 2); err != nil {
@@ -435,11 +436,11 @@ func (v *vendors) lookBack(ctx context.Context) error {
 // describe prints what kubectl describe node says of labels and resources, or
 // only the lines with a text.
 func (v *vendors) describe(ctx context.Context, only string) error {
-	text, err := v.CLI.Kubectl(ctx, "describe", "node", v.Cluster.NodeName())
+	text, err := v.CLI.Kubectl(ctx, "describe", "node", layout.NodeName)
 	if err != nil {
 		return err
 	}
-	v.Say("$ kubectl describe node " + v.Cluster.NodeName() + "\n" + excerpt(text, only))
+	v.Say("$ kubectl describe node " + layout.NodeName + "\n" + excerpt(text, only))
 	return nil
 }
 

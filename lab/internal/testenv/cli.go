@@ -41,8 +41,8 @@ func (c *CLI) valuesPaths(names []string) []string {
 func (c *CLI) Environment() []string {
 	helm := filepath.Join(layout.StateDir, "helm")
 	return append(os.Environ(),
-		"KUBECONFIG="+c.Cluster.Kubeconfig(),
-		"PATH="+product.Programs()+":"+c.Cluster.BinDir()+":"+os.Getenv("PATH"),
+		"KUBECONFIG="+layout.AdminKubeconfig,
+		"PATH="+product.Programs()+":"+c.Cluster.BinDir+":"+os.Getenv("PATH"),
 		"HELM_CACHE_HOME="+filepath.Join(helm, "cache"),
 		"HELM_CONFIG_HOME="+filepath.Join(helm, "config"),
 		"HELM_DATA_HOME="+filepath.Join(helm, "data"))

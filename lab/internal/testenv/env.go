@@ -149,11 +149,11 @@ func (s *Env) FoundDivvy() bool { return s.before.installed }
 
 func (s *Env) adopt(c *cluster.Cluster) (err error) {
 	s.Cluster, s.CLI.Cluster = c, c
-	if s.Client, err = c.Client(); err != nil {
+	if s.Client, err = cluster.Client(); err != nil {
 		return err
 	}
 	s.Pods = newPods(s.Client, &s.CLI, s.Pods.Namespace)
-	s.Node = Node{client: s.Client, name: c.NodeName()}
+	s.Node = Node{client: s.Client, name: layout.NodeName}
 	s.Divvy = Divvy{client: s.Client, cli: &s.CLI, node: &s.Node, values: s.Divvy.values}
 	s.Pool = Pool{client: s.Client, node: &s.Node}
 	return nil
