@@ -104,7 +104,7 @@ func TestDeviceChoice(t *testing.T) {
 		"both": {wishing(one("both", 4), "divvy.dev/use-models", "S60", "divvy.dev/avoid-models", "s60"),
 			"annotation divvy.dev/avoid-models: model \"S60\" is in divvy.dev/use-models too"},
 		"policy": {wishing(one("policy", 4), "divvy.dev/placement-policy", "best"),
-			"annotation divvy.dev/placement-policy: \"best\" is no placement policy"},
+			"annotation divvy.dev/placement-policy: \"best\" is not a placement policy"},
 		"no model": {wishing(one("no-model", 4), "divvy.dev/use-models", "none-such"), "no device that divvy.dev/use-models allows"},
 		"too many": {wishing(one("too-many", 9), "divvy.dev/devices", "9"), "fewer than 9 devices"},
 	} {

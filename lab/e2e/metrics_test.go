@@ -190,7 +190,7 @@ func TestMetricsAgreeWithTheBooks(t *testing.T) {
 	start(t, one("later", 1))
 	for pod, kind := range map[*corev1.Pod]events.Kind{giant: events.NeverFits, byHand: events.GrantMissing} {
 		_, err := lab.Pods.WaitEvent(ctx, podTimeout, pod, map[string]string{"giant": "17 units",
-			"by-hand": "kubelet gave it 3 units"}[pod.Name])
+			"by-hand": "kubelet allocated 3 units"}[pod.Name])
 		must(t, err)
 		list, err := lab.Client.CoreV1().Events(namespace).List(ctx,
 			metav1.ListOptions{FieldSelector: "involvedObject.uid=" + string(pod.UID)})

@@ -357,7 +357,7 @@ func TestAnotherClient(t *testing.T) {
 		switch {
 		case err == nil:
 			return errors.New("a client that is not in the catalog is admitted")
-		case !strings.Contains(err.Error(), `no client "rgpu-1.0"`):
+		case !strings.Contains(err.Error(), `unknown client "rgpu-1.0"`):
 			return fmt.Errorf("a client that is not in the catalog is not named: %w", err)
 		}
 		return nil
