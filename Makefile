@@ -326,7 +326,7 @@ push-image: push ## The same as push, under the name that Bitfusion's Makefile h
 all: build images ## The programs and the images, as ix-device-plugin's Makefile has it.
 
 .PHONY: census
-census: ## Count lines of Go, wide ones, packages and the largest types.
+census: ## Count lines of Go, wide ones, packages, private terms and the largest types.
 	@go run ./hack/census
 
 .PHONY: generate

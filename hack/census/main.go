@@ -1,6 +1,7 @@
-// Command census prints measures of the tree: lines of Go, the largest types, the packages
-// at the top level of internal/, and lines that are too wide. It reads the files that git
-// knows below the working directory.
+// Command census prints measures of the tree: lines of Go, the types above the limits and the
+// largest below, the packages at the top level of internal/, lines that are too wide, and
+// terms that the project's texts do not use. It reads the files that git knows below the
+// working directory, which is the root of the repository.
 package main
 
 import (
@@ -17,6 +18,8 @@ import (
 	"slices"
 	"strings"
 	"unicode/utf8"
+
+	"github.com/divvy-gpu/divvy/hack/terms"
 )
 
 func main() {
@@ -29,8 +32,11 @@ func main() {
 const (
 	// maxColumns is how wide a line of Go may be, a tab counted as 4.
 	maxColumns = 140
-	// listed is how many types of each kind are printed.
-	listed = 8
+	// maxFields and maxMethods are the limits of a type, the fields of embedded types counted.
+	maxFields  = 20
+	maxMethods = 25
+	// listed is how many types of each kind are printed that are not above a limit.
+	listed = 3
 )
 
 // module is the import path of the product; that of the lab is below it.
@@ -73,6 +79,14 @@ func run(out io.Writer) error {
 			return err
 		}
 	}
+	found, err := terms.Find(".")
+	if err != nil {
+		return err
+	}
+	for _, m := range found.Matches {
+		fmt.Fprintf(out, "%s: %q: %s\n", m.Place, m.Term, m.Instead)
+	}
+	fmt.Fprintf(out, "matches of the %d patterns of private terms: %d\n", found.Patterns, len(found.Matches))
 	return c.print(out)
 }
 
@@ -200,22 +214,33 @@ func (c *census) print(out io.Writer) error {
 			names = append(names, name)
 		}
 	}
-	largest := func(title string, data bool, size func(*typ) int) {
-		fmt.Fprintf(&b, "%s:\n", title)
+	// Without a limit it lists the wire formats and configurations.
+	list := func(title string, limit int, size func(*typ) int) {
 		slices.SortFunc(names, func(x, y string) int {
 			return cmp.Or(cmp.Compare(size(c.types[y]), size(c.types[x])), cmp.Compare(x, y))
 		})
+		above, below := "", ""
 		n := 0
 		for _, name := range names {
-			if t := c.types[name]; t.data == data && n < listed {
-				fmt.Fprintf(&b, "  %3d  %s\n", size(t), strings.TrimPrefix(name, module+"/"))
+			t := c.types[name]
+			line := fmt.Sprintf("  %3d  %s\n", size(t), strings.TrimPrefix(name, module+"/"))
+			switch {
+			case t.data != (limit == 0):
+			case limit > 0 && size(t) > limit:
+				above += line
+			case n < listed:
+				below += line
 				n++
 			}
 		}
+		if limit > 0 {
+			fmt.Fprintf(&b, "%s, above the limit of %d:\n%s", title, limit, cmp.Or(above, "  none\n"))
+		}
+		fmt.Fprintf(&b, "%s, the largest others:\n%s", title, below)
 	}
-	largest("types by fields, with those of embedded types", false, c.all)
-	largest("structures of wire formats and configurations by fields", true, c.all)
-	largest("types by methods", false, func(t *typ) int { return t.methods })
+	list("types by fields, with those of embedded types", maxFields, c.all)
+	list("types by methods", maxMethods, func(t *typ) int { return t.methods })
+	list("structures of wire formats and configurations by fields", 0, c.all)
 	_, err := io.WriteString(out, b.String())
 	return err
 }

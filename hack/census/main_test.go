@@ -15,7 +15,7 @@ func TestCensus(t *testing.T) {
 			strings.Repeat("é", 138) + "\n",
 		"internal/b/b_test.go": "package b\n",
 		"lab/l.go":             "package lab\n",
-		"hack/h.go":            "package main\n",
+		"hack/h.go":            "package main\n\ntype large struct {\n" + strings.Repeat("\t_ int\n", maxFields+1) + "}\n",
 	} {
 		if err := c.add(name, []byte(source)); err != nil {
 			t.Fatal(err)
@@ -27,7 +27,7 @@ func TestCensus(t *testing.T) {
 	}
 	for _, want := range []string{
 		"product 22, lab 1, together 23; tests 1\n", "internal/: 2\n", "columns: 1\n", "    6  internal/a.T\n", "    1  internal/b.V\n",
-		"    2  internal/a.T\n",
+		"    2  internal/a.T\n", "above the limit of 20:\n   21  hack.large\ntypes by", "above the limit of 25:\n  none\n",
 	} {
 		if !strings.Contains(b.String(), want) {
 			t.Errorf("no %q in:\n%s", want, b.String())

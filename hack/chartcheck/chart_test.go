@@ -596,7 +596,8 @@ func TestDaemonStaysOffNodesWithoutDevices(t *testing.T) {
 		}},
 		"narrowed by an affinity": {
 			[]string{"--set-json",
-				`node.affinity={"nodeAffinity":{"requiredDuringSchedulingIgnoredDuringExecution":{"nodeSelectorTerms":[{"matchExpressions":[{"key":"zone","operator":"Exists"}]}]}}}`},
+				`node.affinity={"nodeAffinity":{"requiredDuringSchedulingIgnoredDuringExecution":{"nodeSelectorTerms":` +
+					`[{"matchExpressions":[{"key":"zone","operator":"Exists"}]}]}}}`},
 			map[string]bool{"enflame.com/gcushare=true": false, "enflame.com/gcushare=true,zone=a": true, "zone=a": false},
 		},
 		"old files": {

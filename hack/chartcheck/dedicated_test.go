@@ -97,7 +97,8 @@ func TestExtenderUnderstandsItsFlags(t *testing.T) {
 				"extender.tls.listenAddress=10.0.0.1"}, false},
 		"elected": {"divvy-extender", []string{"--set", "extender.replicas=2"}, true},
 		"dedicated": {"divvy-scheduler",
-			[]string{"--set", "scheduler.mode=dedicated,extender.replicas=2,extender.logDir=/var/log/x,extender.allowBindFrom={10.0.0.0/8}"}, true},
+			[]string{"--set", "scheduler.mode=dedicated,extender.replicas=2,extender.logDir=/var/log/x," +
+				"extender.allowBindFrom={10.0.0.0/8}"}, true},
 		"dedicated, one replica": {"divvy-scheduler",
 			[]string{"--set", "scheduler.mode=dedicated,scheduler.replicas=1,extender.replicas=1,extender.leaseDuration=7s," +
 				"extender.maxBindDelay=20m"}, true},

@@ -202,7 +202,8 @@ func TestWebhooksAreReached(t *testing.T) {
 		len(affinity.PodAntiAffinity.PreferredDuringSchedulingIgnoredDuringExecution) != 1 {
 		t.Fatalf("affinity: %v", affinity)
 	}
-	apart, err := metav1.LabelSelectorAsSelector(affinity.PodAntiAffinity.PreferredDuringSchedulingIgnoredDuringExecution[0].PodAffinityTerm.LabelSelector)
+	preferred := affinity.PodAntiAffinity.PreferredDuringSchedulingIgnoredDuringExecution[0]
+	apart, err := metav1.LabelSelectorAsSelector(preferred.PodAffinityTerm.LabelSelector)
 	if err != nil || !apart.Matches(labels.Set(deployment.Spec.Template.Labels)) {
 		t.Errorf("replicas do not avoid each other: %v, %v", apart, err)
 	}

@@ -78,7 +78,9 @@ func TestPagesTellSomething(t *testing.T) {
 }
 
 // prefixed are the names that the table is about.
-var prefixed = regexp.MustCompile(`^(?:[a-z]+\.)?(?:divvy\.dev|enflame\.com|iluvatar\.com|nvidia\.com|bitfusion\.io|auto-management|bitfusion-client)/[A-Za-z0-9._*/-]*$`)
+var prefixed = regexp.MustCompile(`^(?:[a-z]+\.)?` +
+	`(?:divvy\.dev|enflame\.com|iluvatar\.com|nvidia\.com|bitfusion\.io|auto-management|bitfusion-client)` +
+	`/[A-Za-z0-9._*/-]*$`)
 
 // TestEveryNameInTheCodeIsListed: what code of the programs and the chart writes as
 // a name on objects.

@@ -14,13 +14,14 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/divvy-gpu/divvy/lab/internal/layout"
 	"github.com/divvy-gpu/divvy/lab/internal/product"
-	"github.com/divvy-gpu/divvy/lab/internal/stage"
+	"github.com/divvy-gpu/divvy/lab/internal/testenv"
 )
 
 func TestNodeStatus(t *testing.T) {
 	ctx := begin(t, guide)
-	node, err := lab.Client.CoreV1().Nodes().Get(ctx, lab.Cluster.NodeName(), metav1.GetOptions{})
+	node, err := lab.Client.CoreV1().Nodes().Get(ctx, layout.NodeName, metav1.GetOptions{})
 	must(t, err)
 	for name, list := range map[string]corev1.ResourceList{"capacity": node.Status.Capacity, "allocatable": node.Status.Allocatable} {
 		for resource, want := range map[corev1.ResourceName]int64{product.Resource: 128, gcuCount: 8} {
@@ -46,7 +47,7 @@ func TestGuide(t *testing.T) {
 	start(t, one("pod-1", 4), one("pod-2", 8), one("pod-3", 12))
 	wantCards(t, map[string]int{"pod-1": 0, "pod-2": 0, "pod-3": 1})
 	for pod, want := range map[string]string{"pod-1": "gcu0", "pod-2": "gcu0", "pod-3": "gcu1"} {
-		text, err := lab.Exec(ctx, pod, "app", "ls", "/dev")
+		text, err := lab.Pods.Exec(ctx, pod, "app", "ls", "/dev")
 		must(t, err)
 		var got []string
 		for _, file := range strings.Fields(text) {
@@ -59,7 +60,7 @@ func TestGuide(t *testing.T) {
 		}
 	}
 	pending(t, create(t, one("pod-4", 20))[0], noRoom)
-	must(t, lab.Delete(ctx, "pod-2"))
+	must(t, lab.Pods.Delete(ctx, "pod-2"))
 	wantCards(t, map[string]int{"pod-1": 0, "pod-3": 1})
 }
 
@@ -74,7 +75,7 @@ func TestOnlyEvictionHelps(t *testing.T) {
 	}{
 		{units: 15}, {units: 16}, {units: 17, unresolvable: true}, {units: 1 << 50, unresolvable: true},
 	} {
-		result := filter(t, ctx, test.units, lab.Cluster.NodeName())
+		result := filter(t, ctx, test.units, layout.NodeName)
 		if got := len(result.FailedAndUnresolvableNodes) > 0; got != test.unresolvable {
 			t.Errorf("%d units: unresolvable is %t, want %t: %+v", test.units, got, test.unresolvable, result)
 		}
@@ -86,8 +87,8 @@ func TestOnlyEvictionHelps(t *testing.T) {
 	createAtOnce(t, fillers)
 	running(t, namesOf(fillers)...)
 	agree(t)
-	result := filter(t, ctx, 16, lab.Cluster.NodeName())
-	if reason := result.FailedNodes[lab.Cluster.NodeName()]; reason != "insufficient GCU Memory in one gcu device" ||
+	result := filter(t, ctx, 16, layout.NodeName)
+	if reason := result.FailedNodes[layout.NodeName]; reason != "insufficient GCU Memory in one gcu device" ||
 		len(result.FailedAndUnresolvableNodes) > 0 {
 		t.Errorf("16 units with no card empty: %+v, want the node in FailedNodes with the documented reason", result)
 	}
@@ -116,19 +117,19 @@ func filter(t *testing.T, ctx context.Context, units int64, nodes ...string) fil
 
 func TestContainersOfAPodShareACard(t *testing.T) {
 	begin(t, guide)
-	two := lab.Pod("two", stage.Container("a", 4), stage.Container("b", 3))
-	helped := lab.Pod("helped", stage.Container("helper", 0), stage.Container("app", 5))
+	two := lab.Pods.New("two", testenv.Container("a", 4), testenv.Container("b", 3))
+	helped := lab.Pods.New("helped", testenv.Container("helper", 0), testenv.Container("app", 5))
 	// The init container alone asks for more than what follows it.
-	inits := lab.Pod("inits", stage.Container("app", 2))
-	inits.Spec.InitContainers = []corev1.Container{stage.Container("first", 7, "true"), stage.Container("second", 10, "true")}
-	sidecar := lab.Pod("sidecar", stage.Container("app", 6))
-	sidecar.Spec.InitContainers = []corev1.Container{stage.Sidecar("side", 3)}
+	inits := lab.Pods.New("inits", testenv.Container("app", 2))
+	inits.Spec.InitContainers = []corev1.Container{testenv.Container("first", 7, "true"), testenv.Container("second", 10, "true")}
+	sidecar := lab.Pods.New("sidecar", testenv.Container("app", 6))
+	sidecar.Spec.InitContainers = []corev1.Container{testenv.Sidecar("side", 3)}
 	// 1 + 6 while init runs, then 1 + 4 + 3.
-	all := lab.Pod("all", stage.Container("a", 4), stage.Container("b", 3))
-	all.Spec.InitContainers = []corev1.Container{stage.Sidecar("side", 1), stage.Container("init", 6, "true")}
+	all := lab.Pods.New("all", testenv.Container("a", 4), testenv.Container("b", 3))
+	all.Spec.InitContainers = []corev1.Container{testenv.Sidecar("side", 1), testenv.Container("init", 6, "true")}
 	// The init container comes before the sidecar: 9, then 2 + 5.
-	before := lab.Pod("before", stage.Container("app", 5))
-	before.Spec.InitContainers = []corev1.Container{stage.Container("init", 9, "true"), stage.Sidecar("side", 2)}
+	before := lab.Pods.New("before", testenv.Container("app", 5))
+	before.Spec.InitContainers = []corev1.Container{testenv.Container("init", 9, "true"), testenv.Sidecar("side", 2)}
 
 	pods := []*corev1.Pod{two, helped, inits, sidecar, all, before}
 	createAtOnce(t, pods)
@@ -172,7 +173,7 @@ func TestPodsFasterThanTheWatch(t *testing.T) {
 	var pods []*corev1.Pod
 	for i := range 24 {
 		pod := one(fmt.Sprint("bound-", i), 5)
-		pod.Spec.NodeName = lab.Cluster.NodeName()
+		pod.Spec.NodeName = layout.NodeName
 		pods = append(pods, pod)
 	}
 	createAtOnce(t, pods)
@@ -194,20 +195,20 @@ func TestNodeNameByHand(t *testing.T) {
 	scheduled := one("scheduled", 4)
 	start(t, scheduled)
 	byHand := one("by-hand", 8)
-	byHand.Spec.NodeName = lab.Cluster.NodeName()
+	byHand.Spec.NodeName = layout.NodeName
 	start(t, byHand)
 	wantCards(t, map[string]int{"scheduled": 0, "by-hand": 0})
 
 	// What no card has is refused by the node itself, with its reason.
 	tooLarge := one("too-large", 17)
-	tooLarge.Spec.NodeName = lab.Cluster.NodeName()
+	tooLarge.Spec.NodeName = layout.NodeName
 	create(t, tooLarge)
-	must(t, lab.WaitPhase(ctx, podTimeout, corev1.PodFailed, "too-large"))
-	pod, err := lab.Get(ctx, "too-large")
+	must(t, lab.Pods.WaitPhase(ctx, podTimeout, corev1.PodFailed, "too-large"))
+	pod, err := lab.Pods.API.Get(ctx, "too-large", metav1.GetOptions{})
 	must(t, err)
 	if pod.Status.Reason != "UnexpectedAdmissionError" ||
 		!strings.Contains(pod.Status.Message, "needs 17 units of one device, at most 16 are free") {
-		t.Errorf("%s; want UnexpectedAdmissionError and what the node has", stage.Describe(pod))
+		t.Errorf("%s; want UnexpectedAdmissionError and what the node has", testenv.Describe(pod))
 	}
 	wantCards(t, map[string]int{"scheduled": 0, "by-hand": 0})
 
@@ -221,19 +222,19 @@ func TestInspectCommand(t *testing.T) {
 	ctx := begin(t, guide)
 	start(t, one("shown", 12))
 	agree(t)
-	for _, args := range [][]string{nil, {lab.Cluster.NodeName()}, {"--output", "wide"}} {
-		text, err := lab.Kubectl(ctx, append([]string{"divvy", "inspect"}, args...)...)
+	for _, args := range [][]string{nil, {layout.NodeName}, {"--output", "wide"}} {
+		text, err := lab.CLI.Kubectl(ctx, append([]string{"divvy", "inspect"}, args...)...)
 		must(t, err)
-		for _, want := range []string{lab.Cluster.NodeName(), "shown", "12", "128"} {
+		for _, want := range []string{layout.NodeName, "shown", "12", "128"} {
 			if !strings.Contains(text, want) {
 				t.Errorf("kubectl divvy inspect %v does not show %q:\n%s", args, want, text)
 			}
 		}
 	}
-	text, err := lab.Kubectl(ctx, "divvy", "inspect", "--output", "json")
+	text, err := lab.CLI.Kubectl(ctx, "divvy", "inspect", "--output", "json")
 	must(t, err)
 	wantInspectJSON(t, text, "shown", 12)
-	if text, err := lab.Kubectl(ctx, "divvy", "inspect", "no-such-node"); err == nil || !strings.Contains(err.Error(), "no-such-node") {
+	if text, err := lab.CLI.Kubectl(ctx, "divvy", "inspect", "no-such-node"); err == nil || !strings.Contains(err.Error(), "no-such-node") {
 		t.Errorf("an unknown node: %v, %q; want an error that names it", err, text)
 	}
 }

@@ -38,15 +38,15 @@ func TestAPIServerAcceptsTheChart(t *testing.T) {
 		args = slices.Clone(args)
 		for i, arg := range args {
 			if strings.HasPrefix(arg, "examples/") {
-				args[i] = filepath.Join(lab.Repository, arg)
+				args[i] = filepath.Join(lab.CLI.Repository, arg)
 			}
 		}
 		group.Go(func() error {
-			text, err := lab.Render(ctx, args...)
+			text, err := lab.Divvy.Render(ctx, args...)
 			if err != nil {
 				return err
 			}
-			said, err := lab.Command(ctx, text, lab.Cluster.Program("kubectl"), "apply", "--server-side", "--force-conflicts",
+			said, err := lab.CLI.Command(ctx, text, lab.Cluster.Program("kubectl"), "apply", "--server-side", "--force-conflicts",
 				"--field-manager=e2e",
 				"--dry-run=server", "--validate=strict", "--warnings-as-errors", "--filename=-")
 			if err != nil {

@@ -12,7 +12,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/divvy-gpu/divvy/lab/internal/cluster"
-	"github.com/divvy-gpu/divvy/lab/internal/stage"
+	"github.com/divvy-gpu/divvy/lab/internal/layout"
+	"github.com/divvy-gpu/divvy/lab/internal/testenv"
 )
 
 // wishing returns a pod with annotations, key and value in turn.
@@ -31,22 +32,22 @@ func TestSeveralDevices(t *testing.T) {
 	first := one("first", 10)
 	start(t, first)
 	// Its peak is 16, on each card 8: not on card 0, which has 6.
-	pair := wishing(lab.Pod("pair", stage.Container("a", 12), stage.Container("b", 4)), "divvy.dev/devices", "2")
-	pair.Spec.InitContainers = []corev1.Container{stage.Container("init", 8, "true")}
+	pair := wishing(lab.Pods.New("pair", testenv.Container("a", 12), testenv.Container("b", 4)), "divvy.dev/devices", "2")
+	pair.Spec.InitContainers = []corev1.Container{testenv.Container("init", 8, "true")}
 	start(t, pair)
 	on := parts(t, "pair")
 	pairOn := slices.Sorted(maps.Keys(on))
 	if len(pairOn) != 2 || on[0] > 0 || on[pairOn[0]] != 8 || on[pairOn[1]] != 8 {
 		t.Fatalf("the pod has the units %v, by card; want 8 on each of two that have room", on)
 	}
-	text, err := lab.Exec(ctx, "pair", "b", "sh", "-c", "echo $ENFLAME_VISIBLE_DEVICES; cd /dev; ls -d gcu[0-9]*")
+	text, err := lab.Pods.Exec(ctx, "pair", "b", "sh", "-c", "echo $ENFLAME_VISIBLE_DEVICES; cd /dev; ls -d gcu[0-9]*")
 	must(t, err)
 	want := []string{fmt.Sprintf("%d,%d", pairOn[0], pairOn[1]), fmt.Sprint("gcu", pairOn[0]), fmt.Sprint("gcu", pairOn[1])}
 	if got := strings.Fields(text); !slices.Equal(got, want) {
 		t.Errorf("container b sees %q, want %q", got, want)
 	}
 
-	table, err := lab.Kubectl(ctx, "divvy", "inspect", lab.Cluster.NodeName())
+	table, err := lab.CLI.Kubectl(ctx, "divvy", "inspect", layout.NodeName)
 	must(t, err)
 	if n := strings.Count(table, "8 of 16"); n != 2 {
 		t.Errorf("kubectl divvy inspect shows the pod with 8 of its 16 units on %d cards, want 2:\n%s", n, table)
@@ -54,7 +55,7 @@ func TestSeveralDevices(t *testing.T) {
 
 	before := lives(t)
 	for _, restart := range lab.Restarts() {
-		if slices.Contains([]string{stage.NodeDaemon + " killed", stage.Extender + " deleted", string(cluster.Kubelet) + " restarted"},
+		if slices.Contains([]string{testenv.NodeDaemon + " killed", testenv.Extender + " deleted", string(cluster.Kubelet) + " restarted"},
 			restart.Name) {
 			must(t, restart.Do(ctx))
 		}
@@ -64,7 +65,7 @@ func TestSeveralDevices(t *testing.T) {
 	wantParts(t, "next", map[int]int64{pairOn[0]: 8}) // the fullest with room
 	undisturbed(t, before)
 
-	must(t, lab.Delete(ctx, "pair"))
+	must(t, lab.Pods.Delete(ctx, "pair"))
 	start(t, wishing(one("all", 8*6), "divvy.dev/devices", "8"))
 	everywhere := map[int]int64{}
 	for card := range 8 {

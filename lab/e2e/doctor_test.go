@@ -28,8 +28,9 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/divvy-gpu/divvy/internal/report/doctor"
+	"github.com/divvy-gpu/divvy/lab/internal/layout"
 	"github.com/divvy-gpu/divvy/lab/internal/product"
-	"github.com/divvy-gpu/divvy/lab/internal/stage"
+	"github.com/divvy-gpu/divvy/lab/internal/testenv"
 )
 
 // mendTimeout is how long a remedy may take to show: kubelet makes pods anew, and
@@ -39,7 +40,7 @@ const mendTimeout = 90 * time.Second
 // examine runs the doctor as a person does and returns its report and exit code.
 func examine(ctx context.Context) (doctor.Report, int, error) {
 	var report doctor.Report
-	text, err := lab.Kubectl(ctx, "divvy", "doctor", "--output", "json", "--settle", "0")
+	text, err := lab.CLI.Kubectl(ctx, "divvy", "doctor", "--output", "json", "--settle", "0")
 	code := 0
 	var exit *exec.ExitError
 	if errors.As(err, &exit) {
@@ -53,7 +54,7 @@ func examine(ctx context.Context) (doctor.Report, int, error) {
 
 // well waits until the doctor finds nothing.
 func well(ctx context.Context) error {
-	return stage.Poll(ctx, mendTimeout, "the doctor to find nothing", func(ctx context.Context) error {
+	return testenv.Poll(ctx, mendTimeout, "the doctor to find nothing", func(ctx context.Context) error {
 		report, code, err := examine(ctx)
 		if err == nil && (code != 0 || len(report.Findings()) > 0) {
 			err = fmt.Errorf("exit code %d: %+v", code, report.Findings())
@@ -82,7 +83,7 @@ func TestDoctor(t *testing.T) {
 	// A pool without its token is a finding.
 	importToken(t, ctx)
 	must(t, well(ctx))
-	node := lab.Cluster.NodeName()
+	node := layout.NodeName
 	ills := illnesses(node)
 	for _, name := range slices.Sorted(maps.Keys(ills)) {
 		ill := ills[name]
@@ -90,7 +91,7 @@ func TestDoctor(t *testing.T) {
 			start := time.Now()
 			ill.plant(t, ctx)
 			var commands []string
-			must(t, stage.Poll(ctx, podTimeout, "the doctor to find it", func(ctx context.Context) error {
+			must(t, testenv.Poll(ctx, podTimeout, "the doctor to find it", func(ctx context.Context) error {
 				report, code, err := examine(ctx)
 				if err != nil {
 					return err
@@ -122,7 +123,7 @@ func TestDoctor(t *testing.T) {
 				t.Fatal("the doctor names no command")
 			}
 			for _, c := range commands {
-				if _, err := lab.Command(ctx, "", "bash", "-c", c); err != nil {
+				if _, err := lab.CLI.Command(ctx, "", "bash", "-c", c); err != nil {
 					t.Fatalf("$ %s\n%v", c, err)
 				}
 			}
@@ -132,7 +133,7 @@ func TestDoctor(t *testing.T) {
 		})
 	}
 	// The installation is the one that it was.
-	must(t, lab.Label(ctx, product.EnabledLabel, "true"))
+	must(t, lab.Node.Label(ctx, product.EnabledLabel, "true"))
 	start(t, one("after", 4))
 	agree(t)
 }
@@ -188,25 +189,25 @@ func illnesses(node string) map[string]illness {
 				patch, err := json.Marshal([]map[string]any{{"op": "replace", "path": "/webhooks/0/clientConfig/caBundle",
 					"value": other.crt}})
 				must(t, err)
-				kubectl("patch", "mutatingwebhookconfiguration", stage.MutatingConfig, "--type=json", "--patch", string(patch))(t, ctx)
+				kubectl("patch", "mutatingwebhookconfiguration", testenv.MutatingConfig, "--type=json", "--patch", string(patch))(t, ctx)
 			},
-			check: "webhooks", object: "MutatingWebhookConfiguration " + stage.MutatingConfig, problem: "does not contain the CA",
+			check: "webhooks", object: "MutatingWebhookConfiguration " + testenv.MutatingConfig, problem: "does not contain the CA",
 			remedy: "rollout restart deployment/" + product.PoolWebhook,
 		},
 		"a certificate runs out while nobody renews it": {
 			plant: func(t *testing.T, ctx context.Context) {
 				t.Helper()
 				silenceWebhook(t, ctx)
-				secret, err := lab.Client.CoreV1().Secrets(product.PoolNamespace).Get(ctx, stage.WebhookSecret, metav1.GetOptions{})
+				secret, err := lab.Client.CoreV1().Secrets(product.PoolNamespace).Get(ctx, testenv.WebhookSecret, metav1.GetOptions{})
 				must(t, err)
-				old := certificate(t, secret.Data, -time.Hour, stage.WebhookService+"."+product.PoolNamespace+".svc")
+				old := certificate(t, secret.Data, -time.Hour, testenv.WebhookService+"."+product.PoolNamespace+".svc")
 				patch, err := json.Marshal(map[string]any{"data": map[string][]byte{"tls.crt": old.crt, "tls.key": old.key}})
 				must(t, err)
-				_, err = lab.Client.CoreV1().Secrets(product.PoolNamespace).Patch(ctx, stage.WebhookSecret, types.MergePatchType, patch,
+				_, err = lab.Client.CoreV1().Secrets(product.PoolNamespace).Patch(ctx, testenv.WebhookSecret, types.MergePatchType, patch,
 					metav1.PatchOptions{})
 				must(t, err)
 			},
-			check: "certificates", object: "Secret bwki/" + stage.WebhookSecret, problem: "has expired",
+			check: "certificates", object: "Secret bwki/" + testenv.WebhookSecret, problem: "has expired",
 			remedy: "divvy.dev/rotate=cert",
 		},
 		"a pod asks for more than any card has": {
@@ -216,7 +217,7 @@ func illnesses(node string) map[string]illness {
 			},
 			check: "waiting", object: "Pod " + namespace + "/too-large", problem: "insufficient GCU Memory in one gcu device",
 			remedy: "kubectl divvy inspect",
-			mend:   func(t *testing.T, ctx context.Context) { t.Helper(); must(t, lab.Delete(ctx, "too-large")) },
+			mend:   func(t *testing.T, ctx context.Context) { t.Helper(); must(t, lab.Pods.Delete(ctx, "too-large")) },
 		},
 		"the scheduler's manifest is restored by hand": {
 			plant: restoreManifest,
@@ -249,7 +250,7 @@ func illnesses(node string) map[string]illness {
 func kubectl(args ...string) func(*testing.T, context.Context) {
 	return func(t *testing.T, ctx context.Context) {
 		t.Helper()
-		_, err := lab.Kubectl(ctx, args...)
+		_, err := lab.CLI.Kubectl(ctx, args...)
 		must(t, err)
 	}
 }
@@ -280,7 +281,7 @@ func secondPlugin(t *testing.T, ctx context.Context) {
 func silenceWebhook(t *testing.T, ctx context.Context) {
 	t.Helper()
 	kubectl("scale", "deployment/"+product.PoolWebhook, "--namespace", product.PoolNamespace, "--replicas=0")(t, ctx)
-	must(t, stage.Poll(ctx, podTimeout, "the webhooks to be gone", func(ctx context.Context) error {
+	must(t, testenv.Poll(ctx, podTimeout, "the webhooks to be gone", func(ctx context.Context) error {
 		list, err := lab.Client.CoreV1().Pods(product.PoolNamespace).List(ctx, metav1.ListOptions{})
 		if err == nil && len(list.Items) > 0 {
 			err = fmt.Errorf("there are %d", len(list.Items))
@@ -323,15 +324,15 @@ func certificate(t *testing.T, by map[string][]byte, ends time.Duration, names .
 
 // signalSchedconf sends a signal to the program that keeps kube-scheduler wired.
 func signalSchedconf(ctx context.Context, signal syscall.Signal) error {
-	pod, err := lab.DivvyPod(ctx, "divvy-schedconf")
+	pod, err := lab.Divvy.Pod(ctx, "divvy-schedconf")
 	if err != nil {
 		return err
 	}
 	at := slices.IndexFunc(pod.Status.ContainerStatuses, func(s corev1.ContainerStatus) bool { return s.Name == "schedconf" })
 	if at < 0 {
-		return errors.New(stage.Describe(pod))
+		return errors.New(testenv.Describe(pod))
 	}
-	pid, err := stage.ContainerPID(pod.Status.ContainerStatuses[at].ContainerID)
+	pid, err := testenv.ContainerPID(pod.Status.ContainerStatuses[at].ContainerID)
 	if err != nil {
 		return err
 	}

@@ -17,10 +17,10 @@ const pageTimeout = 5 * time.Minute
 // installation; those that make one are run by the package installation.
 func TestDocuments(t *testing.T) {
 	settings := map[string]setting{docscript.Installed: guide, docscript.Vendors: mixed}
-	files, err := docscript.Files(lab.Repository)
+	files, err := docscript.Files(lab.CLI.Repository)
 	must(t, err)
 	for _, file := range files {
-		page, err := lab.Page(file)
+		page, err := lab.CLI.Page(file)
 		must(t, err)
 		want, ours := settings[page.Lab]
 		if here, _, _ := page.Runs(); !ours || here == 0 {
@@ -33,7 +33,7 @@ func TestDocuments(t *testing.T) {
 			// Readers of the pages that look at the whole installation brought it in; a
 			// page may take it away.
 			importToken(t, ctx)
-			if err := lab.RunPage(ctx, page, t.Output()); err != nil {
+			if err := lab.CLI.RunPage(ctx, page, t.Output()); err != nil {
 				t.Fatal(err)
 			}
 		})

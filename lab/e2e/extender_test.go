@@ -13,14 +13,15 @@ import (
 	"testing"
 	"time"
 
-	"github.com/divvy-gpu/divvy/lab/internal/stage"
+	"github.com/divvy-gpu/divvy/lab/internal/layout"
+	"github.com/divvy-gpu/divvy/lab/internal/testenv"
 )
 
 var poster = &http.Client{Timeout: 30 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
 
 // post asks the extender.
 func post(ctx context.Context, verb, contentType string, body io.Reader) (status int, answer string, err error) {
-	request, err := http.NewRequestWithContext(ctx, http.MethodPost, stage.ExtenderURL+"/gcushare-scheduler/"+verb, body)
+	request, err := http.NewRequestWithContext(ctx, http.MethodPost, testenv.ExtenderURL+"/gcushare-scheduler/"+verb, body)
 	if err != nil {
 		return 0, "", err
 	}
@@ -37,7 +38,7 @@ func post(ctx context.Context, verb, contentType string, body io.Reader) (status
 func TestBadRequests(t *testing.T) {
 	ctx := begin(t, guide)
 	start(t, one("holder", 4))
-	before, err := lab.DivvyPod(ctx, stage.Extender)
+	before, err := lab.Divvy.Pod(ctx, testenv.Extender)
 	must(t, err)
 	pod := `"Pod":{"metadata":{"name":"p","namespace":"d","uid":"u"},"spec":{"containers":[{"name":"a",` +
 		`"resources":{"requests":{"enflame.com/gcu-memory":"4"}}}]}}`
@@ -93,8 +94,8 @@ func TestBadRequests(t *testing.T) {
 	}
 
 	t.Run("unknown nodes", func(t *testing.T) {
-		result := filter(t, ctx, 4, "no-such-node", lab.Cluster.NodeName())
-		if fmt.Sprint(result.NodeNames) != "["+lab.Cluster.NodeName()+"]" || result.FailedAndUnresolvableNodes["no-such-node"] == "" {
+		result := filter(t, ctx, 4, "no-such-node", layout.NodeName)
+		if fmt.Sprint(result.NodeNames) != "["+layout.NodeName+"]" || result.FailedAndUnresolvableNodes["no-such-node"] == "" {
 			t.Errorf("filter answered %+v, want the lab's node and a reason against the other", result)
 		}
 	})
@@ -130,10 +131,10 @@ func TestBadRequests(t *testing.T) {
 		t.Logf("%d large requests were read, %d rejected", read, rejected)
 	})
 
-	after, err := lab.DivvyPod(ctx, stage.Extender)
+	after, err := lab.Divvy.Pod(ctx, testenv.Extender)
 	must(t, err)
 	if after.UID != before.UID || after.Status.ContainerStatuses[0].RestartCount != before.Status.ContainerStatuses[0].RestartCount {
-		t.Errorf("the extender did not live through it: %s", stage.Describe(after))
+		t.Errorf("the extender did not live through it: %s", testenv.Describe(after))
 	}
 	start(t, one("next", 12))
 	wantCards(t, map[string]int{"holder": 0, "next": 0})

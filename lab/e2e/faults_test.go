@@ -11,24 +11,24 @@ import (
 	"time"
 
 	"github.com/divvy-gpu/divvy/internal/testing/vendorsim"
-	"github.com/divvy-gpu/divvy/lab/internal/show"
-	"github.com/divvy-gpu/divvy/lab/internal/stage"
+	"github.com/divvy-gpu/divvy/lab/internal/demos"
+	"github.com/divvy-gpu/divvy/lab/internal/testenv"
 )
 
 // TestFaults is the short form of `make faults`.
 func TestFaults(t *testing.T) {
 	ctx := beginMixed(t)
 	var printed strings.Builder
-	s := show.New("faults", lab, io.MultiWriter(logWriter{t}, &printed))
+	s := demos.New("faults", lab, io.MultiWriter(logWriter{t}, &printed))
 	must(t, s.Faults(ctx, true))
 	must(t, s.Checks.Err())
-	must(t, lab.CheckShown("docs/demo.md", "make faults", printed.String()))
+	must(t, lab.CLI.CheckShown("docs/demo.md", "make faults", printed.String()))
 }
 
 // hardwareWith sets the cards of mixed after a change.
 func hardwareWith(t *testing.T, ctx context.Context, change func(*vendorsim.Topology)) {
 	t.Helper()
-	hardware, err := lab.Cards(show.Mixed)
+	hardware, err := lab.Cards(demos.Mixed)
 	must(t, err)
 	change(&hardware)
 	must(t, lab.SetHardware(ctx, hardware))
@@ -42,8 +42,8 @@ func TestSwappedDevice(t *testing.T) {
 	before := uuidOf(t, 1)
 	after := strings.Replace(before, "GPU-3b1f", "GPU-4c2a", 1)
 	hardwareWith(t, ctx, func(h *vendorsim.Topology) { h.Cards[1].UUID = after })
-	must(t, stage.Poll(ctx, settingTimeout, "the node to show the new GPU", func(ctx context.Context) error {
-		cards, err := lab.Published(ctx, show.GPU)
+	must(t, testenv.Poll(ctx, settingTimeout, "the node to show the new GPU", func(ctx context.Context) error {
+		cards, err := lab.Node.Published(ctx, demos.GPU)
 		if err != nil {
 			return err
 		}
@@ -54,8 +54,8 @@ func TestSwappedDevice(t *testing.T) {
 		}
 		return fmt.Errorf("it shows %+v", cards)
 	}))
-	offers(t, show.GPU, 2)
-	start(t, asking("both", show.GPU, 2))
+	offers(t, demos.GPU, 2)
+	start(t, asking("both", demos.GPU, 2))
 	got := sights(t, "both")["both"].Env["NVIDIA_VISIBLE_DEVICES"]
 	if !strings.Contains(got, after) || strings.Contains(got, before) {
 		t.Errorf("a pod with both GPUs sees %s, want %s and not %s", got, after, before)
@@ -68,16 +68,16 @@ func TestReplicasOfALostDevice(t *testing.T) {
 	ctx := beginMixed(t)
 	check := sameDaemon(t)
 	choose(t, "slices")
-	offers(t, show.GPU, 4)
-	start(t, asking("first", show.GPU, 1), asking("second", show.GPU, 1))
+	offers(t, demos.GPU, 4)
+	start(t, asking("first", demos.GPU, 1), asking("second", demos.GPU, 1))
 	alive := lives(t)
 	hardwareWith(t, ctx, func(h *vendorsim.Topology) { h.Cards[0].Lost = true })
-	offers(t, show.GPU, 3)
-	start(t, asking("third", show.GPU, 1))
+	offers(t, demos.GPU, 3)
+	start(t, asking("third", demos.GPU, 1))
 	if got := sights(t, "third")["third"].Env["NVIDIA_VISIBLE_DEVICES"]; got != uuidOf(t, 1) {
 		t.Errorf("a pod after GPU 0 was lost is on %s, want %s", got, uuidOf(t, 1))
 	}
-	pending(t, create(t, asking("waits", show.GPU, 1))[0], "Insufficient nvidia.com/gpu")
+	pending(t, create(t, asking("waits", demos.GPU, 1))[0], "Insufficient nvidia.com/gpu")
 	hardwareWith(t, ctx, func(*vendorsim.Topology) {})
 	running(t, "waits")
 	undisturbed(t, alive)
@@ -89,17 +89,17 @@ func TestReplicasOfALostDevice(t *testing.T) {
 func TestHealthThatFlips(t *testing.T) {
 	ctx := beginMixed(t)
 	check := sameDaemon(t)
-	start(t, asking("holder", show.IXMemory, 4))
+	start(t, asking("holder", demos.IXMemory, 4))
 	alive := lives(t)
 	for i := range 10 {
 		hardwareWith(t, ctx, func(h *vendorsim.Topology) { h.Cards[2].HealthBits = uint64((i + 1) % 2) })
 		time.Sleep(300 * time.Millisecond)
 	}
 	hardwareWith(t, ctx, func(h *vendorsim.Topology) { h.Cards[2].HealthBits = 1 })
-	offers(t, show.IXMemory, 100)
+	offers(t, demos.IXMemory, 100)
 	hardwareWith(t, ctx, func(*vendorsim.Topology) {})
-	offers(t, show.IXMemory, 128)
-	start(t, asking("next", show.IXMemory, 28))
+	offers(t, demos.IXMemory, 128)
+	start(t, asking("next", demos.IXMemory, 28))
 	undisturbed(t, alive)
 	check()
 }
@@ -108,19 +108,19 @@ func TestHealthThatFlips(t *testing.T) {
 func TestOneVendorsDriverGoes(t *testing.T) {
 	ctx := beginMixed(t)
 	check := sameDaemon(t)
-	start(t, asking("gpu", show.GPU, 1))
+	start(t, asking("gpu", demos.GPU, 1))
 	alive := lives(t)
 	hardwareWith(t, ctx, func(h *vendorsim.Topology) {
 		driver := h.Drivers[vendorsim.NVIDIA]
 		driver.State = vendorsim.DriverAbsent
 		h.Drivers[vendorsim.NVIDIA] = driver
 	})
-	offers(t, show.GPUMemory, 0)
-	offers(t, show.GPU, 1)
-	start(t, asking("gcu", show.GCU, 1), asking("ix", show.IX, 1))
+	offers(t, demos.GPUMemory, 0)
+	offers(t, demos.GPU, 1)
+	start(t, asking("gcu", demos.GCU, 1), asking("ix", demos.IX, 1))
 	hardwareWith(t, ctx, func(*vendorsim.Topology) {})
-	offers(t, show.GPUMemory, 40)
-	offers(t, show.GPU, 2)
+	offers(t, demos.GPUMemory, 40)
+	offers(t, demos.GPU, 2)
 	undisturbed(t, alive)
 	check()
 }

@@ -13,17 +13,18 @@ import (
 
 	"github.com/divvy-gpu/divvy/lab/internal/audit"
 	"github.com/divvy-gpu/divvy/lab/internal/cluster"
-	"github.com/divvy-gpu/divvy/lab/internal/stage"
+	"github.com/divvy-gpu/divvy/lab/internal/layout"
+	"github.com/divvy-gpu/divvy/lab/internal/testenv"
 )
 
 // withCard returns the topology of the guide with lines added to a card.
 func withCard(t *testing.T, index int, lines string) string {
 	t.Helper()
-	topology, err := lab.Topology(stage.Guide)
+	topology, err := lab.Topology(testenv.Guide)
 	must(t, err)
 	head := fmt.Sprintf("[card %d]\n", index)
 	if !strings.Contains(topology, head) {
-		t.Fatalf("the topology %s has no card %d", stage.Guide, index)
+		t.Fatalf("the topology %s has no card %d", testenv.Guide, index)
 	}
 	return strings.Replace(topology, head, head+lines+"\n", 1)
 }
@@ -32,7 +33,7 @@ func withCard(t *testing.T, index int, lines string) string {
 func setCards(t *testing.T, ctx context.Context, topology string) {
 	t.Helper()
 	t.Cleanup(func() {
-		guides, err := lab.Topology(stage.Guide)
+		guides, err := lab.Topology(testenv.Guide)
 		if err == nil {
 			err = lab.SetCards(context.WithoutCancel(ctx), guides)
 		}
@@ -46,7 +47,7 @@ func setCards(t *testing.T, ctx context.Context, topology string) {
 // waitHealth waits until inspect shows the cards healthy or not.
 func waitHealth(t *testing.T, unhealthy func(card int) bool) {
 	t.Helper()
-	must(t, stage.Poll(t.Context(), podTimeout, "inspect to show the cards' health", func(ctx context.Context) error {
+	must(t, testenv.Poll(t.Context(), podTimeout, "inspect to show the cards' health", func(ctx context.Context) error {
 		node, err := auditor.Inspect(ctx)
 		if err != nil {
 			return err
@@ -63,7 +64,7 @@ func waitHealth(t *testing.T, unhealthy func(card int) bool) {
 // waitUnits waits until the node offers so many units.
 func waitUnits(t *testing.T, want int64) {
 	t.Helper()
-	must(t, stage.Poll(t.Context(), podTimeout, fmt.Sprintf("the node to offer %d units", want), func(ctx context.Context) error {
+	must(t, testenv.Poll(t.Context(), podTimeout, fmt.Sprintf("the node to offer %d units", want), func(ctx context.Context) error {
 		units, _, err := allocatable(ctx)
 		if err == nil && units != want {
 			err = fmt.Errorf("it offers %d", units)
@@ -89,11 +90,11 @@ func TestCardBreaksUnderPods(t *testing.T) {
 
 			// Kubelet admits running pods anew when it starts.
 			must(t, lab.Cluster.Restart(ctx, cluster.Kubelet))
-			must(t, lab.WaitDivvy(ctx, settingTimeout))
+			must(t, lab.Divvy.Wait(ctx, settingTimeout))
 			wantCards(t, map[string]int{"before": 0, "during": 1})
 			undisturbed(t, alive)
 
-			topology, err := lab.Topology(stage.Guide)
+			topology, err := lab.Topology(testenv.Guide)
 			must(t, err)
 			must(t, lab.SetCards(ctx, topology))
 			waitHealth(t, func(int) bool { return false })
@@ -109,10 +110,10 @@ func TestDriverGoesAndComes(t *testing.T) {
 	ctx := begin(t, guide)
 	start(t, one("before", 4))
 	alive := lives(t)
-	daemon, err := lab.DivvyPod(ctx, stage.NodeDaemon)
+	daemon, err := lab.Divvy.Pod(ctx, testenv.NodeDaemon)
 	must(t, err)
 
-	topology, err := lab.Topology(stage.Guide)
+	topology, err := lab.Topology(testenv.Guide)
 	must(t, err)
 	absent := strings.Replace(topology, "state = loaded", "state = absent", 1)
 	if absent == topology {
@@ -131,10 +132,10 @@ func TestDriverGoesAndComes(t *testing.T) {
 		t.Errorf("pods are on the cards %v, want before on card 0", got)
 	}
 	undisturbed(t, alive)
-	now, err := lab.DivvyPod(ctx, stage.NodeDaemon)
+	now, err := lab.Divvy.Pod(ctx, testenv.NodeDaemon)
 	must(t, err)
 	if now.UID != daemon.UID || now.Status.ContainerStatuses[0].RestartCount != daemon.Status.ContainerStatuses[0].RestartCount {
-		t.Errorf("%s was started again while the driver was away, want it to wait", stage.NodeDaemon)
+		t.Errorf("%s was started again while the driver was away, want it to wait", testenv.NodeDaemon)
 	}
 }
 
@@ -148,7 +149,7 @@ func TestTwoCardsWithOneUUID(t *testing.T) {
 	uuid := func(index int) string {
 		return "uuid = " + strings.TrimPrefix(books.Cards[index].UUID, "GCU-")
 	}
-	topology, err := lab.Topology(stage.Guide)
+	topology, err := lab.Topology(testenv.Guide)
 	must(t, err)
 	doubled := strings.Replace(topology, uuid(3), uuid(2), 1)
 	if doubled == topology {
@@ -168,14 +169,14 @@ func TestCardsOfDifferentSizes(t *testing.T) {
 	start(t, one("large", 40), one("whole", 16), one("middle", 20), one("rest", 12))
 	wantCards(t, map[string]int{"large": 0, "whole": 3, "middle": 1, "rest": 1})
 	pending(t, create(t, one("too-large", 33))[0], noRoom)
-	must(t, lab.Delete(ctx, "large"))
+	must(t, lab.Pods.Delete(ctx, "large"))
 	running(t, "too-large")
 	wantCards(t, map[string]int{"too-large": 0, "whole": 3, "middle": 1, "rest": 1})
 	// What the largest card could hold and no other.
-	if result := filter(t, ctx, 48, lab.Cluster.NodeName()); len(result.FailedNodes) != 1 {
+	if result := filter(t, ctx, 48, layout.NodeName); len(result.FailedNodes) != 1 {
 		t.Errorf("48 units with the large card in use: %+v, want the node to be refused for now", result)
 	}
-	if result := filter(t, ctx, 49, lab.Cluster.NodeName()); len(result.FailedAndUnresolvableNodes) != 1 {
+	if result := filter(t, ctx, 49, layout.NodeName); len(result.FailedAndUnresolvableNodes) != 1 {
 		t.Errorf("49 units: %+v, want the node to be refused for good", result)
 	}
 }
@@ -186,9 +187,9 @@ func TestFinestUnit(t *testing.T) {
 	start(t, one("four", 4000), one("whole", 32000))
 	wantCards(t, map[string]int{"four": 0, "whole": 1})
 	pending(t, create(t, one("too-large", 32001))[0], noRoom)
-	must(t, lab.Delete(ctx, "too-large"))
+	must(t, lab.Pods.Delete(ctx, "too-large"))
 
-	daemon, err := lab.DivvyPod(ctx, stage.NodeDaemon)
+	daemon, err := lab.Divvy.Pod(ctx, testenv.NodeDaemon)
 	must(t, err)
 	var pods []*corev1.Pod
 	for i := range 8 {
@@ -197,9 +198,9 @@ func TestFinestUnit(t *testing.T) {
 	createAtOnce(t, pods)
 	running(t, namesOf(pods)...)
 	agree(t)
-	now, err := lab.DivvyPod(ctx, stage.NodeDaemon)
+	now, err := lab.Divvy.Pod(ctx, testenv.NodeDaemon)
 	must(t, err)
 	if now.UID != daemon.UID || now.Status.ContainerStatuses[0].RestartCount != daemon.Status.ContainerStatuses[0].RestartCount {
-		t.Errorf("%s did not live through it: %s", stage.NodeDaemon, stage.Describe(now))
+		t.Errorf("%s did not live through it: %s", testenv.NodeDaemon, testenv.Describe(now))
 	}
 }

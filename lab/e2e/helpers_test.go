@@ -18,8 +18,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/divvy-gpu/divvy/lab/internal/audit"
+	"github.com/divvy-gpu/divvy/lab/internal/layout"
 	"github.com/divvy-gpu/divvy/lab/internal/product"
-	"github.com/divvy-gpu/divvy/lab/internal/stage"
+	"github.com/divvy-gpu/divvy/lab/internal/testenv"
 )
 
 const (
@@ -48,7 +49,7 @@ type setting struct {
 	units, cards int64
 }
 
-var guide = setting{topology: stage.Guide, unit: "1", injection: audit.DeviceNodes, units: 128, cards: 8}
+var guide = setting{topology: testenv.Guide, unit: "1", injection: audit.DeviceNodes, units: 128, cards: 8}
 
 // current is the setting in force.
 var current = guide
@@ -66,7 +67,7 @@ func begin(t *testing.T, want setting) context.Context {
 		if t.Failed() {
 			t.Log(situation(ctx))
 		}
-		if err := errors.Join(lab.DeleteAllPods(ctx), emptied(ctx)); err != nil {
+		if err := errors.Join(lab.Pods.DeleteAll(ctx), emptied(ctx)); err != nil {
 			t.Errorf("after the test: %v", err)
 		}
 	})
@@ -96,7 +97,7 @@ func change(ctx context.Context, want setting) error {
 	}
 	settings := []string{"memoryUnit=" + want.unit, "node.injection=" + string(want.injection)}
 	if current.values == want.values {
-		if err := lab.Upgrade(ctx, settings...); err != nil {
+		if err := lab.Divvy.Upgrade(ctx, settings...); err != nil {
 			return err
 		}
 	} else {
@@ -108,24 +109,24 @@ func change(ctx context.Context, want setting) error {
 		for _, s := range settings {
 			args = append(args, "--set-string", s)
 		}
-		if err := lab.Reconfigure(ctx, files, args...); err != nil {
+		if err := lab.Divvy.Reconfigure(ctx, files, args...); err != nil {
 			return err
 		}
 	}
 	if current.topology != want.topology {
 		// A daemon that goes on would show the former cards as lost ones.
-		if err := lab.DeleteDivvyPods(ctx, stage.NodeDaemon); err != nil {
+		if err := lab.Divvy.DeletePods(ctx, testenv.NodeDaemon); err != nil {
 			return err
 		}
 	}
 	current = want
-	return lab.WaitDivvy(ctx, settingTimeout)
+	return lab.Divvy.Wait(ctx, settingTimeout)
 }
 
 // offered waits until the node offers what the setting says.
 func offered(ctx context.Context, want setting) error {
-	return stage.Poll(ctx, settingTimeout, "the node to offer its cards", func(ctx context.Context) error {
-		if err := lab.DivvyAnswers(ctx); err != nil {
+	return testenv.Poll(ctx, settingTimeout, "the node to offer its cards", func(ctx context.Context) error {
+		if err := lab.Divvy.Answers(ctx); err != nil {
 			return err
 		}
 		units, cards, err := allocatable(ctx)
@@ -137,7 +138,7 @@ func offered(ctx context.Context, want setting) error {
 }
 
 func allocatable(ctx context.Context) (units, cards int64, err error) {
-	node, err := lab.Client.CoreV1().Nodes().Get(ctx, lab.Cluster.NodeName(), metav1.GetOptions{})
+	node, err := lab.Client.CoreV1().Nodes().Get(ctx, layout.NodeName, metav1.GetOptions{})
 	if err != nil {
 		return 0, 0, err
 	}
@@ -148,7 +149,7 @@ func allocatable(ctx context.Context) (units, cards int64, err error) {
 // emptied waits until the books are empty.
 func emptied(ctx context.Context) error {
 	// Deleted by force, so that what they held counts until their node says otherwise.
-	return stage.Poll(ctx, 6*agreeTimeout, "inspect to show no pod", func(ctx context.Context) error {
+	return testenv.Poll(ctx, 6*agreeTimeout, "inspect to show no pod", func(ctx context.Context) error {
 		node, err := auditor.Inspect(ctx)
 		if err == nil && node.Used != 0 {
 			err = fmt.Errorf("it shows %s", uses(node))
@@ -163,7 +164,7 @@ func situation(ctx context.Context) string {
 	defer cancel()
 	var b strings.Builder
 	show := func(args ...string) {
-		text, err := lab.Kubectl(ctx, args...)
+		text, err := lab.CLI.Kubectl(ctx, args...)
 		fmt.Fprintf(&b, "$ kubectl %s\n%s\n", strings.Join(args, " "), text)
 		if err != nil {
 			fmt.Fprintf(&b, "%v\n", err)
@@ -172,8 +173,8 @@ func situation(ctx context.Context) string {
 	show("get", "pods", "--all-namespaces", "--output", "wide")
 	show("divvy", "inspect")
 	show("get", "events", "--namespace", namespace, "--sort-by", ".lastTimestamp")
-	show("logs", "--namespace", product.Namespace, "daemonset/"+stage.NodeDaemon, "--tail", "40")
-	show("logs", "--namespace", product.Namespace, "deployment/"+stage.Extender, "--tail", "40")
+	show("logs", "--namespace", product.Namespace, "daemonset/"+testenv.NodeDaemon, "--tail", "40")
+	show("logs", "--namespace", product.Namespace, "deployment/"+testenv.Extender, "--tail", "40")
 	return b.String()
 }
 
@@ -186,7 +187,7 @@ func must(t *testing.T, err error) {
 
 // one returns a pod of one container.
 func one(name string, units int64, command ...string) *corev1.Pod {
-	return lab.Pod(name, stage.Container("app", units, command...))
+	return lab.Pods.New(name, testenv.Container("app", units, command...))
 }
 
 func namesOf(pods []*corev1.Pod) []string {
@@ -200,7 +201,7 @@ func namesOf(pods []*corev1.Pod) []string {
 // create makes pods and returns them as the API server has them.
 func create(t *testing.T, pods ...*corev1.Pod) []*corev1.Pod {
 	t.Helper()
-	made, err := lab.Create(t.Context(), pods...)
+	made, err := lab.Pods.Create(t.Context(), pods...)
 	must(t, err)
 	return made
 }
@@ -220,7 +221,7 @@ func createAtOnce(t *testing.T, pods []*corev1.Pod) {
 	group, ctx := errgroup.WithContext(t.Context())
 	for _, pod := range pods {
 		group.Go(func() error {
-			_, err := lab.Create(ctx, pod)
+			_, err := lab.Pods.Create(ctx, pod)
 			return err
 		})
 	}
@@ -230,14 +231,14 @@ func createAtOnce(t *testing.T, pods []*corev1.Pod) {
 // running waits until pods run.
 func running(t *testing.T, names ...string) {
 	t.Helper()
-	must(t, lab.WaitPhase(t.Context(), podTimeout, corev1.PodRunning, names...))
+	must(t, lab.Pods.WaitPhase(t.Context(), podTimeout, corev1.PodRunning, names...))
 }
 
 // agree checks that all books agree within the promised time, and returns them.
 func agree(t *testing.T) audit.Books {
 	t.Helper()
 	var books audit.Books
-	must(t, stage.Poll(t.Context(), agreeTimeout, "all books to agree", func(ctx context.Context) (err error) {
+	must(t, testenv.Poll(t.Context(), agreeTimeout, "all books to agree", func(ctx context.Context) (err error) {
 		books, err = auditor.Check(ctx, current.injection)
 		return err
 	}))
@@ -288,12 +289,12 @@ func uses(node audit.Node) string {
 // checks that it is not bound.
 func pending(t *testing.T, pod *corev1.Pod, text string) {
 	t.Helper()
-	_, err := lab.WaitEvent(t.Context(), podTimeout, pod, text)
+	_, err := lab.Pods.WaitEvent(t.Context(), podTimeout, pod, text)
 	must(t, err)
-	now, err := lab.Get(t.Context(), pod.Name)
+	now, err := lab.Pods.API.Get(t.Context(), pod.Name, metav1.GetOptions{})
 	must(t, err)
 	if now.Status.Phase != corev1.PodPending || now.Spec.NodeName != "" {
-		t.Fatalf("%s, on node %q; want it Pending on none", stage.Describe(now), now.Spec.NodeName)
+		t.Fatalf("%s, on node %q; want it Pending on none", testenv.Describe(now), now.Spec.NodeName)
 	}
 }
 

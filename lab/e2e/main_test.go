@@ -12,8 +12,8 @@ import (
 	"testing"
 
 	"github.com/divvy-gpu/divvy/lab/internal/audit"
-	"github.com/divvy-gpu/divvy/lab/internal/show"
-	"github.com/divvy-gpu/divvy/lab/internal/stage"
+	"github.com/divvy-gpu/divvy/lab/internal/demos"
+	"github.com/divvy-gpu/divvy/lab/internal/testenv"
 )
 
 const namespace = "divvy-e2e"
@@ -21,18 +21,18 @@ const namespace = "divvy-e2e"
 // The lab and what reads its books; set once by TestMain. Tests run one after
 // the other: they share the cards.
 var (
-	lab     *stage.Stage
+	lab     *testenv.Env
 	auditor *audit.Auditor
 )
 
 func TestMain(m *testing.M) {
-	code := stage.Main(m, stage.Options{Topology: stage.Guide, MemoryUnit: guide.unit, Values: []string{show.PoolValues},
+	code := testenv.Main(m, testenv.Options{Topology: testenv.Guide, MemoryUnit: guide.unit, Values: []string{demos.PoolValues},
 		Namespace: namespace},
-		func(ctx context.Context, s *stage.Stage) {
+		func(ctx context.Context, s *testenv.Env) {
 			lab, auditor = s, audit.New(s)
 			context.AfterFunc(ctx, func() { interrupted.Store(true) })
 		},
-		func(ctx context.Context) error { return lab.In(show.PoolNamespace).RemoveNamespace(ctx) })
+		func(ctx context.Context) error { return lab.In(demos.PoolNamespace).Pods.RemoveNamespace(ctx) })
 	if code != 0 {
 		os.Exit(code)
 	}

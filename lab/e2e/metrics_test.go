@@ -21,8 +21,9 @@ import (
 
 	"github.com/divvy-gpu/divvy/internal/platform/events"
 	"github.com/divvy-gpu/divvy/internal/platform/metrics"
+	"github.com/divvy-gpu/divvy/lab/internal/layout"
 	"github.com/divvy-gpu/divvy/lab/internal/product"
-	"github.com/divvy-gpu/divvy/lab/internal/stage"
+	"github.com/divvy-gpu/divvy/lab/internal/testenv"
 )
 
 // schedconfMetrics is where what wires kube-scheduler shows its metrics, to its own
@@ -67,7 +68,7 @@ func scrapeAll(ctx context.Context) (map[string]shown, error) {
 		if pod.Annotations["prometheus.io/scrape"] == "true" && pod.DeletionTimestamp == nil && pod.Status.Phase == corev1.PodRunning {
 			addresses = append(addresses, net.JoinHostPort(pod.Status.PodIP, pod.Annotations["prometheus.io/port"]))
 		}
-		if pod.Labels["app.kubernetes.io/name"] == stage.Schedconf {
+		if pod.Labels["app.kubernetes.io/name"] == testenv.Schedconf {
 			addresses = append(addresses, schedconfMetrics)
 		}
 	}
@@ -117,14 +118,14 @@ func TestMetricsAgreeWithTheBooks(t *testing.T) {
 
 	start(t, one("held", 4))
 	byHand := one("by-hand", 3)
-	byHand.Spec.NodeName = lab.Cluster.NodeName()
+	byHand.Spec.NodeName = layout.NodeName
 	byHand = create(t, byHand)[0]
 	running(t, "by-hand")
 	giant := create(t, one("giant", 17))[0]
 	pending(t, giant, noRoom)
 	books := agree(t)
 
-	node, resource := lab.Cluster.NodeName(), product.Resource
+	node, resource := layout.NodeName, product.Resource
 	device := func(program, name string, card int, withNode bool) string {
 		labels := fmt.Sprintf(`device=%q,index="%d"`, books.Cards[card].UUID, card)
 		if withNode {
@@ -136,7 +137,7 @@ func TestMetricsAgreeWithTheBooks(t *testing.T) {
 	refused := fmt.Sprintf(`divvy_extender_decisions_total{outcome="refused",resource=%q,verb="filter"}`, resource)
 	bound := fmt.Sprintf(`divvy_extender_decisions_total{outcome="bound",resource=%q,verb="bind"}`, resource)
 	missing := fmt.Sprintf(`divvy_node_corrections_total{kind="missing",resource=%q}`, resource)
-	must(t, stage.Poll(ctx, agreeTimeout, "the metrics to agree with the books", func(ctx context.Context) error {
+	must(t, testenv.Poll(ctx, agreeTimeout, "the metrics to agree with the books", func(ctx context.Context) error {
 		now, err := scrapeAll(ctx)
 		if err != nil {
 			return err
@@ -188,7 +189,7 @@ func TestMetricsAgreeWithTheBooks(t *testing.T) {
 	}
 	start(t, one("later", 1))
 	for pod, kind := range map[*corev1.Pod]events.Kind{giant: events.NeverFits, byHand: events.GrantMissing} {
-		_, err := lab.WaitEvent(ctx, podTimeout, pod, map[string]string{"giant": "17 units",
+		_, err := lab.Pods.WaitEvent(ctx, podTimeout, pod, map[string]string{"giant": "17 units",
 			"by-hand": "kubelet allocated 3 units"}[pod.Name])
 		must(t, err)
 		list, err := lab.Client.CoreV1().Events(namespace).List(ctx,

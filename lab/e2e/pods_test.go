@@ -21,7 +21,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/divvy-gpu/divvy/lab/internal/layout"
-	"github.com/divvy-gpu/divvy/lab/internal/stage"
+	"github.com/divvy-gpu/divvy/lab/internal/testenv"
 )
 
 // fill makes a pod of a whole card for each card.
@@ -39,14 +39,14 @@ func fill(t *testing.T) []*corev1.Pod {
 func TestPodsThatEndGiveTheirMemoryBack(t *testing.T) {
 	ctx := begin(t, guide)
 	create(t, one("good", 10, "true"), one("bad", 10, "false"))
-	must(t, lab.WaitPhase(ctx, podTimeout, corev1.PodSucceeded, "good"))
-	must(t, lab.WaitPhase(ctx, podTimeout, corev1.PodFailed, "bad"))
+	must(t, lab.Pods.WaitPhase(ctx, podTimeout, corev1.PodSucceeded, "good"))
+	must(t, lab.Pods.WaitPhase(ctx, podTimeout, corev1.PodFailed, "bad"))
 	wantCards(t, map[string]int{}) // the objects are still there
 	fill(t)
 	free := cards(agree(t))["whole-3"]
 
 	// A pod that waits for room gets it when another ends by itself.
-	must(t, lab.Delete(ctx, "whole-3"))
+	must(t, lab.Pods.Delete(ctx, "whole-3"))
 	start(t, one("short", 16, "sleep", "4"))
 	waits := create(t, one("waits", 16))[0]
 	pending(t, waits, "Insufficient enflame.com/gcu-memory")
@@ -59,14 +59,14 @@ func TestPodsThatEndGiveTheirMemoryBack(t *testing.T) {
 func TestDeletedWhilePending(t *testing.T) {
 	ctx := begin(t, guide)
 	fill(t)
-	must(t, lab.Delete(ctx, "whole-2", "whole-4", "whole-6"))
+	must(t, lab.Pods.Delete(ctx, "whole-2", "whole-4", "whole-6"))
 	// 7 units are free on each of three cards: more than 16, but not on one.
 	start(t, one("part-2", 9), one("part-4", 9), one("part-6", 9))
 	pending(t, create(t, one("waits", 16))[0], noRoom)
 	before := cards(agree(t))
-	must(t, lab.Delete(ctx, "waits"))
+	must(t, lab.Pods.Delete(ctx, "waits"))
 	wantCards(t, before)
-	must(t, lab.Delete(ctx, "part-4"))
+	must(t, lab.Pods.Delete(ctx, "part-4"))
 	start(t, one("after", 16))
 	if got, want := cards(agree(t))["after"], before["part-4"]; got != want {
 		t.Errorf("the next pod got card %d, want %d, the only one that was free", got, want)
@@ -92,7 +92,7 @@ func TestDeletedAtOnce(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	must(t, lab.WaitGone(ctx, names...))
+	must(t, lab.Pods.WaitGone(ctx, names...))
 	must(t, emptied(ctx))
 	fill(t)
 	agree(t)
@@ -107,7 +107,7 @@ func TestEndingPodKeepsItsMemory(t *testing.T) {
 	must(t, lab.Client.CoreV1().Pods(namespace).Delete(ctx, "slow", metav1.DeleteOptions{}))
 	start(t, one("other", 16))
 	wantCards(t, map[string]int{"slow": 0, "other": 1})
-	must(t, lab.WaitGone(ctx, "slow"))
+	must(t, lab.Pods.WaitGone(ctx, "slow"))
 	wantCards(t, map[string]int{"other": 1})
 }
 
@@ -134,24 +134,24 @@ func TestForcedDeletion(t *testing.T) {
 	}
 
 	must(t, lab.Client.CoreV1().Pods(namespace).Delete(ctx, "slow", metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)}))
-	must(t, lab.WaitGone(ctx, "slow"))
-	must(t, stage.Poll(ctx, podTimeout, "the node to list the pod", func(ctx context.Context) error {
+	must(t, lab.Pods.WaitGone(ctx, "slow"))
+	must(t, testenv.Poll(ctx, podTimeout, "the node to list the pod", func(ctx context.Context) error {
 		if list, err := endingPods(ctx); err != nil || !strings.Contains(list, string(slow.UID)) {
 			return errors.Join(err, fmt.Errorf("it lists %q", list))
 		}
 		return nil
 	}))
-	must(t, lab.DeleteDivvyPods(ctx, stage.NodeDaemon))
+	must(t, lab.Divvy.DeletePods(ctx, testenv.NodeDaemon))
 	next := create(t, one("next", 16))[0]
 	pending(t, next, noRoom)
 	if processes(t, mark) == 0 {
 		t.Fatal("the containers ended before the other pod was refused")
 	}
-	must(t, stage.Poll(ctx, podTimeout, "the card to be given to the other pod", func(ctx context.Context) error {
+	must(t, testenv.Poll(ctx, podTimeout, "the card to be given to the other pod", func(ctx context.Context) error {
 		left := processes(t, mark) // before it is looked whether the other pod has the card
-		pod, err := lab.Get(ctx, next.Name)
+		pod, err := lab.Pods.API.Get(ctx, next.Name, metav1.GetOptions{})
 		if err == nil && pod.Spec.NodeName == "" {
-			return fmt.Errorf("%d processes run; %s", left, stage.Describe(pod))
+			return fmt.Errorf("%d processes run; %s", left, testenv.Describe(pod))
 		}
 		if err == nil && processes(t, mark) > 0 {
 			t.Fatalf("%s has a card while %d processes of the pod before run", next.Name, left)
@@ -171,7 +171,7 @@ func TestForcedDeletion(t *testing.T) {
 
 // endingPods is what the node lists as gone before its containers.
 func endingPods(ctx context.Context) (string, error) {
-	node, err := lab.Client.CoreV1().Nodes().Get(ctx, lab.Cluster.NodeName(), metav1.GetOptions{})
+	node, err := lab.Client.CoreV1().Nodes().Get(ctx, layout.NodeName, metav1.GetOptions{})
 	if err != nil {
 		return "", fmt.Errorf("read the node: %w", err)
 	}
@@ -217,11 +217,11 @@ func TestStatefulSetPodComesBack(t *testing.T) {
 	running(t, "stateful-0", "stateful-1")
 	wantCards(t, map[string]int{"stateful-0": 0, "stateful-1": 0})
 	for range 3 {
-		before, err := lab.Get(ctx, "stateful-0")
+		before, err := lab.Pods.API.Get(ctx, "stateful-0", metav1.GetOptions{})
 		must(t, err)
 		must(t, lab.Client.CoreV1().Pods(namespace).Delete(ctx, "stateful-0", metav1.DeleteOptions{}))
-		must(t, stage.Poll(ctx, podTimeout, "another stateful-0", func(ctx context.Context) error {
-			pod, err := lab.Get(ctx, "stateful-0")
+		must(t, testenv.Poll(ctx, podTimeout, "another stateful-0", func(ctx context.Context) error {
+			pod, err := lab.Pods.API.Get(ctx, "stateful-0", metav1.GetOptions{})
 			if err == nil && pod.UID == before.UID {
 				err = errors.New("it is still the one before")
 			}
@@ -243,12 +243,12 @@ func TestStaticPod(t *testing.T) {
 	must(t, err)
 	path := filepath.Join(layout.ManifestDir, "divvy-e2e-static.yaml")
 	must(t, os.WriteFile(path, manifest, 0o600))
-	mirror := "static-" + lab.Cluster.NodeName()
+	mirror := "static-" + layout.NodeName
 	gone := func() error {
 		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 			return err
 		}
-		return lab.WaitGone(context.WithoutCancel(ctx), mirror)
+		return lab.Pods.WaitGone(context.WithoutCancel(ctx), mirror)
 	}
 	t.Cleanup(func() {
 		if err := gone(); err != nil {
@@ -274,7 +274,7 @@ func TestManyGenerations(t *testing.T) {
 			one(fmt.Sprint("d-", i), 1)}
 		createAtOnce(t, pods)
 		running(t, namesOf(pods)...)
-		must(t, lab.Delete(ctx, namesOf(pods)...))
+		must(t, lab.Pods.Delete(ctx, namesOf(pods)...))
 	}
 	t.Logf("6 generations of 4 pods in %v", time.Since(started).Round(time.Second))
 	must(t, emptied(ctx))

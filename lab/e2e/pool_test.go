@@ -29,10 +29,10 @@ import (
 
 	"github.com/divvy-gpu/divvy/internal/pool"
 	"github.com/divvy-gpu/divvy/lab/internal/cluster"
+	"github.com/divvy-gpu/divvy/lab/internal/demos"
 	"github.com/divvy-gpu/divvy/lab/internal/product"
 	"github.com/divvy-gpu/divvy/lab/internal/remotepool"
-	"github.com/divvy-gpu/divvy/lab/internal/show"
-	"github.com/divvy-gpu/divvy/lab/internal/stage"
+	"github.com/divvy-gpu/divvy/lab/internal/testenv"
 )
 
 // webhookTimeout is how long the webhook may take to notice a change, or to be
@@ -42,7 +42,7 @@ const webhookTimeout = 90 * time.Second
 // poolStage begins a test of the remote pool: a namespace that may use the pool,
 // whose token is in the cluster. A namespace other than the guide's is removed
 // afterwards.
-func poolStage(t *testing.T, namespace string) (context.Context, *stage.Stage) {
+func poolStage(t *testing.T, namespace string) (context.Context, *testenv.Env) {
 	t.Helper()
 	ctx := begin(t, guide)
 	p := lab.In(namespace)
@@ -51,18 +51,18 @@ func poolStage(t *testing.T, namespace string) (context.Context, *stage.Stage) {
 		if t.Failed() {
 			t.Log(poolSituation(ctx, p))
 		}
-		clean := p.Empty
-		if namespace != show.PoolNamespace {
-			clean = p.RemoveNamespace
+		clean := p.Pods.EmptyNamespace
+		if namespace != demos.PoolNamespace {
+			clean = p.Pods.RemoveNamespace
 		}
 		if err := clean(ctx); err != nil {
 			t.Errorf("after the test: %v", err)
 		}
 	})
 	importToken(t, ctx)
-	must(t, p.EnsureNamespace(ctx))
-	must(t, p.AllowPool(ctx, true))
-	must(t, p.WaitPool(ctx, webhookTimeout))
+	must(t, p.Pods.EnsureNamespace(ctx))
+	must(t, p.Pods.AllowPool(ctx, true))
+	must(t, p.Pool.Wait(ctx, webhookTimeout))
 	return ctx, p
 }
 
@@ -77,18 +77,18 @@ func importToken(t *testing.T, ctx context.Context) {
 }
 
 // poolSituation describes the pool, for a test that failed.
-func poolSituation(ctx context.Context, p *stage.Stage) string {
+func poolSituation(ctx context.Context, p *testenv.Env) string {
 	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
 	defer cancel()
 	var b strings.Builder
 	for _, args := range [][]string{
-		{"get", "pods,secrets,resourcequotas", "--namespace", p.Namespace},
-		{"get", "events", "--namespace", p.Namespace, "--sort-by", ".lastTimestamp"},
+		{"get", "pods,secrets,resourcequotas", "--namespace", p.Pods.Namespace},
+		{"get", "events", "--namespace", p.Pods.Namespace, "--sort-by", ".lastTimestamp"},
 		{"logs", "--namespace", product.PoolNamespace, "--selector", "app.kubernetes.io/name=bitfusion-webhook",
 			"--tail", "40", "--prefix"},
 		{"logs", "--namespace", product.PoolServer, "deployment/" + product.PoolServer, "--tail", "20"},
 	} {
-		text, err := p.Kubectl(ctx, args...)
+		text, err := p.CLI.Kubectl(ctx, args...)
 		fmt.Fprintf(&b, "$ kubectl %s\n%s\n", strings.Join(args, " "), text)
 		if err != nil {
 			fmt.Fprintf(&b, "%v\n", err)
@@ -98,16 +98,16 @@ func poolSituation(ctx context.Context, p *stage.Stage) string {
 }
 
 // example returns the pod of an example under a name.
-func example(t *testing.T, p *stage.Stage, file, name string) *corev1.Pod {
+func example(t *testing.T, p *testenv.Env, file, name string) *corev1.Pod {
 	t.Helper()
-	pod, err := p.ExamplePod("bitfusion/" + file)
+	pod, err := p.Pods.Example("bitfusion/" + file)
 	must(t, err)
 	pod.Name = name
 	return pod
 }
 
 // holder is a pod that keeps a share of a GPU until it is deleted.
-func holder(t *testing.T, p *stage.Stage, file, name string) *corev1.Pod {
+func holder(t *testing.T, p *testenv.Env, file, name string) *corev1.Pod {
 	t.Helper()
 	pod := example(t, p, file, name)
 	pod.Spec.Containers[0].Command = []string{"sleep infinity"}
@@ -115,20 +115,20 @@ func holder(t *testing.T, p *stage.Stage, file, name string) *corev1.Pod {
 }
 
 // tryOut asks the API server what would become of a pod.
-func tryOut(ctx context.Context, p *stage.Stage, pod *corev1.Pod) (*corev1.Pod, error) {
+func tryOut(ctx context.Context, p *testenv.Env, pod *corev1.Pod) (*corev1.Pod, error) {
 	return p.Client.CoreV1().Pods(pod.Namespace).Create(ctx, pod, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
 }
 
 // ended waits until pods have ended well.
-func ended(t *testing.T, p *stage.Stage, names ...string) {
+func ended(t *testing.T, p *testenv.Env, names ...string) {
 	t.Helper()
-	must(t, p.WaitPhase(t.Context(), podTimeout, corev1.PodSucceeded, names...))
+	must(t, p.Pods.WaitPhase(t.Context(), podTimeout, corev1.PodSucceeded, names...))
 }
 
 // logHas checks what a container printed.
-func logHas(t *testing.T, p *stage.Stage, pod, container string, wants ...string) {
+func logHas(t *testing.T, p *testenv.Env, pod, container string, wants ...string) {
 	t.Helper()
-	text, err := p.Logs(t.Context(), pod, container)
+	text, err := p.Pods.Logs(t.Context(), pod, container)
 	must(t, err)
 	for _, want := range wants {
 		if !strings.Contains(text, want) {
@@ -144,7 +144,7 @@ const client450 = "/bitfusion/bitfusion-client-ubuntu1804_4.5.0-4_amd64.deb"
 // client (W1-W3, W8-W10, S6: several containers, init containers, commands of
 // several words, a workload that is not root).
 func TestPoolGuide(t *testing.T) {
-	ctx, p := poolStage(t, show.PoolNamespace)
+	ctx, p := poolStage(t, demos.PoolNamespace)
 	before, err := product.PoolBooks(ctx)
 	must(t, err)
 	pods := []*corev1.Pod{
@@ -155,10 +155,10 @@ func TestPoolGuide(t *testing.T) {
 		example(t, p, "injection.yaml", "bf-injection"),
 		nobody(example(t, p, "pod.yaml", "bf-nobody")),
 	}
-	_, err = p.Create(ctx, pods...)
+	_, err = p.Pods.Create(ctx, pods...)
 	must(t, err)
 	for _, file := range []string{"job.yaml", "deployment.yaml"} {
-		_, err := p.Kubectl(ctx, "create", "--filename", p.Example("bitfusion/"+file))
+		_, err := p.CLI.Kubectl(ctx, "create", "--filename", p.CLI.Example("bitfusion/"+file))
 		must(t, err)
 	}
 	ended(t, p, namesOf(pods)...)
@@ -176,8 +176,8 @@ func TestPoolGuide(t *testing.T) {
 	logHas(t, p, "bf-multi", "train", "partial memory 0.25,", "Model:       inception3")
 	logHas(t, p, "bf-multi", "evaluate", "Model:       resnet50", "Batch size:  64")
 
-	must(t, stage.Poll(ctx, podTimeout, "the job to be complete", func(ctx context.Context) error {
-		job, err := p.Client.BatchV1().Jobs(p.Namespace).Get(ctx, "bf-job", metav1.GetOptions{})
+	must(t, testenv.Poll(ctx, podTimeout, "the job to be complete", func(ctx context.Context) error {
+		job, err := p.Client.BatchV1().Jobs(p.Pods.Namespace).Get(ctx, "bf-job", metav1.GetOptions{})
 		if err == nil && !slices.ContainsFunc(job.Status.Conditions, func(c batchv1.JobCondition) bool {
 			return c.Type == batchv1.JobComplete && c.Status == corev1.ConditionTrue
 		}) {
@@ -186,8 +186,8 @@ func TestPoolGuide(t *testing.T) {
 		return err
 	}))
 	for _, of := range []string{"job/bf-job", "deployment/bf-deployment"} {
-		must(t, stage.Poll(ctx, podTimeout, of+" to have run", func(ctx context.Context) error {
-			text, err := p.Kubectl(ctx, "logs", of, "--container", "bf-pkgs", "--namespace", p.Namespace)
+		must(t, testenv.Poll(ctx, podTimeout, of+" to have run", func(ctx context.Context) error {
+			text, err := p.CLI.Kubectl(ctx, "logs", of, "--container", "bf-pkgs", "--namespace", p.Pods.Namespace)
 			if err == nil && (!strings.Contains(text, "partial memory 0.25,") || !strings.Contains(text, "total images/sec")) {
 				err = fmt.Errorf("it has printed %q", text)
 			}
@@ -226,9 +226,9 @@ func restrict(spec *corev1.PodSpec) {
 
 // checkShape compares the guide's first pod with section 4.3 of the guide (W4: its
 // annotations are all there).
-func checkShape(t *testing.T, p *stage.Stage) {
+func checkShape(t *testing.T, p *testenv.Env) {
 	t.Helper()
-	made, err := p.Get(t.Context(), "bf-pkgs")
+	made, err := p.Pods.API.Get(t.Context(), "bf-pkgs", metav1.GetOptions{})
 	must(t, err)
 	for key, want := range map[string]string{
 		pool.StatusAnnotation: pool.StatusInjected, pool.ModeAnnotation: "all", pool.OSAnnotation: "ubuntu18",
@@ -277,13 +277,13 @@ func checkShape(t *testing.T, p *stage.Stage) {
 // TestPoolQuota is section 5 of the guide: 50 of 100 for memory and for percent,
 // and a third pod is refused with the reason.
 func TestPoolQuota(t *testing.T) {
-	ctx, p := poolStage(t, show.PoolNamespace)
-	_, err := p.Kubectl(ctx, "create", "--filename", p.Example("bitfusion/quota.yaml"))
+	ctx, p := poolStage(t, demos.PoolNamespace)
+	_, err := p.CLI.Kubectl(ctx, "create", "--filename", p.CLI.Example("bitfusion/quota.yaml"))
 	must(t, err)
 	used := func(want string) {
 		t.Helper()
-		must(t, stage.Poll(ctx, podTimeout, "the quota to count "+want, func(ctx context.Context) error {
-			quota, err := p.Client.CoreV1().ResourceQuotas(p.Namespace).Get(ctx, "bitfusion-quota", metav1.GetOptions{})
+		must(t, testenv.Poll(ctx, podTimeout, "the quota to count "+want, func(ctx context.Context) error {
+			quota, err := p.Client.CoreV1().ResourceQuotas(p.Pods.Namespace).Get(ctx, "bitfusion-quota", metav1.GetOptions{})
 			if err != nil {
 				return err
 			}
@@ -296,31 +296,31 @@ func TestPoolQuota(t *testing.T) {
 	}
 	used("0")
 	for _, file := range []string{"pod-memory.yaml", "pod.yaml"} {
-		_, err := p.Create(ctx, holder(t, p, file, "alone"))
+		_, err := p.Pods.Create(ctx, holder(t, p, file, "alone"))
 		must(t, err)
 		used("50")
-		must(t, p.Delete(ctx, "alone"))
+		must(t, p.Pods.Delete(ctx, "alone"))
 		used("0")
 	}
-	_, err = p.Create(ctx, holder(t, p, "pod-memory.yaml", "by-memory"), holder(t, p, "pod.yaml", "by-percent"))
+	_, err = p.Pods.Create(ctx, holder(t, p, "pod-memory.yaml", "by-memory"), holder(t, p, "pod.yaml", "by-percent"))
 	must(t, err)
 	used("100")
-	_, err = p.Create(ctx, holder(t, p, "pod.yaml", "third"))
+	_, err = p.Pods.Create(ctx, holder(t, p, "pod.yaml", "third"))
 	if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "exceeded quota: bitfusion-quota, requested: "+
 		"requests.bitfusion.io/gpu=50, used: requests.bitfusion.io/gpu=100") {
 		t.Errorf("the third pod: %v; want that the quota is exceeded", err)
 	}
-	must(t, p.WaitPhase(ctx, podTimeout, corev1.PodRunning, "by-memory", "by-percent"))
-	text, err := p.Kubectl(ctx, "divvy", "inspect")
+	must(t, p.Pods.WaitPhase(ctx, podTimeout, corev1.PodRunning, "by-memory", "by-percent"))
+	text, err := p.CLI.Kubectl(ctx, "divvy", "inspect")
 	must(t, err)
-	if !strings.Contains(text, p.Namespace) || !strings.Contains(text, "100") {
-		t.Errorf("inspect shows nothing of the pool's use in %s:\n%s", p.Namespace, text)
+	if !strings.Contains(text, p.Pods.Namespace) || !strings.Contains(text, "100") {
+		t.Errorf("inspect shows nothing of the pool's use in %s:\n%s", p.Pods.Namespace, text)
 	}
 
 	// What the quota can never hold is refused with another reason.
 	large := example(t, p, "pod.yaml", "large")
 	large.Spec.Containers[0].Resources.Limits[pool.AmountResource] = resource.MustParse("3")
-	if _, err := p.Create(ctx, large); err == nil || !strings.Contains(err.Error(), "bitfusion-quota") ||
+	if _, err := p.Pods.Create(ctx, large); err == nil || !strings.Contains(err.Error(), "bitfusion-quota") ||
 		!strings.Contains(err.Error(), "150") {
 		t.Errorf("a pod of 150 units under a quota of 100: %v", err)
 	}
@@ -329,7 +329,7 @@ func TestPoolQuota(t *testing.T) {
 // TestAnotherClient gives the webhook the catalog of the examples while it runs,
 // and runs pods that choose its client of another maker.
 func TestAnotherClient(t *testing.T) {
-	ctx, p := poolStage(t, show.PoolNamespace)
+	ctx, p := poolStage(t, demos.PoolNamespace)
 	const name, key = "bwki-bitfusion-client-configmap", "bitfusion-client-config.yaml"
 	maps := p.Client.CoreV1().ConfigMaps(product.PoolNamespace)
 	config, err := maps.Get(ctx, name, metav1.GetOptions{})
@@ -339,13 +339,13 @@ func TestAnotherClient(t *testing.T) {
 		if err == nil {
 			_, err = maps.Patch(ctx, name, types.MergePatchType, patch, metav1.PatchOptions{})
 		}
-		return errors.Join(err, p.PokeWebhook(ctx))
+		return errors.Join(err, p.Pool.PokeWebhook(ctx))
 	}
 	original := config.Data[key]
 
-	catalog, err := os.ReadFile(p.Example("catalog/rgpu.yaml"))
+	catalog, err := os.ReadFile(p.CLI.Example("catalog/rgpu.yaml"))
 	must(t, err)
-	plain, err := p.ExamplePod("catalog/rgpu-pod.yaml")
+	plain, err := p.Pods.Example("catalog/rgpu-pod.yaml")
 	must(t, err)
 	pod := example(t, p, "pod-filter.yaml", "other-client")
 	for _, key := range []string{pool.OSAnnotation, pool.VersionAnnotation} {
@@ -365,10 +365,10 @@ func TestAnotherClient(t *testing.T) {
 	// everyReplica waits until all of them know the catalog.
 	everyReplica := func(ctx context.Context, answer func(context.Context) error) error {
 		poked := time.Now()
-		return stage.Poll(ctx, webhookTimeout, "every replica to know the catalog", func(ctx context.Context) error {
+		return testenv.Poll(ctx, webhookTimeout, "every replica to know the catalog", func(ctx context.Context) error {
 			if time.Since(poked) > 5*time.Second {
 				poked = time.Now()
-				if err := p.PokeWebhook(ctx); err != nil {
+				if err := p.Pool.PokeWebhook(ctx); err != nil {
 					return err
 				}
 			}
@@ -392,7 +392,7 @@ func TestAnotherClient(t *testing.T) {
 		_, err := tryOut(ctx, p, pod)
 		return err
 	}))
-	_, err = p.Create(ctx, pod, plain)
+	_, err = p.Pods.Create(ctx, pod, plain)
 	must(t, err)
 	ended(t, p, pod.Name, plain.Name)
 	logHas(t, p, plain.Name, plain.Spec.Containers[0].Name, "rgpu: attached 1 GPUs, 50 percent of each", "total images/sec")
@@ -404,7 +404,7 @@ func TestAnotherClient(t *testing.T) {
 // pods and 50 of the pool (V1, W14, W22: every unrelated pod is created, and none
 // of the pool without its client).
 func TestWebhookKilled(t *testing.T) {
-	ctx, p := poolStage(t, show.PoolNamespace)
+	ctx, p := poolStage(t, demos.PoolNamespace)
 	nowhere := map[string]string{"divvy-e2e/nowhere": "true"}
 	var refused atomic.Int64
 	batch := func(from, unrelated, ofPool int) {
@@ -420,8 +420,8 @@ func TestWebhookKilled(t *testing.T) {
 			}
 			group.Go(func() error {
 				// As a controller does, until it is there.
-				return stage.Poll(ctx, webhookTimeout, "pod "+pod.Name+" to be admitted", func(ctx context.Context) error {
-					_, err := p.Create(ctx, pod)
+				return testenv.Poll(ctx, webhookTimeout, "pod "+pod.Name+" to be admitted", func(ctx context.Context) error {
+					_, err := p.Pods.Create(ctx, pod)
 					if err != nil {
 						refused.Add(1)
 					}
@@ -431,23 +431,23 @@ func TestWebhookKilled(t *testing.T) {
 		}
 		for i := range unrelated {
 			group.Go(func() error {
-				pod := p.Pod(fmt.Sprintf("unrelated-%03d", from*unrelated+i), stage.Container("app", 0))
+				pod := p.Pods.New(fmt.Sprintf("unrelated-%03d", from*unrelated+i), testenv.Container("app", 0))
 				pod.Spec.NodeSelector = nowhere
-				_, err := p.Create(ctx, pod)
+				_, err := p.Pods.Create(ctx, pod)
 				return err
 			})
 		}
 		must(t, group.Wait())
 	}
 	batch(0, 100, 25)
-	must(t, p.KillWebhook(ctx))
+	must(t, p.Pool.KillWebhook(ctx))
 	batch(1, 100, 25)
 	t.Logf("pods of the pool were refused %d times while the webhook was away", refused.Load())
 	if refused.Load() == 0 {
 		t.Error("no pod of the pool was refused: the webhook was never away")
 	}
 
-	list, err := p.Client.CoreV1().Pods(p.Namespace).List(ctx, metav1.ListOptions{})
+	list, err := p.Client.CoreV1().Pods(p.Pods.Namespace).List(ctx, metav1.ListOptions{})
 	must(t, err)
 	count := map[string]int{}
 	var run []string
@@ -474,18 +474,18 @@ func TestWebhookKilled(t *testing.T) {
 	for _, name := range run {
 		logHas(t, p, name, "bf-pkgs", "Locked 1 GPUs", "total images/sec")
 	}
-	must(t, p.WaitPool(ctx, webhookTimeout))
+	must(t, p.Pool.Wait(ctx, webhookTimeout))
 }
 
 // TestCertificatesRotate changes certificate and CA under load: no admission fails
 // (P5-P7, V1). Meanwhile the token goes from a namespace whose last pod is gone
 // (S2).
 func TestCertificatesRotate(t *testing.T) {
-	ctx, p := poolStage(t, show.PoolNamespace)
-	_, err := p.Create(ctx, holder(t, p, "pod.yaml", "last"))
+	ctx, p := poolStage(t, demos.PoolNamespace)
+	_, err := p.Pods.Create(ctx, holder(t, p, "pod.yaml", "last"))
 	must(t, err)
 	copies(t, p, 3)
-	must(t, p.Delete(ctx, "last"))
+	must(t, p.Pods.Delete(ctx, "last"))
 
 	loadCtx, stop := context.WithCancel(ctx)
 	defer stop()
@@ -512,7 +512,7 @@ func TestCertificatesRotate(t *testing.T) {
 	}
 	before := served(t, ctx, p)
 	rotate(t, ctx, p, "cert")
-	must(t, stage.Poll(ctx, webhookTimeout, "both replicas to serve another certificate", func(ctx context.Context) error {
+	must(t, testenv.Poll(ctx, webhookTimeout, "both replicas to serve another certificate", func(ctx context.Context) error {
 		now, err := certificates(ctx, p)
 		if err != nil {
 			return err
@@ -524,11 +524,11 @@ func TestCertificatesRotate(t *testing.T) {
 		}
 		return nil
 	}))
-	bundles, err := p.CABundles(ctx)
+	bundles, err := p.Pool.CABundles(ctx)
 	must(t, err)
 	rotate(t, ctx, p, "ca")
-	must(t, stage.Poll(ctx, 2*webhookTimeout, "the API server to know another CA alone", func(ctx context.Context) error {
-		now, err := p.CABundles(ctx)
+	must(t, testenv.Poll(ctx, 2*webhookTimeout, "the API server to know another CA alone", func(ctx context.Context) error {
+		now, err := p.Pool.CABundles(ctx)
 		if err != nil {
 			return err
 		}
@@ -552,20 +552,20 @@ func TestCertificatesRotate(t *testing.T) {
 }
 
 // rotate asks the webhooks for another certificate or CA.
-func rotate(t *testing.T, ctx context.Context, p *stage.Stage, what string) {
+func rotate(t *testing.T, ctx context.Context, p *testenv.Env, what string) {
 	t.Helper()
-	_, err := p.Kubectl(ctx, "annotate", "--overwrite", "secret", stage.WebhookSecret, "--namespace", product.PoolNamespace,
+	_, err := p.CLI.Kubectl(ctx, "annotate", "--overwrite", "secret", testenv.WebhookSecret, "--namespace", product.PoolNamespace,
 		fmt.Sprintf("divvy.dev/rotate=%s-%d", what, time.Now().Unix()))
 	must(t, err)
 }
 
 // certificates returns what each replica serves, checked as the API server does.
-func certificates(ctx context.Context, p *stage.Stage) (map[string]*x509.Certificate, error) {
-	bundles, err := p.CABundles(ctx)
+func certificates(ctx context.Context, p *testenv.Env) (map[string]*x509.Certificate, error) {
+	bundles, err := p.Pool.CABundles(ctx)
 	if err != nil {
 		return nil, err
 	}
-	pods, err := p.WebhookPods(ctx)
+	pods, err := p.Pool.WebhookPods(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -578,7 +578,7 @@ func certificates(ctx context.Context, p *stage.Stage) (map[string]*x509.Certifi
 			}
 			dialer := tls.Dialer{
 				NetDialer: &net.Dialer{Timeout: 5 * time.Second},
-				Config: &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: roots, ServerName: stage.WebhookService + "." +
+				Config: &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: roots, ServerName: testenv.WebhookService + "." +
 					product.PoolNamespace + ".svc"},
 			}
 			conn, err := dialer.DialContext(ctx, "tcp", net.JoinHostPort(pod.Status.PodIP, "8443"))
@@ -599,7 +599,7 @@ func certificates(ctx context.Context, p *stage.Stage) (map[string]*x509.Certifi
 	return found, nil
 }
 
-func served(t *testing.T, ctx context.Context, p *stage.Stage) []*x509.Certificate {
+func served(t *testing.T, ctx context.Context, p *testenv.Env) []*x509.Certificate {
 	t.Helper()
 	now, err := certificates(ctx, p)
 	must(t, err)
@@ -612,11 +612,11 @@ func served(t *testing.T, ctx context.Context, p *stage.Stage) []*x509.Certifica
 
 // copies waits until the namespace has so many secrets of the token, the same as
 // their source.
-func copies(t *testing.T, p *stage.Stage, want int) {
+func copies(t *testing.T, p *testenv.Env, want int) {
 	t.Helper()
-	must(t, stage.Poll(t.Context(), podTimeout, fmt.Sprintf("%d secrets of the token in %s", want, p.Namespace),
+	must(t, testenv.Poll(t.Context(), podTimeout, fmt.Sprintf("%d secrets of the token in %s", want, p.Pods.Namespace),
 		func(ctx context.Context) error {
-			found, err := p.Copies(ctx)
+			found, err := p.Pods.TokenSecrets(ctx)
 			if err != nil {
 				return err
 			}
@@ -642,32 +642,32 @@ func copies(t *testing.T, p *stage.Stage, want int) {
 // nobody allowed it (S1-S5).
 func TestCredentials(t *testing.T) {
 	ctx, p := poolStage(t, "divvy-e2e-credentials")
-	must(t, p.AllowPool(ctx, false))
-	must(t, stage.Poll(ctx, webhookTimeout, "the pod to be refused", func(ctx context.Context) error {
+	must(t, p.Pods.AllowPool(ctx, false))
+	must(t, testenv.Poll(ctx, webhookTimeout, "the pod to be refused", func(ctx context.Context) error {
 		_, err := tryOut(ctx, p, example(t, p, "pod.yaml", "stranger"))
 		if err == nil {
 			return errors.New("it would be admitted")
 		}
 		if !apierrors.IsForbidden(err) ||
-			!strings.Contains(err.Error(), "kubectl label namespace "+p.Namespace+" "+product.PoolLabel+"=allowed") {
+			!strings.Contains(err.Error(), "kubectl label namespace "+p.Pods.Namespace+" "+product.PoolLabel+"=allowed") {
 			return fmt.Errorf("the refusal has no way out: %w", err)
 		}
 		return nil
 	}))
 	copies(t, p, 0)
 
-	must(t, p.AllowPool(ctx, true))
+	must(t, p.Pods.AllowPool(ctx, true))
 	user := holder(t, p, "pod.yaml", "user")
 	user.Spec.Containers[0].Command = []string{"trap 'exit 0' TERM; while true; do sleep 1; done"}
 	// The servers restart with another token, which ends the command; a pod that ended
 	// has no use for the copies.
 	user.Spec.RestartPolicy = corev1.RestartPolicyAlways
-	must(t, stage.Poll(ctx, webhookTimeout, "the pod to be admitted", func(ctx context.Context) error {
-		_, err := p.Create(ctx, user)
+	must(t, testenv.Poll(ctx, webhookTimeout, "the pod to be admitted", func(ctx context.Context) error {
+		_, err := p.Pods.Create(ctx, user)
 		return err
 	}))
 	copies(t, p, 3)
-	must(t, p.WaitPhase(ctx, podTimeout, corev1.PodRunning, "user"))
+	must(t, p.Pods.WaitPhase(ctx, podTimeout, corev1.PodRunning, "user"))
 
 	// Another token: the copies follow, and the next pod uses it.
 	text := fmt.Sprintf("changed-%d", time.Now().UnixNano())
@@ -675,7 +675,7 @@ func TestCredentials(t *testing.T) {
 	importToken(t, ctx)
 	copies(t, p, 3)
 	next := example(t, p, "pod.yaml", "next")
-	_, err := p.Create(ctx, next)
+	_, err := p.Pods.Create(ctx, next)
 	must(t, err)
 	ended(t, p, "next")
 	logHas(t, p, "next", "bf-pkgs", "Locked 1 GPUs")
@@ -683,13 +683,13 @@ func TestCredentials(t *testing.T) {
 	// The single secret of the first clients.
 	old := example(t, p, "pod.yaml", "old-client")
 	old.Annotations[pool.VersionAnnotation] = "250"
-	_, err = p.Create(ctx, old)
+	_, err = p.Pods.Create(ctx, old)
 	must(t, err)
 	ended(t, p, "old-client")
 	logHas(t, p, "old-client", "bf-pkgs", "Locked 1 GPUs", "total images/sec")
 
 	// No log of the webhook tells the token.
-	logs, err := p.Kubectl(ctx, "logs", "--namespace", product.PoolNamespace, "--selector", "app.kubernetes.io/name=bitfusion-webhook",
+	logs, err := p.CLI.Kubectl(ctx, "logs", "--namespace", product.PoolNamespace, "--selector", "app.kubernetes.io/name=bitfusion-webhook",
 		"--tail", "-1")
 	must(t, err)
 	if strings.Contains(logs, text) || logs == "" {
@@ -698,33 +698,33 @@ func TestCredentials(t *testing.T) {
 
 	// A permission that is taken back takes the copies along at once, under a pod
 	// that has a use for them.
-	_, err = p.Create(ctx, holder(t, p, "pod.yaml", "stays"))
+	_, err = p.Pods.Create(ctx, holder(t, p, "pod.yaml", "stays"))
 	must(t, err)
-	must(t, p.WaitPhase(ctx, podTimeout, corev1.PodRunning, "stays"))
-	must(t, p.AllowPool(ctx, false))
+	must(t, p.Pods.WaitPhase(ctx, podTimeout, corev1.PodRunning, "stays"))
+	must(t, p.Pods.AllowPool(ctx, false))
 	copies(t, p, 0)
-	must(t, p.WaitPhase(ctx, podTimeout, corev1.PodRunning, "stays"))
+	must(t, p.Pods.WaitPhase(ctx, podTimeout, corev1.PodRunning, "stays"))
 }
 
 // TestPoolUnitsSurviveKubelet: a restart of kubelet makes the units be offered
 // again (D1).
 func TestPoolUnitsSurviveKubelet(t *testing.T) {
-	ctx, p := poolStage(t, show.PoolNamespace)
-	_, err := p.Create(ctx, holder(t, p, "pod.yaml", "stays"))
+	ctx, p := poolStage(t, demos.PoolNamespace)
+	_, err := p.Pods.Create(ctx, holder(t, p, "pod.yaml", "stays"))
 	must(t, err)
-	must(t, p.WaitPhase(ctx, podTimeout, corev1.PodRunning, "stays"))
-	daemon, err := p.DivvyPod(ctx, product.PoolDaemon)
+	must(t, p.Pods.WaitPhase(ctx, podTimeout, corev1.PodRunning, "stays"))
+	daemon, err := p.Divvy.Pod(ctx, product.PoolDaemon)
 	must(t, err)
 	must(t, lab.Cluster.Restart(ctx, cluster.Kubelet))
-	must(t, p.WaitPool(ctx, settingTimeout))
-	_, err = p.Create(ctx, example(t, p, "pod.yaml", "after"))
+	must(t, p.Pool.Wait(ctx, settingTimeout))
+	_, err = p.Pods.Create(ctx, example(t, p, "pod.yaml", "after"))
 	must(t, err)
 	ended(t, p, "after")
-	must(t, p.WaitPhase(ctx, podTimeout, corev1.PodRunning, "stays"))
-	now, err := p.DivvyPod(ctx, product.PoolDaemon)
+	must(t, p.Pods.WaitPhase(ctx, podTimeout, corev1.PodRunning, "stays"))
+	now, err := p.Divvy.Pod(ctx, product.PoolDaemon)
 	must(t, err)
 	if now.UID != daemon.UID || now.Status.ContainerStatuses[0].RestartCount != daemon.Status.ContainerStatuses[0].RestartCount {
-		t.Errorf("the daemon was started again: %s", stage.Describe(now))
+		t.Errorf("the daemon was started again: %s", testenv.Describe(now))
 	}
 }
 
@@ -744,7 +744,7 @@ func TestPoolLeavesOthersAlone(t *testing.T) {
 			t.Errorf("a pod in %s was changed: %v, %v", namespace, made.Annotations, made.Spec.Containers[0].Command)
 		}
 	}
-	unrelated := p.Pod("unrelated", stage.Container("app", 0))
+	unrelated := p.Pods.New("unrelated", testenv.Container("app", 0))
 	made, err := tryOut(ctx, p, unrelated)
 	must(t, err)
 	if len(made.Spec.InitContainers) != 0 || len(made.Annotations) != 0 {
@@ -761,7 +761,7 @@ func TestPoolLeavesOthersAlone(t *testing.T) {
 // TestPoolRefusals: what is written wrongly is told at once, with what would be
 // right (W13, W16-W23, W30, V3, V5).
 func TestPoolRefusals(t *testing.T) {
-	ctx, p := poolStage(t, show.PoolNamespace)
+	ctx, p := poolStage(t, demos.PoolNamespace)
 	limit := func(name corev1.ResourceName, value string) func(*corev1.Pod) {
 		return func(pod *corev1.Pod) { pod.Spec.Containers[0].Resources.Limits[name] = resource.MustParse(value) }
 	}
@@ -793,7 +793,7 @@ func TestPoolRefusals(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			pod := example(t, p, "pod.yaml", "refused")
 			test.change(pod)
-			_, err := p.Create(ctx, pod)
+			_, err := p.Pods.Create(ctx, pod)
 			if err == nil {
 				t.Fatal("it was created")
 			}

@@ -16,7 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
-	"github.com/divvy-gpu/divvy/lab/internal/stage"
+	"github.com/divvy-gpu/divvy/lab/internal/testenv"
 )
 
 // Priorities of the tests' pods. A pod of none has 0.
@@ -95,7 +95,7 @@ func TestPreemptionEvictsThePodThatFreesACard(t *testing.T) {
 	// by itself would spare it.
 	start(t, of(midPriority, one("large", 8)), of(highPriority, one("beside", 4)), one("block", 4))
 	start(t, one("small-1", 4), one("small-2", 4), one("small-3", 4), one("small-4", 4))
-	must(t, lab.Delete(ctx, "block"))
+	must(t, lab.Pods.Delete(ctx, "block"))
 	on := cards(agree(t))
 	if on["small-1"] == on["large"] || on["small-1"] != on["small-4"] || on["beside"] != on["large"] {
 		t.Fatalf("the pods are on the cards %v", on)
@@ -118,7 +118,7 @@ func TestPreemptionEvictsNobodyInVain(t *testing.T) {
 	// either, 20 in sum.
 	start(t, of(highPriority, one("kept-1", 6)), one("low-1", 8), of(highPriority, one("block", 2)))
 	start(t, of(highPriority, one("kept-2", 6)), one("low-2", 8))
-	must(t, lab.Delete(ctx, "block"))
+	must(t, lab.Pods.Delete(ctx, "block"))
 	on := cards(agree(t))
 	if on["low-1"] == on["low-2"] || on["kept-1"] != on["low-1"] || on["kept-2"] != on["low-2"] {
 		t.Fatalf("the pods are on the cards %v", on)
@@ -128,7 +128,7 @@ func TestPreemptionEvictsNobodyInVain(t *testing.T) {
 	// This is what kube-scheduler says when the extender left it no node.
 	pending(t, urgent, "no candidate node for preemption")
 	wantLeft(ctx, t, "kept-1", "low-1", "kept-2", "low-2", "urgent")
-	now, err := lab.Get(ctx, "urgent")
+	now, err := lab.Pods.API.Get(ctx, "urgent", metav1.GetOptions{})
 	must(t, err)
 	if now.Status.NominatedNodeName != "" {
 		t.Errorf("it is nominated to %s", now.Status.NominatedNodeName)
@@ -136,7 +136,7 @@ func TestPreemptionEvictsNobodyInVain(t *testing.T) {
 	undisturbed(t, before)
 
 	// Once a card can be freed, one is.
-	must(t, lab.Delete(ctx, "kept-2"))
+	must(t, lab.Pods.Delete(ctx, "kept-2"))
 	running(t, "urgent")
 	wantLeft(ctx, t, "kept-1", "low-1", "urgent")
 }
@@ -154,22 +154,22 @@ func TestFreedMemoryIsKept(t *testing.T) {
 	start(t, slow)
 	card := cards(agree(t))["slow"]
 	create(t, of(highPriority, one("urgent", 12)))
-	must(t, stage.Poll(ctx, podTimeout, "the pod to be evicted", func(ctx context.Context) error {
-		pod, err := lab.Get(ctx, "slow")
+	must(t, testenv.Poll(ctx, podTimeout, "the pod to be evicted", func(ctx context.Context) error {
+		pod, err := lab.Pods.API.Get(ctx, "slow", metav1.GetOptions{})
 		if err == nil && pod.DeletionTimestamp == nil {
-			err = errors.New(stage.Describe(pod))
+			err = errors.New(testenv.Describe(pod))
 		}
 		return err
 	}))
 	// Now 8 units are free on that card and 4 on each of three: 20, of which
 	// kube-scheduler keeps 12. Only the extender knows on which card.
-	must(t, lab.Delete(ctx, pieces...))
+	must(t, lab.Pods.Delete(ctx, pieces...))
 	eager := create(t, one("eager", 6))[0]
 	pending(t, eager, noRoom)
-	if pod, err := lab.Get(ctx, "slow"); err != nil {
+	if pod, err := lab.Pods.API.Get(ctx, "slow", metav1.GetOptions{}); err != nil {
 		t.Fatalf("the victim ended before the other pod was refused: %v", err)
 	} else if pod.Spec.NodeName == "" {
-		t.Fatal(stage.Describe(pod))
+		t.Fatal(testenv.Describe(pod))
 	}
 	running(t, "urgent")
 	if got := cards(agree(t))["urgent"]; got != card {

@@ -20,9 +20,9 @@ func TestPodThatWaitsForTheTokenIsTold(t *testing.T) {
 	// One that no copy of the token was ever brought to.
 	ctx, p := poolStage(t, "divvy-e2e-untold")
 	must(t, product.ForgetToken(ctx, lab.Cluster))
-	made, err := p.Create(ctx, example(t, p, "pod.yaml", "waits"))
+	made, err := p.Pods.Create(ctx, example(t, p, "pod.yaml", "waits"))
 	must(t, err)
-	_, err = p.WaitEvent(ctx, podTimeout, made[0], "kubectl divvy pool import")
+	_, err = p.Pods.WaitEvent(ctx, podTimeout, made[0], "kubectl divvy pool import")
 	must(t, err)
 	importToken(t, ctx)
 	ended(t, p, "waits")
@@ -52,7 +52,7 @@ func TestNamedConfigurationKeepsTheUnit(t *testing.T) {
 	}
 	refusedWith(t, "another unit", set("0.1"), `memoryUnit of enflame.com/gcu-memory cannot change from "1" to "0.1"`)
 	must(t, set("1"))
-	must(t, lab.Delete(ctx, "holder"))
+	must(t, lab.Pods.Delete(ctx, "holder"))
 	must(t, emptied(ctx))
 	must(t, set("0.1"))
 }

@@ -23,26 +23,26 @@ import (
 func TestRelease(t *testing.T) {
 	ctx := begin(t, guide)
 	dir := t.TempDir()
-	stamp, err := release.ReadStamp(ctx, lab.Repository)
+	stamp, err := release.ReadStamp(ctx, lab.CLI.Repository)
 	must(t, err)
 	stamp.Version = "v0.0.0-e2e"
 	cache, err := os.UserCacheDir()
 	must(t, err)
 	images := filepath.Join(dir, "images")
 	built, err := release.BuildImages(ctx, release.ImageOptions{
-		Repository: lab.Repository, Dir: images, Stamp: stamp, Images: release.Images, Architectures: []string{runtime.GOARCH},
+		Repository: lab.CLI.Repository, Dir: images, Stamp: stamp, Images: release.Images, Architectures: []string{runtime.GOARCH},
 		Base:   release.Debian(debian.Archive{Dir: filepath.Join(cache, "divvy", "debian"), Suite: release.Suite}),
 		Report: func(string) {},
 	})
 	must(t, err)
 	out := filepath.Join(dir, "release")
 	must(t, release.Make(ctx, release.Options{
-		Repository: lab.Repository, Dir: out, Images: images, Helm: lab.Cluster.Program("helm"), Stamp: stamp, Report: func(string) {},
+		Repository: lab.CLI.Repository, Dir: out, Images: images, Helm: lab.Cluster.Program("helm"), Stamp: stamp, Report: func(string) {},
 	}))
 
 	// In a namespace of containerd's that kubelet does not look into.
 	ctr := func(args ...string) (string, error) {
-		return lab.Command(ctx, "", lab.Cluster.Program("ctr"),
+		return lab.CLI.Command(ctx, "", lab.Cluster.Program("ctr"),
 			append([]string{"--address", layout.ContainerdSocket, "--namespace", "divvy-release"}, args...)...)
 	}
 	for i, name := range release.Images {
@@ -83,7 +83,7 @@ func TestRelease(t *testing.T) {
 		"overlay over the base": {"--kustomize=" + filepath.Join(out, "kustomize", "overlays", "example")},
 	} {
 		t.Run(name, func(t *testing.T) {
-			said, err := lab.Kubectl(ctx, append(dryRun, args...)...)
+			said, err := lab.CLI.Kubectl(ctx, append(dryRun, args...)...)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -16,8 +16,9 @@ import (
 
 	"github.com/divvy-gpu/divvy/lab/internal/audit"
 	"github.com/divvy-gpu/divvy/lab/internal/cluster"
+	"github.com/divvy-gpu/divvy/lab/internal/layout"
 	"github.com/divvy-gpu/divvy/lab/internal/product"
-	"github.com/divvy-gpu/divvy/lab/internal/stage"
+	"github.com/divvy-gpu/divvy/lab/internal/testenv"
 )
 
 // TestRestarts restarts every part under running pods: they keep their card and
@@ -27,8 +28,8 @@ func TestRestarts(t *testing.T) {
 	for _, restart := range lab.Restarts() {
 		t.Run(strings.ReplaceAll(restart.Name, " ", "-"), func(t *testing.T) {
 			ctx := begin(t, guide)
-			shared := lab.Pod("shared", stage.Container("a", 3), stage.Container("b", 2))
-			shared.Spec.InitContainers = []corev1.Container{stage.Sidecar("side", 1), stage.Container("init", 7, "true")}
+			shared := lab.Pods.New("shared", testenv.Container("a", 3), testenv.Container("b", 2))
+			shared.Spec.InitContainers = []corev1.Container{testenv.Sidecar("side", 1), testenv.Container("init", 7, "true")}
 			start(t, one("first", 8), shared, one("third", 12))
 			on := cards(agree(t))
 			alive := lives(t)
@@ -54,7 +55,7 @@ func TestChangesWhileAPartIsAway(t *testing.T) {
 		must(t, lab.Client.CoreV1().Pods(namespace).Delete(ctx, "goes", metav1.DeleteOptions{}))
 		create(t, one("comes", 6))
 		must(t, lab.Cluster.Start(ctx, cluster.Kubelet))
-		must(t, lab.WaitGone(ctx, "goes"))
+		must(t, lab.Pods.WaitGone(ctx, "goes"))
 		running(t, "comes")
 		agree(t)
 	})
@@ -63,16 +64,16 @@ func TestChangesWhileAPartIsAway(t *testing.T) {
 		start(t, one("stays", 4), one("goes", 8))
 		scaleExtender(t, ctx, 0)
 		must(t, lab.Client.CoreV1().Pods(namespace).Delete(ctx, "goes", metav1.DeleteOptions{}))
-		must(t, lab.WaitGone(ctx, "goes"))
+		must(t, lab.Pods.WaitGone(ctx, "goes"))
 		byHand := one("by-hand", 6)
-		byHand.Spec.NodeName = lab.Cluster.NodeName()
+		byHand.Spec.NodeName = layout.NodeName
 		start(t, byHand)
 		waits := create(t, one("waits", 2))[0]
 
 		// A person still sees who holds what.
 		// The containers of the one that goes end a moment after it is gone.
-		must(t, stage.Poll(ctx, agreeTimeout, "inspect to show what is held", func(ctx context.Context) error {
-			text, err := lab.Kubectl(ctx, "divvy", "inspect", "--output", "json")
+		must(t, testenv.Poll(ctx, agreeTimeout, "inspect to show what is held", func(ctx context.Context) error {
+			text, err := lab.CLI.Kubectl(ctx, "divvy", "inspect", "--output", "json")
 			if err != nil {
 				return err
 			}
@@ -81,14 +82,14 @@ func TestChangesWhileAPartIsAway(t *testing.T) {
 			}
 			return nil
 		}))
-		table, err := lab.Kubectl(ctx, "divvy", "inspect")
+		table, err := lab.CLI.Kubectl(ctx, "divvy", "inspect")
 		must(t, err)
-		for _, want := range []string{lab.Cluster.NodeName(), "stays", "by-hand", "10", "128"} {
+		for _, want := range []string{layout.NodeName, "stays", "by-hand", "10", "128"} {
 			if !strings.Contains(table, want) {
 				t.Errorf("without the extender, kubectl divvy inspect does not show %q:\n%s", want, table)
 			}
 		}
-		_, err = lab.WaitEvent(ctx, podTimeout, waits, "gcushare-scheduler/filter")
+		_, err = lab.Pods.WaitEvent(ctx, podTimeout, waits, "gcushare-scheduler/filter")
 		must(t, err)
 
 		scaleExtender(t, ctx, 1)
@@ -101,7 +102,7 @@ func TestChangesWhileAPartIsAway(t *testing.T) {
 		alive := lives(t)
 		stopDaemon(t, ctx)
 		must(t, lab.Client.CoreV1().Pods(namespace).Delete(ctx, "goes", metav1.DeleteOptions{}))
-		must(t, lab.WaitGone(ctx, "goes"))
+		must(t, lab.Pods.WaitGone(ctx, "goes"))
 		must(t, emptiedBut(ctx, 4))
 		startDaemon(t, ctx)
 		delete(alive, "goes/app")
@@ -117,7 +118,7 @@ func TestChangesWhileAPartIsAway(t *testing.T) {
 // away nobody says when the containers end of a pod that was deleted by force, so its
 // units count for some seconds more than its grace period.
 func emptiedBut(ctx context.Context, units int64) error {
-	return stage.Poll(ctx, 3*agreeTimeout, fmt.Sprintf("inspect to show %d units in use", units), func(ctx context.Context) error {
+	return testenv.Poll(ctx, 3*agreeTimeout, fmt.Sprintf("inspect to show %d units in use", units), func(ctx context.Context) error {
 		node, err := auditor.Inspect(ctx)
 		if err == nil && node.Used != units {
 			err = errors.New("it shows " + uses(node))
@@ -131,20 +132,20 @@ func scaleExtender(t *testing.T, ctx context.Context, replicas int32) {
 	t.Helper()
 	scale := func(ctx context.Context, replicas int32) error {
 		patch := fmt.Appendf(nil, `{"spec":{"replicas":%d}}`, replicas)
-		_, err := lab.Client.AppsV1().Deployments(product.Namespace).Patch(ctx, stage.Extender, types.MergePatchType, patch,
+		_, err := lab.Client.AppsV1().Deployments(product.Namespace).Patch(ctx, testenv.Extender, types.MergePatchType, patch,
 			metav1.PatchOptions{})
 		if err != nil {
 			return err
 		}
 		if replicas > 0 {
-			return lab.WaitDivvy(ctx, settingTimeout)
+			return lab.Divvy.Wait(ctx, settingTimeout)
 		}
-		return stage.Poll(ctx, podTimeout, "the extender to be gone", func(ctx context.Context) error {
-			pods, err := lab.DivvyPods(ctx, stage.Extender)
+		return testenv.Poll(ctx, podTimeout, "the extender to be gone", func(ctx context.Context) error {
+			pods, err := lab.Divvy.Pods(ctx, testenv.Extender)
 			if err == nil && len(pods) > 0 {
 				err = errors.New("it is still there")
 			}
-			if err == nil && lab.DivvyAnswers(ctx) == nil {
+			if err == nil && lab.Divvy.Answers(ctx) == nil {
 				err = errors.New("it still answers")
 			}
 			return err
@@ -168,9 +169,9 @@ func stopDaemon(t *testing.T, ctx context.Context) {
 	t.Helper()
 	t.Cleanup(func() { startDaemon(t, context.WithoutCancel(ctx)) })
 	must(t, selectDaemon(ctx, `"true"`))
-	must(t, stage.Poll(ctx, podTimeout, "divvy-node to be gone", func(ctx context.Context) error {
+	must(t, testenv.Poll(ctx, podTimeout, "divvy-node to be gone", func(ctx context.Context) error {
 		list, err := lab.Client.CoreV1().Pods(product.Namespace).List(ctx,
-			metav1.ListOptions{LabelSelector: "app.kubernetes.io/name=" + stage.NodeDaemon})
+			metav1.ListOptions{LabelSelector: "app.kubernetes.io/name=" + testenv.NodeDaemon})
 		if err == nil && len(list.Items) > 0 {
 			err = errors.New("it is still there")
 		}
@@ -180,14 +181,14 @@ func stopDaemon(t *testing.T, ctx context.Context) {
 
 func startDaemon(t *testing.T, ctx context.Context) {
 	t.Helper()
-	if err := errors.Join(selectDaemon(ctx, "null"), lab.WaitDivvy(ctx, settingTimeout)); err != nil {
+	if err := errors.Join(selectDaemon(ctx, "null"), lab.Divvy.Wait(ctx, settingTimeout)); err != nil {
 		t.Fatal(err)
 	}
 }
 
 func selectDaemon(ctx context.Context, value string) error {
 	patch := fmt.Appendf(nil, daemonSelector, value)
-	_, err := lab.Client.AppsV1().DaemonSets(product.Namespace).Patch(ctx, stage.NodeDaemon, types.StrategicMergePatchType, patch,
+	_, err := lab.Client.AppsV1().DaemonSets(product.Namespace).Patch(ctx, testenv.NodeDaemon, types.StrategicMergePatchType, patch,
 		metav1.PatchOptions{})
 	return err
 }
@@ -198,10 +199,10 @@ func TestNodeLeavesAndReturns(t *testing.T) {
 	start(t, one("first", 8), one("second", 12))
 	on := cards(agree(t))
 	alive := lives(t)
-	name := lab.Cluster.NodeName()
+	name := layout.NodeName
 	must(t, lab.Cluster.Stop(ctx, cluster.Kubelet))
 	must(t, lab.Client.CoreV1().Nodes().Delete(ctx, name, metav1.DeleteOptions{}))
-	must(t, stage.Poll(ctx, agreeTimeout, "the extender to forget the node", func(ctx context.Context) error {
+	must(t, testenv.Poll(ctx, agreeTimeout, "the extender to forget the node", func(ctx context.Context) error {
 		if node, err := auditor.Inspect(ctx); err == nil {
 			return fmt.Errorf("it still shows %s", uses(node))
 		}
@@ -213,12 +214,12 @@ func TestNodeLeavesAndReturns(t *testing.T) {
 
 	// Kubelet registers the node again, without the labels of before.
 	must(t, lab.Cluster.Start(ctx, cluster.Kubelet))
-	must(t, stage.Poll(ctx, podTimeout, "the node to be back", func(ctx context.Context) error {
+	must(t, testenv.Poll(ctx, podTimeout, "the node to be back", func(ctx context.Context) error {
 		return errors.Join(
-			lab.Cluster.LabelNode(ctx, "node-role.kubernetes.io/control-plane", ""),
-			lab.Cluster.LabelNode(ctx, product.NodeLabel, "true"))
+			cluster.LabelNode(ctx, "node-role.kubernetes.io/control-plane", ""),
+			cluster.LabelNode(ctx, product.NodeLabel, "true"))
 	}))
-	must(t, lab.WaitDivvy(ctx, settingTimeout))
+	must(t, lab.Divvy.Wait(ctx, settingTimeout))
 	must(t, offered(ctx, guide))
 	wantCards(t, on)
 	undisturbed(t, alive)

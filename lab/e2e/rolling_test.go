@@ -23,9 +23,9 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/divvy-gpu/divvy/internal/core/wire"
+	"github.com/divvy-gpu/divvy/lab/internal/demos"
 	"github.com/divvy-gpu/divvy/lab/internal/product"
-	"github.com/divvy-gpu/divvy/lab/internal/show"
-	"github.com/divvy-gpu/divvy/lab/internal/stage"
+	"github.com/divvy-gpu/divvy/lab/internal/testenv"
 )
 
 const (
@@ -89,7 +89,7 @@ func startLoad(t *testing.T) *load {
 				return
 			case <-tick.C:
 			}
-			if _, err := lab.Create(ctx, l.pod()); err != nil {
+			if _, err := lab.Pods.Create(ctx, l.pod()); err != nil {
 				t.Errorf("create a pod: %v", err)
 			}
 		}
@@ -111,7 +111,7 @@ func startLoad(t *testing.T) *load {
 	l.stop = func() {
 		close(enough)
 		creating.Wait()
-		err := stage.Poll(ctx, 2*podTimeout, "all pods of the load to be gone", func(ctx context.Context) error {
+		err := testenv.Poll(ctx, 2*podTimeout, "all pods of the load to be gone", func(ctx context.Context) error {
 			left, err := l.observe(ctx)
 			if err == nil && left > 0 {
 				err = fmt.Errorf("%d are there", left)
@@ -133,13 +133,13 @@ func (l *load) pod() *corev1.Pod {
 	name := fmt.Sprintf("load-%04d", i)
 	switch {
 	case i%10 == 0:
-		return asking(name, show.IX, 1)
+		return asking(name, demos.IX, 1)
 	case i%5 < 3 && i%2 == 0 || i%10 == 3:
-		return asking(name, show.GPU, 1)
+		return asking(name, demos.GPU, 1)
 	}
-	pod := asking(name, show.GCUMemory, int64(1+i%3))
+	pod := asking(name, demos.GCUMemory, int64(1+i%3))
 	if i%4 == 1 {
-		pod.Spec.InitContainers = []corev1.Container{stage.Asking("init", show.GCUMemory, 2, "true")}
+		pod.Spec.InitContainers = []corev1.Container{testenv.Asking("init", demos.GCUMemory, 2, "true")}
 	}
 	return pod
 }
@@ -168,12 +168,12 @@ func (l *load) observe(ctx context.Context) (left int, err error) {
 				l.containers[pod.UID] = c.ContainerID
 			}
 			if c.RestartCount > 0 || c.ContainerID != "" && c.ContainerID != l.containers[pod.UID] {
-				l.restarted[pod.UID] = stage.Describe(pod)
+				l.restarted[pod.UID] = testenv.Describe(pod)
 			}
 		}
 		failed := pod.Status.Phase == corev1.PodFailed && pod.DeletionTimestamp == nil
 		if failed && l.rejected[pod.UID] == "" {
-			l.rejected[pod.UID] = stage.Describe(pod)
+			l.rejected[pod.UID] = testenv.Describe(pod)
 		}
 		if ran := l.ran[pod.UID]; !failed && (ran.IsZero() || time.Since(ran) < podLife) || pod.DeletionTimestamp != nil {
 			continue
@@ -195,7 +195,9 @@ func (l *load) unwell() (rejected, restarted []string) {
 // stays are pods that hold something of each kind from the beginning to the end.
 func stays(t *testing.T) (check func()) {
 	t.Helper()
-	pods := []*corev1.Pod{asking("stays-slice", show.GPU, 1), asking("stays-whole", show.IX, 1), asking("stays-memory", show.GCUMemory, 3)}
+	pods := []*corev1.Pod{
+		asking("stays-slice", demos.GPU, 1), asking("stays-whole", demos.IX, 1), asking("stays-memory", demos.GCUMemory, 3),
+	}
 	start(t, pods...)
 	names := namesOf(pods)
 	before, alive := sights(t, names...), lives(t)
@@ -210,7 +212,7 @@ func stays(t *testing.T) (check func()) {
 
 // published is the inventory on the node's object.
 func published(ctx context.Context) (string, error) {
-	node, err := lab.Node(ctx)
+	node, err := lab.Node.Get(ctx)
 	if err != nil {
 		return "", err
 	}
@@ -226,7 +228,7 @@ var waited = regexp.MustCompile(`kubeletWaited="?([0-9.]+[a-zµ]+)"?`)
 func TestRollingUpdate(t *testing.T) {
 	ctx := beginMixed(t)
 	choose(t, "nvidia")
-	offers(t, show.GPU, 8)
+	offers(t, demos.GPU, 8)
 	check := stays(t)
 	before, err := published(ctx)
 	must(t, err)
@@ -237,14 +239,14 @@ func TestRollingUpdate(t *testing.T) {
 	var longest time.Duration
 	config := "nvidia"
 	for begun := time.Now(); time.Since(begun) < length; {
-		must(t, lab.RollDivvy(ctx, settingTimeout))
+		must(t, lab.Divvy.Roll(ctx, settingTimeout))
 		updates++
-		pod, err := lab.DivvyPod(ctx, stage.NodeDaemon)
+		pod, err := lab.Divvy.Pod(ctx, testenv.NodeDaemon)
 		must(t, err)
 		for _, c := range pod.Status.ContainerStatuses {
 			restarts += int(c.RestartCount)
 		}
-		text, err := lab.Kubectl(ctx, "logs", "--namespace", product.Namespace, pod.Name)
+		text, err := lab.CLI.Kubectl(ctx, "logs", "--namespace", product.Namespace, pod.Name)
 		must(t, err)
 		match := waited.FindStringSubmatch(text)
 		if match == nil {
@@ -258,8 +260,8 @@ func TestRollingUpdate(t *testing.T) {
 		if updates%2 == 0 {
 			config = map[string]string{"nvidia": "reloaded", "reloaded": "nvidia"}[config]
 			choose(t, config)
-			must(t, stage.Poll(ctx, settingTimeout, "the configuration to be in use", func(ctx context.Context) error {
-				text, err := lab.Kubectl(ctx, "logs", "--namespace", product.Namespace, pod.Name)
+			must(t, testenv.Poll(ctx, settingTimeout, "the configuration to be in use", func(ctx context.Context) error {
+				text, err := lab.CLI.Kubectl(ctx, "logs", "--namespace", product.Namespace, pod.Name)
 				if err == nil && strings.Count(text, "The new configuration is in use") == 0 {
 					err = errors.New("it is not")
 				}
@@ -284,7 +286,7 @@ func TestRollingUpdate(t *testing.T) {
 		t.Errorf("%d updates, %d pods, %d restarts of the daemon", updates, l.created, restarts)
 	}
 	check()
-	must(t, stage.Poll(ctx, settingTimeout, "the inventory to be as before", func(ctx context.Context) error {
+	must(t, testenv.Poll(ctx, settingTimeout, "the inventory to be as before", func(ctx context.Context) error {
 		after, err := published(ctx)
 		if err == nil && after != before {
 			err = fmt.Errorf("it was\n%s\nand is\n%s", before, after)
@@ -308,10 +310,10 @@ func TestEarlierRelease(t *testing.T) {
 	check := stays(t)
 	set := func(ctx context.Context, surge, unavailable int, uid string) error {
 		patch := fmt.Appendf(nil, `{"spec":{"updateStrategy":{"rollingUpdate":{"maxSurge":%d,"maxUnavailable":%d}},`+
-			`"template":{"spec":{"containers":[{"name":%q,"env":[{"name":"POD_UID",%s}]}]}}}}`, surge, unavailable, stage.NodeDaemon, uid)
-		_, err := lab.Client.AppsV1().DaemonSets(product.Namespace).Patch(ctx, stage.NodeDaemon, types.StrategicMergePatchType, patch,
+			`"template":{"spec":{"containers":[{"name":%q,"env":[{"name":"POD_UID",%s}]}]}}}}`, surge, unavailable, testenv.NodeDaemon, uid)
+		_, err := lab.Client.AppsV1().DaemonSets(product.Namespace).Patch(ctx, testenv.NodeDaemon, types.StrategicMergePatchType, patch,
 			metav1.PatchOptions{})
-		return errors.Join(err, lab.WaitDivvy(ctx, settingTimeout))
+		return errors.Join(err, lab.Divvy.Wait(ctx, settingTimeout))
 	}
 	const own = `"value":null,"valueFrom":{"fieldRef":{"apiVersion":"v1","fieldPath":"metadata.uid"}}`
 	t.Cleanup(func() {
@@ -321,32 +323,32 @@ func TestEarlierRelease(t *testing.T) {
 	})
 	// A daemon without an identity does not listen, as one of the earlier release.
 	must(t, set(ctx, 0, 1, `"value":"","valueFrom":null`))
-	before, err := lab.DivvyPod(ctx, stage.NodeDaemon)
+	before, err := lab.Divvy.Pod(ctx, testenv.NodeDaemon)
 	must(t, err)
-	start(t, asking("earlier", show.GPU, 1))
+	start(t, asking("earlier", demos.GPU, 1))
 	must(t, set(ctx, 1, 0, own))
-	after, err := lab.DivvyPod(ctx, stage.NodeDaemon)
+	after, err := lab.Divvy.Pod(ctx, testenv.NodeDaemon)
 	must(t, err)
 	if after.UID == before.UID {
 		t.Error("the pod was not replaced")
 	}
 	check()
-	start(t, asking("after", show.GCUMemory, 2))
+	start(t, asking("after", demos.GCUMemory, 2))
 }
 
 // TestDaemonCrash kills the daemon under the same load and shows what that costs.
 func TestDaemonCrash(t *testing.T) {
 	ctx := beginMixed(t)
 	choose(t, "nvidia")
-	offers(t, show.GPU, 8)
+	offers(t, demos.GPU, 8)
 	check := stays(t)
 	l := startLoad(t)
 	pause(ctx)
 	killed := time.Now()
-	must(t, lab.KillDivvy(ctx, stage.NodeDaemon))
-	must(t, lab.WaitDivvy(ctx, settingTimeout))
+	must(t, lab.Divvy.Kill(ctx, testenv.NodeDaemon))
+	must(t, lab.Divvy.Wait(ctx, settingTimeout))
 	ready := time.Since(killed)
-	pod, err := lab.DivvyPod(ctx, stage.NodeDaemon)
+	pod, err := lab.Divvy.Pod(ctx, testenv.NodeDaemon)
 	must(t, err)
 	begun, registered, err := registration(ctx, pod.Name)
 	must(t, err)
@@ -366,13 +368,13 @@ func TestDaemonCrash(t *testing.T) {
 		t.Error(what)
 	}
 	check()
-	start(t, asking("after", show.GCUMemory, 2))
+	start(t, asking("after", demos.GCUMemory, 2))
 }
 
 // registration returns when the daemon's process was started, and when it had
 // registered the last of its resources.
 func registration(ctx context.Context, pod string) (begun, registered time.Time, err error) {
-	text, err := lab.Kubectl(ctx, "logs", "--timestamps", "--namespace", product.Namespace, pod)
+	text, err := lab.CLI.Kubectl(ctx, "logs", "--timestamps", "--namespace", product.Namespace, pod)
 	if err != nil {
 		return begun, registered, err
 	}

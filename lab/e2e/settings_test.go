@@ -15,7 +15,7 @@ import (
 
 	"github.com/divvy-gpu/divvy/lab/internal/audit"
 	"github.com/divvy-gpu/divvy/lab/internal/product"
-	"github.com/divvy-gpu/divvy/lab/internal/stage"
+	"github.com/divvy-gpu/divvy/lab/internal/testenv"
 )
 
 // The logs on the host that the guide promises.
@@ -34,7 +34,7 @@ func logSize(t *testing.T, path string) int {
 // logged checks that a log on the host has a text.
 func logged(t *testing.T, path, text string) {
 	t.Helper()
-	must(t, stage.Poll(t.Context(), agreeTimeout, fmt.Sprintf("%q in %s", text, path), func(context.Context) error {
+	must(t, testenv.Poll(t.Context(), agreeTimeout, fmt.Sprintf("%q in %s", text, path), func(context.Context) error {
 		data, err := os.ReadFile(path)
 		if err == nil && !strings.Contains(string(data), text) {
 			err = fmt.Errorf("not among its %d bytes", len(data))
@@ -50,10 +50,10 @@ func TestLogsOutliveTheContainers(t *testing.T) {
 	logged(t, nodeLog, "logged-pod")
 	logged(t, extenderLog, "logged-pod")
 	size := map[string]int{nodeLog: logSize(t, nodeLog), extenderLog: logSize(t, extenderLog)}
-	for _, part := range []string{stage.NodeDaemon, stage.Extender} {
-		must(t, lab.DeleteDivvyPods(ctx, part))
+	for _, part := range []string{testenv.NodeDaemon, testenv.Extender} {
+		must(t, lab.Divvy.DeletePods(ctx, part))
 	}
-	must(t, lab.WaitDivvy(ctx, settingTimeout))
+	must(t, lab.Divvy.Wait(ctx, settingTimeout))
 	for path, before := range size {
 		logged(t, path, "logged-pod")
 		if after := logSize(t, path); after <= before {
@@ -65,12 +65,12 @@ func TestLogsOutliveTheContainers(t *testing.T) {
 func TestPrograms(t *testing.T) {
 	ctx := begin(t, guide)
 	for _, name := range []string{"divvy-node", "divvy-control", "kubectl-divvy"} {
-		text, err := lab.Command(ctx, "", filepath.Join(product.Programs(), name), "--version")
+		text, err := lab.CLI.Command(ctx, "", filepath.Join(product.Programs(), name), "--version")
 		if err != nil || !strings.HasPrefix(text, name) || !strings.Contains(text, "go1.") {
 			t.Errorf("%s --version: %q, %v; want its name and version, and that of Go", name, text, err)
 		}
 	}
-	body, err := stage.Fetch(ctx, stage.ExtenderURL+"/version")
+	body, err := testenv.Fetch(ctx, testenv.ExtenderURL+"/version")
 	must(t, err)
 	if strings.TrimSpace(string(body)) == "" {
 		t.Error("/version of the extender is empty")
@@ -81,7 +81,7 @@ func TestPrograms(t *testing.T) {
 func TestWrongSettings(t *testing.T) {
 	ctx := begin(t, guide)
 	for _, value := range []string{"memoryUnit=2", "memoryUnit=0.5", "node.injection=magic", "memoryunit=1"} {
-		err := lab.Upgrade(ctx, value)
+		err := lab.Divvy.Upgrade(ctx, value)
 		if key, _, _ := strings.Cut(value, "="); err == nil || !strings.Contains(err.Error(), strings.ReplaceAll(key, ".", "/")) {
 			t.Errorf("helm upgrade with %s: %v; want an error that names the value", value, err)
 		}
@@ -98,7 +98,7 @@ resources:
   memoryUnit: "2"
 `
 	must(t, os.WriteFile(path, []byte(config), 0o600))
-	_, err := lab.Command(ctx, "", filepath.Join(product.Programs(), "divvy-node"), "--node-name=x", "--config="+path)
+	_, err := lab.CLI.Command(ctx, "", filepath.Join(product.Programs(), "divvy-node"), "--node-name=x", "--config="+path)
 	if err == nil {
 		t.Fatal("divvy-node started with a broken configuration")
 	}
@@ -107,7 +107,7 @@ resources:
 			t.Errorf("the error does not name %s: %v", want, err)
 		}
 	}
-	must(t, lab.DivvyReady(ctx))
+	must(t, lab.Divvy.Ready(ctx))
 }
 
 // TestUnitStaysWhilePodsRun: a request would mean another amount. The API server
@@ -118,11 +118,11 @@ func TestUnitStaysWhilePodsRun(t *testing.T) {
 	alive := lives(t)
 	t.Cleanup(func() {
 		ctx := context.WithoutCancel(ctx)
-		if err := errors.Join(lab.DeleteAllPods(ctx), change(ctx, guide), offered(ctx, guide)); err != nil {
+		if err := errors.Join(lab.Pods.DeleteAll(ctx), change(ctx, guide), offered(ctx, guide)); err != nil {
 			t.Errorf("put the unit back: %v", err)
 		}
 	})
-	err := lab.Upgrade(ctx, "memoryUnit=0.1")
+	err := lab.Divvy.Upgrade(ctx, "memoryUnit=0.1")
 	if err == nil {
 		t.Fatal("the change was taken")
 	}
@@ -132,13 +132,13 @@ func TestUnitStaysWhilePodsRun(t *testing.T) {
 			t.Errorf("helm does not say %q: %v", want, err)
 		}
 	}
-	must(t, lab.DivvyReady(ctx))
+	must(t, lab.Divvy.Ready(ctx))
 
 	// helm makes it again, after the configuration.
 	must(t, lab.Client.AdmissionregistrationV1().ValidatingWebhookConfigurations().Delete(ctx, "divvy-config", metav1.DeleteOptions{}))
-	must(t, lab.Upgrade(ctx, "memoryUnit=0.1"))
-	must(t, stage.Poll(ctx, settingTimeout, "divvy-node to say why the unit stays", func(ctx context.Context) error {
-		err := lab.DivvyReady(ctx)
+	must(t, lab.Divvy.Upgrade(ctx, "memoryUnit=0.1"))
+	must(t, testenv.Poll(ctx, settingTimeout, "divvy-node to say why the unit stays", func(ctx context.Context) error {
+		err := lab.Divvy.Ready(ctx)
 		if err == nil {
 			return errors.New("it says that it is ready")
 		}
@@ -157,10 +157,10 @@ func TestUnitStaysWhilePodsRun(t *testing.T) {
 	start(t, one("second", 2)) // still in units of 1 GB
 	wantCards(t, map[string]int{"holder": 0, "second": 0})
 
-	must(t, lab.Delete(ctx, "holder", "second"))
+	must(t, lab.Pods.Delete(ctx, "holder", "second"))
 	finer := guide
 	finer.unit, finer.units = "0.1", 1280
-	must(t, lab.WaitDivvy(ctx, settingTimeout))
+	must(t, lab.Divvy.Wait(ctx, settingTimeout))
 	must(t, offered(ctx, finer))
 	current = finer
 	start(t, one("fine", 40), one("finer", 115))
@@ -187,7 +187,7 @@ func TestInjection(t *testing.T) {
 		ctx := begin(t, with)
 		start(t, one("first", 12), one("second", 12))
 		wantCards(t, map[string]int{"first": 0, "second": 1})
-		text, err := lab.Exec(ctx, "second", "app", "env")
+		text, err := lab.Pods.Exec(ctx, "second", "app", "env")
 		must(t, err)
 		if !strings.Contains(text, "ENFLAME_VISIBLE_DEVICES=1") {
 			t.Errorf("the environment in the container has no ENFLAME_VISIBLE_DEVICES=1:\n%s", text)

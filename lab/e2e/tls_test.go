@@ -17,15 +17,16 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	extenderv1 "k8s.io/kube-scheduler/extender/v1"
 
+	"github.com/divvy-gpu/divvy/lab/internal/layout"
 	"github.com/divvy-gpu/divvy/lab/internal/product"
-	"github.com/divvy-gpu/divvy/lab/internal/stage"
+	"github.com/divvy-gpu/divvy/lab/internal/testenv"
 )
 
 // TestBindOverTLS asks as a kube-scheduler elsewhere does, at the Service: with the
 // certificate that is published it may bind, without one it may not.
 func TestBindOverTLS(t *testing.T) {
 	ctx := begin(t, guide)
-	service, err := lab.Client.CoreV1().Services(product.Namespace).Get(ctx, stage.Extender, metav1.GetOptions{})
+	service, err := lab.Client.CoreV1().Services(product.Namespace).Get(ctx, testenv.Extender, metav1.GetOptions{})
 	must(t, err)
 	ca, err := lab.Client.CoreV1().ConfigMaps(product.Namespace).Get(ctx, "divvy-extender-ca", metav1.GetOptions{})
 	must(t, err)
@@ -45,12 +46,12 @@ func TestBindOverTLS(t *testing.T) {
 	bind := func(certificates ...tls.Certificate) string {
 		t.Helper()
 		body, err := json.Marshal(extenderv1.ExtenderBindingArgs{
-			PodName: waiting.Name, PodNamespace: waiting.Namespace, PodUID: waiting.UID, Node: lab.Cluster.NodeName(),
+			PodName: waiting.Name, PodNamespace: waiting.Namespace, PodUID: waiting.UID, Node: layout.NodeName,
 		})
 		must(t, err)
 		transport := &http.Transport{TLSClientConfig: &tls.Config{
-			MinVersion: tls.VersionTLS12, RootCAs: roots, Certificates: certificates, ServerName: stage.Extender + "." + product.Namespace +
-				".svc",
+			MinVersion: tls.VersionTLS12, RootCAs: roots, Certificates: certificates,
+			ServerName: testenv.Extender + "." + product.Namespace + ".svc",
 		}}
 		defer transport.CloseIdleConnections()
 		ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
@@ -69,7 +70,7 @@ func TestBindOverTLS(t *testing.T) {
 	if got := bind(); !strings.Contains(got, "bind rejected") || !strings.Contains(got, "divvy-extender-client") {
 		t.Errorf("without a certificate: %q", got)
 	}
-	if now, err := lab.Get(ctx, waiting.Name); err != nil || now.Spec.NodeName != "" {
+	if now, err := lab.Pods.API.Get(ctx, waiting.Name, metav1.GetOptions{}); err != nil || now.Spec.NodeName != "" {
 		t.Fatalf("the pod is on node %q: %v", now.Spec.NodeName, err)
 	}
 	if got := bind(pair); got != "" {

@@ -21,8 +21,10 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
+	"github.com/divvy-gpu/divvy/lab/internal/cluster"
+	"github.com/divvy-gpu/divvy/lab/internal/layout"
 	"github.com/divvy-gpu/divvy/lab/internal/product"
-	"github.com/divvy-gpu/divvy/lab/internal/stage"
+	"github.com/divvy-gpu/divvy/lab/internal/testenv"
 )
 
 const grantAnnotation = "divvy.dev/grant"
@@ -46,10 +48,10 @@ func TestForgedAnnotations(t *testing.T) {
 	withoutAnnotationPolicy(t)
 	start(t, one("honest", 4))
 	books := agree(t)
-	honest, err := lab.Get(ctx, "honest")
+	honest, err := lab.Pods.API.Get(ctx, "honest", metav1.GetOptions{})
 	must(t, err)
 	unsigned, err := json.Marshal(map[string]any{
-		"v": 1, "resource": product.Resource, "node": lab.Cluster.NodeName(), "device": books.Cards[7].UUID, "index": 7,
+		"v": 1, "resource": product.Resource, "node": layout.NodeName, "device": books.Cards[7].UUID, "index": 7,
 		"deviceUnits": 16, "units": 1, "at": time.Now().UTC(), "confirmed": true, "mac": strings.Repeat("A", 43),
 	})
 	must(t, err)
@@ -70,20 +72,20 @@ func TestForgedAnnotations(t *testing.T) {
 		}
 		running(t, "unsigned", "stolen", "garbage", "huge")
 		wantCards(t, want)
-		must(t, lab.Delete(ctx, "unsigned", "stolen", "garbage", "huge"))
+		must(t, lab.Pods.Delete(ctx, "unsigned", "stolen", "garbage", "huge"))
 	})
 	t.Run("with the node named", func(t *testing.T) {
 		want := map[string]int{"honest": 0}
 		for name, grant := range grants {
 			pod := one(name, 3)
 			pod.Annotations = forged(grant)
-			pod.Spec.NodeName = lab.Cluster.NodeName()
+			pod.Spec.NodeName = layout.NodeName
 			create(t, pod)
 			want[name] = 0
 		}
 		running(t, "unsigned", "stolen", "garbage", "huge")
 		wantCards(t, want)
-		must(t, lab.Delete(ctx, "unsigned", "stolen", "garbage", "huge"))
+		must(t, lab.Pods.Delete(ctx, "unsigned", "stolen", "garbage", "huge"))
 	})
 	t.Run("on a running pod", func(t *testing.T) {
 		start(t, one("patched", 12))
@@ -132,7 +134,7 @@ func withoutAnnotationPolicy(t *testing.T) {
 		}
 		pod := one("probe", 1)
 		pod.Annotations = forged("x")
-		return stage.Poll(ctx, settingTimeout, "the API server to heed the policy's binding", func(ctx context.Context) error {
+		return testenv.Poll(ctx, settingTimeout, "the API server to heed the policy's binding", func(ctx context.Context) error {
 			_, err := lab.Client.CoreV1().Pods(namespace).Create(ctx, pod, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
 			switch {
 			case apierrors.IsForbidden(err) && refuses:
@@ -151,7 +153,7 @@ func withoutAnnotationPolicy(t *testing.T) {
 // account has.
 func as(t *testing.T, user string, groups ...string) kubernetes.Interface {
 	t.Helper()
-	config, err := lab.Cluster.RESTConfig()
+	config, err := cluster.RESTConfig()
 	must(t, err)
 	config = rest.CopyConfig(config)
 	config.Impersonate = rest.ImpersonationConfig{UserName: user, Groups: append(groups, "system:authenticated")}
@@ -167,7 +169,7 @@ func withToken(t *testing.T, account string, bound *authenticationv1.BoundObject
 	request := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{BoundObjectRef: bound}}
 	token, err := lab.Client.CoreV1().ServiceAccounts(product.Namespace).CreateToken(t.Context(), account, request, metav1.CreateOptions{})
 	must(t, err)
-	config, err := lab.Cluster.RESTConfig()
+	config, err := cluster.RESTConfig()
 	must(t, err)
 	config = rest.AnonymousClientConfig(config)
 	config.BearerToken = token.Status.Token
@@ -205,7 +207,7 @@ func TestOnlyDivvyWritesItsAnnotations(t *testing.T) {
 	waiting := one("unbound", 1)
 	waiting.Spec.SchedulerName = "nobody"
 	create(t, waiting)
-	node := lab.Cluster.NodeName()
+	node := layout.NodeName
 
 	broad := &rbacv1.ClusterRoleBinding{
 		ObjectMeta: metav1.ObjectMeta{Name: "divvy-e2e-broad"},
@@ -292,17 +294,17 @@ func TestDaemonKeepsToItsNode(t *testing.T) {
 		must(t, errors.Join(lab.Client.CoreV1().Pods(namespace).Delete(ctx, "there", now), lab.Client.CoreV1().Nodes().Delete(ctx,
 			elsewhere, now)))
 	})
-	daemon, err := lab.DivvyPod(ctx, stage.NodeDaemon)
+	daemon, err := lab.Divvy.Pod(ctx, testenv.NodeDaemon)
 	must(t, err)
-	poolPods, err := lab.DivvyPods(ctx, "bitfusion-device-plugin")
+	poolPods, err := lab.Divvy.Pods(ctx, "bitfusion-device-plugin")
 	must(t, err)
 	if len(poolPods) != 1 {
 		t.Fatalf("%d pods of the pool's daemon", len(poolPods))
 	}
-	client, unbound := withToken(t, stage.NodeDaemon, boundTo("Pod", daemon)), withToken(t, stage.NodeDaemon, nil)
-	node, err := lab.Node(ctx)
+	client, unbound := withToken(t, testenv.NodeDaemon, boundTo("Pod", daemon)), withToken(t, testenv.NodeDaemon, nil)
+	node, err := lab.Node.Get(ctx)
 	must(t, err)
-	ofNode := withToken(t, stage.NodeDaemon, boundTo("Node", node))
+	ofNode := withToken(t, testenv.NodeDaemon, boundTo("Node", node))
 	patchPod := func(client kubernetes.Interface, namespace, name string, patch []byte) error {
 		_, err := client.CoreV1().Pods(namespace).Patch(ctx, name, types.MergePatchType, patch,
 			metav1.PatchOptions{DryRun: []string{metav1.DryRunAll}})
@@ -313,7 +315,7 @@ func TestDaemonKeepsToItsNode(t *testing.T) {
 			metav1.PatchOptions{DryRun: []string{metav1.DryRunAll}}, sub...)
 		return err
 	}
-	here, grant := lab.Cluster.NodeName(), metadata(t, "annotations", grantAnnotation, "{}")
+	here, grant := layout.NodeName, metadata(t, "annotations", grantAnnotation, "{}")
 	inventory := metadata(t, "annotations", "divvy.dev/inventory", "[]")
 	must(t, patchPod(client, namespace, "here", grant))
 	must(t, patchNode(client, here, inventory))
@@ -371,7 +373,7 @@ func TestExtenderBindsWhatItGrants(t *testing.T) {
 	pod := one("loose", 1)
 	pod.Spec.SchedulerName = "nobody"
 	loose := create(t, pod)[0]
-	client, here := withToken(t, stage.Extender, nil), lab.Cluster.NodeName()
+	client, here := withToken(t, testenv.Extender, nil), layout.NodeName
 	bind := func(uid types.UID, annotations map[string]string) error {
 		return client.CoreV1().Pods(namespace).Bind(ctx, &corev1.Binding{
 			ObjectMeta: metav1.ObjectMeta{Name: "loose", UID: uid, Annotations: annotations},
@@ -409,11 +411,11 @@ func TestGrantKeyChanges(t *testing.T) {
 	must(t, err)
 	// Kubelet updates what it has mounted about once a minute, or when the pod
 	// changes.
-	for _, part := range []string{stage.NodeDaemon, stage.Extender} {
-		must(t, lab.Poke(ctx, part))
+	for _, part := range []string{testenv.NodeDaemon, testenv.Extender} {
+		must(t, lab.Divvy.Poke(ctx, part))
 	}
 	for log, size := range since {
-		must(t, stage.Poll(ctx, 2*settingTimeout, log+" to report a new key", func(context.Context) error {
+		must(t, testenv.Poll(ctx, 2*settingTimeout, log+" to report a new key", func(context.Context) error {
 			data, err := os.ReadFile(log)
 			if err == nil && !strings.Contains(string(data[min(size, len(data)):]), "new signing key") {
 				err = errors.New("it does not yet")
@@ -426,8 +428,8 @@ func TestGrantKeyChanges(t *testing.T) {
 	wantCards(t, map[string]int{"before": 0, "after": 0})
 
 	// An extender that never saw the old key knows the pods all the same.
-	must(t, lab.DeleteDivvyPods(ctx, stage.Extender))
-	must(t, lab.WaitDivvy(ctx, settingTimeout))
+	must(t, lab.Divvy.DeletePods(ctx, testenv.Extender))
+	must(t, lab.Divvy.Wait(ctx, settingTimeout))
 	wantCards(t, map[string]int{"before": 0, "after": 0})
 	undisturbed(t, alive)
 }

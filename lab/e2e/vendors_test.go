@@ -21,14 +21,15 @@ import (
 	"github.com/divvy-gpu/divvy/internal/testing/vendorsim"
 	"github.com/divvy-gpu/divvy/lab/internal/audit"
 	"github.com/divvy-gpu/divvy/lab/internal/cluster"
+	"github.com/divvy-gpu/divvy/lab/internal/demos"
+	"github.com/divvy-gpu/divvy/lab/internal/layout"
 	"github.com/divvy-gpu/divvy/lab/internal/product"
-	"github.com/divvy-gpu/divvy/lab/internal/show"
-	"github.com/divvy-gpu/divvy/lab/internal/stage"
+	"github.com/divvy-gpu/divvy/lab/internal/testenv"
 )
 
 // mixed is a node with cards of three vendors, whole and by memory.
 var mixed = setting{
-	topology: show.Mixed, values: show.MixedValues, unit: "1", injection: audit.DeviceNodes, units: 32, cards: 2,
+	topology: demos.Mixed, values: demos.MixedValues, unit: "1", injection: audit.DeviceNodes, units: 32, cards: 2,
 }
 
 // beginMixed starts a test on cards of three vendors, of which nothing is in
@@ -44,8 +45,8 @@ func beginMixed(t *testing.T) context.Context {
 		if t.Failed() {
 			t.Log(situation(ctx))
 		}
-		hardware, err := lab.Cards(show.Mixed)
-		err = errors.Join(err, lab.DeleteAllPods(ctx), lab.Label(ctx, stage.ConfigLabel, ""), lab.SetHardware(ctx, hardware),
+		hardware, err := lab.Cards(demos.Mixed)
+		err = errors.Join(err, lab.Pods.DeleteAll(ctx), lab.Node.Label(ctx, testenv.ConfigLabel, ""), lab.SetHardware(ctx, hardware),
 			lab.ReleaseDevices(ctx), allFree(ctx))
 		if err != nil {
 			t.Errorf("after the test: %v", err)
@@ -59,9 +60,9 @@ func beginMixed(t *testing.T) context.Context {
 // allFree waits until everything of mixed is offered.
 func allFree(ctx context.Context) error {
 	for name, want := range map[corev1.ResourceName]int64{
-		show.GPU: 2, show.GPUMemory: 80, show.IX: 2, show.IXMemory: 128, show.GCU: 2, show.GCUMemory: 32,
+		demos.GPU: 2, demos.GPUMemory: 80, demos.IX: 2, demos.IXMemory: 128, demos.GCU: 2, demos.GCUMemory: 32,
 	} {
-		if _, err := lab.WaitAllocatable(ctx, settingTimeout, name, want); err != nil {
+		if _, err := lab.Node.WaitAllocatable(ctx, settingTimeout, name, want); err != nil {
 			return err
 		}
 	}
@@ -71,7 +72,7 @@ func allFree(ctx context.Context) error {
 // offers waits until the node offers so much of a resource.
 func offers(t *testing.T, name corev1.ResourceName, want int64) {
 	t.Helper()
-	_, err := lab.WaitAllocatable(t.Context(), settingTimeout, name, want)
+	_, err := lab.Node.WaitAllocatable(t.Context(), settingTimeout, name, want)
 	must(t, err)
 }
 
@@ -79,9 +80,9 @@ func offers(t *testing.T, name corev1.ResourceName, want int64) {
 // much, as where nothing is unhealthy or in use otherwise.
 func shows(t *testing.T, name corev1.ResourceName, want int64) {
 	t.Helper()
-	must(t, stage.Poll(t.Context(), settingTimeout, fmt.Sprintf("capacity and allocatable of %s to be %d", name, want),
+	must(t, testenv.Poll(t.Context(), settingTimeout, fmt.Sprintf("capacity and allocatable of %s to be %d", name, want),
 		func(ctx context.Context) error {
-			capacity, allocatable, err := lab.Offered(ctx, name)
+			capacity, allocatable, err := lab.Node.Offered(ctx, name)
 			if err == nil && (capacity != want || allocatable != want) {
 				err = fmt.Errorf("they are %d and %d", capacity, allocatable)
 			}
@@ -92,20 +93,20 @@ func shows(t *testing.T, name corev1.ResourceName, want int64) {
 // choose puts a configuration of mixed.yaml in force.
 func choose(t *testing.T, name string) {
 	t.Helper()
-	must(t, lab.Label(t.Context(), stage.ConfigLabel, name))
+	must(t, lab.Node.Label(t.Context(), testenv.ConfigLabel, name))
 }
 
 // asking returns a pod of one container.
 func asking(name string, what corev1.ResourceName, amount int64) *corev1.Pod {
-	return lab.Pod(name, stage.Asking("app", what, amount))
+	return lab.Pods.New(name, testenv.Asking("app", what, amount))
 }
 
 // sights returns what running pods see of cards.
-func sights(t *testing.T, names ...string) map[string]stage.Sight {
+func sights(t *testing.T, names ...string) map[string]testenv.Sight {
 	t.Helper()
-	seen := map[string]stage.Sight{}
+	seen := map[string]testenv.Sight{}
 	for _, name := range names {
-		sight, err := lab.See(t.Context(), name)
+		sight, err := lab.Pods.See(t.Context(), name)
 		must(t, err)
 		seen[name] = sight
 	}
@@ -115,11 +116,11 @@ func sights(t *testing.T, names ...string) map[string]stage.Sight {
 // sameDaemon checks at the end that the daemon was not started again.
 func sameDaemon(t *testing.T) (check func()) {
 	t.Helper()
-	before, err := lab.DaemonLife(t.Context())
+	before, err := lab.Divvy.DaemonLife(t.Context())
 	must(t, err)
 	return func() {
 		t.Helper()
-		if after, err := lab.DaemonLife(t.Context()); err != nil || after != before {
+		if after, err := lab.Divvy.DaemonLife(t.Context()); err != nil || after != before {
 			t.Errorf("the daemon was %s, and is %s (%v)", before, after, err)
 		}
 	}
@@ -136,7 +137,7 @@ func (w logWriter) Write(p []byte) (int, error) {
 // TestVendors is `make demo-vendors` from the point at which the daemon runs.
 func TestVendors(t *testing.T) {
 	ctx := beginMixed(t)
-	s := show.New("vendors", lab, logWriter{t})
+	s := demos.New("vendors", lab, logWriter{t})
 	must(t, s.VendorsAtWork(ctx))
 	must(t, s.Checks.Err())
 }
@@ -148,14 +149,14 @@ func TestOldFilesAsTheyAre(t *testing.T) {
 	check := sameDaemon(t)
 	for config, want := range map[string]int64{"board": 2, "chips": 4, "replicas": 8} {
 		choose(t, config)
-		shows(t, show.IX, want)
-		shows(t, show.GPU, 2) // the other vendors' are not concerned
+		shows(t, demos.IX, want)
+		shows(t, demos.GPU, 2) // the other vendors' are not concerned
 	}
 	choose(t, "nvidia")
-	shows(t, show.GPU, 8)
-	shows(t, show.IX, 2)
-	must(t, stage.Poll(ctx, settingTimeout, "labels of time slices", func(ctx context.Context) error {
-		node, err := lab.Node(ctx)
+	shows(t, demos.GPU, 8)
+	shows(t, demos.IX, 2)
+	must(t, testenv.Poll(ctx, settingTimeout, "labels of time slices", func(ctx context.Context) error {
+		node, err := lab.Node.Get(ctx)
 		if err != nil {
 			return err
 		}
@@ -168,18 +169,18 @@ func TestOldFilesAsTheyAre(t *testing.T) {
 	}))
 
 	// failRequestsGreaterThanOne
-	create(t, asking("two-replicas", show.GPU, 2))
-	must(t, lab.WaitPhase(ctx, podTimeout, corev1.PodFailed, "two-replicas"))
-	pod, err := lab.Get(ctx, "two-replicas")
+	create(t, asking("two-replicas", demos.GPU, 2))
+	must(t, lab.Pods.WaitPhase(ctx, podTimeout, corev1.PodFailed, "two-replicas"))
+	pod, err := lab.Pods.API.Get(ctx, "two-replicas", metav1.GetOptions{})
 	must(t, err)
 	if !strings.Contains(pod.Status.Message, "maximum request size for shared resources is 1") {
-		t.Errorf("%s; want the reason", stage.Describe(pod))
+		t.Errorf("%s; want the reason", testenv.Describe(pod))
 	}
 	// Four replicas on two cards are spread.
 	var names []string
 	for i := range 4 {
 		names = append(names, fmt.Sprint("replica-", i))
-		start(t, asking(names[i], show.GPU, 1))
+		start(t, asking(names[i], demos.GPU, 1))
 	}
 	sharers := map[string]int{}
 	for _, sight := range sights(t, names...) {
@@ -194,7 +195,7 @@ func TestOldFilesAsTheyAre(t *testing.T) {
 // uuidOf returns the uuid of a card of mixed.
 func uuidOf(t *testing.T, number int) string {
 	t.Helper()
-	hardware, err := lab.Cards(show.Mixed)
+	hardware, err := lab.Cards(demos.Mixed)
 	must(t, err)
 	return hardware.Cards[number].UUID
 }
@@ -204,13 +205,13 @@ func uuidOf(t *testing.T, number int) string {
 func TestRestartsUnderEveryKind(t *testing.T) {
 	kinds := map[string][]*corev1.Pod{
 		"": {
-			asking("gpu-whole", show.GPU, 1), asking("gpu-part", show.GPUMemory, 4),
-			asking("ix-whole", show.IX, 1), asking("ix-part", show.IXMemory, 4),
-			asking("gcu-whole", show.GCU, 1), asking("gcu-part", show.GCUMemory, 4),
+			asking("gpu-whole", demos.GPU, 1), asking("gpu-part", demos.GPUMemory, 4),
+			asking("ix-whole", demos.IX, 1), asking("ix-part", demos.IXMemory, 4),
+			asking("gcu-whole", demos.GCU, 1), asking("gcu-part", demos.GCUMemory, 4),
 		},
 		"slices": {
-			asking("gpu-1", show.GPU, 1), asking("gpu-2", show.GPU, 1), asking("gpu-3", show.GPU, 1),
-			asking("ix-1", show.IX, 1), asking("ix-2", show.IX, 2), asking("gcu-1", show.GCU, 1),
+			asking("gpu-1", demos.GPU, 1), asking("gpu-2", demos.GPU, 1), asking("gpu-3", demos.GPU, 1),
+			asking("ix-1", demos.IX, 1), asking("ix-2", demos.IX, 2), asking("gcu-1", demos.GCU, 1),
 		},
 	}
 	for config, pods := range kinds {
@@ -218,9 +219,9 @@ func TestRestartsUnderEveryKind(t *testing.T) {
 			ctx := beginMixed(t)
 			if config != "" {
 				choose(t, config)
-				offers(t, show.GPU, 4)
-				offers(t, show.IX, 4)
-				offers(t, show.GCU, 4)
+				offers(t, demos.GPU, 4)
+				offers(t, demos.IX, 4)
+				offers(t, demos.GCU, 4)
 			}
 			start(t, pods...)
 			names := namesOf(pods)
@@ -239,11 +240,11 @@ func TestRestartsUnderEveryKind(t *testing.T) {
 			}
 			// What is left is still handed out.
 			if config == "" {
-				pending(t, create(t, asking("none-left", show.GPU, 1))[0], "Insufficient nvidia.com/gpu")
-				start(t, asking("gpu-more", show.GPUMemory, 36), asking("ix-more", show.IXMemory, 32),
-					asking("gcu-more", show.GCUMemory, 12))
+				pending(t, create(t, asking("none-left", demos.GPU, 1))[0], "Insufficient nvidia.com/gpu")
+				start(t, asking("gpu-more", demos.GPUMemory, 36), asking("ix-more", demos.IXMemory, 32),
+					asking("gcu-more", demos.GCUMemory, 12))
 			} else {
-				start(t, asking("gpu-4", show.GPU, 1), asking("gcu-2", show.GCU, 3))
+				start(t, asking("gpu-4", demos.GPU, 1), asking("gcu-2", demos.GCU, 3))
 			}
 			undisturbed(t, alive)
 		})
@@ -254,7 +255,7 @@ func TestRestartsUnderEveryKind(t *testing.T) {
 // numbers and joined by commas.
 func uuidsOf(t *testing.T, vendor string) string {
 	t.Helper()
-	hardware, err := lab.Cards(show.Mixed)
+	hardware, err := lab.Cards(demos.Mixed)
 	must(t, err)
 	var uuids []string
 	for _, c := range hardware.Cards {
@@ -267,9 +268,9 @@ func uuidsOf(t *testing.T, vendor string) string {
 
 func TestRequestForAllDevices(t *testing.T) {
 	beginMixed(t)
-	start(t, asking("gpus", show.GPU, 2), asking("boards", show.IX, 2), asking("gcus", show.GCU, 2))
+	start(t, asking("gpus", demos.GPU, 2), asking("boards", demos.IX, 2), asking("gcus", demos.GCU, 2))
 	gpus, chips := uuidsOf(t, vendorsim.NVIDIA), uuidsOf(t, vendorsim.Iluvatar)
-	for pod, want := range map[string]stage.Sight{
+	for pod, want := range map[string]testenv.Sight{
 		"gpus": {
 			Env:   map[string]string{"NVIDIA_VISIBLE_DEVICES": gpus},
 			Nodes: []string{"nvidia-uvm", "nvidia-uvm-tools", "nvidia0", "nvidia1", "nvidiactl"},
@@ -290,7 +291,7 @@ func TestRequestForAllDevices(t *testing.T) {
 			t.Errorf("pod %s has the device nodes %v, want %v", pod, got.Nodes, want.Nodes)
 		}
 	}
-	for _, memory := range []corev1.ResourceName{show.GPUMemory, show.IXMemory, show.GCUMemory} {
+	for _, memory := range []corev1.ResourceName{demos.GPUMemory, demos.IXMemory, demos.GCUMemory} {
 		offers(t, memory, 0)
 	}
 }
@@ -300,24 +301,24 @@ func TestRequestForAllDevices(t *testing.T) {
 func TestResourceLeavesUnderPods(t *testing.T) {
 	ctx := beginMixed(t)
 	check := sameDaemon(t)
-	start(t, asking("whole", show.GPU, 1), asking("part", show.GPUMemory, 4))
+	start(t, asking("whole", demos.GPU, 1), asking("part", demos.GPUMemory, 4))
 	before, alive := sights(t, "whole", "part"), lives(t)
-	annotated(t, "whole", string(show.GPU))
+	annotated(t, "whole", string(demos.GPU))
 
 	choose(t, "slices") // no memory, and GPUs by turns
-	offers(t, show.GPUMemory, 4)
-	offers(t, show.IX, 4)
-	pending(t, create(t, asking("refused", show.GPUMemory, 1))[0], "Insufficient nvidia.com/gpu-memory")
+	offers(t, demos.GPUMemory, 4)
+	offers(t, demos.IX, 4)
+	pending(t, create(t, asking("refused", demos.GPUMemory, 1))[0], "Insufficient nvidia.com/gpu-memory")
 	must(t, lab.Cluster.Restart(ctx, cluster.Kubelet))
-	must(t, lab.WaitDivvy(ctx, settingTimeout))
+	must(t, lab.Divvy.Wait(ctx, settingTimeout))
 	running(t, "whole", "part")
 	undisturbed(t, alive)
 	if after := sights(t, "whole", "part"); !reflect.DeepEqual(after, before) {
 		t.Errorf("pods see %v, saw %v", after, before)
 	}
-	must(t, lab.Delete(ctx, "refused", "part", "whole"))
-	offers(t, show.GPUMemory, 0)
-	offers(t, show.GPU, 4)
+	must(t, lab.Pods.Delete(ctx, "refused", "part", "whole"))
+	offers(t, demos.GPUMemory, 0)
+	offers(t, demos.GPU, 4)
 	choose(t, "")
 	must(t, allFree(ctx))
 	check()
@@ -326,8 +327,8 @@ func TestResourceLeavesUnderPods(t *testing.T) {
 // annotated waits until a pod's annotation tells of a device of the resource.
 func annotated(t *testing.T, name, what string) {
 	t.Helper()
-	must(t, stage.Poll(t.Context(), agreeTimeout, "the annotation of "+name, func(ctx context.Context) error {
-		pod, err := lab.Get(ctx, name)
+	must(t, testenv.Poll(t.Context(), agreeTimeout, "the annotation of "+name, func(ctx context.Context) error {
+		pod, err := lab.Pods.API.Get(ctx, name, metav1.GetOptions{})
 		if err == nil && !strings.Contains(pod.Annotations["divvy.dev/held"], `"`+what+`":["GPU-`) {
 			err = fmt.Errorf("divvy.dev/held is %q", pod.Annotations["divvy.dev/held"])
 		}
@@ -340,36 +341,37 @@ func annotated(t *testing.T, name, what string) {
 func TestConfigMapChangesUnderPods(t *testing.T) {
 	ctx := beginMixed(t)
 	check := sameDaemon(t)
-	start(t, asking("whole", show.GCU, 1))
+	start(t, asking("whole", demos.GCU, 1))
 	alive := lives(t)
 	t.Cleanup(func() {
 		ctx := context.WithoutCancel(ctx)
-		if err := errors.Join(lab.DeleteAllPods(ctx), lab.Reconfigure(ctx, []string{mixed.values}, "--set", "node.nodeSelector=null"),
+		if err := errors.Join(lab.Pods.DeleteAll(ctx),
+			lab.Divvy.Reconfigure(ctx, []string{mixed.values}, "--set", "node.nodeSelector=null"),
 			allFree(ctx)); err != nil {
 			t.Errorf("put the configuration back: %v", err)
 		}
 	})
-	must(t, lab.Reconfigure(ctx, []string{mixed.values}, "--set", "node.nodeSelector=null", "--set-json",
+	must(t, lab.Divvy.Reconfigure(ctx, []string{mixed.values}, "--set", "node.nodeSelector=null", "--set-json",
 		`sharedResources=[{"name":"nvidia.com/gpu","vendor":"nvidia","mode":"timeSlicing","replicas":3},{"name":"enflame.com/gcu",`+
 			`"vendor":"enflame","mode":"exclusive"}]`))
-	offers(t, show.GPU, 6)
-	offers(t, show.IX, 0)
+	offers(t, demos.GPU, 6)
+	offers(t, demos.IX, 0)
 	undisturbed(t, alive)
 
 	since := logSize(t, nodeLog)
 	patch := []byte(`{"data":{"config.yaml":"apiVersion: config.divvy.dev/v1alpha1\nkind: NodeConfig\ncolour: red\nresources: []\n"}}`)
 	_, err := lab.Client.CoreV1().ConfigMaps(product.Namespace).Patch(ctx, "divvy-node", types.MergePatchType, patch, metav1.PatchOptions{})
 	must(t, err)
-	must(t, lab.Poke(ctx, stage.NodeDaemon))
-	must(t, stage.Poll(ctx, 2*settingTimeout, "the log to tell of the mistake", func(context.Context) error {
+	must(t, lab.Divvy.Poke(ctx, testenv.NodeDaemon))
+	must(t, testenv.Poll(ctx, 2*settingTimeout, "the log to tell of the mistake", func(context.Context) error {
 		data, err := os.ReadFile(nodeLog)
 		if err == nil && !strings.Contains(string(data[min(since, len(data)):]), "colour") {
 			err = errors.New("it does not yet")
 		}
 		return err
 	}))
-	offers(t, show.GPU, 6)
-	start(t, asking("replica", show.GPU, 1))
+	offers(t, demos.GPU, 6)
+	start(t, asking("replica", demos.GPU, 1))
 	undisturbed(t, alive)
 	check()
 }
@@ -393,28 +395,28 @@ metadata:
 func TestConfigMapOfIluvatarsGuide(t *testing.T) {
 	ctx := beginMixed(t)
 	reconfigure := func(ctx context.Context, args ...string) error {
-		return lab.Reconfigure(ctx, []string{mixed.values}, append(args, "--set", "node.nodeSelector=null")...)
+		return lab.Divvy.Reconfigure(ctx, []string{mixed.values}, append(args, "--set", "node.nodeSelector=null")...)
 	}
 	kubectl := lab.Cluster.Program("kubectl")
 	t.Cleanup(func() {
 		ctx := context.WithoutCancel(ctx)
-		_, err := lab.Kubectl(ctx, "delete", "configmap", "ix-config", "--namespace", product.Namespace, "--ignore-not-found")
-		if err := errors.Join(err, reconfigure(ctx), lab.WaitDivvy(ctx, settingTimeout)); err != nil {
+		_, err := lab.CLI.Kubectl(ctx, "delete", "configmap", "ix-config", "--namespace", product.Namespace, "--ignore-not-found")
+		if err := errors.Join(err, reconfigure(ctx), lab.Divvy.Wait(ctx, settingTimeout)); err != nil {
 			t.Errorf("put the configuration back: %v", err)
 		}
 	})
-	_, err := lab.Command(ctx, ixConfigMap, kubectl, "create", "-f", "-")
+	_, err := lab.CLI.Command(ctx, ixConfigMap, kubectl, "create", "-f", "-")
 	must(t, err)
 	must(t, reconfigure(ctx, "--set-string", "node.ixConfigMap=ix-config"))
-	must(t, lab.WaitDivvy(ctx, settingTimeout))
-	offers(t, show.IX, 8)
-	offers(t, show.GPU, 2)
+	must(t, lab.Divvy.Wait(ctx, settingTimeout))
+	offers(t, demos.IX, 8)
+	offers(t, demos.GPU, 2)
 
 	check := sameDaemon(t)
-	_, err = lab.Command(ctx, strings.Replace(ixConfigMap, "replicas: 4", "replicas: 2", 1), kubectl, "replace", "-f", "-")
+	_, err = lab.CLI.Command(ctx, strings.Replace(ixConfigMap, "replicas: 4", "replicas: 2", 1), kubectl, "replace", "-f", "-")
 	must(t, err)
-	must(t, lab.Poke(ctx, stage.NodeDaemon))
-	offers(t, show.IX, 4)
+	must(t, lab.Divvy.Poke(ctx, testenv.NodeDaemon))
+	offers(t, demos.IX, 4)
 	check()
 }
 
@@ -428,12 +430,12 @@ func TestASecondDaemonWaits(t *testing.T) {
 	must(t, os.WriteFile(config, []byte(text), 0o600))
 	second, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
-	_, err := lab.Command(second, "", filepath.Join(product.Programs(), "divvy-node"), "--node-name="+lab.Cluster.NodeName(),
+	_, err := lab.CLI.Command(second, "", filepath.Join(product.Programs(), "divvy-node"), "--node-name="+layout.NodeName,
 		"--config="+config)
 	if err == nil || !strings.Contains(err.Error(), "Another divvy-node runs on this node") {
 		t.Errorf("a second daemon: %v; want it to say that another one runs", err)
 	}
 	must(t, allFree(ctx))
-	start(t, asking("served", show.GPU, 2))
+	start(t, asking("served", demos.GPU, 2))
 	check()
 }

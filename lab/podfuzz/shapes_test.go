@@ -185,7 +185,9 @@ func (s *shape) volumes() []corev1.Volume {
 		case 5:
 			v.PersistentVolumeClaim = &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "data"}
 		case 6:
-			v.Projected = &corev1.ProjectedVolumeSource{Sources: []corev1.VolumeProjection{{Secret: &corev1.SecretProjection{LocalObjectReference: corev1.LocalObjectReference{Name: "own"}}}}}
+			v.Projected = &corev1.ProjectedVolumeSource{Sources: []corev1.VolumeProjection{{
+				Secret: &corev1.SecretProjection{LocalObjectReference: corev1.LocalObjectReference{Name: "own"}},
+			}}}
 		case 7:
 			v.DownwardAPI = &corev1.DownwardAPIVolumeSource{Items: []corev1.DownwardAPIVolumeFile{{Path: "labels",
 				FieldRef: &corev1.ObjectFieldSelector{FieldPath: "metadata.labels"}}}}
@@ -262,7 +264,9 @@ func (s *shape) env() []corev1.EnvVar {
 		case 3:
 			e.ValueFrom = &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{FieldPath: "metadata.name"}}
 		case 4:
-			e.ValueFrom = &corev1.EnvVarSource{SecretKeyRef: &corev1.SecretKeySelector{LocalObjectReference: corev1.LocalObjectReference{Name: "own"}, Key: "k"}}
+			e.ValueFrom = &corev1.EnvVarSource{SecretKeyRef: &corev1.SecretKeySelector{
+				LocalObjectReference: corev1.LocalObjectReference{Name: "own"}, Key: "k",
+			}}
 		}
 		return e
 	})
@@ -411,10 +415,12 @@ func (s *shape) podSettings(pod *corev1.Pod) {
 			Limits:   corev1.ResourceList{"cpu": resource.MustParse("16"), "memory": resource.MustParse("64Gi")},
 		}
 	case 12:
-		spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{
-			NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchExpressions: []corev1.NodeSelectorRequirement{{Key: "a",
-				Operator: corev1.NodeSelectorOpExists}}}},
-		}}}
+		exists := []corev1.NodeSelectorRequirement{{Key: "a", Operator: corev1.NodeSelectorOpExists}}
+		spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{
+			RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{
+				NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchExpressions: exists}},
+			},
+		}}
 	case 13:
 		spec.HostUsers = ptr.To(false)
 	case 14:

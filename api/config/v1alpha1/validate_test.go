@@ -168,12 +168,13 @@ func TestEachMistakeNamesItsFieldAndWhatWouldBeRight(t *testing.T) {
 
 func TestParseAccepts(t *testing.T) {
 	tests := map[string]string{
-		"whole cards beside memory":         two("mode: exclusive", "mode: memory"),
-		"whole cards twice":                 two("mode: exclusive", "mode: exclusive, splitBoards: true"),
-		"a whole number with a point":       resource("mode: timeSlicing, replicas: 2.0"),
-		"one replica":                       resource("mode: timeSlicing, replicas: 1"),
-		"the most replicas":                 resource("mode: timeSlicing, replicas: 1024"),
-		"some devices with one replica":     resource("mode: timeSlicing, replicas: 4, replicasFor: [{devices: {indexes: [0]}, replicas: 1}]"),
+		"whole cards beside memory":   two("mode: exclusive", "mode: memory"),
+		"whole cards twice":           two("mode: exclusive", "mode: exclusive, splitBoards: true"),
+		"a whole number with a point": resource("mode: timeSlicing, replicas: 2.0"),
+		"one replica":                 resource("mode: timeSlicing, replicas: 1"),
+		"the most replicas":           resource("mode: timeSlicing, replicas: 1024"),
+		"some devices with one replica": resource("mode: timeSlicing, replicas: 4, " +
+			"replicasFor: [{devices: {indexes: [0]}, replicas: 1}]"),
 		"no ill health counts":              vendor("nvidia", "health: {ignore: [all], heed: [xid-94]}"),
 		"the vendor's fatal causes":         vendor("nvidia", `health: {neverRecover: [default, xid-94]}`),
 		"no cause is for good":              vendor("nvidia", `health: {neverRecover: []}`),

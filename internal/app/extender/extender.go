@@ -58,7 +58,8 @@ func Command() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "extender",
 		Short: "Serve kube-scheduler's extender calls and the allocations of all devices",
-		Long: "Serve kube-scheduler's extender calls (filter, prioritize, preempt and bind) and report the allocations of all devices.\n\n" +
+		Long: "Serve kube-scheduler's extender calls (filter, prioritize, preempt and bind) " +
+			"and report the allocations of all devices.\n\n" +
 			"Every flag can be given as an environment variable: --log-level as " + flags.EnvPrefix + "LOG_LEVEL.\n" +
 			"Flags take precedence over variables, variables over defaults.",
 		Args: cobra.NoArgs,

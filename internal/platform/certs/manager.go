@@ -139,7 +139,8 @@ func New(c Config) (*Manager, error) {
 			c.CALifetime))
 	}
 	if c.Propagation < 0 || 10*c.Propagation > c.CertLifetime {
-		errs = append(errs, fmt.Errorf("certificates: %v for a change to be observed is more than a tenth of a certificate's lifetime of %v", c.Propagation, c.CertLifetime))
+		errs = append(errs, fmt.Errorf("certificates: %v for a change to be observed is more than a tenth of a certificate's "+
+			"lifetime of %v", c.Propagation, c.CertLifetime))
 	}
 	if c.ClientSecret != "" && c.ClientName == "" {
 		errs = append(errs, errors.New("certificates: the client certificate has no name"))

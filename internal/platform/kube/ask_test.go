@@ -120,7 +120,8 @@ func TestMistakesInAnnotations(t *testing.T) {
 		"no policy": {[]string{policy, "best"},
 			[]string{`annotation divvy.dev/placement-policy: "best" is not a placement policy; use one of binpack, spread, fragmentation`}},
 		"another case": {[]string{policy, "Spread"},
-			[]string{`annotation divvy.dev/placement-policy: "Spread" is not a placement policy; use one of binpack, spread, fragmentation`}},
+			[]string{`annotation divvy.dev/placement-policy: "Spread" is not a placement policy; ` +
+				`use one of binpack, spread, fragmentation`}},
 		"several": {[]string{policy, "best", count, "x", use, " "}, []string{
 			`annotation divvy.dev/devices: "x" is not a number of devices from 1 to 64`,
 			`annotation divvy.dev/use-models: " " contains an empty name; separate names with single commas`,

@@ -55,7 +55,10 @@ func (l *listener) Accept() (net.Conn, error) {
 }
 
 // rejection is what a client reads whose connection is not admitted.
-var rejection = "HTTP/1.1 503 Service Unavailable\r\nContent-Type: text/plain; charset=utf-8\r\nRetry-After: 1\r\nConnection: close\r\n\r\n" + ErrBusy.Error() + "\n"
+var rejection = "HTTP/1.1 503 Service Unavailable\r\n" +
+	"Content-Type: text/plain; charset=utf-8\r\n" +
+	"Retry-After: 1\r\n" +
+	"Connection: close\r\n\r\n" + ErrBusy.Error() + "\n"
 
 // addressOf returns the remote address, the zero value where it is none of IP.
 func addressOf(c net.Conn) netip.Addr {

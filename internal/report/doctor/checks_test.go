@@ -180,7 +180,8 @@ func TestFaults(t *testing.T) {
 		"no GPU operator, and the container has ended before": {
 			"workloads", func(w *world) {
 				p := w.waitsForOperator()
-				p.Status.InitContainerStatuses[0].State = corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "CrashLoopBackOff"}}
+				waiting := &corev1.ContainerStateWaiting{Reason: "CrashLoopBackOff"}
+				p.Status.InitContainerStatuses[0].State = corev1.ContainerState{Waiting: waiting}
 			},
 			Error, "Pod divvy-system/divvy-node-x", "no DaemonSet nvidia-operator-validator", "examples/values/nvidia.yaml", "",
 		},
@@ -443,7 +444,9 @@ func TestFaults(t *testing.T) {
 		},
 		"an unknown plugin at the socket": {
 			"other-plugins", func(w *world) {
-				w.Readiness[system+"/divvy-node-x"] = Answer{Text: "another device plugin answers at /var/lib/kubelet/device-plugins/x.sock"}
+				w.Readiness[system+"/divvy-node-x"] = Answer{
+					Text: "another device plugin answers at /var/lib/kubelet/device-plugins/x.sock",
+				}
 			},
 			Error, "Pod divvy-system/divvy-node-x", "another device plugin answers", "Remove", "",
 		},
@@ -675,7 +678,9 @@ func TestFaults(t *testing.T) {
 		},
 		"a policy with a wrong expression": {
 			"policies", func(w *world) {
-				w.Policies[0].Status.TypeChecking = &admissionv1.TypeChecking{ExpressionWarnings: []admissionv1.ExpressionWarning{{FieldRef: "spec.validations[0]", Warning: "undefined field"}}}
+				w.Policies[0].Status.TypeChecking = &admissionv1.TypeChecking{ExpressionWarnings: []admissionv1.ExpressionWarning{
+					{FieldRef: "spec.validations[0]", Warning: "undefined field"},
+				}}
 			},
 			Warning, "ValidatingAdmissionPolicy divvy-node", "undefined field", "Report this as a bug, with the version of Kubernetes", "",
 		},

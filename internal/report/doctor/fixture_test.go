@@ -240,9 +240,14 @@ func healthy(t testing.TB) *world {
 	}
 
 	w.daemons(system, nameNode, nameNode, "divvy-node:1", func(d *appsv1.DaemonSet) {
+		configMap := func(name string) corev1.VolumeSource {
+			return corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{
+				LocalObjectReference: corev1.LocalObjectReference{Name: name},
+			}}
+		}
 		d.Spec.Template.Spec.Volumes = []corev1.Volume{
-			{Name: "config", VolumeSource: corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{LocalObjectReference: corev1.LocalObjectReference{Name: "divvy-node"}}}},
-			{Name: "configs", VolumeSource: corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{LocalObjectReference: corev1.LocalObjectReference{Name: "divvy-node-configs"}}}},
+			{Name: "config", VolumeSource: configMap("divvy-node")},
+			{Name: "configs", VolumeSource: configMap("divvy-node-configs")},
 			{Name: "grant-key", VolumeSource: corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{SecretName: "divvy-grant-key"}}},
 			{Name: "device-plugins", VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: pluginDir}}},
 		}

@@ -220,6 +220,7 @@ func TestChosenRoomIsKept(t *testing.T) {
 // What the pod itself prefers is for kube-scheduler to weigh.
 func TestChooseNodeLeavesPreferences(t *testing.T) {
 	term := v1.PodAffinityTerm{TopologyKey: "zone"}
+	weighted := []v1.WeightedPodAffinityTerm{{Weight: 1, PodAffinityTerm: term}}
 	spread := func(action v1.UnsatisfiableConstraintAction) []v1.TopologySpreadConstraint {
 		return []v1.TopologySpreadConstraint{{MaxSkew: 1, TopologyKey: "zone", WhenUnsatisfiable: action}}
 	}
@@ -233,16 +234,20 @@ func TestChooseNodeLeavesPreferences(t *testing.T) {
 			s.Affinity = &v1.Affinity{NodeAffinity: &v1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &v1.NodeSelector{}}}
 		}, true},
 		"a node that it prefers": {func(s *v1.PodSpec) {
-			s.Affinity = &v1.Affinity{NodeAffinity: &v1.NodeAffinity{PreferredDuringSchedulingIgnoredDuringExecution: []v1.PreferredSchedulingTerm{{Weight: 1}}}}
+			s.Affinity = &v1.Affinity{NodeAffinity: &v1.NodeAffinity{
+				PreferredDuringSchedulingIgnoredDuringExecution: []v1.PreferredSchedulingTerm{{Weight: 1}},
+			}}
 		}, false},
 		"pods that it likes": {func(s *v1.PodSpec) {
-			s.Affinity = &v1.Affinity{PodAffinity: &v1.PodAffinity{PreferredDuringSchedulingIgnoredDuringExecution: []v1.WeightedPodAffinityTerm{{Weight: 1, PodAffinityTerm: term}}}}
+			s.Affinity = &v1.Affinity{PodAffinity: &v1.PodAffinity{PreferredDuringSchedulingIgnoredDuringExecution: weighted}}
 		}, false},
 		"pods that it avoids": {func(s *v1.PodSpec) {
-			s.Affinity = &v1.Affinity{PodAntiAffinity: &v1.PodAntiAffinity{PreferredDuringSchedulingIgnoredDuringExecution: []v1.WeightedPodAffinityTerm{{Weight: 1, PodAffinityTerm: term}}}}
+			s.Affinity = &v1.Affinity{PodAntiAffinity: &v1.PodAntiAffinity{PreferredDuringSchedulingIgnoredDuringExecution: weighted}}
 		}, false},
 		"pods that it must avoid": {func(s *v1.PodSpec) {
-			s.Affinity = &v1.Affinity{PodAntiAffinity: &v1.PodAntiAffinity{RequiredDuringSchedulingIgnoredDuringExecution: []v1.PodAffinityTerm{term}}}
+			s.Affinity = &v1.Affinity{PodAntiAffinity: &v1.PodAntiAffinity{
+				RequiredDuringSchedulingIgnoredDuringExecution: []v1.PodAffinityTerm{term},
+			}}
 		}, true},
 		"zones where possible":  {func(s *v1.PodSpec) { s.TopologySpreadConstraints = spread(v1.ScheduleAnyway) }, false},
 		"zones in all cases":    {func(s *v1.PodSpec) { s.TopologySpreadConstraints = spread(v1.DoNotSchedule) }, true},

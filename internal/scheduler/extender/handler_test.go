@@ -58,7 +58,8 @@ func TestBadInput(t *testing.T) {
 		"bad amount": {request: request{body: `{"Pod":{"spec":{"containers":[{"resources":{"limits":{"enflame.com/` +
 			`gcu-memory":"much"}}}]}},"NodeNames":[]}`},
 			filter: "quantities must match"},
-		"bad amount in kube-scheduler's form": {request: request{body: `{"Pod":{"spec":{"containers":[{"resources":{"limits":{"enflame.com/gcu-memory":"much"}}}]}},"Nodes":null,"NodeNames":["a"]}`},
+		"bad amount in kube-scheduler's form": {request: request{body: `{"Pod":{"spec":{"containers":[{"resources":{"limits":{` +
+			`"enflame.com/gcu-memory":"much"}}}]}},"Nodes":null,"NodeNames":["a"]}`},
 			filter: "quantities must match"},
 		"no UID": {request: request{body: `{"PodName":"p","PodNamespace":"team","Node":"n"}`}, bind: "has no PodUID"},
 		"UID is 7": {request: request{body: `{"PodName":"p","PodNamespace":"team","PodUID":7,"Node":"n"}`},

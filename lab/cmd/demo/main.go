@@ -15,9 +15,10 @@ import (
 	"time"
 
 	"github.com/divvy-gpu/divvy/lab/internal/checks"
+	"github.com/divvy-gpu/divvy/lab/internal/layout"
 	"github.com/divvy-gpu/divvy/lab/internal/product"
 	"github.com/divvy-gpu/divvy/lab/internal/progress"
-	"github.com/divvy-gpu/divvy/lab/internal/stage"
+	"github.com/divvy-gpu/divvy/lab/internal/testenv"
 )
 
 func main() {
@@ -41,7 +42,7 @@ the cards are not: device nodes /dev/gcu0 to gcu7 and a library that reports 8
 cards of 16 GB stand in for them.
 
 `)
-	s, err := stage.SetUp(ctx, stage.Options{Topology: stage.Guide, MemoryUnit: "1", Namespace: namespace, Out: out})
+	s, err := testenv.SetUp(ctx, testenv.Options{Topology: testenv.Guide, MemoryUnit: "1", Namespace: namespace, Out: out})
 	if err != nil {
 		return err
 	}
@@ -49,13 +50,13 @@ cards of 16 GB stand in for them.
 
 	var printed strings.Builder
 	both := io.MultiWriter(out, &printed)
-	d := &demo{stage: s, out: both, checks: checks.Checks{Out: both}}
+	d := &demo{lab: s, out: both, checks: checks.Checks{Out: both}}
 	if err := d.play(ctx); err != nil {
 		return fmt.Errorf("the demo could not go on after %d checks: %w", d.checks.Made(), errors.Join(err, d.checks.Err()))
 	}
-	d.checks.NoError("docs/demo.md shows what was printed", s.CheckShown("docs/demo.md", "make demo", printed.String()))
+	d.checks.NoError("docs/demo.md shows what was printed", s.CLI.CheckShown("docs/demo.md", "make demo", printed.String()))
 	fmt.Fprintf(out, "\nThe cluster still runs, for you to play with; `make demo-down` takes it away without a trace.\n"+
-		"  export KUBECONFIG=%s PATH=%s:%s:$PATH\n\n", s.Cluster.Kubeconfig(), product.Programs(), s.Cluster.BinDir())
+		"  export KUBECONFIG=%s PATH=%s:%s:$PATH\n\n", layout.AdminKubeconfig, product.Programs(), s.Cluster.BinDir)
 	fmt.Fprintf(out, "%s (%s)\n", verdict(&d.checks), progress.Elapsed(time.Since(started)))
 	return d.checks.Err()
 }

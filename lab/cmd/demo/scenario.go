@@ -18,8 +18,9 @@ import (
 	"github.com/divvy-gpu/divvy/lab/internal/audit"
 	"github.com/divvy-gpu/divvy/lab/internal/checks"
 	"github.com/divvy-gpu/divvy/lab/internal/cluster"
+	"github.com/divvy-gpu/divvy/lab/internal/layout"
 	"github.com/divvy-gpu/divvy/lab/internal/product"
-	"github.com/divvy-gpu/divvy/lab/internal/stage"
+	"github.com/divvy-gpu/divvy/lab/internal/testenv"
 )
 
 // Waits of the demo. A machine of two cores needs a tenth of them.
@@ -37,7 +38,7 @@ const (
 
 // demo plays the scenario.
 type demo struct {
-	stage  *stage.Stage
+	lab    *testenv.Env
 	out    io.Writer
 	checks checks.Checks
 }
@@ -51,7 +52,7 @@ func (d *demo) say(text string) { fmt.Fprintf(d.out, "%s\n\n", text) }
 // kubectl prints a command as a person types it, runs it and prints its output.
 func (d *demo) kubectl(ctx context.Context, args ...string) error {
 	fmt.Fprintf(d.out, "$ kubectl %s\n", strings.Join(args, " "))
-	text, err := d.stage.Kubectl(ctx, args...)
+	text, err := d.lab.CLI.Kubectl(ctx, args...)
 	if text != "" {
 		fmt.Fprintln(d.out, text)
 	}
@@ -61,7 +62,7 @@ func (d *demo) kubectl(ctx context.Context, args ...string) error {
 // node shows what the node offers, once kubelet has reported it.
 func (d *demo) node(ctx context.Context, memory int64) error {
 	amounts := func(ctx context.Context) (gcuMemory, gcuCount int64, err error) {
-		node, err := d.stage.Client.CoreV1().Nodes().Get(ctx, d.stage.Cluster.NodeName(), metav1.GetOptions{})
+		node, err := d.lab.Client.CoreV1().Nodes().Get(ctx, layout.NodeName, metav1.GetOptions{})
 		if err != nil {
 			return 0, 0, err
 		}
@@ -69,7 +70,7 @@ func (d *demo) node(ctx context.Context, memory int64) error {
 		return m.Value(), c.Value(), nil
 	}
 	// That it comes late is a difference, not the end of the demo.
-	_ = stage.Poll(ctx, configTimeout, "the node's memory", func(ctx context.Context) error {
+	_ = testenv.Poll(ctx, configTimeout, "the node's memory", func(ctx context.Context) error {
 		m, c, err := amounts(ctx)
 		if err == nil && (m != memory || c != numCards) {
 			err = fmt.Errorf("it has %d units on %d cards", m, c)
@@ -108,7 +109,7 @@ func (d *demo) scenario(ctx context.Context, perGB int64) error {
 		if err := d.create(ctx, name, gb*perGB); err != nil {
 			return err
 		}
-		if err := d.stage.WaitPhase(ctx, podTimeout, corev1.PodRunning, name); err != nil {
+		if err := d.lab.Pods.WaitPhase(ctx, podTimeout, corev1.PodRunning, name); err != nil {
 			return err
 		}
 		if err := d.list(ctx); err != nil {
@@ -158,7 +159,7 @@ func (d *demo) create(ctx context.Context, name string, units int64) error {
 		return err
 	}
 	fmt.Fprintf(d.out, "$ kubectl create -f %s.yaml --namespace %s\n", name, namespace)
-	text, err := d.stage.Command(ctx, manifest, d.stage.Cluster.Program("kubectl"), "create", "-f", "-", "--namespace", namespace)
+	text, err := d.lab.CLI.Command(ctx, manifest, d.lab.Cluster.Program("kubectl"), "create", "-f", "-", "--namespace", namespace)
 	if err != nil {
 		return err
 	}
@@ -167,7 +168,7 @@ func (d *demo) create(ctx context.Context, name string, units int64) error {
 }
 
 func (d *demo) manifest(name string, units int64) (string, error) {
-	data, err := os.ReadFile(filepath.Join(d.stage.Repository, "examples", name+".yaml"))
+	data, err := os.ReadFile(filepath.Join(d.lab.CLI.Repository, "examples", name+".yaml"))
 	if err != nil {
 		return "", fmt.Errorf("read the example: %w", err)
 	}
@@ -201,7 +202,7 @@ func (d *demo) list(ctx context.Context) error {
 // the annotation that name the card.
 func (d *demo) look(ctx context.Context, name string, card int) error {
 	fmt.Fprintf(d.out, "$ kubectl exec %s --namespace %s -- ls /dev\n", name, namespace)
-	text, err := d.stage.Kubectl(ctx, "exec", name, "--namespace", namespace, "--", "ls", "/dev")
+	text, err := d.lab.CLI.Kubectl(ctx, "exec", name, "--namespace", namespace, "--", "ls", "/dev")
 	if err != nil {
 		return err
 	}
@@ -214,14 +215,14 @@ func (d *demo) look(ctx context.Context, name string, card int) error {
 		}
 	}
 	d.checks.Equal("cards in /dev of "+name, cards, []string{fmt.Sprintf("gcu%d", card)})
-	variable, err := d.stage.Exec(ctx, name, "pod-gcu-example", "sh", "-c", "echo $ENFLAME_VISIBLE_DEVICES")
+	variable, err := d.lab.Pods.Exec(ctx, name, "pod-gcu-example", "sh", "-c", "echo $ENFLAME_VISIBLE_DEVICES")
 	if err != nil {
 		return err
 	}
 	d.checks.Equal("ENFLAME_VISIBLE_DEVICES in "+name, variable, fmt.Sprint(card))
 	var assigned string
-	err = stage.Poll(ctx, freeTimeout, "annotations of "+name, func(ctx context.Context) error {
-		pod, err := d.stage.Get(ctx, name)
+	err = testenv.Poll(ctx, freeTimeout, "annotations of "+name, func(ctx context.Context) error {
+		pod, err := d.lab.Pods.API.Get(ctx, name, metav1.GetOptions{})
 		if err != nil {
 			return err
 		}
@@ -267,12 +268,12 @@ stays Pending, and its event says why.`)
 	if err := d.create(ctx, name, units); err != nil {
 		return err
 	}
-	pod, err := d.stage.Get(ctx, name)
+	pod, err := d.lab.Pods.API.Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
 		return err
 	}
 	const documented = "0/1 nodes are available: 1 insufficient GCU Memory in one gcu device"
-	message, eventErr := d.stage.WaitEvent(ctx, podTimeout, pod, documented)
+	message, eventErr := d.lab.Pods.WaitEvent(ctx, podTimeout, pod, documented)
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
@@ -280,7 +281,7 @@ stays Pending, and its event says why.`)
 		return err
 	}
 	fmt.Fprintf(d.out, "$ kubectl describe pod %s --namespace %s\n", name, namespace)
-	described, err := d.stage.Kubectl(ctx, "describe", "pod", name, "--namespace", namespace)
+	described, err := d.lab.CLI.Kubectl(ctx, "describe", "pod", name, "--namespace", namespace)
 	if err != nil {
 		return err
 	}
@@ -292,7 +293,7 @@ stays Pending, and its event says why.`)
 		message = eventErr.Error()
 	}
 	d.checks.Contains("the event of "+name, message, documented)
-	if pod, err = d.stage.Get(ctx, name); err != nil {
+	if pod, err = d.lab.Pods.API.Get(ctx, name, metav1.GetOptions{}); err != nil {
 		return err
 	}
 	d.checks.Equal("phase of "+name, pod.Status.Phase, corev1.PodPending)
@@ -303,11 +304,11 @@ stays Pending, and its event says why.`)
 // hold, once the last pod's end has been noticed.
 func (d *demo) inspect(ctx context.Context, now []holding, perGB int64) error {
 	want := wanted(now, perGB)
-	url := stage.ExtenderURL + "/gcushare-scheduler/inspect/" + d.stage.Cluster.NodeName()
+	url := testenv.ExtenderURL + "/gcushare-scheduler/inspect/" + layout.NodeName
 	var body []byte
 	var got map[int]string
-	_ = stage.Poll(ctx, freeTimeout, "inspect", func(ctx context.Context) (err error) {
-		if body, err = stage.Fetch(ctx, url); err != nil {
+	_ = testenv.Poll(ctx, freeTimeout, "inspect", func(ctx context.Context) (err error) {
+		if body, err = testenv.Fetch(ctx, url); err != nil {
 			return err
 		}
 		node, err := audit.ParseReport(body)
@@ -381,18 +382,18 @@ func card(used, total int64, pods []string) string {
 
 // changeUnit upgrades the release, as a user does.
 func (d *demo) changeUnit(ctx context.Context, unit string) error {
-	args := d.stage.UpgradeArgs("memoryUnit=" + unit)
+	args := d.lab.Divvy.UpgradeArgs("memoryUnit=" + unit)
 	shown := slices.Clone(args)
 	for i, arg := range shown {
-		if rest, ok := strings.CutPrefix(arg, d.stage.Repository+"/"); ok {
+		if rest, ok := strings.CutPrefix(arg, d.lab.CLI.Repository+"/"); ok {
 			shown[i] = rest
 		}
 	}
 	fmt.Fprintf(d.out, "$ helm %s\n", strings.Join(shown, " "))
-	if err := d.stage.Upgrade(ctx, "memoryUnit="+unit); err != nil {
+	if err := d.lab.Divvy.Upgrade(ctx, "memoryUnit="+unit); err != nil {
 		return err
 	}
-	if err := d.stage.WaitDivvy(ctx, configTimeout); err != nil {
+	if err := d.lab.Divvy.Wait(ctx, configTimeout); err != nil {
 		return err
 	}
 	fmt.Fprintf(d.out, "Divvy is ready again, in units of %s GB.\n", unit)

@@ -11,8 +11,8 @@ import (
 	"fmt"
 	"os"
 
-	"github.com/divvy-gpu/divvy/lab/internal/show"
-	"github.com/divvy-gpu/divvy/lab/internal/stage"
+	"github.com/divvy-gpu/divvy/lab/internal/demos"
+	"github.com/divvy-gpu/divvy/lab/internal/testenv"
 )
 
 const introduction = `Cards of three vendors break under running pods, on a real Kubernetes that runs
@@ -22,10 +22,10 @@ of 2 chips and 2 GCUs, simulated.
 `
 
 func main() {
-	err := show.Play("faults", introduction, stage.Options{
-		Topology: show.Mixed, MemoryUnit: "1", Values: []string{show.MixedValues},
-		Label: show.Present, Namespace: "divvy-faults",
-	}, func(s *show.Show, ctx context.Context) error { return s.Faults(ctx, false) })
+	err := demos.Play("faults", introduction, testenv.Options{
+		Topology: demos.Mixed, MemoryUnit: "1", Values: []string{demos.MixedValues},
+		Label: demos.Present, Namespace: "divvy-faults",
+	}, func(s *demos.Demo, ctx context.Context) error { return s.Faults(ctx, false) })
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "faults:", err)
 		os.Exit(1)

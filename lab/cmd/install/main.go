@@ -7,8 +7,8 @@ import (
 	"fmt"
 	"os"
 
-	"github.com/divvy-gpu/divvy/lab/internal/show"
-	"github.com/divvy-gpu/divvy/lab/internal/stage"
+	"github.com/divvy-gpu/divvy/lab/internal/demos"
+	"github.com/divvy-gpu/divvy/lab/internal/testenv"
 )
 
 const introduction = `An administrator's day, on a real Kubernetes that runs on this machine, whose
@@ -18,7 +18,7 @@ Stand-ins are the 8 cards and the vendor's library.
 `
 
 func main() {
-	err := show.Play("install", introduction, stage.Options{Bare: true, Namespace: "gcushare"}, (*show.Show).Install)
+	err := demos.Play("install", introduction, testenv.Options{Bare: true, Namespace: "gcushare"}, (*demos.Demo).Install)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "install:", err)
 		os.Exit(1)

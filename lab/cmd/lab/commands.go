@@ -115,8 +115,8 @@ func newUpCommand() *cobra.Command {
 				return err
 			}
 			fmt.Fprintf(out, "The lab is up after %s. kubectl is in %s:\n  export PATH=$PATH:%s\n",
-				progress.Elapsed(time.Since(started)), c.BinDir(), c.BinDir())
-			fmt.Fprintf(out, "export KUBECONFIG=%s\n", c.Kubeconfig())
+				progress.Elapsed(time.Since(started)), c.BinDir, c.BinDir)
+			fmt.Fprintf(out, "export KUBECONFIG=%s\n", layout.AdminKubeconfig)
 			return nil
 		}),
 	}

@@ -73,9 +73,9 @@ func newInstallCommand() *cobra.Command {
 				amounts = append(amounts, fmt.Sprintf("%d of %s", offer.Units, offer.Resource))
 			}
 			fmt.Fprintf(out, "Divvy is installed after %s: node %s offers %s.\n",
-				progress.Elapsed(time.Since(started)), c.NodeName(), strings.Join(amounts, ", "))
+				progress.Elapsed(time.Since(started)), layout.NodeName, strings.Join(amounts, ", "))
 			fmt.Fprintf(out, "kubectl divvy is in %s:\n  export PATH=%s:%s:$PATH\nexport KUBECONFIG=%s\n",
-				product.Programs(), product.Programs(), c.BinDir(), c.Kubeconfig())
+				product.Programs(), product.Programs(), c.BinDir, layout.AdminKubeconfig)
 			return nil
 		}),
 	}
@@ -92,7 +92,7 @@ func newInstallCommand() *cobra.Command {
 
 // importToken does an administrator's work where the lab has a remote pool.
 func importToken(ctx context.Context, c *cluster.Cluster, out io.Writer) error {
-	client, err := c.Client()
+	client, err := cluster.Client()
 	if err != nil {
 		return err
 	}

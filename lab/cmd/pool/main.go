@@ -8,8 +8,8 @@ import (
 	"fmt"
 	"os"
 
-	"github.com/divvy-gpu/divvy/lab/internal/show"
-	"github.com/divvy-gpu/divvy/lab/internal/stage"
+	"github.com/divvy-gpu/divvy/lab/internal/demos"
+	"github.com/divvy-gpu/divvy/lab/internal/testenv"
 )
 
 const introduction = `A cluster without a GPU, on a real Kubernetes that runs on this machine, and a
@@ -21,10 +21,10 @@ from them and runs the pod's command.
 `
 
 func main() {
-	err := show.Play("pool", introduction, stage.Options{
-		Topology: stage.Guide, MemoryUnit: "1", Values: []string{show.PoolValues, show.NoCardsValues},
-		Unlabelled: true, Namespace: show.PoolNamespace,
-	}, (*show.Show).Pool)
+	err := demos.Play("pool", introduction, testenv.Options{
+		Topology: testenv.Guide, MemoryUnit: "1", Values: []string{demos.PoolValues, demos.NoCardsValues},
+		Unlabelled: true, Namespace: demos.PoolNamespace,
+	}, (*demos.Demo).RemotePool)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "pool:", err)
 		os.Exit(1)

@@ -13,7 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/divvy-gpu/divvy/lab/internal/stage"
+	"github.com/divvy-gpu/divvy/lab/internal/testenv"
 )
 
 const (
@@ -30,7 +30,7 @@ const (
 
 // churn makes and deletes pods at random.
 type churn struct {
-	stage    *stage.Stage
+	lab      *testenv.Env
 	rng      *rand.Rand
 	capacity int64
 
@@ -47,9 +47,9 @@ type churn struct {
 	died map[types.UID]string
 }
 
-func newChurn(s *stage.Stage, rng *rand.Rand, capacity int64) *churn {
+func newChurn(s *testenv.Env, rng *rand.Rand, capacity int64) *churn {
 	return &churn{
-		stage: s, rng: rng, capacity: capacity,
+		lab: s, rng: rng, capacity: capacity,
 		ran: map[types.UID]bool{}, refused: map[types.UID]string{}, died: map[types.UID]string{},
 	}
 }
@@ -72,7 +72,7 @@ func (c *churn) run(ctx context.Context) {
 		}
 		var demand int64
 		for _, pod := range living {
-			demand += stage.Units(pod)
+			demand += testenv.Units(pod)
 		}
 		// Ask for a little more than there is, but wait after a refusal, as a
 		// controller does.
@@ -99,7 +99,7 @@ func (c *churn) run(ctx context.Context) {
 func (c *churn) observe(ctx context.Context) (living []*corev1.Pod, waiting int, err error) {
 	asking, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
-	list, err := c.stage.Client.CoreV1().Pods(c.stage.Namespace).List(asking, metav1.ListOptions{})
+	list, err := c.lab.Client.CoreV1().Pods(c.lab.Pods.Namespace).List(asking, metav1.ListOptions{})
 	if err != nil {
 		return nil, 0, err
 	}
@@ -107,7 +107,7 @@ func (c *churn) observe(ctx context.Context) (living []*corev1.Pod, waiting int,
 		pod := &list.Items[i]
 		c.note(pod)
 		switch {
-		case stage.Ended(pod):
+		case testenv.Ended(pod):
 			c.delete(ctx, pod)
 		case pod.DeletionTimestamp == nil:
 			living = append(living, pod)
@@ -128,10 +128,10 @@ func (c *churn) note(pod *corev1.Pod) {
 		c.ran[pod.UID] = true
 	case pod.Status.Phase == corev1.PodFailed && pod.DeletionTimestamp == nil:
 		if c.ran[pod.UID] {
-			c.died[pod.UID] = stage.Describe(pod)
+			c.died[pod.UID] = testenv.Describe(pod)
 			return
 		}
-		_, words, _ := strings.Cut(stage.Describe(pod), "; ")
+		_, words, _ := strings.Cut(testenv.Describe(pod), "; ")
 		c.refused[pod.UID] = words
 		c.paused = time.Now().Add(refusalPause)
 	}
@@ -146,14 +146,14 @@ func (c *churn) pauseUntil() time.Time {
 func (c *churn) create(ctx context.Context) {
 	c.mu.Lock()
 	c.created++
-	pod := newPod(c.stage, c.rng, fmt.Sprintf("soak-%04d", c.created))
+	pod := newPod(c.lab, c.rng, fmt.Sprintf("soak-%04d", c.created))
 	c.mu.Unlock()
 	// What was not made is made under another name.
-	_, _ = c.stage.Create(ctx, pod)
+	_, _ = c.lab.Pods.Create(ctx, pod)
 }
 
 func (c *churn) delete(ctx context.Context, pod *corev1.Pod) {
-	err := c.stage.Client.CoreV1().Pods(pod.Namespace).Delete(ctx, pod.Name, metav1.DeleteOptions{
+	err := c.lab.Client.CoreV1().Pods(pod.Namespace).Delete(ctx, pod.Name, metav1.DeleteOptions{
 		Preconditions: metav1.NewUIDPreconditions(string(pod.UID)),
 	})
 	if err != nil && !apierrors.IsNotFound(err) {
@@ -182,19 +182,19 @@ func (c *churn) fill(ctx context.Context, until time.Time) {
 // settle deletes the pods that wait for room and those that end by themselves,
 // and waits until every other pod runs.
 func (c *churn) settle(ctx context.Context) error {
-	return stage.Poll(ctx, 2*time.Minute, "all pods to run or be gone", func(ctx context.Context) error {
-		list, err := c.stage.Client.CoreV1().Pods(c.stage.Namespace).List(ctx, metav1.ListOptions{})
+	return testenv.Poll(ctx, 2*time.Minute, "all pods to run or be gone", func(ctx context.Context) error {
+		list, err := c.lab.Client.CoreV1().Pods(c.lab.Pods.Namespace).List(ctx, metav1.ListOptions{})
 		if err != nil {
 			return err
 		}
 		for i := range list.Items {
 			pod := &list.Items[i]
 			c.note(pod)
-			if pod.DeletionTimestamp == nil && (stage.Ended(pod) || pod.Spec.NodeName == "" || endsByItself(pod)) {
+			if pod.DeletionTimestamp == nil && (testenv.Ended(pod) || pod.Spec.NodeName == "" || endsByItself(pod)) {
 				c.delete(ctx, pod)
-				err = fmt.Errorf("%s, and is being deleted", stage.Describe(pod))
+				err = fmt.Errorf("%s, and is being deleted", testenv.Describe(pod))
 			} else if pod.DeletionTimestamp != nil || pod.Status.Phase != corev1.PodRunning {
-				err = fmt.Errorf("%s", stage.Describe(pod))
+				err = fmt.Errorf("%s", testenv.Describe(pod))
 			}
 		}
 		return err

@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/divvy-gpu/divvy/lab/internal/progress"
-	"github.com/divvy-gpu/divvy/lab/internal/stage"
+	"github.com/divvy-gpu/divvy/lab/internal/testenv"
 )
 
 // Quiet times between two restarts.
@@ -19,7 +19,7 @@ const (
 
 // disturb restarts parts of the cluster until ctx ends: all ways in random
 // order, then all again. It returns how often it did each.
-func disturb(ctx context.Context, s *stage.Stage, rng *rand.Rand, out io.Writer) (done map[string]int, err error) {
+func disturb(ctx context.Context, s *testenv.Env, rng *rand.Rand, out io.Writer) (done map[string]int, err error) {
 	done = map[string]int{}
 	started := time.Now()
 	for {

@@ -12,9 +12,10 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/divvy-gpu/divvy/lab/internal/audit"
+	"github.com/divvy-gpu/divvy/lab/internal/layout"
 	"github.com/divvy-gpu/divvy/lab/internal/product"
 	"github.com/divvy-gpu/divvy/lab/internal/progress"
-	"github.com/divvy-gpu/divvy/lab/internal/stage"
+	"github.com/divvy-gpu/divvy/lab/internal/testenv"
 )
 
 const (
@@ -31,7 +32,7 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 	if err != nil {
 		return err
 	}
-	s, err := stage.SetUp(ctx, stage.Options{Topology: stage.Guide, MemoryUnit: "1", Namespace: namespace, Undo: !o.keep, Out: out})
+	s, err := testenv.SetUp(ctx, testenv.Options{Topology: testenv.Guide, MemoryUnit: "1", Namespace: namespace, Undo: !o.keep, Out: out})
 	if err != nil {
 		return err
 	}
@@ -51,7 +52,7 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 	if err != nil {
 		return errors.Join(err, r.faults())
 	}
-	if table, err := s.Kubectl(ctx, "divvy", "inspect"); err == nil {
+	if table, err := s.CLI.Kubectl(ctx, "divvy", "inspect"); err == nil {
 		fmt.Fprintf(out, "\n%s\n", table)
 	}
 	fmt.Fprintf(out, "\n%s\n", r)
@@ -59,10 +60,10 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 }
 
 // waitCapacity waits until the node offers all cards and returns their units.
-func waitCapacity(ctx context.Context, s *stage.Stage) (int64, error) {
+func waitCapacity(ctx context.Context, s *testenv.Env) (int64, error) {
 	var units int64
-	err := stage.Poll(ctx, time.Minute, "the node to offer the cards", func(ctx context.Context) error {
-		node, err := s.Client.CoreV1().Nodes().Get(ctx, s.Cluster.NodeName(), metav1.GetOptions{})
+	err := testenv.Poll(ctx, time.Minute, "the node to offer the cards", func(ctx context.Context) error {
+		node, err := s.Client.CoreV1().Nodes().Get(ctx, layout.NodeName, metav1.GetOptions{})
 		if err != nil {
 			return err
 		}
@@ -76,7 +77,7 @@ func waitCapacity(ctx context.Context, s *stage.Stage) (int64, error) {
 }
 
 // soak lets pods come and go, and compares the books at the end.
-func soak(ctx context.Context, s *stage.Stage, o options, capacity int64, out io.Writer) (result, error) {
+func soak(ctx context.Context, s *testenv.Env, o options, capacity int64, out io.Writer) (result, error) {
 	auditor := audit.New(s)
 	watch := audit.NewWatch(auditor)
 	churn := newChurn(s, rand.New(rand.NewPCG(o.seed, 1)), capacity) //nolint:gosec // chance, not secrecy
@@ -117,7 +118,7 @@ func soak(ctx context.Context, s *stage.Stage, o options, capacity int64, out io
 	}
 	settled := time.Now()
 	var books audit.Books
-	compared := stage.Poll(ctx, convergeWithin, "all books to agree", func(ctx context.Context) (err error) {
+	compared := testenv.Poll(ctx, convergeWithin, "all books to agree", func(ctx context.Context) (err error) {
 		books, err = auditor.Check(ctx, audit.DeviceNodes)
 		return err
 	})

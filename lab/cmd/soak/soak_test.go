@@ -13,7 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/divvy-gpu/divvy/lab/internal/audit"
-	"github.com/divvy-gpu/divvy/lab/internal/stage"
+	"github.com/divvy-gpu/divvy/lab/internal/testenv"
 )
 
 func TestParse(t *testing.T) {
@@ -49,14 +49,14 @@ func TestParse(t *testing.T) {
 
 // TestNewPod makes many pods: each must fit a card, and every shape must come.
 func TestNewPod(t *testing.T) {
-	s := &stage.Stage{Namespace: "n"}
+	s := &testenv.Env{Pods: testenv.Pods{Namespace: "n"}}
 	rng := rand.New(rand.NewPCG(1, 1))
 	shapes := map[string]bool{}
 	sum := int64(0)
 	const n = 500
 	for i := range n {
 		pod := newPod(s, rng, fmt.Sprint(i))
-		units := stage.Units(pod)
+		units := testenv.Units(pod)
 		if units < 1 || units > cardUnits {
 			t.Fatalf("pod %+v asks for %d units, a card has %d", pod.Name, units, cardUnits)
 		}
@@ -77,7 +77,7 @@ func TestNewPod(t *testing.T) {
 }
 
 func TestSameSeedSamePods(t *testing.T) {
-	s := &stage.Stage{}
+	s := &testenv.Env{}
 	one, two := rand.New(rand.NewPCG(7, 1)), rand.New(rand.NewPCG(7, 1))
 	for i := range 50 {
 		if a, b := newPod(s, one, "p").String(), newPod(s, two, "p").String(); a != b {

@@ -8,8 +8,8 @@ import (
 	"fmt"
 	"os"
 
-	"github.com/divvy-gpu/divvy/lab/internal/show"
-	"github.com/divvy-gpu/divvy/lab/internal/stage"
+	"github.com/divvy-gpu/divvy/lab/internal/demos"
+	"github.com/divvy-gpu/divvy/lab/internal/testenv"
 )
 
 const introduction = `One node with cards of three vendors, and one daemon that serves them all, on a
@@ -20,10 +20,10 @@ nodes and libraries that report 2 NVIDIA GPUs, 2 Iluvatar boards of 2 chips and
 `
 
 func main() {
-	err := show.Play("vendors", introduction, stage.Options{
-		Topology: show.Mixed, MemoryUnit: "1", Values: []string{show.MixedValues},
-		Label: show.Present, Unlabelled: true, Namespace: "divvy-vendors",
-	}, (*show.Show).Vendors)
+	err := demos.Play("vendors", introduction, testenv.Options{
+		Topology: demos.Mixed, MemoryUnit: "1", Values: []string{demos.MixedValues},
+		Label: demos.Present, Unlabelled: true, Namespace: "divvy-vendors",
+	}, (*demos.Demo).Vendors)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "vendors:", err)
 		os.Exit(1)

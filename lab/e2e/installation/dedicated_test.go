@@ -23,7 +23,7 @@ import (
 
 	"github.com/divvy-gpu/divvy/lab/internal/layout"
 	"github.com/divvy-gpu/divvy/lab/internal/product"
-	"github.com/divvy-gpu/divvy/lab/internal/stage"
+	"github.com/divvy-gpu/divvy/lab/internal/testenv"
 )
 
 // takeOverTimeout is how long another replica may take to lead: the Lease of 15 s
@@ -52,9 +52,9 @@ func TestDedicatedScheduler(t *testing.T) {
 			units int64
 			card  string
 		}{{"gcushare-pod-1", 4, "gcu0"}, {"gcushare-pod-2", 8, "gcu0"}, {"gcushare-pod-3", 12, "gcu1"}} {
-			runPod(t, lab.Pod(p.name, stage.Container("app", p.units)))
-			wantScheduler(t, p.name, stage.Scheduler)
-			devices, err := lab.Exec(ctx, p.name, "app", "ls", "/dev")
+			runPod(t, lab.Pods.New(p.name, testenv.Container("app", p.units)))
+			wantScheduler(t, p.name, testenv.Scheduler)
+			devices, err := lab.Pods.Exec(ctx, p.name, "app", "ls", "/dev")
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -63,32 +63,32 @@ func TestDedicatedScheduler(t *testing.T) {
 				t.Errorf("%s sees %v, want %s", p.name, cards, p.card)
 			}
 		}
-		waiting, err := lab.Create(ctx, lab.Pod("gcushare-pod-4", stage.Container("app", 20)))
+		waiting, err := lab.Pods.Create(ctx, lab.Pods.New("gcushare-pod-4", testenv.Container("app", 20)))
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := lab.WaitEvent(ctx, podTimeout, waiting[0],
+		if _, err := lab.Pods.WaitEvent(ctx, podTimeout, waiting[0],
 			"0/1 nodes are available: 1 insufficient GCU Memory in one gcu device"); err != nil {
 			t.Error(err)
 		}
 	})
 
 	t.Run("other pods", func(t *testing.T) {
-		runPod(t, lab.Pod("plain", stage.Container("app", 0)))
+		runPod(t, lab.Pods.New("plain", testenv.Container("app", 0)))
 		wantScheduler(t, "plain", corev1.DefaultSchedulerName)
 		// Who asks for it by its name gets it, also for what has no devices.
-		chosen := lab.Pod("chosen", stage.Container("app", 0))
-		chosen.Spec.SchedulerName = stage.Scheduler
+		chosen := lab.Pods.New("chosen", testenv.Container("app", 0))
+		chosen.Spec.SchedulerName = testenv.Scheduler
 		runPod(t, chosen)
-		initially := lab.Pod("initially", stage.Container("app", 0))
-		initially.Spec.InitContainers = []corev1.Container{stage.Container("first", 2)}
+		initially := lab.Pods.New("initially", testenv.Container("app", 0))
+		initially.Spec.InitContainers = []corev1.Container{testenv.Container("first", 2)}
 		initially.Spec.InitContainers[0].Command = []string{"true"}
 		runPod(t, initially)
-		wantScheduler(t, "initially", stage.Scheduler)
+		wantScheduler(t, "initially", testenv.Scheduler)
 		// Who chose another is left alone; nobody of that name is there.
-		other := lab.Pod("other", stage.Container("app", 1))
+		other := lab.Pods.New("other", testenv.Container("app", 1))
 		other.Spec.SchedulerName = "somebody-else"
-		if _, err := lab.Create(ctx, other); err != nil {
+		if _, err := lab.Pods.Create(ctx, other); err != nil {
 			t.Fatal(err)
 		}
 		wantScheduler(t, "other", "somebody-else")
@@ -105,17 +105,17 @@ func TestDedicatedScheduler(t *testing.T) {
 		}
 		// The API server may still hold a connection to the pod that was killed; whoever
 		// makes pods tries again, as their controllers do.
-		if err := stage.Poll(ctx, podTimeout, "a pod to be created", func(ctx context.Context) error {
-			_, err := lab.Create(ctx, lab.Pod("after-the-leader", stage.Container("app", 4)))
+		if err := testenv.Poll(ctx, podTimeout, "a pod to be created", func(ctx context.Context) error {
+			_, err := lab.Pods.Create(ctx, lab.Pods.New("after-the-leader", testenv.Container("app", 4)))
 			return err
 		}); err != nil {
 			t.Fatal(err)
 		}
-		if err := lab.WaitPhase(ctx, takeOverTimeout, corev1.PodRunning, "after-the-leader"); err != nil {
+		if err := lab.Pods.WaitPhase(ctx, takeOverTimeout, corev1.PodRunning, "after-the-leader"); err != nil {
 			t.Fatal(err)
 		}
 		// The one that was killed may have placed that pod in its last moments.
-		if err := stage.Poll(ctx, takeOverTimeout, "another replica to lead", func(ctx context.Context) error {
+		if err := testenv.Poll(ctx, takeOverTimeout, "another replica to lead", func(ctx context.Context) error {
 			now, err := leadingPod(ctx)
 			if err == nil && now == leader {
 				err = fmt.Errorf("%s leads still", now)
@@ -124,15 +124,15 @@ func TestDedicatedScheduler(t *testing.T) {
 		}); err != nil {
 			t.Fatal(err)
 		}
-		runPod(t, lab.Pod("of-the-next-leader", stage.Container("app", 2)))
+		runPod(t, lab.Pods.New("of-the-next-leader", testenv.Container("app", 2)))
 	})
 
 	t.Run("nobody is there", func(t *testing.T) {
 		scale(t, 0)
-		if err := stage.Poll(ctx, podTimeout, "a pod that asks for memory to be refused", func(ctx context.Context) error {
-			_, err := lab.Create(ctx, lab.Pod("refused", stage.Container("app", 1)))
+		if err := testenv.Poll(ctx, podTimeout, "a pod that asks for memory to be refused", func(ctx context.Context) error {
+			_, err := lab.Pods.Create(ctx, lab.Pods.New("refused", testenv.Container("app", 1)))
 			if err == nil {
-				return errors.Join(errors.New("it was taken"), lab.Delete(ctx, "refused"))
+				return errors.Join(errors.New("it was taken"), lab.Pods.Delete(ctx, "refused"))
 			}
 			if text := err.Error(); !strings.Contains(text, "scheduler.divvy.dev") || !strings.Contains(text, "divvy-extender") {
 				return fmt.Errorf("the message does not say who is away: %w", err)
@@ -141,19 +141,19 @@ func TestDedicatedScheduler(t *testing.T) {
 		}); err != nil {
 			t.Fatal(err)
 		}
-		runPod(t, lab.Pod("not-concerned", stage.Container("app", 0)))
+		runPod(t, lab.Pods.New("not-concerned", testenv.Container("app", 0)))
 		scale(t, 2)
-		if err := lab.WaitDivvy(ctx, takeOverTimeout); err != nil {
+		if err := lab.Divvy.Wait(ctx, takeOverTimeout); err != nil {
 			t.Fatal(err)
 		}
 		// The node's rules for the Service follow a little later.
-		if err := stage.Poll(ctx, takeOverTimeout, "a pod that asks for memory to be taken", func(ctx context.Context) error {
-			_, err := lab.Create(ctx, lab.Pod("afterwards", stage.Container("app", 1)))
+		if err := testenv.Poll(ctx, takeOverTimeout, "a pod that asks for memory to be taken", func(ctx context.Context) error {
+			_, err := lab.Pods.Create(ctx, lab.Pods.New("afterwards", testenv.Container("app", 1)))
 			return err
 		}); err != nil {
 			t.Fatal(err)
 		}
-		if err := lab.WaitPhase(ctx, podTimeout, corev1.PodRunning, "afterwards"); err != nil {
+		if err := lab.Pods.WaitPhase(ctx, podTimeout, corev1.PodRunning, "afterwards"); err != nil {
 			t.Fatal(err)
 		}
 	})
@@ -182,7 +182,7 @@ func controlPlane(t *testing.T) map[string][]byte {
 
 func wantScheduler(t *testing.T, pod, want string) {
 	t.Helper()
-	found, err := lab.Get(t.Context(), pod)
+	found, err := lab.Pods.API.Get(t.Context(), pod, metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -194,7 +194,7 @@ func wantScheduler(t *testing.T, pod, want string) {
 // leadingPod is the pod that holds the Lease of the scheduler. One that ends gives it up,
 // and for a moment nobody has it.
 func leadingPod(ctx context.Context) (string, error) {
-	lease, err := lab.Client.CoordinationV1().Leases(product.Namespace).Get(ctx, stage.Scheduler, metav1.GetOptions{})
+	lease, err := lab.Client.CoordinationV1().Leases(product.Namespace).Get(ctx, testenv.Scheduler, metav1.GetOptions{})
 	if err != nil {
 		return "", err
 	}
@@ -208,7 +208,7 @@ func leadingPod(ctx context.Context) (string, error) {
 // scale sets the number of replicas.
 func scale(t *testing.T, replicas int) {
 	t.Helper()
-	_, err := lab.Client.AppsV1().Deployments(product.Namespace).Patch(t.Context(), stage.Scheduler, types.MergePatchType,
+	_, err := lab.Client.AppsV1().Deployments(product.Namespace).Patch(t.Context(), testenv.Scheduler, types.MergePatchType,
 		fmt.Appendf(nil, `{"spec":{"replicas":%d}}`, replicas), metav1.PatchOptions{})
 	if err != nil {
 		t.Fatal(err)

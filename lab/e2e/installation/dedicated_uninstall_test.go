@@ -7,7 +7,7 @@ import (
 	"testing"
 
 	"github.com/divvy-gpu/divvy/lab/internal/product"
-	"github.com/divvy-gpu/divvy/lab/internal/stage"
+	"github.com/divvy-gpu/divvy/lab/internal/testenv"
 )
 
 // TestUninstallDedicatedScheduler: the way for control planes that cannot be touched
@@ -22,15 +22,15 @@ func TestUninstallDedicatedScheduler(t *testing.T) {
 		t.Fatal(err)
 	}
 	install(t, "scheduler.mode=dedicated", "uninstall.nodeStatus=false", "uninstall.removeLogs=true", "node.configs.another.logLevel=debug")
-	runPods(t, lab.Pod("one", stage.Container("app", 4)))
-	text, err := lab.Helm(ctx, lab.UpgradeArgs("memoryUnit=0.1")...)
+	runPods(t, lab.Pods.New("one", testenv.Container("app", 4)))
+	text, err := lab.CLI.Helm(ctx, lab.Divvy.UpgradeArgs("memoryUnit=0.1")...)
 	if err == nil || !strings.Contains(err.Error(), `cannot change from "1" to "0.1"`) {
 		t.Errorf("another memoryUnit under a pod: %v: %s", err, text)
 	}
-	if text, err := lab.Helm(ctx, lab.UpgradeArgs("node.configs.another.logLevel=info")...); err != nil {
+	if text, err := lab.CLI.Helm(ctx, lab.Divvy.UpgradeArgs("node.configs.another.logLevel=info")...); err != nil {
 		t.Errorf("another level of the log under a pod: %v: %s", err, text)
 	}
-	if err := lab.DeleteAllPods(ctx); err != nil {
+	if err := lab.Pods.DeleteAll(ctx); err != nil {
 		t.Fatal(err)
 	}
 	uninstall(t)

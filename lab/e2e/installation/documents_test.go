@@ -8,10 +8,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/divvy-gpu/divvy/lab/internal/demos"
 	"github.com/divvy-gpu/divvy/lab/internal/docscript"
 	"github.com/divvy-gpu/divvy/lab/internal/registry"
-	"github.com/divvy-gpu/divvy/lab/internal/show"
-	"github.com/divvy-gpu/divvy/lab/internal/stage"
+	"github.com/divvy-gpu/divvy/lab/internal/testenv"
 )
 
 // pageTimeout is how long all commands of a page may take, those that build images,
@@ -25,16 +25,16 @@ const quickStart = "docs/quick-start.md"
 // with a cluster without Divvy. The node pulls from a registry what they push there,
 // and helm gets what a reader gives it.
 func TestDocuments(t *testing.T) {
-	files, err := docscript.Files(lab.Repository)
+	files, err := docscript.Files(lab.CLI.Repository)
 	if err != nil {
 		t.Fatal(err)
 	}
 	files = slices.DeleteFunc(files, func(file string) bool { return file == quickStart })
-	topologies := map[string]string{docscript.Bare: stage.Guide, docscript.BareVendors: show.Mixed}
+	topologies := map[string]string{docscript.Bare: testenv.Guide, docscript.BareVendors: demos.Mixed}
 	r := startRegistry(t, registry.Options{Address: openRegistry})
 	pushed := false
 	for _, file := range append([]string{quickStart}, files...) {
-		page, err := lab.Page(file)
+		page, err := lab.CLI.Page(file)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -51,7 +51,7 @@ func TestDocuments(t *testing.T) {
 				push(t, ctx, r)
 			}
 			pushed = true
-			if err := lab.RunPage(ctx, page, t.Output(), r.Environment()...); err != nil {
+			if err := lab.CLI.RunPage(ctx, page, t.Output(), r.Environment()...); err != nil {
 				t.Fatal(err)
 			}
 			if file == quickStart {
@@ -70,7 +70,7 @@ func push(t *testing.T, ctx context.Context, r *registry.Registry) {
 	t.Helper()
 	page, err := docscript.Parse("images", []byte("```console\n$ make images push IMAGE_REPO="+openRegistry+"/divvy\n```\n"))
 	if err == nil {
-		err = lab.RunPage(ctx, page, t.Output(), r.Environment()...)
+		err = lab.CLI.RunPage(ctx, page, t.Output(), r.Environment()...)
 	}
 	if err != nil {
 		t.Fatal(err)

@@ -16,7 +16,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/divvy-gpu/divvy/lab/internal/stage"
+	"github.com/divvy-gpu/divvy/lab/internal/testenv"
 )
 
 const (
@@ -27,11 +27,11 @@ const (
 
 // lab is set once by TestMain. Tests run one after the other: there is one
 // kube-scheduler.
-var lab *stage.Stage
+var lab *testenv.Env
 
 func TestMain(m *testing.M) {
-	code := stage.Main(m, stage.Options{Namespace: namespace, Bare: true},
-		func(_ context.Context, s *stage.Stage) { lab = s },
+	code := testenv.Main(m, testenv.Options{Namespace: namespace, Bare: true},
+		func(_ context.Context, s *testenv.Env) { lab = s },
 		func(context.Context) error { return nil })
 	if code != 0 {
 		os.Exit(code)
@@ -42,15 +42,15 @@ func TestMain(m *testing.M) {
 // of the lab, and takes it away after the test.
 func install(t *testing.T, values ...string) {
 	t.Helper()
-	installWith(t, stage.Options{Set: values})
+	installWith(t, testenv.Options{Set: values})
 }
 
-// installWith is install with all that stage offers; the guide's cards and unit
+// installWith is install with all options; the guide's cards and unit
 // are the default.
-func installWith(t *testing.T, o stage.Options) {
+func installWith(t *testing.T, o testenv.Options) {
 	t.Helper()
 	if o.Topology == "" {
-		o.Topology = stage.Guide
+		o.Topology = testenv.Guide
 	}
 	if o.MemoryUnit == "" {
 		o.MemoryUnit = "1"
@@ -60,7 +60,7 @@ func installWith(t *testing.T, o stage.Options) {
 	// It is registered first, so that it also runs after half an installation.
 	t.Cleanup(func() {
 		ctx := context.WithoutCancel(t.Context())
-		if err := errors.Join(lab.DeleteAllPods(ctx), lab.Remove(ctx)); err != nil {
+		if err := errors.Join(lab.Pods.DeleteAll(ctx), lab.Remove(ctx)); err != nil {
 			t.Errorf("take Divvy away after the test: %v", err)
 		}
 		if after := read(t, schedulerManifest); !bytes.Equal(after, manifest) {

@@ -19,13 +19,13 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/divvy-gpu/divvy/lab/internal/debian"
+	"github.com/divvy-gpu/divvy/lab/internal/demos"
 	"github.com/divvy-gpu/divvy/lab/internal/docscript"
 	"github.com/divvy-gpu/divvy/lab/internal/layout"
 	"github.com/divvy-gpu/divvy/lab/internal/product"
 	"github.com/divvy-gpu/divvy/lab/internal/registry"
 	"github.com/divvy-gpu/divvy/lab/internal/release"
-	"github.com/divvy-gpu/divvy/lab/internal/show"
-	"github.com/divvy-gpu/divvy/lab/internal/stage"
+	"github.com/divvy-gpu/divvy/lab/internal/testenv"
 )
 
 // Where the pages' registry.example.com is in the lab: the pages say so themselves.
@@ -66,23 +66,24 @@ func bareLab(t *testing.T, topology string) {
 	t.Cleanup(func() {
 		ctx := context.WithoutCancel(t.Context())
 		if t.Failed() {
-			said, err := lab.Kubectl(ctx, "describe", "pods", "--all-namespaces", "--selector", "app.kubernetes.io/part-of=divvy")
+			said, err := lab.CLI.Kubectl(ctx, "describe", "pods", "--all-namespaces", "--selector", "app.kubernetes.io/part-of=divvy")
 			t.Log(said, err)
 		}
-		if err := errors.Join(lab.DeleteAllPods(ctx), lab.Remove(ctx)); err != nil {
+		if err := errors.Join(lab.Pods.DeleteAll(ctx), lab.Remove(ctx)); err != nil {
 			t.Errorf("after the page: %v", err)
 		}
 		for _, label := range []string{product.EnabledLabel, "iluvatar.com/gpu.present"} {
-			if err := lab.Label(ctx, label, ""); err != nil {
+			if err := lab.Node.Label(ctx, label, ""); err != nil {
 				t.Error(err)
 			}
 		}
 	})
 	// A reader makes it, and an earlier test may have left it.
-	if _, err := lab.Kubectl(t.Context(), "delete", "namespace", product.Namespace, "--ignore-not-found"); err != nil {
+	if _, err := lab.CLI.Kubectl(t.Context(), "delete", "namespace", product.Namespace, "--ignore-not-found"); err != nil {
 		t.Fatal(err)
 	}
-	if err := lab.Prepare(t.Context(), stage.Options{Topology: topology, Values: []string{show.PoolValues}, Out: os.Stderr}); err != nil {
+	options := testenv.Options{Topology: topology, Values: []string{demos.PoolValues}, Out: os.Stderr}
+	if err := lab.Prepare(t.Context(), options); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -90,7 +91,7 @@ func bareLab(t *testing.T, topology string) {
 // page returns what a page has for a test, in as many parts as it has fences.
 func page(t *testing.T, file string) []*docscript.Page {
 	t.Helper()
-	whole, err := lab.Page(file)
+	whole, err := lab.CLI.Page(file)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -112,7 +113,7 @@ func run(t *testing.T, part *docscript.Page, variables ...string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), pageTimeout)
 	defer cancel()
-	if err := lab.RunPage(ctx, part, t.Output(), variables...); err != nil {
+	if err := lab.CLI.RunPage(ctx, part, t.Output(), variables...); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -146,7 +147,7 @@ func installedFrom(t *testing.T, prefix string, policy corev1.PullPolicy) {
 // onlyValues checks that the release has these values, and no others.
 func onlyValues(t *testing.T, keys ...string) {
 	t.Helper()
-	text, err := lab.Helm(t.Context(), "get", "values", product.Release, "--namespace", product.Namespace, "--output", "json")
+	text, err := lab.CLI.Helm(t.Context(), "get", "values", product.Release, "--namespace", product.Namespace, "--output", "json")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -168,7 +169,7 @@ func onlyValues(t *testing.T, keys ...string) {
 // TestInstallFromPrivateRegistry: a registry with a login, which docker's
 // configuration has for the push and a Secret for the node.
 func TestInstallFromPrivateRegistry(t *testing.T) {
-	bareLab(t, stage.Guide)
+	bareLab(t, testenv.Guide)
 	parts := page(t, "docs/install.md")
 	words := parts[0].Words
 	r := startRegistry(t, registry.Options{Address: privateRegistry, User: words["USER"], Password: words["PASSWORD"]})
@@ -187,7 +188,7 @@ func TestInstallFromPrivateRegistry(t *testing.T) {
 
 // TestInstallFromArchives: images that are loaded into the node's container runtime.
 func TestInstallFromArchives(t *testing.T) {
-	bareLab(t, stage.Guide)
+	bareLab(t, testenv.Guide)
 	if err := lab.Cluster.Images().Forget(t.Context(), published+"/divvy-"); err != nil {
 		t.Fatal(err)
 	}
@@ -206,7 +207,7 @@ func TestInstallFromArchives(t *testing.T) {
 func makeRelease(t *testing.T) (r *registry.Registry, dir, version string) {
 	t.Helper()
 	ctx := t.Context()
-	stamp, err := release.ReadStamp(ctx, lab.Repository)
+	stamp, err := release.ReadStamp(ctx, lab.CLI.Repository)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -218,7 +219,7 @@ func makeRelease(t *testing.T) (r *registry.Registry, dir, version string) {
 	work := t.TempDir()
 	images := filepath.Join(work, "images")
 	if _, err := release.BuildImages(ctx, release.ImageOptions{
-		Repository: lab.Repository, Dir: images, Stamp: stamp, Images: release.Images, Architectures: []string{runtime.GOARCH},
+		Repository: lab.CLI.Repository, Dir: images, Stamp: stamp, Images: release.Images, Architectures: []string{runtime.GOARCH},
 		Base:   release.Debian(debian.Archive{Dir: filepath.Join(cache, "divvy", "debian"), Suite: release.Suite}),
 		Report: func(string) {},
 	}); err != nil {
@@ -226,7 +227,7 @@ func makeRelease(t *testing.T) (r *registry.Registry, dir, version string) {
 	}
 	dir = filepath.Join(work, "release")
 	if err := release.Make(ctx, release.Options{
-		Repository: lab.Repository, Dir: dir, Images: images, Helm: lab.Cluster.Program("helm"), Stamp: stamp, Report: func(string) {},
+		Repository: lab.CLI.Repository, Dir: dir, Images: images, Helm: lab.Cluster.Program("helm"), Stamp: stamp, Report: func(string) {},
 	}); err != nil {
 		t.Fatal(err)
 	}
@@ -244,7 +245,7 @@ func makeRelease(t *testing.T) (r *registry.Registry, dir, version string) {
 // TestInstallFromRelease: the chart and the images that a release publishes, with a
 // mirror of ghcr.io in its place.
 func TestInstallFromRelease(t *testing.T) {
-	bareLab(t, stage.Guide)
+	bareLab(t, testenv.Guide)
 	r, _, version := makeRelease(t)
 	part := page(t, "docs/install.md")[0]
 	part.Words["ghcr.io"], part.Words["VERSION"] = openRegistry, version
@@ -259,7 +260,7 @@ func TestInstallFromRelease(t *testing.T) {
 // TestMakeDeploy: the commands of the guide of "Bitfusion on Kubernetes", from its
 // Makefile's build-image to its uninstall.
 func TestMakeDeploy(t *testing.T) {
-	bareLab(t, stage.Guide)
+	bareLab(t, testenv.Guide)
 	r := startRegistry(t, registry.Options{Address: openRegistry})
 	parts := page(t, "docs/migrating.md")
 	if len(parts) != 2 {
@@ -268,12 +269,12 @@ func TestMakeDeploy(t *testing.T) {
 	run(t, parts[0], r.Environment()...)
 	installedFrom(t, openRegistry+"/divvy/", corev1.PullIfNotPresent)
 	onlyValues(t, "image", "pool", "sharedResources")
-	node, err := lab.Node(t.Context())
+	node, err := lab.Node.Get(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	if units := node.Status.Allocatable["bitfusion.io/gpu"]; units.Value() != stage.PoolUnits {
-		t.Errorf("the node offers %v of bitfusion.io/gpu, want %d", &units, stage.PoolUnits)
+	if units := node.Status.Allocatable["bitfusion.io/gpu"]; units.Value() != testenv.PoolUnits {
+		t.Errorf("the node offers %v of bitfusion.io/gpu, want %d", &units, testenv.PoolUnits)
 	}
 	hook, err := lab.Client.AppsV1().Deployments(product.PoolNamespace).Get(t.Context(), product.PoolWebhook, metav1.GetOptions{})
 	if err != nil {
@@ -284,7 +285,7 @@ func TestMakeDeploy(t *testing.T) {
 	}
 
 	// Kubelet's five minutes are another test's.
-	if _, err := lab.Helm(t.Context(), "upgrade", product.Release, filepath.Join(lab.Repository, "charts", "divvy"),
+	if _, err := lab.CLI.Helm(t.Context(), "upgrade", product.Release, filepath.Join(lab.CLI.Repository, "charts", "divvy"),
 		"--namespace", product.Namespace,
 		"--reset-then-reuse-values", "--set", "uninstall.nodeStatus=false"); err != nil {
 		t.Fatal(err)
@@ -292,7 +293,7 @@ func TestMakeDeploy(t *testing.T) {
 	run(t, parts[1])
 	for _, kind := range []string{"daemonsets", "deployments", "mutatingwebhookconfigurations", "validatingwebhookconfigurations",
 		"clusterroles"} {
-		left, err := lab.Kubectl(t.Context(), "get", kind, "--all-namespaces", "--selector", "app.kubernetes.io/part-of=divvy",
+		left, err := lab.CLI.Kubectl(t.Context(), "get", kind, "--all-namespaces", "--selector", "app.kubernetes.io/part-of=divvy",
 			"--output", "name")
 		if err != nil || left != "" {
 			t.Errorf("after make uninstall there are %s: %q, %v", kind, left, err)
@@ -306,10 +307,10 @@ func TestIXDevicePlugin(t *testing.T) {
 	bareLab(t, "ix-1board.ini")
 	r, dir, _ := makeRelease(t)
 	part := page(t, "docs/migrating.md")[0]
-	part.Words["ix-config.yaml"] = filepath.Join(lab.Repository, "lab", "e2e", "installation", "testdata", "ix-config.yaml")
+	part.Words["ix-config.yaml"] = filepath.Join(lab.CLI.Repository, "lab", "e2e", "installation", "testdata", "ix-config.yaml")
 	part.Words["divvy-ix-device-plugin.yaml"] = filepath.Join(dir, "divvy-ix-device-plugin.yaml")
 	t.Cleanup(func() {
-		if _, err := lab.Kubectl(context.WithoutCancel(t.Context()), "delete", "--ignore-not-found",
+		if _, err := lab.CLI.Kubectl(context.WithoutCancel(t.Context()), "delete", "--ignore-not-found",
 			"--filename", part.Words["divvy-ix-device-plugin.yaml"]); err != nil {
 			t.Error(err)
 		}
@@ -317,7 +318,7 @@ func TestIXDevicePlugin(t *testing.T) {
 	run(t, part, r.Environment()...)
 	installedFrom(t, published+"/divvy-node:", corev1.PullIfNotPresent)
 	// A board, not its two chips, four times.
-	if _, err := lab.WaitAllocatable(t.Context(), podTimeout, "iluvatar.com/gpu", 4); err != nil {
+	if _, err := lab.Node.WaitAllocatable(t.Context(), podTimeout, "iluvatar.com/gpu", 4); err != nil {
 		t.Error(err)
 	}
 }

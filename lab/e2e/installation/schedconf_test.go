@@ -25,7 +25,7 @@ import (
 	"github.com/divvy-gpu/divvy/lab/internal/cluster"
 	"github.com/divvy-gpu/divvy/lab/internal/layout"
 	"github.com/divvy-gpu/divvy/lab/internal/product"
-	"github.com/divvy-gpu/divvy/lab/internal/stage"
+	"github.com/divvy-gpu/divvy/lab/internal/testenv"
 )
 
 var (
@@ -41,7 +41,7 @@ const rolledBackTimeout = 3 * time.Minute
 // schedconf runs divvy-control on the node, as an administrator does.
 func schedconf(ctx context.Context, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, filepath.Join(product.Programs(), "divvy-control"), append([]string{"schedconf"}, args...)...)
-	cmd.Args = append(cmd.Args, "--node-name", lab.Cluster.NodeName(), "--settle", "1s")
+	cmd.Args = append(cmd.Args, "--node-name", layout.NodeName, "--settle", "1s")
 	cmd.Env = append(os.Environ(), "KUBECONFIG=")
 	out, err := cmd.CombinedOutput()
 	return string(out), err
@@ -79,9 +79,9 @@ func installAndWire(t *testing.T) {
 // TestWiredByHand: without the chart's DaemonSet an administrator wires kube-scheduler.
 func TestWiredByHand(t *testing.T) {
 	installAndWire(t)
-	pod := lab.Pod("gcushare-pod-1", stage.Container("app", 4))
+	pod := lab.Pods.New("gcushare-pod-1", testenv.Container("app", 4))
 	runPod(t, pod)
-	if got, err := lab.Get(t.Context(), pod.Name); err != nil || got.Annotations["divvy.dev/grant"] == "" {
+	if got, err := lab.Pods.API.Get(t.Context(), pod.Name, metav1.GetOptions{}); err != nil || got.Annotations["divvy.dev/grant"] == "" {
 		t.Errorf("pod %s has no grant: %v", pod.Name, err)
 	}
 }
@@ -134,10 +134,10 @@ extenders:
 	}
 	before := asked.Load()
 	for name, scheduler := range map[string]string{"by-default": "", "by-second": "second-scheduler"} {
-		pod := lab.Pod(name, stage.Container("app", 4))
+		pod := lab.Pods.New(name, testenv.Container("app", 4))
 		pod.Spec.SchedulerName = scheduler
 		runPod(t, pod)
-		if got, err := lab.Get(ctx, name); err != nil || got.Annotations["divvy.dev/grant"] == "" {
+		if got, err := lab.Pods.API.Get(ctx, name, metav1.GetOptions{}); err != nil || got.Annotations["divvy.dev/grant"] == "" {
 			t.Errorf("pod %s has no grant: %v", name, err)
 		}
 	}
@@ -152,8 +152,8 @@ extenders:
 		started := time.Now()
 		write(t, ownConfig, []byte(strings.Replace(valid,
 			"extenders:", "- schedulerName: third-scheduler\n  plugins:\n    filter: {enabled: [{name: NoSuchPlugin}]}\nextenders:", 1)))
-		pod := lab.Pod("meanwhile", stage.Container("app", 0))
-		if err := stage.Poll(ctx, rolledBackTimeout, "kube-scheduler to get the bad configuration", func(context.Context) error {
+		pod := lab.Pods.New("meanwhile", testenv.Container("app", 0))
+		if err := testenv.Poll(ctx, rolledBackTimeout, "kube-scheduler to get the bad configuration", func(context.Context) error {
 			if bytes.Equal(read(t, schedulerManifest), wired) {
 				return errors.New("it has the one before")
 			}
@@ -162,7 +162,7 @@ extenders:
 			t.Fatal(err)
 		}
 		createPod(t, pod)
-		if err := stage.Poll(ctx, rolledBackTimeout, "an event that tells of it", func(ctx context.Context) error {
+		if err := testenv.Poll(ctx, rolledBackTimeout, "an event that tells of it", func(ctx context.Context) error {
 			events, err := lab.Client.CoreV1().Events(metav1.NamespaceDefault).List(ctx,
 				metav1.ListOptions{FieldSelector: "reason=SchedulerRolledBack"})
 			if err != nil {
@@ -178,7 +178,7 @@ extenders:
 			t.Fatal(err)
 		}
 		t.Logf("rolled back %s after the configuration was written", time.Since(started).Round(time.Second))
-		if err := lab.WaitPhase(ctx, podTimeout, corev1.PodRunning, pod.Name); err != nil {
+		if err := lab.Pods.WaitPhase(ctx, podTimeout, corev1.PodRunning, pod.Name); err != nil {
 			t.Fatal(err)
 		}
 		if !bytes.Equal(read(t, schedulerManifest), wired) {
@@ -188,7 +188,7 @@ extenders:
 			t.Errorf("schedconf status: %v\n%s", err, out)
 		}
 		write(t, ownConfig, []byte(valid))
-		if err := lab.WaitDivvy(ctx, podTimeout); err != nil {
+		if err := lab.Divvy.Wait(ctx, podTimeout); err != nil {
 			t.Fatal(err)
 		}
 	})
@@ -239,14 +239,14 @@ func keyOf(t *testing.T) string {
 func runPod(t *testing.T, pod *corev1.Pod) {
 	t.Helper()
 	createPod(t, pod)
-	if err := lab.WaitPhase(t.Context(), podTimeout, corev1.PodRunning, pod.Name); err != nil {
+	if err := lab.Pods.WaitPhase(t.Context(), podTimeout, corev1.PodRunning, pod.Name); err != nil {
 		t.Fatal(err)
 	}
 }
 
 func createPod(t *testing.T, pod *corev1.Pod) {
 	t.Helper()
-	if _, err := lab.Create(t.Context(), pod); err != nil {
+	if _, err := lab.Pods.Create(t.Context(), pod); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -22,11 +22,12 @@ import (
 	"k8s.io/client-go/util/retry"
 
 	"github.com/divvy-gpu/divvy/lab/internal/audit"
+	"github.com/divvy-gpu/divvy/lab/internal/cluster"
+	"github.com/divvy-gpu/divvy/lab/internal/demos"
 	"github.com/divvy-gpu/divvy/lab/internal/layout"
 	"github.com/divvy-gpu/divvy/lab/internal/product"
-	"github.com/divvy-gpu/divvy/lab/internal/show"
 	"github.com/divvy-gpu/divvy/lab/internal/snapshot"
-	"github.com/divvy-gpu/divvy/lab/internal/stage"
+	"github.com/divvy-gpu/divvy/lab/internal/testenv"
 )
 
 // calmTimeout is how long Kubernetes may take to collect what belonged to what was
@@ -47,10 +48,10 @@ var hostFolders = []string{
 
 // byTheTests leaves out what the tests and the lab bring along.
 func byTheTests() []snapshot.Exception {
-	scheduler := "kube-scheduler-" + lab.Cluster.NodeName()
+	scheduler := "kube-scheduler-" + layout.NodeName
 	return []snapshot.Exception{
-		{Namespace: lab.Namespace, Reason: "the pods of the test"},
-		{Kind: "Namespace", Name: lab.Namespace, Reason: "it is labelled by the test"},
+		{Namespace: lab.Pods.Namespace, Reason: "the pods of the test"},
+		{Kind: "Namespace", Name: lab.Pods.Namespace, Reason: "it is labelled by the test"},
 		{Namespace: product.PoolServer, Reason: "the lab's stand-in for the servers of a pool"},
 		{Kind: "Namespace", Name: product.PoolServer, Reason: "the lab's stand-in for the servers of a pool"},
 		{Kind: "IPAddress", Reason: "those of the services of the stand-in; Divvy's go with its services, which are compared"},
@@ -88,7 +89,7 @@ func nodeStatus(resources ...string) snapshot.Exception {
 type state struct{ objects, files snapshot.Snapshot }
 
 func look(ctx context.Context, exceptions ...snapshot.Exception) (s state, err error) {
-	config, err := lab.Cluster.RESTConfig()
+	config, err := cluster.RESTConfig()
 	if err != nil {
 		return s, err
 	}
@@ -102,7 +103,7 @@ func look(ctx context.Context, exceptions ...snapshot.Exception) (s state, err e
 // asBefore waits until nothing differs, but for the files that are listed.
 func asBefore(t *testing.T, before state, files []string, exceptions ...snapshot.Exception) {
 	t.Helper()
-	err := stage.Poll(t.Context(), calmTimeout, "cluster and host to be as before", func(ctx context.Context) error {
+	err := testenv.Poll(t.Context(), calmTimeout, "cluster and host to be as before", func(ctx context.Context) error {
 		after, err := look(ctx, exceptions...)
 		if err != nil {
 			return err
@@ -152,7 +153,7 @@ func registeredResources() ([]string, error) {
 // often they were started again.
 func lives(t *testing.T) map[string]string {
 	t.Helper()
-	list, err := lab.Client.CoreV1().Pods(lab.Namespace).List(t.Context(), metav1.ListOptions{})
+	list, err := lab.Client.CoreV1().Pods(lab.Pods.Namespace).List(t.Context(), metav1.ListOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -172,7 +173,7 @@ func lives(t *testing.T) map[string]string {
 // runPods makes pods and waits until they run.
 func runPods(t *testing.T, pods ...*corev1.Pod) {
 	t.Helper()
-	made, err := lab.Create(t.Context(), pods...)
+	made, err := lab.Pods.Create(t.Context(), pods...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -180,7 +181,7 @@ func runPods(t *testing.T, pods ...*corev1.Pod) {
 	for _, pod := range made {
 		names = append(names, pod.Name)
 	}
-	if err := lab.WaitPhase(t.Context(), 2*podTimeout, corev1.PodRunning, names...); err != nil {
+	if err := lab.Pods.WaitPhase(t.Context(), 2*podTimeout, corev1.PodRunning, names...); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -190,12 +191,12 @@ func uninstall(t *testing.T, args ...string) string {
 	t.Helper()
 	began := time.Now()
 	// helm prints what hooks say as errors.
-	text, err := lab.Command(t.Context(), "", "/bin/sh", append([]string{
+	text, err := lab.CLI.Command(t.Context(), "", "/bin/sh", append([]string{
 		"-c", `exec "$0" "$@" 2>&1`, lab.Cluster.Program("helm"), "uninstall", product.Release, "--namespace", product.Namespace, "--wait",
 	}, args...)...)
 	t.Logf("helm uninstall took %v:\n%s", time.Since(began).Round(time.Second), text)
 	if err != nil {
-		pods, _ := lab.Kubectl(t.Context(), "get", "pods", "--all-namespaces", "--output", "wide")
+		pods, _ := lab.CLI.Kubectl(t.Context(), "get", "pods", "--all-namespaces", "--output", "wide")
 		t.Fatalf("%v\n%s", err, pods)
 	}
 	return text
@@ -205,7 +206,7 @@ func uninstall(t *testing.T, args ...string) string {
 // are there before and after.
 func makeNamespaces(t *testing.T) {
 	t.Helper()
-	if err := lab.In(product.Namespace).EnsureNamespace(t.Context()); err != nil {
+	if err := lab.In(product.Namespace).Pods.EnsureNamespace(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -241,7 +242,7 @@ func TestUninstallQuickly(t *testing.T) {
 		"grantKey.existingSecret=" + key.Name}
 	install(t, values...)
 	auditor := audit.New(lab)
-	runPods(t, lab.Pod("one", stage.Container("app", 4)), lab.Pod("two", stage.Container("app", 12)))
+	runPods(t, lab.Pods.New("one", testenv.Container("app", 4)), lab.Pods.New("two", testenv.Container("app", 12)))
 	alive := lives(t)
 	books, err := auditor.Check(ctx, audit.DeviceNodes)
 	if err != nil {
@@ -286,7 +287,7 @@ func TestUninstallQuickly(t *testing.T) {
 	if diff := cmp.Diff(alive, lives(t)); diff != "" {
 		t.Errorf("containers (-before +after):\n%s", diff)
 	}
-	if text, err := lab.Helm(ctx, "uninstall", product.Release, "--namespace", product.Namespace); err == nil ||
+	if text, err := lab.CLI.Helm(ctx, "uninstall", product.Release, "--namespace", product.Namespace); err == nil ||
 		!strings.Contains(text+err.Error(), "not found") {
 		t.Errorf("the second time: %v: %s", err, text)
 	}
@@ -294,7 +295,7 @@ func TestUninstallQuickly(t *testing.T) {
 	// What pods hold is known again: kubelet tells the units, their grants the card,
 	// because the key is the same.
 	install(t, values...)
-	if err := stage.Poll(ctx, podTimeout, "the books to be as before", func(ctx context.Context) error {
+	if err := testenv.Poll(ctx, podTimeout, "the books to be as before", func(ctx context.Context) error {
 		again, err := auditor.Check(ctx, audit.DeviceNodes)
 		if err == nil {
 			if diff := cmp.Diff(books.Inspect, again.Inspect); diff != "" {
@@ -308,11 +309,11 @@ func TestUninstallQuickly(t *testing.T) {
 	if diff := cmp.Diff(alive, lives(t)); diff != "" {
 		t.Errorf("containers after installing again (-before +after):\n%s", diff)
 	}
-	runPods(t, lab.Pod("three", stage.Container("app", 2)))
+	runPods(t, lab.Pods.New("three", testenv.Container("app", 2)))
 	if _, err := auditor.Check(ctx, audit.DeviceNodes); err != nil {
 		t.Error(err)
 	}
-	if err := lab.DeleteAllPods(ctx); err != nil {
+	if err := lab.Pods.DeleteAll(ctx); err != nil {
 		t.Fatal(err)
 	}
 	uninstall(t)
@@ -330,23 +331,23 @@ func TestUninstall(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	installWith(t, stage.Options{
-		Topology: show.Mixed, Values: []string{show.MixedValues, show.PoolValues}, Label: "nvidia.com/gpu.present",
+	installWith(t, testenv.Options{
+		Topology: demos.Mixed, Values: []string{demos.MixedValues, demos.PoolValues}, Label: "nvidia.com/gpu.present",
 		Set: []string{"uninstall.nodeStatus=true", "node.injection=cdi"},
 	})
 	t.Cleanup(func() {
 		ctx := context.WithoutCancel(t.Context())
-		if err := errors.Join(product.RemovePool(ctx, lab.Cluster), lab.AllowPool(ctx, false)); err != nil {
+		if err := errors.Join(product.RemovePool(ctx, lab.Cluster), lab.Pods.AllowPool(ctx, false)); err != nil {
 			t.Errorf("take the pool away after the test: %v", err)
 		}
 	})
 	if _, err := product.ImportToken(ctx, lab.Cluster); err != nil {
 		t.Fatal(err)
 	}
-	if err := errors.Join(lab.AllowPool(ctx, true), lab.WaitPool(ctx, podTimeout)); err != nil {
+	if err := errors.Join(lab.Pods.AllowPool(ctx, true), lab.Pool.Wait(ctx, podTimeout)); err != nil {
 		t.Fatal(err)
 	}
-	pooled, err := lab.ExamplePod("bitfusion/pod.yaml")
+	pooled, err := lab.Pods.Example("bitfusion/pod.yaml")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -355,9 +356,10 @@ func TestUninstall(t *testing.T) {
 		pooled.Spec.Containers[i].Command = []string{"sleep infinity"}
 	}
 	runPods(t,
-		lab.Pod("whole-nvidia", stage.Asking("app", show.GPU, 1)), lab.Pod("whole-iluvatar", stage.Asking("app", show.IX, 1)),
-		lab.Pod("memory", stage.Asking("app", show.GCUMemory, 4)), pooled)
-	if copies, err := lab.Copies(ctx); err != nil || len(copies) == 0 {
+		lab.Pods.New("whole-nvidia", testenv.Asking("app", demos.GPU, 1)),
+		lab.Pods.New("whole-iluvatar", testenv.Asking("app", demos.IX, 1)),
+		lab.Pods.New("memory", testenv.Asking("app", demos.GCUMemory, 4)), pooled)
+	if copies, err := lab.Pods.TokenSecrets(ctx); err != nil || len(copies) == 0 {
 		t.Fatalf("copies of the token: %v, %v", copies, err)
 	}
 	specs, err := filepath.Glob("/run/cdi/divvy-*")
@@ -370,7 +372,7 @@ func TestUninstall(t *testing.T) {
 	if diff := cmp.Diff(alive, lives(t)); diff != "" {
 		t.Errorf("containers (-before +after):\n%s", diff)
 	}
-	if copies, err := lab.Copies(ctx); err != nil || len(copies) > 0 {
+	if copies, err := lab.Pods.TokenSecrets(ctx); err != nil || len(copies) > 0 {
 		t.Errorf("copies of the token are left: %v, %v", copies, err)
 	}
 	// The token itself is the administrator's.
@@ -388,7 +390,7 @@ func TestUninstall(t *testing.T) {
 	if registered, err := registeredResources(); err != nil || len(registered) > 0 {
 		t.Errorf("kubelet still lists %q, %v", registered, err)
 	}
-	if err := lab.DeleteAllPods(ctx); err != nil {
+	if err := lab.Pods.DeleteAll(ctx); err != nil {
 		t.Fatal(err)
 	}
 	asBefore(t, before, files, others)
@@ -406,10 +408,10 @@ func bare(t *testing.T, labels ...string) {
 	makeNamespaces(t)
 	install(t, "uninstall.nodeStatus=false", "uninstall.removeLogs=true")
 	uninstall(t)
-	err := stage.Poll(ctx, calmTimeout, "the last pod of Divvy to be gone", func(ctx context.Context) error {
+	err := testenv.Poll(ctx, calmTimeout, "the last pod of Divvy to be gone", func(ctx context.Context) error {
 		pods, err := lab.Client.CoreV1().Pods(product.Namespace).List(ctx, metav1.ListOptions{})
 		if err == nil && len(pods.Items) > 0 {
-			err = errors.New(stage.Describe(&pods.Items[0]))
+			err = errors.New(testenv.Describe(&pods.Items[0]))
 		}
 		return err
 	})
@@ -417,7 +419,7 @@ func bare(t *testing.T, labels ...string) {
 		t.Fatal(err)
 	}
 	for _, label := range labels {
-		if err := lab.Label(ctx, label, "true"); err != nil {
+		if err := lab.Node.Label(ctx, label, "true"); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -469,9 +471,9 @@ func loseANode(t *testing.T) string {
 	if err != nil {
 		t.Fatalf("make a node that does not answer: %v", err)
 	}
-	err = stage.Poll(t.Context(), podTimeout, "daemons on the node that does not answer", func(ctx context.Context) error {
+	err = testenv.Poll(t.Context(), podTimeout, "daemons on the node that does not answer", func(ctx context.Context) error {
 		pods, err := lab.Client.CoreV1().Pods(product.Namespace).List(ctx,
-			metav1.ListOptions{LabelSelector: "app.kubernetes.io/name=" + stage.NodeDaemon})
+			metav1.ListOptions{LabelSelector: "app.kubernetes.io/name=" + testenv.NodeDaemon})
 		if err == nil && !slices.ContainsFunc(pods.Items, func(p corev1.Pod) bool { return p.Spec.NodeName == name }) {
 			err = errors.New("there is none")
 		}
@@ -487,13 +489,13 @@ func loseANode(t *testing.T) string {
 func forgetNode(t *testing.T, name string) {
 	t.Helper()
 	ctx := context.WithoutCancel(t.Context())
-	_, err := lab.Kubectl(ctx, "delete", "node", name, "--ignore-not-found")
+	_, err := lab.CLI.Kubectl(ctx, "delete", "node", name, "--ignore-not-found")
 	if err == nil {
-		_, err = lab.Kubectl(ctx, "delete", "pods", "--all-namespaces", "--field-selector", "spec.nodeName="+name,
+		_, err = lab.CLI.Kubectl(ctx, "delete", "pods", "--all-namespaces", "--field-selector", "spec.nodeName="+name,
 			"--force", "--grace-period=0")
 	}
 	if err == nil {
-		_, err = lab.Kubectl(ctx, "delete", "lease", name, "--namespace", "kube-node-lease", "--ignore-not-found")
+		_, err = lab.CLI.Kubectl(ctx, "delete", "lease", name, "--namespace", "kube-node-lease", "--ignore-not-found")
 	}
 	if err != nil {
 		t.Errorf("forget node %s: %v", name, err)

@@ -14,10 +14,11 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/divvy-gpu/divvy/lab/internal/audit"
 	"github.com/divvy-gpu/divvy/lab/internal/product"
-	"github.com/divvy-gpu/divvy/lab/internal/stage"
+	"github.com/divvy-gpu/divvy/lab/internal/testenv"
 )
 
 // sharing is how many pods share the cards while Divvy is upgraded.
@@ -35,7 +36,7 @@ func TestUpgrade(t *testing.T) {
 	auditor := audit.New(lab)
 	var pods []*corev1.Pod
 	for i := range sharing {
-		pods = append(pods, lab.Pod(fmt.Sprintf("shared-%02d", i), stage.Container("app", 3)))
+		pods = append(pods, lab.Pods.New(fmt.Sprintf("shared-%02d", i), testenv.Container("app", 3)))
 	}
 	runPods(t, pods...)
 	before, err := auditor.Check(ctx, audit.DeviceNodes)
@@ -46,17 +47,17 @@ func TestUpgrade(t *testing.T) {
 		t.Fatalf("%d pods share the cards, want %d", len(before.Pods), sharing)
 	}
 	alive := lives(t)
-	tag, err := product.LoadVersion(ctx, lab.Cluster, lab.Repository, nextVersion)
+	tag, err := product.LoadVersion(ctx, lab.Cluster, lab.CLI.Repository, nextVersion)
 	if err != nil {
 		t.Fatal(err)
 	}
 
 	arrivals, stop := arrive(t)
 	began := time.Now()
-	if _, err := lab.Helm(ctx, append(lab.UpgradeArgs("image.tag="+tag), "--wait", "--timeout", "4m")...); err != nil {
+	if _, err := lab.CLI.Helm(ctx, append(lab.Divvy.UpgradeArgs("image.tag="+tag), "--wait", "--timeout", "4m")...); err != nil {
 		t.Fatal(err)
 	}
-	if err := lab.WaitDivvy(ctx, 2*podTimeout); err != nil {
+	if err := lab.Divvy.Wait(ctx, 2*podTimeout); err != nil {
 		t.Fatal(err)
 	}
 	upgraded := time.Since(began)
@@ -79,16 +80,16 @@ func TestUpgrade(t *testing.T) {
 		t.Errorf("%d pods arrived during the upgrade, kubelet rejected %d", arrived, refused)
 	}
 
-	for _, part := range []string{stage.NodeDaemon, stage.Extender} {
-		pod, err := lab.DivvyPod(ctx, part)
+	for _, part := range []string{testenv.NodeDaemon, testenv.Extender} {
+		pod, err := lab.Divvy.Pod(ctx, part)
 		if err != nil {
 			t.Fatal(err)
 		}
 		if image := pod.Spec.Containers[0].Image; !strings.HasSuffix(image, ":"+tag) {
 			t.Errorf("%s runs image %s, want tag %s", part, image, tag)
 		}
-		if text, err := lab.In(product.Namespace).Exec(ctx, pod.Name, pod.Spec.Containers[0].Name,
-			"/usr/bin/"+map[string]string{stage.NodeDaemon: "divvy-node", stage.Extender: "divvy-control"}[part],
+		if text, err := lab.In(product.Namespace).Pods.Exec(ctx, pod.Name, pod.Spec.Containers[0].Name,
+			"/usr/bin/"+map[string]string{testenv.NodeDaemon: "divvy-node", testenv.Extender: "divvy-control"}[part],
 			"--version"); err != nil || !strings.Contains(text, nextVersion) {
 			t.Errorf("%s says %q, %v; want %s", part, text, err, nextVersion)
 		}
@@ -96,7 +97,7 @@ func TestUpgrade(t *testing.T) {
 	if diff := cmp.Diff(alive, only(lives(t), "shared-")); diff != "" {
 		t.Errorf("containers (-before +after):\n%s", diff)
 	}
-	err = stage.Poll(ctx, podTimeout, "the books to be as before", func(ctx context.Context) error {
+	err = testenv.Poll(ctx, podTimeout, "the books to be as before", func(ctx context.Context) error {
 		after, err := auditor.Check(ctx, audit.DeviceNodes)
 		if err != nil {
 			return err
@@ -156,20 +157,20 @@ func arrive(t *testing.T) (arrivals <-chan arrival, stop func()) {
 				return
 			default:
 			}
-			pod := lab.Pod(fmt.Sprintf("arriving-%03d", i), stage.Container("app", 1))
+			pod := lab.Pods.New(fmt.Sprintf("arriving-%03d", i), testenv.Container("app", 1))
 			began := time.Now()
-			_, err := lab.Create(ctx, pod)
+			_, err := lab.Pods.Create(ctx, pod)
 			if err == nil {
-				err = lab.WaitPhase(ctx, 2*podTimeout, corev1.PodRunning, pod.Name)
+				err = lab.Pods.WaitPhase(ctx, 2*podTimeout, corev1.PodRunning, pod.Name)
 			}
 			a := arrival{took: time.Since(began)}
 			if err != nil {
-				now, getErr := lab.Get(ctx, pod.Name)
+				now, getErr := lab.Pods.API.Get(ctx, pod.Name, metav1.GetOptions{})
 				if a.refused = getErr == nil && now.Status.Reason == "UnexpectedAdmissionError"; a.refused {
 					err = nil
 				}
 			}
-			a.err = errors.Join(err, lab.Delete(context.WithoutCancel(ctx), pod.Name))
+			a.err = errors.Join(err, lab.Pods.Delete(context.WithoutCancel(ctx), pod.Name))
 			results <- a
 			if a.err != nil {
 				return

@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/divvy-gpu/divvy/lab/internal/show"
+	"github.com/divvy-gpu/divvy/lab/internal/demos"
 )
 
 // begun is when the tests began; what accounts did before is not looked at.
@@ -28,11 +28,11 @@ func TestZRightsAreUsed(t *testing.T) {
 	if !complete {
 		t.Log("not all tests ran, so unused rights cannot be told")
 	}
-	values := func(name string) string { return filepath.Join(lab.Repository, "lab", "values", name) }
+	values := func(name string) string { return filepath.Join(lab.CLI.Repository, "lab", "values", name) }
 	err := lab.Rights(t.Context(), begun, complete,
 		[]string{"divvy-system/divvy-schedconf", "divvy-system/divvy-scheduler", "divvy-system/divvy-uninstall"},
 		[]string{"--set", "uninstall.removeLogs=true,extender.leaderElection=true"},
-		[]string{"--set", "uninstall.nodeStatus=true", "--values", values(show.MixedValues), "--values", values(show.PoolValues)},
+		[]string{"--set", "uninstall.nodeStatus=true", "--values", values(demos.MixedValues), "--values", values(demos.PoolValues)},
 		[]string{"--set", "scheduler.mode=dedicated"})
 	if err != nil {
 		for line := range strings.SplitSeq(err.Error(), "\n") {

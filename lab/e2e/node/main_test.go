@@ -41,7 +41,7 @@ import (
 	"github.com/divvy-gpu/divvy/internal/testing/vendorsim"
 	"github.com/divvy-gpu/divvy/lab/internal/controlplane"
 	"github.com/divvy-gpu/divvy/lab/internal/kubelet"
-	"github.com/divvy-gpu/divvy/lab/internal/stage"
+	"github.com/divvy-gpu/divvy/lab/internal/testenv"
 )
 
 const (
@@ -190,7 +190,7 @@ func (w *world) must(err error) {
 
 func (w *world) eventually(what string, done func(context.Context) error) {
 	w.Helper()
-	w.must(stage.Poll(w.Context(), patience, what, done))
+	w.must(testenv.Poll(w.Context(), patience, what, done))
 }
 
 // setCards changes the hardware.

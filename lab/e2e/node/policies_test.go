@@ -36,8 +36,10 @@ func (w *world) forbid(label string) {
 	_, err := policies.ValidatingAdmissionPolicies().Create(w.Context(), &admissionregistrationv1.ValidatingAdmissionPolicy{
 		ObjectMeta: meta,
 		Spec: admissionregistrationv1.ValidatingAdmissionPolicySpec{
-			FailurePolicy:    new(admissionregistrationv1.Fail),
-			MatchConstraints: &admissionregistrationv1.MatchResources{ResourceRules: []admissionregistrationv1.NamedRuleWithOperations{{RuleWithOperations: updates}}},
+			FailurePolicy: new(admissionregistrationv1.Fail),
+			MatchConstraints: &admissionregistrationv1.MatchResources{
+				ResourceRules: []admissionregistrationv1.NamedRuleWithOperations{{RuleWithOperations: updates}},
+			},
 			Validations: []admissionregistrationv1.Validation{{
 				Expression: "false", Message: "pods of this cluster are not changed", Reason: new(metav1.StatusReasonForbidden),
 			}},
@@ -48,7 +50,9 @@ func (w *world) forbid(label string) {
 		ObjectMeta: meta,
 		Spec: admissionregistrationv1.ValidatingAdmissionPolicyBindingSpec{
 			PolicyName: meta.Name, ValidationActions: []admissionregistrationv1.ValidationAction{admissionregistrationv1.Deny},
-			MatchResources: &admissionregistrationv1.MatchResources{ObjectSelector: &metav1.LabelSelector{MatchLabels: map[string]string{label: "true"}}},
+			MatchResources: &admissionregistrationv1.MatchResources{
+				ObjectSelector: &metav1.LabelSelector{MatchLabels: map[string]string{label: "true"}},
+			},
 		},
 	}, metav1.CreateOptions{})
 	w.must(err)

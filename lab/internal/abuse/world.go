@@ -23,7 +23,7 @@ import (
 	"github.com/divvy-gpu/divvy/lab/internal/controlplane"
 	"github.com/divvy-gpu/divvy/lab/internal/layout"
 	"github.com/divvy-gpu/divvy/lab/internal/simnodes"
-	"github.com/divvy-gpu/divvy/lab/internal/stage"
+	"github.com/divvy-gpu/divvy/lab/internal/testenv"
 )
 
 const (
@@ -306,7 +306,7 @@ func (w *world) run(name, path string, limit int64, env []string, args ...string
 func (w *world) ready(ctx context.Context, p program, address string) error {
 	client := w.from(bystander)
 	defer client.CloseIdleConnections()
-	return stage.Poll(ctx, readyTimeout, p.Name()+" is ready", func(ctx context.Context) error {
+	return testenv.Poll(ctx, readyTimeout, p.Name()+" is ready", func(ctx context.Context) error {
 		if !p.Running() {
 			return fmt.Errorf("it ended: %w\n%s", p.Err(), p.LogTail(10))
 		}

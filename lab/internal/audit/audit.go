@@ -12,7 +12,7 @@ import (
 
 	"github.com/divvy-gpu/divvy/lab/internal/layout"
 	"github.com/divvy-gpu/divvy/lab/internal/product"
-	"github.com/divvy-gpu/divvy/lab/internal/stage"
+	"github.com/divvy-gpu/divvy/lab/internal/testenv"
 )
 
 // stateDir is the daemon's folder on the host.
@@ -28,9 +28,9 @@ type Auditor struct {
 }
 
 // New returns an auditor of the lab's node.
-func New(s *stage.Stage) *Auditor {
+func New(s *testenv.Env) *Auditor {
 	return &Auditor{
-		Client: s.Client, Node: s.Cluster.NodeName(), ExtenderURL: stage.ExtenderURL,
+		Client: s.Client, Node: layout.NodeName, ExtenderURL: testenv.ExtenderURL,
 		CTR: s.Cluster.Program("ctr"), Containerd: layout.ContainerdSocket,
 	}
 }
@@ -94,7 +94,7 @@ func (a *Auditor) Read(ctx context.Context) (Books, error) {
 	}
 	for i := range pods.Items {
 		pod := &pods.Items[i]
-		if stage.Ended(pod) || stage.Units(pod) == 0 {
+		if testenv.Ended(pod) || testenv.Units(pod) == 0 {
 			continue
 		}
 		one, err := a.readPod(ctx, pod)
@@ -117,7 +117,7 @@ func (a *Auditor) Read(ctx context.Context) (Books, error) {
 func (a *Auditor) readPod(ctx context.Context, pod *corev1.Pod) (Pod, error) {
 	one := Pod{
 		Namespace: pod.Namespace, Name: pod.Name, UID: string(pod.UID),
-		Units: stage.Units(pod), Annotations: pod.Annotations,
+		Units: testenv.Units(pod), Annotations: pod.Annotations,
 	}
 	statuses := map[string]corev1.ContainerStatus{}
 	for _, status := range pod.Status.InitContainerStatuses {

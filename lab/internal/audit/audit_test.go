@@ -261,7 +261,8 @@ func TestDifferencesAreBounded(t *testing.T) {
 
 func TestParseReport(t *testing.T) {
 	node, err := ParseReport([]byte(`{"nodes":[{"name":"n","totalGCU":16,"usedGCU":4,"availableGCU":12,"devices":[{"id":0,"totalGCU":16,` +
-		`"usedGCU":4,"availableGCU":12,"pods":[{"name":"p","namespace":"d","uid":"u","createTime":"2022-09-06T07:40:43Z","usedGCU":4}]}]}]}`))
+		`"usedGCU":4,"availableGCU":12,"pods":[` +
+		`{"name":"p","namespace":"d","uid":"u","createTime":"2022-09-06T07:40:43Z","usedGCU":4}]}]}]}`))
 	if err != nil || node.Name != "n" || node.Used != 4 || len(node.Devices) != 1 || node.Devices[0].Pods[0].Used != 4 {
 		t.Errorf("node %+v, %v", node, err)
 	}

@@ -13,7 +13,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/divvy-gpu/divvy/lab/internal/stage"
+	"github.com/divvy-gpu/divvy/lab/internal/testenv"
 )
 
 // Sight is what a container sees of cards.
@@ -34,7 +34,7 @@ func (a *Auditor) see(ctx context.Context, status corev1.ContainerStatus) (Sight
 	if status.State.Running == nil {
 		return a.seeEnded(ctx, status)
 	}
-	pid, err := stage.ContainerPID(status.ContainerID)
+	pid, err := testenv.ContainerPID(status.ContainerID)
 	if err != nil {
 		return Sight{}, err
 	}

@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/divvy-gpu/divvy/lab/internal/stage"
+	"github.com/divvy-gpu/divvy/lab/internal/testenv"
 )
 
 // Report is what the extender's inspect route answers, in the guide's form and
@@ -61,7 +61,7 @@ func ParseReport(body []byte) (Node, error) {
 
 // Inspect asks the extender what the cards of the node hold.
 func (a *Auditor) Inspect(ctx context.Context) (Node, error) {
-	body, err := stage.Fetch(ctx, a.ExtenderURL+"/gcushare-scheduler/inspect/"+a.Node+"?details=true")
+	body, err := testenv.Fetch(ctx, a.ExtenderURL+"/gcushare-scheduler/inspect/"+a.Node+"?details=true")
 	if err != nil {
 		return Node{}, err
 	}

@@ -36,7 +36,10 @@ var ErrDown = errors.New("the lab is not up: run `lab up` first")
 // Cluster is a lab that was brought up. Its methods may be called from several
 // goroutines, but two calls that act on one component must not overlap.
 type Cluster struct {
-	binDir string
+	// BinDir is the folder of the cluster's programs, kubectl, helm and ctr among
+	// them.
+	BinDir string
+
 	nodeIP string
 	record *host.Record
 }
@@ -53,7 +56,7 @@ func Open() (*Cluster, error) {
 	if len(record.BinDirs) == 0 || record.NodeIP == "" {
 		return nil, fmt.Errorf("the lab's record %s is incomplete: run `lab down`", recordPath)
 	}
-	return &Cluster{binDir: record.BinDirs[len(record.BinDirs)-1], nodeIP: record.NodeIP, record: record}, nil
+	return &Cluster{BinDir: record.BinDirs[len(record.BinDirs)-1], nodeIP: record.NodeIP, record: record}, nil
 }
 
 // Lock keeps other commands from changing the lab until the returned function
@@ -71,23 +74,13 @@ func Lock(ctx context.Context, out io.Writer) (func() error, error) {
 	return lock.Unlock, nil
 }
 
-// Kubeconfig returns the path of the administrator's kubeconfig file.
-func (c *Cluster) Kubeconfig() string { return layout.AdminKubeconfig }
-
-// BinDir returns the folder of the cluster's programs, kubectl, helm and ctr
-// among them.
-func (c *Cluster) BinDir() string { return c.binDir }
-
-// Program returns the path of one of them.
-func (c *Cluster) Program(name string) string { return filepath.Join(c.binDir, name) }
-
-// NodeName returns the name of the node.
-func (c *Cluster) NodeName() string { return layout.NodeName }
+// Program returns the path of a program of the cluster.
+func (c *Cluster) Program(name string) string { return filepath.Join(c.BinDir, name) }
 
 // RESTConfig returns the configuration of an administrator's client without
 // limits of its own.
-func (c *Cluster) RESTConfig() (*rest.Config, error) {
-	config, err := clientcmd.BuildConfigFromFlags("", c.Kubeconfig())
+func RESTConfig() (*rest.Config, error) {
+	config, err := clientcmd.BuildConfigFromFlags("", layout.AdminKubeconfig)
 	if err != nil {
 		return nil, fmt.Errorf("read the lab's kubeconfig: %w", err)
 	}
@@ -96,8 +89,8 @@ func (c *Cluster) RESTConfig() (*rest.Config, error) {
 }
 
 // Client returns an administrator's client.
-func (c *Cluster) Client() (kubernetes.Interface, error) {
-	config, err := c.RESTConfig()
+func Client() (kubernetes.Interface, error) {
+	config, err := RESTConfig()
 	if err != nil {
 		return nil, err
 	}

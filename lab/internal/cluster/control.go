@@ -54,7 +54,7 @@ func (c *Cluster) Stop(ctx context.Context, component Component) error {
 		return fmt.Errorf("take the scheduler's manifest away: %w", err)
 	}
 	return waitFor(ctx, "the end of kube-scheduler", stopGrace(component), nil, func(context.Context) error {
-		if processes := c.schedulerProcesses(); len(processes) > 0 {
+		if processes := schedulerProcesses(); len(processes) > 0 {
 			return fmt.Errorf("process %d still runs", processes[0].PID)
 		}
 		return nil
@@ -67,7 +67,7 @@ func (c *Cluster) Kill(ctx context.Context, component Component) error {
 	if d := c.daemon(component); d != nil {
 		return d.Kill(ctx)
 	}
-	for _, id := range c.schedulerProcesses() {
+	for _, id := range schedulerProcesses() {
 		if err := id.End(ctx, syscall.SIGKILL, 0); err != nil {
 			return fmt.Errorf("kill kube-scheduler: %w", err)
 		}
@@ -88,7 +88,7 @@ func (c *Cluster) Running(component Component) (proc.ID, bool) {
 	if d := c.daemon(component); d != nil {
 		return d.Running()
 	}
-	processes := c.schedulerProcesses()
+	processes := schedulerProcesses()
 	if len(processes) == 0 {
 		return proc.ID{}, false
 	}
@@ -113,7 +113,7 @@ func (c *Cluster) WaitReady(ctx context.Context, component Component) error {
 }
 
 func (c *Cluster) daemon(component Component) *proc.Daemon {
-	return daemon(component, c.binDir, c.nodeIP)
+	return daemon(component, c.BinDir, c.nodeIP)
 }
 
 func (c *Cluster) start(component Component) error {
@@ -131,7 +131,7 @@ func (c *Cluster) start(component Component) error {
 
 // schedulerProcesses returns the processes of kube-scheduler, which has another
 // path inside its container.
-func (c *Cluster) schedulerProcesses() []proc.ID {
+func schedulerProcesses() []proc.ID {
 	var found []proc.ID
 	for _, id := range proc.All() {
 		if exe, err := id.Executable(); err == nil && exe == schedulerInImage && inKubepods(id) {
@@ -143,7 +143,7 @@ func (c *Cluster) schedulerProcesses() []proc.ID {
 
 // SchedulerWired reports whether the scheduler's manifest was changed so that it
 // asks Divvy's extender.
-func (c *Cluster) SchedulerWired() (bool, error) {
+func SchedulerWired() (bool, error) {
 	pod, err := readManifest()
 	if err != nil {
 		return false, err

@@ -50,7 +50,7 @@ func (c *Cluster) Healthy(ctx context.Context, component Component) error {
 	case Etcd:
 		return get(ctx, "http://"+etcdMetricsAddress+"/health?serializable=true")
 	case APIServer:
-		client, err := c.Client()
+		client, err := Client()
 		if err != nil {
 			return err
 		}
@@ -62,11 +62,11 @@ func (c *Cluster) Healthy(ctx context.Context, component Component) error {
 		if err := get(ctx, "http://"+kubeletHealthAddress+"/healthz"); err != nil {
 			return err
 		}
-		return c.kubeletKnowsPods(ctx)
+		return kubeletKnowsPods(ctx)
 	case Proxy:
 		return get(ctx, "http://"+proxyHealthAddress+"/healthz")
 	case Scheduler:
-		return c.schedulerHealthy(ctx)
+		return schedulerHealthy(ctx)
 	}
 	return fmt.Errorf("unknown component %q", component)
 }
@@ -75,11 +75,11 @@ func (c *Cluster) Healthy(ctx context.Context, component Component) error {
 // is ready, and leads: one that was killed leaves a lease behind that its
 // successor has to wait for. It asks the scheduler itself, which is ready long
 // before kubelet's first probe says so.
-func (c *Cluster) schedulerHealthy(ctx context.Context) error {
+func schedulerHealthy(ctx context.Context) error {
 	if err := get(ctx, "https://"+schedulerAddress+"/readyz"); err != nil {
 		return err
 	}
-	client, err := c.Client()
+	client, err := Client()
 	if err != nil {
 		return err
 	}
@@ -116,8 +116,8 @@ func (c *Cluster) schedulerHealthy(ctx context.Context) error {
 // the node: one that just started is healthy before it has, and refuses to
 // show logs or run commands until then. Without an API server it cannot hear
 // of any, so nothing is asked.
-func (c *Cluster) kubeletKnowsPods(ctx context.Context) error {
-	client, err := c.Client()
+func kubeletKnowsPods(ctx context.Context) error {
+	client, err := Client()
 	if err != nil {
 		return err
 	}
@@ -148,8 +148,8 @@ func (c *Cluster) kubeletKnowsPods(ctx context.Context) error {
 }
 
 // nodeReady reports whether the node is ready for pods.
-func (c *Cluster) nodeReady(ctx context.Context) error {
-	client, err := c.Client()
+func nodeReady(ctx context.Context) error {
+	client, err := Client()
 	if err != nil {
 		return err
 	}

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"text/tabwriter"
 	"time"
+
+	"github.com/divvy-gpu/divvy/lab/internal/layout"
 )
 
 // PrintStatus writes a table of the components. The error says how many are
@@ -36,15 +38,15 @@ func (c *Cluster) PrintStatus(ctx context.Context, out io.Writer) error {
 		fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", component, pid, age, state)
 	}
 	state := "ready"
-	if err := c.nodeReady(ctx); err != nil {
+	if err := nodeReady(ctx); err != nil {
 		state = "not ready: " + firstLine(err)
 		bad++
 	}
-	fmt.Fprintf(w, "node %s\t\t\t%s\n", c.NodeName(), state)
+	fmt.Fprintf(w, "node %s\t\t\t%s\n", layout.NodeName, state)
 	if err := w.Flush(); err != nil {
 		return fmt.Errorf("write status: %w", err)
 	}
-	fmt.Fprintf(out, "export KUBECONFIG=%s\n", c.Kubeconfig())
+	fmt.Fprintf(out, "export KUBECONFIG=%s\n", layout.AdminKubeconfig)
 	if bad > 0 {
 		return errors.New(plural(bad, "part is", "parts are") + " not ready")
 	}

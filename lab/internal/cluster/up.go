@@ -84,7 +84,7 @@ func Up(ctx context.Context, o UpOptions) (*Cluster, error) {
 		return fresh(Kubelet, Proxy)
 	})
 	step("node "+layout.NodeName, func() error {
-		return waitFor(ctx, "the node", readyTimeout, nil, c.prepareNode)
+		return waitFor(ctx, "the node", readyTimeout, nil, prepareNode)
 	})
 	step("kube-scheduler", func() error { return c.WaitReady(ctx, Scheduler) })
 	if err != nil {
@@ -114,7 +114,7 @@ func prepare(ctx context.Context, o UpOptions) (*Cluster, error) {
 	}
 	record.KubernetesVersion = versions["k8s.io/kubernetes"]
 	record.BinDirs = append(slices.DeleteFunc(record.BinDirs, func(d string) bool { return d == o.BinDir }), o.BinDir)
-	c := &Cluster{binDir: o.BinDir, nodeIP: record.NodeIP, record: record}
+	c := &Cluster{BinDir: o.BinDir, nodeIP: record.NodeIP, record: record}
 	for _, component := range Components() {
 		if _, running := c.Running(component); running {
 			continue
@@ -204,7 +204,7 @@ func (c *Cluster) writeConfig() error {
 	if err := ensureCredentials(c.nodeIP); err != nil {
 		return err
 	}
-	files, err := renderAll(newValues(c.binDir, c.nodeIP))
+	files, err := renderAll(newValues(c.BinDir, c.nodeIP))
 	if err != nil {
 		return err
 	}
@@ -270,15 +270,15 @@ const controlPlaneLabel = "node-role.kubernetes.io/control-plane"
 
 // prepareNode returns nil when pods can be created for the node: it is ready,
 // labelled, and the default service account exists.
-func (c *Cluster) prepareNode(ctx context.Context) error {
-	if err := c.nodeReady(ctx); err != nil {
+func prepareNode(ctx context.Context) error {
+	if err := nodeReady(ctx); err != nil {
 		return err
 	}
-	client, err := c.Client()
+	client, err := Client()
 	if err != nil {
 		return err
 	}
-	if err := c.LabelNode(ctx, controlPlaneLabel, ""); err != nil {
+	if err := LabelNode(ctx, controlPlaneLabel, ""); err != nil {
 		return err
 	}
 	_, err = client.CoreV1().ServiceAccounts(metav1.NamespaceDefault).Get(ctx, "default", metav1.GetOptions{})
@@ -286,8 +286,8 @@ func (c *Cluster) prepareNode(ctx context.Context) error {
 }
 
 // LabelNode sets a label of the node.
-func (c *Cluster) LabelNode(ctx context.Context, key, value string) error {
-	client, err := c.Client()
+func LabelNode(ctx context.Context, key, value string) error {
+	client, err := Client()
 	if err != nil {
 		return err
 	}

@@ -182,7 +182,8 @@ func fields(control string) map[string]string {
 
 // carried are the host's settings of apt that hold here too: how to get out to
 // the network, and how clocks and mirrors that lag behind are treated.
-var carried = regexp.MustCompile(`^Acquire::(https?|ftp|tor|Retries|ForceIPv[46]|Check-Date|Check-Valid-Until|Max-FutureTime|Max-ValidTime|Min-ValidTime|By-Hash)\b.*".+";$`)
+var carried = regexp.MustCompile(`^Acquire::(https?|ftp|tor|Retries|ForceIPv[46]|` +
+	`Check-Date|Check-Valid-Until|Max-FutureTime|Max-ValidTime|Min-ValidTime|By-Hash)\b.*".+";$`)
 
 // configure writes apt's configuration and returns its path. The host's own
 // files are not read, since they may run commands after an update, pin versions,

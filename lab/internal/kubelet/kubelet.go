@@ -89,7 +89,11 @@ type Kubelet struct {
 	known map[types.UID]*corev1.Pod
 	done  map[types.UID]bool
 
-	// One life of the process.
+	life life
+}
+
+// life is one life of the process.
+type life struct {
 	ready     atomic.Bool // the sources are
 	devices   *devicemanager.ManagerImpl
 	topology  topologymanager.Manager
@@ -117,43 +121,43 @@ func New(o Options) (*Kubelet, error) {
 func (k *Kubelet) AddSource(string) {}
 
 // AllReady reports whether the API server's pods are known.
-func (k *Kubelet) AllReady() bool { return k.ready.Load() }
+func (k *Kubelet) AllReady() bool { return k.life.ready.Load() }
 
 // Boot starts the process up to the point at which its sockets answer; it
 // knows no pods yet.
 func (k *Kubelet) Boot() error {
-	k.ctx, k.cancel = context.WithCancel(klog.NewContext(context.Background(), k.Log))
+	k.life.ctx, k.life.cancel = context.WithCancel(klog.NewContext(context.Background(), k.Log))
 	k.mu.Lock()
 	k.known, k.done = map[types.UID]*corev1.Pod{}, map[types.UID]bool{}
 	k.mu.Unlock()
-	k.ready.Store(false)
+	k.life.ready.Store(false)
 
 	numa := []cadvisorapi.Node{
 		{Id: 0, Cores: []cadvisorapi.Core{{Id: 0}}, Distances: []uint64{10, 20}},
 		{Id: 1, Cores: []cadvisorapi.Core{{Id: 1}}, Distances: []uint64{20, 10}},
 	}
 	var err error
-	if k.topology, err = topologymanager.NewManager(k.Log, numa, k.Policy, topologymanager.ContainerTopologyScope, nil); err != nil {
+	if k.life.topology, err = topologymanager.NewManager(k.Log, numa, k.Policy, topologymanager.ContainerTopologyScope, nil); err != nil {
 		return fmt.Errorf("topology manager: %w", err)
 	}
-	k.devices, err = newManagerImpl(k.Log, filepath.Join(k.Dir, "device-plugins", "kubelet.sock"), numa, k.topology)
+	k.life.devices, err = newManagerImpl(k.Log, filepath.Join(k.Dir, "device-plugins", "kubelet.sock"), numa, k.life.topology)
 	if err != nil {
 		return fmt.Errorf("device manager: %w", err)
 	}
-	k.topology.AddHintProvider(k.Log, k.devices)
-	k.admission = allocation.NewInMemoryManager(k.Log, nil, func(context.Context, *corev1.Pod) {}, k.GetActivePods,
+	k.life.topology.AddHintProvider(k.Log, k.life.devices)
+	k.life.admission = allocation.NewInMemoryManager(k.Log, nil, func(context.Context, *corev1.Pod) {}, k.GetActivePods,
 		func(uid types.UID) (*corev1.Pod, bool) {
 			k.mu.Lock()
 			defer k.mu.Unlock()
 			pod, ok := k.known[uid]
 			return pod, ok
 		}, k, record.NewFakeRecorder(1))
-	k.admission.AddPodAdmitHandlers(lifecycle.PodAdmitHandlers{
-		k.topology,
-		lifecycle.NewPredicateAdmitHandler(k.node, lifecycle.NewAdmissionFailureHandlerStub(), k.devices.UpdatePluginResources),
+	k.life.admission.AddPodAdmitHandlers(lifecycle.PodAdmitHandlers{
+		k.life.topology,
+		lifecycle.NewPredicateAdmitHandler(k.node, lifecycle.NewAdmissionFailureHandlerStub(), k.life.devices.UpdatePluginResources),
 	})
 	ids, running := k.runtime.containerMap()
-	if err := k.devices.Start(k.Log, k.GetActivePods, k, ids, running); err != nil {
+	if err := k.life.devices.Start(k.Log, k.GetActivePods, k, ids, running); err != nil {
 		return fmt.Errorf("device manager: %w", err)
 	}
 	return k.servePodResources()
@@ -176,21 +180,21 @@ func (k *Kubelet) Readd() {
 			_ = k.Add(pod) // a refusal stands in the pod's status
 		}
 	}
-	k.ready.Store(true)
+	k.life.ready.Store(true)
 }
 
 // Started reports whether the process was ever started.
-func (k *Kubelet) Started() bool { return k.ctx != nil }
+func (k *Kubelet) Started() bool { return k.life.ctx != nil }
 
 // Stop ends the process. Calls that wait for a plugin fail; nothing of what
 // they lead to is told to the API server.
 func (k *Kubelet) Stop() error {
-	k.cancel()
-	err := k.devices.Stop(k.Log)
-	k.server.Stop()
-	k.serving.Wait()
+	k.life.cancel()
+	err := k.life.devices.Stop(k.Log)
+	k.life.server.Stop()
+	k.life.serving.Wait()
 	k.loop.Lock() // an admission that was going on has ended
-	k.ready.Store(false)
+	k.life.ready.Store(false)
 	k.loop.Unlock()
 	return err
 }
@@ -203,12 +207,12 @@ var ErrStopped = errors.New("kubelet stopped meanwhile")
 func (k *Kubelet) Add(pod *corev1.Pod) error {
 	k.loop.Lock()
 	defer k.loop.Unlock()
-	ctx := k.ctx
+	ctx := k.life.ctx
 	if ctx.Err() != nil {
 		return ErrStopped
 	}
 	k.know(pod)
-	ok, reason, message := k.admission.AddPod(ctx, k.GetActivePods(), pod)
+	ok, reason, message := k.life.admission.AddPod(ctx, k.GetActivePods(), pod)
 	if ctx.Err() != nil {
 		return ErrStopped
 	}
@@ -238,7 +242,7 @@ func (k *Kubelet) AddPart(pod *corev1.Pod, containers int) error {
 	defer k.loop.Unlock()
 	k.know(pod)
 	for _, c := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers)[:containers] {
-		if err := k.devices.Allocate(k.ctx, pod, &c, lifecycle.AddOperation); err != nil {
+		if err := k.life.devices.Allocate(k.life.ctx, pod, &c, lifecycle.AddOperation); err != nil {
 			return err
 		}
 	}
@@ -298,14 +302,14 @@ func (k *Kubelet) GetPodByName(namespace, name string) (*corev1.Pod, bool) {
 // Capacity is what the node's status shows of a resource: all ids and the
 // healthy ones.
 func (k *Kubelet) Capacity(name corev1.ResourceName) (capacity, allocatable int64) {
-	c, a, _ := k.devices.GetCapacity(k.Log)
+	c, a, _ := k.life.devices.GetCapacity(k.Log)
 	whole, healthy := c[name], a[name]
 	return whole.Value(), healthy.Value()
 }
 
 // node is the node's object as the predicates of kubelet's admission read it.
 func (k *Kubelet) node(context.Context, bool) (*corev1.Node, error) {
-	_, allocatable, _ := k.devices.GetCapacity(k.Log)
+	_, allocatable, _ := k.life.devices.GetCapacity(k.Log)
 	for name, n := range map[corev1.ResourceName]string{"pods": "10000", "cpu": "1000", "memory": "1Ti"} {
 		allocatable[name] = resource.MustParse(n)
 	}
@@ -319,7 +323,7 @@ func (k *Kubelet) node(context.Context, bool) (*corev1.Node, error) {
 // init containers too, in order.
 func (k *Kubelet) IDs(uid types.UID, container string, name corev1.ResourceName) []string {
 	var out []string
-	for id := range k.devices.GetDevices(string(uid), container)[string(name)] {
+	for id := range k.life.devices.GetDevices(string(uid), container)[string(name)] {
 		out = append(out, id)
 	}
 	slices.Sort(out)
@@ -327,4 +331,4 @@ func (k *Kubelet) IDs(uid types.UID, container string, name corev1.ResourceName)
 }
 
 // Devices is kubelet's device manager, one per life of the process.
-func (k *Kubelet) Devices() *devicemanager.ManagerImpl { return k.devices }
+func (k *Kubelet) Devices() *devicemanager.ManagerImpl { return k.life.devices }

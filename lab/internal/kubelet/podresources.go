@@ -27,7 +27,7 @@ func (k *Kubelet) servePodResources() error {
 		return fmt.Errorf("pod-resources socket: %w", err)
 	}
 	// As ListenAndServePodResources in pkg/kubelet/server, which never stops.
-	k.server = grpc.NewServer(grpc.ChainUnaryInterceptor(
+	k.life.server = grpc.NewServer(grpc.ChainUnaryInterceptor(
 		apisgrpc.LimiterUnaryServerInterceptor(rate.NewLimiter(k.Lists, podresources.DefaultBurstTokens)),
 		func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 			if k.RefuseLists.Load() {
@@ -36,12 +36,12 @@ func (k *Kubelet) servePodResources() error {
 			return handler(klog.NewContext(ctx, k.Log), req)
 		},
 	))
-	podresourcesv1.RegisterPodResourcesListerServer(k.server, podresources.NewV1PodResourcesServer(k.ctx,
+	podresourcesv1.RegisterPodResourcesListerServer(k.life.server, podresources.NewV1PodResourcesServer(k.life.ctx,
 		podresources.PodResourcesProviders{
-			Pods: k, Devices: provider{k.devices}, Cpus: nothing{}, Memory: nothing{}, DynamicResources: nothing{},
+			Pods: k, Devices: provider{k.life.devices}, Cpus: nothing{}, Memory: nothing{}, DynamicResources: nothing{},
 		}))
-	server := k.server
-	k.serving.Go(func() { _ = server.Serve(listener) })
+	server := k.life.server
+	k.life.serving.Go(func() { _ = server.Serve(listener) })
 	return nil
 }
 

@@ -37,7 +37,7 @@ func containerID(uid types.UID, name string) string { return string(uid) + "-" +
 func (k *Kubelet) Run(pod *corev1.Pod) error {
 	var statuses, inits []corev1.ContainerStatus
 	for i, c := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
-		options, err := k.devices.GetDeviceRunContainerOptions(k.ctx, pod, &c)
+		options, err := k.life.devices.GetDeviceRunContainerOptions(k.life.ctx, pod, &c)
 		if err != nil {
 			return fmt.Errorf("start container %s of %s: %w", c.Name, pod.Name, err)
 		}

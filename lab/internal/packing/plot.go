@@ -133,28 +133,33 @@ func dash(i int) string {
 
 // plot is escaped as HTML, whose rules for text and attributes are those of SVG
 // too: names of workloads come from file names.
-var plot = template.Must(template.New("plot").Parse(`<svg xmlns="http://www.w3.org/2000/svg" width="{{.Width}}" height="{{.Height}}" viewBox="0 0 {{.Width}} {{.Height}}" font-family="sans-serif" font-size="11">
+var plot = template.Must(template.New("plot").Parse(`<svg xmlns="http://www.w3.org/2000/svg"
+ width="{{.Width}}" height="{{.Height}}" viewBox="0 0 {{.Width}} {{.Height}}" font-family="sans-serif" font-size="11">
 <title>Allocated share of the devices over arrived demand, in percent</title>
 <rect width="100%" height="100%" fill="#ffffff"/>
 {{- range .Panels}}
 <g transform="translate({{.X}} {{.Y}})">
 <text x="{{$.Left}}" y="20" font-size="13" font-weight="bold">{{.Title}}</text>
 {{- range .YTicks}}
-<line x1="{{$.Left}}" x2="{{$.Right}}" y1="{{.At}}" y2="{{.At}}" stroke="#dddddd"/><text x="{{$.Left}}" y="{{.At}}" dx="-6" dy="4" text-anchor="end">{{.Text}}</text>
+<line x1="{{$.Left}}" x2="{{$.Right}}" y1="{{.At}}" y2="{{.At}}" stroke="#dddddd"/>
+<text x="{{$.Left}}" y="{{.At}}" dx="-6" dy="4" text-anchor="end">{{.Text}}</text>
 {{- end}}
 {{- range .XTicks}}
-<line x1="{{.At}}" x2="{{.At}}" y1="{{$.Bottom}}" y2="{{$.Bottom}}" stroke="#888888"/><text x="{{.At}}" y="{{$.Bottom}}" dy="14" text-anchor="middle">{{.Text}}</text>
+<line x1="{{.At}}" x2="{{.At}}" y1="{{$.Bottom}}" y2="{{$.Bottom}}" stroke="#888888"/>
+<text x="{{.At}}" y="{{$.Bottom}}" dy="14" text-anchor="middle">{{.Text}}</text>
 {{- end}}
 <text x="{{$.Right}}" y="{{$.Bottom}}" dy="28" text-anchor="end">arrived demand, % of the devices</text>
 <text x="{{$.Right}}" y="20" text-anchor="end">allocated, %</text>
 <polyline points="{{.Ideal}}" fill="none" stroke="#aaaaaa" stroke-dasharray="2 3"/>
 {{- range .Lines}}
-<polyline points="{{.Points}}" fill="none" stroke="{{.Colour}}" stroke-width="1.6" stroke-dasharray="{{.Dash}}"><title>{{.Policy}}: {{.Last}}</title></polyline>
+<polyline points="{{.Points}}" fill="none" stroke="{{.Colour}}" stroke-width="1.6" stroke-dasharray="{{.Dash}}">
+<title>{{.Policy}}: {{.Last}}</title></polyline>
 {{- end}}
 </g>
 {{- end}}
 {{- range .Legend}}
-<line x1="16" x2="46" y1="{{.LegendY}}" y2="{{.LegendY}}" stroke="{{.Colour}}" stroke-width="3" stroke-dasharray="{{.Dash}}"/><text x="54" y="{{.LegendY}}" dy="4">{{.Policy}}</text>
+<line x1="16" x2="46" y1="{{.LegendY}}" y2="{{.LegendY}}" stroke="{{.Colour}}" stroke-width="3" stroke-dasharray="{{.Dash}}"/>
+<text x="54" y="{{.LegendY}}" dy="4">{{.Policy}}</text>
 {{- end}}
 </svg>
 `))

@@ -161,7 +161,8 @@ f.csv:11: column name: a pod needs a name
 f.csv: more may be wrong, reading stopped at line 11`
 
 func TestReadPublished(t *testing.T) {
-	got, err := ReadPublished(strings.NewReader("workload,policy,arrived_percent,allocated_percent_mean,shuffles\ndefault,FGD,100,95.5,10\n"), "p.csv")
+	const table = "workload,policy,arrived_percent,allocated_percent_mean,shuffles\ndefault,FGD,100,95.5,10\n"
+	got, err := ReadPublished(strings.NewReader(table), "p.csv")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -259,7 +259,7 @@ const poolServerTimeout = time.Minute
 
 // runPoolServers puts the servers into the cluster and waits until they answer.
 func runPoolServers(ctx context.Context, c *cluster.Cluster, serverImage string, secret map[string][]byte) error {
-	client, err := c.Client()
+	client, err := cluster.Client()
 	if err != nil {
 		return err
 	}
@@ -363,7 +363,7 @@ func apply(ctx context.Context, c *cluster.Cluster, object any) error {
 	}
 	cmd := exec.CommandContext(ctx, c.Program("kubectl"), "apply", "--server-side", "--force-conflicts", "--field-manager=divvy-lab",
 		"--filename=-")
-	cmd.Env = append(os.Environ(), "KUBECONFIG="+c.Kubeconfig())
+	cmd.Env = append(os.Environ(), "KUBECONFIG="+layout.AdminKubeconfig)
 	cmd.Stdin = bytes.NewReader(data)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("%w: %s", err, strings.TrimSpace(string(out)))
@@ -376,7 +376,7 @@ func apply(ctx context.Context, c *cluster.Cluster, object any) error {
 func ImportToken(ctx context.Context, c *cluster.Cluster) (string, error) {
 	cmd := exec.CommandContext(ctx, filepath.Join(programDir, "kubectl-divvy"), "pool", "import", TokenFile(),
 		"--namespace", TokenNamespace)
-	cmd.Env = append(os.Environ(), "KUBECONFIG="+c.Kubeconfig())
+	cmd.Env = append(os.Environ(), "KUBECONFIG="+layout.AdminKubeconfig)
 	out, err := cmd.CombinedOutput()
 	text := strings.TrimSpace(string(out))
 	if err != nil {
@@ -392,7 +392,7 @@ func TokenSecrets() []string {
 
 // ForgetToken removes what ImportToken made.
 func ForgetToken(ctx context.Context, c *cluster.Cluster) error {
-	client, err := c.Client()
+	client, err := cluster.Client()
 	if err != nil {
 		return err
 	}
@@ -408,7 +408,7 @@ func ForgetToken(ctx context.Context, c *cluster.Cluster) error {
 // RemovePool takes the pool's servers and its token out of the cluster. What the
 // chart installed is helm's to remove.
 func RemovePool(ctx context.Context, c *cluster.Cluster) error {
-	client, err := c.Client()
+	client, err := cluster.Client()
 	if err != nil {
 		return err
 	}
@@ -454,7 +454,7 @@ func SetToken(ctx context.Context, c *cluster.Cluster, token string) error {
 	if err != nil {
 		return err
 	}
-	client, err := c.Client()
+	client, err := cluster.Client()
 	if err != nil {
 		return err
 	}

@@ -206,7 +206,7 @@ func installChart(ctx context.Context, o Options) error {
 			labels = append(labels, EnabledLabel)
 		}
 		for _, l := range labels {
-			if err := o.Cluster.LabelNode(ctx, l, "true"); err != nil {
+			if err := cluster.LabelNode(ctx, l, "true"); err != nil {
 				return err
 			}
 		}
@@ -241,12 +241,12 @@ func installChart(ctx context.Context, o Options) error {
 // Unwire makes kube-scheduler what it was before Divvy, as an administrator does on
 // a control-plane node, where it is not so already. The chart must be gone.
 func Unwire(ctx context.Context, c *cluster.Cluster) error {
-	wired, err := c.SchedulerWired()
+	wired, err := cluster.SchedulerWired()
 	if err != nil || !wired {
 		return err
 	}
 	cmd := exec.CommandContext(ctx, filepath.Join(programDir, "divvy-control"), "schedconf", "uninstall",
-		"--kubeconfig", c.Kubeconfig(), "--node-name", c.NodeName(), "--settle", "1s", "--log-level", "warn")
+		"--kubeconfig", layout.AdminKubeconfig, "--node-name", layout.NodeName, "--settle", "1s", "--log-level", "warn")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("divvy-control schedconf uninstall: %w: %s", err, strings.TrimSpace(string(out)))
 	}
@@ -257,7 +257,7 @@ func helm(ctx context.Context, c *cluster.Cluster, args ...string) (string, erro
 	cmd := exec.CommandContext(ctx, c.Program("helm"), args...)
 	home := filepath.Join(layout.StateDir, "helm")
 	cmd.Env = append(os.Environ(),
-		"KUBECONFIG="+c.Kubeconfig(),
+		"KUBECONFIG="+layout.AdminKubeconfig,
 		"HELM_CACHE_HOME="+filepath.Join(home, "cache"),
 		"HELM_CONFIG_HOME="+filepath.Join(home, "config"),
 		"HELM_DATA_HOME="+filepath.Join(home, "data"))
@@ -268,7 +268,7 @@ func helm(ctx context.Context, c *cluster.Cluster, args ...string) (string, erro
 // forgetInterrupted removes the notes of an installation that was interrupted,
 // which would make helm refuse every later one.
 func forgetInterrupted(ctx context.Context, c *cluster.Cluster) error {
-	client, err := c.Client()
+	client, err := cluster.Client()
 	if err != nil {
 		return err
 	}
@@ -283,7 +283,7 @@ func forgetInterrupted(ctx context.Context, c *cluster.Cluster) error {
 
 // describePods says in a line each what is wrong with the product's pods.
 func describePods(ctx context.Context, c *cluster.Cluster) string {
-	client, err := c.Client()
+	client, err := cluster.Client()
 	if err != nil {
 		return err.Error()
 	}

@@ -19,6 +19,7 @@ import (
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 
 	"github.com/divvy-gpu/divvy/lab/internal/cluster"
+	"github.com/divvy-gpu/divvy/lab/internal/layout"
 )
 
 // Names of the chart's workloads.
@@ -37,11 +38,11 @@ const inventoryAnnotation = "divvy.dev/inventory"
 // older one is left. helm's own --wait is content with as many missing pods as
 // an update may take down at once: on one node, all.
 func waitRollout(ctx context.Context, c *cluster.Cluster, timeout time.Duration) error {
-	client, err := c.Client()
+	client, err := cluster.Client()
 	if err != nil {
 		return err
 	}
-	err = poll(ctx, timeout, func(ctx context.Context) error { return workloadsReady(ctx, client, c.NodeName()) })
+	err = poll(ctx, timeout, func(ctx context.Context) error { return workloadsReady(ctx, client, layout.NodeName) })
 	if err != nil {
 		return fmt.Errorf("%w\n%s", err, describePods(ctx, c))
 	}
@@ -91,11 +92,11 @@ func workloadsReady(ctx context.Context, client kubernetes.Interface, nodeName s
 // unlabel takes the label off the node until the daemon has gone. One that still
 // runs may put it back, since it tells of the cards.
 func unlabel(ctx context.Context, c *cluster.Cluster, label string, timeout time.Duration) error {
-	client, err := c.Client()
+	client, err := cluster.Client()
 	if err != nil {
 		return err
 	}
-	return poll(ctx, timeout, func(ctx context.Context) error { return unlabelled(ctx, client, c.NodeName(), label) })
+	return poll(ctx, timeout, func(ctx context.Context) error { return unlabelled(ctx, client, layout.NodeName, label) })
 }
 
 // unlabelled returns nil when the node has neither label nor daemon. It takes
@@ -192,13 +193,13 @@ type Offer struct {
 // WaitForResources waits until kubelet offers as much of each resource as
 // divvy-node has published, and returns what that is.
 func WaitForResources(ctx context.Context, c *cluster.Cluster, timeout time.Duration) ([]Offer, error) {
-	client, err := c.Client()
+	client, err := cluster.Client()
 	if err != nil {
 		return nil, err
 	}
 	var offers []Offer
 	err = poll(ctx, timeout, func(ctx context.Context) error {
-		offers, err = offered(ctx, client, c.NodeName())
+		offers, err = offered(ctx, client, layout.NodeName)
 		return err
 	})
 	return offers, err

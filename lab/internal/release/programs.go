@@ -92,8 +92,8 @@ var recipes = map[string]recipe{
 // compiles a program into a folder.
 func (s Stamp) command(program, dir string, p Platform) (env, args []string) {
 	r := recipes[program]
-	ldflags := fmt.Sprintf("-s -w -X %[1]s/internal/version.Version=%[2]s -X %[1]s/internal/version.Commit=%[3]s", module, s.Version,
-		s.Commit)
+	ldflags := fmt.Sprintf("-s -w -X %[1]s/internal/platform/version.Version=%[2]s -X %[1]s/internal/platform/version.Commit=%[3]s",
+		module, s.Version, s.Commit)
 	if r.ldflags != "" {
 		ldflags += " " + r.ldflags
 	}

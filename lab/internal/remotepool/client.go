@@ -17,8 +17,10 @@ import (
 	"time"
 )
 
-// errNoServer is the client's last word when it reached no server.
-var errNoServer = errors.New("none of the servers responded correctly to client id claim requests.") //nolint:revive,staticcheck // as the user guide shows it
+// errNoServer is the client's last word when it reached no server, as the user guide shows it.
+//
+//nolint:revive,staticcheck // the guide's full stop
+var errNoServer = errors.New("none of the servers responded correctly to client id claim requests.")
 
 // Client talks to the pool as the real client's log tells it.
 type Client struct {

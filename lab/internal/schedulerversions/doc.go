@@ -1,4 +1,4 @@
-// Package schedulerversions checks what internal/schedconf writes with the
+// Package schedulerversions checks what internal/install/schedconf writes with the
 // configuration types of every version of kube-scheduler that it is written for, and
 // with a strict decoder.
 package schedulerversions

@@ -1,4 +1,4 @@
-package stage
+package testenv
 
 import (
 	"context"
@@ -17,7 +17,7 @@ import (
 // rendered once with each list of helm's arguments.
 //
 // Where not everything ran, complete is false and only refusals are told.
-func (s *Stage) Rights(ctx context.Context, since time.Time, complete bool, accounts []string, rendered ...[]string) error {
+func (s *Env) Rights(ctx context.Context, since time.Time, complete bool, accounts []string, rendered ...[]string) error {
 	uses, err := rbacaudit.ReadLog(layout.AuditLog, since)
 	if err != nil {
 		return err
@@ -27,7 +27,7 @@ func (s *Stage) Rights(ctx context.Context, since time.Time, complete bool, acco
 	}
 	var manifests []string
 	for _, args := range rendered {
-		text, err := s.Render(ctx, args...)
+		text, err := s.Divvy.Render(ctx, args...)
 		if err != nil {
 			return err
 		}
@@ -42,13 +42,13 @@ func (s *Stage) Rights(ctx context.Context, since time.Time, complete bool, acco
 
 // Render returns the text of all objects of the chart, hooks among them, for the
 // version of the lab's API server, with more arguments of helm.
-func (s *Stage) Render(ctx context.Context, args ...string) (string, error) {
-	version, err := s.Client.Discovery().ServerVersion()
+func (d *Divvy) Render(ctx context.Context, args ...string) (string, error) {
+	version, err := d.client.Discovery().ServerVersion()
 	if err != nil {
 		return "", fmt.Errorf("render the chart: %w", err)
 	}
-	text, err := s.Helm(ctx, slices.Concat([]string{
-		"template", product.Release, s.chart(), "--namespace", product.Namespace, "--kube-version", version.GitVersion,
+	text, err := d.cli.Helm(ctx, slices.Concat([]string{
+		"template", product.Release, d.cli.chart(), "--namespace", product.Namespace, "--kube-version", version.GitVersion,
 	}, args)...)
 	if err != nil {
 		return "", fmt.Errorf("render the chart: %w", err)

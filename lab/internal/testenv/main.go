@@ -1,4 +1,4 @@
-package stage
+package testenv
 
 import (
 	"context"
@@ -13,7 +13,7 @@ import (
 // back as it was; DIVVY_E2E_KEEP=1 leaves everything for a look at it. Begin is
 // called before the tests; its context ends when the tests are to stop. End
 // removes what the tests leave. Main returns the exit code for TestMain.
-func Main(tests interface{ Run() int }, o Options, begin func(context.Context, *Stage), end func(context.Context) error) int {
+func Main(tests interface{ Run() int }, o Options, begin func(context.Context, *Env), end func(context.Context) error) int {
 	// Interrupted, the tests stop at their next wait, and the lab is put back.
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()

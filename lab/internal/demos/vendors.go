@@ -1,4 +1,4 @@
-package show
+package demos
 
 import (
 	"context"
@@ -10,8 +10,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/divvy-gpu/divvy/internal/testing/vendorsim"
+	"github.com/divvy-gpu/divvy/lab/internal/layout"
 	"github.com/divvy-gpu/divvy/lab/internal/product"
-	"github.com/divvy-gpu/divvy/lab/internal/stage"
+	"github.com/divvy-gpu/divvy/lab/internal/testenv"
 )
 
 // The resources of MixedValues.
@@ -24,9 +25,9 @@ const (
 	GCUMemory corev1.ResourceName = "enflame.com/gcu-memory"
 )
 
-// vendors plays the show.
+// vendors plays the demo of three vendors.
 type vendors struct {
-	*Show
+	*Demo
 
 	hardware vendorsim.Topology
 	// life is the one of the daemon that nothing here may end.
@@ -35,8 +36,8 @@ type vendors struct {
 
 // Vendors shows cards of three vendors behind one daemon. The daemon does not run
 // yet: the node lacks the label Present.
-func (s *Show) Vendors(ctx context.Context) (err error) {
-	v := &vendors{Show: s}
+func (s *Demo) Vendors(ctx context.Context) (err error) {
+	v := &vendors{Demo: s}
 	if v.hardware, err = v.Cards(Mixed); err != nil {
 		return err
 	}
@@ -48,12 +49,12 @@ func (s *Show) Vendors(ctx context.Context) (err error) {
 }
 
 // VendorsAtWork is the part of Vendors for a daemon that runs already.
-func (s *Show) VendorsAtWork(ctx context.Context) (err error) {
-	v := &vendors{Show: s}
+func (s *Demo) VendorsAtWork(ctx context.Context) (err error) {
+	v := &vendors{Demo: s}
 	if v.hardware, err = v.Cards(Mixed); err != nil {
 		return err
 	}
-	if v.life, err = v.DaemonLife(ctx); err != nil {
+	if v.life, err = v.Divvy.DaemonLife(ctx); err != nil {
 		return err
 	}
 	return v.play(ctx, v.wholeOrShared, v.labels, v.memory, v.lookBack)
@@ -64,7 +65,7 @@ func (v *vendors) play(ctx context.Context, parts ...func(context.Context) error
 		if err := part(ctx); err != nil {
 			return err
 		}
-		if err := v.DeleteAllPods(ctx); err != nil {
+		if err := v.Pods.DeleteAll(ctx); err != nil {
 			return err
 		}
 	}
@@ -80,7 +81,7 @@ func withoutBoard(t vendorsim.Topology, board string) vendorsim.Topology {
 
 // article follows the steps of the article on NVIDIA's device plugin.
 func (v *vendors) article(ctx context.Context) error {
-	node := v.Cluster.NodeName()
+	node := layout.NodeName
 	v.Title("NVIDIA, step by step as in the article")
 	v.Say(`The DaemonSet runs on nodes with the label nvidia.com/gpu.present=true, as the
 GPU operator's does. This node has not got it yet, so nothing runs there.`)
@@ -96,7 +97,7 @@ GPU operator's does. This node has not got it yet, so nothing runs there.`)
 	if _, err := v.Run(ctx, "label", "node", node, Present+"=true"); err != nil {
 		return err
 	}
-	if err := v.WaitDivvy(ctx, configTimeout); err != nil {
+	if err := v.Divvy.Wait(ctx, configTimeout); err != nil {
 		return err
 	}
 	if _, err := v.Run(ctx, "get", "nodes", "-L", Present); err != nil {
@@ -105,7 +106,7 @@ GPU operator's does. This node has not got it yet, so nothing runs there.`)
 	if _, err := v.Run(ctx, "get", "po", "--namespace", product.Namespace, "-l", "app.kubernetes.io/name=divvy-node"); err != nil {
 		return err
 	}
-	if v.life, err = v.DaemonLife(ctx); err != nil {
+	if v.life, err = v.Divvy.DaemonLife(ctx); err != nil {
 		return err
 	}
 	if _, err := v.Offer(ctx, GPU, 2); err != nil {
@@ -117,16 +118,16 @@ GPU operator's does. This node has not got it yet, so nothing runs there.`)
 	}
 	v.Checks.Contains("the daemon's log", logs, "nvidia.com/gpu")
 
-	pod := v.Pod("test-gpu", stage.Asking("training", GPU, 1, "sh", "-c",
+	pod := v.Pods.New("test-gpu", testenv.Asking("training", GPU, 1, "sh", "-c",
 		"echo NVIDIA_VISIBLE_DEVICES=$NVIDIA_VISIBLE_DEVICES; ls /dev | grep nvidia; sleep infinity"))
 	pod.Labels = map[string]string{"test-gpu": "true"}
 	if err := v.Start(ctx, pod); err != nil {
 		return err
 	}
-	if _, err := v.Run(ctx, "get", "po", "-l", "test-gpu=true", "--namespace", v.Namespace); err != nil {
+	if _, err := v.Run(ctx, "get", "po", "-l", "test-gpu=true", "--namespace", v.Pods.Namespace); err != nil {
 		return err
 	}
-	if _, err := v.Run(ctx, "logs", "test-gpu", "--tail", "10", "--namespace", v.Namespace); err != nil {
+	if _, err := v.Run(ctx, "logs", "test-gpu", "--tail", "10", "--namespace", v.Pods.Namespace); err != nil {
 		return err
 	}
 	return v.sees(ctx, "test-gpu", vendorsim.NVIDIA, "NVIDIA_VISIBLE_DEVICES")
@@ -135,7 +136,7 @@ GPU operator's does. This node has not got it yet, so nothing runs there.`)
 // sees checks that a pod sees one card of the vendor: the uuid or number in the
 // variable and the node in /dev are of the same card.
 func (v *vendors) sees(ctx context.Context, pod, vendor, variable string) error {
-	sight, err := v.See(ctx, pod)
+	sight, err := v.Pods.See(ctx, pod)
 	if err != nil {
 		return err
 	}
@@ -174,7 +175,7 @@ func nodes(c vendorsim.Card) []string {
 // boards shows the numbers of the README of Iluvatar's device plugin.
 func (v *vendors) boards(ctx context.Context) error {
 	choose := func(config string, want int64) error {
-		if _, err := v.Run(ctx, "label", "node", v.Cluster.NodeName(), stage.ConfigLabel+"="+config, "--overwrite"); err != nil {
+		if _, err := v.Run(ctx, "label", "node", layout.NodeName, testenv.ConfigLabel+"="+config, "--overwrite"); err != nil {
 			return err
 		}
 		took, err := v.Offer(ctx, IX, want)
@@ -182,7 +183,7 @@ func (v *vendors) boards(ctx context.Context) error {
 			return err
 		}
 		v.Tell("offered %.1f s after the label changed", took.Seconds())
-		capacity, _, err := v.Offered(ctx, IX)
+		capacity, _, err := v.Node.Offered(ctx, IX)
 		if err != nil {
 			return err
 		}
@@ -199,14 +200,14 @@ reads them without being restarted.`)
 	if err := v.Start(ctx, v.One("corex-example", IX, 1)); err != nil {
 		return err
 	}
-	sight, err := v.See(ctx, "corex-example")
+	sight, err := v.Pods.See(ctx, "corex-example")
 	if err != nil {
 		return err
 	}
 	v.Checks.Equal("cards in /dev of corex-example: both chips", sight.Nodes, []string{"iluvatar0", "iluvatar1", "itrctl"})
 	v.Checks.Equal("both families of variables name the same", sight.Env["IX_VISIBLE_DEVICES"], sight.Env["ILUVATAR_COREX_VISIBLE_DEVICES"])
 	v.Checks.Equal("chips that they name", len(strings.Split(sight.Env["IX_VISIBLE_DEVICES"], ",")), 2)
-	if err := v.Delete(ctx, "corex-example"); err != nil {
+	if err := v.Pods.Delete(ctx, "corex-example"); err != nil {
 		return err
 	}
 
@@ -220,7 +221,7 @@ reads them without being restarted.`)
 	if err := v.sees(ctx, "one-chip", vendorsim.Iluvatar, "IX_VISIBLE_DEVICES"); err != nil {
 		return err
 	}
-	if err := v.Delete(ctx, "one-chip"); err != nil {
+	if err := v.Pods.Delete(ctx, "one-chip"); err != nil {
 		return err
 	}
 
@@ -242,13 +243,13 @@ reads them without being restarted.`)
 		return err
 	}
 	v.Title("Iluvatar: back to what the chart's values say")
-	if _, err := v.Run(ctx, "label", "node", v.Cluster.NodeName(), stage.ConfigLabel+"-"); err != nil {
+	if _, err := v.Run(ctx, "label", "node", layout.NodeName, testenv.ConfigLabel+"-"); err != nil {
 		return err
 	}
 	if _, err := v.Offer(ctx, IX, 2); err != nil {
 		return err
 	}
-	life, err := v.DaemonLife(ctx)
+	life, err := v.Divvy.DaemonLife(ctx)
 	if err != nil {
 		return err
 	}
@@ -285,22 +286,22 @@ withdrawn from the other.`)
 	if err := v.Pending(ctx, v.One("no-card-left", GCU, 1), "Insufficient enflame.com/gcu"); err != nil {
 		return err
 	}
-	whole, err := v.See(ctx, "whole")
+	whole, err := v.Pods.See(ctx, "whole")
 	if err != nil {
 		return err
 	}
-	share, err := v.See(ctx, "share")
+	share, err := v.Pods.See(ctx, "share")
 	if err != nil {
 		return err
 	}
 	v.Checks.True("the two pods are on different cards", !slices.Equal(whole.Nodes, share.Nodes), fmt.Sprint(whole.Nodes, share.Nodes))
-	if err := v.Delete(ctx, "no-card-left", "whole"); err != nil {
+	if err := v.Pods.Delete(ctx, "no-card-left", "whole"); err != nil {
 		return err
 	}
 	if _, err := v.Offer(ctx, GCUMemory, 32); err != nil {
 		return err
 	}
-	if err := v.Delete(ctx, "share"); err != nil {
+	if err := v.Pods.Delete(ctx, "share"); err != nil {
 		return err
 	}
 	_, err = v.Offer(ctx, GCU, 2)
@@ -319,8 +320,8 @@ func (v *vendors) labels(ctx context.Context) error {
 		"divvy.dev/iluvatar.present": "true", "divvy.dev/iluvatar.count": "4", "divvy.dev/iluvatar.memory": "32768",
 		"divvy.dev/enflame.present": "true", "divvy.dev/enflame.count": "2", "divvy.dev/enflame.model": "S60",
 	}
-	err := stage.Poll(ctx, offerTimeout, "labels", func(ctx context.Context) error {
-		node, err := v.Node(ctx)
+	err := testenv.Poll(ctx, offerTimeout, "labels", func(ctx context.Context) error {
+		node, err := v.Node.Get(ctx)
 		if err != nil {
 			return err
 		}
@@ -334,7 +335,7 @@ func (v *vendors) labels(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return err
 	}
-	node, err := v.Node(ctx)
+	node, err := v.Node.Get(ctx)
 	if err != nil {
 		return err
 	}
@@ -367,7 +368,7 @@ shares a card, the fullest that has room.`)
 		if err := v.Pending(ctx, v.One(refused.pod, refused.what, refused.amount), refused.reason); err != nil {
 			return err
 		}
-		if err := v.Delete(ctx, refused.pod); err != nil {
+		if err := v.Pods.Delete(ctx, refused.pod); err != nil {
 			return err
 		}
 	}
@@ -391,7 +392,7 @@ shares a card, the fullest that has room.`)
 			if err := v.sees(ctx, pod, pair.vendor, pair.variable); err != nil {
 				return err
 			}
-			sight, err := v.See(ctx, pod)
+			sight, err := v.Pods.See(ctx, pod)
 			if err != nil {
 				return err
 			}
@@ -424,7 +425,7 @@ func (v *vendors) lookBack(ctx context.Context) error {
 	if _, err := v.Run(ctx, "get", "po", "--namespace", product.Namespace); err != nil {
 		return err
 	}
-	life, err := v.DaemonLife(ctx)
+	life, err := v.Divvy.DaemonLife(ctx)
 	if err != nil {
 		return err
 	}
@@ -435,11 +436,11 @@ func (v *vendors) lookBack(ctx context.Context) error {
 // describe prints what kubectl describe node says of labels and resources, or
 // only the lines with a text.
 func (v *vendors) describe(ctx context.Context, only string) error {
-	text, err := v.Kubectl(ctx, "describe", "node", v.Cluster.NodeName())
+	text, err := v.CLI.Kubectl(ctx, "describe", "node", layout.NodeName)
 	if err != nil {
 		return err
 	}
-	v.Say("$ kubectl describe node " + v.Cluster.NodeName() + "\n" + excerpt(text, only))
+	v.Say("$ kubectl describe node " + layout.NodeName + "\n" + excerpt(text, only))
 	return nil
 }
 

@@ -1,7 +1,7 @@
-// Package stage is the lab with Divvy on it, as the demo, the soak and the
+// Package testenv is the lab with Divvy installed, as the demo, the soak and the
 // end-to-end tests use it: brought up and put back as it was, with the pods,
 // commands and restarts that they have in common.
-package stage
+package testenv
 
 import (
 	"context"
@@ -13,11 +13,12 @@ import (
 	"strings"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
+	"github.com/divvy-gpu/divvy/internal/core/wire"
+	"github.com/divvy-gpu/divvy/internal/testing/vendorsim"
+
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/utils/ptr"
 
 	"github.com/divvy-gpu/divvy/lab/internal/build"
 	"github.com/divvy-gpu/divvy/lab/internal/cluster"
@@ -59,18 +60,20 @@ type Options struct {
 	Out io.Writer
 }
 
-// Stage is a lab that runs Divvy. It is safe for concurrent use, but not for
+// Env is a lab with Divvy installed. It is safe for concurrent use, but not for
 // two calls that restart or configure the same thing at once.
-type Stage struct {
+type Env struct {
 	Cluster *cluster.Cluster
 	Client  kubernetes.Interface
-	// Repository is the root of the checkout.
-	Repository string
-	Namespace  string
+	CLI     CLI
+	// Pods are those of the namespace of the caller.
+	Pods  Pods
+	Node  Node
+	Divvy Divvy
+	Pool  Pool
 
 	unlock func() error
 	before found
-	values string // of the release, as SetUp installed it
 }
 
 // found is what SetUp met, to be put back.
@@ -84,7 +87,7 @@ type found struct {
 
 // SetUp brings the lab up and Divvy on it, with all of the checkout's present
 // state, and keeps other commands of the lab waiting until Close.
-func SetUp(ctx context.Context, o Options) (s *Stage, err error) {
+func SetUp(ctx context.Context, o Options) (s *Env, err error) {
 	if err := host.RequireRoot(os.Geteuid(), "this"); err != nil {
 		return nil, err
 	}
@@ -92,7 +95,7 @@ func SetUp(ctx context.Context, o Options) (s *Stage, err error) {
 	if err != nil {
 		return nil, err
 	}
-	s = &Stage{Namespace: o.Namespace, unlock: unlock}
+	s = &Env{Pods: Pods{Namespace: o.Namespace}, unlock: unlock}
 	brought := false
 	defer func() {
 		if err == nil {
@@ -103,7 +106,7 @@ func SetUp(ctx context.Context, o Options) (s *Stage, err error) {
 		}
 		err = errors.Join(err, unlock())
 	}()
-	if s.Repository, err = layout.RepositoryDir(); err != nil {
+	if s.CLI.Repository, err = layout.RepositoryDir(); err != nil {
 		return nil, err
 	}
 	if c, err := cluster.Open(); err == nil {
@@ -131,7 +134,7 @@ func SetUp(ctx context.Context, o Options) (s *Stage, err error) {
 			return nil, errors.New("Divvy is installed in the lab, and what is to come needs a lab without it: take the lab down first " +
 				"(make lab-down)") //nolint:staticcheck // a name
 		}
-		err = s.ensureNamespace(ctx)
+		err = s.Pods.EnsureNamespace(ctx)
 	} else {
 		err = s.Install(ctx, o)
 	}
@@ -142,17 +145,23 @@ func SetUp(ctx context.Context, o Options) (s *Stage, err error) {
 }
 
 // FoundDivvy reports whether SetUp met a lab that Divvy was installed in.
-func (s *Stage) FoundDivvy() bool { return s.before.installed }
+func (s *Env) FoundDivvy() bool { return s.before.installed }
 
-func (s *Stage) adopt(c *cluster.Cluster) (err error) {
-	s.Cluster = c
-	s.Client, err = c.Client()
-	return err
+func (s *Env) adopt(c *cluster.Cluster) (err error) {
+	s.Cluster, s.CLI.Cluster = c, c
+	if s.Client, err = cluster.Client(); err != nil {
+		return err
+	}
+	s.Pods = newPods(s.Client, &s.CLI, s.Pods.Namespace)
+	s.Node = Node{client: s.Client, name: layout.NodeName}
+	s.Divvy = Divvy{client: s.Client, cli: &s.CLI, node: &s.Node, values: s.Divvy.values}
+	s.Pool = Pool{client: s.Client, node: &s.Node}
+	return nil
 }
 
 // bringUp does what `lab up` does: nothing where all is up.
-func (s *Stage) bringUp(ctx context.Context, out io.Writer) error {
-	labDir := filepath.Join(s.Repository, "lab")
+func (s *Env) bringUp(ctx context.Context, out io.Writer) error {
+	labDir := filepath.Join(s.CLI.Repository, "lab")
 	report := func(format string, args ...any) { fmt.Fprintf(out, format+"\n", args...) }
 	if err := host.InstallPackages(ctx, host.Packages(), report); err != nil {
 		return err
@@ -175,44 +184,44 @@ func (s *Stage) bringUp(ctx context.Context, out io.Writer) error {
 
 // Install does what `lab install` does, and waits until Divvy is at work. Of the
 // options it needs neither Bare nor Undo.
-func (s *Stage) Install(ctx context.Context, o Options) error {
+func (s *Env) Install(ctx context.Context, o Options) error {
 	err := product.Install(ctx, s.productOptions(o))
 	if err != nil {
 		return err
 	}
-	values, err := s.Helm(ctx, "get", "values", product.Release, "--namespace", product.Namespace, "--output", "yaml")
+	values, err := s.CLI.Helm(ctx, "get", "values", product.Release, "--namespace", product.Namespace, "--output", "yaml")
 	if err != nil {
 		return err
 	}
-	s.values = values
+	s.Divvy.values = values
 	if o.Unlabelled {
-		return s.ensureNamespace(ctx)
+		return s.Pods.EnsureNamespace(ctx)
 	}
 	// Cards of another topology that an earlier daemon offered would be shown
 	// as lost ones by the same process.
 	if s.before.installed {
-		if err := s.DeleteDivvyPods(ctx, NodeDaemon); err != nil {
+		if err := s.Divvy.DeletePods(ctx, NodeDaemon); err != nil {
 			return err
 		}
 	}
-	if err := s.WaitDivvy(ctx, startTimeout); err != nil {
+	if err := s.Divvy.Wait(ctx, startTimeout); err != nil {
 		return err
 	}
-	return s.ensureNamespace(ctx)
+	return s.Pods.EnsureNamespace(ctx)
 }
 
 // Prepare does what Install does before the images and the chart.
-func (s *Stage) Prepare(ctx context.Context, o Options) error {
+func (s *Env) Prepare(ctx context.Context, o Options) error {
 	return product.Prepare(ctx, s.productOptions(o))
 }
 
-func (s *Stage) productOptions(o Options) product.Options {
+func (s *Env) productOptions(o Options) product.Options {
 	return product.Options{
 		Cluster:       s.Cluster,
-		RepositoryDir: s.Repository,
+		RepositoryDir: s.CLI.Repository,
 		Topology:      s.topologyPath(o.Topology),
 		MemoryUnit:    o.MemoryUnit,
-		Values:        s.valuesPaths(o.Values),
+		Values:        s.CLI.valuesPaths(o.Values),
 		Label:         o.Label,
 		Unlabelled:    o.Unlabelled,
 		Set:           append([]string{"node.injection=deviceNodes"}, o.Set...),
@@ -220,20 +229,12 @@ func (s *Stage) productOptions(o Options) product.Options {
 	}
 }
 
-func (s *Stage) valuesPaths(names []string) []string {
-	var paths []string
-	for _, name := range names {
-		paths = append(paths, filepath.Join(s.Repository, "lab", "values", name))
-	}
-	return paths
-}
-
-func (s *Stage) topologyPath(name string) string {
-	return filepath.Join(s.Repository, "lab", "topologies", name)
+func (s *Env) topologyPath(name string) string {
+	return filepath.Join(s.CLI.Repository, "lab", "topologies", name)
 }
 
 // Topology returns the text of a file in lab/topologies.
-func (s *Stage) Topology(name string) (string, error) {
+func (s *Env) Topology(name string) (string, error) {
 	data, err := os.ReadFile(s.topologyPath(name))
 	if err != nil {
 		return "", fmt.Errorf("read a topology: %w", err)
@@ -242,25 +243,25 @@ func (s *Stage) Topology(name string) (string, error) {
 }
 
 // SetCards changes the simulated cards under the running programs.
-func (s *Stage) SetCards(ctx context.Context, topology string) error {
+func (s *Env) SetCards(ctx context.Context, topology string) error {
 	return hardware.Default.SetTopology(ctx, []byte(topology))
 }
 
 // remember notes how Divvy is installed.
-func (s *Stage) remember(ctx context.Context) error {
-	if err := s.emptyNamespace(ctx); err != nil {
+func (s *Env) remember(ctx context.Context) error {
+	if err := s.Pods.EmptyNamespace(ctx); err != nil {
 		return err
 	}
 	var err error
 	if s.before.pool, err = product.HasPool(ctx, s.Client); err != nil {
 		return err
 	}
-	releases, err := s.Helm(ctx, "list", "--namespace", product.Namespace, "--short", "--filter", "^"+product.Release+"$")
+	releases, err := s.CLI.Helm(ctx, "list", "--namespace", product.Namespace, "--short", "--filter", "^"+product.Release+"$")
 	if err != nil || releases == "" {
 		return err
 	}
 	s.before.installed = true
-	values, err := s.Helm(ctx, "get", "values", product.Release, "--namespace", product.Namespace, "--output", "yaml")
+	values, err := s.CLI.Helm(ctx, "get", "values", product.Release, "--namespace", product.Namespace, "--output", "yaml")
 	if err != nil {
 		return err
 	}
@@ -273,7 +274,7 @@ func (s *Stage) remember(ctx context.Context) error {
 }
 
 // refuseWhereUsed keeps from changing cards under somebody's pods.
-func (s *Stage) refuseWhereUsed(ctx context.Context) error {
+func (s *Env) refuseWhereUsed(ctx context.Context) error {
 	pods, err := s.Client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return fmt.Errorf("list pods: %w", err)
@@ -292,14 +293,14 @@ func (s *Stage) refuseWhereUsed(ctx context.Context) error {
 }
 
 // Restore puts the lab back as SetUp met it.
-func (s *Stage) Restore(ctx context.Context, out io.Writer) error {
+func (s *Env) Restore(ctx context.Context, out io.Writer) error {
 	if !s.before.up {
 		return cluster.Down(ctx, out)
 	}
-	if err := s.removeNamespace(ctx); err != nil {
+	if err := s.Pods.RemoveNamespace(ctx); err != nil {
 		return err
 	}
-	if err := s.Label(ctx, ConfigLabel, ""); err != nil {
+	if err := s.Node.Label(ctx, ConfigLabel, ""); err != nil {
 		return err
 	}
 	if !s.before.pool {
@@ -315,24 +316,24 @@ func (s *Stage) Restore(ctx context.Context, out io.Writer) error {
 	if err := s.SetCards(ctx, string(s.before.topology)); err != nil {
 		return err
 	}
-	if err := s.resetValues(ctx, string(s.before.values)); err != nil {
+	if err := s.Divvy.resetValues(ctx, string(s.before.values)); err != nil {
 		return err
 	}
-	if err := s.DeleteDivvyPods(ctx, NodeDaemon); err != nil {
+	if err := s.Divvy.DeletePods(ctx, NodeDaemon); err != nil {
 		return err
 	}
 	_, err := s.Client.AppsV1().DaemonSets(product.Namespace).Get(ctx, NodeDaemon, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) { // it shared no cards
 		return nil
 	}
-	return s.WaitDivvy(ctx, startTimeout)
+	return s.Divvy.Wait(ctx, startTimeout)
 }
 
 // Remove takes Divvy out of the lab in a short way, and the simulated cards: it
 // does not wait for kubelet, so that the node keeps entries in its status. It may
 // be called where Divvy is not installed.
-func (s *Stage) Remove(ctx context.Context) error {
-	_, err := s.Helm(ctx, "uninstall", product.Release, "--namespace", product.Namespace, "--ignore-not-found", "--wait", "--no-hooks")
+func (s *Env) Remove(ctx context.Context) error {
+	_, err := s.CLI.Helm(ctx, "uninstall", product.Release, "--namespace", product.Namespace, "--ignore-not-found", "--wait", "--no-hooks")
 	if err != nil {
 		return errors.Join(err, hardware.Default.Remove())
 	}
@@ -340,99 +341,92 @@ func (s *Stage) Remove(ctx context.Context) error {
 }
 
 // Close lets other commands of the lab go on.
-func (s *Stage) Close() error { return s.unlock() }
+func (s *Env) Close() error { return s.unlock() }
 
-func (s *Stage) chart() string { return filepath.Join(s.Repository, "charts", "divvy") }
-
-// Upgrade changes values of the release, each as KEY=TEXT, and waits until the
-// daemon has read them. It does not wait for their effect; WaitDivvy does.
-func (s *Stage) Upgrade(ctx context.Context, values ...string) error {
-	return s.upgrade(ctx, s.UpgradeArgs(values...))
+// In returns the lab with another namespace for pods. Both are the same lab; do
+// not close them twice.
+func (s *Env) In(namespace string) *Env {
+	other := *s
+	other.Pods = newPods(s.Client, &s.CLI, namespace)
+	return &other
 }
 
-func (s *Stage) upgrade(ctx context.Context, args []string) error {
-	before, err := s.configured(ctx)
+// ReleaseDevices releases all devices of the node from quarantine.
+func (s *Env) ReleaseDevices(ctx context.Context) error {
+	node, err := s.Node.Get(ctx)
 	if err != nil {
 		return err
 	}
-	if _, err := s.Helm(ctx, args...); err != nil {
+	q, err := wire.DecodeQuarantine(node.Annotations[wire.QuarantineAnnotation])
+	if err != nil || len(q.Devices) == 0 {
 		return err
 	}
-	return s.take(ctx, before)
-}
-
-// UpgradeArgs are the arguments of helm that Upgrade uses.
-func (s *Stage) UpgradeArgs(values ...string) []string {
-	args := []string{"upgrade", product.Release, s.chart(), "--namespace", product.Namespace, "--reset-then-reuse-values"}
-	for _, value := range values {
-		args = append(args, "--set-string", value)
+	args := []string{"divvy", "device", "release", node.Name}
+	for _, d := range q.Devices {
+		args = append(args, string(d.Device))
 	}
-	return args
+	_, err = s.CLI.Kubectl(ctx, args...)
+	return err
 }
 
-// Reconfigure puts the release back to the values of SetUp, with files of
-// lab/values and more arguments of helm over them, and waits until the daemon has
-// read them.
-func (s *Stage) Reconfigure(ctx context.Context, files []string, args ...string) error {
-	for _, path := range s.valuesPaths(files) {
-		args = append([]string{"--values", path}, args...)
-	}
-	return s.resetValues(ctx, s.values, args...)
-}
-
-// resetValues gives the release these values and no others.
-func (s *Stage) resetValues(ctx context.Context, values string, args ...string) error {
-	file, err := os.CreateTemp("", "divvy-values-*.yaml")
+// Cards returns a topology of lab/topologies, to be changed and set.
+func (s *Env) Cards(name string) (vendorsim.Topology, error) {
+	text, err := s.Topology(name)
 	if err != nil {
-		return fmt.Errorf("values of the release: %w", err)
+		return vendorsim.Topology{}, err
 	}
-	defer os.Remove(file.Name()) //nolint:errcheck // a file in a temporary folder
-	_, err = file.WriteString(values)
-	if err := errors.Join(err, file.Close()); err != nil {
-		return fmt.Errorf("values of the release: %w", err)
-	}
-	all := append([]string{"upgrade", product.Release, s.chart(), "--namespace", product.Namespace,
-		"--reset-values", "--values", file.Name()}, args...)
-	return s.upgrade(ctx, all)
-}
-
-// ensureNamespace makes the namespace and waits until pods can be made in it.
-func (s *Stage) ensureNamespace(ctx context.Context) error {
-	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: s.Namespace}}
-	_, err := s.Client.CoreV1().Namespaces().Create(ctx, namespace, metav1.CreateOptions{})
-	if err != nil && !apierrors.IsAlreadyExists(err) {
-		return fmt.Errorf("make namespace %s: %w", s.Namespace, err)
-	}
-	return Poll(ctx, time.Minute, "service account of namespace "+s.Namespace, func(ctx context.Context) error {
-		_, err := s.Client.CoreV1().ServiceAccounts(s.Namespace).Get(ctx, "default", metav1.GetOptions{})
-		return err
-	})
-}
-
-// emptyNamespace deletes all pods of the namespace, which an interrupted run
-// may have left, what would make others, and quotas.
-func (s *Stage) emptyNamespace(ctx context.Context) error {
-	background := metav1.DeleteOptions{PropagationPolicy: ptr.To(metav1.DeletePropagationBackground)}
-	all := metav1.ListOptions{}
-	err := errors.Join(
-		s.Client.AppsV1().StatefulSets(s.Namespace).DeleteCollection(ctx, background, all),
-		s.Client.AppsV1().Deployments(s.Namespace).DeleteCollection(ctx, background, all),
-		s.Client.AppsV1().ReplicaSets(s.Namespace).DeleteCollection(ctx, background, all),
-		s.Client.BatchV1().Jobs(s.Namespace).DeleteCollection(ctx, background, all),
-		s.Client.CoreV1().ResourceQuotas(s.Namespace).DeleteCollection(ctx, metav1.DeleteOptions{}, all))
+	topology, err := vendorsim.Parse(name, []byte(text))
 	if err != nil {
-		return fmt.Errorf("empty namespace %s: %w", s.Namespace, err)
+		return vendorsim.Topology{}, fmt.Errorf("topology: %w", err)
 	}
-	return s.DeleteAllPods(ctx)
+	return topology, nil
 }
 
-func (s *Stage) removeNamespace(ctx context.Context) error {
-	if err := s.emptyNamespace(ctx); err != nil {
+// SetHardware changes the simulated cards under the running programs.
+func (s *Env) SetHardware(ctx context.Context, topology vendorsim.Topology) error {
+	text, err := topology.Encode()
+	if err != nil {
 		return err
 	}
-	err := s.Client.CoreV1().Namespaces().Delete(ctx, s.Namespace, metav1.DeleteOptions{})
-	if err != nil && !apierrors.IsNotFound(err) {
-		return fmt.Errorf("remove namespace %s: %w", s.Namespace, err)
+	return s.SetCards(ctx, string(text))
+}
+
+// Restart is one way to disturb the cluster. Do returns once everything says
+// that it is ready again.
+type Restart struct {
+	Name string
+	Do   func(context.Context) error
+}
+
+// Restarts are all ways in which a part of the cluster is restarted.
+func (s *Env) Restarts() []Restart {
+	component := func(verb string, c cluster.Component, end func(*cluster.Cluster, context.Context, cluster.Component) error) Restart {
+		return Restart{Name: string(c) + " " + verb, Do: func(ctx context.Context) error {
+			if err := end(s.Cluster, ctx, c); err != nil {
+				return err
+			}
+			return errors.Join(s.Cluster.Start(ctx, c), s.Divvy.Wait(ctx, restartTimeout))
+		}}
 	}
-	return nil
+	part := func(verb, part string, end func(context.Context, string) error) Restart {
+		return Restart{Name: part + " " + verb, Do: func(ctx context.Context) error {
+			if err := end(ctx, part); err != nil {
+				return err
+			}
+			return s.Divvy.Wait(ctx, restartTimeout)
+		}}
+	}
+	return []Restart{
+		component("restarted", cluster.Kubelet, (*cluster.Cluster).Stop),
+		component("killed", cluster.Kubelet, (*cluster.Cluster).Kill),
+		part("deleted", NodeDaemon, s.Divvy.DeletePods),
+		part("killed", NodeDaemon, s.Divvy.Kill),
+		{Name: NodeDaemon + " rolled", Do: func(ctx context.Context) error { return s.Divvy.Roll(ctx, restartTimeout) }},
+		part("deleted", Extender, s.Divvy.DeletePods),
+		part("killed", Extender, s.Divvy.Kill),
+		part("deleted", Schedconf, s.Divvy.DeletePods),
+		component("killed", cluster.Scheduler, (*cluster.Cluster).Kill),
+		component("restarted", cluster.APIServer, (*cluster.Cluster).Stop),
+		component("killed", cluster.APIServer, (*cluster.Cluster).Kill),
+	}
 }

@@ -1,6 +1,8 @@
-package stage
+package testenv
 
 import (
+	"k8s.io/client-go/kubernetes/fake"
+
 	"path/filepath"
 	"testing"
 
@@ -13,10 +15,11 @@ func TestExamplePods(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := (&Stage{Repository: repository, Namespace: "here"}).In("there")
+	here := &Env{Client: fake.NewClientset(), CLI: CLI{Repository: repository}, Pods: Pods{Namespace: "here"}}
+	pods := here.In("there").Pods
 	for file, mode := range map[string]string{"pod.yaml": "all", "pod-memory.yaml": "all", "pod-filter.yaml": "all",
 		"multi-container.yaml": "all", "injection.yaml": "injection"} {
-		pod, err := s.ExamplePod("bitfusion/" + file)
+		pod, err := pods.Example("bitfusion/" + file)
 		if err != nil {
 			t.Error(err)
 			continue
@@ -26,7 +29,7 @@ func TestExamplePods(t *testing.T) {
 			t.Errorf("%s: in %s with %v, asks %t", file, pod.Namespace, pod.Annotations, pool.Asks(pod.Spec.Containers[0].Resources))
 		}
 	}
-	if _, err := s.ExamplePod("bitfusion/quota.yaml"); err == nil {
+	if _, err := pods.Example("bitfusion/quota.yaml"); err == nil {
 		t.Error("a quota was read as a pod")
 	}
 }

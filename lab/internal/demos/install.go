@@ -1,4 +1,4 @@
-package show
+package demos
 
 import (
 	"bytes"
@@ -11,24 +11,25 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/divvy-gpu/divvy/lab/internal/layout"
 	"github.com/divvy-gpu/divvy/lab/internal/product"
-	"github.com/divvy-gpu/divvy/lab/internal/stage"
+	"github.com/divvy-gpu/divvy/lab/internal/testenv"
 )
 
-// administrator plays the show of installing.
+// administrator plays the demo of installing.
 type administrator struct {
-	*Show
+	*Demo
 	manifest string // the path of kube-scheduler's manifest
 	before   []byte // its content without Divvy
 	files    []string
 }
 
 // Install shows an administrator's day: installing, looking, changing, removing. The
-// stage is bare, and is bare again at the end.
-func (s *Show) Install(ctx context.Context) (err error) {
-	a := &administrator{Show: s, manifest: filepath.Join(layout.ManifestDir, "kube-scheduler.yaml")}
+// lab is bare, and is bare again at the end.
+func (s *Demo) Install(ctx context.Context) (err error) {
+	a := &administrator{Demo: s, manifest: filepath.Join(layout.ManifestDir, "kube-scheduler.yaml")}
 	if a.before, err = os.ReadFile(a.manifest); err != nil {
 		return fmt.Errorf("kube-scheduler's manifest: %w", err)
 	}
@@ -46,7 +47,7 @@ func (s *Show) Install(ctx context.Context) (err error) {
 // typed prints a command, runs it and prints what it says.
 func (a *administrator) typed(ctx context.Context, program string, args ...string) (string, error) {
 	fmt.Fprintf(a.out, "$ %s %s\n", filepath.Base(program), strings.Join(args, " "))
-	text, err := a.Command(ctx, "", program, args...)
+	text, err := a.CLI.Command(ctx, "", program, args...)
 	if text != "" {
 		fmt.Fprintln(a.out, text)
 	}
@@ -55,13 +56,13 @@ func (a *administrator) typed(ctx context.Context, program string, args ...strin
 
 func (a *administrator) schedconf(ctx context.Context, command string) (string, error) {
 	return a.typed(ctx, filepath.Join(product.Programs(), "divvy-control"), "schedconf", command,
-		"--kubeconfig", a.Cluster.Kubeconfig(), "--node-name", a.Cluster.NodeName(), "--log-level", "error")
+		"--kubeconfig", layout.AdminKubeconfig, "--node-name", layout.NodeName, "--log-level", "error")
 }
 
 func (a *administrator) install(ctx context.Context) error {
 	a.Title("Install")
 	a.Say("`helm install`, on a control plane as kubeadm makes it: a static pod kube-scheduler\nwithout a configuration file.")
-	return a.Stage.Install(ctx, stage.Options{Topology: stage.Guide, MemoryUnit: "1", Out: a.out})
+	return a.Env.Install(ctx, testenv.Options{Topology: testenv.Guide, MemoryUnit: "1", Out: a.out})
 }
 
 func (a *administrator) wired(ctx context.Context) error {
@@ -91,7 +92,7 @@ func (a *administrator) guide(ctx context.Context) error {
 		return err
 	}
 	for pod, card := range map[string]string{"gcushare-pod-1": "0", "gcushare-pod-2": "0", "gcushare-pod-3": "1"} {
-		got, err := a.Get(ctx, pod)
+		got, err := a.Pods.API.Get(ctx, pod, metav1.GetOptions{})
 		if err != nil {
 			return err
 		}
@@ -104,11 +105,11 @@ func (a *administrator) guide(ctx context.Context) error {
 // unit is refused under pods.
 func (a *administrator) unit(ctx context.Context) error {
 	a.Title("A change that would give running pods another meaning")
-	_, err := a.Helm(ctx, a.UpgradeArgs("memoryUnit=0.1")...)
+	_, err := a.CLI.Helm(ctx, a.Divvy.UpgradeArgs("memoryUnit=0.1")...)
 	a.Checks.True("helm upgrade with memoryUnit=0.1 is refused", err != nil, fmt.Sprint(err))
 	if err != nil {
 		fmt.Fprintln(a.out, err)
-		a.Checks.Contains("it names the pods", err.Error(), a.Namespace+"/gcushare-pod-1")
+		a.Checks.Contains("it names the pods", err.Error(), a.Pods.Namespace+"/gcushare-pod-1")
 	}
 	return ctx.Err()
 }
@@ -126,13 +127,13 @@ func (a *administrator) broken(ctx context.Context) error {
 	if _, err := a.Run(ctx, "scale", "--namespace", product.Namespace, "deployment/divvy-extender", "--replicas=1"); err != nil {
 		return err
 	}
-	return a.WaitDivvy(ctx, configTimeout)
+	return a.Divvy.Wait(ctx, configTimeout)
 }
 
 func (a *administrator) uninstall(ctx context.Context) error {
 	a.Title("Uninstall")
 	a.Say("Pods go on meanwhile. Kubelet keeps the numbers of a plugin that has gone for five\nminutes; `helm uninstall` waits for that " +
-		"where uninstall.nodeStatus is true, which\nthis show leaves out.")
+		"where uninstall.nodeStatus is true, which\nthis demo leaves out.")
 	running, err := a.containers(ctx)
 	if err != nil {
 		return err
@@ -147,7 +148,7 @@ func (a *administrator) uninstall(ctx context.Context) error {
 	files, err := filepath.Glob(filepath.Join(layout.KubernetesDir, "*"))
 	a.Checks.NoError("files of the control plane", err)
 	a.Checks.Equal("they are those of before", strings.Join(files, " "), strings.Join(a.files, " "))
-	node, err := a.Node(ctx)
+	node, err := a.Node.Get(ctx)
 	if err != nil {
 		return err
 	}
@@ -163,14 +164,14 @@ func (a *administrator) uninstall(ctx context.Context) error {
 		return err
 	}
 	a.Checks.Equal("containers that run", strings.Join(still, " "), strings.Join(running, " "))
-	if err := a.DeleteAllPods(ctx); err != nil {
+	if err := a.Pods.DeleteAll(ctx); err != nil {
 		return err
 	}
-	if err := a.Start(ctx, a.Pod("after", stage.Container("app", 0))); err != nil {
+	if err := a.Start(ctx, a.Pods.New("after", testenv.Container("app", 0))); err != nil {
 		return err
 	}
 	a.Checks.True("kube-scheduler places a pod", true, "after runs")
-	return errors.Join(a.DeleteAllPods(ctx), a.Remove(ctx))
+	return errors.Join(a.Pods.DeleteAll(ctx), a.Remove(ctx))
 }
 
 // containers returns the containers of the namespace's pods, with how often each was
@@ -178,7 +179,7 @@ func (a *administrator) uninstall(ctx context.Context) error {
 func (a *administrator) containers(ctx context.Context) ([]string, error) {
 	var found []string
 	for _, name := range []string{"gcushare-pod-1", "gcushare-pod-2", "gcushare-pod-3"} {
-		pod, err := a.Get(ctx, name)
+		pod, err := a.Pods.API.Get(ctx, name, metav1.GetOptions{})
 		if err != nil {
 			return nil, err
 		}

@@ -1,4 +1,4 @@
-package show
+package demos
 
 import (
 	"context"
@@ -13,12 +13,12 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/divvy-gpu/divvy/internal/testing/vendorsim"
-	"github.com/divvy-gpu/divvy/lab/internal/stage"
+	"github.com/divvy-gpu/divvy/lab/internal/testenv"
 )
 
-// faults plays the show.
+// faults plays the demo of failing devices.
 type faults struct {
-	*Show
+	*Demo
 	short bool
 
 	hardware vendorsim.Topology
@@ -43,7 +43,7 @@ type fault struct {
 	long bool
 }
 
-// allFaults are the faults that the show shows. Those of a vendor are apart, so that a
+// allFaults are the faults that the demo shows. Those of a vendor are apart, so that a
 // card has been well for a while before it breaks again: else it would have to be well
 // for longer.
 var allFaults = []fault{
@@ -112,8 +112,8 @@ func answer(_ *vendorsim.Topology, c *vendorsim.Card) { c.Delay = 0 }
 // Faults breaks cards of each vendor under pods and puts them right again, then the
 // daemon's folders. In the short form calls hang for one vendor alone, and drivers stall
 // once or twice.
-func (s *Show) Faults(ctx context.Context, short bool) (err error) {
-	f := &faults{Show: s, short: short}
+func (s *Demo) Faults(ctx context.Context, short bool) (err error) {
+	f := &faults{Demo: s, short: short}
 	if f.hardware, err = f.Cards(Mixed); err != nil {
 		return err
 	}
@@ -131,7 +131,7 @@ func (s *Show) Faults(ctx context.Context, short bool) (err error) {
 
 // breakCards shows all that the daemon goes on through.
 func (f *faults) breakCards(ctx context.Context) error {
-	daemon, err := f.DaemonLife(ctx)
+	daemon, err := f.Divvy.DaemonLife(ctx)
 	if err != nil {
 		return err
 	}
@@ -142,14 +142,14 @@ func (f *faults) breakCards(ctx context.Context) error {
 		if err := f.inflict(ctx, one); err != nil {
 			return err
 		}
-		if err := f.DeleteAllPods(ctx); err != nil {
+		if err := f.Pods.DeleteAll(ctx); err != nil {
 			return err
 		}
 	}
 	if err := f.stalls(ctx); err != nil {
 		return err
 	}
-	life, err := f.DaemonLife(ctx)
+	life, err := f.Divvy.DaemonLife(ctx)
 	if err != nil {
 		return err
 	}
@@ -217,7 +217,7 @@ func (f *faults) inflict(ctx context.Context, one fault) error {
 	}
 	f.note("%s: all is offered again after the fault was over", one.vendor, time.Since(mended))
 	// The card that is used most and has room is taken: the one that was broken.
-	if err := f.Delete(ctx, during...); err != nil {
+	if err := f.Pods.Delete(ctx, during...); err != nil {
 		return err
 	}
 	after := one.vendor + "-after"
@@ -279,7 +279,7 @@ func (f *faults) hold(ctx context.Context, pod string, one fault) (card int, lif
 
 // cardOf returns the place in the topology of the card that a pod has.
 func (f *faults) cardOf(ctx context.Context, pod string, one fault) (int, error) {
-	sight, err := f.See(ctx, pod)
+	sight, err := f.Pods.See(ctx, pod)
 	if err != nil {
 		return 0, err
 	}
@@ -312,8 +312,8 @@ func (f *faults) index(place int) int {
 // why, or that it is well, and returns the reason.
 func (f *faults) waitReason(ctx context.Context, what corev1.ResourceName, card vendorsim.Card, ill bool, why string) (reason string,
 	err error) {
-	err = stage.Poll(ctx, offerTimeout, "the node to tell of the card", func(ctx context.Context) error {
-		cards, err := f.Published(ctx, what)
+	err = testenv.Poll(ctx, offerTimeout, "the node to tell of the card", func(ctx context.Context) error {
+		cards, err := f.Node.Published(ctx, what)
 		if err != nil {
 			return err
 		}
@@ -332,7 +332,7 @@ func (f *faults) waitReason(ctx context.Context, what corev1.ResourceName, card 
 
 // lives tells one life of a pod's containers from another.
 func (f *faults) lives(ctx context.Context, name string) (string, error) {
-	pod, err := f.Client.CoreV1().Pods(f.Namespace).Get(ctx, name, metav1.GetOptions{})
+	pod, err := f.Client.CoreV1().Pods(f.Pods.Namespace).Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
 		return "", err
 	}

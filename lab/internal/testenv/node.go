@@ -1,13 +1,14 @@
-package stage
+package testenv
 
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
 	"time"
+
+	"k8s.io/client-go/kubernetes"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -15,8 +16,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/divvy-gpu/divvy/internal/core/accel"
-	"github.com/divvy-gpu/divvy/internal/core/wire"
-	"github.com/divvy-gpu/divvy/internal/testing/vendorsim"
 )
 
 // ConfigLabel is the node's label that names its configuration.
@@ -43,9 +42,15 @@ func Asking(name string, what corev1.ResourceName, amount int64, command ...stri
 	return c
 }
 
-// Node returns the lab's node.
-func (s *Stage) Node(ctx context.Context) (*corev1.Node, error) {
-	node, err := s.Client.CoreV1().Nodes().Get(ctx, s.Cluster.NodeName(), metav1.GetOptions{})
+// Node is the lab's node.
+type Node struct {
+	client kubernetes.Interface
+	name   string
+}
+
+// Get returns the node as the API server has it.
+func (n *Node) Get(ctx context.Context) (*corev1.Node, error) {
+	node, err := n.client.CoreV1().Nodes().Get(ctx, n.name, metav1.GetOptions{})
 	if err != nil {
 		return nil, fmt.Errorf("read the node: %w", err)
 	}
@@ -53,14 +58,14 @@ func (s *Stage) Node(ctx context.Context) (*corev1.Node, error) {
 }
 
 // Label sets a label of the node, or removes it for the value "".
-func (s *Stage) Label(ctx context.Context, key, value string) error {
+func (n *Node) Label(ctx context.Context, key, value string) error {
 	labels := map[string]any{key: nil}
 	if value != "" {
 		labels[key] = value
 	}
 	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"labels": labels}})
 	if err == nil {
-		_, err = s.Client.CoreV1().Nodes().Patch(ctx, s.Cluster.NodeName(), types.MergePatchType, patch, metav1.PatchOptions{})
+		_, err = n.client.CoreV1().Nodes().Patch(ctx, n.name, types.MergePatchType, patch, metav1.PatchOptions{})
 	}
 	if err != nil {
 		return fmt.Errorf("label the node: %w", err)
@@ -70,8 +75,8 @@ func (s *Stage) Label(ctx context.Context, key, value string) error {
 
 // Offered returns what the node's status shows of a resource: all of it, and
 // what pods may have.
-func (s *Stage) Offered(ctx context.Context, name corev1.ResourceName) (capacity, allocatable int64, err error) {
-	node, err := s.Node(ctx)
+func (n *Node) Offered(ctx context.Context, name corev1.ResourceName) (capacity, allocatable int64, err error) {
+	node, err := n.Get(ctx)
 	if err != nil {
 		return 0, 0, err
 	}
@@ -81,10 +86,10 @@ func (s *Stage) Offered(ctx context.Context, name corev1.ResourceName) (capacity
 
 // WaitAllocatable waits until pods may have so much of a resource, and returns
 // how long that took.
-func (s *Stage) WaitAllocatable(ctx context.Context, timeout time.Duration, name corev1.ResourceName, want int64) (time.Duration, error) {
+func (n *Node) WaitAllocatable(ctx context.Context, timeout time.Duration, name corev1.ResourceName, want int64) (time.Duration, error) {
 	begun := time.Now()
 	err := Poll(ctx, timeout, fmt.Sprintf("the node to offer %d %s", want, name), func(ctx context.Context) error {
-		capacity, allocatable, err := s.Offered(ctx, name)
+		capacity, allocatable, err := n.Offered(ctx, name)
 		if err == nil && allocatable != want {
 			err = fmt.Errorf("it offers %d of %d", allocatable, capacity)
 		}
@@ -103,8 +108,8 @@ type Published struct {
 }
 
 // Published returns the cards of a resource as the node publishes them.
-func (s *Stage) Published(ctx context.Context, name corev1.ResourceName) ([]Published, error) {
-	node, err := s.Node(ctx)
+func (n *Node) Published(ctx context.Context, name corev1.ResourceName) ([]Published, error) {
+	node, err := n.Get(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -125,59 +130,6 @@ func (s *Stage) Published(ctx context.Context, name corev1.ResourceName) ([]Publ
 	return nil, fmt.Errorf("the node publishes no %s", name)
 }
 
-// DaemonLife tells one life of the daemon from another: its pod and how often
-// its container was started again.
-func (s *Stage) DaemonLife(ctx context.Context) (string, error) {
-	pod, err := s.DivvyPod(ctx, NodeDaemon)
-	if err != nil {
-		return "", err
-	}
-	if len(pod.Status.ContainerStatuses) == 0 {
-		return "", errors.New(Describe(pod))
-	}
-	return fmt.Sprintf("pod %s, started again %d times", pod.UID, pod.Status.ContainerStatuses[0].RestartCount), nil
-}
-
-// Cards returns a topology of lab/topologies, to be changed and set.
-func (s *Stage) Cards(name string) (vendorsim.Topology, error) {
-	text, err := s.Topology(name)
-	if err != nil {
-		return vendorsim.Topology{}, err
-	}
-	topology, err := vendorsim.Parse(name, []byte(text))
-	if err != nil {
-		return vendorsim.Topology{}, fmt.Errorf("topology: %w", err)
-	}
-	return topology, nil
-}
-
-// SetHardware changes the simulated cards under the running programs.
-func (s *Stage) SetHardware(ctx context.Context, topology vendorsim.Topology) error {
-	text, err := topology.Encode()
-	if err != nil {
-		return err
-	}
-	return s.SetCards(ctx, string(text))
-}
-
-// ReleaseDevices releases all devices of the node from quarantine.
-func (s *Stage) ReleaseDevices(ctx context.Context) error {
-	node, err := s.Node(ctx)
-	if err != nil {
-		return err
-	}
-	q, err := wire.DecodeQuarantine(node.Annotations[wire.QuarantineAnnotation])
-	if err != nil || len(q.Devices) == 0 {
-		return err
-	}
-	args := []string{"divvy", "device", "release", node.Name}
-	for _, d := range q.Devices {
-		args = append(args, string(d.Device))
-	}
-	_, err = s.Kubectl(ctx, args...)
-	return err
-}
-
 // Sight is what a running container sees of cards.
 type Sight struct {
 	// Env are the variables that name cards.
@@ -188,12 +140,12 @@ type Sight struct {
 }
 
 // See looks at the cards from inside the first container of a pod.
-func (s *Stage) See(ctx context.Context, pod string) (Sight, error) {
-	object, err := s.Get(ctx, pod)
+func (p *Pods) See(ctx context.Context, pod string) (Sight, error) {
+	object, err := p.API.Get(ctx, pod, metav1.GetOptions{})
 	if err != nil {
 		return Sight{}, err
 	}
-	text, err := s.Exec(ctx, pod, object.Spec.Containers[0].Name, "sh", "-c", "env; ls /dev")
+	text, err := p.Exec(ctx, pod, object.Spec.Containers[0].Name, "sh", "-c", "env; ls /dev")
 	if err != nil {
 		return Sight{}, err
 	}

@@ -1,13 +1,18 @@
-package stage
+package testenv
 
 import (
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 	"time"
+
+	"k8s.io/client-go/kubernetes"
+	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
+	"sigs.k8s.io/yaml"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -44,11 +49,24 @@ func Sidecar(name string, units int64) corev1.Container {
 	return c
 }
 
-// Pod returns a pod that ends at once when it is deleted, and is not started
+// Pods are those of a namespace.
+type Pods struct {
+	Namespace string
+	API       typedcorev1.PodInterface
+
+	client kubernetes.Interface
+	cli    *CLI
+}
+
+func newPods(client kubernetes.Interface, cli *CLI, namespace string) Pods {
+	return Pods{Namespace: namespace, API: client.CoreV1().Pods(namespace), client: client, cli: cli}
+}
+
+// New returns a pod that ends at once when it is deleted, and is not started
 // again by kubelet.
-func (s *Stage) Pod(name string, containers ...corev1.Container) *corev1.Pod {
+func (p *Pods) New(name string, containers ...corev1.Container) *corev1.Pod {
 	return &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: s.Namespace},
+		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: p.Namespace},
 		Spec: corev1.PodSpec{
 			Containers:                    containers,
 			RestartPolicy:                 corev1.RestartPolicyNever,
@@ -97,10 +115,10 @@ func Describe(pod *corev1.Pod) string {
 
 // Create makes pods one after the other and returns them as the API server
 // has them.
-func (s *Stage) Create(ctx context.Context, pods ...*corev1.Pod) ([]*corev1.Pod, error) {
+func (p *Pods) Create(ctx context.Context, pods ...*corev1.Pod) ([]*corev1.Pod, error) {
 	made := make([]*corev1.Pod, 0, len(pods))
 	for _, pod := range pods {
-		created, err := s.Client.CoreV1().Pods(pod.Namespace).Create(ctx, pod, metav1.CreateOptions{})
+		created, err := p.client.CoreV1().Pods(pod.Namespace).Create(ctx, pod, metav1.CreateOptions{})
 		if err != nil {
 			return made, fmt.Errorf("create pod %s: %w", pod.Name, err)
 		}
@@ -109,21 +127,12 @@ func (s *Stage) Create(ctx context.Context, pods ...*corev1.Pod) ([]*corev1.Pod,
 	return made, nil
 }
 
-// Get returns the present state of a pod of the stage's namespace.
-func (s *Stage) Get(ctx context.Context, name string) (*corev1.Pod, error) {
-	pod, err := s.Client.CoreV1().Pods(s.Namespace).Get(ctx, name, metav1.GetOptions{})
-	if err != nil {
-		return nil, fmt.Errorf("read pod %s: %w", name, err)
-	}
-	return pod, nil
-}
-
 // WaitPhase waits until the pods have the phase and, for Running, all their
 // containers are ready. A pod that has ended otherwise is an error at once, with the
 // last of what it printed.
-func (s *Stage) WaitPhase(ctx context.Context, timeout time.Duration, phase corev1.PodPhase, names ...string) error {
+func (p *Pods) WaitPhase(ctx context.Context, timeout time.Duration, phase corev1.PodPhase, names ...string) error {
 	return Poll(ctx, timeout, fmt.Sprintf("pods %s to be %s", strings.Join(names, ", "), phase), func(ctx context.Context) error {
-		pods, err := s.Client.CoreV1().Pods(s.Namespace).List(ctx, metav1.ListOptions{})
+		pods, err := p.client.CoreV1().Pods(p.Namespace).List(ctx, metav1.ListOptions{})
 		if err != nil {
 			return err
 		}
@@ -137,7 +146,7 @@ func (s *Stage) WaitPhase(ctx context.Context, timeout time.Duration, phase core
 			case !ok:
 				return fmt.Errorf("there is no pod %s", name)
 			case pod.Status.Phase != phase && Ended(pod):
-				return fmt.Errorf("%w: %s; it printed %q", product.ErrHopeless, Describe(pod), s.lastPrinted(ctx, name))
+				return fmt.Errorf("%w: %s; it printed %q", product.ErrHopeless, Describe(pod), p.lastPrinted(ctx, name))
 			case pod.Status.Phase != phase, phase == corev1.PodRunning && !allReady(pod):
 				return errors.New(Describe(pod))
 			}
@@ -147,8 +156,8 @@ func (s *Stage) WaitPhase(ctx context.Context, timeout time.Duration, phase core
 }
 
 // lastPrinted are the last lines of each container of a pod, or why they cannot be had.
-func (s *Stage) lastPrinted(ctx context.Context, pod string) string {
-	text, err := s.Kubectl(ctx, "logs", pod, "--namespace", s.Namespace, "--all-containers", "--tail", "5")
+func (p *Pods) lastPrinted(ctx context.Context, pod string) string {
+	text, err := p.cli.Kubectl(ctx, "logs", pod, "--namespace", p.Namespace, "--all-containers", "--tail", "5")
 	if err != nil {
 		return err.Error()
 	}
@@ -165,23 +174,23 @@ func allReady(pod *corev1.Pod) bool {
 }
 
 // Delete deletes pods and waits until they are gone.
-func (s *Stage) Delete(ctx context.Context, names ...string) error {
+func (p *Pods) Delete(ctx context.Context, names ...string) error {
 	for _, name := range names {
-		err := s.Client.CoreV1().Pods(s.Namespace).Delete(ctx, name, metav1.DeleteOptions{})
+		err := p.client.CoreV1().Pods(p.Namespace).Delete(ctx, name, metav1.DeleteOptions{})
 		if err != nil && !apierrors.IsNotFound(err) {
 			return fmt.Errorf("delete pod %s: %w", name, err)
 		}
 	}
-	if err := s.WaitGone(ctx, names...); err != nil {
+	if err := p.WaitGone(ctx, names...); err != nil {
 		return err
 	}
-	return s.waitFreed(ctx, names...)
+	return p.waitFreed(ctx, names...)
 }
 
 // waitFreed waits until the extender, where one answers, counts nothing for pods of
 // these names any more, or for any without names. The pods of the lab have no grace
 // period, so the API server forgets them before their containers have ended.
-func (s *Stage) waitFreed(ctx context.Context, names ...string) error {
+func (p *Pods) waitFreed(ctx context.Context, names ...string) error {
 	return Poll(ctx, freedTimeout, "the extender to give back what deleted pods held", func(ctx context.Context) error {
 		type occupants []struct{ Name, Namespace string }
 		var report struct {
@@ -200,7 +209,7 @@ func (s *Stage) waitFreed(ctx context.Context, names ...string) error {
 				all = append(all, device.Pods...)
 			}
 			for _, pod := range all {
-				if pod.Namespace == s.Namespace && (len(names) == 0 || slices.Contains(names, pod.Name)) {
+				if pod.Namespace == p.Namespace && (len(names) == 0 || slices.Contains(names, pod.Name)) {
 					return fmt.Errorf("pod %s is still counted", pod.Name)
 				}
 			}
@@ -213,10 +222,10 @@ func (s *Stage) waitFreed(ctx context.Context, names ...string) error {
 const freedTimeout = 45 * time.Second
 
 // WaitGone waits until there are no pods of these names.
-func (s *Stage) WaitGone(ctx context.Context, names ...string) error {
+func (p *Pods) WaitGone(ctx context.Context, names ...string) error {
 	for _, name := range names {
 		err := Poll(ctx, time.Minute, "pod "+name+" to be gone", func(ctx context.Context) error {
-			pod, err := s.Client.CoreV1().Pods(s.Namespace).Get(ctx, name, metav1.GetOptions{})
+			pod, err := p.client.CoreV1().Pods(p.Namespace).Get(ctx, name, metav1.GetOptions{})
 			if apierrors.IsNotFound(err) {
 				return nil
 			}
@@ -232,12 +241,12 @@ func (s *Stage) WaitGone(ctx context.Context, names ...string) error {
 	return nil
 }
 
-// DeleteAllPods deletes every pod of the stage's namespace and waits until
+// DeleteAll deletes every pod of the namespace and waits until
 // they are gone.
-func (s *Stage) DeleteAllPods(ctx context.Context) error {
-	pods := s.Client.CoreV1().Pods(s.Namespace)
+func (p *Pods) DeleteAll(ctx context.Context) error {
+	pods := p.client.CoreV1().Pods(p.Namespace)
 	now := metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)}
-	err := Poll(ctx, 2*time.Minute, "the pods of namespace "+s.Namespace+" to be gone", func(ctx context.Context) error {
+	err := Poll(ctx, 2*time.Minute, "the pods of namespace "+p.Namespace+" to be gone", func(ctx context.Context) error {
 		list, err := pods.List(ctx, metav1.ListOptions{})
 		if err != nil || len(list.Items) == 0 {
 			return err
@@ -260,15 +269,15 @@ func (s *Stage) DeleteAllPods(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return s.waitFreed(ctx)
+	return p.waitFreed(ctx)
 }
 
 // WaitEvent waits for an event of a pod whose message contains the text and
 // returns the message.
-func (s *Stage) WaitEvent(ctx context.Context, timeout time.Duration, pod *corev1.Pod, text string) (string, error) {
+func (p *Pods) WaitEvent(ctx context.Context, timeout time.Duration, pod *corev1.Pod, text string) (string, error) {
 	var message string
 	err := Poll(ctx, timeout, fmt.Sprintf("an event of pod %s that says %q", pod.Name, text), func(ctx context.Context) error {
-		events, err := s.Client.CoreV1().Events(pod.Namespace).List(ctx, metav1.ListOptions{
+		events, err := p.client.CoreV1().Events(pod.Namespace).List(ctx, metav1.ListOptions{
 			FieldSelector: "involvedObject.uid=" + string(pod.UID),
 		})
 		if err != nil {
@@ -285,4 +294,100 @@ func (s *Stage) WaitEvent(ctx context.Context, timeout time.Duration, pod *corev
 		return fmt.Errorf("seen so far: %q", seen)
 	})
 	return message, err
+}
+
+// EnsureNamespace makes the namespace and waits until pods can be made in it.
+func (p *Pods) EnsureNamespace(ctx context.Context) error {
+	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: p.Namespace}}
+	_, err := p.client.CoreV1().Namespaces().Create(ctx, namespace, metav1.CreateOptions{})
+	if err != nil && !apierrors.IsAlreadyExists(err) {
+		return fmt.Errorf("make namespace %s: %w", p.Namespace, err)
+	}
+	return Poll(ctx, time.Minute, "service account of namespace "+p.Namespace, func(ctx context.Context) error {
+		_, err := p.client.CoreV1().ServiceAccounts(p.Namespace).Get(ctx, "default", metav1.GetOptions{})
+		return err
+	})
+}
+
+// EmptyNamespace deletes all pods of the namespace, which an interrupted run
+// may have left, what would make others, and quotas.
+func (p *Pods) EmptyNamespace(ctx context.Context) error {
+	background := metav1.DeleteOptions{PropagationPolicy: ptr.To(metav1.DeletePropagationBackground)}
+	all := metav1.ListOptions{}
+	err := errors.Join(
+		p.client.AppsV1().StatefulSets(p.Namespace).DeleteCollection(ctx, background, all),
+		p.client.AppsV1().Deployments(p.Namespace).DeleteCollection(ctx, background, all),
+		p.client.AppsV1().ReplicaSets(p.Namespace).DeleteCollection(ctx, background, all),
+		p.client.BatchV1().Jobs(p.Namespace).DeleteCollection(ctx, background, all),
+		p.client.CoreV1().ResourceQuotas(p.Namespace).DeleteCollection(ctx, metav1.DeleteOptions{}, all))
+	if err != nil {
+		return fmt.Errorf("empty namespace %s: %w", p.Namespace, err)
+	}
+	return p.DeleteAll(ctx)
+}
+
+func (p *Pods) RemoveNamespace(ctx context.Context) error {
+	if err := p.EmptyNamespace(ctx); err != nil {
+		return err
+	}
+	err := p.client.CoreV1().Namespaces().Delete(ctx, p.Namespace, metav1.DeleteOptions{})
+	if err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("remove namespace %s: %w", p.Namespace, err)
+	}
+	return nil
+}
+
+// AllowPool labels the namespace so that its pods may use the pool, or
+// takes the label off.
+func (p *Pods) AllowPool(ctx context.Context, allowed bool) error {
+	label := product.PoolLabel + "-"
+	if allowed {
+		label = product.PoolLabel + "=allowed"
+	}
+	_, err := p.cli.Kubectl(ctx, "label", "--overwrite", "namespace", p.Namespace, label)
+	return err
+}
+
+// TokenSecrets returns the secrets of the pool's token in the namespace.
+func (p *Pods) TokenSecrets(ctx context.Context) (map[string]*corev1.Secret, error) {
+	found := map[string]*corev1.Secret{}
+	for _, name := range product.TokenSecrets() {
+		secret, err := p.client.CoreV1().Secrets(p.Namespace).Get(ctx, name, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		found[name] = secret
+	}
+	return found, nil
+}
+
+// Logs returns what a container of a pod has printed.
+func (p *Pods) Logs(ctx context.Context, pod, container string) (string, error) {
+	return p.cli.Kubectl(ctx, "logs", pod, "--namespace", p.Namespace, "--container", container)
+}
+
+// Exec runs a command in a container of a pod and returns its output.
+func (p *Pods) Exec(ctx context.Context, pod, container string, command ...string) (string, error) {
+	args := []string{"exec", "--namespace", p.Namespace, pod, "--container", container, "--"}
+	return p.cli.Kubectl(ctx, append(args, command...)...)
+}
+
+// Example reads the pod of an example and puts it into the namespace.
+// It ends at once when it is deleted.
+func (p *Pods) Example(name string) (*corev1.Pod, error) {
+	data, err := os.ReadFile(p.cli.Example(name))
+	if err != nil {
+		return nil, fmt.Errorf("read an example: %w", err)
+	}
+	var pod corev1.Pod
+	if err := yaml.UnmarshalStrict(data, &pod); err != nil {
+		return nil, fmt.Errorf("example %s: %w", name, err)
+	}
+	pod.Namespace = p.Namespace
+	pod.Spec.TerminationGracePeriodSeconds = ptr.To[int64](0)
+	pod.Spec.AutomountServiceAccountToken = ptr.To(false)
+	return &pod, nil
 }

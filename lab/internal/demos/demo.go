@@ -1,6 +1,6 @@
-// Package show is what the shows on the lab have in common: commands as a person
+// Package demos contains the demos on the lab and what they have in common: commands as a person
 // types them with what they print, and checks below them.
-package show
+package demos
 
 import (
 	"context"
@@ -10,14 +10,16 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/divvy-gpu/divvy/lab/internal/checks"
+	"github.com/divvy-gpu/divvy/lab/internal/layout"
 	"github.com/divvy-gpu/divvy/lab/internal/product"
 	"github.com/divvy-gpu/divvy/lab/internal/progress"
-	"github.com/divvy-gpu/divvy/lab/internal/stage"
+	"github.com/divvy-gpu/divvy/lab/internal/testenv"
 )
 
-// Waits of a show. A machine of two cores needs a tenth of them.
+// Waits of a demo. A machine of two cores needs a tenth of them.
 const (
 	podTimeout    = 90 * time.Second
 	offerTimeout  = time.Minute
@@ -32,9 +34,9 @@ const (
 	Present     = "nvidia.com/gpu.present"
 )
 
-// Show prints what it does on a stage and checks what it finds.
-type Show struct {
-	*stage.Stage
+// Demo prints what it does in the lab and checks what it finds.
+type Demo struct {
+	*testenv.Env
 	Checks checks.Checks
 
 	name    string
@@ -42,25 +44,25 @@ type Show struct {
 	started time.Time
 }
 
-// New returns a show that prints to out.
-func New(name string, s *stage.Stage, out io.Writer) *Show {
-	return &Show{Stage: s, Checks: checks.Checks{Out: out}, name: name, out: out, started: time.Now()}
+// New returns a demo that prints to out.
+func New(name string, s *testenv.Env, out io.Writer) *Demo {
+	return &Demo{Env: s, Checks: checks.Checks{Out: out}, name: name, out: out, started: time.Now()}
 }
 
-// Title begins a part of the show.
-func (s *Show) Title(text string) {
+// Title begins a part of the demo.
+func (s *Demo) Title(text string) {
 	fmt.Fprintf(s.out, "\n=== %s %s\n", text, strings.Repeat("=", max(0, 74-len(text))))
 }
 
 // Say prints a text.
-func (s *Show) Say(text string) { fmt.Fprintf(s.out, "%s\n\n", text) }
+func (s *Demo) Say(text string) { fmt.Fprintf(s.out, "%s\n\n", text) }
 
 // Tell prints a line beside the checks.
-func (s *Show) Tell(format string, args ...any) { fmt.Fprintf(s.out, "      "+format+"\n", args...) }
+func (s *Demo) Tell(format string, args ...any) { fmt.Fprintf(s.out, "      "+format+"\n", args...) }
 
 // Run prints a command of kubectl as a person types it, runs it and prints its
 // output.
-func (s *Show) Run(ctx context.Context, args ...string) (string, error) {
+func (s *Demo) Run(ctx context.Context, args ...string) (string, error) {
 	shown := make([]string, len(args))
 	for i, arg := range args {
 		if shown[i] = arg; strings.ContainsAny(arg, " ;$|'") {
@@ -68,7 +70,7 @@ func (s *Show) Run(ctx context.Context, args ...string) (string, error) {
 		}
 	}
 	fmt.Fprintf(s.out, "$ kubectl %s\n", strings.Join(shown, " "))
-	text, err := s.Kubectl(ctx, args...)
+	text, err := s.CLI.Kubectl(ctx, args...)
 	if text != "" {
 		fmt.Fprintln(s.out, text)
 	}
@@ -78,12 +80,12 @@ func (s *Show) Run(ctx context.Context, args ...string) (string, error) {
 // Offer waits until pods may have so much of a resource, checks it and returns
 // how long it took. Capacity is told beside it: kubelet counts what a card has
 // that is gone, as long as it may come back.
-func (s *Show) Offer(ctx context.Context, name corev1.ResourceName, allocatable int64) (time.Duration, error) {
-	took, _ := s.WaitAllocatable(ctx, offerTimeout, name, allocatable) // a difference, not the end of the show
+func (s *Demo) Offer(ctx context.Context, name corev1.ResourceName, allocatable int64) (time.Duration, error) {
+	took, _ := s.Node.WaitAllocatable(ctx, offerTimeout, name, allocatable) // a difference, not the end of the demo
 	if err := ctx.Err(); err != nil {
 		return took, err
 	}
-	capacity, got, err := s.Offered(ctx, name)
+	capacity, got, err := s.Node.Offered(ctx, name)
 	if err != nil {
 		return took, err
 	}
@@ -92,10 +94,10 @@ func (s *Show) Offer(ctx context.Context, name corev1.ResourceName, allocatable 
 }
 
 // Start makes pods and waits until they run.
-func (s *Show) Start(ctx context.Context, pods ...*corev1.Pod) error {
+func (s *Demo) Start(ctx context.Context, pods ...*corev1.Pod) error {
 	var names []string
 	for _, pod := range pods {
-		if _, err := s.Create(ctx, pod); err != nil {
+		if _, err := s.Pods.Create(ctx, pod); err != nil {
 			return err
 		}
 		names = append(names, pod.Name)
@@ -103,24 +105,24 @@ func (s *Show) Start(ctx context.Context, pods ...*corev1.Pod) error {
 			fmt.Fprintf(s.out, "pod %s asks for %s: %s\n", pod.Name, name, amount.String())
 		}
 	}
-	return s.WaitPhase(ctx, podTimeout, corev1.PodRunning, names...)
+	return s.Pods.WaitPhase(ctx, podTimeout, corev1.PodRunning, names...)
 }
 
 // One returns a pod of one container that asks for so much of a resource.
-func (s *Show) One(name string, what corev1.ResourceName, amount int64) *corev1.Pod {
-	return s.Pod(name, stage.Asking("app", what, amount))
+func (s *Demo) One(name string, what corev1.ResourceName, amount int64) *corev1.Pod {
+	return s.Pods.New(name, testenv.Asking("app", what, amount))
 }
 
 // Pending checks that a pod stays Pending with an event that says the text.
-func (s *Show) Pending(ctx context.Context, pod *corev1.Pod, text string) error {
-	made, err := s.Create(ctx, pod)
+func (s *Demo) Pending(ctx context.Context, pod *corev1.Pod, text string) error {
+	made, err := s.Pods.Create(ctx, pod)
 	if err != nil {
 		return err
 	}
 	for name, amount := range pod.Spec.Containers[0].Resources.Limits {
 		fmt.Fprintf(s.out, "pod %s asks for %s: %s\n", pod.Name, name, amount.String())
 	}
-	message, err := s.WaitEvent(ctx, podTimeout, made[0], text)
+	message, err := s.Pods.WaitEvent(ctx, podTimeout, made[0], text)
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
@@ -128,7 +130,7 @@ func (s *Show) Pending(ctx context.Context, pod *corev1.Pod, text string) error 
 		message = err.Error()
 	}
 	s.Checks.Contains("the event of "+pod.Name, message, text)
-	now, err := s.Get(ctx, pod.Name)
+	now, err := s.Pods.API.Get(ctx, pod.Name, metav1.GetOptions{})
 	if err != nil {
 		return err
 	}
@@ -136,10 +138,10 @@ func (s *Show) Pending(ctx context.Context, pod *corev1.Pod, text string) error 
 	return nil
 }
 
-// End says how the show went; the error is nil only when nothing differed.
-func (s *Show) End() error {
+// End says how the demo went; the error is nil only when nothing differed.
+func (s *Demo) End() error {
 	fmt.Fprintf(s.out, "\nThe cluster still runs, for you to play with; `make demo-down` takes it away without a trace.\n"+
-		"  export KUBECONFIG=%s PATH=%s:%s:$PATH\n\n", s.Cluster.Kubeconfig(), product.Programs(), s.Cluster.BinDir())
+		"  export KUBECONFIG=%s PATH=%s:%s:$PATH\n\n", layout.AdminKubeconfig, product.Programs(), s.Cluster.BinDir)
 	verdict := "all are as they should be"
 	if n := s.Checks.Failed(); n > 0 {
 		verdict = fmt.Sprintf("%d DIFFER", n)

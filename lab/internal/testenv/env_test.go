@@ -1,4 +1,4 @@
-package stage
+package testenv
 
 import (
 	"context"
@@ -15,7 +15,7 @@ import (
 )
 
 func TestUnitsAreThePeak(t *testing.T) {
-	s := &Stage{}
+	pods := &Pods{}
 	tests := map[string]struct {
 		init []corev1.Container
 		apps []corev1.Container
@@ -30,7 +30,7 @@ func TestUnitsAreThePeak(t *testing.T) {
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			pod := s.Pod("p", test.apps...)
+			pod := pods.New("p", test.apps...)
 			pod.Spec.InitContainers = test.init
 			if got := Units(pod); got != test.want {
 				t.Errorf("%d units, want %d", got, test.want)
@@ -62,8 +62,8 @@ func TestDescribe(t *testing.T) {
 }
 
 func TestUpgradeArgs(t *testing.T) {
-	s := &Stage{Repository: "/repo"}
-	got := s.UpgradeArgs("memoryUnit=0.1", "node.injection=cdi")
+	d := &Divvy{cli: &CLI{Repository: "/repo"}}
+	got := d.UpgradeArgs("memoryUnit=0.1", "node.injection=cdi")
 	want := []string{
 		"upgrade", "divvy", "/repo/charts/divvy", "--namespace", "divvy-system", "--reset-then-reuse-values",
 		"--set-string", "memoryUnit=0.1", "--set-string", "node.injection=cdi",

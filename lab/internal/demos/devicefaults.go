@@ -1,4 +1,4 @@
-package show
+package demos
 
 import (
 	"context"
@@ -13,7 +13,8 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 
 	"github.com/divvy-gpu/divvy/internal/testing/vendorsim"
-	"github.com/divvy-gpu/divvy/lab/internal/stage"
+	"github.com/divvy-gpu/divvy/lab/internal/layout"
+	"github.com/divvy-gpu/divvy/lab/internal/testenv"
 )
 
 // A driver that stalls: how often, and for how long, which is longer than a call may take.
@@ -93,7 +94,7 @@ func (f *faults) stall(ctx context.Context, times int, inflict func(*vendorsim.T
 		}
 		started += len(pods)
 		sleepUntil(ctx, from.Add(stallFor))
-		err = errors.Join(f.SetHardware(ctx, f.hardware), f.Delete(ctx, names...))
+		err = errors.Join(f.SetHardware(ctx, f.hardware), f.Pods.Delete(ctx, names...))
 		sleepUntil(ctx, from.Add(stallEvery))
 	}
 	stop()
@@ -117,7 +118,7 @@ func (f *faults) watchOffer(ctx context.Context, begun time.Time, resources map[
 	defer tick.Stop()
 	for {
 		for vendor, what := range resources {
-			_, now, err := f.Offered(ctx, what)
+			_, now, err := f.Node.Offered(ctx, what)
 			switch was, seen := last[vendor]; {
 			case ctx.Err() != nil:
 				return nil
@@ -154,7 +155,7 @@ func (f *faults) quarantine(ctx context.Context) error {
 	f.Title("NVIDIA: an error that a GPU does not recover from (XID 79)")
 	f.Say(`The GPU is in quarantine, across a restart of the daemon, until an administrator
 releases it. Pods go to the other one.`)
-	node := f.Cluster.NodeName()
+	node := layout.NodeName
 	const before = "quarantine-before"
 	number, alive, err := f.hold(ctx, before, one)
 	if err != nil {
@@ -182,7 +183,7 @@ releases it. Pods go to the other one.`)
 	if err := f.SetHardware(ctx, f.hardware); err != nil {
 		return err
 	}
-	if err := errors.Join(f.KillDivvy(ctx, stage.NodeDaemon), f.WaitDivvy(ctx, podTimeout)); err != nil {
+	if err := errors.Join(f.Divvy.Kill(ctx, testenv.NodeDaemon), f.Divvy.Wait(ctx, podTimeout)); err != nil {
 		return err
 	}
 	restarted := time.Now()
@@ -211,7 +212,7 @@ releases it. Pods go to the other one.`)
 		return err
 	}
 	f.note("%s: all is offered again after the release", one.vendor, time.Since(released))
-	if err := f.Delete(ctx, pods...); err != nil {
+	if err := f.Pods.Delete(ctx, pods...); err != nil {
 		return err
 	}
 	const after = "quarantine-after"
@@ -228,13 +229,13 @@ releases it. Pods go to the other one.`)
 		return err
 	}
 	f.Checks.Equal("the pod that was there", now, alive)
-	return f.DeleteAllPods(ctx)
+	return f.Pods.DeleteAll(ctx)
 }
 
 // nodeEvent waits for an event of the node that has a text, and returns its message.
 func (f *faults) nodeEvent(ctx context.Context, reason, text string) (message string, err error) {
 	selector := fields.Set{"involvedObject.kind": "Node", "reason": reason}.String()
-	err = stage.Poll(ctx, offerTimeout, "an event "+reason+" of the node", func(ctx context.Context) error {
+	err = testenv.Poll(ctx, offerTimeout, "an event "+reason+" of the node", func(ctx context.Context) error {
 		list, err := f.Client.CoreV1().Events(metav1.NamespaceDefault).List(ctx, metav1.ListOptions{FieldSelector: selector})
 		if err != nil {
 			return err

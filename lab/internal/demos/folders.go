@@ -1,4 +1,4 @@
-package show
+package demos
 
 import (
 	"context"
@@ -16,7 +16,7 @@ import (
 
 	"github.com/divvy-gpu/divvy/internal/testing/vendorsim"
 	"github.com/divvy-gpu/divvy/lab/internal/cluster"
-	"github.com/divvy-gpu/divvy/lab/internal/stage"
+	"github.com/divvy-gpu/divvy/lab/internal/testenv"
 )
 
 // The daemon's folders on the node.
@@ -88,7 +88,7 @@ containers get their cards by CDI names.`)
 	}
 	defer func() {
 		ctx := context.WithoutCancel(ctx)
-		err = errors.Join(err, unmount(), f.SetHardware(ctx, f.hardware), f.DeleteAllPods(ctx), f.remount(ctx, "deviceNodes"))
+		err = errors.Join(err, unmount(), f.SetHardware(ctx, f.hardware), f.Pods.DeleteAll(ctx), f.remount(ctx, "deviceNodes"))
 	}()
 	for folder, options := range map[string]string{stateFolder: "size=256k,mode=0755", cdiFolder: "size=1m,mode=0755"} {
 		if err := os.MkdirAll(folder, 0o755); err != nil {
@@ -123,8 +123,8 @@ containers get their cards by CDI names.`)
 // folders as they are mounted now: containerd watches those that were there when it
 // started.
 func (f *faults) remount(ctx context.Context, injection string) error {
-	return errors.Join(f.Cluster.Restart(ctx, cluster.Containerd), f.Upgrade(ctx, "node.injection="+injection),
-		f.DeleteDivvyPods(ctx, stage.NodeDaemon), f.WaitDivvy(ctx, configTimeout))
+	return errors.Join(f.Cluster.Restart(ctx, cluster.Containerd), f.Divvy.Upgrade(ctx, "node.injection="+injection),
+		f.Divvy.DeletePods(ctx, testenv.NodeDaemon), f.Divvy.Wait(ctx, configTimeout))
 }
 
 // What each fault of a folder is shown with: a chip that fails under a pod, a GCU
@@ -183,7 +183,7 @@ func (f *faults) folder(ctx context.Context, name string, one folderFault) error
 	}
 	running := 0
 	for _, pod := range others {
-		if now, err := f.Get(ctx, pod.Name); err == nil && now.Status.Phase == corev1.PodRunning {
+		if now, err := f.Pods.API.Get(ctx, pod.Name, metav1.GetOptions{}); err == nil && now.Status.Phase == corev1.PodRunning {
 			running++
 		}
 	}
@@ -232,7 +232,7 @@ func (f *faults) folder(ctx context.Context, name string, one folderFault) error
 		return err
 	}
 	f.Checks.Equal("the pod that was there", now, alive)
-	if err := errors.Join(f.DeleteAllPods(ctx), f.SetHardware(ctx, f.hardware)); err != nil {
+	if err := errors.Join(f.Pods.DeleteAll(ctx), f.SetHardware(ctx, f.hardware)); err != nil {
 		return err
 	}
 	_, err = f.Offer(ctx, newCards, 32)
@@ -253,9 +253,9 @@ func (f *faults) withheld(ctx context.Context, one folderFault) error {
 	if _, err := f.Offer(ctx, newCards, 16); err != nil {
 		return err
 	}
-	f.Checks.Contains("readiness", fmt.Sprint(f.DivvyReady(ctx)), one.withheld)
+	f.Checks.Contains("readiness", fmt.Sprint(f.Divvy.Ready(ctx)), one.withheld)
 	var messages []string
-	err = stage.Poll(ctx, offerTimeout, "an event of the node", func(ctx context.Context) error {
+	err = testenv.Poll(ctx, offerTimeout, "an event of the node", func(ctx context.Context) error {
 		events, err := f.Client.CoreV1().Events("").List(ctx, metav1.ListOptions{FieldSelector: "reason=ResourceNotOffered"})
 		if err != nil {
 			return err
@@ -270,7 +270,7 @@ func (f *faults) withheld(ctx context.Context, one folderFault) error {
 		return nil
 	})
 	f.Checks.NoError("an event of the node says so", err)
-	text, err := f.Kubectl(ctx, "divvy", "doctor")
+	text, err := f.CLI.Kubectl(ctx, "divvy", "doctor")
 	if err == nil {
 		text = "doctor finds nothing: " + text
 	} else {
@@ -282,10 +282,10 @@ func (f *faults) withheld(ctx context.Context, one folderFault) error {
 
 // restored waits until the daemon is ready and both its folders have its files.
 func (f *faults) restored(ctx context.Context) error {
-	if err := f.WaitDivvy(ctx, configTimeout); err != nil {
+	if err := f.Divvy.Wait(ctx, configTimeout); err != nil {
 		return err
 	}
-	err := stage.Poll(ctx, offerTimeout, "the files of the daemon", func(context.Context) error {
+	err := testenv.Poll(ctx, offerTimeout, "the files of the daemon", func(context.Context) error {
 		for _, pattern := range []string{stateFolder + "/units-*.json", stateFolder + "/slots-*.json", cdiFolder + "/divvy-*.yaml"} {
 			files, err := filepath.Glob(pattern)
 			if err != nil {
@@ -308,11 +308,11 @@ func (f *faults) restored(ctx context.Context) error {
 
 // emptyState empties the state files and kills the daemon before it notices.
 func (f *faults) emptyState(ctx context.Context) error {
-	pod, err := f.DivvyPod(ctx, stage.NodeDaemon)
+	pod, err := f.Divvy.Pod(ctx, testenv.NodeDaemon)
 	if err != nil {
 		return err
 	}
-	pid, err := stage.ContainerPID(pod.Status.ContainerStatuses[0].ContainerID)
+	pid, err := testenv.ContainerPID(pod.Status.ContainerStatuses[0].ContainerID)
 	if err != nil {
 		return err
 	}

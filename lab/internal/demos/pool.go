@@ -1,4 +1,4 @@
-package show
+package demos
 
 import (
 	"context"
@@ -15,7 +15,7 @@ import (
 
 	"github.com/divvy-gpu/divvy/internal/pool"
 	"github.com/divvy-gpu/divvy/lab/internal/product"
-	"github.com/divvy-gpu/divvy/lab/internal/stage"
+	"github.com/divvy-gpu/divvy/lab/internal/testenv"
 )
 
 // PoolValues are the values of a remote pool, NoCardsValues those of a cluster
@@ -26,19 +26,19 @@ const (
 	PoolNamespace = "tensorflow-benchmark"
 )
 
-// remote plays the show of the pool.
-type remote struct{ *Show }
+// remote plays the demo of the pool.
+type remote struct{ *Demo }
 
-// Pool shows GPUs of a remote pool. The stage's namespace is PoolNamespace.
-func (s *Show) Pool(ctx context.Context) error {
-	r := &remote{Show: s}
+// RemotePool shows GPUs of a remote pool. Its namespace is PoolNamespace.
+func (s *Demo) RemotePool(ctx context.Context) error {
+	r := &remote{Demo: s}
 	for _, part := range []func(context.Context) error{
 		r.installed, r.token, r.allowed, r.percent, r.quota, r.filter, r.controllers, r.several, r.refused,
 	} {
 		if err := part(ctx); err != nil {
 			return err
 		}
-		if err := r.DeleteAllPods(ctx); err != nil {
+		if err := r.Pods.DeleteAll(ctx); err != nil {
 			return err
 		}
 	}
@@ -47,7 +47,7 @@ func (s *Show) Pool(ctx context.Context) error {
 
 func (r *remote) installed(ctx context.Context) error {
 	r.Title("What runs")
-	if err := r.WaitPool(ctx, configTimeout); err != nil {
+	if err := r.Pool.Wait(ctx, configTimeout); err != nil {
 		return err
 	}
 	if _, err := r.Run(ctx, "get", "pods", "--namespace", product.Namespace); err != nil {
@@ -59,7 +59,7 @@ func (r *remote) installed(ctx context.Context) error {
 	r.Say(`
 A small daemon offers units of the pool on every node: 100 are one GPU. The
 webhooks run twice, and know the memory of one GPU, 16000 MB.`)
-	_, err := r.Offer(ctx, pool.Resource, stage.PoolUnits)
+	_, err := r.Offer(ctx, pool.Resource, testenv.PoolUnits)
 	return err
 }
 
@@ -95,7 +95,7 @@ imports it once.`)
 // said.
 func (r *remote) create(ctx context.Context, example string) (string, error) {
 	fmt.Fprintf(r.out, "$ kubectl create --filename examples/bitfusion/%s\n", example)
-	text, err := r.Kubectl(ctx, "create", "--filename", r.Example("bitfusion/"+example))
+	text, err := r.CLI.Kubectl(ctx, "create", "--filename", r.CLI.Example("bitfusion/"+example))
 	if text != "" {
 		fmt.Fprintln(r.out, text)
 	}
@@ -106,12 +106,12 @@ func (r *remote) allowed(ctx context.Context) error {
 	r.Title("Who may use the pool")
 	r.Say(`Whoever can read the token can use the pool. So it is brought to namespaces alone
 that an administrator has labelled; a pod anywhere else is refused.`)
-	if err := r.AllowPool(ctx, false); err != nil {
+	if err := r.Pods.AllowPool(ctx, false); err != nil {
 		return err
 	}
 	_, err := r.create(ctx, "pod.yaml")
 	r.wants("the refusal", err, product.PoolLabel+"=allowed")
-	_, err = r.Run(ctx, "label", "namespace", r.Namespace, product.PoolLabel+"=allowed")
+	_, err = r.Run(ctx, "label", "namespace", r.Pods.Namespace, product.PoolLabel+"=allowed")
 	return err
 }
 
@@ -133,14 +133,14 @@ func (r *remote) wants(what string, err error, texts ...string) {
 // completed waits until a pod has ended well and returns what its container
 // printed, which it shows without the benchmark's lines in between.
 func (r *remote) completed(ctx context.Context, name, container string) (string, error) {
-	if err := r.WaitPhase(ctx, podTimeout, corev1.PodSucceeded, name); err != nil {
+	if err := r.Pods.WaitPhase(ctx, podTimeout, corev1.PodSucceeded, name); err != nil {
 		return "", err
 	}
-	text, err := r.Logs(ctx, name, container)
+	text, err := r.Pods.Logs(ctx, name, container)
 	if err != nil {
 		return "", err
 	}
-	fmt.Fprintf(r.out, "$ kubectl logs %s --namespace %s --container %s\n%s\n", name, r.Namespace, container, brief(text))
+	fmt.Fprintf(r.out, "$ kubectl logs %s --namespace %s --container %s\n%s\n", name, r.Pods.Namespace, container, brief(text))
 	return text, nil
 }
 
@@ -168,11 +168,11 @@ func (r *remote) percent(ctx context.Context) error {
 	r.Checks.Contains("the benchmark", text, "total images/sec: 199.65")
 
 	r.Title("What became of the pod")
-	made, err := r.Get(ctx, "bf-pkgs")
+	made, err := r.Pods.API.Get(ctx, "bf-pkgs", metav1.GetOptions{})
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(r.out, "$ kubectl get pod bf-pkgs --namespace %s --output yaml     (what changed)\n%s\n", r.Namespace, changed(made))
+	fmt.Fprintf(r.out, "$ kubectl get pod bf-pkgs --namespace %s --output yaml     (what changed)\n%s\n", r.Pods.Namespace, changed(made))
 	c := made.Spec.Containers[0]
 	units := c.Resources.Limits[pool.Resource]
 	r.Checks.Equal("resources, "+pool.Resource, units.String(), "50")
@@ -180,7 +180,7 @@ func (r *remote) percent(ctx context.Context) error {
 		fmt.Sprintf("%.90q...", c.Command))
 	r.Checks.Equal("annotation "+pool.StatusAnnotation, made.Annotations[pool.StatusAnnotation], pool.StatusInjected)
 	r.Checks.Equal("annotation "+pool.VersionAnnotation+", as it was", made.Annotations[pool.VersionAnnotation], "450")
-	copies, err := r.Copies(ctx)
+	copies, err := r.Pods.TokenSecrets(ctx)
 	if err != nil {
 		return err
 	}
@@ -233,7 +233,7 @@ func changed(p *corev1.Pod) string {
 // keep returns the pod of an example under another name, with a command that
 // keeps its GPU.
 func (r *remote) keep(example, name string) (*corev1.Pod, error) {
-	p, err := r.ExamplePod("bitfusion/" + example)
+	p, err := r.Pods.Example("bitfusion/" + example)
 	if err != nil {
 		return nil, err
 	}
@@ -244,7 +244,7 @@ func (r *remote) keep(example, name string) (*corev1.Pod, error) {
 
 func (r *remote) quota(ctx context.Context) error {
 	r.Title("Quota: one GPU for the namespace")
-	if _, err := r.Run(ctx, "apply", "--filename", r.Example("bitfusion/quota.yaml")); err != nil {
+	if _, err := r.Run(ctx, "apply", "--filename", r.CLI.Example("bitfusion/quota.yaml")); err != nil {
 		return err
 	}
 	defer func() { _ = r.removeQuota(context.WithoutCancel(ctx)) }()
@@ -265,27 +265,27 @@ A pod by memory and a pod by percent, half a GPU each, that keep what they have:
 			return err
 		}
 	}
-	if _, err := r.Run(ctx, "describe", "quota", "bitfusion-quota", "--namespace", r.Namespace); err != nil {
+	if _, err := r.Run(ctx, "describe", "quota", "bitfusion-quota", "--namespace", r.Pods.Namespace); err != nil {
 		return err
 	}
 	third, err := r.keep("pod.yaml", "third")
 	if err != nil {
 		return err
 	}
-	_, err = r.Create(ctx, third)
+	_, err = r.Pods.Create(ctx, third)
 	r.wants("the third pod", err, "exceeded quota: bitfusion-quota", "requested: requests."+pool.Resource+"=50")
 	r.Title("What of the pool is requested and allowed")
 	text, err := r.Run(ctx, "divvy", "inspect")
 	if err != nil {
 		return err
 	}
-	r.Checks.Contains("inspect", text, r.Namespace)
+	r.Checks.Contains("inspect", text, r.Pods.Namespace)
 	books, err := product.PoolBooks(ctx)
 	if err != nil {
 		return err
 	}
 	r.Checks.Equal("leases at the pool's servers", len(books.Leases), 2)
-	if err := r.DeleteAllPods(ctx); err != nil {
+	if err := r.Pods.DeleteAll(ctx); err != nil {
 		return err
 	}
 	return r.used(ctx, "0")
@@ -294,8 +294,8 @@ A pod by memory and a pod by percent, half a GPU each, that keep what they have:
 // used waits until the quota shows so many units in use, and checks it.
 func (r *remote) used(ctx context.Context, want string) error {
 	var got string
-	_ = stage.Poll(ctx, podTimeout, "the quota to count "+want, func(ctx context.Context) error { // a difference, not the end of the show
-		q, err := r.Client.CoreV1().ResourceQuotas(r.Namespace).Get(ctx, "bitfusion-quota", metav1.GetOptions{})
+	_ = testenv.Poll(ctx, podTimeout, "the quota to count "+want, func(ctx context.Context) error { // a difference, not the end of the demo
+		q, err := r.Client.CoreV1().ResourceQuotas(r.Pods.Namespace).Get(ctx, "bitfusion-quota", metav1.GetOptions{})
 		if err != nil {
 			return err
 		}
@@ -310,7 +310,7 @@ func (r *remote) used(ctx context.Context, want string) error {
 }
 
 func (r *remote) removeQuota(ctx context.Context) error {
-	err := r.Client.CoreV1().ResourceQuotas(r.Namespace).Delete(ctx, "bitfusion-quota", metav1.DeleteOptions{})
+	err := r.Client.CoreV1().ResourceQuotas(r.Pods.Namespace).Delete(ctx, "bitfusion-quota", metav1.DeleteOptions{})
 	if apierrors.IsNotFound(err) {
 		return nil
 	}
@@ -330,19 +330,19 @@ func (r *remote) filter(ctx context.Context) error {
 		return err
 	}
 	r.Checks.Contains("the benchmark", text, "physical GPU (bf-server, ")
-	none, err := r.ExamplePod("bitfusion/pod-filter.yaml")
+	none, err := r.Pods.Example("bitfusion/pod-filter.yaml")
 	if err != nil {
 		return err
 	}
 	none.Name = "no-such-gpu"
 	none.Annotations[pool.FilterAnnotation] = "server.hostname=bf-server server.has-rdma=true"
-	if _, err := r.Create(ctx, none); err != nil {
+	if _, err := r.Pods.Create(ctx, none); err != nil {
 		return err
 	}
-	if err := r.WaitPhase(ctx, podTimeout, corev1.PodFailed, none.Name); err != nil {
+	if err := r.Pods.WaitPhase(ctx, podTimeout, corev1.PodFailed, none.Name); err != nil {
 		return err
 	}
-	if text, err = r.Run(ctx, "logs", none.Name, "--namespace", r.Namespace); err != nil {
+	if text, err = r.Run(ctx, "logs", none.Name, "--namespace", r.Pods.Namespace); err != nil {
 		return err
 	}
 	r.Checks.Contains("the pool's answer to two filters that exclude each other", text, "0 match the filters")
@@ -353,7 +353,7 @@ func (r *remote) controllers(ctx context.Context) error {
 	r.Title("A Job and a Deployment")
 	defer func() {
 		ctx := context.WithoutCancel(ctx)
-		_, _ = r.Kubectl(ctx, "delete", "job/bf-job", "deployment/bf-deployment", "--namespace", r.Namespace, "--ignore-not-found")
+		_, _ = r.CLI.Kubectl(ctx, "delete", "job/bf-job", "deployment/bf-deployment", "--namespace", r.Pods.Namespace, "--ignore-not-found")
 	}()
 	if _, err := r.create(ctx, "job.yaml"); err != nil {
 		return err
@@ -361,18 +361,18 @@ func (r *remote) controllers(ctx context.Context) error {
 	if _, err := r.create(ctx, "deployment.yaml"); err != nil {
 		return err
 	}
-	if _, err := r.Run(ctx, "wait", "job/bf-job", "--for=condition=Complete", "--namespace", r.Namespace,
+	if _, err := r.Run(ctx, "wait", "job/bf-job", "--for=condition=Complete", "--namespace", r.Pods.Namespace,
 		"--timeout", podTimeout.String()); err != nil {
 		return err
 	}
-	text, err := r.Kubectl(ctx, "logs", "job/bf-job", "--namespace", r.Namespace)
+	text, err := r.CLI.Kubectl(ctx, "logs", "job/bf-job", "--namespace", r.Pods.Namespace)
 	if err != nil {
 		return err
 	}
 	r.Checks.Contains("the job's log", text, "Locked 1 GPUs with partial memory 0.25")
 	r.Checks.Contains("the job's log", text, "total images/sec")
-	err = stage.Poll(ctx, podTimeout, "the Deployment's pod to have run", func(ctx context.Context) error {
-		text, err = r.Kubectl(ctx, "logs", "deployment/bf-deployment", "--namespace", r.Namespace)
+	err = testenv.Poll(ctx, podTimeout, "the Deployment's pod to have run", func(ctx context.Context) error {
+		text, err = r.CLI.Kubectl(ctx, "logs", "deployment/bf-deployment", "--namespace", r.Pods.Namespace)
 		if err == nil && !strings.Contains(text, "total images/sec") {
 			err = errors.New("it has not yet")
 		}
@@ -382,7 +382,7 @@ func (r *remote) controllers(ctx context.Context) error {
 		return err
 	}
 	r.Checks.Contains("the Deployment's log", text, "Locked 1 GPUs with partial memory 0.25")
-	_, err = r.Run(ctx, "delete", "job/bf-job", "deployment/bf-deployment", "--namespace", r.Namespace)
+	_, err = r.Run(ctx, "delete", "job/bf-job", "deployment/bf-deployment", "--namespace", r.Pods.Namespace)
 	return err
 }
 
@@ -403,7 +403,7 @@ are left alone. In mode injection the command is left alone as well.`)
 		}
 		r.Checks.Contains("container "+container, text, "Locked 1 GPUs with partial memory 0.2")
 	}
-	made, err := r.Get(ctx, "bf-multi")
+	made, err := r.Pods.API.Get(ctx, "bf-multi", metav1.GetOptions{})
 	if err != nil {
 		return err
 	}
@@ -451,13 +451,13 @@ func (r *remote) refused(ctx context.Context) error {
 			[]string{pool.ModeAnnotation}},
 		{"more GPUs than any node has units for", set(pool.AmountResource, "50"), []string{pool.Resource, "1000"}},
 	} {
-		p, err := r.ExamplePod("bitfusion/pod.yaml")
+		p, err := r.Pods.Example("bitfusion/pod.yaml")
 		if err != nil {
 			return err
 		}
 		mistake.change(p)
 		fmt.Fprintf(r.out, "%s:\n", mistake.what)
-		_, err = r.Create(ctx, p)
+		_, err = r.Pods.Create(ctx, p)
 		r.wants(mistake.what, err, mistake.want...)
 	}
 	return nil

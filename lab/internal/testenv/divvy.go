@@ -1,4 +1,4 @@
-package stage
+package testenv
 
 import (
 	"context"
@@ -11,13 +11,14 @@ import (
 	"syscall"
 	"time"
 
+	"k8s.io/client-go/kubernetes"
+
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/divvy-gpu/divvy/lab/internal/cluster"
 	"github.com/divvy-gpu/divvy/lab/internal/layout"
 	"github.com/divvy-gpu/divvy/lab/internal/product"
 )
@@ -40,9 +41,17 @@ const ExtenderURL = "http://127.0.0.1:32766"
 // time.
 const restartTimeout = 2 * time.Minute
 
-// DivvyPods returns the pods of a part that are not being deleted.
-func (s *Stage) DivvyPods(ctx context.Context, part string) ([]corev1.Pod, error) {
-	list, err := s.Client.CoreV1().Pods(product.Namespace).List(ctx, metav1.ListOptions{
+// Divvy is the release in the lab and its programs.
+type Divvy struct {
+	client kubernetes.Interface
+	cli    *CLI
+	node   *Node
+	values string // of the release, as SetUp installed it
+}
+
+// Pods returns the pods of a part that are not being deleted.
+func (d *Divvy) Pods(ctx context.Context, part string) ([]corev1.Pod, error) {
+	list, err := d.client.CoreV1().Pods(product.Namespace).List(ctx, metav1.ListOptions{
 		LabelSelector: "app.kubernetes.io/name=" + part,
 	})
 	if err != nil {
@@ -57,9 +66,9 @@ func (s *Stage) DivvyPods(ctx context.Context, part string) ([]corev1.Pod, error
 	return pods, nil
 }
 
-// DivvyPod returns the one pod of a part.
-func (s *Stage) DivvyPod(ctx context.Context, part string) (*corev1.Pod, error) {
-	pods, err := s.DivvyPods(ctx, part)
+// Pod returns the one pod of a part.
+func (d *Divvy) Pod(ctx context.Context, part string) (*corev1.Pod, error) {
+	pods, err := d.Pods(ctx, part)
 	if err != nil {
 		return nil, err
 	}
@@ -69,20 +78,20 @@ func (s *Stage) DivvyPod(ctx context.Context, part string) (*corev1.Pod, error) 
 	return &pods[0], nil
 }
 
-// WaitDivvy waits until the newest settings of all parts are at work.
-func (s *Stage) WaitDivvy(ctx context.Context, timeout time.Duration) error {
-	return Poll(ctx, timeout, "Divvy to be ready", s.DivvyReady)
+// Wait waits until the newest settings of all parts are at work.
+func (d *Divvy) Wait(ctx context.Context, timeout time.Duration) error {
+	return Poll(ctx, timeout, "Divvy to be ready", d.Ready)
 }
 
-// DivvyReady returns nil when the newest settings of all parts are at work.
+// Ready returns nil when the newest settings of all parts are at work.
 // It asks the programs themselves: kubelet's word on them is some seconds old.
-func (s *Stage) DivvyReady(ctx context.Context) error {
-	apps := s.Client.AppsV1()
+func (d *Divvy) Ready(ctx context.Context) error {
+	apps := d.client.AppsV1()
 	daemons, err := apps.DaemonSets(product.Namespace).Get(ctx, NodeDaemon, metav1.GetOptions{})
 	if err != nil {
 		return err
 	}
-	node, err := s.Node(ctx)
+	node, err := d.node.Get(ctx)
 	if err != nil {
 		return err
 	}
@@ -93,19 +102,19 @@ func (s *Stage) DivvyReady(ctx context.Context) error {
 		d.DesiredNumberScheduled == 0 {
 		return fmt.Errorf("%s: %d of %d pods have the newest settings", NodeDaemon, d.UpdatedNumberScheduled, d.DesiredNumberScheduled)
 	}
-	deployment, err := s.extender(ctx)
+	deployment, err := d.extender(ctx)
 	if err != nil {
 		return err
 	}
 	if d := deployment.Status; d.ObservedGeneration < deployment.Generation || d.UpdatedReplicas < 1 {
 		return fmt.Errorf("%s: no pod has the newest settings", deployment.Name)
 	}
-	return errors.Join(s.schedulerWired(ctx), s.DivvyAnswers(ctx))
+	return errors.Join(d.schedulerWired(ctx), d.Answers(ctx))
 }
 
 // extender returns the Deployment that the extender is in.
-func (s *Stage) extender(ctx context.Context) (*appsv1.Deployment, error) {
-	deployments := s.Client.AppsV1().Deployments(product.Namespace)
+func (d *Divvy) extender(ctx context.Context) (*appsv1.Deployment, error) {
+	deployments := d.client.AppsV1().Deployments(product.Namespace)
 	found, err := deployments.Get(ctx, Extender, metav1.GetOptions{})
 	if !apierrors.IsNotFound(err) {
 		return found, err
@@ -118,8 +127,8 @@ const schedconfURL = "http://127.0.0.1:9402"
 
 // schedulerWired returns nil when kube-scheduler was wired by the newest settings,
 // or when that is not the chart's to do.
-func (s *Stage) schedulerWired(ctx context.Context) error {
-	daemons, err := s.Client.AppsV1().DaemonSets(product.Namespace).Get(ctx, Schedconf, metav1.GetOptions{})
+func (d *Divvy) schedulerWired(ctx context.Context) error {
+	daemons, err := d.client.AppsV1().DaemonSets(product.Namespace).Get(ctx, Schedconf, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		return nil
 	}
@@ -135,9 +144,9 @@ func (s *Stage) schedulerWired(ctx context.Context) error {
 	return nil
 }
 
-// DivvyAnswers returns nil when both programs say that they are ready.
-func (s *Stage) DivvyAnswers(ctx context.Context) error {
-	pod, err := s.DivvyPod(ctx, NodeDaemon)
+// Answers returns nil when both programs say that they are ready.
+func (d *Divvy) Answers(ctx context.Context) error {
+	pod, err := d.Pod(ctx, NodeDaemon)
 	if err != nil {
 		return err
 	}
@@ -147,7 +156,7 @@ func (s *Stage) DivvyAnswers(ctx context.Context) error {
 	if _, err := Fetch(ctx, "http://"+pod.Status.PodIP+":9400/readyz"); err != nil {
 		return fmt.Errorf("%s: %w", NodeDaemon, err)
 	}
-	deployment, err := s.extender(ctx)
+	deployment, err := d.extender(ctx)
 	if err != nil {
 		return err
 	}
@@ -164,14 +173,14 @@ func (s *Stage) DivvyAnswers(ctx context.Context) error {
 	return nil
 }
 
-// DeleteDivvyPods deletes the pods of a part and waits until they are gone;
+// DeletePods deletes the pods of a part and waits until they are gone;
 // their controller makes others.
-func (s *Stage) DeleteDivvyPods(ctx context.Context, part string) error {
-	pods, err := s.DivvyPods(ctx, part)
+func (d *Divvy) DeletePods(ctx context.Context, part string) error {
+	pods, err := d.Pods(ctx, part)
 	if err != nil {
 		return err
 	}
-	api := s.Client.CoreV1().Pods(product.Namespace)
+	api := d.client.CoreV1().Pods(product.Namespace)
 	for _, pod := range pods {
 		if err := api.Delete(ctx, pod.Name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
 			return fmt.Errorf("delete pod %s: %w", pod.Name, err)
@@ -192,22 +201,22 @@ func (s *Stage) DeleteDivvyPods(ctx context.Context, part string) error {
 	return nil
 }
 
-// RollDivvy replaces the pod of the daemon as an upgrade does, and waits until the
+// Roll replaces the pod of the daemon as an upgrade does, and waits until the
 // new one is alone.
-func (s *Stage) RollDivvy(ctx context.Context, timeout time.Duration) error {
+func (d *Divvy) Roll(ctx context.Context, timeout time.Duration) error {
 	patch := fmt.Appendf(nil, `{"spec":{"template":{"metadata":{"annotations":{"divvy-lab/rolled":%q}}}}}`,
 		time.Now().Format(time.RFC3339Nano))
-	_, err := s.Client.AppsV1().DaemonSets(product.Namespace).Patch(ctx, NodeDaemon, types.StrategicMergePatchType, patch,
+	_, err := d.client.AppsV1().DaemonSets(product.Namespace).Patch(ctx, NodeDaemon, types.StrategicMergePatchType, patch,
 		metav1.PatchOptions{})
 	if err != nil {
 		return fmt.Errorf("roll %s: %w", NodeDaemon, err)
 	}
-	return s.WaitDivvy(ctx, timeout)
+	return d.Wait(ctx, timeout)
 }
 
-// KillDivvy ends the program of a part with SIGKILL; kubelet starts it again.
-func (s *Stage) KillDivvy(ctx context.Context, part string) error {
-	pod, err := s.DivvyPod(ctx, part)
+// Kill ends the program of a part with SIGKILL; kubelet starts it again.
+func (d *Divvy) Kill(ctx context.Context, part string) error {
+	pod, err := d.Pod(ctx, part)
 	if err != nil {
 		return err
 	}
@@ -248,42 +257,15 @@ func ContainerPID(id string) (int, error) {
 	return pid, nil
 }
 
-// Restart is one way to disturb the cluster. Do returns once everything says
-// that it is ready again.
-type Restart struct {
-	Name string
-	Do   func(context.Context) error
-}
-
-// Restarts are all ways in which a part of the cluster is restarted.
-func (s *Stage) Restarts() []Restart {
-	component := func(verb string, c cluster.Component, end func(*cluster.Cluster, context.Context, cluster.Component) error) Restart {
-		return Restart{Name: string(c) + " " + verb, Do: func(ctx context.Context) error {
-			if err := end(s.Cluster, ctx, c); err != nil {
-				return err
-			}
-			return errors.Join(s.Cluster.Start(ctx, c), s.WaitDivvy(ctx, restartTimeout))
-		}}
+// DaemonLife tells one life of the daemon from another: its pod and how often
+// its container was started again.
+func (d *Divvy) DaemonLife(ctx context.Context) (string, error) {
+	pod, err := d.Pod(ctx, NodeDaemon)
+	if err != nil {
+		return "", err
 	}
-	part := func(verb, part string, end func(context.Context, string) error) Restart {
-		return Restart{Name: part + " " + verb, Do: func(ctx context.Context) error {
-			if err := end(ctx, part); err != nil {
-				return err
-			}
-			return s.WaitDivvy(ctx, restartTimeout)
-		}}
+	if len(pod.Status.ContainerStatuses) == 0 {
+		return "", errors.New(Describe(pod))
 	}
-	return []Restart{
-		component("restarted", cluster.Kubelet, (*cluster.Cluster).Stop),
-		component("killed", cluster.Kubelet, (*cluster.Cluster).Kill),
-		part("deleted", NodeDaemon, s.DeleteDivvyPods),
-		part("killed", NodeDaemon, s.KillDivvy),
-		{Name: NodeDaemon + " rolled", Do: func(ctx context.Context) error { return s.RollDivvy(ctx, restartTimeout) }},
-		part("deleted", Extender, s.DeleteDivvyPods),
-		part("killed", Extender, s.KillDivvy),
-		part("deleted", Schedconf, s.DeleteDivvyPods),
-		component("killed", cluster.Scheduler, (*cluster.Cluster).Kill),
-		component("restarted", cluster.APIServer, (*cluster.Cluster).Stop),
-		component("killed", cluster.APIServer, (*cluster.Cluster).Kill),
-	}
+	return fmt.Sprintf("pod %s, started again %d times", pod.UID, pod.Status.ContainerStatuses[0].RestartCount), nil
 }

@@ -1,4 +1,4 @@
-package stage
+package testenv
 
 import (
 	"bufio"
@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"os"
 	"strconv"
 	"strings"
 	"time"
@@ -16,6 +17,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
 
 	"github.com/divvy-gpu/divvy/lab/internal/product"
 )
@@ -32,9 +34,9 @@ type applied struct {
 
 // configured returns the configuration in the cluster, and how often the daemon
 // that runs has read a new one; "" for its pod when none runs.
-func (s *Stage) configured(ctx context.Context) (applied, error) {
+func (d *Divvy) configured(ctx context.Context) (applied, error) {
 	var now applied
-	config, err := s.Client.CoreV1().ConfigMaps(product.Namespace).Get(ctx, NodeDaemon, metav1.GetOptions{})
+	config, err := d.client.CoreV1().ConfigMaps(product.Namespace).Get(ctx, NodeDaemon, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) { // no cards are shared
 		return now, nil
 	}
@@ -42,7 +44,7 @@ func (s *Stage) configured(ctx context.Context) (applied, error) {
 		return now, fmt.Errorf("read the daemon's configuration: %w", err)
 	}
 	now.data = config.Data
-	pods, err := s.DivvyPods(ctx, NodeDaemon)
+	pods, err := d.Pods(ctx, NodeDaemon)
 	if err != nil || len(pods) == 0 {
 		return now, err
 	}
@@ -57,14 +59,14 @@ func (s *Stage) configured(ctx context.Context) (applied, error) {
 // take waits until the daemon uses a configuration that changed since before,
 // and makes kubelet bring it at once. A daemon that was started since read it
 // then.
-func (s *Stage) take(ctx context.Context, before applied) error {
-	now, err := s.configured(ctx)
+func (d *Divvy) take(ctx context.Context, before applied) error {
+	now, err := d.configured(ctx)
 	if err != nil || before.pod == "" || maps.Equal(now.data, before.data) {
 		return err
 	}
 	poked := false
 	return Poll(ctx, configTimeout, "the daemon to use the new configuration", func(ctx context.Context) error {
-		now, err := s.configured(ctx)
+		now, err := d.configured(ctx)
 		if err != nil {
 			return err
 		}
@@ -73,7 +75,7 @@ func (s *Stage) take(ctx context.Context, before applied) error {
 		}
 		if !poked {
 			poked = true
-			return errors.Join(s.Poke(ctx, NodeDaemon), errors.New("kubelet was told"))
+			return errors.Join(d.Poke(ctx, NodeDaemon), errors.New("kubelet was told"))
 		}
 		return fmt.Errorf("it has read %d new ones", now.reloads)
 	})
@@ -81,17 +83,17 @@ func (s *Stage) take(ctx context.Context, before applied) error {
 
 // Poke makes kubelet update at once what it has mounted into a part's pod. By
 // itself it does so about once a minute.
-func (s *Stage) Poke(ctx context.Context, part string) error {
-	pod, err := s.DivvyPod(ctx, part)
+func (d *Divvy) Poke(ctx context.Context, part string) error {
+	pod, err := d.Pod(ctx, part)
 	if err != nil {
 		return err
 	}
-	return s.poke(ctx, pod)
+	return poke(ctx, d.client, pod)
 }
 
-func (s *Stage) poke(ctx context.Context, pod *corev1.Pod) error {
+func poke(ctx context.Context, client kubernetes.Interface, pod *corev1.Pod) error {
 	patch := fmt.Appendf(nil, `{"metadata":{"annotations":{"divvy-lab/poke":"%d"}}}`, time.Now().UnixNano())
-	if _, err := s.Client.CoreV1().Pods(pod.Namespace).Patch(ctx, pod.Name, types.MergePatchType, patch,
+	if _, err := client.CoreV1().Pods(pod.Namespace).Patch(ctx, pod.Name, types.MergePatchType, patch,
 		metav1.PatchOptions{}); err != nil {
 		return fmt.Errorf("poke pod %s: %w", pod.Name, err)
 	}
@@ -121,4 +123,56 @@ func countReloads(metrics io.Reader) (sum int, err error) {
 		}
 	}
 	return sum, lines.Err()
+}
+
+// Upgrade changes values of the release, each as KEY=TEXT, and waits until the
+// daemon has read them. It does not wait for their effect; WaitDivvy does.
+func (d *Divvy) Upgrade(ctx context.Context, values ...string) error {
+	return d.upgrade(ctx, d.UpgradeArgs(values...))
+}
+
+func (d *Divvy) upgrade(ctx context.Context, args []string) error {
+	before, err := d.configured(ctx)
+	if err != nil {
+		return err
+	}
+	if _, err := d.cli.Helm(ctx, args...); err != nil {
+		return err
+	}
+	return d.take(ctx, before)
+}
+
+// UpgradeArgs are the arguments of helm that Upgrade uses.
+func (d *Divvy) UpgradeArgs(values ...string) []string {
+	args := []string{"upgrade", product.Release, d.cli.chart(), "--namespace", product.Namespace, "--reset-then-reuse-values"}
+	for _, value := range values {
+		args = append(args, "--set-string", value)
+	}
+	return args
+}
+
+// Reconfigure puts the release back to the values of SetUp, with files of
+// lab/values and more arguments of helm over them, and waits until the daemon has
+// read them.
+func (d *Divvy) Reconfigure(ctx context.Context, files []string, args ...string) error {
+	for _, path := range d.cli.valuesPaths(files) {
+		args = append([]string{"--values", path}, args...)
+	}
+	return d.resetValues(ctx, d.values, args...)
+}
+
+// resetValues gives the release these values and no others.
+func (d *Divvy) resetValues(ctx context.Context, values string, args ...string) error {
+	file, err := os.CreateTemp("", "divvy-values-*.yaml")
+	if err != nil {
+		return fmt.Errorf("values of the release: %w", err)
+	}
+	defer os.Remove(file.Name()) //nolint:errcheck // a file in a temporary folder
+	_, err = file.WriteString(values)
+	if err := errors.Join(err, file.Close()); err != nil {
+		return fmt.Errorf("values of the release: %w", err)
+	}
+	all := append([]string{"upgrade", product.Release, d.cli.chart(), "--namespace", product.Namespace,
+		"--reset-values", "--values", file.Name()}, args...)
+	return d.upgrade(ctx, all)
 }
