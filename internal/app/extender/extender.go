@@ -16,7 +16,6 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/divvy-gpu/divvy/internal/app/flags"
-	"github.com/divvy-gpu/divvy/internal/app/serve"
 	"github.com/divvy-gpu/divvy/internal/core/accel"
 	"github.com/divvy-gpu/divvy/internal/core/ledger"
 	"github.com/divvy-gpu/divvy/internal/core/place"
@@ -27,6 +26,7 @@ import (
 	"github.com/divvy-gpu/divvy/internal/platform/limit"
 	"github.com/divvy-gpu/divvy/internal/platform/logging"
 	"github.com/divvy-gpu/divvy/internal/platform/metrics"
+	"github.com/divvy-gpu/divvy/internal/platform/serve"
 	"github.com/divvy-gpu/divvy/internal/platform/version"
 	"github.com/divvy-gpu/divvy/internal/scheduler/cluster"
 	"github.com/divvy-gpu/divvy/internal/scheduler/extender"

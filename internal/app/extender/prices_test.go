@@ -18,7 +18,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	extenderv1 "k8s.io/kube-scheduler/extender/v1"
 
-	"github.com/divvy-gpu/divvy/internal/app/serve"
 	"github.com/divvy-gpu/divvy/internal/core/accel"
 	"github.com/divvy-gpu/divvy/internal/core/demand"
 	"github.com/divvy-gpu/divvy/internal/core/fragmentation"
@@ -26,6 +25,7 @@ import (
 	"github.com/divvy-gpu/divvy/internal/core/place"
 	"github.com/divvy-gpu/divvy/internal/core/wire"
 	"github.com/divvy-gpu/divvy/internal/platform/kube"
+	"github.com/divvy-gpu/divvy/internal/platform/serve"
 )
 
 // asking is a request of a pod for units of a resource.
