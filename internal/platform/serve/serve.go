@@ -63,6 +63,28 @@ func Metrics(registry prometheus.Gatherer) http.Handler {
 	return mux
 }
 
+// NewProbes returns a handler of GET /healthz, /readyz and /metrics. alive may be nil.
+func NewProbes(alive func(context.Context) error, ready func() error, registry prometheus.Gatherer) http.Handler {
+	answer := func(w http.ResponseWriter, err error) {
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusServiceUnavailable)
+			return
+		}
+		fmt.Fprintln(w, "ok")
+	}
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", Metrics(registry))
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, r *http.Request) {
+		var err error
+		if alive != nil {
+			err = alive(r.Context())
+		}
+		answer(w, err)
+	})
+	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) { answer(w, ready()) })
+	return mux
+}
+
 // MaxStreams bounds the requests under way on one connection over HTTP/2; clients open
 // another connection for more.
 const MaxStreams = 100
