@@ -115,14 +115,14 @@ func TestExtenderUnderstandsItsFlags(t *testing.T) {
 			if err := o.Validate(); err != nil {
 				t.Error(err)
 			}
-			if o.LeaderElect != tt.elects || o.TLSListen == "" {
+			if o.Election.Enabled != tt.elects || o.TLS.Listen == "" {
 				t.Errorf("options %+v", o)
 			}
-			if strings.Contains(name, "one replica") && (o.LeaderElectDuration != 7*time.Second || o.MaxBindDelay != 20*time.Minute) {
-				t.Errorf("durations %s and %s", o.LeaderElectDuration, o.MaxBindDelay)
+			if strings.Contains(name, "one replica") && (o.Election.Duration != 7*time.Second || o.MaxBindDelay != 20*time.Minute) {
+				t.Errorf("durations %s and %s", o.Election.Duration, o.MaxBindDelay)
 			}
-			if tt.deployment == "divvy-scheduler" && (o.MutatingConfig != "divvy-scheduler" || o.TLSClientSecret == "" ||
-				o.TLSConfigMap != "" || len(o.AllowBindFrom) > 0 || o.Log.File != "") {
+			if tt.deployment == "divvy-scheduler" && (o.TLS.MutatingConfig != "divvy-scheduler" || o.TLS.ClientSecret == "" ||
+				o.TLS.ConfigMap != "" || len(o.AllowBindFrom) > 0 || o.Log.File != "") {
 				t.Errorf("options beside a scheduler %+v", o)
 			}
 		})

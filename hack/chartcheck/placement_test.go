@@ -56,8 +56,8 @@ func TestPlacement(t *testing.T) {
 			if err := o.Validate(); err != nil {
 				t.Error(err)
 			}
-			if expects := o.Policy == "fragmentation"; expects != (o.Demand != "") {
-				t.Errorf("the policy is %s, the demand %q", o.Policy, o.Demand)
+			if expects := o.Placement.Policy == "fragmentation"; expects != (o.Placement.Demand != "") {
+				t.Errorf("the policy is %s, the demand %q", o.Placement.Policy, o.Placement.Demand)
 			}
 			config := one[*corev1.ConfigMap](t, dedicated(t, tt.set...), "divvy-scheduler").Data["config.yaml"]
 			if want := "\n  weight: " + strconv.Itoa(tt.weight) + "\n"; !strings.Contains(config, want) {

@@ -187,8 +187,9 @@ func checkExtender(t *testing.T, args []string) {
 	if err := fs.Parse(args[1:]); err != nil {
 		t.Fatal(err)
 	}
-	if err := o.Validate(); err != nil || o.Policy != never.Name || !strings.Contains(o.NodeLabel, acme.NodeLabel+"=true") {
-		t.Errorf("policy %q, node label %q: %v", o.Policy, o.NodeLabel, err)
+	p := o.Placement
+	if err := o.Validate(); err != nil || p.Policy != never.Name || !strings.Contains(p.NodeLabel, acme.NodeLabel+"=true") {
+		t.Errorf("policy %q, node label %q: %v", p.Policy, p.NodeLabel, err)
 	}
 	if usage := fs.Lookup("policy").Usage; !strings.HasSuffix(usage, "or never (none)") {
 		t.Errorf("the help of --policy is %q", usage)

@@ -27,15 +27,15 @@ const (
 
 // newElection returns this replica's part in the election; nil without one.
 func (p *program) newElection() (*leader.Elector, error) {
-	s := p.settings
-	if !s.LeaderElect {
+	e := p.options.Election
+	if !e.Enabled {
 		return nil, nil //nolint:nilnil // documented
 	}
 	return leader.New(leader.Config{
 		Client:    p.clients.Kubernetes,
-		Namespace: s.LeaderElectNamespace, Name: s.LeaderElectName,
-		Pod: s.pod, Address: s.address,
-		Duration: s.LeaderElectDuration,
+		Namespace: e.namespace(), Name: e.Name,
+		Pod: p.replica.pod, Address: p.replica.address,
+		Duration: e.Duration,
 		CatchUp:  p.catchUp,
 	})
 }
@@ -51,7 +51,7 @@ func (p *program) elect(ctx context.Context) error {
 	waiting.Go(func() {
 		select {
 		case <-p.ending:
-			p.quiesce(ctx)
+			p.extender.Quiesce(ctx)
 			stop()
 		case <-ctx.Done():
 		}
@@ -63,7 +63,7 @@ func (p *program) elect(ctx context.Context) error {
 // replicas before it bound, and no reservation is left of a time when it led itself
 // and another may have bound other pods since.
 func (p *program) catchUp(ctx context.Context) error {
-	if err := p.books.CatchUp(ctx, p.clients, p.settings.LeaderElectNamespace, p.settings.pod); err != nil {
+	if err := p.books.CatchUp(ctx, p.clients, p.options.Election.namespace(), p.replica.pod); err != nil {
 		return err
 	}
 	// What is younger may be under way, and keeps its device until it is seen.
@@ -76,15 +76,12 @@ func (p *program) catchUp(ctx context.Context) error {
 // leading reports whether this replica answers; always without election.
 func (p *program) leading() bool { return p.election == nil || p.election.Leading() }
 
-// hold is how long a bind waits for a leader.
-func (s settings) hold() time.Duration { return min(s.LeaderElectDuration+holdBeyond, maxHold) }
-
 // withElection completes what the extender needs to know of other replicas.
 func (p *program) withElection(c extender.Config) extender.Config {
 	if p.election == nil {
 		return c
 	}
-	c.Election, c.Hold = p.election, p.settings.hold()
+	c.Election, c.Hold = p.election, min(p.options.Election.Duration+holdBeyond, maxHold)
 	if p.certs != nil {
 		c.Forward = p.newForward()
 	}
@@ -105,7 +102,7 @@ func (p *program) newForward() http.RoundTripper {
 				NetDialer: &net.Dialer{Timeout: time.Second},
 				Config: &tls.Config{
 					MinVersion: tls.VersionTLS12,
-					ServerName: p.settings.serverName(),
+					ServerName: p.options.TLS.serverName(),
 					// Those of the moment: connections are made anew when CAs change.
 					RootCAs:      p.certs.ClientCAs(),
 					Certificates: []tls.Certificate{*own},

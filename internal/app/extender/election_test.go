@@ -21,8 +21,8 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 	extenderv1 "k8s.io/kube-scheduler/extender/v1"
 
-	"github.com/divvy-gpu/divvy/internal/app/serve"
 	"github.com/divvy-gpu/divvy/internal/platform/kube"
+	"github.com/divvy-gpu/divvy/internal/platform/serve"
 	"github.com/divvy-gpu/divvy/internal/scheduler/cluster"
 	"github.com/divvy-gpu/divvy/internal/testing/kubetest"
 )
@@ -74,9 +74,9 @@ func (w *replicated) start(n int, secured bool, change ...func(*Options)) *insta
 		return nil
 	}
 	return start(w.t, kube.Clients{Kubernetes: w.server.Client(before), Metadata: c.Metadata}, func(o *Options) {
-		o.GrantKeyFile, o.LeaderElect, o.LeaderElectNamespace, o.LeaderElectDuration = w.key, true, release, time.Second
+		o.GrantKeyFile, o.Election.Enabled, o.Election.Namespace, o.Election.Duration = w.key, true, release, time.Second
 		if secured {
-			o.TLSListen, o.TLSNamespace = ":0", release
+			o.TLS.Listen, o.TLS.Namespace = ":0", release
 		}
 		for _, f := range change {
 			f(o)
@@ -203,7 +203,7 @@ func TestLeadIsGivenUpBeforeReviewsEnd(t *testing.T) {
 	w.binding = func() { once.Do(func() { close(arrived); <-goOn }) }
 	// As in mode dedicated: no other program than replicas asks over TLS.
 	reviewing := func(o *Options) {
-		o.ShutdownDelay, o.LeaderElectDuration, o.TLSConfigMap = 20*time.Second, 4*time.Second, ""
+		o.ShutdownDelay, o.Election.Duration, o.TLS.ConfigMap = 20*time.Second, 4*time.Second, ""
 	}
 	first := w.start(0, true, reviewing)
 	first.leads()

@@ -3,11 +3,12 @@
 package extender
 
 import (
+	"cmp"
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
-	"net/http"
-	"os"
+	"io"
 	"sync/atomic"
 	"time"
 
@@ -16,7 +17,6 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/divvy-gpu/divvy/internal/app/flags"
-	"github.com/divvy-gpu/divvy/internal/app/serve"
 	"github.com/divvy-gpu/divvy/internal/core/accel"
 	"github.com/divvy-gpu/divvy/internal/core/ledger"
 	"github.com/divvy-gpu/divvy/internal/core/place"
@@ -25,8 +25,8 @@ import (
 	"github.com/divvy-gpu/divvy/internal/platform/events"
 	"github.com/divvy-gpu/divvy/internal/platform/kube"
 	"github.com/divvy-gpu/divvy/internal/platform/limit"
-	"github.com/divvy-gpu/divvy/internal/platform/logging"
 	"github.com/divvy-gpu/divvy/internal/platform/metrics"
+	"github.com/divvy-gpu/divvy/internal/platform/serve"
 	"github.com/divvy-gpu/divvy/internal/platform/version"
 	"github.com/divvy-gpu/divvy/internal/scheduler/cluster"
 	"github.com/divvy-gpu/divvy/internal/scheduler/extender"
@@ -36,12 +36,6 @@ import (
 )
 
 const (
-	// expireEvery is how often reservations are looked through.
-	expireEvery = time.Second
-	// unseenFor is how long the watch may take to show a bound pod before the
-	// API server is asked about it, for up to verifyAtOnce pods a time.
-	unseenFor    = 1500 * time.Millisecond
-	verifyAtOnce = 50
 	// shutdownTimeout is what requests under way get when the program stops;
 	// a bind takes extender.DefaultBindTimeout, and 2 s to ask what became of it.
 	shutdownTimeout = extender.DefaultBindTimeout + 3*time.Second
@@ -55,146 +49,120 @@ const (
 // Command returns the subcommand.
 func Command() *cobra.Command {
 	o := DefaultOptions()
-	cmd := &cobra.Command{
+	return flags.Program(&cobra.Command{
 		Use:   "extender",
 		Short: "Serve kube-scheduler's extender calls and the allocations of all devices",
-		Long: "Serve kube-scheduler's extender calls (filter, prioritize, preempt and bind) " +
-			"and report the allocations of all devices.\n\n" +
-			"Every flag can be given as an environment variable: --log-level as " + flags.EnvPrefix + "LOG_LEVEL.\n" +
-			"Flags take precedence over variables, variables over defaults.",
-		Args: cobra.NoArgs,
-		PreRunE: func(cmd *cobra.Command, _ []string) error {
-			return errors.Join(flags.FromEnvironment(cmd.Flags(), os.LookupEnv, nil), o.Validate())
-		},
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			return Run(cmd.Context(), o)
-		},
-	}
-	o.AddFlags(cmd.Flags())
-	return cmd
+		Long: "Serve kube-scheduler's extender calls (filter, prioritize, preempt and bind) and report the allocations " +
+			"of all devices." +
+			flags.EnvironmentHelp,
+	}, &o, &o.Log, nil, func(ctx context.Context, _ io.Writer) error { return Run(ctx, o) })
 }
 
-// Run answers until the context ends or something that cannot be mended
-// happens. It returns when all that it started has ended.
+// Run answers until the context ends or an error occurs that cannot be recovered from. It returns
+// when all that it started has ended.
 func Run(ctx context.Context, o Options) error {
-	s, err := o.settings()
-	if err != nil {
+	if err := o.Validate(); err != nil {
 		return err
 	}
-	logger, closeLog := logging.Setup(s.logging)
-	defer closeLog() //nolint:errcheck // lines are written one by one, nothing is lost
-	ctx = klog.NewContext(ctx, logger)
-
+	log := klog.FromContext(ctx)
 	if err := schedbatch.Enter(); err != nil {
-		logger.Info("Could not set SCHED_BATCH; continuing with the default policy", "reason", err.Error())
+		log.Info("Could not set SCHED_BATCH; continuing with the default policy", "reason", err.Error())
 	}
-	clients, err := kube.Connect(s.Kubeconfig, "divvy-extender/"+version.Version, kube.Corked)
+	clients, err := kube.Connect(o.Kubeconfig, "divvy-extender/"+version.Version, kube.Corked)
 	if err != nil {
 		return err
 	}
-	program, err := assemble(s, clients)
+	program, err := assemble(o, clients)
 	if err != nil {
 		return err
 	}
-	var open listeners
-	if open.plain, open.metrics, err = serve.Listen(ctx, "kube-scheduler", s.Listen, s.MetricsListen); err != nil {
-		return err
-	}
-	tlsAddress := "none"
-	if s.TLSListen != "" {
-		if open.tls, _, err = serve.Listen(ctx, "kube-scheduler over TLS", s.TLSListen, ""); err != nil {
-			return errors.Join(err, open.close())
-		}
-		tlsAddress = open.tls.Addr().String()
-	}
-	logger.Info("Starting", "version", version.String("divvy-extender"), "listen", open.plain.Addr().String(), "tlsListen", tlsAddress,
-		"policy", s.policy.Name(), "resources", s.Resources, "leaderElect", s.LeaderElect)
-	return program.run(ctx, open)
+	log.Info("Starting", "version", version.String("divvy-extender"), "listen", o.Listen, "tlsListen", cmp.Or(o.TLS.Listen, "none"),
+		"policy", program.placement.policy.Name(), "resources", o.Placement.Resources, "leaderElect", o.Election.Enabled)
+	return program.run(ctx)
 }
 
 // program is the parts, put together.
 type program struct {
-	settings settings
-	clients  kube.Clients
-	ledger   *ledger.Ledger
-	keys     *kube.Keyring
-	books    *cluster.Books
-	binder   *cluster.Binder
-	events   *events.Recorder
-	limits   *limit.Limiter
-	handler  http.Handler
-	registry *prometheus.Registry
-	metrics  http.Handler
-	// wake makes kube-scheduler look again at pods that wait, and watchLeader probes the
-	// leader while another replica is it, until the context ends.
-	wake, watchLeader func(context.Context)
-	// certs keeps the certificates, and secured answers over TLS; nil without.
-	certs   *certs.Manager
-	secured http.Handler
+	options   Options
+	placement placement
+	replica   replica
+	clients   kube.Clients
+	ledger    *ledger.Ledger
+	keys      *kube.Keyring
+	books     *cluster.Books
+	binder    *cluster.Binder
+	events    *events.Recorder
+	limits    *limit.Limiter
+	extender  *extender.Extender
+	registry  *prometheus.Registry
+	servers   []serve.Server
+	// certs keeps the certificates; nil without TLS.
+	certs *certs.Manager
 	// election is nil where there is one replica.
 	election *leader.Elector
-	// quiesce waits until no bind is under way.
-	quiesce func(context.Context)
 	// stopping is true, and ending closed, as soon as the program is to end.
 	stopping atomic.Bool
 	ending   chan struct{}
 }
 
-func assemble(s settings, clients kube.Clients) (*program, error) {
+func assemble(o Options, clients kube.Clients) (*program, error) {
+	var m mistakes
 	p := &program{
-		settings: s,
-		clients:  clients,
-		keys:     kube.NewKeyring(s.GrantKeyFile),
-		ending:   make(chan struct{}),
+		options: o, placement: o.Placement.parse(&m), replica: o.replica(), clients: clients,
+		keys: kube.NewKeyring(o.GrantKeyFile), ending: make(chan struct{}),
 	}
-	counts := needsCapacity(s.policy)
+	bindFrom, err := o.bindFrom()
+	if err := errors.Join(append(m, err)...); err != nil {
+		return nil, err
+	}
+	resources, counts := p.placement.resources, needsCapacity(p.placement.policy)
 	p.ledger = ledger.New(ledger.Options{
-		Policy: s.policy, Policies: []place.Policy{s.prices}, ReservationTTL: s.ReservationTTL, MaxBindDelay: s.MaxBindDelay,
+		Policy: p.placement.policy, Policies: []place.Policy{p.placement.weights},
+		ReservationTTL: o.ReservationTTL, MaxBindDelay: o.MaxBindDelay,
 		// kube-scheduler has looked at CPU and memory when it asks.
 		CapacityChecked: counts,
 	})
-	p.binder = cluster.NewBinder(clients.Kubernetes, s.resources, counts)
+	p.binder = cluster.NewBinder(clients.Kubernetes, resources, counts)
 	booksConfig := cluster.BooksConfig{
-		Ledger: p.ledger, Grants: p.keys, Resources: s.resources, NodeLabels: s.labels, ConfigLabels: nodeconfig.Labels,
-		Learner: s.prices,
+		Ledger: p.ledger, Grants: p.keys, Resources: resources, NodeLabels: p.placement.labels, ConfigLabels: nodeconfig.Labels,
+		Learner: p.placement.weights,
 	}
 	if counts {
 		booksConfig.Capacity = p.ledger
 	}
 	p.books = cluster.NewBooks(booksConfig)
 
-	registry := metrics.Registry(metrics.Extender, clients.Requests)
+	p.registry = metrics.Registry(metrics.Extender, clients.Requests)
 	p.events = events.NewRecorder(context.Background(), clients.Kubernetes, events.Extend, "")
 	p.events.Anew() // the chart's role lets it change none, of anybody's pods
-	registry.MustRegister(p.events, booksCollector{
-		size: p.books.Size, ledger: p.ledger, resources: s.resources, devices: s.MetricsDevices,
-		ready: func() bool { return p.ready() == nil }, leading: p.leading,
-	}, s.prices)
-	var err error
-	if s.TLSListen != "" {
-		if p.certs, err = newCertificates(s, clients.Kubernetes, registry); err != nil {
-			return nil, err
-		}
-	}
+	p.registry.MustRegister(p.events, p.placement.weights, cluster.Collector{
+		Size: p.books.Size, Ledger: p.ledger, Resources: resources, Devices: o.MetricsDevices,
+		Ready: func() bool { return p.ready() == nil }, Leading: p.leading,
+	})
 	if p.election, err = p.newElection(); err != nil {
 		return nil, err
 	}
 	if p.election != nil {
-		registry.MustRegister(termsCollector{p.election.Terms})
+		p.registry.MustRegister(metrics.ExtenderTerms.NewCounterFunc(nil, func() float64 { return float64(p.election.Terms()) }))
 	}
-	e, err := extender.New(p.withElection(extender.Config{
+	if o.TLS.Listen != "" {
+		if p.certs, err = newCertificates(o.TLS, clients.Kubernetes, p.registry); err != nil {
+			return nil, err
+		}
+	}
+	p.extender, err = extender.New(p.withElection(extender.Config{
 		Ledger:     p.ledger,
 		Cluster:    p.books,
 		Binder:     p.binder,
 		Waker:      p.binder,
 		Signer:     p.keys.Signer,
 		Ready:      p.ready,
-		Resources:  s.resources,
+		Resources:  resources,
 		Capacity:   counts,
-		ChooseNode: s.ChooseNode,
+		ChooseNode: o.Placement.ChooseNode,
 		Version:    version.Version,
-		BindFrom:   s.bindFrom,
-		Registry:   registry,
+		BindFrom:   bindFrom,
+		Registry:   p.registry,
 		Tell: func(pod accel.PodRef, kind events.Kind, message string) {
 			p.events.Once(events.OnPod(pod.Namespace, pod.Name, pod.UID), kind, message, message)
 		},
@@ -202,18 +170,32 @@ func assemble(s settings, clients kube.Clients) (*program, error) {
 	if err != nil {
 		return nil, err
 	}
-	p.limits = limit.New(limit.Config{Shared: sharedBytes, Reserved: reservedBytes, HasReserve: e.MayBindFrom})
-	if err := registry.Register(p.limits); err != nil {
+	p.limits = limit.New(limit.Config{Shared: sharedBytes, Reserved: reservedBytes, HasReserve: p.extender.MayBindFrom})
+	if err := p.registry.Register(p.limits); err != nil {
 		return nil, fmt.Errorf("metrics of the servers: %w", err)
 	}
-	p.handler, p.wake, p.watchLeader, p.quiesce = e.Handler(), e.WakeWaiting, e.WatchLeader, e.Quiesce
-	p.registry, p.metrics = registry, serve.Metrics(registry)
-	if p.certs != nil {
-		if p.secured, err = p.withReviews(p.handler, registry); err != nil {
-			return nil, err
-		}
+	return p, p.addServers()
+}
+
+// addServers adds what answers kube-scheduler, Prometheus and, over TLS, the API server.
+func (p *program) addServers() error {
+	handler := p.extender.Handler()
+	p.servers = []serve.Server{
+		{Name: serve.Plain, Address: p.options.Listen, For: "kube-scheduler", Cork: true, HTTP: serve.NewServer(handler)},
+		{Name: serve.MetricsPort, Address: p.options.MetricsListen, For: "metrics", HTTP: serve.NewServer(serve.Metrics(p.registry))},
 	}
-	return p, nil
+	if p.certs == nil {
+		return nil
+	}
+	handler, err := p.withReviews(handler, p.registry)
+	if err != nil {
+		return err
+	}
+	p.servers = append(p.servers, serve.Server{
+		Name: serve.TLS, Address: p.options.TLS.Listen, For: "kube-scheduler over TLS", Cork: true,
+		HTTP: serve.NewTLSServer(handler, p.certs, func(s *tls.ConnectionState) bool { return extender.CheckCertificate(s) == nil }),
+	})
+	return nil
 }
 
 // needsCapacity reports whether the policy looks at the CPU and memory of nodes.
@@ -231,7 +213,7 @@ func (p *program) ready() error {
 		return errors.New("shutting down")
 	case !p.books.Synced():
 		return errors.New("the ledger is still being read from the API server")
-	case !p.settings.prices.made():
+	case !p.placement.weights.Ready():
 		return errors.New("the weights of the placement policy are being computed")
 	}
 	_, err := p.keys.Signer()
@@ -240,33 +222,28 @@ func (p *program) ready() error {
 
 // run starts everything and waits for all of it to end. Binds under way are
 // finished before what they need ends.
-func (p *program) run(ctx context.Context, open listeners) error {
+func (p *program) run(ctx context.Context) error {
 	p.events.Start()
 	defer p.events.Shutdown()
 	program := serve.Program{
 		Parts: []func(context.Context) error{
 			func(ctx context.Context) error { p.books.Run(ctx, p.clients); return nil },
 			func(ctx context.Context) error { p.keys.Run(ctx, p.books.KeyChanged); return nil },
-			func(ctx context.Context) error { p.expire(ctx); return nil },
-			func(ctx context.Context) error { p.wake(ctx); return nil },
-			func(ctx context.Context) error { p.watchLeader(ctx); return nil },
+			func(ctx context.Context) error { p.sweeper().Run(ctx); return nil },
+			func(ctx context.Context) error { p.extender.WakeWaiting(ctx); return nil },
+			func(ctx context.Context) error { p.extender.WatchLeader(ctx); return nil },
 			func(ctx context.Context) error { heaptarget.Keep(ctx, extender.HeapBudget); return nil },
-			func(ctx context.Context) error { return p.settings.prices.run(ctx, p.ledger, p.books.Synced) },
+			func(ctx context.Context) error { return p.placement.weights.Run(ctx, p.ledger, p.books.Synced) },
 			serve.Announce(p.ready, p.size),
 		},
-		Servers: []serve.Server{
-			{Name: serve.Plain, Listener: open.plain, Cork: true, HTTP: serve.NewServer(p.handler)},
-			{Name: serve.MetricsPort, Listener: open.metrics, HTTP: serve.NewServer(p.metrics)},
-		},
+		Servers:  p.servers,
 		Limits:   p.limits,
 		Stopping: func() { p.stopping.Store(true); close(p.ending) },
-		Delay:    p.settings.ShutdownDelay,
+		Delay:    p.options.ShutdownDelay,
 		Drain:    shutdownTimeout,
 	}
 	if p.certs != nil {
 		program.Parts = append(program.Parts, p.certs.Run)
-		program.Servers = append(program.Servers, serve.Server{Name: serve.TLS, Listener: open.tls, Cork: true,
-			HTTP: secure(p.secured, p.certs)})
 	}
 	if p.election != nil {
 		program.Parts = append(program.Parts, p.elect)
@@ -274,47 +251,12 @@ func (p *program) run(ctx context.Context, open listeners) error {
 	return program.Run(ctx)
 }
 
-// size is what the log says of the books when the program becomes ready.
+func (p *program) sweeper() cluster.Sweeper {
+	return cluster.Sweeper{Ledger: p.ledger, Books: p.books, Binder: p.binder, BindLimit: unfinished}
+}
+
+// size is what the log says of the ledger when the program becomes ready.
 func (p *program) size() []any {
 	size := p.books.Size()
 	return []any{"nodes", size.Nodes, "podsWaiting", size.Waiting, "podsOnDevices", size.Granted, "podsElsewhere", size.Ungranted}
-}
-
-// expire drops reservations that were never confirmed.
-func (p *program) expire(ctx context.Context) {
-	ticker := time.NewTicker(expireEvery)
-	defer ticker.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-ticker.C:
-			p.verify(ctx)
-			p.books.Settle()
-			if n := p.ledger.Expire(); n > 0 {
-				klog.FromContext(ctx).Info("Dropped reservations of pods that were not observed as bound", "count", n)
-			}
-		}
-	}
-}
-
-// verify asks the API server about pods that were bound and that the watch has
-// not shown since: a pod that was deleted while the watch was away, as it is
-// when the API server restarts, is in no list and no event, and neither is one whose
-// bind came to nothing.
-func (p *program) verify(ctx context.Context) {
-	for _, ref := range p.ledger.Unseen(unseenFor, verifyAtOnce) {
-		lookup, cancel := context.WithTimeout(ctx, time.Second)
-		pod, err := p.binder.Get(lookup, ref.Namespace, ref.Name)
-		cancel()
-		switch {
-		case errors.Is(err, cluster.ErrPodGone), err == nil && (pod.Ref.UID != ref.UID || pod.Ended):
-			p.ledger.Forget(ref.UID)
-			klog.FromContext(ctx).Info("Dropped the reservation of a deleted pod", "pod", ref.String())
-		case err != nil:
-			return // the API server is away: nothing is known, and nothing is bound meanwhile
-		case pod.Node == "" && p.ledger.Release(ref.UID, unfinished+time.Second): // as old when it was read
-			klog.FromContext(ctx).Info("Dropped the reservation of a pod that was not bound", "pod", ref.String())
-		}
-	}
 }

@@ -44,7 +44,7 @@ type instance struct {
 func start(t *testing.T, clients kube.Clients, change func(*Options)) *instance {
 	t.Helper()
 	o := DefaultOptions()
-	o.GrantKeyFile, o.TLSListen = filepath.Join(t.TempDir(), "key"), ""
+	o.GrantKeyFile, o.TLS.Listen = filepath.Join(t.TempDir(), "key"), ""
 	if change != nil {
 		change(&o)
 	}
@@ -56,21 +56,23 @@ func start(t *testing.T, clients kube.Clients, change func(*Options)) *instance 
 			t.Fatal(err)
 		}
 	}
-	if o.TLSListen != "" {
-		o.TLSListen = sockets[2].Addr().String() // where other replicas reach this one
+	if o.TLS.Listen != "" {
+		o.TLS.Listen = sockets[2].Addr().String() // where other replicas reach this one
 	}
-	s, err := o.settings()
+	if err := o.Validate(); err != nil {
+		t.Fatal(err)
+	}
+	p, err := assemble(o, clients)
 	if err != nil {
 		t.Fatal(err)
 	}
-	p, err := assemble(s, clients)
-	if err != nil {
-		t.Fatal(err)
+	for i := range p.servers {
+		p.servers[i].Listener = sockets[i]
 	}
 	ctx, stop := context.WithCancel(context.Background())
 	i := &instance{t: t, url: "http://" + sockets[0].Addr().String(), metrics: "http://" + sockets[1].Addr().String(),
 		tls: sockets[2].Addr().String(), stop: stop, done: make(chan error, 1)}
-	go func() { i.done <- p.run(ctx, listeners{plain: sockets[0], metrics: sockets[1], tls: sockets[2]}) }()
+	go func() { i.done <- p.run(ctx) }()
 	t.Cleanup(stop)
 	return i
 }
@@ -242,7 +244,7 @@ func TestRunFails(t *testing.T) {
 	if err := Run(t.Context(), o); err == nil || !strings.HasPrefix(err.Error(), "configuration of the Kubernetes client: ") {
 		t.Errorf("error %v", err)
 	}
-	o.Policy = "best"
+	o.Placement.Policy = "best"
 	if err := Run(t.Context(), o); err == nil || !strings.HasPrefix(err.Error(), "--policy: ") {
 		t.Errorf("error %v", err)
 	}
@@ -267,7 +269,7 @@ func TestRunFails(t *testing.T) {
 	if err := Run(t.Context(), o); err == nil || !strings.HasPrefix(err.Error(), "listen for metrics: ") {
 		t.Errorf("error %v", err)
 	}
-	o.MetricsListen, o.TLSListen = "", taken.Addr().String()
+	o.MetricsListen, o.TLS.Listen = "", taken.Addr().String()
 	if err := Run(t.Context(), o); err == nil || !strings.HasPrefix(err.Error(), "listen for kube-scheduler over TLS: ") {
 		t.Errorf("error %v", err)
 	}

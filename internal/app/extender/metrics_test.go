@@ -1,42 +1,33 @@
 package extender
 
 import (
-	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
-	"github.com/divvy-gpu/divvy/internal/core/accel"
-	"github.com/divvy-gpu/divvy/internal/core/ledger"
 	"github.com/divvy-gpu/divvy/internal/platform/metrics"
-	"github.com/divvy-gpu/divvy/internal/scheduler/cluster"
+	"github.com/divvy-gpu/divvy/internal/platform/serve"
 )
 
 // TestMetricsAreThoseOfTheTable, and keep Prometheus' rules for names.
 func TestMetricsAreThoseOfTheTable(t *testing.T) {
 	for _, secured := range []bool{false, true} {
 		o := DefaultOptions()
-		o.TLSNamespace = "divvy-system"
+		o.TLS.Namespace = "divvy-system"
 		if !secured {
-			o.TLSListen = ""
-		}
-		s, err := o.settings()
-		if err != nil {
-			t.Fatal(err)
+			o.TLS.Listen = ""
 		}
 		c, _ := clients(t)
 		c.Requests = metrics.NewAPI()
-		p, err := assemble(s, c)
+		p, err := assemble(o, c)
 		if err != nil {
 			t.Fatal(err)
 		}
 		text := httptest.NewRecorder()
-		p.metrics.ServeHTTP(text, httptest.NewRequest(http.MethodGet, "/metrics", http.NoBody))
+		serve.Metrics(p.registry).ServeHTTP(text, httptest.NewRequest(http.MethodGet, "/metrics", http.NoBody))
 		for _, difference := range metrics.Differences(metrics.Extender, text.Body.String()) {
 			if secured || !strings.Contains(difference, "certificate") && !strings.Contains(difference, "review") {
 				t.Errorf("TLS is %t: %s", secured, difference)
@@ -46,63 +37,5 @@ func TestMetricsAreThoseOfTheTable(t *testing.T) {
 		if err != nil || len(problems) > 0 {
 			t.Errorf("%v, %v", problems, err)
 		}
-	}
-}
-
-// TestUnitsAreThoseOfTheBooks: of devices that are well, ill, lost under their pods
-// and overcommitted, by a unit that is no whole number of GB.
-func TestUnitsAreThoseOfTheBooks(t *testing.T) {
-	const gcu accel.Resource = "enflame.com/gcu-memory"
-	l := ledger.New(ledger.Options{})
-	share := func(index int, id accel.DeviceID, units accel.Units, ill bool) accel.Share {
-		return accel.Share{Units: units, Device: accel.Device{ID: id, Index: index, Health: accel.Health{Unhealthy: ill}}}
-	}
-	l.SetNode("n", []accel.Inventory{{Resource: gcu, Unit: "0.1", Shares: []accel.Share{share(0, "A", 160, false),
-		share(1, "B", 160, true)}}})
-	for i, h := range []ledger.Holding{
-		{Device: "A", Units: 40, Pod: accel.PodRef{Namespace: "x"}}, {Device: "A", Units: 10, Pod: accel.PodRef{Namespace: "y"}},
-		{Device: "B", Units: 7, Pod: accel.PodRef{Namespace: "x"}}, {Device: "", Units: 5, Pod: accel.PodRef{Namespace: "z"}},
-	} {
-		h.Node, h.Resource, h.Pod.UID = "n", gcu, fmt.Sprint(i)
-		l.Observe(h)
-	}
-	for name, devices := range map[string]bool{"each device": true, "nodes alone": false} {
-		t.Run(name, func(t *testing.T) {
-			registry := prometheus.NewPedanticRegistry()
-			registry.MustRegister(booksCollector{
-				size: func() cluster.Size { return cluster.Size{Nodes: 3, BadNodes: 1} }, ledger: l, resources: []accel.Resource{gcu},
-				devices: devices,
-				ready:   func() bool { return false }, leading: func() bool { return true },
-			})
-			families, err := registry.Gather()
-			if err != nil {
-				t.Fatal(err)
-			}
-			got := map[string]float64{}
-			for _, f := range families {
-				for _, m := range f.GetMetric() {
-					key := strings.TrimPrefix(f.GetName(), "divvy_extender_")
-					for _, l := range m.GetLabel() {
-						if l.GetName() != "node" && l.GetName() != "resource" {
-							key += " " + l.GetValue()
-						}
-					}
-					got[key] = m.GetGauge().GetValue()
-				}
-			}
-			want := map[string]float64{
-				"books_nodes good": 2, "books_nodes broken": 1, "books_pods waiting": 0, "books_pods granted": 0, "books_pods ungranted": 0,
-				"ready": 0, "leader": 1, "reservations": 0, "expected_pods": 0, "node_units": 320, "node_units_used": 62,
-				"node_unit_bytes":        107374182.4,
-				"namespace_units_used x": 47, "namespace_units_used y": 10, "namespace_units_used z": 5,
-			}
-			if devices {
-				want["device_units A 0"], want["device_units_used A 0"], want["device_units_free A 0"] = 160, 50, 110
-				want["device_units B 1"], want["device_units_used B 1"], want["device_units_free B 1"] = 160, 7, 0
-			}
-			if diff := cmp.Diff(want, got); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
-			}
-		})
 	}
 }

@@ -16,10 +16,11 @@ import (
 
 func TestDefaultsAreValid(t *testing.T) {
 	t.Setenv("POD_NAMESPACE", "divvy-system")
-	s, err := DefaultOptions().settings()
-	if err != nil {
+	o := DefaultOptions()
+	if err := o.Validate(); err != nil {
 		t.Fatal(err)
 	}
+	s := o.Placement.parse(&mistakes{})
 	if s.policy != place.Binpack {
 		t.Errorf("policy %s", s.policy.Name())
 	}
@@ -34,9 +35,11 @@ func TestValidate(t *testing.T) {
 	t.Setenv("POD_NAMESPACE", "")
 	t.Setenv("POD_NAME", "")
 	err := Options{
-		Listen: "32766", MetricsListen: ":metrics", Policy: "best", Resources: []string{"gcu-memory", "a.example/x", "a.example/x",
-			"a.example/b c"},
-		NodeLabel: "gcushare", ReservationTTL: 1, ShutdownDelay: -1, Log: flags.Log{Level: "loud", Format: "xml"}, LeaderElect: true,
+		Server: flags.Server{Listen: "32766", MetricsListen: ":metrics", ShutdownDelay: -1, Log: flags.Log{Level: "loud", Format: "xml"}},
+		Placement: Placement{
+			Policy: "best", Resources: []string{"gcu-memory", "a.example/x", "a.example/x", "a.example/b c"}, NodeLabel: "gcushare",
+		},
+		ReservationTTL: 1, Election: Election{Enabled: true},
 	}.Validate()
 	if err == nil {
 		t.Fatal("options full of mistakes are valid")
@@ -44,6 +47,9 @@ func TestValidate(t *testing.T) {
 	want := []string{
 		`--listen: "32766": must be host:port, where the host may be empty`,
 		`--metrics-listen: ":metrics": the port must be a number up to 65535`,
+		`--shutdown-delay: -1ns: must not be negative`,
+		`--log-level: log level "loud": must be one of error, warn, info, debug, trace`,
+		`--log-format: log format "xml": must be one of text, json`,
 		`--grant-key-file: must name a file`,
 		`--resources: "gcu-memory": must be an extended resource, domain/name`,
 		`--resources: a.example/x is named twice`,
@@ -52,9 +58,6 @@ func TestValidate(t *testing.T) {
 		`--node-label: node label "gcushare": must be key=value`,
 		`--reservation-ttl: 1ns: must be at least 15s`,
 		`--max-bind-delay: 0s: must be from 5s to 24h0m0s`,
-		`--shutdown-delay: -1ns: must not be negative`,
-		`--log-level: log level "loud": must be one of error, warn, info, debug, trace`,
-		`--log-format: log format "xml": must be one of text, json`,
 		`--leader-elect-name: must not be empty`,
 		`--leader-elect-namespace: is required if POD_NAMESPACE is not set`,
 		`--leader-elect: POD_NAME must be set to the name of this pod`,
@@ -72,7 +75,7 @@ func TestValidate(t *testing.T) {
 
 	// What TLS needs is asked for where there is TLS.
 	o := DefaultOptions()
-	o.TLSListen, o.TLSService, o.TLSSecret, o.TLSClientSecret, o.TLSOverlap = ":9401", "", "", "", -1
+	o.TLS.Listen, o.TLS.Service, o.TLS.Secret, o.TLS.ClientSecret, o.TLS.Overlap = ":9401", "", "", "", -1
 	tlsMistakes := o.Validate()
 	for _, want := range []string{
 		"--tls-listen: :9401 is the address of --metrics-listen",
@@ -84,13 +87,13 @@ func TestValidate(t *testing.T) {
 		}
 	}
 	o = DefaultOptions()
-	o.TLSNamespace, o.TLSListen, o.TLSClientSecret = "divvy-system", o.Listen, o.TLSSecret
+	o.TLS.Namespace, o.TLS.Listen, o.TLS.ClientSecret = "divvy-system", o.Listen, o.TLS.Secret
 	if err := o.Validate(); err == nil || err.Error() != "--tls-listen: :32766 is the address of --listen\n"+
 		"--tls-client-secret: divvy-extender-certs is the Secret of the CA, whose keys kube-scheduler must not see" {
 		t.Errorf("two mistakes of TLS: %v", err)
 	}
 	o = DefaultOptions()
-	o.TLSListen = ""
+	o.TLS.Listen = ""
 	if err := o.Validate(); err != nil {
 		t.Errorf("without TLS and a namespace: %v", err)
 	}
@@ -100,7 +103,7 @@ func TestValidate(t *testing.T) {
 		t.Errorf("the same address twice: %v", err)
 	}
 	o = DefaultOptions()
-	o.TLSListen, o.Resources = "", nil
+	o.TLS.Listen, o.Placement.Resources = "", nil
 	if err := o.Validate(); err == nil || err.Error() != "--resources: must name at least one" {
 		t.Errorf("no resources: %v", err)
 	}
@@ -120,7 +123,7 @@ func TestEnvironment(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := DefaultOptions()
-	want.Policy, want.Log.Level, want.Resources = "spread", "debug", []string{"a.example/x", "b.example/y"}
+	want.Placement.Policy, want.Log.Level, want.Placement.Resources = "spread", "debug", []string{"a.example/x", "b.example/y"}
 	if diff := cmp.Diff(want, o); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
@@ -137,14 +140,15 @@ func TestEnvironment(t *testing.T) {
 // nodes.
 func TestSeveralResources(t *testing.T) {
 	o := DefaultOptions()
-	o.TLSListen = ""
+	o.TLS.Listen = ""
 	fs := pflag.NewFlagSet("test", pflag.ContinueOnError)
 	o.AddFlags(fs)
 	if err := fs.Parse([]string{"--resources", "enflame.com/gcu-memory,nvidia.com/gpu-memory", "--resources", "iluvatar.com/gpu-memory",
 		"--node-label", "a=b,c=d"}); err != nil {
 		t.Fatal(err)
 	}
-	s, err := o.settings()
+	err := o.Validate()
+	s := o.Placement.parse(&mistakes{})
 	want := []accel.Resource{"enflame.com/gcu-memory", "nvidia.com/gpu-memory", "iluvatar.com/gpu-memory"}
 	if err != nil || !slices.Equal(s.resources, want) {
 		t.Fatalf("resources %v, %v; want %v", s.resources, err, want)

@@ -68,7 +68,7 @@ type racing struct {
 	server   *kubetest.Server
 	metadata *metadatafake.FakeMetadataClient
 	keys     *kube.Keyring
-	settings settings
+	options  Options
 	replicas [2]*racer
 	nodes    map[string][]accel.Share // what nodes have; of one that is away nil
 	sizes    map[string]accel.Units   // of all devices there ever were, by node and device
@@ -219,19 +219,23 @@ func (w *racing) start(n int) *racer {
 		}
 		return handled, r.lagging(from), nil
 	})
-	s := w.settings
-	s.pod, s.address = fmt.Sprint("replica-", n), fmt.Sprint("replica-", n, ":1")
-	p := &program{settings: s, clients: kube.Clients{Kubernetes: client, Metadata: w.metadata}, keys: w.keys}
-	p.ledger = ledger.New(ledger.Options{Policy: s.policy, ReservationTTL: s.ReservationTTL, MaxBindDelay: s.MaxBindDelay})
-	p.binder = cluster.NewBinder(client, s.resources, false)
-	p.books = cluster.NewBooks(cluster.BooksConfig{Ledger: p.ledger, Grants: p.keys, Resources: s.resources, NodeLabels: s.labels})
+	placed := w.options.Placement.parse(&mistakes{})
+	p := &program{
+		options: w.options, placement: placed, replica: replica{fmt.Sprint("replica-", n), fmt.Sprint("replica-", n, ":1")},
+		clients: kube.Clients{Kubernetes: client, Metadata: w.metadata}, keys: w.keys,
+	}
+	p.ledger = ledger.New(ledger.Options{Policy: placed.policy, ReservationTTL: w.options.ReservationTTL,
+		MaxBindDelay: w.options.MaxBindDelay})
+	p.binder = cluster.NewBinder(client, placed.resources, false)
+	p.books = cluster.NewBooks(cluster.BooksConfig{Ledger: p.ledger, Grants: p.keys, Resources: placed.resources,
+		NodeLabels: placed.labels})
 	var err error
 	if p.election, err = p.newElection(); err != nil {
 		w.t.Fatal(err)
 	}
 	config := p.withElection(extender.Config{
-		Ledger: p.ledger, Cluster: p.books, Binder: unsteady{p.binder, r, cluster.NewBinder(w.server.Client(nil), s.resources, false)},
-		Signer: p.keys.Signer, Ready: p.ready, Resources: s.resources,
+		Ledger: p.ledger, Cluster: p.books, Binder: unsteady{p.binder, r, cluster.NewBinder(w.server.Client(nil), placed.resources, false)},
+		Signer: p.keys.Signer, Ready: p.ready, Resources: placed.resources,
 	})
 	config.Forward = w
 	e, err := extender.New(config)
@@ -242,7 +246,7 @@ func (w *racing) start(n int) *racer {
 	ctx, stop := context.WithCancel(context.Background())
 	r.stop = stop
 	r.done.Go(func() { p.books.Run(ctx, p.clients) })
-	r.done.Go(func() { p.expire(ctx) })
+	r.done.Go(func() { p.sweeper().Run(ctx) })
 	r.done.Go(func() {
 		if err := p.election.Run(ctx); err != nil {
 			w.t.Error(err)
@@ -683,7 +687,7 @@ func (w *racing) calm() {
 	for _, r := range w.replicas {
 		w.startAnew(r)
 	}
-	time.Sleep(2 * max(w.settings.ReservationTTL, w.settings.MaxBindDelay)) // longer than any reservation that came to nothing
+	time.Sleep(2 * max(w.options.ReservationTTL, w.options.MaxBindDelay)) // longer than any reservation that came to nothing
 	leaders := 0
 	for _, r := range w.replicas {
 		if r.program.election.Leading() {
@@ -842,11 +846,12 @@ func newRacing(t *testing.T, key string, seed uint64) *racing {
 	w.metadata = metadatafake.NewSimpleMetadataClient(scheme)
 	o := DefaultOptions()
 	// With a short Lease more happens in as many steps.
-	o.GrantKeyFile, o.TLSListen, o.LeaderElectDuration = key, "", 3*time.Second
-	if w.settings, err = o.settings(); err != nil {
+	o.GrantKeyFile, o.TLS.Listen, o.Election.Duration = key, "", 3*time.Second
+	if err := o.Validate(); err != nil {
 		t.Fatal(err)
 	}
-	w.settings.LeaderElect, w.settings.LeaderElectNamespace = true, release
+	o.Election.Enabled, o.Election.Namespace = true, release
+	w.options = o
 	for _, node := range racingNodes {
 		w.publish(node, whole(node))
 	}

@@ -39,13 +39,13 @@ func (p *program) withReviews(next http.Handler, registry prometheus.Registerer)
 	})
 	mux := http.NewServeMux()
 	mux.Handle("/", next)
-	config := admission.Config{Namespace: p.settings.TLSNamespace, Holders: p.holders, Read: p.readConfigMap}
+	config := admission.Config{Namespace: p.options.TLS.namespace(), Holders: p.holders, Read: p.readConfigMap}
 	mux.Handle(configRoute, reviews.Handler("config", p.knows, config.Decide))
-	if p.settings.SchedulerName != "" {
+	if p.options.TLS.SchedulerName != "" {
 		for _, result := range []string{admissionreview.Converted, admissionreview.Allowed, admissionreview.Bad, admissionreview.Error} {
 			counted.WithLabelValues("scheduler", result)
 		}
-		scheduler := admission.Scheduler{Name: p.settings.SchedulerName, Resources: p.settings.resources}
+		scheduler := admission.Scheduler{Name: p.options.TLS.SchedulerName, Resources: p.placement.resources}
 		mux.Handle(schedulerRoute, reviews.Handler("scheduler", nil, scheduler.Decide))
 	}
 	return mux, nil
@@ -85,12 +85,12 @@ func (p *program) holders() []admission.Holder {
 
 // readConfigMap reads a ConfigMap of divvy-node's configuration.
 func (p *program) readConfigMap(ctx context.Context, name string) (map[string]string, error) {
-	found, err := p.clients.Kubernetes.CoreV1().ConfigMaps(p.settings.TLSNamespace).Get(ctx, name, metav1.GetOptions{})
+	found, err := p.clients.Kubernetes.CoreV1().ConfigMaps(p.options.TLS.namespace()).Get(ctx, name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		return nil, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("read ConfigMap %s/%s: %w", p.settings.TLSNamespace, name, err)
+		return nil, fmt.Errorf("read ConfigMap %s/%s: %w", p.options.TLS.namespace(), name, err)
 	}
 	return found.Data, nil
 }

@@ -24,6 +24,8 @@ import (
 	extenderv1 "k8s.io/kube-scheduler/extender/v1"
 
 	"github.com/divvy-gpu/divvy/internal/platform/kube"
+	"github.com/divvy-gpu/divvy/internal/platform/serve"
+	"github.com/divvy-gpu/divvy/internal/scheduler/extender"
 	"github.com/divvy-gpu/divvy/internal/testing/kubetest"
 )
 
@@ -118,7 +120,7 @@ func grantKey(t *testing.T) string {
 func TestTLS(t *testing.T) {
 	c := tlsClients(t)
 	key := grantKey(t)
-	i := start(t, c, func(o *Options) { o.GrantKeyFile, o.TLSListen, o.TLSNamespace = key, ":32765", release })
+	i := start(t, c, func(o *Options) { o.GrantKeyFile, o.TLS.Listen, o.TLS.Namespace = key, ":32765", release })
 	i.ready("")
 	roots, certificate := published(t, c)
 
@@ -144,7 +146,7 @@ func TestTLS(t *testing.T) {
 	}
 	// A certificate that somebody else signed, even for the right name.
 	other := tlsClients(t)
-	j := start(t, other, func(o *Options) { o.GrantKeyFile, o.TLSListen, o.TLSNamespace = key, ":32765", release })
+	j := start(t, other, func(o *Options) { o.GrantKeyFile, o.TLS.Listen, o.TLS.Namespace = key, ":32765", release })
 	_, foreign := published(t, other)
 	if err := j.end(); err != nil {
 		t.Error(err)
@@ -180,7 +182,7 @@ func (c *changing) ClientCAs() *x509.CertPool { return c.accepted.Load() }
 func TestTLSOfAClientWhoseCAIsGivenUp(t *testing.T) {
 	c := tlsClients(t)
 	key := grantKey(t)
-	i := start(t, c, func(o *Options) { o.GrantKeyFile, o.TLSListen, o.TLSNamespace = key, ":32765", release })
+	i := start(t, c, func(o *Options) { o.GrantKeyFile, o.TLS.Listen, o.TLS.Namespace = key, ":32765", release })
 	roots, certificate := published(t, c)
 	secret, err := c.Kubernetes.CoreV1().Secrets(release).Get(t.Context(), "divvy-extender-certs", metav1.GetOptions{})
 	if err != nil {
@@ -195,9 +197,9 @@ func TestTLSOfAClientWhoseCAIsGivenUp(t *testing.T) {
 	}
 	cas := &changing{certificate: own}
 	cas.accepted.Store(roots)
-	server := secure(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	server := serve.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		fmt.Fprint(w, len(r.TLS.VerifiedChains), " ", r.RemoteAddr)
-	}), cas)
+	}), cas, func(s *tls.ConnectionState) bool { return extender.CheckCertificate(s) == nil })
 	var config net.ListenConfig
 	listener, err := config.Listen(t.Context(), "tcp", "127.0.0.1:0")
 	if err != nil {
@@ -242,40 +244,6 @@ func TestTLSOfAClientWhoseCAIsGivenUp(t *testing.T) {
 	}
 }
 
-// What a certificate proved is not asked again while it is that one, by the same CAs,
-// and valid.
-func TestProof(t *testing.T) {
-	c := tlsClients(t)
-	key := grantKey(t)
-	i := start(t, c, func(o *Options) { o.GrantKeyFile, o.TLSListen, o.TLSNamespace = key, ":32765", release })
-	roots, certificate := published(t, c)
-	if err := i.end(); err != nil {
-		t.Fatal(err)
-	}
-	leaf, err := x509.ParseCertificate(certificate.Certificate[0])
-	if err != nil {
-		t.Fatal(err)
-	}
-	now := time.Now()
-	p := prove(leaf, roots, now)
-	if p.err != nil || !p.holds(leaf, roots, now) || !p.holds(leaf, roots, leaf.NotAfter.Add(-time.Second)) {
-		t.Errorf("the certificate proves nothing: %+v", p)
-	}
-	again := *leaf
-	again.Raw = append(bytes.Clone(leaf.Raw), 0)
-	for name, holds := range map[string]bool{
-		"another certificate":               p.holds(&again, roots, now),
-		"other CAs":                         p.holds(leaf, x509.NewCertPool(), now),
-		"its end":                           p.holds(leaf, roots, leaf.NotAfter.Add(time.Second)),
-		"a certificate that proved nothing": prove(leaf, x509.NewCertPool(), now).holds(leaf, roots, now),
-		"one that has expired":              prove(leaf, roots, leaf.NotAfter.Add(time.Second)).holds(leaf, roots, now),
-	} {
-		if holds {
-			t.Errorf("%s: the proof holds", name)
-		}
-	}
-}
-
 // reviewed posts a review over TLS, and returns the answer.
 func reviewed(i *instance, client *http.Client, route string, request admissionv1.AdmissionRequest) *admissionv1.AdmissionResponse {
 	i.t.Helper()
@@ -302,7 +270,7 @@ func TestReviews(t *testing.T) {
 	c := tlsClients(t)
 	key := grantKey(t)
 	i := start(t, c, func(o *Options) {
-		o.GrantKeyFile, o.TLSListen, o.TLSNamespace, o.SchedulerName = key, ":32765", release, "divvy-scheduler"
+		o.GrantKeyFile, o.TLS.Listen, o.TLS.Namespace, o.TLS.SchedulerName = key, ":32765", release, "divvy-scheduler"
 		o.ShutdownDelay = 2 * time.Second
 	})
 	i.ready("")

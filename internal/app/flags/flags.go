@@ -82,12 +82,20 @@ func (l Log) Options() (logging.Options, error) {
 	return logging.Options{File: l.File, Level: level, Format: format}, nil
 }
 
-// Mistake says which flag an error is about; nil for nil.
+// Mistake says which flag an error is about, or each of several that were joined; nil for nil.
 func Mistake(flag string, err error) error {
 	if err == nil {
 		return nil
 	}
-	return fmt.Errorf("--%s: %w", flag, err)
+	joined, ok := err.(interface{ Unwrap() []error }) //nolint:errorlint // one that wraps several is a single mistake
+	if !ok {
+		return fmt.Errorf("--%s: %w", flag, err)
+	}
+	var errs []error
+	for _, one := range joined.Unwrap() {
+		errs = append(errs, Mistake(flag, one))
+	}
+	return errors.Join(errs...)
 }
 
 // CheckAddress says what is wrong with an address to listen on.

@@ -11,8 +11,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	dto "github.com/prometheus/client_model/go"
 
-	"github.com/divvy-gpu/divvy/internal/app/serve"
 	"github.com/divvy-gpu/divvy/internal/platform/limit"
+	"github.com/divvy-gpu/divvy/internal/platform/serve"
 )
 
 // probed is what the HTTP server tells of.

@@ -1,137 +1,102 @@
 package schedconf
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net/url"
 	"os"
-	"slices"
 	"strings"
 	"time"
 
 	"github.com/spf13/pflag"
+	"k8s.io/client-go/kubernetes"
 
 	"github.com/divvy-gpu/divvy/internal/app/flags"
 	"github.com/divvy-gpu/divvy/internal/install/schedconf"
 	"github.com/divvy-gpu/divvy/internal/install/schedconf/host"
-	"github.com/divvy-gpu/divvy/internal/platform/logging"
+	"github.com/divvy-gpu/divvy/internal/install/schedconf/wiring"
 )
-
-// Names that the chart gives to what the extender publishes, in the namespace of
-// its Service.
-const (
-	caConfigMap  = "divvy-extender-ca"
-	clientSecret = "divvy-extender-client" //nolint:gosec // the name of a Secret
-	caKey        = "ca.crt"
-	certKey      = "tls.crt"
-	keyKey       = "tls.key"
-)
-
-// route is the prefix of the extender's verbs.
-const route = "/gcushare-scheduler"
-
-// defaultResource is that of GCUShare.
-const defaultResource = "enflame.com/gcu-memory"
 
 // Options are the settings of all subcommands. A flag wins over its environment
 // variable, and that over the default.
 type Options struct {
-	// Manifest, Dir, HostPaths and KubeVersion are those of host.Config.
-	Manifest, Dir string
-	HostPaths     []string
-	KubeVersion   string
+	// Node has no client, and the machine's name if Name is "".
+	Node     wiring.Node
+	Extender wiring.Source
 	// Kubeconfig is a file; "" for the pod's service account, or else what
 	// kubeadm leaves on a control-plane node.
 	Kubeconfig string
-	// NodeName is the name of this node; "" for the machine's.
-	NodeName string
-	// ExtenderURL is the prefix of the verbs' routes as kube-scheduler reaches
-	// it; "" for the address of ExtenderService, which is namespace/name.
-	ExtenderURL, ExtenderService string
-	// ExtenderProxy is host:port of the local proxy on this node, which takes the place
-	// of the Service's address for a kube-scheduler on the node's network; "" for none.
-	ExtenderProxy string
-	// ServerName is the name in the extender's certificate; "" for the Service's.
-	ServerName string
-	// CAFile, CertFile and KeyFile are PEM. Without them, with ExtenderService,
-	// they are read from the API server.
-	CAFile, CertFile, KeyFile string
-	// Resources are the extended resources whose pods the extender places; none
-	// for those that the scheduler asks about already, or else defaultResource.
-	Resources []string
-	// Weight is how many times the extender's scores count.
-	Weight int
-	// ExtenderTimeout is how long kube-scheduler waits for an answer.
-	ExtenderTimeout time.Duration
-	// Timeout and Settle are those of host.MirrorConfig, PodLogDir its LogDir.
-	Timeout, Settle time.Duration
-	PodLogDir       string
-	// Listen is where watch, and uninstall --stay, tell how they are; "" for
-	// nowhere.
+	// Listen is where watch, and uninstall --stay, serve probes; "" for nowhere.
 	Listen string
 	// Resync is how often watch looks although nothing seems to have changed.
 	Resync time.Duration
-	// Again, Stay and Uninstall are for install, uninstall and plan.
-	Again, Stay, Uninstall bool
 
 	Log flags.Log
+	// add adds the flags of a subcommand.
+	add func(*pflag.FlagSet)
 }
 
 // DefaultOptions returns the defaults.
 func DefaultOptions() Options {
 	return Options{
-		Manifest:        host.DefaultManifest,
-		Dir:             host.DefaultDir,
-		ExtenderService: "divvy-system/divvy-extender",
-		ExtenderTimeout: 10 * time.Second,
-		Weight:          1,
-		Timeout:         host.DefaultTimeout,
-		Settle:          host.DefaultSettle,
-		PodLogDir:       host.DefaultLogDir,
-		Resync:          30 * time.Second,
-		Log:             flags.DefaultLog(),
+		Node: wiring.Node{
+			Manifest: host.DefaultManifest, Dir: host.DefaultDir,
+			Timeout: host.DefaultTimeout, Settle: host.DefaultSettle, PodLogDir: host.DefaultLogDir,
+		},
+		Extender: wiring.Source{Service: "divvy-system/divvy-extender", Timeout: 10 * time.Second, Weight: 1},
+		Resync:   30 * time.Second,
+		Log:      flags.DefaultLog(),
 	}
+}
+
+// AddFlags adds the flags of the subcommand.
+func (o *Options) AddFlags(fs *pflag.FlagSet) {
+	o.addHostFlags(fs)
+	o.add(fs)
 }
 
 // addHostFlags adds the flags of every subcommand.
 func (o *Options) addHostFlags(fs *pflag.FlagSet) {
-	fs.StringVar(&o.Manifest, "manifest", o.Manifest, "manifest of the static pod of kube-scheduler")
-	fs.StringVar(&o.Dir, "kubernetes-dir", o.Dir, "folder for the backup and the scheduler's configuration; must not be that of the "+
+	n := &o.Node
+	fs.StringVar(&n.Manifest, "manifest", n.Manifest, "manifest of the static pod of kube-scheduler")
+	fs.StringVar(&n.Dir, "kubernetes-dir", n.Dir, "folder for the backup and the scheduler's configuration; must not be that of the "+
 		"manifest")
-	fs.StringSliceVar(&o.HostPaths, "host-path", o.HostPaths,
+	fs.StringSliceVar(&n.HostPaths, "host-path", n.HostPaths,
 		"further folders of the host that are mounted in this container at the same path; empty when run on the host itself")
-	fs.StringVar(&o.KubeVersion, "kube-version", o.KubeVersion,
+	fs.StringVar(&n.KubeVersion, "kube-version", n.KubeVersion,
 		"version of kube-scheduler, such as v1.31.4; taken from its image tag if empty")
 	fs.StringVar(&o.Kubeconfig, "kubeconfig", o.Kubeconfig, "kubeconfig file; if empty, the pod's service account, or else "+
 		strings.Join(kubeconfigs, " or "))
-	fs.StringVar(&o.NodeName, "node-name", o.NodeName, "name of this node in the cluster; if empty, $NODE_NAME or else the host name")
-	fs.DurationVar(&o.Timeout, "timeout", o.Timeout,
+	fs.StringVar(&n.Name, "node-name", n.Name, "name of this node in the cluster; if empty, $NODE_NAME or else the host name")
+	fs.DurationVar(&n.Timeout, "timeout", n.Timeout,
 		"how long kube-scheduler may take to become healthy after a change before the change is rolled back")
-	fs.DurationVar(&o.Settle, "settle", o.Settle, "how long kube-scheduler must stay healthy before a change is considered successful")
-	fs.StringVar(&o.PodLogDir, "pod-log-dir", o.PodLogDir,
+	fs.DurationVar(&n.Settle, "settle", n.Settle, "how long kube-scheduler must stay healthy before a change is considered successful")
+	fs.StringVar(&n.PodLogDir, "pod-log-dir", n.PodLogDir,
 		"kubelet's folder of pod logs, to report why kube-scheduler exited; empty to disable")
 	o.Log.AddFlags(fs)
 }
 
 // addExtenderFlags adds the flags that say what kube-scheduler is to ask.
 func (o *Options) addExtenderFlags(fs *pflag.FlagSet) {
-	fs.StringVar(&o.ExtenderURL, "extender-url", o.ExtenderURL, "URL of the extender as kube-scheduler reaches it, such as "+
-		"http://127.0.0.1:32766"+route+"; the address of --extender-service if empty")
-	fs.StringVar(&o.ExtenderService, "extender-service", o.ExtenderService, "namespace/name of the extender's Service")
-	fs.StringVar(&o.ExtenderProxy, "extender-proxy", o.ExtenderProxy, "address of \"divvy-control proxy\" on this node, such as "+
+	e := &o.Extender
+	fs.StringVar(&e.URL, "extender-url", e.URL, "URL of the extender as kube-scheduler reaches it, such as "+
+		"http://127.0.0.1:32766"+wiring.Route+"; the address of --extender-service if empty")
+	fs.StringVar(&e.Service, "extender-service", e.Service, "namespace/name of the extender's Service")
+	fs.StringVar(&e.Proxy, "extender-proxy", e.Proxy, "address of \"divvy-control proxy\" on this node, such as "+
 		"127.0.0.1:32764, which a kube-scheduler in the host network uses instead of the Service; empty to disable")
-	fs.StringVar(&o.ServerName, "server-name", o.ServerName,
+	fs.StringVar(&e.ServerName, "server-name", e.ServerName,
 		"server name in the extender's certificate; if empty, that of the Service or the host of --extender-url")
-	fs.StringVar(&o.CAFile, "ca-file", o.CAFile, "CA of the extender's certificate; if empty, from the ConfigMap "+caConfigMap+
+	fs.StringVar(&e.CAFile, "ca-file", e.CAFile, "CA of the extender's certificate; if empty, from the ConfigMap "+wiring.CAConfigMap+
 		" in the Service's namespace")
-	fs.StringVar(&o.CertFile, "client-cert-file", o.CertFile,
-		"client certificate of kube-scheduler for the extender; if empty, from the Secret "+clientSecret+" in the Service's namespace")
-	fs.StringVar(&o.KeyFile, "client-key-file", o.KeyFile, "private key of --client-cert-file")
-	fs.StringSliceVar(&o.Resources, "resources", o.Resources,
-		"extended resources that the extender manages; if empty, those already configured, or else "+defaultResource)
-	fs.IntVar(&o.Weight, "weight", o.Weight, "weight of the extender's node scores relative to those of kube-scheduler's plugins; with "+
+	fs.StringVar(&e.CertFile, "client-cert-file", e.CertFile,
+		"client certificate of kube-scheduler for the extender; if empty, from the Secret "+wiring.ClientSecret+" in the Service's namespace")
+	fs.StringVar(&e.KeyFile, "client-key-file", e.KeyFile, "private key of --client-cert-file")
+	fs.StringSliceVar(&e.Resources, "resources", e.Resources,
+		"extended resources that the extender manages; if empty, those already configured, or else "+wiring.DefaultResource)
+	fs.IntVar(&e.Weight, "weight", e.Weight, "weight of the extender's node scores relative to those of kube-scheduler's plugins; with "+
 		"200 the extender decides whenever its scores differ")
-	fs.DurationVar(&o.ExtenderTimeout, "extender-timeout", o.ExtenderTimeout, "kube-scheduler's timeout for calls to the extender")
+	fs.DurationVar(&e.Timeout, "extender-timeout", e.Timeout, "kube-scheduler's timeout for calls to the extender")
 }
 
 func (o *Options) addListenFlag(fs *pflag.FlagSet) {
@@ -141,46 +106,47 @@ func (o *Options) addListenFlag(fs *pflag.FlagSet) {
 
 // Validate reports all mistakes, each with its flag.
 func (o *Options) Validate() error {
+	n, e := &o.Node, &o.Extender
 	_, err := o.Log.Options()
 	errs := []error{err}
 	mistake := func(flag, format string, args ...any) {
 		errs = append(errs, flags.Mistake(flag, fmt.Errorf(format, args...)))
 	}
-	for flag, path := range map[string]string{"manifest": o.Manifest, "kubernetes-dir": o.Dir} {
+	for flag, path := range map[string]string{"manifest": n.Manifest, "kubernetes-dir": n.Dir} {
 		if !strings.HasPrefix(path, "/") {
 			mistake(flag, "%q: must be an absolute path", path)
 		}
 	}
-	for flag, d := range map[string]time.Duration{"timeout": o.Timeout, "settle": o.Settle, "extender-timeout": o.ExtenderTimeout,
+	for flag, d := range map[string]time.Duration{"timeout": n.Timeout, "settle": n.Settle, "extender-timeout": e.Timeout,
 		"resync": o.Resync} {
 		if d <= 0 {
 			mistake(flag, "%s: must be longer than 0s", d)
 		}
 	}
-	if o.Weight < 1 || o.Weight > schedconf.MaxWeight {
-		mistake("weight", "%d: must be from 1 to %d", o.Weight, schedconf.MaxWeight)
+	if e.Weight < 1 || e.Weight > schedconf.MaxWeight {
+		mistake("weight", "%d: must be from 1 to %d", e.Weight, schedconf.MaxWeight)
 	}
-	if o.Settle >= o.Timeout {
-		mistake("settle", "%s: must be shorter than --timeout, which is %s", o.Settle, o.Timeout)
+	if n.Settle >= n.Timeout {
+		mistake("settle", "%s: must be shorter than --timeout, which is %s", n.Settle, n.Timeout)
 	}
-	if o.ExtenderURL != "" {
-		if u, err := url.Parse(o.ExtenderURL); err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
-			mistake("extender-url", "%q: must be http://HOST:PORT%s or https://HOST:PORT%s", o.ExtenderURL, route, route)
+	if e.URL != "" {
+		if u, err := url.Parse(e.URL); err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
+			mistake("extender-url", "%q: must be http://HOST:PORT%s or https://HOST:PORT%s", e.URL, wiring.Route, wiring.Route)
 		}
-	} else if namespace, name, ok := strings.Cut(o.ExtenderService, "/"); !ok || namespace == "" || name == "" ||
+	} else if namespace, name, ok := strings.Cut(e.Service, "/"); !ok || namespace == "" || name == "" ||
 		strings.Contains(name, "/") {
-		mistake("extender-service", "%q: must be NAMESPACE/NAME", o.ExtenderService)
+		mistake("extender-service", "%q: must be NAMESPACE/NAME", e.Service)
 	}
-	if o.ExtenderProxy != "" {
-		errs = append(errs, flags.Mistake("extender-proxy", flags.CheckAddress(o.ExtenderProxy)))
-		if o.ExtenderURL != "" {
-			mistake("extender-proxy", "%s: cannot be combined with --extender-url", o.ExtenderProxy)
+	if e.Proxy != "" {
+		errs = append(errs, flags.Mistake("extender-proxy", flags.CheckAddress(e.Proxy)))
+		if e.URL != "" {
+			mistake("extender-proxy", "%s: cannot be combined with --extender-url", e.Proxy)
 		}
 	}
-	if (o.CertFile == "") != (o.KeyFile == "") {
+	if (e.CertFile == "") != (e.KeyFile == "") {
 		mistake("client-cert-file", "requires --client-key-file")
 	}
-	for _, resource := range o.Resources {
+	for _, resource := range e.Resources {
 		if err := flags.CheckResource(resource); err != nil {
 			errs = append(errs, flags.Mistake("resources", err))
 		}
@@ -191,34 +157,17 @@ func (o *Options) Validate() error {
 	return errors.Join(errs...)
 }
 
-// settings are Options that are complete.
-type settings struct {
-	Options
-
-	logging logging.Options
-}
-
-func (o Options) settings() (settings, error) {
-	if err := o.Validate(); err != nil {
-		return settings{}, err
-	}
-	s := settings{Options: o}
-	var err error
-	if s.logging, err = o.Log.Options(); err != nil {
-		return s, err
-	}
-	// The order of resources says nothing; another one must not restart anybody.
-	s.Resources = slices.Compact(slices.Sorted(slices.Values(o.Resources)))
-	if s.NodeName == "" {
-		s.NodeName = os.Getenv("NODE_NAME")
-	}
-	if s.NodeName == "" {
+// node returns the node with the client, and with the machine's name if there is no other.
+func (o *Options) node(client kubernetes.Interface) (wiring.Node, error) {
+	n := o.Node
+	n.Client, n.Name = client, cmp.Or(n.Name, os.Getenv("NODE_NAME"))
+	if n.Name == "" {
 		name, err := os.Hostname()
 		if err != nil {
-			return s, fmt.Errorf("the name of this node: %w; set it with --node-name", err)
+			return n, fmt.Errorf("the name of this node: %w; set it with --node-name", err)
 		}
 		// As kubelet makes it.
-		s.NodeName = strings.ToLower(strings.TrimSpace(name))
+		n.Name = strings.ToLower(strings.TrimSpace(name))
 	}
-	return s, nil
+	return n, nil
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/divvy-gpu/divvy/internal/platform/kube"
 	"github.com/divvy-gpu/divvy/internal/platform/metrics"
 	"github.com/divvy-gpu/divvy/internal/pool"
+	"github.com/divvy-gpu/divvy/internal/pool/sources"
 )
 
 // patched applies the patch of a response.
@@ -42,8 +43,8 @@ func patched(t *testing.T, pod *corev1.Pod, response *admissionv1.AdmissionRespo
 }
 
 // whole makes the program of divvy-control webhook.
-func whole(s settings, catalog *catalogFile, client *fake.Clientset) (*program, error) {
-	return assemble(s, catalog, kube.Clients{Kubernetes: client})
+func whole(o Options, catalog *sources.CatalogFile, client *fake.Clientset) (*program, error) {
+	return assemble(o, catalog, kube.Clients{Kubernetes: client})
 }
 
 // From the start without a certificate to pods that are converted, checked, and

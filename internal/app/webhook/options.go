@@ -1,6 +1,7 @@
 package webhook
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -18,7 +19,6 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/divvy-gpu/divvy/internal/app/flags"
-	"github.com/divvy-gpu/divvy/internal/platform/logging"
 	"github.com/divvy-gpu/divvy/internal/pool/admission"
 	"github.com/divvy-gpu/divvy/internal/pool/secrets"
 )
@@ -32,11 +32,8 @@ const maxTotalMB = 10_000_000
 // Options are the settings of the webhooks. A flag wins over its environment
 // variable, and that over the default.
 type Options struct {
-	// Listen and MetricsListen are host:port; the host may be empty. An empty
-	// MetricsListen serves no metrics.
-	Listen, MetricsListen string
-	// Kubeconfig is a file, "" for the pod's service account.
-	Kubeconfig string
+	flags.Server
+
 	// Namespace is the program's own, "" for that of the pod (POD_NAMESPACE).
 	// Service and Secret are in it: what the API server calls, and where the
 	// certificate is kept.
@@ -58,18 +55,12 @@ type Options struct {
 	// that NamespaceSelector selects: key=value and so on, or a label selector as
 	// JSON.
 	SourceNamespace, NamespaceSelector string
-	// ShutdownDelay is how long requests are still taken after the program was
-	// told to end and is no longer ready.
-	ShutdownDelay time.Duration
-
-	Log flags.Log
 }
 
 // DefaultOptions returns the defaults.
 func DefaultOptions() Options {
 	return Options{ //nolint:gosec // the name of a secret is none
-		Listen:            ":8443",
-		MetricsListen:     ":9403",
+		Server:            flags.Server{Listen: ":8443", MetricsListen: ":9403", ShutdownDelay: 5 * time.Second, Log: flags.DefaultLog()},
 		Service:           "bwki-webhook-svc",
 		Secret:            "bwki-webhook-certs",
 		MutatingConfig:    "bwki-webhook-cfg",
@@ -78,16 +69,12 @@ func DefaultOptions() Options {
 		IgnoredNamespaces: []string{metav1.NamespaceSystem, metav1.NamespacePublic},
 		SourceNamespace:   secrets.DefaultSourceNamespace,
 		NamespaceSelector: "divvy.dev/pool=allowed",
-		ShutdownDelay:     5 * time.Second,
-		Log:               flags.DefaultLog(),
 	}
 }
 
 // AddFlags adds a flag for every option, with its present value as default.
 func (o *Options) AddFlags(fs *pflag.FlagSet) {
-	fs.StringVar(&o.Listen, "listen", o.Listen, "address to serve admission reviews and probes on, with TLS")
-	fs.StringVar(&o.MetricsListen, "metrics-listen", o.MetricsListen, "address to serve Prometheus metrics on; empty to disable")
-	fs.StringVar(&o.Kubeconfig, "kubeconfig", o.Kubeconfig, "kubeconfig file; the pod's service account if empty")
+	o.Server.AddFlags(fs, "address to serve admission reviews and probes on, with TLS", "how long to keep serving requests after SIGTERM")
 	fs.StringVar(&o.Namespace, "namespace", o.Namespace,
 		"namespace of the program, its service and its secret; the pod's namespace (POD_NAMESPACE) if empty")
 	fs.StringVar(&o.Service, "service", o.Service, "service that the API server calls and that the certificate is issued for")
@@ -107,45 +94,16 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.SourceNamespace, "source-namespace", o.SourceNamespace, "namespace of the pool's secrets")
 	fs.StringVar(&o.NamespaceSelector, "namespace-selector", o.NamespaceSelector,
 		"labels of the namespaces that may get copies of the secrets, as key=value or as a label selector in JSON; {} for all")
-	fs.DurationVar(&o.ShutdownDelay, "shutdown-delay", o.ShutdownDelay, "how long to keep serving requests after SIGTERM")
-	o.Log.AddFlags(fs)
-}
-
-// settings are options that were checked and turned into what they mean.
-type settings struct {
-	Options
-	admission admission.Settings
-	selector  labels.Selector
-	logging   logging.Options
-	// pod is the name of the pod that this is, for events.
-	pod string
 }
 
 // Validate reports all mistakes at once.
 func (o Options) Validate() error {
-	_, err := o.settings()
-	return err
-}
-
-func (o Options) settings() (settings, error) {
-	var errs []error
-	check := func(flag string, err error) {
-		errs = append(errs, flags.Mistake(flag, err))
-	}
-	check("listen", flags.CheckAddress(o.Listen))
-	if o.MetricsListen != "" {
-		check("metrics-listen", flags.CheckAddress(o.MetricsListen))
-		if o.MetricsListen == o.Listen {
-			check("metrics-listen", fmt.Errorf("%s is the address of --listen", o.MetricsListen))
-		}
-	}
-	if o.Namespace == "" {
-		if o.Namespace = os.Getenv("POD_NAMESPACE"); o.Namespace == "" {
-			check("namespace", errors.New("is required if POD_NAMESPACE is not set"))
-		}
-	}
-	if o.Namespace != "" {
-		check("namespace", checkName(o.Namespace, validation.IsDNS1123Label))
+	errs := []error{o.Server.Validate()}
+	check := func(flag string, err error) { errs = append(errs, flags.Mistake(flag, err)) }
+	if o.namespace() == "" {
+		check("namespace", errors.New("is required if POD_NAMESPACE is not set"))
+	} else {
+		check("namespace", checkName(o.namespace(), validation.IsDNS1123Label))
 	}
 	check("service", checkName(o.Service, validation.IsDNS1035Label))
 	check("secret", checkName(o.Secret, validation.IsDNS1123Subdomain))
@@ -155,7 +113,7 @@ func (o Options) settings() (settings, error) {
 	for _, namespace := range o.IgnoredNamespaces {
 		check("ignored-namespaces", checkName(namespace, validation.IsDNS1123Label))
 	}
-	total, err := parseTotal(o.TotalGPUMemory)
+	_, err := parseTotal(o.TotalGPUMemory)
 	check("total-gpu-memory", err)
 	if strings.ContainsAny(o.ClientImage, " \t\r\n") {
 		check("client-image", fmt.Errorf("%q: must not contain blanks", o.ClientImage))
@@ -164,33 +122,27 @@ func (o Options) settings() (settings, error) {
 	if !slices.Contains(policies, corev1.PullPolicy(o.ClientPullPolicy)) {
 		check("client-pull-policy", fmt.Errorf("%q: must be Always, IfNotPresent, Never or empty", o.ClientPullPolicy))
 	}
-	selector, err := parseSelector(o.NamespaceSelector)
+	_, err = parseSelector(o.NamespaceSelector)
 	check("namespace-selector", err)
-	if o.ShutdownDelay < 0 {
-		check("shutdown-delay", fmt.Errorf("%s: must not be negative", o.ShutdownDelay))
-	}
-	log, err := o.Log.Options()
-	errs = append(errs, err)
+	return errors.Join(errs...)
+}
 
-	pod := os.Getenv("POD_NAME")
-	if pod == "" {
-		pod, _ = os.Hostname() // without a name there are no events, which the log has too
-	}
-	return settings{
-		Options: o,
-		admission: admission.Settings{
-			TotalMemoryMB: total, ClientImage: o.ClientImage, ClientPullPolicy: corev1.PullPolicy(o.ClientPullPolicy),
-			IgnoredNamespaces: append(slices.Clone(o.IgnoredNamespaces), o.Namespace),
-		},
-		selector: selector, logging: log, pod: pod,
-	}, errors.Join(errs...)
+func (o Options) namespace() string { return cmp.Or(o.Namespace, os.Getenv("POD_NAMESPACE")) }
+
+// admission returns what reviews go by.
+func (o Options) admission() (admission.Settings, error) {
+	total, err := parseTotal(o.TotalGPUMemory)
+	return admission.Settings{
+		TotalMemoryMB: total, ClientImage: o.ClientImage, ClientPullPolicy: corev1.PullPolicy(o.ClientPullPolicy),
+		IgnoredNamespaces: append(slices.Clone(o.IgnoredNamespaces), o.namespace()),
+	}, err
 }
 
 // dnsNames are the names that the API server may call the service by; it uses
 // the first.
-func (s *settings) dnsNames() []string {
-	inNamespace := s.Service + "." + s.Namespace
-	return []string{inNamespace + ".svc", inNamespace, s.Service}
+func (o Options) dnsNames() []string {
+	inNamespace := o.Service + "." + o.namespace()
+	return []string{inNamespace + ".svc", inNamespace, o.Service}
 }
 
 func checkName(name string, form func(string) []string) error {

@@ -1,6 +1,7 @@
 package webhook
 
 import (
+	"errors"
 	"strings"
 	"testing"
 
@@ -16,23 +17,24 @@ import (
 func TestDefaultsAreValid(t *testing.T) {
 	t.Setenv("POD_NAMESPACE", "bwki")
 	t.Setenv("POD_NAME", "webhook-1")
-	s, err := DefaultOptions().settings()
-	if err != nil {
+	o := DefaultOptions()
+	settings, err := o.admission()
+	if err := errors.Join(err, o.Validate()); err != nil {
 		t.Fatal(err)
 	}
 	want := admission.Settings{
 		ClientImage:       "docker.io/bitfusiondeviceplugin/bitfusion-client:0.4",
 		IgnoredNamespaces: []string{"kube-system", "kube-public", "bwki"},
 	}
-	if diff := cmp.Diff(want, s.admission); diff != "" {
+	if diff := cmp.Diff(want, settings); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 	names := []string{"bwki-webhook-svc.bwki.svc", "bwki-webhook-svc.bwki", "bwki-webhook-svc"}
-	if diff := cmp.Diff(names, s.dnsNames()); diff != "" {
+	if diff := cmp.Diff(names, o.dnsNames()); diff != "" {
 		t.Errorf("the certificate's names (-want +got):\n%s", diff)
 	}
-	if s.selector.String() != "divvy.dev/pool=allowed" || s.pod != "webhook-1" {
-		t.Errorf("selector %s, pod %s", s.selector, s.pod)
+	if selector, err := parseSelector(o.NamespaceSelector); err != nil || selector.String() != "divvy.dev/pool=allowed" {
+		t.Errorf("selector %s, %v", selector, err)
 	}
 }
 
@@ -40,9 +42,10 @@ func TestDefaultsAreValid(t *testing.T) {
 func TestValidate(t *testing.T) {
 	t.Setenv("POD_NAMESPACE", "")
 	err := Options{
-		Listen: "8443", MetricsListen: ":metrics", Service: "1svc", Secret: "", MutatingConfig: "A", ValidatingConfig: "b_c",
+		Server:  flags.Server{Listen: "8443", MetricsListen: ":metrics", ShutdownDelay: -1, Log: flags.Log{Level: "loud", Format: "xml"}},
+		Service: "1svc", Secret: "", MutatingConfig: "A", ValidatingConfig: "b_c",
 		SourceNamespace: "kube.system", IgnoredNamespaces: []string{"ok", "Not"}, TotalGPUMemory: "16Gi", ClientImage: "a b",
-		ClientPullPolicy: "Sometimes", NamespaceSelector: "", ShutdownDelay: -1, Log: flags.Log{Level: "loud", Format: "xml"},
+		ClientPullPolicy: "Sometimes", NamespaceSelector: "",
 	}.Validate()
 	if err == nil {
 		t.Fatal("options full of mistakes are valid")
@@ -50,6 +53,9 @@ func TestValidate(t *testing.T) {
 	want := []string{
 		`--listen: "8443": must be host:port, where the host may be empty`,
 		`--metrics-listen: ":metrics": the port must be a number up to 65535`,
+		`--shutdown-delay: -1ns: must not be negative`,
+		`--log-level: log level "loud": must be one of error, warn, info, debug, trace`,
+		`--log-format: log format "xml": must be one of text, json`,
 		`--namespace: is required if POD_NAMESPACE is not set`,
 		`--service: "1svc": a DNS-1035 label must`,
 		`--secret: must not be empty`,
@@ -61,9 +67,6 @@ func TestValidate(t *testing.T) {
 		`--client-image: "a b": must not contain blanks`,
 		`--client-pull-policy: "Sometimes": must be Always, IfNotPresent, Never or empty`,
 		`--namespace-selector: must not be empty; {} selects all namespaces`,
-		`--shutdown-delay: -1ns: must not be negative`,
-		`--log-level: log level "loud": must be one of error, warn, info, debug, trace`,
-		`--log-format: log format "xml": must be one of text, json`,
 	}
 	lines := strings.Split(err.Error(), "\n")
 	if len(lines) != len(want) {
@@ -160,19 +163,19 @@ func TestEnvironment(t *testing.T) {
 	if err := flags.FromEnvironment(fs, lookup, theirVariables); err != nil {
 		t.Fatal(err)
 	}
-	s, err := o.settings()
-	if err != nil {
+	settings, err := o.admission()
+	if err := errors.Join(err, o.Validate()); err != nil {
 		t.Fatal(err)
 	}
 	want := admission.Settings{
 		TotalMemoryMB: 16000, ClientImage: "a/b:1", ClientPullPolicy: corev1.PullAlways,
 		IgnoredNamespaces: []string{"kube-system", "other", "pool"},
 	}
-	if diff := cmp.Diff(want, s.admission); diff != "" {
+	if diff := cmp.Diff(want, settings); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
-	if s.selector.String() != "a=b" || s.Log.Level != "debug" {
-		t.Errorf("selector %s, log level %s", s.selector, s.Log.Level)
+	if selector, err := parseSelector(o.NamespaceSelector); err != nil || selector.String() != "a=b" || o.Log.Level != "debug" {
+		t.Errorf("selector %s, %v, log level %s", selector, err, o.Log.Level)
 	}
 
 	env = map[string]string{"DIVVY_SHUTDOWN_DELAY": "long"}

@@ -7,7 +7,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
-	"net"
+	"io"
 	"net/http"
 	"os"
 	"strings"
@@ -21,17 +21,17 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/divvy-gpu/divvy/internal/app/flags"
-	"github.com/divvy-gpu/divvy/internal/app/serve"
 	"github.com/divvy-gpu/divvy/internal/platform/certs"
 	"github.com/divvy-gpu/divvy/internal/platform/events"
 	"github.com/divvy-gpu/divvy/internal/platform/kube"
 	"github.com/divvy-gpu/divvy/internal/platform/limit"
-	"github.com/divvy-gpu/divvy/internal/platform/logging"
 	"github.com/divvy-gpu/divvy/internal/platform/metrics"
+	"github.com/divvy-gpu/divvy/internal/platform/serve"
 	"github.com/divvy-gpu/divvy/internal/platform/version"
 	"github.com/divvy-gpu/divvy/internal/pool"
 	"github.com/divvy-gpu/divvy/internal/pool/admission"
 	"github.com/divvy-gpu/divvy/internal/pool/secrets"
+	"github.com/divvy-gpu/divvy/internal/pool/sources"
 )
 
 const (
@@ -45,54 +45,36 @@ const (
 // Command returns the subcommand.
 func Command() *cobra.Command {
 	o := DefaultOptions()
-	cmd := &cobra.Command{
+	return flags.Program(&cobra.Command{
 		Use:   "webhook",
 		Short: "Convert and validate pods that use GPUs of the remote pool, and copy its credentials to their namespaces",
 		Long: "Convert and validate pods that use GPUs of the remote pool, and copy its credentials to their namespaces. The program\n" +
-			"creates and renews its serving certificate itself.\n\n" +
-			"Every flag can be given as an environment variable: --log-level as " + flags.EnvPrefix + "LOG_LEVEL.\n" +
-			"Flags take precedence over variables, variables over defaults.",
-		Args: cobra.NoArgs,
-		PreRunE: func(cmd *cobra.Command, _ []string) error {
-			return errors.Join(flags.FromEnvironment(cmd.Flags(), os.LookupEnv, theirVariables), o.Validate())
-		},
-		RunE: func(cmd *cobra.Command, _ []string) error { return Run(cmd.Context(), o) },
-	}
-	o.AddFlags(cmd.Flags())
-	return cmd
+			"creates and renews its serving certificate itself." + flags.EnvironmentHelp,
+	}, &o, &o.Log, theirVariables, func(ctx context.Context, _ io.Writer) error { return Run(ctx, o) })
 }
 
-// Run answers until the context ends or something that cannot be mended
-// happens. It returns when all that it started has ended.
+// Run answers until the context ends or an error occurs that cannot be recovered from. It returns
+// when all that it started has ended.
 func Run(ctx context.Context, o Options) error {
-	s, err := o.settings()
+	if err := o.Validate(); err != nil {
+		return err
+	}
+	catalog, err := sources.OpenCatalog(o.CatalogFile, o.ClientImage)
 	if err != nil {
 		return err
 	}
-	catalog, err := openCatalog(s.CatalogFile, s.ClientImage)
+	clients, err := kube.Connect(o.Kubeconfig, "divvy-webhook/"+version.Version)
 	if err != nil {
 		return err
 	}
-	logger, closeLog := logging.Setup(s.logging)
-	defer closeLog() //nolint:errcheck // lines are written one by one, nothing is lost
-	ctx = klog.NewContext(ctx, logger)
-
-	clients, err := kube.Connect(s.Kubeconfig, "divvy-webhook/"+version.Version)
+	p, err := assemble(o, catalog, clients)
 	if err != nil {
 		return err
 	}
-	p, err := assemble(s, catalog, clients)
-	if err != nil {
-		return err
-	}
-	listener, metricsListener, err := serve.Listen(ctx, "the API server", s.Listen, s.MetricsListen)
-	if err != nil {
-		return err
-	}
-	logger.Info("Starting", "version", version.String("divvy-webhook"), "listen", listener.Addr().String(),
-		"clients", len(catalog.current().Clients), "totalGPUMemoryMB", s.admission.TotalMemoryMB,
-		"ignoredNamespaces", s.admission.IgnoredNamespaces, "namespaceSelector", s.selector.String())
-	return p.run(ctx, listener, metricsListener)
+	klog.FromContext(ctx).Info("Starting", "version", version.String("divvy-webhook"), "listen", o.Listen,
+		"clients", len(catalog.Current().Clients), "totalGPUMemoryMB", p.admission.TotalMemoryMB,
+		"ignoredNamespaces", p.admission.IgnoredNamespaces, "namespaceSelector", o.NamespaceSelector)
+	return p.run(ctx)
 }
 
 // certificates keeps the certificate. *certs.Manager is one.
@@ -111,17 +93,17 @@ type keeper interface {
 
 // program is the parts, put together.
 type program struct {
-	settings settings
-	client   kubernetes.Interface
-	catalog  *catalogFile
-	certs    certificates
-	keeper   keeper
-	cluster  *cluster
-	reloads  *prometheus.CounterVec
-	events   *events.Recorder
-	limits   *limit.Limiter
-	handler  http.Handler
-	metrics  http.Handler
+	options   Options
+	admission admission.Settings
+	client    kubernetes.Interface
+	catalog   *sources.CatalogFile
+	certs     certificates
+	keeper    keeper
+	cluster   *sources.Cluster
+	reloads   *prometheus.CounterVec
+	events    *events.Recorder
+	limits    *limit.Limiter
+	servers   []serve.Server
 	// provisional is served until there is a certificate, so that probes are
 	// answered when the API server is away.
 	provisional *tls.Certificate
@@ -129,39 +111,46 @@ type program struct {
 }
 
 // assemble makes the parts; none of them runs yet.
-func assemble(s settings, catalog *catalogFile, clients kube.Clients) (*program, error) {
+func assemble(o Options, catalog *sources.CatalogFile, clients kube.Clients) (*program, error) {
 	client := clients.Kubernetes
 	registry := metrics.Registry(metrics.Webhook, clients.Requests)
 	manager, err := certs.New(certs.Config{
-		Client: client, Namespace: s.Namespace, Secret: s.Secret, DNSNames: s.dnsNames(),
-		Mutating: s.MutatingConfig, Validating: s.ValidatingConfig,
+		Client: client, Namespace: o.namespace(), Secret: o.Secret, DNSNames: o.dnsNames(),
+		Mutating: o.MutatingConfig, Validating: o.ValidatingConfig,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("certificate of the webhooks: %w", err)
 	}
-	keeper := secrets.New(secrets.Config{Client: client, SourceNamespace: s.SourceNamespace, Selector: s.selector})
+	selector, err := parseSelector(o.NamespaceSelector)
+	if err != nil {
+		return nil, err
+	}
+	keeper := secrets.New(secrets.Config{Client: client, SourceNamespace: o.SourceNamespace, Selector: selector})
 	if err := errors.Join(manager.Register(registry), keeper.Register(registry)); err != nil {
 		return nil, fmt.Errorf("metrics: %w", err)
 	}
-	return newProgram(s, catalog, client, manager, keeper, registry)
+	return newProgram(o, catalog, client, manager, keeper, registry)
 }
 
-func newProgram(s settings, catalog *catalogFile, client kubernetes.Interface, c certificates, k keeper,
+func newProgram(o Options, catalog *sources.CatalogFile, client kubernetes.Interface, c certificates, k keeper,
 	registry *prometheus.Registry) (*program, error) {
 	p := &program{
-		settings: s, client: client, catalog: catalog, certs: c, keeper: k, cluster: newCluster(k.Allowed),
+		options: o, client: client, catalog: catalog, certs: c, keeper: k, cluster: sources.NewCluster(k.Allowed),
 		limits: limit.New(limit.Config{Shared: clientBytes}),
 	}
 	var err error
-	if p.provisional, err = selfSigned(s.dnsNames()[0]); err != nil {
+	if p.admission, err = o.admission(); err != nil {
+		return nil, err
+	}
+	if p.provisional, err = selfSigned(o.dnsNames()[0]); err != nil {
 		return nil, err
 	}
 	p.events = events.NewRecorder(context.Background(), client, events.Webhook, "")
 	p.events.Anew() // the chart's role lets it change none
 	p.register(registry)
 	reviews, err := admission.Handler(admission.Config{
-		Catalog:  catalog.current,
-		Settings: func() admission.Settings { return s.admission },
+		Catalog:  catalog.Current,
+		Settings: func() admission.Settings { return p.admission },
 		Cluster:  p.cluster,
 		Ready:    p.ready,
 		Registry: registry,
@@ -179,8 +168,11 @@ func newProgram(s settings, catalog *catalogFile, client kubernetes.Interface, c
 		}
 		reviews.ServeHTTP(w, r)
 	})
-	p.handler = mux
-	p.metrics = serve.Metrics(registry)
+	p.servers = []serve.Server{
+		{Name: serve.TLS, Address: o.Listen, For: "the API server", HTTP: serve.NewServer(mux)},
+		{Name: serve.MetricsPort, Address: o.MetricsListen, For: "metrics", HTTP: serve.NewServer(serve.Metrics(registry))},
+	}
+	p.servers[0].HTTP.TLSConfig = &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: p.certificate}
 	return p, nil
 }
 
@@ -198,8 +190,8 @@ func (p *program) register(registry prometheus.Registerer) {
 	}
 	registry.MustRegister(
 		p.reloads, p.events, p.limits,
-		metrics.WebhookCatalogClients.NewGaugeFunc(nil, func() float64 { return float64(len(p.catalog.current().Clients)) }),
-		metrics.WebhookCatalogStale.NewGaugeFunc(nil, func() float64 { return metrics.Bool(p.catalog.problem() != nil) }),
+		metrics.WebhookCatalogClients.NewGaugeFunc(nil, func() float64 { return float64(len(p.catalog.Current().Clients)) }),
+		metrics.WebhookCatalogStale.NewGaugeFunc(nil, func() float64 { return metrics.Bool(p.catalog.Problem() != nil) }),
 		metrics.WebhookReady.NewGaugeFunc(nil, func() float64 { return metrics.Bool(p.ready() == nil) }),
 	)
 }
@@ -210,7 +202,7 @@ func (p *program) ready() error {
 	if err := p.certs.Ready(); err != nil {
 		return err
 	}
-	if err := p.cluster.ready(); err != nil {
+	if err := p.cluster.Ready(); err != nil {
 		return err
 	}
 	return p.keeper.Ready()
@@ -218,28 +210,23 @@ func (p *program) ready() error {
 
 // run starts everything and waits for all of it to end: first the server, when
 // nobody sends reviews any more, then what it needs.
-func (p *program) run(ctx context.Context, listener, metricsListener net.Listener) error {
+func (p *program) run(ctx context.Context) error {
 	// Parts tell of events as long as they run, which is longer than ctx.
 	p.events.Start()
 	defer p.events.Shutdown()
 
-	server := serve.NewServer(p.handler)
-	server.TLSConfig = &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: p.certificate}
 	return serve.Program{
 		Parts: []func(context.Context) error{
 			p.certs.Run,
 			p.keeper.Run,
-			func(ctx context.Context) error { p.cluster.run(ctx, p.client); return nil },
-			func(ctx context.Context) error { p.catalog.run(ctx, p.accept(ctx), p.reject(ctx)); return nil },
+			func(ctx context.Context) error { p.cluster.Run(ctx, p.client); return nil },
+			func(ctx context.Context) error { p.catalog.Run(ctx, p.accept(ctx), p.reject(ctx)); return nil },
 			serve.Announce(p.ready, nil),
 		},
-		Servers: []serve.Server{
-			{Name: serve.TLS, Listener: listener, HTTP: server},
-			{Name: serve.MetricsPort, Listener: metricsListener, HTTP: serve.NewServer(p.metrics)},
-		},
+		Servers:  p.servers,
 		Limits:   p.limits,
 		Stopping: func() { p.stopping.Store(true) },
-		Delay:    p.settings.ShutdownDelay,
+		Delay:    p.options.ShutdownDelay,
 		Drain:    drainTimeout,
 	}.Run(ctx)
 }
@@ -255,7 +242,7 @@ func (p *program) certificate(hello *tls.ClientHelloInfo) (*tls.Certificate, err
 // accept tells of a new catalog.
 func (p *program) accept(ctx context.Context) func(*pool.Catalog) {
 	return func(c *pool.Catalog) {
-		klog.FromContext(ctx).Info("The new catalog is in use", "file", p.catalog.path, "clients", len(c.Clients))
+		klog.FromContext(ctx).Info("The new catalog is in use", "file", p.options.CatalogFile, "clients", len(c.Clients))
 		p.reloads.WithLabelValues(accepted).Inc()
 		p.tell(events.CatalogReloaded, fmt.Sprintf("the new catalog is in use; number of clients: %d", len(c.Clients)))
 	}
@@ -271,10 +258,14 @@ func (p *program) reject(ctx context.Context) func(error) {
 	}
 }
 
-// tell records an event on the program's own pod.
+// tell records an event on the program's own pod. Without its name there is none, which the log
+// has too.
 func (p *program) tell(kind events.Kind, message string) {
-	if p.settings.pod != "" {
-		p.events.Tell(&corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: p.settings.Namespace, Name: p.settings.pod}, kind,
-			message)
+	pod := os.Getenv("POD_NAME")
+	if pod == "" {
+		pod, _ = os.Hostname()
+	}
+	if pod != "" {
+		p.events.Tell(&corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: p.options.namespace(), Name: pod}, kind, message)
 	}
 }

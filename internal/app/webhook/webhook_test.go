@@ -33,8 +33,10 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/klog/v2"
 
-	"github.com/divvy-gpu/divvy/internal/app/serve"
+	"github.com/divvy-gpu/divvy/internal/platform/serve"
 	"github.com/divvy-gpu/divvy/internal/pool"
+	"github.com/divvy-gpu/divvy/internal/pool/sources"
+	"github.com/divvy-gpu/divvy/internal/testing/kubetest"
 )
 
 func TestMain(m *testing.M) {
@@ -87,26 +89,25 @@ func options() Options {
 
 // start runs the program of makeProgram, on addresses of its own, over a fake API
 // server.
-func start(t *testing.T, o Options, client *fake.Clientset, makeProgram func(settings, *catalogFile, *fake.Clientset) (*program,
+func start(t *testing.T, o Options, client *fake.Clientset, makeProgram func(Options, *sources.CatalogFile, *fake.Clientset) (*program,
 	error)) *instance {
 	t.Helper()
 	return startIn(context.Background(), t, o, client, makeProgram)
 }
 
 // startIn is start with a context that ends the program.
-func startIn(ctx context.Context, t *testing.T, o Options, client *fake.Clientset, makeProgram func(settings, *catalogFile,
+func startIn(ctx context.Context, t *testing.T, o Options, client *fake.Clientset, makeProgram func(Options, *sources.CatalogFile,
 	*fake.Clientset) (*program, error)) *instance {
 	t.Helper()
-	s, err := o.settings()
+	if err := o.Validate(); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("POD_NAME", "webhook-1")
+	catalog, err := sources.OpenCatalog(o.CatalogFile, o.ClientImage)
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.pod = "webhook-1"
-	catalog, err := openCatalog(s.CatalogFile, s.ClientImage)
-	if err != nil {
-		t.Fatal(err)
-	}
-	p, err := makeProgram(s, catalog, client)
+	p, err := makeProgram(o, catalog, client)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -117,6 +118,9 @@ func startIn(ctx context.Context, t *testing.T, o Options, client *fake.Clientse
 			t.Fatal(err)
 		}
 	}
+	for i := range p.servers {
+		p.servers[i].Listener = listeners[i]
+	}
 	ctx, stop := context.WithCancel(ctx)
 	i := &instance{
 		t: t, url: "https://" + listeners[0].Addr().String(), metrics: "http://" + listeners[1].Addr().String(),
@@ -125,7 +129,7 @@ func startIn(ctx context.Context, t *testing.T, o Options, client *fake.Clientse
 	i.https = &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, ForceAttemptHTTP2: true}}
 	go func() {
 		defer close(i.ended)
-		i.err = p.run(ctx, listeners[0], listeners[1])
+		i.err = p.run(ctx)
 	}()
 	t.Cleanup(func() { stop(); <-i.ended })
 	return i
@@ -133,7 +137,7 @@ func startIn(ctx context.Context, t *testing.T, o Options, client *fake.Clientse
 
 // withFixed makes a program with a certificate that is there, and credentials
 // everywhere.
-func withFixed(t *testing.T) (func(settings, *catalogFile, *fake.Clientset) (*program, error), *x509.CertPool) {
+func withFixed(t *testing.T) (func(Options, *sources.CatalogFile, *fake.Clientset) (*program, error), *x509.CertPool) {
 	t.Helper()
 	certificate, err := selfSigned(serverName)
 	if err != nil {
@@ -145,8 +149,8 @@ func withFixed(t *testing.T) (func(settings, *catalogFile, *fake.Clientset) (*pr
 	}
 	roots := x509.NewCertPool()
 	roots.AddCert(leaf)
-	return func(s settings, catalog *catalogFile, client *fake.Clientset) (*program, error) {
-		return newProgram(s, catalog, client, fixed{certificate: certificate}, generous{}, prometheus.NewRegistry())
+	return func(o Options, catalog *sources.CatalogFile, client *fake.Clientset) (*program, error) {
+		return newProgram(o, catalog, client, fixed{certificate: certificate}, generous{}, prometheus.NewRegistry())
 	}, roots
 }
 
@@ -277,15 +281,24 @@ func apiServer() *fake.Clientset {
 		secret(pool.CASecret, pool.CAKey), secret(pool.ClientSecret, pool.ClientKey), secret(pool.ServersSecret, pool.ServersKey),
 		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "team", Labels: map[string]string{"divvy.dev/pool": "allowed"}}},
 		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "stranger"}},
-		node("node-1", map[corev1.ResourceName]string{"cpu": "4", pool.Resource: "1000"}),
-		quota("team", "q", map[corev1.ResourceName]string{poolQuota: "100"}),
+		&corev1.Node{
+			ObjectMeta: metav1.ObjectMeta{Name: "node-1"},
+			Status: corev1.NodeStatus{
+				Conditions:  []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}},
+				Allocatable: corev1.ResourceList{"cpu": resource.MustParse("4"), pool.Resource: resource.MustParse("1000")},
+			},
+		},
+		&corev1.ResourceQuota{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "q"},
+			Spec:       corev1.ResourceQuotaSpec{Hard: corev1.ResourceList{"requests." + pool.Resource: resource.MustParse("100")}},
+		},
 	)
 }
 
 // Defect P8: without a certificate each handshake failed, also those of probes.
 func TestProbesAreAnsweredWithoutACertificate(t *testing.T) {
-	i := start(t, options(), apiServer(), func(s settings, catalog *catalogFile, client *fake.Clientset) (*program, error) {
-		return newProgram(s, catalog, client, fixed{err: errors.New("no certificate yet")}, generous{}, prometheus.NewRegistry())
+	i := start(t, options(), apiServer(), func(o Options, catalog *sources.CatalogFile, client *fake.Clientset) (*program, error) {
+		return newProgram(o, catalog, client, fixed{err: errors.New("no certificate yet")}, generous{}, prometheus.NewRegistry())
 	})
 	i.ready("no certificate yet")
 	if status, body := i.get(i.url + "/healthz"); status != http.StatusOK {
@@ -299,9 +312,9 @@ func TestProbesAreAnsweredWithoutACertificate(t *testing.T) {
 // A catalog that changes is used without a restart; a bad one is told of in log,
 // metric and event, and leaves the one before.
 func TestCatalogReload(t *testing.T) {
-	m := mountConfigMap(t, original("450"))
+	m := kubetest.MountConfigMap(t, catalogName, original("450"))
 	o := options()
-	o.CatalogFile = m.file()
+	o.CatalogFile = m.File()
 	program, roots := withFixed(t)
 	i := start(t, o, apiServer(), program)
 	i.trust(roots)
@@ -338,12 +351,12 @@ func TestCatalogReload(t *testing.T) {
 	if !allowed("450") || allowed("451") {
 		t.Error("the catalog of the start is not in use")
 	}
-	m.write(original("451"))
+	m.Write(original("451"))
 	eventually(t, "the new catalog is in use", func() bool { return allowed("451") })
 	event("CatalogReloaded")
 	metric(`divvy_webhook_catalog_reloads_total{result="accepted"} 1`)
 
-	m.write("BitfusionClients: 7\n")
+	m.Write("BitfusionClients: 7\n")
 	if message := event("CatalogRejected"); !strings.HasPrefix(message, "the new catalog is invalid, the previous one stays in use: ") ||
 		strings.Contains(message, "\n") {
 		t.Errorf("event %q", message)
@@ -355,7 +368,7 @@ func TestCatalogReload(t *testing.T) {
 	}
 	i.ready("")
 
-	m.write(original("452"))
+	m.Write(original("452"))
 	eventually(t, "the next good one is in use", func() bool { return allowed("452") })
 	metric("divvy_webhook_catalog_stale 0")
 	if err := i.end(); err != nil {
@@ -446,11 +459,12 @@ func TestStoppingAReplicaUnderLoadFailsNoReview(t *testing.T) {
 func TestAReviewUnderWayIsFinished(t *testing.T) {
 	withCertificate, roots := withFixed(t)
 	begun := make(chan struct{})
-	i := start(t, options(), apiServer(), func(s settings, catalog *catalogFile, client *fake.Clientset) (*program, error) {
-		p, err := withCertificate(s, catalog, client)
+	i := start(t, options(), apiServer(), func(o Options, catalog *sources.CatalogFile, client *fake.Clientset) (*program, error) {
+		p, err := withCertificate(o, catalog, client)
 		if err == nil {
-			inner := p.handler
-			p.handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			server := p.servers[0].HTTP
+			inner := server.Handler
+			server.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				if r.Method == http.MethodPost {
 					close(begun)
 				}
@@ -621,6 +635,24 @@ func TestCommandTakesItsOptionsFromTheEnvironment(t *testing.T) {
 	for _, want := range []string{`--listen: "nowhere"`, `--total-gpu-memory: "16Gi"`} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("error %v lacks %s", err, want)
+		}
+	}
+}
+
+const catalogName = "bitfusion-client-config.yaml"
+
+// original is a catalog of the original's form with one client.
+func original(version string) string {
+	return "BitfusionClients:\n- BitfusionVersion: \"" + version + "\"\n  OSVersion: ubuntu18\n" +
+		"  BinaryPath: /bitfusion/bitfusion-client-ubuntu1804_4.5.0-4_amd64.deb/usr/bin/bitfusion\n" +
+		"  EnvVariable: /bitfusion/bitfusion-client-ubuntu1804_4.5.0-4_amd64.deb/opt/bitfusion/lib/x86_64-linux-gnu/bitfusion/lib/\n"
+}
+
+func eventually(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(30 * time.Second); !ok(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("never: %s", what)
 		}
 	}
 }

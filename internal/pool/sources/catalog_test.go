@@ -1,4 +1,4 @@
-package webhook
+package sources
 
 import (
 	"bytes"
@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/divvy-gpu/divvy/internal/pool"
+	"github.com/divvy-gpu/divvy/internal/testing/kubetest"
 )
 
 const catalogName = "bitfusion-client-config.yaml"
@@ -23,52 +24,7 @@ func original(version string) string {
 		"  EnvVariable: /bitfusion/bitfusion-client-ubuntu1804_4.5.0-4_amd64.deb/opt/bitfusion/lib/x86_64-linux-gnu/bitfusion/lib/\n"
 }
 
-// mountedConfigMap is a folder as kubelet mounts a ConfigMap: the file is a link
-// to a link to a folder, and a change swaps the link in the middle.
-type mountedConfigMap struct {
-	t     *testing.T
-	dir   string
-	count int
-}
-
-func mountConfigMap(t *testing.T, content string) *mountedConfigMap {
-	t.Helper()
-	m := &mountedConfigMap{t: t, dir: t.TempDir()}
-	m.write(content)
-	if err := os.Symlink(filepath.Join("..data", catalogName), m.file()); err != nil {
-		t.Fatal(err)
-	}
-	return m
-}
-
-func (m *mountedConfigMap) file() string { return filepath.Join(m.dir, catalogName) }
-
-func (m *mountedConfigMap) write(content string) {
-	m.t.Helper()
-	m.count++
-	folder := "..of_" + strconv.Itoa(m.count)
-	if err := os.Mkdir(filepath.Join(m.dir, folder), 0o755); err != nil {
-		m.t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(m.dir, folder, catalogName), []byte(content), 0o644); err != nil {
-		m.t.Fatal(err)
-	}
-	link := filepath.Join(m.dir, "..data")
-	before, _ := os.Readlink(link)
-	if err := os.Symlink(folder, link+"_tmp"); err != nil {
-		m.t.Fatal(err)
-	}
-	if err := os.Rename(link+"_tmp", link); err != nil {
-		m.t.Fatal(err)
-	}
-	if before != "" {
-		if err := os.RemoveAll(filepath.Join(m.dir, before)); err != nil {
-			m.t.Fatal(err)
-		}
-	}
-}
-
-// follower notes what a catalogFile tells.
+// follower notes what a CatalogFile tells.
 type follower struct {
 	mu       sync.Mutex // guards what follows
 	accepted []string
@@ -93,55 +49,55 @@ func (f *follower) counts() (accepted, rejected int) {
 	return len(f.accepted), len(f.rejected)
 }
 
-func follow(t *testing.T, c *catalogFile) *follower {
+func follow(t *testing.T, c *CatalogFile) *follower {
 	t.Helper()
 	f := &follower{}
 	ctx, cancel := context.WithCancel(t.Context())
 	var running sync.WaitGroup
-	running.Go(func() { c.run(ctx, f.accept, f.reject) })
+	running.Go(func() { c.Run(ctx, f.accept, f.reject) })
 	t.Cleanup(func() { cancel(); running.Wait() })
 	return f
 }
 
 func TestCatalogFollowsAMountedConfigMap(t *testing.T) {
-	m := mountConfigMap(t, original("450"))
-	c, err := openCatalog(m.file(), "image")
+	m := kubetest.MountConfigMap(t, catalogName, original("450"))
+	c, err := OpenCatalog(m.File(), "image")
 	if err != nil {
 		t.Fatal(err)
 	}
 	c.recheck = time.Hour // so that it is the watch that tells
 	f := follow(t, c)
 	// The watch is there once a change arrives; before, it may be missed.
-	first := c.current()
+	first := c.Current()
 	if first.Clients[0].Version != "450" {
 		t.Fatalf("%+v", first)
 	}
 	version := 1
 	eventually(t, "a new catalog arrives", func() bool {
 		version++
-		m.write(original(strconv.Itoa(version)))
+		m.Write(original(strconv.Itoa(version)))
 		<-time.After(2 * quiet)
-		return c.current() != first
+		return c.Current() != first
 	})
 	if first.Clients[0].Version != "450" {
 		t.Error("the catalog that reviews under way use was changed")
 	}
-	last := c.current()
+	last := c.Current()
 
-	m.write(strings.Replace(original("7"), "OSVersion", "Colour", 1))
-	eventually(t, "it is told that the file cannot be used", func() bool { return c.problem() != nil })
-	if c.current() != last {
+	m.Write(strings.Replace(original("7"), "OSVersion", "Colour", 1))
+	eventually(t, "it is told that the file cannot be used", func() bool { return c.Problem() != nil })
+	if c.Current() != last {
 		t.Error("a catalog with mistakes took the place of the one before")
 	}
-	m.write(original(last.Clients[0].Version))
-	eventually(t, "the file can be used again", func() bool { return c.problem() == nil })
-	if c.current() != last {
+	m.Write(original(last.Clients[0].Version))
+	eventually(t, "the file can be used again", func() bool { return c.Problem() == nil })
+	if c.Current() != last {
 		t.Error("the same catalog was taken for another")
 	}
-	m.write(original("401"))
-	eventually(t, "a good one takes over", func() bool { return c.current().Clients[0].Version == "401" })
+	m.Write(original("401"))
+	eventually(t, "a good one takes over", func() bool { return c.Current().Clients[0].Version == "401" })
 	_, rejected := f.counts()
-	if rejected != 1 || !strings.Contains(f.rejected[0], m.file()) || !strings.Contains(f.rejected[0], "Colour") {
+	if rejected != 1 || !strings.Contains(f.rejected[0], m.File()) || !strings.Contains(f.rejected[0], "Colour") {
 		t.Errorf("rejected: %q, want one with the file's name and the mistake", f.rejected)
 	}
 }
@@ -161,7 +117,7 @@ func TestCatalogIsReadFromTimeToTime(t *testing.T) {
 		}
 	}
 	write(original("450"))
-	c, err := openCatalog(file, "image")
+	c, err := OpenCatalog(file, "image")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -172,11 +128,11 @@ func TestCatalogIsReadFromTimeToTime(t *testing.T) {
 	}
 	eventually(t, "it is told that the file is gone", func() bool { _, n := f.counts(); return n == 1 })
 	<-time.After(10 * c.recheck)
-	if _, n := f.counts(); n != 1 || c.current().Clients[0].Version != "450" {
-		t.Errorf("told %d times of the same problem; catalog %+v", n, c.current())
+	if _, n := f.counts(); n != 1 || c.Current().Clients[0].Version != "450" {
+		t.Errorf("told %d times of the same problem; catalog %+v", n, c.Current())
 	}
 	write(original("401"))
-	eventually(t, "it is read when it is back", func() bool { return c.current().Clients[0].Version == "401" })
+	eventually(t, "it is read when it is back", func() bool { return c.Current().Clients[0].Version == "401" })
 }
 
 // Defect P8: start-up errors were logged and the program went on. Defect W25:
@@ -199,20 +155,20 @@ func TestBadCatalogsAreRefusedAtTheStart(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			c, err := openCatalog(file, tt.image)
+			c, err := OpenCatalog(file, tt.image)
 			if err == nil || !strings.Contains(err.Error(), tt.want) || !strings.Contains(err.Error(), "catalog") || c != nil {
 				t.Errorf("error %v, want %q", err, tt.want)
 			}
 		})
 	}
-	if _, err := openCatalog("", ""); err == nil || !strings.Contains(err.Error(), "--client-image is empty") {
+	if _, err := OpenCatalog("", ""); err == nil || !strings.Contains(err.Error(), "--client-image is empty") {
 		t.Errorf("the built-in catalog without an image: %v", err)
 	}
-	c, err := openCatalog("", "image")
+	c, err := OpenCatalog("", "image")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := c.current().Find("450", "ubuntu18"); err != nil {
+	if _, err := c.Current().Find("450", "ubuntu18"); err != nil {
 		t.Errorf("the built-in catalog: %v", err)
 	}
 }

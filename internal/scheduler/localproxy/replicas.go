@@ -1,4 +1,4 @@
-package proxy
+package localproxy
 
 import (
 	"cmp"
@@ -23,32 +23,33 @@ import (
 // httpsPort is the name of the port of the Service that is served over TLS.
 const httpsPort = "https"
 
-// endpoints are the replicas behind a Service, as the API server lists them. While it
+// Endpoints are the replicas behind a Service, as the API server lists them. While it
 // is away, they are those that it listed last.
-type endpoints struct {
+type Endpoints struct {
 	factory informers.SharedInformerFactory
 	lister  discoverylisters.EndpointSliceLister
 }
 
-func newEndpoints(client kubernetes.Interface, namespace, service string) *endpoints {
+// NewEndpoints returns the replicas of which nothing is known until Run.
+func NewEndpoints(client kubernetes.Interface, namespace, service string) *Endpoints {
 	factory := informers.NewSharedInformerFactoryWithOptions(client, 0, informers.WithNamespace(namespace),
 		informers.WithTweakListOptions(func(o *metav1.ListOptions) {
 			o.LabelSelector = labels.Set{discoveryv1.LabelServiceName: service}.String()
 		}))
-	return &endpoints{factory: factory, lister: factory.Discovery().V1().EndpointSlices().Lister()}
+	return &Endpoints{factory: factory, lister: factory.Discovery().V1().EndpointSlices().Lister()}
 }
 
-// run follows the API server until ctx ends.
-func (e *endpoints) run(ctx context.Context) {
+// Run follows the API server until ctx ends.
+func (e *Endpoints) Run(ctx context.Context) {
 	e.factory.Start(ctx.Done())
 	<-ctx.Done()
 	e.factory.Shutdown()
 }
 
-// addresses returns host:port of the replicas, those first that are not about to end.
+// Addresses returns host:port of the replicas, those first that are not about to end.
 // Whether one is ready does not matter: a replica that follows is not while there is no
 // leader, and holds binds until there is one.
-func (e *endpoints) addresses() []string {
+func (e *Endpoints) Addresses() []string {
 	found, err := e.lister.List(labels.Everything())
 	if err != nil {
 		return nil // a lister of a cache has no errors
@@ -60,8 +61,7 @@ func (e *endpoints) addresses() []string {
 	var all []endpoint
 	for _, slice := range found {
 		at := slices.IndexFunc(slice.Ports, func(p discoveryv1.EndpointPort) bool {
-			return ptr.Deref(p.Name, "") == httpsPort &&
-				p.Port != nil
+			return ptr.Deref(p.Name, "") == httpsPort && p.Port != nil
 		})
 		if at < 0 {
 			continue
@@ -74,13 +74,13 @@ func (e *endpoints) addresses() []string {
 		}
 	}
 	slices.SortFunc(all, func(a, b endpoint) int {
-		if a.ending != b.ending {
-			if a.ending {
-				return 1
-			}
-			return -1
+		if a.ending == b.ending {
+			return cmp.Compare(a.address, b.address)
 		}
-		return cmp.Compare(a.address, b.address)
+		if a.ending {
+			return 1
+		}
+		return -1
 	})
 	var out []string
 	for _, one := range all {
@@ -91,12 +91,12 @@ func (e *endpoints) addresses() []string {
 	return out
 }
 
-// newProbe returns a function that asks a replica whether it answers, and leads. An
+// NewProbe returns a function that asks a replica whether it answers, and leads. An
 // answer of any status is one: a replica whose memory is used up by other clients
 // answers them with 503, and kube-scheduler, which has a reserve, as before. It
 // proves nothing of the replica, since no more than a connection of kube-scheduler's
 // depends on it, and kube-scheduler checks the certificate itself.
-func newProbe() func(ctx context.Context, address string) (bool, error) {
+func NewProbe() func(ctx context.Context, address string) (bool, error) {
 	transport := &http.Transport{
 		TLSClientConfig:     &tls.Config{MinVersion: tls.VersionTLS12, InsecureSkipVerify: true}, //nolint:gosec // see above
 		MaxIdleConnsPerHost: 1,

@@ -1,28 +1,25 @@
-package extender
+package cluster
 
 import (
 	"strconv"
-	"time"
-
-	"github.com/prometheus/client_golang/prometheus"
-	dto "github.com/prometheus/client_model/go"
 
 	"github.com/divvy-gpu/divvy/internal/core/accel"
 	"github.com/divvy-gpu/divvy/internal/core/ledger"
 	"github.com/divvy-gpu/divvy/internal/platform/metrics"
-	"github.com/divvy-gpu/divvy/internal/scheduler/cluster"
+	"github.com/prometheus/client_golang/prometheus"
+	dto "github.com/prometheus/client_model/go"
 )
 
-// booksCollector shows what the books hold when it is asked for, so that nothing
-// is counted between two scrapes and nothing stays of what is gone.
-type booksCollector struct {
-	size      func() cluster.Size
-	ledger    *ledger.Ledger
-	resources []accel.Resource
-	// devices shows each device; without, nodes alone.
-	devices bool
-	ready   func() bool
-	leading func() bool
+// Collector exports the cluster state when it is scraped, so that nothing is counted between two
+// scrapes and nothing remains of what is gone.
+type Collector struct {
+	Size      func() Size
+	Ledger    *ledger.Ledger
+	Resources []accel.Resource
+	// Devices exports each device; if false, nodes alone.
+	Devices bool
+	// Ready and Leading are those of the extender.
+	Ready, Leading func() bool
 }
 
 var (
@@ -41,21 +38,8 @@ var (
 	deviceFreeDesc    = metrics.ExtenderDeviceUnitsFree.Desc()
 )
 
-// termsCollector shows how often this replica began to lead.
-type termsCollector struct{ terms func() int }
-
-var termsDesc = metrics.ExtenderTerms.Desc()
-
 // Describe implements prometheus.Collector.
-func (termsCollector) Describe(ch chan<- *prometheus.Desc) { ch <- termsDesc }
-
-// Collect implements prometheus.Collector.
-func (c termsCollector) Collect(ch chan<- prometheus.Metric) {
-	ch <- prometheus.MustNewConstMetric(termsDesc, prometheus.CounterValue, float64(c.terms()))
-}
-
-// Describe implements prometheus.Collector.
-func (booksCollector) Describe(ch chan<- *prometheus.Desc) {
+func (Collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		nodesDesc, podsDesc, readyDesc, leaderDesc, reservationsDesc, expectedDesc, nodeUnitsDesc, nodeUsedDesc, unitBytesDesc,
 		namespaceUsedDesc,
@@ -90,27 +74,27 @@ func (g deviceGauge) Write(m *dto.Metric) error {
 }
 
 // Collect implements prometheus.Collector.
-func (c booksCollector) Collect(out chan<- prometheus.Metric) {
+func (c Collector) Collect(out chan<- prometheus.Metric) {
 	ch := gauges(out)
-	size := c.size()
+	size := c.Size()
 	ch.send(nodesDesc, float64(size.Nodes-size.BadNodes), "good")
 	ch.send(nodesDesc, float64(size.BadNodes), "broken")
 	ch.send(podsDesc, float64(size.Waiting), "waiting")
 	ch.send(podsDesc, float64(size.Granted), "granted")
 	ch.send(podsDesc, float64(size.Ungranted), "ungranted")
-	ch.send(readyDesc, metrics.Bool(c.ready()))
-	ch.send(leaderDesc, metrics.Bool(c.leading()))
-	ch.send(reservationsDesc, float64(c.ledger.Reservations()))
-	ch.send(expectedDesc, float64(c.ledger.Expected()))
-	for _, resource := range c.resources {
-		for node := range c.ledger.EachUsage(resource) {
+	ch.send(readyDesc, metrics.Bool(c.Ready()))
+	ch.send(leaderDesc, metrics.Bool(c.Leading()))
+	ch.send(reservationsDesc, float64(c.Ledger.Reservations()))
+	ch.send(expectedDesc, float64(c.Ledger.Expected()))
+	for _, resource := range c.Resources {
+		for node := range c.Ledger.EachUsage(resource) {
 			c.node(ch, string(resource), &node)
 		}
 	}
 }
 
 // node shows one node.
-func (c booksCollector) node(ch gauges, resource string, node *ledger.NodeUsage) {
+func (c Collector) node(ch gauges, resource string, node *ledger.NodeUsage) {
 	ch.send(nodeUnitsDesc, float64(node.Total), node.Name, resource)
 	ch.send(nodeUsedDesc, float64(node.Used), node.Name, resource)
 	// A unit is written as a decimal number of GB: 0.1.
@@ -126,7 +110,7 @@ func (c booksCollector) node(ch gauges, resource string, node *ledger.NodeUsage)
 		for _, pod := range device.Pods {
 			namespaces[pod.Pod.Namespace] += pod.Units
 		}
-		if !c.devices {
+		if !c.Devices {
 			continue
 		}
 		free := max(device.Units-device.Used, 0)
@@ -140,51 +124,5 @@ func (c booksCollector) node(ch gauges, resource string, node *ledger.NodeUsage)
 	}
 	for namespace, units := range namespaces {
 		ch.send(namespaceUsedDesc, float64(units), namespace, node.Name, resource)
-	}
-}
-
-var (
-	demandSeenDesc    = metrics.ExtenderDemandSeen.Desc()
-	demandPodsDesc    = metrics.ExtenderDemandPods.Desc()
-	demandKindsDesc   = metrics.ExtenderDemandKinds.Desc()
-	priceRenewalsDesc = metrics.ExtenderPriceRenewals.Desc()
-	priceTablesDesc   = metrics.ExtenderPriceTables.Desc()
-	priceChangesDesc  = metrics.ExtenderPriceChanges.Desc()
-	priceSecondsDesc  = metrics.ExtenderPriceRenewalSeconds.Desc()
-	priceAgeDesc      = metrics.ExtenderPriceAge.Desc()
-)
-
-// Describe implements prometheus.Collector.
-func (*prices) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{
-		demandSeenDesc, demandPodsDesc, demandKindsDesc, priceRenewalsDesc, priceTablesDesc, priceChangesDesc, priceSecondsDesc,
-		priceAgeDesc,
-	} {
-		ch <- d
-	}
-}
-
-// Collect implements prometheus.Collector. It waits for no renewal.
-func (p *prices) Collect(ch chan<- prometheus.Metric) {
-	for _, one := range p.policies {
-		show := func(desc *prometheus.Desc, kind prometheus.ValueType, value float64) {
-			ch <- prometheus.MustNewConstMetric(desc, kind, value, string(one.resource))
-		}
-		last := one.last.Load()
-		never := last == nil
-		if never {
-			last = &renewal{}
-		}
-		show(demandSeenDesc, prometheus.CounterValue, float64(one.seen.Load()))
-		show(priceRenewalsDesc, prometheus.CounterValue, float64(last.Renewals))
-		show(priceTablesDesc, prometheus.CounterValue, float64(last.Tables))
-		show(priceChangesDesc, prometheus.CounterValue, float64(last.Epoch))
-		if never {
-			continue
-		}
-		show(demandPodsDesc, prometheus.GaugeValue, last.Pods)
-		show(demandKindsDesc, prometheus.GaugeValue, float64(last.Kinds))
-		show(priceSecondsDesc, prometheus.GaugeValue, last.took.Seconds())
-		show(priceAgeDesc, prometheus.GaugeValue, time.Since(last.at).Seconds())
 	}
 }

@@ -1,4 +1,4 @@
-package extender
+package weights
 
 import (
 	"strings"
@@ -19,7 +19,7 @@ func TestParseDemand(t *testing.T) {
 	kind := func(units accel.Units, devices int, cpu, memory int64, models *accel.Selection, pods float64) demand.Count {
 		return demand.Count{Kind: demand.Kind{Units: units, Devices: devices, CPU: cpu, Models: models}, Memory: memory, Pods: pods}
 	}
-	got, err := parseDemand(`[
+	got, err := ParsePrior(`[
 		{"resource":"enflame.com/gcu-memory","units":8,"cpu":"500m","memory":"1.5Gi","share":3},
 		{"resource":"enflame.com/gcu-memory","units":32,"devices":2,"cpu":4,"share":0.9},
 		{"resource":"enflame.com/gcu-memory","cpu":"2","share":0.1},
@@ -35,11 +35,11 @@ func TestParseDemand(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
-	if got, err := parseDemand(`[{"units":4,"share":9}]`, []accel.Resource{gcu}); err != nil || len(got[gcu]) != 1 ||
+	if got, err := ParsePrior(`[{"units":4,"share":9}]`, []accel.Resource{gcu}); err != nil || len(got[gcu]) != 1 ||
 		got[gcu][0].Pods != priorPods {
 		t.Errorf("the only resource need not be named: %v, %v", got, err)
 	}
-	if got, err := parseDemand("", nil); got != nil || err != nil {
+	if got, err := ParsePrior("", nil); got != nil || err != nil {
 		t.Errorf("none: %v, %v", got, err)
 	}
 }
@@ -84,7 +84,7 @@ func TestParseDemandMistakes(t *testing.T) {
 			if tc.managed == nil {
 				tc.managed = []accel.Resource{gcu}
 			}
-			_, err := parseDemand(tc.text, tc.managed)
+			_, err := ParsePrior(tc.text, tc.managed)
 			if err == nil {
 				t.Fatal("taken")
 			}
@@ -98,11 +98,5 @@ func TestParseDemandMistakes(t *testing.T) {
 				}
 			}
 		})
-	}
-	o := DefaultOptions()
-	o.TLSListen, o.Demand = "", `[{"share":1},{"units":8}]`
-	if err := o.Validate(); err == nil || !strings.HasPrefix(err.Error(), "--demand: entry 1: units: ") ||
-		!strings.Contains(err.Error(), "\n--demand: entry 2: share: ") {
-		t.Errorf("the flag is not named: %v", err)
 	}
 }

@@ -1,4 +1,4 @@
-package webhook
+package sources
 
 import (
 	"context"
@@ -56,7 +56,7 @@ func TestLargestAllocatableIsOfNodesThatTakePods(t *testing.T) {
 	bare := node("bare", map[corev1.ResourceName]string{"memory": "1Ki"})
 	bare.Status.Conditions = nil
 
-	c := newCluster(nil)
+	c := NewCluster(nil)
 	for _, n := range []*corev1.Node{notReady, cordoned, bare} {
 		if err := c.nodes.Add(n); err != nil {
 			t.Fatal(err)
@@ -110,7 +110,7 @@ func TestLargestAllocatableIsOfNodesThatTakePods(t *testing.T) {
 }
 
 func TestQuotaLimits(t *testing.T) {
-	c := newCluster(nil)
+	c := NewCluster(nil)
 	scoped := quota("team", "scoped", map[corev1.ResourceName]string{"requests.bitfusion.io/gpu": "1"})
 	scoped.Spec.Scopes = []corev1.ResourceQuotaScope{corev1.ResourceQuotaScopeBestEffort}
 	selected := quota("team", "selected", map[corev1.ResourceName]string{"requests.bitfusion.io/gpu": "1"})
@@ -144,14 +144,14 @@ func TestQuotaLimits(t *testing.T) {
 func TestClusterFollowsTheAPIServer(t *testing.T) {
 	client := fake.NewClientset(node("a", map[corev1.ResourceName]string{"bitfusion.io/gpu": "1000"}))
 	refused := errors.New("not here")
-	c := newCluster(func(string, []string) error { return refused })
-	if err := c.ready(); err == nil {
+	c := NewCluster(func(string, []string) error { return refused })
+	if err := c.Ready(); err == nil {
 		t.Error("ready before anything was read")
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	var running sync.WaitGroup
-	running.Go(func() { c.run(ctx, client) })
-	eventually(t, "it is ready", func() bool { return c.ready() == nil })
+	running.Go(func() { c.Run(ctx, client) })
+	eventually(t, "it is ready", func() bool { return c.Ready() == nil })
 	if got := c.LargestAllocatable()["bitfusion.io/gpu"]; got != 1000 {
 		t.Errorf("%d units", got)
 	}

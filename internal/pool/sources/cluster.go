@@ -1,4 +1,6 @@
-package webhook
+// Package sources follows what the webhooks of the remote pool decide from: the nodes and quotas
+// of the cluster, and the file of the catalog.
+package sources
 
 import (
 	"context"
@@ -25,10 +27,10 @@ const poolQuota corev1.ResourceName = "requests." + pool.Resource
 // amounts are quantities in the integer units of their resources.
 type amounts = map[corev1.ResourceName]int64
 
-// cluster is what reviews ask about nodes and quotas, from memory: of a node what
+// Cluster is what reviews ask about nodes and quotas, from memory: of a node what
 // pods may take, of a quota its limit on the pool. Its methods may be called by
 // many goroutines.
-type cluster struct {
+type Cluster struct {
 	nodes  *table[amounts]
 	quotas *table[int64]
 	// allowed is the rule about credentials.
@@ -39,8 +41,10 @@ type cluster struct {
 	largest amounts
 }
 
-func newCluster(allowed func(namespace string, secrets []string) error) *cluster {
-	return &cluster{
+// NewCluster returns a cluster of which nothing is known yet. allowed is the rule about
+// credentials, see secrets.Keeper.
+func NewCluster(allowed func(namespace string, secrets []string) error) *Cluster {
+	return &Cluster{
 		nodes:   newTable("nodes", nodeAmounts, maps.Equal[amounts, amounts]),
 		quotas:  newTable("resourcequotas", quotaLimit, func(a, b int64) bool { return a == b }),
 		allowed: allowed,
@@ -82,7 +86,7 @@ func quotaLimit(quota *corev1.ResourceQuota) (int64, bool) {
 }
 
 // LargestAllocatable implements admission.Cluster.
-func (c *cluster) LargestAllocatable() map[corev1.ResourceName]int64 {
+func (c *Cluster) LargestAllocatable() map[corev1.ResourceName]int64 {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	version := c.nodes.now()
@@ -102,25 +106,25 @@ func (c *cluster) LargestAllocatable() map[corev1.ResourceName]int64 {
 }
 
 // QuotaLimits implements admission.Cluster.
-func (c *cluster) QuotaLimits(namespace string) map[string]int64 {
+func (c *Cluster) QuotaLimits(namespace string) map[string]int64 {
 	return c.quotas.in(namespace)
 }
 
 // CredentialsAllowed implements admission.Cluster.
-func (c *cluster) CredentialsAllowed(namespace string, secrets []string) error {
+func (c *Cluster) CredentialsAllowed(namespace string, secrets []string) error {
 	return c.allowed(namespace, secrets)
 }
 
-// ready returns nil once nodes and quotas were read.
-func (c *cluster) ready() error {
+// Ready returns nil once nodes and quotas were read.
+func (c *Cluster) Ready() error {
 	if !c.nodes.synced() || !c.quotas.synced() {
 		return errors.New("nodes and quotas are still being read from the API server")
 	}
 	return nil
 }
 
-// run follows the API server until ctx ends.
-func (c *cluster) run(ctx context.Context, client kubernetes.Interface) {
+// Run follows the API server until ctx ends.
+func (c *Cluster) Run(ctx context.Context, client kubernetes.Interface) {
 	nodes, quotas := client.CoreV1().Nodes(), client.CoreV1().ResourceQuotas(metav1.NamespaceAll)
 	var group wait.Group
 	group.StartWithContext(ctx, kube.NewReflector("nodes", &corev1.Node{}, c.nodes, kube.ListWatch(client, "", nodes.List,

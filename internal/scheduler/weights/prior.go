@@ -1,4 +1,4 @@
-package extender
+package weights
 
 import (
 	"bytes"
@@ -41,10 +41,9 @@ type demandEntry struct {
 	Share       float64         `json:"share"`
 }
 
-// parseDemand reads the expected demand, a list in JSON. Shares of a resource are
-// scaled to priorPods. All mistakes are told, each with the number of its entry,
-// from 1 on.
-func parseDemand(text string, managed []accel.Resource) (map[accel.Resource][]demand.Count, error) {
+// ParsePrior reads the expected demand, a list in JSON, by resource. Shares of a resource are
+// scaled to priorPods. It reports all mistakes, each with the number of its entry, from 1 on.
+func ParsePrior(text string, managed []accel.Resource) (map[accel.Resource][]demand.Count, error) {
 	if text == "" {
 		return nil, nil
 	}

@@ -45,19 +45,25 @@ func get(l net.Listener) string {
 
 func TestListenSaysWhatItListensFor(t *testing.T) {
 	taken := listener(t).Addr().String()
-	if _, _, err := Listen(t.Context(), "somebody", taken, ""); err == nil || !strings.HasPrefix(err.Error(), "listen for somebody: ") {
+	if _, err := Listen(t.Context(), "somebody", taken); err == nil || !strings.HasPrefix(err.Error(), "listen for somebody: ") {
 		t.Errorf("error %v", err)
 	}
-	if _, _, err := Listen(t.Context(), "somebody", "127.0.0.1:0", taken); err == nil ||
-		!strings.HasPrefix(err.Error(), "listen for metrics: ") {
+	free := listener(t)
+	address := free.Addr().String()
+	free.Close() //nolint:errcheck // a test
+	servers := []Server{{Address: address, For: "somebody", HTTP: NewServer(nil)}, {Address: taken, For: "metrics", HTTP: NewServer(nil)}}
+	if err := (Program{Servers: servers}).Run(t.Context()); err == nil || !strings.HasPrefix(err.Error(), "listen for metrics: ") {
 		t.Errorf("error %v", err)
 	}
-	l, metrics, err := Listen(t.Context(), "somebody", "127.0.0.1:0", "")
-	if err != nil || metrics != nil {
-		t.Fatalf("listens for metrics on %v, error %v, without an address", metrics, err)
+	l, err := Listen(t.Context(), "somebody", address)
+	if err != nil {
+		t.Fatalf("the first server still listens: %v", err)
 	}
-	if err := l.Close(); err != nil {
-		t.Error(err)
+	l.Close() //nolint:errcheck // a test
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := (Program{Servers: []Server{{For: "metrics", HTTP: NewServer(nil)}}}).Run(ctx); err != nil {
+		t.Errorf("without an address: %v", err)
 	}
 }
 

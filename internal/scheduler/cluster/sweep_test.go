@@ -1,4 +1,4 @@
-package extender
+package cluster
 
 import (
 	"errors"
@@ -14,8 +14,9 @@ import (
 
 	"github.com/divvy-gpu/divvy/internal/core/accel"
 	"github.com/divvy-gpu/divvy/internal/core/ledger"
-	"github.com/divvy-gpu/divvy/internal/scheduler/cluster"
 )
+
+const bindLimit = 18 * time.Second
 
 // TestVerifyDropsReservationsOfPodsThatWereNeverShown plays an outage of the
 // watch in which a pod is bound and deleted: no list and no event tells of it.
@@ -28,7 +29,7 @@ func TestVerifyDropsReservationsOfPodsThatWereNeverShown(t *testing.T) {
 	client := fake.NewClientset(pod("lives", "lives"), pod("again", "young"))
 	books := ledger.New(ledger.Options{Now: func() time.Time { return now }})
 	books.SetNode("node", []accel.Inventory{{Resource: memory, Shares: []accel.Share{{Device: accel.Device{ID: "a"}, Units: 16}}}})
-	p := &program{ledger: books, binder: cluster.NewBinder(client, []accel.Resource{memory}, false)}
+	s := Sweeper{Ledger: books, Binder: NewBinder(client, []accel.Resource{memory}, false), BindLimit: bindLimit}
 	for _, name := range []string{"lives", "gone", "again"} {
 		_, _, err := books.Reserve(accel.PodRef{UID: "uid-" + name, Namespace: "ns", Name: name}, now, "node", accel.Request{
 			Resource: memory, Containers: []accel.ContainerRequest{{Name: "c", Kind: accel.AppContainer, Units: 4}},
@@ -42,7 +43,7 @@ func TestVerifyDropsReservationsOfPodsThatWereNeverShown(t *testing.T) {
 		return n.Used
 	}
 
-	p.verify(t.Context())
+	s.verify(t.Context())
 	if got := used(); got != 12 || len(client.Actions()) != 0 {
 		t.Errorf("at once %d units are held and %d questions were asked, want 12 and none", got, len(client.Actions()))
 	}
@@ -51,12 +52,12 @@ func TestVerifyDropsReservationsOfPodsThatWereNeverShown(t *testing.T) {
 	client.PrependReactor("get", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
 		return away, nil, errors.New("no API server")
 	})
-	p.verify(t.Context())
+	s.verify(t.Context())
 	if got := used(); got != 12 {
 		t.Errorf("while the API server is away %d units are held, want 12", got)
 	}
 	away = false
-	p.verify(t.Context())
+	s.verify(t.Context())
 	if got := used(); got != 4 {
 		t.Errorf("afterwards %d units are held, want the 4 of the pod that lives", got)
 	}
@@ -74,7 +75,7 @@ func TestVerifyDropsReservationsOfPodsThatWereNotBound(t *testing.T) {
 	)
 	books := ledger.New(ledger.Options{Now: func() time.Time { return now }})
 	books.SetNode("node", []accel.Inventory{{Resource: memory, Shares: []accel.Share{{Device: accel.Device{ID: "a"}, Units: 16}}}})
-	p := &program{ledger: books, binder: cluster.NewBinder(client, []accel.Resource{memory}, false)}
+	s := Sweeper{Ledger: books, Binder: NewBinder(client, []accel.Resource{memory}, false), BindLimit: bindLimit}
 	bind := func(name string) {
 		t.Helper()
 		_, _, err := books.Reserve(accel.PodRef{UID: "uid-" + name, Namespace: "ns", Name: name}, now, "node", accel.Request{
@@ -86,18 +87,18 @@ func TestVerifyDropsReservationsOfPodsThatWereNotBound(t *testing.T) {
 	}
 	used := func(want accel.Units, when string) {
 		t.Helper()
-		p.verify(t.Context())
+		s.verify(t.Context())
 		if n, _ := books.Node(memory, "node"); n.Used != want {
 			t.Errorf("%s %d units are held, want %d", when, n.Used, want)
 		}
 	}
 	bind("unbound")
 	bind("bound")
-	now = now.Add(unfinished)
+	now = now.Add(bindLimit)
 	used(8, "while the bind may be under way")
 	bind("unbound")
 	now = now.Add(time.Second)
 	used(8, "while a second one may be under way")
-	now = now.Add(unfinished)
+	now = now.Add(bindLimit)
 	used(4, "afterwards")
 }

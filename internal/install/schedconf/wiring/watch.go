@@ -1,4 +1,4 @@
-package schedconf
+package wiring
 
 import (
 	"context"
@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"net/http"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -19,12 +17,12 @@ import (
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/klog/v2"
 
-	"github.com/divvy-gpu/divvy/internal/app/serve"
 	"github.com/divvy-gpu/divvy/internal/install/schedconf"
 	"github.com/divvy-gpu/divvy/internal/install/schedconf/host"
 	"github.com/divvy-gpu/divvy/internal/platform/events"
 	"github.com/divvy-gpu/divvy/internal/platform/limit"
 	"github.com/divvy-gpu/divvy/internal/platform/metrics"
+	"github.com/divvy-gpu/divvy/internal/platform/serve"
 	"github.com/divvy-gpu/divvy/internal/platform/version"
 )
 
@@ -208,47 +206,44 @@ func (w *watcher) set(ctx context.Context, state string, err error) {
 	w.state, w.err = state, err
 }
 
-func watch(ctx context.Context, s settings, _ io.Writer) error {
-	clients, err := connect(s.Kubeconfig)
+// Watch installs, and again whenever something changes, until ctx ends. It looks every resync
+// although nothing seems to have changed, and serves probes and the metrics of the registry on
+// listen, unless that is "".
+func Watch(ctx context.Context, n Node, s Source, listen string, resync time.Duration, registry *prometheus.Registry) error {
+	namespace, _, _ := strings.Cut(s.Service, "/")
+	h, err := n.open(newTurn(n.Client, namespace, n.Name, n.Timeout))
 	if err != nil {
 		return err
 	}
-	namespace, _, _ := strings.Cut(s.ExtenderService, "/")
-	h, err := s.open(clients, newTurn(clients.Kubernetes, namespace, s.NodeName, s.Timeout))
-	if err != nil {
-		return err
-	}
-	registry := metrics.Registry(metrics.Schedconf, clients.Requests)
 	w, err := newWatcher(registry)
 	if err != nil {
 		return err
 	}
-	w.node, w.resync = h, s.Resync
-	w.extender = func(ctx context.Context) (schedconf.Extender, error) { return s.desired(ctx, clients, h) }
-	w.tell = func(ctx context.Context, k events.Kind, message string) {
-		tell(ctx, clients.Kubernetes, s.NodeName, k, message)
-	}
+	w.node, w.resync, w.tell = h, resync, n.tell
+	w.extender = func(ctx context.Context) (schedconf.Extender, error) { return s.desired(ctx, n.Client, h) }
 	limits := limit.New(limit.Config{})
 	if err := registry.Register(limits); err != nil {
 		return fmt.Errorf("metrics: %w", err)
 	}
-	listener, err := listen(ctx, s.Listen)
-	if err != nil {
-		return err
-	}
-	klog.FromContext(ctx).Info("Starting", "version", version.String("divvy-schedconf"), "node", s.NodeName, "manifest", s.Manifest,
+	klog.FromContext(ctx).Info("Starting", "version", version.String("divvy-schedconf"), "node", n.Name, "manifest", n.Manifest,
 		"resources", s.Resources)
 	changed := make(chan struct{}, 1)
+	folders := slices.Compact(slices.Sorted(slices.Values(append(n.folders(), s.folders()...))))
 	return serve.Program{
 		Parts: []func(context.Context) error{
-			func(ctx context.Context) error { return watchFiles(ctx, s.folders(), changed) },
+			func(ctx context.Context) error { return watchFiles(ctx, folders, changed) },
 			func(ctx context.Context) error { return hold(ctx, h) },
 			func(ctx context.Context) error { w.run(ctx, changed); return nil },
 		},
 		Limits:  limits,
-		Servers: []serve.Server{{Name: serve.Probes, Listener: listener, HTTP: serve.NewServer(handler(registry, w.ready))}},
+		Servers: probes(listen, registry, w.ready),
 		Drain:   drainTimeout,
 	}.Run(ctx)
+}
+
+func probes(address string, registry prometheus.Gatherer, ready func() error) []serve.Server {
+	handler := serve.NewProbes(nil, ready, registry)
+	return []serve.Server{{Name: serve.Probes, Address: address, For: "probes", HTTP: serve.NewServer(handler)}}
 }
 
 // hold tells others that this node is watched.
@@ -266,18 +261,6 @@ func hold(ctx context.Context, h *host.Host) error {
 		case <-time.After(firstRetry):
 		}
 	}
-}
-
-// folders are those whose files matter.
-func (s settings) folders() []string {
-	dirs := append([]string{s.Dir, filepath.Dir(s.Manifest)}, s.HostPaths...)
-	for _, file := range []string{s.CAFile, s.CertFile, s.KeyFile} {
-		if file != "" {
-			dirs = append(dirs, filepath.Dir(file))
-		}
-	}
-	slices.Sort(dirs)
-	return slices.Compact(dirs)
 }
 
 // watchFiles sends a value after files in the folders changed and are quiet
@@ -320,37 +303,10 @@ func watchFiles(ctx context.Context, dirs []string, changed chan<- struct{}) err
 	}
 }
 
-// handler answers probes and shows metrics.
-func handler(registry prometheus.Gatherer, ready func() error) http.Handler {
-	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", serve.Metrics(registry))
-	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
-	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
-		if err := ready(); err != nil {
-			http.Error(w, err.Error(), http.StatusServiceUnavailable)
-			return
-		}
-		fmt.Fprintln(w, "ok")
-	})
-	return mux
-}
-
-func listen(ctx context.Context, address string) (net.Listener, error) {
-	if address == "" {
-		return nil, nil
-	}
-	var config net.ListenConfig
-	l, err := config.Listen(ctx, "tcp", address)
-	if err != nil {
-		return nil, fmt.Errorf("listen for probes: %w", err)
-	}
-	return l, nil
-}
-
-// stay uninstalls, tries again until it went well, and then keeps the lock and
+// UninstallAndStay uninstalls, tries again until that succeeds, and then keeps the lock and
 // stays ready until ctx ends.
-func stay(ctx context.Context, s settings, h *host.Host, done func(host.Result)) error {
-	listener, err := listen(ctx, s.Listen)
+func UninstallAndStay(ctx context.Context, n Node, listen string, out io.Writer) error {
+	h, err := n.open(nil)
 	if err != nil {
 		return err
 	}
@@ -369,7 +325,7 @@ func stay(ctx context.Context, s settings, h *host.Host, done func(host.Result))
 	work := func(ctx context.Context) error {
 		for pause := firstRetry; ; pause = min(2*pause, lastRetry) {
 			_, err := h.Uninstall(ctx, host.UninstallOptions{Stay: func(ctx context.Context, r host.Result) error {
-				done(r)
+				n.restored(ctx, r, out)
 				set(nil)
 				<-ctx.Done()
 				return nil
@@ -386,10 +342,9 @@ func stay(ctx context.Context, s settings, h *host.Host, done func(host.Result))
 			}
 		}
 	}
-	registry := metrics.Registry(metrics.Schedconf, nil)
 	return serve.Program{
 		Parts:   []func(context.Context) error{work},
-		Servers: []serve.Server{{Name: serve.Probes, Listener: listener, HTTP: serve.NewServer(handler(registry, ready))}},
+		Servers: probes(listen, metrics.Registry(metrics.Schedconf, nil), ready),
 		Drain:   drainTimeout,
 	}.Run(ctx)
 }

@@ -23,20 +23,14 @@ import (
 	"github.com/divvy-gpu/divvy/internal/platform/limit"
 )
 
-// Listen opens the address that the caller is answered on, and that of metrics
-// unless it is empty: metrics is nil then. The caller is named in errors.
-func Listen(ctx context.Context, caller, address, metricsAddress string) (listener, metrics net.Listener, err error) {
+// Listen opens an address, of which errors name the purpose.
+func Listen(ctx context.Context, purpose, address string) (net.Listener, error) {
 	var config net.ListenConfig
-	if listener, err = config.Listen(ctx, "tcp", address); err != nil {
-		return nil, nil, fmt.Errorf("listen for %s: %w", caller, err)
+	l, err := config.Listen(ctx, "tcp", address)
+	if err != nil {
+		return nil, fmt.Errorf("listen for %s: %w", purpose, err)
 	}
-	if metricsAddress == "" {
-		return listener, nil, nil
-	}
-	if metrics, err = config.Listen(ctx, "tcp", metricsAddress); err != nil {
-		return nil, nil, errors.Join(fmt.Errorf("listen for metrics: %w", err), listener.Close())
-	}
-	return listener, metrics, nil
+	return l, nil
 }
 
 // Metrics returns a handler of GET /metrics and nothing else. However many clients ask,
@@ -66,6 +60,28 @@ func Metrics(registry prometheus.Gatherer) http.Handler {
 			http.Error(w, err.Error(), http.StatusInternalServerError)
 		}
 	})
+	return mux
+}
+
+// NewProbes returns a handler of GET /healthz, /readyz and /metrics. alive may be nil.
+func NewProbes(alive func(context.Context) error, ready func() error, registry prometheus.Gatherer) http.Handler {
+	answer := func(w http.ResponseWriter, err error) {
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusServiceUnavailable)
+			return
+		}
+		fmt.Fprintln(w, "ok")
+	}
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", Metrics(registry))
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, r *http.Request) {
+		var err error
+		if alive != nil {
+			err = alive(r.Context())
+		}
+		answer(w, err)
+	})
+	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) { answer(w, ready()) })
 	return mux
 }
 
@@ -112,7 +128,10 @@ func (l *errorLog) Write(line []byte) (int, error) {
 type Server struct {
 	// Name is what metrics call it: Plain, TLS, MetricsPort or Probes.
 	Name string
-	// Listener is closed by Program.Run. A server without one is left out.
+	// Address is host:port; a server without one is left out. For says in errors who is
+	// served there.
+	Address, For string
+	// Listener serves in place of Address if set. Program.Run closes it.
 	Listener net.Listener
 	// Cork collects small writes, see package coalesce.
 	Cork bool
@@ -154,6 +173,9 @@ type Program struct {
 // that of what failed; it is nil when ctx was cancelled.
 func (p Program) Run(ctx context.Context) error {
 	logger := klog.FromContext(ctx)
+	if err := p.listen(ctx); err != nil {
+		return err
+	}
 	ctx, fail := context.WithCancelCause(ctx)
 	defer fail(nil)
 	// The parts outlive ctx until the servers have finished.
@@ -200,6 +222,26 @@ func (p Program) Run(ctx context.Context) error {
 		return cause
 	}
 	return nil
+}
+
+// listen opens the addresses of the servers, all or none.
+func (p Program) listen(ctx context.Context) (err error) {
+	for i := range p.Servers {
+		s := &p.Servers[i]
+		if s.Listener == nil && s.Address != "" && err == nil {
+			s.Listener, err = Listen(ctx, s.For, s.Address)
+		}
+	}
+	if err == nil {
+		return nil
+	}
+	errs := []error{err}
+	for _, s := range p.Servers {
+		if s.Listener != nil {
+			errs = append(errs, s.Listener.Close())
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // drain ends the servers when requests under way are answered, or at the latest

@@ -1,4 +1,6 @@
-package extender
+// Package weights runs the policy fragmentation in the extender: it learns from the cluster state
+// which requests to expect, and renews the weights of free capacity beside the requests.
+package weights
 
 import (
 	"context"
@@ -16,7 +18,7 @@ import (
 )
 
 const (
-	// renewEvery is after how long prices are renewed although fewer pods came than
+	// renewEvery is after how long weights are renewed although fewer pods came than
 	// fragmentation.RenewAfter: pods go as well.
 	renewEvery = 10 * time.Second
 	// renewPause is the shortest time between two renewals, and renewShare how many
@@ -29,19 +31,19 @@ const (
 )
 
 var (
-	_ ledger.PerResource = (*prices)(nil)
-	_ place.Policy       = (*prices)(nil)
+	_ ledger.PerResource = (*Policy)(nil)
+	_ place.Policy       = (*Policy)(nil)
 )
 
-// prices is the policy fragmentation in the extender: one for each resource, since
-// units of two resources are not comparable; what they learn from the books; and the
-// renewal of their prices, which no request waits for.
-type prices struct {
+// Policy is the policy fragmentation: one for each resource, since units of two resources are
+// not comparable; what they learn from the cluster state; and the renewal of their weights, which
+// no request waits for.
+type Policy struct {
 	// policies are in the order of the resources.
 	policies []*priced
 	byName   map[accel.Resource]*priced
 	// always is true where this is the policy of the cluster, and wanted once the
-	// cluster or a pod asks for it: before that nobody needs prices.
+	// cluster or a pod requests it: before that no request needs weights.
 	always bool
 	wanted atomic.Bool
 	// renewed is true once there was a renewal after all was read.
@@ -67,10 +69,10 @@ type renewal struct {
 	took time.Duration
 }
 
-// newPrices returns the policy for the resources. It renews its prices always where it is
-// that of the cluster. The prior, by resource, may be nil.
-func newPrices(resources []accel.Resource, prior map[accel.Resource][]demand.Count, always bool) *prices {
-	p := &prices{byName: map[accel.Resource]*priced{}, always: always, wake: make(chan struct{}, 1)}
+// New returns the policy for the resources. It always renews its weights if it is the policy of
+// the cluster. The prior, by resource, may be nil.
+func New(resources []accel.Resource, prior map[accel.Resource][]demand.Count, always bool) *Policy {
+	p := &Policy{byName: map[accel.Resource]*priced{}, always: always, wake: make(chan struct{}, 1)}
 	for _, r := range resources {
 		one := &priced{Policy: fragmentation.New(fragmentation.Options{Demand: demand.Options{Prior: prior[r]}}), resource: r}
 		p.policies = append(p.policies, one)
@@ -81,10 +83,10 @@ func newPrices(resources []accel.Resource, prior map[accel.Resource][]demand.Cou
 }
 
 // Name implements place.Policy.
-func (*prices) Name() string { return fragmentation.Name }
+func (*Policy) Name() string { return fragmentation.Name }
 
 // For implements ledger.PerResource.
-func (p *prices) For(resource accel.Resource) place.Policy {
+func (p *Policy) For(resource accel.Resource) place.Policy {
 	if one := p.byName[resource]; one != nil {
 		return one
 	}
@@ -92,19 +94,19 @@ func (p *prices) For(resource accel.Resource) place.Policy {
 }
 
 // Choose implements place.Policy. Nobody asks it, as For says which policy decides.
-func (*prices) Choose(n *place.Node, a *place.Ask, buf []int) (slots []int, rating int64, ok bool) {
+func (*Policy) Choose(n *place.Node, a *place.Ask, buf []int) (slots []int, rating int64, ok bool) {
 	return place.Binpack.Choose(n, a, buf)
 }
 
 // Epoch implements place.Policy, as Choose.
-func (*prices) Epoch() uint64 { return place.Binpack.Epoch() }
+func (*Policy) Epoch() uint64 { return place.Binpack.Epoch() }
 
 // NeedsCapacity makes the extender count CPU and memory where this is the policy of
 // the cluster.
-func (*prices) NeedsCapacity() bool { return true }
+func (*Policy) NeedsCapacity() bool { return true }
 
-// Learn implements kube.Learner.
-func (p *prices) Learn(r accel.Request) {
+// Learn implements cluster.Learner.
+func (p *Policy) Learn(r accel.Request) {
 	one := p.byName[r.Resource]
 	if one == nil {
 		return
@@ -117,8 +119,8 @@ func (p *prices) Learn(r accel.Request) {
 	p.count(one)
 }
 
-// LearnBeside implements kube.Learner.
-func (p *prices) LearnBeside(resource accel.Resource, cpu, memory int64) {
+// LearnBeside implements cluster.Learner.
+func (p *Policy) LearnBeside(resource accel.Resource, cpu, memory int64) {
 	if one := p.byName[resource]; one != nil {
 		one.observe(&place.Ask{CPU: cpu, Memory: memory})
 		p.count(one)
@@ -130,25 +132,25 @@ func (o *priced) observe(a *place.Ask) {
 	o.seen.Add(1)
 }
 
-func (p *prices) count(one *priced) {
+func (p *Policy) count(one *priced) {
 	if n := p.came.Add(1); n >= fragmentation.RenewAfter || n >= fragmentation.RenewFirst && one.seen.Load() <= fragmentation.RenewAfter {
 		p.signal()
 	}
 }
 
-func (p *prices) signal() {
+func (p *Policy) signal() {
 	select {
 	case p.wake <- struct{}{}:
 	default: // there is one
 	}
 }
 
-// made reports whether decisions can be made by the policy of the cluster: there are
-// prices if that is this one, or too little is known to make them of.
-func (p *prices) made() bool { return p.renewed.Load() || !p.always }
+// Ready reports whether decisions can be made by the policy of the cluster: if that is this one,
+// weights were computed, or too few pods are known to compute them.
+func (p *Policy) Ready() bool { return p.renewed.Load() || !p.always }
 
-// run renews prices until the context ends, once the books were read.
-func (p *prices) run(ctx context.Context, books *ledger.Ledger, read func() bool) error {
+// Run renews weights until the context ends, once the cluster state was read.
+func (p *Policy) Run(ctx context.Context, l *ledger.Ledger, read func() bool) error {
 	for !read() {
 		if !wait(ctx, booksPoll, nil) {
 			return nil
@@ -158,7 +160,7 @@ func (p *prices) run(ctx context.Context, books *ledger.Ledger, read func() bool
 		pause := renewPause
 		if p.wanted.Load() {
 			began := time.Now()
-			p.renew(ctx, books)
+			p.renew(ctx, l)
 			pause = max(pause, renewShare*time.Since(began))
 		}
 		if !wait(ctx, pause, nil) || !wait(ctx, renewEvery, p.wake) {
@@ -180,26 +182,26 @@ func wait(ctx context.Context, d time.Duration, signal <-chan struct{}) bool {
 	return true
 }
 
-// renew renews all prices, and the ratings that the ledger remembers where they have
+// renew renews all weights, and the ratings that the ledger remembers where they have
 // changed, so that no request has to.
-func (p *prices) renew(ctx context.Context, books *ledger.Ledger) {
+func (p *Policy) renew(ctx context.Context, l *ledger.Ledger) {
 	p.came.Store(0)
 	changed := false
 	for _, one := range p.policies {
 		before := one.Epoch()
-		one.renew(ctx, books)
+		one.renew(ctx, l)
 		changed = changed || one.Epoch() != before
 	}
 	if changed {
-		books.Refresh(fragmentation.RefreshedAsks)
+		l.Refresh(fragmentation.RefreshedAsks)
 	}
 	p.renewed.Store(true)
 }
 
-func (o *priced) renew(ctx context.Context, books *ledger.Ledger) {
+func (o *priced) renew(ctx context.Context, l *ledger.Ledger) {
 	log := klog.FromContext(ctx)
 	began := time.Now()
-	o.Renew(nodes(books, o.resource))
+	o.Renew(nodes(l, o.resource))
 	now := &renewal{Status: o.Status(), at: time.Now(), took: time.Since(began)}
 	before := o.last.Swap(now)
 	if before == nil {
@@ -219,9 +221,9 @@ func (o *priced) renew(ctx context.Context, books *ledger.Ledger) {
 }
 
 // nodes goes through the nodes that publish the resource.
-func nodes(books *ledger.Ledger, resource accel.Resource) iter.Seq[*place.Node] {
+func nodes(l *ledger.Ledger, resource accel.Resource) iter.Seq[*place.Node] {
 	return func(yield func(*place.Node) bool) {
-		for _, n := range books.Each(resource) {
+		for _, n := range l.Each(resource) {
 			if !yield(n) {
 				return
 			}

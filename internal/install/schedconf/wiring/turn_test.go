@@ -1,4 +1,4 @@
-package schedconf
+package wiring
 
 import (
 	"context"

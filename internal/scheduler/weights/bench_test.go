@@ -1,4 +1,4 @@
-package extender
+package weights
 
 import (
 	"fmt"
@@ -21,7 +21,7 @@ func BenchmarkRenew(b *testing.B) {
 			r.CPU = int64(1+rng.IntN(4)) * 2000
 			return r
 		}
-		prices := newPrices([]accel.Resource{gcu}, nil, true)
+		prices := New([]accel.Resource{gcu}, nil, true)
 		l := ledger.New(ledger.Options{Policy: prices, CapacityChecked: true})
 		names := make([]string, nodes)
 		for n := range nodes {

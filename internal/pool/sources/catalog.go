@@ -1,4 +1,4 @@
-package webhook
+package sources
 
 import (
 	"bytes"
@@ -28,10 +28,10 @@ const (
 	recheck = 10 * time.Second
 )
 
-// catalogFile holds the catalog of a file and follows it. A file that cannot be
+// CatalogFile holds the catalog of a file and follows it. A file that cannot be
 // used leaves the catalog as it was. Its methods may be called by many
 // goroutines.
-type catalogFile struct {
+type CatalogFile struct {
 	path string
 	// imageless says what is wrong with a client that names no image, nil when
 	// there is an image for such clients.
@@ -44,10 +44,10 @@ type catalogFile struct {
 	err     error // of the last read
 }
 
-// openCatalog reads the catalog, the built-in one when path is "". clientImage is
+// OpenCatalog reads the catalog, the built-in one when path is "". clientImage is
 // the image of clients that name none.
-func openCatalog(path, clientImage string) (*catalogFile, error) {
-	c := &catalogFile{path: path, recheck: recheck}
+func OpenCatalog(path, clientImage string) (*CatalogFile, error) {
+	c := &CatalogFile{path: path, recheck: recheck}
 	if clientImage == "" {
 		c.imageless = errors.New("no image is set, and --client-image is empty")
 	}
@@ -64,22 +64,22 @@ func openCatalog(path, clientImage string) (*catalogFile, error) {
 	return c, nil
 }
 
-// current returns the catalog that holds now.
-func (c *catalogFile) current() *pool.Catalog {
+// Current returns the catalog that holds now.
+func (c *CatalogFile) Current() *pool.Catalog {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
 	return c.catalog
 }
 
-// problem returns why the file as it is now cannot be used, nil when it is used.
-func (c *catalogFile) problem() error {
+// Problem returns why the file as it is now cannot be used, nil when it is used.
+func (c *CatalogFile) Problem() error {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
 	return c.err
 }
 
 // reload reads the file and reports whether it brought another catalog.
-func (c *catalogFile) reload() (changed bool, err error) {
+func (c *CatalogFile) reload() (changed bool, err error) {
 	content, err := readCatalog(c.path)
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -104,7 +104,7 @@ func (c *catalogFile) reload() (changed bool, err error) {
 }
 
 // check finds the clients that could not be brought to a pod.
-func (c *catalogFile) check(catalog *pool.Catalog) error {
+func (c *CatalogFile) check(catalog *pool.Catalog) error {
 	var errs []error
 	for _, client := range catalog.Clients {
 		if client.Image == "" && c.imageless != nil {
@@ -130,9 +130,9 @@ func readCatalog(path string) ([]byte, error) {
 	return content, nil
 }
 
-// run follows the file until ctx ends. It calls accepted after each new catalog,
+// Run follows the file until ctx ends. It calls accepted after each new catalog,
 // and rejected with each new reason why the file cannot be used.
-func (c *catalogFile) run(ctx context.Context, accepted func(*pool.Catalog), rejected func(error)) {
+func (c *CatalogFile) Run(ctx context.Context, accepted func(*pool.Catalog), rejected func(error)) {
 	if c.path == "" {
 		return
 	}
@@ -162,7 +162,7 @@ func (c *catalogFile) run(ctx context.Context, accepted func(*pool.Catalog), rej
 			}
 		case changed:
 			trouble = ""
-			accepted(c.current())
+			accepted(c.Current())
 		case trouble != "":
 			trouble = ""
 			log.Info("The catalog is valid again and unchanged", "file", c.path)

@@ -1,0 +1,70 @@
+package cluster
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/divvy-gpu/divvy/internal/core/accel"
+	"github.com/divvy-gpu/divvy/internal/core/ledger"
+	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// TestUnitsAreThoseOfTheBooks: of devices that are well, ill, lost under their pods
+// and overcommitted, by a unit that is no whole number of GB.
+func TestUnitsAreThoseOfTheBooks(t *testing.T) {
+	const gcu accel.Resource = "enflame.com/gcu-memory"
+	l := ledger.New(ledger.Options{})
+	share := func(index int, id accel.DeviceID, units accel.Units, ill bool) accel.Share {
+		return accel.Share{Units: units, Device: accel.Device{ID: id, Index: index, Health: accel.Health{Unhealthy: ill}}}
+	}
+	l.SetNode("n", []accel.Inventory{{Resource: gcu, Unit: "0.1", Shares: []accel.Share{share(0, "A", 160, false),
+		share(1, "B", 160, true)}}})
+	for i, h := range []ledger.Holding{
+		{Device: "A", Units: 40, Pod: accel.PodRef{Namespace: "x"}}, {Device: "A", Units: 10, Pod: accel.PodRef{Namespace: "y"}},
+		{Device: "B", Units: 7, Pod: accel.PodRef{Namespace: "x"}}, {Device: "", Units: 5, Pod: accel.PodRef{Namespace: "z"}},
+	} {
+		h.Node, h.Resource, h.Pod.UID = "n", gcu, fmt.Sprint(i)
+		l.Observe(h)
+	}
+	for name, devices := range map[string]bool{"each device": true, "nodes alone": false} {
+		t.Run(name, func(t *testing.T) {
+			registry := prometheus.NewPedanticRegistry()
+			registry.MustRegister(Collector{
+				Size: func() Size { return Size{Nodes: 3, BadNodes: 1} }, Ledger: l, Resources: []accel.Resource{gcu},
+				Devices: devices,
+				Ready:   func() bool { return false }, Leading: func() bool { return true },
+			})
+			families, err := registry.Gather()
+			if err != nil {
+				t.Fatal(err)
+			}
+			got := map[string]float64{}
+			for _, f := range families {
+				for _, m := range f.GetMetric() {
+					key := strings.TrimPrefix(f.GetName(), "divvy_extender_")
+					for _, l := range m.GetLabel() {
+						if l.GetName() != "node" && l.GetName() != "resource" {
+							key += " " + l.GetValue()
+						}
+					}
+					got[key] = m.GetGauge().GetValue()
+				}
+			}
+			want := map[string]float64{
+				"books_nodes good": 2, "books_nodes broken": 1, "books_pods waiting": 0, "books_pods granted": 0, "books_pods ungranted": 0,
+				"ready": 0, "leader": 1, "reservations": 0, "expected_pods": 0, "node_units": 320, "node_units_used": 62,
+				"node_unit_bytes":        107374182.4,
+				"namespace_units_used x": 47, "namespace_units_used y": 10, "namespace_units_used z": 5,
+			}
+			if devices {
+				want["device_units A 0"], want["device_units_used A 0"], want["device_units_free A 0"] = 160, 50, 110
+				want["device_units B 1"], want["device_units_used B 1"], want["device_units_free B 1"] = 160, 7, 0
+			}
+			if diff := cmp.Diff(want, got); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}
