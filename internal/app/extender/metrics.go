@@ -100,10 +100,11 @@ func (c booksCollector) Collect(out chan<- prometheus.Metric) {
 	ch.send(podsDesc, float64(size.Ungranted), "ungranted")
 	ch.send(readyDesc, metrics.Bool(c.ready()))
 	ch.send(leaderDesc, metrics.Bool(c.leading()))
-	ch.send(reservationsDesc, float64(c.ledger.Reservations()))
-	ch.send(expectedDesc, float64(c.ledger.Expected()))
+	counts := c.ledger.Counts()
+	ch.send(reservationsDesc, float64(counts.Reservations))
+	ch.send(expectedDesc, float64(counts.Expected))
 	for _, resource := range c.resources {
-		for node := range c.ledger.EachUsage(resource) {
+		for node := range c.ledger.Nodes(resource) {
 			c.node(ch, string(resource), &node)
 		}
 	}

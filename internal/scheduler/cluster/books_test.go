@@ -110,7 +110,7 @@ func (f *fixture) grant(pod *v1.Pod, key []byte, index int) *v1.Pod {
 // state renders the books: "node: used of card 0, of card 1, ... +unplaced".
 func (f *fixture) state() string {
 	var out []string
-	for _, n := range f.ledger.Nodes(gcuMemory) {
+	for n := range f.ledger.Nodes(gcuMemory) {
 		var parts []string
 		for _, d := range n.Devices {
 			parts = append(parts, fmt.Sprint(d.Used))

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"net/http"
 	"net/netip"
 	"slices"
@@ -42,8 +43,8 @@ type Ledger interface {
 	Withdraw(podUID string) bool
 	Unbound(podUID, nominated string, attempt ledger.Attempt)
 	Forget(podUID string)
-	Freed() uint64
-	Nodes(resource accel.Resource) []ledger.NodeUsage
+	Counts() ledger.Counts
+	Nodes(resource accel.Resource) iter.Seq[ledger.NodeUsage]
 	Node(resource accel.Resource, name string) (ledger.NodeUsage, bool)
 }
 

@@ -131,7 +131,7 @@ func (e *Extender) reported() accel.Resource {
 // usages asks the ledger.
 func (e *Extender) usages(q inspectQuery) ([]ledger.NodeUsage, error) {
 	if q.node == "" {
-		return e.config.Ledger.Nodes(q.resource), nil
+		return slices.Collect(e.config.Ledger.Nodes(q.resource)), nil
 	}
 	usage, ok := e.config.Ledger.Node(q.resource, q.node)
 	if ok {

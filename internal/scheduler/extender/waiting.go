@@ -92,7 +92,7 @@ type waitingAsk struct {
 	// when some may be woken again.
 	inVain int
 	next   time.Time
-	// freed is Ledger.Freed when a pod was woken last because others may give way.
+	// freed is ledger.Counts.Freed when a pod was woken last because others may give way.
 	freed uint64
 }
 
@@ -404,7 +404,7 @@ func (e *Extender) wakeSome(ctx context.Context) {
 	verdicts := make([]ledger.Verdict, len(nodes))
 	left := wakeAtOnce
 	for _, ask := range asks {
-		freed := e.config.Ledger.Freed() // before the check, which then knows of it
+		freed := e.config.Ledger.Counts().Freed // before the check, which then knows of it
 		e.config.Ledger.Check(e.waiting.head(ask), nodes, verdicts)
 		var room []string
 		for i, v := range verdicts {
