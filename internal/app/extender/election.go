@@ -51,7 +51,7 @@ func (p *program) elect(ctx context.Context) error {
 	waiting.Go(func() {
 		select {
 		case <-p.ending:
-			p.quiesce(ctx)
+			p.extender.Quiesce(ctx)
 			stop()
 		case <-ctx.Done():
 		}

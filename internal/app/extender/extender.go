@@ -124,16 +124,12 @@ type program struct {
 	handler  http.Handler
 	registry *prometheus.Registry
 	metrics  http.Handler
-	// wake makes kube-scheduler look again at pods that wait, and watchLeader probes the
-	// leader while another replica is it, until the context ends.
-	wake, watchLeader func(context.Context)
+	extender *extender.Extender
 	// certs keeps the certificates, and secured answers over TLS; nil without.
 	certs   *certs.Manager
 	secured http.Handler
 	// election is nil where there is one replica.
 	election *leader.Elector
-	// quiesce waits until no bind is under way.
-	quiesce func(context.Context)
 	// stopping is true, and ending closed, as soon as the program is to end.
 	stopping atomic.Bool
 	ending   chan struct{}
@@ -205,7 +201,7 @@ func assemble(s settings, clients kube.Clients) (*program, error) {
 	if err := registry.Register(p.limits); err != nil {
 		return nil, fmt.Errorf("metrics of the servers: %w", err)
 	}
-	p.handler, p.wake, p.watchLeader, p.quiesce = e.Handler(), e.WakeWaiting, e.WatchLeader, e.Quiesce
+	p.extender, p.handler = e, e.Handler()
 	p.registry, p.metrics = registry, serve.Metrics(registry)
 	if p.certs != nil {
 		if p.secured, err = p.withReviews(p.handler, registry); err != nil {
@@ -247,8 +243,7 @@ func (p *program) run(ctx context.Context, open listeners) error {
 			func(ctx context.Context) error { p.books.Run(ctx, p.clients); return nil },
 			func(ctx context.Context) error { p.keys.Run(ctx, p.books.KeyChanged); return nil },
 			func(ctx context.Context) error { p.expire(ctx); return nil },
-			func(ctx context.Context) error { p.wake(ctx); return nil },
-			func(ctx context.Context) error { p.watchLeader(ctx); return nil },
+			func(ctx context.Context) error { p.extender.Run(ctx); return nil },
 			func(ctx context.Context) error { heaptarget.Keep(ctx, extender.HeapBudget); return nil },
 			func(ctx context.Context) error { return p.settings.prices.run(ctx, p.ledger, p.books.Synced) },
 			serve.Announce(p.ready, p.size),
