@@ -117,7 +117,7 @@ type program struct {
 	clients  kube.Clients
 	ledger   *ledger.Ledger
 	keys     *kube.Keyring
-	books    *cluster.Books
+	books    *cluster.State
 	binder   *cluster.Binder
 	events   *events.Recorder
 	limits   *limit.Limiter
@@ -149,14 +149,14 @@ func assemble(s settings, clients kube.Clients) (*program, error) {
 		CapacityChecked: counts,
 	})
 	p.binder = cluster.NewBinder(clients.Kubernetes, s.resources, counts)
-	booksConfig := cluster.BooksConfig{
+	booksConfig := cluster.Config{
 		Ledger: p.ledger, Grants: p.keys, Resources: s.resources, NodeLabels: s.labels, ConfigLabels: nodeconfig.Labels,
 		Learner: s.prices,
 	}
 	if counts {
 		booksConfig.Capacity = p.ledger
 	}
-	p.books = cluster.NewBooks(booksConfig)
+	p.books = cluster.NewState(booksConfig)
 
 	registry := metrics.Registry(metrics.Extender, clients.Requests)
 	p.events = events.NewRecorder(context.Background(), clients.Kubernetes, events.Extend, "")

@@ -224,7 +224,7 @@ func (w *racing) start(n int) *racer {
 	p := &program{settings: s, clients: kube.Clients{Kubernetes: client, Metadata: w.metadata}, keys: w.keys}
 	p.ledger = ledger.New(ledger.Options{Policy: s.policy, ReservationTTL: s.ReservationTTL, MaxBindDelay: s.MaxBindDelay})
 	p.binder = cluster.NewBinder(client, s.resources, false)
-	p.books = cluster.NewBooks(cluster.BooksConfig{Ledger: p.ledger, Grants: p.keys, Resources: s.resources, NodeLabels: s.labels})
+	p.books = cluster.NewState(cluster.Config{Ledger: p.ledger, Grants: p.keys, Resources: s.resources, NodeLabels: s.labels})
 	var err error
 	if p.election, err = p.newElection(); err != nil {
 		w.t.Fatal(err)

@@ -49,7 +49,7 @@ type Ledger interface {
 }
 
 // Cluster is what the extender knows of pods and nodes without asking the API
-// server. *cluster.Books is one.
+// server. *cluster.State is one.
 type Cluster interface {
 	// Pod returns a pod that asks for something of ours, if it was seen.
 	Pod(namespace, name string) (cluster.Pod, bool)
