@@ -383,12 +383,12 @@ func newMixedServer(t *testing.T) *apiServer {
 			list[v1.ResourceName(asks[i].(string))] = *resource.NewQuantity(int64(asks[i+1].(int)), resource.DecimalSI)
 		}
 		pod.Spec.Containers = []v1.Container{{Name: "main", Resources: v1.ResourceRequirements{Requests: list, Limits: list}}}
-		value, err := wire.EncodeDevices(held)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if value != "" {
-			pod.Annotations[wire.HeldAnnotation] = value
+		if len(held) > 0 {
+			value, err := json.Marshal(held)
+			if err != nil {
+				t.Fatal(err)
+			}
+			pod.Annotations[wire.HeldAnnotation] = string(value)
 		}
 		s.pods = append(s.pods, pod)
 	}
