@@ -89,7 +89,7 @@ type program struct {
 	clients   kube.Clients
 	ledger    *ledger.Ledger
 	keys      *kube.Keyring
-	books     *cluster.Books
+	books     *cluster.State
 	binder    *cluster.Binder
 	events    *events.Recorder
 	limits    *limit.Limiter
@@ -123,14 +123,14 @@ func assemble(o Options, clients kube.Clients) (*program, error) {
 		CapacityChecked: counts,
 	})
 	p.binder = cluster.NewBinder(clients.Kubernetes, resources, counts)
-	booksConfig := cluster.BooksConfig{
+	booksConfig := cluster.Config{
 		Ledger: p.ledger, Grants: p.keys, Resources: resources, NodeLabels: p.placement.labels, ConfigLabels: nodeconfig.Labels,
 		Learner: p.placement.weights,
 	}
 	if counts {
 		booksConfig.Capacity = p.ledger
 	}
-	p.books = cluster.NewBooks(booksConfig)
+	p.books = cluster.NewState(booksConfig)
 
 	p.registry = metrics.Registry(metrics.Extender, clients.Requests)
 	p.events = events.NewRecorder(context.Background(), clients.Kubernetes, events.Extend, "")
@@ -230,8 +230,7 @@ func (p *program) run(ctx context.Context) error {
 			func(ctx context.Context) error { p.books.Run(ctx, p.clients); return nil },
 			func(ctx context.Context) error { p.keys.Run(ctx, p.books.KeyChanged); return nil },
 			func(ctx context.Context) error { p.sweeper().Run(ctx); return nil },
-			func(ctx context.Context) error { p.extender.WakeWaiting(ctx); return nil },
-			func(ctx context.Context) error { p.extender.WatchLeader(ctx); return nil },
+			func(ctx context.Context) error { p.extender.Run(ctx); return nil },
 			func(ctx context.Context) error { heaptarget.Keep(ctx, extender.HeapBudget); return nil },
 			func(ctx context.Context) error { return p.placement.weights.Run(ctx, p.ledger, p.books.Synced) },
 			serve.Announce(p.ready, p.size),
@@ -252,7 +251,7 @@ func (p *program) run(ctx context.Context) error {
 }
 
 func (p *program) sweeper() cluster.Sweeper {
-	return cluster.Sweeper{Ledger: p.ledger, Books: p.books, Binder: p.binder, BindLimit: unfinished}
+	return cluster.Sweeper{Ledger: p.ledger, State: p.books, Binder: p.binder, BindLimit: unfinished}
 }
 
 // size is what the log says of the ledger when the program becomes ready.

@@ -227,7 +227,7 @@ func (w *racing) start(n int) *racer {
 	p.ledger = ledger.New(ledger.Options{Policy: placed.policy, ReservationTTL: w.options.ReservationTTL,
 		MaxBindDelay: w.options.MaxBindDelay})
 	p.binder = cluster.NewBinder(client, placed.resources, false)
-	p.books = cluster.NewBooks(cluster.BooksConfig{Ledger: p.ledger, Grants: p.keys, Resources: placed.resources,
+	p.books = cluster.NewState(cluster.Config{Ledger: p.ledger, Grants: p.keys, Resources: placed.resources,
 		NodeLabels: placed.labels})
 	var err error
 	if p.election, err = p.newElection(); err != nil {
@@ -770,7 +770,7 @@ func (w *racing) compare() {
 	}
 	for n, r := range w.replicas {
 		got := map[string]map[accel.DeviceID]accel.Units{}
-		for _, u := range r.program.ledger.Nodes(racingMemory) {
+		for u := range r.program.ledger.Nodes(racingMemory) {
 			got[u.Name] = map[accel.DeviceID]accel.Units{}
 			for _, d := range u.Devices {
 				got[u.Name][d.ID] = d.Used
@@ -779,8 +779,8 @@ func (w *racing) compare() {
 		if !reflect.DeepEqual(got, want) {
 			w.t.Fatalf("books of replica %d\n got %v\nwant %v", n, got, want)
 		}
-		if left, expected := r.program.ledger.Reservations(), r.program.ledger.Expected(); left+expected != 0 {
-			w.t.Fatalf("replica %d has %d reservations that nobody waits for, and expects %d binds", n, left, expected)
+		if c := r.program.ledger.Counts(); c.Reservations+c.Expected != 0 {
+			w.t.Fatalf("replica %d has %d reservations that nobody waits for, and expects %d binds", n, c.Reservations, c.Expected)
 		}
 	}
 }

@@ -193,7 +193,7 @@ func twoNodes() []ledger.NodeUsage {
 	}
 	l.Observe(ledger.Holding{Pod: accel.PodRef{UID: "u", Namespace: "team", Name: "p"}, Node: "extender-a", Resource: gcuMemory,
 		Units: 40, Device: "extender-a", Created: time.Unix(1662450043, 0)})
-	return l.Nodes(gcuMemory)
+	return slices.Collect(l.Nodes(gcuMemory))
 }
 
 func run(t *testing.T, s *apiServer, node string, change func(*Options)) (out, errOut string, err error) {
@@ -383,12 +383,12 @@ func newMixedServer(t *testing.T) *apiServer {
 			list[v1.ResourceName(asks[i].(string))] = *resource.NewQuantity(int64(asks[i+1].(int)), resource.DecimalSI)
 		}
 		pod.Spec.Containers = []v1.Container{{Name: "main", Resources: v1.ResourceRequirements{Requests: list, Limits: list}}}
-		value, err := wire.EncodeDevices(held)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if value != "" {
-			pod.Annotations[wire.HeldAnnotation] = value
+		if len(held) > 0 {
+			value, err := json.Marshal(held)
+			if err != nil {
+				t.Fatal(err)
+			}
+			pod.Annotations[wire.HeldAnnotation] = string(value)
 		}
 		s.pods = append(s.pods, pod)
 	}
@@ -419,7 +419,7 @@ func onlyGCUs() http.Handler {
 	books := ledger.New(ledger.Options{})
 	books.SetNode("gcus", []accel.Inventory{{Resource: gcuMemory, Unit: "1", Shares: []accel.Share{
 		{Units: 16, Device: accel.Device{ID: "gcus-0", Model: "as the extender says", NUMANode: accel.NoNUMA}}}}})
-	next := extenderOf(func() []ledger.NodeUsage { return books.Nodes(gcuMemory) })
+	next := extenderOf(func() []ledger.NodeUsage { return slices.Collect(books.Nodes(gcuMemory)) })
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if asked := r.URL.Query().Get("resource"); asked != string(gcuMemory) {
 			answer(w, http.StatusNotFound, inspect.Failed(inspect.NotManaged(accel.Resource(asked))))

@@ -90,7 +90,7 @@ func BenchmarkFilter5000x8(b *testing.B) {
 						for i := 0; b.Loop(); i++ {
 							req := on(devices, filterNeed)
 							if kind.new {
-								clear(l.rated)
+								clear(l.ratings.byAsk)
 							}
 							l.Check(req, names, out)
 							node := i % 5000
@@ -245,7 +245,7 @@ func BenchmarkNodes(b *testing.B) {
 	l, _ := cluster(b, 5000, place.Binpack)
 	b.ReportAllocs()
 	for b.Loop() {
-		l.Nodes(gcu)
+		_ = slices.Collect(l.Nodes(gcu))
 	}
 }
 

@@ -1,8 +1,6 @@
 package ledger
 
 import (
-	"fmt"
-
 	"github.com/divvy-gpu/divvy/internal/core/accel"
 	"github.com/divvy-gpu/divvy/internal/core/place"
 )
@@ -30,8 +28,8 @@ const checkChunk = 256
 // only an unhealthy device could hold is accel.NoDeviceFits, as devices
 // recover. The same goes for accel.TooFewDevices.
 func (l *Ledger) Check(req accel.Request, nodes []string, out []Verdict) {
-	l.checkAll(req, nodes, out, func(ask *place.Ask, policy place.Policy) *ratings {
-		return l.ratings(req.Resource, ask, policy)
+	checkAll(l, req, nodes, out, func(ask *place.Ask, policy place.Policy) *ratings {
+		return l.ratings.of(l.state.nodes, req.Resource, ask, policy)
 	})
 }
 
@@ -39,15 +37,15 @@ func (l *Ledger) Check(req accel.Request, nodes []string, out []Verdict) {
 // policy and remembers nothing, so a request that was made up costs no more than one look
 // at the devices of each node that it names.
 func (l *Ledger) Fits(req accel.Request, nodes []string, out []Verdict) {
-	l.checkAll(req, nodes, out, func(ask *place.Ask, policy place.Policy) *ratings {
+	checkAll(l, req, nodes, out, func(ask *place.Ask, policy place.Policy) *ratings {
 		return &ratings{resource: req.Resource, ask: *ask, policy: fits{policy}, temporary: true}
 	})
 }
 
 // checkAll answers for all of the nodes by what ratings returns.
-func (l *Ledger) checkAll(req accel.Request, nodes []string, out []Verdict, ratings func(*place.Ask, place.Policy) *ratings) {
+func checkAll(l *Ledger, req accel.Request, nodes []string, out []Verdict, ratings func(*place.Ask, place.Policy) *ratings) {
 	n := min(len(nodes), len(out))
-	ask, policy, err := l.ask(req)
+	ask, policy, err := l.rules.ask(req)
 	if err != nil {
 		for i := range out[:n] {
 			out[i] = Verdict{Code: accel.Unservable, Rating: place.NoRating}
@@ -61,7 +59,7 @@ func (l *Ledger) checkAll(req accel.Request, nodes []string, out []Verdict, rati
 	guess := 0
 	for from := 0; from < n; from += checkChunk {
 		to := min(from+checkChunk, n)
-		guess = l.check(r, &req, guess, nodes[from:to], out[from:to])
+		guess = r.check(l, &req, guess, nodes[from:to], out[from:to])
 	}
 }
 
@@ -90,46 +88,47 @@ func (fits) Choose(n *place.Node, a *place.Ask, buf []int) (slots []int, rating 
 
 // check answers for some nodes. The guess is the number of the first one, and
 // the result that of the node which comes after the last. r.mu is held.
-func (l *Ledger) check(r *ratings, req *accel.Request, guess int, nodes []string, out []Verdict) int {
+func (r *ratings) check(l *Ledger, req *accel.Request, guess int, nodes []string, out []Verdict) int {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
-	b := l.books[r.resource]
-	r.grow(b.size())
-	kept := l.nominations.nodes[r.resource]
+	s := &l.state
+	x := s.nodes.byResource[r.resource]
+	r.grow(x.size())
+	kept := s.nominations.nodes[r.resource]
 	own := -1 // the node with a reservation of the pod itself
-	if h := l.reserved(req.Pod, r.resource); h != nil {
-		own = h.node.number
+	if h := s.pods.reserved(req.Pod, r.resource); h != nil {
+		own = h.on.node.number
 	}
 	before := -1
 	for i, name := range nodes {
-		number := b.find(name, guess)
+		number := x.find(name, guess)
 		if number < 0 {
 			out[i] = r.unknown()
 			continue
 		}
 		if number != guess && before >= 0 && !r.temporary {
-			b.next[before].Store(int64(number))
+			x.next[before].Store(int64(number))
 		}
-		before, guess = number, int(b.next[number].Load())
+		before, guess = number, int(x.next[number].Load())
 		if number == own || len(kept) > 0 && len(kept[name]) > 0 {
-			n := b.nodes[number]
-			slots := l.slotsFor(n, req)
-			out[i] = l.judge(r, n, slots, freest(slots), req.Pod)
+			n := x.nodes[number]
+			slots := s.slotsFor(n, req)
+			out[i] = r.judge(s, n, slots, freest(slots), req.Pod)
 			continue
 		}
-		out[i] = l.verdict(r, b, number)
+		out[i] = r.verdict(s, x, number)
 	}
 	return guess
 }
 
 // verdict answers for one node, by what r remembers if the node did not change
 // since.
-func (l *Ledger) verdict(r *ratings, b *book, number int) Verdict {
+func (r *ratings) verdict(s *state, x *index, number int) Verdict {
 	e := &r.entries[number]
-	if e.generation != b.generations[number] {
-		n := b.nodes[number]
-		v := l.judge(r, n, n.slots, n.largestFree, "")
-		e.generation, e.code, e.rating = b.generations[number], v.Code, v.Rating
+	if e.generation != x.generations[number] {
+		n := x.nodes[number]
+		v := r.judge(s, n, n.slots, n.largestFree, "")
+		e.generation, e.code, e.rating = x.generations[number], v.Code, v.Rating
 	}
 	return Verdict{Code: e.code, Rating: e.rating}
 }
@@ -144,12 +143,12 @@ func (r *ratings) unknown() Verdict {
 
 // judge asks the policy about a node with these slots, of which the freest has so
 // many free units. The pod may be "".
-func (l *Ledger) judge(r *ratings, n *node, slots []place.Slot, free accel.Units, podUID string) Verdict {
+func (r *ratings) judge(s *state, n *node, slots []place.Slot, free accel.Units, podUID string) Verdict {
 	if !n.known {
 		return r.unknown()
 	}
 	if r.ask.Devices == 0 || r.ask.Units <= free {
-		l.view(&r.view, n, slots, &r.ask, podUID)
+		s.view(&r.view, n, slots, &r.ask, podUID)
 		var rating int64
 		var ok bool
 		if r.buf, rating, ok = r.policy.Choose(&r.view, &r.ask, r.buf); ok {
@@ -161,14 +160,14 @@ func (l *Ledger) judge(r *ratings, n *node, slots []place.Slot, free accel.Units
 
 // view sets v to the node as the policy sees it for an ask of a pod, whose own CPU and
 // memory do not count; the pod may be "".
-func (l *Ledger) view(v *place.Node, n *node, slots []place.Slot, a *place.Ask, podUID string) {
+func (s *state) view(v *place.Node, n *node, slots []place.Slot, a *place.Ask, podUID string) {
 	*v = place.Node{Slots: slots, Graph: n.graph, CPU: place.Unlimited, Memory: place.Unlimited, Cores: place.Unlimited}
-	if !l.limited.Load() {
+	if !s.nodes.hosts.limited.Load() {
 		return
 	}
-	v.CPU, v.Memory = n.host.leftWithout(l.charges[podUID])
+	v.CPU, v.Memory = n.host.leftWithout(s.nodes.hosts.charges[podUID])
 	v.Cores = n.host.cpu
-	if l.capacityChecked {
+	if s.rules.capacityChecked {
 		v.CPU, v.Memory = max(v.CPU, a.CPU), max(v.Memory, a.Memory)
 	}
 }
@@ -203,27 +202,4 @@ func refusal(slots []place.Slot, a *place.Ask) accel.ReasonCode {
 		return accel.NoDeviceFits
 	}
 	return accel.NoCapacity
-}
-
-// ask translates a request; the error says why no node serves it.
-func (l *Ledger) ask(req accel.Request) (place.Ask, place.Policy, error) {
-	ask := place.Ask{CPU: max(req.CPU, 0), Memory: max(req.Memory, 0)}
-	policy, known := l.policies[req.Policy]
-	if !known {
-		return ask, nil, fmt.Errorf("%w: %q", ErrPolicyUnknown, req.Policy)
-	}
-	if p, split := policy.(PerResource); split {
-		policy = p.For(req.Resource)
-	}
-	peak := req.Peak()
-	if peak <= 0 {
-		return ask, policy, nil
-	}
-	ask.Only = req.Selection
-	ask.Devices = max(req.Devices, 1)
-	ask.Units = peak / accel.Units(ask.Devices)
-	if peak%accel.Units(ask.Devices) != 0 {
-		return ask, nil, fmt.Errorf("%w: %d units by %d devices", ErrIndivisible, peak, ask.Devices)
-	}
-	return ask, policy, nil
 }

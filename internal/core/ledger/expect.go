@@ -4,7 +4,6 @@ import (
 	"time"
 
 	"github.com/divvy-gpu/divvy/internal/core/accel"
-	"github.com/divvy-gpu/divvy/internal/core/place"
 )
 
 // settle is for how long after a question about a pod the watch may still show how an
@@ -49,33 +48,34 @@ type expectation struct {
 func (l *Ledger) Expect(e Expected, nodeName string) bool {
 	req := e.Request
 	req.Pod = e.Pod.UID
-	ask, policy, err := l.ask(req)
+	ask, policy, err := l.rules.ask(req)
 	if err != nil || ask.Devices == 0 || e.Pod.UID == "" {
 		return false
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	h := l.holding(e.Pod.UID, req.Resource)
+	s := &l.state
+	h := s.pods.on(e.Pod.UID, req.Resource)
 	if h != nil && !h.expects() {
 		return h.Node == nodeName // a bind was faster
 	}
-	if h != nil && !l.holds(h, nodeName, &ask) {
-		l.drop(h)
+	if h != nil && !h.holds(nodeName, &ask) {
+		s.pods.drop(h)
 		h = nil
 	}
 	if h == nil {
-		n := l.publishing(req.Resource, nodeName)
+		n := s.nodes.publishing(req.Resource, nodeName)
 		if n == nil {
 			return false
 		}
-		chosen, err := l.choose(n, &req, &ask, policy)
+		chosen, err := s.choose(n, &req, &ask, policy)
 		if err != nil {
 			return false
 		}
-		h = l.hold(e.Pod, e.Created, n, chosen, &req)
+		h = s.hold(e.Pod, e.Created, n, chosen, &req)
 	}
-	h.since = l.now()
-	h.expected = &expectation{attempt: e.Attempt}
+	h.reservation.since = l.rules.now()
+	h.reservation.expected = &expectation{attempt: e.Attempt}
 	return true
 }
 
@@ -87,18 +87,15 @@ func (l *Ledger) Withdraw(podUID string) bool {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.withdraw(podUID)
+	return l.state.pods.dropAll(podUID, (*holding).expects)
 }
 
 // Expects reports whether a bind of the pod is expected.
 func (l *Ledger) Expects(podUID string) bool {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
-	return l.expected(podUID) != nil
+	return l.state.pods.expected(podUID) != nil
 }
-
-// Expected counts the pods whose binds are expected.
-func (l *Ledger) Expected() int { return l.countPending(true) }
 
 // Unbound says what the watch shows of a pod that has no node, and which node it is
 // nominated for, "" for none. An attempt has failed when the condition PodScheduled
@@ -113,67 +110,18 @@ func (l *Ledger) Unbound(podUID, nominated string, a Attempt) {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	h := l.expected(podUID)
+	h := l.state.pods.expected(podUID)
 	if h == nil {
 		return
 	}
-	e := h.expected
+	e := h.reservation.expected
 	e.seen = true
 	if a.Version <= e.attempt.Version && a.Version != 0 {
 		return // the question was of that version, or of a newer one
 	}
-	failed := a.Outcome != e.attempt.Outcome || nominated == "" && l.nominatedFor(podUID, h.Node)
+	failed := a.Outcome != e.attempt.Outcome || nominated == "" && l.state.nominations.confirmed(podUID, h.Node)
 	e.attempt.Outcome = a.Outcome
-	if failed && l.now().Sub(h.since) >= settle {
-		l.withdraw(podUID)
+	if failed && l.rules.now().Sub(h.reservation.since) >= settle {
+		l.state.pods.dropAll(podUID, (*holding).expects)
 	}
-}
-
-// expected returns the reservation of a pod whose bind is expected, nil for none.
-// l.mu is held.
-func (l *Ledger) expected(podUID string) *holding {
-	h := l.pods[podUID]
-	for h != nil && !h.expects() {
-		h = h.next
-	}
-	return h
-}
-
-// withdraw is Withdraw for a caller that holds l.mu.
-func (l *Ledger) withdraw(podUID string) bool {
-	some := false
-	for h := l.expected(podUID); h != nil; h = l.expected(podUID) {
-		l.drop(h)
-		some = true
-	}
-	if some {
-		l.freed.Add(1)
-	}
-	return some
-}
-
-// nominatedFor reports whether the API server has said that the pod is nominated for
-// the node. l.mu is held.
-func (l *Ledger) nominatedFor(podUID, node string) bool {
-	for _, n := range l.nominations.pods[podUID] {
-		if n.node == node && n.until.IsZero() {
-			return true
-		}
-	}
-	return false
-}
-
-// holds reports whether a reservation is on the node, what the ask needs, and on
-// devices that have as much: others may have been observed on them since. l.mu is
-// held.
-func (l *Ledger) holds(h *holding, nodeName string, a *place.Ask) bool {
-	if h.Node != nodeName || !h.serves(a) {
-		return false
-	}
-	for i := range h.devices() {
-		if h.node.slots[h.slotOf(i)].Free < 0 {
-			return false
-		}
-	}
-	return true
 }

@@ -54,16 +54,16 @@ func TestExpect(t *testing.T) {
 			if !g.At.Equal(w.clock.UTC()) || g.Device != "a" {
 				w.t.Errorf("the grant is %+v", g)
 			}
-			if w.Expected() != 0 || w.Reservations() != 1 {
-				w.t.Errorf("%d binds are expected, and %d under way", w.Expected(), w.Reservations())
+			if w.Counts().Expected != 0 || w.Counts().Reservations != 1 {
+				w.t.Errorf("%d binds are expected, and %d under way", w.Counts().Expected, w.Counts().Reservations)
 			}
 			undo()
 			w.fits(true, "second")
 		},
 		"it ends at last": func(w *world) {
 			w.clock = w.clock.Add(delay)
-			if n := w.Expire(); n != 1 || w.Expected() != 0 {
-				w.t.Errorf("%d ended, %d are left", n, w.Expected())
+			if n := w.Expire(); n != 1 || w.Counts().Expected != 0 {
+				w.t.Errorf("%d ended, %d are left", n, w.Counts().Expected)
 			}
 			w.fits(true, "second")
 		},
@@ -81,8 +81,8 @@ func TestExpect(t *testing.T) {
 			w.want("n2", "8/8 | a 8/8 first:8")
 		},
 		"withdrawn": func(w *world) {
-			freed := w.Freed()
-			if !w.Withdraw("first") || w.Withdraw("first") || w.Freed() == freed {
+			freed := w.Counts().Freed
+			if !w.Withdraw("first") || w.Withdraw("first") || w.Counts().Freed == freed {
 				w.t.Error("it was not withdrawn once")
 			}
 			w.fits(true, "second")
@@ -95,7 +95,7 @@ func TestExpect(t *testing.T) {
 			w.node("n2", cards(8))
 			w.observe("first", "n2", 8, "a")
 			w.fits(true, "second")
-			if w.Expected() != 0 {
+			if w.Counts().Expected != 0 {
 				w.t.Error("its bind is still expected")
 			}
 		},
@@ -106,7 +106,7 @@ func TestExpect(t *testing.T) {
 		},
 		"a pod that was observed is not expected": func(w *world) {
 			w.observe("first", "n1", 8, "a")
-			if !w.Expect(asked("first"), "n1") || w.Expect(asked("first"), "n2") || w.Expected() != 0 {
+			if !w.Expect(asked("first"), "n1") || w.Expect(asked("first"), "n2") || w.Counts().Expected != 0 {
 				w.t.Error("a pod that runs is expected")
 			}
 		},
@@ -168,7 +168,7 @@ func TestExpect(t *testing.T) {
 			w.Withdraw("first")
 			none := asked("none")
 			none.Request.Containers = nil
-			if w.Expect(Expected{Request: asks(8)}, "n1") || w.Expect(none, "n1") || w.Expect(asked("lost"), "n9") || w.Expected() != 0 {
+			if w.Expect(Expected{Request: asks(8)}, "n1") || w.Expect(none, "n1") || w.Expect(asked("lost"), "n9") || w.Counts().Expected != 0 {
 				w.t.Error("it is")
 			}
 		},
@@ -260,8 +260,8 @@ func TestRelease(t *testing.T) {
 		t.Error("the second bind is under way")
 	}
 	w.clock = w.clock.Add(10 * time.Second)
-	freed := w.Freed()
-	if len(w.Unseen(10*time.Second, 1)) != 1 || !w.Release("first", 10*time.Second) || w.Freed() == freed {
+	freed := w.Counts().Freed
+	if len(w.Unseen(10*time.Second, 1)) != 1 || !w.Release("first", 10*time.Second) || w.Counts().Freed == freed {
 		t.Error("the reservation is not dropped")
 	}
 	w.fits(true, "second")

@@ -1,6 +1,8 @@
 package ledger
 
 import (
+	"sync/atomic"
+
 	"github.com/divvy-gpu/divvy/internal/core/accel"
 	"github.com/divvy-gpu/divvy/internal/core/place"
 )
@@ -9,12 +11,20 @@ import (
 type host struct {
 	name string
 	// cpu and memory are what the node has for pods, place.Unlimited where that
-	// was not told; usedCPU and usedMemory are the sums over charges.
+	// is not known; usedCPU and usedMemory are the sums over charges.
 	cpu, memory         int64
 	usedCPU, usedMemory int64
 	charges             int
-	// nodes are the node's parts of the books.
+	// nodes are what it has of each resource.
 	nodes []*node
+}
+
+// hosts are all nodes by name, with the CPU and memory of pods.
+type hosts struct {
+	// limited is true once the capacity of a node was set.
+	limited atomic.Bool
+	byName  map[string]*host
+	charges map[string]charge // by pod UID
 }
 
 // charge is the CPU and memory of one pod.
@@ -35,31 +45,32 @@ func (l *Ledger) SetCapacity(name string, cpu, memory int64) {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.limited.Store(true)
-	l.setCapacity(l.host(name), min(max(cpu, 0), maxCapacity), min(max(memory, 0), maxCapacity))
+	l.state.nodes.hosts.limited.Store(true)
+	l.state.nodes.hosts.get(name).limit(min(max(cpu, 0), maxCapacity), min(max(memory, 0), maxCapacity))
 }
 
-func (l *Ledger) setCapacity(h *host, cpu, memory int64) {
+// limit sets what the node has for pods.
+func (h *host) limit(cpu, memory int64) {
 	if h.cpu != cpu || h.memory != memory {
 		h.cpu, h.memory = cpu, memory
-		l.touchAll(h)
+		h.touch()
 	}
 }
 
 // Charge says how much CPU and memory a pod takes of a node, in millicores and
-// MiB, until it is told otherwise or the pod is forgotten. It is for pods that
-// ask for no device; for the others, Reserve and Observe do it.
+// MiB, until it is called again or the pod is forgotten. It is for pods that
+// request no device; for the others, Reserve and Observe do it.
 func (l *Ledger) Charge(podUID, node string, cpu, memory int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.setCharge(podUID, node, cpu, memory)
+	l.state.nodes.hosts.charge(podUID, node, cpu, memory)
 }
 
-// setCharge replaces a pod's charge. One of nothing, or on no node, is none.
-func (l *Ledger) setCharge(podUID, node string, cpu, memory int64) {
+// charge replaces a pod's charge. One of nothing, or on no node, is none.
+func (hs *hosts) charge(podUID, node string, cpu, memory int64) {
 	cpu, memory = min(max(cpu, 0), maxCapacity), min(max(memory, 0), maxCapacity)
 	some := podUID != "" && node != "" && (cpu > 0 || memory > 0)
-	old, charged := l.charges[podUID]
+	old, charged := hs.charges[podUID]
 	switch {
 	case !charged && !some:
 		return
@@ -67,24 +78,25 @@ func (l *Ledger) setCharge(podUID, node string, cpu, memory int64) {
 		return
 	}
 	if charged {
-		delete(l.charges, podUID)
+		delete(hs.charges, podUID)
 		old.host.charges--
-		l.charge(old.host, -old.cpu, -old.memory)
-		l.sweepHost(old.host)
+		old.host.use(-old.cpu, -old.memory)
+		hs.sweep(old.host)
 	}
 	if some {
-		h := l.host(node)
-		l.charges[podUID] = charge{h, cpu, memory}
+		h := hs.get(node)
+		hs.charges[podUID] = charge{h, cpu, memory}
 		h.charges++
-		l.charge(h, cpu, memory)
+		h.use(cpu, memory)
 	}
 }
 
-func (l *Ledger) charge(h *host, cpu, memory int64) {
+// use adds to what pods take.
+func (h *host) use(cpu, memory int64) {
 	h.usedCPU += cpu
 	h.usedMemory += memory
 	if h.cpu != place.Unlimited || h.memory != place.Unlimited {
-		l.touchAll(h)
+		h.touch()
 	}
 }
 
@@ -115,26 +127,26 @@ func (h *host) leftWithout(own charge) (cpu, memory int64) {
 	return cpu, memory
 }
 
-// host returns the node's part that all its resources share, made if need be.
-func (l *Ledger) host(name string) *host {
-	h := l.hosts[name]
+// get returns a node, made if need be.
+func (hs *hosts) get(name string) *host {
+	h := hs.byName[name]
 	if h == nil {
 		h = &host{name: name, cpu: place.Unlimited, memory: place.Unlimited}
-		l.hosts[name] = h
+		hs.byName[name] = h
 	}
 	return h
 }
 
-// sweepHost takes a host out that has nothing to say any more.
-func (l *Ledger) sweepHost(h *host) {
+// sweep removes a host without resources, charges and capacity.
+func (hs *hosts) sweep(h *host) {
 	if len(h.nodes) == 0 && h.charges == 0 && h.cpu == place.Unlimited && h.memory == place.Unlimited {
-		delete(l.hosts, h.name)
+		delete(hs.byName, h.name)
 	}
 }
 
-// touchAll marks all parts of a node as changed.
-func (l *Ledger) touchAll(h *host) {
+// touch gives all resources of the node a new generation.
+func (h *host) touch() {
 	for _, n := range h.nodes {
-		l.touch(n)
+		n.touch()
 	}
 }

@@ -1,24 +1,21 @@
-// Package ledger keeps the books of who holds which devices, over all nodes of
-// a cluster and all resources that are shared, and where it is told of them
-// (SetCapacity, Charge) also of CPU and memory.
+// Package ledger counts which pods hold which devices, over all nodes of a cluster and
+// all shared resources, and, where it is given them (SetCapacity, Charge), CPU and memory.
 //
-// It learns of nodes (SetNode, DeleteNode) and of bound pods (Observe, Forget)
-// from whoever watches the cluster, answers where a pod fits and how well
-// (Check), and plans ahead of the watch: Reserve chooses devices for a pod that
-// is about to be bound and holds them until the pod is observed, the reservation
-// is undone or it expires. Which devices and how well is for a place.Policy to
-// say. Nothing is written anywhere; what the ledger hands out counts
-// only because all that was handed out is in its books.
+// Whoever watches the cluster reports nodes (SetNode, DeleteNode) and bound pods
+// (Observe, Forget). Check says where a pod fits and how well. Reserve plans ahead of
+// the watch: it chooses devices for a pod that is about to be bound and holds them until
+// the pod is observed, the reservation is undone or it expires. A place.Policy chooses
+// devices and rates nodes. The ledger writes nothing anywhere.
 //
 // # What is true
 //
 // The node is the authority. A pod is on the devices that its latest Holding
 // names. A Holding without a device, of a pod whose annotation is missing or
 // was tampered with, moves nothing: the device known for the pod on that node
-// stays, be it reserved or observed. And once a Holding was Confirmed, only
-// another confirmed one moves the pod, so an old grant of the same pod that is
-// written back has no effect. A pod that was never on a known device is
-// unplaced: its units count for the node as a whole and on no device.
+// stays, be it reserved or observed. Once a Holding was Confirmed, only another
+// confirmed one moves the pod, so an old grant of the same pod that is written
+// back has no effect. A pod that was never on a known device is unplaced: its
+// units count for the node as a whole and on no device.
 //
 // Pods are told apart by UID alone. A re-created pod of a StatefulSet counts
 // beside the one of the same name until Forget is called for the old UID, as
@@ -26,29 +23,26 @@
 //
 // # Cost
 //
-// Every change is booked where it happens: Observe, Forget and Reserve touch
-// one node and cost the same in a cluster of any size, with any number of pods.
-// Each change gives the node a new generation. Check remembers its verdicts by
-// the kind of request, and asks the policy only about nodes that changed since;
-// for the others it compares a name and a generation. So it costs a policy that
-// thinks for long little more than one that does not, as long as prices stay:
-// with a new epoch of the policy all is asked again, see Refresh.
+// Observe, Forget and Reserve touch one node and cost the same in a cluster of any
+// size. Each change gives the node a new generation. Check remembers its verdicts by
+// the kind of request, and asks the policy only about nodes that changed since. With a
+// new epoch of the policy all nodes are asked about again, see Refresh.
 //
 // # Concurrency
 //
-// All methods are safe for concurrent use. One lock guards the books: writers
-// hold it for the change of one node, and readers (Check, Nodes) let it go
-// every few nodes. So a Check of many nodes is not a snapshot of one moment.
-// It need not be: Reserve decides again, on the newest state. What is remembered
-// of one kind of request has a lock of its own, under which checks of that kind
-// wait for each other.
+// All methods are safe for concurrent use. One lock guards the state: writers
+// hold it for the change of one node, and readers (Check, Nodes) release it
+// every few nodes, so a Check of many nodes is not a snapshot of one moment.
+// Reserve decides again, on the newest state. The verdicts that are remembered
+// of one kind of request have a lock of their own.
 package ledger
 
 import (
+	"cmp"
 	"errors"
+	"fmt"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/divvy-gpu/divvy/internal/core/accel"
@@ -91,9 +85,9 @@ type Options struct {
 	// Policies are those that requests may name besides Policy and the ones that
 	// place.Table holds.
 	Policies []place.Policy
-	// CapacityChecked is true where whoever asks has looked at CPU and memory
-	// itself, as kube-scheduler does, which knows them better: then a node that
-	// has too little by the books is rated like one that has just enough.
+	// CapacityChecked is true where the caller has checked CPU and memory itself, as
+	// kube-scheduler does: then a node that seems to have too little is rated like one
+	// that has just enough.
 	CapacityChecked bool
 	// ReservationTTL is how long an unobserved reservation lasts;
 	// DefaultReservationTTL when it is not above zero.
@@ -115,45 +109,30 @@ type PerResource interface {
 	For(resource accel.Resource) place.Policy
 }
 
-// Ledger is the books of a cluster. Use New.
+// Ledger is the state of a cluster's devices. Use New.
 type Ledger struct {
+	rules   rules
+	ratings cache
+
+	mu    sync.RWMutex // guards state
+	state state
+}
+
+// rules are the choices at New. They do not change.
+type rules struct {
 	// policies are by name; "" is the one for requests that name none.
-	policies map[string]place.Policy
-	ttl      time.Duration
-	now      func() time.Time
-	// bindDelay is Options.MaxBindDelay.
-	bindDelay time.Duration
-
+	policies        map[string]place.Policy
+	ttl, bindDelay  time.Duration // Options.ReservationTTL and MaxBindDelay
+	now             func() time.Time
 	capacityChecked bool
-	// limited is true once the capacity of a node was told.
-	limited atomic.Bool
-	// freed counts the pods that were forgotten while they held something.
-	freed atomic.Uint64
-	// widest is the size of the largest book so far.
-	widest atomic.Int64
+}
 
-	rating sync.Mutex // guards rated and ratingUses
-	// rated are the ratings that are remembered. What they hold has a lock of its
-	// own, see ratings.
-	rated      map[askKey]*ratings
-	ratingUses uint64
-
-	mu sync.RWMutex // guards all below and everything reachable from it
-	// generation is that of the latest change of a node.
-	generation uint64
-	// books has one book per resource, hosts all nodes of any book and those that
-	// have a capacity or a charge.
-	books map[accel.Resource]*book
-	hosts map[string]*host
-	// charges are by pod UID.
-	charges map[string]charge
-	// graphs are those of the nodes, by their keys: most nodes are built alike.
-	graphs map[string]*place.Graph
-	// pods maps a pod's UID to its holdings, a list over resources.
-	pods map[string]*holding
-	// pending are the holdings of pods that are not bound yet as far as known.
-	pending map[*holding]struct{}
-	// nominations are for pods that wait for room on a node.
+// state is what changes, but for the ratings.
+type state struct {
+	rules *rules
+	nodes *nodes
+	pods  *pods
+	// nominations are for pods that wait for capacity on a node.
 	nominations nominations
 	// lastAt is the time of the latest grant; the next one gets a later time,
 	// because nodes serve grants in the order of their times.
@@ -162,37 +141,79 @@ type Ledger struct {
 
 // New returns an empty ledger.
 func New(o Options) *Ledger {
-	if o.ReservationTTL <= 0 {
-		o.ReservationTTL = DefaultReservationTTL
-	}
-	if o.MaxBindDelay <= 0 {
-		o.MaxBindDelay = DefaultMaxBindDelay
-	}
 	if o.Now == nil {
 		o.Now = time.Now
 	}
 	if o.Policy == nil {
 		o.Policy = place.Binpack
 	}
-	policies := map[string]place.Policy{}
+	l := &Ledger{
+		rules: rules{
+			policies: map[string]place.Policy{}, ttl: cmp.Or(max(o.ReservationTTL, 0), DefaultReservationTTL),
+			bindDelay: cmp.Or(max(o.MaxBindDelay, 0), DefaultMaxBindDelay), now: o.Now, capacityChecked: o.CapacityChecked,
+		},
+		ratings: cache{byAsk: map[askKey]*ratings{}},
+	}
 	for _, p := range slices.Concat(place.Policies(), []place.Policy{o.Policy}, o.Policies) {
-		policies[p.Name()] = p
+		l.rules.policies[p.Name()] = p
 	}
-	policies[""] = o.Policy
-	return &Ledger{
-		policies: policies,
-		ttl:      o.ReservationTTL,
-		now:      o.Now,
-		rated:    make(map[askKey]*ratings),
-		books:    make(map[accel.Resource]*book),
-		hosts:    make(map[string]*host),
-		charges:  make(map[string]charge),
-		graphs:   make(map[string]*place.Graph),
-		pods:     make(map[string]*holding),
-		pending:  make(map[*holding]struct{}),
-
-		bindDelay: o.MaxBindDelay, capacityChecked: o.CapacityChecked,
-
-		nominations: newNominations(),
+	l.rules.policies[""] = o.Policy
+	n := &nodes{
+		byResource: map[accel.Resource]*index{}, graphs: map[string]*place.Graph{},
+		hosts: hosts{byName: map[string]*host{}, charges: map[string]charge{}},
 	}
+	l.state = state{
+		rules: &l.rules, nodes: n, nominations: newNominations(),
+		pods: &pods{byUID: map[string]*holding{}, pending: map[*holding]struct{}{}, nodes: n},
+	}
+	return l
+}
+
+// ask translates a request; the error says why no node serves it.
+func (r *rules) ask(req accel.Request) (place.Ask, place.Policy, error) {
+	ask := place.Ask{CPU: max(req.CPU, 0), Memory: max(req.Memory, 0)}
+	policy, known := r.policies[req.Policy]
+	if !known {
+		return ask, nil, fmt.Errorf("%w: %q", ErrPolicyUnknown, req.Policy)
+	}
+	if p, split := policy.(PerResource); split {
+		policy = p.For(req.Resource)
+	}
+	peak := req.Peak()
+	if peak <= 0 {
+		return ask, policy, nil
+	}
+	ask.Only = req.Selection
+	ask.Devices = max(req.Devices, 1)
+	ask.Units = peak / accel.Units(ask.Devices)
+	if peak%accel.Units(ask.Devices) != 0 {
+		return ask, nil, fmt.Errorf("%w: %d units by %d devices", ErrIndivisible, peak, ask.Devices)
+	}
+	return ask, policy, nil
+}
+
+// Counts says how much is held for pods that are not bound.
+type Counts struct {
+	// Reservations are of binds whose pods were not observed yet, Expected of pods whose
+	// binds are expected, see Expect.
+	Reservations, Expected int
+	// Nominations counts the pods for which capacity is reserved on a node, see Nominate.
+	Nominations int
+	// Freed counts the pods that were forgotten while they held something. It changes
+	// when there may be more free capacity, and never goes down.
+	Freed uint64
+}
+
+// Counts returns them.
+func (l *Ledger) Counts() Counts {
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	c := Counts{Nominations: len(l.state.nominations.pods), Freed: l.state.pods.freed}
+	for h := range l.state.pods.pending {
+		if h.expects() {
+			c.Expected++
+		}
+	}
+	c.Reservations = len(l.state.pods.pending) - c.Expected
+	return c
 }

@@ -122,25 +122,25 @@ func (w *world) check() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	pending, holdings := 0, 0
-	for uid, h := range w.pods {
+	for uid, h := range w.state.pods.byUID {
 		for ; h != nil; h = h.next {
 			holdings++
-			if h.Pod.UID != uid || h.node == nil || h.node.pods[h.pos] != h || h.node != w.books[h.Resource].node(h.Node) ||
-				h.slot != h.node.find(h.Device) || len(h.more) != len(h.More) {
+			if h.Pod.UID != uid || h.on.node == nil || h.on.node.pods[h.on.pos] != h || h.on.node != w.state.nodes.byResource[h.Resource].node(h.Node) ||
+				h.on.slot != h.on.node.find(h.Device) || len(h.on.more) != len(h.More) {
 				w.t.Fatalf("holding %+v is not where it says", h.Holding)
 			}
 			var sum accel.Units
 			for i := range h.devices() {
 				sum += h.part(i)
-				if h.slotOf(i) != h.node.find(h.device(i)) || h.part(i) < 0 || h.part(0)-h.part(i) > 1 {
+				if h.slotOf(i) != h.on.node.find(h.device(i)) || h.part(i) < 0 || h.part(0)-h.part(i) > 1 {
 					w.t.Fatalf("holding %+v: device %d is not where it says, or has %d units", h.Holding, i, h.part(i))
 				}
 			}
 			if sum != h.Units {
 				w.t.Fatalf("holding %+v: its parts are %d units", h.Holding, sum)
 			}
-			_, waits := w.pending[h]
-			if waits == h.observed() || waits && (h.binds == 0) != h.expects() {
+			_, waits := w.state.pods.pending[h]
+			if waits == h.observed() || waits && (h.reservation.binds == 0) != h.expects() {
 				w.t.Fatalf("holding %+v: pending %t, %+v", h.Holding, waits, h.reservation)
 			}
 			if waits {
@@ -148,11 +148,11 @@ func (w *world) check() {
 			}
 		}
 	}
-	if pending != len(w.pending) {
-		w.t.Fatalf("%d reservations in the books, %d in the list", pending, len(w.pending))
+	if pending != len(w.state.pods.pending) {
+		w.t.Fatalf("%d reservations in the books, %d in the list", pending, len(w.state.pods.pending))
 	}
-	for res, b := range w.books {
-		w.checkBook(res, b)
+	for res, b := range w.state.nodes.byResource {
+		w.checkIndex(res, b)
 		for _, n := range b.nodes {
 			if n != nil {
 				holdings -= len(n.pods)
@@ -163,10 +163,10 @@ func (w *world) check() {
 		w.t.Fatalf("%d more holdings of pods than on nodes", holdings)
 	}
 	charges := 0
-	for name, h := range w.hosts {
+	for name, h := range w.state.nodes.hosts.byName {
 		var cpu, memory int64
 		var count int
-		for uid, c := range w.charges {
+		for uid, c := range w.state.nodes.hosts.charges {
 			if c.host == h {
 				cpu, memory, count = cpu+c.cpu, memory+c.memory, count+1
 				if uid == "" || c.cpu == 0 && c.memory == 0 {
@@ -180,12 +180,12 @@ func (w *world) check() {
 			w.t.Fatalf("host %+v, recounted %d charges with %d CPU and %d memory", h, count, cpu, memory)
 		}
 	}
-	if charges != len(w.charges) {
-		w.t.Fatalf("%d charges, %d of them on hosts", len(w.charges), charges)
+	if charges != len(w.state.nodes.hosts.charges) {
+		w.t.Fatalf("%d charges, %d of them on hosts", len(w.state.nodes.hosts.charges), charges)
 	}
 }
 
-func (w *world) checkBook(res accel.Resource, b *book) {
+func (w *world) checkIndex(res accel.Resource, b *index) {
 	w.t.Helper()
 	if len(b.numbers)+len(b.free) != b.size() || len(b.numbers) == 0 {
 		w.t.Fatalf("%s: %d nodes and %d free numbers of %d", res, len(b.numbers), len(b.free), b.size())
@@ -210,7 +210,7 @@ func (w *world) checkBook(res accel.Resource, b *book) {
 			continue
 		}
 		name := n.host.name
-		if b.names[number] != name || b.numbers[name] != number || n.number != number || n.book != b || w.hosts[name] != n.host ||
+		if b.names[number] != name || b.numbers[name] != number || n.number != number || n.index != b || w.state.nodes.hosts.byName[name] != n.host ||
 			!slices.Contains(n.host.nodes, n) || !n.known && len(n.pods) == 0 || len(n.slots) != len(n.shares) {
 			w.t.Fatalf("%s: node %+v", res, n)
 		}
@@ -610,8 +610,8 @@ func TestScenarios(t *testing.T) {
 				w.DeleteNode("n1")
 				w.DeleteNode("never seen")
 				w.Forget("p")
-				if len(w.books) != 0 || len(w.pods) != 0 {
-					w.t.Errorf("left: %v, %v", w.books, w.pods)
+				if len(w.state.nodes.byResource) != 0 || len(w.state.pods.byUID) != 0 {
+					w.t.Errorf("left: %v, %v", w.state.nodes.byResource, w.state.pods.byUID)
 				}
 			},
 			want: map[string]string{"n1": "unknown"},
@@ -971,7 +971,7 @@ func TestNodes(t *testing.T) {
 	}
 	n1.Unplaced = []PodUsage{pod("4", "a", "y", 4, 2, "lost", false)}
 	want := []NodeUsage{n1, empty("n10"), empty("n2")}
-	got := w.Nodes(gcu)
+	got := slices.Collect(w.Nodes(gcu))
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("Nodes\n got %+v\nwant %+v", got, want)
 	}
@@ -981,10 +981,10 @@ func TestNodes(t *testing.T) {
 	// A snapshot is the reader's own.
 	got[0].Devices[0].Pods[0].Units = 99
 	got[0].Devices[0].Share.Units = 99
-	if again := w.Nodes(gcu); !reflect.DeepEqual(again, want) {
+	if again := slices.Collect(w.Nodes(gcu)); !reflect.DeepEqual(again, want) {
 		t.Errorf("a change to a snapshot shows in the next: %+v", again)
 	}
-	if got := w.Nodes("none"); len(got) != 0 {
+	if got := slices.Collect(w.Nodes("none")); len(got) != 0 {
 		t.Errorf("Nodes of an unknown resource = %+v", got)
 	}
 }
@@ -1036,8 +1036,8 @@ func TestInventoryIsCopied(t *testing.T) {
 
 func TestDefaults(t *testing.T) {
 	l := New(Options{ReservationTTL: -1})
-	if l.ttl != DefaultReservationTTL || l.policies[""] != place.Binpack {
-		t.Errorf("ttl %v, policy %v", l.ttl, l.policies[""].Name())
+	if l.rules.ttl != DefaultReservationTTL || l.rules.policies[""] != place.Binpack {
+		t.Errorf("ttl %v, policy %v", l.rules.ttl, l.rules.policies[""].Name())
 	}
 	before := time.Now()
 	l.SetNode("n1", inventory(cards(16)))

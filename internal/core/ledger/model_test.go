@@ -772,7 +772,7 @@ func (d *driver) compareVerdicts() {
 		d.count[codeNames[want.Code]]++
 	}
 	// Fits says the same without ratings, and leaves no trace.
-	remembered := len(d.rated)
+	remembered := len(d.ratings.byAsk)
 	d.Fits(req, modelNodes, out[:])
 	for i, node := range modelNodes {
 		want := d.m.verdict(node, &req)
@@ -783,7 +783,7 @@ func (d *driver) compareVerdicts() {
 			d.t.Fatalf("Fits of %+v on %s = %+v, model %+v", req, node, out[i], want)
 		}
 	}
-	if len(d.rated) != remembered {
+	if len(d.ratings.byAsk) != remembered {
 		d.t.Fatalf("Fits of %+v is remembered", req)
 	}
 }
@@ -799,7 +799,7 @@ var codeNames = map[accel.ReasonCode]string{
 func (d *driver) compareBooks() {
 	d.check()
 	for _, res := range modelResources {
-		if got, want := d.Nodes(res), d.m.usage(res); !reflect.DeepEqual(got, want) {
+		if got, want := slices.AppendSeq([]NodeUsage{}, d.Nodes(res)), d.m.usage(res); !reflect.DeepEqual(got, want) {
 			d.t.Fatalf("books of %s\n got %+v\nwant %+v", res, got, want)
 		}
 	}

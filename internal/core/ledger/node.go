@@ -2,19 +2,20 @@ package ledger
 
 import (
 	"slices"
+	"sync/atomic"
 
 	"github.com/divvy-gpu/divvy/internal/core/accel"
 	"github.com/divvy-gpu/divvy/internal/core/place"
 )
 
-// node is one node's part of one resource's book.
+// node is what one node has of one resource.
 type node struct {
 	host   *host
-	book   *book
-	number int // in book
+	index  *index
+	number int // in index
 
 	// known is true while the node publishes the resource. A node that does
-	// not stays in the book as long as pods hold something on it.
+	// not stays in the index as long as pods hold something on it.
 	known bool
 	// largestFree is the most free units of any healthy slot, at least 0.
 	largestFree accel.Units
@@ -36,11 +37,24 @@ type node struct {
 	pods []*holding
 }
 
+// nodes are all nodes, by resource.
+type nodes struct {
+	byResource map[accel.Resource]*index
+	// graphs are those of the nodes, by their keys: most nodes are built alike.
+	graphs map[string]*place.Graph
+	// hosts are all nodes of any index and those that have a capacity or a charge.
+	hosts hosts
+	// generation is that of the latest change of a node.
+	generation uint64
+	// widest is the size of the largest index so far.
+	widest atomic.Int64
+}
+
 // SetNode replaces the inventories of a node, all its resources at once. What
-// pods hold stays and is booked on the new devices, in work that depends on
+// pods hold stays and is counted on the new devices, in work that depends on
 // this node alone; an inventory that did not change costs a comparison.
 //
-// An inventory that a codec would refuse is made usable rather than refused: of
+// An inventory that a codec would reject is made usable: of
 // devices with the same ID, and of inventories of the same resource, the first
 // counts; a device without ID is left out; units are cut to 0..MaxUnits.
 func (l *Ledger) SetNode(name string, inv []accel.Inventory) {
@@ -49,84 +63,99 @@ func (l *Ledger) SetNode(name string, inv []accel.Inventory) {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for res, b := range l.books {
-		if n := b.node(name); n != nil && !slices.ContainsFunc(inv, func(in accel.Inventory) bool { return in.Resource == res }) {
-			l.retire(res, n)
+	l.state.nodes.set(name, inv)
+}
+
+func (ns *nodes) set(name string, inv []accel.Inventory) {
+	for res := range ns.byResource {
+		if !slices.ContainsFunc(inv, func(in accel.Inventory) bool { return in.Resource == res }) {
+			ns.retire(res, name)
 		}
 	}
 	for i, in := range inv {
 		if slices.ContainsFunc(inv[:i], func(earlier accel.Inventory) bool { return earlier.Resource == in.Resource }) {
 			continue
 		}
-		n := l.node(in.Resource, name)
+		n := ns.get(in.Resource, name)
 		n.unit = in.Unit
 		if n.known && slices.Equal(n.published, in.Shares) && slices.Equal(n.links, in.Links) {
 			continue
 		}
 		n.known = true
 		n.published, n.links = slices.Clone(in.Shares), slices.Clone(in.Links)
-		l.setShares(n, usable(n.published))
+		ns.setShares(n, usable(n.published))
 	}
 }
 
-// DeleteNode takes the node's inventories and capacity out of the books. Its pods stay
+// DeleteNode removes the node's inventories and capacity. Its pods stay
 // until they are forgotten, so a node that returns has them again.
 func (l *Ledger) DeleteNode(name string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for res, b := range l.books {
-		if n := b.node(name); n != nil {
-			l.retire(res, n)
-		}
+	ns := l.state.nodes
+	for res := range ns.byResource {
+		ns.retire(res, name)
 	}
-	if h := l.hosts[name]; h != nil {
-		l.setCapacity(h, place.Unlimited, place.Unlimited)
-		l.sweepHost(h)
+	if h := ns.hosts.byName[name]; h != nil {
+		h.limit(place.Unlimited, place.Unlimited)
+		ns.hosts.sweep(h)
 	}
 }
 
 // retire makes the node one that does not publish the resource.
-func (l *Ledger) retire(res accel.Resource, n *node) {
+func (ns *nodes) retire(res accel.Resource, name string) {
+	n := ns.byResource[res].node(name)
+	if n == nil {
+		return
+	}
 	n.known, n.unit, n.published, n.links = false, "", nil, nil
-	l.setShares(n, nil)
-	l.sweep(res, n)
+	ns.setShares(n, nil)
+	ns.sweep(res, n)
 }
 
-// node returns the node's part of the resource's book, made if need be.
-func (l *Ledger) node(res accel.Resource, name string) *node {
-	b := l.books[res]
-	if b == nil {
-		b = newBook()
-		l.books[res] = b
+// get returns the node in the index of the resource, made if need be.
+func (ns *nodes) get(res accel.Resource, name string) *node {
+	x := ns.byResource[res]
+	if x == nil {
+		x = &index{numbers: map[string]int{}, priorities: map[int32]int{}, generation: &ns.generation}
+		ns.byResource[res] = x
 	}
-	n := b.node(name)
+	n := x.node(name)
 	if n == nil {
-		n = &node{host: l.host(name)}
+		n = &node{host: ns.hosts.get(name)}
 		n.host.nodes = append(n.host.nodes, n)
-		b.add(n)
-		l.touch(n)
-		l.widest.Store(max(l.widest.Load(), int64(b.size())))
+		x.add(n)
+		n.touch()
+		ns.widest.Store(max(ns.widest.Load(), int64(x.size())))
 	}
 	return n
 }
 
-// sweep takes a node out of the book that has nothing to say any more.
-func (l *Ledger) sweep(res accel.Resource, n *node) {
+// publishing returns a node that publishes the resource, nil for any other.
+func (ns *nodes) publishing(res accel.Resource, name string) *node {
+	if n := ns.byResource[res].node(name); n != nil && n.known {
+		return n
+	}
+	return nil
+}
+
+// sweep removes a node that neither publishes the resource nor has pods that hold some.
+func (ns *nodes) sweep(res accel.Resource, n *node) {
 	if n.known || len(n.pods) > 0 {
 		return
 	}
-	n.book.remove(n)
+	n.index.remove(n)
 	n.host.nodes = slices.DeleteFunc(n.host.nodes, func(o *node) bool { return o == n })
-	l.sweepHost(n.host)
-	if len(n.book.numbers) == 0 {
-		delete(l.books, res)
+	ns.hosts.sweep(n.host)
+	if len(n.index.numbers) == 0 {
+		delete(ns.byResource, res)
 	}
 }
 
-// touch says that what is known of the node changed.
-func (l *Ledger) touch(n *node) {
-	l.generation++
-	n.book.generations[n.number] = l.generation
+// touch gives the node a new generation: what is known of it changed.
+func (n *node) touch() {
+	*n.index.generation++
+	n.index.generations[n.number] = *n.index.generation
 }
 
 // usable returns the shares that can be counted on, see SetNode. It does not
@@ -148,11 +177,11 @@ func usable(shares []accel.Share) []accel.Share {
 	return out
 }
 
-// setShares replaces the devices and books the node's pods on them.
-func (l *Ledger) setShares(n *node, shares []accel.Share) {
+// setShares replaces the devices and counts the node's pods on them.
+func (ns *nodes) setShares(n *node, shares []accel.Share) {
 	n.shares = shares
 	n.slots = make([]place.Slot, len(shares))
-	n.graph = l.graph(place.GraphOf(shares, n.links))
+	n.graph = ns.graph(place.GraphOf(shares, n.links))
 	for i, s := range shares {
 		n.slots[i] = place.Slot{ID: s.ID, Index: s.Index, Model: s.Model, Total: s.Units, Free: s.Units, Unhealthy: s.Health.Unhealthy}
 	}
@@ -162,26 +191,26 @@ func (l *Ledger) setShares(n *node, shares []accel.Share) {
 			n.slots[p.slot].Free -= p.units
 		}
 	}
-	n.summarize()
-	l.touch(n)
+	n.largestFree = freest(n.slots)
+	n.touch()
 }
 
 // maxGraphs bounds the graphs that are kept for nodes to come.
 const maxGraphs = 1 << 10
 
 // graph returns the one graph of those connections.
-func (l *Ledger) graph(g *place.Graph) *place.Graph {
+func (ns *nodes) graph(g *place.Graph) *place.Graph {
 	if g == nil {
 		return nil
 	}
 	key := g.Key()
-	if known := l.graphs[key]; known != nil {
+	if known := ns.graphs[key]; known != nil {
 		return known
 	}
-	if len(l.graphs) >= maxGraphs {
-		clear(l.graphs)
+	if len(ns.graphs) >= maxGraphs {
+		clear(ns.graphs)
 	}
-	l.graphs[key] = g
+	ns.graphs[key] = g
 	return g
 }
 
@@ -191,31 +220,29 @@ func (n *node) find(id accel.DeviceID) int {
 	return slices.IndexFunc(n.slots, func(s place.Slot) bool { return s.ID == id })
 }
 
-// put books the holding on a node.
-func (l *Ledger) put(n *node, h *holding) {
-	h.node, h.pos = n, len(n.pods)
+// put adds a holding.
+func (n *node) put(h *holding) {
+	h.on.node, h.on.pos = n, len(n.pods)
 	n.pods = append(n.pods, h)
-	n.book.count(h.Priority, 1)
+	n.index.count(h.Priority, 1)
 	h.locate()
-	l.take(h, 1)
+	n.take(h, 1)
 }
 
-// takeOff is the inverse of put.
-func (l *Ledger) takeOff(h *holding) {
-	n := h.node
-	l.take(h, -1)
-	n.book.count(h.Priority, -1)
+// remove is the inverse of put.
+func (n *node) remove(h *holding) {
+	n.take(h, -1)
+	n.index.count(h.Priority, -1)
 	last := len(n.pods) - 1
-	n.pods[h.pos] = n.pods[last]
-	n.pods[h.pos].pos = h.pos
+	n.pods[h.on.pos] = n.pods[last]
+	n.pods[h.on.pos].on.pos = h.on.pos
 	n.pods[last] = nil
 	n.pods = n.pods[:last]
-	h.node = nil
+	h.on.node = nil
 }
 
-// take books what the holding has, or gives it back where times is -1.
-func (l *Ledger) take(h *holding, times accel.Units) {
-	n := h.node
+// take counts what the holding has, or gives it back where times is -1.
+func (n *node) take(h *holding, times accel.Units) {
 	n.used += times * h.Units
 	changed := false
 	for i := range h.devices() {
@@ -225,13 +252,10 @@ func (l *Ledger) take(h *holding, times accel.Units) {
 		}
 	}
 	if changed {
-		n.summarize()
-		l.touch(n)
+		n.largestFree = freest(n.slots)
+		n.touch()
 	}
 }
-
-// summarize derives from the slots what Check reads.
-func (n *node) summarize() { n.largestFree = freest(n.slots) }
 
 // freest is the most free units of any healthy slot, at least 0.
 func freest(slots []place.Slot) (free accel.Units) {

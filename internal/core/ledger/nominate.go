@@ -95,8 +95,9 @@ func (l *Ledger) Nominate(podUID, node string, req accel.Request) {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	ns := &l.state.nominations
 	var devices []accel.DeviceID
-	for _, n := range l.nominations.pods[podUID] {
+	for _, n := range ns.pods[podUID] {
 		if n.node == node && n.request.Resource == req.Resource {
 			if n.until.IsZero() {
 				return // nothing new
@@ -104,59 +105,56 @@ func (l *Ledger) Nominate(podUID, node string, req accel.Request) {
 			devices = n.devices
 		}
 	}
-	l.nominations.drop(podUID, func(n *nomination) bool {
+	ns.drop(podUID, func(n *nomination) bool {
 		// Plans outlive the news of no nomination, which may be older than they.
 		return node != "" || n.until.IsZero()
 	})
 	if node == "" || req.Peak() <= 0 {
 		return
 	}
-	l.nominations.add(&nomination{pod: podUID, node: node, request: req, priority: req.Priority, devices: devices})
+	ns.add(&nomination{pod: podUID, node: node, request: req, priority: req.Priority, devices: devices})
 }
 
-// plan keeps room for a pod for a moment, see planTTL. l.mu is held.
-func (l *Ledger) plan(podUID, node string, req accel.Request, devices []accel.DeviceID) {
+// confirmed reports whether the API server has shown the pod nominated for the node.
+func (ns *nominations) confirmed(podUID, node string) bool {
+	return slices.ContainsFunc(ns.pods[podUID], func(n *nomination) bool { return n.node == node && n.until.IsZero() })
+}
+
+// plan reserves capacity for a pod until then, see planTTL.
+func (ns *nominations) plan(podUID, node string, req accel.Request, devices []accel.DeviceID, until time.Time) {
 	if podUID == "" {
 		return
 	}
-	for _, n := range l.nominations.pods[podUID] {
+	for _, n := range ns.pods[podUID] {
 		if n.node == node && n.request.Resource == req.Resource {
 			n.devices = devices
 			if !n.until.IsZero() {
-				n.until = l.now().Add(planTTL)
+				n.until = until
 			}
 			return
 		}
 	}
-	l.nominations.add(&nomination{pod: podUID, node: node, request: req, priority: req.Priority, devices: devices,
-		until: l.now().Add(planTTL)})
+	ns.add(&nomination{pod: podUID, node: node, request: req, priority: req.Priority, devices: devices, until: until})
 }
 
-// expirePlans drops plans that came to nothing. l.mu is held.
-func (l *Ledger) expirePlans(now time.Time) {
-	for pod := range l.nominations.pods {
-		l.nominations.drop(pod, func(n *nomination) bool { return !n.until.IsZero() && !now.Before(n.until) })
+// expire drops plans that came to nothing.
+func (ns *nominations) expire(now time.Time) {
+	for pod := range ns.pods {
+		ns.drop(pod, func(n *nomination) bool { return !n.until.IsZero() && !now.Before(n.until) })
 	}
-}
-
-// Nominations counts the pods for which room is kept.
-func (l *Ledger) Nominations() int {
-	l.mu.RLock()
-	defer l.mu.RUnlock()
-	return len(l.nominations.pods)
 }
 
 // slotsFor returns the node's slots as they are for a request: without the capacity
 // that is kept for others, and with what is reserved for the pod itself, which does
 // not compete with its own reservation. Where there is neither, they are the node's
-// own, and must not be changed. l.mu is held.
-func (l *Ledger) slotsFor(n *node, req *accel.Request) []place.Slot {
+// own, and must not be changed.
+func (s *state) slotsFor(n *node, req *accel.Request) []place.Slot {
 	slots := n.slots
-	if h := l.reserved(req.Pod, req.Resource); h != nil && h.node == n {
+	if h := s.pods.reserved(req.Pod, req.Resource); h != nil && h.on.node == n {
 		slots = slices.Clone(slots)
 		h.release(slots)
 	}
-	kept := l.nominations.nodes[req.Resource][n.host.name]
+	kept := s.nominations.nodes[req.Resource][n.host.name]
 	if len(kept) == 0 {
 		return slots
 	}
@@ -173,12 +171,12 @@ func (l *Ledger) slotsFor(n *node, req *accel.Request) []place.Slot {
 		if k.pod == req.Pod || k.priority < req.Priority || k.priority == req.Priority && !before {
 			continue
 		}
-		if l.holding(k.pod, req.Resource) != nil {
-			continue // it has its room
+		if s.pods.on(k.pod, req.Resource) != nil {
+			continue // it has its capacity
 		}
 		if !k.until.IsZero() {
 			if now.IsZero() {
-				now = l.now()
+				now = s.rules.now()
 			}
 			if !now.Before(k.until) {
 				continue
@@ -194,20 +192,20 @@ func (l *Ledger) slotsFor(n *node, req *accel.Request) []place.Slot {
 	})
 	slots = slices.Clone(slots)
 	for _, k := range counts {
-		ask, policy, err := l.ask(k.request)
+		ask, policy, err := s.rules.ask(k.request)
 		if err != nil {
 			continue
 		}
-		for _, i := range l.keep(n, slots, k, &ask, policy) {
+		for _, i := range k.slots(n, slots, &ask, policy) {
 			slots[i].Free -= ask.Units
 		}
 	}
 	return slots
 }
 
-// keep returns the slots on which a nomination keeps its room: as planned, or
-// those that have the room now, or that will once pods that are ending are gone.
-func (l *Ledger) keep(n *node, slots []place.Slot, k *nomination, ask *place.Ask, policy place.Policy) []int {
+// slots returns the slots on which a nomination reserves capacity: as planned, or
+// those that have it now, or that will once pods that are ending are gone.
+func (k *nomination) slots(n *node, slots []place.Slot, ask *place.Ask, policy place.Policy) []int {
 	if len(k.devices) == ask.Devices {
 		planned := make([]int, 0, len(k.devices))
 		for _, d := range k.devices {

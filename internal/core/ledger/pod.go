@@ -24,16 +24,16 @@ type Holding struct {
 	Confirmed bool
 	// Created is when the pod was created.
 	Created time.Time
-	// CPU and Memory are the pod's peak, in millicores and MiB; 0 where nobody
-	// counts them. What was said last of a pod counts, whatever the resource.
+	// CPU and Memory are the pod's peak, in millicores and MiB; 0 where they are not
+	// counted. The latest of a pod count, whatever the resource.
 	CPU, Memory int64
 	// Priority is the pod's: one of higher priority may have it evicted.
 	Priority int32
 	// Ending is true when the deletion of the pod has begun: it holds its units
 	// until it is gone, and evicting it costs nothing any more.
 	Ending bool
-	// Gone is true for a pod that nobody but its node knows any more, as its
-	// containers still run: it cannot be evicted, and makes room by itself.
+	// Gone is true for a pod that only its node knows any more, as its containers
+	// still run: it cannot be evicted, and frees its units by itself.
 	Gone bool
 }
 
@@ -45,23 +45,37 @@ func (h *Holding) SetDevices(ids []accel.DeviceID) {
 	}
 }
 
-// holding is a Holding in the books.
+// holding is a Holding that the ledger counts.
 type holding struct {
 	Holding
-	// node is where it is booked, nil once it is out of the books.
-	node *node
-	pos  int // in node.pods
-	// slot and more are the positions of Device and More in node.slots, -1 when
-	// the device is not (or no longer) known.
-	slot int
-	more []int
-	next *holding
+	on   placement
+	next *holding // of the same pod, of another resource
 
 	// at is the time of the grant that was handed out, zero for pods that were
 	// observed without a reservation here.
 	at time.Time
 	// reservation is nil for a pod that was observed.
-	*reservation
+	reservation *reservation
+}
+
+// placement is where a holding is counted.
+type placement struct {
+	node *node // nil once it counts nowhere
+	pos  int   // in node.pods
+	// slot and more are the positions of Device and More in node.slots, -1 when
+	// the device is not (or no longer) known.
+	slot int
+	more []int
+}
+
+// pods are all holdings.
+type pods struct {
+	// byUID maps a pod's UID to its holdings, a list over resources.
+	byUID map[string]*holding
+	// pending are the holdings of pods that are not bound yet as far as known.
+	pending map[*holding]struct{}
+	nodes   *nodes
+	freed   uint64 // see Counts
 }
 
 // reservation is what is known of a pod that was not observed yet.
@@ -78,11 +92,11 @@ type reservation struct {
 func (h *holding) observed() bool { return h.reservation == nil }
 
 // expects reports whether a bind has still to take over what Expect reserved.
-func (h *holding) expects() bool { return h.reservation != nil && h.expected != nil }
+func (h *holding) expects() bool { return h.reservation != nil && h.reservation.expected != nil }
 
-// Observe books a pod that is bound and has not ended, as the API server shows
+// Observe counts a pod that is bound and has not ended, as the API server shows
 // it. It is idempotent, confirms a reservation of the same pod, and moves the
-// pod when its device or node is another than booked; the package comment says
+// pod when its device or node is another than before; the package comment says
 // which of two devices counts. A holding without pod UID, node or resource is
 // ignored, and one of no units is one that ended.
 func (l *Ledger) Observe(o Holding) {
@@ -97,17 +111,21 @@ func (l *Ledger) Observe(o Holding) {
 
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.nominations.drop(o.Pod.UID, func(*nomination) bool { return true }) // it is where it was to go, or elsewhere
-	h := l.holding(o.Pod.UID, o.Resource)
+	l.state.nominations.drop(o.Pod.UID, func(*nomination) bool { return true }) // it is where it was to go, or elsewhere
+	l.state.pods.observe(o)
+}
+
+func (ps *pods) observe(o Holding) {
+	h := ps.on(o.Pod.UID, o.Resource)
 	switch {
 	case h == nil && o.Units <= 0:
 		return
 	case h == nil:
-		l.add(&holding{Holding: o})
-		l.setCharge(o.Pod.UID, o.Node, o.CPU, o.Memory)
+		ps.add(&holding{Holding: o})
+		ps.nodes.hosts.charge(o.Pod.UID, o.Node, o.CPU, o.Memory)
 		return
 	case o.Units <= 0:
-		l.drop(h)
+		ps.drop(h)
 		return
 	}
 	if o.Node == h.Node && (o.Device == "" || h.Confirmed && !o.Confirmed) {
@@ -115,22 +133,22 @@ func (l *Ledger) Observe(o Holding) {
 	}
 	moved := o.Node != h.Node || o.Device != h.Device || o.Units != h.Units || !slices.Equal(o.More, h.More)
 	if moved {
-		l.unbook(h)
+		ps.unplace(h)
 	}
 	if o.Node != h.Node {
 		h.at = time.Time{} // it was the time of a grant on the other node
 	}
 	if !moved {
-		h.node.book.count(h.Priority, -1)
-		h.node.book.count(o.Priority, 1)
+		h.on.node.index.count(h.Priority, -1)
+		h.on.node.index.count(o.Priority, 1)
 	}
 	h.Holding = o
 	h.reservation = nil
-	delete(l.pending, h)
+	delete(ps.pending, h)
 	if moved {
-		l.put(l.node(o.Resource, o.Node), h)
+		ps.nodes.get(o.Resource, o.Node).put(h)
 	}
-	l.setCharge(o.Pod.UID, o.Node, o.CPU, o.Memory)
+	ps.nodes.hosts.charge(o.Pod.UID, o.Node, o.CPU, o.Memory)
 }
 
 // Forget frees all that a pod holds, of every resource, and its CPU and memory: the pod ended, or is
@@ -138,53 +156,80 @@ func (l *Ledger) Observe(o Holding) {
 func (l *Ledger) Forget(podUID string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.nominations.drop(podUID, func(*nomination) bool { return true })
-	if l.pods[podUID] != nil {
-		l.freed.Add(1)
-	}
-	for h := l.pods[podUID]; h != nil; h = l.pods[podUID] {
-		l.drop(h)
-	}
-	l.setCharge(podUID, "", 0, 0)
+	l.state.nominations.drop(podUID, func(*nomination) bool { return true })
+	l.state.pods.dropAll(podUID, func(*holding) bool { return true })
+	l.state.nodes.hosts.charge(podUID, "", 0, 0)
 }
 
-// Freed counts the pods that were forgotten while they held something. It changes
-// when there may be more room, and never goes down.
-func (l *Ledger) Freed() uint64 { return l.freed.Load() }
-
-// holding returns what the pod holds of the resource, nil for nothing.
-func (l *Ledger) holding(podUID string, res accel.Resource) *holding {
-	h := l.pods[podUID]
+// on returns what the pod holds of the resource, nil for nothing.
+func (ps *pods) on(podUID string, res accel.Resource) *holding {
+	h := ps.byUID[podUID]
 	for h != nil && h.Resource != res {
 		h = h.next
 	}
 	return h
 }
 
-// add puts a new holding into all books.
-func (l *Ledger) add(h *holding) {
-	h.next = l.pods[h.Pod.UID]
-	l.pods[h.Pod.UID] = h
-	if !h.observed() {
-		l.pending[h] = struct{}{}
+// reserved returns what is reserved for a pod that was not observed, nil for nothing.
+func (ps *pods) reserved(podUID string, res accel.Resource) *holding {
+	if podUID == "" {
+		return nil
 	}
-	l.put(l.node(h.Resource, h.Node), h)
+	if h := ps.on(podUID, res); h != nil && !h.observed() {
+		return h
+	}
+	return nil
 }
 
-// drop takes a holding out of all books.
-func (l *Ledger) drop(h *holding) {
-	l.unbook(h)
-	delete(l.pending, h)
-	if l.pods[h.Pod.UID] == h {
+// expected returns the reservation of a pod whose bind is expected, nil for none.
+func (ps *pods) expected(podUID string) *holding {
+	h := ps.byUID[podUID]
+	for h != nil && !h.expects() {
+		h = h.next
+	}
+	return h
+}
+
+// add counts a new holding.
+func (ps *pods) add(h *holding) {
+	h.next = ps.byUID[h.Pod.UID]
+	ps.byUID[h.Pod.UID] = h
+	if !h.observed() {
+		ps.pending[h] = struct{}{}
+	}
+	ps.nodes.get(h.Resource, h.Node).put(h)
+}
+
+// dropAll removes those holdings of a pod that are chosen, and reports whether any was.
+func (ps *pods) dropAll(podUID string, chosen func(*holding) bool) (some bool) {
+	for h := ps.byUID[podUID]; h != nil; {
+		next := h.next
+		if chosen(h) {
+			ps.drop(h)
+			some = true
+		}
+		h = next
+	}
+	if some {
+		ps.freed++
+	}
+	return some
+}
+
+// drop removes a holding.
+func (ps *pods) drop(h *holding) {
+	ps.unplace(h)
+	delete(ps.pending, h)
+	if ps.byUID[h.Pod.UID] == h {
 		if h.next == nil {
-			delete(l.pods, h.Pod.UID)
-			l.setCharge(h.Pod.UID, "", 0, 0)
+			delete(ps.byUID, h.Pod.UID)
+			ps.nodes.hosts.charge(h.Pod.UID, "", 0, 0)
 		} else {
-			l.pods[h.Pod.UID] = h.next
+			ps.byUID[h.Pod.UID] = h.next
 		}
 		return
 	}
-	for p := l.pods[h.Pod.UID]; p != nil; p = p.next {
+	for p := ps.byUID[h.Pod.UID]; p != nil; p = p.next {
 		if p.next == h {
 			p.next = h.next
 			return
@@ -192,11 +237,11 @@ func (l *Ledger) drop(h *holding) {
 	}
 }
 
-// unbook takes a holding off its node.
-func (l *Ledger) unbook(h *holding) {
-	n := h.node
-	l.takeOff(h)
-	l.sweep(h.Resource, n)
+// unplace takes a holding off its node.
+func (ps *pods) unplace(h *holding) {
+	n := h.on.node
+	n.remove(h)
+	ps.nodes.sweep(h.Resource, n)
 }
 
 // devices counts those that the holding names; one that names none counts as
@@ -214,9 +259,9 @@ func (h *holding) device(i int) accel.DeviceID {
 // slotOf is the position of a device in node.slots, -1 when it is not known.
 func (h *holding) slotOf(i int) int {
 	if i == 0 {
-		return h.slot
+		return h.on.slot
 	}
-	return h.more[i-1]
+	return h.on.more[i-1]
 }
 
 // part is what the holding has of a device: equal parts, and where the units
@@ -231,11 +276,11 @@ func (h *holding) part(i int) accel.Units {
 
 // locate finds the slots of the devices on the node.
 func (h *holding) locate() {
-	h.slot, h.more = h.node.find(h.Device), h.more[:0]
+	h.on.slot, h.on.more = h.on.node.find(h.Device), h.on.more[:0]
 	for _, d := range h.More {
-		h.more = append(h.more, h.node.find(d))
+		h.on.more = append(h.on.more, h.on.node.find(d))
 	}
 }
 
 // located reports whether all devices are known.
-func (h *holding) located() bool { return h.slot >= 0 && !slices.Contains(h.more, -1) }
+func (h *holding) located() bool { return h.on.slot >= 0 && !slices.Contains(h.on.more, -1) }

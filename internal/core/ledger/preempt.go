@@ -50,30 +50,31 @@ type Eviction struct {
 // is not followed.
 func (l *Ledger) Evict(req accel.Request, proposals []Proposal) []Eviction {
 	out := make([]Eviction, len(proposals))
-	ask, policy, err := l.ask(req)
+	ask, policy, err := l.rules.ask(req)
 	if err != nil || ask.Devices == 0 {
 		return out
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.expirePlans(l.now())
+	s, now := &l.state, l.rules.now()
+	s.nominations.expire(now)
 	for i, p := range proposals {
-		n := l.publishing(req.Resource, p.Node)
+		n := s.nodes.publishing(req.Resource, p.Node)
 		if n == nil {
 			continue
 		}
 		var devices []accel.DeviceID
-		if out[i], devices = l.evict(n, &req, &ask, policy, p.Victims); len(out[i].Victims) > 0 {
-			l.plan(req.Pod, p.Node, req, devices)
+		if out[i], devices = s.evict(n, &req, &ask, policy, p.Victims); len(out[i].Victims) > 0 {
+			s.nominations.plan(req.Pod, p.Node, req, devices, now.Add(planTTL))
 		}
 	}
 	return out
 }
 
 // evict is Evict for one node; it also returns the devices on which there will be
-// room. l.mu is held.
-func (l *Ledger) evict(n *node, req *accel.Request, ask *place.Ask, policy place.Policy, proposed []string) (Eviction, []accel.DeviceID) {
-	slots := slices.Clone(l.slotsFor(n, req))
+// room.
+func (s *state) evict(n *node, req *accel.Request, ask *place.Ask, policy place.Policy, proposed []string) (Eviction, []accel.DeviceID) {
+	slots := slices.Clone(s.slotsFor(n, req))
 	together := n.freeTogether(slots)
 	for _, h := range n.pods {
 		if h.Gone { // what it holds comes by itself
@@ -85,7 +86,7 @@ func (l *Ledger) evict(n *node, req *accel.Request, ask *place.Ask, policy place
 
 	var inNode []*holding // those that hold units
 	for _, uid := range proposed {
-		if h := l.holding(uid, req.Resource); h != nil && h.node == n && !h.Gone {
+		if h := s.pods.on(uid, req.Resource); h != nil && h.on.node == n && !h.Gone {
 			if h.Priority >= req.Priority {
 				return Eviction{}, nil
 			}
@@ -122,7 +123,7 @@ func (l *Ledger) evict(n *node, req *accel.Request, ask *place.Ask, policy place
 		case !needed:
 			continue
 		}
-		missing -= l.holding(pods[v].uid, req.Resource).Units
+		missing -= s.pods.on(pods[v].uid, req.Resource).Units
 	}
 	slices.SortFunc(inNode, func(a, b *holding) int {
 		return cmp.Or(cmp.Compare(a.Priority, b.Priority), cmp.Compare(b.Units, a.Units), b.Created.Compare(a.Created))
@@ -133,7 +134,7 @@ func (l *Ledger) evict(n *node, req *accel.Request, ask *place.Ask, policy place
 			missing -= h.Units
 		}
 	}
-	return l.eviction(req.Resource, proposed, spared, others), names(slots, room)
+	return s.pods.eviction(req.Resource, proposed, spared, others), names(slots, room)
 }
 
 // freeTogether is what kube-scheduler takes the node to have: the units of healthy
@@ -159,7 +160,7 @@ func (n *node) freeTogether(slots []place.Slot) accel.Units {
 // eviction puts the answer together: what was proposed, in that order, without
 // those that are spared, and the others among them by their priority, before pods
 // of which it is not known.
-func (l *Ledger) eviction(res accel.Resource, proposed []string, spared map[string]bool, others []*occupant) Eviction {
+func (ps *pods) eviction(res accel.Resource, proposed []string, spared map[string]bool, others []*occupant) Eviction {
 	e := Eviction{Others: len(others)}
 	slices.SortFunc(others, func(a, b *occupant) int {
 		return cmp.Or(cmp.Compare(b.priority, a.priority), cmp.Compare(a.uid, b.uid))
@@ -168,7 +169,7 @@ func (l *Ledger) eviction(res accel.Resource, proposed []string, spared map[stri
 		if spared[uid] {
 			continue
 		}
-		h := l.holding(uid, res)
+		h := ps.on(uid, res)
 		for len(others) > 0 && (h == nil || others[0].priority > h.Priority) {
 			e.Victims, others = append(e.Victims, others[0].uid), others[1:]
 		}
@@ -184,17 +185,17 @@ func (l *Ledger) eviction(res accel.Resource, proposed []string, spared map[stri
 // pods of lower priority that are ending there are gone. Then nothing needs to be
 // evicted for it anywhere.
 func (l *Ledger) MakesRoom(req accel.Request, node string) bool {
-	ask, policy, err := l.ask(req)
+	ask, policy, err := l.rules.ask(req)
 	if err != nil {
 		return false
 	}
 	l.mu.RLock()
 	defer l.mu.RUnlock()
-	n := l.publishing(req.Resource, node)
+	n := l.state.nodes.publishing(req.Resource, node)
 	if n == nil {
 		return false
 	}
-	slots := slices.Clone(l.slotsFor(n, &req))
+	slots := slices.Clone(l.state.slotsFor(n, &req))
 	for _, h := range n.pods {
 		if h.Gone || h.Ending && h.Priority < req.Priority {
 			h.release(slots)
@@ -209,19 +210,11 @@ func (l *Ledger) MakesRoom(req accel.Request, node string) bool {
 func (l *Ledger) LowestPriority(res accel.Resource) (lowest int32, some bool) {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
-	b := l.books[res]
-	if b == nil || len(b.priorities) == 0 {
+	x := l.state.nodes.byResource[res]
+	if x == nil || len(x.priorities) == 0 {
 		return 0, false
 	}
-	return slices.Min(slices.Collect(maps.Keys(b.priorities))), true
-}
-
-// publishing returns a node that publishes the resource, nil for any other.
-func (l *Ledger) publishing(res accel.Resource, name string) *node {
-	if n := l.books[res].node(name); n != nil && n.known {
-		return n
-	}
-	return nil
+	return slices.Min(slices.Collect(maps.Keys(x.priorities))), true
 }
 
 // parts returns what the holding holds of slots that the node has.

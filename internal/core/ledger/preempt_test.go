@@ -535,11 +535,11 @@ func TestNominated(t *testing.T) {
 			fits(w, of("q", 50, 8), false)
 			w.clock = w.clock.Add(planTTL)
 			fits(w, of("q", 50, 8), true)
-			if got := w.Nominations(); got != 1 {
+			if got := w.Counts().Nominations; got != 1 {
 				w.t.Errorf("%d nominations before they were looked through", got)
 			}
 			w.Expire()
-			if got := w.Nominations(); got != 0 {
+			if got := w.Counts().Nominations; got != 0 {
 				w.t.Errorf("%d nominations after", got)
 			}
 		},
@@ -599,10 +599,10 @@ func TestNominated(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t, Options{})
 			do(w)
-			for uid := range w.nominations.pods {
+			for uid := range w.state.nominations.pods {
 				w.Forget(uid)
 			}
-			if diff := gocmp.Diff(newNominations(), w.nominations, gocmp.AllowUnexported(nominations{}), cmpopts.IgnoreFields(nominations{},
+			if diff := gocmp.Diff(newNominations(), w.state.nominations, gocmp.AllowUnexported(nominations{}), cmpopts.IgnoreFields(nominations{},
 				"seq")); diff != "" {
 				t.Errorf("left of the nominations (-want +got):\n%s", diff)
 			}

@@ -78,7 +78,7 @@ func TestConcurrentUseNeverOversubscribes(t *testing.T) {
 		l.Expire()
 	}, 1)
 	loop(func(*rand.Rand) { // inspect
-		for _, n := range l.Nodes(gcu) {
+		for n := range l.Nodes(gcu) {
 			var used accel.Units
 			for _, d := range n.Devices {
 				used += d.Used
@@ -176,7 +176,7 @@ func TestConcurrentUseNeverOversubscribes(t *testing.T) {
 	binding.Wait()
 	close(stop)
 	background.Wait()
-	for _, n := range l.Nodes(gcu) {
+	for n := range l.Nodes(gcu) {
 		if n.Used != 0 {
 			t.Errorf("%s: %d used after all pods ended", n.Name, n.Used)
 		}

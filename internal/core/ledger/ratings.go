@@ -11,7 +11,7 @@ import (
 	"github.com/divvy-gpu/divvy/internal/core/place"
 )
 
-// ratings remember the verdicts on all nodes of a book for one ask: pods of one
+// ratings remember the verdicts on all nodes of a resource for one ask: pods of one
 // kind come in numbers, and between two of them a handful of nodes change. A
 // verdict counts as long as its node has the generation of which it was made
 // and the policy its epoch.
@@ -28,7 +28,7 @@ type ratings struct {
 	view    place.Node
 	buf     []int
 
-	used uint64 // guarded by Ledger.rating
+	used uint64 // guarded by cache.mu
 }
 
 // rated is a verdict and the generation of the node that it was made of.
@@ -69,40 +69,46 @@ func selectionKey(s *accel.Selection) string {
 	return b.String()
 }
 
-// ratings returns what is remembered for the ask, made if need be.
-func (l *Ledger) ratings(res accel.Resource, a *place.Ask, policy place.Policy) *ratings {
-	if !l.limited.Load() {
+// cache are the ratings that are remembered.
+type cache struct {
+	mu    sync.Mutex
+	byAsk map[askKey]*ratings
+	uses  uint64
+}
+
+// of returns what is remembered for the ask, made if need be.
+func (c *cache) of(ns *nodes, res accel.Resource, a *place.Ask, policy place.Policy) *ratings {
+	if !ns.hosts.limited.Load() {
 		a.CPU, a.Memory = 0, 0 // there is always enough, so it makes no difference
 	}
 	key := askKey{
 		resource: res, policy: policy.Name(), units: a.Units, devices: a.Devices, cpu: a.CPU, memory: a.Memory, only: selectionKey(a.Only),
 	}
-	l.rating.Lock()
-	defer l.rating.Unlock()
-	l.ratingUses++
-	r := l.rated[key]
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.uses++
+	r := c.byAsk[key]
 	if r == nil {
 		r = &ratings{resource: res, ask: *a, policy: policy}
-		l.forgetRatings()
-		l.rated[key] = r
+		c.shrink(max(1, maxRated/max(1, int(ns.widest.Load()))))
+		c.byAsk[key] = r
 	}
-	r.used = l.ratingUses
+	r.used = c.uses
 	return r
 }
 
-// forgetRatings makes room for those of one more ask by forgetting the ones that
-// were not used for the longest time. l.rating is held.
-func (l *Ledger) forgetRatings() {
-	keep := max(1, maxRated/max(1, int(l.widest.Load()))) // asks
-	for len(l.rated) >= keep {
+// shrink makes place for those of one more ask, so that there are at most so many, by
+// forgetting the ones that were not used for the longest time. c.mu is held.
+func (c *cache) shrink(asks int) {
+	for len(c.byAsk) >= asks {
 		var oldest askKey
-		used := l.ratingUses
-		for key, r := range l.rated {
+		used := c.uses
+		for key, r := range c.byAsk {
 			if r.used < used {
 				oldest, used = key, r.used
 			}
 		}
-		delete(l.rated, oldest)
+		delete(c.byAsk, oldest)
 	}
 }
 
@@ -123,18 +129,18 @@ func (r *ratings) grow(nodes int) {
 	}
 }
 
-// refreshChunk is how many nodes are rated anew before writers and requests get a
+// refreshChunk is how many nodes are rated again before writers and requests get a
 // turn: all of them have to be, by a policy that may think for 20 microseconds about
 // each.
 const refreshChunk = 16
 
 // Refresh renews the ratings of up to so many asks, those that were checked
 // last, where the policy's epoch or the node changed. Check would do it as well,
-// while somebody waits: whoever renews the prices of a policy calls Refresh then.
+// while a caller waits.
 func (l *Ledger) Refresh(asks int) {
-	for _, r := range l.lastUsed(asks) {
+	for _, r := range l.ratings.lastUsed(asks) {
 		for from := 0; ; from += refreshChunk {
-			if !l.refresh(r, from, from+refreshChunk) {
+			if !r.refresh(l, from, from+refreshChunk) {
 				break
 			}
 			runtime.Gosched() // also where there is one processor
@@ -143,17 +149,17 @@ func (l *Ledger) Refresh(asks int) {
 }
 
 // lastUsed returns ratings, the ones that were used last first.
-func (l *Ledger) lastUsed(n int) []*ratings {
+func (c *cache) lastUsed(n int) []*ratings {
 	type use struct {
 		of   *ratings
 		used uint64
 	}
-	l.rating.Lock()
-	uses := make([]use, 0, len(l.rated))
-	for _, r := range l.rated {
+	c.mu.Lock()
+	uses := make([]use, 0, len(c.byAsk))
+	for _, r := range c.byAsk {
 		uses = append(uses, use{r, r.used})
 	}
-	l.rating.Unlock()
+	c.mu.Unlock()
 	slices.SortFunc(uses, func(a, b use) int { return cmp.Compare(b.used, a.used) })
 	out := make([]*ratings, 0, min(n, len(uses)))
 	for _, u := range uses[:cap(out)] {
@@ -164,18 +170,18 @@ func (l *Ledger) lastUsed(n int) []*ratings {
 
 // refresh renews the ratings of some nodes, by their numbers, and reports
 // whether there are more.
-func (l *Ledger) refresh(r *ratings, from, to int) bool {
+func (r *ratings) refresh(l *Ledger, from, to int) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.renew()
 	l.mu.RLock()
 	defer l.mu.RUnlock()
-	b := l.books[r.resource]
-	size := b.size()
+	x := l.state.nodes.byResource[r.resource]
+	size := x.size()
 	r.grow(size)
 	for number := from; number < min(to, size); number++ {
-		if b.nodes[number] != nil {
-			l.verdict(r, b, number)
+		if x.nodes[number] != nil {
+			r.verdict(&l.state, x, number)
 		}
 	}
 	return to < size

@@ -13,99 +13,114 @@ import (
 // and calls undo when that failed; undo does nothing when it was called before
 // or the pod was observed meanwhile. It is never nil.
 //
-// A pod that is booked on that node already gets its grant again, so a repeated
+// A pod that is on that node already gets its grant again, so a repeated
 // bind gets the same answer; such calls share one reservation, which goes when
 // all of them were undone. Only a reservation on a device that was lost or
-// became unhealthy meanwhile is made anew.
+// became unhealthy meanwhile is replaced.
 //
-// The error is a *accel.NoFitError when there is no room, or wraps
+// The error is a *accel.NoFitError when the pod does not fit, or wraps
 // ErrNodeUnknown, ErrHeldElsewhere, ErrNothingAsked, ErrPolicyUnknown or
 // ErrIndivisible.
 func (l *Ledger) Reserve(pod accel.PodRef, created time.Time, nodeName string, req accel.Request) (accel.Grant, func(), error) {
-	need := req.Peak()
 	req.Pod = pod.UID
-	ask, policy, askErr := l.ask(req)
+	ask, policy, err := l.rules.ask(req)
 	switch {
 	case pod.UID == "":
-		return refuse(fmt.Errorf("reserve for pod %s: it has no UID", pod))
-	case need <= 0:
-		return refuse(fmt.Errorf("reserve %s for pod %s: %w", req.Resource, pod, ErrNothingAsked))
-	case askErr != nil:
-		return refuse(fmt.Errorf("reserve %s for pod %s: %w", req.Resource, pod, askErr))
+		err = fmt.Errorf("reserve for pod %s: it has no UID", pod)
+	case req.Peak() <= 0:
+		err = fmt.Errorf("reserve %s for pod %s: %w", req.Resource, pod, ErrNothingAsked)
+	case err != nil:
+		err = fmt.Errorf("reserve %s for pod %s: %w", req.Resource, pod, err)
 	}
-
+	if err != nil {
+		return accel.Grant{}, func() {}, err
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	h := l.holding(pod.UID, req.Resource)
-	if h != nil && h.expects() && !l.holds(h, nodeName, &ask) {
-		l.drop(h) // kube-scheduler chose otherwise, or the devices are not there any more
+	h, err := l.state.reserve(pod, created, nodeName, &req, &ask, policy)
+	if err != nil {
+		return accel.Grant{}, func() {}, err
+	}
+	if h.observed() {
+		return h.grant(), func() {}, nil
+	}
+	return h.grant(), undo(l, h), nil
+}
+
+// reserve returns what the pod holds then, with one more bind where it was not observed.
+func (s *state) reserve(pod accel.PodRef, created time.Time, nodeName string, req *accel.Request, ask *place.Ask,
+	policy place.Policy) (*holding, error) {
+	h := s.pods.on(pod.UID, req.Resource)
+	if h != nil && h.expects() && !h.holds(nodeName, ask) {
+		s.pods.drop(h) // kube-scheduler chose otherwise, or the devices are not there any more
 		h = nil
 	}
 	if h != nil {
 		switch {
 		case h.Node != nodeName:
-			return refuse(fmt.Errorf("reserve on node %s for pod %s: %w: on node %s", nodeName, pod, ErrHeldElsewhere, h.Node))
+			return nil, fmt.Errorf("reserve on node %s for pod %s: %w: on node %s", nodeName, pod, ErrHeldElsewhere, h.Node)
 		case h.observed() && !h.located():
-			return refuse(fmt.Errorf("reserve on node %s for pod %s: %w: the pod is bound to the node, on an unknown device", nodeName, pod,
-				ErrHeldElsewhere))
+			return nil, fmt.Errorf("reserve on node %s for pod %s: %w: the pod is bound to the node, on an unknown device", nodeName, pod,
+				ErrHeldElsewhere)
 		case h.observed():
-			return h.grant(), func() {}, nil
+			return h, nil
 		case h.expects():
-			h.expected = nil
-			return l.begin(h), l.undo(h), nil
-		case h.serves(&ask):
-			h.binds++
-			h.since = l.now()
-			return h.grant(), l.undo(h), nil
+			h.reservation.expected = nil
+			s.begin(h)
+			return h, nil
+		case h.serves(ask):
+			h.reservation.binds++
+			h.reservation.since = s.rules.now()
+			return h, nil
 		}
 	}
 
-	n := l.books[req.Resource].node(nodeName)
-	if n == nil || !n.known {
-		return refuse(fmt.Errorf("reserve %s on node %s for pod %s: %w", req.Resource, nodeName, pod, ErrNodeUnknown))
+	n := s.nodes.publishing(req.Resource, nodeName)
+	if n == nil {
+		return nil, fmt.Errorf("reserve %s on node %s for pod %s: %w", req.Resource, nodeName, pod, ErrNodeUnknown)
 	}
-	chosen, refusal := l.choose(n, &req, &ask, policy)
-	if refusal != nil {
-		return refuse(refusal)
+	chosen, err := s.choose(n, req, ask, policy)
+	if err != nil {
+		return nil, err
 	}
 	if h == nil {
-		h = l.hold(pod, created, n, chosen, &req)
+		h = s.hold(pod, created, n, chosen, req)
 	} else {
-		l.takeOff(h)
-		h.Units = need
+		n.remove(h)
+		h.Units = req.Peak()
 		h.SetDevices(names(n.slots, chosen))
-		l.put(n, h)
-		l.setCharge(pod.UID, nodeName, req.CPU, req.Memory)
+		n.put(h)
+		s.nodes.hosts.charge(pod.UID, nodeName, req.CPU, req.Memory)
 	}
-	return l.begin(h), l.undo(h), nil
+	s.begin(h)
+	return h, nil
 }
 
 // begin starts the first bind of a reservation, or one on other devices than before.
-// l.mu is held.
-func (l *Ledger) begin(h *holding) accel.Grant {
-	h.since = l.now()
-	h.at = l.stamp(h.since)
-	h.binds++
-	return h.grant()
+func (s *state) begin(h *holding) {
+	r := h.reservation
+	r.since = s.rules.now()
+	r.binds++
+	h.at = s.stamp(r.since)
 }
 
-// hold adds a reservation of these slots. l.mu is held.
-func (l *Ledger) hold(pod accel.PodRef, created time.Time, n *node, slots []int, req *accel.Request) *holding {
+// hold adds a reservation of these slots.
+func (s *state) hold(pod accel.PodRef, created time.Time, n *node, slots []int, req *accel.Request) *holding {
 	h := &holding{reservation: &reservation{}, Holding: Holding{
 		Pod: pod, Node: n.host.name, Resource: req.Resource, Units: req.Peak(), Created: created, Priority: req.Priority,
 	}}
 	h.SetDevices(names(n.slots, slots))
-	l.add(h)
-	l.setCharge(pod.UID, h.Node, req.CPU, req.Memory)
+	s.pods.add(h)
+	s.nodes.hosts.charge(pod.UID, h.Node, req.CPU, req.Memory)
 	return h
 }
 
 // choose returns the slots of the node for a pod as if it had nothing reserved yet.
 // The error is a *accel.NoFitError.
-func (l *Ledger) choose(n *node, req *accel.Request, ask *place.Ask, policy place.Policy) ([]int, error) {
-	slots := l.slotsFor(n, req)
+func (s *state) choose(n *node, req *accel.Request, ask *place.Ask, policy place.Policy) ([]int, error) {
+	slots := s.slotsFor(n, req)
 	var view place.Node
-	l.view(&view, n, slots, ask, req.Pod)
+	s.view(&view, n, slots, ask, req.Pod)
 	chosen, _, ok := policy.Choose(&view, ask, nil)
 	if !ok {
 		return nil, &accel.NoFitError{
@@ -116,26 +131,15 @@ func (l *Ledger) choose(n *node, req *accel.Request, ask *place.Ask, policy plac
 	return chosen, nil
 }
 
-// reserved returns what is reserved for a pod that was not observed, nil for nothing.
-func (l *Ledger) reserved(podUID string, res accel.Resource) *holding {
-	if podUID == "" {
-		return nil
-	}
-	if h := l.holding(podUID, res); h != nil && !h.observed() {
-		return h
-	}
-	return nil
-}
-
 // deadline is when a reservation ends.
-func (l *Ledger) deadline(h *holding) time.Time {
+func (r *reservation) deadline(by *rules) time.Time {
 	switch {
-	case h.expected == nil:
-		return h.since.Add(l.ttl)
-	case h.expected.seen:
-		return h.since.Add(l.bindDelay)
+	case r.expected == nil:
+		return r.since.Add(by.ttl)
+	case r.expected.seen:
+		return r.since.Add(by.bindDelay)
 	}
-	return h.since.Add(planTTL)
+	return r.since.Add(planTTL)
 }
 
 // serves reports whether a reservation still is what the ask needs.
@@ -144,26 +148,38 @@ func (h *holding) serves(a *place.Ask) bool {
 		return false
 	}
 	for i := range h.devices() {
-		if s := &h.node.slots[h.slotOf(i)]; s.Unhealthy || !a.Only.Allows(s.ID, s.Model) {
+		if s := &h.on.node.slots[h.slotOf(i)]; s.Unhealthy || !a.Only.Allows(s.ID, s.Model) {
 			return false
 		}
 	}
 	return true
 }
 
-func refuse(err error) (accel.Grant, func(), error) { return accel.Grant{}, func() {}, err }
+// holds reports whether a reservation is on the node, what the ask needs, and on
+// devices that have as much: others may have been observed on them since.
+func (h *holding) holds(nodeName string, a *place.Ask) bool {
+	if h.Node != nodeName || !h.serves(a) {
+		return false
+	}
+	for i := range h.devices() {
+		if h.on.node.slots[h.slotOf(i)].Free < 0 {
+			return false
+		}
+	}
+	return true
+}
 
 // Expire drops the reservations whose pods were not observed in time, and what was
 // kept for pods for too long, and returns how many reservations. Its cost depends on
-// the number of those that wait, not on the pods in the books.
+// the number of those that wait, not on all pods.
 func (l *Ledger) Expire() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	now, n := l.now(), 0
-	l.expirePlans(now)
-	for h := range l.pending {
-		if !now.Before(l.deadline(h)) {
-			l.drop(h)
+	now, n := l.rules.now(), 0
+	l.state.nominations.expire(now)
+	for h := range l.state.pods.pending {
+		if !now.Before(h.reservation.deadline(&l.rules)) {
+			l.state.pods.drop(h)
 			n++
 		}
 	}
@@ -177,10 +193,10 @@ func (l *Ledger) Expire() int {
 func (l *Ledger) Unseen(age time.Duration, limit int) []accel.PodRef {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
-	before := l.now().Add(-age)
+	before := l.rules.now().Add(-age)
 	var out []accel.PodRef
-	for h := range l.pending {
-		if len(out) < limit && !h.expects() && !h.since.After(before) {
+	for h := range l.state.pods.pending {
+		if len(out) < limit && !h.expects() && !h.reservation.since.After(before) {
 			out = append(out, h.Pod)
 		}
 	}
@@ -192,48 +208,24 @@ func (l *Ledger) Unseen(age time.Duration, limit int) []accel.PodRef {
 func (l *Ledger) Release(podUID string, age time.Duration) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	before, released := l.now().Add(-age), false
-	for h := l.pods[podUID]; h != nil; {
-		next := h.next
-		if !h.observed() && !h.expects() && !h.since.After(before) {
-			l.drop(h)
-			released = true
-		}
-		h = next
-	}
-	if released {
-		l.freed.Add(1)
-	}
-	return released
-}
-
-// Reservations counts the reservations of binds whose pods were not observed yet.
-func (l *Ledger) Reservations() int { return l.countPending(false) }
-
-func (l *Ledger) countPending(expected bool) (n int) {
-	l.mu.RLock()
-	defer l.mu.RUnlock()
-	for h := range l.pending {
-		if h.expects() == expected {
-			n++
-		}
-	}
-	return n
+	before := l.rules.now().Add(-age)
+	return l.state.pods.dropAll(podUID, func(h *holding) bool {
+		return !h.observed() && !h.expects() && !h.reservation.since.After(before)
+	})
 }
 
 // undo returns the function that gives back one call's part of a reservation.
-func (l *Ledger) undo(h *holding) func() {
+func undo(l *Ledger, h *holding) func() {
 	done := false // guarded by l.mu
 	return func() {
 		l.mu.Lock()
 		defer l.mu.Unlock()
-		if done || h.node == nil || h.observed() {
+		if done || h.on.node == nil || h.observed() {
 			return
 		}
 		done = true
-		h.binds--
-		if h.binds == 0 {
-			l.drop(h)
+		if h.reservation.binds--; h.reservation.binds == 0 {
+			l.state.pods.drop(h)
 		}
 	}
 }
@@ -241,24 +233,24 @@ func (l *Ledger) undo(h *holding) func() {
 // stamp returns now without its monotonic part, or the next nanosecond after
 // the latest grant where now is not later: a node serves grants in the order of
 // their times, and a clock may be coarse or step back.
-func (l *Ledger) stamp(now time.Time) time.Time {
+func (s *state) stamp(now time.Time) time.Time {
 	now = now.Round(0).UTC()
-	if !now.After(l.lastAt) {
-		now = l.lastAt.Add(1)
+	if !now.After(s.lastAt) {
+		now = s.lastAt.Add(1)
 	}
-	l.lastAt = now
+	s.lastAt = now
 	return now
 }
 
-// grant says what the books hold. All devices must be known.
+// grant returns the holding as a grant. All devices must be known.
 func (h *holding) grant() accel.Grant {
-	s := &h.node.slots[h.slot]
+	s := &h.on.node.slots[h.on.slot]
 	g := accel.Grant{
 		Resource: h.Resource, Node: h.Node, Device: h.Device, Index: s.Index,
 		DeviceUnits: s.Total, Units: h.Units, At: h.at, Confirmed: h.Confirmed,
 	}
-	for _, at := range h.more {
-		s := &h.node.slots[at]
+	for _, at := range h.on.more {
+		s := &h.on.node.slots[at]
 		g.More = append(g.More, accel.GrantedDevice{Device: s.ID, Index: s.Index, DeviceUnits: s.Total})
 	}
 	if g.At.IsZero() {

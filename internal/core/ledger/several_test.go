@@ -129,16 +129,16 @@ func TestConnectedDevicesFirst(t *testing.T) {
 			t.Errorf("%s: %+v, %v, want %s", node, g, err, want)
 		}
 	}
-	if a, b := w.books[gcu].node("numa"), w.books[gcu].node("unknown"); a.graph == nil || b.graph != nil {
+	if a, b := w.state.nodes.byResource[gcu].node("numa"), w.state.nodes.byResource[gcu].node("unknown"); a.graph == nil || b.graph != nil {
 		t.Errorf("graphs %v and %v", a.graph, b.graph)
 	}
 	w.node("numa too", numa)
-	if a, b := w.books[gcu].node("numa"), w.books[gcu].node("numa too"); a.graph != b.graph {
+	if a, b := w.state.nodes.byResource[gcu].node("numa"), w.state.nodes.byResource[gcu].node("numa too"); a.graph != b.graph {
 		t.Error("nodes that are built alike do not share a graph")
 	}
 	links[0].Links = nil // the same devices, and the link is gone
 	w.SetNode("links", links)
-	if w.books[gcu].node("links").graph != nil {
+	if w.state.nodes.byResource[gcu].node("links").graph != nil {
 		t.Error("the ledger did not notice that a link is gone")
 	}
 }
@@ -148,8 +148,8 @@ func TestGraphsAreBounded(t *testing.T) {
 	for i := range maxGraphs + 10 {
 		w.SetNode("n", []accel.Inventory{{Resource: gcu, Shares: cards(1, 1), Links: []accel.Link{{A: "a", B: "b", Score: i + 1}}}})
 	}
-	if len(w.graphs) > maxGraphs {
-		t.Errorf("%d graphs are kept", len(w.graphs))
+	if len(w.state.nodes.graphs) > maxGraphs {
+		t.Errorf("%d graphs are kept", len(w.state.nodes.graphs))
 	}
 }
 
@@ -293,8 +293,8 @@ func TestCapacity(t *testing.T) {
 	w.Forget("x")
 	w.DeleteNode("n1")
 	w.check()
-	if len(w.hosts) != 0 || len(w.charges) != 0 {
-		t.Errorf("left: %v, %v", w.hosts, w.charges)
+	if len(w.state.nodes.hosts.byName) != 0 || len(w.state.nodes.hosts.charges) != 0 {
+		t.Errorf("left: %v, %v", w.state.nodes.hosts.byName, w.state.nodes.hosts.charges)
 	}
 }
 
@@ -412,7 +412,7 @@ func TestFitsAsksNoPolicy(t *testing.T) {
 		names[i] = fmt.Sprintf("n%03d", i)
 		w.node(names[i], cards(16, 16))
 	}
-	w.widest.Store(maxRated) // as if there were so many nodes: one ask is remembered
+	w.state.nodes.widest.Store(maxRated) // as if there were so many nodes: one ask is remembered
 	out := make([]Verdict, len(names))
 	w.Check(asks(4), names, out)
 	before := p.chosen.Load()
@@ -479,14 +479,14 @@ func TestAsksAreToldApart(t *testing.T) {
 			}
 		}
 	}
-	w.widest.Store(maxRated / 4) // as if there were so many nodes
+	w.state.nodes.widest.Store(maxRated / 4) // as if there were so many nodes
 	for i := range 20 {
 		var out [1]Verdict
 		w.Check(asks(1), []string{"n1"}, out[:]) // used all the time
 		w.Check(asks(accel.Units(2+i)), []string{"n1"}, out[:])
 	}
 	kept := make(map[accel.Units]bool)
-	for key := range w.rated {
+	for key := range w.ratings.byAsk {
 		kept[key.units] = true
 	}
 	if want := map[accel.Units]bool{1: true, 19: true, 20: true, 21: true}; !reflect.DeepEqual(kept, want) {

@@ -48,7 +48,7 @@ type PodUsage struct {
 	Confirmed bool
 	// Gone is true for a pod that nobody but its node knows any more.
 	Gone bool
-	// Device is the device that the books name, also where the node does not
+	// Device is the device that the ledger names, also where the node does not
 	// have it any more; "" when none was ever known. A pod on several devices is
 	// listed with each, and Units are what it holds of that one.
 	Device accel.DeviceID
@@ -59,18 +59,12 @@ const usageChunk = 16
 
 // Nodes returns the nodes that publish the resource, sorted by name. Each node
 // is consistent in itself; nodes may be from moments that lie a little apart.
-func (l *Ledger) Nodes(res accel.Resource) []NodeUsage {
-	return slices.AppendSeq([]NodeUsage{}, l.EachUsage(res))
-}
-
-// EachUsage returns what Nodes does, node by node. The ledger may be used meanwhile.
-func (l *Ledger) EachUsage(res accel.Resource) iter.Seq[NodeUsage] {
+// The ledger may be used meanwhile.
+func (l *Ledger) Nodes(res accel.Resource) iter.Seq[NodeUsage] {
 	return func(yield func(NodeUsage) bool) {
-		names := l.names(res)
-		slices.Sort(names)
 		var usages []NodeUsage
-		for chunk := range slices.Chunk(names, usageChunk) {
-			usages = l.appendUsage(usages[:0], res, chunk)
+		for chunk := range slices.Chunk(namesOf(l, res), usageChunk) {
+			usages = appendUsage(l, usages[:0], res, chunk)
 			for _, u := range usages {
 				u.arrange()
 				if !yield(u) {
@@ -83,7 +77,7 @@ func (l *Ledger) EachUsage(res accel.Resource) iter.Seq[NodeUsage] {
 
 // Node returns one node, and false when it does not publish the resource.
 func (l *Ledger) Node(res accel.Resource, name string) (NodeUsage, bool) {
-	out := l.appendUsage(nil, res, []string{name})
+	out := appendUsage(l, nil, res, []string{name})
 	if len(out) == 0 {
 		return NodeUsage{}, false
 	}
@@ -91,22 +85,23 @@ func (l *Ledger) Node(res accel.Resource, name string) (NodeUsage, bool) {
 	return out[0], true
 }
 
-func (l *Ledger) names(res accel.Resource) []string {
+// namesOf returns the names of the nodes of a resource, sorted.
+func namesOf(l *Ledger, res accel.Resource) []string {
 	l.mu.RLock()
-	defer l.mu.RUnlock()
-	b := l.books[res]
-	out := make([]string, 0, b.size())
-	if b != nil {
-		out = slices.AppendSeq(out, maps.Keys(b.numbers))
+	var out []string
+	if x := l.state.nodes.byResource[res]; x != nil {
+		out = slices.AppendSeq(make([]string, 0, len(x.numbers)), maps.Keys(x.numbers))
 	}
+	l.mu.RUnlock()
+	slices.Sort(out)
 	return out
 }
 
-func (l *Ledger) appendUsage(out []NodeUsage, res accel.Resource, names []string) []NodeUsage {
+func appendUsage(l *Ledger, out []NodeUsage, res accel.Resource, names []string) []NodeUsage {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
 	for _, name := range names {
-		if n := l.books[res].node(name); n != nil && n.known {
+		if n := l.state.nodes.publishing(res, name); n != nil {
 			out = append(out, n.usage())
 		}
 	}
@@ -134,7 +129,7 @@ func (n *node) usage() NodeUsage {
 	return u
 }
 
-// arrange orders the pods by age, so that equal books print equal, and takes those off
+// arrange orders the pods by age, so that equal states print equal, and takes those off
 // each device that have no place there.
 func (u *NodeUsage) arrange() {
 	for i := range u.Devices {
@@ -174,11 +169,9 @@ func comparePods(a, b PodUsage) int {
 // may be from moments that lie a little apart.
 func (l *Ledger) Each(res accel.Resource) iter.Seq2[string, *place.Node] {
 	return func(yield func(string, *place.Node) bool) {
-		names := l.names(res)
-		slices.Sort(names)
 		var copies [usageChunk]place.Node
-		for chunk := range slices.Chunk(names, usageChunk) {
-			known := l.copyNodes(res, chunk, &copies)
+		for chunk := range slices.Chunk(namesOf(l, res), usageChunk) {
+			known := copyNodes(l, res, chunk, &copies)
 			for i, name := range chunk {
 				if known[i] && !yield(name, &copies[i]) {
 					return
@@ -190,12 +183,12 @@ func (l *Ledger) Each(res accel.Resource) iter.Seq2[string, *place.Node] {
 
 // copyNodes copies nodes, those that publish the resource, into space that is
 // used again.
-func (l *Ledger) copyNodes(res accel.Resource, names []string, into *[usageChunk]place.Node) (known [usageChunk]bool) {
+func copyNodes(l *Ledger, res accel.Resource, names []string, into *[usageChunk]place.Node) (known [usageChunk]bool) {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
 	for i, name := range names {
-		n := l.books[res].node(name)
-		if n == nil || !n.known {
+		n := l.state.nodes.publishing(res, name)
+		if n == nil {
 			continue
 		}
 		known[i] = true

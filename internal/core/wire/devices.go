@@ -1,7 +1,6 @@
 package wire
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -36,38 +35,10 @@ func HeldOf(annotations map[string]string) string {
 func IsHeld(value string) bool { return strings.HasPrefix(value, "{") }
 
 const (
-	// maxDevicesBytes is room for some thousand ids of 40 characters.
+	// maxDevicesBytes is enough for some thousand ids of 40 characters.
 	maxDevicesBytes = 64 << 10
 	maxIDBytes      = 256
 )
-
-// EncodeDevices returns the annotation's value: resources in the order of their
-// names, ids sorted and each once. A resource without ids is left out; the
-// value is "" when nothing is left, for a pod that needs no annotation.
-func EncodeDevices(held map[accel.Resource][]string) (string, error) {
-	doc := make(map[accel.Resource][]string, len(held))
-	for resource, ids := range held {
-		if len(ids) > 0 {
-			ids = slices.Clone(ids)
-			slices.Sort(ids)
-			doc[resource] = slices.Compact(ids)
-		}
-	}
-	if len(doc) == 0 {
-		return "", nil
-	}
-	if err := validateDevices(doc); err != nil {
-		return "", fmt.Errorf("encode devices: %w", err)
-	}
-	b, err := json.Marshal(doc) // sorts the keys
-	if err != nil {
-		return "", fmt.Errorf("encode devices: %w", err)
-	}
-	if len(b) > maxDevicesBytes {
-		return "", fmt.Errorf("encode devices: %d bytes, at most %d are read", len(b), maxDevicesBytes)
-	}
-	return string(b), nil
-}
 
 // DecodeDevices reads the annotation's value; "" is an empty map. Ids come
 // sorted, each once. Its errors are *SyntaxError.
@@ -76,12 +47,9 @@ func DecodeDevices(s string) (map[accel.Resource][]string, error) {
 	if s == "" {
 		return out, nil
 	}
-	var doc map[accel.Resource][]string
-	if err := unmarshal(s, maxDevicesBytes, &doc); err != nil {
-		return nil, &SyntaxError{What: "list of devices", Err: err}
-	}
-	if err := validateDevices(doc); err != nil {
-		return nil, &SyntaxError{What: "list of devices", Err: err}
+	var doc heldDoc
+	if err := decode("list of devices", s, maxDevicesBytes, &doc); err != nil {
+		return nil, err
 	}
 	for resource, ids := range doc {
 		if len(ids) > 0 {
@@ -92,7 +60,9 @@ func DecodeDevices(s string) (map[accel.Resource][]string, error) {
 	return out, nil
 }
 
-func validateDevices(doc map[accel.Resource][]string) error {
+type heldDoc map[accel.Resource][]string
+
+func (doc heldDoc) validate() error {
 	for resource, ids := range doc {
 		if resource == "" || len(resource) > maxIDBytes || !utf8.ValidString(string(resource)) {
 			return errors.New("a resource has no name, or one that is too long or not valid UTF-8")
@@ -100,8 +70,7 @@ func validateDevices(doc map[accel.Resource][]string) error {
 		for _, id := range ids {
 			if id == "" || len(id) > maxIDBytes || strings.ContainsFunc(id, foreignToIDs) {
 				return fmt.Errorf("resource %q: an id is empty, longer than %d bytes or has characters other than letters, digits and "+
-					"-_.: in it",
-					resource, maxIDBytes)
+					"-_.: in it", resource, maxIDBytes)
 			}
 		}
 	}

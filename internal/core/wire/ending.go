@@ -2,7 +2,6 @@ package wire
 
 import (
 	"cmp"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -23,11 +22,8 @@ const EndingVersion = 1
 // MaxEnding is how many pods are listed.
 const MaxEnding = 256
 
-const (
-	// maxEndingBytes is room for MaxEnding pods with the longest names, on one
-	// device each.
-	maxEndingBytes = 192 << 10
-)
+// maxEndingBytes is enough for MaxEnding pods with the longest names, on one device each.
+const maxEndingBytes = 192 << 10
 
 // Ending is what one such pod holds of a resource that is counted in memory.
 type Ending struct {
@@ -68,17 +64,7 @@ func EncodeEnding(pods []Ending) (string, error) {
 	slices.SortFunc(doc.Pods, func(a, b endingV1) int {
 		return cmp.Or(cmp.Compare(a.UID, b.UID), cmp.Compare(a.Resource, b.Resource))
 	})
-	if err := doc.validate(); err != nil {
-		return "", fmt.Errorf("encode ending pods: %w", err)
-	}
-	b, err := json.Marshal(doc)
-	if err != nil {
-		return "", fmt.Errorf("encode ending pods: %w", err)
-	}
-	if len(b) > maxEndingBytes {
-		return "", fmt.Errorf("encode ending pods: %d bytes, at most %d are read", len(b), maxEndingBytes)
-	}
-	return string(b), nil
+	return encode("ending pods", &doc, maxEndingBytes)
 }
 
 // DecodeEnding reads the annotation's value; "" is no pods. Its errors are
@@ -88,11 +74,8 @@ func DecodeEnding(s string) ([]Ending, error) {
 		return nil, nil
 	}
 	var doc endingDoc
-	if err := unmarshal(s, maxEndingBytes, &doc); err != nil {
-		return nil, &SyntaxError{What: "list of ending pods", Err: err}
-	}
-	if err := doc.validate(); err != nil {
-		return nil, &SyntaxError{What: "list of ending pods", Err: err}
+	if err := decode("list of ending pods", s, maxEndingBytes, &doc); err != nil {
+		return nil, err
 	}
 	var out []Ending
 	for _, p := range doc.Pods {

@@ -52,3 +52,32 @@ func unmarshal(s string, limit int, into any) error {
 	}
 	return nil
 }
+
+// decode reads a document of at most limit bytes and checks it. Its errors are
+// *SyntaxError.
+func decode(what, s string, limit int, doc interface{ validate() error }) error {
+	err := unmarshal(s, limit, doc)
+	if err == nil {
+		err = doc.validate()
+	}
+	if err != nil {
+		return &SyntaxError{What: what, Err: err}
+	}
+	return nil
+}
+
+// encode checks a document and returns it as JSON of at most limit bytes.
+func encode(what string, doc interface{ validate() error }, limit int) (string, error) {
+	err := doc.validate()
+	var b []byte
+	if err == nil {
+		b, err = json.Marshal(doc)
+	}
+	if err == nil && len(b) > limit {
+		err = fmt.Errorf("%d bytes, at most %d are read", len(b), limit)
+	}
+	if err != nil {
+		return "", fmt.Errorf("encode %s: %w", what, err)
+	}
+	return string(b), nil
+}

@@ -154,14 +154,9 @@ func DecodeGrantUnverified(value string) (accel.Grant, error) {
 
 func parseGrant(value string) (grantV1, error) {
 	var doc grantV1
-	if err := unmarshal(value, maxGrantBytes, &doc); err != nil {
-		return grantV1{}, &SyntaxError{What: "grant", Err: err}
-	}
+	err := decode("grant", value, maxGrantBytes, &doc)
 	doc.At = doc.At.UTC()
-	if err := doc.validate(); err != nil {
-		return grantV1{}, &SyntaxError{What: "grant", Err: err}
-	}
-	return doc, nil
+	return doc, err
 }
 
 func (doc *grantV1) grant() accel.Grant {

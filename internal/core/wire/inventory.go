@@ -2,7 +2,6 @@ package wire
 
 import (
 	"cmp"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -18,12 +17,9 @@ const InventoryAnnotation = "divvy.dev/inventory"
 // InventoryVersion is the version of the document in InventoryAnnotation.
 const InventoryVersion = 1
 
-const (
-	// maxInventoryBytes leaves half of what Kubernetes allows for all
-	// annotations of an object (256 KiB) to others; it is room for several
-	// hundred devices.
-	maxInventoryBytes = 128 << 10
-)
+// maxInventoryBytes leaves half of what Kubernetes allows for all annotations of an
+// object (256 KiB) to others; it is enough for several hundred devices.
+const maxInventoryBytes = 128 << 10
 
 type inventoryV1 struct {
 	Version   int          `json:"v"`
@@ -62,8 +58,8 @@ type deviceV1 struct {
 }
 
 // EncodeInventory returns the annotation's value: resources in the order of
-// their names, devices in the order of their indexes. It refuses what
-// DecodeInventory would refuse. Links of devices that are not in the inventory
+// their names, devices in the order of their indexes. It rejects what
+// DecodeInventory would reject. Links of devices that are not in the inventory
 // are left out, and all links where the value would be too long with them.
 func EncodeInventory(inv []accel.Inventory) (string, error) {
 	doc := inventoryV1{Version: InventoryVersion, Resources: make([]resourceV1, 0, len(inv))}
@@ -85,22 +81,11 @@ func EncodeInventory(inv []accel.Inventory) (string, error) {
 		doc.Resources = append(doc.Resources, r)
 	}
 	slices.SortStableFunc(doc.Resources, func(a, b resourceV1) int { return cmp.Compare(a.Resource, b.Resource) })
-	if err := doc.validate(); err != nil {
-		return "", fmt.Errorf("encode inventory: %w", err)
+	text, err := encode("inventory", &doc, maxInventoryBytes)
+	if err != nil && doc.forgetLinks() {
+		return encode("inventory", &doc, maxInventoryBytes)
 	}
-	b, err := json.Marshal(doc)
-	if err != nil {
-		return "", fmt.Errorf("encode inventory: %w", err)
-	}
-	if len(b) > maxInventoryBytes && doc.forgetLinks() {
-		if b, err = json.Marshal(doc); err != nil {
-			return "", fmt.Errorf("encode inventory: %w", err)
-		}
-	}
-	if len(b) > maxInventoryBytes {
-		return "", fmt.Errorf("encode inventory: %d bytes, at most %d are read", len(b), maxInventoryBytes)
-	}
-	return string(b), nil
+	return text, err
 }
 
 // seconds is the time in UTC and whole seconds, so that equal times are equal values.
@@ -146,11 +131,8 @@ func linksOf(devices []deviceV1, links []accel.Link) []linkV1 {
 // DecodeInventory reads the annotation's value. Its errors are *SyntaxError.
 func DecodeInventory(s string) ([]accel.Inventory, error) {
 	var doc inventoryV1
-	if err := unmarshal(s, maxInventoryBytes, &doc); err != nil {
-		return nil, &SyntaxError{What: "inventory", Err: err}
-	}
-	if err := doc.validate(); err != nil {
-		return nil, &SyntaxError{What: "inventory", Err: err}
+	if err := decode("inventory", s, maxInventoryBytes, &doc); err != nil {
+		return nil, err
 	}
 	out := make([]accel.Inventory, 0, len(doc.Resources))
 	for _, r := range doc.Resources {

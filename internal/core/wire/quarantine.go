@@ -2,7 +2,6 @@ package wire
 
 import (
 	"cmp"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -101,8 +100,8 @@ type requestDoc struct {
 }
 
 // EncodeQuarantine returns the value of QuarantineAnnotation, "" when there is nothing
-// to say: devices in the order of their quarantine. It refuses what DecodeQuarantine
-// would refuse.
+// to say: devices in the order of their quarantine. It rejects what DecodeQuarantine
+// would reject.
 func EncodeQuarantine(q QuarantineStatus) (string, error) {
 	doc := quarantineDoc{Version: QuarantineVersion}
 	for _, d := range q.Devices {
@@ -119,22 +118,7 @@ func EncodeQuarantine(q QuarantineStatus) (string, error) {
 	if doc.Devices == nil && doc.Answered == nil {
 		return "", nil
 	}
-	return encode("quarantine", doc.validate(), doc, maxQuarantineBytes)
-}
-
-// encode returns a document that has these mistakes as JSON of at most limit bytes.
-func encode(what string, mistakes error, doc any, limit int) (string, error) {
-	if mistakes != nil {
-		return "", fmt.Errorf("encode %s: %w", what, mistakes)
-	}
-	b, err := json.Marshal(doc)
-	if err != nil {
-		return "", fmt.Errorf("encode %s: %w", what, err)
-	}
-	if len(b) > limit {
-		return "", fmt.Errorf("encode %s: %d bytes, at most %d are read", what, len(b), limit)
-	}
-	return string(b), nil
+	return encode("quarantine", &doc, maxQuarantineBytes)
 }
 
 // DecodeQuarantine reads the value of QuarantineAnnotation; "" is nothing. Its errors
@@ -144,12 +128,8 @@ func DecodeQuarantine(s string) (QuarantineStatus, error) {
 		return QuarantineStatus{}, nil
 	}
 	var doc quarantineDoc
-	err := unmarshal(s, maxQuarantineBytes, &doc)
-	if err == nil {
-		err = doc.validate()
-	}
-	if err != nil {
-		return QuarantineStatus{}, &SyntaxError{What: "quarantine", Err: err}
+	if err := decode("quarantine", s, maxQuarantineBytes, &doc); err != nil {
+		return QuarantineStatus{}, err
 	}
 	var out QuarantineStatus
 	for _, d := range doc.Devices {
@@ -198,11 +178,11 @@ func deviceMistakes[T any](list []T, id func(T) accel.DeviceID) error {
 	return errors.Join(errs...)
 }
 
-// EncodeDeviceRequest returns the value of DeviceRequestAnnotation. It refuses what
-// DecodeDeviceRequest would refuse.
+// EncodeDeviceRequest returns the value of DeviceRequestAnnotation. It rejects what
+// DecodeDeviceRequest would reject.
 func EncodeDeviceRequest(r DeviceRequest) (string, error) {
 	doc := requestDoc{Version: QuarantineVersion, ID: r.ID, Verb: r.Verb, Devices: r.Devices, Reason: r.Reason}
-	return encode("device request", doc.validate(), doc, maxRequestBytes)
+	return encode("device request", &doc, maxRequestBytes)
 }
 
 // DecodeDeviceRequest reads the value of DeviceRequestAnnotation. Its errors are

@@ -42,7 +42,7 @@ func books(nodes map[string][]accel.Inventory, pods map[string][]pod) []ledger.N
 			})
 		}
 	}
-	return l.Nodes(gcuMemory)
+	return slices.Collect(l.Nodes(gcuMemory))
 }
 
 func inventory(unit string, units ...accel.Units) accel.Inventory {

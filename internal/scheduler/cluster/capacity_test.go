@@ -56,7 +56,7 @@ func (c *counted) want(t *testing.T, pods string) {
 
 func TestCapacity(t *testing.T) {
 	c := &counted{Ledger: ledger.New(ledger.Options{}), nodes: map[string]string{}, pods: map[string]string{}}
-	b := NewBooks(BooksConfig{Ledger: c, Capacity: c, Resources: []accel.Resource{gcuMemory}})
+	b := NewState(Config{Ledger: c, Capacity: c, Resources: []accel.Resource{gcuMemory}})
 	ok := func(err error) {
 		t.Helper()
 		if err != nil {

@@ -13,10 +13,10 @@ import (
 // A node says within half a second of a pod that it went while its containers may
 // have run; one whose daemon does not run says nothing.
 const (
-	// unseenGrace is how long the books wait for the node's word on a pod whose
+	// unseenGrace is how long a State waits for the node's word on a pod whose
 	// end was missed: most ended as pods should.
 	unseenGrace = 3 * time.Second
-	// endingGrace is how long they wait for it on a pod that was seen to go, beside
+	// endingGrace is how long it waits for it on a pod that was seen to go, beside
 	// the time that kubelet gives its containers to end.
 	endingGrace = 5 * time.Second
 	// maxGrace bounds the latter; pods may ask for years.
@@ -56,22 +56,22 @@ func (l *endingList) has(uid string) bool {
 
 // release frees what a pod holds that is gone, once its containers are: runs says
 // whether they may run, by what was seen last, and silence how long the node's word is
-// waited for. b.mu is held.
-func (b *Books) release(pod *Pod, runs bool, silence time.Duration) {
+// waited for. s.mu is held.
+func (s *State) release(pod *Pod, runs bool, silence time.Duration) {
 	uid := pod.Ref.UID
-	listed := b.nodes[pod.Node].ending.has(uid)
+	listed := s.nodes[pod.Node].ending.has(uid)
 	if pod.Node == "" || !runs && !listed {
-		delete(b.ending, uid)
-		b.config.Ledger.Forget(uid)
+		delete(s.ending, uid)
+		s.config.Ledger.Forget(uid)
 		return
 	}
-	if e := b.ending[uid]; e != nil {
+	if e := s.ending[uid]; e != nil {
 		return
 	}
-	b.ending[uid] = &endingPod{node: pod.Node, listed: listed, until: b.config.Now().Add(silence)}
+	s.ending[uid] = &endingPod{node: pod.Node, listed: listed, until: s.config.Now().Add(silence)}
 	for _, r := range pod.Requests {
 		// Without a device: it stays on the one that is known.
-		b.config.Ledger.Observe(ledger.Holding{
+		s.config.Ledger.Observe(ledger.Holding{
 			Pod: pod.Ref, Node: pod.Node, Resource: r.Resource, Units: r.Peak(), Created: pod.Created, CPU: r.CPU, Memory: r.Memory,
 			Priority: r.Priority, Ending: true, Gone: true,
 		})
@@ -79,24 +79,24 @@ func (b *Books) release(pod *Pod, runs bool, silence time.Duration) {
 }
 
 // setEnding takes in what a node lists. A list that cannot be read changes nothing.
-// b.mu is held.
-func (b *Books) setEnding(n *slimNode) *endingList {
-	old := b.nodes[n.name].ending
+// s.mu is held.
+func (s *State) setEnding(n *slimNode) *endingList {
+	old := s.nodes[n.name].ending
 	if old == nil && n.ending == "" || old != nil && old.text == n.ending {
 		return old
 	}
 	pods, err := wire.DecodeEnding(n.ending)
 	if err != nil {
-		b.logger.Error(err, "Ignoring the node's list of ending pods", "node", n.name)
+		s.logger.Error(err, "Ignoring the node's list of ending pods", "node", n.name)
 		return old
 	}
 	list := &endingList{text: n.ending, pods: pods}
-	b.forgetEnding(func(e *endingPod) bool { return e.node == n.name && e.listed }, list)
+	s.forgetEnding(func(e *endingPod) bool { return e.node == n.name && e.listed }, list)
 	for _, p := range pods {
-		if live, ok := b.pods[p.Pod.String()]; ok && live.pod.Ref.UID == p.Pod.UID {
+		if live, ok := s.pods[p.Pod.String()]; ok && live.pod.Ref.UID == p.Pod.UID {
 			continue // the node knows more than the watch of pods has shown; see release
 		}
-		if !slices.Contains(b.config.Resources, p.Resource) {
+		if !slices.Contains(s.config.Resources, p.Resource) {
 			continue
 		}
 		h := ledger.Holding{Pod: p.Pod, Node: n.name, Resource: p.Resource, Units: p.Units, Ending: true, Gone: true}
@@ -104,8 +104,8 @@ func (b *Books) setEnding(n *slimNode) *endingList {
 			h.Confirmed = true
 			h.SetDevices(p.Devices)
 		}
-		b.config.Ledger.Observe(h)
-		b.ending[p.Pod.UID] = &endingPod{node: n.name, listed: true}
+		s.config.Ledger.Observe(h)
+		s.ending[p.Pod.UID] = &endingPod{node: n.name, listed: true}
 	}
 	if len(pods) == 0 {
 		return nil
@@ -113,13 +113,13 @@ func (b *Books) setEnding(n *slimNode) *endingList {
 	return list
 }
 
-// forgetEnding frees the ending pods that are chosen, but for those on a list. b.mu is
+// forgetEnding frees the ending pods that are chosen, but for those on a list. s.mu is
 // held.
-func (b *Books) forgetEnding(chosen func(*endingPod) bool, but ...*endingList) {
-	for uid, e := range b.ending {
+func (s *State) forgetEnding(chosen func(*endingPod) bool, but ...*endingList) {
+	for uid, e := range s.ending {
 		if chosen(e) && !slices.ContainsFunc(but, func(l *endingList) bool { return l.has(uid) }) {
-			delete(b.ending, uid)
-			b.config.Ledger.Forget(uid)
+			delete(s.ending, uid)
+			s.config.Ledger.Forget(uid)
 		}
 	}
 }
@@ -127,9 +127,9 @@ func (b *Books) forgetEnding(chosen func(*endingPod) bool, but ...*endingList) {
 // Settle frees what pods hold that are gone and of which their node has said nothing
 // for too long. It is to be called every second or so; its cost depends on the
 // number of such pods.
-func (b *Books) Settle() {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	now := b.config.Now()
-	b.forgetEnding(func(e *endingPod) bool { return !e.listed && !now.Before(e.until) })
+func (s *State) Settle() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := s.config.Now()
+	s.forgetEnding(func(e *endingPod) bool { return !e.listed && !now.Before(e.until) })
 }

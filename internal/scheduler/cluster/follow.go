@@ -10,7 +10,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/resourceversion"
-	"k8s.io/client-go/tools/cache"
 
 	"github.com/divvy-gpu/divvy/internal/platform/kube"
 )
@@ -18,19 +17,13 @@ import (
 // TookTheLead is the condition of a pod that Mark sets.
 const TookTheLead v1.PodConditionType = "divvy.dev/TookTheLead"
 
-// lookEvery is how often CatchUp looks how far the books are.
+// lookEvery is how often CatchUp looks how far the state is.
 const lookEvery = 5 * time.Millisecond
 
-// following notes the reflector of the pods, and returns what runs it.
-func (b *Books) following(r *cache.Reflector) func(context.Context) {
-	b.reflector.Store(r)
-	return r.RunWithContext
-}
-
-// seen reports whether the books have every change of pods up to that version.
-func (b *Books) seen(version string) (bool, error) {
-	r := b.reflector.Load()
-	if r == nil || !b.Synced() {
+// seen reports whether the state has every change of pods up to that version.
+func (s *State) seen(version string) (bool, error) {
+	r := s.reflector.Load()
+	if r == nil || !s.Synced() {
 		return false, nil
 	}
 	// Before the first list is complete it is "", and in between it may be anything
@@ -46,13 +39,13 @@ func (b *Books) seen(version string) (bool, error) {
 	return order >= 0, nil
 }
 
-// CatchUp returns nil when the books have everything that was written to any pod
+// CatchUp returns nil when the state has everything that was written to any pod
 // before it was called. It is proven by a write: the API server numbers all changes of
 // pods one after the other, so whoever has seen that write has seen what came before,
 // whatever the watch and the API server's caches lag behind. The write is the condition
-// TookTheLead on the pod that is named, which must be among those that the books follow.
-func (b *Books) CatchUp(ctx context.Context, clients kube.Clients, namespace, name string) error {
-	for !b.Synced() {
+// TookTheLead on the pod that is named, which must be among those that are followed.
+func (s *State) CatchUp(ctx context.Context, clients kube.Clients, namespace, name string) error {
+	for !s.Synced() {
 		if err := sleep(ctx, lookEvery); err != nil {
 			return fmt.Errorf("wait for the ledger to be read: %w", err)
 		}
@@ -72,7 +65,7 @@ func (b *Books) CatchUp(ctx context.Context, clients kube.Clients, namespace, na
 		return fmt.Errorf("write the condition %s of pod %s/%s: %w", TookTheLead, namespace, name, err)
 	}
 	for {
-		seen, err := b.seen(pod.ResourceVersion)
+		seen, err := s.seen(pod.ResourceVersion)
 		if seen || err != nil {
 			return err
 		}

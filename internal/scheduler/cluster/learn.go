@@ -5,6 +5,9 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/divvy-gpu/divvy/internal/core/accel"
 )
 
 // comesWithNode reports whether the pod is there because its node is: one of a
@@ -15,48 +18,55 @@ func comesWithNode(pod *v1.Pod) bool {
 	return owner != nil && (owner.Kind == "DaemonSet" || owner.Kind == "Node")
 }
 
+// learning is what the Learner heard of, and what it will.
+type learning struct {
+	learner Learner // nil for none
+	// early are pods on nodes that were seen before all nodes and pods were read.
+	early []*slimPod
+	// failures are by the owner's UID: pods that failed and were not replaced yet.
+	failures map[types.UID]int
+}
+
 // learn tells the Learner of a pod that is seen on a node for the first time. Pods that
-// wait, or that a scheduling gate holds back, say nothing of what is placed. b.mu is
+// wait, or that a scheduling gate holds back, say nothing of what is placed. s.mu is
 // held.
 //
-// What the API server had when the books were opened is told when all of it was
-// read, as a pod without a device counts by what its node publishes.
-func (b *Books) learn(p *slimPod) {
+// What the API server had at the start follows when all of it was read, as a pod without
+// a device counts by what its node publishes.
+func (s *State) learn(p *slimPod) {
 	switch {
-	case b.config.Learner == nil || p.comesWithNode || p.Node == "":
-	case !b.nodesSynced || !b.podsSynced:
-		b.unlearned = append(b.unlearned, p)
+	case s.learning.learner == nil || p.comesWithNode || p.Node == "":
+	case !s.nodesSynced || !s.podsSynced:
+		s.learning.early = append(s.learning.early, p)
 	default:
-		b.tell(p)
+		s.learning.tell(p, s.nodes[p.Node].counted)
 	}
 }
 
-// learnRead tells of the pods that were there before the books, once all nodes
-// and pods were read: the oldest first, as if each had been seen coming. b.mu is
-// held.
-func (b *Books) learnRead() {
-	if !b.nodesSynced || !b.podsSynced {
+// learnRead tells the Learner of the early pods once all nodes and pods were read: the
+// oldest first, as if each had been seen coming. s.mu is held.
+func (s *State) learnRead() {
+	if !s.nodesSynced || !s.podsSynced {
 		return
 	}
-	slices.SortStableFunc(b.unlearned, func(p, q *slimPod) int { return p.Created.Compare(q.Created) })
-	for _, p := range b.unlearned {
-		b.tell(p)
-		b.noteFailure(p)
+	slices.SortStableFunc(s.learning.early, func(p, q *slimPod) int { return p.Created.Compare(q.Created) })
+	for _, p := range s.learning.early {
+		s.learning.tell(p, s.nodes[p.Node].counted)
+		s.learning.noteFailure(p)
 	}
-	b.unlearned = nil
+	s.learning.early = nil
 }
 
-func (b *Books) tell(p *slimPod) {
-	if b.replaces(p) {
-		return
-	}
+// tell passes on a pod, on a node that publishes the resources.
+func (l *learning) tell(p *slimPod, resources []accel.Resource) {
 	switch {
+	case l.replaces(p):
 	case len(p.Requests) == 0:
-		for _, resource := range b.nodes[p.Node].counted {
-			b.config.Learner.LearnBeside(resource, p.cpu, p.memory)
+		for _, resource := range resources {
+			l.learner.LearnBeside(resource, p.cpu, p.memory)
 		}
 	case len(p.Requests) == 1 && p.Mistake == nil:
-		b.config.Learner.Learn(p.Requests[0])
+		l.learner.Learn(p.Requests[0])
 	}
 }
 
@@ -64,25 +74,25 @@ func (b *Books) tell(p *slimPod) {
 const maxFailures = 10_000
 
 // noteFailure notes that a pod failed on its node: its owner makes another, which is
-// no further demand. b.mu is held.
-func (b *Books) noteFailure(p *slimPod) {
-	if !p.failed || p.owner == "" || p.Node == "" || b.config.Learner == nil {
+// no further demand.
+func (l *learning) noteFailure(p *slimPod) {
+	if !p.failed || p.owner == "" || p.Node == "" || l.learner == nil {
 		return
 	}
-	if len(b.failures) >= maxFailures {
-		clear(b.failures)
+	if len(l.failures) >= maxFailures {
+		clear(l.failures)
 	}
-	b.failures[p.owner]++
+	l.failures[p.owner]++
 }
 
 // replaces reports whether the pod takes the place of one that failed; each is
-// replaced once. b.mu is held.
-func (b *Books) replaces(p *slimPod) bool {
-	if p.owner == "" || b.failures[p.owner] == 0 {
+// replaced once.
+func (l *learning) replaces(p *slimPod) bool {
+	if p.owner == "" || l.failures[p.owner] == 0 {
 		return false
 	}
-	if b.failures[p.owner]--; b.failures[p.owner] == 0 {
-		delete(b.failures, p.owner)
+	if l.failures[p.owner]--; l.failures[p.owner] == 0 {
+		delete(l.failures, p.owner)
 	}
 	return true
 }

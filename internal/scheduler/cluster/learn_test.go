@@ -67,7 +67,7 @@ func ended(p *v1.Pod) *v1.Pod {
 func TestLearn(t *testing.T) {
 	var l learned
 	books := ledger.New(ledger.Options{})
-	b := NewBooks(BooksConfig{Ledger: books, Capacity: books, Learner: &l, Resources: []accel.Resource{gcuMemory}})
+	b := NewState(Config{Ledger: books, Capacity: books, Learner: &l, Resources: []accel.Resource{gcuMemory}})
 	ok := func(err error) {
 		t.Helper()
 		if err != nil {
@@ -121,15 +121,15 @@ func TestLearn(t *testing.T) {
 	ok(b.Pods().Update(comer("waits", "a", "9", "", 0)))
 	ok(b.Pods().Update(owned(comer("daemon2", "a", "6", "", 0), "DaemonSet")))
 	l.want(t, "8 by 2 1000m", "7 by 0 1000m", "beside 9000m 0Mi")
-	if len(b.unlearned) != 0 {
-		t.Errorf("%d pods are kept back", len(b.unlearned))
+	if len(b.learning.early) != 0 {
+		t.Errorf("%d pods are kept back", len(b.learning.early))
 	}
 }
 
 // Where CPU is not counted, pods without a device say nothing.
 func TestLearnWithoutCapacity(t *testing.T) {
 	var l learned
-	b := NewBooks(BooksConfig{Ledger: ledger.New(ledger.Options{}), Learner: &l, Resources: []accel.Resource{gcuMemory}})
+	b := NewState(Config{Ledger: ledger.New(ledger.Options{}), Learner: &l, Resources: []accel.Resource{gcuMemory}})
 	for _, err := range []error{
 		b.Nodes().Replace(nil, "1"),
 		b.Pods().Replace([]any{comer("p", "a", "1", "4", 0), comer("q", "a", "1", "", 0)}, "1"),
@@ -152,10 +152,10 @@ func TestLearnFromPodsThatRun(t *testing.T) {
 	}
 	one, two := "4 by 0 0m", []string{"4 by 0 0m", "4 by 0 0m"}
 	tests := map[string]struct {
-		run  func(b *Books) error
+		run  func(b *State) error
 		want []string
 	}{
-		"pods that are created and deleted unbound": {run: func(b *Books) error {
+		"pods that are created and deleted unbound": {run: func(b *State) error {
 			var errs []error
 			for i := range 1000 {
 				p := of(fmt.Sprint("p", i), "", "rs", v1.PodPending)
@@ -164,7 +164,7 @@ func TestLearnFromPodsThatRun(t *testing.T) {
 			}
 			return errors.Join(errs...)
 		}},
-		"pods that fail and are replaced": {run: func(b *Books) error {
+		"pods that fail and are replaced": {run: func(b *State) error {
 			var errs []error
 			for i := range 1000 {
 				uid := fmt.Sprint("p", i)
@@ -173,24 +173,24 @@ func TestLearnFromPodsThatRun(t *testing.T) {
 			}
 			return errors.Join(errs...)
 		}, want: []string{one}},
-		"two of a controller, one of which fails": {run: func(b *Books) error {
+		"two of a controller, one of which fails": {run: func(b *State) error {
 			return errors.Join(b.Pods().Add(of("p", "a", "rs", v1.PodRunning)), b.Pods().Add(of("q", "a", "rs", v1.PodRunning)),
 				b.Pods().Update(of("q", "a", "rs", v1.PodFailed)), b.Pods().Add(of("r", "a", "rs", v1.PodRunning)))
 		}, want: two},
-		"another controller": {run: func(b *Books) error {
+		"another controller": {run: func(b *State) error {
 			return errors.Join(b.Pods().Add(of("p", "a", "rs", v1.PodRunning)), b.Pods().Update(of("p", "a", "rs", v1.PodFailed)),
 				b.Pods().Add(of("q", "a", "other", v1.PodRunning)))
 		}, want: two},
-		"pods of a job that succeed": {run: func(b *Books) error {
+		"pods of a job that succeed": {run: func(b *State) error {
 			return errors.Join(b.Pods().Add(of("p", "a", "job", v1.PodRunning)), b.Pods().Update(of("p", "a", "job", v1.PodSucceeded)),
 				b.Pods().Add(of("q", "a", "job", v1.PodRunning)))
 		}, want: two},
-		"pods without a controller": {run: func(b *Books) error {
+		"pods without a controller": {run: func(b *State) error {
 			p := comer("p", "a", "1", "4", 0)
 			p.Status.Phase = v1.PodFailed
 			return errors.Join(b.Pods().Add(comer("p", "a", "1", "4", 0)), b.Pods().Update(p), b.Pods().Add(comer("q", "a", "1", "4", 0)))
 		}, want: two},
-		"what had failed before the books were opened": {run: func(b *Books) error {
+		"what had failed before the books were opened": {run: func(b *State) error {
 			b.podsSynced = false
 			list := []any{of("new", "a", "rs", v1.PodRunning)}
 			for i := range 100 {
@@ -204,13 +204,13 @@ func TestLearnFromPodsThatRun(t *testing.T) {
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			var l learned
-			b := NewBooks(BooksConfig{Ledger: ledger.New(ledger.Options{}), Learner: &l, Resources: []accel.Resource{gcuMemory}})
+			b := NewState(Config{Ledger: ledger.New(ledger.Options{}), Learner: &l, Resources: []accel.Resource{gcuMemory}})
 			if err := errors.Join(b.Nodes().Replace(nil, "1"), b.Pods().Replace(nil, "1"), tc.run(b)); err != nil {
 				t.Fatal(err)
 			}
 			l.want(t, tc.want...)
-			if len(b.failures) > 1 {
-				t.Errorf("failures are remembered: %v", b.failures)
+			if len(b.learning.failures) > 1 {
+				t.Errorf("failures are remembered: %v", b.learning.failures)
 			}
 		})
 	}

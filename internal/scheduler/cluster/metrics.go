@@ -84,10 +84,11 @@ func (c Collector) Collect(out chan<- prometheus.Metric) {
 	ch.send(podsDesc, float64(size.Ungranted), "ungranted")
 	ch.send(readyDesc, metrics.Bool(c.Ready()))
 	ch.send(leaderDesc, metrics.Bool(c.Leading()))
-	ch.send(reservationsDesc, float64(c.Ledger.Reservations()))
-	ch.send(expectedDesc, float64(c.Ledger.Expected()))
+	counts := c.Ledger.Counts()
+	ch.send(reservationsDesc, float64(counts.Reservations))
+	ch.send(expectedDesc, float64(counts.Expected))
 	for _, resource := range c.Resources {
-		for node := range c.Ledger.EachUsage(resource) {
+		for node := range c.Ledger.Nodes(resource) {
 			c.node(ch, string(resource), &node)
 		}
 	}

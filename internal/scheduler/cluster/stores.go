@@ -19,7 +19,7 @@ var (
 	_ cache.TransformingStore = nodeStore{}
 )
 
-// slimPod is a pod reduced to what the books need. A reflector that streams
+// slimPod is a pod reduced to what a State needs. A reflector that streams
 // the first list keeps all of it until the end, in this form.
 type slimPod struct {
 	Pod
@@ -27,7 +27,7 @@ type slimPod struct {
 	grant string
 	// attempt is how the attempts to place a pod without a node went.
 	attempt ledger.Attempt
-	// cpu and memory are those of a pod that asks for nothing of ours, in
+	// cpu and memory are those of a pod without a shared resource, in
 	// millicores and MiB; 0 where they are not counted. Other pods have theirs in
 	// Requests.
 	cpu, memory int64
@@ -47,15 +47,15 @@ func (p *slimPod) GetObjectMeta() metav1.Object {
 	return &metav1.ObjectMeta{Namespace: p.Ref.Namespace, Name: p.Ref.Name}
 }
 
-// podStore is the books as a reflector of pods writes into them.
-type podStore struct{ books *Books }
+// podStore is a State as a reflector of pods writes into it.
+type podStore struct{ state *State }
 
 func (s podStore) slim(obj any) (*slimPod, error) {
 	switch pod := obj.(type) {
 	case *slimPod:
 		return pod, nil
 	case *v1.Pod:
-		c := &s.books.config
+		c := &s.state.config
 		p := &slimPod{Pod: podOf(pod, c.Resources, c.Capacity != nil), grant: pod.Annotations[wire.GrantAnnotation], runs: kube.MayRun(pod),
 			grace: graceOf(pod), comesWithNode: comesWithNode(pod), failed: pod.Status.Phase == v1.PodFailed}
 		if owner := metav1.GetControllerOfNoCopy(pod); owner != nil {
@@ -89,9 +89,9 @@ func (s podStore) Update(obj any) error {
 	if err != nil {
 		return err
 	}
-	s.books.mu.Lock()
-	defer s.books.mu.Unlock()
-	s.books.setPod(pod)
+	s.state.mu.Lock()
+	defer s.state.mu.Unlock()
+	s.state.setPod(pod)
 	return nil
 }
 
@@ -101,14 +101,14 @@ func (s podStore) Delete(obj any) error {
 	if err != nil {
 		return err
 	}
-	s.books.mu.Lock()
-	defer s.books.mu.Unlock()
-	s.books.deletePod(pod, true)
+	s.state.mu.Lock()
+	defer s.state.mu.Unlock()
+	s.state.deletePod(pod, true)
 	return nil
 }
 
 // Replace takes in a whole list; whatever is not in it is gone. While it runs
-// nothing else sees the books.
+// nothing else sees the state.
 func (s podStore) Replace(list []any, _ string) error {
 	pods := make([]*slimPod, 0, len(list))
 	listed := make(map[accel.PodRef]bool, len(list))
@@ -122,38 +122,38 @@ func (s podStore) Replace(list []any, _ string) error {
 		case len(pod.Requests) > 0:
 			pods = append(pods, pod)
 			listed[pod.Ref] = true
-		case s.books.config.Capacity != nil:
+		case s.state.config.Capacity != nil:
 			pods = append(pods, pod)
 			others[pod.Ref.UID] = struct{}{}
 		}
 	}
-	s.books.mu.Lock()
-	defer s.books.mu.Unlock()
-	for key, record := range s.books.pods {
+	s.state.mu.Lock()
+	defer s.state.mu.Unlock()
+	for key, record := range s.state.pods {
 		if !listed[record.pod.Ref] {
-			s.books.forgetPod(key, record, unseenGrace)
+			s.state.forgetPod(key, record, unseenGrace)
 		}
 	}
-	for uid := range s.books.others {
+	for uid := range s.state.others {
 		if _, still := others[uid]; !still {
-			s.books.discharge(uid)
+			s.state.discharge(uid)
 		}
 	}
 	for _, pod := range pods {
-		if pod.Ended && !s.books.podsSynced {
-			s.books.learn(pod) // it was placed, too
+		if pod.Ended && !s.state.podsSynced {
+			s.state.learn(pod) // it was placed, too
 		}
-		s.books.setPod(pod)
+		s.state.setPod(pod)
 	}
-	s.books.podsSynced = true
-	s.books.learnRead()
+	s.state.podsSynced = true
+	s.state.learnRead()
 	return nil
 }
 
-// Resync has nothing to do: the books never lag behind what they were told.
+// Resync has nothing to do: the state never lags behind what was written.
 func (podStore) Resync() error { return nil }
 
-// slimNode is a node reduced to what the books need.
+// slimNode is a node reduced to what a State needs.
 type slimNode struct {
 	name, inventory, ending string
 	labels                  map[string]string
@@ -165,9 +165,8 @@ type slimNode struct {
 // GetObjectMeta lets the reflector's first store find the node's name.
 func (n *slimNode) GetObjectMeta() metav1.Object { return &metav1.ObjectMeta{Name: n.name} }
 
-// nodeStore is the books as a reflector of nodes, or of their metadata, writes
-// into them.
-type nodeStore struct{ books *Books }
+// nodeStore is a State as a reflector of nodes, or of their metadata, writes into it.
+type nodeStore struct{ state *State }
 
 func nodeOf(obj any) (*slimNode, error) {
 	switch node := obj.(type) {
@@ -200,9 +199,9 @@ func (s nodeStore) Update(obj any) error {
 	if err != nil {
 		return err
 	}
-	s.books.mu.Lock()
-	defer s.books.mu.Unlock()
-	s.books.setNode(node)
+	s.state.mu.Lock()
+	defer s.state.mu.Unlock()
+	s.state.setNode(node)
 	return nil
 }
 
@@ -212,9 +211,9 @@ func (s nodeStore) Delete(obj any) error {
 	if err != nil {
 		return err
 	}
-	s.books.mu.Lock()
-	defer s.books.mu.Unlock()
-	s.books.deleteNode(node.name)
+	s.state.mu.Lock()
+	defer s.state.mu.Unlock()
+	s.state.deleteNode(node.name)
 	return nil
 }
 
@@ -230,20 +229,20 @@ func (s nodeStore) Replace(list []any, _ string) error {
 		nodes = append(nodes, node)
 		listed[node.name] = true
 	}
-	s.books.mu.Lock()
-	defer s.books.mu.Unlock()
-	for name := range s.books.nodes {
+	s.state.mu.Lock()
+	defer s.state.mu.Unlock()
+	for name := range s.state.nodes {
 		if !listed[name] {
-			s.books.deleteNode(name)
+			s.state.deleteNode(name)
 		}
 	}
 	for _, node := range nodes {
-		s.books.setNode(node)
+		s.state.setNode(node)
 	}
-	s.books.nodesSynced = true
-	s.books.learnRead()
+	s.state.nodesSynced = true
+	s.state.learnRead()
 	return nil
 }
 
-// Resync has nothing to do: the books never lag behind what they were told.
+// Resync has nothing to do: the state never lags behind what was written.
 func (nodeStore) Resync() error { return nil }

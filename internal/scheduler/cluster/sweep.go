@@ -21,7 +21,7 @@ const (
 // Sweeper drops the reservations of pods that are not confirmed as bound.
 type Sweeper struct {
 	Ledger *ledger.Ledger
-	Books  *Books
+	State  *State
 	Binder *Binder
 	// BindLimit is how long a bind may be under way, with the question what became of it.
 	BindLimit time.Duration
@@ -37,7 +37,7 @@ func (s Sweeper) Run(ctx context.Context) {
 			return
 		case <-ticker.C:
 			s.verify(ctx)
-			s.Books.Settle()
+			s.State.Settle()
 			if n := s.Ledger.Expire(); n > 0 {
 				klog.FromContext(ctx).Info("Dropped reservations of pods that were not observed as bound", "count", n)
 			}

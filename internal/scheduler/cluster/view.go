@@ -81,12 +81,12 @@ func LoadView(ctx context.Context, clients kube.Clients, ledger Ledger, grants G
 		return View{}, err
 	}
 	maps.DeleteFunc(memory, func(_ accel.Resource, counted bool) bool { return !counted })
-	books := NewBooks(BooksConfig{Ledger: ledger, Grants: grants, Resources: slices.Sorted(maps.Keys(memory))})
-	if err := books.Nodes().Replace(nodes, ""); err != nil {
+	state := NewState(Config{Ledger: ledger, Grants: grants, Resources: slices.Sorted(maps.Keys(memory))})
+	if err := state.Nodes().Replace(nodes, ""); err != nil {
 		return View{}, err
 	}
 
-	store := podStore{books}
+	store := podStore{state}
 	var pods []any
 	err = eachItem(ctx, "pods", func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 		o.FieldSelector = running

@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"slices"
 	"testing"
 	"time"
 
@@ -51,7 +52,7 @@ func TestWholeDevicesAndSlicesAreNotTheBooksBusiness(t *testing.T) {
 	f.ok(f.books.Pods().Add(asks(f.grant(boundPod("p", "u1", "4", "a"), testKey, 1), "nvidia.com/gpu", 1)))
 	f.ok(f.books.Pods().Add(asks(boundPod("q", "u2", "", "a"), "nvidia.com/gpu.shared", 3)))
 	f.want("a: 0 4; whole-only: 0")
-	if got := f.ledger.Nodes("nvidia.com/gpu"); len(got) != 0 {
+	if got := slices.Collect(f.ledger.Nodes("nvidia.com/gpu")); len(got) != 0 {
 		t.Errorf("the ledger has %+v", got)
 	}
 	if problem := f.books.Problem("a"); problem != "" {

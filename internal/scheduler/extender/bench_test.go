@@ -447,7 +447,7 @@ func benchHandler(policy string, pods int) (handler http.Handler, renew func(), 
 		return nil, nil, err
 	}
 	resources := []accel.Resource{gcuMemory}
-	follower := cluster.NewBooks(cluster.BooksConfig{Ledger: books, Grants: keys, Resources: resources})
+	follower := cluster.NewState(cluster.Config{Ledger: books, Grants: keys, Resources: resources})
 
 	fill := func(store cache.TransformingStore, n int, object func(i int) (any, error)) error {
 		items := make([]any, n)

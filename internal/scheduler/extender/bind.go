@@ -15,7 +15,7 @@ import (
 
 // bind gives the pod a device of the node and binds it there.
 func (e *Extender) bind(ctx context.Context, body, out []byte) ([]byte, error) {
-	if err := e.ready(); err != nil {
+	if err := e.replica.ready(); err != nil {
 		return nil, err
 	}
 	args, err := decodeBindArgs(body)
@@ -31,7 +31,7 @@ func (e *Extender) bind(ctx context.Context, body, out []byte) ([]byte, error) {
 		return nil, fmt.Errorf("another bind of pod %s/%s is in progress: %w", args.PodNamespace, args.PodName, err)
 	}
 	defer unlock()
-	ctx, done, err := e.lead(ctx)
+	ctx, done, err := e.replica.lead(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -57,7 +57,7 @@ func (e *Extender) bind(ctx context.Context, body, out []byte) ([]byte, error) {
 // that, and needs the Lease then.
 func (e *Extender) Quiesce(ctx context.Context) { e.binds.wait(ctx) }
 
-// podToBind returns the pod that the arguments mean. The books usually have
+// podToBind returns the pod that the arguments mean. The cluster state usually has
 // it. Where the watch is behind, it is as the same caller showed it when it asked
 // for a node. When there is neither, as for a pod that asks for nothing of ours, the
 // API server is asked.
@@ -95,14 +95,14 @@ func (e *Extender) bindPod(ctx context.Context, pod cluster.Pod, node string) er
 		return e.config.Binder.Bind(ctx, pod.Ref, node, nil)
 	case 1:
 	default:
-		// filter has refused it already; this is for who does not ask filter.
+		// filter has rejected it already; this is for a caller that does not ask filter.
 		return fmt.Errorf("pod %s: %s", pod.Ref, severalResources(pod.Requests))
 	}
 	if pod.Mistake != nil {
 		return fmt.Errorf("pod %s: %s", pod.Ref, mistaken(pod.Mistake))
 	}
-	if e.onlyOne(pod.Requests[0], node) {
-		return fmt.Errorf("pod %s: node %s: %s", pod.Ref, node, e.reason(pod.Requests[0], accel.Unservable, node))
+	if onlyOne(e.config.Cluster, pod.Requests[0], node) {
+		return fmt.Errorf("pod %s: node %s: %s", pod.Ref, node, reasonOf(e.config.Cluster, pod.Requests[0], accel.Unservable, node))
 	}
 	signer, err := e.config.Signer()
 	if err != nil {
@@ -124,7 +124,7 @@ func (e *Extender) bindPod(ctx context.Context, pod cluster.Pod, node string) er
 	annotations[wire.GrantAnnotation] = value
 
 	if err := e.config.Binder.Bind(ctx, pod.Ref, node, annotations); err != nil {
-		// If nobody knows whether the pod was bound, the device stays
+		// If it is unknown whether the pod was bound, the device stays
 		// reserved: the watch confirms it, or it expires.
 		if !errors.Is(err, cluster.ErrOutcomeUnknown) {
 			undo()

@@ -23,10 +23,16 @@ const ClientName = "divvy-kube-scheduler"
 // callerKey is the key under which a context has whether the caller may bind.
 type callerKey struct{}
 
-// withCaller returns a context that says whether the caller of the request is one that
-// may bind, also through a replica that does not lead.
-func (e *Extender) withCaller(r *http.Request) context.Context {
-	may := r.Header.Get(ForwardedHeader) != forwardedStranger && e.mayBind(r) == nil
+// callers decides who may bind.
+type callers struct {
+	bindFrom []netip.Prefix // Config.BindFrom
+	host     host
+}
+
+// context says whether the caller of the request is one that may bind, also through a
+// replica that does not lead.
+func (c *callers) context(r *http.Request) context.Context {
+	may := r.Header.Get(ForwardedHeader) != forwardedStranger && c.mayBind(r) == nil
 	return context.WithValue(r.Context(), callerKey{}, may)
 }
 
@@ -36,23 +42,21 @@ func mayBind(ctx context.Context) bool {
 	return may
 }
 
-// tell makes an event on a pod. Only who may bind is believed that there is such a
-// pod: anybody may ask the other questions, and would choose the pod.
+// tell makes an event on a pod. Only a caller that may bind is believed that there is
+// such a pod: any client may ask the other questions, and would choose the pod.
 func (e *Extender) tell(ctx context.Context, pod *v1.Pod, kind events.Kind, message string) {
 	if e.config.Tell != nil && mayBind(ctx) {
 		e.config.Tell(refOf(pod), kind, message)
 	}
 }
 
-// mayBind refuses binds of callers that are nobody to trust with one: a bind acts
-// with the extender's own rights.
+// mayBind says why the caller may not bind: a bind acts with the extender's own rights.
 //
-// Over TLS that is who shows no certificate made for kube-scheduler, wherever it
-// is. A caller over plain HTTP shows no credentials, so by default only processes
+// Over TLS a caller needs a certificate made for kube-scheduler, wherever it is. A caller over plain HTTP shows no credentials, so by default only processes
 // of the extender's own host may ask for a bind: kube-scheduler beside it on a
 // control-plane node. In a pod network of its own, or for a scheduler on another
 // node, an administrator names the addresses.
-func (e *Extender) mayBind(r *http.Request) error {
+func (c *callers) mayBind(r *http.Request) error {
 	if r.TLS != nil {
 		return CheckCertificate(r.TLS)
 	}
@@ -60,23 +64,25 @@ func (e *Extender) mayBind(r *http.Request) error {
 	if err != nil {
 		return fmt.Errorf("bind rejected: parse the caller's address %q: %w", r.RemoteAddr, err)
 	}
-	return e.checkAddress(remote.Addr().Unmap())
+	return c.checkAddress(remote.Addr().Unmap())
 }
 
 // MayBindFrom reports whether callers over plain HTTP from that address may bind.
-func (e *Extender) MayBindFrom(address netip.Addr) bool { return e.checkAddress(address) == nil }
+func (e *Extender) MayBindFrom(address netip.Addr) bool {
+	return e.callers.checkAddress(address) == nil
+}
 
 // checkAddress says why callers over plain HTTP from that address may not bind.
-func (e *Extender) checkAddress(from netip.Addr) error {
+func (c *callers) checkAddress(from netip.Addr) error {
 	if from.IsLoopback() {
 		return nil
 	}
-	for _, prefix := range e.config.BindFrom {
+	for _, prefix := range c.bindFrom {
 		if prefix.Contains(from) {
 			return nil
 		}
 	}
-	own, err := e.host.addresses()
+	own, err := c.host.addresses()
 	if err != nil {
 		return fmt.Errorf("bind rejected: list the addresses of this host: %w", err)
 	}

@@ -41,10 +41,10 @@ func TestMayBind(t *testing.T) {
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
-			e := &Extender{config: Config{BindFrom: tt.allowed}}
+			e := &Extender{callers: callers{bindFrom: tt.allowed}}
 			r := httptest.NewRequest(http.MethodPost, Prefix+"/bind", nil)
 			r.RemoteAddr = tt.remote
-			err := e.mayBind(r)
+			err := e.callers.mayBind(r)
 			if tt.refused == "" && err != nil {
 				t.Errorf("refused: %v", err)
 			}
@@ -78,7 +78,7 @@ func TestMayBindOverTLS(t *testing.T) {
 			e := &Extender{}
 			r := httptest.NewRequest(http.MethodPost, Prefix+"/bind", nil)
 			r.RemoteAddr, r.TLS = tt.remote, &tls.ConnectionState{VerifiedChains: tt.chains}
-			err := e.mayBind(r)
+			err := e.callers.mayBind(r)
 			if tt.refused == "" && err != nil {
 				t.Errorf("refused: %v", err)
 			}

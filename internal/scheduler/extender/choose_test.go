@@ -90,8 +90,8 @@ func TestChooseNodeAfterAFailedAttempt(t *testing.T) {
 			}
 			fail(w, pod)
 			for range 3 {
-				if got := w.fitting(pod, all...); !slices.Equal(got, all) || w.ledger.Expected() != 0 {
-					t.Errorf("afterwards: %v, and %d binds are expected", got, w.ledger.Expected())
+				if got := w.fitting(pod, all...); !slices.Equal(got, all) || w.ledger.Counts().Expected != 0 {
+					t.Errorf("afterwards: %v, and %d binds are expected", got, w.ledger.Counts().Expected)
 				}
 				w.clock = w.clock.Add(time.Minute)
 			}
@@ -102,8 +102,8 @@ func TestChooseNodeAfterAFailedAttempt(t *testing.T) {
 			}
 			w.clock = w.clock.Add(time.Minute)
 			w.fitting(pod, all...)
-			if text := w.bind(pod, "node-c"); text != "" || w.ledger.Expected() != 0 {
-				t.Errorf("bind: %q; %d binds are expected", text, w.ledger.Expected())
+			if text := w.bind(pod, "node-c"); text != "" || w.ledger.Counts().Expected != 0 {
+				t.Errorf("bind: %q; %d binds are expected", text, w.ledger.Counts().Expected)
 			}
 		})
 	}
@@ -142,16 +142,16 @@ func TestNothingIsReservedWhereSeveralNodesAreNamed(t *testing.T) {
 	w := newWorld(t, choosing)
 	pod := w.add(newPod("pod", 8))
 	w.fitting(pod, "node-b")
-	if w.ledger.Expected() != 1 {
+	if w.ledger.Counts().Expected != 1 {
 		t.Fatal("nothing is reserved")
 	}
 	pod.Spec.TopologySpreadConstraints = []v1.TopologySpreadConstraint{{MaxSkew: 1,
 		TopologyKey: "zone", WhenUnsatisfiable: v1.ScheduleAnyway}}
-	if got := w.fitting(pod, "node-a", "node-b"); len(got) != 2 || w.ledger.Expected() != 0 {
-		t.Errorf("%v, and %d binds are expected", got, w.ledger.Expected())
+	if got := w.fitting(pod, "node-a", "node-b"); len(got) != 2 || w.ledger.Counts().Expected != 0 {
+		t.Errorf("%v, and %d binds are expected", got, w.ledger.Counts().Expected)
 	}
 	w.fitting(pod, "node-b")
-	if w.fitting(pod, "elsewhere"); w.ledger.Expected() != 0 {
+	if w.fitting(pod, "elsewhere"); w.ledger.Counts().Expected != 0 {
 		t.Error("it fits nowhere, and its bind is expected")
 	}
 }
@@ -161,11 +161,11 @@ func TestNothingIsReservedWhereSeveralNodesAreNamed(t *testing.T) {
 func TestUnknownPodsAreNotExpectedForLong(t *testing.T) {
 	w := newWorld(t, choosing)
 	w.fitting(newPod("stranger", 8), "node-b")
-	if w.ledger.Expected() != 1 {
+	if w.ledger.Counts().Expected != 1 {
 		t.Fatal("nothing is reserved")
 	}
 	w.clock = w.clock.Add(5 * time.Second)
-	if w.ledger.Expire(); w.ledger.Expected() != 0 {
+	if w.ledger.Expire(); w.ledger.Counts().Expected != 0 {
 		t.Error("it is reserved still")
 	}
 }
@@ -295,11 +295,11 @@ func TestChooseNodeForStrangers(t *testing.T) {
 	if err == nil {
 		err = json.Unmarshal(answer, &result)
 	}
-	if err != nil || !slices.Equal(*result.NodeNames, names) || w.ledger.Expected() != 0 {
-		t.Errorf("answer %s, %v; room is kept for %d pods", answer, err, w.ledger.Expected())
+	if err != nil || !slices.Equal(*result.NodeNames, names) || w.ledger.Counts().Expected != 0 {
+		t.Errorf("answer %s, %v; room is kept for %d pods", answer, err, w.ledger.Counts().Expected)
 	}
-	if status, _ := w.post("/filter", body); status != http.StatusOK || w.ledger.Expected() != 1 {
-		t.Errorf("status %d; room is kept for %d pods, want that one", status, w.ledger.Expected())
+	if status, _ := w.post("/filter", body); status != http.StatusOK || w.ledger.Counts().Expected != 1 {
+		t.Errorf("status %d; room is kept for %d pods, want that one", status, w.ledger.Counts().Expected)
 	}
 }
 

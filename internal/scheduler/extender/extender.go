@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"net/http"
 	"net/netip"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -16,7 +18,6 @@ import (
 	"github.com/divvy-gpu/divvy/internal/core/ledger"
 	"github.com/divvy-gpu/divvy/internal/core/wire"
 	"github.com/divvy-gpu/divvy/internal/platform/events"
-	"github.com/divvy-gpu/divvy/internal/platform/limit"
 	"github.com/divvy-gpu/divvy/internal/scheduler/cluster"
 )
 
@@ -29,7 +30,7 @@ const DefaultBindTimeout = 9 * time.Second
 // bytes: enough for 5000 nodes of 8 devices and 50 000 pods. See package heaptarget.
 const HeapBudget = 100 << 20
 
-// Ledger is what the extender asks of the books. *ledger.Ledger is one.
+// Ledger is what the extender asks of the ledger. *ledger.Ledger is one.
 type Ledger interface {
 	Check(request accel.Request, nodes []string, out []ledger.Verdict)
 	Fits(request accel.Request, nodes []string, out []ledger.Verdict)
@@ -42,13 +43,13 @@ type Ledger interface {
 	Withdraw(podUID string) bool
 	Unbound(podUID, nominated string, attempt ledger.Attempt)
 	Forget(podUID string)
-	Freed() uint64
-	Nodes(resource accel.Resource) []ledger.NodeUsage
+	Counts() ledger.Counts
+	Nodes(resource accel.Resource) iter.Seq[ledger.NodeUsage]
 	Node(resource accel.Resource, name string) (ledger.NodeUsage, bool)
 }
 
 // Cluster is what the extender knows of pods and nodes without asking the API
-// server. *cluster.Books is one.
+// server. *cluster.State is one.
 type Cluster interface {
 	// Pod returns a pod that asks for something of ours, if it was seen.
 	Pod(namespace, name string) (cluster.Pod, bool)
@@ -106,8 +107,7 @@ type Config struct {
 	Tell func(pod accel.PodRef, kind events.Kind, message string)
 	// BindTimeout bounds a bind, 0 for DefaultBindTimeout.
 	BindTimeout time.Duration
-	// Waker makes kube-scheduler ask again about a pod that waits; nil for nobody:
-	// see WakeWaiting.
+	// Waker makes kube-scheduler ask again about a pod that waits; nil for none.
 	Waker Waker
 	// Now is the clock, time.Now when nil.
 	Now func() time.Time
@@ -118,8 +118,11 @@ type Extender struct {
 	config  Config
 	metrics *metrics
 	binds   *keyedLock
-	waiting *waiting
-	// nominated are nodes that filter refused though pods wait for them.
+	callers callers
+	replica replica
+	reports reports
+	waker   waker
+	// nominated are nodes that filter rejected though pods wait for them.
 	nominated nominatedNodes
 	// catchUps bounds how often preempt waits; see evictAfterWatch.
 	catchUps *rate.Limiter
@@ -127,12 +130,6 @@ type Extender struct {
 	attempts attempts
 	// slots bounds how many requests are decoded and answered at once.
 	slots *slots
-	// reports are those of inspect about all nodes.
-	reports limit.Reports[inspectQuery]
-	// host is this one.
-	host host
-	// link is to the replica that leads, while this one follows.
-	link link
 }
 
 // New checks the configuration.
@@ -155,22 +152,25 @@ func New(c Config) (*Extender, error) {
 	if err != nil {
 		return nil, fmt.Errorf("metrics of the extender: %w", err)
 	}
-	return &Extender{
-		config: c, metrics: m, binds: newKeyedLock(), waiting: w, catchUps: rate.NewLimiter(rate.Every(catchUpEvery), catchUpsAtOnce),
-		slots: newSlots(),
-	}, nil
+	e := &Extender{
+		config: c, metrics: m, binds: newKeyedLock(), callers: callers{bindFrom: c.BindFrom}, slots: newSlots(),
+		catchUps: rate.NewLimiter(rate.Every(catchUpEvery), catchUpsAtOnce),
+	}
+	e.replica = replica{
+		election: c.Election, forward: c.Forward, state: c.Ready, patience: c.Hold, callers: &e.callers, forwarded: m.forwarded,
+		held: make(chan struct{}, maxHeld),
+	}
+	e.reports = reports{ledger: c.Ledger, cluster: c.Cluster, resources: c.Resources, ready: e.replica.ready}
+	e.waker = waker{waiting: w, api: c.Waker, ledger: c.Ledger, cluster: c.Cluster, ready: e.replica.ready, woken: m.woken}
+	return e, nil
 }
 
-// errNotReady is in every error of ready.
-var errNotReady = errors.New("the extender is not ready")
-
-// ready wraps why the extender cannot answer yet.
-func (e *Extender) ready() error {
-	if err := e.config.Ready(); err != nil {
-		return fmt.Errorf("%w: %w", errNotReady, err)
-	}
-	if e.config.Election != nil && !e.config.Election.Leading() {
-		return fmt.Errorf("%w: %w", errNotReady, errFollows)
-	}
-	return nil
+// Run wakes pods that wait, and probes the leader while another replica leads, until
+// the context ends. Without it, requests to a leader that was cut off end by their own
+// timeouts only.
+func (e *Extender) Run(ctx context.Context) {
+	var group sync.WaitGroup
+	group.Go(func() { e.waker.run(ctx) })
+	group.Go(func() { e.replica.watch(ctx) })
+	group.Wait()
 }

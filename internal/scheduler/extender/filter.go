@@ -43,7 +43,7 @@ func (e *Extender) filter(ctx context.Context, body, out []byte) ([]byte, error)
 		code := accel.Fits
 		if len(requests) > 0 {
 			code = verdicts[i].Code
-			if code != accel.NodeUnknown && e.onlyOne(requests[0], name) {
+			if code != accel.NodeUnknown && onlyOne(e.config.Cluster, requests[0], name) {
 				code = accel.Unservable
 			}
 		}
@@ -62,16 +62,16 @@ func (e *Extender) filter(ctx context.Context, body, out []byte) ([]byte, error)
 		case reason != "":
 		case int(code) < len(texts) && code != accel.Unservable:
 			if texts[code] == "" {
-				texts[code] = e.reason(requests[0], code, name)
+				texts[code] = reasonOf(e.config.Cluster, requests[0], code, name)
 			}
 			reason = texts[code]
 		default:
-			reason = e.reason(requests[0], code, name)
+			reason = reasonOf(e.config.Cluster, requests[0], code, name)
 		}
 		result.refusals = append(result.refusals, refusal{node: name, reason: reason, unresolvable: code.Unresolvable()})
 	}
 	e.metrics.of(requests).filtered(len(result.fits), &counts)
-	e.answered(ctx, args.pod, requests, len(result.fits))
+	e.waker.answered(ctx, args.pod, requests, len(result.fits))
 	e.noteNominated(ctx, args, verdicts)
 	if len(result.fits) == 0 && len(requests) > 0 {
 		if why := neverFits(requests[0], &counts); why != "" {
@@ -112,7 +112,7 @@ func (e *Extender) prioritize(ctx context.Context, body, out []byte) ([]byte, er
 // memory.
 func (e *Extender) check(ctx context.Context, body []byte, scratch *scratch) (args filterArgs, requests []accel.Request,
 	verdicts []ledger.Verdict, mistake, err error) {
-	if err := e.ready(); err != nil {
+	if err := e.replica.ready(); err != nil {
 		return filterArgs{}, nil, nil, nil, err
 	}
 	if args, err = decodeFilterArgs(body, &scratch.names); err != nil {

@@ -285,7 +285,7 @@ func TestMistakesAreRefusedWithTheirKey(t *testing.T) {
 	if text := w.bind(pod, "node-a"); !strings.Contains(text, "cannot be divided equally among 2 devices") {
 		t.Errorf("bind: %q", text)
 	}
-	if n := w.ledger.Reservations(); n != 0 {
+	if n := w.ledger.Counts().Reservations; n != 0 {
 		t.Errorf("%d reservations are left", n)
 	}
 }

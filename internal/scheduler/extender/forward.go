@@ -9,13 +9,14 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/klog/v2"
 
 	"github.com/divvy-gpu/divvy/internal/platform/limit"
 	"github.com/divvy-gpu/divvy/internal/report/inspect"
 )
 
-// Election says which of several replicas answers. *lead.Lead is one.
+// Election says which of several replicas answers. *leader.Elector is one.
 type Election interface {
 	// Leading reports whether this replica leads now.
 	Leading() bool
@@ -62,19 +63,44 @@ var errUnknownLeader = errors.New("no leader is known")
 // errMisdirected says that the replica that was asked does not lead, or stops.
 var errMisdirected = errors.New("it is no longer the leader")
 
-// reachable returns nil when requests can be sent to this replica: it answers them,
-// or hands them on.
-func (e *Extender) reachable() error {
-	if e.config.Forward == nil {
-		return e.ready()
+// replica is this replica among those that may answer: one leads, the others hand
+// requests to it.
+type replica struct {
+	election Election          // nil where there is one
+	forward  http.RoundTripper // Config.Forward
+	state    func() error      // Config.Ready
+	patience time.Duration     // Config.Hold
+	callers  *callers
+	// forwarded counts what became of requests while another replica led, by result.
+	forwarded *prometheus.CounterVec
+	link      link
+	// held has a token for each bind that waits for a leader.
+	held chan struct{}
+}
+
+// errNotReady is in every error of ready.
+var errNotReady = errors.New("the extender is not ready")
+
+// ready says why this replica cannot answer yet.
+func (p *replica) ready() error {
+	err := p.state()
+	if err == nil && p.election != nil && !p.election.Leading() {
+		err = errFollows
 	}
-	if err := e.config.Ready(); err != nil {
+	if err != nil {
 		return fmt.Errorf("%w: %w", errNotReady, err)
 	}
-	if e.config.Election.Leading() {
-		return nil
+	return nil
+}
+
+// reachable returns nil when requests can be sent to this replica: it answers them,
+// or hands them on.
+func (p *replica) reachable() error {
+	err := p.ready()
+	if p.forward == nil || !errors.Is(err, errFollows) {
+		return err
 	}
-	if address, _ := e.config.Election.Leader(); address == "" {
+	if address, _ := p.election.Leader(); address == "" {
 		return fmt.Errorf("%w: %w", errNotReady, errUnknownLeader)
 	}
 	return nil
@@ -89,23 +115,23 @@ func (e *Extender) reachable() error {
 // for the answer, also those that request no accelerator; it tries the pod again by
 // itself. A bind that is made twice because an answer was lost does no harm: a pod that
 // is bound to the node already is left as it is.
-func (e *Extender) led(v verb, held chan struct{}, here http.Handler) http.Handler {
-	if e.config.Election == nil {
+func (p *replica) led(v verb, here http.Handler) http.Handler {
+	if p.election == nil {
 		return here
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		forwarded := r.Header.Get(ForwardedHeader) != ""
 		switch {
-		case forwarded && e.ready() != nil: // one that is stopping as well
+		case forwarded && p.ready() != nil: // one that is stopping as well
 			writeError(w, http.StatusMisdirectedRequest, errMisdirected.Error())
 			return
-		case forwarded, e.config.Election.Leading():
+		case forwarded, p.election.Leading():
 			here.ServeHTTP(w, r)
 			return
 		case v.allow != nil:
 			// The leader knows no more of the caller than that a replica asks for it.
 			if err := v.allow(r); err != nil {
-				e.fail(w, v, http.StatusForbidden, err)
+				fail(w, v, http.StatusForbidden, err)
 				return
 			}
 		}
@@ -113,34 +139,34 @@ func (e *Extender) led(v verb, held chan struct{}, here http.Handler) http.Handl
 		defer func() { putBuffer(body) }()
 		var done func()
 		var err error
-		if *body, done, err = e.readBody(w, r, v.maxBody, (*body)[:0]); err != nil {
-			e.fail(w, v, http.StatusBadRequest, err)
+		if *body, done, err = readBody(w, r, p.callers, v.maxBody, (*body)[:0]); err != nil {
+			fail(w, v, http.StatusBadRequest, err)
 			return
 		}
 		defer done()
 		if v.acts {
-			err = e.hold(w, r, held, here, *body)
+			err = p.hold(w, r, here, *body)
 		} else {
-			err = e.handOn(w, r, v, *body)
+			err = p.handOn(w, r, v, *body)
 		}
 		if err != nil {
 			logError(r.Context(), err, "path", r.URL.Path)
-			e.metrics.forwarded.WithLabelValues("failed").Inc()
-			e.fail(w, v, http.StatusServiceUnavailable, err)
+			p.forwarded.WithLabelValues("failed").Inc()
+			fail(w, v, http.StatusServiceUnavailable, err)
 		}
 	})
 }
 
 // handOn answers by the leader. An error says that nothing was answered.
-func (e *Extender) handOn(w http.ResponseWriter, r *http.Request, v verb, body []byte) error {
+func (p *replica) handOn(w http.ResponseWriter, r *http.Request, v verb, body []byte) error {
 	ctx := r.Context()
 	if v.name != verbInspect {
 		bounded, cancel := context.WithTimeout(ctx, askTimeout)
 		defer cancel()
 		ctx = bounded
 	}
-	address, _ := e.config.Election.Leader()
-	if err := e.askLeader(ctx, w, r, address, body); err != nil {
+	address, _ := p.election.Leader()
+	if err := p.askLeader(ctx, w, r, address, body); err != nil {
 		return fmt.Errorf("%w: %w", errNoLeader, err)
 	}
 	return nil
@@ -148,24 +174,24 @@ func (e *Extender) handOn(w http.ResponseWriter, r *http.Request, v verb, body [
 
 // hold answers by the leader, as soon as there is one. An error says that nothing was
 // answered.
-func (e *Extender) hold(w http.ResponseWriter, r *http.Request, held chan struct{}, here http.Handler, body []byte) error {
+func (p *replica) hold(w http.ResponseWriter, r *http.Request, here http.Handler, body []byte) error {
 	select {
-	case held <- struct{}{}:
-		defer func() { <-held }()
+	case p.held <- struct{}{}:
+		defer func() { <-p.held }()
 	default:
-		return fmt.Errorf("%w: %d requests are waiting for one", errNoLeader, cap(held))
+		return fmt.Errorf("%w: %d requests are waiting for one", errNoLeader, cap(p.held))
 	}
-	ctx, cancel := context.WithTimeout(r.Context(), e.config.Hold)
+	ctx, cancel := context.WithTimeout(r.Context(), p.patience)
 	defer cancel()
 	for {
-		address, changed := e.config.Election.Leader()
-		if e.config.Election.Leading() {
-			e.metrics.forwarded.WithLabelValues("here").Inc()
+		address, changed := p.election.Leader()
+		if p.election.Leading() {
+			p.forwarded.WithLabelValues("here").Inc()
 			r.Body, r.ContentLength = io.NopCloser(bytes.NewReader(body)), int64(len(body))
 			here.ServeHTTP(w, r)
 			return nil
 		}
-		err := e.askLeader(ctx, w, r, address, body)
+		err := p.askLeader(ctx, w, r, address, body)
 		if err == nil || errors.Is(err, limit.ErrBusy) {
 			return err
 		}
@@ -183,16 +209,16 @@ func (e *Extender) hold(w http.ResponseWriter, r *http.Request, held chan struct
 
 // askLeader hands the request to the leader at the address and its answer on. An error
 // says that nothing was answered.
-func (e *Extender) askLeader(ctx context.Context, w http.ResponseWriter, r *http.Request, address string, body []byte) error {
-	if address == "" || e.config.Forward == nil {
+func (p *replica) askLeader(ctx context.Context, w http.ResponseWriter, r *http.Request, address string, body []byte) error {
+	if address == "" || p.forward == nil {
 		return errUnknownLeader
 	}
-	ctx, done, err := e.link.to(ctx, address)
+	ctx, done, err := p.link.to(ctx, address)
 	if err == nil {
 		defer done()
-		answered, failed := e.ask(ctx, w, r, address, body)
+		answered, failed := p.ask(ctx, w, r, address, body)
 		if answered {
-			e.metrics.forwarded.WithLabelValues("leader").Inc()
+			p.forwarded.WithLabelValues("leader").Inc()
 			return nil
 		}
 		if err = errSilent; errors.Is(failed, errMisdirected) || errors.Is(failed, limit.ErrBusy) {
@@ -207,7 +233,7 @@ func (e *Extender) askLeader(ctx context.Context, w http.ResponseWriter, r *http
 // ask hands the request to the leader and its answer on. Once any of the answer is
 // written it is answered, also where the rest is lost: the connection is cut then, so
 // that nobody takes a part for the whole.
-func (e *Extender) ask(ctx context.Context, w http.ResponseWriter, r *http.Request, address string, body []byte) (answered bool,
+func (p *replica) ask(ctx context.Context, w http.ResponseWriter, r *http.Request, address string, body []byte) (answered bool,
 	err error) {
 	request, err := http.NewRequestWithContext(ctx, r.Method, "https://"+address+r.URL.RequestURI(),
 		bytes.NewReader(body)) //nolint:gosec // the address is what the leader published, read from its Lease and pod
@@ -218,10 +244,10 @@ func (e *Extender) ask(ctx context.Context, w http.ResponseWriter, r *http.Reque
 		request.Header.Set("Content-Type", kind)
 	}
 	request.Header.Set(ForwardedHeader, forwardedBelieved)
-	if e.mayBind(r) != nil {
+	if p.callers.mayBind(r) != nil {
 		request.Header.Set(ForwardedHeader, forwardedStranger)
 	}
-	response, err := e.config.Forward.RoundTrip(request)
+	response, err := p.forward.RoundTrip(request)
 	if err != nil {
 		return false, err
 	}
@@ -260,7 +286,7 @@ func (e *Extender) ask(ctx context.Context, w http.ResponseWriter, r *http.Reque
 
 // fail answers with an error where the verb has a place for it; status is for those
 // that have none.
-func (e *Extender) fail(w http.ResponseWriter, v verb, status int, err error) {
+func fail(w http.ResponseWriter, v verb, status int, err error) {
 	switch {
 	case v.name == verbInspect:
 		body, marshalErr := inspect.Marshal(inspect.Failed(err.Error()))
@@ -282,11 +308,11 @@ const verbInspect = "inspect"
 // lead bounds what is done in ctx by the time in which this replica may act. It is
 // called before anything is decided: what is decided while this replica leads is
 // written before another can, or not at all.
-func (e *Extender) lead(ctx context.Context) (context.Context, context.CancelFunc, error) {
-	if e.config.Election == nil {
+func (p *replica) lead(ctx context.Context) (context.Context, context.CancelFunc, error) {
+	if p.election == nil {
 		return ctx, func() {}, nil
 	}
-	until, err := e.config.Election.Until(ctx)
+	until, err := p.election.Until(ctx)
 	if err != nil {
 		return nil, nil, fmt.Errorf("%w: %w", errNotReady, err)
 	}

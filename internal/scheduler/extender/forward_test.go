@@ -297,7 +297,7 @@ func TestOnlyBindsWait(t *testing.T) {
 			ctx, stop := context.WithCancel(t.Context())
 			defer synctest.Wait()
 			defer stop()
-			go w.extender.WatchLeader(ctx)
+			go w.extender.replica.watch(ctx)
 			time.Sleep(time.Minute)
 			if _, answer := ask(t, w, "/filter"); answer != "response of the leader" {
 				t.Fatalf("before: %s", answer)

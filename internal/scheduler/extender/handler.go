@@ -57,16 +57,15 @@ type verb struct {
 //	GET  /version, /healthz, /readyz
 func (e *Extender) Handler() http.Handler {
 	mux := http.NewServeMux()
-	held := make(chan struct{}, maxHeld)
 	for _, v := range []verb{
 		{name: verbFilter, maxBody: maxFilterBody, answer: e.filter, fail: appendFilterError},
-		{name: verbPreempt, maxBody: maxFilterBody, answer: e.preempt, allow: e.mayBind},
-		{name: verbPrioritize, maxBody: maxFilterBody, answer: e.prioritize, allow: e.mayBind},
-		{name: verbBind, maxBody: maxBindBody, answer: e.bind, fail: appendError, allow: e.mayBind, acts: true},
+		{name: verbPreempt, maxBody: maxFilterBody, answer: e.preempt, allow: e.callers.mayBind},
+		{name: verbPrioritize, maxBody: maxFilterBody, answer: e.prioritize, allow: e.callers.mayBind},
+		{name: verbBind, maxBody: maxBindBody, answer: e.bind, fail: appendError, allow: e.callers.mayBind, acts: true},
 	} {
-		mux.Handle(Prefix+"/"+v.name, e.led(v, held, e.handleVerb(v)))
+		mux.Handle(Prefix+"/"+v.name, e.replica.led(v, e.handleVerb(v)))
 	}
-	report := e.led(verb{name: verbInspect}, held, http.HandlerFunc(e.handleInspect))
+	report := e.replica.led(verb{name: verbInspect}, http.HandlerFunc(e.reports.handle))
 	mux.Handle("GET "+inspect.Route, report)
 	mux.Handle("GET "+inspect.Route+"/{node}", report)
 	mux.HandleFunc("GET /version", func(w http.ResponseWriter, _ *http.Request) { writeText(w, http.StatusOK, e.config.Version) })
@@ -101,7 +100,7 @@ func (e *Extender) handleHealth(w http.ResponseWriter, _ *http.Request) {
 }
 
 func (e *Extender) handleReady(w http.ResponseWriter, _ *http.Request) {
-	if err := e.reachable(); err != nil {
+	if err := e.replica.reachable(); err != nil {
 		writeText(w, http.StatusServiceUnavailable, err.Error())
 		return
 	}
@@ -147,7 +146,7 @@ func (e *Extender) handleVerb(v verb) http.Handler {
 			err = v.allow(r)
 		}
 		if err == nil {
-			r = r.WithContext(e.withCaller(r))
+			r = r.WithContext(e.callers.context(r))
 			*out, err = e.answer(w, r, v, (*out)[:0])
 		}
 		if err != nil {
@@ -188,7 +187,7 @@ func (e *Extender) answer(w http.ResponseWriter, r *http.Request, v verb, out []
 	defer func() { putBuffer(body) }()
 	var done func()
 	var err error
-	if *body, done, err = e.readBody(w, r, v.maxBody, (*body)[:0]); err != nil {
+	if *body, done, err = readBody(w, r, &e.callers, v.maxBody, (*body)[:0]); err != nil {
 		return out, err
 	}
 	defer done()
@@ -201,7 +200,7 @@ func (e *Extender) answer(w http.ResponseWriter, r *http.Request, v verb, out []
 	}
 	answer, err := v.answer(ctx, *body, out)
 	if err == nil && !v.acts {
-		err = e.ready() // a process may have been paused in the middle
+		err = e.replica.ready() // a process may have been paused in the middle
 	}
 	if err != nil {
 		return out, err
@@ -232,8 +231,8 @@ func checkRequest(w http.ResponseWriter, r *http.Request) (status int, err error
 
 // readBody reads the request into buf. The caller calls done when it needs the
 // body no more.
-func (e *Extender) readBody(w http.ResponseWriter, r *http.Request, most int64, buf []byte) (body []byte, done func(), err error) {
-	if e.mayBind(r) != nil {
+func readBody(w http.ResponseWriter, r *http.Request, c *callers, most int64, buf []byte) (body []byte, done func(), err error) {
+	if c.mayBind(r) != nil {
 		most = min(most, maxOthersBody)
 	}
 	if body, err = limit.ReadBody(w, r, most, buf); err != nil {

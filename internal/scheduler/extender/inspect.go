@@ -16,12 +16,22 @@ import (
 	"github.com/divvy-gpu/divvy/internal/report/inspect"
 )
 
-// handleInspect answers what every device holds, in the guide's shape. The
-// query may ask for details=true, which adds fields, and for another resource.
-func (e *Extender) handleInspect(w http.ResponseWriter, r *http.Request) {
-	q, err := e.inspectQuery(r)
+// reports answers what every device holds.
+type reports struct {
+	ledger    Ledger
+	cluster   Cluster
+	resources []accel.Resource
+	ready     func() error
+	// whole are the reports about all nodes.
+	whole limit.Reports[inspectQuery]
+}
+
+// handle answers in the guide's shape. The query may ask for details=true, which adds
+// fields, and for another resource.
+func (p *reports) handle(w http.ResponseWriter, r *http.Request) {
+	q, err := p.query(r)
 	if err == nil {
-		err = e.report(w, r, q)
+		err = p.report(w, r, q)
 	}
 	if err == nil {
 		return
@@ -43,10 +53,10 @@ func (e *Extender) handleInspect(w http.ResponseWriter, r *http.Request) {
 }
 
 // report answers the question. After an error nothing was answered.
-func (e *Extender) report(w http.ResponseWriter, r *http.Request, q inspectQuery) error {
+func (p *reports) report(w http.ResponseWriter, r *http.Request, q inspectQuery) error {
 	write := func(to io.Writer) error {
-		usages, err := e.usages(q)
-		if lost := e.ready(); lost != nil { // it may have waited
+		usages, err := p.usages(q)
+		if lost := p.ready(); lost != nil { // it may have waited
 			err = lost
 		}
 		if err != nil {
@@ -55,7 +65,7 @@ func (e *Extender) report(w http.ResponseWriter, r *http.Request, q inspectQuery
 		return inspect.Stream(to, q.nodes(usages))
 	}
 	if q.node == "" {
-		return e.reports.Serve(w, r, q, "application/json", write)
+		return p.whole.Serve(w, r, q, "application/json", write)
 	}
 	var one bytes.Buffer
 	if err := write(&one); err != nil {
@@ -96,15 +106,15 @@ func (q inspectQuery) nodes(usages []ledger.NodeUsage) iter.Seq[inspect.Node] {
 	}
 }
 
-// inspectQuery reads the question.
-func (e *Extender) inspectQuery(r *http.Request) (q inspectQuery, err error) {
-	if err := e.ready(); err != nil {
+// query reads the question.
+func (p *reports) query(r *http.Request) (q inspectQuery, err error) {
+	if err := p.ready(); err != nil {
 		return q, err
 	}
-	q = inspectQuery{node: r.PathValue("node"), resource: e.reported()}
+	q = inspectQuery{node: r.PathValue("node"), resource: p.reported()}
 	values := r.URL.Query()
 	if asked := values.Get("resource"); asked != "" {
-		if q.resource = accel.Resource(asked); !slices.Contains(e.config.Resources, q.resource) {
+		if q.resource = accel.Resource(asked); !slices.Contains(p.resources, q.resource) {
 			return q, &statusError{http.StatusNotFound, errors.New(inspect.NotManaged(q.resource))}
 		}
 	}
@@ -121,23 +131,23 @@ const guideResource accel.Resource = "enflame.com/gcu-memory"
 
 // reported is the resource of a report for which none is asked: the guide's,
 // whatever else is managed, or else the first.
-func (e *Extender) reported() accel.Resource {
-	if slices.Contains(e.config.Resources, guideResource) {
+func (p *reports) reported() accel.Resource {
+	if slices.Contains(p.resources, guideResource) {
 		return guideResource
 	}
-	return e.config.Resources[0]
+	return p.resources[0]
 }
 
 // usages asks the ledger.
-func (e *Extender) usages(q inspectQuery) ([]ledger.NodeUsage, error) {
+func (p *reports) usages(q inspectQuery) ([]ledger.NodeUsage, error) {
 	if q.node == "" {
-		return e.config.Ledger.Nodes(q.resource), nil
+		return slices.Collect(p.ledger.Nodes(q.resource)), nil
 	}
-	usage, ok := e.config.Ledger.Node(q.resource, q.node)
+	usage, ok := p.ledger.Node(q.resource, q.node)
 	if ok {
 		return []ledger.NodeUsage{usage}, nil
 	}
-	if problem := e.config.Cluster.Problem(q.node); problem != "" {
+	if problem := p.cluster.Problem(q.node); problem != "" {
 		return nil, &statusError{http.StatusNotFound, fmt.Errorf("node %q: %s", q.node, problem)}
 	}
 	return nil, &statusError{http.StatusNotFound, fmt.Errorf("node %q is unknown or offers no %s", q.node, q.resource)}

@@ -73,19 +73,19 @@ func (l *link) follow(address string) {
 	}
 }
 
-// WatchLeader probes the leader while this replica follows, until the context ends.
+// watch probes the leader while this replica follows, until the context ends.
 // Without it, requests to a leader that was cut off end by their own timeouts only.
-func (e *Extender) WatchLeader(ctx context.Context) {
-	if e.config.Election == nil || e.config.Forward == nil {
+func (p *replica) watch(ctx context.Context) {
+	if p.election == nil || p.forward == nil {
 		return
 	}
 	log := klog.FromContext(ctx)
 	ticker := time.NewTicker(probeEvery)
 	defer ticker.Stop()
 	for {
-		if address, _ := e.config.Election.Leader(); address != "" && !e.config.Election.Leading() {
-			err := e.probe(ctx, address)
-			if ctx.Err() == nil && e.link.probed(address, err) {
+		if address, _ := p.election.Leader(); address != "" && !p.election.Leading() {
+			err := p.probe(ctx, address)
+			if ctx.Err() == nil && p.link.probed(address, err) {
 				log.Info("The leader does not respond", "leader", address, "reason", err.Error())
 			}
 		}
@@ -98,14 +98,14 @@ func (e *Extender) WatchLeader(ctx context.Context) {
 }
 
 // probe asks the process at the address whether it answers.
-func (e *Extender) probe(ctx context.Context, address string) error {
+func (p *replica) probe(ctx context.Context, address string) error {
 	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "https://"+address+"/healthz", http.NoBody)
 	if err != nil {
 		return err
 	}
-	response, err := e.config.Forward.RoundTrip(request)
+	response, err := p.forward.RoundTrip(request)
 	if err != nil {
 		return err
 	}

@@ -59,7 +59,7 @@ type proposal struct {
 // than it proposed and, on those, any pods that it knows there; a node whose victims
 // were all taken away fails the whole preemption, so such a node is left out.
 func (e *Extender) preempt(ctx context.Context, body, out []byte) ([]byte, error) {
-	if err := e.ready(); err != nil {
+	if err := e.replica.ready(); err != nil {
 		return nil, err
 	}
 	args, err := decodePreemptArgs(body)
@@ -119,7 +119,7 @@ func (e *Extender) evictAfterWatch(ctx context.Context, args preemptArgs, reques
 func (e *Extender) evict(args preemptArgs, request accel.Request) []proposal {
 	// Room is kept on every node that the ledger answers, so it is not asked about
 	// those that cannot serve the pod at all.
-	able := slices.DeleteFunc(slices.Clone(args.proposals), func(p proposal) bool { return e.onlyOne(request, p.Node) })
+	able := slices.DeleteFunc(slices.Clone(args.proposals), func(p proposal) bool { return onlyOne(e.config.Cluster, request, p.Node) })
 	proposals := make([]ledger.Proposal, len(able))
 	for i, p := range able {
 		proposals[i] = p.Proposal

@@ -224,7 +224,7 @@ func TestPreempt(t *testing.T) {
 			NodeNameToMetaVictims: map[string]*extenderv1.MetaVictims{"node-a": meta(0, "a1", "a2")}}); got != "" {
 			t.Errorf("answered %q", got)
 		}
-		if n := w.ledger.Nominations(); n != 0 {
+		if n := w.ledger.Counts().Nominations; n != 0 {
 			t.Errorf("room is kept for %d pods", n)
 		}
 	})

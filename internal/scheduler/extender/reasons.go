@@ -86,13 +86,13 @@ func selectionKeys(s *accel.Selection) string {
 	return strings.Join(keys, " with ")
 }
 
-// reason says why a node was refused. A request that is larger than any device
+// reasonOf says why a node was refused. A request that is larger than any device
 // reads the same as one that does not fit now, as it always did; that eviction
 // cannot help is told by the list in which the node stands.
-func (e *Extender) reason(request accel.Request, code accel.ReasonCode, node string) string {
+func reasonOf(c Cluster, request accel.Request, code accel.ReasonCode, node string) string {
 	switch code {
 	case accel.NodeUnknown:
-		if problem := e.config.Cluster.Problem(node); problem != "" {
+		if problem := c.Problem(node); problem != "" {
 			return problem
 		}
 		return "the node offers no " + string(request.Resource)
@@ -103,7 +103,7 @@ func (e *Extender) reason(request accel.Request, code accel.ReasonCode, node str
 	case accel.NoCapacity:
 		return "insufficient cpu or memory for a pod with a device"
 	case accel.Unservable:
-		if e.onlyOne(request, node) {
+		if onlyOne(c, request, node) {
 			return "divvy-node on this node does not support several devices per pod; upgrade it"
 		}
 		return "the extender does not support " + wire.PolicyAnnotation + " " + strconv.Quote(request.Policy)
@@ -120,8 +120,8 @@ func (e *Extender) reason(request accel.Request, code accel.ReasonCode, node str
 
 // onlyOne reports whether the pod needs several devices and the node's daemon
 // cannot give them.
-func (e *Extender) onlyOne(request accel.Request, node string) bool {
-	return request.Devices > 1 && !e.config.Cluster.Several(node, request.Resource)
+func onlyOne(c Cluster, request accel.Request, node string) bool {
+	return request.Devices > 1 && !c.Several(node, request.Resource)
 }
 
 // codeName is the label of a code in the metrics.

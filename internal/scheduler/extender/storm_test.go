@@ -120,16 +120,16 @@ func TestStormOfPodsThatFitNowhere(t *testing.T) {
 	if n, most := len(client.Actions()), 50+5*(int(took.Seconds())+2); n == 0 || n > most {
 		t.Errorf("%d requests for events after %s, want 1 to %d", n, took, most)
 	}
-	if n := w.extender.waiting.size(); n != storm {
+	if n := w.extender.waker.waiting.size(); n != storm {
 		t.Errorf("%d pods are remembered, want %d", n, storm)
 	}
-	if n := len(w.extender.waiting.asks); n != 2 {
+	if n := len(w.extender.waker.waiting.asks); n != 2 {
 		t.Errorf("%d different asks are remembered, want 2", n)
 	}
 
 	for i := range storm { // the turns that follow are many
 		if i >= storm/10 {
-			w.extender.waiting.forget(fmt.Sprintf("uid-%d", i))
+			w.extender.waker.waiting.forget(fmt.Sprintf("uid-%d", i))
 		}
 	}
 	// Room for one, which none of them can use: kube-scheduler keeps them off it.
@@ -139,13 +139,13 @@ func TestStormOfPodsThatFitNowhere(t *testing.T) {
 		for range d / wakeEvery {
 			w.clock = w.clock.Add(wakeEvery)
 			at := wake.all
-			w.extender.wakeSome(t.Context())
+			w.extender.waker.wakeSome(t.Context())
 			if n := wake.all - at; n > wakeAtOnce {
 				t.Fatalf("%d pods are woken in a turn", n)
 			}
 			// kube-scheduler asks about them as soon as they are woken.
 			for name := range wake.woken {
-				if ask := w.extender.waiting.pods["uid-"+name]; ask != nil {
+				if ask := w.extender.waker.waiting.pods["uid-"+name]; ask != nil {
 					ask.pods["uid-"+name].asked = w.clock
 				}
 			}
@@ -166,7 +166,7 @@ func TestStormOfPodsThatFitNowhere(t *testing.T) {
 		t.Errorf("%d pods were woken in 2 s when another node has room", n)
 	}
 	for name, n := range wake.woken {
-		if w.extender.waiting.pods["uid-"+name].key != askKey(podOf(newPod("p", 4)).Requests[0]) {
+		if w.extender.waker.waiting.pods["uid-"+name].key != askKey(podOf(newPod("p", 4)).Requests[0]) {
 			t.Errorf("pod %s was woken %d times, no device is large enough for it", name, n)
 		}
 	}
@@ -177,38 +177,38 @@ func TestStormOfPodsThatFitNowhere(t *testing.T) {
 func TestPodsThatAreGoneMakeRoom(t *testing.T) {
 	wake := &counting{woken: map[string]int{}}
 	w := newWorld(t, func(c *Config) { c.Waker = wake })
-	w.extender.waiting.limit = 3000
+	w.extender.waker.waiting.limit = 3000
 	w.holds("x", "node-a", "a0", 16)
 	w.holds("y", "node-a", "a1", 16)
 	w.holds("z", "node-b", "b0", 8)
 	for i := range 3000 {
-		w.extender.waiting.refused(accel.PodRef{UID: fmt.Sprintf("uid-%d", i), Namespace: "team", Name: fmt.Sprint(i)},
+		w.extender.waker.waiting.refused(accel.PodRef{UID: fmt.Sprintf("uid-%d", i), Namespace: "team", Name: fmt.Sprint(i)},
 			podOf(newPod("p", 4)).Requests[0])
 		if i%100 == 0 {
 			w.add(newPod(fmt.Sprint(i), 4)) // the others are gone
 		}
 	}
 	w.waits(4, "late")
-	if w.extender.waiting.has("uid-late") {
+	if w.extender.waker.waiting.has("uid-late") {
 		t.Fatal("more are remembered than the limit")
 	}
 	w.clock = w.clock.Add(pruneAfter - time.Second)
-	w.extender.wakeSome(t.Context())
-	if n := w.extender.waiting.size(); n != 3000 {
+	w.extender.waker.wakeSome(t.Context())
+	if n := w.extender.waker.waiting.size(); n != 3000 {
 		t.Errorf("%d are left before the watch can have shown all", n)
 	}
 	w.clock = w.clock.Add(time.Second)
 	for range 100_000 { // it looks at some in each turn, by chance
-		if w.extender.waiting.size() == 30 {
+		if w.extender.waker.waiting.size() == 30 {
 			break
 		}
-		w.extender.wakeSome(t.Context())
+		w.extender.waker.wakeSome(t.Context())
 	}
-	if n := w.extender.waiting.size(); n != 30 {
+	if n := w.extender.waker.waiting.size(); n != 30 {
 		t.Fatalf("%d are remembered, 30 are there", n)
 	}
 	w.waits(4, "late")
-	if !w.extender.waiting.has("uid-late") {
+	if !w.extender.waker.waiting.has("uid-late") {
 		t.Error("the one that waits is not remembered")
 	}
 }
@@ -276,7 +276,7 @@ func BenchmarkRefusal(b *testing.B) {
 				w.holds(names[i], names[i], names[i]+"0", 16)
 			}
 			for i := range waiting {
-				w.extender.waiting.refused(accel.PodRef{UID: fmt.Sprintf("uid-%d", i), Namespace: "team", Name: fmt.Sprint(i)},
+				w.extender.waker.waiting.refused(accel.PodRef{UID: fmt.Sprintf("uid-%d", i), Namespace: "team", Name: fmt.Sprint(i)},
 					podOf(newPod("p", 4)).Requests[0])
 			}
 			body := mustJSON(b, extenderv1.ExtenderArgs{Pod: newPod("0", 4), NodeNames: &names})
@@ -285,7 +285,7 @@ func BenchmarkRefusal(b *testing.B) {
 				b.Fatal(err)
 			}
 			r.RemoteAddr = "127.0.0.1:1"
-			ctx := w.extender.withCaller(r)
+			ctx := w.extender.callers.context(r)
 			var out []byte
 			b.ReportAllocs()
 			for b.Loop() {
@@ -302,14 +302,14 @@ func BenchmarkRefusal(b *testing.B) {
 func BenchmarkWakeTurn(b *testing.B) {
 	w := newWorld(b, func(c *Config) { c.Waker = &counting{woken: map[string]int{}} })
 	for i := range storm {
-		w.extender.waiting.refused(accel.PodRef{UID: fmt.Sprintf("uid-%d", i), Namespace: "team", Name: fmt.Sprint(i)},
+		w.extender.waker.waiting.refused(accel.PodRef{UID: fmt.Sprintf("uid-%d", i), Namespace: "team", Name: fmt.Sprint(i)},
 			podOf(newPod("p", 4)).Requests[0])
 		w.cluster.known[fmt.Sprintf("team/%d", i)] = cluster.Pod{Ref: accel.PodRef{UID: fmt.Sprintf("uid-%d", i)}}
 	}
 	w.clock = w.clock.Add(wakeAfter)
 	for b.Loop() {
 		w.clock = w.clock.Add(time.Millisecond)
-		w.extender.wakeSome(b.Context())
+		w.extender.waker.wakeSome(b.Context())
 	}
 }
 

@@ -2,8 +2,6 @@ package extender
 
 import (
 	"cmp"
-	"context"
-	"errors"
 	"fmt"
 	"hash/maphash"
 	"slices"
@@ -11,12 +9,7 @@ import (
 	"sync"
 	"time"
 
-	v1 "k8s.io/api/core/v1"
-	"k8s.io/klog/v2"
-
 	"github.com/divvy-gpu/divvy/internal/core/accel"
-	"github.com/divvy-gpu/divvy/internal/core/ledger"
-	"github.com/divvy-gpu/divvy/internal/scheduler/cluster"
 )
 
 // kube-scheduler asks again about a pod that was refused when something happens in
@@ -60,12 +53,6 @@ const (
 	wakeTimeout = 2 * time.Second
 )
 
-// Waker makes kube-scheduler ask again about a pod that waits. *cluster.Binder is
-// one.
-type Waker interface {
-	Wake(ctx context.Context, pod accel.PodRef) error
-}
-
 // waiting are the pods that were refused and not asked about since. It is safe for
 // concurrent use, and its answers to filter do not depend on how many there are.
 type waiting struct {
@@ -92,7 +79,7 @@ type waitingAsk struct {
 	// when some may be woken again.
 	inVain int
 	next   time.Time
-	// freed is Ledger.Freed when a pod was woken last because others may give way.
+	// freed is ledger.Counts.Freed when a pod was woken last because others may give way.
 	freed uint64
 }
 
@@ -357,106 +344,4 @@ func (w *waiting) quiet(most int) []accel.PodRef {
 		}
 	}
 	return out
-}
-
-// answered notes what filter said about a pod. Whoever may not bind is not
-// believed that there is such a pod.
-func (e *Extender) answered(ctx context.Context, pod *v1.Pod, requests []accel.Request, fits int) {
-	if e.config.Waker == nil || len(requests) != 1 || fits > 0 && !e.waiting.has(string(pod.UID)) || !mayBind(ctx) {
-		return
-	}
-	if fits > 0 {
-		e.waiting.fitted(string(pod.UID))
-		return
-	}
-	e.waiting.refused(refOf(pod), requests[0])
-}
-
-// WakeWaiting makes kube-scheduler ask again about pods that it was refused when
-// there is room for them, until the context ends.
-func (e *Extender) WakeWaiting(ctx context.Context) {
-	if e.config.Waker == nil {
-		return
-	}
-	ticker := time.NewTicker(wakeEvery)
-	defer ticker.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-ticker.C:
-			e.wakeSome(ctx)
-		}
-	}
-}
-
-// wakeSome is one turn of WakeWaiting. One goroutine at a time may call it.
-func (e *Extender) wakeSome(ctx context.Context) {
-	asks := e.waiting.some(asksAtOnce)
-	if len(asks) == 0 || e.ready() != nil {
-		return
-	}
-	// Pods that are gone must not keep others from being remembered.
-	for _, ref := range e.waiting.quiet(pruneAtOnce) {
-		e.stillWaits(ref)
-	}
-	nodes := e.config.Cluster.Offering()
-	verdicts := make([]ledger.Verdict, len(nodes))
-	left := wakeAtOnce
-	for _, ask := range asks {
-		freed := e.config.Ledger.Freed() // before the check, which then knows of it
-		e.config.Ledger.Check(e.waiting.head(ask), nodes, verdicts)
-		var room []string
-		for i, v := range verdicts {
-			if v.Code == accel.Fits {
-				room = append(room, nodes[i])
-			}
-		}
-		pods := e.waiting.due(ask, room, left)
-		if len(room) == 0 && left > 0 {
-			if lowest, some := e.config.Ledger.LowestPriority(ask.request.Resource); some {
-				pods = e.waiting.evictor(ask, freed, lowest)
-			}
-		}
-		for _, pod := range pods {
-			left--
-			if !e.wake(ctx, pod) {
-				return
-			}
-		}
-	}
-}
-
-// stillWaits forgets the pod if it does not wait any more, by what the books know.
-func (e *Extender) stillWaits(ref accel.PodRef) bool {
-	known, ok := e.config.Cluster.Pod(ref.Namespace, ref.Name)
-	if !ok || known.Ref.UID != ref.UID || known.Node != "" || known.Ended || known.Ending {
-		e.waiting.forget(ref.UID)
-		return false
-	}
-	return true
-}
-
-// wake is false when the API server is not there for now.
-func (e *Extender) wake(ctx context.Context, ref accel.PodRef) bool {
-	if !e.stillWaits(ref) {
-		return true
-	}
-	ctx, cancel := context.WithTimeout(ctx, wakeTimeout)
-	defer cancel()
-	err := e.config.Waker.Wake(ctx, ref)
-	log := klog.FromContext(ctx)
-	switch {
-	case err == nil:
-		e.metrics.woken.WithLabelValues(wokenOK).Inc()
-		log.V(2).Info("Free capacity for a pending pod; requested another scheduling attempt", "pod", ref.String())
-	case errors.Is(err, cluster.ErrPodGone):
-		e.waiting.forget(ref.UID)
-		e.metrics.woken.WithLabelValues(wokenGone).Inc()
-	default:
-		e.metrics.woken.WithLabelValues(wokenFailed).Inc()
-		log.Error(err, "Could not request another scheduling attempt for a pending pod", "pod", ref.String())
-		return false
-	}
-	return true
 }

@@ -34,7 +34,7 @@ func (w *wakers) Wake(_ context.Context, pod accel.PodRef) error {
 func (w *world) turn(wake *wakers) []string {
 	w.tb.Helper()
 	wake.woken = nil
-	w.extender.wakeSome(w.tb.Context())
+	w.extender.waker.wakeSome(w.tb.Context())
 	return wake.woken
 }
 
@@ -103,7 +103,7 @@ func TestRoomWakesPods(t *testing.T) {
 		if w.clock.Sub(at) > maxWakeBackoff {
 			t.Fatalf("after %v it is woken no more", pauses)
 		}
-		w.extender.waiting.pods["uid-p"].pods["uid-p"].asked = w.clock.Add(-wakeAfter) // kube-scheduler looked, on other nodes
+		w.extender.waker.waiting.pods["uid-p"].pods["uid-p"].asked = w.clock.Add(-wakeAfter) // kube-scheduler looked, on other nodes
 	}
 	if diff := cmp.Diff([]time.Duration{4e9, 8e9, 16e9, 32e9, 64e9, 128e9, 256e9, 300e9, 300e9}, pauses); diff != "" {
 		t.Errorf("pauses (-want +got):\n%s", diff)
@@ -120,7 +120,7 @@ func TestRoomWakesPods(t *testing.T) {
 	}
 	w.clock = w.clock.Add(time.Hour)
 	want(t, "after it was told where it fits", w.turn(wake))
-	if n := w.extender.waiting.size(); n != 0 {
+	if n := w.extender.waker.waiting.size(); n != 0 {
 		t.Errorf("%d pods are remembered", n)
 	}
 }
@@ -234,7 +234,7 @@ func TestOnlyPodsThatWait(t *testing.T) {
 				tt.change(w, wake)
 			}
 			want(t, "now", w.turn(wake), tt.want...)
-			if n := w.extender.waiting.size(); n != tt.left {
+			if n := w.extender.waker.waiting.size(); n != tt.left {
 				t.Errorf("%d pods are remembered, want %d", n, tt.left)
 			}
 		})
@@ -246,13 +246,13 @@ func TestNobodyElseIsRemembered(t *testing.T) {
 	w, _ := newFullWorld(t)
 	pod := newPod("p", 8)
 	requests := podOf(pod).Requests
-	w.extender.answered(t.Context(), pod, requests, 0)
-	if n := w.extender.waiting.size(); n != 0 {
+	w.extender.waker.answered(t.Context(), pod, requests, 0)
+	if n := w.extender.waker.waiting.size(); n != 0 {
 		t.Errorf("%d pods of an unknown caller are remembered", n)
 	}
 	w.waits(8, "p")
-	w.extender.answered(t.Context(), pod, requests, 1)
-	if n := w.extender.waiting.size(); n != 1 {
+	w.extender.waker.answered(t.Context(), pod, requests, 1)
+	if n := w.extender.waker.waiting.size(); n != 1 {
 		t.Errorf("an unknown caller made it forget: %d pods are remembered", n)
 	}
 }

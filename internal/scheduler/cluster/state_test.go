@@ -41,7 +41,7 @@ type fixture struct {
 	ledger *ledger.Ledger
 	keys   *kube.Keyring
 	file   string // of the key
-	books  *Books
+	books  *State
 }
 
 func newFixture(t *testing.T) *fixture {
@@ -49,7 +49,7 @@ func newFixture(t *testing.T) *fixture {
 	f := &fixture{t: t, ledger: ledger.New(ledger.Options{}), file: filepath.Join(t.TempDir(), "key")}
 	f.writeKey(testKey)
 	f.keys = kube.NewKeyring(f.file)
-	f.books = NewBooks(BooksConfig{
+	f.books = NewState(Config{
 		Ledger: f.ledger, Grants: f.keys, Resources: []accel.Resource{gcuMemory},
 		NodeLabels: map[accel.Resource]Labels{gcuMemory: {{Key: "divvy.dev/enabled", Value: "true"}, shareLabel}},
 	})
@@ -110,7 +110,7 @@ func (f *fixture) grant(pod *v1.Pod, key []byte, index int) *v1.Pod {
 // state renders the books: "node: used of card 0, of card 1, ... +unplaced".
 func (f *fixture) state() string {
 	var out []string
-	for _, n := range f.ledger.Nodes(gcuMemory) {
+	for n := range f.ledger.Nodes(gcuMemory) {
 		var parts []string
 		for _, d := range n.Devices {
 			parts = append(parts, fmt.Sprint(d.Used))
