@@ -375,7 +375,8 @@ func nodeOf(value any) (*yaml.Node, error) {
 		return n, nil
 	}
 	n := &yaml.Node{}
-	return n, n.Encode(value)
+	err := n.Encode(value)
+	return n, err
 }
 
 // place says where a path leads, for messages.
