@@ -374,8 +374,8 @@ func TestFolderThatWasRemovedUnderAMount(t *testing.T) {
 	w := newSlotWorld(t, ".", exclusive)
 	w.found(gpuDevice(0, "a"))
 	a := &Agent{
-		turned: time.Now(), metrics: w.metrics,
-		offerings: []*offering{{name: gpu, parts: []*pool{w.pool}, server: deviceplugin.NewServer(dir, "none", gpu, w.pool)}},
+		progress: progress{turned: time.Now()}, metrics: w.metrics, discoveries: newDiscoveries(nil),
+		offerings: offerings{{name: gpu, parts: []*pool{w.pool}, server: deviceplugin.NewServer(dir, "none", gpu, w.pool)}},
 	}
 	if err := os.RemoveAll(dir); err != nil {
 		t.Fatal(err)

@@ -181,21 +181,8 @@ func readCDI(path string) cdiOnDisk {
 	return cdiOnDisk{devices: devices, info: info}
 }
 
-// tidyCDI removes CDI files that are not used any more, once it is certain that no
-// container holds anything.
-func (a *Agent) tidyCDI() error {
-	for _, r := range a.offerings {
-		for _, p := range r.parts {
-			if !p.status().Idle {
-				return nil
-			}
-		}
-	}
-	return a.cdi.tidy()
-}
-
-// tidy removes the files of kinds that no part uses, once in the life of the
-// agent.
+// tidy removes the files of kinds that no part uses, once in the life of the agent. It is for
+// when it is certain that no container holds anything.
 func (w *cdiWriter) tidy() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -235,7 +235,7 @@ func (a *Agent) publishEnding(ctx context.Context) error {
 	}
 	a.endings.told()
 	if a.endings.waits() {
-		time.AfterFunc(endingInterval, a.wakeUp)
+		time.AfterFunc(endingInterval, a.wake.raise)
 	}
 	return nil
 }
