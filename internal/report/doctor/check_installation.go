@@ -49,7 +49,7 @@ func checkRelease(s *Snapshot, f *findings) {
 }
 
 func checkObjects(s *Snapshot, f *findings) {
-	for _, l := range s.Live {
+	for _, l := range s.Installation.Live {
 		remedy, commands := s.restore(l.Object.label(labelName))
 		switch {
 		case l.Error != "":
@@ -108,7 +108,7 @@ func checkLeftovers(s *Snapshot, f *findings) {
 		}
 		f.add(severity, o.Kind+" "+o.Name, problem, "Delete it.", "kubectl delete "+o.Kind+" "+o.Name)
 	}
-	if s.daemonSet(nameNode) == nil {
+	if program(s.Release(), s.DaemonSets, nameNode) == nil {
 		for i := range s.Nodes {
 			n := &s.Nodes[i]
 			if !slices.ContainsFunc(published, func(key string) bool { _, ok := n.Annotations[key]; return ok }) {

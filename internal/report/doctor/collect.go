@@ -72,7 +72,8 @@ func Collect(ctx context.Context, c Clients, o Options) (*Snapshot, error) {
 	}
 	s := &Snapshot{
 		Taken: time.Now(), Tool: o.Tool, Kubernetes: version.GitVersion,
-		Failed: map[Source]string{}, Extender: map[string]Answer{}, Readiness: map[string]Answer{}, Copies: map[string][]string{},
+		Failed: map[Source]string{}, Copies: map[string][]string{},
+		Installation: Installation{Extender: map[string]Answer{}, Readiness: map[string]Answer{}},
 	}
 	r := &reader{clients: c, options: o, snapshot: s}
 	r.cluster(ctx)
@@ -153,10 +154,10 @@ func (r *reader) cluster(ctx context.Context) {
 	s, c := r.snapshot, r.clients.Kubernetes
 	everywhere := metav1.ListOptions{}
 	ours := metav1.ListOptions{LabelSelector: labelPartOf + "=" + partOf}
-	labelled := func(kind string) func(runtime.Object) {
+	roles := func(kind string) func(runtime.Object) {
 		return func(o runtime.Object) {
 			if m, err := meta.Accessor(o); err == nil {
-				s.Labelled = append(s.Labelled, Labelled{Kind: kind, Name: m.GetName(), Instance: m.GetLabels()[labelInstance]})
+				s.Labelled = append(s.Labelled, labelOf(kind, m))
 			}
 		}
 	}
@@ -191,50 +192,31 @@ func (r *reader) cluster(ctx context.Context) {
 		},
 		func() {
 			all(ctx, r, SourceAdmission, "list of mutatingwebhookconfigurations", everywhere,
-				c.AdmissionregistrationV1().MutatingWebhookConfigurations().List, take(&s.Mutating))
+				c.AdmissionregistrationV1().MutatingWebhookConfigurations().List, take(&s.Admission.Mutating))
 		},
 		func() {
 			all(ctx, r, SourceAdmission, "list of validatingwebhookconfigurations", everywhere,
-				c.AdmissionregistrationV1().ValidatingWebhookConfigurations().List, take(&s.Validating))
+				c.AdmissionregistrationV1().ValidatingWebhookConfigurations().List, take(&s.Admission.Validating))
 		},
 		func() {
 			all(ctx, r, SourcePolicies, "list of validatingadmissionpolicies", everywhere,
-				c.AdmissionregistrationV1().ValidatingAdmissionPolicies().List, take(&s.Policies))
+				c.AdmissionregistrationV1().ValidatingAdmissionPolicies().List, take(&s.Admission.Policies))
 		},
 		func() {
 			all(ctx, r, SourcePolicies, "list of validatingadmissionpolicybindings", everywhere,
-				c.AdmissionregistrationV1().ValidatingAdmissionPolicyBindings().List, take(&s.Bindings))
+				c.AdmissionregistrationV1().ValidatingAdmissionPolicyBindings().List, take(&s.Admission.Bindings))
 		},
 		func() {
-			all(ctx, r, SourceRoles, "list of clusterroles", ours, c.RbacV1().ClusterRoles().List, labelled("clusterrole"))
+			all(ctx, r, SourceRoles, "list of clusterroles", ours, c.RbacV1().ClusterRoles().List, roles("clusterrole"))
 		},
 		func() {
 			all(ctx, r, SourceRoles, "list of clusterrolebindings", ours, c.RbacV1().ClusterRoleBindings().List,
-				labelled("clusterrolebinding"))
+				roles("clusterrolebinding"))
 		},
 	)
-	for _, o := range s.Mutating {
-		if o.Labels[labelPartOf] == partOf {
-			s.Labelled = append(s.Labelled, Labelled{Kind: "mutatingwebhookconfiguration", Name: o.Name, Instance: o.Labels[labelInstance]})
-		}
-	}
-	for _, o := range s.Validating {
-		if o.Labels[labelPartOf] == partOf {
-			s.Labelled = append(s.Labelled, Labelled{Kind: "validatingwebhookconfiguration", Name: o.Name,
-				Instance: o.Labels[labelInstance]})
-		}
-	}
-	for _, o := range s.Policies {
-		if o.Labels[labelPartOf] == partOf {
-			s.Labelled = append(s.Labelled, Labelled{Kind: "validatingadmissionpolicy", Name: o.Name, Instance: o.Labels[labelInstance]})
-		}
-	}
-	for _, o := range s.Bindings {
-		if o.Labels[labelPartOf] == partOf {
-			s.Labelled = append(s.Labelled, Labelled{Kind: "validatingadmissionpolicybinding", Name: o.Name,
-				Instance: o.Labels[labelInstance]})
-		}
-	}
+	s.Labelled = slices.Concat(s.Labelled, labelled("mutatingwebhookconfiguration", s.Admission.Mutating),
+		labelled("validatingwebhookconfiguration", s.Admission.Validating), labelled("validatingadmissionpolicy", s.Admission.Policies),
+		labelled("validatingadmissionpolicybinding", s.Admission.Bindings))
 	slices.SortFunc(s.Labelled, func(a, b Labelled) int { return cmp.Or(cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Name, b.Name)) })
 	// Which pods matter follows from what nodes offer.
 	offered := s.offered()
@@ -245,6 +227,20 @@ func (r *reader) cluster(ctx context.Context) {
 			s.Pods = append(s.Pods, slim)
 		}
 	})
+}
+
+func labelled[T any, P object[T]](kind string, all []T) []Labelled {
+	var out []Labelled
+	for i := range all {
+		if o := P(&all[i]); o.GetLabels()[labelPartOf] == partOf {
+			out = append(out, labelOf(kind, o))
+		}
+	}
+	return out
+}
+
+func labelOf(kind string, o metadata) Labelled {
+	return Labelled{Kind: kind, Name: o.GetName(), Instance: o.GetLabels()[labelInstance]}
 }
 
 // offered are the resources that nodes offer through Divvy.
@@ -418,12 +414,12 @@ func (r *reader) helm(ctx context.Context, release *Release) {
 func (r *reader) namespaces(release *Release) []string {
 	names := map[string]bool{release.Namespace: true}
 	for i := range r.snapshot.DaemonSets {
-		if d := &r.snapshot.DaemonSets[i]; release.of(&d.ObjectMeta) {
+		if d := &r.snapshot.DaemonSets[i]; release.of(d) {
 			names[d.Namespace] = true
 		}
 	}
 	for i := range r.snapshot.Deployments {
-		if d := &r.snapshot.Deployments[i]; release.of(&d.ObjectMeta) {
+		if d := &r.snapshot.Deployments[i]; release.of(d) {
 			names[d.Namespace] = true
 		}
 	}
@@ -438,19 +434,19 @@ func (r *reader) installation(ctx context.Context, release *Release) {
 		reads = append(reads,
 			func() {
 				all(ctx, r, SourceServices, "list of services in "+ns, metav1.ListOptions{}, c.CoreV1().Services(ns).List,
-					take(&s.Services))
+					take(&s.Installation.Services))
 			},
 			func() {
 				all(ctx, r, SourceServices, "list of endpointslices in "+ns, metav1.ListOptions{}, c.DiscoveryV1().EndpointSlices(ns).List,
-					take(&s.Endpoints))
+					take(&s.Installation.Endpoints))
 			},
 			func() {
 				all(ctx, r, SourceConfigMaps, "list of configmaps in "+ns, metav1.ListOptions{}, c.CoreV1().ConfigMaps(ns).List,
-					take(&s.ConfigMaps))
+					take(&s.Installation.ConfigMaps))
 			},
 			func() {
 				all(ctx, r, SourceSecrets, "list of secrets in "+ns, metav1.ListOptions{LabelSelector: "owner!=helm"},
-					c.CoreV1().Secrets(ns).List, take(&s.Secrets))
+					c.CoreV1().Secrets(ns).List, take(&s.Installation.Secrets))
 			})
 	}
 	reads = append(reads, func() { r.token(ctx) }, func() { r.programs(ctx) }, func() { r.objects(ctx, release) },
@@ -462,7 +458,7 @@ func (r *reader) installation(ctx context.Context, release *Release) {
 // pods have.
 func (r *reader) token(ctx context.Context) {
 	s := r.snapshot
-	hook := s.deployment(namePoolHook)
+	hook := program(s.Release(), s.Deployments, namePoolHook)
 	if hook == nil {
 		return
 	}
@@ -538,7 +534,7 @@ func (r *reader) programs(ctx context.Context) {
 				continue
 			}
 			r.mu.Lock()
-			s.Extender[route] = answer
+			s.Installation.Extender[route] = answer
 			r.mu.Unlock()
 		}
 	}
@@ -552,7 +548,7 @@ func (r *reader) programs(ctx context.Context) {
 			continue // the pod's status still tells that it is not ready
 		}
 		r.mu.Lock()
-		s.Readiness[p.Namespace+"/"+p.Name] = answer
+		s.Installation.Readiness[p.Namespace+"/"+p.Name] = answer
 		r.mu.Unlock()
 	}
 }
@@ -560,7 +556,7 @@ func (r *reader) programs(ctx context.Context) {
 // hasExtender reports whether the release has an extender, alone or beside a
 // scheduler of its own.
 func (s *Snapshot) hasExtender() bool {
-	return s.deployment(nameExtender) != nil || s.deployment(nameScheduler) != nil
+	return program(s.Release(), s.Deployments, nameExtender) != nil || program(s.Release(), s.Deployments, nameScheduler) != nil
 }
 
 // objects looks for every object of the release's manifest.
@@ -582,7 +578,7 @@ func (r *reader) objects(ctx context.Context, release *Release) {
 	each(reads...)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.snapshot.Live = live
+	r.snapshot.Installation.Live = live
 }
 
 func (r *reader) live(ctx context.Context, mapper meta.RESTMapper, o Object) Live {
@@ -649,7 +645,7 @@ func (r *reader) reviews(ctx context.Context, release *Release) {
 	each(asks...)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.snapshot.Access = wanted
+	r.snapshot.Installation.Access = wanted
 }
 
 // wantedAccess lists what the roles of a manifest grant to its accounts.
