@@ -146,10 +146,10 @@ func (p *pod) readMounts() error {
 }
 
 // mountOf returns the innermost mount that holds a path of the container.
-func (p *pod) mountOf(inContainer string) (mount, bool) {
+func mountOf(mounts []mount, inContainer string) (mount, bool) {
 	var best mount
 	found := false
-	for _, m := range p.mounts {
+	for _, m := range mounts {
 		if _, ok := below(m.path, inContainer); ok && (!found || len(m.path) > len(best.path)) {
 			best, found = m, true
 		}
@@ -170,7 +170,7 @@ func (p *pod) hostPath(flag, inContainer string) (string, error) {
 		inContainer = path.Join(dir, inContainer)
 	}
 	inContainer = path.Clean(inContainer)
-	m, ok := p.mountOf(inContainer)
+	m, ok := mountOf(p.mounts, inContainer)
 	if !ok {
 		return "", p.errorf("--%s=%s is not in a volume of the container, so it cannot be read: mount it from the node with hostPath",
 			flag, inContainer)
@@ -221,7 +221,7 @@ func (p *pod) mountFile(host string) (string, error) {
 	// Inside of another volume the file's place could not be made.
 	at := host
 	for _, dir := range []string{"/etc/divvy-scheduler", "/divvy-scheduler", ""} {
-		m, inside := p.mountOf(at)
+		m, inside := mountOf(p.mounts, at)
 		if !inside {
 			break
 		}
@@ -274,7 +274,7 @@ func (p *pod) unmountFile(host string) error {
 				return err
 			}
 		}
-		if p.inUse(name) {
+		if inUse(p.doc, name) {
 			continue
 		}
 		if err := p.doc.remove("spec", "volumes", i); err != nil {
@@ -285,14 +285,14 @@ func (p *pod) unmountFile(host string) error {
 }
 
 // inUse reports whether some container mounts a volume.
-func (p *pod) inUse(volume string) bool {
+func inUse(doc *document, volume string) bool {
 	for _, kind := range []string{"containers", "initContainers"} {
-		containers, err := p.doc.mappings("spec", kind)
+		containers, err := doc.mappings("spec", kind)
 		if err != nil {
 			continue
 		}
 		for i := range containers {
-			mounts, err := p.doc.mappings("spec", kind, i, "volumeMounts")
+			mounts, err := doc.mappings("spec", kind, i, "volumeMounts")
 			if err == nil && slices.ContainsFunc(mounts, func(m *yaml.Node) bool { return scalarAt(m, "name") == volume }) {
 				return true
 			}

@@ -126,10 +126,10 @@ type progress struct {
 	removed *atomicfile.RemovedError
 }
 
-func (p *progress) note(published, asked error) {
+func (p *progress) note(published, asked error, removed *atomicfile.RemovedError) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.turned, p.published, p.asked = time.Now(), published, asked
+	p.turned, p.published, p.asked, p.removed = time.Now(), published, asked, removed
 }
 
 // stuck returns why a restart would help.
@@ -171,7 +171,7 @@ func New(ctx context.Context, o Options) (*Agent, error) {
 		deciding:    newPhase(),
 		discoveries: newDiscoveries(o.Backends),
 	}
-	a.progress.note(errors.New("the inventory was not published yet"), alloc.ErrNotAsked)
+	a.progress.note(errors.New("the inventory was not published yet"), alloc.ErrNotAsked, nil)
 	if a.events == nil {
 		a.events = events.NewRecorder(ctx, o.Client, events.Node, o.Node)
 		m.register(a.events)

@@ -143,7 +143,7 @@ func (a *Agent) add(ctx context.Context, r *offering, c alloc.Config) error {
 		store: state.NewStore(a.o.Config.StateDir, c.ID), records: a.records,
 		metrics: a.metrics, sink: shelf{r, len(r.parts)}, changed: a.wake.raise, withdrawn: a.withdraw.raise, event: a.tell,
 	}
-	p.specify = a.specifier(p, r.vendor, inject)
+	p.specify = a.cdi.specifier(p, a.o.Config.Vendors[r.vendor])
 	p.load(ctx)
 	r.parts, r.lists = append(r.parts, p), append(r.lists, nil)
 	return nil

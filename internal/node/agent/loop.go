@@ -83,28 +83,24 @@ func (a *Agent) turn(ctx context.Context) error {
 	for vendor := range a.o.Backends {
 		a.health.report(ctx, vendor, slices.Collect(a.offerings.parts(func(r *offering, _ *pool) bool { return r.vendor == vendor })))
 	}
-	a.look()
+	removed := a.offerings.observe(a.metrics)
 	published := a.publish(ctx)
 	// Devices can be given to pods without these, so readiness leaves them out: a
 	// policy of the cluster may reject them for good, and a full disk for long.
 	described = errors.Join(described, a.publishAllocatable(ctx), a.publishLabels(ctx), a.publishEnding(ctx), a.quarantine.publish(ctx, a.publisher))
-	a.progress.note(published, asked)
+	a.progress.note(published, asked, removed)
 	return errors.Join(published, asked, described)
 }
 
-// look sets the metrics of the resources, and notes what a restart would help
-// against.
-func (a *Agent) look() {
-	var removed *atomicfile.RemovedError
-	for _, r := range a.offerings {
+// observe sets the metrics of the resources, and returns what a restart would help against.
+func (all offerings) observe(m *metrics) (removed *atomicfile.RemovedError) {
+	for _, r := range all {
 		err := r.parts[0].status().Problem
 		_ = errors.As(err, &removed)
-		a.metrics.offered.WithLabelValues(string(r.name)).Set(defs.Bool(r.configured && err == nil))
+		m.offered.WithLabelValues(string(r.name)).Set(defs.Bool(r.configured && err == nil))
 		r.parts[0].observe()
 	}
-	a.progress.mu.Lock()
-	defer a.progress.mu.Unlock()
-	a.progress.removed = removed
+	return removed
 }
 
 // publish writes the node's object. What is not known yet of a resource stays as
