@@ -282,27 +282,19 @@ func checkVersions(s *Snapshot, f *findings) {
 	r := s.Release()
 	type use struct{ object, tag string }
 	programs, charts := map[string][]use{}, map[string][]string{}
-	note := func(object string, m *metav1.ObjectMeta, spec *corev1.PodSpec) {
-		if v := m.Labels[labelVersion]; v != "" {
-			charts[v] = append(charts[v], object)
+	for _, w := range s.workloads() {
+		if !r.of(w) {
+			continue
 		}
-		for _, c := range spec.Containers {
+		if v := w.Labels[labelVersion]; v != "" {
+			charts[v] = append(charts[v], w.String())
+		}
+		for _, c := range w.pods.Containers {
 			if program, tag := image(c.Image); strings.HasPrefix(program, "divvy-") {
-				programs[program] = append(programs[program], use{object, tag})
+				programs[program] = append(programs[program], use{w.String(), tag})
 			}
 		}
-	}
-	for i := range s.DaemonSets {
-		if d := &s.DaemonSets[i]; r.of(d) {
-			note("DaemonSet "+d.Namespace+"/"+d.Name, &d.ObjectMeta, &d.Spec.Template.Spec)
-			checkRollout(s, f, "daemonset", d.Namespace, d.Name, d.Spec.Selector, &d.Spec.Template.Spec)
-		}
-	}
-	for i := range s.Deployments {
-		if d := &s.Deployments[i]; r.of(d) {
-			note("Deployment "+d.Namespace+"/"+d.Name, &d.ObjectMeta, &d.Spec.Template.Spec)
-			checkRollout(s, f, "deployment", d.Namespace, d.Name, d.Spec.Selector, &d.Spec.Template.Spec)
-		}
+		checkRollout(s, f, w)
 	}
 	for _, program := range slices.Sorted(maps.Keys(programs)) {
 		tags := map[string][]string{}
@@ -363,27 +355,28 @@ func (s *Snapshot) tagsInstalled(program string) map[string]bool {
 }
 
 // checkRollout compares the images of pods with those that they are to have.
-func checkRollout(s *Snapshot, f *findings, kind, namespace, name string, selector *metav1.LabelSelector, want *corev1.PodSpec) {
+func checkRollout(s *Snapshot, f *findings, w workload) {
 	images := map[string]string{}
-	for _, c := range want.Containers {
+	for _, c := range w.pods.Containers {
 		images[c.Name] = c.Image
 	}
 	var old []string
-	for _, p := range s.podsOf(namespace, selector) {
+	for _, p := range s.podsOf(w.Namespace, w.selector) {
 		if p.DeletionTimestamp != nil || ended(p) {
 			continue
 		}
 		for _, c := range p.Spec.Containers {
-			if w, ok := images[c.Name]; ok && w != c.Image {
+			if want, ok := images[c.Name]; ok && want != c.Image {
 				old = append(old, p.Name)
 				break
 			}
 		}
 	}
 	if len(old) > 0 {
-		f.add(Warning, kind+" "+namespace+"/"+name, "an image other than the specified one still runs in "+list(old),
+		kind := strings.ToLower(w.kind)
+		f.add(Warning, kind+" "+w.Namespace+"/"+w.Name, "an image other than the specified one still runs in "+list(old),
 			"Wait for the rollout; this command waits and reports its progress.",
-			fmt.Sprintf("kubectl rollout status %s/%s -n %s --timeout=120s", kind, name, namespace)).Transient = true
+			fmt.Sprintf("kubectl rollout status %s/%s -n %s --timeout=120s", kind, w.Name, w.Namespace)).Transient = true
 	}
 }
 

@@ -217,6 +217,30 @@ func program[T any, P object[T]](r *Release, all []T, name string) P {
 	return nil
 }
 
+// workload is a DaemonSet or a Deployment.
+type workload struct {
+	*metav1.ObjectMeta
+	kind     string
+	selector *metav1.LabelSelector
+	pods     *corev1.PodSpec
+}
+
+func (w workload) String() string { return w.kind + " " + w.Namespace + "/" + w.Name }
+
+// workloads are those of all namespaces.
+func (s *Snapshot) workloads() []workload {
+	var out []workload
+	for i := range s.DaemonSets {
+		d := &s.DaemonSets[i]
+		out = append(out, workload{&d.ObjectMeta, "DaemonSet", d.Spec.Selector, &d.Spec.Template.Spec})
+	}
+	for i := range s.Deployments {
+		d := &s.Deployments[i]
+		out = append(out, workload{&d.ObjectMeta, "Deployment", d.Spec.Selector, &d.Spec.Template.Spec})
+	}
+	return out
+}
+
 // lookup returns the object of the name, nil when it is not there.
 func lookup[T any, P object[T]](all []T, namespace, name string) P {
 	for i := range all {
