@@ -7,8 +7,6 @@ import (
 	"strings"
 
 	"go.yaml.in/yaml/v3"
-
-	"github.com/divvy-gpu/divvy/internal/install/schedconf/yamledit"
 )
 
 // A command is how a container starts kube-scheduler: the words of command and
@@ -24,10 +22,11 @@ type command struct {
 	program int
 }
 
-// A word is one element of command or args.
+// A word is the element of command or args at a position.
 type word struct {
-	path []any
-	text string
+	field    string
+	position int
+	text     string
 }
 
 // An option is a flag on kube-scheduler's command line, with the places of its name
@@ -58,23 +57,21 @@ func (c command) words() []string {
 
 // readCommand reads the command of one container. Its result is of use with an
 // error, too, but for the flags.
-func readCommand(doc *yamledit.Doc, container int) (command, error) {
+func readCommand(container *yaml.Node) (command, error) {
 	c := command{program: -1}
 	for _, field := range []string{"command", "args"} {
-		p := []any{"spec", "containers", container, field}
-		n := doc.At(p...)
-		if yamledit.IsNull(n) {
+		n := get(container, field)
+		if isNull(n) {
 			continue
 		}
 		if n.Kind != yaml.SequenceNode {
 			return c, fmt.Errorf("line %d: %s of the container is not a list", n.Line, field)
 		}
 		for i, e := range n.Content {
-			e = yamledit.Resolve(e)
-			if e.Kind != yaml.ScalarNode {
+			if e = resolve(e); e.Kind != yaml.ScalarNode {
 				return c, fmt.Errorf("line %d: %s[%d] of the container is not a text", e.Line, field, i)
 			}
-			c.list = append(c.list, word{append(slices.Clone(p), i), e.Value})
+			c.list = append(c.list, word{field, i, e.Value})
 		}
 		c.opaque = c.opaque || field == "command" && len(n.Content) > 0
 	}
@@ -140,56 +137,49 @@ func (c command) flag(name string) (option, bool) {
 }
 
 // setFlag gives a flag a value. One that is not there comes first.
-func (p *pod) setFlag(name, value string) (*pod, error) {
+func (p *pod) setFlag(name, value string) error {
 	c := p.command
 	f, ok := c.flag(name)
 	full := "--" + name + "=" + value
-	var doc *yamledit.Doc
 	var err error
 	switch {
 	case ok && f.value == value && f.unclear == "":
-		return p, nil
+		return nil
 	case ok:
 		if f.valueIsSeparate {
 			full = value
 		}
-		doc, err = p.doc.Replace(c.list[f.valueAt].path, full)
-	case c.program >= 0:
-		at := c.list[c.program].path
-		position, _ := at[len(at)-1].(int)
-		doc, err = p.doc.Insert(at[:len(at)-1], position+1, full)
-	default:
-		args := p.at("args")
-		if n := p.doc.At(args...); n != nil && len(n.Content) > 0 {
-			doc, err = p.doc.Insert(args, 0, full)
-		} else {
-			doc, err = push(p.doc, args, full)
+		w := c.list[f.valueAt]
+		var n *yaml.Node
+		if n, err = p.doc.owned(yaml.ScalarNode, p.at(w.field, w.position)...); err == nil {
+			n.SetString(full)
 		}
+	case c.program >= 0:
+		w := c.list[c.program]
+		err = p.doc.insert(p.at(w.field), w.position+1, full)
+	default:
+		err = p.doc.insert(p.at("args"), 0, full)
 	}
-	if err != nil {
-		return nil, p.errorf("%w", err)
-	}
-	return p.with(doc)
+	return p.reread(err)
 }
 
 // dropFlag takes a flag out.
-func (p *pod) dropFlag(name string) (*pod, error) {
-	c := p.command
-	f, ok := c.flag(name)
-	if !ok {
-		return p, nil
+func (p *pod) dropFlag(name string) error {
+	f, _ := p.command.flag(name)
+	err := p.doc.remove(p.at(p.command.list[f.valueAt].field, p.command.list[f.valueAt].position)...)
+	if err == nil && f.valueIsSeparate {
+		err = p.doc.remove(p.at(p.command.list[f.at].field, p.command.list[f.at].position)...)
 	}
-	places := []int{f.at}
-	if f.valueIsSeparate {
-		places = []int{f.valueAt, f.at}
+	return p.reread(err)
+}
+
+// reread reads the command after a change of it.
+func (p *pod) reread(err error) error {
+	if err == nil {
+		p.command, err = readCommand(p.doc.at(p.at()...))
 	}
-	for _, i := range places {
-		at := c.list[i].path
-		position, _ := at[len(at)-1].(int)
-		var err error
-		if p, err = p.pull(at[:len(at)-1], position); err != nil {
-			return nil, err
-		}
+	if err != nil {
+		return p.errorf("%w", err)
 	}
-	return p, nil
+	return nil
 }

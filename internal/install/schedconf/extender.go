@@ -1,6 +1,7 @@
 package schedconf
 
 import (
+	"cmp"
 	"encoding/base64"
 	"encoding/pem"
 	"errors"
@@ -9,10 +10,11 @@ import (
 	"path"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
-	"github.com/divvy-gpu/divvy/internal/install/schedconf/yamledit"
+	"go.yaml.in/yaml/v3"
 )
 
 // routes is where Divvy's extender serves, as GCUShare's did. By it an entry is
@@ -77,45 +79,68 @@ func (e Extender) check() error {
 	return nil
 }
 
-// entry returns the extender as it stands in a configuration.
-func (e Extender) entry() yamledit.Map {
-	timeout := e.Timeout
-	if timeout == 0 {
-		timeout = defaultTimeout
-	}
-	m := yamledit.Map{
-		{Key: "urlPrefix", Value: e.URL},
-		{Key: "filterVerb", Value: "filter"},
-		{Key: "preemptVerb", Value: "preempt"},
-		{Key: "prioritizeVerb", Value: "prioritize"},
-		{Key: "weight", Value: max(e.Weight, 1)},
-		{Key: "bindVerb", Value: "bind"},
+// An entry is an extender as it stands in a configuration.
+type entry struct {
+	URLPrefix        string            `yaml:"urlPrefix"`
+	FilterVerb       string            `yaml:"filterVerb"`
+	PreemptVerb      string            `yaml:"preemptVerb"`
+	PrioritizeVerb   string            `yaml:"prioritizeVerb"`
+	Weight           int               `yaml:"weight"`
+	BindVerb         string            `yaml:"bindVerb"`
+	EnableHTTPS      bool              `yaml:"enableHTTPS,omitempty"`
+	TLSConfig        map[string]string `yaml:"tlsConfig,omitempty"`
+	HTTPTimeout      string            `yaml:"httpTimeout"`
+	NodeCacheCapable bool              `yaml:"nodeCacheCapable"`
+	Ignorable        bool              `yaml:"ignorable"`
+	ManagedResources []managedResource `yaml:"managedResources"`
+}
+
+type managedResource struct {
+	Name               string `yaml:"name"`
+	IgnoredByScheduler bool   `yaml:"ignoredByScheduler"`
+}
+
+func (e Extender) entry() entry {
+	out := entry{
+		URLPrefix: e.URL, FilterVerb: "filter", PreemptVerb: "preempt", PrioritizeVerb: "prioritize", BindVerb: "bind",
+		Weight: max(e.Weight, 1), HTTPTimeout: cmp.Or(e.Timeout, defaultTimeout).String(), NodeCacheCapable: true,
 	}
 	if strings.HasPrefix(e.URL, "https:") {
-		tls := yamledit.Map{}
-		if e.ServerName != "" {
-			tls = append(tls, yamledit.Field{Key: "serverName", Value: e.ServerName})
-		}
-		for _, f := range []struct {
-			key  string
-			data []byte
-		}{{"caData", e.CA}, {"certData", e.ClientCert}, {"keyData", e.ClientKey}} {
-			if len(f.data) > 0 {
-				tls = append(tls, yamledit.Field{Key: f.key, Value: base64.StdEncoding.EncodeToString(f.data)})
+		out.EnableHTTPS, out.TLSConfig = true, map[string]string{}
+		for key, value := range map[string]string{
+			"serverName": e.ServerName, "caData": base64.StdEncoding.EncodeToString(e.CA),
+			"certData": base64.StdEncoding.EncodeToString(e.ClientCert), "keyData": base64.StdEncoding.EncodeToString(e.ClientKey),
+		} {
+			if value != "" {
+				out.TLSConfig[key] = value
 			}
 		}
-		m = append(m, yamledit.Field{Key: "enableHTTPS", Value: true})
-		if len(tls) > 0 {
-			m = append(m, yamledit.Field{Key: "tlsConfig", Value: tls})
-		}
 	}
-	var managed yamledit.List
 	for _, r := range slices.Sorted(slices.Values(e.Resources)) {
-		managed = append(managed, yamledit.Map{{Key: "name", Value: r}, {Key: "ignoredByScheduler", Value: false}})
+		out.ManagedResources = append(out.ManagedResources, managedResource{Name: r})
 	}
-	return append(m,
-		yamledit.Field{Key: "httpTimeout", Value: timeout.String()},
-		yamledit.Field{Key: "nodeCacheCapable", Value: true},
-		yamledit.Field{Key: "ignorable", Value: false},
-		yamledit.Field{Key: "managedResources", Value: managed})
+	return out
+}
+
+// readExtender reads an entry of a configuration, which somebody else may have written.
+func readExtender(n *yaml.Node) *Extender {
+	data := func(key string) []byte {
+		b, err := base64.StdEncoding.DecodeString(scalarAt(n, "tlsConfig", key))
+		if err != nil || len(b) == 0 {
+			return nil
+		}
+		return b
+	}
+	e := &Extender{URL: scalarAt(n, "urlPrefix"), ServerName: scalarAt(n, "tlsConfig", "serverName"), CA: data("caData"),
+		ClientCert: data("certData"), ClientKey: data("keyData"), Resources: managed(n)}
+	if weight, err := strconv.Atoi(scalarAt(n, "weight")); err == nil {
+		e.Weight = weight
+	}
+	timeout := scalarAt(n, "httpTimeout")
+	if d, err := time.ParseDuration(timeout); err == nil {
+		e.Timeout = d
+	} else if ns, err := strconv.ParseInt(timeout, 10, 64); err == nil {
+		e.Timeout = time.Duration(ns)
+	}
+	return e
 }

@@ -47,7 +47,7 @@ func TestManifestsThatCannotBeWired(t *testing.T) {
 		"not YAML":      {[]byte("}{"), "neither YAML nor JSON"},
 		"binary":        {[]byte("\x7fELF\x02\x01\x01\x00\xff\xfe"), "not text in UTF-8"},
 		"a list":        {[]byte("- a\n"), "not a mapping"},
-		"ten megabytes": {bytes.Repeat([]byte("# comment\n"), 1<<20), "10485760 bytes, but a manifest of kube-scheduler has at most"},
+		"ten megabytes": {bytes.Repeat([]byte("# comment\n"), 1<<20), "10485760 bytes, but a file of kube-scheduler has at most"},
 		"two documents": {edited("  hostNetwork: true\n", "  hostNetwork: true\n---\nkind: Pod\n"), "a second document"},
 		"tabs":          {edited("  hostNetwork", "\thostNetwork"), "(the line begins with a tab; indent with spaces)"},
 		"a key twice": {edited("  hostNetwork: true\n", "  hostNetwork: true\n  hostNetwork: false\n"),
@@ -199,11 +199,11 @@ func TestConfigurationsOfManyForms(t *testing.T) {
 		},
 		"JSON": {
 			`{"apiVersion":"kubescheduler.config.k8s.io/v1","kind":"KubeSchedulerConfiguration","parallelism":4}`,
-			`"parallelism":4, "extenders": [{"urlPrefix": "http`,
+			"\"parallelism\": 4\nextenders:\n- urlPrefix: http",
 		},
 		"line ends of Windows": {
 			"apiVersion: kubescheduler.config.k8s.io/v1\r\nkind: KubeSchedulerConfiguration\r\nparallelism: 4\r\n",
-			"\r\nparallelism: 4\r\nextenders:\r\n- urlPrefix: http",
+			"\nparallelism: 4\nextenders:\n- urlPrefix: http",
 		},
 		"a byte order mark": {
 			"\ufeffapiVersion: kubescheduler.config.k8s.io/v1\nkind: KubeSchedulerConfiguration\n", "extenders:\n- urlPrefix: http",

@@ -8,13 +8,7 @@ import (
 	"strings"
 
 	"go.yaml.in/yaml/v3"
-
-	"github.com/divvy-gpu/divvy/internal/install/schedconf/yamledit"
 )
-
-// maxSize of a manifest or a configuration, in bytes. Those of real clusters
-// have some thousands.
-const maxSize = 1 << 20
 
 // volumeName is the name of the volume that Wire adds; where another has it, a
 // number is added.
@@ -23,7 +17,7 @@ const volumeName = "divvy-scheduler-config"
 // A pod is a static pod's manifest with one kube-scheduler in it.
 type pod struct {
 	name      string // of the file, for messages
-	doc       *yamledit.Doc
+	doc       *document
 	container int
 	command   command
 	mounts    []mount
@@ -31,10 +25,9 @@ type pod struct {
 
 // A mount is where a part of the node is in the container.
 type mount struct {
-	path     string // in the container
-	volume   string
-	host     string // on the node; empty for volumes of other kinds
-	readOnly bool
+	path   string // in the container
+	volume string
+	host   string // on the node; empty for volumes of other kinds
 }
 
 func (p *pod) errorf(format string, args ...any) error {
@@ -47,46 +40,34 @@ func readPod(name string, data []byte) (*pod, error) {
 		name = "the manifest"
 	}
 	p := &pod{name: name}
-	if len(data) > maxSize {
-		return nil, p.errorf("%d bytes, but a manifest of kube-scheduler has at most %d", len(data), maxSize)
-	}
-	doc, err := yamledit.Parse(data)
-	if err != nil {
+	var err error
+	if p.doc, err = parse(data); err != nil {
 		return nil, p.errorf("%w", err)
 	}
-	return p.with(doc)
-}
-
-// with returns the pod for a changed manifest.
-func (p *pod) with(doc *yamledit.Doc) (*pod, error) {
-	p = &pod{name: p.name, doc: doc}
-	if kind, api := scalarOf(doc.At("kind")), scalarOf(doc.At("apiVersion")); kind != "Pod" || api != "v1" {
+	if kind, api := scalarAt(p.doc.root, "kind"), scalarAt(p.doc.root, "apiVersion"); kind != "Pod" || api != "v1" {
 		return nil, p.errorf("holds %s of apiVersion %s, not a Pod of v1", orNothing(kind), orNothing(api))
 	}
-	if scalarOf(doc.At("metadata", "name")) == "" {
+	if scalarAt(p.doc.root, "metadata", "name") == "" {
 		return nil, p.errorf("metadata.name is missing")
 	}
-	containers := doc.At("spec", "containers")
+	containers := p.doc.at("spec", "containers")
 	if containers == nil || containers.Kind != yaml.SequenceNode {
 		return nil, p.errorf("spec.containers is not a list")
 	}
-	var found []int
-	var named []int
+	var found, named []int
 	var problems []error
 	for i, c := range containers.Content {
-		c = yamledit.Resolve(c)
-		if c.Kind != yaml.MappingNode {
+		if c = resolve(c); c.Kind != yaml.MappingNode {
 			return nil, p.errorf("line %d: spec.containers[%d] is not a mapping", c.Line, i)
 		}
-		cmd, err := readCommand(doc, i)
+		cmd, err := readCommand(c)
 		if err != nil {
 			problems = append(problems, p.errorf("%w", err))
 		}
-		isNamed := scalarOf(yamledit.Get(c, "name")) == "kube-scheduler"
 		if cmd.found {
 			found = append(found, i)
 		}
-		if isNamed {
+		if scalarAt(c, "name") == "kube-scheduler" {
 			named = append(named, i)
 		}
 	}
@@ -103,16 +84,15 @@ func (p *pod) with(doc *yamledit.Doc) (*pod, error) {
 		return nil, p.errorf("%d containers run kube-scheduler, and only one can be configured", len(found))
 	}
 	p.container = found[0]
-	var err error
-	if p.command, err = readCommand(doc, p.container); err != nil {
+	if p.command, err = readCommand(p.doc.at(p.at()...)); err != nil {
 		return nil, p.errorf("%w", err)
 	}
 	if !p.command.found && p.command.opaque {
 		return nil, p.errorf("the command of container kube-scheduler does not run kube-scheduler directly, "+
 			"so its flags cannot be read: %s", strings.Join(p.command.words(), " "))
 	}
-	if p.mounts, err = p.readMounts(); err != nil {
-		return nil, err
+	if err := p.readMounts(); err != nil {
+		return nil, p.errorf("%w", err)
 	}
 	return p, nil
 }
@@ -124,8 +104,8 @@ func (p *pod) at(steps ...any) []any {
 
 // text returns a field of the container.
 func (p *pod) text(field string) (string, error) {
-	n := p.doc.At(p.at(field)...)
-	if yamledit.IsNull(n) {
+	n := p.doc.at(p.at(field)...)
+	if isNull(n) {
 		return "", nil
 	}
 	if n.Kind != yaml.ScalarNode {
@@ -135,64 +115,41 @@ func (p *pod) text(field string) (string, error) {
 }
 
 func (p *pod) annotation(key string) string {
-	return scalarOf(p.doc.At("metadata", "annotations", key))
+	return scalarAt(p.doc.root, "metadata", "annotations", key)
 }
 
-// sequence returns the elements of an optional list of mappings.
-func (p *pod) sequence(path ...any) ([]*yaml.Node, error) {
-	n := p.doc.At(path...)
-	if yamledit.IsNull(n) {
-		return nil, nil
-	}
-	if n.Kind != yaml.SequenceNode {
-		return nil, p.errorf("line %d: %v is not a list", n.Line, path[len(path)-1])
-	}
-	out := make([]*yaml.Node, len(n.Content))
-	for i := range n.Content {
-		out[i] = yamledit.Resolve(n.Content[i])
-		if out[i].Kind != yaml.MappingNode {
-			return nil, p.errorf("line %d: %v[%d] is not a mapping", out[i].Line, path[len(path)-1], i)
-		}
-	}
-	return out, nil
-}
-
-func (p *pod) readMounts() ([]mount, error) {
-	volumes, err := p.sequence("spec", "volumes")
+func (p *pod) readMounts() error {
+	volumes, err := p.doc.mappings("spec", "volumes")
 	if err != nil {
-		return nil, err
+		return err
 	}
 	hosts := map[string]string{}
 	for _, v := range volumes {
-		hosts[scalarOf(yamledit.Get(v, "name"))] = scalarOf(yamledit.Get(yamledit.Get(v, "hostPath"), "path"))
+		hosts[scalarAt(v, "name")] = scalarAt(v, "hostPath", "path")
 	}
-	list, err := p.sequence(p.at("volumeMounts")...)
+	list, err := p.doc.mappings(p.at("volumeMounts")...)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	var out []mount
 	for _, n := range list {
-		m := mount{
-			path: scalarOf(yamledit.Get(n, "mountPath")), volume: scalarOf(yamledit.Get(n, "name")),
-			readOnly: scalarOf(yamledit.Get(n, "readOnly")) == "true",
-		}
+		m := mount{path: scalarAt(n, "mountPath"), volume: scalarAt(n, "name")}
 		if m.path == "" {
 			continue
 		}
 		m.path = path.Clean(m.path)
-		if host := hosts[m.volume]; host != "" && scalarOf(yamledit.Get(n, "subPathExpr")) == "" {
-			m.host = path.Join(host, scalarOf(yamledit.Get(n, "subPath")))
+		if host := hosts[m.volume]; host != "" && scalarAt(n, "subPathExpr") == "" {
+			m.host = path.Join(host, scalarAt(n, "subPath"))
 		}
-		out = append(out, m)
+		p.mounts = append(p.mounts, m)
 	}
-	return out, nil
+	return nil
 }
 
 // mountOf returns the innermost mount that holds a path of the container.
-func (p *pod) mountOf(inContainer string) (mount, bool) {
+func mountOf(mounts []mount, inContainer string) (mount, bool) {
 	var best mount
 	found := false
-	for _, m := range p.mounts {
+	for _, m := range mounts {
 		if _, ok := below(m.path, inContainer); ok && (!found || len(m.path) > len(best.path)) {
 			best, found = m, true
 		}
@@ -213,7 +170,7 @@ func (p *pod) hostPath(flag, inContainer string) (string, error) {
 		inContainer = path.Join(dir, inContainer)
 	}
 	inContainer = path.Clean(inContainer)
-	m, ok := p.mountOf(inContainer)
+	m, ok := mountOf(p.mounts, inContainer)
 	if !ok {
 		return "", p.errorf("--%s=%s is not in a volume of the container, so it cannot be read: mount it from the node with hostPath",
 			flag, inContainer)
@@ -257,185 +214,117 @@ func below(dir, file string) (string, bool) {
 }
 
 // mountFile makes the container see a file of the node, and returns where.
-func (p *pod) mountFile(host string) (*pod, string, error) {
+func (p *pod) mountFile(host string) (string, error) {
 	if at, ok := p.containerPath(host); ok {
-		return p, at, nil
+		return at, nil
 	}
 	// Inside of another volume the file's place could not be made.
 	at := host
 	for _, dir := range []string{"/etc/divvy-scheduler", "/divvy-scheduler", ""} {
-		m, inside := p.mountOf(at)
+		m, inside := mountOf(p.mounts, at)
 		if !inside {
 			break
 		}
 		if dir == "" {
-			return nil, "", p.errorf("volume %q is mounted at %s, so %s cannot be mounted in the container", m.volume, m.path, host)
+			return "", p.errorf("volume %q is mounted at %s, so %s cannot be mounted in the container", m.volume, m.path, host)
 		}
 		at = path.Join(dir, path.Base(host))
 	}
-	volumes, err := p.sequence("spec", "volumes")
+	volumes, err := p.doc.mappings("spec", "volumes")
 	if err != nil {
-		return nil, "", err
+		return "", p.errorf("%w", err)
 	}
 	name := volumeName
-	for i := 2; slices.ContainsFunc(volumes, func(v *yaml.Node) bool { return scalarOf(yamledit.Get(v, "name")) == name }); i++ {
+	for i := 2; slices.ContainsFunc(volumes, func(v *yaml.Node) bool { return scalarAt(v, "name") == name }); i++ {
 		name = volumeName + "-" + strconv.Itoa(i)
 	}
-	q, err := p.push(p.at("volumeMounts"), yamledit.Map{{Key: "mountPath", Value: at}, {Key: "name", Value: name},
-		{Key: "readOnly", Value: true}})
-	if err != nil {
-		return nil, "", err
+	err = p.doc.insert(p.at("volumeMounts"), -1, map[string]any{"mountPath": at, "name": name, "readOnly": true})
+	if err == nil {
+		err = p.doc.insert([]any{"spec", "volumes"}, -1,
+			map[string]any{"hostPath": map[string]any{"path": host, "type": "File"}, "name": name})
 	}
-	q, err = q.push([]any{"spec", "volumes"}, yamledit.Map{
-		{Key: "hostPath", Value: yamledit.Map{{Key: "path", Value: host}, {Key: "type", Value: "File"}}},
-		{Key: "name", Value: name},
-	})
-	return q, at, err
+	if err != nil {
+		return "", p.errorf("%w", err)
+	}
+	return at, nil
 }
 
 // unmountFile takes out what mountFile put in, or GCUShare's config manager, which
 // names the volume otherwise: the file is about to be removed, and a volume of it
 // would make kubelet create an empty one.
-func (p *pod) unmountFile(host string) (*pod, error) {
-	volumes, err := p.sequence("spec", "volumes")
+func (p *pod) unmountFile(host string) error {
+	volumes, err := p.doc.mappings("spec", "volumes")
 	if err != nil {
-		return nil, err
+		return err
 	}
 	for i, v := range slices.Backward(volumes) {
-		name := scalarOf(yamledit.Get(v, "name"))
-		if name == "" || scalarOf(yamledit.Get(yamledit.Get(v, "hostPath"), "path")) != host {
+		name := scalarAt(v, "name")
+		if name == "" || scalarAt(v, "hostPath", "path") != host {
 			continue
 		}
-		list, err := p.sequence(p.at("volumeMounts")...)
+		list, err := p.doc.mappings(p.at("volumeMounts")...)
 		if err != nil {
-			return nil, err
+			return err
 		}
 		for j, m := range slices.Backward(list) {
-			if scalarOf(yamledit.Get(m, "name")) != name {
+			if scalarAt(m, "name") != name {
 				continue
 			}
-			if p, err = p.pull(p.at("volumeMounts"), j); err != nil {
-				return nil, err
+			if err := p.doc.remove(p.at("volumeMounts", j)...); err != nil {
+				return err
 			}
 		}
-		if p.inUse(name) {
+		if inUse(p.doc, name) {
 			continue
 		}
-		if p, err = p.pull([]any{"spec", "volumes"}, i); err != nil {
-			return nil, err
+		if err := p.doc.remove("spec", "volumes", i); err != nil {
+			return err
 		}
 	}
-	return p, nil
+	return nil
 }
 
 // inUse reports whether some container mounts a volume.
-func (p *pod) inUse(volume string) bool {
+func inUse(doc *document, volume string) bool {
 	for _, kind := range []string{"containers", "initContainers"} {
-		containers := p.doc.At("spec", kind)
-		if containers == nil {
+		containers, err := doc.mappings("spec", kind)
+		if err != nil {
 			continue
 		}
-		for _, c := range containers.Content {
-			mounts := yamledit.Get(c, "volumeMounts")
-			if mounts == nil {
-				continue
-			}
-			for _, m := range mounts.Content {
-				if scalarOf(yamledit.Get(m, "name")) == volume {
-					return true
-				}
+		for i := range containers {
+			mounts, err := doc.mappings("spec", kind, i, "volumeMounts")
+			if err == nil && slices.ContainsFunc(mounts, func(m *yaml.Node) bool { return scalarAt(m, "name") == volume }) {
+				return true
 			}
 		}
 	}
 	return false
 }
 
-// push puts an element at the end of a list, which is made if it is missing.
-func (p *pod) push(path []any, value any) (*pod, error) {
-	doc, err := push(p.doc, path, value)
-	if err != nil {
-		return nil, p.errorf("%w", err)
-	}
-	return p.with(doc)
-}
-
-func push(d *yamledit.Doc, path []any, value any) (*yamledit.Doc, error) {
-	list := d.At(path...)
-	if yamledit.IsNull(list) || list.Kind == yaml.SequenceNode && len(list.Content) == 0 {
-		key, _ := path[len(path)-1].(string)
-		return d.Put(path[:len(path)-1], key, yamledit.List{value})
-	}
-	return d.Insert(path, len(list.Content), value)
-}
-
-// pull takes an element out of a list, and the list with the last of them.
-func (p *pod) pull(path []any, position int) (*pod, error) {
-	target := append(slices.Clone(path), position)
-	if n := p.doc.At(path...); n != nil && len(n.Content) == 1 {
-		target = path
-	}
-	doc, err := p.doc.Delete(target...)
-	if err != nil {
-		return nil, p.errorf("%w", err)
-	}
-	return p.with(doc)
-}
-
 // annotate sets an annotation, or takes it out when the value is empty.
-func (p *pod) annotate(key, value string) (*pod, error) {
-	all := p.doc.At("metadata", "annotations")
-	n := yamledit.Get(all, key)
-	var doc *yamledit.Doc
+func (p *pod) annotate(key, value string) error {
 	var err error
-	switch {
-	case scalarOf(n) == value && (n == nil) == (value == ""):
-		return p, nil
-	case value == "" && len(all.Content) == 2:
-		doc, err = p.doc.Delete("metadata", "annotations")
-	case value == "":
-		doc, err = p.doc.Delete("metadata", "annotations", key)
-	case n != nil && n.Kind == yaml.ScalarNode:
-		doc, err = p.doc.Replace([]any{"metadata", "annotations", key}, value)
-	case yamledit.IsNull(p.doc.At("metadata")):
-		doc, err = p.doc.Put(nil, "metadata", yamledit.Map{{Key: "annotations", Value: yamledit.Map{{Key: key, Value: value}}}})
-	case yamledit.IsNull(all) || len(all.Content) == 0:
-		doc, err = p.doc.Put([]any{"metadata"}, "annotations", yamledit.Map{{Key: key, Value: value}})
-	default:
-		doc, err = p.doc.Put([]any{"metadata", "annotations"}, key, value)
+	switch n := p.doc.at("metadata", "annotations", key); {
+	case value != "" && scalarAt(n) != value:
+		err = p.doc.put([]any{"metadata", "annotations"}, key, value)
+	case value == "" && n != nil:
+		err = p.doc.remove("metadata", "annotations", key)
 	}
 	if err != nil {
-		return nil, p.errorf("%w", err)
+		return p.errorf("%w", err)
 	}
-	return p.with(doc)
+	return nil
 }
 
 // owner returns the user and the group that the scheduler runs as; 0 is root.
 func (p *pod) owner() (uid, gid int) {
 	get := func(key string) int {
-		for _, n := range []*yaml.Node{p.doc.At(p.at("securityContext", key)...), p.doc.At("spec", "securityContext", key)} {
-			if !yamledit.IsNull(n) {
-				if id, err := strconv.Atoi(n.Value); err == nil && id >= 0 {
-					return id
-				}
+		for _, at := range [][]any{p.at("securityContext", key), {"spec", "securityContext", key}} {
+			if id, err := strconv.Atoi(scalarAt(p.doc.root, at...)); err == nil && id >= 0 {
+				return id
 			}
 		}
 		return 0
 	}
 	return get("runAsUser"), get("runAsGroup")
-}
-
-// scalarOf returns the text of a scalar, and nothing for all else.
-func scalarOf(n *yaml.Node) string {
-	n = yamledit.Resolve(n)
-	if n == nil || n.Kind != yaml.ScalarNode || yamledit.IsNull(n) {
-		return ""
-	}
-	return n.Value
-}
-
-func orNothing(s string) string {
-	if s == "" {
-		return "nothing"
-	}
-	return strconv.Quote(s)
 }

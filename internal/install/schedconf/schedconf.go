@@ -5,11 +5,11 @@
 // Change to a node (package host, beside this one) is also who keeps the
 // original.
 //
-// Outside of what is put in, a manifest and a configuration stay as they are,
-// byte for byte: comments, the order of keys, fields that this package does not
-// know, other extenders, profiles and feature gates. A configuration that is
-// there is never edited in place; the scheduler gets a copy with the extender in
-// it, under a name of ours.
+// Outside of what is put in, a manifest and a configuration hold what they held:
+// comments, the order of keys, fields that this package does not know, other
+// extenders, profiles and feature gates. Their layout may change until the original
+// is put back. A configuration that is there is never edited in place; the scheduler
+// gets a copy with the extender in it, under a name of ours.
 package schedconf
 
 import (

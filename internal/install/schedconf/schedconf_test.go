@@ -209,3 +209,34 @@ func TestGolden(t *testing.T) {
 		t.Errorf("golden files (-made +there):\n%s", diff)
 	}
 }
+
+// TestFormerLayout lets the files be those that the releases wrote which edited them as text,
+// so that the layout of the original was kept: they stay as they are, and the original comes
+// back byte for byte.
+func TestFormerLayout(t *testing.T) {
+	before := configured(t, newest)
+	n := before.clone()
+	for name, to := range map[string]func([]byte){
+		"existing.manifest.yaml": func(data []byte) { n.manifest = data },
+		"existing.config.yaml":   func(data []byte) { n.files[newFile] = data },
+	} {
+		data, err := os.ReadFile(filepath.Join("testdata", "former", name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		to(data)
+	}
+	former := n.clone()
+	n.wire(t, secured)
+	same(t, former, n)
+
+	changed := n.clone()
+	changed.wire(t, unsecured)
+	if bytes.Equal(changed.manifest, former.manifest) {
+		t.Error("another extender did not change the manifest")
+	}
+	for _, n := range []*node{n, changed} {
+		n.unwire(t, before.manifest)
+		same(t, before, n)
+	}
+}

@@ -2,13 +2,12 @@ package schedconf
 
 import (
 	"fmt"
+	"maps"
 	"reflect"
 	"slices"
 	"strings"
 
 	"go.yaml.in/yaml/v3"
-
-	"github.com/divvy-gpu/divvy/internal/install/schedconf/yamledit"
 )
 
 // A State is how a scheduler is run, as its manifest and configuration say.
@@ -41,7 +40,7 @@ func Inspect(in Input) (State, error) {
 	if err != nil {
 		return State{}, err
 	}
-	st := State{Version: s.version.String(), Profiles: []string{"default-scheduler"}}
+	st := State{Version: s.version.String(), Profiles: []string{defaultScheduler}}
 	now := s.source
 	if s.wired {
 		f, _ := s.pod.command.flag(flagConfig)
@@ -73,12 +72,12 @@ func Inspect(in Input) (State, error) {
 	}
 	for i, n := range all {
 		if !slices.Contains(ours, i) {
-			st.OtherExtenders = append(st.OtherExtenders, scalarOf(yamledit.Get(n, "urlPrefix")))
+			st.OtherExtenders = append(st.OtherExtenders, scalarAt(n, "urlPrefix"))
 		}
 	}
 	if len(ours) > 0 {
 		st.Wired, st.entry = true, all[ours[0]]
-		st.Extender = extender(st.entry)
+		st.Extender = readExtender(st.entry)
 	}
 	return st, nil
 }
@@ -90,7 +89,7 @@ func (s State) Differences(e Extender) []string {
 		return []string{"kube-scheduler does not call the extender"}
 	}
 	var want, got map[string]any
-	if err := yaml.Unmarshal(yamledit.Encode(e.entry()), &want); err != nil {
+	if n, err := nodeOf(e.entry()); err != nil || n.Decode(&want) != nil {
 		return []string{fmt.Sprintf("the expected extender: %v", err)}
 	}
 	if err := s.entry.Decode(&got); err != nil {
@@ -101,21 +100,10 @@ func (s State) Differences(e Extender) []string {
 
 // differences compares two mappings, in the order of their keys.
 func differences(prefix string, got, want map[string]any) []string {
-	keys := map[string]bool{}
-	for k := range got {
-		keys[k] = true
-	}
-	for k := range want {
-		keys[k] = true
-	}
+	all := maps.Clone(want)
+	maps.Copy(all, got)
 	var out []string
-	for _, k := range slices.Sorted(func(yield func(string) bool) {
-		for k := range keys {
-			if !yield(k) {
-				return
-			}
-		}
-	}) {
+	for _, k := range slices.Sorted(maps.Keys(all)) {
 		g, w := got[k], want[k]
 		name := prefix + k
 		gm, isG := g.(map[string]any)

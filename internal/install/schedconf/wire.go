@@ -177,8 +177,10 @@ func (s *scheduler) base() (*config, string, []string, error) {
 		if err != nil {
 			return nil, "", nil, err
 		}
-		if made, notes, err := s.replacement(c); err == nil && made != nil {
-			return made, madeByUs, append(notes, "Replaced "+s.target+", which contained only the extender."), nil
+		if rest, err := readConfig(s.target, s.current); err == nil && rest.strip() == nil {
+			if made, notes, err := s.replacement(rest); err == nil && made != nil {
+				return made, madeByUs, append(notes, "Replaced "+s.target+", which contained only the extender."), nil
+			}
 		}
 		return c, editedByOthers, []string{s.target + " already exists; the extender is added to it."}, nil
 	}
@@ -186,15 +188,11 @@ func (s *scheduler) base() (*config, string, []string, error) {
 	return c, madeByUs, notes, err
 }
 
-// replacement returns what Wire would make of the command line alone when that
-// has all of a configuration but the extender, and nil otherwise.
+// replacement returns what Wire would make of the command line alone when that has all of
+// a configuration without the extender, and nil otherwise.
 func (s *scheduler) replacement(c *config) (*config, []string, error) {
-	rest, err := c.without()
-	if err != nil {
-		return nil, nil, err
-	}
 	made, notes, err := generate(s.target, s.before)
-	if err != nil || !rest.within(made) {
+	if err != nil || !c.within(made) {
 		return nil, nil, err
 	}
 	return made, notes, nil
@@ -225,7 +223,7 @@ func (s *scheduler) former() (*config, []string, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	if s.source.host == s.target || c.doc.IsFlow() {
+	if s.source.host == s.target {
 		return c, nil, nil
 	}
 	c.copied = true
@@ -235,19 +233,17 @@ func (s *scheduler) former() (*config, []string, error) {
 // madeBy begins the comment in front of what Wire makes.
 const madeBy = "# Made by divvy-control schedconf"
 
-// annotated puts a comment in front of a copy of a configuration.
-func annotated(data []byte, from string) []byte {
-	eol := "\n"
-	if bytes.Contains(data, []byte("\r\n")) {
-		eol = "\r\n"
+// bytes returns the text of the configuration.
+func (c *config) bytes() ([]byte, error) {
+	text, err := c.doc.bytes()
+	if err != nil {
+		return nil, c.errorf("%w", err)
 	}
-	header := madeBy + ": a copy of " + from + " with an extender put in." + eol +
-		"# What is changed there is taken over; `divvy-control schedconf uninstall` goes back to it." + eol
-	const bom = "\ufeff"
-	if rest, ok := bytes.CutPrefix(data, []byte(bom)); ok {
-		return slices.Concat([]byte(bom), []byte(header), rest)
+	if c.copied {
+		text = append([]byte(madeBy+": a copy of "+c.name+" with an extender put in.\n"+
+			"# What is changed there is taken over; `divvy-control schedconf uninstall` goes back to it.\n"), text...)
 	}
-	return append([]byte(header), data...)
+	return text, nil
 }
 
 // How AnnotationHash begins: by it a later run knows whether it may make the
@@ -288,14 +284,22 @@ func Wire(in Input, e Extender) (Change, error) {
 	if err := c.checkVersion(); err != nil {
 		return Change{}, err
 	}
-	if c, err = c.with(e); err != nil {
+	if err := c.add(e); err != nil {
 		return Change{}, err
 	}
-	content := c.doc.Bytes()
-	if c.copied {
-		content = annotated(content, c.name)
+	content, err := c.bytes()
+	if err != nil {
+		return Change{}, err
 	}
-	p, err := s.wire(s.pod, digest(kind, content))
+	if now, err := parse(s.current); s.wired && err == nil {
+		if made, err := parse(content); err == nil && covers(now, made) {
+			content = s.current // in the layout of another release perhaps, which is no reason for a restart
+		}
+	}
+	if err := s.wire(s.pod, digest(kind, content)); err != nil {
+		return Change{}, err
+	}
+	manifest, err := s.pod.bytes()
 	if err != nil {
 		return Change{}, err
 	}
@@ -303,12 +307,9 @@ func Wire(in Input, e Extender) (Change, error) {
 		notes = append(notes, fmt.Sprintf("kube-scheduler %v is newer than the latest known version %v and is treated like it.", s.version,
 			newest))
 	}
-	change := Change{Manifest: in.Manifest, Notes: notes}
-	if !p.doc.Equal(in.Manifest) {
-		change.Manifest = p.doc.Bytes()
-	}
+	change := Change{Manifest: manifest, Notes: notes}
 	if s.current == nil || !bytes.Equal(s.current, content) {
-		change.Files = []File{p.file(s.target, content)}
+		change.Files = []File{s.pod.file(s.target, content)}
 	}
 	return change, nil
 }
@@ -323,16 +324,24 @@ func (p *pod) file(name string, content []byte) File {
 	return f
 }
 
+func (p *pod) bytes() ([]byte, error) {
+	text, err := p.doc.bytes()
+	if err != nil {
+		return nil, p.errorf("%w", err)
+	}
+	return text, nil
+}
+
 // wire puts into a manifest what makes the scheduler read our file. It gives the
 // same for a manifest that is wired and for the one that it was made from.
-func (s *scheduler) wire(p *pod, hash string) (*pod, error) {
+func (s *scheduler) wire(p *pod, hash string) error {
 	was, err := p.remembered()
 	if err != nil {
-		return nil, err
+		return err
 	}
-	p, at, err := p.mountFile(s.target)
+	at, err := p.mountFile(s.target)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	before := p.annotation(AnnotationBefore)
 	f, named := p.command.flag(flagConfig)
@@ -341,16 +350,16 @@ func (s *scheduler) wire(p *pod, hash string) (*pod, error) {
 		if named && f.value != at {
 			data, err := json.Marshal([]string{"--" + flagConfig + "=" + f.value})
 			if err != nil {
-				return nil, p.errorf("remember its flags: %w", err)
+				return p.errorf("remember its flags: %w", err)
 			}
 			before = string(data)
 		}
 	}
-	if p, err = p.setFlag(flagConfig, at); err != nil {
-		return nil, err
+	if err := p.setFlag(flagConfig, at); err != nil {
+		return err
 	}
-	if p, err = p.annotate(AnnotationBefore, before); err != nil {
-		return nil, err
+	if err := p.annotate(AnnotationBefore, before); err != nil {
+		return err
 	}
 	return p.annotate(AnnotationHash, hash)
 }
@@ -384,25 +393,33 @@ func Unwire(in Input, original []byte) (Change, []string, error) {
 			return Change{}, nil, err
 		}
 		change.Notes = notes
-		var q *pod
-		if c != nil {
+		switch {
+		case c != nil:
 			kept = target.host
 			change.Notes = append(change.Notes, fmt.Sprintf("%s %s; it stays in use, without the extender.", kept, c.why))
-			if !c.doc.Equal(c.from) {
-				change.Files = []File{p.file(kept, c.doc.Bytes())}
+			content, err := c.bytes()
+			if err != nil {
+				return Change{}, nil, err
 			}
-			q, err = p.annotate(AnnotationBefore, "")
-			if err == nil {
-				q, err = q.annotate(AnnotationHash, "")
+			if !bytes.Equal(content, c.doc.text) {
+				change.Files = []File{p.file(kept, content)}
 			}
-		} else {
-			q, err = p.unwire(in, target, original)
-		}
-		if err != nil {
-			return Change{}, nil, err
-		}
-		if !q.doc.Equal(in.Manifest) {
-			change.Manifest = q.doc.Bytes()
+			if err := errors.Join(p.annotate(AnnotationBefore, ""), p.annotate(AnnotationHash, "")); err != nil {
+				return Change{}, nil, err
+			}
+			change.Manifest, err = p.bytes()
+			if err != nil {
+				return Change{}, nil, err
+			}
+		case p.wiredFrom(in, target, original):
+			change.Manifest = original
+		default:
+			if err := p.unwire(in, target); err != nil {
+				return Change{}, nil, err
+			}
+			if change.Manifest, err = p.bytes(); err != nil {
+				return Change{}, nil, err
+			}
 		}
 	}
 	var remove []string
@@ -455,8 +472,7 @@ func (p *pod) isOurs(in Input, target source) (bool, error) {
 // kept is a configuration that stays in use, what it was before, and why.
 type kept struct {
 	*config
-	from []byte
-	why  string
+	why string
 }
 
 // keep returns our file without the extender when it has more in it than Wire
@@ -482,8 +498,7 @@ func (p *pod) keep(in Input, target source) (*kept, []string, error) {
 	if err != nil {
 		return nil, []string{fmt.Sprintf("Not preserved: %v.", err)}, nil
 	}
-	c, err = c.without()
-	if err != nil {
+	if err := c.strip(); err != nil {
 		return nil, nil, err
 	}
 	if unknown == nil && !lost {
@@ -492,12 +507,12 @@ func (p *pod) keep(in Input, target source) (*kept, []string, error) {
 				return nil, nil, nil
 			}
 		} else if former, _, err := s.former(); err == nil {
-			if former, err = former.without(); err == nil && former.same(c) {
+			if former.strip() == nil && equal(former.doc.root, c.doc.root) {
 				return nil, nil, nil
 			}
 		}
 	}
-	return &kept{c, data, why}, nil, nil
+	return &kept{c, why}, nil, nil
 }
 
 // lostSource reports whether the file that ours is a copy of is not there any more.
@@ -509,59 +524,53 @@ func (s *scheduler) lostSource() bool {
 	return data == nil && err == nil
 }
 
-// unwire returns the manifest without what wire put in.
-func (p *pod) unwire(in Input, target source, original []byte) (*pod, error) {
-	if o, ok := p.sameAs(in, target, original); ok {
-		return o, nil
-	}
+// unwire takes out of the manifest what wire put in.
+func (p *pod) unwire(in Input, target source) error {
 	was, err := p.remembered()
 	if err != nil {
-		return nil, err
+		return err
 	}
-	q := p
 	f, has := p.command.flag(flagConfig)
 	switch {
 	case target.host == "":
 		// The scheduler was configured with another file since.
 	case was != nil && *was != "":
-		q, err = q.setFlag(flagConfig, *was)
+		err = p.setFlag(flagConfig, *was)
 	case has && f.value == target.path:
-		q, err = q.dropFlag(flagConfig)
+		err = p.dropFlag(flagConfig)
 	}
 	if err != nil {
-		return nil, err
+		return err
 	}
 	for _, key := range []string{AnnotationHash, AnnotationBefore} {
-		if q, err = q.annotate(key, ""); err != nil {
-			return nil, err
+		if err := p.annotate(key, ""); err != nil {
+			return err
 		}
 	}
-	named := q.target(in).host
+	named := p.target(in).host
 	for _, file := range in.ours() {
 		if file == named {
 			continue
 		}
-		if q, err = q.unmountFile(file); err != nil {
-			return nil, err
+		if err := p.unmountFile(file); err != nil {
+			return p.errorf("%w", err)
 		}
 	}
-	return q, nil
+	return nil
 }
 
-// sameAs returns the original when wiring it gives the present manifest.
-func (p *pod) sameAs(in Input, target source, original []byte) (*pod, bool) {
+// wiredFrom reports whether the manifest is what wiring the original gives: it holds the
+// same, and no comment that the original does not have. The layout may be that of another
+// release.
+func (p *pod) wiredFrom(in Input, target source, original []byte) bool {
 	hash := p.annotation(AnnotationHash)
 	if original == nil || hash == "" || target.host == "" {
-		return nil, false
+		return false
 	}
 	o, err := readPod(in.ManifestPath, original)
 	if err != nil || o.annotation(AnnotationHash) != "" && o.target(in).host != "" {
-		return nil, false
+		return false
 	}
 	s := &scheduler{in: in, target: target.host, source: target}
-	wired, err := s.wire(o, hash)
-	if err != nil || !wired.doc.Equal(p.doc.Bytes()) {
-		return nil, false
-	}
-	return o, true
+	return s.wire(o, hash) == nil && covers(o.doc, p.doc)
 }

@@ -18,6 +18,7 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -79,49 +80,69 @@ type Options struct {
 
 // Agent is the node daemon. Ready and Alive may be called while Run runs.
 type Agent struct {
-	o         Options
-	offerings []*offering
-	records   *records
-	kubelet   *podresources.Client
-	pods      *nodePods
-	publisher *publisher
-	corrector *corrector
-	annotator *annotator
-	health    *healthReporter
-	metrics   *metrics
-	events    *events.Recorder
-	ownEvents bool
-	wake      chan struct{}
+	o          Options
+	offerings  offerings
+	records    *records
+	kubelet    *podresources.Client
+	pods       *nodePods
+	publisher  *publisher
+	corrector  *corrector
+	annotator  *annotator
+	health     *healthReporter
+	quarantine *quarantineDesk
+	metrics    *metrics
+	events     *events.Recorder
+	wake       signal // makes the loop turn soon
 	// withdraw makes all resources tell kubelet what they offer, at once; learned
 	// has what pods hold written into them.
-	withdraw, learned chan struct{}
+	withdraw, learned signal
 	cdi               *cdiWriter
 	endings           *endings
-	// answered is what became of the last request of an administrator. Only the loop
-	// uses it.
-	answered wire.RequestAnswer
 	// watching follows the devices; deciding updates the API server. Kubelet is
 	// served until Run ends.
 	watching, deciding *phase
+	discoveries        *discoveries
+	progress           progress
+}
 
-	mu        sync.Mutex // guards what follows
-	turned    time.Time  // the last turn of the loop
+// signal wakes the goroutine that receives from it.
+type signal chan struct{}
+
+// raise never blocks: a signal that was not seen yet is enough.
+func (s signal) raise() {
+	select {
+	case s <- struct{}{}:
+	default:
+	}
+}
+
+// progress is what the loop has come to. It is safe for concurrent use.
+type progress struct {
+	mu        sync.Mutex
+	turned    time.Time // the last turn of the loop
 	published error
 	asked     error // of kubelet who holds what
 	// removed is the folder that comes back with a new mount only, nil for none.
 	removed *atomicfile.RemovedError
-	vendors map[string]*vendorState
 }
 
-// vendorState is what is known of one vendor's devices.
-type vendorState struct {
-	found backend.Found // of the last discovery that succeeded
-	err   error         // of the last one
-	// since is when err came up.
-	since  time.Time
-	looked bool
-	// told is true once the parts have the result of the first discovery.
-	told bool
+func (p *progress) note(published, asked error, removed *atomicfile.RemovedError) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.turned, p.published, p.asked, p.removed = time.Now(), published, asked, removed
+}
+
+// stuck returns why a restart would help.
+func (p *progress) stuck() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.removed != nil {
+		return p.removed
+	}
+	if age := time.Since(p.turned); age > stalled {
+		return fmt.Errorf("the loop stands still since %v", age.Round(time.Second))
+	}
+	return nil
 }
 
 // New builds the agent; it starts nothing. Close it if Run is not called.
@@ -137,39 +158,37 @@ func New(ctx context.Context, o Options) (*Agent, error) {
 		o.Quarantine.Restore(o.Handoff.Quarantine)
 	}
 	m := newMetrics(o.Registry)
-	m.quarantine(o.Quarantine.All(), o.Quarantine.Sync())
 	a := &Agent{
-		o:         o,
-		kubelet:   kubelet,
-		metrics:   m,
-		wake:      make(chan struct{}, 1),
-		withdraw:  make(chan struct{}, 1),
-		learned:   make(chan struct{}, 1),
-		cdi:       newCDIWriter(o.Config.CDIDir),
-		turned:    time.Now(),
-		published: errors.New("the inventory was not published yet"),
-		asked:     alloc.ErrNotAsked,
-		events:    o.Events,
-		vendors:   map[string]*vendorState{},
-		watching:  newPhase(),
-		deciding:  newPhase(),
+		o:           o,
+		kubelet:     kubelet,
+		metrics:     m,
+		wake:        make(signal, 1),
+		withdraw:    make(signal, 1),
+		learned:     make(signal, 1),
+		cdi:         newCDIWriter(o.Config.CDIDir),
+		events:      o.Events,
+		watching:    newPhase(),
+		deciding:    newPhase(),
+		discoveries: newDiscoveries(o.Backends),
 	}
+	a.progress.note(errors.New("the inventory was not published yet"), alloc.ErrNotAsked, nil)
 	if a.events == nil {
-		a.events, a.ownEvents = events.NewRecorder(ctx, o.Client, events.Node, o.Node), true
+		a.events = events.NewRecorder(ctx, o.Client, events.Node, o.Node)
 		m.register(a.events)
 	}
 	a.endings = newEndings(filepath.Join(o.Config.DriverRoot, "sys/fs/cgroup"))
-	a.pods = newNodePods(o.Client, o.Node, a.wakeUp)
+	a.pods = newNodePods(o.Client, o.Node, a.wake.raise)
 	a.pods.objects.gone = a.endings.gone
 	a.records = &records{kubelet: kubelet, pods: a.pods, metrics: m, owner: &owner{}, planned: a.planned, ending: a.endings.held}
-	a.publisher = newPublisher(o.Client, o.Node, m, a.wakeUp)
+	a.publisher = newPublisher(o.Client, o.Node, m, a.wake.raise)
 	a.corrector = &corrector{node: o.Node, pods: newPodWriter(o.Client, m, a.tellPod), keys: o.Keys, metrics: m, event: a.tellPod}
 	a.annotator = &annotator{newPodWriter(o.Client, m, a.tellPod)}
 	a.health = &healthReporter{metrics: m, name: o.Node, node: a.tell, pods: a.pods,
 		unhealthy: map[string]map[accel.DeviceID]accel.Health{},
 		pod:       a.tellPod}
+	a.quarantine = &quarantineDesk{node: o.Node, list: o.Quarantine, discoveries: a.discoveries, metrics: m, event: a.tell}
+	m.quarantine(o.Quarantine.All(), o.Quarantine.Sync())
 	for vendor := range o.Backends {
-		a.vendors[vendor] = &vendorState{}
 		m.vendor(vendor)
 	}
 	if a.offerings, err = a.build(ctx); err != nil {
@@ -181,7 +200,7 @@ func New(ctx context.Context, o Options) (*Agent, error) {
 // Close lets go of what New has taken; Run does it by itself.
 func (a *Agent) Close() error {
 	a.metrics.close()
-	if a.ownEvents {
+	if a.o.Events == nil {
 		a.events.Shutdown()
 	}
 	return a.kubelet.Close()
@@ -211,28 +230,11 @@ func (a *Agent) tellPod(pod *corev1.Pod, kind events.Kind, message string) {
 	a.events.Tell(pod, kind, message)
 }
 
-// withdrawn makes all resources tell kubelet soon what they offer now. It never
-// blocks.
-func (a *Agent) withdrawn() {
-	select {
-	case a.withdraw <- struct{}{}:
-	default:
-	}
-}
-
-// wakeUp makes the loop turn soon. It never blocks.
-func (a *Agent) wakeUp() {
-	select {
-	case a.wake <- struct{}{}:
-	default:
-	}
-}
-
 // Run works until ctx ends, or until it has left (see Yield), and returns once all
 // that it started has stopped and its metrics and sockets are gone.
 func (a *Agent) Run(ctx context.Context) error {
 	defer a.Close() //nolint:errcheck // nothing is lost
-	if a.ownEvents {
+	if a.o.Events == nil {
 		a.events.Start()
 	}
 	var work sync.WaitGroup
@@ -266,49 +268,32 @@ func (a *Agent) Run(ctx context.Context) error {
 		defer work.Wait()
 		work.Go(func() { a.pods.Run(ctx) })
 		work.Go(func() { a.publisher.Run(ctx) })
-		work.Go(func() { a.o.Keys.Run(ctx, a.wakeUp) })
-		work.Go(func() { a.follow(ctx) })
+		work.Go(func() { a.o.Keys.Run(ctx, a.wake.raise) })
+		work.Go(func() {
+			for {
+				select {
+				case <-ctx.Done():
+					return
+				case <-a.withdraw:
+					a.offerings.sync(ctx)
+				}
+			}
+		})
 		work.Go(func() { a.describePods(ctx) })
 		a.loop(ctx)
 	})
 	return nil
 }
 
-// follow makes all resources tell kubelet what they offer whenever devices were
-// given out that several of them are made of.
-func (a *Agent) follow(ctx context.Context) {
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-a.withdraw:
-			a.sync(ctx)
-		}
-	}
-}
-
-func (a *Agent) sync(ctx context.Context) {
-	for _, r := range a.offerings {
-		for _, p := range r.parts {
-			p.sync(ctx)
-		}
-	}
-}
-
-// recovery is the configured policy of when a vendor's devices take pods again.
-func (a *Agent) recovery(vendor string) backend.Recovery {
-	health := a.o.Config.Vendors[vendor].Health
-	after := config.DefaultRecoverAfter
-	if health.RecoverAfter != nil {
-		after = *health.RecoverAfter
-	}
-	return backend.Recovery{After: time.Duration(after), Never: health.NeverRecover, Quarantine: a.o.Quarantine}
-}
-
 // watch follows the devices of one vendor for all resources made of them.
 func (a *Agent) watch(ctx context.Context, vendor string, b backend.Backend) {
 	log := klog.FromContext(ctx).WithValues("vendor", vendor)
-	backend.Watch(ctx, b, time.Duration(a.o.Config.HealthInterval), a.recovery(vendor), func(found backend.Found, err error) {
+	health := a.o.Config.Vendors[vendor].Health
+	recovery := backend.Recovery{After: time.Duration(config.DefaultRecoverAfter), Never: health.NeverRecover, Quarantine: a.o.Quarantine}
+	if health.RecoverAfter != nil {
+		recovery.After = time.Duration(*health.RecoverAfter)
+	}
+	backend.Watch(ctx, b, time.Duration(a.o.Config.HealthInterval), recovery, func(found backend.Found, err error) {
 		if err != nil {
 			log.Error(err, "Devices are unavailable; waiting")
 		} else {
@@ -320,17 +305,8 @@ func (a *Agent) watch(ctx context.Context, vendor string, b backend.Backend) {
 		for _, f := range found.Unasked {
 			log.Error(f.Err, "A device does not respond; using its last state for now", "index", f.Index, "for", backend.Patience)
 		}
-		a.mu.Lock()
-		v := a.vendors[vendor]
-		switch {
-		case err == nil:
-			v.found = found
-		case v.err == nil:
-			v.since = time.Now()
-		}
-		v.err, v.looked = err, true
+		a.discoveries.note(vendor, found, err)
 		a.metrics.available.WithLabelValues(vendor).Set(defs.Bool(err == nil && !found.Silent))
-		a.mu.Unlock()
 		for _, r := range a.offerings {
 			if r.vendor == vendor {
 				for _, p := range r.parts {
@@ -339,9 +315,7 @@ func (a *Agent) watch(ctx context.Context, vendor string, b backend.Backend) {
 				r.discovered()
 			}
 		}
-		a.mu.Lock()
-		v.told = true
-		a.mu.Unlock()
+		a.discoveries.told(vendor)
 	})
 }
 
@@ -361,33 +335,17 @@ func (a *Agent) Ready() error {
 			missing = append(missing, status.Problem, r.server.Ready())
 		}
 	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return errors.Join(append(missing, a.published, a.asked)...)
+	a.progress.mu.Lock()
+	defer a.progress.mu.Unlock()
+	return errors.Join(append(missing, a.progress.published, a.progress.asked)...)
 }
 
 // Alive returns an error when a restart would help: the loop stands still, the
 // plugin's own socket does not answer, or a vendor's library asks for it. What
 // the world outside lacks is not a reason to be restarted.
 func (a *Agent) Alive(ctx context.Context) error {
-	a.mu.Lock()
-	age := time.Since(a.turned)
-	var restart error
-	for vendor, v := range a.vendors {
-		var needed *backend.RestartNeededError
-		if errors.As(v.err, &needed) {
-			restart = fmt.Errorf("%s: %w", vendor, v.err)
-		}
-	}
-	if a.removed != nil {
-		restart = a.removed
-	}
-	a.mu.Unlock()
-	if restart != nil {
-		return restart
-	}
-	if age > stalled {
-		return fmt.Errorf("the loop stands still since %v", age.Round(time.Second))
+	if err := cmp.Or(a.discoveries.restart(), a.progress.stuck()); err != nil {
+		return err
 	}
 	for _, r := range a.offerings {
 		if err := r.server.Alive(ctx); err != nil {

@@ -374,14 +374,14 @@ func TestFolderThatWasRemovedUnderAMount(t *testing.T) {
 	w := newSlotWorld(t, ".", exclusive)
 	w.found(gpuDevice(0, "a"))
 	a := &Agent{
-		turned: time.Now(), metrics: w.metrics,
-		offerings: []*offering{{name: gpu, parts: []*pool{w.pool}, server: deviceplugin.NewServer(dir, "none", gpu, w.pool)}},
+		metrics: w.metrics, discoveries: newDiscoveries(nil),
+		offerings: offerings{{name: gpu, parts: []*pool{w.pool}, server: deviceplugin.NewServer(dir, "none", gpu, w.pool)}},
 	}
 	if err := os.RemoveAll(dir); err != nil {
 		t.Fatal(err)
 	}
 	w.found(gpuDevice(0, "a"), gpuDevice(1, "b"))
-	a.look()
+	a.progress.note(nil, nil, a.offerings.observe(w.metrics))
 	var removed *atomicfile.RemovedError
 	if err := a.Alive(t.Context()); !errors.As(err, &removed) {
 		t.Errorf("alive: %v, want that the folder was removed", err)

@@ -17,6 +17,7 @@ import (
 	"github.com/divvy-gpu/divvy/internal/node/alloc"
 	"github.com/divvy-gpu/divvy/internal/node/deviceplugin"
 	"github.com/divvy-gpu/divvy/internal/node/state"
+	"github.com/divvy-gpu/divvy/internal/platform/events"
 	defs "github.com/divvy-gpu/divvy/internal/platform/metrics"
 )
 
@@ -42,7 +43,7 @@ func (a *Agent) build(ctx context.Context) ([]*offering, error) {
 		r := &offering{name: name, found: make(chan struct{})}
 		r.server = deviceplugin.NewServer(filepath.Join(a.o.Config.KubeletDir, "device-plugins"), sockets[i], name, timed{r, a})
 		if i < len(a.o.Config.Resources) {
-			err = a.configure(ctx, r, &a.o.Config.Resources[i])
+			err = a.configured(ctx, r, &a.o.Config.Resources[i])
 		}
 		if err == nil {
 			err = a.leftovers(ctx, r)
@@ -58,7 +59,14 @@ func (a *Agent) build(ctx context.Context) ([]*offering, error) {
 		a.metrics.resource(name)
 		out = append(out, r)
 	}
-	if err := a.engine(out); err != nil {
+	var pools []alloc.Config
+	for _, r := range out {
+		a.records.resources = append(a.records.resources, r.name)
+		for _, p := range r.parts {
+			pools = append(pools, p.config)
+		}
+	}
+	if a.records.owner.engine, err = alloc.New(pools...); err != nil {
 		return nil, err
 	}
 	for _, r := range out {
@@ -67,24 +75,26 @@ func (a *Agent) build(ctx context.Context) ([]*offering, error) {
 	return out, nil
 }
 
-// configure makes the pool that is configured.
-func (a *Agent) configure(ctx context.Context, r *offering, c *config.Resource) error {
+// configured makes the pool that is configured.
+func (a *Agent) configured(ctx context.Context, r *offering, c *config.Resource) error {
 	if a.o.Backends[c.Vendor] == nil {
 		return fmt.Errorf("resource %s: there is no backend for vendor %q", c.Name, c.Vendor)
 	}
 	r.vendor, r.count, r.configured = c.Vendor, c.CountResource, true
+	made := alloc.Config{Chooses: selectorOf(c.Devices).matches}
 	switch c.Mode {
 	case config.ModeMemory:
 		unit, err := sharing.ParseMemoryUnit(c.MemoryUnit)
 		if err != nil {
 			return fmt.Errorf("resource %s: %w", c.Name, err)
 		}
-		return a.add(ctx, r, alloc.Config{ID: alloc.ID{Kind: alloc.Memory}, Unit: unit, Chooses: selectorOf(c.Devices).matches})
+		made.Kind, made.Unit = alloc.Memory, unit
 	case config.ModeExclusive, config.ModeTimeSlicing:
-		return a.add(ctx, r, alloc.Config{ID: alloc.ID{Kind: alloc.Slots}, Cut: cutOf(c), Chooses: selectorOf(c.Devices).matches})
+		made.Kind, made.Cut = alloc.Slots, cutOf(c)
 	default:
 		return fmt.Errorf("resource %s: there is no mode %q", c.Name, c.Mode)
 	}
+	return a.add(ctx, r, made)
 }
 
 // leftovers makes pools of what the resource was before, as long as containers
@@ -110,9 +120,8 @@ func (a *Agent) leftovers(ctx context.Context, r *offering) error {
 		}
 		if r.vendor == "" {
 			r.vendor = saved.Vendor
-			// Files of before there were several vendors do not name it.
-			if kind == alloc.Memory {
-				r.vendor = vendorOf(saved.Vendor)
+			if r.vendor == "" && kind == alloc.Memory {
+				r.vendor = "enflame" // the first release, which wrote no name, had one vendor
 			}
 		}
 		if err := a.add(ctx, r, alloc.Config{ID: id, Draining: why}); err != nil {
@@ -120,15 +129,6 @@ func (a *Agent) leftovers(ctx context.Context, r *offering) error {
 		}
 	}
 	return nil
-}
-
-// vendorOf is the vendor that a state file names: the first release, which wrote
-// no name, had one.
-func vendorOf(name string) string {
-	if name == "" {
-		return "enflame"
-	}
-	return name
 }
 
 // add makes a pool of the resource.
@@ -141,26 +141,12 @@ func (a *Agent) add(ctx context.Context, r *offering, c alloc.Config) error {
 	p := &pool{
 		ID: c.ID, config: c, inject: inject, backend: a.o.Backends[r.vendor],
 		store: state.NewStore(a.o.Config.StateDir, c.ID), records: a.records,
-		metrics: a.metrics, sink: shelf{r, len(r.parts)}, changed: a.wakeUp, withdrawn: a.withdrawn, event: a.tell,
+		metrics: a.metrics, sink: shelf{r, len(r.parts)}, changed: a.wake.raise, withdrawn: a.withdraw.raise, event: a.tell,
 	}
-	p.specify = a.specifier(p, r.vendor, inject)
+	p.specify = a.cdi.specifier(p, a.o.Config.Vendors[r.vendor])
 	p.load(ctx)
-	r.add(p)
+	r.parts, r.lists = append(r.parts, p), append(r.lists, nil)
 	return nil
-}
-
-// engine makes the engine of the pools of all resources.
-func (a *Agent) engine(all []*offering) error {
-	var pools []alloc.Config
-	for _, r := range all {
-		a.records.resources = append(a.records.resources, r.name)
-		for _, p := range r.parts {
-			pools = append(pools, p.config)
-		}
-	}
-	var err error
-	a.records.owner.engine, err = alloc.New(pools...)
-	return err
 }
 
 // timed is an offering whose answers to kubelet are timed, and whose refusals are
@@ -186,7 +172,16 @@ func (t timed) Allocate(ctx context.Context, ids []string) (*pluginapi.Container
 	return answer, err
 }
 
+// observe counts a rejection too, and tells the users of the node once of each reason: the pod
+// has an event of kubelet's with the text.
 func (t timed) observe(ctx context.Context, question string, since time.Time, err error) {
-	t.agent.metrics.latency.WithLabelValues(string(t.name), question).Observe(time.Since(since).Seconds())
-	t.agent.noteRefusal(ctx, t.name, err)
+	a, resource := t.agent, string(t.name)
+	a.metrics.latency.WithLabelValues(resource, question).Observe(time.Since(since).Seconds())
+	if err == nil || ctx.Err() != nil {
+		return // kubelet does not wait any more
+	}
+	reason := string(alloc.ReasonOf(err))
+	a.metrics.refused.WithLabelValues(resource, reason).Inc()
+	a.events.Once(events.OnNode(a.o.Node), events.AllocationRefused, resource+" "+reason,
+		fmt.Sprintf("allocation of %s for a container was rejected: %v", resource, err))
 }

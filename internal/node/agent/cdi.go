@@ -17,6 +17,7 @@ import (
 	"tags.cncf.io/container-device-interface/pkg/parser"
 	cdispecs "tags.cncf.io/container-device-interface/specs-go"
 
+	config "github.com/divvy-gpu/divvy/api/config/v1alpha1"
 	"github.com/divvy-gpu/divvy/internal/core/accel"
 	"github.com/divvy-gpu/divvy/internal/node/backend"
 	"github.com/divvy-gpu/divvy/internal/platform/atomicfile"
@@ -61,13 +62,12 @@ func newCDIWriter(dir string) *cdiWriter {
 // specifier returns what describes the devices of a part, nil for a part whose
 // containers are not given CDI names, or names of specifications that others
 // write. It returns why devices are not described.
-func (a *Agent) specifier(p *pool, vendor string, inject injector) func([]accel.Device) map[accel.DeviceID]error {
-	b := a.o.Backends[vendor]
-	if b == nil || !inject.cdi() || a.o.Config.Vendors[vendor].CDIKind != "" {
+func (w *cdiWriter) specifier(p *pool, vendor config.Vendor) func([]accel.Device) map[accel.DeviceID]error {
+	if p.backend == nil || !p.inject.cdi() || vendor.CDIKind != "" {
 		return nil
 	}
-	a.cdi.wanted[p] = nil
-	return func(devices []accel.Device) map[accel.DeviceID]error { return a.cdi.specify(p, b, devices) }
+	w.wanted[p] = nil
+	return func(devices []accel.Device) map[accel.DeviceID]error { return w.specify(p, p.backend, devices) }
 }
 
 // specify makes the files describe the devices of a part beside those of the
@@ -181,21 +181,8 @@ func readCDI(path string) cdiOnDisk {
 	return cdiOnDisk{devices: devices, info: info}
 }
 
-// tidyCDI removes CDI files that are not used any more, once it is certain that no
-// container holds anything.
-func (a *Agent) tidyCDI() error {
-	for _, r := range a.offerings {
-		for _, p := range r.parts {
-			if !p.status().Idle {
-				return nil
-			}
-		}
-	}
-	return a.cdi.tidy()
-}
-
-// tidy removes the files of kinds that no part uses, once in the life of the
-// agent.
+// tidy removes the files of kinds that no part uses, once in the life of the agent. It is for
+// when it is certain that no container holds anything.
 func (w *cdiWriter) tidy() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -185,10 +185,11 @@ func (e *endings) told() {
 // waits reports whether there is something to look at again.
 func (e *endings) waits() bool { return len(e.pods) > 0 }
 
-// endingOf returns what a pod holds of the memory resources.
-func (a *Agent) endingOf(pod *corev1.Pod) []wire.Ending {
+// endingOf returns what a pod, for which an allocation was planned perhaps, holds of the memory
+// resources.
+func (all offerings) endingOf(pod *corev1.Pod, planned *accel.Grant) []wire.Ending {
 	var out []wire.Ending
-	for _, r := range a.offerings {
+	for _, r := range all {
 		if r.parts[0].Kind != alloc.Memory {
 			continue
 		}
@@ -201,8 +202,8 @@ func (a *Agent) endingOf(pod *corev1.Pod) []wire.Ending {
 			Pod:      accel.PodRef{UID: string(pod.UID), Namespace: pod.Namespace, Name: pod.Name},
 			Resource: r.name, Units: min(units, accel.MaxUnits),
 		}
-		if g := a.planned(pod); g != nil && g.Resource == r.name {
-			one.Devices = g.Devices()
+		if planned != nil && planned.Resource == r.name {
+			one.Devices = planned.Devices()
 		}
 		out = append(out, one)
 	}
@@ -219,7 +220,8 @@ func (a *Agent) publishEnding(ctx context.Context) error {
 		return nil
 	}
 	before := node.Annotations[wire.EndingAnnotation]
-	value, err := wire.EncodeEnding(a.endings.turn(ctx, before, a.pods.Cached(), a.endingOf))
+	holds := func(pod *corev1.Pod) []wire.Ending { return a.offerings.endingOf(pod, a.planned(pod)) }
+	value, err := wire.EncodeEnding(a.endings.turn(ctx, before, a.pods.Cached(), holds))
 	if err != nil {
 		return err
 	}
@@ -235,7 +237,7 @@ func (a *Agent) publishEnding(ctx context.Context) error {
 	}
 	a.endings.told()
 	if a.endings.waits() {
-		time.AfterFunc(endingInterval, a.wakeUp)
+		time.AfterFunc(endingInterval, a.wake.raise)
 	}
 	return nil
 }

@@ -131,14 +131,9 @@ func (a *Agent) Renew(resources []accel.Resource) {
 // Serving returns the sockets on which kubelet watches the resources, or an error
 // while kubelet does not watch all that the agent offers.
 func (a *Agent) Serving() (map[accel.Resource]string, error) {
-	a.mu.Lock()
-	for vendor, v := range a.vendors {
-		if !v.told {
-			a.mu.Unlock()
-			return nil, fmt.Errorf("%s: the first discovery of devices has not ended", vendor)
-		}
+	if err := a.discoveries.untold(); err != nil {
+		return nil, err
 	}
-	a.mu.Unlock()
 	sockets := map[accel.Resource]string{}
 	for _, r := range a.offerings {
 		if !r.offers() {

@@ -3,8 +3,6 @@ package agent
 import (
 	"context"
 	"fmt"
-	"maps"
-	"slices"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -23,33 +21,30 @@ const labelPatience = time.Minute
 
 // publishLabels writes the labels that describe the node's devices.
 func (a *Agent) publishLabels(ctx context.Context) error {
-	var vendors []nodelabels.Vendor
-	a.mu.Lock()
-	for _, name := range slices.Sorted(maps.Keys(a.vendors)) {
-		v := a.vendors[name]
-		if !v.looked {
-			a.mu.Unlock()
-			return nil // what an earlier run wrote stays until then
-		}
-		one := nodelabels.Vendor{Name: name}
+	names, all, complete := a.discoveries.all()
+	if !complete {
+		return nil // what an earlier run wrote stays until then
+	}
+	vendors := make([]nodelabels.Vendor, len(names))
+	for i, name := range names {
+		v, one := all[name], &vendors[i]
+		one.Name = name
 		if v.err == nil || time.Since(v.since) < labelPatience {
 			one.Found = v.found
 			if l, ok := a.o.Backends[name].(backend.Labeler); ok && len(v.found.Devices) > 0 {
-				one.Labels = l.Labels(a.sharingOf(name))
+				one.Labels = l.Labels(sharingOf(a.o.Config.Resources, name))
 			}
 		}
-		vendors = append(vendors, one)
 	}
-	a.mu.Unlock()
 	return a.publisher.label(ctx, nodelabels.Wanted(vendors, a.o.Config.Labels))
 }
 
 // sharingOf says how a vendor's whole devices are offered. A vendor's own feature
 // discovery calls a shared resource renamed that is not that of whole devices.
-func (a *Agent) sharingOf(vendor string) backend.Sharing {
+func sharingOf(resources []config.Resource, vendor string) backend.Sharing {
 	s := backend.Sharing{Replicas: 1}
 	v := accel.VendorNamed(vendor)
-	for _, r := range a.o.Config.Resources {
+	for _, r := range resources {
 		if r.Vendor == vendor && r.Mode == config.ModeTimeSlicing {
 			s.Replicas, s.Renamed = max(r.Replicas, 1), v == nil || r.Name != string(v.Devices)
 		}

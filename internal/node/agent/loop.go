@@ -7,8 +7,6 @@ import (
 	"slices"
 	"time"
 
-	"k8s.io/klog/v2"
-
 	"github.com/divvy-gpu/divvy/internal/core/accel"
 	"github.com/divvy-gpu/divvy/internal/node/alloc"
 	"github.com/divvy-gpu/divvy/internal/platform/atomicfile"
@@ -53,7 +51,14 @@ func (a *Agent) describePods(ctx context.Context) {
 			return
 		case <-a.learned:
 		}
-		told.Log(ctx, errors.Join(a.correct(ctx), a.annotate(ctx)), "Could not write the allocations of pods; retrying")
+		// Memory is written as the extender reads it, whole devices and slices for people.
+		var failed []error
+		for p := range a.offerings.parts(ofKind(alloc.Memory)) {
+			failed = append(failed, a.corrector.reconcile(ctx, p))
+		}
+		slots := slices.Collect(a.offerings.parts(ofKind(alloc.Slots)))
+		failed = append(failed, a.annotator.annotate(ctx, a.records.before(), slots))
+		told.Log(ctx, errors.Join(failed...), "Could not write the allocations of pods; retrying")
 	}
 }
 
@@ -68,100 +73,34 @@ func (a *Agent) turn(ctx context.Context) error {
 		// Units that were given back on an unhealthy device are healthy no more,
 		// devices that came free return to the other resources, a change of the
 		// configuration may be due, and files may be written again.
-		a.sync(ctx)
-		select {
-		case a.learned <- struct{}{}:
-		default: // it is about to look
+		a.offerings.sync(ctx)
+		a.learned.raise()
+		described = a.offerings.release(ctx)
+		if !a.offerings.any(func(p *pool) bool { return !p.status().Idle }) {
+			described = errors.Join(described, a.cdi.tidy())
 		}
-		described = errors.Join(a.release(ctx), a.tidyCDI())
 	}
 	for vendor := range a.o.Backends {
-		a.health.report(ctx, vendor, a.partsOf(vendor))
+		a.health.report(ctx, vendor, slices.Collect(a.offerings.parts(func(r *offering, _ *pool) bool { return r.vendor == vendor })))
 	}
-	a.look()
+	removed := a.offerings.observe(a.metrics)
 	published := a.publish(ctx)
 	// Devices can be given to pods without these, so readiness leaves them out: a
 	// policy of the cluster may reject them for good, and a full disk for long.
-	described = errors.Join(described, a.publishAllocatable(ctx), a.publishLabels(ctx), a.publishEnding(ctx), a.publishQuarantine(ctx))
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.turned, a.published, a.asked = time.Now(), published, asked
+	described = errors.Join(described, a.publishAllocatable(ctx), a.publishLabels(ctx), a.publishEnding(ctx), a.quarantine.publish(ctx, a.publisher))
+	a.progress.note(published, asked, removed)
 	return errors.Join(published, asked, described)
 }
 
-// look sets the metrics of the resources, and notes what a restart would help
-// against.
-func (a *Agent) look() {
-	var removed *atomicfile.RemovedError
-	for _, r := range a.offerings {
+// observe sets the metrics of the resources, and returns what a restart would help against.
+func (all offerings) observe(m *metrics) (removed *atomicfile.RemovedError) {
+	for _, r := range all {
 		err := r.parts[0].status().Problem
 		_ = errors.As(err, &removed)
-		a.metrics.offered.WithLabelValues(string(r.name)).Set(defs.Bool(r.configured && err == nil))
+		m.offered.WithLabelValues(string(r.name)).Set(defs.Bool(r.configured && err == nil))
 		r.parts[0].observe()
 	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.removed = removed
-}
-
-// partsOf returns the parts of all resources of a vendor.
-func (a *Agent) partsOf(vendor string) []*pool {
-	var out []*pool
-	for _, r := range a.offerings {
-		if r.vendor == vendor {
-			out = append(out, r.parts...)
-		}
-	}
-	return out
-}
-
-// correct writes into the pods what memory they hold, as the extender reads it.
-func (a *Agent) correct(ctx context.Context) error {
-	var failed []error
-	for _, r := range a.offerings {
-		for _, p := range r.parts {
-			if p.Kind == alloc.Memory {
-				failed = append(failed, a.corrector.reconcile(ctx, p))
-			}
-		}
-	}
-	return errors.Join(failed...)
-}
-
-// annotate writes into the pods which whole devices and slices they hold, for
-// people.
-func (a *Agent) annotate(ctx context.Context) error {
-	var slots []*pool
-	pods := a.records.before()
-	for _, r := range a.offerings {
-		for _, p := range r.parts {
-			if p.Kind == alloc.Slots {
-				slots = append(slots, p)
-			}
-		}
-	}
-	return a.annotator.annotate(ctx, pods, slots)
-}
-
-// release forgets what nobody holds any more of resources that are not
-// configured or were configured otherwise.
-func (a *Agent) release(ctx context.Context) error {
-	var failed []error
-	for _, r := range a.offerings {
-		for _, p := range r.parts {
-			if !p.status().Drained {
-				continue
-			}
-			if err := p.store.Remove(); err != nil {
-				failed = append(failed, err)
-			}
-		}
-		if !r.configured && !r.released && !slices.ContainsFunc(r.parts, func(p *pool) bool { return !p.status().Drained }) {
-			r.released = true
-			klog.FromContext(ctx).Info("No container holds units of an unconfigured resource any longer", "resource", r.name)
-		}
-	}
-	return errors.Join(failed...)
+	return removed
 }
 
 // publish writes the node's object. What is not known yet of a resource stays as

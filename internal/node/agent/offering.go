@@ -3,13 +3,16 @@ package agent
 import (
 	"context"
 	"errors"
+	"iter"
 	"slices"
 	"sync"
 	"time"
 
+	"k8s.io/klog/v2"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/divvy-gpu/divvy/internal/core/accel"
+	"github.com/divvy-gpu/divvy/internal/node/alloc"
 	"github.com/divvy-gpu/divvy/internal/node/deviceplugin"
 )
 
@@ -39,10 +42,59 @@ type offering struct {
 	lists [][]deviceplugin.Unit
 }
 
-// add adds a part and returns where it puts its units.
-func (r *offering) add(p *pool) {
-	r.parts = append(r.parts, p)
-	r.lists = append(r.lists, nil)
+// offerings are all of the node's resources.
+type offerings []*offering
+
+// parts are those of all resources that are chosen.
+func (all offerings) parts(chosen func(*offering, *pool) bool) iter.Seq[*pool] {
+	return func(yield func(*pool) bool) {
+		for _, r := range all {
+			for _, p := range r.parts {
+				if chosen(r, p) && !yield(p) {
+					return
+				}
+			}
+		}
+	}
+}
+
+func ofKind(kind alloc.Kind) func(*offering, *pool) bool {
+	return func(_ *offering, p *pool) bool { return p.Kind == kind }
+}
+
+// any reports whether a part of a resource is such.
+func (all offerings) any(is func(*pool) bool) bool {
+	return slices.ContainsFunc(all, func(r *offering) bool { return slices.ContainsFunc(r.parts, is) })
+}
+
+// sync makes all resources tell kubelet what they offer.
+func (all offerings) sync(ctx context.Context) {
+	for _, r := range all {
+		for _, p := range r.parts {
+			p.sync(ctx)
+		}
+	}
+}
+
+// release forgets what nobody holds any more of resources that are not
+// configured or were configured otherwise.
+func (all offerings) release(ctx context.Context) error {
+	var failed []error
+	for _, r := range all {
+		drained := true
+		for _, p := range r.parts {
+			if !p.status().Drained {
+				drained = false
+			} else if err := p.store.Remove(); err != nil {
+				failed = append(failed, err)
+			}
+		}
+		if !r.configured && !r.released && drained {
+			r.released = true
+			klog.FromContext(ctx).Info("No container holds units of an unconfigured resource any longer", "resource", r.name)
+		}
+	}
+	return errors.Join(failed...)
 }
 
 // shelf is where one part of a resource puts its units.

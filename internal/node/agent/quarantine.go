@@ -14,13 +14,25 @@ import (
 
 	"github.com/divvy-gpu/divvy/internal/core/accel"
 	"github.com/divvy-gpu/divvy/internal/core/wire"
+	"github.com/divvy-gpu/divvy/internal/node/quarantine"
 	"github.com/divvy-gpu/divvy/internal/platform/events"
 )
 
-// publishQuarantine carries out what an administrator asks for in the node's object, and
-// writes there which devices are in quarantine.
-func (a *Agent) publishQuarantine(ctx context.Context) error {
-	node, err := a.publisher.current()
+// quarantineDesk carries out what an administrator asks for in the node's object, and writes
+// there which devices are in quarantine. Only the agent's loop uses it.
+type quarantineDesk struct {
+	node        string
+	list        *quarantine.List
+	discoveries *discoveries
+	metrics     *metrics
+	event       func(kind events.Kind, message string)
+	// answered is what became of the last request.
+	answered wire.RequestAnswer
+}
+
+// publish does what is asked and writes the list and the answer.
+func (q *quarantineDesk) publish(ctx context.Context, p *publisher) error {
+	node, err := p.current()
 	if err != nil {
 		return err
 	}
@@ -29,20 +41,21 @@ func (a *Agent) publishQuarantine(ctx context.Context) error {
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "Writing the list of devices in quarantine again")
 	}
-	list := a.o.Quarantine
+	list := q.list
 	list.Adopt(shown.Devices)
-	if a.answered == (wire.RequestAnswer{}) {
-		a.answered = shown.Answered
+	if q.answered == (wire.RequestAnswer{}) {
+		q.answered = shown.Answered
 	}
 	request, asked := node.Annotations[wire.DeviceRequestAnnotation]
-	if asked = asked && a.lookedAtAll(); asked {
+	known, complete := q.discoveries.devices()
+	if asked = asked && complete; asked {
 		r, err := wire.DecodeDeviceRequest(request)
-		if err != nil || r.ID != a.answered.ID {
-			a.answered = a.carryOut(ctx, r, err)
+		if err != nil || r.ID != q.answered.ID {
+			q.answered = q.carryOut(ctx, r, known, err)
 		}
 	}
-	a.metrics.quarantine(list.All(), list.Sync())
-	value, err := wire.EncodeQuarantine(wire.QuarantineStatus{Devices: list.All(), Answered: a.answered})
+	q.metrics.quarantine(list.All(), list.Sync())
+	value, err := wire.EncodeQuarantine(wire.QuarantineStatus{Devices: list.All(), Answered: q.answered})
 	if err != nil {
 		return err
 	}
@@ -69,7 +82,7 @@ func (a *Agent) publishQuarantine(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := a.publisher.send(ctx, types.JSONPatchType, data); err != nil {
+	if err := p.send(ctx, types.JSONPatchType, data); err != nil {
 		return fmt.Errorf("write which devices are in quarantine: %w", err)
 	}
 	return nil
@@ -80,71 +93,42 @@ func annotationPath(key string) string {
 	return "/metadata/annotations/" + strings.ReplaceAll(key, "/", "~1")
 }
 
-// lookedAtAll reports whether the devices of all vendors were looked for.
-func (a *Agent) lookedAtAll() bool {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	for _, v := range a.vendors {
-		if !v.looked {
-			return false
-		}
-	}
-	return true
-}
-
-// devices are the node's devices that are known, also those that cannot be used.
-func (a *Agent) devices() map[accel.DeviceID]accel.Quarantine {
-	out := map[accel.DeviceID]accel.Quarantine{}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	for vendor, v := range a.vendors {
-		for _, d := range v.found.Devices {
-			out[d.ID] = accel.Quarantine{Device: d.ID, Vendor: vendor, Index: d.Index}
-		}
-		for _, f := range v.found.Faults {
-			if f.ID != "" {
-				out[f.ID] = accel.Quarantine{Device: f.ID, Vendor: vendor, Index: f.Index}
-			}
-		}
-	}
-	return out
-}
-
 // carryOut does what a request says, or nothing of it, and returns the answer. Whoever
 // may change nodes can write a request, so it counts for devices of this node alone.
-func (a *Agent) carryOut(ctx context.Context, r wire.DeviceRequest, unreadable error) wire.RequestAnswer {
-	err := unreadable
-	known, list := a.devices(), a.o.Quarantine
+func (q *quarantineDesk) carryOut(ctx context.Context, r wire.DeviceRequest, known map[accel.DeviceID]accel.Quarantine,
+	unreadable error,
+) wire.RequestAnswer {
+	err, list := unreadable, q.list
 	for _, id := range r.Devices {
 		_, here := known[id]
 		_, there := list.Of(id)
 		switch {
 		case r.Verb == wire.QuarantineDevices && !here && !there:
-			err = errors.Join(err, fmt.Errorf("node %s has no device %s", a.o.Node, id))
+			err = errors.Join(err, fmt.Errorf("node %s has no device %s", q.node, id))
 		case r.Verb == wire.ReleaseDevices && !there:
-			err = errors.Join(err, fmt.Errorf("device %s of node %s is not in quarantine", id, a.o.Node))
+			err = errors.Join(err, fmt.Errorf("device %s of node %s is not in quarantine", id, q.node))
 		}
 	}
 	if err != nil {
 		text := strings.ReplaceAll(err.Error(), "\n", "; ")
 		klog.FromContext(ctx).Error(err, "Rejected a device request", "verb", r.Verb, "devices", r.Devices)
-		a.tell(events.DeviceRequestRejected, "the device request in the node's annotation "+wire.DeviceRequestAnnotation+" was rejected: "+
+		q.event(events.DeviceRequestRejected, "the device request in the node's annotation "+wire.DeviceRequestAnnotation+" was rejected: "+
 			text)
 		return wire.RequestAnswer{ID: r.ID, Error: text}
 	}
 	for _, id := range r.Devices {
 		if r.Verb == wire.QuarantineDevices {
-			q := known[id]
-			q.Cause, q.Reason = accel.CauseAdministrator, cmp.Or(r.Reason, "quarantined by an administrator")
-			q.Since = time.Now().UTC().Truncate(time.Second)
-			list.Add(q)
+			d := known[id]
+			d.Cause, d.Reason = accel.CauseAdministrator, cmp.Or(r.Reason, "quarantined by an administrator")
+			d.Since = time.Now().UTC().Truncate(time.Second)
+			list.Add(d)
 			continue
 		}
-		q, _ := list.Of(id)
+		d, _ := list.Of(id)
 		list.Release(id)
-		a.tell(events.DeviceReleased, fmt.Sprintf("%s device %d (%s) was released from quarantine, which began at %s (%s); new pods are "+
+		q.event(events.DeviceReleased, fmt.Sprintf("%s device %d (%s) was released from quarantine, which began at %s (%s); new pods are "+
 			"placed on it once it is healthy",
-			q.Vendor, q.Index, id, q.Since.Format(time.RFC3339), q.Reason))
+			d.Vendor, d.Index, id, d.Since.Format(time.RFC3339), d.Reason))
 	}
 	answer := wire.RequestAnswer{ID: r.ID}
 	if err := list.Sync(); err != nil {

@@ -255,7 +255,8 @@ func TestRequestsThatAreRejected(t *testing.T) {
 			"", "at most 32768 are read"},
 	} {
 		r, err := wire.DecodeDeviceRequest(tt.text)
-		answer := a.carryOut(t.Context(), r, err)
+		known, _ := a.discoveries.devices()
+		answer := a.quarantine.carryOut(t.Context(), r, known, err)
 		if answer.ID != tt.id || !strings.Contains(answer.Error, tt.want) {
 			t.Errorf("request %d: the answer is %+v, want of %q with %q", i, answer, tt.id, tt.want)
 		}

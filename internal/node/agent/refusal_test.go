@@ -73,10 +73,11 @@ func TestRefusalsAreToldOnce(t *testing.T) {
 		_, ok := a.publisher.before("nvidia.com/gpu")
 		return ok
 	})
+	asked := timed{&offering{name: "nvidia.com/gpu"}, a}
 	for i := range 1000 {
-		a.noteRefusal(t.Context(), "nvidia.com/gpu", alloc.Reject(alloc.UnknownID, "there is no device %d", i))
+		asked.observe(t.Context(), "allocate", time.Now(), alloc.Reject(alloc.UnknownID, "there is no device %d", i))
 	}
-	a.noteRefusal(t.Context(), "nvidia.com/gpu", nil)
+	asked.observe(t.Context(), "allocate", time.Now(), nil)
 	told := func() []corev1.Event {
 		list, err := s.client.CoreV1().Events("").List(t.Context(), metav1.ListOptions{})
 		if err != nil {

@@ -34,18 +34,18 @@ func (s *Snapshot) webhooks() []webhook {
 	}
 	var out []webhook
 	fails := func(p *admissionv1.FailurePolicyType) bool { return p == nil || *p == admissionv1.Fail }
-	for i := range s.Mutating {
-		c := &s.Mutating[i]
+	for i := range s.Admission.Mutating {
+		c := &s.Admission.Mutating[i]
 		for _, w := range c.Webhooks {
-			if r.of(&c.ObjectMeta) {
+			if r.of(c) {
 				out = append(out, webhook{"MutatingWebhookConfiguration", c.Name, w.Name, w.ClientConfig, fails(w.FailurePolicy)})
 			}
 		}
 	}
-	for i := range s.Validating {
-		c := &s.Validating[i]
+	for i := range s.Admission.Validating {
+		c := &s.Admission.Validating[i]
 		for _, w := range c.Webhooks {
-			if r.of(&c.ObjectMeta) {
+			if r.of(c) {
 				out = append(out, webhook{"ValidatingWebhookConfiguration", c.Name, w.Name, w.ClientConfig, fails(w.FailurePolicy)})
 			}
 		}
@@ -63,7 +63,7 @@ func checkWebhooks(s *Snapshot, f *findings) {
 			continue // at an address of the administrator's own
 		}
 		namespace, name := w.client.Service.Namespace, w.client.Service.Name
-		service := s.service(namespace, name)
+		service := lookup(s.Installation.Services, namespace, name)
 		workload := s.behind(service)
 		switch {
 		case service == nil:
@@ -124,8 +124,8 @@ func contains(have, want map[string]string) bool {
 func (s *Snapshot) untrusted(service *corev1.Service, roots []*x509.Certificate) string {
 	host := service.Name + "." + service.Namespace + ".svc"
 	why := ""
-	for i := range s.Secrets {
-		secret := &s.Secrets[i]
+	for i := range s.Installation.Secrets {
+		secret := &s.Installation.Secrets[i]
 		if secret.Namespace != service.Namespace {
 			continue
 		}
@@ -171,14 +171,14 @@ const (
 
 func checkCertificates(s *Snapshot, f *findings) {
 	r := s.Release()
-	for i := range s.Secrets {
-		secret := &s.Secrets[i]
-		if service, kept := keptCertificates[secret.Name]; kept && r.of(&secret.ObjectMeta) {
+	for i := range s.Installation.Secrets {
+		secret := &s.Installation.Secrets[i]
+		if service, kept := keptCertificates[secret.Name]; kept && r.of(secret) {
 			checkKept(s, f, secret, service)
 		}
 	}
-	certs := s.secret(r.Namespace, "divvy-extender-certs")
-	if certs == nil || !r.of(&certs.ObjectMeta) {
+	certs := lookup(s.Installation.Secrets, r.Namespace, "divvy-extender-certs")
+	if certs == nil || !r.of(certs) {
 		return
 	}
 	restart := fmt.Sprintf("kubectl rollout restart deployment/%s -n %s", s.extenderWorkload(), r.Namespace)
@@ -186,7 +186,7 @@ func checkCertificates(s *Snapshot, f *findings) {
 	if err != nil {
 		return // told above
 	}
-	if published := s.configMap(r.Namespace, nameExtenderCA); published != nil {
+	if published := lookup(s.Installation.ConfigMaps, r.Namespace, nameExtenderCA); published != nil {
 		there, err := certutil.ParseCertsPEM([]byte(published.Data["ca.crt"]))
 		if err != nil || !slices.ContainsFunc(there, ca[0].Equal) {
 			f.add(Error, "ConfigMap "+r.Namespace+"/"+nameExtenderCA,
@@ -194,7 +194,7 @@ func checkCertificates(s *Snapshot, f *findings) {
 				"Restart the extender, which publishes it.", restart).Transient = true
 		}
 	}
-	if client := s.secret(r.Namespace, nameExtenderClient); client != nil {
+	if client := lookup(s.Installation.Secrets, r.Namespace, nameExtenderClient); client != nil {
 		checkClient(s, f, client, certs, restart)
 	}
 }
@@ -300,14 +300,14 @@ func severityOf(c *x509.Certificate, now time.Time) Severity {
 func checkPolicies(s *Snapshot, f *findings) {
 	r := s.Release()
 	bound := map[string]bool{}
-	for i := range s.Bindings {
-		b := &s.Bindings[i]
-		if !r.of(&b.ObjectMeta) {
+	for i := range s.Admission.Bindings {
+		b := &s.Admission.Bindings[i]
+		if !r.of(b) {
 			continue
 		}
 		remedy, commands := s.restore(b.Labels[labelName])
 		object := "ValidatingAdmissionPolicyBinding " + b.Name
-		if !slices.ContainsFunc(s.Policies, func(p admissionv1.ValidatingAdmissionPolicy) bool { return p.Name == b.Spec.PolicyName }) {
+		if !slices.ContainsFunc(s.Admission.Policies, func(p admissionv1.ValidatingAdmissionPolicy) bool { return p.Name == b.Spec.PolicyName }) {
 			f.add(Error, object, "its policy "+b.Spec.PolicyName+" is missing, so nothing is enforced", remedy, commands...)
 		}
 		if slices.Contains(b.Spec.ValidationActions, admissionv1.Deny) {
@@ -316,9 +316,9 @@ func checkPolicies(s *Snapshot, f *findings) {
 			f.add(Error, object, "it does not deny, so requests that the policy forbids are allowed", remedy, commands...)
 		}
 	}
-	for i := range s.Policies {
-		p := &s.Policies[i]
-		if !r.of(&p.ObjectMeta) {
+	for i := range s.Admission.Policies {
+		p := &s.Admission.Policies[i]
+		if !r.of(p) {
 			continue
 		}
 		object := "ValidatingAdmissionPolicy " + p.Name
@@ -337,7 +337,7 @@ func checkPolicies(s *Snapshot, f *findings) {
 func checkAccess(s *Snapshot, f *findings) {
 	type key struct{ account, role string }
 	refused := map[key][]string{}
-	for _, a := range s.Access {
+	for _, a := range s.Installation.Access {
 		if a.Allowed {
 			continue
 		}

@@ -49,7 +49,7 @@ func checkRelease(s *Snapshot, f *findings) {
 }
 
 func checkObjects(s *Snapshot, f *findings) {
-	for _, l := range s.Live {
+	for _, l := range s.Installation.Live {
 		remedy, commands := s.restore(l.Object.label(labelName))
 		switch {
 		case l.Error != "":
@@ -108,7 +108,7 @@ func checkLeftovers(s *Snapshot, f *findings) {
 		}
 		f.add(severity, o.Kind+" "+o.Name, problem, "Delete it.", "kubectl delete "+o.Kind+" "+o.Name)
 	}
-	if s.daemonSet(nameNode) == nil {
+	if program(s.Release(), s.DaemonSets, nameNode) == nil {
 		for i := range s.Nodes {
 			n := &s.Nodes[i]
 			if !slices.ContainsFunc(published, func(key string) bool { _, ok := n.Annotations[key]; return ok }) {
@@ -129,20 +129,11 @@ func checkLeftovers(s *Snapshot, f *findings) {
 	}
 	// Old schedulers and their helpers. Device plugins are the matter of another
 	// check, as they may serve other nodes rightly.
-	note := func(kind string, m *metav1.ObjectMeta) {
-		o := originalOf(m.Name)
-		if o == nil || o.plugin || m.Labels[labelPartOf] == partOf {
-			return
+	for _, w := range s.workloads() {
+		if o := originalOf(w.Name); o != nil && !o.plugin && w.Labels[labelPartOf] != partOf {
+			f.add(Warning, w.String(), "a program that Divvy replaces still runs, and both allocate the same devices independently",
+				"Follow docs/migrating.md; this command removes it.", remove(strings.ToLower(w.kind), w.ObjectMeta))
 		}
-		f.add(Warning, kind+" "+m.Namespace+"/"+m.Name,
-			"a program that Divvy replaces still runs, and both allocate the same devices independently",
-			"Follow docs/migrating.md; this command removes it.", remove(strings.ToLower(kind), m))
-	}
-	for i := range s.DaemonSets {
-		note("DaemonSet", &s.DaemonSets[i].ObjectMeta)
-	}
-	for i := range s.Deployments {
-		note("Deployment", &s.Deployments[i].ObjectMeta)
 	}
 }
 

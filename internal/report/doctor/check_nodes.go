@@ -51,7 +51,7 @@ func wantedLabels(d *appsv1.DaemonSet) []string {
 }
 
 func checkNodeLabels(s *Snapshot, f *findings) {
-	d := s.daemonSet(nameNode)
+	d := program(s.Release(), s.DaemonSets, nameNode)
 	wanted := wantedLabels(d)
 	some := false
 	for i := range s.Nodes {
@@ -248,7 +248,7 @@ func checkQuarantine(n *corev1.Node, all []accel.Inventory, f *findings) {
 }
 
 func checkOtherPlugins(s *Snapshot, f *findings) {
-	d := s.daemonSet(nameNode)
+	d := program(s.Release(), s.DaemonSets, nameNode)
 	told := map[string]bool{}
 	for i := range s.Pods {
 		p := &s.Pods[i]
@@ -265,7 +265,7 @@ func checkOtherPlugins(s *Snapshot, f *findings) {
 		if o == nil || !o.plugin {
 			continue
 		}
-		n := s.node(p.Spec.NodeName)
+		n := lookup(s.Nodes, "", p.Spec.NodeName)
 		if n == nil || s.daemonOn(n.Name) == nil || !serves(n, o.vendor) {
 			continue
 		}
@@ -282,7 +282,7 @@ func checkOtherPlugins(s *Snapshot, f *findings) {
 			"Remove it in the order of docs/migrating.md, or exclude its nodes from Divvy with the label "+enabledLabel+"=false.", command)
 	}
 	// What serves a socket without being a known program is told by the daemon.
-	for key, answer := range s.Readiness {
+	for key, answer := range s.Installation.Readiness {
 		if namespace, name, _ := strings.Cut(key, "/"); namespace == d.Namespace && strings.Contains(answer.Text, "another device plugin") {
 			f.add(Error, "Pod "+namespace+"/"+name, answer.Text, "Remove the other device plugin; divvy-node then continues.")
 		}

@@ -19,7 +19,7 @@ const poolLabel = "divvy.dev/pool"
 
 // source is the namespace of the pool's secrets.
 func (s *Snapshot) source() string {
-	if d := s.deployment(namePoolHook); d != nil {
+	if d := program(s.Release(), s.Deployments, namePoolHook); d != nil {
 		if ns, ok := argument(&d.Spec.Template.Spec, "source-namespace"); ok {
 			return ns
 		}
@@ -76,7 +76,7 @@ func checkPoolToken(s *Snapshot, f *findings) {
 }
 
 func checkPoolCopies(s *Snapshot, f *findings) {
-	hook := s.deployment(namePoolHook)
+	hook := program(s.Release(), s.Deployments, namePoolHook)
 	selector := labels.SelectorFromSet(labels.Set{poolLabel: "allowed"})
 	plain := true // the selector is the default
 	if text, ok := argument(&hook.Spec.Template.Spec, "namespace-selector"); ok {
@@ -143,7 +143,7 @@ func isPoolSecret(name string) bool {
 
 func checkPoolCatalog(s *Snapshot, f *findings) {
 	const key = "bitfusion-client-config.yaml"
-	hook := s.deployment(namePoolHook)
+	hook := program(s.Release(), s.Deployments, namePoolHook)
 	name := ""
 	for _, v := range hook.Spec.Template.Spec.Volumes {
 		if v.Name == "catalog" && v.ConfigMap != nil {
@@ -155,7 +155,7 @@ func checkPoolCatalog(s *Snapshot, f *findings) {
 	if !s.Release().installed("ConfigMap", name) {
 		remedy, commands = "Fix it; docs/pool-catalog.md describes the format.", nil
 	}
-	cm := s.configMap(hook.Namespace, name)
+	cm := lookup(s.Installation.ConfigMaps, hook.Namespace, name)
 	if cm == nil {
 		f.add(Error, object, "it is missing, so a webhook that starts now does not become ready", remedy, commands...)
 		return
@@ -177,7 +177,7 @@ func checkPoolCatalog(s *Snapshot, f *findings) {
 
 func checkPoolUnits(s *Snapshot, f *findings) {
 	offering := 0
-	d := s.daemonSet(namePoolNode)
+	d := program(s.Release(), s.DaemonSets, namePoolNode)
 	for i := range s.Nodes {
 		n := &s.Nodes[i]
 		if amount(n.Status.Allocatable, pool.Resource) > 0 {

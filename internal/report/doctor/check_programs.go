@@ -42,12 +42,12 @@ func podReady(p *corev1.Pod) bool {
 func checkWorkloads(s *Snapshot, f *findings) {
 	r := s.Release()
 	for i := range s.DaemonSets {
-		if d := &s.DaemonSets[i]; r.of(&d.ObjectMeta) {
+		if d := &s.DaemonSets[i]; r.of(d) {
 			checkDaemonSet(s, f, d)
 		}
 	}
 	for i := range s.Deployments {
-		if d := &s.Deployments[i]; r.of(&d.ObjectMeta) {
+		if d := &s.Deployments[i]; r.of(d) {
 			checkDeployment(s, f, d)
 		}
 	}
@@ -219,7 +219,7 @@ func checkPod(s *Snapshot, f *findings, p *corev1.Pod) {
 			return
 		}
 	}
-	if answer, ok := s.Readiness[p.Namespace+"/"+p.Name]; ok {
+	if answer, ok := s.Installation.Readiness[p.Namespace+"/"+p.Name]; ok {
 		if !answer.OK {
 			f.add(Error, object, "it is not ready: "+answer.Text,
 				"Fix the reported problem; docs/troubleshooting.md explains what a daemon waits for.").Transient = true
@@ -282,27 +282,19 @@ func checkVersions(s *Snapshot, f *findings) {
 	r := s.Release()
 	type use struct{ object, tag string }
 	programs, charts := map[string][]use{}, map[string][]string{}
-	note := func(object string, m *metav1.ObjectMeta, spec *corev1.PodSpec) {
-		if v := m.Labels[labelVersion]; v != "" {
-			charts[v] = append(charts[v], object)
+	for _, w := range s.workloads() {
+		if !r.of(w) {
+			continue
 		}
-		for _, c := range spec.Containers {
+		if v := w.Labels[labelVersion]; v != "" {
+			charts[v] = append(charts[v], w.String())
+		}
+		for _, c := range w.pods.Containers {
 			if program, tag := image(c.Image); strings.HasPrefix(program, "divvy-") {
-				programs[program] = append(programs[program], use{object, tag})
+				programs[program] = append(programs[program], use{w.String(), tag})
 			}
 		}
-	}
-	for i := range s.DaemonSets {
-		if d := &s.DaemonSets[i]; r.of(&d.ObjectMeta) {
-			note("DaemonSet "+d.Namespace+"/"+d.Name, &d.ObjectMeta, &d.Spec.Template.Spec)
-			checkRollout(s, f, "daemonset", d.Namespace, d.Name, d.Spec.Selector, &d.Spec.Template.Spec)
-		}
-	}
-	for i := range s.Deployments {
-		if d := &s.Deployments[i]; r.of(&d.ObjectMeta) {
-			note("Deployment "+d.Namespace+"/"+d.Name, &d.ObjectMeta, &d.Spec.Template.Spec)
-			checkRollout(s, f, "deployment", d.Namespace, d.Name, d.Spec.Selector, &d.Spec.Template.Spec)
-		}
+		checkRollout(s, f, w)
 	}
 	for _, program := range slices.Sorted(maps.Keys(programs)) {
 		tags := map[string][]string{}
@@ -333,7 +325,7 @@ func checkVersions(s *Snapshot, f *findings) {
 	if server, err := version.ParseGeneric(s.Kubernetes); err == nil && server.LessThan(minKubernetes) {
 		f.add(Error, "API server", fmt.Sprintf("it has version %s; Divvy requires %s", s.Kubernetes, minKubernetes), "Upgrade Kubernetes.")
 	}
-	answer, asked := s.Extender["version"]
+	answer, asked := s.Installation.Extender["version"]
 	if theirs, _, _ := strings.Cut(answer.Text, " "); asked && answer.OK && theirs != "" && theirs != s.Tool {
 		f.add(Warning, "kubectl-divvy", fmt.Sprintf("this program has version %s, but the extender %s, so findings may be wrong where "+
 			"they differ", s.Tool, answer.Text),
@@ -363,27 +355,28 @@ func (s *Snapshot) tagsInstalled(program string) map[string]bool {
 }
 
 // checkRollout compares the images of pods with those that they are to have.
-func checkRollout(s *Snapshot, f *findings, kind, namespace, name string, selector *metav1.LabelSelector, want *corev1.PodSpec) {
+func checkRollout(s *Snapshot, f *findings, w workload) {
 	images := map[string]string{}
-	for _, c := range want.Containers {
+	for _, c := range w.pods.Containers {
 		images[c.Name] = c.Image
 	}
 	var old []string
-	for _, p := range s.podsOf(namespace, selector) {
+	for _, p := range s.podsOf(w.Namespace, w.selector) {
 		if p.DeletionTimestamp != nil || ended(p) {
 			continue
 		}
 		for _, c := range p.Spec.Containers {
-			if w, ok := images[c.Name]; ok && w != c.Image {
+			if want, ok := images[c.Name]; ok && want != c.Image {
 				old = append(old, p.Name)
 				break
 			}
 		}
 	}
 	if len(old) > 0 {
-		f.add(Warning, kind+" "+namespace+"/"+name, "an image other than the specified one still runs in "+list(old),
+		kind := strings.ToLower(w.kind)
+		f.add(Warning, kind+" "+w.Namespace+"/"+w.Name, "an image other than the specified one still runs in "+list(old),
 			"Wait for the rollout; this command waits and reports its progress.",
-			fmt.Sprintf("kubectl rollout status %s/%s -n %s --timeout=120s", kind, name, namespace)).Transient = true
+			fmt.Sprintf("kubectl rollout status %s/%s -n %s --timeout=120s", kind, w.Name, w.Namespace)).Transient = true
 	}
 }
 
@@ -396,7 +389,7 @@ func (s *Snapshot) configurationsOf(d *appsv1.DaemonSet) (files map[string]strin
 		if v.ConfigMap == nil || v.Name != "config" && v.Name != "configs" {
 			continue
 		}
-		cm := s.configMap(d.Namespace, v.ConfigMap.Name)
+		cm := lookup(s.Installation.ConfigMaps, d.Namespace, v.ConfigMap.Name)
 		if cm == nil {
 			if v.ConfigMap.Optional == nil || !*v.ConfigMap.Optional {
 				missing = append(missing, v.ConfigMap.Name)
@@ -417,7 +410,7 @@ func (s *Snapshot) configurationsOf(d *appsv1.DaemonSet) (files map[string]strin
 
 // nodeConfig is the configuration that holds where no other is named.
 func (s *Snapshot) nodeConfig() (v1alpha1.NodeConfig, bool) {
-	d := s.daemonSet(nameNode)
+	d := program(s.Release(), s.DaemonSets, nameNode)
 	if d == nil {
 		return v1alpha1.NodeConfig{}, false
 	}
@@ -427,7 +420,7 @@ func (s *Snapshot) nodeConfig() (v1alpha1.NodeConfig, bool) {
 }
 
 func checkConfiguration(s *Snapshot, f *findings) {
-	d := s.daemonSet(nameNode)
+	d := program(s.Release(), s.DaemonSets, nameNode)
 	files, named, from, missing := s.configurationsOf(d)
 	remedy, commands := s.restore(nameNode)
 	for _, name := range missing {
@@ -484,7 +477,7 @@ func joined(texts []string) error {
 func mistakes(err error) string { return strings.Join(strings.Fields(err.Error()), " ") }
 
 func checkGrantKey(s *Snapshot, f *findings) {
-	d := s.daemonSet(nameNode)
+	d := program(s.Release(), s.DaemonSets, nameNode)
 	name := "divvy-grant-key"
 	for _, v := range d.Spec.Template.Spec.Volumes {
 		if v.Secret != nil && v.Name == "grant-key" {
@@ -500,7 +493,7 @@ func checkGrantKey(s *Snapshot, f *findings) {
 				"--dry-run=client -o yaml | kubectl apply -f -", name, d.Namespace),
 		}
 	}
-	secret := s.secret(d.Namespace, name)
+	secret := lookup(s.Installation.Secrets, d.Namespace, name)
 	switch {
 	case secret == nil:
 		f.add(Error, object, "it is missing, so planned allocations cannot be signed, and programs that start now wait for it", remedy,

@@ -15,7 +15,7 @@ import (
 func checkExtender(s *Snapshot, f *findings) {
 	r := s.Release()
 	object := "Service " + r.Namespace + "/" + nameExtender
-	if s.service(r.Namespace, nameExtender) == nil {
+	if lookup(s.Installation.Services, r.Namespace, nameExtender) == nil {
 		remedy, commands := s.restore(nameExtender)
 		f.add(Error, object, "it is missing, so clients cannot find the extender", remedy, commands...)
 		return
@@ -27,7 +27,7 @@ func checkExtender(s *Snapshot, f *findings) {
 		return
 	}
 	for _, route := range []string{"healthz", "readyz", "version"} {
-		answer, asked := s.Extender[route]
+		answer, asked := s.Installation.Extender[route]
 		if !asked || answer.OK {
 			continue
 		}
@@ -41,7 +41,7 @@ func checkExtender(s *Snapshot, f *findings) {
 
 // extenderWorkload is the Deployment that the extender is in.
 func (s *Snapshot) extenderWorkload() string {
-	if s.deployment(nameExtender) == nil {
+	if program(s.Release(), s.Deployments, nameExtender) == nil {
 		return nameScheduler
 	}
 	return nameExtender
@@ -62,9 +62,9 @@ func checkScheduler(s *Snapshot, f *findings) {
 		}
 	}
 	switch {
-	case s.daemonSet(nameSchedconf) != nil:
+	case program(s.Release(), s.DaemonSets, nameSchedconf) != nil:
 		checkWired(s, f, schedulers)
-	case s.deployment(nameScheduler) != nil:
+	case program(s.Release(), s.Deployments, nameScheduler) != nil:
 		checkDedicated(s, f, schedulers)
 	default:
 		checkWiredByHand(f, schedulers)
@@ -103,7 +103,7 @@ func beingStarted(p *corev1.Pod, now time.Time) bool {
 
 // checkWired looks at what divvy-schedconf has done.
 func checkWired(s *Snapshot, f *findings, schedulers []*corev1.Pod) {
-	d := s.daemonSet(nameSchedconf)
+	d := program(s.Release(), s.DaemonSets, nameSchedconf)
 	restart := fmt.Sprintf("kubectl rollout restart daemonset/%s -n %s", d.Name, d.Namespace)
 	if len(schedulers) == 0 {
 		f.add(Error, "control plane", "no kube-scheduler runs as a pod in "+kubeSystem+", so divvy-schedconf cannot configure it",

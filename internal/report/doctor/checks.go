@@ -194,7 +194,7 @@ func withoutNode(s *Snapshot) string {
 	if nothing := nothingInstalled(s); nothing != "" {
 		return nothing
 	}
-	if s.daemonSet(nameNode) == nil {
+	if program(s.Release(), s.DaemonSets, nameNode) == nil {
 		return "divvy-node is not installed"
 	}
 	return ""
@@ -224,7 +224,7 @@ func withoutPool(s *Snapshot) string {
 	if nothing := nothingInstalled(s); nothing != "" {
 		return nothing
 	}
-	if s.deployment(namePoolHook) == nil {
+	if program(s.Release(), s.Deployments, namePoolHook) == nil {
 		return "no remote pool is used"
 	}
 	return ""

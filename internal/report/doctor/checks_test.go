@@ -53,7 +53,9 @@ func restoring(name string) string {
 		"app.kubernetes.io/name=" + name + " -f -"
 }
 
-func deploymentOf(w *world, label string) *appsv1.Deployment { return w.deployment(label) }
+func deploymentOf(w *world, label string) *appsv1.Deployment {
+	return program(w.Release(), w.Deployments, label)
+}
 
 func waiting(p *corev1.Pod, reason, message string) {
 	p.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "main", Image: p.Spec.Containers[0].Image, RestartCount: 4,
@@ -91,15 +93,15 @@ func TestFaults(t *testing.T) {
 			Warning, "release divvy in namespace divvy-system", "failed", "helm status", "helm rollback divvy -n divvy-system",
 		},
 		"an object was deleted": {
-			"objects", func(w *world) { w.Live[1].Found = false }, Error, "ClusterRoleBinding divvy-node", "missing", "Restore the object",
+			"objects", func(w *world) { w.Installation.Live[1].Found = false }, Error, "ClusterRoleBinding divvy-node", "missing", "Restore the object",
 			restoring("divvy-node"),
 		},
 		"a rule was changed": {
-			"objects", func(w *world) { w.Live[0].Differs = "rules[0].verbs" }, Error, "ClusterRole divvy-node",
+			"objects", func(w *world) { w.Installation.Live[0].Differs = "rules[0].verbs" }, Error, "ClusterRole divvy-node",
 			"changed after the installation, at rules[0].verbs", "Restore the object", restoring("divvy-node"),
 		},
 		"an object cannot be read": {
-			"objects", func(w *world) { w.Live[0].Error = "needs get of clusterroles" }, Unknown, "ClusterRole divvy-node", "needs get",
+			"objects", func(w *world) { w.Installation.Live[0].Error = "needs get of clusterroles" }, Unknown, "ClusterRole divvy-node", "needs get",
 			"Request the permission to read it", "",
 		},
 		"a webhook of a release that is gone": {
@@ -215,14 +217,14 @@ func TestFaults(t *testing.T) {
 		"a daemon says what it waits for": {
 			"workloads", func(w *world) {
 				w.ready("divvy-node-x", false)
-				w.Readiness[system+"/divvy-node-x"] = Answer{Text: "libefml.so is not on the host"}
+				w.Installation.Readiness[system+"/divvy-node-x"] = Answer{Text: "libefml.so is not on the host"}
 			},
 			Error, "Pod divvy-system/divvy-node-x", "not ready: libefml.so is not on the host", "docs/troubleshooting.md", "",
 		},
 		"kubelet is a little behind": {
 			"workloads", func(w *world) {
 				w.ready("divvy-node-x", false)
-				w.Readiness[system+"/divvy-node-x"] = Answer{OK: true, Text: "ok"}
+				w.Installation.Readiness[system+"/divvy-node-x"] = Answer{OK: true, Text: "ok"}
 			},
 			Warning, "Pod divvy-system/divvy-node-x", "kubelet has not updated", "Check again in a few seconds", "",
 		},
@@ -252,24 +254,24 @@ func TestFaults(t *testing.T) {
 		},
 		"a DaemonSet runs nowhere": {
 			"workloads", func(w *world) {
-				d := w.daemonSet(nameSchedconf)
+				d := program(w.Release(), w.DaemonSets, nameSchedconf)
 				d.Spec.Template.Spec.NodeSelector = map[string]string{"a": "b"}
 				d.Status = appsv1.DaemonSetStatus{ObservedGeneration: 1}
 			},
 			Error, "DaemonSet divvy-system/divvy-schedconf", "runs on no node", "Label a node", "",
 		},
 		"pods are missing": {
-			"workloads", func(w *world) { w.daemonSet(nameNode).Status.NumberReady = 0 },
+			"workloads", func(w *world) { program(w.Release(), w.DaemonSets, nameNode).Status.NumberReady = 0 },
 			Error, "DaemonSet divvy-system/divvy-node", "0 of 1 pods", "kubectl describe daemonset divvy-node", "",
 		},
 		"settings are not taken up": {
-			"workloads", func(w *world) { w.daemonSet(nameNode).Generation = 2 },
+			"workloads", func(w *world) { program(w.Release(), w.DaemonSets, nameNode).Generation = 2 },
 			Warning, "DaemonSet divvy-system/divvy-node", "its latest settings have not been rolled out yet",
 			"Check again in a few seconds", "",
 		},
 		"another image somewhere": {
 			"versions", func(w *world) {
-				w.daemonSet(namePoolNode).Spec.Template.Spec.Containers[0].Image = "ghcr.io/divvy-gpu/divvy-node:2"
+				program(w.Release(), w.DaemonSets, namePoolNode).Spec.Template.Spec.Containers[0].Image = "ghcr.io/divvy-gpu/divvy-node:2"
 				w.pod("bitfusion-device-plugin-x").Spec.Containers[0].Image = "ghcr.io/divvy-gpu/divvy-node:2"
 			},
 			Warning, "image divvy-node", "1 in DaemonSet divvy-system/divvy-node; 2 in DaemonSet bwki/bitfusion-device-plugin",
@@ -285,24 +287,24 @@ func TestFaults(t *testing.T) {
 			Warning, "kubectl-divvy", "v0.0.9, but the extender v0.1.0", "Use the kubectl-divvy", "",
 		},
 		"half an upgrade": {
-			"versions", func(w *world) { w.daemonSet(nameNode).Labels[labelVersion] = "0.2.0" },
+			"versions", func(w *world) { program(w.Release(), w.DaemonSets, nameNode).Labels[labelVersion] = "0.2.0" },
 			Warning, "release divvy", "several versions of the chart: 0.1.0 of ", "helm upgrade", "",
 		},
 		"an old Kubernetes": {
 			"versions", func(w *world) { w.Kubernetes = "v1.29.3+k3s1" }, Error, "API server", "Divvy requires 1.30.0", "Upgrade", "",
 		},
 		"a configuration with a mistake": {
-			"configuration", func(w *world) { w.ConfigMaps[0].Data["config.yaml"] += "logLevel: loud\n" },
+			"configuration", func(w *world) { w.Installation.ConfigMaps[0].Data["config.yaml"] += "logLevel: loud\n" },
 			Error, "ConfigMap divvy-system/divvy-node", "logLevel", "keep the last valid one", restoring("divvy-node"),
 		},
 		"a named configuration with a mistake": {
 			"configuration", func(w *world) {
-				w.ConfigMaps[1].Data["training"] = "apiVersion: config.divvy.dev/v1alpha1\nkind: NodeConfig\nresource: []\n"
+				w.Installation.ConfigMaps[1].Data["training"] = "apiVersion: config.divvy.dev/v1alpha1\nkind: NodeConfig\nresource: []\n"
 			},
 			Error, "ConfigMap divvy-system/divvy-node-configs", "entry training: ", "divvy.dev/config", restoring("divvy-node"),
 		},
 		"a configuration that is not there": {
-			"configuration", func(w *world) { w.ConfigMaps = w.ConfigMaps[1:] }, Error, "ConfigMap divvy-system/divvy-node",
+			"configuration", func(w *world) { w.Installation.ConfigMaps = w.Installation.ConfigMaps[1:] }, Error, "ConfigMap divvy-system/divvy-node",
 			"missing", "Restore the object", restoring("divvy-node"),
 		},
 		"a node names a configuration that is not there": {
@@ -311,16 +313,16 @@ func TestFaults(t *testing.T) {
 			"kubectl label node node-a divvy.dev/config-",
 		},
 		"the key is gone": {
-			"grant-key", func(w *world) { w.Secrets = w.Secrets[1:] }, Error, "Secret divvy-system/divvy-grant-key",
+			"grant-key", func(w *world) { w.Installation.Secrets = w.Installation.Secrets[1:] }, Error, "Secret divvy-system/divvy-grant-key",
 			"missing", "Restore the object", restoring("divvy"),
 		},
 		"the key is too short": {
-			"grant-key", func(w *world) { w.Secrets[0].Data["key"] = []byte("short") }, Error, "Secret divvy-system/divvy-grant-key",
+			"grant-key", func(w *world) { w.Installation.Secrets[0].Data["key"] = []byte("short") }, Error, "Secret divvy-system/divvy-grant-key",
 			"has 5 bytes, but at least 32", "Restore the object", restoring("divvy"),
 		},
 		"the key of one's own is empty": {
 			"grant-key", func(w *world) {
-				w.Releases[0].Manifest, w.Secrets[0].Data = nil, nil
+				w.Releases[0].Manifest, w.Installation.Secrets[0].Data = nil, nil
 			},
 			Error, "Secret divvy-system/divvy-grant-key", "no entry key", "32 random bytes",
 			"kubectl create secret generic divvy-grant-key -n divvy-system",
@@ -349,8 +351,8 @@ func TestFaults(t *testing.T) {
 		},
 		"a label that the values do not ask for": {
 			"node-labels", func(w *world) {
-				w.daemonSet(nameNode).Spec.Template.Spec.Affinity = nil
-				w.daemonSet(nameNode).Spec.Template.Spec.NodeSelector = map[string]string{"nvidia.com/gpu.present": "true"}
+				program(w.Release(), w.DaemonSets, nameNode).Spec.Template.Spec.Affinity = nil
+				program(w.Release(), w.DaemonSets, nameNode).Spec.Template.Spec.NodeSelector = map[string]string{"nvidia.com/gpu.present": "true"}
 				w.Nodes[0].Labels[enabledLabel], w.Nodes[0].Annotations = "true", nil
 			},
 			Warning, "Node node-a", "divvy.dev/enabled=true has no effect", "Set the required labels, or change the values", "",
@@ -434,7 +436,7 @@ func TestFaults(t *testing.T) {
 			"other-plugins", func(w *world) {
 				d := appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: kubeSystem, Name: "gcushare-device-plugin"}}
 				w.DaemonSets = append(w.DaemonSets, d)
-				p := running(kubeSystem, "gcushare-device-plugin-1", w.daemonSet(nameNode).Spec.Template)
+				p := running(kubeSystem, "gcushare-device-plugin-1", program(w.Release(), w.DaemonSets, nameNode).Spec.Template)
 				p.Labels = nil
 				p.OwnerReferences = []metav1.OwnerReference{{Kind: "DaemonSet", Name: d.Name}}
 				w.Pods = append(w.Pods, p)
@@ -444,7 +446,7 @@ func TestFaults(t *testing.T) {
 		},
 		"an unknown plugin at the socket": {
 			"other-plugins", func(w *world) {
-				w.Readiness[system+"/divvy-node-x"] = Answer{
+				w.Installation.Readiness[system+"/divvy-node-x"] = Answer{
 					Text: "another device plugin answers at /var/lib/kubelet/device-plugins/x.sock",
 				}
 			},
@@ -471,20 +473,20 @@ func TestFaults(t *testing.T) {
 				}
 				w.publish(accel.Inventory{Resource: memory, Unit: "1", Shares: many})
 				w.Nodes[0].Status.Allocatable[memory] = resource.MustParse("384")
-				w.ConfigMaps[0].Data["config.yaml"] = strings.Replace(w.ConfigMaps[0].Data["config.yaml"], `"1"`, `"0.001"`, 1)
+				w.Installation.ConfigMaps[0].Data["config.yaml"] = strings.Replace(w.Installation.ConfigMaps[0].Data["config.yaml"], `"1"`, `"0.001"`, 1)
 			},
 			Error, "Node node-a", "too small: 384000 units make a list of 6", `Set memoryUnit to "0.01"`, "",
 		},
 		"the extender has no service": {
-			"extender", func(w *world) { w.Services = w.Services[1:] }, Error, "Service divvy-system/divvy-extender",
+			"extender", func(w *world) { w.Installation.Services = w.Installation.Services[1:] }, Error, "Service divvy-system/divvy-extender",
 			"missing", "Restore the object", restoring("divvy-extender"),
 		},
 		"no extender is ready": {
-			"extender", func(w *world) { w.Endpoints[0].Endpoints[0].Conditions.Ready = ptr.To(false) },
+			"extender", func(w *world) { w.Installation.Endpoints[0].Endpoints[0].Conditions.Ready = ptr.To(false) },
 			Error, "Service divvy-system/divvy-extender", "no ready extender", "Deployment divvy-extender", "",
 		},
 		"the extender does not answer": {
-			"extender", func(w *world) { w.Extender["readyz"] = Answer{Text: "the books are not complete"} },
+			"extender", func(w *world) { w.Installation.Extender["readyz"] = Answer{Text: "the books are not complete"} },
 			Error, "Service divvy-system/divvy-extender", "/readyz does not respond through the API server: the books", "port 32766", "",
 		},
 		"kube-scheduler is not wired": {
@@ -543,7 +545,7 @@ func TestFaults(t *testing.T) {
 		"dedicated, with the old wiring": {
 			"scheduler", func(w *world) {
 				w.dedicate()
-				w.Mutating[0].Name = nameScheduler
+				w.Admission.Mutating[0].Name = nameScheduler
 				w.pod("kube-scheduler-" + theNode).Annotations = map[string]string{annotationWired: "x"}
 			},
 			Warning, "Pod kube-system/kube-scheduler-node-a", "still calls the extender", "divvy-control schedconf uninstall", "",
@@ -560,29 +562,29 @@ func TestFaults(t *testing.T) {
 			"cannot be checked", "scheduler.mode=dedicated", "",
 		},
 		"a caBundle is corrupt": {
-			"webhooks", func(w *world) { w.Mutating[0].Webhooks[0].ClientConfig.CABundle = []byte("garbage") },
+			"webhooks", func(w *world) { w.Admission.Mutating[0].Webhooks[0].ClientConfig.CABundle = []byte("garbage") },
 			Error, "MutatingWebhookConfiguration bwki-webhook-cfg, bwkimua.bitfusion.io", "its caBundle cannot be parsed",
 			"Restart the program that writes it", "kubectl rollout restart deployment/bitfusion-webhook-deployment -n bwki",
 		},
 		"a caBundle is empty": {
-			"webhooks", func(w *world) { w.Mutating[0].Webhooks[0].ClientConfig.CABundle = nil },
+			"webhooks", func(w *world) { w.Admission.Mutating[0].Webhooks[0].ClientConfig.CABundle = nil },
 			Error, "MutatingWebhookConfiguration bwki-webhook-cfg, bwkimua.bitfusion.io", "caBundle is empty",
 			"Restart the program that writes it", "kubectl rollout restart deployment/bitfusion-webhook-deployment -n bwki",
 		},
 		"a caBundle of another CA": {
 			"webhooks", func(w *world) {
-				w.Validating[0].Webhooks[0].ClientConfig.CABundle = issue(w.t, nil, now.Add(-year), now.Add(year)).crt()
+				w.Admission.Validating[0].Webhooks[0].ClientConfig.CABundle = issue(w.t, nil, now.Add(-year), now.Add(year)).crt()
 			},
 			Warning, "ValidatingWebhookConfiguration divvy-config, config.divvy.dev", "does not contain the CA",
 			"Restart the program that writes it", "kubectl rollout restart deployment/divvy-extender -n divvy-system",
 		},
 		"nothing is behind a webhook": {
-			"webhooks", func(w *world) { w.Endpoints[1].Endpoints = nil },
+			"webhooks", func(w *world) { w.Installation.Endpoints[1].Endpoints = nil },
 			Error, "MutatingWebhookConfiguration bwki-webhook-cfg, bwkimua.bitfusion.io", "no ready pod is behind",
 			"Deployment bitfusion-webhook-deployment", "",
 		},
 		"a webhook's service is gone": {
-			"webhooks", func(w *world) { w.Services = w.Services[:1] },
+			"webhooks", func(w *world) { w.Installation.Services = w.Installation.Services[:1] },
 			Error, "MutatingWebhookConfiguration bwki-webhook-cfg, bwkimua.bitfusion.io", "its Service bwki/bwki-webhook-svc is missing",
 			"Restore the object", restoreAll,
 		},
@@ -625,22 +627,22 @@ func TestFaults(t *testing.T) {
 			"kubectl annotate secret divvy-extender-certs",
 		},
 		"a certificate that cannot be read": {
-			"certificates", func(w *world) { w.Secrets[1].Data["tls.crt"] = []byte("x") },
+			"certificates", func(w *world) { w.Installation.Secrets[1].Data["tls.crt"] = []byte("x") },
 			Error, "Secret divvy-system/divvy-extender-certs", "its certificate is invalid", "new certificate",
 			"kubectl annotate secret divvy-extender-certs",
 		},
 		"no certificate yet": {
-			"certificates", func(w *world) { delete(w.Secrets[1].Data, "tls.crt") }, Error, "Secret divvy-system/divvy-extender-certs",
+			"certificates", func(w *world) { delete(w.Installation.Secrets[1].Data, "tls.crt") }, Error, "Secret divvy-system/divvy-extender-certs",
 			"it contains no certificate yet", "writes the certificate", "",
 		},
 		"a CA that cannot be read": {
-			"certificates", func(w *world) { w.Secrets[3].Data["ca.crt"] = []byte("x") },
+			"certificates", func(w *world) { w.Installation.Secrets[3].Data["ca.crt"] = []byte("x") },
 			Error, "Secret bwki/bwki-webhook-certs", "its CA is invalid", "new one",
 			"kubectl annotate secret bwki-webhook-certs -n bwki divvy.dev/rotate=ca --overwrite",
 		},
 		"the published CA is another": {
 			"certificates", func(w *world) {
-				w.ConfigMaps[3].Data["ca.crt"] = string(issue(w.t, nil, now.Add(-year), now.Add(year)).crt())
+				w.Installation.ConfigMaps[3].Data["ca.crt"] = string(issue(w.t, nil, now.Add(-year), now.Add(year)).crt())
 			},
 			Error, "ConfigMap divvy-system/divvy-extender-ca", "does not contain the CA", "publishes it",
 			"kubectl rollout restart deployment/divvy-extender -n divvy-system",
@@ -648,7 +650,7 @@ func TestFaults(t *testing.T) {
 		"kube-scheduler's certificate has expired": {
 			"certificates", func(w *world) {
 				c := issue(w.t, &w.ca, now.Add(-2*day), now.Add(-day))
-				w.Secrets[2].Data = map[string][]byte{"tls.crt": c.crt(), "tls.key": c.pem(w.t)}
+				w.Installation.Secrets[2].Data = map[string][]byte{"tls.crt": c.crt(), "tls.key": c.pem(w.t)}
 			},
 			Error, "Secret divvy-system/divvy-extender-client", "has expired", "which creates it",
 			"kubectl rollout restart deployment/divvy-extender -n divvy-system",
@@ -657,35 +659,35 @@ func TestFaults(t *testing.T) {
 			"certificates", func(w *world) {
 				other := issue(w.t, nil, now.Add(-year), now.Add(9*year))
 				c := issue(w.t, &other, now.Add(-day), now.Add(year))
-				w.Secrets[2].Data = map[string][]byte{"tls.crt": c.crt(), "tls.key": c.pem(w.t)}
+				w.Installation.Secrets[2].Data = map[string][]byte{"tls.crt": c.crt(), "tls.key": c.pem(w.t)}
 			},
 			Error, "Secret divvy-system/divvy-extender-client", "not signed by the extender's CA", "which creates it",
 			"kubectl rollout restart deployment/divvy-extender",
 		},
 		"a policy without a binding": {
-			"policies", func(w *world) { w.Bindings = nil }, Error, "ValidatingAdmissionPolicy divvy-node", "no binding",
+			"policies", func(w *world) { w.Admission.Bindings = nil }, Error, "ValidatingAdmissionPolicy divvy-node", "no binding",
 			"Restore the object", restoring("divvy-node"),
 		},
 		"a binding without a policy": {
-			"policies", func(w *world) { w.Policies = nil }, Error, "ValidatingAdmissionPolicyBinding divvy-node",
+			"policies", func(w *world) { w.Admission.Policies = nil }, Error, "ValidatingAdmissionPolicyBinding divvy-node",
 			"policy divvy-node is missing", "Restore the object", restoring("divvy-node"),
 		},
 		"a binding that lets pass": {
 			"policies", func(w *world) {
-				w.Bindings[0].Spec.ValidationActions = []admissionv1.ValidationAction{admissionv1.Audit}
+				w.Admission.Bindings[0].Spec.ValidationActions = []admissionv1.ValidationAction{admissionv1.Audit}
 			},
 			Error, "ValidatingAdmissionPolicyBinding divvy-node", "does not deny", "Restore the object", restoring("divvy-node"),
 		},
 		"a policy with a wrong expression": {
 			"policies", func(w *world) {
-				w.Policies[0].Status.TypeChecking = &admissionv1.TypeChecking{ExpressionWarnings: []admissionv1.ExpressionWarning{
+				w.Admission.Policies[0].Status.TypeChecking = &admissionv1.TypeChecking{ExpressionWarnings: []admissionv1.ExpressionWarning{
 					{FieldRef: "spec.validations[0]", Warning: "undefined field"},
 				}}
 			},
 			Warning, "ValidatingAdmissionPolicy divvy-node", "undefined field", "Report this as a bug, with the version of Kubernetes", "",
 		},
 		"an account may not do its work": {
-			"rbac", func(w *world) { w.Access[0].Allowed = false; w.Access[2].Allowed = false },
+			"rbac", func(w *world) { w.Installation.Access[0].Allowed = false; w.Installation.Access[2].Allowed = false },
 			Error, "ServiceAccount divvy-system/divvy-node", "get leases.coordination.k8s.io x, patch nodes", "Restore the object",
 			restoring("divvy-node"),
 		},
@@ -796,15 +798,15 @@ func TestFaults(t *testing.T) {
 			Warning, "Namespace kube-system", "its pods are ignored", "pool.ignoredNamespaces", "",
 		},
 		"a catalog with a mistake": {
-			"pool-catalog", func(w *world) { w.ConfigMaps[2].Data["bitfusion-client-config.yaml"] = "clients: {}\n" },
+			"pool-catalog", func(w *world) { w.Installation.ConfigMaps[2].Data["bitfusion-client-config.yaml"] = "clients: {}\n" },
 			Error, "ConfigMap bwki/catalog", "catalog", "last valid one", restoring("bitfusion-webhook"),
 		},
 		"no catalog": {
-			"pool-catalog", func(w *world) { w.ConfigMaps = slices.Delete(w.ConfigMaps, 2, 3) }, Error, "ConfigMap bwki/catalog",
+			"pool-catalog", func(w *world) { w.Installation.ConfigMaps = slices.Delete(w.Installation.ConfigMaps, 2, 3) }, Error, "ConfigMap bwki/catalog",
 			"missing", "Restore the object", restoring("bitfusion-webhook"),
 		},
 		"an empty catalog of one's own": {
-			"pool-catalog", func(w *world) { w.ConfigMaps[2].Data, w.Releases[0].Manifest = nil, nil }, Error, "ConfigMap bwki/catalog",
+			"pool-catalog", func(w *world) { w.Installation.ConfigMaps[2].Data, w.Releases[0].Manifest = nil, nil }, Error, "ConfigMap bwki/catalog",
 			"no entry", "docs/pool-catalog.md", "",
 		},
 		"no units of the pool": {
@@ -861,7 +863,7 @@ func TestFaults(t *testing.T) {
 // dedicate turns the installation into one with a scheduler of its own.
 func (w *world) dedicate() {
 	w.unwire()
-	w.deployment(nameExtender).Labels[labelName] = nameScheduler
+	program(w.Release(), w.Deployments, nameExtender).Labels[labelName] = nameScheduler
 	w.pod("kube-scheduler-" + theNode).Annotations = nil
 }
 
@@ -873,9 +875,9 @@ func (w *world) unwire() {
 
 // serveWith puts another certificate into the Secrets.
 func (w *world) serveWith(p pair) {
-	for i := range w.Secrets {
-		if _, ok := w.Secrets[i].Data["ca.key"]; ok {
-			w.Secrets[i].Data["tls.crt"], w.Secrets[i].Data["tls.key"] = p.crt(), p.pem(w.t)
+	for i := range w.Installation.Secrets {
+		if _, ok := w.Installation.Secrets[i].Data["ca.key"]; ok {
+			w.Installation.Secrets[i].Data["tls.crt"], w.Installation.Secrets[i].Data["tls.key"] = p.crt(), p.pem(w.t)
 		}
 	}
 }
@@ -901,23 +903,23 @@ func TestNothingToSay(t *testing.T) {
 			w.Nodes[0].Status.Allocatable[memory] = resource.MustParse("16")
 		},
 		"two replicas": func(w *world) {
-			d := w.deployment(nameExtender)
+			d := program(w.Release(), w.Deployments, nameExtender)
 			d.Spec.Replicas, d.Status.ReadyReplicas = ptr.To[int32](2), 2
 			d.Spec.Template.Spec.Containers[0].Args = append(d.Spec.Template.Spec.Containers[0].Args, "--leader-elect")
 			w.Pods = append(w.Pods, running(system, "divvy-extender-y", d.Spec.Template))
 		},
 		"the vendor's plugin on another node": func(w *world) {
-			p := running(kubeSystem, "gcushare-device-plugin-1", w.daemonSet(nameNode).Spec.Template)
+			p := running(kubeSystem, "gcushare-device-plugin-1", program(w.Release(), w.DaemonSets, nameNode).Spec.Template)
 			p.Labels, p.Spec.NodeName = nil, "elsewhere"
 			w.Pods = append(w.Pods, p)
 		},
 		"another vendor's plugin on the same node": func(w *world) {
-			p := running(kubeSystem, "nvidia-device-plugin-daemonset-1", w.daemonSet(nameNode).Spec.Template)
+			p := running(kubeSystem, "nvidia-device-plugin-daemonset-1", program(w.Release(), w.DaemonSets, nameNode).Spec.Template)
 			p.Labels = nil
 			w.Pods = append(w.Pods, p)
 		},
 		"a plugin for other hardware": func(w *world) {
-			p := running(kubeSystem, "rdma-shared-dp-1", w.daemonSet(nameNode).Spec.Template)
+			p := running(kubeSystem, "rdma-shared-dp-1", program(w.Release(), w.DaemonSets, nameNode).Spec.Template)
 			p.Labels = nil
 			w.Pods = append(w.Pods, p)
 		},
@@ -934,14 +936,14 @@ func TestNothingToSay(t *testing.T) {
 		"a CA that is being changed": func(w *world) {
 			next := issue(w.t, nil, now, now.Add(9*year))
 			both := append(w.ca.crt(), next.crt()...)
-			w.Mutating[0].Webhooks[0].ClientConfig.CABundle = both
-			w.Validating[0].Webhooks[0].ClientConfig.CABundle = both
-			w.Secrets[1].Data["next-ca.crt"] = next.crt()
+			w.Admission.Mutating[0].Webhooks[0].ClientConfig.CABundle = both
+			w.Admission.Validating[0].Webhooks[0].ClientConfig.CABundle = both
+			w.Installation.Secrets[1].Data["next-ca.crt"] = next.crt()
 		},
 		"a webhook of somebody else": func(w *world) {
-			other := w.Mutating[0].DeepCopy()
+			other := w.Admission.Mutating[0].DeepCopy()
 			other.Labels, other.Webhooks[0].ClientConfig.CABundle = nil, nil
-			w.Mutating = append(w.Mutating, *other)
+			w.Admission.Mutating = append(w.Admission.Mutating, *other)
 		},
 	}
 	for name, edit := range tests {
@@ -998,7 +1000,7 @@ func TestHostileSnapshots(t *testing.T) {
 				w.Deployments[i] = appsv1.Deployment{ObjectMeta: w.Deployments[i].ObjectMeta}
 			}
 			w.Nodes = append(w.Nodes, corev1.Node{})
-			w.Secrets, w.Services, w.ConfigMaps, w.Endpoints = make([]corev1.Secret, 3), make([]corev1.Service, 2),
+			w.Installation.Secrets, w.Installation.Services, w.Installation.ConfigMaps, w.Installation.Endpoints = make([]corev1.Secret, 3), make([]corev1.Service, 2),
 				make([]corev1.ConfigMap, 2), nil
 		},
 		"selectors that cannot be read": func(w *world) {
@@ -1006,7 +1008,7 @@ func TestHostileSnapshots(t *testing.T) {
 				w.DaemonSets[i].Spec.Selector = &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "\x00",
 					Operator: "Perhaps"}}}
 			}
-			w.Mutating[0].Webhooks[0].ClientConfig.Service = nil
+			w.Admission.Mutating[0].Webhooks[0].ClientConfig.Service = nil
 		},
 		"texts that would take a terminal over": func(w *world) {
 			w.pod("train").Status = corev1.PodStatus{Phase: corev1.PodFailed, Reason: "UnexpectedAdmissionError",
@@ -1027,9 +1029,9 @@ func TestHostileSnapshots(t *testing.T) {
 				Content: map[string]any{"spec": "x"}},
 				{Kind: "ClusterRole", Content: map[string]any{"rules": 7}},
 				{Kind: "RoleBinding", Content: map[string]any{"subjects": []any{map[string]any{"kind": "ServiceAccount"}}}}}
-			w.deployment(nameExtender).Spec.Replicas = ptr.To[int32](0)
-			w.Access = wantedAccess(w.Releases[0].Manifest)
-			w.Live = []Live{{}}
+			program(w.Release(), w.Deployments, nameExtender).Spec.Replicas = ptr.To[int32](0)
+			w.Installation.Access = wantedAccess(w.Releases[0].Manifest)
+			w.Installation.Live = []Live{{}}
 		},
 	}
 	for name, edit := range tests {

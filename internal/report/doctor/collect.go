@@ -72,7 +72,8 @@ func Collect(ctx context.Context, c Clients, o Options) (*Snapshot, error) {
 	}
 	s := &Snapshot{
 		Taken: time.Now(), Tool: o.Tool, Kubernetes: version.GitVersion,
-		Failed: map[Source]string{}, Extender: map[string]Answer{}, Readiness: map[string]Answer{}, Copies: map[string][]string{},
+		Failed: map[Source]string{}, Copies: map[string][]string{},
+		Installation: Installation{Extender: map[string]Answer{}, Readiness: map[string]Answer{}},
 	}
 	r := &reader{clients: c, options: o, snapshot: s}
 	r.cluster(ctx)
@@ -123,19 +124,21 @@ func each(functions ...func()) {
 	group.Wait()
 }
 
-// all lists page by page.
-func all[L runtime.Object](ctx context.Context, r *reader, source Source, need string, options metav1.ListOptions,
+// listing returns a function that lists page by page.
+func listing[L runtime.Object](ctx context.Context, r *reader, source Source, need string, options metav1.ListOptions,
 	page func(context.Context, metav1.ListOptions) (L, error), do func(runtime.Object),
-) {
-	p := pager.New(func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) { return page(ctx, o) })
-	err := p.EachListItem(ctx, options, func(o runtime.Object) error {
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		do(o)
-		return nil
-	})
-	if err != nil {
-		r.fail(source, need, err)
+) func() {
+	return func() {
+		p := pager.New(func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) { return page(ctx, o) })
+		err := p.EachListItem(ctx, options, func(o runtime.Object) error {
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			do(o)
+			return nil
+		})
+		if err != nil {
+			r.fail(source, "list of "+need, err)
+		}
 	}
 }
 
@@ -153,98 +156,69 @@ func (r *reader) cluster(ctx context.Context) {
 	s, c := r.snapshot, r.clients.Kubernetes
 	everywhere := metav1.ListOptions{}
 	ours := metav1.ListOptions{LabelSelector: labelPartOf + "=" + partOf}
-	labelled := func(kind string) func(runtime.Object) {
+	roles := func(kind string) func(runtime.Object) {
 		return func(o runtime.Object) {
 			if m, err := meta.Accessor(o); err == nil {
-				s.Labelled = append(s.Labelled, Labelled{Kind: kind, Name: m.GetName(), Instance: m.GetLabels()[labelInstance]})
+				s.Labelled = append(s.Labelled, labelOf(kind, m))
 			}
 		}
 	}
 	each(
-		func() {
-			all(ctx, r, SourceNodes, "list of nodes", everywhere, c.CoreV1().Nodes().List, take(&s.Nodes))
-		},
-		func() {
-			// They say more where there are any; no check needs them.
-			all(ctx, r, sourceEvents, "list of events in "+metav1.NamespaceDefault,
-				metav1.ListOptions{FieldSelector: "involvedObject.kind=Node"},
-				c.CoreV1().Events(metav1.NamespaceDefault).List, func(o runtime.Object) {
-					if e, ok := o.(*corev1.Event); ok && slices.Contains(wiringReasons, e.Reason) {
-						s.Wiring = append(s.Wiring, *e)
-					}
-				})
-		},
-		func() {
-			all(ctx, r, SourceWorkloads, "list of daemonsets", everywhere, c.AppsV1().DaemonSets(metav1.NamespaceAll).List,
-				take(&s.DaemonSets))
-		},
-		func() {
-			all(ctx, r, SourceWorkloads, "list of deployments", everywhere, c.AppsV1().Deployments(metav1.NamespaceAll).List,
-				take(&s.Deployments))
-		},
-		func() {
-			all(ctx, r, SourceNamespaces, "list of namespaces", everywhere, c.CoreV1().Namespaces().List, take(&s.Namespaces))
-		},
-		func() {
-			all(ctx, r, SourceQuotas, "list of resourcequotas", everywhere, c.CoreV1().ResourceQuotas(metav1.NamespaceAll).List,
-				take(&s.Quotas))
-		},
-		func() {
-			all(ctx, r, SourceAdmission, "list of mutatingwebhookconfigurations", everywhere,
-				c.AdmissionregistrationV1().MutatingWebhookConfigurations().List, take(&s.Mutating))
-		},
-		func() {
-			all(ctx, r, SourceAdmission, "list of validatingwebhookconfigurations", everywhere,
-				c.AdmissionregistrationV1().ValidatingWebhookConfigurations().List, take(&s.Validating))
-		},
-		func() {
-			all(ctx, r, SourcePolicies, "list of validatingadmissionpolicies", everywhere,
-				c.AdmissionregistrationV1().ValidatingAdmissionPolicies().List, take(&s.Policies))
-		},
-		func() {
-			all(ctx, r, SourcePolicies, "list of validatingadmissionpolicybindings", everywhere,
-				c.AdmissionregistrationV1().ValidatingAdmissionPolicyBindings().List, take(&s.Bindings))
-		},
-		func() {
-			all(ctx, r, SourceRoles, "list of clusterroles", ours, c.RbacV1().ClusterRoles().List, labelled("clusterrole"))
-		},
-		func() {
-			all(ctx, r, SourceRoles, "list of clusterrolebindings", ours, c.RbacV1().ClusterRoleBindings().List,
-				labelled("clusterrolebinding"))
-		},
+		listing(ctx, r, SourceNodes, "nodes", everywhere, c.CoreV1().Nodes().List, take(&s.Nodes)),
+		// They say more where there are any; no check needs them.
+		listing(ctx, r, sourceEvents, "events in "+metav1.NamespaceDefault,
+			metav1.ListOptions{FieldSelector: "involvedObject.kind=Node"},
+			c.CoreV1().Events(metav1.NamespaceDefault).List, func(o runtime.Object) {
+				if e, ok := o.(*corev1.Event); ok && slices.Contains(wiringReasons, e.Reason) {
+					s.Wiring = append(s.Wiring, *e)
+				}
+			}),
+		listing(ctx, r, SourceWorkloads, "daemonsets", everywhere, c.AppsV1().DaemonSets(metav1.NamespaceAll).List,
+			take(&s.DaemonSets)),
+		listing(ctx, r, SourceWorkloads, "deployments", everywhere, c.AppsV1().Deployments(metav1.NamespaceAll).List,
+			take(&s.Deployments)),
+		listing(ctx, r, SourceNamespaces, "namespaces", everywhere, c.CoreV1().Namespaces().List, take(&s.Namespaces)),
+		listing(ctx, r, SourceQuotas, "resourcequotas", everywhere, c.CoreV1().ResourceQuotas(metav1.NamespaceAll).List,
+			take(&s.Quotas)),
+		listing(ctx, r, SourceAdmission, "mutatingwebhookconfigurations", everywhere,
+			c.AdmissionregistrationV1().MutatingWebhookConfigurations().List, take(&s.Admission.Mutating)),
+		listing(ctx, r, SourceAdmission, "validatingwebhookconfigurations", everywhere,
+			c.AdmissionregistrationV1().ValidatingWebhookConfigurations().List, take(&s.Admission.Validating)),
+		listing(ctx, r, SourcePolicies, "validatingadmissionpolicies", everywhere,
+			c.AdmissionregistrationV1().ValidatingAdmissionPolicies().List, take(&s.Admission.Policies)),
+		listing(ctx, r, SourcePolicies, "validatingadmissionpolicybindings", everywhere,
+			c.AdmissionregistrationV1().ValidatingAdmissionPolicyBindings().List, take(&s.Admission.Bindings)),
+		listing(ctx, r, SourceRoles, "clusterroles", ours, c.RbacV1().ClusterRoles().List, roles("clusterrole")),
+		listing(ctx, r, SourceRoles, "clusterrolebindings", ours, c.RbacV1().ClusterRoleBindings().List,
+			roles("clusterrolebinding")),
 	)
-	for _, o := range s.Mutating {
-		if o.Labels[labelPartOf] == partOf {
-			s.Labelled = append(s.Labelled, Labelled{Kind: "mutatingwebhookconfiguration", Name: o.Name, Instance: o.Labels[labelInstance]})
-		}
-	}
-	for _, o := range s.Validating {
-		if o.Labels[labelPartOf] == partOf {
-			s.Labelled = append(s.Labelled, Labelled{Kind: "validatingwebhookconfiguration", Name: o.Name,
-				Instance: o.Labels[labelInstance]})
-		}
-	}
-	for _, o := range s.Policies {
-		if o.Labels[labelPartOf] == partOf {
-			s.Labelled = append(s.Labelled, Labelled{Kind: "validatingadmissionpolicy", Name: o.Name, Instance: o.Labels[labelInstance]})
-		}
-	}
-	for _, o := range s.Bindings {
-		if o.Labels[labelPartOf] == partOf {
-			s.Labelled = append(s.Labelled, Labelled{Kind: "validatingadmissionpolicybinding", Name: o.Name,
-				Instance: o.Labels[labelInstance]})
-		}
-	}
+	s.Labelled = slices.Concat(s.Labelled, labelled("mutatingwebhookconfiguration", s.Admission.Mutating),
+		labelled("validatingwebhookconfiguration", s.Admission.Validating), labelled("validatingadmissionpolicy", s.Admission.Policies),
+		labelled("validatingadmissionpolicybinding", s.Admission.Bindings))
 	slices.SortFunc(s.Labelled, func(a, b Labelled) int { return cmp.Or(cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Name, b.Name)) })
 	// Which pods matter follows from what nodes offer.
 	offered := s.offered()
-	all(ctx, r, SourcePods, "list of pods", everywhere, c.CoreV1().Pods(metav1.NamespaceAll).List, func(o runtime.Object) {
+	listing(ctx, r, SourcePods, "pods", everywhere, c.CoreV1().Pods(metav1.NamespaceAll).List, func(o runtime.Object) {
 		if pod, ok := o.(*corev1.Pod); ok && matters(pod, offered) {
 			slim := *pod
 			slim.ManagedFields = nil
 			s.Pods = append(s.Pods, slim)
 		}
-	})
+	})()
+}
+
+func labelled[T any, P object[T]](kind string, all []T) []Labelled {
+	var out []Labelled
+	for i := range all {
+		if o := P(&all[i]); o.GetLabels()[labelPartOf] == partOf {
+			out = append(out, labelOf(kind, o))
+		}
+	}
+	return out
+}
+
+func labelOf(kind string, o metadata) Labelled {
+	return Labelled{Kind: kind, Name: o.GetName(), Instance: o.GetLabels()[labelInstance]}
 }
 
 // offered are the resources that nodes offer through Divvy.
@@ -334,11 +308,8 @@ func (r *reader) releases(ctx context.Context) {
 		}
 		rendered = append(rendered, m)
 	}
-	for i := range s.DaemonSets {
-		note(&s.DaemonSets[i].ObjectMeta)
-	}
-	for i := range s.Deployments {
-		note(&s.Deployments[i].ObjectMeta)
+	for _, w := range s.workloads() {
+		note(w.ObjectMeta)
 	}
 	// The pool's objects are in a namespace of their own, so the others say where
 	// the installation is.
@@ -417,14 +388,9 @@ func (r *reader) helm(ctx context.Context, release *Release) {
 // namespaces are those of the release's workloads.
 func (r *reader) namespaces(release *Release) []string {
 	names := map[string]bool{release.Namespace: true}
-	for i := range r.snapshot.DaemonSets {
-		if d := &r.snapshot.DaemonSets[i]; release.of(&d.ObjectMeta) {
-			names[d.Namespace] = true
-		}
-	}
-	for i := range r.snapshot.Deployments {
-		if d := &r.snapshot.Deployments[i]; release.of(&d.ObjectMeta) {
-			names[d.Namespace] = true
+	for _, w := range r.snapshot.workloads() {
+		if release.of(w) {
+			names[w.Namespace] = true
 		}
 	}
 	return slices.Sorted(maps.Keys(names))
@@ -436,22 +402,14 @@ func (r *reader) installation(ctx context.Context, release *Release) {
 	var reads []func()
 	for _, ns := range r.namespaces(release) {
 		reads = append(reads,
-			func() {
-				all(ctx, r, SourceServices, "list of services in "+ns, metav1.ListOptions{}, c.CoreV1().Services(ns).List,
-					take(&s.Services))
-			},
-			func() {
-				all(ctx, r, SourceServices, "list of endpointslices in "+ns, metav1.ListOptions{}, c.DiscoveryV1().EndpointSlices(ns).List,
-					take(&s.Endpoints))
-			},
-			func() {
-				all(ctx, r, SourceConfigMaps, "list of configmaps in "+ns, metav1.ListOptions{}, c.CoreV1().ConfigMaps(ns).List,
-					take(&s.ConfigMaps))
-			},
-			func() {
-				all(ctx, r, SourceSecrets, "list of secrets in "+ns, metav1.ListOptions{LabelSelector: "owner!=helm"},
-					c.CoreV1().Secrets(ns).List, take(&s.Secrets))
-			})
+			listing(ctx, r, SourceServices, "services in "+ns, metav1.ListOptions{}, c.CoreV1().Services(ns).List,
+				take(&s.Installation.Services)),
+			listing(ctx, r, SourceServices, "endpointslices in "+ns, metav1.ListOptions{}, c.DiscoveryV1().EndpointSlices(ns).List,
+				take(&s.Installation.Endpoints)),
+			listing(ctx, r, SourceConfigMaps, "configmaps in "+ns, metav1.ListOptions{}, c.CoreV1().ConfigMaps(ns).List,
+				take(&s.Installation.ConfigMaps)),
+			listing(ctx, r, SourceSecrets, "secrets in "+ns, metav1.ListOptions{LabelSelector: "owner!=helm"},
+				c.CoreV1().Secrets(ns).List, take(&s.Installation.Secrets)))
 	}
 	reads = append(reads, func() { r.token(ctx) }, func() { r.programs(ctx) }, func() { r.objects(ctx, release) },
 		func() { r.reviews(ctx, release) })
@@ -462,7 +420,7 @@ func (r *reader) installation(ctx context.Context, release *Release) {
 // pods have.
 func (r *reader) token(ctx context.Context) {
 	s := r.snapshot
-	hook := s.deployment(namePoolHook)
+	hook := program(s.Release(), s.Deployments, namePoolHook)
 	if hook == nil {
 		return
 	}
@@ -538,7 +496,7 @@ func (r *reader) programs(ctx context.Context) {
 				continue
 			}
 			r.mu.Lock()
-			s.Extender[route] = answer
+			s.Installation.Extender[route] = answer
 			r.mu.Unlock()
 		}
 	}
@@ -552,7 +510,7 @@ func (r *reader) programs(ctx context.Context) {
 			continue // the pod's status still tells that it is not ready
 		}
 		r.mu.Lock()
-		s.Readiness[p.Namespace+"/"+p.Name] = answer
+		s.Installation.Readiness[p.Namespace+"/"+p.Name] = answer
 		r.mu.Unlock()
 	}
 }
@@ -560,7 +518,7 @@ func (r *reader) programs(ctx context.Context) {
 // hasExtender reports whether the release has an extender, alone or beside a
 // scheduler of its own.
 func (s *Snapshot) hasExtender() bool {
-	return s.deployment(nameExtender) != nil || s.deployment(nameScheduler) != nil
+	return program(s.Release(), s.Deployments, nameExtender) != nil || program(s.Release(), s.Deployments, nameScheduler) != nil
 }
 
 // objects looks for every object of the release's manifest.
@@ -582,7 +540,7 @@ func (r *reader) objects(ctx context.Context, release *Release) {
 	each(reads...)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.snapshot.Live = live
+	r.snapshot.Installation.Live = live
 }
 
 func (r *reader) live(ctx context.Context, mapper meta.RESTMapper, o Object) Live {
@@ -649,7 +607,7 @@ func (r *reader) reviews(ctx context.Context, release *Release) {
 	each(asks...)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.snapshot.Access = wanted
+	r.snapshot.Installation.Access = wanted
 }
 
 // wantedAccess lists what the roles of a manifest grant to its accounts.

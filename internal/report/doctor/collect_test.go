@@ -97,15 +97,15 @@ func serve(w *world) *server {
 	putAll("deployments", w.Deployments)
 	putAll("namespaces", w.Namespaces)
 	putAll("resourcequotas", w.Quotas)
-	putAll("services", w.Services)
-	putAll("endpointslices", w.Endpoints)
-	putAll("configmaps", w.ConfigMaps)
-	putAll("secrets", w.Secrets)
+	putAll("services", w.Installation.Services)
+	putAll("endpointslices", w.Installation.Endpoints)
+	putAll("configmaps", w.Installation.ConfigMaps)
+	putAll("secrets", w.Installation.Secrets)
 	putAll("secrets", w.Token)
-	putAll("mutatingwebhookconfigurations", w.Mutating)
-	putAll("validatingwebhookconfigurations", w.Validating)
-	putAll("validatingadmissionpolicies", w.Policies)
-	putAll("validatingadmissionpolicybindings", w.Bindings)
+	putAll("mutatingwebhookconfigurations", w.Admission.Mutating)
+	putAll("validatingwebhookconfigurations", w.Admission.Validating)
+	putAll("validatingadmissionpolicies", w.Admission.Policies)
+	putAll("validatingadmissionpolicybindings", w.Admission.Bindings)
 	for ns, names := range w.Copies {
 		for _, name := range names {
 			s.put("secrets", corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: name}})
@@ -358,7 +358,7 @@ func TestCollect(t *testing.T) {
 		len(r.Manifest) != len(w.Releases[0].Manifest) {
 		t.Errorf("releases %d, revision %d, status %s, %d objects", len(snapshot.Releases), r.Revision, r.Status, len(r.Manifest))
 	}
-	if got, want := len(snapshot.Access), len(w.Access); got != want {
+	if got, want := len(snapshot.Installation.Access), len(w.Installation.Access); got != want {
 		t.Errorf("%d rights were asked for, want %d", got, want)
 	}
 	for _, request := range s.asked {

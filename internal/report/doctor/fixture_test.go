@@ -154,9 +154,9 @@ func (w *world) replicas(namespace, name, program, image string, edit func(*apps
 }
 
 func (w *world) serve(namespace, name, program string) {
-	w.Services = append(w.Services, corev1.Service{ObjectMeta: ofDivvy(namespace, name, program),
+	w.Installation.Services = append(w.Installation.Services, corev1.Service{ObjectMeta: ofDivvy(namespace, name, program),
 		Spec: corev1.ServiceSpec{Selector: selector(program).MatchLabels}})
-	w.Endpoints = append(w.Endpoints, discoveryv1.EndpointSlice{
+	w.Installation.Endpoints = append(w.Installation.Endpoints, discoveryv1.EndpointSlice{
 		ObjectMeta: metav1.ObjectMeta{Namespace: namespace,
 			Name: name + "-1", Labels: map[string]string{discoveryv1.LabelServiceName: name}},
 		Endpoints: []discoveryv1.Endpoint{{Addresses: []string{"10.0.0.9"}}},
@@ -211,10 +211,11 @@ func healthy(t testing.TB) *world {
 	t.Helper()
 	w := &world{t: t, Snapshot: &Snapshot{
 		Taken: now, Tool: "v0.1.0", Kubernetes: "v1.37.0",
-		Failed: map[Source]string{}, Readiness: map[string]Answer{},
+		Failed: map[Source]string{},
 		Copies: map[string][]string{"team": {pool.CASecret, pool.ClientSecret, pool.ServersSecret, pool.SingleSecret}},
-		Extender: map[string]Answer{"healthz": {OK: true, Text: "ok"}, "readyz": {OK: true, Text: "ok"},
-			"version": {OK: true, Text: "v0.1.0"}},
+		Installation: Installation{Readiness: map[string]Answer{}, Extender: map[string]Answer{
+			"healthz": {OK: true, Text: "ok"}, "readyz": {OK: true, Text: "ok"}, "version": {OK: true, Text: "v0.1.0"},
+		}},
 		Releases: []Release{{Name: "divvy", Namespace: system, Helm: true, Status: "deployed", Revision: 3}},
 	}}
 	w.ca = issue(t, nil, now.Add(-year), now.Add(9*year))
@@ -288,7 +289,7 @@ kind: NodeConfig
 resources:
 - {name: enflame.com/gcu-memory, vendor: enflame, mode: memory, memoryUnit: "1"}
 `
-	w.ConfigMaps = []corev1.ConfigMap{
+	w.Installation.ConfigMaps = []corev1.ConfigMap{
 		{ObjectMeta: ofDivvy(system, "divvy-node", nameNode), Data: map[string]string{"config.yaml": config}},
 		{ObjectMeta: ofDivvy(system, "divvy-node-configs", nameNode), Data: map[string]string{"training": config}},
 		{ObjectMeta: ofDivvy(bwki, "catalog", namePoolHook),
@@ -303,7 +304,7 @@ resources:
 		}
 		return out
 	}
-	w.Secrets = []corev1.Secret{
+	w.Installation.Secrets = []corev1.Secret{
 		{ObjectMeta: ofDivvy(system, "divvy-grant-key", "divvy"), Data: map[string][]byte{"key": make([]byte, 64)}},
 		{ObjectMeta: ofDivvy(system, "divvy-extender-certs", nameExtender), Data: copyOf()},
 		{ObjectMeta: ofDivvy(system, nameExtenderClient, nameExtender), Data: map[string][]byte{"tls.crt": w.client.crt(),
@@ -314,18 +315,18 @@ resources:
 		return admissionv1.WebhookClientConfig{CABundle: w.ca.crt(), Service: &admissionv1.ServiceReference{Namespace: namespace,
 			Name: name}}
 	}
-	w.Mutating = []admissionv1.MutatingWebhookConfiguration{{
+	w.Admission.Mutating = []admissionv1.MutatingWebhookConfiguration{{
 		ObjectMeta: ofDivvy("", "bwki-webhook-cfg", namePoolHook),
 		Webhooks:   []admissionv1.MutatingWebhook{{Name: "bwkimua.bitfusion.io", ClientConfig: hook(bwki, "bwki-webhook-svc")}},
 	}}
-	w.Validating = []admissionv1.ValidatingWebhookConfiguration{{
+	w.Admission.Validating = []admissionv1.ValidatingWebhookConfiguration{{
 		ObjectMeta: ofDivvy("", "divvy-config", nameExtender),
 		Webhooks: []admissionv1.ValidatingWebhook{{
 			Name: "config.divvy.dev", ClientConfig: hook(system, nameExtender), FailurePolicy: ptr.To(admissionv1.Ignore),
 		}},
 	}}
-	w.Policies = []admissionv1.ValidatingAdmissionPolicy{{ObjectMeta: ofDivvy("", "divvy-node", nameNode)}}
-	w.Bindings = []admissionv1.ValidatingAdmissionPolicyBinding{{
+	w.Admission.Policies = []admissionv1.ValidatingAdmissionPolicy{{ObjectMeta: ofDivvy("", "divvy-node", nameNode)}}
+	w.Admission.Bindings = []admissionv1.ValidatingAdmissionPolicyBinding{{
 		ObjectMeta: ofDivvy("", "divvy-node", nameNode),
 		Spec: admissionv1.ValidatingAdmissionPolicyBindingSpec{PolicyName: "divvy-node",
 			ValidationActions: []admissionv1.ValidationAction{admissionv1.Deny}},
@@ -354,7 +355,7 @@ resources:
 	manifest := []Object{
 		w.object("rbac.authorization.k8s.io/v1", "ClusterRole", role),
 		w.object("rbac.authorization.k8s.io/v1", "ClusterRoleBinding", binding),
-		w.object("v1", "Secret", w.Secrets[0]), w.object("v1", "ConfigMap", w.ConfigMaps[2]),
+		w.object("v1", "Secret", w.Installation.Secrets[0]), w.object("v1", "ConfigMap", w.Installation.ConfigMaps[2]),
 	}
 	for _, d := range w.Deployments {
 		d.Spec.Replicas = ptr.To[int32](2)
@@ -365,11 +366,11 @@ resources:
 	}
 	w.Releases[0].Manifest = manifest
 	for _, o := range manifest {
-		w.Live = append(w.Live, Live{Object: o, Found: true})
+		w.Installation.Live = append(w.Installation.Live, Live{Object: o, Found: true})
 	}
-	w.Access = wantedAccess(manifest)
-	for i := range w.Access {
-		w.Access[i].Allowed = true
+	w.Installation.Access = wantedAccess(manifest)
+	for i := range w.Installation.Access {
+		w.Installation.Access[i].Allowed = true
 	}
 	w.Labelled = []Labelled{{Kind: "clusterrole", Name: "divvy-node", Instance: "divvy"}}
 	return w

@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 )
 
 // Names that the chart gives. Workloads are found by the label
@@ -130,26 +131,34 @@ type Snapshot struct {
 	Wiring []corev1.Event
 	Quotas []corev1.ResourceQuota
 
-	Mutating   []admissionv1.MutatingWebhookConfiguration
-	Validating []admissionv1.ValidatingWebhookConfiguration
-	Policies   []admissionv1.ValidatingAdmissionPolicy
-	Bindings   []admissionv1.ValidatingAdmissionPolicyBinding
+	Admission Admission
 	// Labelled are cluster-wide objects with Divvy's label.
 	Labelled []Labelled
 
-	// What follows is of the release's namespaces.
-	Services   []corev1.Service
-	Endpoints  []discoveryv1.EndpointSlice
-	ConfigMaps []corev1.ConfigMap
-	Secrets    []corev1.Secret // without helm's
+	// Installation is what there is of the release.
+	Installation Installation
 	// Token are the pool's secrets in the namespace that they are copied from, and
 	// Copies the names of the pool's secrets in the namespaces of its pods.
 	Token  []corev1.Secret
 	Copies map[string][]string
+}
 
-	Live   []Live
-	Access []Access
+// Admission is what the API server asks before it takes an object.
+type Admission struct {
+	Mutating   []admissionv1.MutatingWebhookConfiguration
+	Validating []admissionv1.ValidatingWebhookConfiguration
+	Policies   []admissionv1.ValidatingAdmissionPolicy
+	Bindings   []admissionv1.ValidatingAdmissionPolicyBinding
+}
 
+// Installation is what there is of a release in its namespaces.
+type Installation struct {
+	Services   []corev1.Service
+	Endpoints  []discoveryv1.EndpointSlice
+	ConfigMaps []corev1.ConfigMap
+	Secrets    []corev1.Secret // without helm's
+	Live       []Live
+	Access     []Access
 	// Extender is what the extender answered, by route.
 	Extender map[string]Answer
 	// Readiness is what /readyz of a pod that is not ready answered, by
@@ -173,33 +182,70 @@ func (s *Snapshot) Release() *Release {
 }
 
 // of reports whether an object belongs to the release.
-func (r *Release) of(meta *metav1.ObjectMeta) bool {
-	if meta.Labels[labelPartOf] != partOf {
+func (r *Release) of(o metadata) bool {
+	labels, annotations := o.GetLabels(), o.GetAnnotations()
+	if labels[labelPartOf] != partOf {
 		return false
 	}
-	if namespace := meta.Annotations[annotationNamespace]; namespace != "" {
-		return meta.Annotations[annotationRelease] == r.Name && namespace == r.Namespace
+	if namespace := annotations[annotationNamespace]; namespace != "" {
+		return annotations[annotationRelease] == r.Name && namespace == r.Namespace
 	}
-	return meta.Labels[labelInstance] == r.Name
+	return labels[labelInstance] == r.Name
 }
 
-// daemonSet returns the release's DaemonSet of the name.
-func (s *Snapshot) daemonSet(name string) *appsv1.DaemonSet {
-	r := s.Release()
-	for i := range s.DaemonSets {
-		if d := &s.DaemonSets[i]; r != nil && d.Labels[labelName] == name && r.of(&d.ObjectMeta) {
-			return d
+// metadata is what is read of an object's.
+type metadata interface {
+	GetNamespace() string
+	GetName() string
+	GetLabels() map[string]string
+	GetAnnotations() map[string]string
+}
+
+// object is a pointer to a T that has metadata.
+type object[T any] interface {
+	*T
+	metadata
+}
+
+// program returns the release's DaemonSet or Deployment of the name, nil when there is none.
+func program[T any, P object[T]](r *Release, all []T, name string) P {
+	for i := range all {
+		if p := P(&all[i]); r != nil && p.GetLabels()[labelName] == name && r.of(p) {
+			return p
 		}
 	}
 	return nil
 }
 
-// deployment returns the release's Deployment of the name.
-func (s *Snapshot) deployment(name string) *appsv1.Deployment {
-	r := s.Release()
+// workload is a DaemonSet or a Deployment.
+type workload struct {
+	*metav1.ObjectMeta
+	kind     string
+	selector *metav1.LabelSelector
+	pods     *corev1.PodSpec
+}
+
+func (w workload) String() string { return w.kind + " " + w.Namespace + "/" + w.Name }
+
+// workloads are those of all namespaces.
+func (s *Snapshot) workloads() []workload {
+	var out []workload
+	for i := range s.DaemonSets {
+		d := &s.DaemonSets[i]
+		out = append(out, workload{&d.ObjectMeta, "DaemonSet", d.Spec.Selector, &d.Spec.Template.Spec})
+	}
 	for i := range s.Deployments {
-		if d := &s.Deployments[i]; r != nil && d.Labels[labelName] == name && r.of(&d.ObjectMeta) {
-			return d
+		d := &s.Deployments[i]
+		out = append(out, workload{&d.ObjectMeta, "Deployment", d.Spec.Selector, &d.Spec.Template.Spec})
+	}
+	return out
+}
+
+// lookup returns the object of the name, nil when it is not there.
+func lookup[T any, P object[T]](all []T, namespace, name string) P {
+	for i := range all {
+		if p := P(&all[i]); p.GetNamespace() == namespace && p.GetName() == name {
+			return p
 		}
 	}
 	return nil
@@ -213,33 +259,17 @@ func (s *Snapshot) podsOf(namespace string, selector *metav1.LabelSelector) []*c
 	}
 	var out []*corev1.Pod
 	for i := range s.Pods {
-		if p := &s.Pods[i]; p.Namespace == namespace && chosen.Matches(labelMap(p.Labels)) {
+		if p := &s.Pods[i]; p.Namespace == namespace && chosen.Matches(labels.Set(p.Labels)) {
 			out = append(out, p)
 		}
 	}
 	return out
 }
 
-type labelMap map[string]string
-
-func (l labelMap) Has(k string) bool              { _, ok := l[k]; return ok }
-func (l labelMap) Get(k string) string            { return l[k] }
-func (l labelMap) Lookup(k string) (string, bool) { v, ok := l[k]; return v, ok }
-
-// node returns the node of the name, nil when it is not there.
-func (s *Snapshot) node(name string) *corev1.Node {
-	for i := range s.Nodes {
-		if s.Nodes[i].Name == name {
-			return &s.Nodes[i]
-		}
-	}
-	return nil
-}
-
 // daemonOn returns the pod of divvy-node on a node, nil when there is none. During an
 // update there may be two, of which one is ready.
 func (s *Snapshot) daemonOn(node string) *corev1.Pod {
-	d := s.daemonSet(nameNode)
+	d := program(s.Release(), s.DaemonSets, nameNode)
 	if d == nil {
 		return nil
 	}
@@ -252,19 +282,10 @@ func (s *Snapshot) daemonOn(node string) *corev1.Pod {
 	return found
 }
 
-func (s *Snapshot) service(namespace, name string) *corev1.Service {
-	for i := range s.Services {
-		if s.Services[i].Namespace == namespace && s.Services[i].Name == name {
-			return &s.Services[i]
-		}
-	}
-	return nil
-}
-
 // readyEndpoints counts the addresses of a service that take connections.
 func (s *Snapshot) readyEndpoints(namespace, name string) int {
 	n := 0
-	for _, slice := range s.Endpoints {
+	for _, slice := range s.Installation.Endpoints {
 		if slice.Namespace != namespace || slice.Labels[discoveryv1.LabelServiceName] != name {
 			continue
 		}
@@ -275,24 +296,6 @@ func (s *Snapshot) readyEndpoints(namespace, name string) int {
 		}
 	}
 	return n
-}
-
-func (s *Snapshot) secret(namespace, name string) *corev1.Secret {
-	for i := range s.Secrets {
-		if s.Secrets[i].Namespace == namespace && s.Secrets[i].Name == name {
-			return &s.Secrets[i]
-		}
-	}
-	return nil
-}
-
-func (s *Snapshot) configMap(namespace, name string) *corev1.ConfigMap {
-	for i := range s.ConfigMaps {
-		if s.ConfigMaps[i].Namespace == namespace && s.ConfigMaps[i].Name == name {
-			return &s.ConfigMaps[i]
-		}
-	}
-	return nil
 }
 
 // installed reports whether the release's manifest has an object; also when the

@@ -1,21 +1,14 @@
 package host
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"path/filepath"
-	"slices"
-	"strings"
-	"syscall"
 	"time"
 
 	"k8s.io/klog/v2"
-
-	"github.com/divvy-gpu/divvy/internal/install/schedconf"
 )
 
 // Names of files in Config.Dir; the first is that of the GCUShare user guide.
@@ -90,19 +83,12 @@ type Scheduler interface {
 	Await(ctx context.Context, want Want) error
 }
 
-// paths are the absolute names of files.
-type paths struct {
-	Manifest, Dir                           string
-	Backup, Staging, Journal, SavedManifest string
-}
-
 // Host is a control-plane node. Its methods are safe for concurrent use; those
 // that change something wait for each other, also in other processes.
 type Host struct {
 	config Config
-	fs     FS
 	now    func() time.Time
-	paths  paths
+	files  *nodeFiles
 }
 
 // New returns the host. Nothing is read yet.
@@ -121,182 +107,24 @@ func New(c Config) (*Host, error) {
 		return nil, fmt.Errorf("%s: the manifest is in %s, which must not contain other files, because kubelet treats them as pods; use "+
 			"another folder for Divvy's files", c.Manifest, c.Dir)
 	}
-	h := &Host{config: c, fs: c.FS, now: c.Now}
-	if h.fs == nil {
-		h.fs = Disk{}
-	}
+	h := &Host{config: c, now: c.Now, files: newNodeFiles(c)}
 	if h.now == nil {
 		h.now = time.Now
-	}
-	in := func(name string) string { return filepath.Join(c.Dir, name) }
-	h.paths = paths{
-		Manifest: c.Manifest, Dir: c.Dir,
-		Backup: in(BackupFile), Staging: in(StagingFile), Journal: in(JournalFile),
-		SavedManifest: in("." + filepath.Base(c.Manifest) + previous),
 	}
 	return h, nil
 }
 
 // ManifestPath is the static pod's file.
-func (h *Host) ManifestPath() string { return h.paths.Manifest }
+func (h *Host) ManifestPath() string { return h.files.paths.Manifest }
 
 // Dir is the folder for all other files.
-func (h *Host) Dir() string { return h.paths.Dir }
-
-// manifest is the static pod's file at one moment.
-type manifest struct {
-	content []byte
-	// target is the file behind links: that one is replaced, and links stay.
-	target     string
-	attributes Attributes
-}
-
-func (h *Host) readManifest() (manifest, error) {
-	m, err := h.tryManifest()
-	if errors.Is(err, fs.ErrNotExist) {
-		return m, fmt.Errorf("%w: %s does not exist. kubelet on this node does not run kube-scheduler from a file of that name; "+
-			"set the file name, or use scheduler.mode=dedicated if the control plane is managed by your provider", ErrNoManifest,
-			h.paths.Manifest)
-	}
-	if err != nil {
-		return m, fmt.Errorf("read the manifest of kube-scheduler: %w", err)
-	}
-	if len(bytes.TrimSpace(m.content)) == 0 {
-		return m, fmt.Errorf("the manifest of kube-scheduler, %s, is empty", h.paths.Manifest)
-	}
-	return m, nil
-}
-
-func (h *Host) tryManifest() (m manifest, err error) {
-	if m.target, err = h.fs.Resolve(h.paths.Manifest); err != nil {
-		return m, err
-	}
-	if !h.visible(m.target) {
-		return m, fmt.Errorf("%s is a link to %s: %w", h.paths.Manifest, m.target, errInvisible)
-	}
-	if m.attributes, err = h.fs.Stat(m.target); err != nil {
-		return m, err
-	}
-	m.content, err = h.fs.ReadFile(m.target)
-	return m, err
-}
-
-var errInvisible = errors.New("that folder of the host is not mounted; add it to schedconf.hostPaths of the chart (flag --host-path)")
-
-func (h *Host) visible(path string) bool {
-	if h.config.Visible == nil {
-		return true
-	}
-	for _, dir := range append([]string{h.paths.Dir, filepath.Dir(h.paths.Manifest)}, h.config.Visible...) {
-		if path == dir || strings.HasPrefix(path, strings.TrimSuffix(dir, "/")+"/") {
-			return true
-		}
-	}
-	return false
-}
-
-// input is what schedconf decides on.
-func (h *Host) input(content []byte) schedconf.Input {
-	return schedconf.Input{
-		Manifest: content, ManifestPath: h.paths.Manifest, Version: h.config.Version, ConfigDir: h.paths.Dir,
-		ReadFile: func(path string) ([]byte, error) {
-			data, err := h.fs.ReadFile(path)
-			if errors.Is(err, fs.ErrNotExist) && !h.visible(path) {
-				return nil, fmt.Errorf("%s: %w", path, errInvisible)
-			}
-			return data, err
-		},
-	}
-}
-
-// own are the attributes of a file of this process.
-func (h *Host) own(mode fs.FileMode) Attributes {
-	return Attributes{Mode: mode.Perm(), UID: os.Geteuid(), GID: os.Getegid()}
-}
-
-// attributes are those that a configuration is to have: it belongs to who
-// kube-scheduler runs as, where that is not root.
-func (h *Host) attributes(file schedconf.File) Attributes {
-	a := h.own(file.Mode)
-	if file.UID != 0 {
-		a.UID = file.UID
-	}
-	if file.GID != 0 {
-		a.GID = file.GID
-	}
-	return a
-}
-
-// put writes a file so that its old or its new content is there, never a part.
-func (h *Host) put(path string, data []byte, a Attributes) error {
-	temporary := temporary(path)
-	err := h.fs.Write(temporary, data, a)
-	if err == nil {
-		err = h.fs.Rename(temporary, path)
-	}
-	if err != nil {
-		return errors.Join(explain(err), h.fs.Remove(temporary))
-	}
-	return h.fs.Sync(filepath.Dir(path))
-}
-
-// temporary is where the next content of a file is written: beside it, hidden.
-func temporary(path string) string {
-	return filepath.Join(filepath.Dir(path), "."+strings.TrimPrefix(filepath.Base(path), ".")+fresh)
-}
-
-// IsTemporary reports whether a file is one of those that are there during a change
-// of this package alone.
-func IsTemporary(path string) bool {
-	return slices.Contains([]string{previous, fresh, next}, filepath.Ext(path))
-}
-
-// move puts a complete file in the place of another.
-func (h *Host) move(from, to string) error {
-	err := h.fs.Rename(from, to)
-	if errors.Is(err, syscall.EXDEV) {
-		// Another file system: it is written there under a hidden name first.
-		return h.carry(from, to)
-	}
-	if err != nil {
-		return explain(err)
-	}
-	return errors.Join(h.fs.Sync(filepath.Dir(to)), h.fs.Sync(filepath.Dir(from)))
-}
-
-func (h *Host) carry(from, to string) error {
-	data, err := h.fs.ReadFile(from)
-	if err != nil {
-		return err
-	}
-	a, err := h.fs.Stat(from)
-	if err != nil {
-		return err
-	}
-	if err := h.put(to, data, a); err != nil {
-		return err
-	}
-	return errors.Join(h.fs.Remove(from), h.fs.Sync(filepath.Dir(from)))
-}
-
-// explain adds to errors of the system what an administrator can do.
-func explain(err error) error {
-	switch {
-	case errors.Is(err, syscall.EROFS):
-		return fmt.Errorf("%w; mount it writable during this change", err)
-	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
-		return fmt.Errorf("%w; free some space there", err)
-	case errors.Is(err, fs.ErrPermission):
-		return fmt.Errorf("%w; run this command as the owner of the file, usually root", err)
-	}
-	return err
-}
+func (h *Host) Dir() string { return h.files.paths.Dir }
 
 // lock waits until no other schedconf is at work on the node.
 func (h *Host) lock(ctx context.Context) (func() error, error) {
-	unlock, err := h.waitLock(ctx, h.paths.Dir, "Another schedconf is running on this node; waiting for it")
+	unlock, err := h.waitLock(ctx, h.files.paths.Dir, "Another schedconf is running on this node; waiting for it")
 	if err != nil && !errors.Is(err, ErrLocked) {
-		return nil, fmt.Errorf("lock %s: %w", h.paths.Dir, err)
+		return nil, fmt.Errorf("lock %s: %w", h.files.paths.Dir, err)
 	}
 	return unlock, err
 }
@@ -305,7 +133,7 @@ func (h *Host) lock(ctx context.Context) (func() error, error) {
 // before, the error wraps ErrLocked and that of the context.
 func (h *Host) waitLock(ctx context.Context, dir, waiting string) (func() error, error) {
 	for told := false; ; {
-		unlock, err := h.fs.Lock(dir, false)
+		unlock, err := h.files.fs.Lock(dir, false)
 		if !errors.Is(err, ErrLocked) {
 			return unlock, err
 		}
@@ -324,7 +152,7 @@ func (h *Host) waitLock(ctx context.Context, dir, waiting string) (func() error,
 // Watching tells other processes that this one wires the scheduler again when
 // somebody changes it, until unlock is called. Uninstall minds it.
 func (h *Host) Watching() (unlock func() error, err error) {
-	return h.fs.Lock(filepath.Dir(h.paths.Manifest), true)
+	return h.files.fs.Lock(filepath.Dir(h.files.paths.Manifest), true)
 }
 
 // waitUnwatched returns ErrWatched when another process is in Watching, and still is
@@ -332,7 +160,7 @@ func (h *Host) Watching() (unlock func() error, err error) {
 func (h *Host) waitUnwatched(ctx context.Context, atMost time.Duration) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, atMost, ErrWatched)
 	defer cancel()
-	unlock, err := h.waitLock(ctx, filepath.Dir(h.paths.Manifest),
+	unlock, err := h.waitLock(ctx, filepath.Dir(h.files.paths.Manifest),
 		"A watch on this node would configure kube-scheduler again; waiting for it to exit")
 	switch {
 	case err == nil:

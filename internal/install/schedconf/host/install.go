@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"path/filepath"
 	"slices"
 	"time"
 
@@ -86,7 +85,7 @@ func (h *Host) Install(ctx context.Context, e schedconf.Extender, o InstallOptio
 	}
 	defer func() { err = errors.Join(err, unlock()) }()
 
-	j, err := h.loadJournal()
+	j, err := h.files.loadJournal()
 	if err != nil {
 		return r, err
 	}
@@ -100,9 +99,9 @@ func (h *Host) Install(ctx context.Context, e schedconf.Extender, o InstallOptio
 			r.Changed = r.Changed || finished
 			return r, err
 		}
-		klog.FromContext(ctx).Info("Another program changed the manifest meanwhile; starting again", "manifest", h.paths.Manifest)
+		klog.FromContext(ctx).Info("Another program changed the manifest meanwhile; starting again", "manifest", h.files.paths.Manifest)
 	}
-	return r, fmt.Errorf("%w, %d times in a row, while it was being replaced: %s", errMoved, rounds, h.paths.Manifest)
+	return r, fmt.Errorf("%w, %d times in a row, while it was being replaced: %s", errMoved, rounds, h.files.paths.Manifest)
 }
 
 // finish ends what an earlier process began. It reports whether it found the
@@ -110,9 +109,9 @@ func (h *Host) Install(ctx context.Context, e schedconf.Extender, o InstallOptio
 func (h *Host) finish(ctx context.Context, j *journal) (bool, error) {
 	p := j.Pending
 	if p == nil {
-		return false, h.removeTemporary(j)
+		return false, h.files.removeTemporary(j)
 	}
-	m, err := h.readManifest()
+	m, err := h.files.readManifest()
 	if err != nil {
 		return false, err
 	}
@@ -123,39 +122,24 @@ func (h *Host) finish(ctx context.Context, j *journal) (bool, error) {
 	case now == p.After:
 		klog.FromContext(ctx).Info("A change was interrupted after the manifest was installed; checking the health of kube-scheduler")
 		return true, h.prove(ctx, j, m.content)
-	case h.belongsBefore(p, m):
+	case h.files.belongsBefore(p, m):
 		klog.FromContext(ctx).Info("A change was interrupted before the manifest was installed; reverting it")
-		if err := h.restoreFiles(p); err != nil {
+		if err := h.files.restoreFiles(p); err != nil {
 			return false, err
 		}
 	}
 	// Otherwise somebody else wrote the manifest: what was saved is out of date.
-	return false, h.settle(j)
-}
-
-// belongsBefore reports whether a manifest goes with the files from before a
-// change: it is the one from before, or somebody edited that one since.
-func (h *Host) belongsBefore(p *pending, m manifest) bool {
-	if digest(m.content) == p.Before {
-		return true
-	}
-	saved, err := h.fs.ReadFile(h.paths.SavedManifest)
-	if err != nil {
-		return false
-	}
-	before, errBefore := WantOf(saved)
-	now, errNow := WantOf(m.content)
-	return errBefore == nil && errNow == nil && before.Hash == now.Hash
+	return false, h.files.settle(j)
 }
 
 // wire does one round. It returns errMoved when somebody else wrote the manifest
 // meanwhile.
 func (h *Host) wire(ctx context.Context, j *journal, e schedconf.Extender, o InstallOptions) (r Result, err error) {
-	m, err := h.readManifest()
+	m, err := h.files.readManifest()
 	if err != nil {
 		return r, err
 	}
-	change, err := schedconf.Wire(h.input(m.content), e)
+	change, err := schedconf.Wire(h.files.input(m.content), e)
 	if err != nil {
 		return r, err
 	}
@@ -166,7 +150,7 @@ func (h *Host) wire(ctx context.Context, j *journal, e schedconf.Extender, o Ins
 		}
 		// What was rolled back is not asked for any more.
 		j.Failure = nil
-		return r, h.saveJournal(j)
+		return r, h.files.saveJournal(j)
 	}
 	outcome := outcomeOf(change)
 	if f := j.Failure; f != nil && f.Outcome == outcome && !o.Again {
@@ -178,17 +162,17 @@ func (h *Host) wire(ctx context.Context, j *journal, e schedconf.Extender, o Ins
 	}
 	want, err := WantOf(change.Manifest)
 	if err != nil {
-		return r, fmt.Errorf("%s: %w", h.paths.Manifest, err)
+		return r, fmt.Errorf("%s: %w", h.files.paths.Manifest, err)
 	}
 	if err := h.config.Scheduler.Check(ctx, want); err != nil {
 		return r, fmt.Errorf("nothing was changed, because the health of kube-scheduler could not be checked: %w", err)
 	}
-	state, err := schedconf.Inspect(h.input(m.content))
+	state, err := schedconf.Inspect(h.files.input(m.content))
 	if err != nil {
 		return r, err
 	}
 	if state.Wired {
-		if err := h.adopt(j); err != nil {
+		if err := h.files.adopt(j); err != nil {
 			return r, err
 		}
 	}
@@ -204,14 +188,14 @@ func (h *Host) wire(ctx context.Context, j *journal, e schedconf.Extender, o Ins
 		return r, err
 	}
 	r.Changed = true
-	klog.FromContext(ctx).Info("Installed a new manifest of kube-scheduler; waiting until it is healthy", "manifest", h.paths.Manifest)
+	klog.FromContext(ctx).Info("Installed a new manifest of kube-scheduler; waiting until it is healthy", "manifest", h.files.paths.Manifest)
 	return r, h.prove(ctx, j, change.Manifest)
 }
 
 // prepare puts on disk what is needed to undo the change. Nothing that
 // kube-scheduler or kubelet reads is touched.
 func (h *Host) prepare(j *journal, m manifest, change schedconf.Change, outcome string, now schedconf.State) error {
-	old, err := h.obstacle(j, m, change, now)
+	old, err := h.files.obstacle(j, m, change, now)
 	if err != nil {
 		return err
 	}
@@ -219,25 +203,25 @@ func (h *Host) prepare(j *journal, m manifest, change schedconf.Change, outcome 
 	p := &pending{Before: digest(m.content), After: digest(change.Manifest), Outcome: outcome}
 	for _, file := range change.Files {
 		s := saved{Path: file.Path}
-		present, err := h.fs.ReadFile(file.Path)
+		present, err := h.files.fs.ReadFile(file.Path)
 		switch {
 		case errors.Is(err, fs.ErrNotExist):
 		case err != nil:
 			return err
 		default:
-			a, err := h.fs.Stat(file.Path)
+			a, err := h.files.fs.Stat(file.Path)
 			if err != nil {
 				return err
 			}
 			s.Copy = savedCopy(file.Path)
-			if err := h.put(s.Copy, present, a); err != nil {
+			if err := h.files.put(s.Copy, present, a); err != nil {
 				return fmt.Errorf("save the current configuration: %w", err)
 			}
 		}
 		p.Saved = append(p.Saved, s)
 	}
-	if err := h.put(h.paths.SavedManifest, m.content, m.attributes); err != nil {
-		return errors.Join(fmt.Errorf("save the current manifest: %w", err), h.removeTemporary(j))
+	if err := h.files.put(h.files.paths.SavedManifest, m.content, m.attributes); err != nil {
+		return errors.Join(fmt.Errorf("save the current manifest: %w", err), h.files.removeTemporary(j))
 	}
 	was := *j
 	j.Pending = p
@@ -249,86 +233,27 @@ func (h *Host) prepare(j *journal, m manifest, change schedconf.Change, outcome 
 	if backup {
 		j.Backup, j.OldBackup = p.Before, old
 	}
-	if err := h.saveJournal(j); err != nil {
+	if err := h.files.saveJournal(j); err != nil {
 		*j = was
-		return errors.Join(err, h.removeTemporary(j))
+		return errors.Join(err, h.files.removeTemporary(j))
 	}
 	if backup {
-		if err := h.put(h.paths.Backup, m.content, m.attributes); err != nil {
+		if err := h.files.put(h.files.paths.Backup, m.content, m.attributes); err != nil {
 			return h.abandon(j, fmt.Errorf("save the original manifest: %w", err))
 		}
 	}
 	return nil
 }
 
-// obstacle returns an error when a file is in the way that is somebody else's, and
-// else the digest of the backup that the original takes the place of, if any.
-func (h *Host) obstacle(j *journal, m manifest, change schedconf.Change, now schedconf.State) (backup string, err error) {
-	if !now.Wired {
-		if backup, err = h.presentBackup(j, m); err != nil {
-			return "", err
-		}
-	}
-	for _, file := range change.Files {
-		if slices.Contains(j.Files, file.Path) || file.Path == now.ConfigFile {
-			continue
-		}
-		switch _, err := h.fs.ReadFile(file.Path); {
-		case err == nil:
-			return "", fmt.Errorf("%s exists but was not written by Divvy; GCUShare's config manager has a file of that name: uninstall "+
-				"it first, or move the file away", file.Path)
-		case !errors.Is(err, fs.ErrNotExist):
-			return "", err
-		}
-	}
-	return backup, nil
-}
-
-// presentBackup returns the digest of the backup that the original takes the place
-// of, "" when there is none.
-func (h *Host) presentBackup(j *journal, m manifest) (string, error) {
-	now, err := h.fs.ReadFile(h.paths.Backup)
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		return "", nil
-	case err != nil:
-		return "", fmt.Errorf("read the backup: %w", err)
-	// One of ours is there still after kubeadm upgrade has replaced the manifest.
-	case !bytes.Equal(now, m.content) && !j.ours(now):
-		return "", fmt.Errorf("%s exists, was not created by Divvy, and differs from %s: it may be the original of GCUShare's config "+
-			"manager or of an administrator; restore it, or move the file away",
-			h.paths.Backup, h.paths.Manifest)
-	}
-	return digest(now), nil
-}
-
 // replace puts the change in place, the manifest last.
 func (h *Host) replace(j *journal, m manifest, change schedconf.Change) error {
 	for _, file := range change.Files {
-		if err := h.put(file.Path, file.Content, h.attributes(file)); err != nil {
+		if err := h.files.put(file.Path, file.Content, h.files.attributes(file)); err != nil {
 			return h.abandon(j, fmt.Errorf("write the scheduler's configuration: %w", err))
 		}
 	}
-	if err := h.swap(m, change.Manifest, m.attributes); err != nil {
+	if err := h.files.swap(m, change.Manifest, m.attributes); err != nil {
 		return h.abandon(j, err)
-	}
-	return nil
-}
-
-// swap puts a manifest in the place of another, unless that changed.
-func (h *Host) swap(m manifest, content []byte, a Attributes) error {
-	if bytes.Equal(m.content, content) {
-		return nil
-	}
-	if err := h.put(h.paths.Staging, content, a); err != nil {
-		return fmt.Errorf("write the new manifest: %w", err)
-	}
-	now, err := h.tryManifest()
-	if err != nil || now.target != m.target || !bytes.Equal(now.content, m.content) {
-		return errors.Join(errMoved, err, h.fs.Remove(h.paths.Staging))
-	}
-	if err := h.move(h.paths.Staging, m.target); err != nil {
-		return errors.Join(fmt.Errorf("install the new manifest: %w", err), h.fs.Remove(h.paths.Staging))
 	}
 	return nil
 }
@@ -336,16 +261,16 @@ func (h *Host) swap(m manifest, content []byte, a Attributes) error {
 // abandon takes back a change that could not be completed.
 func (h *Host) abandon(j *journal, cause error) error {
 	p := j.Pending
-	_, err := h.restoreManifest(p)
+	_, err := h.files.restoreManifest(p)
 	if err == nil {
-		err = h.restoreFiles(p)
+		err = h.files.restoreFiles(p)
 	}
 	if err != nil {
 		// The journal stays, so that the next run does it.
 		return errors.Join(cause, fmt.Errorf("revert the started change: %w", err))
 	}
 	// First what takes space: on a full disk the journal may need it.
-	return errors.Join(cause, h.removeTemporary(j), h.settle(j))
+	return errors.Join(cause, h.files.removeTemporary(j), h.files.settle(j))
 }
 
 // prove waits until kube-scheduler is well with the pending change, or takes it
@@ -357,7 +282,7 @@ func (h *Host) prove(ctx context.Context, j *journal, content []byte) error {
 	case err == nil:
 		h.done(ctx, nil)
 		j.Failure = nil
-		return h.settle(j)
+		return h.files.settle(j)
 	case !errors.As(err, &unhealthy):
 		return err // nobody knows; the change stays pending
 	}
@@ -366,7 +291,7 @@ func (h *Host) prove(ctx context.Context, j *journal, content []byte) error {
 		f.Attempts += j.Failure.Attempts
 	}
 	j.Failure, j.Pending.Failure = f, f
-	if err := h.saveJournal(j); err != nil {
+	if err := h.files.saveJournal(j); err != nil {
 		// What matters is that the scheduler comes back; renaming needs no space.
 		klog.FromContext(ctx).Error(err, "Could not record the failure")
 	}
@@ -378,11 +303,11 @@ func (h *Host) rollBack(ctx context.Context, j *journal, cause error) error {
 	p := j.Pending
 	klog.FromContext(ctx).Info("Rolling back", "reason", p.Failure.Reason)
 	for _, s := range p.Saved {
-		if err := h.moveIfThere(s.Copy, s.Path); err != nil {
+		if err := h.files.moveIfThere(s.Copy, s.Path); err != nil {
 			return fmt.Errorf("roll back: %w", errors.Join(err, cause))
 		}
 	}
-	m, err := h.restoreManifest(p)
+	m, err := h.files.restoreManifest(p)
 	if err != nil {
 		return fmt.Errorf("roll back: %w", errors.Join(err, cause))
 	}
@@ -394,107 +319,15 @@ func (h *Host) rollBack(ctx context.Context, j *journal, cause error) error {
 	f := *p.Failure
 	h.done(ctx, &f)
 	// Files that were not there before are referred to by nothing now.
-	err = errors.Join(h.restoreFiles(p), h.settle(j))
+	err = errors.Join(h.files.restoreFiles(p), h.files.settle(j))
 	return errors.Join(&RolledBackError{Failure: f, Cause: cause, Back: back}, err)
-}
-
-// restoreManifest puts the manifest back, unless somebody else wrote another, and
-// returns what is there then.
-func (h *Host) restoreManifest(p *pending) (manifest, error) {
-	m, err := h.tryManifest()
-	if err != nil || digest(m.content) != p.After || p.After == p.Before {
-		return m, err
-	}
-	if err := h.moveIfThere(h.paths.SavedManifest, m.target); err != nil {
-		return m, err
-	}
-	return h.tryManifest()
-}
-
-// restoreFiles puts the configuration files back, and removes those that were not
-// there.
-func (h *Host) restoreFiles(p *pending) error {
-	for _, s := range p.Saved {
-		if s.Copy == "" {
-			if err := h.fs.Remove(s.Path); err != nil {
-				return explain(err)
-			}
-			continue
-		}
-		if err := h.moveIfThere(s.Copy, s.Path); err != nil {
-			return err
-		}
-	}
-	return h.fs.Sync(h.paths.Dir)
-}
-
-// moveIfThere does nothing where it was done before.
-func (h *Host) moveIfThere(from, to string) error {
-	if from == "" {
-		return nil
-	}
-	if _, err := h.fs.Stat(from); errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	return h.move(from, to)
-}
-
-// settle notes that no change is under way, and removes what was kept for it.
-func (h *Host) settle(j *journal) error {
-	was := *j
-	j.Pending = nil
-	if now, err := h.fs.ReadFile(h.paths.Backup); err == nil && digest(now) == j.Backup {
-		j.OldBackup = ""
-	}
-	if err := h.saveJournal(j); err != nil {
-		*j = was
-		return err
-	}
-	return h.removeTemporary(j)
-}
-
-// removeTemporary removes the files that are there during a change alone.
-func (h *Host) removeTemporary(j *journal) error {
-	var errs []error
-	for _, path := range h.temporaryFiles(j) {
-		if _, err := h.fs.Stat(path); !errors.Is(err, fs.ErrNotExist) {
-			errs = append(errs, h.fs.Remove(path))
-		}
-	}
-	if err := errors.Join(errs...); err != nil {
-		return explain(err)
-	}
-	return nil
-}
-
-func (h *Host) temporaryFiles(j *journal) []string {
-	files := []string{h.paths.Staging, h.paths.SavedManifest, temporary(h.paths.SavedManifest), temporary(h.paths.Staging),
-		temporary(h.paths.Backup), temporary(h.paths.Journal), temporary(h.paths.Manifest)}
-	if target, err := h.fs.Resolve(h.paths.Manifest); err == nil && target != h.paths.Manifest && h.visible(target) {
-		files = append(files, temporary(target))
-	}
-	for _, path := range h.configFiles(j) {
-		files = append(files, savedCopy(path), temporary(savedCopy(path)), temporary(path))
-	}
-	return files
-}
-
-// configFiles are all that this package may have written.
-func (h *Host) configFiles(j *journal) []string {
-	files := slices.Clone(j.Files)
-	for _, name := range append([]string{schedconf.ConfigFile}, schedconf.FormerFiles...) {
-		if path := filepath.Join(h.paths.Dir, name); !slices.Contains(files, path) {
-			files = append(files, path)
-		}
-	}
-	return files
 }
 
 // await asks for the scheduler of a manifest.
 func (h *Host) await(ctx context.Context, content []byte) error {
 	want, err := WantOf(content)
 	if err != nil {
-		return fmt.Errorf("%s: %w", h.paths.Manifest, err)
+		return fmt.Errorf("%s: %w", h.files.paths.Manifest, err)
 	}
 	return h.config.Scheduler.Await(ctx, want)
 }

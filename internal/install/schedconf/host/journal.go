@@ -79,8 +79,8 @@ func (f *Failure) Retry() (time.Time, bool) {
 	return f.At.Add(pauses[max(f.Attempts, 1)-1]), true
 }
 
-func (h *Host) loadJournal() (*journal, error) {
-	data, err := h.fs.ReadFile(h.paths.Journal)
+func (n *nodeFiles) loadJournal() (*journal, error) {
+	data, err := n.fs.ReadFile(n.paths.Journal)
 	if errors.Is(err, fs.ErrNotExist) {
 		return &journal{Version: journalVersion, fresh: true}, nil
 	}
@@ -91,15 +91,15 @@ func (h *Host) loadJournal() (*journal, error) {
 	j := &journal{}
 	if err := decoder.Decode(j); err != nil {
 		return nil, fmt.Errorf("the journal %s was edited and cannot be parsed: %w; check %s and %s, and remove the journal",
-			h.paths.Journal, err, h.paths.Manifest, h.paths.Backup)
+			n.paths.Journal, err, n.paths.Manifest, n.paths.Backup)
 	}
 	if j.Version != journalVersion {
 		return nil, fmt.Errorf("the journal %s has version %d, but this program supports version %d: use the program that wrote it",
-			h.paths.Journal, j.Version, journalVersion)
+			n.paths.Journal, j.Version, journalVersion)
 	}
-	if err := h.checkJournal(j); err != nil {
+	if err := checkJournal(n.configFiles(&journal{}), j); err != nil {
 		return nil, fmt.Errorf("the journal %s was edited: %w; check %s and %s, and remove the journal",
-			h.paths.Journal, err, h.paths.Manifest, h.paths.Backup)
+			n.paths.Journal, err, n.paths.Manifest, n.paths.Backup)
 	}
 	return j, nil
 }
@@ -107,19 +107,19 @@ func (h *Host) loadJournal() (*journal, error) {
 // adopt takes over the files of a wired scheduler that no journal tells of: it was
 // removed, or GCUShare's config manager, which has the same names, wired it. What is
 // taken for the original is used only where wiring it gives the present manifest.
-func (h *Host) adopt(j *journal) error {
+func (n *nodeFiles) adopt(j *journal) error {
 	if !j.fresh {
 		return nil
 	}
-	for _, path := range h.configFiles(j) {
-		switch _, err := h.fs.ReadFile(path); {
+	for _, path := range n.configFiles(j) {
+		switch _, err := n.fs.ReadFile(path); {
 		case err == nil:
 			j.Files = append(j.Files, path)
 		case !errors.Is(err, fs.ErrNotExist):
 			return err
 		}
 	}
-	switch data, err := h.fs.ReadFile(h.paths.Backup); {
+	switch data, err := n.fs.ReadFile(n.paths.Backup); {
 	case err == nil:
 		j.Backup = digest(data)
 	case !errors.Is(err, fs.ErrNotExist):
@@ -128,10 +128,9 @@ func (h *Host) adopt(j *journal) error {
 	return nil
 }
 
-// checkJournal refuses names of files that this package does not use: some are
+// checkJournal rejects names of files that are not among this package's own: some are
 // removed, and some take the place of others.
-func (h *Host) checkJournal(j *journal) error {
-	own := h.configFiles(&journal{})
+func checkJournal(own []string, j *journal) error {
 	check := func(path string) error {
 		if !slices.Contains(own, path) {
 			return fmt.Errorf("it names %q, which is not a file of Divvy", path)
@@ -163,16 +162,16 @@ func savedCopy(path string) string {
 }
 
 // saveJournal does nothing where the file says so already.
-func (h *Host) saveJournal(j *journal) error {
+func (n *nodeFiles) saveJournal(j *journal) error {
 	data, err := json.MarshalIndent(j, "", "  ")
 	if err != nil {
 		return fmt.Errorf("encode the journal: %w", err)
 	}
 	data = append(data, '\n')
-	if old, err := h.fs.ReadFile(h.paths.Journal); err == nil && bytes.Equal(old, data) {
+	if old, err := n.fs.ReadFile(n.paths.Journal); err == nil && bytes.Equal(old, data) {
 		return nil
 	}
-	if err := h.put(h.paths.Journal, data, h.own(0o600)); err != nil {
+	if err := n.put(n.paths.Journal, data, own(0o600)); err != nil {
 		return fmt.Errorf("write the journal: %w", err)
 	}
 	return nil

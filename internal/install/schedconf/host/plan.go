@@ -18,29 +18,29 @@ import (
 // as unified diffs without keys, and schedconf's notes. Nothing is written, and
 // no lock is taken. The diff is "" when there is nothing to do.
 func (h *Host) Plan(e schedconf.Extender, uninstall bool) (diff string, notes []string, err error) {
-	m, err := h.readManifest()
+	m, err := h.files.readManifest()
 	if err != nil {
 		return "", nil, err
 	}
 	var change schedconf.Change
-	j, err := h.loadJournal()
+	j, err := h.files.loadJournal()
 	if err != nil {
 		return "", nil, err
 	}
 	if uninstall {
-		_, original, err := h.readBackup(j)
+		_, original, err := h.files.readBackup(j)
 		if err != nil {
 			return "", nil, err
 		}
 		var remove []string
-		if change, remove, err = schedconf.Unwire(h.input(m.content), original); err != nil {
+		if change, remove, err = schedconf.Unwire(h.files.input(m.content), original); err != nil {
 			return "", nil, err
 		}
 		for _, path := range remove {
 			notes = append(notes, path+" is removed.")
 		}
 	} else {
-		if change, err = schedconf.Wire(h.input(m.content), e); err != nil {
+		if change, err = schedconf.Wire(h.files.input(m.content), e); err != nil {
 			return "", nil, err
 		}
 		refused, err := h.wouldRefuse(j, m, change)
@@ -52,8 +52,8 @@ func (h *Host) Plan(e schedconf.Extender, uninstall bool) (diff string, notes []
 		}
 	}
 	var b strings.Builder
-	for _, file := range append(change.Files, schedconf.File{Path: h.paths.Manifest, Content: change.Manifest}) {
-		old, err := h.fs.ReadFile(file.Path)
+	for _, file := range append(change.Files, schedconf.File{Path: h.files.paths.Manifest, Content: change.Manifest}) {
+		old, err := h.files.fs.ReadFile(file.Path)
 		from := file.Path
 		if errors.Is(err, fs.ErrNotExist) {
 			from, err = "/dev/null", nil
@@ -77,16 +77,16 @@ func (h *Host) wouldRefuse(j *journal, m manifest, change schedconf.Change) (ref
 	if bytes.Equal(change.Manifest, m.content) && len(change.Files) == 0 {
 		return nil, nil
 	}
-	now, err := schedconf.Inspect(h.input(m.content))
+	now, err := schedconf.Inspect(h.files.input(m.content))
 	if err != nil {
 		return nil, err
 	}
 	if now.Wired {
-		if err := h.adopt(j); err != nil {
+		if err := h.files.adopt(j); err != nil {
 			return nil, err
 		}
 	}
-	_, refused = h.obstacle(j, m, change, now)
+	_, refused = h.files.obstacle(j, m, change, now)
 	return refused, nil
 }
 

@@ -23,22 +23,22 @@ type Status struct {
 
 // Status reads how the node is.
 func (h *Host) Status() (Status, error) {
-	s := Status{Manifest: h.paths.Manifest}
-	m, err := h.readManifest()
+	s := Status{Manifest: h.files.paths.Manifest}
+	m, err := h.files.readManifest()
 	if err != nil {
 		return s, err
 	}
-	if s.State, err = schedconf.Inspect(h.input(m.content)); err != nil {
+	if s.State, err = schedconf.Inspect(h.files.input(m.content)); err != nil {
 		return s, err
 	}
-	j, err := h.loadJournal()
+	j, err := h.files.loadJournal()
 	if err != nil {
 		return s, err
 	}
 	s.Pending, s.Failure = j.Pending != nil, j.Failure
-	switch _, err := h.fs.Stat(h.paths.Backup); {
+	switch _, err := h.files.fs.Stat(h.files.paths.Backup); {
 	case err == nil:
-		s.Backup = h.paths.Backup
+		s.Backup = h.files.paths.Backup
 	case !errors.Is(err, fs.ErrNotExist):
 		return s, fmt.Errorf("check for the backup: %w", err)
 	}
@@ -47,7 +47,7 @@ func (h *Host) Status() (Status, error) {
 
 // Want is what Await is asked for by Install where nothing is to change.
 func (h *Host) Want() (Want, error) {
-	m, err := h.readManifest()
+	m, err := h.files.readManifest()
 	if err != nil {
 		return Want{}, err
 	}

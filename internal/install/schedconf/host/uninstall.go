@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"slices"
 	"time"
 
@@ -42,7 +41,7 @@ func (h *Host) Uninstall(ctx context.Context, o UninstallOptions) (r Result, err
 			return r, err
 		}
 	}
-	j, err := h.loadJournal()
+	j, err := h.files.loadJournal()
 	if err != nil {
 		return r, err
 	}
@@ -52,7 +51,7 @@ func (h *Host) Uninstall(ctx context.Context, o UninstallOptions) (r Result, err
 		}
 	}
 	if errors.Is(err, errMoved) {
-		err = fmt.Errorf("%w, %d times in a row, while it was being replaced: %s", errMoved, rounds, h.paths.Manifest)
+		err = fmt.Errorf("%w, %d times in a row, while it was being replaced: %s", errMoved, rounds, h.files.paths.Manifest)
 	}
 	if err == nil && o.Stay != nil {
 		err = o.Stay(ctx, r)
@@ -63,37 +62,37 @@ func (h *Host) Uninstall(ctx context.Context, o UninstallOptions) (r Result, err
 // unwire does one round. It returns errMoved when somebody else wrote the
 // manifest meanwhile.
 func (h *Host) unwire(ctx context.Context, j *journal) (r Result, err error) {
-	m, missing := h.readManifest()
+	m, missing := h.files.readManifest()
 	if missing == nil {
 		// GCUShare's wiring has no such annotation; it is not ours to take out.
 		if want, err := WantOf(m.content); err == nil && want.Hash != "" {
-			if err := h.adopt(j); err != nil {
+			if err := h.files.adopt(j); err != nil {
 				return r, err
 			}
 		} else if err == nil && j.fresh {
-			return r, h.removeTemporary(j)
+			return r, h.files.removeTemporary(j)
 		}
 	}
-	backup, original, err := h.readBackup(j)
+	backup, original, err := h.files.readBackup(j)
 	if err != nil {
 		return r, err
 	}
 	if err = missing; errors.Is(err, ErrNoManifest) {
 		if original != nil {
-			return r, fmt.Errorf("%w. Its original is kept in %s: restore it, or remove it", err, h.paths.Backup)
+			return r, fmt.Errorf("%w. Its original is kept in %s: restore it, or remove it", err, h.files.paths.Backup)
 		}
-		return r, h.removeAll(j, false)
+		return r, h.files.removeAll(j, false)
 	}
 	if err != nil {
 		return r, err
 	}
-	if p := j.Pending; p != nil && h.belongsBefore(p, m) {
+	if p := j.Pending; p != nil && h.files.belongsBefore(p, m) {
 		// The files belong to the manifest again, before it is looked at.
-		if err := h.restoreFiles(p); err != nil {
+		if err := h.files.restoreFiles(p); err != nil {
 			return r, err
 		}
 	}
-	change, unused, err := schedconf.Unwire(h.input(m.content), original)
+	change, unused, err := schedconf.Unwire(h.files.input(m.content), original)
 	if err != nil {
 		return r, err
 	}
@@ -103,21 +102,21 @@ func (h *Host) unwire(ctx context.Context, j *journal) (r Result, err error) {
 		attributes = backup
 	}
 	for _, file := range change.Files {
-		if err := h.put(file.Path, file.Content, h.attributes(file)); err != nil {
+		if err := h.files.put(file.Path, file.Content, h.files.attributes(file)); err != nil {
 			return r, fmt.Errorf("write the scheduler's configuration: %w", err)
 		}
 	}
 	if r.Changed = !bytes.Equal(change.Manifest, m.content); r.Changed {
-		if err := h.swap(m, change.Manifest, attributes); err != nil {
+		if err := h.files.swap(m, change.Manifest, attributes); err != nil {
 			return r, err
 		}
 		klog.FromContext(ctx).Info("Installed the manifest of kube-scheduler without Divvy; waiting until it is healthy",
-			"manifest", h.paths.Manifest)
+			"manifest", h.files.paths.Manifest)
 	}
 	// A configuration that somebody edited stays in use.
 	rest := *j
 	rest.Files = slices.DeleteFunc(slices.Clone(j.Files), func(path string) bool { return !slices.Contains(unused, path) })
-	left, err := h.leftovers(&rest)
+	left, err := h.files.leftovers(&rest)
 	if err != nil {
 		return r, err
 	}
@@ -128,70 +127,5 @@ func (h *Host) unwire(ctx context.Context, j *journal) (r Result, err error) {
 	if err := h.await(ctx, change.Manifest); err != nil {
 		return r, fmt.Errorf("kube-scheduler has its manifest without Divvy; Divvy's files are kept until it is healthy: %w", err)
 	}
-	return r, h.removeAll(&rest, original != nil)
-}
-
-// readBackup returns the original and its attributes; nil when there is none that
-// this package made.
-func (h *Host) readBackup(j *journal) (Attributes, []byte, error) {
-	data, err := h.fs.ReadFile(h.paths.Backup)
-	if errors.Is(err, fs.ErrNotExist) {
-		return Attributes{}, nil, nil
-	}
-	if err != nil {
-		return Attributes{}, nil, fmt.Errorf("read the backup: %w", err)
-	}
-	if len(bytes.TrimSpace(data)) == 0 || !j.ours(data) {
-		klog.Background().Info("The backup was not created by Divvy, or was edited since; it is neither used nor removed",
-			"file", h.paths.Backup)
-		return Attributes{}, nil, nil
-	}
-	a, err := h.fs.Stat(h.paths.Backup)
-	if err != nil {
-		return Attributes{}, nil, fmt.Errorf("read the backup: %w", err)
-	}
-	return a, data, nil
-}
-
-// leftovers are the files of this package that are there.
-func (h *Host) leftovers(j *journal) ([]string, error) {
-	var found []string
-	for _, path := range append(append(slices.Clone(j.Files), h.paths.Journal), h.temporaryFiles(j)...) {
-		_, err := h.fs.ReadFile(path)
-		switch {
-		case err == nil:
-			found = append(found, path)
-		case !errors.Is(err, fs.ErrNotExist):
-			return nil, err
-		}
-	}
-	return found, nil
-}
-
-// removeAll removes every file of this package, the journal last: as long as it
-// is there, it says which are ours.
-func (h *Host) removeAll(j *journal, backup bool) error {
-	files := append(slices.Clone(j.Files), h.temporaryFiles(j)...)
-	if backup {
-		files = append(files, h.paths.Backup)
-	}
-	for _, paths := range [][]string{files, {h.paths.Journal}} {
-		removed := false
-		for _, path := range paths {
-			if _, err := h.fs.Stat(path); errors.Is(err, fs.ErrNotExist) {
-				continue
-			}
-			removed = true
-			if err := h.fs.Remove(path); err != nil {
-				return fmt.Errorf("remove files that are no longer needed: %w", explain(err))
-			}
-		}
-		if removed {
-			if err := h.fs.Sync(h.paths.Dir); err != nil {
-				return err
-			}
-		}
-	}
-	*j = journal{Version: journalVersion}
-	return nil
+	return r, h.files.removeAll(&rest, original != nil)
 }

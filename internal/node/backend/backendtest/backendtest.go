@@ -58,38 +58,45 @@ type Harness struct {
 // Run tests the vendor's backend.
 func Run(t *testing.T, h Harness) {
 	t.Helper()
-	t.Run("describes devices", h.testDescribes)
-	t.Run("order and ids are stable", h.testStable)
-	t.Run("health changes and recovers", h.testHealth)
-	t.Run("causes are ignored and heeded", h.testIgnore)
-	t.Run("a lost device leaves the others", h.testLost)
-	t.Run("a failing call concerns one device", h.testFailingCall)
-	t.Run("a swapped device is seen", h.testSwapped)
-	t.Run("devices come and go", h.testHotPlug)
-	t.Run("driver absent, then there", h.testDriverLate)
-	t.Run("driver goes and comes back", h.testDriverReload)
-	t.Run("broken driver", h.testDriverBroken)
-	t.Run("duplicate uuids are named", h.testDuplicates)
-	t.Run("impossible devices are named", h.testImpossible)
-	t.Run("boards", h.testBoards)
-	t.Run("links", h.testLinks)
-	t.Run("a slow library is waited for", h.testSlow)
-	t.Run("a hung library keeps nobody", h.testHung)
-	t.Run("a card that hangs is a fault of its own", h.testHungCard)
-	t.Run("a card that hangs with the library's lock", h.testHungLock)
-	t.Run("watched while a card hangs", h.testWatchHungCard)
-	t.Run("a canceled context ends a discovery", h.testCanceled)
-	t.Run("edits name the devices", h.testEdits)
-	t.Run("edits follow the options", h.testEditsOptions)
-	t.Run("edits refuse what was never found", h.testEditsRefuse)
-	t.Run("edits need no library", h.testEditsWhileHung)
-	t.Run("labels describe the node", h.testLabels)
-	t.Run("close is final", h.testClose)
-	t.Run("close while in use", h.testCloseInUse)
-	t.Run("safe for concurrent use", h.testConcurrent)
-	t.Run("a change wakes whoever waits for one", h.testNotifier)
-	t.Run("watched from absence to recovery", h.testWatch)
-	t.Run("watched until trusted again", h.testRecovery)
+	for _, one := range []struct {
+		name string
+		test func(*testing.T, Harness)
+	}{
+		{"describes devices", testDescribes},
+		{"order and ids are stable", testStable},
+		{"health changes and recovers", testHealth},
+		{"causes are ignored and heeded", testIgnore},
+		{"a lost device leaves the others", testLost},
+		{"a failing call concerns one device", testFailingCall},
+		{"a swapped device is seen", testSwapped},
+		{"devices come and go", testHotPlug},
+		{"driver absent, then there", testDriverLate},
+		{"driver goes and comes back", testDriverReload},
+		{"broken driver", testDriverBroken},
+		{"duplicate uuids are named", testDuplicates},
+		{"impossible devices are named", testImpossible},
+		{"boards", testBoards},
+		{"links", testLinks},
+		{"a slow library is waited for", testSlow},
+		{"a hung library keeps nobody", testHung},
+		{"a card that hangs is a fault of its own", testHungCard},
+		{"a card that hangs with the library's lock", testHungLock},
+		{"watched while a card hangs", testWatchHungCard},
+		{"a canceled context ends a discovery", testCanceled},
+		{"edits name the devices", testEdits},
+		{"edits follow the options", testEditsOptions},
+		{"edits refuse what was never found", testEditsRefuse},
+		{"edits need no library", testEditsWhileHung},
+		{"labels describe the node", testLabels},
+		{"close is final", testClose},
+		{"close while in use", testCloseInUse},
+		{"safe for concurrent use", testConcurrent},
+		{"a change wakes whoever waits for one", testNotifier},
+		{"watched from absence to recovery", testWatch},
+		{"watched until trusted again", testRecovery},
+	} {
+		t.Run(one.name, func(t *testing.T) { one.test(t, h) })
+	}
 }
 
 // patience is how long the suite waits for what must happen, generous so that
@@ -232,7 +239,7 @@ func wantFault(t *testing.T, found backend.Found, index int, id accel.DeviceID, 
 	}
 }
 
-func (h Harness) testDescribes(t *testing.T) {
+func testDescribes(t *testing.T, h Harness) {
 	topology := h.topology(3)
 	topology.Cards[1].MemoryMiB = 49152
 	topology.Cards[1].NUMA = 1
@@ -270,7 +277,7 @@ func (h Harness) testDescribes(t *testing.T) {
 	}
 }
 
-func (h Harness) testStable(t *testing.T) {
+func testStable(t *testing.T, h Harness) {
 	topology := h.topology(8)
 	slices.Reverse(topology.Cards) // ids are not in the order of the cards
 	n := open(t, h, topology)
@@ -286,7 +293,7 @@ func (h Harness) testStable(t *testing.T) {
 	}
 }
 
-func (h Harness) testHealth(t *testing.T) {
+func testHealth(t *testing.T, h Harness) {
 	n := open(t, h, h.topology(2))
 	before := n.found()
 	for range 2 {
@@ -311,7 +318,7 @@ func (h Harness) sickCause(t *testing.T) string {
 	return n.found().Devices[0].Health.Cause
 }
 
-func (h Harness) testIgnore(t *testing.T) {
+func testIgnore(t *testing.T, h Harness) {
 	cause := h.sickCause(t)
 	for name, tt := range map[string]struct {
 		options backend.Options
@@ -334,7 +341,7 @@ func (h Harness) testIgnore(t *testing.T) {
 	}
 }
 
-func (h Harness) testLost(t *testing.T) {
+func testLost(t *testing.T, h Harness) {
 	topology := h.topology(3)
 	n := open(t, h, topology)
 	before := n.found()
@@ -370,7 +377,7 @@ func (h Harness) testLost(t *testing.T) {
 	wantFault(t, found, 0, "")
 }
 
-func (h Harness) testFailingCall(t *testing.T) {
+func testFailingCall(t *testing.T, h Harness) {
 	topology := h.topology(3)
 	n := open(t, h, topology)
 	before := n.found()
@@ -388,7 +395,7 @@ func (h Harness) testFailingCall(t *testing.T) {
 
 // testSwapped puts another card into the place of one: as many cards as before,
 // with another uuid.
-func (h Harness) testSwapped(t *testing.T) {
+func testSwapped(t *testing.T, h Harness) {
 	cards := h.topology(4).Cards
 	topology := machine(cards[:3])
 	n := open(t, h, topology)
@@ -412,7 +419,7 @@ func (h Harness) testSwapped(t *testing.T) {
 	}
 }
 
-func (h Harness) testHotPlug(t *testing.T) {
+func testHotPlug(t *testing.T, h Harness) {
 	topology := h.topology(3)
 	three := topology.Cards
 	topology.Cards = three[:1]
@@ -423,7 +430,7 @@ func (h Harness) testHotPlug(t *testing.T) {
 	}
 }
 
-func (h Harness) testDriverLate(t *testing.T) {
+func testDriverLate(t *testing.T, h Harness) {
 	topology := h.topology(1)
 	topology.Driver.State = vendorsim.DriverAbsent
 	n := open(t, h, topology)
@@ -435,7 +442,7 @@ func (h Harness) testDriverLate(t *testing.T) {
 	wantIDs(t, h, n.found(), topology.Cards...)
 }
 
-func (h Harness) testDriverReload(t *testing.T) {
+func testDriverReload(t *testing.T, h Harness) {
 	topology := h.topology(2)
 	n := open(t, h, topology)
 	for range 3 {
@@ -447,7 +454,7 @@ func (h Harness) testDriverReload(t *testing.T) {
 	wantIDs(t, h, n.found(), topology.Cards...)
 }
 
-func (h Harness) testDriverBroken(t *testing.T) {
+func testDriverBroken(t *testing.T, h Harness) {
 	topology := h.topology(1)
 	topology.Driver.State = vendorsim.DriverBroken
 	n := open(t, h, topology)
@@ -456,7 +463,7 @@ func (h Harness) testDriverBroken(t *testing.T) {
 	wantIDs(t, h, n.found(), topology.Cards...)
 }
 
-func (h Harness) testDuplicates(t *testing.T) {
+func testDuplicates(t *testing.T, h Harness) {
 	topology := h.topology(4)
 	topology.Cards[3].UUID = topology.Cards[1].UUID
 	n := open(t, h, topology)
@@ -480,7 +487,7 @@ func (h Harness) testDuplicates(t *testing.T) {
 	}
 }
 
-func (h Harness) testImpossible(t *testing.T) {
+func testImpossible(t *testing.T, h Harness) {
 	for name, spoil := range map[string]func(*vendorsim.Card){
 		"empty uuid":       func(c *vendorsim.Card) { c.UUID = "" },
 		"garbage for uuid": func(c *vendorsim.Card) { c.UUID = "two words/and\x1b[31m" },
@@ -501,7 +508,7 @@ func (h Harness) testImpossible(t *testing.T) {
 	}
 }
 
-func (h Harness) testBoards(t *testing.T) {
+func testBoards(t *testing.T, h Harness) {
 	if h.Boards == nil {
 		for _, d := range open(t, h, h.topology(2)).found().Devices {
 			if d.Board != "" || d.Chip != 0 {
@@ -544,7 +551,7 @@ func (h Harness) testBoards(t *testing.T) {
 	}
 }
 
-func (h Harness) testLinks(t *testing.T) {
+func testLinks(t *testing.T, h Harness) {
 	if h.LinkCall == "" {
 		if found := open(t, h, h.topology(2)).found(); len(found.Links) != 0 {
 			t.Errorf("links are %v, the library tells of none", found.Links)
@@ -613,7 +620,7 @@ func (h Harness) testLinks(t *testing.T) {
 	check(n.found())
 }
 
-func (h Harness) testSlow(t *testing.T) {
+func testSlow(t *testing.T, h Harness) {
 	topology := h.topology(1)
 	topology.Library.Delay = 50 * time.Millisecond
 	n := open(t, h, topology)
@@ -657,7 +664,7 @@ func (n *node) revive() backend.Found {
 	}
 }
 
-func (h Harness) testHung(t *testing.T) {
+func testHung(t *testing.T, h Harness) {
 	const limit = 200 * time.Millisecond
 	topology := h.topology(2)
 	n := openWith(t, h, topology, backend.Options{CallTimeout: limit})
@@ -695,7 +702,7 @@ func (h Harness) hangs(card int) map[string]func(*vendorsim.Topology) {
 
 // testHungCard hangs one card: the others are described, their health is asked,
 // and discoveries do not wait for the card again.
-func (h Harness) testHungCard(t *testing.T) {
+func testHungCard(t *testing.T, h Harness) {
 	const limit = 200 * time.Millisecond
 	for name, hang := range h.hangs(1) {
 		t.Run(name, func(t *testing.T) {
@@ -725,7 +732,7 @@ func (h Harness) testHungCard(t *testing.T) {
 
 // testHungLock hangs one card in a library that answers nothing else meanwhile. The
 // card is a fault; nothing is said against the others.
-func (h Harness) testHungLock(t *testing.T) {
+func testHungLock(t *testing.T, h Harness) {
 	topology := h.topology(4)
 	n := openWith(t, h, topology, backend.Options{CallTimeout: 200 * time.Millisecond})
 	before := n.revive()
@@ -753,7 +760,7 @@ func (h Harness) testHungLock(t *testing.T) {
 
 // testWatchHungCard watches while one card hangs: alone, with the library's lock,
 // and again soon after it was trusted.
-func (h Harness) testWatchHungCard(t *testing.T) {
+func testWatchHungCard(t *testing.T, h Harness) {
 	const limit, dwell = time.Second, 500 * time.Millisecond // a busy machine must not look like a card that hangs
 	topology := h.topology(3)
 	n := openWith(t, h, topology, backend.Options{CallTimeout: limit})
@@ -815,7 +822,7 @@ func (h Harness) testWatchHungCard(t *testing.T) {
 	}
 }
 
-func (h Harness) testCanceled(t *testing.T) {
+func testCanceled(t *testing.T, h Harness) {
 	n := open(t, h, h.topology(1))
 	before := n.found()
 	n.hang()
@@ -836,7 +843,7 @@ func (h Harness) testCanceled(t *testing.T) {
 	}
 }
 
-func (h Harness) testEdits(t *testing.T) {
+func testEdits(t *testing.T, h Harness) {
 	n := open(t, h, h.topology(3))
 	all := ids(n.found())
 
@@ -896,7 +903,7 @@ func (h Harness) testEdits(t *testing.T) {
 	}
 }
 
-func (h Harness) testEditsOptions(t *testing.T) {
+func testEditsOptions(t *testing.T, h Harness) {
 	n := openWith(t, h, h.topology(2), backend.Options{
 		HostDriverRoot: "/run/driver", IndexInEnv: true, CDIKind: "example.com/device",
 	})
@@ -925,7 +932,7 @@ func (h Harness) testEditsOptions(t *testing.T) {
 	}
 }
 
-func (h Harness) testEditsRefuse(t *testing.T) {
+func testEditsRefuse(t *testing.T, h Harness) {
 	n := open(t, h, h.topology(1))
 	good := h.ID(n.topology.Cards[0].UUID)
 	if _, err := n.Edits(good); err == nil {
@@ -946,7 +953,7 @@ func (h Harness) testEditsRefuse(t *testing.T) {
 	}
 }
 
-func (h Harness) testEditsWhileHung(t *testing.T) {
+func testEditsWhileHung(t *testing.T, h Harness) {
 	n := openWith(t, h, h.topology(1), backend.Options{CallTimeout: 200 * time.Millisecond})
 	id := ids(n.revive())[0]
 	want, err := n.Edits(id)
@@ -977,7 +984,7 @@ var (
 	labelValue = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$`)
 )
 
-func (h Harness) testLabels(t *testing.T) {
+func testLabels(t *testing.T, h Harness) {
 	topology := h.topology(3)
 	topology.Cards[1].Model = "Another (model) with a name of its own, and a long one at that"
 	topology.Cards[2].Unhealthy = true
@@ -1035,7 +1042,7 @@ func (h Harness) testLabels(t *testing.T) {
 	}
 }
 
-func (h Harness) testClose(t *testing.T) {
+func testClose(t *testing.T, h Harness) {
 	n := open(t, h, h.topology(1))
 	id := ids(n.found())[0]
 	for range 3 {
@@ -1059,7 +1066,7 @@ func (h Harness) testClose(t *testing.T) {
 	}
 }
 
-func (h Harness) testCloseInUse(t *testing.T) {
+func testCloseInUse(t *testing.T, h Harness) {
 	for range 10 {
 		n := open(t, h, h.topology(4))
 		var users sync.WaitGroup
@@ -1085,7 +1092,7 @@ func (h Harness) testCloseInUse(t *testing.T) {
 	}
 }
 
-func (h Harness) testConcurrent(t *testing.T) {
+func testConcurrent(t *testing.T, h Harness) {
 	topology := h.topology(4)
 	n := open(t, h, topology)
 	want := ids(n.found())
@@ -1135,7 +1142,7 @@ func (h Harness) testConcurrent(t *testing.T) {
 	users.Wait()
 }
 
-func (h Harness) testNotifier(t *testing.T) {
+func testNotifier(t *testing.T, h Harness) {
 	n := open(t, h, h.topology(2))
 	notifier, ok := n.Backend.(backend.Notifier)
 	if !ok {
@@ -1169,7 +1176,7 @@ func (h Harness) testNotifier(t *testing.T) {
 	}
 }
 
-func (h Harness) testWatch(t *testing.T) {
+func testWatch(t *testing.T, h Harness) {
 	topology := h.topology(2)
 	topology.Driver.State = vendorsim.DriverAbsent
 	n := open(t, h, topology)
@@ -1226,7 +1233,7 @@ func (h Harness) testWatch(t *testing.T) {
 }
 
 // testRecovery watches a device that is ill for a moment.
-func (h Harness) testRecovery(t *testing.T) {
+func testRecovery(t *testing.T, h Harness) {
 	const dwell = 500 * time.Millisecond
 	type report struct {
 		driver string

@@ -19,6 +19,10 @@ type seat struct {
 	chip  int    // the position
 }
 
+// seats have the board of each chip that was ever known. Chips are soldered on, so it is true
+// for good.
+type seats map[accel.DeviceID]seat
+
 // member is a chip that the library gives a position on a board.
 type member struct {
 	*chip
@@ -36,7 +40,7 @@ type member struct {
 func (b *Backend) assignBoards(ctx context.Context, lib *library, chips, failed []*chip) error {
 	var firsts, others []member
 	for _, c := range slices.Concat(chips, failed) {
-		position, err := queryChip(ctx, b, lib, "ixmlDeviceGetBoardPosition", c.handle, lib.position)
+		position, err := queryChip(ctx, b, lib, "ixmlDeviceGetBoardPosition", c.handle, lib.board.position)
 		switch {
 		case libloader.IsFatal(err):
 			return err
@@ -47,7 +51,7 @@ func (b *Backend) assignBoards(ctx context.Context, lib *library, chips, failed 
 			continue
 		}
 		m := member{chip: c, position: int(position)}
-		m.id, err = queryChip(ctx, b, lib, "nvmlDeviceGetBoardId", c.handle, lib.boardID)
+		m.id, err = queryChip(ctx, b, lib, "nvmlDeviceGetBoardId", c.handle, lib.board.id)
 		if libloader.IsFatal(err) {
 			return err
 		}
@@ -74,15 +78,15 @@ func (b *Backend) assignBoards(ctx context.Context, lib *library, chips, failed 
 func (b *Backend) seatFirsts(ctx context.Context, lib *library, firsts []member) error {
 	for _, m := range firsts {
 		if b.seats[m.ID].board != "" {
-			b.sit(m, string(m.ID))
+			b.seats.sit(m, string(m.ID))
 			continue
 		}
-		multi, err := queryChip(ctx, b, lib, "nvmlDeviceGetMultiGpuBoard", m.handle, lib.multiBoard)
+		multi, err := queryChip(ctx, b, lib, "nvmlDeviceGetMultiGpuBoard", m.handle, lib.board.multi)
 		if libloader.IsFatal(err) {
 			return err
 		}
 		if err == nil && multi != 0 {
-			b.sit(m, string(m.ID))
+			b.seats.sit(m, string(m.ID))
 		}
 	}
 	return nil
@@ -97,8 +101,8 @@ func (b *Backend) seatOthers(ctx context.Context, lib *library, firsts, others [
 		case err != nil:
 			return nil, err
 		case first != nil:
-			b.sit(*first, string(first.ID))
-			b.sit(m, string(first.ID))
+			b.seats.sit(*first, string(first.ID))
+			b.seats.sit(m, string(first.ID))
 		case failure != nil:
 			b.keepSeat(ctx, m.chip, failure)
 		case b.seats[m.ID].board != "":
@@ -119,7 +123,7 @@ func (b *Backend) firstOf(ctx context.Context, lib *library, firsts []member, m 
 	var failures []error
 	var alike []*member // that the library fails to tell of, with the same number of their board
 	for i := range firsts {
-		same, err := eitherWay(ctx, b, lib, "nvmlDeviceOnSameBoard", m.handle, firsts[i].handle, lib.sameBoard)
+		same, err := eitherWay(ctx, b, lib, "nvmlDeviceOnSameBoard", m.handle, firsts[i].handle, lib.board.same)
 		switch {
 		case libloader.IsFatal(err):
 			return nil, nil, err
@@ -151,7 +155,7 @@ func (b *Backend) seatOrphans(ctx context.Context, lib *library, orphans []membe
 		}
 		m.Board, m.Chip = string(m.ID), m.position
 		for _, lower := range orphans[:i] {
-			same, err := eitherWay(ctx, b, lib, "nvmlDeviceOnSameBoard", m.handle, lower.handle, lib.sameBoard)
+			same, err := eitherWay(ctx, b, lib, "nvmlDeviceOnSameBoard", m.handle, lower.handle, lib.board.same)
 			if libloader.IsFatal(err) {
 				return err
 			}
@@ -169,9 +173,9 @@ func (b *Backend) seatOrphans(ctx context.Context, lib *library, orphans []membe
 }
 
 // sit puts a chip on a board for good.
-func (b *Backend) sit(m member, board string) {
+func (s seats) sit(m member, board string) {
 	m.Board, m.Chip = board, m.position
-	b.seats[m.ID] = seat{board, m.position}
+	s[m.ID] = seat{board, m.position}
 }
 
 // keepBoards leaves chips where they were found last, without asking the library.
@@ -198,6 +202,6 @@ func (b *Backend) keepSeat(ctx context.Context, c *chip, err error) {
 		return
 	}
 	if !c.Health.Unhealthy {
-		c.Health = b.unreachable(fmt.Errorf("get its board: %w", err))
+		c.Health = unreachable(b.options, fmt.Errorf("get its board: %w", err))
 	}
 }

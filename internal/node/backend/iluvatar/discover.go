@@ -100,7 +100,7 @@ func (b *Backend) describe(ctx context.Context, lib *library, index int) (*chip,
 	if c.handle, err = b.handle(ctx, b.loader.Calls, lib, index); err != nil {
 		return c, err
 	}
-	uuid, err := queryText(ctx, b, lib, "nvmlDeviceGetUUID", c.handle, uuidSize, lib.uuid)
+	uuid, err := queryText(ctx, b, lib, "nvmlDeviceGetUUID", c.handle, uuidSize, lib.chip.uuid)
 	if err != nil {
 		return c, err
 	}
@@ -108,13 +108,13 @@ func (b *Backend) describe(ctx context.Context, lib *library, index int) (*chip,
 		return c, fmt.Errorf("chip %d: %w", index, err)
 	}
 	c.ID = accel.DeviceID(uuid)
-	c.Model, err = queryText(ctx, b, lib, "nvmlDeviceGetName", c.handle, nameSize, lib.name)
+	c.Model, err = queryText(ctx, b, lib, "nvmlDeviceGetName", c.handle, nameSize, lib.chip.name)
 	if libloader.IsFatal(err) {
 		return c, err
 	}
 	// Without its number no container could get the chip, and a made-up one
 	// might be another's.
-	minor, err := queryChip(ctx, b, lib, "nvmlDeviceGetMinorNumber", c.handle, lib.minor)
+	minor, err := queryChip(ctx, b, lib, "nvmlDeviceGetMinorNumber", c.handle, lib.chip.minor)
 	if err != nil {
 		return c, err
 	}
@@ -125,7 +125,7 @@ func (b *Backend) describe(ctx context.Context, lib *library, index int) (*chip,
 		return c, err
 	}
 
-	pci, err := queryChip(ctx, b, lib, "nvmlDeviceGetPciInfo_v3", c.handle, lib.pci)
+	pci, err := queryChip(ctx, b, lib, "nvmlDeviceGetPciInfo_v3", c.handle, lib.chip.pci)
 	switch {
 	case libloader.IsFatal(err):
 		return c, err
@@ -143,20 +143,20 @@ func (b *Backend) describe(ctx context.Context, lib *library, index int) (*chip,
 func (b *Backend) handle(ctx context.Context, on *callqueue.Queue, lib *library, index int) (handle, error) {
 	return queryChipOn(ctx, b, on, lib, "nvmlDeviceGetHandleByIndex_v2", handle{index: index}, func(_ uintptr, out *handle) int32 {
 		out.index = index
-		return lib.at(uint32(index), &out.value) //nolint:gosec // below the count of chips
+		return lib.chip.at(uint32(index), &out.value) //nolint:gosec // below the count of chips
 	})
 }
 
 // memory asks for a chip's memory in bytes. Releases differ in which of two
 // functions works.
 func (b *Backend) memory(ctx context.Context, lib *library, c handle) (int64, error) {
-	info, err := queryChip(ctx, b, lib, "nvmlDeviceGetMemoryInfo", c, lib.memory)
+	info, err := queryChip(ctx, b, lib, "nvmlDeviceGetMemoryInfo", c, lib.chip.memory)
 	total := info.Total
-	if unsupported(err) && lib.memoryV2 != nil {
+	if unsupported(err) && lib.chip.memoryV2 != nil {
 		var v2 memoryInfoV2
 		v2, err = queryChip(ctx, b, lib, "nvmlDeviceGetMemoryInfo_v2", c, func(at uintptr, out *memoryInfoV2) int32 {
 			out.Version = memoryVersion2
-			return lib.memoryV2(at, out)
+			return lib.chip.memoryV2(at, out)
 		})
 		total = v2.Total
 	}

@@ -24,7 +24,7 @@ const (
 // the chips are, the library tells whoever asks.
 func (b *Backend) AwaitChange(ctx context.Context) error {
 	return b.loader.AwaitEvent(ctx, func(lib *library, wait time.Duration) (heard bool, err error) {
-		if lib.newSet == nil || lib.listen == nil || lib.wait == nil {
+		if lib.events.newSet == nil || lib.events.listen == nil || lib.events.wait == nil {
 			return false, fmt.Errorf("%s does not report events", lib.Path)
 		}
 		if last := b.table.Last(); b.heard.Load() != last.Round {
@@ -33,7 +33,7 @@ func (b *Backend) AwaitChange(ctx context.Context) error {
 			}
 		}
 		e, err := queryOn(ctx, b, b.loader.Events, lib, callqueue.Library, "nvmlEventSetWait_v2", true, func(e *event) int32 {
-			return lib.wait(b.set, e, uint32(wait.Milliseconds())) //nolint:gosec // less than a second
+			return lib.events.wait(b.set, e, uint32(wait.Milliseconds())) //nolint:gosec // less than a second
 		})
 		switch {
 		case err == nil:
@@ -54,7 +54,7 @@ func (b *Backend) AwaitChange(ctx context.Context) error {
 func (b *Backend) hear(ctx context.Context, lib *library, last devicelist.Last) error {
 	_, err := queryOn(ctx, b, b.loader.Events, lib, callqueue.Library, "nvmlEventSetCreate", true, func(*struct{}) int32 {
 		b.forgetSet(lib)
-		return lib.newSet(&b.set)
+		return lib.events.newSet(&b.set)
 	})
 	if err != nil {
 		return err
@@ -79,8 +79,8 @@ func (b *Backend) hear(ctx context.Context, lib *library, last devicelist.Last) 
 // forgetSet lets go of the set of events. The queue of events is the caller's. A set
 // is not freed under a call that hangs and may use it.
 func (b *Backend) forgetSet(lib *library) {
-	if b.set != 0 && lib.freeSet != nil && b.loader.Events.AnyHung() == nil {
-		lib.freeSet(b.set) // a set that cannot be freed is of no further use either
+	if b.set != 0 && lib.events.freeSet != nil && b.loader.Events.AnyHung() == nil {
+		lib.events.freeSet(b.set) // a set that cannot be freed is of no further use either
 	}
 	b.set = 0
 	b.heard.Store(0)
@@ -93,7 +93,7 @@ func (b *Backend) hearChip(ctx context.Context, lib *library, index int) error {
 		return err
 	}
 	var wanted uint64 = eventXIDCritical | eventDoubleBitECC
-	types, err := queryChipOn(ctx, b, b.loader.Events, lib, "nvmlDeviceGetSupportedEventTypes", c, lib.eventTypes)
+	types, err := queryChipOn(ctx, b, b.loader.Events, lib, "nvmlDeviceGetSupportedEventTypes", c, lib.events.types)
 	switch {
 	case libloader.IsFatal(err):
 		return err
@@ -104,7 +104,7 @@ func (b *Backend) hearChip(ctx context.Context, lib *library, index int) error {
 		return fmt.Errorf("chip %d reports no relevant events", index)
 	}
 	_, err = queryChipOn(ctx, b, b.loader.Events, lib, "nvmlDeviceRegisterEvents", c, func(at uintptr, _ *struct{}) int32 {
-		return lib.listen(at, wanted, b.set)
+		return lib.events.listen(at, wanted, b.set)
 	})
 	return err
 }

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/divvy-gpu/divvy/internal/core/accel"
+	"github.com/divvy-gpu/divvy/internal/node/backend"
 	"github.com/divvy-gpu/divvy/internal/node/backend/libloader"
 )
 
@@ -55,14 +56,14 @@ func causesOf(mask uint64) []string {
 // new pods; without a function to ask, all chips are well. Causes that the
 // configuration ignores do not count. Its error is one that loader.IsFatal.
 func (b *Backend) health(ctx context.Context, lib *library, c handle) (accel.Health, error) {
-	mask, err := queryChip(ctx, b, lib, "ixmlDeviceGetHealth", c, lib.health)
+	mask, err := queryChip(ctx, b, lib, "ixmlDeviceGetHealth", c, lib.chip.health)
 	switch {
 	case libloader.IsFatal(err):
 		return accel.Health{}, err
 	case unsupported(err):
 		return accel.Health{}, nil
 	case err != nil:
-		return b.unreachable(err), nil
+		return unreachable(b.options, err), nil
 	}
 	var counting []string
 	for _, cause := range causesOf(mask) {
@@ -81,12 +82,12 @@ func (b *Backend) health(ctx context.Context, lib *library, c handle) (accel.Hea
 }
 
 // unreachable is the health of a chip about which a call failed.
-func (b *Backend) unreachable(err error) accel.Health {
+func unreachable(o backend.Options, err error) accel.Health {
 	cause := accel.CauseUnreachable
 	if libloader.HasCode(err, codeLost) {
 		cause = accel.CauseLost
 	}
-	if !b.options.Counts(cause) {
+	if !o.Counts(cause) {
 		return accel.Health{}
 	}
 	return accel.Health{Unhealthy: true, Cause: cause, Reason: oneLine(err)}

@@ -18,7 +18,6 @@ import (
 	"fmt"
 	"sync/atomic"
 
-	"github.com/divvy-gpu/divvy/internal/core/accel"
 	"github.com/divvy-gpu/divvy/internal/node/backend"
 	"github.com/divvy-gpu/divvy/internal/node/backend/devicelist"
 	"github.com/divvy-gpu/divvy/internal/node/backend/libfile"
@@ -56,9 +55,7 @@ type Backend struct {
 
 	// What follows is for the discovery that runs.
 
-	// seats have the board of each chip that was ever known, by the chip's id.
-	// Chips are soldered on, so it is true for good.
-	seats map[accel.DeviceID]seat
+	seats seats
 	// near remembers the scores of links.
 	near links.Memo[links.Pair, int]
 }
@@ -80,7 +77,7 @@ func New(o backend.Options) (*Backend, error) {
 		options: o,
 		sysfs:   sysfs.Root(o.SysfsRoot),
 		table:   devicelist.New(kind, o),
-		seats:   map[accel.DeviceID]seat{},
+		seats:   seats{},
 	}
 	b.loader = libloader.New(o.CallTimeout, libloader.Steps[*library]{
 		Vendor:       Vendor,

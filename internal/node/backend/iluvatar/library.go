@@ -91,34 +91,45 @@ func cString(b []byte) string {
 type library struct {
 	libfile.Loaded
 
-	// The functions without which chips cannot be told, described or handed
-	// out.
-	init     func() int32
-	shutdown func() int32
-	count    func(*uint32) int32
-	at       func(index uint32, chip *uintptr) int32
-	uuid     func(chip uintptr, _ *text, size uint32) int32
-	minor    func(uintptr, *uint32) int32
-	// Either of the two is enough.
-	memory   func(uintptr, *memoryInfo) int32
-	memoryV2 func(uintptr, *memoryInfoV2) int32
-
-	// The functions that a release may lack; nil in these.
+	init, shutdown func() int32
+	count          func(*uint32) int32
+	// The functions that a release may lack are nil in these: all but those of bind's first
+	// list and either of memory and memoryV2.
 	driverVersion func(_ *text, size uint32) int32
 	cudaVersion   func(*int32) int32
-	name          func(chip uintptr, _ *text, size uint32) int32
-	pci           func(uintptr, *pciInfo) int32
-	health        func(uintptr, *uint64) int32
-	position      func(uintptr, *uint32) int32
-	boardID       func(uintptr, *uint32) int32
-	multiBoard    func(uintptr, *uint32) int32
-	sameBoard     func(a, b uintptr, same *int32) int32
-	ancestor      func(a, b uintptr, level *int32) int32
-	newSet        func(set *uintptr) int32
-	freeSet       func(set uintptr) int32
-	eventTypes    func(chip uintptr, types *uint64) int32
-	listen        func(chip uintptr, types uint64, set uintptr) int32
-	wait          func(set uintptr, _ *event, milliseconds uint32) int32
+	chip          chipFunctions
+	board         boardFunctions
+	events        eventFunctions
+}
+
+// chipFunctions describe a chip.
+type chipFunctions struct {
+	at       func(index uint32, chip *uintptr) int32
+	uuid     func(chip uintptr, _ *text, size uint32) int32
+	name     func(chip uintptr, _ *text, size uint32) int32
+	minor    func(uintptr, *uint32) int32
+	memory   func(uintptr, *memoryInfo) int32
+	memoryV2 func(uintptr, *memoryInfoV2) int32
+	pci      func(uintptr, *pciInfo) int32
+	health   func(uintptr, *uint64) int32
+}
+
+// boardFunctions say which chips are near each other.
+type boardFunctions struct {
+	position func(uintptr, *uint32) int32
+	id       func(uintptr, *uint32) int32
+	multi    func(uintptr, *uint32) int32
+	same     func(a, b uintptr, same *int32) int32
+	ancestor func(a, b uintptr, level *int32) int32
+}
+
+// eventFunctions wait for events of chips in a set.
+type eventFunctions struct {
+	newSet  func(set *uintptr) int32
+	freeSet func(set uintptr) int32
+	types   func(chip uintptr, types *uint64) int32
+	listen  func(chip uintptr, types uint64, set uintptr) int32
+	wait    func(set uintptr, _ *event, milliseconds uint32) int32
 }
 
 // load loads the file at path, or the library of that bare name.
@@ -152,12 +163,12 @@ func (l *library) bind() error {
 		{&l.init, "nvmlInit_v2"},
 		{&l.shutdown, "nvmlShutdown"},
 		{&l.count, "nvmlDeviceGetCount_v2"},
-		{&l.at, "nvmlDeviceGetHandleByIndex_v2"},
-		{&l.uuid, "nvmlDeviceGetUUID"},
-		{&l.minor, "nvmlDeviceGetMinorNumber"},
+		{&l.chip.at, "nvmlDeviceGetHandleByIndex_v2"},
+		{&l.chip.uuid, "nvmlDeviceGetUUID"},
+		{&l.chip.minor, "nvmlDeviceGetMinorNumber"},
 	})
-	noMemory := l.Bind(libfile.Symbols{{&l.memory, "nvmlDeviceGetMemoryInfo"}})
-	if l.Bind(libfile.Symbols{{&l.memoryV2, "nvmlDeviceGetMemoryInfo_v2"}}) != nil {
+	noMemory := l.Bind(libfile.Symbols{{&l.chip.memory, "nvmlDeviceGetMemoryInfo"}})
+	if l.Bind(libfile.Symbols{{&l.chip.memoryV2, "nvmlDeviceGetMemoryInfo_v2"}}) != nil {
 		missing = append(missing, noMemory...)
 	}
 	if len(missing) > 0 {
@@ -167,19 +178,19 @@ func (l *library) bind() error {
 		{&l.driverVersion, "nvmlSystemGetDriverVersion"},
 		{&l.cudaVersion, "nvmlSystemGetCudaDriverVersion"},
 		{&l.cudaVersion, "nvmlSystemGetCudaDriverVersion_v2"}, // the better one wins
-		{&l.name, "nvmlDeviceGetName"},
-		{&l.pci, "nvmlDeviceGetPciInfo_v3"},
-		{&l.health, "ixmlDeviceGetHealth"},
-		{&l.position, "ixmlDeviceGetBoardPosition"},
-		{&l.boardID, "nvmlDeviceGetBoardId"},
-		{&l.multiBoard, "nvmlDeviceGetMultiGpuBoard"},
-		{&l.sameBoard, "nvmlDeviceOnSameBoard"},
-		{&l.ancestor, "nvmlDeviceGetTopologyCommonAncestor"},
-		{&l.newSet, "nvmlEventSetCreate"},
-		{&l.freeSet, "nvmlEventSetFree"},
-		{&l.eventTypes, "nvmlDeviceGetSupportedEventTypes"},
-		{&l.listen, "nvmlDeviceRegisterEvents"},
-		{&l.wait, "nvmlEventSetWait_v2"},
+		{&l.chip.name, "nvmlDeviceGetName"},
+		{&l.chip.pci, "nvmlDeviceGetPciInfo_v3"},
+		{&l.chip.health, "ixmlDeviceGetHealth"},
+		{&l.board.position, "ixmlDeviceGetBoardPosition"},
+		{&l.board.id, "nvmlDeviceGetBoardId"},
+		{&l.board.multi, "nvmlDeviceGetMultiGpuBoard"},
+		{&l.board.same, "nvmlDeviceOnSameBoard"},
+		{&l.board.ancestor, "nvmlDeviceGetTopologyCommonAncestor"},
+		{&l.events.newSet, "nvmlEventSetCreate"},
+		{&l.events.freeSet, "nvmlEventSetFree"},
+		{&l.events.types, "nvmlDeviceGetSupportedEventTypes"},
+		{&l.events.listen, "nvmlDeviceRegisterEvents"},
+		{&l.events.wait, "nvmlEventSetWait_v2"},
 	})
 	return nil
 }

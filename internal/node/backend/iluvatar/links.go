@@ -38,7 +38,7 @@ func (b *Backend) score(ctx context.Context, lib *library, one, two *chip) (scor
 	if one.Board != "" && one.Board == two.Board {
 		return accel.LinkBoard, true, nil
 	}
-	level, err := eitherWay(ctx, b, lib, "nvmlDeviceGetTopologyCommonAncestor", one.handle, two.handle, lib.ancestor)
+	level, err := eitherWay(ctx, b, lib, "nvmlDeviceGetTopologyCommonAncestor", one.handle, two.handle, lib.board.ancestor)
 	switch {
 	case libloader.IsFatal(err):
 		return 0, false, err

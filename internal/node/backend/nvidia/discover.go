@@ -226,12 +226,12 @@ func chars[T ~int8 | ~uint8](field []T) []uint8 {
 
 // blame adds what events told of GPUs that cannot be described now: a GPU often has an
 // error and is lost at once, and the error is what says whether it may come back.
-func (b *Backend) blame(found *backend.Found, told faults) {
+func blame(o backend.Options, table *devicelist.Table, found *backend.Found, told faults) {
 	for id, list := range told.of {
 		if slices.ContainsFunc(found.Devices, func(d accel.Device) bool { return d.ID == id }) {
 			continue
 		}
-		h := b.gravest(list)
+		h := gravest(o, list)
 		named := false
 		for _, faults := range [][]backend.Fault{found.Faults, found.Unasked} {
 			for i := range faults {
@@ -240,7 +240,7 @@ func (b *Backend) blame(found *backend.Found, told faults) {
 				}
 			}
 		}
-		if index, known := b.table.Index(id); !named && known {
+		if index, known := table.Index(id); !named && known {
 			found.Faults = append(found.Faults, backend.Fault{
 				Index: index, ID: id, Err: fmt.Errorf("%s; the library does not list the GPU any more", h.Reason), Cause: h.Cause,
 			})
@@ -271,7 +271,7 @@ func (b *Backend) record(ctx context.Context, l devicelist.Listing[*gpu], told f
 	}
 	b.mu.Unlock()
 	found := devicelist.Record(b.table, l)
-	b.blame(&found, told)
+	blame(b.options, b.table, &found, told)
 	select {
 	case b.news <- struct{}{}:
 	default: // somebody will look

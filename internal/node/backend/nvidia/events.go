@@ -37,7 +37,7 @@ func (b *Backend) AwaitChange(ctx context.Context) error {
 		b.mu.Unlock()
 		switch {
 		case lib == nil || !b.loader.Initialised() || last.Round == 0:
-			if err := b.awaitNews(ctx, wait); err != nil {
+			if err := awaitNews(ctx, b.news, wait); err != nil {
 				return err
 			}
 			continue
@@ -84,13 +84,13 @@ func (b *Backend) AwaitChange(ctx context.Context) error {
 }
 
 // awaitNews waits until devices were listed, or for a while.
-func (b *Backend) awaitNews(ctx context.Context, wait time.Duration) error {
+func awaitNews(ctx context.Context, news <-chan struct{}, wait time.Duration) error {
 	timer := time.NewTimer(wait)
 	defer timer.Stop()
 	select {
 	case <-ctx.Done():
 		return ctx.Err()
-	case <-b.news:
+	case <-news:
 	case <-timer.C:
 	}
 	return nil
@@ -130,9 +130,9 @@ func (b *Backend) note(ctx context.Context, e nvml.EventData) {
 	var h accel.Health
 	switch e.EventType {
 	case nvml.EventTypeXidCriticalError:
-		h = b.unwell(fmt.Sprintf("xid-%d", e.EventData), "critical error XID %d%s", e.EventData, of)
+		h = unwell(b.options, fmt.Sprintf("xid-%d", e.EventData), "critical error XID %d%s", e.EventData, of)
 	case nvml.EventTypeDoubleBitEccError:
-		h = b.unwell(b.doubleBit(), "an error in memory that could not be corrected (ECC, double bit)%s", of)
+		h = unwell(b.options, doubleBit(b.options), "an error in memory that could not be corrected (ECC, double bit)%s", of)
 	}
 	if !h.Unhealthy {
 		return

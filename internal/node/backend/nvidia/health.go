@@ -9,6 +9,7 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
 	"github.com/divvy-gpu/divvy/internal/core/accel"
+	"github.com/divvy-gpu/divvy/internal/node/backend"
 	"github.com/divvy-gpu/divvy/internal/node/backend/libloader"
 )
 
@@ -97,8 +98,7 @@ const xidDoubleBit = "xid-48"
 // doubleBit is the cause of an error in memory that could not be corrected. The
 // library tells it as an event of its own, but a configuration may name it by
 // its number.
-func (b *Backend) doubleBit() string {
-	o := b.options
+func doubleBit(o backend.Options) string {
 	if slices.Contains(slices.Concat(o.Ignore, o.Heed, o.NeverRecover), xidDoubleBit) {
 		return xidDoubleBit
 	}
@@ -106,8 +106,8 @@ func (b *Backend) doubleBit() string {
 }
 
 // unwell is ill health for a cause, or none when the cause does not count.
-func (b *Backend) unwell(cause, format string, args ...any) accel.Health {
-	if !b.options.Counts(cause, ignoredByDefault...) {
+func unwell(o backend.Options, cause, format string, args ...any) accel.Health {
+	if !o.Counts(cause, ignoredByDefault...) {
 		return accel.Health{}
 	}
 	return accel.Health{Unhealthy: true, Cause: cause, Reason: fmt.Sprintf(format, args...)}
@@ -127,37 +127,37 @@ func (b *Backend) health(ctx context.Context, lib *library, g *gpu, told faults)
 		return accel.Health{}, err
 	case unsupported(err):
 	case err != nil:
-		all = append(all, b.unreachable(err))
+		all = append(all, unreachable(b.options, err))
 	case failed:
-		all = append(all, b.unwell(causeRowRemap, "a bad row of its memory could not be replaced, nvmlDeviceGetRemappedRows says"))
+		all = append(all, unwell(b.options, causeRowRemap, "a bad row of its memory could not be replaced, nvmlDeviceGetRemappedRows says"))
 	}
 	all = append(all, told.at(g.ID)...)
 	b.mu.Lock()
 	unheard := b.unheard[g.ID]
 	b.mu.Unlock()
 	if unheard != nil {
-		all = append(all, b.unreachable(unheard))
+		all = append(all, unreachable(b.options, unheard))
 	}
 	all = slices.DeleteFunc(all, func(h accel.Health) bool { return !h.Unhealthy }) // what does not count
 	if len(all) == 0 {
 		return accel.Health{}, nil
 	}
-	return b.gravest(all), nil
+	return gravest(b.options, all), nil
 }
 
 // gravest is the health that is told of several.
-func (b *Backend) gravest(all []accel.Health) accel.Health {
+func gravest(o backend.Options, all []accel.Health) accel.Health {
 	var causes []string
 	for _, h := range all {
 		causes = append(causes, h.Cause)
 	}
-	return all[b.options.Gravest(causes, FatalByDefault...)]
+	return all[o.Gravest(causes, FatalByDefault...)]
 }
 
 // unreachable is the health of a GPU about which a call failed.
-func (b *Backend) unreachable(err error) accel.Health {
+func unreachable(o backend.Options, err error) accel.Health {
 	if libloader.HasCode(err, nvml.ERROR_GPU_IS_LOST) {
-		return b.unwell(accel.CauseLost, "%v", err)
+		return unwell(o, accel.CauseLost, "%v", err)
 	}
-	return b.unwell(accel.CauseUnreachable, "%v", err)
+	return unwell(o, accel.CauseUnreachable, "%v", err)
 }
