@@ -70,7 +70,7 @@ func poolStage(t *testing.T, namespace string) (context.Context, *testenv.Env) {
 // taken away.
 func importToken(t *testing.T, ctx context.Context) {
 	t.Helper()
-	text, err := product.ImportToken(ctx, lab.Cluster)
+	text, err := product.ImportToken(ctx)
 	if err != nil {
 		t.Fatalf("%v: %s", err, text)
 	}

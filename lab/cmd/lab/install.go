@@ -64,7 +64,7 @@ func newInstallCommand() *cobra.Command {
 			if err := importToken(cmd.Context(), c, out); err != nil {
 				return err
 			}
-			offers, err := product.WaitForResources(cmd.Context(), c, resourceTimeout)
+			offers, err := product.WaitForResources(cmd.Context(), resourceTimeout)
 			if err != nil {
 				return fmt.Errorf("Divvy is installed, but the node does not offer its cards: %w", err) //nolint:staticcheck // a name
 			}
@@ -100,7 +100,7 @@ func importToken(ctx context.Context, c *cluster.Cluster, out io.Writer) error {
 		return err
 	}
 	fmt.Fprintf(out, "kubectl divvy pool import %s\n", product.TokenFile())
-	text, err := product.ImportToken(ctx, c)
+	text, err := product.ImportToken(ctx)
 	if text != "" {
 		fmt.Fprintln(out, text)
 	}

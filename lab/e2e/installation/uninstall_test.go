@@ -337,11 +337,11 @@ func TestUninstall(t *testing.T) {
 	})
 	t.Cleanup(func() {
 		ctx := context.WithoutCancel(t.Context())
-		if err := errors.Join(product.RemovePool(ctx, lab.Cluster), lab.Pods.AllowPool(ctx, false)); err != nil {
+		if err := errors.Join(product.RemovePool(ctx), lab.Pods.AllowPool(ctx, false)); err != nil {
 			t.Errorf("take the pool away after the test: %v", err)
 		}
 	})
-	if _, err := product.ImportToken(ctx, lab.Cluster); err != nil {
+	if _, err := product.ImportToken(ctx); err != nil {
 		t.Fatal(err)
 	}
 	if err := errors.Join(lab.Pods.AllowPool(ctx, true), lab.Pool.Wait(ctx, podTimeout)); err != nil {
@@ -376,7 +376,7 @@ func TestUninstall(t *testing.T) {
 		t.Errorf("copies of the token are left: %v, %v", copies, err)
 	}
 	// The token itself is the administrator's.
-	if err := product.ForgetToken(ctx, lab.Cluster); err != nil {
+	if err := product.ForgetToken(ctx); err != nil {
 		t.Fatal(err)
 	}
 	logs, err := filepath.Glob("/var/log/topscloud/gcushare/*.log")

@@ -68,7 +68,7 @@ func (r *remote) token(ctx context.Context) error {
 	r.Title("The pool's token")
 	r.Say(`An administrator downloads the token of the pool, one archive of three files, and
 imports it once.`)
-	if err := product.ForgetToken(ctx, r.Cluster); err != nil {
+	if err := product.ForgetToken(ctx); err != nil {
 		return err
 	}
 	if _, err := r.Run(ctx, "divvy", "pool", "import", product.TokenFile(), "--namespace", product.TokenNamespace); err != nil {

@@ -373,7 +373,7 @@ func apply(ctx context.Context, c *cluster.Cluster, object any) error {
 
 // ImportToken gives the pool's token to the cluster as an administrator does, and
 // returns what kubectl-divvy said.
-func ImportToken(ctx context.Context, c *cluster.Cluster) (string, error) {
+func ImportToken(ctx context.Context) (string, error) {
 	cmd := exec.CommandContext(ctx, filepath.Join(programDir, "kubectl-divvy"), "pool", "import", TokenFile(),
 		"--namespace", TokenNamespace)
 	cmd.Env = append(os.Environ(), "KUBECONFIG="+layout.AdminKubeconfig)
@@ -391,7 +391,7 @@ func TokenSecrets() []string {
 }
 
 // ForgetToken removes what ImportToken made.
-func ForgetToken(ctx context.Context, c *cluster.Cluster) error {
+func ForgetToken(ctx context.Context) error {
 	client, err := cluster.Client()
 	if err != nil {
 		return err
@@ -407,7 +407,7 @@ func ForgetToken(ctx context.Context, c *cluster.Cluster) error {
 
 // RemovePool takes the pool's servers and its token out of the cluster. What the
 // chart installed is helm's to remove.
-func RemovePool(ctx context.Context, c *cluster.Cluster) error {
+func RemovePool(ctx context.Context) error {
 	client, err := cluster.Client()
 	if err != nil {
 		return err
@@ -416,7 +416,7 @@ func RemovePool(ctx context.Context, c *cluster.Cluster) error {
 	if err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("remove the pool's servers: %w", err)
 	}
-	return ForgetToken(ctx, c)
+	return ForgetToken(ctx)
 }
 
 // HasPool reports whether the pool's servers run in the cluster.

@@ -211,7 +211,7 @@ func installChart(ctx context.Context, o Options) error {
 			}
 		}
 	}
-	if err := forgetInterrupted(ctx, o.Cluster); err != nil {
+	if err := forgetInterrupted(ctx); err != nil {
 		return err
 	}
 	args := []string{
@@ -230,12 +230,12 @@ func installChart(ctx context.Context, o Options) error {
 		args = append(args, "--set", value)
 	}
 	if out, err := helm(ctx, o.Cluster, args...); err != nil {
-		return fmt.Errorf("helm: %w: %s\n%s", err, out, describePods(ctx, o.Cluster))
+		return fmt.Errorf("helm: %w: %s\n%s", err, out, describePods(ctx))
 	}
 	if o.Unlabelled {
-		return unlabel(ctx, o.Cluster, label, chartTimeout)
+		return unlabel(ctx, label, chartTimeout)
 	}
-	return waitRollout(ctx, o.Cluster, chartTimeout)
+	return waitRollout(ctx, chartTimeout)
 }
 
 // Unwire makes kube-scheduler what it was before Divvy, as an administrator does on
@@ -267,7 +267,7 @@ func helm(ctx context.Context, c *cluster.Cluster, args ...string) (string, erro
 
 // forgetInterrupted removes the notes of an installation that was interrupted,
 // which would make helm refuse every later one.
-func forgetInterrupted(ctx context.Context, c *cluster.Cluster) error {
+func forgetInterrupted(ctx context.Context) error {
 	client, err := cluster.Client()
 	if err != nil {
 		return err
@@ -282,7 +282,7 @@ func forgetInterrupted(ctx context.Context, c *cluster.Cluster) error {
 }
 
 // describePods says in a line each what is wrong with the product's pods.
-func describePods(ctx context.Context, c *cluster.Cluster) string {
+func describePods(ctx context.Context) string {
 	client, err := cluster.Client()
 	if err != nil {
 		return err.Error()

@@ -37,14 +37,14 @@ const inventoryAnnotation = "divvy.dev/inventory"
 // waitRollout waits until the newest version of every pod is ready and no
 // older one is left. helm's own --wait is content with as many missing pods as
 // an update may take down at once: on one node, all.
-func waitRollout(ctx context.Context, c *cluster.Cluster, timeout time.Duration) error {
+func waitRollout(ctx context.Context, timeout time.Duration) error {
 	client, err := cluster.Client()
 	if err != nil {
 		return err
 	}
 	err = poll(ctx, timeout, func(ctx context.Context) error { return workloadsReady(ctx, client, layout.NodeName) })
 	if err != nil {
-		return fmt.Errorf("%w\n%s", err, describePods(ctx, c))
+		return fmt.Errorf("%w\n%s", err, describePods(ctx))
 	}
 	return nil
 }
@@ -91,7 +91,7 @@ func workloadsReady(ctx context.Context, client kubernetes.Interface, nodeName s
 
 // unlabel takes the label off the node until the daemon has gone. One that still
 // runs may put it back, since it tells of the cards.
-func unlabel(ctx context.Context, c *cluster.Cluster, label string, timeout time.Duration) error {
+func unlabel(ctx context.Context, label string, timeout time.Duration) error {
 	client, err := cluster.Client()
 	if err != nil {
 		return err
@@ -192,7 +192,7 @@ type Offer struct {
 
 // WaitForResources waits until kubelet offers as much of each resource as
 // divvy-node has published, and returns what that is.
-func WaitForResources(ctx context.Context, c *cluster.Cluster, timeout time.Duration) ([]Offer, error) {
+func WaitForResources(ctx context.Context, timeout time.Duration) ([]Offer, error) {
 	client, err := cluster.Client()
 	if err != nil {
 		return nil, err

@@ -10,16 +10,15 @@ import (
 	"strings"
 	"time"
 
-	"k8s.io/client-go/kubernetes"
-	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
-	"sigs.k8s.io/yaml"
-
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	resourcehelper "k8s.io/component-helpers/resource"
 	"k8s.io/utils/ptr"
+	"sigs.k8s.io/yaml"
 
 	"github.com/divvy-gpu/divvy/lab/internal/cluster"
 	"github.com/divvy-gpu/divvy/lab/internal/product"
@@ -326,6 +325,8 @@ func (p *Pods) EmptyNamespace(ctx context.Context) error {
 	return p.DeleteAll(ctx)
 }
 
+// RemoveNamespace empties the namespace and deletes it; what else is in it goes a
+// little later.
 func (p *Pods) RemoveNamespace(ctx context.Context) error {
 	if err := p.EmptyNamespace(ctx); err != nil {
 		return err
