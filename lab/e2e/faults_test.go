@@ -12,7 +12,7 @@ import (
 
 	"github.com/divvy-gpu/divvy/internal/testing/vendorsim"
 	"github.com/divvy-gpu/divvy/lab/internal/demos"
-	"github.com/divvy-gpu/divvy/lab/internal/testenv"
+	"github.com/divvy-gpu/divvy/lab/internal/poll"
 )
 
 // TestFaults is the short form of `make faults`.
@@ -42,7 +42,7 @@ func TestSwappedDevice(t *testing.T) {
 	before := uuidOf(t, 1)
 	after := strings.Replace(before, "GPU-3b1f", "GPU-4c2a", 1)
 	hardwareWith(t, ctx, func(h *vendorsim.Topology) { h.Cards[1].UUID = after })
-	must(t, testenv.Poll(ctx, settingTimeout, "the node to show the new GPU", func(ctx context.Context) error {
+	must(t, poll.Until(ctx, settingTimeout, "the node to show the new GPU", func(ctx context.Context) error {
 		cards, err := lab.Node.Published(ctx, demos.GPU)
 		if err != nil {
 			return err

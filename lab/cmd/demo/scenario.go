@@ -19,6 +19,7 @@ import (
 	"github.com/divvy-gpu/divvy/lab/internal/checks"
 	"github.com/divvy-gpu/divvy/lab/internal/cluster"
 	"github.com/divvy-gpu/divvy/lab/internal/layout"
+	"github.com/divvy-gpu/divvy/lab/internal/poll"
 	"github.com/divvy-gpu/divvy/lab/internal/product"
 	"github.com/divvy-gpu/divvy/lab/internal/testenv"
 )
@@ -70,7 +71,7 @@ func (d *demo) node(ctx context.Context, memory int64) error {
 		return m.Value(), c.Value(), nil
 	}
 	// That it comes late is a difference, not the end of the demo.
-	_ = testenv.Poll(ctx, configTimeout, "the node's memory", func(ctx context.Context) error {
+	_ = poll.Until(ctx, configTimeout, "the node's memory", func(ctx context.Context) error {
 		m, c, err := amounts(ctx)
 		if err == nil && (m != memory || c != numCards) {
 			err = fmt.Errorf("it has %d units on %d cards", m, c)
@@ -221,7 +222,7 @@ func (d *demo) look(ctx context.Context, name string, card int) error {
 	}
 	d.checks.Equal("ENFLAME_VISIBLE_DEVICES in "+name, variable, fmt.Sprint(card))
 	var assigned string
-	err = testenv.Poll(ctx, freeTimeout, "annotations of "+name, func(ctx context.Context) error {
+	err = poll.Until(ctx, freeTimeout, "annotations of "+name, func(ctx context.Context) error {
 		pod, err := d.lab.Pods.API.Get(ctx, name, metav1.GetOptions{})
 		if err != nil {
 			return err
@@ -307,7 +308,7 @@ func (d *demo) inspect(ctx context.Context, now []holding, perGB int64) error {
 	url := testenv.ExtenderURL + "/gcushare-scheduler/inspect/" + layout.NodeName
 	var body []byte
 	var got map[int]string
-	_ = testenv.Poll(ctx, freeTimeout, "inspect", func(ctx context.Context) (err error) {
+	_ = poll.Until(ctx, freeTimeout, "inspect", func(ctx context.Context) (err error) {
 		if body, err = testenv.Fetch(ctx, url); err != nil {
 			return err
 		}

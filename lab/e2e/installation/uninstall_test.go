@@ -25,6 +25,7 @@ import (
 	"github.com/divvy-gpu/divvy/lab/internal/cluster"
 	"github.com/divvy-gpu/divvy/lab/internal/demos"
 	"github.com/divvy-gpu/divvy/lab/internal/layout"
+	"github.com/divvy-gpu/divvy/lab/internal/poll"
 	"github.com/divvy-gpu/divvy/lab/internal/product"
 	"github.com/divvy-gpu/divvy/lab/internal/snapshot"
 	"github.com/divvy-gpu/divvy/lab/internal/testenv"
@@ -103,7 +104,7 @@ func look(ctx context.Context, exceptions ...snapshot.Exception) (s state, err e
 // asBefore waits until nothing differs, but for the files that are listed.
 func asBefore(t *testing.T, before state, files []string, exceptions ...snapshot.Exception) {
 	t.Helper()
-	err := testenv.Poll(t.Context(), calmTimeout, "cluster and host to be as before", func(ctx context.Context) error {
+	err := poll.Until(t.Context(), calmTimeout, "cluster and host to be as before", func(ctx context.Context) error {
 		after, err := look(ctx, exceptions...)
 		if err != nil {
 			return err
@@ -295,7 +296,7 @@ func TestUninstallQuickly(t *testing.T) {
 	// What pods hold is known again: kubelet tells the units, their grants the card,
 	// because the key is the same.
 	install(t, values...)
-	if err := testenv.Poll(ctx, podTimeout, "the books to be as before", func(ctx context.Context) error {
+	if err := poll.Until(ctx, podTimeout, "the books to be as before", func(ctx context.Context) error {
 		again, err := auditor.Check(ctx, audit.DeviceNodes)
 		if err == nil {
 			if diff := cmp.Diff(books.Inspect, again.Inspect); diff != "" {
@@ -408,7 +409,7 @@ func bare(t *testing.T, labels ...string) {
 	makeNamespaces(t)
 	install(t, "uninstall.nodeStatus=false", "uninstall.removeLogs=true")
 	uninstall(t)
-	err := testenv.Poll(ctx, calmTimeout, "the last pod of Divvy to be gone", func(ctx context.Context) error {
+	err := poll.Until(ctx, calmTimeout, "the last pod of Divvy to be gone", func(ctx context.Context) error {
 		pods, err := lab.Client.CoreV1().Pods(product.Namespace).List(ctx, metav1.ListOptions{})
 		if err == nil && len(pods.Items) > 0 {
 			err = errors.New(testenv.Describe(&pods.Items[0]))
@@ -471,7 +472,7 @@ func loseANode(t *testing.T) string {
 	if err != nil {
 		t.Fatalf("make a node that does not answer: %v", err)
 	}
-	err = testenv.Poll(t.Context(), podTimeout, "daemons on the node that does not answer", func(ctx context.Context) error {
+	err = poll.Until(t.Context(), podTimeout, "daemons on the node that does not answer", func(ctx context.Context) error {
 		pods, err := lab.Client.CoreV1().Pods(product.Namespace).List(ctx,
 			metav1.ListOptions{LabelSelector: "app.kubernetes.io/name=" + testenv.NodeDaemon})
 		if err == nil && !slices.ContainsFunc(pods.Items, func(p corev1.Pod) bool { return p.Spec.NodeName == name }) {

@@ -34,6 +34,7 @@ import (
 	"github.com/divvy-gpu/divvy/lab/internal/image"
 	"github.com/divvy-gpu/divvy/lab/internal/layout"
 	"github.com/divvy-gpu/divvy/lab/internal/pki"
+	"github.com/divvy-gpu/divvy/lab/internal/poll"
 	"github.com/divvy-gpu/divvy/lab/internal/remotepool"
 )
 
@@ -278,7 +279,7 @@ func runPoolServers(ctx context.Context, c *cluster.Cluster, serverImage string,
 			return fmt.Errorf("run the pool's servers: %w", err)
 		}
 	}
-	return poll(ctx, poolServerTimeout, func(ctx context.Context) error {
+	return poll.Until(ctx, poolServerTimeout, "the servers of the pool", func(ctx context.Context) error {
 		deployment, err := client.AppsV1().Deployments(PoolServer).Get(ctx, PoolServer, metav1.GetOptions{})
 		if err != nil {
 			return err

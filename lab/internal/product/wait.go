@@ -20,6 +20,7 @@ import (
 
 	"github.com/divvy-gpu/divvy/lab/internal/cluster"
 	"github.com/divvy-gpu/divvy/lab/internal/layout"
+	"github.com/divvy-gpu/divvy/lab/internal/poll"
 )
 
 // Names of the chart's workloads.
@@ -42,7 +43,7 @@ func waitRollout(ctx context.Context, timeout time.Duration) error {
 	if err != nil {
 		return err
 	}
-	err = poll(ctx, timeout, func(ctx context.Context) error { return workloadsReady(ctx, client, layout.NodeName) })
+	err = poll.Until(ctx, timeout, "the rollout", func(ctx context.Context) error { return workloadsReady(ctx, client, layout.NodeName) })
 	if err != nil {
 		return fmt.Errorf("%w\n%s", err, describePods(ctx))
 	}
@@ -96,7 +97,9 @@ func unlabel(ctx context.Context, label string, timeout time.Duration) error {
 	if err != nil {
 		return err
 	}
-	return poll(ctx, timeout, func(ctx context.Context) error { return unlabelled(ctx, client, layout.NodeName, label) })
+	return poll.Until(ctx, timeout, "the node without the label", func(ctx context.Context) error {
+		return unlabelled(ctx, client, layout.NodeName, label)
+	})
 }
 
 // unlabelled returns nil when the node has neither label nor daemon. It takes
@@ -126,16 +129,13 @@ func unlabelled(ctx context.Context, client kubernetes.Interface, name, label st
 	return nil
 }
 
-// ErrHopeless marks a state that waiting does not change.
-var ErrHopeless = errors.New("it will not change")
-
 // Selects returns nil when the node has the labels of the nodes that a DaemonSet runs
-// on, otherwise an ErrHopeless that names them.
+// on, otherwise a poll.ErrHopeless that names them.
 func Selects(d *appsv1.DaemonSet, node *corev1.Node) error {
 	pod := &d.Spec.Template.Spec
 	if fits, err := nodeaffinity.NewRequiredNodeAffinity(pod.NodeSelector, pod.Affinity).Match(node); err != nil || !fits {
 		return errors.Join(fmt.Errorf("%w: DaemonSet %s does not run on node %s, which has none of the labels that it selects: %v",
-			ErrHopeless, d.Name, node.Name, wantedLabels(pod)), err)
+			poll.ErrHopeless, d.Name, node.Name, wantedLabels(pod)), err)
 	}
 	return nil
 }
@@ -198,7 +198,7 @@ func WaitForResources(ctx context.Context, timeout time.Duration) ([]Offer, erro
 		return nil, err
 	}
 	var offers []Offer
-	err = poll(ctx, timeout, func(ctx context.Context) error {
+	err = poll.Until(ctx, timeout, "the resources of the node", func(ctx context.Context) error {
 		offers, err = offered(ctx, client, layout.NodeName)
 		return err
 	})
@@ -256,25 +256,4 @@ func publishedUnits(node *corev1.Node) ([]Offer, error) {
 		}
 	}
 	return offers, nil
-}
-
-// poll asks until the answer is nil or hopeless; after the timeout it returns the last
-// one.
-func poll(ctx context.Context, timeout time.Duration, ask func(context.Context) error) error {
-	deadline, cancel := context.WithTimeout(ctx, timeout)
-	defer cancel()
-	for {
-		err := ask(deadline)
-		if err == nil || errors.Is(err, ErrHopeless) {
-			return err
-		}
-		select {
-		case <-deadline.Done():
-			if ctx.Err() != nil {
-				return ctx.Err()
-			}
-			return fmt.Errorf("after %s: %w", timeout, err)
-		case <-time.After(200 * time.Millisecond):
-		}
-	}
 }

@@ -15,6 +15,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/utils/ptr"
+
+	"github.com/divvy-gpu/divvy/lab/internal/poll"
 )
 
 func TestDaemonSetReady(t *testing.T) {
@@ -29,7 +31,7 @@ func TestDaemonSetReady(t *testing.T) {
 		status := ready
 		change(&status)
 		d := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Generation: 2}, Status: status}
-		if err := daemonSetReady(d, &corev1.Node{}); (err == nil) != (name == "") || errors.Is(err, ErrHopeless) {
+		if err := daemonSetReady(d, &corev1.Node{}); (err == nil) != (name == "") || errors.Is(err, poll.ErrHopeless) {
 			t.Errorf("%q: %v", name, err)
 		}
 	}
@@ -74,7 +76,9 @@ func TestNodeWithoutTheLabel(t *testing.T) {
 			client := fake.NewClientset(daemons, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "lab-0", Labels: test.labels}})
 			synctest.Test(t, func(t *testing.T) {
 				began := time.Now()
-				err := poll(t.Context(), chartTimeout, func(ctx context.Context) error { return workloadsReady(ctx, client, "lab-0") })
+				err := poll.Until(t.Context(), chartTimeout, "the rollout", func(ctx context.Context) error {
+					return workloadsReady(ctx, client, "lab-0")
+				})
 				if waited := time.Since(began); waited > 0 {
 					t.Errorf("it took %s", waited)
 				}
@@ -158,22 +162,5 @@ func TestUnlabel(t *testing.T) {
 	}
 	if err := unlabelled(t.Context(), client, "n", "a/b"); err == nil {
 		t.Error("no error although the daemon runs")
-	}
-}
-
-func TestPoll(t *testing.T) {
-	failure := errors.New("not yet")
-	calls := 0
-	err := poll(t.Context(), time.Minute, func(context.Context) error {
-		if calls++; calls < 2 {
-			return failure
-		}
-		return nil
-	})
-	if err != nil || calls != 2 {
-		t.Errorf("%v after %d calls", err, calls)
-	}
-	if err := poll(t.Context(), time.Millisecond, func(context.Context) error { return failure }); !errors.Is(err, failure) {
-		t.Errorf("after the timeout: %v, want the last answer", err)
 	}
 }

@@ -15,6 +15,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/divvy-gpu/divvy/internal/core/accel"
+	"github.com/divvy-gpu/divvy/lab/internal/poll"
 )
 
 // ConfigLabel is the node's label that names its configuration.
@@ -87,7 +88,7 @@ func (n *Node) Offered(ctx context.Context, name corev1.ResourceName) (capacity,
 // how long that took.
 func (n *Node) WaitAllocatable(ctx context.Context, timeout time.Duration, name corev1.ResourceName, want int64) (time.Duration, error) {
 	begun := time.Now()
-	err := Poll(ctx, timeout, fmt.Sprintf("the node to offer %d %s", want, name), func(ctx context.Context) error {
+	err := poll.Until(ctx, timeout, fmt.Sprintf("the node to offer %d %s", want, name), func(ctx context.Context) error {
 		capacity, allocatable, err := n.Offered(ctx, name)
 		if err == nil && allocatable != want {
 			err = fmt.Errorf("it offers %d of %d", allocatable, capacity)
