@@ -200,8 +200,13 @@ func uninstall(t *testing.T, args ...string) string {
 		pods, _ := lab.CLI.Kubectl(t.Context(), "get", "pods", "--all-namespaces", "--output", "wide")
 		t.Fatalf("%v\n%s", err, pods)
 	}
+	uninstalled = true
 	return text
 }
+
+// uninstalled says that Divvy was uninstalled in the administrator's way, with all hooks,
+// and not installed since.
+var uninstalled bool
 
 // makeNamespaces makes those that helm and the chart do not take away, so that they
 // are there before and after.
@@ -407,8 +412,10 @@ func bare(t *testing.T, labels ...string) {
 	t.Helper()
 	ctx := t.Context()
 	makeNamespaces(t)
-	install(t, "uninstall.nodeStatus=false", "uninstall.removeLogs=true")
-	uninstall(t)
+	if !uninstalled {
+		install(t, "uninstall.nodeStatus=false", "uninstall.removeLogs=true")
+		uninstall(t)
+	}
 	err := poll.Until(ctx, calmTimeout, "the last pod of Divvy to be gone", func(ctx context.Context) error {
 		pods, err := lab.Client.CoreV1().Pods(product.Namespace).List(ctx, metav1.ListOptions{})
 		if err == nil && len(pods.Items) > 0 {

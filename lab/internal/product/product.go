@@ -73,6 +73,13 @@ func Install(ctx context.Context, o Options) error { return install(ctx, o, true
 // cards as for Install.
 func Prepare(ctx context.Context, o Options) error { return install(ctx, o, false) }
 
+// made is what this process has built, and the tag of the images that it has loaded: tests
+// install again and again, from a checkout that does not change meanwhile.
+var made struct {
+	programs bool
+	tag      string
+}
+
 func install(ctx context.Context, o Options, chart bool) error {
 	withPool, err := usesPool(o)
 	if err != nil {
@@ -99,10 +106,12 @@ func install(ctx context.Context, o Options, chart bool) error {
 	}
 	var stamp release.Stamp
 	step("programs", func() (err error) {
-		if stamp, err = release.ReadStamp(ctx, o.RepositoryDir); err != nil {
+		if stamp, err = release.ReadStamp(ctx, o.RepositoryDir); err != nil || made.programs {
 			return err
 		}
-		return release.Build(ctx, o.RepositoryDir, programDir, stamp, release.Host(), release.Node, release.Control, release.Kubectl)
+		err = release.Build(ctx, o.RepositoryDir, programDir, stamp, release.Host(), release.Node, release.Control, release.Kubectl)
+		made.programs = err == nil
+		return err
 	})
 	if chart {
 		step("images", func() error { return loadImages(ctx, o.Cluster, stamp) })
@@ -133,10 +142,20 @@ var imageValues = filepath.Join(layout.StateDir, "image-values.yaml")
 // loadImages makes the product's images, loads them into the node, and writes
 // imageValues.
 func loadImages(ctx context.Context, c *cluster.Cluster, stamp release.Stamp) error {
+	if made.tag != "" {
+		present, err := c.Images().Digests(ctx)
+		if err != nil {
+			return err
+		}
+		if present[NodeImage+":"+made.tag] != "" && present[release.Registry+"/"+release.Control+":"+made.tag] != "" {
+			return nil
+		}
+	}
 	tag, err := loadImagesOf(ctx, c, programDir, stamp)
 	if err != nil {
 		return err
 	}
+	made.tag = tag
 	if err := os.WriteFile(imageValues, fmt.Appendf(nil, "image:\n  tag: %s\n", tag), 0o644); err != nil {
 		return fmt.Errorf("name the images in a file of values: %w", err)
 	}
