@@ -5,7 +5,6 @@ package e2e
 import (
 	"context"
 	"fmt"
-	"io"
 	"strings"
 	"testing"
 	"time"
@@ -14,16 +13,6 @@ import (
 	"github.com/divvy-gpu/divvy/lab/internal/demos"
 	"github.com/divvy-gpu/divvy/lab/internal/poll"
 )
-
-// TestFaults is the short form of `make faults`.
-func TestFaults(t *testing.T) {
-	ctx := beginMixed(t)
-	var printed strings.Builder
-	s := demos.New("faults", lab, io.MultiWriter(logWriter{t}, &printed))
-	must(t, s.Faults(ctx, true))
-	must(t, s.Checks.Err())
-	must(t, lab.CLI.CheckShown("docs/demo.md", "make faults", printed.String()))
-}
 
 // hardwareWith sets the cards of mixed after a change.
 func hardwareWith(t *testing.T, ctx context.Context, change func(*vendorsim.Topology)) {

@@ -127,22 +127,6 @@ func sameDaemon(t *testing.T) (check func()) {
 	}
 }
 
-// logWriter shows the lines of a show in a test's log.
-type logWriter struct{ t *testing.T }
-
-func (w logWriter) Write(p []byte) (int, error) {
-	w.t.Log(strings.TrimRight(string(p), "\n"))
-	return len(p), nil
-}
-
-// TestVendors is `make demo-vendors` from the point at which the daemon runs.
-func TestVendors(t *testing.T) {
-	ctx := beginMixed(t)
-	s := demos.New("vendors", lab, logWriter{t})
-	must(t, s.VendorsAtWork(ctx))
-	must(t, s.Checks.Err())
-}
-
 // TestOldFilesAsTheyAre: files of both old device plugins work unchanged, and
 // change with the node's label.
 func TestOldFilesAsTheyAre(t *testing.T) {
