@@ -87,11 +87,11 @@ help: ## List the targets.
 
 .PHONY: demo
 demo: root ## Start a Kubernetes here, install Divvy and show four pods sharing two cards.
-	@cd lab && go run ./cmd/demo
+	@cd lab && go run ./cmd/demo guide
 
 .PHONY: demo-vendors
 demo-vendors: root ## Show cards of three vendors on one node, served by one daemon.
-	@cd lab && go run ./cmd/vendors
+	@cd lab && go run ./cmd/demo vendors
 
 # ROLLING_SECONDS is how long. The end-to-end tests do it for half a minute.
 .PHONY: rolling
@@ -100,15 +100,15 @@ rolling: root ## Replace divvy-node under two pods a second for three minutes; k
 
 .PHONY: faults
 faults: root ## Break cards of three vendors and the daemon's folders under running pods and bring them back.
-	@cd lab && go run ./cmd/faults
+	@cd lab && go run ./cmd/demo faults
 
 .PHONY: demo-pool
 demo-pool: root ## Run pods on GPUs of a remote pool, step by step.
-	@cd lab && go run ./cmd/pool
+	@cd lab && go run ./cmd/demo pool
 
 .PHONY: demo-install
 demo-install: root ## Install, look, change and remove Divvy, as an administrator does.
-	@cd lab && go run ./cmd/install
+	@cd lab && go run ./cmd/demo install
 
 .PHONY: demo-down
 demo-down: lab-down ## Remove what these started, without a trace.
