@@ -118,7 +118,8 @@ demo-down: lab-down ## Remove what these started, without a trace.
 .PHONY: test
 test: root lab-down ## Run all tests: unit, fuzz seeds, race detector, kubelet's device manager, the lab.
 	@rm -rf $(DIST)/tests
-	@$(MAKE) -k -j2 test-e2e test-units || true
+	@$(MAKE) e2e-programs || true
+	@$(MAKE) -k -j4 test-lab test-installation test-beside test-units || true
 	@go run ./hack/testsum report -out $(DIST)/tests $(SUITES)
 
 ##@ Develop
