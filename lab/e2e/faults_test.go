@@ -37,7 +37,7 @@ func TestSwappedDevice(t *testing.T) {
 			return err
 		}
 		for _, c := range cards {
-			if c.ID == after && !c.Unhealthy {
+			if string(c.ID) == after && !c.Health.Unhealthy {
 				return nil
 			}
 		}

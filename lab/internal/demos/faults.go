@@ -318,8 +318,8 @@ func (f *faults) waitReason(ctx context.Context, what corev1.ResourceName, card 
 			return err
 		}
 		for _, c := range cards {
-			if strings.HasSuffix(c.ID, card.UUID) {
-				if reason = c.Reason; c.Unhealthy == ill && strings.Contains(reason, why) {
+			if strings.HasSuffix(string(c.ID), card.UUID) {
+				if reason = c.Health.Reason; c.Health.Unhealthy == ill && strings.Contains(reason, why) {
 					return nil
 				}
 				return fmt.Errorf("it says %+v", c)

@@ -18,6 +18,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 
+	"github.com/divvy-gpu/divvy/internal/core/wire"
 	"github.com/divvy-gpu/divvy/lab/internal/cluster"
 	"github.com/divvy-gpu/divvy/lab/internal/layout"
 	"github.com/divvy-gpu/divvy/lab/internal/poll"
@@ -31,9 +32,6 @@ const (
 	schedulerDeployment = "divvy-scheduler"
 	schedconfDaemonSet  = "divvy-schedconf"
 )
-
-// inventoryAnnotation is where divvy-node publishes the cards of its node.
-const inventoryAnnotation = "divvy.dev/inventory"
 
 // waitRollout waits until the newest version of every pod is ready and no
 // older one is left. helm's own --wait is content with as many missing pods as
@@ -227,28 +225,20 @@ func offered(ctx context.Context, client kubernetes.Interface, name string) ([]O
 
 // publishedUnits returns the units of the healthy cards in a node's inventory.
 func publishedUnits(node *corev1.Node) ([]Offer, error) {
-	text, ok := node.Annotations[inventoryAnnotation]
+	text, ok := node.Annotations[wire.InventoryAnnotation]
 	if !ok {
 		return nil, fmt.Errorf("node %s has published no cards", node.Name)
 	}
-	var inventory struct {
-		Resources []struct {
-			Resource corev1.ResourceName
-			Devices  []struct {
-				Units     int64
-				Unhealthy bool
-			}
-		}
-	}
-	if err := json.Unmarshal([]byte(text), &inventory); err != nil {
-		return nil, fmt.Errorf("annotation %s of node %s: %w", inventoryAnnotation, node.Name, err)
+	inventory, err := wire.DecodeInventory(text)
+	if err != nil {
+		return nil, fmt.Errorf("inventory of node %s: %w", node.Name, err)
 	}
 	var offers []Offer
-	for _, resource := range inventory.Resources {
-		offer := Offer{Resource: resource.Resource}
-		for _, device := range resource.Devices {
-			if !device.Unhealthy {
-				offer.Units += device.Units
+	for _, resource := range inventory {
+		offer := Offer{Resource: corev1.ResourceName(resource.Resource)}
+		for _, share := range resource.Shares {
+			if !share.Health.Unhealthy {
+				offer.Units += int64(share.Units)
 			}
 		}
 		if offer.Units > 0 {

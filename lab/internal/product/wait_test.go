@@ -16,6 +16,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/utils/ptr"
 
+	"github.com/divvy-gpu/divvy/internal/core/wire"
 	"github.com/divvy-gpu/divvy/lab/internal/poll"
 )
 
@@ -112,9 +113,10 @@ func TestDeploymentReady(t *testing.T) {
 
 func TestOffered(t *testing.T) {
 	const inventory = `{"v":1,"resources":[
-		{"resource":"enflame.com/gcu-memory","devices":[{"units":16},{"units":8},{"units":4,"unhealthy":true}]},
-		{"resource":"nvidia.com/gpu","devices":[{"units":1},{"units":1}]},
-		{"resource":"iluvatar.com/gpu","devices":[{"units":1,"unhealthy":true}]}]}`
+		{"resource":"enflame.com/gcu-memory","unit":"1","devices":[
+			{"index":0,"id":"a","units":16},{"index":1,"id":"b","units":8},{"index":2,"id":"c","units":4,"unhealthy":true}]},
+		{"resource":"nvidia.com/gpu","devices":[{"index":0,"id":"d","units":1},{"index":1,"id":"e","units":1}]},
+		{"resource":"iluvatar.com/gpu","devices":[{"index":0,"id":"f","units":1,"unhealthy":true}]}]}`
 	for name, test := range map[string]struct {
 		annotation, memory, gpus string
 		want                     []Offer
@@ -128,7 +130,7 @@ func TestOffered(t *testing.T) {
 		"no cards":               {`{"v":1}`, "0", "0", nil},
 	} {
 		node := &corev1.Node{
-			ObjectMeta: metav1.ObjectMeta{Name: "n", Annotations: map[string]string{inventoryAnnotation: test.annotation}},
+			ObjectMeta: metav1.ObjectMeta{Name: "n", Annotations: map[string]string{wire.InventoryAnnotation: test.annotation}},
 			Status: corev1.NodeStatus{Allocatable: corev1.ResourceList{
 				Resource: resource.MustParse(test.memory), "nvidia.com/gpu": resource.MustParse(test.gpus),
 			}},

@@ -15,6 +15,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/divvy-gpu/divvy/internal/core/accel"
+	"github.com/divvy-gpu/divvy/internal/core/wire"
 	"github.com/divvy-gpu/divvy/lab/internal/poll"
 )
 
@@ -98,33 +99,19 @@ func (n *Node) WaitAllocatable(ctx context.Context, timeout time.Duration, name 
 	return time.Since(begun), err
 }
 
-// Published is a card as the node publishes it.
-type Published struct {
-	Index     int    `json:"index"`
-	ID        string `json:"id"`
-	Units     int64  `json:"units"`
-	Unhealthy bool   `json:"unhealthy"`
-	Reason    string `json:"reason"`
-}
-
-// Published returns the cards of a resource as the node publishes them.
-func (n *Node) Published(ctx context.Context, name corev1.ResourceName) ([]Published, error) {
+// Published returns the devices of a resource as the node publishes them.
+func (n *Node) Published(ctx context.Context, name corev1.ResourceName) ([]accel.Share, error) {
 	node, err := n.Get(ctx)
 	if err != nil {
 		return nil, err
 	}
-	var inventory struct {
-		Resources []struct {
-			Resource corev1.ResourceName `json:"resource"`
-			Devices  []Published         `json:"devices"`
-		} `json:"resources"`
-	}
-	if err := json.Unmarshal([]byte(node.Annotations["divvy.dev/inventory"]), &inventory); err != nil {
+	inventory, err := wire.DecodeInventory(node.Annotations[wire.InventoryAnnotation])
+	if err != nil {
 		return nil, fmt.Errorf("what the node publishes: %w", err)
 	}
-	for _, r := range inventory.Resources {
-		if r.Resource == name {
-			return r.Devices, nil
+	for _, r := range inventory {
+		if r.Resource == accel.Resource(name) {
+			return r.Shares, nil
 		}
 	}
 	return nil, fmt.Errorf("the node publishes no %s", name)
