@@ -61,7 +61,7 @@ func newInstallCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if err := importToken(cmd.Context(), c, out); err != nil {
+			if err := importToken(cmd.Context(), out); err != nil {
 				return err
 			}
 			offers, err := product.WaitForResources(cmd.Context(), resourceTimeout)
@@ -91,7 +91,7 @@ func newInstallCommand() *cobra.Command {
 }
 
 // importToken does an administrator's work where the lab has a remote pool.
-func importToken(ctx context.Context, c *cluster.Cluster, out io.Writer) error {
+func importToken(ctx context.Context, out io.Writer) error {
 	client, err := cluster.Client()
 	if err != nil {
 		return err

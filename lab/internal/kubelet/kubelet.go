@@ -127,7 +127,7 @@ func (k *Kubelet) AllReady() bool { return k.life.ready.Load() }
 // knows no pods yet.
 func (k *Kubelet) Boot() error {
 	ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), k.Log))
-	k.life.ctx, k.life.cancel = ctx, cancel
+	k.life.ctx, k.life.cancel = ctx, cancel //nolint:fatcontext // each life has its own
 	k.mu.Lock()
 	k.known, k.done = map[types.UID]*corev1.Pod{}, map[types.UID]bool{}
 	k.mu.Unlock()
