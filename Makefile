@@ -74,7 +74,7 @@ POOL_VALUES      ?= examples/values/pool.yaml
 TOTAL_GPU_MEMORY ?=
 K8S_PLATFORM     ?= community
 
-SUITES := unit seeds model lab-unit kubelet e2e installation planes
+SUITES := unit seeds model lab-unit kubelet e2e installation planes demos
 
 ##@ Start here
 
@@ -87,11 +87,11 @@ help: ## List the targets.
 
 .PHONY: demo
 demo: root ## Start a Kubernetes here, install Divvy and show four pods sharing two cards.
-	@cd lab && go run ./cmd/demo
+	@cd lab && go run ./cmd/demo guide
 
 .PHONY: demo-vendors
 demo-vendors: root ## Show cards of three vendors on one node, served by one daemon.
-	@cd lab && go run ./cmd/vendors
+	@cd lab && go run ./cmd/demo vendors
 
 # ROLLING_SECONDS is how long. The end-to-end tests do it for half a minute.
 .PHONY: rolling
@@ -100,24 +100,26 @@ rolling: root ## Replace divvy-node under two pods a second for three minutes; k
 
 .PHONY: faults
 faults: root ## Break cards of three vendors and the daemon's folders under running pods and bring them back.
-	@cd lab && go run ./cmd/faults
+	@cd lab && go run ./cmd/demo faults
 
 .PHONY: demo-pool
 demo-pool: root ## Run pods on GPUs of a remote pool, step by step.
-	@cd lab && go run ./cmd/pool
+	@cd lab && go run ./cmd/demo pool
 
 .PHONY: demo-install
 demo-install: root ## Install, look, change and remove Divvy, as an administrator does.
-	@cd lab && go run ./cmd/install
+	@cd lab && go run ./cmd/demo install
 
 .PHONY: demo-down
 demo-down: lab-down ## Remove what these started, without a trace.
 
 # Some tests need a lab that Divvy was never installed in; what a demo left up goes first.
+# The end-to-end tests wait most of their time, in which the others have the processors.
 .PHONY: test
 test: root lab-down ## Run all tests: unit, fuzz seeds, race detector, kubelet's device manager, the lab.
 	@rm -rf $(DIST)/tests
-	@for suite in test-unit test-model test-lab-unit test-kubelet test-e2e; do $(MAKE) $$suite || true; done
+	@$(MAKE) e2e-programs || true
+	@$(MAKE) -k -j4 test-lab test-installation test-beside test-units || true
 	@go run ./hack/testsum report -out $(DIST)/tests $(SUITES)
 
 ##@ Develop
@@ -125,9 +127,16 @@ test: root lab-down ## Run all tests: unit, fuzz seeds, race detector, kubelet's
 # The race detector and the other scenarios are left to "make test", and packages that did
 # not change are not tested again.
 .PHONY: check
-check: root lint ## Check daily work within minutes: linters, unit tests, kubelet's device manager, a scenario on the lab.
-	go test ./...
+check: root ## Check daily work within minutes: linters, unit tests, kubelet's device manager, a scenario on the lab.
+	@$(MAKE) -j3 lint check-kubelet check-tests
+
+.PHONY: check-kubelet
+check-kubelet:
 	@cd lab && go test ./devicemanager/...
+
+.PHONY: check-tests
+check-tests:
+	go test ./...
 	@cd lab && go test -tags e2e -count=1 -run '^(TestNodeStatus|TestGuide)$$' ./e2e
 
 .PHONY: build
@@ -146,6 +155,11 @@ lint: $(GOLANGCI_LINT) $(ACTIONLINT) verify-chart ## Run gofmt, go vet, go mod t
 	cd lab && go vet -tags e2e ./...
 	$(GOLANGCI_LINT) run ./...
 	cd lab && $(GOLANGCI_LINT) run --build-tags e2e ./...
+
+# Without root, one after the other, and behind what else runs on this machine.
+.PHONY: test-units
+test-units: $(BIN)/testsum
+	@failed=; for suite in test-unit test-model test-kubelet test-lab-unit; do nice -n 19 $(MAKE) $$suite || failed=1; done; [ -z "$$failed" ]
 
 # -timeout ends a package whose tests hang. It is twice what the slowest package needs
 # on a busy machine, and the report of "make test" names one that comes near it.
@@ -172,13 +186,18 @@ test-kubelet: $(BIN)/testsum ## Run the tests against kubelet's real device mana
 
 # Most of their time is waiting, so they run side by side even on two processors.
 .PHONY: test-e2e
-test-e2e: root e2e-programs ## Run the end-to-end tests: on two labs, and beside them those with control planes of their own.
-	@$(MAKE) -k -j3 test-lab test-installation test-planes
+test-e2e: root e2e-programs ## Run the end-to-end tests: on two labs, and beside them those with control planes of their own and the demos.
+	@$(MAKE) -k -j3 test-lab test-installation test-beside
+
+.PHONY: test-beside
+test-beside:
+	@failed=; for suite in test-planes test-demos; do $(MAKE) $$suite || failed=1; done; [ -z "$$failed" ]
 
 # What all of them run is built once, before.
 .PHONY: e2e-programs
 e2e-programs: root $(BIN)/testsum
 	@cd lab && go run ./cmd/lab build && go test -c -tags e2e -o /dev/null ./e2e/...
+	@$(MAKE) build
 
 .PHONY: test-lab
 test-lab: root $(BIN)/testsum ## Run the end-to-end tests of pods, devices and programs, on a lab.
@@ -187,6 +206,10 @@ test-lab: root $(BIN)/testsum ## Run the end-to-end tests of pods, devices and p
 .PHONY: test-installation
 test-installation: root $(BIN)/testsum ## Run the end-to-end tests of installing, changing and removing, on a lab.
 	@$(call isolated,installation) go test -json -tags e2e -count=1 -timeout 60m ./e2e/installation
+
+.PHONY: test-demos
+test-demos: root $(BIN)/testsum ## Run the demos of devices that fail and of three vendors as tests, on a lab.
+	@$(call isolated,demos) go test -json -tags e2e -count=1 -timeout 40m ./e2e/demos
 
 .PHONY: test-planes
 test-planes: root $(BIN)/testsum ## Run the end-to-end tests that have control planes of their own.

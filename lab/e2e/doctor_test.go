@@ -29,6 +29,7 @@ import (
 
 	"github.com/divvy-gpu/divvy/internal/report/doctor"
 	"github.com/divvy-gpu/divvy/lab/internal/layout"
+	"github.com/divvy-gpu/divvy/lab/internal/poll"
 	"github.com/divvy-gpu/divvy/lab/internal/product"
 	"github.com/divvy-gpu/divvy/lab/internal/testenv"
 )
@@ -54,7 +55,7 @@ func examine(ctx context.Context) (doctor.Report, int, error) {
 
 // well waits until the doctor finds nothing.
 func well(ctx context.Context) error {
-	return testenv.Poll(ctx, mendTimeout, "the doctor to find nothing", func(ctx context.Context) error {
+	return poll.Until(ctx, mendTimeout, "the doctor to find nothing", func(ctx context.Context) error {
 		report, code, err := examine(ctx)
 		if err == nil && (code != 0 || len(report.Findings()) > 0) {
 			err = fmt.Errorf("exit code %d: %+v", code, report.Findings())
@@ -91,7 +92,7 @@ func TestDoctor(t *testing.T) {
 			start := time.Now()
 			ill.plant(t, ctx)
 			var commands []string
-			must(t, testenv.Poll(ctx, podTimeout, "the doctor to find it", func(ctx context.Context) error {
+			must(t, poll.Until(ctx, podTimeout, "the doctor to find it", func(ctx context.Context) error {
 				report, code, err := examine(ctx)
 				if err != nil {
 					return err
@@ -281,7 +282,7 @@ func secondPlugin(t *testing.T, ctx context.Context) {
 func silenceWebhook(t *testing.T, ctx context.Context) {
 	t.Helper()
 	kubectl("scale", "deployment/"+product.PoolWebhook, "--namespace", product.PoolNamespace, "--replicas=0")(t, ctx)
-	must(t, testenv.Poll(ctx, podTimeout, "the webhooks to be gone", func(ctx context.Context) error {
+	must(t, poll.Until(ctx, podTimeout, "the webhooks to be gone", func(ctx context.Context) error {
 		list, err := lab.Client.CoreV1().Pods(product.PoolNamespace).List(ctx, metav1.ListOptions{})
 		if err == nil && len(list.Items) > 0 {
 			err = fmt.Errorf("there are %d", len(list.Items))

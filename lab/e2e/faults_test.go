@@ -5,25 +5,14 @@ package e2e
 import (
 	"context"
 	"fmt"
-	"io"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/divvy-gpu/divvy/internal/testing/vendorsim"
 	"github.com/divvy-gpu/divvy/lab/internal/demos"
-	"github.com/divvy-gpu/divvy/lab/internal/testenv"
+	"github.com/divvy-gpu/divvy/lab/internal/poll"
 )
-
-// TestFaults is the short form of `make faults`.
-func TestFaults(t *testing.T) {
-	ctx := beginMixed(t)
-	var printed strings.Builder
-	s := demos.New("faults", lab, io.MultiWriter(logWriter{t}, &printed))
-	must(t, s.Faults(ctx, true))
-	must(t, s.Checks.Err())
-	must(t, lab.CLI.CheckShown("docs/demo.md", "make faults", printed.String()))
-}
 
 // hardwareWith sets the cards of mixed after a change.
 func hardwareWith(t *testing.T, ctx context.Context, change func(*vendorsim.Topology)) {
@@ -42,13 +31,13 @@ func TestSwappedDevice(t *testing.T) {
 	before := uuidOf(t, 1)
 	after := strings.Replace(before, "GPU-3b1f", "GPU-4c2a", 1)
 	hardwareWith(t, ctx, func(h *vendorsim.Topology) { h.Cards[1].UUID = after })
-	must(t, testenv.Poll(ctx, settingTimeout, "the node to show the new GPU", func(ctx context.Context) error {
+	must(t, poll.Until(ctx, settingTimeout, "the node to show the new GPU", func(ctx context.Context) error {
 		cards, err := lab.Node.Published(ctx, demos.GPU)
 		if err != nil {
 			return err
 		}
 		for _, c := range cards {
-			if c.ID == after && !c.Unhealthy {
+			if string(c.ID) == after && !c.Health.Unhealthy {
 				return nil
 			}
 		}

@@ -14,6 +14,7 @@ import (
 	"github.com/divvy-gpu/divvy/lab/internal/audit"
 	"github.com/divvy-gpu/divvy/lab/internal/cluster"
 	"github.com/divvy-gpu/divvy/lab/internal/layout"
+	"github.com/divvy-gpu/divvy/lab/internal/poll"
 	"github.com/divvy-gpu/divvy/lab/internal/testenv"
 )
 
@@ -47,7 +48,7 @@ func setCards(t *testing.T, ctx context.Context, topology string) {
 // waitHealth waits until inspect shows the cards healthy or not.
 func waitHealth(t *testing.T, unhealthy func(card int) bool) {
 	t.Helper()
-	must(t, testenv.Poll(t.Context(), podTimeout, "inspect to show the cards' health", func(ctx context.Context) error {
+	must(t, poll.Until(t.Context(), podTimeout, "inspect to show the cards' health", func(ctx context.Context) error {
 		node, err := auditor.Inspect(ctx)
 		if err != nil {
 			return err
@@ -64,7 +65,7 @@ func waitHealth(t *testing.T, unhealthy func(card int) bool) {
 // waitUnits waits until the node offers so many units.
 func waitUnits(t *testing.T, want int64) {
 	t.Helper()
-	must(t, testenv.Poll(t.Context(), podTimeout, fmt.Sprintf("the node to offer %d units", want), func(ctx context.Context) error {
+	must(t, poll.Until(t.Context(), podTimeout, fmt.Sprintf("the node to offer %d units", want), func(ctx context.Context) error {
 		units, _, err := allocatable(ctx)
 		if err == nil && units != want {
 			err = fmt.Errorf("it offers %d", units)

@@ -19,6 +19,7 @@ import (
 
 	"github.com/divvy-gpu/divvy/lab/internal/audit"
 	"github.com/divvy-gpu/divvy/lab/internal/layout"
+	"github.com/divvy-gpu/divvy/lab/internal/poll"
 	"github.com/divvy-gpu/divvy/lab/internal/product"
 	"github.com/divvy-gpu/divvy/lab/internal/testenv"
 )
@@ -125,7 +126,7 @@ func change(ctx context.Context, want setting) error {
 
 // offered waits until the node offers what the setting says.
 func offered(ctx context.Context, want setting) error {
-	return testenv.Poll(ctx, settingTimeout, "the node to offer its cards", func(ctx context.Context) error {
+	return poll.Until(ctx, settingTimeout, "the node to offer its cards", func(ctx context.Context) error {
 		if err := lab.Divvy.Answers(ctx); err != nil {
 			return err
 		}
@@ -149,7 +150,7 @@ func allocatable(ctx context.Context) (units, cards int64, err error) {
 // emptied waits until the books are empty.
 func emptied(ctx context.Context) error {
 	// Deleted by force, so that what they held counts until their node says otherwise.
-	return testenv.Poll(ctx, 6*agreeTimeout, "inspect to show no pod", func(ctx context.Context) error {
+	return poll.Until(ctx, 6*agreeTimeout, "inspect to show no pod", func(ctx context.Context) error {
 		node, err := auditor.Inspect(ctx)
 		if err == nil && node.Used != 0 {
 			err = fmt.Errorf("it shows %s", uses(node))
@@ -238,7 +239,7 @@ func running(t *testing.T, names ...string) {
 func agree(t *testing.T) audit.Books {
 	t.Helper()
 	var books audit.Books
-	must(t, testenv.Poll(t.Context(), agreeTimeout, "all books to agree", func(ctx context.Context) (err error) {
+	must(t, poll.Until(t.Context(), agreeTimeout, "all books to agree", func(ctx context.Context) (err error) {
 		books, err = auditor.Check(ctx, current.injection)
 		return err
 	}))

@@ -22,6 +22,7 @@ import (
 	"github.com/divvy-gpu/divvy/internal/platform/events"
 	"github.com/divvy-gpu/divvy/internal/platform/metrics"
 	"github.com/divvy-gpu/divvy/lab/internal/layout"
+	"github.com/divvy-gpu/divvy/lab/internal/poll"
 	"github.com/divvy-gpu/divvy/lab/internal/product"
 	"github.com/divvy-gpu/divvy/lab/internal/testenv"
 )
@@ -137,7 +138,7 @@ func TestMetricsAgreeWithTheBooks(t *testing.T) {
 	refused := fmt.Sprintf(`divvy_extender_decisions_total{outcome="refused",resource=%q,verb="filter"}`, resource)
 	bound := fmt.Sprintf(`divvy_extender_decisions_total{outcome="bound",resource=%q,verb="bind"}`, resource)
 	missing := fmt.Sprintf(`divvy_node_corrections_total{kind="missing",resource=%q}`, resource)
-	must(t, testenv.Poll(ctx, agreeTimeout, "the metrics to agree with the books", func(ctx context.Context) error {
+	must(t, poll.Until(ctx, agreeTimeout, "the metrics to agree with the books", func(ctx context.Context) error {
 		now, err := scrapeAll(ctx)
 		if err != nil {
 			return err

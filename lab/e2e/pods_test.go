@@ -21,6 +21,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/divvy-gpu/divvy/lab/internal/layout"
+	"github.com/divvy-gpu/divvy/lab/internal/poll"
 	"github.com/divvy-gpu/divvy/lab/internal/testenv"
 )
 
@@ -135,7 +136,7 @@ func TestForcedDeletion(t *testing.T) {
 
 	must(t, lab.Client.CoreV1().Pods(namespace).Delete(ctx, "slow", metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)}))
 	must(t, lab.Pods.WaitGone(ctx, "slow"))
-	must(t, testenv.Poll(ctx, podTimeout, "the node to list the pod", func(ctx context.Context) error {
+	must(t, poll.Until(ctx, podTimeout, "the node to list the pod", func(ctx context.Context) error {
 		if list, err := endingPods(ctx); err != nil || !strings.Contains(list, string(slow.UID)) {
 			return errors.Join(err, fmt.Errorf("it lists %q", list))
 		}
@@ -147,7 +148,7 @@ func TestForcedDeletion(t *testing.T) {
 	if processes(t, mark) == 0 {
 		t.Fatal("the containers ended before the other pod was refused")
 	}
-	must(t, testenv.Poll(ctx, podTimeout, "the card to be given to the other pod", func(ctx context.Context) error {
+	must(t, poll.Until(ctx, podTimeout, "the card to be given to the other pod", func(ctx context.Context) error {
 		left := processes(t, mark) // before it is looked whether the other pod has the card
 		pod, err := lab.Pods.API.Get(ctx, next.Name, metav1.GetOptions{})
 		if err == nil && pod.Spec.NodeName == "" {
@@ -220,7 +221,7 @@ func TestStatefulSetPodComesBack(t *testing.T) {
 		before, err := lab.Pods.API.Get(ctx, "stateful-0", metav1.GetOptions{})
 		must(t, err)
 		must(t, lab.Client.CoreV1().Pods(namespace).Delete(ctx, "stateful-0", metav1.DeleteOptions{}))
-		must(t, testenv.Poll(ctx, podTimeout, "another stateful-0", func(ctx context.Context) error {
+		must(t, poll.Until(ctx, podTimeout, "another stateful-0", func(ctx context.Context) error {
 			pod, err := lab.Pods.API.Get(ctx, "stateful-0", metav1.GetOptions{})
 			if err == nil && pod.UID == before.UID {
 				err = errors.New("it is still the one before")

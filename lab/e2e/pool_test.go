@@ -30,6 +30,7 @@ import (
 	"github.com/divvy-gpu/divvy/internal/pool"
 	"github.com/divvy-gpu/divvy/lab/internal/cluster"
 	"github.com/divvy-gpu/divvy/lab/internal/demos"
+	"github.com/divvy-gpu/divvy/lab/internal/poll"
 	"github.com/divvy-gpu/divvy/lab/internal/product"
 	"github.com/divvy-gpu/divvy/lab/internal/remotepool"
 	"github.com/divvy-gpu/divvy/lab/internal/testenv"
@@ -70,7 +71,7 @@ func poolStage(t *testing.T, namespace string) (context.Context, *testenv.Env) {
 // taken away.
 func importToken(t *testing.T, ctx context.Context) {
 	t.Helper()
-	text, err := product.ImportToken(ctx, lab.Cluster)
+	text, err := product.ImportToken(ctx)
 	if err != nil {
 		t.Fatalf("%v: %s", err, text)
 	}
@@ -176,7 +177,7 @@ func TestPoolGuide(t *testing.T) {
 	logHas(t, p, "bf-multi", "train", "partial memory 0.25,", "Model:       inception3")
 	logHas(t, p, "bf-multi", "evaluate", "Model:       resnet50", "Batch size:  64")
 
-	must(t, testenv.Poll(ctx, podTimeout, "the job to be complete", func(ctx context.Context) error {
+	must(t, poll.Until(ctx, podTimeout, "the job to be complete", func(ctx context.Context) error {
 		job, err := p.Client.BatchV1().Jobs(p.Pods.Namespace).Get(ctx, "bf-job", metav1.GetOptions{})
 		if err == nil && !slices.ContainsFunc(job.Status.Conditions, func(c batchv1.JobCondition) bool {
 			return c.Type == batchv1.JobComplete && c.Status == corev1.ConditionTrue
@@ -186,7 +187,7 @@ func TestPoolGuide(t *testing.T) {
 		return err
 	}))
 	for _, of := range []string{"job/bf-job", "deployment/bf-deployment"} {
-		must(t, testenv.Poll(ctx, podTimeout, of+" to have run", func(ctx context.Context) error {
+		must(t, poll.Until(ctx, podTimeout, of+" to have run", func(ctx context.Context) error {
 			text, err := p.CLI.Kubectl(ctx, "logs", of, "--container", "bf-pkgs", "--namespace", p.Pods.Namespace)
 			if err == nil && (!strings.Contains(text, "partial memory 0.25,") || !strings.Contains(text, "total images/sec")) {
 				err = fmt.Errorf("it has printed %q", text)
@@ -282,7 +283,7 @@ func TestPoolQuota(t *testing.T) {
 	must(t, err)
 	used := func(want string) {
 		t.Helper()
-		must(t, testenv.Poll(ctx, podTimeout, "the quota to count "+want, func(ctx context.Context) error {
+		must(t, poll.Until(ctx, podTimeout, "the quota to count "+want, func(ctx context.Context) error {
 			quota, err := p.Client.CoreV1().ResourceQuotas(p.Pods.Namespace).Get(ctx, "bitfusion-quota", metav1.GetOptions{})
 			if err != nil {
 				return err
@@ -365,7 +366,7 @@ func TestAnotherClient(t *testing.T) {
 	// everyReplica waits until all of them know the catalog.
 	everyReplica := func(ctx context.Context, answer func(context.Context) error) error {
 		poked := time.Now()
-		return testenv.Poll(ctx, webhookTimeout, "every replica to know the catalog", func(ctx context.Context) error {
+		return poll.Until(ctx, webhookTimeout, "every replica to know the catalog", func(ctx context.Context) error {
 			if time.Since(poked) > 5*time.Second {
 				poked = time.Now()
 				if err := p.Pool.PokeWebhook(ctx); err != nil {
@@ -420,7 +421,7 @@ func TestWebhookKilled(t *testing.T) {
 			}
 			group.Go(func() error {
 				// As a controller does, until it is there.
-				return testenv.Poll(ctx, webhookTimeout, "pod "+pod.Name+" to be admitted", func(ctx context.Context) error {
+				return poll.Until(ctx, webhookTimeout, "pod "+pod.Name+" to be admitted", func(ctx context.Context) error {
 					_, err := p.Pods.Create(ctx, pod)
 					if err != nil {
 						refused.Add(1)
@@ -512,7 +513,7 @@ func TestCertificatesRotate(t *testing.T) {
 	}
 	before := served(t, ctx, p)
 	rotate(t, ctx, p, "cert")
-	must(t, testenv.Poll(ctx, webhookTimeout, "both replicas to serve another certificate", func(ctx context.Context) error {
+	must(t, poll.Until(ctx, webhookTimeout, "both replicas to serve another certificate", func(ctx context.Context) error {
 		now, err := certificates(ctx, p)
 		if err != nil {
 			return err
@@ -527,7 +528,7 @@ func TestCertificatesRotate(t *testing.T) {
 	bundles, err := p.Pool.CABundles(ctx)
 	must(t, err)
 	rotate(t, ctx, p, "ca")
-	must(t, testenv.Poll(ctx, 2*webhookTimeout, "the API server to know another CA alone", func(ctx context.Context) error {
+	must(t, poll.Until(ctx, 2*webhookTimeout, "the API server to know another CA alone", func(ctx context.Context) error {
 		now, err := p.Pool.CABundles(ctx)
 		if err != nil {
 			return err
@@ -614,7 +615,7 @@ func served(t *testing.T, ctx context.Context, p *testenv.Env) []*x509.Certifica
 // their source.
 func copies(t *testing.T, p *testenv.Env, want int) {
 	t.Helper()
-	must(t, testenv.Poll(t.Context(), podTimeout, fmt.Sprintf("%d secrets of the token in %s", want, p.Pods.Namespace),
+	must(t, poll.Until(t.Context(), podTimeout, fmt.Sprintf("%d secrets of the token in %s", want, p.Pods.Namespace),
 		func(ctx context.Context) error {
 			found, err := p.Pods.TokenSecrets(ctx)
 			if err != nil {
@@ -643,7 +644,7 @@ func copies(t *testing.T, p *testenv.Env, want int) {
 func TestCredentials(t *testing.T) {
 	ctx, p := poolStage(t, "divvy-e2e-credentials")
 	must(t, p.Pods.AllowPool(ctx, false))
-	must(t, testenv.Poll(ctx, webhookTimeout, "the pod to be refused", func(ctx context.Context) error {
+	must(t, poll.Until(ctx, webhookTimeout, "the pod to be refused", func(ctx context.Context) error {
 		_, err := tryOut(ctx, p, example(t, p, "pod.yaml", "stranger"))
 		if err == nil {
 			return errors.New("it would be admitted")
@@ -662,7 +663,7 @@ func TestCredentials(t *testing.T) {
 	// The servers restart with another token, which ends the command; a pod that ended
 	// has no use for the copies.
 	user.Spec.RestartPolicy = corev1.RestartPolicyAlways
-	must(t, testenv.Poll(ctx, webhookTimeout, "the pod to be admitted", func(ctx context.Context) error {
+	must(t, poll.Until(ctx, webhookTimeout, "the pod to be admitted", func(ctx context.Context) error {
 		_, err := p.Pods.Create(ctx, user)
 		return err
 	}))

@@ -16,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
+	"github.com/divvy-gpu/divvy/lab/internal/poll"
 	"github.com/divvy-gpu/divvy/lab/internal/testenv"
 )
 
@@ -154,7 +155,7 @@ func TestFreedMemoryIsKept(t *testing.T) {
 	start(t, slow)
 	card := cards(agree(t))["slow"]
 	create(t, of(highPriority, one("urgent", 12)))
-	must(t, testenv.Poll(ctx, podTimeout, "the pod to be evicted", func(ctx context.Context) error {
+	must(t, poll.Until(ctx, podTimeout, "the pod to be evicted", func(ctx context.Context) error {
 		pod, err := lab.Pods.API.Get(ctx, "slow", metav1.GetOptions{})
 		if err == nil && pod.DeletionTimestamp == nil {
 			err = errors.New(testenv.Describe(pod))

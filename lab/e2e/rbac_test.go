@@ -19,7 +19,7 @@ import (
 func TestPodThatWaitsForTheTokenIsTold(t *testing.T) {
 	// One that no copy of the token was ever brought to.
 	ctx, p := poolStage(t, "divvy-e2e-untold")
-	must(t, product.ForgetToken(ctx, lab.Cluster))
+	must(t, product.ForgetToken(ctx))
 	made, err := p.Pods.Create(ctx, example(t, p, "pod.yaml", "waits"))
 	must(t, err)
 	_, err = p.Pods.WaitEvent(ctx, podTimeout, made[0], "kubectl divvy pool import")

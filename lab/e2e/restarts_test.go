@@ -17,6 +17,7 @@ import (
 	"github.com/divvy-gpu/divvy/lab/internal/audit"
 	"github.com/divvy-gpu/divvy/lab/internal/cluster"
 	"github.com/divvy-gpu/divvy/lab/internal/layout"
+	"github.com/divvy-gpu/divvy/lab/internal/poll"
 	"github.com/divvy-gpu/divvy/lab/internal/product"
 	"github.com/divvy-gpu/divvy/lab/internal/testenv"
 )
@@ -72,7 +73,7 @@ func TestChangesWhileAPartIsAway(t *testing.T) {
 
 		// A person still sees who holds what.
 		// The containers of the one that goes end a moment after it is gone.
-		must(t, testenv.Poll(ctx, agreeTimeout, "inspect to show what is held", func(ctx context.Context) error {
+		must(t, poll.Until(ctx, agreeTimeout, "inspect to show what is held", func(ctx context.Context) error {
 			text, err := lab.CLI.Kubectl(ctx, "divvy", "inspect", "--output", "json")
 			if err != nil {
 				return err
@@ -118,7 +119,7 @@ func TestChangesWhileAPartIsAway(t *testing.T) {
 // away nobody says when the containers end of a pod that was deleted by force, so its
 // units count for some seconds more than its grace period.
 func emptiedBut(ctx context.Context, units int64) error {
-	return testenv.Poll(ctx, 3*agreeTimeout, fmt.Sprintf("inspect to show %d units in use", units), func(ctx context.Context) error {
+	return poll.Until(ctx, 3*agreeTimeout, fmt.Sprintf("inspect to show %d units in use", units), func(ctx context.Context) error {
 		node, err := auditor.Inspect(ctx)
 		if err == nil && node.Used != units {
 			err = errors.New("it shows " + uses(node))
@@ -140,7 +141,7 @@ func scaleExtender(t *testing.T, ctx context.Context, replicas int32) {
 		if replicas > 0 {
 			return lab.Divvy.Wait(ctx, settingTimeout)
 		}
-		return testenv.Poll(ctx, podTimeout, "the extender to be gone", func(ctx context.Context) error {
+		return poll.Until(ctx, podTimeout, "the extender to be gone", func(ctx context.Context) error {
 			pods, err := lab.Divvy.Pods(ctx, testenv.Extender)
 			if err == nil && len(pods) > 0 {
 				err = errors.New("it is still there")
@@ -169,7 +170,7 @@ func stopDaemon(t *testing.T, ctx context.Context) {
 	t.Helper()
 	t.Cleanup(func() { startDaemon(t, context.WithoutCancel(ctx)) })
 	must(t, selectDaemon(ctx, `"true"`))
-	must(t, testenv.Poll(ctx, podTimeout, "divvy-node to be gone", func(ctx context.Context) error {
+	must(t, poll.Until(ctx, podTimeout, "divvy-node to be gone", func(ctx context.Context) error {
 		list, err := lab.Client.CoreV1().Pods(product.Namespace).List(ctx,
 			metav1.ListOptions{LabelSelector: "app.kubernetes.io/name=" + testenv.NodeDaemon})
 		if err == nil && len(list.Items) > 0 {
@@ -202,7 +203,7 @@ func TestNodeLeavesAndReturns(t *testing.T) {
 	name := layout.NodeName
 	must(t, lab.Cluster.Stop(ctx, cluster.Kubelet))
 	must(t, lab.Client.CoreV1().Nodes().Delete(ctx, name, metav1.DeleteOptions{}))
-	must(t, testenv.Poll(ctx, agreeTimeout, "the extender to forget the node", func(ctx context.Context) error {
+	must(t, poll.Until(ctx, agreeTimeout, "the extender to forget the node", func(ctx context.Context) error {
 		if node, err := auditor.Inspect(ctx); err == nil {
 			return fmt.Errorf("it still shows %s", uses(node))
 		}
@@ -214,7 +215,7 @@ func TestNodeLeavesAndReturns(t *testing.T) {
 
 	// Kubelet registers the node again, without the labels of before.
 	must(t, lab.Cluster.Start(ctx, cluster.Kubelet))
-	must(t, testenv.Poll(ctx, podTimeout, "the node to be back", func(ctx context.Context) error {
+	must(t, poll.Until(ctx, podTimeout, "the node to be back", func(ctx context.Context) error {
 		return errors.Join(
 			cluster.LabelNode(ctx, "node-role.kubernetes.io/control-plane", ""),
 			cluster.LabelNode(ctx, product.NodeLabel, "true"))

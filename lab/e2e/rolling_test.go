@@ -24,6 +24,7 @@ import (
 
 	"github.com/divvy-gpu/divvy/internal/core/wire"
 	"github.com/divvy-gpu/divvy/lab/internal/demos"
+	"github.com/divvy-gpu/divvy/lab/internal/poll"
 	"github.com/divvy-gpu/divvy/lab/internal/product"
 	"github.com/divvy-gpu/divvy/lab/internal/testenv"
 )
@@ -111,7 +112,7 @@ func startLoad(t *testing.T) *load {
 	l.stop = func() {
 		close(enough)
 		creating.Wait()
-		err := testenv.Poll(ctx, 2*podTimeout, "all pods of the load to be gone", func(ctx context.Context) error {
+		err := poll.Until(ctx, 2*podTimeout, "all pods of the load to be gone", func(ctx context.Context) error {
 			left, err := l.observe(ctx)
 			if err == nil && left > 0 {
 				err = fmt.Errorf("%d are there", left)
@@ -260,7 +261,7 @@ func TestRollingUpdate(t *testing.T) {
 		if updates%2 == 0 {
 			config = map[string]string{"nvidia": "reloaded", "reloaded": "nvidia"}[config]
 			choose(t, config)
-			must(t, testenv.Poll(ctx, settingTimeout, "the configuration to be in use", func(ctx context.Context) error {
+			must(t, poll.Until(ctx, settingTimeout, "the configuration to be in use", func(ctx context.Context) error {
 				text, err := lab.CLI.Kubectl(ctx, "logs", "--namespace", product.Namespace, pod.Name)
 				if err == nil && strings.Count(text, "The new configuration is in use") == 0 {
 					err = errors.New("it is not")
@@ -286,7 +287,7 @@ func TestRollingUpdate(t *testing.T) {
 		t.Errorf("%d updates, %d pods, %d restarts of the daemon", updates, l.created, restarts)
 	}
 	check()
-	must(t, testenv.Poll(ctx, settingTimeout, "the inventory to be as before", func(ctx context.Context) error {
+	must(t, poll.Until(ctx, settingTimeout, "the inventory to be as before", func(ctx context.Context) error {
 		after, err := published(ctx)
 		if err == nil && after != before {
 			err = fmt.Errorf("it was\n%s\nand is\n%s", before, after)

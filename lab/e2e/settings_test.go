@@ -14,6 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/divvy-gpu/divvy/lab/internal/audit"
+	"github.com/divvy-gpu/divvy/lab/internal/poll"
 	"github.com/divvy-gpu/divvy/lab/internal/product"
 	"github.com/divvy-gpu/divvy/lab/internal/testenv"
 )
@@ -34,7 +35,7 @@ func logSize(t *testing.T, path string) int {
 // logged checks that a log on the host has a text.
 func logged(t *testing.T, path, text string) {
 	t.Helper()
-	must(t, testenv.Poll(t.Context(), agreeTimeout, fmt.Sprintf("%q in %s", text, path), func(context.Context) error {
+	must(t, poll.Until(t.Context(), agreeTimeout, fmt.Sprintf("%q in %s", text, path), func(context.Context) error {
 		data, err := os.ReadFile(path)
 		if err == nil && !strings.Contains(string(data), text) {
 			err = fmt.Errorf("not among its %d bytes", len(data))
@@ -137,7 +138,7 @@ func TestUnitStaysWhilePodsRun(t *testing.T) {
 	// helm makes it again, after the configuration.
 	must(t, lab.Client.AdmissionregistrationV1().ValidatingWebhookConfigurations().Delete(ctx, "divvy-config", metav1.DeleteOptions{}))
 	must(t, lab.Divvy.Upgrade(ctx, "memoryUnit=0.1"))
-	must(t, testenv.Poll(ctx, settingTimeout, "divvy-node to say why the unit stays", func(ctx context.Context) error {
+	must(t, poll.Until(ctx, settingTimeout, "divvy-node to say why the unit stays", func(ctx context.Context) error {
 		err := lab.Divvy.Ready(ctx)
 		if err == nil {
 			return errors.New("it says that it is ready")

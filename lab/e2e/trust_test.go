@@ -23,6 +23,7 @@ import (
 
 	"github.com/divvy-gpu/divvy/lab/internal/cluster"
 	"github.com/divvy-gpu/divvy/lab/internal/layout"
+	"github.com/divvy-gpu/divvy/lab/internal/poll"
 	"github.com/divvy-gpu/divvy/lab/internal/product"
 	"github.com/divvy-gpu/divvy/lab/internal/testenv"
 )
@@ -134,7 +135,7 @@ func withoutAnnotationPolicy(t *testing.T) {
 		}
 		pod := one("probe", 1)
 		pod.Annotations = forged("x")
-		return testenv.Poll(ctx, settingTimeout, "the API server to heed the policy's binding", func(ctx context.Context) error {
+		return poll.Until(ctx, settingTimeout, "the API server to heed the policy's binding", func(ctx context.Context) error {
 			_, err := lab.Client.CoreV1().Pods(namespace).Create(ctx, pod, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
 			switch {
 			case apierrors.IsForbidden(err) && refuses:
@@ -415,7 +416,7 @@ func TestGrantKeyChanges(t *testing.T) {
 		must(t, lab.Divvy.Poke(ctx, part))
 	}
 	for log, size := range since {
-		must(t, testenv.Poll(ctx, 2*settingTimeout, log+" to report a new key", func(context.Context) error {
+		must(t, poll.Until(ctx, 2*settingTimeout, log+" to report a new key", func(context.Context) error {
 			data, err := os.ReadFile(log)
 			if err == nil && !strings.Contains(string(data[min(size, len(data)):]), "new signing key") {
 				err = errors.New("it does not yet")

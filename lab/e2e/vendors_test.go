@@ -23,6 +23,7 @@ import (
 	"github.com/divvy-gpu/divvy/lab/internal/cluster"
 	"github.com/divvy-gpu/divvy/lab/internal/demos"
 	"github.com/divvy-gpu/divvy/lab/internal/layout"
+	"github.com/divvy-gpu/divvy/lab/internal/poll"
 	"github.com/divvy-gpu/divvy/lab/internal/product"
 	"github.com/divvy-gpu/divvy/lab/internal/testenv"
 )
@@ -80,7 +81,7 @@ func offers(t *testing.T, name corev1.ResourceName, want int64) {
 // much, as where nothing is unhealthy or in use otherwise.
 func shows(t *testing.T, name corev1.ResourceName, want int64) {
 	t.Helper()
-	must(t, testenv.Poll(t.Context(), settingTimeout, fmt.Sprintf("capacity and allocatable of %s to be %d", name, want),
+	must(t, poll.Until(t.Context(), settingTimeout, fmt.Sprintf("capacity and allocatable of %s to be %d", name, want),
 		func(ctx context.Context) error {
 			capacity, allocatable, err := lab.Node.Offered(ctx, name)
 			if err == nil && (capacity != want || allocatable != want) {
@@ -126,22 +127,6 @@ func sameDaemon(t *testing.T) (check func()) {
 	}
 }
 
-// logWriter shows the lines of a show in a test's log.
-type logWriter struct{ t *testing.T }
-
-func (w logWriter) Write(p []byte) (int, error) {
-	w.t.Log(strings.TrimRight(string(p), "\n"))
-	return len(p), nil
-}
-
-// TestVendors is `make demo-vendors` from the point at which the daemon runs.
-func TestVendors(t *testing.T) {
-	ctx := beginMixed(t)
-	s := demos.New("vendors", lab, logWriter{t})
-	must(t, s.VendorsAtWork(ctx))
-	must(t, s.Checks.Err())
-}
-
 // TestOldFilesAsTheyAre: files of both old device plugins work unchanged, and
 // change with the node's label.
 func TestOldFilesAsTheyAre(t *testing.T) {
@@ -155,7 +140,7 @@ func TestOldFilesAsTheyAre(t *testing.T) {
 	choose(t, "nvidia")
 	shows(t, demos.GPU, 8)
 	shows(t, demos.IX, 2)
-	must(t, testenv.Poll(ctx, settingTimeout, "labels of time slices", func(ctx context.Context) error {
+	must(t, poll.Until(ctx, settingTimeout, "labels of time slices", func(ctx context.Context) error {
 		node, err := lab.Node.Get(ctx)
 		if err != nil {
 			return err
@@ -327,7 +312,7 @@ func TestResourceLeavesUnderPods(t *testing.T) {
 // annotated waits until a pod's annotation tells of a device of the resource.
 func annotated(t *testing.T, name, what string) {
 	t.Helper()
-	must(t, testenv.Poll(t.Context(), agreeTimeout, "the annotation of "+name, func(ctx context.Context) error {
+	must(t, poll.Until(t.Context(), agreeTimeout, "the annotation of "+name, func(ctx context.Context) error {
 		pod, err := lab.Pods.API.Get(ctx, name, metav1.GetOptions{})
 		if err == nil && !strings.Contains(pod.Annotations["divvy.dev/held"], `"`+what+`":["GPU-`) {
 			err = fmt.Errorf("divvy.dev/held is %q", pod.Annotations["divvy.dev/held"])
@@ -363,7 +348,7 @@ func TestConfigMapChangesUnderPods(t *testing.T) {
 	_, err := lab.Client.CoreV1().ConfigMaps(product.Namespace).Patch(ctx, "divvy-node", types.MergePatchType, patch, metav1.PatchOptions{})
 	must(t, err)
 	must(t, lab.Divvy.Poke(ctx, testenv.NodeDaemon))
-	must(t, testenv.Poll(ctx, 2*settingTimeout, "the log to tell of the mistake", func(context.Context) error {
+	must(t, poll.Until(ctx, 2*settingTimeout, "the log to tell of the mistake", func(context.Context) error {
 		data, err := os.ReadFile(nodeLog)
 		if err == nil && !strings.Contains(string(data[min(since, len(data)):]), "colour") {
 			err = errors.New("it does not yet")

@@ -26,6 +26,7 @@ import (
 	"github.com/divvy-gpu/divvy/internal/node/backend"
 	"github.com/divvy-gpu/divvy/internal/platform/kube"
 	"github.com/divvy-gpu/divvy/lab/internal/kubelet"
+	"github.com/divvy-gpu/divvy/lab/internal/poll"
 )
 
 const (
@@ -108,13 +109,13 @@ func (n *node) offer(resources ...config.Resource) error {
 		running.Wait()
 		return ended
 	}
-	return eventually(ctx, "the daemon to be ready", agent.Ready)
+	return poll.Until(ctx, patience, "the daemon to be ready", func(context.Context) error { return agent.Ready() })
 }
 
 // capacity waits until kubelet shows so much of a resource, and returns what it
 // shows: all of it, and what new pods may have.
 func (n *node) capacity(ctx context.Context, name string, all, free int64) (gotAll, gotFree int64) {
-	_ = eventually(ctx, "", func() error { // the caller compares
+	_ = poll.Until(ctx, patience, "", func(context.Context) error { // the caller compares
 		if gotAll, gotFree = n.kubelet.Capacity(corev1.ResourceName(name)); gotAll != all || gotFree != free {
 			return errors.New("not yet")
 		}
@@ -178,27 +179,6 @@ func (s server) Remove(uid types.UID) {
 	for _, pod := range s.Pods() {
 		if pod.UID == uid {
 			_ = s.client.CoreV1().Pods(namespace).Delete(context.Background(), pod.Name, metav1.DeleteOptions{})
-		}
-	}
-}
-
-// eventually asks until the answer is nil.
-func eventually(ctx context.Context, what string, ask func() error) error {
-	tick := time.NewTicker(10 * time.Millisecond)
-	defer tick.Stop()
-	deadline := time.Now().Add(patience)
-	for {
-		err := ask()
-		if err == nil {
-			return nil
-		}
-		if time.Now().After(deadline) {
-			return fmt.Errorf("waited %s for %s: %w", patience, what, err)
-		}
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-tick.C:
 		}
 	}
 }

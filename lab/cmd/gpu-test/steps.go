@@ -24,6 +24,7 @@ import (
 	"github.com/divvy-gpu/divvy/internal/core/accel"
 	"github.com/divvy-gpu/divvy/internal/node/backend"
 	"github.com/divvy-gpu/divvy/lab/internal/checks"
+	"github.com/divvy-gpu/divvy/lab/internal/poll"
 )
 
 // What the daemon offers in the test.
@@ -276,7 +277,7 @@ func (t *test) shareTime(ctx context.Context) error {
 func (t *test) labels(ctx context.Context) error {
 	t.title("Labels of the node")
 	var labels map[string]string
-	err := eventually(ctx, "the node's labels", func() error {
+	err := poll.Until(ctx, patience, "the node's labels", func(ctx context.Context) error {
 		node, err := t.node.client.CoreV1().Nodes().Get(ctx, nodeName, metav1.GetOptions{})
 		if err != nil {
 			return err

@@ -61,10 +61,10 @@ func newInstallCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if err := importToken(cmd.Context(), c, out); err != nil {
+			if err := importToken(cmd.Context(), out); err != nil {
 				return err
 			}
-			offers, err := product.WaitForResources(cmd.Context(), c, resourceTimeout)
+			offers, err := product.WaitForResources(cmd.Context(), resourceTimeout)
 			if err != nil {
 				return fmt.Errorf("Divvy is installed, but the node does not offer its cards: %w", err) //nolint:staticcheck // a name
 			}
@@ -91,7 +91,7 @@ func newInstallCommand() *cobra.Command {
 }
 
 // importToken does an administrator's work where the lab has a remote pool.
-func importToken(ctx context.Context, c *cluster.Cluster, out io.Writer) error {
+func importToken(ctx context.Context, out io.Writer) error {
 	client, err := cluster.Client()
 	if err != nil {
 		return err
@@ -100,7 +100,7 @@ func importToken(ctx context.Context, c *cluster.Cluster, out io.Writer) error {
 		return err
 	}
 	fmt.Fprintf(out, "kubectl divvy pool import %s\n", product.TokenFile())
-	text, err := product.ImportToken(ctx, c)
+	text, err := product.ImportToken(ctx)
 	if text != "" {
 		fmt.Fprintln(out, text)
 	}

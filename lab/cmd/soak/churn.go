@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/divvy-gpu/divvy/lab/internal/poll"
 	"github.com/divvy-gpu/divvy/lab/internal/testenv"
 )
 
@@ -182,7 +183,7 @@ func (c *churn) fill(ctx context.Context, until time.Time) {
 // settle deletes the pods that wait for room and those that end by themselves,
 // and waits until every other pod runs.
 func (c *churn) settle(ctx context.Context) error {
-	return testenv.Poll(ctx, 2*time.Minute, "all pods to run or be gone", func(ctx context.Context) error {
+	return poll.Until(ctx, 2*time.Minute, "all pods to run or be gone", func(ctx context.Context) error {
 		list, err := c.lab.Client.CoreV1().Pods(c.lab.Pods.Namespace).List(ctx, metav1.ListOptions{})
 		if err != nil {
 			return err

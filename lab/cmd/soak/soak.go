@@ -13,6 +13,7 @@ import (
 
 	"github.com/divvy-gpu/divvy/lab/internal/audit"
 	"github.com/divvy-gpu/divvy/lab/internal/layout"
+	"github.com/divvy-gpu/divvy/lab/internal/poll"
 	"github.com/divvy-gpu/divvy/lab/internal/product"
 	"github.com/divvy-gpu/divvy/lab/internal/progress"
 	"github.com/divvy-gpu/divvy/lab/internal/testenv"
@@ -62,7 +63,7 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 // waitCapacity waits until the node offers all cards and returns their units.
 func waitCapacity(ctx context.Context, s *testenv.Env) (int64, error) {
 	var units int64
-	err := testenv.Poll(ctx, time.Minute, "the node to offer the cards", func(ctx context.Context) error {
+	err := poll.Until(ctx, time.Minute, "the node to offer the cards", func(ctx context.Context) error {
 		node, err := s.Client.CoreV1().Nodes().Get(ctx, layout.NodeName, metav1.GetOptions{})
 		if err != nil {
 			return err
@@ -118,7 +119,7 @@ func soak(ctx context.Context, s *testenv.Env, o options, capacity int64, out io
 	}
 	settled := time.Now()
 	var books audit.Books
-	compared := testenv.Poll(ctx, convergeWithin, "all books to agree", func(ctx context.Context) (err error) {
+	compared := poll.Until(ctx, convergeWithin, "all books to agree", func(ctx context.Context) (err error) {
 		books, err = auditor.Check(ctx, audit.DeviceNodes)
 		return err
 	})

@@ -44,6 +44,7 @@ import (
 	"github.com/divvy-gpu/divvy/lab/internal/controlplane"
 	"github.com/divvy-gpu/divvy/lab/internal/kubelet"
 	"github.com/divvy-gpu/divvy/lab/internal/layout"
+	"github.com/divvy-gpu/divvy/lab/internal/poll"
 )
 
 const (
@@ -321,14 +322,8 @@ func (n *node) offered() error {
 
 func (n *node) eventually(check func() error) {
 	n.Helper()
-	for end := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
-		err := check()
-		if err == nil {
-			return
-		}
-		if time.Now().After(end) {
-			n.Fatal(err)
-		}
+	if err := poll.Until(n.Context(), patience, "the node", func(context.Context) error { return check() }); err != nil {
+		n.Fatal(err)
 	}
 }
 

@@ -22,6 +22,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/divvy-gpu/divvy/lab/internal/layout"
+	"github.com/divvy-gpu/divvy/lab/internal/poll"
 	"github.com/divvy-gpu/divvy/lab/internal/product"
 	"github.com/divvy-gpu/divvy/lab/internal/testenv"
 )
@@ -105,7 +106,7 @@ func TestDedicatedScheduler(t *testing.T) {
 		}
 		// The API server may still hold a connection to the pod that was killed; whoever
 		// makes pods tries again, as their controllers do.
-		if err := testenv.Poll(ctx, podTimeout, "a pod to be created", func(ctx context.Context) error {
+		if err := poll.Until(ctx, podTimeout, "a pod to be created", func(ctx context.Context) error {
 			_, err := lab.Pods.Create(ctx, lab.Pods.New("after-the-leader", testenv.Container("app", 4)))
 			return err
 		}); err != nil {
@@ -115,7 +116,7 @@ func TestDedicatedScheduler(t *testing.T) {
 			t.Fatal(err)
 		}
 		// The one that was killed may have placed that pod in its last moments.
-		if err := testenv.Poll(ctx, takeOverTimeout, "another replica to lead", func(ctx context.Context) error {
+		if err := poll.Until(ctx, takeOverTimeout, "another replica to lead", func(ctx context.Context) error {
 			now, err := leadingPod(ctx)
 			if err == nil && now == leader {
 				err = fmt.Errorf("%s leads still", now)
@@ -129,7 +130,7 @@ func TestDedicatedScheduler(t *testing.T) {
 
 	t.Run("nobody is there", func(t *testing.T) {
 		scale(t, 0)
-		if err := testenv.Poll(ctx, podTimeout, "a pod that asks for memory to be refused", func(ctx context.Context) error {
+		if err := poll.Until(ctx, podTimeout, "a pod that asks for memory to be refused", func(ctx context.Context) error {
 			_, err := lab.Pods.Create(ctx, lab.Pods.New("refused", testenv.Container("app", 1)))
 			if err == nil {
 				return errors.Join(errors.New("it was taken"), lab.Pods.Delete(ctx, "refused"))
@@ -147,7 +148,7 @@ func TestDedicatedScheduler(t *testing.T) {
 			t.Fatal(err)
 		}
 		// The node's rules for the Service follow a little later.
-		if err := testenv.Poll(ctx, takeOverTimeout, "a pod that asks for memory to be taken", func(ctx context.Context) error {
+		if err := poll.Until(ctx, takeOverTimeout, "a pod that asks for memory to be taken", func(ctx context.Context) error {
 			_, err := lab.Pods.Create(ctx, lab.Pods.New("afterwards", testenv.Container("app", 1)))
 			return err
 		}); err != nil {

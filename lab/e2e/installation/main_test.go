@@ -67,6 +67,7 @@ func installWith(t *testing.T, o testenv.Options) {
 			t.Errorf("kube-scheduler's manifest is not what it was before:\n%s", after)
 		}
 	})
+	uninstalled = false
 	if err := lab.Install(t.Context(), o); err != nil {
 		t.Fatal(err)
 	}

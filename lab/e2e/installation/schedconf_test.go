@@ -24,6 +24,7 @@ import (
 
 	"github.com/divvy-gpu/divvy/lab/internal/cluster"
 	"github.com/divvy-gpu/divvy/lab/internal/layout"
+	"github.com/divvy-gpu/divvy/lab/internal/poll"
 	"github.com/divvy-gpu/divvy/lab/internal/product"
 	"github.com/divvy-gpu/divvy/lab/internal/testenv"
 )
@@ -153,7 +154,7 @@ extenders:
 		write(t, ownConfig, []byte(strings.Replace(valid,
 			"extenders:", "- schedulerName: third-scheduler\n  plugins:\n    filter: {enabled: [{name: NoSuchPlugin}]}\nextenders:", 1)))
 		pod := lab.Pods.New("meanwhile", testenv.Container("app", 0))
-		if err := testenv.Poll(ctx, rolledBackTimeout, "kube-scheduler to get the bad configuration", func(context.Context) error {
+		if err := poll.Until(ctx, rolledBackTimeout, "kube-scheduler to get the bad configuration", func(context.Context) error {
 			if bytes.Equal(read(t, schedulerManifest), wired) {
 				return errors.New("it has the one before")
 			}
@@ -162,7 +163,7 @@ extenders:
 			t.Fatal(err)
 		}
 		createPod(t, pod)
-		if err := testenv.Poll(ctx, rolledBackTimeout, "an event that tells of it", func(ctx context.Context) error {
+		if err := poll.Until(ctx, rolledBackTimeout, "an event that tells of it", func(ctx context.Context) error {
 			events, err := lab.Client.CoreV1().Events(metav1.NamespaceDefault).List(ctx,
 				metav1.ListOptions{FieldSelector: "reason=SchedulerRolledBack"})
 			if err != nil {

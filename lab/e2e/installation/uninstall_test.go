@@ -25,6 +25,7 @@ import (
 	"github.com/divvy-gpu/divvy/lab/internal/cluster"
 	"github.com/divvy-gpu/divvy/lab/internal/demos"
 	"github.com/divvy-gpu/divvy/lab/internal/layout"
+	"github.com/divvy-gpu/divvy/lab/internal/poll"
 	"github.com/divvy-gpu/divvy/lab/internal/product"
 	"github.com/divvy-gpu/divvy/lab/internal/snapshot"
 	"github.com/divvy-gpu/divvy/lab/internal/testenv"
@@ -103,7 +104,7 @@ func look(ctx context.Context, exceptions ...snapshot.Exception) (s state, err e
 // asBefore waits until nothing differs, but for the files that are listed.
 func asBefore(t *testing.T, before state, files []string, exceptions ...snapshot.Exception) {
 	t.Helper()
-	err := testenv.Poll(t.Context(), calmTimeout, "cluster and host to be as before", func(ctx context.Context) error {
+	err := poll.Until(t.Context(), calmTimeout, "cluster and host to be as before", func(ctx context.Context) error {
 		after, err := look(ctx, exceptions...)
 		if err != nil {
 			return err
@@ -199,8 +200,13 @@ func uninstall(t *testing.T, args ...string) string {
 		pods, _ := lab.CLI.Kubectl(t.Context(), "get", "pods", "--all-namespaces", "--output", "wide")
 		t.Fatalf("%v\n%s", err, pods)
 	}
+	uninstalled = true
 	return text
 }
+
+// uninstalled says that Divvy was uninstalled in the administrator's way, with all hooks,
+// and not installed since.
+var uninstalled bool
 
 // makeNamespaces makes those that helm and the chart do not take away, so that they
 // are there before and after.
@@ -295,7 +301,7 @@ func TestUninstallQuickly(t *testing.T) {
 	// What pods hold is known again: kubelet tells the units, their grants the card,
 	// because the key is the same.
 	install(t, values...)
-	if err := testenv.Poll(ctx, podTimeout, "the books to be as before", func(ctx context.Context) error {
+	if err := poll.Until(ctx, podTimeout, "the books to be as before", func(ctx context.Context) error {
 		again, err := auditor.Check(ctx, audit.DeviceNodes)
 		if err == nil {
 			if diff := cmp.Diff(books.Inspect, again.Inspect); diff != "" {
@@ -337,11 +343,11 @@ func TestUninstall(t *testing.T) {
 	})
 	t.Cleanup(func() {
 		ctx := context.WithoutCancel(t.Context())
-		if err := errors.Join(product.RemovePool(ctx, lab.Cluster), lab.Pods.AllowPool(ctx, false)); err != nil {
+		if err := errors.Join(product.RemovePool(ctx), lab.Pods.AllowPool(ctx, false)); err != nil {
 			t.Errorf("take the pool away after the test: %v", err)
 		}
 	})
-	if _, err := product.ImportToken(ctx, lab.Cluster); err != nil {
+	if _, err := product.ImportToken(ctx); err != nil {
 		t.Fatal(err)
 	}
 	if err := errors.Join(lab.Pods.AllowPool(ctx, true), lab.Pool.Wait(ctx, podTimeout)); err != nil {
@@ -376,7 +382,7 @@ func TestUninstall(t *testing.T) {
 		t.Errorf("copies of the token are left: %v, %v", copies, err)
 	}
 	// The token itself is the administrator's.
-	if err := product.ForgetToken(ctx, lab.Cluster); err != nil {
+	if err := product.ForgetToken(ctx); err != nil {
 		t.Fatal(err)
 	}
 	logs, err := filepath.Glob("/var/log/topscloud/gcushare/*.log")
@@ -406,9 +412,11 @@ func bare(t *testing.T, labels ...string) {
 	t.Helper()
 	ctx := t.Context()
 	makeNamespaces(t)
-	install(t, "uninstall.nodeStatus=false", "uninstall.removeLogs=true")
-	uninstall(t)
-	err := testenv.Poll(ctx, calmTimeout, "the last pod of Divvy to be gone", func(ctx context.Context) error {
+	if !uninstalled {
+		install(t, "uninstall.nodeStatus=false", "uninstall.removeLogs=true")
+		uninstall(t)
+	}
+	err := poll.Until(ctx, calmTimeout, "the last pod of Divvy to be gone", func(ctx context.Context) error {
 		pods, err := lab.Client.CoreV1().Pods(product.Namespace).List(ctx, metav1.ListOptions{})
 		if err == nil && len(pods.Items) > 0 {
 			err = errors.New(testenv.Describe(&pods.Items[0]))
@@ -471,7 +479,7 @@ func loseANode(t *testing.T) string {
 	if err != nil {
 		t.Fatalf("make a node that does not answer: %v", err)
 	}
-	err = testenv.Poll(t.Context(), podTimeout, "daemons on the node that does not answer", func(ctx context.Context) error {
+	err = poll.Until(t.Context(), podTimeout, "daemons on the node that does not answer", func(ctx context.Context) error {
 		pods, err := lab.Client.CoreV1().Pods(product.Namespace).List(ctx,
 			metav1.ListOptions{LabelSelector: "app.kubernetes.io/name=" + testenv.NodeDaemon})
 		if err == nil && !slices.ContainsFunc(pods.Items, func(p corev1.Pod) bool { return p.Spec.NodeName == name }) {

@@ -17,6 +17,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/divvy-gpu/divvy/lab/internal/audit"
+	"github.com/divvy-gpu/divvy/lab/internal/poll"
 	"github.com/divvy-gpu/divvy/lab/internal/product"
 	"github.com/divvy-gpu/divvy/lab/internal/testenv"
 )
@@ -97,7 +98,7 @@ func TestUpgrade(t *testing.T) {
 	if diff := cmp.Diff(alive, only(lives(t), "shared-")); diff != "" {
 		t.Errorf("containers (-before +after):\n%s", diff)
 	}
-	err = testenv.Poll(ctx, podTimeout, "the books to be as before", func(ctx context.Context) error {
+	err = poll.Until(ctx, podTimeout, "the books to be as before", func(ctx context.Context) error {
 		after, err := auditor.Check(ctx, audit.DeviceNodes)
 		if err != nil {
 			return err

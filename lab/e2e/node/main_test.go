@@ -41,7 +41,7 @@ import (
 	"github.com/divvy-gpu/divvy/internal/testing/vendorsim"
 	"github.com/divvy-gpu/divvy/lab/internal/controlplane"
 	"github.com/divvy-gpu/divvy/lab/internal/kubelet"
-	"github.com/divvy-gpu/divvy/lab/internal/testenv"
+	"github.com/divvy-gpu/divvy/lab/internal/poll"
 )
 
 const (
@@ -190,7 +190,7 @@ func (w *world) must(err error) {
 
 func (w *world) eventually(what string, done func(context.Context) error) {
 	w.Helper()
-	w.must(testenv.Poll(w.Context(), patience, what, done))
+	w.must(poll.Until(w.Context(), patience, what, done))
 }
 
 // setCards changes the hardware.

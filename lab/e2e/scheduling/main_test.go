@@ -27,8 +27,8 @@ import (
 
 	"github.com/divvy-gpu/divvy/internal/core/accel"
 	"github.com/divvy-gpu/divvy/lab/internal/controlplane"
+	"github.com/divvy-gpu/divvy/lab/internal/poll"
 	"github.com/divvy-gpu/divvy/lab/internal/simnodes"
-	"github.com/divvy-gpu/divvy/lab/internal/testenv"
 )
 
 const (
@@ -197,7 +197,7 @@ func (w *world) right() simnodes.Used {
 
 func (w *world) eventually(what string, done func(context.Context) error) {
 	w.Helper()
-	if err := testenv.Poll(w.Context(), patience, what, done); err != nil {
+	if err := poll.Until(w.Context(), patience, what, done); err != nil {
 		w.Fatal(err)
 	}
 }

@@ -22,8 +22,8 @@ import (
 	"github.com/divvy-gpu/divvy/lab/internal/build"
 	"github.com/divvy-gpu/divvy/lab/internal/controlplane"
 	"github.com/divvy-gpu/divvy/lab/internal/layout"
+	"github.com/divvy-gpu/divvy/lab/internal/poll"
 	"github.com/divvy-gpu/divvy/lab/internal/simnodes"
-	"github.com/divvy-gpu/divvy/lab/internal/testenv"
 )
 
 const (
@@ -306,7 +306,7 @@ func (w *world) run(name, path string, limit int64, env []string, args ...string
 func (w *world) ready(ctx context.Context, p program, address string) error {
 	client := w.from(bystander)
 	defer client.CloseIdleConnections()
-	return testenv.Poll(ctx, readyTimeout, p.Name()+" is ready", func(ctx context.Context) error {
+	return poll.Until(ctx, readyTimeout, p.Name()+" is ready", func(ctx context.Context) error {
 		if !p.Running() {
 			return fmt.Errorf("it ended: %w\n%s", p.Err(), p.LogTail(10))
 		}

@@ -15,6 +15,7 @@ import (
 
 	"github.com/divvy-gpu/divvy/internal/install/schedconf"
 	"github.com/divvy-gpu/divvy/lab/internal/layout"
+	"github.com/divvy-gpu/divvy/lab/internal/poll"
 	"github.com/divvy-gpu/divvy/lab/internal/proc"
 	"github.com/divvy-gpu/divvy/lab/internal/scheduler"
 )
@@ -53,7 +54,7 @@ func (c *Cluster) Stop(ctx context.Context, component Component) error {
 	if err := os.Rename(manifestPath, parkedManifest); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("take the scheduler's manifest away: %w", err)
 	}
-	return waitFor(ctx, "the end of kube-scheduler", stopGrace(component), nil, func(context.Context) error {
+	return poll.Until(ctx, stopGrace(component), "the end of kube-scheduler", func(context.Context) error {
 		if processes := schedulerProcesses(); len(processes) > 0 {
 			return fmt.Errorf("process %d still runs", processes[0].PID)
 		}
@@ -98,17 +99,15 @@ func (c *Cluster) Running(component Component) (proc.ID, bool) {
 // WaitReady waits until a component answers that it is ready.
 func (c *Cluster) WaitReady(ctx context.Context, component Component) error {
 	d := c.daemon(component)
-	alive := func() error {
-		if d == nil {
-			return nil
+	return poll.Until(ctx, readyTimeout, programName(component), func(ctx context.Context) error {
+		err := c.Healthy(ctx, component)
+		if err == nil || d == nil {
+			return err
 		}
-		if _, running := d.Running(); running {
-			return nil
+		if _, running := d.Running(); !running {
+			return fmt.Errorf("%s ended (%w); the end of %s:\n%s", d.Name, poll.ErrHopeless, d.LogPath(), d.LogTail(15))
 		}
-		return fmt.Errorf("%s ended; the end of %s:\n%s", d.Name, d.LogPath(), d.LogTail(15))
-	}
-	return waitFor(ctx, programName(component), readyTimeout, alive, func(ctx context.Context) error {
-		return c.Healthy(ctx, component)
+		return err
 	})
 }
 

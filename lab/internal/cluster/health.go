@@ -190,33 +190,3 @@ func get(ctx context.Context, url string) error {
 	}
 	return nil
 }
-
-// pollInterval is the pause between two questions while waiting.
-const pollInterval = 200 * time.Millisecond
-
-// waitFor asks until the answer is nil. While it waits, alive may tell that
-// waiting is pointless.
-func waitFor(ctx context.Context, what string, timeout time.Duration, alive func() error, ask func(context.Context) error) error {
-	ctx, cancel := context.WithTimeout(ctx, timeout)
-	defer cancel()
-	started := time.Now()
-	for {
-		err := ask(ctx)
-		if err == nil {
-			return nil
-		}
-		if alive != nil {
-			if dead := alive(); dead != nil {
-				return dead
-			}
-		}
-		select {
-		case <-ctx.Done():
-			if errors.Is(ctx.Err(), context.Canceled) {
-				return ctx.Err()
-			}
-			return fmt.Errorf("%s is not ready after %s: %w", what, time.Since(started).Round(time.Second), err)
-		case <-time.After(pollInterval):
-		}
-	}
-}

@@ -18,6 +18,7 @@ import (
 	"github.com/divvy-gpu/divvy/lab/internal/hardware"
 	"github.com/divvy-gpu/divvy/lab/internal/host"
 	"github.com/divvy-gpu/divvy/lab/internal/layout"
+	"github.com/divvy-gpu/divvy/lab/internal/poll"
 	"github.com/divvy-gpu/divvy/lab/internal/proc"
 	"github.com/divvy-gpu/divvy/lab/internal/progress"
 	"github.com/divvy-gpu/divvy/lab/internal/scheduler"
@@ -84,7 +85,7 @@ func Up(ctx context.Context, o UpOptions) (*Cluster, error) {
 		return fresh(Kubelet, Proxy)
 	})
 	step("node "+layout.NodeName, func() error {
-		return waitFor(ctx, "the node", readyTimeout, nil, prepareNode)
+		return poll.Until(ctx, readyTimeout, "the node", prepareNode)
 	})
 	step("kube-scheduler", func() error { return c.WaitReady(ctx, Scheduler) })
 	if err != nil {

@@ -20,12 +20,12 @@ import (
 	"path/filepath"
 	"time"
 
-	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/divvy-gpu/divvy/lab/internal/pki"
+	"github.com/divvy-gpu/divvy/lab/internal/poll"
 )
 
 const (
@@ -136,23 +136,17 @@ func (c *ControlPlane) ready(ctx context.Context) error {
 
 // await calls ask until it returns nil, the process ends, or the time is up.
 func (c *ControlPlane) await(ctx context.Context, p *Process, ask func(context.Context) error) error {
-	var last error
-	err := wait.PollUntilContextTimeout(ctx, 100*time.Millisecond, readyTimeout, true, func(ctx context.Context) (bool, error) {
+	return poll.Until(ctx, readyTimeout, p.Name()+", whose log is "+p.LogPath(), func(ctx context.Context) error {
 		for _, needed := range []*Process{c.Etcd, c.APIServer, p} {
 			if !needed.Running() {
-				return false, fmt.Errorf("%s ended: %w; its log %s ends with:\n%s", needed.Name(), needed.Err(), needed.LogPath(),
-					needed.LogTail(3))
+				return fmt.Errorf("%s ended (%w): %w; its log %s ends with:\n%s", needed.Name(), poll.ErrHopeless, needed.Err(),
+					needed.LogPath(), needed.LogTail(3))
 			}
 		}
 		attempt, cancel := context.WithTimeout(ctx, 2*time.Second)
 		defer cancel()
-		last = ask(attempt)
-		return last == nil, nil
+		return ask(attempt)
 	})
-	if err != nil {
-		return fmt.Errorf("wait for %s, whose log is %s: %w", p.Name(), p.LogPath(), errors.Join(err, last))
-	}
-	return nil
 }
 
 // Stop ends all processes, the API server before etcd. What they wrote stays in

@@ -10,15 +10,14 @@ import (
 	"net/http"
 	"os"
 	"strings"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/divvy-gpu/divvy/internal/install/schedconf"
 	"github.com/divvy-gpu/divvy/internal/scheduler/extender"
+	"github.com/divvy-gpu/divvy/lab/internal/poll"
 )
 
 // Namespace is where the extender keeps what it shares with kube-scheduler.
@@ -172,21 +171,19 @@ func (e *Extender) credentials(ctx context.Context, c *ControlPlane) error {
 	if err != nil {
 		return err
 	}
-	var last error
-	err = wait.PollUntilContextTimeout(ctx, 100*time.Millisecond, readyTimeout, true, func(ctx context.Context) (bool, error) {
+	return poll.Until(ctx, readyTimeout, "the extender's certificates", func(ctx context.Context) error {
 		ca, caErr := client.CoreV1().ConfigMaps(Namespace).Get(ctx, caConfigMap, metav1.GetOptions{})
 		secret, secretErr := client.CoreV1().Secrets(Namespace).Get(ctx, clientSecret, metav1.GetOptions{})
-		if last = errors.Join(caErr, secretErr); last != nil {
-			return false, nil //nolint:nilerr // told when time is over
+		if err := errors.Join(caErr, secretErr); err != nil {
+			return err
 		}
 		e.Entry.CA = []byte(ca.Data["ca.crt"])
 		e.Entry.ClientCert, e.Entry.ClientKey = secret.Data[corev1.TLSCertKey], secret.Data[corev1.TLSPrivateKeyKey]
-		return len(e.Entry.CA) > 0 && len(e.Entry.ClientCert) > 0 && len(e.Entry.ClientKey) > 0, nil
+		if len(e.Entry.CA) == 0 || len(e.Entry.ClientCert) == 0 || len(e.Entry.ClientKey) == 0 {
+			return errors.New("one of them is empty")
+		}
+		return nil
 	})
-	if err != nil {
-		return fmt.Errorf("wait for the extender's certificates: %w", errors.Join(err, last))
-	}
-	return nil
 }
 
 // MetricsURL is where its metrics are.

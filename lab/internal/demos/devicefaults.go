@@ -14,6 +14,7 @@ import (
 
 	"github.com/divvy-gpu/divvy/internal/testing/vendorsim"
 	"github.com/divvy-gpu/divvy/lab/internal/layout"
+	"github.com/divvy-gpu/divvy/lab/internal/poll"
 	"github.com/divvy-gpu/divvy/lab/internal/testenv"
 )
 
@@ -235,7 +236,7 @@ releases it. Pods go to the other one.`)
 // nodeEvent waits for an event of the node that has a text, and returns its message.
 func (f *faults) nodeEvent(ctx context.Context, reason, text string) (message string, err error) {
 	selector := fields.Set{"involvedObject.kind": "Node", "reason": reason}.String()
-	err = testenv.Poll(ctx, offerTimeout, "an event "+reason+" of the node", func(ctx context.Context) error {
+	err = poll.Until(ctx, offerTimeout, "an event "+reason+" of the node", func(ctx context.Context) error {
 		list, err := f.Client.CoreV1().Events(metav1.NamespaceDefault).List(ctx, metav1.ListOptions{FieldSelector: selector})
 		if err != nil {
 			return err

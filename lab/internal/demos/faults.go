@@ -13,7 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/divvy-gpu/divvy/internal/testing/vendorsim"
-	"github.com/divvy-gpu/divvy/lab/internal/testenv"
+	"github.com/divvy-gpu/divvy/lab/internal/poll"
 )
 
 // faults plays the demo of failing devices.
@@ -312,14 +312,14 @@ func (f *faults) index(place int) int {
 // why, or that it is well, and returns the reason.
 func (f *faults) waitReason(ctx context.Context, what corev1.ResourceName, card vendorsim.Card, ill bool, why string) (reason string,
 	err error) {
-	err = testenv.Poll(ctx, offerTimeout, "the node to tell of the card", func(ctx context.Context) error {
+	err = poll.Until(ctx, offerTimeout, "the node to tell of the card", func(ctx context.Context) error {
 		cards, err := f.Node.Published(ctx, what)
 		if err != nil {
 			return err
 		}
 		for _, c := range cards {
-			if strings.HasSuffix(c.ID, card.UUID) {
-				if reason = c.Reason; c.Unhealthy == ill && strings.Contains(reason, why) {
+			if strings.HasSuffix(string(c.ID), card.UUID) {
+				if reason = c.Health.Reason; c.Health.Unhealthy == ill && strings.Contains(reason, why) {
 					return nil
 				}
 				return fmt.Errorf("it says %+v", c)

@@ -16,6 +16,7 @@ import (
 
 	"github.com/divvy-gpu/divvy/internal/testing/vendorsim"
 	"github.com/divvy-gpu/divvy/lab/internal/cluster"
+	"github.com/divvy-gpu/divvy/lab/internal/poll"
 	"github.com/divvy-gpu/divvy/lab/internal/testenv"
 )
 
@@ -255,7 +256,7 @@ func (f *faults) withheld(ctx context.Context, one folderFault) error {
 	}
 	f.Checks.Contains("readiness", fmt.Sprint(f.Divvy.Ready(ctx)), one.withheld)
 	var messages []string
-	err = testenv.Poll(ctx, offerTimeout, "an event of the node", func(ctx context.Context) error {
+	err = poll.Until(ctx, offerTimeout, "an event of the node", func(ctx context.Context) error {
 		events, err := f.Client.CoreV1().Events("").List(ctx, metav1.ListOptions{FieldSelector: "reason=ResourceNotOffered"})
 		if err != nil {
 			return err
@@ -285,7 +286,7 @@ func (f *faults) restored(ctx context.Context) error {
 	if err := f.Divvy.Wait(ctx, configTimeout); err != nil {
 		return err
 	}
-	err := testenv.Poll(ctx, offerTimeout, "the files of the daemon", func(context.Context) error {
+	err := poll.Until(ctx, offerTimeout, "the files of the daemon", func(context.Context) error {
 		for _, pattern := range []string{stateFolder + "/units-*.json", stateFolder + "/slots-*.json", cdiFolder + "/divvy-*.yaml"} {
 			files, err := filepath.Glob(pattern)
 			if err != nil {

@@ -14,6 +14,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/divvy-gpu/divvy/internal/pool"
+	"github.com/divvy-gpu/divvy/lab/internal/poll"
 	"github.com/divvy-gpu/divvy/lab/internal/product"
 	"github.com/divvy-gpu/divvy/lab/internal/testenv"
 )
@@ -68,7 +69,7 @@ func (r *remote) token(ctx context.Context) error {
 	r.Title("The pool's token")
 	r.Say(`An administrator downloads the token of the pool, one archive of three files, and
 imports it once.`)
-	if err := product.ForgetToken(ctx, r.Cluster); err != nil {
+	if err := product.ForgetToken(ctx); err != nil {
 		return err
 	}
 	if _, err := r.Run(ctx, "divvy", "pool", "import", product.TokenFile(), "--namespace", product.TokenNamespace); err != nil {
@@ -294,7 +295,7 @@ A pod by memory and a pod by percent, half a GPU each, that keep what they have:
 // used waits until the quota shows so many units in use, and checks it.
 func (r *remote) used(ctx context.Context, want string) error {
 	var got string
-	_ = testenv.Poll(ctx, podTimeout, "the quota to count "+want, func(ctx context.Context) error { // a difference, not the end of the demo
+	_ = poll.Until(ctx, podTimeout, "the quota to count "+want, func(ctx context.Context) error { // a difference, not the end of the demo
 		q, err := r.Client.CoreV1().ResourceQuotas(r.Pods.Namespace).Get(ctx, "bitfusion-quota", metav1.GetOptions{})
 		if err != nil {
 			return err
@@ -371,7 +372,7 @@ func (r *remote) controllers(ctx context.Context) error {
 	}
 	r.Checks.Contains("the job's log", text, "Locked 1 GPUs with partial memory 0.25")
 	r.Checks.Contains("the job's log", text, "total images/sec")
-	err = testenv.Poll(ctx, podTimeout, "the Deployment's pod to have run", func(ctx context.Context) error {
+	err = poll.Until(ctx, podTimeout, "the Deployment's pod to have run", func(ctx context.Context) error {
 		text, err = r.CLI.Kubectl(ctx, "logs", "deployment/bf-deployment", "--namespace", r.Pods.Namespace)
 		if err == nil && !strings.Contains(text, "total images/sec") {
 			err = errors.New("it has not yet")

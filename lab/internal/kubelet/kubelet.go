@@ -126,7 +126,8 @@ func (k *Kubelet) AllReady() bool { return k.life.ready.Load() }
 // Boot starts the process up to the point at which its sockets answer; it
 // knows no pods yet.
 func (k *Kubelet) Boot() error {
-	k.life.ctx, k.life.cancel = context.WithCancel(klog.NewContext(context.Background(), k.Log))
+	ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), k.Log))
+	k.life.ctx, k.life.cancel = ctx, cancel //nolint:fatcontext // each life has its own
 	k.mu.Lock()
 	k.known, k.done = map[types.UID]*corev1.Pod{}, map[types.UID]bool{}
 	k.mu.Unlock()

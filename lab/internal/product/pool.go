@@ -34,6 +34,7 @@ import (
 	"github.com/divvy-gpu/divvy/lab/internal/image"
 	"github.com/divvy-gpu/divvy/lab/internal/layout"
 	"github.com/divvy-gpu/divvy/lab/internal/pki"
+	"github.com/divvy-gpu/divvy/lab/internal/poll"
 	"github.com/divvy-gpu/divvy/lab/internal/remotepool"
 )
 
@@ -278,7 +279,7 @@ func runPoolServers(ctx context.Context, c *cluster.Cluster, serverImage string,
 			return fmt.Errorf("run the pool's servers: %w", err)
 		}
 	}
-	return poll(ctx, poolServerTimeout, func(ctx context.Context) error {
+	return poll.Until(ctx, poolServerTimeout, "the servers of the pool", func(ctx context.Context) error {
 		deployment, err := client.AppsV1().Deployments(PoolServer).Get(ctx, PoolServer, metav1.GetOptions{})
 		if err != nil {
 			return err
@@ -373,7 +374,7 @@ func apply(ctx context.Context, c *cluster.Cluster, object any) error {
 
 // ImportToken gives the pool's token to the cluster as an administrator does, and
 // returns what kubectl-divvy said.
-func ImportToken(ctx context.Context, c *cluster.Cluster) (string, error) {
+func ImportToken(ctx context.Context) (string, error) {
 	cmd := exec.CommandContext(ctx, filepath.Join(programDir, "kubectl-divvy"), "pool", "import", TokenFile(),
 		"--namespace", TokenNamespace)
 	cmd.Env = append(os.Environ(), "KUBECONFIG="+layout.AdminKubeconfig)
@@ -391,7 +392,7 @@ func TokenSecrets() []string {
 }
 
 // ForgetToken removes what ImportToken made.
-func ForgetToken(ctx context.Context, c *cluster.Cluster) error {
+func ForgetToken(ctx context.Context) error {
 	client, err := cluster.Client()
 	if err != nil {
 		return err
@@ -407,7 +408,7 @@ func ForgetToken(ctx context.Context, c *cluster.Cluster) error {
 
 // RemovePool takes the pool's servers and its token out of the cluster. What the
 // chart installed is helm's to remove.
-func RemovePool(ctx context.Context, c *cluster.Cluster) error {
+func RemovePool(ctx context.Context) error {
 	client, err := cluster.Client()
 	if err != nil {
 		return err
@@ -416,7 +417,7 @@ func RemovePool(ctx context.Context, c *cluster.Cluster) error {
 	if err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("remove the pool's servers: %w", err)
 	}
-	return ForgetToken(ctx, c)
+	return ForgetToken(ctx)
 }
 
 // HasPool reports whether the pool's servers run in the cluster.

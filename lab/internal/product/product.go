@@ -73,6 +73,13 @@ func Install(ctx context.Context, o Options) error { return install(ctx, o, true
 // cards as for Install.
 func Prepare(ctx context.Context, o Options) error { return install(ctx, o, false) }
 
+// made is what this process has built, and the tag of the images that it has loaded: tests
+// install again and again, from a checkout that does not change meanwhile.
+var made struct {
+	programs bool
+	tag      string
+}
+
 func install(ctx context.Context, o Options, chart bool) error {
 	withPool, err := usesPool(o)
 	if err != nil {
@@ -99,10 +106,12 @@ func install(ctx context.Context, o Options, chart bool) error {
 	}
 	var stamp release.Stamp
 	step("programs", func() (err error) {
-		if stamp, err = release.ReadStamp(ctx, o.RepositoryDir); err != nil {
+		if stamp, err = release.ReadStamp(ctx, o.RepositoryDir); err != nil || made.programs {
 			return err
 		}
-		return release.Build(ctx, o.RepositoryDir, programDir, stamp, release.Host(), release.Node, release.Control, release.Kubectl)
+		err = release.Build(ctx, o.RepositoryDir, programDir, stamp, release.Host(), release.Node, release.Control, release.Kubectl)
+		made.programs = err == nil
+		return err
 	})
 	if chart {
 		step("images", func() error { return loadImages(ctx, o.Cluster, stamp) })
@@ -133,10 +142,20 @@ var imageValues = filepath.Join(layout.StateDir, "image-values.yaml")
 // loadImages makes the product's images, loads them into the node, and writes
 // imageValues.
 func loadImages(ctx context.Context, c *cluster.Cluster, stamp release.Stamp) error {
+	if made.tag != "" {
+		present, err := c.Images().Digests(ctx)
+		if err != nil {
+			return err
+		}
+		if present[NodeImage+":"+made.tag] != "" && present[release.Registry+"/"+release.Control+":"+made.tag] != "" {
+			return nil
+		}
+	}
 	tag, err := loadImagesOf(ctx, c, programDir, stamp)
 	if err != nil {
 		return err
 	}
+	made.tag = tag
 	if err := os.WriteFile(imageValues, fmt.Appendf(nil, "image:\n  tag: %s\n", tag), 0o644); err != nil {
 		return fmt.Errorf("name the images in a file of values: %w", err)
 	}
@@ -211,7 +230,7 @@ func installChart(ctx context.Context, o Options) error {
 			}
 		}
 	}
-	if err := forgetInterrupted(ctx, o.Cluster); err != nil {
+	if err := forgetInterrupted(ctx); err != nil {
 		return err
 	}
 	args := []string{
@@ -230,12 +249,12 @@ func installChart(ctx context.Context, o Options) error {
 		args = append(args, "--set", value)
 	}
 	if out, err := helm(ctx, o.Cluster, args...); err != nil {
-		return fmt.Errorf("helm: %w: %s\n%s", err, out, describePods(ctx, o.Cluster))
+		return fmt.Errorf("helm: %w: %s\n%s", err, out, describePods(ctx))
 	}
 	if o.Unlabelled {
-		return unlabel(ctx, o.Cluster, label, chartTimeout)
+		return unlabel(ctx, label, chartTimeout)
 	}
-	return waitRollout(ctx, o.Cluster, chartTimeout)
+	return waitRollout(ctx, chartTimeout)
 }
 
 // Unwire makes kube-scheduler what it was before Divvy, as an administrator does on
@@ -267,7 +286,7 @@ func helm(ctx context.Context, c *cluster.Cluster, args ...string) (string, erro
 
 // forgetInterrupted removes the notes of an installation that was interrupted,
 // which would make helm refuse every later one.
-func forgetInterrupted(ctx context.Context, c *cluster.Cluster) error {
+func forgetInterrupted(ctx context.Context) error {
 	client, err := cluster.Client()
 	if err != nil {
 		return err
@@ -282,7 +301,7 @@ func forgetInterrupted(ctx context.Context, c *cluster.Cluster) error {
 }
 
 // describePods says in a line each what is wrong with the product's pods.
-func describePods(ctx context.Context, c *cluster.Cluster) string {
+func describePods(ctx context.Context) string {
 	client, err := cluster.Client()
 	if err != nil {
 		return err.Error()

@@ -18,8 +18,10 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 
+	"github.com/divvy-gpu/divvy/internal/core/wire"
 	"github.com/divvy-gpu/divvy/lab/internal/cluster"
 	"github.com/divvy-gpu/divvy/lab/internal/layout"
+	"github.com/divvy-gpu/divvy/lab/internal/poll"
 )
 
 // Names of the chart's workloads.
@@ -31,20 +33,17 @@ const (
 	schedconfDaemonSet  = "divvy-schedconf"
 )
 
-// inventoryAnnotation is where divvy-node publishes the cards of its node.
-const inventoryAnnotation = "divvy.dev/inventory"
-
 // waitRollout waits until the newest version of every pod is ready and no
 // older one is left. helm's own --wait is content with as many missing pods as
 // an update may take down at once: on one node, all.
-func waitRollout(ctx context.Context, c *cluster.Cluster, timeout time.Duration) error {
+func waitRollout(ctx context.Context, timeout time.Duration) error {
 	client, err := cluster.Client()
 	if err != nil {
 		return err
 	}
-	err = poll(ctx, timeout, func(ctx context.Context) error { return workloadsReady(ctx, client, layout.NodeName) })
+	err = poll.Until(ctx, timeout, "the rollout", func(ctx context.Context) error { return workloadsReady(ctx, client, layout.NodeName) })
 	if err != nil {
-		return fmt.Errorf("%w\n%s", err, describePods(ctx, c))
+		return fmt.Errorf("%w\n%s", err, describePods(ctx))
 	}
 	return nil
 }
@@ -91,12 +90,14 @@ func workloadsReady(ctx context.Context, client kubernetes.Interface, nodeName s
 
 // unlabel takes the label off the node until the daemon has gone. One that still
 // runs may put it back, since it tells of the cards.
-func unlabel(ctx context.Context, c *cluster.Cluster, label string, timeout time.Duration) error {
+func unlabel(ctx context.Context, label string, timeout time.Duration) error {
 	client, err := cluster.Client()
 	if err != nil {
 		return err
 	}
-	return poll(ctx, timeout, func(ctx context.Context) error { return unlabelled(ctx, client, layout.NodeName, label) })
+	return poll.Until(ctx, timeout, "the node without the label", func(ctx context.Context) error {
+		return unlabelled(ctx, client, layout.NodeName, label)
+	})
 }
 
 // unlabelled returns nil when the node has neither label nor daemon. It takes
@@ -126,16 +127,13 @@ func unlabelled(ctx context.Context, client kubernetes.Interface, name, label st
 	return nil
 }
 
-// ErrHopeless marks a state that waiting does not change.
-var ErrHopeless = errors.New("it will not change")
-
 // Selects returns nil when the node has the labels of the nodes that a DaemonSet runs
-// on, otherwise an ErrHopeless that names them.
+// on, otherwise a poll.ErrHopeless that names them.
 func Selects(d *appsv1.DaemonSet, node *corev1.Node) error {
 	pod := &d.Spec.Template.Spec
 	if fits, err := nodeaffinity.NewRequiredNodeAffinity(pod.NodeSelector, pod.Affinity).Match(node); err != nil || !fits {
 		return errors.Join(fmt.Errorf("%w: DaemonSet %s does not run on node %s, which has none of the labels that it selects: %v",
-			ErrHopeless, d.Name, node.Name, wantedLabels(pod)), err)
+			poll.ErrHopeless, d.Name, node.Name, wantedLabels(pod)), err)
 	}
 	return nil
 }
@@ -192,13 +190,13 @@ type Offer struct {
 
 // WaitForResources waits until kubelet offers as much of each resource as
 // divvy-node has published, and returns what that is.
-func WaitForResources(ctx context.Context, c *cluster.Cluster, timeout time.Duration) ([]Offer, error) {
+func WaitForResources(ctx context.Context, timeout time.Duration) ([]Offer, error) {
 	client, err := cluster.Client()
 	if err != nil {
 		return nil, err
 	}
 	var offers []Offer
-	err = poll(ctx, timeout, func(ctx context.Context) error {
+	err = poll.Until(ctx, timeout, "the resources of the node", func(ctx context.Context) error {
 		offers, err = offered(ctx, client, layout.NodeName)
 		return err
 	})
@@ -227,28 +225,20 @@ func offered(ctx context.Context, client kubernetes.Interface, name string) ([]O
 
 // publishedUnits returns the units of the healthy cards in a node's inventory.
 func publishedUnits(node *corev1.Node) ([]Offer, error) {
-	text, ok := node.Annotations[inventoryAnnotation]
+	text, ok := node.Annotations[wire.InventoryAnnotation]
 	if !ok {
 		return nil, fmt.Errorf("node %s has published no cards", node.Name)
 	}
-	var inventory struct {
-		Resources []struct {
-			Resource corev1.ResourceName
-			Devices  []struct {
-				Units     int64
-				Unhealthy bool
-			}
-		}
-	}
-	if err := json.Unmarshal([]byte(text), &inventory); err != nil {
-		return nil, fmt.Errorf("annotation %s of node %s: %w", inventoryAnnotation, node.Name, err)
+	inventory, err := wire.DecodeInventory(text)
+	if err != nil {
+		return nil, fmt.Errorf("inventory of node %s: %w", node.Name, err)
 	}
 	var offers []Offer
-	for _, resource := range inventory.Resources {
-		offer := Offer{Resource: resource.Resource}
-		for _, device := range resource.Devices {
-			if !device.Unhealthy {
-				offer.Units += device.Units
+	for _, resource := range inventory {
+		offer := Offer{Resource: corev1.ResourceName(resource.Resource)}
+		for _, share := range resource.Shares {
+			if !share.Health.Unhealthy {
+				offer.Units += int64(share.Units)
 			}
 		}
 		if offer.Units > 0 {
@@ -256,25 +246,4 @@ func publishedUnits(node *corev1.Node) ([]Offer, error) {
 		}
 	}
 	return offers, nil
-}
-
-// poll asks until the answer is nil or hopeless; after the timeout it returns the last
-// one.
-func poll(ctx context.Context, timeout time.Duration, ask func(context.Context) error) error {
-	deadline, cancel := context.WithTimeout(ctx, timeout)
-	defer cancel()
-	for {
-		err := ask(deadline)
-		if err == nil || errors.Is(err, ErrHopeless) {
-			return err
-		}
-		select {
-		case <-deadline.Done():
-			if ctx.Err() != nil {
-				return ctx.Err()
-			}
-			return fmt.Errorf("after %s: %w", timeout, err)
-		case <-time.After(200 * time.Millisecond):
-		}
-	}
 }

@@ -15,6 +15,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/utils/ptr"
+
+	"github.com/divvy-gpu/divvy/internal/core/wire"
+	"github.com/divvy-gpu/divvy/lab/internal/poll"
 )
 
 func TestDaemonSetReady(t *testing.T) {
@@ -29,7 +32,7 @@ func TestDaemonSetReady(t *testing.T) {
 		status := ready
 		change(&status)
 		d := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Generation: 2}, Status: status}
-		if err := daemonSetReady(d, &corev1.Node{}); (err == nil) != (name == "") || errors.Is(err, ErrHopeless) {
+		if err := daemonSetReady(d, &corev1.Node{}); (err == nil) != (name == "") || errors.Is(err, poll.ErrHopeless) {
 			t.Errorf("%q: %v", name, err)
 		}
 	}
@@ -74,7 +77,9 @@ func TestNodeWithoutTheLabel(t *testing.T) {
 			client := fake.NewClientset(daemons, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "lab-0", Labels: test.labels}})
 			synctest.Test(t, func(t *testing.T) {
 				began := time.Now()
-				err := poll(t.Context(), chartTimeout, func(ctx context.Context) error { return workloadsReady(ctx, client, "lab-0") })
+				err := poll.Until(t.Context(), chartTimeout, "the rollout", func(ctx context.Context) error {
+					return workloadsReady(ctx, client, "lab-0")
+				})
 				if waited := time.Since(began); waited > 0 {
 					t.Errorf("it took %s", waited)
 				}
@@ -108,9 +113,10 @@ func TestDeploymentReady(t *testing.T) {
 
 func TestOffered(t *testing.T) {
 	const inventory = `{"v":1,"resources":[
-		{"resource":"enflame.com/gcu-memory","devices":[{"units":16},{"units":8},{"units":4,"unhealthy":true}]},
-		{"resource":"nvidia.com/gpu","devices":[{"units":1},{"units":1}]},
-		{"resource":"iluvatar.com/gpu","devices":[{"units":1,"unhealthy":true}]}]}`
+		{"resource":"enflame.com/gcu-memory","unit":"1","devices":[
+			{"index":0,"id":"a","units":16},{"index":1,"id":"b","units":8},{"index":2,"id":"c","units":4,"unhealthy":true}]},
+		{"resource":"nvidia.com/gpu","devices":[{"index":0,"id":"d","units":1},{"index":1,"id":"e","units":1}]},
+		{"resource":"iluvatar.com/gpu","devices":[{"index":0,"id":"f","units":1,"unhealthy":true}]}]}`
 	for name, test := range map[string]struct {
 		annotation, memory, gpus string
 		want                     []Offer
@@ -124,7 +130,7 @@ func TestOffered(t *testing.T) {
 		"no cards":               {`{"v":1}`, "0", "0", nil},
 	} {
 		node := &corev1.Node{
-			ObjectMeta: metav1.ObjectMeta{Name: "n", Annotations: map[string]string{inventoryAnnotation: test.annotation}},
+			ObjectMeta: metav1.ObjectMeta{Name: "n", Annotations: map[string]string{wire.InventoryAnnotation: test.annotation}},
 			Status: corev1.NodeStatus{Allocatable: corev1.ResourceList{
 				Resource: resource.MustParse(test.memory), "nvidia.com/gpu": resource.MustParse(test.gpus),
 			}},
@@ -158,22 +164,5 @@ func TestUnlabel(t *testing.T) {
 	}
 	if err := unlabelled(t.Context(), client, "n", "a/b"); err == nil {
 		t.Error("no error although the daemon runs")
-	}
-}
-
-func TestPoll(t *testing.T) {
-	failure := errors.New("not yet")
-	calls := 0
-	err := poll(t.Context(), time.Minute, func(context.Context) error {
-		if calls++; calls < 2 {
-			return failure
-		}
-		return nil
-	})
-	if err != nil || calls != 2 {
-		t.Errorf("%v after %d calls", err, calls)
-	}
-	if err := poll(t.Context(), time.Millisecond, func(context.Context) error { return failure }); !errors.Is(err, failure) {
-		t.Errorf("after the timeout: %v, want the last answer", err)
 	}
 }

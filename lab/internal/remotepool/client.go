@@ -153,8 +153,8 @@ func (s *session) lease(ctx context.Context, r Request) (*held, error) {
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	late := time.AfterFunc(s.timeout, cancel)
-	response, err := s.do(ctx, http.MethodPost, leasePath,
-		bytes.NewReader(body)) //nolint:bodyclose // closed below, or by the goroutine that holds the lease
+	//nolint:bodyclose // closed below, or by the goroutine that holds the lease
+	response, err := s.do(ctx, http.MethodPost, leasePath, bytes.NewReader(body))
 	if !late.Stop() && err == nil {
 		err = errors.Join(context.DeadlineExceeded, response.Body.Close())
 	}

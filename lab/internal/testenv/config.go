@@ -19,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 
+	"github.com/divvy-gpu/divvy/lab/internal/poll"
 	"github.com/divvy-gpu/divvy/lab/internal/product"
 )
 
@@ -65,7 +66,7 @@ func (d *Divvy) take(ctx context.Context, before applied) error {
 		return err
 	}
 	poked := false
-	return Poll(ctx, configTimeout, "the daemon to use the new configuration", func(ctx context.Context) error {
+	return poll.Until(ctx, configTimeout, "the daemon to use the new configuration", func(ctx context.Context) error {
 		now, err := d.configured(ctx)
 		if err != nil {
 			return err

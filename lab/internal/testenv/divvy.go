@@ -11,15 +11,15 @@ import (
 	"syscall"
 	"time"
 
-	"k8s.io/client-go/kubernetes"
-
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
 
 	"github.com/divvy-gpu/divvy/lab/internal/layout"
+	"github.com/divvy-gpu/divvy/lab/internal/poll"
 	"github.com/divvy-gpu/divvy/lab/internal/product"
 )
 
@@ -80,7 +80,7 @@ func (d *Divvy) Pod(ctx context.Context, part string) (*corev1.Pod, error) {
 
 // Wait waits until the newest settings of all parts are at work.
 func (d *Divvy) Wait(ctx context.Context, timeout time.Duration) error {
-	return Poll(ctx, timeout, "Divvy to be ready", d.Ready)
+	return poll.Until(ctx, timeout, "Divvy to be ready", d.Ready)
 }
 
 // Ready returns nil when the newest settings of all parts are at work.
@@ -187,7 +187,7 @@ func (d *Divvy) DeletePods(ctx context.Context, part string) error {
 		}
 	}
 	for _, pod := range pods {
-		err := Poll(ctx, restartTimeout, "pod "+pod.Name+" to be gone", func(ctx context.Context) error {
+		err := poll.Until(ctx, restartTimeout, "pod "+pod.Name+" to be gone", func(ctx context.Context) error {
 			_, err := api.Get(ctx, pod.Name, metav1.GetOptions{})
 			if apierrors.IsNotFound(err) {
 				return nil
@@ -231,7 +231,7 @@ func (d *Divvy) Kill(ctx context.Context, part string) error {
 		return fmt.Errorf("kill %s: %w", part, err)
 	}
 	// Not ready until kubelet has started another.
-	return Poll(ctx, restartTimeout, part+" to have ended", func(context.Context) error {
+	return poll.Until(ctx, restartTimeout, part+" to have ended", func(context.Context) error {
 		if syscall.Kill(pid, 0) == nil {
 			return fmt.Errorf("process %d still runs", pid)
 		}

@@ -13,13 +13,12 @@ import (
 	"strings"
 	"time"
 
-	"github.com/divvy-gpu/divvy/internal/core/wire"
-	"github.com/divvy-gpu/divvy/internal/testing/vendorsim"
-
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
+	"github.com/divvy-gpu/divvy/internal/core/wire"
+	"github.com/divvy-gpu/divvy/internal/testing/vendorsim"
 	"github.com/divvy-gpu/divvy/lab/internal/build"
 	"github.com/divvy-gpu/divvy/lab/internal/cluster"
 	"github.com/divvy-gpu/divvy/lab/internal/hardware"
@@ -131,8 +130,7 @@ func SetUp(ctx context.Context, o Options) (s *Env, err error) {
 	}
 	if o.Bare {
 		if s.before.installed {
-			return nil, errors.New("Divvy is installed in the lab, and what is to come needs a lab without it: take the lab down first " +
-				"(make lab-down)") //nolint:staticcheck // a name
+			return nil, errors.New("the lab must not have Divvy installed; take it down first (make lab-down)")
 		}
 		err = s.Pods.EnsureNamespace(ctx)
 	} else {
@@ -304,7 +302,7 @@ func (s *Env) Restore(ctx context.Context, out io.Writer) error {
 		return err
 	}
 	if !s.before.pool {
-		if err := product.RemovePool(ctx, s.Cluster); err != nil {
+		if err := product.RemovePool(ctx); err != nil {
 			return err
 		}
 	}

@@ -1,17 +1,10 @@
 package testenv
 
 import (
-	"context"
-	"errors"
-	"fmt"
 	"slices"
-	"strings"
 	"testing"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
-
-	"github.com/divvy-gpu/divvy/lab/internal/product"
 )
 
 func TestUnitsAreThePeak(t *testing.T) {
@@ -70,36 +63,6 @@ func TestUpgradeArgs(t *testing.T) {
 	}
 	if !slices.Equal(got, want) {
 		t.Errorf("arguments %q, want %q", got, want)
-	}
-}
-
-func TestPoll(t *testing.T) {
-	ctx := t.Context()
-	asked := 0
-	err := Poll(ctx, time.Minute, "a third answer", func(context.Context) error {
-		if asked++; asked < 3 {
-			return errors.New("not yet")
-		}
-		return nil
-	})
-	if err != nil || asked != 3 {
-		t.Errorf("asked %d times, %v; want 3 and no error", asked, err)
-	}
-
-	err = Poll(ctx, time.Millisecond, "the moon", func(context.Context) error { return errors.New("still dark") })
-	if err == nil || !strings.Contains(err.Error(), "the moon") || !strings.Contains(err.Error(), "still dark") {
-		t.Errorf("after the time: %v; want what was waited for and the last answer", err)
-	}
-
-	err = Poll(ctx, time.Minute, "a dead pod", func(context.Context) error { return fmt.Errorf("%w: it failed", product.ErrHopeless) })
-	if !errors.Is(err, product.ErrHopeless) {
-		t.Errorf("hopeless: %v", err)
-	}
-
-	ended, cancel := context.WithCancel(ctx)
-	cancel()
-	if err := Poll(ended, time.Minute, "x", func(context.Context) error { return errors.New("no") }); !errors.Is(err, context.Canceled) {
-		t.Errorf("after an interrupt: %v; want %v", err, context.Canceled)
 	}
 }
 

@@ -8,14 +8,15 @@ import (
 	"strings"
 	"time"
 
-	"k8s.io/client-go/kubernetes"
-
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
 
 	"github.com/divvy-gpu/divvy/internal/core/accel"
+	"github.com/divvy-gpu/divvy/internal/core/wire"
+	"github.com/divvy-gpu/divvy/lab/internal/poll"
 )
 
 // ConfigLabel is the node's label that names its configuration.
@@ -88,7 +89,7 @@ func (n *Node) Offered(ctx context.Context, name corev1.ResourceName) (capacity,
 // how long that took.
 func (n *Node) WaitAllocatable(ctx context.Context, timeout time.Duration, name corev1.ResourceName, want int64) (time.Duration, error) {
 	begun := time.Now()
-	err := Poll(ctx, timeout, fmt.Sprintf("the node to offer %d %s", want, name), func(ctx context.Context) error {
+	err := poll.Until(ctx, timeout, fmt.Sprintf("the node to offer %d %s", want, name), func(ctx context.Context) error {
 		capacity, allocatable, err := n.Offered(ctx, name)
 		if err == nil && allocatable != want {
 			err = fmt.Errorf("it offers %d of %d", allocatable, capacity)
@@ -98,33 +99,19 @@ func (n *Node) WaitAllocatable(ctx context.Context, timeout time.Duration, name 
 	return time.Since(begun), err
 }
 
-// Published is a card as the node publishes it.
-type Published struct {
-	Index     int    `json:"index"`
-	ID        string `json:"id"`
-	Units     int64  `json:"units"`
-	Unhealthy bool   `json:"unhealthy"`
-	Reason    string `json:"reason"`
-}
-
-// Published returns the cards of a resource as the node publishes them.
-func (n *Node) Published(ctx context.Context, name corev1.ResourceName) ([]Published, error) {
+// Published returns the devices of a resource as the node publishes them.
+func (n *Node) Published(ctx context.Context, name corev1.ResourceName) ([]accel.Share, error) {
 	node, err := n.Get(ctx)
 	if err != nil {
 		return nil, err
 	}
-	var inventory struct {
-		Resources []struct {
-			Resource corev1.ResourceName `json:"resource"`
-			Devices  []Published         `json:"devices"`
-		} `json:"resources"`
-	}
-	if err := json.Unmarshal([]byte(node.Annotations["divvy.dev/inventory"]), &inventory); err != nil {
+	inventory, err := wire.DecodeInventory(node.Annotations[wire.InventoryAnnotation])
+	if err != nil {
 		return nil, fmt.Errorf("what the node publishes: %w", err)
 	}
-	for _, r := range inventory.Resources {
-		if r.Resource == name {
-			return r.Devices, nil
+	for _, r := range inventory {
+		if r.Resource == accel.Resource(name) {
+			return r.Shares, nil
 		}
 	}
 	return nil, fmt.Errorf("the node publishes no %s", name)

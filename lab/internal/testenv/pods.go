@@ -10,18 +10,18 @@ import (
 	"strings"
 	"time"
 
-	"k8s.io/client-go/kubernetes"
-	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
-	"sigs.k8s.io/yaml"
-
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	resourcehelper "k8s.io/component-helpers/resource"
 	"k8s.io/utils/ptr"
+	"sigs.k8s.io/yaml"
 
 	"github.com/divvy-gpu/divvy/lab/internal/cluster"
+	"github.com/divvy-gpu/divvy/lab/internal/poll"
 	"github.com/divvy-gpu/divvy/lab/internal/product"
 )
 
@@ -131,7 +131,7 @@ func (p *Pods) Create(ctx context.Context, pods ...*corev1.Pod) ([]*corev1.Pod, 
 // containers are ready. A pod that has ended otherwise is an error at once, with the
 // last of what it printed.
 func (p *Pods) WaitPhase(ctx context.Context, timeout time.Duration, phase corev1.PodPhase, names ...string) error {
-	return Poll(ctx, timeout, fmt.Sprintf("pods %s to be %s", strings.Join(names, ", "), phase), func(ctx context.Context) error {
+	return poll.Until(ctx, timeout, fmt.Sprintf("pods %s to be %s", strings.Join(names, ", "), phase), func(ctx context.Context) error {
 		pods, err := p.client.CoreV1().Pods(p.Namespace).List(ctx, metav1.ListOptions{})
 		if err != nil {
 			return err
@@ -146,7 +146,7 @@ func (p *Pods) WaitPhase(ctx context.Context, timeout time.Duration, phase corev
 			case !ok:
 				return fmt.Errorf("there is no pod %s", name)
 			case pod.Status.Phase != phase && Ended(pod):
-				return fmt.Errorf("%w: %s; it printed %q", product.ErrHopeless, Describe(pod), p.lastPrinted(ctx, name))
+				return fmt.Errorf("%w: %s; it printed %q", poll.ErrHopeless, Describe(pod), p.lastPrinted(ctx, name))
 			case pod.Status.Phase != phase, phase == corev1.PodRunning && !allReady(pod):
 				return errors.New(Describe(pod))
 			}
@@ -191,7 +191,7 @@ func (p *Pods) Delete(ctx context.Context, names ...string) error {
 // these names any more, or for any without names. The pods of the lab have no grace
 // period, so the API server forgets them before their containers have ended.
 func (p *Pods) waitFreed(ctx context.Context, names ...string) error {
-	return Poll(ctx, freedTimeout, "the extender to give back what deleted pods held", func(ctx context.Context) error {
+	return poll.Until(ctx, freedTimeout, "the extender to give back what deleted pods held", func(ctx context.Context) error {
 		type occupants []struct{ Name, Namespace string }
 		var report struct {
 			Nodes []struct {
@@ -224,7 +224,7 @@ const freedTimeout = 45 * time.Second
 // WaitGone waits until there are no pods of these names.
 func (p *Pods) WaitGone(ctx context.Context, names ...string) error {
 	for _, name := range names {
-		err := Poll(ctx, time.Minute, "pod "+name+" to be gone", func(ctx context.Context) error {
+		err := poll.Until(ctx, time.Minute, "pod "+name+" to be gone", func(ctx context.Context) error {
 			pod, err := p.client.CoreV1().Pods(p.Namespace).Get(ctx, name, metav1.GetOptions{})
 			if apierrors.IsNotFound(err) {
 				return nil
@@ -246,7 +246,7 @@ func (p *Pods) WaitGone(ctx context.Context, names ...string) error {
 func (p *Pods) DeleteAll(ctx context.Context) error {
 	pods := p.client.CoreV1().Pods(p.Namespace)
 	now := metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)}
-	err := Poll(ctx, 2*time.Minute, "the pods of namespace "+p.Namespace+" to be gone", func(ctx context.Context) error {
+	err := poll.Until(ctx, 2*time.Minute, "the pods of namespace "+p.Namespace+" to be gone", func(ctx context.Context) error {
 		list, err := pods.List(ctx, metav1.ListOptions{})
 		if err != nil || len(list.Items) == 0 {
 			return err
@@ -276,7 +276,7 @@ func (p *Pods) DeleteAll(ctx context.Context) error {
 // returns the message.
 func (p *Pods) WaitEvent(ctx context.Context, timeout time.Duration, pod *corev1.Pod, text string) (string, error) {
 	var message string
-	err := Poll(ctx, timeout, fmt.Sprintf("an event of pod %s that says %q", pod.Name, text), func(ctx context.Context) error {
+	err := poll.Until(ctx, timeout, fmt.Sprintf("an event of pod %s that says %q", pod.Name, text), func(ctx context.Context) error {
 		events, err := p.client.CoreV1().Events(pod.Namespace).List(ctx, metav1.ListOptions{
 			FieldSelector: "involvedObject.uid=" + string(pod.UID),
 		})
@@ -303,7 +303,7 @@ func (p *Pods) EnsureNamespace(ctx context.Context) error {
 	if err != nil && !apierrors.IsAlreadyExists(err) {
 		return fmt.Errorf("make namespace %s: %w", p.Namespace, err)
 	}
-	return Poll(ctx, time.Minute, "service account of namespace "+p.Namespace, func(ctx context.Context) error {
+	return poll.Until(ctx, time.Minute, "service account of namespace "+p.Namespace, func(ctx context.Context) error {
 		_, err := p.client.CoreV1().ServiceAccounts(p.Namespace).Get(ctx, "default", metav1.GetOptions{})
 		return err
 	})
@@ -326,6 +326,8 @@ func (p *Pods) EmptyNamespace(ctx context.Context) error {
 	return p.DeleteAll(ctx)
 }
 
+// RemoveNamespace empties the namespace and deletes it; what else is in it goes a
+// little later.
 func (p *Pods) RemoveNamespace(ctx context.Context) error {
 	if err := p.EmptyNamespace(ctx); err != nil {
 		return err

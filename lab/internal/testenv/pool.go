@@ -7,12 +7,12 @@ import (
 	"syscall"
 	"time"
 
-	"k8s.io/client-go/kubernetes"
-
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
 
 	"github.com/divvy-gpu/divvy/internal/pool"
+	"github.com/divvy-gpu/divvy/lab/internal/poll"
 	"github.com/divvy-gpu/divvy/lab/internal/product"
 )
 
@@ -35,7 +35,7 @@ type Pool struct {
 
 // Wait waits until pods of the pool can be created and scheduled.
 func (p *Pool) Wait(ctx context.Context, timeout time.Duration) error {
-	return Poll(ctx, timeout, "the pool's webhook and its units", p.Ready)
+	return poll.Until(ctx, timeout, "the pool's webhook and its units", p.Ready)
 }
 
 // Ready returns nil when the node offers the pool's units and both replicas

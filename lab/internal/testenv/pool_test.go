@@ -1,10 +1,10 @@
 package testenv
 
 import (
-	"k8s.io/client-go/kubernetes/fake"
-
 	"path/filepath"
 	"testing"
+
+	"k8s.io/client-go/kubernetes/fake"
 
 	"github.com/divvy-gpu/divvy/internal/pool"
 )

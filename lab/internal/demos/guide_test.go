@@ -1,7 +1,6 @@
-package main
+package demos
 
 import (
-	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -11,9 +10,9 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/divvy-gpu/divvy/lab/internal/audit"
-	"github.com/divvy-gpu/divvy/lab/internal/checks"
 	"github.com/divvy-gpu/divvy/lab/internal/cluster"
 	"github.com/divvy-gpu/divvy/lab/internal/product"
+	"github.com/divvy-gpu/divvy/lab/internal/testenv"
 )
 
 const report = `{
@@ -111,15 +110,16 @@ func TestFold(t *testing.T) {
 	}
 }
 
-func TestVerdict(t *testing.T) {
-	c := checks.Checks{Out: io.Discard}
-	c.Equal("cards", 1, 1)
-	if got := verdict(&c); !strings.Contains(got, "1 checks") || !strings.Contains(got, "all are as the guide says") {
-		t.Errorf("after a good check: %q", got)
+func TestEnd(t *testing.T) {
+	var out strings.Builder
+	s := New("demo", &testenv.Env{Cluster: &cluster.Cluster{}}, &out)
+	s.Checks.Equal("cards", 1, 1)
+	if err := s.End(); err != nil || !strings.Contains(out.String(), "demo: 1 checks: all are as they should be") {
+		t.Errorf("after a good check: %v, %q", err, out.String())
 	}
-	c.Equal("cards", 1, 2)
-	if got := verdict(&c); !strings.Contains(got, "2 checks") || !strings.Contains(got, "1 DIFFER") {
-		t.Errorf("after a bad check: %q", got)
+	s.Checks.Equal("cards", 1, 2)
+	if err := s.End(); err == nil || !strings.Contains(out.String(), "demo: 2 checks: 1 DIFFER") {
+		t.Errorf("after a bad check: %v, %q", err, out.String())
 	}
 }
 

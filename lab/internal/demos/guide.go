@@ -1,4 +1,4 @@
-package main
+package demos
 
 import (
 	"context"
@@ -16,19 +16,15 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/divvy-gpu/divvy/lab/internal/audit"
-	"github.com/divvy-gpu/divvy/lab/internal/checks"
 	"github.com/divvy-gpu/divvy/lab/internal/cluster"
 	"github.com/divvy-gpu/divvy/lab/internal/layout"
+	"github.com/divvy-gpu/divvy/lab/internal/poll"
 	"github.com/divvy-gpu/divvy/lab/internal/product"
 	"github.com/divvy-gpu/divvy/lab/internal/testenv"
 )
 
-// Waits of the demo. A machine of two cores needs a tenth of them.
-const (
-	podTimeout    = 90 * time.Second
-	freeTimeout   = 30 * time.Second
-	configTimeout = 2 * time.Minute
-)
+// freeTimeout is how long a pod that ended may be counted.
+const freeTimeout = 30 * time.Second
 
 // The machine of the guide: 8 cards of 16 GB.
 const (
@@ -36,33 +32,55 @@ const (
 	cardGB   = 16
 )
 
-// demo plays the scenario.
-type demo struct {
-	lab    *testenv.Env
-	out    io.Writer
-	checks checks.Checks
-}
+// guide plays the scenario of the GCUShare guide.
+type guide struct{ *Demo }
 
-func (d *demo) title(text string) {
-	fmt.Fprintf(d.out, "\n=== %s %s\n", text, strings.Repeat("=", max(0, 74-len(text))))
-}
-
-func (d *demo) say(text string) { fmt.Fprintf(d.out, "%s\n\n", text) }
-
-// kubectl prints a command as a person types it, runs it and prints its output.
-func (d *demo) kubectl(ctx context.Context, args ...string) error {
-	fmt.Fprintf(d.out, "$ kubectl %s\n", strings.Join(args, " "))
-	text, err := d.lab.CLI.Kubectl(ctx, args...)
-	if text != "" {
-		fmt.Fprintln(d.out, text)
+// Guide shows the scenario of the GCUShare guide, section 4.1: four pods share two cards of
+// 16 GB by memory, in units of 1 GB and of 0.1 GB. docs/demo.md shows what it prints.
+func (s *Demo) Guide(ctx context.Context) error {
+	var printed strings.Builder
+	s.out = io.MultiWriter(s.out, &printed)
+	s.Checks.Out = s.out
+	d := &guide{s}
+	if err := d.play(ctx); err != nil {
+		return err
 	}
-	return err
+	s.Checks.NoError("docs/demo.md shows what was printed", s.CLI.CheckShown("docs/demo.md", "make demo", printed.String()))
+	return nil
 }
 
-// node shows what the node offers, once kubelet has reported it.
-func (d *demo) node(ctx context.Context, memory int64) error {
+// play shows the scenario in units of 1 GB and of 0.1 GB.
+func (d *guide) play(ctx context.Context) error {
+	d.Title("The node, as Kubernetes sees it")
+	d.Say(`divvy-node has found the cards through the vendor's library and offers their
+memory to kubelet, in units of 1 GB. The number of cards is shown beside it.`)
+	if err := d.offers(ctx, 128); err != nil {
+		return err
+	}
+	if err := d.scenario(ctx, 1); err != nil {
+		return err
+	}
+	d.Title("The same with finer units")
+	d.Say(`memoryUnit is a value of the chart. Pods of the former unit are gone, as they
+must be: their requests would change their meaning. With "0.1" one unit is a
+tenth of a GB, so 4 GB are 40 units.`)
+	if err := d.changeUnit(ctx, "0.1"); err != nil {
+		return err
+	}
+	if err := d.offers(ctx, 1280); err != nil {
+		return err
+	}
+	if err := d.scenario(ctx, 10); err != nil {
+		return err
+	}
+	d.Title("Back to units of 1 GB")
+	return d.changeUnit(ctx, "1")
+}
+
+// offers shows what the node offers, once kubelet has reported it.
+func (d *guide) offers(ctx context.Context, memory int64) error {
 	amounts := func(ctx context.Context) (gcuMemory, gcuCount int64, err error) {
-		node, err := d.lab.Client.CoreV1().Nodes().Get(ctx, layout.NodeName, metav1.GetOptions{})
+		node, err := d.Client.CoreV1().Nodes().Get(ctx, layout.NodeName, metav1.GetOptions{})
 		if err != nil {
 			return 0, 0, err
 		}
@@ -70,14 +88,14 @@ func (d *demo) node(ctx context.Context, memory int64) error {
 		return m.Value(), c.Value(), nil
 	}
 	// That it comes late is a difference, not the end of the demo.
-	_ = testenv.Poll(ctx, configTimeout, "the node's memory", func(ctx context.Context) error {
+	_ = poll.Until(ctx, configTimeout, "the node's memory", func(ctx context.Context) error {
 		m, c, err := amounts(ctx)
 		if err == nil && (m != memory || c != numCards) {
 			err = fmt.Errorf("it has %d units on %d cards", m, c)
 		}
 		return err
 	})
-	err := d.kubectl(ctx, "get", "node", "--output",
+	_, err := d.Run(ctx, "get", "node", "--output",
 		`custom-columns=NAME:.metadata.name,GCU-COUNT:.status.allocatable.enflame\.com/gcu-count,`+
 			`GCU-MEMORY:.status.allocatable.enflame\.com/gcu-memory`)
 	if err != nil {
@@ -87,8 +105,8 @@ func (d *demo) node(ctx context.Context, memory int64) error {
 	if err != nil {
 		return err
 	}
-	d.checks.Equal("units of enflame.com/gcu-memory", m, memory)
-	d.checks.Equal("cards in enflame.com/gcu-count", c, int64(numCards))
+	d.Checks.Equal("units of enflame.com/gcu-memory", m, memory)
+	d.Checks.Equal("cards in enflame.com/gcu-count", c, int64(numCards))
 	return nil
 }
 
@@ -100,16 +118,16 @@ type holding struct {
 }
 
 // scenario is the guide's, with so many units to a GB.
-func (d *demo) scenario(ctx context.Context, perGB int64) error {
+func (d *guide) scenario(ctx context.Context, perGB int64) error {
 	var now []holding
 	run := func(number int, gb int64, card int, why string) error {
 		name := fmt.Sprintf("gcushare-pod-%d", number)
-		d.title(fmt.Sprintf("Pod %d asks for %d GB: %d units", number, gb, gb*perGB))
-		d.say(why)
+		d.Title(fmt.Sprintf("Pod %d asks for %d GB: %d units", number, gb, gb*perGB))
+		d.Say(why)
 		if err := d.create(ctx, name, gb*perGB); err != nil {
 			return err
 		}
-		if err := d.lab.Pods.WaitPhase(ctx, podTimeout, corev1.PodRunning, name); err != nil {
+		if err := d.Pods.WaitPhase(ctx, podTimeout, corev1.PodRunning, name); err != nil {
 			return err
 		}
 		if err := d.list(ctx); err != nil {
@@ -136,30 +154,30 @@ has room: both pods share card 0 now.`); err != nil {
 		return err
 	}
 
-	d.title("Pod 2 is deleted")
-	d.say(`Its memory is free as soon as the pod has ended.`)
-	if err := d.kubectl(ctx, "delete", "pod", "gcushare-pod-2", "--namespace", namespace); err != nil {
+	d.Title("Pod 2 is deleted")
+	d.Say(`Its memory is free as soon as the pod has ended.`)
+	if _, err := d.Run(ctx, "delete", "pod", "gcushare-pod-2", "--namespace", d.Pods.Namespace); err != nil {
 		return err
 	}
 	now = slices.Delete(now, 1, 2)
 	if err := d.inspect(ctx, now, perGB); err != nil {
 		return err
 	}
-	d.title("All pods are deleted")
-	if err := d.kubectl(ctx, "delete", "pod", "--all", "--namespace", namespace); err != nil {
+	d.Title("All pods are deleted")
+	if _, err := d.Run(ctx, "delete", "pod", "--all", "--namespace", d.Pods.Namespace); err != nil {
 		return err
 	}
 	return d.inspect(ctx, nil, perGB)
 }
 
 // create makes the pod of a file in examples/, with the lab's image.
-func (d *demo) create(ctx context.Context, name string, units int64) error {
+func (d *guide) create(ctx context.Context, name string, units int64) error {
 	manifest, err := d.manifest(name, units)
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(d.out, "$ kubectl create -f %s.yaml --namespace %s\n", name, namespace)
-	text, err := d.lab.CLI.Command(ctx, manifest, d.lab.Cluster.Program("kubectl"), "create", "-f", "-", "--namespace", namespace)
+	fmt.Fprintf(d.out, "$ kubectl create -f %s.yaml --namespace %s\n", name, d.Pods.Namespace)
+	text, err := d.CLI.Command(ctx, manifest, d.Cluster.Program("kubectl"), "create", "-f", "-", "--namespace", d.Pods.Namespace)
 	if err != nil {
 		return err
 	}
@@ -167,8 +185,8 @@ func (d *demo) create(ctx context.Context, name string, units int64) error {
 	return nil
 }
 
-func (d *demo) manifest(name string, units int64) (string, error) {
-	data, err := os.ReadFile(filepath.Join(d.lab.CLI.Repository, "examples", name+".yaml"))
+func (d *guide) manifest(name string, units int64) (string, error) {
+	data, err := os.ReadFile(filepath.Join(d.CLI.Repository, "examples", name+".yaml"))
 	if err != nil {
 		return "", fmt.Errorf("read the example: %w", err)
 	}
@@ -194,15 +212,16 @@ func withUnits(example []byte, units int64) (string, error) {
 	return string(manifest), nil
 }
 
-func (d *demo) list(ctx context.Context) error {
-	return d.kubectl(ctx, "get", "pod", "--namespace", namespace)
+func (d *guide) list(ctx context.Context) error {
+	_, err := d.Run(ctx, "get", "pod", "--namespace", d.Pods.Namespace)
+	return err
 }
 
 // look runs ls in the container, as the guide does, and reads the variable and
 // the annotation that name the card.
-func (d *demo) look(ctx context.Context, name string, card int) error {
-	fmt.Fprintf(d.out, "$ kubectl exec %s --namespace %s -- ls /dev\n", name, namespace)
-	text, err := d.lab.CLI.Kubectl(ctx, "exec", name, "--namespace", namespace, "--", "ls", "/dev")
+func (d *guide) look(ctx context.Context, name string, card int) error {
+	fmt.Fprintf(d.out, "$ kubectl exec %s --namespace %s -- ls /dev\n", name, d.Pods.Namespace)
+	text, err := d.CLI.Kubectl(ctx, "exec", name, "--namespace", d.Pods.Namespace, "--", "ls", "/dev")
 	if err != nil {
 		return err
 	}
@@ -214,15 +233,15 @@ func (d *demo) look(ctx context.Context, name string, card int) error {
 			cards = append(cards, file)
 		}
 	}
-	d.checks.Equal("cards in /dev of "+name, cards, []string{fmt.Sprintf("gcu%d", card)})
-	variable, err := d.lab.Pods.Exec(ctx, name, "pod-gcu-example", "sh", "-c", "echo $ENFLAME_VISIBLE_DEVICES")
+	d.Checks.Equal("cards in /dev of "+name, cards, []string{fmt.Sprintf("gcu%d", card)})
+	variable, err := d.Pods.Exec(ctx, name, "pod-gcu-example", "sh", "-c", "echo $ENFLAME_VISIBLE_DEVICES")
 	if err != nil {
 		return err
 	}
-	d.checks.Equal("ENFLAME_VISIBLE_DEVICES in "+name, variable, fmt.Sprint(card))
+	d.Checks.Equal("ENFLAME_VISIBLE_DEVICES in "+name, variable, fmt.Sprint(card))
 	var assigned string
-	err = testenv.Poll(ctx, freeTimeout, "annotations of "+name, func(ctx context.Context) error {
-		pod, err := d.lab.Pods.API.Get(ctx, name, metav1.GetOptions{})
+	err = poll.Until(ctx, freeTimeout, "annotations of "+name, func(ctx context.Context) error {
+		pod, err := d.Pods.API.Get(ctx, name, metav1.GetOptions{})
 		if err != nil {
 			return err
 		}
@@ -236,7 +255,7 @@ func (d *demo) look(ctx context.Context, name string, card int) error {
 	if err != nil && ctx.Err() != nil {
 		return err
 	}
-	d.checks.Equal("annotations of "+name, assigned, fmt.Sprintf("card %d, assigned true", card))
+	d.Checks.Equal("annotations of "+name, assigned, fmt.Sprintf("card %d, assigned true", card))
 	return nil
 }
 
@@ -261,27 +280,27 @@ func fold(words []string, width int) string {
 }
 
 // tooLarge shows the pod that no card can serve.
-func (d *demo) tooLarge(ctx context.Context, name string, units int64, now []holding, perGB int64) error {
-	d.title(fmt.Sprintf("Pod 4 asks for 20 GB: %d units", units))
-	d.say(`All cards together have far more free, but no single card has 20 GB. The pod
+func (d *guide) tooLarge(ctx context.Context, name string, units int64, now []holding, perGB int64) error {
+	d.Title(fmt.Sprintf("Pod 4 asks for 20 GB: %d units", units))
+	d.Say(`All cards together have far more free, but no single card has 20 GB. The pod
 stays Pending, and its event says why.`)
 	if err := d.create(ctx, name, units); err != nil {
 		return err
 	}
-	pod, err := d.lab.Pods.API.Get(ctx, name, metav1.GetOptions{})
+	pod, err := d.Pods.API.Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
 		return err
 	}
 	const documented = "0/1 nodes are available: 1 insufficient GCU Memory in one gcu device"
-	message, eventErr := d.lab.Pods.WaitEvent(ctx, podTimeout, pod, documented)
+	message, eventErr := d.Pods.WaitEvent(ctx, podTimeout, pod, documented)
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
 	if err := d.list(ctx); err != nil {
 		return err
 	}
-	fmt.Fprintf(d.out, "$ kubectl describe pod %s --namespace %s\n", name, namespace)
-	described, err := d.lab.CLI.Kubectl(ctx, "describe", "pod", name, "--namespace", namespace)
+	fmt.Fprintf(d.out, "$ kubectl describe pod %s --namespace %s\n", name, d.Pods.Namespace)
+	described, err := d.CLI.Kubectl(ctx, "describe", "pod", name, "--namespace", d.Pods.Namespace)
 	if err != nil {
 		return err
 	}
@@ -292,22 +311,22 @@ stays Pending, and its event says why.`)
 	if eventErr != nil {
 		message = eventErr.Error()
 	}
-	d.checks.Contains("the event of "+name, message, documented)
-	if pod, err = d.lab.Pods.API.Get(ctx, name, metav1.GetOptions{}); err != nil {
+	d.Checks.Contains("the event of "+name, message, documented)
+	if pod, err = d.Pods.API.Get(ctx, name, metav1.GetOptions{}); err != nil {
 		return err
 	}
-	d.checks.Equal("phase of "+name, pod.Status.Phase, corev1.PodPending)
+	d.Checks.Equal("phase of "+name, pod.Status.Phase, corev1.PodPending)
 	return d.inspect(ctx, now, perGB)
 }
 
 // inspect shows the books in both forms and checks them against what the pods
 // hold, once the last pod's end has been noticed.
-func (d *demo) inspect(ctx context.Context, now []holding, perGB int64) error {
+func (d *guide) inspect(ctx context.Context, now []holding, perGB int64) error {
 	want := wanted(now, perGB)
 	url := testenv.ExtenderURL + "/gcushare-scheduler/inspect/" + layout.NodeName
 	var body []byte
 	var got map[int]string
-	_ = testenv.Poll(ctx, freeTimeout, "inspect", func(ctx context.Context) (err error) {
+	_ = poll.Until(ctx, freeTimeout, "inspect", func(ctx context.Context) (err error) {
 		if body, err = testenv.Fetch(ctx, url); err != nil {
 			return err
 		}
@@ -323,13 +342,13 @@ func (d *demo) inspect(ctx context.Context, now []holding, perGB int64) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
-	if err := d.kubectl(ctx, "divvy", "inspect"); err != nil {
+	if _, err := d.Run(ctx, "divvy", "inspect"); err != nil {
 		return err
 	}
 	fmt.Fprintf(d.out, "\n$ curl -s %s\n%s\n", url, abridge(strings.TrimSpace(string(body)), 2))
 	const used = 2 // cards that the scenario uses, the first ones
 	for index := range used {
-		d.checks.Equal(fmt.Sprintf("inspect, card %d", index), got[index], want[index])
+		d.Checks.Equal(fmt.Sprintf("inspect, card %d", index), got[index], want[index])
 	}
 	// Six lines that say the same would help nobody.
 	others := func(cards map[int]string) []string {
@@ -339,7 +358,7 @@ func (d *demo) inspect(ctx context.Context, now []holding, perGB int64) error {
 		}
 		return slices.Compact(states)
 	}
-	d.checks.Equal("inspect, every other card", others(got), others(want))
+	d.Checks.Equal("inspect, every other card", others(got), others(want))
 	return nil
 }
 
@@ -381,19 +400,19 @@ func card(used, total int64, pods []string) string {
 }
 
 // changeUnit upgrades the release, as a user does.
-func (d *demo) changeUnit(ctx context.Context, unit string) error {
-	args := d.lab.Divvy.UpgradeArgs("memoryUnit=" + unit)
+func (d *guide) changeUnit(ctx context.Context, unit string) error {
+	args := d.Divvy.UpgradeArgs("memoryUnit=" + unit)
 	shown := slices.Clone(args)
 	for i, arg := range shown {
-		if rest, ok := strings.CutPrefix(arg, d.lab.CLI.Repository+"/"); ok {
+		if rest, ok := strings.CutPrefix(arg, d.CLI.Repository+"/"); ok {
 			shown[i] = rest
 		}
 	}
 	fmt.Fprintf(d.out, "$ helm %s\n", strings.Join(shown, " "))
-	if err := d.lab.Divvy.Upgrade(ctx, "memoryUnit="+unit); err != nil {
+	if err := d.Divvy.Upgrade(ctx, "memoryUnit="+unit); err != nil {
 		return err
 	}
-	if err := d.lab.Divvy.Wait(ctx, configTimeout); err != nil {
+	if err := d.Divvy.Wait(ctx, configTimeout); err != nil {
 		return err
 	}
 	fmt.Fprintf(d.out, "Divvy is ready again, in units of %s GB.\n", unit)
