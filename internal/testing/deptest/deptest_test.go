@@ -159,6 +159,12 @@ var rules = []rule{
 		why: "wiring kube-scheduler is about its files; it needs to know of the extender no more than its address and certificates",
 	},
 	{
+		packages: []string{"internal/install/uninstall"},
+		never: []string{"internal/core/ledger", "internal/install/schedconf/...", "internal/node/...", "internal/platform/certs",
+			"internal/platform/kube", "internal/scheduler/..."},
+		why: "what an installation leaves is found by what is written on objects, not by the code that wrote it",
+	},
+	{
 		packages:      []string{"internal/report/simulate"},
 		only:          []string{"std", "internal/core/...", "golang.org/x/sync/errgroup"},
 		never:         []string{"net", "os/exec"},
