@@ -112,7 +112,7 @@ var rules = []rule{
 	},
 	{
 		packages: []string{"internal/pool/..."},
-		except:   []string{"internal/pool/secrets", "internal/pool/sources"},
+		except:   []string{"internal/pool/admin", "internal/pool/secrets", "internal/pool/sources"},
 		never: []string{
 			"k8s.io/client-go/...", "internal/core/...", "internal/node/...", "internal/platform/certs", "internal/platform/kube",
 			"internal/pool/secrets", "internal/scheduler/...",
@@ -129,10 +129,10 @@ var rules = []rule{
 		why: "a review is decided from what it brings and what its program knows; reading reviews is the same for all programs",
 	},
 	{
-		packages: []string{"internal/pool/sources"},
+		packages: []string{"internal/pool/admin", "internal/pool/sources"},
 		never: []string{"internal/core/ledger", "internal/node/...", "internal/platform/certs", "internal/pool/admission", "internal/report/...",
 			"internal/scheduler/..."},
-		why: "the cluster and the catalog are followed beside the reviews, and know nothing of what is decided there",
+		why: "the cluster, the catalog and the token are read beside the reviews, and know nothing of what is decided there",
 	},
 	{
 		packages: []string{"internal/platform/certs", "internal/pool/secrets"},
