@@ -173,6 +173,12 @@ var rules = []rule{
 			"command's",
 	},
 	{
+		packages: []string{"internal/report/devices"},
+		never: []string{"internal/core/ledger", "internal/install/...", "internal/node/...", "internal/platform/certs", "internal/pool/...",
+			"internal/scheduler/..."},
+		why: "devices are listed and put into quarantine by what is written on node objects, with the rights of the person who asks",
+	},
+	{
 		packages: []string{"internal/report/doctor"},
 		never: []string{
 			"internal/install/...", "internal/node/...", "internal/platform/certs", "internal/pool/admission", "internal/pool/secrets",
