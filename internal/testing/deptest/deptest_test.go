@@ -91,7 +91,7 @@ var rules = []rule{
 			"programs share does not either",
 	},
 	{
-		packages: []string{"internal/scheduler/...", "internal/platform/...", "internal/report/inspect", "internal/core/ledger"},
+		packages: []string{"internal/scheduler/...", "internal/platform/...", "internal/report/inspect/...", "internal/core/ledger"},
 		never:    []string{"internal/core/sharing", "internal/node/...", "github.com/ebitengine/purego/..."},
 		why:      "the scheduler's side has no vendor code: it follows what nodes publish, so a new vendor changes nothing here",
 	},
@@ -177,6 +177,11 @@ var rules = []rule{
 		never: []string{"internal/core/ledger", "internal/install/...", "internal/node/...", "internal/platform/certs", "internal/pool/...",
 			"internal/scheduler/..."},
 		why: "devices are listed and put into quarantine by what is written on node objects, with the rights of the person who asks",
+	},
+	{
+		packages: []string{"internal/report/simulate/live"},
+		never:    []string{"internal/install/...", "internal/node/...", "internal/pool/...", "internal/scheduler/..."},
+		why:      "a simulation starts from what nodes publish and pods request, not from what a program makes of it",
 	},
 	{
 		packages: []string{"internal/report/doctor"},
