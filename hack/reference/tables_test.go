@@ -24,13 +24,13 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/divvy-gpu/divvy/internal/app/extender"
-	"github.com/divvy-gpu/divvy/internal/app/inspect"
 	simulatecmd "github.com/divvy-gpu/divvy/internal/app/simulate"
 	"github.com/divvy-gpu/divvy/internal/core/accel"
 	"github.com/divvy-gpu/divvy/internal/core/place"
 	"github.com/divvy-gpu/divvy/internal/core/wire"
 	"github.com/divvy-gpu/divvy/internal/platform/kube"
 	"github.com/divvy-gpu/divvy/internal/report/doctor"
+	"github.com/divvy-gpu/divvy/internal/report/inspect/collect"
 	"github.com/divvy-gpu/divvy/internal/report/simulate"
 	"github.com/divvy-gpu/divvy/internal/testing/charttest"
 )
@@ -290,7 +290,7 @@ func checkCluster(t *testing.T, node corev1.Node, pods []corev1.Pod) {
 	}
 
 	var out, notes bytes.Buffer
-	if err := inspect.Run(t.Context(), inspect.DefaultOptions(), clients, "", &out, &notes); err != nil {
+	if err := collect.Run(t.Context(), collect.DefaultOptions(), clients, "", &out, &notes); err != nil {
 		t.Fatal(err)
 	}
 	for _, want := range []string{`NODE node-a: 1 card, acme\.com/npu-memory `, ` N1 +healthy +16 +16 +0 .* team/serve +8\n`,

@@ -1,40 +1,18 @@
-// Package device is the subcommand "kubectl-divvy device": it lists the devices of
-// nodes, puts some into quarantine and releases them. It asks the daemon of the node
-// through an annotation of the node's object, with the rights of the person who runs
-// it.
+// Package device is the subcommand "kubectl-divvy device": its flags. What it does is in
+// internal/report/devices.
 package device
 
 import (
-	"context"
-	"crypto/rand"
-	"encoding/json"
-	"errors"
 	"fmt"
-	"io"
-	"slices"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
-	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/kubernetes"
 
 	"github.com/divvy-gpu/divvy/internal/app/kubectl"
-	"github.com/divvy-gpu/divvy/internal/core/accel"
 	"github.com/divvy-gpu/divvy/internal/core/wire"
 	"github.com/divvy-gpu/divvy/internal/platform/kube"
-)
-
-const (
-	// poll is how often the node's object is looked at for the daemon's answer.
-	poll = 300 * time.Millisecond
-	// withdrawal is how long taking a request back may take.
-	withdrawal = 5 * time.Second
-	// attempts to write a request are made while others change the node's object.
-	attempts = 10
+	"github.com/divvy-gpu/divvy/internal/report/devices"
 )
 
 // Command returns the subcommand.
@@ -69,226 +47,62 @@ func connected(cmd *cobra.Command, run func(cmd *cobra.Command, clients kube.Cli
 }
 
 func quarantineCommand() *cobra.Command {
-	r := requester{verb: wire.QuarantineDevices}
-	return r.command(&cobra.Command{
+	return requestCommand(wire.QuarantineDevices, &cobra.Command{
 		Use:   "quarantine NODE UUID...",
 		Short: "Quarantine devices until they are released",
 		Long: "Quarantine devices of a node: no new pods are placed on them until they are released, across restarts\n" +
 			"and configuration changes. Running pods stay.\n\n" +
 			"Requires permission to get and patch nodes.",
 		Example: "  kubectl divvy device quarantine node-1 GPU-3b1f0000-0000-4000-8000-000000000000 --reason 'fan replacement'",
-	}, true)
+	})
 }
 
 func releaseCommand() *cobra.Command {
-	r := requester{verb: wire.ReleaseDevices}
-	return r.command(&cobra.Command{
+	return requestCommand(wire.ReleaseDevices, &cobra.Command{
 		Use:   "release NODE UUID...",
 		Short: "Release devices from quarantine",
 		Long: "Release devices of a node from quarantine, after a repair or a reset, or to use them anyway. A device that\n" +
 			"still has the error is quarantined again.\n\n" +
 			"Requires permission to get and patch nodes.",
 		Example: "  kubectl divvy device release node-1 GPU-3b1f0000-0000-4000-8000-000000000000",
-	}, false)
-}
-
-// requester asks the daemon of a node for something.
-type requester struct {
-	verb    string
-	reason  string
-	timeout time.Duration
-}
-
-func (r *requester) command(cmd *cobra.Command, reason bool) *cobra.Command {
-	cmd.Args = cobra.MinimumNArgs(2)
-	cmd.PreRunE = func(*cobra.Command, []string) error {
-		switch {
-		case r.timeout <= 0:
-			return fmt.Errorf("--timeout %s: must be above zero", r.timeout)
-		case len(r.reason) > wire.MaxReason:
-			return fmt.Errorf("--reason has %d bytes, and may have %d", len(r.reason), wire.MaxReason)
-		}
-		return nil
-	}
-	if reason {
-		cmd.Flags().StringVar(&r.reason, "reason", "", "reason for the quarantine, shown with the device")
-	}
-	cmd.Flags().DurationVar(&r.timeout, "timeout", 30*time.Second, "how long to wait for divvy-node on the node")
-	return connected(cmd, func(cmd *cobra.Command, clients kube.Clients, args []string) error {
-		return r.run(cmd.Context(), clients.Kubernetes, args[0], args[1:], cmd.OutOrStdout(), cmd.ErrOrStderr())
 	})
 }
 
-// run asks and prints what came of it.
-func (r *requester) run(ctx context.Context, client kubernetes.Interface, node string, uuids []string, out, errOut io.Writer) error {
-	request := wire.DeviceRequest{ID: rand.Text(), Verb: r.verb, Reason: r.reason}
-	for _, uuid := range uuids {
-		if id := accel.DeviceID(uuid); !slices.Contains(request.Devices, id) {
-			request.Devices = append(request.Devices, id)
-		}
-	}
-	text, err := wire.EncodeDeviceRequest(request)
-	if err != nil {
-		return err
-	}
-	if err := r.write(ctx, client, node, request, text); err != nil {
-		return err
-	}
-	answer, err := r.await(ctx, client, node, request.ID, text)
-	switch {
-	case err != nil:
-		return err
-	case answer.Error != "":
-		return errors.New(answer.Error)
-	case answer.Warning != "":
-		fmt.Fprintln(errOut, "Warning:", answer.Warning)
-	}
-	for _, id := range request.Devices {
-		if r.verb == wire.QuarantineDevices {
-			fmt.Fprintf(out, "device %s of node %s is in quarantine; to release it, run: kubectl divvy device release %[2]s %[1]s\n", id,
-				node)
-		} else {
-			fmt.Fprintf(out, "device %s of node %s was released from quarantine; new pods are placed on it once it is healthy\n", id, node)
-		}
-	}
-	return nil
-}
-
-// write writes the request into the node's object if it makes sense as far as that
-// says.
-func (r *requester) write(ctx context.Context, client kubernetes.Interface, name string, request wire.DeviceRequest, text string) error {
-	for attempt := 1; ; attempt++ {
-		node, err := get(ctx, client, name)
-		if err != nil {
-			return err
-		}
-		if err := check(node, request); err != nil {
-			return err
-		}
-		patch, err := json.Marshal(map[string]any{"metadata": map[string]any{
-			// Another request, or another change of the node's object, must not be overwritten.
-			"resourceVersion": node.ResourceVersion,
-			"annotations":     map[string]string{wire.DeviceRequestAnnotation: text},
-		}})
-		if err != nil {
-			return err
-		}
-		_, err = client.CoreV1().Nodes().Patch(ctx, name, types.MergePatchType, patch, metav1.PatchOptions{FieldManager: "kubectl-divvy"})
+// requestCommand completes a command that asks the daemon of a node.
+func requestCommand(verb string, cmd *cobra.Command) *cobra.Command {
+	r := devices.Request{Verb: verb}
+	cmd.Args = cobra.MinimumNArgs(2)
+	cmd.PreRunE = func(*cobra.Command, []string) error {
 		switch {
-		case err == nil:
-			return nil
-		case apierrors.IsForbidden(err):
-			return fmt.Errorf("patch node %s: permission to patch nodes is required: %w", name, err)
-		case !apierrors.IsConflict(err) || attempt == attempts:
-			return fmt.Errorf("write device request to node %s: %w", name, err)
+		case r.Timeout <= 0:
+			return fmt.Errorf("--timeout %s: must be above zero", r.Timeout)
+		case len(r.Reason) > wire.MaxReason:
+			return fmt.Errorf("--reason has %d bytes, and may have %d", len(r.Reason), wire.MaxReason)
 		}
+		return nil
 	}
+	if verb == wire.QuarantineDevices {
+		cmd.Flags().StringVar(&r.Reason, "reason", "", "reason for the quarantine, shown with the device")
+	}
+	cmd.Flags().DurationVar(&r.Timeout, "timeout", 30*time.Second, "how long to wait for divvy-node on the node")
+	return connected(cmd, func(cmd *cobra.Command, clients kube.Clients, args []string) error {
+		return r.Run(cmd.Context(), clients.Kubernetes, args[0], args[1:], cmd.OutOrStdout(), cmd.ErrOrStderr())
+	})
 }
 
-func get(ctx context.Context, client kubernetes.Interface, name string) (*corev1.Node, error) {
-	node, err := client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
-	switch {
-	case apierrors.IsNotFound(err):
-		return nil, fmt.Errorf("node %s not found", name)
-	case err != nil:
-		return nil, fmt.Errorf("read node %s: %w", name, err)
+func listCommand() *cobra.Command {
+	var output string
+	cmd := &cobra.Command{
+		Use:   "list [NODE]",
+		Short: "List devices with their state, including those in quarantine",
+		Long: "List the devices of all nodes or of one node with their uuid and state: healthy, unhealthy, or in quarantine, with\n" +
+			"the time and the reason. Devices in quarantine that are no longer on the node are included.\n\n" +
+			"Requires permission to list nodes.",
+		Example: "  kubectl divvy device list\n  kubectl divvy device list node-1 -o json",
+		Args:    cobra.MaximumNArgs(1),
 	}
-	return node, nil
-}
-
-// check says why the node's daemon could not carry out the request.
-func check(node *corev1.Node, request wire.DeviceRequest) error {
-	d, err := describe(node.Name, node.Annotations)
-	switch {
-	case err != nil:
-		return err
-	case len(d) == 0:
-		return fmt.Errorf("node %s shares no devices: divvy-node has not published any", node.Name)
-	}
-	for _, c := range node.Status.Conditions {
-		if c.Type == corev1.NodeReady && c.Status != corev1.ConditionTrue {
-			return fmt.Errorf("node %s is not ready, so divvy-node cannot process the request; try again when it is ready (%s)", node.Name,
-				c.Message)
-		}
-	}
-	if _, pending := node.Annotations[wire.DeviceRequestAnnotation]; pending {
-		return fmt.Errorf("another device request is pending on node %s; try again later, or withdraw it with: kubectl annotate node "+
-			"%[1]s %s-",
-			node.Name, wire.DeviceRequestAnnotation)
-	}
-	boards := slices.ContainsFunc(d, func(d device) bool { return d.chips > 1 }) // whose chips are not listed
-	for _, id := range request.Devices {
-		i := slices.IndexFunc(d, func(d device) bool { return d.UUID == id })
-		switch {
-		case i < 0 && (request.Verb == wire.ReleaseDevices || !boards):
-			return fmt.Errorf("node %s has no device %s; to list its devices, run: kubectl divvy device list %[1]s", node.Name, id)
-		case request.Verb == wire.ReleaseDevices && !d[i].entry:
-			return fmt.Errorf("device %s of node %s is not in quarantine", id, node.Name)
-		}
-	}
-	return nil
-}
-
-// await waits until the daemon has acted on the request and returns its answer. If it
-// does not in time, the request is withdrawn.
-func (r *requester) await(ctx context.Context, client kubernetes.Interface, name, id, text string) (wire.RequestAnswer, error) {
-	waiting, cancel := context.WithTimeout(ctx, r.timeout)
-	defer cancel()
-	tick := time.NewTicker(poll)
-	defer tick.Stop()
-	for {
-		node, err := get(waiting, client, name)
-		if err == nil {
-			if answer, done, err := answered(node, id); done || err != nil {
-				return answer, err
-			}
-		}
-		select {
-		case <-tick.C:
-			continue
-		case <-waiting.Done():
-		}
-		return r.withdraw(context.WithoutCancel(ctx), client, name, id, text)
-	}
-}
-
-// answered returns the daemon's answer to a request, false while it has given none.
-func answered(node *corev1.Node, id string) (wire.RequestAnswer, bool, error) {
-	status, err := wire.DecodeQuarantine(node.Annotations[wire.QuarantineAnnotation])
-	if err != nil {
-		return wire.RequestAnswer{}, false, fmt.Errorf("node %s: %w", node.Name, err)
-	}
-	if status.Answered.ID == id {
-		return status.Answered, true, nil
-	}
-	if request, err := wire.DecodeDeviceRequest(node.Annotations[wire.DeviceRequestAnnotation]); err != nil || request.ID != id {
-		return wire.RequestAnswer{}, false, fmt.Errorf("the request to node %s was withdrawn or replaced by another one; nothing was "+
-			"changed", node.Name)
-	}
-	return wire.RequestAnswer{}, false, nil
-}
-
-// withdraw takes a request back that the daemon has not acted on; if it has in the
-// meantime, its answer is returned.
-func (r *requester) withdraw(ctx context.Context, client kubernetes.Interface, name, id, text string) (wire.RequestAnswer, error) {
-	ctx, cancel := context.WithTimeout(ctx, withdrawal)
-	defer cancel()
-	path := "/metadata/annotations/" + strings.ReplaceAll(wire.DeviceRequestAnnotation, "/", "~1")
-	patch, err := json.Marshal([]map[string]string{{"op": "test", "path": path, "value": text}, {"op": "remove", "path": path}})
-	if err != nil {
-		return wire.RequestAnswer{}, err
-	}
-	_, err = client.CoreV1().Nodes().Patch(ctx, name, types.JSONPatchType, patch, metav1.PatchOptions{FieldManager: "kubectl-divvy"})
-	if err == nil {
-		return wire.RequestAnswer{}, fmt.Errorf("divvy-node on node %s did not process the request within %v, so the request was "+
-			"withdrawn and nothing was changed; check whether divvy-node runs there: kubectl divvy doctor", name, r.timeout)
-	}
-	if node, getErr := get(ctx, client, name); getErr == nil {
-		if answer, done, err := answered(node, id); done {
-			return answer, err
-		}
-	}
-	return wire.RequestAnswer{}, fmt.Errorf("divvy-node on node %s did not process the request within %v, and the request could not be "+
-		"withdrawn: %w; to withdraw it, run: kubectl annotate node %[1]s %s-",
-		name, r.timeout, err, wire.DeviceRequestAnnotation)
+	cmd.Flags().StringVarP(&output, "output", "o", "table", "table or json")
+	return connected(cmd, func(cmd *cobra.Command, clients kube.Clients, args []string) error {
+		return devices.List(cmd.Context(), clients.Metadata, strings.Join(args, ""), output, cmd.OutOrStdout())
+	})
 }

@@ -14,6 +14,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/divvy-gpu/divvy/internal/report/inspect/collect"
+
 	"github.com/google/go-cmp/cmp"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -196,7 +198,7 @@ func twoNodes() []ledger.NodeUsage {
 	return slices.Collect(l.Nodes(gcuMemory))
 }
 
-func run(t *testing.T, s *apiServer, node string, change func(*Options)) (out, errOut string, err error) {
+func run(t *testing.T, s *apiServer, node string, change func(*collect.Options)) (out, errOut string, err error) {
 	t.Helper()
 	server := httptest.NewServer(s)
 	defer server.Close()
@@ -204,13 +206,13 @@ func run(t *testing.T, s *apiServer, node string, change func(*Options)) (out, e
 	if err != nil {
 		t.Fatal(err)
 	}
-	o := DefaultOptions()
+	o := collect.DefaultOptions()
 	o.Timeout = 2 * time.Second
 	if change != nil {
 		change(&o)
 	}
 	var outBuffer, errBuffer bytes.Buffer
-	err = Run(t.Context(), o, clients, node, &outBuffer, &errBuffer)
+	err = collect.Run(t.Context(), o, clients, node, &outBuffer, &errBuffer)
 	return outBuffer.String(), errBuffer.String(), err
 }
 
@@ -228,42 +230,44 @@ func TestRun(t *testing.T) {
 		extender http.Handler
 		refuse   int
 		node     string
-		change   func(*Options)
+		change   func(*collect.Options)
 		golden   string // of the output
 		said     string // part of what standard error says; "" for nothing
 		err      string // part of the error
 	}{
-		"all":          {extender: extenderOf(twoNodes), golden: "all"},
-		"one node":     {extender: extenderOf(twoNodes), node: "extender-a", golden: "one"},
-		"one resource": {extender: extenderOf(twoNodes), change: func(o *Options) { o.Resource = string(gcuMemory) }, golden: "all"},
+		"all":      {extender: extenderOf(twoNodes), golden: "all"},
+		"one node": {extender: extenderOf(twoNodes), node: "extender-a", golden: "one"},
+		"one resource": {extender: extenderOf(twoNodes), change: func(o *collect.Options) { o.Resource = string(gcuMemory) },
+			golden: "all"},
 		"one resource of one node, and no lists": {extender: extenderOf(twoNodes), refuse: http.StatusForbidden, node: "extender-a",
-			change: func(o *Options) { o.Resource = string(gcuMemory) }, golden: "one"},
+			change: func(o *collect.Options) { o.Resource = string(gcuMemory) }, golden: "one"},
 		"all that may be seen without lists": {extender: extenderOf(twoNodes), refuse: http.StatusForbidden,
 			node: "extender-a", golden: "one",
 			said: "Only enflame.com/gcu-memory is shown: list the nodes: lists are not for you."},
-		"guide's json": {extender: extenderOf(twoNodes), node: "extender-a", change: func(o *Options) { o.Output = "json" },
+		"guide's json": {extender: extenderOf(twoNodes), node: "extender-a", change: func(o *collect.Options) { o.Output = "json" },
 			golden: "json"},
 		"unknown node": {extender: extenderOf(twoNodes), node: "nowhere",
 			err: `node "nowhere" is unknown or offers no devices; available: extender-a, extender-b`},
 		"unknown node, for one resource": {extender: extenderOf(twoNodes),
-			node: "nowhere", change: func(o *Options) { o.Resource = string(gcuMemory) },
+			node: "nowhere", change: func(o *collect.Options) { o.Resource = string(gcuMemory) },
 			err: `node "nowhere" is unknown or offers no enflame.com/gcu-memory; available: extender-a, extender-b`},
 		"extender is down":      {golden: "fallback", said: "no endpoints available"},
 		"extender is not ready": {extender: notReady, golden: "fallback", said: "no signing key yet"},
 		"extender is another":   {extender: garbage, golden: "fallback", said: "is not a report"},
 		"extender is a pod":     {extender: strange, golden: "fallback", said: "is not a report"},
-		"extender says nothing": {extender: mute, change: func(o *Options) { o.Timeout = 50 * time.Millisecond },
+		"extender says nothing": {extender: mute, change: func(o *collect.Options) { o.Timeout = 50 * time.Millisecond },
 			golden: "fallback", said: "deadline exceeded"},
-		"no such service":    {change: func(o *Options) { o.Service = "other" }, golden: "fallback", said: "could not find"},
+		"no such service":    {change: func(o *collect.Options) { o.Service = "other" }, golden: "fallback", said: "could not find"},
 		"down, one node":     {node: "node-b", golden: "fallback-one", said: "no endpoints available"},
 		"down, unknown node": {node: "nowhere", err: "available: node-a, node-b"},
-		"down, another resource": {change: func(o *Options) { o.Resource = "example.com/none" }, said: "no endpoints",
+		"down, another resource": {change: func(o *collect.Options) { o.Resource = "example.com/none" }, said: "no endpoints",
 			err: "no node offers example.com/none; offered resources: enflame.com/gcu-memory"},
 		"down, and lists refused": {refuse: http.StatusForbidden, said: "no endpoints", err: "lists are not for you"},
 		"a node without devices":  {node: "plain", err: `node "plain" is unknown or offers no devices`},
-		"a node without the resource": {node: "plain", change: func(o *Options) { o.Resource = string(gcuMemory) }, said: "no endpoints",
-			err: `node "plain" is unknown or offers no enflame.com/gcu-memory`},
-		"options that make no sense": {change: func(o *Options) { o.Output, o.Namespace, o.Port, o.Timeout = "xml", "", 0, 0 },
+		"a node without the resource": {node: "plain", change: func(o *collect.Options) { o.Resource = string(gcuMemory) },
+			said: "no endpoints",
+			err:  `node "plain" is unknown or offers no enflame.com/gcu-memory`},
+		"options that make no sense": {change: func(o *collect.Options) { o.Output, o.Namespace, o.Port, o.Timeout = "xml", "", 0, 0 },
 			err: "output format \"xml\": must be one of table, wide, json, yaml\n--namespace must not be empty\n--port 0: must be from 1 " +
 				"to 65535\n--extender-timeout 0s: must be above zero"},
 	}
@@ -318,7 +322,7 @@ func compare(t *testing.T, name, out string) {
 func TestRequests(t *testing.T) {
 	s := newServer(t)
 	s.extender = extenderOf(twoNodes)
-	if _, _, err := run(t, s, "extender-a", func(o *Options) { o.Resource = string(gcuMemory) }); err != nil {
+	if _, _, err := run(t, s, "extender-a", func(o *collect.Options) { o.Resource = string(gcuMemory) }); err != nil {
 		t.Fatal(err)
 	}
 	const proxy = "/api/v1/namespaces/divvy-system/services/divvy-extender:32766/proxy"
@@ -435,19 +439,22 @@ func TestEveryResourceIsShown(t *testing.T) {
 	for name, tt := range map[string]struct {
 		extender http.Handler
 		node     string
-		change   func(*Options)
+		change   func(*collect.Options)
 		said     string
 	}{
 		"mixed":          {extender: onlyGCUs(), said: "Node broken is not shown: unreadable inventory"},
 		"mixed-down":     {said: "The extender does not respond"},
-		"mixed-wide":     {extender: onlyGCUs(), node: "mixed", change: func(o *Options) { o.Output = "wide" }},
-		"mixed-resource": {extender: onlyGCUs(), change: func(o *Options) { o.Resource = "nvidia.com/gpu" }, said: "broken"},
-		"mixed-slices":   {extender: onlyGCUs(), node: "mixed", change: func(o *Options) { o.Resource = "nvidia.com/gpu.shared" }},
-		"mixed-json":     {extender: onlyGCUs(), change: func(o *Options) { o.Output = "json" }},
+		"mixed-wide":     {extender: onlyGCUs(), node: "mixed", change: func(o *collect.Options) { o.Output = "wide" }},
+		"mixed-resource": {extender: onlyGCUs(), change: func(o *collect.Options) { o.Resource = "nvidia.com/gpu" }, said: "broken"},
+		"mixed-slices":   {extender: onlyGCUs(), node: "mixed", change: func(o *collect.Options) { o.Resource = "nvidia.com/gpu.shared" }},
+		"mixed-json":     {extender: onlyGCUs(), change: func(o *collect.Options) { o.Output = "json" }},
 		"mixed-json-gpu": {extender: onlyGCUs(),
-			node: "plain-gpus", change: func(o *Options) { o.Output, o.Resource = "json", "nvidia.com/gpu" }},
-		"mixed-json-all": {extender: onlyGCUs(), node: "mixed", change: func(o *Options) { o.Output, o.Resource = "json", "all" }},
-		"mixed-yaml-all": {extender: onlyGCUs(), node: "plain-gpus", change: func(o *Options) { o.Output, o.Resource = "yaml", "all" }},
+			node: "plain-gpus", change: func(o *collect.Options) { o.Output, o.Resource = "json", "nvidia.com/gpu" }},
+		"mixed-json-all": {extender: onlyGCUs(), node: "mixed", change: func(o *collect.Options) { o.Output, o.Resource = "json", "all" }},
+		"mixed-yaml-all": {extender: onlyGCUs(), node: "plain-gpus", change: func(o *collect.Options) {
+			o.Output,
+				o.Resource = "yaml", "all"
+		}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newMixedServer(t)
@@ -464,23 +471,9 @@ func TestEveryResourceIsShown(t *testing.T) {
 	}
 	s := newMixedServer(t)
 	s.extender = onlyGCUs()
-	_, _, err := run(t, s, "gcus", func(o *Options) { o.Resource = "nvidia.com/gpu" })
+	_, _, err := run(t, s, "gcus", func(o *collect.Options) { o.Resource = "nvidia.com/gpu" })
 	if want := `node "gcus" is unknown or offers no nvidia.com/gpu; available: mixed, plain-gpus`; err == nil || err.Error() != want {
 		t.Errorf("got %v, want %s", err, want)
-	}
-}
-
-func TestUnknownNodeInALargeCluster(t *testing.T) {
-	var all inspect.Report
-	for i := range 30 {
-		all.Nodes = append(all.Nodes, inspect.Node{Name: fmt.Sprintf("n%02d", i)})
-	}
-	err := unknownNode("text", all)
-	if want := "n18, n19 and 10 more"; !strings.HasSuffix(err.Error(), want) {
-		t.Errorf("error %q, want it to end with %q", err, want)
-	}
-	if got := unknownNode("text", inspect.Report{}).Error(); got != "text; no node does" {
-		t.Errorf("error %q", got)
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/divvy-gpu/divvy/internal/report/inspect"
+	"github.com/divvy-gpu/divvy/internal/report/inspect/collect"
 )
 
 // newPoolServer is a cluster without an extender and without a device: two nodes
@@ -64,32 +65,33 @@ func TestPoolIsShown(t *testing.T) {
 	for name, tt := range map[string]struct {
 		server func(*apiServer)
 		node   string
-		change func(*Options)
+		change func(*collect.Options)
 		golden string
 		said   string
 		err    string
 	}{
-		"all":            {golden: "pool"},
-		"wide":           {change: func(o *Options) { o.Output = "wide" }, golden: "pool-wide"},
-		"one resource":   {change: func(o *Options) { o.Resource = "bitfusion.io/gpu" }, golden: "pool"},
-		"json":           {change: func(o *Options) { o.Output = "json" }, golden: "pool-json", said: "The extender does not respond"},
-		"json of all":    {change: func(o *Options) { o.Output, o.Resource = "json", "all" }, golden: "pool-json"},
-		"json of it":     {change: func(o *Options) { o.Output, o.Resource = "json", "bitfusion.io/gpu" }, golden: "pool-json"},
-		"yaml of it":     {change: func(o *Options) { o.Output, o.Resource = "yaml", "bitfusion.io/gpu" }, golden: "pool-yaml"},
+		"all":          {golden: "pool"},
+		"wide":         {change: func(o *collect.Options) { o.Output = "wide" }, golden: "pool-wide"},
+		"one resource": {change: func(o *collect.Options) { o.Resource = "bitfusion.io/gpu" }, golden: "pool"},
+		"json": {change: func(o *collect.Options) { o.Output = "json" },
+			golden: "pool-json", said: "The extender does not respond"},
+		"json of all":    {change: func(o *collect.Options) { o.Output, o.Resource = "json", "all" }, golden: "pool-json"},
+		"json of it":     {change: func(o *collect.Options) { o.Output, o.Resource = "json", "bitfusion.io/gpu" }, golden: "pool-json"},
+		"yaml of it":     {change: func(o *collect.Options) { o.Output, o.Resource = "yaml", "bitfusion.io/gpu" }, golden: "pool-yaml"},
 		"one node":       {node: "node-a", golden: "pool-node"},
-		"one node of it": {node: "node-a", change: func(o *Options) { o.Resource = "bitfusion.io/gpu" }, golden: "pool-node"},
+		"one node of it": {node: "node-a", change: func(o *collect.Options) { o.Resource = "bitfusion.io/gpu" }, golden: "pool-node"},
 		"a node without": {node: "plain", err: `node "plain" is unknown or offers no devices`},
-		"a node without it": {node: "plain", change: func(o *Options) { o.Resource = "bitfusion.io/gpu" },
+		"a node without it": {node: "plain", change: func(o *collect.Options) { o.Resource = "bitfusion.io/gpu" },
 			err: "no node offers bitfusion.io/gpu, no pod requests it and no quota limits it"},
 		"quotas are secret": {server: forbidden, golden: "pool-no-quotas", said: "Quotas of bitfusion.io/gpu are not shown: list the " +
 			"resource quotas: quotas are not for you"},
 		"no lists": {server: func(s *apiServer) { s.refuse = http.StatusForbidden },
-			change: func(o *Options) { o.Resource = "bitfusion.io/gpu" }, err: "list the nodes: lists are not for you"},
+			change: func(o *collect.Options) { o.Resource = "bitfusion.io/gpu" }, err: "list the nodes: lists are not for you"},
 		"no node offers it":  {server: func(s *apiServer) { s.full, s.quotas = nil, nil }, golden: "pool-no-nodes"},
 		"nothing of it":      {server: func(s *apiServer) { s.full, s.quotas, s.pods = nil, nil, nil }, golden: "no-pool"},
 		"nothing, no quotas": {server: func(s *apiServer) { s.full, s.pods = nil, nil; forbidden(s) }, golden: "no-pool"},
 		"nothing, asked for": {server: func(s *apiServer) { s.full, s.quotas, s.pods = nil, nil, nil },
-			change: func(o *Options) { o.Resource = "bitfusion.io/gpu" }, err: "no node offers bitfusion.io/gpu"},
+			change: func(o *collect.Options) { o.Resource = "bitfusion.io/gpu" }, err: "no node offers bitfusion.io/gpu"},
 		"beside other things": {server: func(s *apiServer) {
 			mixed := newMixedServer(t)
 			s.nodes, s.pods = mixed.nodes[1:], append(s.pods, mixed.pods...)
@@ -119,7 +121,7 @@ func TestPoolIsShown(t *testing.T) {
 func TestGuideJSONHasNoPool(t *testing.T) {
 	s := newPoolServer()
 	s.extender = extenderOf(twoNodes)
-	out, _, err := run(t, s, "", func(o *Options) { o.Output = "json" })
+	out, _, err := run(t, s, "", func(o *collect.Options) { o.Output = "json" })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -129,18 +131,5 @@ func TestGuideJSONHasNoPool(t *testing.T) {
 	}
 	if len(s.asked) != 1 {
 		t.Errorf("asked %q", s.asked)
-	}
-}
-
-func TestAmountIsBounded(t *testing.T) {
-	list := v1.ResourceList{"huge": resource.MustParse("1e30"), "half": resource.MustParse("500m"), "less": resource.MustParse("-3"),
-		"some": resource.MustParse("1k")}
-	for name, want := range map[v1.ResourceName]int64{"half": 1, "less": 0, "some": 1000, "none": 0} {
-		if got := amount(list, name); int64(got) != want {
-			t.Errorf("%s: %d, want %d", name, got, want)
-		}
-	}
-	if got := amount(list, "huge"); got <= 0 || got+got <= got {
-		t.Errorf("huge: %d", got)
 	}
 }

@@ -99,7 +99,7 @@ func filesArgs(_ *cobra.Command, args []string) error {
 // load reads files without regard to the environment.
 func load(files []string) (nodeconfig.Loaded, error) {
 	l, err := nodeconfig.Load(files, nil, vendors.Names())
-	l.Warnings = append(l.Warnings, unknownCauses(l.Config)...)
+	l.Warnings = append(l.Warnings, vendors.UnknownCauses(l.Config)...)
 	var mistakes *config.MistakesError
 	if err != nil && !errors.As(err, &mistakes) {
 		return l, usageError(err)

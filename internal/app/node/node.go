@@ -5,12 +5,8 @@ package node
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"os"
-	"os/signal"
-	"sync"
-	"syscall"
 
 	"github.com/spf13/cobra"
 	"k8s.io/klog/v2"
@@ -19,6 +15,7 @@ import (
 	"github.com/divvy-gpu/divvy/internal/node/backend/vendors"
 	"github.com/divvy-gpu/divvy/internal/node/handover"
 	"github.com/divvy-gpu/divvy/internal/node/nodeconfig"
+	"github.com/divvy-gpu/divvy/internal/node/supervisor"
 	"github.com/divvy-gpu/divvy/internal/platform/kube"
 	"github.com/divvy-gpu/divvy/internal/platform/logging"
 	"github.com/divvy-gpu/divvy/internal/platform/version"
@@ -112,9 +109,7 @@ func Run(ctx context.Context, o Options) error {
 		return err
 	}
 	defer source.Close() //nolint:errcheck // the watches end with the program
-	s := newSupervisor(o.NodeName, o.identity(), clients.Kubernetes, logger{output: output, level: &level})
-	s.process.MustRegister(clients.Requests)
-	return follow(ctx, source, s)
+	return supervisor.Run(ctx, source, o.NodeName, o.identity(), clients, supervisor.Log{Output: output, Level: &level})
 }
 
 // identity is who this process is in a handover.
@@ -123,66 +118,4 @@ func (o Options) identity() handover.Identity {
 		return handover.Identity{} // without a group it does not take over
 	}
 	return handover.Identity{Group: o.PodNamespace, ID: o.PodUID}
-}
-
-// follow runs the supervisor on what the source delivers until ctx ends or one
-// of them fails.
-func follow(ctx context.Context, source *nodeconfig.Source, s *supervisor) error {
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	var work sync.WaitGroup
-	updates := make(chan nodeconfig.Update)
-	work.Go(func() {
-		err := source.Run(ctx, func(u nodeconfig.Update) {
-			select {
-			case updates <- u:
-			case <-ctx.Done():
-			}
-		})
-		if err != nil {
-			cancel(err)
-		}
-	})
-	hangup := make(chan os.Signal, 1)
-	signal.Notify(hangup, syscall.SIGHUP)
-	defer signal.Stop(hangup)
-	work.Go(func() {
-		for {
-			select {
-			case <-ctx.Done():
-				return
-			case <-hangup:
-				klog.FromContext(ctx).Info("Reading the configuration again, as SIGHUP asks")
-				source.Reload()
-			}
-		}
-	})
-	err := s.run(ctx, updates)
-	cancel(err)
-	work.Wait()
-	if cause := context.Cause(ctx); err == nil && !errors.Is(cause, context.Canceled) {
-		err = cause
-	}
-	return err
-}
-
-// logger is what of the log a configuration changes.
-type logger struct {
-	output *logging.Output
-	level  *slog.LevelVar
-}
-
-// set makes the log as a configuration says. An error does not keep the lines
-// from the console.
-func (l logger) set(file, level string) error {
-	to, err := logging.ParseLevel(level)
-	if err != nil {
-		return err
-	}
-	l.level.Set(to)
-	logging.SetVerbosity(to)
-	if err := l.output.CopyTo(file); err != nil {
-		return fmt.Errorf("close the log file: %w", err)
-	}
-	return nil
 }

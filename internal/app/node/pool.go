@@ -6,23 +6,15 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
-	"strconv"
 	"strings"
-	"sync"
 
-	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"k8s.io/klog/v2"
-	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/divvy-gpu/divvy/internal/app/flags"
-	"github.com/divvy-gpu/divvy/internal/core/accel"
-	"github.com/divvy-gpu/divvy/internal/node/deviceplugin"
-	"github.com/divvy-gpu/divvy/internal/platform/limit"
+	"github.com/divvy-gpu/divvy/internal/node/poolplugin"
 	"github.com/divvy-gpu/divvy/internal/platform/logging"
-	"github.com/divvy-gpu/divvy/internal/platform/metrics"
 	"github.com/divvy-gpu/divvy/internal/platform/version"
 	"github.com/divvy-gpu/divvy/internal/pool"
 )
@@ -44,21 +36,17 @@ var poolVariables = map[string]string{"resource": "RESOURCE_NAME", "units": "RES
 
 // poolOptions are the flags of "divvy-node pool".
 type poolOptions struct {
-	// Resource is the extended resource that is offered, in Units.
-	Resource string
-	Units    int
-	// Socket is the file name of the plugin's socket, in the folder
-	// device-plugins below KubeletDir.
-	Socket, KubeletDir string
-	// Listen is the address of probes and metrics.
-	Listen string
-	Log    flags.Log
+	poolplugin.Options
+
+	Log flags.Log
 }
 
 func defaultPoolOptions() poolOptions {
 	return poolOptions{
-		Resource: pool.Resource, Units: 10 * pool.UnitsPerGPU, Socket: "bitfusion.io",
-		KubeletDir: "/var/lib/kubelet", Listen: ":9402", Log: flags.DefaultLog(),
+		Options: poolplugin.Options{
+			Resource: pool.Resource, Units: 10 * pool.UnitsPerGPU, Socket: "bitfusion.io", KubeletDir: "/var/lib/kubelet", Listen: ":9402",
+		},
+		Log: flags.DefaultLog(),
 	}
 }
 
@@ -87,7 +75,7 @@ func (o poolOptions) validate() (logging.Options, error) {
 	return log, errors.Join(
 		flags.Mistake("resource", flags.CheckResource(o.Resource)),
 		flags.Mistake("units", units),
-		flags.Mistake("socket", o.checkSocket()),
+		flags.Mistake("socket", checkSocket(o.Folder(), o.Socket)),
 		flags.Mistake("kubelet-dir", folder),
 		flags.Mistake("listen", flags.CheckAddress(o.Listen)),
 		err,
@@ -96,21 +84,18 @@ func (o poolOptions) validate() (logging.Options, error) {
 
 // checkSocket says what is wrong with the name of the socket. What has the name
 // is removed, so it must never be that of one of kubelet's own files.
-func (o poolOptions) checkSocket() error {
-	switch name := o.Socket; {
+func checkSocket(folder, name string) error {
+	switch {
 	case name == "" || strings.HasPrefix(name, ".") || name != filepath.Base(name):
 		return fmt.Errorf("%q: must be the name of a file, without a folder", name)
 	case strings.HasPrefix(name, "kubelet") || name == "DEPRECATION":
 		return fmt.Errorf("%q: the names that begin with \"kubelet\", and DEPRECATION, are kubelet's own", name)
 	}
-	if path := o.folder() + "/" + o.Socket; len(path)+asideLength > maxSocketPath {
+	if path := folder + "/" + name; len(path)+asideLength > maxSocketPath {
 		return fmt.Errorf("%s: the path has %d bytes and may have %d", path, len(path), maxSocketPath-asideLength)
 	}
 	return nil
 }
-
-// folder is kubelet's device-plugins folder.
-func (o poolOptions) folder() string { return filepath.Join(o.KubeletDir, "device-plugins") }
 
 func poolCommand() *cobra.Command {
 	o := defaultPoolOptions()
@@ -147,133 +132,5 @@ func runPool(ctx context.Context, o poolOptions) error {
 	if _, ok := os.LookupEnv("INTERVAL"); ok {
 		log.Info("The variable INTERVAL has no effect: the units are sent to kubelet once, when it connects")
 	}
-	p, err := newPoolPlugin(o)
-	if err != nil {
-		return err
-	}
-	return p.run(ctx)
-}
-
-// poolPlugin is the parts, put together.
-type poolPlugin struct {
-	options  poolOptions
-	server   *deviceplugin.Server
-	limits   *limit.Limiter
-	registry *prometheus.Registry
-}
-
-func newPoolPlugin(o poolOptions) (*poolPlugin, error) {
-	p := &poolPlugin{options: o, limits: limit.New(limit.Config{}), registry: metrics.Registry(metrics.PoolNode, nil)}
-	units := poolUnits{count: o.Units}
-	p.server = deviceplugin.NewServer(o.folder(), o.Socket, accel.Resource(o.Resource), units)
-	if err := p.server.SetUnits(units.list()); err != nil {
-		return nil, err
-	}
-	p.registry.MustRegister(
-		p.limits,
-		metrics.PoolUnits.NewGaugeFunc(nil, func() float64 { return float64(o.Units) }),
-		metrics.PoolRegistrations.NewCounterFunc(nil, func() float64 { return float64(p.server.Registrations()) }),
-		metrics.PoolRegistered.NewGaugeFunc(nil, func() float64 { return metrics.Bool(p.server.Ready() == nil) }),
-	)
-	return p, nil
-}
-
-// run serves kubelet, probes and metrics until ctx ends or one of them fails.
-func (p *poolPlugin) run(ctx context.Context) error {
-	ctx, fail := context.WithCancelCause(ctx)
-	defer fail(nil)
-	serve, stop, err := listen(ctx, p.options.Listen, p.limits, p)
-	if err != nil {
-		return err
-	}
-	var work sync.WaitGroup
-	work.Go(func() {
-		if err := serve(); err != nil {
-			fail(err)
-		}
-	})
-	work.Go(func() {
-		if err := p.server.Run(ctx); err != nil {
-			fail(err)
-		}
-	})
-	<-ctx.Done()
-	klog.FromContext(ctx).Info("Stopping", "cause", context.Cause(ctx).Error())
-	stop()
-	work.Wait()
-	if cause := context.Cause(ctx); !errors.Is(cause, context.Canceled) {
-		return cause
-	}
-	return nil
-}
-
-// Ready returns nil while kubelet knows the units.
-func (p *poolPlugin) Ready() error { return p.server.Ready() }
-
-// Alive returns an error when the plugin does not answer kubelet.
-func (p *poolPlugin) Alive(ctx context.Context) error { return p.server.Alive(ctx) }
-
-func (p *poolPlugin) gatherer() prometheus.Gatherer { return p.registry }
-
-// poolUnits are the units "0", "1" and so on. No unit is better than another, and
-// a container needs nothing for having one: the mutating webhook has put the
-// client into its pod.
-type poolUnits struct{ count int }
-
-// list returns the units as kubelet is told of them.
-func (u poolUnits) list() []deviceplugin.Unit {
-	out := make([]deviceplugin.Unit, u.count)
-	for i := range out {
-		out[i].ID = strconv.Itoa(i)
-	}
-	return out
-}
-
-// set returns the ids as a set, or an error when one of them is no unit or comes
-// twice.
-func (u poolUnits) set(ids []string) (map[string]bool, error) {
-	out := make(map[string]bool, len(ids))
-	for _, id := range ids {
-		n, err := strconv.Atoi(id)
-		if err != nil || n < 0 || n >= u.count || id != strconv.Itoa(n) {
-			return nil, fmt.Errorf("%q is none of the units 0 to %d", id, u.count-1)
-		}
-		if out[id] {
-			return nil, fmt.Errorf("unit %q is named twice", id)
-		}
-		out[id] = true
-	}
-	return out, nil
-}
-
-// Prefer implements deviceplugin.Allocator.
-func (u poolUnits) Prefer(_ context.Context, available, must []string, size int) ([]string, error) {
-	taken, err := u.set(must)
-	if err != nil {
-		return nil, err
-	}
-	if _, err := u.set(available); err != nil {
-		return nil, err
-	}
-	out := slices.Clone(must)
-	for _, id := range available {
-		if len(out) >= size {
-			break
-		}
-		if !taken[id] {
-			out = append(out, id)
-		}
-	}
-	if len(out) != size {
-		return nil, fmt.Errorf("%d units are asked for, %d must be among them, and %d are free", size, len(must), len(available))
-	}
-	return out, nil
-}
-
-// Allocate implements deviceplugin.Allocator.
-func (u poolUnits) Allocate(_ context.Context, ids []string) (*pluginapi.ContainerAllocateResponse, error) {
-	if _, err := u.set(ids); err != nil {
-		return nil, err
-	}
-	return &pluginapi.ContainerAllocateResponse{}, nil
+	return poolplugin.Run(ctx, o.Options)
 }

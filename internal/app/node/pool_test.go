@@ -6,7 +6,6 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -14,16 +13,17 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/prometheus/client_golang/prometheus/promhttp"
-	"github.com/prometheus/client_golang/prometheus/testutil"
+	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
+	"github.com/divvy-gpu/divvy/internal/node/poolplugin"
 	"github.com/divvy-gpu/divvy/internal/platform/metrics"
 )
 
@@ -155,13 +155,9 @@ func startPool(t *testing.T, k *poolKubelet, units int) *poolDaemon {
 	if _, err := o.validate(); err != nil {
 		t.Fatal(err)
 	}
-	p, err := newPoolPlugin(o)
-	if err != nil {
-		t.Fatal(err)
-	}
 	ctx, stop := context.WithCancel(context.Background())
 	d := &poolDaemon{t: t, url: "http://" + o.Listen, stop: stop, ended: make(chan error, 1)}
-	go func() { d.ended <- p.run(ctx) }()
+	go func() { d.ended <- poolplugin.Run(ctx, o.Options) }()
 	t.Cleanup(func() {
 		if d.stop != nil {
 			d.end()
@@ -433,27 +429,35 @@ func TestPoolEndsWhenItCannotListen(t *testing.T) {
 	defer l.Close() //nolint:errcheck // a test
 	o := defaultPoolOptions()
 	o.KubeletDir, o.Listen = t.TempDir(), l.Addr().String()
-	p, err := newPoolPlugin(o)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := p.run(t.Context()); err == nil || !strings.HasPrefix(err.Error(), "serve probes and metrics: ") {
+	if err := poolplugin.Run(t.Context(), o.Options); err == nil || !strings.HasPrefix(err.Error(), "listen for probes and metrics: ") {
 		t.Errorf("error %v", err)
 	}
 }
 
 // TestMetricsOfThePoolAreThoseOfTheTable, and keep Prometheus' rules for names.
 func TestMetricsOfThePoolAreThoseOfTheTable(t *testing.T) {
-	p, err := newPoolPlugin(defaultPoolOptions())
-	if err != nil {
-		t.Fatal(err)
-	}
-	text := httptest.NewRecorder()
-	promhttp.HandlerFor(p.registry, promhttp.HandlerOpts{}).ServeHTTP(text, httptest.NewRequest(http.MethodGet, "/metrics", http.NoBody))
-	for _, difference := range metrics.Differences(metrics.PoolNode, text.Body.String()) {
+	k := newPoolKubelet(t)
+	k.start()
+	d := startPool(t, k, 10)
+	text := ""
+	eventually(t, "the metrics are served", func() bool {
+		status, body := d.get("/metrics")
+		text = body
+		return status == http.StatusOK
+	})
+	for _, difference := range metrics.Differences(metrics.PoolNode, text) {
 		t.Error(difference)
 	}
-	if problems, err := testutil.GatherAndLint(p.registry); err != nil || len(problems) > 0 {
+	if problems, err := promlint.New(strings.NewReader(text)).Lint(); err != nil || len(problems) > 0 {
 		t.Errorf("%v, %v", problems, err)
+	}
+}
+
+func eventually(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(30 * time.Second); !ok(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("never: %s", what)
+		}
 	}
 }

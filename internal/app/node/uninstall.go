@@ -1,46 +1,20 @@
 package node
 
 import (
-	"context"
 	"errors"
 	"fmt"
-	"io"
 	"path/filepath"
-	"strings"
-	"sync"
-	"sync/atomic"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
 	"github.com/divvy-gpu/divvy/internal/app/flags"
-	"github.com/divvy-gpu/divvy/internal/platform/limit"
+	"github.com/divvy-gpu/divvy/internal/node/cleanup"
 )
 
-// cleanAgain is how long uninstall waits after an attempt that failed.
-const cleanAgain = 2 * time.Second
-
 // uninstallOptions are the flags of "divvy-node uninstall".
-type uninstallOptions struct {
-	leftovers
-	// Listen is the address of the probes; "" for a program that cleans once and
-	// ends.
-	Listen string
-	// LockTimeout is how long one attempt waits for the daemon to end.
-	LockTimeout time.Duration
-}
-
-func defaultUninstallOptions() uninstallOptions {
-	return uninstallOptions{
-		leftovers: leftovers{
-			Host: "/", KubeletDir: "/var/lib/kubelet", StateDir: "/var/lib/divvy", CDIDir: "/var/run/cdi",
-			LogDirs: []string{"/var/log/topscloud/gcushare"}, PoolSocket: "bitfusion.io",
-		},
-		LockTimeout: 2 * time.Minute,
-	}
-}
+type uninstallOptions struct{ cleanup.Options }
 
 func (o *uninstallOptions) addFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.Host, "host", o.Host, "mount point of the host's root folder; the other folders are paths on the host")
@@ -84,7 +58,7 @@ func (o uninstallOptions) validate() error {
 		errs = append(errs, flags.Mistake("resources", flags.CheckResource(r)))
 	}
 	if o.PoolSocket != "" {
-		errs = append(errs, flags.Mistake("pool-socket", poolOptions{Socket: o.PoolSocket, KubeletDir: "/"}.checkSocket()))
+		errs = append(errs, flags.Mistake("pool-socket", checkSocket("/device-plugins", o.PoolSocket)))
 	}
 	if o.Listen != "" {
 		errs = append(errs, flags.Mistake("listen", flags.CheckAddress(o.Listen)))
@@ -104,7 +78,7 @@ func checkFolder(path string) error {
 }
 
 func uninstallCommand() *cobra.Command {
-	o := defaultUninstallOptions()
+	o := uninstallOptions{cleanup.Options{Leftovers: cleanup.Default(), LockTimeout: 2 * time.Minute}}
 	cmd := &cobra.Command{
 		Use:   "uninstall",
 		Short: "Remove what divvy-node left on this host",
@@ -118,70 +92,9 @@ func uninstallCommand() *cobra.Command {
 			if err := o.validate(); err != nil {
 				return usageError(err)
 			}
-			return runUninstall(cmd.Context(), o, cmd.OutOrStdout())
+			return cleanup.Run(cmd.Context(), o.Options, cmd.OutOrStdout())
 		},
 	}
 	o.addFlags(cmd.Flags())
 	return cmd
 }
-
-// runUninstall cleans, until that succeeds when it is to stay.
-func runUninstall(ctx context.Context, o uninstallOptions, out io.Writer) error {
-	attempt := func() error {
-		ctx, cancel := context.WithTimeout(ctx, o.LockTimeout)
-		defer cancel()
-		return o.clean(ctx, out)
-	}
-	if o.Listen == "" {
-		return attempt()
-	}
-	p := &uninstalling{}
-	p.set(errors.New("the host is not clean yet"))
-	serve, stop, err := listen(ctx, o.Listen, limit.New(limit.Config{}), p)
-	if err != nil {
-		return err
-	}
-	ctx, fail := context.WithCancelCause(ctx)
-	defer fail(nil)
-	var work sync.WaitGroup
-	work.Go(func() {
-		if err := serve(); err != nil {
-			fail(err)
-		}
-	})
-	for ctx.Err() == nil {
-		err := attempt()
-		p.set(err)
-		if err == nil {
-			fmt.Fprintln(out, "done: nothing of divvy-node is left on this host")
-			break
-		}
-		if ctx.Err() == nil {
-			fmt.Fprintf(out, "not done: %s; trying again\n", strings.ReplaceAll(err.Error(), "\n", "; "))
-		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(cleanAgain):
-		}
-	}
-	<-ctx.Done()
-	stop()
-	work.Wait()
-	if cause := context.Cause(ctx); !errors.Is(cause, context.Canceled) {
-		return cause
-	}
-	return nil
-}
-
-// uninstalling is what the probes are told. It is safe for concurrent use.
-type uninstalling struct{ last atomic.Pointer[error] }
-
-func (u *uninstalling) set(err error) { u.last.Store(&err) }
-
-// Ready returns nil once the host is clean.
-func (u *uninstalling) Ready() error { return *u.last.Load() }
-
-// Alive returns nil: every wait of the program has a limit.
-func (u *uninstalling) Alive(context.Context) error { return nil }
-
-func (u *uninstalling) gatherer() prometheus.Gatherer { return prometheus.NewRegistry() }

@@ -105,7 +105,7 @@ func (w *waiting) options(c config.NodeConfig, inContainer bool) backend.Options
 	if inContainer {
 		return backend.Options{DriverRoot: w.root}
 	}
-	return backendOptions(c, w.vendor)
+	return vendors.Options(c, w.vendor)
 }
 
 // wait returns once everything is there. It prints what it waits for, and what

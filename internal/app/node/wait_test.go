@@ -19,10 +19,12 @@ import (
 
 // lateBackend is a driver that answers at one of its attempts.
 type lateBackend struct {
-	fakeBackend
+	backend.Backend
 	found backend.Found
 	err   error
 }
+
+func (*lateBackend) Close() error { return nil }
 
 func (b *lateBackend) Discover(context.Context) (backend.Found, error) { return b.found, b.err }
 

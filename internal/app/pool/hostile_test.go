@@ -10,6 +10,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 
 	"github.com/divvy-gpu/divvy/internal/pool"
+	"github.com/divvy-gpu/divvy/internal/pool/admin"
 )
 
 // A secret that is on its way out holds the token no longer than its finalizers,
@@ -19,13 +20,13 @@ func TestImportDoesNotCountOnASecretThatIsBeingDeleted(t *testing.T) {
 	good := goodToken()
 	leaving := &corev1.Secret{
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace: DefaultNamespace, Name: pool.CASecret, Labels: map[string]string{ImportedLabel: "true"},
+			Namespace: admin.DefaultNamespace, Name: pool.CASecret, Labels: map[string]string{admin.ImportedLabel: "true"},
 			DeletionTimestamp: &now, Finalizers: []string{"example.com/slow"},
 		},
 		Data: good.Secrets()[pool.CASecret],
 	}
 	var out bytes.Buffer
-	err := Import(t.Context(), DefaultImportOptions(), fake.NewClientset(leaving), good, &out)
+	err := admin.Import(t.Context(), admin.DefaultImportOptions(), fake.NewClientset(leaving), good, &out)
 	if err == nil || !strings.Contains(err.Error(), "is being deleted; wait until it is deleted") || out.Len() > 0 {
 		t.Errorf("said %q, error %v", out.String(), err)
 	}

@@ -34,7 +34,9 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	kubetesting "k8s.io/client-go/testing"
 
+	"github.com/divvy-gpu/divvy/internal/pool/admin"
 	"github.com/divvy-gpu/divvy/internal/pool/probe"
+	"github.com/divvy-gpu/divvy/internal/pool/secrets"
 	"github.com/divvy-gpu/divvy/internal/pool/token"
 )
 
@@ -147,7 +149,7 @@ const (
 	single  = "bitfusion-secret"
 )
 
-var imported = map[string]string{ImportedLabel: "true"}
+var imported = map[string]string{admin.ImportedLabel: "true"}
 
 func goodToken() *token.Token {
 	return &token.Token{CA: []byte("ca"), Client: []byte(clientYAML), Servers: []byte(conf("10.1.1.1:56001"))}
@@ -162,7 +164,7 @@ func contents(t *testing.T, c *fake.Clientset, namespace string) map[string]map[
 	}
 	out := map[string]map[string]string{}
 	for _, s := range list.Items {
-		out[s.Name] = map[string]string{"label": s.Labels[ImportedLabel]}
+		out[s.Name] = map[string]string{"label": s.Labels[admin.ImportedLabel]}
 		for key, value := range s.Data {
 			out[s.Name][key] = string(value)
 		}
@@ -180,7 +182,7 @@ func TestImport(t *testing.T) {
 	same := func(map[string]map[string]string) {}
 	tests := map[string]struct {
 		there  []runtime.Object
-		change func(*ImportOptions)
+		change func(*admin.ImportOptions)
 		// want changes right into what is expected; nil when nothing may change.
 		want func(map[string]map[string]string)
 		out  []string
@@ -204,40 +206,43 @@ func TestImport(t *testing.T) {
 			errs: []string{client + " in kube-system has different content and was not created by this command; use --force",
 				servers + " in kube-system has different content"}},
 		"somebody's, by force": {there: []runtime.Object{secret("kube-system", client, nil, "client.yaml", oldYAML, "more", "kept")},
-			change: func(o *ImportOptions) { o.Force = true },
+			change: func(o *admin.ImportOptions) { o.Force = true },
 			want:   func(m map[string]map[string]string) { m[client]["more"] = "kept" }, out: []string{client + " in kube-system updated"}},
-		"a copy, even by force": {there: []runtime.Object{secret("kube-system", client, map[string]string{managedLabel: managedBy},
-			"client.yaml", oldYAML)}, change: func(o *ImportOptions) { o.Force = true },
+		"a copy, even by force": {there: []runtime.Object{secret("kube-system", client,
+			map[string]string{secrets.ManagedByLabel: secrets.ManagedBy},
+			"client.yaml", oldYAML)}, change: func(o *admin.ImportOptions) { o.Force = true },
 			errs: []string{"is a copy that Divvy updates from its source"}},
 		"immutable, even by force": {there: []runtime.Object{func() runtime.Object {
 			s := secret("kube-system", client, imported, "client.yaml", oldYAML)
 			yes := true
 			s.Immutable = &yes
 			return s
-		}()}, change: func(o *ImportOptions) { o.Force = true },
+		}()}, change: func(o *admin.ImportOptions) { o.Force = true },
 			errs: []string{"is immutable; delete it first with: kubectl delete secret -n kube-system " + client}},
-		"another namespace": {change: func(o *ImportOptions) { o.Namespace = "pool" }, want: same,
+		"another namespace": {change: func(o *admin.ImportOptions) { o.Namespace = "pool" }, want: same,
 			out: []string{"in pool created", "pool check --from pool\n"}},
-		"only said": {change: func(o *ImportOptions) { o.DryRun = "client" },
+		"only said": {change: func(o *admin.ImportOptions) { o.DryRun = "client" },
 			out: []string{ca + " in kube-system created (dry run)"}},
-		"bad options": {change: func(o *ImportOptions) { o.Namespace, o.DryRun, o.ClientVersions = "A b", "yes", []string{"latest", ""} },
+		"bad options": {change: func(o *admin.ImportOptions) {
+			o.Namespace, o.DryRun, o.ClientVersions = "A b", "yes", []string{"latest", ""}
+		},
 			errs: []string{`--namespace "A b": must be the name of a namespace`, `--dry-run "yes": must be none, client or server`,
 				`--client-version "latest"`, `--client-version ""`}},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
 			c := fake.NewClientset(tt.there...)
-			o := DefaultImportOptions()
+			o := admin.DefaultImportOptions()
 			if tt.change != nil {
 				tt.change(&o)
 			}
 			namespace := o.Namespace
 			if tt.errs != nil {
-				namespace = DefaultNamespace
+				namespace = admin.DefaultNamespace
 			}
 			before := contents(t, c, namespace)
 			var out bytes.Buffer
-			err := Import(t.Context(), o, c, goodToken(), &out)
+			err := admin.Import(t.Context(), o, c, goodToken(), &out)
 			if (err != nil) != (len(tt.errs) > 0) {
 				t.Fatalf("error %v, want %q", err, tt.errs)
 			}
@@ -286,14 +291,14 @@ func TestImportContinuesAfterAFailure(t *testing.T) {
 		return false, nil, nil
 	})
 	var out bytes.Buffer
-	err := Import(t.Context(), DefaultImportOptions(), c, goodToken(), &out)
+	err := admin.Import(t.Context(), admin.DefaultImportOptions(), c, goodToken(), &out)
 	if err == nil || !strings.Contains(err.Error(),
 		"secret "+servers+" in kube-system: permission to get, create and update secrets there is required") {
 		t.Errorf("error %v", err)
 	}
 	broken = false
 	out.Reset()
-	if err := Import(t.Context(), DefaultImportOptions(), c, goodToken(), &out); err != nil {
+	if err := admin.Import(t.Context(), admin.DefaultImportOptions(), c, goodToken(), &out); err != nil {
 		t.Fatal(err)
 	}
 	if !strings.Contains(out.String(), ca+" in kube-system unchanged") ||
@@ -317,10 +322,10 @@ func TestServerDryRun(t *testing.T) {
 		}
 		return true, &corev1.Secret{}, nil
 	})
-	o := DefaultImportOptions()
-	o.DryRun = dryRunServer
+	o := admin.DefaultImportOptions()
+	o.DryRun = "server"
 	var out bytes.Buffer
-	if err := Import(t.Context(), o, c, goodToken(), &out); err != nil {
+	if err := admin.Import(t.Context(), o, c, goodToken(), &out); err != nil {
 		t.Fatal(err)
 	}
 	if want := slices.Repeat([][]string{{"All"}}, 4); !cmp.Equal(want, writes) {
@@ -336,7 +341,7 @@ func TestReadToken(t *testing.T) {
 	old, _ := certificate(t, time.Now().AddDate(0, 0, -1))
 	tests := map[string]struct {
 		files   map[string]string
-		options ImportOptions
+		options admin.ImportOptions
 		servers string
 		out     []string
 		errOut  string
@@ -345,12 +350,13 @@ func TestReadToken(t *testing.T) {
 		"as it is": {files: map[string]string{"servers.conf": conf("10.1.1.1:56001", "10.1.1.2:56001")},
 			servers: conf("10.1.1.1:56001", "10.1.1.2:56001"), out: []string{"2 servers, at 10.1.1.1:56001, 10.1.1.2:56001\n"}},
 		"for clients 3.5": {files: map[string]string{"servers.conf": conf("10.1.1.1:56001")},
-			options: ImportOptions{ClientVersions: []string{"450", "350"}},
+			options: admin.ImportOptions{ClientVersions: []string{"450", "350"}},
 			servers: "servers:\n- reachable: 10.1.1.1:56001\n  addresses:\n  - 10.1.1.1:56001\n",
 			out:     []string{`servers.conf, server 1: "reachable: 10.1.1.1:56001" was added`}},
 		"for others": {files: map[string]string{"servers.conf": conf("10.1.1.1:56001")},
-			options: ImportOptions{ClientVersions: []string{"450"}}, servers: conf("10.1.1.1:56001")},
-		"others, when told": {files: map[string]string{"servers.conf": conf("10.1.1.1:56001")}, options: ImportOptions{Reachable: true},
+			options: admin.ImportOptions{ClientVersions: []string{"450"}}, servers: conf("10.1.1.1:56001")},
+		"others, when told": {files: map[string]string{"servers.conf": conf("10.1.1.1:56001")},
+			options: admin.ImportOptions{Reachable: true},
 			servers: "servers:\n- reachable: 10.1.1.1:56001\n  addresses:\n  - 10.1.1.1:56001\n"},
 		"as the guide says": {files: map[string]string{"servers.conf": "servers:\n- reachable:10.1.1.1:56001\n  addresses:\n  - " +
 			"10.1.1.1:56001\n"},
@@ -368,7 +374,7 @@ func TestReadToken(t *testing.T) {
 			}
 			path := archive(t, files)
 			var out, errOut bytes.Buffer
-			got, err := readToken(path, tt.options, time.Now(), &out, &errOut)
+			got, err := admin.ReadToken(path, tt.options, time.Now(), &out, &errOut)
 			if (err != nil) != (tt.err != "") || err != nil && (!strings.Contains(err.Error(), tt.err) ||
 				!strings.Contains(err.Error(), path)) {
 				t.Fatalf("error %v, want %q", err, tt.err)
@@ -442,10 +448,10 @@ func TestCheck(t *testing.T) {
 			if tt.ca != "" {
 				k.CA = []byte(tt.ca)
 			}
-			o := DefaultCheckOptions()
+			o := admin.DefaultCheckOptions()
 			o.Timeout = time.Minute
 			var text, body bytes.Buffer
-			err := Check(t.Context(), o, k, "a test", []string{"look here"}, &text)
+			err := admin.Check(t.Context(), o, k, "a test", []string{"look here"}, &text)
 			if (err != nil) != (tt.err != "") || err != nil && !strings.Contains(err.Error(), tt.err) {
 				t.Errorf("error %v, want %q", err, tt.err)
 			}
@@ -455,11 +461,11 @@ func TestCheck(t *testing.T) {
 				}
 			}
 			o.Output = "json"
-			again := Check(t.Context(), o, k, "a test", nil, &body)
+			again := admin.Check(t.Context(), o, k, "a test", nil, &body)
 			if fmt.Sprint(again) != fmt.Sprint(err) {
 				t.Errorf("error %v with json, %v without", again, err)
 			}
-			var r Report
+			var r admin.Report
 			if err := json.Unmarshal(body.Bytes(), &r); err != nil {
 				t.Fatalf("%v in %s", err, &body)
 			}
@@ -485,9 +491,9 @@ func TestCheck(t *testing.T) {
 			}
 		})
 	}
-	o := DefaultCheckOptions()
+	o := admin.DefaultCheckOptions()
 	o.From, o.Timeout, o.Parallel, o.Output = "", 0, 0, "xml"
-	err := Check(t.Context(), o, &token.Token{}, "", nil, &bytes.Buffer{})
+	err := admin.Check(t.Context(), o, &token.Token{}, "", nil, &bytes.Buffer{})
 	for _, want := range []string{"--from", "--timeout 0s: must be above zero", "--parallel 0: must be from 1 to 256",
 		`output format "xml"`} {
 		if err == nil || !strings.Contains(err.Error(), want) {
@@ -496,7 +502,8 @@ func TestCheck(t *testing.T) {
 	}
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := Check(ended, DefaultCheckOptions(), &token.Token{CA: good, Client: []byte(clientYAML), Servers: []byte(conf(up))}, "", nil,
+	if err := admin.Check(ended, admin.DefaultCheckOptions(), &token.Token{CA: good, Client: []byte(clientYAML), Servers: []byte(conf(up))},
+		"", nil,
 		&bytes.Buffer{}); !errors.Is(err, context.Canceled) {
 		t.Errorf("error %v", err)
 	}
@@ -506,7 +513,7 @@ func TestTokenFromSecrets(t *testing.T) {
 	full := []*corev1.Secret{secret("kube-system", ca, nil, "ca.crt", "ca"), secret("kube-system", client, nil, "client.yaml", clientYAML),
 		secret("kube-system", servers, nil, "servers.conf", "s")}
 	one := secret("kube-system", single, nil, "ca.crt", "ca", "client.yaml", clientYAML, "servers.conf", "s")
-	managed := map[string]string{managedLabel: managedBy}
+	managed := map[string]string{secrets.ManagedByLabel: secrets.ManagedBy}
 	tests := map[string]struct {
 		there    []*corev1.Secret
 		source   string
@@ -544,7 +551,7 @@ func TestTokenFromSecrets(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			got, source, warnings, err := fromSecrets(t.Context(), c, "kube-system")
+			got, source, warnings, err := admin.FromSecrets(t.Context(), c, "kube-system")
 			if (err != nil) != (tt.err != "") || err != nil && !strings.Contains(err.Error(), tt.err) {
 				t.Fatalf("error %v, want %q", err, tt.err)
 			}
@@ -577,7 +584,7 @@ func TestTokenFromSecrets(t *testing.T) {
 	c.PrependReactor("list", "secrets", func(kubetesting.Action) (bool, runtime.Object, error) {
 		return true, nil, apierrors.NewForbidden(corev1.Resource("secrets"), "", errors.New("not all namespaces are yours"))
 	})
-	if _, _, warnings, err := fromSecrets(t.Context(), c, "kube-system"); err != nil || len(warnings) != 1 ||
+	if _, _, warnings, err := admin.FromSecrets(t.Context(), c, "kube-system"); err != nil || len(warnings) != 1 ||
 		!strings.Contains(warnings[0], "outdated copies in namespaces were not checked: list secrets") {
 		t.Errorf("warnings %q, error %v", warnings, err)
 	}

@@ -6,14 +6,17 @@ package simulate
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
+	"os"
 
 	"github.com/spf13/cobra"
 
 	"github.com/divvy-gpu/divvy/internal/app/kubectl"
 	"github.com/divvy-gpu/divvy/internal/platform/kube"
 	"github.com/divvy-gpu/divvy/internal/report/simulate"
+	"github.com/divvy-gpu/divvy/internal/report/simulate/live"
 )
 
 const about = `Replay a workload on a simulated cluster in memory, and compare placement policies.
@@ -100,7 +103,7 @@ func (o *Options) experiment(ctx context.Context, connect func() (kube.Clients, 
 	if err != nil {
 		return nil, err
 	}
-	c, w, err := l.simulation(o.Resource, errOut)
+	c, w, err := l.Simulation(o.Resource, errOut)
 	if err != nil {
 		return nil, err
 	}
@@ -108,4 +111,39 @@ func (o *Options) experiment(ctx context.Context, connect func() (kube.Clients, 
 		Cluster: c, Workloads: []*simulate.Workload{w}, Policies: kinds, FirstSeed: o.Seed, Seeds: o.Shuffles, Arrived: o.Arrived,
 		Strict: o.Strict, Sample: o.Sample,
 	}, nil
+}
+
+// live reads the cluster, or the dump of one.
+func (o *Options) live(ctx context.Context, connect func() (kube.Clients, error), in io.Reader) (*live.Cluster, error) {
+	if o.FromCluster {
+		return live.Read(ctx, connect)
+	}
+	if o.FromDump == "-" {
+		return live.ReadDump(in, "standard input")
+	}
+	f, err := os.Open(o.FromDump)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = f.Close() }() // it was only read
+	return live.ReadDump(f, o.FromDump)
+}
+
+// dump writes what the live cluster has to a file.
+func dump(ctx context.Context, path string, connect func() (kube.Clients, error), out io.Writer) error {
+	l, err := live.Read(ctx, connect)
+	if err != nil {
+		return err
+	}
+	if path == "-" {
+		return l.Write(out)
+	}
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(l.Write(f), f.Close()); err != nil {
+		return fmt.Errorf("write %s: %w", path, err)
+	}
+	return nil
 }

@@ -25,6 +25,7 @@ import (
 	"github.com/divvy-gpu/divvy/internal/core/wire"
 	"github.com/divvy-gpu/divvy/internal/platform/kube"
 	"github.com/divvy-gpu/divvy/internal/report/simulate"
+	"github.com/divvy-gpu/divvy/internal/report/simulate/live"
 )
 
 var update = flag.Bool("update", false, "write the golden files anew")
@@ -290,12 +291,12 @@ func TestLiveCluster(t *testing.T) {
 		t.Error("a dump gives another result than the cluster that it is of")
 	}
 	// What a daemon takes of a node, simulated pods do not have.
-	l, err := readCluster(context.Background(),
+	l, err := live.Read(context.Background(),
 		func() (kube.Clients, error) { return kube.Clients{Kubernetes: fake.NewClientset(objects...)}, nil })
 	if err != nil {
 		t.Fatal(err)
 	}
-	c, w, err := l.simulation("", io.Discard)
+	c, w, err := l.Simulation("", io.Discard)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,62 +1,80 @@
-// Package uninstall is the program "divvy-control uninstall": what is taken away
-// in a fixed order before and after the objects of an installation are deleted,
-// so that a cluster is afterwards as it was before Divvy.
-//
-// It deletes what it is told by name, and on nodes what Divvy itself has listed
-// there as its own. Pods of users, and what administrators wrote, are left alone.
-// Every step has a limit: a node that does not answer holds nothing up, and what
-// remains on it is named with the command that mends it.
+// Package uninstall is the program "divvy-control uninstall": its flags. What it does is in
+// internal/install/uninstall.
 package uninstall
 
 import (
-	"context"
 	"errors"
 	"fmt"
-	"io"
-	"net/http"
-	"slices"
-	"strings"
+	"os"
 	"time"
 
 	"github.com/spf13/cobra"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/client-go/kubernetes"
+	"github.com/spf13/pflag"
 
 	"github.com/divvy-gpu/divvy/internal/app/flags"
+	"github.com/divvy-gpu/divvy/internal/install/uninstall"
 	"github.com/divvy-gpu/divvy/internal/platform/kube"
 	"github.com/divvy-gpu/divvy/internal/platform/version"
 )
 
-// Limits and pauses.
-const (
-	// askEvery is the pause between two questions to the API server.
-	askEvery = 2 * time.Second
-	// tellEvery is how often a wait that goes on is told.
-	tellEvery = 20 * time.Second
-	// schedulerLimit is how long the control plane may take to be without the
-	// extender: a kube-scheduler is started again for that on each node.
-	schedulerLimit = 2 * time.Minute
-	// workloadLimit is how long pods may take to end.
-	workloadLimit = 75 * time.Second
-	// unreachableAfter is how long pods on nodes that do not answer are waited for.
-	unreachableAfter = 15 * time.Second
-	// hostLimit is how long hosts may take to be clean after the daemons ended.
-	hostLimit = 45 * time.Second
-	// cleaningLimit is how long taking things off the nodes may take. Steps before
-	// leave it that time.
-	cleaningLimit = 40 * time.Second
-	// requestTimeout bounds every request to the API server.
-	requestTimeout = 10 * time.Second
-	// insistLimit is how long one request is made again and again while the API server
-	// does not answer it.
-	insistLimit = 30 * time.Second
-	// reserve of the time is kept for saying what remains.
-	reserve = 5 * time.Second
-)
+// options are the flags.
+type options struct{ uninstall.Options }
+
+// AddFlags adds the flags, with the present values as defaults.
+func (o *options) AddFlags(fs *pflag.FlagSet) {
+	fs.BoolVar(&o.Before, "before", o.Before, "run the steps before Divvy's objects are deleted")
+	fs.BoolVar(&o.After, "after", o.After, "run the steps after Divvy's objects were deleted")
+	fs.StringVar(&o.Kubeconfig, "kubeconfig", os.Getenv("KUBECONFIG"),
+		"kubeconfig file; the pod's service account if empty (environment KUBECONFIG)")
+	fs.StringVar(&o.Namespace, "namespace", o.Namespace, "namespace of the DaemonSets (environment POD_NAMESPACE)")
+	fs.StringVar(&o.SchedulerDaemon, "scheduler-daemon", o.SchedulerDaemon, "DaemonSet that keeps kube-scheduler configured; deleted first")
+	fs.StringVar(&o.SchedulerHook, "scheduler-hook", o.SchedulerHook,
+		"DaemonSet whose pods are ready once kube-scheduler no longer calls the extender; nothing else is removed "+
+			"before")
+	fs.StringVar(&o.NodeHook, "node-hook", o.NodeHook, "DaemonSet whose pods are ready once their host is clean")
+	fs.StringArrayVar(&o.Remove, "remove", o.Remove, "object to delete, as KIND/NAMESPACE/NAME or KIND/NAME; may be repeated")
+	fs.BoolVar(&o.TokenCopies, "token-copies", o.TokenCopies, "delete the copies of the remote pool's token in all namespaces")
+	fs.StringSliceVar(&o.Counts, "counts", o.Counts, "resources that show a device count, in addition to those listed on nodes")
+	fs.StringSliceVar(&o.Resources, "resources", o.Resources, "resources that kubelet was offered")
+	fs.DurationVar(&o.Hold, "hold", o.Hold, "minimum time that --before waits after the daemons have exited, so that --after has less to "+
+		"wait for")
+	fs.DurationVar(&o.Timeout, "timeout", o.Timeout, "maximum duration of the run")
+}
+
+// Validate reports all mistakes at once.
+func (o *options) Validate() error {
+	var errs []error
+	if o.Before == o.After {
+		errs = append(errs, errors.New("set either --before or --after"))
+	}
+	if o.Namespace == "" && (o.SchedulerDaemon != "" || o.SchedulerHook != "" || o.NodeHook != "") {
+		errs = append(errs, errors.New("--namespace (or POD_NAMESPACE) is required for --scheduler-daemon, --scheduler-hook and --node-hook"))
+	}
+	if o.SchedulerDaemon != "" && o.SchedulerHook == "" {
+		errs = append(errs, errors.New("--scheduler-daemon requires --scheduler-hook, or kube-scheduler would continue to call an "+
+			"extender that no longer exists"))
+	}
+	errs = append(errs, flags.Mistake("remove", o.CheckRemove()))
+	for _, list := range []struct {
+		flag  string
+		names []string
+	}{{"counts", o.Counts}, {"resources", o.Resources}} {
+		for _, name := range list.names {
+			errs = append(errs, flags.Mistake(list.flag, flags.CheckResource(name)))
+		}
+	}
+	if o.Hold < 0 {
+		errs = append(errs, flags.Mistake("hold", fmt.Errorf("%v is negative", o.Hold)))
+	}
+	if o.Timeout <= uninstall.MinTimeout {
+		errs = append(errs, flags.Mistake("timeout", fmt.Errorf("%v: must be more than %v", o.Timeout, uninstall.MinTimeout)))
+	}
+	return errors.Join(errs...)
+}
 
 // Command returns the subcommand.
 func Command() *cobra.Command {
-	o := DefaultOptions()
+	o := options{uninstall.Options{Namespace: os.Getenv("POD_NAMESPACE"), Timeout: 270 * time.Second}}
 	cmd := &cobra.Command{
 		Use:   "uninstall --before | --after",
 		Short: "Remove what Divvy left in the cluster, before and after its objects are deleted",
@@ -77,210 +95,9 @@ func Command() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return Run(cmd.Context(), o, clients.Kubernetes, cmd.OutOrStdout())
+			return uninstall.Run(cmd.Context(), o.Options, clients.Kubernetes, cmd.OutOrStdout())
 		},
 	}
 	o.AddFlags(cmd.Flags())
 	return cmd
-}
-
-// Run does one of the two parts and prints each step. Its error is nil when what
-// remains can be left; that is printed too.
-func Run(ctx context.Context, o Options, client kubernetes.Interface, out io.Writer) error {
-	objects, err := parseObjects(o.Remove)
-	if err != nil {
-		return err
-	}
-	ctx, cancel := context.WithTimeout(ctx, o.Timeout)
-	defer cancel()
-	u := &uninstaller{options: o, client: client, out: out, objects: objects}
-	if o.After {
-		err = u.after(ctx)
-	} else {
-		err = u.before(ctx)
-	}
-	u.conclude()
-	return err
-}
-
-// uninstaller is one run. It is not safe for concurrent use.
-type uninstaller struct {
-	options Options
-	client  kubernetes.Interface
-	out     io.Writer
-	objects []object
-	// remains are lines about what is still there.
-	remains []string
-}
-
-func (u *uninstaller) say(format string, args ...any) { fmt.Fprintf(u.out, format+"\n", args...) }
-
-// remain notes what is still there, and the command that mends it.
-func (u *uninstaller) remain(what, command string) {
-	line := what
-	if command != "" {
-		line += "; to fix it: " + command
-	}
-	if !slices.Contains(u.remains, line) {
-		u.remains = append(u.remains, line)
-	}
-}
-
-func (u *uninstaller) conclude() {
-	if len(u.remains) == 0 {
-		return
-	}
-	u.say("remains:")
-	for _, line := range u.remains {
-		u.say("- %s", line)
-	}
-}
-
-// wait asks until nothing is pending, for no longer than limit. It tells what is
-// pending when that changes and from time to time, and returns the last of it.
-func (u *uninstaller) wait(ctx context.Context, limit time.Duration, ask func(context.Context) (pending string, err error)) string {
-	ctx, cancel := context.WithTimeout(ctx, limit)
-	defer cancel()
-	var told string
-	var toldAt time.Time
-	for pending := ""; ; {
-		now, err := ask(ctx)
-		switch {
-		case err == nil && now == "":
-			return ""
-		case err == nil:
-			pending = now
-		case ctx.Err() == nil || pending == "": // one that was cut off says less than what was before
-			pending = err.Error()
-		}
-		if pending != told || time.Since(toldAt) >= tellEvery {
-			u.say("waiting: %s", pending)
-			told, toldAt = pending, time.Now()
-		}
-		select {
-		case <-ctx.Done():
-			return pending
-		case <-time.After(askEvery):
-		}
-	}
-}
-
-// spared is the limit, or less where the run has less time than what is to come
-// needs.
-func spared(ctx context.Context, limit time.Duration) time.Duration {
-	if deadline, ok := ctx.Deadline(); ok {
-		return max(askEvery, min(limit, time.Until(deadline)-cleaningLimit-reserve))
-	}
-	return limit
-}
-
-// call makes one request with a limit of its own.
-func call(ctx context.Context, request func(context.Context) error) error {
-	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
-	defer cancel()
-	return request(ctx)
-}
-
-// insist makes one request until it is answered, for as long as an API server takes
-// to start again: nobody makes it later.
-func (u *uninstaller) insist(ctx context.Context, request func(context.Context) error) error {
-	var last error
-	u.wait(ctx, spared(ctx, insistLimit), func(ctx context.Context) (string, error) {
-		err := call(ctx, request)
-		if err == nil || ctx.Err() == nil || last == nil { // one that was cut off says less than what was before
-			last = err
-		}
-		if refused(err) {
-			return "", nil
-		}
-		return "", err
-	})
-	return last
-}
-
-// refused reports whether the API server has answered that a request is wrong, so
-// that it is in vain to make it again.
-func refused(err error) bool {
-	var status apierrors.APIStatus
-	if !errors.As(err, &status) || apierrors.IsTooManyRequests(err) || apierrors.IsTimeout(err) {
-		return false
-	}
-	code := status.Status().Code
-	return code >= http.StatusBadRequest && code < http.StatusInternalServerError
-}
-
-// gone reports whether an object is not there.
-func gone(err error) bool { return apierrors.IsNotFound(err) }
-
-// join lists a few of the names, and how many more there are.
-func join(names []string) string {
-	const most = 10
-	names = slices.Compact(slices.Sorted(slices.Values(names)))
-	if len(names) > most {
-		return fmt.Sprintf("%s and %d more", strings.Join(names[:most], ", "), len(names)-most)
-	}
-	return strings.Join(names, ", ")
-}
-
-// The kinds of objects that can be removed, by the name that kubectl has for one.
-const (
-	daemonSet  = "daemonset"
-	deployment = "deployment"
-	mutating   = "mutatingwebhookconfiguration"
-	validating = "validatingwebhookconfiguration"
-	lease      = "lease"
-	secret     = "secret"
-	configMap  = "configmap"
-)
-
-// clusterKinds are those of objects without a namespace, namespacedKinds the rest.
-var (
-	clusterKinds    = []string{mutating, validating}
-	namespacedKinds = []string{daemonSet, deployment, lease, secret, configMap}
-)
-
-// object names an object.
-type object struct{ kind, namespace, name string }
-
-func (o object) String() string {
-	if o.namespace == "" {
-		return o.kind + " " + o.name
-	}
-	return fmt.Sprintf("%s %s/%s", o.kind, o.namespace, o.name)
-}
-
-// command deletes the object.
-func (o object) command() string {
-	if o.namespace == "" {
-		return fmt.Sprintf("kubectl delete %s %s", o.kind, o.name)
-	}
-	return fmt.Sprintf("kubectl delete %s %s -n %s", o.kind, o.name, o.namespace)
-}
-
-// parseObjects reads KIND/NAME and KIND/NAMESPACE/NAME.
-func parseObjects(list []string) ([]object, error) {
-	var out []object
-	var errs []error
-	for _, text := range list {
-		o, err := parseObject(text)
-		if err != nil {
-			errs = append(errs, flags.Mistake("remove", err))
-			continue
-		}
-		out = append(out, o)
-	}
-	return out, errors.Join(errs...)
-}
-
-func parseObject(text string) (object, error) {
-	parts := strings.Split(text, "/")
-	switch {
-	case slices.Contains(parts, ""):
-	case len(parts) == 2 && slices.Contains(clusterKinds, parts[0]):
-		return object{kind: parts[0], name: parts[1]}, nil
-	case len(parts) == 3 && slices.Contains(namespacedKinds, parts[0]):
-		return object{kind: parts[0], namespace: parts[1], name: parts[2]}, nil
-	}
-	return object{}, fmt.Errorf("%q: must be KIND/NAMESPACE/NAME with %s, or KIND/NAME with %s",
-		text, strings.Join(namespacedKinds, ", "), strings.Join(clusterKinds, ", "))
 }

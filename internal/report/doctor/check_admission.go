@@ -307,7 +307,8 @@ func checkPolicies(s *Snapshot, f *findings) {
 		}
 		remedy, commands := s.restore(b.Labels[labelName])
 		object := "ValidatingAdmissionPolicyBinding " + b.Name
-		if !slices.ContainsFunc(s.Admission.Policies, func(p admissionv1.ValidatingAdmissionPolicy) bool { return p.Name == b.Spec.PolicyName }) {
+		if !slices.ContainsFunc(s.Admission.Policies,
+			func(p admissionv1.ValidatingAdmissionPolicy) bool { return p.Name == b.Spec.PolicyName }) {
 			f.add(Error, object, "its policy "+b.Spec.PolicyName+" is missing, so nothing is enforced", remedy, commands...)
 		}
 		if slices.Contains(b.Spec.ValidationActions, admissionv1.Deny) {

@@ -93,7 +93,8 @@ func TestFaults(t *testing.T) {
 			Warning, "release divvy in namespace divvy-system", "failed", "helm status", "helm rollback divvy -n divvy-system",
 		},
 		"an object was deleted": {
-			"objects", func(w *world) { w.Installation.Live[1].Found = false }, Error, "ClusterRoleBinding divvy-node", "missing", "Restore the object",
+			"objects", func(w *world) { w.Installation.Live[1].Found = false }, Error, "ClusterRoleBinding divvy-node",
+			"missing", "Restore the object",
 			restoring("divvy-node"),
 		},
 		"a rule was changed": {
@@ -101,7 +102,8 @@ func TestFaults(t *testing.T) {
 			"changed after the installation, at rules[0].verbs", "Restore the object", restoring("divvy-node"),
 		},
 		"an object cannot be read": {
-			"objects", func(w *world) { w.Installation.Live[0].Error = "needs get of clusterroles" }, Unknown, "ClusterRole divvy-node", "needs get",
+			"objects", func(w *world) { w.Installation.Live[0].Error = "needs get of clusterroles" }, Unknown, "ClusterRole divvy-node",
+			"needs get",
 			"Request the permission to read it", "",
 		},
 		"a webhook of a release that is gone": {
@@ -304,7 +306,8 @@ func TestFaults(t *testing.T) {
 			Error, "ConfigMap divvy-system/divvy-node-configs", "entry training: ", "divvy.dev/config", restoring("divvy-node"),
 		},
 		"a configuration that is not there": {
-			"configuration", func(w *world) { w.Installation.ConfigMaps = w.Installation.ConfigMaps[1:] }, Error, "ConfigMap divvy-system/divvy-node",
+			"configuration", func(w *world) { w.Installation.ConfigMaps = w.Installation.ConfigMaps[1:] }, Error,
+			"ConfigMap divvy-system/divvy-node",
 			"missing", "Restore the object", restoring("divvy-node"),
 		},
 		"a node names a configuration that is not there": {
@@ -313,11 +316,13 @@ func TestFaults(t *testing.T) {
 			"kubectl label node node-a divvy.dev/config-",
 		},
 		"the key is gone": {
-			"grant-key", func(w *world) { w.Installation.Secrets = w.Installation.Secrets[1:] }, Error, "Secret divvy-system/divvy-grant-key",
+			"grant-key", func(w *world) { w.Installation.Secrets = w.Installation.Secrets[1:] }, Error,
+			"Secret divvy-system/divvy-grant-key",
 			"missing", "Restore the object", restoring("divvy"),
 		},
 		"the key is too short": {
-			"grant-key", func(w *world) { w.Installation.Secrets[0].Data["key"] = []byte("short") }, Error, "Secret divvy-system/divvy-grant-key",
+			"grant-key", func(w *world) { w.Installation.Secrets[0].Data["key"] = []byte("short") }, Error,
+			"Secret divvy-system/divvy-grant-key",
 			"has 5 bytes, but at least 32", "Restore the object", restoring("divvy"),
 		},
 		"the key of one's own is empty": {
@@ -352,7 +357,8 @@ func TestFaults(t *testing.T) {
 		"a label that the values do not ask for": {
 			"node-labels", func(w *world) {
 				program(w.Release(), w.DaemonSets, nameNode).Spec.Template.Spec.Affinity = nil
-				program(w.Release(), w.DaemonSets, nameNode).Spec.Template.Spec.NodeSelector = map[string]string{"nvidia.com/gpu.present": "true"}
+				program(w.Release(), w.DaemonSets,
+					nameNode).Spec.Template.Spec.NodeSelector = map[string]string{"nvidia.com/gpu.present": "true"}
 				w.Nodes[0].Labels[enabledLabel], w.Nodes[0].Annotations = "true", nil
 			},
 			Warning, "Node node-a", "divvy.dev/enabled=true has no effect", "Set the required labels, or change the values", "",
@@ -473,12 +479,14 @@ func TestFaults(t *testing.T) {
 				}
 				w.publish(accel.Inventory{Resource: memory, Unit: "1", Shares: many})
 				w.Nodes[0].Status.Allocatable[memory] = resource.MustParse("384")
-				w.Installation.ConfigMaps[0].Data["config.yaml"] = strings.Replace(w.Installation.ConfigMaps[0].Data["config.yaml"], `"1"`, `"0.001"`, 1)
+				w.Installation.ConfigMaps[0].Data["config.yaml"] = strings.Replace(w.Installation.ConfigMaps[0].Data["config.yaml"],
+					`"1"`, `"0.001"`, 1)
 			},
 			Error, "Node node-a", "too small: 384000 units make a list of 6", `Set memoryUnit to "0.01"`, "",
 		},
 		"the extender has no service": {
-			"extender", func(w *world) { w.Installation.Services = w.Installation.Services[1:] }, Error, "Service divvy-system/divvy-extender",
+			"extender", func(w *world) { w.Installation.Services = w.Installation.Services[1:] }, Error,
+			"Service divvy-system/divvy-extender",
 			"missing", "Restore the object", restoring("divvy-extender"),
 		},
 		"no extender is ready": {
@@ -632,7 +640,8 @@ func TestFaults(t *testing.T) {
 			"kubectl annotate secret divvy-extender-certs",
 		},
 		"no certificate yet": {
-			"certificates", func(w *world) { delete(w.Installation.Secrets[1].Data, "tls.crt") }, Error, "Secret divvy-system/divvy-extender-certs",
+			"certificates", func(w *world) { delete(w.Installation.Secrets[1].Data, "tls.crt") }, Error,
+			"Secret divvy-system/divvy-extender-certs",
 			"it contains no certificate yet", "writes the certificate", "",
 		},
 		"a CA that cannot be read": {
@@ -802,11 +811,13 @@ func TestFaults(t *testing.T) {
 			Error, "ConfigMap bwki/catalog", "catalog", "last valid one", restoring("bitfusion-webhook"),
 		},
 		"no catalog": {
-			"pool-catalog", func(w *world) { w.Installation.ConfigMaps = slices.Delete(w.Installation.ConfigMaps, 2, 3) }, Error, "ConfigMap bwki/catalog",
+			"pool-catalog", func(w *world) { w.Installation.ConfigMaps = slices.Delete(w.Installation.ConfigMaps, 2, 3) }, Error,
+			"ConfigMap bwki/catalog",
 			"missing", "Restore the object", restoring("bitfusion-webhook"),
 		},
 		"an empty catalog of one's own": {
-			"pool-catalog", func(w *world) { w.Installation.ConfigMaps[2].Data, w.Releases[0].Manifest = nil, nil }, Error, "ConfigMap bwki/catalog",
+			"pool-catalog", func(w *world) { w.Installation.ConfigMaps[2].Data, w.Releases[0].Manifest = nil, nil }, Error,
+			"ConfigMap bwki/catalog",
 			"no entry", "docs/pool-catalog.md", "",
 		},
 		"no units of the pool": {
@@ -1000,7 +1011,8 @@ func TestHostileSnapshots(t *testing.T) {
 				w.Deployments[i] = appsv1.Deployment{ObjectMeta: w.Deployments[i].ObjectMeta}
 			}
 			w.Nodes = append(w.Nodes, corev1.Node{})
-			w.Installation.Secrets, w.Installation.Services, w.Installation.ConfigMaps, w.Installation.Endpoints = make([]corev1.Secret, 3), make([]corev1.Service, 2),
+			w.Installation.Secrets, w.Installation.Services, w.Installation.ConfigMaps, w.Installation.Endpoints = make([]corev1.Secret, 3),
+				make([]corev1.Service, 2),
 				make([]corev1.ConfigMap, 2), nil
 		},
 		"selectors that cannot be read": func(w *world) {

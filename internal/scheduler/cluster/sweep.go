@@ -5,8 +5,9 @@ import (
 	"errors"
 	"time"
 
-	"github.com/divvy-gpu/divvy/internal/core/ledger"
 	"k8s.io/klog/v2"
+
+	"github.com/divvy-gpu/divvy/internal/core/ledger"
 )
 
 const (

@@ -3,8 +3,9 @@ package weights
 import (
 	"time"
 
-	"github.com/divvy-gpu/divvy/internal/platform/metrics"
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/divvy-gpu/divvy/internal/platform/metrics"
 )
 
 var (

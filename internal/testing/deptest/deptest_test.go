@@ -91,7 +91,7 @@ var rules = []rule{
 			"programs share does not either",
 	},
 	{
-		packages: []string{"internal/scheduler/...", "internal/platform/...", "internal/report/inspect", "internal/core/ledger"},
+		packages: []string{"internal/scheduler/...", "internal/platform/...", "internal/report/inspect/...", "internal/core/ledger"},
 		never:    []string{"internal/core/sharing", "internal/node/...", "github.com/ebitengine/purego/..."},
 		why:      "the scheduler's side has no vendor code: it follows what nodes publish, so a new vendor changes nothing here",
 	},
@@ -112,7 +112,7 @@ var rules = []rule{
 	},
 	{
 		packages: []string{"internal/pool/..."},
-		except:   []string{"internal/pool/secrets", "internal/pool/sources"},
+		except:   []string{"internal/pool/admin", "internal/pool/secrets", "internal/pool/sources"},
 		never: []string{
 			"k8s.io/client-go/...", "internal/core/...", "internal/node/...", "internal/platform/certs", "internal/platform/kube",
 			"internal/pool/secrets", "internal/scheduler/...",
@@ -129,10 +129,11 @@ var rules = []rule{
 		why: "a review is decided from what it brings and what its program knows; reading reviews is the same for all programs",
 	},
 	{
-		packages: []string{"internal/pool/sources"},
-		never: []string{"internal/core/ledger", "internal/node/...", "internal/platform/certs", "internal/pool/admission", "internal/report/...",
+		packages: []string{"internal/pool/admin", "internal/pool/sources"},
+		never: []string{"internal/core/ledger", "internal/node/...", "internal/platform/certs", "internal/pool/admission",
+			"internal/report/...",
 			"internal/scheduler/..."},
-		why: "the cluster and the catalog are followed beside the reviews, and know nothing of what is decided there",
+		why: "the cluster, the catalog and the token are read beside the reviews, and know nothing of what is decided there",
 	},
 	{
 		packages: []string{"internal/platform/certs", "internal/pool/secrets"},
@@ -159,12 +160,29 @@ var rules = []rule{
 		why: "wiring kube-scheduler is about its files; it needs to know of the extender no more than its address and certificates",
 	},
 	{
+		packages: []string{"internal/install/uninstall"},
+		never: []string{"internal/core/ledger", "internal/install/schedconf/...", "internal/node/...", "internal/platform/certs",
+			"internal/platform/kube", "internal/scheduler/..."},
+		why: "what an installation leaves is found by what is written on objects, not by the code that wrote it",
+	},
+	{
 		packages:      []string{"internal/report/simulate"},
 		only:          []string{"std", "internal/core/...", "golang.org/x/sync/errgroup"},
 		never:         []string{"net", "os/exec"},
 		notThemselves: []string{"os", "log", "log/slog"},
 		why: "a simulation is decided by values and a seed, on the core that the extender uses; files, clusters and flags are the " +
 			"command's",
+	},
+	{
+		packages: []string{"internal/report/devices"},
+		never: []string{"internal/core/ledger", "internal/install/...", "internal/node/...", "internal/platform/certs", "internal/pool/...",
+			"internal/scheduler/..."},
+		why: "devices are listed and put into quarantine by what is written on node objects, with the rights of the person who asks",
+	},
+	{
+		packages: []string{"internal/report/simulate/live"},
+		never:    []string{"internal/install/...", "internal/node/...", "internal/pool/...", "internal/scheduler/..."},
+		why:      "a simulation starts from what nodes publish and pods request, not from what a program makes of it",
 	},
 	{
 		packages: []string{"internal/report/doctor"},
@@ -185,7 +203,8 @@ var rules = []rule{
 	{
 		packages: []string{"..."},
 		except: []string{
-			"internal/node/backend/nvidia", "internal/node/backend/vendors", "internal/app/node", "cmd/divvy-node",
+			"internal/node/backend/nvidia", "internal/node/backend/vendors", "internal/node/supervisor", "internal/app/node",
+			"cmd/divvy-node",
 			"hack/reference", // which reads all flags
 		},
 		never: []string{"github.com/NVIDIA/go-nvml/..."},

@@ -1,4 +1,4 @@
-package node
+package supervisor
 
 import (
 	"context"
@@ -22,6 +22,7 @@ import (
 	podresourcesv1 "k8s.io/kubelet/pkg/apis/podresources/v1"
 
 	config "github.com/divvy-gpu/divvy/api/config/v1alpha1"
+	"github.com/divvy-gpu/divvy/internal/node/backend/vendors"
 	"github.com/divvy-gpu/divvy/internal/node/handover"
 	"github.com/divvy-gpu/divvy/internal/platform/metrics"
 )
@@ -165,7 +166,9 @@ func TestAnEditReleasesNoDevice(t *testing.T) {
 	d.client = fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-1"}})
 	withAgents := newSupervisor("node-1", handover.Identity{}, d.client, d.s.log)
 	var sick atomic.Bool
-	withAgents.open = func(config.NodeConfig) (backends, error) { return backends{"enflame": &fakeBackend{sick: &sick}}, nil }
+	withAgents.open = func(config.NodeConfig) (vendors.Set, error) {
+		return vendors.Set{"enflame": &fakeBackend{sick: &sick}}, nil
+	}
 	d.s = withAgents
 	if err := os.WriteFile(filepath.Join(d.dir, "key"), []byte("0123456789abcdef0123456789abcdef"), 0o600); err != nil {
 		t.Fatal(err)

@@ -1,4 +1,4 @@
-package pool
+package admin
 
 import (
 	"bytes"
@@ -12,8 +12,6 @@ import (
 	"text/tabwriter"
 	"time"
 
-	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -22,9 +20,9 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/pager"
 
-	"github.com/divvy-gpu/divvy/internal/app/kubectl"
 	"github.com/divvy-gpu/divvy/internal/pool"
 	"github.com/divvy-gpu/divvy/internal/pool/probe"
+	"github.com/divvy-gpu/divvy/internal/pool/secrets"
 	"github.com/divvy-gpu/divvy/internal/pool/token"
 )
 
@@ -54,16 +52,6 @@ func DefaultCheckOptions() CheckOptions {
 	return CheckOptions{From: DefaultNamespace, Timeout: probe.DefaultTimeout, Parallel: probe.DefaultParallel, Output: formatTable}
 }
 
-// AddFlags adds a flag for every option, with its present value as default.
-func (o *CheckOptions) AddFlags(fs *pflag.FlagSet) {
-	fs.StringVar(&o.From, "from", o.From, "namespace of the secrets to check, if no token is given")
-	fs.DurationVar(&o.Timeout, "timeout", o.Timeout, "how long to wait for each address")
-	fs.IntVar(&o.Parallel, "parallel", o.Parallel, "number of addresses to check concurrently")
-	fs.StringVar(&o.ServerName, "server-name", o.ServerName,
-		"name that the servers' certificates must contain; the host of each address if empty")
-	fs.StringVarP(&o.Output, "output", "o", o.Output, "table or json")
-}
-
 // maxParallel bounds CheckOptions.Parallel.
 const maxParallel = 256
 
@@ -80,49 +68,6 @@ func (o CheckOptions) Validate() error {
 		errs = append(errs, fmt.Errorf("output format %q: must be %s or %s", o.Output, formatTable, formatJSON))
 	}
 	return errors.Join(errs...)
-}
-
-func checkCommand() *cobra.Command {
-	o := DefaultCheckOptions()
-	c := kubectl.New()
-	cmd := &cobra.Command{
-		Use:   "check [TOKEN.tar|FOLDER]",
-		Short: "Check the connection to every server of the pool",
-		Long: "Connect from this machine to every server in servers.conf, verify its certificate with the ca.crt of the token,\n" +
-			"and explain any failure. The token is read from the cluster's secrets, or from an archive or a folder.\n" +
-			"The exit status is not 0 if a server cannot be used. No token is sent.",
-		Example: "  kubectl divvy pool check\n" +
-			"  kubectl divvy pool check CA7WPsj.tar --timeout 2s",
-		Args:    cobra.MaximumNArgs(1),
-		PreRunE: func(*cobra.Command, []string) error { return o.Validate() },
-		RunE: func(cmd *cobra.Command, args []string) error {
-			var t *token.Token
-			var source string
-			var warnings []string
-			if len(args) == 1 {
-				if cmd.Flags().Changed("from") {
-					return errors.New("--from is for the secrets of the cluster: give it or a token, not both")
-				}
-				var err error
-				if t, err = token.Read(args[0]); err != nil {
-					return err
-				}
-				source = "token " + args[0]
-			} else {
-				clients, err := c.Clients()
-				if err != nil {
-					return err
-				}
-				if t, source, warnings, err = fromSecrets(cmd.Context(), clients.Kubernetes, o.From); err != nil {
-					return err
-				}
-			}
-			return Check(cmd.Context(), o, t, source, warnings, cmd.OutOrStdout())
-		},
-	}
-	o.AddFlags(cmd.Flags())
-	c.AddFlags(cmd.Flags())
-	return cmd
 }
 
 // Report is what a check found.
@@ -282,10 +227,10 @@ var holders = []struct{ secret, key string }{
 	{pool.CASecret, pool.CAKey}, {pool.ClientSecret, pool.ClientKey}, {pool.ServersSecret, pool.ServersKey},
 }
 
-// fromSecrets reads the token of a cluster: from the three secrets, or from the
+// FromSecrets reads the token of a cluster: from the three secrets, or from the
 // single one where none of the three is there. Its warnings are about what is in
 // other secrets.
-func fromSecrets(ctx context.Context, client kubernetes.Interface, namespace string) (t *token.Token, source string, warnings []string,
+func FromSecrets(ctx context.Context, client kubernetes.Interface, namespace string) (t *token.Token, source string, warnings []string,
 	err error) {
 	found := map[string]*corev1.Secret{}
 	for _, name := range []string{pool.CASecret, pool.ClientSecret, pool.ServersSecret, pool.SingleSecret} {
@@ -369,7 +314,7 @@ func staleCopies(ctx context.Context, client kubernetes.Interface, namespace str
 			secret, ok := obj.(*corev1.Secret)
 			switch {
 			case !ok, secret.Name != name, secret.Namespace == namespace, same(secret.Data, source.Data):
-			case secret.Labels[managedLabel] == managedBy:
+			case secret.Labels[secrets.ManagedByLabel] == secrets.ManagedBy:
 				late = append(late, secret.Namespace)
 			default:
 				stale = append(stale, secret.Namespace)

@@ -1,4 +1,4 @@
-package node
+package supervisor
 
 import (
 	"context"
@@ -27,10 +27,13 @@ import (
 	"github.com/divvy-gpu/divvy/internal/core/accel"
 	"github.com/divvy-gpu/divvy/internal/node/agent"
 	"github.com/divvy-gpu/divvy/internal/node/backend"
+	"github.com/divvy-gpu/divvy/internal/node/backend/vendors"
 	"github.com/divvy-gpu/divvy/internal/node/handover"
 	"github.com/divvy-gpu/divvy/internal/node/nodeconfig"
 	"github.com/divvy-gpu/divvy/internal/platform/logging"
 )
+
+const head = "apiVersion: config.divvy.dev/v1alpha1\nkind: NodeConfig\n"
 
 // soon is how long a change may take to arrive; the machine may be busy.
 const soon = 30 * time.Second
@@ -41,6 +44,16 @@ func eventually(t *testing.T, what string, ok func() bool) {
 	for end := time.Now().Add(soon); !ok(); time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatal("in vain: ", what)
+		}
+	}
+}
+
+// hasAll fails the test for each part that the text lacks.
+func hasAll(t *testing.T, text string, parts ...string) {
+	t.Helper()
+	for _, p := range parts {
+		if !strings.Contains(text, p) {
+			t.Errorf("missing %q in:\n%s", p, text)
 		}
 	}
 }
@@ -91,7 +104,7 @@ func (*fakeBackend) Edits(ids ...accel.DeviceID) (backend.Edits, error) {
 // fakeAgent is an agent that notes the steps of a handover and does nothing else.
 type fakeAgent struct {
 	config   config.NodeConfig
-	backends backends
+	backends vendors.Set
 	fail     chan error
 	stopped  atomic.Bool
 	left     chan struct{}
@@ -199,8 +212,8 @@ func prepare(t *testing.T, keys string) *daemon {
 		t.Fatal(err)
 	}
 	d.write(keys)
-	d.s = newSupervisor("node-1", handover.Identity{}, d.client, logger{output: logging.NewOutput(io.Discard), level: new(slog.LevelVar)})
-	d.s.open = func(c config.NodeConfig) (backends, error) {
+	d.s = newSupervisor("node-1", handover.Identity{}, d.client, Log{Output: logging.NewOutput(io.Discard), Level: new(slog.LevelVar)})
+	d.s.open = func(c config.NodeConfig) (vendors.Set, error) {
 		if c.CDIDir == "/cannot/open" {
 			return nil, errors.New("this cannot be opened")
 		}
@@ -208,9 +221,9 @@ func prepare(t *testing.T, keys string) *daemon {
 		defer d.mu.Unlock()
 		b := &fakeBackend{}
 		d.open = append(d.open, b)
-		return backends{"enflame": b}, nil
+		return vendors.Set{"enflame": b}, nil
 	}
-	d.s.build = func(_ context.Context, c config.NodeConfig, b backends, r prometheus.Registerer, h agent.Handoff) (nodeAgent, error) {
+	d.s.build = func(_ context.Context, c config.NodeConfig, b vendors.Set, r prometheus.Registerer, h agent.Handoff) (nodeAgent, error) {
 		if c.CDIDir == "/cannot/start" {
 			return nil, errors.New("this cannot be started")
 		}
@@ -400,7 +413,7 @@ func TestSIGHUPTriesARefusedConfigurationAgain(t *testing.T) {
 	d := prepare(t, "")
 	var broken atomic.Bool
 	build := d.s.build
-	d.s.build = func(ctx context.Context, c config.NodeConfig, b backends, r prometheus.Registerer, h agent.Handoff) (nodeAgent, error) {
+	d.s.build = func(ctx context.Context, c config.NodeConfig, b vendors.Set, r prometheus.Registerer, h agent.Handoff) (nodeAgent, error) {
 		if broken.Load() && c.Injection == config.InjectCDI {
 			return nil, errors.New("no space left on device")
 		}
@@ -439,7 +452,7 @@ func TestTheLogChangesWithoutANewAgent(t *testing.T) {
 	d.agent(0)
 	d.write("logLevel: debug\nlogFile: " + d.dir + "/x.log\n")
 	d.event("ConfigurationReloaded")
-	if got := d.s.log.level.Level(); got != slog.LevelDebug {
+	if got := d.s.log.Level.Level(); got != slog.LevelDebug {
 		t.Errorf("the level is %v", got)
 	}
 	if d.count() != 1 {
@@ -503,7 +516,7 @@ func TestAnAddressInUseEndsTheDaemon(t *testing.T) {
 	d.start()
 	select {
 	case err := <-d.ended:
-		if err == nil || !strings.Contains(err.Error(), "serve probes and metrics") {
+		if err == nil || !strings.Contains(err.Error(), "listen for probes and metrics") {
 			t.Errorf("it ended with %v", err)
 		}
 		d.ended <- nil

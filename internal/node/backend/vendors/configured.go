@@ -1,4 +1,4 @@
-package node
+package vendors
 
 import (
 	"errors"
@@ -8,48 +8,47 @@ import (
 
 	config "github.com/divvy-gpu/divvy/api/config/v1alpha1"
 	"github.com/divvy-gpu/divvy/internal/node/backend"
-	"github.com/divvy-gpu/divvy/internal/node/backend/vendors"
 )
 
-// backends are the vendors' backends that a configuration uses, by vendor.
-type backends map[string]backend.Backend
+// Set holds the backends that a configuration uses, by vendor.
+type Set map[string]backend.Backend
 
-// openBackends makes the backends that the resources name. It touches no
+// Open makes the backends that the resources name. It touches no
 // library, so it also answers while another configuration is in use.
-func openBackends(c config.NodeConfig, observer func(vendor string) func(call string, took time.Duration, hung bool)) (backends, error) {
-	out := backends{}
+func Open(c config.NodeConfig, observer func(vendor string) func(call string, took time.Duration, hung bool)) (Set, error) {
+	out := Set{}
 	for _, r := range c.Resources {
 		if _, ok := out[r.Vendor]; ok {
 			continue
 		}
-		options := backendOptions(c, r.Vendor)
+		options := Options(c, r.Vendor)
 		options.Observe = observer(r.Vendor)
-		b, err := vendors.New(r.Vendor, options)
+		b, err := New(r.Vendor, options)
 		if err != nil {
-			return nil, errors.Join(err, out.close())
+			return nil, errors.Join(err, out.Close())
 		}
 		out[r.Vendor] = b
 	}
 	return out, nil
 }
 
-// withFatalCauses returns the configuration with the causes named that "default" stands
+// WithFatalCauses returns the configuration with the causes named that "default" stands
 // for in neverRecover, which is the vendors' to say.
-func withFatalCauses(c config.NodeConfig) config.NodeConfig {
+func WithFatalCauses(c config.NodeConfig) config.NodeConfig {
 	all := map[string]config.Vendor{}
-	for _, name := range vendors.Names() {
+	for _, name := range Names() {
 		v := c.Vendors[name]
-		v.Health.NeverRecover = backend.FatalCauses(v.Health.NeverRecover, vendors.Fatal(name))
+		v.Health.NeverRecover = backend.FatalCauses(v.Health.NeverRecover, Fatal(name))
 		all[name] = v
 	}
 	c.Vendors = all
 	return c
 }
 
-// close lets go of the vendors' libraries.
-func (b backends) close() error {
+// Close releases the vendors' libraries.
+func (s Set) Close() error {
 	var errs []error
-	for vendor, one := range b {
+	for vendor, one := range s {
 		if err := one.Close(); err != nil {
 			errs = append(errs, fmt.Errorf("close the library of %s: %w", vendor, err))
 		}
@@ -57,8 +56,8 @@ func (b backends) close() error {
 	return errors.Join(errs...)
 }
 
-// backendOptions are what the configuration says of one vendor's devices.
-func backendOptions(c config.NodeConfig, vendor string) backend.Options {
+// Options are what the configuration says of one vendor's devices.
+func Options(c config.NodeConfig, vendor string) backend.Options {
 	v := c.Vendors[vendor]
 	o := backend.Options{
 		DriverRoot:     c.DriverRoot,

@@ -1,4 +1,4 @@
-package node
+package supervisor
 
 import (
 	"context"
@@ -12,6 +12,7 @@ import (
 	config "github.com/divvy-gpu/divvy/api/config/v1alpha1"
 	"github.com/divvy-gpu/divvy/internal/core/accel"
 	"github.com/divvy-gpu/divvy/internal/node/agent"
+	"github.com/divvy-gpu/divvy/internal/node/backend/vendors"
 	"github.com/divvy-gpu/divvy/internal/node/handover"
 	"github.com/divvy-gpu/divvy/internal/node/quarantine"
 )
@@ -72,7 +73,7 @@ func (c claimed) release() error {
 	if c.predecessor != nil {
 		c.predecessor.Close()
 	}
-	return c.backends.close()
+	return c.backends.Close()
 }
 
 // serving waits until kubelet watches all that an agent offers.
@@ -100,13 +101,13 @@ func (s *supervisor) serving(ctx context.Context, r *running) (sockets map[accel
 // yield stops an agent from deciding. Kubelet's questions wait.
 func (s *supervisor) yield(r *running) agent.Handoff {
 	left := r.Yield()
-	s.set(nil)
+	s.state.set(nil)
 	_ = r.release() // a library may serve one backend at a time; the error is in ended
 	return left
 }
 
 // replace starts the successor of an agent of this process that has yielded.
-func (s *supervisor) replace(ctx context.Context, old *running, left agent.Handoff, c config.NodeConfig, b backends) (*running, error) {
+func (s *supervisor) replace(ctx context.Context, old *running, left agent.Handoff, c config.NodeConfig, b vendors.Set) (*running, error) {
 	log := klog.FromContext(ctx)
 	next, err := s.start(ctx, c, b, left)
 	if err != nil {
@@ -116,7 +117,7 @@ func (s *supervisor) replace(ctx context.Context, old *running, left agent.Hando
 	if err != nil && ctx.Err() == nil {
 		log.Error(err, "Kubelet does not watch all resources yet")
 	}
-	unnoticed, err := s.leave(old, sockets)
+	unnoticed, err := leave(old, sockets)
 	if err != nil {
 		log.Error(err, "Stopping what ran before")
 	}
@@ -125,7 +126,7 @@ func (s *supervisor) replace(ctx context.Context, old *running, left agent.Hando
 }
 
 // leave ends an agent that has yielded, whose successor serves on the sockets.
-func (s *supervisor) leave(r *running, sockets map[accel.Resource]string) (unnoticed []accel.Resource, err error) {
+func leave(r *running, sockets map[accel.Resource]string) (unnoticed []accel.Resource, err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), leaveLimit)
 	defer cancel()
 	err = r.Pass(sockets)
@@ -142,7 +143,7 @@ func (s *supervisor) handOver(ctx context.Context, now *running, request *handov
 	log.Info("Handing over")
 	left := s.yield(now)
 	saved := s.quarantine.Sync() == nil
-	s.wait(handover.ErrRetired)
+	s.state.wait(handover.ErrRetired)
 	var sockets map[accel.Resource]string
 	err := request.Pass(left)
 	if err == nil {
@@ -153,7 +154,7 @@ func (s *supervisor) handOver(ctx context.Context, now *running, request *handov
 		err = request.Await(waiting, &sockets)
 	}
 	if err == nil {
-		unnoticed, err := s.leave(now, sockets)
+		unnoticed, err := leave(now, sockets)
 		if err != nil {
 			log.Error(err, "Stopping what ran")
 		}

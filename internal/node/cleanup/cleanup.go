@@ -1,4 +1,5 @@
-package node
+// Package cleanup removes what divvy-node left on a host.
+package cleanup
 
 import (
 	"context"
@@ -24,10 +25,10 @@ import (
 	nodestate "github.com/divvy-gpu/divvy/internal/node/state"
 )
 
-// leftovers say where divvy-node leaves something on a host. Files are known by
+// Leftovers say where divvy-node leaves something on a host. Files are known by
 // their names, never by their folder alone: a folder that somebody else uses as
 // well, or that was named by mistake, keeps all that is not Divvy's.
-type leftovers struct {
+type Leftovers struct {
 	// Host is where the host's root folder is seen. The other paths are those on
 	// the host; symbolic links in them are followed as on the host, those in the
 	// folders are not.
@@ -61,12 +62,20 @@ var (
 		`(-\d{4}-\d{2}-\d{2}T\d{2}-\d{2}-\d{2}\.\d{3})?\.log(\.gz)?$`)
 )
 
+// Default returns the folders of the chart's defaults.
+func Default() Leftovers {
+	return Leftovers{
+		Host: "/", KubeletDir: "/var/lib/kubelet", StateDir: "/var/lib/divvy", CDIDir: "/var/run/cdi",
+		LogDirs: []string{"/var/log/topscloud/gcushare"}, PoolSocket: "bitfusion.io",
+	}
+}
+
 // maxSpec is more than any CDI specification of Divvy's has, in bytes.
 const maxSpec = 4 << 20
 
-// clean removes what there is and prints it. When ctx ends while a daemon still
+// Clean removes what there is and prints it. When ctx ends while a daemon still
 // runs, nothing was removed. It may be called again after an error.
-func (l leftovers) clean(ctx context.Context, out io.Writer) error {
+func (l Leftovers) Clean(ctx context.Context, out io.Writer) error {
 	state, err := l.open(l.StateDir)
 	if err != nil {
 		return fmt.Errorf("state folder: %w", err)
@@ -78,35 +87,27 @@ func (l leftovers) clean(ctx context.Context, out io.Writer) error {
 	}
 	defer unlock()
 	age := l.age(state)
-	// The state folder goes last: whoever is interrupted begins again, and finds
-	// in it which resources there were, and how old it is.
-	steps := []func() error{
+	// The state folder goes last: a run after one that was interrupted finds in it which
+	// resources there were, and how old it is.
+	for _, step := range []func() error{
 		func() error { return l.removeSockets(state, out) },
 		func() error { return l.removeSpecs(age, out) },
 		func() error { return l.removeShared(age, out) },
 		func() error { return l.removeLogs(out) },
-		func() error {
-			return l.removeNamed(state, out, func(name string) (bool, string) {
-				return stateFile.MatchString(name),
-					"it is no file of divvy-node"
-			})
-		},
+		func() error { return removeNamed(state, out, stateFile, "it is no file of divvy-node") },
 		func() error { return l.removeFolder(l.StateDir, time.Time{}, out) },
-	}
-	var errs []error
-	for _, step := range steps {
+	} {
 		if err := step(); err != nil {
-			errs = append(errs, err)
-			break // the rest needs what failed
+			return err // the rest needs what failed
 		}
 	}
-	return errors.Join(errs...)
+	return nil
 }
 
 // removeSockets removes the sockets of the daemon that nobody serves. One that is
 // served is another plugin's that took the resource over: vendors' plugins use
 // the same names.
-func (l leftovers) removeSockets(state folder, out io.Writer) error {
+func (l Leftovers) removeSockets(state folder, out io.Writer) error {
 	if l.KubeletDir == "" {
 		return nil
 	}
@@ -162,7 +163,7 @@ func socketBase(name string) string {
 }
 
 // removeSpecs removes the CDI specifications that the daemon wrote.
-func (l leftovers) removeSpecs(age time.Time, out io.Writer) error {
+func (l Leftovers) removeSpecs(age time.Time, out io.Writer) error {
 	specs, err := l.open(l.CDIDir)
 	if err != nil {
 		return fmt.Errorf("folder of CDI specifications: %w", err)
@@ -190,7 +191,7 @@ func (l leftovers) removeSpecs(age time.Time, out io.Writer) error {
 
 // removeShared removes the folders that are empty and no older than the state
 // folder: who made them first cannot be seen otherwise.
-func (l leftovers) removeShared(age time.Time, out io.Writer) error {
+func (l Leftovers) removeShared(age time.Time, out io.Writer) error {
 	for _, path := range l.Shared {
 		f, err := l.open(path)
 		if err != nil {
@@ -210,17 +211,14 @@ func (l leftovers) removeShared(age time.Time, out io.Writer) error {
 
 // removeLogs removes log files if that is asked for, and folders of log files
 // that are empty.
-func (l leftovers) removeLogs(out io.Writer) error {
+func (l Leftovers) removeLogs(out io.Writer) error {
 	for _, path := range l.LogDirs {
 		if l.RemoveLogs {
 			logs, err := l.open(path)
 			if err != nil {
 				return fmt.Errorf("folder of log files: %w", err)
 			}
-			err = l.removeNamed(logs, out, func(name string) (bool, string) {
-				return logFile.MatchString(name),
-					"it is no log file of Divvy"
-			})
+			err = removeNamed(logs, out, logFile, "it is no log file of Divvy")
 			logs.close()
 			if err != nil {
 				return err
@@ -233,14 +231,13 @@ func (l leftovers) removeLogs(out io.Writer) error {
 	return nil
 }
 
-// removeNamed removes the files of a folder that ours knows, and says which it
-// does not and why.
-func (l leftovers) removeNamed(f folder, out io.Writer, ours func(name string) (bool, string)) error {
+// removeNamed removes the files of a folder with a name of ours, and prints which it keeps
+// and why.
+func removeNamed(f folder, out io.Writer, ours *regexp.Regexp, other string) error {
 	return f.each(func(e fs.DirEntry) error {
-		known, why := ours(e.Name())
 		switch {
-		case !known:
-			fmt.Fprintf(out, "left %s: %s\n", f.name(e.Name()), why)
+		case !ours.MatchString(e.Name()):
+			fmt.Fprintf(out, "left %s: %s\n", f.name(e.Name()), other)
 			return nil
 		case e.IsDir():
 			fmt.Fprintf(out, "left %s: it is a folder\n", f.name(e.Name()))
@@ -252,7 +249,7 @@ func (l leftovers) removeNamed(f folder, out io.Writer, ours func(name string) (
 
 // removeFolder removes a folder if it is empty, and then those above it that are
 // empty without it and, unless since is zero, no older than that.
-func (l leftovers) removeFolder(path string, since time.Time, out io.Writer) error {
+func (l Leftovers) removeFolder(path string, since time.Time, out io.Writer) error {
 	for path != "" {
 		path = filepath.Clean(path)
 		parent, err := l.open(filepath.Dir(path))
@@ -293,7 +290,7 @@ type folder struct {
 }
 
 // open opens a folder; one that is not there is no error.
-func (l leftovers) open(path string) (folder, error) {
+func (l Leftovers) open(path string) (folder, error) {
 	if path == "" {
 		return folder{}, nil
 	}
@@ -413,7 +410,7 @@ func (f folder) served(file string) (bool, error) {
 
 // age is when a folder was made; the zero time when it is not there or that is
 // not known.
-func (l leftovers) age(f folder) time.Time {
+func (l Leftovers) age(f folder) time.Time {
 	if !f.there() {
 		return time.Time{}
 	}
@@ -437,7 +434,7 @@ const together = time.Minute
 
 // younger reports whether the folder was not there before the time. One whose age
 // is not known counts as older.
-func (l leftovers) younger(f folder, than time.Time) bool {
+func (l Leftovers) younger(f folder, than time.Time) bool {
 	age := l.age(f)
 	return !than.IsZero() && !age.IsZero() && age.After(than.Add(-together))
 }

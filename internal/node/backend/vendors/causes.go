@@ -1,4 +1,4 @@
-package node
+package vendors
 
 import (
 	"fmt"
@@ -8,16 +8,15 @@ import (
 	"strings"
 
 	config "github.com/divvy-gpu/divvy/api/config/v1alpha1"
-	"github.com/divvy-gpu/divvy/internal/node/backend/vendors"
 )
 
-// unknownCauses names the causes of ill health in a configuration that no
+// UnknownCauses names the causes of ill health in a configuration that no
 // device can be unhealthy for. They are no mistakes: a newer library or driver
 // may have them, and a configuration is kept when the program is rolled back.
-func unknownCauses(c config.NodeConfig) []string {
+func UnknownCauses(c config.NodeConfig) []string {
 	var out []string
 	for _, vendor := range slices.Sorted(maps.Keys(c.Vendors)) {
-		health, known := c.Vendors[vendor].Health, vendors.Causes(vendor)
+		health, known := c.Vendors[vendor].Health, Causes(vendor)
 		for _, list := range []struct {
 			key      string
 			patterns []string

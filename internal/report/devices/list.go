@@ -1,4 +1,4 @@
-package device
+package devices
 
 import (
 	"cmp"
@@ -13,14 +13,12 @@ import (
 	"text/tabwriter"
 	"time"
 
-	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/metadata"
 
 	"github.com/divvy-gpu/divvy/internal/core/accel"
 	"github.com/divvy-gpu/divvy/internal/core/wire"
-	"github.com/divvy-gpu/divvy/internal/platform/kube"
 )
 
 // The states of a device.
@@ -103,25 +101,8 @@ func add(devices []device, node string, s accel.Share) []device {
 	return append(devices, d)
 }
 
-func listCommand() *cobra.Command {
-	var output string
-	cmd := &cobra.Command{
-		Use:   "list [NODE]",
-		Short: "List devices with their state, including those in quarantine",
-		Long: "List the devices of all nodes or of one node with their uuid and state: healthy, unhealthy, or in quarantine, with\n" +
-			"the time and the reason. Devices in quarantine that are no longer on the node are included.\n\n" +
-			"Requires permission to list nodes.",
-		Example: "  kubectl divvy device list\n  kubectl divvy device list node-1 -o json",
-		Args:    cobra.MaximumNArgs(1),
-	}
-	cmd.Flags().StringVarP(&output, "output", "o", "table", "table or json")
-	return connected(cmd, func(cmd *cobra.Command, clients kube.Clients, args []string) error {
-		return list(cmd.Context(), clients.Metadata, strings.Join(args, ""), output, cmd.OutOrStdout())
-	})
-}
-
-// list prints the devices of a node, or of all when it is "".
-func list(ctx context.Context, client metadata.Interface, node, output string, out io.Writer) error {
+// List prints the devices of a node, or of all when it is "".
+func List(ctx context.Context, client metadata.Interface, node, output string, out io.Writer) error {
 	if output != "table" && output != "json" {
 		return fmt.Errorf("output format %q: must be table or json", output)
 	}

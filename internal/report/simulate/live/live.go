@@ -1,4 +1,5 @@
-package simulate
+// Package live makes of a live cluster, or of a dump of one, what can be simulated.
+package live
 
 import (
 	"bytes"
@@ -8,7 +9,6 @@ import (
 	"fmt"
 	"io"
 	"maps"
-	"os"
 	"slices"
 
 	v1 "k8s.io/api/core/v1"
@@ -23,36 +23,20 @@ import (
 	"github.com/divvy-gpu/divvy/internal/report/simulate"
 )
 
-// live is a cluster as its API server shows it.
-type live struct {
+// Cluster is a cluster as its API server shows it.
+type Cluster struct {
 	nodes []v1.Node
 	// pods are those that have not ended.
 	pods []v1.Pod
 }
 
-// live reads the cluster, or the dump of one.
-func (o *Options) live(ctx context.Context, connect func() (kube.Clients, error), in io.Reader) (*live, error) {
-	if o.FromCluster {
-		return readCluster(ctx, connect)
-	}
-	if o.FromDump == "-" {
-		return readDump(in, "standard input")
-	}
-	f, err := os.Open(o.FromDump)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = f.Close() }() // it was only read
-	return readDump(f, o.FromDump)
-}
-
-// readCluster lists nodes and pods. Of each it keeps only what is needed.
-func readCluster(ctx context.Context, connect func() (kube.Clients, error)) (*live, error) {
+// Read lists nodes and pods. Of each it keeps only what is needed.
+func Read(ctx context.Context, connect func() (kube.Clients, error)) (*Cluster, error) {
 	clients, err := connect()
 	if err != nil {
 		return nil, err
 	}
-	l := &live{}
+	l := &Cluster{}
 	core := clients.Kubernetes.CoreV1()
 	list := func(what string, page pager.ListPageFunc) error {
 		err := pager.New(page).EachListItem(ctx, metav1.ListOptions{}, func(obj runtime.Object) error {
@@ -75,7 +59,7 @@ func readCluster(ctx context.Context, connect func() (kube.Clients, error)) (*li
 }
 
 // add takes of an object what a simulation needs.
-func (l *live) add(obj runtime.Object) {
+func (l *Cluster) add(obj runtime.Object) {
 	switch o := obj.(type) {
 	case *v1.Node:
 		l.nodes = append(l.nodes, slimNode(o))
@@ -140,27 +124,8 @@ type list struct {
 	Items           []json.RawMessage `json:"items"`
 }
 
-// dump writes what the live cluster has to a file.
-func dump(ctx context.Context, path string, connect func() (kube.Clients, error), out io.Writer) error {
-	l, err := readCluster(ctx, connect)
-	if err != nil {
-		return err
-	}
-	if path == "-" {
-		return l.write(out)
-	}
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
-	if err != nil {
-		return err
-	}
-	if err := errors.Join(l.write(f), f.Close()); err != nil {
-		return fmt.Errorf("write %s: %w", path, err)
-	}
-	return nil
-}
-
-// write writes a dump.
-func (l *live) write(out io.Writer) error {
+// Write writes a dump.
+func (l *Cluster) Write(out io.Writer) error {
 	all := list{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "List"}, Items: []json.RawMessage{}}
 	add := func(obj any) error {
 		item, err := json.Marshal(obj)
@@ -182,9 +147,9 @@ func (l *live) write(out io.Writer) error {
 	return enc.Encode(all)
 }
 
-// readDump reads what write has written, or kubectl get -o json. The name is
+// ReadDump reads what Write has written, or kubectl get -o json. The name is
 // for errors.
-func readDump(in io.Reader, name string) (*live, error) {
+func ReadDump(in io.Reader, name string) (*Cluster, error) {
 	data, err := io.ReadAll(in)
 	if err != nil {
 		return nil, fmt.Errorf("read %s: %w", name, err)
@@ -201,7 +166,7 @@ func readDump(in io.Reader, name string) (*live, error) {
 		return nil, fmt.Errorf("%s: kind is %q; it must be a List of nodes and pods, as --dump and \"kubectl get nodes,pods -A -o json\" "+
 			"write it", name, all.Kind)
 	}
-	l := &live{}
+	l := &Cluster{}
 	for i, item := range all.Items {
 		var what metav1.TypeMeta
 		err := json.Unmarshal(item, &what)
@@ -225,9 +190,9 @@ func readDump(in io.Reader, name string) (*live, error) {
 	return l, nil
 }
 
-// simulation makes of what the cluster has an empty cluster, and of its pods
+// Simulation makes of what the cluster has an empty cluster, and of its pods
 // the workload. What cannot be simulated is said to errOut and left out.
-func (l *live) simulation(wanted string, errOut io.Writer) (*simulate.Cluster, *simulate.Workload, error) {
+func (l *Cluster) Simulation(wanted string, errOut io.Writer) (*simulate.Cluster, *simulate.Workload, error) {
 	inventories := map[string][]accel.Inventory{}
 	offered := map[accel.Resource]bool{}
 	for i := range l.nodes {

@@ -1,4 +1,6 @@
-package node
+// Package supervisor runs divvy-node's agent: it waits for the node or takes it over from another
+// process, makes a new agent for each configuration, and hands the node over.
+package supervisor
 
 import (
 	"context"
@@ -10,6 +12,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	dto "github.com/prometheus/client_model/go"
+
 	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/klog/v2"
@@ -17,6 +21,7 @@ import (
 	config "github.com/divvy-gpu/divvy/api/config/v1alpha1"
 	"github.com/divvy-gpu/divvy/internal/core/accel"
 	"github.com/divvy-gpu/divvy/internal/node/agent"
+	"github.com/divvy-gpu/divvy/internal/node/backend/vendors"
 	"github.com/divvy-gpu/divvy/internal/node/handover"
 	"github.com/divvy-gpu/divvy/internal/node/nodeconfig"
 	"github.com/divvy-gpu/divvy/internal/node/quarantine"
@@ -25,16 +30,12 @@ import (
 	"github.com/divvy-gpu/divvy/internal/platform/limit"
 	"github.com/divvy-gpu/divvy/internal/platform/logging"
 	"github.com/divvy-gpu/divvy/internal/platform/metrics"
+	"github.com/divvy-gpu/divvy/internal/platform/serve"
 	"github.com/divvy-gpu/divvy/internal/platform/version"
 )
 
 // keepInterval is how often it is looked whether the lock's file is still there.
 const keepInterval = time.Second
-
-// stalled is how long a change of the configuration may take before the
-// program counts as hung: stopping an agent waits for calls of the vendors'
-// libraries, which are limited to seconds each.
-const stalled = 2 * time.Minute
 
 // nodeAgent is the node agent as the supervisor needs it.
 type nodeAgent interface {
@@ -61,10 +62,10 @@ type supervisor struct {
 	node   string
 	self   handover.Identity
 	client kubernetes.Interface
-	log    logger
+	log    Log
 	// open and build make the parts of an agent.
-	open  func(config.NodeConfig) (backends, error)
-	build func(context.Context, config.NodeConfig, backends, prometheus.Registerer, agent.Handoff) (nodeAgent, error)
+	open  func(config.NodeConfig) (vendors.Set, error)
+	build func(context.Context, config.NodeConfig, vendors.Set, prometheus.Registerer, agent.Handoff) (nodeAgent, error)
 
 	// servingLimit is how long a new agent may take until kubelet watches its lists.
 	servingLimit time.Duration
@@ -83,13 +84,7 @@ type supervisor struct {
 	// stale is true while the configuration that was read last is not in use.
 	stale atomic.Bool
 
-	mu      sync.Mutex // guards what follows
-	current *running   // nil while there is none
-	since   time.Time  // when current was set or taken away
-	// waiting is true while another process has the node, for the reason why; nil
-	// where this one is as ready as it can be.
-	waiting bool
-	why     error
+	state state
 }
 
 // running is an agent that runs.
@@ -105,7 +100,7 @@ type running struct {
 	ended chan error
 }
 
-func newSupervisor(node string, self handover.Identity, client kubernetes.Interface, log logger) *supervisor {
+func newSupervisor(node string, self handover.Identity, client kubernetes.Interface, log Log) *supervisor {
 	s := &supervisor{
 		node: node, self: self, client: client, log: log,
 		process:      metrics.Registry(metrics.Node, nil),
@@ -113,24 +108,25 @@ func newSupervisor(node string, self handover.Identity, client kubernetes.Interf
 		reloads:      metrics.NodeConfigReloads.NewCounters(),
 		library:      newLibraryMetrics(),
 		events:       events.NewRecorder(context.Background(), client, events.Node, node),
-		since:        time.Now(),
 		servingLimit: servingLimit,
 	}
-	s.open = func(c config.NodeConfig) (backends, error) { return openBackends(c, s.library.observer) }
+	s.state.since = time.Now()
+	s.open = func(c config.NodeConfig) (vendors.Set, error) { return vendors.Open(c, s.library.observer) }
 	// The keys outlive the agents: grants that were signed with the key before
 	// the current one are around for a while.
 	keys := map[string]*kube.Keyring{}
-	s.build = func(ctx context.Context, c config.NodeConfig, b backends, r prometheus.Registerer, h agent.Handoff) (nodeAgent, error) {
+	s.build = func(ctx context.Context, c config.NodeConfig, b vendors.Set, r prometheus.Registerer, h agent.Handoff) (nodeAgent, error) {
 		if keys[c.GrantKeyFile] == nil {
 			keys[c.GrantKeyFile] = kube.NewKeyring(c.GrantKeyFile)
 		}
 		return agent.New(ctx, agent.Options{
-			Config: withFatalCauses(c), Node: node, Client: client, Keys: keys[c.GrantKeyFile], Backends: b, Registry: r, Events: s.events,
+			Config: vendors.WithFatalCauses(c), Node: node, Client: client, Keys: keys[c.GrantKeyFile], Backends: b, Registry: r,
+			Events:     s.events,
 			Quarantine: s.quarantine, Handoff: h,
 		})
 	}
 	s.process.MustRegister(s.limits, s.reloads, s.library.duration, s.library.hung, s.events,
-		metrics.NodeReady.NewGaugeFunc(nil, func() float64 { return metrics.Bool(s.Ready() == nil) }),
+		metrics.NodeReady.NewGaugeFunc(nil, func() float64 { return metrics.Bool(s.state.Ready() == nil) }),
 		metrics.NodeConfigStale.NewGaugeFunc(nil, func() float64 { return metrics.Bool(s.stale.Load()) }))
 	for _, result := range []string{applied, rejected} {
 		s.reloads.WithLabelValues(result) // so that both are there from the start
@@ -159,7 +155,7 @@ func (s *supervisor) run(ctx context.Context, updates <-chan nodeconfig.Update) 
 		return err
 	}
 	log.Info("Starting", "version", version.Version, "commit", version.Commit, "node", s.node, "configuration", first.Files)
-	s.warn(ctx, append(first.Warnings, unknownCauses(first.Config)...))
+	warn(ctx, append(first.Warnings, vendors.UnknownCauses(first.Config)...))
 
 	s.events.Start()
 	defer s.events.Shutdown()
@@ -250,19 +246,21 @@ func (s *supervisor) serve(ctx context.Context, seat *handover.Seat, c config.No
 	}
 }
 
-// listen serves probes and metrics. The error of the server is in failed.
+// listen serves probes and metrics until stop. The error of the server is in failed.
 func (s *supervisor) listen(ctx context.Context, address string) (failed <-chan error, stop func(), err error) {
-	serve, end, err := listen(ctx, address, s.limits, s)
+	l, err := serve.Listen(ctx, "probes and metrics", address)
 	if err != nil {
 		return nil, func() {}, err
 	}
+	gather := prometheus.GathererFunc(func() ([]*dto.MetricFamily, error) { return s.gatherer().Gather() })
+	server := serve.Server{Name: serve.Probes, Listener: l, HTTP: serve.NewServer(serve.NewProbes(s.state.Alive, s.state.Ready, gather))}
 	ended, served := make(chan error, 1), make(chan struct{})
 	go func() {
 		defer close(served)
-		ended <- serve()
+		ended <- server.Serve(s.limits)
 	}()
 	return ended, func() {
-		end()
+		_ = errors.Join(server.HTTP.Close(), l.Close()) // a probe that is cut off is asked again
 		<-served
 	}, nil
 }
@@ -275,8 +273,8 @@ func (s *supervisor) update(ctx context.Context, now *running, u nodeconfig.Upda
 		s.reject(ctx, u.Err)
 		return now, nil //nolint:nilerr // it was told, and what runs goes on
 	}
-	s.warn(ctx, append(u.Warnings, unknownCauses(u.Config)...))
-	c := s.keep(ctx, now.config, u.Config)
+	warn(ctx, append(u.Warnings, vendors.UnknownCauses(u.Config)...))
+	c := keep(ctx, now.config, u.Config)
 	if err := s.log.set(c.LogFile, c.LogLevel); err != nil {
 		log.Error(err, "Changing the log")
 	}
@@ -323,7 +321,7 @@ func quietly(before, after config.NodeConfig) bool {
 
 // keep returns c with the keys as they are that hold for the life of the
 // process, and says which of them should have changed.
-func (s *supervisor) keep(ctx context.Context, before, c config.NodeConfig) config.NodeConfig {
+func keep(ctx context.Context, before, c config.NodeConfig) config.NodeConfig {
 	for _, k := range []struct {
 		name string
 		old  string
@@ -344,8 +342,8 @@ func (s *supervisor) keep(ctx context.Context, before, c config.NodeConfig) conf
 
 // start makes an agent and runs it, until its cancel is called. The backends are its
 // own from then on.
-func (s *supervisor) start(ctx context.Context, c config.NodeConfig, b backends, h agent.Handoff) (*running, error) {
-	r := &running{config: c, registry: prometheus.NewRegistry(), ended: make(chan error, 1), release: sync.OnceValue(b.close)}
+func (s *supervisor) start(ctx context.Context, c config.NodeConfig, b vendors.Set, h agent.Handoff) (*running, error) {
+	r := &running{config: c, registry: prometheus.NewRegistry(), ended: make(chan error, 1), release: sync.OnceValue(b.Close)}
 	var err error
 	ctx, r.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	if r.nodeAgent, err = s.build(ctx, c, b, r.registry, h); err != nil {
@@ -356,80 +354,26 @@ func (s *supervisor) start(ctx context.Context, c config.NodeConfig, b backends,
 		err := r.Run(ctx)
 		r.ended <- errors.Join(err, r.release())
 	}()
-	s.set(r)
+	s.state.set(r)
 	return r, nil
 }
 
 // stop ends what runs and waits for it.
 func (s *supervisor) stop(r *running) error {
-	s.set(nil)
+	s.state.set(nil)
 	r.cancel()
 	return <-r.ended
 }
 
-func (s *supervisor) set(r *running) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.current, s.since, s.waiting = r, time.Now(), false
-}
-
-// wait notes that another process has the node, and why this one is not ready.
-func (s *supervisor) wait(why error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.waiting, s.why = true, why
-}
-
-// isWaiting returns what wait noted.
-func (s *supervisor) isWaiting() (waiting bool, why error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.waiting, s.why
-}
-
-// now returns what runs, nil while there is nothing, and since when that is so.
-func (s *supervisor) now() (*running, time.Time) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.current, s.since
-}
-
-// Ready returns nil while pods can be given devices.
-func (s *supervisor) Ready() error {
-	if waiting, why := s.isWaiting(); waiting {
-		return why
-	}
-	r, since := s.now()
-	if r == nil {
-		return fmt.Errorf("the configuration is being applied since %v", time.Since(since).Round(time.Millisecond))
-	}
-	return r.Ready()
-}
-
-// Alive returns an error when the program hangs.
-func (s *supervisor) Alive(ctx context.Context) error {
-	if waiting, _ := s.isWaiting(); waiting {
-		return nil
-	}
-	r, since := s.now()
-	if r != nil {
-		return r.Alive(ctx)
-	}
-	if age := time.Since(since); age > stalled {
-		return fmt.Errorf("the configuration is being applied since %v", age.Round(time.Second))
-	}
-	return nil
-}
-
 // gatherer has the metrics of the process and of the agent that runs.
 func (s *supervisor) gatherer() prometheus.Gatherer {
-	if r, _ := s.now(); r != nil {
+	if r, _ := s.state.now(); r != nil {
 		return prometheus.Gatherers{s.process, r.registry}
 	}
 	return s.process
 }
 
-func (s *supervisor) warn(ctx context.Context, warnings []string) {
+func warn(ctx context.Context, warnings []string) {
 	for _, w := range warnings {
 		klog.FromContext(ctx).Info("Warning about the configuration", "warning", w)
 	}

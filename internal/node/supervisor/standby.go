@@ -1,4 +1,4 @@
-package node
+package supervisor
 
 import (
 	"context"
@@ -14,6 +14,7 @@ import (
 	"k8s.io/klog/v2"
 
 	config "github.com/divvy-gpu/divvy/api/config/v1alpha1"
+	"github.com/divvy-gpu/divvy/internal/node/backend/vendors"
 	"github.com/divvy-gpu/divvy/internal/node/handover"
 	"github.com/divvy-gpu/divvy/internal/node/nodeconfig"
 )
@@ -38,7 +39,7 @@ type claimed struct {
 	predecessor *handover.Predecessor
 	config      config.NodeConfig
 	// backends are nil unless they were opened while waiting.
-	backends backends
+	backends vendors.Set
 }
 
 // claim waits until the lock is free or the process that has it hands over. One
@@ -61,7 +62,7 @@ func (s *supervisor) claim(ctx context.Context, seat *handover.Seat, c config.No
 			return claimed{seat: seat, config: c, backends: ready.take()}, err
 		}
 		if prepared := ready.err(); s.retired {
-			s.wait(handover.ErrRetired)
+			s.state.wait(handover.ErrRetired)
 		} else if prepared == nil && time.Since(asked) >= askInterval {
 			p, err := seat.Ask(ctx)
 			if err == nil {
@@ -75,9 +76,9 @@ func (s *supervisor) claim(ctx context.Context, seat *handover.Seat, c config.No
 			if silent.is(errors.Is(err, handover.ErrSilent)) > silence && s.replaces(ctx) {
 				err = nil
 			}
-			s.wait(err)
+			s.state.wait(err)
 		} else if prepared != nil {
-			s.wait(fmt.Errorf("another divvy-node runs on this node, and this one cannot take over: %w", prepared))
+			s.state.wait(fmt.Errorf("another divvy-node runs on this node, and this one cannot take over: %w", prepared))
 		}
 		select {
 		case <-ctx.Done():
@@ -87,9 +88,9 @@ func (s *supervisor) claim(ctx context.Context, seat *handover.Seat, c config.No
 				s.reject(ctx, u.Err)
 				continue
 			}
-			s.warn(ctx, append(u.Warnings, unknownCauses(u.Config)...))
+			warn(ctx, append(u.Warnings, vendors.UnknownCauses(u.Config)...))
 			ready.release()
-			c = s.keep(ctx, c, u.Config)
+			c = keep(ctx, c, u.Config)
 			if err := s.log.set(c.LogFile, c.LogLevel); err != nil {
 				log.Error(err, "Changing the log")
 			}
@@ -122,7 +123,7 @@ type preparation struct {
 	ended  chan struct{}
 
 	mu       sync.Mutex // guards what follows
-	backends backends
+	backends vendors.Set
 	problem  error
 }
 
@@ -157,7 +158,7 @@ func (s *supervisor) prepare(ctx context.Context, c config.NodeConfig) *preparat
 }
 
 // discover returns nil if a device of any vendor is found.
-func discover(ctx context.Context, all backends) error {
+func discover(ctx context.Context, all vendors.Set) error {
 	ctx, cancel := context.WithTimeout(ctx, discoverLimit)
 	defer cancel()
 	var failed []error
@@ -182,7 +183,7 @@ func (p *preparation) err() error {
 
 // take returns the open backends, which are the caller's from then on; nil if there
 // are none.
-func (p *preparation) take() backends {
+func (p *preparation) take() vendors.Set {
 	p.cancel()
 	<-p.ended
 	b := p.backends
@@ -191,7 +192,7 @@ func (p *preparation) take() backends {
 }
 
 // release closes the backends unless they were taken.
-func (p *preparation) release() { _ = p.take().close() }
+func (p *preparation) release() { _ = p.take().Close() }
 
 // replaces reports whether another pod of the same DaemonSet is on this node. The
 // DaemonSet deletes that one once this one is ready. If its release does not hand

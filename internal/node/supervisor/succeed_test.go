@@ -1,4 +1,4 @@
-package node
+package supervisor
 
 import (
 	"context"
@@ -18,6 +18,7 @@ import (
 	config "github.com/divvy-gpu/divvy/api/config/v1alpha1"
 	"github.com/divvy-gpu/divvy/internal/core/accel"
 	"github.com/divvy-gpu/divvy/internal/node/backend"
+	"github.com/divvy-gpu/divvy/internal/node/backend/vendors"
 	"github.com/divvy-gpu/divvy/internal/node/handover"
 )
 
@@ -214,7 +215,7 @@ func (*noDevices) Discover(context.Context) (backend.Found, error) {
 func TestSuccessorWithoutDevicesWaits(t *testing.T) {
 	first := firstPod(t)
 	second := first.beside(pod("second"))
-	second.s.open = func(config.NodeConfig) (backends, error) { return backends{"enflame": &noDevices{}}, nil }
+	second.s.open = func(config.NodeConfig) (vendors.Set, error) { return vendors.Set{"enflame": &noDevices{}}, nil }
 	second.start()
 	second.says("/readyz", "this one cannot take over")
 	second.says("/readyz", "libefml.so: no such file")
@@ -310,7 +311,7 @@ func TestAddressInUseWhileWaiting(t *testing.T) {
 	}
 	second.s.self = handover.Identity{}
 	second.start()
-	eventually(t, "it waits", func() bool { waiting, why := second.s.isWaiting(); return waiting && why != nil })
+	eventually(t, "it waits", func() bool { waiting, why := second.s.state.isWaiting(); return waiting && why != nil })
 	first.cancel()
 	second.agent(0)
 	second.listen = first.listen

@@ -1,4 +1,4 @@
-package node
+package vendors
 
 import (
 	"strings"
@@ -9,7 +9,7 @@ import (
 )
 
 func TestMisspeltCausesAreNamed(t *testing.T) {
-	got := unknownCauses(config.NodeConfig{Vendors: map[string]config.Vendor{
+	got := UnknownCauses(config.NodeConfig{Vendors: map[string]config.Vendor{
 		"nvidia": {Health: config.Health{
 			Ignore: []string{"default", "all", "xid-94", "xid-7*", "xid79"}, Heed: []string{"*", "ecc-*"},
 			NeverRecover: []string{"default", "xid48"},
@@ -39,7 +39,7 @@ func TestFatalCausesByDefault(t *testing.T) {
 		if never != nil {
 			c.Vendors = map[string]config.Vendor{vendor: {Health: config.Health{NeverRecover: never}}}
 		}
-		return backend.Matches(withFatalCauses(c).Vendors[vendor].Health.NeverRecover, cause)
+		return backend.Matches(WithFatalCauses(c).Vendors[vendor].Health.NeverRecover, cause)
 	}
 	for _, tt := range []struct {
 		never         []string

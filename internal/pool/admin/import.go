@@ -1,4 +1,6 @@
-package pool
+// Package admin is what an administrator of a remote pool does with its token: import it into the
+// cluster's secrets, and check whether its servers can be used.
+package admin
 
 import (
 	"bytes"
@@ -11,23 +13,29 @@ import (
 	"strings"
 	"time"
 
-	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/client-go/kubernetes"
 
-	"github.com/divvy-gpu/divvy/internal/app/kubectl"
 	"github.com/divvy-gpu/divvy/internal/pool"
+	"github.com/divvy-gpu/divvy/internal/pool/secrets"
 	"github.com/divvy-gpu/divvy/internal/pool/token"
 )
 
-// How far an import goes.
+// DefaultNamespace is where the pool's secrets are, as the guides have it.
+const DefaultNamespace = secrets.DefaultSourceNamespace
+
+// ImportedLabel is "true" on secrets that Import has made.
+const ImportedLabel = "divvy.dev/pool-import"
+
+// DryRunClient says what an import would do.
+const DryRunClient = "client"
+
+// How far an import goes otherwise.
 const (
 	dryRunNone   = "none"
-	dryRunClient = "client"
 	dryRunServer = "server"
 )
 
@@ -51,23 +59,11 @@ func DefaultImportOptions() ImportOptions {
 	return ImportOptions{Namespace: DefaultNamespace, DryRun: dryRunNone}
 }
 
-// AddFlags adds a flag for every option, with its present value as default.
-func (o *ImportOptions) AddFlags(fs *pflag.FlagSet) {
-	fs.StringVarP(&o.Namespace, "namespace", "n", o.Namespace,
-		"namespace of the secrets; must be the chart's pool.credentials.sourceNamespace")
-	fs.StringSliceVar(&o.ClientVersions, "client-version", o.ClientVersions,
-		"client versions that pods use, such as 450, separated by commas. For 350, the entry \"reachable\" is added to servers.conf")
-	fs.BoolVar(&o.Reachable, "reachable", o.Reachable, "add the entry \"reachable\" to servers.conf regardless of the version")
-	fs.StringVar(&o.DryRun, "dry-run", o.DryRun, "none, client (print what would be done) or server (also let the API server validate it)")
-	fs.Lookup("dry-run").NoOptDefVal = dryRunClient
-	fs.BoolVar(&o.Force, "force", o.Force, "overwrite secrets that differ and were not created by this command")
-}
-
 // Validate reports all mistakes at once.
 func (o ImportOptions) Validate() error {
 	errs := []error{checkNamespace("--namespace", o.Namespace)}
-	if !slices.Contains([]string{dryRunNone, dryRunClient, dryRunServer}, o.DryRun) {
-		errs = append(errs, fmt.Errorf("--dry-run %q: must be %s, %s or %s", o.DryRun, dryRunNone, dryRunClient, dryRunServer))
+	if !slices.Contains([]string{dryRunNone, DryRunClient, dryRunServer}, o.DryRun) {
+		errs = append(errs, fmt.Errorf("--dry-run %q: must be %s, %s or %s", o.DryRun, dryRunNone, DryRunClient, dryRunServer))
 	}
 	for _, v := range o.ClientVersions {
 		if v == "" || strings.Trim(v, "0123456789.") != "" {
@@ -84,38 +80,8 @@ func checkNamespace(flag, name string) error {
 	return nil
 }
 
-func importCommand() *cobra.Command {
-	o := DefaultImportOptions()
-	c := kubectl.New()
-	cmd := &cobra.Command{
-		Use:   "import TOKEN.tar|FOLDER",
-		Short: "Create the secrets of the pool from a token",
-		Long: "Create the secrets of the pool from the token that can be downloaded from the pool's administration, or from the\n" +
-			"folder into which it was unpacked. Secrets that were imported before are updated; others are not changed\n" +
-			"without --force. Only the addresses of the servers are printed from the token.",
-		Example: "  kubectl divvy pool import CA7WPsj.tar\n" +
-			"  kubectl divvy pool import CA7WPsj.tar --client-version 350 --dry-run",
-		Args:    cobra.ExactArgs(1),
-		PreRunE: func(*cobra.Command, []string) error { return o.Validate() },
-		RunE: func(cmd *cobra.Command, args []string) error {
-			t, err := readToken(args[0], o, time.Now(), cmd.OutOrStdout(), cmd.ErrOrStderr())
-			if err != nil {
-				return err
-			}
-			clients, err := c.Clients()
-			if err != nil {
-				return err
-			}
-			return Import(cmd.Context(), o, clients.Kubernetes, t, cmd.OutOrStdout())
-		},
-	}
-	o.AddFlags(cmd.Flags())
-	c.AddFlags(cmd.Flags())
-	return cmd
-}
-
-// readToken reads, mends and checks a token, and says what it is.
-func readToken(name string, o ImportOptions, now time.Time, out, errOut io.Writer) (*token.Token, error) {
+// ReadToken reads, repairs and checks a token, and prints what it is.
+func ReadToken(name string, o ImportOptions, now time.Time, out, errOut io.Writer) (*token.Token, error) {
 	t, err := token.Read(name)
 	if err != nil {
 		return nil, err
@@ -184,20 +150,20 @@ func Import(ctx context.Context, o ImportOptions, client kubernetes.Interface, t
 	}
 	said, dryRun := "", []string(nil)
 	switch o.DryRun {
-	case dryRunClient:
+	case DryRunClient:
 		said = " (dry run)"
 	case dryRunServer:
 		said, dryRun = " (server dry run)", []string{metav1.DryRunAll}
 	}
-	secrets := client.CoreV1().Secrets(o.Namespace)
+	api := client.CoreV1().Secrets(o.Namespace)
 	for _, s := range steps {
 		var err error
 		switch {
-		case o.DryRun == dryRunClient || s.verb == "unchanged":
+		case o.DryRun == DryRunClient || s.verb == "unchanged":
 		case s.verb == "created":
-			_, err = secrets.Create(ctx, s.secret, metav1.CreateOptions{DryRun: dryRun})
+			_, err = api.Create(ctx, s.secret, metav1.CreateOptions{DryRun: dryRun})
 		default:
-			_, err = secrets.Update(ctx, s.secret, metav1.UpdateOptions{DryRun: dryRun})
+			_, err = api.Update(ctx, s.secret, metav1.UpdateOptions{DryRun: dryRun})
 		}
 		if err != nil {
 			return writeError(o.Namespace, s.name, err)
@@ -275,7 +241,7 @@ func reachable(data []byte) bool {
 // overwritable says why a secret must not be overwritten with other content.
 func overwritable(old *corev1.Secret, data map[string][]byte, o ImportOptions) error {
 	switch {
-	case old.Labels[managedLabel] == managedBy:
+	case old.Labels[secrets.ManagedByLabel] == secrets.ManagedBy:
 		return fmt.Errorf("secret %s in %s is a copy that Divvy updates from its source; import into the namespace of the source, "+
 			"usually %s", old.Name, old.Namespace, DefaultNamespace)
 	case old.DeletionTimestamp != nil:

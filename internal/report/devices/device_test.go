@@ -1,4 +1,4 @@
-package device
+package devices
 
 import (
 	"bytes"
@@ -102,37 +102,37 @@ func serve(t *testing.T, client *fake.Clientset, answer func(wire.DeviceRequest)
 	}
 }
 
-func ask(t *testing.T, client *fake.Clientset, r requester, node string, uuids ...string) (out string, err error) {
+func ask(t *testing.T, client *fake.Clientset, r Request, node string, uuids ...string) (out string, err error) {
 	t.Helper()
-	if r.timeout == 0 {
-		r.timeout = 20 * time.Second
+	if r.Timeout == 0 {
+		r.Timeout = 20 * time.Second
 	}
 	var text bytes.Buffer
-	err = r.run(t.Context(), client, node, uuids, &text, &text)
+	err = r.Run(t.Context(), client, node, uuids, &text, &text)
 	return text.String(), err
 }
 
 func TestRequestsAreCarriedOut(t *testing.T) {
 	for name, tt := range map[string]struct {
-		r       requester
+		r       Request
 		uuids   []string
 		warning string
 		want    wire.DeviceRequest
 		out     string
 	}{
 		"release": {
-			requester{verb: wire.ReleaseDevices}, []string{"b", "e", "b"}, "",
+			Request{Verb: wire.ReleaseDevices}, []string{"b", "e", "b"}, "",
 			wire.DeviceRequest{Verb: wire.ReleaseDevices, Devices: []accel.DeviceID{"b", "e"}},
 			"device b of node node-1 was released from quarantine; new pods are placed on it once it is healthy\n" +
 				"device e of node node-1 was released from quarantine; new pods are placed on it once it is healthy\n",
 		},
 		"quarantine": {
-			requester{verb: wire.QuarantineDevices, reason: "fan"}, []string{"a"}, "",
+			Request{Verb: wire.QuarantineDevices, Reason: "fan"}, []string{"a"}, "",
 			wire.DeviceRequest{Verb: wire.QuarantineDevices, Devices: []accel.DeviceID{"a"}, Reason: "fan"},
 			"device a of node node-1 is in quarantine; to release it, run: kubectl divvy device release node-1 a\n",
 		},
 		"with a warning": {
-			requester{verb: wire.ReleaseDevices}, []string{"b"}, "not saved",
+			Request{Verb: wire.ReleaseDevices}, []string{"b"}, "not saved",
 			wire.DeviceRequest{Verb: wire.ReleaseDevices, Devices: []accel.DeviceID{"b"}},
 			"Warning: not saved\ndevice b of node node-1 was released from quarantine; new pods are placed on it once it is healthy\n",
 		},
@@ -158,8 +158,8 @@ func TestRequestsAreCarriedOut(t *testing.T) {
 
 // TestRequestsThatCannotBeCarriedOut: one sentence each, and nothing is left on the node.
 func TestRequestsThatCannotBeCarriedOut(t *testing.T) {
-	release, quarantine := requester{verb: wire.ReleaseDevices}, requester{verb: wire.QuarantineDevices}
-	impatient := requester{verb: wire.ReleaseDevices, timeout: time.Second}
+	release, quarantine := Request{Verb: wire.ReleaseDevices}, Request{Verb: wire.QuarantineDevices}
+	impatient := Request{Verb: wire.ReleaseDevices, Timeout: time.Second}
 	refuse := func(err error) func(*fake.Clientset) {
 		return func(c *fake.Clientset) {
 			c.PrependReactor("patch", "nodes", func(clienttesting.Action) (bool, runtime.Object, error) { return true, nil, err })
@@ -170,7 +170,7 @@ func TestRequestsThatCannotBeCarriedOut(t *testing.T) {
 		change  func(*corev1.Node)
 		prepare func(*fake.Clientset)
 		answer  string // of the daemon; "" for none
-		r       requester
+		r       Request
 		node    string
 		uuid    string
 		want    string
@@ -251,9 +251,9 @@ func TestRequestIsWithdrawn(t *testing.T) {
 	client := fake.NewClientset(node(t, wire.RequestAnswer{}))
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
-	r := requester{verb: wire.ReleaseDevices, timeout: time.Minute}
+	r := Request{Verb: wire.ReleaseDevices, Timeout: time.Minute}
 	var out bytes.Buffer
-	if err := r.run(ctx, client, "node-1", []string{"b"}, &out, &out); err == nil ||
+	if err := r.Run(ctx, client, "node-1", []string{"b"}, &out, &out); err == nil ||
 		!strings.Contains(err.Error(), "so the request was withdrawn and nothing was changed") {
 		t.Errorf("interrupted: %v", err)
 	}
@@ -296,21 +296,21 @@ node-1  4      e     -      quarantine, missing  2026-07-01T11:00:00Z  fan?[31m
 		{"bare", "json", "\n[]\n"},
 	} {
 		var out bytes.Buffer
-		if err := list(t.Context(), client, tt.node, tt.output, &out); err != nil || out.String() != tt.want[1:] {
+		if err := List(t.Context(), client, tt.node, tt.output, &out); err != nil || out.String() != tt.want[1:] {
 			t.Errorf("list %s -o %s: %v\n%s\nwant\n%s", tt.node, tt.output, err, &out, tt.want[1:])
 		}
 	}
 	var out bytes.Buffer
-	err := list(t.Context(), client, "node-1", "json", &out)
+	err := List(t.Context(), client, "node-1", "json", &out)
 	for _, want := range []string{`"state": "quarantine",`, `"since": "2026-07-01T10:00:00Z"`, `"cause": "xid-79"`, `"uuid": "a"`} {
 		if err != nil || !strings.Contains(out.String(), want) {
 			t.Errorf("%v: no %s in\n%s", err, want, &out)
 		}
 	}
-	if err := list(t.Context(), client, "node-9", "table", &out); err == nil || err.Error() != "node node-9 not found" {
+	if err := List(t.Context(), client, "node-9", "table", &out); err == nil || err.Error() != "node node-9 not found" {
 		t.Errorf("of an unknown node: %v", err)
 	}
-	if err := list(t.Context(), client, "", "xml", &out); err == nil {
+	if err := List(t.Context(), client, "", "xml", &out); err == nil {
 		t.Error("xml is an output format")
 	}
 }
@@ -339,11 +339,11 @@ func TestChipsOfBoards(t *testing.T) {
 	}
 	client := fake.NewClientset(n)
 	serve(t, client, func(wire.DeviceRequest) wire.RequestAnswer { return wire.RequestAnswer{} })
-	if _, err := ask(t, client, requester{verb: wire.ReleaseDevices}, "node-1", "chip-0"); err == nil ||
+	if _, err := ask(t, client, Request{Verb: wire.ReleaseDevices}, "node-1", "chip-0"); err == nil ||
 		err.Error() != "device chip-0 of node node-1 is not in quarantine" {
 		t.Errorf("release of the board: %v", err)
 	}
-	if _, err := ask(t, client, requester{verb: wire.ReleaseDevices}, "node-1", "chip-1"); err != nil {
+	if _, err := ask(t, client, Request{Verb: wire.ReleaseDevices}, "node-1", "chip-1"); err != nil {
 		t.Errorf("release of the chip: %v", err)
 	}
 }
