@@ -73,7 +73,7 @@ func readAsk(annotations map[string]string) (ask, error) {
 		if !ok {
 			continue
 		}
-		names, err := readNames(text)
+		names, err := ParseNames(text)
 		mistake(list.key, err)
 		*list.into = names
 		a.selection = &s
@@ -102,13 +102,9 @@ func readAsk(annotations map[string]string) (ask, error) {
 	return a, errors.Join(errs...)
 }
 
-// ParseNames reads names of models or devices as the annotations have them: joined
-// by commas, with * at the end for all that begin so. They come sorted, each once.
-func ParseNames(text string) ([]string, error) { return readNames(text) }
-
-// readNames reads names that are joined by commas; spaces around them do not
-// count. They come sorted, each once.
-func readNames(text string) ([]string, error) {
+// ParseNames reads names of models or devices as the annotations have them: joined by
+// commas and spaces, with * at the end for all that begin so. They come sorted, each once.
+func ParseNames(text string) ([]string, error) {
 	var names []string
 	for name := range strings.SplitSeq(text, ",") {
 		name = strings.TrimSpace(name)
