@@ -223,12 +223,6 @@ func (s *State) Run(ctx context.Context, clients kube.Clients) {
 	group.Wait()
 }
 
-// Nodes returns the store that a reflector of node metadata writes into.
-func (s *State) Nodes() cache.TransformingStore { return nodeStore{s} }
-
-// Pods returns the store that a reflector of pods writes into.
-func (s *State) Pods() cache.TransformingStore { return podStore{s} }
-
 // Synced reports whether the ledger has everything that the API server had at the
 // start.
 func (s *State) Synced() bool {
