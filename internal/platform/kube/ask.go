@@ -20,8 +20,8 @@ const (
 	maxNameBytes = 256
 )
 
-// AskError is the error of a pod whose annotations cannot be followed. Nobody
-// can place such a pod until it is made anew with other ones.
+// AskError is the error of a pod whose annotations cannot be followed. Such a pod
+// cannot be placed until it is created again with other ones.
 type AskError struct {
 	// Key is the annotation.
 	Key string

@@ -65,7 +65,7 @@ type PoolBooks struct {
 	namespaces map[string]*PoolNamespace
 }
 
-// NewPoolBooks returns books without entries.
+// NewPoolBooks returns one without entries.
 func NewPoolBooks(resource accel.Resource, unitsPerGPU accel.Units) *PoolBooks {
 	return &PoolBooks{
 		pool:  Pool{Resource: resource, UnitsPerGPU: unitsPerGPU},
@@ -73,7 +73,7 @@ func NewPoolBooks(resource accel.Resource, unitsPerGPU accel.Units) *PoolBooks {
 	}
 }
 
-// Empty reports whether there is nothing in the books.
+// Empty reports whether nothing was added.
 func (b *PoolBooks) Empty() bool { return len(b.nodes) == 0 && len(b.namespaces) == 0 }
 
 // Node adds what a node offers.
