@@ -234,7 +234,8 @@ func (p *replica) askLeader(ctx context.Context, w http.ResponseWriter, r *http.
 // that the client does not take a part for the whole.
 func (p *replica) ask(ctx context.Context, w http.ResponseWriter, r *http.Request, address string, body []byte) (answered bool,
 	err error) {
-	target := "https://" + address + r.URL.RequestURI()                                      // the address is what the leader published, read from its Lease and pod
+	// The address is what the leader published, read from its Lease and pod.
+	target := "https://" + address + r.URL.RequestURI()
 	request, err := http.NewRequestWithContext(ctx, r.Method, target, bytes.NewReader(body)) //nolint:gosec // see above
 	if err != nil {
 		return false, err
