@@ -168,7 +168,8 @@ func TestExpect(t *testing.T) {
 			w.Withdraw("first")
 			none := asked("none")
 			none.Request.Containers = nil
-			if w.Expect(Expected{Request: asks(8)}, "n1") || w.Expect(none, "n1") || w.Expect(asked("lost"), "n9") || w.Counts().Expected != 0 {
+			if w.Expect(Expected{Request: asks(8)}, "n1") || w.Expect(none, "n1") || w.Expect(asked("lost"), "n9") ||
+				w.Counts().Expected != 0 {
 				w.t.Error("it is")
 			}
 		},

@@ -125,7 +125,8 @@ func (w *world) check() {
 	for uid, h := range w.state.pods.byUID {
 		for ; h != nil; h = h.next {
 			holdings++
-			if h.Pod.UID != uid || h.on.node == nil || h.on.node.pods[h.on.pos] != h || h.on.node != w.state.nodes.byResource[h.Resource].node(h.Node) ||
+			if h.Pod.UID != uid || h.on.node == nil || h.on.node.pods[h.on.pos] != h ||
+				h.on.node != w.state.nodes.byResource[h.Resource].node(h.Node) ||
 				h.on.slot != h.on.node.find(h.Device) || len(h.on.more) != len(h.More) {
 				w.t.Fatalf("holding %+v is not where it says", h.Holding)
 			}
@@ -210,7 +211,8 @@ func (w *world) checkIndex(res accel.Resource, b *index) {
 			continue
 		}
 		name := n.host.name
-		if b.names[number] != name || b.numbers[name] != number || n.number != number || n.index != b || w.state.nodes.hosts.byName[name] != n.host ||
+		if b.names[number] != name || b.numbers[name] != number || n.number != number || n.index != b ||
+			w.state.nodes.hosts.byName[name] != n.host ||
 			!slices.Contains(n.host.nodes, n) || !n.known && len(n.pods) == 0 || len(n.slots) != len(n.shares) {
 			w.t.Fatalf("%s: node %+v", res, n)
 		}

@@ -602,8 +602,9 @@ func TestNominated(t *testing.T) {
 			for uid := range w.state.nominations.pods {
 				w.Forget(uid)
 			}
-			if diff := gocmp.Diff(newNominations(), w.state.nominations, gocmp.AllowUnexported(nominations{}), cmpopts.IgnoreFields(nominations{},
-				"seq")); diff != "" {
+			if diff := gocmp.Diff(newNominations(), w.state.nominations, gocmp.AllowUnexported(nominations{}),
+				cmpopts.IgnoreFields(nominations{},
+					"seq")); diff != "" {
 				t.Errorf("left of the nominations (-want +got):\n%s", diff)
 			}
 		})

@@ -36,8 +36,9 @@ type Ledger interface {
 	Forget(podUID string)
 }
 
-// Capacity is where a State writes the CPU and memory of nodes and of the pods
-// without a shared resource; those of other pods are in what Observe and Reserve get. *ledger.Ledger is one. Amounts are millicores and MiB.
+// Capacity is where a State writes the CPU and memory of nodes and of the pods without a
+// shared resource; those of other pods are in what Observe and Reserve get.
+// *ledger.Ledger is one. Amounts are millicores and MiB.
 type Capacity interface {
 	SetCapacity(node string, cpu, memory int64)
 	// Charge counts a pod on its node until it is forgotten; it may be repeated

@@ -112,8 +112,8 @@ func newMetrics(registry prometheus.Registerer, resources []accel.Resource, wait
 	if registry == nil {
 		return m, nil
 	}
-	for _, c := range []prometheus.Collector{m.forwarded, requests, duration, inFlight, decisions, verdicts, m.bindErrors, m.panics, m.woken,
-		remembered} {
+	for _, c := range []prometheus.Collector{m.forwarded, requests, duration, inFlight, decisions, verdicts, m.bindErrors, m.panics,
+		m.woken, remembered} {
 		if err := registry.Register(c); err != nil {
 			return nil, err
 		}
