@@ -173,12 +173,12 @@ func newServer(t *testing.T) *apiServer {
 func extenderOf(usages func() []ledger.NodeUsage) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET "+inspect.Route, func(w http.ResponseWriter, _ *http.Request) {
-		answer(w, http.StatusOK, inspect.FromUsage(gcuMemory, usages()))
+		answer(w, http.StatusOK, reportOf(gcuMemory, usages()))
 	})
 	mux.HandleFunc("GET "+inspect.Route+"/{node}", func(w http.ResponseWriter, r *http.Request) {
 		for _, u := range usages() {
 			if u.Name == r.PathValue("node") {
-				answer(w, http.StatusOK, inspect.FromUsage(gcuMemory, []ledger.NodeUsage{u}))
+				answer(w, http.StatusOK, reportOf(gcuMemory, []ledger.NodeUsage{u}))
 				return
 			}
 		}
@@ -492,4 +492,13 @@ func TestCommand(t *testing.T) {
 	if err := json.Unmarshal(out.Bytes(), &report); err != nil || len(report.Nodes) != 1 || report.Nodes[0].Name != "node-b" {
 		t.Errorf("printed %s: %v", out.String(), err)
 	}
+}
+
+// reportOf is a report of nodes in the order given.
+func reportOf(resource accel.Resource, usages []ledger.NodeUsage) inspect.Report {
+	report := inspect.Report{Nodes: make([]inspect.Node, 0, len(usages))}
+	for _, u := range usages {
+		report.Nodes = append(report.Nodes, inspect.NodeFromUsage(resource, u))
+	}
+	return report
 }

@@ -335,7 +335,7 @@ type GrantedDevice struct {
 	DeviceUnits Units
 }
 
-// ReasonCode classifies why a node refuses a pod.
+// ReasonCode classifies why a pod does not fit on a node.
 type ReasonCode uint8
 
 // The reasons. Fits is the zero value.

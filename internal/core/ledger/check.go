@@ -7,7 +7,7 @@ import (
 
 // Verdict says whether a pod fits on a node.
 type Verdict struct {
-	// Code is accel.Fits or why the node refuses.
+	// Code is accel.Fits or why the pod does not fit.
 	Code accel.ReasonCode
 	// Rating rates a node that fits, higher is better: see place.Policy and
 	// place.Scores. It is place.NoRating for one that does not.

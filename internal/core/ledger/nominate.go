@@ -16,8 +16,8 @@ import (
 // It is also how long the bind of a pod is expected that the watch has not shown.
 const planTTL = 5 * time.Second
 
-// A nomination keeps room on a node for a pod that is not bound: nobody of lower
-// priority gets it.
+// A nomination reserves capacity on a node for a pod that is not bound, against pods of
+// lower priority.
 type nomination struct {
 	pod      string // UID
 	node     string

@@ -37,7 +37,7 @@ type Eviction struct {
 // the fewest, of sets of so many the one whose highest priority is lowest, then
 // the one of the lowest priorities together. Only where all proposed ones make no
 // room, other pods are taken as well: of lower priority than the pod, and observed
-// on the node, since kube-scheduler refuses the whole answer for a victim that it
+// on the node, since kube-scheduler rejects the whole answer for a victim that it
 // does not know there.
 //
 // A proposed victim that holds nothing of the resource stays one, since
@@ -46,7 +46,7 @@ type Eviction struct {
 // and was proposed for its CPU may be spared all the same: kube-scheduler finds
 // that out in its next turn, proposes it again, and then it stays.
 //
-// A proposal with a pod of the same or a higher priority, by what the books say,
+// A proposal with a pod of the same or a higher priority, by what the ledger knows,
 // is not followed.
 func (l *Ledger) Evict(req accel.Request, proposals []Proposal) []Eviction {
 	out := make([]Eviction, len(proposals))

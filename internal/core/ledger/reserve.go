@@ -9,9 +9,9 @@ import (
 )
 
 // Reserve chooses the devices of the node for a pod that is about to be bound and
-// holds the pod's peak on them, and its CPU and memory on the node. The caller then binds the pod, with no lock held,
-// and calls undo when that failed; undo does nothing when it was called before
-// or the pod was observed meanwhile. It is never nil.
+// holds the pod's peak on them, and its CPU and memory on the node. The caller then
+// binds the pod, with no lock held, and calls undo when that failed; undo does nothing
+// when it was called before or the pod was observed meanwhile. It is never nil.
 //
 // A pod that is on that node already gets its grant again, so a repeated
 // bind gets the same answer; such calls share one reservation, which goes when

@@ -46,7 +46,7 @@ type PodUsage struct {
 	Created time.Time
 	// Confirmed is true once the node has seen kubelet hand the units out.
 	Confirmed bool
-	// Gone is true for a pod that nobody but its node knows any more.
+	// Gone is true for a pod that only its node knows any more.
 	Gone bool
 	// Device is the device that the ledger names, also where the node does not
 	// have it any more; "" when none was ever known. A pod on several devices is

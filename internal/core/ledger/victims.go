@@ -229,24 +229,15 @@ func exchange(slot int, missing accel.Units, pods []occupant, from, chosen []int
 // none; otherwise by priority, proposed ones first, those that hold less, and
 // the younger ones, as kube-scheduler spares the one that ran longer.
 func (o *occupant) compare(p *occupant, slot int) int {
-	if c := endingFirst(o, p); c != 0 {
-		return c
-	}
-	c := cmp.Compare(o.priority, p.priority)
-	if c == 0 && o.proposed != p.proposed {
-		c = 1
-		if o.proposed {
-			c = -1
-		}
-	}
-	return cmp.Or(c, cmp.Compare(o.on(slot), p.on(slot)), p.created.Compare(o.created), cmp.Compare(o.uid, p.uid))
+	return cmp.Or(trueFirst(o.ending, p.ending), cmp.Compare(o.priority, p.priority), trueFirst(o.proposed, p.proposed),
+		cmp.Compare(o.on(slot), p.on(slot)), p.created.Compare(o.created), cmp.Compare(o.uid, p.uid))
 }
 
-func endingFirst(o, p *occupant) int {
+func trueFirst(a, b bool) int {
 	switch {
-	case o.ending == p.ending:
+	case a == b:
 		return 0
-	case o.ending:
+	case a:
 		return -1
 	}
 	return 1

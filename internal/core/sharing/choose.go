@@ -119,7 +119,7 @@ var ErrNoRoom = errors.New("no device of this node has enough free units")
 //
 // When it is not known who is being admitted, two pods whose questions look
 // alike may be taken for each other. That cannot take more of a device than it
-// has, and the books follow what kubelet reports afterwards.
+// has, and the ledger follows what kubelet reports afterwards.
 func Choose(size accel.Units, must []Part, node place.Node, waiting []Waiting) (Choice, error) {
 	p := &plan{node: node, waiting: waiting}
 	if len(must) > 0 {

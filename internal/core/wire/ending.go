@@ -13,7 +13,7 @@ import (
 // EndingAnnotation is the annotation of a Node that lists pods which the API server
 // does not have any more, or calls ended, and whose containers still run there: a
 // pod that was deleted by force is gone at once, its containers are not. Until they
-// are, nobody else can have what they hold.
+// are, no other pod can have what they hold.
 const EndingAnnotation = "divvy.dev/ending"
 
 // EndingVersion is the version of the document in EndingAnnotation.
@@ -29,8 +29,8 @@ const maxEndingBytes = 192 << 10
 type Ending struct {
 	Pod      accel.PodRef
 	Resource accel.Resource
-	// Units are held in equal parts on each of Devices; on nobody knows which when
-	// there are none.
+	// Units are held in equal parts on each of Devices; on unknown ones when there are
+	// none.
 	Units   accel.Units
 	Devices []accel.DeviceID
 }
@@ -50,7 +50,7 @@ type endingV1 struct {
 }
 
 // EncodeEnding returns the annotation's value, "" for no pods: in the order of
-// their UIDs and resources. It refuses what DecodeEnding would refuse.
+// their UIDs and resources. It rejects what DecodeEnding would reject.
 func EncodeEnding(pods []Ending) (string, error) {
 	if len(pods) == 0 {
 		return "", nil

@@ -20,8 +20,8 @@ const (
 	maxNameBytes = 256
 )
 
-// AskError is the error of a pod whose annotations cannot be followed. Nobody
-// can place such a pod until it is made anew with other ones.
+// AskError is the error of a pod whose annotations cannot be followed. Such a pod
+// cannot be placed until it is created again with other ones.
 type AskError struct {
 	// Key is the annotation.
 	Key string
@@ -73,7 +73,7 @@ func readAsk(annotations map[string]string) (ask, error) {
 		if !ok {
 			continue
 		}
-		names, err := readNames(text)
+		names, err := ParseNames(text)
 		mistake(list.key, err)
 		*list.into = names
 		a.selection = &s
@@ -102,13 +102,9 @@ func readAsk(annotations map[string]string) (ask, error) {
 	return a, errors.Join(errs...)
 }
 
-// ParseNames reads names of models or devices as the annotations have them: joined
-// by commas, with * at the end for all that begin so. They come sorted, each once.
-func ParseNames(text string) ([]string, error) { return readNames(text) }
-
-// readNames reads names that are joined by commas; spaces around them do not
-// count. They come sorted, each once.
-func readNames(text string) ([]string, error) {
+// ParseNames reads names of models or devices as the annotations have them: joined by
+// commas and spaces, with * at the end for all that begin so. They come sorted, each once.
+func ParseNames(text string) ([]string, error) {
 	var names []string
 	for name := range strings.SplitSeq(text, ",") {
 		name = strings.TrimSpace(name)

@@ -12,7 +12,7 @@ import (
 )
 
 // maxBackoff bounds the time between two attempts to reach the API server. The
-// usual 30 s would leave the books behind for that long after it came back; the
+// usual 30 s would leave the ledger behind for that long after it came back; the
 // API server defends itself against too many by its own means.
 const maxBackoff = 2 * time.Second
 

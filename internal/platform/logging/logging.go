@@ -11,6 +11,7 @@
 package logging
 
 import (
+	"cmp"
 	"flag"
 	"fmt"
 	"io"
@@ -175,8 +176,8 @@ func (t *Output) copyTo(name string, o Options) error {
 	if name != "" {
 		t.name, t.file = name, &lumberjack.Logger{
 			Filename:   name,
-			MaxSize:    orDefault(o.MaxSizeMB, DefaultMaxSizeMB),
-			MaxBackups: orDefault(o.MaxBackups, DefaultMaxBackups),
+			MaxSize:    cmp.Or(o.MaxSizeMB, DefaultMaxSizeMB),
+			MaxBackups: cmp.Or(o.MaxBackups, DefaultMaxBackups),
 			LocalTime:  false,
 		}
 	}
@@ -217,11 +218,4 @@ func (t *Output) Write(line []byte) (int, error) {
 	}
 	t.failed = err != nil
 	return len(line), nil
-}
-
-func orDefault(n, def int) int {
-	if n == 0 {
-		return def
-	}
-	return n
 }

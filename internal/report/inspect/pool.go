@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 	"strconv"
 
@@ -64,7 +65,7 @@ type PoolBooks struct {
 	namespaces map[string]*PoolNamespace
 }
 
-// NewPoolBooks returns books without entries.
+// NewPoolBooks returns one without entries.
 func NewPoolBooks(resource accel.Resource, unitsPerGPU accel.Units) *PoolBooks {
 	return &PoolBooks{
 		pool:  Pool{Resource: resource, UnitsPerGPU: unitsPerGPU},
@@ -72,7 +73,7 @@ func NewPoolBooks(resource accel.Resource, unitsPerGPU accel.Units) *PoolBooks {
 	}
 }
 
-// Empty reports whether there is nothing in the books.
+// Empty reports whether nothing was added.
 func (b *PoolBooks) Empty() bool { return len(b.nodes) == 0 && len(b.namespaces) == 0 }
 
 // Node adds what a node offers.
@@ -121,16 +122,14 @@ func (b *PoolBooks) namespace(name string) *PoolNamespace {
 func (b *PoolBooks) Pool() *Pool {
 	p := b.pool
 	p.Nodes, p.Namespaces = make([]PoolNode, 0, len(b.nodes)), make([]PoolNamespace, 0, len(b.namespaces))
-	for _, n := range b.nodes {
-		p.Nodes = append(p.Nodes, *n)
+	for _, name := range slices.Sorted(maps.Keys(b.nodes)) {
+		p.Nodes = append(p.Nodes, *b.nodes[name])
 	}
-	for _, n := range b.namespaces {
-		one := *n
-		one.Quotas = slices.SortedFunc(slices.Values(n.Quotas), func(a, b PoolQuota) int { return cmp.Compare(a.Name, b.Name) })
+	for _, name := range slices.Sorted(maps.Keys(b.namespaces)) {
+		one := *b.namespaces[name]
+		one.Quotas = slices.SortedFunc(slices.Values(one.Quotas), func(a, b PoolQuota) int { return cmp.Compare(a.Name, b.Name) })
 		p.Namespaces = append(p.Namespaces, one)
 	}
-	slices.SortFunc(p.Nodes, func(a, b PoolNode) int { return cmp.Compare(a.Name, b.Name) })
-	slices.SortFunc(p.Namespaces, func(a, b PoolNamespace) int { return cmp.Compare(a.Name, b.Name) })
 	return &p
 }
 

@@ -41,22 +41,10 @@ func ParseFormat(name string) (Format, error) {
 // form, without them.
 func Print(w io.Writer, r Report, f Format) error {
 	switch f {
-	case JSON:
-		body, err := Marshal(r.Guide())
-		if err != nil {
-			return err
-		}
-		_, err = w.Write(body)
-		return err
-	case YAML:
-		body, err := yaml.Marshal(r.Guide())
-		if err != nil {
-			return fmt.Errorf("write the report: %w", err)
-		}
-		_, err = w.Write(body)
-		return err
 	case Table, Wide:
 		return writeTable(w, r, f == Wide)
+	case JSON, YAML:
+		return PrintDetails(w, r.Guide(), f)
 	}
 	return fmt.Errorf("output format %q is not known", f)
 }
@@ -81,10 +69,8 @@ func Marshal(r Report) ([]byte, error) {
 	e := json.NewEncoder(&b)
 	e.SetEscapeHTML(false) // names are shown as they are
 	e.SetIndent("", "    ")
-	if err := e.Encode(r); err != nil {
-		return nil, fmt.Errorf("write the report: %w", err)
-	}
-	return b.Bytes(), nil
+	err := e.Encode(r)
+	return b.Bytes(), err
 }
 
 // Stream writes the same JSON as Marshal, node by node, so that the report of a

@@ -45,6 +45,15 @@ func books(nodes map[string][]accel.Inventory, pods map[string][]pod) []ledger.N
 	return slices.Collect(l.Nodes(gcuMemory))
 }
 
+// fromUsage makes a report, with details, of nodes in the order given.
+func fromUsage(resource accel.Resource, usages []ledger.NodeUsage) Report {
+	report := Report{Nodes: make([]Node, 0, len(usages))}
+	for _, u := range usages {
+		report.Nodes = append(report.Nodes, NodeFromUsage(resource, u))
+	}
+	return report
+}
+
 func inventory(unit string, units ...accel.Units) accel.Inventory {
 	inv := accel.Inventory{Resource: gcuMemory, Unit: unit}
 	for i, u := range units {
@@ -65,28 +74,28 @@ func reports() map[string]Report {
 	ward.Shares[2].Health = accel.Health{Unhealthy: true, Reason: "chip 1 (U7): the library reports ecc", Quarantined: since.Add(time.Hour)}
 	ward.Shares[2].Chips = 2
 	return map[string]Report{
-		"guide": FromUsage(gcuMemory, books(
+		"guide": fromUsage(gcuMemory, books(
 			map[string][]accel.Inventory{"sse-lab-inspur-048": {inventory("1", 16, 16, 16)}},
 			map[string][]pod{"sse-lab-inspur-048": {
 				{"gcushare-pod-1", 4, "U53000090100"}, {"gcushare-pod-2", 8, "U53000090100"}, {"gcushare-pod-3", 12, "U53000090101"}}},
 		)),
-		"mixed": FromUsage(gcuMemory, books(
+		"mixed": fromUsage(gcuMemory, books(
 			map[string][]accel.Inventory{"node-a": {inventory("1", 16)}, "node-b": {sick}, "node-c": {inventory("1")}},
 			map[string][]pod{"node-a": {{"whole", 16, "U53000090100"}}, "node-b": {{"tiny", 1, "U53000090100"}, {"lost", 40, "gone"},
 				{"byhand", 5, ""}}},
 		)),
-		"alike": FromUsage(gcuMemory, books(
+		"alike": fromUsage(gcuMemory, books(
 			map[string][]accel.Inventory{"node-a": {inventory("0.01", 1600)}, "node-b": {inventory("0.01", 3200)}},
 			map[string][]pod{"node-b": {{"p", 3199, "U53000090100"}}},
 		)),
-		"shrunk": FromUsage(gcuMemory, books(
+		"shrunk": fromUsage(gcuMemory, books(
 			map[string][]accel.Inventory{"node-a": {inventory("1", 8)}},
 			map[string][]pod{"node-a": {{"older", 12, "U53000090100"}}},
 		)),
-		"quarantine": FromUsage(gcuMemory, books(
+		"quarantine": fromUsage(gcuMemory, books(
 			map[string][]accel.Inventory{"node-a": {ward}}, map[string][]pod{"node-a": {{"older", 12, "U53000090101"}}},
 		)),
-		"none": FromUsage(gcuMemory, nil),
+		"none": fromUsage(gcuMemory, nil),
 	}
 }
 

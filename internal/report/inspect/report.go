@@ -1,7 +1,7 @@
 // Package inspect shows which pods hold which devices: the report as the guide
 // documents it in JSON, and the same as a table for people.
 //
-// A report is made from the ledger's books. The extender answers with one, and
+// A report is made from the ledger. The extender answers with one, and
 // kubectl-divvy makes its own from what nodes and pods carry when the extender
 // does not answer.
 package inspect
@@ -107,15 +107,6 @@ type Pod struct {
 
 // Failed is a report that says why there is none.
 func Failed(text string) Report { return Report{Nodes: []Node{}, Error: text} }
-
-// FromUsage makes a report, with details, of nodes in the order given.
-func FromUsage(resource accel.Resource, usages []ledger.NodeUsage) Report {
-	report := Report{Nodes: make([]Node, 0, len(usages))}
-	for _, u := range usages {
-		report.Nodes = append(report.Nodes, NodeFromUsage(resource, u))
-	}
-	return report
-}
 
 // NodeFromUsage makes one node of a report, with details.
 func NodeFromUsage(resource accel.Resource, u ledger.NodeUsage) Node {

@@ -23,7 +23,7 @@ func TestPodOnSeveralCards(t *testing.T) {
 		Pod: accel.PodRef{UID: "v", Namespace: "team", Name: "half-lost"}, Node: "n", Resource: gcuMemory, Units: 4,
 		Device: "U53000090101", More: []accel.DeviceID{"gone"},
 	})
-	report := FromUsage(gcuMemory, slices.Collect(l.Nodes(gcuMemory)))
+	report := fromUsage(gcuMemory, slices.Collect(l.Nodes(gcuMemory)))
 	var used []accel.Units
 	for _, d := range report.Nodes[0].Devices {
 		used = append(used, d.Used)

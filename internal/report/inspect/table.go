@@ -1,6 +1,7 @@
 package inspect
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"slices"
@@ -123,20 +124,20 @@ func writeNode(w io.Writer, n Node, wide bool) error {
 		case !d.Quarantined.IsZero():
 			health = "QUARANTINE"
 			notes = append(notes, fmt.Sprintf("card %d is in quarantine since %s: %s; %s", d.ID, d.Quarantined.Format(time.RFC3339),
-				orDash(d.Reason), n.release(d)))
+				cmp.Or(d.Reason, "-"), n.release(d)))
 		case d.Unhealthy:
 			health = "UNHEALTHY"
 			if strings.HasPrefix(d.Reason, accel.ReasonGivenOut) {
 				health = "given out" // nothing is wrong with it
 			}
-			notes = append(notes, fmt.Sprintf("no new pods are placed on card %d: %s", d.ID, orDash(d.Reason)))
+			notes = append(notes, fmt.Sprintf("no new pods are placed on card %d: %s", d.ID, cmp.Or(d.Reason, "-")))
 		}
 		numa := "-"
 		if d.NUMANode != nil {
 			numa = strconv.Itoa(*d.NUMANode)
 		}
 		g.addPods(d.Pods, wide, device(strconv.Itoa(d.ID), strconv.Itoa(max(d.Chips, 1)), string(d.UUID), numa, place(d),
-			orDash(d.Model), health, number(d.Total), number(d.Used), number(d.Available), bar(d.Used, d.Total)))
+			cmp.Or(d.Model, "-"), health, number(d.Total), number(d.Used), number(d.Available), bar(d.Used, d.Total)))
 	}
 	if len(n.Unplaced) > 0 {
 		var used accel.Units
@@ -193,7 +194,7 @@ func (g *grid) addPods(pods []Pod, wide bool, device []string) {
 // place is the device's board and, of a chip, its position there.
 func place(d Device) string {
 	if d.Board == "" || d.Chips > 1 {
-		return orDash(d.Board)
+		return cmp.Or(d.Board, "-")
 	}
 	return d.Board + "/" + strconv.Itoa(d.Chip)
 }
@@ -280,11 +281,4 @@ func count(n int, noun string) string {
 		return "1 " + noun
 	}
 	return strconv.Itoa(n) + " " + noun + "s"
-}
-
-func orDash(s string) string {
-	if s == "" {
-		return "-"
-	}
-	return s
 }

@@ -4,13 +4,10 @@ import (
 	"container/heap"
 	"context"
 	"errors"
-	"fmt"
 	"math/rand"
 	"time"
 
 	"github.com/divvy-gpu/divvy/internal/core/accel"
-	"github.com/divvy-gpu/divvy/internal/core/fragmentation"
-	"github.com/divvy-gpu/divvy/internal/core/place"
 )
 
 // Churn is the experiment in which pods also leave: they arrive as a Poisson
@@ -75,10 +72,6 @@ func (d *departures) Pop() any {
 // Run runs the experiment once. With equal seeds all policies see the same pods
 // at the same times with the same lifetimes.
 func (ch Churn) Run(ctx context.Context, c *Cluster, w *Workload, kind PolicyKind, seed int64) (Churned, error) {
-	policy, err := kind.New(c, w)
-	if err != nil {
-		return Churned{}, fmt.Errorf("policy %s: %w", kind.Name, err)
-	}
 	capacity := c.Units()
 	mean := float64(w.Demand()) / float64(len(w.Pods))
 	if mean == 0 {
@@ -88,14 +81,12 @@ func (ch Churn) Run(ctx context.Context, c *Cluster, w *Workload, kind PolicyKin
 
 	rng := rand.New(rand.NewSource(seed)) //nolint:gosec // nothing is secret here
 	pods := byName(w.Pods)
-	nodes := nodeOrder(rng, len(c.Nodes))
-	var ties *rand.Rand
-	if kind.RandomTies {
-		// Of its own, so that it does not change who arrives.
-		ties = rand.New(rand.NewSource(^seed)) //nolint:gosec // as above
+	// Ties have chance of their own, which does not change who arrives.
+	ties := rand.New(rand.NewSource(^seed)) //nolint:gosec // as above
+	world, err := newRun(c, w, kind, rng, ties, ch.Sample, ch.Clock)
+	if err != nil {
+		return Churned{}, err
 	}
-	world := newWorld(c, nodes, policy, ties, ch.Sample)
-	prices := newPrices(policy, ch.Clock != nil)
 
 	out := Churned{Seed: seed}
 	var leaving departures
@@ -126,13 +117,11 @@ func (ch Churn) Run(ctx context.Context, c *Cluster, w *Workload, kind PolicyKin
 		}
 		pass(next)
 		pod := &pods[p]
-		prices.arrival(i, world)
-		placed, took, ok, err := world.timed(&pod.Ask, ch.Clock)
+		placed, took, ok, err := world.arrive(i, &pod.Ask)
 		if err != nil {
 			return Churned{}, err
 		}
 		if ok {
-			prices.placed(&pod.Ask)
 			heap.Push(&leaving, departure{now + stays, placed})
 		}
 		if now < ch.WarmUp {
@@ -150,39 +139,4 @@ func (ch Churn) Run(ctx context.Context, c *Cluster, w *Workload, kind PolicyKin
 	}
 	out.Allocated = 100 * area / ch.Measure / float64(capacity)
 	return out, nil
-}
-
-// prices tells a policy what it wants to know beside the node and the ask.
-type prices struct {
-	learner Learner
-	renewer Renewer
-	// refresh is true where decisions are timed: then what a renewal makes
-	// invalid is rated anew beside it, as in the extender, and not by the next
-	// decisions. It changes no decision.
-	refresh bool
-}
-
-func newPrices(p place.Policy, timed bool) prices {
-	out := prices{refresh: timed}
-	out.learner, _ = p.(Learner)
-	out.renewer, _ = p.(Renewer)
-	return out
-}
-
-// arrival is called before the i-th pod is placed.
-func (p prices) arrival(i int, w *world) {
-	if p.renewer != nil && (i%fragmentation.RenewAfter == 0 || i < fragmentation.RenewAfter && i%fragmentation.RenewFirst == 0) {
-		p.renewer.Renew(w.all())
-		if p.refresh {
-			w.books.Refresh(fragmentation.RefreshedAsks)
-		}
-	}
-}
-
-// placed is called when a pod was placed: like the extender, a policy learns from no
-// other.
-func (p prices) placed(a *place.Ask) {
-	if p.learner != nil {
-		p.learner.Observe(a)
-	}
 }

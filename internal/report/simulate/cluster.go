@@ -36,10 +36,7 @@ func (c *Cluster) Units() accel.Units {
 	return sum
 }
 
-// ErrNoDevices is the error of a cluster in which nothing can be allocated.
-var ErrNoDevices = errors.New("the cluster has no healthy devices")
-
-// Validate refuses a cluster on which no simulation says anything.
+// Validate rejects a cluster on which no simulation says anything.
 func (c *Cluster) Validate() error {
 	if len(c.Nodes) == 0 {
 		return errors.New("the cluster has no nodes")
@@ -52,7 +49,7 @@ func (c *Cluster) Validate() error {
 		names[n.Name] = true
 	}
 	if c.Units() == 0 {
-		return ErrNoDevices
+		return errors.New("the cluster has no healthy devices")
 	}
 	return nil
 }

@@ -70,19 +70,13 @@ func (f Find) holds(ctx context.Context, c *Cluster, w *Workload, kind PolicyKin
 	if c.Units() == 0 {
 		return false, nil
 	}
-	policy, err := kind.New(c, w)
-	if err != nil {
-		return false, fmt.Errorf("policy %s: %w", kind.Name, err)
-	}
 	rng := rand.New(rand.NewSource(seed)) //nolint:gosec // nothing is secret here
 	pods := byName(w.Pods)
 	rng.Shuffle(len(pods), func(i, j int) { pods[i], pods[j] = pods[j], pods[i] })
-	var ties *rand.Rand
-	if kind.RandomTies {
-		ties = rng
+	world, err := newRun(c, w, kind, rng, rng, f.Sample, nil)
+	if err != nil {
+		return false, err
 	}
-	world := newWorld(c, nodeOrder(rng, len(c.Nodes)), policy, ties, f.Sample)
-	prices := newPrices(policy, false)
 	allowed := accel.Units(f.Refused / 100 * float64(w.Demand()))
 	for i := range pods {
 		if i%endEvery == 0 {
@@ -90,11 +84,9 @@ func (f Find) holds(ctx context.Context, c *Cluster, w *Workload, kind PolicyKin
 				return false, err
 			}
 		}
-		prices.arrival(i, world)
-		if _, ok, err := world.place(&pods[i].Ask); err != nil {
+		if _, _, ok, err := world.arrive(i, &pods[i].Ask); err != nil {
 			return false, err
 		} else if ok {
-			prices.placed(&pods[i].Ask)
 			continue
 		}
 		if allowed -= pods[i].Demand(); allowed < 0 || pods[i].Demand() == 0 {

@@ -2,25 +2,12 @@ package simulate
 
 import (
 	"context"
-	"fmt"
-	"iter"
 	"math"
 	"math/rand"
 	"time"
 
 	"github.com/divvy-gpu/divvy/internal/core/accel"
-	"github.com/divvy-gpu/divvy/internal/core/place"
 )
-
-// Learner is a policy that learns from what pods ask for.
-type Learner interface {
-	Observe(a *place.Ask)
-}
-
-// Renewer is a policy whose prices are renewed from the state of the cluster.
-type Renewer interface {
-	Renew(nodes iter.Seq[*place.Node])
-}
 
 // endEvery is after how many arrivals an experiment looks whether it is to end.
 const endEvery = 100
@@ -56,21 +43,14 @@ type Curve struct {
 
 // Run replays the workload once. It returns the context's error when that ends.
 func (r Replay) Run(ctx context.Context, c *Cluster, w *Workload, kind PolicyKind, seed int64) (Curve, error) {
-	policy, err := kind.New(c, w)
-	if err != nil {
-		return Curve{}, fmt.Errorf("policy %s: %w", kind.Name, err)
-	}
 	capacity := c.Units()
 	rng := rand.New(rand.NewSource(seed)) //nolint:gosec // the reference's generator; nothing is secret here
 	pods := byName(w.Pods)
 	order := arrivals(rng, pods, accel.Units(r.Until*float64(capacity)))
-	nodes := nodeOrder(rng, len(c.Nodes))
-	var ties *rand.Rand
-	if kind.RandomTies {
-		ties = rng
+	world, err := newRun(c, w, kind, rng, rng, r.Sample, r.Clock)
+	if err != nil {
+		return Curve{}, err
 	}
-	world := newWorld(c, nodes, policy, ties, r.Sample)
-	prices := newPrices(policy, r.Clock != nil)
 
 	curve := Curve{Seed: seed}
 	var at means
@@ -81,8 +61,7 @@ func (r Replay) Run(ctx context.Context, c *Cluster, w *Workload, kind PolicyKin
 			}
 		}
 		pod := &pods[p]
-		prices.arrival(i, world)
-		_, took, ok, err := world.timed(&pod.Ask, r.Clock)
+		_, took, ok, err := world.arrive(i, &pod.Ask)
 		if err != nil {
 			return Curve{}, err
 		}
@@ -91,9 +70,7 @@ func (r Replay) Run(ctx context.Context, c *Cluster, w *Workload, kind PolicyKin
 		}
 		curve.Arrived++
 		curve.ArrivedUnits += pod.Demand()
-		if ok {
-			prices.placed(&pod.Ask)
-		} else {
+		if !ok {
 			curve.Refused++
 			curve.RefusedUnits += pod.Demand()
 		}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/divvy-gpu/divvy/internal/core/accel"
+	"github.com/divvy-gpu/divvy/internal/core/fragmentation"
 	"github.com/divvy-gpu/divvy/internal/core/ledger"
 	"github.com/divvy-gpu/divvy/internal/core/place"
 )
@@ -155,22 +156,69 @@ func (w *world) place(a *place.Ask) (placement, bool, error) {
 	return p, true, nil
 }
 
-// timed is place, and how long it took by the clock, if there is one.
-func (w *world) timed(a *place.Ask, clock func() time.Duration) (placement, time.Duration, bool, error) {
-	if clock == nil {
-		p, ok, err := w.place(a)
-		return p, 0, ok, err
-	}
-	began := clock()
-	p, ok, err := w.place(a)
-	return p, clock() - began, ok, err
-}
-
 // remove takes a pod away.
 func (w *world) remove(p placement) {
 	w.books.Forget(p.uid)
 	w.allocated -= p.takes.units
 	if w.sample != nil {
 		w.sample.give(p.at, p.takes)
+	}
+}
+
+// run is a world in which pods arrive.
+type run struct {
+	*world
+	policy place.Policy
+	clock  func() time.Duration // nil where decisions are not timed
+}
+
+// newRun makes a run of a policy. Where that is of its kind, ties decides between equals.
+func newRun(c *Cluster, w *Workload, kind PolicyKind, rng, ties *rand.Rand, sampled bool, clock func() time.Duration) (*run, error) {
+	policy, err := kind.New(c, w)
+	if err != nil {
+		return nil, fmt.Errorf("policy %s: %w", kind.Name, err)
+	}
+	if !kind.RandomTies {
+		ties = nil
+	}
+	return &run{world: newWorld(c, nodeOrder(rng, len(c.Nodes)), policy, ties, sampled), policy: policy, clock: clock}, nil
+}
+
+// arrive places the i-th pod, as place does, and returns how long that took.
+func (r *run) arrive(i int, a *place.Ask) (p placement, took time.Duration, ok bool, err error) {
+	r.renew(i)
+	if r.clock == nil {
+		p, ok, err = r.place(a)
+	} else {
+		began := r.clock()
+		p, ok, err = r.place(a)
+		took = r.clock() - began
+	}
+	if ok {
+		r.learn(a)
+	}
+	return p, took, ok, err
+}
+
+// renew renews the weights of a policy that has some, before the i-th pod is placed.
+func (r *run) renew(i int) {
+	p, renews := r.policy.(interface {
+		Renew(nodes iter.Seq[*place.Node])
+	})
+	if !renews || i%fragmentation.RenewAfter != 0 && (i >= fragmentation.RenewAfter || i%fragmentation.RenewFirst != 0) {
+		return
+	}
+	p.Renew(r.all())
+	if r.clock != nil {
+		// What the renewal made invalid is rated again beside it, as in the extender, and
+		// not by the next decisions. It changes no decision.
+		r.books.Refresh(fragmentation.RefreshedAsks)
+	}
+}
+
+// learn tells a policy that learns of a pod that was placed: like the extender, of no other.
+func (r *run) learn(a *place.Ask) {
+	if p, learns := r.policy.(interface{ Observe(a *place.Ask) }); learns {
+		p.Observe(a)
 	}
 }

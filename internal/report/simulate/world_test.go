@@ -5,6 +5,7 @@ import (
 	"math/rand"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/divvy-gpu/divvy/internal/core/accel"
 	"github.com/divvy-gpu/divvy/internal/core/place"
@@ -71,12 +72,10 @@ func TestDecisions(t *testing.T) {
 		t.Run(kind.Name, func(t *testing.T) {
 			rng := seeded(1)
 			c, load := generated(rng, 16, 200)
-			p, err := kind.New(c, load)
+			w, err := newRun(c, load, kind, rng, nil, false, func() time.Duration { return 0 })
 			if err != nil {
 				t.Fatal(err)
 			}
-			w := newWorld(c, nodeOrder(rng, len(c.Nodes)), p, nil, false)
-			prices := newPrices(p, true)
 			var there []placement
 			refused := 0
 			for i := range 700 {
@@ -87,8 +86,8 @@ func TestDecisions(t *testing.T) {
 					continue
 				}
 				ask := &load.Pods[rng.Intn(len(load.Pods))].Ask
-				prices.arrival(i, w)
-				want := naive(w, p, ask)
+				w.renew(i)
+				want := naive(w.world, w.policy, ask)
 				got, ok, err := w.place(ask)
 				switch {
 				case err != nil:
@@ -98,7 +97,7 @@ func TestDecisions(t *testing.T) {
 				case !ok:
 					refused++
 				default:
-					prices.placed(ask)
+					w.learn(ask)
 					there = append(there, got)
 				}
 				var used accel.Units

@@ -10,6 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/resourceversion"
+	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/divvy-gpu/divvy/internal/platform/kube"
 )
@@ -45,10 +46,9 @@ func (s *State) seen(version string) (bool, error) {
 // whatever the watch and the API server's caches lag behind. The write is the condition
 // TookTheLead on the pod that is named, which must be among those that are followed.
 func (s *State) CatchUp(ctx context.Context, clients kube.Clients, namespace, name string) error {
-	for !s.Synced() {
-		if err := sleep(ctx, lookEvery); err != nil {
-			return fmt.Errorf("wait for the ledger to be read: %w", err)
-		}
+	synced := func(context.Context) (bool, error) { return s.Synced(), nil }
+	if err := wait.PollUntilContextCancel(ctx, lookEvery, true, synced); err != nil {
+		return fmt.Errorf("wait for the ledger to be read: %w", err)
 	}
 	now := time.Now().UTC()
 	patch, err := json.Marshal(map[string]any{"status": map[string]any{"conditions": []v1.PodCondition{{
@@ -64,24 +64,9 @@ func (s *State) CatchUp(ctx context.Context, clients kube.Clients, namespace, na
 	if err != nil {
 		return fmt.Errorf("write the condition %s of pod %s/%s: %w", TookTheLead, namespace, name, err)
 	}
-	for {
-		seen, err := s.seen(pod.ResourceVersion)
-		if seen || err != nil {
-			return err
-		}
-		if err := sleep(ctx, lookEvery); err != nil {
-			return fmt.Errorf("wait until the watch delivers the change of pod %s/%s: %w", namespace, name, err)
-		}
+	seen := func(context.Context) (bool, error) { return s.seen(pod.ResourceVersion) }
+	if err := wait.PollUntilContextCancel(ctx, lookEvery, true, seen); err != nil {
+		return fmt.Errorf("wait until the watch delivers the change of pod %s/%s: %w", namespace, name, err)
 	}
-}
-
-func sleep(ctx context.Context, d time.Duration) error {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
+	return nil
 }

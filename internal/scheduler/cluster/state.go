@@ -36,9 +36,9 @@ type Ledger interface {
 	Forget(podUID string)
 }
 
-// Capacity is where a State writes the CPU and memory of nodes and of the pods
-// without a shared resource; those of other pods are in what Observe and Reserve get. *ledger.Ledger is one. Amounts are millicores and
-// MiB.
+// Capacity is where a State writes the CPU and memory of nodes and of the pods without a
+// shared resource; those of other pods are in what Observe and Reserve get.
+// *ledger.Ledger is one. Amounts are millicores and MiB.
 type Capacity interface {
 	SetCapacity(node string, cpu, memory int64)
 	// Charge counts a pod on its node until it is forgotten; it may be repeated
@@ -223,12 +223,6 @@ func (s *State) Run(ctx context.Context, clients kube.Clients) {
 	group.StartWithContext(ctx, reflector.RunWithContext)
 	group.Wait()
 }
-
-// Nodes returns the store that a reflector of node metadata writes into.
-func (s *State) Nodes() cache.TransformingStore { return nodeStore{s} }
-
-// Pods returns the store that a reflector of pods writes into.
-func (s *State) Pods() cache.TransformingStore { return podStore{s} }
 
 // Synced reports whether the ledger has everything that the API server had at the
 // start.

@@ -14,13 +14,62 @@ import (
 	"github.com/divvy-gpu/divvy/internal/platform/kube"
 )
 
-var (
-	_ cache.TransformingStore = podStore{}
-	_ cache.TransformingStore = nodeStore{}
-)
+// store is a State as a reflector writes into it. T is an object reduced to what the
+// State needs; a reflector that streams the first list keeps all of it until the end, in
+// this form. What is set while Replace runs is seen by no one else.
+type store[T any] struct {
+	state *State
+	slim  func(obj any) (*T, error)
+	// All are called with state.mu held.
+	set, remove func(*T)
+	replace     func(all []*T)
+}
 
-// slimPod is a pod reduced to what a State needs. A reflector that streams
-// the first list keeps all of it until the end, in this form.
+// Transformer reduces objects before they are kept.
+func (s store[T]) Transformer() cache.TransformFunc {
+	return func(obj any) (any, error) { return s.slim(obj) }
+}
+
+// Add takes in a new object.
+func (s store[T]) Add(obj any) error { return s.Update(obj) }
+
+// Update takes in a changed object.
+func (s store[T]) Update(obj any) error { return s.with(obj, s.set) }
+
+// Delete takes out an object.
+func (s store[T]) Delete(obj any) error { return s.with(obj, s.remove) }
+
+func (s store[T]) with(obj any, do func(*T)) error {
+	one, err := s.slim(obj)
+	if err != nil {
+		return err
+	}
+	s.state.mu.Lock()
+	defer s.state.mu.Unlock()
+	do(one)
+	return nil
+}
+
+// Replace takes in a whole list; whatever is not in it is gone.
+func (s store[T]) Replace(list []any, _ string) error {
+	all := make([]*T, len(list))
+	for i, obj := range list {
+		var err error
+		if all[i], err = s.slim(obj); err != nil {
+			return err
+		}
+	}
+	s.state.mu.Lock()
+	defer s.state.mu.Unlock()
+	s.replace(all)
+	s.state.learnRead()
+	return nil
+}
+
+// Resync has nothing to do: the state never lags behind what was written.
+func (store[T]) Resync() error { return nil }
+
+// slimPod is a pod reduced to what a State needs.
 type slimPod struct {
 	Pod
 	// grant is the grant annotation as it is on the pod.
@@ -47,111 +96,67 @@ func (p *slimPod) GetObjectMeta() metav1.Object {
 	return &metav1.ObjectMeta{Namespace: p.Ref.Namespace, Name: p.Ref.Name}
 }
 
-// podStore is a State as a reflector of pods writes into it.
-type podStore struct{ state *State }
+// slimPodOf returns a function that reduces pods.
+func slimPodOf(c *Config) func(any) (*slimPod, error) {
+	return func(obj any) (*slimPod, error) {
+		switch pod := obj.(type) {
+		case *slimPod:
+			return pod, nil
+		case *v1.Pod:
+			p := &slimPod{Pod: podOf(pod, c.Resources, c.Capacity != nil), grant: pod.Annotations[wire.GrantAnnotation],
+				runs: kube.MayRun(pod), grace: graceOf(pod), comesWithNode: comesWithNode(pod), failed: pod.Status.Phase == v1.PodFailed}
+			if owner := metav1.GetControllerOfNoCopy(pod); owner != nil {
+				p.owner = owner.UID
+			}
+			if p.Node == "" {
+				p.attempt = AttemptOf(pod)
+			}
+			if len(p.Requests) == 0 {
+				p.grant = ""
+				if c.Capacity != nil && p.Node != "" {
+					p.cpu, p.memory = kube.PeakOf(pod)
+				}
+			}
+			return p, nil
+		}
+		return nil, fmt.Errorf("the watch of pods delivered a %T", obj)
+	}
+}
 
-func (s podStore) slim(obj any) (*slimPod, error) {
-	switch pod := obj.(type) {
-	case *slimPod:
-		return pod, nil
-	case *v1.Pod:
-		c := &s.state.config
-		p := &slimPod{Pod: podOf(pod, c.Resources, c.Capacity != nil), grant: pod.Annotations[wire.GrantAnnotation], runs: kube.MayRun(pod),
-			grace: graceOf(pod), comesWithNode: comesWithNode(pod), failed: pod.Status.Phase == v1.PodFailed}
-		if owner := metav1.GetControllerOfNoCopy(pod); owner != nil {
-			p.owner = owner.UID
-		}
-		if p.Node == "" {
-			p.attempt = AttemptOf(pod)
-		}
-		if len(p.Requests) == 0 {
-			p.grant = ""
-			if c.Capacity != nil && p.Node != "" {
-				p.cpu, p.memory = kube.PeakOf(pod)
+// Pods returns the store that a reflector of pods writes into.
+func (s *State) Pods() cache.TransformingStore {
+	return store[slimPod]{s, slimPodOf(&s.config), s.setPod, func(p *slimPod) { s.deletePod(p, true) }, func(all []*slimPod) {
+		listed := make(map[accel.PodRef]bool, len(all))
+		others := map[string]struct{}{}
+		for _, pod := range all {
+			if len(pod.Requests) > 0 {
+				listed[pod.Ref] = true
+			} else if s.config.Capacity != nil {
+				others[pod.Ref.UID] = struct{}{}
 			}
 		}
-		return p, nil
-	}
-	return nil, fmt.Errorf("the watch of pods delivered a %T", obj)
-}
-
-// Transformer reduces pods before they are kept.
-func (s podStore) Transformer() cache.TransformFunc {
-	return func(obj any) (any, error) { return s.slim(obj) }
-}
-
-// Add takes in a new pod.
-func (s podStore) Add(obj any) error { return s.Update(obj) }
-
-// Update takes in a changed pod.
-func (s podStore) Update(obj any) error {
-	pod, err := s.slim(obj)
-	if err != nil {
-		return err
-	}
-	s.state.mu.Lock()
-	defer s.state.mu.Unlock()
-	s.state.setPod(pod)
-	return nil
-}
-
-// Delete takes out a pod that is gone or has ended.
-func (s podStore) Delete(obj any) error {
-	pod, err := s.slim(obj)
-	if err != nil {
-		return err
-	}
-	s.state.mu.Lock()
-	defer s.state.mu.Unlock()
-	s.state.deletePod(pod, true)
-	return nil
-}
-
-// Replace takes in a whole list; whatever is not in it is gone. While it runs
-// nothing else sees the state.
-func (s podStore) Replace(list []any, _ string) error {
-	pods := make([]*slimPod, 0, len(list))
-	listed := make(map[accel.PodRef]bool, len(list))
-	others := map[string]struct{}{}
-	for _, obj := range list {
-		pod, err := s.slim(obj)
-		if err != nil {
-			return err
+		for key, record := range s.pods {
+			if !listed[record.pod.Ref] {
+				s.forgetPod(key, record, unseenGrace)
+			}
 		}
-		switch {
-		case len(pod.Requests) > 0:
-			pods = append(pods, pod)
-			listed[pod.Ref] = true
-		case s.state.config.Capacity != nil:
-			pods = append(pods, pod)
-			others[pod.Ref.UID] = struct{}{}
+		for uid := range s.others {
+			if _, still := others[uid]; !still {
+				s.discharge(uid)
+			}
 		}
-	}
-	s.state.mu.Lock()
-	defer s.state.mu.Unlock()
-	for key, record := range s.state.pods {
-		if !listed[record.pod.Ref] {
-			s.state.forgetPod(key, record, unseenGrace)
+		for _, pod := range all {
+			if len(pod.Requests) == 0 && s.config.Capacity == nil {
+				continue
+			}
+			if pod.Ended && !s.podsSynced {
+				s.learn(pod) // it was placed, too
+			}
+			s.setPod(pod)
 		}
-	}
-	for uid := range s.state.others {
-		if _, still := others[uid]; !still {
-			s.state.discharge(uid)
-		}
-	}
-	for _, pod := range pods {
-		if pod.Ended && !s.state.podsSynced {
-			s.state.learn(pod) // it was placed, too
-		}
-		s.state.setPod(pod)
-	}
-	s.state.podsSynced = true
-	s.state.learnRead()
-	return nil
+		s.podsSynced = true
+	}}
 }
-
-// Resync has nothing to do: the state never lags behind what was written.
-func (podStore) Resync() error { return nil }
 
 // slimNode is a node reduced to what a State needs.
 type slimNode struct {
@@ -164,9 +169,6 @@ type slimNode struct {
 
 // GetObjectMeta lets the reflector's first store find the node's name.
 func (n *slimNode) GetObjectMeta() metav1.Object { return &metav1.ObjectMeta{Name: n.name} }
-
-// nodeStore is a State as a reflector of nodes, or of their metadata, writes into it.
-type nodeStore struct{ state *State }
 
 func nodeOf(obj any) (*slimNode, error) {
 	switch node := obj.(type) {
@@ -185,64 +187,21 @@ func nodeOf(obj any) (*slimNode, error) {
 	return nil, fmt.Errorf("the watch of nodes delivered a %T", obj)
 }
 
-// Transformer reduces nodes before they are kept.
-func (nodeStore) Transformer() cache.TransformFunc {
-	return func(obj any) (any, error) { return nodeOf(obj) }
-}
-
-// Add takes in a new node.
-func (s nodeStore) Add(obj any) error { return s.Update(obj) }
-
-// Update takes in a changed node.
-func (s nodeStore) Update(obj any) error {
-	node, err := nodeOf(obj)
-	if err != nil {
-		return err
-	}
-	s.state.mu.Lock()
-	defer s.state.mu.Unlock()
-	s.state.setNode(node)
-	return nil
-}
-
-// Delete takes out a node that left the cluster.
-func (s nodeStore) Delete(obj any) error {
-	node, err := nodeOf(obj)
-	if err != nil {
-		return err
-	}
-	s.state.mu.Lock()
-	defer s.state.mu.Unlock()
-	s.state.deleteNode(node.name)
-	return nil
-}
-
-// Replace takes in a whole list; whatever is not in it is gone.
-func (s nodeStore) Replace(list []any, _ string) error {
-	listed := make(map[string]bool, len(list))
-	nodes := make([]*slimNode, 0, len(list))
-	for _, obj := range list {
-		node, err := nodeOf(obj)
-		if err != nil {
-			return err
+// Nodes returns the store that a reflector of nodes, or of their metadata, writes into.
+func (s *State) Nodes() cache.TransformingStore {
+	return store[slimNode]{s, nodeOf, s.setNode, func(n *slimNode) { s.deleteNode(n.name) }, func(all []*slimNode) {
+		listed := make(map[string]bool, len(all))
+		for _, node := range all {
+			listed[node.name] = true
 		}
-		nodes = append(nodes, node)
-		listed[node.name] = true
-	}
-	s.state.mu.Lock()
-	defer s.state.mu.Unlock()
-	for name := range s.state.nodes {
-		if !listed[name] {
-			s.state.deleteNode(name)
+		for name := range s.nodes {
+			if !listed[name] {
+				s.deleteNode(name)
+			}
 		}
-	}
-	for _, node := range nodes {
-		s.state.setNode(node)
-	}
-	s.state.nodesSynced = true
-	s.state.learnRead()
-	return nil
+		for _, node := range all {
+			s.setNode(node)
+		}
+		s.nodesSynced = true
+	}}
 }
-
-// Resync has nothing to do: the state never lags behind what was written.
-func (nodeStore) Resync() error { return nil }

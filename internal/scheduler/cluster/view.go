@@ -48,28 +48,19 @@ type Holder struct {
 func LoadView(ctx context.Context, clients kube.Clients, ledger Ledger, grants Grants) (View, error) {
 	view := View{Inventories: map[string][]accel.Inventory{}, Broken: map[string]error{}}
 	memory := map[accel.Resource]bool{}
-	slim := nodeStore{}.Transformer()
 	var nodes []any
 	err := eachItem(ctx, "nodes", func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 		return clients.Metadata.Resource(nodesResource).List(ctx, o)
 	}, func(obj runtime.Object) error {
-		item, err := slim(obj)
-		if err != nil {
+		node, err := nodeOf(obj)
+		if err != nil || node.inventory == "" {
 			return err
 		}
-		node, err := nodeOf(item)
-		if err != nil {
-			return err
-		}
-		text := node.inventory
-		if text == "" {
-			return nil
-		}
-		all, broken := wire.DecodeInventory(text)
+		all, broken := wire.DecodeInventory(node.inventory)
 		if broken != nil {
 			view.Broken[node.name] = broken // the others can be shown
 		} else {
-			nodes = append(nodes, item)
+			nodes = append(nodes, node)
 			view.Inventories[node.name] = all
 		}
 		for _, inv := range all {
@@ -86,13 +77,13 @@ func LoadView(ctx context.Context, clients kube.Clients, ledger Ledger, grants G
 		return View{}, err
 	}
 
-	store := podStore{state}
+	slim := slimPodOf(&state.config)
 	var pods []any
 	err = eachItem(ctx, "pods", func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 		o.FieldSelector = running
 		return clients.Kubernetes.CoreV1().Pods(metav1.NamespaceAll).List(ctx, o)
 	}, func(obj runtime.Object) error {
-		item, err := store.slim(obj)
+		item, err := slim(obj)
 		if err != nil {
 			return err
 		}
@@ -107,7 +98,7 @@ func LoadView(ctx context.Context, clients kube.Clients, ledger Ledger, grants G
 	if err != nil {
 		return View{}, err
 	}
-	return view, store.Replace(pods, "")
+	return view, state.Pods().Replace(pods, "")
 }
 
 // holder returns the pod if it is one.

@@ -19,7 +19,7 @@ type filterArgs struct {
 	// pod has the names and the containers' resources of the pod, no more.
 	pod *v1.Pod
 	// names are the candidates. Strings share one allocation; the slice may be that of a
-	// scratch, so nobody keeps it.
+	// scratch, so it is not kept.
 	names []string
 	// nodes are the candidates as they came, parallel to names, when the
 	// client sent whole nodes: it wants whole nodes back. Nil otherwise.
@@ -58,7 +58,10 @@ const (
 )
 
 func decodePod(podJSON []byte) (*argsPod, error) {
-	if len(podJSON) > maxPodBytes {
+	switch {
+	case len(podJSON) == 0 || bytes.Equal(podJSON, []byte("null")):
+		return nil, errors.New("the request has no Pod")
+	case len(podJSON) > maxPodBytes:
 		return nil, fmt.Errorf("the request's Pod is larger than %d bytes", maxPodBytes)
 	}
 	pod := new(argsPod)
@@ -75,7 +78,7 @@ func decodePod(podJSON []byte) (*argsPod, error) {
 	return pod, nil
 }
 
-// checkContainers refuses a pod with more than maxContainers. A list of as many has a
+// checkContainers rejects a pod with more than maxContainers. A list of as many has a
 // comma between each two, so hardly any pod needs the second reading.
 func checkContainers(podJSON []byte) error {
 	if bytes.Count(podJSON, []byte(",")) < maxContainers {
@@ -243,9 +246,6 @@ func decodeAnyFilterArgs(body []byte) (filterArgs, error) {
 	}
 	if err := decodeObject(body, &raw); err != nil {
 		return filterArgs{}, err
-	}
-	if len(raw.Pod) == 0 || bytes.Equal(raw.Pod, []byte("null")) {
-		return filterArgs{}, errors.New("the request has no Pod")
 	}
 	pod, err := decodePod(raw.Pod)
 	if err != nil {

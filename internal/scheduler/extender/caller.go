@@ -52,11 +52,11 @@ func (e *Extender) tell(ctx context.Context, pod *v1.Pod, kind events.Kind, mess
 
 // mayBind says why the caller may not bind: a bind acts with the extender's own rights.
 //
-// Over TLS a caller needs a certificate made for kube-scheduler, wherever it is. A caller over plain HTTP shows no credentials, so by
-// default only processes
-// of the extender's own host may ask for a bind: kube-scheduler beside it on a
-// control-plane node. In a pod network of its own, or for a scheduler on another
-// node, an administrator names the addresses.
+// Over TLS a caller needs a certificate made for kube-scheduler, wherever it is. A caller
+// over plain HTTP shows no credentials, so by default only processes of the extender's
+// own host may ask for a bind: kube-scheduler beside it on a control-plane node. In a pod
+// network of its own, or for a scheduler on another node, an administrator names the
+// addresses.
 func (c *callers) mayBind(r *http.Request) error {
 	if r.TLS != nil {
 		return CheckCertificate(r.TLS)

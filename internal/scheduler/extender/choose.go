@@ -59,7 +59,7 @@ func (e *Extender) choose(ctx context.Context, args filterArgs, requests []accel
 	}
 	if len(r.fits) > 1 {
 		r.fits = append(r.fits[:0], best)
-		// Why others refuse is for a pod that finds no node.
+		// Why it does not fit on others is for a pod that finds no node.
 		clear(r.refusals)
 		r.refusals = r.refusals[:0]
 	}

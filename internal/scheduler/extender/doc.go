@@ -16,10 +16,10 @@
 //     one call to the API server without holding any lock, and takes the reservation
 //     back when that fails.
 //
-// Only a caller that may bind causes a reservation or is remembered; anybody else's
-// questions change nothing.
+// Only a caller that may bind causes a reservation or is remembered; the questions of
+// others change nothing.
 //
 // kube-scheduler drops the body of an answer whose status is not 200, so what
-// goes wrong is told in the Error of the result, with status 200, where the
+// goes wrong is in the Error of the result, with status 200, where the
 // result has one. Nothing that a client sends ends the process.
 package extender

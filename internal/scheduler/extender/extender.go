@@ -102,7 +102,7 @@ type Config struct {
 	BindFrom []netip.Prefix
 	// Registry receives the metrics; nil for none.
 	Registry prometheus.Registerer
-	// Tell makes an event on a pod that nobody can place, once for each pod and
+	// Tell makes an event on a pod that cannot be placed, once for each pod and
 	// kind of event; nil for none. It must not block.
 	Tell func(pod accel.PodRef, kind events.Kind, message string)
 	// BindTimeout bounds a bind, 0 for DefaultBindTimeout.

@@ -135,7 +135,7 @@ func (e *Extender) check(ctx context.Context, body []byte, scratch *scratch) (ar
 	return args, requests, verdicts, mistake, nil
 }
 
-// refuseAll refuses a pod that no eviction can help.
+// refuseAll rejects a pod that no eviction can help.
 func refuseAll(nodes []string, reason string) filterResult {
 	r := filterResult{refusals: make([]refusal, len(nodes))}
 	for i, name := range nodes {

@@ -13,7 +13,6 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/divvy-gpu/divvy/internal/platform/limit"
-	"github.com/divvy-gpu/divvy/internal/report/inspect"
 )
 
 // Election says which of several replicas answers. *leader.Elector is one.
@@ -232,11 +231,12 @@ func (p *replica) askLeader(ctx context.Context, w http.ResponseWriter, r *http.
 
 // ask hands the request to the leader and its answer on. Once any of the answer is
 // written it is answered, also where the rest is lost: the connection is cut then, so
-// that nobody takes a part for the whole.
+// that the client does not take a part for the whole.
 func (p *replica) ask(ctx context.Context, w http.ResponseWriter, r *http.Request, address string, body []byte) (answered bool,
 	err error) {
-	request, err := http.NewRequestWithContext(ctx, r.Method, "https://"+address+r.URL.RequestURI(),
-		bytes.NewReader(body)) //nolint:gosec // the address is what the leader published, read from its Lease and pod
+	// The address is what the leader published, read from its Lease and pod.
+	target := "https://" + address + r.URL.RequestURI()
+	request, err := http.NewRequestWithContext(ctx, r.Method, target, bytes.NewReader(body)) //nolint:gosec // see above
 	if err != nil {
 		return false, err
 	}
@@ -276,7 +276,7 @@ func (p *replica) ask(ctx context.Context, w http.ResponseWriter, r *http.Reques
 	w.Header().Set("X-Content-Type-Options", "nosniff")
 	w.WriteHeader(response.StatusCode)
 	if _, err := w.Write(*first); err != nil {
-		return true, nil // nobody is there to tell
+		return true, nil // the client is gone
 	}
 	if _, err := io.Copy(w, response.Body); err != nil {
 		panic(http.ErrAbortHandler) //nolint:forbidigo // net/http's way to cut a connection
@@ -289,12 +289,7 @@ func (p *replica) ask(ctx context.Context, w http.ResponseWriter, r *http.Reques
 func fail(w http.ResponseWriter, v verb, status int, err error) {
 	switch {
 	case v.name == verbInspect:
-		body, marshalErr := inspect.Marshal(inspect.Failed(err.Error()))
-		if marshalErr != nil {
-			writeError(w, http.StatusInternalServerError, marshalErr.Error())
-			return
-		}
-		writeJSON(w, status, body)
+		failReport(w, status, err)
 	case v.fail == nil:
 		writeError(w, status, err.Error())
 	default:

@@ -43,7 +43,7 @@ type verb struct {
 	// fail appends the result that tells the error. A nil fail means that the
 	// result has no place for one: the status tells.
 	fail func(out []byte, text string) []byte
-	// allow refuses a caller; nil admits all.
+	// allow rejects a caller; nil admits all.
 	allow func(r *http.Request) error
 	// acts is true where something was done, which is so whoever leads by now. Other
 	// answers are not given by a replica that lost the lead over them.
@@ -214,7 +214,7 @@ func (e *Extender) answer(w http.ResponseWriter, r *http.Request, v verb, out []
 	return answer, nil
 }
 
-// checkRequest refuses what is no question of kube-scheduler's.
+// checkRequest rejects what is no question of kube-scheduler's.
 func checkRequest(w http.ResponseWriter, r *http.Request) (status int, err error) {
 	if r.Method != http.MethodPost {
 		w.Header().Set("Allow", http.MethodPost)
@@ -270,17 +270,12 @@ func appendError(b []byte, text string) []byte {
 	return append(b, '}')
 }
 
-// A client that went away is nobody to tell that the answer did not arrive, so
-// these ignore the error of writing.
+// These ignore the error of writing: the client went away.
 
-func writeHeader(w http.ResponseWriter, status int) {
+func writeJSON(w http.ResponseWriter, status int, body []byte) {
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("X-Content-Type-Options", "nosniff")
 	w.WriteHeader(status)
-}
-
-func writeJSON(w http.ResponseWriter, status int, body []byte) {
-	writeHeader(w, status)
 	_, _ = w.Write(body) //nolint:gosec // JSON, which no browser takes for HTML
 }
 

@@ -44,6 +44,11 @@ func (p *reports) handle(w http.ResponseWriter, r *http.Request) {
 	case errors.Is(err, errNotReady), errors.Is(err, limit.ErrBusy):
 		status = http.StatusServiceUnavailable
 	}
+	failReport(w, status, err)
+}
+
+// failReport answers with a report that says why there is none.
+func failReport(w http.ResponseWriter, status int, err error) {
 	body, marshalErr := inspect.Marshal(inspect.Failed(err.Error()))
 	if marshalErr != nil {
 		writeError(w, http.StatusInternalServerError, marshalErr.Error())

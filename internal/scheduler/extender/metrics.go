@@ -31,7 +31,7 @@ const (
 	wokenFailed = "failed"
 )
 
-// verdictSeveral is the verdict on nodes that were refused because the pod asks
+// verdictSeveral is the verdict on nodes that were rejected because the pod asks
 // for several resources.
 const verdictSeveral = "severalResources"
 
@@ -73,7 +73,7 @@ func newMetrics(registry prometheus.Registerer, resources []accel.Resource, wait
 	m := &metrics{
 		verbs: map[string]*verbMetrics{}, resources: map[accel.Resource]*resourceMetrics{},
 		bindErrors: defs.ExtenderBindErrors.NewCounters(), panics: defs.ExtenderPanics.NewCounter(),
-		woken: defs.ExtenderWoken.NewCounters(),
+		woken: defs.ExtenderWoken.NewCounters(), forwarded: defs.ExtenderForwarded.NewCounters(),
 	}
 	for _, verb := range []string{verbFilter, verbPreempt, verbPrioritize, verbBind} {
 		m.verbs[verb] = &verbMetrics{
@@ -82,13 +82,11 @@ func newMetrics(registry prometheus.Registerer, resources []accel.Resource, wait
 		}
 	}
 	of := func(resource string) *resourceMetrics {
+		with := func(verb, result string) prometheus.Counter { return decisions.WithLabelValues(verb, resource, result) }
 		return &resourceMetrics{
-			fits: decisions.WithLabelValues(verbFilter, resource, "fits"), refused: decisions.WithLabelValues(verbFilter, resource,
-				"refused"),
-			evicts: decisions.WithLabelValues(verbPreempt, resource, "evicts"), spares: decisions.WithLabelValues(verbPreempt, resource,
-				"spares"),
-			rated: decisions.WithLabelValues(verbPrioritize, resource, "rated"),
-			bound: decisions.WithLabelValues(verbBind, resource, "bound"), failed: decisions.WithLabelValues(verbBind, resource, "failed"),
+			fits: with(verbFilter, "fits"), refused: with(verbFilter, "refused"), evicts: with(verbPreempt, "evicts"),
+			spares: with(verbPreempt, "spares"), rated: with(verbPrioritize, "rated"), bound: with(verbBind, "bound"),
+			failed: with(verbBind, "failed"),
 		}
 	}
 	for _, r := range resources {
@@ -111,15 +109,11 @@ func newMetrics(registry prometheus.Registerer, resources []accel.Resource, wait
 		m.woken.WithLabelValues(result)
 	}
 	remembered := defs.ExtenderWaiting.NewGaugeFunc(nil, func() float64 { return float64(waiting()) })
-	m.forwarded = defs.ExtenderForwarded.NewCounters()
 	if registry == nil {
 		return m, nil
 	}
-	if err := registry.Register(m.forwarded); err != nil {
-		return nil, err
-	}
-	for _, c := range []prometheus.Collector{requests, duration, inFlight, decisions, verdicts, m.bindErrors, m.panics, m.woken,
-		remembered} {
+	for _, c := range []prometheus.Collector{m.forwarded, requests, duration, inFlight, decisions, verdicts, m.bindErrors, m.panics,
+		m.woken, remembered} {
 		if err := registry.Register(c); err != nil {
 			return nil, err
 		}

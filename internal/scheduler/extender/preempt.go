@@ -1,7 +1,6 @@
 package extender
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -21,7 +20,7 @@ import (
 )
 
 // catchUp is how long preempt waits before each further look for pods to evict. While
-// it waits, kube-scheduler places nobody, so it does that catchUpsAtOnce times at once
+// it waits, kube-scheduler places no pod, so it does that catchUpsAtOnce times at once
 // and then every catchUpEvery at most.
 var catchUp = []time.Duration{5 * time.Millisecond, 15 * time.Millisecond, 30 * time.Millisecond, 50 * time.Millisecond}
 
@@ -72,7 +71,7 @@ func (e *Extender) preempt(ctx context.Context, body, out []byte) ([]byte, error
 	case len(requests) == 0:
 		// Whatever it waits for is nothing of ours.
 	case len(requests) > 1 || mistake != nil:
-		kept = nil // filter refuses it everywhere
+		kept = nil // filter rejects it everywhere
 	case e.roomIsComing(args.pod, requests[0]):
 		kept = nil
 	default:
@@ -92,8 +91,8 @@ func (e *Extender) preempt(ctx context.Context, body, out []byte) ([]byte, error
 // evictAfterWatch is evict, and where nothing makes room it gives the watch a moment
 // to show what kube-scheduler may have seen already: it asks when a pod ends, often
 // within a millisecond, and after an answer without a node not again for up to five
-// minutes. Waking the pod does not help then, unlike where filter refused it, since
-// kube-scheduler's own sum was too small and only an end of a pod makes it look anew.
+// minutes. Waking the pod does not help then, unlike where filter rejected it, since
+// kube-scheduler's own sum was too small and only an end of a pod makes it look again.
 // One such moment is enough for all pods that are asked about in it.
 func (e *Extender) evictAfterWatch(ctx context.Context, args preemptArgs, request accel.Request) []proposal {
 	kept := e.evict(args, request)
@@ -139,7 +138,7 @@ func (e *Extender) evict(args preemptArgs, request accel.Request) []proposal {
 }
 
 // roomIsComing reports whether the pod needs no eviction any more: it is
-// nominated to a node that was refused a moment ago, because the watch had not
+// nominated to a node that was rejected a moment ago, because the watch had not
 // shown yet that its victims are gone, or because they are still going. A node
 // that kube-scheduler itself finds unfit by now was not asked about, and does not
 // count.
@@ -148,7 +147,7 @@ func (e *Extender) roomIsComing(pod *v1.Pod, request accel.Request) bool {
 	return node != "" && e.nominated.take(string(pod.UID)) == node && e.config.Ledger.MakesRoom(request, node)
 }
 
-// noteNominated remembers that filter refused a pod the node to which it is
+// noteNominated remembers that filter rejected for a pod the node to which it is
 // nominated; see roomIsComing. Only who may bind is believed.
 func (e *Extender) noteNominated(ctx context.Context, args filterArgs, verdicts []ledger.Verdict) {
 	node := args.pod.Status.NominatedNodeName
@@ -166,7 +165,7 @@ func (e *Extender) noteNominated(ctx context.Context, args filterArgs, verdicts 
 // maxNominated bounds what is remembered of nominated pods between two requests.
 const maxNominated = 10_000
 
-// nominatedNodes are the nominated nodes that filter refused, by the pod's UID.
+// nominatedNodes are the nominated nodes that filter rejected, by the pod's UID.
 type nominatedNodes struct {
 	mu    sync.Mutex
 	nodes map[string]string
@@ -217,9 +216,6 @@ func decodePreemptArgs(body []byte) (preemptArgs, error) {
 	}
 	if err := decodeObject(body, &raw); err != nil {
 		return preemptArgs{}, err
-	}
-	if len(raw.Pod) == 0 || bytes.Equal(raw.Pod, []byte("null")) {
-		return preemptArgs{}, errors.New("the request has no Pod")
 	}
 	pod, err := decodePod(raw.Pod)
 	if err != nil {

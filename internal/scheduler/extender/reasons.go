@@ -9,9 +9,8 @@ import (
 	"github.com/divvy-gpu/divvy/internal/core/wire"
 )
 
-// severalResources says why a pod is refused that asks for several shared
-// resources: a grant names one device of one resource, and units of a second
-// one would be nobody's.
+// severalResources says why a pod is rejected that requests several shared
+// resources: a grant names devices of one resource.
 func severalResources(requests []accel.Request) string {
 	names := make([]string, len(requests))
 	for i, r := range requests {
@@ -86,7 +85,7 @@ func selectionKeys(s *accel.Selection) string {
 	return strings.Join(keys, " with ")
 }
 
-// reasonOf says why a node was refused. A request that is larger than any device
+// reasonOf says why a pod does not fit on a node. A request that is larger than any device
 // reads the same as one that does not fit now, as it always did; that eviction
 // cannot help is told by the list in which the node stands.
 func reasonOf(c Cluster, request accel.Request, code accel.ReasonCode, node string) string {

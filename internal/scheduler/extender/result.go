@@ -9,7 +9,7 @@ import (
 	"github.com/divvy-gpu/divvy/internal/core/ledger"
 )
 
-// refusal is one refused node.
+// refusal is one node on which the pod does not fit.
 type refusal struct {
 	node, reason string
 	unresolvable bool

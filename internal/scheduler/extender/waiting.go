@@ -12,9 +12,9 @@ import (
 	"github.com/divvy-gpu/divvy/internal/core/accel"
 )
 
-// kube-scheduler asks again about a pod that was refused when something happens in
+// kube-scheduler asks again about a pod that was rejected when something happens in
 // the cluster, and after five minutes at the latest. What happens may reach it
-// before it reaches the books here, and it asks about a part of a large cluster's
+// before it reaches the ledger, and it asks about a part of a large cluster's
 // nodes at a time. So a pod could wait for minutes with room free.
 const (
 	// wakeEvery is how often the extender looks whether there is room for pods
@@ -53,7 +53,7 @@ const (
 	wakeTimeout = 2 * time.Second
 )
 
-// waiting are the pods that were refused and not asked about since. It is safe for
+// waiting are the pods that were rejected and not asked about since. It is safe for
 // concurrent use, and its answers to filter do not depend on how many there are.
 type waiting struct {
 	limit int
@@ -86,7 +86,7 @@ type waitingAsk struct {
 // waitingPod is one pod that waits.
 type waitingPod struct {
 	ref accel.PodRef
-	// since is when it was first refused, asked when kube-scheduler asked last.
+	// since is when it was first rejected, asked when kube-scheduler asked last.
 	since, asked time.Time
 	// woken counts how often it was woken for the room that there is, and next is
 	// when it may be woken again.
@@ -299,7 +299,7 @@ func (w *waiting) due(ask *waitingAsk, room []string, most int) []accel.PodRef {
 
 // evictor returns the pod of an ask to wake although there is no room for it: units
 // came free since, so that there may be room now if others give way. kube-scheduler
-// asks which when it sees a pod end, before the books may know that its containers
+// asks which when it sees a pod end, before the ledger may know that its containers
 // did, and then not again for minutes. A pod of lowest, the least priority of any that
 // holds some of the resource, cannot evict any.
 func (w *waiting) evictor(ask *waitingAsk, freed uint64, lowest int32) []accel.PodRef {
