@@ -87,7 +87,8 @@ func (a *Agent) turn(ctx context.Context) error {
 	published := a.publish(ctx)
 	// Devices can be given to pods without these, so readiness leaves them out: a
 	// policy of the cluster may reject them for good, and a full disk for long.
-	described = errors.Join(described, a.publishAllocatable(ctx), a.publishLabels(ctx), a.publishEnding(ctx), a.quarantine.publish(ctx, a.publisher))
+	described = errors.Join(described, a.publishAllocatable(ctx), a.publishLabels(ctx), a.publishEnding(ctx),
+		a.quarantine.publish(ctx, a.publisher))
 	a.progress.note(published, asked, removed)
 	return errors.Join(published, asked, described)
 }
@@ -123,7 +124,7 @@ func (a *Agent) publish(ctx context.Context) error {
 			}
 			continue
 		}
-		one := p.inventory()
+		one := see(p, (*alloc.Engine).Inventory)
 		if r.configured || len(one.Shares) > 0 {
 			inventory = append(inventory, one)
 		}
