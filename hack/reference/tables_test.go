@@ -124,7 +124,7 @@ func TestAVendorAndAPolicyAreEntries(t *testing.T) {
 		case *appsv1.DaemonSet:
 			s.DaemonSets = append(s.DaemonSets, *o)
 		case *corev1.ConfigMap:
-			s.Installation.ConfigMaps = append(s.Installation.ConfigMaps, *o)
+			s.Objects.ConfigMaps = append(s.Objects.ConfigMaps, *o)
 		case *appsv1.Deployment:
 			if o.Name == "divvy-extender" {
 				checkExtender(t, o.Spec.Template.Spec.Containers[0].Args)

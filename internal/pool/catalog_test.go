@@ -197,7 +197,7 @@ BitfusionClients:
     EnvVariable: "/bitfusion/bitfusion-client-ubuntu1804_2.5.1-13/opt/bitfusion/lib/x86_64-linux-gnu/lib/:$LD_LIBRARY_PATH"
   - {BitfusionVersion: "own", OSVersion: "any", BinaryPath: "/bitfusion/no%sopt/bitfusion", EnvVariable: ""}
   - {BitfusionVersion: "own2", OSVersion: "any", BinaryPath: "/bitfusion/x/bin/bitfusion",
-     EnvVariable: "/bitfusion/x/lib:/bitfusion/x/opt/bitfusion/lib:${LD_LIBRARY_PATH}"}
+    EnvVariable: "/bitfusion/x/lib:/bitfusion/x/opt/bitfusion/lib:${LD_LIBRARY_PATH}"}
   - {BitfusionVersion: "own3", OSVersion: "any", BinaryPath: "/bitfusion/x/bin/bitfusion", EnvVariable: "/opt/bitfusion/lib"}
 `))
 	if err != nil {
@@ -413,8 +413,8 @@ func FuzzDecodeCatalog(f *testing.F) {
 	for _, seed := range []string{
 		string(DefaultCatalogYAML()), "", head + "clients: []", "a: &a [*a]", "a: &a {b: *a}", "? [a]\n: b", "<<: {clients: []}",
 		head + "clients: &c\n- *c\n",
-		"BitfusionClients:\n- {BitfusionVersion: 450, OSVersion: a, BinaryPath: /bitfusion/a/b, EnvVariable: " +
-			"/bitfusion/a/opt/bitfusion/}\n",
+		"BitfusionClients:\n- {BitfusionVersion: 450, OSVersion: a, BinaryPath: /bitfusion/a/b, " +
+			"EnvVariable: /bitfusion/a/opt/bitfusion/}\n",
 		head + "clients:\n- {version: 1, os: a, root: /bitfusion/a, binary: /bitfusion/a/b, command: {shell: /bin/sh, percent: " +
 			"['${amount}'], filter: ['${filter}']}}\ndefaults: {version: 1}\n",
 		"BitfusionClients:\n- &a {BitfusionVersion: '', OSVersion: '', BinaryPath: /bitfusion/, EnvVariable: " +

@@ -217,6 +217,13 @@ func TestConfigurationsOfManyForms(t *testing.T) {
 			"---\napiVersion: kubescheduler.config.k8s.io/v1\nkind: KubeSchedulerConfiguration\n...\n",
 			"KubeSchedulerConfiguration\nextenders:\n- urlPrefix: http",
 		},
+		"ours behind a byte order mark": {
+			"\ufeffapiVersion: kubescheduler.config.k8s.io/v1\nkind: KubeSchedulerConfiguration\nextenders:\n- " +
+				"{urlPrefix: http://127.0.0.1:32766/gcushare-scheduler, filterVerb: filter, preemptVerb: preempt, " +
+				"prioritizeVerb: prioritize, weight: 1, bindVerb: bind, httpTimeout: 10s, nodeCacheCapable: true, ignorable: false, " +
+				"managedResources: [{name: enflame.com/gcu-memory, ignoredByScheduler: false}]}\n",
+			"goes back to it.\napiVersion: kubescheduler",
+		},
 		"two of ours": {
 			"apiVersion: kubescheduler.config.k8s.io/v1\nkind: KubeSchedulerConfiguration\nextenders:\n- urlPrefix: " +
 				"http://a/gcushare-scheduler\n- urlPrefix: http://c/d\n- urlPrefix: http://b/gcushare-scheduler/\nparallelism: 4\n",

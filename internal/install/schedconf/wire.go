@@ -241,7 +241,8 @@ func (c *config) bytes() ([]byte, error) {
 	}
 	if c.copied {
 		text = append([]byte(madeBy+": a copy of "+c.name+" with an extender put in.\n"+
-			"# What is changed there is taken over; `divvy-control schedconf uninstall` goes back to it.\n"), text...)
+			"# What is changed there is taken over; `divvy-control schedconf uninstall` goes back to it.\n"),
+			bytes.TrimPrefix(text, []byte("\ufeff"))...)
 	}
 	return text, nil
 }

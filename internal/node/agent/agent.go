@@ -92,18 +92,20 @@ type Agent struct {
 	quarantine *quarantineDesk
 	metrics    *metrics
 	events     *events.Recorder
-	wake       signal // makes the loop turn soon
-	// withdraw makes all resources tell kubelet what they offer, at once; learned
-	// has what pods hold written into them.
-	withdraw, learned signal
-	cdi               *cdiWriter
-	endings           *endings
+	signals    signals
+	cdi        *cdiWriter
+	endings    *endings
 	// watching follows the devices; deciding updates the API server. Kubelet is
 	// served until Run ends.
 	watching, deciding *phase
 	discoveries        *discoveries
 	progress           progress
 }
+
+// signals wake the agent's goroutines: wake makes the loop turn soon, withdraw makes all
+// resources tell kubelet what they offer, at once, and learned has what pods hold written
+// into them.
+type signals struct{ wake, withdraw, learned signal }
 
 // signal wakes the goroutine that receives from it.
 type signal chan struct{}
@@ -162,9 +164,7 @@ func New(ctx context.Context, o Options) (*Agent, error) {
 		o:           o,
 		kubelet:     kubelet,
 		metrics:     m,
-		wake:        make(signal, 1),
-		withdraw:    make(signal, 1),
-		learned:     make(signal, 1),
+		signals:     signals{make(signal, 1), make(signal, 1), make(signal, 1)},
 		cdi:         newCDIWriter(o.Config.CDIDir),
 		events:      o.Events,
 		watching:    newPhase(),
@@ -177,10 +177,10 @@ func New(ctx context.Context, o Options) (*Agent, error) {
 		m.register(a.events)
 	}
 	a.endings = newEndings(filepath.Join(o.Config.DriverRoot, "sys/fs/cgroup"))
-	a.pods = newNodePods(o.Client, o.Node, a.wake.raise)
+	a.pods = newNodePods(o.Client, o.Node, a.signals.wake.raise)
 	a.pods.objects.gone = a.endings.gone
 	a.records = &records{kubelet: kubelet, pods: a.pods, metrics: m, owner: &owner{}, planned: a.planned, ending: a.endings.held}
-	a.publisher = newPublisher(o.Client, o.Node, m, a.wake.raise)
+	a.publisher = newPublisher(o.Client, o.Node, m, a.signals.wake.raise)
 	a.corrector = &corrector{node: o.Node, pods: newPodWriter(o.Client, m, a.tellPod), keys: o.Keys, metrics: m, event: a.tellPod}
 	a.annotator = &annotator{newPodWriter(o.Client, m, a.tellPod)}
 	a.health = &healthReporter{metrics: m, name: o.Node, node: a.tell, pods: a.pods,
@@ -268,13 +268,13 @@ func (a *Agent) Run(ctx context.Context) error {
 		defer work.Wait()
 		work.Go(func() { a.pods.Run(ctx) })
 		work.Go(func() { a.publisher.Run(ctx) })
-		work.Go(func() { a.o.Keys.Run(ctx, a.wake.raise) })
+		work.Go(func() { a.o.Keys.Run(ctx, a.signals.wake.raise) })
 		work.Go(func() {
 			for {
 				select {
 				case <-ctx.Done():
 					return
-				case <-a.withdraw:
+				case <-a.signals.withdraw:
 					a.offerings.sync(ctx)
 				}
 			}

@@ -141,7 +141,7 @@ func (a *Agent) add(ctx context.Context, r *offering, c alloc.Config) error {
 	p := &pool{
 		ID: c.ID, config: c, inject: inject, backend: a.o.Backends[r.vendor],
 		store: state.NewStore(a.o.Config.StateDir, c.ID), records: a.records,
-		metrics: a.metrics, sink: shelf{r, len(r.parts)}, changed: a.wake.raise, withdrawn: a.withdraw.raise, event: a.tell,
+		metrics: a.metrics, sink: shelf{r, len(r.parts)}, changed: a.signals.wake.raise, withdrawn: a.signals.withdraw.raise, event: a.tell,
 	}
 	p.specify = a.cdi.specifier(p, a.o.Config.Vendors[r.vendor])
 	p.load(ctx)

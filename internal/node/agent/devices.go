@@ -21,7 +21,7 @@ type annotator struct{ pods *podWriter }
 func (a *annotator) annotate(ctx context.Context, pods []*corev1.Pod, pools []*pool) error {
 	held := map[alloc.PodKey]map[string][]string{}
 	for _, p := range pools {
-		for key, ids := range p.slots() {
+		for key, ids := range see(p, (*alloc.Engine).Usage).Slots {
 			if held[key] == nil {
 				held[key] = map[string][]string{}
 			}

@@ -237,7 +237,7 @@ func (a *Agent) publishEnding(ctx context.Context) error {
 	}
 	a.endings.told()
 	if a.endings.waits() {
-		time.AfterFunc(endingInterval, a.wake.raise)
+		time.AfterFunc(endingInterval, a.signals.wake.raise)
 	}
 	return nil
 }

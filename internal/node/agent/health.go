@@ -34,7 +34,7 @@ type healthReporter struct {
 func (h *healthReporter) report(ctx context.Context, vendor string, parts []*pool) {
 	devices := map[accel.DeviceID]accel.Device{}
 	for _, p := range parts {
-		for _, d := range p.devices() {
+		for _, d := range see(p, (*alloc.Engine).Devices) {
 			if before, seen := devices[d.ID]; !seen || before.Health.Unhealthy && !d.Health.Unhealthy {
 				devices[d.ID] = d
 			}

@@ -24,7 +24,7 @@ func (a *Agent) loop(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
-		case <-a.wake:
+		case <-a.signals.wake:
 			select {
 			case <-ctx.Done():
 				return
@@ -32,7 +32,7 @@ func (a *Agent) loop(ctx context.Context) {
 			}
 			// What woke the loop in the meantime is served by this turn.
 			select {
-			case <-a.wake:
+			case <-a.signals.wake:
 			default:
 			}
 		}
@@ -49,7 +49,7 @@ func (a *Agent) describePods(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-a.learned:
+		case <-a.signals.learned:
 		}
 		// Memory is written as the extender reads it, whole devices and slices for people.
 		var failed []error
@@ -74,7 +74,7 @@ func (a *Agent) turn(ctx context.Context) error {
 		// devices that came free return to the other resources, a change of the
 		// configuration may be due, and files may be written again.
 		a.offerings.sync(ctx)
-		a.learned.raise()
+		a.signals.learned.raise()
 		described = a.offerings.release(ctx)
 		if !a.offerings.any(func(p *pool) bool { return !p.status().Idle }) {
 			described = errors.Join(described, a.cdi.tidy())
@@ -124,7 +124,7 @@ func (a *Agent) publish(ctx context.Context) error {
 			}
 			continue
 		}
-		one := p.inventory()
+		one := see(p, (*alloc.Engine).Inventory)
 		if r.configured || len(one.Shares) > 0 {
 			inventory = append(inventory, one)
 		}

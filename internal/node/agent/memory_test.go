@@ -392,7 +392,7 @@ func TestMemoryOffersUnits(t *testing.T) {
 	if err := w.ready(); err != nil {
 		t.Error(err)
 	}
-	inv := w.inventory()
+	inv := see(w.pool, (*alloc.Engine).Inventory)
 	if inv.Unit != "0.1" || len(inv.Shares) != 2 || inv.Shares[1].Units != 320 {
 		t.Errorf("inventory is %+v", inv)
 	}
@@ -429,7 +429,7 @@ func TestMemoryKeepsUnitsOfADeviceThatGoesAway(t *testing.T) {
 	if diff := cmp.Diff(map[string]string{"a": "16/16", "b": "4/16"}, w.counts()); diff != "" {
 		t.Errorf("a lost card under a pod (-want +got):\n%s", diff)
 	}
-	if s := w.inventory().Shares[1]; s.ID != "b" || !s.Health.Unhealthy || s.Index != 1 {
+	if s := see(w.pool, (*alloc.Engine).Inventory).Shares[1]; s.ID != "b" || !s.Health.Unhealthy || s.Index != 1 {
 		t.Errorf("the lost card is published as %+v", s)
 	}
 
@@ -465,7 +465,7 @@ func TestMemoryGivesALostCardAnIndexOfItsOwn(t *testing.T) {
 	w.update(t.Context(), found(card(0, "a", 16), card(1, "b", 16), card(2, "c", 16)), nil)
 	w.update(t.Context(), found(card(0, "a", 16), card(1, "c", 16)), nil) // b lost, c moved up
 	var got []string
-	for _, s := range w.inventory().Shares {
+	for _, s := range see(w.pool, (*alloc.Engine).Inventory).Shares {
 		got = append(got, fmt.Sprint(s.Index, s.ID))
 	}
 	if diff := cmp.Diff([]string{"0a", "1c", "2b"}, got); diff != "" {
@@ -486,8 +486,8 @@ func TestMemoryChangesTheMemoryUnitOnlyWhenNobodyHoldsUnits(t *testing.T) {
 	if _, err := w.refresh(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if got := w.counts()["a"]; got != "16/16" || w.inventory().Unit != "1" {
-		t.Errorf("units %s of %s GB while a pod holds some", got, w.inventory().Unit)
+	if got := w.counts()["a"]; got != "16/16" || see(w.pool, (*alloc.Engine).Inventory).Unit != "1" {
+		t.Errorf("units %s of %s GB while a pod holds some", got, see(w.pool, (*alloc.Engine).Inventory).Unit)
 	}
 	if err := w.ready(); err == nil || !strings.Contains(err.Error(), "memoryUnit stays 1 until the pods that hold such units are gone, "+
 		"then becomes 0.1: ns/p") {
@@ -497,8 +497,8 @@ func TestMemoryChangesTheMemoryUnitOnlyWhenNobodyHoldsUnits(t *testing.T) {
 	if _, err := w.refresh(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if got := w.counts()["a"]; got != "160/160" || w.inventory().Unit != "0.1" || w.ready() != nil {
-		t.Errorf("afterwards units %s of %s GB, ready: %v", got, w.inventory().Unit, w.ready())
+	if got := w.counts()["a"]; got != "160/160" || see(w.pool, (*alloc.Engine).Inventory).Unit != "0.1" || w.ready() != nil {
+		t.Errorf("afterwards units %s of %s GB, ready: %v", got, see(w.pool, (*alloc.Engine).Inventory).Unit, w.ready())
 	}
 }
 
@@ -865,10 +865,10 @@ func TestMemoryWithdrawsADeviceOnce(t *testing.T) {
 	if w.offers != 2 {
 		t.Errorf("kubelet was told %d times, want 2", w.offers)
 	}
-	if s := w.inventory().Shares[1]; s.Health.Reason != "given out as enflame.com/gcu" {
+	if s := see(w.pool, (*alloc.Engine).Inventory).Shares[1]; s.Health.Reason != "given out as enflame.com/gcu" {
 		t.Errorf("the inventory shows %+v", s.Health)
 	}
-	for _, d := range w.devices() {
+	for _, d := range see(w.pool, (*alloc.Engine).Devices) {
 		if d.Health.Unhealthy {
 			t.Errorf("a device that is withdrawn is not ill, but: %+v", d)
 		}

@@ -160,7 +160,7 @@ const discoveryLimit = 5 * time.Second
 // for the discovery.
 func (r *offering) offerEarly() {
 	for _, p := range r.parts {
-		if units := p.early(); units != nil {
+		if units := see(p, (*alloc.Engine).Early); units != nil {
 			_ = p.offer(units) // after the discovery its error is reported
 		}
 	}

@@ -313,47 +313,21 @@ func listed(devices []accel.DeviceID) string {
 	return strings.Join(names, ", ")
 }
 
-// early returns the units that an earlier run offered, nil if there are none.
-func (p *pool) early() []alloc.Unit {
+// see returns what the engine says of the pool.
+func see[T any](p *pool, read func(*alloc.Engine, alloc.ID) T) T {
 	e, done := p.records.owner.use()
 	defer done()
-	return e.Early(p.ID)
+	return read(e, p.ID)
 }
 
 // status returns how the pool is.
-func (p *pool) status() alloc.Status {
-	e, done := p.records.owner.use()
-	defer done()
-	return e.Status(p.ID)
-}
-
-// inventory is what the node publishes of the pool.
-func (p *pool) inventory() accel.Inventory {
-	e, done := p.records.owner.use()
-	defer done()
-	return e.Inventory(p.ID)
-}
-
-// devices returns the devices that the pool is made of as they are, also while containers hold
-// them, those that were lost as well.
-func (p *pool) devices() []accel.Device {
-	e, done := p.records.owner.use()
-	defer done()
-	return e.Devices(p.ID)
-}
+func (p *pool) status() alloc.Status { return see(p, (*alloc.Engine).Status) }
 
 // holders returns the pods that hold something of a device.
 func (p *pool) holders(chip accel.DeviceID) []alloc.PodKey {
 	e, done := p.records.owner.use()
 	defer done()
 	return e.Holders(p.ID, chip)
-}
-
-// slots returns which slots each pod holds; nil for a pool of memory.
-func (p *pool) slots() map[alloc.PodKey][]string {
-	e, done := p.records.owner.use()
-	defer done()
-	return e.Usage(p.ID).Slots
 }
 
 // observe sets the gauges of the devices.

@@ -102,8 +102,8 @@ func (s *stage) shown() wire.QuarantineStatus {
 func (s *stage) ask(text string) wire.RequestAnswer {
 	s.t.Helper()
 	eventually(s.t, "the node shows what is in quarantine", func() bool { return len(s.shown().Devices) == len(s.quarantine.All()) })
-	annotations := map[string]string{wire.DeviceRequestAnnotation: text}
-	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": annotations}})
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{
+		"annotations": map[string]string{wire.DeviceRequestAnnotation: text}}})
 	if err != nil {
 		s.t.Fatal(err)
 	}

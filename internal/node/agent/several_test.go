@@ -61,7 +61,7 @@ func truth(facts []fact) string {
 
 func TestSeveralDevices(t *testing.T) {
 	w := threeCards(t)
-	inv := w.inventory()
+	inv := see(w.pool, (*alloc.Engine).Inventory)
 	if !inv.Several {
 		t.Error("the inventory does not tell that pods may get several devices")
 	}
@@ -149,7 +149,7 @@ func TestSeveralDevicesWithoutAGrant(t *testing.T) {
 	f := found(card(0, "a", 16), card(1, "b", 16), card(2, "c", 16))
 	f.Links = []accel.Link{{A: "a", B: "b", Score: accel.LinkNode}, {A: "b", B: "c", Score: accel.LinkLane}}
 	w.update(t.Context(), f, nil)
-	if inv := w.inventory(); !slices.Equal(inv.Links, f.Links) {
+	if inv := see(w.pool, (*alloc.Engine).Inventory); !slices.Equal(inv.Links, f.Links) {
 		t.Errorf("the inventory has the links %v", inv.Links)
 	}
 	p := newPod("p", 12)

@@ -179,7 +179,7 @@ func TestAllReplicasOfADeviceChangeTogether(t *testing.T) {
 	if got, want := w.list(), "a::0 a::1 a::2 a::3|b::0 b::1 b::2 b::3"; got != want {
 		t.Errorf("%s, want %s", got, want)
 	}
-	in := w.inventory()
+	in := see(w.pool, (*alloc.Engine).Inventory)
 	if in.Unit != "" || len(in.Shares) != 2 || in.Shares[1].Units != 4 || in.Shares[1].Health.Reason != "XID 79" {
 		t.Errorf("the inventory is %+v", in)
 	}
@@ -199,7 +199,8 @@ func TestOneLostDeviceLeavesTheOthers(t *testing.T) {
 	if got, want := w.list(), "a c b|"; got != want {
 		t.Errorf("while a container holds it: %s, want %s", got, want)
 	}
-	if s := w.inventory().Shares; len(s) != 3 || s[2].ID != "b" || s[2].Health.Reason != "GPU is lost" || s[2].Index != 2 {
+	s := see(w.pool, (*alloc.Engine).Inventory).Shares
+	if len(s) != 3 || s[2].ID != "b" || s[2].Health.Reason != "GPU is lost" || s[2].Index != 2 {
 		t.Errorf("the inventory is %+v", s)
 	}
 	got, err := w.Prefer(t.Context(), []string{"a", "c"}, nil, 2)
@@ -429,7 +430,7 @@ func TestChipsAndBoards(t *testing.T) {
 	if got, want := w.list(), "alone|m"; got != want {
 		t.Errorf("with a chip that is away: %s, want %s", got, want)
 	}
-	for _, d := range w.devices() {
+	for _, d := range see(w.pool, (*alloc.Engine).Devices) {
 		if d.ID == "s" && (d.Index != 1 || !d.Health.Unhealthy) {
 			t.Errorf("the chip that is away is told of as %+v, want number 1, unhealthy", d)
 		}
@@ -542,9 +543,10 @@ func TestInjection(t *testing.T) {
 		if diff := cmp.Diff(want, got.GetEnvs()); diff != "" {
 			t.Errorf("%v (-want +got):\n%s", ways, diff)
 		}
-		annotated := got.GetAnnotations()["cdi.k8s.io/divvy_nvidia.com_gpu"] == "nvidia.com/gpu=a,nvidia.com/gpu=b"
 		if (len(got.GetDevices()) == 2) != has(config.InjectDeviceNodes) || (len(got.GetMounts()) == 1) != has(config.InjectVolumeMounts) ||
-			(len(got.GetCdiDevices()) == 2) != has(config.InjectCDI) || annotated != has(config.InjectCDIAnnotations) {
+			(len(got.GetCdiDevices()) == 2) != has(config.InjectCDI) ||
+			(got.GetAnnotations()["cdi.k8s.io/divvy_nvidia.com_gpu"] == "nvidia.com/gpu=a,nvidia.com/gpu=b") !=
+				has(config.InjectCDIAnnotations) {
 			t.Errorf("%v: %v", ways, got)
 		}
 	}

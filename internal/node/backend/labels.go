@@ -1,6 +1,8 @@
 package backend
 
 import (
+	"cmp"
+	"slices"
 	"strings"
 
 	"github.com/divvy-gpu/divvy/internal/core/accel"
@@ -48,20 +50,15 @@ func VersionLabels(values map[string]string, prefix, version string, parts ...st
 	}
 }
 
-// MostFrequent returns the first device of the model that most devices are of;
-// among models with equally many, of the one that comes first. It is what
-// describes a node in labels, which have room for one model. There must be at
-// least one device.
+// MostFrequent returns the device of the lowest index of the model that most devices are of;
+// among models with equally many, of the lowest index of all. It is what describes a node in
+// labels, which have room for one model. There must be at least one device.
 func MostFrequent(devices []accel.Device) accel.Device {
 	count := map[string]int{}
 	for _, d := range devices {
 		count[d.Model]++
 	}
-	best := devices[0]
-	for _, d := range devices {
-		if count[d.Model] > count[best.Model] {
-			best = d
-		}
-	}
-	return best
+	return slices.MinFunc(devices, func(a, b accel.Device) int {
+		return cmp.Or(cmp.Compare(count[b.Model], count[a.Model]), cmp.Compare(a.Index, b.Index))
+	})
 }

@@ -4,6 +4,8 @@ import (
 	"strings"
 	"testing"
 
+	"k8s.io/apimachinery/pkg/util/validation"
+
 	"github.com/divvy-gpu/divvy/internal/core/accel"
 	"github.com/divvy-gpu/divvy/internal/node/backend"
 )
@@ -45,4 +47,32 @@ func TestMostFrequent(t *testing.T) {
 			t.Errorf("MostFrequent(%v) is device %d, want %d", tt.models, got, tt.want)
 		}
 	}
+}
+
+func TestLabelValueOfNames(t *testing.T) {
+	for text, want := range map[string]string{
+		"NVIDIA A100-SXM4-80GB":  "NVIDIA-A100-SXM4-80GB",
+		" Iluvatar (BI-V150) ":   "Iluvatar--BI-V150",
+		"":                       "",
+		"---":                    "",
+		"燧原":                     "",
+		"S60\x00":                "S60",
+		"12.4":                   "12.4",
+		strings.Repeat("a", 99):  strings.Repeat("a", 63),
+		strings.Repeat("a ", 99): strings.Repeat("a-", 31) + "a",
+	} {
+		if got := backend.LabelValue(text); got != want {
+			t.Errorf("%q: got %q, want %q", text, got, want)
+		}
+	}
+}
+
+func FuzzLabelValue(f *testing.F) {
+	f.Add("NVIDIA A100 (80 GB)")
+	f.Add(strings.Repeat("é", 40))
+	f.Fuzz(func(t *testing.T, text string) {
+		if got := backend.LabelValue(text); len(validation.IsValidLabelValue(got)) > 0 || backend.LabelValue(got) != got {
+			t.Fatalf("%q became %q: %v", text, got, validation.IsValidLabelValue(got))
+		}
+	})
 }

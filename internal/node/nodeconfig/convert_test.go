@@ -114,23 +114,23 @@ func TestNothingOfTheIXFileIsDroppedInSilence(t *testing.T) {
 
 // Defect 10 of the IX device plugin: any text was taken as a resource's name.
 func TestIXResourceNameIsChecked(t *testing.T) {
-	for text, want := range map[string]string{
-		"resourceName: gpu":                 `resources[0].name: "gpu" is not the name of an extended resource`,
-		"resourceName: a.kubernetes.io/gpu": "in a domain that Kubernetes keeps for itself",
-		"resourceName: iluvatar.com/gpu/x":  "is not the name of an extended resource",
-		"sharing: {timeSlicing: {replicas: -1}}": "sharing.timeSlicing.replicas: -1 is out of range; use 1 to " +
-			"1024, or 0",
-		"sharing: {timeSlicing: {replicas: 5000}}":   "sharing.timeSlicing.replicas: 5000 is out of range",
-		"sharing: {timeSlicing: {replicas: 3.7}}":    "line 1: 3.7 is not a whole number",
-		"Sharing: {TimeSlicing: {Replicas: 3.7}}":    "line 1: 3.7 is not a whole number",
-		"version: 4.2.0\n---\nresourceName: a.com/b": "the file holds more than one YAML document",
-		"version: 4.2.0\n---\nresourceName: [":       "did not find expected node content",
-		"flags: [splitboard]\nresourceName: a.com/b": "line 1: cannot unmarshal !!seq, where keys are expected",
-		"flags: {splitboard: maybe}": "cannot unmarshal !!str `maybe`, " +
-			"where true or false is expected",
-		"resourceName: a.com/b\nresources: {gpus: []}":                    "the file has keys of the IX device plugin and of NVIDIA's",
-		"resourceName: gpu\nsharing: {timeSlicing: {replicas: -1}}\na: b": "2 mistakes",
+	for _, tt := range [][2]string{
+		{"resourceName: gpu", `resources[0].name: "gpu" is not the name of an extended resource`},
+		{"resourceName: a.kubernetes.io/gpu", "in a domain that Kubernetes keeps for itself"},
+		{"resourceName: iluvatar.com/gpu/x", "is not the name of an extended resource"},
+		{"sharing: {timeSlicing: {replicas: -1}}", "sharing.timeSlicing.replicas: -1 is out of range; use 1 to " +
+			"1024, or 0"},
+		{"sharing: {timeSlicing: {replicas: 5000}}", "sharing.timeSlicing.replicas: 5000 is out of range"},
+		{"sharing: {timeSlicing: {replicas: 3.7}}", "line 1: 3.7 is not a whole number"},
+		{"Sharing: {TimeSlicing: {Replicas: 3.7}}", "line 1: 3.7 is not a whole number"},
+		{"version: 4.2.0\n---\nresourceName: a.com/b", "the file holds more than one YAML document"},
+		{"version: 4.2.0\n---\nresourceName: [", "did not find expected node content"},
+		{"flags: [splitboard]\nresourceName: a.com/b", "line 1: cannot unmarshal !!seq, where keys are expected"},
+		{"flags: {splitboard: maybe}", "cannot unmarshal !!str `maybe`, where true or false is expected"},
+		{"resourceName: a.com/b\nresources: {gpus: []}", "the file has keys of the IX device plugin and of NVIDIA's"},
+		{"resourceName: gpu\nsharing: {timeSlicing: {replicas: -1}}\na: b", "2 mistakes"},
 	} {
+		text, want := tt[0], tt[1]
 		_, err := Load([]string{write(t, "ix-config", text)}, nil, vendors)
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: want %q, got %v", text, want, err)
@@ -368,36 +368,35 @@ func TestNoFieldOfTheNVIDIAFileIsForgotten(t *testing.T) {
 }
 
 func TestNVIDIAFileWithMistakesIsRefused(t *testing.T) {
-	timeSlicing := func(resources string) string { return "sharing: {timeSlicing: {resources: [" + resources + "]}}" }
-	tests := map[string]string{
-		"version: v2\n" + timeSlicing("{name: gpu, replicas: 2}"): `version: "v2" is not known; write v1`,
-
-		"flags: {migStrategy: double}": `flags.migStrategy: "double" is not known; use one of none, single, mixed`,
-		"flags: {deviceDiscoveryStrategy: magic}": `flags.deviceDiscoveryStrategy: "magic" is not known; ` +
-			`use one of auto, nvml, tegra, vfio`,
-		"flags: {plugin: {deviceListStrategy: [envvar, magic]}}": `flags.plugin.deviceListStrategy: "magic" is not known; ` +
-			`use one of envvar, volume-mounts, cdi-annotations, cdi-cri`,
-		"flags: {plugin: {deviceIDStrategy: name}}": `flags.plugin.deviceIDStrategy: "name" is not known; use one of uuid, index`,
-		"flags: {plugin: {sharedDevicesAllocationPolicy: any}}": `flags.plugin.sharedDevicesAllocationPolicy: "any" is not known; ` +
-			`use one of distributed, packed`,
-		"flags: {plugin: {passDeviceSpecs: perhaps}}":               "cannot unmarshal !!str `perhaps`, where true or false is expected",
-		"version: v1\n" + timeSlicing("{name: gpu, replicas: 3.7}"): "line 2: 3.7 is not a whole number",
-		"version: v2\nflags: {}":                                    `version: "v2" is not known; write v1`,
-		"version: v1\nresources: []":                                "line 2: cannot unmarshal !!seq, where keys are expected",
-		"version: v1\nresources: {gpus: many}":                      "line 2: cannot unmarshal !!str `many`, where a list is expected",
-		"version: v1\n---\nversion: v1\nsharing: {}":                "the file holds more than one YAML document; one is read",
-		"version: v1\nsharing: {timeSlicing: {}}":                   "sharing.timeSlicing.resources: the list is empty",
-		timeSlicing("{replicas: 2}"):                                "sharing.timeSlicing.resources[0].name: the name is missing",
-		timeSlicing("{name: gpu}"): "sharing.timeSlicing.resources[0].replicas: 0 is out of range; " +
-			"use 2 to 1024",
-		timeSlicing("{name: gpu, replicas: 1}"):                "sharing.timeSlicing.resources[0].replicas: 1 is out of range",
-		timeSlicing("{name: gpu, replicas: 2, devices: none}"): `"none" names no devices`,
-		timeSlicing("{name: gpu, replicas: 2, devices: [-1]}"): `"-1" names no devices`,
-
-		timeSlicing("{name: gpu, replicas: 2}, {name: nvidia.com/gpu, replicas: 3}"): "resources[1].name: nvidia.com/gpu is there twice",
-		"version: v1\nflags: [": "did not find expected node content",
+	tests := [][2]string{
+		{"version: v2\nsharing: {timeSlicing: {resources: [{name: gpu, replicas: 2}]}}", `version: "v2" is not known; write v1`},
+		{"flags: {migStrategy: double}", `flags.migStrategy: "double" is not known; use one of none, single, mixed`},
+		{"flags: {deviceDiscoveryStrategy: magic}",
+			`flags.deviceDiscoveryStrategy: "magic" is not known; use one of auto, nvml, tegra, vfio`},
+		{"flags: {plugin: {deviceListStrategy: [envvar, magic]}}",
+			`flags.plugin.deviceListStrategy: "magic" is not known; use one of envvar, volume-mounts, cdi-annotations, cdi-cri`},
+		{"flags: {plugin: {deviceIDStrategy: name}}", `flags.plugin.deviceIDStrategy: "name" is not known; use one of uuid, index`},
+		{"flags: {plugin: {sharedDevicesAllocationPolicy: any}}",
+			`flags.plugin.sharedDevicesAllocationPolicy: "any" is not known; use one of distributed, packed`},
+		{"flags: {plugin: {passDeviceSpecs: perhaps}}", "cannot unmarshal !!str `perhaps`, where true or false is expected"},
+		{"version: v1\nsharing: {timeSlicing: {resources: [{name: gpu, replicas: 3.7}]}}", "line 2: 3.7 is not a whole number"},
+		{"version: v2\nflags: {}", `version: "v2" is not known; write v1`},
+		{"version: v1\nresources: []", "line 2: cannot unmarshal !!seq, where keys are expected"},
+		{"version: v1\nresources: {gpus: many}", "line 2: cannot unmarshal !!str `many`, where a list is expected"},
+		{"version: v1\n---\nversion: v1\nsharing: {}", "the file holds more than one YAML document; one is read"},
+		{"version: v1\nsharing: {timeSlicing: {}}", "sharing.timeSlicing.resources: the list is empty"},
+		{"sharing: {timeSlicing: {resources: [{replicas: 2}]}}", "sharing.timeSlicing.resources[0].name: the name is missing"},
+		{"sharing: {timeSlicing: {resources: [{name: gpu}]}}",
+			"sharing.timeSlicing.resources[0].replicas: 0 is out of range; use 2 to 1024"},
+		{"sharing: {timeSlicing: {resources: [{name: gpu, replicas: 1}]}}", "sharing.timeSlicing.resources[0].replicas: 1 is out of range"},
+		{"sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2, devices: none}]}}", `"none" names no devices`},
+		{"sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2, devices: [-1]}]}}", `"-1" names no devices`},
+		{"sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2}, {name: nvidia.com/gpu, replicas: 3}]}}",
+			"resources[1].name: nvidia.com/gpu is there twice"},
+		{"version: v1\nflags: [", "did not find expected node content"},
 	}
-	for text, want := range tests {
+	for _, tt := range tests {
+		text, want := tt[0], tt[1]
 		_, err := Load([]string{write(t, "config.yaml", text)}, nil, vendors)
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: want %q, got %v", text, want, err)

@@ -8,7 +8,6 @@
 package nodelabels
 
 import (
-	"cmp"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -27,9 +26,6 @@ const OwnedAnnotation = wire.LabelsAnnotation
 
 // domain is that of the labels that are the same for all vendors.
 const domain = "divvy.dev/"
-
-// maxValue is the length of a label's value that Kubernetes accepts.
-const maxValue = 63
 
 // Vendor is one vendor's devices on the node.
 type Vendor struct {
@@ -62,69 +58,22 @@ func Wanted(vendors []Vendor, policy v1alpha1.LabelPolicy) map[string]string {
 		if len(v.Found.Devices) == 0 {
 			continue
 		}
-		prefix := domain + v.Name + "."
-		out[prefix+"present"] = "true"
-		out[prefix+"count"] = strconv.Itoa(len(v.Found.Devices))
-		model, memory := mostFrequent(v.Found)
-		set(out, prefix+"model", model)
-		if memory > 0 {
-			out[prefix+"memory"] = strconv.FormatInt(memory>>20, 10)
+		model := backend.MostFrequent(v.Found.Devices)
+		labels := map[string]string{
+			"present": "true", "count": strconv.Itoa(len(v.Found.Devices)), "model": model.Model, "driver": v.Found.Driver,
 		}
-		set(out, prefix+"driver", v.Found.Driver)
+		if model.MemoryBytes > 0 {
+			labels["memory"] = strconv.FormatInt(model.MemoryBytes>>20, 10)
+		}
+		maps.Copy(out, backend.Labels(domain+v.Name+".", labels))
 		if policy == v1alpha1.LabelDivvy {
 			continue
 		}
 		for key, value := range v.Labels {
-			out[key] = Value(value)
+			out[key] = backend.LabelValue(value)
 		}
 	}
 	return out
-}
-
-// set sets a label unless nothing of the value is left.
-func set(labels map[string]string, key, value string) {
-	if value = Value(value); value != "" {
-		labels[key] = value
-	}
-}
-
-// mostFrequent returns the model of most devices, and the memory in bytes of
-// the first device of it.
-func mostFrequent(found backend.Found) (model string, bytes int64) {
-	count := map[string]int{}
-	for _, d := range found.Devices {
-		count[d.Model]++
-	}
-	first, lowest := -1, 0
-	for i, d := range found.Devices {
-		better := -1
-		if first >= 0 {
-			better = cmp.Or(cmp.Compare(count[model], count[d.Model]), cmp.Compare(d.Index, lowest))
-		}
-		if better < 0 {
-			first, lowest, model, bytes = i, d.Index, d.Model, d.MemoryBytes
-		}
-	}
-	return model, bytes
-}
-
-// Value returns the text as the value of a label: blanks and what a value may
-// not hold become "-", it has at most 63 characters and begins and ends with a
-// letter or digit. It is "" when nothing is left.
-func Value(text string) string {
-	b := []byte(strings.TrimSpace(text))
-	for i, c := range b {
-		if !alphanumeric(c) && c != '_' && c != '.' {
-			b[i] = '-'
-		}
-	}
-	const edge = "-_."
-	s := strings.TrimLeft(string(b), edge)
-	return strings.TrimRight(s[:min(len(s), maxValue)], edge)
-}
-
-func alphanumeric(c byte) bool {
-	return '0' <= c && c <= '9' || 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z'
 }
 
 // Conflict is a label that somebody else has set to another value.

@@ -6,7 +6,6 @@ import (
 	"maps"
 	"math/rand/v2"
 	"slices"
-	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -63,34 +62,6 @@ func TestLabelsOfMixedNodesDoNotFlip(t *testing.T) {
 	if got := Wanted([]Vendor{{Name: "nvidia", Found: f}}, v1alpha1.LabelDivvy)["divvy.dev/nvidia.model"]; got != "A100" {
 		t.Errorf("the most frequent is A100, got %s", got)
 	}
-}
-
-func TestValue(t *testing.T) {
-	for text, want := range map[string]string{
-		"NVIDIA A100-SXM4-80GB":  "NVIDIA-A100-SXM4-80GB",
-		" Iluvatar (BI-V150) ":   "Iluvatar--BI-V150",
-		"":                       "",
-		"---":                    "",
-		"燧原":                     "",
-		"S60\x00":                "S60",
-		"12.4":                   "12.4",
-		strings.Repeat("a", 99):  strings.Repeat("a", 63),
-		strings.Repeat("a ", 99): strings.Repeat("a-", 31) + "a",
-	} {
-		if got := Value(text); got != want {
-			t.Errorf("%q: got %q, want %q", text, got, want)
-		}
-	}
-}
-
-func FuzzValue(f *testing.F) {
-	f.Add("NVIDIA A100 (80 GB)")
-	f.Add(strings.Repeat("é", 40))
-	f.Fuzz(func(t *testing.T, text string) {
-		if got := Value(text); len(validation.IsValidLabelValue(got)) > 0 || Value(got) != got {
-			t.Fatalf("%q became %q: %v", text, got, validation.IsValidLabelValue(got))
-		}
-	})
 }
 
 func TestKeysAreValid(t *testing.T) {

@@ -147,9 +147,3 @@ func (s *stateFile) Remove() error {
 	}
 	return nil
 }
-
-// Exists reports whether there is a file.
-func (s *stateFile) Exists() bool {
-	_, err := os.Lstat(s.path)
-	return err == nil
-}

@@ -476,8 +476,7 @@ func TestOtherResourcesAreKept(t *testing.T) {
 func TestLibraryPath(t *testing.T) {
 	t.Parallel()
 	from := &corev1.EnvVarSource{ConfigMapKeyRef: &corev1.ConfigMapKeySelector{
-		LocalObjectReference: corev1.LocalObjectReference{Name: "paths"}, Key: "lib",
-	}}
+		LocalObjectReference: corev1.LocalObjectReference{Name: "paths"}, Key: "lib"}}
 	entry := func(value string) corev1.EnvVar { return corev1.EnvVar{Name: "LD_LIBRARY_PATH", Value: value} }
 	fromEntry := corev1.EnvVar{Name: "LD_LIBRARY_PATH", ValueFrom: from}
 	client := corev1.EnvVar{Name: "DIVVY_POOL_CLIENT", Value: binary450}

@@ -63,7 +63,7 @@ func checkWebhooks(s *Snapshot, f *findings) {
 			continue // at an address of the administrator's own
 		}
 		namespace, name := w.client.Service.Namespace, w.client.Service.Name
-		service := lookup(s.Installation.Services, namespace, name)
+		service := lookup(s.Objects.Services, namespace, name)
 		workload := s.behind(service)
 		switch {
 		case service == nil:
@@ -124,8 +124,8 @@ func contains(have, want map[string]string) bool {
 func (s *Snapshot) untrusted(service *corev1.Service, roots []*x509.Certificate) string {
 	host := service.Name + "." + service.Namespace + ".svc"
 	why := ""
-	for i := range s.Installation.Secrets {
-		secret := &s.Installation.Secrets[i]
+	for i := range s.Objects.Secrets {
+		secret := &s.Objects.Secrets[i]
 		if secret.Namespace != service.Namespace {
 			continue
 		}
@@ -171,13 +171,13 @@ const (
 
 func checkCertificates(s *Snapshot, f *findings) {
 	r := s.Release()
-	for i := range s.Installation.Secrets {
-		secret := &s.Installation.Secrets[i]
+	for i := range s.Objects.Secrets {
+		secret := &s.Objects.Secrets[i]
 		if service, kept := keptCertificates[secret.Name]; kept && r.of(secret) {
 			checkKept(s, f, secret, service)
 		}
 	}
-	certs := lookup(s.Installation.Secrets, r.Namespace, "divvy-extender-certs")
+	certs := lookup(s.Objects.Secrets, r.Namespace, "divvy-extender-certs")
 	if certs == nil || !r.of(certs) {
 		return
 	}
@@ -186,7 +186,7 @@ func checkCertificates(s *Snapshot, f *findings) {
 	if err != nil {
 		return // told above
 	}
-	if published := lookup(s.Installation.ConfigMaps, r.Namespace, nameExtenderCA); published != nil {
+	if published := lookup(s.Objects.ConfigMaps, r.Namespace, nameExtenderCA); published != nil {
 		there, err := certutil.ParseCertsPEM([]byte(published.Data["ca.crt"]))
 		if err != nil || !slices.ContainsFunc(there, ca[0].Equal) {
 			f.add(Error, "ConfigMap "+r.Namespace+"/"+nameExtenderCA,
@@ -194,7 +194,7 @@ func checkCertificates(s *Snapshot, f *findings) {
 				"Restart the extender, which publishes it.", restart).Transient = true
 		}
 	}
-	if client := lookup(s.Installation.Secrets, r.Namespace, nameExtenderClient); client != nil {
+	if client := lookup(s.Objects.Secrets, r.Namespace, nameExtenderClient); client != nil {
 		checkClient(s, f, client, certs, restart)
 	}
 }
@@ -307,8 +307,7 @@ func checkPolicies(s *Snapshot, f *findings) {
 		}
 		remedy, commands := s.restore(b.Labels[labelName])
 		object := "ValidatingAdmissionPolicyBinding " + b.Name
-		if !slices.ContainsFunc(s.Admission.Policies,
-			func(p admissionv1.ValidatingAdmissionPolicy) bool { return p.Name == b.Spec.PolicyName }) {
+		if lookup(s.Admission.Policies, "", b.Spec.PolicyName) == nil {
 			f.add(Error, object, "its policy "+b.Spec.PolicyName+" is missing, so nothing is enforced", remedy, commands...)
 		}
 		if slices.Contains(b.Spec.ValidationActions, admissionv1.Deny) {
@@ -338,7 +337,7 @@ func checkPolicies(s *Snapshot, f *findings) {
 func checkAccess(s *Snapshot, f *findings) {
 	type key struct{ account, role string }
 	refused := map[key][]string{}
-	for _, a := range s.Installation.Access {
+	for _, a := range s.Objects.Access {
 		if a.Allowed {
 			continue
 		}

@@ -49,7 +49,7 @@ func checkRelease(s *Snapshot, f *findings) {
 }
 
 func checkObjects(s *Snapshot, f *findings) {
-	for _, l := range s.Installation.Live {
+	for _, l := range s.Objects.Live {
 		remedy, commands := s.restore(l.Object.label(labelName))
 		switch {
 		case l.Error != "":

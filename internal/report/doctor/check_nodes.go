@@ -282,7 +282,7 @@ func checkOtherPlugins(s *Snapshot, f *findings) {
 			"Remove it in the order of docs/migrating.md, or exclude its nodes from Divvy with the label "+enabledLabel+"=false.", command)
 	}
 	// What serves a socket without being a known program is told by the daemon.
-	for key, answer := range s.Installation.Readiness {
+	for key, answer := range s.Objects.Readiness {
 		if namespace, name, _ := strings.Cut(key, "/"); namespace == d.Namespace && strings.Contains(answer.Text, "another device plugin") {
 			f.add(Error, "Pod "+namespace+"/"+name, answer.Text, "Remove the other device plugin; divvy-node then continues.")
 		}

@@ -155,7 +155,7 @@ func checkPoolCatalog(s *Snapshot, f *findings) {
 	if !s.Release().installed("ConfigMap", name) {
 		remedy, commands = "Fix it; docs/pool-catalog.md describes the format.", nil
 	}
-	cm := lookup(s.Installation.ConfigMaps, hook.Namespace, name)
+	cm := lookup(s.Objects.ConfigMaps, hook.Namespace, name)
 	if cm == nil {
 		f.add(Error, object, "it is missing, so a webhook that starts now does not become ready", remedy, commands...)
 		return

@@ -219,7 +219,7 @@ func checkPod(s *Snapshot, f *findings, p *corev1.Pod) {
 			return
 		}
 	}
-	if answer, ok := s.Installation.Readiness[p.Namespace+"/"+p.Name]; ok {
+	if answer, ok := s.Objects.Readiness[p.Namespace+"/"+p.Name]; ok {
 		if !answer.OK {
 			f.add(Error, object, "it is not ready: "+answer.Text,
 				"Fix the reported problem; docs/troubleshooting.md explains what a daemon waits for.").Transient = true
@@ -325,7 +325,7 @@ func checkVersions(s *Snapshot, f *findings) {
 	if server, err := version.ParseGeneric(s.Kubernetes); err == nil && server.LessThan(minKubernetes) {
 		f.add(Error, "API server", fmt.Sprintf("it has version %s; Divvy requires %s", s.Kubernetes, minKubernetes), "Upgrade Kubernetes.")
 	}
-	answer, asked := s.Installation.Extender["version"]
+	answer, asked := s.Objects.Extender["version"]
 	if theirs, _, _ := strings.Cut(answer.Text, " "); asked && answer.OK && theirs != "" && theirs != s.Tool {
 		f.add(Warning, "kubectl-divvy", fmt.Sprintf("this program has version %s, but the extender %s, so findings may be wrong where "+
 			"they differ", s.Tool, answer.Text),
@@ -389,7 +389,7 @@ func (s *Snapshot) configurationsOf(d *appsv1.DaemonSet) (files map[string]strin
 		if v.ConfigMap == nil || v.Name != "config" && v.Name != "configs" {
 			continue
 		}
-		cm := lookup(s.Installation.ConfigMaps, d.Namespace, v.ConfigMap.Name)
+		cm := lookup(s.Objects.ConfigMaps, d.Namespace, v.ConfigMap.Name)
 		if cm == nil {
 			if v.ConfigMap.Optional == nil || !*v.ConfigMap.Optional {
 				missing = append(missing, v.ConfigMap.Name)
@@ -493,7 +493,7 @@ func checkGrantKey(s *Snapshot, f *findings) {
 				"--dry-run=client -o yaml | kubectl apply -f -", name, d.Namespace),
 		}
 	}
-	secret := lookup(s.Installation.Secrets, d.Namespace, name)
+	secret := lookup(s.Objects.Secrets, d.Namespace, name)
 	switch {
 	case secret == nil:
 		f.add(Error, object, "it is missing, so planned allocations cannot be signed, and programs that start now wait for it", remedy,

@@ -15,7 +15,7 @@ import (
 func checkExtender(s *Snapshot, f *findings) {
 	r := s.Release()
 	object := "Service " + r.Namespace + "/" + nameExtender
-	if lookup(s.Installation.Services, r.Namespace, nameExtender) == nil {
+	if lookup(s.Objects.Services, r.Namespace, nameExtender) == nil {
 		remedy, commands := s.restore(nameExtender)
 		f.add(Error, object, "it is missing, so clients cannot find the extender", remedy, commands...)
 		return
@@ -27,7 +27,7 @@ func checkExtender(s *Snapshot, f *findings) {
 		return
 	}
 	for _, route := range []string{"healthz", "readyz", "version"} {
-		answer, asked := s.Installation.Extender[route]
+		answer, asked := s.Objects.Extender[route]
 		if !asked || answer.OK {
 			continue
 		}

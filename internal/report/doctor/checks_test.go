@@ -93,17 +93,17 @@ func TestFaults(t *testing.T) {
 			Warning, "release divvy in namespace divvy-system", "failed", "helm status", "helm rollback divvy -n divvy-system",
 		},
 		"an object was deleted": {
-			"objects", func(w *world) { w.Installation.Live[1].Found = false }, Error, "ClusterRoleBinding divvy-node",
-			"missing", "Restore the object",
+			"objects", func(w *world) { w.Objects.Live[1].Found = false },
+			Error, "ClusterRoleBinding divvy-node", "missing", "Restore the object",
 			restoring("divvy-node"),
 		},
 		"a rule was changed": {
-			"objects", func(w *world) { w.Installation.Live[0].Differs = "rules[0].verbs" }, Error, "ClusterRole divvy-node",
+			"objects", func(w *world) { w.Objects.Live[0].Differs = "rules[0].verbs" }, Error, "ClusterRole divvy-node",
 			"changed after the installation, at rules[0].verbs", "Restore the object", restoring("divvy-node"),
 		},
 		"an object cannot be read": {
-			"objects", func(w *world) { w.Installation.Live[0].Error = "needs get of clusterroles" }, Unknown, "ClusterRole divvy-node",
-			"needs get",
+			"objects", func(w *world) { w.Objects.Live[0].Error = "needs get of clusterroles" },
+			Unknown, "ClusterRole divvy-node", "needs get",
 			"Request the permission to read it", "",
 		},
 		"a webhook of a release that is gone": {
@@ -184,8 +184,8 @@ func TestFaults(t *testing.T) {
 		"no GPU operator, and the container has ended before": {
 			"workloads", func(w *world) {
 				p := w.waitsForOperator()
-				waiting := &corev1.ContainerStateWaiting{Reason: "CrashLoopBackOff"}
-				p.Status.InitContainerStatuses[0].State = corev1.ContainerState{Waiting: waiting}
+				p.Status.InitContainerStatuses[0].State = corev1.ContainerState{
+					Waiting: &corev1.ContainerStateWaiting{Reason: "CrashLoopBackOff"}}
 			},
 			Error, "Pod divvy-system/divvy-node-x", "no DaemonSet nvidia-operator-validator", "examples/values/nvidia.yaml", "",
 		},
@@ -219,14 +219,14 @@ func TestFaults(t *testing.T) {
 		"a daemon says what it waits for": {
 			"workloads", func(w *world) {
 				w.ready("divvy-node-x", false)
-				w.Installation.Readiness[system+"/divvy-node-x"] = Answer{Text: "libefml.so is not on the host"}
+				w.Objects.Readiness[system+"/divvy-node-x"] = Answer{Text: "libefml.so is not on the host"}
 			},
 			Error, "Pod divvy-system/divvy-node-x", "not ready: libefml.so is not on the host", "docs/troubleshooting.md", "",
 		},
 		"kubelet is a little behind": {
 			"workloads", func(w *world) {
 				w.ready("divvy-node-x", false)
-				w.Installation.Readiness[system+"/divvy-node-x"] = Answer{OK: true, Text: "ok"}
+				w.Objects.Readiness[system+"/divvy-node-x"] = Answer{OK: true, Text: "ok"}
 			},
 			Warning, "Pod divvy-system/divvy-node-x", "kubelet has not updated", "Check again in a few seconds", "",
 		},
@@ -296,18 +296,17 @@ func TestFaults(t *testing.T) {
 			"versions", func(w *world) { w.Kubernetes = "v1.29.3+k3s1" }, Error, "API server", "Divvy requires 1.30.0", "Upgrade", "",
 		},
 		"a configuration with a mistake": {
-			"configuration", func(w *world) { w.Installation.ConfigMaps[0].Data["config.yaml"] += "logLevel: loud\n" },
+			"configuration", func(w *world) { w.Objects.ConfigMaps[0].Data["config.yaml"] += "logLevel: loud\n" },
 			Error, "ConfigMap divvy-system/divvy-node", "logLevel", "keep the last valid one", restoring("divvy-node"),
 		},
 		"a named configuration with a mistake": {
 			"configuration", func(w *world) {
-				w.Installation.ConfigMaps[1].Data["training"] = "apiVersion: config.divvy.dev/v1alpha1\nkind: NodeConfig\nresource: []\n"
+				w.Objects.ConfigMaps[1].Data["training"] = "apiVersion: config.divvy.dev/v1alpha1\nkind: NodeConfig\nresource: []\n"
 			},
 			Error, "ConfigMap divvy-system/divvy-node-configs", "entry training: ", "divvy.dev/config", restoring("divvy-node"),
 		},
 		"a configuration that is not there": {
-			"configuration", func(w *world) { w.Installation.ConfigMaps = w.Installation.ConfigMaps[1:] }, Error,
-			"ConfigMap divvy-system/divvy-node",
+			"configuration", func(w *world) { w.Objects.ConfigMaps = w.Objects.ConfigMaps[1:] }, Error, "ConfigMap divvy-system/divvy-node",
 			"missing", "Restore the object", restoring("divvy-node"),
 		},
 		"a node names a configuration that is not there": {
@@ -316,18 +315,17 @@ func TestFaults(t *testing.T) {
 			"kubectl label node node-a divvy.dev/config-",
 		},
 		"the key is gone": {
-			"grant-key", func(w *world) { w.Installation.Secrets = w.Installation.Secrets[1:] }, Error,
-			"Secret divvy-system/divvy-grant-key",
+			"grant-key", func(w *world) { w.Objects.Secrets = w.Objects.Secrets[1:] }, Error, "Secret divvy-system/divvy-grant-key",
 			"missing", "Restore the object", restoring("divvy"),
 		},
 		"the key is too short": {
-			"grant-key", func(w *world) { w.Installation.Secrets[0].Data["key"] = []byte("short") }, Error,
-			"Secret divvy-system/divvy-grant-key",
+			"grant-key", func(w *world) { w.Objects.Secrets[0].Data["key"] = []byte("short") },
+			Error, "Secret divvy-system/divvy-grant-key",
 			"has 5 bytes, but at least 32", "Restore the object", restoring("divvy"),
 		},
 		"the key of one's own is empty": {
 			"grant-key", func(w *world) {
-				w.Releases[0].Manifest, w.Installation.Secrets[0].Data = nil, nil
+				w.Releases[0].Manifest, w.Objects.Secrets[0].Data = nil, nil
 			},
 			Error, "Secret divvy-system/divvy-grant-key", "no entry key", "32 random bytes",
 			"kubectl create secret generic divvy-grant-key -n divvy-system",
@@ -357,8 +355,8 @@ func TestFaults(t *testing.T) {
 		"a label that the values do not ask for": {
 			"node-labels", func(w *world) {
 				program(w.Release(), w.DaemonSets, nameNode).Spec.Template.Spec.Affinity = nil
-				program(w.Release(), w.DaemonSets,
-					nameNode).Spec.Template.Spec.NodeSelector = map[string]string{"nvidia.com/gpu.present": "true"}
+				program(w.Release(), w.DaemonSets, nameNode).Spec.Template.Spec.NodeSelector =
+					map[string]string{"nvidia.com/gpu.present": "true"}
 				w.Nodes[0].Labels[enabledLabel], w.Nodes[0].Annotations = "true", nil
 			},
 			Warning, "Node node-a", "divvy.dev/enabled=true has no effect", "Set the required labels, or change the values", "",
@@ -452,9 +450,8 @@ func TestFaults(t *testing.T) {
 		},
 		"an unknown plugin at the socket": {
 			"other-plugins", func(w *world) {
-				w.Installation.Readiness[system+"/divvy-node-x"] = Answer{
-					Text: "another device plugin answers at /var/lib/kubelet/device-plugins/x.sock",
-				}
+				w.Objects.Readiness[system+"/divvy-node-x"] =
+					Answer{Text: "another device plugin answers at /var/lib/kubelet/device-plugins/x.sock"}
 			},
 			Error, "Pod divvy-system/divvy-node-x", "another device plugin answers", "Remove", "",
 		},
@@ -479,22 +476,21 @@ func TestFaults(t *testing.T) {
 				}
 				w.publish(accel.Inventory{Resource: memory, Unit: "1", Shares: many})
 				w.Nodes[0].Status.Allocatable[memory] = resource.MustParse("384")
-				w.Installation.ConfigMaps[0].Data["config.yaml"] = strings.Replace(w.Installation.ConfigMaps[0].Data["config.yaml"],
-					`"1"`, `"0.001"`, 1)
+				w.Objects.ConfigMaps[0].Data["config.yaml"] =
+					strings.Replace(w.Objects.ConfigMaps[0].Data["config.yaml"], `"1"`, `"0.001"`, 1)
 			},
 			Error, "Node node-a", "too small: 384000 units make a list of 6", `Set memoryUnit to "0.01"`, "",
 		},
 		"the extender has no service": {
-			"extender", func(w *world) { w.Installation.Services = w.Installation.Services[1:] }, Error,
-			"Service divvy-system/divvy-extender",
+			"extender", func(w *world) { w.Objects.Services = w.Objects.Services[1:] }, Error, "Service divvy-system/divvy-extender",
 			"missing", "Restore the object", restoring("divvy-extender"),
 		},
 		"no extender is ready": {
-			"extender", func(w *world) { w.Installation.Endpoints[0].Endpoints[0].Conditions.Ready = ptr.To(false) },
+			"extender", func(w *world) { w.Objects.Endpoints[0].Endpoints[0].Conditions.Ready = ptr.To(false) },
 			Error, "Service divvy-system/divvy-extender", "no ready extender", "Deployment divvy-extender", "",
 		},
 		"the extender does not answer": {
-			"extender", func(w *world) { w.Installation.Extender["readyz"] = Answer{Text: "the books are not complete"} },
+			"extender", func(w *world) { w.Objects.Extender["readyz"] = Answer{Text: "the books are not complete"} },
 			Error, "Service divvy-system/divvy-extender", "/readyz does not respond through the API server: the books", "port 32766", "",
 		},
 		"kube-scheduler is not wired": {
@@ -531,7 +527,8 @@ func TestFaults(t *testing.T) {
 		"kube-scheduler ends again and again": {
 			"scheduler", func(w *world) {
 				c := &w.startedFor("kube-scheduler-"+theNode, 20*time.Second).Status.ContainerStatuses[0]
-				c.RestartCount, c.State = 1, corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "CrashLoopBackOff"}}
+				c.RestartCount, c.State = 1, corev1.ContainerState{
+					Waiting: &corev1.ContainerStateWaiting{Reason: "CrashLoopBackOff"}}
 			}, Error, "Pod kube-system/kube-scheduler-node-a", "not ready", "kubectl logs", "",
 		},
 		"no kube-scheduler to wire": {
@@ -587,12 +584,12 @@ func TestFaults(t *testing.T) {
 			"Restart the program that writes it", "kubectl rollout restart deployment/divvy-extender -n divvy-system",
 		},
 		"nothing is behind a webhook": {
-			"webhooks", func(w *world) { w.Installation.Endpoints[1].Endpoints = nil },
+			"webhooks", func(w *world) { w.Objects.Endpoints[1].Endpoints = nil },
 			Error, "MutatingWebhookConfiguration bwki-webhook-cfg, bwkimua.bitfusion.io", "no ready pod is behind",
 			"Deployment bitfusion-webhook-deployment", "",
 		},
 		"a webhook's service is gone": {
-			"webhooks", func(w *world) { w.Installation.Services = w.Installation.Services[:1] },
+			"webhooks", func(w *world) { w.Objects.Services = w.Objects.Services[:1] },
 			Error, "MutatingWebhookConfiguration bwki-webhook-cfg, bwkimua.bitfusion.io", "its Service bwki/bwki-webhook-svc is missing",
 			"Restore the object", restoreAll,
 		},
@@ -635,23 +632,23 @@ func TestFaults(t *testing.T) {
 			"kubectl annotate secret divvy-extender-certs",
 		},
 		"a certificate that cannot be read": {
-			"certificates", func(w *world) { w.Installation.Secrets[1].Data["tls.crt"] = []byte("x") },
+			"certificates", func(w *world) { w.Objects.Secrets[1].Data["tls.crt"] = []byte("x") },
 			Error, "Secret divvy-system/divvy-extender-certs", "its certificate is invalid", "new certificate",
 			"kubectl annotate secret divvy-extender-certs",
 		},
 		"no certificate yet": {
-			"certificates", func(w *world) { delete(w.Installation.Secrets[1].Data, "tls.crt") }, Error,
-			"Secret divvy-system/divvy-extender-certs",
+			"certificates", func(w *world) { delete(w.Objects.Secrets[1].Data, "tls.crt") },
+			Error, "Secret divvy-system/divvy-extender-certs",
 			"it contains no certificate yet", "writes the certificate", "",
 		},
 		"a CA that cannot be read": {
-			"certificates", func(w *world) { w.Installation.Secrets[3].Data["ca.crt"] = []byte("x") },
+			"certificates", func(w *world) { w.Objects.Secrets[3].Data["ca.crt"] = []byte("x") },
 			Error, "Secret bwki/bwki-webhook-certs", "its CA is invalid", "new one",
 			"kubectl annotate secret bwki-webhook-certs -n bwki divvy.dev/rotate=ca --overwrite",
 		},
 		"the published CA is another": {
 			"certificates", func(w *world) {
-				w.Installation.ConfigMaps[3].Data["ca.crt"] = string(issue(w.t, nil, now.Add(-year), now.Add(year)).crt())
+				w.Objects.ConfigMaps[3].Data["ca.crt"] = string(issue(w.t, nil, now.Add(-year), now.Add(year)).crt())
 			},
 			Error, "ConfigMap divvy-system/divvy-extender-ca", "does not contain the CA", "publishes it",
 			"kubectl rollout restart deployment/divvy-extender -n divvy-system",
@@ -659,7 +656,7 @@ func TestFaults(t *testing.T) {
 		"kube-scheduler's certificate has expired": {
 			"certificates", func(w *world) {
 				c := issue(w.t, &w.ca, now.Add(-2*day), now.Add(-day))
-				w.Installation.Secrets[2].Data = map[string][]byte{"tls.crt": c.crt(), "tls.key": c.pem(w.t)}
+				w.Objects.Secrets[2].Data = map[string][]byte{"tls.crt": c.crt(), "tls.key": c.pem(w.t)}
 			},
 			Error, "Secret divvy-system/divvy-extender-client", "has expired", "which creates it",
 			"kubectl rollout restart deployment/divvy-extender -n divvy-system",
@@ -668,7 +665,7 @@ func TestFaults(t *testing.T) {
 			"certificates", func(w *world) {
 				other := issue(w.t, nil, now.Add(-year), now.Add(9*year))
 				c := issue(w.t, &other, now.Add(-day), now.Add(year))
-				w.Installation.Secrets[2].Data = map[string][]byte{"tls.crt": c.crt(), "tls.key": c.pem(w.t)}
+				w.Objects.Secrets[2].Data = map[string][]byte{"tls.crt": c.crt(), "tls.key": c.pem(w.t)}
 			},
 			Error, "Secret divvy-system/divvy-extender-client", "not signed by the extender's CA", "which creates it",
 			"kubectl rollout restart deployment/divvy-extender",
@@ -696,7 +693,7 @@ func TestFaults(t *testing.T) {
 			Warning, "ValidatingAdmissionPolicy divvy-node", "undefined field", "Report this as a bug, with the version of Kubernetes", "",
 		},
 		"an account may not do its work": {
-			"rbac", func(w *world) { w.Installation.Access[0].Allowed = false; w.Installation.Access[2].Allowed = false },
+			"rbac", func(w *world) { w.Objects.Access[0].Allowed = false; w.Objects.Access[2].Allowed = false },
 			Error, "ServiceAccount divvy-system/divvy-node", "get leases.coordination.k8s.io x, patch nodes", "Restore the object",
 			restoring("divvy-node"),
 		},
@@ -807,17 +804,17 @@ func TestFaults(t *testing.T) {
 			Warning, "Namespace kube-system", "its pods are ignored", "pool.ignoredNamespaces", "",
 		},
 		"a catalog with a mistake": {
-			"pool-catalog", func(w *world) { w.Installation.ConfigMaps[2].Data["bitfusion-client-config.yaml"] = "clients: {}\n" },
+			"pool-catalog", func(w *world) { w.Objects.ConfigMaps[2].Data["bitfusion-client-config.yaml"] = "clients: {}\n" },
 			Error, "ConfigMap bwki/catalog", "catalog", "last valid one", restoring("bitfusion-webhook"),
 		},
 		"no catalog": {
-			"pool-catalog", func(w *world) { w.Installation.ConfigMaps = slices.Delete(w.Installation.ConfigMaps, 2, 3) }, Error,
-			"ConfigMap bwki/catalog",
+			"pool-catalog", func(w *world) { w.Objects.ConfigMaps = slices.Delete(w.Objects.ConfigMaps, 2, 3) },
+			Error, "ConfigMap bwki/catalog",
 			"missing", "Restore the object", restoring("bitfusion-webhook"),
 		},
 		"an empty catalog of one's own": {
-			"pool-catalog", func(w *world) { w.Installation.ConfigMaps[2].Data, w.Releases[0].Manifest = nil, nil }, Error,
-			"ConfigMap bwki/catalog",
+			"pool-catalog", func(w *world) { w.Objects.ConfigMaps[2].Data, w.Releases[0].Manifest = nil, nil },
+			Error, "ConfigMap bwki/catalog",
 			"no entry", "docs/pool-catalog.md", "",
 		},
 		"no units of the pool": {
@@ -886,9 +883,9 @@ func (w *world) unwire() {
 
 // serveWith puts another certificate into the Secrets.
 func (w *world) serveWith(p pair) {
-	for i := range w.Installation.Secrets {
-		if _, ok := w.Installation.Secrets[i].Data["ca.key"]; ok {
-			w.Installation.Secrets[i].Data["tls.crt"], w.Installation.Secrets[i].Data["tls.key"] = p.crt(), p.pem(w.t)
+	for i := range w.Objects.Secrets {
+		if _, ok := w.Objects.Secrets[i].Data["ca.key"]; ok {
+			w.Objects.Secrets[i].Data["tls.crt"], w.Objects.Secrets[i].Data["tls.key"] = p.crt(), p.pem(w.t)
 		}
 	}
 }
@@ -949,7 +946,7 @@ func TestNothingToSay(t *testing.T) {
 			both := append(w.ca.crt(), next.crt()...)
 			w.Admission.Mutating[0].Webhooks[0].ClientConfig.CABundle = both
 			w.Admission.Validating[0].Webhooks[0].ClientConfig.CABundle = both
-			w.Installation.Secrets[1].Data["next-ca.crt"] = next.crt()
+			w.Objects.Secrets[1].Data["next-ca.crt"] = next.crt()
 		},
 		"a webhook of somebody else": func(w *world) {
 			other := w.Admission.Mutating[0].DeepCopy()
@@ -1011,9 +1008,8 @@ func TestHostileSnapshots(t *testing.T) {
 				w.Deployments[i] = appsv1.Deployment{ObjectMeta: w.Deployments[i].ObjectMeta}
 			}
 			w.Nodes = append(w.Nodes, corev1.Node{})
-			w.Installation.Secrets, w.Installation.Services, w.Installation.ConfigMaps, w.Installation.Endpoints = make([]corev1.Secret, 3),
-				make([]corev1.Service, 2),
-				make([]corev1.ConfigMap, 2), nil
+			w.Objects.Secrets, w.Objects.Services = make([]corev1.Secret, 3), make([]corev1.Service, 2)
+			w.Objects.ConfigMaps, w.Objects.Endpoints = make([]corev1.ConfigMap, 2), nil
 		},
 		"selectors that cannot be read": func(w *world) {
 			for i := range w.DaemonSets {
@@ -1042,8 +1038,8 @@ func TestHostileSnapshots(t *testing.T) {
 				{Kind: "ClusterRole", Content: map[string]any{"rules": 7}},
 				{Kind: "RoleBinding", Content: map[string]any{"subjects": []any{map[string]any{"kind": "ServiceAccount"}}}}}
 			program(w.Release(), w.Deployments, nameExtender).Spec.Replicas = ptr.To[int32](0)
-			w.Installation.Access = wantedAccess(w.Releases[0].Manifest)
-			w.Installation.Live = []Live{{}}
+			w.Objects.Access = wantedAccess(w.Releases[0].Manifest)
+			w.Objects.Live = []Live{{}}
 		},
 	}
 	for name, edit := range tests {

@@ -73,7 +73,7 @@ func Collect(ctx context.Context, c Clients, o Options) (*Snapshot, error) {
 	s := &Snapshot{
 		Taken: time.Now(), Tool: o.Tool, Kubernetes: version.GitVersion,
 		Failed: map[Source]string{}, Copies: map[string][]string{},
-		Installation: Installation{Extender: map[string]Answer{}, Readiness: map[string]Answer{}},
+		Objects: Objects{Extender: map[string]Answer{}, Readiness: map[string]Answer{}},
 	}
 	r := &reader{clients: c, options: o, snapshot: s}
 	r.cluster(ctx)
@@ -403,13 +403,13 @@ func (r *reader) installation(ctx context.Context, release *Release) {
 	for _, ns := range r.namespaces(release) {
 		reads = append(reads,
 			listing(ctx, r, SourceServices, "services in "+ns, metav1.ListOptions{}, c.CoreV1().Services(ns).List,
-				take(&s.Installation.Services)),
+				take(&s.Objects.Services)),
 			listing(ctx, r, SourceServices, "endpointslices in "+ns, metav1.ListOptions{}, c.DiscoveryV1().EndpointSlices(ns).List,
-				take(&s.Installation.Endpoints)),
+				take(&s.Objects.Endpoints)),
 			listing(ctx, r, SourceConfigMaps, "configmaps in "+ns, metav1.ListOptions{}, c.CoreV1().ConfigMaps(ns).List,
-				take(&s.Installation.ConfigMaps)),
+				take(&s.Objects.ConfigMaps)),
 			listing(ctx, r, SourceSecrets, "secrets in "+ns, metav1.ListOptions{LabelSelector: "owner!=helm"},
-				c.CoreV1().Secrets(ns).List, take(&s.Installation.Secrets)))
+				c.CoreV1().Secrets(ns).List, take(&s.Objects.Secrets)))
 	}
 	reads = append(reads, func() { r.token(ctx) }, func() { r.programs(ctx) }, func() { r.objects(ctx, release) },
 		func() { r.reviews(ctx, release) })
@@ -496,7 +496,7 @@ func (r *reader) programs(ctx context.Context) {
 				continue
 			}
 			r.mu.Lock()
-			s.Installation.Extender[route] = answer
+			s.Objects.Extender[route] = answer
 			r.mu.Unlock()
 		}
 	}
@@ -510,7 +510,7 @@ func (r *reader) programs(ctx context.Context) {
 			continue // the pod's status still tells that it is not ready
 		}
 		r.mu.Lock()
-		s.Installation.Readiness[p.Namespace+"/"+p.Name] = answer
+		s.Objects.Readiness[p.Namespace+"/"+p.Name] = answer
 		r.mu.Unlock()
 	}
 }
@@ -540,7 +540,7 @@ func (r *reader) objects(ctx context.Context, release *Release) {
 	each(reads...)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.snapshot.Installation.Live = live
+	r.snapshot.Objects.Live = live
 }
 
 func (r *reader) live(ctx context.Context, mapper meta.RESTMapper, o Object) Live {
@@ -607,7 +607,7 @@ func (r *reader) reviews(ctx context.Context, release *Release) {
 	each(asks...)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.snapshot.Installation.Access = wanted
+	r.snapshot.Objects.Access = wanted
 }
 
 // wantedAccess lists what the roles of a manifest grant to its accounts.

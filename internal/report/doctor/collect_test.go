@@ -97,10 +97,10 @@ func serve(w *world) *server {
 	putAll("deployments", w.Deployments)
 	putAll("namespaces", w.Namespaces)
 	putAll("resourcequotas", w.Quotas)
-	putAll("services", w.Installation.Services)
-	putAll("endpointslices", w.Installation.Endpoints)
-	putAll("configmaps", w.Installation.ConfigMaps)
-	putAll("secrets", w.Installation.Secrets)
+	putAll("services", w.Objects.Services)
+	putAll("endpointslices", w.Objects.Endpoints)
+	putAll("configmaps", w.Objects.ConfigMaps)
+	putAll("secrets", w.Objects.Secrets)
 	putAll("secrets", w.Token)
 	putAll("mutatingwebhookconfigurations", w.Admission.Mutating)
 	putAll("validatingwebhookconfigurations", w.Admission.Validating)
@@ -358,7 +358,7 @@ func TestCollect(t *testing.T) {
 		len(r.Manifest) != len(w.Releases[0].Manifest) {
 		t.Errorf("releases %d, revision %d, status %s, %d objects", len(snapshot.Releases), r.Revision, r.Status, len(r.Manifest))
 	}
-	if got, want := len(snapshot.Installation.Access), len(w.Installation.Access); got != want {
+	if got, want := len(snapshot.Objects.Access), len(w.Objects.Access); got != want {
 		t.Errorf("%d rights were asked for, want %d", got, want)
 	}
 	for _, request := range s.asked {

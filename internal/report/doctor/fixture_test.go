@@ -154,9 +154,9 @@ func (w *world) replicas(namespace, name, program, image string, edit func(*apps
 }
 
 func (w *world) serve(namespace, name, program string) {
-	w.Installation.Services = append(w.Installation.Services, corev1.Service{ObjectMeta: ofDivvy(namespace, name, program),
+	w.Objects.Services = append(w.Objects.Services, corev1.Service{ObjectMeta: ofDivvy(namespace, name, program),
 		Spec: corev1.ServiceSpec{Selector: selector(program).MatchLabels}})
-	w.Installation.Endpoints = append(w.Installation.Endpoints, discoveryv1.EndpointSlice{
+	w.Objects.Endpoints = append(w.Objects.Endpoints, discoveryv1.EndpointSlice{
 		ObjectMeta: metav1.ObjectMeta{Namespace: namespace,
 			Name: name + "-1", Labels: map[string]string{discoveryv1.LabelServiceName: name}},
 		Endpoints: []discoveryv1.Endpoint{{Addresses: []string{"10.0.0.9"}}},
@@ -207,13 +207,17 @@ func (w *world) object(apiVersion, kind string, typed any) Object {
 	return o
 }
 
+func configMap(name string) corev1.VolumeSource {
+	return corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{LocalObjectReference: corev1.LocalObjectReference{Name: name}}}
+}
+
 func healthy(t testing.TB) *world {
 	t.Helper()
 	w := &world{t: t, Snapshot: &Snapshot{
 		Taken: now, Tool: "v0.1.0", Kubernetes: "v1.37.0",
 		Failed: map[Source]string{},
 		Copies: map[string][]string{"team": {pool.CASecret, pool.ClientSecret, pool.ServersSecret, pool.SingleSecret}},
-		Installation: Installation{Readiness: map[string]Answer{}, Extender: map[string]Answer{
+		Objects: Objects{Readiness: map[string]Answer{}, Extender: map[string]Answer{
 			"healthz": {OK: true, Text: "ok"}, "readyz": {OK: true, Text: "ok"}, "version": {OK: true, Text: "v0.1.0"},
 		}},
 		Releases: []Release{{Name: "divvy", Namespace: system, Helm: true, Status: "deployed", Revision: 3}},
@@ -289,7 +293,7 @@ kind: NodeConfig
 resources:
 - {name: enflame.com/gcu-memory, vendor: enflame, mode: memory, memoryUnit: "1"}
 `
-	w.Installation.ConfigMaps = []corev1.ConfigMap{
+	w.Objects.ConfigMaps = []corev1.ConfigMap{
 		{ObjectMeta: ofDivvy(system, "divvy-node", nameNode), Data: map[string]string{"config.yaml": config}},
 		{ObjectMeta: ofDivvy(system, "divvy-node-configs", nameNode), Data: map[string]string{"training": config}},
 		{ObjectMeta: ofDivvy(bwki, "catalog", namePoolHook),
@@ -304,7 +308,7 @@ resources:
 		}
 		return out
 	}
-	w.Installation.Secrets = []corev1.Secret{
+	w.Objects.Secrets = []corev1.Secret{
 		{ObjectMeta: ofDivvy(system, "divvy-grant-key", "divvy"), Data: map[string][]byte{"key": make([]byte, 64)}},
 		{ObjectMeta: ofDivvy(system, "divvy-extender-certs", nameExtender), Data: copyOf()},
 		{ObjectMeta: ofDivvy(system, nameExtenderClient, nameExtender), Data: map[string][]byte{"tls.crt": w.client.crt(),
@@ -355,7 +359,7 @@ resources:
 	manifest := []Object{
 		w.object("rbac.authorization.k8s.io/v1", "ClusterRole", role),
 		w.object("rbac.authorization.k8s.io/v1", "ClusterRoleBinding", binding),
-		w.object("v1", "Secret", w.Installation.Secrets[0]), w.object("v1", "ConfigMap", w.Installation.ConfigMaps[2]),
+		w.object("v1", "Secret", w.Objects.Secrets[0]), w.object("v1", "ConfigMap", w.Objects.ConfigMaps[2]),
 	}
 	for _, d := range w.Deployments {
 		d.Spec.Replicas = ptr.To[int32](2)
@@ -366,11 +370,11 @@ resources:
 	}
 	w.Releases[0].Manifest = manifest
 	for _, o := range manifest {
-		w.Installation.Live = append(w.Installation.Live, Live{Object: o, Found: true})
+		w.Objects.Live = append(w.Objects.Live, Live{Object: o, Found: true})
 	}
-	w.Installation.Access = wantedAccess(manifest)
-	for i := range w.Installation.Access {
-		w.Installation.Access[i].Allowed = true
+	w.Objects.Access = wantedAccess(manifest)
+	for i := range w.Objects.Access {
+		w.Objects.Access[i].Allowed = true
 	}
 	w.Labelled = []Labelled{{Kind: "clusterrole", Name: "divvy-node", Instance: "divvy"}}
 	return w

@@ -37,7 +37,7 @@ func golden(t *testing.T, name, got string) {
 func ill(t *testing.T) *world {
 	t.Helper()
 	w := healthy(t)
-	w.Installation.Secrets[0].Data["key"] = []byte("short")
+	w.Objects.Secrets[0].Data["key"] = []byte("short")
 	w.Nodes[0].Labels[enabledLabel] = "yes"
 	unscheduled(w, "0/1 nodes are available: 1 insufficient GCU Memory in one gcu device.")
 	w.Failed[SourceReviews] = "needs create of subjectaccessreviews"

@@ -135,8 +135,8 @@ type Snapshot struct {
 	// Labelled are cluster-wide objects with Divvy's label.
 	Labelled []Labelled
 
-	// Installation is what there is of the release.
-	Installation Installation
+	// Objects is what there is of the release.
+	Objects Objects
 	// Token are the pool's secrets in the namespace that they are copied from, and
 	// Copies the names of the pool's secrets in the namespaces of its pods.
 	Token  []corev1.Secret
@@ -151,8 +151,8 @@ type Admission struct {
 	Bindings   []admissionv1.ValidatingAdmissionPolicyBinding
 }
 
-// Installation is what there is of a release in its namespaces.
-type Installation struct {
+// Objects is what there is of a release in its namespaces.
+type Objects struct {
 	Services   []corev1.Service
 	Endpoints  []discoveryv1.EndpointSlice
 	ConfigMaps []corev1.ConfigMap
@@ -285,7 +285,7 @@ func (s *Snapshot) daemonOn(node string) *corev1.Pod {
 // readyEndpoints counts the addresses of a service that take connections.
 func (s *Snapshot) readyEndpoints(namespace, name string) int {
 	n := 0
-	for _, slice := range s.Installation.Endpoints {
+	for _, slice := range s.Objects.Endpoints {
 		if slice.Namespace != namespace || slice.Labels[discoveryv1.LabelServiceName] != name {
 			continue
 		}

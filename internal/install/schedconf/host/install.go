@@ -188,8 +188,8 @@ func (h *Host) wire(ctx context.Context, j *journal, e schedconf.Extender, o Ins
 		return r, err
 	}
 	r.Changed = true
-	klog.FromContext(ctx).Info("Installed a new manifest of kube-scheduler; waiting until it is healthy",
-		"manifest", h.files.paths.Manifest)
+	klog.FromContext(ctx).Info("Installed a new manifest of kube-scheduler; waiting until it is healthy", "manifest",
+		h.files.paths.Manifest)
 	return r, h.prove(ctx, j, change.Manifest)
 }
 

@@ -5,6 +5,8 @@
 //
 // What a vendor need not have (boards, links, labels, events) is tested where it
 // is there: the harness says so, or the backend has the methods.
+//
+//nolint:thelper // the functions with a Harness are tests, which Run names
 package backendtest
 
 import (

@@ -7,6 +7,7 @@ import (
 	"github.com/divvy-gpu/divvy/internal/core/accel"
 	"github.com/divvy-gpu/divvy/internal/node/backend"
 	"github.com/divvy-gpu/divvy/internal/node/backend/devicelist"
+	"github.com/divvy-gpu/divvy/internal/node/backend/libfile"
 	"github.com/divvy-gpu/divvy/internal/node/backend/libloader"
 )
 
@@ -72,7 +73,7 @@ func (b *Backend) describe(ctx context.Context, lib *library, index int) (*devic
 	if err != nil {
 		return d, err
 	}
-	d.Model = cString(info.Name[:])
+	d.Model = libfile.CString(info.Name[:])
 	d.PCI = fmt.Sprintf("%04x:%02x:%02x.%x", info.Domain, info.Bus, info.Device, info.Function)
 	d.Minor = int(info.Logic)
 	if d.Model == "" && lib.name != nil {

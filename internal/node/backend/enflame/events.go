@@ -8,6 +8,7 @@ import (
 	"github.com/go-logr/logr"
 
 	"github.com/divvy-gpu/divvy/internal/node/backend/callqueue"
+	"github.com/divvy-gpu/divvy/internal/node/backend/libfile"
 	"github.com/divvy-gpu/divvy/internal/node/backend/libloader"
 )
 
@@ -42,7 +43,7 @@ func (b *Backend) AwaitChange(ctx context.Context) error {
 // note keeps what an event says about a card's health, for libraries that have
 // no function to ask.
 func (b *Backend) note(ctx context.Context, e event) {
-	message := cString(e.Message[:])
+	message := libfile.CString(e.Message[:])
 	// Not shown by default: a card in distress sends them by the hundred, and
 	// what changes is reported by whoever discovers.
 	logr.FromContextOrDiscard(ctx).V(2).Info("The vendor's library reported an event",

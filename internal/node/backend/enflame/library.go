@@ -1,10 +1,8 @@
 package enflame
 
 import (
-	"bytes"
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"strings"
 
@@ -56,12 +54,7 @@ type event struct {
 // text is what the functions fill that return a string.
 type text [textSize]byte
 
-func (t text) String() string { return cString(t[:]) }
-
-func cString(b []byte) string {
-	before, _, _ := bytes.Cut(b, []byte{0})
-	return strings.ToValidUTF8(strings.TrimSpace(string(before)), "?")
-}
+func (t text) String() string { return libfile.CString(t[:]) }
 
 // library is a loaded libefml. Its functions run on the queues of a loader only.
 type library struct {
@@ -88,13 +81,9 @@ type library struct {
 
 // load loads the file at path, or the library of that bare name.
 func load(path string) (*library, error) {
-	loaded, err := libfile.Load(path, purego.RTLD_LAZY|purego.RTLD_GLOBAL)
-	if err != nil {
+	l := &library{}
+	if err := l.Load(path, purego.RTLD_LAZY|purego.RTLD_GLOBAL, l.bind); err != nil {
 		return nil, err
-	}
-	l := &library{Loaded: loaded}
-	if err := l.bind(); err != nil {
-		return nil, errors.Join(err, l.Close())
 	}
 	return l, nil
 }

@@ -49,7 +49,7 @@ func (n nvml) says(t *testing.T) (driver string, cuda int32) {
 	if a, b, c := start(), version(&out, versionSize), cudaVersion(&cuda); a != 0 || b != 0 || c != 0 {
 		t.Errorf("NVIDIA's calls return %d, %d and %d", a, b, c)
 	}
-	return cString(out[:]), cuda
+	return out.String(), cuda
 }
 
 // NVIDIA's library and Iluvatar's export the same names. In one process each

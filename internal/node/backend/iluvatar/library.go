@@ -1,9 +1,7 @@
 package iluvatar
 
 import (
-	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"strings"
 
@@ -80,12 +78,7 @@ type event struct {
 	GPUInstance, ComputeInstance uint32
 }
 
-func (t text) String() string { return cString(t[:]) }
-
-func cString(b []byte) string {
-	before, _, _ := bytes.Cut(b, []byte{0})
-	return strings.ToValidUTF8(strings.TrimSpace(string(before)), "?")
-}
+func (t text) String() string { return libfile.CString(t[:]) }
 
 // library is a loaded libixml. Its functions run on the queues of a loader only.
 type library struct {
@@ -134,13 +127,9 @@ type eventFunctions struct {
 
 // load loads the file at path, or the library of that bare name.
 func load(path string) (*library, error) {
-	loaded, err := libfile.Load(path, openFlags)
-	if err != nil {
+	l := &library{}
+	if err := l.Load(path, openFlags, l.bind); err != nil {
 		return nil, err
-	}
-	l := &library{Loaded: loaded}
-	if err := l.bind(); err != nil {
-		return nil, errors.Join(err, l.Close())
 	}
 	return l, nil
 }

@@ -1,6 +1,7 @@
 package libfile
 
 import (
+	"bytes"
 	"errors"
 	"os"
 	"path/filepath"
@@ -18,14 +19,25 @@ type Loaded struct {
 	Shared
 }
 
-// Load is LoadShared for a file that may be replaced later.
-func Load(path string, flags int) (Loaded, error) {
-	file, err := Stat(path)
-	if err != nil {
-		return Loaded{}, err
+// Load is LoadShared for a file that may be replaced later, whose functions bind looks up. A
+// library that lacks some is closed.
+func (l *Loaded) Load(path string, flags int, bind func() error) (err error) {
+	if l.File, err = Stat(path); err != nil {
+		return err
 	}
-	shared, err := LoadShared(path, flags)
-	return Loaded{file, shared}, err
+	if l.Shared, err = LoadShared(path, flags); err != nil {
+		return err
+	}
+	if err := bind(); err != nil {
+		return errors.Join(err, l.Close())
+	}
+	return nil
+}
+
+// CString is the text that a library filled in, up to the first NUL, made fit to be shown.
+func CString(b []byte) string {
+	before, _, _ := bytes.Cut(b, []byte{0})
+	return strings.ToValidUTF8(strings.TrimSpace(string(before)), "?")
 }
 
 // Shared is a shared library that is loaded. The zero value is none.
