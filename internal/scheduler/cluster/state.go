@@ -426,7 +426,7 @@ func (s *State) setNode(n *slimNode) {
 	if s.config.Capacity != nil {
 		s.config.Capacity.SetCapacity(n.name, n.cpu, n.memory)
 	}
-	digest := s.digest(n)
+	digest := s.config.digest(n)
 	record := nodeRecord{digest: digest, ending: s.setEnding(n)}
 	for _, key := range s.config.ConfigLabels {
 		if record.config = n.labels[key]; record.config != "" {
@@ -466,13 +466,13 @@ func (s *State) setNode(n *slimNode) {
 
 // digest is over the node's inventory annotation and the labels that matter, zero
 // without an annotation.
-func (s *State) digest(n *slimNode) [sha256.Size]byte {
+func (c *Config) digest(n *slimNode) [sha256.Size]byte {
 	if n.inventory == "" {
 		return [sha256.Size]byte{}
 	}
 	h := sha256.New()
-	for _, resource := range s.config.Resources {
-		fmt.Fprintf(h, "%t\n", s.config.NodeLabels[resource].allow(n.labels))
+	for _, resource := range c.Resources {
+		fmt.Fprintf(h, "%t\n", c.NodeLabels[resource].allow(n.labels))
 	}
 	h.Write([]byte(n.inventory))
 	return [sha256.Size]byte(h.Sum(nil))
