@@ -114,12 +114,10 @@ demo-install: root ## Install, look, change and remove Divvy, as an administrato
 demo-down: lab-down ## Remove what these started, without a trace.
 
 # Some tests need a lab that Divvy was never installed in; what a demo left up goes first.
-# The end-to-end tests wait most of their time, in which the others have the processors.
 .PHONY: test
 test: root lab-down ## Run all tests: unit, fuzz seeds, race detector, kubelet's device manager, the lab.
 	@rm -rf $(DIST)/tests
-	@$(MAKE) e2e-programs || true
-	@$(MAKE) -k -j4 test-lab test-installation test-beside test-units || true
+	@for suite in test-unit test-model test-lab-unit test-kubelet test-e2e; do $(MAKE) $$suite || true; done
 	@go run ./hack/testsum report -out $(DIST)/tests $(SUITES)
 
 ##@ Develop
@@ -155,11 +153,6 @@ lint: $(GOLANGCI_LINT) $(ACTIONLINT) verify-chart ## Run gofmt, go vet, go mod t
 	cd lab && go vet -tags e2e ./...
 	$(GOLANGCI_LINT) run ./...
 	cd lab && $(GOLANGCI_LINT) run --build-tags e2e ./...
-
-# Without root, one after the other, and behind what else runs on this machine.
-.PHONY: test-units
-test-units: $(BIN)/testsum
-	@failed=; for suite in test-unit test-model test-kubelet test-lab-unit; do nice -n 19 $(MAKE) $$suite || failed=1; done; [ -z "$$failed" ]
 
 # -timeout ends a package whose tests hang. It is twice what the slowest package needs
 # on a busy machine, and the report of "make test" names one that comes near it.
@@ -237,7 +230,7 @@ test-gpu: ## Test on this machine's NVIDIA GPUs; exit code 3 of bin/gpu-test: th
 
 .PHONY: bench
 bench: ## Run the benchmarks: the core, preferred allocation, the extender's and the webhooks' calls.
-	go test -run '^$$' -bench '$(BENCH)' -benchmem ./internal/core/accel/... ./internal/core/sharing/... ./internal/scheduler/extender/... ./internal/pool/admission/... ./internal/pool
+	go test -run '^$$' -bench '$(BENCH)' -benchmem ./internal/core/... ./internal/scheduler/extender/... ./internal/pool/admission/... ./internal/pool
 
 # BENCH_ARGS are its flags, such as "-nodes 1000 -rounds 5 -json dist/bench.json".
 .PHONY: bench-scheduler

@@ -90,7 +90,8 @@ func daemons(name string, ready map[string]bool) []runtime.Object {
 		if ready[on] {
 			p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}
 		} else {
-			p.Status.ContainerStatuses = []corev1.ContainerStatus{{State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "ImagePullBackOff"}}}}
+			waiting := &corev1.ContainerStateWaiting{Reason: "ImagePullBackOff"}
+			p.Status.ContainerStatuses = []corev1.ContainerStatus{{State: corev1.ContainerState{Waiting: waiting}}}
 		}
 		out = append(out, p)
 	}
