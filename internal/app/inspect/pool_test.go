@@ -70,10 +70,11 @@ func TestPoolIsShown(t *testing.T) {
 		said   string
 		err    string
 	}{
-		"all":            {golden: "pool"},
-		"wide":           {change: func(o *collect.Options) { o.Output = "wide" }, golden: "pool-wide"},
-		"one resource":   {change: func(o *collect.Options) { o.Resource = "bitfusion.io/gpu" }, golden: "pool"},
-		"json":           {change: func(o *collect.Options) { o.Output = "json" }, golden: "pool-json", said: "The extender does not respond"},
+		"all":          {golden: "pool"},
+		"wide":         {change: func(o *collect.Options) { o.Output = "wide" }, golden: "pool-wide"},
+		"one resource": {change: func(o *collect.Options) { o.Resource = "bitfusion.io/gpu" }, golden: "pool"},
+		"json": {change: func(o *collect.Options) { o.Output = "json" }, golden: "pool-json",
+			said: "The extender does not respond"},
 		"json of all":    {change: func(o *collect.Options) { o.Output, o.Resource = "json", "all" }, golden: "pool-json"},
 		"json of it":     {change: func(o *collect.Options) { o.Output, o.Resource = "json", "bitfusion.io/gpu" }, golden: "pool-json"},
 		"yaml of it":     {change: func(o *collect.Options) { o.Output, o.Resource = "yaml", "bitfusion.io/gpu" }, golden: "pool-yaml"},

@@ -208,7 +208,8 @@ func TestImport(t *testing.T) {
 		"somebody's, by force": {there: []runtime.Object{secret("kube-system", client, nil, "client.yaml", oldYAML, "more", "kept")},
 			change: func(o *admin.ImportOptions) { o.Force = true },
 			want:   func(m map[string]map[string]string) { m[client]["more"] = "kept" }, out: []string{client + " in kube-system updated"}},
-		"a copy, even by force": {there: []runtime.Object{secret("kube-system", client, map[string]string{secrets.ManagedByLabel: secrets.ManagedBy},
+		"a copy, even by force": {there: []runtime.Object{secret("kube-system", client,
+			map[string]string{secrets.ManagedByLabel: secrets.ManagedBy},
 			"client.yaml", oldYAML)}, change: func(o *admin.ImportOptions) { o.Force = true },
 			errs: []string{"is a copy that Divvy updates from its source"}},
 		"immutable, even by force": {there: []runtime.Object{func() runtime.Object {
@@ -354,7 +355,8 @@ func TestReadToken(t *testing.T) {
 			out:     []string{`servers.conf, server 1: "reachable: 10.1.1.1:56001" was added`}},
 		"for others": {files: map[string]string{"servers.conf": conf("10.1.1.1:56001")},
 			options: admin.ImportOptions{ClientVersions: []string{"450"}}, servers: conf("10.1.1.1:56001")},
-		"others, when told": {files: map[string]string{"servers.conf": conf("10.1.1.1:56001")}, options: admin.ImportOptions{Reachable: true},
+		"others, when told": {files: map[string]string{"servers.conf": conf("10.1.1.1:56001")},
+			options: admin.ImportOptions{Reachable: true},
 			servers: "servers:\n- reachable: 10.1.1.1:56001\n  addresses:\n  - 10.1.1.1:56001\n"},
 		"as the guide says": {files: map[string]string{"servers.conf": "servers:\n- reachable:10.1.1.1:56001\n  addresses:\n  - " +
 			"10.1.1.1:56001\n"},
@@ -500,7 +502,8 @@ func TestCheck(t *testing.T) {
 	}
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := admin.Check(ended, admin.DefaultCheckOptions(), &token.Token{CA: good, Client: []byte(clientYAML), Servers: []byte(conf(up))}, "", nil,
+	read := &token.Token{CA: good, Client: []byte(clientYAML), Servers: []byte(conf(up))}
+	if err := admin.Check(ended, admin.DefaultCheckOptions(), read, "", nil,
 		&bytes.Buffer{}); !errors.Is(err, context.Canceled) {
 		t.Errorf("error %v", err)
 	}

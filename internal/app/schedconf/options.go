@@ -90,7 +90,8 @@ func (o *Options) addExtenderFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&e.CAFile, "ca-file", e.CAFile, "CA of the extender's certificate; if empty, from the ConfigMap "+wiring.CAConfigMap+
 		" in the Service's namespace")
 	fs.StringVar(&e.CertFile, "client-cert-file", e.CertFile,
-		"client certificate of kube-scheduler for the extender; if empty, from the Secret "+wiring.ClientSecret+" in the Service's namespace")
+		"client certificate of kube-scheduler for the extender; if empty, from the Secret "+wiring.ClientSecret+
+			" in the Service's namespace")
 	fs.StringVar(&e.KeyFile, "client-key-file", e.KeyFile, "private key of --client-cert-file")
 	fs.StringSliceVar(&e.Resources, "resources", e.Resources,
 		"extended resources that the extender manages; if empty, those already configured, or else "+wiring.DefaultResource)

@@ -12,9 +12,8 @@ import (
 	"sync/atomic"
 	"time"
 
-	dto "github.com/prometheus/client_model/go"
-
 	"github.com/prometheus/client_golang/prometheus"
+	dto "github.com/prometheus/client_model/go"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/klog/v2"
 
@@ -120,7 +119,8 @@ func newSupervisor(node string, self handover.Identity, client kubernetes.Interf
 			keys[c.GrantKeyFile] = kube.NewKeyring(c.GrantKeyFile)
 		}
 		return agent.New(ctx, agent.Options{
-			Config: vendors.WithFatalCauses(c), Node: node, Client: client, Keys: keys[c.GrantKeyFile], Backends: b, Registry: r, Events: s.events,
+			Config: vendors.WithFatalCauses(c), Node: node, Client: client, Keys: keys[c.GrantKeyFile], Backends: b, Registry: r,
+			Events:     s.events,
 			Quarantine: s.quarantine, Handoff: h,
 		})
 	}
