@@ -174,7 +174,10 @@ func assemble(o Options, clients kube.Clients) (*program, error) {
 	if err := p.registry.Register(p.limits); err != nil {
 		return nil, fmt.Errorf("metrics of the servers: %w", err)
 	}
-	return p, p.addServers()
+	if err := p.addServers(); err != nil {
+		return nil, err
+	}
+	return p, nil
 }
 
 // addServers adds what answers kube-scheduler, Prometheus and, over TLS, the API server.

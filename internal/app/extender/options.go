@@ -61,9 +61,9 @@ type Options struct {
 
 // DefaultOptions returns the defaults.
 func DefaultOptions() Options {
-	return Options{ //nolint:gosec // names of Secrets are no secrets
+	return Options{
 		Server: flags.Server{Listen: ":32766", MetricsListen: ":9401", Log: flags.DefaultLog()},
-		TLS: TLS{
+		TLS: TLS{ //nolint:gosec // names of Secrets are no secrets
 			Listen:           ":32765",
 			Service:          "divvy-extender",
 			Secret:           "divvy-extender-certs",
@@ -207,9 +207,10 @@ func (t TLS) validate(m *mistakes) {
 	if t.Service == "" {
 		m.add("tls-service", errors.New("must not be empty"))
 	}
-	if t.Secret == "" {
+	switch t.Secret {
+	case "":
 		m.add("tls-secret", errors.New("must not be empty"))
-	} else if t.Secret == t.ClientSecret {
+	case t.ClientSecret:
 		m.add("tls-client-secret", fmt.Errorf("%s is the Secret of the CA, whose keys kube-scheduler must not see", t.Secret))
 	}
 	if wrong := validation.IsDNS1123Subdomain(t.SchedulerName); t.SchedulerName != "" && len(wrong) > 0 {

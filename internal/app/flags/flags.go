@@ -87,7 +87,7 @@ func Mistake(flag string, err error) error {
 	if err == nil {
 		return nil
 	}
-	joined, ok := err.(interface{ Unwrap() []error }) //nolint:errorlint // one that wraps several is a single mistake
+	joined, ok := err.(interface{ Unwrap() []error })
 	if !ok {
 		return fmt.Errorf("--%s: %w", flag, err)
 	}

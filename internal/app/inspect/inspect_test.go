@@ -14,8 +14,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/divvy-gpu/divvy/internal/report/inspect/collect"
-
 	"github.com/google/go-cmp/cmp"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -28,6 +26,7 @@ import (
 	"github.com/divvy-gpu/divvy/internal/core/wire"
 	"github.com/divvy-gpu/divvy/internal/platform/kube"
 	"github.com/divvy-gpu/divvy/internal/report/inspect"
+	"github.com/divvy-gpu/divvy/internal/report/inspect/collect"
 )
 
 var update = flag.Bool("update", false, "write the golden files anew")
@@ -237,8 +236,8 @@ func TestRun(t *testing.T) {
 	}{
 		"all":      {extender: extenderOf(twoNodes), golden: "all"},
 		"one node": {extender: extenderOf(twoNodes), node: "extender-a", golden: "one"},
-		"one resource": {extender: extenderOf(twoNodes), change: func(o *collect.Options) { o.Resource = string(gcuMemory) },
-			golden: "all"},
+		"one resource": {extender: extenderOf(twoNodes),
+			change: func(o *collect.Options) { o.Resource = string(gcuMemory) }, golden: "all"},
 		"one resource of one node, and no lists": {extender: extenderOf(twoNodes), refuse: http.StatusForbidden, node: "extender-a",
 			change: func(o *collect.Options) { o.Resource = string(gcuMemory) }, golden: "one"},
 		"all that may be seen without lists": {extender: extenderOf(twoNodes), refuse: http.StatusForbidden,
@@ -264,9 +263,9 @@ func TestRun(t *testing.T) {
 			err: "no node offers example.com/none; offered resources: enflame.com/gcu-memory"},
 		"down, and lists refused": {refuse: http.StatusForbidden, said: "no endpoints", err: "lists are not for you"},
 		"a node without devices":  {node: "plain", err: `node "plain" is unknown or offers no devices`},
-		"a node without the resource": {node: "plain", change: func(o *collect.Options) { o.Resource = string(gcuMemory) },
-			said: "no endpoints",
-			err:  `node "plain" is unknown or offers no enflame.com/gcu-memory`},
+		"a node without the resource": {node: "plain",
+			change: func(o *collect.Options) { o.Resource = string(gcuMemory) }, said: "no endpoints",
+			err: `node "plain" is unknown or offers no enflame.com/gcu-memory`},
 		"options that make no sense": {change: func(o *collect.Options) { o.Output, o.Namespace, o.Port, o.Timeout = "xml", "", 0, 0 },
 			err: "output format \"xml\": must be one of table, wide, json, yaml\n--namespace must not be empty\n--port 0: must be from 1 " +
 				"to 65535\n--extender-timeout 0s: must be above zero"},
@@ -451,10 +450,8 @@ func TestEveryResourceIsShown(t *testing.T) {
 		"mixed-json-gpu": {extender: onlyGCUs(),
 			node: "plain-gpus", change: func(o *collect.Options) { o.Output, o.Resource = "json", "nvidia.com/gpu" }},
 		"mixed-json-all": {extender: onlyGCUs(), node: "mixed", change: func(o *collect.Options) { o.Output, o.Resource = "json", "all" }},
-		"mixed-yaml-all": {extender: onlyGCUs(), node: "plain-gpus", change: func(o *collect.Options) {
-			o.Output,
-				o.Resource = "yaml", "all"
-		}},
+		"mixed-yaml-all": {extender: onlyGCUs(), node: "plain-gpus",
+			change: func(o *collect.Options) { o.Output, o.Resource = "yaml", "all" }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newMixedServer(t)

@@ -502,8 +502,8 @@ func TestCheck(t *testing.T) {
 	}
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := admin.Check(ended, admin.DefaultCheckOptions(), &token.Token{CA: good, Client: []byte(clientYAML), Servers: []byte(conf(up))},
-		"", nil,
+	read := &token.Token{CA: good, Client: []byte(clientYAML), Servers: []byte(conf(up))}
+	if err := admin.Check(ended, admin.DefaultCheckOptions(), read, "", nil,
 		&bytes.Buffer{}); !errors.Is(err, context.Canceled) {
 		t.Errorf("error %v", err)
 	}

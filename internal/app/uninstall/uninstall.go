@@ -48,8 +48,8 @@ func (o *options) Validate() error {
 		errs = append(errs, errors.New("set either --before or --after"))
 	}
 	if o.Namespace == "" && (o.SchedulerDaemon != "" || o.SchedulerHook != "" || o.NodeHook != "") {
-		errs = append(errs, errors.New("--namespace (or POD_NAMESPACE) is required for --scheduler-daemon, --scheduler-hook "+
-			"and --node-hook"))
+		errs = append(errs, errors.New("--namespace (or POD_NAMESPACE) is required for --scheduler-daemon, "+
+			"--scheduler-hook and --node-hook"))
 	}
 	if o.SchedulerDaemon != "" && o.SchedulerHook == "" {
 		errs = append(errs, errors.New("--scheduler-daemon requires --scheduler-hook, or kube-scheduler would continue to call an "+

@@ -49,12 +49,11 @@ func (u *uninstaller) unwire(ctx context.Context) error {
 		// It would wire kube-scheduler again.
 		u.endAll(ctx, []object{{daemonSet, u.options.Namespace, name}})
 	}
-	u.progress.say("kube-scheduler: removing the extender from its configuration")
+	u.out.say("kube-scheduler: removing the extender from its configuration")
 	hook := u.options.SchedulerHook
 	last, pending := u.awaitHook(ctx, hook, schedulerLimit)
 	for _, node := range last.unreachable {
-		u.progress.remain(fmt.Sprintf("kube-scheduler on node %s, which does not respond: once it is back, it calls the extender for "+
-			"pods that "+
+		u.out.remain(fmt.Sprintf("kube-scheduler on node %s, which does not respond: once it is back, it calls the extender for pods that "+
 			"request memory", node),
 			"on that node, run divvy-control schedconf uninstall, or copy /etc/kubernetes/kube-scheduler.back.yaml back to "+
 				"/etc/kubernetes/manifests/kube-scheduler.yaml")
@@ -64,14 +63,14 @@ func (u *uninstaller) unwire(ctx context.Context) error {
 			"daemonset/%s\", fix the problem and uninstall again; "+
 			"\"helm uninstall --no-hooks\" uninstalls anyway", pending, u.options.Namespace, hook)
 	}
-	u.progress.say("kube-scheduler: done on %d nodes", last.ready)
+	u.out.say("kube-scheduler: done on %d nodes", last.ready)
 	return nil
 }
 
 // awaitHook waits until the pods of a hook's DaemonSet are done, for no longer than
 // limit. It returns how far they are, and what is pending, "" for nothing.
 func (u *uninstaller) awaitHook(ctx context.Context, hook string, limit time.Duration) (last hookState, pending string) {
-	pending = u.progress.wait(ctx, limit, func(ctx context.Context) (string, error) {
+	pending = u.out.wait(ctx, limit, func(ctx context.Context) (string, error) {
 		var err error
 		last, err = u.hookState(ctx, hook)
 		if err != nil || last.done() {
@@ -209,7 +208,7 @@ func (u *uninstaller) endAll(ctx context.Context, objects []object) {
 	left := slices.Clone(objects)
 	began := time.Now()
 	stuck := map[object]string{} // on nodes that do not answer
-	pending := u.progress.wait(ctx, spared(ctx, workloadLimit), func(ctx context.Context) (string, error) {
+	pending := u.out.wait(ctx, spared(ctx, workloadLimit), func(ctx context.Context) (string, error) {
 		answering, err := u.answering(ctx)
 		if err != nil {
 			return "", err
@@ -221,7 +220,7 @@ func (u *uninstaller) endAll(ctx context.Context, objects []object) {
 			case err != nil:
 				pending = append(pending, err.Error())
 			case state.gone:
-				u.progress.say("removed %s", o)
+				u.out.say("removed %s", o)
 				return true
 			case len(state.pods) == 0 && len(state.away) > 0 && time.Since(began) >= unreachableAfter:
 				stuck[o] = join(state.away)
@@ -234,10 +233,10 @@ func (u *uninstaller) endAll(ctx context.Context, objects []object) {
 		return strings.Join(pending, "; "), nil
 	})
 	for o, pods := range stuck {
-		u.progress.remain(fmt.Sprintf("%s until nodes that do not respond are back or deleted: %s", o, pods), "")
+		u.out.remain(fmt.Sprintf("%s until nodes that do not respond are back or deleted: %s", o, pods), "")
 	}
 	for _, o := range left {
-		u.progress.remain(fmt.Sprintf("%s (%s)", o, pending), o.command())
+		u.out.remain(fmt.Sprintf("%s (%s)", o, pending), o.command())
 	}
 }
 
@@ -308,13 +307,13 @@ func (u *uninstaller) remove(ctx context.Context, kinds ...string) {
 		if !slices.Contains(kinds, o.kind) {
 			continue
 		}
-		err := u.progress.insist(ctx, func(ctx context.Context) error { return u.deleteObject(ctx, o) })
+		err := u.out.insist(ctx, func(ctx context.Context) error { return u.deleteObject(ctx, o) })
 		switch {
 		case gone(err):
 		case err != nil:
-			u.progress.remain(fmt.Sprintf("%s: %v", o, err), o.command())
+			u.out.remain(fmt.Sprintf("%s: %v", o, err), o.command())
 		default:
-			u.progress.say("removed %s", o)
+			u.out.say("removed %s", o)
 		}
 	}
 }
@@ -341,7 +340,7 @@ func (u *uninstaller) deleteObject(ctx context.Context, o object) error {
 func (u *uninstaller) removeCopies(ctx context.Context) {
 	removed := 0
 	for _, name := range []string{pool.CASecret, pool.ClientSecret, pool.ServersSecret, pool.SingleSecret} {
-		err := u.progress.insist(ctx, func(ctx context.Context) error {
+		err := u.out.insist(ctx, func(ctx context.Context) error {
 			// By name as well: no other secret may be listed.
 			list, err := u.client.CoreV1().Secrets(metav1.NamespaceAll).List(ctx, metav1.ListOptions{
 				LabelSelector: secrets.ManagedByLabel + "=" + secrets.ManagedBy, FieldSelector: metav1.ObjectNameField + "=" + name,
@@ -361,11 +360,11 @@ func (u *uninstaller) removeCopies(ctx context.Context) {
 			return nil
 		})
 		if err != nil {
-			u.progress.remain(fmt.Sprintf("copies of the pool's secret %s: %v", name, err),
+			u.out.remain(fmt.Sprintf("copies of the pool's secret %s: %v", name, err),
 				fmt.Sprintf("kubectl delete secret -A -l %s=%s", secrets.ManagedByLabel, secrets.ManagedBy))
 		}
 	}
-	u.progress.say("removed %d copies of the pool's token", removed)
+	u.out.say("removed %d copies of the pool's token", removed)
 }
 
 // awaitHosts waits until the hosts of the nodes that answer are clean.
@@ -376,16 +375,14 @@ func (u *uninstaller) awaitHosts(ctx context.Context) {
 	}
 	last, pending := u.awaitHook(ctx, hook, spared(ctx, hostLimit))
 	for _, node := range last.unreachable {
-		u.progress.remain(fmt.Sprintf("files on the host of node %s, which does not respond", node),
-			"on that node, run divvy-node uninstall")
+		u.out.remain(fmt.Sprintf("files on the host of node %s, which does not respond", node), "on that node, run divvy-node uninstall")
 	}
 	if pending != "" {
-		u.progress.remain("files on hosts ("+pending+")",
-			fmt.Sprintf("see kubectl logs -n %s daemonset/%s, and run divvy-node uninstall on those "+
-				"nodes", u.options.Namespace, hook))
+		u.out.remain("files on hosts ("+pending+")", fmt.Sprintf("see kubectl logs -n %s daemonset/%s, and run divvy-node uninstall on those "+
+			"nodes", u.options.Namespace, hook))
 		return
 	}
-	u.progress.say("hosts of %d nodes are clean", last.ready)
+	u.out.say("hosts of %d nodes are clean", last.ready)
 }
 
 // hold waits until the daemons have been away for some time, as far as the run has
@@ -396,7 +393,7 @@ func (u *uninstaller) hold(ctx context.Context, stopped time.Time) {
 		until = deadline.Add(-MinTimeout)
 	}
 	if rest := time.Until(until); rest > 0 {
-		u.progress.say("waiting %v: kubelet keeps resources without a device plugin for five minutes; the second step continues from there",
+		u.out.say("waiting %v: kubelet keeps resources without a device plugin for five minutes; the second step continues from there",
 			rest.Round(time.Second))
 		select {
 		case <-ctx.Done():

@@ -42,7 +42,7 @@ func (u *uninstaller) nodes(ctx context.Context) ([]corev1.Node, error) {
 // cleanNodes takes off the nodes what Divvy wrote on them.
 func (u *uninstaller) cleanNodes(ctx context.Context) {
 	cleaned := 0
-	left := u.progress.wait(ctx, cleaningLimit, func(ctx context.Context) (string, error) {
+	left := u.out.wait(ctx, cleaningLimit, func(ctx context.Context) (string, error) {
 		nodes, err := u.nodes(ctx)
 		if err != nil {
 			return "", err
@@ -64,11 +64,10 @@ func (u *uninstaller) cleanNodes(ctx context.Context) {
 		for _, key := range wire.NodeAnnotations() {
 			keys = append(keys, key+"-")
 		}
-		u.progress.remain("annotations, labels and device counts on nodes ("+left+")", "kubectl annotate nodes --all "+strings.Join(keys,
-			" ")+
+		u.out.remain("annotations, labels and device counts on nodes ("+left+")", "kubectl annotate nodes --all "+strings.Join(keys, " ")+
 			", and for each label that "+wire.LabelsAnnotation+" lists, kubectl label nodes --all LABEL-")
 	}
-	u.progress.say("removed Divvy's annotations and labels from %d nodes", cleaned)
+	u.out.say("removed Divvy's annotations and labels from %d nodes", cleaned)
 }
 
 // cleanNode takes off one node what Divvy wrote on it. The annotations say what
@@ -159,7 +158,7 @@ func (u *uninstaller) after(ctx context.Context) error {
 	var listed error
 	taken := map[entry]bool{}
 	var forgetting map[entry]string
-	pending := u.progress.wait(ctx, limit, func(ctx context.Context) (string, error) {
+	pending := u.out.wait(ctx, limit, func(ctx context.Context) (string, error) {
 		var nodes []corev1.Node
 		if nodes, listed = u.nodes(ctx); listed != nil {
 			return "", listed
@@ -184,14 +183,14 @@ func (u *uninstaller) after(ctx context.Context) error {
 		return listed
 	}
 	for e := range taken {
-		u.progress.say("node %s: %s is offered by another device plugin and was kept", e.node, e.resource)
+		u.out.say("node %s: %s is offered by another device plugin and was kept", e.node, e.resource)
 	}
 	for e, why := range forgetting {
-		u.progress.remain(fmt.Sprintf("%s in the status of node %s (%s)", e.resource, e.node, why),
+		u.out.remain(fmt.Sprintf("%s in the status of node %s (%s)", e.resource, e.node, why),
 			e.command()+", once kubelet shows a capacity of 0")
 	}
 	if pending == "" {
-		u.progress.say("nodes: their status was restored")
+		u.out.say("nodes: their status was restored")
 	}
 	return nil
 }
@@ -213,7 +212,7 @@ func (u *uninstaller) forget(ctx context.Context, n *corev1.Node, away, patched 
 		case !allocatable.IsZero():
 			taken[e] = true
 		case !nodeReady(n):
-			u.progress.remain(fmt.Sprintf("%s in the status of node %s, which does not respond", name, n.Name),
+			u.out.remain(fmt.Sprintf("%s in the status of node %s, which does not respond", name, n.Name),
 				"five minutes after it is back, "+e.command())
 		case capacity.IsZero():
 			forgetting[e] = "kubelet still shows 0 of it"
@@ -234,7 +233,7 @@ func (u *uninstaller) forget(ctx context.Context, n *corev1.Node, away, patched 
 		}
 		return
 	}
-	u.progress.say("node %s: removed %s from its status", n.Name, strings.Join(slices.Sorted(maps.Keys(remove)), ", "))
+	u.out.say("node %s: removed %s from its status", n.Name, strings.Join(slices.Sorted(maps.Keys(remove)), ", "))
 }
 
 // describe says which resources of which nodes.

@@ -92,32 +92,32 @@ func Run(ctx context.Context, o Options, client kubernetes.Interface, out io.Wri
 	}
 	ctx, cancel := context.WithTimeout(ctx, o.Timeout)
 	defer cancel()
-	u := &uninstaller{options: o, client: client, progress: &progress{out: out}, objects: objects}
+	u := &uninstaller{options: o, client: client, out: &progress{to: out}, objects: objects}
 	if o.After {
 		err = u.after(ctx)
 	} else {
 		err = u.before(ctx)
 	}
-	u.progress.conclude()
+	u.out.conclude()
 	return err
 }
 
 // uninstaller is one run. It is not safe for concurrent use.
 type uninstaller struct {
-	options  Options
-	client   kubernetes.Interface
-	progress *progress
-	objects  []object
+	options Options
+	client  kubernetes.Interface
+	out     *progress
+	objects []object
 }
 
 // progress prints what is done, what is waited for, and at the end what remains.
 type progress struct {
-	out io.Writer
+	to io.Writer
 	// remains are lines about what is still there.
 	remains []string
 }
 
-func (p *progress) say(format string, args ...any) { fmt.Fprintf(p.out, format+"\n", args...) }
+func (p *progress) say(format string, args ...any) { fmt.Fprintf(p.to, format+"\n", args...) }
 
 // remain notes what is still there, and the command that mends it.
 func (p *progress) remain(what, command string) {

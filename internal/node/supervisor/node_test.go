@@ -6,7 +6,6 @@ import (
 	"testing"
 
 	config "github.com/divvy-gpu/divvy/api/config/v1alpha1"
-
 	"github.com/divvy-gpu/divvy/internal/core/accel"
 	"github.com/divvy-gpu/divvy/internal/node/deviceplugin"
 )

@@ -55,8 +55,8 @@ func clientCertificate(t *testing.T) (*x509.Certificate, *x509.CertPool) {
 		}
 		return c
 	}
-	template := &x509.Certificate{Subject: pkix.Name{CommonName: "ca"}, IsCA: true, BasicConstraintsValid: true,
-		KeyUsage: x509.KeyUsageCertSign}
+	template := &x509.Certificate{Subject: pkix.Name{CommonName: "ca"}, IsCA: true,
+		BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign}
 	ca := issue(template, template)
 	roots := x509.NewCertPool()
 	roots.AddCert(ca)

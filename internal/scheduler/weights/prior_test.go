@@ -23,8 +23,8 @@ func TestParseDemand(t *testing.T) {
 		{"resource":"enflame.com/gcu-memory","units":8,"cpu":"500m","memory":"1.5Gi","share":3},
 		{"resource":"enflame.com/gcu-memory","units":32,"devices":2,"cpu":4,"share":0.9},
 		{"resource":"enflame.com/gcu-memory","cpu":"2","share":0.1},
-		{"resource":"nvidia.com/gpu-memory","units":24,"models":["T4","A10*","T4"],"avoidModels":["A100"],"share":1}
-	]`, []accel.Resource{gcu, gpu})
+		{"resource":"nvidia.com/gpu-memory","units":24,"models":["T4","A10*","T4"],"avoidModels":["A100"],"share":1}]`,
+		[]accel.Resource{gcu, gpu})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -131,8 +131,7 @@ var rules = []rule{
 	{
 		packages: []string{"internal/pool/admin", "internal/pool/sources"},
 		never: []string{"internal/core/ledger", "internal/node/...", "internal/platform/certs", "internal/pool/admission",
-			"internal/report/...",
-			"internal/scheduler/..."},
+			"internal/report/...", "internal/scheduler/..."},
 		why: "the cluster, the catalog and the token are read beside the reviews, and know nothing of what is decided there",
 	},
 	{
