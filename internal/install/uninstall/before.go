@@ -378,8 +378,9 @@ func (u *uninstaller) awaitHosts(ctx context.Context) {
 		u.out.remain(fmt.Sprintf("files on the host of node %s, which does not respond", node), "on that node, run divvy-node uninstall")
 	}
 	if pending != "" {
-		u.out.remain("files on hosts ("+pending+")", fmt.Sprintf("see kubectl logs -n %s daemonset/%s, and run divvy-node uninstall on those "+
-			"nodes", u.options.Namespace, hook))
+		u.out.remain("files on hosts ("+pending+")",
+			fmt.Sprintf("see kubectl logs -n %s daemonset/%s, and run divvy-node uninstall on those "+
+				"nodes", u.options.Namespace, hook))
 		return
 	}
 	u.out.say("hosts of %d nodes are clean", last.ready)

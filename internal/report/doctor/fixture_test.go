@@ -207,10 +207,6 @@ func (w *world) object(apiVersion, kind string, typed any) Object {
 	return o
 }
 
-func configMap(name string) corev1.VolumeSource {
-	return corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{LocalObjectReference: corev1.LocalObjectReference{Name: name}}}
-}
-
 func healthy(t testing.TB) *world {
 	t.Helper()
 	w := &world{t: t, Snapshot: &Snapshot{

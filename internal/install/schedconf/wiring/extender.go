@@ -121,7 +121,7 @@ func (s Source) fromService(ctx context.Context, client kubernetes.Interface, e 
 	}
 	ip := service.Spec.ClusterIP
 	if net.ParseIP(ip) == nil {
-		return fmt.Errorf("Service %s has no cluster IP (%q), and kube-scheduler does not resolve names of Services; "+ //nolint:staticcheck // a name
+		return fmt.Errorf("get the cluster IP of Service %s: it is %q, and kube-scheduler does not resolve names of Services; "+
 			"set --extender-url", s.Service, ip)
 	}
 	for _, scheme := range []string{"https", "http"} {
