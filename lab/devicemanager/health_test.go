@@ -105,7 +105,7 @@ func TestOneCardHangs(t *testing.T) {
 			n.converged()
 			pods := []*corev1.Pod{held}
 			before := n.snapshot(pods)
-			n.topology.Cards[1].Slow = vendorsim.Delays{"EfmlGetDevMem": time.Hour}
+			n.topology.Cards[1].Calls.Slow = vendorsim.Delays{"EfmlGetDevMem": time.Hour}
 			n.topology.Library.OneLock = lock
 			n.writeTopology()
 			eventually(t, patience, func() error { return n.health(1, false) })
@@ -124,7 +124,7 @@ func TestOneCardHangs(t *testing.T) {
 				eventually(t, soon, func() error { return n.health(2, true) })
 			}
 			n.same(before, pods[:1])
-			n.topology.Cards[1].Slow, n.topology.Library.OneLock = nil, false
+			n.topology.Cards[1].Calls.Slow, n.topology.Library.OneLock = nil, false
 			n.writeTopology()
 			eventually(t, patience, func() error { return n.health(1, true) })
 			after := n.bind(1, "after", app(12))

@@ -210,7 +210,7 @@ func TestDriverStates(t *testing.T) {
 func TestFailuresAndLoss(t *testing.T) {
 	topology := vendorsim.Topology{Cards: vendorsim.GCUs(2, 1024)}
 	topology.Library.Fail = vendorsim.Failures{"EfmlGetNumaNode": 3}
-	topology.Cards[1].Fail = vendorsim.Failures{"EfmlGetDevMem": 253}
+	topology.Cards[1].Calls.Fail = vendorsim.Failures{"EfmlGetDevMem": 253}
 	l := load(t, topology)
 	l.mustInit(t)
 	var mem efmlMem
@@ -220,7 +220,7 @@ func TestFailuresAndLoss(t *testing.T) {
 	wantCode(t, "EfmlGetDevMem(1), ordered to fail", l.Mem(1, &mem), 253)
 
 	topology.Library.Fail = nil
-	topology.Cards[1].Fail = nil
+	topology.Cards[1].Calls.Fail = nil
 	topology.Cards[0].Lost = true
 	l.write(t, topology)
 	var count uint32

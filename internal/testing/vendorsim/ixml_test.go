@@ -287,7 +287,7 @@ func TestIXMLStates(t *testing.T) {
 	var same int32
 	wantCode(t, "nvmlDeviceOnSameBoard with the lost one", l.SameBoard(chips[1], chips[0], &same), ixmlLost)
 	set(func(topology *vendorsim.Topology) {
-		topology.Cards[1].Fail = vendorsim.Failures{"nvmlDeviceGetMinorNumber": 6}
+		topology.Cards[1].Calls.Fail = vendorsim.Failures{"nvmlDeviceGetMinorNumber": 6}
 	})
 	wantCode(t, "a call that is told to fail", l.Minor(chips[1], &n), 6)
 	wantCode(t, "the same about another chip", l.Minor(chips[0], &n), ixmlSuccess)

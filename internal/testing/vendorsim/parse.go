@@ -70,7 +70,7 @@ type mistake struct {
 }
 
 type cardSection struct {
-	Card
+	card Card
 	line int
 }
 
@@ -185,7 +185,7 @@ func (p *parser) beginCard(number string) error {
 		return fmt.Errorf("card %d is described twice, first in line %d", index, first.line)
 	}
 	p.section = fmt.Sprintf("[card %d]", index)
-	p.card = &cardSection{Card: Card{NUMA: -1}, line: p.line}
+	p.card = &cardSection{card: Card{NUMA: -1}, line: p.line}
 	p.cards[index] = p.card
 	p.key = p.cardKey
 	return nil
@@ -236,7 +236,7 @@ func (p *parser) endSection() {
 			p.wrong(p.card.line, fmt.Errorf("%s has no %s", p.section, key))
 		}
 	}
-	if p.card.UsedMiB > p.card.MemoryMiB {
+	if p.card.card.UsedMiB > p.card.card.MemoryMiB {
 		p.wrong(p.card.line, fmt.Errorf("%s has used_mib above memory_mib", p.section))
 	}
 }
@@ -254,7 +254,7 @@ func (p *parser) gatherCards() bool {
 			p.wrong(p.cards[last].line, fmt.Errorf("there is a card %d but no card %d", last, index))
 			return false
 		}
-		p.topology.Cards = append(p.topology.Cards, c.Card)
+		p.topology.Cards = append(p.topology.Cards, c.card)
 	}
 	return true
 }
@@ -347,7 +347,7 @@ func (p *parser) callKey(c *Calls, key, value string) (err error) {
 }
 
 func (p *parser) cardKey(key, value string) (err error) {
-	c := p.card
+	c := &p.card.card
 	switch key {
 	case "vendor":
 		c.Vendor = value
@@ -389,7 +389,7 @@ func (p *parser) cardKey(key, value string) (err error) {
 
 // placeKey sets what is said of a card besides what it is.
 func (p *parser) placeKey(key, value string) (err error) {
-	c := p.card
+	c := &p.card.card
 	switch key {
 	case "serial":
 		c.Serial = value

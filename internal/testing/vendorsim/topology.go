@@ -127,7 +127,7 @@ type Card struct {
 	// Lost makes all calls about the card fail. It is still counted.
 	Lost bool
 	// Calls are those about this card alone.
-	Calls
+	Calls Calls
 }
 
 // MIG says whether a card can be cut into partitions, and is.
@@ -291,7 +291,7 @@ func (t Topology) Clone() Topology {
 	t.Cards = slices.Clone(t.Cards)
 	for i := range t.Cards {
 		c := &t.Cards[i]
-		c.Calls = c.clone()
+		c.Calls = c.Calls.clone()
 		if c.Minor != nil {
 			c.Minor = new(*c.Minor)
 		}
@@ -454,10 +454,10 @@ func (t Topology) Encode() ([]byte, error) {
 		if c.HealthBits != 0 {
 			fmt.Fprintf(&b, "health_bits = %#x\n", c.HealthBits)
 		}
-		if c.Delay != 0 {
-			fmt.Fprintf(&b, "delay_ms = %d\n", c.Delay.Milliseconds())
+		if c.Calls.Delay != 0 {
+			fmt.Fprintf(&b, "delay_ms = %d\n", c.Calls.Delay.Milliseconds())
 		}
-		c.encode(&b)
+		c.Calls.encode(&b)
 	}
 	for _, l := range t.Links {
 		fmt.Fprintf(&b, "\n%s\nlanes = %d\n", l.section(), l.Lanes)

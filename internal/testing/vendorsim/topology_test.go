@@ -258,8 +258,8 @@ func TestWriteAndReadBack(t *testing.T) {
 	want.Cards[4].XID = vendorsim.XID{Code: 48}
 	want.Cards[1].Minor = new(9)
 	want.Cards[1].UUID = want.Cards[0].UUID // hardware that cannot be
-	want.Cards[1].Fail = vendorsim.Failures{"EfmlGetDevMem": 254}
-	want.Cards[2].Delay, want.Cards[2].Slow = time.Hour, vendorsim.Delays{"nvmlDeviceGetUUID": time.Millisecond}
+	want.Cards[1].Calls.Fail = vendorsim.Failures{"EfmlGetDevMem": 254}
+	want.Cards[2].Calls.Delay, want.Cards[2].Calls.Slow = time.Hour, vendorsim.Delays{"nvmlDeviceGetUUID": time.Millisecond}
 	dir := t.TempDir()
 	path := filepath.Join(dir, "topology.ini")
 	for range 2 { // the second replaces the first

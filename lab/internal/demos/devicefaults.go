@@ -46,7 +46,7 @@ its last state, so kubelet is told nothing, and all pods start.`, drivers))
 	f.Say(fmt.Sprintf(`No call about it returns for 8 seconds, as often as this: %d. It is withdrawn the first
 time. It may return once before the next time, and then must be well for 30 seconds,
 which it is only after the last one. All pods start.`, gpu))
-	told, err = f.stall(ctx, gpu, func(h *vendorsim.Topology) { h.Cards[0].Delay = time.Hour })
+	told, err = f.stall(ctx, gpu, func(h *vendorsim.Topology) { h.Cards[0].Calls.Delay = time.Hour })
 	if err != nil {
 		return err
 	}

@@ -106,8 +106,8 @@ minute, and takes pods.`,
 	},
 }
 
-func hang(_ *vendorsim.Topology, c *vendorsim.Card)   { c.Delay = time.Hour }
-func answer(_ *vendorsim.Topology, c *vendorsim.Card) { c.Delay = 0 }
+func hang(_ *vendorsim.Topology, c *vendorsim.Card)   { c.Calls.Delay = time.Hour }
+func answer(_ *vendorsim.Topology, c *vendorsim.Card) { c.Calls.Delay = 0 }
 
 // Faults breaks cards of each vendor under pods and puts them right again, then the
 // daemon's folders. In the short form calls hang for one vendor alone, and drivers stall

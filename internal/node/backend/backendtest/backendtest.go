@@ -384,12 +384,12 @@ func testFailingCall(t *testing.T, h Harness) {
 	n := open(t, h, topology)
 	before := n.found()
 	n.change(func(topology *vendorsim.Topology) {
-		topology.Cards[2].Fail = vendorsim.Failures{h.CardCall: h.FailCode}
+		topology.Cards[2].Calls.Fail = vendorsim.Failures{h.CardCall: h.FailCode}
 	})
 	found := n.found()
 	wantIDs(t, h, found, topology.Cards[0], topology.Cards[1])
 	wantFault(t, found, 2, h.ID(topology.Cards[2].UUID), h.CardCall, fmt.Sprint(h.FailCode))
-	n.change(func(topology *vendorsim.Topology) { topology.Cards[2].Fail = nil })
+	n.change(func(topology *vendorsim.Topology) { topology.Cards[2].Calls.Fail = nil })
 	if after := n.found(); !after.Equal(before) {
 		t.Errorf("after recovery:\n%s", cmp.Diff(before.Devices, after.Devices))
 	}
@@ -643,7 +643,7 @@ func (n *node) hang() {
 func calm(topology *vendorsim.Topology) {
 	topology.Library.Delay, topology.Library.OneLock = 0, false
 	for i := range topology.Cards {
-		topology.Cards[i].Delay, topology.Cards[i].Slow = 0, nil
+		topology.Cards[i].Calls.Delay, topology.Cards[i].Calls.Slow = 0, nil
 	}
 }
 
@@ -695,9 +695,9 @@ func testHung(t *testing.T, h Harness) {
 // hangs hangs a card, all calls about it or those of one function.
 func (h Harness) hangs(card int) map[string]func(*vendorsim.Topology) {
 	return map[string]func(*vendorsim.Topology){
-		"every call": func(topology *vendorsim.Topology) { topology.Cards[card].Delay = time.Hour },
+		"every call": func(topology *vendorsim.Topology) { topology.Cards[card].Calls.Delay = time.Hour },
 		"one function": func(topology *vendorsim.Topology) {
-			topology.Cards[card].Slow = vendorsim.Delays{h.CardCall: time.Hour}
+			topology.Cards[card].Calls.Slow = vendorsim.Delays{h.CardCall: time.Hour}
 		},
 	}
 }
@@ -740,7 +740,7 @@ func testHungLock(t *testing.T, h Harness) {
 	before := n.revive()
 	n.change(func(topology *vendorsim.Topology) {
 		topology.Library.OneLock = true
-		topology.Cards[1].Slow = vendorsim.Delays{h.CardCall: time.Hour}
+		topology.Cards[1].Calls.Slow = vendorsim.Delays{h.CardCall: time.Hour}
 	})
 	found := n.found()
 	wantIDs(t, h, found, topology.Cards[0])
@@ -808,7 +808,7 @@ func testWatchHungCard(t *testing.T, h Harness) {
 	}
 	until("0, 1, 2")
 	for range 2 {
-		n.change(func(topology *vendorsim.Topology) { topology.Cards[1].Delay = time.Hour })
+		n.change(func(topology *vendorsim.Topology) { topology.Cards[1].Calls.Delay = time.Hour })
 		until("0, 2", "0, 1, 2")
 		n.change(func(topology *vendorsim.Topology) { topology.Cards[2].Unhealthy = true })
 		until("0, 2 unhealthy", "0, 2")

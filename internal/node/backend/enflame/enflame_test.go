@@ -316,7 +316,7 @@ func TestOlderLibraries(t *testing.T) {
 		"health fails": {
 			nil,
 			func(topology *vendorsim.Topology) {
-				topology.Cards[1].Fail = vendorsim.Failures{"EfmlGetDevHealth": 253}
+				topology.Cards[1].Calls.Fail = vendorsim.Failures{"EfmlGetDevHealth": 253}
 			},
 			"EfmlGetDevHealth(1): timeout (253)",
 		},
@@ -459,7 +459,7 @@ func TestCauses(t *testing.T) {
 		want   string
 	}{
 		"the library says so":     {func(c *vendorsim.Card) { c.Unhealthy = true }, "library"},
-		"the library cannot tell": {func(c *vendorsim.Card) { c.Fail = vendorsim.Failures{"EfmlGetDevHealth": 253} }, "unreachable"},
+		"the library cannot tell": {func(c *vendorsim.Card) { c.Calls.Fail = vendorsim.Failures{"EfmlGetDevHealth": 253} }, "unreachable"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newRoot(t)

@@ -74,7 +74,7 @@ func boards(boards, chips int) vendorsim.Topology {
 
 // fails makes a call about a card fail.
 func fails(c *vendorsim.Card, call string, code int) {
-	c.Fail = vendorsim.Failures{call: code}
+	c.Calls.Fail = vendorsim.Failures{call: code}
 }
 
 func reason(t *testing.T, b *Backend) string {

@@ -181,7 +181,7 @@ func TestOneGPUThatCannotBeAskedLeavesTheOthers(t *testing.T) {
 	} {
 		t.Run(call, func(t *testing.T) {
 			cards := vendorsim.GPUs(3, 1024)
-			cards[1].Fail = vendorsim.Failures{call: 999}
+			cards[1].Calls.Fail = vendorsim.Failures{call: 999}
 			m := newMachine(t, backend.Options{}, cards...)
 			m.change(func(topology *vendorsim.Topology) { topology.Links = vendorsim.AllLinked(0, 3, 2) })
 			m.wantCauses("from the start", offered)
@@ -193,9 +193,9 @@ func TestOneGPUThatCannotBeAskedLeavesTheOthers(t *testing.T) {
 			if !slices.Contains(found.Links, want) {
 				t.Errorf("links are %v, want %v among them", found.Links, want)
 			}
-			m.change(func(topology *vendorsim.Topology) { topology.Cards[1].Fail = nil })
+			m.change(func(topology *vendorsim.Topology) { topology.Cards[1].Calls.Fail = nil })
 			m.wantCauses("after the repair", "- - -")
-			m.change(func(topology *vendorsim.Topology) { topology.Cards[1].Fail = vendorsim.Failures{call: 15} })
+			m.change(func(topology *vendorsim.Topology) { topology.Cards[1].Calls.Fail = vendorsim.Failures{call: 15} })
 			if got := m.causes(); !strings.HasPrefix(got, "-") || !strings.HasSuffix(got, "-") {
 				t.Errorf("when it is lost: causes are %q", got)
 			}
@@ -207,7 +207,7 @@ func TestOneGPUThatCannotBeAskedLeavesTheOthers(t *testing.T) {
 // as a whole all the same.
 func TestGPUWithoutMemoryOfItsOwnIsListed(t *testing.T) {
 	cards := vendorsim.GPUs(1, 1024)
-	cards[0].Fail = vendorsim.Failures{"nvmlDeviceGetMemoryInfo": 3}
+	cards[0].Calls.Fail = vendorsim.Failures{"nvmlDeviceGetMemoryInfo": 3}
 	m := newMachine(t, backend.Options{}, cards...)
 	found := m.found()
 	if len(found.Devices) != 1 || found.Devices[0].MemoryBytes != 0 || found.Devices[0].Health.Unhealthy {
@@ -341,11 +341,11 @@ func TestFailedRowRemappingIsAState(t *testing.T) {
 	}
 	m.change(func(topology *vendorsim.Topology) {
 		topology.Cards[0].Unhealthy = false
-		topology.Cards[1].Fail = vendorsim.Failures{"nvmlDeviceGetRemappedRows": 999}
+		topology.Cards[1].Calls.Fail = vendorsim.Failures{"nvmlDeviceGetRemappedRows": 999}
 	})
 	m.wantCauses("no answer", "- unreachable")
 	m.change(func(topology *vendorsim.Topology) {
-		topology.Cards[1].Fail = vendorsim.Failures{"nvmlDeviceGetRemappedRows": 3}
+		topology.Cards[1].Calls.Fail = vendorsim.Failures{"nvmlDeviceGetRemappedRows": 3}
 	})
 	m.wantCauses("older GPU", "- -")
 }
@@ -466,13 +466,13 @@ func TestLostGPUDoesNotMakeTheWaitSpin(t *testing.T) {
 func TestGPUWhoseEventsCannotBeHeardIsUnhealthyAlone(t *testing.T) {
 	m := newMachine(t, backend.Options{}, vendorsim.GPUs(3, 1024)...)
 	m.change(func(topology *vendorsim.Topology) {
-		topology.Cards[0].Fail = vendorsim.Failures{"nvmlDeviceGetSupportedEventTypes": 3}
-		topology.Cards[1].Fail = vendorsim.Failures{"nvmlDeviceRegisterEvents": 4}
+		topology.Cards[0].Calls.Fail = vendorsim.Failures{"nvmlDeviceGetSupportedEventTypes": 3}
+		topology.Cards[1].Calls.Fail = vendorsim.Failures{"nvmlDeviceRegisterEvents": 4}
 	})
 	m.wantCauses("before anybody listens", "- - -")
 	m.wantWoken(m.await())
 	m.wantCauses("not heard", "- unreachable -") // the first has none to hear, and is asked only
-	m.change(func(topology *vendorsim.Topology) { topology.Cards[1].Fail = nil })
+	m.change(func(topology *vendorsim.Topology) { topology.Cards[1].Calls.Fail = nil })
 	m.wantWoken(m.await()) // tried again after a while
 	m.wantCauses("heard again", "- - -")
 }
@@ -539,8 +539,8 @@ func TestLinksOfGPUsThatDoNotAnswer(t *testing.T) {
 	m := newMachine(t, backend.Options{}, vendorsim.GPUs(3, 1024)...)
 	m.change(func(topology *vendorsim.Topology) {
 		topology.Links = vendorsim.AllLinked(0, 3, 2)
-		topology.Cards[0].Fail = vendorsim.Failures{"nvmlDeviceGetTopologyCommonAncestor": 999, "nvmlDeviceGetNvLinkState": 999}
-		topology.Cards[1].Fail = topology.Cards[0].Fail
+		topology.Cards[0].Calls.Fail = vendorsim.Failures{"nvmlDeviceGetTopologyCommonAncestor": 999, "nvmlDeviceGetNvLinkState": 999}
+		topology.Cards[1].Calls.Fail = topology.Cards[0].Calls.Fail
 	})
 	scores := func() (out []int) {
 		for _, l := range m.found().Links {
@@ -551,7 +551,7 @@ func TestLinksOfGPUsThatDoNotAnswer(t *testing.T) {
 	if diff := cmp.Diff([]int{230, 230}, scores()); diff != "" {
 		t.Errorf("scores (-want +got):\n%s", diff)
 	}
-	m.change(func(topology *vendorsim.Topology) { topology.Cards[0].Fail, topology.Cards[1].Fail = nil, nil })
+	m.change(func(topology *vendorsim.Topology) { topology.Cards[0].Calls.Fail, topology.Cards[1].Calls.Fail = nil, nil })
 	if diff := cmp.Diff([]int{230, 230, 230}, scores()); diff != "" {
 		t.Errorf("scores later (-want +got):\n%s", diff)
 	}
