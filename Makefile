@@ -98,6 +98,11 @@ demo-vendors: root ## Show cards of three vendors on one node, served by one dae
 rolling: root ## Replace divvy-node under two pods a second for three minutes; kubelet rejects none.
 	@cd lab && ROLLING_SECONDS=$(or $(ROLLING_SECONDS),180) go test -tags e2e -count=1 -v -timeout 15m -run '^TestRollingUpdate$$' ./e2e
 
+# FROM is the commit to upgrade from.
+.PHONY: upgrade
+upgrade: root ## Upgrade from the commit FROM to this checkout under running pods, and roll back.
+	@cd lab && UPGRADE_FROM=$(or $(FROM),HEAD^) go test -tags e2e -count=1 -v -timeout 30m -run '^TestUpgrade$$' ./e2e/installation
+
 .PHONY: faults
 faults: root ## Break cards of three vendors and the daemon's folders under running pods and bring them back.
 	@cd lab && go run ./cmd/demo faults

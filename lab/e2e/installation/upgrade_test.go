@@ -6,6 +6,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -28,12 +30,23 @@ const sharing = 40
 // nextVersion is what the programs call themselves after the upgrade.
 const nextVersion = "v99.0.0-next"
 
-// TestUpgrade upgrades to images of another version under forty pods that share
-// eight cards, and under pods that arrive meanwhile. No container of the forty is
-// started again, the books are those of before, and every pod that arrives gets a card.
+// TestUpgrade upgrades to another version under forty pods that share eight cards, and
+// under pods that arrive meanwhile, and rolls back. Each time, no container of the forty
+// is started again, the books are those of before, and every pod that arrives gets a
+// card. The other version is this checkout with another name. With UPGRADE_FROM, a
+// commit, the upgrade is from that commit, its chart included, to this checkout.
 func TestUpgrade(t *testing.T) {
 	ctx := t.Context()
 	install(t)
+	var chart, tag, version string // to upgrade to
+	if commit := os.Getenv("UPGRADE_FROM"); commit == "" {
+		chart, tag, version = lab.CLI.Repository, loadVersion(t, lab.CLI.Repository, nextVersion), nextVersion
+	} else {
+		chart, tag = lab.CLI.Repository, tagOf(t, testenv.NodeDaemon)
+		former := checkOut(t, commit)
+		helmUpgrade(t, former, loadVersion(t, former, "v0.0.0-former"))
+	}
+	first := tagOf(t, testenv.NodeDaemon)
 	auditor := audit.New(lab)
 	var pods []*corev1.Pod
 	for i := range sharing {
@@ -48,69 +61,124 @@ func TestUpgrade(t *testing.T) {
 		t.Fatalf("%d pods share the cards, want %d", len(before.Pods), sharing)
 	}
 	alive := lives(t)
-	tag, err := product.LoadVersion(ctx, lab.Cluster, lab.CLI.Repository, nextVersion)
-	if err != nil {
-		t.Fatal(err)
+	for _, step := range []struct {
+		name, tag, version string
+		change             func()
+	}{
+		{"upgrade", tag, version, func() { helmUpgrade(t, chart, tag) }},
+		{"rollback", first, "", func() { helm(t, "rollback", product.Release, "--namespace", product.Namespace) }},
+	} {
+		t.Run(step.name, func(t *testing.T) {
+			whilePodsArrive(t, step.change)
+			for part, program := range map[string]string{testenv.NodeDaemon: "divvy-node", testenv.Extender: "divvy-control"} {
+				pod, err := lab.Divvy.Pod(t.Context(), part)
+				if err != nil {
+					t.Fatal(err)
+				}
+				container := pod.Spec.Containers[0]
+				if !strings.HasSuffix(container.Image, ":"+step.tag) {
+					t.Errorf("%s runs image %s, want tag %s", part, container.Image, step.tag)
+				}
+				text, err := lab.In(product.Namespace).Pods.Exec(t.Context(), pod.Name, container.Name, "/usr/bin/"+program, "--version")
+				if err != nil || !strings.Contains(text, step.version) {
+					t.Errorf("%s says %q, %v; want %s", part, text, err, step.version)
+				}
+			}
+			if diff := cmp.Diff(alive, only(lives(t), "shared-")); diff != "" {
+				t.Errorf("containers (-before +after):\n%s", diff)
+			}
+			err := poll.Until(t.Context(), podTimeout, "the books to be as before", func(ctx context.Context) error {
+				after, err := auditor.Check(ctx, audit.DeviceNodes)
+				if err != nil {
+					return err
+				}
+				if diff := cmp.Diff(sorted(before), sorted(after)); diff != "" {
+					return fmt.Errorf("books (-before +after):\n%s", diff)
+				}
+				return nil
+			})
+			if err != nil {
+				t.Error(err)
+			}
+		})
 	}
+}
 
+// whilePodsArrive makes a change while pods arrive, and checks that all of them ran.
+func whilePodsArrive(t *testing.T, change func()) {
+	t.Helper()
 	arrivals, stop := arrive(t)
 	began := time.Now()
-	if _, err := lab.CLI.Helm(ctx, append(lab.Divvy.UpgradeArgs("image.tag="+tag), "--wait", "--timeout", "4m")...); err != nil {
-		t.Fatal(err)
-	}
-	if err := lab.Divvy.Wait(ctx, 2*podTimeout); err != nil {
-		t.Fatal(err)
-	}
-	upgraded := time.Since(began)
+	change()
+	took := time.Since(began)
 	stop()
 	var slowest time.Duration
 	arrived, refused := 0, 0
 	for a := range arrivals {
 		switch {
 		case a.err != nil:
-			t.Errorf("a pod that arrived during the upgrade: %v", a.err)
+			t.Errorf("a pod that arrived meanwhile: %v", a.err)
 		case a.refused:
 			refused++
 		default:
 			arrived, slowest = arrived+1, max(slowest, a.took)
 		}
 	}
-	t.Logf("upgraded in %v; meanwhile %d pods arrived, the slowest ran after %v; kubelet rejected %d",
-		upgraded.Round(time.Second), arrived, slowest.Round(100*time.Millisecond), refused)
+	t.Logf("it took %v; meanwhile %d pods arrived, the slowest ran after %v; kubelet rejected %d",
+		took.Round(time.Second), arrived, slowest.Round(100*time.Millisecond), refused)
 	if arrived == 0 || refused > 0 {
-		t.Errorf("%d pods arrived during the upgrade, kubelet rejected %d", arrived, refused)
+		t.Errorf("%d pods arrived meanwhile, kubelet rejected %d", arrived, refused)
 	}
+}
 
-	for _, part := range []string{testenv.NodeDaemon, testenv.Extender} {
-		pod, err := lab.Divvy.Pod(ctx, part)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if image := pod.Spec.Containers[0].Image; !strings.HasSuffix(image, ":"+tag) {
-			t.Errorf("%s runs image %s, want tag %s", part, image, tag)
-		}
-		if text, err := lab.In(product.Namespace).Pods.Exec(ctx, pod.Name, pod.Spec.Containers[0].Name,
-			"/usr/bin/"+map[string]string{testenv.NodeDaemon: "divvy-node", testenv.Extender: "divvy-control"}[part],
-			"--version"); err != nil || !strings.Contains(text, nextVersion) {
-			t.Errorf("%s says %q, %v; want %s", part, text, err, nextVersion)
-		}
+// checkOut puts the tree of a commit into a folder.
+func checkOut(t *testing.T, commit string) string {
+	t.Helper()
+	folder := t.TempDir()
+	script := `git -C "$1" archive --format=tar "$2" | tar -x -C "$3"`
+	if _, err := lab.CLI.Command(t.Context(), "", "bash", "-o", "pipefail", "-c", script, "bash", lab.CLI.Repository, commit, folder); err != nil {
+		t.Fatalf("check out commit %s of UPGRADE_FROM: %v", commit, err)
 	}
-	if diff := cmp.Diff(alive, only(lives(t), "shared-")); diff != "" {
-		t.Errorf("containers (-before +after):\n%s", diff)
-	}
-	err = poll.Until(ctx, podTimeout, "the books to be as before", func(ctx context.Context) error {
-		after, err := auditor.Check(ctx, audit.DeviceNodes)
-		if err != nil {
-			return err
-		}
-		if diff := cmp.Diff(sorted(before), sorted(after)); diff != "" {
-			return fmt.Errorf("books (-before +after):\n%s", diff)
-		}
-		return nil
-	})
+	return folder
+}
+
+// loadVersion loads images of a checkout and returns their tag.
+func loadVersion(t *testing.T, repository, version string) string {
+	t.Helper()
+	tag, err := product.LoadVersion(t.Context(), lab.Cluster, repository, version)
 	if err != nil {
-		t.Error(err)
+		t.Fatal(err)
 	}
+	return tag
+}
+
+// helmUpgrade upgrades to the chart of a checkout with images of a tag.
+func helmUpgrade(t *testing.T, repository, tag string) {
+	t.Helper()
+	helm(t, "upgrade", product.Release, filepath.Join(repository, "charts", "divvy"), "--namespace", product.Namespace,
+		"--reset-then-reuse-values", "--set-string", "image.tag="+tag)
+}
+
+// helm runs a command that changes the release, and waits until Divvy is ready.
+func helm(t *testing.T, args ...string) {
+	t.Helper()
+	if _, err := lab.CLI.Helm(t.Context(), append(args, "--wait", "--timeout", "4m")...); err != nil {
+		t.Fatal(err)
+	}
+	if err := lab.Divvy.Wait(t.Context(), 2*podTimeout); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// tagOf returns the tag of the image that a part runs.
+func tagOf(t *testing.T, part string) string {
+	t.Helper()
+	pod, err := lab.Divvy.Pod(t.Context(), part)
+	if err != nil {
+		t.Fatal(err)
+	}
+	image := pod.Spec.Containers[0].Image
+	return image[strings.LastIndexByte(image, ':')+1:]
 }
 
 // only keeps what begins with a prefix.
