@@ -136,7 +136,8 @@ func checkOut(t *testing.T, commit string) string {
 	t.Helper()
 	folder := t.TempDir()
 	script := `git -C "$1" archive --format=tar "$2" | tar -x -C "$3"`
-	if _, err := lab.CLI.Command(t.Context(), "", "bash", "-o", "pipefail", "-c", script, "bash", lab.CLI.Repository, commit, folder); err != nil {
+	_, err := lab.CLI.Command(t.Context(), "", "bash", "-o", "pipefail", "-c", script, "bash", lab.CLI.Repository, commit, folder)
+	if err != nil {
 		t.Fatalf("check out commit %s of UPGRADE_FROM: %v", commit, err)
 	}
 	return folder
