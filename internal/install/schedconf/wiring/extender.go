@@ -121,8 +121,9 @@ func (s Source) fromService(ctx context.Context, client kubernetes.Interface, e 
 	}
 	ip := service.Spec.ClusterIP
 	if net.ParseIP(ip) == nil {
-		return fmt.Errorf("no cluster IP (%q) in Service %s, and kube-scheduler does not resolve names of Services; "+
-			"set --extender-url", ip, s.Service)
+		//nolint:staticcheck // it begins with a name
+		return fmt.Errorf("Service %s has no cluster IP (%q), and kube-scheduler does not resolve names of Services; set --extender-url",
+			s.Service, ip)
 	}
 	for _, scheme := range []string{"https", "http"} {
 		for _, port := range service.Spec.Ports {
