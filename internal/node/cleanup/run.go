@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/go-logr/logr"
 	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/klog/v2"
 
@@ -66,5 +67,5 @@ func Run(ctx context.Context, o Options, out io.Writer) error {
 		Parts:   []func(context.Context) error{work},
 		Servers: []serve.Server{{Name: serve.Probes, Address: o.Listen, For: "probes", HTTP: serve.NewServer(probes)}},
 		Drain:   time.Second,
-	}.Run(klog.NewContext(ctx, klog.TODO()))
+	}.Run(klog.NewContext(ctx, logr.Discard())) // what it does is printed to out
 }
