@@ -80,8 +80,10 @@ func (ask askCard) returns(t *testing.T, card uint32) (done <-chan int32, over b
 func TestOneCardHangs(t *testing.T) {
 	for vendor, v := range slow {
 		for name, hang := range map[string]func(*vendorsim.Topology){
-			"every call":   func(topology *vendorsim.Topology) { topology.Cards[1].Calls.Delay = time.Hour },
-			"one function": func(topology *vendorsim.Topology) { topology.Cards[1].Calls.Slow = vendorsim.Delays{v.function: time.Hour} },
+			"every call": func(topology *vendorsim.Topology) { topology.Cards[1].Calls.Delay = time.Hour },
+			"one function": func(topology *vendorsim.Topology) {
+				topology.Cards[1].Calls.Slow = vendorsim.Delays{v.function: time.Hour}
+			},
 		} {
 			t.Run(vendor+", "+name, func(t *testing.T) {
 				topology := vendorsim.Topology{Cards: v.cards}.Clone()

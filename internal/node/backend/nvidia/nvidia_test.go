@@ -551,7 +551,9 @@ func TestLinksOfGPUsThatDoNotAnswer(t *testing.T) {
 	if diff := cmp.Diff([]int{230, 230}, scores()); diff != "" {
 		t.Errorf("scores (-want +got):\n%s", diff)
 	}
-	m.change(func(topology *vendorsim.Topology) { topology.Cards[0].Calls.Fail, topology.Cards[1].Calls.Fail = nil, nil })
+	m.change(func(topology *vendorsim.Topology) {
+		topology.Cards[0].Calls.Fail, topology.Cards[1].Calls.Fail = nil, nil
+	})
 	if diff := cmp.Diff([]int{230, 230, 230}, scores()); diff != "" {
 		t.Errorf("scores later (-want +got):\n%s", diff)
 	}
