@@ -104,7 +104,7 @@ func (s *stateFile) damaged(err error) error {
 // save makes the file hold the state, and does nothing where it does: a crash or
 // a power failure leaves the old file or the new one. A folder that does not exist
 // is made. Errors of a folder that was removed under a mount wrap
-// *durable.RemovedError.
+// *atomicfile.RemovedError.
 func (s *stateFile) save(st any) error {
 	state, err := json.Marshal(st)
 	if err != nil {

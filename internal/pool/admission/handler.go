@@ -28,7 +28,7 @@ const healthyAnswer = "ok"
 type server struct{ config Config }
 
 // Handler serves POST /mutate and POST /validate (AdmissionReview v1 and
-// v1beta1, at most review.MaxBody bytes), GET /healthz and GET /readyz. It sets no
+// v1beta1, at most admissionreview.MaxBody bytes), GET /healthz and GET /readyz. It sets no
 // timeouts; they are the server's. It may be used by any number of goroutines.
 func Handler(c Config) (http.Handler, error) {
 	if c.Catalog == nil || c.Settings == nil || c.Cluster == nil || c.Ready == nil {

@@ -28,7 +28,7 @@ import (
 	"github.com/divvy-gpu/divvy/internal/scheduler/cluster"
 )
 
-// countsAnnotation is the one of internal/nodeagent, which does not export it.
+// countsAnnotation is the one of internal/node/agent, which does not export it.
 const countsAnnotation = "divvy.dev/counts"
 
 // request is a write that the API server asks a policy about.

@@ -33,7 +33,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// goldens are the files that internal/schedconf's own test compares.
+// goldens are the files that internal/install/schedconf's own test compares.
 const goldens = "../../../internal/install/schedconf/testdata/golden"
 
 // What each golden file has to hold: the extender of somebody else, if there was

@@ -127,7 +127,7 @@ func countReloads(metrics io.Reader) (sum int, err error) {
 }
 
 // Upgrade changes values of the release, each as KEY=TEXT, and waits until the
-// daemon has read them. It does not wait for their effect; WaitDivvy does.
+// daemon has read them. It does not wait for their effect; Wait does.
 func (d *Divvy) Upgrade(ctx context.Context, values ...string) error {
 	return d.upgrade(ctx, d.UpgradeArgs(values...))
 }

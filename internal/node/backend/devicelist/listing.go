@@ -47,7 +47,7 @@ var ErrSkip = errors.New("skip this device")
 
 // List describes one device after the other, from 0 to count. What is wrong
 // with one device becomes a fault, with the ID if describe knows it; any other error
-// that loader.IsFatal ends it. Devices that share what must be a device's own
+// that libloader.IsFatal ends it. Devices that share what must be a device's own
 // are faults as well.
 //
 // A device about which a call hangs, as hung says, is not asked, and is a fault if

@@ -108,7 +108,7 @@ func (b *Backend) describe(ctx context.Context, lib *library, index int) (*devic
 // health asks how a card is. A library that can tell is believed; a card that
 // it cannot tell about takes no new pods. Without such a function events count.
 // Causes that the configuration ignores do not count. Its error is one that
-// loader.IsFatal.
+// libloader.IsFatal.
 func (b *Backend) health(ctx context.Context, lib *library, index int) (accel.Health, error) {
 	health, err := b.rawHealth(ctx, lib, index)
 	if health.Unhealthy && !b.options.Counts(health.Cause) {

@@ -117,7 +117,7 @@ func (l *library) bind() error {
 	return nil
 }
 
-// check turns a return code into an error, a *loader.CodeError. It asks the
+// check turns a return code into an error, a *libloader.CodeError. It asks the
 // library for words, so it runs on the queue of the call.
 func (l *library) check(call string, code int32) error {
 	if code == codeSuccess {

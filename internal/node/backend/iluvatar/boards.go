@@ -36,7 +36,7 @@ type member struct {
 // position and whether two chips are on one board; the chip at position 0 gives
 // the board its name. A board has as many chips as there are. failed are chips
 // that cannot be used but have an id, so that those beside them keep their
-// board. Its error is one that loader.IsFatal.
+// board. Its error is one that libloader.IsFatal.
 func (b *Backend) assignBoards(ctx context.Context, lib *library, chips, failed []*chip) error {
 	var firsts, others []member
 	for _, c := range slices.Concat(chips, failed) {
@@ -118,7 +118,7 @@ func (b *Backend) seatOthers(ctx context.Context, lib *library, firsts, others [
 
 // firstOf finds the chip at position 0 of m's board, nil when it is not among
 // firsts. A failure tells why it may be among them nevertheless. Its error is
-// one that loader.IsFatal.
+// one that libloader.IsFatal.
 func (b *Backend) firstOf(ctx context.Context, lib *library, firsts []member, m member) (first *member, failure, _ error) {
 	var failures []error
 	var alike []*member // that the library fails to tell of, with the same number of their board

@@ -71,7 +71,7 @@ func (b *Backend) list(ctx context.Context, lib *library) (l devicelist.Listing[
 }
 
 // versions asks for the versions of the driver and of CUDA, such as "10.2". Its
-// error is one that loader.IsFatal; what the library does not tell is "".
+// error is one that libloader.IsFatal; what the library does not tell is "".
 func (b *Backend) versions(ctx context.Context, lib *library) (driver, cuda string, err error) {
 	version, err := query(ctx, b, lib, "nvmlSystemGetDriverVersion", lib.driverVersion != nil, func(t *text) int32 {
 		return lib.driverVersion(t, versionSize)

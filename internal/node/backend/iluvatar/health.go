@@ -54,7 +54,7 @@ func causesOf(mask uint64) []string {
 
 // health asks how a chip is. A chip that the library cannot tell about takes no
 // new pods; without a function to ask, all chips are well. Causes that the
-// configuration ignores do not count. Its error is one that loader.IsFatal.
+// configuration ignores do not count. Its error is one that libloader.IsFatal.
 func (b *Backend) health(ctx context.Context, lib *library, c handle) (accel.Health, error) {
 	mask, err := queryChip(ctx, b, lib, "ixmlDeviceGetHealth", c, lib.chip.health)
 	switch {

@@ -184,7 +184,7 @@ func (l *library) bind() error {
 	return nil
 }
 
-// check turns a return code into an error, a *loader.CodeError.
+// check turns a return code into an error, a *libloader.CodeError.
 func check(call string, code int32) error {
 	if code == codeSuccess {
 		return nil
@@ -284,7 +284,7 @@ func queryPair[T any](ctx context.Context, b *Backend, lib *library, name string
 
 // eitherWay asks about a pair in one direction and, if that fails, in the
 // other: the answer is the same, and a driver may know one direction alone. Its
-// error is that of the first, unless loader.IsFatal.
+// error is that of the first, unless libloader.IsFatal.
 func eitherWay[T any](ctx context.Context, b *Backend, lib *library, name string, one, two handle, f func(_, _ uintptr, _ *T) int32) (T,
 	error) {
 	v, err := queryPair(ctx, b, lib, name, one, two, f)

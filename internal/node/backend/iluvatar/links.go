@@ -21,7 +21,7 @@ var scores = map[int32]int{
 }
 
 // links asks how closely the chips are connected. Its error is one that
-// loader.IsFatal.
+// libloader.IsFatal.
 func (b *Backend) links(ctx context.Context, lib *library, chips []*chip) ([]accel.Link, error) {
 	b.near.For(links.Slots(chips))
 	return links.Between(chips, func(one, two *chip) (int, error) {
@@ -33,7 +33,7 @@ func (b *Backend) links(ctx context.Context, lib *library, chips []*chip) ([]acc
 
 // score asks for the score of the link between two chips, 0 when there is none.
 // It is not known when the library fails to tell. Its error is one that
-// loader.IsFatal.
+// libloader.IsFatal.
 func (b *Backend) score(ctx context.Context, lib *library, one, two *chip) (score int, known bool, err error) {
 	if one.Board != "" && one.Board == two.Board {
 		return accel.LinkBoard, true, nil

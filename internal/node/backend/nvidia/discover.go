@@ -87,7 +87,7 @@ func (b *Backend) list(ctx context.Context, lib *library, told faults) (l device
 var displayOnly = []string{"NVIDIA DGX Display", "DGX Display"}
 
 // versions asks for the versions of the driver and of CUDA, such as "12.4". Its
-// error is one that loader.IsFatal; what the library does not tell is "".
+// error is one that libloader.IsFatal; what the library does not tell is "".
 func (b *Backend) versions(ctx context.Context, lib *library) (driver, cuda string, err error) {
 	driver, err = query(ctx, b, lib, "nvmlSystemGetDriverVersion", lib.api.SystemGetDriverVersion)
 	switch {

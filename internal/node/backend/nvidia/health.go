@@ -115,7 +115,7 @@ func unwell(o backend.Options, cause, format string, args ...any) accel.Health {
 
 // health says how a GPU is: what the library tells when it is asked, then what
 // events told of, unless one of these is to keep the GPU away for good. Its
-// error is one that loader.IsFatal.
+// error is one that libloader.IsFatal.
 func (b *Backend) health(ctx context.Context, lib *library, g *gpu, told faults) (accel.Health, error) {
 	failed, err := queryGPU(ctx, b, lib, "nvmlDeviceGetRemappedRows", g.Index, func() (bool, nvml.Return) {
 		_, _, _, failed, code := g.handle.GetRemappedRows()

@@ -18,7 +18,7 @@ type traits struct {
 	class        string
 }
 
-// askTraits asks for what labels tell of a GPU. Its error is one that loader.IsFatal;
+// askTraits asks for what labels tell of a GPU. Its error is one that libloader.IsFatal;
 // what the library does not tell is left out.
 func (b *Backend) askTraits(ctx context.Context, lib *library, g *gpu) (t traits, err error) {
 	type numbers [2]int

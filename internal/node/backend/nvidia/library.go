@@ -161,7 +161,7 @@ func (l *library) init() nvml.Return { return l.api.Init() }
 
 func (l *library) shutdown() nvml.Return { return l.api.Shutdown() }
 
-// check turns a return code into an error, a *loader.CodeError. It asks the
+// check turns a return code into an error, a *libloader.CodeError. It asks the
 // library for words, so it runs on the queue of the call.
 func (l *library) check(call string, code nvml.Return) error {
 	if code == nvml.SUCCESS {
