@@ -169,7 +169,7 @@ test-unit: ## Run unit tests and fuzz seeds under the race detector (no root nee
 # Under the race detector, which has nothing to find in one goroutine, it makes a tenth
 # of the steps.
 .PHONY: test-model
-test-model: ## Compare a million random operations on the books with a recount (no root needed).
+test-model: ## Compare a million random operations on the ledger with a recount (no root needed).
 	@go run ./hack/testsum run -out $(DIST)/tests -suite model go test -json -run '^TestModel$$' ./internal/core/ledger
 
 # Not from the go command's cache, which does not notice changes outside of lab/: of

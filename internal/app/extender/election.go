@@ -59,7 +59,7 @@ func (p *program) elect(ctx context.Context) error {
 	return p.election.Run(ctx)
 }
 
-// catchUp returns nil when this replica may answer: its books have all that the
+// catchUp returns nil when this replica may answer: its ledger has all that the
 // replicas before it bound, and no reservation is left of a time when it led itself
 // and another may have bound other pods since.
 func (p *program) catchUp(ctx context.Context) error {

@@ -51,7 +51,7 @@ func (p *program) withReviews(next http.Handler, registry prometheus.Registerer)
 	return mux, nil
 }
 
-// knows returns nil when the books can tell what pods hold.
+// knows returns nil when the cluster state says what pods hold.
 func (p *program) knows() error {
 	if !p.books.Synced() {
 		return errors.New("the ledger is still being read from the API server")
@@ -59,7 +59,7 @@ func (p *program) knows() error {
 	return nil
 }
 
-// holders are the pods that hold units, by the books.
+// holders are the pods that hold units, by the cluster state.
 func (p *program) holders() []admission.Holder {
 	type offer struct {
 		resource accel.Resource

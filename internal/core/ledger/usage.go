@@ -164,7 +164,7 @@ func comparePods(a, b PodUsage) int {
 }
 
 // Each returns the nodes that publish the resource, by name, as policies see
-// them: for the renewal of prices, which needs them all. A node is valid until
+// them: for the renewal of weights, which needs them all. A node is valid until
 // the next one, and must not be changed; the ledger may be used meanwhile. Nodes
 // may be from moments that lie a little apart.
 func (l *Ledger) Each(res accel.Resource) iter.Seq2[string, *place.Node] {

@@ -14,7 +14,7 @@ import (
 	defs "github.com/divvy-gpu/divvy/internal/platform/metrics"
 )
 
-// loop brings the API server's books in line with the node, again and again.
+// loop makes the API server's objects say what the node does, again and again.
 func (a *Agent) loop(ctx context.Context) {
 	tick := time.NewTicker(reconcileInterval)
 	defer tick.Stop()

@@ -131,7 +131,7 @@ func devicesOf(g accel.Grant) string {
 	return "devices " + text
 }
 
-// sameGrant compares what the books need; the index and size of a device follow
+// sameGrant compares what the ledger needs; the index and size of a device follow
 // its id but may change with the hardware.
 func sameGrant(a, b accel.Grant) bool {
 	return a.Resource == b.Resource && a.Node == b.Node && a.Device == b.Device && a.Index == b.Index && a.DeviceUnits == b.DeviceUnits &&

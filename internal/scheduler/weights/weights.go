@@ -26,7 +26,7 @@ const (
 	// large the cluster is and however many pods come.
 	renewPause = time.Second
 	renewShare = 9
-	// booksPoll is how often the books are looked at until they were read.
+	// booksPoll is how often Run asks whether the cluster state was read.
 	booksPoll = 50 * time.Millisecond
 )
 
