@@ -15,7 +15,7 @@ import (
 	"github.com/divvy-gpu/divvy/internal/platform/kube"
 )
 
-// TookTheLead is the condition of a pod that Mark sets.
+// TookTheLead is the condition of a pod that CatchUp sets.
 const TookTheLead v1.PodConditionType = "divvy.dev/TookTheLead"
 
 // lookEvery is how often CatchUp looks how far the state is.
