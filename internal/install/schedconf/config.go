@@ -111,6 +111,7 @@ func (c *config) add(e Extender) error {
 		} else if list, e := c.doc.owned(yaml.SequenceNode, "extenders"); e != nil {
 			err = e
 		} else {
+			entry.HeadComment = strings.Join(surroundings(list.Content[i]), "\n")
 			list.Content[i] = entry
 		}
 		if err != nil {

@@ -8,7 +8,8 @@
 // Outside of what is put in, a manifest and a configuration hold what they held:
 // comments, the order of keys, fields that this package does not know, other
 // extenders, profiles and feature gates. Their layout may change until the original
-// is put back. A configuration that is there is never edited in place; the scheduler
+// is put back, and the parser may lose comments that are indented differently from the line
+// below them. A configuration that is there is never edited in place; the scheduler
 // gets a copy with the extender in it, under a name of ours.
 package schedconf
 

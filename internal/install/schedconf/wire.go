@@ -508,7 +508,7 @@ func (p *pod) keep(in Input, target source) (*kept, []string, error) {
 				return nil, nil, nil
 			}
 		} else if former, _, err := s.former(); err == nil {
-			if former.strip() == nil && equal(former.doc.root, c.doc.root) {
+			if former.strip() == nil && sameReading(former.doc, c.doc) {
 				return nil, nil, nil
 			}
 		}

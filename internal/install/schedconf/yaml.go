@@ -12,6 +12,7 @@ import (
 	"unicode/utf8"
 
 	"go.yaml.in/yaml/v3"
+	k8syaml "sigs.k8s.io/yaml"
 )
 
 // maxSize of a manifest or a configuration, in bytes. Those of real clusters
@@ -91,13 +92,35 @@ func checkKeys(n *yaml.Node) error {
 
 // bytes returns the text, which is the one that was parsed while nothing differs from it.
 func (d *document) bytes() ([]byte, error) {
-	if was, err := parse(d.text); err == nil && equal(was.root, d.root) {
+	was, err := parse(d.text)
+	if err != nil {
+		return nil, err
+	}
+	if equal(was.root, d.root) {
 		return d.text, nil
 	}
+	unchanged, err := was.encode()
+	if err != nil {
+		return nil, err
+	}
+	text, err := d.encode()
+	if err != nil {
+		return nil, err
+	}
+	if got, err := parse(text); err != nil || !equal(got.root, d.root) || !readsAs(unchanged, d.text) || !readsAs(text, text) {
+		return nil, errors.New("written in a form that cannot be changed without changing the rest; write it in block style, " +
+			"without anchors and tags")
+	}
+	return text, nil
+}
+
+// encode lays the tree out.
+func (d *document) encode() ([]byte, error) {
 	if d.root.Style&yaml.FlowStyle != 0 {
 		// JSON, of which the encoder keeps the braces, but not the quotes.
 		unfold(d.root)
 	}
+	liftComments(d.root)
 	var b bytes.Buffer
 	enc := yaml.NewEncoder(&b)
 	enc.SetIndent(2)
@@ -105,11 +128,32 @@ func (d *document) bytes() ([]byte, error) {
 	if err := errors.Join(enc.Encode(d.top), enc.Close()); err != nil {
 		return nil, err
 	}
-	if got, err := parse(b.Bytes()); err != nil || !equal(got.root, d.root) {
-		return nil, errors.New("written in a form that cannot be changed without changing the rest; write it in block style, " +
-			"without anchors and tags")
-	}
 	return b.Bytes(), nil
+}
+
+// liftComments moves the head comments of flow collections that are values to their keys. The
+// encoder writes such a comment on a line of its own and the collection, not indented, on the
+// next, which is not YAML.
+func liftComments(n *yaml.Node) {
+	if n.Kind == yaml.MappingNode {
+		for i := 1; i < len(n.Content); i += 2 {
+			if k, v := n.Content[i-1], n.Content[i]; v.HeadComment != "" && v.Style&yaml.FlowStyle != 0 {
+				k.HeadComment = strings.TrimPrefix(k.HeadComment+"\n"+v.HeadComment, "\n")
+				v.HeadComment = ""
+			}
+		}
+	}
+	for _, c := range n.Content {
+		liftComments(c)
+	}
+}
+
+// readsAs reports whether kubelet and kube-scheduler read the same from two texts. Their library
+// implements YAML 1.1, in which yes is a boolean and "yes" is a string.
+func readsAs(a, b []byte) bool {
+	x, errX := k8syaml.YAMLToJSON(a)
+	y, errY := k8syaml.YAMLToJSON(b)
+	return errX == nil && errY == nil && bytes.Equal(x, y)
 }
 
 func unfold(n *yaml.Node) {
@@ -125,10 +169,17 @@ func equal(a, b *yaml.Node) bool {
 	return a.Decode(&x) == nil && b.Decode(&y) == nil && reflect.DeepEqual(x, y)
 }
 
+// sameReading reports whether kubelet and kube-scheduler read the same from two documents.
+func sameReading(d, other *document) bool {
+	a, errA := d.bytes()
+	b, errB := other.bytes()
+	return errA == nil && errB == nil && readsAs(a, b)
+}
+
 // covers reports whether a document holds the same as another, and all comments of that one.
 func covers(d, other *document) bool {
 	all := comments(d.top)
-	return equal(d.root, other.root) &&
+	return sameReading(d, other) &&
 		!slices.ContainsFunc(comments(other.top), func(c string) bool { return !slices.Contains(all, c) })
 }
 
@@ -174,6 +225,7 @@ func child(n *yaml.Node, step any) *yaml.Node {
 		if i := keyIndex(n, step); i >= 0 {
 			return n.Content[i+1]
 		}
+		return inherited(n, step)
 	case int:
 		if n.Kind == yaml.SequenceNode && step < len(n.Content) {
 			return n.Content[step]
@@ -192,6 +244,43 @@ func keyIndex(n *yaml.Node, key string) int {
 		}
 	}
 	return -1
+}
+
+// inherited returns the value that a mapping has for a key by merge keys (<<), or nil.
+func inherited(n *yaml.Node, key string) *yaml.Node {
+	seen := map[*yaml.Node]bool{} // a mapping may merge itself
+	var find func(n *yaml.Node) *yaml.Node
+	find = func(n *yaml.Node) *yaml.Node {
+		i := keyIndex(n, "<<")
+		if i < 0 || n.Content[i].ShortTag() != "!!merge" || seen[n] {
+			return nil
+		}
+		seen[n] = true
+		from := []*yaml.Node{n.Content[i+1]}
+		if list := resolve(from[0]); list.Kind == yaml.SequenceNode {
+			from = list.Content
+		}
+		for _, m := range from {
+			m = resolve(m)
+			if i := keyIndex(m, key); i >= 0 {
+				return m.Content[i+1]
+			}
+			if v := find(m); v != nil {
+				return v
+			}
+		}
+		return nil
+	}
+	return find(n)
+}
+
+// notInherited returns an error where a merge key has a key that is about to be changed: readers
+// differ in which of the two counts.
+func notInherited(n *yaml.Node, path []any) error {
+	if key, ok := path[len(path)-1].(string); ok && inherited(n, key) != nil {
+		return fmt.Errorf("line %d: %s comes from a merge key (<<); write it out", n.Line, place(path))
+	}
+	return nil
 }
 
 func isNull(n *yaml.Node) bool {
@@ -237,6 +326,9 @@ func (d *document) owned(kind yaml.Kind, path ...any) (*yaml.Node, error) {
 		if i == len(path) {
 			break
 		}
+		if err := notInherited(n, path[:i+1]); err != nil {
+			return nil, err
+		}
 		next := child(n, path[i])
 		if isNull(next) {
 			key, ok := path[i].(string)
@@ -261,6 +353,9 @@ func (d *document) owned(kind yaml.Kind, path ...any) (*yaml.Node, error) {
 // A key that is not there comes last.
 func (d *document) put(path []any, key string, value any) error {
 	m, err := d.owned(yaml.MappingNode, path...)
+	if err == nil {
+		err = notInherited(m, append(slices.Clone(path), key))
+	}
 	if err != nil {
 		return err
 	}
@@ -321,6 +416,9 @@ func (d *document) remove(path ...any) error {
 		kind, width = yaml.SequenceNode, 1
 	}
 	parent, err := d.owned(kind, path[:last]...)
+	if err == nil {
+		err = notInherited(parent, path)
+	}
 	if err != nil {
 		return err
 	}
@@ -349,6 +447,14 @@ func drop(parent *yaml.Node, first, width int) {
 	case text == "":
 	case first > 0:
 		n := parent.Content[first-width]
+		for n.Style&yaml.FlowStyle == 0 && len(n.Content) > 0 {
+			// The encoder would write the foot comment of a block into what follows it.
+			last := len(n.Content) - 1
+			if n.Kind == yaml.MappingNode {
+				last-- // the key
+			}
+			n = n.Content[last]
+		}
 		n.FootComment = strings.TrimPrefix(n.FootComment+"\n"+text, "\n")
 	case len(parent.Content) > 0:
 		n := parent.Content[0]

@@ -142,7 +142,7 @@ var rules = []rule{
 	},
 	{
 		packages: []string{"internal/install/schedconf"},
-		only:     []string{"std", "go.yaml.in/yaml/v3"},
+		only:     []string{"std", "go.yaml.in/yaml/v3", "sigs.k8s.io/yaml"},
 		notThemselves: []string{
 			"os", "os/exec", "net/http", "log", "log/slog", "path/filepath",
 		},
