@@ -133,6 +133,10 @@ func TestForcedDeletion(t *testing.T) {
 	if n := processes(t, mark); n == 0 {
 		t.Fatal("the container's process is not found")
 	}
+	// It waits before the deletion: kubelet leaves the containers some seconds only, which
+	// the daemon's restart may take.
+	next := create(t, one("next", 16))[0]
+	pending(t, next, "Insufficient enflame.com/gcu-memory")
 
 	must(t, lab.Client.CoreV1().Pods(namespace).Delete(ctx, "slow", metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)}))
 	must(t, lab.Pods.WaitGone(ctx, "slow"))
@@ -143,11 +147,6 @@ func TestForcedDeletion(t *testing.T) {
 		return nil
 	}))
 	must(t, lab.Divvy.DeletePods(ctx, testenv.NodeDaemon))
-	next := create(t, one("next", 16))[0]
-	pending(t, next, noRoom)
-	if processes(t, mark) == 0 {
-		t.Fatal("the containers ended before the other pod was refused")
-	}
 	must(t, poll.Until(ctx, podTimeout, "the card to be given to the other pod", func(ctx context.Context) error {
 		left := processes(t, mark) // before it is looked whether the other pod has the card
 		pod, err := lab.Pods.API.Get(ctx, next.Name, metav1.GetOptions{})
