@@ -133,8 +133,8 @@ func TestForcedDeletion(t *testing.T) {
 	if n := processes(t, mark); n == 0 {
 		t.Fatal("the container's process is not found")
 	}
-	// It waits before the deletion: kubelet leaves the containers some seconds only, which
-	// the daemon's restart may take.
+	// It is pending before the deletion: kubelet stops the containers within a few seconds,
+	// and the daemon's restart may take longer.
 	next := create(t, one("next", 16))[0]
 	pending(t, next, "Insufficient enflame.com/gcu-memory")
 

@@ -122,7 +122,7 @@ func (e Extender) entry() entry {
 	return out
 }
 
-// readExtender reads an entry of a configuration, which somebody else may have written.
+// readExtender reads an entry of a configuration, which may not be Divvy's.
 func readExtender(n *yaml.Node) *Extender {
 	data := func(key string) []byte {
 		b, err := base64.StdEncoding.DecodeString(scalarAt(n, "tlsConfig", key))

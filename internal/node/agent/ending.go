@@ -230,8 +230,8 @@ func (a *Agent) publishEnding(ctx context.Context) error {
 		if value != "" {
 			set = value
 		}
-		if err := a.publisher.patch(ctx,
-			"", map[string]any{"metadata": map[string]any{"annotations": map[string]any{wire.EndingAnnotation: set}}}); err != nil {
+		annotations := map[string]any{wire.EndingAnnotation: set}
+		if err := a.publisher.patch(ctx, "", map[string]any{"metadata": map[string]any{"annotations": annotations}}); err != nil {
 			return err
 		}
 	}

@@ -98,8 +98,8 @@ type seen struct {
 	problem string
 	// crashed and failing say that waiting does not help, or hardly.
 	crashed, failing bool
-	// backOff says that kubelet ended the container itself and only waits before it
-	// starts the next.
+	// backOff says that kubelet stopped the container itself and restarts it after its
+	// back-off.
 	backOff bool
 	message string // of the container's end
 }
@@ -129,7 +129,7 @@ func (m *Mirror) Await(ctx context.Context, want Want) error {
 	var well string
 	deadline := time.Now().Add(m.config.Timeout)
 	latest := deadline.Add(unreachable)
-	started := deadline.Add(maxBackOff)
+	backOffLimit := deadline.Add(maxBackOff)
 	ticker := time.NewTicker(m.poll)
 	defer ticker.Stop()
 	last := time.Now()
@@ -149,8 +149,8 @@ func (m *Mirror) Await(ctx context.Context, want Want) error {
 			// question wait.
 			deadline = deadline.Add(passed)
 			well, failingSince = "", time.Time{}
-		case s.backOff && now.Before(started):
-			// Rolling back would wait in the same way.
+		case s.backOff && now.Before(backOffLimit):
+			// A rollback would wait for the same back-off.
 			deadline = deadline.Add(passed)
 			well = ""
 		case s.well == "":
@@ -262,9 +262,9 @@ func containerSeen(pod *corev1.Pod, name string) seen {
 		}
 		s := ended(last)
 		if last.ExitCode == 0 {
-			// kube-scheduler ends so only when it is asked to. A manifest that comes back
-			// has the UID that it had, and kubelet counts how often it started that pod's
-			// container, whoever ended it.
+			// kube-scheduler exits with code 0 only when it is asked to stop. A restored
+			// manifest has the UID that it had before, and kubelet applies the back-off of that
+			// pod's container even if it stopped the container itself.
 			s.problem += "; kubelet restarts it after its back-off: " + c.State.Waiting.Message
 			s.backOff = true
 			return s
