@@ -81,7 +81,6 @@ func Run(ctx context.Context, o Options) error {
 	return program.run(ctx)
 }
 
-// program is the parts, put together.
 type program struct {
 	options   Options
 	placement placement

@@ -37,8 +37,8 @@ const (
 // maxOverlap is a tenth of a CA's life.
 const maxOverlap = certs.DefaultCALifetime / 10
 
-// Options are the settings of the extender. A flag wins over its environment
-// variable, and that over the default.
+// Options are the settings of the extender. A flag wins over its environment variable,
+// and that over the default.
 type Options struct {
 	flags.Server
 
@@ -128,7 +128,6 @@ func (o Options) Validate() error {
 	return errors.Join(m...)
 }
 
-// mistakes are those that were found.
 type mistakes []error
 
 func (m *mistakes) add(flag string, err error) { *m = append(*m, flags.Mistake(flag, err)) }
@@ -143,7 +142,6 @@ func (o Options) checkTLSListen() error {
 	return flags.CheckAddress(o.TLS.Listen)
 }
 
-// bindFrom returns the networks of AllowBindFrom.
 func (o Options) bindFrom() ([]netip.Prefix, error) {
 	var out []netip.Prefix
 	var errs []error
@@ -255,7 +253,6 @@ func (p *Placement) addFlags(fs *pflag.FlagSet) {
 		"labels, as key=value separated by commas, of which a node needs at least one to be considered; empty for all nodes")
 }
 
-// placement is what a Placement stands for.
 type placement struct {
 	policy    place.Policy
 	weights   *weights.Policy

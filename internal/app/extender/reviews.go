@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -13,7 +12,6 @@ import (
 
 	"github.com/divvy-gpu/divvy/internal/core/accel"
 	"github.com/divvy-gpu/divvy/internal/platform/admissionreview"
-	"github.com/divvy-gpu/divvy/internal/platform/metrics"
 	"github.com/divvy-gpu/divvy/internal/scheduler/admission"
 )
 
@@ -26,25 +24,20 @@ const (
 // withReviews adds the reviews to what is answered anyway. Any replica answers
 // them, whether it leads or not.
 func (p *program) withReviews(next http.Handler, registry prometheus.Registerer) (http.Handler, error) {
-	counted, took := metrics.WebhookReviews.NewCounters(), metrics.WebhookReviewDuration.NewHistograms()
-	if err := errors.Join(registry.Register(counted), registry.Register(took)); err != nil {
+	results := map[string][]string{"config": {admissionreview.Allowed, admissionreview.Denied, admissionreview.Bad, admissionreview.Error}}
+	if p.options.TLS.SchedulerName != "" {
+		results["scheduler"] = []string{admissionreview.Converted, admissionreview.Allowed, admissionreview.Bad, admissionreview.Error}
+	}
+	observe, err := admissionreview.NewMetrics(registry, results)
+	if err != nil {
 		return nil, fmt.Errorf("metrics of the reviews: %w", err)
 	}
-	for _, result := range []string{admissionreview.Allowed, admissionreview.Denied, admissionreview.Bad, admissionreview.Error} {
-		counted.WithLabelValues("config", result) // so that it is there before it happens
-	}
-	reviews := admissionreview.New(func(webhook, result string, d time.Duration) {
-		counted.WithLabelValues(webhook, result).Inc()
-		took.WithLabelValues(webhook).Observe(d.Seconds())
-	})
+	reviews := admissionreview.New(observe)
 	mux := http.NewServeMux()
 	mux.Handle("/", next)
 	config := admission.Config{Namespace: p.options.TLS.namespace(), Holders: p.holders, Read: p.readConfigMap}
 	mux.Handle(configRoute, reviews.Handler("config", p.knows, config.Decide))
 	if p.options.TLS.SchedulerName != "" {
-		for _, result := range []string{admissionreview.Converted, admissionreview.Allowed, admissionreview.Bad, admissionreview.Error} {
-			counted.WithLabelValues("scheduler", result)
-		}
 		scheduler := admission.Scheduler{Name: p.options.TLS.SchedulerName, Resources: p.placement.resources}
 		mux.Handle(schedulerRoute, reviews.Handler("scheduler", nil, scheduler.Decide))
 	}
@@ -83,7 +76,6 @@ func (p *program) holders() []admission.Holder {
 	return out
 }
 
-// readConfigMap reads a ConfigMap of divvy-node's configuration.
 func (p *program) readConfigMap(ctx context.Context, name string) (map[string]string, error) {
 	found, err := p.clients.Kubernetes.CoreV1().ConfigMaps(p.options.TLS.namespace()).Get(ctx, name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {

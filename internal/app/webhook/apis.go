@@ -3,14 +3,14 @@ package webhook
 import (
 	"path"
 
+	"github.com/divvy-gpu/divvy/internal/platform/admissionreview"
 	"github.com/divvy-gpu/divvy/internal/platform/version"
-	"github.com/divvy-gpu/divvy/internal/pool/admission"
 )
 
 // APIs returns what the webhook speaks with others.
 func APIs() []version.API {
 	reviews := version.API{Use: version.Serves}
-	for _, v := range admission.ReviewVersions() {
+	for _, v := range admissionreview.Versions() {
 		reviews.Name = path.Dir(v)
 		reviews.Versions = append(reviews.Versions, path.Base(v))
 	}

@@ -29,8 +29,8 @@ var theirVariables = map[string]string{"total-gpu-memory": "TOTAL_GPU_MEMORY"}
 // maxTotalMB is ten times what the largest GPUs have; more is a mistaken unit.
 const maxTotalMB = 10_000_000
 
-// Options are the settings of the webhooks. A flag wins over its environment
-// variable, and that over the default.
+// Options are the settings of the webhooks. A flag wins over its environment variable,
+// and that over the default.
 type Options struct {
 	flags.Server
 

@@ -91,7 +91,6 @@ type keeper interface {
 	Allowed(namespace string, secrets []string) error
 }
 
-// program is the parts, put together.
 type program struct {
 	options   Options
 	admission admission.Settings
@@ -182,7 +181,6 @@ const (
 	rejected = "rejected"
 )
 
-// register adds the program's own metrics.
 func (p *program) register(registry prometheus.Registerer) {
 	p.reloads = metrics.WebhookCatalogReloads.NewCounters()
 	for _, result := range []string{accepted, rejected} {
@@ -239,7 +237,6 @@ func (p *program) certificate(hello *tls.ClientHelloInfo) (*tls.Certificate, err
 	return p.provisional, nil
 }
 
-// accept tells of a new catalog.
 func (p *program) accept(ctx context.Context) func(*pool.Catalog) {
 	return func(c *pool.Catalog) {
 		klog.FromContext(ctx).Info("The new catalog is in use", "file", p.options.CatalogFile, "clients", len(c.Clients))
@@ -248,7 +245,6 @@ func (p *program) accept(ctx context.Context) func(*pool.Catalog) {
 	}
 }
 
-// reject tells why a catalog cannot be used.
 func (p *program) reject(ctx context.Context) func(error) {
 	return func(err error) {
 		klog.FromContext(ctx).Error(err, "The new catalog is invalid; keeping the previous one")

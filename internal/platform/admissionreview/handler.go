@@ -9,7 +9,6 @@ import (
 	"net/http"
 	"runtime"
 	"runtime/debug"
-	"sync"
 	"time"
 
 	"golang.org/x/sync/semaphore"
@@ -20,7 +19,6 @@ import (
 	"github.com/divvy-gpu/divvy/internal/platform/limit"
 )
 
-// Bounds of the bodies of reviews.
 const (
 	// MaxBody is the largest, in bytes. The API server takes objects of up to 3 MiB,
 	// and a review may hold two.
@@ -35,8 +33,7 @@ const (
 	// slotTimeout is how long a review waits for others. The API server waits 10 s.
 	slotTimeout = 5 * time.Second
 
-	keptForReuse = 1 << 18
-	contentType  = "application/json"
+	contentType = "application/json"
 )
 
 // Decide answers one request, and says with which of the results above. It does
@@ -49,7 +46,6 @@ type Decide func(ctx context.Context, request *admissionv1.AdmissionRequest) (re
 type Server struct {
 	observe func(webhook, result string, took time.Duration)
 	slots   *semaphore.Weighted // in bytes that reviews unfold to
-	bodies  sync.Pool           // of *[]byte
 }
 
 // New returns a Server that tells observe, unless it is nil, of each review.
@@ -57,7 +53,7 @@ func New(observe func(webhook, result string, took time.Duration)) *Server {
 	if observe == nil {
 		observe = func(string, string, time.Duration) {}
 	}
-	return &Server{observe: observe, slots: semaphore.NewWeighted(unfolded), bodies: sync.Pool{New: func() any { return new([]byte) }}}
+	return &Server{observe: observe, slots: semaphore.NewWeighted(unfolded)}
 }
 
 // Handler answers the reviews of one webhook: POST of an AdmissionReview v1 or
@@ -180,18 +176,7 @@ func (s *Server) read(w http.ResponseWriter, r *http.Request) (body []byte, done
 	if r.ContentLength > MaxBody {
 		return nil, nil, badf(http.StatusRequestEntityTooLarge, "the body has %d bytes: must be at most %d", r.ContentLength, MaxBody)
 	}
-	buffer, ok := s.bodies.Get().(*[]byte)
-	if !ok {
-		buffer = new([]byte)
-	}
-	release := func() {
-		limit.Drop(r.Context(), int64(len(*buffer)))
-		if cap(*buffer) <= keptForReuse {
-			s.bodies.Put(buffer)
-		}
-	}
-	var err error
-	*buffer, err = limit.ReadBody(w, r, MaxBody, (*buffer)[:0])
+	body, err := limit.ReadBody(w, r, MaxBody, nil)
 	var beyond *limit.TooLargeError
 	switch {
 	case errors.As(err, &beyond):
@@ -200,15 +185,16 @@ func (s *Server) read(w http.ResponseWriter, r *http.Request) (body []byte, done
 		return nil, nil, badf(http.StatusServiceUnavailable, "%v", err)
 	case err != nil:
 		return nil, nil, badf(http.StatusBadRequest, "read the body: %v", err)
-	case len(*buffer) == 0:
+	case len(body) == 0:
 		return nil, nil, badf(http.StatusBadRequest, "the body is empty: must be an AdmissionReview")
 	}
-	end, bad := s.slot(r.Context(), *buffer)
+	release := func() { limit.Drop(r.Context(), int64(len(body))) }
+	end, bad := s.slot(r.Context(), body)
 	if bad != nil {
 		release()
 		return nil, nil, bad
 	}
-	return *buffer, func() { end(); release() }, nil
+	return body, func() { end(); release() }, nil
 }
 
 // slot waits until the body may be decoded. The caller calls end.

@@ -6,31 +6,85 @@ import (
 	"crypto/x509"
 	"encoding/json"
 	"fmt"
-	"sync"
 
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
 	admissioninformers "k8s.io/client-go/informers/admissionregistration/v1"
 	coreinformers "k8s.io/client-go/informers/core/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
+
+	"github.com/divvy-gpu/divvy/internal/platform/informers"
 )
 
-// Kinds of configurations.
-const (
-	mutatingKind   = "MutatingWebhookConfiguration"
-	validatingKind = "ValidatingWebhookConfiguration"
-	configMapKind  = "ConfigMap"
-)
+const configMapKind = "ConfigMap"
+
+// target is an object in which the CAs are kept.
+type target struct {
+	kind, namespace, name string
+	informer              cache.SharedIndexInformer
+	get                   func(ctx context.Context) (any, error)
+	patch                 func(ctx context.Context, patch []byte) error
+}
+
+// objects reads and changes the objects of a kind, as typed clients do.
+type objects[T any] interface {
+	Get(ctx context.Context, name string, o metav1.GetOptions) (T, error)
+	Patch(ctx context.Context, name string, t types.PatchType, data []byte, o metav1.PatchOptions, subresources ...string) (T, error)
+}
+
+func newTarget[T any](kind, namespace, name string, informer cache.SharedIndexInformer, api objects[T], patch types.PatchType) *target {
+	return &target{
+		kind: kind, namespace: namespace, name: name, informer: informer,
+		get: func(ctx context.Context) (any, error) { return api.Get(ctx, name, metav1.GetOptions{}) },
+		patch: func(ctx context.Context, data []byte) error {
+			_, err := api.Patch(ctx, name, patch, data, metav1.PatchOptions{})
+			return err
+		},
+	}
+}
+
+// targets are those that the Manager has.
+func (m *Manager) targets() []*target {
+	client, namespace := m.config.Client, m.config.Namespace
+	webhooks := client.AdmissionregistrationV1()
+	var all []*target
+	if name := m.config.Mutating; name != "" {
+		informer := admissioninformers.NewFilteredMutatingWebhookConfigurationInformer(client, 0, nil, informers.ByName(name))
+		all = append(all, newTarget("MutatingWebhookConfiguration", "", name, informer, webhooks.MutatingWebhookConfigurations(),
+			types.StrategicMergePatchType))
+	}
+	if name := m.config.Validating; name != "" {
+		informer := admissioninformers.NewFilteredValidatingWebhookConfigurationInformer(client, 0, nil, informers.ByName(name))
+		all = append(all, newTarget("ValidatingWebhookConfiguration", "", name, informer, webhooks.ValidatingWebhookConfigurations(),
+			types.StrategicMergePatchType))
+	}
+	if name := m.config.ConfigMap; name != "" {
+		informer := coreinformers.NewFilteredConfigMapInformer(client, namespace, 0, nil, informers.ByName(name))
+		all = append(all, newTarget(configMapKind, namespace, name, informer, client.CoreV1().ConfigMaps(namespace), types.MergePatchType))
+	}
+	return all
+}
+
+// String is kind, namespace and name, for messages.
+func (t *target) String() string {
+	return t.kind + " " + cache.NewObjectName(t.namespace, t.name).String()
+}
+
+// cached is the object as the watch last saw it; nil when there is none.
+func (t *target) cached() any {
+	obj, _, _ := t.informer.GetStore().GetByKey(cache.NewObjectName(t.namespace, t.name).String())
+	return obj
+}
 
 // configuration is what matters of a webhook configuration, or of the ConfigMap
 // that has the CAs for other clients.
 type configuration struct {
-	kind, name, resourceVersion string
+	*target
+	name, resourceVersion string
 	// version changes with the webhooks or the entry, and not with notes on the
 	// object.
 	version string
@@ -40,30 +94,33 @@ type configuration struct {
 	bundles  [][]byte
 }
 
-func mutating(c *admissionv1.MutatingWebhookConfiguration) configuration {
-	out := configuration{kind: mutatingKind, name: c.Name, resourceVersion: c.ResourceVersion, version: versionOf(c)}
-	for i := range c.Webhooks {
-		out.webhooks = append(out.webhooks, c.Webhooks[i].Name)
-		out.bundles = append(out.bundles, c.Webhooks[i].ClientConfig.CABundle)
+// configurationOf returns what matters of an object of one of the kinds, false for none.
+func configurationOf(obj any) (configuration, bool) {
+	var out configuration
+	add := func(webhook string, client admissionv1.WebhookClientConfig) {
+		out.webhooks, out.bundles = append(out.webhooks, webhook), append(out.bundles, client.CABundle)
 	}
-	return out
-}
-
-func validating(c *admissionv1.ValidatingWebhookConfiguration) configuration {
-	out := configuration{kind: validatingKind, name: c.Name, resourceVersion: c.ResourceVersion, version: versionOf(c)}
-	for i := range c.Webhooks {
-		out.webhooks = append(out.webhooks, c.Webhooks[i].Name)
-		out.bundles = append(out.bundles, c.Webhooks[i].ClientConfig.CABundle)
+	switch c := obj.(type) {
+	case *admissionv1.MutatingWebhookConfiguration:
+		out = configuration{name: c.Name, resourceVersion: c.ResourceVersion, version: versionOf(c)}
+		for i := range c.Webhooks {
+			add(c.Webhooks[i].Name, c.Webhooks[i].ClientConfig)
+		}
+	case *admissionv1.ValidatingWebhookConfiguration:
+		out = configuration{name: c.Name, resourceVersion: c.ResourceVersion, version: versionOf(c)}
+		for i := range c.Webhooks {
+			add(c.Webhooks[i].Name, c.Webhooks[i].ClientConfig)
+		}
+	case *corev1.ConfigMap:
+		bundle := []byte(c.Data[caCertKey])
+		out = configuration{
+			name: c.Name, resourceVersion: c.ResourceVersion,
+			version: fmt.Sprintf("%s/%x", c.UID, sha256.Sum256(bundle)), bundles: [][]byte{bundle},
+		}
+	default:
+		return out, false
 	}
-	return out
-}
-
-func bundleOf(c *corev1.ConfigMap) configuration {
-	bundle := []byte(c.Data[caCertKey])
-	return configuration{
-		kind: configMapKind, name: c.Name, resourceVersion: c.ResourceVersion,
-		version: fmt.Sprintf("%s/%x", c.UID, sha256.Sum256(bundle)), bundles: [][]byte{bundle},
-	}
+	return out, true
 }
 
 // versionOf names the state of a configuration's webhooks: the API server counts
@@ -95,10 +152,10 @@ func (c configuration) certs() []*x509.Certificate {
 	return out
 }
 
-// patch returns a change of every webhook's caBundle, or of the ConfigMap's entry,
+// withBundle returns a change of every webhook's caBundle, or of the ConfigMap's entry,
 // and of nothing else, so fields that this program does not know stay as they
 // are. It fails when the object has changed meanwhile.
-func (c configuration) patch(bundle []byte) ([]byte, error) {
+func (c configuration) withBundle(bundle []byte) ([]byte, error) {
 	if c.kind == configMapKind {
 		return json.Marshal(map[string]any{
 			"metadata": map[string]string{"resourceVersion": c.resourceVersion},
@@ -129,30 +186,29 @@ func (c configuration) patch(bundle []byte) ([]byte, error) {
 func (m *Manager) getConfigurations(ctx context.Context) ([]configuration, error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
-	api := m.config.Client.AdmissionregistrationV1()
+	return configurations(m.kept, func(t *target) (any, error) {
+		obj, err := t.get(ctx)
+		switch {
+		case apierrors.IsNotFound(err):
+			return nil, nil
+		case err != nil:
+			return nil, fmt.Errorf("read %s: %w", t, err)
+		}
+		return obj, nil
+	})
+}
+
+// configurations are those of the targets that exist.
+func configurations(targets []*target, get func(*target) (any, error)) ([]configuration, error) {
 	var out []configuration
-	if name := m.config.Mutating; name != "" {
-		c, err := api.MutatingWebhookConfigurations().Get(ctx, name, metav1.GetOptions{})
-		if err == nil {
-			out = append(out, mutating(c))
-		} else if !apierrors.IsNotFound(err) {
-			return nil, fmt.Errorf("read %s %s: %w", mutatingKind, name, err)
+	for _, t := range targets {
+		obj, err := get(t)
+		if err != nil {
+			return nil, err
 		}
-	}
-	if name := m.config.Validating; name != "" {
-		c, err := api.ValidatingWebhookConfigurations().Get(ctx, name, metav1.GetOptions{})
-		if err == nil {
-			out = append(out, validating(c))
-		} else if !apierrors.IsNotFound(err) {
-			return nil, fmt.Errorf("read %s %s: %w", validatingKind, name, err)
-		}
-	}
-	if name := m.config.ConfigMap; name != "" {
-		c, err := m.config.Client.CoreV1().ConfigMaps(m.config.Namespace).Get(ctx, name, metav1.GetOptions{})
-		if err == nil {
-			out = append(out, bundleOf(c))
-		} else if !apierrors.IsNotFound(err) {
-			return nil, fmt.Errorf("read %s %s/%s: %w", configMapKind, m.config.Namespace, name, err)
+		if c, ok := configurationOf(obj); ok {
+			c.target = t
+			out = append(out, c)
 		}
 	}
 	return out, nil
@@ -165,26 +221,16 @@ func (m *Manager) distribute(ctx context.Context, st state) error {
 	if st.secret == nil || len(trusted) == 0 {
 		return nil
 	}
-	api := m.config.Client.AdmissionregistrationV1()
 	for _, c := range st.configurations {
 		if c.holds(trusted) {
 			continue
 		}
-		patch, err := c.patch(encodeCerts(trusted...))
+		patch, err := c.withBundle(encodeCerts(trusted...))
 		if err != nil {
-			return fmt.Errorf("CAs for %s %s: %w", c.kind, c.name, err)
+			return fmt.Errorf("CAs for %s: %w", c.target, err)
 		}
-		switch c.kind {
-		case mutatingKind:
-			_, err = api.MutatingWebhookConfigurations().Patch(ctx, c.name, types.StrategicMergePatchType, patch, metav1.PatchOptions{})
-		case validatingKind:
-			_, err = api.ValidatingWebhookConfigurations().Patch(ctx, c.name, types.StrategicMergePatchType, patch, metav1.PatchOptions{})
-		default:
-			_, err = m.config.Client.CoreV1().ConfigMaps(m.config.Namespace).Patch(ctx, c.name, types.MergePatchType, patch,
-				metav1.PatchOptions{})
-		}
-		if err != nil {
-			return fmt.Errorf("write the CAs into %s %s: %w", c.kind, c.name, err)
+		if err := c.patch(ctx, patch); err != nil {
+			return fmt.Errorf("write the CAs into %s: %w", c.target, err)
 		}
 		m.metrics.bundles.WithLabelValues(c.name).Inc()
 		klog.FromContext(ctx).Info("Wrote the CAs", "kind", c.kind, "name", c.name, "certificates", len(trusted))
@@ -192,93 +238,21 @@ func (m *Manager) distribute(ctx context.Context, st state) error {
 	return nil
 }
 
-// watches follow the Secrets and the configurations.
-type watches struct {
-	runs    []func(context.Context)
-	waiting []*watched
-	// Those of objects that the Manager has none of are nil.
-	mutating, validating, configMap, client *watched
-}
-
-// watched is the watch of one object.
-type watched struct {
-	what     string
-	informer cache.SharedIndexInformer
-
-	mu sync.Mutex // guards err
-	// err is why the watch failed last.
-	err error
-}
-
-// watch prepares the watches; changed is called when anything changes.
-func (m *Manager) watch(changed func()) (watches, error) {
-	var w watches
-	add := func(what, name string, informer cache.SharedIndexInformer, trim cache.TransformFunc) (*watched, error) {
-		one := &watched{what: what + " " + name, informer: informer}
-		err := informer.SetTransform(trim)
-		if err != nil {
-			return nil, err
-		}
-		err = informer.SetWatchErrorHandlerWithContext(func(ctx context.Context, r *cache.Reflector, err error) {
-			one.mu.Lock()
-			one.err = err
-			one.mu.Unlock()
-			cache.DefaultWatchErrorHandler(ctx, r, err)
-		})
-		if err != nil {
-			return nil, err
-		}
-		_, err = informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
-			AddFunc:    func(any) { changed() },
-			UpdateFunc: func(any, any) { changed() },
-			DeleteFunc: func(any) { changed() },
-		})
-		if err != nil {
-			return nil, err
-		}
-		w.waiting = append(w.waiting, one)
-		w.runs = append(w.runs, informer.RunWithContext)
-		return one, nil
+// watch prepares the informers; changed is called when anything changes.
+func (m *Manager) watch(changed func()) {
+	m.kept = m.targets()
+	secrets := func(name string) cache.SharedIndexInformer {
+		return coreinformers.NewFilteredSecretInformer(m.config.Client, m.config.Namespace, 0, nil, informers.ByName(name))
 	}
-	byName := func(name string) func(*metav1.ListOptions) {
-		return func(o *metav1.ListOptions) {
-			o.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, name).String()
-		}
-	}
-
-	client := m.config.Client
-	var err error
-	if _, err = add("Secret", m.config.Namespace+"/"+m.config.Secret,
-		coreinformers.NewFilteredSecretInformer(client, m.config.Namespace, 0, nil, byName(m.config.Secret)), trimSecret); err != nil {
-		return w, err
-	}
-	if name := m.config.Mutating; name != "" {
-		if w.mutating, err = add(mutatingKind, name,
-			admissioninformers.NewFilteredMutatingWebhookConfigurationInformer(client, 0, nil, byName(name)),
-			trimConfiguration); err != nil {
-			return w, err
-		}
-	}
-	if name := m.config.Validating; name != "" {
-		if w.validating, err = add(validatingKind, name,
-			admissioninformers.NewFilteredValidatingWebhookConfigurationInformer(client, 0, nil, byName(name)),
-			trimConfiguration); err != nil {
-			return w, err
-		}
-	}
-	if name := m.config.ConfigMap; name != "" {
-		if w.configMap, err = add(configMapKind, m.config.Namespace+"/"+name,
-			coreinformers.NewFilteredConfigMapInformer(client, m.config.Namespace, 0, nil, byName(name)), nil); err != nil {
-			return w, err
-		}
+	handler := func(any, any) { changed() }
+	m.watches.Add("Secret "+m.config.Namespace+"/"+m.config.Secret, secrets(m.config.Secret), trimSecret, handler)
+	for _, t := range m.kept {
+		m.watches.Add(t.String(), t.informer, trimConfiguration, handler)
 	}
 	if name := m.config.ClientSecret; name != "" {
-		if w.client, err = add("Secret", m.config.Namespace+"/"+name,
-			coreinformers.NewFilteredSecretInformer(client, m.config.Namespace, 0, nil, byName(name)), nil); err != nil {
-			return w, err
-		}
+		m.client = &target{kind: "Secret", namespace: m.config.Namespace, name: name, informer: secrets(name)}
+		m.watches.Add(m.client.String(), m.client.informer, nil, handler)
 	}
-	return w, nil
 }
 
 // trimSecret keeps no keys: the watch only tells that the Secret is to be read.
@@ -300,49 +274,4 @@ func trimConfiguration(obj any) (any, error) {
 		c.ManagedFields, c.Annotations = nil, nil
 	}
 	return obj, nil
-}
-
-// synced returns nil once everything has been read, or says what has not.
-func (w watches) synced() error {
-	for _, one := range w.waiting {
-		if one.informer.HasSynced() {
-			continue
-		}
-		one.mu.Lock()
-		err := one.err
-		one.mu.Unlock()
-		if err != nil {
-			return fmt.Errorf("watch %s: %w", one.what, err)
-		}
-		return fmt.Errorf("%w: %s", errNotRead, one.what)
-	}
-	return nil
-}
-
-// object is what the watch last saw; nil when there is none.
-func (w *watched) object(namespace, name string) any {
-	if w == nil {
-		return nil
-	}
-	key := name
-	if namespace != "" {
-		key = namespace + "/" + name
-	}
-	obj, _, _ := w.informer.GetStore().GetByKey(key)
-	return obj
-}
-
-// cached are the configurations that exist, as last seen.
-func (m *Manager) cached() []configuration {
-	var out []configuration
-	if c, ok := m.watches.mutating.object("", m.config.Mutating).(*admissionv1.MutatingWebhookConfiguration); ok {
-		out = append(out, mutating(c))
-	}
-	if c, ok := m.watches.validating.object("", m.config.Validating).(*admissionv1.ValidatingWebhookConfiguration); ok {
-		out = append(out, validating(c))
-	}
-	if c, ok := m.watches.configMap.object(m.config.Namespace, m.config.ConfigMap).(*corev1.ConfigMap); ok {
-		out = append(out, bundleOf(c))
-	}
-	return out
 }

@@ -44,8 +44,7 @@ func (a *authority) same(b *authority) bool {
 // content is what the Secret holds, as far as it can be used.
 type content struct {
 	ca, next, previous *authority
-	// leaf is the certificate that is served, with its key.
-	leaf *tls.Certificate
+	leaf               *tls.Certificate
 	// since is when the change of CA came to where it is; zero when none is under
 	// way, or nobody needs to know.
 	since time.Time
@@ -116,11 +115,6 @@ func parsePair(certPEM, keyPEM []byte) (*tls.Certificate, error) {
 	if err != nil {
 		// The parsers' errors name kinds of blocks and keys, not their content.
 		return nil, fmt.Errorf("want a certificate and its key in PEM: %w", err)
-	}
-	if pair.Leaf == nil {
-		if pair.Leaf, err = x509.ParseCertificate(pair.Certificate[0]); err != nil {
-			return nil, err
-		}
 	}
 	return &pair, nil
 }

@@ -15,8 +15,7 @@ type served struct {
 
 // situation is all that a decision is made from.
 type situation struct {
-	now time.Time
-	// secret is what the Secret holds.
+	now    time.Time
 	secret content
 	// remembered is what this replica serves; nil when nothing.
 	remembered *served
@@ -29,11 +28,9 @@ type situation struct {
 	rotateCert, rotateCA bool
 }
 
-// step is a change of the Secret.
 type step struct {
 	content content
-	// why is for the log.
-	why string
+	why     string
 	// abrupt says that the certificate is of a CA that no configuration holds yet.
 	abrupt bool
 	// doneCert and doneCA say that a request to rotate is answered by it.
@@ -132,7 +129,6 @@ func (p policy) next(s situation) (*step, time.Duration, error) {
 	return nil, min(renewAt(c.leaf.Leaf).Sub(s.now), renewAt(c.ca.cert).Sub(s.now)), nil
 }
 
-// reissue makes a certificate of the present CA.
 func (p policy) reissue(c content, now time.Time, why string) (*step, time.Duration, error) {
 	leaf, err := p.newLeaf(c.ca, now)
 	if err != nil {

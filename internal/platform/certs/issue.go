@@ -17,7 +17,6 @@ import (
 // whose clocks are behind.
 const maxBackdate = time.Hour
 
-// issuer makes CAs and certificates.
 type issuer struct {
 	dnsNames []string
 	// clientName is the common name of client certificates; "" for none.

@@ -1,11 +1,13 @@
 package certs
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -19,6 +21,8 @@ import (
 	"k8s.io/client-go/util/flowcontrol"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/klog/v2"
+
+	"github.com/divvy-gpu/divvy/internal/platform/informers"
 )
 
 // Defaults of Config.
@@ -33,10 +37,6 @@ const (
 // for a CA waits until a change of CA under way has ended.
 const RotateAnnotation = "divvy.dev/rotate"
 
-// errNotRead is a watch that has not delivered its first list.
-var errNotRead = errors.New("not read yet")
-
-// requestTimeout bounds every request to the API server.
 const requestTimeout = 10 * time.Second
 
 // Config says what a Manager keeps, and where.
@@ -89,12 +89,16 @@ type Manager struct {
 	serving atomic.Pointer[served]
 	// accepted is what ClientCAs returns; nil before there is anything.
 	accepted atomic.Pointer[x509.CertPool]
-	// client is what ClientCertificate returns; nil before there is anything.
-	client atomic.Pointer[tls.Certificate]
+	// showing is what ClientCertificate returns; nil before there is anything.
+	showing atomic.Pointer[tls.Certificate]
 
 	// What follows belongs to the goroutine of Run.
 
-	watches watches
+	watches informers.Group
+	// kept are the objects that hold the CAs, client the Secret of the client, nil for none.
+	kept []*target
+	// client is what ClientCertificate returns; nil before there is anything.
+	client  *target
 	started time.Time
 	// steadyKey names the state that has been seen since steadySince.
 	steadyKey   string
@@ -112,15 +116,8 @@ type Manager struct {
 
 // New checks the configuration and fills in the defaults.
 func New(c Config) (*Manager, error) {
-	if c.CertLifetime == 0 {
-		c.CertLifetime = DefaultCertLifetime
-	}
-	if c.CALifetime == 0 {
-		c.CALifetime = DefaultCALifetime
-	}
-	if c.Propagation == 0 {
-		c.Propagation = DefaultPropagation
-	}
+	c.CertLifetime, c.CALifetime = cmp.Or(c.CertLifetime, DefaultCertLifetime), cmp.Or(c.CALifetime, DefaultCALifetime)
+	c.Propagation = cmp.Or(c.Propagation, DefaultPropagation)
 	if c.Now == nil {
 		c.Now = time.Now
 	}
@@ -172,16 +169,9 @@ func (m *Manager) Run(ctx context.Context) error {
 	m.queue = workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[struct{}](100*time.Millisecond,
 		5*time.Second))
 	m.started = m.config.Now()
-	watches, err := m.watch(func() { m.queue.Add(struct{}{}) })
-	if err != nil {
-		return err
-	}
-	m.watches = watches
-
+	m.watch(func() { m.queue.Add(struct{}{}) })
 	var parts sync.WaitGroup
-	for _, run := range watches.runs {
-		parts.Go(func() { run(ctx) })
-	}
+	parts.Go(func() { m.watches.Run(ctx) })
 	parts.Go(func() {
 		<-ctx.Done()
 		m.queue.ShutDown()
@@ -207,7 +197,7 @@ func (m *Manager) pass(ctx context.Context) {
 	m.mu.Unlock()
 	switch {
 	case ctx.Err() != nil:
-	case errors.Is(err, errNotRead):
+	case errors.Is(err, informers.ErrNotRead):
 		m.queue.AddAfter(struct{}{}, 50*time.Millisecond)
 	case err != nil:
 		if !isConflict(err) {
@@ -232,7 +222,6 @@ type state struct {
 	configurations []configuration
 }
 
-// bundled reports whether all configurations hold what the Secret says.
 func (s state) bundled() bool {
 	trusted := s.content.trusted()
 	for _, c := range s.configurations {
@@ -273,11 +262,14 @@ func (m *Manager) reconcile(ctx context.Context) (time.Duration, error) {
 	if err != nil {
 		return 0, err
 	}
-	if err := m.watches.synced(); err != nil {
+	if err := m.watches.Synced(); err != nil {
 		m.follow(ctx, m.read(ctx, secret), now)
 		return 0, err
 	}
-	st := state{secret: secret, content: m.read(ctx, secret), configurations: m.cached()}
+	st := state{secret: secret, content: m.read(ctx, secret)}
+	if st.configurations, err = configurations(m.kept, func(t *target) (any, error) { return t.cached(), nil }); err != nil {
+		return 0, err
+	}
 	m.follow(ctx, st.content, now)
 	m.note(st, now)
 	next, wait, err := m.decide(st, now)
@@ -398,15 +390,15 @@ func (m *Manager) take(ctx context.Context, st state, next step, now time.Time) 
 // be published. The Secret has a CA, and the configurations hold it.
 func (m *Manager) publish(ctx context.Context, st state, now time.Time) error {
 	var errs []error
-	missing := func(w *watched, name string) {
-		if w != nil && w.object(m.config.Namespace, name) == nil {
-			errs = append(errs, fmt.Errorf("%s does not exist; it is created by the chart, not by this program", w.what))
+	for _, t := range append(slices.Clone(m.kept), m.client) {
+		if t != nil && t.namespace != "" && t.cached() == nil {
+			errs = append(errs, fmt.Errorf("%s does not exist; it is created by the chart, not by this program", t))
 		}
 	}
-	missing(m.watches.configMap, m.config.ConfigMap)
-	missing(m.watches.client, m.config.ClientSecret)
-	if secret, ok := m.watches.client.object(m.config.Namespace, m.config.ClientSecret).(*corev1.Secret); ok {
-		errs = append(errs, m.publishClient(ctx, st, secret, now))
+	if m.client != nil {
+		if secret, ok := m.client.cached().(*corev1.Secret); ok {
+			errs = append(errs, m.publishClient(ctx, st, secret, now))
+		}
 	}
 	return errors.Join(errs...)
 }
@@ -421,7 +413,7 @@ func (m *Manager) publishClient(ctx context.Context, st state, secret *corev1.Se
 	}
 	next, err := m.policy.client(st.content, present, now, m.steady(st, now))
 	if present != nil {
-		m.client.Store(present) // also while it is about to be replaced
+		m.showing.Store(present) // also while it is about to be replaced
 	}
 	if next == nil || err != nil || !m.making.TryAccept() {
 		return err
@@ -438,7 +430,7 @@ func (m *Manager) publishClient(ctx context.Context, st state, secret *corev1.Se
 	if _, err := m.config.Client.CoreV1().Secrets(secret.Namespace).Update(ctx, secret, metav1.UpdateOptions{}); err != nil {
 		return fmt.Errorf("write Secret %s/%s: %w", secret.Namespace, secret.Name, err)
 	}
-	m.client.Store(next)
+	m.showing.Store(next)
 	klog.FromContext(ctx).Info("Created a client certificate", "name", m.config.ClientName, "secret", klog.KObj(secret),
 		"expires", next.Leaf.NotAfter)
 	return nil
@@ -543,7 +535,7 @@ func (m *Manager) ClientCAs() *x509.CertPool {
 // ClientCertificate returns the client certificate that is published, for programs
 // that reach another replica with it. It fails before there is one.
 func (m *Manager) ClientCertificate() (*tls.Certificate, error) {
-	if c := m.client.Load(); c != nil {
+	if c := m.showing.Load(); c != nil {
 		return c, nil
 	}
 	return nil, fmt.Errorf("no client certificate yet: %w", m.trouble())
@@ -568,7 +560,6 @@ func (m *Manager) Ready() error {
 	return nil
 }
 
-// trouble is why the last pass failed.
 func (m *Manager) trouble() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -1,6 +1,8 @@
 package certs
 
 import (
+	"errors"
+
 	"github.com/prometheus/client_golang/prometheus"
 
 	defs "github.com/divvy-gpu/divvy/internal/platform/metrics"
@@ -33,10 +35,5 @@ func newMetrics() *metrics {
 }
 
 func (m *metrics) register(r prometheus.Registerer) error {
-	for _, c := range []prometheus.Collector{m.expiry, m.rotations, m.bundles, m.failures} {
-		if err := r.Register(c); err != nil {
-			return err
-		}
-	}
-	return nil
+	return errors.Join(r.Register(m.expiry), r.Register(m.rotations), r.Register(m.bundles), r.Register(m.failures))
 }

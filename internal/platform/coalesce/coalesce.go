@@ -30,9 +30,8 @@ type conn struct {
 	changed sync.Cond
 	// pending is what was not sent yet; spare is a buffer that takes turns with it.
 	pending, spare []byte
-	// sending is true while there is a goroutine that sends.
-	sending bool
-	err     error
+	sending        bool
+	err            error
 }
 
 // Conn returns a connection that collects what is written to c, and is otherwise c. It
@@ -87,7 +86,6 @@ func (c *conn) writeThrough(p []byte) (int, error) {
 	return n, err
 }
 
-// send sends what is pending until there is nothing more.
 func (c *conn) send() {
 	runtime.Gosched() // who is about to write more does so first
 	c.mu.Lock()

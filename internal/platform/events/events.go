@@ -18,6 +18,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
@@ -43,7 +44,6 @@ const (
 	maxMessage = 1000
 )
 
-// Values of the label outcome.
 const (
 	told     = "told"
 	repeated = "repeated"
@@ -65,7 +65,6 @@ type Recorder struct {
 	told map[uint64]time.Time // by hash
 }
 
-// seed is that of the hashes of what was told.
 var seed = maphash.MakeSeed()
 
 // NewRecorder returns a recorder of a component, on a node if host is not "". It
@@ -161,6 +160,15 @@ func (r *Recorder) Describe(ch chan<- *prometheus.Desc) { r.outcomes.Describe(ch
 
 // Collect implements prometheus.Collector.
 func (r *Recorder) Collect(ch chan<- prometheus.Metric) { r.outcomes.Collect(ch) }
+
+// New returns an event for programs that create each by themselves: it has no name and no namespace.
+func New(on corev1.ObjectReference, k Kind, message string) *corev1.Event {
+	now := metav1.Now()
+	return &corev1.Event{
+		InvolvedObject: on, Type: k.Type, Reason: k.Reason, Message: clip(message), Source: corev1.EventSource{Component: k.By},
+		FirstTimestamp: now, LastTimestamp: now, Count: 1,
+	}
+}
 
 // OnNode returns the object for events on a node.
 func OnNode(name string) *corev1.ObjectReference {

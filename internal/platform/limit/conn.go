@@ -82,10 +82,8 @@ type conn struct {
 	// The Limiter's lock guards what follows.
 	base *account
 	// used is true once something was asked.
-	used bool
-	// requests are under way.
-	requests int
-	// rejecting are requests that are being rejected.
+	used      bool
+	requests  int
 	rejecting int
 	// idleSince is the moment since when there are no requests.
 	idleSince int64
@@ -143,7 +141,6 @@ func (c *conn) abort() {
 	_ = c.Conn.Close()
 }
 
-// connKey is the key of the *conn in a context.
 type connKey struct{}
 
 // ConnContext is for the field of that name of http.Server, whose Listener is one of a

@@ -90,7 +90,6 @@ func (l *Limiter) end(c *conn, a *account) {
 	}
 }
 
-// reject answers a request that is not admitted.
 func (l *Limiter) reject(w http.ResponseWriter, c *conn) {
 	l.rejected.WithLabelValues(c.port, "request").Inc()
 	count := func(by int) int {

@@ -154,14 +154,12 @@ func (l *Limiter) grow(a *account, bytes int64) error {
 	return nil
 }
 
-// shrink gives bytes of an account back.
 func (l *Limiter) shrink(a *account, bytes int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	a.add(-bytes)
 }
 
-// close gives back what the account has.
 func (l *Limiter) close(a *account) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -108,7 +108,6 @@ func (s *Reports[K]) get(ctx context.Context, key K, write func(io.Writer) error
 	return mine.gzip, mine.err
 }
 
-// compress returns what write writes.
 func (s *Reports[K]) compress(write func(io.Writer) error) ([]byte, error) {
 	if s.gzip == nil {
 		var err error
@@ -137,7 +136,6 @@ func (b *bounded) Write(p []byte) (int, error) {
 	return b.into.Write(p)
 }
 
-// acceptsGzip reports whether the client takes gzip.
 func acceptsGzip(h http.Header) bool {
 	for _, value := range h.Values("Accept-Encoding") {
 		for name := range strings.SplitSeq(value, ",") {

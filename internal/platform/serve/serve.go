@@ -116,10 +116,16 @@ func NewServer(h http.Handler) *http.Server {
 // client can cause any number of these, so few are logged.
 type errorLog struct{ limiter *rate.Limiter }
 
-// Write logs one line.
+// Write logs one line. Load balancers and probes open connections and close them at
+// once, which is no failure.
 func (l *errorLog) Write(line []byte) (int, error) {
+	reason := strings.TrimSpace(string(line))
+	level := 0
+	if strings.HasPrefix(reason, "http: TLS handshake error") && strings.HasSuffix(reason, ": EOF") {
+		level = 2
+	}
 	if l.limiter.Allow() {
-		klog.Background().Info("A connection failed", "reason", strings.TrimSpace(string(line)))
+		klog.Background().V(level).Info("A connection failed", "reason", reason)
 	}
 	return len(line), nil
 }
@@ -277,7 +283,6 @@ func (s Server) Serve(limits *limit.Limiter) error {
 	return nil
 }
 
-// announceEvery is how often Announce asks.
 const announceEvery = 100 * time.Millisecond
 
 // Announce returns a part that logs when the program becomes ready, with what

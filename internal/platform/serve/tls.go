@@ -74,7 +74,6 @@ type proof struct {
 	err   error
 }
 
-// prove verifies the certificate of a client.
 func prove(leaf *x509.Certificate, roots *x509.CertPool, now time.Time) *proof {
 	p := &proof{leaf: leaf, roots: roots}
 	var chains [][]*x509.Certificate

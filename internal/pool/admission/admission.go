@@ -34,7 +34,6 @@ type Denial struct { //nolint:errname // what it is, to those who refuse
 	Forbidden bool
 }
 
-// maxProblems is how many problems one message tells.
 const maxProblems = 10
 
 // Error joins the problems, the first ten when there are more.
@@ -76,7 +75,6 @@ func containers(pod *corev1.Pod) iter.Seq2[string, *corev1.Container] {
 	}
 }
 
-// asks reports whether any container names a resource that users write.
 func asks(pod *corev1.Pod) bool {
 	for _, c := range containers(pod) {
 		if pool.Asks(c.Resources) {
@@ -92,7 +90,6 @@ func holds(r corev1.ResourceRequirements) bool {
 	return !request.IsZero() || !limit.IsZero()
 }
 
-// holdsAny reports whether any container takes units of the pool.
 func holdsAny(pod *corev1.Pod) bool {
 	for _, c := range containers(pod) {
 		if holds(c.Resources) {

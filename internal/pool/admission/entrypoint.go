@@ -9,7 +9,6 @@ import (
 	"github.com/divvy-gpu/divvy/internal/platform/admissionreview"
 )
 
-// entrypoints are the entrypoints of images as an annotation tells them.
 type entrypoints struct {
 	all         []string
 	byContainer map[string][]string

@@ -18,8 +18,7 @@ import (
 // Where a container finds what is not in pool.MountPath.
 const (
 	serversPath = "/etc/bitfusion/servers.conf"
-	// clientFile is below the home folder.
-	clientFile = ".bitfusion/client.yaml"
+	clientFile  = ".bitfusion/client.yaml"
 )
 
 // The init container that fills the volumes, and where it has them.
@@ -55,8 +54,7 @@ type files struct {
 	client *pool.Client
 	home   string
 	// names are the volumes' names in this pod by their names in the guides.
-	names map[string]string
-	// volumes are to be added to the pod.
+	names   map[string]string
 	volumes []corev1.Volume
 	// populate is where the pod has the init container already, or -1.
 	populate int
@@ -142,7 +140,6 @@ func findVolume(pod *corev1.Pod, name string) *corev1.Volume {
 	return nil
 }
 
-// wanted are all volumes under the names of the guides.
 func (f *files) wanted() []corev1.Volume {
 	empty := func(name string) corev1.Volume {
 		return corev1.Volume{Name: name, VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}}
@@ -167,7 +164,6 @@ func (f *files) wanted() []corev1.Volume {
 		secret(serversVolume, pool.ServersSecret, pool.ServersKey, pool.ServersKey))
 }
 
-// containerMounts are what a container that uses the client has.
 func (f *files) containerMounts() []corev1.VolumeMount {
 	mounts := []corev1.VolumeMount{
 		{MountPath: pool.CAPath, Name: f.names[caVolume], SubPath: "tls/ca.crt"},
@@ -252,7 +248,6 @@ func (c *conversion) addFiles() {
 	}
 }
 
-// populate is the init container that fills the volumes.
 func (c *conversion) populate() corev1.Container {
 	f := &c.files
 	security := &corev1.SecurityContext{

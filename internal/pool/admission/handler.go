@@ -24,7 +24,6 @@ type Config struct {
 
 const healthyAnswer = "ok"
 
-// server decides about what it is asked.
 type server struct{ config Config }
 
 // Handler serves POST /mutate and POST /validate (AdmissionReview v1 and
@@ -34,12 +33,15 @@ func Handler(c Config) (http.Handler, error) {
 	if c.Catalog == nil || c.Settings == nil || c.Cluster == nil || c.Ready == nil {
 		return nil, errors.New("admission: Catalog, Settings, Cluster and Ready must be set")
 	}
-	m, err := newMetrics(c.Registry)
+	results := []string{admissionreview.Allowed, admissionreview.Denied, admissionreview.Bad, admissionreview.Error}
+	observe, err := admissionreview.NewMetrics(c.Registry, map[string][]string{
+		"mutate": append(results, admissionreview.Converted), "validate": results,
+	})
 	if err != nil {
 		return nil, fmt.Errorf("register the metrics of admission: %w", err)
 	}
 	s := &server{config: c}
-	reviews := admissionreview.New(m.observe)
+	reviews := admissionreview.New(observe)
 	mux := http.NewServeMux()
 	mux.Handle("/mutate", reviews.Handler("mutate", nil, answer(s.mutate)))
 	mux.Handle("/validate", reviews.Handler("validate", nil, answer(s.validate)))

@@ -63,7 +63,6 @@ func labelled(pod *corev1.Pod) *corev1.Pod {
 	return pod
 }
 
-// conversion is the making of one pod.
 type conversion struct {
 	pod      *corev1.Pod // a copy, which it changes
 	mode     pool.Mode
@@ -174,7 +173,6 @@ func checkHome(home string) error {
 	return nil
 }
 
-// convert makes one container use the client.
 func (c *conversion) convert(place string, container *corev1.Container) {
 	before := len(c.problems)
 	request, err := pool.ParseRequest(container.Resources, c.settings.TotalMemoryMB)
@@ -200,7 +198,6 @@ func (c *conversion) convert(place string, container *corev1.Container) {
 	}
 }
 
-// wrap puts the command of a container behind the client.
 func (c *conversion) wrap(place string, container *corev1.Container, request pool.Request) {
 	command := container.Command
 	if len(command) == 0 {

@@ -14,10 +14,6 @@ import (
 	"github.com/divvy-gpu/divvy/internal/platform/admissionreview"
 )
 
-// ReviewVersions returns the API versions of the reviews that the handler
-// answers, with their group.
-func ReviewVersions() []string { return admissionreview.Versions() }
-
 // decision is what a webhook decides about a pod: a patch or none, warnings, or a
 // *Denial.
 type decision func(pod *corev1.Pod, namespace string) (patch []byte, warnings []string, err error)
@@ -36,7 +32,6 @@ func (s *server) validate(pod *corev1.Pod, namespace string) (patch []byte, warn
 	return nil, warnings, err
 }
 
-// answer makes what answers reviews of a decision.
 func answer(decide decision) admissionreview.Decide {
 	return func(_ context.Context, request *admissionv1.AdmissionRequest) (*admissionv1.AdmissionResponse, string) {
 		if request.Operation != admissionv1.Create {
@@ -65,7 +60,6 @@ func answer(decide decision) admissionreview.Decide {
 	}
 }
 
-// decodePod returns the pod of a request.
 func decodePod(request *admissionv1.AdmissionRequest) (*corev1.Pod, error) {
 	resource := metav1.GroupVersionResource{Version: "v1", Resource: "pods"}
 	if request.Resource != resource || request.SubResource != "" {

@@ -65,7 +65,6 @@ func Validate(pod *corev1.Pod, namespace string, catalog *pool.Catalog, s Settin
 	return nil, &Denial{Problems: slices.Concat(v.wrong, v.forbidden), Forbidden: len(v.wrong) == 0}
 }
 
-// validation is the looking at one pod.
 type validation struct {
 	pod       *corev1.Pod
 	namespace string
@@ -161,7 +160,6 @@ func hasClient(pod *corev1.Pod, container *corev1.Container) bool {
 	return false
 }
 
-// nodes finds what no node has.
 func (v *validation) nodes() {
 	largest := v.cluster.LargestAllocatable()
 	if largest == nil {
@@ -201,7 +199,6 @@ func (v *validation) quotas() {
 	}
 }
 
-// written is the value of a resource as the container has it.
 func written(r corev1.ResourceRequirements, name corev1.ResourceName) string {
 	q, ok := r.Limits[name]
 	if !ok {
@@ -220,7 +217,6 @@ func podUnits(pod *corev1.Pod) int64 {
 	return units.Value()
 }
 
-// resourceNames are the resources that a container requests or limits, sorted.
 func resourceNames(r corev1.ResourceRequirements) []corev1.ResourceName {
 	names := slices.AppendSeq(slices.Collect(maps.Keys(r.Requests)), maps.Keys(r.Limits))
 	slices.Sort(names)

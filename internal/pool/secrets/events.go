@@ -49,7 +49,6 @@ func (k *Keeper) mark(uid, what string, told bool) bool {
 	return true
 }
 
-// forgetPod drops what is remembered of a pod that is gone.
 func (k *Keeper) forgetPod(uid string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -62,16 +61,11 @@ func (k *Keeper) event(ctx context.Context, p *pod, kind events.Kind, name, mess
 	sum := sha256.Sum256([]byte(string(p.UID) + kind.Reason + name))
 	const longest = 253
 	suffix := "." + hex.EncodeToString(sum[:8])
-	now := metav1.Now()
-	_, err := k.config.Client.CoreV1().Events(p.Namespace).Create(ctx, &corev1.Event{
-		ObjectMeta: metav1.ObjectMeta{Namespace: p.Namespace, Name: p.Name[:min(len(p.Name), longest-len(suffix))] + suffix},
-		InvolvedObject: corev1.ObjectReference{
-			APIVersion: "v1", Kind: "Pod", Namespace: p.Namespace, Name: p.Name, UID: p.UID, ResourceVersion: p.ResourceVersion,
-		},
-		Type: kind.Type, Reason: kind.Reason, Message: message[:min(len(message), 1024)],
-		FirstTimestamp: now, LastTimestamp: now, Count: 1,
-		Source: corev1.EventSource{Component: kind.By}, ReportingController: "divvy.dev/pool",
-	}, metav1.CreateOptions{})
+	e := events.New(corev1.ObjectReference{
+		APIVersion: "v1", Kind: "Pod", Namespace: p.Namespace, Name: p.Name, UID: p.UID, ResourceVersion: p.ResourceVersion,
+	}, kind, message)
+	e.Namespace, e.Name, e.ReportingController = p.Namespace, p.Name[:min(len(p.Name), longest-len(suffix))]+suffix, "divvy.dev/pool"
+	_, err := k.config.Client.CoreV1().Events(p.Namespace).Create(ctx, e, metav1.CreateOptions{})
 	if err == nil || apierrors.IsAlreadyExists(err) || apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) {
 		return nil
 	}

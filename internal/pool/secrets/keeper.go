@@ -1,6 +1,7 @@
 package secrets
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -16,12 +17,14 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/selection"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/flowcontrol"
 	"k8s.io/client-go/util/retry"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/klog/v2"
 
 	"github.com/divvy-gpu/divvy/internal/platform/events"
+	"github.com/divvy-gpu/divvy/internal/platform/informers"
 	"github.com/divvy-gpu/divvy/internal/pool"
 )
 
@@ -45,7 +48,6 @@ const (
 )
 
 const (
-	// requestTimeout bounds every request to the API server.
 	requestTimeout = 10 * time.Second
 	// workers look after namespaces at once.
 	workers = 4
@@ -59,8 +61,6 @@ const (
 
 // secretNames are the secrets that may be copied.
 var secretNames = []string{pool.CASecret, pool.ClientSecret, pool.ServersSecret, pool.SingleSecret}
-
-var errNotRead = errors.New("pods, namespaces and secrets have not been read yet")
 
 // Config says what a Keeper brings where.
 type Config struct {
@@ -80,12 +80,12 @@ type Config struct {
 // Keeper brings secrets to namespaces. Its methods may be called by many
 // goroutines.
 type Keeper struct {
-	config  Config
-	metrics *metrics
-	queue   workqueue.TypedRateLimitingInterface[string] // of namespaces
-	stores  stores
-	// events bounds how many events are made.
-	events flowcontrol.RateLimiter
+	config    Config
+	metrics   *metrics
+	queue     workqueue.TypedRateLimitingInterface[string] // of namespaces
+	stores    stores
+	informers informers.Group
+	events    flowcontrol.RateLimiter
 
 	mu sync.Mutex // guards what follows
 	// unused says since when nobody has used a copy, by namespace/name.
@@ -99,14 +99,9 @@ type Keeper struct {
 
 // New returns a Keeper that does nothing until Run.
 func New(c Config) *Keeper {
-	if c.SourceNamespace == "" {
-		c.SourceNamespace = DefaultSourceNamespace
-	}
+	c.SourceNamespace, c.Linger = cmp.Or(c.SourceNamespace, DefaultSourceNamespace), cmp.Or(c.Linger, DefaultLinger)
 	if c.Selector == nil {
 		c.Selector = labels.Nothing()
-	}
-	if c.Linger == 0 {
-		c.Linger = DefaultLinger
 	}
 	k := &Keeper{
 		config: c,
@@ -116,6 +111,7 @@ func New(c Config) *Keeper {
 		told:   map[string]map[string]bool{},
 	}
 	k.stores = newStores(c)
+	k.watch()
 	k.metrics = newMetrics(k.copies)
 	return k
 }
@@ -126,20 +122,15 @@ func New(c Config) *Keeper {
 func (k *Keeper) Run(ctx context.Context) error {
 	k.queue = workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[string](200*time.Millisecond,
 		30*time.Second))
-	if err := k.watch(); err != nil {
-		return err
-	}
 	var parts sync.WaitGroup
-	for _, informer := range k.stores.all() {
-		parts.Go(func() { informer.RunWithContext(ctx) })
-	}
+	parts.Go(func() { k.informers.Run(ctx) })
 	parts.Go(func() {
 		<-ctx.Done()
 		k.queue.ShutDown()
 	})
 	for range workers {
 		parts.Go(func() {
-			if !k.stores.wait(ctx) {
+			if !cache.WaitForCacheSync(ctx.Done(), func() bool { return k.Ready() == nil }) {
 				return
 			}
 			for k.work(ctx) {
@@ -263,7 +254,6 @@ func (k *Keeper) keep(ctx context.Context, namespace, name string, users []*pod,
 	return 0, errors.Join(err, tellErr)
 }
 
-// create makes a copy.
 func (k *Keeper) create(ctx context.Context, source *secret, namespace string) error {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
@@ -389,7 +379,6 @@ func (k *Keeper) unshown(namespace, name string) time.Duration {
 	return time.Until(k.made[namespace+"/"+name].Add(shownWait))
 }
 
-// forget drops what is remembered of a namespace.
 func (k *Keeper) forget(namespace string) {
 	for _, name := range secretNames {
 		k.setUnused(namespace, name, false)
@@ -398,7 +387,12 @@ func (k *Keeper) forget(namespace string) {
 }
 
 // Ready returns nil once pods, namespaces and secrets have been read.
-func (k *Keeper) Ready() error { return k.stores.synced() }
+func (k *Keeper) Ready() error {
+	if err := k.informers.Synced(); err != nil {
+		return fmt.Errorf("credentials: %w", err)
+	}
+	return nil
+}
 
 // Allowed returns nil when the secrets are in the namespace or may be brought
 // there, or says what an administrator has to do. It answers from memory; about

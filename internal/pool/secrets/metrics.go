@@ -1,6 +1,8 @@
 package secrets
 
 import (
+	"errors"
+
 	"github.com/prometheus/client_golang/prometheus"
 
 	defs "github.com/divvy-gpu/divvy/internal/platform/metrics"
@@ -31,10 +33,5 @@ func newMetrics(present func() float64) *metrics {
 }
 
 func (m *metrics) register(r prometheus.Registerer) error {
-	for _, c := range []prometheus.Collector{m.copies, m.present} {
-		if err := r.Register(c); err != nil {
-			return err
-		}
-	}
-	return nil
+	return errors.Join(r.Register(m.copies), r.Register(m.present))
 }

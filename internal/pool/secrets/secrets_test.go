@@ -29,6 +29,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/divvy-gpu/divvy/internal/platform/events"
+	"github.com/divvy-gpu/divvy/internal/platform/informers"
 	"github.com/divvy-gpu/divvy/internal/pool"
 	"github.com/divvy-gpu/divvy/internal/testing/kubetest"
 )
@@ -668,7 +669,7 @@ func TestAllowedWaitsForANamespaceThatIsNew(t *testing.T) {
 		if err := k.Allowed("never", three); err == nil {
 			t.Error("a namespace that does not exist is allowed")
 		}
-		if err := New(Config{Client: w.admin}).Allowed("new", three); !errors.Is(err, errNotRead) {
+		if err := New(Config{Client: w.admin}).Allowed("new", three); !errors.Is(err, informers.ErrNotRead) {
 			t.Errorf("before anything was read: %v", err)
 		}
 	})

@@ -2,23 +2,20 @@ package secrets
 
 import (
 	"cmp"
-	"context"
 	"crypto/sha256"
 	"encoding/hex"
-	"fmt"
 	"maps"
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
 	coreinformers "k8s.io/client-go/informers/core/v1"
 	"k8s.io/client-go/tools/cache"
 
+	"github.com/divvy-gpu/divvy/internal/platform/informers"
 	"github.com/divvy-gpu/divvy/internal/pool"
 )
 
@@ -27,17 +24,8 @@ import (
 type stores struct {
 	pods, namespaces cache.SharedIndexInformer
 	secrets          map[string]cache.SharedIndexInformer // by name
-	errs             *watchErrors
 }
 
-// watchErrors holds why each watch failed last.
-type watchErrors struct {
-	mu sync.Mutex // guards last
-	// last is the error by what is watched.
-	last map[string]error
-}
-
-// pod is what matters of a pod.
 type pod struct {
 	metav1.ObjectMeta
 	// secrets are those of secretNames that it mounts.
@@ -46,7 +34,6 @@ type pod struct {
 	ended, waiting bool
 }
 
-// namespace is what matters of a namespace.
 type namespace struct {
 	metav1.ObjectMeta
 	labels      map[string]string
@@ -75,53 +62,11 @@ func newStores(c Config) stores {
 			func(o *metav1.ListOptions) { o.LabelSelector = pool.ConvertedLabel + "=true" }),
 		namespaces: coreinformers.NewNamespaceInformer(c.Client, 0, nil),
 		secrets:    map[string]cache.SharedIndexInformer{},
-		errs:       &watchErrors{last: map[string]error{}},
 	}
 	for _, name := range secretNames {
-		s.secrets[name] = coreinformers.NewFilteredSecretInformer(c.Client, metav1.NamespaceAll, 0, nil,
-			func(o *metav1.ListOptions) {
-				o.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, name).String()
-			})
+		s.secrets[name] = coreinformers.NewFilteredSecretInformer(c.Client, metav1.NamespaceAll, 0, nil, informers.ByName(name))
 	}
 	return s
-}
-
-// byName are the informers by what they watch.
-func (s stores) byName() map[string]cache.SharedIndexInformer {
-	out := map[string]cache.SharedIndexInformer{"pods": s.pods, "namespaces": s.namespaces}
-	for name, informer := range s.secrets {
-		out["secrets named "+name] = informer
-	}
-	return out
-}
-
-func (s stores) all() []cache.SharedIndexInformer { return slices.Collect(maps.Values(s.byName())) }
-
-// wait returns when all has been read, or false when ctx ended before.
-func (s stores) wait(ctx context.Context) bool {
-	var synced []cache.InformerSynced
-	for _, informer := range s.all() {
-		synced = append(synced, informer.HasSynced)
-	}
-	return cache.WaitForCacheSync(ctx.Done(), synced...)
-}
-
-// synced returns nil once all has been read, or says what has not.
-func (s stores) synced() error {
-	byName := s.byName()
-	for _, what := range slices.Sorted(maps.Keys(byName)) {
-		if byName[what].HasSynced() {
-			continue
-		}
-		s.errs.mu.Lock()
-		err := s.errs.last[what]
-		s.errs.mu.Unlock()
-		if err != nil {
-			return fmt.Errorf("credentials: watch %s: %w", what, err)
-		}
-		return fmt.Errorf("credentials: %w: %s", errNotRead, what)
-	}
-	return nil
 }
 
 func (s stores) namespace(name string) *namespace {
@@ -156,7 +101,6 @@ func (s stores) podsOf(namespace string) []*pod {
 	return out
 }
 
-// copies counts the copies there are.
 func (k *Keeper) copies() float64 {
 	n := 0
 	for _, informer := range k.stores.secrets {
@@ -169,34 +113,13 @@ func (k *Keeper) copies() float64 {
 	return float64(n)
 }
 
-// watch prepares the informers: what they keep, and what changes lead to.
-func (k *Keeper) watch() error {
-	for what, informer := range k.stores.byName() {
-		if err := informer.SetTransform(k.trim); err != nil {
-			return err
-		}
-		if err := informer.SetWatchErrorHandlerWithContext(func(ctx context.Context, r *cache.Reflector, err error) {
-			k.stores.errs.mu.Lock()
-			k.stores.errs.last[what] = err
-			k.stores.errs.mu.Unlock()
-			cache.DefaultWatchErrorHandler(ctx, r, err)
-		}); err != nil {
-			return err
-		}
-		if _, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
-			AddFunc:    func(obj any) { k.changed(nil, obj) },
-			UpdateFunc: k.changed,
-			DeleteFunc: func(obj any) {
-				if gone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
-					obj = gone.Obj
-				}
-				k.changed(obj, nil)
-			},
-		}); err != nil {
-			return err
-		}
+// watch adds the informers to the group: what they keep, and what changes lead to.
+func (k *Keeper) watch() {
+	k.informers.Add("pods", k.stores.pods, k.trim, k.changed)
+	k.informers.Add("namespaces", k.stores.namespaces, k.trim, k.changed)
+	for _, name := range secretNames {
+		k.informers.Add("secrets named "+name, k.stores.secrets[name], k.trim, k.changed)
 	}
-	return nil
 }
 
 // changed queues the namespaces for which a change matters.
@@ -230,7 +153,6 @@ func (k *Keeper) changed(before, after any) {
 	}
 }
 
-// trim reduces an object to what is looked at.
 func (k *Keeper) trim(obj any) (any, error) {
 	switch o := obj.(type) {
 	case *corev1.Pod:
@@ -284,7 +206,6 @@ func (k *Keeper) ours(s *corev1.Secret) bool {
 		s.Annotations[SourceAnnotation] == k.config.SourceNamespace+"/"+s.Name
 }
 
-// copyOf is the copy of a source for a namespace.
 func (k *Keeper) copyOf(source *secret, namespace string) *corev1.Secret {
 	return &corev1.Secret{
 		ObjectMeta: metav1.ObjectMeta{

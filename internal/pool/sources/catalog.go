@@ -7,26 +7,18 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"path/filepath"
 	"sync"
 	"time"
 
-	"github.com/fsnotify/fsnotify"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/klog/v2"
 
 	"github.com/divvy-gpu/divvy/internal/pool"
 )
 
-const (
-	// maxCatalogBytes is what a ConfigMap holds.
-	maxCatalogBytes = 1 << 20
-	// quiet is how long the folder must be at rest before the file is read: an
-	// editor writes in several steps, kubelet swaps a link after it wrote.
-	quiet = 200 * time.Millisecond
-	// recheck is how often the file is read without being told of a change: some
-	// file systems tell nothing, and a folder may be replaced.
-	recheck = 10 * time.Second
-)
+// recheck is how often the file is read: it is small, and a mounted ConfigMap changes by a swap of
+// links that file watches tend to miss.
+const recheck = time.Second
 
 // CatalogFile holds the catalog of a file and follows it. A file that cannot be
 // used leaves the catalog as it was. Its methods may be called by many
@@ -120,12 +112,9 @@ func readCatalog(path string) ([]byte, error) {
 		return nil, fmt.Errorf("read the catalog: %w", err)
 	}
 	defer f.Close() //nolint:errcheck // opened for reading
-	content, err := io.ReadAll(io.LimitReader(f, maxCatalogBytes+1))
+	content, err := io.ReadAll(io.LimitReader(f, pool.MaxCatalog+1))
 	if err != nil {
 		return nil, fmt.Errorf("read the catalog: %w", err)
-	}
-	if len(content) > maxCatalogBytes {
-		return nil, fmt.Errorf("catalog %s: more than %d bytes", path, maxCatalogBytes)
 	}
 	return content, nil
 }
@@ -136,24 +125,8 @@ func (c *CatalogFile) Run(ctx context.Context, accepted func(*pool.Catalog), rej
 	if c.path == "" {
 		return
 	}
-	log := klog.FromContext(ctx)
-	ticker := time.NewTicker(c.recheck)
-	defer ticker.Stop()
-	events, err := fsnotify.NewWatcher()
-	if err != nil {
-		log.Error(err, "The folder of the catalog cannot be watched; it is read periodically", "every", c.recheck)
-		events = &fsnotify.Watcher{} // whose channels tell nothing
-	} else {
-		defer events.Close() //nolint:errcheck // nothing was written
-	}
-	folder, trouble := filepath.Dir(c.path), ""
-	for {
-		// The folder and not the file is watched, since files are replaced rather
-		// than written: a mounted ConfigMap changes by the swap of a link beside
-		// it. Adding a folder that is watched already changes nothing.
-		if err == nil {
-			_ = events.Add(folder) // a folder that is not there is told of by reading the file
-		}
+	trouble := ""
+	wait.UntilWithContext(ctx, func(ctx context.Context) {
 		switch changed, err := c.reload(); {
 		case err != nil:
 			if err.Error() != trouble {
@@ -165,32 +138,7 @@ func (c *CatalogFile) Run(ctx context.Context, accepted func(*pool.Catalog), rej
 			accepted(c.Current())
 		case trouble != "":
 			trouble = ""
-			log.Info("The catalog is valid again and unchanged", "file", c.path)
+			klog.FromContext(ctx).Info("The catalog is valid again and unchanged", "file", c.path)
 		}
-		if !rest(ctx, events, ticker.C) {
-			return
-		}
-	}
-}
-
-// rest waits until the folder has changed and is at rest again, or it is time to
-// look anyway. It returns false when ctx ends.
-func rest(ctx context.Context, events *fsnotify.Watcher, tick <-chan time.Time) bool {
-	var settled <-chan time.Time
-	for {
-		select {
-		case <-ctx.Done():
-			return false
-		case <-tick:
-			return true
-		case <-settled:
-			return true
-		case <-events.Events:
-			settled = time.After(quiet)
-		case err := <-events.Errors:
-			// Events were lost, or the folder is gone. Reading finds out.
-			klog.FromContext(ctx).Error(err, "Watching the catalog again; rereading it")
-			settled = time.After(quiet)
-		}
-	}
+	}, c.recheck)
 }

@@ -6,12 +6,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"maps"
 	"sync"
+	"sync/atomic"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
@@ -45,8 +46,8 @@ type Cluster struct {
 // credentials, see secrets.Keeper.
 func NewCluster(allowed func(namespace string, secrets []string) error) *Cluster {
 	return &Cluster{
-		nodes:   newTable("nodes", nodeAmounts, maps.Equal[amounts, amounts]),
-		quotas:  newTable("resourcequotas", quotaLimit, func(a, b int64) bool { return a == b }),
+		nodes:   newTable(nodeAmounts, maps.Equal[amounts, amounts]),
+		quotas:  newTable(quotaLimit, func(a, b int64) bool { return a == b }),
 		allowed: allowed,
 	}
 }
@@ -89,25 +90,27 @@ func quotaLimit(quota *corev1.ResourceQuota) (int64, bool) {
 func (c *Cluster) LargestAllocatable() map[corev1.ResourceName]int64 {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	version := c.nodes.now()
-	if version != c.version {
-		var largest amounts
-		c.nodes.each(func(_ string, node amounts) {
-			if largest == nil {
-				largest = amounts{}
+	if version := c.nodes.version.Load(); version != c.version {
+		c.version, c.largest = version, nil
+		for _, node := range c.nodes.kept(c.nodes.List()) {
+			if c.largest == nil {
+				c.largest = amounts{}
 			}
 			for name, value := range node {
-				largest[name] = max(largest[name], value)
+				c.largest[name] = max(c.largest[name], value)
 			}
-		})
-		c.version, c.largest = version, largest
+		}
 	}
 	return maps.Clone(c.largest)
 }
 
 // QuotaLimits implements admission.Cluster.
 func (c *Cluster) QuotaLimits(namespace string) map[string]int64 {
-	return c.quotas.in(namespace)
+	inNamespace, err := c.quotas.ByIndex(cache.NamespaceIndex, namespace)
+	if err != nil || len(inNamespace) == 0 {
+		return nil
+	}
+	return maps.Collect(c.quotas.kept(inNamespace))
 }
 
 // CredentialsAllowed implements admission.Cluster.
@@ -117,7 +120,7 @@ func (c *Cluster) CredentialsAllowed(namespace string, secrets []string) error {
 
 // Ready returns nil once nodes and quotas were read.
 func (c *Cluster) Ready() error {
-	if !c.nodes.synced() || !c.quotas.synced() {
+	if !c.nodes.listed.Load() || !c.quotas.listed.Load() {
 		return errors.New("nodes and quotas are still being read from the API server")
 	}
 	return nil
@@ -134,73 +137,46 @@ func (c *Cluster) Run(ctx context.Context, client kubernetes.Interface) {
 	group.Wait()
 }
 
-// table is a store of objects of which little is kept. A reflector writes into
-// it; everybody else reads.
-type table[V any] struct {
-	name string
-	trim func(runtime.Object) (V, bool, error)
-	same func(a, b V) bool
-
-	mu      sync.RWMutex            // guards what follows
-	rows    map[string]map[string]V // by namespace and name
-	version uint64                  // counts the changes of rows
-	listed  bool
-}
-
-// row is what is kept of an object, in the form in which a reflector that streams
-// its first list holds it until the end.
+// row is what is kept of an object.
 type row[V any] struct {
-	namespace, name string
-	value           V
-	// keep is false for objects that nothing is kept of.
+	metav1.ObjectMeta
+	value V
+	// keep is false for objects that count for nothing.
 	keep bool
 }
 
-// GetObjectMeta lets the reflector's first store find the name.
-func (r *row[V]) GetObjectMeta() metav1.Object {
-	return &metav1.ObjectMeta{Namespace: r.namespace, Name: r.name}
-}
-
-// object is an API object of type T.
-type object[T any] interface {
-	*T
-	runtime.Object
-	metav1.Object
+// table is a store of rows, into which a reflector writes.
+type table[V any] struct {
+	cache.Indexer // of *row[V]
+	trim          func(obj any) (*row[V], error)
+	same          func(a, b V) bool
+	version       atomic.Uint64 // grows with every change
+	listed        atomic.Bool   // the first list was taken in
 }
 
 // newTable returns an empty table of what trim makes of objects of one type.
-func newTable[T, V any, P object[T]](name string, trim func(P) (V, bool), same func(a, b V) bool) *table[V] {
+func newTable[T metav1.Object, V any](trim func(T) (V, bool), same func(a, b V) bool) *table[V] {
 	return &table[V]{
-		name: name, same: same, rows: map[string]map[string]V{}, version: 1,
-		trim: func(o runtime.Object) (V, bool, error) {
-			typed, ok := o.(P)
-			if !ok {
-				var none V
-				return none, false, fmt.Errorf("the watch of %s delivered a %T", name, o)
+		Indexer: cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc}),
+		same:    same,
+		trim: func(obj any) (*row[V], error) {
+			if r, ok := obj.(*row[V]); ok {
+				return r, nil
 			}
-			value, keep := trim(typed)
-			return value, keep, nil
+			o, ok := obj.(T)
+			if !ok {
+				return nil, fmt.Errorf("a watch delivered a %T", obj)
+			}
+			r := &row[V]{ObjectMeta: metav1.ObjectMeta{Namespace: o.GetNamespace(), Name: o.GetName()}}
+			r.value, r.keep = trim(o)
+			return r, nil
 		},
 	}
 }
 
-func (t *table[V]) row(obj any) (*row[V], error) {
-	switch o := obj.(type) {
-	case *row[V]:
-		return o, nil
-	case interface {
-		runtime.Object
-		metav1.Object
-	}:
-		value, keep, err := t.trim(o)
-		return &row[V]{namespace: o.GetNamespace(), name: o.GetName(), value: value, keep: keep}, err
-	}
-	return nil, fmt.Errorf("the watch of %s delivered a %T", t.name, obj)
-}
-
-// Transformer reduces objects before they are kept.
+// Transformer reduces the objects of a list that is streamed.
 func (t *table[V]) Transformer() cache.TransformFunc {
-	return func(obj any) (any, error) { return t.row(obj) }
+	return func(obj any) (any, error) { return t.trim(obj) }
 }
 
 // Add takes in a new object.
@@ -208,103 +184,46 @@ func (t *table[V]) Add(obj any) error { return t.Update(obj) }
 
 // Update takes in a changed object.
 func (t *table[V]) Update(obj any) error {
-	r, err := t.row(obj)
+	r, err := t.trim(obj)
 	if err != nil {
 		return err
 	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	old, known := t.rows[r.namespace][r.name]
-	if known == r.keep && (!known || t.same(old, r.value)) {
-		return nil // most updates of nodes are heartbeats
+	known, _, err := t.Get(r)
+	if old, ok := known.(*row[V]); ok && old.keep == r.keep && t.same(old.value, r.value) {
+		return err // most updates of nodes are heartbeats
 	}
-	t.version++
-	if !r.keep {
-		t.remove(r)
-		return nil
-	}
-	put(t.rows, r)
-	return nil
+	defer t.version.Add(1)
+	return t.Indexer.Update(r)
 }
 
 // Delete takes out an object that is gone.
 func (t *table[V]) Delete(obj any) error {
-	r, err := t.row(obj)
-	if err != nil {
-		return err
-	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.version++
-	t.remove(r)
-	return nil
+	defer t.version.Add(1)
+	return t.Indexer.Delete(obj)
 }
 
 // Replace takes in a whole list; whatever is not in it is gone.
-func (t *table[V]) Replace(list []any, _ string) error {
-	rows := map[string]map[string]V{}
-	for _, obj := range list {
-		r, err := t.row(obj)
+func (t *table[V]) Replace(list []any, resourceVersion string) error {
+	rows := make([]any, len(list))
+	for i, obj := range list {
+		r, err := t.trim(obj)
 		if err != nil {
 			return err
 		}
-		if r.keep {
-			put(rows, r)
+		rows[i] = r
+	}
+	defer t.listed.Store(true)
+	defer t.version.Add(1)
+	return t.Indexer.Replace(rows, resourceVersion)
+}
+
+// kept yields the rows among objects of the table that count.
+func (t *table[V]) kept(objects []any) iter.Seq2[string, V] {
+	return func(yield func(name string, value V) bool) {
+		for _, obj := range objects {
+			if r, ok := obj.(*row[V]); ok && r.keep && !yield(r.Name, r.value) {
+				return
+			}
 		}
 	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.rows, t.listed = rows, true
-	t.version++
-	return nil
-}
-
-// Resync has nothing to do: the table never lags behind what it was told.
-func (*table[V]) Resync() error { return nil }
-
-func put[V any](rows map[string]map[string]V, r *row[V]) {
-	if rows[r.namespace] == nil {
-		rows[r.namespace] = map[string]V{}
-	}
-	rows[r.namespace][r.name] = r.value
-}
-
-// remove takes a row out; t.mu is held.
-func (t *table[V]) remove(r *row[V]) {
-	delete(t.rows[r.namespace], r.name)
-	if len(t.rows[r.namespace]) == 0 {
-		delete(t.rows, r.namespace)
-	}
-}
-
-// now returns the version, which grows with every change.
-func (t *table[V]) now() uint64 {
-	t.mu.RLock()
-	defer t.mu.RUnlock()
-	return t.version
-}
-
-// each calls f with every value that is kept.
-func (t *table[V]) each(f func(name string, value V)) {
-	t.mu.RLock()
-	defer t.mu.RUnlock()
-	for _, rows := range t.rows {
-		for name, value := range rows {
-			f(name, value)
-		}
-	}
-}
-
-// in returns what is kept in a namespace, by name.
-func (t *table[V]) in(namespace string) map[string]V {
-	t.mu.RLock()
-	defer t.mu.RUnlock()
-	return maps.Clone(t.rows[namespace])
-}
-
-// synced reports whether the first list was taken in.
-func (t *table[V]) synced() bool {
-	t.mu.RLock()
-	defer t.mu.RUnlock()
-	return t.listed
 }

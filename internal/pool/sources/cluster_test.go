@@ -89,10 +89,10 @@ func TestLargestAllocatableIsOfNodesThatTakePods(t *testing.T) {
 	apply(c.nodes.Delete, notReady)
 	check("one is gone", amounts{"cpu": 1500, "bitfusion.io/gpu": 2000})
 
-	before := c.nodes.now()
+	before := c.nodes.version.Load()
 	small.Status.Conditions[1].LastHeartbeatTime = metav1.Now()
 	apply(c.nodes.Update, small)
-	if c.nodes.now() != before {
+	if c.nodes.version.Load() != before {
 		t.Error("a heartbeat counts as a change")
 	}
 	got := c.LargestAllocatable()
