@@ -22,7 +22,6 @@ type command struct {
 	program int
 }
 
-// A word is the element of command or args at a position.
 type word struct {
 	field    string
 	position int
@@ -163,7 +162,6 @@ func (p *pod) setFlag(name, value string) error {
 	return p.reread(err)
 }
 
-// dropFlag takes a flag out.
 func (p *pod) dropFlag(name string) error {
 	f, _ := p.command.flag(name)
 	err := p.doc.remove(p.at(p.command.list[f.valueAt].field, p.command.list[f.valueAt].position)...)
@@ -173,13 +171,12 @@ func (p *pod) dropFlag(name string) error {
 	return p.reread(err)
 }
 
-// reread reads the command after a change of it.
 func (p *pod) reread(err error) error {
-	if err == nil {
-		p.command, err = readCommand(p.doc.at(p.at()...))
-	}
 	if err != nil {
-		return p.errorf("%w", err)
+		return err
+	}
+	if p.command, err = readCommand(p.doc.at(p.at()...)); err != nil {
+		return p.doc.errorf("%w", err)
 	}
 	return nil
 }

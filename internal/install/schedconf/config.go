@@ -2,7 +2,6 @@ package schedconf
 
 import (
 	"cmp"
-	"fmt"
 	"reflect"
 	"slices"
 	"strings"
@@ -10,34 +9,28 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// A config is the configuration of a scheduler.
 type config struct {
-	name       string // of the file, for messages
 	doc        *document
 	apiVersion string
 	// copied is set for what a comment is to say that it is a copy.
 	copied bool
 }
 
-func (c *config) errorf(format string, args ...any) error {
-	return fmt.Errorf("%s: %w", c.name, fmt.Errorf(format, args...))
-}
-
 // readConfig reads a configuration that some version of kube-scheduler takes.
 func readConfig(name string, data []byte) (*config, error) {
-	c := &config{name: name}
-	var err error
-	if c.doc, err = parse(data); err != nil {
-		return nil, c.errorf("%w", err)
+	doc, err := read(name, data)
+	if err != nil {
+		return nil, err
 	}
+	c := &config{doc: doc}
 	kind := scalarAt(c.doc.root, "kind")
 	c.apiVersion = scalarAt(c.doc.root, "apiVersion")
 	if kind != "KubeSchedulerConfiguration" || !strings.HasPrefix(c.apiVersion, APIGroup+"/") {
-		return nil, c.errorf("holds %s of apiVersion %s, not a KubeSchedulerConfiguration of %s", orNothing(kind), orNothing(c.apiVersion),
-			APIGroup)
+		return nil, c.doc.errorf("holds %s of apiVersion %s, not a KubeSchedulerConfiguration of %s",
+			orNothing(kind), orNothing(c.apiVersion), APIGroup)
 	}
 	if _, err := c.doc.mappings("extenders"); err != nil {
-		return nil, c.errorf("%w", err)
+		return nil, err
 	}
 	return c, nil
 }
@@ -45,15 +38,14 @@ func readConfig(name string, data []byte) (*config, error) {
 // checkVersion rejects a configuration that no kube-scheduler from 1.29 on serves.
 func (c *config) checkVersion() error {
 	if c.apiVersion != apiVersion {
-		return c.errorf("kube-scheduler does not serve apiVersion %s; it serves %s. Convert the file first", c.apiVersion, apiVersion)
+		return c.doc.errorf("kube-scheduler does not serve apiVersion %s; it serves %s. Convert the file first", c.apiVersion, apiVersion)
 	}
 	return nil
 }
 
-// split returns which extenders are ours, and all.
 func (c *config) split() (ours []int, all []*yaml.Node, err error) {
 	if all, err = c.doc.mappings("extenders"); err != nil {
-		return nil, nil, c.errorf("%w", err)
+		return nil, nil, err
 	}
 	for i, n := range all {
 		if isOurs(scalarAt(n, "urlPrefix")) {
@@ -63,7 +55,6 @@ func (c *config) split() (ours []int, all []*yaml.Node, err error) {
 	return ours, all, nil
 }
 
-// managed returns the resources of an extender.
 func managed(n *yaml.Node) []string {
 	var out []string
 	if list := get(n, "managedResources"); list != nil {
@@ -88,19 +79,19 @@ func (c *config) add(e Extender) error {
 		}
 		other := scalarAt(n, "urlPrefix")
 		if scalarAt(n, "bindVerb") != "" {
-			return c.errorf("line %d: the extender %s binds pods, and kube-scheduler allows only one such extender. "+
+			return c.doc.errorf("line %d: the extender %s binds pods, and kube-scheduler allows only one such extender. "+
 				"Use a dedicated scheduler for Divvy (scheduler.mode=dedicated)", n.Line, other)
 		}
 		for _, r := range managed(n) {
 			if slices.Contains(e.Resources, r) {
-				return c.errorf("line %d: the extender %s already manages %s, and kube-scheduler allows only one extender per "+
+				return c.doc.errorf("line %d: the extender %s already manages %s, and kube-scheduler allows only one extender per "+
 					"resource. Remove the resource from one of the two", n.Line, other, r)
 			}
 		}
 	}
 	entry, err := nodeOf(e.entry())
 	if err != nil {
-		return c.errorf("%w", err)
+		return err
 	}
 	for _, i := range slices.Backward(ours) {
 		if i == ours[0] && equal(all[i], entry) {
@@ -115,23 +106,20 @@ func (c *config) add(e Extender) error {
 			list.Content[i] = entry
 		}
 		if err != nil {
-			return c.errorf("%w", err)
+			return err
 		}
 	}
 	if len(ours) == 0 {
-		if err := c.doc.insert([]any{"extenders"}, -1, entry); err != nil {
-			return c.errorf("%w", err)
-		}
+		return c.doc.insert([]any{"extenders"}, -1, entry)
 	}
 	return nil
 }
 
-// strip takes our extender out.
 func (c *config) strip() error {
 	ours, _, err := c.split()
 	for _, i := range slices.Backward(ours) {
 		if err := c.doc.remove("extenders", i); err != nil {
-			return c.errorf("%w", err)
+			return err
 		}
 	}
 	return err
@@ -162,7 +150,6 @@ func subset(a, b map[string]any) bool {
 	return true
 }
 
-// profiles returns the names of the schedulers that the configuration makes.
 func (c *config) profiles() []string {
 	var out []string
 	if n := c.doc.at("profiles"); n != nil && n.Kind == yaml.SequenceNode {

@@ -21,7 +21,6 @@ import (
 // known to be ours, or that of a GCUShare that was there before.
 const routes = "gcushare-scheduler"
 
-// defaultTimeout is that of a call of the extender.
 const defaultTimeout = 10 * time.Second
 
 // MaxWeight keeps sums of scores far from overflow in every kube-scheduler.
@@ -30,13 +29,11 @@ const MaxWeight = 10_000
 // extendedResource is what Kubernetes' validation asks of a resource's name.
 var extendedResource = regexp.MustCompile(`^[a-z0-9]([a-z0-9.-]*[a-z0-9])?/[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$`)
 
-// isOurs reports whether an extender's URL is that of Divvy or GCUShare.
 func isOurs(urlPrefix string) bool {
 	u, err := url.Parse(urlPrefix)
 	return err == nil && path.Base(u.Path) == routes
 }
 
-// check says what is wrong with an extender.
 func (e Extender) check() error {
 	u, err := url.Parse(e.URL)
 	switch {

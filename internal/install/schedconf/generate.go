@@ -88,7 +88,6 @@ func generate(name string, c command) (*config, []string, error) {
 	return out, []string{"Moved from the command line, where it is ignored with --config: " + strings.Join(moved, ", ") + "."}, nil
 }
 
-// value returns what a flag was given as a value of the configuration.
 func (f carried) value(s string) (any, error) {
 	switch f.kind {
 	case boolean:

@@ -1,7 +1,7 @@
 package schedconf
 
 import (
-	"fmt"
+	"cmp"
 	"path"
 	"slices"
 	"strconv"
@@ -16,7 +16,6 @@ const volumeName = "divvy-scheduler-config"
 
 // A pod is a static pod's manifest with one kube-scheduler in it.
 type pod struct {
-	name      string // of the file, for messages
 	doc       *document
 	container int
 	command   command
@@ -30,39 +29,31 @@ type mount struct {
 	host   string // on the node; empty for volumes of other kinds
 }
 
-func (p *pod) errorf(format string, args ...any) error {
-	return fmt.Errorf("%s: %w", p.name, fmt.Errorf(format, args...))
-}
-
-// readPod finds the scheduler in a manifest.
 func readPod(name string, data []byte) (*pod, error) {
-	if name == "" {
-		name = "the manifest"
+	doc, err := read(cmp.Or(name, "the manifest"), data)
+	if err != nil {
+		return nil, err
 	}
-	p := &pod{name: name}
-	var err error
-	if p.doc, err = parse(data); err != nil {
-		return nil, p.errorf("%w", err)
-	}
+	p := &pod{doc: doc}
 	if kind, api := scalarAt(p.doc.root, "kind"), scalarAt(p.doc.root, "apiVersion"); kind != "Pod" || api != "v1" {
-		return nil, p.errorf("holds %s of apiVersion %s, not a Pod of v1", orNothing(kind), orNothing(api))
+		return nil, p.doc.errorf("holds %s of apiVersion %s, not a Pod of v1", orNothing(kind), orNothing(api))
 	}
 	if scalarAt(p.doc.root, "metadata", "name") == "" {
-		return nil, p.errorf("metadata.name is missing")
+		return nil, p.doc.errorf("metadata.name is missing")
 	}
 	containers := p.doc.at("spec", "containers")
 	if containers == nil || containers.Kind != yaml.SequenceNode {
-		return nil, p.errorf("spec.containers is not a list")
+		return nil, p.doc.errorf("spec.containers is not a list")
 	}
 	var found, named []int
 	var problems []error
 	for i, c := range containers.Content {
 		if c = resolve(c); c.Kind != yaml.MappingNode {
-			return nil, p.errorf("line %d: spec.containers[%d] is not a mapping", c.Line, i)
+			return nil, p.doc.errorf("line %d: spec.containers[%d] is not a mapping", c.Line, i)
 		}
 		cmd, err := readCommand(c)
 		if err != nil {
-			problems = append(problems, p.errorf("%w", err))
+			problems = append(problems, p.doc.errorf("%w", err))
 		}
 		if cmd.found {
 			found = append(found, i)
@@ -79,37 +70,35 @@ func readPod(name string, data []byte) (*pod, error) {
 	}
 	switch {
 	case len(found) == 0:
-		return nil, p.errorf("no container runs kube-scheduler")
+		return nil, p.doc.errorf("no container runs kube-scheduler")
 	case len(found) > 1:
-		return nil, p.errorf("%d containers run kube-scheduler, and only one can be configured", len(found))
+		return nil, p.doc.errorf("%d containers run kube-scheduler, and only one can be configured", len(found))
 	}
 	p.container = found[0]
 	if p.command, err = readCommand(p.doc.at(p.at()...)); err != nil {
-		return nil, p.errorf("%w", err)
+		return nil, p.doc.errorf("%w", err)
 	}
 	if !p.command.found && p.command.opaque {
-		return nil, p.errorf("the command of container kube-scheduler does not run kube-scheduler directly, "+
+		return nil, p.doc.errorf("the command of container kube-scheduler does not run kube-scheduler directly, "+
 			"so its flags cannot be read: %s", strings.Join(p.command.words(), " "))
 	}
 	if err := p.readMounts(); err != nil {
-		return nil, p.errorf("%w", err)
+		return nil, err
 	}
 	return p, nil
 }
 
-// at returns a path below the scheduler's container.
 func (p *pod) at(steps ...any) []any {
 	return append([]any{"spec", "containers", p.container}, steps...)
 }
 
-// text returns a field of the container.
 func (p *pod) text(field string) (string, error) {
 	n := p.doc.at(p.at(field)...)
 	if isNull(n) {
 		return "", nil
 	}
 	if n.Kind != yaml.ScalarNode {
-		return "", p.errorf("line %d: %s of the container is not a text", n.Line, field)
+		return "", p.doc.errorf("line %d: %s of the container is not a text", n.Line, field)
 	}
 	return n.Value, nil
 }
@@ -165,18 +154,18 @@ func (p *pod) hostPath(flag, inContainer string) (string, error) {
 			return "", err
 		}
 		if !path.IsAbs(dir) {
-			return "", p.errorf("--%s=%s is not an absolute path, and the container has no workingDir", flag, inContainer)
+			return "", p.doc.errorf("--%s=%s is not an absolute path, and the container has no workingDir", flag, inContainer)
 		}
 		inContainer = path.Join(dir, inContainer)
 	}
 	inContainer = path.Clean(inContainer)
 	m, ok := mountOf(p.mounts, inContainer)
 	if !ok {
-		return "", p.errorf("--%s=%s is not in a volume of the container, so it cannot be read: mount it from the node with hostPath",
+		return "", p.doc.errorf("--%s=%s is not in a volume of the container, so it cannot be read: mount it from the node with hostPath",
 			flag, inContainer)
 	}
 	if m.host == "" {
-		return "", p.errorf("--%s=%s is in volume %q, which is not a hostPath, so it cannot be read: store it on the node",
+		return "", p.doc.errorf("--%s=%s is in volume %q, which is not a hostPath, so it cannot be read: store it on the node",
 			flag, inContainer, m.volume)
 	}
 	rel, _ := below(m.path, inContainer)
@@ -226,13 +215,13 @@ func (p *pod) mountFile(host string) (string, error) {
 			break
 		}
 		if dir == "" {
-			return "", p.errorf("volume %q is mounted at %s, so %s cannot be mounted in the container", m.volume, m.path, host)
+			return "", p.doc.errorf("volume %q is mounted at %s, so %s cannot be mounted in the container", m.volume, m.path, host)
 		}
 		at = path.Join(dir, path.Base(host))
 	}
 	volumes, err := p.doc.mappings("spec", "volumes")
 	if err != nil {
-		return "", p.errorf("%w", err)
+		return "", err
 	}
 	name := volumeName
 	for i := 2; slices.ContainsFunc(volumes, func(v *yaml.Node) bool { return scalarAt(v, "name") == name }); i++ {
@@ -244,7 +233,7 @@ func (p *pod) mountFile(host string) (string, error) {
 			map[string]any{"hostPath": map[string]any{"path": host, "type": "File"}, "name": name})
 	}
 	if err != nil {
-		return "", p.errorf("%w", err)
+		return "", err
 	}
 	return at, nil
 }
@@ -310,10 +299,7 @@ func (p *pod) annotate(key, value string) error {
 	case value == "" && n != nil:
 		err = p.doc.remove("metadata", "annotations", key)
 	}
-	if err != nil {
-		return p.errorf("%w", err)
-	}
-	return nil
+	return err
 }
 
 // owner returns the user and the group that the scheduler runs as; 0 is root.

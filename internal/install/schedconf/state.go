@@ -56,7 +56,7 @@ func Inspect(in Input) (State, error) {
 		return State{}, err
 	}
 	if data == nil {
-		return State{}, s.pod.errorf("--%s=%s: file %s does not exist on the node", flagConfig, now.path, now.host)
+		return State{}, s.pod.doc.errorf("--%s=%s: file %s does not exist on the node", flagConfig, now.path, now.host)
 	}
 	c, err := readConfig(now.host, data)
 	if err != nil {

@@ -12,7 +12,6 @@ import (
 // version kube-scheduler has.
 var ErrVersion = errors.New("the version of kube-scheduler is unknown")
 
-// A version is the minor version of a Kubernetes 1.x.
 type version int
 
 const (
@@ -69,7 +68,6 @@ func imageTag(image string) string {
 	return ""
 }
 
-// version returns which kube-scheduler the pod runs.
 func (p *pod) version(in Input) (version, error) {
 	if in.Version != "" {
 		return parseVersion(in.Version)
@@ -80,11 +78,11 @@ func (p *pod) version(in Input) (version, error) {
 	}
 	tag := imageTag(image)
 	if tag == "" {
-		return 0, p.errorf("%w: the image %q has no version tag", ErrVersion, image)
+		return 0, p.doc.errorf("%w: the image %q has no version tag", ErrVersion, image)
 	}
 	v, err := parseVersion(tag)
 	if err != nil {
-		return 0, p.errorf("image %q: %w", image, err)
+		return 0, p.doc.errorf("image %q: %w", image, err)
 	}
 	return v, nil
 }

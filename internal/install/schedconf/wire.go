@@ -23,7 +23,6 @@ type source struct {
 	path, host string
 }
 
-// A scheduler is what Wire, Unwire and Inspect find.
 type scheduler struct {
 	in      Input
 	pod     *pod
@@ -73,7 +72,6 @@ func (in Input) read(file string) ([]byte, error) {
 	return data, nil
 }
 
-// find reads the manifest and what it names.
 func find(in Input) (*scheduler, error) {
 	p, err := readPod(in.ManifestPath, in.Manifest)
 	if err != nil {
@@ -125,12 +123,12 @@ func (p *pod) remembered() (*string, error) {
 	}
 	var flags []string
 	if err := json.Unmarshal([]byte(text), &flags); err != nil {
-		return nil, p.errorf("annotation %s: not a JSON list of flags: %w", AnnotationBefore, err)
+		return nil, p.doc.errorf("annotation %s: not a JSON list of flags: %w", AnnotationBefore, err)
 	}
 	for _, f := range flags {
 		value, ok := strings.CutPrefix(f, "--"+flagConfig+"=")
 		if !ok {
-			return nil, p.errorf("annotation %s: %q is not the replaced flag", AnnotationBefore, f)
+			return nil, p.doc.errorf("annotation %s: %q is not the replaced flag", AnnotationBefore, f)
 		}
 		was = value
 	}
@@ -142,11 +140,11 @@ func (p *pod) source(c command) (source, error) {
 	f, _ := c.flag(flagConfig)
 	switch {
 	case f.unclear != "":
-		return source{}, p.errorf("--%s cannot be determined: %s; set it explicitly", flagConfig, f.unclear)
+		return source{}, p.doc.errorf("--%s cannot be determined: %s; set it explicitly", flagConfig, f.unclear)
 	case f.value == "":
 		return source{}, nil
 	case strings.HasSuffix(f.value, "/"):
-		return source{}, p.errorf("--%s=%s is a folder", flagConfig, f.value)
+		return source{}, p.doc.errorf("--%s=%s is a folder", flagConfig, f.value)
 	}
 	host, err := p.hostPath(flagConfig, f.value)
 	return source{path: f.value, host: host}, err
@@ -204,7 +202,7 @@ func (s *scheduler) former() (*config, []string, error) {
 	if s.source.host == "" {
 		c, notes, err := generate(s.target, s.before)
 		if err != nil {
-			return nil, nil, s.pod.errorf("%w", err)
+			return nil, nil, s.pod.doc.errorf("%w", err)
 		}
 		return c, notes, nil
 	}
@@ -217,7 +215,7 @@ func (s *scheduler) former() (*config, []string, error) {
 		return c, []string{fmt.Sprintf("%s no longer exists; only %s is left.", s.source.host, s.target)}, err
 	}
 	if data == nil {
-		return nil, nil, s.pod.errorf("--%s=%s: file %s does not exist on the node", flagConfig, s.source.path, s.source.host)
+		return nil, nil, s.pod.doc.errorf("--%s=%s: file %s does not exist on the node", flagConfig, s.source.path, s.source.host)
 	}
 	c, err := readConfig(s.source.host, data)
 	if err != nil {
@@ -233,14 +231,13 @@ func (s *scheduler) former() (*config, []string, error) {
 // madeBy begins the comment in front of what Wire makes.
 const madeBy = "# Made by divvy-control schedconf"
 
-// bytes returns the text of the configuration.
 func (c *config) bytes() ([]byte, error) {
 	text, err := c.doc.bytes()
 	if err != nil {
-		return nil, c.errorf("%w", err)
+		return nil, err
 	}
 	if c.copied {
-		text = append([]byte(madeBy+": a copy of "+c.name+" with an extender put in.\n"+
+		text = append([]byte(madeBy+": a copy of "+c.doc.name+" with an extender put in.\n"+
 			"# What is changed there is taken over; `divvy-control schedconf uninstall` goes back to it.\n"),
 			bytes.TrimPrefix(text, []byte("\ufeff"))...)
 	}
@@ -300,7 +297,7 @@ func Wire(in Input, e Extender) (Change, error) {
 	if err := s.wire(s.pod, digest(kind, content)); err != nil {
 		return Change{}, err
 	}
-	manifest, err := s.pod.bytes()
+	manifest, err := s.pod.doc.bytes()
 	if err != nil {
 		return Change{}, err
 	}
@@ -315,7 +312,6 @@ func Wire(in Input, e Extender) (Change, error) {
 	return change, nil
 }
 
-// file returns a configuration as a file that the scheduler can read.
 func (p *pod) file(name string, content []byte) File {
 	f := File{Path: name, Content: content, Mode: 0o644}
 	f.UID, f.GID = p.owner()
@@ -323,14 +319,6 @@ func (p *pod) file(name string, content []byte) File {
 		f.Mode = 0o600
 	}
 	return f
-}
-
-func (p *pod) bytes() ([]byte, error) {
-	text, err := p.doc.bytes()
-	if err != nil {
-		return nil, p.errorf("%w", err)
-	}
-	return text, nil
 }
 
 // wire puts into a manifest what makes the scheduler read our file. It gives the
@@ -351,7 +339,7 @@ func (s *scheduler) wire(p *pod, hash string) error {
 		if named && f.value != at {
 			data, err := json.Marshal([]string{"--" + flagConfig + "=" + f.value})
 			if err != nil {
-				return p.errorf("remember its flags: %w", err)
+				return p.doc.errorf("remember its flags: %w", err)
 			}
 			before = string(data)
 		}
@@ -408,7 +396,7 @@ func Unwire(in Input, original []byte) (Change, []string, error) {
 			if err := errors.Join(p.annotate(AnnotationBefore, ""), p.annotate(AnnotationHash, "")); err != nil {
 				return Change{}, nil, err
 			}
-			change.Manifest, err = p.bytes()
+			change.Manifest, err = p.doc.bytes()
 			if err != nil {
 				return Change{}, nil, err
 			}
@@ -418,7 +406,7 @@ func Unwire(in Input, original []byte) (Change, []string, error) {
 			if err := p.unwire(in, target); err != nil {
 				return Change{}, nil, err
 			}
-			if change.Manifest, err = p.bytes(); err != nil {
+			if change.Manifest, err = p.doc.bytes(); err != nil {
 				return Change{}, nil, err
 			}
 		}
@@ -525,7 +513,6 @@ func (s *scheduler) lostSource() bool {
 	return data == nil && err == nil
 }
 
-// unwire takes out of the manifest what wire put in.
 func (p *pod) unwire(in Input, target source) error {
 	was, err := p.remembered()
 	if err != nil {
@@ -554,7 +541,7 @@ func (p *pod) unwire(in Input, target source) error {
 			continue
 		}
 		if err := p.unmountFile(file); err != nil {
-			return p.errorf("%w", err)
+			return err
 		}
 	}
 	return nil

@@ -23,9 +23,28 @@ const maxSize = 1 << 20
 // made in. Nothing at or below an anchor or an alias is changed, because it stands for
 // other places as well.
 type document struct {
+	name string // of the file, for errors; "" for none
 	text []byte
 	top  *yaml.Node // the document with its comments
 	root *yaml.Node // its mapping
+}
+
+// read is parse of a file, which the errors name.
+func read(name string, data []byte) (*document, error) {
+	d, err := parse(data)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	d.name = name
+	return d, nil
+}
+
+func (d *document) errorf(format string, args ...any) error {
+	err := fmt.Errorf(format, args...)
+	if d.name == "" {
+		return err
+	}
+	return fmt.Errorf("%s: %w", d.name, err)
 }
 
 // parse reads a text. No key may occur twice in a mapping, because readers differ in which
@@ -108,7 +127,7 @@ func (d *document) bytes() ([]byte, error) {
 		return nil, err
 	}
 	if got, err := parse(text); err != nil || !equal(got.root, d.root) || !readsAs(unchanged, d.text) || !readsAs(text, text) {
-		return nil, errors.New("written in a form that cannot be changed without changing the rest; write it in block style, " +
+		return nil, d.errorf("written in a form that cannot be changed without changing the rest; write it in block style, " +
 			"without anchors and tags")
 	}
 	return text, nil
@@ -183,7 +202,6 @@ func covers(d, other *document) bool {
 		!slices.ContainsFunc(comments(other.top), func(c string) bool { return !slices.Contains(all, c) })
 }
 
-// comments returns the lines of all comments in a tree.
 func comments(n *yaml.Node) []string {
 	var out []string
 	for line := range strings.Lines(n.HeadComment + "\n" + n.LineComment + "\n" + n.FootComment) {
@@ -276,9 +294,9 @@ func inherited(n *yaml.Node, key string) *yaml.Node {
 
 // notInherited returns an error where a merge key has a key that is about to be changed: readers
 // differ in which of the two counts.
-func notInherited(n *yaml.Node, path []any) error {
+func (d *document) notInherited(n *yaml.Node, path []any) error {
 	if key, ok := path[len(path)-1].(string); ok && inherited(n, key) != nil {
-		return fmt.Errorf("line %d: %s comes from a merge key (<<); write it out", n.Line, place(path))
+		return d.errorf("line %d: %s comes from a merge key (<<); write it out", n.Line, place(path))
 	}
 	return nil
 }
@@ -303,12 +321,12 @@ func (d *document) mappings(path ...any) ([]*yaml.Node, error) {
 	case isNull(n):
 		return nil, nil
 	case n.Kind != yaml.SequenceNode:
-		return nil, fmt.Errorf("line %d: %v is not a list", n.Line, name)
+		return nil, d.errorf("line %d: %v is not a list", n.Line, name)
 	}
 	out := make([]*yaml.Node, len(n.Content))
 	for i := range n.Content {
 		if out[i] = resolve(n.Content[i]); out[i].Kind != yaml.MappingNode {
-			return nil, fmt.Errorf("line %d: %v[%d] is not a mapping", out[i].Line, name, i)
+			return nil, d.errorf("line %d: %v[%d] is not a mapping", out[i].Line, name, i)
 		}
 	}
 	return out, nil
@@ -320,20 +338,20 @@ func (d *document) owned(kind yaml.Kind, path ...any) (*yaml.Node, error) {
 	n := d.root
 	for i := 0; ; i++ {
 		if n.Kind == yaml.AliasNode || n.Anchor != "" {
-			return nil, fmt.Errorf("line %d: %s is an anchor or an alias, which stands for other places as well; write it out",
+			return nil, d.errorf("line %d: %s is an anchor or an alias, which stands for other places as well; write it out",
 				n.Line, place(path[:i]))
 		}
 		if i == len(path) {
 			break
 		}
-		if err := notInherited(n, path[:i+1]); err != nil {
+		if err := d.notInherited(n, path[:i+1]); err != nil {
 			return nil, err
 		}
 		next := child(n, path[i])
 		if isNull(next) {
 			key, ok := path[i].(string)
 			if !ok || n.Kind != yaml.MappingNode {
-				return nil, fmt.Errorf("line %d: no %s", n.Line, place(path[:i+1]))
+				return nil, d.errorf("line %d: no %s", n.Line, place(path[:i+1]))
 			}
 			next = &yaml.Node{Kind: yaml.MappingNode}
 			if i == len(path)-1 {
@@ -344,7 +362,7 @@ func (d *document) owned(kind yaml.Kind, path ...any) (*yaml.Node, error) {
 		n = next
 	}
 	if n.Kind != kind {
-		return nil, fmt.Errorf("line %d: %s is of another type", n.Line, place(path))
+		return nil, d.errorf("line %d: %s is of another type", n.Line, place(path))
 	}
 	return n, nil
 }
@@ -354,7 +372,7 @@ func (d *document) owned(kind yaml.Kind, path ...any) (*yaml.Node, error) {
 func (d *document) put(path []any, key string, value any) error {
 	m, err := d.owned(yaml.MappingNode, path...)
 	if err == nil {
-		err = notInherited(m, append(slices.Clone(path), key))
+		err = d.notInherited(m, append(slices.Clone(path), key))
 	}
 	if err != nil {
 		return err
@@ -417,7 +435,7 @@ func (d *document) remove(path ...any) error {
 	}
 	parent, err := d.owned(kind, path[:last]...)
 	if err == nil {
-		err = notInherited(parent, path)
+		err = d.notInherited(parent, path)
 	}
 	if err != nil {
 		return err
@@ -485,7 +503,6 @@ func nodeOf(value any) (*yaml.Node, error) {
 	return n, err
 }
 
-// place says where a path leads, for messages.
 func place(path []any) string {
 	var b strings.Builder
 	for _, step := range path {

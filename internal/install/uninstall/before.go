@@ -81,7 +81,6 @@ func (u *uninstaller) awaitHook(ctx context.Context, hook string, limit time.Dur
 	return last, pending
 }
 
-// hookState is how far the pods of a DaemonSet are.
 type hookState struct {
 	observed       bool
 	desired, ready int
@@ -162,7 +161,6 @@ func podReady(p *corev1.Pod) bool {
 	})
 }
 
-// podState says in a few words why a pod is not ready.
 func podState(p *corev1.Pod) string {
 	for _, c := range p.Status.ContainerStatuses {
 		switch {
@@ -180,7 +178,6 @@ func podState(p *corev1.Pod) string {
 	return string(p.Status.Phase)
 }
 
-// answering returns the nodes whose kubelet answers.
 func (u *uninstaller) answering(ctx context.Context) (map[string]bool, error) {
 	nodes, err := u.nodes(ctx)
 	if err != nil {
@@ -240,7 +237,6 @@ func (u *uninstaller) endAll(ctx context.Context, objects []object) {
 	}
 }
 
-// endState is how far the end of a workload is.
 type endState struct {
 	gone bool
 	// pods are those that have not ended, on nodes that answer, and away those on
@@ -301,7 +297,6 @@ func (u *uninstaller) endOne(ctx context.Context, o object, answering map[string
 	return s, nil
 }
 
-// remove deletes the objects of some kinds.
 func (u *uninstaller) remove(ctx context.Context, kinds ...string) {
 	for _, o := range u.objects {
 		if !slices.Contains(kinds, o.kind) {
@@ -367,7 +362,6 @@ func (u *uninstaller) removeCopies(ctx context.Context) {
 	u.out.say("removed %d copies of the pool's token", removed)
 }
 
-// awaitHosts waits until the hosts of the nodes that answer are clean.
 func (u *uninstaller) awaitHosts(ctx context.Context) {
 	hook := u.options.NodeHook
 	if hook == "" {

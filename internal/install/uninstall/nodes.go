@@ -23,10 +23,8 @@ const update = 10 * time.Second
 // as gone: two of kubelet's updates, ten seconds apart, and some more.
 const calm = 25 * time.Second
 
-// fieldManager is who changes nodes.
 const fieldManager = "divvy-uninstall"
 
-// nodes lists the nodes.
 func (u *uninstaller) nodes(ctx context.Context) ([]corev1.Node, error) {
 	var nodes *corev1.NodeList
 	err := call(ctx, func(ctx context.Context) (err error) {
@@ -39,7 +37,6 @@ func (u *uninstaller) nodes(ctx context.Context) ([]corev1.Node, error) {
 	return nodes.Items, nil
 }
 
-// cleanNodes takes off the nodes what Divvy wrote on them.
 func (u *uninstaller) cleanNodes(ctx context.Context) {
 	cleaned := 0
 	left := u.out.wait(ctx, cleaningLimit, func(ctx context.Context) (string, error) {
@@ -121,17 +118,14 @@ func (u *uninstaller) patch(ctx context.Context, node string, body map[string]an
 	})
 }
 
-// has reports whether a node's status has an entry of the resource.
 func has(n *corev1.Node, resource string) bool {
 	_, capacity := n.Status.Capacity[corev1.ResourceName(resource)]
 	_, allocatable := n.Status.Allocatable[corev1.ResourceName(resource)]
 	return capacity || allocatable
 }
 
-// entry is a resource in the status of a node.
 type entry struct{ node, resource string }
 
-// command takes the entry away.
 func (e entry) command() string {
 	return fmt.Sprintf(`kubectl patch node %s --subresource=status --type=merge -p '{"status":{"capacity":{%q:null},`+
 		`"allocatable":{%q:null}}}'`,
@@ -236,7 +230,6 @@ func (u *uninstaller) forget(ctx context.Context, n *corev1.Node, away, patched 
 	u.out.say("node %s: removed %s from its status", n.Name, strings.Join(slices.Sorted(maps.Keys(remove)), ", "))
 }
 
-// describe says which resources of which nodes.
 func describe(entries map[entry]string) string {
 	var resources, nodes []string
 	for e := range entries {

@@ -22,11 +22,8 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// Limits and pauses.
 const (
-	// askEvery is the pause between two questions to the API server.
-	askEvery = 2 * time.Second
-	// tellEvery is how often a wait that goes on is told.
+	askEvery  = 2 * time.Second
 	tellEvery = 20 * time.Second
 	// schedulerLimit is how long the control plane may take to be without the
 	// extender: a kube-scheduler is started again for that on each node.
@@ -39,8 +36,7 @@ const (
 	hostLimit = 45 * time.Second
 	// cleaningLimit is how long taking things off the nodes may take. Steps before
 	// leave it that time.
-	cleaningLimit = 40 * time.Second
-	// requestTimeout bounds every request to the API server.
+	cleaningLimit  = 40 * time.Second
 	requestTimeout = 10 * time.Second
 	// insistLimit is how long one request is made again and again while the API server
 	// does not answer it.
@@ -178,7 +174,6 @@ func spared(ctx context.Context, limit time.Duration) time.Duration {
 	return limit
 }
 
-// call makes one request with a limit of its own.
 func call(ctx context.Context, request func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
@@ -213,7 +208,6 @@ func refused(err error) bool {
 	return code >= http.StatusBadRequest && code < http.StatusInternalServerError
 }
 
-// gone reports whether an object is not there.
 func gone(err error) bool { return apierrors.IsNotFound(err) }
 
 // join lists a few of the names, and how many more there are.
@@ -243,7 +237,6 @@ var (
 	namespacedKinds = []string{daemonSet, deployment, lease, secret, configMap}
 )
 
-// object names an object.
 type object struct{ kind, namespace, name string }
 
 func (o object) String() string {
@@ -253,7 +246,6 @@ func (o object) String() string {
 	return fmt.Sprintf("%s %s/%s", o.kind, o.namespace, o.name)
 }
 
-// command deletes the object.
 func (o object) command() string {
 	if o.namespace == "" {
 		return fmt.Sprintf("kubectl delete %s %s", o.kind, o.name)
@@ -261,7 +253,6 @@ func (o object) command() string {
 	return fmt.Sprintf("kubectl delete %s %s -n %s", o.kind, o.name, o.namespace)
 }
 
-// parseObjects reads Options.Remove.
 func parseObjects(list []string) ([]object, error) {
 	var out []object
 	var errs []error

@@ -16,13 +16,11 @@ import (
 	"github.com/divvy-gpu/divvy/internal/install/schedconf"
 )
 
-// paths are the absolute names of files.
 type paths struct {
 	Manifest, Dir                           string
 	Backup, Staging, Journal, SavedManifest string
 }
 
-// nodeFiles are the files that a Host works on.
 type nodeFiles struct {
 	fs    FS
 	paths paths
@@ -96,7 +94,6 @@ func (n *nodeFiles) visible(path string) bool {
 	return false
 }
 
-// input is what schedconf decides on.
 func (n *nodeFiles) input(content []byte) schedconf.Input {
 	return schedconf.Input{
 		Manifest: content, ManifestPath: n.paths.Manifest, Version: n.version, ConfigDir: n.paths.Dir,
@@ -110,7 +107,6 @@ func (n *nodeFiles) input(content []byte) schedconf.Input {
 	}
 }
 
-// own are the attributes of a file of this process.
 func own(mode fs.FileMode) Attributes {
 	return Attributes{Mode: mode.Perm(), UID: os.Geteuid(), GID: os.Getegid()}
 }
@@ -377,7 +373,6 @@ func (n *nodeFiles) readBackup(j *journal) (Attributes, []byte, error) {
 	return a, data, nil
 }
 
-// leftovers are the files of this package that are there.
 func (n *nodeFiles) leftovers(j *journal) ([]string, error) {
 	var found []string
 	for _, path := range append(append(slices.Clone(j.Files), n.paths.Journal), n.temporaryFiles(j)...) {

@@ -1,6 +1,7 @@
 package host
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -38,8 +39,7 @@ const (
 	next     = ".divvy-next"
 	// rounds is how often a change is worked out again when somebody else
 	// writes the manifest meanwhile.
-	rounds = 5
-	// lockPoll is how often a lock is tried.
+	rounds   = 5
 	lockPoll = 200 * time.Millisecond
 )
 
@@ -93,12 +93,7 @@ type Host struct {
 
 // New returns the host. Nothing is read yet.
 func New(c Config) (*Host, error) {
-	if c.Dir == "" {
-		c.Dir = DefaultDir
-	}
-	if c.Manifest == "" {
-		c.Manifest = DefaultManifest
-	}
+	c.Dir, c.Manifest = cmp.Or(c.Dir, DefaultDir), cmp.Or(c.Manifest, DefaultManifest)
 	if !filepath.IsAbs(c.Dir) || !filepath.IsAbs(c.Manifest) {
 		return nil, fmt.Errorf("%s and %s: must be absolute paths", c.Dir, c.Manifest)
 	}

@@ -68,7 +68,6 @@ func (e *RolledBackError) Unwrap() []error {
 	return []error{e.Cause}
 }
 
-// errMoved says that somebody else wrote the manifest meanwhile.
 var errMoved = errors.New("another program writes the manifest")
 
 // Install lets kube-scheduler ask the extender. Where it does already, nothing is
@@ -324,7 +323,6 @@ func (h *Host) rollBack(ctx context.Context, j *journal, cause error) error {
 	return errors.Join(&RolledBackError{Failure: f, Cause: cause, Back: back}, err)
 }
 
-// await asks for the scheduler of a manifest.
 func (h *Host) await(ctx context.Context, content []byte) error {
 	want, err := WantOf(content)
 	if err != nil {

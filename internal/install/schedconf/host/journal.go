@@ -35,7 +35,6 @@ type journal struct {
 
 const journalVersion = 1
 
-// pending is a change under way.
 type pending struct {
 	// Before and After are the digests of the manifests.
 	Before string `json:"before"`
@@ -177,7 +176,6 @@ func (n *nodeFiles) saveJournal(j *journal) error {
 	return nil
 }
 
-// ours reports whether this package made a backup.
 func (j *journal) ours(backup []byte) bool {
 	d := digest(backup)
 	return d == j.Backup || d == j.OldBackup

@@ -33,7 +33,6 @@ const (
 )
 
 const (
-	// pollEvery is the pause between two looks.
 	pollEvery = 500 * time.Millisecond
 	// unreachable is how much longer than the timeout an API server may be away:
 	// then nobody can tell how kube-scheduler is, and it cannot be well either.
@@ -90,7 +89,6 @@ func NewMirror(c MirrorConfig) *Mirror {
 	}}
 }
 
-// seen is one look at the scheduler.
 type seen struct {
 	// well is the id of the container that is well, "" when none is.
 	well string
@@ -235,7 +233,6 @@ var failures = []string{
 	"ImagePullBackOff",
 }
 
-// containerSeen tells of the container as kubelet does.
 func containerSeen(pod *corev1.Pod, name string) seen {
 	if pod.DeletionTimestamp != nil {
 		return seen{problem: "its pod is being replaced"}

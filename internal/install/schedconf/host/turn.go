@@ -37,7 +37,6 @@ func (e *NotNowError) Error() string {
 		"(`divvy-control schedconf install` tries it immediately). Reason: %s", e.Node, e.Failure.Reason)
 }
 
-// take asks for the turn of this node.
 func (h *Host) take(ctx context.Context, outcome string) error {
 	if h.config.Turn == nil {
 		return nil

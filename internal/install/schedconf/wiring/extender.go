@@ -65,7 +65,6 @@ type Source struct {
 	Timeout time.Duration
 }
 
-// folders are those of the files.
 func (s Source) folders() []string {
 	var dirs []string
 	for _, file := range []string{s.CAFile, s.CertFile, s.KeyFile} {

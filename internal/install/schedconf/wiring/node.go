@@ -3,10 +3,8 @@ package wiring
 import (
 	"context"
 	"path/filepath"
-	"strings"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
@@ -41,32 +39,21 @@ func (n Node) open(turn host.Turn) (*host.Host, error) {
 	})
 }
 
-// folders are those whose files matter.
 func (n Node) folders() []string {
 	return append([]string{n.Dir, filepath.Dir(n.Manifest)}, n.HostPaths...)
 }
 
-// maxEvent is how long the message of an event may be; the API server takes 1024
-// bytes.
-const maxEvent = 1000
-
 // tell puts an event on the node, and returns when the API server has it. Each is
 // about one change, so there is nothing to count up or to bound.
 func (n Node) tell(ctx context.Context, k events.Kind, message string) {
-	if len(message) > maxEvent {
-		message = strings.ToValidUTF8(message[:maxEvent], "") + "..."
-	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 	defer cancel()
 	on := events.OnNode(n.Name)
 	// As kubelet's own events have it: kubectl describe node looks for it.
 	on.UID = types.UID(n.Name)
-	now := metav1.Now()
-	_, err := n.Client.CoreV1().Events(metav1.NamespaceDefault).Create(ctx, &corev1.Event{
-		ObjectMeta:     metav1.ObjectMeta{GenerateName: n.Name + ".", Namespace: metav1.NamespaceDefault},
-		InvolvedObject: *on, Type: k.Type, Reason: k.Reason, Message: message,
-		Count: 1, FirstTimestamp: now, LastTimestamp: now, Source: corev1.EventSource{Component: k.By, Host: n.Name},
-	}, metav1.CreateOptions{})
+	e := events.New(*on, k, message)
+	e.Namespace, e.GenerateName, e.Source.Host = metav1.NamespaceDefault, n.Name+".", n.Name
+	_, err := n.Client.CoreV1().Events(metav1.NamespaceDefault).Create(ctx, e, metav1.CreateOptions{})
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "Could not write an event on the node", "reason", k.Reason)
 	}

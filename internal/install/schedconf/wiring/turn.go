@@ -8,9 +8,11 @@ import (
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/util/retry"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
 
@@ -99,8 +101,9 @@ func (t *turn) Take(ctx context.Context, outcome string) error {
 func (t *turn) Done(ctx context.Context, failure *host.Failure) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 	defer cancel()
-	for {
-		lease, err := t.client.CoordinationV1().Leases(t.namespace).Get(ctx, turnLease, metav1.GetOptions{})
+	leases := t.client.CoordinationV1().Leases(t.namespace)
+	return retry.RetryOnConflict(retry.DefaultBackoff, func() error {
+		lease, err := leases.Get(ctx, turnLease, metav1.GetOptions{})
 		if nobody(err) {
 			return nil
 		}
@@ -121,23 +124,14 @@ func (t *turn) Done(ctx context.Context, failure *host.Failure) error {
 		case ok && b.Node == t.node:
 			delete(lease.Annotations, annotationRolledBack)
 		}
-		if equal(before, lease) {
+		if equality.Semantic.DeepEqual(before, lease) {
 			return nil
 		}
-		_, err = t.client.CoordinationV1().Leases(t.namespace).Update(ctx, lease, metav1.UpdateOptions{})
-		if !apierrors.IsConflict(err) {
-			return err
-		}
-	}
+		_, err = leases.Update(ctx, lease, metav1.UpdateOptions{})
+		return err
+	})
 }
 
-// equal compares what Done may change.
-func equal(a, b *coordinationv1.Lease) bool {
-	return ptr.Deref(a.Spec.HolderIdentity, "") == ptr.Deref(b.Spec.HolderIdentity, "") &&
-		a.Annotations[annotationRolledBack] == b.Annotations[annotationRolledBack]
-}
-
-// failureOf returns what the Lease says of a change that was rolled back.
 func failureOf(lease *coordinationv1.Lease) (rolledBack, bool) {
 	var b rolledBack
 	text, ok := lease.Annotations[annotationRolledBack]

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/fsnotify/fsnotify"
@@ -41,8 +42,7 @@ const (
 	quietFor = 300 * time.Millisecond
 	// firstRetry and lastRetry bound the pauses after what did not go well.
 	firstRetry, lastRetry = 2 * time.Second, 30 * time.Second
-	// drainTimeout is what questions under way get when the program stops.
-	drainTimeout = 2 * time.Second
+	drainTimeout          = 2 * time.Second
 )
 
 // node is what a watcher works on. *host.Host is one.
@@ -50,13 +50,11 @@ type node interface {
 	Install(ctx context.Context, e schedconf.Extender, o host.InstallOptions) (host.Result, error)
 }
 
-// watcher keeps a node wired.
 type watcher struct {
 	node     node
 	extender func(context.Context) (schedconf.Extender, error)
-	// tell makes an event on the node.
-	tell   func(ctx context.Context, k events.Kind, message string)
-	resync time.Duration
+	tell     func(ctx context.Context, k events.Kind, message string)
+	resync   time.Duration
 
 	states  *prometheus.GaugeVec
 	changes *prometheus.CounterVec
@@ -86,7 +84,6 @@ func newWatcher(registry prometheus.Registerer) (*watcher, error) {
 	return w, nil
 }
 
-// ready returns nil while kube-scheduler is wired and well.
 func (w *watcher) ready() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -129,7 +126,6 @@ func (w *watcher) run(ctx context.Context, changed <-chan struct{}) {
 	}
 }
 
-// round looks at everything once.
 func (w *watcher) round(ctx context.Context) {
 	var r host.Result
 	e, err := w.extender(ctx)
@@ -188,7 +184,6 @@ func stateOf(err error) string {
 	return stateFailed
 }
 
-// set notes the state, and logs it when it is new.
 func (w *watcher) set(ctx context.Context, state string, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -310,18 +305,10 @@ func UninstallAndStay(ctx context.Context, n Node, listen string, out io.Writer)
 	if err != nil {
 		return err
 	}
-	var mu sync.Mutex
-	state := errors.New("the configuration of kube-scheduler is still being restored")
-	set := func(err error) {
-		mu.Lock()
-		defer mu.Unlock()
-		state = err
-	}
-	ready := func() error {
-		mu.Lock()
-		defer mu.Unlock()
-		return state
-	}
+	var problem atomic.Pointer[error]
+	set := func(err error) { problem.Store(&err) }
+	set(errors.New("the configuration of kube-scheduler is still being restored"))
+	ready := func() error { return *problem.Load() }
 	work := func(ctx context.Context) error {
 		for pause := firstRetry; ; pause = min(2*pause, lastRetry) {
 			_, err := h.Uninstall(ctx, host.UninstallOptions{Stay: func(ctx context.Context, r host.Result) error {

@@ -63,7 +63,6 @@ func Uninstall(ctx context.Context, n Node, out io.Writer) error {
 	return nil
 }
 
-// restored reports what Uninstall did.
 func (n Node) restored(ctx context.Context, r host.Result, out io.Writer) {
 	printNotes(out, r.Notes)
 	if !r.Changed {
@@ -99,7 +98,6 @@ func Plan(ctx context.Context, n Node, s Source, uninstall bool, out io.Writer) 
 	return nil
 }
 
-// errNotWired is what status fails with.
 var errNotWired = errors.New("kube-scheduler is not configured as expected")
 
 // Status prints how kube-scheduler is configured, and fails if that is not as expected.
