@@ -91,7 +91,6 @@ const (
 
 var formNames = []string{formBitfusion, formBitfusion3, formBitfusion2}
 
-// namedForm returns a command form by its name.
 func namedForm(name string) CommandForm {
 	f := CommandForm{
 		Shell:   "/bin/bash",
@@ -159,7 +158,6 @@ func (c *Catalog) oses(version string) string {
 	return c.list(func(k Client) (string, bool) { return k.OS, true })
 }
 
-// nothing is an empty list, in words.
 const nothing = "none"
 
 func (c *Catalog) list(f func(Client) (string, bool)) string {

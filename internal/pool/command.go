@@ -138,16 +138,13 @@ func (c *Client) words(r Request, filters []string) (clientWords, error) {
 	return w, nil
 }
 
-// payload is what runs behind the client.
 type payload struct {
-	// words are its elements.
 	words []string
 	// text is the same as text of the client's shell; "" where that must not or
 	// cannot be.
 	text string
 }
 
-// first returns the first word.
 func (p payload) first() string { return p.words[0] }
 
 // list is a payload of words, of which none is shell text.
@@ -164,7 +161,6 @@ func list(words []string) payload {
 	return p
 }
 
-// payload reads the command and the arguments of a container.
 func (c *Client) payload(command, args []string) (payload, error) {
 	shell := c.shell()
 	text, isText := "", false

@@ -9,16 +9,13 @@ import (
 	"strings"
 )
 
-// maxFilters bounds the words of FilterAnnotation.
 const maxFilters = 64
 
 // A filterKey is a property by which servers or GPUs can be chosen.
 type filterKey struct {
-	name string
-	// valid judges a value.
+	name  string
 	valid func(string) bool
-	// form says what is valid, for people.
-	form string
+	form  string
 }
 
 // filterKeys are those that clients know, in the order of the guide. None of the

@@ -166,7 +166,6 @@ func quantity(r corev1.ResourceRequirements, key corev1.ResourceName) (q resourc
 	return request, requested, nil
 }
 
-// whole returns the value of a quantity that is a whole number.
 func whole(q resource.Quantity) (int64, error) {
 	if q.CmpInt64(math.MaxInt64) > 0 || q.CmpInt64(math.MinInt64) < 0 {
 		return 0, errors.New("out of range")
@@ -178,7 +177,6 @@ func whole(q resource.Quantity) (int64, error) {
 	return v, nil
 }
 
-// unknownKeys returns the names below Prefix that mean nothing.
 func unknownKeys(r corev1.ResourceRequirements) []string {
 	var names []string
 	for _, list := range []corev1.ResourceList{r.Requests, r.Limits} {

@@ -35,7 +35,6 @@ var builtins = strings.Fields(`. : [ alias bg bind break builtin caller cd comma
 	jobs kill let local logout mapfile popd printf pushd pwd read readarray readonly return select set shift shopt source suspend test
 	then time times trap true type typeset ulimit umask unalias unset until wait while`)
 
-// parseText looks at shell text without running it.
 func parseText(text string, bash bool) shellText {
 	var s shellText
 	if fields := strings.Fields(text[:min(len(text), maxParsed)]); len(fields) > 0 {
@@ -103,7 +102,6 @@ func firstWord(stmt *syntax.Stmt) string {
 	}
 }
 
-// substitutes reports whether a command runs others inside its words.
 func substitutes(call *syntax.CallExpr) bool {
 	found := false
 	syntax.Walk(call, func(node syntax.Node) bool {

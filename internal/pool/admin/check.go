@@ -52,7 +52,6 @@ func DefaultCheckOptions() CheckOptions {
 	return CheckOptions{From: DefaultNamespace, Timeout: probe.DefaultTimeout, Parallel: probe.DefaultParallel, Output: formatTable}
 }
 
-// maxParallel bounds CheckOptions.Parallel.
 const maxParallel = 256
 
 // Validate reports all mistakes at once.
@@ -147,7 +146,6 @@ func Check(ctx context.Context, o CheckOptions, t *token.Token, source string, w
 	return nil
 }
 
-// lines are the single errors of a joined one.
 func lines(err error) []string {
 	var joined interface{ Unwrap() []error }
 	if errors.As(err, &joined) && fmt.Sprint(err) == fmt.Sprint(joined) {
@@ -177,7 +175,7 @@ func (r Report) print(out io.Writer, format string) error {
 		w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
 		fmt.Fprintln(w, "ADDRESS\tVERDICT\tTIME\tDETAIL")
 		for _, s := range r.Servers {
-			fmt.Fprintf(w, "%s\t%s\t%d ms\t%s\n", printable(s.Address), s.Verdict, s.Milliseconds, printable(s.Detail))
+			fmt.Fprintf(w, "%s\t%s\t%d ms\t%s\n", token.Printable(s.Address), s.Verdict, s.Milliseconds, token.Printable(s.Detail))
 		}
 		w.Flush()
 	}
@@ -209,16 +207,6 @@ func (r Report) print(out io.Writer, format string) error {
 		return fmt.Errorf("write the report: %w", err)
 	}
 	return nil
-}
-
-// printable keeps what was read from elsewhere from steering the terminal.
-func printable(s string) string {
-	return strings.Map(func(r rune) rune {
-		if r < ' ' || r == 0x7f || (r >= 0x80 && r < 0xa0) {
-			return '?'
-		}
-		return r
-	}, s)
 }
 
 // holders are the secrets that hold each file of a token, in the order in which
@@ -255,7 +243,7 @@ func FromSecrets(ctx context.Context, client kubernetes.Interface, namespace str
 		data, ok := secret.Data[h.key]
 		if !ok {
 			return nil, "", nil, fmt.Errorf("secret %s in %s has no entry %s; import the token with: kubectl divvy pool import TOKEN.tar%s",
-				h.secret, namespace, h.key, namespaceFlag(namespace))
+				h.secret, namespace, h.key, otherwise("-n", namespace))
 		}
 		t.Set(h.key, data)
 		if single != nil && !bytes.Equal(single.Data[h.key], data) {
@@ -271,7 +259,7 @@ func FromSecrets(ctx context.Context, client kubernetes.Interface, namespace str
 			data, ok := single.Data[name]
 			if !ok {
 				return nil, "", nil, fmt.Errorf("secret %s in %s has no entry %s; import the token with: kubectl divvy pool import "+
-					"TOKEN.tar%s", pool.SingleSecret, namespace, name, namespaceFlag(namespace))
+					"TOKEN.tar%s", pool.SingleSecret, namespace, name, otherwise("-n", namespace))
 			}
 			t.Set(name, data)
 		}
@@ -284,16 +272,17 @@ func FromSecrets(ctx context.Context, client kubernetes.Interface, namespace str
 			namespace, namespace, DefaultNamespace)
 	case len(missing) > 0:
 		return nil, "", nil, fmt.Errorf("namespace %s lacks %s; import the token with: kubectl divvy pool import TOKEN.tar%s", namespace,
-			strings.Join(missing, ", "), namespaceFlag(namespace))
+			strings.Join(missing, ", "), otherwise("-n", namespace))
 	}
 	return t, source, append(warnings, staleCopies(ctx, client, namespace, found)...), nil
 }
 
-func namespaceFlag(namespace string) string {
+// otherwise returns a flag that says which namespace, "" for the default.
+func otherwise(flag, namespace string) string {
 	if namespace == DefaultNamespace {
 		return ""
 	}
-	return " -n " + namespace
+	return " " + flag + " " + namespace
 }
 
 // staleCopies names secrets in other namespaces with other content: pods there

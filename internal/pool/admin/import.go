@@ -110,7 +110,6 @@ func ReadToken(name string, o ImportOptions, now time.Time, out, errOut io.Write
 	return t, nil
 }
 
-// maxAddresses is how many addresses a line lists.
 const maxAddresses = 8
 
 func describe(s token.Servers) string {
@@ -126,7 +125,6 @@ func describe(s token.Servers) string {
 	return fmt.Sprintf("%d %s, at %s%s", len(s.List), noun, strings.Join(addresses, ", "), more)
 }
 
-// step is what is done with one secret.
 type step struct {
 	name string
 	// verb is created, updated or unchanged.
@@ -175,16 +173,9 @@ func Import(ctx context.Context, o ImportOptions, client kubernetes.Interface, t
 	}
 	if o.DryRun == dryRunNone {
 		fmt.Fprintln(out, "Copies in the namespaces of pods are updated automatically. Next: kubectl divvy pool check"+
-			fromFlag(o.Namespace))
+			otherwise("--from", o.Namespace))
 	}
 	return nil
-}
-
-func fromFlag(namespace string) string {
-	if namespace == DefaultNamespace {
-		return ""
-	}
-	return " --from " + namespace
 }
 
 // plan reads the secrets that there are and decides what to do. It reports all

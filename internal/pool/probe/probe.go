@@ -1,6 +1,7 @@
 package probe
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -10,9 +11,10 @@ import (
 	"net"
 	"os"
 	"strings"
-	"sync"
 	"syscall"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/divvy-gpu/divvy/internal/pool/token"
 )
@@ -96,12 +98,7 @@ func Check(ctx context.Context, c Config, addresses []string) []Result {
 	if c.Roots == nil {
 		c.Roots = x509.NewCertPool() // nil would mean the system's
 	}
-	if c.Timeout <= 0 {
-		c.Timeout = DefaultTimeout
-	}
-	if c.Parallel <= 0 {
-		c.Parallel = DefaultParallel
-	}
+	c.Timeout, c.Parallel = cmp.Or(c.Timeout, DefaultTimeout), cmp.Or(c.Parallel, DefaultParallel)
 	if c.Dial == nil {
 		c.Dial = new(net.Dialer).DialContext
 	}
@@ -109,24 +106,18 @@ func Check(ctx context.Context, c Config, addresses []string) []Result {
 		c.Now = time.Now
 	}
 	results := make([]Result, len(addresses))
-	todo := make(chan int)
-	var workers sync.WaitGroup
-	for range min(c.Parallel, len(addresses)) {
-		workers.Go(func() {
-			for i := range todo {
-				results[i] = c.check(ctx, addresses[i])
-			}
+	var checks errgroup.Group
+	checks.SetLimit(c.Parallel)
+	for i, address := range addresses {
+		checks.Go(func() error {
+			results[i] = c.check(ctx, address)
+			return nil
 		})
 	}
-	for i := range addresses {
-		todo <- i
-	}
-	close(todo)
-	workers.Wait()
+	_ = checks.Wait() // none fails
 	return results
 }
 
-// check asks one address.
 func (c Config) check(ctx context.Context, address string) Result {
 	r := Result{Address: address}
 	if err := token.CheckAddress(address); err != nil {
@@ -194,7 +185,6 @@ func (c Config) unconnected(ctx context.Context, err error) (Verdict, string) {
 	return Unreachable, cause(err)
 }
 
-// unanswered says why a connection came to nothing.
 func (c Config) unanswered(ctx context.Context, err error) (Verdict, string) {
 	var header tls.RecordHeaderError
 	var remote *net.OpError
@@ -214,7 +204,6 @@ func (c Config) unanswered(ctx context.Context, err error) (Verdict, string) {
 	return HandshakeRefused, cause(err)
 }
 
-// unverified says why a certificate is not trusted.
 func (c Config) unverified(err *tls.CertificateVerificationError, name string) (Verdict, string) {
 	var authority x509.UnknownAuthorityError
 	var invalid x509.CertificateInvalidError
@@ -249,7 +238,6 @@ const (
 	maxText  = 200
 )
 
-// namesOf lists what a certificate is for.
 func namesOf(cert *x509.Certificate) string {
 	var all []string
 	if cert != nil {

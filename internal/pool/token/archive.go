@@ -23,7 +23,6 @@ const (
 	maxFile = 256 << 10
 	// maxArchive bounds an archive, in bytes after decompression.
 	maxArchive = 4 << 20
-	// maxEntries bounds the entries of an archive.
 	maxEntries = 64
 )
 
@@ -99,7 +98,6 @@ func kindOfFile(mode fs.FileMode) string {
 	return "special file"
 }
 
-// content reads a file of a token.
 func content(r io.Reader, name string) ([]byte, error) {
 	data, err := io.ReadAll(io.LimitReader(r, maxFile+1))
 	switch {
@@ -113,31 +111,8 @@ func content(r io.Reader, name string) ([]byte, error) {
 	return data, nil
 }
 
-// missing says that a file is not there.
 func missing(name, there string) error {
 	return fmt.Errorf("%s is missing: a token has the files %s%s", name, strings.Join(names, ", "), there)
-}
-
-// errTooLarge ends reading an archive.
-var errTooLarge = fmt.Errorf("it holds more than %d MiB: a token has a few KB", maxArchive>>20)
-
-// bounded reads up to maxArchive bytes and then fails.
-type bounded struct {
-	r    io.Reader
-	left int64
-}
-
-func (b *bounded) Read(p []byte) (int, error) {
-	if b.left <= 0 {
-		// The end may be exactly here.
-		if n, err := b.r.Read(make([]byte, 1)); n == 0 {
-			return 0, err
-		}
-		return 0, errTooLarge
-	}
-	n, err := b.r.Read(p[:min(int64(len(p)), b.left)])
-	b.left -= int64(n)
-	return n, err
 }
 
 // readArchive reads a token from a tar, plain or compressed with gzip. It reads
@@ -153,22 +128,21 @@ func readArchive(r io.Reader) (*Token, error) {
 		}
 		return nil, errors.New("the archive is empty: download the token again")
 	}
-	all := &bounded{r: in, left: maxArchive}
+	a := &archive{token: &Token{}, found: map[string]string{}, in: io.LimitedReader{R: in, N: maxArchive + 1}}
 	if bytes.Equal(head, []byte{0x1f, 0x8b}) {
 		z, err := gzip.NewReader(in)
 		if err != nil {
-			return nil, archiveError(err, 0)
+			return nil, a.damaged(err)
 		}
-		all.r = z
+		a.in.R = z
 	}
-	a := &archive{token: &Token{}, found: map[string]string{}}
-	if err := a.read(tar.NewReader(all)); err != nil {
+	if err := a.read(tar.NewReader(&a.in)); err != nil {
 		return nil, err
 	}
 	// What follows the last entry holds nothing, but a compressed archive ends
 	// with its checksum.
-	if _, err := io.Copy(io.Discard, all); err != nil {
-		return nil, archiveError(err, a.entries)
+	if _, err := io.Copy(io.Discard, &a.in); err != nil || a.in.N <= 0 {
+		return nil, a.damaged(err)
 	}
 	if err := a.complete(); err != nil {
 		return nil, err
@@ -176,11 +150,12 @@ func readArchive(r io.Reader) (*Token, error) {
 	return a.token, nil
 }
 
-// archiveError says what is wrong with an archive after some entries of it.
-func archiveError(err error, entries int) error {
+// damaged says what is wrong with an archive after some entries of it.
+func (a *archive) damaged(err error) error {
+	entries := a.entries
 	switch {
-	case errors.Is(err, errTooLarge):
-		return errTooLarge
+	case a.in.N <= 0:
+		return fmt.Errorf("it holds more than %d MiB: a token has a few KB", maxArchive>>20)
 	case errors.Is(err, gzip.ErrHeader), errors.Is(err, gzip.ErrChecksum):
 		return fmt.Errorf("the archive is damaged (%w): download the token again", err)
 	case entries == 0 && (errors.Is(err, tar.ErrHeader) || errors.Is(err, io.ErrUnexpectedEOF)):
@@ -194,6 +169,7 @@ func archiveError(err error, entries int) error {
 
 // archive is what was read of one so far.
 type archive struct {
+	in      io.LimitedReader
 	token   *Token
 	entries int
 	// found are the paths of the token's files, by name.
@@ -209,7 +185,7 @@ func (a *archive) read(r *tar.Reader) error {
 			return nil
 		}
 		if err != nil {
-			return archiveError(err, a.entries)
+			return a.damaged(err)
 		}
 		if a.entries++; a.entries > maxEntries {
 			return fmt.Errorf("it has more than %d entries: a token has the files %s", maxEntries, strings.Join(names, ", "))
@@ -224,7 +200,7 @@ func (a *archive) entry(h *tar.Header, r io.Reader) error {
 	if h.Typeflag == tar.TypeXGlobalHeader {
 		return nil // remarks about the archive
 	}
-	shown := printable(h.Name)
+	shown := Printable(h.Name)
 	if err := checkPath(h.Name); err != nil {
 		return fmt.Errorf("entry %q %w", shown, err)
 	}
@@ -234,7 +210,7 @@ func (a *archive) entry(h *tar.Header, r io.Reader) error {
 	case tar.TypeDir:
 		return nil
 	case tar.TypeSymlink, tar.TypeLink:
-		return fmt.Errorf("entry %q is a link to %q: a token has plain files", shown, printable(h.Linkname))
+		return fmt.Errorf("entry %q is a link to %q: a token has plain files", shown, Printable(h.Linkname))
 	default:
 		return fmt.Errorf("entry %q is a device, a pipe or of another special kind: a token has plain files", shown)
 	}
@@ -253,8 +229,8 @@ func (a *archive) entry(h *tar.Header, r io.Reader) error {
 	a.found[name] = shown
 	data, err := content(r, fmt.Sprintf("entry %q", shown))
 	if err != nil {
-		if errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, errTooLarge) || errors.Is(err, gzip.ErrChecksum) {
-			return archiveError(err, a.entries)
+		if errors.Is(err, io.ErrUnexpectedEOF) || a.in.N <= 0 || errors.Is(err, gzip.ErrChecksum) {
+			return a.damaged(err)
 		}
 		return err
 	}
@@ -278,7 +254,6 @@ func checkPath(name string) error {
 	return nil
 }
 
-// complete reports all files that are missing.
 func (a *archive) complete() error {
 	there := ""
 	if len(a.others) > 0 {
@@ -294,7 +269,6 @@ func (a *archive) complete() error {
 	return errors.Join(errs...)
 }
 
-// maxListed is how many names a message lists.
 const maxListed = 5
 
 func quoted(list []string) []string {

@@ -20,7 +20,6 @@ import (
 // defaultPort is where the servers of a pool listen.
 const defaultPort = 56001
 
-// maxAddresses bounds the addresses in a servers.conf.
 const maxAddresses = 4096
 
 // Servers is what a servers.conf says.
@@ -68,7 +67,7 @@ func (s Servers) Addresses() []string {
 // CheckAddress says what is wrong with an address, which must be host:port with
 // a name, an IPv4 address or an IPv6 address in brackets.
 func CheckAddress(address string) error {
-	shown := printable(address)
+	shown := Printable(address)
 	host, port, err := net.SplitHostPort(address)
 	if err != nil {
 		if _, ipErr := netip.ParseAddr(address); ipErr == nil || len(validation.IsDNS1123Subdomain(strings.ToLower(address))) == 0 {
@@ -78,18 +77,18 @@ func CheckAddress(address string) error {
 	}
 	if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 || strconv.FormatUint(n, 10) != port {
 		return fmt.Errorf("address %q has the port %q: it must be a number from 1 to 65535; servers usually listen on %d", shown,
-			printable(port), defaultPort)
+			Printable(port), defaultPort)
 	}
 	if _, err := netip.ParseAddr(host); err == nil {
 		return nil
 	}
 	if numeric.MatchString(host) {
 		return fmt.Errorf("address %q has the host %q, which is not an IP address: an IPv4 address is four numbers from 0 to 255", shown,
-			printable(host))
+			Printable(host))
 	}
 	if len(validation.IsDNS1123Subdomain(strings.ToLower(host))) > 0 {
 		return fmt.Errorf("address %q has the host %q: it must be a DNS name or an IP address, an IPv6 address in brackets", shown,
-			printable(host))
+			Printable(host))
 	}
 	return nil
 }
@@ -165,7 +164,7 @@ func parseServers(data []byte) (*yaml.Node, Servers, error) {
 		for _, a := range server.Addresses {
 			if before, doubled := lines[a]; doubled {
 				s.Warnings = append(s.Warnings, fmt.Sprintf("%s: duplicate address %q, in server %d and server %d", pool.ServersKey,
-					printable(a), before, i+1))
+					Printable(a), before, i+1))
 			}
 			lines[a] = i + 1
 		}
@@ -176,7 +175,6 @@ func parseServers(data []byte) (*yaml.Node, Servers, error) {
 	return root, s, errors.Join(errs...)
 }
 
-// readServer reads one item of the list and reports what is wrong with it.
 func readServer(item *yaml.Node, problem func(line int, format string, args ...any)) Server {
 	server := Server{Line: item.Line}
 	if item.Kind != yaml.MappingNode {
@@ -283,7 +281,7 @@ func Repair(data []byte, reachable bool) (fixed []byte, changes []string, err er
 			{Kind: yaml.ScalarNode, Value: "reachable"},
 			{Kind: yaml.ScalarNode, Tag: "!!str", Value: address},
 		}, item.Content...)
-		changes = append(changes, fmt.Sprintf("server %d: \"reachable: %s\" was added", i+1, printable(address)))
+		changes = append(changes, fmt.Sprintf("server %d: \"reachable: %s\" was added", i+1, Printable(address)))
 		added = true
 	}
 	if !added {

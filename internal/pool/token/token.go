@@ -87,7 +87,7 @@ func Certificates(ca []byte) ([]*x509.Certificate, error) {
 		}
 		if block.Type != "CERTIFICATE" {
 			return nil, fmt.Errorf("%s contains a PEM block of type %q: it must contain only certificates, because every pod that uses "+
-				"the pool can read it", pool.CAKey, printable(block.Type))
+				"the pool can read it", pool.CAKey, Printable(block.Type))
 		}
 		cert, err := x509.ParseCertificate(block.Bytes)
 		if err != nil {
@@ -120,7 +120,7 @@ func Roots(certs []*x509.Certificate) *x509.CertPool {
 // not be trusted.
 func certificateWarnings(c *x509.Certificate, now time.Time) []string {
 	var out []string
-	name := printable(c.Subject.String())
+	name := Printable(c.Subject.String())
 	if now.After(c.NotAfter) {
 		out = append(out, fmt.Sprintf("%s: the certificate of %q expired on %s: download a new token", pool.CAKey, name,
 			c.NotAfter.UTC().Format(time.RFC3339)))
@@ -189,7 +189,6 @@ func yamlError(data []byte, err error) error {
 	return errors.New(text)
 }
 
-// kindOf names what a node is.
 func kindOf(n *yaml.Node) string {
 	switch n.Kind {
 	case yaml.MappingNode:
@@ -217,8 +216,8 @@ func kindOf(n *yaml.Node) string {
 // maxPrinted bounds foreign text in messages, in bytes.
 const maxPrinted = 200
 
-// printable makes foreign text fit for a terminal.
-func printable(s string) string {
+// Printable bounds foreign text and makes it fit for a terminal.
+func Printable(s string) string {
 	if len(s) > maxPrinted {
 		s = s[:maxPrinted] + "..."
 	}
