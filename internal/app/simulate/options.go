@@ -3,7 +3,6 @@ package simulate
 import (
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 
 	"github.com/spf13/pflag"
@@ -12,13 +11,12 @@ import (
 	"github.com/divvy-gpu/divvy/internal/report/simulate"
 )
 
-// Formats of the output.
 const (
 	formatTable = "table"
 	formatJSON  = "json"
 )
 
-// Options are what a person may choose.
+// Options are what a user may choose.
 type Options struct {
 	// FromCluster takes nodes and pods from a live cluster, FromDump from a file.
 	// Dump is a file to write what the live cluster has.
@@ -36,11 +34,12 @@ type Options struct {
 	WarmUp    float64
 	Measure   float64
 	FindNodes bool
-	// Refused is the demand that may be refused when nodes are looked for.
+	// Refused is the share of the demand, in percent, that may be rejected when the number
+	// of nodes is determined.
 	Refused float64
 	// Sample shows policies no more nodes than kube-scheduler would.
 	Sample bool
-	// Strict refuses workloads with pods that no node holds.
+	// Strict rejects workloads with pods that fit on no node.
 	Strict bool
 	Output string
 }
@@ -143,9 +142,6 @@ func (o Options) Validate() error {
 
 // kinds returns the policies, each once.
 func (o *Options) kinds() ([]simulate.PolicyKind, error) {
-	if slices.Equal(o.Policies, []string{"all"}) {
-		return simulate.Policies(), nil
-	}
 	out, err := simulate.ParsePolicies(simulate.Policies(), o.Policies)
 	if err != nil {
 		return nil, fmt.Errorf("--policy: %w", err)

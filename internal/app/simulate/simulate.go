@@ -92,7 +92,6 @@ func Run(ctx context.Context, o Options, connect func() (kube.Clients, error), i
 	return r.PrintTable(out)
 }
 
-// experiment reads what is to be simulated.
 func (o *Options) experiment(ctx context.Context, connect func() (kube.Clients, error), in io.Reader,
 	errOut io.Writer) (*simulate.Experiment, error) {
 	kinds, err := o.kinds()
@@ -129,7 +128,6 @@ func (o *Options) live(ctx context.Context, connect func() (kube.Clients, error)
 	return live.ReadDump(f, o.FromDump)
 }
 
-// dump writes what the live cluster has to a file.
 func dump(ctx context.Context, path string, connect func() (kube.Clients, error), out io.Writer) error {
 	l, err := live.Read(ctx, connect)
 	if err != nil {

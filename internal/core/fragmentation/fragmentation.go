@@ -46,14 +46,6 @@ const (
 	RefreshedAsks = 64
 )
 
-// Options of a Policy. Zero values stand for the defaults.
-type Options struct {
-	// Demand says how the histogram of asks is learned, and what it starts from.
-	Demand demand.Options
-	// MinPods takes the place of the constant of that name.
-	MinPods float64
-}
-
 // Policy implements place.Policy.
 type Policy struct {
 	demand  *demand.Histogram
@@ -72,13 +64,9 @@ type Policy struct {
 	status  Status
 }
 
-// New returns a policy that is binpack until Renew made its first prices.
-func New(o Options) *Policy {
-	if o.MinPods <= 0 {
-		o.MinPods = MinPods
-	}
-	return &Policy{demand: demand.New(o.Demand), minPods: o.MinPods}
-}
+// New returns a policy that is binpack until Renew made its first prices. The options
+// say how the histogram of asks is learned, and what it starts from.
+func New(o demand.Options) *Policy { return &Policy{demand: demand.New(o), minPods: MinPods} }
 
 // Name implements place.Policy.
 func (*Policy) Name() string { return Name }
@@ -117,10 +105,10 @@ func (f *Policy) Status() Status {
 	return status
 }
 
-// Renew makes prices anew, from the histogram and the nodes, which it does not
-// keep. Decisions go on meanwhile. Tables are made anew when the nodes have other
+// Renew computes the prices again, from the histogram and the nodes by name, which it does not
+// keep. Decisions go on meanwhile. Tables are computed again when the nodes have other
 // devices or the histogram has changed by a tenth.
-func (f *Policy) Renew(nodes iter.Seq[*place.Node]) {
+func (f *Policy) Renew(nodes iter.Seq2[string, *place.Node]) {
 	f.renewing.Lock()
 	defer f.renewing.Unlock()
 	f.status.Renewals++
@@ -156,15 +144,14 @@ func (f *Policy) Renew(nodes iter.Seq[*place.Node]) {
 	f.prices.Store(next)
 }
 
-// count takes the census.
-func (f *Policy) count(nodes iter.Seq[*place.Node]) {
+func (f *Policy) count(nodes iter.Seq2[string, *place.Node]) {
 	c := &f.census
 	// Classes keep their order as long as there are devices of all of them.
 	counted := make([]float64, len(c.classes), maxClasses)
 	c.nodes, f.cells = c.nodes[:0], f.cells[:0]
 	f.free = f.free[:0]
 	var buf [16]cell
-	for n := range nodes {
+	for _, n := range nodes {
 		sorted, free := buf[:0], 0.0
 		for i := range n.Slots {
 			s := &n.Slots[i]
@@ -321,7 +308,6 @@ func first(s, t *place.Slot) bool {
 	return s.Index < t.Index || s.Index == t.Index && s.ID < t.ID
 }
 
-// cell translates a slot.
 func (s *statics) cell(slot *place.Slot) cell {
 	return cell{min(max(slot.Free, 0), slot.Total), classOf(s.classes, slot)}
 }

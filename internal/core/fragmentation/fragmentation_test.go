@@ -23,7 +23,15 @@ func newNode(model string, cpu int64, free ...accel.Units) *place.Node {
 	return n
 }
 
-func all(nodes []*place.Node) iter.Seq[*place.Node] { return slices.Values(nodes) }
+func all(nodes []*place.Node) iter.Seq2[string, *place.Node] {
+	return func(yield func(string, *place.Node) bool) {
+		for _, n := range nodes {
+			if !yield("", n) {
+				return
+			}
+		}
+	}
+}
 
 // kinds counts pods that ask for units on devices with CPU, of models.
 func kinds(pods float64, devices int, units accel.Units, cpu int64, models ...string) demand.Count {
@@ -37,7 +45,7 @@ func kinds(pods float64, devices int, units accel.Units, cpu int64, models ...st
 // withPrior returns a policy that knows its demand, with prices for the nodes.
 func withPrior(t testing.TB, nodes []*place.Node, prior ...demand.Count) *Policy {
 	t.Helper()
-	f := New(Options{Demand: demand.Options{Prior: prior}})
+	f := New(demand.Options{Prior: prior})
 	f.Renew(all(nodes))
 	if s := f.Status(); s.Err != nil || s.Epoch == 0 {
 		t.Fatalf("no prices: %+v", s)
@@ -95,7 +103,7 @@ func randomAsk(r *rand.Rand) *place.Ask {
 func TestBeforePrices(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 4))
 	nodes := randomNodes(r, 50)
-	f := New(Options{})
+	f := New(demand.Options{})
 	for range 8 {
 		f.Observe(randomAsk(r))
 	}
@@ -483,7 +491,8 @@ func TestLearning(t *testing.T) {
 	nodes := slices.Repeat([]*place.Node{newNode("", 64_000, 16, 16)}, 50)
 	thirds, halves := &place.Ask{Units: 5, Devices: 1, CPU: 1000}, &place.Ask{Units: 8, Devices: 1, CPU: 1000}
 	whole := &place.Ask{Units: 16, Devices: 1, CPU: 1000}
-	f := New(Options{MinPods: 50, Demand: demand.Options{HalfLife: 200}})
+	f := New(demand.Options{HalfLife: 200})
+	f.minPods = 50
 	learn := func(count int, asks ...*place.Ask) {
 		for i := range count {
 			f.Observe(asks[i%len(asks)])
@@ -515,7 +524,7 @@ func TestLearning(t *testing.T) {
 // From MinPods on what was learned is believed.
 func TestMinPods(t *testing.T) {
 	nodes := slices.Repeat([]*place.Node{newNode("", 64_000, 16, 16)}, 50)
-	f := New(Options{})
+	f := New(demand.Options{})
 	for n := 1; n <= MinPods; n++ {
 		f.Observe(&place.Ask{Units: 5, Devices: 1, CPU: 1000})
 		f.Renew(all(nodes))
@@ -670,7 +679,7 @@ func FuzzChoose(f *testing.F) {
 		a := &place.Ask{Units: accel.Units(units), Devices: int(devices % 5), CPU: podCPU, Memory: podMemory}
 		var last int64
 		for i := range 2 {
-			p := New(Options{Demand: demand.Options{Prior: prior}})
+			p := New(demand.Options{Prior: prior})
 			p.Renew(all([]*place.Node{n, newNode("T4", 64_000, 16, 8)}))
 			slots, rating, ok := p.Choose(n, a, nil)
 			if ok != (rating != place.NoRating) && a.Devices > 0 || ok && len(slots) != a.Devices || i > 0 && rating != last {

@@ -29,10 +29,8 @@ type state struct {
 // bounded is CPU or memory that is left.
 func bounded(v int64) int64 { return min(max(v, 0), maxCPU) }
 
-// less orders cells.
 func (c cell) less(d cell) bool { return c.class < d.class || c.class == d.class && c.free < d.free }
 
-// insert adds a cell where it belongs.
 func insert(cells []cell, c cell) []cell {
 	cells = append(cells, c)
 	for i := len(cells) - 1; i > 0 && c.less(cells[i-1]); i-- {
@@ -225,12 +223,10 @@ func (s *statics) surplus(n *place.Node, a *place.Ask) int64 {
 // to matter as much as a device.
 const cpuPerValue = 128
 
-// equal reports whether two states are the same.
 func (st *state) equal(r *remembered) bool {
 	return st.cpu == r.cpu && st.memory == r.memory && slices.Equal(st.cells, r.cells)
 }
 
-// hash of a state.
 func (st *state) hash() uint64 {
 	h := uint64(st.cpu)*0x9e3779b97f4a7c15 ^ uint64(st.memory)*0xc2b2ae3d27d4eb4f //nolint:gosec // any bits do
 	for _, c := range st.cells {

@@ -268,7 +268,6 @@ func (s *statics) usual(counts []demand.Count) {
 	}
 }
 
-// several sets the groups.
 func (s *statics) several(counts []demand.Count) {
 	type sum struct {
 		group

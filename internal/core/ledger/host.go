@@ -15,8 +15,7 @@ type host struct {
 	cpu, memory         int64
 	usedCPU, usedMemory int64
 	charges             int
-	// nodes are what it has of each resource.
-	nodes []*node
+	nodes               []*node
 }
 
 // hosts are all nodes by name, with the CPU and memory of pods.
@@ -49,7 +48,6 @@ func (l *Ledger) SetCapacity(name string, cpu, memory int64) {
 	l.state.nodes.hosts.get(name).limit(min(max(cpu, 0), maxCapacity), min(max(memory, 0), maxCapacity))
 }
 
-// limit sets what the node has for pods.
 func (h *host) limit(cpu, memory int64) {
 	if h.cpu != cpu || h.memory != memory {
 		h.cpu, h.memory = cpu, memory
@@ -91,7 +89,6 @@ func (hs *hosts) charge(podUID, node string, cpu, memory int64) {
 	}
 }
 
-// use adds to what pods take.
 func (h *host) use(cpu, memory int64) {
 	h.usedCPU += cpu
 	h.usedMemory += memory

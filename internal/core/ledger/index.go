@@ -24,7 +24,6 @@ type index struct {
 	generation *uint64
 }
 
-// count adds so many pods of a priority.
 func (x *index) count(priority int32, pods int) {
 	if x.priorities[priority] += pods; x.priorities[priority] == 0 {
 		delete(x.priorities, priority)
@@ -78,7 +77,6 @@ func (x *index) add(n *node) {
 	x.numbers[n.host.name] = n.number
 }
 
-// remove is the inverse of add.
 func (x *index) remove(n *node) {
 	delete(x.numbers, n.host.name)
 	x.nodes[n.number], x.names[n.number] = nil, ""

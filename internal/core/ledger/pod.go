@@ -190,7 +190,6 @@ func (ps *pods) expected(podUID string) *holding {
 	return h
 }
 
-// add counts a new holding.
 func (ps *pods) add(h *holding) {
 	h.next = ps.byUID[h.Pod.UID]
 	ps.byUID[h.Pod.UID] = h
@@ -216,7 +215,6 @@ func (ps *pods) dropAll(podUID string, chosen func(*holding) bool) (some bool) {
 	return some
 }
 
-// drop removes a holding.
 func (ps *pods) drop(h *holding) {
 	ps.unplace(h)
 	delete(ps.pending, h)
@@ -237,7 +235,6 @@ func (ps *pods) drop(h *holding) {
 	}
 }
 
-// unplace takes a holding off its node.
 func (ps *pods) unplace(h *holding) {
 	n := h.on.node
 	n.remove(h)
@@ -248,7 +245,6 @@ func (ps *pods) unplace(h *holding) {
 // one that is not known.
 func (h *holding) devices() int { return 1 + len(h.More) }
 
-// device is one of the devices.
 func (h *holding) device(i int) accel.DeviceID {
 	if i == 0 {
 		return h.Device
@@ -274,7 +270,6 @@ func (h *holding) part(i int) accel.Units {
 	return h.Units / n
 }
 
-// locate finds the slots of the devices on the node.
 func (h *holding) locate() {
 	h.on.slot, h.on.more = h.on.node.find(h.Device), h.on.more[:0]
 	for _, d := range h.More {
@@ -282,5 +277,4 @@ func (h *holding) locate() {
 	}
 }
 
-// located reports whether all devices are known.
 func (h *holding) located() bool { return h.on.slot >= 0 && !slices.Contains(h.on.more, -1) }

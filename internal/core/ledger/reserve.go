@@ -104,7 +104,6 @@ func (s *state) begin(h *holding) {
 	h.at = s.stamp(r.since)
 }
 
-// hold adds a reservation of these slots.
 func (s *state) hold(pod accel.PodRef, created time.Time, n *node, slots []int, req *accel.Request) *holding {
 	h := &holding{reservation: &reservation{}, Holding: Holding{
 		Pod: pod, Node: n.host.name, Resource: req.Resource, Units: req.Peak(), Created: created, Priority: req.Priority,
@@ -131,7 +130,6 @@ func (s *state) choose(n *node, req *accel.Request, ask *place.Ask, policy place
 	return chosen, nil
 }
 
-// deadline is when a reservation ends.
 func (r *reservation) deadline(by *rules) time.Time {
 	switch {
 	case r.expected == nil:

@@ -28,7 +28,6 @@ type part struct {
 	units accel.Units
 }
 
-// on returns what the pod holds of a slot.
 func (o *occupant) on(slot int) accel.Units {
 	var sum accel.Units
 	for _, p := range o.parts {
@@ -166,7 +165,6 @@ func roomOn(slot int, missing accel.Units, pods []occupant, taken []bool) (choic
 	return c, true
 }
 
-// add counts one more pod.
 func (h *harm) add(o *occupant) {
 	for _, p := range o.parts {
 		h.freed += p.units

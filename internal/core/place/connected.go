@@ -73,7 +73,6 @@ func (g *Graph) Position(d accel.DeviceID) (int, bool) {
 	return i, ok
 }
 
-// score is the score between the devices at two positions.
 func (g *Graph) score(a, b int) int64 { return g.scores[a*g.n+b] }
 
 // searchWork bounds the exact search of Connected, in looks at single devices:

@@ -54,7 +54,6 @@ func nodeOrder(rng *rand.Rand, n int) []int {
 	return order
 }
 
-// byName returns the pods sorted by name.
 func byName(pods []Pod) []Pod {
 	out := slices.Clone(pods)
 	slices.SortStableFunc(out, func(a, b Pod) int { return cmp.Compare(a.Name, b.Name) })

@@ -6,8 +6,6 @@ import (
 	"errors"
 	"math/rand"
 	"time"
-
-	"github.com/divvy-gpu/divvy/internal/core/accel"
 )
 
 // Churn is the experiment in which pods also leave: they arrive as a Poisson
@@ -28,24 +26,11 @@ type Churn struct {
 
 // Churned is what one run found during its measurement.
 type Churned struct {
-	Seed int64
+	Tally
+
 	// Allocated is the mean over time of the allocated units, in percent of the
 	// cluster's.
 	Allocated float64
-	// Arrived and Refused count the pods; ArrivedUnits and RefusedUnits what
-	// they asked for.
-	Arrived, Refused           int
-	ArrivedUnits, RefusedUnits accel.Units
-	// Decisions are as in Curve.
-	Decisions []time.Duration
-}
-
-// RefusedPercent is the part of the demand that was refused.
-func (c *Churned) RefusedPercent() float64 {
-	if c.ArrivedUnits == 0 {
-		return 0
-	}
-	return percent(c.RefusedUnits, c.ArrivedUnits)
 }
 
 // departure is a pod that leaves at a time.
@@ -83,12 +68,9 @@ func (ch Churn) Run(ctx context.Context, c *Cluster, w *Workload, kind PolicyKin
 	pods := byName(w.Pods)
 	// Ties have chance of their own, which does not change who arrives.
 	ties := rand.New(rand.NewSource(^seed)) //nolint:gosec // as above
-	world, err := newRun(c, w, kind, rng, ties, ch.Sample, ch.Clock)
-	if err != nil {
-		return Churned{}, err
-	}
+	world := newRun(c, w, kind, rng, ties, ch.Sample, ch.Clock)
 
-	out := Churned{Seed: seed}
+	out := Churned{Tally: Tally{Seed: seed}}
 	var leaving departures
 	var area float64 // of the allocated units over time
 	now, end := 0.0, ch.WarmUp+ch.Measure
@@ -124,17 +106,8 @@ func (ch Churn) Run(ctx context.Context, c *Cluster, w *Workload, kind PolicyKin
 		if ok {
 			heap.Push(&leaving, departure{now + stays, placed})
 		}
-		if now < ch.WarmUp {
-			continue
-		}
-		out.Arrived++
-		out.ArrivedUnits += pod.Demand()
-		if !ok {
-			out.Refused++
-			out.RefusedUnits += pod.Demand()
-		}
-		if ch.Clock != nil {
-			out.Decisions = append(out.Decisions, took)
+		if now >= ch.WarmUp {
+			out.note(pod, ok, took, ch.Clock != nil)
 		}
 	}
 	out.Allocated = 100 * area / ch.Measure / float64(capacity)

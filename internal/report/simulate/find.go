@@ -73,10 +73,7 @@ func (f Find) holds(ctx context.Context, c *Cluster, w *Workload, kind PolicyKin
 	rng := rand.New(rand.NewSource(seed)) //nolint:gosec // nothing is secret here
 	pods := byName(w.Pods)
 	rng.Shuffle(len(pods), func(i, j int) { pods[i], pods[j] = pods[j], pods[i] })
-	world, err := newRun(c, w, kind, rng, rng, f.Sample, nil)
-	if err != nil {
-		return false, err
-	}
+	world := newRun(c, w, kind, rng, rng, f.Sample, nil)
 	allowed := accel.Units(f.Refused / 100 * float64(w.Demand()))
 	for i := range pods {
 		if i%endEvery == 0 {

@@ -23,21 +23,21 @@ type PolicyKind struct {
 	// and not by their order.
 	RandomTies bool
 	// New makes the policy for one run. Its result is used by that run alone.
-	New func(c *Cluster, w *Workload) (place.Policy, error)
+	New func(c *Cluster, w *Workload) place.Policy
 }
 
 // same is a policy that is the same in all runs.
-func same(p place.Policy) func(*Cluster, *Workload) (place.Policy, error) {
-	return func(*Cluster, *Workload) (place.Policy, error) { return p, nil }
+func same(p place.Policy) func(*Cluster, *Workload) place.Policy {
+	return func(*Cluster, *Workload) place.Policy { return p }
 }
 
 // fragmentationOf returns the policy with the workload as its prior.
-func fragmentationOf(_ *Cluster, w *Workload) (place.Policy, error) {
+func fragmentationOf(_ *Cluster, w *Workload) place.Policy {
 	seen := demand.New(demand.Options{HalfLife: math.Inf(1)})
 	for i := range w.Pods {
 		seen.Observe(&w.Pods[i].Ask)
 	}
-	return fragmentation.New(fragmentation.Options{Demand: demand.Options{Prior: seen.Counts()}}), nil
+	return fragmentation.New(demand.Options{Prior: seen.Counts()})
 }
 
 // Policies returns the extender's, in the order of their table, and FragmentationOnline,
@@ -49,16 +49,19 @@ func Policies() []PolicyKind {
 	}
 	return append(kinds,
 		PolicyKind{Name: fragmentation.Name, New: fragmentationOf},
-		PolicyKind{Name: FragmentationOnline, New: func(*Cluster, *Workload) (place.Policy, error) {
-			return fragmentation.New(fragmentation.Options{}), nil
+		PolicyKind{Name: FragmentationOnline, New: func(*Cluster, *Workload) place.Policy {
+			return fragmentation.New(demand.Options{})
 		}})
 }
 
-// ParsePolicies returns those of all kinds that have the names, each once; case does
-// not matter.
+// ParsePolicies returns those of all kinds that have the names, each once, or all of them
+// for "all"; case does not matter.
 func ParsePolicies(all []PolicyKind, names []string) ([]PolicyKind, error) {
 	if len(names) == 0 {
 		return nil, errors.New("at least one policy is needed")
+	}
+	if slices.Equal(names, []string{"all"}) {
+		return all, nil
 	}
 	known := make([]string, len(all))
 	for i, k := range all {

@@ -75,7 +75,6 @@ func (r *Report) heads() []string {
 	return append(out, "REFUSED")
 }
 
-// fields are those below heads.
 func (r *Report) fields(w *WorkloadResult, p *PolicyResult) []string {
 	switch r.Kind {
 	case ChurnReport:
@@ -99,7 +98,6 @@ func (s Spread) String() string {
 	return fmt.Sprintf("%.2f ±%.2f", s.Mean, s.StdDev)
 }
 
-// footnote explains the columns.
 func (r *Report) footnote() string {
 	switch r.Kind {
 	case ChurnReport:

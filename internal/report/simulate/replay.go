@@ -24,14 +24,9 @@ type Replay struct {
 	Clock func() time.Duration
 }
 
-// Curve is what one run found.
-type Curve struct {
+// Tally is what became of the pods that arrived.
+type Tally struct {
 	Seed int64
-	// Allocated has, at position p, the part of the cluster's units that was
-	// allocated, in percent: the mean over the arrivals after which the arrived
-	// demand, rounded, was p percent. Where there were none, which is common with
-	// few devices, it is what was allocated before.
-	Allocated []float64
 	// Arrived and Refused count the pods; ArrivedUnits and RefusedUnits what
 	// they asked for.
 	Arrived, Refused           int
@@ -41,18 +36,42 @@ type Curve struct {
 	Decisions []time.Duration
 }
 
+// note counts a pod; timed is true where it is known how long its decision took.
+func (t *Tally) note(p *Pod, placed bool, took time.Duration, timed bool) {
+	t.Arrived++
+	t.ArrivedUnits += p.Demand()
+	if !placed {
+		t.Refused++
+		t.RefusedUnits += p.Demand()
+	}
+	if timed {
+		t.Decisions = append(t.Decisions, took)
+	}
+}
+
+// RefusedPercent is the part of the demand that was refused.
+func (t *Tally) RefusedPercent() float64 { return percent(t.RefusedUnits, max(t.ArrivedUnits, 1)) }
+
+// Curve is what one run found.
+type Curve struct {
+	Tally
+
+	// Allocated has, at position p, the part of the cluster's units that was
+	// allocated, in percent: the mean over the arrivals after which the arrived
+	// demand, rounded, was p percent. Where there were none, which is common with
+	// few devices, it is what was allocated before.
+	Allocated []float64
+}
+
 // Run replays the workload once. It returns the context's error when that ends.
 func (r Replay) Run(ctx context.Context, c *Cluster, w *Workload, kind PolicyKind, seed int64) (Curve, error) {
 	capacity := c.Units()
 	rng := rand.New(rand.NewSource(seed)) //nolint:gosec // the reference's generator; nothing is secret here
 	pods := byName(w.Pods)
 	order := arrivals(rng, pods, accel.Units(r.Until*float64(capacity)))
-	world, err := newRun(c, w, kind, rng, rng, r.Sample, r.Clock)
-	if err != nil {
-		return Curve{}, err
-	}
+	world := newRun(c, w, kind, rng, rng, r.Sample, r.Clock)
 
-	curve := Curve{Seed: seed}
+	curve := Curve{Tally: Tally{Seed: seed}}
 	var at means
 	for i, p := range order {
 		if i%endEvery == 0 {
@@ -65,15 +84,7 @@ func (r Replay) Run(ctx context.Context, c *Cluster, w *Workload, kind PolicyKin
 		if err != nil {
 			return Curve{}, err
 		}
-		if r.Clock != nil {
-			curve.Decisions = append(curve.Decisions, took)
-		}
-		curve.Arrived++
-		curve.ArrivedUnits += pod.Demand()
-		if !ok {
-			curve.Refused++
-			curve.RefusedUnits += pod.Demand()
-		}
+		curve.note(pod, ok, took, r.Clock != nil)
 		at.add(int(math.Round(percent(curve.ArrivedUnits, capacity))), percent(world.allocated, capacity))
 	}
 	curve.Allocated = at.values(int(math.Round(100*r.Until)) + 1)

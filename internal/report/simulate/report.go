@@ -172,7 +172,6 @@ func (e *MisfitError) Error() string {
 	return strings.Join(lines, "\n")
 }
 
-// describe puts an ask in words.
 func describe(p *Pod) string {
 	parts := []string{}
 	switch a := &p.Ask; {
@@ -278,10 +277,7 @@ func (e *Experiment) Replay(ctx context.Context) (*Report, error) {
 		for at := range e.Arrived[len(e.Arrived)-1] + 1 {
 			p.Curve = append(p.Curve, spread(all, func(c *Curve) float64 { return c.Allocated[at] }).Mean)
 		}
-		refused := spread(all, func(c *Curve) float64 { return percent(c.RefusedUnits, max(c.ArrivedUnits, 1)) })
-		pods := spread(all, func(c *Curve) float64 { return float64(c.Refused) })
-		p.RefusedPercent, p.RefusedPods = &refused, &pods.Mean
-		p.Decisions = durations(all, func(c *Curve) []time.Duration { return c.Decisions })
+		tallied(p, all, func(c *Curve) *Tally { return &c.Tally })
 	})
 }
 
@@ -298,10 +294,8 @@ func (e *Experiment) Churn(ctx context.Context, churn Churn) (*Report, error) {
 	}
 	return r, runs(ctx, e, r, run, func(_ *WorkloadResult, p *PolicyResult, all []Churned) {
 		allocated := spread(all, func(c *Churned) float64 { return c.Allocated })
-		refused := spread(all, func(c *Churned) float64 { return c.RefusedPercent() })
-		pods := spread(all, func(c *Churned) float64 { return float64(c.Refused) })
-		p.AllocatedPercent, p.RefusedPercent, p.RefusedPods = &allocated, &refused, &pods.Mean
-		p.Decisions = durations(all, func(c *Churned) []time.Duration { return c.Decisions })
+		p.AllocatedPercent = &allocated
+		tallied(p, all, func(c *Churned) *Tally { return &c.Tally })
 	})
 }
 
@@ -343,17 +337,20 @@ func spread[T any](all []T, of func(*T) float64) Spread {
 	return s
 }
 
-// durations takes those of all runs together; nil where none were measured.
-func durations[T any](all []T, of func(*T) []time.Duration) *Durations {
+// tallied adds what became of the pods of all runs together.
+func tallied[T any](p *PolicyResult, all []T, of func(*T) *Tally) {
+	refused := spread(all, func(t *T) float64 { return of(t).RefusedPercent() })
+	pods := spread(all, func(t *T) float64 { return float64(of(t).Refused) })
+	p.RefusedPercent, p.RefusedPods = &refused, &pods.Mean
 	var ds []time.Duration
 	for i := range all {
-		ds = append(ds, of(&all[i])...)
+		ds = append(ds, of(&all[i]).Decisions...)
 	}
 	if len(ds) == 0 {
-		return nil
+		return
 	}
 	slices.Sort(ds)
 	micro := func(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1e3 }
 	at := func(part float64) float64 { return micro(ds[int(part*float64(len(ds)-1))]) }
-	return &Durations{P50: at(0.5), P99: at(0.99), Max: micro(ds[len(ds)-1])}
+	p.Decisions = &Durations{P50: at(0.5), P99: at(0.99), Max: micro(ds[len(ds)-1])}
 }

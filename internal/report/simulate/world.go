@@ -27,8 +27,7 @@ type world struct {
 	// sample is nil where the policy sees all nodes.
 	sample *sample
 	// placed counts the pods that were placed: the UID of each is its number.
-	placed int
-	// allocated is what pods hold.
+	placed    int
 	allocated accel.Units
 
 	verdicts []ledger.Verdict
@@ -54,17 +53,6 @@ func newWorld(c *Cluster, order []int, p place.Policy, ties *rand.Rand, sampled 
 		w.sample = newSample(c, order)
 	}
 	return w
-}
-
-// all goes through the nodes.
-func (w *world) all() iter.Seq[*place.Node] {
-	return func(yield func(*place.Node) bool) {
-		for _, n := range w.books.Each(resource) {
-			if !yield(n) {
-				return
-			}
-		}
-	}
 }
 
 // request is what the ledger is asked with for an ask.
@@ -156,7 +144,6 @@ func (w *world) place(a *place.Ask) (placement, bool, error) {
 	return p, true, nil
 }
 
-// remove takes a pod away.
 func (w *world) remove(p placement) {
 	w.books.Forget(p.uid)
 	w.allocated -= p.takes.units
@@ -173,15 +160,12 @@ type run struct {
 }
 
 // newRun makes a run of a policy. Where that is of its kind, ties decides between equals.
-func newRun(c *Cluster, w *Workload, kind PolicyKind, rng, ties *rand.Rand, sampled bool, clock func() time.Duration) (*run, error) {
-	policy, err := kind.New(c, w)
-	if err != nil {
-		return nil, fmt.Errorf("policy %s: %w", kind.Name, err)
-	}
+func newRun(c *Cluster, w *Workload, kind PolicyKind, rng, ties *rand.Rand, sampled bool, clock func() time.Duration) *run {
 	if !kind.RandomTies {
 		ties = nil
 	}
-	return &run{world: newWorld(c, nodeOrder(rng, len(c.Nodes)), policy, ties, sampled), policy: policy, clock: clock}, nil
+	policy := kind.New(c, w)
+	return &run{world: newWorld(c, nodeOrder(rng, len(c.Nodes)), policy, ties, sampled), policy: policy, clock: clock}
 }
 
 // arrive places the i-th pod, as place does, and returns how long that took.
@@ -203,12 +187,12 @@ func (r *run) arrive(i int, a *place.Ask) (p placement, took time.Duration, ok b
 // renew renews the weights of a policy that has some, before the i-th pod is placed.
 func (r *run) renew(i int) {
 	p, renews := r.policy.(interface {
-		Renew(nodes iter.Seq[*place.Node])
+		Renew(nodes iter.Seq2[string, *place.Node])
 	})
 	if !renews || i%fragmentation.RenewAfter != 0 && (i >= fragmentation.RenewAfter || i%fragmentation.RenewFirst != 0) {
 		return
 	}
-	p.Renew(r.all())
+	p.Renew(r.books.Each(resource))
 	if r.clock != nil {
 		// What the renewal made invalid is rated again beside it, as in the extender, and
 		// not by the next decisions. It changes no decision.

@@ -72,10 +72,7 @@ func TestDecisions(t *testing.T) {
 		t.Run(kind.Name, func(t *testing.T) {
 			rng := seeded(1)
 			c, load := generated(rng, 16, 200)
-			w, err := newRun(c, load, kind, rng, nil, false, func() time.Duration { return 0 })
-			if err != nil {
-				t.Fatal(err)
-			}
+			w := newRun(c, load, kind, rng, nil, false, func() time.Duration { return 0 })
 			var there []placement
 			refused := 0
 			for i := range 700 {
@@ -101,7 +98,7 @@ func TestDecisions(t *testing.T) {
 					there = append(there, got)
 				}
 				var used accel.Units
-				for n := range w.all() {
+				for _, n := range w.books.Each(resource) {
 					if n.CPU < 0 || n.Memory < 0 {
 						t.Fatalf("step %d: %d millicores and %d MiB are left", i, n.CPU, n.Memory)
 					}
@@ -121,7 +118,7 @@ func TestDecisions(t *testing.T) {
 			for _, p := range there {
 				w.remove(p)
 			}
-			for n := range w.all() {
+			for _, n := range w.books.Each(resource) {
 				for _, s := range n.Slots {
 					if s.Free != s.Total {
 						t.Errorf("after all pods have gone, %d of %d units are free", s.Free, s.Total)

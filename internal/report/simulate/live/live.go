@@ -104,7 +104,6 @@ func slimContainers(all []v1.Container) []v1.Container {
 	return out
 }
 
-// keep returns the entries of those keys.
 func keep(all map[string]string, keys ...string) map[string]string {
 	var out map[string]string
 	for _, k := range keys {
