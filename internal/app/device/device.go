@@ -68,7 +68,6 @@ func releaseCommand() *cobra.Command {
 	})
 }
 
-// requestCommand completes a command that asks the daemon of a node.
 func requestCommand(verb string, cmd *cobra.Command) *cobra.Command {
 	r := devices.Request{Verb: verb}
 	cmd.Args = cobra.MinimumNArgs(2)

@@ -29,7 +29,7 @@ const (
 	ExitUnknown = 2
 )
 
-// Options are what a person may choose.
+// Options are what a user may choose.
 type Options struct {
 	// Namespace is that of the installation; "" for the one that is found.
 	Namespace string
@@ -60,7 +60,6 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	fs.BoolVarP(&o.Verbose, "verbose", "v", o.Verbose, "also show checks that found no problem")
 }
 
-// maxTimeout bounds the examination.
 const maxTimeout = time.Hour
 
 // Validate reports all mistakes at once.

@@ -12,7 +12,6 @@ import (
 	"github.com/divvy-gpu/divvy/internal/platform/version"
 )
 
-// apis returns what divvy-node speaks with others.
 func apis() []version.API {
 	return []version.API{
 		{Use: version.Serves, Name: "kubelet device plugin", Versions: []string{deviceplugin.APIVersion}},

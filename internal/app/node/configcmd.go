@@ -107,7 +107,6 @@ func load(files []string) (nodeconfig.Loaded, error) {
 	return l, err
 }
 
-// convert prints the new form of the files.
 func convert(w io.Writer, files []string) error {
 	l, err := load(files)
 	if err != nil {
@@ -129,7 +128,6 @@ func convert(w io.Writer, files []string) error {
 	return nil
 }
 
-// check prints what is wrong with the files.
 func check(w io.Writer, files []string, strict bool) error {
 	l, err := load(files)
 	for _, warning := range l.Warnings {

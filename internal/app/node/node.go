@@ -28,7 +28,7 @@ type Options struct {
 	Places nodeconfig.Places
 	// Overrides are what flags and variables say of the configuration.
 	Overrides nodeconfig.Overrides
-	// Warnings are told at the start.
+	// Warnings are logged at the start.
 	Warnings []string
 	// NodeName is the name of this node's object.
 	NodeName string

@@ -19,7 +19,6 @@ import (
 	"github.com/divvy-gpu/divvy/internal/pool"
 )
 
-// Bounds of poolOptions.
 const (
 	// maxPoolUnits is 1000 whole GPUs on one node. Kubelet accepts a list of
 	// twice the length at most.
@@ -34,7 +33,6 @@ const (
 // poolVariables are the variables of the original's DaemonSet, by flag.
 var poolVariables = map[string]string{"resource": "RESOURCE_NAME", "units": "RESOURCE_NUMS", "socket": "SOCKET_NAME"}
 
-// poolOptions are the flags of "divvy-node pool".
 type poolOptions struct {
 	poolplugin.Options
 

@@ -13,7 +13,6 @@ import (
 	"github.com/divvy-gpu/divvy/internal/node/cleanup"
 )
 
-// uninstallOptions are the flags of "divvy-node uninstall".
 type uninstallOptions struct{ cleanup.Options }
 
 func (o *uninstallOptions) addFlags(fs *pflag.FlagSet) {
@@ -69,7 +68,6 @@ func (o uninstallOptions) validate() error {
 	return errors.Join(errs...)
 }
 
-// checkFolder says what is wrong with the path of a folder.
 func checkFolder(path string) error {
 	if !filepath.IsAbs(path) {
 		return fmt.Errorf("%q: must be an absolute path", path)

@@ -19,10 +19,8 @@ import (
 	"github.com/divvy-gpu/divvy/internal/node/nodeconfig"
 )
 
-// askAgain is how long wait waits between two attempts.
 const askAgain = time.Second
 
-// waiting is what the command wait waits for.
 type waiting struct {
 	vendor string
 	// toolkit asks for the container toolkit too.
@@ -33,8 +31,7 @@ type waiting struct {
 	// root is "/", where a container has what the container toolkit put there.
 	root string
 	// open makes the backend that is asked for devices.
-	open func(inContainer bool) (backend.Backend, error)
-	// every is the time between two attempts.
+	open  func(inContainer bool) (backend.Backend, error)
 	every time.Duration
 }
 
@@ -88,7 +85,6 @@ func waitCommand() *cobra.Command {
 	return cmd
 }
 
-// check returns what is wrong with the command line.
 func (w *waiting) check() error {
 	if !slices.Contains(vendors.Names(), w.vendor) {
 		return fmt.Errorf("--vendor %q is not known; use one of %s", w.vendor, strings.Join(vendors.Names(), ", "))
@@ -181,7 +177,6 @@ func (w *waiting) noOperator() string {
 // inContainer reports whether this container is looked at instead of the host.
 func (w *waiting) inContainer() bool { return w.toolkit && w.validations == "" }
 
-// files are those that have to be there.
 func (w *waiting) files() []string {
 	switch {
 	case w.inContainer():

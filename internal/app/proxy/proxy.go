@@ -20,8 +20,8 @@ import (
 	"github.com/divvy-gpu/divvy/internal/scheduler/localproxy"
 )
 
-// Options are the settings of the proxy. A flag wins over its environment variable, and
-// that over the default.
+// Options are the settings of the proxy. A flag wins over
+// its environment variable, and that over the default.
 type Options struct {
 	// Listen is host:port for kube-scheduler.
 	Listen string

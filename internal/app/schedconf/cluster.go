@@ -16,7 +16,6 @@ import (
 // do more first.
 var kubeconfigs = []string{"/etc/kubernetes/admin.conf", "/etc/kubernetes/scheduler.conf"}
 
-// connect returns clients of the API server.
 func connect(kubeconfig string) (kube.Clients, error) {
 	if kubeconfig == "" {
 		if _, err := rest.InClusterConfig(); errors.Is(err, rest.ErrNotInCluster) {

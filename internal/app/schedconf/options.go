@@ -33,7 +33,6 @@ type Options struct {
 	Resync time.Duration
 
 	Log flags.Log
-	// add adds the flags of a subcommand.
 	add func(*pflag.FlagSet)
 }
 
@@ -56,7 +55,6 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	o.add(fs)
 }
 
-// addHostFlags adds the flags of every subcommand.
 func (o *Options) addHostFlags(fs *pflag.FlagSet) {
 	n := &o.Node
 	fs.StringVar(&n.Manifest, "manifest", n.Manifest, "manifest of the static pod of kube-scheduler")
@@ -77,7 +75,6 @@ func (o *Options) addHostFlags(fs *pflag.FlagSet) {
 	o.Log.AddFlags(fs)
 }
 
-// addExtenderFlags adds the flags that say what kube-scheduler is to ask.
 func (o *Options) addExtenderFlags(fs *pflag.FlagSet) {
 	e := &o.Extender
 	fs.StringVar(&e.URL, "extender-url", e.URL, "URL of the extender as kube-scheduler reaches it, such as "+

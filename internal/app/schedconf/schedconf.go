@@ -29,7 +29,6 @@ func Command() *cobra.Command {
 	return cmd
 }
 
-// subcommand fills in what all have in common.
 func subcommand(o *Options, use, short, long string, add func(*pflag.FlagSet),
 	run func(context.Context, wiring.Node, *metrics.API, io.Writer) error) *cobra.Command {
 	o.add = add

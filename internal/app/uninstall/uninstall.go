@@ -17,7 +17,6 @@ import (
 	"github.com/divvy-gpu/divvy/internal/platform/version"
 )
 
-// options are the flags.
 type options struct{ uninstall.Options }
 
 // AddFlags adds the flags, with the present values as defaults.

@@ -49,7 +49,6 @@ type endingList struct {
 	pods []wire.Ending
 }
 
-// has reports whether the list has the pod.
 func (l *endingList) has(uid string) bool {
 	return l != nil && slices.ContainsFunc(l.pods, func(p wire.Ending) bool { return p.Pod.UID == uid })
 }

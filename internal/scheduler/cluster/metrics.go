@@ -95,7 +95,6 @@ func (c Collector) Collect(out chan<- prometheus.Metric) {
 	}
 }
 
-// node shows one node.
 func (c Collector) node(ch gauges, resource string, node *ledger.NodeUsage) {
 	ch.send(nodeUnitsDesc, float64(node.Total), node.Name, resource)
 	ch.send(nodeUsedDesc, float64(node.Used), node.Name, resource)

@@ -96,7 +96,6 @@ func (p *slimPod) GetObjectMeta() metav1.Object {
 	return &metav1.ObjectMeta{Namespace: p.Ref.Namespace, Name: p.Ref.Name}
 }
 
-// slimPodOf returns a function that reduces pods.
 func slimPodOf(c *Config) func(any) (*slimPod, error) {
 	return func(obj any) (*slimPod, error) {
 		switch pod := obj.(type) {

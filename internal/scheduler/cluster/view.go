@@ -101,7 +101,6 @@ func LoadView(ctx context.Context, clients kube.Clients, ledger Ledger, grants G
 	return view, state.Pods().Replace(pods, "")
 }
 
-// holder returns the pod if it is one.
 func (v *View) holder(pod *v1.Pod) (Holder, bool) {
 	var whole []accel.Resource
 	for _, inv := range v.Inventories[pod.Spec.NodeName] {

@@ -418,16 +418,10 @@ func benchHandler(policy string, pods int) (handler http.Handler, renew func(), 
 		for _, units := range []accel.Units{1, 2, 4, 8, 12, 16} {
 			prior = append(prior, demand.Count{Kind: demand.Kind{Units: units, Devices: 1}, Pods: 100})
 		}
-		prices := fragmentation.New(fragmentation.Options{Demand: demand.Options{Prior: prior}})
+		prices := fragmentation.New(demand.Options{Prior: prior})
 		options.Policy = prices
 		renew = func() {
-			prices.Renew(func(yield func(*place.Node) bool) {
-				for _, n := range books.Each(gcuMemory) {
-					if !yield(n) {
-						return
-					}
-				}
-			})
+			prices.Renew(books.Each(gcuMemory))
 			books.Refresh(1)
 		}
 	}

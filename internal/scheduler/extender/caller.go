@@ -36,7 +36,6 @@ func (c *callers) context(r *http.Request) context.Context {
 	return context.WithValue(r.Context(), callerKey{}, may)
 }
 
-// mayBind reports whether the caller is one that may bind.
 func mayBind(ctx context.Context) bool {
 	may, _ := ctx.Value(callerKey{}).(bool)
 	return may

@@ -3,7 +3,6 @@ package extender
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"strings"
 	"sync"
 	"time"
@@ -118,7 +117,6 @@ func (a *attempts) pod(ref accel.PodRef) (cluster.Pod, bool) {
 	return one.pod, noted && one.pod.Ref == ref
 }
 
-// forget takes a pod out.
 func (a *attempts) forget(uid string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -155,8 +153,3 @@ func (s *argsSpread) UnmarshalJSON(data []byte) error {
 	*s = argsSpread(bytes.Contains(data, []byte(`"ScheduleAnyway"`)))
 	return nil
 }
-
-var (
-	_ json.Unmarshaler = (*notEmpty)(nil)
-	_ json.Unmarshaler = (*argsSpread)(nil)
-)

@@ -126,10 +126,8 @@ type Extender struct {
 	nominated nominatedNodes
 	// catchUps bounds how often preempt waits; see evictAfterWatch.
 	catchUps *rate.Limiter
-	// attempts are pods for which filter named one node.
 	attempts attempts
-	// slots bounds how many requests are decoded and answered at once.
-	slots *slots
+	slots    *slots
 }
 
 // New checks the configuration.

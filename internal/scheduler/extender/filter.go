@@ -144,7 +144,6 @@ func refuseAll(nodes []string, reason string) filterResult {
 	return r
 }
 
-// refOf is the pod as events name it.
 func refOf(pod *v1.Pod) accel.PodRef {
 	return accel.PodRef{UID: string(pod.UID), Namespace: pod.Namespace, Name: pod.Name}
 }

@@ -96,7 +96,6 @@ type inspectQuery struct {
 	details  bool
 }
 
-// nodes are the nodes of the report.
 func (q inspectQuery) nodes(usages []ledger.NodeUsage) iter.Seq[inspect.Node] {
 	return func(yield func(inspect.Node) bool) {
 		for _, u := range usages {
@@ -111,7 +110,6 @@ func (q inspectQuery) nodes(usages []ledger.NodeUsage) iter.Seq[inspect.Node] {
 	}
 }
 
-// query reads the question.
 func (p *reports) query(r *http.Request) (q inspectQuery, err error) {
 	if err := p.ready(); err != nil {
 		return q, err
@@ -143,7 +141,6 @@ func (p *reports) reported() accel.Resource {
 	return p.resources[0]
 }
 
-// usages asks the ledger.
 func (p *reports) usages(q inspectQuery) ([]ledger.NodeUsage, error) {
 	if q.node == "" {
 		return slices.Collect(p.ledger.Nodes(q.resource)), nil

@@ -97,7 +97,6 @@ func (p *replica) watch(ctx context.Context) {
 	}
 }
 
-// probe asks the process at the address whether it answers.
 func (p *replica) probe(ctx context.Context, address string) error {
 	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()

@@ -121,7 +121,6 @@ func newMetrics(registry prometheus.Registerer, resources []accel.Resource, wait
 	return m, nil
 }
 
-// of returns the metrics of what a pod asks for.
 func (m *metrics) of(requests []accel.Request) *resourceMetrics {
 	if len(requests) > 1 {
 		return m.several
@@ -143,7 +142,6 @@ func (m *verbMetrics) observe(err error, took time.Duration) {
 	m.duration.Observe(took.Seconds())
 }
 
-// filtered counts the answer about one pod.
 func (m *resourceMetrics) filtered(fit int, counts *[codes]int) {
 	if fit > 0 {
 		m.fits.Inc()

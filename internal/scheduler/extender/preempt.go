@@ -283,7 +283,6 @@ func distinct(uids []string) []string {
 	})
 }
 
-// appendPreemptResult writes an ExtenderPreemptionResult.
 func appendPreemptResult(b []byte, kept []proposal) []byte {
 	b = append(b, `{"NodeNameToMetaVictims":{`...)
 	for i, p := range kept {

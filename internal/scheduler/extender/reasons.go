@@ -123,7 +123,6 @@ func onlyOne(c Cluster, request accel.Request, node string) bool {
 	return request.Devices > 1 && !c.Several(node, request.Resource)
 }
 
-// codeName is the label of a code in the metrics.
 func codeName(code accel.ReasonCode) string {
 	switch code {
 	case accel.Fits:

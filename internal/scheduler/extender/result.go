@@ -127,7 +127,6 @@ func appendPriorities(b []byte, names []string, scores []int64) []byte {
 	return append(b, ']')
 }
 
-// appendString writes s as a JSON string.
 func appendString(b []byte, s string) []byte {
 	for i := range len(s) {
 		if !plain(s[i]) {

@@ -96,12 +96,10 @@ type waitingPod struct {
 	looked int
 }
 
-// due reports whether it may be woken.
 func (p *waitingPod) due(now time.Time) bool {
 	return now.Sub(p.asked) >= wakeAfter && !now.Before(p.next)
 }
 
-// wake notes that it is woken now.
 func (p *waitingPod) wake(now time.Time) accel.PodRef {
 	p.next = now.Add(min(wakeBackoff<<min(p.woken, 16), maxWakeBackoff))
 	p.woken++
@@ -133,14 +131,12 @@ func newWaiting(limit int, now func() time.Time) *waiting {
 	return &waiting{limit: limit, now: now, asks: map[string]*waitingAsk{}, pods: map[string]*waitingAsk{}}
 }
 
-// size is how many pods are remembered.
 func (w *waiting) size() int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return len(w.pods)
 }
 
-// has reports whether the pod is remembered.
 func (w *waiting) has(uid string) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -183,7 +179,6 @@ func (w *waiting) fitted(uid string) {
 	w.drop(uid)
 }
 
-// forget takes a pod out.
 func (w *waiting) forget(uid string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -43,7 +43,6 @@ func (w *waker) answered(ctx context.Context, pod *v1.Pod, requests []accel.Requ
 	w.waiting.refused(refOf(pod), requests[0])
 }
 
-// run wakes pods until the context ends.
 func (w *waker) run(ctx context.Context) {
 	if w.api == nil {
 		return

@@ -76,7 +76,6 @@ type replica struct {
 
 func (r *replica) answers() bool { return r.up != nil && r.up.Err() == nil }
 
-// fail notes that the replica does not answer.
 func (r *replica) fail(err error) {
 	if r.answers() {
 		r.down(err)
@@ -171,7 +170,6 @@ func (s *clientConns) remove(c *clientConn) {
 	delete(s.all, c)
 }
 
-// watch probes the replicas until ctx ends.
 func (p *Proxy) watch(ctx context.Context, work *sync.WaitGroup) {
 	ticker := time.NewTicker(probeEvery)
 	defer ticker.Stop()

@@ -83,7 +83,6 @@ func parts(err error) []error {
 	return []error{err}
 }
 
-// parseEntry reads one entry.
 func parseEntry(raw json.RawMessage, managed []accel.Resource) (accel.Resource, demand.Count, error) {
 	var e demandEntry
 	d := json.NewDecoder(bytes.NewReader(raw))

@@ -4,7 +4,6 @@ package weights
 
 import (
 	"context"
-	"iter"
 	"sync/atomic"
 	"time"
 
@@ -74,7 +73,7 @@ type renewal struct {
 func New(resources []accel.Resource, prior map[accel.Resource][]demand.Count, always bool) *Policy {
 	p := &Policy{byName: map[accel.Resource]*priced{}, always: always, wake: make(chan struct{}, 1)}
 	for _, r := range resources {
-		one := &priced{Policy: fragmentation.New(fragmentation.Options{Demand: demand.Options{Prior: prior[r]}}), resource: r}
+		one := &priced{Policy: fragmentation.New(demand.Options{Prior: prior[r]}), resource: r}
 		p.policies = append(p.policies, one)
 		p.byName[r] = one
 	}
@@ -201,7 +200,7 @@ func (p *Policy) renew(ctx context.Context, l *ledger.Ledger) {
 func (o *priced) renew(ctx context.Context, l *ledger.Ledger) {
 	log := klog.FromContext(ctx)
 	began := time.Now()
-	o.Renew(nodes(l, o.resource))
+	o.Renew(l.Each(o.resource))
 	now := &renewal{Status: o.Status(), at: time.Now(), took: time.Since(began)}
 	before := o.last.Swap(now)
 	if before == nil {
@@ -217,16 +216,5 @@ func (o *priced) renew(ctx context.Context, l *ledger.Ledger) {
 	}
 	if now.Err != nil && (before.Err == nil || before.Err.Error() != now.Err.Error()) {
 		log.Error(now.Err, "Could not compute the weights of free capacity; all free capacity counts the same", "resource", o.resource)
-	}
-}
-
-// nodes goes through the nodes that publish the resource.
-func nodes(l *ledger.Ledger, resource accel.Resource) iter.Seq[*place.Node] {
-	return func(yield func(*place.Node) bool) {
-		for _, n := range l.Each(resource) {
-			if !yield(n) {
-				return
-			}
-		}
 	}
 }
