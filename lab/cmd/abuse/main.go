@@ -30,8 +30,6 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 	flags.IntVar(&o.Nodes, "nodes", 5000, "simulated nodes with 8 cards")
 	flags.DurationVar(&o.Each, "each", 10*time.Second, "how long each attack lasts")
 	flags.StringVar(&only, "only", "", "words, joined by commas: only attacks that have one in their port or name")
-	flags.StringVar(&o.Control, "control", "", "divvy-control to attack; empty for that of this checkout, which is built")
-	flags.StringVar(&o.Node, "node", "", "divvy-node to attack; empty for that of this checkout, which is built")
 	flags.StringVar(&extender, "extender", "", "further flags of the extender, such as --policy=fragmentation")
 	flags.BoolVar(&keep, "keep", false, "keep the folder with the logs")
 	if err := flags.Parse(args); err != nil {

@@ -2,7 +2,6 @@ package main
 
 import (
 	"fmt"
-	"maps"
 	"math"
 	"slices"
 )
@@ -16,33 +15,38 @@ const mostCPU = 1.05
 type Comparison struct {
 	// Ratios are by round, and Ratio is their median, which is from Low to High with a
 	// confidence of 95 % at least: the smallest and the largest with fewer than six rounds.
-	Ratios []float64 `json:"ratios"`
-	Ratio  float64   `json:"ratio"`
-	Low    float64   `json:"low"`
-	High   float64   `json:"high"`
+	Ratios []float64
+	Ratio  float64
+	Low    float64
+	High   float64
 	// Extender is the median ratio of the extenders alone.
-	Extender float64 `json:"extender"`
+	Extender float64
 }
 
 // compare compares the sides with and before, by round.
 func compare(phases []Phase) *Comparison {
-	rounds := map[int]map[side]Phase{}
-	for _, p := range phases {
-		if rounds[p.Round] == nil {
-			rounds[p.Round] = map[side]Phase{}
-		}
-		rounds[p.Round][p.Side] = p
-	}
 	var c Comparison
 	var extenders []float64
-	for _, round := range slices.Sorted(maps.Keys(rounds)) {
-		now, earlier := rounds[round][with].CPU, rounds[round][before].CPU
+	for _, round := range byRound(phases) {
+		now, earlier := round[with].CPU, round[before].CPU
 		c.Ratios = append(c.Ratios, measured(now)/measured(earlier))
 		extenders = append(extenders, now[extenderName]/earlier[extenderName])
 	}
 	c.Ratio, c.Extender = median(c.Ratios), median(extenders)
 	c.Low, c.High = interval(c.Ratios)
 	return &c
+}
+
+// byRound returns the phases of each round by their sides.
+func byRound(phases []Phase) []map[side]Phase {
+	var rounds []map[side]Phase
+	for _, p := range phases {
+		for len(rounds) < p.Round {
+			rounds = append(rounds, map[side]Phase{})
+		}
+		rounds[p.Round-1][p.Side] = p
+	}
+	return rounds
 }
 
 // measured is the time of all programs but this one.

@@ -39,22 +39,14 @@ func main() { os.Exit(program.Run("bench-scheduler", run)) }
 
 // options are the flags.
 type options struct {
-	sizes   []int
-	pods    int
-	rounds  int
-	units   []int64
-	qps     int
-	percent int
+	sizes  []int
+	pods   int
+	rounds int
 	// batching has kube-scheduler's profile let pods be batched.
 	batching bool
-	plain    bool
-	policy   string
-	// extender are further flags of the extender.
-	extender []string
-	control  string
+	extender []string // flags
 	// before is divvy-control of an earlier commit, with which this one is compared.
 	before string
-	json   string
 	keep   bool
 }
 
@@ -66,36 +58,28 @@ const (
 
 func parse(args []string, out io.Writer) (options, error) {
 	var o options
-	var sizes, units, extender string
+	var sizes, extender string
 	flags := flag.NewFlagSet("bench-scheduler", flag.ContinueOnError)
 	flags.SetOutput(out)
 	flags.StringVar(&sizes, "nodes", "1000,5000", "numbers of simulated nodes with 8 cards of 16 units, one measurement each")
-	flags.IntVar(&o.pods, "pods", 2000, "pods that are placed each time")
+	flags.IntVar(&o.pods, "pods", 2000, "pods of 4 units that are placed each time")
 	flags.IntVar(&o.rounds, "rounds", 5, "how often each side takes its turn; the medians are judged")
-	flags.StringVar(&units, "units", "4", "units that pods ask for, in turn")
-	flags.IntVar(&o.qps, "qps", 5000, "requests to the API server per second that kube-scheduler may send, on both sides; its own "+
-		"default of 50 would be what is measured")
-	flags.IntVar(&o.percent, "percentage", 0, "percentageOfNodesToScore of kube-scheduler, on both sides; 0 for its own choice")
 	flags.BoolVar(&o.batching, "batching", false, "let kube-scheduler batch pods, on both sides: PodTopologySpread gets defaultingType "+
 		"List, since it batches none with its defaults; no ratio is judged then")
-	flags.BoolVar(&o.plain, "plain", false, "kube-scheduler asks the extender over HTTP without TLS")
-	flags.StringVar(&o.policy, "policy", "binpack", "the extender's placement policy")
 	flags.StringVar(&extender, "extender", "", "further flags of the extender, such as --choose-node=false")
-	flags.StringVar(&o.control, "control", "", "divvy-control to measure; empty for that of this checkout, which is built")
 	flags.StringVar(&o.before, "before", "", "divvy-control of an earlier commit: the processor time for a pod is compared with it, "+
 		"instead of pods per second without Divvy")
-	flags.StringVar(&o.json, "json", "", "file that gets the result as JSON")
 	flags.BoolVar(&o.keep, "keep", false, "keep the folder with the logs")
 	if err := flags.Parse(args); err != nil {
 		return o, err
 	}
 	o.extender = strings.Fields(extender)
-	var err error
-	if o.sizes, err = numbers[int]("nodes", sizes, maxNodes); err != nil {
-		return o, err
-	}
-	if o.units, err = numbers[int64]("units", units, cardUnits); err != nil {
-		return o, err
+	for one := range strings.SplitSeq(sizes, ",") {
+		n, err := strconv.Atoi(strings.TrimSpace(one))
+		if err != nil || n < 1 || n > maxNodes {
+			return o, fmt.Errorf("-nodes is %q: must be numbers from 1 to %d, joined by commas", sizes, maxNodes)
+		}
+		o.sizes = append(o.sizes, n)
 	}
 	switch {
 	case flags.NArg() > 0:
@@ -104,40 +88,19 @@ func parse(args []string, out io.Writer) (options, error) {
 		return o, fmt.Errorf("-pods is %d: must be from 1 to %d", o.pods, maxPods)
 	case o.rounds < 1:
 		return o, fmt.Errorf("-rounds is %d: must be at least 1", o.rounds)
-	case o.qps < 1:
-		return o, fmt.Errorf("-qps is %d: must be at least 1", o.qps)
-	case o.percent < 0 || o.percent > 100:
-		return o, fmt.Errorf("-percentage is %d: must be from 0 to 100", o.percent)
 	case o.before != "":
 		if _, err := exec.LookPath(o.before); err != nil {
 			return o, fmt.Errorf("-before: %w", err)
 		}
 	}
-	var asked int64
-	for i := range o.pods {
-		asked += o.units[i%len(o.units)]
-	}
 	for _, size := range o.sizes {
 		// A half keeps the last pods from a search for room that a benchmark of the
 		// usual case is not about.
-		if room := int64(size) * cardsPerNode * cardUnits / 2; asked > room {
+		if asked, room := o.pods*podUnits, size*cardsPerNode*cardUnits/2; asked > room {
 			return o, fmt.Errorf("-pods %d ask for %d units; half of what %d nodes have are %d", o.pods, asked, size, room)
 		}
 	}
 	return o, nil
-}
-
-// numbers reads a list of numbers from 1 to most.
-func numbers[T int | int64](name, text string, most T) ([]T, error) {
-	var out []T
-	for one := range strings.SplitSeq(text, ",") {
-		n, err := strconv.ParseInt(strings.TrimSpace(one), 10, 64)
-		if err != nil || n < 1 || n > int64(most) {
-			return nil, fmt.Errorf("-%s is %q: must be numbers from 1 to %d, joined by commas", name, text, most)
-		}
-		out = append(out, T(n))
-	}
-	return out, nil
 }
 
 func run(ctx context.Context, args []string, out io.Writer) (err error) {
@@ -160,12 +123,12 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 		}
 		err = errors.Join(err, os.RemoveAll(dir))
 	}()
-	programs, err := controlplane.Build(ctx, dir, o.control, out)
+	programs, err := controlplane.Build(ctx, dir, "", out)
 	if err != nil {
 		return err
 	}
 	machine.Kubernetes, machine.Etcd = programs.Kubernetes, programs.Etcd
-	result := Result{Machine: machine, Settings: o.settings()}
+	result := Result{Machine: machine, options: o}
 	for _, size := range o.sizes {
 		measured, err := measureSize(ctx, o, programs, filepath.Join(dir, strconv.Itoa(size)), size, out)
 		if err != nil {
@@ -176,11 +139,6 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 	result.judge()
 	if err := result.print(out); err != nil {
 		return err
-	}
-	if o.json != "" {
-		if err := result.write(o.json); err != nil {
-			return err
-		}
 	}
 	return result.missed()
 }

@@ -11,22 +11,22 @@ import (
 )
 
 func TestParse(t *testing.T) {
-	o, err := parse([]string{"-nodes", "10, 20", "-pods", "100", "-units", "3,5", "-extender", "--choose-node=false  --log-level=debug"},
+	o, err := parse([]string{"-nodes", "10, 20", "-pods", "100", "-extender", "--choose-node=false  --log-level=debug"},
 		io.Discard)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !slices.Equal(o.sizes, []int{10, 20}) || o.pods != 100 || !slices.Equal(o.units, []int64{3, 5}) ||
+	if !slices.Equal(o.sizes, []int{10, 20}) || o.pods != 100 ||
 		!slices.Equal(o.extender, []string{"--choose-node=false", "--log-level=debug"}) {
 		t.Errorf("options %+v", o)
 	}
 	if settings := o.schedulerSettings("a"); len(settings) != 0 {
 		t.Errorf("further settings of kube-scheduler by default: %v", settings)
 	}
-	if o, err = parse([]string{"-batching", "-percentage", "30"}, io.Discard); err != nil {
+	if o, err = parse([]string{"-batching"}, io.Discard); err != nil {
 		t.Fatal(err)
 	}
-	const settings = "map[percentageOfNodesToScore:30 profiles:[map[pluginConfig:[map[args:map[apiVersion:kubescheduler.config.k8s.io/v1 " +
+	const settings = "map[profiles:[map[pluginConfig:[map[args:map[apiVersion:kubescheduler.config.k8s.io/v1 " +
 		"defaultingType:List kind:PodTopologySpreadArgs] name:PodTopologySpread]] schedulerName:a]]]"
 	if got := fmt.Sprint(o.schedulerSettings("a")); got != settings {
 		t.Errorf("settings of kube-scheduler are %s, want %s", got, settings)
@@ -38,11 +38,8 @@ func TestParse(t *testing.T) {
 		"-nodes 0":               "-nodes is \"0\": must be numbers from 1 to 20000",
 		"-nodes 1000,x":          "-nodes is \"1000,x\"",
 		"-nodes 30000":           "from 1 to 20000",
-		"-units 17":              "-units is \"17\": must be numbers from 1 to 16",
 		"-pods 0":                "-pods is 0: must be from 1 to 100000",
 		"-rounds 0":              "-rounds is 0: must be at least 1",
-		"-qps 0":                 "-qps is 0: must be at least 1",
-		"-percentage 101":        "-percentage is 101: must be from 0 to 100",
 		"-nodes 10 -pods 161":    "-pods 161 ask for 644 units; half of what 10 nodes have are 640",
 		"-nodes 10 -pods 5 more": "unknown argument \"more\"",
 	} {

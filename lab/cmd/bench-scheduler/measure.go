@@ -18,7 +18,6 @@ import (
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/utils/ptr"
 
-	"github.com/divvy-gpu/divvy/internal/core/accel"
 	"github.com/divvy-gpu/divvy/lab/internal/controlplane"
 	"github.com/divvy-gpu/divvy/lab/internal/simnodes"
 )
@@ -42,6 +41,10 @@ const (
 const (
 	cardsPerNode = 8
 	cardUnits    = 16
+	podUnits     = 4
+	// schedulerQPS is how many requests to the API server kube-scheduler may send in a
+	// second, on both sides; its own default of 50 would be what is measured.
+	schedulerQPS = 5000
 	resource     = "enflame.com/gcu-memory"
 	namespace    = "bench"
 	// warmUp are pods that are placed before the time is taken: when the last of them
@@ -86,7 +89,7 @@ func newBench(ctx context.Context, o options, programs controlplane.Programs, pl
 // phase starts a scheduler, places pods, and removes both.
 func (b *bench) phase(ctx context.Context, side side, round int) (p Phase, err error) {
 	name := fmt.Sprintf("%s-%d", side, round)
-	o := controlplane.SchedulerOptions{Name: name, QPS: b.options.qps, Settings: b.options.schedulerSettings(name)}
+	o := controlplane.SchedulerOptions{Name: name, QPS: schedulerQPS, Settings: b.options.schedulerSettings(name)}
 	var extender *controlplane.Extender
 	if side != without {
 		program := b.programs.Control
@@ -94,8 +97,8 @@ func (b *bench) phase(ctx context.Context, side side, round int) (p Phase, err e
 			program = b.options.before
 		}
 		extender, err = b.plane.StartExtender(ctx, controlplane.ExtenderOptions{
-			Name: "extender-" + name, Program: program, Resources: []string{resource}, Plain: b.options.plain,
-			Args: append([]string{"--policy=" + b.options.policy, "--metrics-devices=false"}, b.options.extender...),
+			Name: "extender-" + name, Program: program, Resources: []string{resource},
+			Args: append([]string{"--metrics-devices=false"}, b.options.extender...),
 		})
 		if err != nil {
 			return p, err
@@ -136,19 +139,15 @@ func (b *bench) phase(ctx context.Context, side side, round int) (p Phase, err e
 // schedulerSettings are fields of the configuration of the scheduler that pods request
 // by this name.
 func (o options) schedulerSettings(name string) map[string]any {
-	settings := map[string]any{}
-	if o.percent > 0 {
-		settings["percentageOfNodesToScore"] = o.percent
+	if !o.batching {
+		return nil
 	}
-	if o.batching {
-		settings["profiles"] = []any{map[string]any{
-			"schedulerName": name,
-			"pluginConfig": []any{map[string]any{"name": "PodTopologySpread", "args": map[string]any{
-				"apiVersion": "kubescheduler.config.k8s.io/v1", "kind": "PodTopologySpreadArgs", "defaultingType": "List",
-			}}},
-		}}
-	}
-	return settings
+	return map[string]any{"profiles": []any{map[string]any{
+		"schedulerName": name,
+		"pluginConfig": []any{map[string]any{"name": "PodTopologySpread", "args": map[string]any{
+			"apiVersion": "kubescheduler.config.k8s.io/v1", "kind": "PodTopologySpreadArgs", "defaultingType": "List",
+		}}},
+	}}}
 }
 
 // place makes pods as fast as the API server takes them and waits until the last
@@ -168,7 +167,7 @@ func (b *bench) place(ctx context.Context, scheduler, prefix string, count int) 
 		makers.SetLimit(creators)
 		for i := range count {
 			makers.Go(func() error {
-				pod := b.nodes.Pod(namespace, fmt.Sprintf("%s-%06d", prefix, i), accel.Units(b.options.units[i%len(b.options.units)]))
+				pod := b.nodes.Pod(namespace, fmt.Sprintf("%s-%06d", prefix, i), podUnits)
 				pod.Spec.SchedulerName = scheduler
 				t.began(pod.Name)
 				if _, err := pods.Create(making, pod, metav1.CreateOptions{}); err != nil {
@@ -311,47 +310,31 @@ func (t *timeline) read(ctx context.Context, bound watch.Interface, stalled *tim
 	}
 }
 
-// waiting is how many pods are not bound.
 func (t *timeline) waiting() int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.wanted - len(t.bound)
 }
 
-// latencies returns the time from creation to bind of each pod, in order, and the
-// time from the first creation to the last bind.
-func (t *timeline) latencies() (each []time.Duration, whole time.Duration) {
+// latencies returns the time from creation to bind of each pod, in order, and those from
+// the first creation to the last bind and to the answer of the last creation.
+func (t *timeline) latencies() (each []time.Duration, whole, creation time.Duration) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	var first, last time.Time
 	for pod, asked := range t.asked {
-		bound, ok := t.bound[pod]
-		if !ok {
-			continue
-		}
-		each = append(each, bound.Sub(asked))
 		if first.IsZero() || asked.Before(first) {
 			first = asked
 		}
-		if bound.After(last) {
-			last = bound
+		if bound, ok := t.bound[pod]; ok {
+			each = append(each, bound.Sub(asked))
+			if bound.After(last) {
+				last = bound
+			}
 		}
 	}
 	slices.Sort(each)
-	return each, last.Sub(first)
-}
-
-// creation returns the time from the first creation to the answer of the last.
-func (t *timeline) creation() time.Duration {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	var first time.Time
-	for _, asked := range t.asked {
-		if first.IsZero() || asked.Before(first) {
-			first = asked
-		}
-	}
-	return t.made.Sub(first)
+	return each, last.Sub(first), t.made.Sub(first)
 }
 
 // sight is what the programs have done and used up to one moment.

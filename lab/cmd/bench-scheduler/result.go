@@ -1,12 +1,10 @@
 package main
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"maps"
-	"os"
 	"runtime"
 	"slices"
 	"strings"
@@ -26,133 +24,102 @@ const (
 	mostRequests     = 2.0
 )
 
-// Result is what is printed, and written as JSON. Times are in seconds where a name
-// does not say milliseconds.
+// Result is what is printed. Times are in seconds where a name does not say milliseconds.
 type Result struct {
-	Machine  Machine  `json:"machine"`
-	Settings Settings `json:"settings"`
-	Sizes    []Size   `json:"sizes"`
-}
-
-// Settings are those of the run.
-type Settings struct {
-	PodsPerPhase             int     `json:"podsPerPhase"`
-	Rounds                   int     `json:"rounds"`
-	Units                    []int64 `json:"unitsPerPod"`
-	CardsPerNode             int     `json:"cardsPerNode"`
-	UnitsPerCard             int     `json:"unitsPerCard"`
-	SchedulerQPS             int     `json:"schedulerQPS"`
-	PercentageOfNodesToScore int     `json:"percentageOfNodesToScore"`
-	Batching                 bool    `json:"batching,omitempty"`
-	TLS                      bool    `json:"tls"`
-	// Before is whether Divvy is compared with an earlier commit of it.
-	Before bool   `json:"before,omitempty"`
-	Policy string `json:"policy"`
-	// Extender are further flags of the extender.
-	Extender []string `json:"extender,omitempty"`
-}
-
-func (o options) settings() Settings {
-	return Settings{
-		PodsPerPhase: o.pods, Rounds: o.rounds, Units: o.units, CardsPerNode: cardsPerNode, UnitsPerCard: cardUnits,
-		SchedulerQPS: o.qps, PercentageOfNodesToScore: o.percent, Batching: o.batching, TLS: !o.plain,
-		Before: o.before != "", Policy: o.policy, Extender: o.extender,
-	}
+	Machine Machine
+	options options
+	Sizes   []Size
 }
 
 // Size is the measurement at one number of nodes.
 type Size struct {
-	Nodes  int     `json:"nodes"`
-	Phases []Phase `json:"phases"`
+	Nodes  int
+	Phases []Phase
 
 	// Rate is pods per second by side, the median of the rounds. Ratios are those with
 	// Divvy over those without, by round, and Ratio is their median.
-	Rate   map[side]float64 `json:"podsPerSecond"`
-	Ratios []float64        `json:"ratios"`
-	Ratio  float64          `json:"ratio"`
+	Rate   map[side]float64
+	Ratios []float64
+	Ratio  float64
 	// Wanted is 0 where the ratio is not judged.
-	Wanted float64 `json:"wantedRatio"`
+	Wanted float64
 	// Requests are those of Divvy's own to the API server for one pod: as the extender
 	// counts them, or as the API server does, whichever are more. The API server does
 	// not tell who asked; what it answered more with Divvy than without is Divvy's, and
 	// the binds are.
-	Requests        float64 `json:"requestsPerPod"`
-	RequestsCounted float64 `json:"requestsPerPodOfExtender"`
-	RequestsServed  float64 `json:"requestsPerPodOfAPIServer"`
-	WantedRequests  float64 `json:"wantedRequestsPerPod"`
+	Requests        float64
+	RequestsCounted float64
+	RequestsServed  float64
+	WantedRequests  float64
 
 	// Comparison is with an earlier commit; nil without one, and all above is of the sides
 	// with and without.
-	Comparison *Comparison `json:"comparison,omitempty"`
+	Comparison *Comparison
 }
 
 // Phase is one side in one round.
 type Phase struct {
-	Side  side `json:"side"`
-	Round int  `json:"round"`
-	Pods  int  `json:"pods"`
-	// Seconds are from the first creation to the last bind, CreationSeconds to the
-	// answer of the last creation.
-	Seconds         float64 `json:"seconds"`
-	CreationSeconds float64 `json:"creationSeconds"`
-	PodsPerSecond   float64 `json:"podsPerSecond"`
+	Side  side
+	Round int
+	Pods  int
+	// CreationSeconds are from the first creation to the answer of the last one.
+	CreationSeconds float64
+	PodsPerSecond   float64
 	// Latency is the time from asking for a pod's creation to seeing it bound.
-	Latency Quantiles `json:"latency"`
+	Latency Quantiles
 	// Others is the part of the processors' time that programs had that are none of
 	// those measured, and Stolen what other machines on the same hardware had.
-	Others float64 `json:"othersShare"`
-	Stolen float64 `json:"stolenShare"`
+	Others float64
+	Stolen float64
 	// CPU is processor time by program, for one pod.
-	CPU map[string]float64 `json:"cpuMillisecondsPerPod"`
-	// Server is what the API server answered, for one pod, by what was asked, and
-	// Store what it asked of etcd.
-	Server map[string]float64 `json:"apiServerRequestsPerPod"`
-	Store  map[string]float64 `json:"etcdRequestsPerPod"`
+	CPU map[string]float64
+	// Server is what the API server answered, for one pod, by what was asked.
+	Server map[string]float64
 	// Scheduler is where the scheduler's own time went.
-	Scheduler SchedulerTimes `json:"scheduler"`
+	Scheduler SchedulerTimes
 	// Extender is nil without Divvy.
-	Extender *ExtenderTimes `json:"extender,omitempty"`
+	Extender *ExtenderTimes
 }
 
 // Quantiles of a number of times, in seconds.
 type Quantiles struct {
-	P50 float64 `json:"p50"`
-	P90 float64 `json:"p90"`
-	P99 float64 `json:"p99"`
-	Max float64 `json:"max"`
+	P50 float64
+	P90 float64
+	P99 float64
+	Max float64
 }
 
 // SchedulerTimes are from kube-scheduler's metrics.
 type SchedulerTimes struct {
 	// Algorithm is how long it took to choose a node, in the mean.
-	Algorithm float64 `json:"algorithmMilliseconds"`
+	Algorithm float64
 	// Hints is the share of pods for which it reused the scores of the pod before.
-	Hints float64 `json:"hintsUsed"`
+	Hints float64
 }
 
 // ExtenderTimes are from the extender's metrics.
 type ExtenderTimes struct {
 	// Verbs are by the question that kube-scheduler asked.
-	Verbs map[string]Verb `json:"verbs"`
+	Verbs map[string]Verb
 	// Requests to the API server for one pod, and of what kind they were.
-	Requests     float64            `json:"requestsPerPod"`
-	RequestKinds map[string]float64 `json:"requestsPerPodByKind"`
+	Requests     float64
+	RequestKinds map[string]float64
 	// Resident and Peak are the resident memory in MB, at the end and at most.
-	Resident float64 `json:"residentMB"`
-	Peak     float64 `json:"peakResidentMB"`
+	Resident float64
+	Peak     float64
 }
 
 // Verb is how often kube-scheduler asked for one pod, and how long an answer took
 // within the extender in the mean.
 type Verb struct {
-	PerPod       float64 `json:"perPod"`
-	Milliseconds float64 `json:"milliseconds"`
+	PerPod       float64
+	Milliseconds float64
 }
 
 func newPhase(side side, round int, t *timeline) Phase {
-	each, whole := t.latencies()
+	each, whole, creation := t.latencies()
 	return Phase{
-		Side: side, Round: round, Pods: len(each), Seconds: whole.Seconds(), CreationSeconds: t.creation().Seconds(),
+		Side: side, Round: round, Pods: len(each), CreationSeconds: creation.Seconds(),
 		PodsPerSecond: float64(len(each)) / whole.Seconds(), Latency: quantiles(each),
 	}
 }
@@ -189,14 +156,11 @@ func (p *Phase) fill(before, after sight) {
 			add(name, m.GetCounter().GetValue())
 		})
 	})
-	p.Store = perPod(pods, before.server, after.server, func(s samples, add func(string, float64)) {
-		s.each("etcd_request_duration_seconds", func(label func(string) string, m *dto.Metric) {
-			add(label("operation")+" "+label("resource"), float64(m.GetHistogram().GetSampleCount()))
-		})
-	})
-	p.Scheduler.Algorithm = mean(before.scheduler, after.scheduler, "scheduler_scheduling_algorithm_duration_seconds").Milliseconds
+	p.Scheduler.Algorithm = mean(before.scheduler, after.scheduler, "scheduler_scheduling_algorithm_duration_seconds", "", "").Milliseconds
 	const hints = "scheduler_batch_attempts_total"
-	p.Scheduler.Hints = (after.scheduler.count(hints, "result", "hint_used") - before.scheduler.count(hints, "result", "hint_used")) / pods
+	used, _, _ := after.scheduler.sum(hints, "result", "hint_used")
+	usedBefore, _, _ := before.scheduler.sum(hints, "result", "hint_used")
+	p.Scheduler.Hints = (used - usedBefore) / pods
 	if after.extender == nil {
 		return
 	}
@@ -221,9 +185,9 @@ func (p *Phase) fill(before, after sight) {
 
 // mean returns how often a histogram was observed between two moments, as PerPod,
 // and the mean.
-func mean(before, after samples, name string, labels ...string) Verb {
-	times, total := after.observed(name, labels...)
-	timesBefore, totalBefore := before.observed(name, labels...)
+func mean(before, after samples, name, label, value string) Verb {
+	_, times, total := after.sum(name, label, value)
+	_, timesBefore, totalBefore := before.sum(name, label, value)
 	if times -= timesBefore; times == 0 {
 		return Verb{}
 	}
@@ -246,29 +210,22 @@ func perPod(pods float64, before, after samples, read func(s samples, add func(n
 	return grown
 }
 
-// judge compares the sides.
 func (r *Result) judge() {
 	for i := range r.Sizes {
 		s := &r.Sizes[i]
-		if r.Settings.Before {
+		if r.options.before != "" {
 			s.Comparison = compare(s.Phases)
 			continue
 		}
 		rates, counted, served := map[side][]float64{}, []float64{}, []float64{}
-		rounds := map[int]map[side]Phase{}
 		for _, p := range s.Phases {
 			rates[p.Side] = append(rates[p.Side], p.PodsPerSecond)
-			if rounds[p.Round] == nil {
-				rounds[p.Round] = map[side]Phase{}
-			}
-			rounds[p.Round][p.Side] = p
 			if p.Extender != nil {
 				counted = append(counted, p.Extender.Requests)
 			}
 		}
 		s.Ratios = nil
-		for _, round := range slices.Sorted(maps.Keys(rounds)) {
-			pair := rounds[round]
+		for _, pair := range byRound(s.Phases) {
 			s.Ratios = append(s.Ratios, pair[with].PodsPerSecond/pair[without].PodsPerSecond)
 			served = append(served, asked(pair[with])-asked(pair[without])+pair[without].Server[binds])
 		}
@@ -279,7 +236,7 @@ func (r *Result) judge() {
 		if s.Nodes >= largeFrom {
 			s.Wanted = wantedRatioLarge
 		}
-		if r.Settings.Batching {
+		if r.options.batching {
 			s.Wanted = 0
 		}
 	}
@@ -323,7 +280,6 @@ func (v verdict) String() string {
 	return "MISS  " + v.text
 }
 
-// verdicts compare a size with its limits.
 func (s *Size) verdicts() []verdict {
 	if s.Comparison != nil {
 		return []verdict{s.Comparison.verdict(s.Nodes)}
@@ -354,7 +310,6 @@ func (s *Size) others() float64 {
 	return median(shares)
 }
 
-// missed returns an error that names what is worse than it should be.
 func (r *Result) missed() error {
 	var errs []error
 	for _, s := range r.Sizes {
@@ -371,7 +326,6 @@ func (r *Result) missed() error {
 	return errors.Join(errs...)
 }
 
-// print writes the result for a person.
 func (r *Result) print(out io.Writer) error {
 	m := r.Machine
 	fmt.Fprintf(out, "\n%s, %d cores, %.0f GB, Linux %s; Kubernetes %s, etcd %s, %s.\n", m.CPU, m.Cores, m.MemoryGB, m.Linux, m.Kubernetes,
@@ -379,7 +333,7 @@ func (r *Result) print(out io.Writer) error {
 	fmt.Fprintf(out, "Load before the run: %.1f processes on average, which compete with all that is measured.\n", m.Load)
 	for _, s := range r.Sizes {
 		fmt.Fprintf(out, "\n%d nodes, %d cards of %d units each; %d pods a phase.\n\n", s.Nodes, cardsPerNode, cardUnits,
-			r.Settings.PodsPerPhase)
+			r.options.pods)
 		table := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
 		fmt.Fprintln(table, "round\tDivvy\tpods/s\tmade in s\tlatency p50 s\tp90\tp99\tmax\tchoose ms\thints %\tothers %\tstolen %\t")
 		for _, p := range s.Phases {
@@ -480,16 +434,4 @@ func (s *Size) printExtender(out io.Writer) {
 		}
 		fmt.Fprintln(out)
 	}
-}
-
-// write writes the result as JSON.
-func (r *Result) write(path string) error {
-	data, err := json.MarshalIndent(r, "", "  ")
-	if err != nil {
-		return fmt.Errorf("encode the result: %w", err)
-	}
-	if err := os.WriteFile(path, append(data, '\n'), 0o644); err != nil {
-		return fmt.Errorf("write the result: %w", err)
-	}
-	return nil
 }

@@ -36,30 +36,15 @@ func (s samples) each(name string, see func(label func(name string) string, m *d
 	}
 }
 
-// series calls see for each series of a metric that has these labels among its own;
-// labels are pairs of name and value.
-func (s samples) series(name string, labels []string, see func(*dto.Metric)) {
-	s.each(name, func(label func(string) string, metric *dto.Metric) {
-		for i := 0; i+1 < len(labels); i += 2 {
-			if label(labels[i]) != labels[i+1] {
-				return
-			}
+// sum adds up the series of a metric that have this label: counters, and how often and how
+// much in total histograms were observed. The name of the label may be "".
+func (s samples) sum(name, label, value string) (counted, times, total float64) {
+	s.each(name, func(of func(string) string, m *dto.Metric) {
+		if of(label) == value {
+			counted += m.GetCounter().GetValue()
+			times += float64(m.GetHistogram().GetSampleCount())
+			total += m.GetHistogram().GetSampleSum()
 		}
-		see(metric)
 	})
-}
-
-// count adds up counters.
-func (s samples) count(name string, labels ...string) (sum float64) {
-	s.series(name, labels, func(m *dto.Metric) { sum += m.GetCounter().GetValue() })
-	return sum
-}
-
-// observed adds up histograms: how often and how much in total.
-func (s samples) observed(name string, labels ...string) (times, total float64) {
-	s.series(name, labels, func(m *dto.Metric) {
-		times += float64(m.GetHistogram().GetSampleCount())
-		total += m.GetHistogram().GetSampleSum()
-	})
-	return times, total
+	return counted, times, total
 }

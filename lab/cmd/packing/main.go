@@ -5,7 +5,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
@@ -25,7 +24,7 @@ func main() { os.Exit(program.Run("packing", run)) }
 var arrived = []int{100, 130}
 
 func run(ctx context.Context, args []string, out io.Writer) error {
-	var trace, workloads, policies, published, against, output string
+	var trace, workloads, policies, published, against string
 	var within, load float64
 	var seeds int
 	var churn, sample, timings bool
@@ -43,14 +42,13 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	flags.Float64Var(&load, "load", 97, "with -churn, offered load in percent of the devices")
 	flags.BoolVar(&sample, "sample", false, "show a policy only as many nodes for each pod as kube-scheduler looks for")
 	flags.BoolVar(&timings, "timings", false, "measure how long decisions take")
-	flags.StringVar(&output, "o", "table", "table, json or svg")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
 	if trace == "" || flags.NArg() > 0 {
 		return fmt.Errorf("want -trace DIR and flags, not %q", args)
 	}
-	kinds, err := packing.ParsePolicies(strings.Split(policies, ","))
+	kinds, err := simulate.ParsePolicies(packing.Policies(), strings.Split(policies, ","))
 	if err != nil {
 		return err
 	}
@@ -82,23 +80,12 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	for _, note := range c.Notes {
 		fmt.Fprintln(os.Stderr, note)
 	}
-	switch output {
-	case "table":
-		err = c.PrintTable(out)
-	case "json":
-		err = json.NewEncoder(out).Encode(c)
-	case "svg":
-		err = packing.PrintSVG(out, c.Report)
-	default:
-		err = fmt.Errorf("-o %s: must be table, json or svg", output)
-	}
-	if err != nil || published == "" {
+	if err := c.PrintTable(out); err != nil || published == "" {
 		return err
 	}
 	return compare(c, within)
 }
 
-// compare reports how the results agree with what was published.
 func compare(c *packing.Comparison, within float64) error {
 	compared, differences := c.Differences(within)
 	for _, d := range differences {

@@ -10,6 +10,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -30,8 +31,8 @@ type Options struct {
 	// Only are words of attacks: those that have one in their port or name are tried. All
 	// are when it is empty.
 	Only []string
-	// Control and Node are programs to attack instead of those of this checkout.
-	Control, Node string
+	// Control is divvy-control to attack instead of that of this checkout.
+	Control string
 	// ExtenderArgs are further flags of the extender.
 	ExtenderArgs []string
 	// Dir is an existing folder for all that is written.
@@ -169,15 +170,7 @@ func Run(ctx context.Context, o Options) (results []Result, err error) {
 }
 
 func (o Options) wants(name string) bool {
-	if len(o.Only) == 0 {
-		return true
-	}
-	for _, word := range o.Only {
-		if strings.Contains(name, word) {
-			return true
-		}
-	}
-	return false
+	return len(o.Only) == 0 || slices.ContainsFunc(o.Only, func(word string) bool { return strings.Contains(name, word) })
 }
 
 func missed(results []Result) error {
@@ -191,7 +184,6 @@ func missed(results []Result) error {
 	return errors.New("not as it should be:\n  " + strings.Join(all, "\n  "))
 }
 
-// write prints the table.
 func write(out io.Writer, results []Result) error {
 	t := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, "\nPORT\tTRIED\tCONNECTIONS\tENDED BY US\tBEFORE\tPEAK\tLIMIT\tOF IT\tRESTARTS\tPROBES FAILED\tPODS SCHEDULED\tSLOWEST")
@@ -204,7 +196,6 @@ func write(out io.Writer, results []Result) error {
 	return t.Flush()
 }
 
-// try runs one attack.
 func (w *world) try(ctx context.Context, t target, a attack, watcher *watcher) (Result, error) {
 	r := Result{Port: t.name, Attack: a.name, Limit: t.program.limit}
 	usage, err := t.program.Usage()
@@ -255,43 +246,42 @@ func (w *world) try(ctx context.Context, t target, a attack, watcher *watcher) (
 
 // probe asks as kubelet does, and counts as it does.
 func (w *world) probe(ctx context.Context, address string) (probes, failed, restarts int) {
-	client := w.from(bystander)
 	row := 0
-	for ctx.Err() == nil {
-		bounded, cancel := context.WithTimeout(ctx, probeTimeout)
-		err := ask(bounded, client, address)
-		cancel()
-		if ctx.Err() != nil {
-			break
-		}
+	w.again(ctx, bystander, address, probeTimeout, probeEvery, func(err error) {
 		probes++
 		if err == nil {
 			row = 0
 		} else if failed, row = failed+1, row+1; row == probeFailures {
 			restarts, row = restarts+1, 0
 		}
-		sleep(ctx, probeEvery)
-	}
+	})
 	return probes, failed, restarts
 }
 
 // scrape asks as Prometheus does.
 func (w *world) scrape(ctx context.Context, address string) (scrapes, scraped int) {
-	client := w.from(bystander - 1)
-	for ctx.Err() == nil {
-		bounded, cancel := context.WithTimeout(ctx, 10*time.Second)
-		err := ask(bounded, client, address)
-		cancel()
-		if ctx.Err() != nil {
-			break
-		}
+	w.again(ctx, bystander-1, address, 10*time.Second, 2*time.Second, func(err error) {
 		scrapes++
 		if err == nil {
 			scraped++
 		}
-		sleep(ctx, 2*time.Second)
-	}
+	})
 	return scrapes, scraped
+}
+
+// again asks an address, from another outside, again and again until the context ends.
+func (w *world) again(ctx context.Context, from int, address string, timeout, every time.Duration, note func(error)) {
+	client := w.from(from)
+	for {
+		bounded, cancel := context.WithTimeout(ctx, timeout)
+		err := ask(bounded, client, address)
+		cancel()
+		if ctx.Err() != nil {
+			return
+		}
+		note(err)
+		sleep(ctx, every)
+	}
 }
 
 // podNumber tells pods of all attacks apart.

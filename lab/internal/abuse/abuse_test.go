@@ -3,6 +3,10 @@ package abuse
 import (
 	"strings"
 	"testing"
+
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 // A run that shows nothing is not one in which all is well.
@@ -37,6 +41,27 @@ func TestMisses(t *testing.T) {
 		"divvy-node pool slow headers": true} {
 		if only.wants(name) != want || !(Options{}).wants(name) {
 			t.Errorf("%s is wanted: %t", name, !want)
+		}
+	}
+}
+
+func TestConfigurations(t *testing.T) {
+	mutating, validating, err := configurations(4711)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for path, hook := range map[string]struct {
+		client   admissionregistrationv1.WebhookClientConfig
+		rules    []admissionregistrationv1.RuleWithOperations
+		selector *metav1.LabelSelector
+	}{
+		"/mutate":   {mutating.Webhooks[0].ClientConfig, mutating.Webhooks[0].Rules, mutating.Webhooks[0].NamespaceSelector},
+		"/validate": {validating.Webhooks[0].ClientConfig, validating.Webhooks[0].Rules, validating.Webhooks[0].NamespaceSelector},
+	} {
+		service := hook.client.Service
+		if *service.Path != path || *service.Port != 4711 || service.Namespace != poolSpace || len(hook.rules) != 1 ||
+			hook.selector.MatchLabels[corev1.LabelMetadataName] != namespace {
+			t.Errorf("%s: %+v", path, hook)
 		}
 	}
 }

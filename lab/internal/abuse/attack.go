@@ -27,9 +27,7 @@ const attackers = 16
 
 // attack is one thing that is tried on a port.
 type attack struct {
-	// name says what is tried.
-	name string
-	// connections are how many are open at once.
+	name        string
 	connections int
 	// secure makes a TLS connection first, with these protocols.
 	secure []string
@@ -120,7 +118,6 @@ func (a attack) once(ctx context.Context, from *outside, to string, n int, t *ta
 	return nil
 }
 
-// dial makes the n-th connection.
 func (a attack) dial(ctx context.Context, from *outside, to string, n int) (*net.TCPConn, error) {
 	if !a.within {
 		return from.dial(ctx, firstPod+n%attackers, to)

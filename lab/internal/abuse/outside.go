@@ -29,7 +29,6 @@ type outside struct {
 	prefix string
 }
 
-// newOutside makes the network.
 func newOutside() (_ *outside, err error) {
 	var random [2]byte
 	if _, err := rand.Read(random[:]); err != nil {
@@ -76,7 +75,6 @@ func newOutside() (_ *outside, err error) {
 	return o, err
 }
 
-// up gives a link an address.
 func (o *outside) up(link netlink.Link, last int) error {
 	address, err := netlink.ParseAddr(o.address(last) + "/24")
 	if err == nil {
@@ -124,10 +122,8 @@ func (o *outside) inside(do func() error) error {
 	return <-done
 }
 
-// address is the one with that last number.
 func (o *outside) address(last int) string { return fmt.Sprint(o.prefix, last) }
 
-// dial connects from one of the addresses outside.
 func (o *outside) dial(ctx context.Context, last int, to string) (c *net.TCPConn, err error) {
 	dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(o.address(last))}, Timeout: 10 * time.Second}
 	err = o.inside(func() error {
@@ -141,7 +137,6 @@ func (o *outside) dial(ctx context.Context, last int, to string) (c *net.TCPConn
 	return c, err
 }
 
-// close removes the network.
 func (o *outside) close() error {
 	var errs []error
 	if o.link != nil {

@@ -3,6 +3,7 @@ package abuse
 import (
 	"context"
 	"crypto/tls"
+	_ "embed" // the configurations of the webhooks
 	"errors"
 	"fmt"
 	"io"
@@ -11,12 +12,15 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"strconv"
+	"strings"
 	"time"
 
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
+	"sigs.k8s.io/yaml"
 
 	"github.com/divvy-gpu/divvy/internal/testing/vendorsim"
 	"github.com/divvy-gpu/divvy/lab/internal/build"
@@ -103,7 +107,6 @@ func (w *world) start(ctx context.Context) (err error) {
 	return nil
 }
 
-// stop ends everything in the reverse order.
 func (w *world) stop() error {
 	var errs []error
 	for i := len(w.stops) - 1; i >= 0; i-- {
@@ -150,12 +153,14 @@ func (w *world) startExtender(ctx context.Context) error {
 
 // startWebhook starts the webhooks of the pool, which the API server asks about every pod.
 func (w *world) startWebhook(ctx context.Context) error {
-	ports, err := controlplane.FreePorts(2)
+	listen, port, err := w.listen("webhook tls")
 	if err != nil {
 		return err
 	}
-	listen, metrics := fmt.Sprintf("%s:%d", w.outside.address(here), ports[0]), fmt.Sprintf("%s:%d", w.outside.address(here), ports[1])
-	w.ports["webhook tls"], w.ports["webhook metrics"] = listen, metrics
+	metrics, _, err := w.listen("webhook metrics")
+	if err != nil {
+		return err
+	}
 	const name = "bwki-webhook"
 	meta := func(suffix string) metav1.ObjectMeta {
 		return metav1.ObjectMeta{Namespace: poolSpace, Name: name + suffix}
@@ -170,13 +175,15 @@ func (w *world) startWebhook(ctx context.Context) error {
 	if _, err := w.client.CoreV1().Services(poolSpace).Create(ctx, service, metav1.CreateOptions{}); err != nil {
 		return err
 	}
-	mutating, validating := w.configurations(int32(ports[0])) //nolint:gosec // a port
-	if _, err := w.client.AdmissionregistrationV1().MutatingWebhookConfigurations().Create(ctx, mutating,
-		metav1.CreateOptions{}); err != nil {
+	mutating, validating, err := configurations(port)
+	if err != nil {
 		return err
 	}
-	if _, err := w.client.AdmissionregistrationV1().ValidatingWebhookConfigurations().Create(ctx, validating,
-		metav1.CreateOptions{}); err != nil {
+	api := w.client.AdmissionregistrationV1()
+	if _, err := api.MutatingWebhookConfigurations().Create(ctx, &mutating, metav1.CreateOptions{}); err != nil {
+		return err
+	}
+	if _, err := api.ValidatingWebhookConfigurations().Create(ctx, &validating, metav1.CreateOptions{}); err != nil {
 		return err
 	}
 	w.webhook, err = w.run("webhook", w.programs.Control, webhookLimit, nil, "webhook", "--kubeconfig="+w.plane.Kubeconfig(),
@@ -189,32 +196,15 @@ func (w *world) startWebhook(ctx context.Context) error {
 	return w.ready(ctx, w.webhook, "https://"+listen+"/readyz")
 }
 
-// configurations are as the chart makes them, for pods of the namespace of the tests.
-func (w *world) configurations(port int32) (*admissionregistrationv1.MutatingWebhookConfiguration,
-	*admissionregistrationv1.ValidatingWebhookConfiguration) {
-	fail, none, patience := admissionregistrationv1.Fail, admissionregistrationv1.SideEffectClassNone, int32(10)
-	client := func(path string) admissionregistrationv1.WebhookClientConfig {
-		return admissionregistrationv1.WebhookClientConfig{Service: &admissionregistrationv1.ServiceReference{Namespace: poolSpace,
-			Name: "bwki-webhook-svc", Path: &path, Port: &port}}
-	}
-	rules := []admissionregistrationv1.RuleWithOperations{{
-		Operations: []admissionregistrationv1.OperationType{admissionregistrationv1.Create},
-		Rule:       admissionregistrationv1.Rule{APIGroups: []string{""}, APIVersions: []string{"v1"}, Resources: []string{"pods"}},
-	}}
-	selector := &metav1.LabelSelector{MatchLabels: map[string]string{corev1.LabelMetadataName: namespace}}
-	return &admissionregistrationv1.MutatingWebhookConfiguration{
-			ObjectMeta: metav1.ObjectMeta{Name: "bwki-webhook-cfg"},
-			Webhooks: []admissionregistrationv1.MutatingWebhook{{
-				Name: "bwkimua.bitfusion.io", ClientConfig: client("/mutate"), Rules: rules, FailurePolicy: &fail, SideEffects: &none,
-				TimeoutSeconds: &patience, AdmissionReviewVersions: []string{"v1"}, NamespaceSelector: selector,
-			}},
-		}, &admissionregistrationv1.ValidatingWebhookConfiguration{
-			ObjectMeta: metav1.ObjectMeta{Name: "validation.bitfusion.io-cfg"},
-			Webhooks: []admissionregistrationv1.ValidatingWebhook{{
-				Name: "bwkival.bitfusion.io", ClientConfig: client("/validate"), Rules: rules, FailurePolicy: &fail, SideEffects: &none,
-				TimeoutSeconds: &patience, AdmissionReviewVersions: []string{"v1"}, NamespaceSelector: selector,
-			}},
-		}
+//go:embed webhooks.yaml
+var webhooks string
+
+// configurations are those of the webhooks, at a port of the Service.
+func configurations(port int) (mutating admissionregistrationv1.MutatingWebhookConfiguration,
+	validating admissionregistrationv1.ValidatingWebhookConfiguration, err error) {
+	first, second, _ := strings.Cut(strings.ReplaceAll(webhooks, "PORT", strconv.Itoa(port)), "\n---\n")
+	err = errors.Join(yaml.UnmarshalStrict([]byte(first), &mutating), yaml.UnmarshalStrict([]byte(second), &validating))
+	return mutating, validating, err
 }
 
 // startNode starts divvy-node on simulated cards. There is no kubelet, which it waits for;
@@ -226,9 +216,7 @@ func (w *world) startNode(ctx context.Context) error {
 		return err
 	}
 	w.node = filepath.Join(w.dir, "divvy-node")
-	if w.o.Node != "" {
-		w.node = w.o.Node
-	} else if err := build.RunGo(ctx, filepath.Dir(lab), []string{"CGO_ENABLED=1", "CGO_CFLAGS=-g -O2 -Wno-deprecated-declarations"}, nil,
+	if err := build.RunGo(ctx, filepath.Dir(lab), []string{"CGO_ENABLED=1", "CGO_CFLAGS=-g -O2 -Wno-deprecated-declarations"}, nil,
 		"build", "-buildvcs=false", "-trimpath", "-tags", "netgo,osusergo", "-ldflags", "-s -w -extldflags=-Wl,-z,lazy", "-o", w.node,
 		"./cmd/divvy-node"); err != nil {
 		return fmt.Errorf("build divvy-node: %w", err)
@@ -251,12 +239,10 @@ func (w *world) startNode(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	ports, err := controlplane.FreePorts(1)
+	listen, _, err := w.listen("node")
 	if err != nil {
 		return err
 	}
-	listen := fmt.Sprintf("%s:%d", w.outside.address(here), ports[0])
-	w.ports["node"] = listen
 	config := fmt.Sprintf("apiVersion: config.divvy.dev/v1alpha1\nkind: NodeConfig\nlisten: %q\nkubeletDir: %s/kubelet\nstateDir: "+
 		"%s/state\ncdiDir: %s/cdi\n"+
 		"grantKeyFile: %s\nlogLevel: error\nlibraries: {enflame: %s}\nresources:\n- {name: %s, vendor: enflame, mode: memory, "+
@@ -274,25 +260,31 @@ func (w *world) startNode(ctx context.Context) error {
 	return w.ready(ctx, w.nodeAgent, "http://"+listen+"/healthz")
 }
 
-// startPool starts "divvy-node pool".
 func (w *world) startPool(ctx context.Context) error {
 	dir := filepath.Join(w.dir, "pool")
 	if err := os.MkdirAll(filepath.Join(dir, "device-plugins"), 0o750); err != nil {
 		return err
 	}
-	ports, err := controlplane.FreePorts(1)
+	listen, _, err := w.listen("node pool")
 	if err != nil {
 		return err
 	}
-	listen := fmt.Sprintf("%s:%d", w.outside.address(here), ports[0])
-	w.ports["node pool"] = listen
 	if w.poolAgent, err = w.run("divvy-node-pool", w.node, poolLimit, nil, "pool", "--kubelet-dir="+dir, "--listen="+listen); err != nil {
 		return err
 	}
 	return w.ready(ctx, w.poolAgent, "http://"+listen+"/healthz")
 }
 
-// run starts a program.
+// listen returns a free address for a port of that name.
+func (w *world) listen(name string) (address string, port int, err error) {
+	ports, err := controlplane.FreePorts(1)
+	if err != nil {
+		return "", 0, err
+	}
+	w.ports[name] = fmt.Sprintf("%s:%d", w.outside.address(here), ports[0])
+	return w.ports[name], ports[0], nil
+}
+
 func (w *world) run(name, path string, limit int64, env []string, args ...string) (program, error) {
 	p, err := controlplane.StartProcess(name, path, filepath.Join(w.dir, name+".log"), env, args...)
 	if err != nil {
@@ -302,7 +294,6 @@ func (w *world) run(name, path string, limit int64, env []string, args ...string
 	return program{p, limit}, nil
 }
 
-// ready waits until a program answers.
 func (w *world) ready(ctx context.Context, p program, address string) error {
 	client := w.from(bystander)
 	defer client.CloseIdleConnections()

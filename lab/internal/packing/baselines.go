@@ -29,26 +29,18 @@ const (
 // baselines are in the order in which they are listed.
 var baselines = []simulate.PolicyKind{
 	{Name: Random, RandomTies: true, New: same(random{baseline{Random}})},
-	{Name: BestFit, New: func(c *simulate.Cluster, _ *simulate.Workload) (place.Policy, error) { return newBestFit(c), nil }},
+	{Name: BestFit, New: func(c *simulate.Cluster, _ *simulate.Workload) place.Policy { return newBestFit(c) }},
 	{Name: GpuPacking, New: same(gpuPacking{baseline{GpuPacking}})},
-	{Name: FGD, New: func(c *simulate.Cluster, w *simulate.Workload) (place.Policy, error) { return newFGD(c, w.Pods), nil }},
+	{Name: FGD, New: func(c *simulate.Cluster, w *simulate.Workload) place.Policy { return newFGD(c, w.Pods) }},
 }
 
 // same is a policy that is the same in all runs.
-func same(p place.Policy) func(*simulate.Cluster, *simulate.Workload) (place.Policy, error) {
-	return func(*simulate.Cluster, *simulate.Workload) (place.Policy, error) { return p, nil }
+func same(p place.Policy) func(*simulate.Cluster, *simulate.Workload) place.Policy {
+	return func(*simulate.Cluster, *simulate.Workload) place.Policy { return p }
 }
 
 // Policies returns the product's policies and the baselines.
 func Policies() []simulate.PolicyKind { return slices.Concat(simulate.Policies(), baselines) }
-
-// ParsePolicies returns the policies of those names, or of "all"; case does not matter.
-func ParsePolicies(names []string) ([]simulate.PolicyKind, error) {
-	if slices.Equal(names, []string{"all"}) {
-		return Policies(), nil
-	}
-	return simulate.ParsePolicies(Policies(), names)
-}
 
 // models are the models of the cluster's devices, sorted, each once.
 func models(c *simulate.Cluster) []string {

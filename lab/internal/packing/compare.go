@@ -99,7 +99,6 @@ type column struct {
 	of           func(w *simulate.WorkloadResult, p *simulate.PolicyResult) *float64
 }
 
-// columns are those of the report's kind.
 func (c *Comparison) columns() []column {
 	var out []column
 	add := func(head, format string, of func(w *simulate.WorkloadResult, p *simulate.PolicyResult) *float64) {

@@ -1,13 +1,11 @@
 package packing
 
 import (
-	"errors"
-	"fmt"
 	"io"
 	"strconv"
 )
 
-// Published is one result that somebody published.
+// Published is one published result.
 type Published struct {
 	Workload, Policy string
 	// Arrived is the arrived demand in percent of the cluster's units.
@@ -18,33 +16,23 @@ type Published struct {
 }
 
 // ReadPublished reads a table with the columns workload, policy,
-// arrived_percent and allocated_percent_mean. The file's name is for errors, as
-// in ReadNodes.
+// arrived_percent and allocated_percent_mean. The file's name is for errors.
 func ReadPublished(r io.Reader, file string) ([]Published, error) {
-	t, err := openTable(r, file, []string{"workload", "policy", "arrived_percent", "allocated_percent_mean"})
+	t, err := openTable(r, file, "workload", "policy", "arrived_percent", "allocated_percent_mean")
 	if err != nil {
 		return nil, err
 	}
 	var out []Published
 	for t.next() {
-		p := Published{Workload: t.text("workload"), Policy: t.text("policy")}
-		arrived, ok := t.number("arrived_percent", 0, 10000)
+		p := Published{Workload: t.text("workload"), Policy: t.text("policy"), Arrived: int(t.number("arrived_percent", 0, 10000))}
 		mean := t.text("allocated_percent_mean")
 		if p.Allocated, err = strconv.ParseFloat(mean, 64); err != nil || !(p.Allocated >= 0 && p.Allocated <= 100) { // NaN is neither
 			t.fail("allocated_percent_mean", "%q is not a number from 0 to 100", mean)
-			continue
 		}
-		if !ok {
-			continue
-		}
-		p.Arrived = int(arrived)
 		out = append(out, p)
 	}
-	if len(t.errs) > 0 {
-		return nil, errors.Join(t.errs...)
-	}
-	if len(out) == 0 {
-		return nil, &LineError{file, 1, "", fmt.Errorf("there are no results below the header")}
+	if t.err != nil {
+		return nil, t.err
 	}
 	return out, nil
 }

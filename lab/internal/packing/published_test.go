@@ -2,9 +2,7 @@ package packing
 
 import (
 	"bytes"
-	"encoding/xml"
 	"errors"
-	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -29,7 +27,7 @@ const (
 // replayed replays workloads of a trace, to compare them with what was published.
 func replayed(t *testing.T, dir, published string, workloads []string, policies ...string) *Comparison {
 	t.Helper()
-	kinds, err := ParsePolicies(policies)
+	kinds, err := simulate.ParsePolicies(Policies(), policies)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -108,28 +106,5 @@ models    FGD      92.64    +0.33  95.87    +2.11  24.89
 	if err := c.Check(); err == nil || !strings.Contains(err.Error(), "gains against BestFit: it is neither simulated nor published with "+
 		"workload default at 100 %") {
 		t.Errorf("gains against a policy without results: %v", err)
-	}
-}
-
-func TestPlot(t *testing.T) {
-	c := replayed(t, example, examplePublished, []string{"all"}, "binpack", "fgd")
-	var out bytes.Buffer
-	if err := PrintSVG(&out, c.Report); err != nil {
-		t.Fatal(err)
-	}
-	for _, want := range []string{">default<", ">models<", "95.87 %"} {
-		if !strings.Contains(out.String(), want) {
-			t.Errorf("no %q in the plot", want)
-		}
-	}
-	for d := xml.NewDecoder(&out); ; {
-		if _, err := d.Token(); errors.Is(err, io.EOF) {
-			break
-		} else if err != nil {
-			t.Fatalf("the plot is no XML: %v", err)
-		}
-	}
-	if err := PrintSVG(io.Discard, &simulate.Report{Kind: simulate.ChurnReport}); !errors.Is(err, ErrNothingToPlot) {
-		t.Errorf("a plot of churn: %v", err)
 	}
 }

@@ -20,109 +20,62 @@ import (
 // thousandths.
 const TraceUnits = 1000
 
-// Bounds of what a trace may say, far beyond any real machine; they keep sums
-// from overflowing and a typing error from being simulated.
+// Bounds of what a trace may say, far beyond any real machine, so that no sum overflows.
 const (
-	maxCPUMilli   = 1 << 30
-	maxMemoryMiB  = 1 << 32
-	maxNodeGPUs   = 64
-	maxLineErrors = 10
+	maxAmount   = 1 << 32 // of millicores or MiB
+	maxNodeGPUs = 64
 )
 
-// LineError says what is wrong where in a file.
-type LineError struct {
-	File string
-	Line int
-	// Column is the name of the column, "" for the whole line.
-	Column string
-	Err    error
-}
-
-func (e *LineError) Error() string {
-	if e.Column == "" {
-		return fmt.Sprintf("%s:%d: %v", e.File, e.Line, e.Err)
-	}
-	return fmt.Sprintf("%s:%d: column %s: %v", e.File, e.Line, e.Column, e.Err)
-}
-
-// Unwrap returns what is wrong.
-func (e *LineError) Unwrap() error { return e.Err }
-
-// table reads a CSV file by the names of its columns.
+// table reads a CSV file by the names of its columns, up to the first mistake.
 type table struct {
 	file    string
 	csv     *csv.Reader
 	columns map[string]int
 	record  []string
-	line    int
-	errs    []error
+	err     error // the first mistake
 }
 
-// openTable reads the header. Columns beyond those required are ignored, unless
-// they are asked for with optional.
-func openTable(r io.Reader, file string, required []string) (*table, error) {
+// openTable reads the header. Columns beyond those required are ignored.
+func openTable(r io.Reader, file string, required ...string) (*table, error) {
 	t := &table{file: file, csv: csv.NewReader(r), columns: map[string]int{}}
-	t.csv.ReuseRecord = true
-	t.csv.FieldsPerRecord = -1 // told in own words, with the file's name
 	header, err := t.csv.Read()
-	switch {
-	case errors.Is(err, io.EOF):
-		return nil, &LineError{file, 1, "", fmt.Errorf("the file is empty; the first line must name the columns %s",
-			strings.Join(required, ", "))}
-	case err != nil:
-		return nil, t.broken(err)
+	if err != nil {
+		return nil, fmt.Errorf("%s: read the header, which must name the columns %s: %w", file, strings.Join(required, ", "), err)
 	}
 	for i, name := range header {
-		name = strings.TrimSpace(strings.TrimPrefix(name, "\uFEFF")) // spreadsheets write a byte order mark
-		if _, twice := t.columns[name]; twice && slices.Contains(required, name) {
-			return nil, &LineError{file, 1, name, errors.New("is there twice")}
-		}
-		t.columns[name] = i
+		t.columns[strings.TrimSpace(strings.TrimPrefix(name, "\uFEFF"))] = i // spreadsheets write a byte order mark
 	}
-	var missing []string
 	for _, name := range required {
 		if _, ok := t.columns[name]; !ok {
-			missing = append(missing, name)
+			return nil, fmt.Errorf("%s:1: missing column %s; the first line must name %s", file, name, strings.Join(required, ", "))
 		}
-	}
-	if len(missing) > 0 {
-		return nil, &LineError{file, 1, "", fmt.Errorf("missing columns: %s; the first line must name %s",
-			strings.Join(missing, ", "), strings.Join(required, ", "))}
 	}
 	return t, nil
 }
 
-// broken words an error of the CSV reader.
-func (t *table) broken(err error) error {
-	var parse *csv.ParseError
-	if errors.As(err, &parse) {
-		return &LineError{t.file, parse.Line, "", parse.Err}
-	}
-	return fmt.Errorf("read %s: %w", t.file, err)
-}
-
-// next moves to the next line, false at the end or when too much is wrong.
+// next moves to the next line, false at the end or after a mistake.
 func (t *table) next() bool {
-	if len(t.errs) >= maxLineErrors {
-		t.errs = append(t.errs, fmt.Errorf("%s: more may be wrong, reading stopped at line %d", t.file, t.line))
+	if t.err != nil {
 		return false
 	}
 	record, err := t.csv.Read()
-	if errors.Is(err, io.EOF) {
-		return false
-	}
-	if err != nil {
-		t.errs = append(t.errs, t.broken(err))
-		return false
+	if err != nil && !errors.Is(err, io.EOF) {
+		t.err = fmt.Errorf("%s: %w", t.file, err)
 	}
 	t.record = record
-	t.line, _ = t.csv.FieldPos(0)
-	return true
+	return err == nil
 }
 
-// fail notes that something is wrong in the present line.
+// place is the present line, as FILE:LINE.
+func (t *table) place() string {
+	line, _ := t.csv.FieldPos(0)
+	return fmt.Sprintf("%s:%d", t.file, line)
+}
+
 func (t *table) fail(column string, format string, args ...any) {
-	t.errs = append(t.errs, &LineError{t.file, t.line, column, fmt.Errorf(format, args...)})
+	if t.err == nil {
+		t.err = fmt.Errorf("%s: column %s: %w", t.place(), column, fmt.Errorf(format, args...))
+	}
 }
 
 // text returns a field, "" when the file does not have the column.
@@ -131,49 +84,28 @@ func (t *table) text(column string) string {
 	if !ok {
 		return ""
 	}
-	if i >= len(t.record) {
-		t.fail(column, "the line ends before it: it has %d fields, the header %d", len(t.record), len(t.columns))
-		return ""
-	}
 	return strings.TrimSpace(t.record[i])
 }
 
-// unique notes what is wrong with the name of a line: first has the lines of
-// the names so far.
-func (t *table) unique(column, name, none string, first map[string]int) {
-	switch at, twice := first[name]; {
-	case name == "":
-		t.fail(column, "%s", none)
-	case twice:
-		t.fail(column, "%q was named in line %d already", name, at)
-	default:
-		first[name] = t.line
+// name returns a field that no line before has, and notes it in known.
+func (t *table) name(column string, known map[string]bool) string {
+	name := t.text(column)
+	if name == "" || known[name] {
+		t.fail(column, "%q is empty or the name of an earlier line", name)
 	}
+	known[name] = true
+	return name
 }
 
-// number returns a field that is a whole number from lowest to highest. What
-// is not is noted, and false returned.
-func (t *table) number(column string, lowest, highest int64) (int64, bool) {
-	before := len(t.errs)
+// number returns a field that is a whole number from lowest to highest.
+func (t *table) number(column string, lowest, highest int64) int64 {
 	s := t.text(column)
-	if len(t.errs) > before {
-		return 0, false
+	f, err := strconv.ParseFloat(s, 64) // programs that computed a column write 1000.0
+	if n := int64(f); err == nil && f == float64(n) && n >= lowest && n <= highest {
+		return n
 	}
-	n, err := strconv.ParseInt(s, 10, 64)
-	if err != nil {
-		// Programs that computed a column write 1000.0.
-		f, ferr := strconv.ParseFloat(s, 64)
-		if ferr != nil || f != float64(int64(f)) {
-			t.fail(column, "%q is not a whole number", s)
-			return 0, false
-		}
-		n = int64(f)
-	}
-	if n < lowest || n > highest {
-		t.fail(column, "%d is not within %d and %d", n, lowest, highest)
-		return 0, false
-	}
-	return n, true
+	t.fail(column, "%q is not a whole number from %d to %d", s, lowest, highest)
+	return 0
 }
 
 // How the files of the public trace are called.
@@ -229,115 +161,75 @@ func ReadFile[T any](path string, read func(r io.Reader, name string) (T, error)
 
 // ReadNodes reads a list of nodes in the format of the trace: the columns sn,
 // cpu_milli, memory_mib, gpu (how many) and model. Each GPU becomes a device of
-// TraceUnits. The file's name is for errors, which are *LineError, up to a few
-// of them joined.
+// TraceUnits. The file's name is for errors.
 func ReadNodes(r io.Reader, file string) (*simulate.Cluster, error) {
-	t, err := openTable(r, file, []string{"sn", "cpu_milli", "memory_mib", "gpu", "model"})
+	t, err := openTable(r, file, "sn", "cpu_milli", "memory_mib", "gpu", "model")
 	if err != nil {
 		return nil, err
 	}
 	c := &simulate.Cluster{}
-	first := map[string]int{}
+	known := map[string]bool{}
 	for t.next() {
-		name := t.text("sn")
-		t.unique("sn", name, "a node needs a name", first)
-		cpu, okCPU := t.number("cpu_milli", 1, maxCPUMilli)
-		memory, okMemory := t.number("memory_mib", 1, maxMemoryMiB)
-		gpus, okGPUs := t.number("gpu", 0, maxNodeGPUs)
-		model := t.text("model")
-		if !okCPU || !okMemory || !okGPUs {
-			continue
-		}
-		n := simulate.Node{Name: name, CPU: cpu, Memory: memory}
-		for i := range int(gpus) {
+		n := simulate.Node{Name: t.name("sn", known)}
+		n.CPU, n.Memory = t.number("cpu_milli", 1, maxAmount), t.number("memory_mib", 1, maxAmount)
+		for i := range int(t.number("gpu", 0, maxNodeGPUs)) {
 			n.Devices = append(n.Devices, accel.Share{
-				Device: accel.Device{Index: i, ID: accel.DeviceID(fmt.Sprintf("%s/%d", name, i)), Model: model, NUMANode: accel.NoNUMA},
-				Units:  TraceUnits,
+				Device: accel.Device{Index: i, ID: accel.DeviceID(fmt.Sprintf("%s/%d", n.Name, i)), Model: t.text("model"),
+					NUMANode: accel.NoNUMA},
+				Units: TraceUnits,
 			})
 		}
 		c.Nodes = append(c.Nodes, n)
 	}
-	if len(t.errs) > 0 {
-		return nil, errors.Join(t.errs...)
+	if t.err == nil && c.Units() == 0 {
+		t.err = fmt.Errorf("%s: %d nodes without a GPU: there is nothing to share", file, len(c.Nodes))
 	}
-	if len(c.Nodes) == 0 {
-		return nil, &LineError{file, 1, "", errors.New("there are no nodes below the header")}
-	}
-	if c.Units() == 0 {
-		return nil, fmt.Errorf("%s: %d nodes, but column gpu is 0 in all of them: there is nothing to share", file, len(c.Nodes))
-	}
-	return c, nil
+	return c, t.err
 }
 
 // ReadPods reads a list of pods in the format of the trace: the columns name,
 // cpu_milli, memory_mib, num_gpu (how many GPUs) and gpu_milli (thousandths of
 // each), and gpu_spec where it is there: the models that will do, separated by
 // "|", empty for any. A pod whose num_gpu is 0 takes CPU and memory alone. The
-// file's name is for errors, as in ReadNodes; the workload gets the name given.
+// file's name is for errors; the workload gets the name given.
 func ReadPods(r io.Reader, file, workload string) (*simulate.Workload, error) {
-	t, err := openTable(r, file, []string{"name", "cpu_milli", "memory_mib", "num_gpu", "gpu_milli"})
+	t, err := openTable(r, file, "name", "cpu_milli", "memory_mib", "num_gpu", "gpu_milli")
 	if err != nil {
 		return nil, err
 	}
 	w := &simulate.Workload{Name: workload}
-	first := map[string]int{}
+	known := map[string]bool{}
 	selections := map[string]*accel.Selection{}
 	for t.next() {
-		name := t.text("name")
-		t.unique("name", name, "a pod needs a name", first)
-		cpu, okCPU := t.number("cpu_milli", 0, maxCPUMilli)
-		memory, okMemory := t.number("memory_mib", 0, maxMemoryMiB)
-		gpus, okGPUs := t.number("num_gpu", 0, maxNodeGPUs)
-		milli, okMilli := t.number("gpu_milli", 0, TraceUnits)
-		if !okCPU || !okMemory || !okGPUs || !okMilli {
-			continue
-		}
-		p := simulate.Pod{Name: name, Source: fmt.Sprintf("%s:%d", file, t.line), Ask: place.Ask{CPU: cpu, Memory: memory}}
+		p := simulate.Pod{Name: t.name("name", known), Source: t.place(), Ask: place.Ask{
+			CPU: t.number("cpu_milli", 0, maxAmount), Memory: t.number("memory_mib", 0, maxAmount),
+			Devices: int(t.number("num_gpu", 0, maxNodeGPUs)), Units: accel.Units(t.number("gpu_milli", 0, TraceUnits)),
+		}}
+		a := &p.Ask
 		switch {
-		case gpus == 0 && milli != 0:
-			t.fail("gpu_milli", "%d is asked of each GPU, but num_gpu is 0", milli)
-			continue
-		case gpus > 0 && milli == 0:
-			t.fail("gpu_milli", "0 is asked of each of %d GPUs; it must be 1 to %d", gpus, TraceUnits)
-			continue
-		case gpus > 1 && milli != TraceUnits:
-			t.fail("gpu_milli", "%d: with num_gpu %d it must be %d, parts are of one GPU only", milli, gpus, TraceUnits)
-			continue
-		case gpus == 0 && cpu == 0 && memory == 0:
-			t.fail("", "pod %q asks for nothing: cpu_milli, memory_mib and num_gpu are 0", name)
-			continue
-		}
-		if gpus > 0 {
-			p.Ask.Devices, p.Ask.Units = int(gpus), accel.Units(milli)
-			spec := t.text("gpu_spec")
-			if strings.Trim(spec, "| ") == "" && spec != "" {
-				t.fail("gpu_spec", "%q names no model; leave it empty for any", spec)
-				continue
-			}
-			p.Ask.Only = selection(selections, spec)
+		case (a.Devices == 0) != (a.Units == 0):
+			t.fail("gpu_milli", "%d is requested of each of %d GPUs", a.Units, a.Devices)
+		case a.Devices > 1 && a.Units != TraceUnits:
+			t.fail("gpu_milli", "%d: with num_gpu %d it must be %d, parts are of one GPU only", a.Units, a.Devices, TraceUnits)
+		case a.Devices > 0:
+			a.Only = t.selection(selections)
+		case a.CPU == 0 && a.Memory == 0:
+			t.fail("num_gpu", "pod %q requests nothing: cpu_milli and memory_mib are 0, too", p.Name)
 		}
 		w.Pods = append(w.Pods, p)
 	}
-	if len(t.errs) > 0 {
-		return nil, errors.Join(t.errs...)
+	if t.err == nil && w.Demand() == 0 {
+		t.err = fmt.Errorf("%s: %d pods without a GPU: there is nothing to place on GPUs", file, len(w.Pods))
 	}
-	if len(w.Pods) == 0 {
-		return nil, &LineError{file, 1, "", errors.New("there are no pods below the header")}
-	}
-	if w.Demand() == 0 {
-		return nil, fmt.Errorf("%s: %d pods, but column num_gpu is 0 in all of them: there is nothing to place on GPUs", file, len(w.Pods))
-	}
-	return w, nil
+	return w, t.err
 }
 
 // selection returns the selection that a gpu_spec stands for, the same one for
 // the same text.
-func selection(known map[string]*accel.Selection, spec string) *accel.Selection {
-	if spec == "" {
-		return nil
-	}
-	if s := known[spec]; s != nil {
-		return s
+func (t *table) selection(known map[string]*accel.Selection) *accel.Selection {
+	spec := t.text("gpu_spec")
+	if spec == "" || known[spec] != nil {
+		return known[spec]
 	}
 	var models []string
 	for m := range strings.SplitSeq(spec, "|") {
@@ -345,8 +237,10 @@ func selection(known map[string]*accel.Selection, spec string) *accel.Selection 
 			models = append(models, m)
 		}
 	}
+	if len(models) == 0 {
+		t.fail("gpu_spec", "%q names no model; leave it empty for any", spec)
+	}
 	slices.Sort(models)
-	s := &accel.Selection{UseModels: slices.Compact(models)}
-	known[spec] = s
-	return s
+	known[spec] = &accel.Selection{UseModels: slices.Compact(models)}
+	return known[spec]
 }

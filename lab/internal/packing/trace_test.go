@@ -76,58 +76,57 @@ func TestReadTrace(t *testing.T) {
 
 func TestReadTraceRefuses(t *testing.T) {
 	const nodes, pods = "sn,cpu_milli,memory_mib,gpu,model\n", "name,cpu_milli,memory_mib,num_gpu,gpu_milli\n"
+	const spec = "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec\n"
 	tests := map[string]struct {
 		text  string
 		nodes bool
 		want  string
 	}{
-		"no file": {text: "", nodes: true, want: "f.csv:1: the file is empty; the first line must name the columns sn, cpu_milli, " +
-			"memory_mib, gpu, model"},
-		"columns of nodes are missing": {text: "sn,cpu,gpu\na,1,1\n", nodes: true,
-			want: "f.csv:1: missing columns: cpu_milli, memory_mib, model; the first line must name sn, cpu_milli, memory_mib, gpu, model"},
-		"columns of pods are missing": {text: "name,cpu_milli,memory_mib\np,1,1\n",
-			want: "f.csv:1: missing columns: num_gpu, gpu_milli; the first line must name name, cpu_milli, memory_mib, num_gpu, gpu_milli"},
-		"a column twice": {text: "sn,sn,cpu_milli,memory_mib,gpu,model\n", nodes: true,
-			want: "f.csv:1: column sn: is there twice"},
-		"no nodes": {text: nodes, nodes: true, want: "f.csv:1: there are no nodes below the header"},
-		"no pods":  {text: pods, want: "f.csv:1: there are no pods below the header"},
+		"no file": {text: "", nodes: true,
+			want: "f.csv: read the header, which must name the columns sn, cpu_milli, memory_mib, gpu, model: EOF"},
+		"a column of nodes is missing": {text: "sn,cpu,memory_mib,gpu,model\na,1,1,1,A\n", nodes: true,
+			want: "f.csv:1: missing column cpu_milli; the first line must name sn, cpu_milli, memory_mib, gpu, model"},
+		"a column of pods is missing": {text: "name,cpu_milli,memory_mib,gpu_milli\np,1,1,1\n",
+			want: "f.csv:1: missing column num_gpu; the first line must name name, cpu_milli, memory_mib, num_gpu, gpu_milli"},
+		"no nodes": {text: nodes, nodes: true, want: "f.csv: 0 nodes without a GPU: there is nothing to share"},
+		"no pods":  {text: pods, want: "f.csv: 0 pods without a GPU: there is nothing to place on GPUs"},
 		"nodes without GPUs": {text: nodes + "a,1000,1024,0,\n", nodes: true,
-			want: "f.csv: 1 nodes, but column gpu is 0 in all of them: there is nothing to share"},
-		"pods without GPUs": {text: pods + "p,1000,1024,0,0\n",
-			want: "f.csv: 1 pods, but column num_gpu is 0 in all of them: there is nothing to place on GPUs"},
+			want: "f.csv: 1 nodes without a GPU: there is nothing to share"},
+		"pods without GPUs": {text: pods + "p,1000,1024,0,0\n", want: "f.csv: 1 pods without a GPU: there is nothing to place on GPUs"},
 		"a node twice": {text: nodes + "a,1000,1024,1,A\na,1000,1024,1,A\n", nodes: true,
-			want: `f.csv:3: column sn: "a" was named in line 2 already`},
+			want: `f.csv:3: column sn: "a" is empty or the name of an earlier line`},
 		"a pod twice": {text: pods + "p,1,1,1,1\n\nq,1,1,1,1\np,1,1,1,1\n",
-			want: `f.csv:5: column name: "p" was named in line 2 already`},
-		"a node without a name": {text: nodes + ",1000,1024,1,A\n", nodes: true, want: "f.csv:2: column sn: a node needs a name"},
-		"a pod without a name":  {text: pods + ",1,1,1,1\n", want: "f.csv:2: column name: a pod needs a name"},
+			want: `f.csv:5: column name: "p" is empty or the name of an earlier line`},
+		"a node without a name": {text: nodes + ",1000,1024,1,A\n", nodes: true,
+			want: `f.csv:2: column sn: "" is empty or the name of an earlier line`},
+		"a pod without a name": {text: pods + ",1,1,1,1\n", want: `f.csv:2: column name: "" is empty or the name of an earlier line`},
 		"a word for a number": {text: nodes + "a,many,1024,1,A\n", nodes: true,
-			want: `f.csv:2: column cpu_milli: "many" is not a whole number`},
-		"a fraction":           {text: pods + "p,1.5,1,1,1\n", want: `f.csv:2: column cpu_milli: "1.5" is not a whole number`},
-		"nothing for a number": {text: pods + "p,1,,1,1\n", want: `f.csv:2: column memory_mib: "" is not a whole number`},
-		"below zero":           {text: pods + "p,-1,1,1,1\n", want: "f.csv:2: column cpu_milli: -1 is not within 0 and 1073741824"},
+			want: `f.csv:2: column cpu_milli: "many" is not a whole number from 1 to 4294967296`},
+		"a fraction": {text: pods + "p,1.5,1,1,1\n", want: `f.csv:2: column cpu_milli: "1.5" is not a whole number from 0 to 4294967296`},
+		"nothing for a number": {text: pods + "p,1,,1,1\n",
+			want: `f.csv:2: column memory_mib: "" is not a whole number from 0 to 4294967296`},
+		"below zero": {text: pods + "p,-1,1,1,1\n", want: `f.csv:2: column cpu_milli: "-1" is not a whole number from 0 to 4294967296`},
 		"beyond any number": {text: pods + "p,99999999999999999999,1,1,1\n",
-			want: `f.csv:2: column cpu_milli: "99999999999999999999" is not a whole number`},
+			want: `f.csv:2: column cpu_milli: "99999999999999999999" is not a whole number from 0 to 4294967296`},
 		"a node without CPU": {text: nodes + "a,0,1024,1,A\n", nodes: true,
-			want: "f.csv:2: column cpu_milli: 0 is not within 1 and 1073741824"},
-		"too many GPUs":          {text: nodes + "a,1,1024,65,A\n", nodes: true, want: "f.csv:2: column gpu: 65 is not within 0 and 64"},
-		"more than a GPU of one": {text: pods + "p,1,1,1,1001\n", want: "f.csv:2: column gpu_milli: 1001 is not within 0 and 1000"},
-		"nothing of a GPU": {text: pods + "p,1,1,1,0\n",
-			want: "f.csv:2: column gpu_milli: 0 is asked of each of 1 GPUs; it must be 1 to 1000"},
-		"a part of no GPU": {text: pods + "p,1,1,0,500\n",
-			want: "f.csv:2: column gpu_milli: 500 is asked of each GPU, but num_gpu is 0"},
+			want: `f.csv:2: column cpu_milli: "0" is not a whole number from 1 to 4294967296`},
+		"too many GPUs": {text: nodes + "a,1,1024,65,A\n", nodes: true,
+			want: `f.csv:2: column gpu: "65" is not a whole number from 0 to 64`},
+		"more than a GPU of one": {text: pods + "p,1,1,1,1001\n",
+			want: `f.csv:2: column gpu_milli: "1001" is not a whole number from 0 to 1000`},
+		"nothing of a GPU": {text: pods + "p,1,1,1,0\n", want: "f.csv:2: column gpu_milli: 0 is requested of each of 1 GPUs"},
+		"a part of no GPU": {text: pods + "p,1,1,0,500\n", want: "f.csv:2: column gpu_milli: 500 is requested of each of 0 GPUs"},
 		"parts of several GPUs": {text: pods + "p,1,1,2,500\n",
 			want: "f.csv:2: column gpu_milli: 500: with num_gpu 2 it must be 1000, parts are of one GPU only"},
 		"nothing at all": {text: pods + "p,0,0,0,0\n",
-			want: `f.csv:2: pod "p" asks for nothing: cpu_milli, memory_mib and num_gpu are 0`},
-		"a line that is too short": {text: pods + "p,1,1\n", want: "f.csv:2: column num_gpu: the line ends before it: it has 3 fields, " +
-			"the header 5\nf.csv:2: column gpu_milli: the line ends before it: it has 3 fields, the header 5"},
-		"a quote that never ends": {text: pods + "\"p,1,1,1,1\n", want: `f.csv:2: extraneous or missing " in quoted-field`},
-		"models that are none": {text: "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec\np,1,1,1,1,\"| |\"\n",
+			want: `f.csv:2: column num_gpu: pod "p" requests nothing: cpu_milli and memory_mib are 0, too`},
+		"a line that is too short": {text: pods + "p,1,1\n", want: "f.csv: record on line 2: wrong number of fields"},
+		"a quote that never ends": {text: pods + "\"p,1,1,1,1\n",
+			want: `f.csv: parse error on line 2, column 12: extraneous or missing " in quoted-field`},
+		"models that are none": {text: spec + "p,1,1,1,1,\"| |\"\n",
 			want: `f.csv:2: column gpu_spec: "| |" names no model; leave it empty for any`},
 		"several mistakes": {text: pods + "p,x,1,1,1\nq,1,1,1,y\n",
-			want: "f.csv:2: column cpu_milli: \"x\" is not a whole number\nf.csv:3: column gpu_milli: \"y\" is not a whole number"},
-		"too many mistakes": {text: pods + strings.Repeat(",1,1,1,1\n", 12), want: tenMistakes},
+			want: `f.csv:2: column cpu_milli: "x" is not a whole number from 0 to 4294967296`},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -147,19 +146,6 @@ func TestReadTraceRefuses(t *testing.T) {
 	}
 }
 
-// tenMistakes is as many as are told at once.
-const tenMistakes = `f.csv:2: column name: a pod needs a name
-f.csv:3: column name: a pod needs a name
-f.csv:4: column name: a pod needs a name
-f.csv:5: column name: a pod needs a name
-f.csv:6: column name: a pod needs a name
-f.csv:7: column name: a pod needs a name
-f.csv:8: column name: a pod needs a name
-f.csv:9: column name: a pod needs a name
-f.csv:10: column name: a pod needs a name
-f.csv:11: column name: a pod needs a name
-f.csv: more may be wrong, reading stopped at line 11`
-
 func TestReadPublished(t *testing.T) {
 	const table = "workload,policy,arrived_percent,allocated_percent_mean,shuffles\ndefault,FGD,100,95.5,10\n"
 	got, err := ReadPublished(strings.NewReader(table), "p.csv")
@@ -170,12 +156,12 @@ func TestReadPublished(t *testing.T) {
 		t.Errorf("published (-want +got):\n%s", d)
 	}
 	for text, want := range map[string]string{
-		"workload,policy\n": "p.csv:1: missing columns: arrived_percent, allocated_percent_mean; the first line must name workload, " +
-			"policy, arrived_percent, allocated_percent_mean",
-		"workload,policy,arrived_percent,allocated_percent_mean\n": "p.csv:1: there are no results below the header",
+		"workload,policy\n": "p.csv:1: missing column arrived_percent; the first line must name workload, policy, arrived_percent, " +
+			"allocated_percent_mean",
 		"workload,policy,arrived_percent,allocated_percent_mean\na,b,1,NaN\n": `p.csv:2: column allocated_percent_mean: "NaN" is not a ` +
 			`number from 0 to 100`,
-		"workload,policy,arrived_percent,allocated_percent_mean\na,b,x,1\n": `p.csv:2: column arrived_percent: "x" is not a whole number`,
+		"workload,policy,arrived_percent,allocated_percent_mean\na,b,x,1\n": `p.csv:2: column arrived_percent: "x" is not a whole ` +
+			`number from 0 to 10000`,
 	} {
 		if _, err := ReadPublished(strings.NewReader(text), "p.csv"); err == nil || err.Error() != want {
 			t.Errorf("%q: error %v, want %s", text, err, want)

@@ -6,26 +6,22 @@ import (
 	"context"
 	"crypto/rand"
 	"crypto/sha256"
+	_ "embed" // the manifest of the servers
 	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
-	"maps"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
+	"text/template"
 	"time"
 
-	appsv1 "k8s.io/api/apps/v1"
-	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/utils/ptr"
 	"sigs.k8s.io/yaml"
 
 	"github.com/divvy-gpu/divvy/internal/pool"
@@ -81,7 +77,6 @@ var poolDir = filepath.Join(layout.StateDir, "pool")
 // TokenFile returns the token of the pool as an administrator downloads it.
 func TokenFile() string { return filepath.Join(poolDir, "CA7WPsj.tar") }
 
-// usesPool reports whether the values enable the remote pool.
 func usesPool(o Options) (bool, error) {
 	enabled := false
 	files := append([]string{filepath.Join(o.RepositoryDir, "lab", "values", "lab.yaml")}, o.Values...)
@@ -264,20 +259,13 @@ func runPoolServers(ctx context.Context, c *cluster.Cluster, serverImage string,
 	if err != nil {
 		return err
 	}
-	labels := map[string]string{"app.kubernetes.io/name": PoolServer}
-	meta := metav1.ObjectMeta{Name: PoolServer, Namespace: PoolServer, Labels: labels}
-	objects := []any{
-		&corev1.Namespace{TypeMeta: typeMeta("v1", "Namespace"), ObjectMeta: metav1.ObjectMeta{Name: PoolServer, Labels: labels}},
-		&corev1.Secret{TypeMeta: typeMeta("v1", "Secret"), ObjectMeta: meta, Data: secret},
-		poolDeployment(meta, serverImage, secret),
+	manifest, err := poolManifest(serverImage, secret)
+	if err != nil {
+		return err
 	}
-	for _, s := range poolServers.Servers {
-		objects = append(objects, poolService(meta, s))
-	}
-	for _, object := range objects {
-		if err := apply(ctx, c, object); err != nil {
-			return fmt.Errorf("run the pool's servers: %w", err)
-		}
+	if _, err := command(ctx, manifest, c.Program("kubectl"), "apply", "--server-side", "--force-conflicts",
+		"--field-manager=divvy-lab", "--filename=-"); err != nil {
+		return fmt.Errorf("run the pool's servers: %w", err)
 	}
 	return poll.Until(ctx, poolServerTimeout, "the servers of the pool", func(ctx context.Context) error {
 		deployment, err := client.AppsV1().Deployments(PoolServer).Get(ctx, PoolServer, metav1.GetOptions{})
@@ -288,102 +276,34 @@ func runPoolServers(ctx context.Context, c *cluster.Cluster, serverImage string,
 	})
 }
 
-func typeMeta(version, kind string) metav1.TypeMeta {
-	return metav1.TypeMeta{APIVersion: version, Kind: kind}
-}
+//go:embed pool-servers.yaml
+var poolTemplate string
 
-func poolDeployment(meta metav1.ObjectMeta, serverImage string, secret map[string][]byte) *appsv1.Deployment {
-	return &appsv1.Deployment{
-		TypeMeta:   typeMeta("apps/v1", "Deployment"),
-		ObjectMeta: meta,
-		Spec: appsv1.DeploymentSpec{
-			Replicas: ptr.To[int32](1),
-			Selector: &metav1.LabelSelector{MatchLabels: meta.Labels},
-			Strategy: appsv1.DeploymentStrategy{Type: appsv1.RecreateDeploymentStrategyType},
-			Template: corev1.PodTemplateSpec{
-				ObjectMeta: metav1.ObjectMeta{
-					Labels: meta.Labels,
-					// Read at the start alone.
-					Annotations: map[string]string{"divvy-lab/servers": hashOf(secret)},
-				},
-				Spec: corev1.PodSpec{
-					AutomountServiceAccountToken:  ptr.To(false),
-					TerminationGracePeriodSeconds: ptr.To[int64](1),
-					Containers: []corev1.Container{{
-						Name: "pool-server", Image: serverImage, ImagePullPolicy: corev1.PullNever,
-						VolumeMounts: []corev1.VolumeMount{{Name: "config", MountPath: "/etc/pool", ReadOnly: true}},
-						ReadinessProbe: &corev1.Probe{
-							PeriodSeconds: 1,
-							ProbeHandler:  corev1.ProbeHandler{TCPSocket: &corev1.TCPSocketAction{Port: intstr.FromInt32(56001)}},
-						},
-					}},
-					Volumes: []corev1.Volume{{Name: "config", VolumeSource: corev1.VolumeSource{
-						Secret: &corev1.SecretVolumeSource{SecretName: meta.Name, DefaultMode: ptr.To[int32](0o444)},
-					}}},
-				},
-			},
-		},
-	}
-}
-
-// hashOf changes when any of the content does.
-func hashOf(content map[string][]byte) string {
-	sum := sha256.New()
-	for _, name := range slices.Sorted(maps.Keys(content)) {
-		fmt.Fprintf(sum, "%s %d ", name, len(content[name]))
-		sum.Write(content[name])
-	}
-	return hex.EncodeToString(sum.Sum(nil)[:8])
-}
-
-func poolService(meta metav1.ObjectMeta, s remotepool.Server) *corev1.Service {
-	meta.Name = s.Hostname
-	host, port, _ := strings.Cut(s.Address, ":")
-	return &corev1.Service{
-		TypeMeta:   typeMeta("v1", "Service"),
-		ObjectMeta: meta,
-		Spec: corev1.ServiceSpec{
-			ClusterIP: host,
-			Selector:  meta.Labels,
-			// A pool is outside the cluster: what kubelet makes of its servers, such as
-			// for a moment after its own restart, keeps nobody from them.
-			PublishNotReadyAddresses: true,
-
-			Ports: []corev1.ServicePort{{Port: number(port), TargetPort: intstr.Parse(strings.TrimPrefix(s.Listen, ":"))}},
-		},
-	}
-}
-
-func number(port string) int32 { n := intstr.Parse(port); return n.IntVal }
-
-// apply makes an object, or makes it as it is to be.
-func apply(ctx context.Context, c *cluster.Cluster, object any) error {
-	data, err := json.Marshal(object)
+func poolManifest(serverImage string, secret map[string][]byte) ([]byte, error) {
+	data, err := json.Marshal(secret) // sorted by keys
 	if err != nil {
-		return err
+		return nil, fmt.Errorf("the pool's servers: %w", err)
 	}
-	cmd := exec.CommandContext(ctx, c.Program("kubectl"), "apply", "--server-side", "--force-conflicts", "--field-manager=divvy-lab",
-		"--filename=-")
-	cmd.Env = append(os.Environ(), "KUBECONFIG="+layout.AdminKubeconfig)
-	cmd.Stdin = bytes.NewReader(data)
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("%w: %s", err, strings.TrimSpace(string(out)))
+	type server struct{ Name, IP, Port, Listen string }
+	var servers []server
+	for _, s := range poolServers.Servers {
+		ip, port, _ := strings.Cut(s.Address, ":")
+		servers = append(servers, server{s.Hostname, ip, port, strings.TrimPrefix(s.Listen, ":")})
 	}
-	return nil
+	var out bytes.Buffer
+	err = template.Must(template.New("").Parse(poolTemplate)).Execute(&out, map[string]any{
+		"Image": serverImage, "Secret": string(data), "Hash": fmt.Sprintf("h%x", sha256.Sum256(data)), "Servers": servers,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("the pool's servers: %w", err)
+	}
+	return out.Bytes(), nil
 }
 
 // ImportToken gives the pool's token to the cluster as an administrator does, and
 // returns what kubectl-divvy said.
 func ImportToken(ctx context.Context) (string, error) {
-	cmd := exec.CommandContext(ctx, filepath.Join(programDir, "kubectl-divvy"), "pool", "import", TokenFile(),
-		"--namespace", TokenNamespace)
-	cmd.Env = append(os.Environ(), "KUBECONFIG="+layout.AdminKubeconfig)
-	out, err := cmd.CombinedOutput()
-	text := strings.TrimSpace(string(out))
-	if err != nil {
-		return text, fmt.Errorf("kubectl divvy pool import: %w: %s", err, text)
-	}
-	return text, nil
+	return command(ctx, nil, filepath.Join(programDir, "kubectl-divvy"), "pool", "import", TokenFile(), "--namespace", TokenNamespace)
 }
 
 // TokenSecrets are the secrets that ImportToken makes in TokenNamespace.

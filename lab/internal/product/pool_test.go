@@ -1,12 +1,16 @@
 package product
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/yaml"
 
 	"github.com/divvy-gpu/divvy/internal/pool/token"
@@ -90,5 +94,36 @@ func TestServersReadTheirList(t *testing.T) {
 	read, err := remotepool.DecodeInventory(data)
 	if err != nil || len(read.Servers) != 2 || len(read.Servers[0].GPUs) != 4 {
 		t.Errorf("read %+v, %v", read, err)
+	}
+}
+
+func TestPoolManifest(t *testing.T) {
+	text, err := poolManifest("docker.io/divvy-gpu/lab-pool-server:1", map[string][]byte{"token": []byte("5ecre7"), "tls.key": {0, 255}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var secret corev1.Secret
+	var deployment appsv1.Deployment
+	var services [2]corev1.Service
+	for i, document := range strings.Split(string(text), "\n---\n") {
+		into := []any{&corev1.Namespace{}, &secret, &deployment, &services[0], &services[1]}[i]
+		if err := yaml.UnmarshalStrict([]byte(document), into); err != nil {
+			t.Errorf("%v:\n%s", err, document)
+		}
+	}
+	if string(secret.Data["token"]) != "5ecre7" || string(secret.Data["tls.key"]) != "\x00\xff" {
+		t.Errorf("Secret %+v", secret)
+	}
+	pod := deployment.Spec.Template
+	if len(pod.Annotations["divvy-lab/servers"]) != 65 || pod.Spec.Containers[0].Image != "docker.io/divvy-gpu/lab-pool-server:1" ||
+		*pod.Spec.Volumes[0].Secret.DefaultMode != 0o444 || pod.Spec.Containers[0].ReadinessProbe.TCPSocket.Port.IntVal != 56001 {
+		t.Errorf("Deployment %+v", deployment)
+	}
+	for i, s := range poolServers.Servers {
+		spec := services[i].Spec
+		if services[i].Name != s.Hostname || fmt.Sprintf("%s:%d", spec.ClusterIP, spec.Ports[0].Port) != s.Address ||
+			":"+spec.Ports[0].TargetPort.String() != s.Listen || !spec.PublishNotReadyAddresses {
+			t.Errorf("Service %+v of %+v", services[i], s)
+		}
 	}
 }

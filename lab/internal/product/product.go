@@ -4,6 +4,7 @@
 package product
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"crypto/sha256"
@@ -248,8 +249,8 @@ func installChart(ctx context.Context, o Options) error {
 	for _, value := range o.Set {
 		args = append(args, "--set", value)
 	}
-	if out, err := helm(ctx, o.Cluster, args...); err != nil {
-		return fmt.Errorf("helm: %w: %s\n%s", err, out, describePods(ctx))
+	if _, err := command(ctx, nil, o.Cluster.Program("helm"), args...); err != nil {
+		return fmt.Errorf("%w\n%s", err, describePods(ctx))
 	}
 	if o.Unlabelled {
 		return unlabel(ctx, label, chartTimeout)
@@ -264,24 +265,36 @@ func Unwire(ctx context.Context, c *cluster.Cluster) error {
 	if err != nil || !wired {
 		return err
 	}
-	cmd := exec.CommandContext(ctx, filepath.Join(programDir, "divvy-control"), "schedconf", "uninstall",
+	_, err = command(ctx, nil, filepath.Join(programDir, "divvy-control"), "schedconf", "uninstall",
 		"--kubeconfig", layout.AdminKubeconfig, "--node-name", layout.NodeName, "--settle", "1s", "--log-level", "warn")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("divvy-control schedconf uninstall: %w: %s", err, strings.TrimSpace(string(out)))
+	if err != nil {
+		return err
 	}
 	return c.WaitReady(ctx, cluster.Scheduler)
 }
 
-func helm(ctx context.Context, c *cluster.Cluster, args ...string) (string, error) {
-	cmd := exec.CommandContext(ctx, c.Program("helm"), args...)
-	home := filepath.Join(layout.StateDir, "helm")
-	cmd.Env = append(os.Environ(),
+// Environment is that of a person at the lab, but for PATH.
+func Environment() []string {
+	helm := filepath.Join(layout.StateDir, "helm")
+	return append(os.Environ(),
 		"KUBECONFIG="+layout.AdminKubeconfig,
-		"HELM_CACHE_HOME="+filepath.Join(home, "cache"),
-		"HELM_CONFIG_HOME="+filepath.Join(home, "config"),
-		"HELM_DATA_HOME="+filepath.Join(home, "data"))
+		"HELM_CACHE_HOME="+filepath.Join(helm, "cache"),
+		"HELM_CONFIG_HOME="+filepath.Join(helm, "config"),
+		"HELM_DATA_HOME="+filepath.Join(helm, "data"))
+}
+
+// command runs a program as a person at the lab does, and returns what it printed, which
+// is in the error as well.
+func command(ctx context.Context, input []byte, program string, args ...string) (string, error) {
+	cmd := exec.CommandContext(ctx, program, args...)
+	cmd.Env = Environment()
+	cmd.Stdin = bytes.NewReader(input)
 	out, err := cmd.CombinedOutput()
-	return strings.TrimSpace(string(out)), err
+	text := strings.TrimSpace(string(out))
+	if err != nil {
+		err = fmt.Errorf("%s %s: %w: %s", filepath.Base(program), args[0], err, text)
+	}
+	return text, err
 }
 
 // forgetInterrupted removes the notes of an installation that was interrupted,

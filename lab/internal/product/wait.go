@@ -223,7 +223,6 @@ func offered(ctx context.Context, client kubernetes.Interface, name string) ([]O
 	return published, nil
 }
 
-// publishedUnits returns the units of the healthy cards in a node's inventory.
 func publishedUnits(node *corev1.Node) ([]Offer, error) {
 	text, ok := node.Annotations[wire.InventoryAnnotation]
 	if !ok {

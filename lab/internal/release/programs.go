@@ -7,7 +7,6 @@ package release
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -18,6 +17,7 @@ import (
 	"time"
 
 	"github.com/divvy-gpu/divvy/lab/internal/build"
+	"github.com/divvy-gpu/divvy/lab/internal/host"
 )
 
 // module is the import path of the product.
@@ -133,7 +133,6 @@ func Build(ctx context.Context, repository, dir string, s Stamp, p Platform, pro
 	return nil
 }
 
-// fileName is the name of a program on a platform.
 func fileName(program string, p Platform) string {
 	if p.OS == "windows" {
 		return program + ".exe"
@@ -170,41 +169,14 @@ func EnsureCompiler(ctx context.Context, arch string, report func(string)) error
 	if _, err := exec.LookPath(c.program); err == nil {
 		return nil
 	}
-	packages := strings.Join(c.packages, " ")
-	if _, err := exec.LookPath("apt-get"); err != nil {
-		return fmt.Errorf("divvy-node for %s needs the compiler %s: install it, or build where the architecture is %s", arch, c.program,
-			arch)
-	}
 	if os.Geteuid() != 0 {
 		return fmt.Errorf("divvy-node for %s needs the compiler %s: run \"sudo apt-get install --no-install-recommends %s\", or this as "+
 			"root, which does the same",
-			arch, c.program, packages)
+			arch, c.program, strings.Join(c.packages, " "))
 	}
-	report("installing " + packages)
-	install := func(args ...string) error {
-		cmd := exec.CommandContext(ctx, "apt-get", args...)
-		cmd.Env = append(os.Environ(), "DEBIAN_FRONTEND=noninteractive", "LC_ALL=C.UTF-8")
-		if out, err := cmd.CombinedOutput(); err != nil {
-			return fmt.Errorf("apt-get %s: %w\n%s", args[0], err, lastLines(string(out), 15))
-		}
-		return nil
+	var packages []host.Package
+	for _, name := range c.packages {
+		packages = append(packages, host.Package{Name: name, Purpose: "divvy-node for " + arch})
 	}
-	arguments := append([]string{"install", "-y", "--no-install-recommends"}, c.packages...)
-	first := install(arguments...)
-	if first == nil {
-		return nil
-	}
-	// The list of packages may be missing or old.
-	if err := install("update"); err != nil {
-		return fmt.Errorf("install %s: %w", packages, errors.Join(first, err))
-	}
-	if err := install(arguments...); err != nil {
-		return fmt.Errorf("install %s: %w", packages, err)
-	}
-	return nil
-}
-
-func lastLines(text string, n int) string {
-	lines := strings.Split(strings.TrimSpace(text), "\n")
-	return strings.Join(lines[max(0, len(lines)-n):], "\n")
+	return host.InstallPackages(ctx, packages, func(format string, args ...any) { report(fmt.Sprintf(format, args...)) })
 }

@@ -168,7 +168,6 @@ func defaultTag(dir string) (string, error) {
 	return tag + "-" + hex.EncodeToString(content.Sum(nil)[:6]), nil
 }
 
-// writeValues writes ValuesFile.
 func writeValues(dir, registry, tag string) error {
 	values, err := yaml.Marshal(map[string]any{"image": map[string]string{"registry": registry, "tag": tag}})
 	if err != nil {

@@ -104,7 +104,6 @@ func BuildImages(ctx context.Context, o ImageOptions) ([]Built, error) {
 	return all, writeValues(o.Dir, Registry, o.Stamp.Version)
 }
 
-// buildImage builds one image for all architectures.
 func buildImage(ctx context.Context, o ImageOptions, name, work string) (Built, error) {
 	full := Registry + "/" + name
 	built := Built{Name: full, Tag: o.Stamp.Version, Platforms: map[string]string{}}
