@@ -75,7 +75,14 @@ var (
 	}
 )
 
-var lost = diskFault{inflict: os.RemoveAll}
+var lost = diskFault{inflict: lose}
+
+// lose removes a folder at once: the daemon may write to it at any moment, and a folder
+// that gets a new file while its files are removed is not empty.
+func lose(path string) error {
+	away := path + ".lost"
+	return errors.Join(os.Rename(path, away), os.RemoveAll(away))
+}
 
 // play calls a function of the fault that may be nil.
 func (f diskFault) play(t *testing.T, n *node, what func(string) error) {
