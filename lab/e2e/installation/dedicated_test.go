@@ -32,12 +32,13 @@ import (
 const takeOverTimeout = 90 * time.Second
 
 // TestDedicatedScheduler installs a scheduler beside the cluster's own: the guide's
-// pods behave as ever, the control plane is not touched, one replica goes on where
-// another ended, and without any only pods that ask for memory have to wait.
+// pods behave as ever, the control plane is not touched, a change of memoryUnit under
+// pods is rejected, one replica goes on where another ended, and without any only pods
+// that ask for memory have to wait.
 func TestDedicatedScheduler(t *testing.T) {
 	ctx := t.Context()
 	host := controlPlane(t)
-	install(t, "scheduler.mode=dedicated")
+	install(t, "scheduler.mode=dedicated", "node.configs.another.logLevel=debug")
 	untouched := func(t *testing.T) {
 		t.Helper()
 		if now := controlPlane(t); !maps.EqualFunc(host, now, bytes.Equal) {
@@ -71,6 +72,16 @@ func TestDedicatedScheduler(t *testing.T) {
 		if _, err := lab.Pods.WaitEvent(ctx, podTimeout, waiting[0],
 			"0/1 nodes are available: 1 insufficient GCU Memory in one gcu device"); err != nil {
 			t.Error(err)
+		}
+	})
+
+	t.Run("the configuration changes under pods", func(t *testing.T) {
+		text, err := lab.CLI.Helm(ctx, lab.Divvy.UpgradeArgs("memoryUnit=0.1")...)
+		if err == nil || !strings.Contains(err.Error(), `cannot change from "1" to "0.1"`) {
+			t.Errorf("another memoryUnit under a pod: %v: %s", err, text)
+		}
+		if text, err := lab.CLI.Helm(ctx, lab.Divvy.UpgradeArgs("node.configs.another.logLevel=info")...); err != nil {
+			t.Errorf("another level of the log under a pod: %v: %s", err, text)
 		}
 	})
 

@@ -3,8 +3,10 @@
 package installation
 
 import (
+	"errors"
 	"flag"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -20,30 +22,49 @@ var begun = time.Now()
 const ifBindIsFirst = "divvy-system/divvy-scheduler by ClusterRole divvy-extender: get pods was never used"
 
 // TestZRightsAreUsed: what the accounts may do that are there in some ways of
-// installing alone, or while Divvy is taken away, they did in the tests before, and
-// nothing that any of them asked for was refused. Go runs the tests of a package in
-// the order of its files; this one is the last.
+// installing alone, they did in the tests before, and nothing that any of them asked
+// for was rejected. Go runs the tests of a package in the order of its files; these
+// are the last.
 func TestZRightsAreUsed(t *testing.T) {
-	complete := flag.Lookup("test.run").Value.String() == "" && flag.Lookup("test.skip").Value.String() == ""
+	skip := flag.Lookup("test.skip").Value.String()
+	complete := flag.Lookup("test.run").Value.String() == "" && (skip == "" || skip == uninstalling)
+	rightsAreUsed(t, complete, []string{"divvy-system/divvy-schedconf", "divvy-system/divvy-scheduler"},
+		[]string{"--set", "extender.leaderElection=true"},
+		[]string{"--set", "scheduler.mode=dedicated"})
+}
+
+// uninstalling are the tests that "make test" runs on another lab, as a pattern.
+const uninstalling = "^TestUninstall"
+
+// TestUninstallRightsAreUsed: what the account may do that removes Divvy, it did in
+// the tests of that.
+func TestUninstallRightsAreUsed(t *testing.T) {
+	run := flag.Lookup("test.run").Value.String()
+	complete := (run == "" || run == uninstalling) && flag.Lookup("test.skip").Value.String() == ""
+	values := func(name string) string { return filepath.Join(lab.CLI.Repository, "lab", "values", name) }
+	rightsAreUsed(t, complete, []string{"divvy-system/divvy-uninstall"},
+		[]string{"--set", "uninstall.removeLogs=true"},
+		[]string{"--set", "uninstall.nodeStatus=true", "--values", values(demos.MixedValues), "--values", values(demos.PoolValues)},
+		[]string{"--set", "scheduler.mode=dedicated"})
+}
+
+// rightsAreUsed reports the rights of these accounts that were not used, if all tests
+// ran that use them, and the requests of any account of Divvy that were rejected.
+func rightsAreUsed(t *testing.T, complete bool, accounts []string, rendered ...[]string) {
+	t.Helper()
 	if !complete {
 		t.Log("not all tests ran, so unused rights cannot be told")
 	}
-	values := func(name string) string { return filepath.Join(lab.CLI.Repository, "lab", "values", name) }
-	err := lab.Rights(t.Context(), begun, complete,
-		[]string{"divvy-system/divvy-schedconf", "divvy-system/divvy-scheduler", "divvy-system/divvy-uninstall"},
-		[]string{"--set", "uninstall.removeLogs=true,extender.leaderElection=true"},
-		[]string{"--set", "uninstall.nodeStatus=true", "--values", values(demos.MixedValues), "--values", values(demos.PoolValues)},
-		[]string{"--set", "scheduler.mode=dedicated"})
-	if err != nil {
-		for line := range strings.SplitSeq(err.Error(), "\n") {
-			if line != ifBindIsFirst {
-				t.Error(line)
-			}
-		}
+	others := slices.DeleteFunc([]string{"divvy-system/divvy-node", "divvy-system/divvy-extender", "divvy-system/divvy-schedconf",
+		"divvy-system/divvy-scheduler", "divvy-system/divvy-uninstall", "bwki/bitfusion-webhook-deployment"},
+		func(account string) bool { return slices.Contains(accounts, account) })
+	err := errors.Join(lab.Rights(t.Context(), begun, complete, accounts, rendered...), lab.Rights(t.Context(), begun, false, others))
+	if err == nil {
+		return
 	}
-	// Those of the other package's tests, for refusals alone.
-	if err := lab.Rights(t.Context(), begun, false, []string{"divvy-system/divvy-node", "divvy-system/divvy-extender",
-		"bwki/bitfusion-webhook-deployment"}); err != nil {
-		t.Error(err)
+	for line := range strings.SplitSeq(err.Error(), "\n") {
+		if line != ifBindIsFirst {
+			t.Error(line)
+		}
 	}
 }
