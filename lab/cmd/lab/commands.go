@@ -4,18 +4,17 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
-	"github.com/divvy-gpu/divvy/lab/internal/build"
 	"github.com/divvy-gpu/divvy/lab/internal/cluster"
 	"github.com/divvy-gpu/divvy/lab/internal/host"
 	"github.com/divvy-gpu/divvy/lab/internal/layout"
 	"github.com/divvy-gpu/divvy/lab/internal/progress"
+	"github.com/divvy-gpu/divvy/lab/internal/testenv"
 )
 
 // geteuid is replaced by tests, which may run as root.
@@ -63,7 +62,7 @@ func newBuildCommand() *cobra.Command {
 			if err := host.RequireRoot(geteuid(), cmd.CommandPath()); err != nil {
 				return err
 			}
-			_, bin, err := buildAll(cmd.Context(), cmd.OutOrStdout())
+			_, bin, err := testenv.BuildPrograms(cmd.Context(), cmd.OutOrStdout())
 			if err != nil {
 				return err
 			}
@@ -71,29 +70,6 @@ func newBuildCommand() *cobra.Command {
 			return nil
 		},
 	}
-}
-
-// buildAll makes sure that everything the lab runs is built, and returns the
-// folder of the lab's module and that of the programs.
-func buildAll(ctx context.Context, out io.Writer) (labDir, binDir string, err error) {
-	labDir, err = layout.LabDir()
-	if err != nil {
-		return "", "", err
-	}
-	report := func(format string, args ...any) { fmt.Fprintf(out, format+"\n", args...) }
-	if err := host.InstallPackages(ctx, host.Packages(), report); err != nil {
-		return "", "", err
-	}
-	cache, err := layout.CacheDir()
-	if err != nil {
-		return "", "", err
-	}
-	builder := &build.Builder{Dir: labDir, CacheDir: cache, Components: build.Components(), Out: out}
-	binDir, err = builder.Run(ctx)
-	if err != nil {
-		return "", "", err
-	}
-	return labDir, binDir, nil
 }
 
 func newUpCommand() *cobra.Command {
@@ -106,7 +82,7 @@ func newUpCommand() *cobra.Command {
 		RunE: exclusive(func(cmd *cobra.Command, _ []string) error {
 			started := time.Now()
 			out := cmd.OutOrStdout()
-			labDir, binDir, err := buildAll(cmd.Context(), out)
+			labDir, binDir, err := testenv.BuildPrograms(cmd.Context(), out)
 			if err != nil {
 				return err
 			}

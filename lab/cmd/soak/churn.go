@@ -9,7 +9,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -120,7 +119,6 @@ func (c *churn) observe(ctx context.Context) (living []*corev1.Pod, waiting int,
 	return living, waiting, nil
 }
 
-// note remembers how a pod fares.
 func (c *churn) note(pod *corev1.Pod) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -154,12 +152,10 @@ func (c *churn) create(ctx context.Context) {
 }
 
 func (c *churn) delete(ctx context.Context, pod *corev1.Pod) {
-	err := c.lab.Client.CoreV1().Pods(pod.Namespace).Delete(ctx, pod.Name, metav1.DeleteOptions{
+	// What was not deleted may be chosen again at the next turn.
+	_ = c.lab.Client.CoreV1().Pods(pod.Namespace).Delete(ctx, pod.Name, metav1.DeleteOptions{
 		Preconditions: metav1.NewUIDPreconditions(string(pod.UID)),
 	})
-	if err != nil && !apierrors.IsNotFound(err) {
-		return // the next turn may choose it again
-	}
 }
 
 // fill asks for more until the cards are as full as chance lets them be, for a

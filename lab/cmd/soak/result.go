@@ -32,8 +32,7 @@ type result struct {
 	// refused are pods that kubelet did not admit or could not start, in its
 	// words: while its device plugin is away it cannot, and it does not try
 	// again.
-	refused []string
-	// died are pods that ran and ended though nothing asked them to.
+	refused  []string
 	died     []string
 	restarts map[string]int
 	watch    audit.Summary

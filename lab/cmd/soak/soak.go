@@ -9,10 +9,7 @@ import (
 	"sync"
 	"time"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
 	"github.com/divvy-gpu/divvy/lab/internal/audit"
-	"github.com/divvy-gpu/divvy/lab/internal/layout"
 	"github.com/divvy-gpu/divvy/lab/internal/poll"
 	"github.com/divvy-gpu/divvy/lab/internal/product"
 	"github.com/divvy-gpu/divvy/lab/internal/progress"
@@ -43,8 +40,8 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 		}
 		err = errors.Join(err, s.Close())
 	}()
-	capacity, err := waitCapacity(ctx, s)
-	if err != nil {
+	const capacity = 8 * cardUnits
+	if _, err := s.Node.WaitAllocatable(ctx, time.Minute, product.Resource, capacity); err != nil {
 		return err
 	}
 	fmt.Fprintf(out, "\nFor %s pods come and go on 8 cards of %d units, and parts of the cluster are restarted. Seed %d.\n", o.duration,
@@ -58,23 +55,6 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 	}
 	fmt.Fprintf(out, "\n%s\n", r)
 	return r.faults()
-}
-
-// waitCapacity waits until the node offers all cards and returns their units.
-func waitCapacity(ctx context.Context, s *testenv.Env) (int64, error) {
-	var units int64
-	err := poll.Until(ctx, time.Minute, "the node to offer the cards", func(ctx context.Context) error {
-		node, err := s.Client.CoreV1().Nodes().Get(ctx, layout.NodeName, metav1.GetOptions{})
-		if err != nil {
-			return err
-		}
-		quantity := node.Status.Allocatable[product.Resource]
-		if units = quantity.Value(); units != 8*cardUnits {
-			return fmt.Errorf("it offers %d units", units)
-		}
-		return nil
-	})
-	return units, err
 }
 
 // soak lets pods come and go, and compares the books at the end.
@@ -137,7 +117,6 @@ func soak(ctx context.Context, s *testenv.Env, o options, capacity int64, out io
 	return collect(), ctx.Err()
 }
 
-// report prints a line about the pods from time to time.
 func report(ctx context.Context, c *churn, w *audit.Watch, out io.Writer) {
 	started := time.Now()
 	ticker := time.NewTicker(15 * time.Second)

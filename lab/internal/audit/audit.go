@@ -4,36 +4,25 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/kubernetes"
 
 	"github.com/divvy-gpu/divvy/lab/internal/layout"
 	"github.com/divvy-gpu/divvy/lab/internal/product"
 	"github.com/divvy-gpu/divvy/lab/internal/testenv"
 )
 
-// stateDir is the daemon's folder on the host.
-const stateDir = "/var/lib/divvy"
+// unitsFile is where the daemon keeps which units belong to which card.
+const unitsFile = "/var/lib/divvy/units-enflame.com_gcu-memory.json"
 
-// Auditor reads the books of one node.
-type Auditor struct {
-	Client      kubernetes.Interface
-	Node        string
-	ExtenderURL string
-	// CTR is the path of containerd's command line, Containerd its socket.
-	CTR, Containerd string
-}
+// Auditor reads the books of the lab's node.
+type Auditor struct{ lab *testenv.Env }
 
 // New returns an auditor of the lab's node.
-func New(s *testenv.Env) *Auditor {
-	return &Auditor{
-		Client: s.Client, Node: layout.NodeName, ExtenderURL: testenv.ExtenderURL,
-		CTR: s.Cluster.Program("ctr"), Containerd: layout.ContainerdSocket,
-	}
-}
+func New(s *testenv.Env) *Auditor { return &Auditor{s} }
 
 // Books are what all sources say at about one time.
 type Books struct {
@@ -78,17 +67,18 @@ type Container struct {
 // Read reads all sources.
 func (a *Auditor) Read(ctx context.Context) (Books, error) {
 	var b Books
-	node, err := a.Client.CoreV1().Nodes().Get(ctx, a.Node, metav1.GetOptions{})
+	node, err := a.lab.Node.Get(ctx)
 	if err != nil {
-		return b, fmt.Errorf("read the node: %w", err)
+		return b, err
 	}
 	if b.Cards, err = cardsOf(node.Annotations["divvy.dev/inventory"]); err != nil {
 		return b, err
 	}
-	if b.Units, err = readUnits(stateFile(stateDir, string(product.Resource))); err != nil {
+	if b.Units, err = readUnits(unitsFile); err != nil {
 		return b, err
 	}
-	pods, err := a.Client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{FieldSelector: "spec.nodeName=" + a.Node})
+	onNode := metav1.ListOptions{FieldSelector: "spec.nodeName=" + layout.NodeName}
+	pods, err := a.lab.Client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, onNode)
 	if err != nil {
 		return b, fmt.Errorf("list the node's pods: %w", err)
 	}
@@ -120,10 +110,7 @@ func (a *Auditor) readPod(ctx context.Context, pod *corev1.Pod) (Pod, error) {
 		Units: testenv.Units(pod), Annotations: pod.Annotations,
 	}
 	statuses := map[string]corev1.ContainerStatus{}
-	for _, status := range pod.Status.InitContainerStatuses {
-		statuses[status.Name] = status
-	}
-	for _, status := range pod.Status.ContainerStatuses {
+	for _, status := range slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses) {
 		statuses[status.Name] = status
 	}
 	add := func(c *corev1.Container, listed bool) error {
@@ -158,7 +145,6 @@ func (a *Auditor) readPod(ctx context.Context, pod *corev1.Pod) (Pod, error) {
 	return one, nil
 }
 
-// cardsOf reads the annotation in which a node publishes its cards.
 func cardsOf(annotation string) ([]Card, error) {
 	var inventory struct {
 		Resources []struct {

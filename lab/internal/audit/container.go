@@ -8,11 +8,11 @@ import (
 	"io/fs"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/divvy-gpu/divvy/lab/internal/layout"
 	"github.com/divvy-gpu/divvy/lab/internal/testenv"
 )
 
@@ -62,7 +62,8 @@ func (a *Auditor) seeEnded(ctx context.Context, status corev1.ContainerStatus) (
 	if id == "" {
 		return Sight{}, errors.New("it was not started")
 	}
-	cmd := exec.CommandContext(ctx, a.CTR, "--address", a.Containerd, "--namespace", "k8s.io", "containers", "info", id)
+	cmd := exec.CommandContext(ctx, a.lab.Cluster.Program("ctr"), "--address", layout.ContainerdSocket, "--namespace", "k8s.io",
+		"containers", "info", id)
 	out, err := cmd.Output()
 	if err != nil {
 		return Sight{}, fmt.Errorf("ask containerd about container %s: %w", id, err)
@@ -87,9 +88,4 @@ func visible(environment []string) string {
 		}
 	}
 	return ""
-}
-
-// stateFile is where the daemon keeps which units belong to which card.
-func stateFile(dir, resource string) string {
-	return filepath.Join(dir, "units-"+strings.ReplaceAll(resource, "/", "_")+".json")
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/divvy-gpu/divvy/lab/internal/layout"
 	"github.com/divvy-gpu/divvy/lab/internal/testenv"
 )
 
@@ -61,7 +62,7 @@ func ParseReport(body []byte) (Node, error) {
 
 // Inspect asks the extender what the cards of the node hold.
 func (a *Auditor) Inspect(ctx context.Context) (Node, error) {
-	body, err := testenv.Fetch(ctx, a.ExtenderURL+"/gcushare-scheduler/inspect/"+a.Node+"?details=true")
+	body, err := testenv.Fetch(ctx, testenv.ExtenderURL+"/gcushare-scheduler/inspect/"+layout.NodeName+"?details=true")
 	if err != nil {
 		return Node{}, err
 	}

@@ -17,7 +17,6 @@ type unitRange struct {
 	Units  int64  `json:"units"`
 }
 
-// readUnits reads the daemon's state file.
 func readUnits(path string) (Units, error) {
 	data, err := os.ReadFile(path)
 	if err != nil {

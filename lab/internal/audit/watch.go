@@ -8,8 +8,6 @@ import (
 	"strings"
 	"sync"
 	"time"
-
-	"github.com/divvy-gpu/divvy/lab/internal/product"
 )
 
 // Watch looks at the use of the cards all the time, through the extender and
@@ -122,7 +120,7 @@ func (w *Watch) lookAtKubelet(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	units, err := readUnits(stateFile(stateDir, string(product.Resource)))
+	units, err := readUnits(unitsFile)
 	if err != nil {
 		return err
 	}

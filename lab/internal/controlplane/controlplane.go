@@ -122,7 +122,6 @@ func (c *ControlPlane) credentials() error {
 	return err
 }
 
-// ready waits until the API server is.
 func (c *ControlPlane) ready(ctx context.Context) error {
 	client, err := c.Client()
 	if err != nil {

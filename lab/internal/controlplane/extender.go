@@ -40,8 +40,6 @@ type ExtenderOptions struct {
 	Program string
 	// Resources are those that it manages.
 	Resources []string
-	// Plain lets kube-scheduler ask over HTTP without TLS.
-	Plain bool
 	// Host is the address of this machine that it listens on, that of the loopback
 	// interface when empty.
 	Host string
@@ -61,8 +59,8 @@ type Extender struct {
 }
 
 // StartExtender starts an extender, with an administrator's rights, and waits until
-// it answers, and until it has published its certificates where it has any. All
-// extenders of one control plane sign with one key.
+// it answers and has published its certificates. All extenders of one control plane
+// sign with one key.
 func (c *ControlPlane) StartExtender(ctx context.Context, o ExtenderOptions) (*Extender, error) {
 	key, err := c.GrantKey()
 	if err != nil {
@@ -75,30 +73,22 @@ func (c *ControlPlane) StartExtender(ctx context.Context, o ExtenderOptions) (*E
 	host := cmp.Or(o.Host, loopback)
 	address := func(i int) string { return fmt.Sprintf("%s:%d", host, ports[i]) }
 	e := &Extender{
-		Entry: schedconf.Extender{URL: "http://" + address(0) + route, Resources: o.Resources},
+		Entry: schedconf.Extender{URL: "https://" + address(2) + route, ServerName: "divvy-extender." + Namespace + ".svc",
+			Resources: o.Resources},
 		Plain: "http://" + address(0) + route, plain: "http://" + address(0), metrics: "http://" + address(1) + "/metrics",
 	}
 	args := []string{
 		"extender", "--kubeconfig=" + c.Kubeconfig(), "--grant-key-file=" + key, "--resources=" + strings.Join(o.Resources, ","),
-		"--listen=" + address(0), "--metrics-listen=" + address(1), "--validating-config=",
+		"--listen=" + address(0), "--metrics-listen=" + address(1), "--tls-listen=" + address(2), "--tls-namespace=" + Namespace,
+		"--validating-config=",
 	}
-	if o.Plain {
-		args = append(args, "--tls-listen=")
-	} else {
-		if err := c.Prepare(ctx); err != nil {
-			return nil, err
-		}
-		args = append(args, "--tls-listen="+address(2), "--tls-namespace="+Namespace)
-		e.Entry.URL, e.Entry.ServerName = "https://"+address(2)+route, "divvy-extender."+Namespace+".svc"
+	if err := c.Prepare(ctx); err != nil {
+		return nil, err
 	}
 	if e.Process, err = StartProcess(o.Name, o.Program, c.path(o.Name+".log"), o.Env, append(args, o.Args...)...); err != nil {
 		return nil, err
 	}
-	err = c.await(ctx, e.Process, func(ctx context.Context) error {
-		_, err := get(ctx, http.DefaultClient, e.plain+"/readyz")
-		return err
-	})
-	if err == nil && !o.Plain {
+	if err = c.await(ctx, e.Process, e.Ready); err == nil {
 		err = e.credentials(ctx, c)
 	}
 	if err != nil {
@@ -194,7 +184,6 @@ func (e *Extender) Metrics(ctx context.Context) (string, error) {
 	return get(ctx, http.DefaultClient, e.metrics)
 }
 
-// get returns the body of an answer with status 200.
 func get(ctx context.Context, client *http.Client, url string) (string, error) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {

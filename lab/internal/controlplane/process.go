@@ -1,17 +1,17 @@
 package controlplane
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"os"
 	"os/exec"
-	"strings"
 	"sync"
 	"syscall"
 	"time"
 
 	"github.com/prometheus/procfs"
+
+	"github.com/divvy-gpu/divvy/lab/internal/proc"
 )
 
 // Process is a child of this program. It is safe for concurrent use.
@@ -62,14 +62,7 @@ func (p *Process) PID() int { return p.cmd.Process.Pid }
 func (p *Process) LogPath() string { return p.log }
 
 // LogTail returns the last lines of its output.
-func (p *Process) LogTail(lines int) string {
-	data, err := os.ReadFile(p.log)
-	if err != nil {
-		return err.Error()
-	}
-	all := strings.Split(string(bytes.TrimRight(data, "\n")), "\n")
-	return strings.Join(all[max(0, len(all)-lines):], "\n")
-}
+func (p *Process) LogTail(lines int) string { return proc.Tail(p.log, lines) }
 
 // Running reports whether it has not ended.
 func (p *Process) Running() bool {
@@ -134,15 +127,15 @@ func (p *Process) Usage() (Usage, error) { return UsageOf(p.PID()) }
 
 // UsageOf returns what the process with this number has used so far.
 func UsageOf(pid int) (Usage, error) {
-	proc, err := procfs.NewProc(pid)
-	if err != nil {
-		return Usage{}, fmt.Errorf("usage of process %d: %w", pid, err)
+	var stat procfs.ProcStat
+	var status procfs.ProcStatus
+	process, err := procfs.NewProc(pid)
+	if err == nil {
+		stat, err = process.Stat()
 	}
-	stat, err := proc.Stat()
-	if err != nil {
-		return Usage{}, fmt.Errorf("usage of process %d: %w", pid, err)
+	if err == nil {
+		status, err = process.NewStatus()
 	}
-	status, err := proc.NewStatus()
 	if err != nil {
 		return Usage{}, fmt.Errorf("usage of process %d: %w", pid, err)
 	}

@@ -103,7 +103,6 @@ func (s *Scheduler) Metrics(ctx context.Context) (string, error) {
 	return get(ctx, s.client, s.metrics)
 }
 
-// configuration returns the KubeSchedulerConfiguration.
 func (o SchedulerOptions) configuration(kubeconfig, version string) ([]byte, error) {
 	connection := map[string]any{"kubeconfig": kubeconfig}
 	if o.QPS > 0 {

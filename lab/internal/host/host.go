@@ -27,7 +27,8 @@ func RequireRoot(euid int, command string) error {
 type Package struct {
 	// Name is the name of the package.
 	Name string
-	// Probe is a file that shows that it is there, however it got there.
+	// Probe is a file that shows that it is there, however it got there; "" where that is
+	// known not to be so.
 	Probe string
 	// Purpose ends the sentence "needed for".
 	Purpose string

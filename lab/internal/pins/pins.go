@@ -174,7 +174,6 @@ const listHeader = `# Base images and actions that are named by tag. "make pin" 
 # A test fails where a reference is neither pinned nor listed here.
 `
 
-// list is the text of UnpinnedFile.
 func list(references []Reference) []byte {
 	var names []string
 	for _, r := range references {

@@ -164,10 +164,13 @@ func (d *Daemon) end(ctx context.Context, first syscall.Signal, grace time.Durat
 	return nil
 }
 
-// LogTail returns the last lines of the daemon's log, as far as they are within
-// its last 16 KiB.
-func (d *Daemon) LogTail(lines int) string {
-	file, err := os.Open(d.LogPath())
+// LogTail returns the last lines of the daemon's log, as Tail does.
+func (d *Daemon) LogTail(lines int) string { return Tail(d.LogPath(), lines) }
+
+// Tail returns the last lines of a file, as far as they are within its last 16 KiB, or
+// why it cannot be read.
+func Tail(path string, lines int) string {
+	file, err := os.Open(path)
 	if err != nil {
 		return err.Error()
 	}

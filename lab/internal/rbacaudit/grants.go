@@ -1,7 +1,7 @@
 package rbacaudit
 
 import (
-	"bytes"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -65,9 +65,9 @@ type object struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata"`
 
-	Rules    []rbacv1.PolicyRule `json:"rules"`
-	RoleRef  rbacv1.RoleRef      `json:"roleRef"`
-	Subjects []rbacv1.Subject    `json:"subjects"`
+	Rules    json.RawMessage  `json:"rules"` // those of an admission policy have another form
+	RoleRef  rbacv1.RoleRef   `json:"roleRef"`
+	Subjects []rbacv1.Subject `json:"subjects"`
 }
 
 func read(text string) (Roles, error) {
@@ -75,21 +75,21 @@ func read(text string) (Roles, error) {
 	roles := map[string][]rbacv1.PolicyRule{}
 	var bindings []object
 	for decoder := yaml.NewYAMLOrJSONDecoder(strings.NewReader(text), 4096); ; {
-		var raw yamlDocument
-		if err := decoder.Decode(&raw); errors.Is(err, io.EOF) {
+		var o object
+		if err := decoder.Decode(&o); errors.Is(err, io.EOF) {
 			break
 		} else if err != nil {
 			return Roles{}, fmt.Errorf("read the manifests: %w", err)
-		}
-		o, err := raw.object()
-		if err != nil {
-			return Roles{}, err
 		}
 		switch o.Kind {
 		case "ServiceAccount":
 			out.Accounts = append(out.Accounts, o.Namespace+"/"+o.Name)
 		case "Role", "ClusterRole":
-			roles[roleKey(o.Kind, o.Namespace, o.Name)] = o.Rules
+			var rules []rbacv1.PolicyRule
+			if err := json.Unmarshal(o.Rules, &rules); err != nil {
+				return Roles{}, fmt.Errorf("read %s %s: %w", o.Kind, o.Name, err)
+			}
+			roles[roleKey(o.Kind, o.Namespace, o.Name)] = rules
 		case "RoleBinding", "ClusterRoleBinding":
 			bindings = append(bindings, o)
 		}
@@ -126,7 +126,6 @@ func read(text string) (Roles, error) {
 	return out, nil
 }
 
-// roleKey names a role in messages and maps.
 func roleKey(kind, namespace, name string) string {
 	if namespace != "" {
 		name = namespace + "/" + name
@@ -137,32 +136,4 @@ func roleKey(kind, namespace, name string) string {
 // ofKubernetes reports whether the API server makes a role of that name.
 func ofKubernetes(role string) bool {
 	return strings.HasPrefix(role, "system:") || role == "extension-apiserver-authentication-reader"
-}
-
-// yamlDocument is a document of any kind, whose form is looked at when the kind
-// is known: "rules" of an admission policy are others than those of a role.
-type yamlDocument []byte
-
-func (d *yamlDocument) UnmarshalJSON(data []byte) error {
-	*d = bytes.Clone(data)
-	return nil
-}
-
-func (d yamlDocument) object() (object, error) {
-	var head struct {
-		metav1.TypeMeta `json:",inline"`
-	}
-	if err := yaml.Unmarshal(d, &head); err != nil {
-		return object{}, fmt.Errorf("read the manifests: %w", err)
-	}
-	switch head.Kind {
-	case "ServiceAccount", "Role", "ClusterRole", "RoleBinding", "ClusterRoleBinding":
-	default:
-		return object{TypeMeta: head.TypeMeta}, nil
-	}
-	var o object
-	if err := yaml.Unmarshal(d, &o); err != nil {
-		return object{}, fmt.Errorf("read a %s: %w", head.Kind, err)
-	}
-	return o, nil
 }

@@ -15,6 +15,8 @@ import (
 	"net/url"
 	"strings"
 	"time"
+
+	"github.com/google/uuid"
 )
 
 // errNoServer is the client's last word when it reached no server, as the user guide shows it.
@@ -58,13 +60,9 @@ func (c *Client) connect(ctx context.Context) (*session, error) {
 		c.logf("WARN", "Failed to parse %s: %v", path, plain(err, path))
 		return nil, errNoServer
 	}
-	id, err := newID()
-	if err != nil {
-		return nil, err
-	}
 	dialer := &net.Dialer{Timeout: timeout / 2}
 	s := &session{
-		client: c, id: id, token: config.Token, timeout: timeout, servers: servers,
+		client: c, id: uuid.NewString(), token: config.Token, timeout: timeout, servers: servers,
 		http: &http.Client{Transport: &http.Transport{
 			DialContext:     dialer.DialContext,
 			TLSClientConfig: &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: roots},
@@ -72,7 +70,7 @@ func (c *Client) connect(ctx context.Context) (*session, error) {
 	}
 	for n, server := range servers.Servers {
 		for _, address := range server.Addresses {
-			c.logf("INFO", "Query server %s to claim host id: %s", address, id)
+			c.logf("INFO", "Query server %s to claim host id: %s", address, s.id)
 			s.address = address
 			var claimed struct{ Version string }
 			if err := s.get(ctx, claimPath, &claimed); err != nil {

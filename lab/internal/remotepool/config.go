@@ -123,7 +123,6 @@ func (f Files) readServers() (path string, c ServersConfig, err error) {
 	return path, c, nil
 }
 
-// noteReachable writes down which server was reached.
 func noteReachable(path string, c ServersConfig, server int, address string) error {
 	if c.Servers[server].Reachable == address {
 		return nil

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/google/uuid"
 )
 
 // Request is what a client asks the pool for.
@@ -97,10 +99,7 @@ func (p *Pool) Lease(r Request) (*Lease, error) {
 	if err != nil {
 		return nil, err
 	}
-	id, err := newID()
-	if err != nil {
-		return nil, err
-	}
+	id := uuid.NewString()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	var reasons []string

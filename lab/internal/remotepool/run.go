@@ -79,7 +79,6 @@ func saveConfiguration(l Lease) (path string, err error) {
 	return file.Name(), errors.Join(err, file.Close())
 }
 
-// environment tells the command what it was granted.
 func environment(l Lease) []string {
 	var gpus []string
 	for _, g := range l.GPUs {

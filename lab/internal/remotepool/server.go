@@ -2,7 +2,6 @@ package remotepool
 
 import (
 	"context"
-	"crypto/rand"
 	"crypto/subtle"
 	"crypto/tls"
 	"encoding/json"
@@ -130,14 +129,4 @@ func Serve(ctx context.Context, i Inventory, certificate tls.Certificate, token 
 		})
 	}
 	return group.Wait()
-}
-
-// newID returns a random identifier in the form of a UUID.
-func newID() (string, error) {
-	var b [16]byte
-	if _, err := rand.Read(b[:]); err != nil {
-		return "", fmt.Errorf("make an identifier: %w", err)
-	}
-	b[6], b[8] = b[6]&0x0f|0x40, b[8]&0x3f|0x80
-	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:]), nil
 }

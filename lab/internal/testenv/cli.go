@@ -13,7 +13,6 @@ import (
 
 	"github.com/divvy-gpu/divvy/lab/internal/cluster"
 	"github.com/divvy-gpu/divvy/lab/internal/docscript"
-	"github.com/divvy-gpu/divvy/lab/internal/layout"
 	"github.com/divvy-gpu/divvy/lab/internal/product"
 )
 
@@ -37,13 +36,7 @@ func (c *CLI) valuesPaths(names []string) []string {
 // Environment returns the environment of a person at this lab: KUBECONFIG, and
 // the lab's and the product's programs first in PATH.
 func (c *CLI) Environment() []string {
-	helm := filepath.Join(layout.StateDir, "helm")
-	return append(os.Environ(),
-		"KUBECONFIG="+layout.AdminKubeconfig,
-		"PATH="+product.Programs()+":"+c.Cluster.BinDir+":"+os.Getenv("PATH"),
-		"HELM_CACHE_HOME="+filepath.Join(helm, "cache"),
-		"HELM_CONFIG_HOME="+filepath.Join(helm, "config"),
-		"HELM_DATA_HOME="+filepath.Join(helm, "data"))
+	return append(product.Environment(), "PATH="+product.Programs()+":"+c.Cluster.BinDir+":"+os.Getenv("PATH"))
 }
 
 // Kubectl runs kubectl and returns what it printed, trimmed.

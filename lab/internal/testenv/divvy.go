@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -51,19 +52,16 @@ type Divvy struct {
 
 // Pods returns the pods of a part that are not being deleted.
 func (d *Divvy) Pods(ctx context.Context, part string) ([]corev1.Pod, error) {
-	list, err := d.client.CoreV1().Pods(product.Namespace).List(ctx, metav1.ListOptions{
-		LabelSelector: "app.kubernetes.io/name=" + part,
-	})
+	return livePods(ctx, d.client, product.Namespace, "app.kubernetes.io/name="+part)
+}
+
+// livePods returns the pods of a selector that have not ended and are not being deleted.
+func livePods(ctx context.Context, client kubernetes.Interface, namespace, selector string) ([]corev1.Pod, error) {
+	list, err := client.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{LabelSelector: selector})
 	if err != nil {
-		return nil, fmt.Errorf("list the pods of %s: %w", part, err)
+		return nil, fmt.Errorf("list the pods with %s: %w", selector, err)
 	}
-	var pods []corev1.Pod
-	for _, pod := range list.Items {
-		if pod.DeletionTimestamp == nil && !Ended(&pod) {
-			pods = append(pods, pod)
-		}
-	}
-	return pods, nil
+	return slices.DeleteFunc(list.Items, func(pod corev1.Pod) bool { return pod.DeletionTimestamp != nil || Ended(&pod) }), nil
 }
 
 // Pod returns the one pod of a part.
@@ -187,14 +185,7 @@ func (d *Divvy) DeletePods(ctx context.Context, part string) error {
 		}
 	}
 	for _, pod := range pods {
-		err := poll.Until(ctx, restartTimeout, "pod "+pod.Name+" to be gone", func(ctx context.Context) error {
-			_, err := api.Get(ctx, pod.Name, metav1.GetOptions{})
-			if apierrors.IsNotFound(err) {
-				return nil
-			}
-			return errors.Join(err, errors.New("it is still there"))
-		})
-		if err != nil {
+		if err := waitGone(ctx, api, restartTimeout, pod.Name); err != nil {
 			return err
 		}
 	}
@@ -220,15 +211,9 @@ func (d *Divvy) Kill(ctx context.Context, part string) error {
 	if err != nil {
 		return err
 	}
-	if len(pod.Status.ContainerStatuses) == 0 {
-		return errors.New(Describe(pod))
-	}
-	pid, err := ContainerPID(pod.Status.ContainerStatuses[0].ContainerID)
+	pid, err := kill(pod)
 	if err != nil {
 		return err
-	}
-	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
-		return fmt.Errorf("kill %s: %w", part, err)
 	}
 	// Not ready until kubelet has started another.
 	return poll.Until(ctx, restartTimeout, part+" to have ended", func(context.Context) error {
@@ -237,6 +222,20 @@ func (d *Divvy) Kill(ctx context.Context, part string) error {
 		}
 		return nil
 	})
+}
+
+// kill ends the program of a pod with SIGKILL and returns its process.
+func kill(pod *corev1.Pod) (pid int, err error) {
+	if len(pod.Status.ContainerStatuses) == 0 {
+		return 0, errors.New(Describe(pod))
+	}
+	if pid, err = ContainerPID(pod.Status.ContainerStatuses[0].ContainerID); err == nil {
+		err = syscall.Kill(pid, syscall.SIGKILL)
+	}
+	if err != nil {
+		return 0, fmt.Errorf("kill the program of pod %s: %w", pod.Name, err)
+	}
+	return pid, nil
 }
 
 // ContainerPID returns the first process of a running container. The id is

@@ -33,9 +33,10 @@ const Guide = "gcu-8x16.ini"
 // startTimeout is how long Divvy may take to be ready after it was installed.
 const startTimeout = 2 * time.Minute
 
-// Options say what SetUp brings about.
+// Options say what SetUp brings about. They are those of product.Options, but for paths.
 type Options struct {
-	// Topology is the name of a file in lab/topologies.
+	// Topology is the name of a file in lab/topologies, and Values are names of files in
+	// lab/values, which go over the lab's own.
 	Topology string
 	// MemoryUnit is the size of a unit in GB.
 	MemoryUnit string
@@ -157,19 +158,28 @@ func (s *Env) adopt(c *cluster.Cluster) (err error) {
 	return nil
 }
 
-// bringUp does what `lab up` does: nothing where all is up.
-func (s *Env) bringUp(ctx context.Context, out io.Writer) error {
-	labDir := filepath.Join(s.CLI.Repository, "lab")
+// BuildPrograms makes sure that everything the lab runs is built, and returns the
+// folder of the lab's module and that of the programs.
+func BuildPrograms(ctx context.Context, out io.Writer) (labDir, binDir string, err error) {
+	if labDir, err = layout.LabDir(); err != nil {
+		return "", "", err
+	}
 	report := func(format string, args ...any) { fmt.Fprintf(out, format+"\n", args...) }
 	if err := host.InstallPackages(ctx, host.Packages(), report); err != nil {
-		return err
+		return "", "", err
 	}
 	cache, err := layout.CacheDir()
 	if err != nil {
-		return err
+		return "", "", err
 	}
 	builder := &build.Builder{Dir: labDir, CacheDir: cache, Components: build.Components(), Out: out}
-	binDir, err := builder.Run(ctx)
+	binDir, err = builder.Run(ctx)
+	return labDir, binDir, err
+}
+
+// bringUp does what `lab up` does: nothing where all is up.
+func (s *Env) bringUp(ctx context.Context, out io.Writer) error {
+	labDir, binDir, err := BuildPrograms(ctx, out)
 	if err != nil {
 		return err
 	}
@@ -245,7 +255,6 @@ func (s *Env) SetCards(ctx context.Context, topology string) error {
 	return hardware.Default.SetTopology(ctx, []byte(topology))
 }
 
-// remember notes how Divvy is installed.
 func (s *Env) remember(ctx context.Context) error {
 	if err := s.Pods.EmptyNamespace(ctx); err != nil {
 		return err

@@ -224,21 +224,24 @@ const freedTimeout = 45 * time.Second
 // WaitGone waits until there are no pods of these names.
 func (p *Pods) WaitGone(ctx context.Context, names ...string) error {
 	for _, name := range names {
-		err := poll.Until(ctx, time.Minute, "pod "+name+" to be gone", func(ctx context.Context) error {
-			pod, err := p.client.CoreV1().Pods(p.Namespace).Get(ctx, name, metav1.GetOptions{})
-			if apierrors.IsNotFound(err) {
-				return nil
-			}
-			if err != nil {
-				return err
-			}
-			return errors.New(Describe(pod))
-		})
-		if err != nil {
+		if err := waitGone(ctx, p.API, time.Minute, name); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+func waitGone(ctx context.Context, api typedcorev1.PodInterface, timeout time.Duration, name string) error {
+	return poll.Until(ctx, timeout, "pod "+name+" to be gone", func(ctx context.Context) error {
+		pod, err := api.Get(ctx, name, metav1.GetOptions{})
+		switch {
+		case apierrors.IsNotFound(err):
+			return nil
+		case err != nil:
+			return err
+		}
+		return errors.New(Describe(pod))
+	})
 }
 
 // DeleteAll deletes every pod of the namespace and waits until

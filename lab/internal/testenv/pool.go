@@ -2,9 +2,7 @@ package testenv
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"syscall"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -96,19 +94,7 @@ func (p *Pool) WebhookPods(ctx context.Context) ([]corev1.Pod, error) {
 	if err != nil {
 		return nil, err
 	}
-	list, err := p.client.CoreV1().Pods(product.PoolNamespace).List(ctx, metav1.ListOptions{
-		LabelSelector: metav1.FormatLabelSelector(d.Spec.Selector),
-	})
-	if err != nil {
-		return nil, err
-	}
-	var pods []corev1.Pod
-	for _, pod := range list.Items {
-		if pod.DeletionTimestamp == nil && !Ended(&pod) {
-			pods = append(pods, pod)
-		}
-	}
-	return pods, nil
+	return livePods(ctx, p.client, product.PoolNamespace, metav1.FormatLabelSelector(d.Spec.Selector))
 }
 
 // KillWebhook ends the programs of all replicas with SIGKILL; kubelet starts them
@@ -118,20 +104,9 @@ func (p *Pool) KillWebhook(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	var pids []int
-	for _, pod := range pods {
-		if len(pod.Status.ContainerStatuses) == 0 {
-			return errors.New(Describe(&pod))
-		}
-		pid, err := ContainerPID(pod.Status.ContainerStatuses[0].ContainerID)
-		if err != nil {
+	for i := range pods {
+		if _, err := kill(&pods[i]); err != nil {
 			return err
-		}
-		pids = append(pids, pid)
-	}
-	for _, pid := range pids {
-		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
-			return fmt.Errorf("kill the webhook: %w", err)
 		}
 	}
 	return nil
