@@ -95,11 +95,11 @@ func questions(t *testing.T) map[string]func(slow) (*records, func() error) {
 }
 
 // TestOneDeadlineForOneQuestion: whoever does not answer, the lock of the node is
-// held for a second at most, however often the daemon looks again.
+// held for lookupTimeout at most, however often the daemon looks again.
 func TestOneDeadlineForOneQuestion(t *testing.T) {
 	for name := range questions(t) {
-		for _, kubelet := range []time.Duration{0, 900 * time.Millisecond, never} {
-			for _, api := range []time.Duration{0, 400 * time.Millisecond, never} {
+		for _, kubelet := range []time.Duration{0, lookupTimeout * 9 / 10, never} {
+			for _, api := range []time.Duration{0, (lookupTimeout - keptForKubelet) * 2 / 3, never} {
 				t.Run(fmt.Sprintf("%s, kubelet %v, API server %v", name, kubelet, api), func(t *testing.T) {
 					synctest.Test(t, func(t *testing.T) {
 						_, ask := questions(t)[name](slow{kubelet: kubelet, api: api})
@@ -125,16 +125,16 @@ func TestSilentServers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer listener.Close() //nolint:errcheck // nothing is lost
+	t.Cleanup(func() { _ = listener.Close() })
 	silent, err := podresources.NewClient(socket)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer silent.Close() //nolint:errcheck // nothing is lost
+	t.Cleanup(func() { _ = silent.Close() })
 	release := make(chan struct{})
 	api := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { <-release }))
-	defer api.Close()
-	defer close(release)
+	t.Cleanup(api.Close)
+	t.Cleanup(func() { close(release) })
 	client, err := kubernetes.NewForConfig(&rest.Config{Host: api.URL})
 	if err != nil {
 		t.Fatal(err)
@@ -147,6 +147,7 @@ func TestSilentServers(t *testing.T) {
 			"both":           func(r *records) { r.kubelet, r.pods = silent, mutePods{r.pods, mute} },
 		} {
 			t.Run(name+", "+who, func(t *testing.T) {
+				t.Parallel() // each waits for seconds
 				r, ask := question(slow{})
 				silence(r)
 				begin := time.Now()

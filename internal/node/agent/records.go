@@ -20,12 +20,14 @@ import (
 // other pod of the node meanwhile.
 const (
 	// lookupTimeout bounds all that is asked of kubelet and of the API server for
-	// one answer, however often.
-	lookupTimeout = time.Second
+	// one answer, however often. A pod whose question is rejected has failed, so it
+	// leaves time for the list of a node with hundreds of thousands of units whose
+	// processors are busy.
+	lookupTimeout = 4 * time.Second
 	// keptForKubelet is the end of that time, in which only kubelet is asked:
 	// without the API server there is an answer, without kubelet's list there is
 	// none.
-	keptForKubelet = 400 * time.Millisecond
+	keptForKubelet = 3 * time.Second
 )
 
 // askAgain is the pause before kubelet is asked again that was asked too often:
