@@ -147,6 +147,9 @@ func (f *faults) folder(ctx context.Context, name string, one folderFault) error
 	if _, err := f.Offer(ctx, newCards, 32); err != nil {
 		return err
 	}
+	if err := f.forgotten(ctx); err != nil {
+		return err
+	}
 	before := name + "-before"
 	vendor := fault{vendor: vendorsim.Iluvatar, what: sickCards, variable: "IX_VISIBLE_DEVICES"}
 	number, alive, err := f.hold(ctx, before, vendor)
@@ -238,6 +241,27 @@ func (f *faults) folder(ctx context.Context, name string, one folderFault) error
 	}
 	_, err = f.Offer(ctx, newCards, 32)
 	return err
+}
+
+// forgotten waits until no specification describes the new card of the fault before: one
+// that does needs no writing, so the card would not be withheld.
+func (f *faults) forgotten(ctx context.Context) error {
+	return poll.Until(ctx, offerTimeout, "specifications without "+newUUID, func(context.Context) error {
+		files, err := filepath.Glob(cdiFolder + "/divvy-*.yaml")
+		if err != nil {
+			return err
+		}
+		for _, file := range files {
+			text, err := os.ReadFile(file)
+			if err != nil {
+				return err
+			}
+			if strings.Contains(string(text), newUUID) {
+				return fmt.Errorf("%s describes it", file)
+			}
+		}
+		return nil
+	})
 }
 
 // withheld checks that the new card takes no pods, and that the reason is where
