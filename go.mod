@@ -3,7 +3,7 @@ module github.com/divvy-gpu/divvy
 go 1.26.0
 
 require (
-	github.com/NVIDIA/go-nvml v0.13.1-0
+	github.com/NVIDIA/go-nvml v0.13.4-0
 	github.com/cyphar/filepath-securejoin v0.6.0
 	github.com/ebitengine/purego v0.11.3
 	github.com/fsnotify/fsnotify v1.10.1

@@ -63,7 +63,7 @@ require (
 	cyphar.com/go-pathrs v0.2.6 // indirect
 	github.com/JeffAshton/win_pdh v0.0.0-20161109143554-76bb4ee9f0ab // indirect
 	github.com/Microsoft/go-winio v0.6.3-0.20251027160822-ad3df93bed29 // indirect
-	github.com/NVIDIA/go-nvml v0.13.1-0 // indirect
+	github.com/NVIDIA/go-nvml v0.13.4-0 // indirect
 	github.com/antlr4-go/antlr/v4 v4.13.1 // indirect
 	github.com/beorn7/perks v1.0.1 // indirect
 	github.com/blang/semver/v4 v4.0.0 // indirect

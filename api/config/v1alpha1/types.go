@@ -73,9 +73,26 @@ type Vendor struct {
 	// When it is set, the specification of that kind is written by another program, such
 	// as the vendor's toolkit's, and this program writes none.
 	CDIKind string `yaml:"cdiKind"`
+	// MigStrategy is how MIG devices are offered; empty for MigNone. NVIDIA only.
+	MigStrategy MigStrategy `yaml:"migStrategy"`
 	// Health says what makes a device unhealthy and what brings it back.
 	Health Health `yaml:"health"`
 }
+
+// MigStrategy is how MIG devices, the partitions of NVIDIA's GPUs, are offered.
+type MigStrategy string
+
+// The strategies, as NVIDIA's device plugin has them.
+const (
+	// MigNone offers GPUs as a whole, also those in MIG mode.
+	MigNone MigStrategy = "none"
+	// MigSingle offers MIG devices in the place of GPUs. All GPUs are in MIG mode then
+	// and all MIG devices alike, or no GPU is in MIG mode.
+	MigSingle MigStrategy = "single"
+	// MigMixed offers the MIG devices of each profile as a resource of their own,
+	// "nvidia.com/mig-<profile>", and GPUs that are not in MIG mode as a whole.
+	MigMixed MigStrategy = "mixed"
+)
 
 // Health is the policy of health of one vendor's devices. Causes are the words
 // that docs/health.md lists, such as "xid-79"; "*" in them stands for any text.
@@ -125,6 +142,10 @@ type Resource struct {
 	Mode Mode `yaml:"mode"`
 	// Devices chooses among the vendor's devices; nil for all.
 	Devices *DeviceSelector `yaml:"devices"`
+	// Profile is the profile of the MIG devices that it is made of, such as "1g.10gb",
+	// with "." or "+" before an attribute; empty for other devices. With MigMixed only.
+	// Profiles that no resource names get one each, of mode exclusive.
+	Profile string `yaml:"profile"`
 	// SplitBoards makes each chip of a board a device of its own; otherwise a
 	// board of several chips is one device. Memory is always a chip's own, so
 	// mode memory splits boards whatever this says.
@@ -146,14 +167,14 @@ type Resource struct {
 	// FailRequestsGreaterThanOne rejects containers that request more than one
 	// replica: more replicas are no more of a device. Mode timeSlicing only.
 	FailRequestsGreaterThanOne bool `yaml:"failRequestsGreaterThanOne"`
-	// Allocation is how replicas are chosen; DistributedAllocation when empty.
-	// Mode timeSlicing only.
+	// Allocation is how replicas are chosen, and MIG devices among several GPUs;
+	// DistributedAllocation when empty. Not for mode memory.
 	Allocation Allocation `yaml:"allocation"`
 }
 
 // DeviceSelector chooses devices. A device is chosen when it matches any entry
-// of Models, IDs or Indexes (or all three are empty) and Except does not choose
-// it.
+// of Models, IDs, Indexes or Partitions (or all four are empty) and Except does not
+// choose it. What chooses a GPU chooses its MIG devices too.
 type DeviceSelector struct {
 	// Models are product names as the vendor spells them, with "*" for any
 	// text.
@@ -162,6 +183,8 @@ type DeviceSelector struct {
 	IDs []string `yaml:"ids"`
 	// Indexes are the vendor's numbers of the devices.
 	Indexes []int `yaml:"indexes"`
+	// Partitions are MIG devices by the numbers of their GPU and on it: "0:1".
+	Partitions []string `yaml:"partitions"`
 	// Except takes devices out again.
 	Except *DeviceSelector `yaml:"except"`
 }
@@ -182,9 +205,11 @@ type Allocation string
 
 // The ways to choose replicas.
 const (
-	// DistributedAllocation takes the device that the fewest pods share.
+	// DistributedAllocation takes the device that the fewest pods share, and MIG
+	// devices of the GPU with the fewest in use.
 	DistributedAllocation Allocation = "distributed"
-	// PackedAllocation takes the device that the most pods share.
+	// PackedAllocation takes the device that the most pods share, and MIG devices of
+	// the GPU with the most in use.
 	PackedAllocation Allocation = "packed"
 )
 

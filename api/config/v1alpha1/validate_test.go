@@ -52,7 +52,7 @@ func TestEachMistakeNamesItsFieldAndWhatWouldBeRight(t *testing.T) {
 			"resources[0].replicasFor: the key belongs to mode timeSlicing"},
 		"refusal of exclusive": {resource("mode: exclusive, failRequestsGreaterThanOne: true"),
 			"resources[0].failRequestsGreaterThanOne: the key belongs to mode timeSlicing"},
-		"allocation of memory": {resource("allocation: packed"), "resources[0].allocation: the key belongs to mode timeSlicing"},
+		"allocation of memory": {resource("allocation: packed"), "resources[0].allocation: the key belongs to modes timeSlicing and exclusive"},
 		"unit of exclusive": {resource(`mode: exclusive, memoryUnit: "1"`),
 			"resources[0].memoryUnit: the key belongs to mode memory, and the mode is exclusive"},
 		"count of exclusive": {resource("mode: exclusive, countResource: a.com/n"),

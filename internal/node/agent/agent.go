@@ -300,10 +300,10 @@ func (a *Agent) watch(ctx context.Context, vendor string, b backend.Backend) {
 			log.Info("Found devices", "devices", len(found.Devices), "faults", len(found.Faults), "driver", found.Driver)
 		}
 		for _, f := range found.Faults {
-			log.Error(f.Err, "A device cannot be used", "index", f.Index)
+			log.Error(f.Err, "A device cannot be used", "index", accel.IndexText(f.Index))
 		}
 		for _, f := range found.Unasked {
-			log.Error(f.Err, "A device does not respond; using its last state for now", "index", f.Index, "for", backend.Patience)
+			log.Error(f.Err, "A device does not respond; using its last state for now", "index", accel.IndexText(f.Index), "for", backend.Patience)
 		}
 		a.discoveries.note(vendor, found, err)
 		a.metrics.available.WithLabelValues(vendor).Set(defs.Bool(err == nil && !found.Silent))

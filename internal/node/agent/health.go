@@ -53,9 +53,9 @@ func (h *healthReporter) report(ctx context.Context, vendor string, parts []*poo
 			if !before {
 				h.metrics.transitions.WithLabelValues(vendor, becameUnhealthy).Inc()
 			}
-			log.Info("Device is unhealthy; no new pods are placed on it", "device", d.ID, "index", d.Index, "reason", d.Health.Reason,
+			log.Info("Device is unhealthy; no new pods are placed on it", "device", d.ID, "index", accel.IndexText(d.Index), "reason", d.Health.Reason,
 				"cause", d.Health.Cause)
-			what := fmt.Sprintf("%s device %d (%s)", vendor, d.Index, d.ID)
+			what := fmt.Sprintf("%s device %s (%s)", vendor, accel.IndexText(d.Index), d.ID)
 			if d.Health.Quarantined.IsZero() {
 				h.node(events.DeviceUnhealthy, fmt.Sprintf("%s is unhealthy; no new pods are placed on it: %s", what, d.Health.Reason))
 			} else {
@@ -68,9 +68,9 @@ func (h *healthReporter) report(ctx context.Context, vendor string, parts []*poo
 			}
 		case before:
 			h.metrics.transitions.WithLabelValues(vendor, becameHealthy).Inc()
-			log.Info("Device is healthy again", "device", d.ID, "index", d.Index)
-			h.node(events.DeviceRecovered, fmt.Sprintf("%s device %d (%s) is healthy again; new pods can be placed on it", vendor, d.Index,
-				d.ID))
+			log.Info("Device is healthy again", "device", d.ID, "index", accel.IndexText(d.Index))
+			h.node(events.DeviceRecovered, fmt.Sprintf("%s device %s (%s) is healthy again; new pods can be placed on it", vendor,
+				accel.IndexText(d.Index), d.ID))
 		}
 	}
 	h.metrics.ill(vendor, h.unhealthy[vendor], now, devices)

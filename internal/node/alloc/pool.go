@@ -25,6 +25,8 @@ type pool struct {
 	looked bool
 	// index is the vendor's number of each chip when it was last listed.
 	index map[accel.DeviceID]int
+	// parents are those of all pools.
+	parents map[accel.DeviceID]accel.DeviceID
 	// items are what is offered, and what is away and was offered by this process
 	// or is held.
 	items []item
@@ -116,9 +118,16 @@ type chooser interface {
 	recall([]byte) error
 }
 
-func newPool(c Config, others *pools) *pool {
+func newPool(c Config, others *pools, parents map[accel.DeviceID]accel.DeviceID) *pool {
+	if c.State != nil {
+		for _, card := range c.State.Cards {
+			if card.Parent != "" {
+				parents[card.ID] = card.Parent
+			}
+		}
+	}
 	return &pool{
-		config: c, others: others, stored: c.State != nil, listed: map[accel.DeviceID]bool{}, index: map[accel.DeviceID]int{},
+		config: c, others: others, parents: parents, stored: c.State != nil, listed: map[accel.DeviceID]bool{}, index: map[accel.DeviceID]int{},
 		claims: claims{given: map[accel.DeviceID]time.Time{}},
 	}
 }
@@ -128,6 +137,9 @@ func (p *pool) discover(d Discovery) {
 	p.found, p.looked = d, true
 	for _, one := range d.Devices {
 		p.index[one.ID] = one.Index
+		if one.Parent != "" {
+			p.parents[one.ID] = one.Parent
+		}
 	}
 }
 
@@ -376,6 +388,9 @@ func (p *pool) whyAway(chips ...accel.DeviceID) string {
 		if f.ID != "" && slices.Contains(chips, f.ID) && f.Err != nil {
 			return f.Err.Error()
 		}
+	}
+	if parent := p.parents[chips[0]]; parent != "" && p.here(parent) {
+		return "the partition does not exist any more"
 	}
 	return "the vendor's library does not list the device any more"
 }

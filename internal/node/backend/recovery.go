@@ -212,7 +212,8 @@ func (f Fault) health() accel.Health {
 // failed notes that a device cannot be trusted. d is nil for one that was never
 // described.
 func (r *recovery) failed(d *record, device accel.Device, why accel.Health, now time.Time) {
-	if r.final(why.Cause) {
+	// A partition is in quarantine with its parent, which comes before it.
+	if _, with := r.policy.Quarantine.Of(device.Parent); r.final(why.Cause) && !with {
 		r.policy.Quarantine.Add(accel.Quarantine{
 			Device: device.ID, Vendor: r.vendor, Index: device.Index, Cause: why.Cause, Reason: why.Reason,
 			Since: now.UTC().Truncate(time.Second),
@@ -247,6 +248,9 @@ func (r *recovery) trust(d *record, now time.Time) (due time.Time) {
 // shown is a device, as the library described it, with the health that counts.
 func (r *recovery) shown(d *record, device accel.Device) accel.Device {
 	q, quarantined := r.policy.Quarantine.Of(device.ID)
+	if !quarantined && device.Parent != "" {
+		q, quarantined = r.policy.Quarantine.Of(device.Parent)
+	}
 	switch {
 	case quarantined:
 		device.Health = q.Health()

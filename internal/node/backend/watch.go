@@ -118,7 +118,7 @@ func sleep(ctx context.Context, d time.Duration) bool {
 
 // Equal reports whether f and g tell the same; errors count by their text.
 func (f Found) Equal(g Found) bool {
-	return f.Driver == g.Driver && f.CUDA == g.CUDA && f.Silent == g.Silent &&
+	return f.Driver == g.Driver && f.CUDA == g.CUDA && f.Silent == g.Silent && errorText(f.Problem) == errorText(g.Problem) &&
 		slices.Equal(f.Devices, g.Devices) &&
 		slices.Equal(f.Links, g.Links) &&
 		slices.EqualFunc(f.Faults, g.Faults, Fault.equal) && slices.EqualFunc(f.Unasked, g.Unasked, Fault.equal)

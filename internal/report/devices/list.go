@@ -145,7 +145,7 @@ func write(out io.Writer, devices []device, output string) error {
 			since = d.Since.Format(time.RFC3339)
 		}
 		fmt.Fprintln(w, strings.Join([]string{
-			d.Node, strconv.Itoa(d.Index), string(d.UUID), cmp.Or(d.Model, "-"), d.State, since, printable(d.Reason),
+			d.Node, accel.IndexText(d.Index), string(d.UUID), cmp.Or(d.Model, "-"), d.State, since, printable(d.Reason),
 		}, "\t"))
 	}
 	return w.Flush()

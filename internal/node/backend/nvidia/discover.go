@@ -49,6 +49,12 @@ type gpu struct {
 	devicelist.Device
 	handle nvml.Device
 	traits traits
+	// ailments are what the library says of its health, besides events.
+	ailments []accel.Health
+	// mig are the MIG devices of a GPU in MIG mode, by any strategy but none.
+	mig []migDevice
+	// part is what this entry is instead of a GPU, nil for a GPU.
+	part *migDevice
 }
 
 // list asks the library about all GPUs. Its error is one of the library as a
@@ -77,9 +83,12 @@ func (b *Backend) list(ctx context.Context, lib *library, told faults) (l device
 	}
 	l.Driver, l.CUDA, l.Machine = driver, cuda, b.sysfs.Machine()
 	if !l.Silent {
-		l.Links, err = b.links(ctx, lib, l.Devices)
+		if l.Links, err = b.links(ctx, lib, l.Devices); err != nil {
+			return l, err
+		}
 	}
-	return l, err
+	addMIG(b, &l, told)
+	return l, nil
 }
 
 // displayOnly are the names of the card of NVIDIA's workstations that drives the
@@ -140,11 +149,15 @@ func (b *Backend) describe(ctx context.Context, lib *library, index int, told fa
 	if g.Minor, err = queryGPU(ctx, b, lib, "nvmlDeviceGetMinorNumber", index, handle.GetMinorNumber); err != nil {
 		return g, err
 	}
+	if g.traits, err = b.askTraits(ctx, lib, g); err != nil {
+		return g, err
+	}
+	g.Partitioned = g.traits.partitioned
 	memory, err := queryGPU(ctx, b, lib, "nvmlDeviceGetMemoryInfo", index, handle.GetMemoryInfo)
 	switch {
 	case unsupported(err): // the GPU shares the CPU's memory; it has none to be shared by, but is good as a whole
 	case err != nil:
-		return g, err
+		return g, monitorHint(g, err)
 	default:
 		if g.MemoryBytes, err = devicelist.Memory("nvmlDeviceGetMemoryInfo", memory.Total); err != nil {
 			return g, fmt.Errorf("GPU %d: %w", index, err)
@@ -153,11 +166,18 @@ func (b *Backend) describe(ctx context.Context, lib *library, index int, told fa
 	if err := b.locate(ctx, lib, g); err != nil {
 		return g, err
 	}
-	if g.traits, err = b.askTraits(ctx, lib, g); err != nil {
+	g.traits.class = b.sysfs.OfDevice(g.PCI, "class")
+	if g.ailments, err = b.ailments(ctx, lib, g); err != nil {
 		return g, err
 	}
-	g.Health, err = b.health(ctx, lib, g, told)
-	return g, err
+	cut := g.Partitioned && b.options.MIG != backend.MIGNone
+	if cut {
+		if g.mig, err = migDevices(ctx, b, lib, g); err != nil {
+			return g, monitorHint(g, err)
+		}
+	}
+	g.Health = gravest(b.options, slices.Concat(g.ailments, told.ofGPU(g.ID, cut)))
+	return g, nil
 }
 
 // locate asks where the GPU is: its PCI address and NUMA node.
@@ -226,16 +246,17 @@ func chars[T ~int8 | ~uint8](field []T) []uint8 {
 
 // blame adds what events told of GPUs that cannot be described now: a GPU often has an
 // error and is lost at once, and the error is what says whether it may come back.
-func blame(o backend.Options, table *devicelist.Table, found *backend.Found, told faults) {
-	for id, list := range told.of {
+func blame(o backend.Options, table *devicelist.Table, found *backend.Found, told faults, places map[accel.DeviceID]migPlace) {
+	for _, id := range told.devices() {
 		if slices.ContainsFunc(found.Devices, func(d accel.Device) bool { return d.ID == id }) {
 			continue
 		}
-		h := gravest(o, list)
+		h := gravest(o, told.ofGPU(id, false))
 		named := false
 		for _, faults := range [][]backend.Fault{found.Faults, found.Unasked} {
 			for i := range faults {
-				if f := &faults[i]; f.ID == id {
+				f := &faults[i]
+				if at, mig := places[f.ID]; f.ID == id || mig && at.gpu == id {
 					f.Err, f.Cause, named = fmt.Errorf("%s; %w", h.Reason, f.Err), h.Cause, true
 				}
 			}
@@ -256,22 +277,28 @@ func (b *Backend) record(ctx context.Context, l devicelist.Listing[*gpu], told f
 	b.mu.Lock()
 	for _, g := range l.Devices {
 		listed[g.ID] = true
-		if g.traits.partitioned && !b.traits[g.ID].partitioned {
-			logr.FromContextOrDiscard(ctx).Info("A GPU is in MIG mode; it is offered whole, its partitions are not",
-				"vendor", Vendor, "device", g.ID)
+		if g.Partitioned && !b.traits[g.ID].partitioned {
+			logr.FromContextOrDiscard(ctx).Info("A GPU is in MIG mode",
+				"vendor", Vendor, "device", g.ID, "migStrategy", b.options.MIG, "migDevices", len(g.mig))
+		}
+		if g.part != nil {
+			g.traits.attributes = g.part.attributes
 		}
 		b.traits[g.ID] = g.traits
 	}
-	for id, h := range told.of {
-		if !listed[id] {
+	for on, h := range told.of {
+		if !listed[on.device] {
 			// A GPU often has an error and is lost at once. It is told of when
 			// the GPU is back, for those whom the error keeps from trusting it.
-			b.told = b.told.add(id, h...)
+			b.told = b.told.add(on, h...)
 		}
 	}
+	b.places = placesOf(&l, b.places)
+	places := b.places
+	b.invalid = l.Problem != nil
 	b.mu.Unlock()
 	found := devicelist.Record(b.table, l)
-	blame(b.options, b.table, &found, told)
+	blame(b.options, b.table, &found, told, places)
 	select {
 	case b.news <- struct{}{}:
 	default: // somebody will look

@@ -140,7 +140,7 @@ func (b *Backend) note(ctx context.Context, e nvml.EventData) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if known {
-		b.told = b.told.add(id, h)
+		b.told = b.told.add(subject{id, instance{e.GpuInstanceId, e.ComputeInstanceId}}, h)
 	} else {
 		b.told = b.told.addAll(h)
 	}
@@ -155,7 +155,8 @@ const maxLeft = 64
 // before, or the other way round.
 func (b *Backend) hear(ctx context.Context, lib *library, born uint64, last devicelist.Last) (changed bool, err error) {
 	unheard := map[accel.DeviceID]error{}
-	gpus := last.Devices
+	// Events of MIG devices are those of their GPU.
+	gpus := backend.Whole(last.Devices)
 	left, failure := queryOn(ctx, b, b.loader.Events, lib, "nvmlEventSetCreate", noGPU, func() (left bool, code nvml.Return) {
 		// What the set before has not told yet would be lost with it.
 		for range maxLeft {

@@ -49,6 +49,10 @@ var (
 		"nvmlDeviceGetTopologyCommonAncestor", "nvmlDeviceGetNvLinkState", "nvmlDeviceGetNvLinkRemotePciInfo_v2",
 		"nvmlEventSetCreate", "nvmlEventSetFree", "nvmlEventSetWait_v2",
 		"nvmlDeviceGetSupportedEventTypes", "nvmlDeviceRegisterEvents",
+		"nvmlDeviceGetMaxMigDeviceCount", "nvmlDeviceGetMigDeviceHandleByIndex", "nvmlDeviceGetGpuInstanceId",
+		"nvmlDeviceGetComputeInstanceId", "nvmlDeviceGetAttributes_v2", "nvmlDeviceGetGpuInstanceById", "nvmlGpuInstanceGetInfo",
+		"nvmlGpuInstanceGetComputeInstanceById", "nvmlComputeInstanceGetInfo_v2", "nvmlDeviceGetGpuInstanceProfileInfo",
+		"nvmlGpuInstanceGetComputeInstanceProfileInfo",
 	}
 )
 

@@ -7,8 +7,10 @@
 // exceeds it makes further calls fail at once until it returns. Each function
 // is looked up before it is called: the binding ends the process otherwise.
 //
-// Devices are whole GPUs. A GPU that is cut into partitions (MIG) is offered
-// whole as well, and its mode is told in labels and in the log.
+// Devices are GPUs and, by the strategies single and mixed, their MIG devices. Those
+// come and go while the daemon runs, and the library gives the numbers of a MIG device
+// that is gone to another one, so that each discovery lists them again and nothing but
+// the uuid is an identity.
 package nvidia
 
 import (
@@ -54,8 +56,9 @@ type Backend struct {
 	// news has a token when devices were listed since somebody looked.
 	news chan struct{}
 
-	// near is for the discovery that runs.
-	near nearness
+	// near and profiles are for the discovery that runs.
+	near     nearness
+	profiles profileNumbers
 
 	// set hears the events of the GPUs in hears, and heard is the round that it
 	// was made for, 0 for none. set is used on the events queue only.
@@ -70,6 +73,10 @@ type Backend struct {
 	hears map[nvml.Device]accel.DeviceID
 	// traits are those of each GPU that was ever listed.
 	traits map[accel.DeviceID]traits
+	// places are those of the MIG devices that were listed last.
+	places map[accel.DeviceID]migPlace
+	// invalid is true when the last listing had a Problem.
+	invalid bool
 	// told are the faults that events told of and no discovery did: since the
 	// last one, and of GPUs that it could not list.
 	told faults
@@ -97,6 +104,7 @@ func New(o backend.Options) (*Backend, error) {
 		news:    make(chan struct{}, 1),
 		traits:  map[accel.DeviceID]traits{},
 	}
+	b.profiles.reset()
 	b.loader = libloader.New(o.CallTimeout, libloader.Steps[*library]{
 		Vendor:       Vendor,
 		Observe:      o.Observe,
@@ -138,6 +146,7 @@ func (b *Backend) shutdown(lib *library) {
 // started drops what is true until the library is initialised anew.
 func (b *Backend) started() {
 	b.near = nearness{} // GPUs may sit in other slots since
+	b.profiles.reset()
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.born++

@@ -63,13 +63,18 @@ func Options(c config.NodeConfig, vendor string) backend.Options {
 		DriverRoot:     c.DriverRoot,
 		HostDriverRoot: v.DevRoot,
 		LibraryPath:    c.Libraries[vendor],
-		// A driver that was installed into a folder of its own brings no sysfs.
+		// A driver that was installed into a folder of its own brings no sysfs and no proc.
 		SysfsRoot:    filepath.Join(c.DriverRoot, "sys"),
+		ProcRoot:     filepath.Join(c.DriverRoot, "proc"),
+		MIG:          string(v.MigStrategy),
 		IndexInEnv:   v.DeviceIDs == "index",
 		CDIKind:      v.CDIKind,
 		Ignore:       v.Health.Ignore,
 		Heed:         v.Health.Heed,
 		NeverRecover: v.Health.NeverRecover,
+	}
+	if v.DevRoot != "" {
+		o.DevRoot = filepath.Join(c.DriverRoot, v.DevRoot)
 	}
 	if v.DriverRoot != "" {
 		o.DriverRoot = filepath.Join(c.DriverRoot, v.DriverRoot)

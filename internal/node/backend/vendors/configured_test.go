@@ -35,19 +35,21 @@ func TestBackendOptionsAreThoseOfTheVendor(t *testing.T) {
 	c.Libraries = map[string]string{"iluvatar": "/opt/libixml.so"}
 	c.Vendors = map[string]config.Vendor{
 		"nvidia": {
-			DriverRoot: "/run/nvidia/driver", DeviceIDs: "index", CDIKind: "nvidia.com/gpu",
+			DriverRoot: "/run/nvidia/driver", DeviceIDs: "index", CDIKind: "nvidia.com/gpu", MigStrategy: config.MigMixed,
 			Health: config.Health{Ignore: []string{"all"}, Heed: []string{"xid-94"}, NeverRecover: []string{"xid-79"}},
 		},
 		"iluvatar": {DeviceIDs: "uuid", DevRoot: "/devices"},
 	}
 	for vendor, want := range map[string]backend.Options{
-		"enflame": {DriverRoot: "/host", SysfsRoot: "/host/sys"},
+		"enflame": {DriverRoot: "/host", SysfsRoot: "/host/sys", ProcRoot: "/host/proc"},
 		"nvidia": {
 			DriverRoot: "/host/run/nvidia/driver", HostDriverRoot: "/run/nvidia/driver", SysfsRoot: "/host/sys",
+			ProcRoot: "/host/proc", MIG: "mixed",
 			IndexInEnv: true, CDIKind: "nvidia.com/gpu", Ignore: []string{"all"}, Heed: []string{"xid-94"},
 			NeverRecover: []string{"xid-79"},
 		},
-		"iluvatar": {DriverRoot: "/host", HostDriverRoot: "/devices", SysfsRoot: "/host/sys", LibraryPath: "/opt/libixml.so"},
+		"iluvatar": {DriverRoot: "/host", HostDriverRoot: "/devices", SysfsRoot: "/host/sys", ProcRoot: "/host/proc",
+			DevRoot: "/host/devices", LibraryPath: "/opt/libixml.so"},
 	} {
 		if diff := cmp.Diff(want, Options(c, vendor)); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", vendor, diff)
