@@ -73,6 +73,9 @@ type Options struct {
 	// Quarantine has the devices that take no pods until they are released; nil for
 	// one that ends with the agent.
 	Quarantine *quarantine.List
+	// Discovered is called with the outcome of each discovery that changed something,
+	// from a goroutine for each vendor; nil for no call.
+	Discovered func(vendor string, found backend.Found, err error)
 	// Handoff is the state of the predecessor, whose sockets kubelet still watches. All
 	// else is required.
 	Handoff Handoff
@@ -301,11 +304,18 @@ func (a *Agent) watch(ctx context.Context, vendor string, b backend.Backend) {
 		}
 		for _, f := range found.Faults {
 			log.Error(f.Err, "A device cannot be used", "index", accel.IndexText(f.Index))
+			if f.Cause == accel.CauseNotOffered {
+				a.events.Once(events.OnNode(a.o.Node), events.DeviceNotOffered, string(f.ID), fmt.Sprintf("%s device %s (%s) is not offered: %v",
+					vendor, accel.IndexText(f.Index), f.ID, f.Err))
+			}
 		}
 		for _, f := range found.Unasked {
 			log.Error(f.Err, "A device does not respond; using its last state for now", "index", accel.IndexText(f.Index), "for", backend.Patience)
 		}
 		a.discoveries.note(vendor, found, err)
+		if a.o.Discovered != nil {
+			a.o.Discovered(vendor, found, err)
+		}
 		a.metrics.available.WithLabelValues(vendor).Set(defs.Bool(err == nil && !found.Silent))
 		for _, r := range a.offerings {
 			if r.vendor == vendor {

@@ -53,8 +53,8 @@ func (h *healthReporter) report(ctx context.Context, vendor string, parts []*poo
 			if !before {
 				h.metrics.transitions.WithLabelValues(vendor, becameUnhealthy).Inc()
 			}
-			log.Info("Device is unhealthy; no new pods are placed on it", "device", d.ID, "index", accel.IndexText(d.Index), "reason", d.Health.Reason,
-				"cause", d.Health.Cause)
+			log.Info("Device is unhealthy; no new pods are placed on it", "device", d.ID, "index", accel.IndexText(d.Index), "reason",
+				d.Health.Reason, "cause", d.Health.Cause)
 			what := fmt.Sprintf("%s device %s (%s)", vendor, accel.IndexText(d.Index), d.ID)
 			if d.Health.Quarantined.IsZero() {
 				h.node(events.DeviceUnhealthy, fmt.Sprintf("%s is unhealthy; no new pods are placed on it: %s", what, d.Health.Reason))
