@@ -65,8 +65,8 @@ var (
 	})
 	DeviceNotOffered = define(Kind{
 		"DeviceNotOffered", corev1.EventTypeWarning, "Node", Node,
-		"A device works and is not offered as it is set up, such as a MIG device that is a part of its GPU instance. The message " +
-			"gives the remedy.",
+		"A device works and is not offered as it is set up, such as a MIG device that is a part of its GPU instance. The " +
+			"message gives the remedy.",
 	})
 	PartitionsChanged = define(Kind{
 		"PartitionsChanged", corev1.EventTypeNormal, "Node", Node,
