@@ -123,6 +123,13 @@ var good = []struct {
 		want: []string{"cdiKind: nvidia.com/gpu"},
 	},
 	{
+		name: "MIG devices, those of a profile in time slices",
+		set: []string{"--set", "node.vendors.nvidia.migStrategy=mixed", "--set-json",
+			`sharedResources=[{"name":"nvidia.com/gpu","vendor":"nvidia","mode":"exclusive","devices":{"except":{"partitions":["0:1"]}}},` +
+				`{"name":"nvidia.com/mig-1g.10gb","vendor":"nvidia","mode":"timeSlicing","replicas":2,"profile":"1g.10gb"}]`},
+		want: []string{"migStrategy: mixed", "profile: 1g.10gb"},
+	},
+	{
 		name: "another kubelet directory", set: []string{"--set", "node.kubeletDir=/data/kubelet/"},
 		want: []string{"path: /data/kubelet/device-plugins", "kubeletDir: /var/lib/kubelet"},
 	},
@@ -238,6 +245,10 @@ var bad = []struct {
 	{"mounts for Iluvatar", []string{"--set", "node.vendors.iluvatar.injection={volumeMounts}"}, "injection"},
 	{"two meanings of a variable", []string{"--set", "node.vendors.nvidia.injection={environment,volumeMounts}"}, "injection"},
 	{"mounts for all in a named configuration", []string{"--set", "node.configs.a.injection=volumeMounts"}, "injection"},
+	{"a MIG strategy that does not exist", []string{"--set", "node.vendors.nvidia.migStrategy=double"}, "migStrategy"},
+	{"MIG devices of Iluvatar", []string{"--set", "node.vendors.iluvatar.migStrategy=mixed"}, "migStrategy"},
+	{"a part of a GPU instance",
+		jsonSet("sharedResources", `[{"name":"a.example/b","vendor":"nvidia","mode":"exclusive","profile":"1c.2g.10gb"}]`), "profile"},
 	{"a kind of CDI without CDI", []string{"--set", "node.vendors.nvidia.cdiKind=nvidia.com/gpu"}, "vendors.nvidia.cdiKind is never used"},
 	{"a kind of CDI without CDI in a named configuration",
 		[]string{"--set", "node.injection=cdi,node.vendors.nvidia.cdiKind=nvidia.com/gpu,node.configs.a.injection=environment"},

@@ -169,10 +169,14 @@ func writeNode(w io.Writer, n Node, wide bool) error {
 }
 
 // release says how a device gets out of quarantine. A board has the id of its first
-// chip, which need not be the one that is in quarantine.
+// chip, which need not be the one that is in quarantine, and a partition may be so with
+// its parent.
 func (n Node) release(d Device) string {
-	if d.Chips > 1 {
+	switch {
+	case d.Chips > 1:
 		return "to find the chip and how to release it, run: kubectl divvy device list " + n.Name
+	case d.Parent != "":
+		return "to find out whether it or its device is to be released, run: kubectl divvy device list " + n.Name
 	}
 	return fmt.Sprintf("to release it, run: kubectl divvy device release %s %s", n.Name, d.UUID)
 }
