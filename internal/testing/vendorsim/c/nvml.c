@@ -147,6 +147,9 @@ NVML_API nvml_return nvmlDeviceGetMigMode(struct device *device, uint32_t *curre
 	return code;
 }
 
+/* Every handle is that of a whole card. */
+NVML_VALUE(nvmlDeviceIsMigDeviceHandle, uint32_t, 0)
+
 NVML_VALUE(nvmlDeviceGetMaxMigDeviceCount, uint32_t, card->mig == MIG_NOT_SUPPORTED ? 0 : 7)
 
 /* An unhealthy card is one that could not replace a bad row of its memory. */
