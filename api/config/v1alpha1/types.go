@@ -73,8 +73,35 @@ type Vendor struct {
 	// When it is set, the specification of that kind is written by another program, such
 	// as the vendor's toolkit's, and this program writes none.
 	CDIKind string `yaml:"cdiKind"`
+	// CDIHookPath is the program on the host that NVIDIA's CDI hooks run,
+	// nvidia-cdi-hook or nvidia-ctk; empty to look for it.
+	CDIHookPath string `yaml:"cdiHookPath"`
+	// CDIDisableHooks are the hooks of CDIHooks that a CDI specification of this program
+	// does not have; "all" for none of them.
+	CDIDisableHooks []string `yaml:"cdiDisableHooks"`
+	// CDIFeatureFlags are those of CDIFeatureFlags that are on when a CDI specification
+	// is generated.
+	CDIFeatureFlags []string `yaml:"cdiFeatureFlags"`
 	// Health says what makes a device unhealthy and what brings it back.
 	Health Health `yaml:"health"`
+}
+
+// CDIHooks returns the hooks of NVIDIA's CDI specifications, by the names that
+// NVIDIA's toolkit gives them, and "all".
+func CDIHooks() []string {
+	return []string{
+		"all", "apply-cuda-memory-limits", "chmod", "create-symlinks", "disable-device-node-modification", "enable-cuda-compat",
+		"update-application-profile", "update-ldcache",
+	}
+}
+
+// CDIFeatureFlags returns what can be switched on when NVIDIA's CDI specifications
+// are generated, by the names that NVIDIA's toolkit gives it.
+func CDIFeatureFlags() []string {
+	return []string{
+		"disable-ipc-discoverer", "disable-multiple-csv-devices", "disable-nvsandbox-utils", "disable-nvsandboxutils",
+		"enable-coherent-annotations", "enable-explicit-driver-libraries", "no-additional-gids-for-device-nodes",
+	}
 }
 
 // Health is the policy of health of one vendor's devices. Causes are the words
