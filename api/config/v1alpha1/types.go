@@ -76,11 +76,11 @@ type Vendor struct {
 	// CDIHookPath is the program on the host that NVIDIA's CDI hooks run,
 	// nvidia-cdi-hook or nvidia-ctk; empty to look for it.
 	CDIHookPath string `yaml:"cdiHookPath"`
-	// CDIDisableHooks are the hooks of CDIHooks that a CDI specification of this program
-	// does not have; "all" for none of them.
+	// CDIDisableHooks are hooks, by the names of NVIDIA's toolkit, that the CDI
+	// specification of this program does not have; "all" for every one.
 	CDIDisableHooks []string `yaml:"cdiDisableHooks"`
-	// CDIFeatureFlags are those of CDIFeatureFlags that are on when a CDI specification
-	// is generated.
+	// CDIFeatureFlags are features, by the names of NVIDIA's toolkit, that are enabled
+	// when the CDI specification is generated.
 	CDIFeatureFlags []string `yaml:"cdiFeatureFlags"`
 	// Health says what makes a device unhealthy and what brings it back.
 	Health Health `yaml:"health"`
