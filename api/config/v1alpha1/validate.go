@@ -180,7 +180,9 @@ func (k *checker) generatedCDI(at, name string, v Vendor) {
 		key string
 		set bool
 	}{
-		{"cdiHookPath", v.CDIHookPath != ""}, {"cdiDisableHooks", len(v.CDIDisableHooks) > 0}, {"cdiFeatureFlags", len(v.CDIFeatureFlags) > 0},
+		{"cdiHookPath", v.CDIHookPath != ""},
+		{"cdiDisableHooks", len(v.CDIDisableHooks) > 0},
+		{"cdiFeatureFlags", len(v.CDIFeatureFlags) > 0},
 	} {
 		if one.set && name != vendorOfCDIHooks {
 			k.wrong(at+"."+one.key, "only the CDI specification of NVIDIA's devices has hooks and features; leave the key out")

@@ -221,19 +221,22 @@ func (b *renamedBackend) Edits(ids ...accel.DeviceID) (backend.Edits, error) {
 // where containers may have them, and never beside the same names of another program.
 func TestFormerCDINames(t *testing.T) {
 	const former, plugins = "divvy-former.com-gpu.yaml", "former.com-gpu.json"
-	answer := base64.StdEncoding.EncodeToString([]byte("\x2a\x14former.com/gpu=a"))
+	checkpoint := func(answer string) map[string]string {
+		answer = base64.StdEncoding.EncodeToString([]byte(answer))
+		return map[string]string{kubeletCheckpoint: `{"Data":{"PodDeviceEntries":[{"AllocResp":"` + answer + `"}]}}`}
+	}
+	ofPlugin := map[string]string{former: specOf("former.com/gpu", "a"), plugins: specOf("former.com/gpu", "a")}
 	for name, tt := range map[string]struct {
 		files map[string]string
 		want  string
 	}{
-		"a new installation":                            {nil, ""},
-		"the file of an earlier one":                    {map[string]string{former: specOf("former.com/gpu", "x")}, "a b"},
-		"a file that is none":                           {map[string]string{former: "{}"}, ""},
-		"kubelet has an answer with it":                 {map[string]string{kubeletCheckpoint: `{"Data":{"PodDeviceEntries":[{"AllocResp":"` + answer + `"}]}}`}, "a b"},
-		"kubelet has other answers":                     {map[string]string{kubeletCheckpoint: `{"Data":{"PodDeviceEntries":[{"AllocResp":""}]}}`}, ""},
-		"kubelet's file is of a form that is not known": {map[string]string{kubeletCheckpoint: `[1]`}, ""},
-		"the vendor's plugin has the names": {map[string]string{former: specOf("former.com/gpu", "a"), plugins: specOf("former.com/gpu", "a")},
-			""},
+		"a new installation":                {nil, ""},
+		"the file of an earlier one":        {map[string]string{former: specOf("former.com/gpu", "x")}, "a b"},
+		"a file that is none":               {map[string]string{former: "{}"}, ""},
+		"kubelet has an answer with it":     {checkpoint("\x2a\x14former.com/gpu=a"), "a b"},
+		"kubelet has other answers":         {checkpoint("\x2a\x14nvidia.com/gpu=a"), ""},
+		"kubelet's file is of another form": {map[string]string{kubeletCheckpoint: `[1]`}, ""},
+		"the vendor's plugin has the names": {ofPlugin, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()

@@ -52,7 +52,7 @@ var kind = devicelist.Kind{
 // Backend reaches the GPUs of this node. It is a backend.Backend, a
 // backend.Notifier, a backend.Labeler and a backend.Specifier.
 type Backend struct {
-	*specifier
+	backend.Specifier
 	options backend.Options
 	sysfs   sysfs.Root
 	loader  *libloader.Loader[*library]
@@ -116,7 +116,7 @@ func New(o backend.Options) (*Backend, error) {
 		Started:      b.started,
 		Bound:        func() string { return b.sysfs.Bound("nvidia") },
 	})
-	b.specifier = &specifier{options: o, devices: b.table.Last, library: b.loader.Current}
+	b.Specifier = &specifier{options: o, devices: b.table.Last, library: b.loader.Current}
 	return b, nil
 }
 

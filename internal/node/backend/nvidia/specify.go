@@ -34,6 +34,8 @@ const (
 	// memoryLimitsHook sets limits that are not Divvy's, by cgroup, from variables that
 	// the pod itself can set.
 	memoryLimitsHook = "apply-cuda-memory-limits"
+	// capabilityNodes is what the device nodes of the instances of MIG devices begin with.
+	capabilityNodes = "dev/nvidia-caps/nvidia-cap"
 	// allHooks stands for every hook.
 	allHooks = "all"
 )
@@ -139,17 +141,18 @@ func onHost(o backend.Options, path string) string {
 	return path
 }
 
-// nodes returns the device nodes of NVIDIA that exist, without those of the GPUs'
-// partitions.
-func (s *specifier) nodes() []string {
-	found, err := filepath.Glob(filepath.Join(s.options.HostRoot, s.options.HostDriverRoot, kind.File+"*"))
-	if err != nil {
-		return nil // only a wrong pattern is an error
+// nodes returns the device nodes of NVIDIA that exist.
+func (s *specifier) nodes() (names []string) {
+	for _, pattern := range []string{kind.File + "*", capabilityNodes + "*"} {
+		found, err := filepath.Glob(filepath.Join(s.options.HostRoot, s.options.HostDriverRoot, pattern))
+		if err != nil {
+			continue // only a wrong pattern is an error
+		}
+		for _, path := range found {
+			names = append(names, filepath.Base(path))
+		}
 	}
-	for i := range found {
-		found[i] = filepath.Base(found[i])
-	}
-	return found
+	return names
 }
 
 // findHook returns the path on the host of the program that hooks run, "" where the
@@ -204,8 +207,8 @@ func examineSpec(r cdispec.Request, hostRoot string, result cdispec.Result) (bac
 		if err == nil {
 			err = examineEdits(d.ContainerEdits, hostRoot)
 		}
-		if err == nil && !slices.ContainsFunc(d.ContainerEdits.DeviceNodes, isGPUNode) {
-			err = fmt.Errorf("%s/dev has no device node of it", strings.TrimSuffix(r.HostDevRoot, "/"))
+		if err == nil && !hasNodes(d) {
+			err = fmt.Errorf("%s/dev lacks a device node of it", strings.TrimSuffix(r.HostDevRoot, "/"))
 		}
 		if err != nil {
 			out.Failed[id] = fmt.Errorf("describe device %s in CDI: %w", id, err)
@@ -257,7 +260,19 @@ func isDriverLibrary(m *cdispecs.Mount) bool {
 	return strings.HasPrefix(filepath.Base(m.ContainerPath), "libcuda.so.")
 }
 
-func isGPUNode(n *cdispecs.DeviceNode) bool {
-	number, ok := strings.CutPrefix(n.Path, "/"+kind.File)
-	return ok && number != "" && strings.Trim(number, "0123456789") == ""
+// hasNodes reports whether a device has the nodes without which nothing runs on it: that
+// of its GPU, and for a MIG device those of its GPU instance and of its compute instance.
+// The library leaves out what does not exist.
+func hasNodes(d cdispecs.Device) bool {
+	gpus, capabilities := 0, 0
+	for _, n := range d.ContainerEdits.DeviceNodes {
+		number, ok := strings.CutPrefix(n.Path, "/"+kind.File)
+		switch {
+		case ok && number != "" && strings.Trim(number, "0123456789") == "":
+			gpus++
+		case strings.HasPrefix(n.Path, "/"+capabilityNodes):
+			capabilities++
+		}
+	}
+	return gpus == 1 && (capabilities == 2 || !strings.HasPrefix(d.Name, "MIG-"))
 }

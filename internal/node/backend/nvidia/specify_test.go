@@ -284,7 +284,7 @@ func TestDeviceThatCannotBeSpecified(t *testing.T) {
 	}{
 		"the library fails":        {"device-lacking", "it is odd", nil},
 		"a path of this container": {"own-path-in-hook", "which is no path of the host", nil},
-		"its node is missing":      {"generate", "/dev has no device node of it", func(h host) { h.remove("dev/nvidia0") }},
+		"its node is missing":      {"generate", "/dev lacks a device node of it", func(h host) { h.remove("dev/nvidia0") }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := newHost(t)

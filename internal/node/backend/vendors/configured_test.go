@@ -52,7 +52,9 @@ func TestBackendOptionsAreThoseOfTheVendor(t *testing.T) {
 				DisabledHooks: []string{"chmod"}, FeatureFlags: []string{"disable-ipc-discoverer"},
 			},
 		},
-		"iluvatar": {HostRoot: "/host", DriverRoot: "/host", HostDriverRoot: "/devices", SysfsRoot: "/host/sys", LibraryPath: "/opt/libixml.so"},
+		"iluvatar": {
+			HostRoot: "/host", DriverRoot: "/host", HostDriverRoot: "/devices", SysfsRoot: "/host/sys", LibraryPath: "/opt/libixml.so",
+		},
 	} {
 		if diff := cmp.Diff(want, Options(c, vendor)); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", vendor, diff)
