@@ -102,6 +102,7 @@ func TestMode(t *testing.T) {
 }
 
 func TestNodesThatADeviceNeeds(t *testing.T) {
+	const gi, ci = "/dev/nvidia-caps/nvidia-cap1", "/dev/nvidia-caps/nvidia-cap2"
 	for name, tt := range map[string]struct {
 		device string
 		nodes  []string
@@ -110,9 +111,9 @@ func TestNodesThatADeviceNeeds(t *testing.T) {
 		"a GPU":                       {"GPU-a", []string{"/dev/nvidia0", "/dev/dri/card1"}, true},
 		"a GPU without its node":      {"GPU-a", []string{"/dev/nvidia-uvm", "/dev/nvidiactl"}, false},
 		"a GPU with two":              {"GPU-a", []string{"/dev/nvidia0", "/dev/nvidia1"}, false},
-		"a MIG device":                {"MIG-a", []string{"/dev/nvidia10", "/dev/nvidia-caps/nvidia-cap1", "/dev/nvidia-caps/nvidia-cap2"}, true},
-		"a MIG device without a node": {"MIG-a", []string{"/dev/nvidia10", "/dev/nvidia-caps/nvidia-cap1"}, false},
-		"a MIG device without a GPU":  {"MIG-a", []string{"/dev/nvidia-caps/nvidia-cap1", "/dev/nvidia-caps/nvidia-cap2"}, false},
+		"a MIG device":                {"MIG-a", []string{"/dev/nvidia10", gi, ci}, true},
+		"a MIG device without a node": {"MIG-a", []string{"/dev/nvidia10", gi}, false},
+		"a MIG device without a GPU":  {"MIG-a", []string{gi, ci}, false},
 	} {
 		d := cdispecs.Device{Name: tt.device}
 		for _, path := range tt.nodes {
