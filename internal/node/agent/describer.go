@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"fmt"
+	"maps"
 	"reflect"
 	"sync"
 	"time"
@@ -116,7 +117,7 @@ func (d *describer) settle(ctx context.Context, now described) {
 		close(d.first)
 	}
 	d.mu.Unlock()
-	same := reflect.DeepEqual(before.spec, now.spec)
+	same := sameSpecification(before.spec, now.spec)
 	if now.err == nil && !same {
 		klog.FromContext(ctx).Info("Generated the CDI specification", "vendor", d.vendor, "devices", len(now.spec.Devices),
 			"failed", len(now.spec.Failed))
@@ -124,6 +125,13 @@ func (d *describer) settle(ctx context.Context, now described) {
 	if !same || fmt.Sprint(before.err) != fmt.Sprint(now.err) {
 		d.changed()
 	}
+}
+
+// sameSpecification reports whether two specifications describe the same devices in the same
+// way, and fail to describe others for the same reasons.
+func sameSpecification(a, b backend.Specification) bool {
+	return reflect.DeepEqual(a.Common, b.Common) && reflect.DeepEqual(a.Devices, b.Devices) &&
+		maps.EqualFunc(a.Failed, b.Failed, func(a, b error) bool { return a.Error() == b.Error() })
 }
 
 func (d *describer) outcome() described {

@@ -134,5 +134,5 @@ func (l logger) Warningf(format string, args ...any) { l.line(format, args...) }
 func (l logger) Errorf(format string, args ...any)   { l.line(format, args...) }
 
 func (l logger) line(format string, args ...any) {
-	fmt.Fprintf(l.out, format+"\n", args...) //nolint:errcheck // it is the place for errors
+	fmt.Fprintf(l.out, format+"\n", args...)
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"time"
 )
 
@@ -17,13 +16,9 @@ const Command = "generate-cdi"
 const Limit = 45 * time.Second
 
 // Serve reads a Request in JSON from in and writes the Result in JSON to out;
-// diagnostics go to log. The process exits when it takes longer than Limit.
+// diagnostics go to log. It returns after Limit at the latest, and the process is to
+// exit then: the library may still be at work.
 func Serve(in io.Reader, out, log io.Writer) error {
-	end := time.AfterFunc(Limit, func() {
-		fmt.Fprintf(log, "no result after %v\n", Limit) //nolint:errcheck // it is the place for errors
-		os.Exit(1)
-	})
-	defer end.Stop()
 	decoder := json.NewDecoder(in)
 	decoder.DisallowUnknownFields()
 	var r Request
@@ -33,9 +28,20 @@ func Serve(in io.Reader, out, log io.Writer) error {
 	if r.Kind == "" || len(r.Devices) == 0 || r.Library == "" || r.DriverRoot == "" || r.DevRoot == "" {
 		return errors.New("read the request from standard input: kind, devices, library, driverRoot and devRoot are required")
 	}
-	result, err := Generate(r, log)
-	if err != nil {
-		return err
+	var result Result
+	done := make(chan error, 1)
+	go func() {
+		var err error
+		result, err = Generate(r, log)
+		done <- err
+	}()
+	select {
+	case err := <-done:
+		if err != nil {
+			return err
+		}
+		return json.NewEncoder(out).Encode(result)
+	case <-time.After(Limit):
+		return fmt.Errorf("no result after %v", Limit)
 	}
-	return json.NewEncoder(out).Encode(result)
 }
