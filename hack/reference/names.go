@@ -100,6 +100,9 @@ var nameTable = []struct {
 		{"bitfusion.io/gpu", "Pod, Node", "divvy-control webhook; kubelet", "hundredths of a GPU of the remote pool"},
 		{"bitfusion.io/gpu-*", "Pod", "users", "`bitfusion.io/gpu-amount`, `-percent` and `-memory`: what a pod asks of the remote pool"},
 	}},
+	{"Kinds of CDI devices", []name{
+		{"nvidia.divvy.dev/gpu", "CDI specification", "divvy-node", "NVIDIA's GPUs by uuid; [nvidia.md](../nvidia.md)"},
+	}},
 	{"API versions and webhooks", []name{
 		{"config.divvy.dev/v1alpha1", "configuration file", "users, the chart", "of [divvy-node's configuration](configuration.md)"},
 		{"pool.divvy.dev/v1alpha1", "catalog file", "users, the chart",

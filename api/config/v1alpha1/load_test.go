@@ -66,6 +66,9 @@ vendors:
     injection: [volumeMounts, cdi]
     deviceIDs: index
     cdiKind: nvidia.com/gpu
+    cdiHookPath: /opt/nvidia-cdi-hook
+    cdiDisableHooks: [enable-cuda-compat]
+    cdiFeatureFlags: [disable-ipc-discoverer]
     health:
       ignore: [default, xid-48]
       heed: [xid-94]
@@ -91,6 +94,8 @@ vendors:
 		Vendors: map[string]Vendor{"nvidia": {
 			DriverRoot: "/run/nvidia/driver", DevRoot: "/", Injection: []Injection{InjectVolumeMounts, InjectCDI},
 			DeviceIDs: "index", CDIKind: "nvidia.com/gpu",
+			CDIHookPath: "/opt/nvidia-cdi-hook", CDIDisableHooks: []string{"enable-cuda-compat"},
+			CDIFeatureFlags: []string{"disable-ipc-discoverer"},
 			Health: Health{Ignore: []string{"default", "xid-48"}, Heed: []string{"xid-94"}, RecoverAfter: new(Duration(0)),
 				NeverRecover: []string{"ecc-*"}},
 		}},

@@ -75,6 +75,15 @@ type Vendor struct {
 	CDIKind string `yaml:"cdiKind"`
 	// MigStrategy is how MIG devices are offered; empty for MigNone. NVIDIA only.
 	MigStrategy MigStrategy `yaml:"migStrategy"`
+	// CDIHookPath is the program on the host that NVIDIA's CDI hooks run,
+	// nvidia-cdi-hook or nvidia-ctk; empty to look for it.
+	CDIHookPath string `yaml:"cdiHookPath"`
+	// CDIDisableHooks are hooks, by the names of NVIDIA's toolkit, that the CDI
+	// specification of this program does not have; "all" for every one.
+	CDIDisableHooks []string `yaml:"cdiDisableHooks"`
+	// CDIFeatureFlags are features, by the names of NVIDIA's toolkit, that are enabled
+	// when the CDI specification is generated.
+	CDIFeatureFlags []string `yaml:"cdiFeatureFlags"`
 	// Health says what makes a device unhealthy and what brings it back.
 	Health Health `yaml:"health"`
 }
@@ -93,6 +102,24 @@ const (
 	// "nvidia.com/mig-<profile>", and GPUs that are not in MIG mode as a whole.
 	MigMixed MigStrategy = "mixed"
 )
+
+// CDIHooks returns the hooks of NVIDIA's CDI specifications, by the names that
+// NVIDIA's toolkit gives them, and "all".
+func CDIHooks() []string {
+	return []string{
+		"all", "apply-cuda-memory-limits", "chmod", "create-symlinks", "disable-device-node-modification", "enable-cuda-compat",
+		"update-application-profile", "update-ldcache",
+	}
+}
+
+// CDIFeatureFlags returns what can be switched on when NVIDIA's CDI specifications
+// are generated, by the names that NVIDIA's toolkit gives it.
+func CDIFeatureFlags() []string {
+	return []string{
+		"disable-ipc-discoverer", "disable-multiple-csv-devices", "disable-nvsandbox-utils", "disable-nvsandboxutils",
+		"enable-coherent-annotations", "enable-explicit-driver-libraries", "no-additional-gids-for-device-nodes",
+	}
+}
 
 // Health is the policy of health of one vendor's devices. Causes are the words
 // that docs/health.md lists, such as "xid-79"; "*" in them stands for any text.

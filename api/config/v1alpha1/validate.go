@@ -115,6 +115,8 @@ const (
 	vendorOfVolumeMounts = "nvidia"
 	// vendorOfMIG is the one whose devices may be cut into MIG devices.
 	vendorOfMIG = "nvidia"
+	// vendorOfCDIHooks is the one whose CDI specifications have hooks.
+	vendorOfCDIHooks = "nvidia"
 )
 
 func (k *checker) vendor(at, name string, c NodeConfig) {
@@ -147,6 +149,7 @@ func (k *checker) vendor(at, name string, c NodeConfig) {
 	if v.DeviceIDs != "" {
 		k.oneOf(at+".deviceIDs", v.DeviceIDs, "uuid", "index")
 	}
+	k.generatedCDI(at, name, v)
 	if v.CDIKind != "" {
 		if !cdiPattern.MatchString(v.CDIKind) {
 			k.wrong(at+".cdiKind", "%q is not a kind of CDI devices; write vendor/class, such as nvidia.com/gpu", v.CDIKind)
@@ -172,6 +175,31 @@ func (k *checker) vendor(at, name string, c NodeConfig) {
 	k.causes(at+".health.neverRecover", v.Health.NeverRecover, "default")
 	if after := v.Health.RecoverAfter; after != nil && (*after < 0 || time.Duration(*after) > maxRecoverAfter) {
 		k.wrong(at+".health.recoverAfter", "%v is out of range; use 0s to %v, or name causes in neverRecover", *after, maxRecoverAfter)
+	}
+}
+
+// generatedCDI checks what is about the CDI specification that this program generates.
+func (k *checker) generatedCDI(at, name string, v Vendor) {
+	if v.CDIHookPath != "" {
+		k.absolute(at+".cdiHookPath", v.CDIHookPath)
+	}
+	for _, hook := range v.CDIDisableHooks {
+		k.oneOf(at+".cdiDisableHooks", hook, CDIHooks()...)
+	}
+	for _, flag := range v.CDIFeatureFlags {
+		k.oneOf(at+".cdiFeatureFlags", flag, CDIFeatureFlags()...)
+	}
+	for _, one := range []struct {
+		key string
+		set bool
+	}{
+		{"cdiHookPath", v.CDIHookPath != ""},
+		{"cdiDisableHooks", len(v.CDIDisableHooks) > 0},
+		{"cdiFeatureFlags", len(v.CDIFeatureFlags) > 0},
+	} {
+		if one.set && name != vendorOfCDIHooks {
+			k.wrong(at+"."+one.key, "only the CDI specification of NVIDIA's devices has hooks and features; leave the key out")
+		}
 	}
 }
 

@@ -308,6 +308,11 @@ under two names. */ -}}
 {{- $injection := index . 2 -}}
 {{- range $vendor, $settings := index . 1 -}}
 {{- $ways := $settings.injection | default (list $injection) -}}
+{{- range $key := list "cdiHookPath" "cdiDisableHooks" "cdiFeatureFlags" -}}
+{{- if and (ne $vendor "nvidia") (index $settings $key) -}}
+{{- fail (printf "%s: vendors.%s.%s: only the CDI specification of NVIDIA's devices has hooks and features; remove the key" $at $vendor $key) -}}
+{{- end -}}
+{{- end -}}
 {{- if and $settings.cdiKind (not (or (has "cdi" $ways) (has "cdiAnnotations" $ways))) -}}
 {{- fail (printf "%s: vendors.%s.cdiKind is never used, because containers are not given CDI names; add cdi or cdiAnnotations to vendors.%s.injection" $at $vendor $vendor) -}}
 {{- end -}}

@@ -72,7 +72,7 @@ func Command(name string) *cobra.Command {
 	cmd.Flags().StringVar(&o.Kubeconfig, "kubeconfig", os.Getenv("KUBECONFIG"),
 		"kubeconfig file; the pod's service account if empty (environment KUBECONFIG)")
 	nodeconfig.AddFlags(cmd.Flags(), vendors.Names())
-	cmd.AddCommand(configCommand(), waitCommand(), poolCommand(), uninstallCommand())
+	cmd.AddCommand(configCommand(), waitCommand(), poolCommand(), uninstallCommand(), generateCDICommand())
 	cmd.CompletionOptions.DisableDefaultCmd = true
 	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError(err) })
 	about.Version(cmd, apis()...)

@@ -168,7 +168,7 @@ func New(ctx context.Context, o Options) (*Agent, error) {
 		kubelet:     kubelet,
 		metrics:     m,
 		signals:     signals{make(signal, 1), make(signal, 1), make(signal, 1)},
-		cdi:         newCDIWriter(o.Config.CDIDir),
+		cdi:         newCDIWriter(o.Config.CDIDir, filepath.Join(o.Config.KubeletDir, "device-plugins")),
 		events:      o.Events,
 		watching:    newPhase(),
 		deciding:    newPhase(),
@@ -257,6 +257,9 @@ func (a *Agent) Run(ctx context.Context) error {
 			}
 		})
 	}
+	for _, d := range a.cdi.describers {
+		work.Go(func() { d.run(ctx) })
+	}
 	work.Go(func() {
 		a.watching.run(ctx, func(ctx context.Context) {
 			var watches sync.WaitGroup
@@ -317,6 +320,9 @@ func (a *Agent) watch(ctx context.Context, vendor string, b backend.Backend) {
 			a.o.Discovered(vendor, found, err)
 		}
 		a.metrics.available.WithLabelValues(vendor).Set(defs.Bool(err == nil && !found.Silent))
+		if err == nil && len(found.Devices) > 0 {
+			a.cdi.await(ctx, vendor)
+		}
 		for _, r := range a.offerings {
 			if r.vendor == vendor {
 				for _, p := range r.parts {

@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"errors"
+	"maps"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -73,6 +74,8 @@ type stage struct {
 	config   config.NodeConfig
 	// quarantine is that of the next agent; nil for one of its own.
 	quarantine *quarantine.List
+	// dressed are backends that are used in the place of those of vendors.
+	dressed map[string]backend.Backend
 }
 
 func newStage(t *testing.T) *stage {
@@ -111,6 +114,7 @@ func (s *stage) play() (*Agent, func()) {
 	for name, b := range s.vendors {
 		backends[name] = b
 	}
+	maps.Copy(backends, s.dressed)
 	ctx, cancel := context.WithCancel(context.Background())
 	a, err := New(ctx, Options{
 		Config: s.config, Node: thisNode, Client: s.client, Keys: kube.NewKeyring(filepath.Join(s.dir, "key")),
@@ -333,7 +337,7 @@ func TestCDISpecificationsOfOthersAndOfOldAreNotOurs(t *testing.T) {
 	}
 	for p, kinds := range a.cdi.wanted {
 		if kinds == nil {
-			a.cdi.wanted[p] = map[string]cdiDevices{}
+			a.cdi.wanted[p] = cdiKinds{}
 		}
 	}
 	if err := a.cdi.tidy(); err != nil {

@@ -1,19 +1,17 @@
 package agent
 
 import (
+	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
 	"maps"
 	"os"
 	"path/filepath"
-	"reflect"
-	"slices"
 	"strings"
 	"sync"
 
-	"go.yaml.in/yaml/v3"
-	"tags.cncf.io/container-device-interface/pkg/cdi"
 	"tags.cncf.io/container-device-interface/pkg/parser"
 	cdispecs "tags.cncf.io/container-device-interface/specs-go"
 
@@ -22,9 +20,6 @@ import (
 	"github.com/divvy-gpu/divvy/internal/node/backend"
 	"github.com/divvy-gpu/divvy/internal/platform/atomicfile"
 )
-
-// CDIPrefix begins the names of this program's specification files.
-const CDIPrefix = "divvy-"
 
 // cdiWriter keeps the CDI specifications of the devices of all parts, one file
 // per kind. Every part says which devices it is made of, again and again; a file
@@ -35,28 +30,37 @@ const CDIPrefix = "divvy-"
 // the names that it got at first.
 type cdiWriter struct {
 	dir string
+	// checkpoint is the file in which kubelet keeps what containers were given.
+	checkpoint string
+	// describers have the complete descriptions, by vendor, for vendors that have
+	// any. The map is fixed once the agent is built.
+	describers map[string]*describer
 
 	mu sync.Mutex // guards what follows
 	// wanted are the devices of each part by kind and name, nil while the part has
 	// not spoken.
-	wanted map[*pool]map[string]cdiDevices
+	wanted map[*pool]cdiKinds
+	// common is what a describer says of all devices of a kind.
+	common map[string]cdispecs.ContainerEdits
 	// files are those that were written or found, by kind.
 	files map[string]cdiOnDisk
+	// others are the files of other programs by path.
+	others map[string]cdiOnDisk
+	// former says of the kinds of earlier releases whether containers may have
+	// names of them.
+	former map[string]bool
 	// tidied is true once files of kinds that are not used were removed.
 	tidied bool
 }
 
-// cdiDevices are devices of a kind by name.
-type cdiDevices map[string]cdispecs.Device
-
-// cdiOnDisk is a file's content and its description, to notice when it is lost.
-type cdiOnDisk struct {
-	devices cdiDevices
-	info    fs.FileInfo
-}
-
-func newCDIWriter(dir string) *cdiWriter {
-	return &cdiWriter{dir: dir, wanted: map[*pool]map[string]cdiDevices{}, files: map[string]cdiOnDisk{}}
+// newCDIWriter returns a writer of files in dir. kubeletDir is kubelet's folder of
+// device plugins.
+func newCDIWriter(dir, kubeletDir string) *cdiWriter {
+	return &cdiWriter{
+		dir: dir, checkpoint: filepath.Join(kubeletDir, kubeletCheckpoint), describers: map[string]*describer{},
+		wanted: map[*pool]cdiKinds{}, common: map[string]cdispecs.ContainerEdits{}, files: map[string]cdiOnDisk{},
+		former: map[string]bool{},
+	}
 }
 
 // specifier returns what describes the devices of a part, nil for a part whose
@@ -66,55 +70,107 @@ func (w *cdiWriter) specifier(p *pool, vendor config.Vendor) func([]accel.Device
 	if p.backend == nil || !p.inject.cdi() || vendor.CDIKind != "" {
 		return nil
 	}
+	if s, ok := p.backend.(backend.Specifier); ok && w.describers[p.config.Vendor] == nil {
+		w.describers[p.config.Vendor] = newDescriber(p.config.Vendor, s, p.withdrawn)
+	}
 	w.wanted[p] = nil
 	return func(devices []accel.Device) map[accel.DeviceID]error { return w.specify(p, p.backend, devices) }
+}
+
+// await waits until it is known what containers need of a vendor's devices that were
+// found, or why that cannot be known, for a limited time. Without it each start of the
+// daemon would begin with devices that are not described.
+func (w *cdiWriter) await(ctx context.Context, vendor string) {
+	if d := w.describers[vendor]; d != nil {
+		d.await(ctx)
+	}
 }
 
 // specify makes the files describe the devices of a part beside those of the
 // others. It returns those that they do not describe, with the reason.
 //
-// Every device's name is defined with its device nodes alone; the environment
-// names all devices of a container together and travels in kubelet's answer.
+// Every device's name is defined with what a describer says, or else with its device
+// nodes alone; the environment names all devices of a container together and travels
+// in kubelet's answer.
 func (w *cdiWriter) specify(p *pool, b backend.Backend, devices []accel.Device) map[accel.DeviceID]error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	failed := map[accel.DeviceID]error{}
 	names := map[accel.DeviceID][]backend.CDIDevice{}
-	mine := map[string]cdiDevices{}
+	mine := cdiKinds{}
 	for _, d := range devices {
 		edits, err := b.Edits(d.ID)
 		if err != nil {
 			continue // away since before this program started: no container gets it
 		}
 		for _, name := range edits.CDIDevices {
-			if err := parser.ValidateDeviceName(name.Name); err != nil {
-				failed[d.ID] = fmt.Errorf("describe device %s in CDI: %w", d.ID, err)
+			device, err := w.describe(w.describers[p.config.Vendor], d.ID, name, edits.DeviceNodes)
+			if err == nil {
+				mine.put(name.Kind, device)
+				names[d.ID] = append(names[d.ID], name)
 				continue
 			}
-			if mine[name.Kind] == nil {
-				mine[name.Kind] = cdiDevices{}
+			failed[d.ID] = err
+			// A container that has the device starts again as it did before.
+			if before, ok := w.onDisk(name.Kind).devices[name.Name]; ok {
+				mine.put(name.Kind, before)
 			}
-			mine[name.Kind][name.Name] = cdiDevice(name.Name, edits.DeviceNodes)
-			names[d.ID] = append(names[d.ID], name)
+		}
+		for _, name := range edits.FormerCDIDevices {
+			if w.isHeld(name.Kind) {
+				mine.put(name.Kind, cdiDevice(name.Name, edits.DeviceNodes))
+			}
 		}
 	}
 	w.wanted[p] = mine
-	problems := map[string]error{}
+	problems, elsewhere := map[string]error{}, map[string]map[string]string{}
 	for kind := range mine {
-		if err := w.ensure(kind); err != nil {
+		elsewhere[kind] = w.elsewhere(kind)
+		if w.former[kind] && len(elsewhere[kind]) > 0 {
+			// The names are resolved by the file of another program, and would not be
+			// by either beside this one.
+			w.withdraw(kind)
+		} else if err := w.ensure(kind); err != nil {
 			problems[kind] = fmt.Errorf("write the CDI specification of %s: %w", kind, err)
 		}
 	}
 	for id, some := range names {
 		for _, name := range some {
+			if file, ok := elsewhere[name.Kind][name.Name]; ok {
+				failed[id] = fmt.Errorf("CDI device %s is in %s as well, so container runtimes find neither; remove that file", name, file)
+			}
 			// What an earlier run wrote serves those that it describes.
-			if err := problems[name.Kind]; err != nil &&
-				!reflect.DeepEqual(w.files[name.Kind].devices[name.Name], mine[name.Kind][name.Name]) {
+			if err := problems[name.Kind]; err != nil && !w.describes(name, mine[name.Kind][name.Name]) {
 				failed[id] = err
 			}
 		}
 	}
 	return failed
+}
+
+// describe returns how a device is to be described. The caller holds mu.
+func (w *cdiWriter) describe(complete *describer, id accel.DeviceID, name backend.CDIDevice, nodes []backend.DeviceNode) (cdispecs.Device,
+	error) {
+	if err := parser.ValidateDeviceName(name.Name); err != nil {
+		return cdispecs.Device{}, fmt.Errorf("describe device %s in CDI: %w", id, err)
+	}
+	if complete == nil {
+		return cdiDevice(name.Name, nodes), nil
+	}
+	common, edits, err := complete.edits(id)
+	if err != nil {
+		return cdispecs.Device{}, err
+	}
+	w.common[name.Kind] = common
+	return cdispecs.Device{Name: name.Name, ContainerEdits: edits}, nil
+}
+
+// describes reports whether the file on the disk has the device as it is to be, with
+// what is common to all. The caller holds mu.
+func (w *cdiWriter) describes(name backend.CDIDevice, device cdispecs.Device) bool {
+	file := w.files[name.Kind]
+	common, ok := w.common[name.Kind]
+	return sameYAML(file.devices[name.Name], device) && (!ok || sameYAML(file.common, common))
 }
 
 // silent reports whether a part has not said yet which devices it is made of. The
@@ -128,57 +184,45 @@ func (w *cdiWriter) silent() bool {
 	return false
 }
 
-// ensure makes the file of a kind hold what the parts want. The caller holds mu.
-func (w *cdiWriter) ensure(kind string) error {
-	path := filepath.Join(w.dir, cdiFile(kind)+".yaml")
+// onDisk returns what the file of a kind has now. The caller holds mu.
+func (w *cdiWriter) onDisk(kind string) cdiOnDisk {
+	path := w.path(kind)
 	if info, err := os.Lstat(path); err != nil || !atomicfile.Same(w.files[kind].info, info) {
 		w.files[kind] = readCDI(path)
 	}
+	return w.files[kind]
+}
+
+// path is the file of a kind.
+func (w *cdiWriter) path(kind string) string { return filepath.Join(w.dir, cdiFile(kind)+".yaml") }
+
+// ensure makes the file of a kind hold what the parts want. The caller holds mu.
+func (w *cdiWriter) ensure(kind string) error {
+	file := w.onDisk(kind)
 	all := cdiDevices{}
 	if w.silent() {
-		maps.Copy(all, w.files[kind].devices)
+		maps.Copy(all, file.devices)
 	}
 	for _, kinds := range w.wanted {
 		maps.Copy(all, kinds[kind])
 	}
-	if reflect.DeepEqual(all, w.files[kind].devices) {
-		return nil
+	common, ok := w.common[kind]
+	if !ok {
+		common = file.common
 	}
-	spec := cdispecs.Spec{Version: CDIVersion, Kind: kind}
-	for _, name := range slices.Sorted(maps.Keys(all)) {
-		spec.Devices = append(spec.Devices, all[name])
-	}
-	data, err := yaml.Marshal(spec)
-	if err != nil {
+	data, err := renderCDI(kind, common, all)
+	if err != nil || bytes.Equal(data, file.data) {
 		return err
 	}
 	// The mode is the one that kubelet gives the folder.
 	if err := os.MkdirAll(w.dir, 0o755); err != nil {
 		return err
 	}
-	if _, err := atomicfile.Replace(path, append([]byte("---\n"), data...), 0o600); err != nil {
+	if _, err := atomicfile.Replace(w.path(kind), data, 0o600); err != nil {
 		return err
 	}
-	w.files[kind] = readCDI(path)
+	w.files[kind] = readCDI(w.path(kind))
 	return nil
-}
-
-// readCDI returns what a file of this program describes; nothing where there is
-// none that can be read.
-func readCDI(path string) cdiOnDisk {
-	info, err := os.Lstat(path)
-	if err != nil {
-		return cdiOnDisk{}
-	}
-	spec, err := cdi.ReadSpec(path, 0)
-	if err != nil || spec.Version != CDIVersion {
-		return cdiOnDisk{}
-	}
-	devices := cdiDevices{}
-	for _, d := range spec.Devices {
-		devices[d.Name] = d
-	}
-	return cdiOnDisk{devices: devices, info: info}
 }
 
 // tidy removes the files of kinds that no part uses, once in the life of the agent. It is for
@@ -193,10 +237,15 @@ func (w *cdiWriter) tidy() error {
 	if err != nil {
 		return fmt.Errorf("read the CDI folder %s: %w", w.dir, err)
 	}
+	for kind := range w.former {
+		w.former[kind] = false
+	}
 	used := map[string]bool{}
 	for _, kinds := range w.wanted {
 		for kind := range kinds {
-			used[cdiFile(kind)] = true
+			if _, former := w.former[kind]; !former {
+				used[cdiFile(kind)] = true
+			}
 		}
 	}
 	var failed []error
@@ -210,30 +259,4 @@ func (w *cdiWriter) tidy() error {
 	}
 	w.tidied = len(failed) == 0
 	return errors.Join(failed...)
-}
-
-// cdiFile is the name of a kind's file, without the extension.
-func cdiFile(kind string) string { return CDIPrefix + strings.ReplaceAll(kind, "/", "-") }
-
-// OwnCDISpec reports whether a file of that name and content is a specification
-// that this program wrote: its name follows from its kind. One that a crash left
-// half-written is none.
-func OwnCDISpec(name string, content []byte) bool {
-	name = strings.TrimSuffix(name, atomicfile.Suffix)
-	spec, err := cdi.ParseSpec(content)
-	return err == nil && strings.TrimSuffix(name, filepath.Ext(name)) == cdiFile(spec.Kind)
-}
-
-// CDIVersion is the oldest version of the specification that has all that is
-// used, so that older runtimes read it.
-const CDIVersion = "0.5.0"
-
-func cdiDevice(name string, nodes []backend.DeviceNode) cdispecs.Device {
-	d := cdispecs.Device{Name: name}
-	for _, n := range nodes {
-		d.ContainerEdits.DeviceNodes = append(d.ContainerEdits.DeviceNodes, &cdispecs.DeviceNode{
-			Path: n.Path, HostPath: n.HostPath, Permissions: n.Permissions,
-		})
-	}
-	return d
 }

@@ -35,7 +35,7 @@ func TestCDISpecificationOfADriverThatComesLate(t *testing.T) {
 	b := &lateBackend{seen: map[accel.DeviceID]bool{}}
 	w.backend = b
 	dir := t.TempDir()
-	c := newCDIWriter(dir)
+	c := newCDIWriter(dir, dir)
 	c.wanted[w.pool] = nil
 	w.specify = func(devices []accel.Device) map[accel.DeviceID]error { return c.specify(w.pool, b, devices) }
 	w.update(t.Context(), backend.Found{}, errors.New("the driver is not loaded"))
@@ -76,11 +76,11 @@ func TestCDIOfSeveralParts(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "divvy-nvidia.com-gpu.yaml")
 	b := &gpuBackend{}
-	before := newCDIWriter(dir)
+	before := newCDIWriter(dir, dir)
 	if failed := before.specify(&pool{}, b, devicesNamed("a", "b", "c")); len(failed) > 0 {
 		t.Fatal(failed)
 	}
-	w, one, two := newCDIWriter(dir), &pool{}, &pool{}
+	w, one, two := newCDIWriter(dir, dir), &pool{}, &pool{}
 	w.wanted[one], w.wanted[two] = nil, nil
 	for _, step := range []struct {
 		part    *pool
@@ -108,7 +108,7 @@ func TestCDIFolderThatCannotBeWritten(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "cdi")
 	file := filepath.Join(dir, "divvy-nvidia.com-gpu.yaml")
 	b := &gpuBackend{}
-	if failed := newCDIWriter(dir).specify(&pool{}, b, devicesNamed("a", "b")); len(failed) > 0 {
+	if failed := newCDIWriter(dir, dir).specify(&pool{}, b, devicesNamed("a", "b")); len(failed) > 0 {
 		t.Fatal(failed)
 	}
 	// The name of the file beside it is taken, whoever the test runs as.
@@ -116,7 +116,7 @@ func TestCDIFolderThatCannotBeWritten(t *testing.T) {
 	if err := os.MkdirAll(blocked, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	w := newCDIWriter(dir)
+	w := newCDIWriter(dir, dir)
 	for range 2 {
 		failed := w.specify(&pool{}, b, devicesNamed("a", "c"))
 		if len(failed) != 1 || failed["c"] == nil ||
@@ -143,7 +143,7 @@ func TestCDIFolderThatCannotBeWritten(t *testing.T) {
 
 // A name that CDI does not allow takes its own device out, and no other.
 func TestCDINameThatIsNotValid(t *testing.T) {
-	w := newCDIWriter(t.TempDir())
+	w := newCDIWriter(t.TempDir(), t.TempDir())
 	failed := w.specify(&pool{}, &gpuBackend{}, devicesNamed("a", "b/c"))
 	if len(failed) != 1 || failed["b/c"] == nil {
 		t.Errorf("not described are %v, want b/c alone", failed)

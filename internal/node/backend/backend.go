@@ -4,7 +4,8 @@
 // kubelet or scheduling.
 //
 // A vendor implements Backend, Notifier if its library can tell of changes by
-// itself, and Labeler if it has names of its own for a node's labels. The
+// itself, Labeler if it has names of its own for a node's labels, and Specifier if
+// device nodes alone are not all that CDI should give a container. The
 // vendors stand in one list, in package vendors below this one. Package
 // backendtest has the suite that every vendor passes.
 //
@@ -19,6 +20,8 @@ package backend
 import (
 	"context"
 	"time"
+
+	cdispecs "tags.cncf.io/container-device-interface/specs-go"
 
 	"github.com/divvy-gpu/divvy/internal/core/accel"
 )
@@ -87,6 +90,34 @@ type Sharing struct {
 	Profiles map[string]Sharing
 }
 
+// Specifier is an optional ability of a Backend: it knows all that a container needs
+// in the Container Device Interface, such as the driver's libraries. Without it, the
+// CDI specification has the device nodes of Edits alone.
+type Specifier interface {
+	// SpecCause returns a text that differs from an earlier one when Specify may
+	// return something else, such as for another driver; "" while there is no
+	// device. An error says why Specify would fail. It calls no library and
+	// does not wait for anything.
+	SpecCause() (string, error)
+	// Specify describes the devices that the last Discover listed. It takes seconds,
+	// ends soon after ctx does whatever the vendor's software does, and bounds its time
+	// by itself too. One caller at a time.
+	//
+	// The caller mistrusts nothing of the outcome: all paths are the host's, and all
+	// edits are valid.
+	Specify(ctx context.Context) (Specification, error)
+}
+
+// Specification is what containers get of a vendor's devices by CDI.
+type Specification struct {
+	// Common is what a container gets with any of the devices.
+	Common cdispecs.ContainerEdits
+	// Devices are what it gets with each device besides.
+	Devices map[accel.DeviceID]cdispecs.ContainerEdits
+	// Failed are the devices that cannot be described, with the reason.
+	Failed map[accel.DeviceID]error
+}
+
 // Options say where a vendor's library is, how long to wait for it and what of
 // it counts. Configuration fills them in; the zero value is a driver installed
 // in "/".
@@ -98,6 +129,9 @@ type Options struct {
 	// HostDriverRoot is the same folder as the container runtime on the host
 	// sees it, "/" by default. It is the prefix of DeviceNode.HostPath.
 	HostDriverRoot string
+	// HostRoot is where this process sees the host's root: "/" (the default), or the
+	// part of DriverRoot before the path on the host.
+	HostRoot string
 	// LibraryPath names the library's file, as this process sees it. When it
 	// is set, no other file is tried.
 	LibraryPath string
@@ -118,6 +152,8 @@ type Options struct {
 	IndexInEnv bool
 	// CDIKind replaces the vendor's kind of CDI devices unless it is "".
 	CDIKind string
+	// CDI is for a Specifier.
+	CDI CDIOptions
 	// Ignore are the causes of ill health (accel.Health.Cause) that do not
 	// count, as patterns with "*"; "all" stands for every cause and "default"
 	// for those that the vendor ignores without being told. Nil is "default".
@@ -145,6 +181,24 @@ const (
 	// MIGMixed lists GPUs and their MIG devices that have all of their GPU instance.
 	MIGMixed = "mixed"
 )
+
+// CDIOptions say how complete CDI specifications are generated.
+type CDIOptions struct {
+	// Generator is the command that generates a specification, for vendors whose
+	// software must not run in this process: the program and its first arguments.
+	Generator []string
+	// Timeout bounds the command, DefaultCDITimeout when zero.
+	Timeout time.Duration
+	// HookPath is the program on the host that changes a container before it starts;
+	// "" for the first that is found in the vendor's usual places.
+	HookPath string
+	// DisabledHooks and FeatureFlags are words of the vendor's software.
+	DisabledHooks, FeatureFlags []string
+}
+
+// DefaultCDITimeout is the limit for generating a specification. It takes a second
+// or two; a driver that initialises its GPUs for it may need several more.
+const DefaultCDITimeout = 30 * time.Second
 
 // DefaultCallTimeout is the limit for one call of a vendor's library. Calls
 // take microseconds to some milliseconds; a driver that resets a card may hold
@@ -216,10 +270,14 @@ type Edits struct {
 	// DeviceNodes are the device nodes, in the order of the devices' Index.
 	DeviceNodes []DeviceNode
 	// CDIDevices are the CDI names, in the order of the devices' Index, one
-	// per device. The CDI specification must define each of them with the
-	// DeviceNodes that Edits returns for that device alone. It must not define
-	// Env, which names all devices of the container in one variable.
+	// per device. The CDI specification must define each of them with what a
+	// Specifier says, or else with the DeviceNodes that Edits returns for that
+	// device alone. It must not define Env, which names all devices of the
+	// container in one variable.
 	CDIDevices []CDIDevice
+	// FormerCDIDevices are the names that earlier releases gave the devices, with
+	// their DeviceNodes. Containers that have them keep them.
+	FormerCDIDevices []CDIDevice
 }
 
 // ByMounts is a way to name devices that a container cannot forge: anybody may

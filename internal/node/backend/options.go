@@ -16,6 +16,9 @@ func (o Options) Complete() (Options, error) {
 	if o.HostDriverRoot == "" {
 		o.HostDriverRoot = "/"
 	}
+	if o.HostRoot == "" {
+		o.HostRoot = "/"
+	}
 	if o.SysfsRoot == "" {
 		o.SysfsRoot = filepath.Join(o.DriverRoot, "sys")
 	}
@@ -31,11 +34,16 @@ func (o Options) Complete() (Options, error) {
 	if o.CallTimeout == 0 {
 		o.CallTimeout = DefaultCallTimeout
 	}
+	if o.CDI.Timeout == 0 {
+		o.CDI.Timeout = DefaultCDITimeout
+	}
 	var errs []error
 	for _, p := range []struct{ what, path string }{
 		{"driver root", o.DriverRoot},
 		{"host driver root", o.HostDriverRoot},
+		{"host root", o.HostRoot},
 		{"library path", o.LibraryPath},
+		{"CDI hook path", o.CDI.HookPath},
 	} {
 		if p.path != "" && !filepath.IsAbs(p.path) {
 			errs = append(errs, fmt.Errorf("%s %q is not an absolute path", p.what, p.path))

@@ -204,8 +204,8 @@ var nvidiaCases = map[string][]struct {
 		}, warning: "flags.plugin.deviceListStrategy: envvar has no effect beside volume-mounts"},
 		{text: "flags: {plugin: {deviceListStrategy: \"cdi-annotations,cdi-cri\", passDeviceSpecs: true}}",
 			settings: func(v *config.Vendor) {
-				v.Injection, v.CDIKind = []config.Injection{config.InjectCDIAnnotations, config.InjectCDI}, "nvidia.com/gpu"
-			}, warning: "flags.plugin.deviceListStrategy: CDI names are those of the specification that NVIDIA's container toolkit writes"},
+				v.Injection = []config.Injection{config.InjectCDIAnnotations, config.InjectCDI}
+			}},
 	},
 	"flags.plugin.deviceIDStrategy": {
 		{text: "flags: {plugin: {deviceIDStrategy: index}}", settings: func(v *config.Vendor) { v.DeviceIDs = "index" }},
@@ -217,7 +217,8 @@ var nvidiaCases = map[string][]struct {
 	},
 	"flags.plugin.nvidiaCTKPath": {
 		{text: "flags: {plugin: {nvidiaCTKPath: /usr/bin/nvidia-ctk}}"},
-		{text: "flags: {plugin: {nvidiaCTKPath: /opt/nvidia-ctk}}", warning: "flags.plugin.nvidiaCTKPath: divvy-node writes no CDI"},
+		{text: "flags: {plugin: {nvidiaCTKPath: /opt/nvidia-ctk}}",
+			settings: func(v *config.Vendor) { v.CDIHookPath = "/opt/nvidia-ctk" }},
 	},
 	"flags.plugin.containerDriverRoot": {
 		{text: "flags: {plugin: {containerDriverRoot: /driver-root}}"},

@@ -16,9 +16,6 @@ const (
 	nvidia = "nvidia"
 	// nvidiaResource is the resource of whole GPUs.
 	nvidiaResource = "nvidia.com/gpu"
-	// nvidiaCDIKind is the kind of the specification that NVIDIA's container
-	// toolkit writes.
-	nvidiaCDIKind = "nvidia.com/gpu"
 	// sharedSuffix is what renameByDefault puts after the name.
 	sharedSuffix = ".shared"
 )

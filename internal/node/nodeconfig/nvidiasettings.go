@@ -14,7 +14,6 @@ const (
 	imexWarning = "IMEX channels are not given to containers; keep NVIDIA's plugin on nodes whose pods need them"
 	gfdWarning  = "labels are kept by divvy-node itself, on the node and without a file, as soon as what they say changes; " +
 		"the key labels of a NodeConfig says which; remove the setting"
-	cdiHookWarning = "divvy-node writes no CDI specification of NVIDIA's; give the path to nvidia-ctk cdi generate instead"
 )
 
 // nvidiaSetting is one setting of NVIDIA's device plugin that is a single
@@ -194,7 +193,13 @@ var nvidiaSettings = []nvidiaSetting{
 	{
 		"flags.plugin.nvidiaCTKPath", []string{"NVIDIA_CDI_HOOK_PATH", "NVIDIA_CTK_PATH"},
 		fromText(func(f *nvidiaFile) *string { return f.Flags.Plugin.NVIDIACTKPath }),
-		unused(cdiHookWarning, "/usr/bin/nvidia-ctk", "/usr/bin/nvidia-cdi-hook"),
+		func(v *config.Vendor, value string) (string, error) {
+			v.CDIHookPath = value
+			if value == "/usr/bin/nvidia-ctk" || value == "/usr/bin/nvidia-cdi-hook" {
+				v.CDIHookPath = "" // the plugin's defaults, which are among the places that are searched
+			}
+			return "", nil
+		},
 	},
 	{
 		"flags.plugin.containerDriverRoot", []string{"DRIVER_ROOT_CTR_PATH", "CONTAINER_DRIVER_ROOT"},
@@ -221,7 +226,14 @@ var nvidiaSettings = []nvidiaSetting{
 	// What follows is in no file.
 	{"", []string{"IMEX_CHANNEL_IDS"}, notInFiles, unused(imexWarning, "[]")},
 	{"", []string{"IMEX_REQUIRED"}, notInFiles, notDone(imexWarning)},
-	{"", []string{"CDI_FEATURE_FLAGS", "CDI_DISABLE_HOOKS"}, notInFiles, unused(cdiHookWarning)},
+	{"", []string{"CDI_FEATURE_FLAGS"}, notInFiles, func(v *config.Vendor, value string) (string, error) {
+		v.CDIFeatureFlags = splitList(value)
+		return "", nil
+	}},
+	{"", []string{"CDI_DISABLE_HOOKS"}, notInFiles, func(v *config.Vendor, value string) (string, error) {
+		v.CDIDisableHooks = splitList(value)
+		return "", nil
+	}},
 	{
 		"", []string{"KUBELET_SOCKET"}, notInFiles,
 		unused("kubelet's socket is device-plugins/kubelet.sock below kubeletDir; set kubeletDir",
@@ -301,10 +313,5 @@ func applyListStrategy(v *config.Vendor, value string) (warning string, err erro
 		ways = append(ways, config.InjectDeviceNodes)
 	}
 	v.Injection, v.CDIKind = ways, ""
-	if slices.ContainsFunc(ways, isCDI) {
-		v.CDIKind = nvidiaCDIKind
-		warnings = append(warnings, "CDI names are those of the specification that NVIDIA's container toolkit writes (kind "+nvidiaCDIKind+
-			"), as divvy-node writes none of NVIDIA's; run nvidia-ctk cdi generate --device-name-strategy=uuid on the node")
-	}
 	return strings.Join(warnings, "; "), nil
 }

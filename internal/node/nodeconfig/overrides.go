@@ -137,7 +137,7 @@ func vendorSettings(vendor string) []setting {
 			return editVendor(c, vendor, func(v *config.Vendor) error { return set(v, value) })
 		}}
 	}
-	return []setting{
+	out := []setting{
 		{vendor + "-library", vendor + ": path of the vendor's library", func(c *config.NodeConfig, value string) error {
 			if c.Libraries == nil {
 				c.Libraries = map[string]string{}
@@ -188,6 +188,26 @@ func vendorSettings(vendor string) []setting {
 				return nil
 			}),
 	}
+	if vendor != nvidia {
+		return out
+	}
+	return append(out,
+		of("cdi-hook-path", "path on the host of the program that CDI hooks run; empty to look for it",
+			func(v *config.Vendor, value string) error {
+				v.CDIHookPath = value
+				return nil
+			}),
+		of("cdi-disable-hooks", "hooks that the CDI specification does not have, separated by commas",
+			func(v *config.Vendor, value string) error {
+				v.CDIDisableHooks = splitList(value)
+				return nil
+			}),
+		of("cdi-feature-flags", "what to switch on when the CDI specification is generated, separated by commas",
+			func(v *config.Vendor, value string) error {
+				v.CDIFeatureFlags = splitList(value)
+				return nil
+			}),
+	)
 }
 
 // editVendor changes the settings of a vendor.

@@ -60,6 +60,7 @@ func TestEverySettingHasAFlagAndAVariable(t *testing.T) {
 	values := map[string]string{
 		"log-level": "debug", "listen": ":77", "injection": "environment", "health-interval": "9s", "labels": "none",
 		"device-ids": "index", "cdi-kind": "a.com/b", "health-ignore": "xid-1", "health-heed": "xid-2", "recover-after": "1m",
+		"cdi-disable-hooks": "chmod", "cdi-feature-flags": "disable-ipc-discoverer",
 	}
 	for _, s := range settings(vendors) {
 		t.Run(s.flag, func(t *testing.T) {
@@ -147,8 +148,8 @@ func TestEachVariableOfTheNVIDIAPluginWorksOrIsNamed(t *testing.T) {
 		"GDS_ENABLED":               {value: "true", warning: "GPUDirect"},
 		"MOFED_ENABLED":             {value: "true", warning: "MOFED"},
 		"CDI_ANNOTATION_PREFIX":     {value: "x/", warning: "annotations"},
-		"NVIDIA_CDI_HOOK_PATH":      {value: "/x", warning: "no CDI specification"},
-		"NVIDIA_CTK_PATH":           {value: "/x", warning: "no CDI specification"},
+		"NVIDIA_CDI_HOOK_PATH":      {value: "/x", want: config.Vendor{CDIHookPath: "/x"}},
+		"NVIDIA_CTK_PATH":           {value: "/x", want: config.Vendor{CDIHookPath: "/x"}},
 		"DRIVER_ROOT_CTR_PATH":      {value: "/x", warning: "no mount of its own"},
 		"CONTAINER_DRIVER_ROOT":     {value: "/x", warning: "no mount of its own"},
 		"MPS_ROOT":                  {value: "/x", warning: "MPS is not offered"},
@@ -156,8 +157,9 @@ func TestEachVariableOfTheNVIDIAPluginWorksOrIsNamed(t *testing.T) {
 		"IMEX_CHANNEL_IDS":          {value: "0", warning: "IMEX"},
 		"IMEX_REQUIRED":             {value: "true", warning: "IMEX"},
 		"KUBELET_SOCKET":            {value: "/x", warning: "set kubeletDir"},
-		"CDI_FEATURE_FLAGS":         {value: "x", warning: "no CDI specification"},
-		"CDI_DISABLE_HOOKS":         {value: "x", warning: "no CDI specification"},
+		"CDI_FEATURE_FLAGS": {value: "disable-ipc-discoverer, disable-nvsandboxutils",
+			want: config.Vendor{CDIFeatureFlags: []string{"disable-ipc-discoverer", "disable-nvsandboxutils"}}},
+		"CDI_DISABLE_HOOKS": {value: "enable-cuda-compat", want: config.Vendor{CDIDisableHooks: []string{"enable-cuda-compat"}}},
 		"DP_DISABLE_HEALTHCHECKS": {value: "48,63",
 			want: config.Vendor{Health: config.Health{Ignore: []string{"default", "xid-48", "xid-63"}}}},
 		"DP_ENABLE_HEALTHCHECKS": {value: "13", want: config.Vendor{Health: config.Health{Heed: []string{"xid-13"}}}},
@@ -266,8 +268,9 @@ func TestAnotherInjectionTakesTheKindOfCDIAway(t *testing.T) {
 		"of a converted file": {converted, nil, []string{"--nvidia-injection=environment"}, "", ""},
 		"of a converted variable": {nvidiaWhole, map[string]string{"DEVICE_LIST_STRATEGY": "cdi-cri"},
 			[]string{"--nvidia-injection=environment"}, "", ""},
-		"for all":       {own, nil, []string{"--injection=environment"}, "", ""},
-		"in a variable": {ofVendor, map[string]string{"DIVVY_NVIDIA_INJECTION": "deviceNodes"}, nil, "", ""},
+		"another program's, no longer": {ofVendor, map[string]string{"DEVICE_LIST_STRATEGY": "cdi-cri"}, nil, "", ""},
+		"for all":                      {own, nil, []string{"--injection=environment"}, "", ""},
+		"in a variable":                {ofVendor, map[string]string{"DIVVY_NVIDIA_INJECTION": "deviceNodes"}, nil, "", ""},
 		"taken back by a flag": {own, map[string]string{"DIVVY_INJECTION": "environment"}, []string{"--injection=cdiAnnotations"},
 			"nvidia.com/gpu", ""},
 		"for all, not for NVIDIA":    {ofVendor, nil, []string{"--injection=environment"}, "nvidia.com/gpu", ""},

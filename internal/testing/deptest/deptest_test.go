@@ -202,13 +202,25 @@ var rules = []rule{
 	{
 		packages: []string{"..."},
 		except: []string{
-			"internal/node/backend/nvidia", "internal/node/backend/vendors", "internal/node/supervisor", "internal/app/node",
-			"cmd/divvy-node",
+			"internal/node/backend/nvidia", "internal/node/backend/nvidia/cdispec", "internal/node/backend/vendors",
+			"internal/node/supervisor", "internal/app/node", "cmd/divvy-node",
 			"hack/reference", // which reads all flags
 		},
-		never: []string{"github.com/NVIDIA/go-nvml/..."},
+		never: []string{"github.com/NVIDIA/..."},
 		why: "NVIDIA's binding needs C, has one library per process, and ends the process when a function is missing; " +
 			"its one user looks each function up first, and the node's daemon alone is built with C",
+	},
+	{
+		packages:      []string{"..."},
+		except:        []string{"internal/node/backend/nvidia/cdispec"},
+		notThemselves: []string{"github.com/NVIDIA/nvidia-container-toolkit/...", "github.com/NVIDIA/go-nvlib/..."},
+		why: "the library that generates CDI specifications uses NVML as it likes, so it runs in a process of its own; what starts " +
+			"that process knows its request and its answer alone",
+	},
+	{
+		packages: []string{"internal/node/backend/nvidia/cdispec"},
+		never:    []string{"internal/core/...", "internal/node/alloc", "internal/node/agent", "internal/platform/...", "k8s.io/..."},
+		why:      "the generator's process has no part of the daemon: a request in, an answer out",
 	},
 	{
 		packages: []string{"..."},

@@ -117,6 +117,8 @@ type Card struct {
 	Compute string
 	// MIG says whether the card can be cut into partitions, and is.
 	MIG MIG
+	// MIGDevices are the card's, if it is in MIG mode. Only NVIDIA's have any.
+	MIGDevices []MIGDevice
 	// XID is the critical error that happened last. Another value than before
 	// is one more error.
 	XID XID
@@ -154,6 +156,10 @@ func (x XID) String() string {
 		return fmt.Sprint(x.Code)
 	}
 	return fmt.Sprintf("%d@%d", x.Code, x.Number)
+}
+
+func (x XID) check() error {
+	return cmp.Or(checkRange("xid", int64(x.Code), 1, maxXID), checkRange("number of the xid", int64(x.Number), 0, maxXIDNumber))
 }
 
 // Link is a direct connection between two cards of one vendor.
@@ -278,6 +284,14 @@ func (t Topology) LibraryOf(vendor string) Library {
 	return t.Library
 }
 
+// MinorOf returns the number in the name of a card's device file.
+func (t Topology) MinorOf(card int) int {
+	if minor := t.Cards[card].Minor; minor != nil {
+		return *minor
+	}
+	return card
+}
+
 // Clone returns a copy that shares nothing with t.
 func (t Topology) Clone() Topology {
 	t.Library.Calls = t.Library.clone()
@@ -292,9 +306,8 @@ func (t Topology) Clone() Topology {
 	for i := range t.Cards {
 		c := &t.Cards[i]
 		c.Calls = c.Calls.clone()
-		if c.Minor != nil {
-			c.Minor = new(*c.Minor)
-		}
+		c.Minor = clonePointer(c.Minor)
+		c.MIGDevices = cloneMIG(c.MIGDevices)
 	}
 	return t
 }
@@ -360,6 +373,7 @@ func (t Topology) Validate() error {
 			check(where, err)
 		}
 		calls(where, c.Calls)
+		errs = append(errs, c.checkMIG(i)...)
 	}
 	if len(t.Links) > maxLinks {
 		check("links", fmt.Errorf("there are more than %d links", maxLinks))
@@ -402,9 +416,7 @@ func (c Card) checkPlace() []error {
 		errs = append(errs, checkMIG(string(c.MIG)))
 	}
 	if c.XID != (XID{}) {
-		errs = append(errs,
-			checkRange("xid", int64(c.XID.Code), 1, maxXID),
-			checkRange("number of the xid", int64(c.XID.Number), 0, maxXIDNumber))
+		errs = append(errs, c.XID.check())
 	}
 	return errs
 }
@@ -458,6 +470,9 @@ func (t Topology) Encode() ([]byte, error) {
 			fmt.Fprintf(&b, "delay_ms = %d\n", c.Calls.Delay.Milliseconds())
 		}
 		c.Calls.encode(&b)
+		for _, d := range c.MIGDevices {
+			d.encode(&b, i)
+		}
 	}
 	for _, l := range t.Links {
 		fmt.Fprintf(&b, "\n%s\nlanes = %d\n", l.section(), l.Lanes)

@@ -339,7 +339,8 @@ func TestUninstall(t *testing.T) {
 	}
 	installWith(t, testenv.Options{
 		Topology: demos.Mixed, Values: []string{demos.MixedValues, demos.PoolValues}, Label: "nvidia.com/gpu.present",
-		Set: []string{"uninstall.nodeStatus=true", "node.injection=cdi"},
+		// The node has none of the driver's libraries that NVIDIA's CDI specification needs.
+		Set: []string{"uninstall.nodeStatus=true", "node.injection=cdi", "node.vendors.nvidia.injection[0]=deviceNodes"},
 	})
 	t.Cleanup(func() {
 		ctx := context.WithoutCancel(t.Context())

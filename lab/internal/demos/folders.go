@@ -122,9 +122,11 @@ containers get their cards by CDI names.`)
 
 // remount has containerd and a new pod of the daemon, which injects in a way, see the
 // folders as they are mounted now: containerd watches those that were there when it
-// started.
+// started. NVIDIA's GPUs get no CDI names: the node has none of the driver's libraries that
+// their specification needs.
 func (f *faults) remount(ctx context.Context, injection string) error {
-	return errors.Join(f.Cluster.Restart(ctx, cluster.Containerd), f.Divvy.Upgrade(ctx, "node.injection="+injection),
+	return errors.Join(f.Cluster.Restart(ctx, cluster.Containerd),
+		f.Divvy.Upgrade(ctx, "node.injection="+injection, "node.vendors.nvidia.injection[0]=deviceNodes"),
 		f.Divvy.DeletePods(ctx, testenv.NodeDaemon), f.Divvy.Wait(ctx, configTimeout))
 }
 

@@ -40,6 +40,9 @@ func (r *Table) Edits(ids ...accel.DeviceID) (e backend.Edits, names []string, e
 			Kind: cmp.Or(r.options.CDIKind, r.kind.CDI),
 			Name: string(d.id),
 		})
+		if r.kind.FormerCDI != "" && r.options.CDIKind == "" {
+			e.FormerCDIDevices = append(e.FormerCDIDevices, backend.CDIDevice{Kind: r.kind.FormerCDI, Name: string(d.id)})
+		}
 	}
 	for _, file := range r.kind.Shared {
 		if r.Exists(file) {

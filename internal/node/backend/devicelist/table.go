@@ -27,6 +27,8 @@ type Kind struct {
 	// CDI is the kind of the devices in the Container Device Interface, unless
 	// the configuration has another: "enflame.com/gcu".
 	CDI string
+	// FormerCDI is the kind that earlier releases of Divvy had; "" for none.
+	FormerCDI string
 }
 
 // Table is the devices of one vendor. It is safe for concurrent use.

@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 
 	securejoin "github.com/cyphar/filepath-securejoin"
 )
@@ -225,6 +226,18 @@ func Stat(path string) (File, error) {
 
 // LoadedFrom returns Path, for whoever knows a library but not its type.
 func (f File) LoadedFrom() string { return f.Path }
+
+// String names the file and everything that Unchanged compares.
+func (f File) String() string {
+	if f.info == nil {
+		return f.Path
+	}
+	inode := uint64(0)
+	if stat, ok := f.info.Sys().(*syscall.Stat_t); ok {
+		inode = stat.Ino
+	}
+	return fmt.Sprintf("%s inode %d, %d bytes of %d", f.Path, inode, f.info.Size(), f.info.ModTime().UnixNano())
+}
 
 // Unchanged reports whether the file at path is f, and as it was.
 func (f File) Unchanged(path string) bool {

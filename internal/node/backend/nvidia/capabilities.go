@@ -12,10 +12,6 @@ import (
 // folder in which the kernel's proc file system is seen.
 const capabilitiesFile = "driver/nvidia-caps/mig-minors"
 
-// capabilityNode is the device file of a capability without its number, seen from the
-// driver root.
-const capabilityNode = "dev/nvidia-caps/nvidia-cap"
-
 // capability is the access to a GPU instance, or to a compute instance in it.
 type capability struct {
 	// gpu is the number of the GPU's device file.
@@ -101,7 +97,7 @@ func (c capabilities) nodes(gpu int, of instance) (nodes []string, missing []str
 		{gpu, int(of.gpu), int(of.compute)},
 	} {
 		if number, ok := c[one]; ok {
-			nodes = append(nodes, capabilityNode+strconv.Itoa(number))
+			nodes = append(nodes, capabilityNodes+strconv.Itoa(number))
 		} else {
 			missing = append(missing, one.String())
 		}

@@ -23,6 +23,9 @@ var driverRoot string
 const libraryFolder = "usr/lib/x86_64-linux-gnu"
 
 func TestMain(m *testing.M) {
+	if len(os.Args) > 1 && generators[os.Args[1]] != nil {
+		os.Exit(generators[os.Args[1]]())
+	}
 	os.Exit(run(m))
 }
 

@@ -7,6 +7,7 @@ import (
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/google/go-cmp/cmp"
+	cdispecs "tags.cncf.io/container-device-interface/specs-go"
 
 	"github.com/divvy-gpu/divvy/internal/core/accel"
 	"github.com/divvy-gpu/divvy/internal/node/backend"
@@ -97,6 +98,30 @@ func TestMode(t *testing.T) {
 	for class, want := range map[string]string{"0x030000": "graphics", "0x030200": "compute", "": "unknown"} {
 		if got := mode(class); got != want {
 			t.Errorf("mode of class %q is %s, want %s", class, got, want)
+		}
+	}
+}
+
+func TestNodesThatADeviceNeeds(t *testing.T) {
+	const gi, ci = "/dev/nvidia-caps/nvidia-cap1", "/dev/nvidia-caps/nvidia-cap2"
+	for name, tt := range map[string]struct {
+		device string
+		nodes  []string
+		want   bool
+	}{
+		"a GPU":                       {"GPU-a", []string{"/dev/nvidia0", "/dev/dri/card1"}, true},
+		"a GPU without its node":      {"GPU-a", []string{"/dev/nvidia-uvm", "/dev/nvidiactl"}, false},
+		"a GPU with two":              {"GPU-a", []string{"/dev/nvidia0", "/dev/nvidia1"}, false},
+		"a MIG device":                {"MIG-a", []string{"/dev/nvidia10", gi, ci}, true},
+		"a MIG device without a node": {"MIG-a", []string{"/dev/nvidia10", gi}, false},
+		"a MIG device without a GPU":  {"MIG-a", []string{gi, ci}, false},
+	} {
+		d := cdispecs.Device{Name: tt.device}
+		for _, path := range tt.nodes {
+			d.ContainerEdits.DeviceNodes = append(d.ContainerEdits.DeviceNodes, &cdispecs.DeviceNode{Path: path})
+		}
+		if got := hasNodes(d); got != tt.want {
+			t.Errorf("%s: %v, want %v", name, got, tt.want)
 		}
 	}
 }

@@ -32,23 +32,29 @@ import (
 const Vendor = "nvidia"
 
 var (
-	_ backend.Notifier = (*Backend)(nil)
-	_ backend.Labeler  = (*Backend)(nil)
+	_ backend.Notifier  = (*Backend)(nil)
+	_ backend.Labeler   = (*Backend)(nil)
+	_ backend.Specifier = (*Backend)(nil)
 )
 
-// kind is what the vendor's devices are called. The kind of CDI devices is that
-// of NVIDIA's own device plugin.
+// kind is what the vendor's devices are called. The kind of CDI devices is Divvy's
+// own: that of NVIDIA's device plugin, which was Divvy's before, may be in a file
+// that the plugin left behind, and a name that two files define is unresolvable.
+// kubelet remembers the names that it gave containers, so it is chosen for good.
 var kind = devicelist.Kind{
 	Vendor: Vendor,
 	Noun:   "GPU",
 	File:   "dev/nvidia",
 	Shared: []string{"dev/nvidiactl", "dev/nvidia-uvm", "dev/nvidia-uvm-tools", "dev/nvidia-modeset"},
-	CDI:    "k8s.device-plugin.nvidia.com/gpu",
+	CDI:    "nvidia.divvy.dev/gpu",
+
+	FormerCDI: "k8s.device-plugin.nvidia.com/gpu",
 }
 
 // Backend reaches the GPUs of this node. It is a backend.Backend, a
-// backend.Notifier and a backend.Labeler.
+// backend.Notifier, a backend.Labeler and a backend.Specifier.
 type Backend struct {
+	backend.Specifier
 	options backend.Options
 	sysfs   sysfs.Root
 	loader  *libloader.Loader[*library]
@@ -118,6 +124,7 @@ func New(o backend.Options) (*Backend, error) {
 		Started:      b.started,
 		Bound:        func() string { return b.sysfs.Bound("nvidia") },
 	})
+	b.Specifier = &specifier{options: o, devices: b.table.Last, library: b.loader.Current}
 	return b, nil
 }
 

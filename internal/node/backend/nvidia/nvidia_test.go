@@ -592,6 +592,10 @@ func TestEditsAreInTheOrderOfIndices(t *testing.T) {
 				{Path: "/dev/nvidia10", HostPath: "/run/nvidia/driver/dev/nvidia10", Permissions: "rw"},
 			},
 			CDIDevices: []backend.CDIDevice{
+				{Kind: "nvidia.divvy.dev/gpu", Name: cards[2].UUID},
+				{Kind: "nvidia.divvy.dev/gpu", Name: cards[10].UUID},
+			},
+			FormerCDIDevices: []backend.CDIDevice{
 				{Kind: "k8s.device-plugin.nvidia.com/gpu", Name: cards[2].UUID},
 				{Kind: "k8s.device-plugin.nvidia.com/gpu", Name: cards[10].UUID},
 			},

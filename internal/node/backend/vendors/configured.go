@@ -8,6 +8,8 @@ import (
 
 	config "github.com/divvy-gpu/divvy/api/config/v1alpha1"
 	"github.com/divvy-gpu/divvy/internal/node/backend"
+	"github.com/divvy-gpu/divvy/internal/node/backend/nvidia"
+	"github.com/divvy-gpu/divvy/internal/node/backend/nvidia/cdispec"
 )
 
 // Set holds the backends that a configuration uses, by vendor.
@@ -56,6 +58,15 @@ func (s Set) Close() error {
 	return errors.Join(errs...)
 }
 
+// generator returns the command that generates CDI specifications: this program once
+// more, since the vendor's library must not run in this process.
+func generator(vendor string) []string {
+	if vendor != nvidia.Vendor {
+		return nil
+	}
+	return []string{"/proc/self/exe", cdispec.Command}
+}
+
 // Options are what the configuration says of one vendor's devices.
 func Options(c config.NodeConfig, vendor string) backend.Options {
 	v := c.Vendors[vendor]
@@ -64,11 +75,15 @@ func Options(c config.NodeConfig, vendor string) backend.Options {
 		HostDriverRoot: v.DevRoot,
 		LibraryPath:    c.Libraries[vendor],
 		// A driver that was installed into a folder of its own brings no sysfs and no proc.
-		SysfsRoot:    filepath.Join(c.DriverRoot, "sys"),
-		ProcRoot:     filepath.Join(c.DriverRoot, "proc"),
-		MIG:          string(v.MigStrategy),
-		IndexInEnv:   v.DeviceIDs == "index",
-		CDIKind:      v.CDIKind,
+		SysfsRoot:  filepath.Join(c.DriverRoot, "sys"),
+		ProcRoot:   filepath.Join(c.DriverRoot, "proc"),
+		MIG:        string(v.MigStrategy),
+		IndexInEnv: v.DeviceIDs == "index",
+		CDIKind:    v.CDIKind,
+		HostRoot:   c.DriverRoot,
+		CDI: backend.CDIOptions{
+			Generator: generator(vendor), HookPath: v.CDIHookPath, DisabledHooks: v.CDIDisableHooks, FeatureFlags: v.CDIFeatureFlags,
+		},
 		Ignore:       v.Health.Ignore,
 		Heed:         v.Health.Heed,
 		NeverRecover: v.Health.NeverRecover,

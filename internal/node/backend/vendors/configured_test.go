@@ -36,20 +36,27 @@ func TestBackendOptionsAreThoseOfTheVendor(t *testing.T) {
 	c.Vendors = map[string]config.Vendor{
 		"nvidia": {
 			DriverRoot: "/run/nvidia/driver", DeviceIDs: "index", CDIKind: "nvidia.com/gpu", MigStrategy: config.MigMixed,
+			CDIHookPath: "/opt/hook", CDIDisableHooks: []string{"chmod"}, CDIFeatureFlags: []string{"disable-ipc-discoverer"},
 			Health: config.Health{Ignore: []string{"all"}, Heed: []string{"xid-94"}, NeverRecover: []string{"xid-79"}},
 		},
 		"iluvatar": {DeviceIDs: "uuid", DevRoot: "/devices"},
 	}
 	for vendor, want := range map[string]backend.Options{
-		"enflame": {DriverRoot: "/host", SysfsRoot: "/host/sys", ProcRoot: "/host/proc"},
+		"enflame": {DriverRoot: "/host", HostRoot: "/host", SysfsRoot: "/host/sys", ProcRoot: "/host/proc"},
 		"nvidia": {
 			DriverRoot: "/host/run/nvidia/driver", HostDriverRoot: "/run/nvidia/driver", SysfsRoot: "/host/sys",
 			ProcRoot: "/host/proc", MIG: "mixed",
 			IndexInEnv: true, CDIKind: "nvidia.com/gpu", Ignore: []string{"all"}, Heed: []string{"xid-94"},
-			NeverRecover: []string{"xid-79"},
+			NeverRecover: []string{"xid-79"}, HostRoot: "/host",
+			CDI: backend.CDIOptions{
+				Generator: []string{"/proc/self/exe", "generate-cdi"}, HookPath: "/opt/hook",
+				DisabledHooks: []string{"chmod"}, FeatureFlags: []string{"disable-ipc-discoverer"},
+			},
 		},
-		"iluvatar": {DriverRoot: "/host", HostDriverRoot: "/devices", SysfsRoot: "/host/sys", ProcRoot: "/host/proc",
-			DevRoot: "/host/devices", LibraryPath: "/opt/libixml.so"},
+		"iluvatar": {
+			HostRoot: "/host", DriverRoot: "/host", HostDriverRoot: "/devices", SysfsRoot: "/host/sys", ProcRoot: "/host/proc",
+			DevRoot: "/host/devices", LibraryPath: "/opt/libixml.so",
+		},
 	} {
 		if diff := cmp.Diff(want, Options(c, vendor)); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", vendor, diff)
