@@ -110,6 +110,9 @@ func (s *Simulated) claimAll(topology vendorsim.Topology) error {
 		}
 		paths = append(paths, p.library, p.topology())
 	}
+	for _, node := range topology.CapabilityNodes() {
+		paths = append(paths, filepath.Dir(s.capability(node)))
+	}
 	r, err := s.load()
 	if err != nil {
 		return err
@@ -182,15 +185,31 @@ func (s *Simulated) nodes(topology vendorsim.Topology) []string {
 			if c.Vendor != p.vendor {
 				continue
 			}
-			minor := i
-			if c.Minor != nil {
-				minor = *c.Minor
-			}
-			paths = append(paths, p.node(s.deviceDir, minor))
+			paths = append(paths, p.node(s.deviceDir, topology.MinorOf(i)))
 		}
+	}
+	for _, node := range topology.CapabilityNodes() {
+		paths = append(paths, s.capability(node))
 	}
 	slices.Sort(paths)
 	return slices.Compact(paths)
+}
+
+// capability returns the place of a device node of vendorsim's CapabilityNodes.
+func (s *Simulated) capability(node string) string {
+	return filepath.Join(s.deviceDir, strings.TrimPrefix(node, "/dev"))
+}
+
+// makeNode makes a device node, if there is none, and the folder that it is in.
+func (s *Simulated) makeNode(path string) error {
+	err := os.MkdirAll(filepath.Dir(path), 0o755)
+	if err == nil {
+		err = s.mknod(path)
+	}
+	if err != nil && !errors.Is(err, fs.ErrExist) {
+		return fmt.Errorf("make the simulated card %s: %w", path, err)
+	}
+	return nil
 }
 
 // Restore makes the device nodes again that Install made: they do not outlive
@@ -201,8 +220,8 @@ func (s *Simulated) Restore() error {
 		return err
 	}
 	for _, path := range r.Devices {
-		if err := s.mknod(path); err != nil && !errors.Is(err, fs.ErrExist) {
-			return fmt.Errorf("make the simulated card %s: %w", path, err)
+		if err := s.makeNode(path); err != nil {
+			return err
 		}
 	}
 	return nil
@@ -255,6 +274,11 @@ func (s *Simulated) Installed() ([]string, error) {
 		for _, name := range p.control {
 			candidates = append(candidates, filepath.Join(s.deviceDir, name))
 		}
+		capabilities, err := filepath.Glob(filepath.Join(s.deviceDir, p.card+"-caps", "*"))
+		if err != nil {
+			return nil, fmt.Errorf("look for simulated capabilities: %w", err)
+		}
+		candidates = append(candidates, capabilities...)
 		for _, path := range candidates {
 			if s.isNode(path) {
 				found = append(found, path)
@@ -312,8 +336,8 @@ func (s *Simulated) syncDevices(wanted []string) error {
 	}
 	for _, path := range slices.Clone(r.Devices) {
 		if slices.Contains(wanted, path) {
-			if err := s.mknod(path); err != nil && !errors.Is(err, fs.ErrExist) {
-				return fmt.Errorf("make the simulated card %s: %w", path, err)
+			if err := s.makeNode(path); err != nil {
+				return err
 			}
 			continue
 		}
