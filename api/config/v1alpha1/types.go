@@ -47,6 +47,10 @@ type NodeConfig struct {
 	Libraries map[string]string `yaml:"libraries"`
 	// Labels says which labels describe the node's devices.
 	Labels LabelPolicy `yaml:"labels"`
+	// GPUOperator says that NVIDIA's GPU operator manages the node: while the node's labels
+	// say that it replaces the driver or changes MIG devices, NVIDIA's library is not used
+	// and the devices are unhealthy.
+	GPUOperator bool `yaml:"gpuOperator"`
 	// Vendors holds what is particular to a vendor, by its name.
 	Vendors map[string]Vendor `yaml:"vendors"`
 	// Resources are what the node offers, one kubelet socket each.

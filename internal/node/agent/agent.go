@@ -73,6 +73,9 @@ type Options struct {
 	// Quarantine has the devices that take no pods until they are released; nil for
 	// one that ends with the agent.
 	Quarantine *quarantine.List
+	// Pauses keep the library of a vendor out of the process while they are set, by
+	// vendor; the backends have the same.
+	Pauses map[string]*backend.Pause
 	// Handoff is the state of the predecessor, whose sockets kubelet still watches. All
 	// else is required.
 	Handoff Handoff
@@ -289,7 +292,8 @@ func (a *Agent) Run(ctx context.Context) error {
 func (a *Agent) watch(ctx context.Context, vendor string, b backend.Backend) {
 	log := klog.FromContext(ctx).WithValues("vendor", vendor)
 	health := a.o.Config.Vendors[vendor].Health
-	recovery := backend.Recovery{After: time.Duration(config.DefaultRecoverAfter), Never: health.NeverRecover, Quarantine: a.o.Quarantine}
+	recovery := backend.Recovery{After: time.Duration(config.DefaultRecoverAfter), Never: health.NeverRecover, Quarantine: a.o.Quarantine,
+		Pause: a.o.Pauses[vendor]}
 	if health.RecoverAfter != nil {
 		recovery.After = time.Duration(*health.RecoverAfter)
 	}

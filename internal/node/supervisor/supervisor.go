@@ -69,6 +69,7 @@ type supervisor struct {
 	// servingLimit is how long a new agent may take until kubelet watches its lists.
 	servingLimit time.Duration
 
+	operator *operator
 	// quarantine outlives agents: another configuration repairs no device.
 	quarantine *quarantine.List
 
@@ -107,10 +108,12 @@ func newSupervisor(node string, self handover.Identity, client kubernetes.Interf
 		reloads:      metrics.NodeConfigReloads.NewCounters(),
 		library:      newLibraryMetrics(),
 		events:       events.NewRecorder(context.Background(), client, events.Node, node),
-		servingLimit: servingLimit,
+		servingLimit: servingLimit, operator: newOperator(),
 	}
 	s.state.since = time.Now()
-	s.open = func(c config.NodeConfig) (vendors.Set, error) { return vendors.Open(c, s.library.observer) }
+	s.open = func(c config.NodeConfig) (vendors.Set, error) {
+		return vendors.Open(c, s.library.observer, s.operator.pauses(c))
+	}
 	// The keys outlive the agents: grants that were signed with the key before
 	// the current one are around for a while.
 	keys := map[string]*kube.Keyring{}
@@ -121,7 +124,7 @@ func newSupervisor(node string, self handover.Identity, client kubernetes.Interf
 		return agent.New(ctx, agent.Options{
 			Config: vendors.WithFatalCauses(c), Node: node, Client: client, Keys: keys[c.GrantKeyFile], Backends: b, Registry: r,
 			Events:     s.events,
-			Quarantine: s.quarantine, Handoff: h,
+			Quarantine: s.quarantine, Handoff: h, Pauses: s.operator.pauses(c),
 		})
 	}
 	s.process.MustRegister(s.limits, s.reloads, s.library.duration, s.library.hung, s.events,
@@ -158,6 +161,11 @@ func (s *supervisor) run(ctx context.Context, updates <-chan nodeconfig.Update) 
 
 	s.events.Start()
 	defer s.events.Shutdown()
+	var work sync.WaitGroup
+	defer work.Wait()
+	operating, cancel := context.WithCancel(ctx)
+	defer cancel()
+	work.Go(func() { s.operator.run(operating, s.client, s.node) })
 	for {
 		seat, err := handover.Open(c.StateDir, s.self)
 		if err != nil {
