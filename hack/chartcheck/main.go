@@ -88,6 +88,10 @@ var good = []struct {
 		want: []string{"--node-label=pool=gcu", "pool: gcu"},
 	},
 	{
+		name: "NVIDIA's GPU operator", set: []string{"--set", "node.gpuOperator.enabled=true,node.gpuOperator.clientLabel=true"},
+		want: []string{"--node-label=nvidia.com/gpu.deploy.client=true", `nvidia.com/gpu.deploy.client: "true"`, "gpuOperator: true"},
+	},
+	{
 		name: "any label of two vendors",
 		set: []string{"--set",
 			"sharedResources[0].name=enflame.com/gcu-memory,sharedResources[0].vendor=enflame,sharedResources[1].name=nvidia.com/" +

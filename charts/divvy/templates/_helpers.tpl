@@ -209,7 +209,9 @@ of a node. A node that lost them gets no pods, even while its inventory is still
 there. */}}
 {{- define "divvy.extender.nodeLabel" -}}
 {{- $s := include "divvy.node.selector" . | fromJson -}}
-{{- if not $s -}}
+{{- if and .Values.node.gpuOperator.enabled .Values.node.gpuOperator.clientLabel -}}
+nvidia.com/gpu.deploy.client=true
+{{- else if not $s -}}
 {{- include "divvy.node.anyLabel" . | fromJsonArray | join "," -}}
 {{- else if hasKey $s "enflame.com/gcushare" -}}
 enflame.com/gcushare={{ get $s "enflame.com/gcushare" }}
@@ -347,6 +349,9 @@ grantKeyFile: /etc/divvy/grant/key
 injection: {{ $node.injection }}
 healthInterval: {{ $node.healthInterval }}
 labels: {{ $node.labels }}
+{{- if $node.gpuOperator.enabled }}
+gpuOperator: true
+{{- end }}
 {{- with $node.libraries }}
 libraries:
   {{- toYaml . | nindent 2 }}
