@@ -310,7 +310,7 @@ under two names. */ -}}
 {{- $injection := index . 2 -}}
 {{- range $vendor, $settings := index . 1 -}}
 {{- $ways := $settings.injection | default (list $injection) -}}
-{{- if and $settings.cdiKind (not (or (has "cdi" $ways) (has "cdiAnnotations" $ways))) -}}
+{{- if and $settings.cdiKind (not (or (has "cdi" $ways) (has "cdiAnnotations" $ways) (has "auto" $ways))) -}}
 {{- fail (printf "%s: vendors.%s.cdiKind is never used, because containers are not given CDI names; add cdi or cdiAnnotations to vendors.%s.injection" $at $vendor $vendor) -}}
 {{- end -}}
 {{- end -}}
@@ -466,5 +466,5 @@ internal/core/wire, internal/node/agent and internal/node/nodelabels write them.
 {{- $keys | toJson -}}
 {{- end }}
 {{- define "divvy.annotations.nodes" -}}
-{{- list "divvy.dev/inventory" "divvy.dev/quarantine" "divvy.dev/ending" "divvy.dev/labels" "divvy.dev/counts" | toJson -}}
+{{- list "divvy.dev/inventory" "divvy.dev/node-setup" "divvy.dev/quarantine" "divvy.dev/ending" "divvy.dev/labels" "divvy.dev/counts" | toJson -}}
 {{- end }}

@@ -39,6 +39,7 @@ import (
 	"github.com/divvy-gpu/divvy/internal/node/backend"
 	"github.com/divvy-gpu/divvy/internal/node/podresources"
 	"github.com/divvy-gpu/divvy/internal/node/quarantine"
+	"github.com/divvy-gpu/divvy/internal/node/runtimesetup"
 	"github.com/divvy-gpu/divvy/internal/platform/atomicfile"
 	"github.com/divvy-gpu/divvy/internal/platform/events"
 	"github.com/divvy-gpu/divvy/internal/platform/kube"
@@ -76,6 +77,9 @@ type Options struct {
 	// Pauses keep the library of a vendor out of the process while they are set, by
 	// vendor; the backends have the same.
 	Pauses map[string]*backend.Pause
+	// Setup returns what was found of the node's container runtime; it may be nil, and return
+	// nil.
+	Setup func() *runtimesetup.Report
 	// Handoff is the state of the predecessor, whose sockets kubelet still watches. All
 	// else is required.
 	Handoff Handoff

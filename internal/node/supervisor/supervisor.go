@@ -24,6 +24,7 @@ import (
 	"github.com/divvy-gpu/divvy/internal/node/handover"
 	"github.com/divvy-gpu/divvy/internal/node/nodeconfig"
 	"github.com/divvy-gpu/divvy/internal/node/quarantine"
+	"github.com/divvy-gpu/divvy/internal/node/runtimesetup"
 	"github.com/divvy-gpu/divvy/internal/platform/events"
 	"github.com/divvy-gpu/divvy/internal/platform/kube"
 	"github.com/divvy-gpu/divvy/internal/platform/limit"
@@ -70,6 +71,7 @@ type supervisor struct {
 	servingLimit time.Duration
 
 	operator *operator
+	setup    func() *runtimesetup.Report // may be nil
 	// quarantine outlives agents: another configuration repairs no device.
 	quarantine *quarantine.List
 
@@ -124,7 +126,7 @@ func newSupervisor(node string, self handover.Identity, client kubernetes.Interf
 		return agent.New(ctx, agent.Options{
 			Config: vendors.WithFatalCauses(c), Node: node, Client: client, Keys: keys[c.GrantKeyFile], Backends: b, Registry: r,
 			Events:     s.events,
-			Quarantine: s.quarantine, Handoff: h, Pauses: s.operator.pauses(c),
+			Quarantine: s.quarantine, Handoff: h, Pauses: s.operator.pauses(c), Setup: s.setup,
 		})
 	}
 	s.process.MustRegister(s.limits, s.reloads, s.library.duration, s.library.hung, s.events,
@@ -260,7 +262,7 @@ func (s *supervisor) listen(ctx context.Context, address string) (failed <-chan 
 		return nil, func() {}, err
 	}
 	gather := prometheus.GathererFunc(func() ([]*dto.MetricFamily, error) { return s.gatherer().Gather() })
-	server := serve.Server{Name: serve.Probes, Listener: l, HTTP: serve.NewServer(serve.NewProbes(s.state.Alive, s.state.Ready, gather))}
+	server := serve.Server{Name: serve.Probes, Listener: l, HTTP: serve.NewServer(serve.NewProbes(s.state.Alive, s.state.Ready, gather, s.details))}
 	ended, served := make(chan error, 1), make(chan struct{})
 	go func() {
 		defer close(served)
@@ -270,6 +272,14 @@ func (s *supervisor) listen(ctx context.Context, address string) (failed <-chan 
 		_ = errors.Join(server.HTTP.Close(), l.Close()) // a probe that is cut off is asked again
 		<-served
 	}, nil
+}
+
+// details is what /readyz says beside whether the node is ready.
+func (s *supervisor) details() string {
+	if s.setup == nil {
+		return ""
+	}
+	return s.setup().String()
 }
 
 // update goes over to another configuration and returns what runs then: the
