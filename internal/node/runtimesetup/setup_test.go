@@ -122,8 +122,8 @@ func TestDecide(t *testing.T) {
 				"BinaryName = \"/usr/bin/runc\"\n"},
 			config.InjectDeviceNodes, "not the default",
 		},
-		"a file that is no TOML":         {files{containerd1: "version = ["}, config.InjectDeviceNodes, "could not read " + containerd1},
-		"an import that does not exist":  {files{containerd1: imports}, config.InjectDeviceNodes, "CDI is not enabled"},
+		"a file that is no TOML":        {files{containerd1: "version = ["}, config.InjectDeviceNodes, "could not read " + containerd1},
+		"an import that does not exist": {files{containerd1: imports}, config.InjectDeviceNodes, "CDI is not enabled"},
 		"links are followed inside the host": {
 			files{containerd1: "->/etc/real.toml", "/etc/real.toml": "version = 2\n" + legacyCRI}, config.InjectEnvironment, "",
 		},
