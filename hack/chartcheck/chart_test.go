@@ -593,7 +593,8 @@ func TestDaemonStaysOffNodesWithoutDevices(t *testing.T) {
 		}},
 		"the GPU operator's nodes": {[]string{"--values", root + "/examples/values/gpu-operator.yaml"}, map[string]bool{
 			"": false, "nvidia.com/gpu.present=true,nvidia.com/gpu.deploy.client=true": true, "divvy.dev/enabled=true": false,
-			"nvidia.com/gpu.present=true,nvidia.com/gpu.deploy.client=paused-for-driver-upgrade": false, "nvidia.com/gpu.present=true": false,
+			"nvidia.com/gpu.present=true,nvidia.com/gpu.deploy.client=paused-for-driver-upgrade": false,
+			"nvidia.com/gpu.present=true": false,
 		}},
 		"the nodes of an older GPU operator": {
 			[]string{"--values", root + "/examples/values/gpu-operator.yaml", "--set", "node.gpuOperator.clientLabel=false"},

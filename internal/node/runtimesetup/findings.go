@@ -70,8 +70,8 @@ func Findings(h Host, f Facts) []Finding {
 				more = fmt.Sprintf(" and %d more", len(devices)-maxNamed)
 				devices = devices[:maxNamed]
 			}
-			out = append(out, Finding{ConflictingCDI, fmt.Sprintf("%s define the same devices, so the runtime finds none of them: %s%s", files,
-				strings.Join(devices, ", "), more)})
+			out = append(out, Finding{ConflictingCDI, fmt.Sprintf("%s define the same devices, so the runtime finds none of them: %s%s",
+				files, strings.Join(devices, ", "), more)})
 		}
 	}
 	if f.NVIDIADefault && f.EnvironmentUnprivileged {

@@ -58,12 +58,14 @@ func TestDecide(t *testing.T) {
 		says  string
 	}{
 		"operator 25.10 and later: CDI native": {
-			files{containerd1: imports, dropIn: cdiCRI + nvidiaProg, operatorTOML: "[nvidia-container-runtime]\nmode = \"cdi\"\n", hookOfOp: ""},
+			files{containerd1: imports, dropIn: cdiCRI + nvidiaProg,
+				operatorTOML: "[nvidia-container-runtime]\nmode = \"cdi\"\n", hookOfOp: ""},
 			config.InjectCDI, "containerd adds CDI devices",
 		},
 		"the same with CRI-O": {
-			files{"/run/crio/crio.sock": "", "/etc/crio/crio.conf.d/99-nvidia.toml": "[crio.runtime.runtimes.nvidia]\nruntime_path = \"/x\"\n",
-				operatorTOML: "", hookOfOp: ""},
+			files{"/run/crio/crio.sock": "",
+				"/etc/crio/crio.conf.d/99-nvidia.toml": "[crio.runtime.runtimes.nvidia]\nruntime_path = \"/x\"\n",
+				operatorTOML:                           "", hookOfOp: ""},
 			config.InjectCDI, "cri-o adds CDI devices",
 		},
 		"operator with NRI: the runtime's configuration is its own": {
@@ -71,13 +73,15 @@ func TestDecide(t *testing.T) {
 			config.InjectCDI, "containerd adds CDI devices",
 		},
 		"operator before 25.10: nvidia is the default runtime": {
-			files{containerd1: "version = 2\n" + legacyCRI + nvidiaProg, operatorTOML: ""}, config.InjectEnvironment, "reads the environment",
+			files{containerd1: "version = 2\n" + legacyCRI + nvidiaProg, operatorTOML: ""},
+			config.InjectEnvironment, "reads the environment",
 		},
 		"the same in a file of its own": {
 			files{containerd1: imports, dropIn: "version = 2\n" + legacyCRI}, config.InjectEnvironment, "",
 		},
 		"the same where containerd adds CDI devices too": {
-			files{containerd1: "version = 2\n" + legacyCRI + "[plugins.\"io.containerd.grpc.v1.cri\"]\nenable_cdi = true\n", operatorTOML: ""},
+			files{containerd1: "version = 2\n" + legacyCRI +
+				"[plugins.\"io.containerd.grpc.v1.cri\"]\nenable_cdi = true\n", operatorTOML: ""},
 			config.InjectEnvironment, "",
 		},
 		"legacy with CRI-O": {
@@ -104,7 +108,8 @@ func TestDecide(t *testing.T) {
 			files{containerd1: "version = 3\n", "/usr/bin/nvidia-cdi-hook": ""}, config.InjectCDI, "",
 		},
 		"CDI is off in containerd 2": {
-			files{containerd1: "version = 3\n[plugins.\"io.containerd.cri.v1.runtime\"]\nenable_cdi = false\n", "/usr/bin/nvidia-cdi-hook": ""},
+			files{containerd1: "version = 3\n[plugins.\"io.containerd.cri.v1.runtime\"]\nenable_cdi = false\n",
+				"/usr/bin/nvidia-cdi-hook": ""},
 			config.InjectDeviceNodes, "CDI is not enabled",
 		},
 		"a default runtime in mode cdi, and a containerd without CDI": {
@@ -115,10 +120,12 @@ func TestDecide(t *testing.T) {
 		"no toolkit":               {files{containerd1: "version = 3\n"}, config.InjectDeviceNodes, "toolkit was not found"},
 		"nothing at all":           {files{}, config.InjectEnvironment, "no configuration of a container runtime"},
 		"k3s": {
-			files{"/var/lib/rancher/k3s/agent/etc/containerd/config.toml": "version = 3\n", "/usr/bin/nvidia-ctk": ""}, config.InjectCDI, "k3s",
+			files{"/var/lib/rancher/k3s/agent/etc/containerd/config.toml": "version = 3\n", "/usr/bin/nvidia-ctk": ""},
+			config.InjectCDI, "k3s",
 		},
 		"a runtime that is only called like NVIDIA's": {
-			files{containerd1: "version = 2\n" + legacyCRI + "[plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.nvidia.options]\n" +
+			files{containerd1: "version = 2\n" + legacyCRI +
+				"[plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.nvidia.options]\n" +
 				"BinaryName = \"/usr/bin/runc\"\n"},
 			config.InjectDeviceNodes, "not the default",
 		},
@@ -151,16 +158,20 @@ func TestFindings(t *testing.T) {
 		want  []string // parts of the findings, with their kinds
 	}{
 		"nothing": {
-			files{"/var/run/cdi/divvy-nvidia.divvy.dev-gpu.yaml": spec("nvidia.divvy.dev/gpu", "a", "b"), containerd1: "version = 3\n"}, nil,
+			files{"/var/run/cdi/divvy-nvidia.divvy.dev-gpu.yaml": spec("nvidia.divvy.dev/gpu", "a", "b"),
+				containerd1: "version = 3\n"}, nil,
 		},
 		"what NVIDIA's plugin left": {
-			files{stockJSON: `{"cdiVersion": "0.5.0", "kind": "` + stock + `", "devices": [{"name": "z", "containerEdits": {"env": ["A=b"]}}]}`},
+			files{stockJSON: `{"cdiVersion": "0.5.0", "kind": "` + stock +
+				`", "devices": [{"name": "z", "containerEdits": {"env": ["A=b"]}}]}`},
 			[]string{StaleCDI + " " + stockJSON},
 		},
 		"and Divvy's of the same kind": {
-			files{stockJSON: `{"cdiVersion": "0.5.0", "kind": "` + stock + `", "devices": [{"name": "a", "containerEdits": {"env": ["A=b"]}}]}`,
+			files{stockJSON: `{"cdiVersion": "0.5.0", "kind": "` + stock +
+				`", "devices": [{"name": "a", "containerEdits": {"env": ["A=b"]}}]}`,
 				"/var/run/cdi/divvy-k8s.device-plugin.nvidia.com-gpu.yaml": spec(stock, "a", "b")},
-			[]string{StaleCDI + " " + stockJSON, ConflictingCDI + " /var/run/cdi/divvy-k8s.device-plugin.nvidia.com-gpu.yaml and " + stockJSON},
+			[]string{StaleCDI + " " + stockJSON,
+				ConflictingCDI + " /var/run/cdi/divvy-k8s.device-plugin.nvidia.com-gpu.yaml and " + stockJSON},
 		},
 		"in different folders, the later one goes before": {
 			files{"/etc/cdi/nvidia.yaml": spec("nvidia.com/gpu", "0"), "/var/run/cdi/nvidia.yaml": spec("nvidia.com/gpu", "0")}, nil,
@@ -171,8 +182,9 @@ func TestFindings(t *testing.T) {
 			[]string{ConflictingCDI + " /etc/cdi/a.yaml and /etc/cdi/b.yaml"},
 		},
 		"files that are no specifications": {files{"/etc/cdi/a.yaml": "a: [", "/etc/cdi/b.txt": "x"}, nil},
-		"any container gets GPUs":          {files{containerd1: "version = 2\n" + legacyCRI}, []string{OpenEnvironment + " NVIDIA's runtime"}},
-		"only by mounts":                   {files{containerd1: "version = 2\n" + legacyCRI, handTOML: mountsOnly}, nil},
+		"any container gets GPUs": {files{containerd1: "version = 2\n" + legacyCRI},
+			[]string{OpenEnvironment + " NVIDIA's runtime"}},
+		"only by mounts": {files{containerd1: "version = 2\n" + legacyCRI, handTOML: mountsOnly}, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := tt.files.host(t)

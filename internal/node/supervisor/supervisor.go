@@ -262,7 +262,8 @@ func (s *supervisor) listen(ctx context.Context, address string) (failed <-chan 
 		return nil, func() {}, err
 	}
 	gather := prometheus.GathererFunc(func() ([]*dto.MetricFamily, error) { return s.gatherer().Gather() })
-	server := serve.Server{Name: serve.Probes, Listener: l, HTTP: serve.NewServer(serve.NewProbes(s.state.Alive, s.state.Ready, gather, s.details))}
+	probes := serve.NewProbes(s.state.Alive, s.state.Ready, gather, s.details)
+	server := serve.Server{Name: serve.Probes, Listener: l, HTTP: serve.NewServer(probes)}
 	ended, served := make(chan error, 1), make(chan struct{})
 	go func() {
 		defer close(served)

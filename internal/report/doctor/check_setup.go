@@ -38,7 +38,8 @@ func checkSetup(s *Snapshot, f *findings) {
 	}
 	for i := range s.DaemonSets {
 		d := &s.DaemonSets[i]
-		if runsNRIPlugin(d) && slices.ContainsFunc(s.Nodes, func(n corev1.Node) bool { return s.daemonOn(n.Name) != nil && chosen(d, &n) }) {
+		beside := func(n corev1.Node) bool { return s.daemonOn(n.Name) != nil && chosen(d, &n) }
+		if runsNRIPlugin(d) && slices.ContainsFunc(s.Nodes, beside) {
 			f.add(Warning, "DaemonSet "+d.Namespace+"/"+d.Name, "its NRI plugin gives any container the CDI devices that the annotation "+
 				"nvidia.cdi.k8s.io/container.NAME of its pod names, whether or not a device plugin allocated them",
 				"Restrict that annotation with an admission policy, or set cdi.nriPluginEnabled=false of the GPU operator.")

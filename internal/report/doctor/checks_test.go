@@ -467,7 +467,8 @@ func TestFaults(t *testing.T) {
 		},
 		"another way than the node calls for": {
 			"node-setup", func(w *world) {
-				w.setup(wire.NodeSetup{Injection: []string{"environment"}, Pinned: true, Detected: "cdi", Why: "containerd adds CDI devices"})
+				w.setup(wire.NodeSetup{Injection: []string{"environment"}, Pinned: true, Detected: "cdi",
+					Why: "containerd adds CDI devices"})
 			},
 			Warning, "Node node-a", "by environment, as configured, but the node calls for cdi: containerd adds", "[auto]", "",
 		},
@@ -1137,7 +1138,8 @@ func (w *world) setup(s wire.NodeSetup) {
 func TestSetupsWithoutFindings(t *testing.T) {
 	for name, change := range map[string]func(*world){
 		"the plugin runs": func(w *world) {
-			w.setup(wire.NodeSetup{Injection: []string{"cdi"}, Detected: "cdi", Findings: []wire.SetupFinding{{Kind: "cdi-stale", What: "x"}}})
+			w.setup(wire.NodeSetup{Injection: []string{"cdi"}, Detected: "cdi",
+				Findings: []wire.SetupFinding{{Kind: "cdi-stale", What: "x"}}})
 			w.Pods = append(w.Pods, running(kubeSystem, "nvidia-device-plugin-daemonset-1",
 				corev1.PodTemplateSpec{Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "x"}}}}))
 		},

@@ -126,7 +126,8 @@ func TestPauseDuringACallThatHangs(t *testing.T) {
 	})
 	m.found()
 	pause.Set(upgrading)
-	if got := m.reason(); !strings.Contains(got, upgrading.Reason+"; the library is still in use: nvmlDeviceGetMemoryInfo(0) did not answer") {
+	const hangs = "; the library is still in use: nvmlDeviceGetMemoryInfo(0) did not answer"
+	if got := m.reason(); !strings.Contains(got, upgrading.Reason+hangs) {
 		t.Errorf("reason is %q", got)
 	}
 	m.change(func(topology *vendorsim.Topology) { topology.Cards[0].Calls.Slow = nil })
