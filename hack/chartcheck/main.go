@@ -88,6 +88,10 @@ var good = []struct {
 		want: []string{"--node-label=pool=gcu", "pool: gcu"},
 	},
 	{
+		name: "NVIDIA's GPU operator", set: []string{"--set", "node.gpuOperator.enabled=true,node.gpuOperator.clientLabel=true"},
+		want: []string{"--node-label=nvidia.com/gpu.deploy.client=true", `nvidia.com/gpu.deploy.client: "true"`, "gpuOperator: true"},
+	},
+	{
 		name: "any label of two vendors",
 		set: []string{"--set",
 			"sharedResources[0].name=enflame.com/gcu-memory,sharedResources[0].vendor=enflame,sharedResources[1].name=nvidia.com/" +
@@ -243,6 +247,8 @@ var bad = []struct {
 	{"a word for several causes", []string{"--set", "node.vendors.nvidia.health.heed={all}"}, "heed"},
 	{"a long wait", []string{"--set", "node.vendors.nvidia.health.recoverAfter=48h"}, "recoverAfter"},
 	{"mounts for Iluvatar", []string{"--set", "node.vendors.iluvatar.injection={volumeMounts}"}, "injection"},
+	{"auto for Iluvatar", []string{"--set", "node.vendors.iluvatar.injection={auto}"}, "injection"},
+	{"auto beside another way", []string{"--set", "node.vendors.nvidia.injection={auto,cdi}"}, "injection"},
 	{"two meanings of a variable", []string{"--set", "node.vendors.nvidia.injection={environment,volumeMounts}"}, "injection"},
 	{"mounts for all in a named configuration", []string{"--set", "node.configs.a.injection=volumeMounts"}, "injection"},
 	{"a MIG strategy that does not exist", []string{"--set", "node.vendors.nvidia.migStrategy=double"}, "migStrategy"},

@@ -2,7 +2,10 @@
 // daemon reads: its types, their defaults, strict decoding and validation.
 package v1alpha1
 
-import "time"
+import (
+	"maps"
+	"time"
+)
 
 // APIVersion and Kind head every configuration file of this package.
 const (
@@ -47,6 +50,10 @@ type NodeConfig struct {
 	Libraries map[string]string `yaml:"libraries"`
 	// Labels says which labels describe the node's devices.
 	Labels LabelPolicy `yaml:"labels"`
+	// GPUOperator says that NVIDIA's GPU operator manages the node: while the node's labels
+	// say that it replaces the driver or changes MIG devices, NVIDIA's library is not used
+	// and the devices are unhealthy.
+	GPUOperator bool `yaml:"gpuOperator"`
 	// Vendors holds what is particular to a vendor, by its name.
 	Vendors map[string]Vendor `yaml:"vendors"`
 	// Resources are what the node offers, one kubelet socket each.
@@ -64,7 +71,7 @@ type Vendor struct {
 	// empty for DriverRoot.
 	DevRoot string `yaml:"devRoot"`
 	// Injection is how a container reaches the devices; empty for
-	// NodeConfig.Injection. Several ways may be combined.
+	// NodeConfig.Injection. Several ways may be combined, but for "auto".
 	Injection []Injection `yaml:"injection"`
 	// DeviceIDs is how environment variables name devices: "uuid" (the default)
 	// or "index".
@@ -257,6 +264,9 @@ const (
 	// InjectCDI names CDI devices in kubelet's own field, for runtimes that
 	// read /var/run/cdi.
 	InjectCDI Injection = "cdi"
+	// InjectAuto is the way that the node's container runtime calls for. It stands alone, for
+	// NVIDIA; the daemon replaces it before anything else reads the configuration.
+	InjectAuto Injection = "auto"
 	// InjectCDIAnnotations names CDI devices in annotations of the container,
 	// for older kubelets.
 	InjectCDIAnnotations Injection = "cdiAnnotations"
@@ -303,4 +313,17 @@ func Default() NodeConfig {
 			CountResource: "enflame.com/gcu-count",
 		}},
 	}
+}
+
+// WithInjection returns a copy of the configuration in which a vendor's devices reach containers
+// in these ways.
+func (c NodeConfig) WithInjection(vendor string, ways []Injection) NodeConfig {
+	v := c.Vendors[vendor]
+	v.Injection = ways
+	c.Vendors = maps.Clone(c.Vendors)
+	if c.Vendors == nil {
+		c.Vendors = map[string]Vendor{}
+	}
+	c.Vendors[vendor] = v
+	return c
 }

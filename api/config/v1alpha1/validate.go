@@ -133,7 +133,7 @@ func (k *checker) vendor(at, name string, c NodeConfig) {
 	seen := map[Injection]bool{}
 	for _, way := range v.Injection {
 		k.oneOf(at+".injection", string(way), string(InjectEnvironment), string(InjectDeviceNodes),
-			string(InjectVolumeMounts), string(InjectCDI), string(InjectCDIAnnotations))
+			string(InjectVolumeMounts), string(InjectCDI), string(InjectCDIAnnotations), string(InjectAuto))
 		if seen[way] {
 			k.wrong(at+".injection", "%q is there twice; once is enough", way)
 		}
@@ -142,6 +142,12 @@ func (k *checker) vendor(at, name string, c NodeConfig) {
 	if seen[InjectEnvironment] && seen[InjectVolumeMounts] {
 		k.wrong(at+".injection", "environment and volumeMounts both set the vendor's variable, one to the devices and one to a "+
 			"folder; keep one of them")
+	}
+	if seen[InjectAuto] && name != vendorOfVolumeMounts {
+		k.wrong(at+".injection", "auto is for NVIDIA's devices alone; use environment, deviceNodes or cdi")
+	}
+	if seen[InjectAuto] && len(v.Injection) > 1 {
+		k.wrong(at+".injection", "auto stands alone; remove it, or the others")
 	}
 	if seen[InjectVolumeMounts] && name != vendorOfVolumeMounts {
 		k.wrong(at+".injection", "volumeMounts is read by NVIDIA's container runtime alone; use environment, deviceNodes or cdi")
@@ -154,7 +160,7 @@ func (k *checker) vendor(at, name string, c NodeConfig) {
 		if !cdiPattern.MatchString(v.CDIKind) {
 			k.wrong(at+".cdiKind", "%q is not a kind of CDI devices; write vendor/class, such as nvidia.com/gpu", v.CDIKind)
 		}
-		cdi := seen[InjectCDI] || seen[InjectCDIAnnotations]
+		cdi := seen[InjectCDI] || seen[InjectCDIAnnotations] || seen[InjectAuto]
 		if len(v.Injection) == 0 {
 			cdi = c.Injection == InjectCDI || c.Injection == InjectCDIAnnotations
 		}

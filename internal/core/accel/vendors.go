@@ -59,7 +59,8 @@ var Vendors = []Vendor{
 		Devices:        "nvidia.com/gpu",
 		Partitions:     "nvidia.com/mig-",
 		Memory:         "nvidia.com/gpu-memory", MemoryText: "GPU Memory", DeviceText: "nvidia device",
-		Plugins:    []string{"nvidia-device-plugin", "gpushare-device-plugin"},
+		Plugins: []string{"nvidia-device-plugin", "nvidia-gpu-device-plugin", "hami-device-plugin", "volcano-device-plugin",
+			"volcano-vgpu-device-plugin", "gpushare-device-plugin"},
 		Schedulers: []string{"gpushare-schd-extender"},
 	},
 }

@@ -39,6 +39,7 @@ import (
 	"github.com/divvy-gpu/divvy/internal/node/backend"
 	"github.com/divvy-gpu/divvy/internal/node/podresources"
 	"github.com/divvy-gpu/divvy/internal/node/quarantine"
+	"github.com/divvy-gpu/divvy/internal/node/runtimesetup"
 	"github.com/divvy-gpu/divvy/internal/platform/atomicfile"
 	"github.com/divvy-gpu/divvy/internal/platform/events"
 	"github.com/divvy-gpu/divvy/internal/platform/kube"
@@ -76,6 +77,12 @@ type Options struct {
 	// Discovered is called with the outcome of each discovery that changed something,
 	// from a goroutine for each vendor; nil for no call.
 	Discovered func(vendor string, found backend.Found, err error)
+	// Pauses keep the library of a vendor out of the process while they are set, by
+	// vendor; the backends have the same.
+	Pauses map[string]*backend.Pause
+	// Setup returns what was found of the node's container runtime; it may be nil, and return
+	// nil.
+	Setup func() *runtimesetup.Report
 	// Handoff is the state of the predecessor, whose sockets kubelet still watches. All
 	// else is required.
 	Handoff Handoff
@@ -295,7 +302,8 @@ func (a *Agent) Run(ctx context.Context) error {
 func (a *Agent) watch(ctx context.Context, vendor string, b backend.Backend) {
 	log := klog.FromContext(ctx).WithValues("vendor", vendor)
 	health := a.o.Config.Vendors[vendor].Health
-	recovery := backend.Recovery{After: time.Duration(config.DefaultRecoverAfter), Never: health.NeverRecover, Quarantine: a.o.Quarantine}
+	recovery := backend.Recovery{After: time.Duration(config.DefaultRecoverAfter), Never: health.NeverRecover, Quarantine: a.o.Quarantine,
+		Pause: a.o.Pauses[vendor]}
 	if health.RecoverAfter != nil {
 		recovery.After = time.Duration(*health.RecoverAfter)
 	}

@@ -160,6 +160,9 @@ type Options struct {
 	Ignore []string
 	// Heed are the causes that count although Ignore names them, as patterns.
 	Heed []string
+	// Pause keeps the library out of the process while it is set; nil for never. It is
+	// for vendors whose drivers are replaced under a running node, so far NVIDIA.
+	Pause *Pause
 	// NeverRecover are the causes, as patterns, after which a device is put into
 	// quarantine (Recovery.Never); "default" stands for those that are the vendor's
 	// anyway, and nil is "default". A device that is ill for several causes at once is

@@ -2,6 +2,7 @@ package backend
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"path"
 	"slices"
@@ -23,6 +24,9 @@ type Recovery struct {
 	// Quarantine has the devices that stay unhealthy until they are released; nil is
 	// one that ends with Watch.
 	Quarantine Quarantine
+	// Pause is that of Options: Watch looks at once when it changes. Devices that were
+	// unhealthy for a pause alone take pods again when it ends, and it is no failure.
+	Pause *Pause
 }
 
 // Quarantine are the devices that take no pods until an administrator releases them.
@@ -52,10 +56,10 @@ type recovery struct {
 	vendor  string
 	policy  Recovery
 	devices map[accel.DeviceID]*record
-	// last is what the library said when it answered last, and links are those that
-	// it told of last.
-	last  Found
-	links []accel.Link
+	// last is what the library said when it answered last, empty after an error; answered is
+	// the same after any error, and links are those that it told of last.
+	last, answered Found
+	links          []accel.Link
 }
 
 // record is what is remembered of a device.
@@ -98,7 +102,7 @@ func (m memory) Add(q accel.Quarantine) {
 // yet, and those that were not asked as they were, while that is not too long ago.
 // next is when that may change without anything else changing, zero for never.
 func (r *recovery) apply(found Found, now time.Time) (_ Found, next time.Time) {
-	r.last = found
+	r.last, r.answered = found, found
 	if !found.Silent {
 		r.links = found.Links
 	}
@@ -108,6 +112,10 @@ func (r *recovery) apply(found Found, now time.Time) (_ Found, next time.Time) {
 // without returns what counts after a discovery that failed: for a while the devices
 // as they were, if the library merely does not answer, else the error.
 func (r *recovery) without(err error, now time.Time) (Found, error) {
+	var paused *PausedError
+	if errors.As(err, &paused) {
+		return r.during(paused, err)
+	}
 	if u := Unavailable(err); u != nil && u.Silent {
 		if found, ok := r.silence(err, now); ok {
 			return found, nil
@@ -118,6 +126,30 @@ func (r *recovery) without(err error, now time.Time) (Found, error) {
 		r.failed(d, d.device, accel.Health{Unhealthy: true, Cause: accel.CauseUnreachable, Reason: err.Error()}, now)
 	}
 	return Found{}, err
+}
+
+// during returns what counts during a pause: the devices that the library reported last,
+// all unhealthy for its reason, or err if it has reported none.
+func (r *recovery) during(paused *PausedError, err error) (Found, error) {
+	found := r.answered
+	if len(found.Devices)+len(found.Unasked) == 0 {
+		return Found{}, err
+	}
+	found.Devices, found.Unasked, found.Silent = slices.Clone(found.Devices), nil, false
+	for _, f := range r.answered.Unasked {
+		if d := r.devices[f.ID]; d != nil {
+			found.Devices = append(found.Devices, d.device)
+		}
+	}
+	slices.SortFunc(found.Devices, byDeviceIndex)
+	for i := range found.Devices {
+		found.Devices[i].Health = paused.Health
+		found.Devices[i].Health.Reason = paused.Error()
+		if q, ok := r.policy.Quarantine.Of(found.Devices[i].ID); ok {
+			found.Devices[i].Health = q.Health()
+		}
+	}
+	return found, nil
 }
 
 // silence returns what counts while the library answers nothing, false when it has
@@ -185,7 +217,7 @@ func (r *recovery) count(found Found, now time.Time) (_ Found, next time.Time) {
 		out.Devices = append(out.Devices, r.shown(d, d.device))
 	}
 	slices.SortFunc(out.Faults, byIndex)
-	slices.SortFunc(out.Devices, func(a, b accel.Device) int { return cmp.Compare(a.Index, b.Index) })
+	slices.SortFunc(out.Devices, byDeviceIndex)
 	if found.Silent { // connections do not change
 		out.Links = slices.DeleteFunc(slices.Clone(r.links), func(l accel.Link) bool { return !here[l.A] || !here[l.B] })
 	}
@@ -266,6 +298,8 @@ func (r *recovery) shown(d *record, device accel.Device) accel.Device {
 
 // final reports whether a device that failed for cause is put into quarantine.
 func (r *recovery) final(cause string) bool { return cause != "" && Matches(r.policy.Never, cause) }
+
+func byDeviceIndex(a, b accel.Device) int { return cmp.Compare(a.Index, b.Index) }
 
 func byIndex(a, b Fault) int { return cmp.Compare(a.Index, b.Index) }
 

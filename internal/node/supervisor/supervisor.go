@@ -25,6 +25,7 @@ import (
 	"github.com/divvy-gpu/divvy/internal/node/handover"
 	"github.com/divvy-gpu/divvy/internal/node/nodeconfig"
 	"github.com/divvy-gpu/divvy/internal/node/quarantine"
+	"github.com/divvy-gpu/divvy/internal/node/runtimesetup"
 	"github.com/divvy-gpu/divvy/internal/platform/events"
 	"github.com/divvy-gpu/divvy/internal/platform/kube"
 	"github.com/divvy-gpu/divvy/internal/platform/limit"
@@ -70,6 +71,8 @@ type supervisor struct {
 	// servingLimit is how long a new agent may take until kubelet watches its lists.
 	servingLimit time.Duration
 
+	operator *operator
+	setup    func() *runtimesetup.Report // may be nil
 	// quarantine outlives agents: another configuration repairs no device.
 	quarantine *quarantine.List
 
@@ -114,11 +117,13 @@ func newSupervisor(node string, self handover.Identity, client kubernetes.Interf
 		reloads:      metrics.NodeConfigReloads.NewCounters(),
 		library:      newLibraryMetrics(),
 		events:       events.NewRecorder(context.Background(), client, events.Node, node),
-		servingLimit: servingLimit,
-		profiles:     newProfiles(),
+		servingLimit: servingLimit, operator: newOperator(),
+		profiles: newProfiles(),
 	}
 	s.state.since = time.Now()
-	s.open = func(c config.NodeConfig) (vendors.Set, error) { return vendors.Open(c, s.library.observer) }
+	s.open = func(c config.NodeConfig) (vendors.Set, error) {
+		return vendors.Open(c, s.library.observer, s.operator.pauses(c))
+	}
 	// The keys outlive the agents: grants that were signed with the key before
 	// the current one are around for a while.
 	keys := map[string]*kube.Keyring{}
@@ -129,7 +134,7 @@ func newSupervisor(node string, self handover.Identity, client kubernetes.Interf
 		return agent.New(ctx, agent.Options{
 			Config: vendors.WithFatalCauses(c), Node: node, Client: client, Keys: keys[c.GrantKeyFile], Backends: b, Registry: r,
 			Events:     s.events,
-			Quarantine: s.quarantine, Handoff: h,
+			Quarantine: s.quarantine, Handoff: h, Pauses: s.operator.pauses(c), Setup: s.setup,
 			Discovered: func(vendor string, found backend.Found, err error) {
 				s.profiles.discovered(vendor, found, err, time.Now())
 			},
@@ -169,6 +174,11 @@ func (s *supervisor) run(ctx context.Context, updates <-chan nodeconfig.Update) 
 
 	s.events.Start()
 	defer s.events.Shutdown()
+	var work sync.WaitGroup
+	defer work.Wait()
+	operating, cancel := context.WithCancel(ctx)
+	defer cancel()
+	work.Go(func() { s.operator.run(operating, s.client, s.node) })
 	for {
 		seat, err := handover.Open(c.StateDir, s.self)
 		if err != nil {
@@ -266,7 +276,8 @@ func (s *supervisor) listen(ctx context.Context, address string) (failed <-chan 
 		return nil, func() {}, err
 	}
 	gather := prometheus.GathererFunc(func() ([]*dto.MetricFamily, error) { return s.gatherer().Gather() })
-	server := serve.Server{Name: serve.Probes, Listener: l, HTTP: serve.NewServer(serve.NewProbes(s.state.Alive, s.state.Ready, gather))}
+	probes := serve.NewProbes(s.state.Alive, s.state.Ready, gather, s.details)
+	server := serve.Server{Name: serve.Probes, Listener: l, HTTP: serve.NewServer(probes)}
 	ended, served := make(chan error, 1), make(chan struct{})
 	go func() {
 		defer close(served)
@@ -276,6 +287,14 @@ func (s *supervisor) listen(ctx context.Context, address string) (failed <-chan 
 		_ = errors.Join(server.HTTP.Close(), l.Close()) // a probe that is cut off is asked again
 		<-served
 	}, nil
+}
+
+// details is what /readyz says beside whether the node is ready.
+func (s *supervisor) details() string {
+	if s.setup == nil {
+		return ""
+	}
+	return s.setup().String()
 }
 
 // update goes over to another configuration and returns what runs then: the

@@ -425,30 +425,33 @@ func TestMIGHandles(t *testing.T) {
 		call     func(handle uintptr) int32
 		gpu, mig int32
 	}{
-		"GetUUID":                 {func(h uintptr) int32 { return l.UUID(h, &b[0], 96) }, success, success},
-		"GetName":                 {func(h uintptr) int32 { return l.Name(h, &b[0], 96) }, success, success},
-		"GetIndex":                {func(h uintptr) int32 { return l.Index(h, &u) }, success, success},
-		"GetMemoryInfo":           {func(h uintptr) int32 { return l.Memory(h, &nvmlMemory{}) }, success, success},
-		"IsMigDeviceHandle":       {func(h uintptr) int32 { return l.IsMIG(h, &u) }, success, success},
-		"GetMinorNumber":          {func(h uintptr) int32 { return l.Minor(h, &u) }, success, invalidArgument},
-		"GetPciInfo":              {func(h uintptr) int32 { return l.PCI(h, &nvmlPCI{}) }, success, invalidArgument},
-		"GetSerial":               {func(h uintptr) int32 { return l.Serial(h, &b[0], 96) }, success, invalidArgument},
-		"GetMigMode":              {func(h uintptr) int32 { return l.MIG(h, &u, &v) }, success, invalidArgument},
-		"GetMaxMigDeviceCount":    {func(h uintptr) int32 { return l.MaxMIG(h, &u) }, success, invalidArgument},
-		"GetMigDeviceHandle":      {func(h uintptr) int32 { return l.MIGAt(h, 0, &out) }, success, invalidArgument},
-		"GetGpuInstanceById":      {func(h uintptr) int32 { return l.GPUInstance(h, 3, &out) }, success, invalidArgument},
-		"GetGpuInstanceProfile":   {func(h uintptr) int32 { return l.GPUProfile(h, 0, &nvmlGPUProfile{}) }, success, invalidArgument},
-		"GetTopologyAncestor":     {func(h uintptr) int32 { return l.Ancestor(gpu, h, &n) }, success, invalidArgument},
-		"GetSupportedEventTypes":  {func(h uintptr) int32 { return l.EventTypes(h, &kinds) }, success, invalidArgument},
-		"RegisterEvents":          {func(h uintptr) int32 { return l.Register(h, 8, set) }, success, invalidArgument},
-		"GetDeviceHandleFromMig":  {func(h uintptr) int32 { return l.Parent(h, &out) }, invalidArgument, success},
-		"GetGpuInstanceId":        {func(h uintptr) int32 { return l.GI(h, &u) }, invalidArgument, success},
-		"GetComputeInstanceId":    {func(h uintptr) int32 { return l.CI(h, &u) }, invalidArgument, success},
-		"GetAttributes":           {func(h uintptr) int32 { return l.Attributes(h, &nvmlAttributes{}) }, invalidArgument, success},
-		"GpuInstanceGetInfo":      {func(h uintptr) int32 { return l.GPUInstanceInfo(h, &nvmlGPUInstanceInfo{}) }, invalidArgument, invalidArgument},
-		"ComputeInstanceGetInfo":  {func(h uintptr) int32 { return l.ComputeInfo(h, &nvmlComputeInstanceInfo{}) }, invalidArgument, invalidArgument},
-		"GetComputeInstanceById":  {func(h uintptr) int32 { return l.ComputeInstance(h, 0, &out) }, invalidArgument, invalidArgument},
-		"GetComputeInstanceInfoV": {func(h uintptr) int32 { return l.ComputeProfile(h, 0, 0, &nvmlComputeProfile{}) }, invalidArgument, invalidArgument},
+		"GetUUID":                {func(h uintptr) int32 { return l.UUID(h, &b[0], 96) }, success, success},
+		"GetName":                {func(h uintptr) int32 { return l.Name(h, &b[0], 96) }, success, success},
+		"GetIndex":               {func(h uintptr) int32 { return l.Index(h, &u) }, success, success},
+		"GetMemoryInfo":          {func(h uintptr) int32 { return l.Memory(h, &nvmlMemory{}) }, success, success},
+		"IsMigDeviceHandle":      {func(h uintptr) int32 { return l.IsMIG(h, &u) }, success, success},
+		"GetMinorNumber":         {func(h uintptr) int32 { return l.Minor(h, &u) }, success, invalidArgument},
+		"GetPciInfo":             {func(h uintptr) int32 { return l.PCI(h, &nvmlPCI{}) }, success, invalidArgument},
+		"GetSerial":              {func(h uintptr) int32 { return l.Serial(h, &b[0], 96) }, success, invalidArgument},
+		"GetMigMode":             {func(h uintptr) int32 { return l.MIG(h, &u, &v) }, success, invalidArgument},
+		"GetMaxMigDeviceCount":   {func(h uintptr) int32 { return l.MaxMIG(h, &u) }, success, invalidArgument},
+		"GetMigDeviceHandle":     {func(h uintptr) int32 { return l.MIGAt(h, 0, &out) }, success, invalidArgument},
+		"GetGpuInstanceById":     {func(h uintptr) int32 { return l.GPUInstance(h, 3, &out) }, success, invalidArgument},
+		"GetGpuInstanceProfile":  {func(h uintptr) int32 { return l.GPUProfile(h, 0, &nvmlGPUProfile{}) }, success, invalidArgument},
+		"GetTopologyAncestor":    {func(h uintptr) int32 { return l.Ancestor(gpu, h, &n) }, success, invalidArgument},
+		"GetSupportedEventTypes": {func(h uintptr) int32 { return l.EventTypes(h, &kinds) }, success, invalidArgument},
+		"RegisterEvents":         {func(h uintptr) int32 { return l.Register(h, 8, set) }, success, invalidArgument},
+		"GetDeviceHandleFromMig": {func(h uintptr) int32 { return l.Parent(h, &out) }, invalidArgument, success},
+		"GetGpuInstanceId":       {func(h uintptr) int32 { return l.GI(h, &u) }, invalidArgument, success},
+		"GetComputeInstanceId":   {func(h uintptr) int32 { return l.CI(h, &u) }, invalidArgument, success},
+		"GetAttributes":          {func(h uintptr) int32 { return l.Attributes(h, &nvmlAttributes{}) }, invalidArgument, success},
+		"GpuInstanceGetInfo": {func(h uintptr) int32 { return l.GPUInstanceInfo(h, &nvmlGPUInstanceInfo{}) }, invalidArgument,
+			invalidArgument},
+		"ComputeInstanceGetInfo": {func(h uintptr) int32 { return l.ComputeInfo(h, &nvmlComputeInstanceInfo{}) }, invalidArgument,
+			invalidArgument},
+		"GetComputeInstanceById": {func(h uintptr) int32 { return l.ComputeInstance(h, 0, &out) }, invalidArgument, invalidArgument},
+		"GetComputeInstanceInfoV": {func(h uintptr) int32 { return l.ComputeProfile(h, 0, 0, &nvmlComputeProfile{}) }, invalidArgument,
+			invalidArgument},
 	}
 	for name, c := range calls {
 		wantCode(t, name+" of a GPU", c.call(gpu), c.gpu)
@@ -479,7 +482,8 @@ func TestMIGHandles(t *testing.T) {
 	l.write(t, *topology)
 	wantCode(t, "nvmlDeviceGetUUID of a MIG device that is gone", calls["GetUUID"].call(mig), invalidArgument)
 	wantCode(t, "nvmlGpuInstanceGetInfo of one that is gone", l.GPUInstanceInfo(gpuInstance, &nvmlGPUInstanceInfo{}), invalidArgument)
-	wantCode(t, "nvmlComputeInstanceGetInfo_v2 of one that is gone", l.ComputeInfo(computeInstance, &nvmlComputeInstanceInfo{}), invalidArgument)
+	wantCode(t, "nvmlComputeInstanceGetInfo_v2 of one that is gone", l.ComputeInfo(computeInstance, &nvmlComputeInstanceInfo{}),
+		invalidArgument)
 	topology.Cards[0].MIG = vendorsim.MIGDisabled
 	l.write(t, *topology)
 	wantCode(t, "GetGpuInstanceById without MIG mode", l.GPUInstance(gpu, 7, &out), notSupported)

@@ -230,9 +230,11 @@ func TestNodes(t *testing.T) {
 		card(0, "enflame", ""):    {"/dev/gcu0"},
 		card(0, "nvidia", "") + card(1, "enflame", "minor = 0"): {"/dev/gcu0", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools",
 			"/dev/nvidia0", "/dev/nvidiactl"},
-		card(0, "nvidia", "minor = 2\nmig = enabled\n[mig 0.1]\nprofile = 7g.1gb"): {"/dev/nvidia-caps/nvidia-cap1", "/dev/nvidia-caps/nvidia-cap2",
+		card(0, "nvidia", "minor = 2\nmig = enabled\n[mig 0.1]\nprofile = 7g.1gb"): {
+			"/dev/nvidia-caps/nvidia-cap1", "/dev/nvidia-caps/nvidia-cap2",
 			"/dev/nvidia-caps/nvidia-cap273", "/dev/nvidia-caps/nvidia-cap274", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools",
-			"/dev/nvidia2", "/dev/nvidiactl"},
+			"/dev/nvidia2", "/dev/nvidiactl",
+		},
 		card(0, "iluvatar", "minor = 4") + card(1, "iluvatar", "minor = 4"): {"/dev/iluvatar4", "/dev/itrctl"},
 	} {
 		topology, err := vendorsim.Parse("test", []byte(text))

@@ -4,8 +4,8 @@
 // The library is the only source of facts, and it is not trusted: it may be
 // missing, broken, slow or hung, contradict itself or appear hours after the
 // daemon has started. Each call of it has a time limit, and a call that
-// exceeds it makes further calls fail at once until it returns. Each function
-// is looked up before it is called: the binding ends the process otherwise.
+// exceeds it makes further calls fail at once until it returns. Package nvmltable
+// makes it possible to unload the library and to load another release.
 //
 // Devices are GPUs and, by the strategies single and mixed, their MIG devices. Those
 // come and go while the daemon runs, and the library gives the numbers of a MIG device
@@ -120,8 +120,9 @@ func New(o backend.Options) (*Backend, error) {
 		Load:         func(old *library) (*library, error) { return load(places(o), old) },
 		Init:         b.initialise,
 		Shutdown:     b.shutdown,
-		Close:        func(*library) error { return nil }, // the binding cannot do without
+		Close:        unload,
 		Started:      b.started,
+		Pause:        o.Pause,
 		Bound:        func() string { return b.sysfs.Bound("nvidia") },
 	})
 	b.Specifier = &specifier{options: o, devices: b.table.Last, library: b.loader.Current}
@@ -160,7 +161,6 @@ func (b *Backend) started() {
 	b.unheard = nil // of before the driver was loaded
 }
 
-// Close shuts the library down. It stays loaded, since the binding cannot do
-// without. When a call does not return, Close leaves the library as it is and
-// says so.
+// Close shuts the library down and unloads it, unless another backend of the process uses
+// it. When a call does not return, Close leaves the library as it is and says so.
 func (b *Backend) Close() error { return b.loader.Close() }

@@ -15,16 +15,17 @@ import (
 // Set holds the backends that a configuration uses, by vendor.
 type Set map[string]backend.Backend
 
-// Open makes the backends that the resources name. It touches no
+// Open makes the backends that the resources name, with their pauses by vendor. It touches no
 // library, so it also answers while another configuration is in use.
-func Open(c config.NodeConfig, observer func(vendor string) func(call string, took time.Duration, hung bool)) (Set, error) {
+func Open(c config.NodeConfig, observer func(vendor string) func(call string, took time.Duration, hung bool),
+	pauses map[string]*backend.Pause) (Set, error) {
 	out := Set{}
 	for _, r := range c.Resources {
 		if _, ok := out[r.Vendor]; ok {
 			continue
 		}
 		options := Options(c, r.Vendor)
-		options.Observe = observer(r.Vendor)
+		options.Observe, options.Pause = observer(r.Vendor), pauses[r.Vendor]
 		b, err := New(r.Vendor, options)
 		if err != nil {
 			return nil, errors.Join(err, out.Close())

@@ -13,7 +13,7 @@ import (
 func TestOpenMakesEachBackendOnce(t *testing.T) {
 	cfg := config.Default()
 	cfg.Resources = append(cfg.Resources, cfg.Resources[0])
-	got, err := Open(cfg, func(string) func(string, time.Duration, bool) { return nil })
+	got, err := Open(cfg, func(string) func(string, time.Duration, bool) { return nil }, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -21,7 +21,7 @@ func TestOpenMakesEachBackendOnce(t *testing.T) {
 		t.Errorf("backends: %v", got)
 	}
 	cfg.Resources[0].Vendor = "acme"
-	if _, err := Open(cfg, func(string) func(string, time.Duration, bool) { return nil }); err == nil {
+	if _, err := Open(cfg, func(string) func(string, time.Duration, bool) { return nil }, nil); err == nil {
 		t.Error("an unknown vendor was opened")
 	}
 	if err := got.Close(); err != nil {
