@@ -36,7 +36,7 @@ import (
 
 // mendTimeout is how long a remedy may take to show: kubelet makes pods anew, and
 // kube-scheduler is watched for some seconds once it is wired.
-const mendTimeout = 90 * time.Second
+const mendTimeout = 3 * time.Minute
 
 // examine runs the doctor as a person does and returns its report and exit code.
 func examine(ctx context.Context) (doctor.Report, int, error) {

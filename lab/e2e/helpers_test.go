@@ -25,14 +25,14 @@ import (
 )
 
 const (
-	// podTimeout is how long a pod may take to run, or to end: longer than the
-	// scheduler's longest pause between two attempts.
-	podTimeout = 60 * time.Second
+	// podTimeout is how long a pod may take to run, or to end. On busy processors it
+	// takes a minute; after five, kube-scheduler retries even a pod that nothing woke.
+	podTimeout = 3 * time.Minute
 	// agreeTimeout is how long the books may take to agree once everything is
 	// up and the pods run: a promise of the product.
 	agreeTimeout = 5 * time.Second
 	// settingTimeout is how long the node may take to offer other cards.
-	settingTimeout = 90 * time.Second
+	settingTimeout = 3 * time.Minute
 
 	gcuCount corev1.ResourceName = "enflame.com/gcu-count"
 )

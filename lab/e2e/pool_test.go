@@ -38,7 +38,7 @@ import (
 
 // webhookTimeout is how long the webhook may take to notice a change, or to be
 // back.
-const webhookTimeout = 90 * time.Second
+const webhookTimeout = 3 * time.Minute
 
 // poolStage begins a test of the remote pool: a namespace that may use the pool,
 // whose token is in the cluster. A namespace other than the guide's is removed

@@ -34,6 +34,9 @@ const (
 	podInterval = 500 * time.Millisecond
 	// podLife is how long a pod of the load runs.
 	podLife = 2 * time.Second
+	// maxLoad is how many pods of the load there are at once. A machine that cannot remove
+	// pods as fast as they are created would collect more and more of them.
+	maxLoad = 24
 	// calm is the pause between two replacements of the daemon.
 	calm = 3 * time.Second
 )
@@ -53,12 +56,14 @@ func rollingTime(t *testing.T) time.Duration {
 	return time.Duration(seconds) * time.Second
 }
 
-// load creates pods of memory, whole devices and time slices at a steady rate and
-// deletes each once it has run for a while.
+// load creates pods of memory, whole devices and time slices at a steady rate, as long as
+// the node keeps up, and deletes each once it has run for a while.
 type load struct {
 	created int
 
 	mu sync.Mutex // guards what follows
+	// left is how many pods there were when they were listed last.
+	left int
 	// ran is when a pod was first seen running, rejected what kubelet said of one.
 	ran      map[types.UID]time.Time
 	rejected map[types.UID]string
@@ -89,6 +94,9 @@ func startLoad(t *testing.T) *load {
 			case <-ctx.Done():
 				return
 			case <-tick.C:
+			}
+			if l.full() {
+				continue
 			}
 			if _, err := lab.Pods.Create(ctx, l.pod()); err != nil {
 				t.Errorf("create a pod: %v", err)
@@ -155,6 +163,7 @@ func (l *load) observe(ctx context.Context) (left int, err error) {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	defer func() { l.left = left }()
 	for i := range list.Items {
 		pod := &list.Items[i]
 		if !strings.HasPrefix(pod.Name, "load-") {
@@ -184,6 +193,13 @@ func (l *load) observe(ctx context.Context) (left int, err error) {
 		}
 	}
 	return left, nil
+}
+
+// full reports whether there are as many pods as there may be at once.
+func (l *load) full() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.left >= maxLoad
 }
 
 // unwell returns what was rejected and restarted.

@@ -55,7 +55,7 @@ const (
 	slice     = "enflame.com/gcu.shared"
 	// patience is how long something that is bound to come may take where every
 	// processor is busy with other tests.
-	patience = time.Minute
+	patience = 3 * time.Minute
 )
 
 var (

@@ -22,7 +22,7 @@ import (
 const (
 	namespace = "divvy-installation"
 	// podTimeout is how long a pod may take to run.
-	podTimeout = time.Minute
+	podTimeout = 3 * time.Minute
 )
 
 // lab is set once by TestMain. Tests run one after the other: there is one

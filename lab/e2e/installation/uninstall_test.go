@@ -33,7 +33,7 @@ import (
 
 // calmTimeout is how long Kubernetes may take to collect what belonged to what was
 // deleted.
-const calmTimeout = time.Minute
+const calmTimeout = 3 * time.Minute
 
 // kubeletNotes is where kubelet notes which devices it gave to pods that run, and
 // which resources it was offered.

@@ -21,8 +21,8 @@ import (
 
 // Waits of a demo. A machine of two cores needs a tenth of them.
 const (
-	podTimeout    = 90 * time.Second
-	offerTimeout  = time.Minute
+	podTimeout    = 3 * time.Minute
+	offerTimeout  = 2 * time.Minute
 	configTimeout = 2 * time.Minute
 )
 

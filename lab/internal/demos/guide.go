@@ -24,7 +24,7 @@ import (
 )
 
 // freeTimeout is how long a pod that ended may be counted.
-const freeTimeout = 30 * time.Second
+const freeTimeout = time.Minute
 
 // The machine of the guide: 8 cards of 16 GB.
 const (

@@ -219,12 +219,12 @@ func (p *Pods) waitFreed(ctx context.Context, names ...string) error {
 }
 
 // freedTimeout is how long what a deleted pod held may count.
-const freedTimeout = 45 * time.Second
+const freedTimeout = 2 * time.Minute
 
 // WaitGone waits until there are no pods of these names.
 func (p *Pods) WaitGone(ctx context.Context, names ...string) error {
 	for _, name := range names {
-		if err := waitGone(ctx, p.API, time.Minute, name); err != nil {
+		if err := waitGone(ctx, p.API, 2*time.Minute, name); err != nil {
 			return err
 		}
 	}
@@ -249,7 +249,7 @@ func waitGone(ctx context.Context, api typedcorev1.PodInterface, timeout time.Du
 func (p *Pods) DeleteAll(ctx context.Context) error {
 	pods := p.client.CoreV1().Pods(p.Namespace)
 	now := metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)}
-	err := poll.Until(ctx, 2*time.Minute, "the pods of namespace "+p.Namespace+" to be gone", func(ctx context.Context) error {
+	err := poll.Until(ctx, 4*time.Minute, "the pods of namespace "+p.Namespace+" to be gone", func(ctx context.Context) error {
 		list, err := pods.List(ctx, metav1.ListOptions{})
 		if err != nil || len(list.Items) == 0 {
 			return err
