@@ -250,6 +250,29 @@ func TestNothingIsFreeWhileAPodIsNotListed(t *testing.T) {
 	}
 }
 
+// Kubelet forgot what the first container of a pod got, just after it gave that out. The
+// others stay with it, and so does what that container is given again.
+func TestForgottenContainerKeepsItsPodTogether(t *testing.T) {
+	n := boot(t, nil, Config{ID: memoryID, Unit: unit(t, "1")})
+	p, other := pod("p", memoryID, "d0", "c0=1", "c1=2"), pod("other", memoryID, "d0", "c0=1")
+	n.turn([]Listed{listed(other, memoryID, nil)}, other)
+	beside := listed(other, memoryID, map[string][]string{"c0": n.give(memoryID, n.prefer(memoryID, 1, other), other).IDs})
+	other.Started = true // d1 has more room now
+	on := func(size int, listed ...Listed) []string {
+		t.Helper()
+		n.turn(append(listed, beside), p, other)
+		a := n.give(memoryID, n.prefer(memoryID, size, p, other), p, other)
+		if !slices.Equal(a.Devices, []accel.DeviceID{"d0"}) {
+			t.Fatalf("the container of %d units is on %v, want d0", size, a.Devices)
+		}
+		return a.IDs
+	}
+	on(1, listed(p, memoryID, nil))
+	second := on(2, listed(p, memoryID, nil))
+	n.now = n.now.Add(time.Minute) // an image was pulled
+	on(1, listed(p, memoryID, map[string][]string{"c1": second}))
+}
+
 // A pod has ended whose init container had the units that another pod's has now. What
 // was planned for the one is not the other's.
 func TestReuseIsNotOfAPodThatEnded(t *testing.T) {

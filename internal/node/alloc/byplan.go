@@ -41,7 +41,7 @@ type question struct {
 // late reports whether none of the pods can be behind a question for size units, or
 // kubelet has taken up another pod of the same name as one of them.
 func (c *byPlan) late(size accel.Units, pods []Pod) bool {
-	behind := slices.ContainsFunc(c.held.waiting(pods), func(w sharing.Waiting) bool {
+	behind := slices.ContainsFunc(c.held.waiting(pods, size), func(w sharing.Waiting) bool {
 		return w.Admitting && w.Request.Containers[w.Next].Units == size
 	})
 	return !behind || slices.ContainsFunc(pods, func(p Pod) bool { return c.held.replaced(&p) })
@@ -53,7 +53,7 @@ func (c *byPlan) prefer(q *Question) (Preference, error) {
 		return Preference{}, err
 	}
 	free := c.freeUnits(q)
-	waiting := c.held.waiting(q.Pods)
+	waiting := c.held.waiting(q.Pods, accel.Units(q.Size))
 	if d := c.unknownsDevice(q.Pods); d != "" && len(reused) == 0 && !slices.ContainsFunc(waiting,
 		func(w sharing.Waiting) bool { return w.Admitting }) {
 		reused = []sharing.Part{{Device: d}}
@@ -232,7 +232,7 @@ func (c *byPlan) questionOf(ids []string, pods []Pod) (question, error) {
 	// Kubelet took all that was left and did not ask, or reuses units of which this
 	// program has forgotten.
 	if c.held.holdings != nil {
-		for _, w := range c.held.waiting(pods) {
+		for _, w := range c.held.waiting(pods, size) {
 			if !w.Admitting || w.Request.Containers[w.Next].Units != size {
 				continue
 			}
@@ -260,7 +260,11 @@ func (c *byPlan) give(a *Allocation, now time.Time) {
 	if q.unknown {
 		c.device = q.devices[0]
 	}
-	if q.uid == "" || q.request.Containers[q.container].Kind != accel.InitContainer {
+	if q.uid == "" {
+		return
+	}
+	if q.request.Containers[q.container].Kind != accel.InitContainer {
+		c.held.served[q.uid] = podServed{next: q.container + 1, devices: q.devices, at: now}
 		return
 	}
 	before := c.held.inits[q.uid]

@@ -264,7 +264,7 @@ func (all pools) promised(vendor string, pods []Pod) map[accel.DeviceID]bool {
 		if !ok || p.config.Vendor != vendor || p.config.Draining != "" || a.holdings == nil {
 			continue
 		}
-		for _, w := range a.waiting(pods) {
+		for _, w := range a.waiting(pods, 0) {
 			if len(w.Held) == 0 {
 				for _, d := range w.Granted {
 					out[d] = true

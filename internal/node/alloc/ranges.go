@@ -45,7 +45,8 @@ type offeredRange struct {
 
 func newMemory(p *pool) error {
 	ids := &ranges{pool: p, wanted: p.config.Unit, unit: p.config.Unit, layout: &sharing.Layout{}, lost: true}
-	ids.held = &unitAccount{pool: p, ids: ids, inits: map[string]initServed{}, given: map[string]givenUnit{}}
+	ids.held = &unitAccount{pool: p, ids: ids, inits: map[string]initServed{}, given: map[string]givenUnit{},
+		served: map[string]podServed{}}
 	p.ids, p.held, p.pick = ids, ids.held, &byPlan{pool: p, ids: ids, held: ids.held}
 	s := p.config.State
 	if s == nil || s.Unit == "" {

@@ -25,6 +25,17 @@ type unitAccount struct {
 	given map[string]givenUnit
 	// inits are the pods whose plain init containers were served, by UID.
 	inits map[string]initServed
+	// served are the pods of which another container was served just now, by UID.
+	served map[string]podServed
+}
+
+// podServed is what a pod was given last.
+type podServed struct {
+	// next is the position in its request of the container after that one.
+	next int
+	// devices are those of the pod, sorted.
+	devices []accel.DeviceID
+	at      time.Time
 }
 
 // givenUnit is a unit that a container got.
@@ -104,6 +115,7 @@ func (a *unitAccount) take(v *View) {
 		_, listed := a.holdings.ids[id]
 		return listed || v.Now.Sub(one.at) >= Recorded
 	})
+	maps.DeleteFunc(a.served, func(_ string, one podServed) bool { return v.Now.Sub(one.at) >= Recorded })
 }
 
 func (a *unitAccount) claimed() (map[accel.DeviceID]bool, bool) {

@@ -76,18 +76,18 @@ func (a *unitAccount) moved(ids []string, uid string) {
 }
 
 // waiting returns those of pods that kubelet has not served in full, with what they
-// hold so far.
-func (a *unitAccount) waiting(pods []Pod) []sharing.Waiting {
+// hold so far. size is how many units kubelet asks for, 0 if it asks for none.
+func (a *unitAccount) waiting(pods []Pod, size accel.Units) []sharing.Waiting {
 	var out []sharing.Waiting
 	for i := range pods {
-		if w, ok := a.waits(&pods[i]); ok {
+		if w, ok := a.waits(&pods[i], size); ok {
 			out = append(out, w)
 		}
 	}
 	return out
 }
 
-func (a *unitAccount) waits(pod *Pod) (sharing.Waiting, bool) {
+func (a *unitAccount) waits(pod *Pod, size accel.Units) (sharing.Waiting, bool) {
 	request := pod.request(a.pool.config.Resource)
 	if len(request.Containers) == 0 || pod.Started {
 		return sharing.Waiting{}, false
@@ -112,12 +112,45 @@ func (a *unitAccount) waits(pod *Pod) (sharing.Waiting, bool) {
 			w.Next = max(w.Next, i+1)
 		}
 	}
+	if next, forgot := a.forgotten(pod.UID, request, w.Next, listed, size); forgot {
+		w.Next = next
+		if len(w.Held) == 0 {
+			for _, d := range a.served[pod.UID].devices {
+				w.Held = append(w.Held, sharing.Part{Device: d})
+			}
+		}
+	}
 	if w.Next >= len(request.Containers) {
 		return w, false
 	}
 	// Kubelet does not admit a pod that is being deleted, unless it took the pod up
 	// before it heard of that.
 	return w, !pod.Deleting || len(w.Held) > 0 || w.Admitting
+}
+
+// forgotten returns the position in request of the container of size units that kubelet
+// asks for if it has forgotten what it gave to a pod. Kubelet drops the devices of pods that
+// were not active when it looked, a moment before it took this pod up (UpdateAllocatedDevices
+// of its device manager). It goes on with the pod's next container, and asks for those
+// that it forgot once more when it starts them. next is the position by its list.
+func (a *unitAccount) forgotten(uid string, request accel.Request, next int, listed podUnits, size accel.Units) (int, bool) {
+	all := request.Containers
+	if next < len(all) && all[next].Units == size {
+		return 0, false
+	}
+	if s, ok := a.served[uid]; ok && s.next < len(all) && all[s.next].Units == size {
+		if _, seen := listed.containers[all[s.next-1].Name]; !seen {
+			return s.next, true
+		}
+	}
+	if next < len(all) {
+		return 0, false
+	}
+	i := slices.IndexFunc(all, func(c accel.ContainerRequest) bool {
+		_, served := listed.containers[c.Name]
+		return c.Kind != accel.InitContainer && !served && c.Units == size
+	})
+	return i, i >= 0
 }
 
 // partsHeld returns what a pod has of its devices, by what is remembered of its
