@@ -107,6 +107,10 @@ upgrade: root ## Upgrade from the commit FROM to this checkout under running pod
 faults: root ## Break cards of three vendors and the daemon's folders under running pods and bring them back.
 	@cd lab && go run ./cmd/demo faults
 
+.PHONY: demo-mig
+demo-mig: root ## Offer NVIDIA GPUs whole and cut into MIG devices, cut them otherwise, and break one.
+	@cd lab && go run ./cmd/demo mig
+
 .PHONY: demo-pool
 demo-pool: root ## Run pods on GPUs of a remote pool, step by step.
 	@cd lab && go run ./cmd/demo pool

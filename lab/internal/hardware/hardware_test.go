@@ -37,6 +37,8 @@ func simulated(t *testing.T) *Simulated {
 		_, err := os.Lstat(path)
 		return err == nil
 	}
+	s.mount = func(path string) error { return os.MkdirAll(path, 0o755) }
+	s.unmount = func(path string) error { return os.RemoveAll(filepath.Dir(path)) }
 	return s
 }
 

@@ -1,0 +1,166 @@
+// Package nvidiahost makes of the lab's node one on which NVIDIA's driver and container
+// toolkit are installed, as the GPU operator or an administrator leaves it. The toolkit's
+// programs are NVIDIA's own, built from its Go module. Of the driver there are the
+// stand-in for its management library, and a libcuda without a GPU behind it.
+package nvidiahost
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+
+	"github.com/divvy-gpu/divvy/internal/testing/vendorsim"
+	"github.com/divvy-gpu/divvy/lab/internal/build"
+	"github.com/divvy-gpu/divvy/lab/internal/layout"
+)
+
+// Where the operator's driver and toolkit lie.
+const (
+	DriverRoot  = "/run/nvidia/driver"
+	ToolkitDir  = "/usr/local/nvidia/toolkit"
+	Validations = "/run/nvidia/validations"
+)
+
+// module is the Go module of the toolkit, whose version lab/go.mod says.
+const module = "github.com/NVIDIA/nvidia-container-toolkit"
+
+// Libraries is the folder of the driver's libraries below its root, and in a container.
+const Libraries = "/usr/lib/x86_64-linux-gnu"
+
+// InstallDriver puts a driver of that version below root, for the cards of a topology.
+func InstallDriver(ctx context.Context, root, version string, topology []byte) error {
+	dir := filepath.Join(root, Libraries)
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	management, err := vendorsim.Build(ctx, vendorsim.NVIDIA, dir)
+	if err != nil {
+		return err
+	}
+	versioned := filepath.Join(dir, "libnvidia-ml.so."+version)
+	if err := os.Rename(management, versioned); err != nil {
+		return err
+	}
+	if err := os.Symlink(filepath.Base(versioned), management); err != nil {
+		return err
+	}
+	if err := SetTopology(root, topology); err != nil {
+		return err
+	}
+	if err := buildLibrary(ctx, filepath.Join(dir, "libcuda.so."+version), "libcuda.so.1", "int cuInit(unsigned flags) { return flags; }"); err != nil {
+		return err
+	}
+	smi := filepath.Join(root, "usr/bin/nvidia-smi")
+	if err := os.MkdirAll(filepath.Dir(smi), 0o755); err != nil {
+		return err
+	}
+	return os.WriteFile(smi, []byte("#!/bin/sh\necho NVIDIA-SMI "+version+"\n"), 0o755) //nolint:gosec // a program
+}
+
+// SetTopology changes the cards of a driver.
+func SetTopology(root string, topology []byte) error {
+	path := filepath.Join(root, Libraries, vendorsim.TopologyName)
+	if err := os.WriteFile(path+".new", topology, 0o644); err != nil { //nolint:gosec // for every process
+		return err
+	}
+	return os.Rename(path+".new", path)
+}
+
+// buildLibrary compiles a shared library.
+func buildLibrary(ctx context.Context, path, name, source string) error {
+	cmd := exec.CommandContext(ctx, "cc", "-shared", "-fPIC", "-Wl,-soname,"+name, "-o", path, "-x", "c", "-")
+	cmd.Stdin = strings.NewReader(source)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("compile %s: %w: %s", path, err, out)
+	}
+	return nil
+}
+
+// Toolkit is how a container toolkit is set up.
+type Toolkit struct {
+	// DriverRoot is the root of the driver that its runtime adds.
+	DriverRoot string
+	// VolumeMounts makes its runtime take GPUs from mounts, and from the environment
+	// of privileged containers alone.
+	VolumeMounts bool
+}
+
+// programs of the toolkit.
+var programs = []string{"nvidia-cdi-hook", "nvidia-container-runtime", "nvidia-ctk"}
+
+// InstallToolkit builds NVIDIA's programs into dir and writes their configuration, as the
+// operator's toolkit does: a script beside each program says where the configuration is.
+func InstallToolkit(ctx context.Context, labDir, binDir, dir string, o Toolkit) error {
+	configs := filepath.Join(dir, ".config")
+	folder := filepath.Join(configs, "nvidia-container-runtime")
+	if err := os.MkdirAll(folder, 0o755); err != nil {
+		return err
+	}
+	for _, name := range programs {
+		path := filepath.Join(dir, name)
+		if err := build.RunGo(ctx, labDir, []string{"CGO_ENABLED=1"}, nil,
+			"build", "-buildvcs=false", "-o", path+".real", module+"/cmd/"+name); err != nil {
+			return fmt.Errorf("build %s: %w", name, err)
+		}
+		script := fmt.Sprintf("#!/bin/sh\nXDG_CONFIG_HOME=%s PATH=%s:$PATH exec %s.real \"$@\"\n", configs, dir, path)
+		if err := os.WriteFile(path, []byte(script), 0o755); err != nil { //nolint:gosec // a program
+			return err
+		}
+	}
+	config := fmt.Sprintf(`accept-nvidia-visible-devices-as-volume-mounts = %t
+accept-nvidia-visible-devices-envvar-when-unprivileged = %t
+
+[nvidia-container-cli]
+root = %q
+
+[nvidia-container-runtime]
+mode = "auto"
+runtimes = [%q]
+
+[nvidia-ctk]
+path = %q
+`, o.VolumeMounts, !o.VolumeMounts, o.DriverRoot, filepath.Join(binDir, "runc"), filepath.Join(dir, "nvidia-ctk"))
+	return os.WriteFile(filepath.Join(folder, "config.toml"), []byte(config), 0o644) //nolint:gosec // as the toolkit does
+}
+
+// Runtime is a change of containerd's configuration.
+type Runtime struct {
+	// NVIDIADefault makes NVIDIA's runtime in ToolkitDir the default one.
+	NVIDIADefault bool
+	// NRI serves NRI plugins.
+	NRI bool
+}
+
+// Configure returns containerd's configuration with the changes that the operator's
+// toolkit makes.
+func (r Runtime) Configure(config string) (string, error) {
+	replace := func(old, changed string) error {
+		if strings.Count(config, old) != 1 {
+			return fmt.Errorf("containerd's configuration does not have %q once", old)
+		}
+		config = strings.Replace(config, old, changed, 1)
+		return nil
+	}
+	var errs []error
+	if r.NVIDIADefault {
+		errs = append(errs, replace(`default_runtime_name = "runc"`, `default_runtime_name = "nvidia"`))
+		config += fmt.Sprintf(`
+[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.nvidia]
+  runtime_type = "io.containerd.runc.v2"
+
+[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.nvidia.options]
+  BinaryName = "%s/nvidia-container-runtime"
+  Root = "%s/runc"
+  SystemdCgroup = false
+`, ToolkitDir, layout.RunDir)
+	}
+	if r.NRI {
+		errs = append(errs, replace("[plugins.'io.containerd.nri.v1.nri']\n  disable = true",
+			"[plugins.'io.containerd.nri.v1.nri']\n  disable = false\n  socket_path = \"/var/run/nri/nri.sock\""))
+	}
+	return config, errors.Join(errs...)
+}
