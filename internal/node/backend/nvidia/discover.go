@@ -47,14 +47,19 @@ func (b *Backend) Discover(ctx context.Context) (backend.Found, error) {
 // gpu is a GPU that the library describes.
 type gpu struct {
 	devicelist.Device
-	handle nvml.Device
-	traits traits
-	// ailments are what the library says of its health, besides events.
-	ailments []accel.Health
+	told description
 	// mig are the MIG devices of a GPU in MIG mode, by any strategy but none.
 	mig []migDevice
 	// part is what this entry is instead of a GPU, nil for a GPU.
 	part *migDevice
+}
+
+// description is what the library says of a GPU, and backend.Found does not have.
+type description struct {
+	handle nvml.Device
+	traits traits
+	// ailments are those of its health, besides events.
+	ailments []accel.Health
 }
 
 // list asks the library about all GPUs. Its error is one of the library as a
@@ -130,7 +135,7 @@ func (b *Backend) describe(ctx context.Context, lib *library, index int, told fa
 	if err != nil {
 		return g, err
 	}
-	g.handle = handle
+	g.told.handle = handle
 	uuid, err := queryGPU(ctx, b, lib, "nvmlDeviceGetUUID", index, handle.GetUUID)
 	if err != nil {
 		return g, err
@@ -149,10 +154,10 @@ func (b *Backend) describe(ctx context.Context, lib *library, index int, told fa
 	if g.Minor, err = queryGPU(ctx, b, lib, "nvmlDeviceGetMinorNumber", index, handle.GetMinorNumber); err != nil {
 		return g, err
 	}
-	if g.traits, err = b.askTraits(ctx, lib, g); err != nil {
+	if g.told.traits, err = b.askTraits(ctx, lib, g); err != nil {
 		return g, err
 	}
-	g.Partitioned = g.traits.partitioned
+	g.Partitioned = g.told.traits.partitioned
 	memory, err := queryGPU(ctx, b, lib, "nvmlDeviceGetMemoryInfo", index, handle.GetMemoryInfo)
 	switch {
 	case unsupported(err): // the GPU shares the CPU's memory; it has none to be shared by, but is good as a whole
@@ -166,8 +171,8 @@ func (b *Backend) describe(ctx context.Context, lib *library, index int, told fa
 	if err := b.locate(ctx, lib, g); err != nil {
 		return g, err
 	}
-	g.traits.class = b.sysfs.OfDevice(g.PCI, "class")
-	if g.ailments, err = b.ailments(ctx, lib, g); err != nil {
+	g.told.traits.class = b.sysfs.OfDevice(g.PCI, "class")
+	if g.told.ailments, err = b.ailments(ctx, lib, g); err != nil {
 		return g, err
 	}
 	cut := g.Partitioned && b.options.MIG != backend.MIGNone
@@ -176,13 +181,13 @@ func (b *Backend) describe(ctx context.Context, lib *library, index int, told fa
 			return g, monitorHint(g, err)
 		}
 	}
-	g.Health = gravest(b.options, slices.Concat(g.ailments, told.ofGPU(g.ID, cut)))
+	g.Health = gravest(b.options, slices.Concat(g.told.ailments, told.ofGPU(g.ID, cut)))
 	return g, nil
 }
 
 // locate asks where the GPU is: its PCI address and NUMA node.
 func (b *Backend) locate(ctx context.Context, lib *library, g *gpu) error {
-	pci, err := queryGPU(ctx, b, lib, "nvmlDeviceGetPciInfo_v3", g.Index, g.handle.GetPciInfo)
+	pci, err := queryGPU(ctx, b, lib, "nvmlDeviceGetPciInfo_v3", g.Index, g.told.handle.GetPciInfo)
 	switch {
 	case unsupported(err): // the GPU works without
 	case err != nil:
@@ -195,7 +200,7 @@ func (b *Backend) locate(ctx context.Context, lib *library, g *gpu) error {
 	}
 	// In a container that does not see the kernel's files, the library knows.
 	nodes, err := queryGPU(ctx, b, lib, "nvmlDeviceGetMemoryAffinity", g.Index, func() ([]uint, nvml.Return) {
-		return g.handle.GetMemoryAffinity(maxNUMANodes, nvml.AFFINITY_SCOPE_NODE)
+		return g.told.handle.GetMemoryAffinity(maxNUMANodes, nvml.AFFINITY_SCOPE_NODE)
 	})
 	if libloader.IsFatal(err) {
 		return err
@@ -282,9 +287,9 @@ func (b *Backend) record(ctx context.Context, l devicelist.Listing[*gpu], told f
 				"vendor", Vendor, "device", g.ID, "migStrategy", b.options.MIG, "migDevices", len(g.mig))
 		}
 		if g.part != nil {
-			g.traits.attributes = g.part.attributes
+			g.told.traits.attributes = g.part.attributes
 		}
-		b.traits[g.ID] = g.traits
+		b.traits[g.ID] = g.told.traits
 	}
 	for on, h := range told.of {
 		if !listed[on.device] {

@@ -159,7 +159,7 @@ func unwell(o backend.Options, cause, format string, args ...any) accel.Health {
 // events cannot be heard. Its error is one that libloader.IsFatal.
 func (b *Backend) ailments(ctx context.Context, lib *library, g *gpu) ([]accel.Health, error) {
 	failed, err := queryGPU(ctx, b, lib, "nvmlDeviceGetRemappedRows", g.Index, func() (bool, nvml.Return) {
-		_, _, _, failed, code := g.handle.GetRemappedRows()
+		_, _, _, failed, code := g.told.handle.GetRemappedRows()
 		return failed, code
 	})
 	var all []accel.Health
@@ -173,7 +173,7 @@ func (b *Backend) ailments(ctx context.Context, lib *library, g *gpu) ([]accel.H
 		all = append(all, unwell(b.options, causeRowRemap, "a bad row of its memory could not be replaced, nvmlDeviceGetRemappedRows says"))
 	}
 	b.mu.Lock()
-	unheard := b.unheard[g.ID]
+	unheard := b.unheard.why[g.ID]
 	b.mu.Unlock()
 	if unheard != nil {
 		all = append(all, unreachable(b.options, unheard))

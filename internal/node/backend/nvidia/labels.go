@@ -29,7 +29,7 @@ type traits struct {
 func (b *Backend) askTraits(ctx context.Context, lib *library, g *gpu) (t traits, err error) {
 	type numbers [2]int
 	compute, err := queryGPU(ctx, b, lib, "nvmlDeviceGetCudaComputeCapability", g.Index, func() (numbers, nvml.Return) {
-		major, minor, code := g.handle.GetCudaComputeCapability()
+		major, minor, code := g.told.handle.GetCudaComputeCapability()
 		return numbers{major, minor}, code
 	})
 	switch {
@@ -39,7 +39,7 @@ func (b *Backend) askTraits(ctx context.Context, lib *library, g *gpu) (t traits
 		t.major, t.minor = compute[0], compute[1]
 	}
 	mode, err := queryGPU(ctx, b, lib, "nvmlDeviceGetMigMode", g.Index, func() (int, nvml.Return) {
-		mode, _, code := g.handle.GetMigMode()
+		mode, _, code := g.told.handle.GetMigMode()
 		return mode, code
 	})
 	switch {

@@ -81,7 +81,7 @@ type profileKey struct {
 // migDevices asks for the MIG devices of a GPU in MIG mode. What is wrong with one of
 // them is in its err; the error is about the GPU.
 func migDevices(ctx context.Context, b *Backend, lib *library, g *gpu) ([]migDevice, error) {
-	count, err := queryGPU(ctx, b, lib, "nvmlDeviceGetMaxMigDeviceCount", g.Index, g.handle.GetMaxMigDeviceCount)
+	count, err := queryGPU(ctx, b, lib, "nvmlDeviceGetMaxMigDeviceCount", g.Index, g.told.handle.GetMaxMigDeviceCount)
 	if err != nil {
 		return nil, err
 	}
@@ -93,7 +93,7 @@ func migDevices(ctx context.Context, b *Backend, lib *library, g *gpu) ([]migDev
 	for number := range count {
 		m := migDevice{number: number}
 		handle, err := queryGPU(ctx, b, lib, "nvmlDeviceGetMigDeviceHandleByIndex", g.Index, func() (nvml.Device, nvml.Return) {
-			return g.handle.GetMigDeviceHandleByIndex(number)
+			return g.told.handle.GetMigDeviceHandleByIndex(number)
 		})
 		if err == nil {
 			err = describeMIG(ctx, b, lib, g, handle, &m)
@@ -152,7 +152,7 @@ func describeMIG(ctx context.Context, b *Backend, lib *library, g *gpu, handle n
 // instance in it.
 func migProfiles(ctx context.Context, b *Backend, lib *library, g *gpu, of instance) (ofGPU, ofCompute int, err error) {
 	gpuInstance, err := queryGPU(ctx, b, lib, "nvmlDeviceGetGpuInstanceById", g.Index, func() (nvml.GpuInstance, nvml.Return) {
-		return g.handle.GetGpuInstanceById(int(of.gpu))
+		return g.told.handle.GetGpuInstanceById(int(of.gpu))
 	})
 	if err != nil {
 		return 0, 0, err
@@ -173,7 +173,9 @@ func migProfiles(ctx context.Context, b *Backend, lib *library, g *gpu, of insta
 	ofGPU, err = numberOf(b.profiles.gpu, profileKey{gpu: g.ID, id: gpuInfo.ProfileId}, nvml.GPU_INSTANCE_PROFILE_COUNT,
 		func(number int) (uint32, error) {
 			info, err := queryGPU(ctx, b, lib, "nvmlDeviceGetGpuInstanceProfileInfo", g.Index,
-				func() (nvml.GpuInstanceProfileInfo, nvml.Return) { return g.handle.GetGpuInstanceProfileInfo(number) })
+				func() (nvml.GpuInstanceProfileInfo, nvml.Return) {
+					return g.told.handle.GetGpuInstanceProfileInfo(number)
+				})
 			return info.Id, err
 		})
 	if err != nil {
@@ -259,7 +261,7 @@ func causeOfFault(err error) string {
 
 // partition is a MIG device as the entry of a listing.
 func partition(b *Backend, g *gpu, m *migDevice, minors capabilities, told faults) *gpu {
-	out := &gpu{traits: g.traits, part: m}
+	out := &gpu{told: description{traits: g.told.traits}, part: m}
 	out.Device = devicelist.Device{Device: g.Device.Device, Minor: g.Minor, Owner: g.ID}
 	out.Index, out.ID = accel.PartitionIndex(g.Index, m.number), m.id
 	out.Parent, out.Profile, out.Partitioned = g.ID, m.profile.String(), false
@@ -274,7 +276,7 @@ func partition(b *Backend, g *gpu, m *migDevice, minors capabilities, told fault
 			missing = append(missing, fmt.Sprintf("/%s does not exist", node))
 		}
 	}
-	ailments := slices.Concat(g.ailments, told.ofMIG(g.ID, m))
+	ailments := slices.Concat(g.told.ailments, told.ofMIG(g.ID, m))
 	if len(missing) > 0 {
 		ailments = append(ailments, unwell(b.options, causeCapabilities, "%s; run nvidia-smi on the node, which makes the device files",
 			strings.Join(missing, ", ")))

@@ -85,15 +85,19 @@ type Backend struct {
 	invalid bool
 	// told are the faults that events told of and no discovery did: since the
 	// last one, and of GPUs that it could not list.
-	told faults
-	// unheard are the GPUs whose events cannot be heard although they have
-	// some, with the reason; listened is when that was found out.
-	unheard  map[accel.DeviceID]error
-	listened time.Time
+	told    faults
+	unheard unheard
 	// born counts how often the library was initialised.
 	born uint64
 	// lost is true when the last wait for an event ended because a GPU is lost.
 	lost bool
+}
+
+// unheard are the GPUs whose events cannot be heard although they have some, with the
+// reason; at is when that was found out.
+type unheard struct {
+	why map[accel.DeviceID]error
+	at  time.Time
 }
 
 // New returns a backend. It does not load the library; the first Discover
@@ -158,7 +162,7 @@ func (b *Backend) started() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.born++
-	b.unheard = nil // of before the driver was loaded
+	b.unheard.why = nil // of before the driver was loaded
 }
 
 // Close shuts the library down and unloads it, unless another backend of the process uses
