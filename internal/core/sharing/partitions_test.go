@@ -47,7 +47,8 @@ func TestPartitionsByTheirParents(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			got, err := ChooseSlots(SlotQuestion{
-				Resource: "nvidia.com/mig-1g.5gb", Size: tt.size, Available: all(tt.devices, tt.held...), Devices: tt.devices, Policy: tt.policy,
+				Resource: "nvidia.com/mig-1g.5gb", Size: tt.size, Available: all(tt.devices, tt.held...),
+				Devices: tt.devices, Policy: tt.policy,
 			})
 			if err != nil || !slices.Equal(got, tt.want) {
 				t.Errorf("chosen %q, %v; want %q", got, err, tt.want)

@@ -143,7 +143,8 @@ func DecodeInventory(s string) ([]accel.Inventory, error) {
 		for _, d := range r.Devices {
 			s := accel.Share{Units: d.Units, Chips: d.Chips, Device: accel.Device{
 				Index: d.Index, ID: d.ID, Model: d.Model, MemoryBytes: d.MemoryBytes, NUMANode: accel.NoNUMA,
-				Board: d.Board, Chip: d.Chip, PCI: d.PCI, Parent: d.Parent, Profile: d.Profile, Health: accel.Health{Unhealthy: d.Unhealthy, Reason: d.Reason,
+				Board: d.Board, Chip: d.Chip, PCI: d.PCI, Parent: d.Parent, Profile: d.Profile,
+				Health: accel.Health{Unhealthy: d.Unhealthy, Reason: d.Reason,
 					Quarantined: seconds(d.Quarantined)},
 			}}
 			if d.NUMA != nil && *d.NUMA >= 0 {

@@ -316,12 +316,14 @@ func (a *Agent) watch(ctx context.Context, vendor string, b backend.Backend) {
 		for _, f := range found.Faults {
 			log.Error(f.Err, "A device cannot be used", "index", accel.IndexText(f.Index))
 			if f.Cause == accel.CauseNotOffered {
-				a.events.Once(events.OnNode(a.o.Node), events.DeviceNotOffered, string(f.ID), fmt.Sprintf("%s device %s (%s) is not offered: %v",
-					vendor, accel.IndexText(f.Index), f.ID, f.Err))
+				a.events.Once(events.OnNode(a.o.Node), events.DeviceNotOffered, string(f.ID),
+					fmt.Sprintf("%s device %s (%s) is not offered: %v",
+						vendor, accel.IndexText(f.Index), f.ID, f.Err))
 			}
 		}
 		for _, f := range found.Unasked {
-			log.Error(f.Err, "A device does not respond; using its last state for now", "index", accel.IndexText(f.Index), "for", backend.Patience)
+			log.Error(f.Err, "A device does not respond; using its last state for now", "index", accel.IndexText(f.Index), "for",
+				backend.Patience)
 		}
 		a.discoveries.note(vendor, found, err)
 		if a.o.Discovered != nil {

@@ -59,7 +59,8 @@ func TestModel(t *testing.T) {
 		t.Logf("%9d %s", total[what], what)
 	}
 	for _, what := range []string{"containers served", "init containers served", "restarts", "crashes", "states lost", "configurations",
-		"strangers", "rejected", "chips cut otherwise", "partitions given", "kubelet restarts", "facts", "chosen by kubelet", "times everything was free"} {
+		"strangers", "rejected", "chips cut otherwise", "partitions given", "kubelet restarts", "facts", "chosen by kubelet",
+		"times everything was free"} {
 		if total[what] == 0 {
 			t.Errorf("the model played no %s", what)
 		}
@@ -1010,7 +1011,8 @@ func (m *model) allEnds() {
 	}
 	for _, p := range m.engine.pools {
 		status := m.engine.Status(p.config.ID)
-		if !status.Idle || p.config.Draining != "" && !status.Drained || p.config.Draining == "" && status.Problem != nil && !status.Absent {
+		if !status.Idle || p.config.Draining != "" && !status.Drained || p.config.Draining == "" && status.Problem != nil &&
+			!status.Absent {
 			m.fail("%v is not free: %+v, draining %q, claims %+v", p.config.ID, status, p.config.Draining, p.claims)
 		}
 	}

@@ -127,7 +127,8 @@ func newPool(c Config, others *pools, parents map[accel.DeviceID]accel.DeviceID)
 		}
 	}
 	return &pool{
-		config: c, others: others, parents: parents, stored: c.State != nil, listed: map[accel.DeviceID]bool{}, index: map[accel.DeviceID]int{},
+		config: c, others: others, parents: parents, stored: c.State != nil,
+		listed: map[accel.DeviceID]bool{}, index: map[accel.DeviceID]int{},
 		claims: claims{given: map[accel.DeviceID]time.Time{}},
 	}
 }

@@ -245,7 +245,8 @@ var nvidiaCases = map[string][]struct {
 	"resources.gpus.name": {{text: "resources: {gpus: [{pattern: \"*\", name: card}]}", warning: "resources.gpus: the names of models"}},
 	"resources.mig.pattern": {
 		{text: "resources: {mig: [{pattern: 1g.5gb+me, name: mig-1g.5gb.me}]}"},
-		{text: "resources: {mig: [{pattern: \"*\", name: gpu}]}", warning: "resources.mig: the names of profiles (\"*\" is nvidia.com/gpu)"},
+		{text: "resources: {mig: [{pattern: \"*\", name: gpu}]}",
+			warning: "resources.mig: the names of profiles (\"*\" is nvidia.com/gpu)"},
 	},
 	"resources.mig.name": {{text: "resources: {mig: [{pattern: 1g.5gb, name: small}]}",
 		warning: "resources.mig: the names of profiles (\"1g.5gb\" is nvidia.com/small) have no effect"}},
@@ -313,7 +314,8 @@ var nvidiaCases = map[string][]struct {
 			warning: "devices: only the devices that are named are shared",
 		},
 		{
-			text:     "flags: {migStrategy: single}\nsharing: {timeSlicing: {resources: [{name: gpu, devices: [\"0:1\", MIG-3], replicas: 4}]}}",
+			text: "flags: {migStrategy: single}\n" +
+				"sharing: {timeSlicing: {resources: [{name: gpu, devices: [\"0:1\", MIG-3], replicas: 4}]}}",
 			settings: func(v *config.Vendor) { v.MigStrategy = config.MigSingle },
 			resources: sliced(func(r *config.Resource) {
 				r.Replicas, r.ReplicasFor = 1, []config.ReplicaRule{
@@ -404,7 +406,8 @@ func TestNVIDIAFileWithMistakesIsRefused(t *testing.T) {
 			`resources[1].profile: "tiny" is not the profile of a MIG device`},
 		{"flags: {migStrategy: mixed}\nsharing: {timeSlicing: {resources: [{name: mig-1c.2g.10gb, replicas: 4}]}}",
 			`resources[1].profile: "1c.2g.10gb" is a part of a GPU instance`},
-		{"flags: {migStrategy: mixed}\nsharing: {timeSlicing: {resources: [{name: mig-1g.5gb, replicas: 4}, {name: mig-1g.5gb, replicas: 2}]}}",
+		{"flags: {migStrategy: mixed}\n" +
+			"sharing: {timeSlicing: {resources: [{name: mig-1g.5gb, replicas: 4}, {name: mig-1g.5gb, replicas: 2}]}}",
 			"resources[1].name: nvidia.com/mig-1g.5gb is there twice"},
 		{"sharing: {timeSlicing: {resources: [{name: gpu, devices: [\"0:99\"], replicas: 4}]}}", `"0:99" names no devices`},
 		{"flags: {deviceDiscoveryStrategy: magic}",

@@ -109,7 +109,8 @@ func (l *Loaded) settleMIG() (mistakes []string) {
 	c := &l.Config
 	if c.Vendors[nvidia].MigStrategy == config.MigMixed {
 		if l.nvidia.mps {
-			mistakes = append(mistakes, "sharing.mps: MPS cannot be combined with migStrategy mixed, as in NVIDIA's plugin; remove one of them")
+			mistakes = append(mistakes,
+				"sharing.mps: MPS cannot be combined with migStrategy mixed, as in NVIDIA's plugin; remove one of them")
 		}
 		return mistakes
 	}

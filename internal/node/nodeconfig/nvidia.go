@@ -222,7 +222,8 @@ func nvidiaNames(o *old, f *nvidiaFile) {
 	for _, p := range f.Resources.MIGs {
 		if v := accel.VendorNamed(nvidia); accel.Resource(prefixed(p.Name)) != v.PartitionResource(p.Pattern) {
 			o.warn("resources.mig", "the names of profiles (%q is %s) have no effect, as in NVIDIA's plugin; MIG devices are %s by "+
-				"migStrategy mixed, and %s by migStrategy single", p.Pattern, prefixed(p.Name), v.PartitionResource("<profile>"), nvidiaResource)
+				"migStrategy mixed, and %s by migStrategy single",
+				p.Pattern, prefixed(p.Name), v.PartitionResource("<profile>"), nvidiaResource)
 		}
 	}
 	if f.IMEX.Required != nil && *f.IMEX.Required || len(f.IMEX.ChannelIDs) > 0 {

@@ -14,7 +14,8 @@ func TestWithProfiles(t *testing.T) {
 	of := func(profile string) config.Resource {
 		return config.Resource{Name: "nvidia.com/mig-" + profile, Vendor: "nvidia", Mode: config.ModeExclusive, Profile: profile}
 	}
-	slicedMIG := config.Resource{Name: "nvidia.com/small", Vendor: "nvidia", Mode: config.ModeTimeSlicing, Replicas: 4, Profile: "1g.5gb+me"}
+	slicedMIG := config.Resource{Name: "nvidia.com/small", Vendor: "nvidia", Mode: config.ModeTimeSlicing, Replicas: 4,
+		Profile: "1g.5gb+me"}
 	gcu := config.Resource{Name: "enflame.com/gcu", Vendor: "enflame", Mode: config.ModeExclusive}
 	taken := config.Resource{Name: "nvidia.com/mig-1g.5gb", Vendor: "iluvatar", Mode: config.ModeExclusive}
 	for name, tt := range map[string]struct {

@@ -125,7 +125,8 @@ func (s *supervisor) adopt(ctx context.Context, now *running) (*running, error) 
 		rejected(err)
 		return now, nil
 	}
-	klog.FromContext(ctx).Info("The profiles of the node's partitions changed; going over to them", "before", now.profiles, "profiles", wanted)
+	klog.FromContext(ctx).Info("The profiles of the node's partitions changed; going over to them", "before", now.profiles, "profiles",
+		wanted)
 	next, refused, err := s.goOver(ctx, now, now.config, wanted, b)
 	switch {
 	case err != nil:

@@ -235,7 +235,10 @@ func checkQuarantine(n *corev1.Node, all []accel.Inventory, f *findings) {
 	}
 	for _, d := range q.Devices {
 		here := slices.ContainsFunc(all, func(in accel.Inventory) bool {
-			return slices.ContainsFunc(in.Shares, func(s accel.Share) bool { return s.ID == d.Device || s.Parent == d.Device || s.Chips > 1 })
+			return slices.ContainsFunc(in.Shares, func(s accel.Share) bool {
+				return s.ID == d.Device || s.Parent == d.Device ||
+					s.Chips > 1
+			})
 		})
 		remedy := "Repair or replace it (docs/quarantine.md), then release it with this command."
 		if !here {

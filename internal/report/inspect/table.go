@@ -132,7 +132,8 @@ func writeNode(w io.Writer, n Node, wide bool) error {
 		switch {
 		case !d.Quarantined.IsZero():
 			health = "QUARANTINE"
-			notes = append(notes, fmt.Sprintf("card %s is in quarantine since %s: %s; %s", accel.IndexText(d.ID), d.Quarantined.Format(time.RFC3339),
+			notes = append(notes, fmt.Sprintf("card %s is in quarantine since %s: %s; %s", accel.IndexText(d.ID),
+				d.Quarantined.Format(time.RFC3339),
 				cmp.Or(d.Reason, "-"), n.release(d)))
 		case d.Unhealthy:
 			health = "UNHEALTHY"

@@ -35,7 +35,8 @@ func TestWriteCapabilities(t *testing.T) {
 			"gpu4/mig/gi3/access gpu4/mig/gi3/ci0/access gpu4/mig/gi3/ci1/access gpu4/mig/gi7/access gpu4/mig/gi7/ci0/access " +
 				"gpu4/mig/gi8/access gpu4/mig/gi8/ci0/access mig/config mig/monitor",
 			[]string{"config 1", "monitor 2", "gpu0/gi0/access 3", "gpu0/gi7/access 66", "gpu0/gi7/ci0/access 67", "gpu4/gi3/access 570",
-				"gpu4/gi3/ci1/access 572", "gpu4/gi7/access 700", "gpu4/gi7/ci0/access 701", "gpu4/gi7/ci1/access 608", "gpu4/gi8/access 615",
+				"gpu4/gi3/ci1/access 572", "gpu4/gi7/access 700", "gpu4/gi7/ci0/access 701",
+				"gpu4/gi7/ci1/access 608", "gpu4/gi8/access 615",
 				"gpu4/gi8/ci0/access 616"}},
 		{"whole", whole, "1 2", "mig/config mig/monitor", []string{"config 1", "monitor 2", "gpu0/gi0/ci0/access 4"}},
 		{"without MIG", vendorsim.Topology{Cards: cards[2:]}, "", "", nil},

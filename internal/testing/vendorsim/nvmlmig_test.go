@@ -192,10 +192,12 @@ func TestMIGNames(t *testing.T) {
 		"A100 40GB, less what the firmware takes": {model("NVIDIA A100-PCIE-40GB", 40536, "8.0"), "1g.5gb 1g.5gb+me 1g.10gb 7g.40gb"},
 		"A100 80GB": {model("NVIDIA A100-SXM4-80GB", 81920, "8.0"), "1g.10gb 1g.10gb+me 1g.20gb 2g.20gb 3g.40gb 4g.40gb 7g.80gb " +
 			"1c.2g.20gb"},
-		"H100 80GB":    {model("NVIDIA H100 80GB HBM3", 81559, "9.0"), "1g.10gb 1g.10gb+me 1g.20gb 2g.20gb 3g.40gb 4g.40gb 7g.80gb 1c.2g.20gb"},
-		"H200":         {model("NVIDIA H200", 143771, "9.0"), "1g.18gb 1g.18gb+me 1g.35gb 2g.35gb 3g.71gb 4g.71gb 7g.141gb"},
-		"A30":          {model("NVIDIA A30", 24576, "8.0"), "1g.6gb 1g.6gb+me 2g.12gb 2g.12gb+me 4g.24gb 1c.2g.12gb 2c.4g.24gb"},
-		"RTX PRO 6000": {model("NVIDIA RTX PRO 6000 Blackwell", 97887, "12.0"), "1g.24gb+gfx 1g.24gb+me.all 1g.24gb-me 2g.48gb 4g.96gb+gfx"},
+		"H100 80GB": {model("NVIDIA H100 80GB HBM3", 81559, "9.0"),
+			"1g.10gb 1g.10gb+me 1g.20gb 2g.20gb 3g.40gb 4g.40gb 7g.80gb 1c.2g.20gb"},
+		"H200": {model("NVIDIA H200", 143771, "9.0"), "1g.18gb 1g.18gb+me 1g.35gb 2g.35gb 3g.71gb 4g.71gb 7g.141gb"},
+		"A30":  {model("NVIDIA A30", 24576, "8.0"), "1g.6gb 1g.6gb+me 2g.12gb 2g.12gb+me 4g.24gb 1c.2g.12gb 2c.4g.24gb"},
+		"RTX PRO 6000": {model("NVIDIA RTX PRO 6000 Blackwell", 97887, "12.0"),
+			"1g.24gb+gfx 1g.24gb+me.all 1g.24gb-me 2g.48gb 4g.96gb+gfx"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			l, topology := loadMIG(t, tt.card)
@@ -328,7 +330,8 @@ func TestMIGInstances(t *testing.T) {
 		}(), []string{at(8, 0), at(7, 0), at(3, 1), at(3, 0)}},
 		"what cannot be": {func() vendorsim.Card {
 			c := vendorsim.Partition(plain, "7g.80gb", "7g.80gb")
-			c.MIGDevices[0] = vendorsim.MIGDevice{Profile: "7g.80gb", GI: new(14), CI: new(7), UUID: "MIG-GPU-x/14/7", MemoryMiB: new(int64(0))}
+			c.MIGDevices[0] = vendorsim.MIGDevice{Profile: "7g.80gb", GI: new(14), CI: new(7), UUID: "MIG-GPU-x/14/7",
+				MemoryMiB: new(int64(0))}
 			c.MIGDevices[1].UUID = "MIG-GPU-x/14/7"
 			return c
 		}(), []string{at(14, 7), at(0, 0)}},

@@ -46,6 +46,15 @@ func TestGPUOperator(t *testing.T) {
 	t.Run("setups", setups)
 }
 
+// TestMIG is `make demo-mig`.
+func TestMIG(t *testing.T) {
+	installWith(t, testenv.Options{Topology: demos.MIG, Values: []string{demos.MIGValues}, Label: demos.Present})
+	s := demos.New("mig", lab, t.Output())
+	if err := errors.Join(s.MIG(t.Context()), s.Checks.Err()); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // setups runs the unchanged pod of NVIDIA's documentation on nodes that are set up in each
 // of the operator's ways, and looks for its GPU and for the driver's library in its
 // container. The daemon finds the way out by itself, also when it changes.
@@ -306,7 +315,8 @@ func unchangedPod(t *testing.T) (container, error) {
 	if len(got.gpus) != 1 || !slices.Contains(sight.Nodes, "nvidiactl") {
 		return got, fmt.Errorf("the container has the device nodes %q, want one GPU and nvidiactl", sight.Nodes)
 	}
-	text, err := lab.Pods.Exec(ctx, name, "app", "sh", "-c", "ls -l "+nvidiahost.Libraries+"/ && test -s "+nvidiahost.Libraries+"/libcuda.so.1")
+	text, err := lab.Pods.Exec(ctx, name, "app", "sh", "-c",
+		"ls -l "+nvidiahost.Libraries+"/ && test -s "+nvidiahost.Libraries+"/libcuda.so.1")
 	if err != nil || !strings.Contains(text, "libcuda.so."+driverVersion) {
 		return got, fmt.Errorf("the container has no libcuda.so.1 of the driver: %w: %s", err, text)
 	}

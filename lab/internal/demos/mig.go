@@ -113,7 +113,8 @@ func (m *mig) labels(ctx context.Context) error {
 // pods shows what containers get of each kind of device.
 func (m *mig) pods(ctx context.Context) error {
 	m.Title("Pods of each kind")
-	if err := m.Start(ctx, m.One("whole", GPU, 1), m.One("seventh", profile("1g.5gb"), 1), m.One("large", profile("3g.20gb"), 1)); err != nil {
+	if err := m.Start(ctx, m.One("whole", GPU, 1), m.One("seventh", profile("1g.5gb"), 1), m.One("large", profile("3g.20gb"),
+		1)); err != nil {
 		return err
 	}
 	whole, err := m.Pods.See(ctx, "whole")

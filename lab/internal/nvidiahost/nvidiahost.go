@@ -51,7 +51,8 @@ func InstallDriver(ctx context.Context, root, version string, topology []byte) e
 	if err := SetTopology(root, topology); err != nil {
 		return err
 	}
-	if err := buildLibrary(ctx, filepath.Join(dir, "libcuda.so."+version), "libcuda.so.1", "int cuInit(unsigned flags) { return flags; }"); err != nil {
+	if err := buildLibrary(ctx, filepath.Join(dir, "libcuda.so."+version), "libcuda.so.1",
+		"int cuInit(unsigned flags) { return flags; }"); err != nil {
 		return err
 	}
 	smi := filepath.Join(root, "usr/bin/nvidia-smi")

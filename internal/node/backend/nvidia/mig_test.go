@@ -122,7 +122,8 @@ func TestStrategies(t *testing.T) {
 			if diff := cmp.Diff(tt.faults, faults); diff != "" {
 				t.Errorf("faults (-want +got):\n%s", diff)
 			}
-			if (found.Problem == nil) != (tt.problem == "") || found.Problem != nil && !strings.Contains(found.Problem.Error(), tt.problem) {
+			if (found.Problem == nil) != (tt.problem == "") || found.Problem != nil &&
+				!strings.Contains(found.Problem.Error(), tt.problem) {
 				t.Errorf("problem is %v, want %q", found.Problem, tt.problem)
 			}
 			for _, d := range found.Devices {
@@ -290,8 +291,9 @@ func TestLabelsOfMIGDevices(t *testing.T) {
 	ofOne := func(prefix string) map[string]string { // of a MIG device of 1g.5gb
 		return map[string]string{
 			prefix + ".memory": "4960", prefix + ".multiprocessors": "14", prefix + ".slices.gi": "1", prefix + ".slices.ci": "1",
-			prefix + ".engines.copy": "1", prefix + ".engines.decoder": "0", prefix + ".engines.encoder": "0", prefix + ".engines.jpeg": "0",
-			prefix + ".engines.ofa": "0",
+			prefix + ".engines.copy": "1", prefix + ".engines.decoder": "0", prefix + ".engines.encoder": "0",
+			prefix + ".engines.jpeg": "0",
+			prefix + ".engines.ofa":  "0",
 		}
 	}
 	with := func(more ...map[string]string) map[string]string {
