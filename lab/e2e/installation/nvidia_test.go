@@ -77,8 +77,7 @@ func setups(t *testing.T) {
 			answer: "volumeMounts", visible: "^(/var/run/nvidia-container-devices|void)$"},
 	} {
 		t.Run(way.name, func(t *testing.T) {
-			way.toolkit.DriverRoot = nvidiahost.DriverRoot
-			must(t, nvidiahost.InstallToolkit(ctx, labDir(), lab.Cluster.Program(""), nvidiahost.ToolkitDir, way.toolkit))
+			installToolkit(t, way.toolkit)
 			restartContainerd(t, way.runtime)
 			answers(t, way.answer)
 			got, err := unchangedPod(t)
@@ -209,8 +208,6 @@ func mapsNVML(t *testing.T) bool {
 	return strings.Contains(string(read(t, fmt.Sprintf("/proc/%d/maps", pid))), "libnvidia-ml")
 }
 
-func labDir() string { return filepath.Join(lab.CLI.Repository, "lab") }
-
 func must(t *testing.T, err error) {
 	t.Helper()
 	if err != nil {
@@ -245,6 +242,7 @@ func operatorNode(t *testing.T) {
 	topology, err := lab.Topology(demos.Mixed)
 	must(t, err)
 	must(t, nvidiahost.InstallDriver(t.Context(), nvidiahost.DriverRoot, driverVersion, []byte(topology)))
+	installToolkit(t, nvidiahost.Toolkit{})
 	must(t, os.MkdirAll(nvidiahost.Validations, 0o755))
 	for _, ready := range []string{"driver-ready", "toolkit-ready"} {
 		write(t, filepath.Join(nvidiahost.Validations, ready), nil)
@@ -252,6 +250,14 @@ func operatorNode(t *testing.T) {
 	// The lab's containerd is configured elsewhere.
 	must(t, os.MkdirAll("/etc/containerd", 0o755))
 	must(t, os.Symlink(config, "/etc/containerd/config.toml"))
+}
+
+// installToolkit installs the operator's toolkit.
+func installToolkit(t *testing.T, o nvidiahost.Toolkit) {
+	t.Helper()
+	o.DriverRoot = nvidiahost.DriverRoot
+	module := filepath.Join(lab.CLI.Repository, "lab")
+	must(t, nvidiahost.InstallToolkit(t.Context(), module, lab.Cluster.Program(""), nvidiahost.ToolkitDir, o))
 }
 
 // restartContainerd configures containerd for a way.

@@ -13,6 +13,8 @@ import (
 	"path/filepath"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/divvy-gpu/divvy/internal/testing/vendorsim"
 	"github.com/divvy-gpu/divvy/lab/internal/build"
 	"github.com/divvy-gpu/divvy/lab/internal/layout"
@@ -51,6 +53,9 @@ func InstallDriver(ctx context.Context, root, version string, topology []byte) e
 	if err := SetTopology(root, topology); err != nil {
 		return err
 	}
+	if err := makeDevices(root, topology); err != nil {
+		return err
+	}
 	if err := buildLibrary(ctx, filepath.Join(dir, "libcuda.so."+version), "libcuda.so.1",
 		"int cuInit(unsigned flags) { return flags; }"); err != nil {
 		return err
@@ -60,6 +65,32 @@ func InstallDriver(ctx context.Context, root, version string, topology []byte) e
 		return err
 	}
 	return os.WriteFile(smi, []byte("#!/bin/sh\necho NVIDIA-SMI "+version+"\n"), 0o755) //nolint:gosec // a program
+}
+
+// makeDevices makes the device nodes of a topology's GPUs, as the driver's container has
+// them in its own /dev: devices that anybody may open.
+func makeDevices(root string, text []byte) error {
+	topology, err := vendorsim.Parse(vendorsim.TopologyName, text)
+	if err != nil {
+		return err
+	}
+	dir := filepath.Join(root, "dev")
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	names := []string{"nvidiactl", "nvidia-uvm", "nvidia-uvm-tools"}
+	for i, card := range topology.Cards {
+		if card.Vendor == vendorsim.NVIDIA {
+			names = append(names, fmt.Sprint("nvidia", topology.MinorOf(i)))
+		}
+	}
+	for _, name := range names {
+		path := filepath.Join(dir, name)
+		if err := unix.Mknod(path, unix.S_IFCHR|0o666, int(unix.Mkdev(1, 3))); err != nil { //nolint:gosec // that of /dev/null
+			return fmt.Errorf("make %s: %w", path, err)
+		}
+	}
+	return nil
 }
 
 // SetTopology changes the cards of a driver.
