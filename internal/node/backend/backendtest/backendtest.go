@@ -763,7 +763,7 @@ func testHungLock(t *testing.T, h Harness) {
 // testWatchHungCard watches while one card hangs: alone, with the library's lock,
 // and again soon after it was trusted.
 func testWatchHungCard(t *testing.T, h Harness) {
-	const limit, dwell = time.Second, 500 * time.Millisecond // a busy machine must not look like a card that hangs
+	const limit, dwell = 2 * time.Second, 500 * time.Millisecond // a busy machine must not look like a card that hangs
 	topology := h.topology(3)
 	n := openWith(t, h, topology, backend.Options{CallTimeout: limit})
 	n.revive()

@@ -11,6 +11,7 @@ import (
 
 	"github.com/divvy-gpu/divvy/internal/core/accel"
 	"github.com/divvy-gpu/divvy/internal/node/backend"
+	"github.com/divvy-gpu/divvy/internal/node/backend/devicelist"
 )
 
 // A fault that the library does not assign to a GPU may be any GPU's.
@@ -123,5 +124,20 @@ func TestNodesThatADeviceNeeds(t *testing.T) {
 		if got := hasNodes(d); got != tt.want {
 			t.Errorf("%s: %v, want %v", name, got, tt.want)
 		}
+	}
+}
+
+// While a driver is replaced, there are GPUs that were listed and no library.
+func TestNoSpecificationWithoutTheLibrary(t *testing.T) {
+	s := &specifier{
+		devices: func() devicelist.Last { return devicelist.Last{Devices: []accel.Device{{ID: "GPU-a"}}} },
+		library: func() (*library, error) { return nil, nil },
+	}
+	const want = "the driver's library is not loaded"
+	if cause, err := s.SpecCause(); err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("SpecCause = %q, %v; want an error with %q", cause, err, want)
+	}
+	if _, err := s.Specify(t.Context()); err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("Specify: %v; want an error with %q", err, want)
 	}
 }

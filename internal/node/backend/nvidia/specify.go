@@ -110,6 +110,9 @@ func (s *specifier) request() (cdispec.Request, devicelist.Last, error) {
 	if err != nil {
 		return cdispec.Request{}, last, err
 	}
+	if lib == nil { // the driver is being replaced
+		return cdispec.Request{}, last, errors.New("the driver's library is not loaded")
+	}
 	o := s.options
 	hook, err := findHook(o)
 	if err != nil {
