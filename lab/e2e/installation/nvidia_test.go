@@ -130,7 +130,10 @@ func migChange(t *testing.T) {
 // in between.
 func pause(t *testing.T, label string, paused, ended []string, cause string, change func(topology string)) {
 	ctx := t.Context()
-	t.Cleanup(func() { must(t, lab.Node.Label(context.WithoutCancel(ctx), label, "")) })
+	t.Cleanup(func() {
+		ctx := context.WithoutCancel(ctx)
+		must(t, errors.Join(lab.Node.Label(ctx, label, ""), lab.Pods.DeleteAll(ctx)))
+	})
 	offered(t, podTimeout, 2)
 	life, err := lab.Divvy.DaemonLife(ctx)
 	must(t, err)
@@ -150,7 +153,7 @@ func pause(t *testing.T, label string, paused, ended []string, cause string, cha
 			return nil
 		}))
 		if i == len(paused)-1 {
-			offered(t, podTimeout, 0)
+			offered(t, podTimeout, 1) // the one that a container holds
 		}
 	}
 	waits := lab.Pods.New("waits", testenv.Asking("app", demos.GPU, 1))
