@@ -193,11 +193,16 @@ func offered(t *testing.T, within time.Duration, want int64) {
 func saysWhy(t *testing.T, cause string) error {
 	t.Helper()
 	return poll.Until(t.Context(), podTimeout, "the node to say "+cause, func(ctx context.Context) error {
-		text, err := lab.CLI.Command(ctx, "", "kubectl", "divvy", "inspect", "--output", "json")
-		if err == nil && !strings.Contains(text, cause) {
-			err = errors.New(text)
+		shares, err := lab.Node.Published(ctx, demos.GPU)
+		if err != nil {
+			return err
 		}
-		return err
+		for _, s := range shares {
+			if !s.Health.Unhealthy || s.Health.Cause != cause {
+				return fmt.Errorf("%s is %+v", s.ID, s.Health)
+			}
+		}
+		return nil
 	})
 }
 
