@@ -25,9 +25,7 @@ import (
 )
 
 const (
-	// podTimeout is how long a pod may take to run, or to end. On busy processors it
-	// takes a minute; after five, kube-scheduler retries even a pod that nothing woke.
-	podTimeout = 3 * time.Minute
+	podTimeout = testenv.PodTimeout
 	// agreeTimeout is how long the books may take to agree once everything is
 	// up and the pods run: a promise of the product.
 	agreeTimeout = 5 * time.Second

@@ -20,6 +20,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/util/retry"
 
 	"github.com/divvy-gpu/divvy/lab/internal/cluster"
 	"github.com/divvy-gpu/divvy/lab/internal/layout"
@@ -265,11 +266,15 @@ func TestOnlyDivvyWritesItsAnnotations(t *testing.T) {
 			must(t, patchPod(metadata(t, "annotations", "divvy.dev/note", nil), "status"))
 			must(t, patchNode(metadata(t, "annotations", "example.com/note", who)))
 			must(t, patchNode(metadata(t, "annotations", "example.com/note", nil)))
-			whole, err := pods.Get(ctx, "held", metav1.GetOptions{})
-			must(t, err)
-			whole.Annotations["example.com/other"] = who
-			_, err = pods.Update(ctx, whole, metav1.UpdateOptions{})
-			must(t, err)
+			must(t, retry.RetryOnConflict(retry.DefaultBackoff, func() error {
+				whole, err := pods.Get(ctx, "held", metav1.GetOptions{})
+				if err != nil {
+					return err
+				}
+				whole.Annotations["example.com/other"] = who
+				_, err = pods.Update(ctx, whole, metav1.UpdateOptions{})
+				return err
+			}))
 		})
 	}
 	agree(t)

@@ -250,8 +250,8 @@ func TestNothingIsFreeWhileAPodIsNotListed(t *testing.T) {
 	}
 }
 
-// Kubelet forgot what the first container of a pod got, just after it gave that out. The
-// others stay with it, and so does what that container is given again.
+// Kubelet dropped the allocation of a pod's first container while it admitted the pod. The
+// other container gets the same device, and so does the first one when kubelet requests it again.
 func TestForgottenContainerKeepsItsPodTogether(t *testing.T) {
 	n := boot(t, nil, Config{ID: memoryID, Unit: unit(t, "1")})
 	p, other := pod("p", memoryID, "d0", "c0=1", "c1=2"), pod("other", memoryID, "d0", "c0=1")

@@ -25,13 +25,14 @@ type unitAccount struct {
 	given map[string]givenUnit
 	// inits are the pods whose plain init containers were served, by UID.
 	inits map[string]initServed
-	// served are the pods of which another container was served just now, by UID.
+	// served are the last allocations, of at most Recorded ago, to containers that are
+	// not plain init containers, by the UID of the pod.
 	served map[string]podServed
 }
 
-// podServed is what a pod was given last.
+// podServed is the last allocation to a container of a pod.
 type podServed struct {
-	// next is the position in its request of the container after that one.
+	// next is the position in the pod's request of the container after that one.
 	next int
 	// devices are those of the pod, sorted.
 	devices []accel.DeviceID

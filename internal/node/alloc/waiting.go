@@ -76,7 +76,7 @@ func (a *unitAccount) moved(ids []string, uid string) {
 }
 
 // waiting returns those of pods that kubelet has not served in full, with what they
-// hold so far. size is how many units kubelet asks for, 0 if it asks for none.
+// hold so far. size is the number of units that kubelet requests, 0 without a request.
 func (a *unitAccount) waiting(pods []Pod, size accel.Units) []sharing.Waiting {
 	var out []sharing.Waiting
 	for i := range pods {
@@ -112,7 +112,7 @@ func (a *unitAccount) waits(pod *Pod, size accel.Units) (sharing.Waiting, bool) 
 			w.Next = max(w.Next, i+1)
 		}
 	}
-	if next, forgot := a.forgotten(pod.UID, request, w.Next, listed, size); forgot {
+	if next, forgot := a.forgotten(&w, listed, size); forgot {
 		w.Next = next
 		if len(w.Held) == 0 {
 			for _, d := range a.served[pod.UID].devices {
@@ -128,27 +128,30 @@ func (a *unitAccount) waits(pod *Pod, size accel.Units) (sharing.Waiting, bool) 
 	return w, !pod.Deleting || len(w.Held) > 0 || w.Admitting
 }
 
-// forgotten returns the position in request of the container of size units that kubelet
-// asks for if it has forgotten what it gave to a pod. Kubelet drops the devices of pods that
-// were not active when it looked, a moment before it took this pod up (UpdateAllocatedDevices
-// of its device manager). It goes on with the pod's next container, and asks for those
-// that it forgot once more when it starts them. next is the position by its list.
-func (a *unitAccount) forgotten(uid string, request accel.Request, next int, listed podUnits, size accel.Units) (int, bool) {
-	all := request.Containers
-	if next < len(all) && all[next].Units == size {
+// forgotten returns the position of the container of size units that kubelet requests for
+// the pod if it has dropped some of the pod's allocations, false if it has not. w.Next is
+// the position by kubelet's list. UpdateAllocatedDevices of kubelet's device manager drops the
+// devices of every pod that was not active when it looked, which may have been just before
+// it began to admit the pod. Kubelet continues with the next container, and requests the
+// dropped devices again when it starts their containers.
+func (a *unitAccount) forgotten(w *sharing.Waiting, listed podUnits, size accel.Units) (int, bool) {
+	all := w.Request.Containers
+	isListed := func(c accel.ContainerRequest) bool {
+		_, ok := listed.containers[c.Name]
+		return ok
+	}
+	if w.Next < len(all) && all[w.Next].Units == size {
 		return 0, false
 	}
-	if s, ok := a.served[uid]; ok && s.next < len(all) && all[s.next].Units == size {
-		if _, seen := listed.containers[all[s.next-1].Name]; !seen {
-			return s.next, true
-		}
+	s, ok := a.served[w.Pod.UID]
+	if ok && s.next < len(all) && all[s.next].Units == size && !isListed(all[s.next-1]) {
+		return s.next, true
 	}
-	if next < len(all) {
+	if w.Next < len(all) {
 		return 0, false
 	}
 	i := slices.IndexFunc(all, func(c accel.ContainerRequest) bool {
-		_, served := listed.containers[c.Name]
-		return c.Kind != accel.InitContainer && !served && c.Units == size
+		return c.Kind != accel.InitContainer && c.Units == size && !isListed(c)
 	})
 	return i, i >= 0
 }

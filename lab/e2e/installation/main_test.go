@@ -14,15 +14,13 @@ import (
 	"errors"
 	"os"
 	"testing"
-	"time"
 
 	"github.com/divvy-gpu/divvy/lab/internal/testenv"
 )
 
 const (
-	namespace = "divvy-installation"
-	// podTimeout is how long a pod may take to run.
-	podTimeout = 3 * time.Minute
+	namespace  = "divvy-installation"
+	podTimeout = testenv.PodTimeout
 )
 
 // lab is set once by TestMain. Tests run one after the other: there is one

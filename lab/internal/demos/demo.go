@@ -21,7 +21,7 @@ import (
 
 // Waits of a demo. A machine of two cores needs a tenth of them.
 const (
-	podTimeout    = 3 * time.Minute
+	podTimeout    = testenv.PodTimeout
 	offerTimeout  = 2 * time.Minute
 	configTimeout = 2 * time.Minute
 )

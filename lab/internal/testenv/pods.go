@@ -218,6 +218,10 @@ func (p *Pods) waitFreed(ctx context.Context, names ...string) error {
 	})
 }
 
+// PodTimeout is how long a pod may take to run, or to end. On busy processors it takes a
+// minute; after five, kube-scheduler retries even a pod that no event moved to its queue.
+const PodTimeout = 3 * time.Minute
+
 // freedTimeout is how long what a deleted pod held may count.
 const freedTimeout = 2 * time.Minute
 

@@ -256,10 +256,10 @@ func TestGeneratorThatFails(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			h := newHost(t)
 			o := h.options(name)
-			if name == "hang" {
+			switch name {
+			case "hang":
 				o.CDI.Timeout = 3 * time.Second
-			}
-			if name == "no such command!" {
+			case "no such command!":
 				o.CDI.Generator = []string{"/bin/sh", "-c", "echo unknown command >&2; exit 2"}
 			}
 			m := h.machine(o)
