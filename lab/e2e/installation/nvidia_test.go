@@ -108,7 +108,7 @@ func driverUpgrade(t *testing.T) {
 	const state = "nvidia.com/gpu-driver-upgrade-state"
 	pause(t, state, []string{"upgrade-required", "cordon-required", "wait-for-jobs-required", "pod-deletion-required", "drain-required",
 		"pod-restart-required"}, []string{"validation-required", "uncordon-required", "upgrade-done"},
-		"driver-upgrade", func(topology string) {
+		"replaces the driver", func(topology string) {
 			must(t, os.RemoveAll(nvidiahost.DriverRoot))
 			must(t, nvidiahost.InstallDriver(t.Context(), nvidiahost.DriverRoot, "580.95.05",
 				[]byte(strings.Replace(topology, driverVersion, "580.95.05", 1))))
@@ -122,13 +122,13 @@ func driverUpgrade(t *testing.T) {
 // migChange plays the labels that the operator's MIG manager sets while it changes the MIG
 // devices of a node.
 func migChange(t *testing.T) {
-	pause(t, "nvidia.com/mig.config.state", []string{"pending", "rebooting"}, []string{"success"}, "mig-change", func(string) {})
+	pause(t, "nvidia.com/mig.config.state", []string{"pending", "rebooting"}, []string{"success"}, "changes the MIG devices", func(string) {})
 }
 
 // pause sets a label to the values of a pause and to those of its end. Meanwhile the daemon
 // has no library of NVIDIA's, no pod is placed, and the pod that runs stays; change is made
 // in between.
-func pause(t *testing.T, label string, paused, ended []string, cause string, change func(topology string)) {
+func pause(t *testing.T, label string, paused, ended []string, reason string, change func(topology string)) {
 	ctx := t.Context()
 	t.Cleanup(func() {
 		ctx := context.WithoutCancel(ctx)
@@ -158,7 +158,7 @@ func pause(t *testing.T, label string, paused, ended []string, cause string, cha
 	}
 	waits := lab.Pods.New("waits", testenv.Asking("app", demos.GPU, 1))
 	createPod(t, waits)
-	must(t, saysWhy(t, cause))
+	must(t, saysWhy(t, reason))
 	topology, err := lab.Topology(demos.Mixed)
 	must(t, err)
 	change(topology)
@@ -189,16 +189,17 @@ func offered(t *testing.T, within time.Duration, want int64) {
 	must(t, err)
 }
 
-// saysWhy returns an error unless the node says that its GPUs are unhealthy by that cause.
-func saysWhy(t *testing.T, cause string) error {
+// saysWhy returns an error unless the node says of each of its GPUs that it is unhealthy for
+// that reason.
+func saysWhy(t *testing.T, reason string) error {
 	t.Helper()
-	return poll.Until(t.Context(), podTimeout, "the node to say "+cause, func(ctx context.Context) error {
+	return poll.Until(t.Context(), podTimeout, "the node to say "+reason, func(ctx context.Context) error {
 		shares, err := lab.Node.Published(ctx, demos.GPU)
 		if err != nil {
 			return err
 		}
 		for _, s := range shares {
-			if !s.Health.Unhealthy || s.Health.Cause != cause {
+			if !strings.Contains(s.Health.Reason, reason) {
 				return fmt.Errorf("%s is %+v", s.ID, s.Health)
 			}
 		}
