@@ -16,6 +16,7 @@ var (
 // gpus are pools of whole devices, of partitions and of memory, as a configuration makes
 // them that offers partitions by their profile.
 func gpus(t *testing.T) []Config {
+	t.Helper()
 	whole := func(c sharing.Card) bool { return c.Profile == "" && !c.Partitioned }
 	return []Config{
 		{ID: gpuID, Chooses: whole}, {ID: memoryID, Unit: unit(t, "1"), Chooses: whole},

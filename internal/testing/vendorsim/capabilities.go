@@ -174,7 +174,7 @@ func replaceFile(path string, data []byte) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return err
 	}
-	if err := os.WriteFile(path+".new", data, 0o444); err != nil { //nolint:gosec // as the kernel shows it
+	if err := os.WriteFile(path+".new", data, 0o444); err != nil {
 		return err
 	}
 	return os.Rename(path+".new", path)

@@ -122,13 +122,15 @@ func driverUpgrade(t *testing.T) {
 // migChange plays the labels that the operator's MIG manager sets while it changes the MIG
 // devices of a node.
 func migChange(t *testing.T) {
-	pause(t, "nvidia.com/mig.config.state", []string{"pending", "rebooting"}, []string{"success"}, "changes the MIG devices", func(string) {})
+	pause(t, "nvidia.com/mig.config.state", []string{"pending", "rebooting"}, []string{"success"}, "changes the MIG devices",
+		func(string) {})
 }
 
 // pause sets a label to the values of a pause and to those of its end. Meanwhile the daemon
 // has no library of NVIDIA's, no pod is placed, and the pod that runs stays; change is made
 // in between.
 func pause(t *testing.T, label string, paused, ended []string, reason string, change func(topology string)) {
+	t.Helper()
 	ctx := t.Context()
 	t.Cleanup(func() {
 		ctx := context.WithoutCancel(ctx)

@@ -64,7 +64,7 @@ func InstallDriver(ctx context.Context, root, version string, topology []byte) e
 	if err := os.MkdirAll(filepath.Dir(smi), 0o755); err != nil {
 		return err
 	}
-	return os.WriteFile(smi, []byte("#!/bin/sh\necho NVIDIA-SMI "+version+"\n"), 0o755) //nolint:gosec // a program
+	return os.WriteFile(smi, []byte("#!/bin/sh\necho NVIDIA-SMI "+version+"\n"), 0o755)
 }
 
 // makeDevices makes the device nodes of a topology's GPUs, as the driver's container has
@@ -86,7 +86,7 @@ func makeDevices(root string, text []byte) error {
 	}
 	for _, name := range names {
 		path := filepath.Join(dir, name)
-		if err := unix.Mknod(path, unix.S_IFCHR|0o666, int(unix.Mkdev(1, 3))); err != nil { //nolint:gosec // that of /dev/null
+		if err := unix.Mknod(path, unix.S_IFCHR|0o666, int(unix.Mkdev(1, 3))); err != nil {
 			return fmt.Errorf("make %s: %w", path, err)
 		}
 	}
@@ -96,7 +96,7 @@ func makeDevices(root string, text []byte) error {
 // SetTopology changes the cards of a driver.
 func SetTopology(root string, topology []byte) error {
 	path := filepath.Join(root, Libraries, vendorsim.TopologyName)
-	if err := os.WriteFile(path+".new", topology, 0o644); err != nil { //nolint:gosec // for every process
+	if err := os.WriteFile(path+".new", topology, 0o644); err != nil {
 		return err
 	}
 	return os.Rename(path+".new", path)
@@ -139,7 +139,7 @@ func InstallToolkit(ctx context.Context, labDir, binDir, dir string, o Toolkit) 
 			return fmt.Errorf("build %s: %w", name, err)
 		}
 		script := fmt.Sprintf("#!/bin/sh\nXDG_CONFIG_HOME=%s PATH=%s:$PATH exec %s.real \"$@\"\n", configs, dir, path)
-		if err := os.WriteFile(path, []byte(script), 0o755); err != nil { //nolint:gosec // a program
+		if err := os.WriteFile(path, []byte(script), 0o755); err != nil {
 			return err
 		}
 	}
@@ -156,7 +156,7 @@ runtimes = [%q]
 [nvidia-ctk]
 path = %q
 `, o.VolumeMounts, !o.VolumeMounts, o.DriverRoot, filepath.Join(binDir, "runc"), filepath.Join(dir, "nvidia-ctk"))
-	return os.WriteFile(filepath.Join(folder, "config.toml"), []byte(config), 0o644) //nolint:gosec // as the toolkit does
+	return os.WriteFile(filepath.Join(folder, "config.toml"), []byte(config), 0o644)
 }
 
 // Runtime is a change of containerd's configuration.

@@ -325,11 +325,11 @@ func uniform(strategy string, gpus []*gpu) error {
 
 // unoffered returns why a MIG device that can be described is not offered.
 func unoffered(strategy string, g *gpu, m *migDevice) error {
-	if strategy != backend.MIGMixed || m.err != nil || m.profile.whole() {
-		return nil
+	if strategy == backend.MIGMixed && m.err == nil && !m.profile.whole() {
+		return fmt.Errorf("MIG device %s has the profile %s, a part of a GPU instance, and is not offered; make one compute instance of "+
+			"%d slices of its GPU instance", accel.IndexText(accel.PartitionIndex(g.Index, m.number)), m.profile, m.profile.slices)
 	}
-	return fmt.Errorf("MIG device %s has the profile %s, a part of a GPU instance, and is not offered; make one compute instance of %d "+
-		"slices of its GPU instance", accel.IndexText(accel.PartitionIndex(g.Index, m.number)), m.profile, m.profile.slices)
+	return nil
 }
 
 // withPlaces adds to faults of GPUs the same of their MIG devices.

@@ -70,9 +70,7 @@ func shown(found backend.Found) (devices, faults []string) {
 
 // TestStrategies: which devices are listed, and what is wrong with a layout.
 func TestStrategies(t *testing.T) {
-	cut := func(card vendorsim.Card, profiles ...string) vendorsim.Card {
-		return vendorsim.Partition(card, profiles...)
-	}
+	cut := vendorsim.Partition
 	gpus := a100s(3)
 	for name, tt := range map[string]struct {
 		strategy string
