@@ -3,6 +3,7 @@
 package installation
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -226,30 +227,10 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// operatorNode puts the operator's driver and its files on the node, and takes all that
-// these tests put there away afterwards.
+// operatorNode puts the operator's driver and its files on the node.
 func operatorNode(t *testing.T) {
 	t.Helper()
-	config := filepath.Join(layout.ConfigDir, "containerd.toml")
-	original := read(t, config)
-	made := []string{"/run/nvidia", nvidiahost.ToolkitDir, "/etc/containerd/config.toml"}
-	t.Cleanup(func() {
-		ctx := context.WithoutCancel(t.Context())
-		write(t, config, original)
-		if err := lab.Cluster.Restart(ctx, cluster.Containerd); err != nil {
-			t.Error(err)
-		}
-		for _, path := range made {
-			if err := os.RemoveAll(path); err != nil {
-				t.Error(err)
-			}
-		}
-	})
-	for _, path := range made {
-		if _, err := os.Lstat(path); err == nil {
-			t.Fatalf("%s exists: this node is in use with NVIDIA's GPUs", path)
-		}
-	}
+	cleanHost(t, "/run/nvidia", nvidiahost.ToolkitDir)
 	topology, err := lab.Topology(demos.Mixed)
 	must(t, err)
 	must(t, nvidiahost.InstallDriver(t.Context(), nvidiahost.DriverRoot, driverVersion, []byte(topology)))
@@ -258,30 +239,55 @@ func operatorNode(t *testing.T) {
 	for _, ready := range []string{"driver-ready", "toolkit-ready"} {
 		write(t, filepath.Join(nvidiahost.Validations, ready), nil)
 	}
-	// The lab's containerd is configured elsewhere.
-	must(t, os.MkdirAll("/etc/containerd", 0o755))
-	must(t, os.Symlink(config, "/etc/containerd/config.toml"))
 }
 
-// installToolkit installs the operator's toolkit.
+// containerdConfig is the configuration of the lab's containerd.
+var containerdConfig = filepath.Join(layout.ConfigDir, "containerd.toml")
+
+// cleanHost removes what a test makes at these paths after it, and puts containerd's
+// configuration back. It lets containerd's configuration be found where it usually is.
+func cleanHost(t *testing.T, made ...string) {
+	t.Helper()
+	const usual = "/etc/containerd"
+	made = append(made, usual)
+	original := read(t, containerdConfig)
+	for _, path := range made {
+		if _, err := os.Lstat(path); err == nil {
+			t.Fatalf("%s exists: this node is in use with NVIDIA's GPUs", path)
+		}
+	}
+	t.Cleanup(func() {
+		write(t, containerdConfig, original)
+		if err := lab.Cluster.Restart(context.WithoutCancel(t.Context()), cluster.Containerd); err != nil {
+			t.Error(err)
+		}
+		for _, path := range made {
+			if err := os.RemoveAll(path); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+	must(t, os.MkdirAll(usual, 0o755))
+	must(t, os.Symlink(containerdConfig, filepath.Join(usual, "config.toml")))
+}
+
+// installToolkit installs the container toolkit, by default the operator's.
 func installToolkit(t *testing.T, o nvidiahost.Toolkit) {
 	t.Helper()
-	o.DriverRoot = nvidiahost.DriverRoot
+	o.DriverRoot = cmp.Or(o.DriverRoot, nvidiahost.DriverRoot)
 	module := filepath.Join(lab.CLI.Repository, "lab")
-	must(t, nvidiahost.InstallToolkit(t.Context(), module, lab.Cluster.Program(""), nvidiahost.ToolkitDir, o))
+	must(t, nvidiahost.InstallToolkit(t.Context(), module, lab.Cluster.Program(""), o))
 }
 
 // restartContainerd configures containerd for a way.
 func restartContainerd(t *testing.T, r nvidiahost.Runtime) {
 	t.Helper()
-	ctx := t.Context()
-	config := filepath.Join(layout.ConfigDir, "containerd.toml")
-	plain := read(t, config)
-	t.Cleanup(func() { write(t, config, plain) })
+	plain := read(t, containerdConfig)
+	t.Cleanup(func() { write(t, containerdConfig, plain) })
 	changed, err := r.Configure(string(plain))
 	must(t, err)
-	write(t, config, []byte(changed))
-	must(t, lab.Cluster.Restart(ctx, cluster.Containerd))
+	write(t, containerdConfig, []byte(changed))
+	must(t, lab.Cluster.Restart(t.Context(), cluster.Containerd))
 }
 
 // answers waits until the daemon answers in a way, by its own word.
@@ -306,14 +312,16 @@ type container struct {
 	gpus    []string
 }
 
-// unchangedPod runs the pod that every guide of NVIDIA has, and returns what is in its
+// unchangedPod runs the test pod of NVIDIA's article, and returns what is in its
 // container, or what it lacks.
 func unchangedPod(t *testing.T) (container, error) {
 	t.Helper()
 	ctx := t.Context()
-	const name = "gpu-pod"
+	pod, err := lab.Pods.Example("nvidia-test-gpu.yaml")
+	must(t, err)
+	name := pod.Name
 	defer func() { must(t, lab.Pods.Delete(context.WithoutCancel(ctx), name)) }()
-	if _, err := lab.Pods.Create(ctx, lab.Pods.New(name, testenv.Asking("app", demos.GPU, 1))); err != nil {
+	if _, err := lab.Pods.Create(ctx, pod); err != nil {
 		return container{}, err
 	}
 	if err := lab.Pods.WaitPhase(ctx, podTimeout, corev1.PodRunning, name); err != nil {
@@ -332,7 +340,7 @@ func unchangedPod(t *testing.T) (container, error) {
 	if len(got.gpus) != 1 || !slices.Contains(sight.Nodes, "nvidiactl") {
 		return got, fmt.Errorf("the container has the device nodes %q, want one GPU and nvidiactl", sight.Nodes)
 	}
-	text, err := lab.Pods.Exec(ctx, name, "app", "sh", "-c",
+	text, err := lab.Pods.Exec(ctx, name, pod.Spec.Containers[0].Name, "sh", "-c",
 		"ls -l "+nvidiahost.Libraries+"/ && test -s "+nvidiahost.Libraries+"/libcuda.so.1")
 	if err != nil || !strings.Contains(text, "libcuda.so."+driverVersion) {
 		return got, fmt.Errorf("the container has no libcuda.so.1 of the driver: %w: %s", err, text)

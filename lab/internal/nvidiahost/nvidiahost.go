@@ -27,6 +27,12 @@ const (
 	Validations = "/run/nvidia/validations"
 )
 
+// Where the packages of the toolkit put its programs and their configuration.
+const (
+	PackageDir       = "/usr/bin"
+	PackageConfigDir = "/etc/nvidia-container-runtime"
+)
+
 // module is the Go module of the toolkit, whose version lab/go.mod says.
 const module = "github.com/NVIDIA/nvidia-container-toolkit"
 
@@ -56,8 +62,7 @@ func InstallDriver(ctx context.Context, root, version string, topology []byte) e
 	if err := makeDevices(root, topology); err != nil {
 		return err
 	}
-	if err := buildLibrary(ctx, filepath.Join(dir, "libcuda.so."+version), "libcuda.so.1",
-		"int cuInit(unsigned flags) { return flags; }"); err != nil {
+	if err := InstallCUDA(ctx, dir, version); err != nil {
 		return err
 	}
 	smi := filepath.Join(root, "usr/bin/nvidia-smi")
@@ -102,10 +107,14 @@ func SetTopology(root string, topology []byte) error {
 	return os.Rename(path+".new", path)
 }
 
-// buildLibrary compiles a shared library.
-func buildLibrary(ctx context.Context, path, name, source string) error {
-	cmd := exec.CommandContext(ctx, "cc", "-shared", "-fPIC", "-Wl,-soname,"+name, "-o", path, "-x", "c", "-")
-	cmd.Stdin = strings.NewReader(source)
+// CUDA is the file of a driver's libcuda of that version in its folder.
+func CUDA(dir, version string) string { return filepath.Join(dir, "libcuda.so."+version) }
+
+// InstallCUDA puts a driver's libcuda into its folder of libraries.
+func InstallCUDA(ctx context.Context, dir, version string) error {
+	path := CUDA(dir, version)
+	cmd := exec.CommandContext(ctx, "cc", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", path, "-x", "c", "-")
+	cmd.Stdin = strings.NewReader("int cuInit(unsigned flags) { return flags; }")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("compile %s: %w: %s", path, err, out)
 	}
@@ -116,29 +125,37 @@ func buildLibrary(ctx context.Context, path, name, source string) error {
 type Toolkit struct {
 	// DriverRoot is the root of the driver that its runtime adds.
 	DriverRoot string
+	// Packages installs it as its packages do, not as the operator.
+	Packages bool
 	// VolumeMounts makes its runtime take GPUs from mounts, and from the environment
 	// of privileged containers alone.
 	VolumeMounts bool
 }
 
-// programs of the toolkit.
-var programs = []string{"nvidia-cdi-hook", "nvidia-container-runtime", "nvidia-ctk"}
+// Programs are those of the toolkit that are installed.
+var Programs = []string{"nvidia-cdi-hook", "nvidia-container-runtime", "nvidia-ctk"}
 
-// InstallToolkit builds NVIDIA's programs into dir and writes their configuration, as the
-// operator's toolkit does: a script beside each program says where the configuration is.
-func InstallToolkit(ctx context.Context, labDir, binDir, dir string, o Toolkit) error {
-	configs := filepath.Join(dir, ".config")
-	folder := filepath.Join(configs, "nvidia-container-runtime")
-	if err := os.MkdirAll(folder, 0o755); err != nil {
+// InstallToolkit builds NVIDIA's programs and writes their configuration. With the
+// operator's toolkit, a script in place of each program says where the configuration is.
+func InstallToolkit(ctx context.Context, labDir, binDir string, o Toolkit) error {
+	programs, configs := ToolkitDir, filepath.Join(ToolkitDir, ".config/nvidia-container-runtime")
+	suffix := ".real"
+	if o.Packages {
+		programs, configs, suffix = PackageDir, PackageConfigDir, ""
+	}
+	if err := os.MkdirAll(configs, 0o755); err != nil {
 		return err
 	}
-	for _, name := range programs {
-		path := filepath.Join(dir, name)
+	for _, name := range Programs {
+		path := filepath.Join(programs, name)
 		if err := build.RunGo(ctx, labDir, []string{"CGO_ENABLED=1"}, nil,
-			"build", "-buildvcs=false", "-o", path+".real", module+"/cmd/"+name); err != nil {
+			"build", "-buildvcs=false", "-o", path+suffix, module+"/cmd/"+name); err != nil {
 			return fmt.Errorf("build %s: %w", name, err)
 		}
-		script := fmt.Sprintf("#!/bin/sh\nXDG_CONFIG_HOME=%s PATH=%s:$PATH exec %s.real \"$@\"\n", configs, dir, path)
+		if o.Packages {
+			continue
+		}
+		script := fmt.Sprintf("#!/bin/sh\nXDG_CONFIG_HOME=%s PATH=%s:$PATH exec %s.real \"$@\"\n", filepath.Dir(configs), programs, path)
 		if err := os.WriteFile(path, []byte(script), 0o755); err != nil {
 			return err
 		}
@@ -155,8 +172,8 @@ runtimes = [%q]
 
 [nvidia-ctk]
 path = %q
-`, o.VolumeMounts, !o.VolumeMounts, o.DriverRoot, filepath.Join(binDir, "runc"), filepath.Join(dir, "nvidia-ctk"))
-	return os.WriteFile(filepath.Join(folder, "config.toml"), []byte(config), 0o644)
+`, o.VolumeMounts, !o.VolumeMounts, o.DriverRoot, filepath.Join(binDir, "runc"), filepath.Join(programs, "nvidia-ctk"))
+	return os.WriteFile(filepath.Join(configs, "config.toml"), []byte(config), 0o644)
 }
 
 // Runtime is a change of containerd's configuration.
