@@ -68,7 +68,7 @@ type Vendor struct {
 	// NodeConfig.DriverRoot.
 	DriverRoot string `yaml:"driverRoot"`
 	// DevRoot is the folder on the host whose dev folder has the device nodes;
-	// empty for DriverRoot.
+	// empty for DriverRoot, or "/" if that has no dev folder.
 	DevRoot string `yaml:"devRoot"`
 	// Injection is how a container reaches the devices; empty for
 	// NodeConfig.Injection. Several ways may be combined, but for "auto".

@@ -1,8 +1,10 @@
 package backend
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 	"slices"
 )
@@ -65,4 +67,18 @@ func (o Options) Complete() (Options, error) {
 		errs = append(errs, fmt.Errorf("call timeout %v is negative", o.CallTimeout))
 	}
 	return o, errors.Join(errs...)
+}
+
+// DeviceRoot returns the folder whose dev has the device nodes, as this process sees it and
+// as the host does. That of a driver whose root has no dev, as on GKE, is the host's own;
+// NVIDIA's plugin has the same rule. It looks each time, for a driver can come later.
+func (o Options) DeviceRoot() (seen, host string) {
+	seen, host = cmp.Or(o.DevRoot, o.DriverRoot, "/"), cmp.Or(o.HostDriverRoot, "/")
+	if seen != cmp.Or(o.DriverRoot, "/") || host == "/" {
+		return seen, host
+	}
+	if info, err := os.Stat(filepath.Join(seen, "dev")); err == nil && info.IsDir() {
+		return seen, host
+	}
+	return cmp.Or(o.HostRoot, "/"), "/"
 }

@@ -80,16 +80,18 @@ func (r *Table) choose(ids []accel.DeviceID) ([]known, error) {
 
 // node is the device file of that path, which has no slash in front.
 func (r *Table) node(file string) backend.DeviceNode {
+	_, host := r.options.DeviceRoot()
 	return backend.DeviceNode{
 		Path:        "/" + file,
-		HostPath:    filepath.Join(r.options.HostDriverRoot, file),
+		HostPath:    filepath.Join(host, file),
 		Permissions: "rw",
 	}
 }
 
-// Exists reports whether there is such a device file, seen from the driver root.
+// Exists reports whether there is such a device file.
 func (r *Table) Exists(file string) bool {
-	path, err := securejoin.SecureJoin(cmp.Or(r.options.DevRoot, r.options.DriverRoot), file)
+	seen, _ := r.options.DeviceRoot()
+	path, err := securejoin.SecureJoin(seen, file)
 	if err != nil {
 		return false
 	}

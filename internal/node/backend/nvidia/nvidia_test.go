@@ -565,7 +565,7 @@ func TestEditsAreInTheOrderOfIndices(t *testing.T) {
 	ask := []accel.DeviceID{accel.DeviceID(cards[10].UUID), accel.DeviceID(cards[2].UUID), accel.DeviceID(cards[10].UUID)}
 	uuids := cards[2].UUID + "," + cards[10].UUID
 	for _, index := range []bool{false, true} {
-		m := newMachine(t, backend.Options{IndexInEnv: index, HostDriverRoot: "/run/nvidia/driver"}, cards...)
+		m := newMachine(t, backend.Options{IndexInEnv: index, HostDriverRoot: "/run/nvidia/driver", DevRoot: t.TempDir()}, cards...)
 		m.found()
 		e, err := m.Edits(ask...)
 		if err != nil {

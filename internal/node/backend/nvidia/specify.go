@@ -118,13 +118,14 @@ func (s *specifier) request() (cdispec.Request, devicelist.Last, error) {
 	if err != nil {
 		return cdispec.Request{}, last, err
 	}
+	_, devRoot := o.DeviceRoot()
 	r := cdispec.Request{
 		Kind:           cmp.Or(o.CDIKind, kind.CDI),
 		Library:        lib.Path,
 		DriverRoot:     o.DriverRoot,
 		HostDriverRoot: onHost(o, o.DriverRoot),
-		DevRoot:        filepath.Join(o.HostRoot, o.HostDriverRoot),
-		HostDevRoot:    o.HostDriverRoot,
+		DevRoot:        filepath.Join(o.HostRoot, devRoot),
+		HostDevRoot:    devRoot,
 		HookPath:       hook,
 		DisabledHooks:  append([]string{memoryLimitsHook}, o.CDI.DisabledHooks...),
 		FeatureFlags:   o.CDI.FeatureFlags,
@@ -146,8 +147,9 @@ func onHost(o backend.Options, path string) string {
 
 // nodes returns the device nodes of NVIDIA that exist.
 func (s *specifier) nodes() (names []string) {
+	_, devRoot := s.options.DeviceRoot()
 	for _, pattern := range []string{kind.File + "*", capabilityNodes + "*"} {
-		found, err := filepath.Glob(filepath.Join(s.options.HostRoot, s.options.HostDriverRoot, pattern))
+		found, err := filepath.Glob(filepath.Join(s.options.HostRoot, devRoot, pattern))
 		if err != nil {
 			continue // only a wrong pattern is an error
 		}
