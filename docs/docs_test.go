@@ -190,9 +190,10 @@ var guard = regexp.MustCompile("`([a-z0-9/]+)\\.((?:Test|Benchmark)[A-Za-z0-9]+)
 
 // TestGuardsOfOldFaultsExist: docs/compatibility.md promises for each fault of
 // the programs that Divvy takes the place of that a test would fail if it came
-// back.
+// back, and docs/gpu-operator.md that each way to set up a node has a test.
 func TestGuardsOfOldFaultsExist(t *testing.T) {
 	page := read(t, "docs/compatibility.md")
+	operator := read(t, "docs/gpu-operator.md")
 	sources := map[string]string{}
 	source := func(pkg string) string {
 		if text, ok := sources[pkg]; ok {
@@ -215,12 +216,14 @@ func TestGuardsOfOldFaultsExist(t *testing.T) {
 	}
 	// The suite that every vendor passes is no test file.
 	suite := read(t, "internal/node/backend/backendtest/backendtest.go")
-	for _, m := range guard.FindAllStringSubmatch(page, -1) {
+	for _, m := range guard.FindAllStringSubmatch(page+operator, -1) {
 		if !strings.Contains(source(m[1]), "\nfunc "+m[2]+"(") {
 			t.Errorf("there is no %s in %s", m[2], m[1])
 		}
-		if name := strconv.Quote(strings.ReplaceAll(m[3], "_", " ")); m[3] != "" && !strings.Contains(source(m[1])+suite, name) {
-			t.Errorf("there is no %s in %s.%s", name, m[1], m[2])
+		for part := range strings.SplitSeq(strings.ReplaceAll(m[3], "_", " "), "/") {
+			if name := strconv.Quote(part); part != "" && !strings.Contains(source(m[1])+suite, name) {
+				t.Errorf("there is no %s in %s.%s", name, m[1], m[2])
+			}
 		}
 	}
 	for heading, rows := range map[string][]string{
