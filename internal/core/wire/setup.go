@@ -56,7 +56,14 @@ func EncodeSetup(s *NodeSetup) (string, error) {
 	for _, f := range s.Findings[:min(len(s.Findings), maxFindings)] {
 		doc.Findings = append(doc.Findings, SetupFinding{Kind: f.Kind, What: cut(f.What)})
 	}
-	return encode("setup of the node", &doc, maxSetupBytes)
+	for {
+		// JSON has up to six bytes for one of a text.
+		text, err := encode("setup of the node", &doc, maxSetupBytes)
+		if err == nil || len(doc.Findings) == 0 {
+			return text, err
+		}
+		doc.Findings = doc.Findings[:len(doc.Findings)-1]
+	}
 }
 
 // DecodeSetup reads the annotation's value, nil for "". Its errors are *SyntaxError.

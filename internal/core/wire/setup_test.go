@@ -1,6 +1,7 @@
 package wire
 
 import (
+	"slices"
 	"strings"
 	"testing"
 	"unicode/utf8"
@@ -12,6 +13,9 @@ func TestSetup(t *testing.T) {
 	many := make([]SetupFinding, 40)
 	for i := range many {
 		many[i] = SetupFinding{"cdi-stale", strings.Repeat("é", 4000)}
+	}
+	if _, err := EncodeSetup(&NodeSetup{Findings: slices.Repeat([]SetupFinding{{"cdi-stale", strings.Repeat("<", 4000)}}, 40)}); err != nil {
+		t.Error(err)
 	}
 	for name, s := range map[string]*NodeSetup{
 		"none":     nil,

@@ -85,7 +85,7 @@ func (p *pool) load(ctx context.Context) {
 func (p *pool) update(ctx context.Context, found backend.Found, err error) {
 	d := alloc.Discovery{Devices: found.Devices, Links: found.Links, Err: cmp.Or(err, found.Problem), Unreachable: p.unreachable(found)}
 	for _, f := range found.Faults {
-		d.Faults = append(d.Faults, alloc.Fault{ID: f.ID, Err: f.Err})
+		d.Faults = append(d.Faults, alloc.Fault{ID: f.ID, Err: f.Err, NotOffered: f.Cause == accel.CauseNotOffered})
 	}
 	e, done := p.records.owner.use()
 	e.Discover(p.ID, d)

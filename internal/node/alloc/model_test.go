@@ -317,7 +317,7 @@ func (m *model) discovery() Discovery {
 	for _, c := range m.chips {
 		if m.lost[c.ID] {
 			if m.rng.IntN(2) == 0 {
-				d.Faults = append(d.Faults, Fault{c.ID, errors.New("it fell off the bus")})
+				d.Faults = append(d.Faults, Fault{ID: c.ID, Err: errors.New("it fell off the bus")})
 			}
 			continue
 		}

@@ -1,6 +1,8 @@
 package alloc
 
 import (
+	"errors"
+	"slices"
 	"strings"
 	"testing"
 
@@ -130,5 +132,47 @@ func TestRepartition(t *testing.T) {
 		if len(n.lists[smallID]) != len(tt.partitions) {
 			t.Errorf("with %q, kubelet counts %v", tt.partitions, n.lists[smallID])
 		}
+	}
+}
+
+// TestPartitionThatCannotBeDescribed: it was not deleted.
+func TestPartitionThatCannotBeDescribed(t *testing.T) {
+	n := boot(t, nil, gpus(t)...)
+	n.turn(nil)
+	n.sees([]string{"m0", "m1"})
+	found := n.pools.find(smallID).found
+	found.Devices = slices.DeleteFunc(slices.Clone(found.Devices), func(d accel.Device) bool { return d.ID == "m1" })
+	found.Faults = []Fault{{ID: "m1", Err: errors.New("unknown error")}}
+	n.Discover(smallID, found)
+	n.sync()
+	if got := n.list(smallID); got != "m0" || len(n.lists[smallID]) != 2 {
+		t.Errorf("offered are %q of %v", got, n.lists[smallID])
+	}
+}
+
+// TestAbsentBesidePartitions: a resource of which the node has nothing is no problem beside
+// a partition that is not offered, and is one while the devices may not be offered at all.
+func TestAbsentBesidePartitions(t *testing.T) {
+	for name, tt := range map[string]struct {
+		faults []Fault
+		err    error
+		absent bool
+	}{
+		"partitions alone":  {nil, nil, true},
+		"one not offered":   {[]Fault{{ID: "m1", Err: errors.New("a part of an instance"), NotOffered: true}}, nil, true},
+		"one with a fault":  {[]Fault{{ID: "m1", Err: errors.New("unknown error")}}, nil, false},
+		"an unequal layout": {nil, errors.New("the partitions differ"), false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := boot(t, nil, gpus(t)[:1]...)
+			n.Engine, _ = New(n.pools[0].config)
+			all := devices("d0")
+			all[0].Partitioned = true
+			n.Discover(gpuID, Discovery{Devices: all, Faults: tt.faults, Err: tt.err})
+			n.sync()
+			if got := n.Status(gpuID).Absent; got != tt.absent {
+				t.Errorf("absent is %t, want %t", got, tt.absent)
+			}
+		})
 	}
 }

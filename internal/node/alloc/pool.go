@@ -401,6 +401,11 @@ func (p *pool) here(chip accel.DeviceID) bool {
 	return slices.ContainsFunc(p.found.Devices, func(d accel.Device) bool { return d.ID == chip })
 }
 
+// faulty reports whether the vendor's library counts the chip and cannot describe it.
+func (p *pool) faulty(chip accel.DeviceID) bool {
+	return slices.ContainsFunc(p.found.Faults, func(f Fault) bool { return f.ID == chip })
+}
+
 // status is how the pool is.
 func (p *pool) status() Status {
 	s := Status{Known: p.looked && p.ids.known(), Absent: p.absent(), Idle: p.held.idle()}
@@ -422,9 +427,12 @@ func (p *pool) status() Status {
 	return s
 }
 
-// absent reports whether the node has nothing that the pool could be made of.
+// absent reports whether the node has nothing that the pool could be made of. That is not
+// known of devices that cannot be described, or that may not be offered as they are set up.
 func (p *pool) absent() bool {
-	return p.looked && len(p.found.Faults) == 0 && len(p.items) == 0 && len(p.held.strays(nil)) == 0
+	unsure := p.found.Err != nil && len(p.found.Devices) > 0 ||
+		slices.ContainsFunc(p.found.Faults, func(f Fault) bool { return !f.NotOffered })
+	return p.looked && !unsure && len(p.items) == 0 && len(p.held.strays(nil)) == 0
 }
 
 // admissible returns why a container that requests so many units is rejected

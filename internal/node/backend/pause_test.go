@@ -35,6 +35,8 @@ func TestWatchDuringAPause(t *testing.T) {
 	sick.Devices[1].Health = accel.Health{Unhealthy: true, Cause: "hot", Reason: "hot"}
 	fatal := foundThree()
 	fatal.Devices[1].Health = accel.Health{Unhealthy: true, Cause: "broken", Reason: "broken"}
+	cut := foundThree()
+	cut.Devices[1].Health, cut.Devices[2].Parent = fatal.Devices[1].Health, "b"
 	two := foundThree()
 	two.Devices, two.Links = two.Devices[:2], two.Links[:1]
 	type step struct {
@@ -68,6 +70,10 @@ func TestWatchDuringAPause(t *testing.T) {
 		"of a device in quarantine": {
 			[]step{{found: fatal}, {after: time.Minute, pause: upgrade}, {after: time.Minute, found: foundThree()}},
 			[]string{"0s a b:broken c", "1m0s a:upgrade b:broken c:upgrade", "2m0s a b:broken c"},
+		},
+		"of a partition whose device is in quarantine": {
+			[]step{{found: cut}, {after: time.Minute, pause: upgrade}, {after: time.Minute, found: cut}},
+			[]string{"0s a b:broken c:broken", "1m0s a:upgrade b:broken c:broken", "2m0s a b:broken c:broken"},
 		},
 		"after the driver is gone": {
 			[]step{{found: foundThree()}, {after: time.Minute, err: fmt.Errorf("no driver")}, {after: time.Minute, pause: upgrade},

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"path"
 	"slices"
 	"time"
@@ -122,7 +123,7 @@ func (r *recovery) without(err error, now time.Time) (Found, error) {
 		}
 	}
 	r.last = Found{}
-	for _, d := range r.devices {
+	for _, d := range r.inOrder() {
 		r.failed(d, d.device, accel.Health{Unhealthy: true, Cause: accel.CauseUnreachable, Reason: err.Error()}, now)
 	}
 	return Found{}, err
@@ -145,7 +146,7 @@ func (r *recovery) during(paused *PausedError, err error) (Found, error) {
 	for i := range found.Devices {
 		found.Devices[i].Health = paused.Health
 		found.Devices[i].Health.Reason = paused.Error()
-		if q, ok := r.policy.Quarantine.Of(found.Devices[i].ID); ok {
+		if q, ok := r.quarantined(found.Devices[i]); ok {
 			found.Devices[i].Health = q.Health()
 		}
 	}
@@ -226,14 +227,33 @@ func (r *recovery) count(found Found, now time.Time) (_ Found, next time.Time) {
 			continue
 		}
 		here[f.ID] = true
-		r.failed(r.devices[f.ID], accel.Device{ID: f.ID, Index: f.Index}, f.health(), now)
+		device := accel.Device{ID: f.ID, Index: f.Index}
+		if d := r.devices[f.ID]; d != nil {
+			device.Parent = d.device.Parent
+		}
+		r.failed(r.devices[f.ID], device, f.health(), now)
 	}
-	for id, d := range r.devices {
-		if !here[id] {
+	for _, d := range r.inOrder() {
+		switch {
+		case here[d.device.ID]:
+		case d.device.Parent != "" && described(found, d.device.Parent):
+			delete(r.devices, d.device.ID) // a partition that was deleted has not failed
+		default:
 			r.failed(d, d.device, accel.Health{Unhealthy: true, Cause: accel.CauseLost, Reason: "the device was lost"}, now)
 		}
 	}
 	return out, next
+}
+
+// inOrder returns the records in the order of the devices' indexes: partitions come after
+// what they are cut from.
+func (r *recovery) inOrder() []*record {
+	return slices.SortedFunc(maps.Values(r.devices), func(a, b *record) int { return byDeviceIndex(a.device, b.device) })
+}
+
+// described reports whether the library described the device.
+func described(found Found, id accel.DeviceID) bool {
+	return slices.ContainsFunc(found.Devices, func(d accel.Device) bool { return d.ID == id })
 }
 
 // health is that of a device with a fault.
@@ -279,10 +299,7 @@ func (r *recovery) trust(d *record, now time.Time) (due time.Time) {
 
 // shown is a device, as the library described it, with the health that counts.
 func (r *recovery) shown(d *record, device accel.Device) accel.Device {
-	q, quarantined := r.policy.Quarantine.Of(device.ID)
-	if !quarantined && device.Parent != "" {
-		q, quarantined = r.policy.Quarantine.Of(device.Parent)
-	}
+	q, quarantined := r.quarantined(device)
 	switch {
 	case quarantined:
 		device.Health = q.Health()
@@ -294,6 +311,14 @@ func (r *recovery) shown(d *record, device accel.Device) accel.Device {
 		device.Health.Reason = fmt.Sprintf("%s; well again, and trusted once it was so for %v", d.failure.Reason, d.after)
 	}
 	return device
+}
+
+// quarantined returns the entry of a device, or of the one that it is a partition of.
+func (r *recovery) quarantined(device accel.Device) (accel.Quarantine, bool) {
+	if q, ok := r.policy.Quarantine.Of(device.ID); ok || device.Parent == "" {
+		return q, ok
+	}
+	return r.policy.Quarantine.Of(device.Parent)
 }
 
 // final reports whether a device that failed for cause is put into quarantine.

@@ -24,8 +24,6 @@ type Facts struct {
 	NVIDIADefault bool
 	// CDI is true if the runtime adds CDI devices to containers.
 	CDI bool
-	// NRI is true if the runtime serves NRI plugins.
-	NRI bool
 
 	// Toolkit is the configuration file of NVIDIA's container toolkit, "" for none.
 	Toolkit string
@@ -36,8 +34,6 @@ type Facts struct {
 	EnvironmentUnprivileged, VolumeMounts bool
 	// Hook is the program that CDI specifications of the toolkit call, "" if it is not installed.
 	Hook string
-	// ToolkitSpec is the CDI specification of a toolkit that was installed by hand, "" for none.
-	ToolkitSpec string
 
 	// Unreadable are files that exist and cannot be read, with the reason.
 	Unreadable []string
@@ -110,12 +106,13 @@ var (
 	toolkitConfigs = []string{"/usr/local/nvidia/toolkit/.config/nvidia-container-runtime/config.toml",
 		"/etc/nvidia-container-runtime/config.toml"}
 	hooks = []string{"/usr/local/nvidia/toolkit/nvidia-cdi-hook", "/usr/bin/nvidia-cdi-hook", "/usr/bin/nvidia-ctk"}
-	// cdiFolders are where runtimes read CDI specifications; those of a later folder go before.
+	// cdiFolders are where runtimes read CDI specifications; a later folder takes precedence.
 	cdiFolders = []string{"/etc/cdi", "/var/run/cdi"}
 )
 
-// Read reads the host's files.
-func Read(h Host) Facts {
+// Read reads the host's files. hook is the program that hooks run where the configuration names
+// one, else "".
+func Read(h Host, hook string) Facts {
 	var f Facts
 	switch {
 	case h.first(crioSockets...) != "":
@@ -125,10 +122,10 @@ func Read(h Host) Facts {
 	default:
 		f.containerd(h)
 	}
-	f.NRI = h.exists("/var/run/nri/nri.sock")
 	f.toolkit(h)
-	f.Hook = h.first(hooks...)
-	f.ToolkitSpec = h.first("/var/run/cdi/nvidia.yaml", "/etc/cdi/nvidia.yaml")
+	if f.Hook = h.first(hooks...); hook != "" {
+		f.Hook = h.first(hook)
+	}
 	return f
 }
 
@@ -192,15 +189,32 @@ func isNVIDIA(name, program string) bool {
 	return name == "nvidia" || strings.HasPrefix(name, "nvidia-")
 }
 
+// withoutCRI reports whether a containerd with this configuration serves no kubelet, like that
+// of Docker's packages, which may be beside the one of k3s.
+func withoutCRI(d document) bool {
+	off, _ := d.at("disabled_plugins").([]any)
+	return slices.ContainsFunc(off, func(plugin any) bool {
+		return plugin == "cri" || plugin == "io.containerd.grpc.v1.cri" || plugin == "io.containerd.cri.v1.runtime"
+	})
+}
+
 // containerd reads the configuration of containerd with the files that it imports.
 func (f *Facts) containerd(h Host) {
 	name := h.first(containerdConfigs...)
 	if name == "" {
 		return
 	}
+	var all, root document
+	for _, one := range containerdConfigs {
+		if !h.exists(one) {
+			continue
+		}
+		name, all = one, document{}
+		if root = f.parse(h, name, all); !withoutCRI(root) {
+			break
+		}
+	}
 	f.Runtime, f.Config = "containerd", name
-	all := document{}
-	root := f.parse(h, name, all)
 	imports, _ := root.at("imports").([]any)
 	for _, pattern := range imports {
 		text, _ := pattern.(string)

@@ -50,7 +50,7 @@ func Findings(h Host, f Facts) []Finding {
 				continue // the runtime does not read it either
 			}
 			spec, err := cdi.ParseSpec(data)
-			if err != nil {
+			if err != nil || spec == nil { // an empty file has none, and is no error
 				continue
 			}
 			for _, d := range spec.Devices {

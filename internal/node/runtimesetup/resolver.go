@@ -80,13 +80,14 @@ func (r *Resolver) Resolve(ctx context.Context, c config.NodeConfig) config.Node
 		return c
 	}
 	host := Host(c.DriverRoot)
-	facts := Read(host)
+	facts := Read(host, c.Vendors[Vendor].CDIHookPath)
 	now := Report{Injection: c.Vendors[Vendor].Injection, Detected: Decide(facts), Findings: Findings(host, facts)}
 	if len(now.Injection) == 0 {
 		now.Injection = []config.Injection{c.Injection}
 	}
 	now.Pinned = !slices.Contains(now.Injection, config.InjectAuto)
 	if !now.Pinned {
+		now.Detected = now.Detected.after(r.Report())
 		now.Injection = []config.Injection{now.Detected.Injection}
 		c = c.WithInjection(Vendor, now.Injection)
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -54,6 +55,19 @@ func TestResolve(t *testing.T) {
 	if diff := cmp.Diff([]config.Injection{config.InjectCDI}, resolve(auto)); diff != "" {
 		t.Errorf("auto after a change (-want +got):\n%s", diff)
 	}
+	// The operator replaces its toolkit, which takes the configuration away meanwhile.
+	if err := os.WriteFile(file, []byte("version = 2\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]config.Injection{config.InjectCDI}, resolve(auto)); diff != "" || !strings.Contains(r.Report().String(), "as before") {
+		t.Errorf("while the toolkit is replaced: %s (-want +got):\n%s", r.Report(), diff)
+	}
+	if err := os.WriteFile(file, []byte(cdiCRI), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if resolve(auto); strings.Contains(r.Report().String(), "as before") {
+		t.Errorf("afterwards: %s", r.Report())
+	}
 	pinned := configured(Vendor, config.InjectEnvironment, config.InjectDeviceNodes)
 	if diff := cmp.Diff([]config.Injection{config.InjectEnvironment, config.InjectDeviceNodes}, resolve(pinned)); diff != "" {
 		t.Errorf("a way that is configured (-want +got):\n%s", diff)
@@ -67,5 +81,17 @@ func TestResolve(t *testing.T) {
 	resolve(configured("enflame", config.InjectAuto))
 	if got := r.Report(); got != nil || got.String() != "" || got.Published() != nil {
 		t.Errorf("report of a node without NVIDIA's devices: %+v", got)
+	}
+}
+
+func TestResolveWithAHookProgramElsewhere(t *testing.T) {
+	const hook = "/opt/nvidia/toolkit/nvidia-cdi-hook"
+	c := config.Default()
+	c.DriverRoot = string(files{containerd1: "version = 3\n", hook: ""}.host(t))
+	c.Resources = []config.Resource{{Name: "nvidia.com/gpu", Vendor: Vendor, Mode: config.ModeExclusive}}
+	c.Vendors = map[string]config.Vendor{Vendor: {Injection: []config.Injection{config.InjectAuto}, CDIHookPath: hook}}
+	var r Resolver
+	if diff := cmp.Diff([]config.Injection{config.InjectCDI}, r.Resolve(t.Context(), c).Vendors[Vendor].Injection); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
 	}
 }

@@ -101,6 +101,20 @@ func TestDecide(t *testing.T) {
 			files{containerd1: "version = 2\n" + legacyCRI, handTOML: "accept-nvidia-visible-devices-as-volume-mounts = true\n"},
 			config.InjectEnvironment, "",
 		},
+		"neither the environment nor volume mounts are accepted, and CDI is": {
+			files{containerd1: "version = 2\n" + legacyCRI + "[plugins.\"io.containerd.grpc.v1.cri\"]\nenable_cdi = true\n",
+				handTOML: "accept-nvidia-visible-devices-envvar-when-unprivileged = false\n", "/usr/bin/nvidia-ctk": ""},
+			config.InjectCDI, "adds CDI devices",
+		},
+		"nothing is accepted": {
+			files{containerd1: "version = 2\n" + legacyCRI, handTOML: "accept-nvidia-visible-devices-envvar-when-unprivileged = false\n"},
+			config.InjectDeviceNodes, "accepts neither",
+		},
+		"k3s beside the containerd of Docker": {
+			files{containerd1: "disabled_plugins = [\"cri\"]\n", "/usr/bin/nvidia-ctk": "",
+				"/var/lib/rancher/k3s/agent/etc/containerd/config.toml": "version = 3\n"},
+			config.InjectCDI, "k3s",
+		},
 		"toolkit by hand, CDI": {
 			files{containerd1: cdiCRI, "/usr/bin/nvidia-ctk": "", "/etc/cdi/nvidia.yaml": "cdiVersion: 0.5.0\n"}, config.InjectCDI, "",
 		},
@@ -136,7 +150,7 @@ func TestDecide(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got := Decide(Read(tt.files.host(t)))
+			got := Decide(Read(tt.files.host(t), ""))
 			if got.Injection != tt.want || !strings.Contains(got.Why, tt.says) {
 				t.Errorf("Decide = %+v, want %s with %q", got, tt.want, tt.says)
 			}
@@ -181,14 +195,15 @@ func TestFindings(t *testing.T) {
 				"/etc/cdi/b.yaml": spec("nvidia.com/gpu", "0", "1", "2", "3", "4")},
 			[]string{ConflictingCDI + " /etc/cdi/a.yaml and /etc/cdi/b.yaml"},
 		},
-		"files that are no specifications": {files{"/etc/cdi/a.yaml": "a: [", "/etc/cdi/b.txt": "x"}, nil},
+		"files that are no specifications": {files{"/etc/cdi/a.yaml": "a: [", "/etc/cdi/b.txt": "x", "/etc/cdi/empty.yaml": "",
+			"/var/run/cdi/null.json": "null"}, nil},
 		"any container gets GPUs": {files{containerd1: "version = 2\n" + legacyCRI},
 			[]string{OpenEnvironment + " NVIDIA's runtime"}},
 		"only by mounts": {files{containerd1: "version = 2\n" + legacyCRI, handTOML: mountsOnly}, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := tt.files.host(t)
-			got := Findings(h, Read(h))
+			got := Findings(h, Read(h, ""))
 			var texts []string
 			for i, f := range got {
 				text := f.Kind + " " + f.What

@@ -1,6 +1,7 @@
 package supervisor
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -22,7 +23,7 @@ import (
 
 const (
 	// retireAfter is how long a profile must have had no partitions before its resource
-	// is retired: whoever cuts devices anew takes all partitions away first.
+	// is retired: tools that repartition a device delete all partitions first.
 	retireAfter = time.Minute
 	// retryAfter is the pause before profiles are tried again that could not be offered.
 	retryAfter = 30 * time.Second
@@ -100,7 +101,7 @@ func (s *supervisor) recallProfiles(ctx context.Context, dir string) {
 	s.profiles.recall(stored)
 }
 
-// adopt goes over to the profiles that the node's partitions have now, if that changes
+// adopt applies the profiles that the node's partitions have now, if that changes
 // what is offered, and returns what runs then. An error means that nothing runs.
 func (s *supervisor) adopt(ctx context.Context, now *running) (*running, error) {
 	wanted := s.profiles.wanted(time.Now())
@@ -125,7 +126,7 @@ func (s *supervisor) adopt(ctx context.Context, now *running) (*running, error) 
 		rejected(err)
 		return now, nil
 	}
-	klog.FromContext(ctx).Info("The profiles of the node's partitions changed; going over to them", "before", now.profiles, "profiles",
+	klog.FromContext(ctx).Info("The profiles of the node's partitions changed; applying them", "before", now.profiles, "profiles",
 		wanted)
 	next, refused, err := s.goOver(ctx, now, now.config, wanted, b)
 	switch {
@@ -134,7 +135,7 @@ func (s *supervisor) adopt(ctx context.Context, now *running) (*running, error) 
 	case refused != nil:
 		rejected(refused)
 	default:
-		s.tell(events.PartitionsChanged, "the profiles of the node's partitions are now: "+strings.Join(wanted, ", "))
+		s.tell(events.PartitionsChanged, "the profiles of the node's partitions are now: "+cmp.Or(strings.Join(wanted, ", "), "none"))
 	}
 	return next, nil
 }

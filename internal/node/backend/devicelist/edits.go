@@ -67,7 +67,7 @@ func (r *Table) choose(ids []accel.DeviceID) ([]known, error) {
 		}
 		// The driver numbers devices anew when one is gone.
 		if now := r.at[d.index]; now != id {
-			return nil, fmt.Errorf("device %s was %s %d, which is %s now", id, r.kind.Noun, d.index, now)
+			return nil, fmt.Errorf("device %s was %s %s, which is %s now", id, r.kind.Noun, accel.IndexText(d.index), now)
 		}
 		if now := r.owner[d.minor]; now != d.owner {
 			return nil, fmt.Errorf("device %s had /%s%d, which %s has now", id, r.kind.File, d.minor, now)

@@ -300,6 +300,8 @@ func (s *Loader[L]) paused(ctx context.Context) error {
 			logr.FromContextOrDiscard(ctx).Info("Released the vendor's library", "vendor", s.steps.Vendor, "path", lib.LoadedFrom(),
 				"because", why.Reason)
 		}
+	} else if Hung(s.unreleased) != nil && !s.hangs() {
+		s.unreleased = nil // the call that did not return in time has returned
 	}
 	return &backend.PausedError{Health: why, Unreleased: s.unreleased}
 }

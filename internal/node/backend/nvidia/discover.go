@@ -292,7 +292,7 @@ func (b *Backend) record(ctx context.Context, l devicelist.Listing[*gpu], told f
 		b.traits[g.ID] = g.told.traits
 	}
 	for on, h := range told.of {
-		if !listed[on.device] {
+		if !listed[on.device] || unheardByMIG(l.Devices, on) {
 			// A GPU often has an error and is lost at once. It is told of when
 			// the GPU is back, for those whom the error keeps from trusting it.
 			b.told = b.told.add(on, h...)
@@ -300,7 +300,7 @@ func (b *Backend) record(ctx context.Context, l devicelist.Listing[*gpu], told f
 	}
 	b.places = placesOf(&l, b.places)
 	places := b.places
-	b.invalid = l.Problem != nil
+	b.problem = l.Problem
 	b.mu.Unlock()
 	found := devicelist.Record(b.table, l)
 	blame(b.options, b.table, &found, told, places)

@@ -226,7 +226,12 @@ func addMIG(b *Backend, l *devicelist.Listing[*gpu], told faults) {
 	if slices.ContainsFunc(l.Devices, func(g *gpu) bool { return len(g.mig) > 0 }) {
 		minors = parseCapabilities(readProc(b.options, capabilitiesFile))
 	}
-	l.Problem = uniform(strategy, l.Devices)
+	b.mu.Lock()
+	before := b.problem
+	b.mu.Unlock()
+	if l.Problem = uniform(strategy, l.Devices); l.Problem == nil && len(l.Faults)+len(l.Unasked) > 0 {
+		l.Problem = before // a GPU that cannot be described now may be the one that differs
+	}
 	seen := map[accel.DeviceID]int{}
 	for _, g := range l.Devices {
 		for _, m := range g.mig {
@@ -366,6 +371,24 @@ func placesOf(l *devicelist.Listing[*gpu], before map[accel.DeviceID]migPlace) m
 		}
 	}
 	return out
+}
+
+// unheardByMIG reports whether no MIG device is listed that an event about an instance
+// is about, while there are some of its GPU that cannot be described now.
+func unheardByMIG(listed []*gpu, on subject) bool {
+	if on.instance == wholeGPU {
+		return false
+	}
+	undescribed := false
+	for _, g := range listed {
+		switch {
+		case g.ID == on.device:
+			undescribed = slices.ContainsFunc(g.mig, func(m migDevice) bool { return m.err != nil })
+		case g.part != nil && g.Parent == on.device && on.covers(g.part.instance):
+			return false
+		}
+	}
+	return undescribed
 }
 
 // readProc returns what a file of the kernel's proc file system says, "" for one that

@@ -361,3 +361,37 @@ func TestLabelsOfMIGDevices(t *testing.T) {
 		})
 	}
 }
+
+// TestEventOfAMIGDeviceThatCannotBeDescribed: it is reported once the MIG device is.
+func TestEventOfAMIGDeviceThatCannotBeDescribed(t *testing.T) {
+	m := newMIGMachine(t, backend.Options{MIG: backend.MIGMixed}, vendorsim.Partition(a100s(1)[0], "1g.5gb", "2g.10gb"))
+	m.wantCauses("at first", "- - -")
+	woken := m.listening()
+	m.change(func(t *vendorsim.Topology) {
+		t.Cards[0].MIGDevices[1].XID = vendorsim.XID{Code: 95, Number: 1}
+		t.Library.Fail = vendorsim.Failures{"nvmlDeviceGetAttributes_v2": 999}
+	})
+	m.wantWoken(woken)
+	m.found()
+	m.change(func(t *vendorsim.Topology) { t.Library.Fail = nil })
+	m.wantCauses("described again", "- - xid-95")
+	m.wantCauses("once", "- - -")
+}
+
+// TestUnequalLayoutOfALostGPU: by the strategy single nothing is offered because the GPU
+// that differs cannot be described.
+func TestUnequalLayoutOfALostGPU(t *testing.T) {
+	gpus := a100s(2)
+	m := newMIGMachine(t, backend.Options{MIG: backend.MIGSingle}, vendorsim.Partition(gpus[0], "1g.5gb"), gpus[1])
+	m.found()
+	m.change(func(t *vendorsim.Topology) { t.Cards[1].Lost = true })
+	found := m.found()
+	product := m.Labels(backend.Sharing{Replicas: 1})["nvidia.com/gpu.product"]
+	if found.Problem == nil || !strings.HasSuffix(product, "-MIG-INVALID") {
+		t.Errorf("problem is %v, the product %q", found.Problem, product)
+	}
+	m.change(func(t *vendorsim.Topology) { t.Cards = t.Cards[:1] })
+	if found := m.found(); found.Problem != nil {
+		t.Errorf("without that GPU, the problem is %v", found.Problem)
+	}
+}

@@ -81,8 +81,8 @@ type Backend struct {
 	traits map[accel.DeviceID]traits
 	// places are those of the MIG devices that were listed last.
 	places map[accel.DeviceID]migPlace
-	// invalid is true when the last listing had a Problem.
-	invalid bool
+	// problem is that of the last listing.
+	problem error
 	// told are the faults that events told of and no discovery did: since the
 	// last one, and of GPUs that it could not list.
 	told    faults

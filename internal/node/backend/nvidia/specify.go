@@ -78,6 +78,17 @@ func (s *specifier) Specify(ctx context.Context) (backend.Specification, error) 
 }
 
 func (s *specifier) specify(ctx context.Context) (backend.Specification, error) {
+	// The generator holds the driver too, so it ends when a pause begins.
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	_, paused := s.options.Pause.Now()
+	go func() {
+		select {
+		case <-ctx.Done():
+		case <-paused:
+			cancel(errors.New("the generator was stopped because the driver must not be used now"))
+		}
+	}()
 	r, _, err := s.request()
 	if err != nil {
 		return backend.Specification{}, err
@@ -90,6 +101,9 @@ func (s *specifier) specify(ctx context.Context) (backend.Specification, error) 
 		return backend.Specification{}, err
 	}
 	answer, err := s.child.run(ctx, s.options.CDI.Generator, s.options.CDI.Timeout, in)
+	if cause := context.Cause(ctx); cause != nil {
+		return backend.Specification{}, cause
+	}
 	if err != nil {
 		return backend.Specification{}, err
 	}
@@ -105,6 +119,9 @@ func (s *specifier) request() (cdispec.Request, devicelist.Last, error) {
 	last := s.devices()
 	if len(last.Devices) == 0 {
 		return cdispec.Request{}, last, nil
+	}
+	if why, _ := s.options.Pause.Now(); why.Unhealthy {
+		return cdispec.Request{}, last, errors.New(why.Reason)
 	}
 	lib, err := s.library()
 	if err != nil {
