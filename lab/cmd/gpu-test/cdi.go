@@ -36,8 +36,8 @@ func (t *test) specification(ctx context.Context) error {
 	t.note("No container was started with the specification: that needs a container runtime.")
 	counts := table{Head: []string{"specification", "devices", "device nodes", "mounts", "hooks", "variables"},
 		Rows: [][]string{countsOf("Divvy", divvys)}}
-	program, err := exec.LookPath(cmp.Or(t.nvidiaCTK, "nvidia-ctk"))
-	if err != nil {
+	program := findProgram(t.toolkitPlaces())
+	if program == "" {
 		t.table(counts)
 		t.note("There is no nvidia-ctk, so there is no other specification to compare with.")
 		return nil
@@ -60,6 +60,24 @@ func (t *test) specification(ctx context.Context) error {
 	t.note("nvidia-ctk is of release %s; Divvy has the library of release %s.", release, setting.release)
 	t.showDifferences(setting.compare(divvys, theirs))
 	return nil
+}
+
+// toolkitPlaces are where nvidia-ctk can be: in PATH, and where the GPU operator puts it.
+func (t *test) toolkitPlaces() []string {
+	if t.nvidiaCTK != "" {
+		return []string{t.nvidiaCTK}
+	}
+	return []string{"nvidia-ctk", "/usr/local/nvidia/toolkit/nvidia-ctk"}
+}
+
+// findProgram returns the first program that exists, "" for none.
+func findProgram(places []string) string {
+	for _, place := range places {
+		if path, err := exec.LookPath(place); err == nil {
+			return path
+		}
+	}
+	return ""
 }
 
 func (t *test) showDifferences(all []difference) {
@@ -102,7 +120,7 @@ func (t *test) divvysSpec(ctx context.Context) (spec *cdispecs.Spec, hooks bool,
 	if specifier, ok := b.(backend.Specifier); !ok {
 		return nil, false, errors.New("the backend describes no devices in CDI")
 	} else if _, cause := specifier.SpecCause(); cause != nil {
-		t.note("%v. The specification has no hooks.", cause)
+		t.note("Divvy's specification has no hooks: %v.", cause)
 		o := t.backendOptions()
 		o.CDI.DisabledHooks = []string{"all"}
 		if b, err = vendors.New(vendor, o); err != nil {
@@ -154,21 +172,23 @@ func toolkitsSpec(ctx context.Context, program string) (*cdispecs.Spec, string, 
 	if err := ask(ctx, spec, program, "cdi", "generate", "--format=json"); err != nil {
 		return nil, "", err
 	}
-	return spec, releases.FindString(said.String()), nil
+	return spec, cmp.Or(releases.FindString(said.String()), unknownRelease), nil
 }
 
 var releases = regexp.MustCompile(`\d+\.\d+\.\d+\S*`)
 
-// libraryRelease is that of the toolkit's library in this program, "unknown" without.
+const unknownRelease = "unknown"
+
+// libraryRelease is that of the toolkit's library in this program.
 func libraryRelease() string {
 	info, ok := debug.ReadBuildInfo()
 	if !ok {
-		return "unknown"
+		return unknownRelease
 	}
 	for _, m := range info.Deps {
 		if m.Path == toolkitModule {
 			return strings.TrimPrefix(m.Version, "v")
 		}
 	}
-	return "unknown"
+	return unknownRelease
 }

@@ -163,7 +163,7 @@ func TestOnSimulatedGPUs(t *testing.T) {
 			"| nvmlDeviceSetMemoryLimits_v1 | false |", "because the driver 595.91.07 is older than 615", "(isolation tier none) | ok |",
 			"| GPU 1 uses at least what its processes use: 500 MiB of processes, 600 MiB used | ok |",
 			"| 1 | 1 | 0 | 0 | 0 | 0 | 500 | 600 | 0 | 40360 | 40960 |", "MPS is not running", "pid namespace",
-			"The size of a CUDA context was not measured: ", "The specification has no hooks.",
+			"The size of a CUDA context was not measured: ", "Divvy's specification has no hooks: the program",
 			"There is no nvidia-ctk", "that needs a container runtime", ": all are right.")
 		for _, secret := range []string{m.topology.Cards[0].UUID, m.topology.Cards[0].Serial} {
 			if strings.Contains(report, secret) {
