@@ -148,7 +148,7 @@ func (t *test) cudaContext(ctx context.Context) error {
 	}
 	grown := "unknown"
 	if now.Memory.Err == "" && gpu.Memory.Err == "" {
-		grown = fmt.Sprint(int64(now.Memory.Used>>20) - int64(gpu.Memory.Used>>20)) //nolint:gosec // MiB are far below the limit
+		grown = fmt.Sprint(int64(now.Memory.Used>>20) - int64(gpu.Memory.Used>>20))
 	}
 	t.table(table{Head: []string{"GPU", "CUDA driver API", "memory in the list, MiB", "growth of the used memory, MiB"},
 		Rows: [][]string{{fmt.Sprint(gpu.Index), fmt.Sprintf("%d.%d", c.answer.Version/1000, c.answer.Version%1000/10), size, grown}}})

@@ -80,7 +80,8 @@ func newMachine(t *testing.T) *machine {
 		libcuda: filepath.Join(root, "no-libcuda.so.1"), nvidiaCTK: filepath.Join(root, "no-nvidia-ctk"),
 		report: filepath.Join(root, "report.md"),
 	}
-	m.put("proc/driver/nvidia/params", "ModifyDeviceFiles: 1\nRegistryDwords: \"\"\nExcludedGpus: \""+m.topology.Cards[3].UUID+"\"\n", 0o444)
+	m.put("proc/driver/nvidia/params",
+		"ModifyDeviceFiles: 1\nRegistryDwords: \"\"\nExcludedGpus: \""+m.topology.Cards[3].UUID+"\"\n", 0o444)
 	m.put("sys/fs/cgroup/cgroup.controllers", "cpu io memory pids dmem\n", 0o444)
 	m.put("etc/os-release", "NAME=Linux\nPRETTY_NAME=\"Simulated Linux 1\"\n", 0o444)
 	return m
@@ -276,8 +277,8 @@ int cuCtxCreate_v2(void **out, unsigned flags, int device)
 // NVIDIA's own program describes the GPUs, and another one that describes more.
 func TestSpecificationOnSimulatedGPUs(t *testing.T) {
 	m := newMachine(t)
-	real := filepath.Join(t.TempDir(), "nvidia-ctk")
-	cmd := exec.CommandContext(t.Context(), "go", "build", "-o", real, toolkitModule+"/cmd/nvidia-ctk")
+	toolkit := filepath.Join(t.TempDir(), "nvidia-ctk")
+	cmd := exec.CommandContext(t.Context(), "go", "build", "-o", toolkit, toolkitModule+"/cmd/nvidia-ctk")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
@@ -290,7 +291,7 @@ root=%[1]s
 if [ "$1" = --version ]; then echo "NVIDIA Container Toolkit CLI version %[3]s"; exit; fi
 %[2]s "$@" --driver-root=$root --nvidia-cdi-hook-path=/usr/bin/nvidia-cdi-hook >$root/spec.json
 sed "s#$root##g; %[4]s" $root/spec.json
-`, m.options.root, real, release, more), 0o755)
+`, m.options.root, toolkit, release, more), 0o755)
 	}
 	const (
 		everything = ""

@@ -106,7 +106,7 @@ func TestCgroups(t *testing.T) {
 }
 
 func TestUseOfSeveralLists(t *testing.T) {
-	own := uint32(os.Getpid()) //nolint:gosec // pids are small
+	own := uint32(os.Getpid())
 	got := useOf([]processList{
 		{Name: "compute", Processes: []process{{PID: own, Bytes: 100, Known: true}, {PID: 1 << 30}}},
 		{Name: "graphics", Processes: []process{{PID: own, Bytes: 300, Known: true}, {PID: 1<<30 + 1, Bytes: 5, Known: true}}},
