@@ -49,17 +49,19 @@ type parser struct {
 	// section is the name of the section of this line, "" before the first;
 	// key sets its keys, and is nil while a section that is a mistake is
 	// passed over.
-	section string
-	key     func(key, value string) error
-	seen    map[string]bool // keys of this section
-	card    *cardSection    // of this section, nil outside of cards
-	mig     *migSection     // of this section, nil outside of MIG devices
-	link    *linkSection    // of this section, nil outside of links
-	driver  *Driver         // of this section, when key is driverKey
-	library *Library        // of this section, when key is libraryKey
-	cards   map[int]*cardSection
-	migs    []*migSection
-	links   []*linkSection
+	section   string
+	key       func(key, value string) error
+	seen      map[string]bool // keys of this section
+	card      *cardSection    // of this section, nil outside of cards
+	mig       *migSection     // of this section, nil outside of MIG devices
+	link      *linkSection    // of this section, nil outside of links
+	process   *processSection // of this section, nil outside of processes
+	driver    *Driver         // of this section, when key is driverKey
+	library   *Library        // of this section, when key is libraryKey
+	cards     map[int]*cardSection
+	migs      []*migSection
+	links     []*linkSection
+	processes []*processSection
 	// drivers and libraries are the sections so far, by vendor, "" for the
 	// general ones.
 	drivers   map[string]*Driver
@@ -109,6 +111,7 @@ func (p *parser) parse(data []byte) {
 	if p.gatherCards() {
 		p.gatherMIG()
 		p.gatherLinks()
+		p.gatherProcesses()
 	}
 	p.gatherSettings()
 }
@@ -141,7 +144,7 @@ func (p *parser) parseLine(line string) error {
 
 func (p *parser) beginSection(line string) error {
 	p.section, p.key, p.seen = line, nil, map[string]bool{}
-	p.card, p.mig, p.link = nil, nil, nil
+	p.card, p.mig, p.link, p.process = nil, nil, nil, nil
 	if !strings.HasSuffix(line, "]") {
 		return errors.New("a section has no closing ]")
 	}
@@ -169,6 +172,8 @@ func (p *parser) beginSection(line string) error {
 		return p.beginMIG(rest)
 	case word == "link" && rest != "":
 		return p.beginLink(rest)
+	case word == "process" && rest != "":
+		return p.beginProcess(rest)
 	}
 	return fmt.Errorf("unknown section [%s]", name)
 }
@@ -266,6 +271,13 @@ func (p *parser) endSection() {
 	}
 	if p.mig != nil && !p.seen["profile"] {
 		p.wrong(p.mig.line, fmt.Errorf("%s has no profile", p.section))
+	}
+	if p.process != nil {
+		for _, key := range []string{"card", "pid", "mib"} {
+			if !p.seen[key] {
+				p.wrong(p.process.line, fmt.Errorf("%s has no %s", p.section, key))
+			}
+		}
 	}
 	if p.card == nil {
 		return

@@ -31,6 +31,8 @@ type Topology struct {
 	Cards []Card
 	// Links are the direct connections between cards (NVLink).
 	Links []Link
+	// Processes are those that compute on NVIDIA's cards. They are numbered from 0.
+	Processes []Process
 }
 
 // Driver is the vendor's driver in the kernel.
@@ -192,6 +194,8 @@ const (
 	maxNUMA      = 1023
 	maxPosition  = 1023 // of a chip on its board
 	maxLinks     = 4096
+	maxProcesses = 256 // on all cards
+	maxPID       = 4194304
 	maxLanes     = 18 // NVML has room for no more
 	maxXID       = 999
 	maxXIDNumber = 1000000
@@ -302,6 +306,7 @@ func (t Topology) Clone() Topology {
 		t.Libraries[vendor] = l
 	}
 	t.Links = slices.Clone(t.Links)
+	t.Processes = slices.Clone(t.Processes)
 	t.Cards = slices.Clone(t.Cards)
 	for i := range t.Cards {
 		c := &t.Cards[i]
@@ -395,6 +400,7 @@ func (t Topology) Validate() error {
 		pairs[pair] = true
 		check(where, checkRange("lanes", int64(l.Lanes), 1, maxLanes))
 	}
+	errs = append(errs, t.checkProcesses()...)
 	return errors.Join(errs...)
 }
 
@@ -479,6 +485,9 @@ func (t Topology) Encode() ([]byte, error) {
 		if l.OneWay {
 			b.WriteString("one_way = true\n")
 		}
+	}
+	for i, p := range t.Processes {
+		p.encode(&b, i)
 	}
 	return []byte(b.String()), nil
 }

@@ -79,6 +79,14 @@ caps = none
 [link 2  3]
 lanes = 12
 one_way = true
+[process 7]
+card = 3
+pid = 4711
+mib = 300
+[process 0]
+card = 2
+pid = 4194304
+mib = n/a
 `
 
 // TestEveryVendorHasAStandIn: and no other has.
@@ -103,6 +111,7 @@ func TestParse(t *testing.T) {
 		Drivers:   map[string]vendorsim.Driver{"nvidia": {State: vendorsim.DriverAbsent, CUDA: "12.4"}},
 		Libraries: map[string]vendorsim.Library{"iluvatar": {Calls: vendorsim.Calls{Delay: 7 * time.Millisecond}}},
 		Links:     []vendorsim.Link{{A: 2, B: 3, Lanes: 12, OneWay: true}},
+		Processes: []vendorsim.Process{{Card: 3, PID: 4711, MemoryMiB: 300}, {Card: 2, PID: 4194304, MemoryMiB: vendorsim.UnknownMemory}},
 		Cards: []vendorsim.Card{
 			{
 				Vendor: "enflame", Model: "S60", UUID: "U53000090104",
@@ -274,6 +283,36 @@ var brokenFiles = map[string]struct {
 		[]string{`1: [mig 0.0] has no profile`, `1: [mig 0.0] names a card that is not there`,
 			`2: caps = "0" is not an integer from 1 to 1048575`, `3: [mig 0.1] has no profile`,
 			`3: [mig 0.1] names a card that is not there`, `4: caps = "" is not an integer from 1 to 1048575`}},
+	"processes": {
+		"[card 0]\nvendor = nvidia\nuuid = a\nmemory_mib = 10\nused_mib = 2\n[card 1]\nvendor = enflame\nuuid = b\nmemory_mib = 10\n" +
+			"[process]\n[process 256]\n[process 0]\ncard = 0\npid = 1\nmib = 8\n[process 0]\n[process 1]\ncard = 0\npid = 2\nmib = 1\n" +
+			"[process 2]\ncard = 1\npid = 3\nmib = n/a\n[process 3]\ncard = 2\npid = 0\nmib = much\nspeed = 3\n[process 4]\n",
+		[]string{
+			`10: unknown section [process]`,
+			`11: process = "256" is not an integer from 0 to 255`,
+			`16: process 0 is described twice, first in line 12`,
+			`17: [process 1] needs more memory than its card has left`,
+			`21: [process 2] is on a card that is not NVIDIA's`,
+			`25: [process 3] names a card that is not there`,
+			`27: pid = "0" is not an integer from 1 to 4194304`,
+			`28: mib = "much" is not an integer from 0 to 4294967295`,
+			`29: unknown key "speed" in [process 3]`,
+			`30: [process 4] has no card`,
+			`30: [process 4] has no pid`,
+			`30: [process 4] has no mib`,
+			`30: [process 4] needs more memory than its card has left`,
+		},
+	},
+	"too much memory in use": {
+		"[process 0]\ncard = 0\npid = 1\nmib = 9\n[card 0]\nvendor = nvidia\nuuid = a\nmemory_mib = 10\nused_mib = 2\n",
+		[]string{`1: [process 0] needs more memory than its card has left`},
+	},
+	"a process without a card": {"[process 0]\ncard = 0\npid = 1\nmib = 9\n",
+		[]string{`1: [process 0] names a card that is not there`}},
+	"a process on a GCU": {"[card 0]\nvendor = enflame\nuuid = a\nmemory_mib = 10\n[process 0]\ncard = 0\npid = 1\nmib = 9\n",
+		[]string{`5: [process 0] is on a card that is not NVIDIA's`}},
+	"a process without its memory": {"[process 0]\ncard = 0\npid = 1\n", []string{`1: [process 0] has no mib`,
+		`1: [process 0] names a card that is not there`}},
 	"not text": {"[driver]\nversion = 1\x00\n", []string{"1: the file is not text, it contains a NUL byte"}},
 }
 
@@ -302,8 +341,9 @@ func TestWriteAndReadBack(t *testing.T) {
 		},
 		Libraries: map[string]vendorsim.Library{"iluvatar": {Calls: vendorsim.Calls{Fail: vendorsim.Failures{"c": 3},
 			Slow: vendorsim.Delays{"d": time.Second}}}},
-		Cards: slices.Concat(vendorsim.GCUs(2, 32768), vendorsim.GPUs(3, 40960), vendorsim.IXBoards(2, 2, 32768)),
-		Links: vendorsim.AllLinked(2, 3, 4),
+		Cards:     slices.Concat(vendorsim.GCUs(2, 32768), vendorsim.GPUs(3, 40960), vendorsim.IXBoards(2, 2, 32768)),
+		Links:     vendorsim.AllLinked(2, 3, 4),
+		Processes: []vendorsim.Process{{Card: 2, PID: 7, MemoryMiB: 300}, {Card: 2, PID: 8, MemoryMiB: vendorsim.UnknownMemory}},
 	}
 	want.Links[1].OneWay = true
 	want.Cards[2].PCI, want.Cards[2].Switch, want.Cards[2].HealthBits = "0000:3b:00.0", "s0", 0x14
@@ -339,6 +379,7 @@ func TestWriteAndReadBack(t *testing.T) {
 	other.Drivers["nvidia"] = vendorsim.Driver{}
 	other.Libraries["iluvatar"].Fail["c"] = 4
 	other.Links[0].Lanes = 1
+	other.Processes[0].PID = 9
 	other.Cards[3].MIGDevices[0].Profile = "2g.10gb"
 	*other.Cards[3].MIGDevices[1].GI, *other.Cards[3].MIGDevices[1].MemoryMiB = 1, 2
 	if diff := cmp.Diff(want, got); diff != "" {
@@ -375,6 +416,7 @@ func TestValidate(t *testing.T) {
 		Links: []vendorsim.Link{
 			{A: 0, B: 1, Lanes: 1}, {A: 1, B: 0, Lanes: 1}, {A: 1, B: 1, Lanes: 1}, {A: 0, B: 4, Lanes: 1}, {A: 3, B: 0},
 		},
+		Processes: []vendorsim.Process{{Card: 5}, {Card: 1, PID: 1, MemoryMiB: -2}, {Card: 2, PID: 1, MemoryMiB: 40961}},
 	}
 	want := `[driver]: state = "asleep" is not loaded, absent or broken
 [driver]: version = " 1" cannot be written: line breaks, outer white space or a comment
@@ -414,7 +456,12 @@ func TestValidate(t *testing.T) {
 [link 1 1]: joins a card with itself
 [link 0 4]: names a card that is not there
 [link 3 0]: joins cards of two vendors
-[link 3 0]: lanes = "0" is not an integer from 1 to 18`
+[link 3 0]: lanes = "0" is not an integer from 1 to 18
+[process 0]: pid = "0" is not an integer from 1 to 4194304
+[process 0]: names a card that is not there
+[process 1]: mib = "-2" is not an integer from 0 to 4294967295
+[process 1]: is on a card that is not NVIDIA's
+[process 2]: needs more memory than its card has left`
 	err := topology.Validate()
 	if err == nil {
 		t.Fatal("no mistake was found")

@@ -1,7 +1,8 @@
 /*
  * Stand-in for libnvidia-ml.so.1, NVIDIA's management library (NVML). It has no
  * hardware behind it, only a topology file. nvmlabi.c has the functions that
- * other vendors' libraries have under the same names, nvmlmig.c those about MIG.
+ * other vendors' libraries have under the same names, nvmlmig.c those about MIG,
+ * nvmlprocess.c those about processes.
  */
 #include "nvmlabi.h"
 

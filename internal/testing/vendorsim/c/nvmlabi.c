@@ -375,6 +375,18 @@ NVML_API nvml_return nvmlDeviceGetPciInfo_v3(struct device *device, struct nvml_
 	return code;
 }
 
+/* The memory of a card that is in use, in MiB: its processes' and the rest. The lock is held. */
+static uint64_t used_mib(const struct card *card)
+{
+	uint64_t used = card->used_mib;
+
+	for (int i = 0; i < sim.topology.process_count; i++) {
+		if (sim.topology.processes[i].card == card->index)
+			used += sim.topology.processes[i].memory_mib;
+	}
+	return used;
+}
+
 static struct nvml_memory memory_of(const struct nvml_target *target)
 {
 	const struct card *card = target->card;
@@ -384,8 +396,8 @@ static struct nvml_memory memory_of(const struct nvml_target *target)
 		return (struct nvml_memory){.total = m->memory_mib << 20, .free = m->memory_mib << 20};
 	return (struct nvml_memory){
 		.total = card->memory_mib << 20,
-		.free = (card->memory_mib - card->used_mib) << 20,
-		.used = card->used_mib << 20,
+		.free = (card->memory_mib - used_mib(card)) << 20,
+		.used = used_mib(card) << 20,
 	};
 }
 

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum section { NO_SECTION, DRIVER, LIBRARY, CARD, MIG, LINK };
+enum section { NO_SECTION, DRIVER, LIBRARY, CARD, MIG, LINK, PROCESS };
 
 const char *const topology_vendors[TOPOLOGY_VENDORS] = {"enflame", "nvidia", "iluvatar"};
 
@@ -17,6 +17,7 @@ enum {
 	MAX_MINOR = 1048575,
 	MAX_MIG_DEVICES = TOPOLOGY_MAX_CARDS * TOPOLOGY_MAX_MIG, /* of all cards */
 	MAX_DELAY_MS = 3600 * 1000,
+	MAX_PID = 4194304, /* Linux has no higher one */
 };
 
 /* Keys of a section, to notice those that are missing or given twice. */
@@ -52,6 +53,10 @@ enum key {
 	KEY_GI = 1 << 28,
 	KEY_CI = 1 << 29,
 	KEY_CAPS = 1 << 30,
+	/* Of a section without the keys above. */
+	KEY_CARD = 1 << 0,
+	KEY_PID = 1 << 1,
+	KEY_MIB = 1 << 2,
 };
 
 /* A [mig] section: a MIG device of a card that may not have been described yet. */
@@ -72,6 +77,8 @@ struct parser {
 	int mig_count;		  /* the last is that of a section [mig] */
 	struct link *links; /* TOPOLOGY_MAX_LINKS of them */
 	int link_count;	    /* the last is that of a section [link] */
+	struct process *processes; /* TOPOLOGY_MAX_PROCESSES of them */
+	int process_count;	   /* the last is that of a section [process] */
 	char *error;
 	size_t error_size;
 };
@@ -522,6 +529,53 @@ static bool link_key(struct parser *p, const char *key, const char *value)
 	return unknown_key(p, key);
 }
 
+static bool process_key(struct parser *p, const char *key, const char *value)
+{
+	struct process *one = &p->processes[p->process_count - 1];
+	long long n;
+
+	if (strcmp(key, "card") == 0) {
+		if (!once(p, KEY_CARD, key) || !parse_integer(p, key, value, 0, TOPOLOGY_MAX_CARDS - 1, &n))
+			return false;
+		one->card = (int)n;
+		return true;
+	}
+	if (strcmp(key, "pid") == 0) {
+		if (!once(p, KEY_PID, key) || !parse_integer(p, key, value, 1, MAX_PID, &n))
+			return false;
+		one->pid = (int)n;
+		return true;
+	}
+	if (strcmp(key, "mib") == 0) {
+		if (!once(p, KEY_MIB, key))
+			return false;
+		one->memory_unknown = strcmp(value, "n/a") == 0;
+		if (one->memory_unknown)
+			return true;
+		if (!parse_integer(p, key, value, 0, UINT32_MAX, &n))
+			return false;
+		one->memory_mib = (uint64_t)n;
+		return true;
+	}
+	return unknown_key(p, key);
+}
+
+/* Checks a section [process] that has ended. */
+static bool end_process(struct parser *p)
+{
+	const char *missing = NULL;
+
+	if (!(p->seen & KEY_CARD))
+		missing = "card";
+	else if (!(p->seen & KEY_PID))
+		missing = "pid";
+	else if (!(p->seen & KEY_MIB))
+		missing = "mib";
+	if (missing)
+		return fail(p, p->processes[p->process_count - 1].line, "[%s] has no %s", p->name, missing);
+	return true;
+}
+
 /* Checks a section that has ended. */
 static bool end_section(struct parser *p)
 {
@@ -529,6 +583,8 @@ static bool end_section(struct parser *p)
 		return fail(p, p->links[p->link_count - 1].line, "[%s] has no lanes", p->name);
 	if (p->section == MIG && !(p->seen & KEY_PROFILE))
 		return fail(p, p->migs[p->mig_count - 1].device.line, "[%s] has no profile", p->name);
+	if (p->section == PROCESS)
+		return end_process(p);
 	if (p->section != CARD)
 		return true;
 
@@ -656,6 +712,22 @@ static bool begin_link(struct parser *p, char *numbers)
 	return true;
 }
 
+static bool begin_process(struct parser *p, const char *number)
+{
+	long long n;
+
+	if (!parse_integer(p, "process", number, 0, TOPOLOGY_MAX_PROCESSES - 1, &n))
+		return false;
+	for (int i = 0; i < p->process_count; i++) {
+		if (p->processes[i].number == n)
+			return fail(p, p->line, "process %lld is described twice, first in line %d", n, p->processes[i].line);
+	}
+	p->processes[p->process_count++] = (struct process){.number = (int)n, .line = p->line};
+	snprintf(p->name, sizeof p->name, "process %lld", n);
+	p->section = PROCESS;
+	return true;
+}
+
 static bool begin_section(struct parser *p, char *name)
 {
 	size_t n = strlen(name);
@@ -678,6 +750,8 @@ static bool begin_section(struct parser *p, char *name)
 		return begin_mig(p, rest);
 	if (begins_with(name, "link", &rest) && *rest)
 		return begin_link(p, rest);
+	if (begins_with(name, "process", &rest) && *rest)
+		return begin_process(p, rest);
 	return fail(p, p->line, "unknown section [%s]", name);
 }
 
@@ -707,6 +781,8 @@ static bool parse_line(struct parser *p, char *line)
 		return mig_key(p, key, value);
 	case LINK:
 		return link_key(p, key, value);
+	case PROCESS:
+		return process_key(p, key, value);
 	case NO_SECTION:
 		break;
 	}
@@ -783,6 +859,36 @@ static bool gather_links(struct parser *p)
 	return true;
 }
 
+/* Moves the processes into the topology; the cards are there. */
+static bool gather_processes(struct parser *p)
+{
+	struct topology *t = p->topology;
+
+	for (int i = 0; i < p->process_count; i++) {
+		const struct process *one = &p->processes[i];
+		uint64_t used = 0;
+		if (one->card >= t->count)
+			return fail(p, one->line, "[process %d] names a card that is not there", one->number);
+		for (int j = 0; j <= i; j++) {
+			if (p->processes[j].card == one->card)
+				used += p->processes[j].memory_mib;
+		}
+		const struct card *card = &t->cards[one->card];
+		if (strcmp(card->vendor, "nvidia") != 0)
+			return fail(p, one->line, "[process %d] is on a card that is not NVIDIA's", one->number);
+		if (card->used_mib + used > card->memory_mib)
+			return fail(p, one->line, "[process %d] needs more memory than its card has left", one->number);
+	}
+	if (p->process_count == 0)
+		return true;
+	t->processes = malloc((size_t)p->process_count * sizeof *p->processes);
+	if (!t->processes)
+		return fail(p, p->line, "out of memory");
+	memcpy(t->processes, p->processes, (size_t)p->process_count * sizeof *p->processes);
+	t->process_count = p->process_count;
+	return true;
+}
+
 static bool parse(struct parser *p, char *text)
 {
 	for (char *line = text; line;) {
@@ -794,7 +900,7 @@ static bool parse(struct parser *p, char *text)
 			return false;
 		line = next;
 	}
-	return end_section(p) && gather_cards(p) && gather_migs(p) && gather_links(p);
+	return end_section(p) && gather_cards(p) && gather_migs(p) && gather_links(p) && gather_processes(p);
 }
 
 bool topology_parse(const char *text, size_t size, struct topology *out, char *error, size_t error_size)
@@ -810,7 +916,8 @@ bool topology_parse(const char *text, size_t size, struct topology *out, char *e
 	p.slots = calloc(TOPOLOGY_MAX_CARDS, sizeof *p.slots);
 	p.migs = calloc(MAX_MIG_DEVICES, sizeof *p.migs);
 	p.links = calloc(TOPOLOGY_MAX_LINKS, sizeof *p.links);
-	if (!copy || !p.slots || !p.migs || !p.links) {
+	p.processes = calloc(TOPOLOGY_MAX_PROCESSES, sizeof *p.processes);
+	if (!copy || !p.slots || !p.migs || !p.links || !p.processes) {
 		fail(&p, 1, "out of memory");
 	} else if (memchr(text, '\0', size)) {
 		fail(&p, 1, "the file is not text, it contains a NUL byte");
@@ -823,6 +930,7 @@ bool topology_parse(const char *text, size_t size, struct topology *out, char *e
 	free(p.slots);
 	free(p.migs);
 	free(p.links);
+	free(p.processes);
 	if (ok)
 		*out = t;
 	else
@@ -834,6 +942,7 @@ void topology_free(struct topology *t)
 {
 	free(t->cards);
 	free(t->links);
+	free(t->processes);
 	*t = (struct topology){0};
 }
 

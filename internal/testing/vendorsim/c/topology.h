@@ -20,6 +20,7 @@ enum {
 	TOPOLOGY_MAX_MIG = 7,	 /* MIG devices of a card */
 	TOPOLOGY_GPU_INSTANCES = 15, /* numbers of GPU instances of a card */
 	TOPOLOGY_COMPUTE_INSTANCES = 8, /* numbers of compute instances of a GPU instance */
+	TOPOLOGY_MAX_PROCESSES = 256, /* on all cards */
 	TOPOLOGY_VENDORS = 3,
 	TOPOLOGY_NO_CARD = -1,
 };
@@ -114,6 +115,16 @@ struct link {
 	bool one_way; /* b knows nothing of it */
 };
 
+/* A process that computes on a card. */
+struct process {
+	int number; /* N of [process N] */
+	int line;   /* of its section */
+	int card;   /* index of its card */
+	int pid;
+	uint64_t memory_mib;
+	bool memory_unknown; /* the library does not say how much it uses */
+};
+
 struct topology {
 	/* The general section, then those of topology_vendors. */
 	struct driver drivers[1 + TOPOLOGY_VENDORS];
@@ -124,6 +135,8 @@ struct topology {
 	int count;
 	struct link *links; /* in the order of the file */
 	int link_count;
+	struct process *processes; /* in the order of the file */
+	int process_count;
 };
 
 /* The vendors that a card can be of. */
