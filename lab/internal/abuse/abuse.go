@@ -106,8 +106,7 @@ type Result struct {
 	// Opened is how many connections were made, Ended how many of them the server ended.
 	Opened, Ended int64
 	// Before and Peak are the resident memory of the program in bytes, without pages of
-	// files, which the kernel can drop; Limit is that of
-	// its container.
+	// files, which the kernel can drop; Limit is that of its container.
 	Before, Peak, Limit int64
 	// Pods were created meanwhile; Scheduled is how many of them were scheduled while the
 	// attack went on, the slowest of them after Slowest.
