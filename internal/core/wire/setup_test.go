@@ -14,7 +14,8 @@ func TestSetup(t *testing.T) {
 	for i := range many {
 		many[i] = SetupFinding{"cdi-stale", strings.Repeat("é", 4000)}
 	}
-	if _, err := EncodeSetup(&NodeSetup{Findings: slices.Repeat([]SetupFinding{{"cdi-stale", strings.Repeat("<", 4000)}}, 40)}); err != nil {
+	escaped := slices.Repeat([]SetupFinding{{"cdi-stale", strings.Repeat("<", 4000)}}, 40)
+	if _, err := EncodeSetup(&NodeSetup{Findings: escaped}); err != nil {
 		t.Error(err)
 	}
 	for name, s := range map[string]*NodeSetup{

@@ -59,7 +59,8 @@ func TestResolve(t *testing.T) {
 	if err := os.WriteFile(file, []byte("version = 2\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff([]config.Injection{config.InjectCDI}, resolve(auto)); diff != "" || !strings.Contains(r.Report().String(), "as before") {
+	diff := cmp.Diff([]config.Injection{config.InjectCDI}, resolve(auto))
+	if diff != "" || !strings.Contains(r.Report().String(), "as before") {
 		t.Errorf("while the toolkit is replaced: %s (-want +got):\n%s", r.Report(), diff)
 	}
 	if err := os.WriteFile(file, []byte(cdiCRI), 0o644); err != nil {

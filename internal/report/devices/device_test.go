@@ -353,7 +353,9 @@ func TestChipsOfBoards(t *testing.T) {
 func TestQuarantineOfADeviceWithPartitions(t *testing.T) {
 	n := node(t, wire.RequestAnswer{})
 	inventory, err := wire.EncodeInventory([]accel.Inventory{{Resource: "nvidia.com/mig-1g.5gb", Shares: []accel.Share{
-		{Units: 1, Device: accel.Device{Index: accel.PartitionIndex(0, 0), ID: "p", Parent: "a", Profile: "1g.5gb", NUMANode: accel.NoNUMA}},
+		{Units: 1, Device: accel.Device{
+			Index: accel.PartitionIndex(0, 0), ID: "p", Parent: "a", Profile: "1g.5gb", NUMANode: accel.NoNUMA,
+		}},
 	}}})
 	if err != nil {
 		t.Fatal(err)

@@ -36,8 +36,11 @@ type library struct {
 }
 
 var libraries = map[string]library{
-	Enflame:  {file: "libefml.so.1.0.0", soname: "libefml.so.1", sources: []string{"efml.c"}},
-	NVIDIA:   {file: "libnvidia-ml.so.1", soname: "libnvidia-ml.so.1", sources: []string{"nvml.c", "nvmlmig.c", "nvmlprocess.c", "nvmlabi.c"}},
+	Enflame: {file: "libefml.so.1.0.0", soname: "libefml.so.1", sources: []string{"efml.c"}},
+	NVIDIA: {
+		file: "libnvidia-ml.so.1", soname: "libnvidia-ml.so.1",
+		sources: []string{"nvml.c", "nvmlmig.c", "nvmlprocess.c", "nvmlabi.c"},
+	},
 	Iluvatar: {file: "libixml.so", soname: "libixml.so", sources: []string{"ixml.c", "nvmlabi.c"}},
 }
 
