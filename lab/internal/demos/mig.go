@@ -67,8 +67,9 @@ func (m *mig) offered(ctx context.Context) error {
 		return err
 	}
 	var names []string
-	for name := range node.Status.Capacity {
-		if strings.HasPrefix(string(name), "nvidia.com/") {
+	for name, amount := range node.Status.Capacity {
+		// Kubelet keeps a resource that is offered no more, with none of it.
+		if strings.HasPrefix(string(name), "nvidia.com/") && !amount.IsZero() {
 			names = append(names, string(name))
 		}
 	}
