@@ -36,7 +36,7 @@ func (t *test) specification(ctx context.Context) error {
 	t.note("No container was started with the specification: that needs a container runtime.")
 	counts := table{Head: []string{"specification", "devices", "device nodes", "mounts", "hooks", "variables"},
 		Rows: [][]string{countsOf("Divvy", divvys)}}
-	program := findProgram(t.toolkitPlaces())
+	program := findProgram(toolkitPlaces(t.options))
 	if program == "" {
 		t.table(counts)
 		t.note("There is no nvidia-ctk, so there is no other specification to compare with.")
@@ -63,9 +63,9 @@ func (t *test) specification(ctx context.Context) error {
 }
 
 // toolkitPlaces are where nvidia-ctk can be: in PATH, and where the GPU operator puts it.
-func (t *test) toolkitPlaces() []string {
-	if t.nvidiaCTK != "" {
-		return []string{t.nvidiaCTK}
+func toolkitPlaces(o options) []string {
+	if o.nvidiaCTK != "" {
+		return []string{o.nvidiaCTK}
 	}
 	return []string{"nvidia-ctk", "/usr/local/nvidia/toolkit/nvidia-ctk"}
 }
@@ -80,7 +80,7 @@ func findProgram(places []string) string {
 	return ""
 }
 
-func (t *test) showDifferences(all []difference) {
+func (r *record) showDifferences(all []difference) {
 	rows := table{Head: []string{"only in", "what", "why"}}
 	unexplained := 0
 	for _, d := range all {
@@ -90,9 +90,9 @@ func (t *test) showDifferences(all []difference) {
 		}
 	}
 	if len(all) > 0 {
-		t.table(rows)
+		r.table(rows)
 	}
-	t.checks.True("every difference from nvidia-ctk's specification is explained", unexplained == 0,
+	r.checks.True("every difference from nvidia-ctk's specification is explained", unexplained == 0,
 		fmt.Sprintf("%d differences, %d unexplained", len(all), unexplained))
 }
 

@@ -115,7 +115,7 @@ func createContext(path string) (a contextAnswer) {
 // cudaContext measures a CUDA context without anything in it.
 func (t *test) cudaContext(ctx context.Context) error {
 	t.title("A CUDA context")
-	gpu, why := t.gpuForContext()
+	gpu, why := gpuForContext(t.root, t.inspected)
 	if why != "" {
 		t.note("The size of a CUDA context was not measured: %s.", why)
 		return nil
@@ -163,11 +163,11 @@ func (t *test) cudaContext(ctx context.Context) error {
 
 // gpuForContext chooses the GPU for a context, or says why there is none. Nothing on the
 // machine may change for it.
-func (t *test) gpuForContext() (gpu inspectedGPU, why string) {
-	if _, err := os.Stat(filepath.Join(t.root, "dev/nvidia-uvm")); err != nil {
+func gpuForContext(root string, found inspection) (gpu inspectedGPU, why string) {
+	if _, err := os.Stat(filepath.Join(root, "dev/nvidia-uvm")); err != nil {
 		return gpu, "there is no /dev/nvidia-uvm, and CUDA would load the kernel module nvidia-uvm"
 	}
-	for _, gpu := range t.inspected.GPUs {
+	for _, gpu := range found.GPUs {
 		if !gpu.inMIGMode() && gpu.Compute.Text != prohibited {
 			return gpu, ""
 		}

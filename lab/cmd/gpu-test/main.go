@@ -95,7 +95,7 @@ func exitCode(err error) int {
 func run(ctx context.Context, out io.Writer, o options) error {
 	started := time.Now()
 	fmt.Fprintln(out, version.String("gpu-test"))
-	t := &test{options: o, out: out, checks: checks.Checks{Out: out}}
+	t := &test{options: o, record: record{out: out, checks: checks.Checks{Out: out}}}
 	err := t.all(ctx)
 	if errors.Is(err, errNoGPU) {
 		return err

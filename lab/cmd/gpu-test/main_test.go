@@ -106,7 +106,7 @@ func (m *machine) run(o options) (out, report string, err error) {
 func (m *machine) driver() (out, report string, err error) {
 	o := m.options
 	return m.with(o, func(text *strings.Builder) error {
-		tt := &test{options: o, out: text, checks: checks.Checks{Out: text}}
+		tt := &test{options: o, record: record{out: text, checks: checks.Checks{Out: text}}}
 		err := tt.driver(m.t.Context())
 		return errors.Join(err, tt.backend.Close(), tt.write(o.report, time.Now(), "all"), tt.checks.Err())
 	})

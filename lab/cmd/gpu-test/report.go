@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"fmt"
+	"io"
 	"os"
 	"regexp"
 	"slices"
@@ -38,49 +39,56 @@ type report struct {
 	Sections []section
 }
 
+// record is what a run shows and checks: printed at once, and kept for the report.
+type record struct {
+	out      io.Writer
+	checks   checks.Checks
+	sections []section
+}
+
 // title begins a section.
-func (t *test) title(text string) {
-	fmt.Fprintf(t.out, "\n=== %s %s\n", text, strings.Repeat("=", max(0, 74-len(text))))
-	t.sections = append(t.sections, section{Title: text, first: t.checks.Made()})
+func (r *record) title(text string) {
+	fmt.Fprintf(r.out, "\n=== %s %s\n", text, strings.Repeat("=", max(0, 74-len(text))))
+	r.sections = append(r.sections, section{Title: text, first: r.checks.Made()})
 }
 
 // section is the one that was begun last.
-func (t *test) section() *section { return &t.sections[len(t.sections)-1] }
+func (r *record) section() *section { return &r.sections[len(r.sections)-1] }
 
 // note says what is no check.
-func (t *test) note(format string, args ...any) {
+func (r *record) note(format string, args ...any) {
 	text := fmt.Sprintf(format, args...)
-	fmt.Fprintf(t.out, "      %s\n", text)
-	t.section().Notes = append(t.section().Notes, text)
+	fmt.Fprintf(r.out, "      %s\n", text)
+	r.section().Notes = append(r.section().Notes, text)
 }
 
 // table shows a table.
-func (t *test) table(rows table) {
-	w := tabwriter.NewWriter(t.out, 0, 0, 2, ' ', 0)
+func (r *record) table(rows table) {
+	w := tabwriter.NewWriter(r.out, 0, 0, 2, ' ', 0)
 	for _, row := range append([][]string{rows.Head}, rows.Rows...) {
 		if strings.Join(row, "") != "" {
 			fmt.Fprintf(w, "      %s\n", strings.Join(row, "\t"))
 		}
 	}
 	w.Flush()
-	t.section().Tables = append(t.section().Tables, rows)
+	r.section().Tables = append(r.section().Tables, rows)
 }
 
 // write writes the report into a file.
-func (t *test) write(path string, date time.Time, verdict string) error {
-	sections := slices.Clone(t.sections)
-	results := t.checks.Results()
+func (r *record) write(path string, date time.Time, verdict string) error {
+	sections := slices.Clone(r.sections)
+	results := r.checks.Results()
 	for i, end := len(sections)-1, len(results); i >= 0; i-- {
 		sections[i].Checks = results[sections[i].first:end]
 		end = sections[i].first
 	}
-	r := report{Date: date, Version: version.String("gpu-test"), Verdict: verdict, Sections: sections}
+	page := report{Date: date, Version: version.String("gpu-test"), Verdict: verdict, Sections: sections}
 	host, err := os.Hostname()
 	if err != nil {
 		return fmt.Errorf("write the report: %w", err) // it would not be known what to leave out
 	}
 	home, _ := os.UserHomeDir()
-	if err := os.WriteFile(path, []byte(anonymous(r.Markdown(), host, home)), 0o644); err != nil {
+	if err := os.WriteFile(path, []byte(anonymous(page.Markdown(), host, home)), 0o644); err != nil {
 		return fmt.Errorf("write the report: %w", err)
 	}
 	return nil

@@ -23,7 +23,6 @@ import (
 	config "github.com/divvy-gpu/divvy/api/config/v1alpha1"
 	"github.com/divvy-gpu/divvy/internal/core/accel"
 	"github.com/divvy-gpu/divvy/internal/node/backend"
-	"github.com/divvy-gpu/divvy/lab/internal/checks"
 	"github.com/divvy-gpu/divvy/lab/internal/poll"
 )
 
@@ -38,8 +37,7 @@ var cardNode = regexp.MustCompile(`^/dev/nvidia[0-9]+$`)
 // test is one run.
 type test struct {
 	options
-	out    io.Writer
-	checks checks.Checks
+	record
 
 	backend backend.Backend
 	found   backend.Found
@@ -49,8 +47,6 @@ type test struct {
 	inspected inspection
 	// seesAllProcesses is true in the host's pid namespace.
 	seesAllProcesses bool
-
-	sections []section
 }
 
 func (t *test) all(ctx context.Context) (err error) {
